@@ -1,0 +1,233 @@
+//! The bitmaps of the store: addresses, VLANs and VXLANs in use.
+
+use std::fmt;
+
+use base64::{Engine as _, engine::general_purpose::URL_SAFE};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+/// A set of the numbers `0..len`.
+///
+/// Kept in JSON as the original keeps it (INVENTORY section 3): URL-safe base64 with padding of the
+/// length in bits as a big-endian `u64`, followed by the words, big-endian, word 0 holding the bits
+/// 0 to 63 with bit 0 lowest.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub struct Bitset {
+    len: usize,
+    words: Vec<u64>,
+    /// No bit below this word is clear: where the search for a clear bit starts.
+    first_open: usize,
+}
+
+/// Bytes that are no bitmap.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BitsetError {
+    /// Not base64 of the URL alphabet.
+    #[error("bitmap is not URL-safe base64")]
+    Base64(#[from] base64::DecodeError),
+    /// The length does not fit the words that follow.
+    #[error("bitmap of {bits} bits needs {expected} bytes, has {found}")]
+    Length {
+        /// The length that the first word claims.
+        bits: u64,
+        /// The bytes that this length needs.
+        expected: u64,
+        /// The bytes that are there.
+        found: usize,
+    },
+}
+
+const HEADER: usize = 8;
+
+impl Bitset {
+    /// The empty set over `0..len`.
+    pub fn new(len: usize) -> Self {
+        Bitset { len, words: vec![0; len.div_ceil(64)], first_open: 0 }
+    }
+
+    /// How many numbers the set ranges over.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True when the set ranges over nothing at all.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether `bit` is in the set; false beyond the end.
+    pub fn contains(&self, bit: usize) -> bool {
+        bit < self.len && self.words[bit / 64] >> (bit % 64) & 1 == 1
+    }
+
+    /// Adds `bit`; false when it was there already or lies beyond the end.
+    pub fn insert(&mut self, bit: usize) -> bool {
+        if bit >= self.len || self.contains(bit) {
+            return false;
+        }
+        self.words[bit / 64] |= 1 << (bit % 64);
+        true
+    }
+
+    /// Takes `bit` out; false when it was not there.
+    pub fn remove(&mut self, bit: usize) -> bool {
+        if !self.contains(bit) {
+            return false;
+        }
+        self.words[bit / 64] &= !(1 << (bit % 64));
+        self.first_open = self.first_open.min(bit / 64);
+        true
+    }
+
+    /// Adds every number of `range` that lies within the set's length.
+    pub fn insert_range(&mut self, range: std::ops::Range<usize>) {
+        for bit in range.start..range.end.min(self.len) {
+            self.insert(bit);
+        }
+    }
+
+    /// The lowest number that is not in the set. Constant time amortised: full words at the front
+    /// are passed over once, not at each call.
+    pub fn first_clear(&mut self) -> Option<usize> {
+        while self.words.get(self.first_open).is_some_and(|w| *w == u64::MAX) {
+            self.first_open += 1;
+        }
+        let word = self.words.get(self.first_open)?;
+        let bit = self.first_open * 64 + word.trailing_ones() as usize;
+        (bit < self.len).then_some(bit)
+    }
+
+    /// The lowest number at or after `from` that is in the set.
+    pub fn next_set(&self, from: usize) -> Option<usize> {
+        self.scan(from, |word| word)
+    }
+
+    /// The lowest number at or after `from` that is not in the set.
+    pub fn next_clear(&self, from: usize) -> Option<usize> {
+        self.scan(from, |word| !word)
+    }
+
+    fn scan(&self, from: usize, pick: impl Fn(u64) -> u64) -> Option<usize> {
+        let mut index = from / 64;
+        let mut word = pick(*self.words.get(index)?) & (u64::MAX << (from % 64));
+        while word == 0 {
+            index += 1;
+            word = pick(*self.words.get(index)?);
+        }
+        let bit = index * 64 + word.trailing_zeros() as usize;
+        (bit < self.len).then_some(bit)
+    }
+
+    /// The numbers in the set, lowest first.
+    pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
+        let mut next = 0;
+        std::iter::from_fn(move || {
+            let bit = self.next_set(next)?;
+            next = bit + 1;
+            Some(bit)
+        })
+    }
+
+    /// How many numbers are in the set.
+    pub fn count(&self) -> usize {
+        self.words.iter().map(|w| w.count_ones() as usize).sum()
+    }
+
+    /// The words as they are, bit 0 of word 0 first.
+    pub fn words(&self) -> &[u64] {
+        &self.words
+    }
+
+    /// The form of the store.
+    pub fn encode(&self) -> String {
+        let mut bytes = Vec::with_capacity(HEADER + self.words.len() * 8);
+        bytes.extend_from_slice(&(self.len as u64).to_be_bytes());
+        for word in &self.words {
+            bytes.extend_from_slice(&word.to_be_bytes());
+        }
+        URL_SAFE.encode(bytes)
+    }
+
+    /// Reads the form of the store.
+    pub fn decode(text: &str) -> Result<Self, BitsetError> {
+        let bytes = URL_SAFE.decode(text)?;
+        let mut words = bytes.chunks_exact(8).map(|c| c.iter().fold(0, |w, b| w << 8 | u64::from(*b)));
+        let bits = words.next().unwrap_or(0);
+        let expected = bits.div_ceil(64).saturating_mul(8).saturating_add(HEADER as u64);
+        if bytes.len() as u64 != expected {
+            return Err(BitsetError::Length { bits, expected, found: bytes.len() });
+        }
+        let mut words: Vec<u64> = words.collect();
+        // The original leaves bits beyond the length as they fell; they mean nothing.
+        let tail = bits % 64;
+        if let (Some(last), 1..) = (words.last_mut(), tail) {
+            *last &= (1 << tail) - 1;
+        }
+        Ok(Bitset { len: bits as usize, words, first_open: 0 })
+    }
+}
+
+impl fmt::Debug for Bitset {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Bitset({} of {})", self.count(), self.len)
+    }
+}
+
+impl Serialize for Bitset {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.encode())
+    }
+}
+
+impl<'de> Deserialize<'de> for Bitset {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+        Bitset::decode(&text).map_err(de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_form_is_the_originals() {
+        let mut slash30 = Bitset::new(4);
+        slash30.insert(0);
+        slash30.insert(3);
+        assert_eq!(slash30.encode(), "AAAAAAAAAAQAAAAAAAAACQ==");
+        assert_eq!(Bitset::new(0).encode(), "AAAAAAAAAAA=");
+        assert_eq!(Bitset::decode("AAAAAAAAAAQAAAAAAAAACQ==").unwrap(), slash30);
+    }
+
+    #[test]
+    fn what_is_no_bitmap_is_refused() {
+        for bad in ["", "AAAA", "AAAAAAAAAAQ=", "AAAAAAAAAAAAAAAAAAAACQ==", "!!", "__________8="] {
+            assert!(Bitset::decode(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn it_is_a_set_of_numbers(len in 1usize..300, ops in prop::collection::vec((any::<bool>(), 0usize..320), 0..400)) {
+            let (mut bits, mut model) = (Bitset::new(len), BTreeSet::new());
+            for (add, n) in ops {
+                if add {
+                    prop_assert_eq!(bits.insert(n), n < len && model.insert(n));
+                } else {
+                    prop_assert_eq!(bits.remove(n), model.remove(&n));
+                }
+                prop_assert_eq!(bits.first_clear(), (0..len).find(|n| !model.contains(n)));
+                prop_assert_eq!(bits.next_clear(n), (n..len).find(|n| !model.contains(n)));
+                prop_assert_eq!(bits.next_set(n), model.range(n..).next().copied());
+            }
+            prop_assert_eq!(bits.iter().collect::<BTreeSet<_>>(), model);
+            let mut back = Bitset::decode(&bits.encode()).unwrap();
+            prop_assert_eq!(back.first_clear(), bits.first_clear());
+            prop_assert_eq!(back.encode(), bits.encode());
+        }
+    }
+}

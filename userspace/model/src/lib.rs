@@ -1,0 +1,27 @@
+//! What contiv-rs talks about: names, tags, networks, groups, endpoints, the keys and JSON bodies
+//! under which they are kept, and the events that change them.
+//!
+//! Two layers, and a conversion between them. The *bodies* (`State` in [`network`], [`group`],
+//! [`endpoint`]; everything in [`global`] and [`registry`]) have the fields, the order and the
+//! spelling of the original's JSON, because operators' scripts read them (INVENTORY section 3).
+//! The *domain types* beside them are what the rest of the program works with: strings are parsed
+//! once, in `TryFrom<&State>`, and a value that exists is valid.
+//!
+//! No I/O and no async here.
+
+#![deny(missing_docs)]
+
+pub mod bitset;
+pub mod endpoint;
+pub mod event;
+pub mod global;
+pub mod group;
+pub mod key;
+pub mod mac;
+pub mod name;
+pub mod network;
+pub mod registry;
+pub mod tag;
+
+mod invalid;
+pub use invalid::Invalid;

@@ -1,0 +1,81 @@
+//! Ethernet addresses.
+
+use std::{fmt, net::Ipv4Addr, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+
+/// A 48-bit Ethernet address, written `02:02:0a:01:01:05`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Mac(pub [u8; 6]);
+
+/// The text is not six hexadecimal octets.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("MAC address {0:?}: expected six hexadecimal octets such as 02:02:0a:01:01:05")]
+pub struct MacError(String);
+
+impl Mac {
+    /// The address of the endpoint that owns `ip`: `02:02:` and the four octets (INVENTORY 2.5).
+    pub const fn of_endpoint(ip: Ipv4Addr) -> Mac {
+        let [a, b, c, d] = ip.octets();
+        Mac([2, 2, a, b, c, d])
+    }
+
+    /// True of broadcast and multicast addresses.
+    pub const fn is_group(self) -> bool {
+        self.0[0] & 1 == 1
+    }
+}
+
+impl fmt::Display for Mac {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+impl FromStr for Mac {
+    type Err = MacError;
+
+    fn from_str(text: &str) -> Result<Self, MacError> {
+        let bad = || MacError(text.to_owned());
+        let mut octets = [0; 6];
+        let mut parts = text.split(':');
+        for octet in &mut octets {
+            let part = parts.next().filter(|p| (1..=2).contains(&p.len())).ok_or_else(bad)?;
+            *octet = u8::from_str_radix(part, 16).map_err(|_| bad())?;
+        }
+        if parts.next().is_some() { Err(bad()) } else { Ok(Mac(octets)) }
+    }
+}
+
+impl TryFrom<String> for Mac {
+    type Error = MacError;
+    fn try_from(text: String) -> Result<Self, MacError> {
+        text.parse()
+    }
+}
+
+impl From<Mac> for String {
+    fn from(mac: Mac) -> String {
+        mac.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_endpoints_address_comes_from_its_ip() {
+        assert_eq!(Mac::of_endpoint(Ipv4Addr::new(41, 1, 0, 254)).to_string(), "02:02:29:01:00:fe");
+    }
+
+    #[test]
+    fn text_and_back() {
+        assert_eq!("02:02:29:01:00:fe".parse::<Mac>().unwrap().0, [2, 2, 0x29, 1, 0, 0xfe]);
+        for bad in ["", "02:02:29:01:00", "02:02:29:01:00:fe:00", "02:02:29:01:00:100", "g2:02:29:01:00:fe"] {
+            assert!(bad.parse::<Mac>().is_err(), "{bad}");
+        }
+    }
+}
