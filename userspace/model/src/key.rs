@@ -1,0 +1,243 @@
+//! Where things are kept. Each key can be written and read back.
+
+use std::{fmt, str::FromStr};
+
+use crate::name::{EndpointId, GroupKey, HostName, NetworkId};
+
+/// The prefix of every key.
+pub const ROOT: &str = "/contiv.io/";
+/// The prefix of the API's objects.
+pub const MODELDB: &str = "/contiv.io/obj/modeldb/";
+/// The prefix of the registrations of [`crate::registry`].
+pub const SERVICE: &str = "/contiv.io/service/";
+/// The lock that the leading netmaster holds; its value is `ip:port`.
+pub const LEADER: &str = "/contiv.io/lock/netmaster/leader";
+
+/// A type of API object, by its name in paths and keys (INVENTORY 1.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[expect(missing_docs, reason = "each is the object that its name says")]
+pub enum ObjectType {
+    AciGw,
+    AppProfile,
+    Bgp,
+    EndpointGroup,
+    ExtContractsGroup,
+    Global,
+    Netprofile,
+    Network,
+    Policy,
+    Rule,
+    ServiceLb,
+    Tenant,
+    Volume,
+    VolumeProfile,
+}
+
+impl ObjectType {
+    /// Every type, in the order of their names.
+    pub const ALL: [ObjectType; 14] = [
+        ObjectType::AciGw,
+        ObjectType::AppProfile,
+        ObjectType::Bgp,
+        ObjectType::EndpointGroup,
+        ObjectType::ExtContractsGroup,
+        ObjectType::Global,
+        ObjectType::Netprofile,
+        ObjectType::Network,
+        ObjectType::Policy,
+        ObjectType::Rule,
+        ObjectType::ServiceLb,
+        ObjectType::Tenant,
+        ObjectType::Volume,
+        ObjectType::VolumeProfile,
+    ];
+
+    /// The name as paths and keys spell it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            ObjectType::AciGw => "aciGw",
+            ObjectType::AppProfile => "appProfile",
+            ObjectType::Bgp => "Bgp",
+            ObjectType::EndpointGroup => "endpointGroup",
+            ObjectType::ExtContractsGroup => "extContractsGroup",
+            ObjectType::Global => "global",
+            ObjectType::Netprofile => "netprofile",
+            ObjectType::Network => "network",
+            ObjectType::Policy => "policy",
+            ObjectType::Rule => "rule",
+            ObjectType::ServiceLb => "serviceLB",
+            ObjectType::Tenant => "tenant",
+            ObjectType::Volume => "volume",
+            ObjectType::VolumeProfile => "volumeProfile",
+        }
+    }
+}
+
+/// A key of the store (INVENTORY section 3). `Display` writes it, `FromStr` reads it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Key {
+    /// `/contiv.io/obj/modeldb/<type>/<key>`.
+    Object(ObjectType, String),
+    /// `/contiv.io/master/config/global`.
+    MasterConfig,
+    /// `/contiv.io/state/global/global`.
+    GlobalState,
+    /// `/contiv.io/oper/global/global`.
+    GlobalOper,
+    /// `/contiv.io/state/auto-vlan/global`.
+    VlanPool,
+    /// `/contiv.io/oper/auto-vlan/global`.
+    VlanPoolOper,
+    /// `/contiv.io/state/auto-vxlan/global`.
+    VxlanPool,
+    /// `/contiv.io/oper/auto-vxlan/global`.
+    VxlanPoolOper,
+    /// `/contiv.io/state/nets/<id>`.
+    Network(NetworkId),
+    /// `/contiv.io/state/eps/<id>`.
+    Endpoint(EndpointId),
+    /// `/contiv.io/oper/eps/<id>`.
+    EndpointOper(EndpointId),
+    /// `/contiv.io/state/endpointGroups/<key>`.
+    Group(GroupKey),
+    /// `/contiv.io/service/<name>/<ip>:<port>`.
+    Service {
+        /// The service's name.
+        name: String,
+        /// `<ip>:<port>`.
+        address: String,
+    },
+    /// `/contiv.io/oper/node/<host>`: what a node's agent says of itself (ours; the original has none).
+    NodeStatus(HostName),
+    /// `/contiv.io/lock/netmaster/leader`.
+    Leader,
+}
+
+/// A key of the store that is none of ours.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unknown key {0:?}")]
+pub struct UnknownKey(pub String);
+
+/// The part of a path before the last name, for the kinds whose keys end in one name.
+const NETWORKS: &str = "/contiv.io/state/nets/";
+const ENDPOINTS: &str = "/contiv.io/state/eps/";
+const ENDPOINTS_OPER: &str = "/contiv.io/oper/eps/";
+const GROUPS: &str = "/contiv.io/state/endpointGroups/";
+const NODES: &str = "/contiv.io/oper/node/";
+
+/// What stands alone under its key.
+const SINGLES: [(&str, Key); 8] = [
+    ("/contiv.io/master/config/global", Key::MasterConfig),
+    ("/contiv.io/state/global/global", Key::GlobalState),
+    ("/contiv.io/oper/global/global", Key::GlobalOper),
+    ("/contiv.io/state/auto-vlan/global", Key::VlanPool),
+    ("/contiv.io/oper/auto-vlan/global", Key::VlanPoolOper),
+    ("/contiv.io/state/auto-vxlan/global", Key::VxlanPool),
+    ("/contiv.io/oper/auto-vxlan/global", Key::VxlanPoolOper),
+    (LEADER, Key::Leader),
+];
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Key::Object(kind, key) => write!(f, "{MODELDB}{}/{key}", kind.as_str()),
+            Key::Network(id) => write!(f, "{NETWORKS}{id}"),
+            Key::Endpoint(id) => write!(f, "{ENDPOINTS}{id}"),
+            Key::EndpointOper(id) => write!(f, "{ENDPOINTS_OPER}{id}"),
+            Key::Group(key) => write!(f, "{GROUPS}{key}"),
+            Key::Service { name, address } => write!(f, "{SERVICE}{name}/{address}"),
+            Key::NodeStatus(host) => write!(f, "{NODES}{host}"),
+            single => match SINGLES.iter().find(|(_, key)| key == single) {
+                Some((path, _)) => f.write_str(path),
+                None => Err(fmt::Error),
+            },
+        }
+    }
+}
+
+impl FromStr for Key {
+    type Err = UnknownKey;
+
+    fn from_str(path: &str) -> Result<Self, UnknownKey> {
+        if let Some((_, key)) = SINGLES.iter().find(|(single, _)| *single == path) {
+            return Ok(key.clone());
+        }
+        let last = |prefix| path.strip_prefix(prefix).filter(|rest: &&str| !rest.is_empty());
+        if let Some(id) = last(NETWORKS) {
+            return Ok(Key::Network(id.into()));
+        }
+        if let Some(id) = last(ENDPOINTS) {
+            return Ok(Key::Endpoint(id.into()));
+        }
+        if let Some(id) = last(ENDPOINTS_OPER) {
+            return Ok(Key::EndpointOper(id.into()));
+        }
+        if let Some(key) = last(GROUPS) {
+            return Ok(Key::Group(key.into()));
+        }
+        if let Some(host) = last(NODES) {
+            return Ok(Key::NodeStatus(host.into()));
+        }
+        let unknown = || UnknownKey(path.to_owned());
+        let split = |prefix| last(prefix)?.split_once('/').filter(|(_, rest)| !rest.is_empty());
+        if let Some((kind, key)) = split(MODELDB) {
+            let kind = ObjectType::ALL.into_iter().find(|t| t.as_str() == kind).ok_or_else(unknown)?;
+            return Ok(Key::Object(kind, key.to_owned()));
+        }
+        if let Some((name, address)) = split(SERVICE) {
+            return Ok(Key::Service { name: name.to_owned(), address: address.to_owned() });
+        }
+        Err(unknown())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_key_is_read_back() {
+        for path in [
+            "/contiv.io/lock/netmaster/leader",
+            "/contiv.io/master/config/global",
+            "/contiv.io/obj/modeldb/endpointGroup/default:web",
+            "/contiv.io/obj/modeldb/rule/default:p1:10",
+            "/contiv.io/oper/auto-vlan/global",
+            "/contiv.io/oper/auto-vxlan/global",
+            "/contiv.io/oper/eps/en.default-c1",
+            "/contiv.io/oper/global/global",
+            "/contiv.io/oper/node/node1",
+            "/contiv.io/service/netmaster.rpc/192.168.77.1:9001",
+            "/contiv.io/state/auto-vlan/global",
+            "/contiv.io/state/auto-vxlan/global",
+            "/contiv.io/state/endpointGroups/gp:default",
+            "/contiv.io/state/eps/h1-native-intf",
+            "/contiv.io/state/global/global",
+            "/contiv.io/state/nets/n1.a.b",
+        ] {
+            assert_eq!(path.parse::<Key>().unwrap().to_string(), path);
+        }
+    }
+
+    #[test]
+    fn every_type_of_object_has_its_own_name() {
+        for kind in ObjectType::ALL {
+            let key = Key::Object(kind, "default:x".into());
+            assert_eq!(key.to_string().parse::<Key>().unwrap(), key);
+        }
+    }
+
+    #[test]
+    fn what_is_no_key_is_refused() {
+        for path in [
+            "",
+            "/",
+            "/contiv.io/",
+            "/contiv.io/state/nets/",
+            "/contiv.io/obj/modeldb/cat/x",
+            "/contiv.io/service/a",
+        ] {
+            assert_eq!(path.parse::<Key>(), Err(UnknownKey(path.to_owned())));
+        }
+    }
+}
