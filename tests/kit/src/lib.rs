@@ -1,1 +1,25 @@
+//! What a test needs to bring its own host: network namespaces, real peers (etcd, Open vSwitch),
+//! raw packets, and honest skips.
+//!
+//! Everything here belongs to the process that made it, carries its pid in its name, goes away when
+//! dropped (also in a panic), and is swept by the next test process if its owner was killed.
 
+pub mod capture;
+pub mod etcd;
+mod netns;
+pub mod ovs;
+pub mod packet;
+mod ping;
+mod port;
+mod process;
+mod scratch;
+pub mod skip;
+mod sweep;
+mod wait;
+
+pub use netns::Netns;
+pub use ping::{Ping, Pinger};
+pub use port::free_port;
+pub use process::Process;
+pub use scratch::scratch_dir;
+pub use wait::wait_until;
