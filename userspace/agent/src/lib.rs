@@ -1,1 +1,3 @@
+//! The agent of contiv-rs: watches the state and makes one node's datapath match it.
 
+pub mod datapath;

@@ -20,6 +20,7 @@ pub mod key;
 pub mod mac;
 pub mod name;
 pub mod network;
+pub mod node;
 pub mod registry;
 pub mod tag;
 

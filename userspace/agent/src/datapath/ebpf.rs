@@ -1,0 +1,1 @@
+//! TC programs in the kernel, programmed through their maps.

@@ -1,0 +1,1 @@
+//! A datapath in memory, for tests.

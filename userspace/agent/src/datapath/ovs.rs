@@ -1,0 +1,1 @@
+//! Open vSwitch, programmed over OVSDB and OpenFlow 1.3.
