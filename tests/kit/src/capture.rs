@@ -1,0 +1,192 @@
+//! Raw frames on a link, both ways.
+
+use std::{
+    ffi::CString,
+    io::{self, IoSlice, IoSliceMut},
+    mem,
+    os::fd::{AsRawFd as _, OwnedFd},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail};
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::{
+        socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket},
+        uio::writev,
+    },
+};
+
+use crate::Netns;
+
+const LONGEST_FRAME: usize = 65_536 + 18;
+/// Nothing in the tests is so slow to answer; a socket buffer of this size holds what came meanwhile.
+const BUFFER: libc::c_int = 4 << 20;
+
+/// A frame as the link carried it, VLAN tag included.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Frame {
+    pub bytes: Vec<u8>,
+    /// Sent by this end of the link (else: received).
+    pub outgoing: bool,
+    /// False when the sender left the L4 checksum to the (virtual) hardware.
+    pub checksum_ready: bool,
+}
+
+/// A packet socket on one link.
+#[derive(Debug)]
+pub struct Tap {
+    socket: OwnedFd,
+    link: String,
+}
+
+impl Tap {
+    /// On `link` inside `namespace`; it must be up. Frames arriving from now on are kept until read.
+    pub fn open(namespace: &Netns, link: &str) -> Result<Tap> {
+        namespace.run(|| Tap::here(link))
+    }
+
+    fn here(link: &str) -> Result<Tap> {
+        let socket =
+            socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, None::<SockProtocol>)
+                .context("open a packet socket")?;
+        // Without the auxiliary data there is no telling a stripped VLAN tag.
+        set_option(&socket, libc::SOL_PACKET, libc::PACKET_AUXDATA, 1)?;
+        set_option(&socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, BUFFER)?;
+        bind(&socket, link).with_context(|| format!("listen on {link}"))?;
+        Ok(Tap { socket, link: link.to_owned() })
+    }
+
+    pub fn send(&self, frame: &[u8]) -> Result<()> {
+        let sent = writev(&self.socket, &[IoSlice::new(frame)])
+            .with_context(|| format!("send {} bytes on {}", frame.len(), self.link))?;
+        if sent != frame.len() {
+            bail!("sent {sent} of {} bytes on {}", frame.len(), self.link);
+        }
+        Ok(())
+    }
+
+    /// The next frame that arrives on the link; none when `deadline` has passed.
+    pub fn receive(&self, deadline: Duration) -> Result<Option<Frame>> {
+        let start = Instant::now();
+        while let Some(frame) = self.next(deadline.saturating_sub(start.elapsed()))? {
+            if !frame.outgoing {
+                return Ok(Some(frame));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The next frame either way.
+    pub fn next(&self, deadline: Duration) -> Result<Option<Frame>> {
+        let timeout = PollTimeout::try_from(deadline)?;
+        let mut wanted = [PollFd::new(std::os::fd::AsFd::as_fd(&self.socket), PollFlags::POLLIN)];
+        match poll(&mut wanted, timeout) {
+            Ok(0) | Err(Errno::EINTR) => Ok(None),
+            Ok(_) => read_frame(&self.socket).with_context(|| format!("read from {}", self.link)).map(Some),
+            Err(error) => Err(error).context("poll"),
+        }
+    }
+
+    /// Waits for an arriving frame that `pick` takes; others are passed over, and counted in the error.
+    pub fn expect<T>(
+        &self,
+        deadline: Duration,
+        what: &str,
+        mut pick: impl FnMut(&[u8]) -> Option<T>,
+    ) -> Result<T> {
+        let start = Instant::now();
+        let mut others = 0;
+        while let Some(frame) = self.receive(deadline.saturating_sub(start.elapsed()))? {
+            if let Some(found) = pick(&frame.bytes) {
+                return Ok(found);
+            }
+            others += 1;
+        }
+        bail!("waited {deadline:?} on {} for {what}; {others} other frames came", self.link)
+    }
+
+    /// All that has arrived and was not read yet.
+    pub fn drain(&self) -> Result<Vec<Frame>> {
+        let mut frames = vec![];
+        while let Some(frame) = self.receive(Duration::ZERO)? {
+            frames.push(frame);
+        }
+        Ok(frames)
+    }
+}
+
+fn set_option(socket: &OwnedFd, level: libc::c_int, name: libc::c_int, value: libc::c_int) -> Result<()> {
+    let size = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: the pointer is to a live c_int and `size` is its size.
+    let result =
+        unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), size) };
+    Errno::result(result).with_context(|| format!("set option {name} of a packet socket"))?;
+    Ok(())
+}
+
+fn bind(socket: &OwnedFd, link: &str) -> Result<()> {
+    let index = nix::net::if_::if_nametoindex(CString::new(link)?.as_c_str()).context("find the link")?;
+    // SAFETY: sockaddr_ll is plain numbers, for which all zeros is a value.
+    let mut address: libc::sockaddr_ll = unsafe { mem::zeroed() };
+    address.sll_family = u16::try_from(libc::AF_PACKET)?;
+    address.sll_protocol = u16::try_from(libc::ETH_P_ALL)?.to_be();
+    address.sll_ifindex = i32::try_from(index)?;
+    let size = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+    // SAFETY: the pointer is to a live sockaddr_ll and `size` is its size.
+    let result = unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), size) };
+    Errno::result(result)?;
+    Ok(())
+}
+
+/// Room for one control message with a `tpacket_auxdata`, aligned as `cmsghdr` must be.
+#[repr(C, align(8))]
+struct Control([u8; 64]);
+
+fn read_frame(socket: &OwnedFd) -> io::Result<Frame> {
+    let mut bytes = vec![0; LONGEST_FRAME];
+    let mut control = Control([0; 64]);
+    // SAFETY: sockaddr_ll and msghdr are plain numbers and pointers, for which all zeros is a value.
+    let (mut from, mut message): (libc::sockaddr_ll, libc::msghdr) =
+        unsafe { (mem::zeroed(), mem::zeroed()) };
+    let mut slices = [IoSliceMut::new(&mut bytes)];
+    message.msg_name = (&raw mut from).cast();
+    message.msg_namelen = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+    message.msg_iov = slices.as_mut_ptr().cast();
+    message.msg_iovlen = 1;
+    message.msg_control = control.0.as_mut_ptr().cast();
+    message.msg_controllen = control.0.len();
+    // SAFETY: every pointer in `message` is to a live local of the length given beside it; IoSliceMut has the layout
+    // of iovec.
+    let length = Errno::result(unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, 0) })?;
+    bytes.truncate(usize::try_from(length).map_err(io::Error::other)?);
+    let mut frame =
+        Frame { bytes, outgoing: from.sll_pkttype == libc::PACKET_OUTGOING, checksum_ready: true };
+    if let Some(auxiliary) = auxiliary(&message) {
+        frame.checksum_ready = auxiliary.tp_status & libc::TP_STATUS_CSUMNOTREADY == 0;
+        if auxiliary.tp_status & libc::TP_STATUS_VLAN_VALID != 0 {
+            restore_tag(&mut frame.bytes, auxiliary.tp_vlan_tpid, auxiliary.tp_vlan_tci);
+        }
+    }
+    Ok(frame)
+}
+
+fn auxiliary(message: &libc::msghdr) -> Option<libc::tpacket_auxdata> {
+    // SAFETY: recvmsg filled msg_control and msg_controllen, and the buffer is still alive.
+    let header = unsafe { libc::CMSG_FIRSTHDR(message).as_ref() }?;
+    if (header.cmsg_level, header.cmsg_type) != (libc::SOL_PACKET, libc::PACKET_AUXDATA) {
+        return None;
+    }
+    // SAFETY: for this type the kernel wrote a whole tpacket_auxdata after the header; it may be unaligned.
+    Some(unsafe { libc::CMSG_DATA(header).cast::<libc::tpacket_auxdata>().read_unaligned() })
+}
+
+/// The kernel takes the tag out of the frame; the wire had it behind the addresses.
+fn restore_tag(bytes: &mut Vec<u8>, protocol: u16, tag: u16) {
+    const ADDRESSES: usize = 12;
+    if bytes.len() >= ADDRESSES {
+        let header = [protocol.to_be_bytes(), tag.to_be_bytes()].concat();
+        bytes.splice(ADDRESSES..ADDRESSES, header);
+    }
+}

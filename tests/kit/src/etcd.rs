@@ -1,0 +1,185 @@
+//! A real etcd of the test's own.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{Ipv4Addr, SocketAddr, TcpStream},
+    process::Command,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail};
+use tempfile::TempDir;
+
+use crate::{Netns, Process, free_port, scratch_dir, skip::find_program};
+
+const START: Duration = Duration::from_secs(20);
+const ANSWER: Duration = Duration::from_secs(1);
+
+/// How to run it.
+#[derive(Debug)]
+pub struct Options<'a> {
+    namespace: Option<&'a Netns>,
+    address: Ipv4Addr,
+    client_port: Option<u16>,
+    fsync: bool,
+    arguments: Vec<String>,
+}
+
+impl<'a> Options<'a> {
+    /// Inside a namespace, at an address that it has.
+    pub fn in_netns(mut self, namespace: &'a Netns, address: Ipv4Addr) -> Self {
+        self.namespace = Some(namespace);
+        self.address = address;
+        self
+    }
+
+    pub fn client_port(mut self, port: u16) -> Self {
+        self.client_port = Some(port);
+        self
+    }
+
+    /// Tests lose nothing when the machine dies, so they go without; measurements must not.
+    pub fn fsync(mut self, fsync: bool) -> Self {
+        self.fsync = fsync;
+        self
+    }
+
+    /// One more flag for etcd, such as `--max-txn-ops=16`.
+    pub fn argument(mut self, argument: &str) -> Self {
+        self.arguments.push(argument.to_owned());
+        self
+    }
+
+    pub fn start(self) -> Result<Etcd<'a>> {
+        let directory = scratch_dir("etcd")?;
+        let client = SocketAddr::from((self.address, self.client_port.map_or_else(free_port, Ok)?));
+        let peer = SocketAddr::from((self.address, free_port()?));
+        let process = spawn(&self, &directory, client, peer)?;
+        let mut etcd = Etcd { options: self, directory, client, peer, process };
+        etcd.wait_healthy()?;
+        Ok(etcd)
+    }
+}
+
+/// A running etcd with one member; killed and its data removed when dropped.
+#[derive(Debug)]
+pub struct Etcd<'a> {
+    options: Options<'a>,
+    directory: TempDir,
+    client: SocketAddr,
+    peer: SocketAddr,
+    process: Process,
+}
+
+impl Etcd<'static> {
+    /// On loopback ports of its own, without fsync.
+    pub fn start() -> Result<Etcd<'static>> {
+        Etcd::options().start()
+    }
+
+    pub fn options() -> Options<'static> {
+        Options {
+            namespace: None,
+            address: Ipv4Addr::LOCALHOST,
+            client_port: None,
+            fsync: false,
+            arguments: vec![],
+        }
+    }
+}
+
+impl Etcd<'_> {
+    pub fn endpoint(&self) -> String {
+        format!("http://{}", self.client)
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        self.client
+    }
+
+    pub fn process(&mut self) -> &mut Process {
+        &mut self.process
+    }
+
+    /// kill -9; [`Etcd::restart`] brings it back with its data.
+    pub fn kill(&mut self) -> Result<()> {
+        self.process.kill()
+    }
+
+    /// Starts it again on the same ports and data, killing it first if it still runs.
+    pub fn restart(&mut self) -> Result<()> {
+        self.process.kill()?;
+        self.process = spawn(&self.options, &self.directory, self.client, self.peer)?;
+        self.wait_healthy()
+    }
+
+    /// Runs `etcdctl` (API v3) against it; its output.
+    pub fn ctl(&self, arguments: &[&str]) -> Result<String> {
+        let etcdctl =
+            find_program("etcdctl").context("the program etcdctl is missing: run `cargo xtask setup`")?;
+        let run = || {
+            let output = Command::new(etcdctl)
+                .env("ETCDCTL_API", "3")
+                .arg(format!("--endpoints={}", self.endpoint()))
+                .args(arguments)
+                .output()?;
+            if !output.status.success() {
+                bail!("etcdctl {arguments:?}: {}", String::from_utf8_lossy(&output.stderr).trim());
+            }
+            Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+        };
+        match self.options.namespace {
+            Some(namespace) => namespace.run(run),
+            None => run(),
+        }
+    }
+
+    fn wait_healthy(&mut self) -> Result<()> {
+        let (namespace, address) = (self.options.namespace, self.client);
+        self.process.wait_ready(START, "etcd is healthy", || {
+            let healthy = match namespace {
+                Some(namespace) => namespace.run(|| healthy(address))?,
+                None => healthy(address)?,
+            };
+            Ok(healthy.then_some(()))
+        })
+    }
+}
+
+fn spawn(
+    options: &Options<'_>,
+    directory: &TempDir,
+    client: SocketAddr,
+    peer: SocketAddr,
+) -> Result<Process> {
+    let etcd = find_program("etcd").context("the program etcd is missing: run `cargo xtask setup`")?;
+    let mut command = Command::new(etcd);
+    command
+        .env_clear() // etcd reads ETCD_* variables
+        .arg("--name=test")
+        .arg(format!("--data-dir={}", directory.path().join("data").display()))
+        .arg(format!("--listen-client-urls=http://{client}"))
+        .arg(format!("--advertise-client-urls=http://{client}"))
+        .arg(format!("--listen-peer-urls=http://{peer}"))
+        .arg(format!("--initial-advertise-peer-urls=http://{peer}"))
+        .arg(format!("--initial-cluster=test=http://{peer}"))
+        .arg("--logger=zap")
+        .arg("--log-level=warn");
+    if !options.fsync {
+        command.arg("--unsafe-no-fsync");
+    }
+    command.args(&options.arguments);
+    match options.namespace {
+        Some(namespace) => Process::spawn_in(namespace, "etcd", command),
+        None => Process::spawn("etcd", command),
+    }
+}
+
+fn healthy(address: SocketAddr) -> Result<bool> {
+    let mut stream = TcpStream::connect_timeout(&address, ANSWER)?;
+    stream.set_read_timeout(Some(ANSWER))?;
+    stream.write_all(format!("GET /health HTTP/1.0\r\nHost: {address}\r\n\r\n").as_bytes())?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer.contains("\"health\":\"true\""))
+}

@@ -1,0 +1,198 @@
+use std::{
+    fs::{self, File, OpenOptions},
+    io,
+    net::IpAddr,
+    panic,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::atomic::{AtomicU32, Ordering},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail};
+use nix::{
+    fcntl::{Flock, FlockArg},
+    mount::{MntFlags, MsFlags, mount, umount2},
+    sched::{CloneFlags, setns, unshare},
+};
+
+use crate::{Ping, scratch, skip::find_program, sweep};
+
+pub(crate) const DIRECTORY: &str = "/run/netns";
+
+static COUNT: AtomicU32 = AtomicU32::new(0);
+
+/// A network namespace under `/run/netns`, removed when dropped. Its loopback is up.
+#[derive(Debug)]
+pub struct Netns {
+    name: String,
+    path: PathBuf,
+    handle: File,
+}
+
+impl Netns {
+    /// `label` makes the name readable; the pid and a counter make it unique.
+    pub fn new(label: &str) -> Result<Netns> {
+        sweep::once();
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        Netns::named(&format!("{}{count}-{label}", scratch::owned_prefix()))
+    }
+
+    /// For a namespace whose name must be known to others, such as one that outlives this process. Not swept.
+    pub fn named(name: &str) -> Result<Netns> {
+        let path = Path::new(DIRECTORY).join(name);
+        create(&path).with_context(|| format!("make the network namespace {name}"))?;
+        let handle = File::open(&path).with_context(|| format!("open {}", path.display()))?;
+        let namespace = Netns { name: name.to_owned(), path, handle };
+        namespace.up("lo")?;
+        Ok(namespace)
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Runs `work` on a thread of its own inside the namespace, so nothing it does can leave the caller there.
+    /// A tokio runtime built inside `work` has all its threads there, and so do processes spawned in it.
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+        let enter = || {
+            setns(&self.handle, CloneFlags::CLONE_NEWNET)
+                .with_context(|| format!("enter the network namespace {}", self.name))?;
+            work()
+        };
+        // The name of the test's thread, so that a panic inside tells which test it was.
+        let name = thread::current().name().unwrap_or("testkit").to_owned();
+        thread::scope(|scope| {
+            let thread = thread::Builder::new().name(name).spawn_scoped(scope, enter)?;
+            thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic))
+        })
+    }
+
+    /// `ip` in this namespace, words split at blanks: `ns.ip("route add default via 10.0.0.1")`.
+    pub fn ip(&self, arguments: &str) -> Result<String> {
+        let words: Vec<_> = ["-n", &self.name].into_iter().chain(arguments.split_whitespace()).collect();
+        run_program("ip", &words)
+    }
+
+    /// A veth pair, both ends down: `name` here, `peer_name` in `peer`.
+    pub fn veth(&self, name: &str, peer: &Netns, peer_name: &str) -> Result<()> {
+        self.ip(&format!("link add {name} type veth peer name {peer_name} netns {}", peer.name)).map(drop)
+    }
+
+    /// `address` with prefix length; IPv6 addresses are usable at once (no duplicate detection).
+    pub fn address(&self, link: &str, address: &str) -> Result<()> {
+        let nodad = if address.contains(':') { " nodad" } else { "" };
+        self.ip(&format!("addr add {address} dev {link}{nodad}")).map(drop)
+    }
+
+    pub fn mac(&self, link: &str, mac: &str) -> Result<()> {
+        self.ip(&format!("link set {link} address {mac}")).map(drop)
+    }
+
+    pub fn mtu(&self, link: &str, mtu: u16) -> Result<()> {
+        self.ip(&format!("link set {link} mtu {mtu}")).map(drop)
+    }
+
+    pub fn up(&self, link: &str) -> Result<()> {
+        self.ip(&format!("link set {link} up")).map(drop)
+    }
+
+    /// Turns off transmit checksum offload: a userspace switch hands on what it gets, unfinished checksums and all.
+    pub fn tx_checksum_off(&self, link: &str) -> Result<()> {
+        self.run(|| run_program("ethtool", &["-K", link, "tx", "off"]).map(drop))
+    }
+
+    /// Names of the links, without `lo`.
+    pub fn links(&self) -> Result<Vec<String>> {
+        let listing = self.ip("-o link")?;
+        Ok(listing
+            .lines()
+            .filter_map(|line| Some(line.split(": ").nth(1)?.split('@').next()?.to_owned()))
+            .filter(|name| name != "lo")
+            .collect())
+    }
+
+    /// Runs a program here to its end; its output, or an error with what it said.
+    pub fn output(&self, program: &str, arguments: &[&str]) -> Result<String> {
+        self.run(|| run_program(program, arguments))
+    }
+
+    /// `count` pings, one each `interval`.
+    pub fn ping(&self, target: IpAddr, count: u32, interval: Duration) -> Result<Ping> {
+        self.run(|| Ping::run(target, count, interval))
+    }
+}
+
+impl Drop for Netns {
+    fn drop(&mut self) {
+        if let Err(error) = remove(&self.path) {
+            eprintln!("remove the network namespace {}: {error}", self.name);
+        }
+    }
+}
+
+/// Runs a program to its end; its standard output, or an error with what it said.
+pub(crate) fn run_program(program: &str, arguments: &[&str]) -> Result<String> {
+    let path = find_program(program)
+        .with_context(|| format!("the program {program} is missing: run `cargo xtask setup`"))?;
+    let output = Command::new(path)
+        .args(arguments)
+        .env("LC_ALL", "C")
+        .output()
+        .with_context(|| format!("run {program}"))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!("{program} {}: {}: {}", arguments.join(" "), output.status, said.trim());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+fn create(path: &Path) -> Result<()> {
+    fs::create_dir_all(DIRECTORY)?;
+    let _lock = share_directory()?;
+    OpenOptions::new().write(true).create_new(true).open(path)?;
+    let made = thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            unshare(CloneFlags::CLONE_NEWNET)?;
+            mount(Some("/proc/thread-self/ns/net"), path, None::<&str>, MsFlags::MS_BIND, None::<&str>)
+        });
+        thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic))
+    });
+    if made.is_err() {
+        fs::remove_file(path)?;
+    }
+    made.context("needs root or CAP_SYS_ADMIN")
+}
+
+/// As `ip netns add` does: makes the directory a shared mount of its own. Were that left to a later `ip netns add`,
+/// it would hide our mounts below its own, and unmounting would free only the upper one.
+fn share_directory() -> Result<Flock<File>> {
+    let lock = Flock::lock(File::open(DIRECTORY)?, FlockArg::LockExclusive)
+        .map_err(|(_, error)| error)
+        .with_context(|| format!("lock {DIRECTORY}"))?;
+    let share = MsFlags::MS_SHARED | MsFlags::MS_REC;
+    if mount(None::<&str>, DIRECTORY, None::<&str>, share, None::<&str>).is_err() {
+        let bind = MsFlags::MS_BIND | MsFlags::MS_REC;
+        mount(Some(DIRECTORY), DIRECTORY, None::<&str>, bind, None::<&str>)?;
+        mount(None::<&str>, DIRECTORY, None::<&str>, share, None::<&str>)?;
+    }
+    Ok(lock)
+}
+
+pub(crate) fn remove(path: &Path) -> io::Result<()> {
+    match umount2(path, MntFlags::MNT_DETACH) {
+        // Not a mount point: `create` was cut short.
+        Ok(()) | Err(nix::Error::EINVAL) => {}
+        Err(nix::Error::ENOENT) => return Ok(()),
+        Err(error) => return Err(error.into()),
+    }
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        result => result,
+    }
+}

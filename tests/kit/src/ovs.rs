@@ -1,0 +1,155 @@
+//! A private Open vSwitch: one `ovsdb-server` and one `ovs-vswitchd` per simulated host.
+
+use std::{
+    ffi::OsString,
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+    process::{Command, ExitStatus},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result};
+use tempfile::TempDir;
+
+use crate::{
+    Netns, Process,
+    netns::run_program,
+    scratch_dir,
+    skip::{binary, find_program, root},
+};
+
+const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
+const START: Duration = Duration::from_secs(20);
+const STOP: Duration = Duration::from_secs(20);
+
+/// Why no switch can be run here, if so.
+pub fn missing() -> Option<String> {
+    root().or_else(|| binary("ovsdb-server")).or_else(|| binary("ovs-vswitchd"))
+}
+
+/// A switch with an empty database, in a namespace; it and what it made go when this is dropped.
+#[derive(Debug)]
+pub struct Switch<'a> {
+    namespace: &'a Netns,
+    vswitchd: Option<Process>,
+    database: Process,
+    directory: TempDir,
+}
+
+impl<'a> Switch<'a> {
+    pub fn start(namespace: &'a Netns) -> Result<Switch<'a>> {
+        let directory = scratch_dir("ovs")?;
+        let path = directory.path();
+        let conf = path.join("conf.db");
+        run_program("ovsdb-tool", &["create", &conf.to_string_lossy(), SCHEMA])?;
+        let mut command = program("ovsdb-server", path)?;
+        command.arg(&conf).arg(flag("--remote=punix:", path, "db.sock")).arg(flag(
+            "--unixctl=",
+            path,
+            "db.ctl",
+        ));
+        let mut database = Process::spawn_in(namespace, "ovsdb-server", command)?;
+        let socket = path.join("db.sock");
+        database.wait_ready(START, "ovsdb-server listens", || {
+            Ok(UnixStream::connect(&socket).map(drop).map(Some)?)
+        })?;
+        let mut switch = Switch { namespace, vswitchd: None, database, directory };
+        switch.vsctl(&["--no-wait", "init"])?;
+        switch.start_vswitchd()?;
+        Ok(switch)
+    }
+
+    /// Starts `ovs-vswitchd` again after [`Switch::kill_vswitchd`].
+    pub fn start_vswitchd(&mut self) -> Result<()> {
+        let path = self.directory.path();
+        let mut command = program("ovs-vswitchd", path)?;
+        command.arg(flag("unix:", path, "db.sock")).arg(flag("--unixctl=", path, "vs.ctl"));
+        let mut vswitchd = Process::spawn_in(self.namespace, "ovs-vswitchd", command)?;
+        vswitchd.wait_ready(START, "ovs-vswitchd has read its database", || {
+            // `cur_cfg` is written when the first configuration is in force.
+            let current = self.vsctl(&["get", "Open_vSwitch", ".", "cur_cfg", "ovs_version"]);
+            self.appctl(&["version"])?;
+            current.map(Some)
+        })?;
+        self.vswitchd = Some(vswitchd);
+        // Without --no-wait, ovs-vsctl returns when the switch has taken over the configuration.
+        self.vsctl(&["--timeout=20", "set", "Open_vSwitch", ".", "external_ids:testkit=ready"]).map(drop)
+    }
+
+    /// kill -9, as a crash would; the database goes on.
+    pub fn kill_vswitchd(&mut self) -> Result<()> {
+        match self.vswitchd.take() {
+            Some(mut vswitchd) => vswitchd.kill(),
+            None => Ok(()),
+        }
+    }
+
+    /// Where the agent finds the database: `--ovsdb unix:<this>`.
+    pub fn socket(&self) -> PathBuf {
+        self.directory.path().join("db.sock")
+    }
+
+    /// Where the sockets are, `<bridge>.mgmt` among them.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    pub fn vsctl(&self, arguments: &[&str]) -> Result<String> {
+        let database = format!("--db=unix:{}", self.socket().display());
+        run_program("ovs-vsctl", &[&[database.as_str()], arguments].concat())
+    }
+
+    /// `ovs-ofctl -O OpenFlow13 COMMAND BRIDGE ...`
+    pub fn ofctl(&self, command: &str, bridge: &str, arguments: &[&str]) -> Result<String> {
+        let target = format!("unix:{}", self.directory.path().join(format!("{bridge}.mgmt")).display());
+        run_program("ovs-ofctl", &[&["-O", "OpenFlow13", command, &target], arguments].concat())
+    }
+
+    /// `ovs-appctl` to the vswitchd.
+    pub fn appctl(&self, arguments: &[&str]) -> Result<String> {
+        let control = self.directory.path().join("vs.ctl");
+        run_program("ovs-appctl", &[&["-t", &control.to_string_lossy()], arguments].concat())
+    }
+
+    /// Ends both daemons in order and removes bridges and ports from the kernel.
+    pub fn stop(mut self) -> Result<()> {
+        self.shut_down().map(drop)
+    }
+
+    fn shut_down(&mut self) -> Result<Option<ExitStatus>> {
+        let Some(mut vswitchd) = self.vswitchd.take() else { return Ok(None) };
+        if vswitchd.ended()?.is_none() {
+            self.appctl(&["exit", "--cleanup"])?;
+        }
+        let status = vswitchd.wait(STOP)?;
+        self.database.terminate(STOP)?;
+        Ok(Some(status))
+    }
+}
+
+impl Drop for Switch<'_> {
+    fn drop(&mut self) {
+        // The processes are killed in any case; this only asks nicely first.
+        if let Err(error) = self.shut_down() {
+            eprintln!("stop Open vSwitch in {}: {error:#}", self.namespace.name());
+        }
+    }
+}
+
+fn program(name: &str, directory: &Path) -> Result<Command> {
+    let path = find_program(name)
+        .with_context(|| format!("the program {name} is missing: run `cargo xtask setup`"))?;
+    let mut command = Command::new(path);
+    for variable in ["OVS_RUNDIR", "OVS_LOGDIR", "OVS_DBDIR", "OVS_SYSCONFDIR"] {
+        command.env(variable, directory);
+    }
+    // No core-dump limit and no priority games: those need rights that a container may lack.
+    command.args(["-vconsole:warn", "-vsyslog:off", "--no-chdir"]);
+    Ok(command)
+}
+
+fn flag(start: &str, directory: &Path, file: &str) -> OsString {
+    let mut flag = OsString::from(start);
+    flag.push(directory.join(file));
+    flag
+}

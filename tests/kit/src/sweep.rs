@@ -1,0 +1,93 @@
+//! Removes what test processes left that were killed before they could tidy up: only names that carry the pid of a
+//! testkit process, and only when that process is gone.
+
+use std::{ffi::OsStr, fs, io, os::unix::fs::MetadataExt as _, path::Path, sync::Once};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+use crate::{netns, scratch};
+
+static ONCE: Once = Once::new();
+
+pub(crate) fn once() {
+    ONCE.call_once(|| {
+        // Failing to tidy another run's rubbish must not fail this one; whoever comes next tries again.
+        if let Err(error) = sweep() {
+            eprintln!("testkit: sweep of earlier runs: {error}");
+        }
+    });
+}
+
+fn sweep() -> io::Result<()> {
+    for name in orphans(Path::new(netns::DIRECTORY))? {
+        let path = Path::new(netns::DIRECTORY).join(&name);
+        kill_inhabitants(&path)?;
+        netns::remove(&path)?;
+    }
+    for name in orphans(scratch::parent())? {
+        let directory = scratch::parent().join(&name);
+        kill_recorded(&directory);
+        fs::remove_dir_all(&directory)?;
+    }
+    Ok(())
+}
+
+/// Names in `directory` whose owner no longer runs.
+fn orphans(directory: &Path) -> io::Result<Vec<String>> {
+    let entries = match fs::read_dir(directory) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(vec![]),
+        Err(error) => return Err(error),
+    };
+    let mut orphans = vec![];
+    for entry in entries {
+        if let Ok(name) = entry?.file_name().into_string()
+            && let Some(owner) = scratch::owner(&name)
+            && !Path::new(&format!("/proc/{owner}")).exists()
+        {
+            orphans.push(name);
+        }
+    }
+    Ok(orphans)
+}
+
+/// Ends what still runs inside a namespace that nobody owns any more.
+fn kill_inhabitants(namespace: &Path) -> io::Result<()> {
+    let inode = fs::metadata(namespace)?.ino();
+    for entry in fs::read_dir("/proc")? {
+        let entry = entry?;
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else {
+            continue;
+        };
+        // A process may end while we look at it.
+        if fs::metadata(entry.path().join("ns/net")).is_ok_and(|found| found.ino() == inode) {
+            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+    }
+    Ok(())
+}
+
+/// Ends the process recorded in a scratch directory, if its pid still means the same process.
+fn kill_recorded(directory: &Path) {
+    let Ok(entries) = fs::read_dir(directory) else { return };
+    for entry in entries.flatten() {
+        if entry.path().extension() == Some(OsStr::new("pid"))
+            && let Ok(text) = fs::read_to_string(entry.path())
+            && let Some((pid, started)) = text.trim().split_once(' ')
+            && let Ok(pid) = pid.parse::<i32>()
+            && start_time(pid).is_some_and(|now| now == started)
+        {
+            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+    }
+}
+
+/// When the process started, in the kernel's ticks: with the pid, it names a process for good.
+pub(crate) fn start_time(pid: i32) -> Option<String> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The command name is in parentheses and may hold anything; field 22 is the 20th after it.
+    stat.rsplit_once(')')?.1.split_whitespace().nth(19).map(str::to_owned)
+}
