@@ -1,0 +1,296 @@
+//! The connection: reads, transactions, and how long and how often a request is tried.
+
+use crate::backoff::Backoff;
+use crate::lease::{self, Registration};
+use crate::range::prefix_end;
+use crate::{
+    Cause, Config, Error, Guard, KeyValue, Listing, MAX_TXN_OPS, Op, Operation, Outcome, Txn, Watch,
+};
+use bytes::Bytes;
+use etcd_client::{
+    Client, Compare, CompareOp, GetOptions, KvClient, LeaseClient, PutOptions, TxnOp, WatchClient,
+};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+
+const CONNECT_LIMIT: Duration = Duration::from_secs(3);
+/// Keys per request of a listing; small enough that a page of ordinary bodies stays below a few MB.
+const PAGE: i64 = 1000;
+/// Listings of large bodies are larger than the 4 MiB that gRPC clients take by default.
+const MAX_ANSWER: usize = 256 << 20;
+
+/// A handle on the store; clones share the connections.
+#[derive(Clone)]
+pub struct Store {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    kv: KvClient,
+    lease: LeaseClient,
+    /// On connections of its own: a watch that nobody polls fills its connection's window, and
+    /// must not hold up requests and keep-alives.
+    watch: WatchClient,
+    endpoints: String,
+    request_timeout: Duration,
+}
+
+/// Whether a request whose answer was lost may be sent again.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Again {
+    /// It reads, or doing it twice is the same as doing it once.
+    Always,
+    /// Only while it surely was not sent.
+    Unsent,
+}
+
+impl Store {
+    /// Fails within a few seconds when no endpoint answers.
+    pub async fn connect(config: &Config) -> Result<Store, Error> {
+        let urls = config.urls()?;
+        let endpoints = urls.join(",");
+        let limit = CONNECT_LIMIT.min(config.request_timeout);
+        let options = config.options().await?;
+        let connect = async || {
+            // Logs in when a user is given; a connection is only made by the first request.
+            let client = Client::connect(&urls, Some(options.clone())).await;
+            client.map_err(|e| request_error(Operation::Connect, "the store", &endpoints, e))
+        };
+        let clients = tokio::time::timeout(limit, async { Ok((connect().await?, connect().await?)) });
+        let (requests, watches) = clients.await.unwrap_or_else(|_| {
+            Err(Error::Timeout {
+                operation: Operation::Connect,
+                key: "the store".into(),
+                endpoints: endpoints.clone(),
+                limit,
+            })
+        })?;
+        let shared = Shared {
+            kv: requests.kv_client().max_decoding_message_size(MAX_ANSWER),
+            lease: requests.lease_client(),
+            watch: watches.watch_client().max_decoding_message_size(MAX_ANSWER),
+            endpoints: endpoints.clone(),
+            request_timeout: config.request_timeout,
+        };
+        let store = Store { shared: Arc::new(shared) };
+        let probe = GetOptions::new().with_count_only();
+        store
+            .request_within(limit, Operation::Connect, "the store", Again::Always, || {
+                let (mut kv, probe) = (store.shared.kv.clone(), probe.clone());
+                async move { kv.get("contiv.io", Some(probe)).await }
+            })
+            .await?;
+        Ok(store)
+    }
+
+    pub async fn get(&self, key: &str) -> Result<Option<KeyValue>, Error> {
+        let answer = self
+            .request(Operation::Get, key, Again::Always, || {
+                let mut kv = self.shared.kv.clone();
+                async move { kv.get(key, None).await }
+            })
+            .await?;
+        Ok(answer.0.kvs.into_iter().next().and_then(KeyValue::from_wire))
+    }
+
+    /// All keys that begin with `prefix`, read in pages at one revision.
+    pub async fn list(&self, prefix: &str) -> Result<Listing, Error> {
+        loop {
+            match self.list_once(prefix).await {
+                // Compacted between two pages: the newer listing is as good.
+                Err(e) if e.is_compacted() => tracing::debug!(prefix, "compacted while listing, again"),
+                result => return result,
+            }
+        }
+    }
+
+    async fn list_once(&self, prefix: &str) -> Result<Listing, Error> {
+        let mut listing = Listing { revision: 0, items: Vec::new() };
+        let mut from = if prefix.is_empty() { vec![0] } else { prefix.as_bytes().to_vec() };
+        let end = prefix_end(prefix.as_bytes());
+        loop {
+            let options =
+                GetOptions::new().with_range(end.clone()).with_limit(PAGE).with_revision(listing.revision);
+            let answer = self
+                .request(Operation::List, prefix, Again::Always, || {
+                    let (mut kv, from, options) = (self.shared.kv.clone(), from.clone(), options.clone());
+                    async move { kv.get(from, Some(options)).await }
+                })
+                .await?
+                .0;
+            if listing.revision == 0 {
+                listing.revision = answer.header.as_ref().map_or(0, |h| h.revision);
+            }
+            if answer.more
+                && let Some(last) = answer.kvs.last()
+            {
+                from = last.key.clone();
+                from.push(0);
+            }
+            listing.items.extend(answer.kvs.into_iter().filter_map(KeyValue::from_wire));
+            if !answer.more {
+                return Ok(listing);
+            }
+        }
+    }
+
+    /// Writes all of it or nothing. After an error with [`Error::outcome_unknown`] read before trying again.
+    pub async fn commit(&self, txn: Txn) -> Result<Outcome, Error> {
+        let key = txn.ops.first().map_or_else(|| "nothing".to_owned(), |op| op.key().to_owned());
+        if txn.ops.len() > MAX_TXN_OPS || txn.guards.len() > MAX_TXN_OPS {
+            return Err(Error::TooManyOps { key, guards: txn.guards.len(), ops: txn.ops.len() });
+        }
+        let wire = to_wire(txn);
+        let answer = self
+            .request(Operation::Commit, &key, Again::Unsent, || {
+                let (mut kv, wire) = (self.shared.kv.clone(), wire.clone());
+                async move { kv.txn(wire).await }
+            })
+            .await?
+            .0;
+        let revision = answer.header.as_ref().map_or(0, |h| h.revision);
+        Ok(if answer.succeeded { Outcome::Committed { revision } } else { Outcome::Conflict })
+    }
+
+    /// Follows all keys that begin with `prefix`; see [`Watch`]. Nothing is sent before the first poll.
+    pub fn watch(&self, prefix: &str) -> Watch {
+        Watch::new(self.clone(), prefix.to_owned())
+    }
+
+    /// Puts a key under a lease and keeps it there until the registration is revoked or dropped.
+    ///
+    /// When the store has lost the lease (it was away for longer than `ttl`), the key is put again.
+    pub async fn keep(
+        &self,
+        key: &str,
+        value: impl Into<Bytes>,
+        ttl: Duration,
+    ) -> Result<Registration, Error> {
+        lease::register(self.clone(), key.to_owned(), value.into(), ttl).await
+    }
+
+    /// Puts unconditionally, which may be repeated when the answer was lost.
+    pub(crate) async fn put(&self, key: &str, value: &Bytes, lease: i64) -> Result<(), Error> {
+        self.request(Operation::Commit, key, Again::Always, || {
+            let mut kv = self.shared.kv.clone();
+            let options = PutOptions::new().with_lease(lease);
+            async move { kv.put(key, value.to_vec(), Some(options)).await }
+        })
+        .await
+        .map(drop)
+    }
+
+    /// A lease's id and the TTL that the store really gave.
+    pub(crate) async fn grant(&self, key: &str, ttl: Duration) -> Result<(i64, Duration), Error> {
+        let seconds = i64::try_from(ttl.as_secs() + u64::from(ttl.subsec_nanos() > 0)).unwrap_or(i64::MAX);
+        // A second grant after a lost answer leaves an unused lease behind, which expires.
+        let answer = self
+            .request(Operation::Grant, key, Again::Always, || {
+                let mut lease = self.shared.lease.clone();
+                async move { lease.grant(seconds.max(1), None).await }
+            })
+            .await?;
+        Ok((answer.id(), Duration::from_secs(u64::try_from(answer.ttl()).unwrap_or(0))))
+    }
+
+    /// Revoking a lease that is gone already succeeds.
+    pub(crate) async fn revoke(&self, key: &str, lease: i64) -> Result<(), Error> {
+        let revoked = self.request(Operation::Revoke, key, Again::Always, || {
+            let mut client = self.shared.lease.clone();
+            async move { client.revoke(lease).await }
+        });
+        match revoked.await {
+            Err(e) if e.is_not_found() => Ok(()),
+            result => result.map(drop),
+        }
+    }
+
+    pub(crate) fn lease_client(&self) -> LeaseClient {
+        self.shared.lease.clone()
+    }
+
+    pub(crate) fn watch_client(&self) -> WatchClient {
+        self.shared.watch.clone()
+    }
+
+    pub(crate) fn request_timeout(&self) -> Duration {
+        self.shared.request_timeout
+    }
+
+    pub(crate) fn error(&self, operation: Operation, key: &str, cause: impl Into<Cause>) -> Error {
+        request_error(operation, key, &self.shared.endpoints, cause)
+    }
+
+    pub(crate) fn timeout(&self, operation: Operation, key: &str, limit: Duration) -> Error {
+        Error::Timeout { operation, key: key.to_owned(), endpoints: self.shared.endpoints.clone(), limit }
+    }
+
+    async fn request<T, F, A>(
+        &self,
+        operation: Operation,
+        key: &str,
+        again: Again,
+        send: F,
+    ) -> Result<T, Error>
+    where
+        F: FnMut() -> A,
+        A: Future<Output = Result<T, etcd_client::Error>>,
+    {
+        self.request_within(self.shared.request_timeout, operation, key, again, send).await
+    }
+
+    async fn request_within<T, F, A>(
+        &self,
+        limit: Duration,
+        operation: Operation,
+        key: &str,
+        again: Again,
+        mut send: F,
+    ) -> Result<T, Error>
+    where
+        F: FnMut() -> A,
+        A: Future<Output = Result<T, etcd_client::Error>>,
+    {
+        let deadline = Instant::now() + limit;
+        let mut backoff = Backoff::default();
+        loop {
+            let error = match tokio::time::timeout_at(deadline, send()).await {
+                Ok(Ok(answer)) => return Ok(answer),
+                Ok(Err(e)) => self.error(operation, key, e),
+                Err(_) => return Err(self.timeout(operation, key, limit)),
+            };
+            // Another attempt goes to another endpoint if there are several.
+            let retry = error.is_transient() && (again == Again::Always || error.is_unsent());
+            let wait = backoff.next();
+            if !retry || Instant::now() + wait >= deadline {
+                return Err(error);
+            }
+            tracing::debug!(%operation, key, %error, "again in {wait:?}");
+            tokio::time::sleep(wait).await;
+        }
+    }
+}
+
+fn request_error(operation: Operation, key: &str, endpoints: &str, cause: impl Into<Cause>) -> Error {
+    let (source, key) = (cause.into(), key.to_owned());
+    if source.code().is_none() {
+        Error::Unreachable { operation, key, endpoints: endpoints.to_owned(), source }
+    } else {
+        Error::Refused { operation, key, source }
+    }
+}
+
+fn to_wire(txn: Txn) -> etcd_client::Txn {
+    let compares = txn.guards.into_iter().map(|guard| match guard {
+        Guard::ModRevision { key, revision } => Compare::mod_revision(key, CompareOp::Equal, revision),
+        Guard::CreateRevision { key, revision } => Compare::create_revision(key, CompareOp::Equal, revision),
+    });
+    let ops = txn.ops.into_iter().map(|op| match op {
+        Op::Put { key, value, lease } => {
+            TxnOp::put(key, value, lease.map(|lease| PutOptions::new().with_lease(lease)))
+        }
+        Op::Delete { key } => TxnOp::delete(key, None),
+    });
+    etcd_client::Txn::new().when(compares.collect::<Vec<_>>()).and_then(ops.collect::<Vec<_>>())
+}

@@ -1,0 +1,216 @@
+//! Leases, and keys that live as long as the process that put them.
+
+use crate::backoff::Backoff;
+use crate::watch::one_line;
+use crate::{Cause, Error, Operation, Status, Store};
+use bytes::Bytes;
+use etcd_client::{LeaseKeepAliveStream, LeaseKeeper};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+/// A lease of ours, and how long it surely lives.
+pub(crate) struct Lease {
+    store: Store,
+    /// What it is for, in errors.
+    key: String,
+    id: i64,
+    ttl: Duration,
+    /// When the last request that the store answered was sent: it counts the TTL from later on.
+    proven: Instant,
+    link: Link,
+}
+
+enum Link {
+    Down,
+    Up(LeaseKeeper, LeaseKeepAliveStream),
+}
+
+pub(crate) enum KeepAlive {
+    Proven,
+    /// The store does not know the lease any more: its keys are gone.
+    Gone,
+}
+
+impl Lease {
+    pub(crate) async fn grant(store: &Store, key: &str, ttl: Duration) -> Result<Lease, Error> {
+        let proven = Instant::now();
+        let (id, ttl) = store.grant(key, ttl).await?;
+        Ok(Lease { store: store.clone(), key: key.to_owned(), id, ttl, proven, link: Link::Down })
+    }
+
+    pub(crate) fn id(&self) -> i64 {
+        self.id
+    }
+
+    /// How often to keep it alive: two attempts may fail before it expires.
+    pub(crate) fn interval(&self) -> Duration {
+        self.ttl / 3
+    }
+
+    /// Until when no one else can have the keys.
+    pub(crate) fn expires(&self) -> Instant {
+        self.proven + self.ttl
+    }
+
+    /// One keep-alive, within one interval.
+    pub(crate) async fn keep_alive(&mut self) -> Result<KeepAlive, Error> {
+        let limit = self.interval();
+        let sent = Instant::now();
+        // Taken: an attempt that is cut off leaves an answer behind, which must not count for the next.
+        let link = std::mem::replace(&mut self.link, Link::Down);
+        let beat = tokio::time::timeout(limit, self.beat(link)).await;
+        let timeout = || self.store.timeout(Operation::KeepAlive, &self.key, limit);
+        let ttl = beat.map_err(|_| timeout()).and_then(|r| r.map_err(|e| self.error(e)))?;
+        match ttl {
+            Some((ttl, link)) => {
+                (self.proven, self.ttl, self.link) = (sent, ttl, link);
+                Ok(KeepAlive::Proven)
+            }
+            None => Ok(KeepAlive::Gone),
+        }
+    }
+
+    async fn beat(&self, link: Link) -> Result<Option<(Duration, Link)>, etcd_client::Error> {
+        match link {
+            Link::Up(mut keeper, mut answers) => {
+                keeper.keep_alive().await?;
+                match answers.message().await? {
+                    Some(answer) if answer.ttl() > 0 => Ok(Some((
+                        Duration::from_secs(answer.ttl().unsigned_abs()),
+                        Link::Up(keeper, answers),
+                    ))),
+                    Some(_) => Ok(None),
+                    None => {
+                        Err(etcd_client::Error::LeaseKeepAliveError("the server ended the stream".into()))
+                    }
+                }
+            }
+            Link::Down => {
+                let mut client = self.store.lease_client();
+                match client.keep_alive(self.id).await {
+                    Ok((keeper, answers)) => Ok(Some((self.ttl, Link::Up(keeper, answers)))),
+                    // Either the lease is unknown or the stream broke; the library tells by text only.
+                    Err(e @ etcd_client::Error::LeaseKeepAliveError(_)) => {
+                        let left = client.time_to_live(self.id, None).await?.ttl();
+                        if left > 0 { Err(e) } else { Ok(None) }
+                    }
+                    Err(e) => Err(e),
+                }
+            }
+        }
+    }
+
+    fn error(&self, cause: impl Into<Cause>) -> Error {
+        self.store.error(Operation::KeepAlive, &self.key, cause)
+    }
+
+    pub(crate) async fn revoke(self) -> Result<(), Error> {
+        self.store.revoke(&self.key, self.id).await
+    }
+}
+
+/// A key that the store drops soon after this process is gone.
+///
+/// Dropping it stops the keep-alive, and the key goes when its TTL has passed; [`Registration::revoke`] removes it
+/// at once.
+pub struct Registration {
+    task: JoinHandle<Lease>,
+    stop: DropGuard,
+    status: watch::Receiver<Status>,
+}
+
+impl Registration {
+    /// Removes the key.
+    pub async fn revoke(self) -> Result<(), Error> {
+        drop(self.stop);
+        match self.task.await {
+            Ok(lease) => lease.revoke().await,
+            Err(e) => std::panic::resume_unwind(e.into_panic()),
+        }
+    }
+
+    /// `Connected` while the key is surely in the store.
+    pub fn status(&self) -> watch::Receiver<Status> {
+        self.status.clone()
+    }
+}
+
+pub(crate) async fn register(
+    store: Store,
+    key: String,
+    value: Bytes,
+    ttl: Duration,
+) -> Result<Registration, Error> {
+    let lease = put(&store, &key, &value, ttl).await?;
+    let (stop, (status, receiver)) = (CancellationToken::new(), watch::channel(Status::Connected));
+    let keeper = Keeper { store, key, value, ttl, lease, backoff: Backoff::default(), status };
+    let task = tokio::spawn(keeper.run(stop.clone()));
+    Ok(Registration { task, stop: stop.drop_guard(), status: receiver })
+}
+
+async fn put(store: &Store, key: &str, value: &Bytes, ttl: Duration) -> Result<Lease, Error> {
+    let lease = Lease::grant(store, key, ttl).await?;
+    store.put(key, value, lease.id()).await?;
+    Ok(lease)
+}
+
+struct Keeper {
+    store: Store,
+    key: String,
+    value: Bytes,
+    ttl: Duration,
+    lease: Lease,
+    backoff: Backoff,
+    status: watch::Sender<Status>,
+}
+
+impl Keeper {
+    /// Until told to stop; gives the lease back for whoever wants to revoke it.
+    async fn run(mut self, stop: CancellationToken) -> Lease {
+        let mut wait = self.lease.interval();
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return self.lease,
+                () = tokio::time::sleep(wait) => {}
+            }
+            let beat = tokio::select! {
+                () = stop.cancelled() => return self.lease,
+                beat = self.beat() => beat,
+            };
+            wait = match beat {
+                Ok(()) => {
+                    self.backoff.reset();
+                    self.status
+                        .send_if_modified(|s| std::mem::replace(s, Status::Connected) != Status::Connected);
+                    self.lease.interval()
+                }
+                Err(e) => self.failed(&e),
+            };
+        }
+    }
+
+    async fn beat(&mut self) -> Result<(), Error> {
+        match self.lease.keep_alive().await? {
+            KeepAlive::Proven => Ok(()),
+            KeepAlive::Gone => {
+                tracing::warn!(key = self.key, "the store has lost our lease; putting the key again");
+                self.lease = put(&self.store, &self.key, &self.value, self.ttl).await?;
+                Ok(())
+            }
+        }
+    }
+
+    fn failed(&mut self, error: &Error) -> Duration {
+        let wait = self.backoff.next().min(self.lease.interval());
+        let text: Arc<str> = one_line(error).into();
+        if self.backoff.worth_logging() {
+            tracing::warn!(failures = self.backoff.failures(), "{text}; again in {wait:?}");
+        }
+        self.status.send_replace(Status::Retrying { failures: self.backoff.failures(), error: text });
+        wait
+    }
+}

@@ -1,0 +1,224 @@
+//! Following a prefix: a snapshot, then every change, for ever.
+
+mod known;
+
+use crate::backoff::Backoff;
+use crate::{Cause, Error, KeyValue, Operation, Store};
+use contiv_model::event::Event;
+use etcd_client::proto::PbWatchResponse;
+use etcd_client::{WatchOptions, WatchStream};
+use futures::Stream;
+use futures::stream::{self, BoxStream, StreamExt};
+use known::Known;
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tonic::Code;
+
+/// A watch that lived this long was no failure to open one.
+const SETTLED: Duration = Duration::from_secs(10);
+
+/// One step of what is known below the prefix.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Update {
+    /// Revision of the store at which this is so. Changes of one transaction have the same.
+    pub revision: i64,
+    pub event: Event<String, KeyValue>,
+}
+
+/// How a watch is doing; for readiness and for operators.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// The first snapshot is not here yet.
+    Connecting,
+    /// Changes arrive as they happen.
+    Connected,
+    /// What is known may be old. Tried again without end.
+    Retrying { failures: u32, error: Arc<str> },
+}
+
+/// The stream of [`Update`]s; it never ends.
+///
+/// `Init`, `InitApply`..., `InitDone` come once, first. Afterwards only `Apply` and `Delete`, and only for what
+/// really changed: when the store compacts, restarts or is away, the watch reads everything anew and tells the
+/// difference. Changes made in between are then told as one. Dropping a `next()` loses nothing.
+///
+/// It makes progress only while it is polled, inside a tokio runtime.
+pub struct Watch {
+    updates: BoxStream<'static, Update>,
+    status: watch::Receiver<Status>,
+}
+
+impl Watch {
+    pub(crate) fn new(store: Store, prefix: String) -> Watch {
+        let (status, receiver) = watch::channel(Status::Connecting);
+        let follower = Follower {
+            store,
+            prefix,
+            state: State::Unlisted,
+            known: Known::default(),
+            backoff: Backoff::default(),
+            status,
+        };
+        let updates = stream::unfold((follower, VecDeque::new()), |(mut follower, mut ready)| async move {
+            loop {
+                if let Some(update) = ready.pop_front() {
+                    return Some((update, (follower, ready)));
+                }
+                ready = follower.step().await.into();
+            }
+        });
+        Watch { updates: updates.boxed(), status: receiver }
+    }
+
+    /// Changes whenever the connection comes or goes.
+    pub fn status(&self) -> watch::Receiver<Status> {
+        self.status.clone()
+    }
+}
+
+impl Stream for Watch {
+    type Item = Update;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Update>> {
+        self.updates.poll_next_unpin(cx)
+    }
+}
+
+struct Follower {
+    store: Store,
+    prefix: String,
+    state: State,
+    known: Known,
+    backoff: Backoff,
+    status: watch::Sender<Status>,
+}
+
+enum State {
+    /// What is known, if anything, may be old.
+    Unlisted,
+    /// Everything up to `revision` is known.
+    Listed { revision: i64 },
+    /// Everything up to `revision` is known and the rest will come by itself.
+    Watching { revision: i64, stream: WatchStream, since: Instant },
+    /// Something failed; not before `until`.
+    Waiting { until: Instant },
+}
+
+impl Follower {
+    /// Goes on by one request or message. A step that is dropped half-way is taken again.
+    async fn step(&mut self) -> Vec<Update> {
+        match &mut self.state {
+            State::Unlisted => match self.store.list(&self.prefix).await {
+                Ok(listing) => {
+                    self.state = State::Listed { revision: listing.revision };
+                    self.known.snapshot(listing)
+                }
+                Err(e) => self.failed(e),
+            },
+            State::Listed { revision } => {
+                let revision = *revision;
+                match self.open(revision + 1).await {
+                    Ok(stream) => {
+                        self.state = State::Watching { revision, stream, since: Instant::now() };
+                        self.status.send_if_modified(|s| {
+                            std::mem::replace(s, Status::Connected) != Status::Connected
+                        });
+                        Vec::new()
+                    }
+                    Err(e) => self.failed(e),
+                }
+            }
+            State::Watching { revision, stream, since } => {
+                let message = stream.message().await;
+                let settled = since.elapsed() > SETTLED;
+                match message {
+                    Ok(Some(message)) if message.canceled() => {
+                        let cause = canceled(&message.0);
+                        self.lost(settled, cause)
+                    }
+                    Ok(Some(message)) => {
+                        // -1 marks an answer for all watches of the stream, which old servers send
+                        // ahead of changes that are on their way.
+                        if message.watch_id() >= 0 {
+                            *revision = message.header().map_or(*revision, |h| h.revision()).max(*revision);
+                        }
+                        if !message.events().is_empty() {
+                            self.backoff.reset();
+                        }
+                        self.known.changes(message.0.events)
+                    }
+                    Ok(None) => self.lost(settled, Cause::broken("the server ended the watch")),
+                    Err(e) => self.lost(settled, e.into()),
+                }
+            }
+            State::Waiting { until } => {
+                tokio::time::sleep_until(*until).await;
+                self.state = State::Unlisted;
+                Vec::new()
+            }
+        }
+    }
+
+    /// A stream whose watch the server has confirmed.
+    async fn open(&self, start: i64) -> Result<WatchStream, Error> {
+        let limit = self.store.request_timeout();
+        let options = WatchOptions::new().with_start_revision(start).with_progress_notify();
+        let options = if self.prefix.is_empty() { options.with_all_keys() } else { options.with_prefix() };
+        let open = async {
+            let mut client = self.store.watch_client();
+            let mut stream = client.watch(self.prefix.as_str(), Some(options)).await?;
+            let first = stream.message().await?;
+            Ok::<_, etcd_client::Error>((first, stream))
+        };
+        let opened = tokio::time::timeout(limit, open).await;
+        let fail = |cause: Cause| self.store.error(Operation::Watch, &self.prefix, cause);
+        match opened.map_err(|_| self.store.timeout(Operation::Watch, &self.prefix, limit))? {
+            Ok((Some(first), _)) if first.canceled() => Err(fail(canceled(&first.0))),
+            Ok((Some(_), stream)) => Ok(stream),
+            Ok((None, _)) => Err(fail(Cause::broken("the server ended the watch at once"))),
+            Err(e) => Err(fail(e.into())),
+        }
+    }
+
+    fn lost(&mut self, settled: bool, cause: Cause) -> Vec<Update> {
+        if settled {
+            self.backoff.reset();
+        }
+        let error = self.store.error(Operation::Watch, &self.prefix, cause);
+        self.failed(error)
+    }
+
+    #[expect(clippy::needless_pass_by_value, reason = "the error ends here, as text")]
+    fn failed(&mut self, error: Error) -> Vec<Update> {
+        let wait = self.backoff.next();
+        let text: Arc<str> = one_line(&error).into();
+        if self.backoff.worth_logging() {
+            tracing::warn!(failures = self.backoff.failures(), "{text}; again in {wait:?}");
+        }
+        self.state = State::Waiting { until: Instant::now() + wait };
+        self.status.send_replace(Status::Retrying { failures: self.backoff.failures(), error: text });
+        Vec::new()
+    }
+}
+
+fn canceled(message: &PbWatchResponse) -> Cause {
+    if message.compact_revision > 0 {
+        let text = format!("history before revision {} is compacted", message.compact_revision);
+        return Cause::refused(Code::OutOfRange, text);
+    }
+    let reason =
+        if message.cancel_reason.is_empty() { "canceled by the server" } else { &message.cancel_reason };
+    Cause::refused(Code::Aborted, reason)
+}
+
+pub(crate) fn one_line(error: &Error) -> String {
+    match std::error::Error::source(error) {
+        Some(source) => format!("{error}: {source}"),
+        None => error.to_string(),
+    }
+}
