@@ -1,0 +1,87 @@
+//! Requests to netmaster.
+
+use std::time::Duration;
+
+use contiv_model::key::ObjectType;
+use serde_json::Value;
+use ureq::{Agent, Body, http};
+
+use crate::Error;
+
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A netmaster to ask.
+pub struct Client {
+    agent: Agent,
+    base: String,
+}
+
+impl Client {
+    /// The netmaster at `url`, e.g. `http://netmaster:9999`.
+    pub fn new(url: &str) -> Result<Client, Error> {
+        if !url.starts_with("http://") {
+            return Err(Error::Usage(format!("--netmaster {url:?}: expected http://HOST:PORT")));
+        }
+        let config =
+            Agent::config_builder().timeout_global(Some(TIMEOUT)).http_status_as_error(false).build();
+        Ok(Client { agent: config.into(), base: url.trim_end_matches('/').to_owned() })
+    }
+
+    /// GET of any path.
+    pub fn get(&self, path: &str) -> Result<Value, Error> {
+        let url = format!("{}{path}", self.base);
+        let answer = self.agent.get(&url).call();
+        read("GET", url, answer)
+    }
+
+    /// All objects of a type.
+    pub fn list(&self, kind: ObjectType) -> Result<Vec<Value>, Error> {
+        match self.get(&format!("/api/v1/{}s/", kind.as_str()))? {
+            Value::Array(objects) => Ok(objects),
+            other => Err(Error::Refused(format!("expected a list of {}s, got {other}", kind.as_str()))),
+        }
+    }
+
+    /// One object.
+    pub fn object(&self, kind: ObjectType, key: &str) -> Result<Value, Error> {
+        self.get(&format!("/api/v1/{}s/{key}/", kind.as_str()))
+    }
+
+    /// One object and what is known of its use.
+    pub fn inspect(&self, kind: &str, key: &str) -> Result<Value, Error> {
+        self.get(&format!("/api/v1/inspect/{kind}s/{key}/"))
+    }
+
+    /// Makes or changes an object.
+    pub fn put(&self, kind: ObjectType, key: &str, object: &Value) -> Result<Value, Error> {
+        let url = format!("{}/api/v1/{}s/{key}/", self.base, kind.as_str());
+        let answer = self.agent.post(&url).send_json(object);
+        read("POST", url, answer)
+    }
+
+    /// Removes an object.
+    pub fn delete(&self, kind: ObjectType, key: &str) -> Result<(), Error> {
+        let url = format!("{}/api/v1/{}s/{key}/", self.base, kind.as_str());
+        let answer = self.agent.delete(&url).call();
+        read("DELETE", url, answer).map(drop)
+    }
+}
+
+fn read(
+    method: &'static str,
+    url: String,
+    answer: Result<http::Response<Body>, ureq::Error>,
+) -> Result<Value, Error> {
+    let failed = |source| Error::Request { method, url: url.clone(), source: Box::new(source) };
+    let mut answer = answer.map_err(failed)?;
+    let text = answer.body_mut().with_config().limit(1 << 30).read_to_string().map_err(failed)?;
+    if !answer.status().is_success() {
+        let line = text.lines().next().unwrap_or_default();
+        return Err(Error::Refused(if line.is_empty() {
+            format!("{method} {url}: netmaster answered {}", answer.status())
+        } else {
+            line.to_owned()
+        }));
+    }
+    serde_json::from_str(&text).map_err(|source| Error::Answer { method, url, source })
+}

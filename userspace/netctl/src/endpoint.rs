@@ -1,0 +1,12 @@
+//! `netctl endpoint`.
+
+use std::io::Write;
+
+use crate::{Error, cli::Endpoint, client::Client, listing::pretty};
+
+/// Runs one of the commands.
+pub fn run(client: &Client, command: &Endpoint, out: &mut dyn Write) -> Result<(), Error> {
+    match command {
+        Endpoint::Inspect { id } => pretty(out, &client.inspect("endpoint", id)?),
+    }
+}
