@@ -100,6 +100,13 @@ pub enum Key {
     EndpointOper(EndpointId),
     /// `/contiv.io/state/endpointGroups/<key>`.
     Group(GroupKey),
+    /// `/contiv.io/state/ipam/nets/<id>`: what changed in a large network's record since it was last written whole
+    /// (ours; gone when the network is at rest).
+    NetworkJournal(NetworkId),
+    /// `/contiv.io/state/ipam/endpointGroups/<key>`: the same of a group's pool.
+    GroupJournal(GroupKey),
+    /// `/contiv.io/state/group-ids/global`: the number that the next group gets (ours).
+    GroupIds,
     /// `/contiv.io/service/<name>/<ip>:<port>`.
     Service {
         /// The service's name.
@@ -124,9 +131,11 @@ const ENDPOINTS: &str = "/contiv.io/state/eps/";
 const ENDPOINTS_OPER: &str = "/contiv.io/oper/eps/";
 const GROUPS: &str = "/contiv.io/state/endpointGroups/";
 const NODES: &str = "/contiv.io/oper/node/";
+const NETWORK_JOURNALS: &str = "/contiv.io/state/ipam/nets/";
+const GROUP_JOURNALS: &str = "/contiv.io/state/ipam/endpointGroups/";
 
 /// What stands alone under its key.
-const SINGLES: [(&str, Key); 8] = [
+const SINGLES: [(&str, Key); 9] = [
     ("/contiv.io/master/config/global", Key::MasterConfig),
     ("/contiv.io/state/global/global", Key::GlobalState),
     ("/contiv.io/oper/global/global", Key::GlobalOper),
@@ -134,6 +143,7 @@ const SINGLES: [(&str, Key); 8] = [
     ("/contiv.io/oper/auto-vlan/global", Key::VlanPoolOper),
     ("/contiv.io/state/auto-vxlan/global", Key::VxlanPool),
     ("/contiv.io/oper/auto-vxlan/global", Key::VxlanPoolOper),
+    ("/contiv.io/state/group-ids/global", Key::GroupIds),
     (LEADER, Key::Leader),
 ];
 
@@ -145,6 +155,8 @@ impl fmt::Display for Key {
             Key::Endpoint(id) => write!(f, "{ENDPOINTS}{id}"),
             Key::EndpointOper(id) => write!(f, "{ENDPOINTS_OPER}{id}"),
             Key::Group(key) => write!(f, "{GROUPS}{key}"),
+            Key::NetworkJournal(id) => write!(f, "{NETWORK_JOURNALS}{id}"),
+            Key::GroupJournal(key) => write!(f, "{GROUP_JOURNALS}{key}"),
             Key::Service { name, address } => write!(f, "{SERVICE}{name}/{address}"),
             Key::NodeStatus(host) => write!(f, "{NODES}{host}"),
             single => match SINGLES.iter().find(|(_, key)| key == single) {
@@ -174,6 +186,12 @@ impl FromStr for Key {
         }
         if let Some(key) = last(GROUPS) {
             return Ok(Key::Group(key.into()));
+        }
+        if let Some(id) = last(NETWORK_JOURNALS) {
+            return Ok(Key::NetworkJournal(id.into()));
+        }
+        if let Some(key) = last(GROUP_JOURNALS) {
+            return Ok(Key::GroupJournal(key.into()));
         }
         if let Some(host) = last(NODES) {
             return Ok(Key::NodeStatus(host.into()));
@@ -213,6 +231,9 @@ mod tests {
             "/contiv.io/state/endpointGroups/gp:default",
             "/contiv.io/state/eps/h1-native-intf",
             "/contiv.io/state/global/global",
+            "/contiv.io/state/group-ids/global",
+            "/contiv.io/state/ipam/endpointGroups/gp:default",
+            "/contiv.io/state/ipam/nets/n1.a.b",
             "/contiv.io/state/nets/n1.a.b",
         ] {
             assert_eq!(path.parse::<Key>().unwrap().to_string(), path);

@@ -11,6 +11,7 @@
 
 #![deny(missing_docs)]
 
+pub mod api;
 pub mod bitset;
 pub mod endpoint;
 pub mod event;

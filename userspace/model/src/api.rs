@@ -1,0 +1,68 @@
+//! The objects of the REST API, as clients send and read them and as `obj/modeldb` keeps them
+//! (INVENTORY 1.4): same members, same order, nothing written that is empty.
+
+mod global;
+mod group;
+mod link;
+mod network;
+mod oper;
+mod tenant;
+
+pub use global::Global;
+pub use group::{EndpointGroup, EndpointGroupLinkSets, EndpointGroupLinks};
+pub use link::{Link, LinkSet};
+pub use network::{Network, NetworkLinkSets, NetworkLinks};
+pub use oper::{
+    EndpointGroupOper, EndpointInspect, EndpointOper, GlobalOper, Inspect, NetworkOper, TenantOper,
+};
+pub use tenant::{Tenant, TenantLinkSets};
+
+/// What `omitempty` leaves out of a number.
+pub(crate) fn is_zero(n: &i64) -> bool {
+    *n == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::{Serialize, de::DeserializeOwned};
+
+    use super::*;
+
+    fn round_trips<T: DeserializeOwned + Serialize>(body: &str) {
+        let value: T = serde_json::from_str(body).unwrap();
+        assert_eq!(serde_json::to_string(&value).unwrap(), body);
+    }
+
+    #[test]
+    fn objects_are_the_originals_to_the_byte() {
+        round_trips::<Global>(
+            r#"{"key":"global","arpMode":"proxy","fwdMode":"bridge","name":"global","networkInfraType":"default","pvtSubnet":"172.19.0.0/16","vlans":"1-4094","vxlans":"1-10000"}"#,
+        );
+        round_trips::<Tenant>(r#"{"key":"default","tenantName":"default","link-sets":{}}"#);
+        round_trips::<Tenant>(
+            r#"{"key":"t2","defaultNetwork":"net1","tenantName":"t2","link-sets":{"EndpointGroups":{"default:g1":{"type":"endpointGroup","key":"default:g1"}},"Networks":{"default:gn":{"type":"network","key":"default:gn"},"default:n1":{"type":"network","key":"default:n1"}}}}"#,
+        );
+        round_trips::<Network>(
+            r#"{"key":"default:nt","cfgdTag":"my-tag","encap":"vlan","networkName":"nt","nwType":"data","pktTag":500,"subnet":"10.4.0.0/24","tenantName":"default","link-sets":{},"links":{"Tenant":{"type":"tenant","key":"default"}}}"#,
+        );
+        round_trips::<EndpointGroup>(
+            r#"{"key":"default:gp","cfgdTag":"tag1","groupName":"gp","ipPool":"30.1.0.10-30.1.0.19","networkName":"gn","tenantName":"default","link-sets":{},"links":{"AppProfile":{},"NetProfile":{},"Network":{"type":"network","key":"default:gn"},"Tenant":{"type":"tenant","key":"default"}}}"#,
+        );
+    }
+
+    #[test]
+    fn what_is_seen_of_an_object_is_the_originals_to_the_byte() {
+        round_trips::<Inspect<Tenant, TenantOper>>(
+            r#"{"Config":{"key":"default","tenantName":"default","link-sets":{}},"Oper":{}}"#,
+        );
+        round_trips::<GlobalOper>(
+            r#"{"clusterMode":"test","freeVXLANsStart":2999,"numNetworks":3,"vlansInUse":"1","vxlansInUse":"3000, 3500"}"#,
+        );
+        round_trips::<EndpointInspect>(
+            r#"{"Oper":{"key":"cn-c2","containerName":"cn-c2","endpointGroupId":3,"endpointGroupKey":"eg:default","endpointID":"c2","homingHost":"h1","ipAddress":["41.1.0.2",""],"labels":"map[]","macAddress":"02:02:29:01:00:02","network":"en.default","serviceName":"eg"}}"#,
+        );
+        round_trips::<NetworkOper>(
+            r#"{"allocatedAddressesCount":4,"allocatedIPAddresses":"41.1.0.1","availableIPAddresses":"41.1.0.3","externalPktTag":1,"networkTag":"en.default","numEndpoints":4,"pktTag":3}"#,
+        );
+    }
+}

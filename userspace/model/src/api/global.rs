@@ -1,0 +1,30 @@
+use serde::{Deserialize, Serialize};
+
+/// The cluster's settings: the one object `global`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Global {
+    /// `global`.
+    pub key: String,
+    /// `proxy` or `flood`.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub arp_mode: String,
+    /// `bridge` or `routing`.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub fwd_mode: String,
+    /// `global`.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub name: String,
+    /// `default`, `aci` or `aci-opflex`.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub network_infra_type: String,
+    /// The subnet for the nodes' own access to pods, a /16.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub pvt_subnet: String,
+    /// The range of VLANs, `a-b`.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub vlans: String,
+    /// The range of VNIs, `a-b`.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub vxlans: String,
+}

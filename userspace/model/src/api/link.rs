@@ -1,0 +1,27 @@
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::key::ObjectType;
+
+/// A reference to another object; empty when there is none.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Link {
+    /// The type's name, as in paths.
+    #[serde(rename = "type", skip_serializing_if = "String::is_empty")]
+    pub kind: String,
+    /// The object's key.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub key: String,
+}
+
+/// References to objects, by their keys.
+pub type LinkSet = BTreeMap<String, Link>;
+
+impl Link {
+    /// A reference to the object `key` of type `kind`.
+    pub fn to(kind: ObjectType, key: impl Into<String>) -> Link {
+        Link { kind: kind.as_str().to_owned(), key: key.into() }
+    }
+}
