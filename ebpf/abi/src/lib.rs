@@ -1,1 +1,51 @@
+//! What the eBPF programs and the agent agree on: map names, capacities, keys, values, drop reasons.
+//!
+//! Every type is `#[repr(C)]` without padding, because the kernel hashes keys byte by byte: with the
+//! feature `user` the derives of bytemuck refuse padding at compile time, and the sizes are asserted
+//! on both sides. Addresses are byte arrays in wire order, so that `bpftool map dump` reads as one
+//! writes them.
 
+#![no_std]
+#![deny(missing_docs)]
+
+#[cfg(feature = "user")]
+extern crate std;
+
+mod drop_reason;
+mod forward;
+pub mod maps;
+mod order;
+mod segment;
+
+pub use drop_reason::{DropCount, DropReason};
+pub use forward::{
+    FdbEntry, FdbKey, FloodKey, Mac, NeighEntry, NeighKey, Node, Port, SegmentEntry, Vtep, v4_mapped,
+};
+pub use order::{Be16, Be32};
+pub use segment::Segment;
+
+/// The layout of the maps. Part of the pin path: an agent with another number does not touch these maps.
+pub const ABI_VERSION: u32 = 1;
+
+/// Derives what every type in a map needs, and fails to compile where the layout has changed.
+macro_rules! map_types {
+    ($($name:ty: $size:literal;)*) => {$(
+        const _: () = assert!(size_of::<$name>() == $size && align_of::<$name>() <= 8);
+        // SAFETY: repr(C), no padding (bytemuck's derive refuses it), every bit pattern is valid.
+        #[cfg(feature = "user")]
+        unsafe impl aya::Pod for $name {}
+    )*};
+}
+
+map_types! {
+    Segment: 8;
+    Port: 20;
+    SegmentEntry: 12;
+    FloodKey: 12;
+    FdbKey: 16;
+    FdbEntry: 8;
+    NeighKey: 24;
+    NeighEntry: 12;
+    Node: 8;
+    DropCount: 16;
+}

@@ -1,0 +1,45 @@
+//! The name of a network in the kernel.
+
+/// One broadcast domain: a VXLAN network or a VLAN. Frames never pass from one to another.
+///
+/// Exactly one of the two numbers is not zero; two fields rather than a tagged number, so that a map
+/// dump can be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
+#[repr(C)]
+pub struct Segment {
+    vni: u32,
+    vlan: u32,
+}
+
+impl Segment {
+    /// The network with this VXLAN identifier.
+    pub const fn vxlan(vni: u32) -> Self {
+        Segment { vni, vlan: 0 }
+    }
+
+    /// The network with this 802.1Q tag.
+    pub const fn vlan(vlan: u16) -> Self {
+        Segment { vni: 0, vlan: vlan as u32 }
+    }
+
+    /// The VXLAN identifier, unless the network is a VLAN.
+    pub const fn vni(self) -> Option<u32> {
+        if self.vni != 0 { Some(self.vni) } else { None }
+    }
+
+    /// The tag; zero for a VXLAN network.
+    pub const fn tag(self) -> u16 {
+        self.vlan as u16
+    }
+}
+
+#[cfg(feature = "user")]
+impl std::fmt::Display for Segment {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.vni() {
+            Some(vni) => write!(f, "vxlan {vni}"),
+            None => write!(f, "vlan {}", self.vlan),
+        }
+    }
+}

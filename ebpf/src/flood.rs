@@ -1,0 +1,82 @@
+//! Frames for many, or for an address that nobody told us of.
+
+use aya_ebpf::{bindings::__sk_buff, cty::c_void, helpers::generated::bpf_loop, programs::TcContext};
+use contiv_abi::{
+    DropReason, FloodKey, Segment, SegmentEntry,
+    maps::{PEERS_CAPACITY, PORTS_CAPACITY},
+};
+
+use crate::{maps, tunnel};
+
+/// One copy to every port of the network but `source` (zero: a frame from another node has no port here).
+#[inline(always)]
+pub(crate) fn to_ports(ctx: &TcContext, segment: Segment, entry: &SegmentEntry, source: u32) {
+    let mut walk = PortWalk { skb: ctx.skb.skb, segment, source };
+    each(entry.ports.min(PORTS_CAPACITY as u32), port_copy as *mut c_void, (&raw mut walk).cast());
+}
+
+/// One copy to every other node of the cluster.
+#[inline(always)]
+pub(crate) fn to_peers(ctx: &TcContext, vni: u32, out: u32, tos: u8) {
+    let mut walk = PeerWalk { skb: ctx.skb.skb, vni, out, tos: u32::from(tos) };
+    each(maps::peer_count().min(PEERS_CAPACITY as u32), peer_copy as *mut c_void, (&raw mut walk).cast());
+}
+
+/// `bpf_loop` and not a loop of our own: the verifier walks the body once, however long the list is.
+#[inline(always)]
+fn each(count: u32, body: *mut c_void, context: *mut c_void) {
+    // The result is how many rounds there were, or an error for more rounds than 2^23, which the
+    // capacities exclude.
+    // SAFETY: `body` is one of the two below, and `context` what it expects.
+    let _rounds = unsafe { bpf_loop(count, body, context, 0) };
+}
+
+#[repr(C)]
+struct PortWalk {
+    skb: *mut __sk_buff,
+    segment: Segment,
+    source: u32,
+}
+
+#[repr(C)]
+struct PeerWalk {
+    skb: *mut __sk_buff,
+    vni: u32,
+    out: u32,
+    tos: u32,
+}
+
+/// Goes on with the next slot.
+const NEXT: i64 = 0;
+
+extern "C" fn port_copy(slot: u64, walk: *mut PortWalk) -> i64 {
+    // SAFETY: `to_ports` passes its own `PortWalk`, which outlives the loop.
+    let walk = unsafe { &*walk };
+    let Some(ifindex) = maps::flood_slot(&FloodKey { segment: walk.segment, slot: slot as u32 }) else {
+        return NEXT;
+    };
+    if ifindex != walk.source {
+        clone_to(walk.skb, ifindex);
+    }
+    NEXT
+}
+
+extern "C" fn peer_copy(slot: u64, walk: *mut PeerWalk) -> i64 {
+    // SAFETY: `to_peers` passes its own `PeerWalk`, which outlives the loop.
+    let walk = unsafe { &*walk };
+    let Some(vtep) = maps::peer_slot(slot as u32) else { return NEXT };
+    let ctx = TcContext::new(walk.skb);
+    match tunnel::address(&ctx, walk.vni, vtep, walk.tos as u8) {
+        Ok(()) => clone_to(walk.skb, walk.out),
+        Err(reason) => maps::count_drop(reason, ctx.len()),
+    }
+    NEXT
+}
+
+#[inline(always)]
+fn clone_to(skb: *mut __sk_buff, ifindex: u32) {
+    let ctx = TcContext::new(skb);
+    if ctx.clone_redirect(ifindex, 0).is_err() {
+        maps::count_drop(DropReason::CloneFailed, ctx.len());
+    }
+}

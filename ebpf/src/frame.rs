@@ -1,0 +1,75 @@
+//! Headers, read from the frame by value: a frame may lie in pieces, and a copy needs no bounds checks.
+
+use aya_ebpf::programs::TcContext;
+use contiv_abi::{Be16, DropReason, Mac};
+
+/// Length of the Ethernet header, where what follows begins.
+pub(crate) const ETHERNET: usize = 14;
+
+pub(crate) const ARP: Be16 = Be16::new(0x0806);
+pub(crate) const IPV4: Be16 = Be16::new(0x0800);
+pub(crate) const IPV6: Be16 = Be16::new(0x86dd);
+pub(crate) const VLAN: Be16 = Be16::new(0x8100);
+pub(crate) const QINQ: Be16 = Be16::new(0x88a8);
+
+/// The Ethernet header.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Ethernet {
+    pub(crate) destination: Mac,
+    pub(crate) source: Mac,
+    pub(crate) kind: Be16,
+}
+
+impl Ethernet {
+    /// Reads and checks what is true of every frame that we forward.
+    #[inline(always)]
+    pub(crate) fn read(ctx: &TcContext) -> Result<Ethernet, DropReason> {
+        let ethernet = load::<Ethernet>(ctx, 0)?;
+        if is_group(&ethernet.source) { Err(DropReason::GroupSource) } else { Ok(ethernet) }
+    }
+
+    /// True of a frame for many.
+    #[inline(always)]
+    pub(crate) fn is_group(&self) -> bool {
+        is_group(&self.destination)
+    }
+
+    /// True of 01:80:c2:00:00:00 to :0f, which 802.1Q bridges never forward.
+    #[inline(always)]
+    pub(crate) fn is_link_local(&self) -> bool {
+        let [a, b, c, d, e, f] = self.destination;
+        // As numbers: a comparison of arrays would be a call.
+        u32::from_be_bytes([a, b, c, d]) == 0x0180_c200 && e == 0 && f & 0xf0 == 0
+    }
+
+    /// True of a frame with a tag in its bytes.
+    #[inline(always)]
+    pub(crate) fn is_tagged(&self) -> bool {
+        self.kind == VLAN || self.kind == QINQ
+    }
+}
+
+#[inline(always)]
+fn is_group(mac: &Mac) -> bool {
+    mac[0] & 1 == 1
+}
+
+/// Reads a header; a frame that ends before it does is malformed.
+#[inline(always)]
+pub(crate) fn load<T>(ctx: &TcContext, offset: usize) -> Result<T, DropReason> {
+    ctx.load(offset).map_err(|_| DropReason::Malformed)
+}
+
+/// The TOS byte or traffic class of the packet inside, without its ECN bits, which the tunnel device
+/// carries over itself; zero for what is not IP.
+#[inline(always)]
+pub(crate) fn class_of_service(ctx: &TcContext, ethernet: &Ethernet) -> u8 {
+    const DSCP: u8 = 0xfc;
+    let Ok([first, second]) = ctx.load::<[u8; 2]>(ETHERNET) else { return 0 };
+    match ethernet.kind {
+        IPV4 => second & DSCP,
+        IPV6 => (first << 4 | second >> 4) & DSCP,
+        _ => 0,
+    }
+}

@@ -1,0 +1,94 @@
+//! The forwarding programs of the eBPF datapath: one per way in, each a short chain of stages.
+//!
+//! ```text
+//! pod veth, ingress   -> pod::receive     -> neighbour::answer -> forward / flood
+//! VXLAN device        -> overlay::receive -> neighbour::answer -> forward / flood
+//! VLAN uplink         -> uplink::receive  -> neighbour::answer -> forward / flood
+//! ```
+//!
+//! The stages of policy, services and quality of service stand between `neighbour` and `forward`: source
+//! endpoint (anti-spoof) -> connection tracking -> service -> policy -> DSCP and rate. With them come a
+//! program on the egress towards the pod (`to_pod`) and an XDP program on the uplink.
+//!
+//! A stage returns a [`Verdict`]; only this file turns one into a code of the kernel.
+
+#![no_std]
+#![no_main]
+
+mod flood;
+mod frame;
+mod maps;
+mod neighbour;
+mod overlay;
+mod pod;
+mod tunnel;
+mod uplink;
+mod verdict;
+
+use aya_ebpf::{
+    bindings::{TC_ACT_OK, TC_ACT_SHOT},
+    helpers::generated::{bpf_redirect, bpf_redirect_peer, bpf_skb_change_type},
+    macros::classifier,
+    programs::TcContext,
+};
+use contiv_abi::DropReason;
+use verdict::Verdict;
+
+/// `PACKET_HOST`: for the receiving stack.
+const PACKET_HOST: u32 = 0;
+
+/// A frame that a pod sent: ingress of the host end of its veth pair.
+#[classifier]
+fn ctv_from_pod(ctx: TcContext) -> i32 {
+    finish(&ctx, pod::receive(&ctx))
+}
+
+/// A frame from another node's tunnel: ingress of the VXLAN device.
+#[classifier]
+fn ctv_from_vxlan(ctx: TcContext) -> i32 {
+    finish(&ctx, overlay::receive(&ctx))
+}
+
+/// A frame from the wire: ingress of the VLAN uplink.
+#[classifier]
+fn ctv_from_uplink(ctx: TcContext) -> i32 {
+    finish(&ctx, uplink::receive(&ctx))
+}
+
+#[inline(always)]
+fn finish(ctx: &TcContext, verdict: Verdict) -> i32 {
+    match verdict {
+        Verdict::Pass => TC_ACT_OK,
+        // Every copy is on its way; what is left of the original is of no use to anyone. TCX knows no
+        // "stolen", so it goes the way of a drop, uncounted.
+        Verdict::Delivered => TC_ACT_SHOT,
+        Verdict::Drop(reason) => {
+            maps::count_drop(reason, ctx.len());
+            TC_ACT_SHOT
+        }
+        Verdict::Pod(ifindex) => {
+            // The host end took the frame for a stranger's (its destination is not the host end's own
+            // address), and the pod's stack would believe it.
+            // SAFETY: the context is the one that the kernel gave to this program.
+            if unsafe { bpf_skb_change_type(ctx.skb.skb, PACKET_HOST) } != 0 {
+                maps::count_drop(DropReason::RewriteFailed, ctx.len());
+                return TC_ACT_SHOT;
+            }
+            // SAFETY: a helper without memory arguments.
+            (unsafe { bpf_redirect_peer(ifindex, 0) }) as i32
+        }
+        // SAFETY: a helper without memory arguments.
+        Verdict::Out(ifindex) => (unsafe { bpf_redirect(ifindex, 0) }) as i32,
+    }
+}
+
+#[cfg(not(test))]
+#[panic_handler]
+fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {
+    loop {}
+}
+
+// Helpers such as `bpf_redirect_peer` are open to programs under a compatible licence only.
+#[unsafe(link_section = "license")]
+#[unsafe(no_mangle)]
+static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

@@ -1,0 +1,102 @@
+//! The maps, as `contiv_abi::maps` describes them.
+
+use aya_ebpf::{
+    btf_maps::{Array, HashMap, PerCpuArray},
+    macros::btf_map,
+};
+use contiv_abi::{
+    DropCount, DropReason, FdbEntry, FdbKey, FloodKey, NeighEntry, NeighKey, Node, Port, Segment,
+    SegmentEntry, Vtep,
+    maps::{
+        BUILD_LEN, DROP_REASONS, FDB_CAPACITY, FLOOD_CAPACITY, NEIGH_CAPACITY, PEERS_CAPACITY,
+        PORTS_CAPACITY, SEGMENTS_CAPACITY,
+    },
+};
+
+/// Entries take memory as they come, not all at start.
+const NO_PREALLOC: usize = aya_ebpf::bindings::BPF_F_NO_PREALLOC as usize;
+
+#[btf_map(name = "ctv_ports")]
+static PORTS: HashMap<u32, Port, PORTS_CAPACITY, NO_PREALLOC> = HashMap::new();
+
+#[btf_map(name = "ctv_segs")]
+static SEGMENTS: HashMap<Segment, SegmentEntry, SEGMENTS_CAPACITY, NO_PREALLOC> = HashMap::new();
+
+#[btf_map(name = "ctv_flood")]
+static FLOOD: HashMap<FloodKey, u32, FLOOD_CAPACITY, NO_PREALLOC> = HashMap::new();
+
+#[btf_map(name = "ctv_fdb")]
+static FDB: HashMap<FdbKey, FdbEntry, FDB_CAPACITY, NO_PREALLOC> = HashMap::new();
+
+#[btf_map(name = "ctv_neigh")]
+static NEIGH: HashMap<NeighKey, NeighEntry, NEIGH_CAPACITY, NO_PREALLOC> = HashMap::new();
+
+#[btf_map(name = "ctv_vteps")]
+static VTEPS: Array<Vtep, PEERS_CAPACITY> = Array::new();
+
+#[btf_map(name = "ctv_peers")]
+static PEERS: HashMap<Vtep, u32, PEERS_CAPACITY, NO_PREALLOC> = HashMap::new();
+
+#[btf_map(name = "ctv_node")]
+static NODE: Array<Node, 1> = Array::new();
+
+#[btf_map(name = "ctv_drops")]
+static DROPS: PerCpuArray<DropCount, DROP_REASONS> = PerCpuArray::new();
+
+/// Only the agent reads and writes it.
+#[btf_map(name = "ctv_build")]
+static BUILD: Array<[u8; BUILD_LEN], 1> = Array::new();
+
+macro_rules! copy_out {
+    ($(#[$doc:meta])* $name:ident, $map:ident, $key:ty => $value:ty) => {
+        $(#[$doc])*
+        #[inline(always)]
+        pub(crate) fn $name(key: &$key) -> Option<$value> {
+            // SAFETY: the value is copied at once. An entry that the agent replaces meanwhile is a new
+            // element; the old one stays until this program has returned (RCU).
+            unsafe { $map.get(key) }.copied()
+        }
+    };
+}
+
+copy_out!(/// The port with this interface index.
+    port, PORTS, u32 => Port);
+copy_out!(/// The network, if this node has it.
+    segment, SEGMENTS, Segment => SegmentEntry);
+copy_out!(/// The interface in a slot of a flood list.
+    flood_slot, FLOOD, FloodKey => u32);
+copy_out!(/// Where an Ethernet address is.
+    destination, FDB, FdbKey => FdbEntry);
+copy_out!(/// Whose a network-layer address is.
+    neighbour, NEIGH, NeighKey => NeighEntry);
+
+/// Whether tunnelled frames are taken from this node.
+#[inline(always)]
+pub(crate) fn is_peer(vtep: &Vtep) -> bool {
+    PEERS.get_ptr(vtep).is_some()
+}
+
+/// The node in a slot of the list of peers.
+#[inline(always)]
+pub(crate) fn peer_slot(slot: u32) -> Option<Vtep> {
+    VTEPS.get(slot).copied()
+}
+
+/// How many slots of the list of peers are in use.
+#[inline(always)]
+pub(crate) fn peer_count() -> u32 {
+    NODE.get(0).map_or(0, |node| node.peers)
+}
+
+/// Adds one frame of `len` bytes to a reason's count on this CPU.
+#[inline(always)]
+pub(crate) fn count_drop(reason: DropReason, len: u32) {
+    if let Some(count) = DROPS.get_ptr_mut(reason as u32) {
+        // SAFETY: this CPU's own slot; a program on it is not interrupted by another that writes here
+        // except in nested softirq processing, where at worst one count is lost.
+        unsafe {
+            (*count).packets += 1;
+            (*count).bytes += u64::from(len);
+        }
+    }
+}

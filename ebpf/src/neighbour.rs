@@ -1,0 +1,246 @@
+//! ARP requests and IPv6 neighbour solicitations, answered in place for the endpoints that we know.
+//!
+//! What is asked for anybody else, and what merely looks like a question (other hardware types,
+//! extension headers), goes on as an ordinary frame: somebody out there may answer.
+
+use aya_ebpf::{
+    bindings::BPF_F_RECOMPUTE_CSUM,
+    helpers::generated::{bpf_csum_diff, bpf_skb_change_tail},
+    programs::TcContext,
+};
+use contiv_abi::{Be16, DropReason, Mac, NeighEntry, NeighKey, Segment, v4_mapped};
+
+use crate::{
+    frame::{self, ETHERNET, Ethernet},
+    maps,
+};
+
+/// For whom a question is answered.
+#[derive(Clone, Copy)]
+pub(crate) enum Asker {
+    /// A pod on this port: for everyone but itself.
+    Port(u32),
+    /// Another node or the wire: for our own pods; the others' nodes answer for theirs.
+    Outside,
+}
+
+impl Asker {
+    #[inline(always)]
+    fn gets(self, owner: &NeighEntry) -> bool {
+        match self {
+            Asker::Port(ifindex) => owner.ifindex != ifindex,
+            Asker::Outside => owner.ifindex != 0,
+        }
+    }
+}
+
+/// True when the frame was a question and has become the answer, to be sent back where it came from.
+#[inline(always)]
+pub(crate) fn answer(
+    ctx: &TcContext,
+    ethernet: &Ethernet,
+    segment: Segment,
+    asker: Asker,
+) -> Result<bool, DropReason> {
+    match ethernet.kind {
+        frame::ARP => answer_arp(ctx, ethernet, segment, asker),
+        frame::IPV6 => answer_solicitation(ctx, ethernet, segment, asker),
+        _ => Ok(false),
+    }
+}
+
+#[inline(always)]
+fn owner_of(segment: Segment, ip: [u8; 16], asker: Asker) -> Option<NeighEntry> {
+    maps::neighbour(&NeighKey { segment, ip }).filter(|owner| asker.gets(owner))
+}
+
+/// ARP for IPv4 over Ethernet, after the Ethernet header.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Arp {
+    form: ArpForm,
+    operation: Be16,
+    sender_mac: Mac,
+    sender_ip: [u8; 4],
+    target_mac: Mac,
+    target_ip: [u8; 4],
+}
+
+#[derive(Clone, Copy, PartialEq)]
+#[repr(C)]
+struct ArpForm {
+    hardware: Be16,
+    protocol: Be16,
+    address_lengths: Be16,
+}
+
+const ETHERNET_IPV4: ArpForm =
+    ArpForm { hardware: Be16::new(1), protocol: frame::IPV4, address_lengths: Be16::new(0x0604) };
+const REQUEST: Be16 = Be16::new(1);
+const REPLY: Be16 = Be16::new(2);
+
+#[repr(C)]
+struct ArpFrame {
+    ethernet: Ethernet,
+    arp: Arp,
+}
+const _: () = assert!(size_of::<ArpFrame>() == 42);
+
+#[inline(always)]
+fn answer_arp(
+    ctx: &TcContext,
+    ethernet: &Ethernet,
+    segment: Segment,
+    asker: Asker,
+) -> Result<bool, DropReason> {
+    let question = frame::load::<Arp>(ctx, ETHERNET)?;
+    if question.form != ETHERNET_IPV4 || question.operation != REQUEST {
+        return Ok(false);
+    }
+    let Some(owner) = owner_of(segment, v4_mapped(question.target_ip), asker) else {
+        return Ok(false);
+    };
+    let reply = ArpFrame {
+        ethernet: Ethernet { destination: ethernet.source, source: owner.mac, kind: frame::ARP },
+        arp: Arp {
+            form: ETHERNET_IPV4,
+            operation: REPLY,
+            sender_mac: owner.mac,
+            sender_ip: question.target_ip,
+            target_mac: question.sender_mac,
+            target_ip: question.sender_ip,
+        },
+    };
+    write(ctx, &reply)?;
+    Ok(true)
+}
+
+/// Where the fields of a solicitation are.
+mod at {
+    use crate::frame::ETHERNET;
+
+    pub(super) const NEXT_HEADER_AND_HOP_LIMIT: usize = ETHERNET + 6;
+    pub(super) const SOURCE: usize = ETHERNET + 8;
+    pub(super) const TYPE_AND_CODE: usize = ETHERNET + 40;
+    pub(super) const TARGET: usize = ETHERNET + 40 + 8;
+}
+
+#[repr(C)]
+struct AdvertisementFrame {
+    ethernet: Ethernet,
+    version_class_label: [u8; 4],
+    payload_len: Be16,
+    next_header_and_hop_limit: [u8; 2],
+    summed: Summed,
+}
+
+/// What the checksum covers, beside the length and the protocol.
+#[repr(C)]
+struct Summed {
+    source: [u8; 16],
+    destination: [u8; 16],
+    type_and_code: [u8; 2],
+    checksum: [u8; 2],
+    flags: [u8; 4],
+    target: [u8; 16],
+    option: [u8; 2],
+    mac: Mac,
+}
+const _: () = assert!(size_of::<AdvertisementFrame>() == 86 && size_of::<Summed>() == 64);
+
+/// Length of the message, from its type to the end of its one option.
+const ADVERTISEMENT_LEN: u16 = 32;
+const ICMPV6: u8 = 58;
+/// Neighbour discovery counts only when no router has touched it.
+const FROM_THE_LINK: u8 = 255;
+const SOLICITATION: [u8; 2] = [135, 0];
+const ADVERTISEMENT: [u8; 2] = [136, 0];
+const SOLICITED: u8 = 0x40;
+const OVERRIDE: u8 = 0x20;
+/// The option's type, and its length in units of 8 bytes.
+const TARGET_LINK_ADDRESS: [u8; 2] = [2, 1];
+const ALL_NODES: [u8; 16] = [0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
+const ALL_NODES_MAC: Mac = [0x33, 0x33, 0, 0, 0, 1];
+
+#[inline(always)]
+fn answer_solicitation(
+    ctx: &TcContext,
+    ethernet: &Ethernet,
+    segment: Segment,
+    asker: Asker,
+) -> Result<bool, DropReason> {
+    let [next_header, hop_limit] = frame::load::<[u8; 2]>(ctx, at::NEXT_HEADER_AND_HOP_LIMIT)?;
+    if next_header != ICMPV6 || hop_limit != FROM_THE_LINK {
+        return Ok(false);
+    }
+    if frame::load::<[u8; 2]>(ctx, at::TYPE_AND_CODE)? != SOLICITATION {
+        return Ok(false);
+    }
+    let target = frame::load::<[u8; 16]>(ctx, at::TARGET)?;
+    let Some(owner) = owner_of(segment, target, asker) else {
+        return Ok(false);
+    };
+    let source = frame::load::<[u8; 16]>(ctx, at::SOURCE)?;
+    // Duplicate address detection asks from the unspecified address, and everybody hears the answer.
+    let probe = source.iter().fold(0, |all, byte| all | byte) == 0;
+    let mut reply = AdvertisementFrame {
+        ethernet: Ethernet {
+            destination: if probe { ALL_NODES_MAC } else { ethernet.source },
+            source: owner.mac,
+            kind: frame::IPV6,
+        },
+        version_class_label: [0x60, 0, 0, 0],
+        payload_len: Be16::new(ADVERTISEMENT_LEN),
+        next_header_and_hop_limit: [ICMPV6, FROM_THE_LINK],
+        summed: Summed {
+            source: target,
+            destination: if probe { ALL_NODES } else { source },
+            type_and_code: ADVERTISEMENT,
+            checksum: [0; 2],
+            flags: [if probe { OVERRIDE } else { OVERRIDE | SOLICITED }, 0, 0, 0],
+            target,
+            option: TARGET_LINK_ADDRESS,
+            mac: owner.mac,
+        },
+    };
+    reply.summed.checksum = checksum(&mut reply.summed);
+    resize(ctx, size_of::<AdvertisementFrame>() as u32)?;
+    write(ctx, &reply)?;
+    Ok(true)
+}
+
+/// The ICMPv6 checksum of a message whose own checksum is still zero.
+#[inline(always)]
+fn checksum(summed: &mut Summed) -> [u8; 2] {
+    // The rest of the pseudo header; like the sum itself, in 16-bit words as they lie in memory.
+    let seed = u32::from(ADVERTISEMENT_LEN.to_be()) + u32::from(u16::from(ICMPV6).to_be());
+    // SAFETY: the buffer is as long as the length says.
+    let sum = unsafe {
+        bpf_csum_diff(
+            core::ptr::null_mut(),
+            0,
+            core::ptr::from_mut(summed).cast(),
+            size_of::<Summed>() as u32,
+            seed,
+        )
+    } as u32;
+    let sum = (sum & 0xffff) + (sum >> 16);
+    let sum = (sum & 0xffff) + (sum >> 16);
+    (!(sum as u16)).to_ne_bytes()
+}
+
+#[inline(always)]
+fn resize(ctx: &TcContext, len: u32) -> Result<(), DropReason> {
+    // SAFETY: the context is the one that the kernel gave to this program.
+    if unsafe { bpf_skb_change_tail(ctx.skb.skb, len, 0) } == 0 {
+        Ok(())
+    } else {
+        Err(DropReason::RewriteFailed)
+    }
+}
+
+/// Overwrites the beginning of the frame.
+#[inline(always)]
+fn write<T>(ctx: &TcContext, headers: &T) -> Result<(), DropReason> {
+    ctx.store(0, headers, u64::from(BPF_F_RECOMPUTE_CSUM)).map_err(|_| DropReason::RewriteFailed)
+}

@@ -1,0 +1,47 @@
+//! Frames from the tunnels of other nodes.
+
+use aya_ebpf::programs::TcContext;
+use contiv_abi::{DropReason, FdbKey, Segment, SegmentEntry};
+
+use crate::{
+    flood,
+    frame::{self, Ethernet},
+    maps,
+    neighbour::{self, Asker},
+    tunnel,
+    verdict::Verdict,
+};
+
+#[inline(always)]
+pub(crate) fn receive(ctx: &TcContext) -> Verdict {
+    forward(ctx).unwrap_or_else(Verdict::from)
+}
+
+#[inline(always)]
+fn forward(ctx: &TcContext) -> Result<Verdict, DropReason> {
+    let origin = tunnel::origin(ctx)?;
+    if !maps::is_peer(&origin.vtep) {
+        return Err(DropReason::UnknownPeer);
+    }
+    let segment = Segment::vxlan(origin.vni);
+    let entry = maps::segment(&segment).ok_or(DropReason::UnknownSegment)?;
+    let ethernet = Ethernet::read(ctx)?;
+    if entry.flags & SegmentEntry::PROXY != 0 && neighbour::answer(ctx, &ethernet, segment, Asker::Outside)? {
+        tunnel::address(ctx, origin.vni, origin.vtep, frame::class_of_service(ctx, &ethernet))?;
+        return Ok(Verdict::Out(entry.out));
+    }
+    let known = if ethernet.is_group() {
+        None
+    } else {
+        maps::destination(&FdbKey::new(segment, ethernet.destination))
+    };
+    match known {
+        Some(place) if place.ifindex != 0 => Ok(Verdict::Pod(place.ifindex)),
+        // Never from one tunnel into another: every node floods to all of them itself.
+        Some(_) => Err(DropReason::NotLocal),
+        None => {
+            flood::to_ports(ctx, segment, &entry, 0);
+            Ok(Verdict::Delivered)
+        }
+    }
+}

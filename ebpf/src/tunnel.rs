@@ -1,0 +1,61 @@
+//! The tunnel key that travels beside a frame to and from the VXLAN device.
+
+use aya_ebpf::{
+    bindings::{BPF_F_ZERO_CSUM_TX, bpf_tunnel_key},
+    helpers::generated::{bpf_skb_get_tunnel_key, bpf_skb_set_tunnel_key},
+    programs::TcContext,
+};
+use contiv_abi::{DropReason, Vtep};
+
+/// The beginning of `bpf_tunnel_key`, which every kernel accepts in this length.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Key {
+    id: u32,
+    /// The other end: the receiver on the way out, the sender on the way in. In the machine's order.
+    remote: u32,
+    rest_of_ipv6: [u32; 3],
+    tos: u8,
+    ttl: u8,
+    ext: u16,
+}
+
+const KEY_LEN: u32 = size_of::<Key>() as u32;
+const _: () = assert!(size_of::<Key>() == core::mem::offset_of!(bpf_tunnel_key, tunnel_label));
+
+/// Hops that a tunnelled frame may take, as OVS sets it.
+const TTL: u8 = 64;
+
+/// Where a frame came from.
+pub(crate) struct Origin {
+    pub(crate) vni: u32,
+    pub(crate) vtep: Vtep,
+}
+
+/// The key that the VXLAN device found on the wire.
+#[inline(always)]
+pub(crate) fn origin(ctx: &TcContext) -> Result<Origin, DropReason> {
+    let mut key = Key { id: 0, remote: 0, rest_of_ipv6: [0; 3], tos: 0, ttl: 0, ext: 0 };
+    // SAFETY: `key` is as long as the length says, and the helper writes no more.
+    let got =
+        unsafe { bpf_skb_get_tunnel_key(ctx.skb.skb, (&raw mut key).cast::<bpf_tunnel_key>(), KEY_LEN, 0) };
+    if got == 0 {
+        Ok(Origin { vni: key.id, vtep: key.remote.to_be_bytes() })
+    } else {
+        Err(DropReason::NoTunnelKey)
+    }
+}
+
+/// Addresses the frame to a node; it leaves when it is sent to the VXLAN device.
+#[inline(always)]
+pub(crate) fn address(ctx: &TcContext, vni: u32, vtep: Vtep, tos: u8) -> Result<(), DropReason> {
+    let remote = u32::from_be_bytes(vtep);
+    let mut key = Key { id: vni, remote, rest_of_ipv6: [0; 3], tos, ttl: TTL, ext: 0 };
+    // Checksum zero: userspace OVS drops an outer checksum that was left for hardware to finish.
+    let flags = u64::from(BPF_F_ZERO_CSUM_TX);
+    // SAFETY: `key` is as long as the length says, and the helper only reads it.
+    let set = unsafe {
+        bpf_skb_set_tunnel_key(ctx.skb.skb, (&raw mut key).cast::<bpf_tunnel_key>(), KEY_LEN, flags)
+    };
+    if set == 0 { Ok(()) } else { Err(DropReason::RewriteFailed) }
+}

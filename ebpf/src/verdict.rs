@@ -1,0 +1,24 @@
+//! What a stage decides.
+
+use contiv_abi::DropReason;
+
+/// The end of a frame's way through the stages.
+#[must_use]
+pub(crate) enum Verdict {
+    /// Not ours: the host's stack has it.
+    Pass,
+    /// Goes no further; counted.
+    Drop(DropReason),
+    /// All its copies have been sent.
+    Delivered,
+    /// To the pod whose host end has this interface index.
+    Pod(u32),
+    /// Leaves by the interface with this index.
+    Out(u32),
+}
+
+impl From<DropReason> for Verdict {
+    fn from(reason: DropReason) -> Self {
+        Verdict::Drop(reason)
+    }
+}
