@@ -1,0 +1,183 @@
+//! The compiler for `bpfel-unknown-none`: found, or unpacked from Debian's packages into a folder of our own.
+//!
+//! Debian's `rustc-web` comes with a compiled `core` for BPF, so neither nightly nor rust-src is needed, and nothing
+//! is installed into the system.
+
+use std::{
+    env, fs, io,
+    os::unix::fs::{PermissionsExt as _, symlink},
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context as _, Result};
+
+use super::debian;
+use crate::{
+    progress::step,
+    workspace::{Workspace, find_program, output, run_logged},
+};
+
+pub(super) const ADVICE: &str = "a Rust compiler for BPF: `rustup toolchain install nightly --component rust-src` and \
+     `cargo install bpf-linker`, or set CONTIV_BPF_TOOLCHAIN to a prefix that has \
+     lib/rustlib/bpfel-unknown-none and bin/bpf-linker";
+
+const PREFIX_VARIABLE: &str = "CONTIV_BPF_TOOLCHAIN";
+const LINKER_VERSION: &str = "0.13.0";
+const LIBRARIES: &str = "lib/rustlib/bpfel-unknown-none/lib";
+
+/// Whether something here can build `ebpf/`. The agent's build script looks in the same order: a prefix that the
+/// environment names, our own, Debian's packages installed as usual, rustup's nightly with rust-src.
+pub(crate) fn available(workspace: &Workspace) -> bool {
+    if let Some(prefix) = env::var_os(PREFIX_VARIABLE) {
+        // Whoever names a folder wants that one.
+        return complete(Path::new(&prefix));
+    }
+    if complete(&default_prefix(workspace)) {
+        return true;
+    }
+    let libraries = Path::new("/usr").join(LIBRARIES).is_dir();
+    find_program("bpf-linker").is_some() && (libraries || nightly_has_source(workspace))
+}
+
+fn complete(prefix: &Path) -> bool {
+    prefix.join(LIBRARIES).is_dir()
+        && prefix.join("bin/rustc").is_file()
+        && prefix.join("bin/bpf-linker").is_file()
+}
+
+fn default_prefix(workspace: &Workspace) -> PathBuf {
+    workspace.path(".bpf-toolchain")
+}
+
+fn nightly_has_source(workspace: &Workspace) -> bool {
+    let mut rustc = workspace.command("rustup");
+    let sysroot = output(rustc.args(["run", "nightly", "rustc", "--print", "sysroot"]));
+    sysroot.is_ok_and(|path| Path::new(path.trim()).join("lib/rustlib/src/rust/library/core").is_dir())
+}
+
+/// Builds the prefix beside its final place and renames it, so that what is there is always whole.
+pub(super) fn install(workspace: &Workspace) -> Result<()> {
+    let prefix = env::var_os(PREFIX_VARIABLE).map_or_else(|| default_prefix(workspace), PathBuf::from);
+    let work = sibling(&prefix, "partial");
+    remove(&work)?;
+    fs::create_dir_all(work.join("packages")).with_context(|| format!("make {}", work.display()))?;
+    let packages = packages(workspace)?;
+    step("BPF compiler: fetch (117 MB)", || {
+        let mut fetch = Command::new("apt-get");
+        // apt drops its rights for downloads where it can; the folder is ours alone, so it need not.
+        fetch.args(["-q", "-o", "APT::Sandbox::User=root", "download"]).args(&packages.names);
+        run_logged(fetch.current_dir(work.join("packages")), &debian::log(workspace, "bpf-fetch.log")?)
+    })?;
+    step("BPF compiler: unpack", || unpack(&work))?;
+    step(&format!("bpf-linker {LINKER_VERSION}: build"), || build_linker(workspace, &work, &packages.llvm))?;
+    let previous = sibling(&prefix, "previous");
+    remove(&previous)?;
+    if prefix.exists() {
+        fs::rename(&prefix, &previous).context("set the incomplete BPF compiler aside")?;
+    }
+    fs::rename(&work, &prefix).with_context(|| format!("put the BPF compiler at {}", prefix.display()))?;
+    remove(&previous)
+}
+
+fn sibling(prefix: &Path, suffix: &str) -> PathBuf {
+    let mut name = prefix.as_os_str().to_owned();
+    name.push(format!(".{suffix}"));
+    name.into()
+}
+
+fn remove(path: &Path) -> Result<()> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        result => result.with_context(|| format!("remove {}", path.display())),
+    }
+}
+
+#[derive(Debug)]
+struct Packages {
+    names: Vec<String>,
+    /// Major version of LLVM, which bpf-linker must be built for.
+    llvm: String,
+}
+
+/// Two of the names carry versions that change with Debian's updates.
+fn packages(workspace: &Workspace) -> Result<Packages> {
+    let fixed = ["rustc-web", "libstd-rust-web-dev", "libstd-rust-web-dev-bpf"];
+    debian::update_if_unknown(workspace, &fixed)?;
+    let depends = |package: &str, start: &str| -> Result<String> {
+        let text = output(workspace.command("apt-cache").env("LC_ALL", "C").args(["depends", package]))?;
+        text.lines()
+            .filter_map(|line| line.trim().strip_prefix("Depends: "))
+            .find(|name| {
+                name.strip_prefix(start).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+            })
+            .map(str::to_owned)
+            .with_context(|| format!("{package} depends on no {start}<version>"))
+    };
+    let driver = depends("libstd-rust-web-dev", "libstd-rust-web-")?;
+    let llvm_library = depends(&driver, "libllvm")?;
+    let llvm = llvm_library.trim_start_matches("libllvm").to_owned();
+    let names = fixed.into_iter().map(str::to_owned).chain([driver, llvm_library]).collect();
+    Ok(Packages { names, llvm })
+}
+
+fn unpack(work: &Path) -> Result<()> {
+    let tree = work.join("tree");
+    for entry in fs::read_dir(work.join("packages"))? {
+        output(Command::new("dpkg-deb").arg("--extract").arg(entry?.path()).arg(&tree))?;
+    }
+    let library = work.join("lib");
+    fs::create_dir_all(&library)?;
+    fs::create_dir_all(work.join("bin"))?;
+    fs::create_dir_all(work.join("libexec"))?;
+    fs::rename(tree.join("usr/bin/rustc"), work.join("libexec/rustc"))?;
+    fs::rename(tree.join("usr/lib/rustlib"), library.join("rustlib"))?;
+    // librustc_driver and libLLVM, in Debian's folder for the architecture.
+    for folder in fs::read_dir(tree.join("usr/lib"))? {
+        let folder = folder?.path();
+        for entry in fs::read_dir(&folder)? {
+            let entry = entry?;
+            fs::rename(entry.path(), library.join(entry.file_name()))?;
+        }
+    }
+    link_llvm(&library)?;
+    let wrapper = work.join("bin/rustc");
+    fs::write(&wrapper, WRAPPER)?;
+    fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755))?;
+    remove(&tree)?;
+    remove(&work.join("packages"))
+}
+
+const WRAPPER: &str = r#"#!/bin/sh
+# Debian's rustc-web with its own libraries; installs nothing into the system.
+prefix=$(CDPATH= cd -- "$(dirname -- "$0")/.." && pwd)
+LD_LIBRARY_PATH="$prefix/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" exec "$prefix/libexec/rustc" --sysroot "$prefix" "$@"
+"#;
+
+/// bpf-linker looks for `libLLVM.so`, which only Debian's development package has.
+fn link_llvm(library: &Path) -> Result<()> {
+    let name = fs::read_dir(library)?
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .find(|name| name.starts_with("libLLVM.so."))
+        .context("Debian's libllvm has no libLLVM.so.<version>")?;
+    symlink(name, library.join("libLLVM.so")).context("link libLLVM.so")
+}
+
+fn build_linker(workspace: &Workspace, work: &Path, llvm: &str) -> Result<()> {
+    let mut install = workspace.cargo();
+    install
+        .args(["install", "bpf-linker", "--locked", "--no-default-features", "--version", LINKER_VERSION])
+        .args(["--features", &format!("llvm-{llvm}"), "--root"])
+        .arg(work)
+        // Its speed hardly matters, that of its build does.
+        .env("CARGO_PROFILE_RELEASE_DEBUG", "0")
+        .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1")
+        .env("CARGO_TARGET_DIR", work.join("build"))
+        .env("LLVM_PREFIX", work)
+        .env("RUSTFLAGS", "-Clink-arg=-Wl,-rpath,$ORIGIN/../lib");
+    run_logged(&mut install, &debian::log(workspace, "bpf-linker.log")?)?;
+    remove(&work.join("build"))?;
+    let linker = work.join("bin/bpf-linker");
+    output(Command::new(&linker).arg("--version")).context("the linker that was just built")?;
+    Ok(())
+}

@@ -1,0 +1,114 @@
+//! Debian packages, with their services kept from starting.
+
+use std::{
+    fs,
+    os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _},
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::{
+    progress::step,
+    workspace::{Workspace, output, run_logged},
+};
+
+const POLICY: &str = "/usr/sbin/policy-rc.d";
+/// invoke-rc.d asks this program; 101 is "action forbidden".
+const POLICY_TEXT: &str =
+    "#!/bin/sh\n# cargo xtask setup: packages are installed, their services stay stopped.\nexit 101\n";
+
+pub(super) fn is_debian() -> bool {
+    Path::new("/etc/debian_version").exists() && crate::workspace::find_program("apt-get").is_some()
+}
+
+pub(super) fn install(workspace: &Workspace, packages: &[&str]) -> Result<()> {
+    update_if_unknown(workspace, packages)?;
+    step(&format!("packages: {}", packages.join(" ")), || {
+        let _services_stay_stopped = Policy::put()?;
+        let mut apt = apt_get(workspace);
+        apt.args(["install", "--yes", "--no-install-recommends"]).args(packages);
+        run_logged(&mut apt, &log(workspace, "apt-install.log")?)
+    })
+}
+
+/// Package lists are fetched only when a name is not in those that are here: a container image has none.
+pub(super) fn update_if_unknown(workspace: &Workspace, packages: &[&str]) -> Result<()> {
+    if packages.iter().all(|package| candidate(workspace, package)) {
+        return Ok(());
+    }
+    step("package lists", || {
+        run_logged(apt_get(workspace).arg("update"), &log(workspace, "apt-update.log")?)
+    })?;
+    for package in packages {
+        if !candidate(workspace, package) {
+            bail!(
+                "the package {package} is not in the configured suites: Debian 12 with its security suite has it"
+            );
+        }
+    }
+    Ok(())
+}
+
+fn candidate(workspace: &Workspace, package: &str) -> bool {
+    let policy = output(workspace.command("apt-cache").env("LC_ALL", "C").args(["policy", package]));
+    policy.is_ok_and(|text| text.contains("Candidate:") && !text.contains("Candidate: (none)"))
+}
+
+fn apt_get(workspace: &Workspace) -> Command {
+    let mut command = workspace.command("apt-get");
+    command.env("DEBIAN_FRONTEND", "noninteractive").env("LC_ALL", "C").args([
+        "-q",
+        "-o",
+        "DPkg::Lock::Timeout=120",
+    ]);
+    command
+}
+
+pub(super) fn log(workspace: &Workspace, name: &str) -> Result<PathBuf> {
+    let tools = workspace.tools();
+    fs::create_dir_all(&tools).with_context(|| format!("make {}", tools.display()))?;
+    Ok(tools.join(name))
+}
+
+/// While this lives, freshly installed services are not started. What was there before comes back.
+struct Policy {
+    previous: Option<(Vec<u8>, fs::Permissions)>,
+}
+
+impl Policy {
+    fn put() -> Result<Policy> {
+        let previous = match fs::read(POLICY) {
+            Ok(text) if text == POLICY_TEXT.as_bytes() => None, // left by a killed run
+            Ok(text) => Some((text, fs::metadata(POLICY)?.permissions())),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+            Err(error) => return Err(error).context("read the policy of services"),
+        };
+        let policy = Policy { previous };
+        let mut file = fs::OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o755)
+            .open(POLICY)
+            .context("write the policy that keeps services stopped")?;
+        std::io::Write::write_all(&mut file, POLICY_TEXT.as_bytes())?;
+        file.set_permissions(fs::Permissions::from_mode(0o755))?;
+        Ok(policy)
+    }
+}
+
+impl Drop for Policy {
+    fn drop(&mut self) {
+        let restored = match self.previous.take() {
+            Some((text, permissions)) => {
+                fs::write(POLICY, text).and_then(|()| fs::set_permissions(POLICY, permissions))
+            }
+            None => fs::remove_file(POLICY),
+        };
+        if let Err(error) = restored {
+            eprintln!("warning: {POLICY} could not be put back as it was: {error}");
+        }
+    }
+}

@@ -1,0 +1,96 @@
+use std::fmt;
+
+use super::skips::Skip;
+
+/// Sums over all test programs.
+#[derive(Debug, Default)]
+pub(super) struct Outcome {
+    passed: usize,
+    failed: usize,
+    skipped: usize,
+    failures: Vec<String>,
+}
+
+impl Outcome {
+    /// Takes one line of libtest's output.
+    pub(super) fn line(&mut self, line: &str) {
+        if let Some(counts) = line.strip_prefix("test result: ") {
+            let count = |word: &str| {
+                counts
+                    .split([';', '.'])
+                    .find_map(|part| part.trim().strip_suffix(word)?.trim().parse::<usize>().ok())
+                    .unwrap_or_default()
+            };
+            self.passed += count("passed");
+            self.failed += count("failed");
+            // Marked #[ignore] in the code.
+            self.skipped += count("ignored");
+        } else if let Some(name) =
+            line.strip_prefix("test ").and_then(|rest| rest.strip_suffix(" ... FAILED"))
+        {
+            self.failures.push(name.to_owned());
+        }
+    }
+
+    /// A test that skipped itself returned, which libtest takes for a pass.
+    pub(super) fn skip(&mut self, skipped: &[Skip]) {
+        self.passed = self.passed.saturating_sub(skipped.len());
+        self.skipped += skipped.len();
+    }
+
+    /// A test program that was killed, or did not build, leaves no result line.
+    pub(super) fn end(&mut self, success: bool) {
+        if !success && self.failed == 0 {
+            self.failed = 1;
+            self.failures.push("a test program did not build or did not end by itself, see above".to_owned());
+        }
+    }
+
+    pub(super) fn failed(&self) -> bool {
+        self.failed > 0
+    }
+
+    pub(super) fn failures(&self) -> &[String] {
+        &self.failures
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} passed, {} failed, {} skipped", self.passed, self.failed, self.skipped)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_results_of_all_programs_are_summed() {
+        let mut outcome = Outcome::default();
+        for line in [
+            "running 3 tests",
+            "test a::b ... ok",
+            "test a::c ... FAILED",
+            "test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 4 filtered out; finished in 0.01s",
+            "test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 1.20s",
+        ] {
+            outcome.line(line);
+        }
+        outcome.skip(&[Skip { test: "a::b".into(), reason: "no unicorn".into() }]);
+        outcome.end(false);
+        assert_eq!(outcome.to_string(), "13 passed, 1 failed, 2 skipped");
+        assert_eq!(outcome.failures(), ["a::c"]);
+    }
+
+    #[test]
+    fn a_program_that_dies_is_a_failure() {
+        let mut outcome = Outcome::default();
+        outcome.line(
+            "test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0s",
+        );
+        outcome.end(false);
+        assert!(outcome.failed());
+        assert_eq!(outcome.to_string(), "2 passed, 1 failed, 0 skipped");
+    }
+}

@@ -1,0 +1,114 @@
+//! Tests that skipped themselves, and those that may.
+
+use std::{
+    collections::BTreeSet,
+    fmt, fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::workspace::Workspace;
+
+/// Read by `testkit::skip!`.
+pub(super) const LOG_VARIABLE: &str = "CONTIV_SKIP_LOG";
+pub(super) const EXPECTED: &str = ".ci/expected-skips";
+
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Skip {
+    pub(super) test: String,
+    pub(super) reason: String,
+}
+
+impl Skip {
+    fn parse(line: &str) -> Option<Skip> {
+        let (test, reason) = line.strip_prefix("SKIP ")?.split_once(": ")?;
+        Some(Skip { test: test.to_owned(), reason: reason.to_owned() })
+    }
+}
+
+impl fmt::Display for Skip {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.test, self.reason)
+    }
+}
+
+/// The file that the tests of one run append to.
+#[derive(Debug)]
+pub(super) struct Log(PathBuf);
+
+impl Log {
+    pub(super) fn create(workspace: &Workspace) -> Result<Log> {
+        let folder = workspace.metadata()?.target_directory.into_std_path_buf();
+        fs::create_dir_all(&folder)?;
+        let path = folder.join(format!("skips-{}", std::process::id()));
+        fs::write(&path, "").with_context(|| format!("write {}", path.display()))?;
+        Ok(Log(path))
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    pub(super) fn read(&self) -> Result<Vec<Skip>> {
+        let text = fs::read_to_string(&self.0).with_context(|| format!("read {}", self.0.display()))?;
+        // A test that runs twice, say with two parameters, skips once.
+        let skips: BTreeSet<_> = text.lines().filter_map(Skip::parse).collect();
+        Ok(skips.into_iter().collect())
+    }
+}
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_file(&self.0) {
+            eprintln!("warning: {}: {error}", self.0.display());
+        }
+    }
+}
+
+/// Lines `test name: why it may be skipped in CI`; `#` begins a comment.
+#[derive(Debug)]
+pub(super) struct Expected(BTreeSet<String>);
+
+impl Expected {
+    pub(super) fn read(workspace: &Workspace) -> Result<Expected> {
+        let text =
+            fs::read_to_string(workspace.path(EXPECTED)).with_context(|| format!("read {EXPECTED}"))?;
+        Expected::parse(&text)
+    }
+
+    fn parse(text: &str) -> Result<Expected> {
+        let mut tests = BTreeSet::new();
+        for (number, line) in (1..).zip(text.lines()) {
+            let line = line.trim();
+            if line.is_empty() || line.starts_with('#') {
+                continue;
+            }
+            let Some((test, _why)) = line.split_once(": ") else {
+                bail!("{EXPECTED}:{number}: say `test name: why it may be skipped`");
+            };
+            tests.insert(test.to_owned());
+        }
+        Ok(Expected(tests))
+    }
+
+    pub(super) fn missing(&self, skipped: &[Skip]) -> Vec<Skip> {
+        skipped.iter().filter(|skip| !self.0.contains(&skip.test)).cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_skip_must_be_listed_by_name_with_a_reason() {
+        let expected = Expected::parse("# none\n\nkit::vm: needs KVM\n").unwrap();
+        let skip = |line| Skip::parse(line).unwrap();
+        let listed = skip("SKIP kit::vm: no /dev/kvm: is it a VM?");
+        assert_eq!(listed.reason, "no /dev/kvm: is it a VM?");
+        let other = skip("SKIP kit::ovs: no ovs");
+        assert_eq!(expected.missing(&[listed, other.clone()]), [other]);
+        assert!(Expected::parse("kit::vm\n").is_err());
+    }
+}
