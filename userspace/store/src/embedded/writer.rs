@@ -1,0 +1,189 @@
+//! The one thread that changes the state: it takes everything that waits, applies each request at a revision
+//! of its own, makes all of it durable with one fsync, and only then answers.
+
+use super::disk::{Disk, DiskError};
+use super::refusal::Refusal;
+use super::state::{Changes, State};
+use etcd_client::proto::{
+    PbCompactionRequest, PbDeleteRequest, PbDeleteResponse, PbPutRequest, PbPutResponse, PbResponseHeader,
+    PbTxnRequest, PbTxnResponse,
+};
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+use tokio::sync::{oneshot, watch};
+use tokio_util::sync::DropGuard;
+use tonic::Status;
+
+/// Requests in one commit. More would only delay the first of them.
+const BATCH: usize = 1024;
+const IDLE: Duration = Duration::from_secs(3600);
+
+pub(super) enum Command {
+    Put(PbPutRequest, Reply<PbPutResponse>),
+    Delete(PbDeleteRequest, Reply<PbDeleteResponse>),
+    Txn(PbTxnRequest, Reply<PbTxnResponse>),
+    Compact(PbCompactionRequest, Reply<PbResponseHeader>),
+    /// Id and TTL as asked for and as granted.
+    Grant((i64, i64), Reply<(i64, i64)>),
+    Revoke(i64, Reply<PbResponseHeader>),
+    Stop,
+}
+
+pub(super) type Reply<T> = oneshot::Sender<Result<T, Status>>;
+
+/// An answer that waits for the commit.
+type Answer = Box<dyn FnOnce(Result<(), &Status>)>;
+
+pub(super) struct Writer {
+    pub(super) dir: PathBuf,
+    /// None after a failed write, until the file could be opened again.
+    pub(super) disk: Option<Disk>,
+    pub(super) state: Arc<RwLock<State>>,
+    pub(super) durable: watch::Sender<i64>,
+    pub(super) commands: Receiver<Command>,
+    /// Tells, however the thread ends, that it did.
+    pub(super) _ended: DropGuard,
+}
+
+impl Writer {
+    pub(super) fn run(mut self) {
+        loop {
+            let deadline = self.state.read().unwrap_or_else(PoisonError::into_inner).leases.next_deadline();
+            let wait = deadline.map_or(IDLE, |at| at.saturating_duration_since(Instant::now()));
+            let mut batch = match self.commands.recv_timeout(wait) {
+                Ok(first) => vec![first],
+                Err(RecvTimeoutError::Timeout) => Vec::new(),
+                Err(RecvTimeoutError::Disconnected) => return,
+            };
+            batch.extend(self.commands.try_iter().take(BATCH));
+            let stop = batch.iter().any(|command| matches!(command, Command::Stop));
+            self.commit(batch);
+            if stop {
+                return;
+            }
+        }
+    }
+
+    fn commit(&mut self, batch: Vec<Command>) {
+        if let Err(e) = self.reopen() {
+            let status = disk_status(&e);
+            tracing::error!("{}", status.message());
+            batch.into_iter().for_each(|command| refuse(command, &status));
+            // An expired lease keeps the thread coming back; not in a spin.
+            std::thread::sleep(Duration::from_millis(100));
+            return;
+        }
+        let mut changes = Changes::default();
+        let (answers, revision, compacted) = {
+            let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+            let mut answers: Vec<Answer> = Vec::with_capacity(batch.len());
+            answers.extend(batch.into_iter().filter_map(|command| apply(&mut state, &mut changes, command)));
+            tidy(&mut state, &mut changes);
+            (answers, state.history.revision(), state.history.compacted())
+        };
+        let written = match &self.disk {
+            Some(disk) if !changes.is_empty() => disk.commit(&changes, revision, compacted),
+            _ => Ok(()),
+        };
+        match written {
+            Ok(()) => {
+                self.publish(revision);
+                answers.into_iter().for_each(|answer| answer(Ok(())));
+            }
+            Err(e) => {
+                let status = disk_status(&e);
+                tracing::error!("{}", status.message());
+                // What the file holds now is the truth; `reopen` reads it before the next batch.
+                self.disk = None;
+                answers.into_iter().for_each(|answer| answer(Err(&status)));
+            }
+        }
+    }
+
+    fn publish(&self, revision: i64) {
+        self.state.write().unwrap_or_else(PoisonError::into_inner).durable = revision;
+        self.durable.send_if_modified(|durable| std::mem::replace(durable, revision) != revision);
+    }
+
+    fn reopen(&mut self) -> Result<(), DiskError> {
+        if self.disk.is_none() {
+            let (disk, _, state) = Disk::open(&self.dir)?;
+            let durable = state.durable;
+            *self.state.write().unwrap_or_else(PoisonError::into_inner) = state;
+            self.disk = Some(disk);
+            self.publish(durable);
+        }
+        Ok(())
+    }
+}
+
+/// Changes the state in memory; what comes back answers the request once that is durable.
+fn apply(state: &mut State, changes: &mut Changes, command: Command) -> Option<Answer> {
+    Some(match command {
+        Command::Put(request, reply) => answer(reply, state.step(changes).put(request)),
+        Command::Delete(request, reply) => answer(reply, Ok(state.step(changes).delete(&request))),
+        Command::Txn(request, reply) => answer(reply, state.step(changes).txn(request)),
+        Command::Compact(request, reply) => {
+            let result = state.compact(changes, request.revision);
+            answer(reply, result.map(|()| header(state)))
+        }
+        Command::Grant(wanted, reply) => answer(reply, state.grant(changes, wanted, Instant::now())),
+        Command::Revoke(id, reply) => {
+            let result = state.revoke(changes, id);
+            answer(reply, result.map(|()| header(state)))
+        }
+        Command::Stop => return None,
+    })
+}
+
+/// What the store does of itself: ends leases that are over, and forgets the past that nobody needs.
+fn tidy(state: &mut State, changes: &mut Changes) {
+    for id in state.leases.expired(Instant::now()) {
+        tracing::debug!(lease = id, "expired");
+        // Cannot fail: it was found a moment ago, under the same lock.
+        if let Err(refusal) = state.revoke(changes, id) {
+            tracing::error!(lease = id, %refusal, "expired lease");
+        }
+    }
+    if let Some(to) = state.history.overgrown(state.durable)
+        && let Err(refusal) = state.compact(changes, to)
+    {
+        tracing::error!(to, %refusal, "automatic compaction");
+    }
+}
+
+fn header(state: &State) -> PbResponseHeader {
+    PbResponseHeader { revision: state.history.revision(), ..PbResponseHeader::default() }
+}
+
+fn answer<T: 'static>(reply: Reply<T>, result: Result<T, Refusal>) -> Answer {
+    Box::new(move |durable| {
+        let result = match durable {
+            Ok(()) => result.map_err(Status::from),
+            Err(status) => Err(status.clone()),
+        };
+        // A client that went away does not wait for it.
+        drop(reply.send(result));
+    })
+}
+
+fn refuse(command: Command, status: &Status) {
+    fn no<T>(reply: Reply<T>, status: &Status) {
+        drop(reply.send(Err(status.clone())));
+    }
+    match command {
+        Command::Put(_, reply) => no(reply, status),
+        Command::Delete(_, reply) => no(reply, status),
+        Command::Txn(_, reply) => no(reply, status),
+        Command::Compact(_, reply) | Command::Revoke(_, reply) => no(reply, status),
+        Command::Grant(_, reply) => no(reply, status),
+        Command::Stop => {}
+    }
+}
+
+fn disk_status(error: &DiskError) -> Status {
+    let source = std::error::Error::source(error).map(|s| format!(": {s}")).unwrap_or_default();
+    Status::unavailable(format!("embedded store: {error}{source}"))
+}
