@@ -17,18 +17,18 @@ const ANSWER: Duration = Duration::from_secs(1);
 
 /// How to run it.
 #[derive(Debug)]
-pub struct Options<'a> {
-    namespace: Option<&'a Netns>,
+pub struct Options {
+    namespace: Option<Netns>,
     address: Ipv4Addr,
     client_port: Option<u16>,
     fsync: bool,
     arguments: Vec<String>,
 }
 
-impl<'a> Options<'a> {
+impl Options {
     /// Inside a namespace, at an address that it has.
-    pub fn in_netns(mut self, namespace: &'a Netns, address: Ipv4Addr) -> Self {
-        self.namespace = Some(namespace);
+    pub fn in_netns(mut self, namespace: &Netns, address: Ipv4Addr) -> Self {
+        self.namespace = Some(namespace.clone());
         self.address = address;
         self
     }
@@ -50,7 +50,7 @@ impl<'a> Options<'a> {
         self
     }
 
-    pub fn start(self) -> Result<Etcd<'a>> {
+    pub fn start(self) -> Result<Etcd> {
         let directory = scratch_dir("etcd")?;
         let client = SocketAddr::from((self.address, self.client_port.map_or_else(free_port, Ok)?));
         let peer = SocketAddr::from((self.address, free_port()?));
@@ -63,21 +63,21 @@ impl<'a> Options<'a> {
 
 /// A running etcd with one member; killed and its data removed when dropped.
 #[derive(Debug)]
-pub struct Etcd<'a> {
-    options: Options<'a>,
+pub struct Etcd {
+    options: Options,
     directory: TempDir,
     client: SocketAddr,
     peer: SocketAddr,
     process: Process,
 }
 
-impl Etcd<'static> {
+impl Etcd {
     /// On loopback ports of its own, without fsync.
-    pub fn start() -> Result<Etcd<'static>> {
+    pub fn start() -> Result<Etcd> {
         Etcd::options().start()
     }
 
-    pub fn options() -> Options<'static> {
+    pub fn options() -> Options {
         Options {
             namespace: None,
             address: Ipv4Addr::LOCALHOST,
@@ -86,9 +86,7 @@ impl Etcd<'static> {
             arguments: vec![],
         }
     }
-}
 
-impl Etcd<'_> {
     pub fn endpoint(&self) -> String {
         format!("http://{}", self.client)
     }
@@ -128,16 +126,16 @@ impl Etcd<'_> {
             }
             Ok(String::from_utf8_lossy(&output.stdout).into_owned())
         };
-        match self.options.namespace {
+        match &self.options.namespace {
             Some(namespace) => namespace.run(run),
             None => run(),
         }
     }
 
     fn wait_healthy(&mut self) -> Result<()> {
-        let (namespace, address) = (self.options.namespace, self.client);
+        let (namespace, address) = (self.options.namespace.clone(), self.client);
         self.process.wait_ready(START, "etcd is healthy", || {
-            let healthy = match namespace {
+            let healthy = match &namespace {
                 Some(namespace) => namespace.run(|| healthy(address))?,
                 None => healthy(address)?,
             };
@@ -146,12 +144,7 @@ impl Etcd<'_> {
     }
 }
 
-fn spawn(
-    options: &Options<'_>,
-    directory: &TempDir,
-    client: SocketAddr,
-    peer: SocketAddr,
-) -> Result<Process> {
+fn spawn(options: &Options, directory: &TempDir, client: SocketAddr, peer: SocketAddr) -> Result<Process> {
     let etcd = find_program("etcd").context("the program etcd is missing: run `cargo xtask setup`")?;
     let mut command = Command::new(etcd);
     command
@@ -169,7 +162,7 @@ fn spawn(
         command.arg("--unsafe-no-fsync");
     }
     command.args(&options.arguments);
-    match options.namespace {
+    match &options.namespace {
         Some(namespace) => Process::spawn_in(namespace, "etcd", command),
         None => Process::spawn("etcd", command),
     }

@@ -5,6 +5,7 @@ use std::{
     panic,
     path::{Path, PathBuf},
     process::Command,
+    sync::Arc,
     sync::atomic::{AtomicU32, Ordering},
     thread,
     time::Duration,
@@ -23,9 +24,12 @@ pub(crate) const DIRECTORY: &str = "/run/netns";
 
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
-/// A network namespace under `/run/netns`, removed when dropped. Its loopback is up.
+/// A network namespace under `/run/netns`, removed when its last clone is dropped. Its loopback is up.
+#[derive(Debug, Clone)]
+pub struct Netns(Arc<Owned>);
+
 #[derive(Debug)]
-pub struct Netns {
+struct Owned {
     name: String,
     path: PathBuf,
     handle: File,
@@ -36,33 +40,29 @@ impl Netns {
     pub fn new(label: &str) -> Result<Netns> {
         sweep::once();
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        Netns::named(&format!("{}{count}-{label}", scratch::owned_prefix()))
-    }
-
-    /// For a namespace whose name must be known to others, such as one that outlives this process. Not swept.
-    pub fn named(name: &str) -> Result<Netns> {
-        let path = Path::new(DIRECTORY).join(name);
+        let name = format!("{}{count}-{label}", scratch::owned_prefix());
+        let path = Path::new(DIRECTORY).join(&name);
         create(&path).with_context(|| format!("make the network namespace {name}"))?;
         let handle = File::open(&path).with_context(|| format!("open {}", path.display()))?;
-        let namespace = Netns { name: name.to_owned(), path, handle };
+        let namespace = Netns(Arc::new(Owned { name, path, handle }));
         namespace.up("lo")?;
         Ok(namespace)
     }
 
     pub fn name(&self) -> &str {
-        &self.name
+        &self.0.name
     }
 
     pub fn path(&self) -> &Path {
-        &self.path
+        &self.0.path
     }
 
     /// Runs `work` on a thread of its own inside the namespace, so nothing it does can leave the caller there.
     /// A tokio runtime built inside `work` has all its threads there, and so do processes spawned in it.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         let enter = || {
-            setns(&self.handle, CloneFlags::CLONE_NEWNET)
-                .with_context(|| format!("enter the network namespace {}", self.name))?;
+            setns(&self.0.handle, CloneFlags::CLONE_NEWNET)
+                .with_context(|| format!("enter the network namespace {}", self.name()))?;
             work()
         };
         // The name of the test's thread, so that a panic inside tells which test it was.
@@ -75,13 +75,13 @@ impl Netns {
 
     /// `ip` in this namespace, words split at blanks: `ns.ip("route add default via 10.0.0.1")`.
     pub fn ip(&self, arguments: &str) -> Result<String> {
-        let words: Vec<_> = ["-n", &self.name].into_iter().chain(arguments.split_whitespace()).collect();
+        let words: Vec<_> = ["-n", self.name()].into_iter().chain(arguments.split_whitespace()).collect();
         run_program("ip", &words)
     }
 
     /// A veth pair, both ends down: `name` here, `peer_name` in `peer`.
     pub fn veth(&self, name: &str, peer: &Netns, peer_name: &str) -> Result<()> {
-        self.ip(&format!("link add {name} type veth peer name {peer_name} netns {}", peer.name)).map(drop)
+        self.ip(&format!("link add {name} type veth peer name {peer_name} netns {}", peer.name())).map(drop)
     }
 
     /// `address` with prefix length; IPv6 addresses are usable at once (no duplicate detection).
@@ -128,7 +128,7 @@ impl Netns {
     }
 }
 
-impl Drop for Netns {
+impl Drop for Owned {
     fn drop(&mut self) {
         if let Err(error) = remove(&self.path) {
             eprintln!("remove the network namespace {}: {error}", self.name);

@@ -29,15 +29,15 @@ pub fn missing() -> Option<String> {
 
 /// A switch with an empty database, in a namespace; it and what it made go when this is dropped.
 #[derive(Debug)]
-pub struct Switch<'a> {
-    namespace: &'a Netns,
+pub struct Switch {
+    namespace: Netns,
     vswitchd: Option<Process>,
     database: Process,
     directory: TempDir,
 }
 
-impl<'a> Switch<'a> {
-    pub fn start(namespace: &'a Netns) -> Result<Switch<'a>> {
+impl Switch {
+    pub fn start(namespace: &Netns) -> Result<Switch> {
         let directory = scratch_dir("ovs")?;
         let path = directory.path();
         let conf = path.join("conf.db");
@@ -53,7 +53,7 @@ impl<'a> Switch<'a> {
         database.wait_ready(START, "ovsdb-server listens", || {
             Ok(UnixStream::connect(&socket).map(drop).map(Some)?)
         })?;
-        let mut switch = Switch { namespace, vswitchd: None, database, directory };
+        let mut switch = Switch { namespace: namespace.clone(), vswitchd: None, database, directory };
         switch.vsctl(&["--no-wait", "init"])?;
         switch.start_vswitchd()?;
         Ok(switch)
@@ -64,7 +64,7 @@ impl<'a> Switch<'a> {
         let path = self.directory.path();
         let mut command = program("ovs-vswitchd", path)?;
         command.arg(flag("unix:", path, "db.sock")).arg(flag("--unixctl=", path, "vs.ctl"));
-        let mut vswitchd = Process::spawn_in(self.namespace, "ovs-vswitchd", command)?;
+        let mut vswitchd = Process::spawn_in(&self.namespace, "ovs-vswitchd", command)?;
         vswitchd.wait_ready(START, "ovs-vswitchd has read its database", || {
             // `cur_cfg` is written when the first configuration is in force.
             let current = self.vsctl(&["get", "Open_vSwitch", ".", "cur_cfg", "ovs_version"]);
@@ -127,7 +127,7 @@ impl<'a> Switch<'a> {
     }
 }
 
-impl Drop for Switch<'_> {
+impl Drop for Switch {
     fn drop(&mut self) {
         // The processes are killed in any case; this only asks nicely first.
         if let Err(error) = self.shut_down() {

@@ -1,5 +1,6 @@
 use std::{
     fs::{self, File},
+    os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     thread,
@@ -41,6 +42,8 @@ impl Process {
         let log = directory.path().join("log");
         let output = File::create(&log)?;
         command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+        // Ctrl-C on a terminal is for whoever owns this process and ends it in order.
+        command.process_group(0);
         let program = command.get_program().to_owned();
         let mut spawn = move || command.spawn().with_context(|| format!("start {}", program.display()));
         let child = match namespace {

@@ -8,7 +8,7 @@ use nix::{
     unistd::Pid,
 };
 
-use crate::{netns, scratch};
+use crate::{bpf, netns, scratch};
 
 static ONCE: Once = Once::new();
 
@@ -26,6 +26,9 @@ fn sweep() -> io::Result<()> {
         let path = Path::new(netns::DIRECTORY).join(&name);
         kill_inhabitants(&path)?;
         netns::remove(&path)?;
+    }
+    for name in orphans(Path::new(bpf::MOUNT_POINT))? {
+        fs::remove_dir_all(Path::new(bpf::MOUNT_POINT).join(name))?;
     }
     for name in orphans(scratch::parent())? {
         let directory = scratch::parent().join(&name);

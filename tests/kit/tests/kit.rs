@@ -281,3 +281,13 @@ fn skipped() {
         skip!("no unicorn, {} wanted", 2);
     }
 }
+
+#[test]
+fn a_directory_for_pins_goes_with_its_pins() {
+    needs!(root());
+    let directory = testkit::BpfDir::new("pins").unwrap();
+    fs::create_dir(directory.path().join("node1")).unwrap();
+    let path = directory.path().to_owned();
+    drop(directory);
+    assert!(!path.exists());
+}
