@@ -26,7 +26,7 @@ mod uplink;
 mod verdict;
 
 use aya_ebpf::{
-    bindings::{TC_ACT_OK, TC_ACT_SHOT},
+    bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC},
     helpers::generated::{bpf_redirect, bpf_redirect_peer, bpf_skb_change_type},
     macros::classifier,
     programs::TcContext,
@@ -58,7 +58,8 @@ fn ctv_from_uplink(ctx: TcContext) -> i32 {
 #[inline(always)]
 fn finish(ctx: &TcContext, verdict: Verdict) -> i32 {
     match verdict {
-        Verdict::Pass => TC_ACT_OK,
+        // Not "ok", which would end the chain: the next program on the interface may want the frame.
+        Verdict::Pass => TC_ACT_UNSPEC,
         // Every copy is on its way; what is left of the original is of no use to anyone. TCX knows no
         // "stolen", so it goes the way of a drop, uncounted.
         Verdict::Delivered => TC_ACT_SHOT,

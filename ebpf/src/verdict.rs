@@ -5,7 +5,7 @@ use contiv_abi::DropReason;
 /// The end of a frame's way through the stages.
 #[must_use]
 pub(crate) enum Verdict {
-    /// Not ours: the host's stack has it.
+    /// Not ours: the next program has it, then the host's stack.
     Pass,
     /// Goes no further; counted.
     Drop(DropReason),

@@ -48,7 +48,7 @@ pub const DROP_REASONS: usize = 64;
 /// The hash of the object that the pinned programs come from, so that a restart can tell an upgrade.
 pub const BUILD: &str = "ctv_build";
 /// Bytes of that hash.
-pub const BUILD_LEN: usize = 32;
+pub const BUILD_LEN: usize = 16;
 
 /// Every map, in the order in which `cleanup` names them.
 pub const ALL: &[&str] = &[PORTS, SEGMENTS, FLOOD, FDB, NEIGH, VTEPS, PEERS, NODE, DROPS, BUILD];

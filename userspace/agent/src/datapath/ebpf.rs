@@ -1,1 +1,306 @@
 //! TC programs in the kernel, programmed through their maps.
+//!
+//! Everything that forwards is pinned in the BPF file system: programs, maps and the links that hold the
+//! programs on their interfaces. So it goes on when the agent stops, and the next agent adopts it: it
+//! reads the maps back ([`observe`](Datapath::observe)), measures them against what is desired, and
+//! writes the difference. When the agent's own programs are of another build than the pinned ones, they
+//! are replaced in place.
+//!
+//! ```text
+//! encode   objects -> entries, pure
+//! state    which entries are there, and for whom; put, take, sweep
+//! kernel   the maps and programs; roster: the flood lists inside the maps; table: one map
+//! hook     programs on interfaces; device: interfaces; pins: the file system
+//! ```
+
+use std::{
+    future,
+    net::Ipv4Addr,
+    path::{Path, PathBuf},
+};
+
+use contiv_abi::{DropCount, DropReason, maps};
+
+use super::{Datapath, Desired, Error, Failed, Object, Observed, Op, PortNeeds};
+
+mod device;
+mod encode;
+mod failure;
+mod hook;
+mod kernel;
+mod pins;
+mod roster;
+mod state;
+mod table;
+
+use device::Netlink;
+use encode::{Devices, encode};
+use failure::failed;
+pub use hook::Attachment;
+use hook::{Hooks, Role};
+use kernel::Kernel;
+use pins::Pins;
+use state::State;
+use table::Writes;
+
+/// What differs from node to node.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Where maps, programs and links are pinned, on a BPF file system or where one can be mounted.
+    pub bpf_root: PathBuf,
+    /// Tells several nodes on one machine apart.
+    pub instance: String,
+    /// The name of the VXLAN device.
+    pub vxlan_device: String,
+    /// The UDP port of the tunnels, one for the whole cluster.
+    pub vxlan_port: u16,
+    /// This node's end of the tunnels. Only to find the interface below: on a veth, which stands for a
+    /// wire in tests and demos, checksums are finished before the tunnel.
+    pub vtep: Option<Ipv4Addr>,
+    /// The interface that carries the VLAN networks.
+    pub uplink: Option<String>,
+    /// How programs are attached.
+    pub attachment: Attachment,
+}
+
+impl Options {
+    /// Where everything is pinned unless told otherwise.
+    pub const BPF_ROOT: &'static str = "/sys/fs/bpf/contiv";
+    /// The VXLAN device unless told otherwise.
+    pub const VXLAN_DEVICE: &'static str = "contivvx0";
+    /// The registered port of VXLAN.
+    pub const VXLAN_PORT: u16 = 4789;
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            bpf_root: Options::BPF_ROOT.into(),
+            instance: "default".into(),
+            vxlan_device: Options::VXLAN_DEVICE.into(),
+            vxlan_port: Options::VXLAN_PORT,
+            vtep: None,
+            uplink: None,
+            attachment: Attachment::default(),
+        }
+    }
+}
+
+/// The eBPF datapath of the network namespace that it is used in.
+pub struct Ebpf {
+    options: Options,
+    pins: Pins,
+    hooks: Hooks,
+    writes: Writes,
+    devices: Devices,
+    state: Option<State>,
+}
+
+impl Ebpf {
+    /// Touches nothing until the first [`observe`](Datapath::observe).
+    pub fn new(options: Options) -> Self {
+        let writes = Writes::default();
+        let pins = Pins::new(&options.bpf_root, &options.instance);
+        let hooks = Hooks::new(options.attachment, pins.clone(), writes.clone());
+        Ebpf { options, pins, hooks, writes, devices: Devices::default(), state: None }
+    }
+
+    /// What the programs dropped since their maps were made, by reason; reasons without drops are left out.
+    pub fn drops(&self) -> Result<Vec<(DropReason, DropCount)>, Error> {
+        self.state.as_ref().map_or(Ok(vec![]), |state| state.kernel().drops())
+    }
+
+    /// Where a program is pinned, for tools that look at it or run it.
+    pub fn program_pin(&self, name: &str) -> PathBuf {
+        self.pins.program(name)
+    }
+
+    /// Where the maps are pinned.
+    pub fn maps_directory(&self) -> PathBuf {
+        self.pins.maps()
+    }
+
+    /// Devices, and the programs on them.
+    async fn scaffold(&mut self, netlink: &Netlink, kernel: &mut Kernel) -> Result<(), Error> {
+        let Options { vxlan_device, vxlan_port, vtep, uplink, .. } = &self.options;
+        let overlay = netlink.ensure_vxlan(vxlan_device, *vxlan_port, &self.writes).await?;
+        if let Some(below) = vtep.and_then(device::holder_of)
+            && device::is_veth(&below)
+        {
+            device::ensure_tx_checksum_off(vxlan_device, &self.writes)?;
+        }
+        self.ensure_hook(netlink, kernel, Role::Overlay, vxlan_device, overlay).await?;
+        let mut devices = Devices { overlay, overlay_port: *vxlan_port, uplink: 0 };
+        if let Some(uplink) = uplink {
+            devices.uplink = netlink.ensure_uplink(uplink, &self.writes).await?;
+            if device::is_veth(uplink) {
+                device::ensure_tx_checksum_off(uplink, &self.writes)?;
+            }
+            self.ensure_hook(netlink, kernel, Role::Uplink, uplink, devices.uplink).await?;
+        }
+        self.devices = devices;
+        for (role, ifindex) in self.hooks.pinned()? {
+            let ours = match role {
+                Role::Pod => true,
+                Role::Overlay => ifindex == devices.overlay,
+                Role::Uplink => ifindex == devices.uplink,
+            };
+            if !ours {
+                self.hooks.detach(role, None, ifindex)?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn ensure_hook(
+        &self,
+        netlink: &Netlink,
+        kernel: &mut Kernel,
+        role: Role,
+        interface: &str,
+        ifindex: u32,
+    ) -> Result<(), Error> {
+        let program = kernel.program(role);
+        if !self.hooks.is_attached(program, interface, netlink).await? {
+            self.hooks.attach(program, role, interface, ifindex)?;
+        }
+        Ok(())
+    }
+
+    fn apply_op(&self, state: &mut State, op: &Op) -> Result<(), Error> {
+        match op {
+            Op::Set(object) => {
+                let id = object.id();
+                let entries = encode(object, &self.devices, device::ifindex)
+                    .map_err(|refused| failed(format!("set {id}"), refused))?;
+                state.set(&id, &entries)
+            }
+            Op::Delete(id) => state.delete(id),
+            Op::Sweep => state.sweep(),
+        }
+    }
+
+    async fn measure(&self, netlink: &Netlink, state: &mut State, desired: &Desired) -> Result<Observed, Error> {
+        state.read()?;
+        let mut observed = Observed::default();
+        for (id, object) in desired.iter() {
+            // What cannot be encoded now fails, and says why, when it is set.
+            let Ok(entries) = encode(object, &self.devices, device::ifindex) else { continue };
+            if let Object::Local(local) = object
+                && let Some(ifindex) = device::ifindex(&local.port)
+            {
+                let program = state.kernel_mut().program(Role::Pod);
+                if self.hooks.is_attached(program, &local.port, netlink).await? {
+                    state.note_attached(ifindex, &local.port);
+                }
+            }
+            if state.claim(id, &entries) {
+                observed.same.insert(id.clone());
+            }
+        }
+        observed.strays = state.strays()?;
+        Ok(observed)
+    }
+}
+
+impl Datapath for Ebpf {
+    async fn observe(&mut self, desired: &Desired) -> Result<Observed, Error> {
+        let netlink = Netlink::open()?;
+        let mut state = match self.state.take() {
+            Some(state) => state,
+            None => State::new(Kernel::open(&self.pins, &self.hooks, &self.writes)?, self.hooks.clone()),
+        };
+        // On an error the state is not put back, and the next call begins from the pins.
+        self.scaffold(&netlink, state.kernel_mut()).await?;
+        let observed = self.measure(&netlink, &mut state, desired).await?;
+        self.state = Some(state);
+        Ok(observed)
+    }
+
+    async fn apply(&mut self, ops: &[Op]) -> Result<Vec<Failed>, Error> {
+        let Some(mut state) = self.state.take() else {
+            return Err(failed("change the datapath", "it has not been observed yet"));
+        };
+        let mut failures = vec![];
+        for (op, what) in ops.iter().enumerate() {
+            if let Err(error) = self.apply_op(&mut state, what) {
+                failures.push(Failed { op, error });
+            }
+        }
+        self.state = Some(state);
+        Ok(failures)
+    }
+
+    /// Nobody but us writes the maps, and a device that is taken away shows at the next `observe`.
+    async fn disturbed(&mut self) {
+        future::pending().await
+    }
+
+    fn writes(&self) -> u64 {
+        self.writes.get()
+    }
+
+    fn port_needs(&self) -> PortNeeds {
+        PortNeeds { tx_offload_off: false }
+    }
+
+    fn inspect(&self) -> serde_json::Value {
+        let entries = self.state.as_ref().map(|state| {
+            let kernel = state.kernel();
+            serde_json::json!({
+                maps::PORTS: kernel.ports.len(),
+                maps::SEGMENTS: kernel.segments.len(),
+                maps::FLOOD: kernel.flood.len(),
+                maps::FDB: kernel.fdb.len(),
+                maps::NEIGH: kernel.neigh.len(),
+                maps::PEERS: kernel.peers.len(),
+            })
+        });
+        let drops = self.drops().map_or_else(
+            |error| serde_json::json!({ "error": error.to_string() }),
+            |drops| {
+                let counts = drops.iter().map(|(reason, count)| (reason.as_str().to_owned(), count.packets.into()));
+                serde_json::Value::Object(counts.collect())
+            },
+        );
+        serde_json::json!({
+            "datapath": "ebpf",
+            "attachment": format!("{:?}", self.hooks.attachment()).to_lowercase(),
+            "maps": self.maps_directory(),
+            "vxlanDevice": self.options.vxlan_device,
+            "uplink": self.options.uplink,
+            "entries": entries,
+            "drops": drops,
+            "writes": self.writes(),
+        })
+    }
+
+    async fn cleanup(&mut self) -> Result<(), Error> {
+        self.state = None;
+        let netlink = Netlink::open()?;
+        // Everything is tried; the first failure is told.
+        let mut outcome = Ok(());
+        for interface in netlink.names().await? {
+            for role in Role::ALL {
+                if self.hooks.attachment() == Attachment::Clsact {
+                    outcome = outcome.and(self.hooks.detach(role, Some(&interface), 0));
+                }
+            }
+        }
+        outcome = outcome.and(self.pins.remove_all().map(|removed| {
+            (0..removed).for_each(|_| self.writes.count());
+        }));
+        if let Some(link) = netlink.link(&self.options.vxlan_device).await? {
+            let index = link.header.index;
+            outcome = outcome.and(netlink.delete(&self.options.vxlan_device, index, &self.writes).await);
+        }
+        outcome
+    }
+}
+
+impl Ebpf {
+    /// The directory that holds all pins of all instances.
+    pub fn bpf_root(&self) -> &Path {
+        &self.options.bpf_root
+    }
+}

@@ -1,0 +1,216 @@
+//! Interfaces: the VXLAN device, the uplink, and what the kernel can be asked about them.
+
+use std::{
+    ffi::CString,
+    io,
+    net::{IpAddr, Ipv4Addr},
+    os::fd::{AsRawFd as _, OwnedFd},
+};
+
+use futures::TryStreamExt as _;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
+use rtnetlink::{
+    Handle, LinkMessageBuilder, LinkUnspec, LinkVxlan,
+    packet_route::link::{InfoData, InfoVxlan, LinkAttribute, LinkFlags, LinkInfo, LinkMessage},
+};
+
+use super::{
+    failure::{errno, failed},
+    table::Writes,
+};
+use crate::datapath::Error;
+
+/// Netlink in the namespace of the calling thread, for as long as the value lives.
+pub(super) struct Netlink {
+    handle: Handle,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for Netlink {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Netlink {
+    pub(super) fn open() -> Result<Netlink, Error> {
+        let (connection, handle, _) =
+            rtnetlink::new_connection().map_err(|error| failed("open a netlink socket", error))?;
+        Ok(Netlink { handle, task: tokio::spawn(connection) })
+    }
+
+    pub(super) fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    pub(super) async fn link(&self, name: &str) -> Result<Option<LinkMessage>, Error> {
+        let mut links = self.handle.link().get().match_name(name.to_owned()).execute();
+        match links.try_next().await {
+            Ok(link) => Ok(link),
+            Err(error) if errno(&error) == Some(libc::ENODEV) => Ok(None),
+            Err(error) => Err(failed(format!("look for the interface {name}"), error)),
+        }
+    }
+
+    /// The index of the VXLAN device, which is made or made anew if it is not as it must be.
+    pub(super) async fn ensure_vxlan(&self, name: &str, port: u16, writes: &Writes) -> Result<u32, Error> {
+        if let Some(link) = self.link(name).await? {
+            if is_our_vxlan(&link, port) {
+                if !link.header.flags.contains(LinkFlags::Up) {
+                    self.change(name, LinkUnspec::new_with_index(link.header.index).up().build(), writes).await?;
+                }
+                return Ok(link.header.index);
+            }
+            self.delete(name, link.header.index, writes).await?;
+        }
+        let message = LinkMessageBuilder::<LinkVxlan>::new(name)
+            .collect_metadata(true)
+            .learning(false)
+            .port(port)
+            .up()
+            .build();
+        writes.count();
+        self.handle.link().add(message).execute().await.map_err(|error| {
+            let advice = match errno(&error) {
+                Some(libc::EEXIST) => " (another VXLAN device on this port? see `ip -d link show type vxlan`)",
+                Some(libc::EOPNOTSUPP) => " (the kernel has no VXLAN: modprobe vxlan)",
+                _ => "",
+            };
+            failed(format!("make the VXLAN device {name} on UDP port {port}{advice}"), error)
+        })?;
+        match self.link(name).await? {
+            Some(link) => Ok(link.header.index),
+            None => Err(failed(format!("find the VXLAN device {name}"), io::Error::from_raw_os_error(libc::ENODEV))),
+        }
+    }
+
+    /// The index of the uplink, up and listening to the addresses of all pods.
+    pub(super) async fn ensure_uplink(&self, name: &str, writes: &Writes) -> Result<u32, Error> {
+        let Some(link) = self.link(name).await? else {
+            let missing = io::Error::from_raw_os_error(libc::ENODEV);
+            return Err(failed(format!("find the VLAN uplink {name} (see --vlan-uplinks)"), missing));
+        };
+        let index = link.header.index;
+        if !link.header.flags.contains(LinkFlags::Up | LinkFlags::Promisc) {
+            let message = LinkUnspec::new_with_index(index).up().promiscuous(true).build();
+            self.change(name, message, writes).await?;
+        }
+        Ok(index)
+    }
+
+    async fn change(&self, name: &str, message: LinkMessage, writes: &Writes) -> Result<(), Error> {
+        writes.count();
+        let changed = self.handle.link().set(message).execute().await;
+        changed.map_err(|error| failed(format!("set flags of the interface {name}"), error))
+    }
+
+    pub(super) async fn delete(&self, name: &str, index: u32, writes: &Writes) -> Result<(), Error> {
+        writes.count();
+        let deleted = self.handle.link().del(index).execute().await;
+        deleted.map_err(|error| failed(format!("delete the interface {name}"), error))
+    }
+
+    /// The names of all interfaces.
+    pub(super) async fn names(&self) -> Result<Vec<String>, Error> {
+        let links: Vec<LinkMessage> = self
+            .handle
+            .link()
+            .get()
+            .execute()
+            .try_collect()
+            .await
+            .map_err(|error| failed("list the interfaces", error))?;
+        Ok(links.iter().filter_map(name_of).collect())
+    }
+}
+
+fn name_of(link: &LinkMessage) -> Option<String> {
+    link.attributes.iter().find_map(|attribute| match attribute {
+        LinkAttribute::IfName(name) => Some(name.clone()),
+        _ => None,
+    })
+}
+
+fn is_our_vxlan(link: &LinkMessage, port: u16) -> bool {
+    let options = link.attributes.iter().find_map(|attribute| match attribute {
+        LinkAttribute::LinkInfo(infos) => infos.iter().find_map(|info| match info {
+            LinkInfo::Data(InfoData::Vxlan(options)) => Some(options),
+            _ => None,
+        }),
+        _ => None,
+    });
+    options.is_some_and(|options| {
+        options.contains(&InfoVxlan::CollectMetadata(true)) && options.contains(&InfoVxlan::Port(port))
+    })
+}
+
+/// The index of an interface in the namespace of the calling thread.
+pub(super) fn ifindex(name: &str) -> Option<u32> {
+    nix::net::if_::if_nametoindex(name).ok()
+}
+
+/// The interface that has this address.
+pub(super) fn holder_of(address: Ipv4Addr) -> Option<String> {
+    let interfaces = nix::ifaddrs::getifaddrs().ok()?;
+    interfaces
+        .filter(|interface| {
+            let found = interface.address.as_ref().and_then(|a| a.as_sockaddr_in().map(|a| IpAddr::V4(a.ip())));
+            found == Some(IpAddr::V4(address))
+        })
+        .map(|interface| interface.interface_name)
+        .next()
+}
+
+/// True of an end of a veth pair: what is sent there never sees hardware that would finish a checksum.
+pub(super) fn is_veth(name: &str) -> bool {
+    /// `struct ethtool_drvinfo`; only the driver's name matters.
+    #[repr(C)]
+    struct DriverInfo {
+        command: u32,
+        driver: [u8; 32],
+        rest: [u8; 160],
+    }
+    const ETHTOOL_GDRVINFO: u32 = 3;
+    let mut info = DriverInfo { command: ETHTOOL_GDRVINFO, driver: [0; 32], rest: [0; 160] };
+    ethtool(name, &mut info).is_ok() && info.driver.starts_with(b"veth\0")
+}
+
+/// Makes the kernel finish checksums before frames leave by this interface.
+pub(super) fn ensure_tx_checksum_off(name: &str, writes: &Writes) -> Result<(), Error> {
+    /// `struct ethtool_value`.
+    #[repr(C)]
+    struct Value {
+        command: u32,
+        data: u32,
+    }
+    const ETHTOOL_GTXCSUM: u32 = 0x16;
+    const ETHTOOL_STXCSUM: u32 = 0x17;
+    let what = |error| failed(format!("turn off transmit checksum offload of {name}"), error);
+    let mut value = Value { command: ETHTOOL_GTXCSUM, data: 0 };
+    ethtool(name, &mut value).map_err(what)?;
+    if value.data != 0 {
+        writes.count();
+        ethtool(name, &mut Value { command: ETHTOOL_STXCSUM, data: 0 }).map_err(what)?;
+    }
+    Ok(())
+}
+
+/// One ethtool request. `T` begins with the command and is as long as the command's structure.
+fn ethtool<T>(name: &str, request: &mut T) -> io::Result<()> {
+    const SIOCETHTOOL: libc::c_ulong = 0x8946;
+    let socket: OwnedFd = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
+    let name = CString::new(name)?;
+    // SAFETY: ifreq is plain numbers and pointers, for which all zeros is a value.
+    let mut ifreq: libc::ifreq = unsafe { std::mem::zeroed() };
+    let bytes = name.as_bytes_with_nul();
+    if bytes.len() > ifreq.ifr_name.len() {
+        return Err(io::Error::from_raw_os_error(libc::ENODEV));
+    }
+    for (to, from) in ifreq.ifr_name.iter_mut().zip(bytes) {
+        *to = *from as libc::c_char;
+    }
+    ifreq.ifr_ifru.ifru_data = std::ptr::from_mut(request).cast();
+    // SAFETY: `ifreq` names a live structure of the command's size, which outlives the call.
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut ifreq) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}

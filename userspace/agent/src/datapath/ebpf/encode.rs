@@ -1,0 +1,245 @@
+//! From objects to what the kernel holds for them. Pure.
+
+use std::net::IpAddr;
+
+use contiv_abi::{FdbEntry, FdbKey, Mac, NeighEntry, NeighKey, Segment, SegmentEntry, Vtep, v4_mapped};
+use contiv_model::{global::ArpMode, tag::Encap};
+
+use crate::datapath::{Local, Network, Object, Peer, Remote};
+
+/// One thing in the kernel, whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Entry {
+    /// A node of the list of peers.
+    Peer(Vtep),
+    /// A network. How many ports it floods to is not the network's affair but theirs.
+    Segment { segment: Segment, out: u32, flags: u32 },
+    /// A port of a flood list.
+    Port { ifindex: u32, segment: Segment, mac: Mac },
+    /// A destination.
+    Fdb(FdbKey, FdbEntry),
+    /// An answer to ARP or ND.
+    Neigh(NeighKey, NeighEntry),
+    /// The program on a port.
+    Hook { ifindex: u32, interface: String },
+}
+
+/// What an [`Entry`] is found by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum EntryKey {
+    Peer(Vtep),
+    Segment(Segment),
+    Port(u32),
+    Fdb(FdbKey),
+    Neigh(NeighKey),
+    Hook(u32),
+}
+
+impl Entry {
+    pub(super) fn key(&self) -> EntryKey {
+        match self {
+            Entry::Peer(vtep) => EntryKey::Peer(*vtep),
+            Entry::Segment { segment, .. } => EntryKey::Segment(*segment),
+            Entry::Port { ifindex, .. } => EntryKey::Port(*ifindex),
+            Entry::Fdb(key, _) => EntryKey::Fdb(*key),
+            Entry::Neigh(key, _) => EntryKey::Neigh(*key),
+            Entry::Hook { ifindex, .. } => EntryKey::Hook(*ifindex),
+        }
+    }
+}
+
+/// The interfaces that entries name by number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Devices {
+    /// The VXLAN device.
+    pub(super) overlay: u32,
+    /// The UDP port that it sends to and listens on.
+    pub(super) overlay_port: u16,
+    /// The VLAN uplink; zero when there is none.
+    pub(super) uplink: u32,
+}
+
+/// An object that this datapath cannot hold.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Refused {
+    #[error("tunnels over IPv6 are not supported (give the node an IPv4 VTEP address)")]
+    Ipv6Vtep,
+    #[error("the node listens on UDP port {theirs}, we on {ours} (one VXLAN port for the whole cluster)")]
+    OtherPort { theirs: u16, ours: u16 },
+    #[error("a VXLAN endpoint without its node's VTEP")]
+    NoVtep,
+    #[error("no interface {0}")]
+    NoInterface(String),
+}
+
+/// The entries of an object, in the order of writing: what a packet may lead to comes before what
+/// leads there. `ifindex` finds an interface by name.
+pub(super) fn encode(
+    object: &Object,
+    devices: &Devices,
+    ifindex: impl FnOnce(&str) -> Option<u32>,
+) -> Result<Vec<Entry>, Refused> {
+    match object {
+        Object::Peer(peer) => encode_peer(peer, devices),
+        Object::Network(network) => Ok(encode_network(network, devices)),
+        Object::Remote(remote) => encode_remote(remote),
+        Object::Local(local) => {
+            let index = ifindex(&local.port).ok_or_else(|| Refused::NoInterface(local.port.clone()))?;
+            Ok(encode_local(local, index))
+        }
+    }
+}
+
+pub(super) fn segment_of(encap: Encap) -> Segment {
+    match encap {
+        Encap::Vlan(vlan) => Segment::vlan(vlan.get()),
+        Encap::Vxlan { vni, .. } => Segment::vxlan(vni.get()),
+    }
+}
+
+fn encode_peer(peer: &Peer, devices: &Devices) -> Result<Vec<Entry>, Refused> {
+    if peer.port != devices.overlay_port {
+        return Err(Refused::OtherPort { theirs: peer.port, ours: devices.overlay_port });
+    }
+    Ok(vec![Entry::Peer(vtep(peer.vtep)?)])
+}
+
+fn encode_network(network: &Network, devices: &Devices) -> Vec<Entry> {
+    let out = match network.encap {
+        Encap::Vlan(_) => devices.uplink,
+        Encap::Vxlan { .. } => devices.overlay,
+    };
+    let flags = match network.arp {
+        ArpMode::Proxy => SegmentEntry::PROXY,
+        ArpMode::Flood => 0,
+    };
+    vec![Entry::Segment { segment: segment_of(network.encap), out, flags }]
+}
+
+fn encode_remote(remote: &Remote) -> Result<Vec<Entry>, Refused> {
+    let segment = segment_of(remote.encap);
+    let mut entries = vec![];
+    if segment.vni().is_some() {
+        let vtep = vtep(remote.vtep.ok_or(Refused::NoVtep)?)?;
+        entries.push(Entry::Fdb(FdbKey::new(segment, remote.mac.0), FdbEntry { ifindex: 0, vtep }));
+    }
+    entries.extend(neighbours(segment, remote.mac.0, remote.ip.octets(), remote.ip6.map(|ip| ip.octets()), 0));
+    Ok(entries)
+}
+
+fn encode_local(local: &Local, ifindex: u32) -> Vec<Entry> {
+    let segment = segment_of(local.encap);
+    let mac = local.mac.0;
+    let mut entries = vec![
+        Entry::Port { ifindex, segment, mac },
+        Entry::Fdb(FdbKey::new(segment, mac), FdbEntry { ifindex, vtep: [0; 4] }),
+    ];
+    entries.extend(neighbours(segment, mac, local.ip.octets(), local.ip6.map(|ip| ip.octets()), ifindex));
+    entries.push(Entry::Hook { ifindex, interface: local.port.clone() });
+    entries
+}
+
+fn neighbours(
+    segment: Segment,
+    mac: Mac,
+    ip: [u8; 4],
+    ip6: Option<[u8; 16]>,
+    ifindex: u32,
+) -> impl Iterator<Item = Entry> {
+    let owner = NeighEntry { mac, zero: [0; 2], ifindex };
+    let addresses = [Some(v4_mapped(ip)), ip6].into_iter().flatten();
+    addresses.map(move |ip| Entry::Neigh(NeighKey { segment, ip }, owner))
+}
+
+fn vtep(address: IpAddr) -> Result<Vtep, Refused> {
+    match address {
+        IpAddr::V4(address) => Ok(address.octets()),
+        IpAddr::V6(_) => Err(Refused::Ipv6Vtep),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
+    use contiv_model::{
+        mac,
+        tag::{Vlan, Vni},
+    };
+
+    use super::*;
+
+    const DEVICES: Devices = Devices { overlay: 7, overlay_port: 4789, uplink: 3 };
+
+    fn vxlan() -> Encap {
+        Encap::Vxlan { vni: Vni::try_from(10_001).unwrap(), local: Vlan::try_from(1).unwrap() }
+    }
+
+    fn local() -> Local {
+        Local {
+            id: "n1.t-a".into(),
+            network: "n1.t".into(),
+            encap: vxlan(),
+            port: "vvport1".into(),
+            mac: mac::Mac([2, 2, 10, 1, 1, 1]),
+            ip: Ipv4Addr::new(10, 1, 1, 1),
+            ip6: Some(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
+        }
+    }
+
+    #[test]
+    fn a_local_endpoint_is_reached_before_it_may_send() {
+        let entries = encode(&Object::Local(local()), &DEVICES, |_| Some(9)).unwrap();
+        assert!(matches!(entries[0], Entry::Port { ifindex: 9, .. }));
+        assert_eq!(entries.iter().filter(|e| matches!(e, Entry::Neigh(_, o) if o.ifindex == 9)).count(), 2);
+        assert_eq!(entries.last(), Some(&Entry::Hook { ifindex: 9, interface: "vvport1".into() }));
+    }
+
+    #[test]
+    fn a_missing_interface_is_named() {
+        let refused = encode(&Object::Local(local()), &DEVICES, |_| None).unwrap_err();
+        assert_eq!(refused.to_string(), "no interface vvport1");
+    }
+
+    #[test]
+    fn remote_endpoints_have_a_destination_on_vxlan_only() {
+        let mut remote = Remote {
+            id: "n1.t-b".into(),
+            network: "n1.t".into(),
+            encap: vxlan(),
+            vtep: Some(Ipv4Addr::new(192, 0, 2, 2).into()),
+            mac: mac::Mac([2, 2, 10, 1, 1, 2]),
+            ip: Ipv4Addr::new(10, 1, 1, 2),
+            ip6: None,
+        };
+        let entries = encode(&Object::Remote(remote.clone()), &DEVICES, |_| None).unwrap();
+        let place = FdbEntry { ifindex: 0, vtep: [192, 0, 2, 2] };
+        assert!(matches!(&entries[0], Entry::Fdb(_, entry) if *entry == place));
+
+        remote.vtep = None;
+        assert_eq!(encode(&Object::Remote(remote.clone()), &DEVICES, |_| None), Err(Refused::NoVtep));
+        remote.encap = Encap::Vlan(Vlan::try_from(100).unwrap());
+        let entries = encode(&Object::Remote(remote), &DEVICES, |_| None).unwrap();
+        assert!(matches!(entries[..], [Entry::Neigh(..)]));
+    }
+
+    #[test]
+    fn networks_leave_by_the_device_of_their_kind() {
+        let network = |encap, arp| Object::Network(Network { id: "n1.t".into(), encap, arp });
+        let vlan = Encap::Vlan(Vlan::try_from(100).unwrap());
+        let entries = encode(&network(vlan, ArpMode::Flood), &DEVICES, |_| None).unwrap();
+        assert_eq!(entries, [Entry::Segment { segment: Segment::vlan(100), out: 3, flags: 0 }]);
+        let entries = encode(&network(vxlan(), ArpMode::Proxy), &DEVICES, |_| None).unwrap();
+        let flags = SegmentEntry::PROXY;
+        assert_eq!(entries, [Entry::Segment { segment: Segment::vxlan(10_001), out: 7, flags }]);
+    }
+
+    #[test]
+    fn peers_that_cannot_be_reached_are_refused() {
+        let peer = |vtep: &str, port| Object::Peer(Peer { vtep: vtep.parse().unwrap(), port });
+        assert_eq!(encode(&peer("192.0.2.2", 4789), &DEVICES, |_| None).unwrap().len(), 1);
+        assert_eq!(encode(&peer("2001:db8::2", 4789), &DEVICES, |_| None), Err(Refused::Ipv6Vtep));
+        let refused = Refused::OtherPort { theirs: 8472, ours: 4789 };
+        assert_eq!(encode(&peer("192.0.2.2", 8472), &DEVICES, |_| None), Err(refused));
+    }
+}

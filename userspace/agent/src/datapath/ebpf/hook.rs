@@ -1,0 +1,269 @@
+//! Programs on the ingress of interfaces: by TCX links where the kernel has them, else by clsact.
+
+use std::{io, path::Path};
+
+use aya::{
+    programs::{
+        LinkOrder, SchedClassifier, TcAttachType,
+        links::{FdLink, PinnedLink},
+        tc::{self, NlOptions, SchedClassifierLink, TcAttachOptions, TcError, TcHandle},
+    },
+    util::KernelVersion,
+};
+use contiv_abi::maps;
+use futures::TryStreamExt as _;
+use rtnetlink::packet_route::tc::{TcAttribute, TcFilterBpfOption, TcOption};
+
+use super::{
+    device::Netlink,
+    failure::{errno, failed},
+    pins::Pins,
+    table::Writes,
+};
+use crate::datapath::Error;
+
+/// How programs are attached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Attachment {
+    /// TCX from Linux 6.6 on, clsact before.
+    #[default]
+    Auto,
+    /// Links that are pinned and replaced in one step.
+    Tcx,
+    /// Filters of the clsact qdisc, which stay by themselves.
+    Clsact,
+}
+
+impl Attachment {
+    pub(super) fn resolve(self) -> Attachment {
+        match self {
+            Attachment::Auto => {
+                // A kernel that will not say what it is gets what every kernel has.
+                let tcx = KernelVersion::current().is_ok_and(|kernel| kernel >= KernelVersion::new(6, 6, 0));
+                if tcx { Attachment::Tcx } else { Attachment::Clsact }
+            }
+            other => other,
+        }
+    }
+}
+
+/// Which program an interface gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    Pod,
+    Overlay,
+    Uplink,
+}
+
+impl Role {
+    pub(super) const ALL: [Role; 3] = [Role::Pod, Role::Overlay, Role::Uplink];
+
+    pub(super) fn program(self) -> &'static str {
+        match self {
+            Role::Pod => maps::FROM_POD,
+            Role::Overlay => maps::FROM_OVERLAY,
+            Role::Uplink => maps::FROM_UPLINK,
+        }
+    }
+
+    fn prefix(self) -> &'static str {
+        match self {
+            Role::Pod => "pod-",
+            Role::Overlay => "overlay-",
+            Role::Uplink => "uplink-",
+        }
+    }
+
+    /// The name of the pin. By index: a dot, which bpffs does not take, may be in an interface's name.
+    pub(super) fn pin(self, ifindex: u32) -> String {
+        format!("{}{ifindex}", self.prefix())
+    }
+
+    pub(super) fn of_pin(pin: &str) -> Option<(Role, u32)> {
+        Role::ALL
+            .iter()
+            .find_map(|role| Some((*role, pin.strip_prefix(role.prefix())?.parse().ok()?)))
+    }
+}
+
+/// Ours among the filters of an interface.
+const PRIORITY: u16 = 0xc0;
+const HANDLE: TcHandle = TcHandle::new(0, 0xc0);
+
+/// Attaches and detaches, one way or the other.
+#[derive(Clone, Debug)]
+pub(super) struct Hooks {
+    attachment: Attachment,
+    pins: Pins,
+    writes: Writes,
+}
+
+impl Hooks {
+    pub(super) fn new(attachment: Attachment, pins: Pins, writes: Writes) -> Self {
+        Hooks { attachment: attachment.resolve(), pins, writes }
+    }
+
+    pub(super) fn attachment(&self) -> Attachment {
+        self.attachment
+    }
+
+    /// Whether this very program runs on the interface.
+    pub(super) async fn is_attached(
+        &self,
+        program: &SchedClassifier,
+        interface: &str,
+        netlink: &Netlink,
+    ) -> Result<bool, Error> {
+        let what = || format!("ask for the programs on {interface}");
+        let id = program.info().map_err(|error| failed(what(), error))?.id();
+        match self.attachment {
+            Attachment::Tcx | Attachment::Auto => {
+                let (_, programs) = SchedClassifier::query_tcx(interface, TcAttachType::Ingress)
+                    .map_err(|error| failed(what(), error))?;
+                Ok(programs.iter().any(|program| program.id() == id))
+            }
+            Attachment::Clsact => {
+                let Some(index) = super::device::ifindex(interface) else { return Ok(false) };
+                Ok(filter_programs(netlink, index).await?.contains(&id))
+            }
+        }
+    }
+
+    /// Puts the program on the interface, in place of an older one of ours.
+    pub(super) fn attach(
+        &self,
+        program: &mut SchedClassifier,
+        role: Role,
+        interface: &str,
+        ifindex: u32,
+    ) -> Result<(), Error> {
+        let what = || format!("attach {} to {interface}", role.program());
+        self.writes.count();
+        match self.attachment {
+            Attachment::Tcx | Attachment::Auto => {
+                let path = self.pins.link(&role.pin(ifindex));
+                // A link that is not on the interface any more is of no use.
+                self.pins.unpin(&path)?;
+                let options = TcAttachOptions::TcxOrder(LinkOrder::last());
+                let id = program
+                    .attach_with_options(interface, TcAttachType::Ingress, options)
+                    .map_err(|error| failed(what(), error))?;
+                let link = program.take_link(id).map_err(|error| failed(what(), error))?;
+                let link = FdLink::try_from(link).map_err(|error| failed(what(), error))?;
+                link.pin(&path).map_err(|error| failed(what(), error))?;
+                Ok(())
+            }
+            Attachment::Clsact => attach_filter(program, interface).map_err(|error| failed(what(), error)),
+        }
+    }
+
+    /// Takes the program off the interface, which may be gone already.
+    pub(super) fn detach(&self, role: Role, interface: Option<&str>, ifindex: u32) -> Result<(), Error> {
+        match (self.attachment, interface) {
+            (Attachment::Tcx | Attachment::Auto, _) => {
+                if self.pins.unpin(&self.pins.link(&role.pin(ifindex)))? {
+                    self.writes.count();
+                }
+                Ok(())
+            }
+            (Attachment::Clsact, None) => Ok(()),
+            (Attachment::Clsact, Some(interface)) => {
+                match tc::qdisc_detach_program(interface, TcAttachType::Ingress, role.program()) {
+                    Ok(()) => self.writes.count(),
+                    Err(error) if is_absent(&error) => {}
+                    Err(error) => return Err(failed(format!("detach {} from {interface}", role.program()), error)),
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// The pinned links, by role and interface index.
+    pub(super) fn pinned(&self) -> Result<Vec<(Role, u32)>, Error> {
+        Ok(self.pins.link_names()?.iter().filter_map(|name| Role::of_pin(name)).collect())
+    }
+
+    /// Puts a new version of a program in the place of the old one, on every interface, without a gap.
+    pub(super) fn replace(&self, role: Role, program: &mut SchedClassifier) -> Result<(), Error> {
+        for (pinned_role, ifindex) in self.pinned()? {
+            if pinned_role != role {
+                continue;
+            }
+            let path = self.pins.link(&role.pin(ifindex));
+            self.writes.count();
+            if let Err(error) = replace_link(program, &path) {
+                if errno(&*error) != Some(libc::ENOLINK) {
+                    return Err(failed(format!("replace {} on interface {ifindex}", role.program()), error));
+                }
+                // Its interface has gone.
+                self.pins.unpin(&path)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn replace_link(
+    program: &mut SchedClassifier,
+    path: &Path,
+) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    let link = FdLink::from(PinnedLink::from_pin(path)?);
+    let id = program.attach_to_link(SchedClassifierLink::try_from(link)?)?;
+    // Only our handle of it goes; the pin keeps the link.
+    drop(program.take_link(id)?);
+    Ok(())
+}
+
+fn attach_filter(
+    program: &mut SchedClassifier,
+    interface: &str,
+) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    match tc::qdisc_add_clsact(interface) {
+        Err(error) if errno(&error) != Some(libc::EEXIST) && !matches!(error, TcError::AlreadyAttached) => {
+            return Err(error.into());
+        }
+        _ => {}
+    }
+    let options = TcAttachOptions::Netlink(NlOptions { priority: PRIORITY, handle: HANDLE, classid: None });
+    let id = match program.attach_with_options(interface, TcAttachType::Ingress, options) {
+        Ok(id) => id,
+        Err(error) if errno(&error) == Some(libc::EEXIST) => {
+            let ours = SchedClassifierLink::attached(interface, TcAttachType::Ingress, PRIORITY, HANDLE, None)?;
+            program.attach_to_link(ours)?
+        }
+        Err(error) => return Err(error.into()),
+    };
+    // Dropping it would detach the program; the filter is to stay.
+    std::mem::forget(program.take_link(id)?);
+    Ok(())
+}
+
+/// The ids of the programs in the ingress filters of an interface.
+async fn filter_programs(netlink: &Netlink, ifindex: u32) -> Result<Vec<u32>, Error> {
+    let what = || format!("list the filters of interface {ifindex}");
+    let index = i32::try_from(ifindex).map_err(|error| failed(what(), error))?;
+    let filters: Result<Vec<_>, _> =
+        netlink.handle().traffic_filter(index).get().ingress().execute().try_collect().await;
+    let filters = match filters {
+        Ok(filters) => filters,
+        // No clsact qdisc there.
+        Err(error) if matches!(errno(&error), Some(libc::EINVAL | libc::ENOENT)) => return Ok(vec![]),
+        Err(error) => return Err(failed(what(), error)),
+    };
+    let options = filters.iter().flat_map(|filter| &filter.attributes).filter_map(|attribute| match attribute {
+        TcAttribute::Options(options) => Some(options),
+        _ => None,
+    });
+    Ok(options
+        .flatten()
+        .filter_map(|option| match option {
+            TcOption::Bpf(TcFilterBpfOption::ProgId(id)) => Some(*id),
+            _ => None,
+        })
+        .collect())
+}
+
+fn is_absent(error: &TcError) -> bool {
+    let not_found = matches!(error, TcError::IoError(error) if error.kind() == io::ErrorKind::NotFound);
+    not_found || matches!(errno(error), Some(libc::ENODEV | libc::ENOENT | libc::EINVAL))
+}

@@ -1,0 +1,199 @@
+//! The programs and maps in the kernel: adopted where an earlier run pinned them, else loaded.
+
+use aya::{
+    EbpfLoader,
+    maps::{self, Array, MapData, PerCpuArray},
+    programs::SchedClassifier,
+};
+use contiv_abi::{
+    DropCount, DropReason, FdbEntry, FdbKey, FloodKey, NeighEntry, NeighKey, Node, Port, Segment, SegmentEntry,
+    Vtep,
+    maps::{
+        ALL, BUILD, BUILD_LEN, DROPS, FDB, FDB_CAPACITY, FLOOD, FLOOD_CAPACITY, NEIGH, NEIGH_CAPACITY, NODE,
+        PEERS, PEERS_CAPACITY, PORTS, PORTS_CAPACITY, SEGMENTS, SEGMENTS_CAPACITY, VTEPS,
+    },
+};
+
+use super::{
+    failure::failed,
+    hook::{Hooks, Role},
+    pins::Pins,
+    table::{Table, Writes},
+};
+use crate::datapath::Error;
+
+/// The object that `build.rs` made, aligned as the loader wants it.
+static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/contiv-ebpf"));
+
+/// What is in the kernel.
+pub(super) struct Kernel {
+    pub(super) ports: Table<u32, Port>,
+    pub(super) segments: Table<Segment, SegmentEntry>,
+    pub(super) flood: Table<FloodKey, u32>,
+    pub(super) fdb: Table<FdbKey, FdbEntry>,
+    pub(super) neigh: Table<NeighKey, NeighEntry>,
+    pub(super) peers: Table<Vtep, u32>,
+    vteps: Array<MapData, Vtep>,
+    node: Array<MapData, Node>,
+    drops: PerCpuArray<MapData, DropCount>,
+    from_pod: SchedClassifier,
+    from_overlay: SchedClassifier,
+    from_uplink: SchedClassifier,
+    writes: Writes,
+}
+
+impl Kernel {
+    /// Adopts what is pinned if it comes from this very build; else loads, into the pinned maps, and
+    /// replaces the programs in place.
+    pub(super) fn open(pins: &Pins, hooks: &Hooks, writes: &Writes) -> Result<Kernel, Error> {
+        pins.prepare()?;
+        let adopted = pinned_build(pins)? == Some(build_id());
+        if !adopted {
+            load(pins, hooks, writes)?;
+        }
+        let kernel = Kernel {
+            ports: Table::new(PORTS, PORTS_CAPACITY, open_map(pins, PORTS)?, writes.clone()),
+            segments: Table::new(SEGMENTS, SEGMENTS_CAPACITY, open_map(pins, SEGMENTS)?, writes.clone()),
+            flood: Table::new(FLOOD, FLOOD_CAPACITY, open_map(pins, FLOOD)?, writes.clone()),
+            fdb: Table::new(FDB, FDB_CAPACITY, open_map(pins, FDB)?, writes.clone()),
+            neigh: Table::new(NEIGH, NEIGH_CAPACITY, open_map(pins, NEIGH)?, writes.clone()),
+            peers: Table::new(PEERS, PEERS_CAPACITY, open_map(pins, PEERS)?, writes.clone()),
+            vteps: open_map(pins, VTEPS)?,
+            node: open_map(pins, NODE)?,
+            drops: open_map(pins, DROPS)?,
+            from_pod: open_program(pins, Role::Pod)?,
+            from_overlay: open_program(pins, Role::Overlay)?,
+            from_uplink: open_program(pins, Role::Uplink)?,
+            writes: writes.clone(),
+        };
+        if !adopted {
+            // Last: a crash before this line makes the next start load again.
+            set_build(pins, writes)?;
+        }
+        Ok(kernel)
+    }
+
+    pub(super) fn program(&mut self, role: Role) -> &mut SchedClassifier {
+        match role {
+            Role::Pod => &mut self.from_pod,
+            Role::Overlay => &mut self.from_overlay,
+            Role::Uplink => &mut self.from_uplink,
+        }
+    }
+
+    /// Reads every table.
+    pub(super) fn read(&mut self) -> Result<(), Error> {
+        self.ports.read()?;
+        self.segments.read()?;
+        self.flood.read()?;
+        self.fdb.read()?;
+        self.neigh.read()?;
+        self.peers.read()
+    }
+
+    /// The list of peers that flooding walks.
+    pub(super) fn peer_list(&self) -> Result<Vec<Vtep>, Error> {
+        let what = || format!("read the map {VTEPS}");
+        let node = self.node.get(&0, 0).map_err(|error| failed(format!("read the map {NODE}"), error))?;
+        let slots = 0..node.peers.min(PEERS_CAPACITY as u32);
+        slots.map(|slot| self.vteps.get(&slot, 0).map_err(|error| failed(what(), error))).collect()
+    }
+
+    pub(super) fn set_peer_slot(&mut self, slot: u32, vtep: Vtep) -> Result<(), Error> {
+        self.writes.count();
+        self.vteps.set(slot, vtep, 0).map_err(|error| {
+            failed(format!("write to the map {VTEPS} (room for {PEERS_CAPACITY} nodes)"), error)
+        })
+    }
+
+    pub(super) fn set_peer_count(&mut self, peers: u32) -> Result<(), Error> {
+        self.writes.count();
+        self.node
+            .set(0, Node { peers, zero: 0 }, 0)
+            .map_err(|error| failed(format!("write to the map {NODE}"), error))
+    }
+
+    /// What was dropped since the maps were made, by reason; zeros are left out.
+    pub(super) fn drops(&self) -> Result<Vec<(DropReason, DropCount)>, Error> {
+        let mut counts = vec![];
+        for reason in DropReason::ALL {
+            let per_cpu = self
+                .drops
+                .get(&(*reason as u32), 0)
+                .map_err(|error| failed(format!("read the map {DROPS}"), error))?;
+            let total = per_cpu.iter().fold(DropCount::default(), |sum, count| DropCount {
+                packets: sum.packets + count.packets,
+                bytes: sum.bytes + count.bytes,
+            });
+            if total.packets > 0 {
+                counts.push((*reason, total));
+            }
+        }
+        Ok(counts)
+    }
+}
+
+/// Tells one build of the object from another (FNV-1a; nobody attacks it).
+pub(super) fn build_id() -> [u8; BUILD_LEN] {
+    const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
+    const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
+    let hash = OBJECT.iter().fold(OFFSET, |hash, byte| (hash ^ u128::from(*byte)).wrapping_mul(PRIME));
+    hash.to_be_bytes()
+}
+
+fn pinned_build(pins: &Pins) -> Result<Option<[u8; BUILD_LEN]>, Error> {
+    let complete = ALL.iter().all(|name| pins.map(name).exists())
+        && Role::ALL.iter().all(|role| pins.program(role.program()).exists());
+    if !complete {
+        return Ok(None);
+    }
+    let build: Array<MapData, [u8; BUILD_LEN]> = open_map(pins, BUILD)?;
+    build.get(&0, 0).map(Some).map_err(|error| failed(format!("read the map {BUILD}"), error))
+}
+
+fn set_build(pins: &Pins, writes: &Writes) -> Result<(), Error> {
+    let mut build: Array<MapData, [u8; BUILD_LEN]> = open_map(pins, BUILD)?;
+    writes.count();
+    build.set(0, build_id(), 0).map_err(|error| failed(format!("write to the map {BUILD}"), error))
+}
+
+/// Loads the object with its maps pinned (those that are pinned already are used), pins the programs,
+/// and puts them where older ones run.
+fn load(pins: &Pins, hooks: &Hooks, writes: &Writes) -> Result<(), Error> {
+    let mut loader = EbpfLoader::new();
+    for name in ALL {
+        loader.map_pin_path(name, pins.map(name));
+        writes.count();
+    }
+    let mut object = loader.load(OBJECT).map_err(|error| failed("load the eBPF object", error))?;
+    for role in Role::ALL {
+        let what = || format!("load the program {}", role.program());
+        let missing = || failed(what(), "the object has no such program");
+        let program = object.program_mut(role.program()).ok_or_else(missing)?;
+        let program: &mut SchedClassifier = program.try_into().map_err(|error| failed(what(), error))?;
+        writes.count();
+        program.load().map_err(|error| failed(what(), error))?;
+        hooks.replace(role, program)?;
+        let path = pins.program(role.program());
+        pins.unpin(&path)?;
+        program.pin(&path).map_err(|error| failed(format!("pin {}", path.display()), error))?;
+    }
+    Ok(())
+}
+
+fn open_program(pins: &Pins, role: Role) -> Result<SchedClassifier, Error> {
+    let path = pins.program(role.program());
+    SchedClassifier::from_pin(&path).map_err(|error| failed(format!("open the program {}", path.display()), error))
+}
+
+/// A pinned map as a map of `T`'s kind, key and value.
+fn open_map<T>(pins: &Pins, name: &str) -> Result<T, Error>
+where
+    T: TryFrom<maps::Map, Error = maps::MapError>,
+{
+    let path = pins.map(name);
+    MapData::from_pin(&path)
+        .and_then(maps::Map::from_map_data)
+        .and_then(T::try_from)
+        .map_err(|error| failed(format!("open the map {}", path.display()), error))
+}

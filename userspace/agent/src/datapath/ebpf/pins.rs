@@ -1,0 +1,129 @@
+//! Where the kernel's objects are kept so that they outlive the agent.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use contiv_abi::ABI_VERSION;
+use nix::{
+    mount::{MsFlags, mount},
+    sys::statfs::{BPF_FS_MAGIC, statfs},
+};
+
+use super::failure::failed;
+use crate::datapath::Error;
+
+/// Where every distribution mounts it.
+const BPFFS: &str = "/sys/fs/bpf";
+
+/// `<root>/v<ABI>/<instance>/{maps,programs,links}`.
+#[derive(Clone, Debug)]
+pub(super) struct Pins {
+    root: PathBuf,
+    directory: PathBuf,
+}
+
+impl Pins {
+    pub(super) fn new(root: &Path, instance: &str) -> Self {
+        Pins { root: root.to_owned(), directory: root.join(format!("v{ABI_VERSION}")).join(instance) }
+    }
+
+    pub(super) fn maps(&self) -> PathBuf {
+        self.directory.join("maps")
+    }
+
+    pub(super) fn map(&self, name: &str) -> PathBuf {
+        self.maps().join(name)
+    }
+
+    pub(super) fn program(&self, name: &str) -> PathBuf {
+        self.directory.join("programs").join(name)
+    }
+
+    pub(super) fn link(&self, name: &str) -> PathBuf {
+        self.links().join(name)
+    }
+
+    fn links(&self) -> PathBuf {
+        self.directory.join("links")
+    }
+
+    /// Makes the directories, and mounts the file system where it is not.
+    pub(super) fn prepare(&self) -> Result<(), Error> {
+        self.mount()?;
+        for directory in [self.maps(), self.directory.join("programs"), self.links()] {
+            fs::create_dir_all(&directory)
+                .map_err(|error| failed(format!("make the directory {}", directory.display()), error))?;
+        }
+        Ok(())
+    }
+
+    fn mount(&self) -> Result<(), Error> {
+        // The root may not be there yet: what is the file system of the nearest directory that is?
+        let there = self.root.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
+        let found = statfs(there)
+            .map_err(|error| failed(format!("look at the file system of {}", there.display()), error))?;
+        if found.filesystem_type() == BPF_FS_MAGIC {
+            return Ok(());
+        }
+        let place = if self.root.starts_with(BPFFS) { Path::new(BPFFS) } else { &self.root };
+        fs::create_dir_all(place)
+            .map_err(|error| failed(format!("make the directory {}", place.display()), error))?;
+        let options = Some("mode=0700");
+        mount(Some("bpf"), place, Some("bpf"), MsFlags::MS_NOSUID | MsFlags::MS_NODEV, options).map_err(|error| {
+            let place = place.display();
+            failed(format!("mount the BPF file system (try as root: mount -t bpf bpf {place})"), error)
+        })
+    }
+
+    /// The names of the pinned links.
+    pub(super) fn link_names(&self) -> Result<Vec<String>, Error> {
+        let directory = self.links();
+        let listed = fs::read_dir(&directory).and_then(|entries| {
+            entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
+        });
+        match listed {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(vec![]),
+            result => result.map_err(|error| failed(format!("list {}", directory.display()), error)),
+        }
+    }
+
+    /// Removes a pin; true if it was there.
+    pub(super) fn unpin(&self, path: &Path) -> Result<bool, Error> {
+        match fs::remove_file(path) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(failed(format!("remove the pin {}", path.display()), error)),
+        }
+    }
+
+    /// Removes all pins of the instance, and the directories above that are empty then.
+    pub(super) fn remove_all(&self) -> Result<usize, Error> {
+        let what = || format!("remove the pins in {}", self.directory.display());
+        let mut removed = 0;
+        for part in ["links", "programs", "maps"] {
+            let directory = self.directory.join(part);
+            let entries = match fs::read_dir(&directory) {
+                Ok(entries) => entries,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(error) => return Err(failed(what(), error)),
+            };
+            for entry in entries {
+                fs::remove_file(entry.map_err(|error| failed(what(), error))?.path())
+                    .map_err(|error| failed(what(), error))?;
+                removed += 1;
+            }
+            fs::remove_dir(&directory).map_err(|error| failed(what(), error))?;
+        }
+        for directory in self.directory.ancestors().take(3) {
+            match fs::remove_dir(directory) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                // Other instances, or a mount point.
+                Err(_) => break,
+            }
+        }
+        Ok(removed)
+    }
+}

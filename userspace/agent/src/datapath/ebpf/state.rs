@@ -1,0 +1,357 @@
+//! What the kernel holds, entry by entry, and on whose behalf.
+
+use std::collections::{BTreeMap, HashMap};
+
+use contiv_abi::{FloodKey, Port, Segment, SegmentEntry, Vtep};
+
+use super::{
+    encode::{Entry, EntryKey},
+    failure::failed,
+    hook::{Hooks, Role},
+    kernel::Kernel,
+    roster::{Roster, Step},
+};
+use crate::datapath::{Error, ObjectId};
+
+/// The kernel's tables, the lists inside them, and the owners of entries.
+pub(super) struct State {
+    kernel: Kernel,
+    hooks: Hooks,
+    peers: Roster<Vtep>,
+    ports: HashMap<Segment, Roster<u32>>,
+    /// Interfaces that our program for pods runs on, with their names.
+    attached: BTreeMap<u32, String>,
+    owners: HashMap<EntryKey, ObjectId>,
+    objects: HashMap<ObjectId, Vec<EntryKey>>,
+}
+
+impl State {
+    pub(super) fn new(kernel: Kernel, hooks: Hooks) -> Self {
+        State {
+            kernel,
+            hooks,
+            peers: Roster::default(),
+            ports: HashMap::new(),
+            attached: BTreeMap::new(),
+            owners: HashMap::new(),
+            objects: HashMap::new(),
+        }
+    }
+
+    pub(super) fn kernel(&self) -> &Kernel {
+        &self.kernel
+    }
+
+    pub(super) fn kernel_mut(&mut self) -> &mut Kernel {
+        &mut self.kernel
+    }
+
+    /// Reads everything but the attachments, and forgets all owners.
+    pub(super) fn read(&mut self) -> Result<(), Error> {
+        self.kernel.read()?;
+        self.peers = Roster::from_slots(self.kernel.peer_list()?);
+        self.ports.clear();
+        for (segment, entry) in self.kernel.segments.iter() {
+            // A slot without an entry, which only a crash can leave, holds the port that never is.
+            let slot = |slot| {
+                let key = FloodKey { segment: *segment, slot };
+                self.kernel.flood.get(&key).copied().unwrap_or(0)
+            };
+            self.ports.insert(*segment, Roster::from_slots((0..entry.ports).map(slot).collect()));
+        }
+        self.attached.clear();
+        self.owners.clear();
+        self.objects.clear();
+        Ok(())
+    }
+
+    /// Notes that our program runs on a pod's port.
+    pub(super) fn note_attached(&mut self, ifindex: u32, interface: &str) {
+        self.attached.insert(ifindex, interface.to_owned());
+    }
+
+    /// Notes that an object stands for these entries; true if all of them are in place.
+    pub(super) fn claim(&mut self, id: &ObjectId, entries: &[Entry]) -> bool {
+        let mut complete = true;
+        for entry in entries {
+            self.owners.insert(entry.key(), id.clone());
+            complete &= self.holds(entry);
+        }
+        self.objects.insert(id.clone(), entries.iter().map(Entry::key).collect());
+        complete
+    }
+
+    fn holds(&self, entry: &Entry) -> bool {
+        match entry {
+            Entry::Peer(vtep) => self.peer_slot(vtep).is_some(),
+            Entry::Segment { segment, out, flags } => {
+                self.kernel.segments.get(segment).is_some_and(|e| e.out == *out && e.flags == *flags)
+            }
+            Entry::Port { ifindex, segment, mac } => {
+                self.seat(*ifindex) == Some(*segment)
+                    && self.kernel.ports.get(ifindex).is_some_and(|port| port.mac == *mac)
+            }
+            Entry::Fdb(key, value) => self.kernel.fdb.get(key) == Some(value),
+            Entry::Neigh(key, value) => self.kernel.neigh.get(key) == Some(value),
+            Entry::Hook { ifindex, .. } => self.attached.contains_key(ifindex),
+        }
+    }
+
+    /// The slot of a peer that is properly in the list.
+    fn peer_slot(&self, vtep: &Vtep) -> Option<u32> {
+        let slot = *self.kernel.peers.get(vtep)?;
+        (self.peers.at(slot) == Some(*vtep)).then_some(slot)
+    }
+
+    /// The network whose flood list a port is properly in.
+    fn seat(&self, ifindex: u32) -> Option<Segment> {
+        let port = self.kernel.ports.get(&ifindex)?;
+        let seated = self.ports.get(&port.segment).and_then(|roster| roster.at(port.slot)) == Some(ifindex);
+        seated.then_some(port.segment)
+    }
+
+    /// Makes the object's entries be there, and those that it had besides be gone.
+    pub(super) fn set(&mut self, id: &ObjectId, entries: &[Entry]) -> Result<(), Error> {
+        for entry in entries {
+            self.put(entry)?;
+            self.owners.insert(entry.key(), id.clone());
+        }
+        let keys: Vec<EntryKey> = entries.iter().map(Entry::key).collect();
+        let before = self.objects.insert(id.clone(), keys.clone()).unwrap_or_default();
+        let stale: Vec<EntryKey> = before.into_iter().filter(|key| !keys.contains(key)).collect();
+        self.release(id, &stale)
+    }
+
+    /// Makes the object's entries be gone, the last written first.
+    pub(super) fn delete(&mut self, id: &ObjectId) -> Result<(), Error> {
+        let keys = self.objects.get(id).cloned().unwrap_or_default();
+        self.release(id, &keys)?;
+        self.objects.remove(id);
+        Ok(())
+    }
+
+    fn release(&mut self, id: &ObjectId, keys: &[EntryKey]) -> Result<(), Error> {
+        for key in keys.iter().rev() {
+            // An endpoint that has moved here from another node shares its addresses with what stood
+            // for it there.
+            if self.owners.get(key) == Some(id) {
+                self.take(*key)?;
+                self.owners.remove(key);
+            }
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, entry: &Entry) -> Result<(), Error> {
+        match entry {
+            Entry::Peer(vtep) => self.put_peer(*vtep),
+            Entry::Segment { segment, out, flags } => {
+                let ports = self.ports.entry(*segment).or_default().len();
+                self.kernel.segments.set(*segment, SegmentEntry { out: *out, ports, flags: *flags })
+            }
+            Entry::Port { ifindex, segment, mac } => self.put_port(*ifindex, *segment, *mac),
+            Entry::Fdb(key, value) => self.kernel.fdb.set(*key, *value),
+            Entry::Neigh(key, value) => self.kernel.neigh.set(*key, *value),
+            Entry::Hook { ifindex, interface } => {
+                if !self.attached.contains_key(ifindex) {
+                    let program = self.kernel.program(Role::Pod);
+                    self.hooks.attach(program, Role::Pod, interface, *ifindex)?;
+                    self.attached.insert(*ifindex, interface.clone());
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn take(&mut self, key: EntryKey) -> Result<(), Error> {
+        match key {
+            EntryKey::Peer(vtep) => {
+                if let Some(slot) = self.peer_slot(&vtep) {
+                    self.leave_peers(slot)?;
+                }
+                self.kernel.peers.remove(&vtep)
+            }
+            EntryKey::Segment(segment) => self.kernel.segments.remove(&segment),
+            EntryKey::Port(ifindex) => {
+                if let (Some(segment), Some(port)) = (self.seat(ifindex), self.kernel.ports.get(&ifindex)) {
+                    self.leave_ports(segment, port.slot)?;
+                }
+                self.kernel.ports.remove(&ifindex)
+            }
+            EntryKey::Fdb(key) => self.kernel.fdb.remove(&key),
+            EntryKey::Neigh(key) => self.kernel.neigh.remove(&key),
+            EntryKey::Hook(ifindex) => {
+                let interface = self.attached.get(&ifindex).map(String::as_str);
+                self.hooks.detach(Role::Pod, interface, ifindex)?;
+                self.attached.remove(&ifindex);
+                Ok(())
+            }
+        }
+    }
+
+    fn put_peer(&mut self, vtep: Vtep) -> Result<(), Error> {
+        if self.peer_slot(&vtep).is_some() {
+            return Ok(());
+        }
+        for step in self.peers.plan_join(vtep) {
+            self.step_peers(step)?;
+        }
+        self.peers.joined(vtep);
+        Ok(())
+    }
+
+    fn leave_peers(&mut self, slot: u32) -> Result<(), Error> {
+        for step in self.peers.plan_leave(slot) {
+            self.step_peers(step)?;
+        }
+        self.peers.left(slot);
+        Ok(())
+    }
+
+    fn step_peers(&mut self, step: Step<Vtep>) -> Result<(), Error> {
+        match step {
+            Step::Put { slot, member } => self.kernel.set_peer_slot(slot, member),
+            Step::Seat { member, slot } => self.kernel.peers.set(member, slot),
+            Step::Len(peers) => self.kernel.set_peer_count(peers),
+            // An array has no empty slots; beyond the length nobody looks.
+            Step::Clear { .. } => Ok(()),
+        }
+    }
+
+    fn put_port(&mut self, ifindex: u32, segment: Segment, mac: contiv_abi::Mac) -> Result<(), Error> {
+        if self.kernel.segments.get(&segment).is_none() {
+            let why = "the network has to be there before its endpoints";
+            return Err(failed(format!("put a port into the network {segment}"), why));
+        }
+        match (self.seat(ifindex), self.kernel.ports.get(&ifindex).copied()) {
+            (Some(here), Some(port)) if here == segment => {
+                return self.kernel.ports.set(ifindex, Port { mac, ..port });
+            }
+            (Some(elsewhere), Some(port)) => self.leave_ports(elsewhere, port.slot)?,
+            _ => {}
+        }
+        for step in self.ports.entry(segment).or_default().plan_join(ifindex) {
+            self.step_ports(segment, Some(mac), step)?;
+        }
+        self.ports.entry(segment).or_default().joined(ifindex);
+        Ok(())
+    }
+
+    fn leave_ports(&mut self, segment: Segment, slot: u32) -> Result<(), Error> {
+        for step in self.ports.entry(segment).or_default().plan_leave(slot) {
+            self.step_ports(segment, None, step)?;
+        }
+        self.ports.entry(segment).or_default().left(slot);
+        Ok(())
+    }
+
+    /// `mac` is that of a port which has no entry yet.
+    fn step_ports(
+        &mut self,
+        segment: Segment,
+        mac: Option<contiv_abi::Mac>,
+        step: Step<u32>,
+    ) -> Result<(), Error> {
+        match step {
+            Step::Put { slot, member } => self.kernel.flood.set(FloodKey { segment, slot }, member),
+            Step::Seat { member, slot } => {
+                let known = self.kernel.ports.get(&member).map(|port| port.mac);
+                match mac.or(known) {
+                    Some(mac) => self.kernel.ports.set(member, Port { segment, mac, zero: [0; 2], slot }),
+                    // A stray of the flood list without a port of its own; it is swept next.
+                    None => Ok(()),
+                }
+            }
+            Step::Len(ports) => match self.kernel.segments.get(&segment).copied() {
+                Some(entry) => self.kernel.segments.set(segment, SegmentEntry { ports, ..entry }),
+                None => Ok(()),
+            },
+            Step::Clear { slot } => self.kernel.flood.remove(&FloodKey { segment, slot }),
+        }
+    }
+
+    /// What no object accounts for.
+    pub(super) fn strays(&self) -> Result<usize, Error> {
+        let strays = self.stray_entries();
+        Ok(strays.len()
+            + self.stray_slots().len()
+            + self.stray_peer_slots().len()
+            + self.stray_flood(&strays).len()
+            + self.stray_hooks()?.len())
+    }
+
+    /// Removes what no object accounts for.
+    pub(super) fn sweep(&mut self) -> Result<(), Error> {
+        for (role, ifindex) in self.stray_hooks()? {
+            self.hooks.detach(role, None, ifindex)?;
+            self.attached.remove(&ifindex);
+        }
+        for key in self.stray_entries().into_iter().rev() {
+            self.take(key)?;
+        }
+        // From the end, so that the slots that are still to come keep their numbers.
+        for (segment, slot) in self.stray_slots().into_iter().rev() {
+            self.leave_ports(segment, slot)?;
+        }
+        for slot in self.stray_peer_slots().into_iter().rev() {
+            self.leave_peers(slot)?;
+        }
+        for key in self.stray_flood(&[]) {
+            self.kernel.flood.remove(&key)?;
+        }
+        Ok(())
+    }
+
+    /// Entries without an owner, in the order of making.
+    fn stray_entries(&self) -> Vec<EntryKey> {
+        let kernel = &self.kernel;
+        let mut keys: Vec<EntryKey> = (kernel.peers.iter().map(|(key, _)| EntryKey::Peer(*key)))
+            .chain(kernel.segments.iter().map(|(key, _)| EntryKey::Segment(*key)))
+            .chain(kernel.ports.iter().map(|(key, _)| EntryKey::Port(*key)))
+            .chain(kernel.fdb.iter().map(|(key, _)| EntryKey::Fdb(*key)))
+            .chain(kernel.neigh.iter().map(|(key, _)| EntryKey::Neigh(*key)))
+            .filter(|key| !self.owners.contains_key(key))
+            .collect();
+        keys.sort_unstable();
+        keys
+    }
+
+    /// Slots inside the flood lists whose port does not know them as its own. Those of stray ports are
+    /// not counted: they go with the port.
+    fn stray_slots(&self) -> Vec<(Segment, u32)> {
+        let mut slots: Vec<_> = self
+            .ports
+            .iter()
+            .flat_map(|(segment, roster)| roster.iter().map(move |(slot, ifindex)| (*segment, slot, ifindex)))
+            .filter(|(segment, slot, ifindex)| {
+                let port = self.kernel.ports.get(ifindex);
+                !port.is_some_and(|port| port.segment == *segment && port.slot == *slot)
+            })
+            .map(|(segment, slot, _)| (segment, slot))
+            .collect();
+        slots.sort_unstable();
+        slots
+    }
+
+    fn stray_peer_slots(&self) -> Vec<u32> {
+        let seated = |slot, vtep: &Vtep| self.kernel.peers.get(vtep) == Some(&slot);
+        self.peers.iter().filter(|(slot, vtep)| !seated(*slot, vtep)).map(|(slot, _)| slot).collect()
+    }
+
+    /// Flood entries beyond the end of their list, or of no list; but not those whose port goes anyway.
+    fn stray_flood(&self, going: &[EntryKey]) -> Vec<FloodKey> {
+        let in_list = |key: &FloodKey| self.ports.get(&key.segment).is_some_and(|r| key.slot < r.len());
+        let goes = |ifindex: &u32| going.contains(&EntryKey::Port(*ifindex));
+        let entries = self.kernel.flood.iter().filter(|(key, ifindex)| !in_list(key) && !goes(ifindex));
+        entries.map(|(key, _)| *key).collect()
+    }
+
+    /// Links on interfaces that are no port of ours.
+    fn stray_hooks(&self) -> Result<Vec<(Role, u32)>, Error> {
+        let mut hooks = self.hooks.pinned()?;
+        hooks.retain(|(role, ifindex)| {
+            *role == Role::Pod && !self.owners.contains_key(&EntryKey::Hook(*ifindex))
+        });
+        Ok(hooks)
+    }
+}
