@@ -1,0 +1,38 @@
+//! `cargo xtask demo | bench | replay` build the binaries and start this.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", about = "Runs the real binaries")]
+struct Cli {
+    /// Only check that the words make sense
+    #[arg(long, hide = true)]
+    parse_only: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Play recorded REST conversations against a fresh netmaster and compare
+    Replay(e2e::replay::Options),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    if cli.parse_only {
+        return ExitCode::SUCCESS;
+    }
+    let result = match cli.command {
+        Command::Replay(options) => e2e::replay::run(&options),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

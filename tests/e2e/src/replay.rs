@@ -1,0 +1,169 @@
+//! Plays recorded REST conversations of the original against a fresh netmaster of ours and compares.
+
+mod compare;
+mod differences;
+mod recording;
+
+use std::{
+    collections::BTreeMap,
+    net::{Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use testkit::{free_port, scratch_dir};
+
+use crate::{
+    http::Client,
+    master::{Master, Options as MasterOptions, Store},
+};
+pub use differences::Differences;
+pub use recording::{Call, Recording};
+
+#[derive(Debug, Args)]
+pub struct Options {
+    /// Folder of .jsonl files, played in name order
+    folder: PathBuf,
+    /// Differences that are meant, with what ours answers
+    #[arg(long, value_name = "FILE", default_value = "docs/compatibility.toml")]
+    differences: PathBuf,
+    /// Compare only calls on these objects (the rest is still played), such as `tenant,network`
+    #[arg(long, value_name = "OBJECT", value_delimiter = ',')]
+    only: Vec<String>,
+}
+
+/// How one call went.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    Same,
+    /// Different as declared, for this reason.
+    Known(String),
+    Different(String),
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+struct Count {
+    passed: usize,
+    known: usize,
+    failed: usize,
+}
+
+pub fn run(options: &Options) -> Result<()> {
+    let recordings = Recording::read_folder(&options.folder)?;
+    let differences = Differences::read(&options.differences)?;
+    let counts = play(&recordings, &differences, |object| {
+        options.only.is_empty() || options.only.iter().any(|only| only == object)
+    })?;
+    let sum = summary(&counts);
+    println!("{} passed, {} failed", sum.passed, sum.failed);
+    if sum.failed > 0 {
+        bail!("{} calls were answered differently", sum.failed);
+    }
+    Ok(())
+}
+
+/// Plays all calls against one fresh master; counts those on the objects that `compare` wants.
+fn play(
+    recordings: &[Recording],
+    differences: &Differences,
+    compare: impl Fn(&str) -> bool,
+) -> Result<BTreeMap<String, Count>> {
+    let folder = scratch_dir("replay")?;
+    let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()?));
+    let store = Store::Embedded { folder: folder.path().join("store"), listen };
+    let mut master = Master::start(MasterOptions::alone(store)?)?;
+    let client = master.client().clone();
+    let mut counts = BTreeMap::<String, Count>::new();
+    for recording in recordings {
+        for call in &recording.calls {
+            let verdict = judge(&client, differences, recording, call);
+            if let Some(status) = master.process().ended()? {
+                bail!(
+                    "{}:{}: netmaster ended ({status}): {}",
+                    recording.name,
+                    call.line,
+                    master.process().tail()
+                );
+            }
+            if !compare(&call.object) {
+                continue;
+            }
+            let count = counts.entry(call.object.clone()).or_default();
+            match verdict {
+                Verdict::Same => count.passed += 1,
+                Verdict::Known(_) => {
+                    count.passed += 1;
+                    count.known += 1;
+                }
+                Verdict::Different(how) => {
+                    count.failed += 1;
+                    println!(
+                        "{}:{}: {} {}{}\n{how}",
+                        recording.name,
+                        call.line,
+                        call.method,
+                        call.path,
+                        call.remark()
+                    );
+                }
+            }
+        }
+    }
+    Ok(counts)
+}
+
+fn judge(client: &Client, differences: &Differences, recording: &Recording, call: &Call) -> Verdict {
+    let answer = client
+        .send(&call.method, &call.path, call.content_type.as_deref(), call.body.as_deref())
+        .map_err(|error| format!("{error:#}"));
+    let declared = differences.find(recording, call);
+    match (compare::compare(call, &answer), declared) {
+        (Ok(()), None) => Verdict::Same,
+        // A declared difference that is none is as wrong as an undeclared one: the documents would lie.
+        (Ok(()), Some(declared)) => {
+            Verdict::Different(format!("    is the same, but declared to differ: {}", declared.reason))
+        }
+        (Err(how), None) => Verdict::Different(how),
+        (Err(how), Some(declared)) => match declared.agrees(&answer) {
+            true => Verdict::Known(declared.reason.clone()),
+            false => {
+                Verdict::Different(format!("{how}\n    declared: {} {}", declared.status, declared.body))
+            }
+        },
+    }
+}
+
+fn summary(counts: &BTreeMap<String, Count>) -> Count {
+    let mut table = comfy_table::Table::new();
+    table.load_preset(comfy_table::presets::NOTHING).set_header([
+        "object",
+        "passed",
+        "of these declared",
+        "failed",
+    ]);
+    let mut sum = Count::default();
+    for (object, count) in counts {
+        table.add_row([
+            object.clone(),
+            count.passed.to_string(),
+            count.known.to_string(),
+            count.failed.to_string(),
+        ]);
+        sum.passed += count.passed;
+        sum.known += count.known;
+        sum.failed += count.failed;
+    }
+    println!("{table}");
+    sum
+}
+
+/// For tests: the calls of `folder` on `objects`; an error lists nothing, the differences are on standard output.
+pub fn agrees(folder: &Path, differences: &Path, objects: &[&str]) -> Result<()> {
+    run(&Options {
+        folder: folder.to_owned(),
+        differences: differences.to_owned(),
+        only: objects.iter().map(ToString::to_string).collect(),
+    })
+    .with_context(|| format!("replay {}", folder.display()))
+}
