@@ -1,0 +1,60 @@
+//! Where a switch listens.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
+
+/// `unix:/run/openvswitch/br0.mgmt` or `tcp:127.0.0.1:6653`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Target {
+    Unix(PathBuf),
+    Tcp(String),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("switch address {0:?}: write unix:PATH or tcp:HOST:PORT")]
+pub struct TargetError(String);
+
+impl FromStr for Target {
+    type Err = TargetError;
+
+    fn from_str(text: &str) -> Result<Self, TargetError> {
+        match text.split_once(':') {
+            Some(("unix", path)) if !path.is_empty() => Ok(Target::Unix(path.into())),
+            Some(("tcp", address)) if address.contains(':') => Ok(Target::Tcp(address.into())),
+            _ => Err(TargetError(text.into())),
+        }
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Target::Unix(path) => write!(f, "unix:{}", path.display()),
+            Target::Tcp(address) => write!(f, "tcp:{address}"),
+        }
+    }
+}
+
+type Reader = Box<dyn AsyncRead + Send + Unpin>;
+type Writer = Box<dyn AsyncWrite + Send + Unpin>;
+
+impl Target {
+    pub(super) async fn open(&self) -> std::io::Result<(Reader, Writer)> {
+        Ok(match self {
+            Target::Unix(path) => {
+                let (reader, writer) = UnixStream::connect(path).await?.into_split();
+                (Box::new(reader), Box::new(writer))
+            }
+            Target::Tcp(address) => {
+                let stream = TcpStream::connect(address).await?;
+                stream.set_nodelay(true)?;
+                let (reader, writer) = stream.into_split();
+                (Box::new(reader), Box::new(writer))
+            }
+        })
+    }
+}

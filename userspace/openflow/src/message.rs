@@ -1,0 +1,239 @@
+//! A whole message: its header, and one of the bodies.
+
+use bytes::BufMut;
+
+use crate::bundle::BundleControl;
+use crate::flow::{FlowMod, FlowRemoved};
+use crate::group::GroupMod;
+use crate::multipart::{MultipartReply, MultipartRequest};
+use crate::packet::{PacketIn, PacketOut};
+use crate::port::PortStatus;
+use crate::rejection::Rejection;
+use crate::switch::{AsyncConfig, Features, Hello, RoleMessage, SwitchConfig, VERSION};
+use crate::wire::{DecodeError, EXPERIMENTER_ONF, Reader, TooLong};
+
+/// Bytes of the header of every message.
+pub const HEADER: usize = 8;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// A reply has the xid of its request.
+    pub xid: u32,
+    pub body: Body,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Body {
+    Hello(Hello),
+    Error(Rejection),
+    EchoRequest(Vec<u8>),
+    EchoReply(Vec<u8>),
+    FeaturesRequest,
+    FeaturesReply(Features),
+    GetConfigRequest,
+    GetConfigReply(SwitchConfig),
+    SetConfig(SwitchConfig),
+    PacketIn(PacketIn),
+    FlowRemoved(FlowRemoved),
+    PortStatus(PortStatus),
+    PacketOut(PacketOut),
+    FlowMod(FlowMod),
+    GroupMod(GroupMod),
+    MultipartRequest(MultipartRequest),
+    MultipartReply(MultipartReply),
+    BarrierRequest,
+    BarrierReply,
+    RoleRequest(RoleMessage),
+    RoleReply(RoleMessage),
+    GetAsyncRequest,
+    GetAsyncReply(AsyncConfig),
+    SetAsync(AsyncConfig),
+    BundleControl(BundleControl),
+    /// A message that takes effect when the bundle is committed.
+    BundleAdd {
+        bundle: u32,
+        flags: u16,
+        message: Box<Message>,
+    },
+    /// A message that this library does not know: type and what follows the header.
+    Other {
+        kind: u8,
+        body: Vec<u8>,
+    },
+}
+
+const EXPERIMENTER: u8 = 4;
+const BUNDLE_CONTROL: u32 = 2300;
+const BUNDLE_ADD: u32 = 2301;
+
+impl Body {
+    fn kind(&self) -> u8 {
+        match self {
+            Body::Hello(_) => 0,
+            Body::Error(_) => 1,
+            Body::EchoRequest(_) => 2,
+            Body::EchoReply(_) => 3,
+            Body::BundleControl(_) | Body::BundleAdd { .. } => EXPERIMENTER,
+            Body::FeaturesRequest => 5,
+            Body::FeaturesReply(_) => 6,
+            Body::GetConfigRequest => 7,
+            Body::GetConfigReply(_) => 8,
+            Body::SetConfig(_) => 9,
+            Body::PacketIn(_) => 10,
+            Body::FlowRemoved(_) => 11,
+            Body::PortStatus(_) => 12,
+            Body::PacketOut(_) => 13,
+            Body::FlowMod(_) => 14,
+            Body::GroupMod(_) => 15,
+            Body::MultipartRequest(_) => 18,
+            Body::MultipartReply(_) => 19,
+            Body::BarrierRequest => 20,
+            Body::BarrierReply => 21,
+            Body::RoleRequest(_) => 24,
+            Body::RoleReply(_) => 25,
+            Body::GetAsyncRequest => 26,
+            Body::GetAsyncReply(_) => 27,
+            Body::SetAsync(_) => 28,
+            Body::Other { kind, .. } => *kind,
+        }
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) -> Result<(), TooLong> {
+        match self {
+            Body::Hello(hello) => hello.encode(out),
+            Body::Error(rejection) => rejection.encode(out),
+            Body::EchoRequest(data) | Body::EchoReply(data) => out.extend_from_slice(data),
+            Body::FeaturesRequest
+            | Body::GetConfigRequest
+            | Body::BarrierRequest
+            | Body::BarrierReply
+            | Body::GetAsyncRequest => {}
+            Body::FeaturesReply(features) => features.encode(out),
+            Body::GetConfigReply(config) | Body::SetConfig(config) => config.encode(out),
+            Body::PacketIn(packet) => packet.encode(out),
+            Body::FlowRemoved(removed) => removed.encode(out),
+            Body::PortStatus(status) => status.encode(out),
+            Body::PacketOut(packet) => packet.encode(out),
+            Body::FlowMod(change) => change.encode(out),
+            Body::GroupMod(change) => change.encode(out),
+            Body::MultipartRequest(request) => request.encode(out),
+            Body::MultipartReply(reply) => reply.encode(out),
+            Body::RoleRequest(role) | Body::RoleReply(role) => role.encode(out),
+            Body::GetAsyncReply(config) | Body::SetAsync(config) => config.encode(out),
+            Body::BundleControl(control) => {
+                out.put_u32(EXPERIMENTER_ONF);
+                out.put_u32(BUNDLE_CONTROL);
+                control.encode(out);
+            }
+            Body::BundleAdd { bundle, flags, message } => {
+                out.put_u32(EXPERIMENTER_ONF);
+                out.put_u32(BUNDLE_ADD);
+                out.put_u32(*bundle);
+                out.put_u16(0);
+                out.put_u16(*flags);
+                message.encode(out)?;
+            }
+            Body::Other { body, .. } => out.extend_from_slice(body),
+        }
+        Ok(())
+    }
+
+    fn decode(version: u8, kind: u8, mut r: Reader<'_>) -> Result<Body, DecodeError> {
+        if kind != 0 && version != VERSION {
+            return Err(DecodeError::Value { what: "OpenFlow version", value: version.into() });
+        }
+        let r = &mut r;
+        Ok(match kind {
+            0 => Body::Hello(Hello::decode(version, r)),
+            1 => Body::Error(Rejection::decode(r)?),
+            2 => Body::EchoRequest(r.rest().to_vec()),
+            3 => Body::EchoReply(r.rest().to_vec()),
+            EXPERIMENTER => Body::decode_experimenter(r)?,
+            5 => Body::FeaturesRequest,
+            6 => Body::FeaturesReply(Features::decode(r)?),
+            7 => Body::GetConfigRequest,
+            8 => Body::GetConfigReply(SwitchConfig::decode(r)?),
+            9 => Body::SetConfig(SwitchConfig::decode(r)?),
+            10 => Body::PacketIn(PacketIn::decode(r)?),
+            11 => Body::FlowRemoved(FlowRemoved::decode(r)?),
+            12 => Body::PortStatus(PortStatus::decode(r)?),
+            13 => Body::PacketOut(PacketOut::decode(r)?),
+            14 => Body::FlowMod(FlowMod::decode(r)?),
+            15 => Body::GroupMod(GroupMod::decode(r)?),
+            18 => Body::MultipartRequest(MultipartRequest::decode(r)?),
+            19 => Body::MultipartReply(MultipartReply::decode(r)?),
+            20 => Body::BarrierRequest,
+            21 => Body::BarrierReply,
+            24 => Body::RoleRequest(RoleMessage::decode(r)?),
+            25 => Body::RoleReply(RoleMessage::decode(r)?),
+            26 => Body::GetAsyncRequest,
+            27 => Body::GetAsyncReply(AsyncConfig::decode(r)?),
+            28 => Body::SetAsync(AsyncConfig::decode(r)?),
+            kind => Body::Other { kind, body: r.rest().to_vec() },
+        })
+    }
+
+    fn decode_experimenter(r: &mut Reader<'_>) -> Result<Body, DecodeError> {
+        let mut whole = *r;
+        let kind = (r.u32()?, r.u32()?);
+        Ok(match kind {
+            (EXPERIMENTER_ONF, BUNDLE_CONTROL) => Body::BundleControl(BundleControl::decode(r)?),
+            (EXPERIMENTER_ONF, BUNDLE_ADD) => {
+                let bundle = r.u32()?;
+                r.skip(2)?;
+                let flags = r.u16()?;
+                let inner = r.rest();
+                // A message within a message within a message has no meaning, but could be very deep.
+                if inner.get(1) == Some(&EXPERIMENTER) {
+                    return Err(DecodeError::Value {
+                        what: "message in a bundle",
+                        value: EXPERIMENTER.into(),
+                    });
+                }
+                Body::BundleAdd { bundle, flags, message: Box::new(Message::decode(inner)?) }
+            }
+            _ => Body::Other { kind: EXPERIMENTER, body: whole.rest().to_vec() },
+        })
+    }
+}
+
+impl Message {
+    pub fn new(xid: u32, body: Body) -> Message {
+        Message { xid, body }
+    }
+
+    /// Appends the message to `out`; on an error `out` is as before.
+    pub fn encode(&self, out: &mut Vec<u8>) -> Result<(), TooLong> {
+        let start = out.len();
+        let version = if let Body::Hello(hello) = &self.body { hello.version } else { VERSION };
+        out.put_u8(version);
+        out.put_u8(self.body.kind());
+        out.put_u16(0);
+        out.put_u32(self.xid);
+        let body = self.body.encode(out);
+        let length = out.len() - start;
+        if body.is_err() || length > usize::from(u16::MAX) {
+            out.truncate(start);
+            return Err(TooLong { length });
+        }
+        crate::wire::patch_length(out, start, 2);
+        Ok(())
+    }
+
+    pub fn to_bytes(&self) -> Result<Vec<u8>, TooLong> {
+        let mut out = vec![];
+        self.encode(&mut out)?;
+        Ok(out)
+    }
+
+    /// Decodes one whole message; bytes after its length are not looked at.
+    pub fn decode(bytes: &[u8]) -> Result<Message, DecodeError> {
+        let mut r = Reader::new(bytes, "message");
+        let (version, kind) = (r.u8()?, r.u8()?);
+        let length = usize::from(r.u16()?);
+        let xid = r.u32()?;
+        let body = length.checked_sub(HEADER).ok_or(DecodeError::Length { what: "message", length })?;
+        let body = Body::decode(version, kind, r.take(body, "message")?)?;
+        Ok(Message { xid, body })
+    }
+}

@@ -1,0 +1,293 @@
+//! Requests whose answer may come in several messages.
+
+use bytes::BufMut;
+
+use crate::flow::{FlowFilter, FlowStats};
+use crate::group::Group;
+use crate::port::{Port, PortDesc};
+use crate::wire::{DecodeError, Reader, put_text};
+
+const DESC: u16 = 0;
+const FLOW: u16 = 1;
+const AGGREGATE: u16 = 2;
+const TABLE: u16 = 3;
+const PORT_STATS: u16 = 4;
+const GROUP_DESC: u16 = 7;
+const PORT_DESC: u16 = 13;
+const MORE: u16 = 1;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MultipartRequest {
+    Desc,
+    Flows(FlowFilter),
+    /// The sum over the flows that the filter selects.
+    Aggregate(FlowFilter),
+    Tables,
+    /// [`Port::ANY`] for all.
+    PortStats(Port),
+    Groups,
+    Ports,
+    Other {
+        kind: u16,
+        body: Vec<u8>,
+    },
+}
+
+impl MultipartRequest {
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        let kind = match self {
+            MultipartRequest::Desc => DESC,
+            MultipartRequest::Flows(_) => FLOW,
+            MultipartRequest::Aggregate(_) => AGGREGATE,
+            MultipartRequest::Tables => TABLE,
+            MultipartRequest::PortStats(_) => PORT_STATS,
+            MultipartRequest::Groups => GROUP_DESC,
+            MultipartRequest::Ports => PORT_DESC,
+            MultipartRequest::Other { kind, .. } => *kind,
+        };
+        out.put_u16(kind);
+        out.put_bytes(0, 6);
+        match self {
+            MultipartRequest::Flows(filter) | MultipartRequest::Aggregate(filter) => filter.encode(out),
+            MultipartRequest::PortStats(port) => {
+                out.put_u32(port.0);
+                out.put_u32(0);
+            }
+            MultipartRequest::Other { body, .. } => out.extend_from_slice(body),
+            MultipartRequest::Desc
+            | MultipartRequest::Tables
+            | MultipartRequest::Groups
+            | MultipartRequest::Ports => {}
+        }
+    }
+
+    pub(crate) fn decode(r: &mut Reader<'_>) -> Result<MultipartRequest, DecodeError> {
+        let kind = r.u16()?;
+        r.skip(6)?;
+        Ok(match kind {
+            DESC => MultipartRequest::Desc,
+            FLOW => MultipartRequest::Flows(FlowFilter::decode(r)?),
+            AGGREGATE => MultipartRequest::Aggregate(FlowFilter::decode(r)?),
+            TABLE => MultipartRequest::Tables,
+            PORT_STATS => MultipartRequest::PortStats(Port(r.u32()?)),
+            GROUP_DESC => MultipartRequest::Groups,
+            PORT_DESC => MultipartRequest::Ports,
+            kind => MultipartRequest::Other { kind, body: r.rest().to_vec() },
+        })
+    }
+}
+
+/// Who made the switch.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Desc {
+    pub manufacturer: String,
+    pub hardware: String,
+    pub software: String,
+    pub serial: String,
+    pub datapath: String,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Aggregate {
+    pub packets: u64,
+    pub bytes: u64,
+    pub flows: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TableStats {
+    pub table: u8,
+    pub active: u32,
+    pub lookups: u64,
+    pub matched: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortStats {
+    pub port: Port,
+    pub rx_packets: u64,
+    pub tx_packets: u64,
+    pub rx_bytes: u64,
+    pub tx_bytes: u64,
+    pub rx_dropped: u64,
+    pub tx_dropped: u64,
+    pub rx_errors: u64,
+    pub tx_errors: u64,
+    pub rx_frame_errors: u64,
+    pub rx_overruns: u64,
+    pub rx_crc_errors: u64,
+    pub collisions: u64,
+    pub seconds: u32,
+    pub nanoseconds: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Parts {
+    Desc(Desc),
+    Flows(Vec<FlowStats>),
+    Aggregate(Aggregate),
+    Tables(Vec<TableStats>),
+    PortStats(Vec<PortStats>),
+    Groups(Vec<Group>),
+    Ports(Vec<PortDesc>),
+    Other { kind: u16, body: Vec<u8> },
+}
+
+/// One message of an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MultipartReply {
+    /// Another message follows.
+    pub more: bool,
+    pub parts: Parts,
+}
+
+impl MultipartReply {
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        let kind = match &self.parts {
+            Parts::Desc(_) => DESC,
+            Parts::Flows(_) => FLOW,
+            Parts::Aggregate(_) => AGGREGATE,
+            Parts::Tables(_) => TABLE,
+            Parts::PortStats(_) => PORT_STATS,
+            Parts::Groups(_) => GROUP_DESC,
+            Parts::Ports(_) => PORT_DESC,
+            Parts::Other { kind, .. } => *kind,
+        };
+        out.put_u16(kind);
+        out.put_u16(if self.more { MORE } else { 0 });
+        out.put_u32(0);
+        match &self.parts {
+            Parts::Desc(desc) => {
+                for (text, width) in desc.columns() {
+                    put_text(out, text, width);
+                }
+            }
+            Parts::Flows(flows) => flows.iter().for_each(|flow| flow.encode(out)),
+            Parts::Aggregate(sum) => {
+                out.put_u64(sum.packets);
+                out.put_u64(sum.bytes);
+                out.put_u32(sum.flows);
+                out.put_u32(0);
+            }
+            Parts::Tables(tables) => tables.iter().for_each(|table| table.encode(out)),
+            Parts::PortStats(ports) => ports.iter().for_each(|port| port.encode(out)),
+            Parts::Groups(groups) => groups.iter().for_each(|group| group.encode_desc(out)),
+            Parts::Ports(ports) => ports.iter().for_each(|port| port.encode(out)),
+            Parts::Other { body, .. } => out.extend_from_slice(body),
+        }
+    }
+
+    pub(crate) fn decode(r: &mut Reader<'_>) -> Result<MultipartReply, DecodeError> {
+        let (kind, flags) = (r.u16()?, r.u16()?);
+        r.skip(4)?;
+        let parts = match kind {
+            DESC => Parts::Desc(Desc::decode(r)?),
+            FLOW => Parts::Flows(all(r, FlowStats::decode)?),
+            AGGREGATE => Parts::Aggregate(Aggregate { packets: r.u64()?, bytes: r.u64()?, flows: r.u32()? }),
+            TABLE => Parts::Tables(all(r, TableStats::decode)?),
+            PORT_STATS => Parts::PortStats(all(r, PortStats::decode)?),
+            GROUP_DESC => Parts::Groups(all(r, Group::decode_desc)?),
+            PORT_DESC => Parts::Ports(all(r, PortDesc::decode)?),
+            kind => Parts::Other { kind, body: r.rest().to_vec() },
+        };
+        Ok(MultipartReply { more: flags & MORE != 0, parts })
+    }
+}
+
+fn all<T>(
+    r: &mut Reader<'_>,
+    one: impl Fn(&mut Reader<'_>) -> Result<T, DecodeError>,
+) -> Result<Vec<T>, DecodeError> {
+    let mut found = vec![];
+    while !r.is_empty() {
+        found.push(one(r)?);
+    }
+    Ok(found)
+}
+
+impl Desc {
+    fn columns(&self) -> [(&str, usize); 5] {
+        [
+            (&self.manufacturer, 256),
+            (&self.hardware, 256),
+            (&self.software, 256),
+            (&self.serial, 32),
+            (&self.datapath, 256),
+        ]
+    }
+
+    fn decode(r: &mut Reader<'_>) -> Result<Desc, DecodeError> {
+        Ok(Desc {
+            manufacturer: r.text(256)?,
+            hardware: r.text(256)?,
+            software: r.text(256)?,
+            serial: r.text(32)?,
+            datapath: r.text(256)?,
+        })
+    }
+}
+
+impl TableStats {
+    fn encode(&self, out: &mut Vec<u8>) {
+        out.put_u8(self.table);
+        out.put_bytes(0, 3);
+        out.put_u32(self.active);
+        out.put_u64(self.lookups);
+        out.put_u64(self.matched);
+    }
+
+    fn decode(r: &mut Reader<'_>) -> Result<TableStats, DecodeError> {
+        let table = r.u8()?;
+        r.skip(3)?;
+        Ok(TableStats { table, active: r.u32()?, lookups: r.u64()?, matched: r.u64()? })
+    }
+}
+
+impl PortStats {
+    fn counters(&self) -> [u64; 12] {
+        [
+            self.rx_packets,
+            self.tx_packets,
+            self.rx_bytes,
+            self.tx_bytes,
+            self.rx_dropped,
+            self.tx_dropped,
+            self.rx_errors,
+            self.tx_errors,
+            self.rx_frame_errors,
+            self.rx_overruns,
+            self.rx_crc_errors,
+            self.collisions,
+        ]
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        out.put_u32(self.port.0);
+        out.put_u32(0);
+        self.counters().into_iter().for_each(|counter| out.put_u64(counter));
+        out.put_u32(self.seconds);
+        out.put_u32(self.nanoseconds);
+    }
+
+    fn decode(r: &mut Reader<'_>) -> Result<PortStats, DecodeError> {
+        let port = Port(r.u32()?);
+        r.skip(4)?;
+        Ok(PortStats {
+            port,
+            rx_packets: r.u64()?,
+            tx_packets: r.u64()?,
+            rx_bytes: r.u64()?,
+            tx_bytes: r.u64()?,
+            rx_dropped: r.u64()?,
+            tx_dropped: r.u64()?,
+            rx_errors: r.u64()?,
+            tx_errors: r.u64()?,
+            rx_frame_errors: r.u64()?,
+            rx_overruns: r.u64()?,
+            rx_crc_errors: r.u64()?,
+            collisions: r.u64()?,
+            seconds: r.u32()?,
+            nanoseconds: r.u32()?,
+        })
+    }
+}

@@ -1,0 +1,436 @@
+//! Actions that Open vSwitch adds to OpenFlow (the Nicira extensions).
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use bytes::BufMut;
+
+use crate::action::{Action, decode_list, encode_list};
+use crate::field::Field;
+use crate::port::Port;
+use crate::wire::{DecodeError, Reader};
+
+/// Some consecutive bits of a field, counted from the least significant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Slice {
+    pub field: Field,
+    pub offset: u16,
+    pub width: u16,
+}
+
+impl Slice {
+    pub fn whole(field: Field) -> Slice {
+        Slice { field, offset: 0, width: field.bits() }
+    }
+
+    pub fn bits(field: Field, offset: u16, width: u16) -> Slice {
+        Slice { field, offset, width }
+    }
+
+    /// Offset and width in the one number that `load` and others use.
+    fn packed(self) -> u16 {
+        self.offset << 6 | (self.width.wrapping_sub(1) & 0x3f)
+    }
+
+    fn unpack(field: Field, packed: u16) -> Slice {
+        Slice { field, offset: packed >> 6, width: (packed & 0x3f) + 1 }
+    }
+}
+
+impl From<Field> for Slice {
+    fn from(field: Field) -> Self {
+        Slice::whole(field)
+    }
+}
+
+/// A pass through the connection tracker.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Ct {
+    /// Remember the connection.
+    pub commit: bool,
+    /// With `commit`: forget it first if it is known the other way round.
+    pub force: bool,
+    pub zone: Zone,
+    /// The table where the packet goes on with its connection state known.
+    pub table: Option<u8>,
+    /// The application protocol to watch for related connections: a port, 21 for FTP; 0 for none.
+    pub alg: u16,
+    /// Done with the connection: `set` on its mark and label, `nat`.
+    pub exec: Vec<Action>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Zone {
+    Number(u16),
+    From(Slice),
+}
+
+impl Default for Zone {
+    fn default() -> Self {
+        Zone::Number(0)
+    }
+}
+
+/// Address translation of a connection.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Nat {
+    /// `None` translates packets of a connection that has a translation already.
+    pub kind: Option<NatKind>,
+    pub persistent: bool,
+    pub hash: bool,
+    pub random: bool,
+    pub addresses: Option<NatRange>,
+    /// First and last port.
+    pub ports: Option<(u16, Option<u16>)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum NatKind {
+    Source,
+    Destination,
+}
+
+/// First and, if there are more, last address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum NatRange {
+    V4(Ipv4Addr, Option<Ipv4Addr>),
+    V6(Ipv6Addr, Option<Ipv6Addr>),
+}
+
+/// A flow to be added from a packet. The parts of the flow are kept as they are on the wire.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Learn {
+    pub idle_timeout: u16,
+    pub hard_timeout: u16,
+    pub priority: u16,
+    pub cookie: u64,
+    pub flags: u16,
+    pub table: u8,
+    pub fin_idle_timeout: u16,
+    pub fin_hard_timeout: u16,
+    pub specs: Vec<LearnSpec>,
+}
+
+/// One part of a learned flow: where bits come from, and whether they become a condition or an action.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum LearnSpec {
+    /// The learned flow matches `to` against the packet's bits `from`.
+    MatchField {
+        from: Slice,
+        to: Slice,
+    },
+    /// The learned flow matches `to` against a constant (most significant byte first).
+    MatchValue {
+        value: Vec<u8>,
+        to: Slice,
+    },
+    /// The learned flow loads the packet's bits `from` into `to`.
+    LoadField {
+        from: Slice,
+        to: Slice,
+    },
+    LoadValue {
+        value: Vec<u8>,
+        to: Slice,
+    },
+    /// The learned flow sends to the port that the packet's bits say.
+    Output {
+        from: Slice,
+    },
+}
+
+const MOVE: u16 = 6;
+const LOAD: u16 = 7;
+const RESUBMIT_TABLE: u16 = 14;
+const OUTPUT_REG: u16 = 15;
+const LEARN: u16 = 16;
+const LOAD_MASKED: u16 = 33;
+const CONJUNCTION: u16 = 34;
+const CT: u16 = 35;
+const NAT: u16 = 36;
+
+/// Everything after the experimenter's number.
+pub(crate) fn encode(action: &Action, out: &mut Vec<u8>) {
+    match action {
+        Action::OutputField { port, max_len } => {
+            out.put_u16(OUTPUT_REG);
+            out.put_u16(port.packed());
+            port.field.put_header(out);
+            out.put_u16(*max_len);
+            out.put_bytes(0, 6);
+        }
+        Action::SetMasked { field, value, mask } => {
+            out.put_u16(LOAD_MASKED);
+            field.put(out, *value, Some(*mask));
+        }
+        Action::Load { value, to } => {
+            out.put_u16(LOAD);
+            out.put_u16(to.packed());
+            to.field.put_header(out);
+            out.put_u64(*value);
+        }
+        Action::Move { from, to } => {
+            out.put_u16(MOVE);
+            out.put_u16(from.width);
+            out.put_u16(from.offset);
+            out.put_u16(to.offset);
+            from.field.put_header(out);
+            to.field.put_header(out);
+        }
+        Action::Resubmit { port, table } => {
+            out.put_u16(RESUBMIT_TABLE);
+            out.put_u16(port.unwrap_or(Port::IN_PORT).short());
+            out.put_u8(*table);
+            out.put_bytes(0, 3);
+        }
+        Action::Conjunction { id, clause, clauses } => {
+            out.put_u16(CONJUNCTION);
+            out.put_u8(*clause);
+            out.put_u8(*clauses);
+            out.put_u32(*id);
+        }
+        Action::Ct(ct) => encode_ct(ct, out),
+        Action::Nat(nat) => encode_nat(nat, out),
+        Action::Learn(learn) => encode_learn(learn, out),
+        _ => {}
+    }
+}
+
+/// `None` for a subtype that is not known.
+pub(crate) fn decode(r: &mut Reader<'_>) -> Result<Option<Action>, DecodeError> {
+    Ok(Some(match r.u16()? {
+        OUTPUT_REG => {
+            let packed = r.u16()?;
+            let field = Field::read_header(r)?;
+            Action::OutputField { port: Slice::unpack(field, packed), max_len: r.u16()? }
+        }
+        LOAD_MASKED => {
+            let (field, value, mask) = Field::read(r)?;
+            Action::SetMasked { field, value, mask }
+        }
+        LOAD => {
+            let packed = r.u16()?;
+            let field = Field::read_header(r)?;
+            Action::Load { to: Slice::unpack(field, packed), value: r.u64()? }
+        }
+        MOVE => {
+            let (width, from_offset, to_offset) = (r.u16()?, r.u16()?, r.u16()?);
+            let from = Field::read_header(r)?;
+            let to = Field::read_header(r)?;
+            Action::Move {
+                from: Slice::bits(from, from_offset, width),
+                to: Slice::bits(to, to_offset, width),
+            }
+        }
+        RESUBMIT_TABLE => {
+            let port = Port::from_short(r.u16()?);
+            Action::Resubmit { port: (port != Port::IN_PORT).then_some(port), table: r.u8()? }
+        }
+        CONJUNCTION => Action::Conjunction { clause: r.u8()?, clauses: r.u8()?, id: r.u32()? },
+        CT => Action::Ct(decode_ct(r)?),
+        NAT => Action::Nat(decode_nat(r)?),
+        LEARN => Action::Learn(decode_learn(r)?),
+        _ => return Ok(None),
+    }))
+}
+
+const CT_COMMIT: u16 = 1;
+const CT_FORCE: u16 = 2;
+const CT_NO_TABLE: u8 = 0xff;
+
+fn encode_ct(ct: &Ct, out: &mut Vec<u8>) {
+    out.put_u16(CT);
+    out.put_u16((u16::from(ct.commit) * CT_COMMIT) | (u16::from(ct.force) * CT_FORCE));
+    match ct.zone {
+        Zone::Number(zone) => {
+            out.put_u32(0);
+            out.put_u16(zone);
+        }
+        Zone::From(slice) => {
+            slice.field.put_header(out);
+            out.put_u16(slice.packed());
+        }
+    }
+    out.put_u8(ct.table.unwrap_or(CT_NO_TABLE));
+    out.put_bytes(0, 3);
+    out.put_u16(ct.alg);
+    encode_list(&ct.exec, out);
+}
+
+fn decode_ct(r: &mut Reader<'_>) -> Result<Ct, DecodeError> {
+    let flags = r.u16()?;
+    let source = r.u32()?;
+    let zone = r.u16()?;
+    let zone = if source == 0 {
+        Zone::Number(zone)
+    } else {
+        let header = source.to_be_bytes();
+        Zone::From(Slice::unpack(Field::read_header(&mut Reader::new(&header, "ct zone"))?, zone))
+    };
+    let table = r.u8()?;
+    r.skip(3)?;
+    let alg = r.u16()?;
+    let length = r.len();
+    Ok(Ct {
+        commit: flags & CT_COMMIT != 0,
+        force: flags & CT_FORCE != 0,
+        zone,
+        table: (table != CT_NO_TABLE).then_some(table),
+        alg,
+        exec: decode_list(r.take(length, "ct actions")?)?,
+    })
+}
+
+fn encode_nat(nat: &Nat, out: &mut Vec<u8>) {
+    out.put_u16(NAT);
+    out.put_bytes(0, 2);
+    let kind = match nat.kind {
+        None => 0,
+        Some(NatKind::Source) => 1,
+        Some(NatKind::Destination) => 2,
+    };
+    out.put_u16(
+        kind | u16::from(nat.persistent) << 2 | u16::from(nat.hash) << 3 | u16::from(nat.random) << 4,
+    );
+    let addresses = match nat.addresses {
+        None => 0,
+        Some(NatRange::V4(_, last)) => 0x01 | u16::from(last.is_some()) << 1,
+        Some(NatRange::V6(_, last)) => 0x04 | u16::from(last.is_some()) << 3,
+    };
+    let ports = nat.ports.map_or(0, |(_, last)| 0x10 | u16::from(last.is_some()) << 5);
+    out.put_u16(addresses | ports);
+    match nat.addresses {
+        None => {}
+        Some(NatRange::V4(first, last)) => {
+            out.put_u32(first.to_bits());
+            last.into_iter().for_each(|last| out.put_u32(last.to_bits()));
+        }
+        Some(NatRange::V6(first, last)) => {
+            out.put_u128(first.to_bits());
+            last.into_iter().for_each(|last| out.put_u128(last.to_bits()));
+        }
+    }
+    if let Some((first, last)) = nat.ports {
+        out.put_u16(first);
+        last.into_iter().for_each(|last| out.put_u16(last));
+    }
+}
+
+fn decode_nat(r: &mut Reader<'_>) -> Result<Nat, DecodeError> {
+    r.skip(2)?;
+    let flags = r.u16()?;
+    let present = r.u16()?;
+    let has = |bit: u16| present & bit != 0;
+    let v4 = |r: &mut Reader<'_>| r.u32().map(Ipv4Addr::from);
+    let v6 = |r: &mut Reader<'_>| r.uint(16).map(Ipv6Addr::from);
+    let addresses = if has(0x01) {
+        let first = v4(r)?;
+        Some(NatRange::V4(first, if has(0x02) { Some(v4(r)?) } else { None }))
+    } else if has(0x04) {
+        let first = v6(r)?;
+        Some(NatRange::V6(first, if has(0x08) { Some(v6(r)?) } else { None }))
+    } else {
+        None
+    };
+    let ports = if has(0x10) {
+        let first = r.u16()?;
+        Some((first, if has(0x20) { Some(r.u16()?) } else { None }))
+    } else {
+        None
+    };
+    Ok(Nat {
+        kind: match flags & 3 {
+            0 => None,
+            1 => Some(NatKind::Source),
+            2 => Some(NatKind::Destination),
+            other => return Err(DecodeError::Value { what: "nat flags", value: other.into() }),
+        },
+        persistent: flags & 4 != 0,
+        hash: flags & 8 != 0,
+        random: flags & 16 != 0,
+        addresses,
+        ports,
+    })
+}
+
+const LEARN_IMMEDIATE: u16 = 1 << 13;
+const LEARN_LOAD: u16 = 1 << 11;
+const LEARN_OUTPUT: u16 = 2 << 11;
+const LEARN_WIDTH: u16 = 0x7ff;
+
+fn encode_learn(learn: &Learn, out: &mut Vec<u8>) {
+    out.put_u16(LEARN);
+    for value in [learn.idle_timeout, learn.hard_timeout, learn.priority] {
+        out.put_u16(value);
+    }
+    out.put_u64(learn.cookie);
+    out.put_u16(learn.flags);
+    out.put_u8(learn.table);
+    out.put_u8(0);
+    out.put_u16(learn.fin_idle_timeout);
+    out.put_u16(learn.fin_hard_timeout);
+    let put_slice = |out: &mut Vec<u8>, slice: &Slice| {
+        slice.field.put_header(out);
+        out.put_u16(slice.offset);
+    };
+    for spec in &learn.specs {
+        match spec {
+            LearnSpec::MatchField { from, to } | LearnSpec::LoadField { from, to } => {
+                let kind = if matches!(spec, LearnSpec::LoadField { .. }) { LEARN_LOAD } else { 0 };
+                out.put_u16(kind | to.width);
+                put_slice(out, from);
+                put_slice(out, to);
+            }
+            LearnSpec::MatchValue { value, to } | LearnSpec::LoadValue { value, to } => {
+                let kind = if matches!(spec, LearnSpec::LoadValue { .. }) { LEARN_LOAD } else { 0 };
+                out.put_u16(kind | LEARN_IMMEDIATE | to.width);
+                out.extend_from_slice(value);
+                put_slice(out, to);
+            }
+            LearnSpec::Output { from } => {
+                out.put_u16(LEARN_OUTPUT | from.width);
+                put_slice(out, from);
+            }
+        }
+    }
+}
+
+fn decode_learn(r: &mut Reader<'_>) -> Result<Learn, DecodeError> {
+    let (idle_timeout, hard_timeout, priority) = (r.u16()?, r.u16()?, r.u16()?);
+    let (cookie, flags, table) = (r.u64()?, r.u16()?, r.u8()?);
+    r.skip(1)?;
+    let (fin_idle_timeout, fin_hard_timeout) = (r.u16()?, r.u16()?);
+    let mut specs = vec![];
+    // What is left in the end is padding: zeroes.
+    while r.len() >= 2 {
+        let header = r.u16()?;
+        if header == 0 {
+            break;
+        }
+        let width = header & LEARN_WIDTH;
+        let slice = |r: &mut Reader<'_>| -> Result<Slice, DecodeError> {
+            let field = Field::read_header(r)?;
+            Ok(Slice::bits(field, r.u16()?, width))
+        };
+        let value = |r: &mut Reader<'_>| r.bytes(2 * usize::from(width).div_ceil(16)).map(<[u8]>::to_vec);
+        let immediate = header & LEARN_IMMEDIATE != 0;
+        specs.push(match header & !(LEARN_WIDTH | LEARN_IMMEDIATE) {
+            0 if immediate => LearnSpec::MatchValue { value: value(r)?, to: slice(r)? },
+            0 => LearnSpec::MatchField { from: slice(r)?, to: slice(r)? },
+            LEARN_LOAD if immediate => LearnSpec::LoadValue { value: value(r)?, to: slice(r)? },
+            LEARN_LOAD => LearnSpec::LoadField { from: slice(r)?, to: slice(r)? },
+            LEARN_OUTPUT => LearnSpec::Output { from: slice(r)? },
+            other => return Err(DecodeError::Value { what: "learn part", value: other.into() }),
+        });
+    }
+    Ok(Learn {
+        idle_timeout,
+        hard_timeout,
+        priority,
+        cookie,
+        flags,
+        table,
+        fin_idle_timeout,
+        fin_hard_timeout,
+        specs,
+    })
+}

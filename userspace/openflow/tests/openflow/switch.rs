@@ -1,0 +1,177 @@
+//! The connection against a running Open vSwitch.
+
+use anyhow::Result;
+use openflow_rs::connection::Error;
+use openflow_rs::flow::FlowCommand;
+use openflow_rs::{
+    Action, Body, Bucket, Change, Connection, Ct, Field, Flow, FlowFilter, FlowMod, Group, GroupKind,
+    GroupMod, Match, Port,
+};
+use testkit::ovs::Switch;
+use testkit::{Netns, needs};
+
+/// A switch with a bridge `br0`, and a connection to it.
+fn with_bridge(label: &str, test: impl AsyncFnOnce(&Switch, Connection) -> Result<()> + Send) -> Result<()> {
+    let ns = Netns::new(label)?;
+    let switch = Switch::start(&ns)?;
+    let bridge = ["set", "bridge", "br0", "datapath_type=netdev", "protocols=OpenFlow13", "fail_mode=secure"];
+    switch.vsctl(&[&["--timeout=20", "add-br", "br0", "--"], &bridge[..]].concat())?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let target = format!("unix:{}/br0.mgmt", switch.directory().display()).parse()?;
+        let (connection, _notifications) = Connection::connect(&target).await?;
+        test(&switch, connection).await
+    })
+}
+
+fn samples() -> Vec<Flow> {
+    let target = "fe80::2".parse().unwrap();
+    vec![
+        Flow::new(0, 100, Match::new().arp_op(1).arp_tpa([10, 0, 0, 2].into())).cookie(7).apply([
+            Action::copy(Field::EthSrc, Field::EthDst),
+            Action::set(Field::EthSrc, 0x0202_0a00_0002_u64),
+            Action::set(Field::ArpOp, 2u8),
+            Action::copy(Field::ArpSha, Field::ArpTha),
+            Action::set(Field::ArpSha, 0x0202_0a00_0002_u64),
+            Action::copy(Field::ArpSpa, Field::ArpTpa),
+            Action::set(Field::ArpSpa, 0x0a00_0002_u32),
+            Action::output(Port::IN_PORT),
+        ]),
+        Flow::new(0, 100, Match::new().neighbour_solicitation(target)).cookie(8).apply([
+            Action::set(Field::Icmpv6Type, 136u8),
+            Action::set(Field::NdOptionsType, 2u8),
+            Action::set(Field::NdReserved, 0x6000_0000_u32),
+            Action::resubmit(1),
+        ]),
+        Flow::new(1, 100, Match::new().icmpv6(136))
+            .cookie(8)
+            .apply([Action::set(Field::NdTll, 0x0202_0a00_0002_u64), Action::output(Port::IN_PORT)]),
+        Flow::new(1, 10, Match::new().vlan(5).metadata(0, 1).eth_dst([2, 2, 10, 0, 0, 3])).apply([
+            Action::set(Field::TunnelId, 5u8),
+            Action::PopVlan,
+            Action::output(3),
+        ]),
+        Flow::new(1, 9, Match::new().vlan(5).metadata(1, 1)).apply([Action::Group(1)]),
+        Flow::new(2, 10, Match::new().ipv4().tcp().field(Field::TcpDst, 80u8).no_vlan())
+            .apply([Action::Ct(Ct { commit: true, table: Some(3), ..Ct::default() })]),
+        Flow::new(2, 1, Match::new().in_port(4.into()))
+            .apply([Action::push_vlan(), Action::set_vlan(9)])
+            .write_metadata(1 << 32, 0xff << 32)
+            .goto(3),
+        Flow::new(3, 1, Match::new()),
+    ]
+}
+
+fn flood() -> Group {
+    let bucket = |port: u32| Bucket::new([Action::PopVlan, Action::output(port)]);
+    Group { id: 1, kind: GroupKind::All, buckets: vec![bucket(1), bucket(2)] }
+}
+
+fn changes() -> Vec<Change> {
+    let flows = samples().into_iter().map(|flow| FlowMod::add(flow).into());
+    std::iter::once(GroupMod::add(flood()).into()).chain(flows).collect()
+}
+
+#[test]
+fn a_bundle_comes_back_as_it_went() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    with_bridge("ofbundle", async |switch, connection| {
+        connection.apply_bundle(changes()).await?;
+        let mut dumped: Vec<_> =
+            connection.dump_flows(FlowFilter::default()).await?.into_iter().map(|stats| stats.flow).collect();
+        let mut sent = samples();
+        dumped.sort_by_key(ToString::to_string);
+        sent.sort_by_key(ToString::to_string);
+        assert_eq!(dumped, sent);
+        assert_eq!(connection.dump_groups().await?, [flood()]);
+        // The same by the eyes of ovs-ofctl.
+        let text = switch.ofctl("dump-flows", "br0", &["--no-stats"])?;
+        assert!(text.contains("table=1, priority=9,metadata=0x1/0x1,dl_vlan=5 actions=group:1"), "{text}");
+        Ok(())
+    })
+}
+
+#[test]
+fn a_bundle_with_a_bad_message_changes_nothing_and_names_it() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    with_bridge("ofbad", async |_, connection| {
+        // Refused when it is added: the match lacks a prerequisite.
+        let early = Flow::new(7, 1, Match::new().field(Field::TcpDst, 80u8));
+        // Refused when the bundle is committed: there is no such group.
+        let late = Flow::new(8, 1, Match::new()).apply([Action::Group(99)]);
+        for (bad, says) in [(early, "OFPBMC_BAD_PREREQ"), (late, "OFPBAC_BAD_OUT_GROUP")] {
+            let name = bad.to_string();
+            let mut changes = changes();
+            changes.insert(3, FlowMod::add(bad).into());
+            let Err(Error::Refused { request, source, .. }) = connection.apply_bundle(changes).await else {
+                panic!("{name} was taken");
+            };
+            assert_eq!(request, format!("add flow {name}"));
+            assert!(source.to_string().contains(says), "{source}");
+            assert_eq!(connection.dump_flows(FlowFilter::default()).await?, []);
+            assert_eq!(connection.dump_groups().await?, []);
+        }
+        connection.apply_bundle(changes()).await?;
+        Ok(())
+    })
+}
+
+#[test]
+fn twenty_thousand_flows_in_one_bundle_and_one_dump() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    with_bridge("ofmany", async |_, connection| {
+        let flow = |n: u32| {
+            let matching = Match::new().ipv4_dst(n.into(), 32);
+            Flow::new((n % 8) as u8, 5, matching).cookie((n % 2).into()).apply([Action::output(1)])
+        };
+        connection.apply_bundle((0..20_000).map(|n| FlowMod::add(flow(n)).into()).collect()).await?;
+        assert_eq!(connection.dump_flows(FlowFilter::default()).await?.len(), 20_000);
+        assert_eq!(connection.aggregate(FlowFilter::default()).await?.flows, 20_000);
+        let odd = FlowMod::delete_by_cookie(openflow_rs::flow::ALL_TABLES, 1, u64::MAX);
+        assert_eq!(odd.command, FlowCommand::Delete);
+        connection.apply_bundle(vec![odd.into()]).await?;
+        let left = connection.dump_flows(FlowFilter::default()).await?;
+        assert!(left.len() == 10_000 && left.iter().all(|stats| stats.flow.cookie == 0));
+        Ok(())
+    })
+}
+
+#[test]
+fn the_switch_describes_itself_and_refusals_have_words() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    with_bridge("ofdesc", async |_, connection| {
+        assert_eq!(connection.describe().await?.hardware, "Open vSwitch");
+        assert!(connection.features().await?.tables > 100);
+        let ports = connection.ports().await?;
+        assert_eq!(
+            ports.iter().map(|port| (port.port, port.name.as_str())).collect::<Vec<_>>(),
+            [(Port::LOCAL, "br0")]
+        );
+        connection.barrier().await?;
+        let bad = Body::FlowMod(FlowMod::add(Flow::new(0, 1, Match::new().field(Field::ArpOp, 1u8))));
+        let error = connection.send_all(vec![Body::BarrierRequest, bad], |n| format!("message {n}")).await;
+        let Err(Error::Refused { request, source, .. }) = error else { panic!("{error:?}") };
+        assert_eq!(request, "message 1");
+        assert_eq!(source.to_string(), "a prerequisite of a match field is missing (OFPBMC_BAD_PREREQ)");
+        Ok(())
+    })
+}
+
+#[test]
+fn a_lost_switch_is_noticed() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let ns = Netns::new("oflost")?;
+    let mut switch = Switch::start(&ns)?;
+    switch.vsctl(&["--timeout=20", "add-br", "br0", "--", "set", "bridge", "br0", "datapath_type=netdev"])?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let target = format!("unix:{}/br0.mgmt", switch.directory().display()).parse()?;
+        let (connection, mut notifications) = Connection::connect(&target).await?;
+        switch.kill_vswitchd()?;
+        connection.closed().await;
+        assert!(notifications.recv().await.is_none());
+        let error = connection.barrier().await;
+        assert!(matches!(error, Err(Error::Closed { .. })), "{error:?}");
+        Ok(())
+    })
+}
