@@ -1,0 +1,72 @@
+//! One list of scenarios, run against a real etcd and against the embedded store: what holds of one holds of
+//! the other.
+
+mod crash;
+mod election;
+mod etcdctl;
+mod kv;
+mod lease;
+mod peer;
+mod same_answers;
+mod txn;
+mod watch;
+mod watching;
+
+use peer::{Kind, Peer};
+use std::time::Duration;
+
+/// For one scenario, start of the peer included; far more than any needs.
+const LIMIT: Duration = Duration::from_secs(90);
+
+macro_rules! scenarios {
+    ($($module:ident :: $name:ident),* $(,)?) => {
+        mod etcd {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $name() -> anyhow::Result<()> {
+                testkit::needs!(binary("etcd"));
+                let mut peer = super::Peer::start(super::Kind::Etcd)?;
+                tokio::time::timeout(super::LIMIT, super::$module::$name(&mut peer)).await?
+            })*
+        }
+        mod embedded {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $name() -> anyhow::Result<()> {
+                let mut peer = super::Peer::start(super::Kind::Embedded)?;
+                tokio::time::timeout(super::LIMIT, super::$module::$name(&mut peer)).await?
+            })*
+        }
+    };
+}
+
+scenarios! {
+    kv::every_write_is_one_revision,
+    kv::ranges_are_cut_and_sorted,
+    kv::the_past_can_be_read,
+    kv::puts_and_deletes_tell_what_was,
+    kv::a_listing_has_many_pages_and_one_revision,
+    txn::every_compare_target,
+    txn::branches_nest_and_see_their_own_writes,
+    txn::refusals_have_the_same_code_and_words,
+    txn::a_commit_is_all_or_nothing,
+    txn::sixty_four_writers_lose_no_update,
+    watch::a_prefix_from_an_old_revision,
+    watch::many_watches_on_one_stream,
+    watch::filters_and_previous_values,
+    watch::a_compacted_start_is_canceled,
+    watch::progress_comes_after_what_it_covers,
+    watch::a_revision_is_not_torn,
+    watching::a_snapshot_and_then_changes,
+    watching::compaction_is_told_as_a_difference,
+    watching::a_restart_misses_and_repeats_nothing,
+    watching::the_status_tells_when_the_store_is_away,
+    lease::a_lease_ends_with_its_keys_in_one_revision,
+    lease::keep_alive_keeps_alive,
+    lease::revoking_and_asking,
+    lease::a_kept_key_outlives_its_ttl_and_a_lost_lease,
+    lease::a_kept_key_survives_a_restart,
+    election::one_at_a_time_and_a_resignation_is_quick,
+    election::a_dead_leader_is_replaced_and_fenced,
+    election::a_leader_without_a_store_stops_in_time,
+    election::a_deleted_key_deposes,
+    crash::nothing_acknowledged_is_lost,
+}

@@ -1,0 +1,177 @@
+//! Our own watch: a snapshot, then every difference, for ever.
+
+use crate::kv::Committed;
+use crate::peer::Peer;
+use anyhow::{Context, Result, bail, ensure};
+use contiv_model::event::Event;
+use contiv_store::{Status, Store, Txn, Update, Watch};
+use futures::StreamExt;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+const SOON: Duration = Duration::from_secs(30);
+
+async fn next(watch: &mut Watch) -> Result<Update> {
+    let update = tokio::time::timeout(SOON, watch.next()).await.context("no update")?;
+    update.context("the watch ended, which it never does")
+}
+
+fn said(update: &Update) -> String {
+    match &update.event {
+        Event::Init => "init".into(),
+        Event::InitApply(key, kv) => format!("have {key}={}", String::from_utf8_lossy(&kv.value)),
+        Event::InitDone => "done".into(),
+        Event::Apply(key, kv) => format!("{key}={}", String::from_utf8_lossy(&kv.value)),
+        Event::Delete(key) => format!("-{key}"),
+    }
+}
+
+async fn updates(watch: &mut Watch, count: usize) -> Result<Vec<String>> {
+    let mut all = Vec::new();
+    for _ in 0..count {
+        all.push(said(&next(watch).await?));
+    }
+    Ok(all)
+}
+
+async fn put(store: &Store, key: &str, value: &str) -> Result<i64> {
+    store.commit(Txn::new().put(key, value.to_owned())).await?.committed()
+}
+
+pub async fn a_snapshot_and_then_changes(peer: &mut Peer) -> Result<()> {
+    let store = peer.store().await?;
+    put(&store, "/w/a", "1").await?;
+    put(&store, "/w/b", "1").await?;
+    put(&store, "/x", "1").await?;
+    let mut watch = store.watch("/w/");
+    ensure!(*watch.status().borrow() == Status::Connecting);
+    ensure!(updates(&mut watch, 4).await? == ["init", "have /w/a=1", "have /w/b=1", "done"]);
+    // Written after the snapshot, before the watch is open.
+    put(&store, "/w/c", "1").await?;
+    put(&store, "/x", "2").await?;
+    store.commit(Txn::new().put("/w/a", "2").delete("/w/b")).await?.committed()?;
+    ensure!(updates(&mut watch, 3).await? == ["/w/c=1", "/w/a=2", "-/w/b"]);
+    ensure!(*watch.status().borrow() == Status::Connected);
+    let revision = put(&store, "/w/c", "2").await?;
+    let update = next(&mut watch).await?;
+    ensure!(update.revision == revision, "{update:?}");
+
+    let mut empty = store.watch("/nothing/");
+    ensure!(updates(&mut empty, 2).await? == ["init", "done"]);
+    let mut all = store.watch("");
+    ensure!(updates(&mut all, 5).await?[1..4] == ["have /w/a=2", "have /w/c=2", "have /x=2"]);
+    Ok(())
+}
+
+pub async fn compaction_is_told_as_a_difference(peer: &mut Peer) -> Result<()> {
+    let store = peer.store().await?;
+    for key in ["/w/changed", "/w/gone", "/w/same"] {
+        put(&store, key, "1").await?;
+    }
+    let mut watch = store.watch("/w/");
+    ensure!(updates(&mut watch, 5).await?[4] == "done");
+    // The watch is not open yet; where it wants to begin is compacted before it is.
+    put(&store, "/w/changed", "2").await?;
+    store.commit(Txn::new().delete("/w/gone")).await?.committed()?;
+    put(&store, "/w/new", "1").await?;
+    let end = put(&store, "/w/changed", "3").await?;
+    peer.client().await?.compact(end, None).await?;
+    ensure!(updates(&mut watch, 3).await? == ["-/w/gone", "/w/new=1", "/w/changed=3"]);
+    put(&store, "/w/same", "2").await?;
+    ensure!(updates(&mut watch, 1).await? == ["/w/same=2"]);
+    Ok(())
+}
+
+/// Follows a prefix and insists that nothing is told twice, out of order or without need.
+#[derive(Default)]
+struct Mirror {
+    live: BTreeMap<String, (i64, Vec<u8>)>,
+    synced: bool,
+}
+
+impl Mirror {
+    fn apply(&mut self, update: Update) -> Result<()> {
+        match update.event {
+            Event::Init => ensure!(!self.synced, "a second snapshot"),
+            Event::InitDone => self.synced = true,
+            Event::InitApply(key, kv) | Event::Apply(key, kv) => {
+                if let Some((revision, _)) = self.live.insert(key, (kv.mod_revision, kv.value.to_vec())) {
+                    ensure!(
+                        revision < kv.mod_revision,
+                        "told twice: {} after {revision}: {}",
+                        kv.mod_revision,
+                        kv.key
+                    );
+                }
+            }
+            Event::Delete(key) => ensure!(self.live.remove(&key).is_some(), "deleted twice: {key}"),
+        }
+        Ok(())
+    }
+}
+
+pub async fn a_restart_misses_and_repeats_nothing(peer: &mut Peer) -> Result<()> {
+    let store = peer.store().await?;
+    put(&store, "/w/end", "no").await?;
+    let mut watch = store.watch("/w/");
+    let mirror = tokio::spawn(async move {
+        let mut mirror = Mirror::default();
+        loop {
+            let update = next(&mut watch).await?;
+            mirror.apply(update)?;
+            if mirror.live.get("/w/end").is_some_and(|(_, value)| value == b"yes") {
+                return anyhow::Ok(mirror);
+            }
+        }
+    });
+    let writer = store.clone();
+    let writing = tokio::spawn(async move {
+        for i in 0..300 {
+            let key = format!("/w/{}", i % 40);
+            // A lost answer leaves it open whether it was written; the mirror does not care.
+            let txn = if i % 7 == 3 { Txn::new().delete(&key) } else { Txn::new().put(&key, format!("{i}")) };
+            match writer.commit(txn).await {
+                Ok(outcome) => drop(outcome.committed()?),
+                Err(e) if e.outcome_unknown() || e.is_transient() => {}
+                Err(e) => bail!(e),
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        Ok(())
+    });
+    for _ in 0..2 {
+        tokio::time::sleep(Duration::from_millis(400)).await;
+        tokio::task::block_in_place(|| peer.restart())?;
+    }
+    writing.await??;
+    put(&store, "/w/end", "yes").await?;
+    let mirror = mirror.await??;
+    let truth = store.list("/w/").await?.items;
+    let truth: BTreeMap<_, _> =
+        truth.into_iter().map(|kv| (kv.key, (kv.mod_revision, kv.value.to_vec()))).collect();
+    ensure!(mirror.live == truth, "told {:?}\nis {truth:?}", mirror.live);
+    Ok(())
+}
+
+pub async fn the_status_tells_when_the_store_is_away(peer: &mut Peer) -> Result<()> {
+    let store = peer.store().await?;
+    put(&store, "/w/a", "1").await?;
+    let mut watch = store.watch("/w/");
+    updates(&mut watch, 3).await?;
+    let mut status = watch.status();
+    let follow = tokio::spawn(async move { anyhow::Ok(said(&next(&mut watch).await?)) });
+    tokio::time::timeout(SOON, status.wait_for(|s| *s == Status::Connected)).await??;
+    peer.kill()?;
+    let away = |s: &Status| matches!(s, Status::Retrying { failures, .. } if *failures >= 2);
+    let error = match &*tokio::time::timeout(SOON, status.wait_for(away)).await?? {
+        Status::Retrying { error, .. } => error.to_string(),
+        other => bail!("{other:?}"),
+    };
+    ensure!(error.contains("list /w/") && error.contains(&peer.endpoint()), "{error}");
+    ensure!(error.contains("refused") && error.contains("is etcd running"), "{error}");
+    tokio::task::block_in_place(|| peer.restart())?;
+    tokio::time::timeout(SOON, status.wait_for(|s| *s == Status::Connected)).await??;
+    put(&store, "/w/b", "1").await?;
+    ensure!(follow.await?? == "/w/b=1", "and what did not change is not told");
+    Ok(())
+}
