@@ -57,15 +57,21 @@ fn build(out: &Path) -> Result<PathBuf, String> {
         .arg(&target_dir);
     let output = command.output().map_err(|error| format!("run cargo for the eBPF programs: {error}"))?;
     if !output.status.success() {
-        return Err(format!("building the eBPF programs failed\n{}", String::from_utf8_lossy(&output.stderr)));
+        return Err(format!(
+            "building the eBPF programs failed\n{}",
+            String::from_utf8_lossy(&output.stderr)
+        ));
     }
     Ok(target_dir.join(TARGET).join("release/contiv-ebpf"))
 }
 
 /// Cargo with a compiler that knows the target, and with the linker.
 fn compiler(repository: &Path) -> Result<Command, String> {
-    let prefixes =
-        [env::var_os(TOOLCHAIN).map(PathBuf::from), Some(repository.join(".bpf-toolchain")), Some("/usr".into())];
+    let prefixes = [
+        env::var_os(TOOLCHAIN).map(PathBuf::from),
+        Some(repository.join(".bpf-toolchain")),
+        Some("/usr".into()),
+    ];
     for prefix in prefixes.into_iter().flatten() {
         if prefix.join("lib/rustlib").join(TARGET).join("lib").is_dir()
             && let Some(linker) = linker(Some(&prefix))

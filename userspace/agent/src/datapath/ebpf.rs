@@ -180,7 +180,12 @@ impl Ebpf {
         }
     }
 
-    async fn measure(&self, netlink: &Netlink, state: &mut State, desired: &Desired) -> Result<Observed, Error> {
+    async fn measure(
+        &self,
+        netlink: &Netlink,
+        state: &mut State,
+        desired: &Desired,
+    ) -> Result<Observed, Error> {
         state.read()?;
         let mut observed = Observed::default();
         for (id, object) in desired.iter() {
@@ -259,7 +264,8 @@ impl Datapath for Ebpf {
         let drops = self.drops().map_or_else(
             |error| serde_json::json!({ "error": error.to_string() }),
             |drops| {
-                let counts = drops.iter().map(|(reason, count)| (reason.as_str().to_owned(), count.packets.into()));
+                let counts =
+                    drops.iter().map(|(reason, count)| (reason.as_str().to_owned(), count.packets.into()));
                 serde_json::Value::Object(counts.collect())
             },
         );

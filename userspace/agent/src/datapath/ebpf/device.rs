@@ -57,7 +57,8 @@ impl Netlink {
         if let Some(link) = self.link(name).await? {
             if is_our_vxlan(&link, port) {
                 if !link.header.flags.contains(LinkFlags::Up) {
-                    self.change(name, LinkUnspec::new_with_index(link.header.index).up().build(), writes).await?;
+                    self.change(name, LinkUnspec::new_with_index(link.header.index).up().build(), writes)
+                        .await?;
                 }
                 return Ok(link.header.index);
             }
@@ -72,7 +73,9 @@ impl Netlink {
         writes.count();
         self.handle.link().add(message).execute().await.map_err(|error| {
             let advice = match errno(&error) {
-                Some(libc::EEXIST) => " (another VXLAN device on this port? see `ip -d link show type vxlan`)",
+                Some(libc::EEXIST) => {
+                    " (another VXLAN device on this port? see `ip -d link show type vxlan`)"
+                }
                 Some(libc::EOPNOTSUPP) => " (the kernel has no VXLAN: modprobe vxlan)",
                 _ => "",
             };
@@ -80,7 +83,10 @@ impl Netlink {
         })?;
         match self.link(name).await? {
             Some(link) => Ok(link.header.index),
-            None => Err(failed(format!("find the VXLAN device {name}"), io::Error::from_raw_os_error(libc::ENODEV))),
+            None => Err(failed(
+                format!("find the VXLAN device {name}"),
+                io::Error::from_raw_os_error(libc::ENODEV),
+            )),
         }
     }
 
@@ -154,7 +160,8 @@ pub(super) fn holder_of(address: Ipv4Addr) -> Option<String> {
     let interfaces = nix::ifaddrs::getifaddrs().ok()?;
     interfaces
         .filter(|interface| {
-            let found = interface.address.as_ref().and_then(|a| a.as_sockaddr_in().map(|a| IpAddr::V4(a.ip())));
+            let found =
+                interface.address.as_ref().and_then(|a| a.as_sockaddr_in().map(|a| IpAddr::V4(a.ip())));
             found == Some(IpAddr::V4(address))
         })
         .map(|interface| interface.interface_name)

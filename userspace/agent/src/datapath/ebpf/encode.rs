@@ -123,7 +123,13 @@ fn encode_remote(remote: &Remote) -> Result<Vec<Entry>, Refused> {
         let vtep = vtep(remote.vtep.ok_or(Refused::NoVtep)?)?;
         entries.push(Entry::Fdb(FdbKey::new(segment, remote.mac.0), FdbEntry { ifindex: 0, vtep }));
     }
-    entries.extend(neighbours(segment, remote.mac.0, remote.ip.octets(), remote.ip6.map(|ip| ip.octets()), 0));
+    entries.extend(neighbours(
+        segment,
+        remote.mac.0,
+        remote.ip.octets(),
+        remote.ip6.map(|ip| ip.octets()),
+        0,
+    ));
     Ok(entries)
 }
 

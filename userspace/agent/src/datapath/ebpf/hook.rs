@@ -80,9 +80,7 @@ impl Role {
     }
 
     pub(super) fn of_pin(pin: &str) -> Option<(Role, u32)> {
-        Role::ALL
-            .iter()
-            .find_map(|role| Some((*role, pin.strip_prefix(role.prefix())?.parse().ok()?)))
+        Role::ALL.iter().find_map(|role| Some((*role, pin.strip_prefix(role.prefix())?.parse().ok()?)))
     }
 }
 
@@ -171,7 +169,9 @@ impl Hooks {
                 match tc::qdisc_detach_program(interface, TcAttachType::Ingress, role.program()) {
                     Ok(()) => self.writes.count(),
                     Err(error) if is_absent(&error) => {}
-                    Err(error) => return Err(failed(format!("detach {} from {interface}", role.program()), error)),
+                    Err(error) => {
+                        return Err(failed(format!("detach {} from {interface}", role.program()), error));
+                    }
                 }
                 Ok(())
             }
@@ -228,7 +228,8 @@ fn attach_filter(
     let id = match program.attach_with_options(interface, TcAttachType::Ingress, options) {
         Ok(id) => id,
         Err(error) if errno(&error) == Some(libc::EEXIST) => {
-            let ours = SchedClassifierLink::attached(interface, TcAttachType::Ingress, PRIORITY, HANDLE, None)?;
+            let ours =
+                SchedClassifierLink::attached(interface, TcAttachType::Ingress, PRIORITY, HANDLE, None)?;
             program.attach_to_link(ours)?
         }
         Err(error) => return Err(error.into()),
@@ -250,10 +251,11 @@ async fn filter_programs(netlink: &Netlink, ifindex: u32) -> Result<Vec<u32>, Er
         Err(error) if matches!(errno(&error), Some(libc::EINVAL | libc::ENOENT)) => return Ok(vec![]),
         Err(error) => return Err(failed(what(), error)),
     };
-    let options = filters.iter().flat_map(|filter| &filter.attributes).filter_map(|attribute| match attribute {
-        TcAttribute::Options(options) => Some(options),
-        _ => None,
-    });
+    let options =
+        filters.iter().flat_map(|filter| &filter.attributes).filter_map(|attribute| match attribute {
+            TcAttribute::Options(options) => Some(options),
+            _ => None,
+        });
     Ok(options
         .flatten()
         .filter_map(|option| match option {

@@ -6,8 +6,8 @@ use aya::{
     programs::SchedClassifier,
 };
 use contiv_abi::{
-    DropCount, DropReason, FdbEntry, FdbKey, FloodKey, NeighEntry, NeighKey, Node, Port, Segment, SegmentEntry,
-    Vtep,
+    DropCount, DropReason, FdbEntry, FdbKey, FloodKey, NeighEntry, NeighKey, Node, Port, Segment,
+    SegmentEntry, Vtep,
     maps::{
         ALL, BUILD, BUILD_LEN, DROPS, FDB, FDB_CAPACITY, FLOOD, FLOOD_CAPACITY, NEIGH, NEIGH_CAPACITY, NODE,
         PEERS, PEERS_CAPACITY, PORTS, PORTS_CAPACITY, SEGMENTS, SEGMENTS_CAPACITY, VTEPS,
@@ -183,7 +183,8 @@ fn load(pins: &Pins, hooks: &Hooks, writes: &Writes) -> Result<(), Error> {
 
 fn open_program(pins: &Pins, role: Role) -> Result<SchedClassifier, Error> {
     let path = pins.program(role.program());
-    SchedClassifier::from_pin(&path).map_err(|error| failed(format!("open the program {}", path.display()), error))
+    SchedClassifier::from_pin(&path)
+        .map_err(|error| failed(format!("open the program {}", path.display()), error))
 }
 
 /// A pinned map as a map of `T`'s kind, key and value.

@@ -71,10 +71,12 @@ impl Pins {
         fs::create_dir_all(place)
             .map_err(|error| failed(format!("make the directory {}", place.display()), error))?;
         let options = Some("mode=0700");
-        mount(Some("bpf"), place, Some("bpf"), MsFlags::MS_NOSUID | MsFlags::MS_NODEV, options).map_err(|error| {
-            let place = place.display();
-            failed(format!("mount the BPF file system (try as root: mount -t bpf bpf {place})"), error)
-        })
+        mount(Some("bpf"), place, Some("bpf"), MsFlags::MS_NOSUID | MsFlags::MS_NODEV, options).map_err(
+            |error| {
+                let place = place.display();
+                failed(format!("mount the BPF file system (try as root: mount -t bpf bpf {place})"), error)
+            },
+        )
     }
 
     /// The names of the pinned links.

@@ -84,7 +84,8 @@ impl<K: Pod + Eq + Hash, V: Pod + PartialEq> Table<K, V> {
                 Ok(())
             }
             Err(error) if errno(&error) == Some(libc::E2BIG) => {
-                let full = format!("write to the map {}, which is full ({} entries)", self.name, self.capacity);
+                let full =
+                    format!("write to the map {}, which is full ({} entries)", self.name, self.capacity);
                 Err(failed(full, error))
             }
             Err(error) => Err(failed(format!("write to the map {}", self.name), error)),

@@ -1,0 +1,283 @@
+//! What pods send, frame by frame.
+
+use std::{net::Ipv6Addr, time::Duration};
+
+use anyhow::Result;
+use contiv_abi::{DropReason, maps::FROM_POD};
+use contiv_model::global::ArpMode;
+use netplugin::datapath::Object;
+use testkit::{
+    capture::Tap,
+    needs,
+    packet::{Packet, mac, nd_flags, solicited_node, solicited_node_mac},
+};
+
+use crate::{
+    node::{Node, Pod, Who, network, vlan, vtep, vxlan},
+    run::{Outcome, run},
+};
+
+const NOWHERE: &str = "02:02:0a:01:01:63";
+const HERE: Who = Who(1);
+const OTHER: Who = Who(2);
+const FAR: Who = Who(3);
+const STRANGER: Who = Who(99);
+
+/// A node with two pods here and one elsewhere, all on one network.
+struct Rig {
+    node: Node,
+    first: Pod,
+    second: Pod,
+}
+
+impl Rig {
+    fn new(label: &str) -> Result<Rig> {
+        Rig::with(label, ArpMode::Proxy)
+    }
+
+    fn with(label: &str, arp: ArpMode) -> Result<Rig> {
+        let mut node = Node::new(label)?;
+        let mut n1 = network("n1.t", vxlan(10_001));
+        n1.arp = arp;
+        node.want_network(&n1).want_peer(2).want(Object::Remote(FAR.remote(&n1, Some(vtep(2)))));
+        let (first, second) = (node.pod(&n1, HERE)?, node.pod(&n1, OTHER)?);
+        node.converge()?;
+        Ok(Rig { node, first, second })
+    }
+
+    fn run(&self, packet: &Packet) -> Result<Outcome> {
+        self.run_bytes(&packet.build())
+    }
+
+    fn run_bytes(&self, frame: &[u8]) -> Result<Outcome> {
+        run(&self.node, FROM_POD, &self.first.local.port, frame)
+    }
+}
+
+fn udp_to(target: [u8; 6]) -> Packet {
+    Packet::eth(target, HERE.mac()).ipv4(HERE.ip(), OTHER.ip()).udp(4000, 53).payload(b"query")
+}
+
+#[test]
+fn known_destinations_are_sent_on_unchanged() -> Result<()> {
+    needs!(root());
+    let rig = Rig::new("pod-known")?;
+    for target in [OTHER.mac(), FAR.mac()] {
+        let frame = udp_to(target).build();
+        rig.run_bytes(&frame)?.assert_sent_on(&frame);
+    }
+    // Options and fragments are no business of a forwarder by Ethernet address.
+    for odd in [udp_to(OTHER.mac()).ip_options(&[7, 3, 4]), udp_to(FAR.mac()).fragment(7, 64, true)] {
+        let frame = odd.build();
+        rig.run_bytes(&frame)?.assert_sent_on(&frame);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_tagged_frame_is_dropped() -> Result<()> {
+    needs!(root());
+    let rig = Rig::new("pod-tagged")?;
+    let frame = Packet::eth(OTHER.mac(), HERE.mac()).vlan(5).ipv4(HERE.ip(), OTHER.ip()).udp(1, 2);
+    rig.run(&frame)?.assert_dropped(DropReason::TaggedByPod);
+    let mut bytes = frame.build();
+    bytes[12..14].copy_from_slice(&[0x88, 0xa8]);
+    rig.run_bytes(&bytes)?.assert_dropped(DropReason::TaggedByPod);
+    Ok(())
+}
+
+#[test]
+fn frames_that_no_bridge_forwards_are_dropped() -> Result<()> {
+    needs!(root());
+    let rig = Rig::new("pod-odd")?;
+    let from_group = Packet::eth(OTHER.mac(), mac("03:02:0a:01:01:01")).ipv4(HERE.ip(), OTHER.ip()).udp(1, 2);
+    rig.run(&from_group)?.assert_dropped(DropReason::GroupSource);
+    let to_bridge = Packet::eth(mac("01:80:c2:00:00:0e"), HERE.mac()).ipv4(HERE.ip(), OTHER.ip()).udp(1, 2);
+    rig.run(&to_bridge)?.assert_dropped(DropReason::LinkLocalGroup);
+    rig.run(&udp_to(HERE.mac()))?.assert_dropped(DropReason::Hairpin);
+    Ok(())
+}
+
+#[test]
+fn an_interface_that_is_no_port_may_not_send() -> Result<()> {
+    needs!(root());
+    let rig = Rig::new("pod-noport")?;
+    let frame = udp_to(OTHER.mac()).build();
+    run(&rig.node, FROM_POD, "lo", &frame)?.assert_dropped(DropReason::UnknownPort);
+    Ok(())
+}
+
+#[test]
+fn a_port_of_a_network_that_is_gone_may_not_send() -> Result<()> {
+    needs!(root());
+    let mut rig = Rig::new("pod-noseg")?;
+    let gone = netplugin::datapath::Op::Delete(netplugin::datapath::ObjectId::Network("n1.t".into()));
+    assert!(rig.node.apply(&[gone])?.is_empty());
+    rig.run(&udp_to(OTHER.mac()))?.assert_dropped(DropReason::UnknownSegment);
+    Ok(())
+}
+
+#[test]
+fn arp_for_known_endpoints_is_answered() -> Result<()> {
+    needs!(root());
+    let rig = Rig::new("pod-arp")?;
+    for owner in [OTHER, FAR] {
+        let question = Packet::arp_request(HERE.mac(), HERE.ip(), owner.ip());
+        let answer = Packet::arp_reply(owner.mac(), owner.ip(), HERE.mac(), HERE.ip()).build();
+        rig.run(&question)?.assert_answered(&answer);
+        // A probe before use, from nobody's address, must learn that the address is taken.
+        let probe = Packet::arp_request(HERE.mac(), [0, 0, 0, 0], owner.ip());
+        let answer = Packet::arp_reply(owner.mac(), owner.ip(), HERE.mac(), [0, 0, 0, 0]).build();
+        rig.run(&probe)?.assert_answered(&answer);
+    }
+    // Padded to the shortest frame of a wire: so is the answer.
+    let mut question = Packet::arp_request(HERE.mac(), HERE.ip(), FAR.ip()).build();
+    question.resize(60, 0);
+    let mut answer = Packet::arp_reply(FAR.mac(), FAR.ip(), HERE.mac(), HERE.ip()).build();
+    answer.resize(60, 0);
+    rig.run_bytes(&question)?.assert_answered(&answer);
+    Ok(())
+}
+
+#[test]
+fn arp_for_others_is_flooded() -> Result<()> {
+    needs!(root());
+    let rig = Rig::new("pod-arpflood")?;
+    let tap = Tap::open(&rig.second.ns, "eth0")?;
+    // Nobody knows the stranger; and a pod is not told about its own address, asked plainly or announced.
+    for (sender, target) in
+        [(HERE.ip(), STRANGER.ip()), (HERE.ip(), HERE.ip()), ([0, 0, 0, 0].into(), HERE.ip())]
+    {
+        let question = Packet::arp_request(HERE.mac(), sender, target);
+        rig.run(&question)?.assert_flooded();
+        let question = question.build();
+        tap.expect(Duration::from_secs(5), "the question", |frame| (frame == question).then_some(()))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn other_arp_is_an_ordinary_frame() -> Result<()> {
+    needs!(root());
+    let rig = Rig::new("pod-arpother")?;
+    let reply = Packet::arp_reply(HERE.mac(), HERE.ip(), OTHER.mac(), OTHER.ip()).build();
+    rig.run_bytes(&reply)?.assert_sent_on(&reply);
+    // A request for another kind of hardware.
+    let mut strange = Packet::arp_request(HERE.mac(), HERE.ip(), FAR.ip()).build();
+    strange[15] = 6;
+    rig.run_bytes(&strange)?.assert_flooded();
+    Ok(())
+}
+
+#[test]
+fn solicitations_for_known_endpoints_are_answered() -> Result<()> {
+    needs!(root());
+    let rig = Rig::new("pod-nd")?;
+    for owner in [OTHER, FAR] {
+        let question = Packet::neighbour_solicitation(HERE.mac(), HERE.ip6(), owner.ip6());
+        let answer = Packet::neighbour_advertisement(
+            (HERE.mac(), HERE.ip6()),
+            (owner.mac(), owner.ip6()),
+            owner.mac(),
+            nd_flags::SOLICITED | nd_flags::OVERRIDE,
+        );
+        rig.run(&question)?.assert_answered(&answer.build());
+
+        // The same without the option, as a probe of a known neighbour is, and with one more option.
+        let bare = |options: &[u8]| {
+            Packet::eth(solicited_node_mac(owner.ip6()), HERE.mac())
+                .ipv6(HERE.ip6(), solicited_node(owner.ip6()))
+                .ttl(255)
+                .icmpv6(135, 0, [0; 4])
+                .payload(&[&owner.ip6().octets()[..], options].concat())
+        };
+        rig.run(&bare(&[]))?.assert_answered(&answer.build());
+        rig.run(&bare(&[14, 1, 1, 2, 3, 4, 5, 6, 1, 1, 2, 2, 10, 1, 1, 1]))?.assert_answered(&answer.build());
+    }
+    Ok(())
+}
+
+#[test]
+fn duplicate_detection_fails_for_the_addresses_of_others_only() -> Result<()> {
+    needs!(root());
+    let rig = Rig::new("pod-dad")?;
+    let tap = Tap::open(&rig.second.ns, "eth0")?;
+    let probe = |who: Who| Packet::neighbour_solicitation(HERE.mac(), Ipv6Addr::UNSPECIFIED, who.ip6());
+    let all_nodes = (mac("33:33:00:00:00:01"), Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1));
+    let answer =
+        Packet::neighbour_advertisement(all_nodes, (FAR.mac(), FAR.ip6()), FAR.mac(), nd_flags::OVERRIDE);
+    rig.run(&probe(FAR))?.assert_answered(&answer.build());
+
+    rig.run(&probe(HERE))?.assert_flooded();
+    let own = probe(HERE).build();
+    tap.expect(Duration::from_secs(5), "the probe", |frame| (frame == own).then_some(()))?;
+    Ok(())
+}
+
+#[test]
+fn what_only_looks_like_a_solicitation_is_flooded() -> Result<()> {
+    needs!(root());
+    let rig = Rig::new("pod-ndother")?;
+    let solicitation = |ttl, kind, code| {
+        Packet::eth(solicited_node_mac(FAR.ip6()), HERE.mac())
+            .ipv6(HERE.ip6(), solicited_node(FAR.ip6()))
+            .ttl(ttl)
+            .icmpv6(kind, code, [0; 4])
+            .payload(&FAR.ip6().octets())
+    };
+    // Through a router; another code; an advertisement; a fragment.
+    for packet in [
+        solicitation(254, 135, 0),
+        solicitation(255, 135, 1),
+        solicitation(255, 136, 0),
+        solicitation(255, 135, 0).fragment(1, 0, true),
+    ] {
+        rig.run(&packet)?.assert_flooded();
+    }
+    let stranger = Packet::neighbour_solicitation(HERE.mac(), HERE.ip6(), STRANGER.ip6());
+    rig.run(&stranger)?.assert_flooded();
+    Ok(())
+}
+
+#[test]
+fn in_flood_mode_everybody_is_asked() -> Result<()> {
+    needs!(root());
+    let rig = Rig::with("pod-flood", ArpMode::Flood)?;
+    rig.run(&Packet::arp_request(HERE.mac(), HERE.ip(), FAR.ip()))?.assert_flooded();
+    rig.run(&Packet::neighbour_solicitation(HERE.mac(), HERE.ip6(), FAR.ip6()))?.assert_flooded();
+    Ok(())
+}
+
+#[test]
+fn an_unknown_address_on_vxlan_is_flooded_but_not_back() -> Result<()> {
+    needs!(root());
+    let rig = Rig::new("pod-unknown")?;
+    let (own, other) = (Tap::open(&rig.first.ns, "eth0")?, Tap::open(&rig.second.ns, "eth0")?);
+    let frame = udp_to(mac(NOWHERE)).build();
+    rig.run_bytes(&frame)?.assert_flooded();
+    other.expect(Duration::from_secs(5), "the copy", |bytes| (bytes == frame).then_some(()))?;
+    assert!(own.drain()?.iter().all(|sent| sent.bytes != frame));
+    Ok(())
+}
+
+#[test]
+fn a_vlan_without_uplink_is_local() -> Result<()> {
+    needs!(root());
+    let mut node = Node::new("pod-vlan")?;
+    let n1 = network("n1.t", vlan(100));
+    node.want_network(&n1).want(Object::Remote(FAR.remote(&n1, None)));
+    let (first, second) = (node.pod(&n1, HERE)?, node.pod(&n1, OTHER)?);
+    node.converge()?;
+    let send = |packet: &Packet| run(&node, FROM_POD, &first.local.port, &packet.build());
+    let frame = udp_to(OTHER.mac());
+    send(&frame)?.assert_sent_on(&frame.build());
+    // The way out is by the uplink only; there is none.
+    send(&udp_to(FAR.mac()))?.assert_dropped(DropReason::NoUplink);
+    // A broadcast still reaches who is here.
+    let tap = Tap::open(&second.ns, "eth0")?;
+    let broadcast = Packet::arp_request(HERE.mac(), HERE.ip(), STRANGER.ip());
+    send(&broadcast)?.assert_flooded();
+    let broadcast = broadcast.build();
+    tap.expect(Duration::from_secs(5), "the broadcast", |bytes| (bytes == broadcast).then_some(()))?;
+    Ok(())
+}

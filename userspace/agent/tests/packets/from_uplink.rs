@@ -1,0 +1,139 @@
+//! What comes from the wire of VLAN networks, frame by frame.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use contiv_abi::{DropReason, maps::FROM_UPLINK};
+use netplugin::datapath::Object;
+use testkit::{
+    Netns,
+    capture::Tap,
+    needs,
+    packet::{BROADCAST, Packet, mac},
+};
+
+use crate::{
+    node::{Node, Pod, Who, network, vlan},
+    run::{Code, Outcome, run},
+};
+
+const HERE: Who = Who(1);
+const THERE: Who = Who(2);
+const TAG: u16 = 100;
+const SOON: Duration = Duration::from_secs(5);
+
+struct Rig {
+    node: Node,
+    pod: Pod,
+    outside: Netns,
+}
+
+impl Rig {
+    fn new(label: &str) -> Result<Rig> {
+        let mut node = Node::with(label, |options| options.uplink = Some("trunk".into()))?;
+        let outside = Netns::new(&format!("{label}-out"))?;
+        node.ns.veth("trunk", &outside, "wire")?;
+        node.ns.up("trunk")?;
+        outside.up("wire")?;
+        let n1 = network("n1.t", vlan(TAG));
+        node.want_network(&n1).want(Object::Remote(THERE.remote(&n1, None)));
+        let pod = node.pod(&n1, HERE)?;
+        node.converge()?;
+        Ok(Rig { node, pod, outside })
+    }
+
+    fn run(&self, packet: &Packet) -> Result<Outcome> {
+        run(&self.node, FROM_UPLINK, "trunk", &packet.build())
+    }
+}
+
+fn tagged(to: [u8; 6], tag: u16) -> Packet {
+    Packet::eth(to, THERE.mac()).vlan(tag).ipv4(THERE.ip(), HERE.ip()).udp(4000, 53)
+}
+
+fn plain(to: [u8; 6]) -> Packet {
+    Packet::eth(to, THERE.mac()).ipv4(THERE.ip(), HERE.ip()).udp(4000, 53)
+}
+
+#[test]
+fn the_hosts_own_traffic_is_left_to_the_host() -> Result<()> {
+    needs!(root());
+    let rig = Rig::new("upl-host")?;
+    for packet in [plain(HERE.mac()), tagged(HERE.mac(), TAG + 1), tagged(HERE.mac(), 0), plain(BROADCAST)] {
+        let frame = packet.build();
+        let outcome = rig.run(&packet)?;
+        assert_eq!((outcome.code, outcome.bytes, outcome.dropped), (Code::Next, frame, vec![]));
+    }
+    Ok(())
+}
+
+#[test]
+fn a_tag_of_ours_is_taken_off() -> Result<()> {
+    needs!(root());
+    let rig = Rig::new("upl-pop")?;
+    rig.run(&tagged(HERE.mac(), TAG))?.assert_sent_on(&plain(HERE.mac()).build());
+    // The priority bits do not matter.
+    let mut frame = tagged(HERE.mac(), TAG).build();
+    frame[14] |= 0xe0;
+    run(&rig.node, FROM_UPLINK, "trunk", &frame)?.assert_sent_on(&plain(HERE.mac()).build());
+    Ok(())
+}
+
+#[test]
+fn what_is_for_others_is_dropped() -> Result<()> {
+    needs!(root());
+    let rig = Rig::new("upl-others")?;
+    rig.run(&tagged(mac("02:02:0a:01:01:63"), TAG))?.assert_dropped(DropReason::NotLocal);
+    let from_group = Packet::eth(HERE.mac(), BROADCAST).vlan(TAG).ipv4(THERE.ip(), HERE.ip()).udp(1, 2);
+    rig.run(&from_group)?.assert_dropped(DropReason::GroupSource);
+    Ok(())
+}
+
+#[test]
+fn broadcasts_reach_the_pods() -> Result<()> {
+    needs!(root());
+    let rig = Rig::new("upl-bcast")?;
+    let tap = Tap::open(&rig.pod.ns, "eth0")?;
+    rig.run(&tagged(BROADCAST, TAG))?.assert_flooded();
+    let frame = plain(BROADCAST).build();
+    tap.expect(SOON, "the broadcast", |bytes| (bytes == frame).then_some(()))?;
+    Ok(())
+}
+
+#[test]
+fn frames_on_the_wire_carry_the_tag_both_ways() -> Result<()> {
+    needs!(root());
+    let rig = Rig::new("upl-wire")?;
+    let (wire, pod) = (Tap::open(&rig.outside, "wire")?, Tap::open(&rig.pod.ns, "eth0")?);
+    wire.send(&tagged(HERE.mac(), TAG).build())?;
+    let frame = plain(HERE.mac()).build();
+    pod.expect(SOON, "the untagged frame", |bytes| (bytes == frame).then_some(()))?;
+
+    // To an endpoint elsewhere, to a gateway that nobody told us of, and to all.
+    for target in [THERE.mac(), mac("02:02:0a:01:01:fe"), BROADCAST] {
+        let out = |packet: Packet| packet.ipv4(HERE.ip(), THERE.ip()).udp(4000, 53).build();
+        pod.send(&out(Packet::eth(target, HERE.mac())))?;
+        let expected = out(Packet::eth(target, HERE.mac()).vlan(TAG));
+        wire.expect(SOON, "the tagged frame", |bytes| (bytes == expected).then_some(()))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn questions_about_local_pods_are_answered_with_the_tag() -> Result<()> {
+    needs!(root());
+    let rig = Rig::new("upl-arp")?;
+    let (wire, pod) = (Tap::open(&rig.outside, "wire")?, Tap::open(&rig.pod.ns, "eth0")?);
+    let request = |target: Who| {
+        let (sender, asked) = ((THERE.mac(), THERE.ip()), ([0; 6], target.ip()));
+        Packet::eth(BROADCAST, THERE.mac()).vlan(TAG).arp(1, sender, asked)
+    };
+    wire.send(&request(HERE).build())?;
+    let answer = Packet::eth(THERE.mac(), HERE.mac())
+        .vlan(TAG)
+        .arp(2, (HERE.mac(), HERE.ip()), (THERE.mac(), THERE.ip()))
+        .build();
+    wire.expect(SOON, "the answer", |bytes| (bytes == answer).then_some(()))?;
+    assert!(pod.drain()?.is_empty(), "the pod was bothered");
+    Ok(())
+}

@@ -1,0 +1,138 @@
+//! Frames that end anywhere.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use contiv_abi::{
+    DropReason,
+    maps::{FROM_POD, FROM_UPLINK},
+};
+use testkit::{
+    Netns,
+    capture::Tap,
+    needs,
+    packet::{BROADCAST, Packet},
+    wait_until,
+};
+
+use crate::{
+    node::{Node, Pod, Who, network, vlan, vxlan},
+    run::{Code, run},
+};
+
+const HERE: Who = Who(1);
+const OTHER: Who = Who(2);
+/// An Ethernet header alone is taken neither by a test run nor by a packet socket.
+const SHORTEST: usize = 15;
+/// Ethernet and the IP header: a test run takes nothing shorter, so such frames go by a link.
+const WHOLE_IPV4: usize = 14 + 20;
+const WHOLE_IPV6: usize = 14 + 40;
+const SOON: Duration = Duration::from_secs(5);
+
+struct Rig {
+    node: Node,
+    first: Pod,
+    second: Pod,
+}
+
+impl Rig {
+    fn new(label: &str) -> Result<Rig> {
+        let mut node = Node::new(label)?;
+        let n1 = network("n1.t", vxlan(10_001));
+        node.want_network(&n1);
+        let (first, second) = (node.pod(&n1, HERE)?, node.pod(&n1, OTHER)?);
+        node.converge()?;
+        Ok(Rig { node, first, second })
+    }
+
+    /// The lengths from `shortest` on: malformed until the question is complete, then answered.
+    fn assert_answered_from(&self, frame: &[u8], shortest: usize, complete: usize) -> Result<()> {
+        for length in shortest..=frame.len() {
+            let outcome = run(&self.node, FROM_POD, &self.first.local.port, &frame[..length])?;
+            if length < complete {
+                outcome.assert_dropped(DropReason::Malformed);
+            } else {
+                assert_eq!((outcome.code, outcome.dropped), (Code::Redirect, vec![]), "{length} bytes");
+            }
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn no_length_of_a_question_misleads() -> Result<()> {
+    needs!(root());
+    let rig = Rig::new("short-ask")?;
+    let arp = Packet::arp_request(HERE.mac(), HERE.ip(), OTHER.ip()).build();
+    rig.assert_answered_from(&arp, SHORTEST, arp.len())?;
+    // The target is complete, and with it the question, before the option begins.
+    let solicitation = Packet::neighbour_solicitation(HERE.mac(), HERE.ip6(), OTHER.ip6()).build();
+    rig.assert_answered_from(&solicitation, WHOLE_IPV6, WHOLE_IPV6 + 24)?;
+    Ok(())
+}
+
+#[test]
+fn no_beginning_of_an_ip_header_misleads() -> Result<()> {
+    needs!(root());
+    let rig = Rig::new("short-ip")?;
+    let (sender, receiver) = (Tap::open(&rig.first.ns, "eth0")?, Tap::open(&rig.second.ns, "eth0")?);
+    let solicitation = Packet::neighbour_solicitation(HERE.mac(), HERE.ip6(), OTHER.ip6()).build();
+    // Until the next header and the hop limit are there, nobody can tell what it is.
+    const READABLE: usize = 14 + 8;
+    for length in SHORTEST..READABLE {
+        sender.send(&solicitation[..length])?;
+        let count = u64::try_from(length + 1 - SHORTEST)?;
+        let counted = || Ok((rig.node.drops()?.get(&DropReason::Malformed) == Some(&count)).then_some(()));
+        wait_until(SOON, "the drop", counted)?;
+    }
+    // An IPv4 packet is the receiver's to judge: we look no further than the addresses.
+    let udp = Packet::eth(OTHER.mac(), HERE.mac()).ipv4(HERE.ip(), OTHER.ip()).udp(1, 2).build();
+    for length in SHORTEST..WHOLE_IPV4 {
+        sender.send(&udp[..length])?;
+        receiver.expect(SOON, "the frame", |frame| (*frame == udp[..length]).then_some(()))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn no_length_of_other_frames_misleads() -> Result<()> {
+    needs!(root());
+    let rig = Rig::new("short-any")?;
+    let to_other = || Packet::eth(OTHER.mac(), HERE.mac());
+    for packet in [
+        to_other().ipv4(HERE.ip(), OTHER.ip()).udp(1, 2),
+        to_other().ipv4(HERE.ip(), OTHER.ip()).ip_options(&[7, 3, 4]).tcp(1, 2, 2),
+    ] {
+        let frame = packet.build();
+        for length in WHOLE_IPV4..=frame.len() {
+            let frame = &frame[..length];
+            run(&rig.node, FROM_POD, &rig.first.local.port, frame)?.assert_sent_on(frame);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn no_length_of_tagged_frames_misleads() -> Result<()> {
+    needs!(root());
+    let mut node = Node::with("short-up", |options| options.uplink = Some("trunk".into()))?;
+    let outside = Netns::new("short-out")?;
+    node.ns.veth("trunk", &outside, "wire")?;
+    let n1 = network("n1.t", vlan(100));
+    node.want_network(&n1);
+    let _pod = node.pod(&n1, HERE)?;
+    node.converge()?;
+    let (sender, asked) = ((OTHER.mac(), OTHER.ip()), ([0; 6], HERE.ip()));
+    let frame = Packet::eth(BROADCAST, OTHER.mac()).vlan(100).arp(1, sender, asked).build();
+    for length in SHORTEST..=frame.len() {
+        let outcome = run(&node, FROM_UPLINK, "trunk", &frame[..length])?;
+        match length {
+            // Without the whole tag it is not known to be ours.
+            ..16 => assert_eq!(outcome.code, Code::Next, "{length} bytes"),
+            // The tag cannot be taken off, or nothing that we can read follows.
+            16..46 => assert_eq!(outcome.code, Code::Shot, "{length} bytes"),
+            _ => assert_eq!(outcome.code, Code::Redirect, "{length} bytes"),
+        }
+    }
+    Ok(())
+}

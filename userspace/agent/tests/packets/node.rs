@@ -1,0 +1,247 @@
+//! A node of the cluster for a test, with pods.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    path::Path,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use contiv_abi::{DropCount, DropReason};
+use contiv_model::{
+    global::ArpMode,
+    mac::Mac,
+    tag::{Encap, Vlan, Vni},
+};
+use netplugin::datapath::{
+    Datapath as _, Desired, Failed, Local, Network, Object, Observed, Op, Peer, Remote,
+    ebpf::{Attachment, Ebpf, Options},
+};
+use nix::mount::{MntFlags, umount2};
+use tempfile::TempDir;
+use testkit::{Netns, scratch_dir};
+
+pub(crate) fn vxlan(vni: u32) -> Encap {
+    Encap::Vxlan { vni: Vni::try_from(vni).unwrap(), local: Vlan::try_from(1).unwrap() }
+}
+
+pub(crate) fn vlan(tag: u16) -> Encap {
+    Encap::Vlan(Vlan::try_from(tag).unwrap())
+}
+
+pub(crate) fn network(id: &str, encap: Encap) -> Network {
+    Network { id: id.into(), encap, arp: ArpMode::Proxy }
+}
+
+/// An endpoint by its number: 10.1.1.`n`, fd00::`n`, and the address that netmaster would give it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Who(pub(crate) u8);
+
+impl Who {
+    pub(crate) fn ip(self) -> Ipv4Addr {
+        Ipv4Addr::new(10, 1, 1, self.0)
+    }
+
+    pub(crate) fn ip6(self) -> Ipv6Addr {
+        Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, self.0.into())
+    }
+
+    pub(crate) fn mac(self) -> [u8; 6] {
+        Mac::of_endpoint(self.ip()).0
+    }
+
+    pub(crate) fn remote(self, network: &Network, vtep: Option<Ipv4Addr>) -> Remote {
+        Remote {
+            id: format!("{}-{}", network.id, self.0).into(),
+            network: network.id.clone(),
+            encap: network.encap,
+            vtep: vtep.map(IpAddr::from),
+            mac: Mac(self.mac()),
+            ip: self.ip(),
+            ip6: Some(self.ip6()),
+        }
+    }
+}
+
+/// A pod: a namespace with `eth0`.
+pub(crate) struct Pod {
+    pub(crate) who: Who,
+    pub(crate) ns: Netns,
+    pub(crate) local: Local,
+}
+
+impl Pod {
+    pub(crate) fn ip(&self) -> IpAddr {
+        self.who.ip().into()
+    }
+
+    pub(crate) fn ip6(&self) -> IpAddr {
+        self.who.ip6().into()
+    }
+}
+
+/// Where the datapath pins; unmounted when dropped.
+struct BpfRoot(TempDir);
+
+impl Drop for BpfRoot {
+    fn drop(&mut self) {
+        // Not mounted when the test ended before the datapath began.
+        let _unmounted = umount2(self.0.path(), MntFlags::MNT_DETACH);
+    }
+}
+
+/// The fields are dropped in order: what is attached goes before what it is attached to.
+pub(crate) struct Node {
+    pub(crate) datapath: Ebpf,
+    pub(crate) desired: Desired,
+    pub(crate) options: Options,
+    pods: u32,
+    pub(crate) ns: Netns,
+    _root: BpfRoot,
+}
+
+impl Node {
+    pub(crate) fn new(label: &str) -> Result<Node> {
+        Node::with(label, |_| {})
+    }
+
+    /// `adjust` changes the options before the datapath is made.
+    pub(crate) fn with(label: &str, adjust: impl FnOnce(&mut Options)) -> Result<Node> {
+        let ns = Netns::new(label)?;
+        let root = BpfRoot(scratch_dir("bpf")?);
+        let mut options =
+            Options { bpf_root: root.0.path().to_owned(), instance: "node".into(), ..Options::default() };
+        adjust(&mut options);
+        let datapath = Ebpf::new(options.clone());
+        Ok(Node { datapath, desired: Desired::default(), options, pods: 0, ns, _root: root })
+    }
+
+    pub(crate) fn clsact(options: &mut Options) {
+        options.attachment = Attachment::Clsact;
+    }
+
+    /// A node with a link for tunnels, and one for VLANs, to a node made the same way.
+    pub(crate) fn pair(label: &str) -> Result<(Node, Node)> {
+        let node = |n: u8| {
+            Node::with(&format!("{label}{n}"), |options| {
+                options.vtep = Some(vtep(n));
+                options.uplink = Some("trunk".into());
+            })
+        };
+        let (a, b) = (node(1)?, node(2)?);
+        for link in ["under", "trunk"] {
+            a.ns.veth(link, &b.ns, link)?;
+            for (node, n) in [(&a, 1), (&b, 2)] {
+                if link == "under" {
+                    node.ns.address(link, &format!("{}/24", vtep(n)))?;
+                }
+                node.ns.up(link)?;
+            }
+        }
+        Ok((a, b))
+    }
+
+    /// Adds an object to what is desired.
+    pub(crate) fn want(&mut self, object: Object) -> &mut Self {
+        self.desired.insert(object);
+        self
+    }
+
+    pub(crate) fn want_network(&mut self, network: &Network) -> &mut Self {
+        self.want(Object::Network(network.clone()))
+    }
+
+    pub(crate) fn want_peer(&mut self, n: u8) -> &mut Self {
+        self.want(Object::Peer(Peer { vtep: vtep(n).into(), port: Options::VXLAN_PORT }))
+    }
+
+    /// A pod on this node, and desired.
+    pub(crate) fn pod(&mut self, network: &Network, who: Who) -> Result<Pod> {
+        let ns = Netns::new(&format!("pod{}", who.0))?;
+        self.pods += 1;
+        let port = format!("vvport{}", self.pods);
+        self.ns.veth(&port, &ns, "eth0")?;
+        ns.mac("eth0", &Mac(who.mac()).to_string())?;
+        ns.mtu("eth0", 1450)?;
+        // Nothing but what a test sends, so that counts can be exact.
+        ns.output("sysctl", &["-qw", "net.ipv6.conf.eth0.addr_gen_mode=1"])?;
+        self.ns.output("sysctl", &["-qw", &format!("net.ipv6.conf.{port}.disable_ipv6=1")])?;
+        ns.address("eth0", &format!("{}/24", who.ip()))?;
+        ns.address("eth0", &format!("{}/64", who.ip6()))?;
+        ns.up("eth0")?;
+        self.ns.up(&port)?;
+        let local = Local {
+            id: format!("{}-{}", network.id, who.0).into(),
+            network: network.id.clone(),
+            encap: network.encap,
+            port,
+            mac: Mac(who.mac()),
+            ip: who.ip(),
+            ip6: Some(who.ip6()),
+        };
+        self.want(Object::Local(local.clone()));
+        Ok(Pod { who, ns, local })
+    }
+
+    pub(crate) fn ifindex(&self, link: &str) -> Result<u32> {
+        let line = self.ns.ip(&format!("-o link show {link}"))?;
+        Ok(line.split(':').next().context("no index")?.parse()?)
+    }
+
+    pub(crate) fn observe(&mut self) -> Result<Observed> {
+        let Node { ns, datapath, desired, .. } = self;
+        ns.run(|| Ok(runtime()?.block_on(datapath.observe(desired))?))
+    }
+
+    pub(crate) fn apply(&mut self, ops: &[Op]) -> Result<Vec<Failed>> {
+        let Node { ns, datapath, .. } = self;
+        ns.run(|| Ok(runtime()?.block_on(datapath.apply(ops))?))
+    }
+
+    /// What the reconciler does: sets what is not the same, then sweeps; all must be well afterwards.
+    pub(crate) fn converge(&mut self) -> Result<()> {
+        let observed = self.observe()?;
+        let missing = self.desired.iter().filter(|(id, _)| !observed.same.contains(id));
+        let mut ops: Vec<Op> = missing.map(|(_, object)| Op::Set(object.clone())).collect();
+        ops.push(Op::Sweep);
+        let failed = self.apply(&ops)?;
+        ensure!(failed.is_empty(), "{failed:?}");
+        let observed = self.observe()?;
+        ensure!(observed.same.len() == self.desired.len(), "only {:?} are in place", observed.same);
+        ensure!(observed.strays == 0, "{} strays", observed.strays);
+        Ok(())
+    }
+
+    /// As a new process would: nothing but the options survives.
+    pub(crate) fn restart(&mut self) {
+        self.datapath = Ebpf::new(self.options.clone());
+    }
+
+    pub(crate) fn cleanup(&mut self) -> Result<()> {
+        let Node { ns, datapath, .. } = self;
+        ns.run(|| Ok(runtime()?.block_on(datapath.cleanup())?))
+    }
+
+    pub(crate) fn drops(&self) -> Result<BTreeMap<DropReason, u64>> {
+        let counts = self.datapath.drops()?;
+        Ok(counts.into_iter().map(|(reason, DropCount { packets, .. })| (reason, packets)).collect())
+    }
+
+    pub(crate) fn pin(&self, program: &str) -> std::path::PathBuf {
+        self.datapath.program_pin(program)
+    }
+
+    pub(crate) fn bpf_root(&self) -> &Path {
+        &self.options.bpf_root
+    }
+}
+
+/// The tunnel end of node `n`.
+pub(crate) fn vtep(n: u8) -> Ipv4Addr {
+    Ipv4Addr::new(192, 0, 2, n)
+}
+
+/// On the calling thread, so that its sockets are in the thread's namespace.
+pub(crate) fn runtime() -> Result<tokio::runtime::Runtime> {
+    Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
+}

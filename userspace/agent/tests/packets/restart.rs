@@ -1,0 +1,202 @@
+//! The agent comes and goes; forwarding stays.
+
+use std::{fs, time::Duration};
+
+use anyhow::Result;
+use netplugin::datapath::{Datapath as _, Object, ObjectId, Op, Peer};
+use testkit::{Pinger, needs, wait_until};
+
+use crate::node::{Node, Pod, Who, network, vtep, vxlan};
+
+fn node_with_pods(
+    label: &str,
+    adjust: impl FnOnce(&mut netplugin::datapath::ebpf::Options),
+) -> Result<(Node, Vec<Pod>)> {
+    let mut node = Node::with(label, adjust)?;
+    let n1 = network("n1.t", vxlan(10_001));
+    node.want_network(&n1).want_peer(2).want_peer(3);
+    node.want(Object::Remote(Who(9).remote(&n1, Some(vtep(2)))));
+    let pods = [1, 2, 3].map(|n| node.pod(&n1, Who(n)).unwrap());
+    Ok((node, pods.into()))
+}
+
+#[test]
+fn a_restart_adopts_without_a_write_or_a_lost_ping() -> Result<()> {
+    needs!(root(), binary("ping"));
+    let (mut node, pods) = node_with_pods("adopt", |_| {})?;
+    node.converge()?;
+    assert!(node.datapath.writes() > 0);
+    let pinger = Pinger::start(&pods[0].ns, pods[1].ip(), Duration::from_millis(10))?;
+    wait_until(Duration::from_secs(5), "pings", || Ok((pinger.answers() > 20).then_some(())))?;
+    for _ in 0..3 {
+        node.restart();
+        let observed = node.observe()?;
+        assert_eq!((observed.same.len(), observed.strays), (node.desired.len(), 0));
+        // Setting what is there already is no write either.
+        let ops: Vec<Op> = node.desired.iter().map(|(_, object)| Op::Set(object.clone())).collect();
+        assert!(node.apply(&ops)?.is_empty());
+        assert!(node.apply(&[Op::Sweep])?.is_empty());
+        assert_eq!(node.datapath.writes(), 0);
+    }
+    let answers = pinger.answers();
+    wait_until(Duration::from_secs(5), "more pings", || Ok((pinger.answers() > answers + 20).then_some(())))?;
+    let ping = pinger.finish(Duration::from_secs(5))?;
+    assert_eq!(ping.lost(), 0, "{ping:?}");
+    Ok(())
+}
+
+#[test]
+fn another_build_takes_over_in_place() -> Result<()> {
+    needs!(root(), binary("ping"));
+    let (mut node, pods) = node_with_pods("upgrade", |_| {})?;
+    node.converge()?;
+    let pinger = Pinger::start(&pods[0].ns, pods[1].ip(), Duration::from_millis(10))?;
+    wait_until(Duration::from_secs(5), "pings", || Ok((pinger.answers() > 20).then_some(())))?;
+    // As if another build had pinned the programs.
+    let build = node.datapath.maps_directory().join("ctv_build");
+    let mut map: aya::maps::Array<_, [u8; 16]> =
+        aya::maps::Map::from_map_data(aya::maps::MapData::from_pin(build)?)?.try_into()?;
+    map.set(0, [1; 16], 0)?;
+    let old = program_id(&node)?;
+    node.restart();
+    let observed = node.observe()?;
+    assert_eq!((observed.same.len(), observed.strays), (node.desired.len(), 0));
+    assert!(node.datapath.writes() > 0);
+    assert_ne!(program_id(&node)?, old);
+    let answers = pinger.answers();
+    wait_until(Duration::from_secs(5), "more pings", || Ok((pinger.answers() > answers + 20).then_some(())))?;
+    let ping = pinger.finish(Duration::from_secs(5))?;
+    assert_eq!(ping.lost(), 0, "{ping:?}");
+    // Adopted from now on.
+    node.restart();
+    node.observe()?;
+    assert_eq!(node.datapath.writes(), 0);
+    Ok(())
+}
+
+fn program_id(node: &Node) -> Result<u32> {
+    Ok(aya::programs::SchedClassifier::from_pin(node.pin(contiv_abi::maps::FROM_POD))?.info()?.id())
+}
+
+#[test]
+fn drift_is_seen_and_repaired() -> Result<()> {
+    needs!(root(), binary("ping"));
+    let (mut node, mut pods) = node_with_pods("drift", |_| {})?;
+    node.converge()?;
+    // An interface goes and comes again, another index under the same name; an object is no longer
+    // wanted; the VXLAN device is deleted.
+    let gone = pods.remove(0);
+    node.ns.ip(&format!("link del {}", gone.local.port))?;
+    node.desired.remove(&ObjectId::Peer(vtep(3).into()));
+    node.ns.ip("link del contivvx0")?;
+    node.restart();
+    let observed = node.observe()?;
+    assert!(!observed.same.contains(&Object::Local(gone.local.clone()).id()));
+    // Networks, peers' list, the pod's entries: all of it is found to be wrong in some way.
+    assert!(observed.strays > 0);
+
+    node.desired.remove(&Object::Local(gone.local).id());
+    node.converge()?;
+    let ping = pods[0].ns.ping(pods[1].ip(), 3, Duration::from_millis(10))?;
+    assert_eq!(ping.received, 3);
+    Ok(())
+}
+
+#[test]
+fn deleting_everything_leaves_empty_maps() -> Result<()> {
+    needs!(root());
+    let (mut node, _pods) = node_with_pods("delete", |_| {})?;
+    node.converge()?;
+    let ops: Vec<Op> = node.desired.iter().map(|(id, _)| Op::Delete(id.clone())).collect();
+    let ops: Vec<Op> = ops.into_iter().rev().collect();
+    assert!(node.apply(&ops)?.is_empty());
+    let writes = node.datapath.writes();
+    // Once more is no fault and no write.
+    assert!(node.apply(&ops)?.is_empty());
+    assert_eq!(node.datapath.writes(), writes);
+    node.desired = netplugin::datapath::Desired::default();
+    let observed = node.observe()?;
+    assert_eq!((observed.same.len(), observed.strays), (0, 0));
+    let entries = node.datapath.inspect()["entries"].clone();
+    assert!(entries.as_object().unwrap().values().all(|count| count == 0), "{entries}");
+    Ok(())
+}
+
+#[test]
+fn objects_that_cannot_be_are_refused_alone() -> Result<()> {
+    needs!(root());
+    let (mut node, pods) = node_with_pods("refuse", |_| {})?;
+    node.converge()?;
+    let mut lost = pods[0].local.clone();
+    (lost.id, lost.port) = ("n1.t-lost".into(), "vvport99".into());
+    let six = Object::Peer(Peer { vtep: "2001:db8::1".parse()?, port: 4789 });
+    let good = Object::Peer(Peer { vtep: vtep(7).into(), port: 4789 });
+    let ops = [Op::Set(Object::Local(lost)), Op::Set(six), Op::Set(good)];
+    let failed = node.apply(&ops)?;
+    let said: Vec<_> =
+        failed.iter().map(|f| (f.op, format!("{:#}", anyhow::Error::msg(chain(&f.error))))).collect();
+    assert_eq!(
+        said,
+        [
+            (0, "ebpf datapath: set local endpoint n1.t-lost: no interface vvport99".to_owned()),
+            (
+                1,
+                "ebpf datapath: set peer 2001:db8::1: tunnels over IPv6 are not supported (give the node an \
+                 IPv4 VTEP address)"
+                    .to_owned()
+            ),
+        ]
+    );
+    Ok(())
+}
+
+fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+#[test]
+fn cleanup_leaves_nothing() -> Result<()> {
+    needs!(root());
+    for (label, adjust) in [("clean-tcx", (|_| {}) as fn(&mut _)), ("clean-cls", Node::clsact)] {
+        let (mut node, _pods) = node_with_pods(label, adjust)?;
+        node.converge()?;
+        assert!(node.ns.links()?.contains(&"contivvx0".to_owned()));
+        node.restart();
+        node.cleanup()?;
+        assert!(!node.ns.links()?.contains(&"contivvx0".to_owned()));
+        // The kernel itself puts files such as `maps.debug` into every BPF file system.
+        assert!(fs::read_dir(node.bpf_root())?.all(|entry| entry.unwrap().path().is_file()));
+        assert_eq!(attached(&node, "vvport1")?, 0);
+        // Nothing to clean is fine, too.
+        node.restart();
+        node.cleanup()?;
+    }
+    Ok(())
+}
+
+/// How many programs are on the ingress of a link, either way.
+fn attached(node: &Node, link: &str) -> Result<usize> {
+    use aya::programs::{SchedClassifier, TcAttachType};
+    let tcx = node.ns.run(|| Ok(SchedClassifier::query_tcx(link, TcAttachType::Ingress)?.1.len()))?;
+    let filters = node.ns.output("tc", &["filter", "show", "dev", link, "ingress"]).unwrap_or_default();
+    Ok(tcx + filters.lines().filter(|line| line.contains("ctv_")).count())
+}
+
+#[test]
+fn kernels_without_tcx_are_served_by_filters() -> Result<()> {
+    needs!(root(), binary("ping"));
+    let (mut node, pods) = node_with_pods("clsact", Node::clsact)?;
+    node.converge()?;
+    assert_eq!(attached(&node, "vvport1")?, 1);
+    let ping = pods[0].ns.ping(pods[1].ip(), 3, Duration::from_millis(10))?;
+    assert_eq!(ping.received, 3);
+    node.restart();
+    let observed = node.observe()?;
+    assert_eq!((observed.same.len(), observed.strays), (node.desired.len(), 0));
+    assert_eq!(node.datapath.writes(), 0);
+    let pod = Object::Local(pods[2].local.clone()).id();
+    assert!(node.apply(&[Op::Delete(pod)])?.is_empty());
+    assert_eq!(attached(&node, "vvport3")?, 0);
+    Ok(())
+}

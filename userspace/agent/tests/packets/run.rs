@@ -1,0 +1,88 @@
+//! One frame through one pinned program.
+
+use anyhow::{Context as _, Result, ensure};
+use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
+use contiv_abi::DropReason;
+
+use crate::node::Node;
+
+/// What the program said, in the kernel's codes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Code {
+    /// For the next program and the host's stack (`TC_ACT_UNSPEC`).
+    Next,
+    /// No further (`TC_ACT_SHOT`): dropped, or all copies sent.
+    Shot,
+    /// To another interface (`TC_ACT_REDIRECT`).
+    Redirect,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Outcome {
+    pub(crate) code: Code,
+    pub(crate) bytes: Vec<u8>,
+    /// The reasons that were counted meanwhile.
+    pub(crate) dropped: Vec<DropReason>,
+}
+
+impl Outcome {
+    /// Says where it goes, and that it is as it was.
+    #[track_caller]
+    pub(crate) fn assert_sent_on(&self, frame: &[u8]) {
+        assert_eq!((self.code, &self.bytes[..], &self.dropped[..]), (Code::Redirect, frame, &[][..]));
+    }
+
+    #[track_caller]
+    pub(crate) fn assert_answered(&self, answer: &[u8]) {
+        assert_eq!((self.code, &self.bytes[..], &self.dropped[..]), (Code::Redirect, answer, &[][..]));
+        testkit::packet::verify(&self.bytes).unwrap();
+    }
+
+    #[track_caller]
+    pub(crate) fn assert_dropped(&self, reason: DropReason) {
+        assert_eq!((self.code, &self.dropped[..]), (Code::Shot, &[reason][..]));
+    }
+
+    /// Copies have gone out and the frame itself is done with.
+    #[track_caller]
+    pub(crate) fn assert_flooded(&self) {
+        assert_eq!((self.code, &self.dropped[..]), (Code::Shot, &[][..]));
+    }
+}
+
+/// Gives `frame` to a program as if it had come in by `link`.
+pub(crate) fn run(node: &Node, program: &str, link: &str, frame: &[u8]) -> Result<Outcome> {
+    let before = node.drops()?;
+    let ifindex = node.ifindex(link)?;
+    let pin = node.pin(program);
+    let (value, bytes) = node.ns.run(|| {
+        let program = SchedClassifier::from_pin(&pin)?;
+        // `struct __sk_buff`: all zero but the interface.
+        let mut context = [0; 192];
+        context[40..44].copy_from_slice(&ifindex.to_ne_bytes());
+        let mut out = vec![0; 4096];
+        let result = program
+            .test_run(TestRunOptions {
+                data_in: Some(frame),
+                data_out: Some(&mut out),
+                ctx_in: Some(&context),
+                ..TestRunOptions::new()
+            })
+            .with_context(|| format!("run a frame of {} bytes", frame.len()))?;
+        out.truncate(usize::try_from(result.data_size_out)?);
+        Ok((result.return_value, out))
+    })?;
+    let code = match value as i32 {
+        -1 => Code::Next,
+        2 => Code::Shot,
+        7 => Code::Redirect,
+        other => anyhow::bail!("the program returned {other}"),
+    };
+    let mut dropped = vec![];
+    for (reason, count) in node.drops()? {
+        let new = count - before.get(&reason).copied().unwrap_or(0);
+        ensure!(new <= 1, "{new} drops for {reason:?}");
+        dropped.extend((new == 1).then_some(reason));
+    }
+    Ok(Outcome { code, bytes, dropped })
+}

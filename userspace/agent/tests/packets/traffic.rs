@@ -1,0 +1,190 @@
+//! Pods that talk: real stacks, real links.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use netplugin::datapath::{Network, Object};
+use testkit::{capture::Tap, needs};
+
+use crate::node::{Node, Pod, Who, network, vlan, vtep, vxlan};
+
+const QUICK: Duration = Duration::from_millis(10);
+
+#[track_caller]
+fn assert_reaches(from: &Pod, to: IpAddr) -> Result<()> {
+    let ping = from.ns.ping(to, 5, QUICK)?;
+    ensure!(ping.received == 5, "{} of 5 pings from {} to {to} came back", ping.received, from.ip());
+    Ok(())
+}
+
+fn assert_cut_off(from: &Pod, to: IpAddr) -> Result<()> {
+    let ping = from.ns.ping(to, 2, QUICK)?;
+    ensure!(ping.received == 0, "{} of 2 pings from {} to {to} came back", ping.received, from.ip());
+    Ok(())
+}
+
+/// A megabyte there and its sum back.
+fn assert_tcp(client: &Pod, server: &Pod, address: IpAddr) -> Result<()> {
+    const SIZE: usize = 1 << 20;
+    let listener = server.ns.run(|| Ok(TcpListener::bind(SocketAddr::new(address, 0))?))?;
+    let target = listener.local_addr()?;
+    let served = thread::spawn(move || -> Result<()> {
+        let (mut stream, _) = listener.accept()?;
+        let mut data = vec![0; SIZE];
+        stream.read_exact(&mut data)?;
+        let sum: u64 = data.iter().map(|byte| u64::from(*byte)).sum();
+        stream.write_all(&sum.to_be_bytes())?;
+        Ok(())
+    });
+    let data: Vec<u8> = (0..SIZE).map(|n| n as u8).collect();
+    let answer = client.ns.run(|| {
+        let mut stream = TcpStream::connect_timeout(&target, Duration::from_secs(5))
+            .with_context(|| format!("connect to {target}"))?;
+        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+        stream.write_all(&data)?;
+        let mut answer = [0; 8];
+        stream.read_exact(&mut answer)?;
+        Ok(u64::from_be_bytes(answer))
+    })?;
+    assert_eq!(answer, data.iter().map(|byte| u64::from(*byte)).sum::<u64>());
+    served.join().map_err(|_| anyhow::anyhow!("the server failed"))?
+}
+
+fn assert_all_ways(a: &Pod, b: &Pod) -> Result<()> {
+    for (from, to) in [(a, b), (b, a)] {
+        assert_reaches(from, to.ip())?;
+        assert_reaches(from, to.ip6())?;
+        assert_tcp(from, to, to.ip())?;
+        assert_tcp(from, to, to.ip6())?;
+    }
+    Ok(())
+}
+
+/// What a pod has heard, without the multicast reports by which stacks announce the groups that they
+/// listen to, whenever they like.
+fn heard(tap: &Tap) -> Result<Vec<Vec<u8>>> {
+    const HOP_BY_HOP: u8 = 0;
+    let is_report = |frame: &[u8]| frame[12..14] == [0x86, 0xdd] && frame[20] == HOP_BY_HOP;
+    let frames = tap.drain()?.into_iter().map(|frame| frame.bytes);
+    Ok(frames.filter(|frame| !is_report(frame)).collect())
+}
+
+/// Both nodes know the network, each other and both pods.
+fn introduce(a: (&mut Node, &Pod), b: (&mut Node, &Pod), network: &Network) {
+    let tunnelled = matches!(network.encap, contiv_model::tag::Encap::Vxlan { .. });
+    let place = |n| tunnelled.then(|| vtep(n));
+    a.0.want_network(network).want_peer(2).want(Object::Remote(b.1.who.remote(network, place(2))));
+    b.0.want_network(network).want_peer(1).want(Object::Remote(a.1.who.remote(network, place(1))));
+}
+
+#[test]
+fn two_pods_of_a_node_talk_and_their_questions_stay_here() -> Result<()> {
+    needs!(root(), binary("ping"));
+    let mut node = Node::new("local")?;
+    let n1 = network("n1.t", vxlan(10_001));
+    node.want_network(&n1);
+    let pods = [1, 2, 3].map(|n| node.pod(&n1, Who(n)).unwrap());
+    node.converge()?;
+    let bystander = Tap::open(&pods[2].ns, "eth0")?;
+    assert_all_ways(&pods[0], &pods[1])?;
+    let heard = heard(&bystander)?;
+    assert!(heard.is_empty(), "the third pod heard {heard:02x?}");
+    Ok(())
+}
+
+#[test]
+fn networks_with_the_same_addresses_do_not_meet() -> Result<()> {
+    needs!(root(), binary("ping"));
+    let mut node = Node::new("two-nets")?;
+    let (red, blue) = (network("n1.red", vxlan(10_001)), network("n1.blue", vxlan(10_002)));
+    node.want_network(&red).want_network(&blue);
+    let (red_1, _red_2) = (node.pod(&red, Who(1))?, node.pod(&red, Who(2))?);
+    let (blue_1, blue_3) = (node.pod(&blue, Who(1))?, node.pod(&blue, Who(3))?);
+    node.converge()?;
+    let tap = Tap::open(&blue_1.ns, "eth0")?;
+    assert_reaches(&red_1, Who(2).ip().into())?;
+    assert_reaches(&blue_1, Who(3).ip().into())?;
+    tap.drain()?;
+    assert_cut_off(&red_1, blue_3.ip())?;
+    assert_cut_off(&red_1, blue_3.ip6())?;
+    assert_cut_off(&blue_1, Who(2).ip().into())?;
+    // The blue pod heard its own vain questions go out, and nothing of red's.
+    let heard = heard(&tap)?;
+    assert!(heard.is_empty(), "{heard:02x?}");
+    Ok(())
+}
+
+#[test]
+fn pods_of_two_nodes_talk_over_vxlan() -> Result<()> {
+    needs!(root(), binary("ping"));
+    let (mut a, mut b) = Node::pair("vx")?;
+    let n1 = network("n1.t", vxlan(10_001));
+    let (pod_a, pod_b) = (a.pod(&n1, Who(1))?, b.pod(&n1, Who(2))?);
+    introduce((&mut a, &pod_a), (&mut b, &pod_b), &n1);
+    a.converge()?;
+    b.converge()?;
+    assert_all_ways(&pod_a, &pod_b)?;
+    assert!(a.drops()?.is_empty() && b.drops()?.is_empty(), "{:?} {:?}", a.drops()?, b.drops()?);
+    Ok(())
+}
+
+#[test]
+fn pods_of_two_nodes_talk_over_a_vlan_trunk() -> Result<()> {
+    needs!(root(), binary("ping"));
+    let (mut a, mut b) = Node::pair("vl")?;
+    let (n1, n2) = (network("n1.t", vlan(100)), network("n2.t", vlan(200)));
+    let (pod_a, pod_b) = (a.pod(&n1, Who(1))?, b.pod(&n1, Who(2))?);
+    introduce((&mut a, &pod_a), (&mut b, &pod_b), &n1);
+    // Another tag with the same addresses: its pod on b is not to be reached from a.
+    b.want_network(&n2);
+    let other = b.pod(&n2, Who(3))?;
+    a.converge()?;
+    b.converge()?;
+    assert_all_ways(&pod_a, &pod_b)?;
+    assert_cut_off(&pod_a, other.ip())
+}
+
+#[test]
+fn an_endpoint_that_nobody_told_of_is_found_by_flooding() -> Result<()> {
+    needs!(root(), binary("ping"));
+    let (mut a, mut b) = Node::pair("fl")?;
+    let n1 = network("n1.t", vxlan(10_001));
+    a.want_network(&n1).want_peer(2);
+    b.want_network(&n1).want_peer(1);
+    let (pod_a, pod_b) = (a.pod(&n1, Who(1))?, b.pod(&n1, Who(2))?);
+    a.converge()?;
+    b.converge()?;
+    assert_all_ways(&pod_a, &pod_b)
+}
+
+#[test]
+fn an_endpoint_that_moves_is_followed() -> Result<()> {
+    needs!(root(), binary("ping"));
+    let (mut a, mut b) = Node::pair("mv")?;
+    let n1 = network("n1.t", vxlan(10_001));
+    let (pod_a, pod_b) = (a.pod(&n1, Who(1))?, b.pod(&n1, Who(2))?);
+    introduce((&mut a, &pod_a), (&mut b, &pod_b), &n1);
+    a.converge()?;
+    b.converge()?;
+    assert_reaches(&pod_a, pod_b.ip())?;
+
+    // Its namespace is now on a, under the id that stood for it as remote; the old entry goes after.
+    let remote = Object::Remote(Who(2).remote(&n1, Some(vtep(2)))).id();
+    let moved = a.pod(&n1, Who(2))?;
+    assert!(
+        a.apply(&[
+            netplugin::datapath::Op::Set(Object::Local(moved.local.clone())),
+            netplugin::datapath::Op::Delete(remote.clone()),
+        ])?
+        .is_empty()
+    );
+    a.desired.remove(&remote);
+    let observed = a.observe()?;
+    assert_eq!((observed.same.len(), observed.strays), (a.desired.len(), 0));
+    assert_reaches(&pod_a, moved.ip())
+}
