@@ -2,6 +2,11 @@
 //! replay) share what is here; neither links the master or the agent.
 
 pub mod binaries;
+pub mod cluster;
+pub mod demo;
 pub mod http;
+pub mod interrupt;
 pub mod master;
+pub mod progress;
 pub mod replay;
+pub mod traffic;

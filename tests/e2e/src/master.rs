@@ -6,12 +6,13 @@ use std::{
     time::Duration,
 };
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use testkit::{Netns, Process, free_port};
 
 use crate::{binaries::Binary, http::Client};
 
 const START: Duration = Duration::from_secs(20);
+const STOP: Duration = Duration::from_secs(15);
 
 /// Where it keeps its state.
 #[derive(Debug, Clone)]
@@ -83,6 +84,10 @@ impl Master {
         &mut self.process
     }
 
+    pub fn tail(&self) -> String {
+        self.process.tail()
+    }
+
     pub fn store(&self) -> &Store {
         &self.options.store
     }
@@ -97,6 +102,15 @@ impl Master {
         self.process.kill()?;
         self.process = spawn(&self.options)?;
         self.wait_leading()
+    }
+
+    /// SIGTERM; it must end well.
+    pub fn stop(&mut self) -> Result<()> {
+        let status = self.process.terminate(STOP)?;
+        if !status.success() {
+            bail!("netmaster ended with {status}: {}", self.process.tail());
+        }
+        Ok(())
     }
 
     fn wait_leading(&mut self) -> Result<()> {

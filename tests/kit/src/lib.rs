@@ -24,4 +24,5 @@ pub use ping::{Ping, Pinger};
 pub use port::free_port;
 pub use process::Process;
 pub use scratch::scratch_dir;
+pub use sweep::leftovers;
 pub use wait::wait_until;

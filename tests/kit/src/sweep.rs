@@ -1,7 +1,13 @@
 //! Removes what test processes left that were killed before they could tidy up: only names that carry the pid of a
 //! testkit process, and only when that process is gone.
 
-use std::{ffi::OsStr, fs, io, os::unix::fs::MetadataExt as _, path::Path, sync::Once};
+use std::{
+    ffi::OsStr,
+    fs, io,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    sync::Once,
+};
 
 use nix::{
     sys::signal::{Signal, kill},
@@ -38,23 +44,34 @@ fn sweep() -> io::Result<()> {
     Ok(())
 }
 
+/// What this process made and has not removed: namespaces, directories, pins. Empty when all was tidied up.
+pub fn leftovers() -> io::Result<Vec<PathBuf>> {
+    let ours = |name: &str| name.starts_with(&scratch::owned_prefix());
+    let mut left = vec![];
+    for directory in [Path::new(netns::DIRECTORY), scratch::parent(), Path::new(bpf::MOUNT_POINT)] {
+        left.extend(names(directory, ours)?.into_iter().map(|name| directory.join(name)));
+    }
+    Ok(left)
+}
+
 /// Names in `directory` whose owner no longer runs.
 fn orphans(directory: &Path) -> io::Result<Vec<String>> {
+    names(directory, |name| {
+        scratch::owner(name).is_some_and(|owner| !Path::new(&format!("/proc/{owner}")).exists())
+    })
+}
+
+fn names(directory: &Path, wanted: impl Fn(&str) -> bool) -> io::Result<Vec<String>> {
     let entries = match fs::read_dir(directory) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(vec![]),
         Err(error) => return Err(error),
     };
-    let mut orphans = vec![];
+    let mut names = vec![];
     for entry in entries {
-        if let Ok(name) = entry?.file_name().into_string()
-            && let Some(owner) = scratch::owner(&name)
-            && !Path::new(&format!("/proc/{owner}")).exists()
-        {
-            orphans.push(name);
-        }
+        names.extend(entry?.file_name().into_string().ok().filter(|name| wanted(name)));
     }
-    Ok(orphans)
+    Ok(names)
 }
 
 /// Ends what still runs inside a namespace that nobody owns any more.

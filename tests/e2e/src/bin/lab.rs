@@ -16,6 +16,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Two nodes in namespaces, a master, agents, and pods that talk
+    Demo(e2e::demo::Options),
     /// Play recorded REST conversations against a fresh netmaster and compare
     Replay(e2e::replay::Options),
 }
@@ -26,6 +28,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let result = match cli.command {
+        Command::Demo(options) => e2e::demo::run(&options),
         Command::Replay(options) => e2e::replay::run(&options),
     };
     match result {

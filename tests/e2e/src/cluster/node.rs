@@ -1,0 +1,210 @@
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail};
+use tempfile::TempDir;
+use testkit::{BpfDir, Netns, Process, ovs::Switch, scratch_dir};
+
+use super::{Datapath, Encap, Fabric, management_address};
+use crate::{binaries::Binary, http::Client};
+
+const MANAGEMENT: &str = "mgmt0";
+const UNDERLAY: &str = "underlay0";
+const UPLINK: &str = "uplink0";
+/// A userspace switch tunnels only through a port of its own, so the underlay's address moves to this bridge.
+const PHYSICAL_BRIDGE: &str = "br-phy";
+const REST_PORT: u16 = 9090;
+const START: Duration = Duration::from_secs(30);
+const STOP: Duration = Duration::from_secs(15);
+
+/// A simulated host: namespace, switch if it needs one, agent.
+#[derive(Debug)]
+pub struct Node {
+    pub name: String,
+    pub datapath: Datapath,
+    number: u8,
+    agent: Option<Process>,
+    command: Option<Vec<String>>,
+    switch: Option<Switch>,
+    pins: BpfDir,
+    netns: Netns,
+    run: TempDir,
+    client: Client,
+}
+
+impl Node {
+    pub(super) fn new(number: u8, datapath: Datapath, fabric: &Fabric) -> Result<Node> {
+        let name = format!("node{number}");
+        let netns = Netns::new(&name)?;
+        fabric.connect(&netns, MANAGEMENT, &format!("to-{name}"))?;
+        let address = management_address(10 + number);
+        netns.address(MANAGEMENT, &format!("{address}/24"))?;
+        netns.up(MANAGEMENT)?;
+        let switch = match datapath {
+            Datapath::Ovs => Some(Switch::start(&netns)?),
+            Datapath::Ebpf => None,
+        };
+        Ok(Node {
+            pins: BpfDir::new(&name)?,
+            run: scratch_dir(&name)?,
+            client: Client::within(fabric.netns(), SocketAddr::from((address, REST_PORT))),
+            agent: None,
+            command: None,
+            name,
+            datapath,
+            number,
+            switch,
+            netns,
+        })
+    }
+
+    /// The link for tunnels and the one for VLANs.
+    pub(super) fn wire(first: &Node, second: &Node) -> Result<()> {
+        for link in [UNDERLAY, UPLINK] {
+            first.netns.veth(link, &second.netns, link)?;
+            for node in [first, second] {
+                node.netns.up(link)?;
+                // No hardware will finish these checksums, and a userspace switch at the other end wants them whole.
+                node.netns.tx_checksum_off(link)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What an administrator does before the agent comes: the address that tunnels use.
+    pub(super) fn prepare_underlay(&mut self) -> Result<()> {
+        let device = match &self.switch {
+            Some(switch) => {
+                switch.vsctl(&[
+                    "add-br",
+                    PHYSICAL_BRIDGE,
+                    "--",
+                    "set",
+                    "bridge",
+                    PHYSICAL_BRIDGE,
+                    "datapath_type=netdev",
+                ])?;
+                switch.vsctl(&["add-port", PHYSICAL_BRIDGE, UNDERLAY])?;
+                PHYSICAL_BRIDGE
+            }
+            None => UNDERLAY,
+        };
+        self.netns.address(device, &format!("{}/24", self.underlay_address()))?;
+        self.netns.up(device)
+    }
+
+    pub fn netns(&self) -> &Netns {
+        &self.netns
+    }
+
+    pub fn switch(&self) -> Option<&Switch> {
+        self.switch.as_ref()
+    }
+
+    pub fn pins(&self) -> &Path {
+        self.pins.path()
+    }
+
+    /// The agent's REST service.
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    pub fn cni_socket(&self) -> PathBuf {
+        self.run.path().join("contiv-cni.sock")
+    }
+
+    pub fn agent(&mut self) -> Result<&mut Process> {
+        self.agent.as_mut().context("the agent was not started")
+    }
+
+    pub(super) fn tail(&self) -> Option<String> {
+        self.agent.as_ref().map(Process::tail)
+    }
+
+    fn underlay_address(&self) -> Ipv4Addr {
+        Ipv4Addr::new(192, 168, 77, self.number)
+    }
+
+    pub(super) fn start_agent(&mut self, store: &str, encap: Encap) -> Result<()> {
+        let address = management_address(10 + self.number).to_string();
+        let mut words =
+            vec!["--mode", "cni", "--netmode", encap.name(), "--fwdmode", "bridge", "--etcd", store];
+        let (underlay, socket) = (self.underlay_address().to_string(), self.cni_socket());
+        let (socket, rest) = (socket.to_string_lossy(), format!("{address}:{REST_PORT}"));
+        let pins = self.pins().to_string_lossy().into_owned();
+        words.extend(["--host", &self.name, "--ctrl-ip", &address, "--vtep-ip", &underlay]);
+        words.extend(["--vlan-uplinks", UPLINK, "--cni-socket", &socket, "--rest-address", &rest]);
+        words.extend(["--datapath", self.datapath.name(), "--bpf-root", &pins]);
+        let database = self.switch.as_ref().map(|switch| format!("unix:{}", switch.socket().display()));
+        if let Some(database) = &database {
+            words.extend(["--ovsdb", database, "--ovs-datapath-type", "netdev"]);
+        }
+        self.command = Some(words.into_iter().map(str::to_owned).collect());
+        self.spawn_agent()
+    }
+
+    fn spawn_agent(&mut self) -> Result<()> {
+        let words = self.command.as_ref().context("the agent was not started")?;
+        let mut command = Binary::Netplugin.command()?;
+        command.args(words);
+        self.agent = Some(Process::spawn_in(&self.netns, &format!("netplugin-{}", self.name), command)?);
+        Ok(())
+    }
+
+    /// Until the agent has applied what the store says.
+    pub fn wait_ready(&mut self) -> Result<()> {
+        let client = self.client.clone();
+        self.agent()?.wait_ready(START, "the agent is ready", || {
+            let answer = client.get("/readyz")?;
+            match answer.status {
+                200 => Ok(Some(())),
+                status => bail!("/readyz: {status} {}", answer.first_line()),
+            }
+        })
+    }
+
+    /// kill -9; forwarding goes on without it.
+    pub fn kill_agent(&mut self) -> Result<()> {
+        self.agent()?.kill()
+    }
+
+    /// Starts it again as it was.
+    pub fn restart_agent(&mut self) -> Result<()> {
+        self.agent()?.kill()?;
+        self.spawn_agent()?;
+        self.wait_ready()
+    }
+
+    /// One counter or gauge of `/metrics`; labels included in `name` if it has any.
+    pub fn metric(&self, name: &str) -> Result<f64> {
+        let answer = self.client.get("/metrics")?;
+        answer
+            .body
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
+            .with_context(|| format!("{} has no metric {name}", self.name))
+    }
+
+    /// Links of pods that are still here.
+    pub fn pod_links(&self) -> Result<Vec<String>> {
+        Ok(self.netns.links()?.into_iter().filter(|link| link.starts_with("vvport")).collect())
+    }
+
+    /// Agent, then switch. Forwarding state outlives the agent, so the switch takes its own away.
+    pub(super) fn stop(&mut self) -> Result<()> {
+        if let Some(mut agent) = self.agent.take() {
+            let status = agent.terminate(STOP)?;
+            if !status.success() {
+                bail!("the agent of {} ended with {status}: {}", self.name, agent.tail());
+            }
+        }
+        match self.switch.take() {
+            Some(switch) => switch.stop(),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,175 @@
+use std::{
+    io::Write as _,
+    net::{Ipv4Addr, Ipv6Addr},
+    path::PathBuf,
+    process::{Output, Stdio},
+};
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::{Value, json};
+use testkit::Netns;
+
+use super::{Datapath, Node};
+use crate::binaries::Binary;
+
+const INTERFACE: &str = "eth0";
+const CNI_VERSION: &str = "1.0.0";
+
+/// What pods of one tenant are put into.
+#[derive(Debug, Clone)]
+pub struct Network {
+    pub tenant: String,
+    pub name: String,
+    /// With or without a range of addresses: `10.1.1.10-10.1.1.99/24`.
+    pub subnet: String,
+    pub gateway: String,
+    pub ipv6_subnet: String,
+    pub ipv6_gateway: String,
+}
+
+/// A namespace that got its interface from the CNI plugin, as kubelet asks for it.
+#[derive(Debug)]
+pub struct Pod {
+    pub name: String,
+    pub tenant: String,
+    pub node: String,
+    pub datapath: Datapath,
+    pub ip: Ipv4Addr,
+    pub ipv6: Option<Ipv6Addr>,
+    pub mac: String,
+    call: Call,
+    netns: Netns,
+}
+
+/// All that kubelet tells the plugin.
+#[derive(Debug, Clone)]
+pub struct Call {
+    pub container_id: String,
+    pub netns: PathBuf,
+    pub arguments: String,
+    pub config: Value,
+}
+
+impl Call {
+    pub fn new(node: &Node, network: &Network, pod: &str, netns: &Netns) -> Call {
+        // Long and hexadecimal, as runtimes make them; unique by the namespace's name.
+        let container_id = netns.name().bytes().map(|byte| format!("{byte:02x}")).collect::<String>();
+        Call {
+            arguments: format!(
+                "IgnoreUnknown=1;K8S_POD_NAMESPACE={};K8S_POD_NAME={pod};K8S_POD_INFRA_CONTAINER_ID={container_id}",
+                network.tenant
+            ),
+            container_id,
+            netns: netns.path().to_owned(),
+            config: json!({
+                "cniVersion": CNI_VERSION,
+                "name": "contiv-net",
+                "type": "contivk8s",
+                "socket": node.cni_socket(),
+                "args": { "cni": { "labels": [
+                    { "key": "io.contiv.tenant", "value": network.tenant },
+                    { "key": "io.contiv.network", "value": network.name },
+                ] } },
+            }),
+        }
+    }
+
+    /// Runs the plugin on the node; whatever comes of it.
+    pub fn run(&self, node: &Node, verb: &str) -> Result<Output> {
+        let binary = Binary::Contivk8s.path()?;
+        let mut command = Binary::Contivk8s.command()?;
+        command
+            .env("CNI_COMMAND", verb)
+            .env("CNI_CONTAINERID", &self.container_id)
+            .env("CNI_NETNS", &self.netns)
+            .env("CNI_IFNAME", INTERFACE)
+            .env("CNI_PATH", binary.parent().context("the plugin is in a folder")?)
+            .env("CNI_ARGS", &self.arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let config = self.config.to_string();
+        node.netns().run(move || {
+            let mut child = command.spawn().context("run contivk8s")?;
+            if let Some(mut stdin) = child.stdin.take() {
+                match stdin.write_all(config.as_bytes()) {
+                    // A plugin that refuses need not read on; its answer tells why.
+                    Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {}
+                    result => result.context("write the network configuration")?,
+                }
+            }
+            child.wait_with_output().context("wait for contivk8s")
+        })
+    }
+
+    /// Runs the plugin; its standard output, or an error with what it said.
+    pub fn expect(&self, node: &Node, verb: &str) -> Result<String> {
+        let output = self.run(node, verb)?;
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        if !output.status.success() {
+            bail!(
+                "CNI {verb} on {}: {}: {}{}",
+                node.name,
+                output.status,
+                said.trim(),
+                String::from_utf8_lossy(&output.stderr).trim()
+            );
+        }
+        Ok(said)
+    }
+}
+
+impl Pod {
+    pub fn add(node: &Node, network: &Network, name: &str) -> Result<Pod> {
+        let netns = Netns::new(name)?;
+        let call = Call::new(node, network, name, &netns);
+        let result = call.expect(node, "ADD").with_context(|| format!("add pod {name}"))?;
+        let result: Value =
+            serde_json::from_str(&result).with_context(|| format!("the CNI result of {name}: {result}"))?;
+        let (ip, ipv6) = addresses(&result)?;
+        let mac = netns
+            .ip(&format!("-o link show dev {INTERFACE}"))?
+            .split_whitespace()
+            .skip_while(|word| *word != "link/ether")
+            .nth(1)
+            .with_context(|| format!("{INTERFACE} of {name} has no MAC address"))?
+            .to_owned();
+        Ok(Pod {
+            name: name.to_owned(),
+            tenant: network.tenant.clone(),
+            node: node.name.clone(),
+            datapath: node.datapath,
+            ip: ip.with_context(|| format!("no IPv4 address in the CNI result: {result}"))?,
+            ipv6,
+            mac,
+            call,
+            netns,
+        })
+    }
+
+    pub fn netns(&self) -> &Netns {
+        &self.netns
+    }
+
+    pub fn call(&self) -> &Call {
+        &self.call
+    }
+
+    /// CNI DEL, then the namespace, as kubelet and the runtime do.
+    pub fn remove(self, node: &Node) -> Result<()> {
+        self.call.expect(node, "DEL").map(drop).with_context(|| format!("delete pod {}", self.name))
+    }
+}
+
+fn addresses(result: &Value) -> Result<(Option<Ipv4Addr>, Option<Ipv6Addr>)> {
+    let (mut v4, mut v6) = (None, None);
+    for entry in result["ips"].as_array().context("the CNI result has no ips")? {
+        let text = entry["address"].as_str().context("an address of the CNI result is no text")?;
+        let (address, _length) = text.split_once('/').with_context(|| format!("{text}: no prefix length"))?;
+        match address.parse()? {
+            std::net::IpAddr::V4(address) => v4 = Some(address),
+            std::net::IpAddr::V6(address) => v6 = Some(address),
+        }
+    }
+    Ok((v4, v6))
+}
