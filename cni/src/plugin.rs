@@ -1,0 +1,174 @@
+//! One call of the plugin.
+
+use std::{
+    io::Read,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use crate::{
+    http,
+    spec::{Args, Attachment, Code, Command, Conf, Error, Interface, Target, Version, version_of},
+    wire,
+};
+
+/// Larger than any configuration with a previous result in it.
+const LONGEST_CONF: u64 = 1 << 20;
+/// Longer than the agent allows itself, shorter than runtimes wait.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Overrides the agent's socket; the configuration's `socket` goes before it.
+pub const SOCKET_VARIABLE: &str = "CONTIV_CNI_SOCKET";
+
+/// What to print and how to exit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// For standard output, as it is.
+    pub stdout: String,
+    /// The exit status.
+    pub status: u8,
+}
+
+/// Answers one call: everything that it needs comes from the variables and the reader.
+pub fn run(env: impl Fn(&str) -> Option<String>, stdin: impl Read) -> Outcome {
+    let mut conf = Vec::new();
+    let read = stdin.take(LONGEST_CONF + 1).read_to_end(&mut conf).map_err(|e| {
+        Error::new(Code::Io, "read the network configuration from standard input").details(e.to_string())
+    });
+    let answer = read.and_then(|_| {
+        if conf.len() as u64 > LONGEST_CONF {
+            let text = format!("the network configuration is longer than {LONGEST_CONF} bytes");
+            return Err(Error::new(Code::InvalidConfig, text));
+        }
+        answer(&env, &conf)
+    });
+    let version = || version_of(&conf).unwrap_or(Version::NEWEST);
+    match answer {
+        Ok(stdout) => Outcome { stdout, status: 0 },
+        Err(error) => Outcome {
+            // Serializing three strings and a number does not fail.
+            stdout: error.to_json(version()).unwrap_or_else(|e| e.to_string()),
+            status: 1,
+        },
+    }
+}
+
+fn answer(env: &impl Fn(&str) -> Option<String>, conf: &[u8]) -> Result<String, Error> {
+    let command: Command = env("CNI_COMMAND").unwrap_or_default().parse()?;
+    if command == Command::Version {
+        return versions(conf);
+    }
+    let conf = Conf::parse(conf)?;
+    if conf.version < command.since() {
+        let text = format!("{} needs cniVersion {} or newer", command.as_str(), command.since());
+        return Err(Error::new(Code::IncompatibleVersion, text)
+            .details(format!("the network configuration says {}", conf.version)));
+    }
+    match command {
+        Command::Add => {
+            let call = Call::prepare(command, env, &conf)?;
+            call.check_netns()?;
+            call.add(&conf)
+        }
+        Command::Del => Call::prepare(command, env, &conf)?.del(),
+        // The specification knows no code for a command that is missing; its reference implementation answers
+        // unknown commands with this one.
+        Command::Check | Command::Status | Command::Gc | Command::Version => Err(Error::new(
+            Code::InvalidEnvironment,
+            format!("CNI_COMMAND {} is not supported yet", command.as_str()),
+        )),
+    }
+}
+
+fn versions(conf: &[u8]) -> Result<String, Error> {
+    let asked = version_of(conf).unwrap_or(Version::NEWEST);
+    let supported: Vec<_> = Version::ALL.iter().map(|version| version.as_str()).collect();
+    let body = serde_json::json!({ "cniVersion": asked.as_str(), "supportedVersions": supported });
+    Ok(body.to_string())
+}
+
+/// A request on its way to the agent.
+struct Call {
+    socket: PathBuf,
+    limit: Duration,
+    request: wire::Request,
+}
+
+impl Call {
+    fn prepare(command: Command, env: &impl Fn(&str) -> Option<String>, conf: &Conf) -> Result<Call, Error> {
+        let target = Target::parse(command, env)?;
+        let args = Args::parse(&env("CNI_ARGS").unwrap_or_default())?;
+        // What the runtime says of this pod goes before what the network's configuration says of all.
+        let labels = conf.labels.clone().into_iter().chain(args.labels).collect();
+        let from_env = || env(SOCKET_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
+        Ok(Call {
+            socket: conf.socket.clone().or_else(from_env).unwrap_or_else(|| wire::SOCKET.into()),
+            limit: conf.timeout.unwrap_or(TIMEOUT),
+            request: wire::Request {
+                pod_name: args.pod_name,
+                pod_namespace: args.pod_namespace,
+                infra_container: args.infra_container,
+                netns: target.netns.unwrap_or_default(),
+                ifname: target.ifname,
+                container: target.container,
+                cni_version: conf.version.to_string(),
+                labels,
+            },
+        })
+    }
+
+    /// Without this the agent would find out, after the master has made an endpoint.
+    fn check_netns(&self) -> Result<(), Error> {
+        std::fs::metadata(&self.request.netns).map(drop).map_err(|e| {
+            let path = self.request.netns.display();
+            Error::new(Code::InvalidEnvironment, format!("CNI_NETNS: no network namespace at {path}"))
+                .details(e.to_string())
+        })
+    }
+
+    fn add(self, conf: &Conf) -> Result<String, Error> {
+        let (sandbox, ifname) = (self.request.netns.display().to_string(), self.request.ifname.clone());
+        let reply = self.send(wire::ADD)?;
+        let attachment = Attachment {
+            host: Interface { name: reply.port, mac: reply.port_mac, mtu: reply.mtu },
+            container: Interface { name: ifname, mac: reply.mac, mtu: reply.mtu },
+            sandbox,
+            ipv4: reply.ip.map(|net| (net, reply.gateway)),
+            ipv6: reply.ip6.map(|net| (net, reply.gateway6)),
+            dns: conf.dns.clone(),
+        };
+        attachment
+            .to_json(conf.version)
+            .map_err(|e| Error::new(Code::Io, "write the result").details(e.to_string()))
+    }
+
+    fn del(self) -> Result<String, Error> {
+        self.send(wire::DEL).map(|_| String::new())
+    }
+
+    fn send(self, route: &'static str) -> Result<wire::Reply, Error> {
+        let body = serde_json::to_vec(&self.request)
+            .map_err(|e| Error::new(Code::Io, "write the request").details(e.to_string()))?;
+        let response =
+            http::post(&self.socket, route, body, self.limit).map_err(|e| unreachable(&e, &self.socket))?;
+        let reply: wire::Reply = serde_json::from_slice(&response.body).map_err(|e| {
+            let text = String::from_utf8_lossy(&response.body);
+            Error::new(Code::Agent, format!("the agent answered {} and no JSON", response.status))
+                .details(format!("{e}: {}", text.trim()))
+        })?;
+        if response.status == 200 && reply.result == 0 {
+            return Ok(reply);
+        }
+        let code = if reply.code == 0 { Code::Agent } else { Code::from(reply.code) };
+        // The original's words, which operators grep for.
+        Err(Error::new(code, format!("Contiv:{}", reply.error)).details(reply.reason))
+    }
+}
+
+/// The agent is away: it comes back, so the runtime should try again.
+fn unreachable(error: &http::Error, socket: &Path) -> Error {
+    let why = std::error::Error::source(error).map(|e| format!(": {e}")).unwrap_or_default();
+    Error::new(Code::TryAgain, error.to_string()).details(format!(
+        "is netplugin running on this node, and does it listen at {}?{why}",
+        socket.display()
+    ))
+}

@@ -1,0 +1,16 @@
+//! The CNI specification in types.
+
+mod args;
+mod command;
+mod conf;
+mod error;
+mod result;
+mod version;
+
+pub use args::Args;
+pub use command::{Command, Target};
+pub use conf::Conf;
+pub(crate) use conf::version_of;
+pub use error::{Code, Error};
+pub use result::{Attachment, Dns, Interface};
+pub use version::Version;

@@ -1,0 +1,241 @@
+//! Whole calls of the plugin against an agent that answers from a script.
+#![expect(clippy::unwrap_used, reason = "a test may fail")]
+
+use std::{
+    collections::BTreeMap,
+    io::{Read as _, Write as _},
+    os::unix::net::UnixListener,
+    path::Path,
+    thread::{self, JoinHandle},
+};
+
+use contivk8s::{
+    plugin::{self, Outcome},
+    spec::Version,
+    wire,
+};
+use tempfile::TempDir;
+
+/// Answers one request and tells what was asked.
+struct Agent {
+    directory: TempDir,
+    asked: JoinHandle<(String, wire::Request)>,
+}
+
+impl Agent {
+    fn answering(status: &'static str, body: String) -> Agent {
+        let directory = tempfile::tempdir_in("/tmp").unwrap();
+        let listener = UnixListener::bind(directory.path().join("agent.sock")).unwrap();
+        let asked = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let (head, request) = read_request(&mut stream);
+            let answer = format!("HTTP/1.0 {status}\r\nContent-Type: application/json\r\n\r\n{body}");
+            stream.write_all(answer.as_bytes()).unwrap();
+            (head, serde_json::from_slice(&request).unwrap())
+        });
+        Agent { directory, asked }
+    }
+
+    fn socket(&self) -> String {
+        self.directory.path().join("agent.sock").display().to_string()
+    }
+
+    fn asked(self) -> (String, wire::Request) {
+        self.asked.join().unwrap()
+    }
+}
+
+fn read_request(stream: &mut impl std::io::Read) -> (String, Vec<u8>) {
+    let mut bytes = vec![];
+    let mut next = [0];
+    while !bytes.ends_with(b"\r\n\r\n") {
+        stream.read_exact(&mut next).unwrap();
+        bytes.push(next[0]);
+    }
+    let head = String::from_utf8(bytes).unwrap();
+    let length = head.lines().find_map(|line| line.strip_prefix("Content-Length: ")).unwrap();
+    let mut body = vec![];
+    stream.take(length.parse().unwrap()).read_to_end(&mut body).unwrap();
+    (head, body)
+}
+
+/// The plugin only looks whether it is there.
+const NETNS: &str = "/dev/null";
+
+fn call(command: &str, socket: &str, version: &str, extra: &[(&str, &str)]) -> Outcome {
+    let conf = format!(
+        r#"{{"cniVersion":"{version}","name":"contiv-net","type":"contivk8s","dns":{{"domain":"x"}},
+            "args":{{"cni":{{"labels":[{{"key":"io.contiv.network","value":"n1"}},
+                                      {{"key":"io.contiv.tenant","value":"t0"}}]}}}}}}"#
+    );
+    let mut env: BTreeMap<&str, &str> = BTreeMap::from([
+        ("CNI_COMMAND", command),
+        ("CNI_CONTAINERID", "cid-p1"),
+        ("CNI_NETNS", NETNS),
+        ("CNI_IFNAME", "eth0"),
+        ("CNI_ARGS", "IgnoreUnknown=true;K8S_POD_NAMESPACE=default;K8S_POD_NAME=p1;TENANT=t1"),
+        (plugin::SOCKET_VARIABLE, socket),
+    ]);
+    env.extend(extra.iter().copied());
+    plugin::run(|name| env.get(name).map(|value| (*value).to_owned()), conf.as_bytes())
+}
+
+fn reply() -> wire::Reply {
+    wire::Reply {
+        endpoint: "cid-p1".into(),
+        ip: Some("20.1.1.1/24".parse().unwrap()),
+        ip6: Some("2001:db8:4::1/64".parse().unwrap()),
+        gateway: Some("20.1.1.254".parse().unwrap()),
+        mac: "02:02:14:01:01:01".into(),
+        port: "vvport3".into(),
+        port_mac: "aa:bb:cc:dd:ee:ff".into(),
+        mtu: 1450,
+        ..wire::Reply::default()
+    }
+}
+
+#[test]
+fn results_are_those_of_the_configurations_version() {
+    for version in Version::ALL {
+        let agent = Agent::answering("200 OK", serde_json::to_string(&reply()).unwrap());
+        let outcome = call("ADD", &agent.socket(), version.as_str(), &[]);
+        assert_eq!(outcome.status, 0, "{outcome:?}");
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/result-{version}.json"));
+        if std::env::var_os("BLESS").is_some() {
+            std::fs::write(&path, format!("{}\n", outcome.stdout)).unwrap();
+        }
+        assert_eq!(outcome.stdout, std::fs::read_to_string(&path).unwrap().trim_end(), "{version}");
+        agent.asked();
+    }
+}
+
+#[test]
+fn what_the_original_printed_is_still_there() {
+    let recorded = r#"{"cniVersion":"0.3.1","ips":[{"version":"4","address":"20.1.1.1/24"},
+                       {"version":"6","address":"2001:db8:4::1/64"}],"dns":{"domain":"x"}}"#;
+    let agent = Agent::answering("200 OK", serde_json::to_string(&reply()).unwrap());
+    let outcome = call("ADD", &agent.socket(), "0.3.1", &[]);
+    let ours: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();
+    assert_within(&serde_json::from_str(recorded).unwrap(), &ours);
+}
+
+/// Everything in `part` is in `whole` with the same value.
+fn assert_within(part: &serde_json::Value, whole: &serde_json::Value) {
+    match (part, whole) {
+        (serde_json::Value::Object(part), serde_json::Value::Object(_)) => {
+            for (key, value) in part {
+                assert_within(value, &whole[key]);
+            }
+        }
+        (serde_json::Value::Array(part), serde_json::Value::Array(items)) => {
+            assert_eq!(part.len(), items.len());
+            for (a, b) in part.iter().zip(items) {
+                assert_within(a, b);
+            }
+        }
+        _ => assert_eq!(part, whole),
+    }
+}
+
+#[test]
+fn the_agent_is_asked_in_the_originals_words() {
+    let agent = Agent::answering("200 OK", serde_json::to_string(&reply()).unwrap());
+    let outcome = call("ADD", &agent.socket(), "0.3.1", &[]);
+    assert_eq!(outcome.status, 0, "{outcome:?}");
+    let (head, request) = agent.asked();
+    assert!(head.starts_with("POST /ContivCNI.AddPod HTTP/1.0\r\n"), "{head}");
+    assert!(head.contains("\r\nContent-Type: application/json\r\n"), "{head}");
+    assert_eq!((request.pod_name.as_str(), request.pod_namespace.as_str()), ("p1", "default"));
+    assert_eq!((request.container.as_str(), request.ifname.as_str()), ("cid-p1", "eth0"));
+    assert_eq!(request.netns, Path::new(NETNS));
+    // CNI_ARGS go before the configuration.
+    assert_eq!(request.label(wire::labels::TENANT, ""), "t1");
+    assert_eq!(request.label(wire::labels::NETWORK, ""), "n1");
+}
+
+#[test]
+fn the_agents_refusal_is_told_as_the_specification_wants() {
+    let failed = wire::Reply {
+        result: 1,
+        error: "Error creating EP".into(),
+        reason: "Err: key not found".into(),
+        ..wire::Reply::default()
+    };
+    let agent = Agent::answering("500 Internal Server Error", serde_json::to_string(&failed).unwrap());
+    let outcome = call("ADD", &agent.socket(), "0.3.1", &[]);
+    assert_eq!(outcome.status, 1);
+    assert_eq!(
+        outcome.stdout,
+        r#"{"cniVersion":"0.3.1","code":100,"msg":"Contiv:Error creating EP","details":"Err: key not found"}"#
+    );
+    let later = wire::Reply { code: 11, ..failed };
+    let agent = Agent::answering("500 Internal Server Error", serde_json::to_string(&later).unwrap());
+    assert_eq!(code(&call("DEL", &agent.socket(), "1.0.0", &[])), 11);
+}
+
+fn code(outcome: &Outcome) -> u64 {
+    let body: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();
+    assert_eq!(outcome.status, 1, "{outcome:?}");
+    body["code"].as_u64().unwrap()
+}
+
+#[test]
+fn del_says_nothing_and_needs_no_namespace() {
+    let agent = Agent::answering("200 OK", "{}".into());
+    let outcome = call("DEL", &agent.socket(), "1.0.0", &[("CNI_NETNS", "")]);
+    assert_eq!(outcome, Outcome { stdout: String::new(), status: 0 });
+    let (head, request) = agent.asked();
+    assert!(head.starts_with("POST /ContivCNI.DelPod "), "{head}");
+    assert_eq!(request.netns, Path::new(""));
+}
+
+#[test]
+fn every_way_to_fail_has_its_code_and_names_the_thing() {
+    let none = "/nonexistent/agent.sock";
+    for (command, version, extra, expected, what) in [
+        ("ADD", "1.1.0", ("X", ""), 11, "connect to the agent at /nonexistent/agent.sock"),
+        ("DEL", "1.1.0", ("X", ""), 11, "is netplugin running on this node"),
+        ("ADD", "1.1.0", ("CNI_NETNS", "/run/netns/none"), 4, "no network namespace at /run/netns/none"),
+        ("ADD", "1.1.0", ("CNI_ARGS", "x"), 4, "CNI_ARGS"),
+        ("ADD", "1.1.0", ("CNI_CONTAINERID", ""), 4, "CNI_CONTAINERID"),
+        ("ADD", "1.2.0", ("X", ""), 1, "1.2.0"),
+        ("FLY", "1.1.0", ("X", ""), 4, "FLY"),
+        ("CHECK", "0.3.1", ("X", ""), 1, "CHECK needs cniVersion 0.4.0"),
+        ("GC", "1.0.0", ("X", ""), 1, "GC needs cniVersion 1.1.0"),
+        ("CHECK", "1.1.0", ("X", ""), 4, "CHECK is not supported yet"),
+        ("STATUS", "1.1.0", ("X", ""), 4, "STATUS is not supported yet"),
+        ("GC", "1.1.0", ("X", ""), 4, "GC is not supported yet"),
+    ] {
+        let outcome = call(command, none, version, &[extra]);
+        assert_eq!(code(&outcome), expected, "{command} {version}: {}", outcome.stdout);
+        assert!(outcome.stdout.contains(what), "{command} {version}: {}", outcome.stdout);
+        assert_eq!(outcome.stdout.lines().count(), 1);
+    }
+}
+
+#[test]
+fn version_lists_what_is_spoken() {
+    let outcome = call("VERSION", "", "0.4.0", &[]);
+    let body: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();
+    assert_eq!((outcome.status, body["cniVersion"].as_str()), (0, Some("0.4.0")));
+    assert_eq!(body["supportedVersions"].as_array().unwrap().len(), 7);
+}
+
+#[test]
+fn an_agent_that_does_not_answer_is_given_up() {
+    let directory = tempfile::tempdir_in("/tmp").unwrap();
+    let socket = directory.path().join("agent.sock");
+    let _listener = UnixListener::bind(&socket).unwrap();
+    let conf = format!(r#"{{"cniVersion":"1.0.0","name":"n","timeout":1,"socket":"{}"}}"#, socket.display());
+    let env = BTreeMap::from([("CNI_COMMAND", "DEL"), ("CNI_CONTAINERID", "c"), ("CNI_IFNAME", "eth0")]);
+    let outcome = plugin::run(|name| env.get(name).map(|value| (*value).to_owned()), conf.as_bytes());
+    assert_eq!(code(&outcome), 11);
+    assert!(outcome.stdout.contains("did not answer within 1s"), "{}", outcome.stdout);
+}
+
+#[test]
+fn endless_input_is_refused() {
+    let env = BTreeMap::from([("CNI_COMMAND", "ADD")]);
+    let outcome = plugin::run(|name| env.get(name).map(|value| (*value).to_owned()), std::io::repeat(b' '));
+    assert_eq!(code(&outcome), 7);
+}
