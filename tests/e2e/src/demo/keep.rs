@@ -1,7 +1,8 @@
 //! A demo that outlives its command: a process of its own session holds it and takes it down when told.
 
 use std::{
-    env, fs, io,
+    env, fs,
+    io::{self, Read as _},
     path::{Path, PathBuf},
     process::{self, Command, Stdio},
     time::Duration,
