@@ -1,3 +1,4 @@
 //! The agent of contiv-rs: watches the state and makes one node's datapath match it.
 
 pub mod datapath;
+pub mod link;

@@ -1,0 +1,89 @@
+//! The pod's end of a veth pair.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use rtnetlink::{
+    Handle, LinkMessageBuilder, LinkUnspec, LinkVeth, RouteMessageBuilder,
+    packet_route::{
+        address::{AddressAttribute, AddressFlags},
+        link::{InfoData, InfoVeth, LinkMessage},
+    },
+};
+
+use super::{Error, Netns, PodInterface, index, offload};
+
+/// The request for a pair whose other end is made in the pod's namespace right away: it never shows
+/// up on the node.
+pub(super) fn pair(port: &str, netns: &Netns, pod: &PodInterface) -> LinkMessage {
+    let peer = LinkMessageBuilder::<LinkUnspec>::new()
+        .name(&pod.name)
+        .address(pod.mac.0.to_vec())
+        .mtu(pod.mtu)
+        .setns_by_fd(netns.fd())
+        .build();
+    LinkMessageBuilder::<LinkVeth>::new(port, &pod.name)
+        .mtu(pod.mtu)
+        .set_info_data(InfoData::Veth(InfoVeth::Peer(peer)))
+        .build()
+}
+
+/// Gives the pod's end its addresses; it stays down. Runs in the pod's namespace.
+pub(super) async fn dress(handle: &Handle, pod: &PodInterface) -> Result<(), Error> {
+    if pod.tx_offload_off {
+        offload::tx_checksum_off(&pod.name)
+            .map_err(Error::setting("turn off transmit checksum offload of", &pod.name))?;
+    }
+    let index = find(handle, &pod.name).await?;
+    let (ip, length) = pod.ip;
+    address(handle, index, pod, ip.into(), length).await?;
+    if let Some((ip, length)) = pod.ip6 {
+        address(handle, index, pod, ip.into(), length).await?;
+    }
+    Ok(())
+}
+
+async fn address(
+    handle: &Handle,
+    index: u32,
+    pod: &PodInterface,
+    ip: IpAddr,
+    length: u8,
+) -> Result<(), Error> {
+    let mut request = handle.address().add(index, ip, length);
+    if ip.is_ipv6() {
+        // The master hands an address out once: asking the network about it only costs a second.
+        let message = request.message_mut();
+        message.attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
+    }
+    request.execute().await.map_err(Error::netlink("give an address to", &pod.name))
+}
+
+/// Brings the pod's end and its loopback up, then sets the default routes. Runs in the pod's namespace.
+pub(super) async fn raise(handle: &Handle, pod: &PodInterface) -> Result<(), Error> {
+    up(handle, "lo").await?;
+    up(handle, &pod.name).await?;
+    let index = find(handle, &pod.name).await?;
+    let routes = [
+        pod.gateway.map(|via| {
+            RouteMessageBuilder::<Ipv4Addr>::new().gateway(via).output_interface(index).onlink().build()
+        }),
+        pod.gateway6.map(|via| {
+            RouteMessageBuilder::<Ipv6Addr>::new().gateway(via).output_interface(index).onlink().build()
+        }),
+    ];
+    for route in routes.into_iter().flatten() {
+        let added = handle.route().add(route).replace().execute().await;
+        added.map_err(Error::netlink("set the default route of", &pod.name))?;
+    }
+    Ok(())
+}
+
+async fn up(handle: &Handle, name: &str) -> Result<(), Error> {
+    let message = LinkMessageBuilder::<LinkUnspec>::new().name(name).up().build();
+    handle.link().set(message).execute().await.map_err(Error::netlink("bring up", name))
+}
+
+async fn find(handle: &Handle, name: &str) -> Result<u32, Error> {
+    let gone = || std::io::Error::from_raw_os_error(libc::ENODEV);
+    index(handle, name).await?.ok_or_else(|| Error::setting("look up", name)(gone()))
+}

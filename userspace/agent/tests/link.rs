@@ -1,0 +1,115 @@
+//! The plumbing, against the kernel.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use std::{net::IpAddr, path::Path, time::Duration};
+
+use netplugin::link::{Attachment, Error, Links, Netns, PodInterface};
+use testkit::needs;
+
+/// Runs `work` as an agent on `node` would: a runtime whose threads are all in the node's namespace.
+fn on_node<T: Send>(node: &testkit::Netns, work: impl AsyncFnOnce() -> T + Send) -> T {
+    node.run(|| Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(work())))
+        .unwrap()
+}
+
+fn pod(octet: u8) -> PodInterface {
+    PodInterface {
+        name: "eth0".into(),
+        mac: contiv_model::mac::Mac([2, 2, 10, 1, 1, octet]),
+        ip: ([10, 1, 1, octet].into(), 24),
+        ip6: Some((format!("2001:db8::{octet}").parse().unwrap(), 64)),
+        gateway: Some([10, 1, 1, 254].into()),
+        gateway6: Some("2001:db8::fe".parse().unwrap()),
+        mtu: 1450,
+        tx_offload_off: true,
+    }
+}
+
+#[test]
+fn a_pod_is_plumbed_and_found_again() {
+    needs!(root());
+    let (node, pod_ns) = (testkit::Netns::new("node").unwrap(), testkit::Netns::new("pod").unwrap());
+    let netns = Netns::open(pod_ns.path()).unwrap();
+    let attached = on_node(&node, async || {
+        let links = Links::open().await.unwrap();
+        let attached = links.attach(&"n.t-c1".into(), &netns, &pod(5)).await.unwrap();
+        assert_eq!(attached, Attachment { port: "vvport1".into(), endpoint: "n.t-c1".into() });
+        assert!(pod_ns.ip("-o link show eth0").unwrap().contains("state DOWN"));
+        links.raise(&netns, &pod(5)).await.unwrap();
+        links.raise(&netns, &pod(5)).await.unwrap();
+        attached
+    });
+    let link = pod_ns.ip("-o link show eth0").unwrap();
+    assert!(link.contains("state UP") && link.contains("mtu 1450") && link.contains("02:02:0a:01:01:05"));
+    assert!(pod_ns.ip("-o addr show eth0").unwrap().contains("inet 10.1.1.5/24"));
+    assert!(pod_ns.ip("-6 route").unwrap().contains("default via 2001:db8::fe dev eth0"));
+    assert!(pod_ns.ip("route").unwrap().contains("default via 10.1.1.254 dev eth0"));
+    let offload = pod_ns.output("ethtool", &["-k", "eth0"]).unwrap();
+    assert!(offload.contains("tx-checksumming: off"), "{offload}");
+    assert!(!node.ip("-o addr").unwrap().contains("fe80"), "the node's own IPv6 is off");
+
+    // The pod reaches the other end of its own pair.
+    node.address("vvport1", "10.1.1.1/24").unwrap();
+    let ping = pod_ns.ping(IpAddr::from([10, 1, 1, 1]), 2, Duration::from_millis(10)).unwrap();
+    assert_eq!(ping.lost(), 0);
+
+    on_node(&node, async || {
+        let links = Links::open().await.unwrap();
+        assert_eq!(links.attachments().await.unwrap(), [attached.clone()]);
+        assert!(links.detach(&attached.port).await.unwrap());
+        assert!(!links.detach(&attached.port).await.unwrap(), "gone already");
+        assert!(links.attachments().await.unwrap().is_empty());
+    });
+    assert!(pod_ns.links().unwrap().is_empty());
+}
+
+#[test]
+fn a_failed_attach_leaves_nothing() {
+    needs!(root());
+    let (node, pod_ns) = (testkit::Netns::new("node").unwrap(), testkit::Netns::new("pod").unwrap());
+    let netns = Netns::open(pod_ns.path()).unwrap();
+    on_node(&node, async || {
+        let links = Links::open().await.unwrap();
+        links.attach(&"n.t-c1".into(), &netns, &pod(5)).await.unwrap();
+        let taken = links.attach(&"n.t-c2".into(), &netns, &pod(6)).await.unwrap_err();
+        assert!(matches!(taken, Error::Taken { .. }), "{taken}");
+        // An address that the kernel refuses, after the pair was made.
+        let mut wrong = PodInterface { name: "eth1".into(), ..pod(7) };
+        wrong.ip.1 = 33;
+        let refused = links.attach(&"n.t-c3".into(), &netns, &wrong).await.unwrap_err();
+        assert_eq!(refused.to_string(), "give an address to eth1");
+        assert_eq!(links.attachments().await.unwrap().len(), 1);
+    });
+    assert_eq!(node.links().unwrap(), ["vvport1"]);
+    assert_eq!(pod_ns.links().unwrap(), ["eth0"]);
+}
+
+#[test]
+fn ports_made_at_the_same_time_have_names_of_their_own() {
+    needs!(root());
+    let node = testkit::Netns::new("node").unwrap();
+    // A name that somebody else has already taken.
+    node.ip("link add vvport2 type veth peer name other").unwrap();
+    node.ip("link set vvport2 alias not-ours").unwrap();
+    let pods: Vec<_> = (0..8).map(|_| testkit::Netns::new("pod").unwrap()).collect();
+    on_node(&node, async || {
+        let links = Links::open().await.unwrap();
+        let attach = pods.iter().enumerate().map(|(n, ns)| {
+            let (links, netns) = (&links, Netns::open(ns.path()).unwrap());
+            async move { links.attach(&format!("n.t-c{n}").into(), &netns, &pod(n as u8)).await.unwrap().port }
+        });
+        let mut ports = futures::future::join_all(attach).await;
+        ports.sort();
+        assert_eq!(ports.len(), 8);
+        ports.dedup();
+        assert_eq!(ports.len(), 8);
+    });
+}
+
+#[test]
+fn what_is_no_namespace_is_refused() {
+    for path in ["/run/netns/there-is-none", "/etc/hostname", "/"] {
+        let error = Netns::open(Path::new(path)).unwrap_err();
+        assert!(error.to_string().contains(path), "{error}");
+    }
+}
