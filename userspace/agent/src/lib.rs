@@ -2,3 +2,4 @@
 
 pub mod datapath;
 pub mod link;
+pub mod master;
