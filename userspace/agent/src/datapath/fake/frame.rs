@@ -1,0 +1,155 @@
+//! As much of a frame as forwarding at layer 2 looks at.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use contiv_model::{mac::Mac, tag::Vlan};
+
+const ARP: u16 = 0x0806;
+const IPV4: u16 = 0x0800;
+const IPV6: u16 = 0x86dd;
+const TAGS: [u16; 2] = [0x8100, 0x88a8];
+const ETHERNET: usize = 14;
+/// Ethernet and IPv4, lengths 6 and 4.
+const ARP_FORM: [u8; 6] = [0, 1, 8, 0, 6, 4];
+const ICMPV6: u8 = 58;
+/// Neighbour discovery counts only when no router has touched it.
+const FROM_THE_LINK: u8 = 255;
+
+/// The addresses and the protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ethernet {
+    pub(super) destination: Mac,
+    pub(super) source: Mac,
+    kind: u16,
+}
+
+impl Ethernet {
+    pub(super) fn read(frame: &[u8]) -> Option<Ethernet> {
+        Some(Ethernet {
+            destination: Mac(bytes(frame, 0)?),
+            source: Mac(bytes(frame, 6)?),
+            kind: u16::from_be_bytes(bytes(frame, 12)?),
+        })
+    }
+
+    pub(super) fn is_tagged(self) -> bool {
+        TAGS.contains(&self.kind)
+    }
+
+    /// For the bridge itself, such as spanning tree; no bridge forwards it.
+    pub(super) fn is_for_bridges(self) -> bool {
+        matches!(self.destination.0, [0x01, 0x80, 0xc2, 0, 0, 0..=0x0f])
+    }
+}
+
+/// Takes the 802.1Q tag off; none when there is none, or only a priority.
+pub(super) fn untag(frame: &[u8]) -> Option<(Vlan, Vec<u8>)> {
+    let [protocol, tag]: [u16; 2] =
+        [bytes(frame, 12)?, bytes(frame, ETHERNET)?].map(|field: [u8; 2]| u16::from_be_bytes(field));
+    let vlan = Vlan::try_from(tag & 0x0fff).ok().filter(|_| protocol == TAGS[0])?;
+    Some((vlan, [&frame[..12], &frame[16..]].concat()))
+}
+
+/// Puts an 802.1Q tag of priority 0 on.
+pub(super) fn tagged(frame: &[u8], vlan: Vlan) -> Vec<u8> {
+    let (addresses, rest) = frame.split_at(frame.len().min(12));
+    [addresses, &TAGS[0].to_be_bytes(), &vlan.get().to_be_bytes(), rest].concat()
+}
+
+/// The class of service that an outer header takes over.
+pub(super) fn dscp(frame: &[u8]) -> u8 {
+    match (Ethernet::read(frame), frame.get(ETHERNET..)) {
+        (Some(Ethernet { kind: IPV4, .. }), Some([_, tos, ..])) => tos >> 2,
+        (Some(Ethernet { kind: IPV6, .. }), Some([first, second, ..])) => (first << 2 | second >> 6) & 0x3f,
+        _ => 0,
+    }
+}
+
+/// A question about who has an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Question {
+    Arp { from: Mac, sender: (Mac, Ipv4Addr), target: Ipv4Addr },
+    Solicitation { from: Mac, source: Ipv6Addr, target: Ipv6Addr },
+}
+
+impl Question {
+    pub(super) fn read(frame: &[u8]) -> Option<Question> {
+        let ethernet = Ethernet::read(frame)?;
+        let body = &frame[ETHERNET..];
+        match ethernet.kind {
+            ARP if bytes(body, 0) == Some(ARP_FORM) && bytes(body, 6) == Some([0, 1]) => {
+                let sender = (Mac(bytes(body, 8)?), Ipv4Addr::from(bytes::<4>(body, 14)?));
+                let target = Ipv4Addr::from(bytes::<4>(body, 24)?);
+                // Nobody asks for his own address: he announces it.
+                (sender.1 != target).then_some(Question::Arp { from: ethernet.source, sender, target })
+            }
+            IPV6 if bytes(body, 6) == Some([ICMPV6, FROM_THE_LINK]) && bytes(body, 40) == Some([135, 0]) => {
+                Some(Question::Solicitation {
+                    from: ethernet.source,
+                    source: Ipv6Addr::from(bytes::<16>(body, 8)?),
+                    target: Ipv6Addr::from(bytes::<16>(body, 48)?),
+                })
+            }
+            _ => None,
+        }
+    }
+
+    /// The frame that says: it is at `owner`.
+    pub(super) fn answer(self, owner: Mac) -> Vec<u8> {
+        match self {
+            Question::Arp { from, sender, target } => [
+                &from.0[..],
+                &owner.0,
+                &ARP.to_be_bytes(),
+                &ARP_FORM,
+                &[0, 2],
+                &owner.0,
+                &target.octets(),
+                &sender.0.0,
+                &sender.1.octets(),
+            ]
+            .concat(),
+            Question::Solicitation { from, source, target } => advertisement(from, source, target, owner),
+        }
+    }
+}
+
+fn advertisement(from: Mac, source: Ipv6Addr, target: Ipv6Addr, owner: Mac) -> Vec<u8> {
+    const SOLICITED: u8 = 0x40;
+    const OVERRIDE: u8 = 0x20;
+    let all_nodes = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+    // Who asks from no address is detecting a duplicate, and everybody hears the answer.
+    let (mac, destination, flags) = if source.is_unspecified() {
+        (Mac([0x33, 0x33, 0, 0, 0, 1]), all_nodes, OVERRIDE)
+    } else {
+        (from, source, SOLICITED | OVERRIDE)
+    };
+    let message = [&[136, 0, 0, 0, flags, 0, 0, 0][..], &target.octets(), &[2, 1], &owner.0].concat();
+    let length = [0, message.len() as u8];
+    let mut frame = [
+        &mac.0[..],
+        &owner.0,
+        &IPV6.to_be_bytes(),
+        &[0x60, 0, 0, 0],
+        &length,
+        &[ICMPV6, FROM_THE_LINK],
+        &target.octets(),
+        &destination.octets(),
+        &message,
+    ]
+    .concat();
+    let pseudo_header_and_message = [&frame[22..54], &[0, 0], &length, &[0, 0, 0, ICMPV6], &message].concat();
+    frame[56..58].copy_from_slice(&checksum(&pseudo_header_and_message).to_be_bytes());
+    frame
+}
+
+fn checksum(bytes: &[u8]) -> u16 {
+    let sum =
+        bytes.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0))).sum();
+    let folded = (0..2).fold(sum, |sum: u32, _| (sum & 0xffff) + (sum >> 16));
+    !(folded as u16)
+}
+
+fn bytes<const N: usize>(from: &[u8], at: usize) -> Option<[u8; N]> {
+    from.get(at..)?.first_chunk().copied()
+}

@@ -1,0 +1,275 @@
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    task::Poll,
+};
+
+use contiv_model::{
+    global::ArpMode,
+    mac::Mac,
+    name::{EndpointId, NetworkId},
+    tag::{Encap, Vlan, Vni},
+};
+use futures::{executor::block_on, poll};
+use testkit::packet::{Packet, ethertype, nd_flags};
+
+use super::*;
+use crate::datapath::{Local, Network, Peer, Remote};
+
+fn vni() -> Vni {
+    10_001.try_into().unwrap()
+}
+
+fn vlan(tag: u16) -> Vlan {
+    tag.try_into().unwrap()
+}
+
+fn vxlan() -> Encap {
+    Encap::Vxlan { vni: vni(), local: vlan(1) }
+}
+
+fn network(name: &str, encap: Encap) -> Object {
+    Object::Network(Network { id: NetworkId::from(name), encap, arp: ArpMode::Proxy })
+}
+
+fn ip(last: u8) -> Ipv4Addr {
+    [10, 1, 1, last].into()
+}
+
+fn ip6(last: u8) -> Ipv6Addr {
+    Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, last.into())
+}
+
+fn mac(last: u8) -> [u8; 6] {
+    Mac::of_endpoint(ip(last)).0
+}
+
+fn local(encap: Encap, port: &str, last: u8) -> Object {
+    Object::Local(Local {
+        id: EndpointId::from(port),
+        network: "n".into(),
+        encap,
+        port: port.to_owned(),
+        mac: Mac(mac(last)),
+        ip: ip(last),
+        ip6: Some(ip6(last)),
+    })
+}
+
+fn remote(last: u8) -> Object {
+    Object::Remote(Remote {
+        id: EndpointId::from("far"),
+        network: "n".into(),
+        encap: vxlan(),
+        vtep: Some(VTEP),
+        mac: Mac(mac(last)),
+        ip: ip(last),
+        ip6: Some(ip6(last)),
+    })
+}
+
+const VTEP: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 168, 0, 2));
+
+fn peer() -> Object {
+    Object::Peer(Peer { vtep: VTEP, port: 4789 })
+}
+
+fn node() -> Desired {
+    let objects = [peer(), network("n", vxlan()), remote(3), local(vxlan(), "a", 1), local(vxlan(), "b", 2)];
+    objects.into_iter().collect()
+}
+
+fn sets(desired: &Desired) -> Vec<Op> {
+    desired.iter().map(|(_, object)| Op::Set(object.clone())).collect()
+}
+
+/// A switch that holds `desired`, and the agent that made it so.
+fn made(desired: &Desired) -> Fake {
+    let mut fake = Fake::new();
+    block_on(fake.observe(desired)).unwrap();
+    assert!(block_on(fake.apply(&sets(desired))).unwrap().is_empty());
+    fake
+}
+
+#[test]
+fn what_is_there_is_not_written_again() {
+    let desired = node();
+    let mut fake = made(&desired);
+    assert_eq!((fake.writes(), fake.switch().objects()), (5, desired.clone()));
+    assert!(block_on(fake.apply(&sets(&desired))).unwrap().is_empty());
+    assert!(
+        block_on(fake.apply(&[Op::Delete(ObjectId::Local("nobody".into())), Op::Sweep])).unwrap().is_empty()
+    );
+    assert_eq!((fake.writes(), fake.switch().changes().len()), (5, 5));
+}
+
+#[test]
+fn a_restart_finds_what_is_there() {
+    let desired = node();
+    let mut fake = Fake::reopen(made(&desired).switch());
+    let observed = block_on(fake.observe(&desired)).unwrap();
+    assert_eq!((observed.same.len(), observed.strays, fake.writes()), (5, 0, 0));
+}
+
+#[test]
+fn drift_is_seen_and_swept() {
+    let mut desired = node();
+    let mut fake = made(&desired);
+    let switch = fake.switch().clone();
+    desired.remove(&ObjectId::Local("b".into()));
+    switch.lose(&ObjectId::Peer(VTEP));
+    switch.tamper(remote(9));
+    switch.litter(2);
+    let observed = block_on(fake.observe(&desired)).unwrap();
+    let same = [ObjectId::Network("n".into()), ObjectId::Local("a".into())];
+    assert_eq!((observed.same, observed.strays), (same.into(), 3));
+
+    assert!(block_on(fake.apply(&[Op::Set(peer()), Op::Set(remote(3)), Op::Sweep])).unwrap().is_empty());
+    assert_eq!((switch.objects(), switch.debris(), fake.writes()), (desired, 0, 5 + 2 + 3));
+}
+
+#[test]
+fn a_stray_that_is_wanted_after_all_is_not_swept() {
+    let desired = node();
+    let mut fake = made(&desired);
+    block_on(fake.observe(&Desired::default())).unwrap();
+    assert!(block_on(fake.apply(&[Op::Set(peer()), Op::Sweep])).unwrap().is_empty());
+    assert_eq!(fake.switch().objects(), [peer()].into_iter().collect());
+}
+
+#[test]
+fn it_fails_as_told_and_the_rest_stands() {
+    let mut fake = Fake::new();
+    let switch = fake.switch().clone();
+    let far = ObjectId::Remote("far".into());
+    switch.fail_observe(1);
+    assert!(block_on(fake.observe(&node())).is_err());
+    block_on(fake.observe(&node())).unwrap();
+    switch.fail_object(far.clone());
+    switch.lose_interface("b");
+    switch.fail_ops(1);
+    let failures = block_on(fake.apply(&sets(&node()))).unwrap();
+    assert_eq!(failures.iter().map(|failed| failed.op).collect::<Vec<_>>(), [0, 2, 4]);
+    assert_eq!(failures[1].error.to_string(), "fake datapath: set remote endpoint far");
+    assert_eq!(failures[2].error.source.to_string(), "there is no interface b");
+    assert_eq!(switch.objects().len(), 2);
+    switch.heal();
+    assert!(block_on(fake.apply(&sets(&node()))).unwrap().is_empty());
+    assert_eq!(fake.writes(), 5);
+}
+
+#[test]
+fn after_an_error_observe_comes_first() {
+    let mut fake = Fake::new();
+    let refusal = |fake: &mut Fake| block_on(fake.apply(&[Op::Sweep])).unwrap_err().source.to_string();
+    assert_eq!(refusal(&mut fake), Trouble::NotObserved.to_string());
+    block_on(fake.observe(&Desired::default())).unwrap();
+    fake.switch().fail_apply(1);
+    assert_eq!(refusal(&mut fake), Trouble::Ordered.to_string());
+    assert_eq!(refusal(&mut fake), Trouble::NotObserved.to_string());
+    block_on(fake.observe(&Desired::default())).unwrap();
+    assert!(block_on(fake.apply(&[Op::Sweep])).unwrap().is_empty());
+}
+
+#[test]
+fn a_disturbance_is_told_also_to_one_who_listens_later() {
+    let mut fake = Fake::new();
+    let switch = fake.switch().clone();
+    block_on(async {
+        assert_eq!(poll!(std::pin::pin!(fake.disturbed())), Poll::Pending);
+        switch.disturb();
+        assert_eq!(poll!(std::pin::pin!(fake.disturbed())), Poll::Ready(()));
+        assert_eq!(poll!(std::pin::pin!(fake.disturbed())), Poll::Pending);
+    });
+}
+
+#[test]
+fn it_can_be_looked_into_and_cleaned_up() {
+    let mut fake = made(&node());
+    let inside = fake.inspect();
+    let ids: Vec<_> = inside["objects"].as_array().unwrap().iter().map(|object| &object["id"]).collect();
+    let expected =
+        ["peer 192.168.0.2", "network n", "remote endpoint far", "local endpoint a", "local endpoint b"];
+    assert_eq!(ids, expected);
+    assert_eq!(inside["objects"][3]["mac"], "02:02:0a:01:01:01");
+    block_on(fake.cleanup()).unwrap();
+    assert!(fake.switch().objects().is_empty());
+}
+
+fn pod(port: &str) -> Origin {
+    Origin::Pod(port.to_owned())
+}
+
+fn to_pod(port: &str, packet: &Packet) -> Delivery {
+    Delivery { to: Target::Pod(port.to_owned()), frame: packet.build() }
+}
+
+#[test]
+fn questions_are_answered_to_the_byte() {
+    let node = node();
+    for owner in [2, 3] {
+        let request = Packet::arp_request(mac(1), ip(1), ip(owner)).build();
+        let reply = Packet::arp_reply(mac(owner), ip(owner), mac(1), ip(1));
+        assert_eq!(deliver(&node, &request, &pod("a")), [to_pod("a", &reply)]);
+
+        let solicitation = Packet::neighbour_solicitation(mac(1), ip6(1), ip6(owner)).build();
+        let flags = nd_flags::SOLICITED | nd_flags::OVERRIDE;
+        let reply =
+            Packet::neighbour_advertisement((mac(1), ip6(1)), (mac(owner), ip6(owner)), mac(owner), flags);
+        assert_eq!(deliver(&node, &solicitation, &pod("a")), [to_pod("a", &reply)]);
+
+        let detection = Packet::neighbour_solicitation(mac(1), Ipv6Addr::UNSPECIFIED, ip6(owner)).build();
+        let all = ([0x33, 0x33, 0, 0, 0, 1], "ff02::1".parse().unwrap());
+        let reply =
+            Packet::neighbour_advertisement(all, (mac(owner), ip6(owner)), mac(owner), nd_flags::OVERRIDE);
+        assert_eq!(deliver(&node, &detection, &pod("a")), [to_pod("a", &reply)]);
+    }
+}
+
+#[test]
+fn the_outside_is_answered_for_local_pods_alone() {
+    let node = node();
+    let tunnel = Origin::Tunnel { vtep: VTEP, vni: vni() };
+    let ask = |target| Packet::arp_request(mac(3), ip(3), ip(target)).build();
+    let answers = deliver(&node, &ask(1), &tunnel);
+    let frame = Packet::arp_reply(mac(1), ip(1), mac(3), ip(3)).build();
+    assert_eq!(
+        answers,
+        [Delivery { to: Target::Tunnel { vtep: VTEP, port: 4789, vni: vni(), dscp: 0 }, frame }]
+    );
+    // A gratuitous one, for the pods' caches.
+    let gratuitous = Packet::arp_request(mac(3), ip(3), ip(3));
+    let heard = deliver(&node, &gratuitous.build(), &tunnel);
+    assert_eq!(heard, [to_pod("a", &gratuitous), to_pod("b", &gratuitous)]);
+}
+
+#[test]
+fn frames_that_no_bridge_forwards_go_nowhere() {
+    let node = node();
+    let group = [1, 0, 0x5e, 0, 0, 1];
+    for frame in [
+        Packet::eth(mac(2), mac(1)).vlan(1).payload(b"tagged").build(),
+        Packet::eth(mac(2), group).payload(b"from a group").build(),
+        Packet::eth([1, 0x80, 0xc2, 0, 0, 0], mac(1)).payload(b"spanning tree").build(),
+        Packet::eth(mac(1), mac(1)).payload(b"to itself").build(),
+        vec![0; 13],
+    ] {
+        assert_eq!(deliver(&node, &frame, &pod("a")), []);
+    }
+    assert_eq!(deliver(&node, &Packet::eth(mac(2), mac(9)).build(), &pod("nobody")), []);
+    let stranger = Origin::Tunnel { vtep: "192.168.0.9".parse().unwrap(), vni: vni() };
+    assert_eq!(deliver(&node, &Packet::eth(mac(2), mac(9)).build(), &stranger), []);
+    assert_eq!(deliver(&node, &Packet::eth(mac(2), mac(9)).vlan(1).build(), &Origin::Uplink), []);
+}
+
+#[test]
+fn the_outer_class_of_service_is_the_inner_one() {
+    for inner in [
+        Packet::eth(mac(3), mac(1)).ipv4(ip(1), ip(3)).dscp(46).udp(1, 2),
+        Packet::eth(mac(3), mac(1)).ipv6(ip6(1), ip6(3)).dscp(46).udp(1, 2),
+    ] {
+        let frame = inner.build();
+        assert!([ethertype::IPV4, ethertype::IPV6].contains(&u16::from_be_bytes([frame[12], frame[13]])));
+        let to = Target::Tunnel { vtep: VTEP, port: 4789, vni: vni(), dscp: 46 };
+        assert_eq!(deliver(&node(), &frame, &pod("a")), [Delivery { to, frame }]);
+    }
+}
