@@ -33,7 +33,7 @@ mod roster;
 mod state;
 mod table;
 
-use device::Netlink;
+use device::{Netlink, Watch};
 use encode::{Devices, encode};
 use failure::failed;
 pub use hook::Attachment;
@@ -94,6 +94,8 @@ pub struct Ebpf {
     writes: Writes,
     devices: Devices,
     state: Option<State>,
+    /// From the last `observe` on.
+    watch: Option<Watch>,
 }
 
 impl Ebpf {
@@ -102,7 +104,7 @@ impl Ebpf {
         let writes = Writes::default();
         let pins = Pins::new(&options.bpf_root, &options.instance);
         let hooks = Hooks::new(options.attachment, pins.clone(), writes.clone());
-        Ebpf { options, pins, hooks, writes, devices: Devices::default(), state: None }
+        Ebpf { options, pins, hooks, writes, devices: Devices::default(), state: None, watch: None }
     }
 
     /// What the programs dropped since their maps were made, by reason; reasons without drops are left out.
@@ -211,6 +213,9 @@ impl Ebpf {
 impl Datapath for Ebpf {
     async fn observe(&mut self, desired: &Desired) -> Result<Observed, Error> {
         let netlink = Netlink::open()?;
+        if !self.watch.as_ref().is_some_and(Watch::is_open) {
+            self.watch = Some(Watch::open()?);
+        }
         let mut state = match self.state.take() {
             Some(state) => state,
             None => State::new(Kernel::open(&self.pins, &self.hooks, &self.writes)?, self.hooks.clone()),
@@ -236,9 +241,14 @@ impl Datapath for Ebpf {
         Ok(failures)
     }
 
-    /// Nobody but us writes the maps, and a device that is taken away shows at the next `observe`.
+    /// Nobody but us writes the maps; but devices may be taken away, and the programs on them with them.
     async fn disturbed(&mut self) {
-        future::pending().await
+        let devices = [self.devices.overlay, self.devices.uplink];
+        match &mut self.watch {
+            Some(watch) => watch.gone(&devices).await,
+            None => future::pending().await,
+        }
+        self.watch = None;
     }
 
     fn writes(&self) -> u64 {

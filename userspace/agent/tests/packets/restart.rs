@@ -6,7 +6,7 @@ use anyhow::Result;
 use netplugin::datapath::{Datapath as _, Object, ObjectId, Op, Peer};
 use testkit::{Pinger, needs, wait_until};
 
-use crate::node::{Node, Pod, Who, network, vtep, vxlan};
+use crate::node::{Node, Pod, Who, network, runtime, vtep, vxlan};
 
 fn node_with_pods(
     label: &str,
@@ -103,6 +103,28 @@ fn drift_is_seen_and_repaired() -> Result<()> {
 }
 
 #[test]
+fn a_device_that_is_taken_away_disturbs() -> Result<()> {
+    needs!(root());
+    let (mut node, _pods) = node_with_pods("disturb", |_| {})?;
+    let Node { ns, datapath, desired, .. } = &mut node;
+    let name = ns.name().to_owned();
+    ns.run(|| {
+        runtime()?.block_on(async {
+            datapath.observe(desired).await?;
+            let quiet = tokio::time::timeout(Duration::from_millis(50), datapath.disturbed()).await;
+            assert!(quiet.is_err(), "disturbed for no reason");
+            tokio::process::Command::new("ip")
+                .args(["-n", &name, "link", "del", "contivvx0"])
+                .status()
+                .await?;
+            tokio::time::timeout(Duration::from_secs(5), datapath.disturbed()).await?;
+            Ok(())
+        })
+    })?;
+    node.converge()
+}
+
+#[test]
 fn deleting_everything_leaves_empty_maps() -> Result<()> {
     needs!(root());
     let (mut node, _pods) = node_with_pods("delete", |_| {})?;
@@ -147,6 +169,60 @@ fn objects_that_cannot_be_are_refused_alone() -> Result<()> {
             ),
         ]
     );
+    Ok(())
+}
+
+#[test]
+fn a_full_map_is_named() -> Result<()> {
+    needs!(root());
+    let mut node = Node::new("full")?;
+    let peer = |n: u32| {
+        let vtep = std::net::Ipv4Addr::from(0x0a00_0000 + n);
+        Object::Peer(Peer { vtep: vtep.into(), port: 4789 })
+    };
+    let capacity = u32::try_from(contiv_abi::maps::PEERS_CAPACITY)?;
+    for n in 0..capacity {
+        node.want(peer(n));
+    }
+    node.converge()?;
+    let failed = node.apply(&[Op::Set(peer(capacity))])?;
+    let said = chain(&failed[0].error);
+    assert!(said.contains("the map ctv_vteps (room for 8192 nodes)"), "{said}");
+    // What was there is as it was, and there is room again when one leaves.
+    let observed = node.observe()?;
+    assert_eq!((observed.same.len(), observed.strays), (node.desired.len(), 0));
+    assert!(node.apply(&[Op::Delete(peer(0).id()), Op::Set(peer(capacity))])?.is_empty());
+    Ok(())
+}
+
+#[test]
+fn a_missing_privilege_is_named() -> Result<()> {
+    needs!(root());
+    let mut node = Node::new("caps")?;
+    let Node { ns, datapath, desired, .. } = &mut node;
+    let error = ns.run(|| {
+        drop_capabilities()?;
+        Ok(runtime()?.block_on(datapath.observe(desired)).unwrap_err())
+    })?;
+    let said = chain(&error);
+    assert!(said.contains("(the agent needs CAP_BPF and CAP_NET_ADMIN)"), "{said}");
+    // With the privilege the same value goes on.
+    node.converge()
+}
+
+/// Of the calling thread, for good.
+fn drop_capabilities() -> Result<()> {
+    #[repr(C)]
+    struct Header {
+        version: u32,
+        pid: i32,
+    }
+    const VERSION_3: u32 = 0x2008_0522;
+    let header = Header { version: VERSION_3, pid: 0 };
+    let none = [0_u32; 6];
+    // SAFETY: both pointers are to live structures of the lengths that version 3 says.
+    let result = unsafe { libc::syscall(libc::SYS_capset, &raw const header, &raw const none) };
+    nix::errno::Errno::result(result)?;
     Ok(())
 }
 

@@ -7,11 +7,16 @@ use std::{
     os::fd::{AsRawFd as _, OwnedFd},
 };
 
-use futures::TryStreamExt as _;
+use futures::{StreamExt as _, TryStreamExt as _, channel::mpsc::UnboundedReceiver};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use rtnetlink::{
-    Handle, LinkMessageBuilder, LinkUnspec, LinkVxlan,
-    packet_route::link::{InfoData, InfoVxlan, LinkAttribute, LinkFlags, LinkInfo, LinkMessage},
+    Handle, LinkMessageBuilder, LinkUnspec, LinkVxlan, MulticastGroup,
+    packet_core::{NetlinkMessage, NetlinkPayload},
+    packet_route::{
+        RouteNetlinkMessage,
+        link::{InfoData, InfoVxlan, LinkAttribute, LinkFlags, LinkInfo, LinkMessage},
+    },
+    sys::SocketAddr,
 };
 
 use super::{
@@ -90,14 +95,15 @@ impl Netlink {
         }
     }
 
-    /// The index of the uplink, up and listening to the addresses of all pods.
+    /// The index of the uplink, listening to the addresses of all pods. Brought up only with that, the
+    /// first time: an operator who takes it down later means it.
     pub(super) async fn ensure_uplink(&self, name: &str, writes: &Writes) -> Result<u32, Error> {
         let Some(link) = self.link(name).await? else {
             let missing = io::Error::from_raw_os_error(libc::ENODEV);
             return Err(failed(format!("find the VLAN uplink {name} (see --vlan-uplinks)"), missing));
         };
         let index = link.header.index;
-        if !link.header.flags.contains(LinkFlags::Up | LinkFlags::Promisc) {
+        if !link.header.flags.contains(LinkFlags::Promisc) {
             let message = LinkUnspec::new_with_index(index).up().promiscuous(true).build();
             self.change(name, message, writes).await?;
         }
@@ -127,6 +133,42 @@ impl Netlink {
             .await
             .map_err(|error| failed("list the interfaces", error))?;
         Ok(links.iter().filter_map(name_of).collect())
+    }
+}
+
+/// News of interfaces, from the moment when it was made.
+pub(super) struct Watch {
+    news: UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Watch {
+    pub(super) fn open() -> Result<Watch, Error> {
+        let (connection, _, news) = rtnetlink::new_multicast_connection(&[MulticastGroup::Link])
+            .map_err(|error| failed("open a netlink socket for news of interfaces", error))?;
+        Ok(Watch { news, task: tokio::spawn(connection) })
+    }
+
+    /// Whether news may still come.
+    pub(super) fn is_open(&self) -> bool {
+        !self.task.is_finished()
+    }
+
+    /// Resolves when one of the interfaces has gone, or when there is no telling any more.
+    pub(super) async fn gone(&mut self, interfaces: &[u32]) {
+        while let Some((message, _)) = self.news.next().await {
+            if let NetlinkPayload::InnerMessage(RouteNetlinkMessage::DelLink(link)) = message.payload
+                && interfaces.contains(&link.header.index)
+            {
+                return;
+            }
+        }
     }
 }
 
