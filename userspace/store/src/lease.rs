@@ -26,7 +26,7 @@ pub(crate) struct Lease {
 
 enum Link {
     Down,
-    Up(LeaseKeeper, LeaseKeepAliveStream),
+    Up(LeaseKeeper, Box<LeaseKeepAliveStream>),
 }
 
 pub(crate) enum KeepAlive {
@@ -92,7 +92,7 @@ impl Lease {
             Link::Down => {
                 let mut client = self.store.lease_client();
                 match client.keep_alive(self.id).await {
-                    Ok((keeper, answers)) => Ok(Some((self.ttl, Link::Up(keeper, answers)))),
+                    Ok((keeper, answers)) => Ok(Some((self.ttl, Link::Up(keeper, Box::new(answers))))),
                     // Either the lease is unknown or the stream broke; the library tells by text only.
                     Err(e @ etcd_client::Error::LeaseKeepAliveError(_)) => {
                         let left = client.time_to_live(self.id, None).await?.ttl();

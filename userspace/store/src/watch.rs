@@ -104,7 +104,7 @@ enum State {
     /// Everything up to `revision` is known.
     Listed { revision: i64 },
     /// Everything up to `revision` is known and the rest will come by itself.
-    Watching { revision: i64, stream: WatchStream, since: Instant },
+    Watching { revision: i64, stream: Box<WatchStream>, since: Instant },
     /// Something failed; not before `until`.
     Waiting { until: Instant },
 }
@@ -124,7 +124,7 @@ impl Follower {
                 let revision = *revision;
                 match self.open(revision + 1).await {
                     Ok(stream) => {
-                        self.state = State::Watching { revision, stream, since: Instant::now() };
+                        self.state = State::Watching { revision, stream: Box::new(stream), since: Instant::now() };
                         self.status.send_if_modified(|s| {
                             std::mem::replace(s, Status::Connected) != Status::Connected
                         });

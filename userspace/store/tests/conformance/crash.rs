@@ -32,7 +32,7 @@ async fn writer(
                 acknowledged.fetch_add(1, Ordering::Relaxed);
             }
             Err(e) if e.is_transient() || e.outcome_unknown() => {
-                tokio::time::sleep(Duration::from_millis(5)).await
+                tokio::time::sleep(Duration::from_millis(5)).await;
             }
             Err(e) => return Err(e.into()),
         }
@@ -40,7 +40,7 @@ async fn writer(
     Ok((done, tried))
 }
 
-pub async fn nothing_acknowledged_is_lost(peer: &mut Peer) -> Result<()> {
+pub(crate) async fn nothing_acknowledged_is_lost(peer: &mut Peer) -> Result<()> {
     let store = peer.store().await?;
     let (stop, acknowledged) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let writers: Vec<_> = (0..WRITERS)

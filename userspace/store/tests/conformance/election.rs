@@ -20,7 +20,7 @@ async fn write_as(leadership: &Leadership, store: &Store, value: &str) -> Result
     Ok(store.commit(Txn::new().guard(leadership.guard()).put("/state", value.to_owned())).await?)
 }
 
-pub async fn one_at_a_time_and_a_resignation_is_quick(peer: &mut Peer) -> Result<()> {
+pub(crate) async fn one_at_a_time_and_a_resignation_is_quick(peer: &mut Peer) -> Result<()> {
     let store = peer.store().await?;
     let long = Duration::from_secs(60);
     let first = campaign(&store, KEY, "10.0.0.1:9999", long).await?;
@@ -44,7 +44,7 @@ pub async fn one_at_a_time_and_a_resignation_is_quick(peer: &mut Peer) -> Result
 }
 
 /// The leader's threads are taken away without a word, as a crash does.
-pub async fn a_dead_leader_is_replaced_and_fenced(peer: &mut Peer) -> Result<()> {
+pub(crate) async fn a_dead_leader_is_replaced_and_fenced(peer: &mut Peer) -> Result<()> {
     let config = Config::new([peer.endpoint()]);
     let doomed = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -74,7 +74,7 @@ pub async fn a_dead_leader_is_replaced_and_fenced(peer: &mut Peer) -> Result<()>
     Ok(())
 }
 
-pub async fn a_leader_without_a_store_stops_in_time(peer: &mut Peer) -> Result<()> {
+pub(crate) async fn a_leader_without_a_store_stops_in_time(peer: &mut Peer) -> Result<()> {
     let store = peer.store().await?;
     let leadership = campaign(&store, KEY, "10.0.0.1:9999", Duration::from_secs(3)).await?;
     tokio::time::sleep(Duration::from_secs(4)).await;
@@ -92,7 +92,7 @@ pub async fn a_leader_without_a_store_stops_in_time(peer: &mut Peer) -> Result<(
     Ok(())
 }
 
-pub async fn a_deleted_key_deposes(peer: &mut Peer) -> Result<()> {
+pub(crate) async fn a_deleted_key_deposes(peer: &mut Peer) -> Result<()> {
     let store = peer.store().await?;
     let leadership = campaign(&store, KEY, "10.0.0.1:9999", Duration::from_secs(60)).await?;
     // Somebody's broom: not what the election does, but what an operator can do.

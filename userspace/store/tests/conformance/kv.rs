@@ -5,7 +5,7 @@ use anyhow::{Context, Result, ensure};
 use contiv_store::{Outcome, Txn};
 use etcd_client::{DeleteOptions, GetOptions, PutOptions, SortOrder, SortTarget};
 
-pub async fn every_write_is_one_revision(peer: &mut Peer) -> Result<()> {
+pub(crate) async fn every_write_is_one_revision(peer: &mut Peer) -> Result<()> {
     let store = peer.store().await?;
     ensure!(store.get("a").await?.is_none());
     let start = store.list("").await?.revision;
@@ -26,7 +26,7 @@ pub async fn every_write_is_one_revision(peer: &mut Peer) -> Result<()> {
     Ok(())
 }
 
-pub async fn ranges_are_cut_and_sorted(peer: &mut Peer) -> Result<()> {
+pub(crate) async fn ranges_are_cut_and_sorted(peer: &mut Peer) -> Result<()> {
     let mut client = peer.client().await?;
     for (key, value) in [("k/b", "1"), ("k/a", "3"), ("k/c", "2"), ("l", "0"), ("k/b", "4")] {
         client.put(key, value, None).await?;
@@ -72,7 +72,7 @@ pub async fn ranges_are_cut_and_sorted(peer: &mut Peer) -> Result<()> {
     Ok(())
 }
 
-pub async fn the_past_can_be_read(peer: &mut Peer) -> Result<()> {
+pub(crate) async fn the_past_can_be_read(peer: &mut Peer) -> Result<()> {
     let mut client = peer.client().await?;
     for value in ["1", "2", "3"] {
         client.put("k", value, None).await?;
@@ -92,7 +92,7 @@ pub async fn the_past_can_be_read(peer: &mut Peer) -> Result<()> {
     Ok(())
 }
 
-pub async fn puts_and_deletes_tell_what_was(peer: &mut Peer) -> Result<()> {
+pub(crate) async fn puts_and_deletes_tell_what_was(peer: &mut Peer) -> Result<()> {
     let mut client = peer.client().await?;
     let prev = PutOptions::new().with_prev_key();
     ensure!(client.put("a", "1", Some(prev.clone())).await?.prev_key().is_none());
@@ -120,7 +120,7 @@ pub async fn puts_and_deletes_tell_what_was(peer: &mut Peer) -> Result<()> {
     Ok(())
 }
 
-pub async fn a_listing_has_many_pages_and_one_revision(peer: &mut Peer) -> Result<()> {
+pub(crate) async fn a_listing_has_many_pages_and_one_revision(peer: &mut Peer) -> Result<()> {
     let store = peer.store().await?;
     let keys: Vec<String> = (0..2500).map(|i| format!("/many/{i:05}")).collect();
     for chunk in keys.chunks(100) {
@@ -155,7 +155,7 @@ pub async fn a_listing_has_many_pages_and_one_revision(peer: &mut Peer) -> Resul
     Ok(())
 }
 
-pub trait Committed {
+pub(crate) trait Committed {
     fn committed(self) -> Result<i64>;
 }
 

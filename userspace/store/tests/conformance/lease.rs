@@ -22,7 +22,7 @@ async fn wait_for(store: &Store, key: &str, there: bool) -> Result<Duration> {
     Ok(start.elapsed())
 }
 
-pub async fn a_lease_ends_with_its_keys_in_one_revision(peer: &mut Peer) -> Result<()> {
+pub(crate) async fn a_lease_ends_with_its_keys_in_one_revision(peer: &mut Peer) -> Result<()> {
     let mut client = peer.client().await?;
     let lease = client.lease_grant(1, None).await?;
     // etcd raises it to one and a half election time-outs, the embedded store has none.
@@ -57,7 +57,7 @@ pub async fn a_lease_ends_with_its_keys_in_one_revision(peer: &mut Peer) -> Resu
     Ok(())
 }
 
-pub async fn keep_alive_keeps_alive(peer: &mut Peer) -> Result<()> {
+pub(crate) async fn keep_alive_keeps_alive(peer: &mut Peer) -> Result<()> {
     let mut client = peer.client().await?;
     let lease = client.lease_grant(2, None).await?;
     client.put("k", "v", Some(PutOptions::new().with_lease(lease.id()))).await?;
@@ -77,7 +77,7 @@ pub async fn keep_alive_keeps_alive(peer: &mut Peer) -> Result<()> {
     Ok(())
 }
 
-pub async fn revoking_and_asking(peer: &mut Peer) -> Result<()> {
+pub(crate) async fn revoking_and_asking(peer: &mut Peer) -> Result<()> {
     let mut client = peer.client().await?;
     let (a, b) = (client.lease_grant(100, None).await?.id(), client.lease_grant(200, None).await?.id());
     ensure!(a != b && a > 0 && b > 0);
@@ -101,7 +101,7 @@ pub async fn revoking_and_asking(peer: &mut Peer) -> Result<()> {
     Ok(())
 }
 
-pub async fn a_kept_key_outlives_its_ttl_and_a_lost_lease(peer: &mut Peer) -> Result<()> {
+pub(crate) async fn a_kept_key_outlives_its_ttl_and_a_lost_lease(peer: &mut Peer) -> Result<()> {
     let (store, mut client) = (peer.store().await?, peer.client().await?);
     let ttl = Duration::from_secs(2);
     let kept = store.keep("/service/a", "here", ttl).await?;
@@ -122,7 +122,7 @@ pub async fn a_kept_key_outlives_its_ttl_and_a_lost_lease(peer: &mut Peer) -> Re
     Ok(())
 }
 
-pub async fn a_kept_key_survives_a_restart(peer: &mut Peer) -> Result<()> {
+pub(crate) async fn a_kept_key_survives_a_restart(peer: &mut Peer) -> Result<()> {
     let store = peer.store().await?;
     let ttl = Duration::from_secs(3);
     let kept = store.keep("/service/a", "here", ttl).await?;

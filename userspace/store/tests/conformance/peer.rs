@@ -15,24 +15,24 @@ const DIR: &str = "CONTIV_STORE_TEST_DIR";
 const LISTEN: &str = "CONTIV_STORE_TEST_LISTEN";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub(crate) enum Kind {
     Etcd,
     Embedded,
 }
 
-pub enum Peer {
+pub(crate) enum Peer {
     Etcd(Etcd),
     Embedded(Embedded),
 }
 
-pub struct Embedded {
+pub(crate) struct Embedded {
     dir: TempDir,
     address: SocketAddr,
     process: Process,
 }
 
 impl Peer {
-    pub fn start(kind: Kind) -> Result<Peer> {
+    pub(crate) fn start(kind: Kind) -> Result<Peer> {
         Ok(match kind {
             Kind::Etcd => Peer::Etcd(Etcd::start()?),
             Kind::Embedded => {
@@ -44,36 +44,36 @@ impl Peer {
         })
     }
 
-    pub fn kind(&self) -> Kind {
+    pub(crate) fn kind(&self) -> Kind {
         match self {
             Peer::Etcd(_) => Kind::Etcd,
             Peer::Embedded(_) => Kind::Embedded,
         }
     }
 
-    pub fn endpoint(&self) -> String {
+    pub(crate) fn endpoint(&self) -> String {
         match self {
             Peer::Etcd(etcd) => etcd.endpoint(),
             Peer::Embedded(embedded) => format!("http://{}", embedded.address),
         }
     }
 
-    pub async fn store(&self) -> Result<Store> {
+    pub(crate) async fn store(&self) -> Result<Store> {
         Ok(Store::connect(&Config::new([self.endpoint()])).await?)
     }
 
     /// The plain protocol, for what [`Store`] does not offer.
-    pub async fn client(&self) -> Result<etcd_client::Client> {
+    pub(crate) async fn client(&self) -> Result<etcd_client::Client> {
         Ok(etcd_client::Client::connect([self.endpoint()], None).await?)
     }
 
     /// kill -9.
-    pub fn kill(&mut self) -> Result<()> {
+    pub(crate) fn kill(&mut self) -> Result<()> {
         self.process().kill()
     }
 
     /// With the same data at the same address.
-    pub fn restart(&mut self) -> Result<()> {
+    pub(crate) fn restart(&mut self) -> Result<()> {
         match self {
             Peer::Etcd(etcd) => etcd.restart(),
             Peer::Embedded(embedded) => {
@@ -85,11 +85,11 @@ impl Peer {
     }
 
     /// Connections stay, answers do not come.
-    pub fn freeze(&mut self) -> Result<()> {
+    pub(crate) fn freeze(&mut self) -> Result<()> {
         self.process().signal(Signal::SIGSTOP)
     }
 
-    pub fn thaw(&mut self) -> Result<()> {
+    pub(crate) fn thaw(&mut self) -> Result<()> {
         self.process().signal(Signal::SIGCONT)
     }
 

@@ -171,7 +171,7 @@ impl Model {
     fn all(&mut self, ops: &[Op]) -> Answer {
         for op in ops {
             if let Op::Get { back: Some(back), .. } = op {
-                let at = self.revision() - back;
+                let at = ago(self.revision(), *back);
                 if at > self.revision() {
                     return "OutOfRange etcdserver: mvcc: required revision is a future revision".into();
                 }
@@ -200,7 +200,7 @@ impl Model {
                     format!("deleted {} {told}", gone.len())
                 }
                 Op::Get { from, to, back, limit, sort } => {
-                    let at = back.map_or(0, |back| begin - back);
+                    let at = back.map_or(0, |back| ago(begin, back));
                     let seen = if at > 0 { &self.past[at as usize] } else { &now };
                     get(seen, *from, *to, *limit, *sort)
                 }
@@ -227,6 +227,11 @@ impl Model {
         }
         told
     }
+}
+
+/// Never before the beginning: what a negative revision means depends on where etcd is asked.
+fn ago(revision: i64, back: i64) -> i64 {
+    (revision - back).max(0)
 }
 
 fn inside(key: &str, from: Key, to: Option<Key>) -> bool {
@@ -349,7 +354,7 @@ impl Wire {
                     options = options.with_sort(*target, *order);
                 }
                 if let Some(back) = back {
-                    options = options.with_revision(self.revision - back);
+                    options = options.with_revision(ago(self.revision, *back));
                 }
                 if let Some(to) = to {
                     options = options.with_range(name(*to));
@@ -425,8 +430,8 @@ async fn same_changes(wire: &mut Wire, model: &Model) -> Result<(), TestCaseErro
     Ok(())
 }
 
-fn runner(cases: u32) -> TestRunner {
-    TestRunner::new(Config { cases, failure_persistence: None, max_shrink_iters: 400, ..Config::default() })
+fn runner(cases: u32, max_shrink_iters: u32) -> TestRunner {
+    TestRunner::new(Config { cases, failure_persistence: None, max_shrink_iters, ..Config::default() })
 }
 
 fn fail(error: impl std::fmt::Display) -> TestCaseError {
@@ -436,7 +441,7 @@ fn fail(error: impl std::fmt::Display) -> TestCaseError {
 #[test]
 fn the_embedded_store_answers_as_the_model_does() -> Result<()> {
     let runtime = Runtime::new()?;
-    runner(64).run(&prop::collection::vec(request(), 1..80), |requests| {
+    runner(64, 1000).run(&prop::collection::vec(request(), 1..80), |requests| {
         runtime.block_on(async {
             let dir = tempfile::tempdir()?;
             let open = || embedded::Server::open(dir.path(), (Ipv4Addr::LOCALHOST, 0).into());
@@ -465,7 +470,7 @@ fn the_embedded_store_answers_as_the_model_does() -> Result<()> {
 fn etcd_answers_as_the_model_does() -> Result<()> {
     testkit::needs!(binary("etcd"));
     let runtime = Runtime::new()?;
-    runner(6).run(&prop::collection::vec(request(), 150..200), |requests| {
+    runner(4, 300).run(&prop::collection::vec(request(), 150..200), |requests| {
         let mut peer = Peer::start(Kind::Etcd).map_err(fail)?;
         runtime.block_on(async {
             let mut model = Model::new();

@@ -7,7 +7,7 @@ use contiv_store::{Guard, MAX_TXN_OPS, Op, Outcome, Store, Txn as Commit};
 use etcd_client::{Client, Compare, CompareOp, GetOptions, PutOptions, Txn, TxnOp, TxnOpResponse};
 use tonic::Code;
 
-pub async fn every_compare_target(peer: &mut Peer) -> Result<()> {
+pub(crate) async fn every_compare_target(peer: &mut Peer) -> Result<()> {
     use CompareOp::{Equal, Greater, Less, NotEqual};
     let mut client = peer.client().await?;
     let lease = client.lease_grant(60, None).await?.id();
@@ -48,7 +48,7 @@ pub async fn every_compare_target(peer: &mut Peer) -> Result<()> {
     Ok(())
 }
 
-pub async fn branches_nest_and_see_their_own_writes(peer: &mut Peer) -> Result<()> {
+pub(crate) async fn branches_nest_and_see_their_own_writes(peer: &mut Peer) -> Result<()> {
     let mut client = peer.client().await?;
     client.put("a", "old", None).await?; // 2
     let inner = Txn::new()
@@ -96,7 +96,7 @@ async fn refusal(client: &mut Client, txn: Txn) -> Result<String> {
     }
 }
 
-pub async fn refusals_have_the_same_code_and_words(peer: &mut Peer) -> Result<()> {
+pub(crate) async fn refusals_have_the_same_code_and_words(peer: &mut Peer) -> Result<()> {
     let mut client = peer.client().await?;
     for value in ["2", "3", "4"] {
         client.put("k", value, None).await?;
@@ -172,7 +172,7 @@ pub async fn refusals_have_the_same_code_and_words(peer: &mut Peer) -> Result<()
     Ok(())
 }
 
-pub async fn a_commit_is_all_or_nothing(peer: &mut Peer) -> Result<()> {
+pub(crate) async fn a_commit_is_all_or_nothing(peer: &mut Peer) -> Result<()> {
     let store = peer.store().await?;
     let absent = || Guard::absent("a");
     let made = store.commit(Commit::new().guard(absent()).put("a", "1").put("b", "1")).await?.committed()?;
@@ -215,7 +215,7 @@ async fn increment(store: &Store, key: &str) -> Result<()> {
     }
 }
 
-pub async fn sixty_four_writers_lose_no_update(peer: &mut Peer) -> Result<()> {
+pub(crate) async fn sixty_four_writers_lose_no_update(peer: &mut Peer) -> Result<()> {
     const WRITERS: u64 = 64;
     const EACH: u64 = 8;
     let store = peer.store().await?;

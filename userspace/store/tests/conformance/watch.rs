@@ -40,7 +40,7 @@ async fn events(stream: &mut WatchStream, count: usize) -> Result<Vec<String>> {
     Ok(all)
 }
 
-pub async fn a_prefix_from_an_old_revision(peer: &mut Peer) -> Result<()> {
+pub(crate) async fn a_prefix_from_an_old_revision(peer: &mut Peer) -> Result<()> {
     let mut client = peer.client().await?;
     client.put("p/a", "1", None).await?; // 2
     client.put("q", "1", None).await?; // 3
@@ -65,7 +65,7 @@ pub async fn a_prefix_from_an_old_revision(peer: &mut Peer) -> Result<()> {
     Ok(())
 }
 
-pub async fn many_watches_on_one_stream(peer: &mut Peer) -> Result<()> {
+pub(crate) async fn many_watches_on_one_stream(peer: &mut Peer) -> Result<()> {
     let mut client = peer.client().await?;
     let mut stream = client.watch("a", Some(WatchOptions::new().with_watch_id(5))).await?;
     let created = message(&mut stream).await?;
@@ -97,7 +97,7 @@ pub async fn many_watches_on_one_stream(peer: &mut Peer) -> Result<()> {
     Ok(())
 }
 
-pub async fn filters_and_previous_values(peer: &mut Peer) -> Result<()> {
+pub(crate) async fn filters_and_previous_values(peer: &mut Peer) -> Result<()> {
     let mut client = peer.client().await?;
     let options = |filters: Vec<WatchFilterType>| WatchOptions::new().with_prev_key().with_filters(filters);
     let mut puts = client.watch("k", Some(options(vec![WatchFilterType::NoDelete]))).await?;
@@ -117,7 +117,7 @@ pub async fn filters_and_previous_values(peer: &mut Peer) -> Result<()> {
     Ok(())
 }
 
-pub async fn a_compacted_start_is_canceled(peer: &mut Peer) -> Result<()> {
+pub(crate) async fn a_compacted_start_is_canceled(peer: &mut Peer) -> Result<()> {
     let mut client = peer.client().await?;
     for value in ["2", "3", "4", "5"] {
         client.put("k", value, None).await?;
@@ -139,7 +139,7 @@ pub async fn a_compacted_start_is_canceled(peer: &mut Peer) -> Result<()> {
     Ok(())
 }
 
-pub async fn progress_comes_after_what_it_covers(peer: &mut Peer) -> Result<()> {
+pub(crate) async fn progress_comes_after_what_it_covers(peer: &mut Peer) -> Result<()> {
     let mut client = peer.client().await?;
     let mut stream = client.watch("k/", Some(WatchOptions::new().with_prefix())).await?;
     ensure!(message(&mut stream).await?.created());
@@ -154,7 +154,7 @@ pub async fn progress_comes_after_what_it_covers(peer: &mut Peer) -> Result<()> 
     Ok(())
 }
 
-pub async fn a_revision_is_not_torn(peer: &mut Peer) -> Result<()> {
+pub(crate) async fn a_revision_is_not_torn(peer: &mut Peer) -> Result<()> {
     let mut client = peer.client().await?;
     let ops = |round: usize| -> Vec<TxnOp> {
         (0..100)

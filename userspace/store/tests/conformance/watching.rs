@@ -38,7 +38,7 @@ async fn put(store: &Store, key: &str, value: &str) -> Result<i64> {
     store.commit(Txn::new().put(key, value.to_owned())).await?.committed()
 }
 
-pub async fn a_snapshot_and_then_changes(peer: &mut Peer) -> Result<()> {
+pub(crate) async fn a_snapshot_and_then_changes(peer: &mut Peer) -> Result<()> {
     let store = peer.store().await?;
     put(&store, "/w/a", "1").await?;
     put(&store, "/w/b", "1").await?;
@@ -63,7 +63,7 @@ pub async fn a_snapshot_and_then_changes(peer: &mut Peer) -> Result<()> {
     Ok(())
 }
 
-pub async fn compaction_is_told_as_a_difference(peer: &mut Peer) -> Result<()> {
+pub(crate) async fn compaction_is_told_as_a_difference(peer: &mut Peer) -> Result<()> {
     let store = peer.store().await?;
     for key in ["/w/changed", "/w/gone", "/w/same"] {
         put(&store, key, "1").await?;
@@ -110,7 +110,7 @@ impl Mirror {
     }
 }
 
-pub async fn a_restart_misses_and_repeats_nothing(peer: &mut Peer) -> Result<()> {
+pub(crate) async fn a_restart_misses_and_repeats_nothing(peer: &mut Peer) -> Result<()> {
     let store = peer.store().await?;
     put(&store, "/w/end", "no").await?;
     let mut watch = store.watch("/w/");
@@ -153,7 +153,7 @@ pub async fn a_restart_misses_and_repeats_nothing(peer: &mut Peer) -> Result<()>
     Ok(())
 }
 
-pub async fn the_status_tells_when_the_store_is_away(peer: &mut Peer) -> Result<()> {
+pub(crate) async fn the_status_tells_when_the_store_is_away(peer: &mut Peer) -> Result<()> {
     let store = peer.store().await?;
     put(&store, "/w/a", "1").await?;
     let mut watch = store.watch("/w/");
