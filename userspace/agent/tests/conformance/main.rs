@@ -1,0 +1,48 @@
+//! One list of scenarios, and every datapath must pass all of them.
+//!
+//! A scenario tells a node some objects, sends frames from pods and from the wire, and says for each frame all that
+//! must come out, everywhere. What the fake datapath does is the oracle's answer, so a scenario that passes there and
+//! fails elsewhere has found a difference.
+
+mod harness;
+mod scenarios;
+mod topology;
+mod world;
+
+/// A `#[test]` for each scenario, named after the datapath and the scenario.
+macro_rules! on {
+    ($datapath:ident, $node:ty, [$($module:ident: $($scenario:ident),+ $(,)?;)*]) => {
+        mod $datapath {
+            $($(
+                #[test]
+                fn $scenario() -> ::anyhow::Result<()> {
+                    if let Some(reason) = <$node as crate::harness::Harness>::missing() {
+                        ::testkit::skip!("{reason}");
+                    }
+                    crate::scenarios::$module::$scenario::<$node>()
+                }
+            )+)*
+        }
+    };
+}
+
+macro_rules! on_every_datapath {
+    ($scenarios:tt) => {
+        on!(fake, crate::harness::FakeNode, $scenarios);
+    };
+}
+
+on_every_datapath!([
+    unicast: local_unicast, own_mac_goes_nowhere;
+    neighbours: questions_are_answered_in_place, own_addresses_are_not_answered, duplicates_are_detected,
+        unknown_addresses_are_asked_everywhere, the_outside_is_answered_for_local_pods, questions_are_flooded_in_flood_mode;
+    isolation: networks_with_the_same_addresses, the_outside_stays_in_its_network, pods_choose_no_network;
+    vxlan: vxlan_unicast, unknown_vteps_and_networks, outer_class_of_service;
+    vlan: vlan_unicast, foreign_tags, unknown_unicast_on_vlan;
+    flooding: broadcast_and_multicast, flooding_from_outside, unknown_unicast_on_vxlan;
+    change: remote_moves_to_another_node, pod_changes_its_address, pod_moves_to_another_node, peer_leaves_and_comes,
+        arp_mode_changes, set_twice_writes_once, removal_stops_traffic_and_leaves_nothing;
+    restart: restart_writes_nothing, restart_finds_what_is_not_wanted_any_more;
+    drift: lost_forwarding_is_repaired, lost_port_is_repaired, litter_is_swept;
+    failure: missing_interface_fails_alone;
+]);

@@ -1,0 +1,12 @@
+//! What must be true on every datapath. Each scenario makes its own node.
+
+pub(crate) mod change;
+pub(crate) mod drift;
+pub(crate) mod failure;
+pub(crate) mod flooding;
+pub(crate) mod isolation;
+pub(crate) mod neighbours;
+pub(crate) mod restart;
+pub(crate) mod unicast;
+pub(crate) mod vlan;
+pub(crate) mod vxlan;

@@ -1,0 +1,59 @@
+//! What changes behind the agent's back is found and mended by the ordinary way.
+
+use anyhow::{Result, ensure};
+use testkit::packet::{BROADCAST, Packet};
+
+use crate::{
+    harness::{Damage, Harness},
+    scenarios::neighbours::endpoints,
+    topology::{Net, mac, pod, to_pod, udp},
+    world::World,
+};
+
+/// Damages, mends, and sees that all is as before; also by an agent that did not see it happen.
+fn repaired<H: Harness>(damage: Damage) -> Result<()> {
+    let [tunnelled, tagged] = Net::kinds()?;
+    let more = [tagged.network(), tagged.local("c", 1), tagged.local("d", 2), tagged.remote(0, 11)];
+    let objects = endpoints(&tunnelled).into_iter().chain([tunnelled.network()]).chain(more);
+    let mut world = World::<H>::new(objects)?;
+    for restarted in [false, true] {
+        world.node.damage(damage)?;
+        if restarted {
+            world.node.restart()?;
+        }
+        let told = world.told().clone();
+        let observed = world.reconcile(&told)?;
+        let lost = told.len() - observed.same.len();
+        ensure!(lost > 0 || observed.strays > 0, "{damage:?} was not noticed");
+        match damage {
+            Damage::Litter => ensure!(lost == 0, "{lost} objects pass for lost"),
+            Damage::Port(_) => ensure!(lost < told.len(), "everything passes for lost"),
+            Damage::Forwarding => {}
+        }
+        for (net, a, b) in [(&tunnelled, "a", "b"), (&tagged, "c", "d")] {
+            let frame = udp(1, 2, "here");
+            world.sends(&pod(a), &frame, [to_pod(b, &frame)])?;
+            let frame = udp(1, 11, "there");
+            world.sends(&pod(a), &frame, [net.to_node(0, &frame)])?;
+            let frame = udp(11, 1, "from there");
+            world.sends_bytes(&net.outside(0), &net.on_wire(&frame.build()), [to_pod(a, &frame)])?;
+            let frame = Packet::eth(BROADCAST, mac(2)).payload(b"everybody");
+            let everybody = net.to_other_nodes(&frame).into_iter().chain([to_pod(a, &frame)]);
+            world.sends(&pod(b), &frame, everybody)?;
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn lost_forwarding_is_repaired<H: Harness>() -> Result<()> {
+    repaired::<H>(Damage::Forwarding)
+}
+
+pub(crate) fn lost_port_is_repaired<H: Harness>() -> Result<()> {
+    repaired::<H>(Damage::Port("b"))?;
+    repaired::<H>(Damage::Port("d"))
+}
+
+pub(crate) fn litter_is_swept<H: Harness>() -> Result<()> {
+    repaired::<H>(Damage::Litter)
+}

@@ -1,0 +1,76 @@
+//! Frames for many, or for nobody that we know.
+
+use anyhow::Result;
+use testkit::packet::{BROADCAST, Packet};
+
+use crate::{
+    harness::Harness,
+    topology::{Net, ip, ip6, mac, peers, pod, to_pod, udp},
+    world::World,
+};
+
+/// Pods of another network are there to hear nothing.
+fn world<H: Harness>(net: &Net) -> Result<World<H>> {
+    let others = [Net::vxlan(9)?, Net::vlan(900)?];
+    let objects = [net.network(), net.local("a", 1), net.local("b", 2), net.local("c", 3), net.remote(0, 11)];
+    let others = [
+        others[0].network(),
+        others[0].local("x", 1),
+        others[0].local("xx", 2),
+        others[1].network(),
+        others[1].local("y", 1),
+        others[1].local("yy", 2),
+    ];
+    World::new(peers().into_iter().chain(objects).chain(others))
+}
+
+fn group_frames(from: u8) -> [Packet; 4] {
+    [
+        Packet::eth(BROADCAST, mac(from)).ipv4(ip(from), [255; 4]).udp(68, 67).payload(b"broadcast"),
+        Packet::eth([1, 0, 0x5e, 1, 2, 3], mac(from))
+            .ipv4(ip(from), [239, 1, 2, 3])
+            .udp(1, 2)
+            .payload(b"multicast"),
+        Packet::eth([0x33, 0x33, 0, 0, 0, 0xfb], mac(from))
+            .ipv6(ip6(from), "ff02::fb".parse::<std::net::Ipv6Addr>().unwrap_or(ip6(from)))
+            .udp(5353, 5353)
+            .payload(b"multicast"),
+        Packet::eth(BROADCAST, mac(from)).payload(b"no IP at all"),
+    ]
+}
+
+/// One copy for each other pod of the network and one for each other node; none back.
+pub(crate) fn broadcast_and_multicast<H: Harness>() -> Result<()> {
+    for net in Net::kinds()? {
+        let mut world = world::<H>(&net)?;
+        for frame in group_frames(2) {
+            let pods = ["a", "c"].map(|port| to_pod(port, &frame));
+            world.sends(&pod("b"), &frame, net.to_other_nodes(&frame).into_iter().chain(pods))?;
+        }
+    }
+    Ok(())
+}
+
+/// One copy for each pod, and none to the wire again.
+pub(crate) fn flooding_from_outside<H: Harness>() -> Result<()> {
+    for net in Net::kinds()? {
+        let mut world = world::<H>(&net)?;
+        for frame in group_frames(11) {
+            let pods = ["a", "b", "c"].map(|port| to_pod(port, &frame));
+            world.sends_bytes(&net.outside(0), &net.on_wire(&frame.build()), pods)?;
+        }
+    }
+    Ok(())
+}
+
+/// It may be an address that a pod gave itself.
+pub(crate) fn unknown_unicast_on_vxlan<H: Harness>() -> Result<()> {
+    let net = Net::vxlan(1)?;
+    let mut world = world::<H>(&net)?;
+    let frame = udp(1, 99, "anybody?");
+    let pods = ["b", "c"].map(|port| to_pod(port, &frame));
+    world.sends(&pod("a"), &frame, net.to_other_nodes(&frame).into_iter().chain(pods))?;
+    let frame = udp(11, 99, "anybody?");
+    let pods = ["a", "b", "c"].map(|port| to_pod(port, &frame));
+    world.sends(&net.outside(0), &frame, pods)
+}

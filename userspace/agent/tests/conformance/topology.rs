@@ -1,0 +1,172 @@
+//! The objects that the scenarios are about. Every network has the same addresses, on purpose.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use anyhow::Result;
+use contiv_model::{
+    global::ArpMode,
+    mac::Mac,
+    name::{EndpointId, NetworkId},
+    tag::{Encap, Vlan, Vni},
+};
+use netplugin::datapath::{
+    Local, Network, Object, ObjectId, Peer, Remote,
+    fake::{Delivery, Origin, Target},
+};
+use testkit::packet::Packet;
+
+/// The tunnel end of the node under test.
+pub(crate) const NODE: Ipv4Addr = Ipv4Addr::new(192, 168, 50, 1);
+/// Those of other nodes.
+pub(crate) const VTEPS: [Ipv4Addr; 2] = [Ipv4Addr::new(192, 168, 50, 2), Ipv4Addr::new(192, 168, 50, 3)];
+/// One on the same wire that is of no node.
+pub(crate) const STRANGER: Ipv4Addr = Ipv4Addr::new(192, 168, 50, 9);
+pub(crate) const VXLAN_PORT: u16 = 4789;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Net {
+    id: NetworkId,
+    pub(crate) encap: Encap,
+}
+
+impl Net {
+    /// VNI 10000 + `number`.
+    pub(crate) fn vxlan(number: u16) -> Result<Net> {
+        let (vni, local) = (Vni::try_from(10_000 + u32::from(number))?, Vlan::try_from(number)?);
+        Ok(Net { id: format!("vxlan{number}.t").into(), encap: Encap::Vxlan { vni, local } })
+    }
+
+    pub(crate) fn vlan(tag: u16) -> Result<Net> {
+        Ok(Net { id: format!("vlan{tag}.t").into(), encap: Encap::Vlan(tag.try_into()?) })
+    }
+
+    /// One of each kind.
+    pub(crate) fn kinds() -> Result<[Net; 2]> {
+        Ok([Net::vxlan(1)?, Net::vlan(100)?])
+    }
+
+    pub(crate) fn network(&self) -> Object {
+        self.network_with(ArpMode::Proxy)
+    }
+
+    pub(crate) fn network_with(&self, arp: ArpMode) -> Object {
+        Object::Network(Network { id: self.id.clone(), encap: self.encap, arp })
+    }
+
+    pub(crate) fn local(&self, port: &str, last: u8) -> Object {
+        Object::Local(Local {
+            id: EndpointId::new(&self.id, port),
+            network: self.id.clone(),
+            encap: self.encap,
+            port: port.to_owned(),
+            mac: Mac(mac(last)),
+            ip: ip(last),
+            ip6: Some(ip6(last)),
+        })
+    }
+
+    /// Behind `VTEPS[node]`, if the network has tunnels at all.
+    pub(crate) fn remote(&self, node: usize, last: u8) -> Object {
+        let vtep = matches!(self.encap, Encap::Vxlan { .. }).then_some(IpAddr::V4(VTEPS[node]));
+        Object::Remote(Remote {
+            id: EndpointId::new(&self.id, &format!("far{last}")),
+            network: self.id.clone(),
+            encap: self.encap,
+            vtep,
+            mac: Mac(mac(last)),
+            ip: ip(last),
+            ip6: Some(ip6(last)),
+        })
+    }
+
+    pub(crate) fn remote_id(&self, last: u8) -> ObjectId {
+        ObjectId::Remote(EndpointId::new(&self.id, &format!("far{last}")))
+    }
+
+    pub(crate) fn local_id(&self, port: &str) -> ObjectId {
+        ObjectId::Local(EndpointId::new(&self.id, port))
+    }
+
+    pub(crate) fn network_id(&self) -> ObjectId {
+        ObjectId::Network(self.id.clone())
+    }
+
+    /// From the node `VTEPS[node]`, or by the uplink.
+    pub(crate) fn outside(&self, node: usize) -> Origin {
+        match self.encap {
+            Encap::Vxlan { vni, .. } => Origin::Tunnel { vtep: VTEPS[node].into(), vni },
+            Encap::Vlan(_) => Origin::Uplink,
+        }
+    }
+
+    /// As the outside sends it: tagged on a VLAN, bare in a tunnel.
+    pub(crate) fn on_wire(&self, frame: &[u8]) -> Vec<u8> {
+        match self.encap {
+            Encap::Vxlan { .. } => frame.to_vec(),
+            Encap::Vlan(vlan) => tagged(frame, vlan.get()),
+        }
+    }
+
+    /// To the node `VTEPS[node]`, or to the uplink with the tag.
+    pub(crate) fn to_node(&self, node: usize, packet: &Packet) -> Delivery {
+        self.to_node_with(node, packet, 0)
+    }
+
+    pub(crate) fn to_node_with(&self, node: usize, packet: &Packet, dscp: u8) -> Delivery {
+        let to = match self.encap {
+            Encap::Vxlan { vni, .. } => {
+                Target::Tunnel { vtep: VTEPS[node].into(), port: VXLAN_PORT, vni, dscp }
+            }
+            Encap::Vlan(_) => Target::Uplink,
+        };
+        Delivery { to, frame: self.on_wire(&packet.build()) }
+    }
+
+    /// What flooding sends to other nodes: a copy for each, or one for the uplink.
+    pub(crate) fn to_other_nodes(&self, packet: &Packet) -> Vec<Delivery> {
+        let count = if matches!(self.encap, Encap::Vxlan { .. }) { VTEPS.len() } else { 1 };
+        (0..count).map(|node| self.to_node(node, packet)).collect()
+    }
+}
+
+/// The other nodes.
+pub(crate) fn peers() -> [Object; 2] {
+    VTEPS.map(|vtep| Object::Peer(Peer { vtep: vtep.into(), port: VXLAN_PORT }))
+}
+
+pub(crate) fn peer_id(node: usize) -> ObjectId {
+    ObjectId::Peer(VTEPS[node].into())
+}
+
+pub(crate) fn pod(port: &str) -> Origin {
+    Origin::Pod(port.to_owned())
+}
+
+pub(crate) fn to_pod(port: &str, packet: &Packet) -> Delivery {
+    Delivery { to: Target::Pod(port.to_owned()), frame: packet.build() }
+}
+
+pub(crate) fn ip(last: u8) -> Ipv4Addr {
+    [10, 7, 0, last].into()
+}
+
+pub(crate) fn ip6(last: u8) -> Ipv6Addr {
+    Ipv6Addr::new(0x2001, 0xdb8, 7, 0, 0, 0, 0, last.into())
+}
+
+pub(crate) fn mac(last: u8) -> [u8; 6] {
+    Mac::of_endpoint(ip(last)).0
+}
+
+/// A datagram from one endpoint to another, told apart by its text.
+pub(crate) fn udp(from: u8, to: u8, text: &str) -> Packet {
+    Packet::eth(mac(to), mac(from)).ipv4(ip(from), ip(to)).udp(4000, 5000).payload(text.as_bytes())
+}
+
+pub(crate) fn udp6(from: u8, to: u8, text: &str) -> Packet {
+    Packet::eth(mac(to), mac(from)).ipv6(ip6(from), ip6(to)).udp(4000, 5000).payload(text.as_bytes())
+}
+
+pub(crate) fn tagged(frame: &[u8], tag: u16) -> Vec<u8> {
+    [&frame[..12], &[0x81, 0], &tag.to_be_bytes(), &frame[12..]].concat()
+}

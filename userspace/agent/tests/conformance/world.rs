@@ -1,0 +1,270 @@
+//! A node under test and what it was told.
+
+use std::{fmt::Write as _, time::Duration};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use contiv_model::tag::Encap;
+use netplugin::datapath::{
+    Desired, Failed, Object, ObjectId, Observed, Op,
+    fake::{Delivery, Origin, Target, deliver},
+};
+use testkit::{
+    packet::{BROADCAST, Packet},
+    wait_until,
+};
+
+use crate::{
+    harness::Harness,
+    topology::{self, pod},
+};
+
+const SOON: Duration = Duration::from_secs(5);
+const MARK: &[u8] = b"conformance marker ";
+const MARKERS_MAC: [u8; 6] = [2, 0xfe, 0, 0, 0, 1];
+
+pub(crate) struct World<H> {
+    pub(crate) node: H,
+    /// What it was told and did not fail to do.
+    told: Desired,
+    markers: u32,
+    early: Vec<Delivery>,
+}
+
+impl<H: Harness> World<H> {
+    /// A node that holds the objects, with a pod for each local endpoint.
+    pub(crate) fn new(objects: impl IntoIterator<Item = Object>) -> Result<World<H>> {
+        let desired: Desired = objects.into_iter().collect();
+        let mut node = H::start()?;
+        for (_, object) in desired.iter() {
+            if let Object::Local(local) = object {
+                node.plug(&local.port)?;
+            }
+        }
+        let mut world = World { node, told: Desired::default(), markers: 0, early: vec![] };
+        world.reconcile(&desired).context("make the node")?;
+        Ok(world)
+    }
+
+    /// The agent's way: measure, mend, and find that nothing is left to mend.
+    pub(crate) fn reconcile(&mut self, desired: &Desired) -> Result<Observed> {
+        let before = self.node.observe(desired)?;
+        let mut ops: Vec<Op> = desired
+            .iter()
+            .filter(|(id, _)| !before.same.contains(id))
+            .map(|(_, object)| Op::Set(object.clone()))
+            .collect();
+        if before.strays > 0 {
+            ops.push(Op::Sweep);
+        }
+        let failures = self.node.apply(&ops)?;
+        ensure!(failures.is_empty(), "ops failed: {}", tell_failures(&ops, &failures));
+        self.told = desired.clone();
+        self.in_place()?;
+        Ok(before)
+    }
+
+    pub(crate) fn told(&self) -> &Desired {
+        &self.told
+    }
+
+    /// Fails unless the node says that it holds what it was told and nothing else.
+    pub(crate) fn in_place(&mut self) -> Result<()> {
+        let observed = self.node.observe(&self.told)?;
+        let missing: Vec<String> = self
+            .told
+            .iter()
+            .filter(|(id, _)| !observed.same.contains(id))
+            .map(|(id, _)| id.to_string())
+            .collect();
+        ensure!(missing.is_empty(), "not in place: {}", missing.join(", "));
+        ensure!(observed.strays == 0, "{} strays", observed.strays);
+        Ok(())
+    }
+
+    /// Ops that must all happen.
+    pub(crate) fn apply(&mut self, ops: impl IntoIterator<Item = Op>) -> Result<()> {
+        let ops: Vec<Op> = ops.into_iter().collect();
+        let failures = self.try_apply(&ops)?;
+        ensure!(failures.is_empty(), "ops failed: {}", tell_failures(&ops, &failures));
+        Ok(())
+    }
+
+    pub(crate) fn try_apply(&mut self, ops: &[Op]) -> Result<Vec<Failed>> {
+        let failures = self.node.apply(ops)?;
+        for (at, op) in ops.iter().enumerate() {
+            if failures.iter().any(|failed| failed.op == at) {
+                continue;
+            }
+            match op {
+                Op::Set(object) => drop(self.told.insert(object.clone())),
+                Op::Delete(id) => drop(self.told.remove(id)),
+                Op::Sweep => {}
+            }
+        }
+        Ok(failures)
+    }
+
+    pub(crate) fn set(&mut self, object: Object) -> Result<()> {
+        self.apply([Op::Set(object)])
+    }
+
+    pub(crate) fn delete(&mut self, id: ObjectId) -> Result<()> {
+        self.apply([Op::Delete(id)])
+    }
+
+    /// Sends a frame and fails unless exactly these come out, everywhere.
+    pub(crate) fn sends(
+        &mut self,
+        from: &Origin,
+        frame: &Packet,
+        expected: impl IntoIterator<Item = Delivery>,
+    ) -> Result<()> {
+        self.sends_bytes(from, &frame.build(), expected)
+    }
+
+    pub(crate) fn sends_bytes(
+        &mut self,
+        from: &Origin,
+        frame: &[u8],
+        expected: impl IntoIterator<Item = Delivery>,
+    ) -> Result<()> {
+        let mut expected: Vec<Delivery> = expected.into_iter().collect();
+        expected.sort();
+        let came = self.outcome(from, frame)?;
+        if came != expected {
+            bail!(
+                "from {from:?}: {}\nexpected:\n{}came:\n{}",
+                tell_frame(frame),
+                tell_deliveries(&expected),
+                tell_deliveries(&came)
+            );
+        }
+        Ok(())
+    }
+
+    /// All that comes out because of this frame, sorted.
+    pub(crate) fn outcome(&mut self, from: &Origin, frame: &[u8]) -> Result<Vec<Delivery>> {
+        self.node.emit(from, frame)?;
+        // Frames of one origin are handled in their order, so what comes before a marker is all that comes.
+        // A second one, sent when the first has come: copies of one batch leave by several ports in any order.
+        self.fence(from)?;
+        self.fence(from)?;
+        let mut came = std::mem::take(&mut self.early);
+        came.sort();
+        Ok(came)
+    }
+
+    /// Sends a marker and waits until it comes out somewhere.
+    fn fence(&mut self, from: &Origin) -> Result<()> {
+        self.markers += 1;
+        let text = [MARK, &self.markers.to_be_bytes()].concat();
+        let (origin, marker) = self.marker(from, &text)?;
+        self.node.emit(&origin, &marker)?;
+        let (node, early) = (&mut self.node, &mut self.early);
+        wait_until(SOON, &format!("a broadcast from {origin:?}, sent to see what came before it"), || {
+            let mut seen = None;
+            for arrival in node.arrivals()? {
+                if arrival.frame.ends_with(&text) {
+                    seen = Some(());
+                } else if !is_marker(&arrival.frame) {
+                    early.push(arrival);
+                }
+            }
+            Ok(seen)
+        })
+    }
+
+    /// A frame that must come out somewhere, if possible from the same place.
+    fn marker(&self, from: &Origin, text: &[u8]) -> Result<(Origin, Vec<u8>)> {
+        let other_origins = self.origins();
+        let same_wire = other_origins
+            .iter()
+            .filter(|origin| std::mem::discriminant(*origin) == std::mem::discriminant(from));
+        for origin in [from].into_iter().chain(same_wire).chain(&other_origins) {
+            for frame in self.broadcasts(origin, text) {
+                if !deliver(&self.told, &frame, origin).is_empty() {
+                    return Ok((origin.clone(), frame));
+                }
+            }
+        }
+        bail!("no frame from anywhere would come out, so what comes out cannot be told from what is late")
+    }
+
+    fn origins(&self) -> Vec<Origin> {
+        let mut origins = vec![Origin::Uplink];
+        for (_, object) in self.told.iter() {
+            match object {
+                Object::Local(local) => origins.push(pod(&local.port)),
+                Object::Peer(peer) => {
+                    origins.extend(self.networks().filter_map(|encap| match encap {
+                        Encap::Vxlan { vni, .. } => Some(Origin::Tunnel { vtep: peer.vtep, vni }),
+                        Encap::Vlan(_) => None,
+                    }));
+                }
+                Object::Network(_) | Object::Remote(_) => {}
+            }
+        }
+        origins
+    }
+
+    fn networks(&self) -> impl Iterator<Item = Encap> {
+        self.told.iter().filter_map(|(_, object)| match object {
+            Object::Network(network) => Some(network.encap),
+            _ => None,
+        })
+    }
+
+    fn broadcasts(&self, origin: &Origin, text: &[u8]) -> Vec<Vec<u8>> {
+        let frame = |source| Packet::eth(BROADCAST, source).payload(text).build();
+        match origin {
+            Origin::Pod(port) => {
+                let mac = self.told.iter().find_map(|(_, object)| match object {
+                    Object::Local(local) if local.port == *port => Some(local.mac.0),
+                    _ => None,
+                });
+                vec![frame(mac.unwrap_or(MARKERS_MAC))]
+            }
+            Origin::Tunnel { .. } => vec![frame(MARKERS_MAC)],
+            Origin::Uplink => self
+                .networks()
+                .filter_map(|encap| match encap {
+                    Encap::Vlan(vlan) => Some(topology::tagged(&frame(MARKERS_MAC), vlan.get())),
+                    Encap::Vxlan { .. } => None,
+                })
+                .collect(),
+        }
+    }
+}
+
+fn is_marker(frame: &[u8]) -> bool {
+    frame.windows(MARK.len()).any(|window| window == MARK)
+}
+
+fn tell_failures(ops: &[Op], failures: &[Failed]) -> String {
+    let one =
+        |failed: &Failed| format!("{:?}: {}: {}", ops.get(failed.op), failed.error, failed.error.source);
+    failures.iter().map(one).collect::<Vec<_>>().join("; ")
+}
+
+fn tell_deliveries(deliveries: &[Delivery]) -> String {
+    let mut text = String::new();
+    for delivery in deliveries {
+        let to = match &delivery.to {
+            Target::Pod(port) => format!("pod {port}"),
+            Target::Tunnel { vtep, port, vni, dscp } => format!("{vtep}:{port} vni {vni} dscp {dscp}"),
+            Target::Uplink => "uplink".to_owned(),
+        };
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "  {to}: {}", tell_frame(&delivery.frame));
+    }
+    text
+}
+
+fn tell_frame(frame: &[u8]) -> String {
+    let mut text = format!("{} bytes ", frame.len());
+    for (at, byte) in frame.iter().enumerate() {
+        let gap = if [6, 12, 14].contains(&at) { " " } else { "" };
+        let _ = write!(text, "{gap}{byte:02x}");
+    }
+    text
+}
