@@ -20,7 +20,7 @@ use serde_json::json;
 
 pub use fabric::Fabric;
 pub use node::Node;
-pub use pod::{Network, Pod};
+pub use pod::{Call, Network, Pod};
 
 use crate::{http::Client, master::Master};
 

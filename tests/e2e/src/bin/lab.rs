@@ -18,6 +18,8 @@ struct Cli {
 enum Command {
     /// Two nodes in namespaces, a master, agents, and pods that talk
     Demo(e2e::demo::Options),
+    /// Measure
+    Bench(e2e::bench::Options),
     /// Play recorded REST conversations against a fresh netmaster and compare
     Replay(e2e::replay::Options),
 }
@@ -29,6 +31,7 @@ fn main() -> ExitCode {
     }
     let result = match cli.command {
         Command::Demo(options) => e2e::demo::run(&options),
+        Command::Bench(options) => e2e::bench::run(&options),
         Command::Replay(options) => e2e::replay::run(&options),
     };
     match result {

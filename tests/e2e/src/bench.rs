@@ -1,0 +1,76 @@
+//! Measurements, each beside what the same machine does at least for it in the same run.
+
+mod cni;
+mod ipam;
+mod latency;
+mod machine;
+mod raw;
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use clap::{Args, Subcommand};
+use comfy_table::Table;
+use serde_json::Value;
+
+use crate::{binaries::Binary, interrupt};
+
+#[derive(Debug, Args)]
+pub struct Options {
+    #[command(subcommand)]
+    what: Option<What>,
+    /// Print JSON instead of tables
+    #[arg(long, global = true)]
+    json: bool,
+    /// Accept programs that were built without optimisation (only to see whether it runs)
+    #[arg(long, global = true)]
+    unoptimised: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Endpoints created by 1, 16 and 64 clients, beside bare store transactions of the same size
+    Ipam(ipam::Options),
+    /// CNI ADD and DEL with 1 and with 200 pods on the node, on each datapath
+    Cni(cni::Options),
+}
+
+/// A table for people, a value for programs.
+trait Report {
+    fn title(&self) -> String;
+    fn table(&self) -> Table;
+    fn value(&self) -> Result<Value>;
+}
+
+pub fn run(options: &Options) -> Result<()> {
+    let binary: PathBuf = Binary::Netmaster.path()?;
+    if !options.unoptimised && !binary.parent().is_some_and(|folder| folder.ends_with("release")) {
+        bail!("{} is not a release build: `cargo xtask bench` makes one", binary.display());
+    }
+    interrupt::catch()?;
+    let machine = machine::describe()?;
+    let mut results = serde_json::Map::new();
+    results.insert("machine".to_owned(), serde_json::to_value(&machine)?);
+    if !options.json {
+        println!("{machine}");
+    }
+    let mut tell = |name: &str, report: &dyn Report| -> Result<()> {
+        if !options.json {
+            println!("{}\n{}", report.title(), report.table());
+        }
+        results.insert(name.to_owned(), report.value()?);
+        Ok(())
+    };
+    match &options.what {
+        Some(What::Ipam(what)) => tell("ipam", &ipam::measure(what)?)?,
+        Some(What::Cni(what)) => tell("cni", &cni::measure(what)?)?,
+        None => {
+            tell("ipam", &ipam::measure(&ipam::Options::default())?)?;
+            tell("cni", &cni::measure(&cni::Options::default())?)?;
+        }
+    }
+    if options.json {
+        println!("{:#}", Value::Object(results));
+    }
+    Ok(())
+}

@@ -1,0 +1,174 @@
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use clap::Args;
+use comfy_table::{Table, presets};
+use serde::Serialize;
+use serde_json::Value;
+use testkit::Netns;
+
+use super::{Report, latency::Latency};
+use crate::{
+    cluster::{Call, Cluster, Datapath, Encap, Network, Node, Shape, StoreKind},
+    interrupt,
+    progress::step,
+};
+
+#[derive(Debug, Args)]
+pub(super) struct Options {
+    /// Pods on the node for the second line
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u16).range(2..=2000))]
+    pods: u16,
+    /// ADD and DEL so often at each number of pods
+    #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u16).range(1..=10000))]
+    rounds: u16,
+    /// Only this datapath
+    #[arg(long, value_enum)]
+    datapath: Option<Datapath>,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { pods: 200, rounds: 40, datapath: None }
+    }
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct Cni {
+    rows: Vec<Row>,
+    /// The plugin without a call to the agent (VERSION): what starting a process costs.
+    floor: Latency,
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    datapath: &'static str,
+    /// On the node while the measured one came and went, itself included.
+    pods: u16,
+    add: Latency,
+    del: Latency,
+}
+
+pub(super) fn measure(options: &Options) -> Result<Cni> {
+    let datapaths = match options.datapath {
+        Some(datapath) => vec![datapath],
+        None => vec![Datapath::Ovs, Datapath::Ebpf],
+    };
+    let mut rows = vec![];
+    let mut floor = None;
+    for datapath in datapaths {
+        let shape = Shape { datapaths: [datapath; 2], encap: Encap::Vxlan, store: StoreKind::Embedded };
+        let mut cluster = step(&format!("{}: cluster", datapath.name()), || Cluster::build(shape))?;
+        cluster.start_agents()?;
+        let network = network();
+        cluster.create_network(&network)?;
+        let node = cluster.nodes.first().context("a cluster has nodes")?;
+        step(&format!("{}: 1 pod", datapath.name()), || {
+            rows.push(measure_row(node, &network, 1, options.rounds)?);
+            floor = Some(measure_floor(node, &network, options.rounds)?);
+            Ok(())
+        })?;
+        let pods = step(&format!("{}: {} pods", datapath.name(), options.pods), || {
+            fill(node, &network, options.pods - 1)
+        })?;
+        rows.push(measure_row(node, &network, options.pods, options.rounds)?);
+        for (call, _netns) in &pods {
+            call.expect(node, "DEL")?;
+        }
+        cluster.delete_network(&network)?;
+        cluster.shut_down()?;
+    }
+    Ok(Cni { rows, floor: floor.context("no datapath was measured")? })
+}
+
+fn network() -> Network {
+    Network {
+        tenant: "bench".to_owned(),
+        name: "pods".to_owned(),
+        subnet: "10.1.0.0/16".to_owned(),
+        gateway: "10.1.255.254".to_owned(),
+        ipv6_subnet: "2001:db8:1::/64".to_owned(),
+        ipv6_gateway: "2001:db8:1::ffff".to_owned(),
+    }
+}
+
+fn fill(node: &Node, network: &Network, count: u16) -> Result<Vec<(Call, Netns)>> {
+    let mut pods = vec![];
+    for number in 0..count {
+        interrupt::check()?;
+        let netns = Netns::new("pod")?;
+        let call = Call::new(node, network, &format!("fill-{number}"), &netns);
+        call.expect(node, "ADD")?;
+        pods.push((call, netns));
+    }
+    Ok(pods)
+}
+
+/// One pod that comes and goes; its namespace is there already, as it is for kubelet.
+fn measure_row(node: &Node, network: &Network, pods: u16, rounds: u16) -> Result<Row> {
+    let (mut adds, mut dels) = (vec![], vec![]);
+    for round in 0..rounds {
+        interrupt::check()?;
+        let netns = Netns::new("measured")?;
+        let call = Call::new(node, network, &format!("measured-{round}"), &netns);
+        adds.push(timed(|| call.expect(node, "ADD"))?);
+        dels.push(timed(|| call.expect(node, "DEL"))?);
+    }
+    Ok(Row {
+        datapath: node.datapath.name(),
+        pods,
+        add: Latency::of_series(adds).context("no ADD was made")?,
+        del: Latency::of_series(dels).context("no DEL was made")?,
+    })
+}
+
+fn measure_floor(node: &Node, network: &Network, rounds: u16) -> Result<Latency> {
+    let netns = Netns::new("floor")?;
+    let call = Call::new(node, network, "floor", &netns);
+    let calls: Result<Vec<_>> = (0..rounds).map(|_| timed(|| call.expect(node, "VERSION"))).collect();
+    Latency::of_series(calls?).context("no VERSION was made")
+}
+
+fn timed<T>(work: impl FnOnce() -> Result<T>) -> Result<Duration> {
+    let start = Instant::now();
+    work()?;
+    Ok(start.elapsed())
+}
+
+impl Report for Cni {
+    fn title(&self) -> String {
+        format!(
+            "CNI calls as kubelet makes them; the plugin alone (VERSION): p50 {:.2} ms, p99 {:.2} ms",
+            self.floor.p50_ms, self.floor.p99_ms
+        )
+    }
+
+    fn table(&self) -> Table {
+        let mut table = Table::new();
+        table.load_preset(presets::UTF8_BORDERS_ONLY).set_header([
+            "datapath",
+            "pods",
+            "ADD p50 ms",
+            "p99 ms",
+            "DEL p50 ms",
+            "p99 ms",
+            "rounds",
+        ]);
+        for row in &self.rows {
+            table.add_row([
+                row.datapath.to_owned(),
+                row.pods.to_string(),
+                format!("{:.2}", row.add.p50_ms),
+                format!("{:.2}", row.add.p99_ms),
+                format!("{:.2}", row.del.p50_ms),
+                format!("{:.2}", row.del.p99_ms),
+                row.add.count.to_string(),
+            ]);
+        }
+        table
+    }
+
+    fn value(&self) -> Result<Value> {
+        Ok(serde_json::to_value(self)?)
+    }
+}

@@ -1,0 +1,237 @@
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    panic, thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result};
+use clap::Args;
+use comfy_table::{Table, presets};
+use serde::Serialize;
+use serde_json::{Value, json};
+use testkit::{etcd::Etcd, free_port, scratch_dir};
+
+use super::{Report, latency::Latency, raw};
+use crate::{
+    cluster::StoreKind,
+    http::Client,
+    master::{Master, Options as MasterOptions, Store},
+    progress::step,
+};
+
+const ENDPOINTS: &str = "/contiv.io/state/eps/";
+const STATE: &str = "/contiv.io/";
+const SUBNETS: [&str; 2] = ["10.16.0.0/16", "10.16.0.0/12"];
+
+#[derive(Debug, Args)]
+pub(super) struct Options {
+    /// Seconds for each line
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=600))]
+    seconds: u64,
+    /// Numbers of clients
+    #[arg(long, value_delimiter = ',', default_value = "1,16,64")]
+    clients: Vec<usize>,
+    /// Only this store
+    #[arg(long, value_enum)]
+    store: Option<StoreKind>,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { seconds: 4, clients: vec![1, 16, 64], store: None }
+    }
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct Ipam {
+    rows: Vec<Row>,
+}
+
+/// So many clients creating endpoints in one network, and the store alone under the same load.
+#[derive(Debug, Serialize)]
+struct Row {
+    store: &'static str,
+    subnet: &'static str,
+    clients: usize,
+    create_endpoint: Latency,
+    /// Bare transactions with the writes of one createEndpoint.
+    transaction: Latency,
+    puts_per_transaction: usize,
+    bytes_per_transaction: usize,
+    /// A request that reads nothing, by the same clients.
+    get_version: Latency,
+}
+
+pub(super) fn measure(options: &Options) -> Result<Ipam> {
+    let kinds = match options.store {
+        Some(kind) => vec![kind],
+        None => vec![StoreKind::Etcd, StoreKind::Embedded],
+    };
+    let mut rows = vec![];
+    for kind in kinds {
+        measure_store(kind, options, &mut rows)?;
+    }
+    Ok(Ipam { rows })
+}
+
+fn measure_store(kind: StoreKind, options: &Options, rows: &mut Vec<Row>) -> Result<()> {
+    let folder = scratch_dir("bench")?;
+    // With fsync, as a real one runs; dropped, and so stopped, after the master.
+    let etcd = match kind {
+        StoreKind::Etcd => {
+            Some(Etcd::options().fsync(true).argument("--quota-backend-bytes=8589934592").start()?)
+        }
+        StoreKind::Embedded => None,
+    };
+    let store = match &etcd {
+        Some(etcd) => Store::Etcd { endpoint: etcd.endpoint() },
+        None => Store::Embedded {
+            folder: folder.path().join("store"),
+            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()?)),
+        },
+    };
+    let master = Master::start(MasterOptions::alone(store)?)?;
+    let raw = raw::Store::connect(&master.store().endpoint())?;
+    for subnet in SUBNETS {
+        for &clients in &options.clients {
+            let name = match kind {
+                StoreKind::Etcd => "etcd",
+                StoreKind::Embedded => "embedded",
+            };
+            let what = format!("{name}, {subnet}, {clients} clients");
+            rows.push(step(&what, || measure_row(name, &master, &raw, subnet, clients, options.seconds))?);
+        }
+    }
+    Ok(())
+}
+
+fn measure_row(
+    store: &'static str,
+    master: &Master,
+    raw: &raw::Store,
+    subnet: &'static str,
+    clients: usize,
+    seconds: u64,
+) -> Result<Row> {
+    let duration = Duration::from_secs(seconds);
+    let tenant = format!("bench{}x{clients}", subnet.rsplit('/').next().unwrap_or_default());
+    let network = NetworkName { tenant };
+    network.create(master.client(), subnet)?;
+    // One request on its own shows what a request writes, all of it in one transaction.
+    let writes = raw.observe(STATE, ENDPOINTS, || network.create_endpoint(master.client(), "first"))?;
+    let create_endpoint = in_parallel(clients, duration, |client, round| {
+        network.create_endpoint(master.client(), &format!("ep-{client}-{round}"))
+    })?;
+    let get_version =
+        in_parallel(clients, Duration::from_secs(1), |_, _| master.client().get("/version").map(drop))?;
+    Ok(Row {
+        store,
+        subnet,
+        clients,
+        create_endpoint,
+        transaction: raw.transactions(&writes, clients, duration)?,
+        puts_per_transaction: writes.puts(),
+        bytes_per_transaction: writes.bytes(),
+        get_version,
+    })
+}
+
+struct NetworkName {
+    tenant: String,
+}
+
+impl NetworkName {
+    fn create(&self, client: &Client, subnet: &str) -> Result<()> {
+        let tenant = &self.tenant;
+        client.post_json(&format!("/api/v1/tenants/{tenant}/"), &json!({ "tenantName": tenant }))?;
+        let network =
+            json!({ "tenantName": tenant, "networkName": "bench", "encap": "vlan", "subnet": subnet });
+        client.post_json(&format!("/api/v1/networks/{tenant}:bench/"), &network).map(drop)
+    }
+
+    fn create_endpoint(&self, client: &Client, id: &str) -> Result<()> {
+        let endpoint = json!({
+            "TenantName": self.tenant,
+            "NetworkName": "bench",
+            "EndpointID": id,
+            "ConfigEP": { "Container": id, "Host": "h1" },
+        });
+        client
+            .post_json("/plugin/createEndpoint", &endpoint)
+            .map(drop)
+            .with_context(|| format!("endpoint {id}"))
+    }
+}
+
+/// `clients` threads that call until the time is up.
+fn in_parallel(
+    clients: usize,
+    duration: Duration,
+    call: impl Fn(usize, usize) -> Result<()> + Sync,
+) -> Result<Latency> {
+    let start = Instant::now();
+    let mut calls = vec![];
+    thread::scope(|scope| {
+        let call = &call;
+        let series = |client| {
+            let mut calls = vec![];
+            while start.elapsed() < duration {
+                let begin = Instant::now();
+                call(client, calls.len())?;
+                calls.push(begin.elapsed());
+            }
+            anyhow::Ok(calls)
+        };
+        let threads: Vec<_> = (0..clients).map(|client| scope.spawn(move || series(client))).collect();
+        for thread in threads {
+            calls.extend(thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic))?);
+        }
+        anyhow::Ok(())
+    })?;
+    Latency::of(calls, start.elapsed()).context("no call was made")
+}
+
+impl Report for Ipam {
+    fn title(&self) -> String {
+        "createEndpoint, beside bare store transactions that write the same (same store, same run)".to_owned()
+    }
+
+    fn table(&self) -> Table {
+        let mut table = Table::new();
+        table.load_preset(presets::UTF8_BORDERS_ONLY).set_header([
+            "store",
+            "subnet",
+            "clients",
+            "created/s",
+            "p50 ms",
+            "p99 ms",
+            "bare txn/s",
+            "p50 ms",
+            "p99 ms",
+            "ratio",
+            "puts, bytes",
+            "GET /s",
+        ]);
+        for row in &self.rows {
+            table.add_row([
+                row.store.to_owned(),
+                row.subnet.to_owned(),
+                row.clients.to_string(),
+                format!("{:.0}", row.create_endpoint.per_second),
+                format!("{:.2}", row.create_endpoint.p50_ms),
+                format!("{:.2}", row.create_endpoint.p99_ms),
+                format!("{:.0}", row.transaction.per_second),
+                format!("{:.2}", row.transaction.p50_ms),
+                format!("{:.2}", row.transaction.p99_ms),
+                format!("{:.2}", row.create_endpoint.per_second / row.transaction.per_second),
+                format!("{}, {}", row.puts_per_transaction, row.bytes_per_transaction),
+                format!("{:.0}", row.get_version.per_second),
+            ]);
+        }
+        table
+    }
+
+    fn value(&self) -> Result<Value> {
+        Ok(serde_json::to_value(self)?)
+    }
+}

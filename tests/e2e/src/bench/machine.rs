@@ -1,0 +1,49 @@
+//! Figures mean nothing without the machine that they were taken on.
+
+use std::{fmt, fs, path::Path, thread};
+
+use anyhow::{Context as _, Result};
+use nix::sys::{
+    statfs::{TMPFS_MAGIC, statfs},
+    utsname::uname,
+};
+use serde::Serialize;
+
+#[derive(Debug, Serialize)]
+pub(super) struct Machine {
+    kernel: String,
+    processor: String,
+    processors: usize,
+    load: String,
+    /// Where stores keep their files: on tmpfs, fsync costs nothing.
+    store_on_disk: bool,
+}
+
+pub(super) fn describe() -> Result<Machine> {
+    let cpuinfo = fs::read_to_string("/proc/cpuinfo")?;
+    let processor = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    let load = fs::read_to_string("/proc/loadavg")?;
+    let scratch = testkit::scratch_dir("where")?;
+    Ok(Machine {
+        kernel: uname().context("uname")?.release().to_string_lossy().into_owned(),
+        processor: processor.map_or_else(|| "unknown".to_owned(), |(_, name)| name.to_owned()),
+        processors: thread::available_parallelism()?.get(),
+        load: load.split(' ').next().unwrap_or_default().to_owned(),
+        store_on_disk: on_disk(scratch.path())?,
+    })
+}
+
+fn on_disk(path: &Path) -> Result<bool> {
+    Ok(statfs(path).context("look at the file system")?.filesystem_type() != TMPFS_MAGIC)
+}
+
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let store = if self.store_on_disk { "on disk" } else { "on tmpfs, so fsync is free" };
+        write!(
+            f,
+            "Linux {}, {} x {}, load before {}, stores {store}",
+            self.kernel, self.processors, self.processor, self.load
+        )
+    }
+}

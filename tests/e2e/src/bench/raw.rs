@@ -1,0 +1,129 @@
+//! What the store does on its own: transactions like those of the master, without the master.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use etcd_client::{Client, Compare, CompareOp, EventType, Txn, TxnOp, WatchOptions};
+use tokio::{runtime::Runtime, task::JoinSet, time::timeout};
+
+use super::latency::Latency;
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Number of puts, bytes of keys and values: what one request wrote.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Writes(Vec<Put>);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Put {
+    key: usize,
+    value: usize,
+}
+
+impl Writes {
+    pub(super) fn bytes(&self) -> usize {
+        self.0.iter().map(|put| put.key + put.value).sum()
+    }
+
+    pub(super) fn puts(&self) -> usize {
+        self.0.len()
+    }
+}
+
+pub(super) struct Store {
+    runtime: Runtime,
+    client: Client,
+}
+
+impl Store {
+    pub(super) fn connect(endpoint: &str) -> Result<Store> {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        let client = runtime.block_on(Client::connect([endpoint], None)).context("connect to the store")?;
+        Ok(Store { runtime, client })
+    }
+
+    /// What `work` writes under `prefix` in the transaction that also writes a key under `marker`.
+    pub(super) fn observe(
+        &self,
+        prefix: &str,
+        marker: &str,
+        work: impl FnOnce() -> Result<()>,
+    ) -> Result<Writes> {
+        let mut client = self.client.clone();
+        let mut stream = self
+            .runtime
+            .block_on(client.watch(prefix, Some(WatchOptions::new().with_prefix())))
+            .context("watch the store")?;
+        work()?;
+        let puts = self.runtime.block_on(async {
+            loop {
+                let response = timeout(PATIENCE, stream.message()).await.context("no write was seen")??;
+                let response = response.context("the watch ended")?;
+                let puts = response.events().iter().filter(|event| event.event_type() == EventType::Put);
+                let pairs: Vec<_> = puts.filter_map(|event| event.kv()).collect();
+                // Others write too: the leader its lock, for one.
+                if pairs.iter().any(|pair| pair.key().starts_with(marker.as_bytes())) {
+                    let put = |pair: &&etcd_client::KeyValue| Put {
+                        key: pair.key().len(),
+                        value: pair.value().len(),
+                    };
+                    return anyhow::Ok(pairs.iter().map(put).collect());
+                }
+            }
+        })?;
+        Ok(Writes(puts))
+    }
+
+    /// Transactions of such writes, guarded by two compares, by so many clients at once.
+    pub(super) fn transactions(
+        &self,
+        writes: &Writes,
+        clients: usize,
+        duration: Duration,
+    ) -> Result<Latency> {
+        self.runtime.block_on(async {
+            let mut tasks = JoinSet::new();
+            let start = Instant::now();
+            for client in 0..clients {
+                tasks.spawn(series(self.client.clone(), writes.clone(), client, start, duration));
+            }
+            let mut calls = vec![];
+            while let Some(done) = tasks.join_next().await {
+                calls.extend(done??);
+            }
+            Latency::of(calls, start.elapsed()).context("no transaction was made")
+        })
+    }
+}
+
+async fn series(
+    mut client: Client,
+    writes: Writes,
+    number: usize,
+    start: Instant,
+    duration: Duration,
+) -> Result<Vec<Duration>> {
+    let mut calls = vec![];
+    while start.elapsed() < duration {
+        let round = calls.len();
+        let puts: Vec<_> = (0..)
+            .zip(&writes.0)
+            .map(|(at, put): (usize, _)| {
+                // New keys, as new endpoints are, of the length that the master's have.
+                let name = format!("/bench/{number}/{at}/{round}");
+                let key = format!("{name:/<length$}", length = put.key);
+                TxnOp::put(key, vec![b'x'; put.value], None)
+            })
+            .collect();
+        // As the master: is the leader still the same, and was nothing written meanwhile.
+        let guards = vec![
+            Compare::create_revision("/bench-leader", CompareOp::Equal, 0),
+            Compare::mod_revision(format!("/bench-guard/{number}"), CompareOp::Equal, 0),
+        ];
+        let call = Instant::now();
+        let response = client.txn(Txn::new().when(guards).and_then(puts)).await?;
+        anyhow::ensure!(response.succeeded(), "a transaction nobody contends for was refused");
+        calls.push(call.elapsed());
+    }
+    Ok(calls)
+}
