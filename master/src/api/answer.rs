@@ -1,0 +1,95 @@
+//! Answers, in the form that the client understands.
+
+use axum::body::Body;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::response::Response;
+use serde_json::json;
+
+use crate::problem::Problem;
+
+/// How a client wants to be told of failures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wants {
+    /// Status 500 and one line of text: all that clients of the original understand.
+    Text,
+    /// RFC 9457, with a status that fits.
+    Problems,
+}
+
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
+const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
+
+impl Wants {
+    pub(super) fn of(headers: &HeaderMap) -> Wants {
+        let accept = headers.get_all(header::ACCEPT).into_iter().filter_map(|v| v.to_str().ok());
+        let problems =
+            |value: &str| value.split(',').any(|media| media.trim().starts_with("application/problem+json"));
+        if accept.into_iter().any(problems) { Wants::Problems } else { Wants::Text }
+    }
+
+    pub(super) fn problem(self, problem: &Problem) -> Response<Body> {
+        match self {
+            Wants::Text => {
+                let line = format!("{}\n", problem.text.replace('\n', " "));
+                respond(StatusCode::INTERNAL_SERVER_ERROR, TEXT, line)
+            }
+            Wants::Problems => {
+                let status =
+                    StatusCode::from_u16(problem.kind.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+                problem_json(status, &problem.text)
+            }
+        }
+    }
+
+    /// No such route.
+    pub(super) fn no_route(self) -> Response<Body> {
+        match self {
+            Wants::Text => respond(StatusCode::NOT_FOUND, TEXT, "404 page not found\n"),
+            Wants::Problems => problem_json(StatusCode::NOT_FOUND, "404 page not found"),
+        }
+    }
+
+    pub(super) fn json(self, answer: Result<Vec<u8>, Problem>) -> Response<Body> {
+        match answer {
+            Ok(body) => respond(StatusCode::OK, JSON, body),
+            Err(problem) => self.problem(&problem),
+        }
+    }
+}
+
+pub(super) fn text(body: String) -> Response<Body> {
+    respond(StatusCode::OK, TEXT, body)
+}
+
+pub(super) fn moved(to: &str) -> Response<Body> {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::MOVED_PERMANENTLY;
+    if let Ok(location) = HeaderValue::from_str(to) {
+        response.headers_mut().insert(header::LOCATION, location);
+    }
+    response
+}
+
+/// The leader could not be asked.
+pub(super) fn bad_gateway(text: &str) -> Response<Body> {
+    respond(StatusCode::BAD_GATEWAY, TEXT, format!("{text}\n"))
+}
+
+fn problem_json(status: StatusCode, detail: &str) -> Response<Body> {
+    let title = status.canonical_reason().unwrap_or_default();
+    let body = json!({"type": "about:blank", "title": title, "status": status.as_u16(), "detail": detail});
+    respond(status, PROBLEM, body.to_string())
+}
+
+fn respond(status: StatusCode, content_type: HeaderValue, body: impl Into<Body>) -> Response<Body> {
+    let mut response = Response::new(body.into());
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    if content_type == TEXT {
+        headers
+            .insert(HeaderName::from_static("x-content-type-options"), HeaderValue::from_static("nosniff"));
+    }
+    headers.insert(header::CONTENT_TYPE, content_type);
+    response
+}

@@ -1,0 +1,163 @@
+//! What the leader answers.
+
+use std::collections::BTreeSet;
+
+use axum::body::{Body, Bytes};
+use axum::extract::Request;
+use axum::http::{HeaderMap, Method, header};
+use axum::response::Response;
+use contiv_model::registry;
+use http_body_util::{BodyExt, Limited};
+use serde_json::json;
+
+use super::answer::{Wants, text};
+use super::path;
+use crate::committer::{Queue, Shared};
+use crate::objects::{self, Cluster, Type};
+use crate::plugin::Call;
+use crate::problem::Problem;
+use crate::world::World;
+
+/// A netmaster that leads: what it reads from and where it writes.
+pub struct Leader {
+    pub world: Shared,
+    pub queue: Queue,
+    pub cluster: Cluster,
+    pub identity: Identity,
+}
+
+/// This netmaster, as others know it.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// `ip:port` of the internal address.
+    pub address: String,
+    /// The ip of it.
+    pub ip: String,
+}
+
+/// The largest body that is read: objects are a few hundred bytes.
+const LARGEST_BODY: usize = 1 << 20;
+
+/// Routes of the original that this release knows and does not have.
+const UNBUILT: [(&str, &str); 3] =
+    [("services", "service objects"), ("service", "service objects"), ("debug", "the debug calls")];
+
+impl Leader {
+    pub(super) async fn answer(&self, request: Request, wants: Wants) -> Response<Body> {
+        let (head, body) = request.into_parts();
+        let parts = path::parts(&head.uri);
+        let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
+        match (&head.method, parts.as_slice()) {
+            (&Method::GET, ["api", "v1", types, ""]) if Type::by_plural(types).is_some() => {
+                wants.json(self.read(types, |t, world| (t.list)(world)))
+            }
+            (&Method::GET, ["api", "v1", "inspect", "endpoints", key, ""]) if !key.is_empty() => {
+                wants.json(objects::find_endpoint(&self.world.read(), key))
+            }
+            (&Method::GET, ["api", "v1", "inspect", types, key, ""]) if is_object(types, key) => {
+                wants.json(self.read(types, |t, world| (t.inspect)(world, key, &self.cluster)))
+            }
+            (&Method::GET, ["api", "v1", types, key, ""]) if is_object(types, key) => {
+                wants.json(self.read(types, |t, world| (t.get)(world, key)))
+            }
+            (&Method::POST | &Method::PUT, ["api", "v1", types, key, ""]) if is_object(types, key) => {
+                wants.json(self.put(types, key, body).await)
+            }
+            (&Method::DELETE, ["api", "v1", types, key, ""]) if is_object(types, key) => {
+                wants.json(self.delete(types, key).await)
+            }
+            (&Method::POST, ["plugin", call]) if is_json(&head.headers) => {
+                match self.plugin(call, body).await {
+                    Some(answer) => wants.json(answer),
+                    None => wants.no_route(),
+                }
+            }
+            (&Method::GET, ["version"]) => text(version()),
+            (&Method::GET, ["info"]) => wants.json(objects::json(&self.info(&self.world.read()))),
+            (&Method::GET | &Method::DELETE, [first, ..]) if unbuilt(first).is_some() => {
+                wants.problem(&Problem::not_built(unbuilt(first).unwrap_or_default()))
+            }
+            _ => wants.no_route(),
+        }
+    }
+
+    fn read(
+        &self,
+        types: &str,
+        read: impl FnOnce(&objects::Built, &World) -> Result<Vec<u8>, Problem>,
+    ) -> Result<Vec<u8>, Problem> {
+        read(built(types)?, &self.world.read())
+    }
+
+    async fn put(&self, types: &str, key: &str, body: Body) -> Result<Vec<u8>, Problem> {
+        let built = *built(types)?;
+        let request = (built.check)(key, &read_body(body).await?)?;
+        self.queue.submit(Box::new(move |draft| (built.put)(&request, draft)), true).await
+    }
+
+    async fn delete(&self, types: &str, key: &str) -> Result<Vec<u8>, Problem> {
+        let (built, key) = (*built(types)?, key.to_owned());
+        self.queue.submit(Box::new(move |draft| (built.delete)(&key, draft)), true).await
+    }
+
+    async fn plugin(&self, call: &str, body: Body) -> Option<Result<Vec<u8>, Problem>> {
+        let body = match read_body(body).await {
+            Ok(body) => body,
+            Err(problem) => return Some(Err(problem)),
+        };
+        let call = match Call::decode(call, &body)? {
+            Ok(call) => call,
+            Err(problem) => return Some(Err(problem)),
+        };
+        Some(self.queue.submit(Box::new(move |draft| call.plan(draft)), false).await)
+    }
+
+    fn info(&self, world: &World) -> serde_json::Value {
+        let nodes = |name: &str| -> BTreeSet<&str> {
+            let services = world.all::<registry::Service>().filter(|service| service.service_name == name);
+            services.map(|service| service.host_addr.as_str()).collect()
+        };
+        json!({
+            "current-state": "leader",
+            "leader-ip": self.identity.address,
+            "local-ip": self.identity.ip,
+            "netmaster-nodes": nodes(registry::NETMASTER),
+            "netplugin-nodes": nodes(registry::NETPLUGIN),
+        })
+    }
+}
+
+fn is_object(types: &str, key: &str) -> bool {
+    !key.is_empty() && Type::by_plural(types).is_some()
+}
+
+fn built(types: &str) -> Result<&'static objects::Built, Problem> {
+    Type::by_plural(types).ok_or_else(Problem::key_not_found)?.built()
+}
+
+fn unbuilt(first: &str) -> Option<&'static str> {
+    UNBUILT.iter().find(|(route, _)| *route == first).map(|(_, what)| *what)
+}
+
+/// Exactly this; with a charset, or without the header, the original does not find its own calls.
+fn is_json(headers: &HeaderMap) -> bool {
+    headers.get(header::CONTENT_TYPE).is_some_and(|value| value == "application/json")
+}
+
+async fn read_body(body: Body) -> Result<Bytes, Problem> {
+    match Limited::new(body, LARGEST_BODY).collect().await {
+        Ok(body) => Ok(body.to_bytes()),
+        Err(error) => {
+            Err(Problem::invalid(format!("request body: {error}; at most {LARGEST_BODY} bytes are read")))
+        }
+    }
+}
+
+fn version() -> String {
+    let version = json!({
+        "GitCommit": option_env!("CONTIV_GIT_COMMIT").unwrap_or("unknown"),
+        "Version": env!("CARGO_PKG_VERSION"),
+        "BuildTime": option_env!("CONTIV_BUILD_TIME").unwrap_or("unknown"),
+    });
+    format!("{version}\n")
+}

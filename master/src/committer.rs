@@ -1,0 +1,285 @@
+//! Every write of the leader goes through here, one transaction after the other.
+//!
+//! While a transaction is on its way to the store, requests queue; what has queued is planned together, each request
+//! on top of the one before, and committed as one. So a request costs a share of a disk flush instead of one of its
+//! own, and answers go out only when the store has what they say.
+
+use std::collections::HashMap;
+use std::ops::ControlFlow;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::Duration;
+
+use contiv_model::{group, network};
+use contiv_store::election::Leadership;
+use contiv_store::{Error, Guard, Outcome, Store, Txn};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{MissedTickBehavior, interval, sleep};
+use tokio_util::sync::CancellationToken;
+
+use crate::problem::Problem;
+use crate::world::{Change, Draft, Edited, World};
+
+/// Changes a draft and gives the body of the answer; may be asked again, on another draft.
+pub type Plan = Box<dyn Fn(&mut Draft<'_>) -> Result<Vec<u8>, Problem> + Send + Sync>;
+
+type Answer = Result<Vec<u8>, Problem>;
+
+struct Job {
+    plan: Plan,
+    /// Not together with others in one transaction: it makes or deletes what the others look at.
+    alone: bool,
+    answer: Option<oneshot::Sender<Answer>>,
+}
+
+/// The world as everybody reads it.
+#[derive(Clone, Default)]
+pub struct Shared(Arc<RwLock<World>>);
+
+impl Shared {
+    pub fn read(&self) -> RwLockReadGuard<'_, World> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn write(&self) -> RwLockWriteGuard<'_, World> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Where requests wait.
+#[derive(Clone)]
+pub struct Queue(mpsc::Sender<Job>);
+
+impl Queue {
+    /// Plans, commits and answers. `alone`: the plan makes or deletes networks or groups.
+    pub async fn submit(&self, plan: Plan, alone: bool) -> Answer {
+        let (answer, answered) = oneshot::channel();
+        let stopped = || Problem::unavailable("this netmaster stopped leading; try again");
+        let job = Job { plan, alone, answer: Some(answer) };
+        self.0.send(job).await.map_err(|_| stopped())?;
+        answered.await.map_err(|_| stopped())?
+    }
+}
+
+pub struct Committer {
+    store: Store,
+    world: Shared,
+    jobs: mpsc::Receiver<Job>,
+    /// Taken from the queue, and to be planned next.
+    held: Option<Job>,
+    /// The journals seen at the last tick, by key, and their revisions: one that has not changed since is at rest.
+    journals: HashMap<String, i64>,
+}
+
+const QUEUE: usize = 1024;
+/// Somebody else edits what we plan on: so often is it read again for one batch.
+const ATTEMPTS: usize = 5;
+/// A journal that rests so long is folded into its record.
+const REST: Duration = Duration::from_secs(1);
+const RETRY: Duration = Duration::from_millis(200);
+
+/// The store says that another leads.
+pub struct Deposed;
+
+impl Committer {
+    pub fn new(store: Store, world: Shared) -> (Queue, Committer) {
+        let (sender, jobs) = mpsc::channel(QUEUE);
+        (Queue(sender), Committer { store, world, jobs, held: None, journals: HashMap::new() })
+    }
+
+    /// Commits what is queued until told to stop or deposed.
+    pub async fn run(&mut self, leadership: &Leadership, stop: &CancellationToken) -> Result<(), Deposed> {
+        let mut tick = interval(REST);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let job = match self.held.take() {
+                Some(job) => job,
+                None => tokio::select! {
+                    biased;
+                    () = leadership.lost() => return Err(Deposed),
+                    () = stop.cancelled() => return Ok(()),
+                    _ = tick.tick() => {
+                        self.checkpoint(leadership, false).await?;
+                        continue;
+                    }
+                    job = self.jobs.recv() => match job {
+                        Some(job) => job,
+                        None => return Ok(()),
+                    },
+                },
+            };
+            if leadership.is_lost() {
+                return Err(Deposed);
+            }
+            self.batch(leadership, job).await?;
+        }
+    }
+
+    /// One plan of our own.
+    pub async fn commit(&mut self, leadership: &Leadership, plan: Plan) -> Result<Answer, Deposed> {
+        let (answer, mut answered) = oneshot::channel();
+        self.batch(leadership, Job { plan, alone: true, answer: Some(answer) }).await?;
+        Ok(answered.try_recv().unwrap_or_else(|_| Err(Problem::unavailable("no answer"))))
+    }
+
+    /// Folds journals into their records: those at rest, or `all`.
+    pub async fn checkpoint(&mut self, leadership: &Leadership, all: bool) -> Result<(), Deposed> {
+        let journals = self.world.read().journals();
+        let at_rest = |key: &String, revision: &i64| all || self.journals.get(key) == Some(revision);
+        let due: Vec<String> = journals
+            .iter()
+            .filter(|(key, revision)| at_rest(key, revision))
+            .map(|(key, _)| key.clone())
+            .collect();
+        self.journals = journals;
+        for key in due {
+            let plan = move |draft: &mut Draft<'_>| {
+                checkpoint::<network::State>(draft, &key);
+                checkpoint::<group::State>(draft, &key);
+                Ok(vec![])
+            };
+            if let Err(problem) = self.commit(leadership, Box::new(plan)).await? {
+                tracing::warn!(%problem, "could not write a network's record whole; its journal stays");
+            }
+        }
+        Ok(())
+    }
+
+    async fn batch(&mut self, leadership: &Leadership, first: Job) -> Result<(), Deposed> {
+        let mut jobs = vec![first];
+        for attempt in 0..ATTEMPTS {
+            let planned = self.plan(&mut jobs, attempt == 0);
+            let (answers, mut txn, change) = match planned {
+                Ok(planned) => planned,
+                Err(error) => {
+                    refuse(jobs, &Problem::unavailable(format!("encode a record: {error}")));
+                    return Ok(());
+                }
+            };
+            if txn.ops.is_empty() {
+                answer(jobs, answers);
+                return Ok(());
+            }
+            let keys: Vec<String> = txn.guards.iter().map(|guard| key_of(guard).to_owned()).collect();
+            txn.guards.push(leadership.guard());
+            match self.store.commit(txn).await {
+                Ok(Outcome::Committed { revision }) => {
+                    self.world.write().commit(change, revision);
+                    answer(jobs, answers);
+                    return Ok(());
+                }
+                Ok(Outcome::Conflict) => {
+                    tracing::info!(attempt, ?keys, "changed in the store meanwhile; reading again");
+                    if self.reread(leadership, &keys).await.is_break() {
+                        refuse(jobs, &Problem::unavailable("another netmaster leads now; try again"));
+                        return Err(Deposed);
+                    }
+                }
+                Err(error) => {
+                    tracing::error!(error = one_line(&error), "could not commit");
+                    refuse(jobs, &Problem::unavailable(format!("store: {}", one_line(&error))));
+                    // Committed or not? The next plan has to know.
+                    return match self.reread(leadership, &keys).await {
+                        ControlFlow::Continue(()) => Ok(()),
+                        ControlFlow::Break(()) => Err(Deposed),
+                    };
+                }
+            }
+        }
+        refuse(jobs, &Problem::unavailable("the store keeps changing under this request; try again"));
+        Ok(())
+    }
+
+    /// Plans the jobs one on top of the other, and `more` that wait, as long as there is room.
+    fn plan(&mut self, jobs: &mut Vec<Job>, more: bool) -> serde_json::Result<(Vec<Answer>, Txn, Change)> {
+        let world = self.world.read();
+        let mut draft = Draft::new(&world);
+        let mut answers: Vec<Answer> = jobs.iter().map(|job| (job.plan)(&mut draft)).collect();
+        while more && !jobs.iter().any(|job| job.alone) && !draft.is_full() {
+            let Ok(job) = self.jobs.try_recv() else { break };
+            if job.alone {
+                self.held = Some(job);
+                break;
+            }
+            answers.push((job.plan)(&mut draft));
+            jobs.push(job);
+        }
+        let (txn, change) = draft.finish()?;
+        Ok((answers, txn, change))
+    }
+
+    /// Reads the keys anew, until the store answers. Breaks when this netmaster does not lead any more.
+    async fn reread(&mut self, leadership: &Leadership, keys: &[String]) -> ControlFlow<()> {
+        loop {
+            if leadership.is_lost() {
+                return ControlFlow::Break(());
+            }
+            match self.try_reread(leadership, keys).await {
+                Ok(flow) => return flow,
+                Err(error) => {
+                    tracing::warn!(error = one_line(&error), "could not read again");
+                    tokio::select! {
+                        () = leadership.lost() => return ControlFlow::Break(()),
+                        () = sleep(RETRY) => {}
+                    }
+                }
+            }
+        }
+    }
+
+    async fn try_reread(&self, leadership: &Leadership, keys: &[String]) -> Result<ControlFlow<()>, Error> {
+        if let Guard::CreateRevision { key, revision } = leadership.guard() {
+            let lock = self.store.get(&key).await?;
+            if lock.is_none_or(|lock| lock.create_revision != revision) {
+                return Ok(ControlFlow::Break(()));
+            }
+        }
+        // Records before their journals.
+        let mut keys: Vec<&String> = keys.iter().collect();
+        keys.sort_by_key(|key| key.contains("/state/ipam/"));
+        let mut found = Vec::with_capacity(keys.len());
+        for key in keys {
+            found.push((key, self.store.get(key).await?));
+        }
+        let mut world = self.world.write();
+        for (key, kv) in found {
+            world.reread(key, kv.as_ref());
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+}
+
+fn checkpoint<B: Edited>(draft: &mut Draft<'_>, journal_key: &str) {
+    let found = draft
+        .world()
+        .ledgers::<B>()
+        .find(|ledger| B::journal_key(ledger.body.id()).to_string() == journal_key);
+    if let Some(ledger) = found.filter(|ledger| ledger.is_journaled())
+        && let Some((_, change)) = draft.ledger::<B>(ledger.body.id())
+    {
+        change.checkpoint = true;
+    }
+}
+
+fn key_of(guard: &Guard) -> &str {
+    match guard {
+        Guard::ModRevision { key, .. } | Guard::CreateRevision { key, .. } => key,
+    }
+}
+
+fn answer(jobs: Vec<Job>, answers: Vec<Answer>) {
+    for (job, answer) in jobs.into_iter().zip(answers) {
+        // A client that went away gets no answer, and what it asked for stands.
+        let _gone = job.answer.map(|to| to.send(answer));
+    }
+}
+
+fn refuse(jobs: Vec<Job>, problem: &Problem) {
+    let answers = jobs.iter().map(|_| Err(problem.clone())).collect();
+    answer(jobs, answers);
+}
+
+/// An error with its causes.
+pub fn one_line(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |e| e.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ").replace('\n', " ")
+}

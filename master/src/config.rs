@@ -1,0 +1,337 @@
+//! Flags and environment (INVENTORY 7.2).
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, ValueEnum};
+
+/// The control plane of contiv-rs: REST API, address and tag allocation.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "netmaster", version, max_term_width = 100)]
+pub struct Flags {
+    /// Orchestrator that asks for endpoints: test, cni (docker, kubernetes and swarm-mode are not built yet)
+    #[arg(long, aliases = ["plugin-mode", "cluster-mode"], env = "CONTIV_NETMASTER_MODE", value_enum)]
+    pub mode: Mode,
+
+    /// Encapsulation that the cluster is meant for
+    #[arg(long, env = "CONTIV_NETMASTER_NET_MODE", value_enum)]
+    pub netmode: NetMode,
+
+    /// How nodes forward between pods
+    #[arg(long, env = "CONTIV_NETMASTER_FORWARD_MODE", value_enum)]
+    pub fwdmode: FwdMode,
+
+    /// Fabric below the nodes: default (aci is not built yet)
+    #[arg(long, env = "CONTIV_NETMASTER_INFRA", value_enum, default_value = "default")]
+    pub infra: Infra,
+
+    /// Name of the plugin, where an orchestrator asks for one
+    #[arg(long, env = "CONTIV_NETMASTER_PLUGIN_NAME", default_value = "netplugin")]
+    pub name: String,
+
+    /// Address that users and agents reach the API at
+    #[arg(
+        long,
+        alias = "listen-url",
+        env = "CONTIV_NETMASTER_EXTERNAL_ADDRESS",
+        default_value = "0.0.0.0:9999"
+    )]
+    pub external_address: SocketAddr,
+
+    /// Address that other netmasters reach this one at [default: this host's address, with the external port]
+    #[arg(long, alias = "control-url", env = "CONTIV_NETMASTER_INTERNAL_ADDRESS")]
+    pub internal_address: Option<SocketAddr>,
+
+    #[command(flatten)]
+    pub store: StoreFlags,
+
+    #[command(flatten)]
+    pub log: LogFlags,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct StoreFlags {
+    /// etcd endpoints, separated by commas [default: http://127.0.0.1:2379]
+    #[arg(long, alias = "etcd-endpoints", env = "CONTIV_NETMASTER_ETCD_ENDPOINTS", value_name = "URL[,URL]")]
+    pub etcd: Option<String>,
+
+    /// Consul endpoints (not built yet)
+    #[arg(
+        long,
+        alias = "consul-endpoints",
+        env = "CONTIV_NETMASTER_CONSUL_ENDPOINTS",
+        value_name = "URL[,URL]"
+    )]
+    pub consul: Option<String>,
+
+    /// A store of this one machine instead of etcd: embedded:DIR
+    #[arg(long, env = "CONTIV_NETMASTER_STORE", value_name = "embedded:DIR")]
+    pub store: Option<EmbeddedDir>,
+
+    /// Where the embedded store serves etcd's protocol to agents and etcdctl
+    #[arg(long, env = "CONTIV_NETMASTER_STORE_LISTEN", default_value = "127.0.0.1:2379")]
+    pub store_listen: SocketAddr,
+
+    /// Seconds after which a netmaster that died leads no more
+    #[arg(long, env = "CONTIV_NETMASTER_LEASE_TTL", default_value = "10", value_parser = seconds)]
+    pub lease_ttl: Duration,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct LogFlags {
+    /// Least severe messages that are logged
+    #[arg(long, env = "CONTIV_NETMASTER_LOG_LEVEL", default_value = "info", value_enum, ignore_case = true)]
+    pub log_level: LogLevel,
+
+    /// Log JSON
+    #[arg(long, env = "CONTIV_NETMASTER_USE_JSON_LOG")]
+    pub use_json_log: bool,
+
+    /// Log to syslog instead of standard error
+    #[arg(long, env = "CONTIV_NETMASTER_USE_SYSLOG")]
+    pub use_syslog: bool,
+
+    /// Where syslog listens: udp://IP:PORT
+    #[arg(long, env = "CONTIV_NETMASTER_SYSLOG_URL", default_value = "udp://127.0.0.1:514", value_parser = syslog_url)]
+    pub syslog_url: SocketAddr,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Mode {
+    Test,
+    Cni,
+    Docker,
+    Kubernetes,
+    SwarmMode,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum NetMode {
+    Vlan,
+    Vxlan,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum FwdMode {
+    Bridge,
+    Routing,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Infra {
+    Default,
+    Aci,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogLevel {
+    Trace,
+    Debug,
+    Info,
+    #[value(alias = "warning")]
+    Warn,
+    #[value(aliases = ["fatal", "panic"])]
+    Error,
+}
+
+/// `embedded:DIR`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EmbeddedDir(pub PathBuf);
+
+impl std::str::FromStr for EmbeddedDir {
+    type Err = &'static str;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.strip_prefix("embedded:") {
+            Some(dir) if !dir.is_empty() => Ok(EmbeddedDir(dir.into())),
+            _ => Err("expected embedded:DIR; for etcd, use --etcd"),
+        }
+    }
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    match text.parse() {
+        Ok(n @ 2..=300) => Ok(Duration::from_secs(n)),
+        _ => Err("expected 2 to 300 seconds".into()),
+    }
+}
+
+fn syslog_url(text: &str) -> Result<SocketAddr, String> {
+    let address = text.strip_prefix("udp://").and_then(|address| address.parse().ok());
+    address.ok_or_else(|| "expected udp://IP:PORT; other transports are not built".into())
+}
+
+/// How a process ends whose command line cannot be used.
+#[derive(Debug)]
+pub enum Stop {
+    /// `--help` and `--version`: text for standard output, and success.
+    Told(String),
+    /// One line for standard error, and [`BAD_FLAGS`].
+    Bad(String),
+}
+
+/// The original's exit code for flags that it cannot use.
+pub const BAD_FLAGS: u8 = 22;
+
+impl Flags {
+    /// Reads the command line and the environment.
+    pub fn read(args: impl IntoIterator<Item = std::ffi::OsString>) -> Result<Flags, Stop> {
+        let flags = Flags::try_parse_from(args).map_err(|error| match error.use_stderr() {
+            false => Stop::Told(error.to_string()),
+            true => Stop::Bad(first_paragraph(&error.to_string())),
+        })?;
+        flags.check().map_err(Stop::Bad)?;
+        Ok(flags)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let not_built = |flag: &str, now: &str| Err(format!("{flag} is not built yet; {now}"));
+        match self.mode {
+            Mode::Docker => return not_built("--mode docker", "accepted: test, cni"),
+            Mode::Kubernetes => return not_built("--mode kubernetes", "accepted: test, cni"),
+            Mode::SwarmMode => return not_built("--mode swarm-mode", "accepted: test, cni"),
+            Mode::Test | Mode::Cni => {}
+        }
+        if self.infra == Infra::Aci {
+            return not_built("--infra aci", "accepted: default");
+        }
+        match &self.store {
+            StoreFlags { consul: Some(_), etcd: Some(_), .. } => {
+                Err("--etcd and --consul exclude each other".into())
+            }
+            StoreFlags { consul: Some(_), .. } => not_built("--consul", "use --etcd or --store embedded:DIR"),
+            StoreFlags { etcd: Some(_), store: Some(_), .. } => {
+                Err("--etcd and --store embedded:DIR exclude each other".into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The value of `--mode`, as `inspect` tells it.
+    pub fn mode_name(&self) -> String {
+        name(&self.mode)
+    }
+
+    pub fn fwdmode_name(&self) -> String {
+        name(&self.fwdmode)
+    }
+
+    pub fn infra_name(&self) -> String {
+        name(&self.infra)
+    }
+
+    /// Where other netmasters reach this one.
+    pub fn internal(&self) -> SocketAddr {
+        self.internal_address.unwrap_or_else(|| {
+            let ip = self.external_address.ip();
+            let ip = if ip.is_unspecified() { own_ip() } else { ip };
+            SocketAddr::new(ip, self.external_address.port())
+        })
+    }
+
+    /// What to listen on: the internal address too, unless the external one covers it.
+    pub fn listeners(&self) -> Vec<SocketAddr> {
+        let (external, internal) = (self.external_address, self.internal());
+        let covered =
+            external == internal || external.ip().is_unspecified() && external.port() == internal.port();
+        if covered { vec![external] } else { vec![external, internal] }
+    }
+}
+
+fn name(value: &impl ValueEnum) -> String {
+    value.to_possible_value().map(|v| v.get_name().to_owned()).unwrap_or_default()
+}
+
+/// clap's message, up to its first empty line, on one line.
+fn first_paragraph(text: &str) -> String {
+    let lines = text.lines().take_while(|line| !line.trim().is_empty());
+    lines.map(str::trim).collect::<Vec<_>>().join(" ").trim_start_matches("error: ").to_owned()
+}
+
+/// The address that this host has on the way out, else the first that is not loopback.
+fn own_ip() -> IpAddr {
+    routed_ip().or_else(first_ip).unwrap_or(Ipv4Addr::LOCALHOST.into())
+}
+
+fn routed_ip() -> Option<IpAddr> {
+    let socket = std::net::UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
+    // Sends nothing: connecting a UDP socket only looks up the route. The address is from the documentation range.
+    socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9)).ok()?;
+    socket.local_addr().ok().map(|address| address.ip()).filter(|ip| !ip.is_unspecified())
+}
+
+fn first_ip() -> Option<IpAddr> {
+    let addresses = nix::ifaddrs::getifaddrs().ok()?;
+    let v4 = |i: nix::ifaddrs::InterfaceAddress| Some(i.address?.as_sockaddr_in()?.ip());
+    addresses.filter_map(v4).find(|ip| !ip.is_loopback()).map(IpAddr::V4)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(args: &str) -> Result<Flags, Stop> {
+        Flags::read(std::iter::once("netmaster").chain(args.split_whitespace()).map(Into::into))
+    }
+
+    fn bad(args: &str) -> String {
+        match read(args) {
+            Err(Stop::Bad(line)) => line,
+            other => panic!("{args}: {other:?}"),
+        }
+    }
+
+    const GOOD: &str = "--mode test --netmode vxlan --fwdmode bridge";
+
+    #[test]
+    fn flags_and_their_aliases() {
+        let flags = read(&format!("{GOOD} --external-address 127.0.0.1:1")).unwrap();
+        assert_eq!((flags.mode_name().as_str(), flags.fwdmode_name().as_str()), ("test", "bridge"));
+        assert_eq!(flags.listeners(), ["127.0.0.1:1".parse().unwrap()]);
+        for alias in ["plugin-mode", "cluster-mode"] {
+            assert!(read(&format!("--{alias} cni --netmode vlan --fwdmode routing")).is_ok());
+        }
+        let flags =
+            read(&format!("{GOOD} --listen-url 0.0.0.0:80 --control-url 10.0.0.1:81 --log-level WARNING"))
+                .unwrap();
+        assert_eq!(flags.listeners().len(), 2);
+        assert_eq!(flags.internal().to_string(), "10.0.0.1:81");
+        assert_eq!(flags.log.log_level, LogLevel::Warn);
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_one_line_that_names_it() {
+        for (args, parts) in [
+            ("--netmode vlan --fwdmode bridge", &["--mode"][..]),
+            ("--mode foo --netmode vlan --fwdmode bridge", &["--mode", "foo", "kubernetes"]),
+            ("--mode test --netmode gre --fwdmode bridge", &["--netmode", "gre", "vlan, vxlan"]),
+            (
+                "--mode kubernetes --netmode vlan --fwdmode bridge",
+                &["--mode kubernetes", "not built", "test, cni"],
+            ),
+            (&format!("{GOOD} --infra aci"), &["--infra aci", "not built"]),
+            (&format!("{GOOD} --consul http://x"), &["--consul", "--etcd"]),
+            (&format!("{GOOD} --consul http://x --etcd http://x"), &["--consul", "--etcd"]),
+            (&format!("{GOOD} --store /tmp/x"), &["--store", "embedded:DIR"]),
+            (&format!("{GOOD} --etcd http://x --store embedded:/x"), &["--etcd", "--store"]),
+            (&format!("{GOOD} --lease-ttl 0"), &["--lease-ttl", "2 to 300"]),
+            (&format!("{GOOD} --syslog-url tcp://1.1.1.1:1"), &["--syslog-url", "udp://IP:PORT"]),
+            (&format!("{GOOD} --external-address :9999"), &["--external-address"]),
+            (&format!("{GOOD} --frobnicate"), &["--frobnicate"]),
+        ] {
+            let line = bad(args);
+            assert!(!line.contains('\n'), "{line}");
+            for part in parts {
+                assert!(line.contains(part), "{args}: {line:?} lacks {part:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn help_and_version_are_no_errors() {
+        assert!(matches!(read("--help"), Err(Stop::Told(text)) if text.contains("--fwdmode")));
+        assert!(
+            matches!(read("--version"), Err(Stop::Told(text)) if text.contains(env!("CARGO_PKG_VERSION")))
+        );
+    }
+}

@@ -1,0 +1,130 @@
+//! The whole process: store, listeners, election, and what a leader does.
+
+mod leading;
+mod presence;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use contiv_model::event::Event;
+use contiv_model::key;
+use contiv_store::{Config, Store, election, embedded};
+use futures::StreamExt;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use crate::api::{App, Identity, Proxy};
+use crate::config::Flags;
+use crate::objects::{Cluster, Defaults};
+use crate::role::{Role, Roles};
+use leading::Term;
+use presence::Presence;
+
+/// Requests that are under way when the process is told to stop get so long.
+const DRAIN: Duration = Duration::from_secs(2);
+
+/// Runs until `stop`.
+pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
+    let embedded = open_embedded(&flags).await?;
+    let store = connect(&flags, embedded.as_ref()).await?;
+    let internal = flags.internal();
+    let identity = Identity { address: internal.to_string(), ip: internal.ip().to_string() };
+    let (role, roles) = Roles::new(&identity.address);
+
+    let mut servers = JoinSet::new();
+    let app = App { roles, proxy: Proxy::default() };
+    let closing = CancellationToken::new();
+    for address in flags.listeners() {
+        let listener = listen(address).await?;
+        let server = axum::serve(listener, app.clone().router());
+        servers.spawn(server.with_graceful_shutdown(closing.clone().cancelled_owned()).into_future());
+    }
+
+    let result = tokio::select! {
+        result = take_turns(&flags, &store, &identity, &role, &stop) => result,
+        Some(ended) = servers.join_next() => Err(anyhow::anyhow!("a listener ended: {ended:?}")),
+    };
+    closing.cancel();
+    // Whoever does not close its connection is cut off.
+    if timeout(DRAIN, async { while servers.join_next().await.is_some() {} }).await.is_err() {
+        servers.shutdown().await;
+    }
+    if let Some(server) = embedded {
+        server.shutdown().await.context("close the embedded store")?;
+    }
+    result
+}
+
+async fn open_embedded(flags: &Flags) -> anyhow::Result<Option<embedded::Server>> {
+    let Some(dir) = &flags.store.store else { return Ok(None) };
+    let server = embedded::Server::open(&dir.0, flags.store.store_listen).await.with_context(|| {
+        format!("open the embedded store in {} on {}", dir.0.display(), flags.store.store_listen)
+    })?;
+    tracing::info!(dir = %dir.0.display(), address = %server.local_addr(), "embedded store");
+    Ok(Some(server))
+}
+
+async fn connect(flags: &Flags, embedded: Option<&embedded::Server>) -> anyhow::Result<Store> {
+    let config = match (embedded, &flags.store.etcd) {
+        (Some(server), _) => Config::new([format!("http://{}", server.local_addr())]),
+        (None, Some(list)) => Config::parse(list).context("--etcd")?,
+        (None, None) => Config::new(["http://127.0.0.1:2379"]),
+    };
+    Ok(Store::connect(&config).await?)
+}
+
+async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
+    let listener = TcpListener::bind(address)
+        .await
+        .with_context(|| format!("listen on {address} (is another netmaster running here?)"))?;
+    tracing::info!(address = %listener.local_addr()?, "listening");
+    Ok(listener)
+}
+
+/// Follows until elected, leads until deposed, and again.
+async fn take_turns(
+    flags: &Flags,
+    store: &Store,
+    identity: &Identity,
+    role: &watch::Sender<Role>,
+    stop: &CancellationToken,
+) -> anyhow::Result<()> {
+    let ttl = flags.store.lease_ttl;
+    let defaults = Defaults { infra: flags.infra_name(), fwd_mode: flags.fwdmode_name() };
+    let cluster = Cluster { mode: flags.mode_name() };
+    while !stop.is_cancelled() {
+        let presence = Presence::register(store, identity, "follower").await?;
+        let elected = tokio::select! {
+            elected = election::campaign(store, key::LEADER, &identity.address, ttl) => elected?,
+            () = watch_leader(store, role) => continue,
+            () = stop.cancelled() => {
+                presence.withdraw().await;
+                return Ok(());
+            }
+        };
+        presence.withdraw().await;
+        let term = Term { store, identity, cluster: &cluster, defaults: &defaults, role };
+        term.lead(elected, stop).await?;
+    }
+    Ok(())
+}
+
+/// Tells the followers' proxy who leads. Never ends.
+async fn watch_leader(store: &Store, role: &watch::Sender<Role>) {
+    let mut watch = store.watch(key::LEADER);
+    while let Some(update) = watch.next().await {
+        let leader = match update.event {
+            Event::InitApply(key, kv) | Event::Apply(key, kv) if key == key::LEADER => {
+                Some(String::from_utf8_lossy(&kv.value).into_owned())
+            }
+            Event::Delete(key) if key == key::LEADER => None,
+            _ => continue,
+        };
+        tracing::info!(leader = leader.as_deref().unwrap_or("nobody"), "following");
+        role.send_replace(Role::Following { leader });
+    }
+}

@@ -1,0 +1,93 @@
+//! From election to deposition.
+
+use std::sync::Arc;
+
+use contiv_model::key;
+use contiv_store::Store;
+use contiv_store::election::Leadership;
+use futures::StreamExt;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::Presence;
+use crate::api::{Identity, Leader};
+use crate::committer::{Committer, Deposed, Shared, one_line};
+use crate::objects::{Cluster, Defaults};
+use crate::role::Role;
+
+/// One turn at leading.
+pub(super) struct Term<'a> {
+    pub(super) store: &'a Store,
+    pub(super) identity: &'a Identity,
+    pub(super) cluster: &'a Cluster,
+    pub(super) defaults: &'a Defaults,
+    pub(super) role: &'a watch::Sender<Role>,
+}
+
+impl Term<'_> {
+    /// Leads until told to stop, or until another may lead.
+    pub(super) async fn lead(self, leadership: Leadership, stop: &CancellationToken) -> anyhow::Result<()> {
+        // Until the state is read, requests wait: the lock names us, and `Role::Following` says so.
+        self.role.send_replace(Role::Following { leader: Some(self.identity.address.clone()) });
+        let ended = self.term(&leadership, stop).await;
+        self.role.send_replace(Role::Following { leader: None });
+        match ended {
+            Ok(()) => tracing::info!("stopped leading"),
+            Err(Deposed) => tracing::warn!("leadership lost; following"),
+        }
+        if let Err(error) = leadership.resign().await {
+            tracing::warn!(error = one_line(&error), "could not resign; the lock stays until its TTL ends");
+        }
+        Ok(())
+    }
+
+    async fn term(&self, leadership: &Leadership, stop: &CancellationToken) -> Result<(), Deposed> {
+        let world = Shared::default();
+        let mut watch = self.store.watch(key::ROOT);
+        loop {
+            tokio::select! {
+                () = leadership.lost() => return Err(Deposed),
+                () = stop.cancelled() => return Ok(()),
+                Some(update) = watch.next() => {
+                    if world.write().observe(&update) {
+                        break;
+                    }
+                }
+            }
+        }
+        let feed = world.clone();
+        let _feed = AbortOnDropHandle::new(tokio::spawn(async move {
+            while let Some(update) = watch.next().await {
+                feed.write().observe(&update);
+            }
+        }));
+
+        let (queue, mut committer) = Committer::new(self.store.clone(), world.clone());
+        let defaults = self.defaults.clone();
+        let plan = move |draft: &mut crate::world::Draft<'_>| defaults.put(draft).map(|()| vec![]);
+        if let Err(problem) = committer.commit(leadership, Box::new(plan)).await? {
+            tracing::error!(%problem, "could not put the default settings; set them with `netctl global set`");
+        }
+        committer.checkpoint(leadership, true).await?;
+
+        let presence = Presence::register(self.store, self.identity, "leader").await;
+        self.role.send_replace(Role::Leading(Arc::new(Leader {
+            world,
+            queue,
+            cluster: self.cluster.clone(),
+            identity: self.identity.clone(),
+        })));
+        tracing::info!(address = self.identity.address, "leading; ready");
+        let ended = committer.run(leadership, stop).await;
+        self.role.send_replace(Role::Following { leader: None });
+        if ended.is_ok() {
+            committer.checkpoint(leadership, true).await?;
+        }
+        match presence {
+            Ok(presence) => presence.withdraw().await,
+            Err(error) => tracing::warn!(error = one_line(&error), "was not registered as a service"),
+        }
+        ended
+    }
+}

@@ -1,0 +1,7 @@
+//! JSON read as Go's `encoding/json` reads it, down to the words of its errors: clients of the original show them.
+
+mod decode;
+mod scan;
+
+pub use decode::decode;
+pub use scan::{Json, parse};

@@ -1,0 +1,196 @@
+//! IPv6 host numbers in use. Too many to have a bit each: a set, given out round robin.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use contiv_model::network::State;
+
+use super::{Subnet6, host_key};
+use crate::problem::Problem;
+
+/// The host numbers of a network as the store has them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Hosts {
+    used: BTreeSet<u128>,
+    /// Given out last; the search goes on after it.
+    last: Option<u128>,
+}
+
+/// What a plan does to [`Hosts`].
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct HostsChange {
+    /// Free in the set.
+    pub taken: BTreeSet<u128>,
+    /// In the set.
+    pub freed: BTreeSet<u128>,
+    pub last: Option<u128>,
+}
+
+impl Hosts {
+    /// Reads the store's form, and clears stale prefix bytes that the original left in some keys.
+    pub fn of_state(state: &State) -> Hosts {
+        let Some(subnet) = Subnet6::of_state(state) else { return Hosts::default() };
+        let host =
+            |key: &str| key.parse::<std::net::Ipv6Addr>().ok().map(|ip| u128::from(ip) & subnet.host_mask());
+        let used = state.ipv6_alloc_map.iter().flatten().filter(|(_, used)| **used);
+        Hosts { used: used.filter_map(|(key, _)| host(key)).collect(), last: host(&state.ipv6_last_host) }
+    }
+
+    /// How many are used.
+    pub fn len(&self) -> usize {
+        self.used.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.used.is_empty()
+    }
+
+    pub fn apply(&mut self, change: &HostsChange) {
+        self.used.extend(&change.taken);
+        change.freed.iter().for_each(|host| {
+            self.used.remove(host);
+        });
+        self.last = change.last.or(self.last);
+    }
+
+    /// The store's form of the set with `change` made.
+    pub fn map_with(&self, change: &HostsChange) -> BTreeMap<String, bool> {
+        let kept = self.used.difference(&change.freed);
+        kept.chain(&change.taken).map(|host| (host_key(*host), true)).collect()
+    }
+
+    /// The store's form of the number given out last.
+    pub fn last_with(&self, change: &HostsChange) -> String {
+        change.last.or(self.last).map(host_key).unwrap_or_default()
+    }
+}
+
+impl HostsChange {
+    pub fn is_empty(&self) -> bool {
+        self.taken.is_empty() && self.freed.is_empty() && self.last.is_none()
+    }
+
+    pub fn is_taken(&self, hosts: &Hosts, host: u128) -> bool {
+        self.taken.contains(&host) || hosts.used.contains(&host) && !self.freed.contains(&host)
+    }
+
+    /// The next free number after the last, wrapping round. 0 is the subnet's own address and never given out.
+    pub fn next_free(&self, hosts: &Hosts, subnet: &Subnet6) -> Result<u128, Problem> {
+        let max = subnet.host_mask();
+        let used = hosts.used.len() + self.taken.len() - self.freed.len();
+        let zero = self.is_taken(hosts, 0) as usize;
+        if (used - zero) as u128 >= max {
+            return Err(Problem::conflict(format!("Reached MaxHosts ({max}). Cannot allocate more hosts")));
+        }
+        let mut host = self.last.or(hosts.last).unwrap_or(0);
+        loop {
+            host = host.wrapping_add(1) & max;
+            if host != 0 && !self.is_taken(hosts, host) {
+                return Ok(host);
+            }
+        }
+    }
+
+    /// Takes `host`; false when it was taken already.
+    pub fn take(&mut self, hosts: &Hosts, host: u128) -> bool {
+        if self.is_taken(hosts, host) {
+            return false;
+        }
+        if !self.freed.remove(&host) {
+            self.taken.insert(host);
+        }
+        true
+    }
+
+    /// Frees `host`; false when it was free already.
+    pub fn free(&mut self, hosts: &Hosts, host: u128) -> bool {
+        if !self.is_taken(hosts, host) {
+            return false;
+        }
+        if !self.taken.remove(&host) {
+            self.freed.insert(host);
+        }
+        true
+    }
+
+    /// Adds a `later` change.
+    pub fn then(&mut self, later: &HostsChange) {
+        for host in &later.taken {
+            if !self.freed.remove(host) {
+                self.taken.insert(*host);
+            }
+        }
+        for host in &later.freed {
+            if !self.taken.remove(host) {
+                self.freed.insert(*host);
+            }
+        }
+        self.last = later.last.or(self.last);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn numbers_go_round_and_the_full_prefix_says_so() {
+        let subnet = Subnet6::parse("2001:db8::/126").unwrap();
+        let (hosts, mut change) = (Hosts::default(), HostsChange::default());
+        let give = |change: &mut HostsChange| {
+            let host = change.next_free(&hosts, &subnet)?;
+            change.take(&hosts, host);
+            change.last = Some(host);
+            Ok(host)
+        };
+        assert_eq!((give(&mut change), give(&mut change), give(&mut change)), (Ok(1), Ok(2), Ok(3)));
+        let full: Result<u128, Problem> = give(&mut change);
+        assert_eq!(full.unwrap_err().text, "Reached MaxHosts (3). Cannot allocate more hosts");
+        change.free(&hosts, 2);
+        assert_eq!(give(&mut change), Ok(2));
+    }
+
+    #[test]
+    fn stale_prefixes_are_cleared() {
+        let state = State {
+            ipv6_subnet_ip: "2001:db8:1::".into(),
+            ipv6_subnet_len: 64,
+            ipv6_alloc_map: Some([("2001:db8:1::100".to_owned(), true), ("::1".to_owned(), true)].into()),
+            ipv6_last_host: "::1".into(),
+            ..State::default()
+        };
+        let hosts = Hosts::of_state(&state);
+        assert_eq!(hosts.map_with(&HostsChange::default()).into_keys().collect::<Vec<_>>(), ["::1", "::100"]);
+    }
+
+    proptest! {
+        #[test]
+        fn none_is_given_twice(steps in prop::collection::vec((0u8..4, 0u128..32), 0..200)) {
+            let subnet = Subnet6::parse("fd00::/124").unwrap();
+            let (mut hosts, mut change, mut model) = (Hosts::default(), HostsChange::default(), BTreeSet::new());
+            for (what, n) in steps {
+                let n = n & subnet.host_mask();
+                match what {
+                    0 => match change.next_free(&hosts, &subnet) {
+                        Ok(host) => {
+                            prop_assert!(host != 0 && model.insert(host));
+                            change.take(&hosts, host);
+                            change.last = Some(host);
+                        }
+                        Err(_) => prop_assert_eq!((1..16).find(|n| !model.contains(n)), None),
+                    },
+                    1 => prop_assert_eq!(change.take(&hosts, n), model.insert(n)),
+                    2 => prop_assert_eq!(change.free(&hosts, n), model.remove(&n)),
+                    _ => {
+                        hosts.apply(&change);
+                        change = HostsChange::default();
+                    }
+                }
+            }
+            prop_assert_eq!(hosts.map_with(&change).len(), model.len());
+        }
+    }
+}

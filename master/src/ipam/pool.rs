@@ -1,0 +1,193 @@
+//! A map of numbers in use, and changes to it that are not written yet.
+
+use std::collections::BTreeSet;
+
+use contiv_model::bitset::Bitset;
+
+/// The numbers of a subnet, or of a group's pool in it, as the store has them.
+#[derive(Clone, Debug, Default)]
+pub struct Pool {
+    bits: Bitset,
+    /// No number below this is free: where the search begins, so that a full front costs once.
+    low: usize,
+}
+
+/// What a plan does to a [`Pool`]. Costs memory and time in proportion to itself, however large the pool is.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PoolChange {
+    /// Free in the pool.
+    pub taken: BTreeSet<usize>,
+    /// Taken in the pool.
+    pub freed: BTreeSet<usize>,
+    /// Everything free in the pool below this is in `taken`.
+    searched: usize,
+}
+
+impl Pool {
+    pub fn new(bits: Bitset) -> Pool {
+        let mut pool = Pool { bits, low: 0 };
+        pool.advance();
+        pool
+    }
+
+    pub fn bits(&self) -> &Bitset {
+        &self.bits
+    }
+
+    /// Makes `change` part of the pool.
+    pub fn apply(&mut self, change: &PoolChange) {
+        for n in &change.taken {
+            self.bits.insert(*n);
+        }
+        for n in &change.freed {
+            self.bits.remove(*n);
+            self.low = self.low.min(*n);
+        }
+        self.advance();
+    }
+
+    fn advance(&mut self) {
+        self.low = self.bits.next_clear(self.low).unwrap_or(self.bits.len());
+    }
+
+    /// The map with `change` made.
+    pub fn with(&self, change: &PoolChange) -> Bitset {
+        let mut bits = self.bits.clone();
+        change.taken.iter().for_each(|n| {
+            bits.insert(*n);
+        });
+        change.freed.iter().for_each(|n| {
+            bits.remove(*n);
+        });
+        bits
+    }
+}
+
+impl PoolChange {
+    pub fn is_empty(&self) -> bool {
+        self.taken.is_empty() && self.freed.is_empty()
+    }
+
+    pub fn is_taken(&self, pool: &Pool, n: usize) -> bool {
+        self.taken.contains(&n) || pool.bits.contains(n) && !self.freed.contains(&n)
+    }
+
+    /// The lowest number that is free. Constant time amortised.
+    pub fn lowest_free(&mut self, pool: &Pool) -> Option<usize> {
+        self.searched = self.searched.max(pool.low);
+        let never_taken = loop {
+            match pool.bits.next_clear(self.searched) {
+                Some(n) if self.taken.contains(&n) => self.searched = n + 1,
+                other => break other,
+            }
+        };
+        let freed = self.freed.first().copied();
+        never_taken.into_iter().chain(freed).min()
+    }
+
+    /// Takes `n`; false when it was taken already or lies beyond the end.
+    pub fn take(&mut self, pool: &Pool, n: usize) -> bool {
+        if n >= pool.bits.len() || self.is_taken(pool, n) {
+            return false;
+        }
+        if !self.freed.remove(&n) {
+            self.taken.insert(n);
+        }
+        true
+    }
+
+    /// Frees `n`; false when it was free already.
+    pub fn free(&mut self, pool: &Pool, n: usize) -> bool {
+        if !self.is_taken(pool, n) {
+            return false;
+        }
+        if self.taken.remove(&n) {
+            self.searched = self.searched.min(n);
+        } else {
+            self.freed.insert(n);
+        }
+        true
+    }
+
+    /// Adds a `later` change, which was made on top of a pool that has this one.
+    pub fn then(&mut self, later: &PoolChange) {
+        for n in &later.taken {
+            if !self.freed.remove(n) {
+                self.taken.insert(*n);
+            }
+        }
+        for n in &later.freed {
+            if !self.taken.remove(n) {
+                self.freed.insert(*n);
+            }
+        }
+        self.searched = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[derive(Clone, Copy, Debug)]
+    enum Step {
+        Next,
+        Take(usize),
+        Free(usize),
+        Write,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            4 => Just(Step::Next),
+            2 => (0usize..150).prop_map(Step::Take),
+            3 => (0usize..150).prop_map(Step::Free),
+            1 => Just(Step::Write),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn it_gives_the_lowest_free_number_and_none_twice(
+            len in 1usize..140,
+            used in prop::collection::btree_set(0usize..140, 0..60),
+            steps in prop::collection::vec(step(), 0..300),
+        ) {
+            let mut model: BTreeSet<usize> = used.into_iter().filter(|n| *n < len).collect();
+            let mut bits = Bitset::new(len);
+            for n in &model {
+                bits.insert(*n);
+            }
+            let start = Pool::new(bits);
+            let (mut pool, mut change, mut journal) = (start.clone(), PoolChange::default(), PoolChange::default());
+            for step in steps {
+                match step {
+                    Step::Next => {
+                        let n = change.lowest_free(&pool);
+                        prop_assert_eq!(n, (0..len).find(|n| !model.contains(n)));
+                        if let Some(n) = n {
+                            prop_assert!(change.take(&pool, n));
+                            model.insert(n);
+                        }
+                    }
+                    Step::Take(n) => prop_assert_eq!(change.take(&pool, n), n < len && model.insert(n)),
+                    Step::Free(n) => prop_assert_eq!(change.free(&pool, n), model.remove(&n)),
+                    Step::Write => {
+                        prop_assert_eq!(&pool.with(&change), &{ let mut p = pool.clone(); p.apply(&change); p.bits });
+                        journal.then(&change);
+                        pool.apply(&change);
+                        change = PoolChange::default();
+                    }
+                }
+            }
+            journal.then(&change);
+            pool.apply(&change);
+            prop_assert_eq!(pool.bits().iter().collect::<BTreeSet<_>>(), model);
+            prop_assert_eq!(start.with(&journal), pool.bits().clone());
+        }
+    }
+}

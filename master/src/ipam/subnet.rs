@@ -1,0 +1,295 @@
+//! Subnets as users write them.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use contiv_model::{bitset::Bitset, network::State};
+
+use crate::problem::Problem;
+
+/// An IPv4 subnet and the part of it that is given out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Subnet {
+    /// The network address.
+    pub base: Ipv4Addr,
+    pub len: u32,
+    /// As written: host bits of `10.3.0.77/24` make it begin at 77.
+    pub first: Ipv4Addr,
+    pub last: Ipv4Addr,
+    /// Written as `first-last/len`: nothing outside is given out.
+    ranged: bool,
+}
+
+const SHORTEST: u32 = 8;
+
+impl Subnet {
+    /// Reads `address/len` or `first-last/len`.
+    pub fn parse(text: &str) -> Result<Subnet, Problem> {
+        let bad = || Problem::invalid("Network subnet format not valid");
+        let (range, len) = text.rsplit_once('/').ok_or_else(bad)?;
+        let len: u32 = len.parse().ok().filter(|len| (1..=32).contains(len)).ok_or_else(bad)?;
+        let (first, last) = match range.split_once('-') {
+            Some((first, last)) => (first, Some(last)),
+            None => (range, None),
+        };
+        let first: Ipv4Addr = first.parse().map_err(|_| bad())?;
+        let mask = u32::MAX << (32 - len);
+        let base = u32::from(first) & mask;
+        let end = base | !mask;
+        let last = match last {
+            Some(text) => text.parse().map_err(|_| bad())?,
+            None => Ipv4Addr::from(end),
+        };
+        if last < first || u32::from(last) > end {
+            return Err(bad());
+        }
+        Ok(Subnet { base: base.into(), len, first, last, ranged: range.contains('-') })
+    }
+
+    /// Of a network that exists, where its object is not at hand. The state does not tell `10.3.0.77/24` from
+    /// `10.3.0.77-10.3.0.255/24`: then it is taken for the first.
+    pub fn of_state(state: &State) -> Result<Subnet, Problem> {
+        let whole = Subnet::parse(&format!("{}/{}", state.subnet_ip, state.subnet_len))?;
+        match Subnet::parse(&format!("{}/{}", state.ip_addr_range, state.subnet_len)) {
+            Ok(range) if range.base == whole.base => Ok(Subnet { ranged: range.last != whole.last, ..range }),
+            _ => Ok(whole),
+        }
+    }
+
+    /// How many addresses, the two ends included.
+    pub fn size(&self) -> usize {
+        1 << (32 - self.len)
+    }
+
+    /// The address of `host`.
+    pub fn address(&self, host: usize) -> Ipv4Addr {
+        Ipv4Addr::from(u32::from(self.base) | host as u32)
+    }
+
+    /// The host number of an address, in the original's words when it is none.
+    pub fn host(&self, address: &str) -> Result<usize, Problem> {
+        if self.len < SHORTEST {
+            return Err(Problem::invalid(format!("subnet length {} not supported", self.len)));
+        }
+        let ip: Ipv4Addr = address
+            .parse()
+            .map_err(|_| Problem::invalid(format!("unable to convert hostIP {address} to uint32")))?;
+        let host = u32::from(ip).wrapping_sub(u32::from(self.base)) as usize;
+        if host >= self.size() {
+            return Err(Problem::invalid(format!(
+                "hostIP {address} is exceeding beyond subnet {self}, hostID {host}"
+            )));
+        }
+        Ok(host)
+    }
+
+    pub fn contains(&self, ip: Ipv4Addr) -> bool {
+        u32::from(ip).wrapping_sub(u32::from(self.base)) < self.size() as u32
+    }
+
+    /// Outside the range that is given out.
+    pub fn excludes(&self, host: usize) -> bool {
+        let ip = self.address(host);
+        self.ranged && !(self.first..=self.last).contains(&ip)
+    }
+
+    /// The map of a network that nobody is on yet.
+    pub fn fresh_map(&self) -> Result<Bitset, Problem> {
+        if self.len < SHORTEST {
+            return Err(Problem::invalid(format!("subnet length {} not supported", self.len)));
+        }
+        let mut bits = Bitset::new(self.size());
+        if self.ranged {
+            bits.insert_range(0..self.host_of(self.first));
+            bits.insert_range(self.host_of(self.last) + 1..self.size());
+        }
+        bits.insert(0);
+        bits.insert(self.size() - 1);
+        Ok(bits)
+    }
+
+    /// Do the written ranges share an address?
+    pub fn overlaps(&self, other: &Subnet) -> bool {
+        self.first <= other.last && other.first <= self.last
+    }
+
+    fn host_of(&self, ip: Ipv4Addr) -> usize {
+        (u32::from(ip) - u32::from(self.base)) as usize
+    }
+
+    /// `first-last`, as the store has it.
+    pub fn range(&self) -> String {
+        format!("{}-{}", self.first, self.last)
+    }
+
+    /// Addresses as `a-b, c`.
+    fn list(&self, bits: impl Iterator<Item = usize>) -> String {
+        crate::tags::runs(bits)
+            .map(|(a, b)| match a == b {
+                true => self.address(a).to_string(),
+                false => format!("{}-{}", self.address(a), self.address(b)),
+            })
+            .collect::<Vec<_>>()
+            .join(", ")
+    }
+
+    /// The report of used addresses: from `first` to `last`, without the two ends of the subnet.
+    pub fn allocated(&self, bits: &Bitset, first: Ipv4Addr, last: Ipv4Addr) -> String {
+        let inside = |host: &usize| (first..=last).contains(&self.address(*host));
+        let ends = |host: &usize| *host != 0 && *host + 1 != self.size();
+        self.list(bits.iter().filter(inside).filter(ends))
+    }
+
+    /// The report of free addresses.
+    pub fn available(&self, bits: &Bitset) -> String {
+        let mut next = 0;
+        self.list(std::iter::from_fn(move || {
+            let host = bits.next_clear(next)?;
+            next = host + 1;
+            Some(host)
+        }))
+    }
+}
+
+impl std::fmt::Display for Subnet {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.base, self.len)
+    }
+}
+
+/// An IPv6 subnet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Subnet6 {
+    /// The network address.
+    pub base: Ipv6Addr,
+    /// 0 to 128; 0 for a network without IPv6.
+    pub len: u32,
+}
+
+/// The original gives no host numbers for shorter prefixes.
+const SHORTEST6: u32 = 16;
+
+impl Subnet6 {
+    pub fn parse(text: &str) -> Option<Subnet6> {
+        let (address, len) = text.rsplit_once('/')?;
+        let len: u32 = len.parse().ok().filter(|len| *len <= 128)?;
+        let bits = u128::from(address.parse::<Ipv6Addr>().ok()?);
+        let subnet = Subnet6 { base: Ipv6Addr::UNSPECIFIED, len };
+        Some(Subnet6 { base: (bits & !subnet.host_mask()).into(), len })
+    }
+
+    /// Of a network that exists.
+    pub fn of_state(state: &State) -> Option<Subnet6> {
+        Subnet6::parse(&format!("{}/{}", state.ipv6_subnet_ip, state.ipv6_subnet_len))
+    }
+
+    /// The bits that number hosts.
+    pub fn host_mask(&self) -> u128 {
+        u128::MAX.checked_shr(self.len).unwrap_or(0)
+    }
+
+    pub fn address(&self, host: u128) -> Ipv6Addr {
+        (u128::from(self.base) | host).into()
+    }
+
+    pub fn contains(&self, ip: Ipv6Addr) -> bool {
+        u128::from(ip) & !self.host_mask() == u128::from(self.base)
+    }
+
+    pub fn overlaps(&self, other: &Subnet6) -> bool {
+        self.contains(other.base) || other.contains(self.base)
+    }
+
+    /// The host number of an address; `inside` refuses what is not of the subnet.
+    pub fn host(&self, address: &str, inside: bool) -> Result<u128, Problem> {
+        if self.len < SHORTEST6 {
+            return Err(Problem::invalid(format!("subnet length {} not supported", self.len)));
+        }
+        let ip: Ipv6Addr =
+            address.parse().map_err(|_| Problem::invalid(format!("{address} is no IPv6 address")))?;
+        if inside && !self.contains(ip) {
+            return Err(Problem::invalid(format!("hostIP {address} is exceeding beyond subnet {self}")));
+        }
+        Ok(u128::from(ip) & self.host_mask())
+    }
+}
+
+impl std::fmt::Display for Subnet6 {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.base, self.len)
+    }
+}
+
+/// A host number as the store spells it: an address with the prefix cleared.
+pub fn host_key(host: u128) -> String {
+    Ipv6Addr::from(host).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn subnets_are_read_as_written() {
+        let plain = Subnet::parse("10.1.1.0/24").unwrap();
+        assert_eq!((plain.range().as_str(), plain.size()), ("10.1.1.0-10.1.1.255", 256));
+        let bits = Subnet::parse("10.3.0.77/24").unwrap();
+        assert_eq!(
+            (bits.base.to_string().as_str(), bits.range().as_str()),
+            ("10.3.0.0", "10.3.0.77-10.3.0.255")
+        );
+        assert_eq!(bits.fresh_map().unwrap().next_clear(0), Some(1));
+        let ranged = Subnet::parse("10.2.0.10-10.2.0.19/24").unwrap();
+        let map = ranged.fresh_map().unwrap();
+        assert_eq!((map.next_clear(0), map.count()), (Some(10), 246));
+        for bad in ["10.1.2.50-10.1.2.40/24", "10.1.2.50-10.1.3.40/24"] {
+            assert_eq!(Subnet::parse(bad).unwrap_err().text, "Network subnet format not valid");
+        }
+        assert_eq!(
+            Subnet::parse("10.0.0.0/7").unwrap().fresh_map().unwrap_err().text,
+            "subnet length 7 not supported"
+        );
+        assert_eq!(Subnet::parse("10.0.0.0/31").unwrap().fresh_map().unwrap().next_clear(0), None);
+    }
+
+    #[test]
+    fn addresses_outside_are_refused_in_the_originals_words() {
+        let subnet = Subnet::parse("10.1.2.0/24").unwrap();
+        let text = |address| subnet.host(address).unwrap_err().text;
+        assert_eq!(text("10.1.3.1"), "hostIP 10.1.3.1 is exceeding beyond subnet 10.1.2.0/24, hostID 257");
+        assert_eq!(text("xx"), "unable to convert hostIP xx to uint32");
+        assert_eq!(subnet.host("10.1.2.254"), Ok(254));
+    }
+
+    #[test]
+    fn reports_list_ranges() {
+        let subnet = Subnet::parse("10.1.1.0/24").unwrap();
+        let mut map = subnet.fresh_map().unwrap();
+        map.insert(254);
+        map.insert_range(1..4);
+        assert_eq!(subnet.allocated(&map, subnet.first, subnet.last), "10.1.1.1-10.1.1.3, 10.1.1.254");
+        assert_eq!(subnet.available(&map), "10.1.1.4-10.1.1.253");
+    }
+
+    #[test]
+    fn ranges_overlap_as_written() {
+        let overlaps = |a: &str, b: &str| Subnet::parse(a).unwrap().overlaps(&Subnet::parse(b).unwrap());
+        assert!(overlaps("10.1.1.0/24", "10.1.1.128/25"));
+        assert!(overlaps("10.1.1.0/24", "10.0.0.0/7"));
+        assert!(!overlaps("10.1.1.10-10.1.1.20/24", "10.1.1.30-10.1.1.40/24"));
+        assert!(!overlaps("10.1.1.5-10.1.1.9/24", "10.1.1.10/24"));
+    }
+
+    #[test]
+    fn ipv6_subnets() {
+        let subnet = Subnet6::parse("2001:db8:1::77/64").unwrap();
+        assert_eq!(subnet.to_string(), "2001:db8:1::/64");
+        assert_eq!(subnet.host("2001:db8:1::100", true), Ok(0x100));
+        assert!(subnet.host("2001:db8:2::100", true).is_err());
+        assert_eq!(subnet.host("2001:db8:2::100", false), Ok(0x100));
+        assert_eq!(
+            Subnet6 { base: Ipv6Addr::UNSPECIFIED, len: 0 }.host("::1", false).unwrap_err().text,
+            "subnet length 0 not supported"
+        );
+        assert_eq!(host_key(1), "::1");
+    }
+}

@@ -1,0 +1,195 @@
+//! The objects of `/api/v1`: for each type one description of its fields, and what it means to make, change and
+//! delete one.
+
+mod global;
+mod group;
+mod inspect;
+mod network;
+mod tenant;
+
+use std::fmt;
+
+use contiv_model::{api, key::ObjectType};
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+pub use global::Defaults;
+pub use group::IpPool;
+pub use inspect::find_endpoint;
+
+use crate::go_json;
+use crate::problem::Problem;
+use crate::schema::Shape;
+use crate::world::{Draft, Record, World};
+
+/// An object that this release can handle.
+pub trait Object: Record + Clone {
+    const KIND: ObjectType;
+    /// The fields, their types and rules; the links that clients may bring.
+    const SHAPE: &'static Shape;
+    /// The fields that make the key, joined by colons.
+    const KEY: &'static [&'static str];
+    /// Filled in where a request leaves them empty; the answer shows them.
+    const DEFAULTS: &'static [(&'static str, &'static str)] = &[];
+    /// What `inspect` tells beside the object.
+    type Oper: Serialize;
+
+    fn key(&self) -> &str;
+
+    /// Makes it; gives what is stored.
+    fn create(self, draft: &mut Draft<'_>) -> Result<Self, Problem>;
+
+    /// Changes `old` into this.
+    fn update(self, old: &Self, draft: &mut Draft<'_>) -> Result<(), Problem>;
+
+    fn delete(&self, draft: &mut Draft<'_>) -> Result<(), Problem>;
+
+    fn oper(&self, world: &World, cluster: &Cluster) -> Self::Oper;
+}
+
+/// What the daemon knows that is not in the store.
+#[derive(Clone, Debug, Default)]
+pub struct Cluster {
+    /// `--mode`.
+    pub mode: String,
+}
+
+/// A type of object as the routes see it.
+pub struct Type {
+    pub kind: ObjectType,
+    /// None: known, not built yet.
+    pub built: Option<Built>,
+}
+
+/// The operations on objects of one type. Bodies of answers are JSON.
+#[derive(Clone, Copy)]
+pub struct Built {
+    /// Decodes and checks the body of a POST or PUT to `key`.
+    pub check: fn(key: &str, body: &[u8]) -> Result<Map<String, Value>, Problem>,
+    pub put: fn(request: &Map<String, Value>, draft: &mut Draft<'_>) -> Result<Vec<u8>, Problem>,
+    pub delete: fn(key: &str, draft: &mut Draft<'_>) -> Result<Vec<u8>, Problem>,
+    pub list: fn(&World) -> Result<Vec<u8>, Problem>,
+    pub get: fn(&World, key: &str) -> Result<Vec<u8>, Problem>,
+    pub inspect: fn(&World, key: &str, &Cluster) -> Result<Vec<u8>, Problem>,
+}
+
+/// Every type. A type that comes to be built gets an [`Object`] and its name here.
+pub static TYPES: [Type; 14] = [
+    Type::unbuilt(ObjectType::AciGw),
+    Type::unbuilt(ObjectType::AppProfile),
+    Type::unbuilt(ObjectType::Bgp),
+    Type::of::<api::EndpointGroup>(),
+    Type::unbuilt(ObjectType::ExtContractsGroup),
+    Type::of::<api::Global>(),
+    Type::unbuilt(ObjectType::Netprofile),
+    Type::of::<api::Network>(),
+    Type::unbuilt(ObjectType::Policy),
+    Type::unbuilt(ObjectType::Rule),
+    Type::unbuilt(ObjectType::ServiceLb),
+    Type::of::<api::Tenant>(),
+    Type::unbuilt(ObjectType::Volume),
+    Type::unbuilt(ObjectType::VolumeProfile),
+];
+
+impl Type {
+    const fn of<T: Object>() -> Type {
+        Type {
+            kind: T::KIND,
+            built: Some(Built {
+                check: check::<T>,
+                put: put::<T>,
+                delete: delete::<T>,
+                list: list::<T>,
+                get: get::<T>,
+                inspect: inspect::<T>,
+            }),
+        }
+    }
+
+    const fn unbuilt(kind: ObjectType) -> Type {
+        Type { kind, built: None }
+    }
+
+    /// By the plural that paths use: the name and an `s`.
+    pub fn by_plural(plural: &str) -> Option<&'static Type> {
+        let name = plural.strip_suffix('s')?;
+        TYPES.iter().find(|t| t.kind.as_str() == name)
+    }
+
+    pub fn built(&self) -> Result<&Built, Problem> {
+        self.built.as_ref().ok_or_else(|| not_built(self.kind))
+    }
+}
+
+/// What is asked of objects that are known and not built.
+fn not_built(kind: ObjectType) -> Problem {
+    Problem::not_built(format!("{} objects", kind.as_str()))
+}
+
+fn not_found(kind: ObjectType) -> Problem {
+    Problem::not_found(format!("{} not found", kind.as_str()))
+}
+
+/// The body of an answer, ended by a newline as Go's encoder ends it.
+pub fn json(value: &impl Serialize) -> Result<Vec<u8>, Problem> {
+    let mut body =
+        serde_json::to_vec(value).map_err(|e| Problem::unavailable(format!("encode the answer: {e}")))?;
+    body.push(b'\n');
+    Ok(body)
+}
+
+fn check<T: Object>(key: &str, body: &[u8]) -> Result<Map<String, Value>, Problem> {
+    let mut request = go_json::decode(body, T::SHAPE).map_err(Problem::invalid)?;
+    request.insert("key".into(), key.into());
+    for (name, default) in T::DEFAULTS {
+        let empty = request.get(*name).and_then(Value::as_str).is_none_or(str::is_empty);
+        if empty {
+            request.insert((*name).into(), (*default).into());
+        }
+    }
+    let part = |name: &&str| request.get(*name).and_then(Value::as_str).unwrap_or_default().to_owned();
+    if T::KEY.iter().map(part).collect::<Vec<_>>().join(":") != key {
+        return Err(Problem::invalid("Invalid Key"));
+    }
+    T::SHAPE.check(&request).map_err(Problem::invalid)?;
+    Ok(request)
+}
+
+fn put<T: Object>(request: &Map<String, Value>, draft: &mut Draft<'_>) -> Result<Vec<u8>, Problem> {
+    let new: T = serde_json::from_value(Value::Object(request.clone()))
+        .map_err(|e| Problem::invalid(format!("{}: {e}", T::KIND.as_str())))?;
+    match draft.get::<T>(new.key()) {
+        None => json(&new.create(draft)?),
+        Some(old) => {
+            // The answer to an update is the request, not what is stored.
+            let echo = json(&new)?;
+            new.update(&old, draft)?;
+            Ok(echo)
+        }
+    }
+}
+
+fn delete<T: Object>(key: &str, draft: &mut Draft<'_>) -> Result<Vec<u8>, Problem> {
+    let object = draft.get::<T>(key).ok_or_else(|| not_found(T::KIND))?;
+    object.delete(draft)?;
+    draft.delete::<T>(key);
+    json(&key)
+}
+
+fn list<T: Object>(world: &World) -> Result<Vec<u8>, Problem> {
+    json(&world.all::<T>().collect::<Vec<_>>())
+}
+
+fn get<T: Object>(world: &World, key: &str) -> Result<Vec<u8>, Problem> {
+    json(world.get::<T>(key).ok_or_else(|| not_found(T::KIND))?)
+}
+
+fn inspect<T: Object>(world: &World, key: &str, cluster: &Cluster) -> Result<Vec<u8>, Problem> {
+    let config = world.get::<T>(key).ok_or_else(|| not_found(T::KIND))?;
+    json(&api::Inspect { config, oper: config.oper(world, cluster) })
+}
+
+/// `<tenant>:<name>`, the key of most objects.
+fn object_key(tenant: impl fmt::Display, name: impl fmt::Display) -> String {
+    format!("{tenant}:{name}")
+}

@@ -1,0 +1,124 @@
+//! What `inspect` tells.
+
+use contiv_model::api::{EndpointGroupOper, EndpointInspect, EndpointOper, NetworkOper, Tenant, TenantOper};
+use contiv_model::{endpoint, group, network};
+
+use super::group::IpPool;
+use crate::ipam::Subnet;
+use crate::problem::Problem;
+use crate::world::{Ledger, World};
+
+pub(super) fn network(ledger: &Ledger<network::State>, world: &World) -> NetworkOper {
+    let body = &ledger.body;
+    let mut oper = NetworkOper {
+        allocated_addresses_count: body.ep_addr_count,
+        endpoints: endpoints(world, |endpoint| endpoint.net_id == body.id),
+        external_pkt_tag: body.ext_pkt_tag,
+        network_tag: body.network_tag.clone(),
+        num_endpoints: body.ep_count,
+        pkt_tag: body.pkt_tag,
+        ..NetworkOper::default()
+    };
+    if let Ok(subnet) = Subnet::of_state(body) {
+        let bits = ledger.pool.bits();
+        oper.allocated_ip_addresses = subnet.allocated(bits, subnet.first, subnet.last);
+        oper.available_ip_addresses = subnet.available(bits);
+    }
+    oper
+}
+
+pub(super) fn group(ledger: &Ledger<group::State>, world: &World) -> EndpointGroupOper {
+    let body = &ledger.body;
+    let mut oper = EndpointGroupOper {
+        endpoints: endpoints(world, |endpoint| endpoint.endpoint_group_key == body.id),
+        external_pkt_tag: body.ext_pkt_tag,
+        group_tag: body.group_tag.clone(),
+        num_endpoints: body.ep_count,
+        pkt_tag: body.pkt_tag,
+        ..EndpointGroupOper::default()
+    };
+    let network = world.ledger::<network::State>(&format!("{}.{}", body.network_name, body.tenant_name));
+    let subnet = network.and_then(|network| Subnet::of_state(&network.body).ok());
+    if let Some((subnet, pool)) = subnet.and_then(|s| Some((s, IpPool::read(&body.ip_pool, &s).ok()??))) {
+        let bits = ledger.pool.bits();
+        let (first, last) = (subnet.address(pool.first), subnet.address(pool.last));
+        oper.allocated_ip_addresses = subnet.allocated(bits, first, last);
+        oper.available_ip_addresses = subnet.available(bits);
+    }
+    oper
+}
+
+pub(super) fn tenant(tenant: &Tenant, world: &World) -> TenantOper {
+    let sets = &tenant.link_sets;
+    let mut oper = TenantOper {
+        total_app_profiles: sets.app_profiles.len() as i64,
+        total_epgs: sets.endpoint_groups.len() as i64,
+        total_netprofiles: sets.net_profiles.len() as i64,
+        total_networks: sets.networks.len() as i64,
+        total_policies: sets.policies.len() as i64,
+        total_servicelbs: sets.servicelbs.len() as i64,
+        ..TenantOper::default()
+    };
+    // The original fills in neither the names and tags, nor the addresses of a group.
+    let name_of = |key: &String| key.split_once(':').map(|(_, name)| name.to_owned());
+    for name in sets.endpoint_groups.keys().filter_map(name_of) {
+        if let Some(ledger) = world.ledger::<group::State>(&format!("{name}:{}", tenant.tenant_name)) {
+            let full = group(ledger, world);
+            oper.endpoint_groups.push(EndpointGroupOper {
+                allocated_ip_addresses: String::new(),
+                available_ip_addresses: String::new(),
+                group_tag: String::new(),
+                ..full
+            });
+        }
+    }
+    for name in sets.networks.keys().filter_map(name_of) {
+        if let Some(ledger) = world.ledger::<network::State>(&format!("{name}.{}", tenant.tenant_name)) {
+            let full = network(ledger, world);
+            oper.total_endpoints += full.num_endpoints;
+            oper.networks.push(NetworkOper { network_tag: String::new(), ..full });
+        }
+    }
+    oper
+}
+
+/// The endpoint that `search` names: its id, its container's id or its name; else the first that has it as a part.
+pub fn find_endpoint(world: &World, search: &str) -> Result<Vec<u8>, Problem> {
+    let names =
+        |e: &endpoint::State| [e.endpoint_id.clone(), e.container_id.clone(), e.ep_common_name.clone()];
+    let all = || world.all::<endpoint::State>();
+    let found = all()
+        .find(|e| names(e).iter().any(|name| name == search))
+        .or_else(|| all().find(|e| names(e).iter().any(|name| name.contains(search))))
+        .ok_or_else(|| Problem::not_found("endpoint not found"))?;
+    let oper = world.get::<endpoint::Oper>(&found.id);
+    let virtual_port = oper.map(|oper| format!("v{}", oper.port_name)).unwrap_or_default();
+    super::json(&EndpointInspect {
+        oper: EndpointOper { key: search.to_owned(), virtual_port, ..endpoint(found) },
+    })
+}
+
+fn endpoints(world: &World, pick: impl Fn(&endpoint::State) -> bool) -> Vec<EndpointOper> {
+    world.all::<endpoint::State>().filter(|e| pick(e)).map(endpoint).collect()
+}
+
+fn endpoint(e: &endpoint::State) -> EndpointOper {
+    let labels = e.labels.iter().flatten().map(|(name, value)| format!("{name}:{value}"));
+    EndpointOper {
+        key: String::new(),
+        container_id: e.container_id.clone(),
+        container_name: e.ep_common_name.clone(),
+        endpoint_group_id: e.endpoint_group_id,
+        endpoint_group_key: e.endpoint_group_key.clone(),
+        endpoint_id: e.endpoint_id.clone(),
+        homing_host: e.homing_host.clone(),
+        intf_name: e.intf_name.clone(),
+        ip_address: [e.ip_address.clone(), e.ipv6_address.clone()],
+        labels: format!("map[{}]", labels.collect::<Vec<_>>().join(" ")),
+        mac_address: e.mac_address.clone(),
+        network: e.net_id.clone(),
+        service_name: e.service_name.clone(),
+        virtual_port: String::new(),
+        vtep_ip: e.vtep_ip.clone(),
+    }
+}

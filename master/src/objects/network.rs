@@ -1,0 +1,211 @@
+//! Networks.
+
+use contiv_model::api::{EndpointGroup, Link, Network, NetworkOper, Tenant};
+use contiv_model::key::ObjectType;
+use contiv_model::network;
+
+use super::global::{pools, put_vlans, put_vxlans, ready};
+use super::{Cluster, Object, inspect, object_key};
+use crate::ipam::{Subnet, Subnet6, host_key};
+use crate::problem::Problem;
+use crate::schema::{
+    LINK, Member, Shape, Type, is_ipv4_or_empty, is_ipv6_or_empty, is_ipv6_subnet_or_empty, is_name,
+    is_subnet,
+};
+use crate::tags::{Vlans, Vxlans};
+use crate::world::{Draft, World};
+
+static SHAPE: Shape = Shape {
+    go_type: "contivModel.Network",
+    members: &[
+        Member::any("key", Type::Text),
+        Member::text("cfgdTag", 128, |t| t.is_empty() || is_name(t)),
+        Member::text("encap", usize::MAX, |t| ["vlan", "vxlan"].contains(&t)),
+        Member::text("gateway", usize::MAX, is_ipv4_or_empty),
+        Member::text("ipv6Gateway", usize::MAX, is_ipv6_or_empty),
+        Member::text("ipv6Subnet", usize::MAX, is_ipv6_subnet_or_empty),
+        Member::text("networkName", 64, is_name),
+        Member::text("nwType", usize::MAX, |t| ["infra", "data"].contains(&t)),
+        Member::int("pktTag", 16_777_216),
+        Member::text("subnet", usize::MAX, is_subnet),
+        Member::text("tenantName", 64, is_name),
+        Member::any("link-sets", Type::Struct(&LINK_SETS)),
+        Member::any("links", Type::Struct(&LINKS)),
+    ],
+};
+
+static LINK_SETS: Shape = Shape {
+    go_type: "contivModel.NetworkLinkSets",
+    members: &[
+        Member::any("EndpointGroups", Type::StructMap(&LINK)),
+        Member::any("Servicelbs", Type::StructMap(&LINK)),
+        Member::any("Services", Type::StructMap(&LINK)),
+    ],
+};
+
+static LINKS: Shape =
+    Shape { go_type: "contivModel.NetworkLinks", members: &[Member::any("Tenant", Type::Struct(&LINK))] };
+
+impl Object for Network {
+    const KIND: ObjectType = ObjectType::Network;
+    const SHAPE: &'static Shape = &SHAPE;
+    const KEY: &'static [&'static str] = &["tenantName", "networkName"];
+    const DEFAULTS: &'static [(&'static str, &'static str)] = &[("nwType", "data")];
+    type Oper = NetworkOper;
+
+    fn key(&self) -> &str {
+        &self.key
+    }
+
+    fn create(mut self, draft: &mut Draft<'_>) -> Result<Self, Problem> {
+        ready(draft)?;
+        let tenant = draft.get::<Tenant>(&self.tenant_name);
+        let tenant = tenant.ok_or_else(|| Problem::not_found("Tenant not found"))?;
+        self.free_of_conflicts(&tenant, draft)?;
+        let mut state = self.state()?;
+        let (mut vlans, mut vxlans) = pools(draft)?;
+        take_tags(&mut state, self.pkt_tag, &mut vlans, &mut vxlans)?;
+
+        put_vlans(&vlans, draft);
+        put_vxlans(&vxlans, draft);
+        draft.create_ledger(state);
+        let mut tenant = (*tenant).clone();
+        tenant.link_sets.networks.insert(self.key.clone(), Link::to(ObjectType::Network, &self.key));
+        draft.put(&self.tenant_name, tenant);
+        self.links.tenant = Link::to(ObjectType::Tenant, &self.tenant_name);
+        draft.put(&self.key, self.clone());
+        Ok(self)
+    }
+
+    fn update(self, _old: &Self, _draft: &mut Draft<'_>) -> Result<(), Problem> {
+        Err(Problem::conflict("Cant change network parameters after its created"))
+    }
+
+    fn delete(&self, draft: &mut Draft<'_>) -> Result<(), Problem> {
+        let tenant = draft.get::<Tenant>(&self.tenant_name);
+        let tenant = tenant.ok_or_else(|| Problem::not_found("Tenant not found"))?;
+        let name = &self.network_name;
+        let refuse =
+            |n: usize, what: &str| Err(Problem::conflict(format!("cannot delete {name} has {n} {what}")));
+        match (self.link_sets.endpoint_groups.len(), self.link_sets.servicelbs.len()) {
+            (0, 0) => {}
+            (0, n) => return refuse(n, "services "),
+            (n, _) => return refuse(n, "endpoint groups"),
+        }
+        let id = self.id();
+        let ledger = draft.ledger_before::<network::State>(&id);
+        if ledger.is_some_and(|l| l.body.nw_type != "infra" && l.body.ep_count > 0) {
+            return Err(Problem::conflict("Error: Network has active endpoints"));
+        }
+        let pools = ledger.and_then(|_| pools(draft).ok());
+
+        if let (Some(ledger), Some((mut vlans, mut vxlans))) = (ledger, pools) {
+            match ledger.body.pkt_tag_type.as_str() {
+                "vlan" => vlans.give(ledger.body.pkt_tag),
+                _ => vxlans.give(ledger.body.ext_pkt_tag, ledger.body.pkt_tag),
+            }
+            put_vlans(&vlans, draft);
+            put_vxlans(&vxlans, draft);
+        }
+        draft.delete_ledger::<network::State>(&id);
+        let mut tenant = (*tenant).clone();
+        tenant.link_sets.networks.remove(&self.key);
+        draft.put(&self.tenant_name, tenant);
+        Ok(())
+    }
+
+    fn oper(&self, world: &World, _cluster: &Cluster) -> NetworkOper {
+        let ledger = world.ledger::<network::State>(&self.id());
+        ledger.map(|ledger| inspect::network(ledger, world)).unwrap_or_default()
+    }
+}
+
+/// The parts of a network that are not one of its fields.
+trait Parts {
+    fn id(&self) -> String;
+    fn free_of_conflicts(&self, tenant: &Tenant, draft: &Draft<'_>) -> Result<(), Problem>;
+    fn state(&self) -> Result<network::State, Problem>;
+}
+
+impl Parts for Network {
+    /// `<network>.<tenant>`.
+    fn id(&self) -> String {
+        format!("{}.{}", self.network_name, self.tenant_name)
+    }
+
+    /// No network of the tenant has the same addresses, no group the same name.
+    fn free_of_conflicts(&self, tenant: &Tenant, draft: &Draft<'_>) -> Result<(), Problem> {
+        let (mine, mine6) = (Subnet::parse(&self.subnet).ok(), Subnet6::parse(&self.ipv6_subnet));
+        for key in tenant.link_sets.networks.keys() {
+            let Some(other) = draft.get::<Network>(key) else { continue };
+            let conflicts = |with: &str, subnet: &str| {
+                let error = format!("network {} conflicts with {with} {subnet}", other.network_name);
+                Err(Problem::conflict(error))
+            };
+            let theirs6 = Subnet6::parse(&other.ipv6_subnet);
+            if mine6.zip(theirs6).is_some_and(|(a, b)| a.overlaps(&b)) {
+                return conflicts("subnetv6 ", &self.ipv6_subnet);
+            }
+            let theirs = Subnet::parse(&other.subnet).ok();
+            if mine.zip(theirs).is_some_and(|(a, b)| a.overlaps(&b)) {
+                return conflicts("subnet", &self.subnet);
+            }
+        }
+        let name = &self.network_name;
+        if draft.get::<EndpointGroup>(&object_key(&self.tenant_name, name)).is_some() {
+            return Err(Problem::conflict(format!("EndpointGroup {name} conflicts with the network name")));
+        }
+        Ok(())
+    }
+
+    /// The record, without tags.
+    fn state(&self) -> Result<network::State, Problem> {
+        let subnet = Subnet::parse(&self.subnet)?;
+        let mut map = subnet.fresh_map()?;
+        if !self.gateway.is_empty() {
+            map.insert(subnet.host(&self.gateway)?);
+        }
+        let subnet6 = Subnet6::parse(&self.ipv6_subnet);
+        let mut map6 = subnet6.map(|_| std::collections::BTreeMap::new());
+        if !self.ipv6_gateway.is_empty() {
+            let of = subnet6.unwrap_or(Subnet6 { base: std::net::Ipv6Addr::UNSPECIFIED, len: 0 });
+            let host = of.host(&self.ipv6_gateway, false)?;
+            map6.get_or_insert_default().insert(host_key(host), true);
+        }
+        let id = self.id();
+        let tag = if self.cfgd_tag.is_empty() { &id } else { &self.cfgd_tag };
+        Ok(network::State {
+            tenant: self.tenant_name.clone(),
+            network_name: self.network_name.clone(),
+            nw_type: self.nw_type.clone(),
+            pkt_tag_type: self.encap.clone(),
+            subnet_ip: subnet.base.to_string(),
+            subnet_len: subnet.len,
+            gateway: self.gateway.clone(),
+            ip_addr_range: subnet.range(),
+            ip_alloc_map: map,
+            ipv6_subnet_ip: subnet6.map(|s| s.base.to_string()).unwrap_or_default(),
+            ipv6_subnet_len: subnet6.map_or(0, |s| s.len),
+            ipv6_gateway: self.ipv6_gateway.clone(),
+            ipv6_alloc_map: map6,
+            network_tag: tag.clone(),
+            id,
+            ..network::State::default()
+        })
+    }
+}
+
+fn take_tags(
+    state: &mut network::State,
+    requested: i64,
+    vlans: &mut Vlans,
+    vxlans: &mut Vxlans,
+) -> Result<(), Problem> {
+    if state.pkt_tag_type == "vlan" {
+        state.pkt_tag = vlans.take(requested)? as i64;
+    } else {
+        let (vni, local) = vxlans.take(requested)?;
+        (state.pkt_tag, state.ext_pkt_tag) = (local as i64, vni as i64);
+    }
+    Ok(())
+}

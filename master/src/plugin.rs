@@ -1,0 +1,45 @@
+//! The calls of `/plugin`: what agents ask for when a pod comes or goes (INVENTORY 1.6).
+
+mod address;
+mod endpoint;
+mod place;
+mod request;
+
+use crate::problem::Problem;
+use crate::world::Draft;
+
+/// A call that was decoded.
+#[derive(Clone, Debug)]
+pub enum Call {
+    AllocAddress(request::AllocAddress),
+    ReleaseAddress(request::ReleaseAddress),
+    CreateEndpoint(request::CreateEndpoint),
+    DeleteEndpoint(request::DeleteEndpoint),
+}
+
+/// Calls that the original answers and this release does not.
+const UNBUILT: [&str; 1] = ["updateEndpoint"];
+
+impl Call {
+    /// Decodes the body of a POST to `/plugin/<name>`; none if there is no such call.
+    pub fn decode(name: &str, body: &[u8]) -> Option<Result<Call, Problem>> {
+        Some(match name {
+            "allocAddress" => request::decode(body).map(Call::AllocAddress),
+            "releaseAddress" => request::decode(body).map(Call::ReleaseAddress),
+            "createEndpoint" => request::decode(body).map(Call::CreateEndpoint),
+            "deleteEndpoint" => request::decode(body).map(Call::DeleteEndpoint),
+            name if UNBUILT.contains(&name) => Err(Problem::not_built(name)),
+            _ => return None,
+        })
+    }
+
+    /// Plans it; gives the body of the answer.
+    pub fn plan(&self, draft: &mut Draft<'_>) -> Result<Vec<u8>, Problem> {
+        match self {
+            Call::AllocAddress(request) => address::alloc(request, draft),
+            Call::ReleaseAddress(request) => address::release(request, draft),
+            Call::CreateEndpoint(request) => endpoint::create(request, draft),
+            Call::DeleteEndpoint(request) => endpoint::delete(request, draft),
+        }
+    }
+}

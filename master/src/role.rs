@@ -1,0 +1,47 @@
+//! Who leads, as this process knows it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use crate::api::Leader;
+
+#[derive(Clone)]
+pub enum Role {
+    Leading(Arc<Leader>),
+    /// The address in the lock, if somebody holds it.
+    Following {
+        leader: Option<String>,
+    },
+}
+
+/// Reads the role, and waits for it when it is about to change.
+#[derive(Clone)]
+pub struct Roles {
+    role: watch::Receiver<Role>,
+    /// What this process writes into the lock.
+    own: Arc<str>,
+}
+
+/// An elected netmaster reads its state first; requests wait so long for it.
+const SETTLE: Duration = Duration::from_secs(10);
+
+impl Roles {
+    pub fn new(own: &str) -> (watch::Sender<Role>, Roles) {
+        let (sender, role) = watch::channel(Role::Following { leader: None });
+        (sender, Roles { role, own: own.into() })
+    }
+
+    /// The role, except that this process was elected and does not lead yet.
+    pub async fn settled(&self) -> Role {
+        let mut role = self.role.clone();
+        let settled = |role: &Role| !matches!(role, Role::Following { leader: Some(l) } if **l == *self.own);
+        match timeout(SETTLE, role.wait_for(settled)).await {
+            Ok(Ok(role)) => role.clone(),
+            // Following, with our own name in the lock: nobody answers.
+            Ok(Err(_)) | Err(_) => Role::Following { leader: None },
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! The forms that the original's regular expressions describe (INVENTORY 1.4).
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use contiv_model::name;
+
+pub fn is_name(text: &str) -> bool {
+    name::is_name(text)
+}
+
+/// The last label may be missing.
+pub fn is_name_or_empty(text: &str) -> bool {
+    text.is_empty() || name::is_name(text) || text.strip_suffix('.').is_some_and(name::is_name)
+}
+
+pub fn is_ipv4(text: &str) -> bool {
+    text.parse::<Ipv4Addr>().is_ok()
+}
+
+pub fn is_ipv4_or_empty(text: &str) -> bool {
+    text.is_empty() || is_ipv4(text)
+}
+
+/// `address` or `first-last`, or nothing.
+pub fn is_address_range(text: &str) -> bool {
+    match text.split_once('-') {
+        Some((first, last)) => is_ipv4(first) && is_ipv4(last),
+        None => is_ipv4_or_empty(text),
+    }
+}
+
+/// `address[-address]/length`, length 1 to 31.
+pub fn is_subnet(text: &str) -> bool {
+    let Some((range, length)) = text.rsplit_once('/') else { return false };
+    !range.is_empty() && is_address_range(range) && is_number(length, 1, 31)
+}
+
+/// A /16.
+pub fn is_private_subnet(text: &str) -> bool {
+    text.strip_suffix("/16").is_some_and(is_ipv4)
+}
+
+pub fn is_ipv6_or_empty(text: &str) -> bool {
+    // No form with an IPv4 tail.
+    text.is_empty() || !text.contains('.') && text.parse::<Ipv6Addr>().is_ok()
+}
+
+/// `(1[0-2][0-7]|[1-9][0-9]|[1-9])` is how the original spells 1 to 127; 108 and its like are left out.
+pub fn is_ipv6_subnet_or_empty(text: &str) -> bool {
+    let Some((address, length)) = text.rsplit_once('/') else { return text.is_empty() };
+    let sound = is_number(length, 1, 127) && (length.len() < 3 || !length.ends_with(['8', '9']));
+    sound && !address.is_empty() && is_ipv6_or_empty(address)
+}
+
+pub fn is_vlan_range(text: &str) -> bool {
+    is_range(text, 4)
+}
+
+pub fn is_vxlan_range(text: &str) -> bool {
+    is_range(text, 8)
+}
+
+/// Two numbers of at most `digits` digits joined by a hyphen.
+fn is_range(text: &str, digits: usize) -> bool {
+    let number = |n: &str| (1..=digits).contains(&n.len()) && n.bytes().all(|b| b.is_ascii_digit());
+    text.split_once('-').is_some_and(|(a, b)| number(a) && number(b))
+}
+
+/// Without sign or leading zeros.
+fn is_number(text: &str, min: u8, max: u8) -> bool {
+    text.starts_with(|c: char| ('1'..='9').contains(&c))
+        && text.parse().is_ok_and(|n| (min..=max).contains(&n))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn holds(form: fn(&str) -> bool, good: &[&str], bad: &[&str]) {
+        for text in good {
+            assert!(form(text), "{text:?} is refused");
+        }
+        for text in bad {
+            assert!(!form(text), "{text:?} is accepted");
+        }
+    }
+
+    #[test]
+    fn forms_are_those_of_the_original() {
+        holds(is_name_or_empty, &["", "a", "a.", "a.b"], &[".", "a_b", "-a"]);
+        holds(
+            is_subnet,
+            &["10.1.1.0/24", "10.1.1.5-10.1.1.9/24", "10.0.0.0/7", "10.0.0.0/31"],
+            &[
+                "",
+                "10.1.2.0",
+                "10.1.2.0/32",
+                "10.1.2.0/0",
+                "10.1.2.0/024",
+                "300.1.1.0/24",
+                "/24",
+                "01.1.1.1/8",
+            ],
+        );
+        holds(
+            is_ipv6_subnet_or_empty,
+            &["", "2001:db8::/8", "2001:db8::/64", "::/127", "fe80::1/107"],
+            &["2001::/128", "2001::/108", "2001::/119", "zz::/64", "2001::", "/64", "::1.2.3.4/64", "::/0"],
+        );
+        holds(is_vlan_range, &["1-4094", "100-50"], &["", "1", "1-", "1-10,20-30", "1-50000", "a-b"]);
+        holds(is_vxlan_range, &["1-10000", "1-12345678"], &["1-123456789"]);
+        holds(
+            is_address_range,
+            &["", "1.1.1.1", "1.1.1.1-1.1.1.9"],
+            &["2001::1-2001::2", "1.1.1.1-", "1.1.1.1/2"],
+        );
+        holds(is_private_subnet, &["172.19.0.0/16", "10.1.2.3/16"], &["", "10.0.0.0/24", "10.0.0/16"]);
+    }
+}

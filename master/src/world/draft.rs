@@ -1,0 +1,273 @@
+//! A transaction in the making: changes on top of the world, seen by what is planned after them.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use contiv_model::{endpoint, group, key::ObjectType, network};
+use contiv_store::{Guard, Op, Txn};
+
+use super::record::{Overlays, Record};
+use super::{Body, Ledger, LedgerChange, World};
+use crate::world::ledger::Written;
+
+/// Plans change a draft; [`Draft::finish`] makes it a transaction and the [`Change`] to the world that the
+/// transaction, once committed, amounts to.
+///
+/// A plan that fails must not have changed anything: it decides first, and writes then.
+pub struct Draft<'w> {
+    world: &'w World,
+    overlays: Overlays,
+    networks: Edits<network::State>,
+    groups: Edits<group::State>,
+    /// Keys that were read and must not have changed.
+    read: BTreeMap<String, i64>,
+}
+
+type Edits<B> = BTreeMap<String, Edit<B>>;
+
+pub enum Edit<B> {
+    Create(Box<B>),
+    Change(LedgerChange),
+    Delete,
+}
+
+/// What a committed transaction changed.
+#[derive(Default)]
+pub struct Change {
+    overlays: Overlays,
+    networks: Vec<(String, Edit<network::State>, Option<Written>)>,
+    groups: Vec<(String, Edit<group::State>, Option<Written>)>,
+}
+
+/// Room that one plan may need: a draft with fewer operations and guards left takes no further plan.
+const ROOM: usize = 24;
+/// etcd takes requests of 1.5 MB.
+const HEAVY: usize = 1 << 20;
+
+impl<'w> Draft<'w> {
+    pub fn new(world: &'w World) -> Draft<'w> {
+        Draft {
+            world,
+            overlays: Overlays::default(),
+            networks: Edits::new(),
+            groups: Edits::new(),
+            read: BTreeMap::new(),
+        }
+    }
+
+    pub fn world(&self) -> &'w World {
+        self.world
+    }
+
+    /// No room for another plan in the same transaction.
+    pub fn is_full(&self) -> bool {
+        let ledgers = self.networks.len() + self.groups.len();
+        let weight: usize = self
+            .networks
+            .keys()
+            .filter_map(|id| self.world.ledger::<network::State>(id))
+            .map(Ledger::weight)
+            .sum();
+        // A ledger may need two operations, each with its guard; the leader's guard comes on top.
+        self.overlays.len() + 2 * ledgers + self.read.len() + ROOM > contiv_store::MAX_TXN_OPS
+            || weight > HEAVY
+    }
+
+    pub fn get<T: Record>(&self, id: &str) -> Option<Arc<T>> {
+        match T::overlay(&self.overlays).get(id) {
+            Some(value) => value.clone(),
+            None => self.world.table::<T>().get(id).map(|known| known.value.clone()),
+        }
+    }
+
+    pub fn put<T: Record>(&mut self, id: &str, value: T) {
+        T::overlay_mut(&mut self.overlays).insert(id.to_owned(), Some(value.into()));
+    }
+
+    pub fn delete<T: Record>(&mut self, id: &str) {
+        T::overlay_mut(&mut self.overlays).insert(id.to_owned(), None);
+    }
+
+    /// The transaction holds only if the entry is still what the world says.
+    pub fn rely_on<T: Record>(&mut self, id: &str) {
+        let revision = self.world.table::<T>().get(id).map_or(0, |known| known.revision);
+        self.read.insert(T::key(id).to_string(), revision);
+    }
+
+    /// The ledger, and what this draft does to it; none if it does not exist, or is made or deleted by this draft.
+    pub fn ledger<B: Edited>(&mut self, id: &str) -> Option<(&'w Ledger<B>, &mut LedgerChange)> {
+        let ledger = self.world.ledger::<B>(id)?;
+        let edit =
+            B::edits(self).entry(id.to_owned()).or_insert_with(|| Edit::Change(LedgerChange::default()));
+        match edit {
+            Edit::Change(change) => Some((ledger, change)),
+            Edit::Create(_) | Edit::Delete => None,
+        }
+    }
+
+    /// Only to look at, as it was before this draft.
+    pub fn ledger_before<B: Body>(&self, id: &str) -> Option<&'w Ledger<B>> {
+        self.world.ledger::<B>(id)
+    }
+
+    pub fn create_ledger<B: Edited>(&mut self, body: B) {
+        B::edits(self).insert(body.id().to_owned(), Edit::Create(Box::new(body)));
+    }
+
+    pub fn delete_ledger<B: Edited>(&mut self, id: &str) {
+        if self.world.ledger::<B>(id).is_some() {
+            B::edits(self).insert(id.to_owned(), Edit::Delete);
+        }
+    }
+
+    /// An endpoint of `network` that has `ip`.
+    pub fn holder(&self, network: &str, ip: IpAddr) -> Option<String> {
+        let overlay = <endpoint::State as Record>::overlay(&self.overlays);
+        let text = ip.to_string();
+        let planned = overlay.values().flatten().find(|endpoint| {
+            endpoint.net_id == network && (endpoint.ip_address == text || endpoint.ipv6_address == text)
+        });
+        let known = || self.world.holders(network, ip).iter().find(|id| !overlay.contains_key(*id)).cloned();
+        planned.map(|endpoint| endpoint.id.clone()).or_else(known)
+    }
+
+    pub fn has_unbuilt(&self, kind: ObjectType, key: &str) -> bool {
+        self.world.has_unbuilt(kind, key)
+    }
+
+    /// The transaction, without the leader's guard, and what it changes.
+    pub fn finish(self) -> serde_json::Result<(Txn, Change)> {
+        let Draft { world, overlays, networks, groups, mut read } = self;
+        let mut txn = Txn::new();
+        let mut each = |key: String, revision, op: Option<Op>| {
+            read.remove(&key);
+            txn.guards.push(Guard::ModRevision { key, revision });
+            txn.ops.extend(op);
+        };
+        overlays.ops(&world.tables, &mut each)?;
+        let networks = write_ledgers(world, networks, &mut each)?;
+        let groups = write_ledgers(world, groups, &mut each)?;
+        let read = read.into_iter().map(|(key, revision)| Guard::ModRevision { key, revision });
+        txn.guards.extend(read);
+        Ok((txn, Change { overlays, networks, groups }))
+    }
+}
+
+type WrittenEdits<B> = Vec<(String, Edit<B>, Option<Written>)>;
+
+fn write_ledgers<B: Edited>(
+    world: &World,
+    edits: Edits<B>,
+    mut each: impl FnMut(String, i64, Option<Op>),
+) -> serde_json::Result<WrittenEdits<B>> {
+    let mut written = Vec::with_capacity(edits.len());
+    for (id, edit) in edits {
+        let known = world.ledger::<B>(&id);
+        let journal = match (&edit, known) {
+            (Edit::Create(body), known) => {
+                let key = B::key(&id).to_string();
+                let value = serde_json::to_vec(body)?.into();
+                let revision = known.map_or(0, |ledger| ledger.revision);
+                each(key.clone(), revision, Some(Op::Put { key, value, lease: None }));
+                None
+            }
+            (Edit::Change(change), Some(ledger)) => {
+                if change.is_nothing() {
+                    continue;
+                }
+                ledger.write(change, &mut each)?
+            }
+            (Edit::Delete, Some(ledger)) => {
+                let key = B::key(&id).to_string();
+                each(key.clone(), ledger.revision, Some(Op::Delete { key }));
+                if let Some(journal) = &ledger.journal {
+                    let key = B::journal_key(&id).to_string();
+                    each(key.clone(), journal.revision, Some(Op::Delete { key }));
+                }
+                None
+            }
+            (Edit::Change(_) | Edit::Delete, None) => continue,
+        };
+        written.push((id, edit, journal));
+    }
+    Ok(written)
+}
+
+impl LedgerChange {
+    fn is_nothing(&self) -> bool {
+        self.pool.is_empty()
+            && self.hosts.is_empty()
+            && self.addresses == 0
+            && self.endpoints == 0
+            && !self.checkpoint
+    }
+}
+
+/// A ledger that drafts edit.
+pub trait Edited: Body {
+    fn edits<'d>(draft: &'d mut Draft<'_>) -> &'d mut BTreeMap<String, Edit<Self>>;
+}
+
+impl Edited for network::State {
+    fn edits<'d>(draft: &'d mut Draft<'_>) -> &'d mut Edits<Self> {
+        &mut draft.networks
+    }
+}
+
+impl Edited for group::State {
+    fn edits<'d>(draft: &'d mut Draft<'_>) -> &'d mut Edits<Self> {
+        &mut draft.groups
+    }
+}
+
+impl World {
+    /// A transaction of ours was committed at `revision`.
+    pub fn commit(&mut self, change: Change, revision: i64) {
+        for (id, new) in <endpoint::State as Record>::overlay(&change.overlays) {
+            let known = self.table::<endpoint::State>().get(id);
+            if known.is_some_and(|known| known.revision > revision) {
+                continue;
+            }
+            if let Some(old) = known.map(|known| known.value.clone()) {
+                self.unhold(&old);
+            }
+            if let Some(new) = new {
+                self.hold(new);
+            }
+        }
+        let deleted = &mut self.deleted;
+        change.overlays.apply(&mut self.tables, revision, |key| {
+            deleted.insert(key, revision);
+        });
+        commit_ledgers(&mut self.networks.live, deleted, change.networks, revision);
+        commit_ledgers(&mut self.groups.live, deleted, change.groups, revision);
+    }
+}
+
+fn commit_ledgers<B: Body>(
+    live: &mut BTreeMap<String, Ledger<B>>,
+    deleted: &mut HashMap<String, i64>,
+    edits: WrittenEdits<B>,
+    revision: i64,
+) {
+    for (id, edit, written) in edits {
+        let newer = live.get(&id).is_some_and(|ledger| ledger.revision > revision);
+        match edit {
+            _ if newer => {}
+            Edit::Create(body) => {
+                live.insert(id, Ledger::new(*body, revision));
+            }
+            Edit::Change(change) => {
+                if let Some(ledger) = live.get_mut(&id) {
+                    ledger.apply(&change, written, revision);
+                }
+            }
+            Edit::Delete => {
+                live.remove(&id);
+                deleted.insert(B::key(&id).to_string(), revision);
+                deleted.insert(B::journal_key(&id).to_string(), revision);
+            }
+        }
+    }
+}
