@@ -12,7 +12,7 @@ use std::time::Duration;
 use contiv_model::{group, network};
 use contiv_store::election::Leadership;
 use contiv_store::{Error, Guard, Outcome, Store, Txn};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Mutex, MutexGuard, mpsc, oneshot};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -33,15 +33,24 @@ struct Job {
 
 /// The world as everybody reads it.
 #[derive(Clone, Default)]
-pub struct Shared(Arc<RwLock<World>>);
+pub struct Shared {
+    world: Arc<RwLock<World>>,
+    gate: Arc<Mutex<()>>,
+}
 
 impl Shared {
     pub fn read(&self) -> RwLockReadGuard<'_, World> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner)
+        self.world.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Held from the planning of a transaction until it is part of the world, and while the watch is taken in:
+    /// the watch may be faster than the answer to a commit, and would be taken for somebody else's change.
+    pub async fn gate(&self) -> MutexGuard<'_, ()> {
+        self.gate.lock().await
     }
 
     pub fn write(&self) -> RwLockWriteGuard<'_, World> {
-        self.0.write().unwrap_or_else(PoisonError::into_inner)
+        self.world.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -146,6 +155,8 @@ impl Committer {
 
     async fn batch(&mut self, leadership: &Leadership, first: Job) -> Result<(), Deposed> {
         let mut jobs = vec![first];
+        let world = self.world.clone();
+        let _gate = world.gate().await;
         for attempt in 0..ATTEMPTS {
             let planned = self.plan(&mut jobs, attempt == 0);
             let (answers, mut txn, change) = match planned {

@@ -5,8 +5,11 @@ use std::net::{SocketAddr, UdpSocket};
 
 use tracing::level_filters::LevelFilter;
 use tracing::{Level, Metadata};
-use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::writer::BoxMakeWriter;
+use tracing_subscriber::fmt::{self, MakeWriter};
+use tracing_subscriber::layer::{Layer, SubscriberExt};
+use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::config::{LogFlags, LogLevel};
 
@@ -23,11 +26,15 @@ pub fn start(flags: &LogFlags) -> anyhow::Result<()> {
         true => BoxMakeWriter::new(Syslog::to(flags.syslog_url)?),
         false => BoxMakeWriter::new(io::stderr),
     };
-    let lines = tracing_subscriber::fmt().with_max_level(level).with_writer(writer).with_ansi(false);
-    match flags.use_json_log {
-        true => lines.json().init(),
-        false => lines.init(),
-    }
+    // The level is for what we say; of the libraries, only what went wrong.
+    let ours = ["netmaster", "contiv_store", "contiv_model"].map(|target| (target, level));
+    let filter = Targets::new().with_targets(ours).with_default(level.min(LevelFilter::WARN));
+    let lines = fmt::layer().with_writer(writer).with_ansi(false);
+    let lines = match flags.use_json_log {
+        true => lines.json().boxed(),
+        false => lines.boxed(),
+    };
+    tracing_subscriber::registry().with(lines.with_filter(filter)).init();
     Ok(())
 }
 

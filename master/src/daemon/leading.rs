@@ -16,6 +16,9 @@ use crate::committer::{Committer, Deposed, Shared, one_line};
 use crate::objects::{Cluster, Defaults};
 use crate::role::Role;
 
+/// Updates that the watch tells at once, at most: readers wait while they are taken in.
+const CHUNK: usize = 64;
+
 /// One turn at leading.
 pub(super) struct Term<'a> {
     pub(super) store: &'a Store,
@@ -58,8 +61,13 @@ impl Term<'_> {
         }
         let feed = world.clone();
         let _feed = AbortOnDropHandle::new(tokio::spawn(async move {
-            while let Some(update) = watch.next().await {
-                feed.write().observe(&update);
+            let mut updates = watch.ready_chunks(CHUNK);
+            while let Some(updates) = updates.next().await {
+                let _gate = feed.gate().await;
+                let mut world = feed.write();
+                for update in &updates {
+                    world.observe(update);
+                }
             }
         }));
 

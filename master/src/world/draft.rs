@@ -252,7 +252,7 @@ fn commit_ledgers<B: Body>(
     revision: i64,
 ) {
     for (id, edit, written) in edits {
-        let newer = live.get(&id).is_some_and(|ledger| ledger.revision > revision);
+        let newer = live.get(&id).is_some_and(|ledger| ledger.revision >= revision);
         match edit {
             _ if newer => {}
             Edit::Create(body) => {
