@@ -65,7 +65,9 @@ pub(crate) fn parses(workspace: &Workspace, program: Program, arguments: &Argume
     let lab = build(workspace, Profile::Dev, &["e2e"]).map_err(|error| format!("{error:#}"))?;
     let mut check = workspace.command(lab);
     check.arg("--parse-only").arg(program.name()).args(&arguments.words);
-    output(&mut check).map(drop).map_err(|error| format!("{error:#}"))
+    output(&mut check)
+        .map(drop)
+        .map_err(|error| format!("{error:#}").lines().next().unwrap_or_default().to_owned())
 }
 
 const DAEMONS: &[&str] = &["e2e", "netmaster", "netplugin", "netctl", "contivk8s"];

@@ -33,14 +33,25 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
         return report("commands in the documents", || commands::check(workspace));
     }
     setup::ensure(workspace)?;
-    report("imports between crates", || imports::check(workspace))?;
-    report("imports inside the agent", || imports::check_agent(workspace))?;
-    report("lints inherited", || crates::check_lints(workspace))?;
-    report("lock files agree", || locks::check(workspace))?;
-    format(workspace)?;
-    clippy(workspace)?;
-    deny(workspace)?;
-    report("commands in the documents", || commands::check(workspace))?;
+    // All of them, so that one run tells everything; the quick ones first.
+    let results = [
+        report("imports between crates", || imports::check(workspace)),
+        report("imports inside the agent", || imports::check_agent(workspace)),
+        report("lints inherited", || crates::check_lints(workspace)),
+        report("lock files agree", || locks::check(workspace)),
+        format(workspace),
+        clippy(workspace),
+        deny(workspace),
+        report("commands in the documents", || commands::check(workspace)),
+    ];
+    let mut failed = 0;
+    for error in results.into_iter().filter_map(Result::err) {
+        eprintln!("{error:#}");
+        failed += 1;
+    }
+    if failed > 0 {
+        bail!("{failed} checks failed, see above");
+    }
     println!("lint: nothing found");
     Ok(())
 }
@@ -111,16 +122,8 @@ fn deny(workspace: &Workspace) -> Result<()> {
     step("licences, bans and sources", || {
         for manifest in ["Cargo.toml", "ebpf/Cargo.toml"] {
             let mut check = workspace.command(&deny);
-            check.args([
-                "--log-level",
-                "error",
-                "--manifest-path",
-                manifest,
-                "check",
-                "--config",
-                "deny.toml",
-            ]);
-            execute(check.args(["--hide-inclusion-graph", "bans", "licenses", "sources"]))?;
+            check.args(["--log-level", "error", "--config", "deny.toml", "--manifest-path", manifest]);
+            execute(check.args(["check", "--hide-inclusion-graph", "bans", "licenses", "sources"]))?;
         }
         Ok(())
     })
