@@ -15,3 +15,4 @@ mod node;
 mod restart;
 mod run;
 mod traffic;
+mod verifier;

@@ -60,9 +60,13 @@ fn another_build_takes_over_in_place() -> Result<()> {
     let old = program_id(&node)?;
     node.restart();
     let observed = node.observe()?;
-    assert_eq!((observed.same.len(), observed.strays), (node.desired.len(), 0));
-    assert!(node.datapath.writes() > 0);
+    assert_eq!(observed.strays, 0);
     assert_ne!(program_id(&node)?, old);
+    // Links have been given the new program already; filters get it when their endpoint is set.
+    if node.datapath.inspect()["attachment"] == "tcx" {
+        assert_eq!(observed.same.len(), node.desired.len());
+    }
+    node.converge()?;
     let answers = pinger.answers();
     wait_until(Duration::from_secs(5), "more pings", || Ok((pinger.answers() > answers + 20).then_some(())))?;
     let ping = pinger.finish(Duration::from_secs(5))?;
@@ -254,7 +258,9 @@ fn cleanup_leaves_nothing() -> Result<()> {
 /// How many programs are on the ingress of a link, either way.
 fn attached(node: &Node, link: &str) -> Result<usize> {
     use aya::programs::{SchedClassifier, TcAttachType};
-    let tcx = node.ns.run(|| Ok(SchedClassifier::query_tcx(link, TcAttachType::Ingress)?.1.len()))?;
+    // An older kernel does not know the question.
+    let tcx = node.ns.run(|| Ok(SchedClassifier::query_tcx(link, TcAttachType::Ingress)))?;
+    let tcx = tcx.map_or(0, |(_, programs)| programs.len());
     let filters = node.ns.output("tc", &["filter", "show", "dev", link, "ingress"]).unwrap_or_default();
     Ok(tcx + filters.lines().filter(|line| line.contains("ctv_")).count())
 }
