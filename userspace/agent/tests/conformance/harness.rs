@@ -1,14 +1,19 @@
 //! One node with its pods and its wire, whatever forwards inside.
 
+mod ebpf;
 mod fake;
+mod real;
 
 use anyhow::Result;
 use netplugin::datapath::{
     Desired, Failed, Observed, Op,
     fake::{Delivery, Origin},
 };
+use testkit::Netns;
 
 pub(crate) use fake::FakeNode;
+
+pub(crate) type EbpfNode = real::Real<ebpf::EbpfSite>;
 
 pub(crate) trait Harness: Sized {
     /// Why it cannot run here, if so.
@@ -46,4 +51,15 @@ pub(crate) enum Damage {
     Port(&'static str),
     /// Something is there that nobody wanted.
     Litter,
+}
+
+/// A node on which programs can talk.
+pub(crate) trait Programs: Harness {
+    fn pod(&self, port: &str) -> Result<&Netns>;
+
+    /// Where the other nodes are.
+    fn wire(&self) -> &Netns;
+
+    /// Makes the pod a host with addresses, as the agent's plumbing does it.
+    fn give_addresses(&self, port: &str, last: u8) -> Result<()>;
 }

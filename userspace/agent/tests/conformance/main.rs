@@ -7,6 +7,7 @@
 mod harness;
 mod scenarios;
 mod topology;
+mod wire;
 mod world;
 
 /// A `#[test]` for each scenario, named after the datapath and the scenario.
@@ -27,8 +28,9 @@ macro_rules! on {
 }
 
 macro_rules! on_every_datapath {
-    ($scenarios:tt) => {
-        on!(fake, crate::harness::FakeNode, $scenarios);
+    ([$($scenarios:tt)*], [$($with_programs:tt)*]) => {
+        on!(fake, crate::harness::FakeNode, [$($scenarios)*]);
+        on!(ebpf, crate::harness::EbpfNode, [$($scenarios)* $($with_programs)*]);
     };
 }
 
@@ -45,4 +47,6 @@ on_every_datapath!([
     restart: restart_writes_nothing, restart_finds_what_is_not_wanted_any_more;
     drift: lost_forwarding_is_repaired, lost_port_is_repaired, litter_is_swept;
     failure: missing_interface_fails_alone;
+], [
+    programs: local_pods_talk, pods_talk_by_vxlan, restart_loses_no_ping, changes_lose_no_ping;
 ]);

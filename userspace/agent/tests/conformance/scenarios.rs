@@ -6,6 +6,7 @@ pub(crate) mod failure;
 pub(crate) mod flooding;
 pub(crate) mod isolation;
 pub(crate) mod neighbours;
+pub(crate) mod programs;
 pub(crate) mod restart;
 pub(crate) mod unicast;
 pub(crate) mod vlan;

@@ -22,10 +22,10 @@ pub(crate) fn remote_moves_to_another_node<H: Harness>() -> Result<()> {
     for node in [0, 1, 0] {
         world.set(net.remote(node, 11))?;
         for frame in [udp(1, 11, "moving"), udp6(1, 11, "moving")] {
-            world.sends(&pod("a"), &frame, [net.to_node(node, &frame)])?;
+            world.sends(&pod("pa"), &frame, [net.to_node(node, &frame)])?;
         }
         let (question, answer) = question_and_answer(2, 11);
-        world.sends(&pod("b"), &question, [to_pod("b", &answer)])?;
+        world.sends(&pod("pb"), &question, [to_pod("pb", &answer)])?;
         world.in_place()?;
     }
     Ok(())
@@ -35,20 +35,20 @@ pub(crate) fn remote_moves_to_another_node<H: Harness>() -> Result<()> {
 pub(crate) fn pod_changes_its_address<H: Harness>() -> Result<()> {
     for net in Net::kinds()? {
         let mut world = world::<H>(&net)?;
-        world.set(net.local("b", 5))?;
+        world.set(net.local("pb", 5))?;
         world.in_place()?;
         for frame in [udp(1, 5, "new"), udp6(1, 5, "new")] {
-            world.sends(&pod("a"), &frame, [to_pod("b", &frame)])?;
+            world.sends(&pod("pa"), &frame, [to_pod("pb", &frame)])?;
         }
         let (question, answer) = question_and_answer(1, 5);
-        world.sends(&pod("a"), &question, [to_pod("a", &answer)])?;
+        world.sends(&pod("pa"), &question, [to_pod("pa", &answer)])?;
         // Nobody answers for the old one: the question is carried on, to b as well.
         let (question, _) = question_and_answer(1, 2);
-        let expected = net.to_other_nodes(&question).into_iter().chain([to_pod("b", &question)]);
-        world.sends(&pod("a"), &question, expected)?;
+        let expected = net.to_other_nodes(&question).into_iter().chain([to_pod("pb", &question)]);
+        world.sends(&pod("pa"), &question, expected)?;
         // And its frames go where those of unknown addresses go, to other nodes too.
         let frame = udp(1, 2, "old");
-        let came = world.outcome(&pod("a"), &frame.build())?;
+        let came = world.outcome(&pod("pa"), &frame.build())?;
         ensure!(came.contains(&net.to_node(0, &frame)), "still known here: {came:?}");
     }
     Ok(())
@@ -59,17 +59,17 @@ pub(crate) fn pod_moves_to_another_node<H: Harness>() -> Result<()> {
     for net in Net::kinds()? {
         let mut world = world::<H>(&net)?;
         let frame = udp(1, 2, "where are you?");
-        world.sends(&pod("a"), &frame, [to_pod("b", &frame)])?;
-        world.apply([Op::Delete(net.local_id("b")), Op::Set(net.remote(1, 2))])?;
-        world.sends(&pod("a"), &frame, [net.to_node(1, &frame)])?;
+        world.sends(&pod("pa"), &frame, [to_pod("pb", &frame)])?;
+        world.apply([Op::Delete(net.local_id("pb")), Op::Set(net.remote(1, 2))])?;
+        world.sends(&pod("pa"), &frame, [net.to_node(1, &frame)])?;
         world.in_place()?;
-        world.apply([Op::Delete(net.remote_id(2)), Op::Set(net.local("b", 2))])?;
-        world.sends(&pod("a"), &frame, [to_pod("b", &frame)])?;
+        world.apply([Op::Delete(net.remote_id(2)), Op::Set(net.local("pb", 2))])?;
+        world.sends(&pod("pa"), &frame, [to_pod("pb", &frame)])?;
         // Make before break, as the agent does it: set first, then delete.
-        world.apply([Op::Set(net.remote(0, 2)), Op::Delete(net.local_id("b"))])?;
-        world.sends(&pod("a"), &frame, [net.to_node(0, &frame)])?;
+        world.apply([Op::Set(net.remote(0, 2)), Op::Delete(net.local_id("pb"))])?;
+        world.sends(&pod("pa"), &frame, [net.to_node(0, &frame)])?;
         let (question, answer) = question_and_answer(1, 2);
-        world.sends(&pod("a"), &question, [to_pod("a", &answer)])?;
+        world.sends(&pod("pa"), &question, [to_pod("pa", &answer)])?;
         world.in_place()?;
     }
     Ok(())
@@ -81,13 +81,13 @@ pub(crate) fn peer_leaves_and_comes<H: Harness>() -> Result<()> {
     let frame = Packet::eth(BROADCAST, mac(1)).payload(b"who is there?");
     let from_there = udp(12, 1, "I am");
     world.apply([Op::Delete(net.remote_id(12)), Op::Delete(peer_id(1))])?;
-    world.sends(&pod("a"), &frame, [to_pod("b", &frame), net.to_node(0, &frame)])?;
+    world.sends(&pod("pa"), &frame, [to_pod("pb", &frame), net.to_node(0, &frame)])?;
     world.sends(&net.outside(1), &from_there, [])?;
     world.in_place()?;
     let [_, peer] = peers();
     world.apply([Op::Set(peer), Op::Set(net.remote(1, 12))])?;
-    world.sends(&pod("a"), &frame, net.to_other_nodes(&frame).into_iter().chain([to_pod("b", &frame)]))?;
-    world.sends(&net.outside(1), &from_there, [to_pod("a", &from_there)])?;
+    world.sends(&pod("pa"), &frame, net.to_other_nodes(&frame).into_iter().chain([to_pod("pb", &frame)]))?;
+    world.sends(&net.outside(1), &from_there, [to_pod("pa", &from_there)])?;
     world.in_place()
 }
 
@@ -99,10 +99,11 @@ pub(crate) fn arp_mode_changes<H: Harness>() -> Result<()> {
             world.set(net.network_with(arp))?;
             world.in_place()?;
             match arp {
-                ArpMode::Proxy => world.sends(&pod("a"), &question, [to_pod("a", &answer)])?,
+                ArpMode::Proxy => world.sends(&pod("pa"), &question, [to_pod("pa", &answer)])?,
                 ArpMode::Flood => {
-                    let everybody = net.to_other_nodes(&question).into_iter().chain([to_pod("b", &question)]);
-                    world.sends(&pod("a"), &question, everybody)?;
+                    let everybody =
+                        net.to_other_nodes(&question).into_iter().chain([to_pod("pb", &question)]);
+                    world.sends(&pod("pa"), &question, everybody)?;
                 }
             }
         }
@@ -140,15 +141,15 @@ pub(crate) fn removal_stops_traffic_and_leaves_nothing<H: Harness>() -> Result<(
         let witnesses = [witness.network(), witness.local("w1", 1), witness.local("w2", 2)];
         let objects = endpoints(&net).into_iter().chain([net.network()]).chain(witnesses);
         let mut world = World::<H>::new(objects)?;
-        world.delete(net.local_id("b"))?;
-        world.sends(&pod("b"), &udp(2, 1, "from who is gone"), [])?;
+        world.delete(net.local_id("pb"))?;
+        world.sends(&pod("pb"), &udp(2, 1, "from who is gone"), [])?;
         let frame = Packet::eth(BROADCAST, mac(1)).payload(b"who is left?");
-        world.sends(&pod("a"), &frame, net.to_other_nodes(&frame))?;
+        world.sends(&pod("pa"), &frame, net.to_other_nodes(&frame))?;
         world.delete(net.remote_id(11))?;
         let (question, _) = question_and_answer(1, 11);
-        world.sends(&pod("a"), &question, net.to_other_nodes(&question))?;
-        world.delete(net.local_id("a"))?;
-        world.sends(&pod("a"), &udp(1, 12, "from who is gone"), [])?;
+        world.sends(&pod("pa"), &question, net.to_other_nodes(&question))?;
+        world.delete(net.local_id("pa"))?;
+        world.sends(&pod("pa"), &udp(1, 12, "from who is gone"), [])?;
         let inbound = udp(12, 1, "to who is gone");
         world.sends_bytes(&net.outside(1), &net.on_wire(&inbound.build()), [])?;
         world.apply([Op::Delete(net.remote_id(12)), Op::Delete(net.network_id())])?;
@@ -162,7 +163,7 @@ pub(crate) fn removal_stops_traffic_and_leaves_nothing<H: Harness>() -> Result<(
         let everything_again: Vec<Object> = endpoints(&net).into_iter().chain([net.network()]).collect();
         world.reconcile(&everything_again.into_iter().collect())?;
         let frame = udp(1, 2, "and back");
-        world.sends(&pod("a"), &frame, [to_pod("b", &frame)])?;
+        world.sends(&pod("pa"), &frame, [to_pod("pb", &frame)])?;
     }
     Ok(())
 }

@@ -13,7 +13,7 @@ use crate::{
 /// Damages, mends, and sees that all is as before; also by an agent that did not see it happen.
 fn repaired<H: Harness>(damage: Damage) -> Result<()> {
     let [tunnelled, tagged] = Net::kinds()?;
-    let more = [tagged.network(), tagged.local("c", 1), tagged.local("d", 2), tagged.remote(0, 11)];
+    let more = [tagged.network(), tagged.local("pc", 1), tagged.local("pd", 2), tagged.remote(0, 11)];
     let objects = endpoints(&tunnelled).into_iter().chain([tunnelled.network()]).chain(more);
     let mut world = World::<H>::new(objects)?;
     for restarted in [false, true] {
@@ -30,7 +30,7 @@ fn repaired<H: Harness>(damage: Damage) -> Result<()> {
             Damage::Port(_) => ensure!(lost < told.len(), "everything passes for lost"),
             Damage::Forwarding => {}
         }
-        for (net, a, b) in [(&tunnelled, "a", "b"), (&tagged, "c", "d")] {
+        for (net, a, b) in [(&tunnelled, "pa", "pb"), (&tagged, "pc", "pd")] {
             let frame = udp(1, 2, "here");
             world.sends(&pod(a), &frame, [to_pod(b, &frame)])?;
             let frame = udp(1, 11, "there");
@@ -50,8 +50,8 @@ pub(crate) fn lost_forwarding_is_repaired<H: Harness>() -> Result<()> {
 }
 
 pub(crate) fn lost_port_is_repaired<H: Harness>() -> Result<()> {
-    repaired::<H>(Damage::Port("b"))?;
-    repaired::<H>(Damage::Port("d"))
+    repaired::<H>(Damage::Port("pb"))?;
+    repaired::<H>(Damage::Port("pd"))
 }
 
 pub(crate) fn litter_is_swept<H: Harness>() -> Result<()> {

@@ -12,9 +12,9 @@ use crate::{
 /// A pod whose interface is not there: told for that op alone, and mended when it is there.
 pub(crate) fn missing_interface_fails_alone<H: Harness>() -> Result<()> {
     for net in Net::kinds()? {
-        let mut world = World::<H>::new(peers().into_iter().chain([net.network(), net.local("a", 1)]))?;
-        world.node.plug("c")?;
-        let ops = [Op::Set(net.local("ghost", 2)), Op::Set(net.local("c", 3)), Op::Set(net.remote(0, 11))];
+        let mut world = World::<H>::new(peers().into_iter().chain([net.network(), net.local("pa", 1)]))?;
+        world.node.plug("pc")?;
+        let ops = [Op::Set(net.local("ghost", 2)), Op::Set(net.local("pc", 3)), Op::Set(net.remote(0, 11))];
         let failures = world.try_apply(&ops)?;
         let which: Vec<usize> = failures.iter().map(|failed| failed.op).collect();
         ensure!(which == [0], "ops that failed: {which:?}");
@@ -22,17 +22,17 @@ pub(crate) fn missing_interface_fails_alone<H: Harness>() -> Result<()> {
         ensure!(said.contains("ghost"), "the message does not name the interface: {said}");
 
         for (frame, expected) in [
-            (udp(1, 3, "c"), to_pod("c", &udp(1, 3, "c"))),
+            (udp(1, 3, "pc"), to_pod("pc", &udp(1, 3, "pc"))),
             (udp(1, 11, "far"), net.to_node(0, &udp(1, 11, "far"))),
         ] {
-            world.sends(&pod("a"), &frame, [expected])?;
+            world.sends(&pod("pa"), &frame, [expected])?;
         }
         world.in_place()?;
 
         world.node.plug("ghost")?;
         world.set(net.local("ghost", 2))?;
         let frame = udp(1, 2, "here at last");
-        world.sends(&pod("a"), &frame, [to_pod("ghost", &frame)])?;
+        world.sends(&pod("pa"), &frame, [to_pod("ghost", &frame)])?;
         world.in_place()?;
     }
     Ok(())

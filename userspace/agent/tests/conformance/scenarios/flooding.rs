@@ -12,14 +12,15 @@ use crate::{
 /// Pods of another network are there to hear nothing.
 fn world<H: Harness>(net: &Net) -> Result<World<H>> {
     let others = [Net::vxlan(9)?, Net::vlan(900)?];
-    let objects = [net.network(), net.local("a", 1), net.local("b", 2), net.local("c", 3), net.remote(0, 11)];
+    let objects =
+        [net.network(), net.local("pa", 1), net.local("pb", 2), net.local("pc", 3), net.remote(0, 11)];
     let others = [
         others[0].network(),
-        others[0].local("x", 1),
-        others[0].local("xx", 2),
+        others[0].local("px", 1),
+        others[0].local("pxx", 2),
         others[1].network(),
-        others[1].local("y", 1),
-        others[1].local("yy", 2),
+        others[1].local("py", 1),
+        others[1].local("pyy", 2),
     ];
     World::new(peers().into_iter().chain(objects).chain(others))
 }
@@ -44,8 +45,8 @@ pub(crate) fn broadcast_and_multicast<H: Harness>() -> Result<()> {
     for net in Net::kinds()? {
         let mut world = world::<H>(&net)?;
         for frame in group_frames(2) {
-            let pods = ["a", "c"].map(|port| to_pod(port, &frame));
-            world.sends(&pod("b"), &frame, net.to_other_nodes(&frame).into_iter().chain(pods))?;
+            let pods = ["pa", "pc"].map(|port| to_pod(port, &frame));
+            world.sends(&pod("pb"), &frame, net.to_other_nodes(&frame).into_iter().chain(pods))?;
         }
     }
     Ok(())
@@ -56,7 +57,7 @@ pub(crate) fn flooding_from_outside<H: Harness>() -> Result<()> {
     for net in Net::kinds()? {
         let mut world = world::<H>(&net)?;
         for frame in group_frames(11) {
-            let pods = ["a", "b", "c"].map(|port| to_pod(port, &frame));
+            let pods = ["pa", "pb", "pc"].map(|port| to_pod(port, &frame));
             world.sends_bytes(&net.outside(0), &net.on_wire(&frame.build()), pods)?;
         }
     }
@@ -68,9 +69,9 @@ pub(crate) fn unknown_unicast_on_vxlan<H: Harness>() -> Result<()> {
     let net = Net::vxlan(1)?;
     let mut world = world::<H>(&net)?;
     let frame = udp(1, 99, "anybody?");
-    let pods = ["b", "c"].map(|port| to_pod(port, &frame));
-    world.sends(&pod("a"), &frame, net.to_other_nodes(&frame).into_iter().chain(pods))?;
+    let pods = ["pb", "pc"].map(|port| to_pod(port, &frame));
+    world.sends(&pod("pa"), &frame, net.to_other_nodes(&frame).into_iter().chain(pods))?;
     let frame = udp(11, 99, "anybody?");
-    let pods = ["a", "b", "c"].map(|port| to_pod(port, &frame));
+    let pods = ["pa", "pb", "pc"].map(|port| to_pod(port, &frame));
     world.sends(&net.outside(0), &frame, pods)
 }

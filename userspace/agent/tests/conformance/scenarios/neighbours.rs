@@ -18,7 +18,7 @@ const NOBODY: u8 = 77;
 /// Two pods here, one on each other node.
 fn world<H: Harness>(net: &Net, arp: ArpMode) -> Result<World<H>> {
     let objects =
-        [net.network_with(arp), net.local("a", 1), net.local("b", 2), net.remote(0, 11), net.remote(1, 12)];
+        [net.network_with(arp), net.local("pa", 1), net.local("pb", 2), net.remote(0, 11), net.remote(1, 12)];
     World::new(peers().into_iter().chain(objects))
 }
 
@@ -42,7 +42,7 @@ fn answers(from: u8, target: u8) -> [Packet; 2] {
 pub(crate) fn questions_are_answered_in_place<H: Harness>() -> Result<()> {
     for net in Net::kinds()? {
         let mut world = world::<H>(&net, ArpMode::Proxy)?;
-        for (port, from, target) in [("a", 1, 2), ("b", 2, 1), ("a", 1, 11), ("b", 2, 12)] {
+        for (port, from, target) in [("pa", 1, 2), ("pb", 2, 1), ("pa", 1, 11), ("pb", 2, 12)] {
             for (question, answer) in asks(from, target).iter().zip(&answers(from, target)) {
                 world.sends(&pod(port), question, [to_pod(port, answer)])?;
             }
@@ -50,11 +50,11 @@ pub(crate) fn questions_are_answered_in_place<H: Harness>() -> Result<()> {
         // A kernel that renews what it knows asks the one address directly.
         let renewal = Packet::eth(mac(11), mac(1)).arp(1, (mac(1), ip(1)), ([0; 6], ip(11)));
         let [answer, _] = answers(1, 11);
-        world.sends(&pod("a"), &renewal, [to_pod("a", &answer)])?;
+        world.sends(&pod("pa"), &renewal, [to_pod("pa", &answer)])?;
         // One that looks whether the address is taken has none itself.
         let probe = Packet::arp_request(mac(1), Ipv4Addr::UNSPECIFIED, ip(2));
         let answer = Packet::arp_reply(mac(2), ip(2), mac(1), Ipv4Addr::UNSPECIFIED);
-        world.sends(&pod("a"), &probe, [to_pod("a", &answer)])?;
+        world.sends(&pod("pa"), &probe, [to_pod("pa", &answer)])?;
     }
     Ok(())
 }
@@ -68,8 +68,8 @@ pub(crate) fn own_addresses_are_not_answered<H: Harness>() -> Result<()> {
         let probe = Packet::arp_request(mac(1), Ipv4Addr::UNSPECIFIED, ip(1));
         let detection = Packet::neighbour_solicitation(mac(1), Ipv6Addr::UNSPECIFIED, ip6(1));
         for frame in [announcement, probe, detection] {
-            let expected = net.to_other_nodes(&frame).into_iter().chain([to_pod("b", &frame)]);
-            world.sends(&pod("a"), &frame, expected)?;
+            let expected = net.to_other_nodes(&frame).into_iter().chain([to_pod("pb", &frame)]);
+            world.sends(&pod("pa"), &frame, expected)?;
         }
     }
     Ok(())
@@ -81,9 +81,9 @@ pub(crate) fn duplicates_are_detected<H: Harness>() -> Result<()> {
         let mut world = world::<H>(&net, ArpMode::Proxy)?;
         for owner in [2, 11] {
             let question = Packet::neighbour_solicitation(mac(1), Ipv6Addr::UNSPECIFIED, ip6(owner));
-            let came = world.outcome(&pod("a"), &question.build())?;
+            let came = world.outcome(&pod("pa"), &question.build())?;
             let [defence] = &came[..] else { anyhow::bail!("expected one answer, came {came:?}") };
-            ensure!(defence.to == Target::Pod("a".to_owned()), "the answer went to {:?}", defence.to);
+            ensure!(defence.to == Target::Pod("pa".to_owned()), "the answer went to {:?}", defence.to);
             is_defence(&defence.frame, owner).with_context(|| format!("{net:?}: {:02x?}", defence.frame))?;
         }
     }
@@ -119,8 +119,8 @@ pub(crate) fn unknown_addresses_are_asked_everywhere<H: Harness>() -> Result<()>
     for net in Net::kinds()? {
         let mut world = world::<H>(&net, ArpMode::Proxy)?;
         for question in asks(1, NOBODY) {
-            let expected = net.to_other_nodes(&question).into_iter().chain([to_pod("b", &question)]);
-            world.sends(&pod("a"), &question, expected)?;
+            let expected = net.to_other_nodes(&question).into_iter().chain([to_pod("pb", &question)]);
+            world.sends(&pod("pa"), &question, expected)?;
         }
     }
     Ok(())
@@ -137,7 +137,7 @@ pub(crate) fn the_outside_is_answered_for_local_pods<H: Harness>() -> Result<()>
         for target in [11, NOBODY] {
             for question in asks(12, target) {
                 let frame = net.on_wire(&question.build());
-                let expected = ["a", "b"].map(|port| to_pod(port, &question));
+                let expected = ["pa", "pb"].map(|port| to_pod(port, &question));
                 world.sends_bytes(&net.outside(1), &frame, expected)?;
             }
         }
@@ -151,19 +151,19 @@ pub(crate) fn questions_are_flooded_in_flood_mode<H: Harness>() -> Result<()> {
         let mut world = world::<H>(&net, ArpMode::Flood)?;
         for target in [1, 2, 11, NOBODY] {
             for question in asks(1, target) {
-                let expected = net.to_other_nodes(&question).into_iter().chain([to_pod("b", &question)]);
-                world.sends(&pod("a"), &question, expected)?;
+                let expected = net.to_other_nodes(&question).into_iter().chain([to_pod("pb", &question)]);
+                world.sends(&pod("pa"), &question, expected)?;
             }
         }
         for question in asks(11, 1) {
             let frame = net.on_wire(&question.build());
-            let expected = ["a", "b"].map(|port| to_pod(port, &question));
+            let expected = ["pa", "pb"].map(|port| to_pod(port, &question));
             world.sends_bytes(&net.outside(0), &frame, expected)?;
         }
         // The answers are ordinary frames.
         let [reply, advertisement] = answers(1, 2);
         for answer in [reply, advertisement] {
-            world.sends(&pod("b"), &answer, [to_pod("a", &answer)])?;
+            world.sends(&pod("pb"), &answer, [to_pod("pa", &answer)])?;
         }
     }
     Ok(())
@@ -177,6 +177,6 @@ pub(crate) fn question_and_answer(from: u8, target: u8) -> (Packet, Packet) {
 
 /// For other scenarios: the objects of [`world`] without the network.
 pub(crate) fn endpoints(net: &Net) -> Vec<Object> {
-    let objects = [net.local("a", 1), net.local("b", 2), net.remote(0, 11), net.remote(1, 12)];
+    let objects = [net.local("pa", 1), net.local("pb", 2), net.remote(0, 11), net.remote(1, 12)];
     peers().into_iter().chain(objects).collect()
 }

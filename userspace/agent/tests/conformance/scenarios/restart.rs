@@ -12,13 +12,13 @@ use crate::{
 
 fn both_kinds() -> Result<Vec<Object>> {
     let [tunnelled, tagged] = Net::kinds()?;
-    let more = [tagged.network(), tagged.local("c", 1), tagged.local("d", 2), tagged.remote(0, 11)];
+    let more = [tagged.network(), tagged.local("pc", 1), tagged.local("pd", 2), tagged.remote(0, 11)];
     Ok(endpoints(&tunnelled).into_iter().chain([tunnelled.network()]).chain(more).collect())
 }
 
 fn forwards<H: Harness>(world: &mut World<H>) -> Result<()> {
     let [tunnelled, tagged] = Net::kinds()?;
-    for (net, a, b) in [(tunnelled, "a", "b"), (tagged, "c", "d")] {
+    for (net, a, b) in [(tunnelled, "pa", "pb"), (tagged, "pc", "pd")] {
         for frame in [udp(1, 2, "here"), udp6(1, 2, "here")] {
             world.sends(&pod(a), &frame, [to_pod(b, &frame)])?;
         }
@@ -52,7 +52,7 @@ pub(crate) fn restart_finds_what_is_not_wanted_any_more<H: Harness>() -> Result<
     let mut world = World::<H>::new(both_kinds()?)?;
     let [tunnelled, tagged] = Net::kinds()?;
     let mut wanted: Desired = world.told().clone();
-    for id in [tagged.local_id("c"), tagged.local_id("d"), tagged.remote_id(11), tagged.network_id()] {
+    for id in [tagged.local_id("pc"), tagged.local_id("pd"), tagged.remote_id(11), tagged.network_id()] {
         wanted.remove(&id);
     }
     wanted.remove(&tunnelled.remote_id(11));
@@ -62,14 +62,14 @@ pub(crate) fn restart_finds_what_is_not_wanted_any_more<H: Harness>() -> Result<
     let observed = world.reconcile(&wanted)?;
     ensure!(observed.strays > 0, "no strays");
     ensure!(!observed.same.contains(&tunnelled.remote_id(12)), "the moved endpoint passes for unchanged");
-    ensure!(observed.same.contains(&tunnelled.local_id("a")), "an unchanged endpoint passes for changed");
+    ensure!(observed.same.contains(&tunnelled.local_id("pa")), "an unchanged endpoint passes for changed");
 
     let frame = udp(1, 12, "moved");
-    world.sends(&pod("a"), &frame, [tunnelled.to_node(0, &frame)])?;
+    world.sends(&pod("pa"), &frame, [tunnelled.to_node(0, &frame)])?;
     let frame = udp(1, 13, "new");
-    world.sends(&pod("a"), &frame, [tunnelled.to_node(1, &frame)])?;
+    world.sends(&pod("pa"), &frame, [tunnelled.to_node(1, &frame)])?;
     let (question, _) = question_and_answer(1, 11);
-    let everybody = tunnelled.to_other_nodes(&question).into_iter().chain([to_pod("b", &question)]);
-    world.sends(&pod("a"), &question, everybody)?;
-    world.sends(&pod("c"), &udp(1, 2, "gone"), [])
+    let everybody = tunnelled.to_other_nodes(&question).into_iter().chain([to_pod("pb", &question)]);
+    world.sends(&pod("pa"), &question, everybody)?;
+    world.sends(&pod("pc"), &udp(1, 2, "gone"), [])
 }

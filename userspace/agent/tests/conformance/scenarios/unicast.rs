@@ -12,9 +12,9 @@ use testkit::packet::Packet;
 /// Both ways, both versions of IP and something else; a third pod and the wire see nothing.
 pub(crate) fn local_unicast<H: Harness>() -> Result<()> {
     for net in Net::kinds()? {
-        let pods = [net.local("a", 1), net.local("b", 2), net.local("c", 3)];
+        let pods = [net.local("pa", 1), net.local("pb", 2), net.local("pc", 3)];
         let mut world = World::<H>::new(peers().into_iter().chain([net.network()]).chain(pods))?;
-        for (from, to) in [(("a", 1), ("b", 2)), (("b", 2), ("a", 1)), (("c", 3), ("a", 1))] {
+        for (from, to) in [(("pa", 1), ("pb", 2)), (("pb", 2), ("pa", 1)), (("pc", 3), ("pa", 1))] {
             let other = Packet::eth(mac(to.1), mac(from.1)).payload(b"neither version of IP");
             for frame in [udp(from.1, to.1, "four"), udp6(from.1, to.1, "six"), other] {
                 world.sends(&pod(from.0), &frame, [to_pod(to.0, &frame)])?;
@@ -29,10 +29,10 @@ pub(crate) fn own_mac_goes_nowhere<H: Harness>() -> Result<()> {
     for net in Net::kinds()? {
         let mut world = World::<H>::new(peers().into_iter().chain([
             net.network(),
-            net.local("a", 1),
-            net.local("b", 2),
+            net.local("pa", 1),
+            net.local("pb", 2),
         ]))?;
-        world.sends(&pod("a"), &udp(1, 1, "to myself"), [])?;
+        world.sends(&pod("pa"), &udp(1, 1, "to myself"), [])?;
     }
     Ok(())
 }

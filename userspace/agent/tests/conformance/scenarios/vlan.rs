@@ -11,14 +11,14 @@ use crate::{
 };
 
 fn world<H: Harness>(net: &Net) -> Result<World<H>> {
-    World::new([net.network(), net.local("a", 1), net.local("b", 2), net.remote(0, 11)])
+    World::new([net.network(), net.local("pa", 1), net.local("pb", 2), net.remote(0, 11)])
 }
 
 /// Tagged on the wire, untagged at the pods, bytes unchanged.
 pub(crate) fn vlan_unicast<H: Harness>() -> Result<()> {
     let net = Net::vlan(100)?;
     let mut world = world::<H>(&net)?;
-    for (port, here) in [("a", 1), ("b", 2)] {
+    for (port, here) in [("pa", 1), ("pb", 2)] {
         for frame in [udp(here, 11, "out"), udp6(here, 11, "out")] {
             world.sends(&pod(port), &frame, [net.to_node(0, &frame)])?;
         }
@@ -28,7 +28,7 @@ pub(crate) fn vlan_unicast<H: Harness>() -> Result<()> {
     }
     // The priority in the tag is between the switches.
     let frame = udp(11, 1, "urgent");
-    world.sends_bytes(&Origin::Uplink, &tagged(&frame.build(), 100 | 5 << 13), [to_pod("a", &frame)])
+    world.sends_bytes(&Origin::Uplink, &tagged(&frame.build(), 100 | 5 << 13), [to_pod("pa", &frame)])
 }
 
 /// What is untagged on the wire, or tagged for others, reaches no pod.
@@ -51,8 +51,8 @@ pub(crate) fn unknown_unicast_on_vlan<H: Harness>() -> Result<()> {
     let net = Net::vlan(100)?;
     let mut world = world::<H>(&net)?;
     let frame = udp(1, 99, "anybody?");
-    let mut came = world.outcome(&pod("a"), &frame.build())?;
-    came.retain(|copy| *copy != to_pod("b", &frame));
+    let mut came = world.outcome(&pod("pa"), &frame.build())?;
+    came.retain(|copy| *copy != to_pod("pb", &frame));
     ensure!(came == [net.to_node(0, &frame)], "came {came:?}");
 
     let frame = udp(11, 99, "anybody?");

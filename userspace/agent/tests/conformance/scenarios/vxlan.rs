@@ -12,7 +12,8 @@ use crate::{
 };
 
 fn world<H: Harness>(net: &Net) -> Result<World<H>> {
-    let objects = [net.network(), net.local("a", 1), net.local("b", 2), net.remote(0, 11), net.remote(1, 12)];
+    let objects =
+        [net.network(), net.local("pa", 1), net.local("pb", 2), net.remote(0, 11), net.remote(1, 12)];
     World::new(peers().into_iter().chain(objects))
 }
 
@@ -20,7 +21,7 @@ fn world<H: Harness>(net: &Net) -> Result<World<H>> {
 pub(crate) fn vxlan_unicast<H: Harness>() -> Result<()> {
     let net = Net::vxlan(1)?;
     let mut world = world::<H>(&net)?;
-    for (port, here, node, there) in [("a", 1, 0, 11), ("b", 2, 0, 11), ("a", 1, 1, 12)] {
+    for (port, here, node, there) in [("pa", 1, 0, 11), ("pb", 2, 0, 11), ("pa", 1, 1, 12)] {
         for frame in [udp(here, there, "out"), udp6(here, there, "out")] {
             world.sends(&pod(port), &frame, [net.to_node(node, &frame)])?;
         }
@@ -30,9 +31,9 @@ pub(crate) fn vxlan_unicast<H: Harness>() -> Result<()> {
     }
     // As long as fits the wire with the tunnel's headers.
     let long = udp(1, 11, &"x".repeat(1450 - 28));
-    world.sends(&pod("a"), &long, [net.to_node(0, &long)])?;
+    world.sends(&pod("pa"), &long, [net.to_node(0, &long)])?;
     let long = udp(11, 1, &"x".repeat(1450 - 28));
-    world.sends(&net.outside(0), &long, [to_pod("a", &long)])
+    world.sends(&net.outside(0), &long, [to_pod("pa", &long)])
 }
 
 /// Nothing comes in from who is no peer, or for a network that is not here; and nothing from another node leaves again
@@ -58,9 +59,9 @@ pub(crate) fn outer_class_of_service<H: Harness>() -> Result<()> {
         Packet::eth(mac(11), mac(1)).ipv4(ip(1), ip(11)).dscp(46).udp(1, 2).payload(b"four"),
         Packet::eth(mac(11), mac(1)).ipv6(ip6(1), ip6(11)).dscp(46).udp(1, 2).payload(b"six"),
     ] {
-        world.sends(&pod("a"), &frame, [net.to_node_with(0, &frame, 46)])?;
+        world.sends(&pod("pa"), &frame, [net.to_node_with(0, &frame, 46)])?;
     }
     let frame = Packet::eth(BROADCAST, mac(1)).ipv4(ip(1), [255; 4]).dscp(10).udp(1, 2).payload(b"all");
     let copies = [0, 1].map(|node| net.to_node_with(node, &frame, 10));
-    world.sends(&pod("a"), &frame, copies.into_iter().chain([to_pod("b", &frame)]))
+    world.sends(&pod("pa"), &frame, copies.into_iter().chain([to_pod("pb", &frame)]))
 }

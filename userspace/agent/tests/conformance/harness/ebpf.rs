@@ -1,0 +1,142 @@
+//! What is particular to the TC programs.
+
+use std::{
+    fs, io,
+    net::IpAddr,
+    path::{Path, PathBuf},
+    process,
+    sync::{
+        Once,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+use anyhow::{Context as _, Result};
+use aya::maps::{HashMap, Map, MapData};
+use contiv_abi::{ABI_VERSION, FdbEntry, FdbKey, NeighEntry, NeighKey, Segment, maps};
+use netplugin::datapath::ebpf::{Ebpf, Options};
+use testkit::Netns;
+
+use super::{
+    Damage,
+    real::{Site, UNDERLAY, UPLINK},
+};
+use crate::topology::NODE;
+
+const BPFFS: &str = "/sys/fs/bpf";
+const PREFIX: &str = "ctvk";
+const INSTANCE: &str = "conformance";
+
+static COUNT: AtomicU32 = AtomicU32::new(0);
+static SWEEP: Once = Once::new();
+
+pub(crate) struct EbpfSite {
+    /// Goes with everything in it.
+    root: PathBuf,
+}
+
+impl EbpfSite {
+    fn options(&self) -> Options {
+        Options {
+            bpf_root: self.root.clone(),
+            instance: INSTANCE.to_owned(),
+            vtep: Some(NODE),
+            uplink: Some(UPLINK.to_owned()),
+            ..Options::default()
+        }
+    }
+
+    fn map(&self, name: &str) -> Result<Map> {
+        let path = Ebpf::new(self.options()).maps_directory().join(name);
+        let data = MapData::from_pin(&path).with_context(|| format!("open the map {}", path.display()))?;
+        Ok(Map::HashMap(data))
+    }
+
+    fn links(&self) -> PathBuf {
+        self.root.join(format!("v{ABI_VERSION}")).join(INSTANCE).join("links")
+    }
+}
+
+impl Site for EbpfSite {
+    type Path = Ebpf;
+
+    fn missing() -> Option<String> {
+        None
+    }
+
+    fn start(host: &Netns) -> Result<EbpfSite> {
+        SWEEP.call_once(sweep);
+        host.address(UNDERLAY, &format!("{NODE}/24"))?;
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        Ok(EbpfSite { root: Path::new(BPFFS).join(format!("{PREFIX}{}-{count}", process::id())) })
+    }
+
+    async fn open(&self) -> Result<Ebpf> {
+        Ok(Ebpf::new(self.options()))
+    }
+
+    fn underlay(&self) -> &'static str {
+        UNDERLAY
+    }
+
+    fn neighbour(&self, _vtep: IpAddr, _mac: &str) -> Result<()> {
+        // The kernel keeps a frame until it knows where to send it.
+        Ok(())
+    }
+
+    fn damage(&self, host: &Netns, damage: Damage) -> Result<()> {
+        match damage {
+            Damage::Forwarding => {
+                let mut fdb = HashMap::<_, FdbKey, FdbEntry>::try_from(self.map(maps::FDB)?)?;
+                for key in fdb.keys().collect::<Result<Vec<_>, _>>()? {
+                    fdb.remove(&key)?;
+                }
+                let mut neighbours = HashMap::<_, NeighKey, NeighEntry>::try_from(self.map(maps::NEIGH)?)?;
+                for key in neighbours.keys().collect::<Result<Vec<_>, _>>()? {
+                    neighbours.remove(&key)?;
+                }
+            }
+            Damage::Port(port) => {
+                let index = host.run(|| Ok(nix::net::if_::if_nametoindex(port)?))?;
+                let link = self.links().join(format!("pod-{index}"));
+                if link.exists() {
+                    fs::remove_file(&link).with_context(|| format!("remove {}", link.display()))?;
+                } else {
+                    host.output("tc", &["qdisc", "del", "dev", port, "clsact"])?;
+                }
+            }
+            Damage::Litter => {
+                let mut fdb = HashMap::<_, FdbKey, FdbEntry>::try_from(self.map(maps::FDB)?)?;
+                let nobody = FdbKey::new(Segment::vxlan(77), [2, 0, 0, 0, 0, 77]);
+                fdb.insert(nobody, FdbEntry { ifindex: 0, vtep: [192, 168, 50, 77] }, 0)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for EbpfSite {
+    fn drop(&mut self) {
+        remove(&self.root);
+    }
+}
+
+fn remove(root: &Path) {
+    match fs::remove_dir_all(root) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => eprintln!("remove {}: {error}", root.display()),
+    }
+}
+
+/// Removes what test processes left that were killed.
+fn sweep() {
+    for entry in fs::read_dir(BPFFS).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let owner = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.split_once('-'));
+        if owner.is_some_and(|(pid, _)| pid.parse::<u32>().is_ok() && !Path::new("/proc").join(pid).exists())
+        {
+            remove(&entry.path());
+        }
+    }
+}

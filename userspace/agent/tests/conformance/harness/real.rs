@@ -1,0 +1,238 @@
+//! A node that is a network namespace, with pods that are others and a wire that is one more.
+
+use std::{collections::BTreeMap, fs, net::IpAddr};
+
+use anyhow::{Context as _, Result, bail};
+use contiv_model::mac::Mac;
+use netplugin::datapath::{
+    Datapath, Desired, Failed, Observed, Op,
+    fake::{Delivery, Origin, Target},
+};
+use testkit::{
+    Netns,
+    capture::Tap,
+    packet::mac,
+    skip::{binary, root},
+};
+use tokio::runtime::{Builder, Runtime};
+
+use super::{Damage, Harness, Programs};
+use crate::{
+    topology::{self, VTEPS},
+    wire,
+};
+
+/// What differs between the datapaths.
+pub(crate) trait Site: Sized + Sync + Send {
+    type Path: Datapath;
+
+    fn missing() -> Option<String>;
+
+    /// In a node whose NIC [`UNDERLAY`] is up. Gives it its address.
+    fn start(host: &Netns) -> Result<Self>;
+
+    /// A new agent's datapath.
+    async fn open(&self) -> Result<Self::Path>;
+
+    /// The link that has the node's address.
+    fn underlay(&self) -> &'static str;
+
+    /// Another node's tunnel end is at this address.
+    fn neighbour(&self, vtep: IpAddr, mac: &str) -> Result<()>;
+
+    fn damage(&self, host: &Netns, damage: Damage) -> Result<()>;
+}
+
+pub(crate) const UNDERLAY: &str = "eth0";
+pub(crate) const UPLINK: &str = "up0";
+const PODS_LINK: &str = "eth0";
+/// Leaves room for the tunnel's headers on an Ethernet of 1500.
+const PODS_MTU: u16 = 1450;
+
+pub(crate) struct Real<S: Site> {
+    // Dropped from the top: first the agent, then its threads, then what it worked on.
+    path: Option<S::Path>,
+    runtime: Runtime,
+    site: S,
+    pods: BTreeMap<String, Pod>,
+    wire: Wire,
+    host: Netns,
+    node_mac: [u8; 6],
+}
+
+struct Pod {
+    namespace: Netns,
+    tap: Tap,
+}
+
+/// Everything outside the node.
+struct Wire {
+    namespace: Netns,
+    underlay: Tap,
+    trunk: Tap,
+    mac: [u8; 6],
+}
+
+impl Wire {
+    fn start(host: &Netns) -> Result<Wire> {
+        let namespace = quiet_namespace("wire")?;
+        for (near, far) in [(UNDERLAY, "eth0"), (UPLINK, "trunk0")] {
+            host.veth(near, &namespace, far)?;
+            namespace.up(far)?;
+            host.up(near)?;
+        }
+        for vtep in VTEPS {
+            namespace.address("eth0", &format!("{vtep}/24"))?;
+        }
+        let (underlay, trunk) = (Tap::open(&namespace, "eth0")?, Tap::open(&namespace, "trunk0")?);
+        let mac = mac(&mac_of(&namespace, "eth0")?);
+        Ok(Wire { namespace, underlay, trunk, mac })
+    }
+
+    fn arrivals(&self, found: &mut Vec<Delivery>) -> Result<()> {
+        for frame in self.underlay.drain()? {
+            found.extend(wire::decapsulated(&frame.bytes)?);
+        }
+        for frame in self.trunk.drain()? {
+            found.push(Delivery { to: Target::Uplink, frame: frame.bytes });
+        }
+        Ok(())
+    }
+}
+
+/// Its links say nothing of their own accord.
+fn quiet_namespace(label: &str) -> Result<Netns> {
+    let namespace = Netns::new(label)?;
+    for links in ["all", "default"] {
+        ip6(&namespace, links, false)?;
+    }
+    Ok(namespace)
+}
+
+fn ip6(namespace: &Netns, link: &str, on: bool) -> Result<()> {
+    let path = format!("/proc/sys/net/ipv6/conf/{link}/disable_ipv6");
+    let value = if on { "0" } else { "1" };
+    namespace.run(|| fs::write(&path, value).with_context(|| format!("write {path}")))
+}
+
+/// As text, since sysfs shows the namespace that it was mounted in.
+fn mac_of(namespace: &Netns, link: &str) -> Result<String> {
+    let listing = namespace.ip(&format!("-o link show dev {link}"))?;
+    let mac = listing.split_whitespace().skip_while(|word| *word != "link/ether").nth(1);
+    mac.map(str::to_owned).with_context(|| format!("find the MAC address in {listing:?}"))
+}
+
+impl<S: Site> Real<S> {
+    /// Does something with the agent's datapath, in the node.
+    fn with_path<T: Send>(
+        &mut self,
+        work: impl AsyncFnOnce(&mut S::Path) -> Result<T, netplugin::datapath::Error> + Send,
+    ) -> Result<T> {
+        let (runtime, path) = (&self.runtime, self.path.as_mut().context("no agent runs")?);
+        self.host.run(|| Ok(runtime.block_on(work(path))?))
+    }
+}
+
+impl<S: Site> Programs for Real<S> {
+    fn pod(&self, port: &str) -> Result<&Netns> {
+        self.pods.get(port).map(|pod| &pod.namespace).with_context(|| format!("find the pod on {port}"))
+    }
+
+    fn wire(&self) -> &Netns {
+        &self.wire.namespace
+    }
+
+    fn give_addresses(&self, port: &str, last: u8) -> Result<()> {
+        let pod = self.pod(port)?;
+        pod.mac(PODS_LINK, &Mac(topology::mac(last)).to_string())?;
+        ip6(pod, PODS_LINK, true)?;
+        pod.address(PODS_LINK, &format!("{}/24", topology::ip(last)))?;
+        pod.address(PODS_LINK, &format!("{}/64", topology::ip6(last)))
+    }
+}
+
+impl<S: Site> Harness for Real<S> {
+    fn missing() -> Option<String> {
+        root().or_else(|| binary("ip")).or_else(|| binary("ping")).or_else(S::missing)
+    }
+
+    fn start() -> Result<Real<S>> {
+        let host = quiet_namespace("node")?;
+        let wire = Wire::start(&host)?;
+        let site = S::start(&host).context("prepare the node")?;
+        for vtep in VTEPS {
+            site.neighbour(vtep.into(), &mac_of(&wire.namespace, "eth0")?)?;
+        }
+        let node_mac = mac(&mac_of(&host, site.underlay())?);
+        // Threads that are started in the namespace stay there.
+        let runtime =
+            host.run(|| Ok(Builder::new_multi_thread().worker_threads(1).enable_all().build()?))?;
+        let path = host.run(|| runtime.block_on(site.open()))?;
+        Ok(Real { path: Some(path), runtime, site, pods: BTreeMap::new(), wire, host, node_mac })
+    }
+
+    fn plug(&mut self, port: &str) -> Result<()> {
+        let namespace = quiet_namespace("pod")?;
+        self.host.veth(port, &namespace, PODS_LINK)?;
+        namespace.mtu(PODS_LINK, PODS_MTU)?;
+        if self.path.as_ref().is_some_and(|path| path.port_needs().tx_offload_off) {
+            namespace.tx_checksum_off(PODS_LINK)?;
+        }
+        namespace.up(PODS_LINK)?;
+        self.host.up(port)?;
+        let tap = Tap::open(&namespace, PODS_LINK)?;
+        self.pods.insert(port.to_owned(), Pod { namespace, tap });
+        Ok(())
+    }
+
+    fn observe(&mut self, desired: &Desired) -> Result<Observed> {
+        self.with_path(async |path: &mut S::Path| path.observe(desired).await)
+    }
+
+    fn apply(&mut self, ops: &[Op]) -> Result<Vec<Failed>> {
+        self.with_path(async |path: &mut S::Path| path.apply(ops).await)
+    }
+
+    fn writes(&self) -> u64 {
+        self.path.as_ref().map_or(0, Datapath::writes)
+    }
+
+    fn restart(&mut self) -> Result<()> {
+        let (runtime, site, path) = (&self.runtime, &self.site, &mut self.path);
+        self.host.run(|| {
+            drop(path.take());
+            *path = Some(runtime.block_on(site.open())?);
+            Ok(())
+        })
+    }
+
+    fn emit(&mut self, from: &Origin, frame: &[u8]) -> Result<()> {
+        match from {
+            Origin::Pod(port) => {
+                let pod = self.pods.get(port).with_context(|| format!("find the pod on {port}"))?;
+                pod.tap.send(frame)
+            }
+            Origin::Tunnel { vtep: IpAddr::V4(vtep), vni } => {
+                let macs = (self.wire.mac, self.node_mac);
+                self.wire.underlay.send(&wire::encapsulated(macs, *vtep, *vni, frame))
+            }
+            Origin::Tunnel { vtep, .. } => bail!("the wire has no IPv6 for {vtep}"),
+            Origin::Uplink => self.wire.trunk.send(frame),
+        }
+    }
+
+    fn arrivals(&mut self) -> Result<Vec<Delivery>> {
+        let mut found = vec![];
+        for (port, pod) in &self.pods {
+            for frame in pod.tap.drain()? {
+                found.push(Delivery { to: Target::Pod(port.clone()), frame: frame.bytes });
+            }
+        }
+        self.wire.arrivals(&mut found)?;
+        Ok(found)
+    }
+
+    fn damage(&mut self, damage: Damage) -> Result<()> {
+        self.site.damage(&self.host, damage)
+    }
+}
