@@ -3,11 +3,13 @@
 mod hosts;
 mod journal;
 mod pool;
+mod runs;
 mod subnet;
 
 pub use hosts::{Hosts, HostsChange};
 pub use journal::Journal;
 pub use pool::{Pool, PoolChange};
+pub use runs::Runs;
 pub use subnet::{Subnet, Subnet6, host_key};
 
 use crate::problem::Problem;

@@ -1,16 +1,17 @@
 //! IPv6 host numbers in use. Too many to have a bit each: a set, given out round robin.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use contiv_model::network::State;
 
-use super::{Subnet6, host_key};
+use super::{Runs, Subnet6, host_key};
 use crate::problem::Problem;
 
 /// The host numbers of a network as the store has them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Hosts {
-    used: BTreeSet<u128>,
+    used: Runs<u128>,
+    count: usize,
     /// Given out last; the search goes on after it.
     last: Option<u128>,
 }
@@ -19,9 +20,9 @@ pub struct Hosts {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct HostsChange {
     /// Free in the set.
-    pub taken: BTreeSet<u128>,
+    pub taken: Runs<u128>,
     /// In the set.
-    pub freed: BTreeSet<u128>,
+    pub freed: Runs<u128>,
     pub last: Option<u128>,
 }
 
@@ -32,30 +33,33 @@ impl Hosts {
         let host =
             |key: &str| key.parse::<std::net::Ipv6Addr>().ok().map(|ip| u128::from(ip) & subnet.host_mask());
         let used = state.ipv6_alloc_map.iter().flatten().filter(|(_, used)| **used);
-        Hosts { used: used.filter_map(|(key, _)| host(key)).collect(), last: host(&state.ipv6_last_host) }
+        let used: Runs<u128> = used.filter_map(|(key, _)| host(key)).collect();
+        Hosts { count: used.iter().count(), used, last: host(&state.ipv6_last_host) }
     }
 
     /// How many are used.
     pub fn len(&self) -> usize {
-        self.used.len()
+        self.count
     }
 
     pub fn is_empty(&self) -> bool {
-        self.used.is_empty()
+        self.count == 0
     }
 
     pub fn apply(&mut self, change: &HostsChange) {
-        self.used.extend(&change.taken);
-        change.freed.iter().for_each(|host| {
-            self.used.remove(host);
-        });
+        for host in change.taken.iter() {
+            self.count += self.used.insert(host) as usize;
+        }
+        for host in change.freed.iter() {
+            self.count -= self.used.remove(host) as usize;
+        }
         self.last = change.last.or(self.last);
     }
 
     /// The store's form of the set with `change` made.
     pub fn map_with(&self, change: &HostsChange) -> BTreeMap<String, bool> {
-        let kept = self.used.difference(&change.freed);
-        kept.chain(&change.taken).map(|host| (host_key(*host), true)).collect()
+        let kept = self.used.iter().filter(|host| !change.freed.contains(*host));
+        kept.chain(change.taken.iter()).map(|host| (host_key(host), true)).collect()
     }
 
     /// The store's form of the number given out last.
@@ -70,20 +74,32 @@ impl HostsChange {
     }
 
     pub fn is_taken(&self, hosts: &Hosts, host: u128) -> bool {
-        self.taken.contains(&host) || hosts.used.contains(&host) && !self.freed.contains(&host)
+        self.taken.contains(host) || hosts.used.contains(host) && !self.freed.contains(host)
     }
 
     /// The next free number after the last, wrapping round. 0 is the subnet's own address and never given out.
     pub fn next_free(&self, hosts: &Hosts, subnet: &Subnet6) -> Result<u128, Problem> {
         let max = subnet.host_mask();
-        let used = hosts.used.len() + self.taken.len() - self.freed.len();
-        let zero = self.is_taken(hosts, 0) as usize;
-        if (used - zero) as u128 >= max {
-            return Err(Problem::conflict(format!("Reached MaxHosts ({max}). Cannot allocate more hosts")));
-        }
-        let mut host = self.last.or(hosts.last).unwrap_or(0);
+        let start = self.last.or(hosts.last).unwrap_or(0);
+        let (mut host, mut wrapped) = (start, false);
         loop {
-            host = host.wrapping_add(1) & max;
+            // Past a whole run at a time, so that the full front of a prefix costs one step.
+            let past = match self.taken.run_of(host).or_else(|| hosts.used.run_of(host)) {
+                Some((_, last)) => match self.freed.next_from(host) {
+                    Some(freed) if freed <= last => freed.saturating_sub(1).max(host),
+                    _ => last,
+                },
+                None => host,
+            };
+            host = past.wrapping_add(1) & max;
+            if host <= past {
+                if wrapped {
+                    return Err(Problem::conflict(format!(
+                        "Reached MaxHosts ({max}). Cannot allocate more hosts"
+                    )));
+                }
+                wrapped = true;
+            }
             if host != 0 && !self.is_taken(hosts, host) {
                 return Ok(host);
             }
@@ -95,7 +111,7 @@ impl HostsChange {
         if self.is_taken(hosts, host) {
             return false;
         }
-        if !self.freed.remove(&host) {
+        if !self.freed.remove(host) {
             self.taken.insert(host);
         }
         true
@@ -106,7 +122,7 @@ impl HostsChange {
         if !self.is_taken(hosts, host) {
             return false;
         }
-        if !self.taken.remove(&host) {
+        if !self.taken.remove(host) {
             self.freed.insert(host);
         }
         true
@@ -114,14 +130,14 @@ impl HostsChange {
 
     /// Adds a `later` change.
     pub fn then(&mut self, later: &HostsChange) {
-        for host in &later.taken {
+        for host in later.taken.iter() {
             if !self.freed.remove(host) {
-                self.taken.insert(*host);
+                self.taken.insert(host);
             }
         }
-        for host in &later.freed {
+        for host in later.freed.iter() {
             if !self.taken.remove(host) {
-                self.freed.insert(*host);
+                self.freed.insert(host);
             }
         }
         self.last = later.last.or(self.last);

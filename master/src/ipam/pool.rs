@@ -1,8 +1,8 @@
 //! A map of numbers in use, and changes to it that are not written yet.
 
-use std::collections::BTreeSet;
-
 use contiv_model::bitset::Bitset;
+
+use super::Runs;
 
 /// The numbers of a subnet, or of a group's pool in it, as the store has them.
 #[derive(Clone, Debug, Default)]
@@ -16,9 +16,9 @@ pub struct Pool {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PoolChange {
     /// Free in the pool.
-    pub taken: BTreeSet<usize>,
+    pub taken: Runs<usize>,
     /// Taken in the pool.
-    pub freed: BTreeSet<usize>,
+    pub freed: Runs<usize>,
     /// Everything free in the pool below this is in `taken`.
     searched: usize,
 }
@@ -36,12 +36,12 @@ impl Pool {
 
     /// Makes `change` part of the pool.
     pub fn apply(&mut self, change: &PoolChange) {
-        for n in &change.taken {
-            self.bits.insert(*n);
+        for n in change.taken.iter() {
+            self.bits.insert(n);
         }
-        for n in &change.freed {
-            self.bits.remove(*n);
-            self.low = self.low.min(*n);
+        for n in change.freed.iter() {
+            self.bits.remove(n);
+            self.low = self.low.min(n);
         }
         self.advance();
     }
@@ -54,10 +54,10 @@ impl Pool {
     pub fn with(&self, change: &PoolChange) -> Bitset {
         let mut bits = self.bits.clone();
         change.taken.iter().for_each(|n| {
-            bits.insert(*n);
+            bits.insert(n);
         });
         change.freed.iter().for_each(|n| {
-            bits.remove(*n);
+            bits.remove(n);
         });
         bits
     }
@@ -69,7 +69,7 @@ impl PoolChange {
     }
 
     pub fn is_taken(&self, pool: &Pool, n: usize) -> bool {
-        self.taken.contains(&n) || pool.bits.contains(n) && !self.freed.contains(&n)
+        self.taken.contains(n) || pool.bits.contains(n) && !self.freed.contains(n)
     }
 
     /// The lowest number that is free. Constant time amortised.
@@ -77,11 +77,14 @@ impl PoolChange {
         self.searched = self.searched.max(pool.low);
         let never_taken = loop {
             match pool.bits.next_clear(self.searched) {
-                Some(n) if self.taken.contains(&n) => self.searched = n + 1,
-                other => break other,
+                Some(n) => match self.taken.run_of(n) {
+                    Some((_, last)) => self.searched = last + 1,
+                    None => break Some(n),
+                },
+                None => break None,
             }
         };
-        let freed = self.freed.first().copied();
+        let freed = self.freed.first();
         never_taken.into_iter().chain(freed).min()
     }
 
@@ -90,7 +93,7 @@ impl PoolChange {
         if n >= pool.bits.len() || self.is_taken(pool, n) {
             return false;
         }
-        if !self.freed.remove(&n) {
+        if !self.freed.remove(n) {
             self.taken.insert(n);
         }
         true
@@ -101,7 +104,7 @@ impl PoolChange {
         if !self.is_taken(pool, n) {
             return false;
         }
-        if self.taken.remove(&n) {
+        if self.taken.remove(n) {
             self.searched = self.searched.min(n);
         } else {
             self.freed.insert(n);
@@ -111,14 +114,14 @@ impl PoolChange {
 
     /// Adds a `later` change, which was made on top of a pool that has this one.
     pub fn then(&mut self, later: &PoolChange) {
-        for n in &later.taken {
+        for n in later.taken.iter() {
             if !self.freed.remove(n) {
-                self.taken.insert(*n);
+                self.taken.insert(n);
             }
         }
-        for n in &later.freed {
+        for n in later.freed.iter() {
             if !self.taken.remove(n) {
-                self.freed.insert(*n);
+                self.freed.insert(n);
             }
         }
         self.searched = 0;

@@ -63,9 +63,9 @@ pub trait Body: Clone + Serialize + DeserializeOwned + Send + Sync + 'static {
 const LARGE: usize = 96 * 1024;
 /// The same of IPv6 hosts, which have 25 bytes and more each.
 const LARGE_HOSTS: usize = 512;
-/// A journal is replaced by a checkpoint when it is longer than this, or has more entries.
+/// A journal is replaced by a checkpoint when it is longer than this, or has more runs of neighbours.
 const LONG_JOURNAL: usize = 8 * 1024;
-const MANY_CHANGES: usize = 4096;
+const MANY_RUNS: usize = 512;
 
 impl<B: Body> Ledger<B> {
     pub(super) fn read(value: &[u8], revision: i64) -> serde_json::Result<Ledger<B>> {
@@ -123,7 +123,7 @@ impl<B: Body> Ledger<B> {
             written.hosts.then(&change.hosts);
             let body = Journal::new(id, self.counts_with(change), &written.pool, &written.hosts);
             let value = serde_json::to_vec(&body)?;
-            if value.len() <= LONG_JOURNAL && written.entries() <= MANY_CHANGES {
+            if value.len() <= LONG_JOURNAL && written.runs() <= MANY_RUNS {
                 // The record itself must not have changed either: the journal is relative to it.
                 let put = Op::Put { key: journal_key.clone(), value: value.into(), lease: None };
                 each(journal_key, journal_revision, Some(put));
@@ -159,8 +159,9 @@ impl Written {
         Written { revision: 0, pool: PoolChange::default(), hosts: HostsChange::default() }
     }
 
-    fn entries(&self) -> usize {
-        self.pool.taken.len() + self.pool.freed.len() + self.hosts.taken.len() + self.hosts.freed.len()
+    fn runs(&self) -> usize {
+        let (pool, hosts) = (&self.pool, &self.hosts);
+        pool.taken.runs_len() + pool.freed.runs_len() + hosts.taken.runs_len() + hosts.freed.runs_len()
     }
 }
 
