@@ -1,0 +1,225 @@
+//! The rows that we use, parsed once as they come.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Value, json};
+
+use super::OPEN_VSWITCH;
+
+/// A row's name.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(in crate::datapath::ovs) struct Uuid(pub(super) String);
+
+/// A live copy of the part of the database that we use.
+#[derive(Clone, Debug, Default)]
+pub(in crate::datapath::ovs) struct Database {
+    pub(in crate::datapath::ovs) bridges: BTreeMap<Uuid, Bridge>,
+    pub(in crate::datapath::ovs) ports: BTreeMap<Uuid, Port>,
+    pub(in crate::datapath::ovs) interfaces: BTreeMap<Uuid, Interface>,
+    /// The bridges that the switch should have; others wait to be collected as garbage.
+    pub(in crate::datapath::ovs) root: BTreeSet<Uuid>,
+    /// The configuration that ovs-vswitchd has made true.
+    pub(in crate::datapath::ovs) current_configuration: i64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::datapath::ovs) struct Bridge {
+    pub(in crate::datapath::ovs) name: String,
+    pub(in crate::datapath::ovs) ports: BTreeSet<Uuid>,
+    pub(in crate::datapath::ovs) fail_mode: Option<String>,
+    pub(in crate::datapath::ovs) protocols: BTreeSet<String>,
+    pub(in crate::datapath::ovs) datapath_type: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::datapath::ovs) struct Port {
+    pub(in crate::datapath::ovs) name: String,
+    pub(in crate::datapath::ovs) interfaces: BTreeSet<Uuid>,
+    pub(in crate::datapath::ovs) tag: Option<i64>,
+    pub(in crate::datapath::ovs) vlan_mode: Option<String>,
+    pub(in crate::datapath::ovs) bond_mode: Option<String>,
+    pub(in crate::datapath::ovs) lacp: Option<String>,
+    pub(in crate::datapath::ovs) other_config: BTreeMap<String, String>,
+    pub(in crate::datapath::ovs) external_ids: BTreeMap<String, String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::datapath::ovs) struct Interface {
+    pub(in crate::datapath::ovs) name: String,
+    pub(in crate::datapath::ovs) kind: String,
+    pub(in crate::datapath::ovs) options: BTreeMap<String, String>,
+    pub(in crate::datapath::ovs) external_ids: BTreeMap<String, String>,
+    /// The OpenFlow port number; -1 when the switch could not have the interface.
+    pub(in crate::datapath::ovs) ofport: Option<i64>,
+    /// Why it could not.
+    pub(in crate::datapath::ovs) error: Option<String>,
+}
+
+impl Interface {
+    /// Its OpenFlow port number, if the switch has the interface.
+    pub(in crate::datapath::ovs) fn number(&self) -> Option<u32> {
+        self.ofport.and_then(|number| u32::try_from(number).ok()).filter(|number| *number > 0)
+    }
+}
+
+/// What a monitor request asks for.
+pub(super) fn monitored() -> Value {
+    json!({
+        OPEN_VSWITCH: {"columns": ["bridges", "cur_cfg"]},
+        "Bridge": {"columns": ["name", "ports", "fail_mode", "protocols", "datapath_type"]},
+        "Port": {"columns": [
+            "name", "interfaces", "tag", "vlan_mode", "bond_mode", "lacp", "other_config", "external_ids",
+        ]},
+        "Interface": {"columns": ["name", "type", "options", "external_ids", "ofport", "error"]},
+    })
+}
+
+impl Database {
+    /// The bridge of this name.
+    pub(in crate::datapath::ovs) fn bridge(&self, name: &str) -> Option<(&Uuid, &Bridge)> {
+        self.bridges.iter().find(|(uuid, bridge)| bridge.name == name && self.root.contains(uuid))
+    }
+
+    /// The ports of a bridge, each with its interfaces.
+    pub(in crate::datapath::ovs) fn ports_of<'a>(
+        &'a self,
+        bridge: &'a Bridge,
+    ) -> impl Iterator<Item = (&'a Uuid, &'a Port, Vec<(&'a Uuid, &'a Interface)>)> {
+        bridge.ports.iter().filter_map(|uuid| {
+            let port = self.ports.get(uuid)?;
+            let interfaces =
+                port.interfaces.iter().filter_map(|uuid| Some((uuid, self.interfaces.get(uuid)?)));
+            Some((uuid, port, interfaces.collect()))
+        })
+    }
+
+    /// Takes over a monitor's update: for each row its new contents, or none when it is gone.
+    pub(super) fn update(&mut self, updates: &Value) {
+        let rows = |table: &str| updates[table].as_object().into_iter().flatten();
+        for (_, change) in rows(OPEN_VSWITCH) {
+            let row = &change["new"];
+            if row.is_object() {
+                self.root = uuids(&row["bridges"]);
+                self.current_configuration = row["cur_cfg"].as_i64().unwrap_or_default();
+            }
+        }
+        replace(&mut self.bridges, rows("Bridge"), Bridge::parse);
+        replace(&mut self.ports, rows("Port"), Port::parse);
+        replace(&mut self.interfaces, rows("Interface"), Interface::parse);
+    }
+}
+
+fn replace<'a, T>(
+    table: &mut BTreeMap<Uuid, T>,
+    changes: impl Iterator<Item = (&'a String, &'a Value)>,
+    parse: impl Fn(&Value) -> T,
+) {
+    for (uuid, change) in changes {
+        let uuid = Uuid(uuid.clone());
+        if change["new"].is_object() {
+            table.insert(uuid, parse(&change["new"]));
+        } else {
+            table.remove(&uuid);
+        }
+    }
+}
+
+impl Bridge {
+    fn parse(row: &Value) -> Bridge {
+        Bridge {
+            name: text(&row["name"]),
+            ports: uuids(&row["ports"]),
+            fail_mode: maybe_text(&row["fail_mode"]),
+            protocols: items(&row["protocols"]).map(text).collect(),
+            datapath_type: text(&row["datapath_type"]),
+        }
+    }
+}
+
+impl Port {
+    fn parse(row: &Value) -> Port {
+        Port {
+            name: text(&row["name"]),
+            interfaces: uuids(&row["interfaces"]),
+            tag: items(&row["tag"]).find_map(Value::as_i64),
+            vlan_mode: maybe_text(&row["vlan_mode"]),
+            bond_mode: maybe_text(&row["bond_mode"]),
+            lacp: maybe_text(&row["lacp"]),
+            other_config: pairs(&row["other_config"]),
+            external_ids: pairs(&row["external_ids"]),
+        }
+    }
+}
+
+impl Interface {
+    fn parse(row: &Value) -> Interface {
+        Interface {
+            name: text(&row["name"]),
+            kind: text(&row["type"]),
+            options: pairs(&row["options"]),
+            external_ids: pairs(&row["external_ids"]),
+            ofport: items(&row["ofport"]).find_map(Value::as_i64),
+            error: maybe_text(&row["error"]),
+        }
+    }
+}
+
+/// The members of a set; a set of one is written as its member.
+fn items(value: &Value) -> impl Iterator<Item = &Value> {
+    let (many, one) = match value.as_array().map(Vec::as_slice) {
+        Some([Value::String(kind), Value::Array(many)]) if kind == "set" => (many.as_slice(), None),
+        _ => (&[][..], (!value.is_null()).then_some(value)),
+    };
+    many.iter().chain(one)
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+fn maybe_text(value: &Value) -> Option<String> {
+    items(value).next().map(text)
+}
+
+fn uuids(value: &Value) -> BTreeSet<Uuid> {
+    items(value).filter_map(|item| Some(Uuid(item[1].as_str()?.to_owned()))).collect()
+}
+
+fn pairs(value: &Value) -> BTreeMap<String, String> {
+    let all = value[1].as_array().into_iter().flatten();
+    all.map(|pair| (text(&pair[0]), text(&pair[1]))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_come_change_and_go() {
+        let mut database = Database::default();
+        let interface = |ofport: Value| {
+            json!({"name": "p", "type": "vxlan", "options": ["map", [["key", "flow"]]],
+            "external_ids": ["map", []], "ofport": ofport, "error": ["set", []]})
+        };
+        database.update(&json!({
+            "Open_vSwitch": {"root": {"new": {"bridges": ["set", [["uuid", "b"]]], "cur_cfg": 3}}},
+            "Bridge": {"b": {"new": {"name": "br", "ports": ["uuid", "p"], "fail_mode": "secure",
+                "protocols": "OpenFlow13", "datapath_type": ""}}},
+            "Port": {"p": {"new": {"name": "p", "interfaces": ["uuid", "i"], "tag": 5, "vlan_mode": ["set", []],
+                "other_config": ["map", []], "external_ids": ["map", [["endpoint-id", "e"]]]}}},
+            "Interface": {"i": {"new": interface(json!(["set", []]))}},
+        }));
+        let (_, bridge) = database.bridge("br").unwrap();
+        let (_, port, interfaces) = database.ports_of(bridge).next().unwrap();
+        assert_eq!((port.tag, port.external_ids["endpoint-id"].as_str()), (Some(5), "e"));
+        assert_eq!((interfaces[0].1.number(), interfaces[0].1.options["key"].as_str()), (None, "flow"));
+        assert_eq!(database.current_configuration, 3);
+
+        database.update(
+            &json!({"Interface": {"i": {"old": {"ofport": ["set", []]}, "new": interface(json!(7))}}}),
+        );
+        assert_eq!(database.interfaces[&Uuid("i".into())].number(), Some(7));
+        database.update(&json!({"Interface": {"i": {"old": interface(json!(7))}}}));
+        assert!(database.interfaces.is_empty());
+    }
+}

@@ -1,0 +1,105 @@
+//! JSON objects one after another on a stream, with nothing between them.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    sync::mpsc,
+};
+
+use super::{Calls, Incoming};
+
+/// Finds where an object ends, looking at each byte once.
+#[derive(Default)]
+struct Scanner {
+    depth: usize,
+    in_string: bool,
+    escaped: bool,
+    /// Bytes looked at already.
+    seen: usize,
+}
+
+impl Scanner {
+    /// The length of the first whole object in `bytes`, if there is one.
+    fn object(&mut self, bytes: &[u8]) -> Option<usize> {
+        for (at, byte) in bytes.iter().enumerate().skip(self.seen) {
+            match byte {
+                _ if self.escaped => self.escaped = false,
+                b'\\' if self.in_string => self.escaped = true,
+                b'"' => self.in_string = !self.in_string,
+                _ if self.in_string => {}
+                b'{' | b'[' => self.depth += 1,
+                b'}' | b']' => {
+                    self.depth = self.depth.saturating_sub(1);
+                    if self.depth == 0 {
+                        *self = Scanner::default();
+                        return Some(at + 1);
+                    }
+                }
+                _ => {}
+            }
+        }
+        self.seen = bytes.len();
+        None
+    }
+}
+
+pub(super) async fn read(mut reader: impl AsyncRead + Unpin, incoming: Incoming) {
+    let mut bytes = vec![];
+    let mut scanner = Scanner::default();
+    let why = loop {
+        match reader.read_buf(&mut bytes).await {
+            Ok(0) => break "the server closed it".to_owned(),
+            Ok(_) => {}
+            Err(error) => break error.to_string(),
+        }
+        let mut start = 0;
+        while let Some(length) = scanner.object(&bytes[start..]) {
+            match serde_json::from_slice::<Value>(&bytes[start..start + length]) {
+                Ok(message) => incoming.handle(message),
+                Err(error) => {
+                    return incoming.calls.close(format!("the server does not speak JSON: {error}"));
+                }
+            }
+            start += length;
+        }
+        bytes.drain(..start);
+    };
+    incoming.calls.close(why);
+}
+
+pub(super) async fn write(
+    mut writer: impl AsyncWrite + Unpin,
+    mut queue: mpsc::UnboundedReceiver<Value>,
+    calls: Arc<Calls>,
+) {
+    while let Some(message) = queue.recv().await {
+        if let Err(error) = writer.write_all(message.to_string().as_bytes()).await {
+            return calls.close(error.to_string());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objects_are_found_however_they_are_cut() {
+        let objects = [r#"{"a":[1,{"b":"}\"]{"}]}"#, "{}", r#"{"c":"\\"}"#];
+        let all = objects.concat().into_bytes();
+        for cut in 1..all.len() {
+            let mut scanner = Scanner::default();
+            let mut held = vec![];
+            let mut found = vec![];
+            for piece in all.chunks(cut) {
+                held.extend_from_slice(piece);
+                while let Some(length) = scanner.object(&held) {
+                    found.push(String::from_utf8(held.drain(..length).collect()).unwrap());
+                }
+            }
+            assert_eq!(found, objects);
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! The flows of each object, in the words of `ovs-ofctl`.
+
+use std::{fmt::Write as _, fs, path::Path};
+
+use contiv_model::{global::ArpMode, name::NetworkId, tag::Encap};
+
+use super::*;
+use crate::datapath::{Local, Network, Remote};
+
+fn network_id() -> NetworkId {
+    NetworkId::new(&"net".parse().unwrap(), &"blue".parse().unwrap())
+}
+
+fn vxlan() -> Encap {
+    Encap::Vxlan { vni: 5000.try_into().unwrap(), local: 7.try_into().unwrap() }
+}
+
+fn vlan() -> Encap {
+    Encap::Vlan(100.try_into().unwrap())
+}
+
+fn local_in(encap: Encap) -> Local {
+    let network = network_id();
+    Local {
+        id: contiv_model::name::EndpointId::new(&network, "pod1"),
+        network,
+        encap,
+        port: "vvport1".into(),
+        mac: "02:02:0a:01:00:01".parse().unwrap(),
+        ip: [10, 1, 0, 1].into(),
+        ip6: Some("2001:db8::1".parse().unwrap()),
+    }
+}
+
+fn remote_in(encap: Encap) -> Remote {
+    let network = network_id();
+    Remote {
+        id: contiv_model::name::EndpointId::new(&network, "pod2"),
+        network,
+        encap,
+        vtep: None,
+        mac: "02:02:0a:01:00:02".parse().unwrap(),
+        ip: [10, 1, 0, 2].into(),
+        ip6: Some("2001:db8::2".parse().unwrap()),
+    }
+}
+
+fn network_in(encap: Encap, arp: ArpMode) -> Vec<Flow> {
+    network(&Network { id: network_id(), encap, arp }, 1)
+}
+
+/// Compares with the file, or writes it when `UPDATE_GOLDEN` is set.
+fn golden(name: &str, sections: &[(&str, Vec<Flow>)]) {
+    let mut text = String::new();
+    for (title, flows) in sections {
+        writeln!(text, "# {title}").unwrap();
+        let mut flows: Vec<_> = flows.iter().collect();
+        flows.sort_by_key(|flow| (flow.table, std::cmp::Reverse(flow.priority), flow.to_string()));
+        flows.into_iter().for_each(|flow| writeln!(text, "{flow}").unwrap());
+        text.push('\n');
+    }
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/ovs/golden").join(name);
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        fs::write(&path, &text).unwrap();
+    }
+    let expected = fs::read_to_string(&path).unwrap_or_default();
+    assert_eq!(text, expected, "{}: UPDATE_GOLDEN=1 writes it anew", path.display());
+}
+
+#[test]
+fn the_vxlan_bridge() {
+    golden(
+        "vxlan.txt",
+        &[
+            ("whatever is desired", scaffold(Side::Vxlan)),
+            ("a node behind port 9", vec![peer(9)]),
+            ("network blue.net, VNI 5000 (0x1388), ARP proxy", network_in(vxlan(), ArpMode::Proxy)),
+            ("the same, ARP flood", network_in(vxlan(), ArpMode::Flood)),
+            ("a pod at port 3", local(&local_in(vxlan()), 3)),
+            ("a pod on the node behind port 9", remote(&remote_in(vxlan()), Some(9))),
+        ],
+    );
+}
+
+#[test]
+fn the_vlan_bridge() {
+    golden(
+        "vlan.txt",
+        &[
+            ("whatever is desired", scaffold(Side::Vlan)),
+            ("an uplink at port 1", vec![uplink(1)]),
+            ("network blue.net, VLAN 100 (0x64), ARP proxy", network_in(vlan(), ArpMode::Proxy)),
+            ("the same, ARP flood", network_in(vlan(), ArpMode::Flood)),
+            ("a pod at port 3", local(&local_in(vlan()), 3)),
+            ("a pod on another node", remote(&remote_in(vlan()), None)),
+        ],
+    );
+}
+
+#[test]
+fn no_match_lacks_a_prerequisite() {
+    let objects = [vxlan(), vlan()].map(|encap| {
+        let flows = [
+            network_in(encap, ArpMode::Proxy),
+            local(&local_in(encap), 3),
+            remote(&remote_in(encap), Some(9)),
+        ];
+        flows.concat()
+    });
+    let all = Side::BOTH.into_iter().flat_map(scaffold).chain(objects.into_iter().flatten());
+    all.for_each(|flow| flow.matching.check().unwrap());
+}
