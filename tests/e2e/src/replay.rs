@@ -15,7 +15,7 @@ use clap::Args;
 use testkit::{free_port, scratch_dir};
 
 use crate::{
-    http::Client,
+    http::{Answer, Client},
     master::{Master, Options as MasterOptions, Store},
 };
 pub use differences::Differences;
@@ -31,6 +31,9 @@ pub struct Options {
     /// Compare only calls on these objects (the rest is still played), such as `tenant,network`
     #[arg(long, value_name = "OBJECT", value_delimiter = ',')]
     only: Vec<String>,
+    /// Print what differs as entries for that file, to be given reasons
+    #[arg(long)]
+    declare: bool,
 }
 
 /// How one call went.
@@ -39,7 +42,10 @@ pub enum Verdict {
     Same,
     /// Different as declared, for this reason.
     Known(String),
-    Different(String),
+    Different {
+        how: String,
+        answer: Option<Answer>,
+    },
 }
 
 #[derive(Debug, Default, Clone, Copy)]
@@ -52,9 +58,7 @@ struct Count {
 pub fn run(options: &Options) -> Result<()> {
     let recordings = Recording::read_folder(&options.folder)?;
     let differences = Differences::read(&options.differences)?;
-    let counts = play(&recordings, &differences, |object| {
-        options.only.is_empty() || options.only.iter().any(|only| only == object)
-    })?;
+    let counts = play(&recordings, &differences, options)?;
     let sum = summary(&counts);
     println!("{} passed, {} failed", sum.passed, sum.failed);
     if sum.failed > 0 {
@@ -63,11 +67,11 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Plays all calls against one fresh master; counts those on the objects that `compare` wants.
+/// Plays all calls against one fresh master; counts those on the objects asked for.
 fn play(
     recordings: &[Recording],
     differences: &Differences,
-    compare: impl Fn(&str) -> bool,
+    options: &Options,
 ) -> Result<BTreeMap<String, Count>> {
     let folder = scratch_dir("replay")?;
     let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()?));
@@ -86,7 +90,7 @@ fn play(
                     master.process().tail()
                 );
             }
-            if !compare(&call.object) {
+            if !options.only.is_empty() && !options.only.contains(&call.object) {
                 continue;
             }
             let count = counts.entry(call.object.clone()).or_default();
@@ -96,16 +100,14 @@ fn play(
                     count.passed += 1;
                     count.known += 1;
                 }
-                Verdict::Different(how) => {
+                Verdict::Different { how, answer } => {
                     count.failed += 1;
-                    println!(
-                        "{}:{}: {} {}{}\n{how}",
-                        recording.name,
-                        call.line,
-                        call.method,
-                        call.path,
-                        call.remark()
-                    );
+                    match answer {
+                        Some(answer) if options.declare => {
+                            print!("{}", differences::entry(recording, call, &answer));
+                        }
+                        _ => print_difference(recording, call, &how),
+                    }
                 }
             }
         }
@@ -113,25 +115,25 @@ fn play(
     Ok(counts)
 }
 
+fn print_difference(recording: &Recording, call: &Call, how: &str) {
+    println!("{}:{}: {} {}{}\n{how}", recording.name, call.line, call.method, call.path, call.remark());
+}
+
 fn judge(client: &Client, differences: &Differences, recording: &Recording, call: &Call) -> Verdict {
     let answer = client
         .send(&call.method, &call.path, call.content_type.as_deref(), call.body.as_deref())
         .map_err(|error| format!("{error:#}"));
-    let declared = differences.find(recording, call);
-    match (compare::compare(call, &answer), declared) {
-        (Ok(()), None) => Verdict::Same,
+    let how = match (compare::compare(call, &answer), differences.find(recording, call)) {
+        (Ok(()), None) => return Verdict::Same,
         // A declared difference that is none is as wrong as an undeclared one: the documents would lie.
-        (Ok(()), Some(declared)) => {
-            Verdict::Different(format!("    is the same, but declared to differ: {}", declared.reason))
+        (Ok(()), Some(declared)) => format!("    is the same, but declared to differ: {}", declared.reason),
+        (Err(how), None) => how,
+        (Err(_), Some(declared)) if declared.agrees(&answer) => {
+            return Verdict::Known(declared.reason.clone());
         }
-        (Err(how), None) => Verdict::Different(how),
-        (Err(how), Some(declared)) => match declared.agrees(&answer) {
-            true => Verdict::Known(declared.reason.clone()),
-            false => {
-                Verdict::Different(format!("{how}\n    declared: {} {}", declared.status, declared.body))
-            }
-        },
-    }
+        (Err(how), Some(declared)) => format!("{how}\n    declared: {} {}", declared.status, declared.body),
+    };
+    Verdict::Different { how, answer: answer.ok() }
 }
 
 fn summary(counts: &BTreeMap<String, Count>) -> Count {
@@ -164,6 +166,7 @@ pub fn agrees(folder: &Path, differences: &Path, objects: &[&str]) -> Result<()>
         folder: folder.to_owned(),
         differences: differences.to_owned(),
         only: objects.iter().map(ToString::to_string).collect(),
+        declare: false,
     })
     .with_context(|| format!("replay {}", folder.display()))
 }

@@ -22,12 +22,41 @@ pub(super) fn compare(call: &Call, answer: &Result<Answer, String>) -> Result<()
     if same {
         return Ok(());
     }
+    if json
+        && answer.status == status
+        && let (Ok(want), Ok(have)) = (serde_json::from_str(body), serde_json::from_str(&answer.body))
+    {
+        let mut lines = vec![];
+        difference("", &normalized(want), &normalized(have), &mut lines);
+        return Err(lines.join("\n"));
+    }
     Err(format!(
         "    want: {status} {}\n    have: {} {}",
         body.trim_end(),
         answer.status,
-        if json && answer.status == status { answer.body.trim_end() } else { answer.first_line() }
+        answer.first_line()
     ))
+}
+
+/// One line for each place where they differ.
+fn difference(path: &str, want: &Value, have: &Value, lines: &mut Vec<String>) {
+    match (want, have) {
+        (Value::Object(wanted), Value::Object(had)) => {
+            for (name, want) in wanted {
+                difference(&format!("{path}.{name}"), want, had.get(name).unwrap_or(&Value::Null), lines);
+            }
+            for (name, have) in had.iter().filter(|(name, _)| !wanted.contains_key(*name)) {
+                difference(&format!("{path}.{name}"), &Value::Null, have, lines);
+            }
+        }
+        (Value::Array(wanted), Value::Array(had)) if wanted.len() == had.len() => {
+            for (at, (want, have)) in wanted.iter().zip(had).enumerate() {
+                difference(&format!("{path}[{at}]"), want, have, lines);
+            }
+        }
+        (want, have) if want != have => lines.push(format!("    {path}: want {want}, have {have}")),
+        _ => {}
+    }
 }
 
 pub(super) fn same_text(want: &str, have: &str) -> bool {
@@ -72,6 +101,20 @@ mod tests {
         assert!(!same_json(r#"{"ip":["10.0.0.1",""]}"#, r#"{"ip":["","10.0.0.1"]}"#));
         assert!(!same_json("{}", "{"));
         assert!(!same_json(r#"{"a":1}"#, r#"{"a":1,"b":null}"#));
+    }
+
+    #[test]
+    fn only_what_differs_is_told() {
+        let mut lines = vec![];
+        let (want, have) = (
+            serde_json::json!({"a": {"b": [1, 2]}, "c": 1}),
+            serde_json::json!({"a": {"b": [1, 3]}, "d": 2}),
+        );
+        difference("", &want, &have, &mut lines);
+        assert_eq!(
+            lines,
+            ["    .a.b[1]: want 2, have 3", "    .c: want 1, have null", "    .d: want null, have 2"]
+        );
     }
 
     #[test]

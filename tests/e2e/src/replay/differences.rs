@@ -35,6 +35,20 @@ pub(super) struct Difference {
     pub(super) reason: String,
 }
 
+/// An entry for the file, without its reason.
+pub(super) fn entry(recording: &Recording, call: &Call, answer: &Answer) -> String {
+    let path = Path::new(&recording.name);
+    let folder = path.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy();
+    let file = path.file_name().unwrap_or_default().to_string_lossy();
+    let body = if answer.json().is_ok() { answer.body.trim_end() } else { answer.first_line() };
+    format!(
+        "[[difference]]\nfile = \"{folder}/{file}\"\nlines = [{}]\nstatus = {}\nbody = {}\nreason = \"\"\n\n",
+        call.line,
+        answer.status,
+        toml::Value::from(body)
+    )
+}
+
 impl Differences {
     /// No file is no differences.
     pub fn read(path: &Path) -> Result<Differences> {
