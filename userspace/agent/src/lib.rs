@@ -3,3 +3,7 @@
 pub mod datapath;
 pub mod link;
 pub mod master;
+pub mod plan;
+pub mod reconcile;
+pub mod source;
+pub mod state;

@@ -199,6 +199,22 @@ impl Links {
         Ok(was_there)
     }
 
+    /// Whether the interface `name` of the pod is the other end of `port`.
+    pub async fn is_pair(&self, port: &str, netns: &Netns, name: &str) -> Result<bool, Error> {
+        let Some(index) = self.index(port).await? else { return Ok(false) };
+        let name = name.to_owned();
+        netns.run(move |handle| async move { pod::is_other_end(&handle, &name, index).await }).await
+    }
+
+    /// The Ethernet address of an interface of the node.
+    pub async fn mac(&self, name: &str) -> Result<Option<Mac>, Error> {
+        let Some(link) = find(&self.handle, name).await? else { return Ok(None) };
+        Ok(link.attributes.iter().find_map(|attribute| match attribute {
+            LinkAttribute::Address(octets) => octets.as_slice().try_into().ok().map(Mac),
+            _ => None,
+        }))
+    }
+
     /// The lowest MTU of the node's own interfaces: what its pods' frames have to fit in.
     pub async fn lowest_mtu(&self) -> Result<u32, Error> {
         let mtu = |link: &LinkMessage| {
@@ -282,9 +298,13 @@ fn is_the_nodes_own(name: &str) -> bool {
 }
 
 async fn index(handle: &Handle, name: &str) -> Result<Option<u32>, Error> {
+    Ok(find(handle, name).await?.map(|link| link.header.index))
+}
+
+async fn find(handle: &Handle, name: &str) -> Result<Option<LinkMessage>, Error> {
     let mut found = handle.link().get().match_name(name.to_owned()).execute();
     match found.try_next().await {
-        Ok(link) => Ok(link.map(|link| link.header.index)),
+        Ok(link) => Ok(link),
         Err(error) if errno(&error) == Some(libc::ENODEV) => Ok(None),
         Err(error) => Err(Error::netlink("look up", name)(error)),
     }

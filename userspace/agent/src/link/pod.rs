@@ -6,7 +6,7 @@ use rtnetlink::{
     Handle, LinkMessageBuilder, LinkUnspec, LinkVeth, RouteMessageBuilder,
     packet_route::{
         address::{AddressAttribute, AddressFlags},
-        link::{InfoData, InfoVeth, LinkMessage},
+        link::{InfoData, InfoVeth, LinkAttribute, LinkMessage},
     },
 };
 
@@ -76,6 +76,12 @@ pub(super) async fn raise(handle: &Handle, pod: &PodInterface) -> Result<(), Err
         added.map_err(Error::netlink("set the default route of", &pod.name))?;
     }
     Ok(())
+}
+
+/// Whether `name` is there and the other end of the interface `index` of the node. Runs in the pod's namespace.
+pub(super) async fn is_other_end(handle: &Handle, name: &str, index: u32) -> Result<bool, Error> {
+    let link = super::find(handle, name).await?;
+    Ok(link.is_some_and(|link| link.attributes.contains(&LinkAttribute::Link(index))))
 }
 
 async fn up(handle: &Handle, name: &str) -> Result<(), Error> {

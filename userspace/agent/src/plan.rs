@@ -1,0 +1,133 @@
+//! What a node's datapath should hold, out of what is known. Pure.
+//!
+//! [`object`] is the whole definition: what stands under one id. The full plan asks it for every id there can be, the
+//! incremental one for the ids that a change concerns.
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use contiv_model::{
+    name::{EndpointId, HostName, NetworkId},
+    tag::Encap,
+};
+
+use crate::{
+    datapath::{Desired, Local, Network, Object, ObjectId, Peer, Remote},
+    state::{State, Touched},
+};
+
+/// The node that is planned for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Node {
+    /// Its name, as its endpoints carry it.
+    pub host: HostName,
+    /// Where its tunnels end.
+    pub vtep: IpAddr,
+}
+
+/// Everything, from scratch.
+pub fn full(state: &State, node: &Node) -> Desired {
+    let peers = state.vtep_addresses().map(ObjectId::Peer);
+    let networks = state.networks().map(|network| ObjectId::Network(network.id.clone()));
+    let endpoints = state.endpoints().flat_map(|endpoint| both(&endpoint.id));
+    peers.chain(networks).chain(endpoints).filter_map(|id| object(state, node, &id)).collect()
+}
+
+/// Brings `desired` up to date with the changes that touched something; the ids that may have changed.
+pub fn update(desired: &mut Desired, state: &State, node: &Node, touched: &Touched) -> BTreeSet<ObjectId> {
+    let ids = concerned(state, touched);
+    for id in &ids {
+        match object(state, node, id) {
+            Some(object) if desired.get(id) == Some(&object) => {}
+            Some(object) => {
+                desired.insert(object);
+            }
+            None => {
+                desired.remove(id);
+            }
+        }
+    }
+    ids
+}
+
+/// The ids that have to be looked at again.
+pub fn concerned(state: &State, touched: &Touched) -> BTreeSet<ObjectId> {
+    let networks = touched.networks.iter().flat_map(|id| {
+        let endpoints = state.on_network(id).flat_map(both);
+        std::iter::once(ObjectId::Network(id.clone())).chain(endpoints)
+    });
+    let peers = touched.vteps.iter().copied().map(ObjectId::Peer);
+    peers.chain(networks).chain(touched.endpoints.iter().flat_map(both)).collect()
+}
+
+/// An endpoint is here or elsewhere.
+fn both(id: &EndpointId) -> [ObjectId; 2] {
+    [ObjectId::Remote(id.clone()), ObjectId::Local(id.clone())]
+}
+
+/// What stands under `id`, if anything.
+pub fn object(state: &State, node: &Node, id: &ObjectId) -> Option<Object> {
+    match id {
+        ObjectId::Peer(address) => peer(state, node, *address).map(Object::Peer),
+        ObjectId::Network(id) => network(state, id).map(Object::Network),
+        ObjectId::Remote(id) => remote(state, node, id).map(Object::Remote),
+        ObjectId::Local(id) => local(state, node, id).map(Object::Local),
+    }
+}
+
+fn peer(state: &State, node: &Node, address: IpAddr) -> Option<Peer> {
+    if address == node.vtep {
+        return None;
+    }
+    // Two nodes with one address is a mistake that only the operator can mend; the first by name is believed.
+    let vtep = state.vteps_at(address, &node.host).next()?;
+    Some(Peer { vtep: address, port: vtep.port })
+}
+
+fn network(state: &State, id: &NetworkId) -> Option<Network> {
+    let network = state.carried(id)?;
+    Some(Network { id: network.id.clone(), encap: network.encap, arp: state.arp() })
+}
+
+fn remote(state: &State, node: &Node, id: &EndpointId) -> Option<Remote> {
+    let endpoint = state.endpoint(id).filter(|endpoint| endpoint.host != node.host)?;
+    let network = state.carried(&endpoint.network)?;
+    let vtep = match network.encap {
+        Encap::Vlan(_) => None,
+        Encap::Vxlan { .. } => {
+            let address = state.vtep(&endpoint.host)?.address;
+            // What the tunnel of this node would loop back.
+            if address == node.vtep {
+                return None;
+            }
+            Some(address)
+        }
+    };
+    Some(Remote {
+        id: id.clone(),
+        network: network.id.clone(),
+        encap: network.encap,
+        vtep,
+        mac: endpoint.mac,
+        ip: endpoint.ip,
+        ip6: endpoint.ip6,
+    })
+}
+
+/// An endpoint of this node without an interface, as after a reboot, is nothing until its pod is removed.
+fn local(state: &State, node: &Node, id: &EndpointId) -> Option<Local> {
+    let endpoint = state.endpoint(id).filter(|endpoint| endpoint.host == node.host)?;
+    let attachment = state.attachment(id)?;
+    let network = state.carried(&endpoint.network)?;
+    Some(Local {
+        id: id.clone(),
+        network: network.id.clone(),
+        encap: network.encap,
+        port: attachment.port.clone(),
+        mac: endpoint.mac,
+        ip: endpoint.ip,
+        ip6: endpoint.ip6,
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,264 @@
+//! Makes the datapath hold what is planned, and goes on until it does.
+//!
+//! Ordinary changes become ops for the objects that they concern. At the start, after an error, when the datapath was
+//! disturbed, and from time to time, everything is measured instead: restart and drift are repaired by the same code.
+
+mod backoff;
+mod order;
+mod retries;
+mod settled;
+
+use std::{collections::BTreeSet, time::Duration};
+
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    time::Instant,
+};
+use tokio_util::sync::CancellationToken;
+
+pub use backoff::Backoff;
+pub use order::{diff, ordered};
+pub use settled::{Presence, Settled};
+
+use crate::{
+    datapath::{Datapath, Desired, Error, Failed, ObjectId, Op},
+    plan::{self, Node},
+    state::{Changes, Reader},
+};
+use retries::Retries;
+
+/// How the datapath is doing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Status {
+    /// Everything was measured and what was missing was made, and nothing broke since.
+    pub known: bool,
+    /// The newest revision of the state that is in force.
+    pub revision: i64,
+    /// Objects that should be there.
+    pub objects: usize,
+    /// Objects that the datapath would not take.
+    pub failed: usize,
+    /// Everything that was written since the start.
+    pub writes: u64,
+    /// Ops carried out since the start.
+    pub ops: u64,
+    /// Ops that failed since the start.
+    pub ops_failed: u64,
+    /// Times that everything was measured.
+    pub observed: u64,
+    /// What the datapath said last when it failed as a whole.
+    pub error: Option<String>,
+}
+
+/// Asks for [`Datapath::inspect`].
+pub type Inspection = oneshot::Sender<serde_json::Value>;
+
+/// Owns the datapath.
+pub struct Reconciler<D> {
+    datapath: D,
+    node: Node,
+    reader: Reader,
+    changes: Changes,
+    settled: Settled,
+    inspections: mpsc::Receiver<Inspection>,
+    status: watch::Sender<Status>,
+    desired: Desired,
+    retries: Retries,
+    /// When everything is to be measured.
+    measure: Instant,
+    /// How often that is done without a reason.
+    period: Duration,
+    backoff: Backoff,
+}
+
+impl<D: Datapath> Reconciler<D> {
+    /// Nothing happens before [`run`](Self::run).
+    pub fn new(
+        datapath: D,
+        node: Node,
+        reader: Reader,
+        changes: Changes,
+        period: Duration,
+    ) -> (Self, Handle) {
+        let (status, statuses) = watch::channel(Status::default());
+        let (inspect, inspections) = mpsc::channel(1);
+        let settled = Settled::default();
+        let handle = Handle { settled: settled.clone(), status: statuses, inspect };
+        let reconciler = Reconciler {
+            datapath,
+            node,
+            reader,
+            changes,
+            settled,
+            inspections,
+            status,
+            desired: Desired::default(),
+            retries: Retries::default(),
+            measure: Instant::now(),
+            period,
+            backoff: Backoff::default(),
+        };
+        (reconciler, handle)
+    }
+
+    /// Until told to stop. What is in force stays in force.
+    pub async fn run(mut self, stop: CancellationToken) {
+        // An incomplete plan would remove what an earlier run made.
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = self.reader.synced() => {}
+        }
+        loop {
+            let known = self.status.borrow().known;
+            tokio::select! {
+                () = stop.cancelled() => return,
+                Some(reply) = self.inspections.recv() => {
+                    // Whoever asked may have gone.
+                    let _ = reply.send(self.datapath.inspect());
+                }
+                () = tokio::time::sleep_until(self.measure) => self.measure_all().await,
+                touched = self.changes.next(), if known => {
+                    let revision = self.reader.revision();
+                    let ids = self.reader.with(|state| plan::update(&mut self.desired, state, &self.node, &touched));
+                    self.change(ids, revision).await;
+                }
+                () = self.retries.due(), if known => {
+                    let (ids, revision) = (self.retries.take_due(), self.status.borrow().revision);
+                    self.change(ids, revision).await;
+                }
+                () = self.datapath.disturbed(), if known => {
+                    tracing::info!("the datapath was disturbed: measuring it");
+                    self.measure = Instant::now();
+                    self.status.send_modify(|status| status.known = false);
+                }
+            }
+        }
+    }
+
+    async fn measure_all(&mut self) {
+        // The full plan has it all.
+        drop(self.changes.take());
+        let revision = self.reader.revision();
+        self.desired = self.reader.with(|state| plan::full(state, &self.node));
+        let result = self.measure_and_make(revision).await;
+        if let Err(error) = result {
+            self.broke(&error);
+            return;
+        }
+        self.backoff.reset();
+        self.measure = Instant::now() + self.period;
+        self.status.send_modify(|status| {
+            status.known = true;
+            status.error = None;
+        });
+        self.settled.tell_all(&self.desired, &self.retries);
+    }
+
+    async fn measure_and_make(&mut self, revision: i64) -> Result<(), Error> {
+        let observed = self.datapath.observe(&self.desired).await?;
+        let ops = diff(&self.desired, &observed);
+        tracing::debug!(
+            objects = self.desired.len(),
+            right = observed.same.len(),
+            strays = observed.strays,
+            ops = ops.len(),
+            "measured"
+        );
+        if !ops.is_empty() && self.status.borrow().observed > 0 {
+            tracing::info!(ops = ops.len(), strays = observed.strays, "repairing the datapath");
+        }
+        self.retries.keep(|id| self.desired.get(id).is_some() && !observed.same.contains(id));
+        self.apply(&ops).await?;
+        self.status.send_modify(|status| status.observed += 1);
+        self.report(revision);
+        Ok(())
+    }
+
+    /// Makes what stands under `ids` so.
+    async fn change(&mut self, ids: BTreeSet<ObjectId>, revision: i64) {
+        let ops = ordered(&ids, &self.desired);
+        match self.apply(&ops).await {
+            Ok(()) => {
+                self.report(revision);
+                self.settled.tell(&ids, &self.desired, &self.retries);
+            }
+            Err(error) => self.broke(&error),
+        }
+    }
+
+    async fn apply(&mut self, ops: &[Op]) -> Result<(), Error> {
+        if ops.is_empty() {
+            return Ok(());
+        }
+        let failed = self.datapath.apply(ops).await?;
+        let failed_count = failed.len() as u64;
+        for Failed { op, error } in &failed {
+            match ops.get(*op) {
+                Some(Op::Set(object)) => self.retries.failed(object.id(), error),
+                Some(Op::Delete(id)) => self.retries.failed(id.clone(), error),
+                // Counted again by the next measuring.
+                Some(Op::Sweep) | None => tracing::warn!("{}", one_line(error)),
+            }
+        }
+        let places: BTreeSet<usize> = failed.iter().map(|failed| failed.op).collect();
+        for (_, op) in ops.iter().enumerate().filter(|(place, _)| !places.contains(place)) {
+            match op {
+                Op::Set(object) => self.retries.succeeded(&object.id()),
+                Op::Delete(id) => self.retries.succeeded(id),
+                Op::Sweep => {}
+            }
+        }
+        self.status.send_modify(|status| {
+            status.ops += ops.len() as u64;
+            status.ops_failed += failed_count;
+        });
+        Ok(())
+    }
+
+    fn report(&self, revision: i64) {
+        self.status.send_if_modified(|status| {
+            let before = status.clone();
+            status.revision = revision;
+            status.objects = self.desired.len();
+            status.failed = self.retries.len();
+            status.writes = self.datapath.writes();
+            *status != before
+        });
+    }
+
+    fn broke(&mut self, error: &Error) {
+        let wait = self.backoff.next();
+        tracing::warn!("{}; measuring again in {wait:?}", one_line(error));
+        self.measure = Instant::now() + wait;
+        self.status.send_modify(|status| {
+            status.known = false;
+            status.error = Some(one_line(error));
+            status.writes = self.datapath.writes();
+        });
+    }
+}
+
+/// What others need of the reconciler.
+#[derive(Clone, Debug)]
+pub struct Handle {
+    /// Waits for single endpoints.
+    pub settled: Settled,
+    /// How it is doing.
+    pub status: watch::Receiver<Status>,
+    /// Asks the datapath for its inside.
+    pub inspect: mpsc::Sender<Inspection>,
+}
+
+/// An error and all that it comes from.
+pub fn one_line(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(source) = next {
+        text = format!("{text}: {source}");
+        next = source.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests;

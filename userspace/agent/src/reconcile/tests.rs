@@ -1,0 +1,234 @@
+//! The loop over the fake datapath.
+
+use std::time::Duration;
+
+use contiv_model::{
+    endpoint::Endpoint,
+    event::Event,
+    key::Key,
+    mac::Mac,
+    network::{self, Kind},
+    tag::Encap,
+};
+use tokio::task::JoinHandle;
+
+use super::*;
+use crate::{
+    datapath::fake::{Fake, Switch},
+    state::{self, Attacher, Attachment, Update, Writer},
+};
+
+const SOURCE: &str = "test";
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A node whose state the test tells.
+struct World {
+    writer: Writer,
+    attacher: Attacher,
+    handle: Handle,
+    switch: Switch,
+    stop: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+impl World {
+    fn start(fake: Fake) -> World {
+        let (writer, attacher, reader, changes) = state::new([SOURCE]);
+        let switch = fake.switch().clone();
+        let node = Node { host: "h0".into(), vtep: [192, 168, 0, 10].into() };
+        let (reconciler, handle) = Reconciler::new(fake, node, reader, changes, Duration::from_secs(3600));
+        let stop = CancellationToken::new();
+        let task = tokio::spawn(reconciler.run(stop.clone()));
+        World { writer, attacher, handle, switch, stop, task }
+    }
+
+    fn tell(&mut self, event: Event<Key, state::Object>) {
+        let event = event.map(|key| key, Ok);
+        self.writer.apply(Update { source: SOURCE, revision: 1, event });
+    }
+
+    fn put(&mut self, (key, object): (Key, state::Object)) {
+        self.tell(Event::Apply(key, object));
+    }
+
+    /// One network and one endpoint with its interface, and the word that this is all.
+    fn settle(&mut self) {
+        for object in [network(), endpoint("e1", "h0", 1)] {
+            self.put(object);
+        }
+        self.attacher.attach(&"e1".into(), Attachment { port: "vvport1".into() });
+        self.tell(Event::Init);
+        for (key, object) in [network(), endpoint("e1", "h0", 1)] {
+            self.tell(Event::InitApply(key, object));
+        }
+        self.tell(Event::InitDone);
+    }
+
+    async fn until(&mut self, what: impl FnMut(&Status) -> bool) -> Status {
+        let seen = tokio::time::timeout(PATIENCE, self.handle.status.wait_for(what)).await;
+        seen.unwrap().unwrap().clone()
+    }
+
+    async fn stop(self) {
+        self.stop.cancel();
+        self.task.await.unwrap();
+    }
+}
+
+fn network() -> (Key, state::Object) {
+    let id: contiv_model::name::NetworkId = "n.t".into();
+    let network = network::Network {
+        id: id.clone(),
+        tenant: "t".parse().unwrap(),
+        name: "n".parse().unwrap(),
+        kind: Kind::Data,
+        encap: Encap::Vlan(5.try_into().unwrap()),
+        subnet: "10.0.0.0/24".parse().unwrap(),
+        gateway: None,
+        subnet_v6: None,
+        gateway_v6: None,
+    };
+    (Key::Network(id), state::Object::Network(network))
+}
+
+fn endpoint(name: &str, host: &str, ip: u8) -> (Key, state::Object) {
+    let ip = [10, 0, 0, ip].into();
+    let endpoint = Endpoint {
+        id: name.into(),
+        network: "n.t".into(),
+        group: None,
+        ip,
+        ip6: None,
+        mac: Mac::of_endpoint(ip),
+        host: host.into(),
+        vtep: None,
+    };
+    (Key::Endpoint(name.into()), state::Object::Endpoint(endpoint))
+}
+
+fn held(switch: &Switch) -> Vec<String> {
+    switch.objects().iter().map(|(id, _)| id.to_string()).collect()
+}
+
+#[tokio::test]
+async fn nothing_is_removed_before_everything_is_told() {
+    let mut world = World::start(Fake::new());
+    world.settle();
+    world.until(|status| status.known).await;
+    let switch = world.switch.clone();
+    world.stop().await;
+
+    let mut world = World::start(Fake::reopen(&switch));
+    world.put(network());
+    tokio::task::yield_now().await;
+    assert_eq!(held(&switch), ["network n.t", "local endpoint e1"]);
+    world.settle();
+    let status = world.until(|status| status.known).await;
+    assert_eq!((status.writes, status.objects, status.failed), (0, 2, 0));
+    world.stop().await;
+    assert_eq!(held(&switch).len(), 2);
+}
+
+#[tokio::test]
+async fn a_change_costs_its_own_ops() {
+    let mut world = World::start(Fake::new());
+    world.settle();
+    let before = world.until(|status| status.known).await;
+    world.put(endpoint("e2", "h1", 2));
+    let status = world.until(|status| status.objects == 3).await;
+    // The endpoint might have been here before as well.
+    assert_eq!((status.writes - before.writes, status.ops - before.ops, status.observed), (1, 2, 1));
+    world.tell(Event::Delete(Key::Endpoint("e2".into())));
+    world.until(|status| status.objects == 2).await;
+    assert_eq!(held(&world.switch), ["network n.t", "local endpoint e1"]);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn what_fails_is_tried_again_alone() {
+    let fake = Fake::new();
+    fake.switch().fail_object(ObjectId::Remote("e2".into()));
+    let mut world = World::start(fake);
+    world.settle();
+    world.until(|status| status.known).await;
+    world.put(endpoint("e2", "h1", 2));
+    world.put(endpoint("e3", "h1", 3));
+    let status = world.until(|status| status.objects == 4 && status.ops_failed > 1).await;
+    assert_eq!(status.failed, 1);
+    assert!(held(&world.switch).contains(&"remote endpoint e3".to_owned()));
+    world.switch.heal();
+    let status = world.until(|status| status.failed == 0).await;
+    assert_eq!((held(&world.switch).len(), status.observed), (4, 1));
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn after_an_error_everything_is_measured() {
+    let mut world = World::start(Fake::new());
+    world.settle();
+    world.until(|status| status.known).await;
+    world.switch.fail_apply(1);
+    world.put(endpoint("e2", "h1", 2));
+    let status = world.until(|status| status.observed == 2).await;
+    assert_eq!(held(&world.switch).len(), 3);
+    assert!(status.ops_failed == 0);
+    world.until(|status| status.known && status.error.is_none()).await;
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_disturbance_is_repaired() {
+    let mut world = World::start(Fake::new());
+    world.settle();
+    world.until(|status| status.known).await;
+    world.switch.lose(&ObjectId::Network("n.t".into()));
+    world.switch.litter(2);
+    world.switch.disturb();
+    world.until(|status| status.known && status.observed == 2).await;
+    assert_eq!((held(&world.switch).len(), world.switch.debris()), (2, 0));
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn one_hears_when_an_endpoint_is_in_force() {
+    let mut world = World::start(Fake::new());
+    world.settle();
+    world.until(|status| status.known).await;
+    let id: contiv_model::name::EndpointId = "e4".into();
+    let here = || Attachment { port: "vvport4".into() };
+
+    // Told first of the interface, then of the endpoint, as it may happen.
+    let told = world.handle.settled.wait(&id, Presence::Present);
+    world.attacher.attach(&id, here());
+    world.put(endpoint("e4", "h0", 4));
+    tokio::time::timeout(PATIENCE, told).await.unwrap().unwrap().unwrap();
+    assert!(held(&world.switch).contains(&"local endpoint e4".to_owned()));
+
+    // Again, though nothing changes.
+    let told = world.handle.settled.wait(&id, Presence::Present);
+    world.attacher.attach(&id, here());
+    tokio::time::timeout(PATIENCE, told).await.unwrap().unwrap().unwrap();
+
+    let told = world.handle.settled.wait(&id, Presence::Absent);
+    world.attacher.detach(&id);
+    tokio::time::timeout(PATIENCE, told).await.unwrap().unwrap().unwrap();
+    assert!(!held(&world.switch).contains(&"local endpoint e4".to_owned()));
+
+    world.switch.lose_interface("vvport4");
+    let told = world.handle.settled.wait(&id, Presence::Present);
+    world.attacher.attach(&id, here());
+    let error = tokio::time::timeout(PATIENCE, told).await.unwrap().unwrap().unwrap_err();
+    assert!(error.contains("there is no interface vvport4"), "{error}");
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn the_inside_can_be_asked_for() {
+    let mut world = World::start(Fake::new());
+    world.settle();
+    world.until(|status| status.known).await;
+    let (ask, answer) = oneshot::channel();
+    world.handle.inspect.send(ask).await.unwrap();
+    assert_eq!(answer.await.unwrap()["objects"].as_array().unwrap().len(), 2);
+    world.stop().await;
+}

@@ -1,0 +1,93 @@
+use contiv_model::{
+    endpoint::{self, Endpoint},
+    global::Config,
+    key::Key,
+    name::HostName,
+    network::{self, Network},
+    node,
+    registry::{self, Service},
+};
+use contiv_store::KeyValue;
+use serde::de::DeserializeOwned;
+
+use crate::state::{Object, Rejected, Vtep};
+
+/// What stands under a key: an object, or why it is none. `None` for keys that the agent has no use for.
+pub fn decode(key: &Key, value: &KeyValue) -> Option<Result<Object, Rejected>> {
+    let object = match key {
+        Key::MasterConfig => body::<Config>(value).map(Object::Config),
+        Key::Network(id) => body::<network::State>(value)
+            .and_then(|state| Network::try_from(&state).map_err(|e| e.to_string()))
+            .and_then(|network| same_id(id.as_str(), network.id.as_str()).map(|()| Object::Network(network))),
+        Key::Endpoint(id) => body::<endpoint::State>(value)
+            .and_then(|state| Endpoint::try_from(&state).map_err(|e| e.to_string()))
+            .and_then(|endpoint| {
+                same_id(id.as_str(), endpoint.id.as_str()).map(|()| Object::Endpoint(endpoint))
+            }),
+        Key::Service { name, .. } if name == registry::VTEP => body::<Service>(value)
+            .and_then(|service| vtep(&service.hostname, &service.host_addr, service.port, value.mod_revision))
+            .map(Object::Registration),
+        Key::NodeStatus(host) => body::<node::Status>(value)
+            .and_then(|status| vtep(host.as_str(), &status.vtep_ip, status.vxlan_port, value.mod_revision))
+            .map(Object::Node),
+        _ => return None,
+    };
+    Some(object.map_err(|why| Rejected { key: value.key.clone(), why }))
+}
+
+fn body<T: DeserializeOwned>(value: &KeyValue) -> Result<T, String> {
+    serde_json::from_slice(&value.value).map_err(|e| format!("not valid JSON: {e}"))
+}
+
+fn same_id(key: &str, body: &str) -> Result<(), String> {
+    if key == body { Ok(()) } else { Err(format!("id is {body:?}, expected {key:?} as in the key")) }
+}
+
+fn vtep(host: &str, address: &str, port: u16, since: i64) -> Result<Vtep, String> {
+    let bad = |_| format!("the address of the VTEP is {address:?}, expected an IP address");
+    Ok(Vtep { host: HostName::from(host), address: address.parse().map_err(bad)?, port, since })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn decoded(key: &str, body: &str) -> Option<Result<Object, Rejected>> {
+        let value = KeyValue {
+            key: key.to_owned(),
+            value: body.as_bytes().to_vec().into(),
+            create_revision: 1,
+            mod_revision: 7,
+            version: 1,
+            lease: 0,
+        };
+        decode(&key.parse().unwrap(), &value)
+    }
+
+    const ENDPOINT: &str = include_str!("../../../model/tests/golden/endpoint-c3.json");
+    const NETWORK: &str = include_str!("../../../model/tests/golden/network-vx2.json");
+
+    #[test]
+    fn the_originals_bodies_become_objects() {
+        let good = |key, body| decoded(key, body).unwrap().unwrap();
+        assert!(matches!(good("/contiv.io/state/eps/en.default-c3", ENDPOINT), Object::Endpoint(_)));
+        assert!(matches!(good("/contiv.io/state/nets/vx2.default", NETWORK), Object::Network(_)));
+        let registration = r#"{"ServiceName":"netplugin.vtep","Role":"","Version":"","TTL":10,
+            "HostAddr":"192.168.77.12","Port":4789,"Hostname":"B"}"#;
+        let Object::Registration(vtep) =
+            good("/contiv.io/service/netplugin.vtep/192.168.77.12:4789", registration)
+        else {
+            panic!("no registration")
+        };
+        assert_eq!((vtep.host.as_str(), vtep.port, vtep.since), ("B", 4789, 7));
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        let why = |key, body| decoded(key, body).unwrap().unwrap_err().why;
+        assert!(why("/contiv.io/state/eps/en.default-c3", "{").starts_with("not valid JSON"));
+        assert!(why("/contiv.io/state/eps/other", ENDPOINT).contains("expected \"other\""));
+        assert!(why("/contiv.io/oper/node/n", r#"{"vtepIP":"x"}"#).contains("\"x\""));
+        assert!(decoded("/contiv.io/service/netplugin/1.2.3.4:9002", "{").is_none());
+    }
+}

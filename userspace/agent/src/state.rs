@@ -1,0 +1,253 @@
+//! What this node knows: the cluster's objects as the sources tell them, and the interfaces that are here.
+//!
+//! One [`Writer`] changes it, many [`Reader`]s look at it, and one [`Changes`] hears what was touched.
+//! An event costs work in proportion to what it changes: the indices say what else it concerns.
+
+mod rejected;
+mod shared;
+mod tags;
+mod touched;
+mod vteps;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use contiv_model::{
+    endpoint::Endpoint,
+    global::{ArpMode, Config},
+    key::Key,
+    name::{EndpointId, HostName, NetworkId},
+    network::Network,
+};
+
+pub use rejected::Rejected;
+pub use shared::{Attacher, Changes, Reader, Update, Writer, new};
+pub use touched::Touched;
+pub use vteps::Vtep;
+
+use tags::Tags;
+use vteps::Vteps;
+
+/// One object of the cluster, valid.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Object {
+    /// The cluster's settings.
+    Config(Config),
+    /// A network.
+    Network(Network),
+    /// An endpoint, here or elsewhere.
+    Endpoint(Endpoint),
+    /// A node's VTEP as its living agent registered it.
+    Registration(Vtep),
+    /// A node's VTEP as its agent left it behind.
+    Node(Vtep),
+}
+
+/// An interface on this node that belongs to an endpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attachment {
+    /// The name of the node's end of the veth pair.
+    pub port: String,
+}
+
+/// Everything known, with the indices that make changes cheap.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct State {
+    config: Option<Config>,
+    networks: BTreeMap<NetworkId, Network>,
+    tags: Tags,
+    endpoints: BTreeMap<EndpointId, Endpoint>,
+    by_network: BTreeMap<NetworkId, BTreeSet<EndpointId>>,
+    by_host: BTreeMap<HostName, BTreeSet<EndpointId>>,
+    vteps: Vteps,
+    attachments: BTreeMap<EndpointId, Attachment>,
+}
+
+impl State {
+    /// The cluster's settings.
+    pub fn config(&self) -> Option<&Config> {
+        self.config.as_ref()
+    }
+
+    /// How ARP and ND are treated.
+    pub fn arp(&self) -> ArpMode {
+        self.config.as_ref().map(Config::arp).unwrap_or_default()
+    }
+
+    /// A network.
+    pub fn network(&self, id: &NetworkId) -> Option<&Network> {
+        self.networks.get(id)
+    }
+
+    /// Every network.
+    pub fn networks(&self) -> impl Iterator<Item = &Network> {
+        self.networks.values()
+    }
+
+    /// A network, unless another one has a tag of its own: the first by name keeps it.
+    pub fn carried(&self, id: &NetworkId) -> Option<&Network> {
+        self.networks.get(id).filter(|network| self.tags.are_of(network))
+    }
+
+    /// An endpoint.
+    pub fn endpoint(&self, id: &EndpointId) -> Option<&Endpoint> {
+        self.endpoints.get(id)
+    }
+
+    /// Every endpoint.
+    pub fn endpoints(&self) -> impl Iterator<Item = &Endpoint> {
+        self.endpoints.values()
+    }
+
+    /// The endpoints of a network.
+    pub fn on_network(&self, id: &NetworkId) -> impl Iterator<Item = &EndpointId> {
+        self.by_network.get(id).into_iter().flatten()
+    }
+
+    /// The endpoints of a node.
+    pub fn on_host(&self, host: &HostName) -> impl Iterator<Item = &EndpointId> {
+        self.by_host.get(host).into_iter().flatten()
+    }
+
+    /// The VTEP of a node.
+    pub fn vtep(&self, host: &HostName) -> Option<&Vtep> {
+        self.vteps.of(host)
+    }
+
+    /// Every address that some node has, or had, its VTEP at.
+    pub fn vtep_addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.vteps.addresses()
+    }
+
+    /// The nodes other than `us` that have their VTEP at `address` now and count: their agents are registered, or
+    /// they have endpoints that their switches serve without them.
+    pub fn vteps_at(&self, address: IpAddr, us: &HostName) -> impl Iterator<Item = &Vtep> {
+        let counts = move |vtep: &&Vtep| {
+            vtep.address == address
+                && vtep.host != *us
+                && (self.vteps.is_registered(&vtep.host) || self.by_host.contains_key(&vtep.host))
+        };
+        self.vteps.hosts_at(address).filter_map(|host| self.vteps.of(host)).filter(counts)
+    }
+
+    /// The interface of an endpoint.
+    pub fn attachment(&self, id: &EndpointId) -> Option<&Attachment> {
+        self.attachments.get(id)
+    }
+
+    /// Every interface.
+    pub fn attachments(&self) -> impl Iterator<Item = (&EndpointId, &Attachment)> {
+        self.attachments.iter()
+    }
+
+    /// Makes `key` be `object`, or be gone; what that concerns.
+    pub fn set(&mut self, key: &Key, object: Option<Object>) -> Touched {
+        let mut touched = Touched::default();
+        match (key, object) {
+            (Key::MasterConfig, object) => {
+                let before = self.arp();
+                self.config = match object {
+                    Some(Object::Config(config)) => Some(config),
+                    _ => None,
+                };
+                if before != self.arp() {
+                    touched.networks.extend(self.networks.keys().cloned());
+                }
+            }
+            (Key::Network(id), Some(Object::Network(network))) => {
+                self.set_network(id, Some(network), &mut touched)
+            }
+            (Key::Network(id), _) => self.set_network(id, None, &mut touched),
+            (Key::Endpoint(id), Some(Object::Endpoint(endpoint))) => {
+                self.set_endpoint(id, Some(endpoint), &mut touched);
+            }
+            (Key::Endpoint(id), _) => self.set_endpoint(id, None, &mut touched),
+            (Key::Service { address, .. }, object) => {
+                let vtep = match object {
+                    Some(Object::Registration(vtep)) => Some(vtep),
+                    _ => None,
+                };
+                let hosts = self.vteps.register(address, vtep);
+                self.touch_hosts(hosts, &mut touched);
+            }
+            (Key::NodeStatus(host), object) => {
+                let vtep = match object {
+                    Some(Object::Node(vtep)) => Some(vtep),
+                    _ => None,
+                };
+                let hosts = self.vteps.leave(host, vtep);
+                self.touch_hosts(hosts, &mut touched);
+            }
+            _ => {}
+        }
+        touched
+    }
+
+    fn set_network(&mut self, id: &NetworkId, network: Option<Network>, touched: &mut Touched) {
+        let before = match network {
+            Some(network) if self.networks.get(id) == Some(&network) => return,
+            Some(network) => {
+                touched.networks.extend(self.tags.claim(&network));
+                self.networks.insert(id.clone(), network)
+            }
+            None => self.networks.remove(id),
+        };
+        if let Some(before) = before {
+            touched.networks.extend(self.tags.release(&before, self.networks.get(id)));
+        }
+        touched.networks.insert(id.clone());
+    }
+
+    fn set_endpoint(&mut self, id: &EndpointId, endpoint: Option<Endpoint>, touched: &mut Touched) {
+        if endpoint.as_ref() == self.endpoints.get(id) {
+            return;
+        }
+        touched.endpoints.insert(id.clone());
+        let mut hosts = BTreeSet::new();
+        if let Some(before) = self.endpoints.remove(id) {
+            take_out(&mut self.by_network, &before.network, id);
+            take_out(&mut self.by_host, &before.host, id);
+            hosts.insert(before.host);
+        }
+        if let Some(endpoint) = endpoint {
+            self.by_network.entry(endpoint.network.clone()).or_default().insert(id.clone());
+            self.by_host.entry(endpoint.host.clone()).or_default().insert(id.clone());
+            hosts.insert(endpoint.host.clone());
+            self.endpoints.insert(id.clone(), endpoint);
+        }
+        // A node whose agent is gone counts as a peer while it has endpoints.
+        touched.vteps.extend(hosts.iter().filter_map(|host| self.vteps.of(host)).map(|vtep| vtep.address));
+    }
+
+    fn touch_hosts(&self, changes: vteps::Changes, touched: &mut Touched) {
+        touched.vteps.extend(changes.addresses);
+        for host in changes.moved {
+            touched.endpoints.extend(self.on_host(&host).cloned());
+        }
+    }
+
+    /// An interface is there, or gone.
+    pub fn set_attachment(&mut self, id: &EndpointId, attachment: Option<Attachment>) -> Touched {
+        match attachment {
+            Some(attachment) => {
+                self.attachments.insert(id.clone(), attachment);
+            }
+            None => {
+                self.attachments.remove(id);
+            }
+        }
+        // Even when nothing changed: whoever asked waits for the word that it is so.
+        Touched { endpoints: [id.clone()].into(), ..Touched::default() }
+    }
+}
+
+fn take_out<K: Ord>(index: &mut BTreeMap<K, BTreeSet<EndpointId>>, key: &K, id: &EndpointId) {
+    if let Some(ids) = index.get_mut(key) {
+        ids.remove(id);
+        if ids.is_empty() {
+            index.remove(key);
+        }
+    }
+}
