@@ -1,0 +1,144 @@
+use std::{
+    fs, io,
+    os::unix::{
+        fs::{DirBuilderExt as _, PermissionsExt as _},
+        net::UnixStream,
+    },
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use axum::{
+    Json, Router,
+    body::Bytes,
+    extract::State,
+    http::{HeaderMap, StatusCode, header},
+    response::{IntoResponse, Response},
+    routing::post,
+};
+use contivk8s::{
+    spec::Code,
+    wire::{self, Reply, Request},
+};
+use tokio::net::UnixListener;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::{Failure, Pods, Step};
+use crate::metrics::{Metrics, Verb};
+
+/// How long requests that are under way may take when the agent stops.
+const FAREWELL: Duration = Duration::from_secs(4);
+
+/// The socket could not be had.
+#[derive(Debug, thiserror::Error)]
+#[error("listen for CNI requests on {}{hint}", path.display())]
+pub struct ServerError {
+    path: PathBuf,
+    hint: &'static str,
+    #[source]
+    source: io::Error,
+}
+
+/// Listens for `contivk8s`.
+pub struct Server {
+    listener: UnixListener,
+    path: PathBuf,
+}
+
+#[derive(Clone)]
+struct Shared {
+    pods: Pods,
+    metrics: Metrics,
+    tasks: TaskTracker,
+}
+
+impl Server {
+    /// Makes the socket, for root only, in a directory for root only.
+    pub fn bind(path: &Path) -> Result<Server, ServerError> {
+        let failed = |hint| move |source| ServerError { path: path.to_owned(), hint, source };
+        if let Some(directory) = path.parent().filter(|directory| !directory.exists()) {
+            let make = fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
+            make.map_err(failed(" (is the directory writable?)"))?;
+        }
+        // A socket that nobody listens on is left by an agent that was killed.
+        match UnixStream::connect(path) {
+            Ok(_) => {
+                let used = io::Error::from(io::ErrorKind::AddrInUse);
+                return Err(failed(" (is another netplugin running on this node?)")(used));
+            }
+            Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
+                fs::remove_file(path).map_err(failed(""))?;
+            }
+            Err(_) => {}
+        }
+        let listener = UnixListener::bind(path).map_err(failed(" (try --cni-socket PATH)"))?;
+        fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(failed(""))?;
+        Ok(Server { listener, path: path.to_owned() })
+    }
+
+    /// Until told to stop, and until what is under way is done.
+    pub async fn run(self, pods: Pods, metrics: Metrics, stop: CancellationToken) -> io::Result<()> {
+        let tasks = TaskTracker::new();
+        let shared = Shared { pods, metrics, tasks: tasks.clone() };
+        let router = Router::new()
+            .route(wire::ADD, post(|shared, headers, body| answer(Verb::Add, shared, headers, body)))
+            .route(wire::DEL, post(|shared, headers, body| answer(Verb::Del, shared, headers, body)))
+            .with_state(shared);
+        let served =
+            axum::serve(self.listener, router).with_graceful_shutdown(stop.clone().cancelled_owned());
+        let result = tokio::select! {
+            result = served => result,
+            // Idle connections are not waited for.
+            () = async { stop.cancelled().await; tokio::time::sleep(FAREWELL).await } => Ok(()),
+        };
+        tasks.close();
+        if tokio::time::timeout(FAREWELL, tasks.wait()).await.is_err() {
+            tracing::warn!(requests = tasks.len(), "stopping with CNI requests under way");
+        }
+        if let Err(error) = fs::remove_file(&self.path) {
+            tracing::debug!("remove {}: {error}", self.path.display());
+        }
+        result
+    }
+}
+
+async fn answer(verb: Verb, State(shared): State<Shared>, headers: HeaderMap, body: Bytes) -> Response {
+    let content_type = headers.get(header::CONTENT_TYPE).map(header::HeaderValue::as_bytes);
+    if content_type != Some(wire::CONTENT_TYPE.as_bytes()) {
+        return StatusCode::NOT_FOUND.into_response();
+    }
+    let request: Request = match serde_json::from_slice(&body) {
+        Ok(request) => request,
+        Err(e) => {
+            let failure = Failure::new(Step::Labels, format!("the request is not valid JSON: {e}"));
+            return respond(Err(failure.code(Code::Decode)));
+        }
+    };
+    let start = Instant::now();
+    let endpoint = request.endpoint();
+    // On its own, because this future ends with the connection.
+    let pods = shared.pods.clone();
+    let work = shared.tasks.spawn(async move {
+        match verb {
+            Verb::Add => pods.add(&request).await,
+            Verb::Del => pods.del(&request).await,
+        }
+    });
+    let result = work
+        .await
+        .unwrap_or_else(|e| Err(Failure::new(Step::Plug, format!("the request was broken off: {e}"))));
+    let took = start.elapsed();
+    shared.metrics.cni(verb, took, result.is_ok());
+    match &result {
+        Ok(reply) => tracing::info!(%verb, endpoint, ip = ?reply.ip, ?took, "done"),
+        Err(failure) => tracing::error!(%verb, endpoint, ?took, "{failure}"),
+    }
+    respond(result)
+}
+
+fn respond(result: Result<Reply, Failure>) -> Response {
+    match result {
+        Ok(reply) => Json(reply).into_response(),
+        Err(failure) => (StatusCode::INTERNAL_SERVER_ERROR, Json(failure.reply())).into_response(),
+    }
+}
