@@ -16,13 +16,11 @@ use tokio::sync::{Mutex, MutexGuard, mpsc, oneshot};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tokio_util::sync::CancellationToken;
 
-use crate::problem::Problem;
+use crate::problem::{Answer, Problem};
 use crate::world::{Change, Draft, Edited, World};
 
 /// Changes a draft and gives the body of the answer; may be asked again, on another draft.
-pub type Plan = Box<dyn Fn(&mut Draft<'_>) -> Result<Vec<u8>, Problem> + Send + Sync>;
-
-type Answer = Result<Vec<u8>, Problem>;
+pub type Plan = Box<dyn Fn(&mut Draft<'_>) -> Answer + Send + Sync>;
 
 struct Job {
     plan: Plan,

@@ -114,10 +114,10 @@ mod tests {
         let daemon = UdpSocket::bind("127.0.0.1:0").unwrap();
         daemon.set_read_timeout(Some(std::time::Duration::from_secs(5))).unwrap();
         let syslog = Syslog::to(daemon.local_addr().unwrap()).unwrap();
-        writeln!(syslog.line(4), "disk {}", "full").unwrap();
+        writeln!(syslog.line(4), "disk {}% full", 99).unwrap();
         let mut buffer = [0; 100];
         let n = daemon.recv(&mut buffer).unwrap();
-        let expected = format!("<28>netmaster[{}]: disk full", std::process::id());
+        let expected = format!("<28>netmaster[{}]: disk 99% full", std::process::id());
         assert_eq!(std::str::from_utf8(&buffer[..n]).unwrap(), expected);
     }
 }

@@ -18,7 +18,7 @@ pub use group::IpPool;
 pub use inspect::find_endpoint;
 
 use crate::go_json;
-use crate::problem::Problem;
+use crate::problem::{Answer, Problem};
 use crate::schema::Shape;
 use crate::world::{Draft, Record, World};
 
@@ -61,16 +61,19 @@ pub struct Type {
     pub built: Option<Built>,
 }
 
+/// The fields of a request, as they are spelled in the store.
+pub type Fields = Map<String, Value>;
+
 /// The operations on objects of one type. Bodies of answers are JSON.
 #[derive(Clone, Copy)]
 pub struct Built {
     /// Decodes and checks the body of a POST or PUT to `key`.
-    pub check: fn(key: &str, body: &[u8]) -> Result<Map<String, Value>, Problem>,
-    pub put: fn(request: &Map<String, Value>, draft: &mut Draft<'_>) -> Result<Vec<u8>, Problem>,
-    pub delete: fn(key: &str, draft: &mut Draft<'_>) -> Result<Vec<u8>, Problem>,
-    pub list: fn(&World) -> Result<Vec<u8>, Problem>,
-    pub get: fn(&World, key: &str) -> Result<Vec<u8>, Problem>,
-    pub inspect: fn(&World, key: &str, &Cluster) -> Result<Vec<u8>, Problem>,
+    pub check: fn(key: &str, body: &[u8]) -> Result<Fields, Problem>,
+    pub put: fn(request: &Fields, draft: &mut Draft<'_>) -> Answer,
+    pub delete: fn(key: &str, draft: &mut Draft<'_>) -> Answer,
+    pub list: fn(&World) -> Answer,
+    pub get: fn(&World, key: &str) -> Answer,
+    pub inspect: fn(&World, key: &str, &Cluster) -> Answer,
 }
 
 /// Every type. A type that comes to be built gets an [`Object`] and its name here.
@@ -131,14 +134,14 @@ fn not_found(kind: ObjectType) -> Problem {
 }
 
 /// The body of an answer, ended by a newline as Go's encoder ends it.
-pub fn json(value: &impl Serialize) -> Result<Vec<u8>, Problem> {
+pub fn json(value: &impl Serialize) -> Answer {
     let mut body =
         serde_json::to_vec(value).map_err(|e| Problem::unavailable(format!("encode the answer: {e}")))?;
     body.push(b'\n');
     Ok(body)
 }
 
-fn check<T: Object>(key: &str, body: &[u8]) -> Result<Map<String, Value>, Problem> {
+fn check<T: Object>(key: &str, body: &[u8]) -> Result<Fields, Problem> {
     let mut request = go_json::decode(body, T::SHAPE).map_err(Problem::invalid)?;
     request.insert("key".into(), key.into());
     for (name, default) in T::DEFAULTS {
@@ -155,7 +158,7 @@ fn check<T: Object>(key: &str, body: &[u8]) -> Result<Map<String, Value>, Proble
     Ok(request)
 }
 
-fn put<T: Object>(request: &Map<String, Value>, draft: &mut Draft<'_>) -> Result<Vec<u8>, Problem> {
+fn put<T: Object>(request: &Fields, draft: &mut Draft<'_>) -> Answer {
     let new: T = serde_json::from_value(Value::Object(request.clone()))
         .map_err(|e| Problem::invalid(format!("{}: {e}", T::KIND.as_str())))?;
     match draft.get::<T>(new.key()) {
@@ -169,22 +172,22 @@ fn put<T: Object>(request: &Map<String, Value>, draft: &mut Draft<'_>) -> Result
     }
 }
 
-fn delete<T: Object>(key: &str, draft: &mut Draft<'_>) -> Result<Vec<u8>, Problem> {
+fn delete<T: Object>(key: &str, draft: &mut Draft<'_>) -> Answer {
     let object = draft.get::<T>(key).ok_or_else(|| not_found(T::KIND))?;
     object.delete(draft)?;
     draft.delete::<T>(key);
     json(&key)
 }
 
-fn list<T: Object>(world: &World) -> Result<Vec<u8>, Problem> {
+fn list<T: Object>(world: &World) -> Answer {
     json(&world.all::<T>().collect::<Vec<_>>())
 }
 
-fn get<T: Object>(world: &World, key: &str) -> Result<Vec<u8>, Problem> {
+fn get<T: Object>(world: &World, key: &str) -> Answer {
     json(world.get::<T>(key).ok_or_else(|| not_found(T::KIND))?)
 }
 
-fn inspect<T: Object>(world: &World, key: &str, cluster: &Cluster) -> Result<Vec<u8>, Problem> {
+fn inspect<T: Object>(world: &World, key: &str, cluster: &Cluster) -> Answer {
     let config = world.get::<T>(key).ok_or_else(|| not_found(T::KIND))?;
     json(&api::Inspect { config, oper: config.oper(world, cluster) })
 }

@@ -5,7 +5,7 @@ mod endpoint;
 mod place;
 mod request;
 
-use crate::problem::Problem;
+use crate::problem::{Answer, Problem};
 use crate::world::Draft;
 
 /// A call that was decoded.
@@ -34,7 +34,7 @@ impl Call {
     }
 
     /// Plans it; gives the body of the answer.
-    pub fn plan(&self, draft: &mut Draft<'_>) -> Result<Vec<u8>, Problem> {
+    pub fn plan(&self, draft: &mut Draft<'_>) -> Answer {
         match self {
             Call::AllocAddress(request) => address::alloc(request, draft),
             Call::ReleaseAddress(request) => address::release(request, draft),

@@ -26,6 +26,9 @@ pub enum Kind {
     NotBuilt,
 }
 
+/// The body of an answer, or why there is none.
+pub type Answer = Result<Vec<u8>, Problem>;
+
 impl Kind {
     /// The status of an RFC 9457 problem.
     pub fn status(self) -> u16 {

@@ -5,7 +5,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::Response;
 use serde_json::json;
 
-use crate::problem::Problem;
+use crate::problem::{Answer, Problem};
 
 /// How a client wants to be told of failures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ impl Wants {
         }
     }
 
-    pub(super) fn json(self, answer: Result<Vec<u8>, Problem>) -> Response<Body> {
+    pub(super) fn json(self, answer: Answer) -> Response<Body> {
         match answer {
             Ok(body) => respond(StatusCode::OK, JSON, body),
             Err(problem) => self.problem(&problem),

@@ -15,7 +15,7 @@ use super::path;
 use crate::committer::{Queue, Shared};
 use crate::objects::{self, Cluster, Type};
 use crate::plugin::Call;
-use crate::problem::Problem;
+use crate::problem::{Answer, Problem};
 use crate::world::World;
 
 /// A netmaster that leads: what it reads from and where it writes.
@@ -81,26 +81,22 @@ impl Leader {
         }
     }
 
-    fn read(
-        &self,
-        types: &str,
-        read: impl FnOnce(&objects::Built, &World) -> Result<Vec<u8>, Problem>,
-    ) -> Result<Vec<u8>, Problem> {
+    fn read(&self, types: &str, read: impl FnOnce(&objects::Built, &World) -> Answer) -> Answer {
         read(built(types)?, &self.world.read())
     }
 
-    async fn put(&self, types: &str, key: &str, body: Body) -> Result<Vec<u8>, Problem> {
+    async fn put(&self, types: &str, key: &str, body: Body) -> Answer {
         let built = *built(types)?;
         let request = (built.check)(key, &read_body(body).await?)?;
         self.queue.submit(Box::new(move |draft| (built.put)(&request, draft)), true).await
     }
 
-    async fn delete(&self, types: &str, key: &str) -> Result<Vec<u8>, Problem> {
+    async fn delete(&self, types: &str, key: &str) -> Answer {
         let (built, key) = (*built(types)?, key.to_owned());
         self.queue.submit(Box::new(move |draft| (built.delete)(&key, draft)), true).await
     }
 
-    async fn plugin(&self, call: &str, body: Body) -> Option<Result<Vec<u8>, Problem>> {
+    async fn plugin(&self, call: &str, body: Body) -> Option<Answer> {
         let body = match read_body(body).await {
             Ok(body) => body,
             Err(problem) => return Some(Err(problem)),

@@ -149,7 +149,10 @@ impl Scanner<'_> {
 
     fn digit(&mut self, context: &str) -> Result<(), String> {
         match self.next()? {
-            b'0'..=b'9' => Ok(self.digits()),
+            b'0'..=b'9' => {
+                self.digits();
+                Ok(())
+            }
             other => Err(unexpected(other, context)),
         }
     }

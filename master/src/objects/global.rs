@@ -191,16 +191,13 @@ fn pools_with_networks(world: &World, vlans: Range, vxlans: Range) -> Result<(Vl
     let (mut vlan_pool, mut vxlan_pool) = (Vlans::new(vlans), Vxlans::new(vxlans));
     for ledger in world.ledgers::<network::State>() {
         let body = &ledger.body;
-        if body.pkt_tag_type == "vlan" {
-            vlan_pool.take(body.pkt_tag).map_err(|_| {
-                let tag = body.pkt_tag;
-                Problem::conflict(format!("cannot update the vlan range due to existing vlans {tag}"))
-            })?;
-        } else {
-            vxlan_pool.claim(body.ext_pkt_tag, body.pkt_tag).map_err(|()| {
-                let tag = body.ext_pkt_tag;
-                Problem::conflict(format!("cannot update the vxlan range due to existing vxlans {tag}"))
-            })?;
+        let (kind, tag, claimed) = match body.pkt_tag_type.as_str() {
+            "vlan" => ("vlan", body.pkt_tag, vlan_pool.take(body.pkt_tag).is_ok()),
+            _ => ("vxlan", body.ext_pkt_tag, vxlan_pool.claim(body.ext_pkt_tag, body.pkt_tag)),
+        };
+        if !claimed {
+            let error = format!("cannot update the {kind} range due to existing {kind}s {tag}");
+            return Err(Problem::conflict(error));
         }
     }
     Ok((vlan_pool, vxlan_pool))

@@ -5,7 +5,7 @@ use contiv_model::{endpoint, group, network};
 
 use super::group::IpPool;
 use crate::ipam::Subnet;
-use crate::problem::Problem;
+use crate::problem::{Answer, Problem};
 use crate::world::{Ledger, World};
 
 pub(super) fn network(ledger: &Ledger<network::State>, world: &World) -> NetworkOper {
@@ -83,7 +83,7 @@ pub(super) fn tenant(tenant: &Tenant, world: &World) -> TenantOper {
 }
 
 /// The endpoint that `search` names: its id, its container's id or its name; else the first that has it as a part.
-pub fn find_endpoint(world: &World, search: &str) -> Result<Vec<u8>, Problem> {
+pub fn find_endpoint(world: &World, search: &str) -> Answer {
     let names =
         |e: &endpoint::State| [e.endpoint_id.clone(), e.container_id.clone(), e.ep_common_name.clone()];
     let all = || world.all::<endpoint::State>();

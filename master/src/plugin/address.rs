@@ -9,7 +9,7 @@ use super::place::Place;
 use super::request::{AllocAddress, ReleaseAddress};
 use crate::ipam::{Subnet6, in_use};
 use crate::objects::json;
-use crate::problem::Problem;
+use crate::problem::{Answer, Problem};
 use crate::world::Draft;
 
 #[derive(Serialize)]
@@ -20,7 +20,7 @@ struct Allocated<'a> {
     address: String,
 }
 
-pub(super) fn alloc(request: &AllocAddress, draft: &mut Draft<'_>) -> Result<Vec<u8>, Problem> {
+pub(super) fn alloc(request: &AllocAddress, draft: &mut Draft<'_>) -> Answer {
     let (network, group) = match request.network_id.as_str() {
         "" => (network_with(draft, &request.address_pool)?, None),
         id => parts(id),
@@ -65,7 +65,7 @@ fn alloc6<'w>(place: &Place<'w>, draft: &mut Draft<'w>, preferred: &str) -> Resu
     Ok(format!("{}/{}", subnet.address(choice.host), subnet.len))
 }
 
-pub(super) fn release(request: &ReleaseAddress, draft: &mut Draft<'_>) -> Result<Vec<u8>, Problem> {
+pub(super) fn release(request: &ReleaseAddress, draft: &mut Draft<'_>) -> Answer {
     let (network, group) = parts(&request.network_id);
     let place = Place::find(draft, &network, group.as_deref())?;
     let address = &request.address;

@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::place::Place;
 use super::request::{CreateEndpoint, DeleteEndpoint};
 use crate::objects::json;
-use crate::problem::Problem;
+use crate::problem::{Answer, Problem};
 use crate::world::Draft;
 
 /// The answer to both calls.
@@ -17,7 +17,7 @@ struct Reply<'a> {
     config: &'a State,
 }
 
-pub(super) fn create(request: &CreateEndpoint, draft: &mut Draft<'_>) -> Result<Vec<u8>, Problem> {
+pub(super) fn create(request: &CreateEndpoint, draft: &mut Draft<'_>) -> Answer {
     let config = &request.config;
     let network = format!("{}.{}", request.network_name, request.tenant_name);
     let id = match config.container.as_str() {
@@ -69,7 +69,7 @@ pub(super) fn create(request: &CreateEndpoint, draft: &mut Draft<'_>) -> Result<
     reply
 }
 
-pub(super) fn delete(request: &DeleteEndpoint, draft: &mut Draft<'_>) -> Result<Vec<u8>, Problem> {
+pub(super) fn delete(request: &DeleteEndpoint, draft: &mut Draft<'_>) -> Answer {
     let network = format!("{}.{}", request.network_name, request.tenant_name);
     let id = format!("{network}-{}", request.endpoint_id);
     let endpoint = draft.get::<State>(&id).ok_or_else(Problem::key_not_found)?;

@@ -102,11 +102,11 @@ impl Vxlans {
         Ok((self.start + slot, local))
     }
 
-    /// Marks the tags of a network that exists.
-    pub fn claim(&mut self, vni: i64, local: i64) -> Result<(), ()> {
-        let slot = usize::try_from(vni).ok().and_then(|vni| vni.checked_sub(self.start)).ok_or(())?;
-        let local = usize::try_from(local).map_err(|_| ())?;
-        if self.free.remove(slot) && self.free_local.remove(local) { Ok(()) } else { Err(()) }
+    /// Marks the tags of a network that exists; false if they are not free.
+    pub fn claim(&mut self, vni: i64, local: i64) -> bool {
+        let slot = usize::try_from(vni).ok().and_then(|vni| vni.checked_sub(self.start));
+        let tags = slot.zip(usize::try_from(local).ok());
+        tags.is_some_and(|(slot, local)| self.free.remove(slot) && self.free_local.remove(local))
     }
 
     /// Gives a network's tags back.
