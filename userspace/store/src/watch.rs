@@ -124,7 +124,8 @@ impl Follower {
                 let revision = *revision;
                 match self.open(revision + 1).await {
                     Ok(stream) => {
-                        self.state = State::Watching { revision, stream: Box::new(stream), since: Instant::now() };
+                        self.state =
+                            State::Watching { revision, stream: Box::new(stream), since: Instant::now() };
                         self.status.send_if_modified(|s| {
                             std::mem::replace(s, Status::Connected) != Status::Connected
                         });

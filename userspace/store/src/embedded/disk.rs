@@ -1,6 +1,6 @@
 //! The file: versions by revision, leases, and a few numbers.
 
-use super::history::{History, Version};
+use super::history::{History, NEVER_COMPACTED, Version};
 use super::leases::Leases;
 use super::state::{Changes, State};
 use bytes::Bytes;
@@ -116,11 +116,11 @@ impl Disk {
         let read = |e: redb::Error| DiskError::Read(self.path.clone(), Box::new(e));
         let txn = self.database.begin_read().map_err(|e| read(e.into()))?;
         let numbers = txn.open_table(NUMBERS).map_err(|e| read(e.into()))?;
-        let number = |key| -> Result<i64, DiskError> {
+        let number = |key| -> Result<Option<i64>, DiskError> {
             let found = numbers.get(key).map_err(|e| read(e.into()))?;
-            Ok(found.map_or(0, |n| n.value().cast_signed()))
+            Ok(found.map(|n| n.value().cast_signed()))
         };
-        let mut history = History::new(number(COMPACTED_KEY)?);
+        let mut history = History::new(number(COMPACTED_KEY)?.unwrap_or(NEVER_COMPACTED));
         let mut leases = Leases::default();
         let now = Instant::now();
         for entry in
@@ -139,7 +139,7 @@ impl Disk {
             let before = history.append(version.clone());
             leases.moved(&version.key, before.map_or(0, |v| v.lease), version.lease);
         }
-        history.advance(number(REVISION_KEY)?);
+        history.advance(number(REVISION_KEY)?.unwrap_or(0));
         let durable = history.revision();
         Ok(State { history, leases, durable })
     }

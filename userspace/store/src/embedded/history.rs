@@ -16,6 +16,8 @@ const KEEP_BYTES: usize = 64 << 20;
 
 /// The store's own first revision, before any write; as in etcd the first write is revision 2.
 const FIRST_REVISION: i64 = 1;
+/// As in etcd, where a first compaction to 0 is not one too many.
+pub(super) const NEVER_COMPACTED: i64 = -1;
 
 /// A key from one revision on: a put, or the mark of a deletion.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -208,7 +210,7 @@ mod tests {
 
     #[test]
     fn the_past_can_be_read_until_it_is_compacted() {
-        let mut history = History::new(0);
+        let mut history = History::new(NEVER_COMPACTED);
         assert_eq!(put(&mut history, "x", "1"), 2);
         put(&mut history, "y", "1");
         put(&mut history, "x", "2");
@@ -230,7 +232,7 @@ mod tests {
 
     #[test]
     fn a_deleted_key_leaves_nothing_behind() {
-        let mut history = History::new(0);
+        let mut history = History::new(NEVER_COMPACTED);
         put(&mut history, "x", "1");
         let end = delete(&mut history, "x");
         history.compact(end);
@@ -241,7 +243,7 @@ mod tests {
 
     #[test]
     fn the_past_is_bounded_in_revisions_and_in_bytes() {
-        let mut history = History::new(0);
+        let mut history = History::new(NEVER_COMPACTED);
         assert_eq!(history.overgrown(0), None);
         let large = "v".repeat(1 << 20);
         for _ in 0..70 {
@@ -252,7 +254,7 @@ mod tests {
         assert!(history.superseded <= KEEP_BYTES);
         assert_eq!(history.overgrown(history.revision()), None);
 
-        let mut history = History::new(0);
+        let mut history = History::new(NEVER_COMPACTED);
         for _ in 0..KEEP_REVISIONS + SLACK_REVISIONS {
             put(&mut history, "x", "v");
         }

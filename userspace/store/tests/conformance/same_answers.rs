@@ -110,7 +110,7 @@ struct Model {
 
 impl Model {
     fn new() -> Model {
-        Model { past: vec![BTreeMap::new(), BTreeMap::new()], compacted: 0 }
+        Model { past: vec![BTreeMap::new(), BTreeMap::new()], compacted: -1 }
     }
 
     fn revision(&self) -> i64 {
@@ -423,7 +423,7 @@ fn answer(response: &TxnOpResponse, op: &Op) -> String {
 
 /// Everything that still can be told is told alike. A deletion at the compacted revision itself need not be.
 async fn same_changes(wire: &mut Wire, model: &Model) -> Result<(), TestCaseError> {
-    let from = model.compacted + 1;
+    let from = (model.compacted + 1).max(2);
     let expected = model.changes(from);
     let told = wire.changes(from, expected.len()).await.map_err(|e| TestCaseError::fail(format!("{e:#}")))?;
     prop_assert_eq!(told, expected);
@@ -470,16 +470,13 @@ fn the_embedded_store_answers_as_the_model_does() -> Result<()> {
 fn etcd_answers_as_the_model_does() -> Result<()> {
     testkit::needs!(binary("etcd"));
     let runtime = Runtime::new()?;
-    runner(4, 300).run(&prop::collection::vec(request(), 150..200), |requests| {
-        let mut peer = Peer::start(Kind::Etcd).map_err(fail)?;
+    runner(6, 100).run(&prop::collection::vec(request(), 150..200), |requests| {
+        let peer = Peer::start(Kind::Etcd).map_err(fail)?;
         runtime.block_on(async {
             let mut model = Model::new();
             let mut wire = Wire::connect(&peer.endpoint()).await.map_err(fail)?;
-            for (i, request) in requests.iter().enumerate() {
-                // A restart of etcd takes a while.
-                if matches!(request, Request::Restart) && i % 8 == 0 {
-                    tokio::task::block_in_place(|| peer.restart()).map_err(fail)?;
-                }
+            // Without restarts: killed, etcd 3.4 forgets a compaction, and may count a revision more.
+            for request in &requests {
                 let (told, expected) = (wire.answer(request).await.map_err(fail)?, model.answer(request));
                 prop_assert_eq!(told, expected, "{:?}", request);
             }
