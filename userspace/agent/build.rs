@@ -57,10 +57,14 @@ fn build(out: &Path) -> Result<PathBuf, String> {
         .arg(&target_dir);
     let output = command.output().map_err(|error| format!("run cargo for the eBPF programs: {error}"))?;
     if !output.status.success() {
-        return Err(format!(
-            "building the eBPF programs failed\n{}",
-            String::from_utf8_lossy(&output.stderr)
-        ));
+        let said = String::from_utf8_lossy(&output.stderr);
+        // What the linker says when the compiler's LLVM is newer than its own.
+        let advice = if said.contains("Invalid record") || said.contains("Unknown attribute kind") {
+            "\nbpf-linker is older than the compiler: install a newer one, or run `cargo xtask setup`"
+        } else {
+            ""
+        };
+        return Err(format!("building the eBPF programs failed\n{said}{advice}"));
     }
     Ok(target_dir.join(TARGET).join("release/contiv-ebpf"))
 }

@@ -182,6 +182,21 @@ impl Ebpf {
         }
     }
 
+    async fn note_attached(
+        &self,
+        netlink: &Netlink,
+        state: &mut State,
+        interface: &str,
+    ) -> Result<(), Error> {
+        let program = state.kernel_mut().program(Role::Pod);
+        if let Some(ifindex) = device::ifindex(interface)
+            && self.hooks.is_attached(program, interface, netlink).await?
+        {
+            state.note_attached(ifindex, interface);
+        }
+        Ok(())
+    }
+
     async fn measure(
         &self,
         netlink: &Netlink,
@@ -189,17 +204,20 @@ impl Ebpf {
         desired: &Desired,
     ) -> Result<Observed, Error> {
         state.read()?;
+        if self.hooks.attachment() == Attachment::Clsact {
+            // Filters have no pins that would tell of those on other interfaces.
+            for interface in netlink.names().await? {
+                self.note_attached(netlink, state, &interface).await?;
+            }
+        }
         let mut observed = Observed::default();
         for (id, object) in desired.iter() {
             // What cannot be encoded now fails, and says why, when it is set.
             let Ok(entries) = encode(object, &self.devices, device::ifindex) else { continue };
             if let Object::Local(local) = object
-                && let Some(ifindex) = device::ifindex(&local.port)
+                && self.hooks.attachment() == Attachment::Tcx
             {
-                let program = state.kernel_mut().program(Role::Pod);
-                if self.hooks.is_attached(program, &local.port, netlink).await? {
-                    state.note_attached(ifindex, &local.port);
-                }
+                self.note_attached(netlink, state, &local.port).await?;
             }
             if state.claim(id, &entries) {
                 observed.same.insert(id.clone());

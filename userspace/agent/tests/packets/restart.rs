@@ -278,7 +278,14 @@ fn kernels_without_tcx_are_served_by_filters() -> Result<()> {
     assert_eq!((observed.same.len(), observed.strays), (node.desired.len(), 0));
     assert_eq!(node.datapath.writes(), 0);
     let pod = Object::Local(pods[2].local.clone()).id();
-    assert!(node.apply(&[Op::Delete(pod)])?.is_empty());
+    assert!(node.apply(&[Op::Delete(pod.clone())])?.is_empty());
+    assert_eq!(attached(&node, "vvport3")?, 0);
+    // One that goes while nobody looks is a stray, filter and all.
+    assert!(node.apply(&[Op::Set(Object::Local(pods[2].local.clone()))])?.is_empty());
+    assert_eq!(attached(&node, "vvport3")?, 1);
+    node.desired.remove(&pod);
+    node.restart();
+    node.converge()?;
     assert_eq!(attached(&node, "vvport3")?, 0);
     Ok(())
 }

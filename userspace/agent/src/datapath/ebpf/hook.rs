@@ -116,8 +116,13 @@ impl Hooks {
         let id = program.info().map_err(|error| failed(what(), error))?.id();
         match self.attachment {
             Attachment::Tcx | Attachment::Auto => {
-                let (_, programs) = SchedClassifier::query_tcx(interface, TcAttachType::Ingress)
-                    .map_err(|error| failed(what(), error))?;
+                let asked = SchedClassifier::query_tcx(interface, TcAttachType::Ingress);
+                let programs = match asked {
+                    Ok((_, programs)) => programs,
+                    // Gone meanwhile.
+                    Err(error) if errno(&error) == Some(libc::ENODEV) => return Ok(false),
+                    Err(error) => return Err(failed(what(), error)),
+                };
                 Ok(programs.iter().any(|program| program.id() == id))
             }
             Attachment::Clsact => {
@@ -247,8 +252,10 @@ async fn filter_programs(netlink: &Netlink, ifindex: u32) -> Result<Vec<u32>, Er
         netlink.handle().traffic_filter(index).get().ingress().execute().try_collect().await;
     let filters = match filters {
         Ok(filters) => filters,
-        // No clsact qdisc there.
-        Err(error) if matches!(errno(&error), Some(libc::EINVAL | libc::ENOENT)) => return Ok(vec![]),
+        // No clsact qdisc there, or no interface any more.
+        Err(error) if matches!(errno(&error), Some(libc::EINVAL | libc::ENOENT | libc::ENODEV)) => {
+            return Ok(vec![]);
+        }
         Err(error) => return Err(failed(what(), error)),
     };
     let options =

@@ -1,6 +1,6 @@
 //! What the kernel holds, entry by entry, and on whose behalf.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use contiv_abi::{FloodKey, Port, Segment, SegmentEntry, Vtep};
 
@@ -283,7 +283,8 @@ impl State {
     /// Removes what no object accounts for.
     pub(super) fn sweep(&mut self) -> Result<(), Error> {
         for (role, ifindex) in self.stray_hooks()? {
-            self.hooks.detach(role, None, ifindex)?;
+            let interface = self.attached.get(&ifindex).map(String::as_str);
+            self.hooks.detach(role, interface, ifindex)?;
             self.attached.remove(&ifindex);
         }
         for key in self.stray_entries().into_iter().rev() {
@@ -346,12 +347,12 @@ impl State {
         entries.map(|(key, _)| *key).collect()
     }
 
-    /// Links on interfaces that are no port of ours.
+    /// Programs for pods on interfaces that are no port of ours.
     fn stray_hooks(&self) -> Result<Vec<(Role, u32)>, Error> {
-        let mut hooks = self.hooks.pinned()?;
-        hooks.retain(|(role, ifindex)| {
-            *role == Role::Pod && !self.owners.contains_key(&EntryKey::Hook(*ifindex))
-        });
-        Ok(hooks)
+        let pinned = self.hooks.pinned()?.into_iter().filter(|(role, _)| *role == Role::Pod);
+        let found: BTreeSet<u32> =
+            pinned.map(|(_, ifindex)| ifindex).chain(self.attached.keys().copied()).collect();
+        let strays = found.into_iter().filter(|ifindex| !self.owners.contains_key(&EntryKey::Hook(*ifindex)));
+        Ok(strays.map(|ifindex| (Role::Pod, ifindex)).collect())
     }
 }
