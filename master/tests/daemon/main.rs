@@ -1,0 +1,11 @@
+//! The binary itself, driven over HTTP, on a store of its own.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+
+mod client;
+mod followers;
+mod master;
+mod rest;
+mod restarts;
+mod startup;
+mod store;

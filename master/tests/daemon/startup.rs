@@ -1,0 +1,100 @@
+//! How it starts, and how it says that it cannot.
+
+use std::process::Command;
+
+use serde_json::json;
+use testkit::Process;
+
+use crate::client::{call, delete, get, post};
+use crate::master::{Master, PATIENCE, loopback, program};
+
+/// Exit code, and all that it said.
+fn run(args: &[&str]) -> (Option<i32>, String) {
+    let mut command = Command::new(program());
+    command.args(["--mode", "test", "--netmode", "vlan", "--fwdmode", "bridge"]).args(args);
+    let mut process = Process::spawn("netmaster", command).unwrap();
+    let status = process.wait(PATIENCE).unwrap();
+    (status.code(), process.log())
+}
+
+#[test]
+fn bad_flags_end_with_22_and_one_line() {
+    for (args, part) in [
+        (&["--frobnicate"][..], "--frobnicate"),
+        (&["--infra", "aci"], "--infra aci"),
+        (&["--consul", "http://127.0.0.1:1"], "--consul"),
+        (&["--log-level", "loud"], "--log-level"),
+    ] {
+        let (code, said) = run(args);
+        assert_eq!((code, said.lines().count()), (Some(22), 1), "{said}");
+        assert!(said.contains(part), "{said}");
+    }
+}
+
+#[test]
+fn a_store_that_is_not_there_is_named() {
+    let nobody = loopback();
+    let (code, said) =
+        run(&["--etcd", &format!("http://{nobody}"), "--external-address", &loopback().to_string()]);
+    assert_eq!(code, Some(1), "{said}");
+    let last = said.lines().last().unwrap();
+    assert!(last.starts_with("netmaster: ") && last.contains(&nobody.to_string()), "{said}");
+}
+
+#[test]
+fn an_address_in_use_is_named() {
+    let store = testkit::scratch_dir("store").unwrap();
+    let master = Master::embedded(store.path());
+    let other = testkit::scratch_dir("store").unwrap();
+    let embedded = format!("embedded:{}", other.path().display());
+    let (code, said) = run(&[
+        "--store",
+        &embedded,
+        "--store-listen",
+        &loopback().to_string(),
+        "--external-address",
+        &master.address.to_string(),
+    ]);
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.lines().last().unwrap().contains(&format!("listen on {}", master.address)), "{said}");
+}
+
+#[test]
+fn the_users_settings_survive_a_restart() {
+    let store = testkit::scratch_dir("store").unwrap();
+    let mut master = Master::embedded(store.path());
+    let to = master.address;
+    let global = json!({
+        "name": "global", "networkInfraType": "default", "vlans": "100-200", "vxlans": "1000-2000",
+        "fwdMode": "routing", "arpMode": "flood", "pvtSubnet": "10.9.0.0/16",
+    });
+    let set = post(to, "/api/v1/globals/global/", &global).unwrap().good();
+    delete(to, "/api/v1/tenants/default/").unwrap().good();
+    master.restart();
+    assert_eq!(get(to, "/api/v1/globals/global/").unwrap().good(), set);
+    assert_eq!(get(to, "/api/v1/tenants/").unwrap().good(), json!([]));
+}
+
+#[test]
+fn who_asks_for_problems_gets_them() {
+    let store = testkit::scratch_dir("store").unwrap();
+    let master = Master::embedded(store.path());
+    let accept = [("Accept", "application/problem+json")];
+    for (path, status) in
+        [("/api/v1/networks/default:no/", 404), ("/api/v1/policys/", 501), ("/nowhere", 404)]
+    {
+        let answer = call(master.address, "GET", path, &accept, "").unwrap();
+        assert_eq!(
+            (answer.status, answer.content_type.as_str()),
+            (status, "application/problem+json"),
+            "{path}"
+        );
+        assert_eq!(answer.json()["status"], status);
+    }
+    let answer = call(master.address, "POST", "/api/v1/tenants/t/", &accept, "{").unwrap();
+    assert_eq!((answer.status, &answer.json()["detail"]), (400, &"unexpected EOF".into()));
+    let answer =
+        call(master.address, "POST", "/api/v1/tenants/default/", &accept, r#"{"tenantName":"default"}"#)
+            .unwrap();
+    assert_eq!(answer.status, 409);
+}

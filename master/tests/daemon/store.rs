@@ -1,0 +1,111 @@
+//! What is in the store: other programs read it, and operators edit it.
+
+use contiv_model::{endpoint, network};
+use serde_json::{Value, json};
+use testkit::etcd::Etcd;
+
+use crate::client::{address, create_endpoint, delete, get, make_network, post};
+use crate::master::Master;
+
+const NETWORK: &str = "/contiv.io/state/nets/net.default";
+
+fn value(etcd: &Etcd, key: &str) -> String {
+    etcd.ctl(&["get", "--print-value-only", key]).unwrap().trim_end().to_owned()
+}
+
+fn keys(etcd: &Etcd, prefix: &str) -> Vec<String> {
+    let listed = etcd.ctl(&["get", "--prefix", "--keys-only", prefix]).unwrap();
+    listed.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect()
+}
+
+#[test]
+fn records_are_the_originals() {
+    testkit::needs!(binary("etcd"), binary("etcdctl"));
+    let etcd = Etcd::start().unwrap();
+    let mut master = Master::on_etcd(&etcd.endpoint());
+    let to = master.address;
+    make_network(to, "net", "41.1.0.0/24");
+    let group = json!({"tenantName": "default", "groupName": "eg", "networkName": "net", "ipPool": "41.1.0.100-41.1.0.101"});
+    post(to, "/api/v1/endpointGroups/default:eg/", &group).unwrap().good();
+    let config = json!({"Container": "c3", "Host": "h1", "ServiceName": "eg"});
+    let body =
+        json!({"TenantName": "default", "NetworkName": "net", "EPCommonName": "cn-c3", "ConfigEP": config});
+    post(to, "/plugin/createEndpoint", &body).unwrap().good();
+    let expected = include_str!("../golden/store.txt");
+    let mut found = String::new();
+    for key in
+        keys(&etcd, "/contiv.io/").iter().filter(|key| !key.contains("/service/") && !key.contains("/lock/"))
+    {
+        found += &format!("{key}\n    {}\n", value(&etcd, key));
+    }
+    assert_eq!(found, expected);
+
+    delete(to, "/api/v1/networks/default:net/").unwrap().bad();
+    master.stop();
+    assert_eq!(
+        keys(&etcd, "/contiv.io/service/"),
+        Vec::<String>::new(),
+        "registrations end with the process"
+    );
+    assert_eq!(keys(&etcd, "/contiv.io/lock/"), Vec::<String>::new(), "a master that stops resigns");
+}
+
+#[test]
+fn a_large_network_is_whole_at_rest() {
+    testkit::needs!(binary("etcd"), binary("etcdctl"));
+    let etcd = Etcd::start().unwrap();
+    let mut master = Master::on_etcd(&etcd.endpoint());
+    make_network(master.address, "net", "10.0.0.0/12");
+    for n in 0..5 {
+        address(create_endpoint(master.address, "net", &format!("c{n}"), "").unwrap());
+    }
+    // A kill leaves record and journal; the next master makes them whole.
+    master.restart();
+    let record = |etcd: &Etcd| serde_json::from_str::<network::State>(&value(etcd, NETWORK)).unwrap();
+    assert_eq!(keys(&etcd, "/contiv.io/state/ipam/"), Vec::<String>::new());
+    let state = record(&etcd);
+    assert_eq!((state.ep_count, state.ep_addr_count, state.ip_alloc_map.next_clear(0)), (5, 5, Some(6)));
+    // So does a while of rest, and the end.
+    address(create_endpoint(master.address, "net", "c5", "").unwrap());
+    testkit::wait_until(crate::master::PATIENCE, "the record to be whole", || {
+        Ok((record(&etcd).ep_count == 6 && keys(&etcd, "/contiv.io/state/ipam/").is_empty()).then_some(()))
+    })
+    .unwrap();
+    address(create_endpoint(master.address, "net", "c6", "").unwrap());
+    master.stop();
+    assert_eq!((record(&etcd).ep_count, keys(&etcd, "/contiv.io/state/ipam/").len()), (7, 0));
+    // Of large and small alike, the endpoints say the same.
+    let endpoints = keys(&etcd, "/contiv.io/state/eps/");
+    let addresses = endpoints
+        .iter()
+        .map(|key| serde_json::from_str::<endpoint::State>(&value(&etcd, key)).unwrap().ip_address);
+    assert_eq!(addresses.collect::<Vec<_>>(), (1..=7).map(|n| format!("10.0.0.{n}")).collect::<Vec<_>>());
+}
+
+#[test]
+fn what_operators_edit_counts() {
+    testkit::needs!(binary("etcd"), binary("etcdctl"));
+    let etcd = Etcd::start().unwrap();
+    let master = Master::on_etcd(&etcd.endpoint());
+    make_network(master.address, "net", "10.0.0.0/24");
+    assert_eq!(address(create_endpoint(master.address, "net", "a", "").unwrap()), "10.0.0.1");
+    let mut state: network::State = serde_json::from_str(&value(&etcd, NETWORK)).unwrap();
+    state.ip_alloc_map.insert_range(2..50);
+    etcd.ctl(&["put", NETWORK, &serde_json::to_string(&state).unwrap()]).unwrap();
+    assert_eq!(address(create_endpoint(master.address, "net", "b", "").unwrap()), "10.0.0.50");
+
+    let tenant = "/contiv.io/obj/modeldb/tenant/default";
+    let mut object: Value = serde_json::from_str(&value(&etcd, tenant)).unwrap();
+    object["defaultNetwork"] = "net".into();
+    etcd.ctl(&["put", tenant, &object.to_string()]).unwrap();
+    make_network(master.address, "other", "10.1.0.0/24");
+    let now = get(master.address, "/api/v1/tenants/default/").unwrap().good();
+    assert_eq!(
+        (&now["defaultNetwork"], now["link-sets"]["Networks"].as_object().unwrap().len()),
+        (&"net".into(), 2)
+    );
+
+    // A value that nobody can read hides nothing else, and the last good one stays.
+    etcd.ctl(&["put", tenant, "{"]).unwrap();
+    assert_eq!(get(master.address, "/api/v1/tenants/default/").unwrap().good(), now);
+}
