@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 use clap::Args;
 use testkit::{free_port, scratch_dir};
 
@@ -48,6 +48,9 @@ pub enum Verdict {
     },
 }
 
+/// File and line of a call.
+pub type Place = (String, usize);
+
 #[derive(Debug, Default, Clone, Copy)]
 struct Count {
     passed: usize,
@@ -58,7 +61,7 @@ struct Count {
 pub fn run(options: &Options) -> Result<()> {
     let recordings = Recording::read_folder(&options.folder)?;
     let differences = Differences::read(&options.differences)?;
-    let counts = play(&recordings, &differences, options)?;
+    let counts = play(&recordings, &differences, options)?.0;
     let sum = summary(&counts);
     println!("{} passed, {} failed", sum.passed, sum.failed);
     if sum.failed > 0 {
@@ -72,13 +75,14 @@ fn play(
     recordings: &[Recording],
     differences: &Differences,
     options: &Options,
-) -> Result<BTreeMap<String, Count>> {
+) -> Result<(BTreeMap<String, Count>, Vec<Place>)> {
     let folder = scratch_dir("replay")?;
     let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()?));
     let store = Store::Embedded { folder: folder.path().join("store"), listen };
     let mut master = Master::start(MasterOptions::alone(store)?)?;
     let client = master.client().clone();
     let mut counts = BTreeMap::<String, Count>::new();
+    let mut places = vec![];
     for recording in recordings {
         for call in &recording.calls {
             let verdict = judge(&client, differences, recording, call);
@@ -102,6 +106,7 @@ fn play(
                 }
                 Verdict::Different { how, answer } => {
                     count.failed += 1;
+                    places.push((recording.name.clone(), call.line));
                     match answer {
                         Some(answer) if options.declare => {
                             print!("{}", differences::entry(recording, call, &answer));
@@ -112,7 +117,7 @@ fn play(
             }
         }
     }
-    Ok(counts)
+    Ok((counts, places))
 }
 
 fn print_difference(recording: &Recording, call: &Call, how: &str) {
@@ -160,13 +165,14 @@ fn summary(counts: &BTreeMap<String, Count>) -> Count {
     sum
 }
 
-/// For tests: the calls of `folder` on `objects`; an error lists nothing, the differences are on standard output.
-pub fn agrees(folder: &Path, differences: &Path, objects: &[&str]) -> Result<()> {
-    run(&Options {
+/// Where the calls of `folder` on `objects` are answered otherwise than recorded or declared.
+pub fn differing(folder: &Path, differences: &Path, objects: &[&str]) -> Result<Vec<Place>> {
+    let options = Options {
         folder: folder.to_owned(),
         differences: differences.to_owned(),
         only: objects.iter().map(ToString::to_string).collect(),
         declare: false,
-    })
-    .with_context(|| format!("replay {}", folder.display()))
+    };
+    let recordings = Recording::read_folder(folder)?;
+    play(&recordings, &Differences::read(differences)?, &options).map(|(_, places)| places)
 }

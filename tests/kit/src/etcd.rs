@@ -113,19 +113,7 @@ impl Etcd {
 
     /// Runs `etcdctl` (API v3) against it; its output.
     pub fn ctl(&self, arguments: &[&str]) -> Result<String> {
-        let etcdctl =
-            find_program("etcdctl").context("the program etcdctl is missing: run `cargo xtask setup`")?;
-        let run = || {
-            let output = Command::new(etcdctl)
-                .env("ETCDCTL_API", "3")
-                .arg(format!("--endpoints={}", self.endpoint()))
-                .args(arguments)
-                .output()?;
-            if !output.status.success() {
-                bail!("etcdctl {arguments:?}: {}", String::from_utf8_lossy(&output.stderr).trim());
-            }
-            Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-        };
+        let run = || etcdctl(&self.endpoint(), arguments);
         match &self.options.namespace {
             Some(namespace) => namespace.run(run),
             None => run(),
@@ -166,6 +154,22 @@ fn spawn(options: &Options, directory: &TempDir, client: SocketAddr, peer: Socke
         Some(namespace) => Process::spawn_in(namespace, "etcd", command),
         None => Process::spawn("etcd", command),
     }
+}
+
+/// Runs `etcdctl` (API v3) against any server that speaks its protocol.
+pub fn etcdctl(endpoint: &str, arguments: &[&str]) -> Result<String> {
+    let program =
+        find_program("etcdctl").context("the program etcdctl is missing: run `cargo xtask setup`")?;
+    let output = Command::new(program)
+        .env("ETCDCTL_API", "3")
+        .arg(format!("--endpoints={endpoint}"))
+        .args(arguments)
+        .output()
+        .context("run etcdctl")?;
+    if !output.status.success() {
+        bail!("etcdctl {arguments:?}: {}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 fn healthy(address: SocketAddr) -> Result<bool> {

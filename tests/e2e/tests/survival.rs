@@ -1,0 +1,124 @@
+//! Agents and master are killed while pods talk.
+#![expect(clippy::unwrap_used, reason = "tests may panic")]
+
+use std::{collections::BTreeSet, time::Duration};
+
+use e2e::cluster::{Cluster, Datapath, Encap, Network, Pod, Shape, StoreKind};
+use testkit::{Pinger, needs, wait_until};
+
+const DEADLINE: Duration = Duration::from_secs(30);
+/// 100 a second.
+const INTERVAL: Duration = Duration::from_millis(10);
+const WRITES: &str = "contiv_datapath_writes_total";
+
+fn network() -> Network {
+    Network {
+        tenant: "blue".to_owned(),
+        name: "pods".to_owned(),
+        subnet: "10.1.0.0/16".to_owned(),
+        gateway: "10.1.255.254".to_owned(),
+        ipv6_subnet: "2001:db8:1::/64".to_owned(),
+        ipv6_gateway: "2001:db8:1::ffff".to_owned(),
+    }
+}
+
+fn cluster(encap: Encap, store: StoreKind) -> (Cluster, Vec<Pod>) {
+    let shape = Shape { datapaths: [Datapath::Ovs, Datapath::Ebpf], encap, store };
+    let mut cluster = Cluster::build(shape).unwrap();
+    cluster.start_agents().unwrap();
+    cluster.create_network(&network()).unwrap();
+    let pods = cluster
+        .nodes
+        .iter()
+        .flat_map(|node| {
+            (1..=2).map(|number| Pod::add(node, &network(), &format!("{}-{number}", node.name)).unwrap())
+        })
+        .collect();
+    (cluster, pods)
+}
+
+/// Between the nodes both ways and within each node, IPv4 and IPv6: every path that the agents set up.
+fn ping_everywhere(pods: &[Pod]) -> Vec<Pinger> {
+    let mut pingers = vec![];
+    for (from, to) in [(0, 2), (2, 0), (0, 1), (2, 3)] {
+        let (from, to) = (&pods[from], &pods[to]);
+        for address in [to.ip.into(), to.ipv6.unwrap().into()] {
+            wait_until(DEADLINE, &format!("{} reaches {} at {address}", from.name, to.name), || {
+                Ok((from.netns().ping(address, 1, INTERVAL)?.received == 1).then_some(()))
+            })
+            .unwrap();
+            pingers.push(Pinger::start(from.netns(), address, INTERVAL).unwrap());
+        }
+    }
+    pingers
+}
+
+/// So many more answers on every path.
+fn go_on(pingers: &[Pinger], answers: usize) {
+    for pinger in pingers {
+        let wanted = pinger.answers() + answers;
+        wait_until(DEADLINE, "more answers", || Ok((pinger.answers() >= wanted).then_some(()))).unwrap();
+    }
+}
+
+fn agents_die_and_come_back(encap: Encap) {
+    let (mut cluster, pods) = cluster(encap, StoreKind::Embedded);
+    let pingers = ping_everywhere(&pods);
+    go_on(&pingers, 50);
+    for number in 0..cluster.nodes.len() {
+        let node = &mut cluster.nodes[number];
+        node.kill_agent().unwrap();
+        go_on(&pingers, 100);
+        node.restart_agent().unwrap();
+        go_on(&pingers, 100);
+        // A new process counts from zero: what was right was left alone.
+        assert_eq!(node.metric(WRITES).unwrap(), 0.0, "{} wrote after its restart", node.name);
+    }
+    for pinger in pingers {
+        let ping = pinger.finish(DEADLINE).unwrap();
+        assert!(ping.sent > 400 && ping.lost() == 0, "{ping:?}");
+    }
+    for pod in pods {
+        let node = cluster.nodes.iter().find(|node| node.name == pod.node).unwrap();
+        pod.remove(node).unwrap();
+    }
+    cluster.shut_down().unwrap();
+}
+
+#[test]
+fn no_ping_is_lost_when_agents_are_killed_vxlan() {
+    needs!(root(), binary("ovs-vswitchd"), binary("ethtool"), binary("ping"));
+    agents_die_and_come_back(Encap::Vxlan);
+}
+
+#[test]
+fn no_ping_is_lost_when_agents_are_killed_vlan() {
+    needs!(root(), binary("ovs-vswitchd"), binary("ethtool"), binary("ping"));
+    agents_die_and_come_back(Encap::Vlan);
+}
+
+#[test]
+fn a_killed_master_gives_no_address_twice_and_agents_go_on() {
+    needs!(root(), binary("ovs-vswitchd"), binary("ethtool"), binary("ping"), binary("etcd"));
+    for store in [StoreKind::Embedded, StoreKind::Etcd] {
+        let (mut cluster, mut pods) = cluster(Encap::Vxlan, store);
+        let pingers = ping_everywhere(&pods);
+        cluster.master.kill().unwrap();
+        go_on(&pingers, 50);
+        cluster.master.restart().unwrap();
+        for node in &cluster.nodes {
+            pods.push(Pod::add(node, &network(), &format!("{}-late", node.name)).unwrap());
+        }
+        let addresses: BTreeSet<_> = pods.iter().map(|pod| pod.ip).collect();
+        let addresses_v6: BTreeSet<_> = pods.iter().map(|pod| pod.ipv6).collect();
+        assert_eq!((addresses.len(), addresses_v6.len()), (pods.len(), pods.len()));
+        let late = &pods[pods.len() - 2..];
+        wait_until(DEADLINE, "the late pods reach each other", || {
+            Ok((late[0].netns().ping(late[1].ip.into(), 1, INTERVAL)?.received == 1).then_some(()))
+        })
+        .unwrap();
+        for pinger in pingers {
+            assert_eq!(pinger.finish(DEADLINE).unwrap().lost(), 0);
+        }
+    }
+}
