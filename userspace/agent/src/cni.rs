@@ -124,6 +124,16 @@ impl Pods {
         Ok(())
     }
 
+    /// Interfaces whose endpoint is not in the store any more stay until their pods are removed.
+    pub fn report_unaccounted(&self) {
+        self.parts().reader.with(|state| {
+            let unaccounted = state.attachments().filter(|(id, _)| state.endpoint(id).is_none());
+            for (id, attachment) in unaccounted {
+                tracing::warn!(endpoint = %id, port = attachment.port, "an interface whose endpoint is not in the store");
+            }
+        });
+    }
+
     /// Waits for the datapath, which was just told.
     async fn settle(
         &self,

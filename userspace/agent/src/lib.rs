@@ -1,11 +1,17 @@
 //! The agent of contiv-rs: watches the state and makes one node's datapath match it.
 
 pub mod cni;
+pub mod config;
 pub mod datapath;
 pub mod link;
+pub mod logging;
 pub mod master;
 pub mod metrics;
 pub mod plan;
+pub mod ready;
 pub mod reconcile;
+pub mod register;
+pub mod rest;
+pub mod run;
 pub mod source;
 pub mod state;

@@ -72,17 +72,24 @@ impl Metrics {
         counter("datapath_observed", "Times that the datapath was measured as a whole", status.observed);
         let (endpoints, networks, attachments) = reader
             .with(|state| (state.endpoints().count(), state.networks().count(), state.attachments().count()));
-        let unaccounted = reader.with(|state| {
-            state.attachments().filter(|(id, _)| state.endpoint(id).is_none()).count()
-        });
+        let unaccounted =
+            reader.with(|state| state.attachments().filter(|(id, _)| state.endpoint(id).is_none()).count());
         let mut gauge = |name, help, value: i64| registry.register(name, help, ConstGauge::new(value));
         let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
-        gauge("datapath_known", "1 when the datapath was measured and nothing broke since", i64::from(status.known));
+        gauge(
+            "datapath_known",
+            "1 when the datapath was measured and nothing broke since",
+            i64::from(status.known),
+        );
         gauge("datapath_objects", "Objects that should be in the datapath", count(status.objects));
         gauge("datapath_failed", "Objects that the datapath would not take", count(status.failed));
         gauge("state_revision", "The newest store revision that changed something here", reader.revision());
         gauge("applied_revision", "The newest store revision that is in force", status.revision);
-        gauge("state_rejected", "Objects of the store that are not understood", count(reader.rejected_count()));
+        gauge(
+            "state_rejected",
+            "Objects of the store that are not understood",
+            count(reader.rejected_count()),
+        );
         gauge("state_endpoints", "Endpoints of the cluster", count(endpoints));
         gauge("state_networks", "Networks of the cluster", count(networks));
         gauge("attachments", "Interfaces of pods on this node", count(attachments));

@@ -227,7 +227,7 @@ impl<D: Datapath> Reconciler<D> {
     }
 
     fn broke(&mut self, error: &Error) {
-        let wait = self.backoff.next();
+        let wait = self.backoff.pause();
         tracing::warn!("{}; measuring again in {wait:?}", one_line(error));
         self.measure = Instant::now() + wait;
         self.status.send_modify(|status| {

@@ -20,7 +20,7 @@ impl Retries {
     pub(super) fn failed(&mut self, id: ObjectId, error: &Error) {
         let text = one_line(error);
         let mut backoff = self.0.remove(&id).map(|retry| retry.backoff).unwrap_or_default();
-        let wait = backoff.next();
+        let wait = backoff.pause();
         tracing::warn!("{id}: {text}; again in {wait:?}");
         self.0.insert(id, Retry { error: text, due: Instant::now() + wait, backoff });
     }

@@ -1,0 +1,349 @@
+//! Flags and environment (INVENTORY 7.2, and ours).
+
+mod address;
+
+use std::{
+    ffi::OsString,
+    net::{IpAddr, SocketAddr},
+    path::{Path, PathBuf},
+};
+
+use clap::{Args, Parser, ValueEnum};
+use contivk8s::wire;
+
+use crate::{
+    datapath::{Kind, ebpf, ovs},
+    plan::Node,
+};
+
+/// The agent of contiv-rs: makes this node's datapath match the cluster's state.
+#[derive(Clone, Debug, Parser)]
+#[command(
+    name = "netplugin",
+    version,
+    max_term_width = 100,
+    after_help = "netplugin cleanup --help: removing everything that the datapath made"
+)]
+pub struct Flags {
+    /// Orchestrator that asks for endpoints: cni, test (docker, kubernetes and swarm-mode are not built yet)
+    #[arg(long, aliases = ["plugin-mode", "cluster-mode"], env = "CONTIV_NETPLUGIN_MODE", value_enum)]
+    pub mode: Mode,
+
+    /// Encapsulation that the cluster is meant for
+    #[arg(long, env = "CONTIV_NETPLUGIN_NET_MODE", value_enum)]
+    pub netmode: NetMode,
+
+    /// How nodes forward between pods: bridge (routing is not built yet)
+    #[arg(long, env = "CONTIV_NETPLUGIN_FORWARD_MODE", value_enum)]
+    pub fwdmode: FwdMode,
+
+    /// etcd endpoints, separated by commas [default: http://127.0.0.1:2379]
+    #[arg(long, alias = "etcd-endpoints", env = "CONTIV_NETPLUGIN_ETCD_ENDPOINTS", value_name = "URL[,URL]")]
+    pub etcd: Option<String>,
+
+    /// Consul endpoints (not built yet)
+    #[arg(
+        long,
+        alias = "consul-endpoints",
+        env = "CONTIV_NETPLUGIN_CONSUL_ENDPOINTS",
+        value_name = "URL[,URL]"
+    )]
+    pub consul: Option<String>,
+
+    /// This node's name in the cluster [default: the host's name]
+    #[arg(long, env = "CONTIV_NETPLUGIN_HOST")]
+    pub host: Option<String>,
+
+    /// Address that this node is registered with [default: the one on the way out]
+    #[arg(long, env = "CONTIV_NETPLUGIN_CONTROL_IP", value_name = "IP")]
+    pub ctrl_ip: Option<IpAddr>,
+
+    /// Address that this node's tunnels end at [default: that of --ctrl-ip]
+    #[arg(long, env = "CONTIV_NETPLUGIN_VTEP_IP", value_name = "IP")]
+    pub vtep_ip: Option<IpAddr>,
+
+    /// UDP port of the tunnels, the same on every node
+    #[arg(long, env = "CONTIV_NETPLUGIN_VXLAN_PORT", default_value_t = ebpf::Options::VXLAN_PORT,
+          value_parser = clap::value_parser!(u16).range(1..))]
+    pub vxlan_port: u16,
+
+    #[command(flatten)]
+    pub datapath: DatapathFlags,
+
+    /// Where contivk8s finds the agent
+    #[arg(long, env = "CONTIV_NETPLUGIN_CNI_SOCKET", value_name = "PATH", default_value = wire::SOCKET)]
+    pub cni_socket: PathBuf,
+
+    /// Where health, metrics and inspection are served
+    #[arg(
+        long,
+        env = "CONTIV_NETPLUGIN_REST_ADDRESS",
+        value_name = "IP:PORT",
+        default_value = "0.0.0.0:9090"
+    )]
+    pub rest_address: SocketAddr,
+
+    #[command(flatten)]
+    pub log: LogFlags,
+}
+
+/// Removes everything that any run of the datapath made on this node.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "netplugin cleanup", max_term_width = 100)]
+pub struct Cleanup {
+    #[command(flatten)]
+    pub datapath: DatapathFlags,
+
+    /// Remove the pods' interfaces as well
+    #[arg(long)]
+    pub ports: bool,
+
+    #[command(flatten)]
+    pub log: LogFlags,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct DatapathFlags {
+    /// What forwards: ovs (Open vSwitch), ebpf (TC programs)
+    #[arg(long, env = "CONTIV_NETPLUGIN_DATAPATH", value_enum, default_value = "ovs")]
+    pub datapath: Kind,
+
+    /// Interfaces that carry the VLAN networks, separated by commas
+    #[arg(long, env = "CONTIV_NETPLUGIN_VLAN_UPLINKS", value_name = "NAME[,NAME]", value_delimiter = ',')]
+    pub vlan_uplinks: Vec<String>,
+
+    /// How Open vSwitch forwards: system (kernel module), netdev (in ovs-vswitchd)
+    #[arg(long, env = "CONTIV_NETPLUGIN_OVS_DATAPATH_TYPE", value_enum, default_value = "system")]
+    pub ovs_datapath_type: ovs::DatapathType,
+
+    /// Open vSwitch's database
+    #[arg(long, env = "CONTIV_NETPLUGIN_OVSDB", value_name = "unix:PATH", value_parser = unix_path,
+          default_value = "unix:/var/run/openvswitch/db.sock")]
+    pub ovsdb: PathBuf,
+
+    /// Where eBPF programs and maps are pinned, on a BPF file system or where one can be mounted
+    #[arg(long, env = "CONTIV_NETPLUGIN_BPF_ROOT", value_name = "PATH", default_value = ebpf::Options::BPF_ROOT)]
+    pub bpf_root: PathBuf,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct LogFlags {
+    /// Least severe messages that are logged
+    #[arg(long, env = "CONTIV_NETPLUGIN_LOG_LEVEL", default_value = "info", value_enum, ignore_case = true)]
+    pub log_level: LogLevel,
+
+    /// Log JSON
+    #[arg(long, env = "CONTIV_NETPLUGIN_USE_JSON_LOG")]
+    pub use_json_log: bool,
+
+    /// Log to syslog instead of standard error
+    #[arg(long, env = "CONTIV_NETPLUGIN_USE_SYSLOG")]
+    pub use_syslog: bool,
+
+    /// Where syslog listens: udp://IP:PORT
+    #[arg(long, env = "CONTIV_NETPLUGIN_SYSLOG_URL", default_value = "udp://127.0.0.1:514", value_parser = syslog_url)]
+    pub syslog_url: SocketAddr,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Mode {
+    Cni,
+    Test,
+    Docker,
+    Kubernetes,
+    SwarmMode,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum NetMode {
+    Vlan,
+    Vxlan,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum FwdMode {
+    Bridge,
+    Routing,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogLevel {
+    Trace,
+    Debug,
+    Info,
+    #[value(alias = "warning")]
+    Warn,
+    #[value(aliases = ["fatal", "panic"])]
+    Error,
+}
+
+impl FwdMode {
+    /// As the cluster's settings spell it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            FwdMode::Bridge => "bridge",
+            FwdMode::Routing => "routing",
+        }
+    }
+}
+
+/// What the command line asks for.
+#[derive(Clone, Debug)]
+pub enum Command {
+    /// Be the agent.
+    Run(Box<Flags>),
+    /// Remove what agents left.
+    Cleanup(Cleanup),
+}
+
+/// How a process ends whose command line cannot be used.
+#[derive(Debug)]
+pub enum Stop {
+    /// `--help` and `--version`: text for standard output, and success.
+    Told(String),
+    /// One line for standard error, and [`BAD_FLAGS`].
+    Bad(String),
+}
+
+/// The original's exit code for flags that it cannot use.
+pub const BAD_FLAGS: u8 = 22;
+
+const DEFAULT_STORE: &str = "http://127.0.0.1:2379";
+
+impl Command {
+    /// Reads the command line and the environment.
+    pub fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Command, Stop> {
+        let mut arguments: Vec<OsString> = arguments.into_iter().collect();
+        if arguments.get(1).is_some_and(|word| word == "cleanup") {
+            arguments.remove(1);
+            let cleanup: Cleanup = parse(arguments)?;
+            cleanup.datapath.check().map_err(Stop::Bad)?;
+            return Ok(Command::Cleanup(cleanup));
+        }
+        let flags: Flags = parse(arguments)?;
+        flags.check().map_err(Stop::Bad)?;
+        Ok(Command::Run(Box::new(flags)))
+    }
+}
+
+fn parse<T: Parser>(arguments: Vec<OsString>) -> Result<T, Stop> {
+    T::try_parse_from(arguments).map_err(|error| match error.use_stderr() {
+        false => Stop::Told(error.to_string()),
+        true => Stop::Bad(first_paragraph(&error.to_string())),
+    })
+}
+
+impl Flags {
+    fn check(&self) -> Result<(), String> {
+        let not_built = |flag: &str, now: &str| Err(format!("{flag} is not built yet; {now}"));
+        match self.mode {
+            Mode::Docker => return not_built("--mode docker", "accepted: cni, test"),
+            Mode::Kubernetes => return not_built("--mode kubernetes", "accepted: cni, test"),
+            Mode::SwarmMode => return not_built("--mode swarm-mode", "accepted: cni, test"),
+            Mode::Cni | Mode::Test => {}
+        }
+        if self.fwdmode == FwdMode::Routing {
+            return not_built("--fwdmode routing", "accepted: bridge");
+        }
+        match (&self.etcd, &self.consul) {
+            (Some(_), Some(_)) => return Err("--etcd and --consul exclude each other".into()),
+            (None, Some(_)) => return not_built("--consul", "use --etcd"),
+            _ => {}
+        }
+        contiv_store::Config::parse(self.store()).map_err(|e| format!("--etcd: {e}"))?;
+        if self.netmode == NetMode::Vlan && self.datapath.uplinks().next().is_none() {
+            return Err(
+                "--netmode vlan needs --vlan-uplinks NAME: the interface that carries the VLANs".into()
+            );
+        }
+        if self.datapath.datapath == Kind::Fake && self.mode != Mode::Test {
+            return Err("--datapath fake forwards nothing, it is for --mode test; accepted: ovs, ebpf".into());
+        }
+        if self.host.as_deref().is_some_and(|host| host.is_empty() || host.contains('/')) {
+            return Err("--host: expected a name without '/'".into());
+        }
+        self.datapath.check()
+    }
+
+    /// Where the store is.
+    pub fn store(&self) -> &str {
+        self.etcd.as_deref().unwrap_or(DEFAULT_STORE)
+    }
+
+    /// The address that this node is registered with.
+    pub fn control_address(&self) -> IpAddr {
+        self.ctrl_ip.unwrap_or_else(address::own)
+    }
+
+    /// This node, as the plan sees it.
+    pub fn node(&self) -> Result<Node, std::io::Error> {
+        let host = match &self.host {
+            Some(host) => host.clone(),
+            None => std::fs::read_to_string("/proc/sys/kernel/hostname")?.trim().to_owned(),
+        };
+        Ok(Node { host: host.as_str().into(), vtep: self.vtep_ip.unwrap_or_else(|| self.control_address()) })
+    }
+}
+
+impl DatapathFlags {
+    fn check(&self) -> Result<(), String> {
+        let uplinks: Vec<_> = self.uplinks().collect();
+        if self.datapath == Kind::Ebpf && uplinks.len() > 1 {
+            return Err(format!(
+                "--vlan-uplinks {}: --datapath ebpf takes one; bond them and name the bond",
+                uplinks.join(",")
+            ));
+        }
+        Ok(())
+    }
+
+    /// The interfaces that carry the VLAN networks.
+    pub fn uplinks(&self) -> impl Iterator<Item = &str> {
+        self.vlan_uplinks.iter().map(|name| name.trim()).filter(|name| !name.is_empty())
+    }
+
+    /// For Open vSwitch.
+    pub fn ovs(&self, vtep: Option<IpAddr>) -> ovs::Options {
+        ovs::Options {
+            socket: self.ovsdb.clone(),
+            datapath_type: self.ovs_datapath_type,
+            uplinks: self.uplinks().map(str::to_owned).collect(),
+            vtep,
+        }
+    }
+
+    /// For eBPF.
+    pub fn ebpf(&self, vtep: Option<IpAddr>, vxlan_port: u16) -> ebpf::Options {
+        ebpf::Options {
+            bpf_root: self.bpf_root.clone(),
+            vxlan_port,
+            vtep: match vtep {
+                Some(IpAddr::V4(address)) => Some(address),
+                _ => None,
+            },
+            uplink: self.uplinks().next().map(str::to_owned),
+            ..ebpf::Options::default()
+        }
+    }
+}
+
+fn unix_path(text: &str) -> Result<PathBuf, String> {
+    match text.strip_prefix("unix:").map(Path::new) {
+        Some(path) if path.is_absolute() => Ok(path.to_owned()),
+        _ => Err("expected unix:/PATH of ovsdb-server's socket".into()),
+    }
+}
+
+fn syslog_url(text: &str) -> Result<SocketAddr, String> {
+    let address = text.strip_prefix("udp://").and_then(|address| address.parse().ok());
+    address.ok_or_else(|| "expected udp://IP:PORT; other transports are not built".into())
+}
+
+/// clap's message, up to its first empty line, on one line.
+fn first_paragraph(text: &str) -> String {
+    let lines = text.lines().take_while(|line| !line.trim().is_empty());
+    lines.map(str::trim).collect::<Vec<_>>().join(" ").trim_start_matches("error: ").to_owned()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,79 @@
+use super::*;
+
+fn read(arguments: &str) -> Result<Command, Stop> {
+    Command::read(std::iter::once("netplugin").chain(arguments.split_whitespace()).map(Into::into))
+}
+
+fn bad(arguments: &str) -> String {
+    match read(arguments) {
+        Err(Stop::Bad(line)) => line,
+        other => panic!("{arguments}: {other:?}"),
+    }
+}
+
+fn flags(arguments: &str) -> Flags {
+    match read(arguments) {
+        Ok(Command::Run(flags)) => *flags,
+        other => panic!("{arguments}: {other:?}"),
+    }
+}
+
+const GOOD: &str = "--mode cni --netmode vxlan --fwdmode bridge";
+
+#[test]
+fn flags_and_their_aliases() {
+    let default = flags(GOOD);
+    assert_eq!((default.datapath.datapath, default.vxlan_port), (Kind::Ovs, 4789));
+    assert_eq!(default.cni_socket, Path::new("/run/contiv/contiv-cni.sock"));
+    assert_eq!(default.rest_address.to_string(), "0.0.0.0:9090");
+    assert_eq!(default.datapath.ovsdb, Path::new("/var/run/openvswitch/db.sock"));
+    for alias in ["plugin-mode", "cluster-mode"] {
+        flags(&format!("--{alias} test --netmode vxlan --fwdmode bridge"));
+    }
+    let full = flags(
+        "--mode cni --netmode vlan --fwdmode bridge --vlan-uplinks eth1,eth2 --host a --ctrl-ip 10.0.0.1 \
+         --etcd-endpoints http://a:1,http://b:2 --log-level WARNING",
+    );
+    assert_eq!(full.datapath.uplinks().collect::<Vec<_>>(), ["eth1", "eth2"]);
+    let node = full.node().unwrap();
+    assert_eq!((node.host.as_str(), node.vtep.to_string().as_str()), ("a", "10.0.0.1"));
+    assert_eq!(full.store(), "http://a:1,http://b:2");
+}
+
+#[test]
+fn what_cannot_be_used_is_one_line_that_names_it() {
+    for (arguments, parts) in [
+        ("--netmode vlan --fwdmode bridge", &["--mode"][..]),
+        ("--mode foo --netmode vlan --fwdmode bridge", &["--mode", "foo", "kubernetes"]),
+        (
+            "--mode kubernetes --netmode vxlan --fwdmode bridge",
+            &["--mode kubernetes", "not built", "cni, test"],
+        ),
+        ("--mode cni --netmode vxlan --fwdmode routing", &["--fwdmode routing", "not built", "bridge"]),
+        ("--mode cni --netmode vlan --fwdmode bridge", &["--vlan-uplinks"]),
+        (&format!("{GOOD} --consul http://x"), &["--consul", "--etcd"]),
+        (&format!("{GOOD} --etcd consul://x:1"), &["--etcd", "consul://x:1"]),
+        (&format!("{GOOD} --datapath fake"), &["fake", "ovs, ebpf"]),
+        (&format!("{GOOD} --datapath xdp"), &["--datapath", "xdp", "ovs, ebpf"]),
+        (&format!("{GOOD} --datapath ebpf --vlan-uplinks a,b"), &["--vlan-uplinks a,b", "bond"]),
+        (&format!("{GOOD} --ovsdb tcp:127.0.0.1:6640"), &["--ovsdb", "unix:/PATH"]),
+        (&format!("{GOOD} --vtep-ip here"), &["--vtep-ip", "here"]),
+        (&format!("{GOOD} --vxlan-port 0"), &["--vxlan-port"]),
+        (&format!("{GOOD} --frobnicate"), &["--frobnicate"]),
+        ("cleanup --mode cni", &["--mode"]),
+    ] {
+        let line = bad(arguments);
+        assert!(!line.contains('\n'), "{line}");
+        for part in parts {
+            assert!(line.contains(part), "{arguments}: {line:?} lacks {part:?}");
+        }
+    }
+}
+
+#[test]
+fn help_and_version_are_no_errors() {
+    assert!(matches!(read("--help"), Err(Stop::Told(text)) if text.contains("--datapath")));
+    assert!(matches!(read("--version"), Err(Stop::Told(text)) if text.contains(env!("CARGO_PKG_VERSION"))));
+    assert!(matches!(read("cleanup --help"), Err(Stop::Told(text)) if text.contains("--bpf-root")));
+    assert!(matches!(read("cleanup --datapath ebpf"), Ok(Command::Cleanup(_))));
+}

@@ -1,0 +1,165 @@
+//! What operators and their tools ask the agent (INVENTORY 7.3), and health for orchestrators.
+
+use std::{io, net::SocketAddr};
+
+use axum::{
+    Json, Router,
+    extract::{Path, State},
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+    routing::{delete, get},
+};
+use contiv_model::name::EndpointId;
+use serde::Serialize;
+use serde_json::{Value, json};
+use tokio::{
+    net::TcpListener,
+    sync::{mpsc, oneshot, watch},
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    cni::Pods,
+    datapath::Kind,
+    metrics::Metrics,
+    ready::Ready,
+    reconcile::{Inspection, Status},
+    state::Reader,
+};
+
+/// The address could not be had.
+#[derive(Debug, thiserror::Error)]
+#[error("listen on {address} (is another netplugin running? else try --rest-address IP:PORT)")]
+pub struct Error {
+    address: SocketAddr,
+    #[source]
+    source: io::Error,
+}
+
+/// What the answers are made of.
+#[derive(Clone)]
+pub struct Parts {
+    /// Which datapath runs.
+    pub datapath: Kind,
+    /// What is waited for.
+    pub ready: Ready,
+    /// What is known.
+    pub reader: Reader,
+    /// How the datapath is doing.
+    pub status: watch::Receiver<Status>,
+    /// Asks the datapath for its inside.
+    pub inspect: mpsc::Sender<Inspection>,
+    /// What is counted.
+    pub metrics: Metrics,
+    /// The pods of this node.
+    pub pods: Pods,
+}
+
+/// `/readyz`.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Readiness {
+    ready: bool,
+    /// What is waited for.
+    pending: Vec<String>,
+    revision: i64,
+    applied_revision: i64,
+    failed: usize,
+    rejected: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+impl Parts {
+    /// What the agent waits for at this moment, also if it was there before.
+    pub fn pending(&self) -> Vec<String> {
+        let started = self.ready.pending().into_iter().map(str::to_owned);
+        let state = self.reader.awaited().into_iter().map(|source| format!("state {source}"));
+        let datapath = (!self.status.borrow().known).then(|| format!("{} datapath", self.datapath));
+        started.chain(state).chain(datapath).collect()
+    }
+}
+
+/// Listens.
+pub struct Server(TcpListener);
+
+impl Server {
+    /// Takes the address.
+    pub async fn bind(address: SocketAddr) -> Result<Server, Error> {
+        TcpListener::bind(address).await.map(Server).map_err(|source| Error { address, source })
+    }
+
+    /// Until told to stop.
+    pub async fn run(self, parts: Parts, stop: CancellationToken) -> io::Result<()> {
+        let router = Router::new()
+            .route("/healthz", get(|| async { "ok\n" }))
+            .route("/readyz", get(readyz))
+            .route("/metrics", get(metrics))
+            .route("/inspect/driver", get(inspect))
+            .route("/debug/reclaimEndpoint/{id}", delete(reclaim))
+            .with_state(parts);
+        tokio::select! {
+            result = async { axum::serve(self.0, router).await } => result,
+            // A reader of metrics that keeps its connection is not waited for.
+            () = stop.cancelled() => Ok(()),
+        }
+    }
+}
+
+async fn readyz(State(parts): State<Parts>) -> Response {
+    let pending = parts.pending();
+    let status = parts.status.borrow().clone();
+    let body = Readiness {
+        ready: pending.is_empty(),
+        pending,
+        revision: parts.reader.revision(),
+        applied_revision: status.revision,
+        failed: status.failed,
+        rejected: parts.reader.rejected_count(),
+        error: status.error,
+    };
+    let code = if body.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (code, Json(body)).into_response()
+}
+
+async fn metrics(State(parts): State<Parts>) -> Response {
+    const TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    let status = parts.status.borrow().clone();
+    match parts.metrics.text(&status, &parts.reader) {
+        Ok(text) => ([(header::CONTENT_TYPE, TYPE)], text).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}
+
+async fn inspect(State(parts): State<Parts>) -> Response {
+    let (ask, answer) = oneshot::channel();
+    let asked = async {
+        parts.inspect.send(ask).await.ok()?;
+        answer.await.ok()
+    };
+    let Some(mut inside) = asked.await else {
+        return (StatusCode::SERVICE_UNAVAILABLE, "the agent is stopping\n").into_response();
+    };
+    if let Value::Object(members) = &mut inside {
+        let status = parts.status.borrow().clone();
+        let failures = parts.reader.rejected();
+        members.insert("datapath".into(), json!(parts.datapath.to_string()));
+        members.insert("rejected".into(), json!(failures));
+        members.insert(
+            "status".into(),
+            json!({ "known": status.known, "appliedRevision": status.revision, "objects": status.objects,
+                    "failed": status.failed, "writes": status.writes, "error": status.error }),
+        );
+    }
+    Json(inside).into_response()
+}
+
+/// As the original: `null`, or 500 for an endpoint that is not here.
+async fn reclaim(State(parts): State<Parts>, Path(id): Path<String>) -> Response {
+    let refuse = |why: String| (StatusCode::INTERNAL_SERVER_ERROR, format!("{why}\n")).into_response();
+    match parts.pods.reclaim(&EndpointId::from(id.as_str())).await {
+        Ok(true) => Json(Value::Null).into_response(),
+        Ok(false) => refuse(format!("endpoint {id} has no interface on this node")),
+        Err(failure) => refuse(failure.to_string()),
+    }
+}

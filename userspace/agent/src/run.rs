@@ -1,0 +1,212 @@
+//! The agent as a whole: which parts there are, how they hang together, and how they end.
+
+mod leader;
+mod settings;
+mod tasks;
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::Context as _;
+use contiv_store::Store;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    cni::{self, Pods},
+    config::{Cleanup, DatapathFlags, Flags},
+    datapath::{Datapath, Kind, ebpf::Ebpf, fake::Fake, ovs::Ovs},
+    link::Links,
+    master::Master,
+    metrics::Metrics,
+    ready::Ready,
+    reconcile::{Handle, Reconciler, Status},
+    register::{self, Identity},
+    rest,
+    source::{PREFIXES, Sources},
+    state::{self, Attacher, Attachment, Writer},
+};
+use tasks::Tasks;
+
+/// How often everything is measured without a reason.
+const PERIOD: Duration = Duration::from_secs(60);
+/// How long the datapath may fail at the start, as the original waited for its switch.
+const FIRST_PATIENCE: Duration = Duration::from_secs(20);
+
+/// Runs the agent until told to stop. Forwarding goes on afterwards.
+pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
+    let vtep = flags.node()?.vtep;
+    match flags.datapath.datapath {
+        Kind::Ovs => with(Ovs::new(flags.datapath.ovs(Some(vtep))), flags, stop).await,
+        Kind::Ebpf => with(Ebpf::new(flags.datapath.ebpf(Some(vtep), flags.vxlan_port)), flags, stop).await,
+        Kind::Fake => with(Fake::new(), flags, stop).await,
+    }
+}
+
+async fn with<D: Datapath + 'static>(
+    datapath: D,
+    flags: Flags,
+    stop: CancellationToken,
+) -> anyhow::Result<()> {
+    let node = flags.node()?;
+    let identity = Identity {
+        node: node.clone(),
+        control: flags.control_address(),
+        vxlan_port: flags.vxlan_port,
+        datapath: flags.datapath.datapath,
+    };
+    tracing::info!(host = %node.host, vtep = %node.vtep, datapath = %identity.datapath, "starting");
+    let ready = Ready::default();
+    let (registering, settling) = (ready.wait_for("registration"), ready.wait_for("global configuration"));
+
+    // What can be missing is looked for before anything is done.
+    let rest = rest::Server::bind(flags.rest_address).await?;
+    let server = cni::Server::bind(&flags.cni_socket)?;
+    let store = Store::connect(&contiv_store::Config::parse(flags.store())?).await?;
+    let links = Arc::new(Links::open().await?);
+
+    let (writer, attacher, reader, changes) = state::new(PREFIXES);
+    recover(&links, &attacher).await?;
+    let needs = datapath.port_needs();
+    let (reconciler, Handle { settled, status, inspect }) =
+        Reconciler::new(datapath, node.clone(), reader.clone(), changes, PERIOD);
+    let mut tasks = Tasks::new(stop.clone());
+    tasks.spawn("state", follow(Sources::new(&store), writer, stop.clone()));
+    let leader = tasks.leader(&store);
+
+    let metrics = Metrics::default();
+    let pods = Pods::new(cni::Parts {
+        node: node.clone(),
+        master: Master::new(leader),
+        links,
+        store: store.clone(),
+        attacher,
+        reader: reader.clone(),
+        settled,
+        status: status.clone(),
+        needs,
+    });
+    let parts = rest::Parts {
+        datapath: identity.datapath,
+        ready,
+        reader: reader.clone(),
+        status: status.clone(),
+        inspect,
+        metrics: metrics.clone(),
+        pods: pods.clone(),
+    };
+    let stopping = stop.clone();
+    tasks.spawn("rest", async move { rest.run(parts, stopping).await.context("serve REST requests") });
+
+    // Nothing is touched while the cluster's settings may contradict this node's.
+    tokio::select! {
+        () = stop.cancelled() => return tasks.end().await,
+        failed = tasks.first_end() => return failed,
+        settled = settings::wait(&reader, flags.fwdmode) => settled?,
+    }
+    settling.done();
+    let (mode, watched) = (flags.fwdmode, reader.clone());
+    let stopping = stop.clone();
+    tasks.spawn("settings", async move { settings::guard(&watched, mode, stopping).await });
+    let stopping = stop.clone();
+    tasks.spawn("datapath", async move {
+        reconciler.run(stopping).await;
+        Ok(())
+    });
+    tasks.spawn("start", first_measure(status.clone(), stop.clone()));
+    let (stopping, requests) = (stop.clone(), pods.clone());
+    tasks.spawn(
+        "cni",
+        async move { server.run(requests, metrics, stopping).await.context("serve CNI requests") },
+    );
+    tasks.spawn("links", look_after(pods, stop.clone()));
+    let (kept, told) = (identity.clone(), identity);
+    let (keeping, telling) = (store.clone(), store);
+    let stopping = stop.clone();
+    tasks.spawn("registration", async move {
+        register::keep(&kept, &keeping, || registering.done(), stopping).await
+    });
+    tasks.spawn("status", async move { register::tell(&told, &telling, status, stop).await });
+    tasks.supervise().await
+}
+
+/// The kernel remembers what an earlier run attached.
+async fn recover(links: &Links, attacher: &Attacher) -> anyhow::Result<()> {
+    let attachments = links.attachments().await?;
+    if !attachments.is_empty() {
+        tracing::info!(interfaces = attachments.len(), "found the interfaces of pods");
+    }
+    for attachment in attachments {
+        attacher.attach(&attachment.endpoint, Attachment { port: attachment.port });
+    }
+    Ok(())
+}
+
+async fn follow(mut sources: Sources, mut writer: Writer, stop: CancellationToken) -> anyhow::Result<()> {
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return Ok(()),
+            update = sources.next() => writer.apply(update.context("the store's watches ended")?),
+        }
+    }
+}
+
+/// A datapath that can not be had at the start is worth ending for; one that is lost later comes back.
+async fn first_measure(
+    mut status: tokio::sync::watch::Receiver<Status>,
+    stop: CancellationToken,
+) -> anyhow::Result<()> {
+    let work = async {
+        if status.wait_for(|status| status.known || status.error.is_some()).await.is_err() {
+            return Ok(());
+        }
+        let known =
+            tokio::time::timeout(FIRST_PATIENCE, status.wait_for(|status| status.known)).await.is_ok();
+        let error = status.borrow().error.clone();
+        match error {
+            Some(error) if !known => Err(anyhow::anyhow!(error)),
+            _ => Ok(()),
+        }
+    };
+    tokio::select! {
+        () = stop.cancelled() => return Ok(()),
+        result = work => result?,
+    }
+    stop.cancelled().await;
+    Ok(())
+}
+
+async fn look_after(pods: Pods, stop: CancellationToken) -> anyhow::Result<()> {
+    loop {
+        if let Err(error) = pods.forget_vanished().await {
+            tracing::warn!("look for vanished interfaces: {error:#}");
+        }
+        if let Err(error) = pods.refresh_mtu().await {
+            tracing::warn!("look at the node's interfaces: {error:#}");
+        }
+        pods.report_unaccounted();
+        tokio::select! {
+            () = stop.cancelled() => return Ok(()),
+            () = tokio::time::sleep(PERIOD) => {}
+        }
+    }
+}
+
+/// Removes everything that the datapath made on this node.
+pub async fn cleanup(flags: &Cleanup) -> anyhow::Result<()> {
+    let DatapathFlags { datapath, .. } = flags.datapath;
+    match datapath {
+        Kind::Ovs => Ovs::new(flags.datapath.ovs(None)).cleanup().await?,
+        Kind::Ebpf => {
+            Ebpf::new(flags.datapath.ebpf(None, crate::datapath::ebpf::Options::VXLAN_PORT))
+                .cleanup()
+                .await?;
+        }
+        Kind::Fake => {}
+    }
+    if flags.ports {
+        let links = Links::open().await?;
+        for attachment in links.attachments().await? {
+            links.detach(&attachment.port).await?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,33 @@
+use contiv_model::{event::Event, key::LEADER};
+use contiv_store::Store;
+use futures::StreamExt as _;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+/// Follows the lock's holder.
+pub(super) async fn follow(
+    store: Store,
+    leader: watch::Sender<Option<String>>,
+    stop: CancellationToken,
+) -> anyhow::Result<()> {
+    let mut watch = store.watch(LEADER);
+    loop {
+        let update = tokio::select! {
+            () = stop.cancelled() => return Ok(()),
+            update = watch.next() => update,
+        };
+        let Some(update) = update else { anyhow::bail!("the watch of the leader's key ended") };
+        match update.event {
+            Event::InitApply(key, value) | Event::Apply(key, value) if key == LEADER => {
+                let holder = String::from_utf8_lossy(&value.value).into_owned();
+                tracing::info!(leader = holder, "netmaster");
+                leader.send_replace(Some(holder));
+            }
+            Event::Delete(key) if key == LEADER => {
+                tracing::info!("no netmaster leads");
+                leader.send_replace(None);
+            }
+            _ => {}
+        }
+    }
+}
