@@ -3,7 +3,7 @@
 mod bpf;
 mod debian;
 
-use std::time::Instant;
+use std::{env, time::Instant};
 
 use anyhow::{Result, bail};
 use clap::Args;
@@ -19,24 +19,56 @@ pub(crate) struct Options {
     check: bool,
 }
 
-/// A program, and the Debian package that has it.
+/// Something that must be here, and the Debian package that has it.
 #[derive(Debug)]
 struct Need {
-    program: &'static str,
+    what: What,
     package: &'static str,
 }
 
+#[derive(Debug)]
+enum What {
+    Program(&'static str),
+    /// A file that compilers include, below `include` beside some `bin`.
+    Include(&'static str),
+}
+
+impl What {
+    fn is_here(&self) -> bool {
+        match self {
+            What::Program(program) => find_program(program).is_some(),
+            What::Include(file) => {
+                let path = env::var_os("PATH").unwrap_or_default();
+                env::split_paths(&path).any(|folder| folder.join("../include").join(file).is_file())
+            }
+        }
+    }
+
+    fn name(&self) -> &'static str {
+        match self {
+            What::Program(name) | What::Include(name) => name,
+        }
+    }
+}
+
+const fn program(name: &'static str, package: &'static str) -> Need {
+    Need { what: What::Program(name), package }
+}
+
 const NEEDS: &[Need] = &[
-    Need { program: "cc", package: "gcc" },
-    Need { program: "protoc", package: "protobuf-compiler" },
-    Need { program: "etcd", package: "etcd-server" },
-    Need { program: "etcdctl", package: "etcd-client" },
-    Need { program: "ovs-vswitchd", package: "openvswitch-switch" },
-    Need { program: "ovsdb-server", package: "openvswitch-switch" },
-    Need { program: "ip", package: "iproute2" },
-    Need { program: "ping", package: "iputils-ping" },
-    Need { program: "ethtool", package: "ethtool" },
-    Need { program: "bpftool", package: "bpftool" },
+    program("cc", "gcc"),
+    program("protoc", "protobuf-compiler"),
+    Need { what: What::Include("google/protobuf/descriptor.proto"), package: "libprotobuf-dev" },
+    program("etcd", "etcd-server"),
+    program("etcdctl", "etcd-client"),
+    program("ovs-vswitchd", "openvswitch-switch"),
+    program("ovsdb-server", "openvswitch-switch"),
+    program("ip", "iproute2"),
+    program("ping", "iputils-ping"),
+    program("ethtool", "ethtool"),
+    program("sysctl", "procps"),
+    program("setpriv", "util-linux"),
+    program("bpftool", "bpftool"),
 ];
 
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
@@ -55,24 +87,24 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
 
 /// Makes sure that everything is here; quick and silent when it is.
 pub(crate) fn ensure(workspace: &Workspace) -> Result<()> {
-    let programs = missing_programs();
+    let needs = missing();
     let compiler = bpf::available(workspace);
-    if programs.is_empty() && compiler {
+    if needs.is_empty() && compiler {
         return Ok(());
     }
-    if !debian::is_debian() || (!programs.is_empty() && !nix::unistd::geteuid().is_root()) {
+    if !debian::is_debian() || (!needs.is_empty() && !nix::unistd::geteuid().is_root()) {
         bail!(
             "this is missing, and is brought without asking only on Debian and by root:\n{}",
             missing_lines(workspace).join("\n")
         );
     }
-    if !programs.is_empty() {
-        let mut packages: Vec<_> = programs.iter().map(|need| need.package).collect();
+    if !needs.is_empty() {
+        let mut packages: Vec<_> = needs.iter().map(|need| need.package).collect();
         packages.dedup();
         debian::install(workspace, &packages)?;
-        let still: Vec<_> = missing_programs().iter().map(|need| need.program).collect();
+        let still: Vec<_> = missing().iter().map(|need| need.what.name()).collect();
         if !still.is_empty() {
-            bail!("apt-get went through, but these programs are still not found: {}", still.join(", "));
+            bail!("apt-get went through, but these are still not found: {}", still.join(", "));
         }
     }
     if !compiler {
@@ -81,14 +113,14 @@ pub(crate) fn ensure(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-fn missing_programs() -> Vec<&'static Need> {
-    NEEDS.iter().filter(|need| find_program(need.program).is_none()).collect()
+fn missing() -> Vec<&'static Need> {
+    NEEDS.iter().filter(|need| !need.what.is_here()).collect()
 }
 
 fn missing_lines(workspace: &Workspace) -> Vec<String> {
-    let mut lines: Vec<_> = missing_programs()
+    let mut lines: Vec<_> = missing()
         .iter()
-        .map(|need| format!("  {:14} (Debian: apt-get install {})", need.program, need.package))
+        .map(|need| format!("  {:32} (Debian: apt-get install {})", need.what.name(), need.package))
         .collect();
     if !bpf::available(workspace) {
         lines.push(format!("  {}", bpf::ADVICE));

@@ -23,12 +23,17 @@ pub(super) const ADVICE: &str = "a Rust compiler for BPF: `rustup toolchain inst
      lib/rustlib/bpfel-unknown-none and bin/bpf-linker";
 
 const PREFIX_VARIABLE: &str = "CONTIV_BPF_TOOLCHAIN";
+/// A ready object, for machines that cannot build one.
+const OBJECT_VARIABLE: &str = "CONTIV_EBPF_OBJECT";
 const LINKER_VERSION: &str = "0.13.0";
 const LIBRARIES: &str = "lib/rustlib/bpfel-unknown-none/lib";
 
-/// Whether something here can build `ebpf/`. The agent's build script looks in the same order: a prefix that the
-/// environment names, our own, Debian's packages installed as usual, rustup's nightly with rust-src.
+/// Whether something here can build `ebpf/`. The agent's build script looks in the same order: an object or a prefix
+/// that the environment names, our own, Debian's packages installed as usual, rustup's nightly with rust-src.
 pub(crate) fn available(workspace: &Workspace) -> bool {
+    if env::var_os(OBJECT_VARIABLE).is_some() {
+        return true;
+    }
     if let Some(prefix) = env::var_os(PREFIX_VARIABLE) {
         // Whoever names a folder wants that one.
         return complete(Path::new(&prefix));
