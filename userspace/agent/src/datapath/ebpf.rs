@@ -163,7 +163,7 @@ impl Ebpf {
         ifindex: u32,
     ) -> Result<(), Error> {
         let program = kernel.program(role);
-        if !self.hooks.is_attached(program, interface, netlink).await? {
+        if !self.hooks.is_attached(program, role, interface, ifindex, netlink).await? {
             self.hooks.attach(program, role, interface, ifindex)?;
         }
         Ok(())
@@ -190,7 +190,7 @@ impl Ebpf {
     ) -> Result<(), Error> {
         let program = state.kernel_mut().program(Role::Pod);
         if let Some(ifindex) = device::ifindex(interface)
-            && self.hooks.is_attached(program, interface, netlink).await?
+            && self.hooks.is_attached(program, Role::Pod, interface, ifindex, netlink).await?
         {
             state.note_attached(ifindex, interface);
         }

@@ -129,6 +129,25 @@ fn a_device_that_is_taken_away_disturbs() -> Result<()> {
 }
 
 #[test]
+fn a_program_that_was_taken_off_is_put_back() -> Result<()> {
+    needs!(root(), binary("ping"));
+    let (mut node, pods) = node_with_pods("unhook", |_| {})?;
+    node.converge()?;
+    let ifindex = node.ifindex(&pods[0].local.port)?;
+    if node.datapath.inspect()["attachment"] == "tcx" {
+        fs::remove_file(node.bpf_root().join(format!("v1/node/links/pod-{ifindex}")))?;
+    } else {
+        node.ns.output("tc", &["qdisc", "del", "dev", &pods[0].local.port, "clsact"])?;
+    }
+    let observed = node.observe()?;
+    assert!(!observed.same.contains(&Object::Local(pods[0].local.clone()).id()));
+    node.converge()?;
+    let ping = pods[0].ns.ping(pods[1].ip(), 3, Duration::from_millis(10))?;
+    assert_eq!(ping.received, 3);
+    Ok(())
+}
+
+#[test]
 fn deleting_everything_leaves_empty_maps() -> Result<()> {
     needs!(root());
     let (mut node, _pods) = node_with_pods("delete", |_| {})?;
@@ -247,7 +266,10 @@ fn cleanup_leaves_nothing() -> Result<()> {
         assert!(!node.ns.links()?.contains(&"contivvx0".to_owned()));
         // The kernel itself puts files such as `maps.debug` into every BPF file system.
         assert!(fs::read_dir(node.bpf_root())?.all(|entry| entry.unwrap().path().is_file()));
-        assert_eq!(attached(&node, "vvport1")?, 0);
+        // The kernel takes links down a moment after their last reference has gone.
+        wait_until(Duration::from_secs(5), "no program", || {
+            Ok((attached(&node, "vvport1")? == 0).then_some(()))
+        })?;
         // Nothing to clean is fine, too.
         node.restart();
         node.cleanup()?;

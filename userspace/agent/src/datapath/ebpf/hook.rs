@@ -109,13 +109,19 @@ impl Hooks {
     pub(super) async fn is_attached(
         &self,
         program: &SchedClassifier,
+        role: Role,
         interface: &str,
+        ifindex: u32,
         netlink: &Netlink,
     ) -> Result<bool, Error> {
         let what = || format!("ask for the programs on {interface}");
         let id = program.info().map_err(|error| failed(what(), error))?.id();
         match self.attachment {
             Attachment::Tcx | Attachment::Auto => {
+                // A link without a pin is one that the kernel is about to take down.
+                if !self.pins.link(&role.pin(ifindex)).exists() {
+                    return Ok(false);
+                }
                 let asked = SchedClassifier::query_tcx(interface, TcAttachType::Ingress);
                 let programs = match asked {
                     Ok((_, programs)) => programs,
@@ -125,10 +131,7 @@ impl Hooks {
                 };
                 Ok(programs.iter().any(|program| program.id() == id))
             }
-            Attachment::Clsact => {
-                let Some(index) = super::device::ifindex(interface) else { return Ok(false) };
-                Ok(filter_programs(netlink, index).await?.contains(&id))
-            }
+            Attachment::Clsact => Ok(filter_programs(netlink, ifindex).await?.contains(&id)),
         }
     }
 
