@@ -2,6 +2,7 @@
 
 mod ebpf;
 mod fake;
+mod ovs;
 mod real;
 
 use anyhow::Result;
@@ -13,6 +14,7 @@ use testkit::Netns;
 
 pub(crate) use fake::FakeNode;
 
+pub(crate) type OvsNode = real::Real<ovs::OvsSite>;
 pub(crate) type EbpfNode = real::Real<ebpf::EbpfSite>;
 
 pub(crate) trait Harness: Sized {

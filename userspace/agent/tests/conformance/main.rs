@@ -30,6 +30,7 @@ macro_rules! on {
 macro_rules! on_every_datapath {
     ([$($scenarios:tt)*], [$($with_programs:tt)*]) => {
         on!(fake, crate::harness::FakeNode, [$($scenarios)*]);
+        on!(ovs, crate::harness::OvsNode, [$($scenarios)* $($with_programs)*]);
         on!(ebpf, crate::harness::EbpfNode, [$($scenarios)* $($with_programs)*]);
     };
 }

@@ -4,9 +4,12 @@ use std::{fmt::Write as _, time::Duration};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use contiv_model::tag::Encap;
-use netplugin::datapath::{
-    Desired, Failed, Object, ObjectId, Observed, Op,
-    fake::{Delivery, Origin, Target, deliver},
+use netplugin::{
+    datapath::{
+        Desired, Failed, Object, ObjectId, Observed, Op,
+        fake::{Delivery, Origin, Target, deliver},
+    },
+    reconcile::diff,
 };
 use testkit::{
     packet::{BROADCAST, Packet},
@@ -48,14 +51,7 @@ impl<H: Harness> World<H> {
     /// The agent's way: measure, mend, and find that nothing is left to mend.
     pub(crate) fn reconcile(&mut self, desired: &Desired) -> Result<Observed> {
         let before = self.node.observe(desired)?;
-        let mut ops: Vec<Op> = desired
-            .iter()
-            .filter(|(id, _)| !before.same.contains(id))
-            .map(|(_, object)| Op::Set(object.clone()))
-            .collect();
-        if before.strays > 0 {
-            ops.push(Op::Sweep);
-        }
+        let ops = diff(desired, &before);
         let failures = self.node.apply(&ops)?;
         ensure!(failures.is_empty(), "ops failed: {}", tell_failures(&ops, &failures));
         self.told = desired.clone();

@@ -9,13 +9,17 @@ use std::{
         Once,
         atomic::{AtomicU32, Ordering},
     },
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result};
-use aya::maps::{HashMap, Map, MapData};
+use aya::{
+    maps::{HashMap, Map, MapData},
+    programs::{SchedClassifier, TcAttachType},
+};
 use contiv_abi::{ABI_VERSION, FdbEntry, FdbKey, NeighEntry, NeighKey, Segment, maps};
 use netplugin::datapath::ebpf::{Ebpf, Options};
-use testkit::Netns;
+use testkit::{Netns, wait_until};
 
 use super::{
     Damage,
@@ -25,6 +29,7 @@ use crate::topology::NODE;
 
 const BPFFS: &str = "/sys/fs/bpf";
 const PREFIX: &str = "ctvk";
+const SOON: Duration = Duration::from_secs(5);
 const INSTANCE: &str = "conformance";
 
 static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -99,11 +104,13 @@ impl Site for EbpfSite {
             Damage::Port(port) => {
                 let index = host.run(|| Ok(nix::net::if_::if_nametoindex(port)?))?;
                 let link = self.links().join(format!("pod-{index}"));
-                if link.exists() {
-                    fs::remove_file(&link).with_context(|| format!("remove {}", link.display()))?;
-                } else {
-                    host.output("tc", &["qdisc", "del", "dev", port, "clsact"])?;
+                if !link.exists() {
+                    return host.output("tc", &["qdisc", "del", "dev", port, "clsact"]).map(drop);
                 }
+                fs::remove_file(&link).with_context(|| format!("remove {}", link.display()))?;
+                // The kernel takes the program off some time after the last pin of its link has gone.
+                let bare = || host.run(|| Ok(is_bare(port)?.then_some(())));
+                wait_until(SOON, &format!("no program is on {port}"), bare)?;
             }
             Damage::Litter => {
                 let mut fdb = HashMap::<_, FdbKey, FdbEntry>::try_from(self.map(maps::FDB)?)?;
@@ -113,6 +120,12 @@ impl Site for EbpfSite {
         }
         Ok(())
     }
+}
+
+/// No program of the newer kind is on the interface.
+fn is_bare(port: &str) -> Result<bool> {
+    let (_, programs) = SchedClassifier::query_tcx(port, TcAttachType::Ingress)?;
+    Ok(programs.is_empty())
 }
 
 impl Drop for EbpfSite {

@@ -1,6 +1,6 @@
 //! A node that is a network namespace, with pods that are others and a wire that is one more.
 
-use std::{collections::BTreeMap, fs, net::IpAddr};
+use std::{collections::BTreeMap, fs, net::IpAddr, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
 use contiv_model::mac::Mac;
@@ -13,6 +13,7 @@ use testkit::{
     capture::Tap,
     packet::mac,
     skip::{binary, root},
+    wait_until,
 };
 use tokio::runtime::{Builder, Runtime};
 
@@ -45,6 +46,7 @@ pub(crate) trait Site: Sized + Sync + Send {
 
 pub(crate) const UNDERLAY: &str = "eth0";
 pub(crate) const UPLINK: &str = "up0";
+const SOON: Duration = Duration::from_secs(5);
 const PODS_LINK: &str = "eth0";
 /// Leaves room for the tunnel's headers on an Ethernet of 1500.
 const PODS_MTU: u16 = 1450;
@@ -147,7 +149,12 @@ impl<S: Site> Programs for Real<S> {
         pod.mac(PODS_LINK, &Mac(topology::mac(last)).to_string())?;
         ip6(pod, PODS_LINK, true)?;
         pod.address(PODS_LINK, &format!("{}/24", topology::ip(last)))?;
-        pod.address(PODS_LINK, &format!("{}/64", topology::ip6(last)))
+        pod.address(PODS_LINK, &format!("{}/64", topology::ip6(last)))?;
+        // The kernel takes an IPv6 address into use some time after it has said yes.
+        let address = topology::ip6(last).to_string();
+        wait_until(SOON, &format!("{address} is in use"), || {
+            Ok(pod.ip(&format!("-6 route get {address}"))?.starts_with("local").then_some(()))
+        })
     }
 }
 

@@ -1,0 +1,78 @@
+//! What is particular to Open vSwitch.
+
+use std::net::IpAddr;
+
+use anyhow::{Context as _, Result};
+use netplugin::datapath::ovs::{DatapathType, Options, Ovs};
+use testkit::{Netns, ovs::Switch};
+
+use super::{
+    Damage,
+    real::{Site, UNDERLAY, UPLINK},
+};
+use crate::topology::NODE;
+
+/// The userspace switch sends tunnelled frames only by a bridge of its own, so the NIC is on this one.
+const UNDERLAY_BRIDGE: &str = "br-phy";
+const BRIDGES: [&str; 2] = ["contivVlanBridge", "contivVxlanBridge"];
+
+pub(crate) struct OvsSite {
+    switch: Switch,
+}
+
+impl Site for OvsSite {
+    type Path = Ovs;
+
+    fn missing() -> Option<String> {
+        testkit::ovs::missing().or_else(|| testkit::skip::binary("ethtool"))
+    }
+
+    fn start(host: &Netns) -> Result<OvsSite> {
+        let switch = Switch::start(host)?;
+        let (bridge, kind) = (UNDERLAY_BRIDGE, "datapath_type=netdev");
+        let commands =
+            ["add-br", bridge, "--", "set", "bridge", bridge, kind, "--", "add-port", bridge, UNDERLAY];
+        switch.vsctl(&[&["--timeout=20"][..], &commands].concat())?;
+        host.address(UNDERLAY_BRIDGE, &format!("{NODE}/24"))?;
+        host.up(UNDERLAY_BRIDGE)?;
+        Ok(OvsSite { switch })
+    }
+
+    async fn open(&self) -> Result<Ovs> {
+        Ok(Ovs::new(Options {
+            socket: self.switch.socket(),
+            datapath_type: DatapathType::Netdev,
+            uplinks: vec![UPLINK.to_owned()],
+            vtep: Some(NODE.into()),
+        }))
+    }
+
+    fn underlay(&self) -> &'static str {
+        UNDERLAY_BRIDGE
+    }
+
+    /// The userspace switch drops the frame for which it has to ask.
+    fn neighbour(&self, vtep: IpAddr, mac: &str) -> Result<()> {
+        self.switch.appctl(&["tnl/arp/set", UNDERLAY_BRIDGE, &vtep.to_string(), mac]).map(drop)
+    }
+
+    fn damage(&self, _host: &Netns, damage: Damage) -> Result<()> {
+        match damage {
+            Damage::Forwarding => {
+                for bridge in BRIDGES {
+                    self.switch.ofctl("del-flows", bridge, &[])?;
+                }
+            }
+            Damage::Port(port) => {
+                self.switch.vsctl(&["--timeout=20", "del-port", port])?;
+            }
+            Damage::Litter => {
+                let flow = "table=9,priority=77,dl_dst=02:00:00:00:00:77,actions=drop";
+                for bridge in BRIDGES {
+                    self.switch.ofctl("add-flow", bridge, &[flow]).context("add a flow of nobody's")?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
