@@ -37,7 +37,11 @@ async fn serve(State(app): State<App>, request: Request) -> Response<Body> {
     }
     match app.roles.settled().await {
         Role::Leading(leader) => leader.answer(request, wants).await,
-        Role::Following { leader: Some(address) } => app.proxy.forward(&address, request, wants).await,
+        Role::Following { leader: Some(address) } => tokio::select! {
+            answer = app.proxy.forward(&address, request, wants) => answer,
+            // A leader that hangs does not answer; its lock ends all the same.
+            () = app.roles.deposed(&address) => answer::bad_gateway(&format!("leader {address} leads no more; try again")),
+        },
         Role::Following { leader: None } => wants.problem(&Problem::unavailable("Leader not found")),
     }
 }

@@ -97,7 +97,7 @@ async fn take_turns(
     let defaults = Defaults { infra: flags.infra_name(), fwd_mode: flags.fwdmode_name() };
     let cluster = Cluster { mode: flags.mode_name() };
     while !stop.is_cancelled() {
-        let presence = Presence::register(store, identity, "follower").await?;
+        let presence = Presence::register(store, identity, "follower");
         let elected = tokio::select! {
             elected = election::campaign(store, key::LEADER, &identity.address, ttl) => elected?,
             () = watch_leader(store, role) => continue,

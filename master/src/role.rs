@@ -44,4 +44,14 @@ impl Roles {
             Ok(Err(_)) | Err(_) => Role::Following { leader: None },
         }
     }
+
+    /// Resolves when `leader` does not lead any more.
+    pub async fn deposed(&self, leader: &str) {
+        let mut role = self.role.clone();
+        let gone = |role: &Role| !matches!(role, Role::Following { leader: Some(l) } if l == leader);
+        if role.wait_for(gone).await.is_err() {
+            // The process ends, and with it whoever asked.
+            std::future::pending::<()>().await;
+        }
+    }
 }

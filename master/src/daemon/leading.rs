@@ -79,7 +79,7 @@ impl Term<'_> {
         }
         committer.checkpoint(leadership, true).await?;
 
-        let presence = Presence::register(self.store, self.identity, "leader").await;
+        let presence = Presence::register(self.store, self.identity, "leader");
         self.role.send_replace(Role::Leading(Arc::new(Leader {
             world,
             queue,
@@ -89,13 +89,11 @@ impl Term<'_> {
         tracing::info!(address = self.identity.address, "leading; ready");
         let ended = committer.run(leadership, stop).await;
         self.role.send_replace(Role::Following { leader: None });
-        if ended.is_ok() {
-            committer.checkpoint(leadership, true).await?;
-        }
-        match presence {
-            Ok(presence) => presence.withdraw().await,
-            Err(error) => tracing::warn!(error = one_line(&error), "was not registered as a service"),
-        }
-        ended
+        let folded = match &ended {
+            Ok(()) => committer.checkpoint(leadership, true).await,
+            Err(Deposed) => Ok(()),
+        };
+        presence.withdraw().await;
+        ended.and(folded)
     }
 }

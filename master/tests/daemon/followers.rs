@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use contiv_model::key;
+use nix::sys::signal::Signal;
 use testkit::etcd::Etcd;
 
 use crate::client::{Answer, address, create_endpoint, get, make_network};
@@ -66,4 +67,69 @@ fn followers_pass_on_to_the_leader_and_take_over() {
         (&oper["numEndpoints"], &oper["allocatedIPAddresses"]),
         (&30.into(), &"10.0.0.1-10.0.0.30".into())
     );
+}
+
+/// The store is away for longer than the lease lasts.
+#[test]
+fn a_master_outlives_its_store() {
+    testkit::needs!(binary("etcd"), binary("etcdctl"));
+    let mut etcd = Etcd::start().unwrap();
+    let mut master = Master::on_etcd(&etcd.endpoint());
+    make_network(master.address, "net", "10.0.0.0/24");
+    assert_eq!(address(create_endpoint(master.address, "net", "a", "").unwrap()), "10.0.0.1");
+    etcd.kill().unwrap();
+    // It says so instead of answering from memory, or hanging.
+    let away = create_endpoint(master.address, "net", "b", "").unwrap();
+    assert!(away.status == 500 && !away.body.is_empty(), "{away:?}");
+    testkit::wait_until(PATIENCE, "leadership to be given up", || {
+        Ok(get(master.address, "/info").ok().filter(|answer| answer.status != 200))
+    })
+    .unwrap();
+    etcd.restart().unwrap();
+    let answer = patiently("an endpoint", || create_endpoint(master.address, "net", "c", ""));
+    assert_eq!(address(answer), "10.0.0.2", "{}", master.process.log());
+    assert!(master.process.ended().unwrap().is_none());
+}
+
+/// Somebody else holds the lock: whoever led before must not write any more, nor answer.
+#[test]
+fn who_loses_the_lock_follows() {
+    testkit::needs!(binary("etcd"), binary("etcdctl"));
+    let etcd = Etcd::start().unwrap();
+    let master = Master::on_etcd(&etcd.endpoint());
+    make_network(master.address, "net", "10.0.0.0/24");
+    let nobody = crate::master::loopback().to_string();
+    // Asleep, so that it does not take the lock itself at once.
+    master.process.signal(Signal::SIGSTOP).unwrap();
+    etcd.ctl(&["del", key::LEADER]).unwrap();
+    etcd.ctl(&["put", key::LEADER, &nobody]).unwrap();
+    master.process.signal(Signal::SIGCONT).unwrap();
+    let stolen = testkit::wait_until(PATIENCE, "the new holder to be asked", || {
+        Ok(get(master.address, "/api/v1/networks/").ok().filter(|answer| answer.status == 502))
+    });
+    assert!(stolen.unwrap().body.contains(&nobody));
+    etcd.ctl(&["del", key::LEADER]).unwrap();
+    let answer = patiently("an endpoint", || create_endpoint(master.address, "net", "a", ""));
+    assert_eq!(address(answer), "10.0.0.1");
+}
+
+/// A leader that slept while another was elected wakes up and believes that it leads.
+#[test]
+fn a_leader_that_slept_gives_no_address_twice() {
+    testkit::needs!(binary("etcd"), binary("etcdctl"));
+    let etcd = Etcd::start().unwrap();
+    let first = Master::on_etcd(&etcd.endpoint());
+    let second = Master::on_etcd(&etcd.endpoint());
+    make_network(first.address, "net", "10.0.0.0/24");
+    for round in 0..3 {
+        let (asleep, awake) = if round % 2 == 0 { (&first, &second) } else { (&second, &first) };
+        asleep.process.signal(Signal::SIGSTOP).unwrap();
+        let answer =
+            patiently("an endpoint", || create_endpoint(awake.address, "net", &format!("a{round}"), ""));
+        assert_eq!(address(answer), format!("10.0.0.{}", 2 * round + 1));
+        asleep.process.signal(Signal::SIGCONT).unwrap();
+        let answer =
+            patiently("an endpoint", || create_endpoint(asleep.address, "net", &format!("b{round}"), ""));
+        assert_eq!(address(answer), format!("10.0.0.{}", 2 * round + 2));
+    }
 }
