@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::FalseyValueParser;
 use clap::{Args, Parser, ValueEnum};
 
 /// The control plane of contiv-rs: REST API, address and tag allocation.
@@ -85,11 +86,11 @@ pub struct LogFlags {
     pub log_level: LogLevel,
 
     /// Log JSON
-    #[arg(long, env = "CONTIV_NETMASTER_USE_JSON_LOG")]
+    #[arg(long, env = "CONTIV_NETMASTER_USE_JSON_LOG", value_parser = FalseyValueParser::new())]
     pub use_json_log: bool,
 
     /// Log to syslog instead of standard error
-    #[arg(long, env = "CONTIV_NETMASTER_USE_SYSLOG")]
+    #[arg(long, env = "CONTIV_NETMASTER_USE_SYSLOG", value_parser = FalseyValueParser::new())]
     pub use_syslog: bool,
 
     /// Where syslog listens: udp://IP:PORT
