@@ -131,6 +131,8 @@ fn errno(error: &rtnetlink::Error) -> Option<i32> {
 pub struct Links {
     handle: Handle,
     ports: Mutex<port::Numbers>,
+    /// A netlink socket takes one listing at a time.
+    listing: tokio::sync::Mutex<()>,
 }
 
 impl Links {
@@ -140,7 +142,7 @@ impl Links {
         let (connection, handle, _) =
             rtnetlink::new_connection().map_err(Error::setting("open a netlink socket for", "this node"))?;
         tokio::spawn(connection);
-        let links = Links { handle, ports: Mutex::default() };
+        let links = Links { handle, ports: Mutex::default(), listing: tokio::sync::Mutex::default() };
         for link in links.list().await? {
             let (Some(name), alias) = (name(&link), alias(&link)) else { continue };
             let Some(port) = Port::parse(name) else { continue };
@@ -278,6 +280,7 @@ impl Links {
     }
 
     async fn list(&self) -> Result<Vec<LinkMessage>, Error> {
+        let _turn = self.listing.lock().await;
         let links = self.handle.link().get().execute().try_collect().await;
         links.map_err(Error::netlink("list", "the node's interfaces"))
     }

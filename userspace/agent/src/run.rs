@@ -22,7 +22,7 @@ use crate::{
     register::{self, Identity},
     rest,
     source::{PREFIXES, Sources},
-    state::{self, Attacher, Attachment, Writer},
+    state::{self, Attacher, Attachment, Reader, Writer},
 };
 use tasks::Tasks;
 
@@ -117,7 +117,7 @@ async fn with<D: Datapath + 'static>(
         "cni",
         async move { server.run(requests, metrics, stopping).await.context("serve CNI requests") },
     );
-    tasks.spawn("links", look_after(pods, stop.clone()));
+    tasks.spawn("links", look_after(pods, reader, stop.clone()));
     let (kept, told) = (identity.clone(), identity);
     let (keeping, telling) = (store.clone(), store);
     let stopping = stop.clone();
@@ -174,7 +174,11 @@ async fn first_measure(
     Ok(())
 }
 
-async fn look_after(pods: Pods, stop: CancellationToken) -> anyhow::Result<()> {
+async fn look_after(pods: Pods, reader: Reader, stop: CancellationToken) -> anyhow::Result<()> {
+    tokio::select! {
+        () = stop.cancelled() => return Ok(()),
+        () = reader.synced() => {}
+    }
     loop {
         if let Err(error) = pods.forget_vanished().await {
             tracing::warn!("look for vanished interfaces: {error:#}");

@@ -157,7 +157,7 @@ impl State {
                 }
             }
             (Key::Network(id), Some(Object::Network(network))) => {
-                self.set_network(id, Some(network), &mut touched)
+                self.set_network(id, Some(network), &mut touched);
             }
             (Key::Network(id), _) => self.set_network(id, None, &mut touched),
             (Key::Endpoint(id), Some(Object::Endpoint(endpoint))) => {

@@ -1,3 +1,5 @@
+use std::time::Instant;
+
 use contiv_model::{
     endpoint::{Endpoint, Oper, State},
     key::Key,
@@ -39,7 +41,10 @@ impl Pods {
     }
 
     async fn make(&self, pod: &Pod, netns: &Netns, made: &mut Made) -> Result<Reply, Failure> {
+        let start = Instant::now();
+        let step = |what| tracing::debug!(endpoint = pod.endpoint, after = ?start.elapsed(), "{what}");
         let (state, endpoint) = self.create_at_master(pod, made).await?;
+        step("the master made it");
         let network = self.network(&endpoint).await?;
         let interface = self.interface(pod, &endpoint, &network).await?;
         let parts = self.parts();
@@ -50,6 +55,7 @@ impl Pods {
             .map_err(|e| Failure::link(Step::Plug, &e))?;
         let port = attachment.port;
         made.push(Part::Interface(port.clone()));
+        step("it has an interface");
 
         let told = parts.settled.wait(&endpoint.id, Presence::Present);
         made.push(Part::Attachment(endpoint.id.clone()));
@@ -60,8 +66,10 @@ impl Pods {
         let (recorded, settled) =
             tokio::join!(self.record(&endpoint.id, &record), self.settle(told, Presence::Present));
         recorded?;
+        step("the datapath forwards for it");
         settled.map_err(|why| Failure::new(Step::Datapath, why))?;
         parts.links.raise(netns, &interface).await.map_err(|e| Failure::link(Step::Raise, &e))?;
+        step("its interface is up");
         self.reply(pod, &endpoint, &interface, &port).await
     }
 

@@ -19,7 +19,7 @@ pub(super) async fn wait(reader: &Reader, mode: FwdMode) -> anyhow::Result<()> {
         match timeout(REMINDER, there).await {
             Ok(global) => return check(&global, mode),
             Err(_) => {
-                tracing::warn!("waiting for {} in the store (is netmaster running?)", Key::MasterConfig)
+                tracing::warn!("waiting for {} in the store (is netmaster running?)", Key::MasterConfig);
             }
         }
     }

@@ -1,0 +1,250 @@
+//! A node with everything but a switch and a real master.
+
+mod master;
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use contiv_model::{endpoint::Oper, key::Key};
+use contiv_store::{Config, Store, Txn, embedded};
+use contivk8s::plugin;
+use master::Master;
+use netplugin::{
+    cni::{self, Pods},
+    datapath::fake::{Fake, Switch},
+    datapath::{Datapath as _, ObjectId},
+    link::Links,
+    metrics::Metrics,
+    plan::Node,
+    reconcile::{Handle, Reconciler},
+    source::{PREFIXES, Sources},
+    state::{self, Attachment},
+};
+use serde::Deserialize;
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const HOST: &str = "node-under-test";
+
+/// The error that the plugin prints.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Refusal {
+    pub(crate) code: u32,
+    pub(crate) msg: String,
+    #[serde(default)]
+    pub(crate) details: String,
+}
+
+pub(crate) struct World {
+    pub(crate) master: Master,
+    pub(crate) switch: Switch,
+    pub(crate) pods: Pods,
+    links: Arc<Links>,
+    handle: Handle,
+    store: Store,
+    server: embedded::Server,
+    directory: TempDir,
+    stop: CancellationToken,
+    tasks: JoinSet<()>,
+}
+
+impl World {
+    /// Runs `test` in a namespace of its own that stands for the node.
+    pub(crate) fn run(test: impl AsyncFnOnce(World) + Send) {
+        let node = testkit::Netns::new("node").unwrap();
+        let run = || {
+            let runtime =
+                tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+            runtime.block_on(async { test(World::begin().await).await });
+            Ok(())
+        };
+        node.run(run).unwrap();
+    }
+
+    async fn begin() -> World {
+        let directory = testkit::scratch_dir("cni").unwrap();
+        let listen = ([127, 0, 0, 1], testkit::free_port().unwrap()).into();
+        let server = embedded::Server::open(&directory.path().join("store"), listen).await.unwrap();
+        let store = Store::connect(&Config::new([server.local_addr().to_string()])).await.unwrap();
+        let master = Master::start(store.clone()).await;
+        World::start(master, Fake::new(), server, store, directory).await
+    }
+
+    async fn start(
+        master: Master,
+        fake: Fake,
+        server: embedded::Server,
+        store: Store,
+        directory: TempDir,
+    ) -> World {
+        let node = Node { host: HOST.into(), vtep: [192, 168, 0, 1].into() };
+        let links = Arc::new(Links::open().await.unwrap());
+        let (mut writer, attacher, reader, changes) = state::new(PREFIXES);
+        for attachment in links.attachments().await.unwrap() {
+            attacher.attach(&attachment.endpoint, Attachment { port: attachment.port });
+        }
+        let (switch, needs) = (fake.switch().clone(), fake.port_needs());
+        let (reconciler, handle) =
+            Reconciler::new(fake, node.clone(), reader.clone(), changes, Duration::from_secs(3600));
+        let (stop, mut tasks) = (CancellationToken::new(), JoinSet::new());
+        let mut sources = Sources::new(&store);
+        let stopping = stop.clone();
+        tasks.spawn(async move {
+            while let Some(Some(update)) = stopping.run_until_cancelled(sources.next()).await {
+                writer.apply(update);
+            }
+        });
+        tasks.spawn(reconciler.run(stop.clone()));
+        let pods = Pods::new(cni::Parts {
+            node,
+            master: netplugin::master::Master::new(master.leader()),
+            links: links.clone(),
+            store: store.clone(),
+            attacher,
+            reader,
+            settled: handle.settled.clone(),
+            status: handle.status.clone(),
+            needs,
+        });
+        let listener = cni::Server::bind(&directory.path().join("cni.sock")).unwrap();
+        let (served, stopping) = (pods.clone(), stop.clone());
+        tasks.spawn(async move { listener.run(served, Metrics::default(), stopping).await.unwrap() });
+        World { master, switch, pods, links, handle, store, server, directory, stop, tasks }
+    }
+
+    /// A new agent on the same node and switch.
+    pub(crate) async fn restart(mut self) -> World {
+        self.stop.cancel();
+        while self.tasks.join_next().await.is_some() {}
+        let fake = Fake::reopen(&self.switch);
+        World::start(self.master, fake, self.server, self.store, self.directory).await
+    }
+
+    pub(crate) async fn add(&self, container: &str, netns: &Path) -> Result<Value, Refusal> {
+        self.add_to("n", container, netns).await
+    }
+
+    pub(crate) async fn add_owned(&self, container: String, netns: &Path) -> Result<Value, Refusal> {
+        self.add(&container, netns).await
+    }
+
+    pub(crate) async fn add_to(
+        &self,
+        network: &str,
+        container: &str,
+        netns: &Path,
+    ) -> Result<Value, Refusal> {
+        self.call("ADD", network, container, Some(netns)).await
+    }
+
+    pub(crate) async fn del(&self, container: &str, netns: Option<&Path>) -> Result<Value, Refusal> {
+        self.del_from("n", container, netns).await
+    }
+
+    pub(crate) async fn del_from(
+        &self,
+        network: &str,
+        container: &str,
+        netns: Option<&Path>,
+    ) -> Result<Value, Refusal> {
+        self.call("DEL", network, container, netns).await
+    }
+
+    async fn call(
+        &self,
+        command: &str,
+        network: &str,
+        container: &str,
+        netns: Option<&Path>,
+    ) -> Result<Value, Refusal> {
+        let conf = format!(
+            r#"{{"cniVersion":"1.1.0","name":"test","type":"contivk8s","socket":"{}"}}"#,
+            self.directory.path().join("cni.sock").display()
+        );
+        let env = [
+            ("CNI_COMMAND", command.to_owned()),
+            ("CNI_CONTAINERID", container.to_owned()),
+            ("CNI_IFNAME", "eth0".to_owned()),
+            ("CNI_NETNS", netns.map(|path| path.display().to_string()).unwrap_or_default()),
+            ("CNI_ARGS", format!("TENANT=t;NETWORK={network}")),
+        ];
+        let get = move |name: &str| env.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone());
+        let outcome = tokio::task::spawn_blocking(move || plugin::run(get, conf.as_bytes())).await.unwrap();
+        match (outcome.status, outcome.stdout.as_str()) {
+            (0, "") => Ok(Value::Null),
+            (0, text) => Ok(serde_json::from_str(text).unwrap()),
+            (_, text) => Err(serde_json::from_str(text).unwrap()),
+        }
+    }
+
+    /// An ADD whose caller does not wait for the answer.
+    pub(crate) async fn call_and_hang_up(&self, container: &str, netns: &Path) {
+        use tokio::io::AsyncWriteExt as _;
+        let body = serde_json::json!({
+            "CNI_CONTAINERID": container, "CNI_NETNS": netns, "CNI_IFNAME": "eth0",
+            "labels": { "io.contiv.tenant": "t", "io.contiv.network": "n" },
+        })
+        .to_string();
+        let request = format!(
+            "POST /ContivCNI.AddPod HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        let mut stream =
+            tokio::net::UnixStream::connect(self.directory.path().join("cni.sock")).await.unwrap();
+        stream.write_all(request.as_bytes()).await.unwrap();
+        self.master.asked().await;
+        drop(stream);
+    }
+
+    /// Endpoints that the datapath forwards for.
+    pub(crate) fn local_endpoints(&self) -> Vec<String> {
+        let name = |id: &ObjectId| match id {
+            ObjectId::Local(id) => Some(id.to_string()),
+            _ => None,
+        };
+        self.switch.objects().iter().filter_map(|(id, _)| name(id)).collect()
+    }
+
+    pub(crate) fn writes(&self) -> u64 {
+        self.handle.status.borrow().writes
+    }
+
+    pub(crate) fn known(&self) -> bool {
+        self.handle.status.borrow().known
+    }
+
+    pub(crate) async fn ports(&self) -> Vec<String> {
+        self.links.attachments().await.unwrap().into_iter().map(|attachment| attachment.port).collect()
+    }
+
+    pub(crate) async fn record(&self, endpoint: &str) -> Option<Oper> {
+        let found = self.store.get(&Key::EndpointOper(endpoint.into()).to_string()).await.unwrap();
+        found.map(|record| serde_json::from_slice(&record.value).unwrap())
+    }
+
+    /// No interface, no endpoint, no record.
+    pub(crate) async fn assert_nothing_left(&self) {
+        assert_eq!(self.ports().await, Vec::<String>::new());
+        for prefix in ["/contiv.io/state/eps/", "/contiv.io/oper/eps/"] {
+            assert_eq!(self.store.list(prefix).await.unwrap().items, []);
+        }
+        self.until("the datapath has let go", || self.local_endpoints().is_empty()).await;
+    }
+
+    pub(crate) async fn until(&self, what: &str, mut is_so: impl FnMut() -> bool) {
+        let wait = async {
+            while !is_so() {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        assert!(tokio::time::timeout(PATIENCE, wait).await.is_ok(), "waited for: {what}");
+    }
+}
+
+/// What the store must hold before the test begins.
+pub(crate) async fn put(store: &Store, key: &Key, body: &impl serde::Serialize) {
+    let txn = Txn::new().put(key.to_string(), serde_json::to_vec(body).unwrap());
+    assert!(matches!(store.commit(txn).await.unwrap(), contiv_store::Outcome::Committed { .. }));
+}

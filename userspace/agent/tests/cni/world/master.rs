@@ -1,0 +1,148 @@
+use std::sync::{
+    Arc,
+    atomic::{AtomicU8, AtomicUsize, Ordering},
+};
+
+use axum::{Router, body::Bytes, extract::State, http::StatusCode, routing::post};
+use contiv_model::{endpoint, key::Key, mac::Mac, name::EndpointId, network};
+use contiv_store::{Store, Txn};
+use serde_json::{Value, json};
+use tokio::sync::{Notify, Semaphore, watch};
+
+use super::{HOST, put};
+
+/// Makes endpoints on the network `n` of the tenant `t`.
+pub(crate) struct Master {
+    shared: Arc<Shared>,
+    address: String,
+    leader: watch::Sender<Option<String>>,
+}
+
+struct Shared {
+    store: Store,
+    last: AtomicU8,
+    created: AtomicUsize,
+    asked: Notify,
+    /// Requests need one to go on.
+    gate: Semaphore,
+}
+
+impl Master {
+    pub(crate) async fn start(store: Store) -> Master {
+        let network = network::State {
+            id: "n.t".into(),
+            tenant: "t".into(),
+            network_name: "n".into(),
+            nw_type: "data".into(),
+            pkt_tag_type: "vxlan".into(),
+            pkt_tag: 1,
+            ext_pkt_tag: 10_001,
+            subnet_ip: "10.9.0.0".into(),
+            subnet_len: 24,
+            gateway: "10.9.0.254".into(),
+            ipv6_subnet_ip: "2001:db8:9::".into(),
+            ipv6_subnet_len: 64,
+            ..network::State::default()
+        };
+        put(&store, &Key::Network("n.t".into()), &network).await;
+        let shared = Arc::new(Shared {
+            store,
+            last: AtomicU8::new(0),
+            created: AtomicUsize::new(0),
+            asked: Notify::new(),
+            gate: Semaphore::new(1000),
+        });
+        let router = Router::new()
+            .route("/plugin/createEndpoint", post(create))
+            .route("/plugin/deleteEndpoint", post(delete))
+            .with_state(shared.clone());
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+        let leader = watch::Sender::new(Some(address.clone()));
+        Master { shared, address, leader }
+    }
+
+    pub(crate) fn leader(&self) -> watch::Receiver<Option<String>> {
+        self.leader.subscribe()
+    }
+
+    pub(crate) fn leave(&self) {
+        self.leader.send_replace(None);
+    }
+
+    pub(crate) fn lead(&self) {
+        self.leader.send_replace(Some(self.address.clone()));
+    }
+
+    /// Requests do not go on before [`Master::release`].
+    pub(crate) fn hold(&self) {
+        self.shared.gate.forget_permits(1000);
+    }
+
+    pub(crate) fn release(&self) {
+        self.shared.gate.add_permits(1000);
+    }
+
+    /// Resolves when a request is under way.
+    pub(crate) async fn asked(&self) {
+        self.shared.asked.notified().await;
+        self.shared.asked.notify_one();
+    }
+
+    /// How often it was asked for an endpoint.
+    pub(crate) fn created(&self) -> usize {
+        self.shared.created.load(Ordering::Relaxed)
+    }
+}
+
+type Answer = (StatusCode, String);
+
+fn not_found() -> Answer {
+    (StatusCode::INTERNAL_SERVER_ERROR, "key not found\n".to_owned())
+}
+
+async fn pass(shared: &Shared) {
+    shared.asked.notify_one();
+    drop(shared.gate.acquire().await.unwrap());
+}
+
+fn id(request: &Value) -> Option<EndpointId> {
+    let word = |name: &str| request[name].as_str().unwrap().to_owned();
+    (word("NetworkName") == "n" && word("TenantName") == "t")
+        .then(|| format!("n.t-{}", word("EndpointID")).into())
+}
+
+async fn create(State(shared): State<Arc<Shared>>, body: Bytes) -> Answer {
+    shared.created.fetch_add(1, Ordering::Relaxed);
+    pass(&shared).await;
+    let request: Value = serde_json::from_slice(&body).unwrap();
+    assert_eq!(request["ConfigEP"]["Host"], HOST);
+    let Some(id) = id(&request) else { return not_found() };
+    let octet = shared.last.fetch_add(1, Ordering::Relaxed) + 1;
+    let ip = [10, 9, 0, octet].into();
+    let state = endpoint::State {
+        id: id.to_string(),
+        net_id: "n.t".into(),
+        endpoint_id: request["EndpointID"].as_str().unwrap().into(),
+        ip_address: std::net::Ipv4Addr::to_string(&ip),
+        ipv6_address: format!("2001:db8:9::{octet:x}"),
+        mac_address: Mac::of_endpoint(ip).to_string(),
+        homing_host: HOST.into(),
+        ..endpoint::State::default()
+    };
+    put(&shared.store, &Key::Endpoint(id), &state).await;
+    (StatusCode::OK, json!({ "EndpointConfig": state }).to_string())
+}
+
+async fn delete(State(shared): State<Arc<Shared>>, body: Bytes) -> Answer {
+    pass(&shared).await;
+    let request: Value = serde_json::from_slice(&body).unwrap();
+    let Some(id) = id(&request) else { return not_found() };
+    let key = Key::Endpoint(id).to_string();
+    if shared.store.get(&key).await.unwrap().is_none() {
+        return not_found();
+    }
+    let _committed = shared.store.commit(Txn::new().delete(key)).await.unwrap();
+    (StatusCode::OK, json!({ "EndpointConfig": {} }).to_string())
+}
