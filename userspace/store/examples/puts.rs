@@ -14,6 +14,7 @@ const VALUE: usize = 500;
 
 #[tokio::main]
 async fn main() -> Result<()> {
+    tracing_subscriber::fmt().with_env_filter(tracing_subscriber::EnvFilter::from_default_env()).init();
     let at = std::env::args().nth(1).context("embedded:DIR or an endpoint")?;
     let server = match at.strip_prefix("embedded:") {
         Some(dir) => Some(embedded::Server::open(dir.as_ref(), (Ipv4Addr::LOCALHOST, 0).into()).await?),

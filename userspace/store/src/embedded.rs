@@ -40,7 +40,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::transport::server::TcpIncoming;
 use watch_service::WatchService;
 use writer::{Command, Writer};
@@ -114,7 +114,7 @@ impl Server {
             dir: dir.to_owned(),
             stop: stop.clone(),
         };
-        let serving = tokio::spawn(serve(listener, shared));
+        let serving = tokio::spawn(serve(listener, shared, ended.clone().drop_guard()));
         Ok(Server { address, commands, stop, ended, serving: Some(serving), writing: Some(writing) })
     }
 
@@ -123,7 +123,8 @@ impl Server {
         self.address
     }
 
-    /// Resolves when the store has stopped by itself, which it never should: nothing is written any more.
+    /// Resolves when the store has stopped by itself, which it never should: nothing is served or written any
+    /// more.
     pub async fn failed(&self) {
         self.ended.cancelled().await;
     }
@@ -159,7 +160,12 @@ impl Drop for Server {
     }
 }
 
-async fn serve(listener: TcpListener, shared: Shared) -> Result<(), tonic::transport::Error> {
+/// Whoever asks for `ended` learns of it also when this panics.
+async fn serve(
+    listener: TcpListener,
+    shared: Shared,
+    _ended: DropGuard,
+) -> Result<(), tonic::transport::Error> {
     let stop = shared.stop.clone();
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
     tonic::transport::Server::builder()

@@ -18,6 +18,8 @@ use tonic::Status;
 
 /// Requests in one commit. More would only delay the first of them.
 const BATCH: usize = 1024;
+/// A commit that takes so long makes leases of a second or two expire for nothing.
+const SLOW: Duration = Duration::from_millis(500);
 const IDLE: Duration = Duration::from_secs(3600);
 
 pub(super) enum Command {
@@ -83,10 +85,17 @@ impl Writer {
             tidy(&mut state, &mut changes);
             (answers, state.history.revision(), state.history.compacted())
         };
+        let start = Instant::now();
         let written = match &self.disk {
             Some(disk) if !changes.is_empty() => disk.commit(&changes, revision, compacted),
             _ => Ok(()),
         };
+        let (took, put, dropped) = (start.elapsed(), changes.versions.len(), changes.dropped.len());
+        if took > SLOW {
+            tracing::warn!(?took, put, dropped, "slow disk under the embedded store");
+        } else {
+            tracing::trace!(?took, put, dropped, "commit");
+        }
         match written {
             Ok(()) => {
                 self.publish(revision);

@@ -1,9 +1,11 @@
 //! One list of scenarios, run against a real etcd and against the embedded store: what holds of one holds of
 //! the other.
 
+mod access;
 mod crash;
 mod election;
 mod etcdctl;
+mod file;
 mod kv;
 mod lease;
 mod peer;

@@ -3,7 +3,9 @@
 use anyhow::{Context, Result};
 use contiv_store::{Config, Store, embedded};
 use nix::sys::signal::Signal;
+use nix::unistd::Pid;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 use tempfile::TempDir;
@@ -38,10 +40,30 @@ impl Peer {
             Kind::Embedded => {
                 let dir = scratch_dir("store")?;
                 let address = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()?));
-                let process = spawn(&dir, address)?;
+                let process = spawn(&dir, address, None)?;
                 Peer::Embedded(Embedded { dir, address, process })
             }
         })
+    }
+
+    /// An embedded store whose disk can fill up; needs root.
+    pub(crate) fn start_on_a_small_disk(bytes: u64) -> Result<Peer> {
+        let dir = scratch_dir("store")?;
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()?));
+        let process = spawn(&dir, address, Some(bytes))?;
+        Ok(Peer::Embedded(Embedded { dir, address, process }))
+    }
+
+    /// Where the embedded store has its disk.
+    pub(crate) fn dir(&self) -> Option<&Path> {
+        match self {
+            Peer::Etcd(_) => None,
+            Peer::Embedded(embedded) => Some(embedded.dir.path()),
+        }
+    }
+
+    pub(crate) fn pid(&mut self) -> Pid {
+        self.process().pid()
     }
 
     pub(crate) fn kind(&self) -> Kind {
@@ -78,7 +100,7 @@ impl Peer {
             Peer::Etcd(etcd) => etcd.restart(),
             Peer::Embedded(embedded) => {
                 embedded.process.kill()?;
-                embedded.process = spawn(&embedded.dir, embedded.address)?;
+                embedded.process = spawn(&embedded.dir, embedded.address, None)?;
                 Ok(())
             }
         }
@@ -101,8 +123,18 @@ impl Peer {
     }
 }
 
-fn spawn(dir: &TempDir, address: SocketAddr) -> Result<Process> {
-    let mut command = Command::new(std::env::current_exe()?);
+/// On a disk of so many bytes, if given, that only the process sees.
+fn spawn(dir: &TempDir, address: SocketAddr, disk: Option<u64>) -> Result<Process> {
+    let program = std::env::current_exe()?;
+    let mut command = match disk {
+        None => Command::new(&program),
+        Some(bytes) => {
+            let mut command = Command::new("unshare");
+            let mount = format!("mount -t tmpfs -o size={bytes} none \"$0\" && exec \"$@\"");
+            command.args(["--mount", "sh", "-c", &mount]).arg(dir.path()).arg(&program);
+            command
+        }
+    };
     command
         .args(["peer::serve_for_a_test", "--exact", "--nocapture"])
         .env(DIR, dir.path().join("data"))

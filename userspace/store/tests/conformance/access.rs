@@ -1,0 +1,134 @@
+//! Getting in: who is asked for what, and what is said when it does not work.
+
+use crate::kv::Committed;
+use crate::peer::{Kind, Peer};
+use anyhow::{Context, Result, ensure};
+use contiv_store::{Auth, Config, Identity, Store, Tls, Txn};
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+use testkit::{Process, free_port, scratch_dir};
+
+async fn refused(config: &Config) -> Result<String> {
+    let error = Store::connect(config).await.err().context("it connected")?;
+    Ok(format!("{:#}", anyhow::Error::from(error)))
+}
+
+#[tokio::test]
+async fn an_unreachable_store_is_named_soon() -> Result<()> {
+    let endpoint = format!("http://127.0.0.1:{}", free_port()?);
+    let start = Instant::now();
+    let error = refused(&Config::new([&endpoint])).await?;
+    ensure!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+    let expected = format!("connect to the store: no connection; is etcd running at {endpoint}?");
+    ensure!(error.starts_with(&expected) && error.contains("Connection refused"), "{error}");
+
+    // Somebody listens and says nothing.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0")?;
+    let error = refused(&Config::new([silent.local_addr()?.to_string()])).await?;
+    ensure!(
+        error.contains("connect to the store") && error.contains(&silent.local_addr()?.to_string()),
+        "{error}"
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn one_of_several_endpoints_is_enough() -> Result<()> {
+    let peer = Peer::start(Kind::Embedded)?;
+    let dead = format!("127.0.0.1:{}", free_port()?);
+    let store = Store::connect(&Config::new([dead, peer.endpoint()])).await?;
+    for i in 0..50 {
+        store.commit(Txn::new().put(format!("k/{i}"), "v")).await?.committed()?;
+        ensure!(store.get(&format!("k/{i}")).await?.is_some());
+    }
+    ensure!(store.list("k/").await?.items.len() == 50);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn user_and_password() -> Result<()> {
+    testkit::needs!(binary("etcd"), binary("etcdctl"));
+    let etcd = testkit::etcd::Etcd::start()?;
+    tokio::task::block_in_place(|| {
+        etcd.ctl(&["user", "add", "root:secret"])?;
+        etcd.ctl(&["role", "add", "root"])?;
+        etcd.ctl(&["user", "grant-role", "root", "root"])?;
+        etcd.ctl(&["auth", "enable"])
+    })?;
+    let with = |password: &str| Config {
+        auth: Some(Auth { user: "root".into(), password: password.into() }),
+        ..Config::new([etcd.endpoint()])
+    };
+    let store = Store::connect(&with("secret")).await?;
+    store.commit(Txn::new().put("k", "v")).await?.committed()?;
+    let anonymous = refused(&Config::new([etcd.endpoint()])).await?;
+    ensure!(anonymous.contains("user name is empty"), "{anonymous}");
+    let wrong = refused(&with("wrong")).await?;
+    ensure!(wrong.contains("authentication failed") && !wrong.contains("wrong"), "{wrong}");
+    Ok(())
+}
+
+fn openssl(dir: &Path, arguments: &str) -> Result<()> {
+    let output = Command::new("openssl").current_dir(dir).args(arguments.split_whitespace()).output()?;
+    ensure!(output.status.success(), "openssl {arguments}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
+}
+
+/// A CA, a server at 127.0.0.1 and a client.
+fn certificates(dir: &Path) -> Result<()> {
+    std::fs::write(dir.join("ext"), "subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\n")?;
+    let key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
+    openssl(dir, &format!("req -x509 {key} -keyout ca.key -out ca.pem -subj /CN=test-ca -days 2"))?;
+    for name in ["server", "client"] {
+        openssl(dir, &format!("req {key} -keyout {name}.key -out {name}.csr -subj /CN={name}"))?;
+        let sign = "-CA ca.pem -CAkey ca.key -CAcreateserial -extfile ext -days 2";
+        openssl(dir, &format!("x509 -req -in {name}.csr -out {name}.pem {sign}"))?;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn certificates_both_ways() -> Result<()> {
+    testkit::needs!(binary("etcd"), binary("openssl"));
+    let dir = scratch_dir("tls")?;
+    tokio::task::block_in_place(|| certificates(dir.path()))?;
+    let file = |name: &str| dir.path().join(name);
+    let (client, peer) =
+        (format!("https://127.0.0.1:{}", free_port()?), format!("http://127.0.0.1:{}", free_port()?));
+    let mut command = Command::new("etcd");
+    command
+        .env_clear()
+        .args(["--unsafe-no-fsync", "--logger=zap", "--log-level=error", "--client-cert-auth"])
+        .args([
+            format!("--data-dir={}", file("data").display()),
+            format!("--cert-file={}", file("server.pem").display()),
+            format!("--key-file={}", file("server.key").display()),
+            format!("--trusted-ca-file={}", file("ca.pem").display()),
+            format!("--listen-client-urls={client}"),
+            format!("--advertise-client-urls={client}"),
+            format!("--listen-peer-urls={peer}"),
+            format!("--initial-advertise-peer-urls={peer}"),
+            format!("--initial-cluster=default={peer}"),
+        ]);
+    let _etcd = Process::spawn("etcd-tls", command)?;
+    let identity = Identity { certificate: file("client.pem"), key: file("client.key") };
+    let tls = Tls { ca: Some(file("ca.pem")), identity: Some(identity), server_name: None };
+    let with = |tls: Tls| Config { tls: Some(tls), ..Config::new([client.as_str()]) };
+    let start = Instant::now();
+    let store = loop {
+        match Store::connect(&with(tls.clone())).await {
+            Ok(store) => break store,
+            Err(e) => ensure!(e.is_transient() && start.elapsed() < Duration::from_secs(20), "{e:?}"),
+        }
+    };
+    store.commit(Txn::new().put("k", "v")).await?.committed()?;
+
+    let nobody = refused(&with(Tls { identity: None, ..tls.clone() })).await?;
+    ensure!(nobody.contains("connect to the store"), "{nobody}");
+    let stranger = refused(&with(Tls { ca: Some(file("server.pem")), ..tls.clone() })).await?;
+    ensure!(stranger.contains("invalid peer certificate"), "{stranger}");
+    let missing = refused(&with(Tls { ca: Some(file("none.pem")), ..tls })).await?;
+    ensure!(missing.contains("read CA certificate") && missing.contains("none.pem"), "{missing}");
+    Ok(())
+}

@@ -1,0 +1,117 @@
+//! What only the embedded store has: a file, and a disk below it.
+
+use crate::kv::Committed;
+use crate::peer::{Kind, Peer};
+use anyhow::{Context, Result, ensure};
+use contiv_store::{Config, Store, Txn, embedded::Server};
+use etcd_client::GetOptions;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+use testkit::scratch_dir;
+
+const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+
+async fn refused(dir: &Path, listen: SocketAddr) -> Result<String> {
+    let error = Server::open(dir, listen).await.err().context("it opened")?;
+    Ok(format!("{:#}", anyhow::Error::from(error)))
+}
+
+async fn connect(server: &Server) -> Result<Store> {
+    Ok(Store::connect(&Config::new([server.local_addr().to_string()])).await?)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_server_is_told_why_not() -> Result<()> {
+    let (one, two) = (scratch_dir("store")?, scratch_dir("store")?);
+    let server = Server::open(one.path(), ANY).await?;
+    let busy = refused(one.path(), ANY).await?;
+    ensure!(busy.contains("store.redb is in use by another process"), "{busy}");
+    let taken = refused(two.path(), server.local_addr()).await?;
+    ensure!(taken.contains(&server.local_addr().to_string()) && taken.contains("in use"), "{taken}");
+    std::fs::write(two.path().join("file"), "")?;
+    let no_dir = refused(&two.path().join("file/below"), ANY).await?;
+    ensure!(no_dir.contains("make the directory"), "{no_dir}");
+    server.shutdown().await?;
+    Server::open(one.path(), ANY).await?.shutdown().await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn shutdown_ends_streams_and_answers() -> Result<()> {
+    use futures::StreamExt;
+    let dir = scratch_dir("store")?;
+    let server = Server::open(dir.path(), ANY).await?;
+    let store = connect(&server).await?;
+    let kept = store.keep("k", "v", Duration::from_secs(60)).await?;
+    let mut watch = store.watch("k");
+    for _ in 0..3 {
+        watch.next().await.context("snapshot")?;
+    }
+    let start = Instant::now();
+    server.shutdown().await?;
+    ensure!(start.elapsed() < Duration::from_secs(2), "streams held it up for {:?}", start.elapsed());
+    drop(kept);
+    ensure!(store.commit(Txn::new().put("k", "v")).await.is_err());
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_past_does_not_fill_the_disk() -> Result<()> {
+    let dir = scratch_dir("store")?;
+    let mut server = Server::open(dir.path(), ANY).await?;
+    let store = connect(&server).await?;
+    // Like the bitmap of a large subnet: one value, often written.
+    let value = |i: u32| vec![i as u8; 1 << 20];
+    for i in 0..200 {
+        store.commit(Txn::new().put("/bitmap", value(i))).await?.committed()?;
+    }
+    let mut client = etcd_client::Client::connect([server.local_addr().to_string()], None).await?;
+    let old =
+        client.get("/bitmap", Some(GetOptions::new().with_revision(2))).await.err().context("still there")?;
+    ensure!(old.to_string().contains("compacted"), "{old}");
+    let size = std::fs::metadata(dir.path().join("store.redb"))?.len();
+    ensure!(size < 200 << 20, "{size} bytes on disk");
+    server.shutdown().await?;
+    server = Server::open(dir.path(), ANY).await?;
+    let kv = connect(&server).await?.get("/bitmap").await?.context("/bitmap")?;
+    ensure!(kv.value == value(199) && kv.version == 200);
+    server.shutdown().await?;
+    Ok(())
+}
+
+fn run(program: &str, arguments: &[&str]) -> Result<()> {
+    let output = Command::new(program).args(arguments).output()?;
+    ensure!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_disk_refuses_writes_until_there_is_room() -> Result<()> {
+    testkit::needs!(root(), binary("unshare"), binary("nsenter"));
+    let mut peer = tokio::task::block_in_place(|| Peer::start_on_a_small_disk(6 << 20))?;
+    ensure!(peer.kind() == Kind::Embedded);
+    let store = peer.store().await?;
+    let mut written = 0;
+    let error = loop {
+        match store.commit(Txn::new().put(format!("/k/{written}"), vec![b'v'; 100 << 10])).await {
+            Ok(outcome) => drop(outcome.committed()?),
+            Err(e) => break format!("{:#}", anyhow::Error::from(e)),
+        }
+        written += 1;
+        ensure!(written < 200, "20 MB on a disk of 6");
+    };
+    ensure!(error.contains("store.redb") && error.contains("No space left"), "{error}");
+    // Nothing acknowledged is gone, and everything else goes on.
+    ensure!(store.list("/k/").await?.items.len() == written);
+    let pid = peer.pid().to_string();
+    let dir = peer.dir().context("an embedded store")?.display().to_string();
+    run("nsenter", &["-t", &pid, "-m", "mount", "-o", "remount,size=40m", &dir])?;
+    let start = Instant::now();
+    while store.commit(Txn::new().put("/k/more", "v")).await.is_err() {
+        ensure!(start.elapsed() < Duration::from_secs(20), "does not recover");
+    }
+    ensure!(store.list("/k/").await?.items.len() == written + 1);
+    Ok(())
+}
