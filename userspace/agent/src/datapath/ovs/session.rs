@@ -31,6 +31,8 @@ pub(super) enum Error {
 
 pub(super) struct Session {
     database: Client,
+    /// Where the bridges' sockets are.
+    directory: PathBuf,
     bridges: Sides<Option<Connection>>,
     /// Changes made through this session.
     writes: u64,
@@ -52,30 +54,41 @@ impl Session {
     ) -> Result<Session, Error> {
         let database = Client::connect(socket).await?;
         let mut session = Session::over(database);
+        session.directory = socket.parent().map(PathBuf::from).unwrap_or_default();
         session.scaffold(kind, uplinks).await?;
-        let directory = socket.parent().map(PathBuf::from).unwrap_or_default();
-        for side in Side::BOTH {
-            let path = directory.join(format!("{}.mgmt", side.bridge()));
-            let connected = Connection::connect(&Target::Unix(path)).await;
-            // Nobody here listens to what the switch says unasked.
-            let (connection, _notifications) = connected.map_err(|source| failed(side, source))?;
-            *session.bridges.get_mut(side) = Some(connection);
-        }
         Ok(session)
     }
 
     /// Only the database: for what can be done without the bridges.
     pub(super) fn over(database: Client) -> Session {
-        Session { database, bridges: Sides::default(), writes: 0 }
+        Session { database, directory: PathBuf::new(), bridges: Sides::default(), writes: 0 }
     }
 
-    /// Makes bridges and uplinks be as they should; does nothing when they are.
+    /// Makes bridges and uplinks be as they should, and the connections to them; does nothing when they are.
     pub(super) async fn scaffold(&mut self, kind: DatapathType, uplinks: &[String]) -> Result<(), Error> {
         let database = self.database.database();
-        let bridges: Vec<_> = Side::BOTH.into_iter().flat_map(|side| bridge(&database, side, kind)).collect();
-        self.reconfigure(bridges).await?;
+        for side in Side::BOTH {
+            let operations = bridge(&database, side, kind);
+            // A bridge made anew is not the one that we are connected to.
+            if !operations.is_empty() {
+                self.reconfigure(operations).await?;
+                *self.bridges.get_mut(side) = None;
+            }
+            if self.bridges.get(side).is_none() {
+                self.connect(side).await?;
+            }
+        }
         let database = self.database.database();
         self.reconfigure(ports::uplinks(&database, uplinks)).await
+    }
+
+    async fn connect(&mut self, side: Side) -> Result<(), Error> {
+        let path = self.directory.join(format!("{}.mgmt", side.bridge()));
+        // Nobody here listens to what the switch says unasked.
+        let (connection, _notifications) =
+            Connection::connect(&Target::Unix(path)).await.map_err(|source| failed(side, source))?;
+        *self.bridges.get_mut(side) = Some(connection);
+        Ok(())
     }
 
     /// Connected, as far as is known.

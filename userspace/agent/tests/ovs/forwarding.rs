@@ -1,0 +1,129 @@
+//! Pods reach those of their network, on this node and on another, and nobody else.
+
+use anyhow::Result;
+use contiv_model::{global::ArpMode, tag::Encap};
+use netplugin::datapath::Object;
+use testkit::{capture::Tap, needs, packet::Packet};
+
+use crate::node::{Node, SOON, addresses, network, peer, remote, spread, vlan, vtep, vxlan};
+
+fn two_networks_on_two_nodes(label: &str, encaps: [Encap; 2], arp: ArpMode) -> Result<()> {
+    let nodes = Node::pair(label)?;
+    let [blue, green] = [network("blue", encaps[0], arp), network("green", encaps[1], arp)];
+    for node in &nodes {
+        node.converge()?;
+        node.add([&blue, &green].map(|network| Object::Network(network.clone())))?;
+    }
+    let one = spread(&nodes, 0, &blue, 1)?;
+    let two = spread(&nodes, 0, &blue, 2)?;
+    let three = spread(&nodes, 1, &blue, 3)?;
+    // The same addresses in another network.
+    let green_one = spread(&nodes, 0, &green, 1)?;
+    let green_four = spread(&nodes, 1, &green, 4)?;
+    one.reaches(2)?;
+    one.reaches(3)?;
+    three.reaches(2)?;
+    two.reaches(3)?;
+    green_one.reaches(4)?;
+    green_four.reaches(1)?;
+    one.cannot_reach(4)?;
+    three.cannot_reach(4)?;
+    green_one.cannot_reach(2)?;
+    green_four.cannot_reach(3)?;
+    for node in &nodes {
+        assert_eq!(node.converge()?, []);
+    }
+    Ok(())
+}
+
+#[test]
+fn vxlan_networks() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    two_networks_on_two_nodes("vx", [vxlan(5000), vxlan(5001)], ArpMode::Proxy)
+}
+
+#[test]
+fn vxlan_networks_that_flood_arp() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    two_networks_on_two_nodes("vxf", [vxlan(5000), vxlan(0xff_ffff)], ArpMode::Flood)
+}
+
+#[test]
+fn vlan_networks() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    two_networks_on_two_nodes("vl", [vlan(100), vlan(200)], ArpMode::Proxy)
+}
+
+#[test]
+fn vlan_networks_that_flood_arp() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    two_networks_on_two_nodes("vlf", [vlan(100), vlan(4094)], ArpMode::Flood)
+}
+
+/// The broadcast of a pod reaches the pods of its network, once each, and not itself.
+#[test]
+fn a_broadcast_reaches_everybody_once() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let nodes = Node::pair("bc")?;
+    let blue = network("blue", vxlan(5000), ArpMode::Proxy);
+    for node in &nodes {
+        node.converge()?;
+        node.add([Object::Network(blue.clone())])?;
+    }
+    let pods = [spread(&nodes, 0, &blue, 1)?, spread(&nodes, 0, &blue, 2)?, spread(&nodes, 1, &blue, 3)?];
+    pods[0].reaches(3)?;
+    let taps: Vec<_> = pods.iter().map(|pod| Tap::open(&pod.namespace, "eth0")).collect::<Result<_>>()?;
+    let frame = Packet::eth([0xff; 6], pods[0].mac)
+        .ipv4(addresses(1).0, [10, 1, 0, 255])
+        .udp(9, 9)
+        .payload(b"to all")
+        .build();
+    taps[0].send(&frame)?;
+    for tap in &taps[1..] {
+        tap.expect(SOON, "the broadcast", |bytes| (bytes == frame).then_some(()))?;
+    }
+    // A pod's answer came after any second copy would have.
+    pods[0].reaches(3)?;
+    pods[2].reaches(2)?;
+    for tap in &taps {
+        assert!(tap.drain()?.iter().all(|got| got.bytes != frame), "a second copy, or one to its sender");
+    }
+    Ok(())
+}
+
+/// A pod cannot choose its network by a tag, nor send from a group address; a frame from one node is not
+/// sent on to another.
+#[test]
+fn what_a_frame_claims_does_not_count() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let node = Node::new("claims", &[])?;
+    let blue = network("blue", vxlan(5000), ArpMode::Proxy);
+    let green = network("green", vlan(100), ArpMode::Proxy);
+    node.converge()?;
+    let others =
+        [peer(vtep(0)), peer(vtep(1)), Object::Network(blue.clone()), Object::Network(green.clone())];
+    node.add(others)?;
+    node.add([remote(&blue, 3, Some(vtep(0)))])?;
+    let _pods = [node.run_pod(&blue, 1)?, node.run_pod(&green, 2)?];
+    let ports = |name: &str| -> Result<String> {
+        Ok(node.switch.borrow().vsctl(&["get", "interface", name, "ofport"])?.trim().to_owned())
+    };
+    for (bridge, port) in [("contivVxlanBridge", ports("vvport1")?), ("contivVlanBridge", ports("vvport2")?)]
+    {
+        let tagged = format!("in_port={port},dl_vlan=200,dl_dst=ff:ff:ff:ff:ff:ff,dl_src=02:02:0a:01:00:01");
+        let from_group = format!("in_port={port},dl_src=03:00:00:00:00:01,dl_dst=ff:ff:ff:ff:ff:ff");
+        for packet in [tagged, from_group] {
+            let trace = node.trace(bridge, &packet)?;
+            assert!(trace.contains("Datapath actions: drop"), "{trace}");
+        }
+    }
+    let from_node = format!("in_port={},tun_id=5000", ports("vxif19216892")?);
+    for destination in ["02:02:0a:01:00:03", "ff:ff:ff:ff:ff:ff"] {
+        let trace = node.trace("contivVxlanBridge", &format!("{from_node},dl_dst={destination}"))?;
+        assert!(!trace.contains("tnl_push") && !trace.contains("native tunnel"), "{trace}");
+    }
+    let unknown = format!("in_port={},tun_id=5001,dl_dst=ff:ff:ff:ff:ff:ff", ports("vxif19216892")?);
+    let trace = node.trace("contivVxlanBridge", &unknown)?;
+    assert!(trace.contains("Datapath actions: drop"), "{trace}");
+    Ok(())
+}

@@ -1,0 +1,205 @@
+//! Agents and switches come and go.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use contiv_model::global::ArpMode;
+use netplugin::datapath::{Datapath as _, Object, ObjectId, Op};
+use testkit::{Pinger, needs};
+
+use crate::node::{Node, Pod, SOON, addresses, network, peer, remote, vlan, vtep, vxlan};
+
+/// A node with something of everything.
+fn busy(label: &str) -> Result<(Node, Vec<Pod>)> {
+    let node = Node::new(label, &[])?;
+    node.converge()?;
+    let [blue, green] =
+        [network("blue", vxlan(5000), ArpMode::Proxy), network("green", vlan(100), ArpMode::Proxy)];
+    node.add([peer(vtep(0)), peer(vtep(1)), Object::Network(blue.clone()), Object::Network(green.clone())])?;
+    node.add([remote(&blue, 3, Some(vtep(1))), remote(&green, 4, None)])?;
+    let pods = vec![
+        node.run_pod(&blue, 1)?,
+        node.run_pod(&blue, 2)?,
+        node.run_pod(&green, 1)?,
+        node.run_pod(&green, 2)?,
+    ];
+    Ok((node, pods))
+}
+
+#[test]
+fn a_restarted_agent_finds_everything_as_it_was() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let (node, pods) = busy("again")?;
+    let before = node.tables()?;
+    let pinger = Pinger::start(&pods[0].namespace, addresses(2).0.into(), Duration::from_millis(10))?;
+    testkit::wait_until(SOON, "pings run", || Ok((pinger.answers() > 5).then_some(())))?;
+    node.restart_agent();
+    let observed = node.observe()?;
+    assert_eq!(observed.same.len(), node.desired.borrow().len());
+    assert_eq!((observed.strays, node.writes()), (0, 0));
+    assert_eq!(node.tables()?, before);
+    // What is told again is true already.
+    let again: Vec<_> = node.desired.borrow().iter().map(|(_, object)| Op::Set(object.clone())).collect();
+    assert!(node.apply(&again)?.is_empty() && node.apply(&[Op::Sweep])?.is_empty());
+    assert_eq!(node.writes(), 0);
+    assert_eq!(pinger.finish(SOON)?.lost(), 0);
+    Ok(())
+}
+
+#[test]
+fn a_change_costs_what_it_changes() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let (node, _pods) = busy("cost")?;
+    let blue = network("blue", vxlan(5000), ArpMode::Proxy);
+    let before = node.writes();
+    node.add([remote(&blue, 9, Some(vtep(1)))])?;
+    // Where it is, and its two addresses.
+    assert_eq!(node.writes() - before, 3);
+    let before = node.writes();
+    node.add([Object::Network(network("blue", vxlan(5000), ArpMode::Flood))])?;
+    assert_eq!(node.writes() - before, 2);
+    Ok(())
+}
+
+#[test]
+fn what_is_removed_leaves_nothing() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let fresh = Node::new("fresh", &[])?;
+    fresh.converge()?;
+    let (node, _pods) = busy("gone")?;
+    let ids: Vec<_> = node.desired.borrow().iter().map(|(id, _)| id.clone()).collect();
+    node.remove(ids.into_iter().rev())?;
+    assert_eq!(node.tables()?, fresh.tables()?);
+    let ports = ["contivVlanBridge", "contivVxlanBridge"]
+        .map(|bridge| node.switch.borrow().vsctl(&["list-ports", bridge]).unwrap());
+    assert_eq!(ports, ["", ""]);
+
+    let mut datapath = node.datapath.borrow_mut();
+    node.runtime.block_on(datapath.cleanup())?;
+    assert_eq!(node.switch.borrow().vsctl(&["list-br"])?, "");
+    // Once more is no error.
+    node.runtime.block_on(datapath.cleanup())?;
+    Ok(())
+}
+
+#[test]
+fn a_restarted_switch_is_noticed_and_filled_again() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let (node, pods) = busy("crash")?;
+    let before = node.tables()?;
+    node.switch.borrow_mut().kill_vswitchd()?;
+    let noticed = async { tokio::time::timeout(SOON, node.datapath.borrow_mut().disturbed()).await };
+    node.runtime.block_on(noticed)?;
+    let error = node.observe().unwrap_err();
+    let text = format!("{:#}", anyhow::Error::from(error));
+    assert!(text.contains("is ovs-vswitchd running on this node?"), "{text}");
+
+    node.switch.borrow_mut().start_vswitchd()?;
+    node.converge()?;
+    let sorted = |tables: &std::collections::BTreeMap<_, Vec<String>>| tables["contivVxlanBridge"].len();
+    assert_eq!(sorted(&node.tables()?), sorted(&before));
+    pods[0].reaches(2)?;
+    pods[2].reaches(2)?;
+    Ok(())
+}
+
+#[test]
+fn an_absent_switch_is_named() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let options = netplugin::datapath::ovs::Options {
+        socket: "/nonexistent/db.sock".into(),
+        datapath_type: netplugin::datapath::ovs::DatapathType::System,
+        uplinks: vec![],
+        vtep: None,
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let mut datapath = netplugin::datapath::ovs::Ovs::new(options);
+    let error = runtime.block_on(datapath.observe(&Default::default())).unwrap_err();
+    let text = format!("{:#}", anyhow::Error::from(error));
+    assert!(text.contains("/nonexistent/db.sock (is openvswitch-switch running on this node?)"), "{text}");
+    Ok(())
+}
+
+/// An endpoint whose interface is not there fails alone, and is right when the interface comes.
+#[test]
+fn one_bad_port_spoils_nothing() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let node = Node::new("badport", &[])?;
+    node.converge()?;
+    let blue = network("blue", vxlan(5000), ArpMode::Proxy);
+    let good = node.pod(&blue, 1)?;
+    let other = node.pod(&blue, 2)?;
+    let Object::Local(mut bad) = other.object.clone() else { unreachable!() };
+    bad.port = "vvport99".into();
+    let unknown = remote(&blue, 3, Some(vtep(0)));
+    let objects = [Object::Network(blue), Object::Local(bad.clone()), unknown, good.object.clone()];
+    for object in &objects {
+        node.desired.borrow_mut().insert(object.clone());
+    }
+    let failures = node.apply(&objects.clone().map(Op::Set))?;
+    let texts: Vec<_> =
+        failures.into_iter().map(|f| (f.op, format!("{:#}", anyhow::Error::from(f.error)))).collect();
+    assert_eq!(texts.iter().map(|(op, _)| *op).collect::<Vec<_>>(), [1, 2]);
+    assert!(texts[0].1.contains("vvport99") && texts[0].1.contains("No such device"), "{texts:?}");
+    assert!(texts[1].1.contains("the tunnel to 192.168.9.1 is not there"), "{texts:?}");
+    let observed = node.observe()?;
+    assert!(observed.same.contains(&good.object.id()) && observed.same.len() == 2, "{observed:?}");
+
+    node.namespace.ip(&format!("link set {} down", "vvport2"))?;
+    node.namespace.ip("link set vvport2 name vvport99")?;
+    node.namespace.up("vvport99")?;
+    node.add([peer(vtep(0))])?;
+    node.converge()?;
+    good.reaches(2)
+}
+
+/// An endpoint moves: make before break, and nothing of the old place stays.
+#[test]
+fn an_endpoint_moves_between_nodes() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let node = Node::new("move", &[])?;
+    node.converge()?;
+    let blue = network("blue", vxlan(5000), ArpMode::Proxy);
+    node.add([peer(vtep(0)), Object::Network(blue.clone()), remote(&blue, 1, Some(vtep(0)))])?;
+    let elsewhere = node.tables()?;
+    let pod = node.pod(&blue, 1)?;
+    let there: ObjectId = remote(&blue, 1, None).id();
+    for ops in [
+        [Op::Set(pod.object.clone()), Op::Delete(there.clone())],
+        [Op::Set(remote(&blue, 1, Some(vtep(0)))), Op::Delete(pod.object.id())],
+    ] {
+        for op in &ops {
+            match op {
+                Op::Set(object) => drop(node.desired.borrow_mut().insert(object.clone())),
+                Op::Delete(id) => drop(node.desired.borrow_mut().remove(id)),
+                Op::Sweep => {}
+            }
+        }
+        assert!(node.apply(&ops)?.is_empty());
+        assert_eq!(node.converge()?, []);
+    }
+    assert_eq!(node.tables()?, elsewhere);
+    Ok(())
+}
+
+#[test]
+fn two_thousand_endpoints_and_back() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let node = Node::new("many", &[])?;
+    node.converge()?;
+    node.add([peer(vtep(0)), peer(vtep(1))])?;
+    let mut objects = vec![];
+    for n in 0..20u32 {
+        let encap = if n % 2 == 0 { vxlan(5000 + n) } else { vlan(100 + n as u16) };
+        let network = network(&format!("n{n}"), encap, ArpMode::Proxy);
+        let through = (n % 2 == 0).then(|| vtep((n / 2 % 2) as usize));
+        objects.push(Object::Network(network.clone()));
+        objects.extend((1..=100).map(|pod| remote(&network, pod, through)));
+    }
+    node.add(objects.clone())?;
+    assert_eq!(node.converge()?, []);
+    node.remove(objects.iter().rev().map(Object::id))?;
+    assert_eq!(node.converge()?, []);
+    assert_eq!(node.datapath.borrow().inspect()["objects"], 2);
+    Ok(())
+}

@@ -1,0 +1,218 @@
+//! ARP and ND: who is answered, by whom, and who is not.
+
+use std::{
+    net::{Ipv4Addr, Ipv6Addr},
+    time::Duration,
+};
+
+use anyhow::Result;
+use contiv_model::{global::ArpMode, tag::Encap};
+use netplugin::datapath::Object;
+use testkit::{
+    capture::Tap,
+    needs,
+    packet::{self, Packet},
+};
+
+use crate::node::{Node, Pod, SOON, addresses, network, remote, vlan, vtep, vxlan};
+
+const REQUEST: u16 = 1;
+const ZERO: [u8; 6] = [0; 6];
+
+/// A node with two pods and one known elsewhere; the pods' kernels are kept out of it, so that only the switch
+/// answers.
+fn with_pods(
+    label: &str,
+    encap: Encap,
+    test: impl FnOnce(&Node, [(&Pod, &Tap); 2]) -> Result<()>,
+) -> Result<()> {
+    let node = Node::new(label, &[])?;
+    node.converge()?;
+    let blue = network("blue", encap, ArpMode::Proxy);
+    let through = matches!(encap, Encap::Vxlan { .. }).then(|| vtep(1));
+    node.add(through.map(crate::node::peer))?;
+    node.add([Object::Network(blue.clone()), remote(&blue, 3, through)])?;
+    let pods = [node.run_pod(&blue, 1)?, node.run_pod(&blue, 2)?];
+    pods[0].reaches(2)?;
+    for pod in &pods {
+        pod.namespace.ip("link set eth0 arp off")?;
+        pod.namespace.ip("addr flush dev eth0")?;
+    }
+    let taps = [Tap::open(&pods[0].namespace, "eth0")?, Tap::open(&pods[1].namespace, "eth0")?];
+    test(&node, [(&pods[0], &taps[0]), (&pods[1], &taps[1])])
+}
+
+fn arp(sender: (&Pod, Ipv4Addr), target: Ipv4Addr) -> Vec<u8> {
+    let mac = sender.0.mac;
+    Packet::eth([0xff; 6], mac).arp(REQUEST, (mac, sender.1), (ZERO, target)).build()
+}
+
+fn answers_for_known_addresses(encap: Encap, label: &str) -> Result<()> {
+    with_pods(label, encap, |_, [(one, tap), (_, other)]| {
+        let own = addresses(1);
+        for n in [2, 3] {
+            let (ip, ip6) = addresses(n);
+            let mac = contiv_model::mac::Mac::of_endpoint(ip).0;
+            tap.send(&arp((one, own.0), ip))?;
+            let reply = Packet::eth(one.mac, mac).arp(2, (mac, ip), (one.mac, own.0)).build();
+            tap.expect(SOON, "the ARP reply", |bytes| (bytes[..reply.len()] == reply).then_some(()))?;
+
+            tap.send(&Packet::neighbour_solicitation(one.mac, own.1, ip6).build())?;
+            let advertisement = tap.expect(SOON, "the advertisement", |bytes| {
+                (bytes.len() >= 86 && bytes[12..14] == [0x86, 0xdd] && bytes[54] == 136)
+                    .then(|| bytes.to_vec())
+            })?;
+            let expected = Packet::eth(one.mac, mac)
+                .ipv6(ip6, own.1)
+                .ttl(255)
+                .icmpv6(136, 0, [0x60, 0, 0, 0])
+                .payload(&[&ip6.octets()[..], &[2, 1], &mac].concat())
+                .build();
+            assert_eq!(advertisement, expected, "checksum and all");
+        }
+        // Nobody else was bothered.
+        assert_eq!(other.drain()?, []);
+        Ok(())
+    })
+}
+
+#[test]
+fn known_addresses_are_answered_on_vxlan() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    answers_for_known_addresses(vxlan(5000), "ndx")
+}
+
+#[test]
+fn known_addresses_are_answered_on_vlan() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    answers_for_known_addresses(vlan(100), "ndl")
+}
+
+/// The frame is not answered: what is asked after it is, and nothing came in between.
+fn silence(tap: &Tap, pod: &Pod, frame: &[u8]) -> Result<()> {
+    tap.drain()?;
+    tap.send(frame)?;
+    tap.send(&arp((pod, addresses(1).0), addresses(3).0))?;
+    let is_reply = |bytes: &[u8]| bytes[12..14] == [0x08, 0x06] && bytes[21] == 2;
+    let first = tap.expect(SOON, "the answer to the second", |bytes| {
+        (is_reply(bytes) || bytes[54..].first() == Some(&136)).then(|| bytes.to_vec())
+    })?;
+    assert_eq!(first[28..32], addresses(3).0.octets(), "an answer to what should have none");
+    Ok(())
+}
+
+#[test]
+fn nobody_is_told_that_his_own_address_is_taken() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    for (label, encap) in [("ownx", vxlan(5000)), ("ownl", vlan(100))] {
+        with_pods(label, encap, |_, [(one, tap), _]| {
+            let (ip, ip6) = addresses(1);
+            silence(tap, one, &arp((one, Ipv4Addr::UNSPECIFIED), ip))?;
+            silence(tap, one, &arp((one, ip), ip))?;
+            silence(tap, one, &duplicate_search(one, ip6))
+        })?;
+    }
+    Ok(())
+}
+
+/// A solicitation from no address has no option: it looks for somebody with the same address.
+fn duplicate_search(pod: &Pod, target: Ipv6Addr) -> Vec<u8> {
+    Packet::eth(packet::solicited_node_mac(target), pod.mac)
+        .ipv6(Ipv6Addr::UNSPECIFIED, packet::solicited_node(target))
+        .ttl(255)
+        .icmpv6(135, 0, [0; 4])
+        .payload(&target.octets())
+        .build()
+}
+
+#[test]
+fn a_taken_address_is_defended() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    for (label, encap) in [("defx", vxlan(5000)), ("defl", vlan(100))] {
+        with_pods(label, encap, |_, [(one, tap), _]| {
+            for n in [2, 3] {
+                let (ip, ip6) = addresses(n);
+                let mac = contiv_model::mac::Mac::of_endpoint(ip).0;
+                tap.send(&arp((one, Ipv4Addr::UNSPECIFIED), ip))?;
+                let reply =
+                    Packet::eth(one.mac, mac).arp(2, (mac, ip), (one.mac, Ipv4Addr::UNSPECIFIED)).build();
+                tap.expect(SOON, "the ARP reply", |bytes| (bytes[..reply.len()] == reply).then_some(()))?;
+
+                tap.send(&duplicate_search(one, ip6))?;
+                let all_nodes = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+                let expected = Packet::eth([0x33, 0x33, 0, 0, 0, 1], mac)
+                    .ipv6(ip6, all_nodes)
+                    .ttl(255)
+                    .icmpv6(136, 0, [0x20, 0, 0, 0])
+                    .payload(&ip6.octets())
+                    .build();
+                tap.expect(SOON, "the advertisement", |bytes| (bytes == expected).then_some(()))?;
+            }
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+#[test]
+fn the_kernel_gives_up_a_taken_address_and_keeps_a_free_one() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let node = Node::new("dad", &[])?;
+    node.converge()?;
+    let blue = network("blue", vxlan(5000), ArpMode::Proxy);
+    node.add([crate::node::peer(vtep(1)), Object::Network(blue.clone()), remote(&blue, 3, Some(vtep(1)))])?;
+    let pod = node.run_pod(&blue, 1)?;
+    for (address, state) in [(addresses(3).1, "dadfailed"), (addresses(9).1, "scope")] {
+        pod.namespace.ip(&format!("addr add {address}/64 dev eth0"))?;
+        testkit::wait_until(SOON, "the search for a duplicate ends", || {
+            let shown = pod.namespace.ip("-6 addr show dev eth0")?;
+            let line = shown.lines().find(|line| line.contains(&format!("{address}/"))).unwrap_or_default();
+            let settled = line.contains("dadfailed") || !line.is_empty() && !line.contains("tentative");
+            Ok(settled.then(|| {
+                assert!(
+                    line.contains(state) && (state == "dadfailed") == line.contains("dadfailed"),
+                    "{line}"
+                )
+            }))
+        })?;
+    }
+    Ok(())
+}
+
+#[test]
+fn unknown_addresses_are_asked_of_everybody() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    for (label, encap) in [("unkx", vxlan(5000)), ("unkl", vlan(100))] {
+        with_pods(label, encap, |_, [(one, tap), (_, other)]| {
+            let (ip, ip6) = addresses(77);
+            let frames = [
+                arp((one, addresses(1).0), ip),
+                Packet::neighbour_solicitation(one.mac, addresses(1).1, ip6).build(),
+                duplicate_search(one, ip6),
+            ];
+            for frame in frames {
+                tap.send(&frame)?;
+                other.expect(SOON, "the request", |bytes| (bytes == frame).then_some(()))?;
+            }
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+/// ARP mode changes under running pods.
+#[test]
+fn flood_mode_asks_the_pod_itself() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    for (label, encap) in [("flx", vxlan(5000)), ("fll", vlan(100))] {
+        with_pods(label, encap, |node, [(one, tap), (_, other)]| {
+            node.add([Object::Network(network("blue", encap, ArpMode::Flood))])?;
+            let request = arp((one, addresses(1).0), addresses(2).0);
+            tap.send(&request)?;
+            other.expect(SOON, "the request", |bytes| (bytes == request).then_some(()))?;
+            assert_eq!(tap.receive(Duration::ZERO)?, None);
+            Ok(())
+        })?;
+    }
+    Ok(())
+}

@@ -1,0 +1,289 @@
+//! A node: a namespace with a switch of its own, our datapath, and pods.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use contiv_model::{
+    global::ArpMode,
+    mac::Mac,
+    name::{EndpointId, NetworkId},
+    tag::Encap,
+};
+use netplugin::datapath::{
+    Datapath as _, Desired, Error, Failed, Local, Network, Object, ObjectId, Observed, Op, Peer, Remote,
+    ovs::{DatapathType, Options, Ovs},
+};
+use testkit::{Netns, ovs::Switch, wait_until};
+use tokio::runtime::Runtime;
+
+pub(crate) const VTEP_PORT: u16 = 4789;
+pub(crate) const SOON: Duration = Duration::from_secs(10);
+
+pub(crate) fn vxlan(vni: u32) -> Encap {
+    Encap::Vxlan { vni: vni.try_into().unwrap(), local: 2.try_into().unwrap() }
+}
+
+pub(crate) fn vlan(tag: u16) -> Encap {
+    Encap::Vlan(tag.try_into().unwrap())
+}
+
+/// Network `name` of its own tenant.
+pub(crate) fn network(name: &str, encap: Encap, arp: ArpMode) -> Network {
+    Network { id: NetworkId::new(&"net".parse().unwrap(), &name.parse().unwrap()), encap, arp }
+}
+
+/// A pod's addresses by its number: 10.1.0.n and fd00::n.
+pub(crate) fn addresses(n: u8) -> (Ipv4Addr, Ipv6Addr) {
+    (Ipv4Addr::new(10, 1, 0, n), Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, n.into()))
+}
+
+fn endpoint(network: &Network, n: u8) -> EndpointId {
+    EndpointId::new(&network.id, &format!("pod{n}"))
+}
+
+pub(crate) fn peer(vtep: IpAddr) -> Object {
+    Object::Peer(Peer { vtep, port: VTEP_PORT })
+}
+
+/// Pod `n` of `network`, as other nodes see it.
+pub(crate) fn remote(network: &Network, n: u8, vtep: Option<IpAddr>) -> Object {
+    let (ip, ip6) = addresses(n);
+    let (id, network_id) = (endpoint(network, n), network.id.clone());
+    let mac = Mac::of_endpoint(ip);
+    Object::Remote(Remote { id, network: network_id, encap: network.encap, vtep, mac, ip, ip6: Some(ip6) })
+}
+
+pub(crate) struct Pod {
+    pub(crate) namespace: Netns,
+    pub(crate) object: Object,
+    pub(crate) mac: [u8; 6],
+}
+
+impl Pod {
+    /// Waits until the other pod answers, over IPv4 and IPv6.
+    pub(crate) fn reaches(&self, n: u8) -> Result<()> {
+        let (ip, ip6) = addresses(n);
+        for target in [IpAddr::from(ip), ip6.into()] {
+            wait_until(SOON, &format!("{target} answers"), || {
+                let ping = self.namespace.ping(target, 1, Duration::from_millis(200))?;
+                Ok((ping.lost() == 0).then_some(()))
+            })?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn cannot_reach(&self, n: u8) -> Result<()> {
+        let (ip, ip6) = addresses(n);
+        for target in [IpAddr::from(ip), ip6.into()] {
+            let ping = self.namespace.ping(target, 2, Duration::from_millis(200))?;
+            ensure!(ping.lost() == 2, "{target} answered");
+        }
+        Ok(())
+    }
+}
+
+pub(crate) struct Node {
+    pub(crate) namespace: Netns,
+    pub(crate) switch: RefCell<Switch>,
+    pub(crate) runtime: Runtime,
+    pub(crate) datapath: RefCell<Ovs>,
+    pub(crate) desired: RefCell<Desired>,
+    uplinks: Vec<String>,
+    pods: Cell<u8>,
+}
+
+impl Node {
+    pub(crate) fn new(label: &str, uplinks: &[&str]) -> Result<Node> {
+        let namespace = Netns::new(label)?;
+        Node::on(namespace, uplinks)
+    }
+
+    pub(crate) fn on(namespace: Netns, uplinks: &[&str]) -> Result<Node> {
+        let switch = Switch::start(&namespace)?;
+        let uplinks: Vec<_> = uplinks.iter().map(|name| (*name).to_owned()).collect();
+        let datapath = RefCell::new(datapath(&switch, &uplinks));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let switch = RefCell::new(switch);
+        let desired = RefCell::default();
+        Ok(Node { namespace, switch, runtime, datapath, desired, uplinks, pods: Cell::new(0) })
+    }
+
+    /// Two nodes with a wire between them: VTEPs 192.168.9.1 and .2 on a bridge beside ours, and `trunk0` for VLANs.
+    pub(crate) fn pair(label: &str) -> Result<[Node; 2]> {
+        let spaces = [Netns::new(&format!("{label}1"))?, Netns::new(&format!("{label}2"))?];
+        for wire in ["under0", "trunk0"] {
+            spaces[0].veth(wire, &spaces[1], wire)?;
+            for space in &spaces {
+                space.up(wire)?;
+                space.tx_checksum_off(wire)?;
+            }
+        }
+        let [one, two] = spaces.map(|space| Node::on(space, &["trunk0"]));
+        let nodes = [one?, two?];
+        for (node, other) in [(0, 1), (1, 0)] {
+            let switch = nodes[node].switch.borrow();
+            switch.vsctl(&[
+                "--timeout=20",
+                "add-br",
+                "underlay",
+                "--",
+                "set",
+                "bridge",
+                "underlay",
+                "datapath_type=netdev",
+                "--",
+                "add-port",
+                "underlay",
+                "under0",
+            ])?;
+            nodes[node].namespace.address("underlay", &format!("{}/24", vtep(node)))?;
+            nodes[node].namespace.up("underlay")?;
+            nodes[node].desired.borrow_mut().insert(peer(vtep(other)));
+        }
+        Ok(nodes)
+    }
+
+    /// The agent dies and a new one starts.
+    pub(crate) fn restart_agent(&self) {
+        let fresh = datapath(&self.switch.borrow(), &self.uplinks);
+        *self.datapath.borrow_mut() = fresh;
+    }
+
+    pub(crate) fn observe(&self) -> Result<Observed, Error> {
+        let mut datapath = self.datapath.borrow_mut();
+        self.runtime.block_on(datapath.observe(&self.desired.borrow()))
+    }
+
+    pub(crate) fn apply(&self, ops: &[Op]) -> Result<Vec<Failed>, Error> {
+        let mut datapath = self.datapath.borrow_mut();
+        self.runtime.block_on(datapath.apply(ops))
+    }
+
+    pub(crate) fn writes(&self) -> u64 {
+        self.datapath.borrow().writes()
+    }
+
+    /// What is wrong in the switch is put right, as the agent does it; says what was wrong.
+    pub(crate) fn converge(&self) -> Result<Vec<ObjectId>> {
+        let observed = self.observe()?;
+        let desired = self.desired.borrow().clone();
+        let wrong = || desired.iter().filter(|(id, _)| !observed.same.contains(id));
+        let sets = wrong().map(|(_, object)| Op::Set(object.clone()));
+        let ops: Vec<_> = sets.chain((observed.strays > 0).then_some(Op::Sweep)).collect();
+        let failures = self.apply(&ops)?;
+        ensure!(failures.is_empty(), "{failures:?}");
+        let after = self.observe()?;
+        let still: Vec<_> = desired.iter().filter(|(id, _)| !after.same.contains(id)).collect();
+        ensure!(still.is_empty() && after.strays == 0, "still wrong: {still:?}, {} strays", after.strays);
+        Ok(wrong().map(|(id, _)| id.clone()).collect())
+    }
+
+    /// Adds objects as the agent does when they come.
+    pub(crate) fn add(&self, objects: impl IntoIterator<Item = Object>) -> Result<()> {
+        let ops: Vec<_> = objects.into_iter().map(Op::Set).collect();
+        for op in &ops {
+            if let Op::Set(object) = op {
+                self.desired.borrow_mut().insert(object.clone());
+            }
+        }
+        let failures = self.apply(&ops)?;
+        ensure!(failures.is_empty(), "{failures:?}");
+        Ok(())
+    }
+
+    pub(crate) fn remove(&self, ids: impl IntoIterator<Item = ObjectId>) -> Result<()> {
+        let ops: Vec<_> = ids.into_iter().map(Op::Delete).collect();
+        for op in &ops {
+            if let Op::Delete(id) = op {
+                self.desired.borrow_mut().remove(id);
+            }
+        }
+        let failures = self.apply(&ops)?;
+        ensure!(failures.is_empty(), "{failures:?}");
+        Ok(())
+    }
+
+    /// A pod with number `n` on `network`, its interface made; its object is not told yet.
+    pub(crate) fn pod(&self, network: &Network, n: u8) -> Result<Pod> {
+        let count = self.pods.get() + 1;
+        self.pods.set(count);
+        let namespace = Netns::new(&format!("pod{n}"))?;
+        let port = format!("vvport{count}");
+        self.namespace.veth(&port, &namespace, "eth0")?;
+        let (ip, ip6) = addresses(n);
+        let mac = Mac::of_endpoint(ip);
+        namespace.mac("eth0", &mac.to_string())?;
+        namespace.tx_checksum_off("eth0")?;
+        namespace.address("eth0", &format!("{ip}/24"))?;
+        namespace.address("eth0", &format!("{ip6}/64"))?;
+        namespace.up("eth0")?;
+        self.namespace.up(&port)?;
+        let object = Object::Local(Local {
+            id: endpoint(network, n),
+            network: network.id.clone(),
+            encap: network.encap,
+            port,
+            mac,
+            ip,
+            ip6: Some(ip6),
+        });
+        Ok(Pod { namespace, object, mac: mac.0 })
+    }
+
+    /// A pod that is told.
+    pub(crate) fn run_pod(&self, network: &Network, n: u8) -> Result<Pod> {
+        let pod = self.pod(network, n)?;
+        self.add([pod.object.clone()])?;
+        Ok(pod)
+    }
+
+    /// All flows and groups of both bridges, without counters, in order.
+    pub(crate) fn tables(&self) -> Result<BTreeMap<&'static str, Vec<String>>> {
+        let switch = self.switch.borrow();
+        let mut tables = BTreeMap::new();
+        for bridge in ["contivVlanBridge", "contivVxlanBridge"] {
+            let mut lines = vec![];
+            for (command, arguments) in [("dump-flows", &["--no-stats"][..]), ("dump-groups", &[])] {
+                let dump = switch.ofctl(command, bridge, arguments).context(command)?;
+                lines.extend(
+                    dump.lines().map(|line| line.trim().to_owned()).filter(|line| !line.contains("(OF1.3)")),
+                );
+            }
+            lines.sort();
+            tables.insert(bridge, lines);
+        }
+        Ok(tables)
+    }
+
+    /// What `ofproto/trace` says happens to a packet.
+    pub(crate) fn trace(&self, bridge: &str, packet: &str) -> Result<String> {
+        self.switch.borrow().appctl(&["ofproto/trace", bridge, packet])
+    }
+}
+
+fn datapath(switch: &Switch, uplinks: &[String]) -> Ovs {
+    Ovs::new(Options {
+        socket: switch.socket(),
+        datapath_type: DatapathType::Netdev,
+        uplinks: uplinks.to_vec(),
+        vtep: None,
+    })
+}
+
+/// The address of a node of a pair.
+pub(crate) fn vtep(node: usize) -> IpAddr {
+    [[192, 168, 9, 1], [192, 168, 9, 2]][node].into()
+}
+
+/// Pod `n` runs on the first node; both nodes know.
+pub(crate) fn spread(nodes: &[Node; 2], on: usize, network: &Network, n: u8) -> Result<Pod> {
+    let pod = nodes[on].run_pod(network, n)?;
+    let through = matches!(network.encap, Encap::Vxlan { .. }).then(|| vtep(on));
+    nodes[1 - on].add([remote(network, n, through)])?;
+    Ok(pod)
+}
