@@ -117,8 +117,7 @@ impl<D: Datapath> Reconciler<D> {
                     let _ = reply.send(self.datapath.inspect());
                 }
                 () = tokio::time::sleep_until(self.measure) => self.measure_all().await,
-                touched = self.changes.next(), if known => {
-                    let revision = self.reader.revision();
+                (touched, revision) = self.changes.next(), if known => {
                     let ids = self.reader.with(|state| plan::update(&mut self.desired, state, &self.node, &touched));
                     self.change(ids, revision).await;
                 }
@@ -137,8 +136,7 @@ impl<D: Datapath> Reconciler<D> {
 
     async fn measure_all(&mut self) {
         // The full plan has it all.
-        drop(self.changes.take());
-        let revision = self.reader.revision();
+        let (_, revision) = self.changes.take();
         self.desired = self.reader.with(|state| plan::full(state, &self.node));
         let result = self.measure_and_make(revision).await;
         if let Err(error) = result {

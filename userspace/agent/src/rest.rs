@@ -47,6 +47,8 @@ pub struct Parts {
     pub reader: Reader,
     /// How the datapath is doing.
     pub status: watch::Receiver<Status>,
+    /// How the connections to the store are doing.
+    pub store: Vec<watch::Receiver<contiv_store::Status>>,
     /// Asks the datapath for its inside.
     pub inspect: mpsc::Sender<Inspection>,
     /// What is counted.
@@ -66,8 +68,12 @@ struct Readiness {
     applied_revision: i64,
     failed: usize,
     rejected: usize,
+    /// What the datapath said last.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
+    /// Why what is known may be old.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    store: Option<String>,
 }
 
 impl Parts {
@@ -78,6 +84,14 @@ impl Parts {
         let datapath = (!self.status.borrow().known).then(|| format!("{} datapath", self.datapath));
         started.chain(state).chain(datapath).collect()
     }
+}
+
+/// The first trouble of any.
+fn trouble(connections: &[watch::Receiver<contiv_store::Status>]) -> Option<String> {
+    connections.iter().find_map(|connection| match &*connection.borrow() {
+        contiv_store::Status::Retrying { error, .. } => Some(error.to_string()),
+        _ => None,
+    })
 }
 
 /// Listens.
@@ -117,6 +131,7 @@ async fn readyz(State(parts): State<Parts>) -> Response {
         failed: status.failed,
         rejected: parts.reader.rejected_count(),
         error: status.error,
+        store: trouble(&parts.store),
     };
     let code = if body.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (code, Json(body)).into_response()

@@ -69,7 +69,9 @@ async fn with<D: Datapath + 'static>(
     let (reconciler, Handle { settled, status, inspect }) =
         Reconciler::new(datapath, node.clone(), reader.clone(), changes, PERIOD);
     let mut tasks = Tasks::new(stop.clone());
-    tasks.spawn("state", follow(Sources::new(&store), writer, stop.clone()));
+    let sources = Sources::new(&store);
+    let connections = sources.statuses();
+    tasks.spawn("state", follow(sources, writer, stop.clone()));
     let leader = tasks.leader(&store);
 
     let metrics = Metrics::default();
@@ -89,6 +91,7 @@ async fn with<D: Datapath + 'static>(
         ready,
         reader: reader.clone(),
         status: status.clone(),
+        store: connections,
         inspect,
         metrics: metrics.clone(),
         pods: pods.clone(),

@@ -235,13 +235,13 @@ impl Reader {
 }
 
 impl Changes {
-    /// Waits until something is touched, and takes it.
-    pub async fn next(&mut self) -> Touched {
+    /// Waits until something is touched, and takes it, with the revision that it brings the state to.
+    pub async fn next(&mut self) -> (Touched, i64) {
         loop {
             self.generation.mark_unchanged();
-            let touched = self.take();
+            let (touched, revision) = self.take();
             if !touched.is_empty() {
-                return touched;
+                return (touched, revision);
             }
             if self.generation.changed().await.is_err() {
                 std::future::pending::<()>().await;
@@ -249,12 +249,16 @@ impl Changes {
         }
     }
 
-    /// What was touched and not heard yet.
-    pub fn take(&mut self) -> Touched {
-        if self.shared.read().touched.is_empty() {
-            return Touched::default();
+    /// What was touched and not heard yet, and the revision of the state.
+    pub fn take(&mut self) -> (Touched, i64) {
+        {
+            let inner = self.shared.read();
+            if inner.touched.is_empty() {
+                return (Touched::default(), inner.revision);
+            }
         }
-        std::mem::take(&mut self.shared.write().touched)
+        let mut inner = self.shared.write();
+        (std::mem::take(&mut inner.touched), inner.revision)
     }
 }
 
@@ -303,8 +307,8 @@ mod tests {
         assert_eq!(ids(&reader).len(), 2);
         tell(9, Event::InitDone);
         assert_eq!(ids(&reader), ["b"]);
-        let touched = changes.take();
-        assert_eq!(touched.endpoints, [EndpointId::from("a")].into());
+        let (touched, revision) = changes.take();
+        assert_eq!((touched.endpoints, revision), ([EndpointId::from("a")].into(), 9));
     }
 
     #[test]
@@ -325,11 +329,11 @@ mod tests {
         let (mut writer, attacher, _, mut changes) = new([EPS]);
         let (key, object) = endpoint("a");
         writer.apply(Update { source: EPS, revision: 1, event: Event::Apply(key.clone(), object.clone()) });
-        assert!(!changes.take().is_empty());
+        assert!(!changes.take().0.is_empty());
         writer.apply(Update { source: EPS, revision: 2, event: Event::Apply(key, object) });
-        assert!(changes.take().is_empty());
+        assert!(changes.take().0.is_empty());
         attacher.attach(&"a".into(), Attachment { port: "vvport1".into() });
         attacher.attach(&"a".into(), Attachment { port: "vvport1".into() });
-        assert_eq!(changes.take().endpoints.len(), 1);
+        assert_eq!(changes.take().0.endpoints.len(), 1);
     }
 }
