@@ -49,16 +49,10 @@ impl<'w> Place<'w> {
         &self.network.body.id
     }
 
-    /// The group's pool, if it has one.
-    fn pool(&self) -> Option<(&'w Ledger<group::State>, IpPool)> {
-        let group = self.group?;
-        Some((group, IpPool::read(&group.body.ip_pool, &self.subnet).ok()??))
-    }
-
     /// The lowest free address of the group's pool, or of the network.
     pub(super) fn choose(&self, draft: &mut Draft<'w>) -> Result<Choice, Problem> {
         let failed = |of| Problem::conflict(format!("auto allocation failed - address exhaustion in {of}"));
-        if let Some((group, _)) = self.pool() {
+        if let Some(group) = self.group.filter(|group| !group.body.ip_pool.is_empty()) {
             let body = &group.body;
             if body.network_name != self.network.body.network_name {
                 let (group, network) = (&body.group_name, &body.network_name);

@@ -1,0 +1,152 @@
+//! Who gets which address.
+
+use serde_json::json;
+
+use crate::lab::Lab;
+
+fn lab() -> Lab {
+    let mut lab = Lab::new();
+    let v6 =
+        json!({"gateway": "10.1.0.254", "ipv6Subnet": "2001:db8:1::/64", "ipv6Gateway": "2001:db8:1::1"});
+    lab.network("net", "10.1.0.0/24", v6);
+    lab
+}
+
+#[test]
+fn ipv6_goes_round_and_comes_back() {
+    let mut lab = lab();
+    assert_eq!(lab.create("net", "a", "", "", ""), Ok(("10.1.0.1".into(), "2001:db8:1::2".into())));
+    assert_eq!(lab.create("net", "b", "", "", "").unwrap().1, "2001:db8:1::3");
+    lab.remove("net", "a").unwrap();
+    let state = lab.state("net");
+    assert_eq!(state.ipv6_alloc_map.unwrap().into_keys().collect::<Vec<_>>(), ["::1", "::3"]);
+    assert_eq!((state.ipv6_last_host.as_str(), state.ep_count, state.ep_addr_count), ("::3", 1, 2));
+    // The next one, not the one that was freed.
+    assert_eq!(lab.create("net", "c", "", "", "").unwrap().1, "2001:db8:1::4");
+}
+
+#[test]
+fn explicit_addresses_have_one_owner() {
+    let mut lab = lab();
+    lab.create("net", "a", "", "10.1.0.9", "2001:db8:1::9").unwrap();
+    for (ip, ip6, error) in [
+        ("10.1.0.9", "", "address 10.1.0.9 is in use"),
+        ("10.1.0.254", "", "address 10.1.0.254 is in use"),
+        ("10.1.0.0", "", "address 10.1.0.0 is in use"),
+        ("10.1.0.255", "", "address 10.1.0.255 is in use"),
+        ("10.2.0.1", "", "hostIP 10.2.0.1 is exceeding beyond subnet 10.1.0.0/24, hostID 65537"),
+        ("", "2001:db8:1::9", "address 2001:db8:1::9 is in use"),
+        ("", "2001:db8:1::1", "address 2001:db8:1::1 is in use"),
+        ("", "2001:db8:2::9", "hostIP 2001:db8:2::9 is exceeding beyond subnet 2001:db8:1::/64"),
+    ] {
+        assert_eq!(lab.create("net", "b", "", ip, ip6), Err(error.to_owned()));
+    }
+    // Automatic ones pass over it.
+    for n in 2..9 {
+        lab.create("net", &format!("c{n}"), "", "", "").unwrap();
+    }
+    assert_eq!(lab.create("net", "d", "", "", ""), Ok(("10.1.0.8".into(), "2001:db8:1::a".into())));
+    assert_eq!(lab.create("net", "e", "", "", "").unwrap().0, "10.1.0.10");
+}
+
+#[test]
+fn a_reserved_address_is_for_one_endpoint() {
+    let mut lab = lab();
+    let reserved = lab.alloc("net.default", "", "").unwrap();
+    assert_eq!(reserved, "10.1.0.1/24");
+    assert_eq!(lab.create("net", "a", "", "10.1.0.1", "").unwrap().0, "10.1.0.1");
+    assert_eq!(lab.create("net", "b", "", "10.1.0.1", ""), Err("address 10.1.0.1 is in use".into()));
+    let error = "address 10.1.0.1 is in use by endpoint net.default-a";
+    assert_eq!(lab.release("net.default", "10.1.0.1"), Err(error.into()));
+    assert_eq!(lab.alloc("net.default", "2001:db8:1::/64", ""), Ok("2001:db8:1::3/64".into()));
+    assert_eq!(
+        lab.alloc("net.default", "2001:db8:1::/64", "2001:db8:1::3"),
+        Err("address 2001:db8:1::3 is in use".into())
+    );
+    lab.release("net.default", "2001:db8:1::3").unwrap();
+    assert_eq!(lab.alloc("", "2001:db8:1::/64", "2001:db8:1::3"), Ok("2001:db8:1::3/64".into()));
+    lab.remove("net", "a").unwrap();
+    assert_eq!(lab.alloc("net.default", "", "10.1.0.1"), Ok("10.1.0.1/24".into()));
+}
+
+#[test]
+fn what_is_nobodys_is_not_freed() {
+    let mut lab = lab();
+    lab.network("ranged", "10.2.0.10-10.2.0.12/24", json!({}));
+    for (id, address) in
+        [("net.default", "10.1.0.254"), ("net.default", "10.1.0.0"), ("ranged.default", "10.2.0.50")]
+    {
+        let before = lab.told();
+        lab.release(id, address).unwrap();
+        assert_eq!(lab.told(), before, "{address}");
+    }
+    // An endpoint may have an address outside the range; the range stays what it is.
+    lab.create("ranged", "x", "", "10.2.0.50", "").unwrap();
+    assert_eq!(lab.create("ranged", "y", "", "10.2.0.50", ""), Err("address 10.2.0.50 is in use".into()));
+    assert!(lab.alloc("ranged.default", "", "10.2.0.50").is_err());
+    lab.remove("ranged", "x").unwrap();
+    let given = (0..4).map(|n| lab.create("ranged", &format!("z{n}"), "", "", "").map(|(ip, _)| ip));
+    let full = "auto allocation failed - address exhaustion in subnet 10.2.0.0/24".to_owned();
+    assert_eq!(
+        given.collect::<Vec<_>>(),
+        [Ok("10.2.0.10".into()), Ok("10.2.0.11".into()), Ok("10.2.0.12".into()), Err(full)]
+    );
+    // `10.3.0.77/24` is no range: all of the subnet is given out, and taken back.
+    lab.network("bits", "10.3.0.77/24", json!({}));
+    assert_eq!(lab.create("bits", "a", "", "", "").unwrap().0, "10.3.0.1");
+    lab.remove("bits", "a").unwrap();
+    assert_eq!(lab.create("bits", "b", "", "", "").unwrap().0, "10.3.0.1");
+}
+
+#[test]
+fn pools_are_their_groups() {
+    let mut lab = lab();
+    lab.group("web", "net", "10.1.0.100-10.1.0.101");
+    assert_eq!(lab.create("net", "a", "web", "", "").unwrap().0, "10.1.0.100");
+    // Without the group's name the address is still the pool's.
+    assert_eq!(lab.create("net", "b", "", "10.1.0.101", "").unwrap().0, "10.1.0.101");
+    let full = "auto allocation failed - address exhaustion in pool 10.1.0.100-10.1.0.101";
+    assert_eq!(lab.create("net", "c", "web", "", ""), Err(full.into()));
+    // Outside the pool it is the network's.
+    assert_eq!(lab.create("net", "d", "web", "10.1.0.1", "").unwrap().0, "10.1.0.1");
+    assert_eq!(lab.create("net", "e", "", "", "").unwrap().0, "10.1.0.2");
+    assert_eq!(lab.group_state("web").ep_count, 2);
+    lab.remove("net", "b").unwrap();
+    assert_eq!(lab.create("net", "f", "web", "", "").unwrap().0, "10.1.0.101");
+    // A group of another network has nothing to give here.
+    lab.network("other", "10.9.0.0/24", json!({}));
+    let error = "group web has its addresses on network net";
+    assert_eq!(lab.create("other", "g", "web", "", ""), Err(error.into()));
+    for id in ["a", "d", "e", "f"] {
+        lab.remove("net", id).unwrap();
+    }
+    lab.delete("endpointGroups", "default:web").unwrap();
+    let state = lab.state("net");
+    assert_eq!(state.ip_alloc_map.iter().collect::<Vec<_>>(), [0, 254, 255]);
+    assert_eq!((state.ep_count, state.ep_addr_count), (0, 0));
+}
+
+#[test]
+fn tags_are_kept_when_the_settings_are_made_anew() {
+    let mut lab = lab();
+    let global = json!({"name": "global", "fwdMode": "bridge", "vlans": "1-100", "vxlans": "1-100", "pvtSubnet": "172.19.0.0/16"});
+    lab.delete("globals", "global").unwrap();
+    let narrow = json!({"name": "global", "fwdMode": "bridge", "vlans": "1-100", "vxlans": "5-100", "pvtSubnet": "172.19.0.0/16"});
+    let error = lab.put("globals", "global", &narrow).unwrap_err().text;
+    assert_eq!(error, "cannot update the vxlan range due to existing vxlans 1");
+    lab.put("globals", "global", &global).unwrap();
+    lab.network("other", "10.9.0.0/24", json!({}));
+    assert_eq!((lab.state("net").ext_pkt_tag, lab.state("other").ext_pkt_tag), (1, 2));
+}
+
+#[test]
+fn group_numbers_are_not_used_again_at_once() {
+    let mut lab = lab();
+    lab.group("a", "net", "");
+    lab.group("b", "net", "");
+    lab.delete("endpointGroups", "default:b").unwrap();
+    // Not even by the next leader.
+    let mut lab = lab.loaded();
+    lab.group("c", "net", "");
+    assert_eq!((lab.group_state("a").endpoint_group_id, lab.group_state("c").endpoint_group_id), (1, 3));
+}

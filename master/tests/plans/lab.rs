@@ -1,0 +1,199 @@
+//! A world on a store of a few lines.
+
+use std::collections::BTreeMap;
+
+use contiv_model::event::Event;
+use contiv_model::{endpoint, group, network};
+use contiv_store::{Guard, KeyValue, Op, Txn, Update};
+use netmaster::objects::{Defaults, Type};
+use netmaster::plugin::Call;
+use netmaster::problem::{Answer, Problem};
+use netmaster::world::{Draft, LedgerChange, World};
+use serde_json::{Value, json};
+
+#[derive(Default)]
+pub(crate) struct Lab {
+    pub(crate) world: World,
+    store: BTreeMap<String, KeyValue>,
+    revision: i64,
+}
+
+impl Lab {
+    /// With the settings of a first start.
+    pub(crate) fn new() -> Lab {
+        let mut lab = Lab::default();
+        let defaults = Defaults { infra: "default".into(), fwd_mode: "bridge".into() };
+        lab.run(|draft| defaults.put(draft).map(|()| vec![])).unwrap();
+        lab
+    }
+
+    /// Plans, commits if there is anything to, and answers.
+    pub(crate) fn run(&mut self, plan: impl Fn(&mut Draft<'_>) -> Answer) -> Answer {
+        let mut draft = Draft::new(&self.world);
+        let answer = plan(&mut draft);
+        let (txn, change) = draft.finish().unwrap();
+        if !txn.ops.is_empty() {
+            assert!(answer.is_ok(), "a plan that fails must change nothing: {txn:?}");
+            self.revision += 1;
+            self.commit(txn);
+            self.world.commit(change, self.revision);
+        }
+        answer
+    }
+
+    fn commit(&mut self, txn: Txn) {
+        for guard in &txn.guards {
+            let Guard::ModRevision { key, revision } = guard else { continue };
+            assert_eq!(self.store.get(key).map_or(0, |kv| kv.mod_revision), *revision, "{key}");
+        }
+        for op in txn.ops {
+            match op {
+                Op::Put { key, value, .. } => {
+                    let kv = KeyValue {
+                        key: key.clone(),
+                        value,
+                        create_revision: 1,
+                        mod_revision: self.revision,
+                        version: 1,
+                        lease: 0,
+                    };
+                    self.store.insert(key, kv);
+                }
+                Op::Delete { key } => drop(self.store.remove(&key)),
+            }
+        }
+    }
+
+    pub(crate) fn put(&mut self, types: &str, key: &str, body: &Value) -> Result<Value, Problem> {
+        let built = Type::by_plural(types).unwrap().built()?;
+        let request = (built.check)(key, body.to_string().as_bytes())?;
+        self.run(|draft| (built.put)(&request, draft)).map(read)
+    }
+
+    pub(crate) fn delete(&mut self, types: &str, key: &str) -> Result<Value, Problem> {
+        let built = Type::by_plural(types).unwrap().built()?;
+        self.run(|draft| (built.delete)(key, draft)).map(read)
+    }
+
+    pub(crate) fn call(&mut self, name: &str, body: &Value) -> Result<Value, Problem> {
+        let call = Call::decode(name, body.to_string().as_bytes()).unwrap()?;
+        self.run(|draft| call.plan(draft)).map(read)
+    }
+
+    pub(crate) fn network(&mut self, name: &str, subnet: &str, more: Value) {
+        let mut body =
+            json!({"tenantName": "default", "networkName": name, "encap": "vxlan", "subnet": subnet});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        self.put("networks", &format!("default:{name}"), &body).unwrap();
+    }
+
+    pub(crate) fn group(&mut self, name: &str, network: &str, pool: &str) {
+        let body =
+            json!({"tenantName": "default", "groupName": name, "networkName": network, "ipPool": pool});
+        self.put("endpointGroups", &format!("default:{name}"), &body).unwrap();
+    }
+
+    /// The addresses of a new endpoint.
+    pub(crate) fn create(
+        &mut self,
+        network: &str,
+        id: &str,
+        group: &str,
+        ip: &str,
+        ip6: &str,
+    ) -> Result<(String, String), String> {
+        let config =
+            json!({"Container": id, "Host": "h", "ServiceName": group, "IPAddress": ip, "IPv6Address": ip6});
+        let body = json!({"TenantName": "default", "NetworkName": network, "ConfigEP": config});
+        let answer = self.call("createEndpoint", &body).map_err(|problem| problem.text)?;
+        let text = |field: &str| answer["EndpointConfig"][field].as_str().unwrap().to_owned();
+        Ok((text("ipAddress"), text("ipv6Address")))
+    }
+
+    pub(crate) fn remove(&mut self, network: &str, id: &str) -> Result<(), String> {
+        let body = json!({"TenantName": "default", "NetworkName": network, "EndpointID": id});
+        self.call("deleteEndpoint", &body).map(drop).map_err(|problem| problem.text)
+    }
+
+    pub(crate) fn alloc(&mut self, id: &str, pool: &str, preferred: &str) -> Result<String, String> {
+        let body = json!({"NetworkID": id, "AddressPool": pool, "PreferredIPv4Address": preferred});
+        let answer = self.call("allocAddress", &body).map_err(|problem| problem.text)?;
+        Ok(answer["IPv4Address"].as_str().unwrap().to_owned())
+    }
+
+    pub(crate) fn release(&mut self, id: &str, address: &str) -> Result<(), String> {
+        let body = json!({"NetworkID": id, "IPv4Address": address});
+        self.call("releaseAddress", &body).map(drop).map_err(|problem| problem.text)
+    }
+
+    pub(crate) fn state(&self, network: &str) -> network::State {
+        self.world
+            .ledger::<network::State>(&format!("{network}.default"))
+            .unwrap()
+            .whole(&LedgerChange::default())
+    }
+
+    pub(crate) fn group_state(&self, group: &str) -> group::State {
+        self.world
+            .ledger::<group::State>(&format!("{group}:default"))
+            .unwrap()
+            .whole(&LedgerChange::default())
+    }
+
+    pub(crate) fn endpoints(&self) -> Vec<&endpoint::State> {
+        self.world.all::<endpoint::State>().collect()
+    }
+
+    /// Keys of the store below a prefix.
+    pub(crate) fn keys(&self, prefix: &str) -> Vec<&str> {
+        self.store.keys().map(String::as_str).filter(|key| key.starts_with(prefix)).collect()
+    }
+
+    /// What a netmaster that starts now finds.
+    pub(crate) fn loaded(&self) -> Lab {
+        let mut world = World::default();
+        let update = |event| Update { revision: self.revision, event };
+        world.observe(&update(Event::Init));
+        for (key, kv) in &self.store {
+            world.observe(&update(Event::InitApply(key.clone(), kv.clone())));
+        }
+        assert!(world.observe(&update(Event::InitDone)));
+        Lab { world, store: self.store.clone(), revision: self.revision }
+    }
+
+    /// Everything that the world knows, for comparison.
+    pub(crate) fn told(&self) -> Value {
+        let networks: Vec<_> =
+            self.world.ledgers::<network::State>().map(|l| l.whole(&LedgerChange::default())).collect();
+        let groups: Vec<_> =
+            self.world.ledgers::<group::State>().map(|l| l.whole(&LedgerChange::default())).collect();
+        let list =
+            |types: &str| read((Type::by_plural(types).unwrap().built().unwrap().list)(&self.world).unwrap());
+        json!([
+            networks,
+            groups,
+            self.endpoints(),
+            list("networks"),
+            list("endpointGroups"),
+            list("tenants"),
+            list("globals")
+        ])
+    }
+
+    /// Folds every journal into its record, as a leader at rest does.
+    pub(crate) fn checkpoint(&mut self) {
+        self.run(|draft| {
+            for id in ["net.default", "big.default"] {
+                if let Some((ledger, change)) = draft.ledger::<network::State>(id) {
+                    change.checkpoint = ledger.is_journaled();
+                }
+            }
+            Ok(vec![])
+        })
+        .unwrap();
+    }
+}
+
+fn read(body: Vec<u8>) -> Value {
+    serde_json::from_slice(&body).unwrap()
+}

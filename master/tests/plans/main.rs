@@ -1,0 +1,8 @@
+//! Plans over a world, without a store: what is planned, committed and loaded again is the same, and no address has two
+//! owners.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+
+mod addresses;
+mod lab;
+mod property;

@@ -1,0 +1,148 @@
+//! Any sequence of calls.
+
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+use serde_json::json;
+
+use crate::lab::Lab;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Create {
+        big: bool,
+        id: u8,
+        group: bool,
+        ip: Option<u8>,
+    },
+    Remove {
+        big: bool,
+        id: u8,
+    },
+    Alloc {
+        big: bool,
+        group: bool,
+        ip: Option<u8>,
+    },
+    Release {
+        big: bool,
+        ip: u8,
+    },
+    Checkpoint,
+    /// Another leads: it knows what is in the store.
+    TakeOver,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let ip = || prop::option::weighted(0.3, 0u8..40);
+    prop_oneof![
+        8 => (any::<bool>(), 0u8..30, any::<bool>(), ip())
+            .prop_map(|(big, id, group, ip)| Step::Create { big, id, group, ip }),
+        5 => (any::<bool>(), 0u8..30).prop_map(|(big, id)| Step::Remove { big, id }),
+        2 => (any::<bool>(), any::<bool>(), ip()).prop_map(|(big, group, ip)| Step::Alloc { big, group, ip }),
+        2 => (any::<bool>(), 0u8..40).prop_map(|(big, ip)| Step::Release { big, ip }),
+        1 => Just(Step::Checkpoint),
+        1 => Just(Step::TakeOver),
+    ]
+}
+
+fn lab() -> Lab {
+    let mut lab = Lab::new();
+    lab.network("net", "10.1.0.0/27", json!({"gateway": "10.1.0.30", "ipv6Subnet": "fd00::/123"}));
+    lab.group("small", "net", "10.1.0.4-10.1.0.7");
+    // Large enough to be journaled, and so is its group's pool.
+    lab.network("big", "10.16.0.0/15", json!({"gateway": "10.16.0.9"}));
+    lab.group("large", "big", "10.16.0.4-10.16.0.7");
+    lab
+}
+
+fn name(big: bool) -> (&'static str, &'static str, &'static str) {
+    if big { ("big", "large", "10.16.0.") } else { ("net", "small", "10.1.0.") }
+}
+
+/// Carries it out; keeps account of what was reserved without an endpoint.
+fn carry_out(lab: &mut Lab, step: &Step, reserved: &mut BTreeSet<String>) {
+    let text = |prefix: &str, ip: &Option<u8>| ip.map(|n| format!("{prefix}{n}")).unwrap_or_default();
+    match step {
+        Step::Create { big, id, group, ip } => {
+            let (network, with, prefix) = name(*big);
+            let known = lab.endpoints().len();
+            let group = if *group { with } else { "" };
+            if let Ok((given, _)) = lab.create(network, &format!("e{id}"), group, &text(prefix, ip), "")
+                && lab.endpoints().len() > known
+            {
+                // The endpoint has what a caller of allocAddress had reserved for it.
+                reserved.remove(&given);
+            }
+        }
+        Step::Remove { big, id } => {
+            let _unknown = lab.remove(name(*big).0, &format!("e{id}"));
+        }
+        Step::Alloc { big, group, ip } => {
+            let (network, with, prefix) = name(*big);
+            let id = if *group { format!("{network}:{with}.default") } else { format!("{network}.default") };
+            if let Ok(given) = lab.alloc(&id, "", &text(prefix, ip)) {
+                let address = given.split('/').next().unwrap().to_owned();
+                assert!(reserved.insert(address), "{given} was reserved already");
+            }
+        }
+        Step::Release { big, ip } => {
+            let (network, _, prefix) = name(*big);
+            let address = format!("{prefix}{ip}");
+            if lab.release(&format!("{network}.default"), &address).is_ok() {
+                reserved.remove(&address);
+            }
+        }
+        Step::Checkpoint => lab.checkpoint(),
+        Step::TakeOver => *lab = lab.loaded(),
+    }
+}
+
+/// Every address has one owner, and the maps say what the owners say.
+fn holds(lab: &Lab, reserved: &BTreeSet<String>) {
+    for (network, group, prefix, gateway) in
+        [("net", "small", "10.1.0.", 30), ("big", "large", "10.16.0.", 9)]
+    {
+        let endpoints: Vec<_> =
+            lab.endpoints().into_iter().filter(|e| e.net_id == format!("{network}.default")).collect();
+        let owned: Vec<&str> = endpoints.iter().map(|e| e.ip_address.as_str()).collect();
+        let taken: BTreeSet<&str> = owned
+            .iter()
+            .copied()
+            .chain(reserved.iter().map(String::as_str).filter(|ip| ip.starts_with(prefix)))
+            .collect();
+        assert_eq!(owned.iter().collect::<BTreeSet<_>>().len(), owned.len(), "an address has two endpoints");
+        let (state, group) = (lab.state(network), lab.group_state(group));
+        let host = |ip: &&str| ip.rsplit('.').next().unwrap().parse::<usize>().unwrap();
+        let (pool, rest): (BTreeSet<usize>, BTreeSet<usize>) =
+            taken.iter().map(host).partition(|n| (4..=7).contains(n));
+        let last = state.ip_alloc_map.len() - 1;
+        let in_network: BTreeSet<usize> =
+            rest.iter().copied().chain([0, last, gateway]).chain(4..=7).collect();
+        assert_eq!(state.ip_alloc_map.iter().collect::<BTreeSet<_>>(), in_network, "{network}");
+        let in_pool: BTreeSet<usize> = (4..=7).filter(|n| group.epg_ip_alloc_map.contains(*n)).collect();
+        assert_eq!(in_pool, pool, "the pool of {network}");
+        let with_v6 = endpoints.iter().filter(|e| !e.ipv6_address.is_empty()).count();
+        assert_eq!(state.ipv6_alloc_map.unwrap_or_default().len(), with_v6, "{network}");
+        assert_eq!(state.ep_count as usize, endpoints.len());
+        assert_eq!(state.ep_addr_count as usize, taken.len() + with_v6);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_address_has_one_owner(steps in prop::collection::vec(step(), 0..120)) {
+        let (mut lab, mut reserved) = (lab(), BTreeSet::new());
+        for step in &steps {
+            carry_out(&mut lab, step, &mut reserved);
+            holds(&lab, &reserved);
+        }
+        // What a new leader reads is what the old one knew.
+        prop_assert_eq!(lab.loaded().told(), lab.told());
+        lab.checkpoint();
+        prop_assert_eq!(lab.keys("/contiv.io/state/ipam/nets/").len(), 0);
+        prop_assert_eq!(lab.loaded().told(), lab.told());
+    }
+}
