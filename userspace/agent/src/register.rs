@@ -150,7 +150,10 @@ pub async fn tell(
                     Err(error) => {
                         let wait = backoff.pause();
                         tracing::warn!("tell the node's status: {}; again in {wait:?}", one_line(&error));
-                        sleep(wait).await;
+                        tokio::select! {
+                            () = stop.cancelled() => return Ok(()),
+                            () = sleep(wait) => {}
+                        }
                     }
                 }
             }
