@@ -144,6 +144,12 @@ impl Client {
         Error::Closed { path: self.path.clone(), why }
     }
 
+    /// Returns when the copy has all that the database had when this was called.
+    pub(super) async fn catch_up(&self) -> Result<(), Error> {
+        // Answers and updates come in one order.
+        self.call("echo", json!([])).await.map(drop)
+    }
+
     async fn call(&self, method: &'static str, params: Value) -> Result<Value, Error> {
         let id = self.calls.next.fetch_add(1, Ordering::Relaxed);
         let (answer, answered) = oneshot::channel();

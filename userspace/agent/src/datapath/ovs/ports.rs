@@ -209,16 +209,14 @@ pub(super) fn present(database: &Database) -> impl Iterator<Item = (Side, &str)>
 
 /// The names of the ports that say that they are the object's.
 pub(super) fn of_object(database: &Database, id: &ObjectId) -> BTreeSet<String> {
-    let is_its: Box<dyn Fn(&Port, &Interface) -> bool> = match id {
-        ObjectId::Peer(vtep) => {
-            let vtep = vtep.to_string();
-            Box::new(move |_, interface| leads_to(interface, &vtep))
-        }
-        ObjectId::Local(id) => {
-            let id = id.to_string();
-            Box::new(move |port, _| port.external_ids.get(OWNER) == Some(&id))
-        }
+    let text = match id {
+        ObjectId::Peer(vtep) => vtep.to_string(),
+        ObjectId::Local(id) => id.to_string(),
         ObjectId::Network(_) | ObjectId::Remote(_) => return BTreeSet::new(),
+    };
+    let is_its = |port: &Port, interface: &Interface| match id {
+        ObjectId::Peer(_) => leads_to(interface, &text),
+        _ => port.external_ids.get(OWNER) == Some(&text),
     };
     let bridges = Side::BOTH.into_iter().filter_map(|side| database.bridge(side.bridge()));
     let ports = bridges.flat_map(|(_, bridge)| database.ports_of(bridge));

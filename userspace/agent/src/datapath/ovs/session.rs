@@ -66,6 +66,7 @@ impl Session {
 
     /// Makes bridges and uplinks be as they should, and the connections to them; does nothing when they are.
     pub(super) async fn scaffold(&mut self, kind: DatapathType, uplinks: &[String]) -> Result<(), Error> {
+        self.database.catch_up().await?;
         let database = self.database.database();
         for side in Side::BOTH {
             let operations = bridge(&database, side, kind);
