@@ -150,13 +150,19 @@ impl Cluster {
             node.stop()?;
         }
         self.master.stop()?;
+        let places = self.places();
         drop(self);
-        let left = testkit::leftovers()?;
+        let left: Vec<_> =
+            places.iter().filter(|place| place.exists()).map(|place| place.display().to_string()).collect();
         if !left.is_empty() {
-            let list: Vec<_> = left.iter().map(|path: &PathBuf| path.display().to_string()).collect();
-            bail!("left behind: {}", list.join(", "));
+            bail!("left behind: {}", left.join(", "));
         }
         Ok(())
+    }
+
+    /// Namespaces, folders and pins that go with it.
+    fn places(&self) -> Vec<PathBuf> {
+        self.nodes.iter().flat_map(Node::places).chain(self.fabric.places()).collect()
     }
 }
 

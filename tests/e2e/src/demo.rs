@@ -183,7 +183,13 @@ impl Demo {
             self.no_endpoints(network)?;
             self.cluster.delete_network(network)?;
         }
-        self.cluster.shut_down()
+        self.cluster.shut_down()?;
+        // The cluster looked after its own; this process made nothing else that may stay.
+        let left: Vec<_> = testkit::leftovers()?.iter().map(|path| path.display().to_string()).collect();
+        if !left.is_empty() {
+            bail!("left behind: {}", left.join(", "));
+        }
+        Ok(())
     }
 
     fn no_endpoints(&self, network: &Network) -> Result<()> {

@@ -35,6 +35,18 @@ fn says(process: &mut Process, words: &[&str]) {
     }
 }
 
+/// Goes on, and says in one line what it waits for.
+#[track_caller]
+fn waits(process: &mut Process, words: &[&str]) {
+    let log = process.log_path().to_owned();
+    let named = || {
+        let log = std::fs::read_to_string(&log)?;
+        Ok(log.lines().any(|line| words.iter().all(|word| line.contains(word))).then_some(()))
+    };
+    process.wait_ready(DEADLINE, &format!("a line that has {words:?}"), named).unwrap();
+    assert!(process.terminate(DEADLINE).unwrap().success());
+}
+
 fn netmaster(arguments: &[&str]) -> Process {
     let mut command = Binary::Netmaster.command().unwrap();
     command.args(arguments);
@@ -125,7 +137,7 @@ fn netplugin_names_a_switch_that_does_not_answer() {
     let socket = folder.path().join("cni.sock").display().to_string();
     let database = format!("unix:{}/nobody.sock", folder.path().display());
     let words = ["--etcd", Site::STORE, "--cni-socket", &socket, "--datapath", "ovs", "--ovsdb", &database];
-    says(&mut netplugin(&site.namespace, &words), &["nobody.sock"]);
+    waits(&mut netplugin(&site.namespace, &words), &["nobody.sock", "running"]);
     assert_eq!(site.namespace.links().unwrap(), Vec::<String>::new());
 }
 
@@ -143,7 +155,7 @@ fn netplugin_names_the_right_that_it_lacks() {
     command.args(["--ctrl-ip", "127.0.0.1", "--vtep-ip", "127.0.0.1", "--etcd", Site::STORE]);
     command.args(["--cni-socket", &socket, "--datapath", "ebpf", "--bpf-root", &pins]);
     let mut process = Process::spawn_in(&site.namespace, "netplugin", command).unwrap();
-    says(&mut process, &["CAP_BPF"]);
+    waits(&mut process, &["CAP_BPF"]);
     assert_eq!(site.namespace.links().unwrap(), Vec::<String>::new());
 }
 

@@ -34,23 +34,31 @@ impl Ping {
 
 /// Pings until told to stop.
 #[derive(Debug)]
-pub struct Pinger(Process);
+pub struct Pinger {
+    process: Process,
+    target: IpAddr,
+}
 
 impl Pinger {
     pub fn start(namespace: &Netns, target: IpAddr, interval: Duration) -> Result<Pinger> {
-        Process::spawn_in(namespace, "ping", command(target, interval)?).map(Pinger)
+        let process = Process::spawn_in(namespace, "ping", command(target, interval)?)?;
+        Ok(Pinger { process, target })
+    }
+
+    pub fn target(&self) -> IpAddr {
+        self.target
     }
 
     /// Number of answers so far.
     pub fn answers(&self) -> usize {
-        self.0.log().lines().filter(|line| line.contains("bytes from")).count()
+        self.process.log().lines().filter(|line| line.contains("bytes from")).count()
     }
 
     /// Stops, and counts up to the last answer: a request on its way at that moment is neither lost nor received.
     pub fn finish(mut self, deadline: Duration) -> Result<Ping> {
-        self.0.signal(Signal::SIGINT)?;
-        self.0.wait(deadline)?;
-        count(&self.0.log()).with_context(|| format!("ping said: {}", self.0.tail()))
+        self.process.signal(Signal::SIGINT)?;
+        self.process.wait(deadline)?;
+        count(&self.process.log()).with_context(|| format!("ping said: {}", self.process.tail()))
     }
 }
 

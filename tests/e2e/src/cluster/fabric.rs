@@ -1,4 +1,4 @@
-use std::net::SocketAddr;
+use std::{net::SocketAddr, path::PathBuf};
 
 use anyhow::{Context as _, Result};
 use tempfile::TempDir;
@@ -39,6 +39,10 @@ impl Fabric {
 
     pub fn netns(&self) -> &Netns {
         &self.netns
+    }
+
+    pub(super) fn places(&self) -> Vec<PathBuf> {
+        vec![self.netns.path().to_owned(), self.folder.path().to_owned()]
     }
 
     pub fn master_url(&self) -> String {

@@ -121,6 +121,10 @@ impl Node {
         self.agent.as_mut().context("the agent was not started")
     }
 
+    pub(super) fn places(&self) -> Vec<PathBuf> {
+        vec![self.netns.path().to_owned(), self.pins().to_owned(), self.run.path().to_owned()]
+    }
+
     pub(super) fn tail(&self) -> Option<String> {
         self.agent.as_ref().map(Process::tail)
     }
