@@ -8,6 +8,7 @@ use contiv_model::{
 };
 use contiv_store::Txn;
 use contivk8s::wire::{Reply, Request};
+use futures::FutureExt as _;
 use ipnet::{Ipv4Net, Ipv6Net};
 
 use super::{
@@ -63,10 +64,11 @@ impl Pods {
 
         let record = oper(&state, pod, &port, &self.parts().node.vtep.to_string());
         made.push(Part::Record(endpoint.id.clone()));
-        let (recorded, settled) =
-            tokio::join!(self.record(&endpoint.id, &record), self.settle(told, Presence::Present));
+        let (recorded, settled) = tokio::join!(
+            self.record(&endpoint.id, &record).inspect(|_| step("it is recorded")),
+            self.settle(told, Presence::Present).inspect(|_| step("the datapath forwards for it")),
+        );
         recorded?;
-        step("the datapath forwards for it");
         settled.map_err(|why| Failure::new(Step::Datapath, why))?;
         parts.links.raise(netns, &interface).await.map_err(|e| Failure::link(Step::Raise, &e))?;
         step("its interface is up");
