@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use contiv_model::event::Event;
 use contiv_model::key;
-use contiv_store::{Config, Store, election, embedded};
+use contiv_store::{Config, Error, Guard, Outcome, Store, Txn, election, embedded};
 use futures::StreamExt;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -18,6 +18,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::api::{App, Identity, Proxy};
+use crate::committer::one_line;
 use crate::config::Flags;
 use crate::objects::{Cluster, Defaults};
 use crate::role::{Role, Roles};
@@ -96,6 +97,9 @@ async fn take_turns(
     let ttl = flags.store.lease_ttl;
     let defaults = Defaults { infra: flags.infra_name(), fwd_mode: flags.fwdmode_name() };
     let cluster = Cluster { mode: flags.mode_name() };
+    if let Err(error) = take_back_lock(store, identity).await {
+        tracing::warn!(error = one_line(&error), "could not look for the lock of an earlier run");
+    }
     while !stop.is_cancelled() {
         let presence = Presence::register(store, identity, "follower");
         let elected = tokio::select! {
@@ -109,6 +113,21 @@ async fn take_turns(
         presence.withdraw().await;
         let term = Term { store, identity, cluster: &cluster, defaults: &defaults, role };
         term.lead(elected, stop).await?;
+    }
+    Ok(())
+}
+
+/// A netmaster that was killed leaves its lock until the lease runs out. The address in the lock is the one that we
+/// listen on now, so its holder is dead; and what it may still have on the way fails at the store, because the guard
+/// of its writes is the lock's creation.
+async fn take_back_lock(store: &Store, identity: &Identity) -> Result<(), Error> {
+    let Some(lock) = store.get(key::LEADER).await? else { return Ok(()) };
+    if *lock.value != *identity.address.as_bytes() {
+        return Ok(());
+    }
+    let held = Guard::CreateRevision { key: lock.key.clone(), revision: lock.create_revision };
+    if let Outcome::Committed { .. } = store.commit(Txn::new().guard(held).delete(lock.key)).await? {
+        tracing::info!("took back the lock of an earlier run");
     }
     Ok(())
 }

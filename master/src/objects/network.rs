@@ -1,10 +1,10 @@
 //! Networks.
 
-use contiv_model::api::{EndpointGroup, Link, Network, NetworkOper, Tenant};
+use contiv_model::api::{EndpointGroup, Global, Link, Network, NetworkOper, Tenant};
 use contiv_model::key::ObjectType;
 use contiv_model::network;
 
-use super::global::{pools, put_vlans, put_vxlans, ready};
+use super::global::{self, pools, put_vlans, put_vxlans, ready};
 use super::{Cluster, Object, inspect, object_key};
 use crate::ipam::{Subnet, Subnet6, host_key};
 use crate::problem::Problem;
@@ -59,6 +59,7 @@ impl Object for Network {
 
     fn create(mut self, draft: &mut Draft<'_>) -> Result<Self, Problem> {
         ready(draft)?;
+        draft.rely_on::<Global>(global::KEY);
         let tenant = draft.get::<Tenant>(&self.tenant_name);
         let tenant = tenant.ok_or_else(|| Problem::not_found("Tenant not found"))?;
         self.free_of_conflicts(&tenant, draft)?;

@@ -15,7 +15,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) struct Master {
     pub(crate) process: Process,
     pub(crate) address: SocketAddr,
-    store: Vec<String>,
+    flags: Vec<String>,
 }
 
 pub(crate) fn loopback() -> SocketAddr {
@@ -28,17 +28,26 @@ pub(crate) fn program() -> PathBuf {
 
 impl Master {
     pub(crate) fn on_etcd(endpoint: &str) -> Master {
-        Master::start(vec!["--etcd".into(), endpoint.into()])
+        Master::start(vec!["--etcd".into(), endpoint.into()], "2")
     }
 
     pub(crate) fn embedded(dir: &Path) -> Master {
-        let store = format!("embedded:{}", dir.display());
-        Master::start(vec!["--store".into(), store, "--store-listen".into(), loopback().to_string()])
+        Master::embedded_with(dir, "2")
     }
 
-    fn start(store: Vec<String>) -> Master {
+    /// `lease_ttl`: the seconds that a killed master's lock stays.
+    pub(crate) fn embedded_with(dir: &Path, lease_ttl: &str) -> Master {
+        let store = format!("embedded:{}", dir.display());
+        Master::start(
+            vec!["--store".into(), store, "--store-listen".into(), loopback().to_string()],
+            lease_ttl,
+        )
+    }
+
+    fn start(mut flags: Vec<String>, lease_ttl: &str) -> Master {
+        flags.extend(["--lease-ttl".into(), lease_ttl.into()]);
         let address = loopback();
-        let mut master = Master { process: spawn(address, &store), address, store };
+        let mut master = Master { process: spawn(address, &flags), address, flags };
         master.wait_ready();
         master
     }
@@ -49,7 +58,7 @@ impl Master {
 
     pub(crate) fn restart(&mut self) {
         self.kill();
-        self.process = spawn(self.address, &self.store);
+        self.process = spawn(self.address, &self.flags);
         self.wait_ready();
     }
 
@@ -64,9 +73,9 @@ impl Master {
     }
 }
 
-fn spawn(address: SocketAddr, store: &[String]) -> Process {
+fn spawn(address: SocketAddr, flags: &[String]) -> Process {
     let mut command = Command::new(program());
-    command.args(["--mode", "test", "--netmode", "vlan", "--fwdmode", "bridge", "--lease-ttl", "2"]);
-    command.args(["--external-address", &address.to_string()]).args(store);
+    command.args(["--mode", "test", "--netmode", "vlan", "--fwdmode", "bridge"]);
+    command.args(["--external-address", &address.to_string()]).args(flags);
     Process::spawn("netmaster", command).unwrap()
 }

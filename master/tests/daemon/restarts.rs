@@ -116,3 +116,13 @@ fn a_killed_master_gives_no_address_twice() {
 fn a_killed_master_gives_no_address_twice_in_a_large_network() {
     no_address_twice("10.0.0.0/12");
 }
+
+/// Its own lock would stay for five minutes.
+#[test]
+fn a_killed_master_does_not_wait_for_itself() {
+    let store = testkit::scratch_dir("store").unwrap();
+    let mut master = Master::embedded_with(store.path(), "300");
+    make_network(master.address, "net", "10.0.0.0/24");
+    master.restart();
+    assert_eq!(address(create_endpoint(master.address, "net", "a", "").unwrap()), "10.0.0.1");
+}
