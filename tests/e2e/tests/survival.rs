@@ -55,8 +55,8 @@ fn ping_everywhere(pods: &[Pod]) -> Vec<Pinger> {
 
 /// So many more answers on every path.
 fn go_on(pingers: &[Pinger], answers: usize) {
-    for pinger in pingers {
-        let wanted = pinger.answers() + answers;
+    let wanted: Vec<_> = pingers.iter().map(|pinger| pinger.answers() + answers).collect();
+    for (pinger, wanted) in pingers.iter().zip(wanted) {
         wait_until(DEADLINE, "more answers", || Ok((pinger.answers() >= wanted).then_some(()))).unwrap();
     }
 }
@@ -65,7 +65,7 @@ fn nothing_lost(pingers: Vec<Pinger>) {
     for pinger in pingers {
         let target = pinger.target();
         let ping = pinger.finish(DEADLINE).unwrap();
-        assert!(ping.sent > 100 && ping.lost() == 0, "to {target}: {ping:?}");
+        assert!(ping.sent >= 100 && ping.lost() == 0, "to {target}: {ping:?}");
     }
 }
 
