@@ -97,7 +97,7 @@ async fn vacant(store: &Store, key: &str) {
 impl Leadership {
     fn begin(store: &Store, key: &str, create_revision: i64, lease: Lease) -> Leadership {
         let (lost, stop) = (CancellationToken::new(), CancellationToken::new());
-        let term = Term { key: key.to_owned(), create_revision, lease };
+        let term = Term { key: key.to_owned(), create_revision, lease, seen: false };
         let watch = store.watch(key);
         let (told, stopped) = (lost.clone().drop_guard(), stop.clone());
         let task = tokio::spawn(async move {
@@ -136,6 +136,8 @@ struct Term {
     key: String,
     create_revision: i64,
     lease: Lease,
+    /// The watch has shown the key.
+    seen: bool,
 }
 
 impl Term {
@@ -169,11 +171,14 @@ impl Term {
         }
     }
 
-    fn deposed(&self, event: &Event<String, crate::KeyValue>) -> Option<&'static str> {
+    fn deposed(&mut self, event: &Event<String, crate::KeyValue>) -> Option<&'static str> {
         match event {
             Event::InitApply(key, kv) | Event::Apply(key, kv) if *key == self.key => {
+                self.seen = true;
                 (kv.create_revision != self.create_revision).then_some("another holds the key")
             }
+            // It was put before the watch began, so a first look without it means that it is gone already.
+            Event::InitDone if !self.seen => Some("the key was deleted"),
             Event::Delete(key) if *key == self.key => Some("the key was deleted"),
             _ => None,
         }
