@@ -130,4 +130,4 @@ fn local(state: &State, node: &Node, id: &EndpointId) -> Option<Local> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::state::{self, Attachment, Vtep};
 
-fn node() -> Node {
+pub(crate) fn node() -> Node {
     Node { host: "h0".into(), vtep: vtep_address(0) }
 }
 
@@ -21,7 +21,7 @@ fn vtep_address(n: u8) -> IpAddr {
 
 /// One thing that can happen, over so few names that they meet often.
 #[derive(Clone, Debug)]
-enum Event {
+pub(crate) enum Event {
     Arp { flood: bool },
     Network { n: u8, encap: Option<Encap> },
     Endpoint { n: u8, at: Option<(u8, u8, u8)> },
@@ -41,7 +41,7 @@ fn encap() -> impl Strategy<Value = Encap> {
     ]
 }
 
-fn event() -> impl Strategy<Value = Event> {
+pub(crate) fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
         1 => any::<bool>().prop_map(|flood| Event::Arp { flood }),
         3 => (0..3u8, prop::option::weighted(0.8, encap())).prop_map(|(n, encap)| Event::Network { n, encap }),
@@ -56,7 +56,7 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-fn happen(state: &mut State, event: Event, since: i64) -> Touched {
+pub(crate) fn happen(state: &mut State, event: Event, since: i64) -> Touched {
     match event {
         Event::Arp { flood } => {
             let arp_mode = if flood { "flood" } else { "proxy" }.to_owned();

@@ -10,12 +10,15 @@ use contiv_model::{
     network::{self, Kind},
     tag::Encap,
 };
+use futures::executor::block_on;
+use proptest::prelude::*;
 use tokio::task::JoinHandle;
 
 use super::*;
 use crate::{
     datapath::fake::{Fake, Switch},
-    state::{self, Attacher, Attachment, Update, Writer},
+    plan::tests::{event, happen, node},
+    state::{self, Attacher, Attachment, State, Touched, Update, Writer},
 };
 
 const SOURCE: &str = "test";
@@ -231,4 +234,26 @@ async fn the_inside_can_be_asked_for() {
     world.handle.inspect.send(ask).await.unwrap();
     assert_eq!(answer.await.unwrap()["objects"].as_array().unwrap().len(), 2);
     world.stop().await;
+}
+
+proptest! {
+    /// The ops of a change bring a datapath that holds the plan of before to that of after, and no object that is
+    /// right is touched.
+    #[test]
+    fn ops_lead_from_plan_to_plan(batches in prop::collection::vec(prop::collection::vec(event(), 1..8), 1..12)) {
+        let (mut state, mut desired, mut fake) = (State::default(), Desired::default(), Fake::new());
+        block_on(fake.observe(&desired)).unwrap();
+        for batch in batches {
+            let (before, mut touched) = (desired.clone(), Touched::default());
+            for event in batch {
+                touched.merge(happen(&mut state, event, 0));
+            }
+            let ids = plan::update(&mut desired, &state, &node(), &touched);
+            let writes = fake.writes();
+            prop_assert!(block_on(fake.apply(&ordered(&ids, &desired))).unwrap().is_empty());
+            prop_assert_eq!(fake.switch().objects(), desired.clone());
+            let changed = ids.iter().filter(|id| before.get(id) != desired.get(id)).count() as u64;
+            prop_assert_eq!(fake.writes() - writes, changed);
+        }
+    }
 }
