@@ -55,7 +55,7 @@ fn a_pod_is_plumbed_and_found_again() {
 
     on_node(&node, async || {
         let links = Links::open().await.unwrap();
-        assert_eq!(links.attachments().await.unwrap(), [attached.clone()]);
+        assert_eq!(links.attachments().await.unwrap(), std::slice::from_ref(&attached));
         assert!(links.detach(&attached.port).await.unwrap());
         assert!(!links.detach(&attached.port).await.unwrap(), "gone already");
         assert!(links.attachments().await.unwrap().is_empty());
