@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use contiv_model::global::ArpMode;
-use netplugin::datapath::{Datapath as _, Object};
+use netplugin::datapath::Object;
 use testkit::needs;
 
 use crate::node::{Node, SOON, network, peer, remote, vlan, vtep, vxlan};
@@ -128,11 +128,9 @@ fn a_meddled_port_is_noticed() -> Result<()> {
     let blue = network("blue", vxlan(5000), ArpMode::Proxy);
     node.add([Object::Network(blue.clone())])?;
     let _pod = node.run_pod(&blue, 1)?;
-    let quiet = async { tokio::time::timeout(SOON / 20, node.datapath.borrow_mut().disturbed()).await };
-    assert!(node.runtime.block_on(quiet).is_err());
+    assert!(!node.disturbed(SOON / 20));
     node.switch.borrow().vsctl(&["--timeout=20", "del-port", "vvport1"])?;
-    let noticed = async { tokio::time::timeout(SOON, node.datapath.borrow_mut().disturbed()).await };
-    node.runtime.block_on(noticed)?;
+    assert!(node.disturbed(SOON));
     node.converge()?;
     Ok(())
 }

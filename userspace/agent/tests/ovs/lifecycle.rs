@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::Result;
 use contiv_model::global::ArpMode;
 use netplugin::datapath::{Datapath as _, Object, ObjectId, Op};
-use testkit::{Pinger, needs};
+use testkit::{Netns, Pinger, needs};
 
 use crate::node::{Node, Pod, SOON, addresses, network, peer, remote, vlan, vtep, vxlan};
 
@@ -88,8 +88,7 @@ fn a_restarted_switch_is_noticed_and_filled_again() -> Result<()> {
     let (node, pods) = busy("crash")?;
     let before = node.tables()?;
     node.switch.borrow_mut().kill_vswitchd()?;
-    let noticed = async { tokio::time::timeout(SOON, node.datapath.borrow_mut().disturbed()).await };
-    node.runtime.block_on(noticed)?;
+    assert!(node.disturbed(SOON));
     let error = node.observe().unwrap_err();
     let text = format!("{:#}", anyhow::Error::from(error));
     assert!(text.contains("is ovs-vswitchd running on this node?"), "{text}");
@@ -117,6 +116,51 @@ fn an_absent_switch_is_named() -> Result<()> {
     let error = runtime.block_on(datapath.observe(&Default::default())).unwrap_err();
     let text = format!("{:#}", anyhow::Error::from(error));
     assert!(text.contains("/nonexistent/db.sock (is openvswitch-switch running on this node?)"), "{text}");
+    Ok(())
+}
+
+/// Where the kernel has the module this works; where not, the operator is told.
+#[test]
+fn a_kernel_without_the_module_is_named() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let node = Node::new("kernel", &[])?;
+    let options = netplugin::datapath::ovs::Options {
+        socket: node.switch.borrow().socket(),
+        datapath_type: netplugin::datapath::ovs::DatapathType::System,
+        uplinks: vec![],
+        vtep: None,
+    };
+    let mut datapath = netplugin::datapath::ovs::Ovs::new(options);
+    if let Err(error) = node.runtime.block_on(datapath.observe(&Default::default())) {
+        let text = format!("{:#}", anyhow::Error::from(error));
+        assert!(text.contains("kernel module openvswitch"), "{text}");
+    }
+    node.runtime.block_on(datapath.cleanup())?;
+    assert_eq!(node.switch.borrow().vsctl(&["list-br"])?, "");
+    Ok(())
+}
+
+/// Several uplinks are one bond; an agent that starts again leaves it alone.
+#[test]
+fn several_uplinks_are_bonded() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let outside = Netns::new("bond-out")?;
+    let inside = Netns::new("bond-in")?;
+    for wire in ["up0", "up1"] {
+        inside.veth(wire, &outside, wire)?;
+        inside.up(wire)?;
+        outside.up(wire)?;
+    }
+    let node = Node::on(inside, &["up0", "up1"])?;
+    node.converge()?;
+    let vsctl = |words: &[&str]| node.switch.borrow().vsctl(words);
+    assert_eq!(vsctl(&["list-ports", "contivVlanBridge"])?, "uplinkPort\n");
+    assert_eq!(vsctl(&["get", "port", "uplinkPort", "bond_mode", "lacp"])?, "balance-tcp\nactive\n");
+    let text = node.tables()?["contivVlanBridge"].join("\n");
+    assert_eq!(text.matches("actions=goto_table:6").count(), 3, "{text}");
+    node.restart_agent();
+    assert_eq!(node.converge()?, []);
+    assert_eq!(node.writes(), 0);
     Ok(())
 }
 

@@ -164,6 +164,12 @@ impl Node {
         self.runtime.block_on(datapath.apply(ops))
     }
 
+    /// Whether the datapath notices within this time that something happened behind its back.
+    pub(crate) fn disturbed(&self, within: Duration) -> bool {
+        let datapath = &mut *self.datapath.borrow_mut();
+        self.runtime.block_on(async { tokio::time::timeout(within, datapath.disturbed()).await.is_ok() })
+    }
+
     pub(crate) fn writes(&self) -> u64 {
         self.datapath.borrow().writes()
     }

@@ -25,6 +25,11 @@ const RECONFIGURE_WITHIN: Duration = Duration::from_secs(15);
 pub(super) enum Error {
     #[error(transparent)]
     Database(#[from] ovsdb::Error),
+    #[error(
+        "ovs-vswitchd could not make bridge {bridge} with datapath type {kind} (its log says why; type system \
+         needs the kernel module openvswitch, --ovs-datapath-type netdev does without)"
+    )]
+    NotMade { bridge: &'static str, kind: &'static str },
     #[error("bridge {bridge} (is ovs-vswitchd running on this node?)")]
     Bridge { bridge: &'static str, source: Box<connection::Error> },
 }
@@ -76,6 +81,12 @@ impl Session {
                 *self.bridges.get_mut(side) = None;
             }
             if self.bridges.get(side).is_none() {
+                // A bridge that could be made has a number for its own port.
+                let own = ports::find(&self.database.database(), side.bridge())
+                    .and_then(|port| port.interface.number());
+                if own.is_none() {
+                    return Err(Error::NotMade { bridge: side.bridge(), kind: kind.name() });
+                }
                 self.connect(side).await?;
             }
         }
@@ -190,6 +201,7 @@ pub(super) fn is_refusal(error: &Error) -> bool {
             matches!(**source, connection::Error::Refused { .. } | connection::Error::TooLong { .. })
         }
         Error::Database(error) => matches!(error, ovsdb::Error::Refused { .. }),
+        Error::NotMade { .. } => false,
     }
 }
 

@@ -369,3 +369,6 @@ fn compare_groups(expected: &State, actual: &Sides<Tables>, verdict: &mut Verdic
     let foreign = groups.keys().filter(|id| !should.contains_key(id)).count();
     verdict.strays += foreign + actual.vlan.groups().len();
 }
+
+#[cfg(test)]
+mod tests;
