@@ -1,11 +1,12 @@
 //! A connection to one switch.
 
+mod bundle;
 mod target;
 mod waiting;
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -15,12 +16,12 @@ use tokio::task::AbortHandle;
 use tokio::time::timeout;
 use tokio_util::codec::FramedRead;
 
+pub use self::bundle::Change;
 pub use self::target::{Target, TargetError};
 use self::waiting::{Replies, Waiting};
-use crate::bundle::{ATOMIC, BundleControl, BundleStep, ORDERED};
 use crate::codec::{Codec, Received};
-use crate::flow::{FlowFilter, FlowMod, FlowStats};
-use crate::group::{Group, GroupMod};
+use crate::flow::{FlowFilter, FlowStats};
+use crate::group::Group;
 use crate::message::{Body, Message};
 use crate::multipart::{Aggregate, Desc, MultipartRequest, Parts, TableStats};
 use crate::port::PortDesc;
@@ -53,43 +54,6 @@ pub enum Error {
     Unexpected { target: Target, request: String },
     #[error("{request}")]
     TooLong { request: String, source: TooLong },
-}
-
-/// A change of a switch's tables.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Change {
-    Flow(FlowMod),
-    Group(GroupMod),
-}
-
-impl From<FlowMod> for Change {
-    fn from(change: FlowMod) -> Self {
-        Change::Flow(change)
-    }
-}
-
-impl From<GroupMod> for Change {
-    fn from(change: GroupMod) -> Self {
-        Change::Group(change)
-    }
-}
-
-impl fmt::Display for Change {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Change::Flow(change) => change.fmt(f),
-            Change::Group(change) => change.fmt(f),
-        }
-    }
-}
-
-impl Change {
-    fn body(&self) -> Body {
-        match self {
-            Change::Flow(change) => Body::FlowMod(change.clone()),
-            Change::Group(change) => Body::GroupMod(change.clone()),
-        }
-    }
 }
 
 /// What the switch says unasked: packets, ports, removed flows. Ends when the connection does.
@@ -185,7 +149,7 @@ impl Connection {
         let (first, replies) = self.inner.waiting.reserve(count).ok_or_else(|| self.closed_error())?;
         let mut bytes = vec![];
         for (xid, body) in (first..).zip(bodies) {
-            let message = Message::new(xid, in_bundle_with(xid, body));
+            let message = Message::new(xid, bundle::with_xid(xid, body));
             message.encode(&mut bytes).map_err(|source| Error::TooLong { request: what.into(), source })?;
         }
         self.inner.out.send(bytes).map_err(|_| self.closed_error())?;
@@ -351,82 +315,6 @@ impl Connection {
     /// Chooses which messages come unasked.
     pub async fn set_async(&self, config: AsyncConfig) -> Result<(), Error> {
         self.send_all(vec![Body::SetAsync(config)], |_| "choose notifications".into()).await
-    }
-
-    /// Makes all the changes, in order and at once, or none of them. The error names the first change
-    /// that was refused.
-    pub async fn apply_bundle(&self, changes: Vec<Change>) -> Result<(), Error> {
-        let bundle = self.inner.bundle.fetch_add(1, Ordering::Relaxed);
-        let flags = ATOMIC | ORDERED;
-        let control = |step| Body::BundleControl(BundleControl { bundle, step, flags });
-        // The inner message takes the xid of the outer one when it is sent.
-        let add = |change: &Change| Body::BundleAdd {
-            bundle,
-            flags,
-            message: Box::new(Message::new(0, change.body())),
-        };
-        let messages =
-            std::iter::once(control(BundleStep::OpenRequest)).chain(changes.iter().map(add)).collect();
-        let name =
-            |index: usize| index.checked_sub(1).map_or("open a bundle".into(), |n| changes[n].to_string());
-
-        // An add that is refused is left out of the bundle, so all must be known good before the commit.
-        let first = match self.fill(messages, name).await {
-            Ok(first) => first,
-            Err(error) => {
-                // The bundle must not stay open; what went wrong is what the caller needs to know.
-                let _discarded = self.request(control(BundleStep::DiscardRequest), "discard a bundle").await;
-                return Err(error);
-            }
-        };
-        self.commit(control(BundleStep::CommitRequest), first, name).await
-    }
-
-    /// Sends the messages of a bundle; returns the waiter on their xids, under which the commit
-    /// reports what failed.
-    async fn fill(&self, bodies: Vec<Body>, name: impl Fn(usize) -> String) -> Result<(u32, Replies), Error> {
-        let barrier = bodies.len();
-        let all = bodies.into_iter().chain([Body::BarrierRequest]).collect::<Vec<_>>();
-        let (first, mut replies) = self.send(all.into_iter(), "bundle")?;
-        loop {
-            let message = self.reply(&mut replies, "bundle").await?;
-            let index = message.xid.wrapping_sub(first) as usize;
-            match message.body {
-                Body::Error(rejection) => return Err(self.refused(name(index.min(barrier - 1)), rejection)),
-                Body::BarrierReply => return Ok((first, replies)),
-                _ => {}
-            }
-        }
-    }
-
-    async fn commit(
-        &self,
-        commit: Body,
-        (first, mut parts): (u32, Replies),
-        name: impl Fn(usize) -> String,
-    ) -> Result<(), Error> {
-        let answer = self.request(commit, "commit a bundle").await;
-        // The error of the message itself says more than "a message failed", and was sent before it.
-        if let (Err(_), Some(Received { xid, message: Ok(Message { body: Body::Error(rejection), .. }) })) =
-            (&answer, parts.try_next())
-        {
-            return Err(self.refused(name(xid.wrapping_sub(first) as usize), rejection));
-        }
-        match answer? {
-            Body::BundleControl(BundleControl { step: BundleStep::CommitReply, .. }) => Ok(()),
-            _ => Err(self.unexpected("commit a bundle")),
-        }
-    }
-}
-
-/// A message in a bundle must have the xid of the message that brings it.
-fn in_bundle_with(xid: u32, body: Body) -> Body {
-    match body {
-        Body::BundleAdd { bundle, flags, mut message } => {
-            message.xid = xid;
-            Body::BundleAdd { bundle, flags, message }
-        }
-        other => other,
     }
 }
 
