@@ -18,6 +18,9 @@ pub(crate) type OvsNode = real::Real<ovs::OvsSite>;
 pub(crate) type EbpfNode = real::Real<ebpf::EbpfSite>;
 
 pub(crate) trait Harness: Sized {
+    /// Where this datapath is known to do otherwise than the oracle.
+    const DIFFERENCES: &'static [Difference] = &[];
+
     /// Why it cannot run here, if so.
     fn missing() -> Option<String>;
 
@@ -41,8 +44,28 @@ pub(crate) trait Harness: Sized {
     /// What came out at the pods and on the wire since the last call.
     fn arrivals(&mut self) -> Result<Vec<Delivery>>;
 
+    /// Returns when what was learned from frames is in force.
+    fn settle(&self) -> Result<()>;
+
     /// Something changes behind the agent's back.
     fn damage(&mut self, damage: Damage) -> Result<()>;
+}
+
+/// What pods or the wire can see of which datapath is in use. A scenario that meets one says exactly what comes instead,
+/// so it fails when the difference is mended, and the entry can go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Difference {
+    /// On a VLAN it learns where addresses are from the frames that it sees. A frame for a pod that it was told of but
+    /// has not heard yet is flooded, to the uplink too; one for an address that moved away goes the old way until the
+    /// bridge forgets.
+    LearnsOnVlan,
+    /// On a VXLAN, a pod that asks for its own address (an announcement, a probe, duplicate detection) is heard by nobody,
+    /// where the oracle carries that to the network as any other broadcast.
+    HidesAnnouncementsOnVxlan,
+    /// What other nodes ask is not answered but flooded to all pods of the network, of which one answers.
+    LetsPodsAnswerOutside,
+    /// A frame from a tunnel for an endpoint on a third node is flooded to the pods here, not dropped.
+    FloodsStrayUnicast,
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use contiv_model::tag::Encap;
 use netplugin::{
     datapath::{
-        Desired, Failed, Object, ObjectId, Observed, Op,
+        Desired, Failed, Local, Object, ObjectId, Observed, Op, Remote,
         fake::{Delivery, Origin, Target, deliver},
     },
     reconcile::diff,
@@ -17,7 +17,7 @@ use testkit::{
 };
 
 use crate::{
-    harness::Harness,
+    harness::{Difference, Harness},
     topology::{self, pod},
 };
 
@@ -56,7 +56,12 @@ impl<H: Harness> World<H> {
         ensure!(failures.is_empty(), "ops failed: {}", tell_failures(&ops, &failures));
         self.told = desired.clone();
         self.in_place()?;
+        self.introduce(desired.iter().map(|(_, object)| object))?;
         Ok(before)
+    }
+
+    pub(crate) fn differs(&self, how: Difference) -> bool {
+        H::DIFFERENCES.contains(&how)
     }
 
     pub(crate) fn told(&self) -> &Desired {
@@ -97,7 +102,31 @@ impl<H: Harness> World<H> {
                 Op::Sweep => {}
             }
         }
+        let now_there = ops.iter().filter_map(|op| match op {
+            Op::Set(object) if self.told.get(&object.id()) == Some(object) => Some(object),
+            _ => None,
+        });
+        self.introduce(now_there.collect::<Vec<_>>())?;
         Ok(failures)
+    }
+
+    /// A bridge that learns must have heard an endpoint before it sends frames for it to nobody else.
+    fn introduce<'a>(&mut self, objects: impl IntoIterator<Item = &'a Object>) -> Result<()> {
+        if !self.differs(Difference::LearnsOnVlan) {
+            return Ok(());
+        }
+        for object in objects {
+            let (origin, mac, vlan) = match object {
+                Object::Local(Local { port, mac, encap: Encap::Vlan(vlan), .. }) => (pod(port), mac, vlan),
+                Object::Remote(Remote { mac, encap: Encap::Vlan(vlan), .. }) => (Origin::Uplink, mac, vlan),
+                _ => continue,
+            };
+            let hello = Packet::eth(BROADCAST, mac.0).payload(MARK).build();
+            let frame = if origin == Origin::Uplink { topology::tagged(&hello, vlan.get()) } else { hello };
+            self.node.emit(&origin, &frame)?;
+            self.fence(&origin)?;
+        }
+        self.node.settle()
     }
 
     pub(crate) fn set(&mut self, object: Object) -> Result<()> {

@@ -89,6 +89,11 @@ impl Site for EbpfSite {
         Ok(())
     }
 
+    fn settle(&self) -> Result<()> {
+        // What is in a map is in force.
+        Ok(())
+    }
+
     fn damage(&self, host: &Netns, damage: Damage) -> Result<()> {
         match damage {
             Damage::Forwarding => {

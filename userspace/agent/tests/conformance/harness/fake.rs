@@ -65,6 +65,10 @@ impl Harness for FakeNode {
         Ok(std::mem::take(&mut self.arrivals))
     }
 
+    fn settle(&self) -> Result<()> {
+        Ok(())
+    }
+
     fn damage(&mut self, damage: Damage) -> Result<()> {
         let switch = self.fake.switch();
         match damage {

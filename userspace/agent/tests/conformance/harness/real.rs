@@ -17,7 +17,7 @@ use testkit::{
 };
 use tokio::runtime::{Builder, Runtime};
 
-use super::{Damage, Harness, Programs};
+use super::{Damage, Difference, Harness, Programs};
 use crate::{
     topology::{self, VTEPS},
     wire,
@@ -26,6 +26,8 @@ use crate::{
 /// What differs between the datapaths.
 pub(crate) trait Site: Sized + Sync + Send {
     type Path: Datapath;
+
+    const DIFFERENCES: &'static [Difference] = &[];
 
     fn missing() -> Option<String>;
 
@@ -40,6 +42,9 @@ pub(crate) trait Site: Sized + Sync + Send {
 
     /// Another node's tunnel end is at this address.
     fn neighbour(&self, vtep: IpAddr, mac: &str) -> Result<()>;
+
+    /// Returns when what was applied is in force.
+    fn settle(&self) -> Result<()>;
 
     fn damage(&self, host: &Netns, damage: Damage) -> Result<()>;
 }
@@ -159,6 +164,8 @@ impl<S: Site> Programs for Real<S> {
 }
 
 impl<S: Site> Harness for Real<S> {
+    const DIFFERENCES: &'static [Difference] = S::DIFFERENCES;
+
     fn missing() -> Option<String> {
         root().or_else(|| binary("ip")).or_else(|| binary("ping")).or_else(S::missing)
     }
@@ -193,11 +200,15 @@ impl<S: Site> Harness for Real<S> {
     }
 
     fn observe(&mut self, desired: &Desired) -> Result<Observed> {
-        self.with_path(async |path: &mut S::Path| path.observe(desired).await)
+        let observed = self.with_path(async |path: &mut S::Path| path.observe(desired).await)?;
+        self.site.settle()?;
+        Ok(observed)
     }
 
     fn apply(&mut self, ops: &[Op]) -> Result<Vec<Failed>> {
-        self.with_path(async |path: &mut S::Path| path.apply(ops).await)
+        let failures = self.with_path(async |path: &mut S::Path| path.apply(ops).await)?;
+        self.site.settle()?;
+        Ok(failures)
     }
 
     fn writes(&self) -> u64 {
@@ -237,6 +248,10 @@ impl<S: Site> Harness for Real<S> {
         }
         self.wire.arrivals(&mut found)?;
         Ok(found)
+    }
+
+    fn settle(&self) -> Result<()> {
+        self.site.settle()
     }
 
     fn damage(&mut self, damage: Damage) -> Result<()> {

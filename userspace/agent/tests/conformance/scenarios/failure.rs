@@ -27,7 +27,13 @@ pub(crate) fn missing_interface_fails_alone<H: Harness>() -> Result<()> {
         ] {
             world.sends(&pod("pa"), &frame, [expected])?;
         }
-        world.in_place()?;
+        // It is wanted still, so what there is of it is no stray.
+        let mut wanted = world.told().clone();
+        wanted.insert(net.local("ghost", 2));
+        let observed = world.node.observe(&wanted)?;
+        ensure!(observed.strays == 0, "{} strays", observed.strays);
+        ensure!(observed.same.len() == wanted.len() - 1, "not all but one in place: {observed:?}");
+        ensure!(!observed.same.contains(&net.local_id("ghost")), "a ghost is in place");
 
         world.node.plug("ghost")?;
         world.set(net.local("ghost", 2))?;
