@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 const FIRST: Duration = Duration::from_millis(100);
-const LONGEST: Duration = Duration::from_secs(30);
+const LONGEST: Duration = Duration::from_secs(10);
 
 /// Pauses that double.
 #[derive(Clone, Debug, Default)]
