@@ -137,20 +137,21 @@ pub struct Links {
 
 impl Links {
     /// Opens a netlink socket in the namespace of the calling thread, and removes ports that an
-    /// earlier run began and did not finish (they have no alias). Needs a tokio runtime.
+    /// earlier run began and did not finish. Ports of others, such as those that Contiv netplugin made,
+    /// stay. Needs a tokio runtime.
     pub async fn open() -> Result<Links, Error> {
         let (connection, handle, _) =
             rtnetlink::new_connection().map_err(Error::setting("open a netlink socket for", "this node"))?;
         tokio::spawn(connection);
         let links = Links { handle, ports: Mutex::default(), listing: tokio::sync::Mutex::default() };
         for link in links.list().await? {
-            let (Some(name), alias) = (name(&link), alias(&link)) else { continue };
+            let Some(name) = name(&link) else { continue };
             let Some(port) = Port::parse(name) else { continue };
-            if alias.is_some() {
-                links.numbers().take(port);
-            } else {
+            if is_unfinished(&link) {
                 tracing::info!(port = name, "removing a port that was never finished");
                 links.delete(name).await?;
+            } else {
+                links.numbers().take(port);
             }
         }
         Ok(links)
@@ -261,8 +262,12 @@ impl Links {
         port::silence(port)?;
         let spec = pod.clone();
         netns.run(move |handle| async move { pod::dress(&handle, &spec).await }).await?;
-        let message =
-            LinkMessageBuilder::<LinkUnspec>::new().name(port).up().alias(endpoint.as_str()).build();
+        let message = LinkMessageBuilder::<LinkUnspec>::new()
+            .name(port)
+            .up()
+            .alias(endpoint.as_str())
+            .link_group(0)
+            .build();
         self.handle.link().set(message).execute().await.map_err(Error::netlink("bring up", port))
     }
 
@@ -318,6 +323,10 @@ fn name(link: &LinkMessage) -> Option<&str> {
         LinkAttribute::IfName(name) => Some(name.as_str()),
         _ => None,
     })
+}
+
+fn is_unfinished(link: &LinkMessage) -> bool {
+    link.attributes.contains(&LinkAttribute::Group(pod::UNFINISHED))
 }
 
 fn alias(link: &LinkMessage) -> Option<&str> {

@@ -107,6 +107,26 @@ fn ports_made_at_the_same_time_have_names_of_their_own() {
 }
 
 #[test]
+fn what_was_never_finished_goes_and_what_is_not_ours_stays() {
+    needs!(root());
+    let node = testkit::Netns::new("node").unwrap();
+    node.ip("link add vvport1 group 4412502 type veth peer name a").unwrap();
+    node.ip("link add vvport2 type veth peer name b").unwrap();
+    on_node(&node, async || {
+        let links = Links::open().await.unwrap();
+        assert!(links.attachments().await.unwrap().is_empty());
+        let pod_ns = testkit::Netns::new("pod").unwrap();
+        let netns = Netns::open(pod_ns.path()).unwrap();
+        let made = links.attach(&"n.t-c1".into(), &netns, &pod(5)).await.unwrap();
+        assert_eq!(made.port, "vvport1");
+        let second = PodInterface { name: "eth1".into(), ..pod(6) };
+        assert_eq!(links.attach(&"n.t-c2".into(), &netns, &second).await.unwrap().port, "vvport3");
+    });
+    assert!(node.ip("-d link show vvport2").unwrap().contains("vvport2"));
+    assert!(node.links().unwrap().contains(&"vvport1".to_owned()));
+}
+
+#[test]
 fn what_is_no_namespace_is_refused() {
     for path in ["/run/netns/there-is-none", "/etc/hostname", "/"] {
         let error = Netns::open(Path::new(path)).unwrap_err();

@@ -12,6 +12,10 @@ use rtnetlink::{
 
 use super::{Error, Netns, PodInterface, index, offload};
 
+/// The interface group of a node's end that is not complete yet. It is set together with the
+/// interface, so no crash leaves a port that looks like somebody else's.
+pub(super) const UNFINISHED: u32 = 0x0043_5456;
+
 /// The request for a pair whose other end is made in the pod's namespace right away: it never shows
 /// up on the node.
 pub(super) fn pair(port: &str, netns: &Netns, pod: &PodInterface) -> LinkMessage {
@@ -23,6 +27,7 @@ pub(super) fn pair(port: &str, netns: &Netns, pod: &PodInterface) -> LinkMessage
         .build();
     LinkMessageBuilder::<LinkVeth>::new(port, &pod.name)
         .mtu(pod.mtu)
+        .link_group(UNFINISHED)
         .set_info_data(InfoData::Veth(InfoVeth::Peer(peer)))
         .build()
 }
