@@ -87,6 +87,8 @@ impl Wire {
             host.veth(near, &namespace, far)?;
             namespace.up(far)?;
             host.up(near)?;
+            carries(&namespace, far)?;
+            carries(host, near)?;
         }
         for vtep in VTEPS {
             namespace.address("eth0", &format!("{vtep}/24"))?;
@@ -127,6 +129,14 @@ fn mac_of(namespace: &Netns, link: &str) -> Result<String> {
     let listing = namespace.ip(&format!("-o link show dev {link}"))?;
     let mac = listing.split_whitespace().skip_while(|word| *word != "link/ether").nth(1);
     mac.map(str::to_owned).with_context(|| format!("find the MAC address in {listing:?}"))
+}
+
+/// Waits until the link sends what it is given: a while after both ends are up, it still drops everything.
+fn carries(namespace: &Netns, link: &str) -> Result<()> {
+    wait_until(SOON, &format!("{link} to carry frames"), || {
+        let listing = namespace.ip(&format!("-o link show dev {link}"))?;
+        Ok((listing.contains(" state UP ") && !listing.contains(" qdisc noop ")).then_some(()))
+    })
 }
 
 impl<S: Site> Real<S> {
@@ -194,6 +204,8 @@ impl<S: Site> Harness for Real<S> {
         }
         namespace.up(PODS_LINK)?;
         self.host.up(port)?;
+        carries(&namespace, PODS_LINK)?;
+        carries(&self.host, port)?;
         let tap = Tap::open(&namespace, PODS_LINK)?;
         self.pods.insert(port.to_owned(), Pod { namespace, tap });
         Ok(())

@@ -28,9 +28,13 @@ fn addresses(last: u8) -> [IpAddr; 2] {
     [ip(last).into(), ip6(last).into()]
 }
 
+/// Not with a number of pings: after the last one, `ping` waits no longer than twice the longest way so far.
 fn pings(from: &Netns, last: u8) -> Result<()> {
     for address in addresses(last) {
-        let ping = from.ping(address, 5, QUICKLY)?;
+        let pinger = Pinger::start(from, address, QUICKLY)?;
+        let answers = || Ok((pinger.answers() >= 5).then_some(()));
+        wait_until(SOON, &format!("five answers from {address}"), answers)?;
+        let ping = pinger.finish(SOON)?;
         ensure!(ping.lost() == 0, "{address}: {ping:?}");
     }
     Ok(())
