@@ -1,6 +1,5 @@
 //! Which packets a flow means.
 
-use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use bytes::BufMut;
@@ -42,7 +41,8 @@ pub struct Masked {
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Match {
-    fields: BTreeMap<Field, Masked>,
+    /// In the order of the fields: a switch has very many matches of very few fields.
+    fields: Vec<(Field, Masked)>,
 }
 
 /// A condition on a field that has no meaning without another one.
@@ -68,17 +68,22 @@ impl Match {
     #[must_use]
     pub fn masked(mut self, field: Field, value: impl Into<u128>, mask: impl Into<u128>) -> Self {
         let mask = mask.into() & field.mask();
-        if mask == 0 {
-            self.fields.remove(&field);
-        } else {
-            self.fields.insert(field, Masked { value: value.into() & mask, mask });
+        let masked = Masked { value: value.into() & mask, mask };
+        match (self.fields.binary_search_by_key(&field, |(field, _)| *field), mask) {
+            (Ok(at), 0) => {
+                self.fields.remove(at);
+            }
+            (Ok(at), _) => self.fields[at].1 = masked,
+            (Err(_), 0) => {}
+            (Err(at), _) => self.fields.insert(at, (field, masked)),
         }
         self
     }
 
     /// What is required of `field`.
     pub fn get(&self, field: Field) -> Option<Masked> {
-        self.fields.get(&field).copied()
+        let at = self.fields.binary_search_by_key(&field, |(field, _)| *field).ok()?;
+        Some(self.fields[at].1)
     }
 
     /// The value of a field that is matched exactly.
@@ -87,7 +92,7 @@ impl Match {
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (Field, Masked)> + '_ {
-        self.fields.iter().map(|(field, masked)| (*field, *masked))
+        self.fields.iter().copied()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -243,7 +248,7 @@ impl Match {
 
     /// The first field that would be refused for want of another.
     pub fn check(&self) -> Result<(), MissingPrerequisite> {
-        self.fields.keys().try_for_each(|field| self.check_field(*field))
+        self.fields.iter().try_for_each(|(field, _)| self.check_field(*field))
     }
 
     fn check_field(&self, field: Field) -> Result<(), MissingPrerequisite> {

@@ -6,4 +6,3 @@ mod forwarding;
 mod lifecycle;
 mod neighbour;
 mod node;
-mod scale;
