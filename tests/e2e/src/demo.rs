@@ -5,7 +5,7 @@ mod matrix;
 mod report;
 mod speed;
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
@@ -218,6 +218,3 @@ fn networks() -> [Network; 2] {
             ipv6_gateway: "2001:db8:1::ffff".to_owned(),
         })
 }
-
-/// How long pods may take to see each other after their ADD.
-const CONVERGENCE: Duration = Duration::from_secs(15);

@@ -3,9 +3,10 @@ use std::{collections::BTreeMap, net::IpAddr, panic, thread, time::Duration};
 use anyhow::{Result, bail};
 use testkit::{Ping, wait_until};
 
-use super::CONVERGENCE;
 use crate::{cluster::Pod, demo::report};
 
+/// How long pods may take to see each other after their ADD.
+const CONVERGENCE: Duration = Duration::from_secs(15);
 const COUNT: u32 = 3;
 const INTERVAL: Duration = Duration::from_millis(20);
 /// Pings at a time.
