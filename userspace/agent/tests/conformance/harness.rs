@@ -39,6 +39,9 @@ pub(crate) trait Harness: Sized {
     /// The agent dies and another one starts.
     fn restart(&mut self) -> Result<()>;
 
+    /// The agent removes all that it and its predecessors made.
+    fn cleanup(&mut self) -> Result<()>;
+
     fn emit(&mut self, from: &Origin, frame: &[u8]) -> Result<()>;
 
     /// What came out at the pods and on the wire since the last call.

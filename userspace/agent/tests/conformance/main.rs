@@ -45,7 +45,7 @@ on_every_datapath!([
     flooding: broadcast_and_multicast, flooding_from_outside, unknown_unicast_on_vxlan;
     change: remote_moves_to_another_node, pod_changes_its_address, pod_moves_to_another_node, peer_leaves_and_comes,
         arp_mode_changes, set_twice_writes_once, removal_stops_traffic_and_leaves_nothing;
-    restart: restart_writes_nothing, restart_finds_what_is_not_wanted_any_more;
+    restart: restart_writes_nothing, restart_finds_what_is_not_wanted_any_more, cleanup_leaves_nothing;
     drift: lost_forwarding_is_repaired, lost_port_is_repaired, litter_is_swept;
     failure: missing_interface_fails_alone;
 ], [

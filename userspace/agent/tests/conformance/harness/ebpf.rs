@@ -65,6 +65,8 @@ impl EbpfSite {
 impl Site for EbpfSite {
     type Path = Ebpf;
 
+    const LINKS: &'static [&'static str] = &[UNDERLAY, UPLINK];
+
     fn missing() -> Option<String> {
         None
     }

@@ -56,6 +56,10 @@ impl Harness for FakeNode {
         Ok(())
     }
 
+    fn cleanup(&mut self) -> Result<()> {
+        Ok(block_on(self.fake.cleanup())?)
+    }
+
     fn emit(&mut self, from: &Origin, frame: &[u8]) -> Result<()> {
         self.arrivals.extend(self.fake.switch().deliver(frame, from));
         Ok(())

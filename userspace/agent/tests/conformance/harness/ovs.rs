@@ -25,6 +25,9 @@ pub(crate) struct OvsSite {
 impl Site for OvsSite {
     type Path = Ovs;
 
+    /// `ovs-netdev` is the switch's own.
+    const LINKS: &'static [&'static str] = &[UNDERLAY, UPLINK, UNDERLAY_BRIDGE, "ovs-netdev"];
+
     const DIFFERENCES: &'static [Difference] = &[
         // As the original: NORMAL where a VLAN's frames leave the tables.
         Difference::LearnsOnVlan,

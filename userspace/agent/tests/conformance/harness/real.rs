@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fs, net::IpAddr, time::Duration};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use contiv_model::mac::Mac;
 use netplugin::datapath::{
     Datapath, Desired, Failed, Observed, Op,
@@ -28,6 +28,9 @@ pub(crate) trait Site: Sized + Sync + Send {
     type Path: Datapath;
 
     const DIFFERENCES: &'static [Difference] = &[];
+
+    /// Those of the node that are not the datapath's, without the pods'.
+    const LINKS: &'static [&'static str];
 
     fn missing() -> Option<String>;
 
@@ -234,6 +237,17 @@ impl<S: Site> Harness for Real<S> {
             *path = Some(runtime.block_on(site.open())?);
             Ok(())
         })
+    }
+
+    fn cleanup(&mut self) -> Result<()> {
+        let before = self.host.links()?;
+        self.with_path(async |path: &mut S::Path| path.cleanup().await)?;
+        let left = self.host.links()?;
+        let kept = |link: &String| self.pods.contains_key(link) || S::LINKS.contains(&link.as_str());
+        let ours: Vec<_> = left.iter().filter(|link| !kept(link)).collect();
+        ensure!(ours.is_empty(), "of {before:?} are left {ours:?}");
+        ensure!(self.pods.keys().all(|port| left.contains(port)), "removed what others made: {left:?}");
+        self.site.settle()
     }
 
     fn emit(&mut self, from: &Origin, frame: &[u8]) -> Result<()> {

@@ -1,5 +1,7 @@
 //! Frames for many, or for nobody that we know.
 
+use std::net::Ipv6Addr;
+
 use anyhow::Result;
 use testkit::packet::{BROADCAST, Packet};
 
@@ -25,6 +27,8 @@ fn world<H: Harness>(net: &Net) -> Result<World<H>> {
     World::new(peers().into_iter().chain(objects).chain(others))
 }
 
+const MDNS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0xfb);
+
 fn group_frames(from: u8) -> [Packet; 4] {
     [
         Packet::eth(BROADCAST, mac(from)).ipv4(ip(from), [255; 4]).udp(68, 67).payload(b"broadcast"),
@@ -33,7 +37,7 @@ fn group_frames(from: u8) -> [Packet; 4] {
             .udp(1, 2)
             .payload(b"multicast"),
         Packet::eth([0x33, 0x33, 0, 0, 0, 0xfb], mac(from))
-            .ipv6(ip6(from), "ff02::fb".parse::<std::net::Ipv6Addr>().unwrap_or(ip6(from)))
+            .ipv6(ip6(from), MDNS)
             .udp(5353, 5353)
             .payload(b"multicast"),
         Packet::eth(BROADCAST, mac(from)).payload(b"no IP at all"),

@@ -47,6 +47,18 @@ pub(crate) fn restart_writes_nothing<H: Harness>() -> Result<()> {
     forwards(&mut world)
 }
 
+/// Also what a predecessor made; and from nothing all can be made again.
+pub(crate) fn cleanup_leaves_nothing<H: Harness>() -> Result<()> {
+    let mut world = World::<H>::new(both_kinds()?)?;
+    let told = world.told().clone();
+    world.node.restart()?;
+    world.node.cleanup()?;
+    let observed = world.node.observe(&told)?;
+    ensure!(observed.same.is_empty() && observed.strays == 0, "left: {observed:?}");
+    world.reconcile(&told)?;
+    forwards(&mut world)
+}
+
 /// While the agent was away, things were deleted, others changed and others came.
 pub(crate) fn restart_finds_what_is_not_wanted_any_more<H: Harness>() -> Result<()> {
     let mut world = World::<H>::new(both_kinds()?)?;
