@@ -49,7 +49,9 @@ fn main() -> ExitCode {
     match run(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            if !error.is::<suite::Failed>() {
+                eprintln!("error: {error:#}");
+            }
             ExitCode::FAILURE
         }
     }

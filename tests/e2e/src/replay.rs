@@ -58,16 +58,14 @@ struct Count {
     failed: usize,
 }
 
-pub fn run(options: &Options) -> Result<()> {
+/// Whether all calls agree; the sums are the last line that it prints.
+pub fn run(options: &Options) -> Result<bool> {
     let recordings = Recording::read_folder(&options.folder)?;
     let differences = Differences::read(&options.differences)?;
     let counts = play(&recordings, &differences, options)?.0;
     let sum = summary(&counts);
     println!("{} passed, {} failed", sum.passed, sum.failed);
-    if sum.failed > 0 {
-        bail!("{} calls were answered differently", sum.failed);
-    }
-    Ok(())
+    Ok(sum.failed == 0)
 }
 
 /// Plays all calls against one fresh master; counts those on the objects asked for.

@@ -68,6 +68,7 @@ pub(super) fn install(workspace: &Workspace) -> Result<()> {
     remove(&work)?;
     fs::create_dir_all(work.join("packages")).with_context(|| format!("make {}", work.display()))?;
     let packages = packages(workspace)?;
+    debian::install_missing(workspace, &packages.libraries)?;
     step("BPF compiler: fetch (117 MB)", || {
         let mut fetch = Command::new("apt-get");
         // apt drops its rights for downloads where it can; the folder is ours alone, so it need not.
@@ -103,27 +104,32 @@ struct Packages {
     names: Vec<String>,
     /// Major version of LLVM, which bpf-linker must be built for.
     llvm: String,
+    /// What LLVM itself is linked with; small and harmless, these are installed.
+    libraries: Vec<String>,
 }
 
 /// Two of the names carry versions that change with Debian's updates.
 fn packages(workspace: &Workspace) -> Result<Packages> {
     let fixed = ["rustc-web", "libstd-rust-web-dev", "libstd-rust-web-dev-bpf"];
     debian::update_if_unknown(workspace, &fixed)?;
-    let depends = |package: &str, start: &str| -> Result<String> {
+    let depends = |package: &str| -> Result<Vec<String>> {
         let text = output(workspace.command("apt-cache").env("LC_ALL", "C").args(["depends", package]))?;
-        text.lines()
-            .filter_map(|line| line.trim().strip_prefix("Depends: "))
+        Ok(text.lines().filter_map(|line| line.trim().strip_prefix("Depends: ")).map(str::to_owned).collect())
+    };
+    let versioned = |package: &str, start: &str| -> Result<String> {
+        let mut names = depends(package)?.into_iter();
+        names
             .find(|name| {
                 name.strip_prefix(start).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
             })
-            .map(str::to_owned)
             .with_context(|| format!("{package} depends on no {start}<version>"))
     };
-    let driver = depends("libstd-rust-web-dev", "libstd-rust-web-")?;
-    let llvm_library = depends(&driver, "libllvm")?;
+    let driver = versioned("libstd-rust-web-dev", "libstd-rust-web-")?;
+    let llvm_library = versioned(&driver, "libllvm")?;
     let llvm = llvm_library.trim_start_matches("libllvm").to_owned();
+    let libraries = depends(&llvm_library)?;
     let names = fixed.into_iter().map(str::to_owned).chain([driver, llvm_library]).collect();
-    Ok(Packages { names, llvm })
+    Ok(Packages { names, llvm, libraries })
 }
 
 fn unpack(work: &Path) -> Result<()> {

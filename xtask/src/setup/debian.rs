@@ -33,6 +33,25 @@ pub(super) fn install(workspace: &Workspace, packages: &[&str]) -> Result<()> {
     })
 }
 
+/// Of these packages, installs those that are not here.
+pub(super) fn install_missing(workspace: &Workspace, packages: &[String]) -> Result<()> {
+    let missing: Vec<_> =
+        packages.iter().map(String::as_str).filter(|package| !installed(workspace, package)).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    if !nix::unistd::geteuid().is_root() {
+        bail!("the packages {0} are missing: as root, `apt-get install {0}`", missing.join(" "));
+    }
+    install(workspace, &missing)
+}
+
+fn installed(workspace: &Workspace, package: &str) -> bool {
+    let mut query = workspace.command("dpkg-query");
+    let status = output(query.args(["--show", "--showformat=${db:Status-Status}", package]));
+    status.is_ok_and(|status| status == "installed")
+}
+
 /// Package lists are fetched only when a name is not in those that are here: a container image has none.
 pub(super) fn update_if_unknown(workspace: &Workspace, packages: &[&str]) -> Result<()> {
     if packages.iter().all(|package| candidate(workspace, package)) {

@@ -30,12 +30,13 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let result = match cli.command {
-        Command::Demo(options) => e2e::demo::run(&options),
-        Command::Bench(options) => e2e::bench::run(&options),
+        Command::Demo(options) => e2e::demo::run(&options).map(|()| true),
+        Command::Bench(options) => e2e::bench::run(&options).map(|()| true),
         Command::Replay(options) => e2e::replay::run(&options),
     };
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("error: {error:#}");
             ExitCode::FAILURE
