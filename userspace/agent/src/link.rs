@@ -10,13 +10,19 @@ mod offload;
 mod pod;
 mod port;
 
-use std::{io, net::Ipv4Addr, net::Ipv6Addr, path::PathBuf, sync::Mutex};
+use std::{
+    io,
+    net::{Ipv4Addr, Ipv6Addr},
+    path::PathBuf,
+    sync::Mutex,
+    time::{Duration, Instant},
+};
 
 use contiv_model::{mac::Mac, name::EndpointId};
 use futures::TryStreamExt as _;
 use rtnetlink::{
     Handle, LinkMessageBuilder, LinkUnspec,
-    packet_route::link::{LinkAttribute, LinkMessage},
+    packet_route::link::{LinkAttribute, LinkMessage, State},
 };
 
 pub use netns::Netns;
@@ -103,6 +109,12 @@ pub enum Error {
         /// The pod's namespace.
         path: PathBuf,
     },
+    /// The pair is complete and does not come up.
+    #[error("bring up {port}: it has no carrier after {ACTIVE_WITHIN:?}")]
+    Inactive {
+        /// The node's end.
+        port: String,
+    },
     /// No port number is left.
     #[error("make a port: all {} are in use on this node", port::COUNT)]
     Exhausted,
@@ -187,10 +199,11 @@ impl Links {
         }
     }
 
-    /// Brings the pod's end up and sets its routes.
-    pub async fn raise(&self, netns: &Netns, pod: &PodInterface) -> Result<(), Error> {
+    /// Brings the pod's end up and sets its routes; returns when the pair carries frames.
+    pub async fn raise(&self, port: &str, netns: &Netns, pod: &PodInterface) -> Result<(), Error> {
         let pod = pod.clone();
-        netns.run(move |handle| async move { pod::raise(&handle, &pod).await }).await
+        netns.run(move |handle| async move { pod::raise(&handle, &pod).await }).await?;
+        carries_frames(&self.handle, port).await
     }
 
     /// Removes a pair by the node's end; true when it was there.
@@ -296,6 +309,9 @@ impl Links {
 }
 
 const DEFAULT_MTU: u32 = 1500;
+/// How long the kernel may take to activate a pair.
+const ACTIVE_WITHIN: Duration = Duration::from_secs(5);
+const ASK_AGAIN_AFTER: Duration = Duration::from_millis(1);
 
 /// Interfaces that are there for pods and containers, or are not there at all when frames travel.
 const NOT_THE_NODES_OWN: [&str; 10] =
@@ -323,6 +339,25 @@ fn name(link: &LinkMessage) -> Option<&str> {
         LinkAttribute::IfName(name) => Some(name.as_str()),
         _ => None,
     })
+}
+
+/// The kernel activates an interface a moment after its carrier is there; what is sent meanwhile is
+/// dropped by a queueing discipline called `noop`.
+async fn carries_frames(handle: &Handle, port: &str) -> Result<(), Error> {
+    let deadline = Instant::now() + ACTIVE_WITHIN;
+    loop {
+        match find(handle, port).await? {
+            Some(link) if is_active(&link) => return Ok(()),
+            _ if Instant::now() < deadline => tokio::time::sleep(ASK_AGAIN_AFTER).await,
+            _ => return Err(Error::Inactive { port: port.to_owned() }),
+        }
+    }
+}
+
+fn is_active(link: &LinkMessage) -> bool {
+    let up = link.attributes.contains(&LinkAttribute::OperState(State::Up));
+    let sends = |a: &LinkAttribute| matches!(a, LinkAttribute::Qdisc(name) if name != "noop");
+    up && link.attributes.iter().any(sends)
 }
 
 fn is_unfinished(link: &LinkMessage) -> bool {

@@ -35,8 +35,8 @@ fn a_pod_is_plumbed_and_found_again() {
         let attached = links.attach(&"n.t-c1".into(), &netns, &pod(5)).await.unwrap();
         assert_eq!(attached, Attachment { port: "vvport1".into(), endpoint: "n.t-c1".into() });
         assert!(pod_ns.ip("-o link show eth0").unwrap().contains("state DOWN"));
-        links.raise(&netns, &pod(5)).await.unwrap();
-        links.raise(&netns, &pod(5)).await.unwrap();
+        links.raise(&attached.port, &netns, &pod(5)).await.unwrap();
+        links.raise(&attached.port, &netns, &pod(5)).await.unwrap();
         attached
     });
     let link = pod_ns.ip("-o link show eth0").unwrap();

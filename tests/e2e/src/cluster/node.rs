@@ -88,6 +88,9 @@ impl Node {
                     "datapath_type=netdev",
                 ])?;
                 switch.vsctl(&["add-port", PHYSICAL_BRIDGE, UNDERLAY])?;
+                // The kernel sees every frame of the port, too, and would answer for the bridge's address
+                // with the port's own.
+                self.netns.ip(&format!("link set {UNDERLAY} arp off"))?;
                 PHYSICAL_BRIDGE
             }
             None => UNDERLAY,

@@ -70,7 +70,7 @@ impl Pods {
         );
         recorded?;
         settled.map_err(|why| Failure::new(Step::Datapath, why))?;
-        parts.links.raise(netns, &interface).await.map_err(|e| Failure::link(Step::Raise, &e))?;
+        parts.links.raise(&port, netns, &interface).await.map_err(|e| Failure::link(Step::Raise, &e))?;
         step("its interface is up");
         self.reply(pod, &endpoint, &interface, &port).await
     }
@@ -145,7 +145,11 @@ impl Pods {
         let told = parts.settled.wait(&id, Presence::Present);
         parts.attacher.attach(&id, attachment.clone());
         self.settle(told, Presence::Present).await.map_err(|why| Failure::new(Step::Datapath, why))?;
-        parts.links.raise(netns, &interface).await.map_err(|e| Failure::link(Step::Raise, &e))?;
+        parts
+            .links
+            .raise(&attachment.port, netns, &interface)
+            .await
+            .map_err(|e| Failure::link(Step::Raise, &e))?;
         self.reply(pod, &endpoint, &interface, &attachment.port).await.map(Some)
     }
 

@@ -164,18 +164,18 @@ impl Ebpf {
     ) -> Result<(), Error> {
         let program = kernel.program(role);
         if !self.hooks.is_attached(program, role, interface, ifindex, netlink).await? {
-            self.hooks.attach(program, role, interface, ifindex)?;
+            self.hooks.attach(program, role, interface, ifindex).await?;
         }
         Ok(())
     }
 
-    fn apply_op(&self, state: &mut State, op: &Op) -> Result<(), Error> {
+    async fn apply_op(&self, state: &mut State, op: &Op) -> Result<(), Error> {
         match op {
             Op::Set(object) => {
                 let id = object.id();
                 let entries = encode(object, &self.devices, device::ifindex)
                     .map_err(|refused| failed(format!("set {id}"), refused))?;
-                state.set(&id, &entries)
+                state.set(&id, &entries).await
             }
             Op::Delete(id) => state.delete(id),
             Op::Sweep => state.sweep(),
@@ -251,7 +251,7 @@ impl Datapath for Ebpf {
         };
         let mut failures = vec![];
         for (op, what) in ops.iter().enumerate() {
-            if let Err(error) = self.apply_op(&mut state, what) {
+            if let Err(error) = self.apply_op(&mut state, what).await {
                 failures.push(Failed { op, error });
             }
         }

@@ -1,12 +1,18 @@
 //! Programs on the ingress of interfaces: by TCX links where the kernel has them, else by clsact.
 
-use std::{io, path::Path};
+use std::{
+    io,
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use aya::{
     programs::{
-        LinkOrder, SchedClassifier, TcAttachType,
+        LinkOrder, ProgramError, SchedClassifier, TcAttachType,
         links::{FdLink, PinnedLink},
-        tc::{self, NlOptions, SchedClassifierLink, TcAttachOptions, TcError, TcHandle},
+        tc::{
+            self, NlOptions, SchedClassifierLink, SchedClassifierLinkId, TcAttachOptions, TcError, TcHandle,
+        },
     },
     util::KernelVersion,
 };
@@ -84,6 +90,10 @@ impl Role {
     }
 }
 
+/// How long the kernel may take to let go of a link.
+const LET_GO_WITHIN: Duration = Duration::from_secs(2);
+const ASK_AGAIN_AFTER: Duration = Duration::from_millis(2);
+
 /// Ours among the filters of an interface.
 const PRIORITY: u16 = 0xc0;
 const HANDLE: TcHandle = TcHandle::new(0, 0xc0);
@@ -136,7 +146,7 @@ impl Hooks {
     }
 
     /// Puts the program on the interface, in place of an older one of ours.
-    pub(super) fn attach(
+    pub(super) async fn attach(
         &self,
         program: &mut SchedClassifier,
         role: Role,
@@ -150,10 +160,7 @@ impl Hooks {
                 let path = self.pins.link(&role.pin(ifindex));
                 // A link that is not on the interface any more is of no use.
                 self.pins.unpin(&path)?;
-                let options = TcAttachOptions::TcxOrder(LinkOrder::last());
-                let id = program
-                    .attach_with_options(interface, TcAttachType::Ingress, options)
-                    .map_err(|error| failed(what(), error))?;
+                let id = attach_tcx(program, interface).await.map_err(|error| failed(what(), error))?;
                 let link = program.take_link(id).map_err(|error| failed(what(), error))?;
                 let link = FdLink::try_from(link).map_err(|error| failed(what(), error))?;
                 link.pin(&path).map_err(|error| failed(what(), error))?;
@@ -208,6 +215,24 @@ impl Hooks {
             }
         }
         Ok(())
+    }
+}
+
+/// A link whose pin is gone keeps its place on the interface until the kernel has let go of it, after an
+/// RCU grace period; until then the same program is refused there.
+async fn attach_tcx(
+    program: &mut SchedClassifier,
+    interface: &str,
+) -> Result<SchedClassifierLinkId, ProgramError> {
+    let deadline = Instant::now() + LET_GO_WITHIN;
+    loop {
+        let options = TcAttachOptions::TcxOrder(LinkOrder::last());
+        match program.attach_with_options(interface, TcAttachType::Ingress, options) {
+            Err(error) if errno(&error) == Some(libc::EEXIST) && Instant::now() < deadline => {
+                tokio::time::sleep(ASK_AGAIN_AFTER).await;
+            }
+            result => return result,
+        }
     }
 }
 

@@ -111,9 +111,9 @@ impl State {
     }
 
     /// Makes the object's entries be there, and those that it had besides be gone.
-    pub(super) fn set(&mut self, id: &ObjectId, entries: &[Entry]) -> Result<(), Error> {
+    pub(super) async fn set(&mut self, id: &ObjectId, entries: &[Entry]) -> Result<(), Error> {
         for entry in entries {
-            self.put(entry)?;
+            self.put(entry).await?;
             self.owners.insert(entry.key(), id.clone());
         }
         let keys: Vec<EntryKey> = entries.iter().map(Entry::key).collect();
@@ -142,7 +142,7 @@ impl State {
         Ok(())
     }
 
-    fn put(&mut self, entry: &Entry) -> Result<(), Error> {
+    async fn put(&mut self, entry: &Entry) -> Result<(), Error> {
         match entry {
             Entry::Peer(vtep) => self.put_peer(*vtep),
             Entry::Segment { segment, out, flags } => {
@@ -155,7 +155,7 @@ impl State {
             Entry::Hook { ifindex, interface } => {
                 if !self.attached.contains_key(ifindex) {
                     let program = self.kernel.program(Role::Pod);
-                    self.hooks.attach(program, Role::Pod, interface, *ifindex)?;
+                    self.hooks.attach(program, Role::Pod, interface, *ifindex).await?;
                     self.attached.insert(*ifindex, interface.clone());
                 }
                 Ok(())
