@@ -39,6 +39,13 @@ impl DatapathType {
             DatapathType::Netdev => "netdev",
         }
     }
+
+    fn solicitations(self) -> pipeline::Solicitations {
+        match self {
+            DatapathType::System => pipeline::Solicitations::Forwarded,
+            DatapathType::Netdev => pipeline::Solicitations::Answered,
+        }
+    }
 }
 
 /// What the datapath needs to know of its node.

@@ -7,14 +7,14 @@ use std::{
 
 use anyhow::Result;
 use contiv_model::{global::ArpMode, tag::Encap};
-use netplugin::datapath::Object;
+use netplugin::datapath::{Object, ovs::DatapathType};
 use testkit::{
     capture::Tap,
     needs,
     packet::{self, Packet},
 };
 
-use crate::node::{Node, Pod, SOON, addresses, network, remote, vlan, vtep, vxlan};
+use crate::node::{Node, Pod, SOON, addresses, kind, network, remote, vlan, vtep, vxlan};
 
 const REQUEST: u16 = 1;
 const ZERO: [u8; 6] = [0; 6];
@@ -47,6 +47,17 @@ fn arp(sender: (&Pod, Ipv4Addr), target: Ipv4Addr) -> Vec<u8> {
     Packet::eth([0xff; 6], mac).arp(REQUEST, (mac, sender.1), (ZERO, target)).build()
 }
 
+/// The kernel's datapath cannot make an advertisement of a solicitation; it brings it to who has the address.
+fn answers_solicitations() -> bool {
+    kind() == DatapathType::Netdev
+}
+
+/// The solicitation comes to its owner, and by his own address.
+fn asked(owner: &Tap, solicitation: &[u8], mac: [u8; 6]) -> Result<()> {
+    let expected = [&mac, &solicitation[6..]].concat();
+    owner.expect(SOON, "the solicitation", |bytes| (bytes == expected).then_some(()))
+}
+
 fn answers_for_known_addresses(encap: Encap, label: &str) -> Result<()> {
     with_pods(label, encap, |_, [(one, tap), (_, other)]| {
         let own = addresses(1);
@@ -57,7 +68,14 @@ fn answers_for_known_addresses(encap: Encap, label: &str) -> Result<()> {
             let reply = Packet::eth(one.mac, mac).arp(2, (mac, ip), (one.mac, own.0)).build();
             tap.expect(SOON, "the ARP reply", |bytes| (bytes[..reply.len()] == reply).then_some(()))?;
 
-            tap.send(&Packet::neighbour_solicitation(one.mac, own.1, ip6).build())?;
+            let solicitation = Packet::neighbour_solicitation(one.mac, own.1, ip6).build();
+            tap.send(&solicitation)?;
+            if !answers_solicitations() {
+                if n == 2 {
+                    asked(other, &solicitation, mac)?;
+                }
+                continue;
+            }
             let advertisement = tap.expect(SOON, "the advertisement", |bytes| {
                 (bytes.len() >= 86 && bytes[12..14] == [0x86, 0xdd] && bytes[54] == 136)
                     .then(|| bytes.to_vec())
@@ -129,7 +147,7 @@ fn duplicate_search(pod: &Pod, target: Ipv6Addr) -> Vec<u8> {
 fn a_taken_address_is_defended() -> Result<()> {
     needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
     for (label, encap) in [("defx", vxlan(5000)), ("defl", vlan(100))] {
-        with_pods(label, encap, |_, [(one, tap), _]| {
+        with_pods(label, encap, |_, [(one, tap), (_, other)]| {
             for n in [2, 3] {
                 let (ip, ip6) = addresses(n);
                 let mac = contiv_model::mac::Mac::of_endpoint(ip).0;
@@ -138,7 +156,14 @@ fn a_taken_address_is_defended() -> Result<()> {
                     Packet::eth(one.mac, mac).arp(2, (mac, ip), (one.mac, Ipv4Addr::UNSPECIFIED)).build();
                 tap.expect(SOON, "the ARP reply", |bytes| (bytes[..reply.len()] == reply).then_some(()))?;
 
-                tap.send(&duplicate_search(one, ip6))?;
+                let search = duplicate_search(one, ip6);
+                tap.send(&search)?;
+                if !answers_solicitations() {
+                    if n == 2 {
+                        asked(other, &search, mac)?;
+                    }
+                    continue;
+                }
                 let all_nodes = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
                 let expected = Packet::eth([0x33, 0x33, 0, 0, 0, 1], mac)
                     .ipv6(ip6, all_nodes)
@@ -160,9 +185,10 @@ fn the_kernel_gives_up_a_taken_address_and_keeps_a_free_one() -> Result<()> {
     let node = Node::new("dad", &[])?;
     node.converge()?;
     let blue = network("blue", vxlan(5000), ArpMode::Proxy);
-    node.add([crate::node::peer(vtep(1)), Object::Network(blue.clone()), remote(&blue, 3, Some(vtep(1)))])?;
-    let pod = node.run_pod(&blue, 1)?;
-    for (address, taken) in [(addresses(3).1, true), (addresses(9).1, false)] {
+    node.add([Object::Network(blue.clone())])?;
+    let [pod, other] = [node.run_pod(&blue, 1)?, node.run_pod(&blue, 2)?];
+    other.reaches(1)?;
+    for (address, taken) in [(addresses(2).1, true), (addresses(9).1, false)] {
         pod.namespace.ip(&format!("addr add {address}/64 dev eth0"))?;
         let line = testkit::wait_until(SOON, "the search for a duplicate ends", || {
             let shown = pod.namespace.ip("-6 addr show dev eth0")?;

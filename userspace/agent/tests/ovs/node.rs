@@ -126,23 +126,17 @@ impl Node {
         let [one, two] = spaces.map(|space| Node::on(space, &["trunk0"]));
         let nodes = [one?, two?];
         for (node, other) in [(0, 1), (1, 0)] {
-            let switch = nodes[node].switch.borrow();
-            switch.vsctl(&[
-                "--timeout=20",
-                "add-br",
-                "underlay",
-                "--",
-                "set",
-                "bridge",
-                "underlay",
-                "datapath_type=netdev",
-                "--",
-                "add-port",
-                "underlay",
-                "under0",
-            ])?;
-            nodes[node].namespace.address("underlay", &format!("{}/24", vtep(node)))?;
-            nodes[node].namespace.up("underlay")?;
+            let mut under = "under0";
+            // The userspace switch sends tunnelled frames by a bridge of its own, the kernel's by any link.
+            if kind() == DatapathType::Netdev {
+                under = "underlay";
+                let add =
+                    ["--timeout=20", "add-br", under, "--", "set", "bridge", under, "datapath_type=netdev"];
+                let switch = nodes[node].switch.borrow();
+                switch.vsctl(&[&add[..], &["--", "add-port", under, "under0"]].concat())?;
+            }
+            nodes[node].namespace.address(under, &format!("{}/24", vtep(node)))?;
+            nodes[node].namespace.up(under)?;
             nodes[node].desired.borrow_mut().insert(peer(vtep(other)));
         }
         Ok(nodes)
@@ -272,10 +266,16 @@ impl Node {
     }
 }
 
+/// The userspace switch, which runs everywhere; `CONTIV_TEST_OVS=system` is for machines with the kernel's.
+pub(crate) fn kind() -> DatapathType {
+    let system = std::env::var_os("CONTIV_TEST_OVS").is_some_and(|kind| kind == "system");
+    if system { DatapathType::System } else { DatapathType::Netdev }
+}
+
 fn datapath(switch: &Switch, uplinks: &[String]) -> Ovs {
     Ovs::new(Options {
         socket: switch.socket(),
-        datapath_type: DatapathType::Netdev,
+        datapath_type: kind(),
         uplinks: uplinks.to_vec(),
         vtep: None,
     })

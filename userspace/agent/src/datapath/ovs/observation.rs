@@ -15,7 +15,7 @@ use super::{
     pipeline::Side,
     ports::{self, UPLINK, Wanted},
     session::{Dump, Session},
-    state::{self, Batch, Ports, State},
+    state::{self, Batch, Ports, Setting, State},
 };
 use crate::datapath::{Desired, Error, Object, ObjectId, Observed};
 
@@ -34,12 +34,13 @@ impl Ovs {
         let (ports, mut wrong) = self.ports(&database, &dump, desired);
         let uplinks: Vec<_> =
             self.options.uplinks.iter().filter_map(|name| dump.ports.vlan.get(name)).copied().collect();
-        let expected = State::expected(desired, &ports, &uplinks);
+        let setting = Setting { uplinks, solicitations: self.options.datapath_type.solicitations() };
+        let expected = State::expected(desired, &ports, setting);
         let verdict = state::compare(&expected, &dump.tables, desired);
         wrong.extend(verdict.wrong);
         wrong.extend(desired.iter().map(|(id, _)| id.clone()).filter(|id| expected.books.get(id).is_none()));
 
-        self.state = State { books: expected.books, tables: dump.tables, uplinks };
+        self.state = State { books: expected.books, tables: dump.tables, setting: expected.setting };
         if verdict.scaffold {
             self.repair_scaffold(session).await?;
         }

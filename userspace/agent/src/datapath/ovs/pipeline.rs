@@ -10,6 +10,7 @@
 //!                          │                │                             NORMAL (vlan)
 //!                          ├─ VTEP, uplink ─│──────── 6 ─ 9
 //!                          └─ else dropped  └─ ARP and ND requests ─ 10 known? ─ 11 answer ─ 12
+//!                                                                              (ND, kernel: ask him: 9)
 //! ```
 
 mod neighbour;
@@ -80,6 +81,17 @@ impl Side {
     }
 }
 
+/// What becomes of a pod's neighbour solicitation for an address that somebody is known to have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Solicitations {
+    /// It is turned into its answer.
+    #[default]
+    Answered,
+    /// It goes to whoever has the address and to nobody else, and he answers. For the kernel's datapath, which
+    /// cannot rewrite the flags and options of ND.
+    Forwarded,
+}
+
 /// The group that sends to every other node.
 pub(super) const PEERS: u32 = 1;
 
@@ -92,7 +104,7 @@ pub(super) fn pods_group(vni: u32, part: usize) -> u32 {
 }
 
 /// The flows that are there whatever is desired.
-pub(super) fn scaffold(side: Side) -> Vec<Flow> {
+pub(super) fn scaffold(side: Side, solicitations: Solicitations) -> Vec<Flow> {
     let lead = |from: u8, to: u8| Flow::new(from, priority::MISS, Match::new()).goto(to);
     let mut flows = vec![
         Flow::new(table::INPUT, priority::FIRST, Match::new().from_many()),
@@ -112,7 +124,11 @@ pub(super) fn scaffold(side: Side) -> Vec<Flow> {
         }
         Side::Vxlan => [table::DESTINATION, table::NEIGHBOUR].map(miss),
     });
-    flows.extend(neighbour::answers());
+    flows.push(neighbour::arp_answer());
+    flows.extend(match solicitations {
+        Solicitations::Answered => neighbour::nd_answers(),
+        Solicitations::Forwarded => vec![neighbour::nd_to_owner()],
+    });
     flows.into_iter().map(|flow| flow.cookie(Cookie::SCAFFOLD.0)).collect()
 }
 

@@ -32,6 +32,8 @@ pub(super) enum Error {
     NotMade { bridge: &'static str, kind: &'static str },
     #[error("bridge {bridge} (is ovs-vswitchd running on this node?)")]
     Bridge { bridge: &'static str, source: Box<connection::Error> },
+    #[error("bridge {bridge}")]
+    Refused { bridge: &'static str, source: Box<connection::Error> },
 }
 
 pub(super) struct Session {
@@ -81,25 +83,24 @@ impl Session {
                 *self.bridges.get_mut(side) = None;
             }
             if self.bridges.get(side).is_none() {
-                // A bridge that could be made has a number for its own port.
-                let own = ports::find(&self.database.database(), side.bridge())
-                    .and_then(|port| port.interface.number());
-                if own.is_none() {
-                    return Err(Error::NotMade { bridge: side.bridge(), kind: kind.name() });
-                }
-                self.connect(side).await?;
+                self.connect(side, kind).await?;
             }
         }
         let database = self.database.database();
         self.reconfigure(ports::uplinks(&database, uplinks)).await
     }
 
-    async fn connect(&mut self, side: Side) -> Result<(), Error> {
+    async fn connect(&mut self, side: Side, kind: DatapathType) -> Result<(), Error> {
         let path = self.directory.join(format!("{}.mgmt", side.bridge()));
-        // Nobody here listens to what the switch says unasked.
-        let (connection, _notifications) =
-            Connection::connect(&Target::Unix(path)).await.map_err(|source| failed(side, source))?;
-        *self.bridges.get_mut(side) = Some(connection);
+        match Connection::connect(&Target::Unix(path)).await {
+            // Nobody here listens to what the switch says unasked.
+            Ok((connection, _notifications)) => *self.bridges.get_mut(side) = Some(connection),
+            // The number of the bridge's own port tells nothing: the kernel does not take names as long as these.
+            Err(_) if self.database().bridge(side.bridge()).is_some_and(|(_, bridge)| !bridge.made) => {
+                return Err(Error::NotMade { bridge: side.bridge(), kind: kind.name() });
+            }
+            Err(source) => return Err(failed(side, source)),
+        }
         Ok(())
     }
 
@@ -191,18 +192,17 @@ impl Session {
 }
 
 fn failed(side: Side, source: connection::Error) -> Error {
-    Error::Bridge { bridge: side.bridge(), source: Box::new(source) }
+    let (bridge, refused) = (
+        side.bridge(),
+        matches!(source, connection::Error::Refused { .. } | connection::Error::TooLong { .. }),
+    );
+    let source = Box::new(source);
+    if refused { Error::Refused { bridge, source } } else { Error::Bridge { bridge, source } }
 }
 
 /// Whether the switch is sound and only did not like what it was told.
 pub(super) fn is_refusal(error: &Error) -> bool {
-    match error {
-        Error::Bridge { source, .. } => {
-            matches!(**source, connection::Error::Refused { .. } | connection::Error::TooLong { .. })
-        }
-        Error::Database(error) => matches!(error, ovsdb::Error::Refused { .. }),
-        Error::NotMade { .. } => false,
-    }
+    matches!(error, Error::Refused { .. } | Error::Database(ovsdb::Error::Refused { .. }))
 }
 
 /// What makes a bridge be as it should.

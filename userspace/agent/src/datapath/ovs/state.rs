@@ -11,7 +11,7 @@ use openflow_rs::{Change, Flow};
 use super::{
     books::{Books, Held, Port},
     cookie::Cookie,
-    pipeline::{self, BUCKETS, PEERS, Side},
+    pipeline::{self, BUCKETS, PEERS, Side, Solicitations},
     tables::{Edit, Tables},
 };
 use crate::datapath::{Desired, Object, ObjectId};
@@ -43,8 +43,15 @@ impl<T> Sides<T> {
 pub(super) struct State {
     pub(super) books: Books,
     pub(super) tables: Sides<Tables>,
+    pub(super) setting: Setting,
+}
+
+/// What the flows that are there whatever is desired depend on.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Setting {
     /// The numbers of the uplinks' ports.
     pub(super) uplinks: Vec<u32>,
+    pub(super) solicitations: Solicitations,
 }
 
 /// A remote endpoint whose node has no tunnel.
@@ -57,8 +64,8 @@ pub(super) type Ports = HashMap<ObjectId, Port>;
 
 impl State {
     /// What the bridges should hold. Objects that lack a port are left out.
-    pub(super) fn expected(desired: &Desired, ports: &Ports, uplinks: &[u32]) -> State {
-        let mut state = State { uplinks: uplinks.to_vec(), ..State::default() };
+    pub(super) fn expected(desired: &Desired, ports: &Ports, setting: Setting) -> State {
+        let mut state = State { setting, ..State::default() };
         let mut batch = Batch::on(&mut state);
         batch.scaffold();
         for (id, object) in desired.iter() {
@@ -80,7 +87,7 @@ fn needs_port(object: &Object) -> bool {
 /// Several changes of the state that reach the switch together.
 pub(super) struct Batch<'a> {
     books: &'a mut Books,
-    uplinks: &'a [u32],
+    setting: &'a Setting,
     edits: Sides<Edit<'a>>,
     /// What the books had, in the order of the changes.
     before: Vec<(ObjectId, Option<Held>)>,
@@ -96,7 +103,7 @@ impl<'a> Batch<'a> {
             Sides { vlan: Edit::of(&mut state.tables.vlan), vxlan: Edit::of(&mut state.tables.vxlan) };
         Batch {
             books: &mut state.books,
-            uplinks: &state.uplinks,
+            setting: &state.setting,
             edits,
             before: vec![],
             networks: BTreeSet::new(),
@@ -107,9 +114,12 @@ impl<'a> Batch<'a> {
 
     /// The flows and the group that are there whatever is desired.
     pub(super) fn scaffold(&mut self) {
-        let uplinks = self.uplinks.iter().map(|port| pipeline::uplink(*port));
-        self.edits.vlan.set(Cookie::SCAFFOLD, pipeline::scaffold(Side::Vlan).into_iter().chain(uplinks));
-        self.edits.vxlan.set(Cookie::SCAFFOLD, pipeline::scaffold(Side::Vxlan));
+        let Setting { uplinks, solicitations } = self.setting;
+        let uplinks = uplinks.iter().map(|port| pipeline::uplink(*port));
+        self.edits
+            .vlan
+            .set(Cookie::SCAFFOLD, pipeline::scaffold(Side::Vlan, *solicitations).into_iter().chain(uplinks));
+        self.edits.vxlan.set(Cookie::SCAFFOLD, pipeline::scaffold(Side::Vxlan, *solicitations));
         if !self.edits.vxlan.group_ids().any(|id| id == PEERS) {
             self.edits.vxlan.set_group(pipeline::to_all(PEERS, []));
         }

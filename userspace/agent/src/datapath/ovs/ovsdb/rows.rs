@@ -29,6 +29,8 @@ pub(in crate::datapath::ovs) struct Bridge {
     pub(in crate::datapath::ovs) fail_mode: Option<String>,
     pub(in crate::datapath::ovs) protocols: BTreeSet<String>,
     pub(in crate::datapath::ovs) datapath_type: String,
+    /// ovs-vswitchd could make it.
+    pub(in crate::datapath::ovs) made: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,7 +68,7 @@ impl Interface {
 pub(super) fn monitored() -> Value {
     json!({
         OPEN_VSWITCH: {"columns": ["bridges", "cur_cfg"]},
-        "Bridge": {"columns": ["name", "ports", "fail_mode", "protocols", "datapath_type"]},
+        "Bridge": {"columns": ["name", "ports", "fail_mode", "protocols", "datapath_type", "datapath_id"]},
         "Port": {"columns": [
             "name", "interfaces", "tag", "vlan_mode", "bond_mode", "lacp", "other_config", "external_ids",
         ]},
@@ -132,6 +134,7 @@ impl Bridge {
             fail_mode: maybe_text(&row["fail_mode"]),
             protocols: items(&row["protocols"]).map(text).collect(),
             datapath_type: text(&row["datapath_type"]),
+            made: maybe_text(&row["datapath_id"]).is_some(),
         }
     }
 }

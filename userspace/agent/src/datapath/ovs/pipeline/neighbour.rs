@@ -70,21 +70,13 @@ pub(super) fn own(
     })
 }
 
-/// A request turned into its answer.
-pub(super) fn answers() -> Vec<Flow> {
-    let mac = Slice::bits(ANSWER_MAC, 0, 48);
-    let put_mac = |to: Field| Action::Move { from: mac, to: Slice::whole(to) };
-    let back = Action::output(Port::IN_PORT);
-    let advertise = |flags: u32| {
-        [
-            Action::copy(Field::NdTarget, Field::Ipv6Src),
-            Action::set(Field::Icmpv6Type, ICMPV6_NEIGHBOUR_ADVERTISEMENT),
-            Action::set(Field::NdReserved, flags),
-        ]
-    };
-    let request6 = || Match::new().icmpv6(ICMPV6_NEIGHBOUR_SOLICITATION).field(Field::Icmpv6Code, 0u8);
+fn put_mac(to: Field) -> Action {
+    Action::Move { from: Slice::bits(ANSWER_MAC, 0, 48), to: Slice::whole(to) }
+}
 
-    let arp = Flow::new(table::ANSWER, priority::MATCH, Match::new().arp_op(ARP_REQUEST)).apply([
+/// An ARP request turned into its reply.
+pub(super) fn arp_answer() -> Flow {
+    Flow::new(table::ANSWER, priority::MATCH, Match::new().arp_op(ARP_REQUEST)).apply([
         Action::copy(Field::EthSrc, Field::EthDst),
         put_mac(Field::EthSrc),
         Action::set(Field::ArpOp, ARP_REPLY),
@@ -94,24 +86,46 @@ pub(super) fn answers() -> Vec<Flow> {
         Action::copy(Field::ArpTpa, Field::Reg2),
         Action::copy(Field::ArpSpa, Field::ArpTpa),
         Action::copy(Field::Reg2, Field::ArpSpa),
-        back.clone(),
-    ]);
-    let nd = Flow::new(table::ANSWER, priority::MATCH, request6())
+        Action::output(Port::IN_PORT),
+    ])
+}
+
+fn solicitation() -> Match {
+    Match::new().icmpv6(ICMPV6_NEIGHBOUR_SOLICITATION).field(Field::Icmpv6Code, 0u8)
+}
+
+/// A neighbour solicitation turned into its advertisement.
+pub(super) fn nd_answers() -> Vec<Flow> {
+    let back = Action::output(Port::IN_PORT);
+    let advertise = |flags: u32| {
+        [
+            Action::copy(Field::NdTarget, Field::Ipv6Src),
+            Action::set(Field::Icmpv6Type, ICMPV6_NEIGHBOUR_ADVERTISEMENT),
+            Action::set(Field::NdReserved, flags),
+        ]
+    };
+    let answer = Flow::new(table::ANSWER, priority::MATCH, solicitation())
         .apply([Action::copy(Field::EthSrc, Field::EthDst), put_mac(Field::EthSrc)])
         .apply([Action::copy(Field::Ipv6Src, Field::Ipv6Dst)])
         .apply(advertise(SOLICITED | OVERRIDE))
         .apply([Action::set(Field::NdOptionsType, TARGET_LINK_LAYER_ADDRESS)])
         .goto(table::ND_OPTION);
-    let nd_option =
-        Flow::new(table::ND_OPTION, priority::MATCH, Match::new().icmpv6(ICMPV6_NEIGHBOUR_ADVERTISEMENT))
-            .apply([put_mac(Field::NdTll), back.clone()]);
+    let advertisement = Match::new().icmpv6(ICMPV6_NEIGHBOUR_ADVERTISEMENT);
+    let option = Flow::new(table::ND_OPTION, priority::MATCH, advertisement)
+        .apply([put_mac(Field::NdTll), back.clone()]);
     // Who asks from no address looks for a duplicate: all must hear that the address is taken. Such a
     // request has no link-layer address that could be turned into that of the answer.
-    let duplicate = request6().ipv6_src(Ipv6Addr::UNSPECIFIED, 128);
+    let duplicate = solicitation().ipv6_src(Ipv6Addr::UNSPECIFIED, 128);
     let taken = Flow::new(table::ANSWER, priority::OWN, duplicate)
         .apply([Action::set(Field::EthDst, mac_bits(ALL_NODES_MAC)), put_mac(Field::EthSrc)])
         .apply([Action::set(Field::Ipv6Dst, ALL_NODES.to_bits())])
         .apply(advertise(OVERRIDE))
         .apply([back]);
-    vec![arp, nd, nd_option, taken]
+    vec![answer, option, taken]
+}
+
+/// A neighbour solicitation sent to the one who has the address.
+pub(super) fn nd_to_owner() -> Flow {
+    let actions = [put_mac(Field::EthDst), Action::resubmit(table::DESTINATION)];
+    Flow::new(table::ANSWER, priority::MATCH, solicitation()).apply(actions)
 }

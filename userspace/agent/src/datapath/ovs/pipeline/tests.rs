@@ -72,7 +72,8 @@ fn the_vxlan_bridge() {
     golden(
         "vxlan.txt",
         &[
-            ("whatever is desired", scaffold(Side::Vxlan)),
+            ("whatever is desired", scaffold(Side::Vxlan, Solicitations::Answered)),
+            ("the same, kernel datapath", scaffold(Side::Vxlan, Solicitations::Forwarded)),
             ("a node behind port 9", vec![peer(9)]),
             ("network blue.net, VNI 5000 (0x1388), ARP proxy", network_in(vxlan(), ArpMode::Proxy)),
             ("the same, ARP flood", network_in(vxlan(), ArpMode::Flood)),
@@ -87,7 +88,8 @@ fn the_vlan_bridge() {
     golden(
         "vlan.txt",
         &[
-            ("whatever is desired", scaffold(Side::Vlan)),
+            ("whatever is desired", scaffold(Side::Vlan, Solicitations::Answered)),
+            ("the same, kernel datapath", scaffold(Side::Vlan, Solicitations::Forwarded)),
             ("an uplink at port 1", vec![uplink(1)]),
             ("network blue.net, VLAN 100 (0x64), ARP proxy", network_in(vlan(), ArpMode::Proxy)),
             ("the same, ARP flood", network_in(vlan(), ArpMode::Flood)),
@@ -107,6 +109,8 @@ fn no_match_lacks_a_prerequisite() {
         ];
         flows.concat()
     });
-    let all = Side::BOTH.into_iter().flat_map(scaffold).chain(objects.into_iter().flatten());
+    let kinds = [Solicitations::Answered, Solicitations::Forwarded];
+    let scaffolds = Side::BOTH.into_iter().flat_map(|side| kinds.map(|kind| scaffold(side, kind)));
+    let all = scaffolds.flatten().chain(objects.into_iter().flatten());
     all.for_each(|flow| flow.matching.check().unwrap());
 }

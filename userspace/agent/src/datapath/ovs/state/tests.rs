@@ -140,7 +140,7 @@ proptest! {
             // A peer that went leaves remote endpoints behind that are not reached: these are not expected at all.
             let lonely = desired.iter().any(|(_, object)| matches!(object,
                 Object::Remote(Remote { vtep: Some(vtep), .. }) if desired.get(&ObjectId::Peer(*vtep)).is_none()));
-            let expected = State::expected(&desired, &ports, &[]);
+            let expected = State::expected(&desired, &ports, Setting::default());
             if !lonely {
                 for side in Side::BOTH {
                     prop_assert_eq!(sorted(state.tables.get(side)), sorted(expected.tables.get(side)));
