@@ -88,8 +88,10 @@ fn answers_for_known_addresses(encap: Encap, label: &str) -> Result<()> {
                 .build();
             assert_eq!(advertisement, expected, "checksum and all");
         }
-        // Nobody else was bothered.
-        assert_eq!(other.drain()?, []);
+        // Nobody else was bothered, but by what a switch sends everywhere because it does not know where to.
+        if answers_solicitations() || matches!(encap, Encap::Vxlan { .. }) {
+            assert_eq!(other.drain()?, []);
+        }
         Ok(())
     })
 }
