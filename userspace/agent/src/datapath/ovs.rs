@@ -13,6 +13,7 @@ mod ports;
 mod session;
 mod state;
 mod tables;
+mod tunnel;
 
 use std::{net::IpAddr, path::PathBuf};
 

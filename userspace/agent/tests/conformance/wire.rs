@@ -45,6 +45,10 @@ pub(crate) fn decapsulated(outer: &[u8]) -> Result<Option<Delivery>> {
         field(40).unwrap_or(0)
     );
     ensure!(outer[42..46] == [8, 0, 0, 0] && outer[49] == 0, "VXLAN header {:02x?}", &outer[42..50]);
+    // No network's: a userspace switch finds its way to the other node (`datapath::ovs::tunnel`).
+    if outer[46..49] == [0; 3] {
+        return Ok(None);
+    }
     let vni = Vni::try_from(u32::from_be_bytes([0, outer[46], outer[47], outer[48]]))?;
     Ok(Some(Delivery {
         to: Target::Tunnel {

@@ -1,9 +1,11 @@
 //! Pods reach those of their network, on this node and on another, and nobody else.
 
+use std::time::Duration;
+
 use anyhow::Result;
 use contiv_model::{global::ArpMode, tag::Encap};
 use netplugin::datapath::Object;
-use testkit::{capture::Tap, needs, packet::Packet};
+use testkit::{Pinger, capture::Tap, needs, packet::Packet, wait_until};
 
 use crate::node::{Node, SOON, addresses, network, peer, remote, spread, vlan, vtep, vxlan};
 
@@ -58,6 +60,25 @@ fn vlan_networks() -> Result<()> {
 fn vlan_networks_that_flood_arp() -> Result<()> {
     needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
     two_networks_on_two_nodes("vlf", [vlan(100), vlan(4094)], ArpMode::Flood)
+}
+
+/// Also not the very first frame, for which a userspace switch would have to find the next hop.
+#[test]
+fn no_frame_to_another_node_is_lost() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let nodes = Node::pair("fst")?;
+    let blue = network("blue", vxlan(5000), ArpMode::Proxy);
+    for node in &nodes {
+        node.converge()?;
+        node.add([Object::Network(blue.clone())])?;
+    }
+    let one = spread(&nodes, 0, &blue, 1)?;
+    let two = spread(&nodes, 1, &blue, 2)?;
+    let pinger = Pinger::start(&one.namespace, addresses(2).0.into(), Duration::from_millis(10))?;
+    wait_until(SOON, "five answers", || Ok((pinger.answers() >= 5).then_some(())))?;
+    let count = pinger.finish(SOON)?;
+    assert_eq!(count.lost(), 0, "{count:?} from {} to {}", one.mac[5], two.mac[5]);
+    Ok(())
 }
 
 /// The broadcast of a pod reaches the pods of its network, once each, and not itself.

@@ -52,6 +52,11 @@ impl Ovs {
         let before: Vec<Held> = touched.filter_map(|id| self.state.books.get(&id).cloned()).collect();
         self.program(session, ops, &ports, &mut failures).await?;
         self.drop_ports(session, ops, &before).await?;
+        let new_peers = ops.iter().filter_map(|op| match op {
+            Op::Set(Object::Peer(peer)) => self.state.books.peers().get(&peer.vtep).copied(),
+            _ => None,
+        });
+        self.find_way(session, new_peers).await;
         failures.sort_by_key(|failed| failed.op);
         Ok(failures)
     }

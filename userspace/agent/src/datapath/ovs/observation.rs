@@ -44,6 +44,7 @@ impl Ovs {
         if verdict.scaffold {
             self.repair_scaffold(session).await?;
         }
+        self.find_way(session, self.state.books.peers().values().copied()).await;
         let strays = verdict.strays + self.stray_ports(&database, desired).len();
         let same = desired.iter().map(|(id, _)| id).filter(|id| !wrong.contains(id)).cloned().collect();
         Ok(Observed { same, strays })
