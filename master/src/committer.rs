@@ -168,6 +168,17 @@ impl Committer {
                 answer(jobs, answers);
                 return Ok(());
             }
+            // The leader's guard comes on top.
+            let most = contiv_store::MAX_TXN_OPS - 1;
+            if txn.guards.len() > most {
+                let error = format!(
+                    "this changes {} keys, and one transaction of the store has at most {most}: have fewer rules \
+                     in a policy, or fewer groups with it, or change them in several steps",
+                    txn.guards.len()
+                );
+                refuse(jobs, &Problem::conflict(error));
+                return Ok(());
+            }
             let keys: Vec<String> = txn.guards.iter().map(|guard| key_of(guard).to_owned()).collect();
             txn.guards.push(leadership.guard());
             match self.store.commit(txn).await {

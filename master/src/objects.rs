@@ -1,12 +1,17 @@
 //! The objects of `/api/v1`: for each type one description of its fields, and what it means to make, change and
 //! delete one.
 
+mod attachment;
 mod global;
 mod group;
 mod inspect;
+mod netprofile;
 mod network;
+mod policy;
+mod rule;
 mod tenant;
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use contiv_model::{api, key::ObjectType};
@@ -30,7 +35,7 @@ pub trait Object: Record + Clone {
     /// The fields that make the key, joined by colons.
     const KEY: &'static [&'static str];
     /// Filled in where a request leaves them empty; the answer shows them.
-    const DEFAULTS: &'static [(&'static str, &'static str)] = &[];
+    const DEFAULTS: &'static [(&'static str, Preset)] = &[];
     /// What `inspect` tells beside the object.
     type Oper: Serialize;
 
@@ -44,7 +49,30 @@ pub trait Object: Record + Clone {
 
     fn delete(&self, draft: &mut Draft<'_>) -> Result<(), Problem>;
 
-    fn oper(&self, world: &World, cluster: &Cluster) -> Self::Oper;
+    /// None for types of which there is nothing to tell.
+    fn oper(&self, world: &World, cluster: &Cluster) -> Option<Self::Oper>;
+}
+
+/// The value of a field that a request leaves empty.
+#[derive(Clone, Copy, Debug)]
+pub enum Preset {
+    Text(&'static str),
+    Int(i64),
+}
+
+impl Preset {
+    fn fill(self, request: &mut Fields, name: &str) {
+        let given = request.get(name);
+        let (empty, value) = match self {
+            Preset::Text(text) => {
+                (given.and_then(Value::as_str).is_none_or(str::is_empty), Value::from(text))
+            }
+            Preset::Int(n) => (given.and_then(Value::as_i64).is_none_or(|n| n == 0), Value::from(n)),
+        };
+        if empty {
+            request.insert(name.into(), value);
+        }
+    }
 }
 
 /// What the daemon knows that is not in the store.
@@ -84,10 +112,10 @@ pub static TYPES: [Type; 14] = [
     Type::of::<api::EndpointGroup>(),
     Type::unbuilt(ObjectType::ExtContractsGroup),
     Type::of::<api::Global>(),
-    Type::unbuilt(ObjectType::Netprofile),
+    Type::of::<api::Netprofile>(),
     Type::of::<api::Network>(),
-    Type::unbuilt(ObjectType::Policy),
-    Type::unbuilt(ObjectType::Rule),
+    Type::of::<api::Policy>(),
+    Type::of::<api::Rule>(),
     Type::unbuilt(ObjectType::ServiceLb),
     Type::of::<api::Tenant>(),
     Type::unbuilt(ObjectType::Volume),
@@ -145,10 +173,7 @@ fn check<T: Object>(key: &str, body: &[u8]) -> Result<Fields, Problem> {
     let mut request = go_json::decode(body, T::SHAPE).map_err(Problem::invalid)?;
     request.insert("key".into(), key.into());
     for (name, default) in T::DEFAULTS {
-        let empty = request.get(*name).and_then(Value::as_str).is_none_or(str::is_empty);
-        if empty {
-            request.insert((*name).into(), (*default).into());
-        }
+        default.fill(&mut request, name);
     }
     let part = |name: &&str| request.get(*name).and_then(Value::as_str).unwrap_or_default().to_owned();
     if T::KEY.iter().map(part).collect::<Vec<_>>().join(":") != key {
@@ -189,7 +214,10 @@ fn get<T: Object>(world: &World, key: &str) -> Answer {
 
 fn inspect<T: Object>(world: &World, key: &str, cluster: &Cluster) -> Answer {
     let config = world.get::<T>(key).ok_or_else(|| not_found(T::KIND))?;
-    json(&api::Inspect { config, oper: config.oper(world, cluster) })
+    match config.oper(world, cluster) {
+        Some(oper) => json(&api::Inspect { config, oper }),
+        None => json(&BTreeMap::from([("Config", config)])),
+    }
 }
 
 /// `<tenant>:<name>`, the key of most objects.

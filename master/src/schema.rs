@@ -3,8 +3,9 @@
 mod rules;
 
 pub use rules::{
-    is_address_range, is_ipv4, is_ipv4_or_empty, is_ipv6_or_empty, is_ipv6_subnet_or_empty, is_name,
-    is_name_or_empty, is_private_subnet, is_subnet, is_vlan_range, is_vxlan_range,
+    is_address_range, is_bandwidth_or_empty, is_ipv4, is_ipv4_or_empty, is_ipv6_or_empty,
+    is_ipv6_subnet_or_empty, is_name, is_name_or_empty, is_private_subnet, is_protocol_or_empty,
+    is_rule_address_or_empty, is_subnet, is_vlan_range, is_vxlan_range,
 };
 use serde_json::{Map, Value};
 
@@ -49,6 +50,10 @@ pub enum Rule {
         form: fn(&str) -> bool,
     },
     AtMost(i64),
+    Within {
+        min: i64,
+        max: i64,
+    },
 }
 
 impl Member {
@@ -64,6 +69,10 @@ impl Member {
         Member { name, kind: Type::Int, rule: Rule::AtMost(max) }
     }
 
+    pub const fn range(name: &'static str, min: i64, max: i64) -> Member {
+        Member { name, kind: Type::Int, rule: Rule::Within { min, max } }
+    }
+
     fn check(&self, object: &Map<String, Value>) -> Result<(), String> {
         let value = object.get(self.name);
         match self.rule {
@@ -73,10 +82,15 @@ impl Member {
                 text if !form(text) => Err(format!("{} string invalid format", self.name)),
                 _ => Ok(()),
             },
-            Rule::AtMost(max) => match value.and_then(Value::as_i64).unwrap_or_default() {
-                n if n > max => Err(format!("{} Value Out of bound", self.name)),
-                _ => Ok(()),
-            },
+            Rule::AtMost(max) => self.within(value, i64::MIN, max),
+            Rule::Within { min, max } => self.within(value, min, max),
+        }
+    }
+
+    fn within(&self, value: Option<&Value>, min: i64, max: i64) -> Result<(), String> {
+        match value.and_then(Value::as_i64).unwrap_or_default() {
+            n if n < min || n > max => Err(format!("{} Value Out of bound", self.name)),
+            _ => Ok(()),
         }
     }
 }

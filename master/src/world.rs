@@ -15,7 +15,7 @@ use contiv_model::{endpoint, event::Event, group, key::Key, key::ObjectType, nam
 use contiv_store::{KeyValue, Update};
 
 pub use draft::{Change, Draft, Edited};
-pub use ledger::{Body, Ledger, LedgerChange};
+pub use ledger::{Body, Ledger, LedgerChange, Traffic};
 use record::Tables;
 pub use record::{GroupIds, Record, Table};
 
@@ -109,10 +109,10 @@ impl World {
 
     /// The key is so, as of `revision`; older news is ignored.
     fn set(&mut self, path: &str, kv: Option<&KeyValue>, revision: i64) {
-        let Ok(key) = path.parse::<Key>() else { return };
         if self.deleted.get(path).is_some_and(|deleted| revision <= *deleted) {
             return;
         }
+        let Ok(key) = path.parse::<Key>() else { return self.set_policy(path, kv, revision) };
         match key {
             Key::Network(id) => self.set_ledger::<network::State>(id.as_str(), kv, revision),
             Key::Group(id) => self.set_ledger::<group::State>(id.as_str(), kv, revision),
@@ -129,7 +129,8 @@ impl World {
         match path.parse() {
             Ok(Key::Network(id)) => self.networks.forget(id.as_str()),
             Ok(Key::Group(id)) => self.groups.forget(id.as_str()),
-            Ok(Key::NetworkJournal(_) | Key::GroupJournal(_)) | Err(_) => {}
+            Ok(Key::NetworkJournal(_) | Key::GroupJournal(_)) => {}
+            Err(_) => self.set_policy(path, None, i64::MAX),
             Ok(key) => self.forget_record(&key),
         }
         self.set(path, kv, revision);
@@ -148,7 +149,7 @@ impl World {
                 table.insert(id.to_owned(), record::Versioned { value: value.into(), revision });
             }
             Some(Err(error)) => {
-                tracing::warn!(key = %T::key(id), %error, "unreadable value in the store; the last good one stays");
+                tracing::warn!(key = T::path(id), %error, "unreadable value in the store; the last good one stays");
             }
         }
     }

@@ -74,6 +74,7 @@ impl Leader {
             }
             (&Method::GET, ["version"]) => text(version()),
             (&Method::GET, ["info"]) => wants.json(objects::json(&self.info(&self.world.read()))),
+            (&Method::GET, ["debug", "ofnet"]) => wants.problem(&no_ofnet()),
             (&Method::GET | &Method::DELETE, [first, ..]) if unbuilt(first).is_some() => {
                 wants.problem(&Problem::not_built(unbuilt(first).unwrap_or_default()))
             }
@@ -133,6 +134,12 @@ fn built(types: &str) -> Result<&'static objects::Built, Problem> {
 
 fn unbuilt(first: &str) -> Option<&'static str> {
     UNBUILT.iter().find(|(route, _)| *route == first).map(|(_, what)| *what)
+}
+
+/// What the original kept in memory and told its agents by calls.
+fn no_ofnet() -> Problem {
+    let rules = crate::policy::DIRECTED;
+    Problem::not_found(format!("there is no ofnet here; agents read the rules from the store, below {rules}"))
 }
 
 /// Exactly this; with a charset, or without the header, the original does not find its own calls.

@@ -114,20 +114,20 @@ impl Object for Global {
         Ok(())
     }
 
-    fn oper(&self, world: &World, cluster: &Cluster) -> GlobalOper {
+    fn oper(&self, world: &World, cluster: &Cluster) -> Option<GlobalOper> {
         let oper = world.get::<global::Oper>(ONLY).cloned().unwrap_or_default();
         let (vlans, vxlans) = match pools(&Draft::new(world)) {
             Ok((vlans, vxlans)) => (vlans.used().collect(), vxlans.used().collect()),
             Err(_) => (vec![], vec![]),
         };
-        GlobalOper {
+        Some(GlobalOper {
             cluster_mode: cluster.mode.clone(),
             default_network: oper.default_network,
             free_vxlans_start: oper.free_vxlans_start,
             num_networks: (vlans.len() + vxlans.len()) as i64,
             vlans_in_use: list(vlans.into_iter()),
             vxlans_in_use: list(vxlans.into_iter()),
-        }
+        })
     }
 }
 

@@ -1,16 +1,19 @@
 //! Endpoint groups.
 
-use contiv_model::api::{EndpointGroup, EndpointGroupOper, Link, Network, Tenant};
+use std::sync::Arc;
+
+use contiv_model::api::{EndpointGroup, EndpointGroupOper, Link, Netprofile, Network, Policy, Rule, Tenant};
 use contiv_model::bitset::Bitset;
 use contiv_model::key::ObjectType;
 use contiv_model::{group, network};
 
+use super::attachment::{link_rules, refresh, rules_naming, state_key};
 use super::global::ONLY;
 use super::{Cluster, Object, inspect, not_built, object_key};
 use crate::ipam::Subnet;
 use crate::problem::Problem;
 use crate::schema::{LINK, Member, Shape, Type, is_address_range, is_name};
-use crate::world::{Draft, GroupIds, Ledger, World};
+use crate::world::{Draft, GroupIds, Ledger, Traffic, World};
 
 static SHAPE: Shape = Shape {
     go_type: "contivModel.EndpointGroup",
@@ -71,11 +74,12 @@ impl Object for EndpointGroup {
             return Err(Problem::conflict(error));
         }
         let pool = self.pool(ledger)?;
-        self.attachments(draft)?;
+        self.attachable(draft)?;
+        let traffic = self.profile(draft)?.map(|profile| Traffic::of(&profile)).unwrap_or_default();
         let (id, ids) = next_id(draft)?;
 
         draft.put(ONLY, ids);
-        draft.create_ledger(self.state(id, ledger, pool.as_ref()));
+        draft.create_ledger(self.state(id, ledger, pool.as_ref(), traffic));
         if let (Some(pool), Some((ledger, change))) =
             (pool, draft.ledger::<network::State>(&self.network_id()))
         {
@@ -92,7 +96,12 @@ impl Object for EndpointGroup {
         draft.put(&network_key, network);
         self.links.network = Link::to(ObjectType::Network, network_key);
         self.links.tenant = Link::to(ObjectType::Tenant, &self.tenant_name);
-        draft.put(&self.key, self.clone());
+        // Rules may have outlived a group of this name.
+        let naming = rules_naming(draft, &self.tenant_name, &self.group_name);
+        let matching = |rule: &Rule| (rule.key.clone(), Link::to(ObjectType::Rule, &rule.key));
+        self.link_sets.match_rules.extend(naming.iter().map(matching));
+        self.attach(None, draft);
+        link_rules(draft, naming, Some(&self.key));
         Ok(self)
     }
 
@@ -105,11 +114,24 @@ impl Object for EndpointGroup {
         if self.ip_pool != old.ip_pool {
             return cannot("IP pool");
         }
-        if self.attached() != old.attached() {
-            self.attachments(draft)?;
-            old.detachments()?;
-        }
+        self.attachable(draft)?;
+        old.without_contracts()?;
+
         // Everything else of the request, the tag among it, is accepted and has no effect.
+        let mut new = EndpointGroup {
+            policies: self.policies,
+            net_profile: self.net_profile,
+            ext_contracts_grps: self.ext_contracts_grps,
+            ..old.clone()
+        };
+        new.attach(Some(old), draft);
+        if new.links.net_profile != old.links.net_profile {
+            let profile = draft.get::<Netprofile>(&new.links.net_profile.key);
+            let traffic = profile.map(|profile| Traffic::of(&profile)).unwrap_or_default();
+            if let Some((_, change)) = draft.ledger::<group::State>(&new.state_key()) {
+                change.traffic = Some(traffic);
+            }
+        }
         Ok(())
     }
 
@@ -125,7 +147,7 @@ impl Object for EndpointGroup {
         if ledger.is_some_and(|ledger| ledger.body.ep_count > 0) {
             return Err(Problem::conflict(format!("Error: EPG {name} has active endpoints")));
         }
-        self.detachments()?;
+        self.without_contracts()?;
 
         let pool = draft.ledger_before::<network::State>(&self.network_id()).and_then(|ledger| {
             let subnet = Subnet::of_state(&ledger.body).ok()?;
@@ -150,12 +172,14 @@ impl Object for EndpointGroup {
             tenant.link_sets.endpoint_groups.remove(&self.key);
             draft.put(&self.tenant_name, tenant);
         }
+        draft.delete::<EndpointGroup>(&self.key);
+        self.leave(draft);
         Ok(())
     }
 
-    fn oper(&self, world: &World, _cluster: &Cluster) -> EndpointGroupOper {
+    fn oper(&self, world: &World, _cluster: &Cluster) -> Option<EndpointGroupOper> {
         let ledger = world.ledger::<group::State>(&self.state_key());
-        ledger.map(|ledger| inspect::group(ledger, world)).unwrap_or_default()
+        Some(ledger.map(|ledger| inspect::group(ledger, world)).unwrap_or_default())
     }
 }
 
@@ -164,10 +188,21 @@ trait Parts {
     fn network_id(&self) -> String;
     fn state_key(&self) -> String;
     fn pool(&self, network: &Ledger<network::State>) -> Result<Option<IpPool>, Problem>;
-    fn attached(&self) -> (&[String], &str, &[String]);
-    fn attachments(&self, draft: &Draft<'_>) -> Result<(), Problem>;
-    fn detachments(&self) -> Result<(), Problem>;
-    fn state(&self, id: i64, network: &Ledger<network::State>, pool: Option<&IpPool>) -> group::State;
+    fn without_contracts(&self) -> Result<(), Problem>;
+    fn profile_key(&self) -> Option<String>;
+    fn profile(&self, draft: &Draft<'_>) -> Result<Option<Arc<Netprofile>>, Problem>;
+    fn attachable(&self, draft: &Draft<'_>) -> Result<(), Problem>;
+    fn attach(&mut self, old: Option<&Self>, draft: &mut Draft<'_>);
+    fn attach_policies(&mut self, draft: &mut Draft<'_>);
+    fn attach_profile(&mut self, old: Option<&str>, draft: &mut Draft<'_>);
+    fn leave(&self, draft: &mut Draft<'_>);
+    fn state(
+        &self,
+        id: i64,
+        network: &Ledger<network::State>,
+        pool: Option<&IpPool>,
+        traffic: Traffic,
+    ) -> group::State;
 }
 
 impl Parts for EndpointGroup {
@@ -177,7 +212,7 @@ impl Parts for EndpointGroup {
 
     /// `<group>:<tenant>`: the other way round than the object's key.
     fn state_key(&self) -> String {
-        format!("{}:{}", self.group_name, self.tenant_name)
+        state_key(&self.key)
     }
 
     /// The addresses that the group is to have for itself: they must be the network's, and free.
@@ -193,48 +228,115 @@ impl Parts for EndpointGroup {
         }
     }
 
-    fn attached(&self) -> (&[String], &str, &[String]) {
-        (&self.policies, &self.net_profile, &self.ext_contracts_grps)
+    /// Groups of contracts that an original netmaster attached cannot be taken off yet.
+    fn without_contracts(&self) -> Result<(), Problem> {
+        match self.link_sets.ext_contracts_grps.is_empty() {
+            true => Ok(()),
+            false => Err(not_built(ObjectType::ExtContractsGroup)),
+        }
     }
 
-    /// What the group is to be attached to. None of it is built yet: what does not exist is not found, in the
-    /// original's words, and what an original netmaster left in the store is refused.
-    fn attachments(&self, draft: &Draft<'_>) -> Result<(), Problem> {
-        let check = |kind, name: &str, error: String| match draft
-            .has_unbuilt(kind, &object_key(&self.tenant_name, name))
-        {
-            true => Err(not_built(kind)),
-            false => Err(Problem::not_found(error)),
+    fn profile_key(&self) -> Option<String> {
+        (!self.net_profile.is_empty()).then(|| object_key(&self.tenant_name, &self.net_profile))
+    }
+
+    fn profile(&self, draft: &Draft<'_>) -> Result<Option<Arc<Netprofile>>, Problem> {
+        let find = |key: String| {
+            draft.get::<Netprofile>(&key).ok_or_else(|| Problem::not_found("netprofile not found"))
         };
-        if let Some(policy) = self.policies.first() {
-            check(ObjectType::Policy, policy, "Policy not found".into())?;
-        }
-        if !self.net_profile.is_empty() {
-            check(ObjectType::Netprofile, &self.net_profile, "netprofile not found".into())?;
-        }
-        if let Some(name) = self.ext_contracts_grps.first() {
-            let error = format!("External contracts group {name} not found");
-            check(ObjectType::ExtContractsGroup, name, error)?;
-        }
-        Ok(())
+        self.profile_key().map(find).transpose()
     }
 
-    /// What an original netmaster attached cannot be taken off yet.
-    fn detachments(&self) -> Result<(), Problem> {
-        let sets = &self.link_sets;
-        if !sets.policies.is_empty() {
-            return Err(not_built(ObjectType::Policy));
+    /// Is there all that the group is to be attached to?
+    fn attachable(&self, draft: &Draft<'_>) -> Result<(), Problem> {
+        for name in &self.policies {
+            let policy = draft.get::<Policy>(&object_key(&self.tenant_name, name));
+            let policy = policy.ok_or_else(|| Problem::not_found("Policy not found"))?;
+            networks_of_rules(&policy, draft)?;
+        }
+        self.profile(draft)?;
+        match self.ext_contracts_grps.first() {
+            Some(name)
+                if draft.has_unbuilt(ObjectType::ExtContractsGroup, &object_key(&self.tenant_name, name)) =>
+            {
+                Err(not_built(ObjectType::ExtContractsGroup))
+            }
+            Some(name) => Err(Problem::not_found(format!("External contracts group {name} not found"))),
+            None => Ok(()),
+        }
+    }
+
+    /// Makes the links that the fields ask for, and puts the group; what is no longer asked for goes.
+    fn attach(&mut self, old: Option<&Self>, draft: &mut Draft<'_>) {
+        let left: Vec<String> = match old {
+            Some(old) => old.link_sets.policies.keys().cloned().collect(),
+            None => vec![],
+        };
+        self.attach_policies(draft);
+        self.attach_profile(old.map(|old| old.links.net_profile.key.as_str()), draft);
+        draft.put(&self.key, self.clone());
+        for policy in left.iter().filter(|key| !self.link_sets.policies.contains_key(*key)) {
+            detach_policy(policy, &self.key, draft);
+        }
+        for policy in self.link_sets.policies.keys() {
+            refresh(draft, &self.key, policy);
+        }
+    }
+
+    fn attach_policies(&mut self, draft: &mut Draft<'_>) {
+        self.link_sets.policies.clear();
+        for name in &self.policies {
+            let key = object_key(&self.tenant_name, name);
+            let Some(policy) = draft.get::<Policy>(&key) else { continue };
+            if !policy.link_sets.endpoint_groups.contains_key(&self.key) {
+                let mut policy = (*policy).clone();
+                let link = Link::to(ObjectType::EndpointGroup, &self.key);
+                policy.link_sets.endpoint_groups.insert(self.key.clone(), link);
+                draft.put(&key, policy);
+            }
+            self.link_sets.policies.insert(key.clone(), Link::to(ObjectType::Policy, key));
+        }
+    }
+
+    /// Of the profile that it had, and that it has now.
+    fn attach_profile(&mut self, old: Option<&str>, draft: &mut Draft<'_>) {
+        let new = self.profile_key();
+        if let Some(old) = old.filter(|old| !old.is_empty() && Some(*old) != new.as_deref()) {
+            detach_profile(old, &self.key, draft);
+        }
+        self.links.net_profile = Link::default();
+        if let Some((key, profile)) = new.and_then(|key| Some((key.clone(), draft.get::<Netprofile>(&key)?)))
+        {
+            if !profile.link_sets.endpoint_groups.contains_key(&self.key) {
+                let mut profile = (*profile).clone();
+                let link = Link::to(ObjectType::EndpointGroup, &self.key);
+                profile.link_sets.endpoint_groups.insert(self.key.clone(), link);
+                draft.put(&key, profile);
+            }
+            self.links.net_profile = Link::to(ObjectType::Netprofile, key);
+        }
+    }
+
+    /// Takes the group, which is deleted in the draft, off everything, and clears what names it.
+    fn leave(&self, draft: &mut Draft<'_>) {
+        for policy in self.link_sets.policies.keys() {
+            detach_policy(policy, &self.key, draft);
         }
         if !self.links.net_profile.key.is_empty() {
-            return Err(not_built(ObjectType::Netprofile));
+            detach_profile(&self.links.net_profile.key, &self.key, draft);
         }
-        if !sets.ext_contracts_grps.is_empty() {
-            return Err(not_built(ObjectType::ExtContractsGroup));
-        }
-        Ok(())
+        let naming = self.link_sets.match_rules.keys().filter_map(|key| draft.get::<Rule>(key));
+        let naming = naming.map(|rule| (*rule).clone()).collect();
+        link_rules(draft, naming, None);
     }
 
-    fn state(&self, id: i64, network: &Ledger<network::State>, pool: Option<&IpPool>) -> group::State {
+    fn state(
+        &self,
+        id: i64,
+        network: &Ledger<network::State>,
+        pool: Option<&IpPool>,
+        traffic: Traffic,
+    ) -> group::State {
         let key = self.state_key();
         let tag = format!("{}.{}", self.group_name, self.tenant_name);
         group::State {
@@ -249,8 +351,45 @@ impl Parts for EndpointGroup {
             ip_pool: self.ip_pool.clone(),
             epg_ip_alloc_map: pool.map(|pool| pool.map(network.pool.bits().len())).unwrap_or_default(),
             group_tag: if self.cfgd_tag.is_empty() { tag } else { self.cfgd_tag.clone() },
+            dscp: traffic.dscp,
+            bandwidth: traffic.bandwidth,
+            burst: traffic.burst,
             ..group::State::default()
         }
+    }
+}
+
+/// Rules that name networks are about their addresses from when the policy is first on a group.
+fn networks_of_rules(policy: &Policy, draft: &Draft<'_>) -> Result<(), Problem> {
+    for rule in policy.link_sets.rules.keys().filter_map(|key| draft.get::<Rule>(key)) {
+        let missing = |network: &str, address: &str| {
+            let key = object_key(&rule.tenant_name, network);
+            !network.is_empty() && address.is_empty() && draft.get::<Network>(&key).is_none()
+        };
+        if missing(&rule.from_network, &rule.from_ip_address) {
+            return Err(Problem::not_found("from Network not found"));
+        }
+        if missing(&rule.to_network, &rule.to_ip_address) {
+            return Err(Problem::not_found("to Network not found"));
+        }
+    }
+    Ok(())
+}
+
+fn detach_policy(policy_key: &str, group: &str, draft: &mut Draft<'_>) {
+    if let Some(policy) = draft.get::<Policy>(policy_key) {
+        let mut policy = (*policy).clone();
+        policy.link_sets.endpoint_groups.remove(group);
+        draft.put(policy_key, policy);
+    }
+    refresh(draft, group, policy_key);
+}
+
+fn detach_profile(profile_key: &str, group: &str, draft: &mut Draft<'_>) {
+    if let Some(profile) = draft.get::<Netprofile>(profile_key) {
+        let mut profile = (*profile).clone();
+        profile.link_sets.endpoint_groups.remove(group);
+        draft.put(profile_key, profile);
     }
 }
 

@@ -1,8 +1,11 @@
 //! What `inspect` tells.
 
-use contiv_model::api::{EndpointGroupOper, EndpointInspect, EndpointOper, NetworkOper, Tenant, TenantOper};
+use contiv_model::api::{
+    EndpointGroupOper, EndpointInspect, EndpointOper, NetworkOper, Policy, PolicyOper, Tenant, TenantOper,
+};
 use contiv_model::{endpoint, group, network};
 
+use super::attachment::state_key;
 use super::group::IpPool;
 use crate::ipam::Subnet;
 use crate::problem::{Answer, Problem};
@@ -46,6 +49,12 @@ pub(super) fn group(ledger: &Ledger<group::State>, world: &World) -> EndpointGro
         oper.available_ip_addresses = subnet.available(bits);
     }
     oper
+}
+
+pub(super) fn policy(policy: &Policy, world: &World) -> PolicyOper {
+    let groups: Vec<String> = policy.link_sets.endpoint_groups.keys().map(|key| state_key(key)).collect();
+    let endpoints = endpoints(world, |endpoint| groups.contains(&endpoint.endpoint_group_key));
+    PolicyOper { num_endpoints: endpoints.len() as i64, endpoints }
 }
 
 pub(super) fn tenant(tenant: &Tenant, world: &World) -> TenantOper {

@@ -5,7 +5,7 @@ use contiv_model::key::ObjectType;
 use contiv_model::network;
 
 use super::global::{self, pools, put_vlans, put_vxlans, ready};
-use super::{Cluster, Object, inspect, object_key};
+use super::{Cluster, Object, Preset, inspect, object_key};
 use crate::ipam::{Subnet, Subnet6, host_key};
 use crate::problem::Problem;
 use crate::schema::{
@@ -50,7 +50,7 @@ impl Object for Network {
     const KIND: ObjectType = ObjectType::Network;
     const SHAPE: &'static Shape = &SHAPE;
     const KEY: &'static [&'static str] = &["tenantName", "networkName"];
-    const DEFAULTS: &'static [(&'static str, &'static str)] = &[("nwType", "data")];
+    const DEFAULTS: &'static [(&'static str, Preset)] = &[("nwType", Preset::Text("data"))];
     type Oper = NetworkOper;
 
     fn key(&self) -> &str {
@@ -115,9 +115,9 @@ impl Object for Network {
         Ok(())
     }
 
-    fn oper(&self, world: &World, _cluster: &Cluster) -> NetworkOper {
+    fn oper(&self, world: &World, _cluster: &Cluster) -> Option<NetworkOper> {
         let ledger = world.ledger::<network::State>(&self.id());
-        ledger.map(|ledger| inspect::network(ledger, world)).unwrap_or_default()
+        Some(ledger.map(|ledger| inspect::network(ledger, world)).unwrap_or_default())
     }
 }
 

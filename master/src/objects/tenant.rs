@@ -64,7 +64,7 @@ impl Object for Tenant {
         unless_empty(&sets.networks, &format!("cannot delete {name}"), "networks")
     }
 
-    fn oper(&self, world: &World, _cluster: &Cluster) -> TenantOper {
-        inspect::tenant(self, world)
+    fn oper(&self, world: &World, _cluster: &Cluster) -> Option<TenantOper> {
+        Some(inspect::tenant(self, world))
     }
 }

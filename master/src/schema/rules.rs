@@ -41,8 +41,12 @@ pub fn is_private_subnet(text: &str) -> bool {
 }
 
 pub fn is_ipv6_or_empty(text: &str) -> bool {
-    // No form with an IPv4 tail.
-    text.is_empty() || !text.contains('.') && text.parse::<Ipv6Addr>().is_ok()
+    text.is_empty() || is_ipv6(text)
+}
+
+/// No form with an IPv4 tail.
+fn is_ipv6(text: &str) -> bool {
+    !text.contains('.') && text.parse::<Ipv6Addr>().is_ok()
 }
 
 /// `(1[0-2][0-7]|[1-9][0-9]|[1-9])` is how the original spells 1 to 127; 108 and its like are left out.
@@ -50,6 +54,42 @@ pub fn is_ipv6_subnet_or_empty(text: &str) -> bool {
     let Some((address, length)) = text.rsplit_once('/') else { return text.is_empty() };
     let sound = is_number(length, 1, 127) && (length.len() < 3 || !length.ends_with(['8', '9']));
     sound && !address.is_empty() && is_ipv6_or_empty(address)
+}
+
+/// A name or a number that `[0-9]{1,3}` lets through.
+pub fn is_protocol_or_empty(text: &str) -> bool {
+    let number = || (1..=3).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_digit());
+    ["", "tcp", "udp", "icmp"].contains(&text) || number()
+}
+
+/// An address of either family, or a subnet of it; `a.b.c.d-e` is taken as the original does.
+pub fn is_rule_address_or_empty(text: &str) -> bool {
+    let (address, length) = match text.split_once('/') {
+        Some((address, length)) => (address, Some(length)),
+        None => (text, None),
+    };
+    let up_to = |max| length.is_none_or(|length| is_number(length, 1, max));
+    let (first, last) = address.split_once('-').unwrap_or((address, "0"));
+    let octet = last == "0" || is_number(last, 1, 255);
+    text.is_empty() || is_ipv4(first) && octet && up_to(32) || is_ipv6(address) && up_to(128)
+}
+
+/// A number without leading zeros and a unit; the braces and the 1 are an oddity of the original's expression.
+pub fn is_bandwidth_or_empty(text: &str) -> bool {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let short = |unit: &str, odd: &[char]| {
+        let letter = unit.strip_suffix("bps").unwrap_or(unit);
+        let mut letters = letter.chars();
+        let known = |c: char| "kmgKMG".contains(c) || odd.contains(&c);
+        letters.next().is_some_and(known) && letters.next().is_none()
+    };
+    let long = |unit| ["kb", "Kb", "Gb", "gb", "Mb", "mb"].contains(&unit);
+    let sound = match unit.strip_prefix(' ') {
+        Some(unit) => short(unit, &['{', '1', '}']) || long(unit),
+        None => short(unit, &[]) || long(unit),
+    };
+    text.is_empty() || number.starts_with(|c: char| ('1'..='9').contains(&c)) && sound
 }
 
 pub fn is_vlan_range(text: &str) -> bool {
@@ -113,6 +153,30 @@ mod tests {
             is_address_range,
             &["", "1.1.1.1", "1.1.1.1-1.1.1.9"],
             &["2001::1-2001::2", "1.1.1.1-", "1.1.1.1/2"],
+        );
+        holds(
+            is_protocol_or_empty,
+            &["", "tcp", "udp", "icmp", "0", "89", "999"],
+            &["igmp", "1000", "-1", "TCP"],
+        );
+        holds(
+            is_rule_address_or_empty,
+            &[
+                "",
+                "1.2.3.4",
+                "1.2.3.0/24",
+                "1.2.3.4/32",
+                "1.2.3.4-9",
+                "2001:db8::1",
+                "2001:db8::/64",
+                "::1/128",
+            ],
+            &["1.1.1", "1.1.1.1/33", "1.1.1.1/0", "1.2.3.4-256", "1.2.3.4-1.2.3.9", "::1/129", "::1-5", "x"],
+        );
+        holds(
+            is_bandwidth_or_empty,
+            &["", "10 mbps", "10mbps", "10 Mb", "10 m", "1Gbps", "10 {bps", "10 1", "10kb"],
+            &["0mbps", "10", "10 tbps", "10 KB", "10  m", "10{bps", "mbps", "10 "],
         );
         holds(is_private_subnet, &["172.19.0.0/16", "10.1.2.3/16"], &["", "10.0.0.0/24", "10.0.0/16"]);
     }

@@ -92,7 +92,7 @@ impl<'w> Draft<'w> {
     /// The transaction holds only if the entry is still what the world says.
     pub fn rely_on<T: Record>(&mut self, id: &str) {
         let revision = self.world.table::<T>().get(id).map_or(0, |known| known.revision);
-        self.read.insert(T::key(id).to_string(), revision);
+        self.read.insert(T::path(id), revision);
     }
 
     /// The ledger, and what this draft does to it; none if it does not exist, or is made or deleted by this draft.
@@ -109,6 +109,17 @@ impl<'w> Draft<'w> {
     /// Only to look at, as it was before this draft.
     pub fn ledger_before<B: Body>(&self, id: &str) -> Option<&'w Ledger<B>> {
         self.world.ledger::<B>(id)
+    }
+
+    /// The number of the group with the state `key`, also of one that this draft makes.
+    pub fn group_number(&self, key: &str) -> Option<i64> {
+        match self.groups.get(key) {
+            Some(Edit::Create(body)) => Some(body.endpoint_group_id),
+            Some(Edit::Delete) => None,
+            Some(Edit::Change(_)) | None => {
+                self.world.ledger::<group::State>(key).map(|ledger| ledger.body.endpoint_group_id)
+            }
+        }
     }
 
     pub fn create_ledger<B: Edited>(&mut self, body: B) {
@@ -201,6 +212,7 @@ impl LedgerChange {
             && self.addresses == 0
             && self.endpoints == 0
             && !self.checkpoint
+            && self.traffic.is_none()
     }
 }
 

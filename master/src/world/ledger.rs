@@ -2,7 +2,7 @@
 
 use std::mem;
 
-use contiv_model::{group, key::Key, network};
+use contiv_model::{api::Netprofile, group, key::Key, network};
 use contiv_store::Op;
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -39,6 +39,22 @@ pub struct LedgerChange {
     pub endpoints: i64,
     /// Write the record whole, whatever its size.
     pub checkpoint: bool,
+    /// Of a group.
+    pub traffic: Option<Traffic>,
+}
+
+/// What a network profile says of a group's traffic; the default is no profile.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    pub dscp: i64,
+    pub bandwidth: String,
+    pub burst: i64,
+}
+
+impl Traffic {
+    pub fn of(profile: &Netprofile) -> Traffic {
+        Traffic { dscp: profile.dscp, bandwidth: profile.bandwidth.clone(), burst: profile.burst }
+    }
 }
 
 /// The record without its maps.
@@ -53,6 +69,7 @@ pub trait Body: Clone + Serialize + DeserializeOwned + Send + Sync + 'static {
     /// Of addresses and of endpoints.
     fn counts(&self) -> (i64, i64);
     fn set_counts(&mut self, counts: (i64, i64));
+    fn set_traffic(&mut self, _traffic: &Traffic) {}
     #[doc(hidden)]
     fn ledgers(world: &World) -> &Ledgers<Self>;
     #[doc(hidden)]
@@ -117,7 +134,8 @@ impl<B: Body> Ledger<B> {
         let id = self.body.id();
         let (key, journal_key) = (B::key(id).to_string(), B::journal_key(id).to_string());
         let journal_revision = self.journal.as_ref().map_or(0, |journal| journal.revision);
-        if self.is_large() && !change.checkpoint {
+        // A journal has no place for the traffic.
+        if self.is_large() && !change.checkpoint && change.traffic.is_none() {
             let mut written = self.journal.clone().unwrap_or_else(Written::nothing);
             written.pool.then(&change.pool);
             written.hosts.then(&change.hosts);
@@ -142,6 +160,9 @@ impl<B: Body> Ledger<B> {
     /// Makes a committed `change` part of the ledger.
     pub(super) fn apply(&mut self, change: &LedgerChange, written: Option<Written>, revision: i64) {
         self.body.set_counts(self.counts_with(change));
+        if let Some(traffic) = &change.traffic {
+            self.body.set_traffic(traffic);
+        }
         self.pool.apply(&change.pool);
         self.hosts.apply(&change.hosts);
         match written {
@@ -240,11 +261,21 @@ impl Body for group::State {
     }
 
     fn join(&self, pool: &Pool, _hosts: &Hosts, change: &LedgerChange) -> Self {
-        group::State {
+        let mut whole = group::State {
             epg_ip_alloc_map: pool.with(&change.pool),
             ep_count: self.ep_count + change.endpoints,
             ..self.clone()
+        };
+        if let Some(traffic) = &change.traffic {
+            whole.set_traffic(traffic);
         }
+        whole
+    }
+
+    fn set_traffic(&mut self, traffic: &Traffic) {
+        self.dscp = traffic.dscp;
+        self.bandwidth.clone_from(&traffic.bandwidth);
+        self.burst = traffic.burst;
     }
 
     fn counts(&self) -> (i64, i64) {

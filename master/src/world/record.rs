@@ -12,6 +12,7 @@ use contiv_store::{KeyValue, Op};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::World;
+use crate::policy::{ATTACHED, Attached, DIRECTED, DirectedState};
 
 /// A value and the revision of the store that it is of.
 #[derive(Debug)]
@@ -27,7 +28,8 @@ pub(super) type Overlay<T> = BTreeMap<String, Option<Arc<T>>>;
 
 /// What the store keeps under a key of its own.
 pub trait Record: Serialize + DeserializeOwned + Send + Sync + 'static {
-    fn key(id: &str) -> Key;
+    /// The key that it is kept under.
+    fn path(id: &str) -> String;
     #[doc(hidden)]
     fn table(tables: &Tables) -> &Table<Self>
     where
@@ -62,7 +64,7 @@ macro_rules! records {
         pub struct Overlays { $($field: Overlay<$type>,)* }
 
         $(impl Record for $type {
-            fn key($id: &str) -> Key { $key }
+            fn path($id: &str) -> String { $key.to_string() }
             fn table(tables: &Tables) -> &Table<Self> { &tables.$field }
             fn table_mut(tables: &mut Tables) -> &mut Table<Self> { &mut tables.$field }
             fn overlay(overlays: &Overlays) -> &Overlay<Self> { &overlays.$field }
@@ -77,7 +79,7 @@ macro_rules! records {
             /// Each change: its key, the revision that it builds on, and the operation.
             pub(super) fn ops(&self, tables: &Tables, mut each: impl FnMut(String, i64, Option<Op>)) -> serde_json::Result<()> {
                 $(for (id, value) in &self.$field {
-                    let key = <$type>::key(id).to_string();
+                    let key = <$type>::path(id);
                     let revision = tables.$field.get(id).map_or(0, |known| known.revision);
                     let op = match value {
                         Some(value) => Op::Put { key: key.clone(), value: serde_json::to_vec(&**value)?.into(), lease: None },
@@ -100,7 +102,7 @@ macro_rules! records {
                         }
                         None => {
                             tables.$field.remove(&id);
-                            deleted(<$type>::key(&id).to_string());
+                            deleted(<$type>::path(&id));
                         }
                     }
                 })*
@@ -114,6 +116,11 @@ records! {
     tenants: api::Tenant, |id| Key::Object(ObjectType::Tenant, id.to_owned());
     networks: api::Network, |id| Key::Object(ObjectType::Network, id.to_owned());
     groups: api::EndpointGroup, |id| Key::Object(ObjectType::EndpointGroup, id.to_owned());
+    netprofiles: api::Netprofile, |id| Key::Object(ObjectType::Netprofile, id.to_owned());
+    policies: api::Policy, |id| Key::Object(ObjectType::Policy, id.to_owned());
+    rules: api::Rule, |id| Key::Object(ObjectType::Rule, id.to_owned());
+    attached: Attached, |id| format!("{ATTACHED}{id}");
+    directed: DirectedState, |id| format!("{DIRECTED}{id}");
     config: global::Config, |_id| Key::MasterConfig;
     global_state: global::State, |_id| Key::GlobalState;
     global_oper: global::Oper, |_id| Key::GlobalOper;
@@ -140,6 +147,9 @@ impl World {
             Key::Object(ObjectType::EndpointGroup, id) => {
                 self.set_value::<api::EndpointGroup>(id, kv, revision);
             }
+            Key::Object(ObjectType::Netprofile, id) => self.set_value::<api::Netprofile>(id, kv, revision),
+            Key::Object(ObjectType::Policy, id) => self.set_value::<api::Policy>(id, kv, revision),
+            Key::Object(ObjectType::Rule, id) => self.set_value::<api::Rule>(id, kv, revision),
             Key::Object(kind, id) => match kv {
                 Some(_) => drop(self.unbuilt.insert((*kind, id.clone()), revision)),
                 None => drop(self.unbuilt.remove(&(*kind, id.clone()))),
@@ -159,6 +169,15 @@ impl World {
             }
             // Ledgers are set elsewhere; the rest is not netmaster's.
             _ => {}
+        }
+    }
+
+    /// As [`World::set_record`], of the keys that agents do not know yet.
+    pub(super) fn set_policy(&mut self, path: &str, kv: Option<&KeyValue>, revision: i64) {
+        if let Some(id) = path.strip_prefix(ATTACHED) {
+            self.set_value::<Attached>(id, kv, revision);
+        } else if let Some(id) = path.strip_prefix(DIRECTED) {
+            self.set_value::<DirectedState>(id, kv, revision);
         }
     }
 

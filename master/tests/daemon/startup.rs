@@ -81,7 +81,7 @@ fn who_asks_for_problems_gets_them() {
     let master = Master::embedded(store.path());
     let accept = [("Accept", "application/problem+json")];
     for (path, status) in
-        [("/api/v1/networks/default:no/", 404), ("/api/v1/policys/", 501), ("/nowhere", 404)]
+        [("/api/v1/networks/default:no/", 404), ("/api/v1/serviceLBs/", 501), ("/nowhere", 404)]
     {
         let answer = call(master.address, "GET", path, &accept, "").unwrap();
         assert_eq!(

@@ -7,6 +7,7 @@ use contiv_model::{endpoint, group, network};
 use contiv_store::{Guard, KeyValue, Op, Txn, Update};
 use netmaster::objects::{Defaults, Type};
 use netmaster::plugin::Call;
+use netmaster::policy::{Attached, DirectedState};
 use netmaster::problem::{Answer, Problem};
 use netmaster::world::{Draft, LedgerChange, World};
 use serde_json::{Value, json};
@@ -149,6 +150,11 @@ impl Lab {
         self.store.keys().map(String::as_str).filter(|key| key.starts_with(prefix)).collect()
     }
 
+    /// What the store has under a key.
+    pub(crate) fn value(&self, key: &str) -> Option<Value> {
+        self.store.get(key).map(|kv| serde_json::from_slice(&kv.value).unwrap())
+    }
+
     /// What a netmaster that starts now finds.
     pub(crate) fn loaded(&self) -> Lab {
         let mut world = World::default();
@@ -176,7 +182,12 @@ impl Lab {
             list("networks"),
             list("endpointGroups"),
             list("tenants"),
-            list("globals")
+            list("globals"),
+            list("netprofiles"),
+            list("policys"),
+            list("rules"),
+            self.world.all::<Attached>().collect::<Vec<_>>(),
+            self.world.all::<DirectedState>().collect::<Vec<_>>()
         ])
     }
 

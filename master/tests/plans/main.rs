@@ -5,4 +5,5 @@
 
 mod addresses;
 mod lab;
+mod policies;
 mod property;

@@ -4,17 +4,24 @@
 mod global;
 mod group;
 mod link;
+mod netprofile;
 mod network;
 mod oper;
+mod policy;
+mod rule;
 mod tenant;
 
 pub use global::Global;
 pub use group::{EndpointGroup, EndpointGroupLinkSets, EndpointGroupLinks};
 pub use link::{Link, LinkSet};
+pub use netprofile::{Netprofile, NetprofileLinkSets, NetprofileLinks};
 pub use network::{Network, NetworkLinkSets, NetworkLinks};
 pub use oper::{
-    EndpointGroupOper, EndpointInspect, EndpointOper, GlobalOper, Inspect, NetworkOper, TenantOper,
+    EndpointGroupOper, EndpointInspect, EndpointOper, GlobalOper, Inspect, NetworkOper, PolicyOper,
+    TenantOper,
 };
+pub use policy::{Policy, PolicyLinkSets, PolicyLinks};
+pub use rule::{Rule, RuleLinkSets, RuleLinks};
 pub use tenant::{Tenant, TenantLinkSets};
 
 /// What `omitempty` leaves out of a number.
@@ -47,6 +54,18 @@ mod tests {
         );
         round_trips::<EndpointGroup>(
             r#"{"key":"default:gp","cfgdTag":"tag1","groupName":"gp","ipPool":"30.1.0.10-30.1.0.19","networkName":"gn","tenantName":"default","link-sets":{},"links":{"AppProfile":{},"NetProfile":{},"Network":{"type":"network","key":"default:gn"},"Tenant":{"type":"tenant","key":"default"}}}"#,
+        );
+        round_trips::<Netprofile>(
+            r#"{"key":"default:a","DSCP":10,"bandwidth":"10 mbps","burst":100,"profileName":"a","tenantName":"default","link-sets":{},"links":{"Tenant":{"type":"tenant","key":"default"}}}"#,
+        );
+        round_trips::<Policy>(
+            r#"{"key":"default:p1","policyName":"p1","tenantName":"default","link-sets":{"EndpointGroups":{"default:web":{"type":"endpointGroup","key":"default:web"}},"Rules":{"default:p1:1":{"type":"rule","key":"default:p1:1"}}},"links":{"Tenant":{"type":"tenant","key":"default"}}}"#,
+        );
+        round_trips::<Rule>(
+            r#"{"key":"default:p1:3","action":"allow","direction":"in","fromEndpointGroup":"db","policyName":"p1","port":53,"priority":10,"protocol":"udp","ruleId":"3","tenantName":"default","link-sets":{"Policies":{"default:p1":{"type":"policy","key":"default:p1"}}},"links":{"MatchEndpointGroup":{"type":"endpointGroup","key":"default:db"}}}"#,
+        );
+        round_trips::<Rule>(
+            r#"{"key":"default:p1:5","action":"deny","direction":"out","policyName":"p1","port":8080,"priority":1,"protocol":"tcp","ruleId":"5","tenantName":"default","toIpAddress":"30.1.0.0/24","toNetwork":"gn","link-sets":{},"links":{"MatchEndpointGroup":{}}}"#,
         );
     }
 

@@ -185,3 +185,15 @@ pub struct TenantOper {
     #[serde(skip_serializing_if = "is_zero")]
     pub total_servicelbs: i64,
 }
+
+/// Of a policy.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PolicyOper {
+    /// The endpoints of the groups that have it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub endpoints: Vec<EndpointOper>,
+    /// How many.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub num_endpoints: i64,
+}

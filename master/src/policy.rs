@@ -1,0 +1,201 @@
+//! Policies as the nodes see them: a policy on a group, and each of its rules by direction (INVENTORY section 4).
+
+use std::collections::BTreeMap;
+
+use contiv_model::api::Rule;
+use serde::{Deserialize, Serialize};
+
+/// Where a policy on a group is kept: `<prefix><tenant>:<group>:<tenant>:<policy>`.
+pub const ATTACHED: &str = "/contiv.io/state/policy/";
+/// Where a rule of one direction is kept.
+pub const DIRECTED: &str = "/contiv.io/state/policyRule/";
+
+/// A policy on a group.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attached {
+    pub id: String,
+    /// The same as the id.
+    #[serde(rename = "EpgPolicyKey")]
+    pub key: String,
+    #[serde(rename = "EndpointGroupID")]
+    pub group: i64,
+    /// By the rules' keys.
+    #[serde(rename = "RuleMaps", default)]
+    pub rules: BTreeMap<String, Expanded>,
+}
+
+/// A rule, and what it comes to on one group.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Expanded {
+    #[serde(rename = "Rule")]
+    pub rule: Rule,
+    /// By their ids.
+    #[serde(rename = "OfnetRules", default)]
+    pub directed: BTreeMap<String, Directed>,
+}
+
+/// What packets of one direction must look like, and what becomes of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+pub struct Directed {
+    pub rule_id: String,
+    pub priority: i64,
+    /// 0 for any.
+    pub src_endpoint_group: i64,
+    pub dst_endpoint_group: i64,
+    pub src_ip_addr: String,
+    pub dst_ip_addr: String,
+    /// 0 for any.
+    pub ip_protocol: u8,
+    pub src_port: u16,
+    pub dst_port: u16,
+    pub tcp_flags: String,
+    pub action: String,
+}
+
+/// A rule of one direction under its own key.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DirectedState {
+    /// Always empty.
+    pub id: String,
+    #[serde(flatten)]
+    pub rule: Directed,
+}
+
+#[derive(Clone, Copy)]
+enum Direction {
+    InRx,
+    InTx,
+    OutRx,
+    OutTx,
+}
+
+impl Direction {
+    /// Rules of a port let the answers through, too: rules have no memory.
+    fn of(rule: &Rule) -> &'static [Direction] {
+        let answered = ["tcp", "udp"].contains(&rule.protocol.as_str()) && rule.port != 0;
+        match (rule.direction.as_str(), answered) {
+            ("in", true) => &[Direction::InRx, Direction::InTx],
+            ("in", false) => &[Direction::InRx],
+            (_, true) => &[Direction::OutRx, Direction::OutTx],
+            (_, false) => &[Direction::OutTx],
+        }
+    }
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Direction::InRx => "inRx",
+            Direction::InTx => "inTx",
+            Direction::OutRx => "outRx",
+            Direction::OutTx => "outTx",
+        }
+    }
+}
+
+/// What `rule` comes to on the group with number `group`; `remote` is the number of the group that it names, or 0.
+pub fn expand(attached: &str, group: i64, remote: i64, rule: &Rule) -> BTreeMap<String, Directed> {
+    let directed = Direction::of(rule).iter().map(|direction| {
+        let id = format!("{attached}:{}:{}", rule.key, direction.as_str());
+        (id.clone(), Directed { rule_id: id, ..in_direction(*direction, group, remote, rule) })
+    });
+    directed.collect()
+}
+
+fn in_direction(direction: Direction, group: i64, remote: i64, rule: &Rule) -> Directed {
+    let (from, to) = (rule.from_ip_address.clone(), rule.to_ip_address.clone());
+    // The original keeps the low 16 bits of whatever it was given.
+    let port = (rule.port & 0xffff) as u16;
+    // Without a port only what opens a connection is matched: the rest of it passes.
+    let opening = if rule.protocol == "tcp" && rule.port == 0 { "syn,!ack" } else { "" };
+    let rest = Directed {
+        priority: rule.priority,
+        ip_protocol: protocol(&rule.protocol),
+        action: rule.action.clone(),
+        ..Directed::default()
+    };
+    match direction {
+        Direction::InRx => Directed {
+            src_endpoint_group: remote,
+            dst_endpoint_group: group,
+            src_ip_addr: from,
+            dst_ip_addr: to,
+            dst_port: port,
+            tcp_flags: opening.into(),
+            ..rest
+        },
+        Direction::InTx => Directed {
+            src_endpoint_group: group,
+            dst_endpoint_group: remote,
+            src_ip_addr: to,
+            dst_ip_addr: from,
+            src_port: port,
+            ..rest
+        },
+        Direction::OutRx => Directed {
+            src_endpoint_group: remote,
+            dst_endpoint_group: group,
+            src_ip_addr: to,
+            src_port: port,
+            ..rest
+        },
+        Direction::OutTx => Directed {
+            src_endpoint_group: group,
+            dst_endpoint_group: remote,
+            dst_ip_addr: to,
+            dst_port: port,
+            tcp_flags: opening.into(),
+            ..rest
+        },
+    }
+}
+
+fn protocol(name: &str) -> u8 {
+    match name {
+        "icmp" => 1,
+        "igmp" => 2,
+        "tcp" => 6,
+        "udp" => 17,
+        // 256 and more are taken for any, as by the original.
+        number => number.parse().unwrap_or(0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bodies_are_the_originals_to_the_byte() {
+        let body = r#"{"id":"default:eg:default:pe","EpgPolicyKey":"default:eg:default:pe","EndpointGroupID":3,"RuleMaps":{"default:pe:k1":{"Rule":{"key":"default:pe:k1","action":"allow","direction":"in","policyName":"pe","port":80,"priority":1,"protocol":"tcp","ruleId":"k1","tenantName":"default","toIpAddress":"41.1.0.2","link-sets":{"Policies":{"default:pe":{"type":"policy","key":"default:pe"}}},"links":{"MatchEndpointGroup":{}}},"OfnetRules":{"default:eg:default:pe:default:pe:k1:inRx":{"RuleId":"default:eg:default:pe:default:pe:k1:inRx","Priority":1,"SrcEndpointGroup":0,"DstEndpointGroup":3,"SrcIpAddr":"","DstIpAddr":"41.1.0.2","IpProtocol":6,"SrcPort":0,"DstPort":80,"TcpFlags":"","Action":"allow"},"default:eg:default:pe:default:pe:k1:inTx":{"RuleId":"default:eg:default:pe:default:pe:k1:inTx","Priority":1,"SrcEndpointGroup":3,"DstEndpointGroup":0,"SrcIpAddr":"41.1.0.2","DstIpAddr":"","IpProtocol":6,"SrcPort":80,"DstPort":0,"TcpFlags":"","Action":"allow"}}}}}"#;
+        let state: Attached = serde_json::from_str(body).unwrap();
+        assert_eq!(serde_json::to_string(&state).unwrap(), body);
+        let expanded = &state.rules["default:pe:k1"];
+        assert_eq!(expand(&state.id, state.group, 0, &expanded.rule), expanded.directed);
+
+        let body = r#"{"id":"","RuleId":"default:web:default:p1:default:p1:8:outTx","Priority":1,"SrcEndpointGroup":6,"DstEndpointGroup":7,"SrcIpAddr":"","DstIpAddr":"","IpProtocol":6,"SrcPort":0,"DstPort":0,"TcpFlags":"syn,!ack","Action":"allow"}"#;
+        let state: DirectedState = serde_json::from_str(body).unwrap();
+        assert_eq!(serde_json::to_string(&state).unwrap(), body);
+    }
+
+    #[test]
+    fn rules_out_are_turned_round_for_what_comes_back() {
+        let rule = Rule {
+            key: "t:p:5".into(),
+            action: "deny".into(),
+            direction: "out".into(),
+            port: 8080,
+            priority: 1,
+            protocol: "tcp".into(),
+            to_ip_address: "30.1.0.0/24".into(),
+            ..Rule::default()
+        };
+        let directed = expand("t:g:t:p", 6, 7, &rule);
+        let rx = &directed["t:g:t:p:t:p:5:outRx"];
+        assert_eq!((rx.src_endpoint_group, rx.dst_endpoint_group, rx.src_port, rx.dst_port), (7, 6, 8080, 0));
+        assert_eq!((rx.src_ip_addr.as_str(), rx.dst_ip_addr.as_str()), ("30.1.0.0/24", ""));
+        let tx = &directed["t:g:t:p:t:p:5:outTx"];
+        assert_eq!((tx.src_endpoint_group, tx.dst_endpoint_group, tx.src_port, tx.dst_port), (6, 7, 0, 8080));
+        assert_eq!((tx.src_ip_addr.as_str(), tx.dst_ip_addr.as_str()), ("", "30.1.0.0/24"));
+        assert_eq!(directed.len(), 2);
+    }
+}

@@ -1,0 +1,41 @@
+use serde::{Deserialize, Serialize};
+
+use super::{Link, LinkSet};
+
+/// A policy: a set of rules that groups have.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Policy {
+    /// `<tenant>:<policy>`.
+    pub key: String,
+    /// The name within the tenant.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub policy_name: String,
+    /// The tenant's name.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub tenant_name: String,
+    /// Its rules, and the groups that it is attached to.
+    #[serde(rename = "link-sets")]
+    pub link_sets: PolicyLinkSets,
+    /// What the policy belongs to.
+    pub links: PolicyLinks,
+}
+
+/// The rules of a policy, and the groups that it is attached to.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+#[expect(missing_docs, reason = "each holds the objects that its name says")]
+pub struct PolicyLinkSets {
+    #[serde(skip_serializing_if = "LinkSet::is_empty")]
+    pub endpoint_groups: LinkSet,
+    #[serde(skip_serializing_if = "LinkSet::is_empty")]
+    pub rules: LinkSet,
+}
+
+/// What a policy belongs to.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+pub struct PolicyLinks {
+    /// The tenant.
+    pub tenant: Link,
+}
