@@ -75,8 +75,8 @@ impl Netns {
 
     /// `ip` in this namespace, words split at blanks: `ns.ip("route add default via 10.0.0.1")`.
     pub fn ip(&self, arguments: &str) -> Result<String> {
-        let words: Vec<_> = ["-n", self.name()].into_iter().chain(arguments.split_whitespace()).collect();
-        run_program("ip", &words)
+        // Not `ip -n`, which makes a mount namespace for each call.
+        self.output("ip", &arguments.split_whitespace().collect::<Vec<_>>())
     }
 
     /// A veth pair, both ends down: `name` here, `peer_name` in `peer`.
