@@ -1,9 +1,12 @@
 //! The calls of `/plugin`: what agents ask for when a pod comes or goes (INVENTORY 1.6).
 
 mod address;
+mod cleanup;
 mod endpoint;
 mod place;
 mod request;
+
+pub use cleanup::{Cleanup, clean_up};
 
 use crate::problem::{Answer, Problem};
 use crate::world::Draft;

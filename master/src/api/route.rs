@@ -14,7 +14,7 @@ use super::answer::{Wants, text};
 use super::path;
 use crate::committer::{Queue, Shared};
 use crate::objects::{self, Cluster, Type};
-use crate::plugin::Call;
+use crate::plugin::{Call, Cleanup, clean_up};
 use crate::problem::{Answer, Problem};
 use crate::world::World;
 
@@ -39,8 +39,7 @@ pub struct Identity {
 const LARGEST_BODY: usize = 1 << 20;
 
 /// Routes of the original that this release knows and does not have.
-const UNBUILT: [(&str, &str); 3] =
-    [("services", "service objects"), ("service", "service objects"), ("debug", "the debug calls")];
+const UNBUILT: [(&str, &str); 2] = [("services", "service objects"), ("service", "service objects")];
 
 impl Leader {
     pub(super) async fn answer(&self, request: Request, wants: Wants) -> Response<Body> {
@@ -74,6 +73,12 @@ impl Leader {
             }
             (&Method::GET, ["version"]) => text(version()),
             (&Method::GET, ["info"]) => wants.json(objects::json(&self.info(&self.world.read()))),
+            (&Method::DELETE, ["debug", "epcleanup", "tenant", tenant, kind, name]) => {
+                match self.clean_up(tenant, kind, name).await {
+                    Ok(done) => text(done),
+                    Err(problem) => wants.problem(&problem),
+                }
+            }
             (&Method::GET, ["debug", "ofnet"]) => wants.problem(&no_ofnet()),
             (&Method::GET | &Method::DELETE, [first, ..]) if unbuilt(first).is_some() => {
                 wants.problem(&Problem::not_built(unbuilt(first).unwrap_or_default()))
@@ -107,6 +112,17 @@ impl Leader {
             Err(problem) => return Some(Err(problem)),
         };
         Some(self.queue.submit(Box::new(move |draft| call.plan(draft)), false).await)
+    }
+
+    /// Each endpoint goes whole; many of them in several transactions.
+    async fn clean_up(&self, tenant: &str, kind: &str, name: &str) -> Result<String, Problem> {
+        let cleanup = Cleanup::read(tenant, kind, name)?;
+        let found = cleanup.find(&self.world.read())?;
+        for some in found.chunks(Cleanup::AT_ONCE) {
+            let some = some.to_vec();
+            self.queue.submit(Box::new(move |draft| clean_up(&some, draft)), true).await?;
+        }
+        Ok(cleanup.done())
     }
 
     fn info(&self, world: &World) -> serde_json::Value {

@@ -74,11 +74,18 @@ pub(super) fn delete(request: &DeleteEndpoint, draft: &mut Draft<'_>) -> Answer 
     let id = format!("{network}-{}", request.endpoint_id);
     let endpoint = draft.get::<State>(&id).ok_or_else(Problem::key_not_found)?;
     let reply = json(&Reply { config: &endpoint })?;
+    remove(&endpoint, draft);
+    Ok(reply)
+}
+
+/// Deletes it, with its addresses.
+pub(super) fn remove(endpoint: &State, draft: &mut Draft<'_>) {
+    let network = &endpoint.net_id;
     let group = Some(endpoint.endpoint_group_key.as_str()).filter(|key| !key.is_empty());
 
-    draft.delete::<State>(&id);
+    draft.delete::<State>(&endpoint.id);
     // The group, or an infra network, may be gone before its endpoints.
-    let place = Place::find(draft, &network, group).or_else(|_| Place::find(draft, &network, None));
+    let place = Place::find(draft, network, group).or_else(|_| Place::find(draft, network, None));
     if let Ok(place) = place {
         if let Ok(host) = place.subnet.host(&endpoint.ip_address) {
             place.release(draft, host);
@@ -86,5 +93,4 @@ pub(super) fn delete(request: &DeleteEndpoint, draft: &mut Draft<'_>) -> Answer 
         place.release6(draft, &endpoint.ipv6_address);
         place.count_endpoint(draft, -1);
     }
-    Ok(reply)
 }
