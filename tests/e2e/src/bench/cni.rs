@@ -5,7 +5,7 @@ use clap::Args;
 use comfy_table::{Table, presets};
 use serde::Serialize;
 use serde_json::Value;
-use testkit::Netns;
+use testkit::{Netns, ovs::Switch};
 
 use super::{Report, latency::Latency};
 use crate::{
@@ -47,6 +47,8 @@ struct Row {
     pods: u16,
     add: Latency,
     del: Latency,
+    /// With Open vSwitch: a bare `ovs-vsctl add-port` in the same switch, which waits until it is done as ADD does.
+    switch_add_port: Option<Latency>,
 }
 
 pub(super) fn measure(options: &Options) -> Result<Cni> {
@@ -119,7 +121,26 @@ fn measure_row(node: &Node, network: &Network, pods: u16, rounds: u16) -> Result
         pods,
         add: Latency::of_series(adds).context("no ADD was made")?,
         del: Latency::of_series(dels).context("no DEL was made")?,
+        switch_add_port: node.switch().map(|switch| measure_switch(node, switch, rounds)).transpose()?,
     })
+}
+
+/// On a bridge of its own, so that the agent has nothing to repair.
+fn measure_switch(node: &Node, switch: &Switch, rounds: u16) -> Result<Latency> {
+    const BRIDGE: &str = "br-bench";
+    const PORT: &str = "bench0";
+    switch.vsctl(&["add-br", BRIDGE, "--", "set", "bridge", BRIDGE, "datapath_type=netdev"])?;
+    node.netns().ip(&format!("link add {PORT} type veth peer name bench1"))?;
+    node.netns().up(PORT)?;
+    let mut adds = vec![];
+    for _ in 0..rounds {
+        interrupt::check()?;
+        adds.push(timed(|| switch.vsctl(&["add-port", BRIDGE, PORT]))?);
+        switch.vsctl(&["del-port", BRIDGE, PORT])?;
+    }
+    node.netns().ip(&format!("link del {PORT}"))?;
+    switch.vsctl(&["del-br", BRIDGE])?;
+    Latency::of_series(adds).context("no port was added")
 }
 
 fn measure_floor(node: &Node, network: &Network, rounds: u16) -> Result<Latency> {
@@ -152,6 +173,7 @@ impl Report for Cni {
             "p99 ms",
             "DEL p50 ms",
             "p99 ms",
+            "bare add-port p50 ms",
             "rounds",
         ]);
         for row in &self.rows {
@@ -162,6 +184,7 @@ impl Report for Cni {
                 format!("{:.2}", row.add.p99_ms),
                 format!("{:.2}", row.del.p50_ms),
                 format!("{:.2}", row.del.p99_ms),
+                row.switch_add_port.map(|add| format!("{:.2}", add.p50_ms)).unwrap_or_default(),
                 row.add.count.to_string(),
             ]);
         }
