@@ -2,6 +2,7 @@
 //! delete one.
 
 mod attachment;
+mod bgp;
 mod global;
 mod group;
 mod inspect;
@@ -18,6 +19,7 @@ use contiv_model::{api, key::ObjectType};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+pub use bgp::{STATES as BGP_STATES, State as BgpState};
 pub use global::Defaults;
 pub use group::IpPool;
 pub use inspect::find_endpoint;
@@ -48,6 +50,11 @@ pub trait Object: Record + Clone {
     fn update(self, old: &Self, draft: &mut Draft<'_>) -> Result<(), Problem>;
 
     fn delete(&self, draft: &mut Draft<'_>) -> Result<(), Problem>;
+
+    /// Is what `oper` tells at hand?
+    fn can_inspect(&self, _world: &World) -> Result<(), Problem> {
+        Ok(())
+    }
 
     /// None for types of which there is nothing to tell.
     fn oper(&self, world: &World, cluster: &Cluster) -> Option<Self::Oper>;
@@ -108,7 +115,7 @@ pub struct Built {
 pub static TYPES: [Type; 14] = [
     Type::unbuilt(ObjectType::AciGw),
     Type::unbuilt(ObjectType::AppProfile),
-    Type::unbuilt(ObjectType::Bgp),
+    Type::of::<api::Bgp>(),
     Type::of::<api::EndpointGroup>(),
     Type::unbuilt(ObjectType::ExtContractsGroup),
     Type::of::<api::Global>(),
@@ -214,6 +221,7 @@ fn get<T: Object>(world: &World, key: &str) -> Answer {
 
 fn inspect<T: Object>(world: &World, key: &str, cluster: &Cluster) -> Answer {
     let config = world.get::<T>(key).ok_or_else(|| not_found(T::KIND))?;
+    config.can_inspect(world)?;
     match config.oper(world, cluster) {
         Some(oper) => json(&api::Inspect { config, oper }),
         None => json(&BTreeMap::from([("Config", config)])),

@@ -1,6 +1,6 @@
 //! The cluster's settings.
 
-use contiv_model::api::{Global, GlobalOper, Tenant};
+use contiv_model::api::{Bgp, Global, GlobalOper, Tenant};
 use contiv_model::key::ObjectType;
 use contiv_model::{global, network};
 
@@ -69,6 +69,9 @@ impl Object for Global {
         };
         if self.fwd_mode != old.fwd_mode {
             unused("forwarding mode")?;
+            if old.fwd_mode == "routing" && draft.world().all::<Bgp>().next().is_some() {
+                return Err(Problem::conflict("please delete existing Bgp configs"));
+            }
         }
         let (vlans, vxlans) = (Range::vlans(&self.vlans)?, Range::vxlans(&self.vxlans)?);
         let vlans = (self.vlans != old.vlans).then(|| pools.0.with_range(vlans)).transpose()?;

@@ -35,6 +35,13 @@ pub fn is_subnet(text: &str) -> bool {
     !range.is_empty() && is_address_range(range) && is_number(length, 1, 31)
 }
 
+/// `a.b.c.d[-e]/length`, length 1 to 31.
+pub fn is_router_address(text: &str) -> bool {
+    let Some((range, length)) = text.rsplit_once('/') else { return false };
+    let (first, last) = range.split_once('-').unwrap_or((range, "0"));
+    is_ipv4(first) && (last == "0" || is_number(last, 1, 255)) && is_number(length, 1, 31)
+}
+
 /// A /16.
 pub fn is_private_subnet(text: &str) -> bool {
     text.strip_suffix("/16").is_some_and(is_ipv4)
@@ -177,6 +184,11 @@ mod tests {
             is_bandwidth_or_empty,
             &["", "10 mbps", "10mbps", "10 Mb", "10 m", "1Gbps", "10 {bps", "10 1", "10kb"],
             &["0mbps", "10", "10 tbps", "10 KB", "10  m", "10{bps", "mbps", "10 "],
+        );
+        holds(
+            is_router_address,
+            &["50.1.1.1/24", "50.1.1.1-9/31"],
+            &["", "50.1.1.1", "50.1.1.1/32", "::1/64"],
         );
         holds(is_private_subnet, &["172.19.0.0/16", "10.1.2.3/16"], &["", "10.0.0.0/24", "10.0.0/16"]);
     }

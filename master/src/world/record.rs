@@ -12,6 +12,7 @@ use contiv_store::{KeyValue, Op};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::World;
+use crate::objects::{BGP_STATES, BgpState};
 use crate::policy::{ATTACHED, Attached, DIRECTED, DirectedState};
 
 /// A value and the revision of the store that it is of.
@@ -120,6 +121,8 @@ records! {
     policies: api::Policy, |id| Key::Object(ObjectType::Policy, id.to_owned());
     rules: api::Rule, |id| Key::Object(ObjectType::Rule, id.to_owned());
     attached: Attached, |id| format!("{ATTACHED}{id}");
+    bgps: api::Bgp, |id| Key::Object(ObjectType::Bgp, id.to_owned());
+    bgp_states: BgpState, |id| format!("{BGP_STATES}{id}");
     directed: DirectedState, |id| format!("{DIRECTED}{id}");
     config: global::Config, |_id| Key::MasterConfig;
     global_state: global::State, |_id| Key::GlobalState;
@@ -148,6 +151,7 @@ impl World {
                 self.set_value::<api::EndpointGroup>(id, kv, revision);
             }
             Key::Object(ObjectType::Netprofile, id) => self.set_value::<api::Netprofile>(id, kv, revision),
+            Key::Object(ObjectType::Bgp, id) => self.set_value::<api::Bgp>(id, kv, revision),
             Key::Object(ObjectType::Policy, id) => self.set_value::<api::Policy>(id, kv, revision),
             Key::Object(ObjectType::Rule, id) => self.set_value::<api::Rule>(id, kv, revision),
             Key::Object(kind, id) => match kv {
@@ -173,11 +177,13 @@ impl World {
     }
 
     /// As [`World::set_record`], of the keys that agents do not know yet.
-    pub(super) fn set_policy(&mut self, path: &str, kv: Option<&KeyValue>, revision: i64) {
+    pub(super) fn set_unlisted(&mut self, path: &str, kv: Option<&KeyValue>, revision: i64) {
         if let Some(id) = path.strip_prefix(ATTACHED) {
             self.set_value::<Attached>(id, kv, revision);
         } else if let Some(id) = path.strip_prefix(DIRECTED) {
             self.set_value::<DirectedState>(id, kv, revision);
+        } else if let Some(id) = path.strip_prefix(BGP_STATES) {
+            self.set_value::<BgpState>(id, kv, revision);
         }
     }
 

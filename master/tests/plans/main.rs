@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
 mod addresses;
+mod bgp;
 mod cleanup;
 mod lab;
 mod policies;

@@ -1,6 +1,7 @@
 //! The objects of the REST API, as clients send and read them and as `obj/modeldb` keeps them
 //! (INVENTORY 1.4): same members, same order, nothing written that is empty.
 
+mod bgp;
 mod global;
 mod group;
 mod link;
@@ -11,6 +12,7 @@ mod policy;
 mod rule;
 mod tenant;
 
+pub use bgp::Bgp;
 pub use global::Global;
 pub use group::{EndpointGroup, EndpointGroupLinkSets, EndpointGroupLinks};
 pub use link::{Link, LinkSet};
@@ -54,6 +56,9 @@ mod tests {
         );
         round_trips::<EndpointGroup>(
             r#"{"key":"default:gp","cfgdTag":"tag1","groupName":"gp","ipPool":"30.1.0.10-30.1.0.19","networkName":"gn","tenantName":"default","link-sets":{},"links":{"AppProfile":{},"NetProfile":{},"Network":{"type":"network","key":"default:gn"},"Tenant":{"type":"tenant","key":"default"}}}"#,
+        );
+        round_trips::<Bgp>(
+            r#"{"key":"h1","as":"65000","hostname":"h1","neighbor":"50.1.1.2","neighbor-as":"500","routerip":"50.1.1.1/24"}"#,
         );
         round_trips::<Netprofile>(
             r#"{"key":"default:a","DSCP":10,"bandwidth":"10 mbps","burst":100,"profileName":"a","tenantName":"default","link-sets":{},"links":{"Tenant":{"type":"tenant","key":"default"}}}"#,

@@ -1,0 +1,89 @@
+//! The BGP speakers of nodes.
+
+use contiv_model::{api::Bgp, key::ObjectType, registry};
+use serde::{Deserialize, Serialize};
+
+use super::{Cluster, Object};
+use crate::problem::Problem;
+use crate::schema::{Member, Shape, Type, is_ipv4_or_empty, is_name, is_router_address};
+use crate::world::{Draft, World};
+
+/// Where the settings of a node's speaker are kept: `<prefix><node>`.
+pub const STATES: &str = "/contiv.io/state/bgp/";
+
+/// The settings as agents read them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", default)]
+pub struct State {
+    pub id: String,
+    pub hostname: String,
+    pub router_ip: String,
+    #[serde(rename = "as")]
+    pub asn: String,
+    pub neighbor_as: String,
+    pub neighbor: String,
+}
+
+static SHAPE: Shape = Shape {
+    go_type: "contivModel.Bgp",
+    members: &[
+        Member::any("key", Type::Text),
+        Member::text("as", 64, |_| true),
+        Member::text("hostname", 256, is_name),
+        Member::text("neighbor", 15, is_ipv4_or_empty),
+        Member::text("neighbor-as", 64, |_| true),
+        Member::text("routerip", usize::MAX, is_router_address),
+    ],
+};
+
+impl Object for Bgp {
+    const KIND: ObjectType = ObjectType::Bgp;
+    const SHAPE: &'static Shape = &SHAPE;
+    const KEY: &'static [&'static str] = &["hostname"];
+    type Oper = ();
+
+    fn key(&self) -> &str {
+        &self.key
+    }
+
+    fn create(self, draft: &mut Draft<'_>) -> Result<Self, Problem> {
+        let state = State {
+            id: self.hostname.clone(),
+            hostname: self.hostname.clone(),
+            router_ip: self.routerip.clone(),
+            asn: self.asn.clone(),
+            neighbor_as: self.neighbor_as.clone(),
+            neighbor: self.neighbor.clone(),
+        };
+        draft.put(&self.key, state);
+        draft.put(&self.key, self.clone());
+        Ok(self)
+    }
+
+    fn update(self, _old: &Self, draft: &mut Draft<'_>) -> Result<(), Problem> {
+        self.create(draft).map(drop)
+    }
+
+    fn delete(&self, draft: &mut Draft<'_>) -> Result<(), Problem> {
+        if draft.get::<State>(&self.key).is_some() {
+            draft.delete::<State>(&self.key);
+        }
+        Ok(())
+    }
+
+    /// The node would have to be asked, and has nothing to tell.
+    fn can_inspect(&self, world: &World) -> Result<(), Problem> {
+        let host = &self.hostname;
+        let known = |service: &registry::Service| {
+            service.service_name == registry::NETPLUGIN && service.hostname == *host
+        };
+        match world.all::<registry::Service>().any(known) {
+            true => Err(Problem::not_built(format!("BGP on node {host}"))),
+            false => Err(Problem::not_found(format!("no node {host} is registered, and so it has no BGP"))),
+        }
+    }
+
+    fn oper(&self, _world: &World, _cluster: &Cluster) -> Option<()> {
+        None
+    }
+}

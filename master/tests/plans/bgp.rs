@@ -1,0 +1,48 @@
+//! The settings of BGP speakers.
+
+use serde_json::json;
+
+use crate::lab::Lab;
+
+#[test]
+fn agents_find_what_was_set_last() {
+    let mut lab = Lab::new();
+    let set = |lab: &mut Lab, asn: &str| {
+        let body = json!({"hostname": "h1", "routerip": "50.1.1.1/24", "as": asn, "neighbor": "50.1.1.2",
+            "neighbor-as": "500"});
+        lab.put("Bgps", "h1", &body).unwrap()
+    };
+    assert_eq!(
+        set(&mut lab, "65000"),
+        json!({"key": "h1", "as": "65000", "hostname": "h1", "neighbor": "50.1.1.2", "neighbor-as": "500",
+            "routerip": "50.1.1.1/24"})
+    );
+    set(&mut lab, "65001");
+    assert_eq!(
+        lab.value("/contiv.io/state/bgp/h1").unwrap(),
+        json!({"id": "h1", "hostname": "h1", "router-ip": "50.1.1.1/24", "as": "65001", "neighbor-as": "500",
+            "neighbor": "50.1.1.2"})
+    );
+    let refused = lab.put("Bgps", "h2", &json!({"hostname": "h2", "neighbor": "x"})).unwrap_err();
+    assert_eq!(refused.text, "neighbor string invalid format");
+
+    let mut lab = lab.loaded();
+    lab.delete("Bgps", "h1").unwrap();
+    assert_eq!(lab.keys("/contiv.io/state/bgp/"), [""; 0]);
+    assert_eq!(lab.keys("/contiv.io/obj/modeldb/Bgp/"), [""; 0]);
+}
+
+#[test]
+fn the_mode_stays_routing_as_long_as_there_are_speakers() {
+    let mut lab = Lab::new();
+    let mode = |lab: &mut Lab, mode: &str| {
+        let body = json!({"name": "global", "networkInfraType": "default", "vlans": "1-4094",
+            "vxlans": "1-10000", "fwdMode": mode, "arpMode": "proxy", "pvtSubnet": "172.19.0.0/16"});
+        lab.put("globals", "global", &body).map(drop).map_err(|problem| problem.text)
+    };
+    mode(&mut lab, "routing").unwrap();
+    lab.put("Bgps", "h1", &json!({"hostname": "h1", "routerip": "50.1.1.1/24"})).unwrap();
+    assert_eq!(mode(&mut lab, "bridge"), Err("please delete existing Bgp configs".into()));
+    lab.delete("Bgps", "h1").unwrap();
+    mode(&mut lab, "bridge").unwrap();
+}
