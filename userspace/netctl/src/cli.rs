@@ -1,8 +1,13 @@
 //! What can be typed.
 
-use std::ffi::OsString;
+use std::{
+    ffi::OsString,
+    net::{Ipv4Addr, Ipv6Addr},
+};
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::{aci, app_profile, bgp, contracts, policy, profile, service};
 
 /// Shows and changes the networks, groups and endpoints of a contiv-rs cluster.
 #[derive(Debug, Parser)]
@@ -17,6 +22,9 @@ pub struct Cli {
         value_name = "URL"
     )]
     pub netmaster: String,
+    /// Takes any certificate of an https netmaster (for tests: whoever is in between can read along).
+    #[arg(long, env = "INSECURE", global = true, value_parser = clap::builder::FalseyValueParser::new())]
+    pub insecure: bool,
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
@@ -42,6 +50,34 @@ pub enum Command {
     /// Endpoints.
     #[command(subcommand, visible_alias = "ep")]
     Endpoint(Endpoint),
+    /// Policies and their rules.
+    #[command(subcommand)]
+    Policy(policy::Command),
+    /// Network profiles: bandwidth, DSCP, burst.
+    #[command(subcommand)]
+    Netprofile(profile::Command),
+    /// Groups of external contracts.
+    #[command(subcommand)]
+    ExternalContracts(contracts::Command),
+    /// Application profiles.
+    #[command(subcommand)]
+    AppProfile(app_profile::Command),
+    /// Services: one address for many endpoints.
+    #[command(subcommand)]
+    Service(service::Command),
+    /// BGP of the nodes.
+    #[command(subcommand)]
+    Bgp(bgp::Command),
+    /// The gateway to ACI.
+    #[command(subcommand)]
+    AciGw(aci::Command),
+    /// Asks an https authentication proxy for a token and keeps it in ~/.netctl/config.json.
+    Login,
+    /// Writes a completion script for a shell.
+    Completion {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
 }
 
 /// `--tenant`.
@@ -61,6 +97,58 @@ pub struct Shown {
     /// The objects as a JSON array.
     #[arg(long, short, conflicts_with = "quiet")]
     pub json: bool,
+    /// The form.
+    #[arg(long, short, value_enum, conflicts_with_all = ["quiet", "json"])]
+    pub output: Option<Form>,
+}
+
+/// The form of a list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[expect(missing_docs, reason = "each is the form that its name says")]
+pub enum Form {
+    Table,
+    Json,
+    Yaml,
+    Name,
+}
+
+impl Shown {
+    /// What the flags mean together.
+    pub fn form(&self) -> Form {
+        match (self.output, self.json, self.quiet) {
+            (Some(form), ..) => form,
+            (None, true, _) => Form::Json,
+            (None, _, true) => Form::Name,
+            (None, false, false) => Form::Table,
+        }
+    }
+}
+
+/// The form of one object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[expect(missing_docs, reason = "each is the form that its name says")]
+pub enum Tree {
+    Json,
+    Yaml,
+}
+
+/// `-o` of `inspect`.
+#[derive(Args, Clone, Debug)]
+pub struct Detailed {
+    /// The form.
+    #[arg(long, short, value_enum, default_value = "json")]
+    pub output: Tree,
+}
+
+/// One object of a tenant to inspect.
+#[derive(Args, Clone, Debug)]
+pub struct Inspected {
+    /// Which.
+    #[command(flatten)]
+    pub named: Named,
+    /// In which form.
+    #[command(flatten)]
+    pub form: Detailed,
 }
 
 /// How a list of a tenant's objects is shown.
@@ -104,7 +192,7 @@ pub enum Global {
         json: bool,
     },
     /// Shows the settings and what is in use, as JSON.
-    Inspect,
+    Inspect(Detailed),
     /// Changes the settings that are named; the others stay.
     Set(GlobalSet),
 }
@@ -136,6 +224,7 @@ pub struct GlobalSet {
 #[derive(Debug, Subcommand)]
 pub enum Tenant {
     /// Lists the tenants.
+    #[command(visible_alias = "list")]
     Ls(Shown),
     /// Makes a tenant.
     Create {
@@ -152,6 +241,9 @@ pub enum Tenant {
     Inspect {
         /// Its name.
         name: String,
+        /// In which form.
+        #[command(flatten)]
+        form: Detailed,
     },
 }
 
@@ -159,6 +251,7 @@ pub enum Tenant {
 #[derive(Debug, Subcommand)]
 pub enum Network {
     /// Lists the networks of a tenant.
+    #[command(visible_alias = "list")]
     Ls(Listed),
     /// Makes a network.
     Create(NetworkCreate),
@@ -166,7 +259,7 @@ pub enum Network {
     #[command(visible_alias = "delete")]
     Rm(Named),
     /// Shows a network, its addresses and endpoints, as JSON.
-    Inspect(Named),
+    Inspect(Inspected),
 }
 
 /// A network to make.
@@ -189,13 +282,13 @@ pub struct NetworkCreate {
     pub subnet: String,
     /// The IPv4 gateway.
     #[arg(long, short)]
-    pub gateway: Option<String>,
+    pub gateway: Option<Ipv4Addr>,
     /// The IPv6 subnet, e.g. 2001:db8::/64 (also -s6).
     #[arg(long, visible_alias = "s6")]
     pub subnetv6: Option<String>,
     /// The IPv6 gateway (also -g6).
     #[arg(long, visible_alias = "g6")]
-    pub gatewayv6: Option<String>,
+    pub gatewayv6: Option<Ipv6Addr>,
     /// A tag to find the network by (also -tag).
     #[arg(long, visible_alias = "tag")]
     pub nw_tag: Option<String>,
@@ -205,6 +298,7 @@ pub struct NetworkCreate {
 #[derive(Debug, Subcommand)]
 pub enum Group {
     /// Lists the groups of a tenant.
+    #[command(visible_alias = "list")]
     Ls(Listed),
     /// Makes a group.
     Create(GroupCreate),
@@ -212,7 +306,7 @@ pub enum Group {
     #[command(visible_alias = "delete")]
     Rm(Named),
     /// Shows a group, its addresses and endpoints, as JSON.
-    Inspect(Named),
+    Inspect(Inspected),
 }
 
 /// A group to make.
@@ -249,6 +343,9 @@ pub enum Endpoint {
     Inspect {
         /// The endpoint's or container's id.
         id: String,
+        /// In which form.
+        #[command(flatten)]
+        form: Detailed,
     },
 }
 
@@ -258,6 +355,7 @@ pub fn long_flags(args: impl Iterator<Item = OsString>) -> impl Iterator<Item = 
         Some("-s6") => "--subnetv6".into(),
         Some("-g6") => "--gatewayv6".into(),
         Some("-tag") => "--tag".into(),
+        Some("-ip") => "--preferred-ip".into(),
         _ => arg,
     })
 }
@@ -279,7 +377,7 @@ mod tests {
         let cli = Cli::try_parse_from(long_flags(typed.split(' ').map(OsString::from))).unwrap();
         let Command::Network(Network::Create(network)) = cli.command else { panic!("{cli:?}") };
         assert_eq!(network.subnetv6.as_deref(), Some("2001:db8::/64"));
-        assert_eq!(network.gatewayv6.as_deref(), Some("2001:db8::1"));
+        assert_eq!(network.gatewayv6, Some("2001:db8::1".parse().unwrap()));
         assert_eq!(network.nw_tag.as_deref(), Some("lab1"));
         assert_eq!((network.encap.as_str(), network.named.of.tenant.as_str()), ("vxlan", "default"));
     }

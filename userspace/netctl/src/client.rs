@@ -3,10 +3,13 @@
 use std::time::Duration;
 
 use contiv_model::key::ObjectType;
-use serde_json::Value;
-use ureq::{Agent, Body, http};
+use serde_json::{Value, json};
+use ureq::{
+    Agent, Body, RequestBuilder, http,
+    tls::{RootCerts, TlsConfig},
+};
 
-use crate::Error;
+use crate::{Error, token};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -14,23 +17,62 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 pub struct Client {
     agent: Agent,
     base: String,
+    token: Option<String>,
 }
 
 impl Client {
-    /// The netmaster at `url`, e.g. `http://netmaster:9999`.
-    pub fn new(url: &str) -> Result<Client, Error> {
-        if !url.starts_with("http://") {
-            return Err(Error::Usage(format!("--netmaster {url:?}: expected http://HOST:PORT")));
+    /// The netmaster at `url`, e.g. `http://netmaster:9999` or `https://proxy:10000`. `insecure` takes any
+    /// certificate.
+    pub fn new(url: &str, insecure: bool) -> Result<Client, Error> {
+        let secure = url.starts_with("https://");
+        if !secure && !url.starts_with("http://") {
+            return Err(Error::Usage(format!(
+                "--netmaster {url:?}: expected http://HOST:PORT or https://HOST:PORT"
+            )));
         }
-        let config =
-            Agent::config_builder().timeout_global(Some(TIMEOUT)).http_status_as_error(false).build();
-        Ok(Client { agent: config.into(), base: url.trim_end_matches('/').to_owned() })
+        let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
+        let tls = TlsConfig::builder()
+            .root_certs(RootCerts::PlatformVerifier)
+            .disable_verification(insecure)
+            .unversioned_rustls_crypto_provider(provider)
+            .build();
+        let config = Agent::config_builder()
+            .timeout_global(Some(TIMEOUT))
+            .http_status_as_error(false)
+            .tls_config(tls)
+            .build();
+        let base = url.trim_end_matches('/').to_owned();
+        // A token in the clear is anybody's: it is sent where it was got from.
+        let token = if secure { token::read()? } else { None };
+        Ok(Client { agent: config.into(), base, token })
+    }
+
+    /// Whether the connection is encrypted.
+    pub fn is_secure(&self) -> bool {
+        self.base.starts_with("https://")
+    }
+
+    fn signed<B>(&self, request: RequestBuilder<B>) -> RequestBuilder<B> {
+        match &self.token {
+            Some(token) => request.header("X-Auth-Token", token),
+            None => request,
+        }
+    }
+
+    /// Asks the authentication proxy for a token.
+    pub fn login(&self, user: &str, password: &str) -> Result<String, Error> {
+        let url = format!("{}/api/v1/auth_proxy/login/", self.base);
+        let answer = self.agent.post(&url).send_json(json!({"username": user, "password": password}));
+        match read("POST", url, answer)?.get("token").and_then(Value::as_str) {
+            Some(token) => Ok(token.to_owned()),
+            None => Err(Error::Refused("login: the answer has no token".into())),
+        }
     }
 
     /// GET of any path.
     pub fn get(&self, path: &str) -> Result<Value, Error> {
         let url = format!("{}{path}", self.base);
-        let answer = self.agent.get(&url).call();
+        let answer = self.signed(self.agent.get(&url)).call();
         read("GET", url, answer)
     }
 
@@ -55,14 +97,14 @@ impl Client {
     /// Makes or changes an object.
     pub fn put(&self, kind: ObjectType, key: &str, object: &Value) -> Result<Value, Error> {
         let url = format!("{}/api/v1/{}s/{key}/", self.base, kind.as_str());
-        let answer = self.agent.post(&url).send_json(object);
+        let answer = self.signed(self.agent.post(&url)).send_json(object);
         read("POST", url, answer)
     }
 
     /// Removes an object.
     pub fn delete(&self, kind: ObjectType, key: &str) -> Result<(), Error> {
         let url = format!("{}/api/v1/{}s/{key}/", self.base, kind.as_str());
-        let answer = self.agent.delete(&url).call();
+        let answer = self.signed(self.agent.delete(&url)).call();
         read("DELETE", url, answer).map(drop)
     }
 }

@@ -9,7 +9,7 @@ use crate::{
     Error,
     cli::{Global, GlobalSet},
     client::Client,
-    listing::{pretty, text},
+    listing::{inspect, pretty, text},
 };
 
 const KEY: &str = "global";
@@ -29,7 +29,7 @@ pub fn run(client: &Client, command: &Global, out: &mut dyn Write) -> Result<(),
     match command {
         Global::Info { json: true } => pretty(out, &Value::Array(client.list(ObjectType::Global)?)),
         Global::Info { json: false } => info(&client.object(ObjectType::Global, KEY)?, out),
-        Global::Inspect => pretty(out, &client.inspect("global", KEY)?),
+        Global::Inspect(form) => inspect(client, "global", KEY, form, out),
         Global::Set(set) => {
             let now = client.object(ObjectType::Global, KEY)?;
             client.put(ObjectType::Global, KEY, &changed(now, set)).map(drop)

@@ -9,7 +9,7 @@ use crate::{
     Error,
     cli::{Group, GroupCreate},
     client::Client,
-    listing::{Listing, pretty, text},
+    listing::{Listing, inspect, text},
 };
 
 const LISTING: Listing = Listing {
@@ -39,14 +39,11 @@ pub fn run(client: &Client, command: &Group, out: &mut dyn Write) -> Result<(), 
         Group::Ls(how) => LISTING.of_tenant(client, how, out),
         Group::Create(group) => {
             let key = format!("{}:{}", group.of.tenant, group.group);
-            writeln!(out, "Creating EndpointGroup {key}")?;
-            client.put(ObjectType::EndpointGroup, &key, &body(group)).map(drop)
+            client.put(ObjectType::EndpointGroup, &key, &body(group))?;
+            Ok(writeln!(out, "Creating EndpointGroup {key}")?)
         }
-        Group::Rm(named) => {
-            client.delete(ObjectType::EndpointGroup, &named.key())?;
-            Ok(writeln!(out, "Deleting EndpointGroup {}", named.key())?)
-        }
-        Group::Inspect(named) => pretty(out, &client.inspect("endpointGroup", &named.key())?),
+        Group::Rm(named) => client.delete(ObjectType::EndpointGroup, &named.key()),
+        Group::Inspect(it) => inspect(client, "endpointGroup", &it.named.key(), &it.form, out),
     }
 }
 

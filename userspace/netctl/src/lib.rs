@@ -1,18 +1,25 @@
 //! The command line of contiv-rs: the original's commands, flags, columns and exit codes
 //! (INVENTORY 7.1) over the REST API of netmaster.
 //!
-//! Today: `version`, `global`, `tenant`, `network`, `group`, `endpoint`. The others come with the
-//! objects that they show.
+//! What differs from the original's is in `docs/COMPATIBILITY.md`.
 
+pub mod aci;
+pub mod app_profile;
+pub mod bgp;
 pub mod cli;
 pub mod client;
+pub mod contracts;
 pub mod endpoint;
 pub mod global;
 pub mod group;
 pub mod listing;
 pub mod network;
+pub mod policy;
+pub mod profile;
+pub mod service;
 pub mod table;
 pub mod tenant;
+pub mod token;
 pub mod version;
 
 use cli::{Cli, Command};
@@ -49,8 +56,19 @@ pub enum Error {
         #[source]
         source: serde_json::Error,
     },
-    /// The output could not be written: exit 4.
-    #[error("write to standard output")]
+    /// A file could not be read or written: exit 4.
+    #[error("{action} {}", path.display())]
+    File {
+        /// What was tried.
+        action: &'static str,
+        /// With which file.
+        path: std::path::PathBuf,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The terminal or pipe failed: exit 4.
+    #[error("read from standard input or write to standard output")]
     Output(#[from] std::io::Error),
 }
 
@@ -61,14 +79,20 @@ impl Error {
             Error::Usage(_) => 1,
             Error::Request { .. } => 2,
             Error::Refused(_) | Error::Answer { .. } => 3,
-            Error::Output(_) => 4,
+            Error::File { .. } | Error::Output(_) => 4,
         }
     }
 }
 
 /// Runs one command and writes what it shows to `out`.
 pub fn run(cli: &Cli, out: &mut dyn std::io::Write) -> Result<(), Error> {
-    let client = Client::new(&cli.netmaster)?;
+    if let Command::Completion { shell } = &cli.command {
+        // Generated first: `generate` panics when a pipe is closed.
+        let mut script = Vec::new();
+        clap_complete::generate(*shell, &mut <Cli as clap::CommandFactory>::command(), "netctl", &mut script);
+        return Ok(out.write_all(&script)?);
+    }
+    let client = Client::new(&cli.netmaster, cli.insecure)?;
     match &cli.command {
         Command::Version => version::show(&client, out),
         Command::Global(command) => global::run(&client, command, out),
@@ -76,5 +100,14 @@ pub fn run(cli: &Cli, out: &mut dyn std::io::Write) -> Result<(), Error> {
         Command::Network(command) => network::run(&client, command, out),
         Command::Group(command) => group::run(&client, command, out),
         Command::Endpoint(command) => endpoint::run(&client, command, out),
+        Command::Policy(command) => policy::run(&client, command, out),
+        Command::Netprofile(command) => profile::run(&client, command, out),
+        Command::ExternalContracts(command) => contracts::run(&client, command, out),
+        Command::AppProfile(command) => app_profile::run(&client, command, out),
+        Command::Service(command) => service::run(&client, command, out),
+        Command::Bgp(command) => bgp::run(&client, command, out),
+        Command::AciGw(command) => aci::run(&client, command, out),
+        Command::Login => token::login(&client, out),
+        Command::Completion { .. } => Ok(()),
     }
 }

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::{
     Error,
-    cli::{Listed, Shown},
+    cli::{Detailed, Form, Listed, Shown, Tree},
     client::Client,
     table::{self, Column},
 };
@@ -40,6 +40,28 @@ pub fn pretty(out: &mut dyn Write, value: &Value) -> Result<(), Error> {
     Ok(writeln!(out)?)
 }
 
+/// Writes YAML.
+pub fn yaml(out: &mut dyn Write, value: &Value) -> Result<(), Error> {
+    let text = serde_saphyr::to_string(value)
+        .map_err(|error| Error::Output(std::io::Error::other(format!("as YAML: {error}"))))?;
+    Ok(writeln!(out, "{}", text.trim_end())?)
+}
+
+/// Shows one object and its use.
+pub fn inspect(
+    client: &Client,
+    kind: &str,
+    key: &str,
+    form: &Detailed,
+    out: &mut dyn Write,
+) -> Result<(), Error> {
+    let object = client.inspect(kind, key)?;
+    match form.output {
+        Tree::Json => pretty(out, &object),
+        Tree::Yaml => yaml(out, &object),
+    }
+}
+
 impl Listing {
     /// Lists the objects of one tenant, or of all. A tenant that does not exist is an error.
     pub fn of_tenant(&self, client: &Client, how: &Listed, out: &mut dyn Write) -> Result<(), Error> {
@@ -49,18 +71,23 @@ impl Listing {
         self.show(objects, &how.shown, out)
     }
 
-    /// Writes `objects` in the form that was asked for.
-    pub fn show(&self, objects: Vec<Value>, how: &Shown, out: &mut dyn Write) -> Result<(), Error> {
-        if how.json {
-            return pretty(out, &Value::Array(objects));
-        }
-        if how.quiet {
-            for object in &objects {
-                writeln!(out, "{}", text(object, self.name))?;
+    /// Writes `objects` in the form that was asked for, sorted by key: the original's netmaster sends them
+    /// in random order.
+    pub fn show(&self, mut objects: Vec<Value>, how: &Shown, out: &mut dyn Write) -> Result<(), Error> {
+        objects.sort_by_cached_key(|object| text(object, "key"));
+        match how.form() {
+            Form::Json => pretty(out, &Value::Array(objects)),
+            Form::Yaml => yaml(out, &Value::Array(objects)),
+            Form::Name => {
+                for object in &objects {
+                    writeln!(out, "{}", text(object, self.name))?;
+                }
+                Ok(())
             }
-            return Ok(());
+            Form::Table => {
+                let rows: Vec<_> = objects.iter().map(self.row).collect();
+                Ok(table::write(out, self.columns, &rows)?)
+            }
         }
-        let rows: Vec<_> = objects.iter().map(self.row).collect();
-        Ok(table::write(out, self.columns, &rows)?)
     }
 }

@@ -2,11 +2,22 @@
 
 use std::{io::Write as _, process::ExitCode};
 
-use clap::Parser as _;
+use clap::{Parser as _, error::ErrorKind};
 use netctl::cli::{self, Cli};
 
+/// What was typed. A command without its subcommand shows its help, as the original does.
+fn typed() -> Result<Cli, clap::Error> {
+    let args = || cli::long_flags(std::env::args_os());
+    Cli::try_parse_from(args()).or_else(|error| match error.kind() {
+        ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            Cli::try_parse_from(args().chain(["--help".into()]))
+        }
+        _ => Err(error),
+    })
+}
+
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse_from(cli::long_flags(std::env::args_os())) {
+    let cli = match typed() {
         Ok(cli) => cli,
         Err(error) => {
             // Help and version are answers; everything else is a mistake in what was typed.

@@ -9,7 +9,7 @@ use crate::{
     Error,
     cli::{Network, NetworkCreate},
     client::Client,
-    listing::{Listing, pretty, text},
+    listing::{Listing, inspect, text},
 };
 
 const LISTING: Listing = Listing {
@@ -53,14 +53,14 @@ pub fn run(client: &Client, command: &Network, out: &mut dyn Write) -> Result<()
         Network::Ls(how) => LISTING.of_tenant(client, how, out),
         Network::Create(network) => {
             let key = network.named.key();
-            writeln!(out, "Creating network {key}")?;
-            client.put(ObjectType::Network, &key, &body(network)).map(drop)
+            client.put(ObjectType::Network, &key, &body(network))?;
+            Ok(writeln!(out, "Creating network {key}")?)
         }
         Network::Rm(named) => {
             client.delete(ObjectType::Network, &named.key())?;
             Ok(writeln!(out, "Deleting network {}", named.key())?)
         }
-        Network::Inspect(named) => pretty(out, &client.inspect("network", &named.key())?),
+        Network::Inspect(it) => inspect(client, "network", &it.named.key(), &it.form, out),
     }
 }
 
@@ -73,9 +73,9 @@ fn body(network: &NetworkCreate) -> Value {
         "encap": network.encap,
         "pktTag": network.pkt_tag,
         "subnet": network.subnet,
-        "gateway": optional(&network.gateway),
+        "gateway": network.gateway.map(|ip| ip.to_string()).unwrap_or_default(),
         "ipv6Subnet": optional(&network.subnetv6),
-        "ipv6Gateway": optional(&network.gatewayv6),
+        "ipv6Gateway": network.gatewayv6.map(|ip| ip.to_string()).unwrap_or_default(),
         "cfgdTag": optional(&network.nw_tag),
     })
 }

@@ -5,22 +5,33 @@ use std::io::{self, Write};
 /// A column: its title and the dashes under it, both as the original spells them.
 pub type Column = (&'static str, &'static str);
 
-/// Writes `rows` under `columns`. The last cell of a row is not padded.
+/// Writes `rows` under `columns`, as Go's tabwriter does: the last cell of a line is not padded, and a column is
+/// as wide as its widest cell among neighbouring lines that have another cell after it.
 pub fn write(out: &mut dyn Write, columns: &[Column], rows: &[Vec<String>]) -> io::Result<()> {
     let titles = columns.iter().map(|(title, _)| (*title).to_owned()).collect();
     let dashes = columns.iter().map(|(_, dashes)| (*dashes).to_owned()).collect();
     let lines: Vec<Vec<String>> = [titles, dashes].into_iter().chain(rows.iter().cloned()).collect();
-    let width = |column: usize| {
-        lines.iter().filter_map(|line| line.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..columns.len()).map(width).collect();
-    for line in &lines {
-        for (cell, width) in line.iter().zip(&widths).take(columns.len() - 1) {
-            write!(out, "{cell:width$}  ")?;
+    let columns = lines.iter().map(Vec::len).max().unwrap_or(0);
+    let widths: Vec<Vec<usize>> = (0..columns).map(|column| column_widths(&lines, column)).collect();
+    for (at, line) in lines.iter().enumerate() {
+        let Some((last, padded)) = line.split_last() else { continue };
+        for (cell, widths) in padded.iter().zip(&widths) {
+            write!(out, "{cell:width$}  ", width = widths.get(at).copied().unwrap_or(0))?;
         }
-        writeln!(out, "{}", line.last().map_or("", String::as_str))?;
+        writeln!(out, "{last}")?;
     }
     Ok(())
+}
+
+/// The width of a column in each line.
+fn column_widths(lines: &[Vec<String>], column: usize) -> Vec<usize> {
+    let padded = |line: &Vec<String>| line.len() > column + 1;
+    let mut widths = Vec::with_capacity(lines.len());
+    for block in lines.chunk_by(|a, b| padded(a) == padded(b)) {
+        let width = block.iter().filter_map(|line| line.get(column)).map(|cell| cell.chars().count()).max();
+        widths.extend(block.iter().map(|_| width.unwrap_or(0)));
+    }
+    widths
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use crate::{
     Error,
     cli::Tenant,
     client::Client,
-    listing::{Listing, pretty, text},
+    listing::{Listing, inspect, text},
 };
 
 /// A tenant's row ends with an empty cell, as in the original.
@@ -25,13 +25,13 @@ pub fn run(client: &Client, command: &Tenant, out: &mut dyn Write) -> Result<(),
     match command {
         Tenant::Ls(how) => LISTING.show(client.list(ObjectType::Tenant)?, how, out),
         Tenant::Create { name } => {
-            writeln!(out, "Creating tenant: {name}")?;
-            client.put(ObjectType::Tenant, name, &json!({"key": name, "tenantName": name})).map(drop)
+            client.put(ObjectType::Tenant, name, &json!({"key": name, "tenantName": name}))?;
+            Ok(writeln!(out, "Creating tenant: {name}")?)
         }
         Tenant::Rm { name } => {
             client.delete(ObjectType::Tenant, name)?;
-            Ok(writeln!(out, "Deleting tenant: {name}")?)
+            Ok(writeln!(out, "Deleting tenant {name}")?)
         }
-        Tenant::Inspect { name } => pretty(out, &client.inspect("tenant", name)?),
+        Tenant::Inspect { name, form } => inspect(client, "tenant", name, form, out),
     }
 }
