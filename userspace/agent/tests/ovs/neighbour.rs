@@ -1,9 +1,6 @@
 //! ARP and ND: who is answered, by whom, and who is not.
 
-use std::{
-    net::{Ipv4Addr, Ipv6Addr},
-    time::Duration,
-};
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use anyhow::Result;
 use contiv_model::{global::ArpMode, tag::Encap};
@@ -115,7 +112,7 @@ fn silence(tap: &Tap, pod: &Pod, frame: &[u8]) -> Result<()> {
     tap.send(&arp((pod, addresses(1).0), addresses(3).0))?;
     let is_reply = |bytes: &[u8]| bytes[12..14] == [0x08, 0x06] && bytes[21] == 2;
     let first = tap.expect(SOON, "the answer to the second", |bytes| {
-        (is_reply(bytes) || bytes[54..].first() == Some(&136)).then(|| bytes.to_vec())
+        (is_reply(bytes) || bytes.get(54) == Some(&136)).then(|| bytes.to_vec())
     })?;
     assert_eq!(first[28..32], addresses(3).0.octets(), "an answer to what should have none");
     Ok(())
@@ -234,7 +231,9 @@ fn flood_mode_asks_the_pod_itself() -> Result<()> {
             let request = arp((one, addresses(1).0), addresses(2).0);
             tap.send(&request)?;
             other.expect(SOON, "the request", |bytes| (bytes == request).then_some(()))?;
-            assert_eq!(tap.receive(Duration::ZERO)?, None);
+            // The pods' kernels may say something of their own meanwhile, but nobody answers or sends it back.
+            let is_arp = |bytes: &[u8]| bytes[12..14] == [0x08, 0x06];
+            assert!(tap.drain()?.iter().all(|got| !is_arp(&got.bytes)));
             Ok(())
         })?;
     }
