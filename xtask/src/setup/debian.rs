@@ -27,10 +27,25 @@ pub(super) fn install(workspace: &Workspace, packages: &[&str]) -> Result<()> {
     update_if_unknown(workspace, packages)?;
     step(&format!("packages: {}", packages.join(" ")), || {
         let _services_stay_stopped = Policy::put()?;
-        let mut apt = apt_get(workspace);
-        apt.args(["install", "--yes", "--no-install-recommends"]).args(packages);
-        run_logged(&mut apt, &log(workspace, "apt-install.log")?)
+        with_fresh_lists(workspace, || {
+            let mut apt = apt_get(workspace);
+            apt.args(["install", "--yes", "--no-install-recommends"]).args(packages);
+            run_logged(&mut apt, &log(workspace, "apt-install.log")?)
+        })
     })
+}
+
+/// Lists that are older than the archive's last update name files that it no longer has: what fails is
+/// tried again once, with fresh lists.
+pub(super) fn with_fresh_lists(workspace: &Workspace, fetch: impl Fn() -> Result<()>) -> Result<()> {
+    fetch().or_else(|stale| {
+        update(workspace).with_context(|| format!("after this: {stale:#}"))?;
+        fetch()
+    })
+}
+
+fn update(workspace: &Workspace) -> Result<()> {
+    run_logged(apt_get(workspace).arg("update"), &log(workspace, "apt-update.log")?)
 }
 
 /// Of these packages, installs those that are not here.
@@ -57,9 +72,7 @@ pub(super) fn update_if_unknown(workspace: &Workspace, packages: &[&str]) -> Res
     if packages.iter().all(|package| candidate(workspace, package)) {
         return Ok(());
     }
-    step("package lists", || {
-        run_logged(apt_get(workspace).arg("update"), &log(workspace, "apt-update.log")?)
-    })?;
+    step("package lists", || update(workspace))?;
     for package in packages {
         if !candidate(workspace, package) {
             bail!(
