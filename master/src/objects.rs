@@ -22,7 +22,7 @@ use serde_json::{Map, Value};
 pub use bgp::{STATES as BGP_STATES, State as BgpState};
 pub use global::Defaults;
 pub use group::IpPool;
-pub use inspect::find_endpoint;
+pub use inspect::{find_endpoint, find_node, nodes};
 
 use crate::go_json;
 use crate::problem::{Answer, Problem};

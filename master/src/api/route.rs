@@ -53,6 +53,12 @@ impl Leader {
             (&Method::GET, ["api", "v1", "inspect", "endpoints", key, ""]) if !key.is_empty() => {
                 wants.json(objects::find_endpoint(&self.world.read(), key))
             }
+            (&Method::GET, ["api", "v1", "inspect", "nodes", ""]) => {
+                wants.json(objects::json(&objects::nodes(&self.world.read())))
+            }
+            (&Method::GET, ["api", "v1", "inspect", "nodes", host, ""]) if !host.is_empty() => {
+                wants.json(objects::find_node(&self.world.read(), host))
+            }
             (&Method::GET, ["api", "v1", "inspect", types, key, ""]) if is_object(types, key) => {
                 wants.json(self.read(types, |t, world| (t.inspect)(world, key, &self.cluster)))
             }

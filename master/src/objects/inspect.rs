@@ -1,9 +1,12 @@
 //! What `inspect` tells.
 
+use std::collections::BTreeMap;
+
 use contiv_model::api::{
-    EndpointGroupOper, EndpointInspect, EndpointOper, NetworkOper, Policy, PolicyOper, Tenant, TenantOper,
+    EndpointGroupOper, EndpointInspect, EndpointOper, NetworkOper, Node, Policy, PolicyOper, Tenant,
+    TenantOper,
 };
-use contiv_model::{endpoint, group, network};
+use contiv_model::{endpoint, group, network, node, registry};
 
 use super::attachment::state_key;
 use super::group::IpPool;
@@ -105,6 +108,35 @@ pub fn find_endpoint(world: &World, search: &str) -> Answer {
     super::json(&EndpointInspect {
         oper: EndpointOper { key: search.to_owned(), virtual_port, ..endpoint(found) },
     })
+}
+
+/// The nodes that agents have run on, in the order of their names.
+pub fn nodes(world: &World) -> Vec<Node> {
+    let mut found: BTreeMap<&str, (node::Status, Option<&str>)> = BTreeMap::new();
+    for status in world.all::<node::Status>() {
+        found.insert(&status.host, (status.clone(), None));
+    }
+    for service in world.all::<registry::Service>() {
+        let entry = || (node::Status { host: service.hostname.clone(), ..node::Status::default() }, None);
+        match service.service_name.as_str() {
+            registry::NETPLUGIN => {
+                found.entry(&service.hostname).or_insert_with(entry).1 = Some(&service.host_addr);
+            }
+            registry::VTEP => {
+                let (status, _) = found.entry(&service.hostname).or_insert_with(entry);
+                status.vtep_ip.clone_from(&service.host_addr);
+                status.vxlan_port = service.port;
+            }
+            _ => {}
+        }
+    }
+    found.into_values().map(|(status, control)| Node::new(status, control.map(str::to_owned))).collect()
+}
+
+/// The node called `host`.
+pub fn find_node(world: &World, host: &str) -> Answer {
+    let node = nodes(world).into_iter().find(|node| node.status.host == host);
+    super::json(&node.ok_or_else(|| Problem::not_found("node not found"))?)
 }
 
 fn endpoints(world: &World, pick: impl Fn(&endpoint::State) -> bool) -> Vec<EndpointOper> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use contiv_model::{
     api, endpoint, global,
     key::{Key, ObjectType},
-    registry,
+    node, registry,
 };
 use contiv_store::{KeyValue, Op};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -134,6 +134,7 @@ records! {
     group_ids: GroupIds, |_id| Key::GroupIds;
     endpoints: endpoint::State, |id| Key::Endpoint(id.into());
     endpoints_oper: endpoint::Oper, |id| Key::EndpointOper(id.into());
+    nodes: node::Status, |id| Key::NodeStatus(id.into());
     // `<name>/<address>`.
     services: registry::Service, |id| {
         let (name, address) = id.split_once('/').unwrap_or((id, ""));
@@ -168,6 +169,7 @@ impl World {
             Key::GroupIds => self.set_value::<GroupIds>("", kv, revision),
             Key::Endpoint(id) => self.set_endpoint(id.as_str(), kv, revision),
             Key::EndpointOper(id) => self.set_value::<endpoint::Oper>(id.as_str(), kv, revision),
+            Key::NodeStatus(host) => self.set_value::<node::Status>(host.as_str(), kv, revision),
             Key::Service { name, address } => {
                 self.set_value::<registry::Service>(&format!("{name}/{address}"), kv, revision);
             }

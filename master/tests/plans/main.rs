@@ -7,5 +7,6 @@ mod addresses;
 mod bgp;
 mod cleanup;
 mod lab;
+mod nodes;
 mod policies;
 mod property;

@@ -7,6 +7,7 @@ mod group;
 mod link;
 mod netprofile;
 mod network;
+mod node;
 mod oper;
 mod policy;
 mod rule;
@@ -18,6 +19,7 @@ pub use group::{EndpointGroup, EndpointGroupLinkSets, EndpointGroupLinks};
 pub use link::{Link, LinkSet};
 pub use netprofile::{Netprofile, NetprofileLinkSets, NetprofileLinks};
 pub use network::{Network, NetworkLinkSets, NetworkLinks};
+pub use node::{Node, NodeState};
 pub use oper::{
     EndpointGroupOper, EndpointInspect, EndpointOper, GlobalOper, Inspect, NetworkOper, PolicyOper,
     TenantOper,

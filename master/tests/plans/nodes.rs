@@ -1,0 +1,80 @@
+//! What is told of the nodes.
+
+use contiv_model::api::NodeState;
+use contiv_model::{node, registry};
+use netmaster::objects::{find_node, nodes};
+use serde_json::{Value, json};
+
+use crate::lab::Lab;
+
+fn status(lab: &mut Lab, host: &str, ready: bool, failed: u64) {
+    let status = node::Status {
+        host: host.into(),
+        datapath: "ovs".into(),
+        vtep_ip: "192.168.0.1".into(),
+        vxlan_port: 4789,
+        version: "0.1.0".into(),
+        ready,
+        applied_revision: 7,
+        failed,
+    };
+    lab.run(|draft| {
+        draft.put(host, status.clone());
+        Ok(vec![])
+    })
+    .unwrap();
+}
+
+fn service(lab: &mut Lab, name: &str, host: &str, address: &str, port: u16) {
+    let service = registry::Service {
+        service_name: name.into(),
+        hostname: host.into(),
+        host_addr: address.into(),
+        port,
+        ..registry::Service::default()
+    };
+    lab.run(|draft| {
+        draft.put(&format!("{name}/{address}:{port}"), service.clone());
+        Ok(vec![])
+    })
+    .unwrap();
+}
+
+#[test]
+fn nodes_are_told_from_their_status_and_their_registrations() {
+    let mut lab = Lab::new();
+    assert_eq!(nodes(&lab.world), []);
+    for (host, ready, failed) in [("d", true, 1), ("b", true, 0), ("a", true, 0), ("c", false, 0)] {
+        status(&mut lab, host, ready, failed);
+    }
+    for (n, host) in (1..).zip(["b", "c", "d", "original"]) {
+        for port in [9002, 9003] {
+            service(&mut lab, registry::NETPLUGIN, host, &format!("10.0.0.{n}"), port);
+        }
+    }
+    service(&mut lab, registry::VTEP, "original", "10.0.1.1", 4789);
+    service(&mut lab, registry::NETMASTER, "", "10.0.0.9", 9999);
+
+    let found = nodes(&lab.world);
+    let states: Vec<_> = found.iter().map(|node| (node.status.host.as_str(), node.state)).collect();
+    assert_eq!(
+        states,
+        [
+            ("a", NodeState::Gone),
+            ("b", NodeState::Ready),
+            ("c", NodeState::Starting),
+            ("d", NodeState::Degraded),
+            ("original", NodeState::Starting)
+        ]
+    );
+    assert_eq!((found[4].status.vtep_ip.as_str(), found[4].control_ip.as_str()), ("10.0.1.1", "10.0.0.4"));
+
+    let told: Value = serde_json::from_slice(&find_node(&lab.world, "b").unwrap()).unwrap();
+    assert_eq!(
+        told,
+        json!({"state": "ready", "registered": true, "controlIP": "10.0.0.1", "host": "b", "datapath": "ovs",
+            "vtepIP": "192.168.0.1", "vxlanPort": 4789, "version": "0.1.0", "ready": true, "appliedRevision": 7,
+            "failed": 0})
+    );
+    assert_eq!(find_node(&lab.world, "x").unwrap_err().text, "node not found");
+}
