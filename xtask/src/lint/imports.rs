@@ -17,10 +17,11 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("testkit", &[]),
     ("xtask", &[]),
     ("contiv-ebpf", &["contiv-abi"]),
+    ("contiv-daemon", &[]),
     ("contiv-store", &["contiv-model"]),
-    ("netmaster", &["contiv-model", "contiv-store"]),
+    ("netmaster", &["contiv-model", "contiv-store", "contiv-daemon"]),
     ("netctl", &["contiv-model"]),
-    ("netplugin", &["contiv-model", "contiv-store", "contiv-abi", "openflow-rs", "contivk8s"]),
+    ("netplugin", &["contiv-model", "contiv-store", "contiv-daemon", "contiv-abi", "openflow-rs", "contivk8s"]),
     ("e2e", &["contiv-model", "testkit"]),
 ];
 

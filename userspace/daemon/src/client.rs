@@ -1,0 +1,45 @@
+//! How the daemons ask a netmaster.
+
+use std::time::Duration;
+
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::connect::HttpConnector;
+use rustls::ClientConfig;
+
+use crate::tls::{self, Error};
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A way to the addresses in the leader's lock, which name no scheme.
+#[derive(Clone)]
+pub struct Way {
+    connector: HttpsConnector<HttpConnector>,
+    scheme: &'static str,
+}
+
+impl Way {
+    /// By https with `tls`, else by plain http.
+    pub fn new(tls: Option<ClientConfig>) -> Result<Way, Error> {
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        let config = tls.map_or_else(tls::distrustful, Ok)?;
+        let mut http = HttpConnector::new();
+        http.set_nodelay(true);
+        http.enforce_http(false);
+        http.set_connect_timeout(Some(CONNECT_TIMEOUT));
+        let connector = HttpsConnectorBuilder::new()
+            .with_tls_config(config)
+            .https_or_http()
+            .enable_http1()
+            .wrap_connector(http);
+        Ok(Way { connector, scheme })
+    }
+
+    pub fn connector(&self) -> HttpsConnector<HttpConnector> {
+        self.connector.clone()
+    }
+
+    /// The URL of `path`, which begins with a slash, at `address`, an `ip:port`.
+    pub fn url(&self, address: &str, path: &str) -> String {
+        format!("{}://{address}{path}", self.scheme)
+    }
+}

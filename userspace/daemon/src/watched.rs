@@ -1,0 +1,118 @@
+//! A value made of files, made again when they change.
+
+use std::fs;
+use std::future::Future;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tokio::time::{MissedTickBehavior, interval};
+
+/// How often files are looked at. Every platform and file system tells their times; not every one tells of changes.
+const PERIOD: Duration = Duration::from_secs(2);
+
+/// What `load` made of the files, as of the last time that it could.
+#[derive(Debug)]
+pub struct Watched<T>(watch::Receiver<Arc<T>>);
+
+impl<T> Clone for Watched<T> {
+    fn clone(&self) -> Self {
+        Watched(self.0.clone())
+    }
+}
+
+/// What tells whether a file was written or replaced.
+type Mark = Option<(u64, u64, i64, i64)>;
+
+impl<T: Send + Sync + 'static> Watched<T> {
+    /// Loads, and gives what must be run for the value to follow the files: on SIGHUP, and within two seconds of a
+    /// change. Files that cannot be used are told in the log, once for each change, and the last good value stays.
+    pub fn load<E: std::error::Error>(
+        what: &'static str,
+        files: Vec<PathBuf>,
+        load: impl Fn() -> Result<T, E> + Send + 'static,
+    ) -> Result<(Watched<T>, impl Future<Output = ()> + Send + 'static), E> {
+        let mut marks = look(&files);
+        let (sender, receiver) = watch::channel(Arc::new(load()?));
+        let follow = async move {
+            let mut hangup = signal(SignalKind::hangup()).ok();
+            let mut ticks = interval(PERIOD);
+            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            loop {
+                let told = async {
+                    match &mut hangup {
+                        Some(hangup) => hangup.recv().await,
+                        None => std::future::pending().await,
+                    }
+                };
+                let asked = tokio::select! {
+                    _ = told => true,
+                    _ = ticks.tick() => false,
+                };
+                let now = look(&files);
+                if !asked && now == marks {
+                    continue;
+                }
+                marks = now;
+                match load() {
+                    Ok(value) => {
+                        sender.send_replace(Arc::new(value));
+                        tracing::info!("{what} loaded again");
+                    }
+                    Err(error) => {
+                        tracing::error!("{what}: {}; the last good one stays in use", chain(&error));
+                    }
+                }
+            }
+        };
+        Ok((Watched(receiver), follow))
+    }
+
+    pub fn now(&self) -> Arc<T> {
+        self.0.borrow().clone()
+    }
+}
+
+/// Follows links, as Kubernetes replaces mounted secrets by turning a link.
+fn look(files: &[PathBuf]) -> Vec<Mark> {
+    let mark = |path: &PathBuf| {
+        let meta = fs::metadata(path).ok()?;
+        Some((meta.ino(), meta.len(), meta.mtime(), meta.mtime_nsec()))
+    };
+    files.iter().map(mark).collect()
+}
+
+/// An error and its causes, on one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(|error| error.to_string().replace('\n', " ")).collect::<Vec<_>>().join(": ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_value_follows_the_file_and_outlives_a_bad_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("number");
+        fs::write(&path, "1").unwrap();
+        let file = path.clone();
+        let load = move || fs::read_to_string(&file).unwrap_or_default().parse::<u32>();
+        let (number, follow) = Watched::load("number", vec![path.clone()], load).unwrap();
+        let following = tokio::spawn(follow);
+        let becomes = async |text: &str, expected: u32| {
+            fs::write(&path, text).unwrap();
+            // Paused time runs as soon as everybody waits.
+            tokio::time::sleep(PERIOD * 3).await;
+            assert_eq!(*number.now(), expected);
+        };
+        becomes("22", 22).await;
+        becomes("none", 22).await;
+        becomes("333", 333).await;
+        following.abort();
+    }
+}
