@@ -6,6 +6,7 @@ mod lint;
 mod progress;
 mod setup;
 mod suite;
+mod vm;
 mod workspace;
 
 use std::process::ExitCode;
@@ -34,13 +35,13 @@ enum Command {
     #[command(disable_help_flag = true)]
     Bench(lab::Arguments),
     /// Run the packet and conformance tests on other kernels under qemu
-    Vm,
+    Vm(vm::Options),
     /// Play recorded REST conversations against a fresh netmaster and compare
     #[command(disable_help_flag = true)]
     Replay(lab::Arguments),
     /// Formatting, clippy, licences, import rules, and the commands in the documents
     Lint(lint::Options),
-    /// What CI runs: setup, lint, test
+    /// What CI runs: setup, lint, tests here, tests on other kernels
     Ci,
 }
 
@@ -64,7 +65,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Demo(arguments) => lab::run(&workspace, lab::Program::Demo, &arguments),
         Command::Test(options) => suite::run(&workspace, &options),
         Command::Bench(arguments) => lab::run(&workspace, lab::Program::Bench, &arguments),
-        Command::Vm => anyhow::bail!("vm is not built yet: it comes with the tests on other kernels"),
+        Command::Vm(options) => vm::run(&workspace, &options),
         Command::Replay(arguments) => lab::run(&workspace, lab::Program::Replay, &arguments),
         Command::Lint(options) => lint::run(&workspace, &options),
         Command::Ci => ci::run(&workspace),

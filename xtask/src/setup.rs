@@ -1,7 +1,7 @@
 //! Finds what the demo and the tests need, and brings what is missing where it can.
 
 mod bpf;
-mod debian;
+pub(crate) mod debian;
 
 use std::{env, time::Instant};
 
@@ -71,6 +71,16 @@ const NEEDS: &[Need] = &[
     program("bpftool", "bpftool"),
 ];
 
+/// Only for tests on other kernels.
+const VM_NEEDS: &[Need] = &[
+    program("qemu-system-x86_64", "qemu-system-x86"),
+    program("busybox", "busybox-static"),
+    program("cpio", "cpio"),
+    program("modprobe", "kmod"),
+    program("xz", "xz-utils"),
+    program("strip", "binutils"),
+];
+
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let start = Instant::now();
     if options.check {
@@ -87,41 +97,52 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
 
 /// Makes sure that everything is here; quick and silent when it is.
 pub(crate) fn ensure(workspace: &Workspace) -> Result<()> {
-    let needs = missing();
-    let compiler = bpf::available(workspace);
-    if needs.is_empty() && compiler {
+    bring(workspace, NEEDS)?;
+    if bpf::available(workspace) {
         return Ok(());
     }
-    if !debian::is_debian() || (!needs.is_empty() && !nix::unistd::geteuid().is_root()) {
-        bail!(
-            "this is missing, and is brought without asking only on Debian and by root:\n{}",
-            missing_lines(workspace).join("\n")
-        );
+    if !debian::is_debian() {
+        bail!("{BROUGHT_ON_DEBIAN}:\n{}", missing_lines(workspace).join("\n"));
     }
-    if !needs.is_empty() {
-        let mut packages: Vec<_> = needs.iter().map(|need| need.package).collect();
-        packages.dedup();
-        debian::install(workspace, &packages)?;
-        let still: Vec<_> = missing().iter().map(|need| need.what.name()).collect();
-        if !still.is_empty() {
-            bail!("apt-get went through, but these are still not found: {}", still.join(", "));
-        }
+    bpf::install(workspace)
+}
+
+/// Makes sure that virtual machines can be run; quick and silent when they can.
+pub(crate) fn ensure_vm(workspace: &Workspace) -> Result<()> {
+    bring(workspace, VM_NEEDS)
+}
+
+const BROUGHT_ON_DEBIAN: &str = "this is missing, and is brought without asking only on Debian and by root";
+
+fn bring(workspace: &Workspace, needs: &'static [Need]) -> Result<()> {
+    let absent = missing(needs);
+    if absent.is_empty() {
+        return Ok(());
     }
-    if !compiler {
-        bpf::install(workspace)?;
+    if !debian::is_debian() || !nix::unistd::geteuid().is_root() {
+        bail!("{BROUGHT_ON_DEBIAN}:\n{}", lines(needs).join("\n"));
+    }
+    let mut packages: Vec<_> = absent.iter().map(|need| need.package).collect();
+    packages.dedup();
+    debian::install(workspace, &packages)?;
+    let still: Vec<_> = missing(needs).iter().map(|need| need.what.name()).collect();
+    if !still.is_empty() {
+        bail!("apt-get went through, but these are still not found: {}", still.join(", "));
     }
     Ok(())
 }
 
-fn missing() -> Vec<&'static Need> {
-    NEEDS.iter().filter(|need| !need.what.is_here()).collect()
+fn missing(needs: &'static [Need]) -> Vec<&'static Need> {
+    needs.iter().filter(|need| !need.what.is_here()).collect()
+}
+
+fn lines(needs: &'static [Need]) -> Vec<String> {
+    let line = |need: &&Need| format!("  {:32} (Debian: apt-get install {})", need.what.name(), need.package);
+    missing(needs).iter().map(line).collect()
 }
 
 fn missing_lines(workspace: &Workspace) -> Vec<String> {
-    let mut lines: Vec<_> = missing()
-        .iter()
-        .map(|need| format!("  {:32} (Debian: apt-get install {})", need.what.name(), need.package))
-        .collect();
+    let mut lines = lines(NEEDS);
     if !bpf::available(workspace) {
         lines.push(format!("  {}", bpf::ADVICE));
     }

@@ -1,7 +1,7 @@
 //! All tests with one verdict: `N passed, N failed, N skipped` is the last line, and what was skipped says why.
 
 mod outcome;
-mod skips;
+pub(crate) mod skips;
 
 use std::{
     env, error, fmt,
@@ -14,9 +14,11 @@ use anyhow::{Context as _, Result};
 use cargo_metadata::Package;
 use clap::Args;
 
+pub(crate) use outcome::Outcome;
+
 use crate::{
     setup,
-    suite::{outcome::Outcome, skips::Expected},
+    suite::skips::Expected,
     workspace::{Workspace, execute},
 };
 
@@ -55,7 +57,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
         println!("SKIP {skip}");
     }
     let strict = options.strict || env::var("CI").is_ok_and(|value| value == "true");
-    let unexpected = if strict { Expected::read(workspace)?.missing(&skipped) } else { vec![] };
+    let unexpected = if strict { Expected::read(workspace, skips::EXPECTED)?.missing(&skipped) } else { vec![] };
     for skip in &unexpected {
         println!("FAILED skipped, but not listed in {}: {skip}", skips::EXPECTED);
     }

@@ -70,12 +70,8 @@ pub(super) fn install(workspace: &Workspace) -> Result<()> {
     let packages = packages(workspace)?;
     debian::install_missing(workspace, &packages.libraries)?;
     step("BPF compiler: fetch (117 MB)", || {
-        debian::with_fresh_lists(workspace, || {
-            let mut fetch = Command::new("apt-get");
-            // apt drops its rights for downloads where it can; the folder is ours alone, so it need not.
-            fetch.args(["-q", "-o", "APT::Sandbox::User=root", "download"]).args(&packages.names);
-            run_logged(fetch.current_dir(work.join("packages")), &debian::log(workspace, "bpf-fetch.log")?)
-        })
+        let names: Vec<_> = packages.names.iter().map(String::as_str).collect();
+        debian::download(workspace, &names, &work.join("packages"), "bpf-fetch.log")
     })?;
     step("BPF compiler: unpack", || unpack(&work))?;
     step(&format!("bpf-linker {LINKER_VERSION}: build"), || build_linker(workspace, &work, &packages.llvm))?;

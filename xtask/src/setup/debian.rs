@@ -35,16 +35,26 @@ pub(super) fn install(workspace: &Workspace, packages: &[&str]) -> Result<()> {
     })
 }
 
+/// Fetches packages as files into `folder`, installing nothing.
+pub(crate) fn download(workspace: &Workspace, packages: &[&str], folder: &Path, log_name: &str) -> Result<()> {
+    with_fresh_lists(workspace, || {
+        let mut fetch = Command::new("apt-get");
+        // apt drops its rights for downloads where it can; the folder is ours alone, so it need not.
+        fetch.args(["-q", "-o", "APT::Sandbox::User=root", "download"]).args(packages);
+        run_logged(fetch.current_dir(folder), &log(workspace, log_name)?)
+    })
+}
+
 /// Lists that are older than the archive's last update name files that it no longer has: what fails is
 /// tried again once, with fresh lists.
-pub(super) fn with_fresh_lists(workspace: &Workspace, fetch: impl Fn() -> Result<()>) -> Result<()> {
+fn with_fresh_lists(workspace: &Workspace, fetch: impl Fn() -> Result<()>) -> Result<()> {
     fetch().or_else(|stale| {
         update(workspace).with_context(|| format!("after this: {stale:#}"))?;
         fetch()
     })
 }
 
-fn update(workspace: &Workspace) -> Result<()> {
+pub(crate) fn update(workspace: &Workspace) -> Result<()> {
     run_logged(apt_get(workspace).arg("update"), &log(workspace, "apt-update.log")?)
 }
 

@@ -4,7 +4,7 @@ use super::skips::Skip;
 
 /// Sums over all test programs.
 #[derive(Debug, Default)]
-pub(super) struct Outcome {
+pub(crate) struct Outcome {
     passed: usize,
     failed: usize,
     skipped: usize,
@@ -13,7 +13,7 @@ pub(super) struct Outcome {
 
 impl Outcome {
     /// Takes one line of libtest's output.
-    pub(super) fn line(&mut self, line: &str) {
+    pub(crate) fn line(&mut self, line: &str) {
         if let Some(counts) = line.strip_prefix("test result: ") {
             let count = |word: &str| {
                 counts
@@ -33,24 +33,29 @@ impl Outcome {
     }
 
     /// A test that skipped itself returned, which libtest takes for a pass.
-    pub(super) fn skip(&mut self, skipped: &[Skip]) {
+    pub(crate) fn skip(&mut self, skipped: &[Skip]) {
         self.passed = self.passed.saturating_sub(skipped.len());
         self.skipped += skipped.len();
     }
 
     /// A test program that was killed, or did not build, leaves no result line.
-    pub(super) fn end(&mut self, success: bool) {
+    pub(crate) fn end(&mut self, success: bool) {
         if !success && self.failed == 0 {
             self.failed = 1;
             self.failures.push("a test program did not build or did not end by itself, see above".to_owned());
         }
     }
 
-    pub(super) fn failed(&self) -> bool {
+    /// Not one test has ended.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.passed + self.skipped + self.failures.len() == 0
+    }
+
+    pub(crate) fn failed(&self) -> bool {
         self.failed > 0
     }
 
-    pub(super) fn failures(&self) -> &[String] {
+    pub(crate) fn failures(&self) -> &[String] {
         &self.failures
     }
 }

@@ -11,17 +11,19 @@ use anyhow::{Context as _, Result, bail};
 use crate::workspace::Workspace;
 
 /// Read by `testkit::skip!`.
-pub(super) const LOG_VARIABLE: &str = "CONTIV_SKIP_LOG";
-pub(super) const EXPECTED: &str = ".ci/expected-skips";
+pub(crate) const LOG_VARIABLE: &str = "CONTIV_SKIP_LOG";
+pub(crate) const EXPECTED: &str = ".ci/expected-skips";
+/// The same for the tests on other kernels.
+pub(crate) const EXPECTED_VM: &str = ".ci/expected-vm-skips";
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Skip {
-    pub(super) test: String,
-    pub(super) reason: String,
+pub(crate) struct Skip {
+    pub(crate) test: String,
+    pub(crate) reason: String,
 }
 
 impl Skip {
-    fn parse(line: &str) -> Option<Skip> {
+    pub(crate) fn parse(line: &str) -> Option<Skip> {
         let (test, reason) = line.strip_prefix("SKIP ")?.split_once(": ")?;
         Some(Skip { test: test.to_owned(), reason: reason.to_owned() })
     }
@@ -35,10 +37,10 @@ impl fmt::Display for Skip {
 
 /// The file that the tests of one run append to.
 #[derive(Debug)]
-pub(super) struct Log(PathBuf);
+pub(crate) struct Log(PathBuf);
 
 impl Log {
-    pub(super) fn create(workspace: &Workspace) -> Result<Log> {
+    pub(crate) fn create(workspace: &Workspace) -> Result<Log> {
         let folder = workspace.metadata()?.target_directory.into_std_path_buf();
         fs::create_dir_all(&folder)?;
         let path = folder.join(format!("skips-{}", std::process::id()));
@@ -46,11 +48,11 @@ impl Log {
         Ok(Log(path))
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.0
     }
 
-    pub(super) fn read(&self) -> Result<Vec<Skip>> {
+    pub(crate) fn read(&self) -> Result<Vec<Skip>> {
         let text = fs::read_to_string(&self.0).with_context(|| format!("read {}", self.0.display()))?;
         // A test that runs twice, say with two parameters, skips once.
         let skips: BTreeSet<_> = text.lines().filter_map(Skip::parse).collect();
@@ -68,16 +70,15 @@ impl Drop for Log {
 
 /// Lines `test name: why it may be skipped in CI`; `#` begins a comment.
 #[derive(Debug)]
-pub(super) struct Expected(BTreeSet<String>);
+pub(crate) struct Expected(BTreeSet<String>);
 
 impl Expected {
-    pub(super) fn read(workspace: &Workspace) -> Result<Expected> {
-        let text =
-            fs::read_to_string(workspace.path(EXPECTED)).with_context(|| format!("read {EXPECTED}"))?;
-        Expected::parse(&text)
+    pub(crate) fn read(workspace: &Workspace, file: &str) -> Result<Expected> {
+        let text = fs::read_to_string(workspace.path(file)).with_context(|| format!("read {file}"))?;
+        Expected::parse(file, &text)
     }
 
-    fn parse(text: &str) -> Result<Expected> {
+    fn parse(file: &str, text: &str) -> Result<Expected> {
         let mut tests = BTreeSet::new();
         for (number, line) in (1..).zip(text.lines()) {
             let line = line.trim();
@@ -85,14 +86,14 @@ impl Expected {
                 continue;
             }
             let Some((test, _why)) = line.split_once(": ") else {
-                bail!("{EXPECTED}:{number}: say `test name: why it may be skipped`");
+                bail!("{file}:{number}: say `test name: why it may be skipped`");
             };
             tests.insert(test.to_owned());
         }
         Ok(Expected(tests))
     }
 
-    pub(super) fn missing(&self, skipped: &[Skip]) -> Vec<Skip> {
+    pub(crate) fn missing(&self, skipped: &[Skip]) -> Vec<Skip> {
         skipped.iter().filter(|skip| !self.0.contains(&skip.test)).cloned().collect()
     }
 }
@@ -103,12 +104,12 @@ mod tests {
 
     #[test]
     fn a_skip_must_be_listed_by_name_with_a_reason() {
-        let expected = Expected::parse("# none\n\nkit::vm: needs KVM\n").unwrap();
+        let expected = Expected::parse(EXPECTED, "# none\n\nkit::vm: needs KVM\n").unwrap();
         let skip = |line| Skip::parse(line).unwrap();
         let listed = skip("SKIP kit::vm: no /dev/kvm: is it a VM?");
         assert_eq!(listed.reason, "no /dev/kvm: is it a VM?");
         let other = skip("SKIP kit::ovs: no ovs");
         assert_eq!(expected.missing(&[listed, other.clone()]), [other]);
-        assert!(Expected::parse("kit::vm\n").is_err());
+        assert!(Expected::parse(EXPECTED, "kit::vm\n").is_err());
     }
 }

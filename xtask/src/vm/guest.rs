@@ -1,0 +1,199 @@
+//! What runs inside: the initial file system that makes the host's root ours, and the jobs.
+
+use std::{
+    fmt::Write as _,
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context as _, Result, bail};
+
+use super::{Part, kernel::Kernel, programs::TestProgram};
+use crate::workspace::{Workspace, find_program, output};
+
+/// The guest's last line, followed by the exit status. Without it, it did not come to an end.
+pub(super) const END: &str = "VM_EXIT=";
+
+/// Loaded before the host's root can be read.
+const ROOT_MODULES: &[&str] = &["virtio_pci", "virtio_rng", "9pnet_virtio", "9p", "overlay"];
+/// Asked for by the tests by name of a device or protocol, which the kernel would load by itself; loaded at start so
+/// that no test waits for it.
+const MODULES: &[&str] = &["veth", "vxlan", "cls_bpf", "sch_ingress"];
+/// Before that, the switch starts no handler threads and every upcall is lost.
+const SWITCH_UPTIME: u32 = 11;
+const SKIPS: &str = "/tmp/skips";
+
+/// One run of a test program.
+#[derive(Debug)]
+pub(super) struct Job {
+    program: TestProgram,
+    arguments: Vec<String>,
+    environment: &'static [(&'static str, &'static str)],
+    needs_switch: bool,
+}
+
+pub(super) fn jobs(programs: &[TestProgram], parts: &[Part], filter: Option<&str>) -> Vec<Job> {
+    let job = |name: &str, prefix: &str| {
+        let program = programs.iter().find(|program| program.name == name)?.clone();
+        let mut arguments = vec![];
+        // libtest runs what has any of the words in its name: one word must do.
+        match (prefix, filter) {
+            ("", Some(filter)) => arguments.push(filter.to_owned()),
+            (prefix, Some(filter)) => arguments.push(format!("{prefix}{filter}")),
+            ("", None) => {}
+            (prefix, None) => arguments.push(prefix.to_owned()),
+        }
+        Some(Job { program, arguments, environment: &[], needs_switch: false })
+    };
+    let jobs = parts.iter().filter_map(|part| match part {
+        Part::Packets => job("packets", ""),
+        Part::Conformance => job("conformance", "ebpf::"),
+        Part::Ovs => Some(Job {
+            environment: &[("CONTIV_TEST_OVS", "system")],
+            needs_switch: true,
+            ..job("ovs", "")?
+        }),
+    });
+    jobs.collect()
+}
+
+/// The shell script that does the jobs. Its status is that of the first job that failed.
+pub(super) fn script(workspace: &Workspace, kernel: &Kernel, jobs: &[Job]) -> String {
+    let mut text = format!(
+        "status=0\nuname -a\nmount --bind {modules} /lib/modules/{release}\nfor module in {load}; do modprobe $module; done\n",
+        modules = quote(&kernel.modules()),
+        release = kernel.release(),
+        load = MODULES.join(" "),
+    );
+    _ = writeln!(text, "export CONTIV_SKIP_LOG={SKIPS} CI=true RUST_BACKTRACE=1 CONTIV_TEST_VM=1");
+    if let Some(toolchain) = std::env::var_os("CONTIV_BPF_TOOLCHAIN") {
+        _ = writeln!(text, "export CONTIV_BPF_TOOLCHAIN={}", quote(Path::new(&toolchain)));
+    }
+    for job in jobs {
+        if job.needs_switch {
+            _ = writeln!(
+                text,
+                "modprobe openvswitch || status=1\nmodprobe vport-vxlan || status=1\n\
+                 while [ \"$(cut -d. -f1 /proc/uptime)\" -lt {SWITCH_UPTIME} ]; do sleep 0.5; done"
+            );
+        }
+        let arguments: Vec<_> = job.arguments.iter().map(|word| quote(Path::new(word))).collect();
+        let environment: String = job.environment.iter().map(|(name, value)| format!("{name}={value} ")).collect();
+        _ = writeln!(
+            text,
+            "echo '-- {name} {words}'\ncd {folder} && CARGO_MANIFEST_DIR=$PWD {environment}{file} --test-threads 2 --nocapture {words} </dev/null || status=1",
+            name = job.program.name,
+            folder = quote(&job.program.folder),
+            file = quote(&job.program.file),
+            words = arguments.join(" "),
+        );
+    }
+    _ = writeln!(text, "cat {SKIPS} 2>/dev/null\nexit $status");
+    _ = workspace;
+    text
+}
+
+/// For a POSIX shell.
+fn quote(path: &Path) -> String {
+    format!("'{}'", path.display().to_string().replace('\'', r"'\''"))
+}
+
+/// Runs before the host's root is there, from busybox.
+const INIT: &str = r#"#!/bin/busybox sh
+busybox=/bin/busybox
+$busybox --install -s /bin
+export PATH=/bin
+mount -t proc proc /proc
+mount -t devtmpfs dev /dev
+for module in /modules/*.ko; do insmod $module || echo "$module did not load" >/dev/console; done
+mount -t tmpfs -o mode=755 rw /rw
+mkdir /rw/upper /rw/work
+mount -t 9p -o ro,trans=virtio,version=9p2000.L,msize=512000,cache=loose host /ro &&
+mount -t overlay -o lowerdir=/ro,upperdir=/rw/upper,workdir=/rw/work overlay /root || poweroff -f
+mount --move /proc /root/proc
+mount --move /dev /root/dev
+mount -t tmpfs -o mode=755 run /root/run
+cp /job /inside /root/run/
+exec switch_root /root /bin/sh /run/inside
+"#;
+
+/// Runs with the host's root as root; what is written goes to memory.
+const INSIDE: &str = r#"export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C
+mount -t sysfs sys /sys
+mount -t tmpfs tmp /tmp
+mkdir -p /dev/pts /dev/shm /lib/modules/$(uname -r) /var/run
+mount -t devpts pts /dev/pts
+mount -t tmpfs shm /dev/shm
+mount -t bpf bpf /sys/fs/bpf
+mount -t cgroup2 cgroup /sys/fs/cgroup
+mount -t debugfs debug /sys/kernel/debug
+mount -t tracefs trace /sys/kernel/tracing
+ip link set lo up
+ulimit -l unlimited
+ulimit -n 65536
+sh /run/job >/dev/ttyS1 2>&1 </dev/null
+status=$?
+sync
+printf '\nVM_EXIT=%d\n' $status >/dev/ttyS1
+sleep 0.3
+echo o >/proc/sysrq-trigger
+sleep 10
+"#;
+
+/// Packs the initial file system into `folder`.
+pub(super) fn initial_file_system(kernel: &Kernel, folder: &Path, script: &str) -> Result<PathBuf> {
+    let tree = folder.join("initial");
+    if tree.exists() {
+        fs::remove_dir_all(&tree)?;
+    }
+    for directory in ["bin", "modules", "proc", "dev", "ro", "rw", "root"] {
+        fs::create_dir_all(tree.join(directory))?;
+    }
+    let busybox = find_program("busybox").context("busybox-static has busybox")?;
+    fs::copy(busybox, tree.join("bin/busybox"))?;
+    for (number, file) in kernel.files_of(ROOT_MODULES)?.iter().enumerate() {
+        insert_module(file, number, &tree.join("modules"))?;
+    }
+    fs::write(tree.join("init"), INIT)?;
+    fs::write(tree.join("inside"), INSIDE)?;
+    fs::write(tree.join("job"), script)?;
+    output(Command::new("chmod").arg("0755").arg(tree.join("init")))?;
+    pack(&tree, &folder.join("initial.cpio"))
+}
+
+/// Debian compresses modules from 6.12 on; busybox cannot load such.
+fn insert_module(file: &Path, number: usize, folder: &Path) -> Result<()> {
+    let name = file.file_name().unwrap_or_default().to_string_lossy();
+    let stem = name.split('.').next().unwrap_or_default();
+    let target = folder.join(format!("{number:03}-{stem}.ko"));
+    let program = match file.extension().and_then(|extension| extension.to_str()) {
+        Some("ko") => return Ok(fs::copy(file, target).map(drop)?),
+        Some("xz") => "xz",
+        Some("zst") => "zstd",
+        _ => bail!("{}: a module in a form that is not known", file.display()),
+    };
+    let plain = fs::File::create(&target).with_context(|| format!("write {}", target.display()))?;
+    let mut command = Command::new(program);
+    let status = command.arg("-dc").arg(file).stdout(plain).status().with_context(|| format!("run {program}"))?;
+    if !status.success() {
+        bail!("{program} -dc {}: {status}", file.display());
+    }
+    Ok(())
+}
+
+fn pack(tree: &Path, archive: &Path) -> Result<PathBuf> {
+    let names = output(Command::new("find").arg(".").current_dir(tree))?;
+    let mut cpio = Command::new("cpio");
+    cpio.args(["--create", "--format=newc", "--quiet"]).current_dir(tree);
+    let target = fs::File::create(archive).with_context(|| format!("write {}", archive.display()))?;
+    let mut child = cpio.stdin(Stdio::piped()).stdout(target).spawn().context("run cpio")?;
+    if let Some(mut input) = child.stdin.take() {
+        std::io::Write::write_all(&mut input, names.as_bytes())?;
+    }
+    let status = child.wait()?;
+    if !status.success() {
+        bail!("cpio: {status}");
+    }
+    Ok(archive.to_owned())
+}

@@ -1,0 +1,126 @@
+//! Debian's kernels, unpacked below `.tools/kernels`; nothing is installed.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use crate::{
+    progress::step,
+    setup::debian,
+    workspace::{Workspace, find_program, output},
+};
+
+/// A kernel image with its modules.
+#[derive(Debug)]
+pub(super) struct Kernel {
+    release: String,
+    root: PathBuf,
+}
+
+impl Kernel {
+    /// Debian's newest kernel whose version starts with `version`, fetched if it is not here.
+    pub(super) fn fetch(workspace: &Workspace, version: &str) -> Result<Kernel> {
+        ensure!(
+            version.starts_with(|c: char| c.is_ascii_digit())
+                && version.chars().all(|c| c.is_ascii_alphanumeric() || ".+~-".contains(c)),
+            "--kernel {version}: say the start of a version, such as 6.1 or 6.12"
+        );
+        ensure!(cfg!(target_arch = "x86_64"), "kernels are booted on x86-64 only");
+        let package = package(workspace, version)?;
+        let folder = workspace.tools().join("kernels");
+        let root = folder.join(&package);
+        if !root.is_dir() {
+            step(&format!("{package}: fetch and unpack"), || unpack(workspace, &package, &folder, &root))?;
+        }
+        let mut releases = fs::read_dir(root.join("lib/modules"))?;
+        let release = releases.next().with_context(|| format!("{package} has no modules"))??.file_name();
+        Ok(Kernel { release: release.to_string_lossy().into_owned(), root })
+    }
+
+    /// What `uname -r` says.
+    pub(super) fn release(&self) -> &str {
+        &self.release
+    }
+
+    pub(super) fn image(&self) -> PathBuf {
+        self.root.join(format!("boot/vmlinuz-{}", self.release))
+    }
+
+    pub(super) fn modules(&self) -> PathBuf {
+        self.root.join("lib/modules").join(&self.release)
+    }
+
+    /// The files of these modules and of all that they need, in the order of loading.
+    pub(super) fn files_of(&self, modules: &[&str]) -> Result<Vec<PathBuf>> {
+        let mut files = vec![];
+        for module in modules {
+            let mut modprobe = Command::new(find_program("modprobe").context("kmod has modprobe")?);
+            modprobe.arg("--dirname").arg(&self.root).arg("--set-version").arg(&self.release);
+            let text = output(modprobe.args(["--show-depends", module]))?;
+            for file in text.lines().filter_map(|line| line.strip_prefix("insmod ")) {
+                let file = PathBuf::from(file.trim());
+                if !files.contains(&file) {
+                    files.push(file);
+                }
+            }
+        }
+        Ok(files)
+    }
+}
+
+/// The kernel for 64-bit PCs: those for clouds have no 9p.
+fn package(workspace: &Workspace, version: &str) -> Result<String> {
+    let search = |pattern: &str| -> Result<Vec<String>> {
+        let text = output(workspace.command("apt-cache").args(["search", "--names-only", pattern]))?;
+        Ok(text.lines().filter_map(|line| Some(line.split_once(' ')?.0.to_owned())).collect())
+    };
+    let pattern = format!("^linux-image-{}[0-9a-z.+~-]*-amd64$", version.replace('.', "[.]"));
+    let is_kernel = |name: &String| {
+        let rest = name.strip_prefix("linux-image-").and_then(|rest| rest.strip_prefix(version));
+        // 6.1 is no start of 6.12, and a package without a full version is only a name for another.
+        rest.is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_digit()) && rest != "-amd64")
+            && !["-cloud-", "-rt-", "-dbg", "-unsigned"].iter().any(|other| name.contains(other))
+    };
+    let newest = |names: Vec<String>| {
+        names.into_iter().filter(is_kernel).max_by_key(|name| {
+            let parts = name.split(|c: char| !c.is_ascii_digit());
+            parts.filter_map(|part| part.parse::<u64>().ok()).collect::<Vec<_>>()
+        })
+    };
+    if let Some(name) = newest(search(&pattern)?) {
+        return Ok(name);
+    }
+    debian::update(workspace)?;
+    newest(search(&pattern)?).with_context(|| {
+        format!("--kernel {version}: the configured suites have no package like linux-image-{version}*-amd64")
+    })
+}
+
+/// Unpacks beside the final place and renames, so that what is there is always whole.
+fn unpack(workspace: &Workspace, package: &str, folder: &Path, root: &Path) -> Result<()> {
+    let partial = folder.join(format!("{package}.partial-{}", std::process::id()));
+    if partial.exists() {
+        fs::remove_dir_all(&partial)?;
+    }
+    fs::create_dir_all(&partial).with_context(|| format!("make {}", partial.display()))?;
+    debian::download(workspace, &[package], &partial, "kernel-fetch.log")?;
+    for entry in fs::read_dir(&partial)? {
+        let archive = entry?.path();
+        output(Command::new("dpkg-deb").arg("--extract").arg(&archive).arg(&partial))?;
+        fs::remove_file(&archive)?;
+    }
+    let modules = fs::read_dir(partial.join("lib/modules"))?.next();
+    let release = modules.with_context(|| format!("{package} has no modules"))??.file_name();
+    let mut depmod = Command::new(find_program("depmod").context("kmod has depmod")?);
+    output(depmod.arg("--basedir").arg(&partial).arg(&release))?;
+    match fs::rename(&partial, root) {
+        // Another run was faster.
+        Err(_) if root.is_dir() => Ok(fs::remove_dir_all(&partial)?),
+        Err(error) => bail!("put the kernel at {}: {error}", root.display()),
+        Ok(()) => Ok(()),
+    }
+}
