@@ -57,7 +57,8 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
         println!("SKIP {skip}");
     }
     let strict = options.strict || env::var("CI").is_ok_and(|value| value == "true");
-    let unexpected = if strict { Expected::read(workspace, skips::EXPECTED)?.missing(&skipped) } else { vec![] };
+    let unexpected =
+        if strict { Expected::read(workspace, skips::EXPECTED)?.missing(&skipped) } else { vec![] };
     for skip in &unexpected {
         println!("FAILED skipped, but not listed in {}: {skip}", skips::EXPECTED);
     }

@@ -77,6 +77,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
         failed |= report.failed;
         rows.extend(report.rows);
     }
+    rows.sort();
     if !rows.is_empty() {
         println!("\n{}", verifier::table(&rows));
     }
@@ -110,7 +111,7 @@ fn boot(workspace: &Workspace, kernel: &Kernel, jobs: &[Job], options: &Options)
     println!("== Linux {}", kernel.release());
     let mut outcome = Outcome::default();
     let (mut skipped, mut rows) = (vec![], vec![]);
-    let script = guest::script(workspace, kernel, jobs);
+    let script = guest::script(kernel, jobs);
     let status = qemu::run(kernel, &folder, &script, Duration::from_secs(60 * options.limit), |line| {
         println!("{line}");
         outcome.line(line);

@@ -21,7 +21,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("contiv-store", &["contiv-model"]),
     ("netmaster", &["contiv-model", "contiv-store", "contiv-daemon"]),
     ("netctl", &["contiv-model"]),
-    ("netplugin", &["contiv-model", "contiv-store", "contiv-daemon", "contiv-abi", "openflow-rs", "contivk8s"]),
+    (
+        "netplugin",
+        &["contiv-model", "contiv-store", "contiv-daemon", "contiv-abi", "openflow-rs", "contivk8s"],
+    ),
     ("e2e", &["contiv-model", "testkit"]),
 ];
 

@@ -36,7 +36,12 @@ pub(super) fn install(workspace: &Workspace, packages: &[&str]) -> Result<()> {
 }
 
 /// Fetches packages as files into `folder`, installing nothing.
-pub(crate) fn download(workspace: &Workspace, packages: &[&str], folder: &Path, log_name: &str) -> Result<()> {
+pub(crate) fn download(
+    workspace: &Workspace,
+    packages: &[&str],
+    folder: &Path,
+    log_name: &str,
+) -> Result<()> {
     with_fresh_lists(workspace, || {
         let mut fetch = Command::new("apt-get");
         // apt drops its rights for downloads where it can; the folder is ours alone, so it need not.

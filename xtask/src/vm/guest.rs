@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 
 use super::{Part, kernel::Kernel, programs::TestProgram};
-use crate::workspace::{Workspace, find_program, output};
+use crate::workspace::{find_program, output};
 
 /// The guest's last line, followed by the exit status. Without it, it did not come to an end.
 pub(super) const END: &str = "VM_EXIT=";
@@ -49,17 +49,15 @@ pub(super) fn jobs(programs: &[TestProgram], parts: &[Part], filter: Option<&str
     let jobs = parts.iter().filter_map(|part| match part {
         Part::Packets => job("packets", ""),
         Part::Conformance => job("conformance", "ebpf::"),
-        Part::Ovs => Some(Job {
-            environment: &[("CONTIV_TEST_OVS", "system")],
-            needs_switch: true,
-            ..job("ovs", "")?
-        }),
+        Part::Ovs => {
+            Some(Job { environment: &[("CONTIV_TEST_OVS", "system")], needs_switch: true, ..job("ovs", "")? })
+        }
     });
     jobs.collect()
 }
 
 /// The shell script that does the jobs. Its status is that of the first job that failed.
-pub(super) fn script(workspace: &Workspace, kernel: &Kernel, jobs: &[Job]) -> String {
+pub(super) fn script(kernel: &Kernel, jobs: &[Job]) -> String {
     let mut text = format!(
         "status=0\nuname -a\nmount --bind {modules} /lib/modules/{release}\nfor module in {load}; do modprobe $module; done\n",
         modules = quote(&kernel.modules()),
@@ -79,7 +77,8 @@ pub(super) fn script(workspace: &Workspace, kernel: &Kernel, jobs: &[Job]) -> St
             );
         }
         let arguments: Vec<_> = job.arguments.iter().map(|word| quote(Path::new(word))).collect();
-        let environment: String = job.environment.iter().map(|(name, value)| format!("{name}={value} ")).collect();
+        let environment: String =
+            job.environment.iter().map(|(name, value)| format!("{name}={value} ")).collect();
         _ = writeln!(
             text,
             "echo '-- {name} {words}'\ncd {folder} && CARGO_MANIFEST_DIR=$PWD {environment}{file} --test-threads 2 --nocapture {words} </dev/null || status=1",
@@ -90,7 +89,6 @@ pub(super) fn script(workspace: &Workspace, kernel: &Kernel, jobs: &[Job]) -> St
         );
     }
     _ = writeln!(text, "cat {SKIPS} 2>/dev/null\nexit $status");
-    _ = workspace;
     text
 }
 
@@ -175,7 +173,8 @@ fn insert_module(file: &Path, number: usize, folder: &Path) -> Result<()> {
     };
     let plain = fs::File::create(&target).with_context(|| format!("write {}", target.display()))?;
     let mut command = Command::new(program);
-    let status = command.arg("-dc").arg(file).stdout(plain).status().with_context(|| format!("run {program}"))?;
+    let status =
+        command.arg("-dc").arg(file).stdout(plain).status().with_context(|| format!("run {program}"))?;
     if !status.success() {
         bail!("{program} -dc {}: {status}", file.display());
     }

@@ -28,7 +28,15 @@ pub(super) struct TestProgram {
 pub(super) fn build(workspace: &Workspace, folder: &Path) -> Result<Vec<TestProgram>> {
     let mut cargo = workspace.cargo();
     let names = ["packets", "conformance", "ovs"];
-    cargo.args(["test", "--no-run", "--quiet", "--message-format", "json-render-diagnostics", "--package", PACKAGE]);
+    cargo.args([
+        "test",
+        "--no-run",
+        "--quiet",
+        "--message-format",
+        "json-render-diagnostics",
+        "--package",
+        PACKAGE,
+    ]);
     cargo.args(names.iter().flat_map(|name| ["--test", name]));
     let built = step("test programs", || {
         let built = cargo.stderr(Stdio::inherit()).output().context("run cargo test --no-run")?;

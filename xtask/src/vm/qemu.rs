@@ -42,7 +42,10 @@ pub(super) fn run(
     qemu.args(["-fsdev", "local,id=host,path=/,security_model=none,readonly=on,multidevs=remap"]);
     qemu.args(["-device", "virtio-9p-pci,fsdev=host,mount_tag=host", "-device", "virtio-rng-pci"]);
     qemu.arg("-kernel").arg(kernel.image()).arg("-initrd").arg(initial);
-    qemu.args(["-append", "console=ttyS0 loglevel=4 mitigations=off panic=-1 oops=panic random.trust_cpu=on"]);
+    qemu.args([
+        "-append",
+        "console=ttyS0 loglevel=4 mitigations=off panic=-1 oops=panic random.trust_cpu=on",
+    ]);
     let mut child =
         qemu.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("run qemu-system-x86_64")?;
     let output = child.stdout.take().context("qemu has an output")?;

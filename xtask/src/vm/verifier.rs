@@ -8,10 +8,10 @@ const BUDGET: u32 = 15_000;
 const MARK: &str = "VERIFIER ";
 
 /// One program on one kernel.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Row {
-    kernel: String,
     program: String,
+    kernel: String,
     instructions: u32,
     load_us: u64,
     xlated: u32,

@@ -39,6 +39,7 @@ use failure::failed;
 pub use hook::Attachment;
 use hook::{Hooks, Role};
 use kernel::Kernel;
+pub use kernel::OBJECT;
 use pins::Pins;
 use state::State;
 use table::Writes;

@@ -22,8 +22,8 @@ use super::{
 };
 use crate::datapath::Error;
 
-/// The object that `build.rs` made, aligned as the loader wants it.
-static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/contiv-ebpf"));
+/// The compiled programs and maps, as `build.rs` made them, for the loader and for those who measure them.
+pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/contiv-ebpf"));
 
 /// What is in the kernel.
 pub(super) struct Kernel {
