@@ -4,7 +4,9 @@
 //! on top of the one before, and committed as one. So a request costs a share of a disk flush instead of one of its
 //! own, and answers go out only when the store has what they say.
 
-use std::collections::HashMap;
+mod intent;
+
+use std::collections::{HashMap, VecDeque};
 use std::ops::ControlFlow;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
@@ -16,8 +18,10 @@ use tokio::sync::{Mutex, MutexGuard, mpsc, oneshot};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tokio_util::sync::CancellationToken;
 
+use crate::policy::ATTACHED;
 use crate::problem::{Answer, Problem};
 use crate::world::{Change, Draft, Edited, World};
+use intent::{Done, Intent};
 
 /// Changes a draft and gives the body of the answer; may be asked again, on another draft.
 pub type Plan = Box<dyn Fn(&mut Draft<'_>) -> Answer + Send + Sync>;
@@ -72,9 +76,11 @@ pub struct Committer {
     world: Shared,
     jobs: mpsc::Receiver<Job>,
     /// Taken from the queue, and to be planned next.
-    held: Option<Job>,
+    held: VecDeque<Job>,
     /// The journals seen at the last tick, by key, and their revisions: one that has not changed since is at rest.
     journals: HashMap<String, i64>,
+    /// So many changes were too large for one transaction.
+    intents: u64,
 }
 
 const QUEUE: usize = 1024;
@@ -90,7 +96,10 @@ pub struct Deposed;
 impl Committer {
     pub fn new(store: Store, world: Shared) -> (Queue, Committer) {
         let (sender, jobs) = mpsc::channel(QUEUE);
-        (Queue(sender), Committer { store, world, jobs, held: None, journals: HashMap::new() })
+        (
+            Queue(sender),
+            Committer { store, world, jobs, held: VecDeque::new(), journals: HashMap::new(), intents: 0 },
+        )
     }
 
     /// Commits what is queued until told to stop or deposed.
@@ -98,7 +107,7 @@ impl Committer {
         let mut tick = interval(REST);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            let job = match self.held.take() {
+            let job = match self.held.pop_front() {
                 Some(job) => job,
                 None => tokio::select! {
                     biased;
@@ -118,6 +127,14 @@ impl Committer {
                 return Err(Deposed);
             }
             self.batch(leadership, job).await?;
+        }
+    }
+
+    /// Carries out what an earlier leader had decided. Before the store is read.
+    pub async fn finish(store: &Store, leadership: &Leadership) -> Result<(), Deposed> {
+        match intent::finish(store, leadership).await {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(Deposed),
         }
     }
 
@@ -157,7 +174,7 @@ impl Committer {
         let _gate = world.gate().await;
         for attempt in 0..ATTEMPTS {
             let planned = self.plan(&mut jobs, attempt == 0);
-            let (answers, mut txn, change) = match planned {
+            let (answers, txn, change) = match planned {
                 Ok(planned) => planned,
                 Err(error) => {
                     refuse(jobs, &Problem::unavailable(format!("encode a record: {error}")));
@@ -168,31 +185,28 @@ impl Committer {
                 answer(jobs, answers);
                 return Ok(());
             }
-            // The leader's guard comes on top.
-            let most = contiv_store::MAX_TXN_OPS - 1;
-            if txn.guards.len() > most {
-                let error = format!(
-                    "this changes {} keys, and one transaction of the store has at most {most}: have fewer rules \
-                     in a policy, or fewer groups with it, or change them in several steps",
-                    txn.guards.len()
-                );
-                refuse(jobs, &Problem::conflict(error));
-                return Ok(());
-            }
             let keys: Vec<String> = txn.guards.iter().map(|guard| key_of(guard).to_owned()).collect();
-            txn.guards.push(leadership.guard());
-            match self.store.commit(txn).await {
-                Ok(Outcome::Committed { revision }) => {
-                    self.world.write().commit(change, revision);
+            let largest = largest(&txn);
+            match self.write(leadership, txn).await {
+                Ok(Done::Committed(revisions)) => {
+                    self.world.write().commit(change, revisions);
                     answer(jobs, answers);
                     return Ok(());
                 }
-                Ok(Outcome::Conflict) => {
+                Ok(Done::Conflict) => {
                     tracing::info!(attempt, ?keys, "changed in the store meanwhile; reading again");
                     if self.reread(leadership, &keys).await.is_break() {
-                        refuse(jobs, &Problem::unavailable("another netmaster leads now; try again"));
+                        refuse(jobs, &deposed());
                         return Err(Deposed);
                     }
+                }
+                Ok(Done::Deposed) => {
+                    refuse(jobs, &deposed());
+                    return Err(Deposed);
+                }
+                Err(error) if error.is_too_large() => {
+                    self.refuse_too_large(jobs, &largest);
+                    return Ok(());
                 }
                 Err(error) => {
                     tracing::error!(error = one_line(&error), "could not commit");
@@ -209,6 +223,46 @@ impl Committer {
         Ok(())
     }
 
+    /// In one transaction, or what is too large for that in several: never half of it.
+    async fn write(&mut self, leadership: &Leadership, txn: Txn) -> Result<Done, Error> {
+        if intent::fits(&txn) {
+            let mut txn = txn.clone();
+            txn.guards.push(leadership.guard());
+            match self.store.commit(txn).await {
+                Ok(Outcome::Committed { revision }) => return Ok(Done::Committed(revision.into())),
+                Ok(Outcome::Conflict) => return Ok(Done::Conflict),
+                Err(error) if error.is_too_large() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.intents += 1;
+        let name = match leadership.guard() {
+            Guard::CreateRevision { revision, .. } | Guard::ModRevision { revision, .. } => {
+                format!("{revision}-{}", self.intents)
+            }
+        };
+        tracing::debug!(name, ops = txn.ops.len(), "a change for more than one transaction");
+        Intent::new(name, txn.ops).commit(&self.store, leadership, txn.guards).await
+    }
+
+    /// Nobody is refused for what others ask for in the same batch.
+    fn refuse_too_large(&mut self, jobs: Vec<Job>, largest: &(String, usize)) {
+        if jobs.len() > 1 {
+            self.held.extend(jobs.into_iter().map(|job| Job { alone: true, ..job }));
+            return;
+        }
+        let (key, bytes) = largest;
+        let advice = match key.starts_with(ATTACHED) {
+            true => "spread the rules over several policies",
+            false => "have fewer objects below it",
+        };
+        let error = format!(
+            "{key} would have {bytes} bytes, more than the store takes at once (etcd: --max-request-bytes, 1.5 MB \
+             unless set); {advice}"
+        );
+        refuse(jobs, &Problem::conflict(error));
+    }
+
     /// Plans the jobs one on top of the other, and `more` that wait, as long as there is room.
     fn plan(&mut self, jobs: &mut Vec<Job>, more: bool) -> serde_json::Result<(Vec<Answer>, Txn, Change)> {
         let world = self.world.read();
@@ -217,7 +271,7 @@ impl Committer {
         while more && !jobs.iter().any(|job| job.alone) && !draft.is_full() {
             let Ok(job) = self.jobs.try_recv() else { break };
             if job.alone {
-                self.held = Some(job);
+                self.held.push_back(job);
                 break;
             }
             answers.push((job.plan)(&mut draft));
@@ -278,6 +332,16 @@ fn checkpoint<B: Edited>(draft: &mut Draft<'_>, journal_key: &str) {
     {
         change.checkpoint = true;
     }
+}
+
+fn deposed() -> Problem {
+    Problem::unavailable("another netmaster leads now; try again")
+}
+
+/// The key of the largest value, and its size with the key.
+fn largest(txn: &Txn) -> (String, usize) {
+    let op = txn.ops.iter().max_by_key(|op| intent::size(op));
+    op.map(|op| (op.key().to_owned(), intent::size(op))).unwrap_or_default()
 }
 
 fn key_of(guard: &Guard) -> &str {

@@ -14,7 +14,7 @@ use std::net::IpAddr;
 use contiv_model::{endpoint, event::Event, group, key::Key, key::ObjectType, name::NetworkId, network};
 use contiv_store::{KeyValue, Update};
 
-pub use draft::{Change, Draft, Edited};
+pub use draft::{Change, Draft, Edited, Revisions};
 pub use ledger::{Body, Ledger, LedgerChange, Traffic};
 use record::Tables;
 pub use record::{GroupIds, Record, Table};

@@ -46,6 +46,7 @@ impl Term<'_> {
     }
 
     async fn term(&self, leadership: &Leadership, stop: &CancellationToken) -> Result<(), Deposed> {
+        Committer::finish(self.store, leadership).await?;
         let world = Shared::default();
         let mut watch = self.store.watch(key::ROOT);
         loop {

@@ -233,12 +233,40 @@ impl Edited for group::State {
     }
 }
 
+/// When the keys of a change were written.
+#[derive(Clone, Debug, Default)]
+pub struct Revisions {
+    last: i64,
+    /// Of those that were written before the last.
+    before: HashMap<String, i64>,
+}
+
+impl From<i64> for Revisions {
+    /// All at once.
+    fn from(revision: i64) -> Revisions {
+        Revisions { last: revision, before: HashMap::new() }
+    }
+}
+
+impl Revisions {
+    /// The `keys` were written at `revision`; all that is not named, with the last that are.
+    pub fn note(&mut self, keys: impl IntoIterator<Item = String>, revision: i64) {
+        self.before.extend(keys.into_iter().map(|key| (key, revision)));
+        self.last = revision;
+    }
+
+    pub(super) fn of(&self, key: &str) -> i64 {
+        self.before.get(key).copied().unwrap_or(self.last)
+    }
+}
+
 impl World {
-    /// A transaction of ours was committed at `revision`.
-    pub fn commit(&mut self, change: Change, revision: i64) {
+    /// A change of ours was committed.
+    pub fn commit(&mut self, change: Change, at: impl Into<Revisions>) {
+        let at = at.into();
         for (id, new) in <endpoint::State as Record>::overlay(&change.overlays) {
             let known = self.table::<endpoint::State>().get(id);
-            if known.is_some_and(|known| known.revision > revision) {
+            if known.is_some_and(|known| known.revision > at.of(&endpoint::State::path(id))) {
                 continue;
             }
             if let Some(old) = known.map(|known| known.value.clone()) {
@@ -249,11 +277,11 @@ impl World {
             }
         }
         let deleted = &mut self.deleted;
-        change.overlays.apply(&mut self.tables, revision, |key| {
+        change.overlays.apply(&mut self.tables, &at, |key, revision| {
             deleted.insert(key, revision);
         });
-        commit_ledgers(&mut self.networks.live, deleted, change.networks, revision);
-        commit_ledgers(&mut self.groups.live, deleted, change.groups, revision);
+        commit_ledgers(&mut self.networks.live, deleted, change.networks, &at);
+        commit_ledgers(&mut self.groups.live, deleted, change.groups, &at);
     }
 }
 
@@ -261,9 +289,11 @@ fn commit_ledgers<B: Body>(
     live: &mut BTreeMap<String, Ledger<B>>,
     deleted: &mut HashMap<String, i64>,
     edits: WrittenEdits<B>,
-    revision: i64,
+    at: &Revisions,
 ) {
     for (id, edit, written) in edits {
+        let key = B::key(&id).to_string();
+        let revision = at.of(&key);
         let newer = live.get(&id).is_some_and(|ledger| ledger.revision >= revision);
         match edit {
             _ if newer => {}
@@ -272,13 +302,14 @@ fn commit_ledgers<B: Body>(
             }
             Edit::Change(change) => {
                 if let Some(ledger) = live.get_mut(&id) {
-                    ledger.apply(&change, written, revision);
+                    ledger.apply(&change, written, at);
                 }
             }
             Edit::Delete => {
                 live.remove(&id);
-                deleted.insert(B::key(&id).to_string(), revision);
-                deleted.insert(B::journal_key(&id).to_string(), revision);
+                let journal = B::journal_key(&id).to_string();
+                deleted.insert(journal.clone(), at.of(&journal));
+                deleted.insert(key, revision);
             }
         }
     }

@@ -6,7 +6,7 @@ use contiv_model::{api::Netprofile, group, key::Key, network};
 use contiv_store::Op;
 use serde::{Serialize, de::DeserializeOwned};
 
-use super::{Ledgers, World};
+use super::{Ledgers, Revisions, World};
 use crate::ipam::{Hosts, HostsChange, Journal, Pool, PoolChange};
 
 /// A record of the store whose maps are kept apart, decoded.
@@ -158,17 +158,21 @@ impl<B: Body> Ledger<B> {
     }
 
     /// Makes a committed `change` part of the ledger.
-    pub(super) fn apply(&mut self, change: &LedgerChange, written: Option<Written>, revision: i64) {
+    pub(super) fn apply(&mut self, change: &LedgerChange, written: Option<Written>, at: &Revisions) {
         self.body.set_counts(self.counts_with(change));
         if let Some(traffic) = &change.traffic {
             self.body.set_traffic(traffic);
         }
         self.pool.apply(&change.pool);
         self.hosts.apply(&change.hosts);
+        let id = self.body.id();
         match written {
-            Some(journal) => self.journal = Some(Written { revision, ..journal }),
+            Some(journal) => {
+                let revision = at.of(&B::journal_key(id).to_string());
+                self.journal = Some(Written { revision, ..journal });
+            }
             None => {
-                self.revision = revision;
+                self.revision = at.of(&B::key(id).to_string());
                 self.journal = None;
             }
         }

@@ -11,7 +11,7 @@ use contiv_model::{
 use contiv_store::{KeyValue, Op};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use super::World;
+use super::{Revisions, World};
 use crate::objects::{BGP_STATES, BgpState};
 use crate::policy::{ATTACHED, Attached, DIRECTED, DirectedState};
 
@@ -91,9 +91,10 @@ macro_rules! records {
                 Ok(())
             }
 
-            /// Makes the changes part of the tables, where nothing newer is known; tells the deleted keys.
-            pub(super) fn apply(self, tables: &mut Tables, revision: i64, mut deleted: impl FnMut(String)) {
+            /// Makes the changes part of the tables, where nothing newer is known; tells the deleted keys and when.
+            pub(super) fn apply(self, tables: &mut Tables, at: &Revisions, mut deleted: impl FnMut(String, i64)) {
                 $(for (id, value) in self.$field {
+                    let revision = at.of(&<$type>::path(&id));
                     if tables.$field.get(&id).is_some_and(|known| known.revision > revision) {
                         continue;
                     }
@@ -103,7 +104,7 @@ macro_rules! records {
                         }
                         None => {
                             tables.$field.remove(&id);
-                            deleted(<$type>::path(&id));
+                            deleted(<$type>::path(&id), revision);
                         }
                     }
                 })*

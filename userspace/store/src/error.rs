@@ -68,6 +68,7 @@ enum Kind {
 
 /// etcd tells these apart by their text only: both are `OUT_OF_RANGE`.
 const COMPACTED: &str = "etcdserver: mvcc: required revision has been compacted";
+const TOO_LARGE: &str = "etcdserver: request is too large";
 
 impl Error {
     /// Trying again later can help: the store is away, overloaded or without a leader.
@@ -91,6 +92,12 @@ impl Error {
             }
             _ => false,
         }
+    }
+
+    /// The store never takes so much at once: etcd by its `--max-request-bytes`, or gRPC before it.
+    pub fn is_too_large(&self) -> bool {
+        matches!(self, Error::Refused { source, .. }
+            if source.text.contains(TOO_LARGE) || source.text.contains("larger than max"))
     }
 
     pub(crate) fn is_compacted(&self) -> bool {
