@@ -9,6 +9,7 @@ mod inspect;
 mod netprofile;
 mod network;
 mod policy;
+mod restore;
 mod rule;
 mod tenant;
 
@@ -23,6 +24,7 @@ pub use bgp::{STATES as BGP_STATES, State as BgpState};
 pub use global::Defaults;
 pub use group::IpPool;
 pub use inspect::{find_endpoint, find_node, nodes};
+pub use restore::restore;
 
 use crate::go_json;
 use crate::problem::{Answer, Problem};
@@ -40,6 +42,8 @@ pub trait Object: Record + Clone {
     const DEFAULTS: &'static [(&'static str, Preset)] = &[];
     /// What `inspect` tells beside the object.
     type Oper: Serialize;
+    /// Requests are not planned together with others: they make or delete what the others look at.
+    const ALONE: bool = true;
 
     fn key(&self) -> &str;
 
@@ -102,6 +106,8 @@ pub type Fields = Map<String, Value>;
 /// The operations on objects of one type. Bodies of answers are JSON.
 #[derive(Clone, Copy)]
 pub struct Built {
+    /// See [`Object::ALONE`].
+    pub alone: bool,
     /// Decodes and checks the body of a POST or PUT to `key`.
     pub check: fn(key: &str, body: &[u8]) -> Result<Fields, Problem>,
     pub put: fn(request: &Fields, draft: &mut Draft<'_>) -> Answer,
@@ -134,6 +140,7 @@ impl Type {
         Type {
             kind: T::KIND,
             built: Some(Built {
+                alone: T::ALONE,
                 check: check::<T>,
                 put: put::<T>,
                 delete: delete::<T>,

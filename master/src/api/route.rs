@@ -100,12 +100,12 @@ impl Leader {
     async fn put(&self, types: &str, key: &str, body: Body) -> Answer {
         let built = *built(types)?;
         let request = (built.check)(key, &read_body(body).await?)?;
-        self.queue.submit(Box::new(move |draft| (built.put)(&request, draft)), true).await
+        self.queue.submit(Box::new(move |draft| (built.put)(&request, draft)), built.alone).await
     }
 
     async fn delete(&self, types: &str, key: &str) -> Answer {
         let (built, key) = (*built(types)?, key.to_owned());
-        self.queue.submit(Box::new(move |draft| (built.delete)(&key, draft)), true).await
+        self.queue.submit(Box::new(move |draft| (built.delete)(&key, draft)), built.alone).await
     }
 
     async fn plugin(&self, call: &str, body: Body) -> Option<Answer> {

@@ -13,8 +13,9 @@ use tokio_util::task::AbortOnDropHandle;
 use super::Presence;
 use crate::api::{Identity, Leader};
 use crate::committer::{Committer, Deposed, Shared, one_line};
-use crate::objects::{Cluster, Defaults};
+use crate::objects::{self, Cluster, Defaults};
 use crate::role::Role;
+use crate::world::Draft;
 
 /// Updates that the watch tells at once, at most: readers wait while they are taken in.
 const CHUNK: usize = 64;
@@ -74,10 +75,11 @@ impl Term<'_> {
 
         let (queue, mut committer) = Committer::new(self.store.clone(), world.clone());
         let defaults = self.defaults.clone();
-        let plan = move |draft: &mut crate::world::Draft<'_>| defaults.put(draft).map(|()| vec![]);
+        let plan = move |draft: &mut Draft<'_>| defaults.put(draft).map(|()| vec![]);
         if let Err(problem) = committer.commit(leadership, Box::new(plan)).await? {
             tracing::error!(%problem, "could not put the default settings; set them with `netctl global set`");
         }
+        self.restore(&mut committer, leadership).await?;
         committer.checkpoint(leadership, true).await?;
 
         let presence = Presence::register(self.store, self.identity, "leader");
@@ -96,5 +98,27 @@ impl Term<'_> {
         };
         presence.withdraw().await;
         ended.and(folded)
+    }
+
+    /// Makes right what follows from the objects.
+    async fn restore(&self, committer: &mut Committer, leadership: &Leadership) -> Result<(), Deposed> {
+        let plan = |draft: &mut Draft<'_>| {
+            objects::restore(draft);
+            Ok(match draft.counts() {
+                (0, 0) => vec![],
+                (put, deleted) => format!("{put} written, {deleted} deleted").into_bytes(),
+            })
+        };
+        match committer.commit(leadership, Box::new(plan)).await? {
+            Ok(done) if done.is_empty() => {}
+            Ok(done) => {
+                let done = String::from_utf8_lossy(&done);
+                tracing::warn!("the store did not have what follows from its objects: {done}");
+            }
+            Err(problem) => {
+                tracing::error!(%problem, "the store does not have all that follows from its objects; it stays so");
+            }
+        }
+        Ok(())
     }
 }

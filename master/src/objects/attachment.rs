@@ -1,12 +1,12 @@
 //! What follows from policies being on groups: kept right by whoever changes a group, a policy or a rule.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use contiv_model::api::{EndpointGroup, Link, Network, Policy, Rule};
 use contiv_model::key::ObjectType;
 
 use super::object_key;
-use crate::policy::{Attached, DirectedState, Expanded, expand};
+use crate::policy::{Attached, Directed, DirectedState, Expanded, expand};
 use crate::world::Draft;
 
 /// `<group>:<tenant>` of the object's key, `<tenant>:<group>`.
@@ -19,43 +19,75 @@ pub(super) fn remote_name(rule: &Rule) -> &str {
     if rule.from_endpoint_group.is_empty() { &rule.to_endpoint_group } else { &rule.from_endpoint_group }
 }
 
-/// The groups that `policy` is on have `rule` changed, made or gone.
+/// The groups that `policy` is on have several of its rules changed.
 pub(super) fn refresh_policy(draft: &mut Draft<'_>, policy: &str) {
-    let groups: Vec<String> = match draft.get::<Policy>(policy) {
-        Some(policy) => policy.link_sets.endpoint_groups.keys().cloned().collect(),
-        None => vec![],
-    };
-    for group in groups {
+    for group in groups(draft, policy) {
         refresh(draft, &group, policy);
     }
 }
 
+/// The groups that `policy` is on have `rule` made or gone. Costs the same however many rules there are.
+pub(super) fn refresh_rule(draft: &mut Draft<'_>, policy: &str, rule: &str) {
+    for group in groups(draft, policy) {
+        let (id, number) = (attached_id(&group, policy), draft.group_number(&state_key(&group)));
+        match draft.get::<Attached>(&id).map(|state| state.group) {
+            Some(known) if Some(known) == number => refresh_one(draft, &id, known, policy, rule),
+            _ => refresh(draft, &group, policy),
+        }
+    }
+}
+
+fn groups(draft: &Draft<'_>, policy: &str) -> Vec<String> {
+    match draft.get::<Policy>(policy) {
+        Some(policy) => policy.link_sets.endpoint_groups.keys().cloned().collect(),
+        None => vec![],
+    }
+}
+
+pub(super) fn attached_id(group: &str, policy: &str) -> String {
+    format!("{group}:{policy}")
+}
+
+fn refresh_one(draft: &mut Draft<'_>, id: &str, number: i64, policy: &str, rule: &str) {
+    let in_policy =
+        draft.get::<Policy>(policy).is_some_and(|policy| policy.link_sets.rules.contains_key(rule));
+    let new = if in_policy { expanded(draft, id, number, rule) } else { None };
+    let directed = new.as_ref().map(|new| new.directed.clone()).unwrap_or_default();
+    let Some(state) = draft.edit::<Attached>(id) else { return };
+    let old = match new {
+        Some(new) => state.rules.insert(rule.to_owned(), new),
+        None => state.rules.remove(rule),
+    };
+    put_directed(draft, old.into_iter().flat_map(|old| old.directed.into_keys()), directed);
+}
+
 /// Makes what the store has of `policy` on `group` what follows from the objects.
 pub(super) fn refresh(draft: &mut Draft<'_>, group: &str, policy: &str) {
-    let id = format!("{group}:{policy}");
+    let id = attached_id(group, policy);
     let old = draft.get::<Attached>(&id);
     let new = attached(draft, &id, group, policy);
-    let directed_of = |state: &Attached| -> Vec<_> {
-        state.rules.values().flat_map(|rule| rule.directed.values().cloned()).collect()
-    };
-    let rules = new.as_ref().map(directed_of).unwrap_or_default();
-    for gone in old.as_deref().map(directed_of).unwrap_or_default() {
-        let stays = rules.iter().any(|rule| rule.rule_id == gone.rule_id);
-        if !stays && draft.get::<DirectedState>(&gone.rule_id).is_some() {
-            draft.delete::<DirectedState>(&gone.rule_id);
-        }
-    }
-    for rule in rules {
-        let rule = DirectedState { id: String::new(), rule };
-        let id = rule.rule.rule_id.clone();
-        if draft.get::<DirectedState>(&id).is_none_or(|known| *known != rule) {
-            draft.put(&id, rule);
-        }
-    }
+    let rules = |state: &Attached| state.rules.values().flat_map(|rule| rule.directed.clone()).collect();
+    let before: BTreeMap<String, Directed> = old.as_deref().map(rules).unwrap_or_default();
+    put_directed(draft, before.into_keys(), new.as_ref().map(rules).unwrap_or_default());
     match (old, new) {
         (Some(_), None) => draft.delete::<Attached>(&id),
         (old, Some(new)) if old.as_deref() != Some(&new) => draft.put(&id, new),
         _ => {}
+    }
+}
+
+/// The rules of one direction: `new` ones instead of those that had the ids `old`.
+fn put_directed(draft: &mut Draft<'_>, old: impl Iterator<Item = String>, new: BTreeMap<String, Directed>) {
+    for gone in old.filter(|id| !new.contains_key(id)) {
+        if draft.get::<DirectedState>(&gone).is_some() {
+            draft.delete::<DirectedState>(&gone);
+        }
+    }
+    for (id, rule) in new {
+        let rule = DirectedState { id: String::new(), rule };
+        if draft.get::<DirectedState>(&id).is_none_or(|known| *known != rule) {
+            draft.put(&id, rule);
+        }
     }
 }
 
@@ -66,15 +98,22 @@ fn attached(draft: &mut Draft<'_>, id: &str, group: &str, policy: &str) -> Optio
     let number = draft.group_number(&state_key(group))?;
     let mut state = Attached { id: id.into(), key: id.into(), group: number, ..Attached::default() };
     for key in policy.link_sets.rules.keys() {
-        let Some(rule) = resolved(draft, key) else { continue };
-        let directed = match remote(draft, &rule) {
-            Some(remote) => expand(id, number, remote, &rule),
-            // What names a group that is gone must not be taken for a rule about all.
-            None => Default::default(),
-        };
-        state.rules.insert(key.clone(), Expanded { rule, directed });
+        if let Some(rule) = expanded(draft, id, number, key) {
+            state.rules.insert(key.clone(), rule);
+        }
     }
     Some(state)
+}
+
+/// The rule on the group with that number; none if there is no such rule.
+fn expanded(draft: &mut Draft<'_>, attached: &str, number: i64, key: &str) -> Option<Expanded> {
+    let rule = resolved(draft, key)?;
+    let directed = match remote(draft, &rule) {
+        Some(remote) => expand(attached, number, remote, &rule),
+        // What names a group that is gone must not be taken for a rule about all.
+        None => BTreeMap::new(),
+    };
+    Some(Expanded { rule, directed })
 }
 
 /// The rule; a network that it names stands in it as addresses from when the rule is first on a group.

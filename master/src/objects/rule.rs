@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use contiv_model::api::{EndpointGroup, Link, Network, Policy, Rule};
 use contiv_model::{endpoint, key::ObjectType};
 
-use super::attachment::{refresh_policy, remote_name, state_key};
+use super::attachment::{refresh_rule, remote_name, state_key};
 use super::{Cluster, Object, Preset, object_key};
 use crate::problem::Problem;
 use crate::schema::{
@@ -52,6 +52,8 @@ impl Object for Rule {
     const KEY: &'static [&'static str] = &["tenantName", "policyName", "ruleId"];
     const DEFAULTS: &'static [(&'static str, Preset)] = &[("priority", Preset::Int(1))];
     type Oper = ();
+    /// Rules look at nothing that other rules or endpoints change.
+    const ALONE: bool = false;
 
     fn key(&self) -> &str {
         &self.key
@@ -61,9 +63,8 @@ impl Object for Rule {
         sides(&self).map_err(Problem::invalid)?;
         let of_tenant = |name: &str| object_key(&self.tenant_name, name);
         let remote_key = of_tenant(remote_name(&self));
-        let remote = draft.get::<EndpointGroup>(&remote_key);
         let missing = |name: &str| !name.is_empty() && draft.get::<Network>(&of_tenant(name)).is_none();
-        if !remote_name(&self).is_empty() && remote.is_none() {
+        if !remote_name(&self).is_empty() && draft.get::<EndpointGroup>(&remote_key).is_none() {
             return Err(Problem::not_found("endpoint group not found"));
         }
         if missing(&self.from_network) {
@@ -73,24 +74,25 @@ impl Object for Rule {
             return Err(Problem::not_found("to Network not found"));
         }
         let policy_key = of_tenant(&self.policy_name);
-        let policy = draft.get::<Policy>(&policy_key);
-        let mut policy = (*policy.ok_or_else(|| Problem::not_found("Policy not found"))?).clone();
-        if self.direction == "in" && !self.to_ip_address.is_empty() {
-            of_one_group(&self, &policy, draft)?;
+        match draft.get::<Policy>(&policy_key) {
+            None => return Err(Problem::not_found("Policy not found")),
+            Some(policy) if self.direction == "in" && !self.to_ip_address.is_empty() => {
+                of_one_group(&self, &policy, draft)?;
+            }
+            Some(_) => {}
         }
 
         let link = Link::to(ObjectType::Rule, &self.key);
-        if let Some(remote) = remote {
-            let mut remote = (*remote).clone();
+        if let Some(remote) = draft.edit::<EndpointGroup>(&remote_key) {
             remote.link_sets.match_rules.insert(self.key.clone(), link.clone());
-            draft.put(&remote_key, remote);
             self.links.match_endpoint_group = Link::to(ObjectType::EndpointGroup, &remote_key);
         }
-        policy.link_sets.rules.insert(self.key.clone(), link);
-        draft.put(&policy_key, policy);
+        if let Some(policy) = draft.edit::<Policy>(&policy_key) {
+            policy.link_sets.rules.insert(self.key.clone(), link);
+        }
         self.link_sets.policies.insert(policy_key.clone(), Link::to(ObjectType::Policy, &policy_key));
         draft.put(&self.key, self.clone());
-        refresh_policy(draft, &policy_key);
+        refresh_rule(draft, &policy_key, &self.key);
         // With the addresses of the network that it names, if it is on a group.
         Ok(draft.get::<Rule>(&self.key).map_or(self, |rule| (*rule).clone()))
     }
@@ -102,12 +104,10 @@ impl Object for Rule {
     fn delete(&self, draft: &mut Draft<'_>) -> Result<(), Problem> {
         unlink_remote(draft, self);
         let policy_key = object_key(&self.tenant_name, &self.policy_name);
-        if let Some(policy) = draft.get::<Policy>(&policy_key) {
-            let mut policy = (*policy).clone();
+        if let Some(policy) = draft.edit::<Policy>(&policy_key) {
             policy.link_sets.rules.remove(&self.key);
-            draft.put(&policy_key, policy);
         }
-        refresh_policy(draft, &policy_key);
+        refresh_rule(draft, &policy_key, &self.key);
         Ok(())
     }
 
@@ -119,10 +119,8 @@ impl Object for Rule {
 /// The group that the rule names does not know it any more.
 pub(super) fn unlink_remote(draft: &mut Draft<'_>, rule: &Rule) {
     let key = &rule.links.match_endpoint_group.key;
-    if let Some(group) = draft.get::<EndpointGroup>(key) {
-        let mut group = (*group).clone();
+    if let Some(group) = draft.edit::<EndpointGroup>(key) {
         group.link_sets.match_rules.remove(&rule.key);
-        draft.put(key, group);
     }
 }
 

@@ -85,6 +85,16 @@ impl<'w> Draft<'w> {
         T::overlay_mut(&mut self.overlays).insert(id.to_owned(), Some(value.into()));
     }
 
+    /// To be changed in place; none if it is not there.
+    pub fn edit<T: Record + Clone>(&mut self, id: &str) -> Option<&mut T> {
+        let overlay = T::overlay_mut(&mut self.overlays);
+        if !overlay.contains_key(id) {
+            let known = self.world.table::<T>().get(id)?.value.clone();
+            overlay.insert(id.to_owned(), Some(known));
+        }
+        overlay.get_mut(id)?.as_mut().map(Arc::make_mut)
+    }
+
     pub fn delete<T: Record>(&mut self, id: &str) {
         T::overlay_mut(&mut self.overlays).insert(id.to_owned(), None);
     }
@@ -145,6 +155,11 @@ impl<'w> Draft<'w> {
 
     pub fn has_unbuilt(&self, kind: ObjectType, key: &str) -> bool {
         self.world.has_unbuilt(kind, key)
+    }
+
+    /// So many entries are put, and so many deleted.
+    pub fn counts(&self) -> (usize, usize) {
+        self.overlays.counts()
     }
 
     /// The transaction, without the leader's guard, and what it changes.

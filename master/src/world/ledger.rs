@@ -55,6 +55,11 @@ impl Traffic {
     pub fn of(profile: &Netprofile) -> Traffic {
         Traffic { dscp: profile.dscp, bandwidth: profile.bandwidth.clone(), burst: profile.burst }
     }
+
+    /// What the group's state says.
+    pub fn in_force(group: &group::State) -> Traffic {
+        Traffic { dscp: group.dscp, bandwidth: group.bandwidth.clone(), burst: group.burst }
+    }
 }
 
 /// The record without its maps.

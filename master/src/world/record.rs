@@ -77,6 +77,12 @@ macro_rules! records {
                 0 $(+ self.$field.len())*
             }
 
+            /// Of puts and of deletions.
+            pub(super) fn counts(&self) -> (usize, usize) {
+                let puts = 0 $(+ self.$field.values().flatten().count())*;
+                (puts, self.len() - puts)
+            }
+
             /// Each change: its key, the revision that it builds on, and the operation.
             pub(super) fn ops(&self, tables: &Tables, mut each: impl FnMut(String, i64, Option<Op>)) -> serde_json::Result<()> {
                 $(for (id, value) in &self.$field {
