@@ -10,10 +10,37 @@ use crate::{
     Error,
     cli::Detailed,
     client::Client,
+    kind::{Change, Field, Form, Kind},
     listing::{inspect, pretty, text},
 };
 
 const KEY: &str = "aciGw";
+
+/// The gateway's settings.
+pub static KIND: Kind = Kind {
+    of: ObjectType::AciGw,
+    words: &["aci-gw"],
+    key: &["name"],
+    fields: &[
+        Field::new("name", Form::OneOf(&[KEY])).required(),
+        Field::new("pathBindings", Form::Text),
+        Field::new("nodeBindings", Form::Text),
+        Field::new("physicalDomain", Form::Name),
+        Field::new("enforcePolicies", Form::OneOf(&["yes", "no"])),
+        Field::new("includeCommonTenant", Form::OneOf(&["yes", "no"])),
+    ],
+    change: Change::Settings,
+    columns: &[
+        ("Path bindings", "-------------"),
+        ("Node bindings", "-------------"),
+        ("Physical domain", "---------------"),
+        ("Enforce policies", "----------------"),
+        ("Include Common-Tenant", "---------------------"),
+    ],
+    row: |settings| LINES.map(|(_, field)| text(settings, field)).into(),
+    created: "",
+    deleted: "",
+};
 
 /// What can be done with the gateway's settings.
 #[derive(Debug, Subcommand)]
@@ -61,17 +88,17 @@ const LINES: [(&str, &str); 5] = [
 /// Runs one of the commands.
 pub fn run(client: &Client, command: &Command, out: &mut dyn Write) -> Result<(), Error> {
     match command {
-        Command::Info { json: true } => pretty(out, &Value::Array(client.list(ObjectType::AciGw)?)),
+        Command::Info { json: true } => pretty(out, &Value::Array(client.list(KIND.of)?)),
         Command::Info { json: false } => {
-            let settings = client.object(ObjectType::AciGw, KEY)?;
+            let settings = client.object(KIND.of, KEY)?;
             Ok(LINES
                 .iter()
                 .try_for_each(|(title, field)| writeln!(out, "{title}: {}", text(&settings, field)))?)
         }
         Command::Inspect(form) => inspect(client, "aciGw", KEY, form, out),
         Command::Set(set) => {
-            let stored = client.list(ObjectType::AciGw)?.into_iter().next();
-            client.put(ObjectType::AciGw, KEY, &changed(stored, set)).map(drop)
+            let stored = client.list(KIND.of)?.into_iter().next();
+            client.put(KIND.of, KEY, &changed(stored, set)).map(drop)
         }
     }
 }

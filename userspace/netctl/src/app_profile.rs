@@ -4,28 +4,44 @@ use std::io::Write;
 
 use clap::{Args, Subcommand};
 use contiv_model::key::ObjectType;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{
     Error,
-    cli::{Listed, Named},
+    cli::Named,
     client::Client,
-    listing::{Listing, text},
+    kind::{Change, Field, Form, Kind},
+    listing::text,
+    verb::{self, Make, Verb},
+};
+
+/// Application profiles.
+pub static KIND: Kind = Kind {
+    of: ObjectType::AppProfile,
+    words: &["app-profile"],
+    key: &["tenantName", "appProfileName"],
+    fields: &[
+        Field::tenant(),
+        Field::new("appProfileName", Form::Name).required(),
+        Field::naming("endpointGroups", Form::List(&Form::Name), ObjectType::EndpointGroup),
+    ],
+    change: Change::AllBut(&[]),
+    columns: &[("Tenant", "------"), ("AppProfile", "----------"), ("Groups", "------")],
+    row: |profile| {
+        ["tenantName", "appProfileName", "endpointGroups"].map(|field| text(profile, field)).into()
+    },
+    created: "Creating AppProfile {key}",
+    deleted: "",
 };
 
 /// What can be done with application profiles.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Lists the profiles of a tenant.
-    #[command(visible_alias = "list")]
-    Ls(Listed),
-    /// Makes a profile.
-    Create(Grouped),
+    /// What every kind has.
+    #[command(flatten)]
+    Each(Verb<Grouped>),
     /// Replaces a profile's groups.
     Update(Grouped),
-    /// Removes a profile; its groups stay.
-    #[command(visible_alias = "delete")]
-    Rm(Named),
     /// Lists a profile's groups.
     GroupLs(Named),
 }
@@ -40,41 +56,27 @@ pub struct Grouped {
     group: Vec<String>,
 }
 
-/// As lists show profiles.
-pub const LISTING: Listing = Listing {
-    kind: ObjectType::AppProfile,
-    name: "appProfileName",
-    columns: &[("Tenant", "------"), ("AppProfile", "----------"), ("Groups", "------")],
-    row: |profile| {
-        ["tenantName", "appProfileName", "endpointGroups"].map(|field| text(profile, field)).into()
-    },
-};
+impl Make for Grouped {
+    fn named(&self) -> (&str, &str) {
+        self.named.parts()
+    }
+
+    fn fields(&self) -> Value {
+        json!({"endpointGroups": self.group})
+    }
+}
 
 /// Runs one of the commands.
 pub fn run(client: &Client, command: &Command, out: &mut dyn Write) -> Result<(), Error> {
     match command {
-        Command::Ls(how) => LISTING.of_tenant(client, how, out),
-        Command::Create(it) => {
-            put(client, it)?;
-            Ok(writeln!(out, "Creating AppProfile {}", it.named.key())?)
-        }
+        Command::Each(verb) => verb::run(&KIND, client, verb, out),
         Command::Update(it) => {
-            client.object(ObjectType::AppProfile, &it.named.key())?;
-            put(client, it)
+            client.object(KIND.of, &it.named.key())?;
+            verb::put(&KIND, client, it)
         }
-        Command::Rm(it) => client.delete(ObjectType::AppProfile, &it.key()),
         Command::GroupLs(it) => {
-            let profile = client.object(ObjectType::AppProfile, &it.key())?;
+            let profile = client.object(KIND.of, &it.key())?;
             Ok(writeln!(out, "{}", text(&profile, "endpointGroups"))?)
         }
     }
-}
-
-fn put(client: &Client, it: &Grouped) -> Result<(), Error> {
-    let body = json!({
-        "tenantName": it.named.of.tenant,
-        "appProfileName": it.named.name,
-        "endpointGroups": it.group,
-    });
-    client.put(ObjectType::AppProfile, &it.named.key(), &body).map(drop)
 }

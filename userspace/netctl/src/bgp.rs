@@ -10,7 +10,8 @@ use crate::{
     Error,
     cli::{Detailed, Shown},
     client::Client,
-    listing::{Listing, inspect, text},
+    kind::{Change, Field, Form, Kind},
+    listing::{self, inspect, text},
 };
 
 /// What can be done with the nodes' BGP settings.
@@ -62,10 +63,19 @@ fn cidr(text: &str) -> Result<String, &'static str> {
     if valid { Ok(text.to_owned()) } else { Err("expected x.x.x.x/len") }
 }
 
-/// As lists show the settings.
-pub const LISTING: Listing = Listing {
-    kind: ObjectType::Bgp,
-    name: "hostname",
+/// The nodes' BGP settings.
+pub static KIND: Kind = Kind {
+    of: ObjectType::Bgp,
+    words: &["bgp"],
+    key: &["hostname"],
+    fields: &[
+        Field::new("hostname", Form::Name).required(),
+        Field::new("routerip", Form::ROUTER).required(),
+        Field::new("as", Form::Text),
+        Field::new("neighbor", Form::IPV4),
+        Field::new("neighbor-as", Form::Text),
+    ],
+    change: Change::AllBut(&[]),
     columns: &[
         ("HostName", "---------"),
         ("RouterIP", "--------"),
@@ -74,12 +84,14 @@ pub const LISTING: Listing = Listing {
         ("NeighborAS", "-------"),
     ],
     row: |bgp| ["hostname", "routerip", "as", "neighbor", "neighbor-as"].map(|field| text(bgp, field)).into(),
+    created: "",
+    deleted: "Deleting Bgp router config: {name}",
 };
 
 /// Runs one of the commands.
 pub fn run(client: &Client, command: &Command, out: &mut dyn Write) -> Result<(), Error> {
     match command {
-        Command::Ls(how) => LISTING.show(client.list(ObjectType::Bgp)?, how, out),
+        Command::Ls(how) => listing::show(&KIND, client.list(KIND.of)?, how, out),
         Command::Create(it) => {
             let body = json!({
                 "hostname": it.hostname,
@@ -88,10 +100,10 @@ pub fn run(client: &Client, command: &Command, out: &mut dyn Write) -> Result<()
                 "neighbor-as": it.neighbor_as.as_deref().unwrap_or_default(),
                 "neighbor": it.neighbor.map(|ip| ip.to_string()).unwrap_or_default(),
             });
-            client.put(ObjectType::Bgp, &it.hostname, &body).map(drop)
+            client.put(KIND.of, &it.hostname, &body).map(drop)
         }
         Command::Rm { hostname } => {
-            client.delete(ObjectType::Bgp, hostname)?;
+            client.delete(KIND.of, hostname)?;
             Ok(writeln!(out, "Deleting Bgp router config: {hostname}")?)
         }
         Command::Inspect { hostname, form } => inspect(client, "Bgp", hostname, form, out),

@@ -1,30 +1,48 @@
 //! `netctl external-contracts`.
 
-use std::io::Write;
-
-use clap::{ArgGroup, Args, Subcommand};
+use clap::{ArgGroup, Args};
 use contiv_model::key::ObjectType;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{
-    Error,
-    cli::{Listed, Named},
-    client::Client,
-    listing::{Listing, text},
+    cli::Named,
+    kind::{Change, Field, Form, Kind},
+    listing::text,
+    verb::Make,
 };
 
-/// What can be done with groups of external contracts.
-#[derive(Debug, Subcommand)]
-pub enum Command {
-    /// Lists the contract groups of a tenant.
-    #[command(visible_alias = "list")]
-    Ls(Listed),
-    /// Makes a contract group.
-    Create(Create),
-    /// Removes a contract group that no endpoint group has.
-    #[command(visible_alias = "delete")]
-    Rm(Named),
-}
+/// Groups of external contracts; the empty columns are the original's.
+pub static KIND: Kind = Kind {
+    of: ObjectType::ExtContractsGroup,
+    words: &["external-contract"],
+    key: &["tenantName", "contractsGroupName"],
+    fields: &[
+        Field::tenant(),
+        Field::new("contractsGroupName", Form::Name).required(),
+        Field::new("contractsType", Form::OneOf(&["provided", "consumed"])).required(),
+        Field::new("contracts", Form::List(&Form::Text)),
+    ],
+    change: Change::Never,
+    columns: &[
+        ("Tenant", "------"),
+        ("Name", "------"),
+        ("", ""),
+        ("Type", "------"),
+        ("", ""),
+        ("Contracts", "-------"),
+    ],
+    row: |group| {
+        vec![
+            text(group, "tenantName"),
+            text(group, "contractsGroupName"),
+            String::new(),
+            text(group, "contractsType"),
+            format!("[{}]", text(group, "contracts").replace(',', " ")),
+        ]
+    },
+    created: "Creating ExternalContracts {key}",
+    deleted: "Deleting external contracts group {name} in tenant {tenant}",
+};
 
 /// A contract group to make: either provided or consumed.
 #[derive(Args, Debug)]
@@ -43,47 +61,13 @@ pub struct Create {
     contract: Vec<String>,
 }
 
-/// As lists show contract groups; the empty columns are the original's.
-pub const LISTING: Listing = Listing {
-    kind: ObjectType::ExtContractsGroup,
-    name: "contractsGroupName",
-    columns: &[
-        ("Tenant", "------"),
-        ("Name", "------"),
-        ("", ""),
-        ("Type", "------"),
-        ("", ""),
-        ("Contracts", "-------"),
-    ],
-    row: |group| {
-        vec![
-            text(group, "tenantName"),
-            text(group, "contractsGroupName"),
-            String::new(),
-            text(group, "contractsType"),
-            format!("[{}]", text(group, "contracts").replace(',', " ")),
-        ]
-    },
-};
+impl Make for Create {
+    fn named(&self) -> (&str, &str) {
+        self.named.parts()
+    }
 
-/// Runs one of the commands.
-pub fn run(client: &Client, command: &Command, out: &mut dyn Write) -> Result<(), Error> {
-    match command {
-        Command::Ls(how) => LISTING.of_tenant(client, how, out),
-        Command::Create(it) => {
-            let key = it.named.key();
-            let body = json!({
-                "tenantName": it.named.of.tenant,
-                "contractsGroupName": it.named.name,
-                "contractsType": if it.provided { "provided" } else { "consumed" },
-                "contracts": it.contract,
-            });
-            client.put(ObjectType::ExtContractsGroup, &key, &body)?;
-            Ok(writeln!(out, "Creating ExternalContracts {key}")?)
-        }
-        Command::Rm(it) => {
-            client.delete(ObjectType::ExtContractsGroup, &it.key())?;
-            Ok(writeln!(out, "Deleting external contracts group {} in tenant {}", it.name, it.of.tenant)?)
-        }
+    fn fields(&self) -> Value {
+        let of_type = if self.provided { "provided" } else { "consumed" };
+        json!({"contractsType": of_type, "contracts": self.contract})
     }
 }

@@ -12,14 +12,17 @@ pub mod contracts;
 pub mod endpoint;
 pub mod global;
 pub mod group;
+pub mod kind;
 pub mod listing;
 pub mod network;
 pub mod policy;
 pub mod profile;
+pub mod rule;
 pub mod service;
 pub mod table;
 pub mod tenant;
 pub mod token;
+pub mod verb;
 pub mod version;
 
 use cli::{Cli, Command};
@@ -97,14 +100,14 @@ pub fn run(cli: &Cli, out: &mut dyn std::io::Write) -> Result<(), Error> {
         Command::Version => version::show(&client, out),
         Command::Global(command) => global::run(&client, command, out),
         Command::Tenant(command) => tenant::run(&client, command, out),
-        Command::Network(command) => network::run(&client, command, out),
-        Command::Group(command) => group::run(&client, command, out),
+        Command::Network(verb) => verb::run(&network::KIND, &client, verb, out),
+        Command::Group(verb) => verb::run(&group::KIND, &client, verb, out),
         Command::Endpoint(command) => endpoint::run(&client, command, out),
         Command::Policy(command) => policy::run(&client, command, out),
-        Command::Netprofile(command) => profile::run(&client, command, out),
-        Command::ExternalContracts(command) => contracts::run(&client, command, out),
+        Command::Netprofile(verb) => verb::run(&profile::KIND, &client, verb, out),
+        Command::ExternalContracts(verb) => verb::run(&contracts::KIND, &client, verb, out),
         Command::AppProfile(command) => app_profile::run(&client, command, out),
-        Command::Service(command) => service::run(&client, command, out),
+        Command::Service(verb) => verb::run(&service::KIND, &client, verb, out),
         Command::Bgp(command) => bgp::run(&client, command, out),
         Command::AciGw(command) => aci::run(&client, command, out),
         Command::Login => token::login(&client, out),

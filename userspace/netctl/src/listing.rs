@@ -9,20 +9,9 @@ use crate::{
     Error,
     cli::{Detailed, Form, Listed, Shown, Tree},
     client::Client,
-    table::{self, Column},
+    kind::Kind,
+    table,
 };
-
-/// A kind of object as lists show it.
-pub struct Listing {
-    /// The type.
-    pub kind: ObjectType,
-    /// The field with the name.
-    pub name: &'static str,
-    /// The columns.
-    pub columns: &'static [Column],
-    /// The cells of one object.
-    pub row: fn(&Value) -> Vec<String>,
-}
 
 /// A field as the original prints it: missing text is empty.
 pub fn text(object: &Value, field: &str) -> String {
@@ -32,6 +21,11 @@ pub fn text(object: &Value, field: &str) -> String {
         Some(Value::Array(items)) => items.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(","),
         Some(other) => other.to_string(),
     }
+}
+
+/// A number, 0 when it is missing.
+pub fn number(object: &Value, field: &str) -> i64 {
+    object.get(field).and_then(Value::as_i64).unwrap_or(0)
 }
 
 /// Writes JSON over several lines.
@@ -47,6 +41,14 @@ pub fn yaml(out: &mut dyn Write, value: &Value) -> Result<(), Error> {
     Ok(writeln!(out, "{}", text.trim_end())?)
 }
 
+/// Writes one thing in the form that was asked for.
+pub fn tree(out: &mut dyn Write, form: Tree, value: &Value) -> Result<(), Error> {
+    match form {
+        Tree::Json => pretty(out, value),
+        Tree::Yaml => yaml(out, value),
+    }
+}
+
 /// Shows one object and its use.
 pub fn inspect(
     client: &Client,
@@ -55,39 +57,31 @@ pub fn inspect(
     form: &Detailed,
     out: &mut dyn Write,
 ) -> Result<(), Error> {
-    let object = client.inspect(kind, key)?;
-    match form.output {
-        Tree::Json => pretty(out, &object),
-        Tree::Yaml => yaml(out, &object),
-    }
+    tree(out, form.output, &client.inspect(kind, key)?)
 }
 
-impl Listing {
-    /// Lists the objects of one tenant, or of all. A tenant that does not exist is an error.
-    pub fn of_tenant(&self, client: &Client, how: &Listed, out: &mut dyn Write) -> Result<(), Error> {
-        client.object(ObjectType::Tenant, &how.of.tenant)?;
-        let mut objects = client.list(self.kind)?;
-        objects.retain(|object| how.all || text(object, "tenantName") == how.of.tenant);
-        self.show(objects, &how.shown, out)
-    }
+/// Lists the objects of one tenant, or of all. A tenant that does not exist is an error.
+pub fn of_tenant(kind: &Kind, client: &Client, how: &Listed, out: &mut dyn Write) -> Result<(), Error> {
+    client.object(ObjectType::Tenant, &how.of.tenant)?;
+    let mut objects = client.list(kind.of)?;
+    objects.retain(|object| how.all || text(object, "tenantName") == how.of.tenant);
+    show(kind, objects, &how.shown, out)
+}
 
-    /// Writes `objects` in the form that was asked for, sorted by key: the original's netmaster sends them
-    /// in random order.
-    pub fn show(&self, mut objects: Vec<Value>, how: &Shown, out: &mut dyn Write) -> Result<(), Error> {
-        objects.sort_by_cached_key(|object| text(object, "key"));
-        match how.form() {
-            Form::Json => pretty(out, &Value::Array(objects)),
-            Form::Yaml => yaml(out, &Value::Array(objects)),
-            Form::Name => {
-                for object in &objects {
-                    writeln!(out, "{}", text(object, self.name))?;
-                }
-                Ok(())
-            }
-            Form::Table => {
-                let rows: Vec<_> = objects.iter().map(self.row).collect();
-                Ok(table::write(out, self.columns, &rows)?)
-            }
+/// Writes `objects` in the form that was asked for, sorted by key: the original's netmaster sends them
+/// in random order.
+pub fn show(kind: &Kind, mut objects: Vec<Value>, how: &Shown, out: &mut dyn Write) -> Result<(), Error> {
+    objects.sort_by_cached_key(|object| text(object, "key"));
+    match how.form() {
+        Form::Json => pretty(out, &Value::Array(objects)),
+        Form::Yaml => yaml(out, &Value::Array(objects)),
+        Form::Name => {
+            let mut names = objects.iter().map(|object| text(object, kind.name_field()));
+            Ok(names.try_for_each(|name| writeln!(out, "{name}"))?)
+        }
+        Form::Table => {
+            let rows: Vec<_> = objects.iter().map(kind.row).collect();
+            Ok(table::write(out, kind.columns, &rows)?)
         }
     }
 }

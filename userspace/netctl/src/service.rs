@@ -1,32 +1,49 @@
 //! `netctl service`.
 
-use std::io::Write;
-
-use clap::{Args, Subcommand};
+use clap::Args;
 use contiv_model::key::ObjectType;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{
-    Error,
-    cli::{Inspected, Listed, Named},
-    client::Client,
-    listing::{Listing, inspect, text},
+    cli::Named,
+    kind::{Change, Field, Form, Kind},
+    listing::text,
+    verb::Make,
 };
 
-/// What can be done with services.
-#[derive(Debug, Subcommand)]
-pub enum Command {
-    /// Lists the services of a tenant.
-    #[command(visible_alias = "list")]
-    Ls(Listed),
-    /// Makes a service.
-    Create(Create),
-    /// Removes a service.
-    #[command(visible_alias = "delete")]
-    Rm(Named),
-    /// Shows a service, its address and providers.
-    Inspect(Inspected),
-}
+/// Services; a row ends with an empty cell, as in the original.
+pub static KIND: Kind = Kind {
+    of: ObjectType::ServiceLb,
+    words: &["service"],
+    key: &["tenantName", "serviceName"],
+    fields: &[
+        Field::tenant(),
+        Field::new("serviceName", Form::Name).required(),
+        Field::naming("networkName", Form::Name, ObjectType::Network).required(),
+        Field::new("ipAddress", Form::IPV4),
+        Field::new("selectors", Form::List(&Form::SELECTOR)).required(),
+        Field::new("ports", Form::List(&Form::PORT)).required(),
+    ],
+    // The address that it has got stays.
+    change: Change::AllBut(&["networkName", "ipAddress"]),
+    columns: &[
+        ("ServiceName", "---------"),
+        ("Tenant", "--------"),
+        ("Network", "-------"),
+        ("Selectors", "-------"),
+    ],
+    row: |service| {
+        vec![
+            text(service, "serviceName"),
+            text(service, "tenantName"),
+            text(service, "networkName"),
+            format!("[{}]", text(service, "selectors").replace(',', " ")),
+            String::new(),
+        ]
+    },
+    created: "Creating ServiceLB {key}",
+    deleted: "Deleting Service  {name},{tenant}",
+};
 
 /// A service to make.
 #[derive(Args, Debug)]
@@ -47,48 +64,17 @@ pub struct Create {
     preferred_ip: Option<std::net::Ipv4Addr>,
 }
 
-/// As lists show services; a row ends with an empty cell, as in the original.
-pub const LISTING: Listing = Listing {
-    kind: ObjectType::ServiceLb,
-    name: "serviceName",
-    columns: &[
-        ("ServiceName", "---------"),
-        ("Tenant", "--------"),
-        ("Network", "-------"),
-        ("Selectors", "-------"),
-    ],
-    row: |service| {
-        vec![
-            text(service, "serviceName"),
-            text(service, "tenantName"),
-            text(service, "networkName"),
-            format!("[{}]", text(service, "selectors").replace(',', " ")),
-            String::new(),
-        ]
-    },
-};
+impl Make for Create {
+    fn named(&self) -> (&str, &str) {
+        self.named.parts()
+    }
 
-/// Runs one of the commands.
-pub fn run(client: &Client, command: &Command, out: &mut dyn Write) -> Result<(), Error> {
-    match command {
-        Command::Ls(how) => LISTING.of_tenant(client, how, out),
-        Command::Create(it) => {
-            let key = it.named.key();
-            let body = json!({
-                "tenantName": it.named.of.tenant,
-                "serviceName": it.named.name,
-                "networkName": it.network,
-                "selectors": it.selector,
-                "ports": it.port,
-                "ipAddress": it.preferred_ip.map(|ip| ip.to_string()).unwrap_or_default(),
-            });
-            client.put(ObjectType::ServiceLb, &key, &body)?;
-            Ok(writeln!(out, "Creating ServiceLB {key}")?)
-        }
-        Command::Rm(it) => {
-            client.delete(ObjectType::ServiceLb, &it.key())?;
-            Ok(writeln!(out, "Deleting Service  {},{}", it.name, it.of.tenant)?)
-        }
-        Command::Inspect(it) => inspect(client, "serviceLB", &it.named.key(), &it.form, out),
+    fn fields(&self) -> Value {
+        json!({
+            "networkName": self.network,
+            "selectors": self.selector,
+            "ports": self.port,
+            "ipAddress": self.preferred_ip.map(|ip| ip.to_string()).unwrap_or_default(),
+        })
     }
 }

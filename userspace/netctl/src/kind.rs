@@ -1,0 +1,186 @@
+//! The kinds of object: one description each, which lists, `get`, `apply` and `delete` go by.
+
+mod form;
+
+use contiv_model::key::ObjectType;
+use serde_json::Value;
+
+pub use form::{Form, is_empty};
+
+use crate::{
+    aci, app_profile, bgp, contracts, global, group, listing::text, network, policy, profile, rule, service,
+    table::Column, tenant,
+};
+
+/// A kind of object of the API.
+#[derive(Debug)]
+pub struct Kind {
+    /// The type.
+    pub of: ObjectType,
+    /// What people call it beside the type's name.
+    pub words: &'static [&'static str],
+    /// The fields that make the key, joined by colons; the last one is the name.
+    pub key: &'static [&'static str],
+    /// All fields that a user sets, in the order in which they are shown; those of the key first.
+    pub fields: &'static [Field],
+    /// What may be changed once it is there.
+    pub change: Change,
+    /// The columns of lists.
+    pub columns: &'static [Column],
+    /// The cells of one object.
+    pub row: fn(&Value) -> Vec<String>,
+    /// What is said when one has been made, with `{key}`, `{name}` and `{tenant}`; empty for nothing.
+    pub created: &'static str,
+    /// The same when one has been removed.
+    pub deleted: &'static str,
+}
+
+/// What netmaster changes of an object that is there (INVENTORY 1.5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Nothing.
+    Never,
+    /// All but these fields: the others are replaced as a whole.
+    AllBut(&'static [&'static str]),
+    /// Settings of the cluster: what a file does not name stays, and they are never removed.
+    Settings,
+}
+
+/// A field that a user sets.
+#[derive(Debug)]
+pub struct Field {
+    /// As JSON spells it.
+    pub name: &'static str,
+    /// What its value must be like.
+    pub form: Form,
+    /// Must it be there?
+    pub required: bool,
+    /// What netmaster takes when it is empty.
+    pub preset: Preset,
+    /// The type of object whose name it holds.
+    pub refers: Option<ObjectType>,
+}
+
+/// What an empty field stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Preset {
+    /// Nothing, or 0.
+    Empty,
+    /// A text.
+    Text(&'static str),
+    /// A number.
+    Number(i64),
+}
+
+impl Field {
+    /// An optional field.
+    pub const fn new(name: &'static str, form: Form) -> Field {
+        Field { name, form, required: false, preset: Preset::Empty, refers: None }
+    }
+
+    /// The name of an object of this type, in the same tenant.
+    pub const fn naming(name: &'static str, form: Form, refers: ObjectType) -> Field {
+        Field { name, form, required: false, preset: Preset::Empty, refers: Some(refers) }
+    }
+
+    /// The tenant that an object is of.
+    pub const fn tenant() -> Field {
+        Field::naming("tenantName", Form::Name, ObjectType::Tenant).required()
+    }
+
+    /// A field that must be there.
+    pub const fn required(mut self) -> Field {
+        self.required = true;
+        self
+    }
+
+    /// A field that stands for `preset` when it is empty.
+    pub const fn or(mut self, preset: Preset) -> Field {
+        self.preset = preset;
+        self
+    }
+}
+
+/// Every kind that netmaster keeps, what others refer to first.
+pub static KINDS: [&Kind; 12] = [
+    &global::KIND,
+    &aci::KIND,
+    &tenant::KIND,
+    &network::KIND,
+    &profile::KIND,
+    &contracts::KIND,
+    &policy::KIND,
+    &rule::KIND,
+    &group::KIND,
+    &service::KIND,
+    &app_profile::KIND,
+    &bgp::KIND,
+];
+
+impl Kind {
+    /// The kind of a type's name, e.g. `endpointGroup`, or of a word that people use, e.g. `groups`.
+    pub fn by_word(word: &str) -> Option<&'static Kind> {
+        let same = |name: &str| word == name || word.strip_suffix('s') == Some(name);
+        KINDS.into_iter().find(|kind| same(kind.name()) || kind.words.iter().any(|name| same(name)))
+    }
+
+    /// The kind of a type that netmaster keeps.
+    pub fn of(kind: ObjectType) -> Option<&'static Kind> {
+        KINDS.into_iter().find(|known| known.of == kind)
+    }
+
+    /// The name that the API has for it.
+    pub const fn name(&self) -> &'static str {
+        self.of.as_str()
+    }
+
+    /// The key that an object's fields make.
+    pub fn key_of(&self, object: &Value) -> String {
+        self.key.iter().map(|field| text(object, field)).collect::<Vec<_>>().join(":")
+    }
+
+    /// The field with the name within the tenant.
+    pub fn name_field(&self) -> &'static str {
+        self.key.last().copied().unwrap_or_default()
+    }
+
+    /// Are there such objects in each tenant?
+    pub fn is_of_tenant(&self) -> bool {
+        self.key.len() > 1
+    }
+
+    /// Place among the kinds: what others refer to is first.
+    pub fn rank(&self) -> usize {
+        KINDS.iter().position(|kind| kind.of == self.of).unwrap_or(KINDS.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_is_found_by_its_names_alone() {
+        for kind in KINDS {
+            for word in kind.words.iter().copied().chain([kind.name()]) {
+                assert_eq!(Kind::by_word(word).map(Kind::name), Some(kind.name()), "{word}");
+                assert_eq!(Kind::by_word(&format!("{word}s")).map(Kind::name), Some(kind.name()), "{word}s");
+            }
+            assert!(
+                kind.fields.iter().map(|field| field.name).take(kind.key.len()).eq(kind.key.iter().copied())
+            );
+        }
+        assert!(Kind::by_word("endpoints").is_none());
+    }
+
+    #[test]
+    fn what_a_kind_refers_to_is_before_it() {
+        for kind in KINDS {
+            for refers in kind.fields.iter().filter_map(|field| field.refers) {
+                let before = Kind::of(refers).is_some_and(|other| other.rank() < kind.rank());
+                // A rule may name groups, which come after it: they have its policy.
+                assert!(before || kind.of == ObjectType::Rule, "{} names a {}", kind.name(), refers.as_str());
+            }
+        }
+    }
+}
