@@ -1,18 +1,30 @@
 //! What can be typed.
 
-use std::ffi::OsString;
+use std::{ffi::OsString, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::{
-    aci, app_profile, bgp, contracts, endpoint, global, group, network, policy, profile, service, tenant,
-    verb::Verb,
+    aci, app_profile, apply::Files, bgp, contracts, endpoint, get::Get, global, group, network, node, policy,
+    profile, service, tenant, verb::Verb,
 };
 
 /// Shows and changes the networks, groups and endpoints of a contiv-rs cluster.
 #[derive(Debug, Parser)]
 #[command(name = "netctl", version)]
 pub struct Cli {
+    /// Whom to ask.
+    #[command(flatten)]
+    pub server: Server,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The netmaster that is asked, and how it is known to be the right one.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Connection")]
+pub struct Server {
     /// The address of netmaster.
     #[arg(
         long,
@@ -25,9 +37,15 @@ pub struct Cli {
     /// Takes any certificate of an https netmaster (for tests: whoever is in between can read along).
     #[arg(long, env = "INSECURE", global = true, value_parser = clap::builder::FalseyValueParser::new())]
     pub insecure: bool,
-    /// What to do.
-    #[command(subcommand)]
-    pub command: Command,
+    /// The certificates (PEM) of those who sign for netmaster, instead of the system's.
+    #[arg(long, env = "NETCTL_CACERT", global = true, value_name = "FILE")]
+    pub cacert: Option<PathBuf>,
+    /// A certificate of one's own (PEM, with those that signed it) for a netmaster that asks for it.
+    #[arg(long, env = "NETCTL_CERT", global = true, value_name = "FILE")]
+    pub cert: Option<PathBuf>,
+    /// The private key (PEM) of --cert.
+    #[arg(long, env = "NETCTL_KEY", global = true, value_name = "FILE")]
+    pub key: Option<PathBuf>,
 }
 
 /// The kinds of object.
@@ -35,6 +53,17 @@ pub struct Cli {
 pub enum Command {
     /// The versions of this program and of netmaster.
     Version,
+    /// Which netmaster leads, and who else is there.
+    Info(Detailed),
+    /// Shows objects of any kind, in the form that `apply` takes.
+    Get(Get),
+    /// Makes netmaster hold the objects of files: makes what is not there, changes what differs.
+    Apply(Files),
+    /// Removes the objects that files name.
+    Delete(Files),
+    /// The nodes.
+    #[command(subcommand)]
+    Node(node::Command),
     /// The cluster's settings.
     #[command(subcommand)]
     Global(global::Command),

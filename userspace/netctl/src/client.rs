@@ -1,15 +1,15 @@
 //! Requests to netmaster.
 
-use std::time::Duration;
+use std::{fs, path::Path, time::Duration};
 
 use contiv_model::key::ObjectType;
 use serde_json::{Value, json};
 use ureq::{
     Agent, Body, RequestBuilder, http,
-    tls::{RootCerts, TlsConfig},
+    tls::{Certificate, ClientCert, PemItem, PrivateKey, RootCerts, TlsConfig, parse_pem},
 };
 
-use crate::{Error, token};
+use crate::{Error, cli::Server, token};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -21,25 +21,19 @@ pub struct Client {
 }
 
 impl Client {
-    /// The netmaster at `url`, e.g. `http://netmaster:9999` or `https://proxy:10000`. `insecure` takes any
-    /// certificate.
-    pub fn new(url: &str, insecure: bool) -> Result<Client, Error> {
+    /// The netmaster at `server.netmaster`, e.g. `http://netmaster:9999` or `https://proxy:10000`.
+    pub fn new(server: &Server) -> Result<Client, Error> {
+        let url = &server.netmaster;
         let secure = url.starts_with("https://");
         if !secure && !url.starts_with("http://") {
             return Err(Error::Usage(format!(
                 "--netmaster {url:?}: expected http://HOST:PORT or https://HOST:PORT"
             )));
         }
-        let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
-        let tls = TlsConfig::builder()
-            .root_certs(RootCerts::PlatformVerifier)
-            .disable_verification(insecure)
-            .unversioned_rustls_crypto_provider(provider)
-            .build();
         let config = Agent::config_builder()
             .timeout_global(Some(TIMEOUT))
             .http_status_as_error(false)
-            .tls_config(tls)
+            .tls_config(tls(server)?)
             .build();
         let base = url.trim_end_matches('/').to_owned();
         // A token in the clear is anybody's: it is sent where it was got from.
@@ -109,12 +103,70 @@ impl Client {
     }
 }
 
+fn tls(server: &Server) -> Result<TlsConfig, Error> {
+    let roots = match &server.cacert {
+        None => RootCerts::PlatformVerifier,
+        Some(file) => RootCerts::new_with_certs(&certificates("--cacert", file)?),
+    };
+    let own = match (&server.cert, &server.key) {
+        (None, None) => None,
+        (Some(cert), Some(key)) => {
+            let text = fs::read(key).map_err(Error::file("read", key))?;
+            let private = PrivateKey::from_pem(&text).map_err(|_| {
+                Error::Usage(format!("--key {}: there is no private key (PEM) in it", key.display()))
+            })?;
+            Some(ClientCert::new_with_certs(&certificates("--cert", cert)?, private))
+        }
+        (Some(_), None) => {
+            return Err(Error::Usage("--cert needs --key, the certificate's private key".into()));
+        }
+        (None, Some(_)) => return Err(Error::Usage("--key needs --cert, the key's certificate".into())),
+    };
+    let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
+    Ok(TlsConfig::builder()
+        .root_certs(roots)
+        .client_cert(own)
+        .disable_verification(server.insecure)
+        .unversioned_rustls_crypto_provider(provider)
+        .build())
+}
+
+fn certificates(flag: &str, file: &Path) -> Result<Vec<Certificate<'static>>, Error> {
+    let text = fs::read(file).map_err(Error::file("read", file))?;
+    let found: Vec<_> = parse_pem(&text)
+        .filter_map(|item| match item {
+            Ok(PemItem::Certificate(certificate)) => Some(certificate),
+            _ => None,
+        })
+        .collect();
+    match found.is_empty() {
+        true => Err(Error::Usage(format!("{flag} {}: there is no certificate (PEM) in it", file.display()))),
+        false => Ok(found),
+    }
+}
+
+/// What to try when a connection failed.
+fn hint(error: &ureq::Error) -> &'static str {
+    let of_tls = match error {
+        ureq::Error::Rustls(_) | ureq::Error::Tls(_) | ureq::Error::Pem(_) => true,
+        // A handshake that fails.
+        ureq::Error::Io(source) => source.get_ref().is_some_and(|inner| inner.is::<rustls::Error>()),
+        _ => false,
+    };
+    if of_tls {
+        "--cacert names those who sign for netmaster, --cert and --key a certificate of your own if it asks for one"
+    } else {
+        "is netmaster running there? --netmaster or NETMASTER names another"
+    }
+}
+
 fn read(
     method: &'static str,
     url: String,
     answer: Result<http::Response<Body>, ureq::Error>,
 ) -> Result<Value, Error> {
-    let failed = |source| Error::Request { method, url: url.clone(), source: Box::new(source) };
+    let failed =
+        |source| Error::Request { method, url: url.clone(), hint: hint(&source), source: Box::new(source) };
     let mut answer = answer.map_err(failed)?;
     let text = answer.body_mut().with_config().limit(1 << 30).read_to_string().map_err(failed)?;
     if !answer.status().is_success() {

@@ -3,7 +3,7 @@
 mod form;
 
 use contiv_model::key::ObjectType;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 pub use form::{Form, is_empty};
 
@@ -59,6 +59,8 @@ pub struct Field {
     pub preset: Preset,
     /// The type of object whose name it holds.
     pub refers: Option<ObjectType>,
+    /// The field that netmaster fills it in from, when that has a value.
+    pub follows: Option<&'static str>,
 }
 
 /// What an empty field stands for.
@@ -75,12 +77,12 @@ pub enum Preset {
 impl Field {
     /// An optional field.
     pub const fn new(name: &'static str, form: Form) -> Field {
-        Field { name, form, required: false, preset: Preset::Empty, refers: None }
+        Field { name, form, required: false, preset: Preset::Empty, refers: None, follows: None }
     }
 
     /// The name of an object of this type, in the same tenant.
     pub const fn naming(name: &'static str, form: Form, refers: ObjectType) -> Field {
-        Field { name, form, required: false, preset: Preset::Empty, refers: Some(refers) }
+        Field { name, form, required: false, preset: Preset::Empty, refers: Some(refers), follows: None }
     }
 
     /// The tenant that an object is of.
@@ -91,6 +93,12 @@ impl Field {
     /// A field that must be there.
     pub const fn required(mut self) -> Field {
         self.required = true;
+        self
+    }
+
+    /// A field that netmaster fills in when `other` has a value.
+    pub const fn following(mut self, other: &'static str) -> Field {
+        self.follows = Some(other);
         self
     }
 
@@ -139,6 +147,20 @@ impl Kind {
         self.key.iter().map(|field| text(object, field)).collect::<Vec<_>>().join(":")
     }
 
+    /// What an object means: the fields that a user sets, without empty ones and those that netmaster fills in, in order.
+    pub fn meaning(&self, object: &Value) -> Map<String, Value> {
+        let given = |name: &str| object.get(name).filter(|value| !is_empty(value));
+        let own = |field: &&Field| field.follows.is_none_or(|other| given(other).is_none());
+        let value = |field: &Field| match (given(field.name), field.preset) {
+            (Some(value), _) => Some(value.clone()),
+            (None, Preset::Empty) => None,
+            (None, Preset::Text(text)) => Some(text.into()),
+            (None, Preset::Number(number)) => Some(number.into()),
+        };
+        let fields = self.fields.iter().filter(own);
+        fields.filter_map(|field| Some((field.name.to_owned(), value(field)?))).collect()
+    }
+
     /// The field with the name within the tenant.
     pub fn name_field(&self) -> &'static str {
         self.key.last().copied().unwrap_or_default()
@@ -157,6 +179,8 @@ impl Kind {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -171,6 +195,15 @@ mod tests {
             );
         }
         assert!(Kind::by_word("endpoints").is_none());
+    }
+
+    #[test]
+    fn the_meaning_leaves_out_what_netmaster_adds() {
+        let stored = json!({"key": "t:p:1", "ruleId": "1", "policyName": "p", "tenantName": "t", "direction": "in",
+            "fromNetwork": "n", "fromIpAddress": "10.1.1.0/24", "port": 0, "links": {}});
+        let meant = json!({"tenantName": "t", "policyName": "p", "ruleId": "1", "priority": 1, "direction": "in",
+            "fromNetwork": "n"});
+        assert_eq!(Value::Object(rule::KIND.meaning(&stored)), meant);
     }
 
     #[test]

@@ -5,25 +5,33 @@
 
 pub mod aci;
 pub mod app_profile;
+pub mod apply;
 pub mod bgp;
+pub mod change;
 pub mod cli;
 pub mod client;
 pub mod contracts;
 pub mod endpoint;
+pub mod get;
 pub mod global;
 pub mod group;
 pub mod kind;
 pub mod listing;
+pub mod manifest;
 pub mod network;
+pub mod node;
 pub mod policy;
 pub mod profile;
 pub mod rule;
 pub mod service;
+pub mod style;
 pub mod table;
 pub mod tenant;
 pub mod token;
 pub mod verb;
 pub mod version;
+
+use std::path::Path;
 
 use cli::{Cli, Command};
 use client::Client;
@@ -35,12 +43,14 @@ pub enum Error {
     #[error("{0}")]
     Usage(String),
     /// The request did not reach netmaster: exit 2.
-    #[error("{method} {url} (is netmaster running there? --netmaster or NETMASTER names another)")]
+    #[error("{method} {url} ({hint})")]
     Request {
         /// The HTTP method.
         method: &'static str,
         /// The whole URL.
         url: String,
+        /// What to try.
+        hint: &'static str,
         /// What the connection said.
         #[source]
         source: Box<ureq::Error>,
@@ -48,6 +58,9 @@ pub enum Error {
     /// netmaster refused: exit 3.
     #[error("{0}")]
     Refused(String),
+    /// Files hold mistakes, or netmaster refused several things; a line for each: exit 3.
+    #[error("{}", .0.join("\n"))]
+    Several(Vec<String>),
     /// netmaster answered with something else than JSON: exit 3.
     #[error("read the answer to {method} {url}")]
     Answer {
@@ -76,12 +89,34 @@ pub enum Error {
 }
 
 impl Error {
+    /// Of the system, about a file.
+    pub fn file(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Error {
+        let path = path.to_owned();
+        move |source| Error::File { action, path, source }
+    }
+
+    /// Of netmaster, about an object of a file; `rest` more changes would have come.
+    pub fn about(self, object: String, rest: usize) -> Error {
+        match self {
+            Error::Refused(message) if rest == 0 => Error::Refused(format!("{object}: {message}")),
+            Error::Refused(message) => {
+                Error::Refused(format!("{object}: {message} (what comes after it was not sent: {rest} more)"))
+            }
+            other => other,
+        }
+    }
+
+    /// Has whoever reads the output gone away? That is no mistake to tell of.
+    pub fn is_broken_pipe(&self) -> bool {
+        matches!(self, Error::Output(source) if source.kind() == std::io::ErrorKind::BrokenPipe)
+    }
+
     /// The process's exit code.
     pub fn exit_code(&self) -> u8 {
         match self {
             Error::Usage(_) => 1,
             Error::Request { .. } => 2,
-            Error::Refused(_) | Error::Answer { .. } => 3,
+            Error::Refused(_) | Error::Several(_) | Error::Answer { .. } => 3,
             Error::File { .. } | Error::Output(_) => 4,
         }
     }
@@ -95,9 +130,14 @@ pub fn run(cli: &Cli, out: &mut dyn std::io::Write) -> Result<(), Error> {
         clap_complete::generate(*shell, &mut <Cli as clap::CommandFactory>::command(), "netctl", &mut script);
         return Ok(out.write_all(&script)?);
     }
-    let client = Client::new(&cli.netmaster, cli.insecure)?;
+    let client = Client::new(&cli.server)?;
     match &cli.command {
         Command::Version => version::show(&client, out),
+        Command::Info(form) => listing::tree(out, form.output, &client.get("/info")?),
+        Command::Get(get) => get::run(&client, get, out),
+        Command::Apply(files) => apply::apply(&client, files, out),
+        Command::Delete(files) => apply::delete(&client, files, out),
+        Command::Node(command) => node::run(&client, command, out),
         Command::Global(command) => global::run(&client, command, out),
         Command::Tenant(command) => tenant::run(&client, command, out),
         Command::Network(verb) => verb::run(&network::KIND, &client, verb, out),

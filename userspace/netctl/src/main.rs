@@ -3,7 +3,10 @@
 use std::{io::Write as _, process::ExitCode};
 
 use clap::{Parser as _, error::ErrorKind};
-use netctl::cli::{self, Cli};
+use netctl::{
+    cli::{self, Cli},
+    style,
+};
 
 /// What was typed. A command without its subcommand shows its help, as the original does.
 fn typed() -> Result<Cli, clap::Error> {
@@ -29,13 +32,24 @@ fn main() -> ExitCode {
             };
         }
     };
-    let mut out = std::io::stdout().lock();
+    // Takes colours out unless this is a terminal that wants them (NO_COLOR, TERM=dumb).
+    let mut out = anstream::stdout().lock();
     match netctl::run(&cli, &mut out).and_then(|()| Ok(out.flush()?)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let code = error.exit_code();
-            eprintln!("netctl: {:#}", anyhow::Error::from(error));
+            if !error.is_broken_pipe() {
+                tell(error);
+            }
             ExitCode::from(code)
         }
+    }
+}
+
+/// A mistake is a line; only files can hold several.
+fn tell(error: netctl::Error) {
+    let text = format!("{:#}", anyhow::Error::from(error));
+    for line in text.lines() {
+        anstream::eprintln!("{} {line}", style::paint(style::BAD, "netctl:"));
     }
 }

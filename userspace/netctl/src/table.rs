@@ -16,7 +16,8 @@ pub fn write(out: &mut dyn Write, columns: &[Column], rows: &[Vec<String>]) -> i
     for (at, line) in lines.iter().enumerate() {
         let Some((last, padded)) = line.split_last() else { continue };
         for (cell, widths) in padded.iter().zip(&widths) {
-            write!(out, "{cell:width$}  ", width = widths.get(at).copied().unwrap_or(0))?;
+            let blanks = widths.get(at).copied().unwrap_or(0).saturating_sub(width(cell));
+            write!(out, "{cell}{:blanks$}  ", "")?;
         }
         writeln!(out, "{last}")?;
     }
@@ -28,10 +29,15 @@ fn column_widths(lines: &[Vec<String>], column: usize) -> Vec<usize> {
     let padded = |line: &Vec<String>| line.len() > column + 1;
     let mut widths = Vec::with_capacity(lines.len());
     for block in lines.chunk_by(|a, b| padded(a) == padded(b)) {
-        let width = block.iter().filter_map(|line| line.get(column)).map(|cell| cell.chars().count()).max();
+        let width = block.iter().filter_map(|line| line.get(column)).map(|cell| width(cell)).max();
         widths.extend(block.iter().map(|_| width.unwrap_or(0)));
     }
     widths
+}
+
+/// In characters, colours left out.
+fn width(cell: &str) -> usize {
+    anstream::adapter::strip_str(cell).map(|text| text.chars().count()).sum()
 }
 
 #[cfg(test)]

@@ -17,19 +17,15 @@ fn path() -> Result<PathBuf, Error> {
     Ok(PathBuf::from(home).join(".netctl/config.json"))
 }
 
-fn io_error(action: &'static str, path: &std::path::Path) -> impl FnOnce(io::Error) -> Error {
-    let path = path.to_owned();
-    move |source| Error::File { action, path, source }
-}
-
 /// The token, if somebody has logged in.
 pub fn read() -> Result<Option<String>, Error> {
     let Ok(path) = path() else { return Ok(None) };
     let text = match fs::read_to_string(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        text => text.map_err(io_error("read", &path))?,
+        text => text.map_err(Error::file("read", &path))?,
     };
-    let config: Value = serde_json::from_str(&text).map_err(|error| io_error("read", &path)(error.into()))?;
+    let config: Value =
+        serde_json::from_str(&text).map_err(|error| Error::file("read", &path)(error.into()))?;
     Ok(config.get("token").and_then(Value::as_str).map(str::to_owned))
 }
 
@@ -37,7 +33,7 @@ fn keep(token: &str) -> Result<(), Error> {
     let path = path()?;
     if let Some(folder) = path.parent() {
         let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
-        made.map_err(io_error("make", folder))?;
+        made.map_err(Error::file("make", folder))?;
     }
     // Renamed into place: never half a file, nor one that others could read.
     let new = path.with_extension("json.new");
@@ -47,7 +43,7 @@ fn keep(token: &str) -> Result<(), Error> {
         writeln!(file, "{}", json!({"token": token}))?;
         fs::rename(&new, &path)
     };
-    write().map_err(io_error("write", &path))
+    write().map_err(Error::file("write", &path))
 }
 
 /// Asks for name and password, and keeps the token that they are good for.

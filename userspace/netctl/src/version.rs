@@ -4,7 +4,7 @@ use std::io::Write;
 
 use crate::{Error, client::Client, listing::text};
 
-/// The versions of this program and of netmaster.
+/// The versions of this program and of netmaster, and which netmaster leads.
 pub fn show(client: &Client, out: &mut dyn Write) -> Result<(), Error> {
     writeln!(out, "Client Version:\nVersion: {}\n", env!("CARGO_PKG_VERSION"))?;
     let server = client.get("/version")?;
@@ -12,5 +12,11 @@ pub fn show(client: &Client, out: &mut dyn Write) -> Result<(), Error> {
     for field in ["Version", "GitCommit", "BuildTime"] {
         writeln!(out, "{field}: {}", text(&server, field))?;
     }
-    Ok(())
+    let leader = match client.get("/info") {
+        Ok(info) => text(&info, "leader-ip"),
+        // The versions are worth knowing without it.
+        Err(Error::Refused(why)) => why,
+        Err(error) => return Err(error),
+    };
+    Ok(writeln!(out, "Leader: {leader}")?)
 }

@@ -40,7 +40,7 @@ impl Form {
         split_length(text, 127).is_some_and(|address| address.parse::<Ipv6Addr>().is_ok())
     });
     /// Addresses of a network.
-    pub const POOL: Form = Form::Like("IPv4 addresses such as 10.1.1.10-10.1.1.20", |text| is_range(text));
+    pub const POOL: Form = Form::Like("IPv4 addresses such as 10.1.1.10-10.1.1.20", is_range);
     /// A protocol of a rule.
     pub const PROTOCOL: Form = Form::Like("tcp, udp, icmp or a number from 0 to 255", |text| {
         ["tcp", "udp", "icmp"].contains(&text) || text.parse::<u8>().is_ok()

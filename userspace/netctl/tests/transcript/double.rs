@@ -70,6 +70,9 @@ fn answer(objects: &mut Objects, method: &str, path: &str, body: Value) -> Resul
     if path == "/version" {
         return Ok(json!({"GitCommit": "96577306", "Version": "1.2.3", "BuildTime": ""}));
     }
+    if path == "/info" {
+        return Ok(json!({"current-state": "leader", "leader-ip": "127.0.0.1:9999"}));
+    }
     let parts: Vec<&str> = path.strip_prefix("/api/v1/").unwrap().split('/').collect();
     if let ["inspect", types, key, ""] = parts[..] {
         let kind = types.strip_suffix('s').unwrap();

@@ -44,7 +44,7 @@ fn differs(step: &mut Step) {
         "version" => {
             let ours = format!("Version: {}\n", env!("CARGO_PKG_VERSION"));
             step.stdout = format!(
-                "Client Version:\n{ours}\nServer Version:\nVersion: 1.2.3\nGitCommit: 96577306\nBuildTime: \n"
+                "Client Version:\n{ours}\nServer Version:\nVersion: 1.2.3\nGitCommit: 96577306\nBuildTime: \nLeader: 127.0.0.1:9999\n"
             );
         }
         "net ls -a" => {
