@@ -11,14 +11,13 @@ use std::ops::ControlFlow;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
-use contiv_model::{group, network};
+use contiv_model::{group, key::POLICIES, network};
 use contiv_store::election::Leadership;
 use contiv_store::{Error, Guard, Outcome, Store, Txn};
 use tokio::sync::{Mutex, MutexGuard, mpsc, oneshot};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tokio_util::sync::CancellationToken;
 
-use crate::policy::ATTACHED;
 use crate::problem::{Answer, Problem};
 use crate::world::{Change, Draft, Edited, World};
 use intent::{Done, Intent};
@@ -252,7 +251,7 @@ impl Committer {
             return;
         }
         let (key, bytes) = largest;
-        let advice = match key.starts_with(ATTACHED) {
+        let advice = match key.starts_with(POLICIES) {
             true => "spread the rules over several policies",
             false => "have fewer objects below it",
         };

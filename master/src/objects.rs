@@ -20,7 +20,6 @@ use contiv_model::{api, key::ObjectType};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-pub use bgp::{STATES as BGP_STATES, State as BgpState};
 pub use global::Defaults;
 pub use group::IpPool;
 pub use inspect::{find_endpoint, find_node, nodes};

@@ -1,66 +1,9 @@
-//! Policies as the nodes see them: a policy on a group, and each of its rules by direction (INVENTORY section 4).
+//! What a rule of a policy comes to on a group, by direction (INVENTORY section 4).
 
 use std::collections::BTreeMap;
 
 use contiv_model::api::Rule;
-use serde::{Deserialize, Serialize};
-
-/// Where a policy on a group is kept: `<prefix><tenant>:<group>:<tenant>:<policy>`.
-pub const ATTACHED: &str = "/contiv.io/state/policy/";
-/// Where a rule of one direction is kept.
-pub const DIRECTED: &str = "/contiv.io/state/policyRule/";
-
-/// A policy on a group.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Attached {
-    pub id: String,
-    /// The same as the id.
-    #[serde(rename = "EpgPolicyKey")]
-    pub key: String,
-    #[serde(rename = "EndpointGroupID")]
-    pub group: i64,
-    /// By the rules' keys.
-    #[serde(rename = "RuleMaps", default)]
-    pub rules: BTreeMap<String, Expanded>,
-}
-
-/// A rule, and what it comes to on one group.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Expanded {
-    #[serde(rename = "Rule")]
-    pub rule: Rule,
-    /// By their ids.
-    #[serde(rename = "OfnetRules", default)]
-    pub directed: BTreeMap<String, Directed>,
-}
-
-/// What packets of one direction must look like, and what becomes of them.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "PascalCase", default)]
-pub struct Directed {
-    pub rule_id: String,
-    pub priority: i64,
-    /// 0 for any.
-    pub src_endpoint_group: i64,
-    pub dst_endpoint_group: i64,
-    pub src_ip_addr: String,
-    pub dst_ip_addr: String,
-    /// 0 for any.
-    pub ip_protocol: u8,
-    pub src_port: u16,
-    pub dst_port: u16,
-    pub tcp_flags: String,
-    pub action: String,
-}
-
-/// A rule of one direction under its own key.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DirectedState {
-    /// Always empty.
-    pub id: String,
-    #[serde(flatten)]
-    pub rule: Directed,
-}
+use contiv_model::policy::Directed;
 
 #[derive(Clone, Copy)]
 enum Direction {
@@ -162,19 +105,16 @@ fn protocol(name: &str) -> u8 {
 
 #[cfg(test)]
 mod tests {
+    use contiv_model::policy::Attached;
+
     use super::*;
 
     #[test]
-    fn the_bodies_are_the_originals_to_the_byte() {
+    fn rules_come_to_what_the_original_made_of_them() {
         let body = r#"{"id":"default:eg:default:pe","EpgPolicyKey":"default:eg:default:pe","EndpointGroupID":3,"RuleMaps":{"default:pe:k1":{"Rule":{"key":"default:pe:k1","action":"allow","direction":"in","policyName":"pe","port":80,"priority":1,"protocol":"tcp","ruleId":"k1","tenantName":"default","toIpAddress":"41.1.0.2","link-sets":{"Policies":{"default:pe":{"type":"policy","key":"default:pe"}}},"links":{"MatchEndpointGroup":{}}},"OfnetRules":{"default:eg:default:pe:default:pe:k1:inRx":{"RuleId":"default:eg:default:pe:default:pe:k1:inRx","Priority":1,"SrcEndpointGroup":0,"DstEndpointGroup":3,"SrcIpAddr":"","DstIpAddr":"41.1.0.2","IpProtocol":6,"SrcPort":0,"DstPort":80,"TcpFlags":"","Action":"allow"},"default:eg:default:pe:default:pe:k1:inTx":{"RuleId":"default:eg:default:pe:default:pe:k1:inTx","Priority":1,"SrcEndpointGroup":3,"DstEndpointGroup":0,"SrcIpAddr":"41.1.0.2","DstIpAddr":"","IpProtocol":6,"SrcPort":80,"DstPort":0,"TcpFlags":"","Action":"allow"}}}}}"#;
         let state: Attached = serde_json::from_str(body).unwrap();
-        assert_eq!(serde_json::to_string(&state).unwrap(), body);
         let expanded = &state.rules["default:pe:k1"];
         assert_eq!(expand(&state.id, state.group, 0, &expanded.rule), expanded.directed);
-
-        let body = r#"{"id":"","RuleId":"default:web:default:p1:default:p1:8:outTx","Priority":1,"SrcEndpointGroup":6,"DstEndpointGroup":7,"SrcIpAddr":"","DstIpAddr":"","IpProtocol":6,"SrcPort":0,"DstPort":0,"TcpFlags":"syn,!ack","Action":"allow"}"#;
-        let state: DirectedState = serde_json::from_str(body).unwrap();
-        assert_eq!(serde_json::to_string(&state).unwrap(), body);
     }
 
     #[test]

@@ -112,7 +112,7 @@ impl World {
         if self.deleted.get(path).is_some_and(|deleted| revision <= *deleted) {
             return;
         }
-        let Ok(key) = path.parse::<Key>() else { return self.set_unlisted(path, kv, revision) };
+        let Ok(key) = path.parse::<Key>() else { return };
         match key {
             Key::Network(id) => self.set_ledger::<network::State>(id.as_str(), kv, revision),
             Key::Group(id) => self.set_ledger::<group::State>(id.as_str(), kv, revision),
@@ -130,8 +130,8 @@ impl World {
             Ok(Key::Network(id)) => self.networks.forget(id.as_str()),
             Ok(Key::Group(id)) => self.groups.forget(id.as_str()),
             Ok(Key::NetworkJournal(_) | Key::GroupJournal(_)) => {}
-            Err(_) => self.set_unlisted(path, None, i64::MAX),
             Ok(key) => self.forget_record(&key),
+            Err(_) => {}
         }
         self.set(path, kv, revision);
     }

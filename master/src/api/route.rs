@@ -160,7 +160,7 @@ fn unbuilt(first: &str) -> Option<&'static str> {
 
 /// What the original kept in memory and told its agents by calls.
 fn no_ofnet() -> Problem {
-    let rules = crate::policy::DIRECTED;
+    let rules = contiv_model::key::POLICY_RULES;
     Problem::not_found(format!("there is no ofnet here; agents read the rules from the store, below {rules}"))
 }
 

@@ -10,6 +10,7 @@
 use std::ops::ControlFlow;
 use std::time::Duration;
 
+use contiv_model::key::POLICY_RULES;
 use contiv_store::election::Leadership;
 use contiv_store::{Error, Guard, MAX_TXN_OPS, Op, Outcome, Store, Txn};
 use serde::{Deserialize, Serialize};
@@ -17,7 +18,6 @@ use serde_json::{Map, Value};
 use tokio::time::sleep;
 
 use super::one_line;
-use crate::policy::DIRECTED;
 use crate::world::Revisions;
 
 const PREFIX: &str = "/contiv.io/master/pending/";
@@ -79,7 +79,7 @@ impl Intent {
     /// `name` is of no other intent that the store may have keys of.
     pub(super) fn new(name: String, mut ops: Vec<Op>) -> Intent {
         // What nodes read comes first, what follows from it and is for people comes last.
-        ops.sort_by_key(|op| op.key().starts_with(DIRECTED));
+        ops.sort_by_key(|op| op.key().starts_with(POLICY_RULES));
         let mut steps: Vec<Vec<Op>> = vec![];
         let mut bytes = 0;
         for op in ops {
@@ -319,7 +319,7 @@ mod tests {
 
     #[test]
     fn steps_are_of_a_size_that_the_store_takes_and_rules_for_people_come_last() {
-        let rule = format!("{DIRECTED}r");
+        let rule = format!("{POLICY_RULES}r");
         let mut ops: Vec<Op> = vec![put(&rule, 1)];
         ops.extend((0..300).map(|n| put(&format!("k{n}"), 1)));
         ops.extend([put("big", 1_400_000), put("half", 600_000), put("half2", 600_000)]);

@@ -1,28 +1,11 @@
 //! The BGP speakers of nodes.
 
-use contiv_model::{api::Bgp, key::ObjectType, registry};
-use serde::{Deserialize, Serialize};
+use contiv_model::{api::Bgp, bgp::State, key::ObjectType, registry};
 
 use super::{Cluster, Object};
 use crate::problem::Problem;
 use crate::schema::{Member, Shape, Type, is_ipv4_or_empty, is_name, is_router_address};
 use crate::world::{Draft, World};
-
-/// Where the settings of a node's speaker are kept: `<prefix><node>`.
-pub const STATES: &str = "/contiv.io/state/bgp/";
-
-/// The settings as agents read them.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", default)]
-pub struct State {
-    pub id: String,
-    pub hostname: String,
-    pub router_ip: String,
-    #[serde(rename = "as")]
-    pub asn: String,
-    pub neighbor_as: String,
-    pub neighbor: String,
-}
 
 static SHAPE: Shape = Shape {
     go_type: "contivModel.Bgp",

@@ -6,10 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use contiv_model::api::{EndpointGroup, Link, LinkSet, Netprofile, Network, Policy, Rule, Tenant};
 use contiv_model::group;
 use contiv_model::key::ObjectType;
+use contiv_model::policy::{Attached, DirectedState};
 
 use super::attachment::{attached_id, refresh, remote_name, state_key};
 use super::{Object, object_key};
-use crate::policy::{Attached, DirectedState};
 use crate::world::{Draft, Ledger, Traffic};
 
 /// Plans whatever is missing, wrong or left over. Planned alone, and first.

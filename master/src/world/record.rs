@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use contiv_model::{
-    api, endpoint, global,
+    api, bgp, endpoint, global,
     key::{Key, ObjectType},
-    node, registry,
+    node,
+    policy::{Attached, DirectedState},
+    registry,
 };
 use contiv_store::{KeyValue, Op};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::{Revisions, World};
-use crate::objects::{BGP_STATES, BgpState};
-use crate::policy::{ATTACHED, Attached, DIRECTED, DirectedState};
 
 /// A value and the revision of the store that it is of.
 #[derive(Debug)]
@@ -127,10 +127,10 @@ records! {
     netprofiles: api::Netprofile, |id| Key::Object(ObjectType::Netprofile, id.to_owned());
     policies: api::Policy, |id| Key::Object(ObjectType::Policy, id.to_owned());
     rules: api::Rule, |id| Key::Object(ObjectType::Rule, id.to_owned());
-    attached: Attached, |id| format!("{ATTACHED}{id}");
+    attached: Attached, |id| Key::Policy(id.into());
     bgps: api::Bgp, |id| Key::Object(ObjectType::Bgp, id.to_owned());
-    bgp_states: BgpState, |id| format!("{BGP_STATES}{id}");
-    directed: DirectedState, |id| format!("{DIRECTED}{id}");
+    bgp_states: bgp::State, |id| Key::Bgp(id.into());
+    directed: DirectedState, |id| Key::PolicyRule(id.into());
     config: global::Config, |_id| Key::MasterConfig;
     global_state: global::State, |_id| Key::GlobalState;
     global_oper: global::Oper, |_id| Key::GlobalOper;
@@ -174,6 +174,9 @@ impl World {
             Key::VxlanPool => self.set_value::<global::VxlanPool>("", kv, revision),
             Key::VxlanPoolOper => self.set_value::<global::VxlanPoolOper>("", kv, revision),
             Key::GroupIds => self.set_value::<GroupIds>("", kv, revision),
+            Key::Policy(id) => self.set_value::<Attached>(id.as_str(), kv, revision),
+            Key::PolicyRule(id) => self.set_value::<DirectedState>(id.as_str(), kv, revision),
+            Key::Bgp(host) => self.set_value::<bgp::State>(host.as_str(), kv, revision),
             Key::Endpoint(id) => self.set_endpoint(id.as_str(), kv, revision),
             Key::EndpointOper(id) => self.set_value::<endpoint::Oper>(id.as_str(), kv, revision),
             Key::NodeStatus(host) => self.set_value::<node::Status>(host.as_str(), kv, revision),
@@ -182,17 +185,6 @@ impl World {
             }
             // Ledgers are set elsewhere; the rest is not netmaster's.
             _ => {}
-        }
-    }
-
-    /// As [`World::set_record`], of the keys that agents do not know yet.
-    pub(super) fn set_unlisted(&mut self, path: &str, kv: Option<&KeyValue>, revision: i64) {
-        if let Some(id) = path.strip_prefix(ATTACHED) {
-            self.set_value::<Attached>(id, kv, revision);
-        } else if let Some(id) = path.strip_prefix(DIRECTED) {
-            self.set_value::<DirectedState>(id, kv, revision);
-        } else if let Some(id) = path.strip_prefix(BGP_STATES) {
-            self.set_value::<BgpState>(id, kv, revision);
         }
     }
 

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use contiv_model::event::Event;
+use contiv_model::policy::{Attached, DirectedState};
 use contiv_model::{endpoint, group, network};
 use contiv_store::{Guard, KeyValue, Op, Txn, Update};
 use netmaster::objects::{Defaults, Type};
 use netmaster::plugin::Call;
-use netmaster::policy::{Attached, DirectedState};
 use netmaster::problem::{Answer, Problem};
 use netmaster::world::{Draft, LedgerChange, World};
 use serde_json::{Value, json};

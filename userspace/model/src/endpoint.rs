@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Invalid,
+    group::GroupNumber,
     mac::Mac,
     name::{EndpointId, GroupKey, HostName, NetworkId},
     network::optional,
@@ -99,6 +100,8 @@ pub struct Endpoint {
     pub network: NetworkId,
     /// The group that it belongs to.
     pub group: Option<GroupKey>,
+    /// The group's number.
+    pub group_number: Option<GroupNumber>,
     /// The IPv4 address.
     pub ip: Ipv4Addr,
     /// The IPv6 address.
@@ -121,6 +124,12 @@ impl TryFrom<&State> for Endpoint {
             id: s.id.as_str().into(),
             network: s.net_id.as_str().into(),
             group: (!s.endpoint_group_key.is_empty()).then(|| s.endpoint_group_key.as_str().into()),
+            group_number: match s.endpoint_group_id {
+                0 => None,
+                number => Some(GroupNumber::read(number).ok_or_else(|| {
+                    bad("endpointGroupId", &number.to_string(), "0 for none, or a group's number")
+                })?),
+            },
             ip: s.ip_address.parse().map_err(|_| bad("ipAddress", &s.ip_address, "an IPv4 address"))?,
             ip6: optional(&s.ipv6_address)
                 .map_err(|v| bad("ipv6Address", &v, "an IPv6 address or nothing"))?,

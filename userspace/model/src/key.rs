@@ -2,7 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
-use crate::name::{EndpointId, GroupKey, HostName, NetworkId};
+use crate::name::{EndpointId, GroupKey, HostName, NetworkId, PolicyId, RuleId, ServiceId};
 
 /// The prefix of every key.
 pub const ROOT: &str = "/contiv.io/";
@@ -107,6 +107,16 @@ pub enum Key {
     GroupJournal(GroupKey),
     /// `/contiv.io/state/group-ids/global`: the number that the next group gets (ours).
     GroupIds,
+    /// `/contiv.io/state/policy/<id>`.
+    Policy(PolicyId),
+    /// `/contiv.io/state/policyRule/<id>`.
+    PolicyRule(RuleId),
+    /// `/contiv.io/state/serviceLB/<id>`.
+    ServiceLb(ServiceId),
+    /// `/contiv.io/state/provider/<id>`.
+    Providers(ServiceId),
+    /// `/contiv.io/state/bgp/<host>`.
+    Bgp(HostName),
     /// `/contiv.io/service/<name>/<ip>:<port>`.
     Service {
         /// The service's name.
@@ -131,6 +141,13 @@ const ENDPOINTS: &str = "/contiv.io/state/eps/";
 const ENDPOINTS_OPER: &str = "/contiv.io/oper/eps/";
 const GROUPS: &str = "/contiv.io/state/endpointGroups/";
 const NODES: &str = "/contiv.io/oper/node/";
+/// The prefix of [`Key::Policy`].
+pub const POLICIES: &str = "/contiv.io/state/policy/";
+/// The prefix of [`Key::PolicyRule`].
+pub const POLICY_RULES: &str = "/contiv.io/state/policyRule/";
+const SERVICES: &str = "/contiv.io/state/serviceLB/";
+const PROVIDERS: &str = "/contiv.io/state/provider/";
+const BGPS: &str = "/contiv.io/state/bgp/";
 const NETWORK_JOURNALS: &str = "/contiv.io/state/ipam/nets/";
 const GROUP_JOURNALS: &str = "/contiv.io/state/ipam/endpointGroups/";
 
@@ -157,6 +174,11 @@ impl fmt::Display for Key {
             Key::Group(key) => write!(f, "{GROUPS}{key}"),
             Key::NetworkJournal(id) => write!(f, "{NETWORK_JOURNALS}{id}"),
             Key::GroupJournal(key) => write!(f, "{GROUP_JOURNALS}{key}"),
+            Key::Policy(id) => write!(f, "{POLICIES}{id}"),
+            Key::PolicyRule(id) => write!(f, "{POLICY_RULES}{id}"),
+            Key::ServiceLb(id) => write!(f, "{SERVICES}{id}"),
+            Key::Providers(id) => write!(f, "{PROVIDERS}{id}"),
+            Key::Bgp(host) => write!(f, "{BGPS}{host}"),
             Key::Service { name, address } => write!(f, "{SERVICE}{name}/{address}"),
             Key::NodeStatus(host) => write!(f, "{NODES}{host}"),
             single => match SINGLES.iter().find(|(_, key)| key == single) {
@@ -193,6 +215,21 @@ impl FromStr for Key {
         if let Some(key) = last(GROUP_JOURNALS) {
             return Ok(Key::GroupJournal(key.into()));
         }
+        if let Some(id) = last(POLICIES) {
+            return Ok(Key::Policy(id.into()));
+        }
+        if let Some(id) = last(POLICY_RULES) {
+            return Ok(Key::PolicyRule(id.into()));
+        }
+        if let Some(id) = last(SERVICES) {
+            return Ok(Key::ServiceLb(id.into()));
+        }
+        if let Some(id) = last(PROVIDERS) {
+            return Ok(Key::Providers(id.into()));
+        }
+        if let Some(host) = last(BGPS) {
+            return Ok(Key::Bgp(host.into()));
+        }
         if let Some(host) = last(NODES) {
             return Ok(Key::NodeStatus(host.into()));
         }
@@ -228,6 +265,7 @@ mod tests {
             "/contiv.io/service/netmaster.rpc/192.168.77.1:9001",
             "/contiv.io/state/auto-vlan/global",
             "/contiv.io/state/auto-vxlan/global",
+            "/contiv.io/state/bgp/node1",
             "/contiv.io/state/endpointGroups/gp:default",
             "/contiv.io/state/eps/h1-native-intf",
             "/contiv.io/state/global/global",
@@ -235,6 +273,10 @@ mod tests {
             "/contiv.io/state/ipam/endpointGroups/gp:default",
             "/contiv.io/state/ipam/nets/n1.a.b",
             "/contiv.io/state/nets/n1.a.b",
+            "/contiv.io/state/policy/default:web:default:p1",
+            "/contiv.io/state/policyRule/default:web:default:p1:default:p1:10:inRx",
+            "/contiv.io/state/provider/web:default",
+            "/contiv.io/state/serviceLB/web:default",
         ] {
             assert_eq!(path.parse::<Key>().unwrap().to_string(), path);
         }

@@ -98,6 +98,8 @@ names! {
     NetworkName = "network name", 64;
     /// The name of an endpoint group within its tenant.
     GroupName = "group name", 64;
+    /// The name of a service within its tenant.
+    ServiceName = "service name", 256;
 }
 
 macro_rules! ids {
@@ -140,6 +142,12 @@ ids! {
     EndpointId;
     /// A node's name as the agent registers it.
     HostName;
+    /// `<tenant>:<group>:<tenant>:<policy>`: a policy on a group. Opaque, as [`NetworkId`].
+    PolicyId;
+    /// `<policy on a group>:<tenant>:<policy>:<rule>:<direction>`: a rule on a group. Opaque, as [`NetworkId`].
+    RuleId;
+    /// `<service>:<tenant>`.
+    ServiceId;
 }
 
 impl NetworkId {
@@ -153,6 +161,13 @@ impl GroupKey {
     /// The key of `group` in `tenant`.
     pub fn new(group: &GroupName, tenant: &TenantName) -> Self {
         GroupKey(format!("{group}:{tenant}").into())
+    }
+}
+
+impl ServiceId {
+    /// The id of `service` in `tenant`.
+    pub fn new(service: &ServiceName, tenant: &TenantName) -> Self {
+        ServiceId(format!("{service}:{tenant}").into())
     }
 }
 

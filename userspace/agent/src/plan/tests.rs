@@ -124,6 +124,7 @@ fn endpoint(n: u8, net: u8, host: u8, ip: u8) -> Endpoint {
         id: endpoint_id(n),
         network: network_id(net),
         group: None,
+        group_number: None,
         ip,
         ip6: None,
         mac: Mac::of_endpoint(ip),

@@ -100,6 +100,7 @@ fn endpoint(name: &str, host: &str, ip: u8) -> (Key, state::Object) {
         id: name.into(),
         network: "n.t".into(),
         group: None,
+        group_number: None,
         ip,
         ip6: None,
         mac: Mac::of_endpoint(ip),

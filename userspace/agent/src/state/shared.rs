@@ -275,6 +275,7 @@ mod tests {
             id: name.into(),
             network: "n.t".into(),
             group: None,
+            group_number: None,
             ip: [10, 0, 0, 1].into(),
             ip6: None,
             mac: Mac([2, 2, 10, 0, 0, 1]),

@@ -1,0 +1,72 @@
+use std::net::Ipv4Addr;
+
+use ipnet::{IpNet, Ipv4Net, Ipv4Subnets};
+
+/// The prefixes that an address of a rule stands for, in none of its forms more than are needed: `a`, `a/length`,
+/// `a-b/length` (a network's subnet with its range), `a-n` and `a-n/length` (`n` is the last octet of the last
+/// address). Nothing stands for no prefix, which is any address.
+pub(super) fn read(text: &str) -> Option<Vec<IpNet>> {
+    if text.is_empty() {
+        return Some(vec![]);
+    }
+    match text.split_once('-') {
+        Some((first, rest)) => range(first, rest),
+        None => one(text).map(|net| vec![net]),
+    }
+}
+
+fn one(text: &str) -> Option<IpNet> {
+    let net = match text.contains('/') {
+        true => text.parse().ok()?,
+        false => IpNet::from(text.parse::<std::net::IpAddr>().ok()?),
+    };
+    Some(net.trunc())
+}
+
+/// The length says how large the network is, which is no matter when the range is known.
+fn range(first: &str, rest: &str) -> Option<Vec<IpNet>> {
+    let first: Ipv4Addr = first.parse().ok()?;
+    let (last, length) = rest.split_once('/').unwrap_or((rest, "32"));
+    Ipv4Net::new(first, length.parse().ok()?).ok()?;
+    let last = match last.parse::<u8>() {
+        Ok(octet) => {
+            let [a, b, c, _] = first.octets();
+            Ipv4Addr::new(a, b, c, octet)
+        }
+        Err(_) => last.parse().ok()?,
+    };
+    (first <= last).then(|| Ipv4Subnets::new(first, last, 0).map(IpNet::V4).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nets(text: &str) -> Option<Vec<String>> {
+        Some(read(text)?.iter().map(IpNet::to_string).collect())
+    }
+
+    #[test]
+    fn every_form_is_read() {
+        let all = |nets: &[&str]| Some(nets.iter().map(|net| (*net).to_owned()).collect::<Vec<_>>());
+        assert_eq!(nets(""), all(&[]));
+        assert_eq!(nets("10.1.1.7"), all(&["10.1.1.7/32"]));
+        assert_eq!(nets("10.1.1.7/24"), all(&["10.1.1.0/24"]));
+        assert_eq!(nets("0.0.0.0/0"), all(&["0.0.0.0/0"]));
+        assert_eq!(nets("2001:db8::1"), all(&["2001:db8::1/128"]));
+        assert_eq!(nets("2001:db8::1/64"), all(&["2001:db8::/64"]));
+        assert_eq!(nets("1.2.3.4-9"), all(&["1.2.3.4/30", "1.2.3.8/31"]));
+        assert_eq!(nets("1.2.3.4-4/24"), all(&["1.2.3.4/32"]));
+        assert_eq!(nets("10.1.1.10-10.1.2.1/16").unwrap().first().unwrap(), "10.1.1.10/31");
+        assert_eq!(nets("0.0.0.0-255.255.255.255/1"), all(&["0.0.0.0/0"]));
+    }
+
+    #[test]
+    fn what_is_no_address_is_nothing() {
+        for text in
+            ["x", "10.1", "10.1.1.1/33", "1.2.3.9-4", "1.2.3.4-256", "1.2.3.4-1.2.3.5/x", "::1-2", "-", "/"]
+        {
+            assert_eq!(nets(text), None, "{text}");
+        }
+    }
+}

@@ -1,0 +1,286 @@
+use std::collections::BTreeMap;
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+
+use super::{Direction, Peer, Rule, TCP, UDP, prefixes};
+use crate::{Invalid, api, group::GroupNumber, name::PolicyId};
+
+/// `/contiv.io/state/policy/<tenant>:<group>:<tenant>:<policy>`: a whole policy on one group (INVENTORY section 4).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attached {
+    /// The key's last part.
+    pub id: String,
+    /// The same as the id.
+    #[serde(rename = "EpgPolicyKey")]
+    pub key: String,
+    /// The group's number.
+    #[serde(rename = "EndpointGroupID")]
+    pub group: i64,
+    /// By the rules' keys.
+    #[serde(rename = "RuleMaps", default)]
+    pub rules: BTreeMap<String, Expanded>,
+}
+
+/// A rule, and what it comes to on one group.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Expanded {
+    /// As the user wrote it.
+    #[serde(rename = "Rule")]
+    pub rule: api::Rule,
+    /// By their ids. Empty when the rule names a group that is gone.
+    #[serde(rename = "OfnetRules", default)]
+    pub directed: BTreeMap<String, Directed>,
+}
+
+/// What packets of one direction must look like, and what becomes of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+pub struct Directed {
+    /// `<policy on the group>:<rule's key>:<inRx, inTx, outRx or outTx>`.
+    pub rule_id: String,
+    /// 1 to 100; the highest decides.
+    pub priority: i64,
+    /// The sender's group, 0 for any.
+    pub src_endpoint_group: i64,
+    /// The receiver's group, 0 for any.
+    pub dst_endpoint_group: i64,
+    /// The sender's address or subnet, or empty.
+    pub src_ip_addr: String,
+    /// The receiver's address or subnet, or empty.
+    pub dst_ip_addr: String,
+    /// 0 for any.
+    pub ip_protocol: u8,
+    /// 0 for any.
+    pub src_port: u16,
+    /// 0 for any.
+    pub dst_port: u16,
+    /// `syn,!ack` for what opens a connection, or empty.
+    pub tcp_flags: String,
+    /// `allow` or `deny`.
+    pub action: String,
+}
+
+/// `/contiv.io/state/policyRule/<id>`: a rule of one direction, for operators. Agents read whole policies.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DirectedState {
+    /// Always empty.
+    pub id: String,
+    /// The rule.
+    #[serde(flatten)]
+    pub rule: Directed,
+}
+
+/// A policy on a group, as the agent sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// The key's last part.
+    pub id: PolicyId,
+    /// The group that it is on.
+    pub group: GroupNumber,
+    /// What it says, in the order of the ids.
+    pub rules: Vec<Rule>,
+}
+
+impl TryFrom<&Attached> for Policy {
+    type Error = Invalid;
+
+    fn try_from(state: &Attached) -> Result<Self, Invalid> {
+        let object = format!("policy {}", state.id);
+        let group = GroupNumber::read(state.group)
+            .ok_or_else(|| Invalid::new(object, "EndpointGroupID", state.group, GroupNumber::EXPECTED))?;
+        let mut rules = vec![];
+        for expanded in state.rules.values() {
+            rules_of(expanded, group, &mut rules)?;
+        }
+        Ok(Policy { id: state.id.as_str().into(), group, rules })
+    }
+}
+
+/// Adds what `expanded` says of new connections. What it says of answers (`inTx`, `outRx`) was for switches without
+/// memory: connections have one, and an answer is never asked about.
+fn rules_of(expanded: &Expanded, group: GroupNumber, rules: &mut Vec<Rule>) -> Result<(), Invalid> {
+    let text = &expanded.rule.direction;
+    let (direction, way) = match text.as_str() {
+        "in" => (Direction::In, ":inRx"),
+        "out" => (Direction::Out, ":outTx"),
+        _ => {
+            let object = format!("rule {}", expanded.rule.key);
+            return Err(Invalid::new(object, "direction", text, "in or out"));
+        }
+    };
+    for directed in expanded.directed.values().filter(|directed| directed.rule_id.ends_with(way)) {
+        add(directed, direction, group, rules)?;
+    }
+    Ok(())
+}
+
+fn add(
+    directed: &Directed,
+    direction: Direction,
+    group: GroupNumber,
+    rules: &mut Vec<Rule>,
+) -> Result<(), Invalid> {
+    let d = directed;
+    let bad = |field, value: &dyn ToString, expected| {
+        Invalid::new(format!("rule {}", d.rule_id), field, value.to_string(), expected)
+    };
+    let source = ("SrcEndpointGroup", d.src_endpoint_group, "SrcIpAddr", d.src_ip_addr.as_str());
+    let destination = ("DstEndpointGroup", d.dst_endpoint_group, "DstIpAddr", d.dst_ip_addr.as_str());
+    let (own, peer) = match direction {
+        Direction::In => (destination, source),
+        Direction::Out => (source, destination),
+    };
+    if own.1 != i64::from(group.get()) {
+        return Err(bad(own.0, &own.1, "the number of the policy's group"));
+    }
+    let peer_group = match peer.1 {
+        0 => None,
+        number => Some(
+            GroupNumber::read(number)
+                .ok_or_else(|| bad(peer.0, &number, "0 for any, or a group's number"))?,
+        ),
+    };
+    let nets = |field, text: &str| {
+        prefixes::read(text).ok_or_else(|| bad(field, &text, "an address, a subnet, a range or nothing"))
+    };
+    let (owns, subnets) = (nets(own.2, own.3)?, nets(peer.2, peer.3)?);
+    let ports = matches!(d.ip_protocol, TCP | UDP);
+    let rule = Rule {
+        id: d.rule_id.as_str().into(),
+        direction,
+        peer: Peer { group: peer_group, subnet: None },
+        own: None,
+        protocol: Some(d.ip_protocol).filter(|protocol| *protocol != 0),
+        port: Some(d.dst_port).filter(|port| ports && *port != 0),
+        action: d.action.parse().map_err(|()| bad("Action", &d.action, "allow or deny"))?,
+        priority: u8::try_from(d.priority)
+            .ok()
+            .and_then(|priority| priority.try_into().ok())
+            .ok_or_else(|| bad("Priority", &d.priority, "1 to 100"))?,
+    };
+    let any = |nets: Vec<IpNet>| -> Vec<Option<IpNet>> {
+        if nets.is_empty() { vec![None] } else { nets.into_iter().map(Some).collect() }
+    };
+    let (owns, subnets) = (any(owns), any(subnets));
+    for own in owns {
+        for subnet in &subnets {
+            rules.push(Rule { own, peer: Peer { subnet: *subnet, ..rule.peer }, ..rule.clone() });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::Action;
+
+    const BODY: &str = r#"{"id":"default:eg:default:pe","EpgPolicyKey":"default:eg:default:pe","EndpointGroupID":3,"RuleMaps":{"default:pe:k1":{"Rule":{"key":"default:pe:k1","action":"allow","direction":"in","policyName":"pe","port":80,"priority":1,"protocol":"tcp","ruleId":"k1","tenantName":"default","toIpAddress":"41.1.0.2","link-sets":{"Policies":{"default:pe":{"type":"policy","key":"default:pe"}}},"links":{"MatchEndpointGroup":{}}},"OfnetRules":{"default:eg:default:pe:default:pe:k1:inRx":{"RuleId":"default:eg:default:pe:default:pe:k1:inRx","Priority":1,"SrcEndpointGroup":0,"DstEndpointGroup":3,"SrcIpAddr":"","DstIpAddr":"41.1.0.2","IpProtocol":6,"SrcPort":0,"DstPort":80,"TcpFlags":"","Action":"allow"},"default:eg:default:pe:default:pe:k1:inTx":{"RuleId":"default:eg:default:pe:default:pe:k1:inTx","Priority":1,"SrcEndpointGroup":3,"DstEndpointGroup":0,"SrcIpAddr":"41.1.0.2","DstIpAddr":"","IpProtocol":6,"SrcPort":80,"DstPort":0,"TcpFlags":"","Action":"allow"}}}}}"#;
+
+    fn state() -> Attached {
+        serde_json::from_str(BODY).unwrap()
+    }
+
+    /// Of one rule, in the directions that netmaster makes of it.
+    fn directed(change: impl Fn(&mut Directed)) -> Result<Vec<Rule>, Invalid> {
+        let mut state = state();
+        for expanded in state.rules.values_mut() {
+            expanded.directed.values_mut().for_each(&change);
+        }
+        Policy::try_from(&state).map(|policy| policy.rules)
+    }
+
+    #[test]
+    fn the_bodies_are_the_originals_to_the_byte() {
+        assert_eq!(serde_json::to_string(&state()).unwrap(), BODY);
+        let body = r#"{"id":"","RuleId":"default:web:default:p1:default:p1:8:outTx","Priority":1,"SrcEndpointGroup":6,"DstEndpointGroup":7,"SrcIpAddr":"","DstIpAddr":"","IpProtocol":6,"SrcPort":0,"DstPort":0,"TcpFlags":"syn,!ack","Action":"allow"}"#;
+        let state: DirectedState = serde_json::from_str(body).unwrap();
+        assert_eq!(serde_json::to_string(&state).unwrap(), body);
+    }
+
+    #[test]
+    fn a_body_becomes_a_policy_of_what_it_says_of_new_connections() {
+        let policy = Policy::try_from(&state()).unwrap();
+        assert_eq!((policy.id.as_str(), policy.group.get()), ("default:eg:default:pe", 3));
+        let rule = Rule {
+            id: "default:eg:default:pe:default:pe:k1:inRx".into(),
+            direction: Direction::In,
+            peer: Peer::default(),
+            own: Some("41.1.0.2/32".parse().unwrap()),
+            protocol: Some(TCP),
+            port: Some(80),
+            action: Action::Allow,
+            priority: 1.try_into().unwrap(),
+        };
+        assert_eq!(policy.rules, [rule]);
+    }
+
+    #[test]
+    fn rules_out_are_about_where_traffic_goes() {
+        let mut state = state();
+        let expanded = state.rules.get_mut("default:pe:k1").unwrap();
+        expanded.rule.direction = "out".into();
+        expanded.directed = [("x:outRx", 7, 3, "x"), ("x:outTx", 3, 7, "30.1.0.9/24")]
+            .map(|(id, from, to, address)| {
+                let directed = Directed {
+                    rule_id: id.into(),
+                    priority: 100,
+                    src_endpoint_group: from,
+                    dst_endpoint_group: to,
+                    dst_ip_addr: address.into(),
+                    ip_protocol: UDP,
+                    dst_port: 53,
+                    action: "deny".into(),
+                    ..Directed::default()
+                };
+                (id.to_owned(), directed)
+            })
+            .into();
+        let [rule] = &Policy::try_from(&state).unwrap().rules[..] else { panic!("one rule") };
+        assert_eq!((rule.direction, rule.action, rule.own), (Direction::Out, Action::Deny, None));
+        assert_eq!(rule.peer.group.map(GroupNumber::get), Some(7));
+        assert_eq!(rule.peer.subnet, Some("30.1.0.0/24".parse().unwrap()));
+        assert_eq!((rule.protocol, rule.port), (Some(UDP), Some(53)));
+    }
+
+    #[test]
+    fn a_port_needs_a_protocol_that_has_ports() {
+        assert_eq!(directed(|d| d.ip_protocol = 0).unwrap()[0].port, None);
+        assert_eq!(directed(|d| d.ip_protocol = 1).unwrap()[0].port, None);
+        assert_eq!(directed(|d| d.dst_port = 0).unwrap()[0].port, None);
+        assert_eq!(directed(|_| ()).unwrap()[0].port, Some(80));
+    }
+
+    #[test]
+    fn a_range_is_the_prefixes_that_it_is_made_of() {
+        let rules = directed(|d| d.src_ip_addr = "10.1.1.10-10.1.1.12/24".into()).unwrap();
+        let subnets: Vec<_> =
+            rules.iter().filter_map(|rule| rule.peer.subnet).map(|n| n.to_string()).collect();
+        assert_eq!(subnets, ["10.1.1.10/31", "10.1.1.12/32"]);
+        assert_eq!(rules[0].id, rules[1].id);
+    }
+
+    #[test]
+    fn a_rule_about_a_group_that_is_gone_says_nothing() {
+        let mut state = state();
+        state.rules.values_mut().for_each(|expanded| expanded.directed.clear());
+        assert_eq!(Policy::try_from(&state).unwrap().rules, []);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let why = |change: fn(&mut Directed)| directed(change).unwrap_err().to_string();
+        assert_eq!(
+            why(|d| d.priority = 101),
+            "rule default:eg:default:pe:default:pe:k1:inRx: Priority is \"101\", expected 1 to 100"
+        );
+        assert!(why(|d| d.action = "drop".into()).contains("Action is \"drop\", expected allow or deny"));
+        assert!(why(|d| d.src_ip_addr = "10.1".into()).contains("SrcIpAddr is \"10.1\""));
+        assert!(why(|d| d.src_endpoint_group = -1).contains("SrcEndpointGroup is \"-1\""));
+        assert!(why(|d| d.dst_endpoint_group = 4).contains("DstEndpointGroup is \"4\""));
+        let mut state = state();
+        state.group = 0;
+        assert!(Policy::try_from(&state).unwrap_err().to_string().contains("EndpointGroupID is \"0\""));
+    }
+}
