@@ -1,17 +1,23 @@
 //! The REST API on the wire: routes, answers, errors (INVENTORY section 1).
 
 mod answer;
+mod gate;
 mod path;
 mod proxy;
 mod route;
+mod token;
 
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
+use axum::http::Method;
+use axum::middleware::from_fn_with_state;
 use axum::response::Response;
 
+pub use gate::Gate;
 pub use proxy::Proxy;
 pub use route::{Identity, Leader};
+pub use token::Tokens;
 
 use crate::problem::Problem;
 use crate::role::{Role, Roles};
@@ -21,11 +27,13 @@ use crate::role::{Role, Roles};
 pub struct App {
     pub roles: Roles,
     pub proxy: Proxy,
+    pub gate: Gate,
 }
 
 impl App {
     pub fn router(self) -> Router {
-        Router::new().fallback(serve).with_state(self)
+        let gate = from_fn_with_state(self.gate.clone(), gate::pass);
+        Router::new().fallback(serve).with_state(self).layer(gate)
     }
 }
 
@@ -35,6 +43,11 @@ async fn serve(State(app): State<App>, request: Request) -> Response<Body> {
     if let Some(clean) = path::cleaned(request.uri()) {
         return answer::moved(&clean);
     }
+    match (request.method(), request.uri().path()) {
+        (&Method::GET, "/healthz") => return answer::text("ok\n".into()),
+        (&Method::GET, "/readyz") => return readiness(&app.roles.now(), wants),
+        _ => {}
+    }
     match app.roles.settled().await {
         Role::Leading(leader) => leader.answer(request, wants).await,
         Role::Following { leader: Some(address) } => tokio::select! {
@@ -43,5 +56,14 @@ async fn serve(State(app): State<App>, request: Request) -> Response<Body> {
             () = app.roles.deposed(&address) => answer::bad_gateway(&format!("leader {address} leads no more; try again")),
         },
         Role::Following { leader: None } => wants.problem(&Problem::unavailable("Leader not found")),
+    }
+}
+
+/// Whether this netmaster can have requests answered, by itself or by the leader.
+fn readiness(role: &Role, wants: answer::Wants) -> Response<Body> {
+    match role {
+        Role::Leading(_) => answer::text("leading\n".into()),
+        Role::Following { leader: Some(leader) } => answer::text(format!("following {leader}\n")),
+        Role::Following { leader: None } => wants.not_ready(),
     }
 }

@@ -1,11 +1,15 @@
 //! Flags and environment (INVENTORY 7.2).
 
+mod rest;
+
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::FalseyValueParser;
 use clap::{Args, Parser, ValueEnum};
+
+pub use rest::RestFlags;
 
 /// The control plane of contiv-rs: REST API, address and tag allocation.
 #[derive(Clone, Debug, Parser)]
@@ -43,6 +47,9 @@ pub struct Flags {
     /// Address that other netmasters reach this one at [default: this host's address, with the external port]
     #[arg(long, alias = "control-url", env = "CONTIV_NETMASTER_INTERNAL_ADDRESS")]
     pub internal_address: Option<SocketAddr>,
+
+    #[command(flatten)]
+    pub rest: RestFlags,
 
     #[command(flatten)]
     pub store: StoreFlags,

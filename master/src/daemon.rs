@@ -1,28 +1,31 @@
 //! The whole process: store, listeners, election, and what a leader does.
 
 mod leading;
+mod listener;
 mod presence;
 
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use contiv_daemon::client::Way;
+use contiv_daemon::tls;
+use contiv_daemon::watched::Watched;
 use contiv_model::event::Event;
 use contiv_model::key;
 use contiv_store::{Config, Error, Guard, Outcome, Store, Txn, election, embedded};
 use futures::StreamExt;
-use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use crate::api::{App, Identity, Proxy};
+use crate::api::{App, Gate, Identity, Proxy, Tokens};
 use crate::committer::one_line;
-use crate::config::Flags;
+use crate::config::{Flags, RestFlags};
 use crate::objects::{Cluster, Defaults};
 use crate::role::{Role, Roles};
 use leading::Term;
+use listener::{Listener, Terms};
 use presence::Presence;
 
 /// Requests that are under way when the process is told to stop get so long.
@@ -37,12 +40,14 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
     let (role, roles) = Roles::new(&identity.address);
 
     let mut servers = JoinSet::new();
-    let app = App { roles, proxy: Proxy::default() };
+    let mut files = JoinSet::new();
+    let (gate, proxy) = (gate(&flags.rest, &mut files)?, proxy(&flags.rest)?);
+    let terms = terms(&flags.rest, &mut files)?;
+    let app = App { roles, proxy, gate }.router();
     let closing = CancellationToken::new();
     for address in flags.listeners() {
-        let listener = listen(address).await?;
-        let server = axum::serve(listener, app.clone().router());
-        servers.spawn(server.with_graceful_shutdown(closing.clone().cancelled_owned()).into_future());
+        let listener = Listener::bind(address, terms.clone()).await?;
+        servers.spawn(listener.serve(app.clone(), closing.clone()));
     }
 
     let result = tokio::select! {
@@ -78,12 +83,43 @@ async fn connect(flags: &Flags, embedded: Option<&embedded::Server>) -> anyhow::
     Ok(Store::connect(&config).await?)
 }
 
-async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
-    let listener = TcpListener::bind(address)
-        .await
-        .with_context(|| format!("listen on {address} (is another netmaster running here?)"))?;
-    tracing::info!(address = %listener.local_addr()?, "listening");
-    Ok(listener)
+fn gate(flags: &RestFlags, files: &mut JoinSet<()>) -> anyhow::Result<Gate> {
+    let tokens = match flags.token_file.clone() {
+        None => None,
+        Some(path) => {
+            let read = path.clone();
+            let (tokens, follow) =
+                Watched::load("tokens", vec![path], move || Tokens::read(&read)).context("--token-file")?;
+            files.spawn(follow);
+            Some(tokens)
+        }
+    };
+    Ok(Gate { tokens, body_timeout: flags.client_timeout, request_timeout: flags.request_timeout })
+}
+
+fn terms(flags: &RestFlags, files: &mut JoinSet<()>) -> anyhow::Result<Terms> {
+    let tls = match flags.tls() {
+        None => None,
+        Some(pair) => {
+            let ca = flags.client_ca.clone();
+            let watched = [&pair.certificate, &pair.key].into_iter().chain(&ca).cloned().collect();
+            let load = move || tls::server(&pair, ca.as_deref());
+            let (config, follow) = Watched::load("TLS certificates", watched, load).context("--tls-cert")?;
+            files.spawn(follow);
+            Some(config)
+        }
+    };
+    let room = Semaphore::new(flags.max_connections as usize).into();
+    Ok(Terms { tls, client_timeout: flags.client_timeout, room })
+}
+
+/// Followers show the leader the certificate that they serve with.
+fn proxy(flags: &RestFlags) -> anyhow::Result<Proxy> {
+    let config = match (flags.tls(), flags.peers()) {
+        (Some(pair), Some(ca)) => Some(tls::client(ca, Some(&pair)).context("--peer-ca")?),
+        _ => None,
+    };
+    Ok(Proxy::new(Way::new(config).context("set up the way to the leader")?))
 }
 
 /// Follows until elected, leads until deposed, and again.

@@ -20,6 +20,10 @@ pub enum Kind {
     NotFound,
     /// It does not go together with what is there.
     Conflict,
+    /// Its body is larger than any that means something.
+    TooLarge,
+    /// Its body did not come in time.
+    TooSlow,
     /// Another time, or another netmaster, may do it.
     Unavailable,
     /// The original does it; this release does not.
@@ -36,6 +40,8 @@ impl Kind {
             Kind::Invalid => 400,
             Kind::NotFound => 404,
             Kind::Conflict => 409,
+            Kind::TooLarge => 413,
+            Kind::TooSlow => 408,
             Kind::Unavailable => 503,
             Kind::NotBuilt => 501,
         }
@@ -53,6 +59,14 @@ impl Problem {
 
     pub fn conflict(text: impl Into<String>) -> Problem {
         Problem { kind: Kind::Conflict, text: text.into() }
+    }
+
+    pub fn too_large(text: impl Into<String>) -> Problem {
+        Problem { kind: Kind::TooLarge, text: text.into() }
+    }
+
+    pub fn too_slow(text: impl Into<String>) -> Problem {
+        Problem { kind: Kind::TooSlow, text: text.into() }
     }
 
     pub fn unavailable(text: impl Into<String>) -> Problem {

@@ -34,6 +34,11 @@ impl Roles {
         (sender, Roles { role, own: own.into() })
     }
 
+    /// The role at this moment.
+    pub fn now(&self) -> Role {
+        self.role.borrow().clone()
+    }
+
     /// The role, except that this process was elected and does not lead yet.
     pub async fn settled(&self) -> Role {
         let mut role = self.role.clone();

@@ -1,7 +1,7 @@
 //! Answers, in the form that the client understands.
 
 use axum::body::Body;
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::response::Response;
 use serde_json::json;
 
@@ -47,6 +47,32 @@ impl Wants {
         match self {
             Wants::Text => respond(StatusCode::NOT_FOUND, TEXT, "404 page not found\n"),
             Wants::Problems => problem_json(StatusCode::NOT_FOUND, "404 page not found"),
+        }
+    }
+
+    /// No token, or none that is known. The status is the same for everybody: clients of the original know it from
+    /// the proxy that asked for tokens there.
+    pub(super) fn unauthorized(self) -> Response<Body> {
+        let why = "a token is needed: Authorization: Bearer TOKEN, or X-Auth-Token: TOKEN (netctl login)";
+        let mut response = self.refused(StatusCode::UNAUTHORIZED, why);
+        response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        response
+    }
+
+    /// A token that may only read.
+    pub(super) fn forbidden(self, method: &Method) -> Response<Body> {
+        self.refused(StatusCode::FORBIDDEN, &format!("the token may only read, and this is a {method}"))
+    }
+
+    /// The status is for probes, which look at nothing else.
+    pub(super) fn not_ready(self) -> Response<Body> {
+        self.refused(StatusCode::SERVICE_UNAVAILABLE, "Leader not found")
+    }
+
+    fn refused(self, status: StatusCode, why: &str) -> Response<Body> {
+        match self {
+            Wants::Text => respond(status, TEXT, format!("{why}\n")),
+            Wants::Problems => problem_json(status, why),
         }
     }
 

@@ -7,7 +7,7 @@ use axum::extract::Request;
 use axum::http::{HeaderMap, Method, header};
 use axum::response::Response;
 use contiv_model::registry;
-use http_body_util::{BodyExt, Limited};
+use http_body_util::BodyExt;
 use serde_json::json;
 
 use super::answer::{Wants, text};
@@ -34,9 +34,6 @@ pub struct Identity {
     /// The ip of it.
     pub ip: String,
 }
-
-/// The largest body that is read: objects are a few hundred bytes.
-const LARGEST_BODY: usize = 1 << 20;
 
 /// Routes of the original that this release knows and does not have.
 const UNBUILT: [(&str, &str); 2] = [("services", "service objects"), ("service", "service objects")];
@@ -170,12 +167,8 @@ fn is_json(headers: &HeaderMap) -> bool {
 }
 
 async fn read_body(body: Body) -> Result<Bytes, Problem> {
-    match Limited::new(body, LARGEST_BODY).collect().await {
-        Ok(body) => Ok(body.to_bytes()),
-        Err(error) => {
-            Err(Problem::invalid(format!("request body: {error}; at most {LARGEST_BODY} bytes are read")))
-        }
-    }
+    let body = body.collect().await;
+    body.map(|body| body.to_bytes()).map_err(|error| Problem::invalid(crate::committer::one_line(&error)))
 }
 
 fn version() -> String {

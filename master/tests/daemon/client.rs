@@ -1,6 +1,6 @@
 //! HTTP as the original's clients speak it: one request, one connection.
 
-use std::io::{Read as _, Write as _};
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
@@ -23,8 +23,24 @@ pub(crate) fn call(
     headers: &[(&str, &str)],
     body: &str,
 ) -> std::io::Result<Answer> {
-    let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
+    exchange(&mut connect(to)?, to, method, path, headers, body)
+}
+
+pub(crate) fn connect(to: SocketAddr) -> std::io::Result<TcpStream> {
+    let stream = TcpStream::connect_timeout(&to, PATIENCE)?;
     stream.set_read_timeout(Some(PATIENCE))?;
+    Ok(stream)
+}
+
+/// As [`call`], over a connection.
+pub(crate) fn exchange(
+    stream: &mut (impl Read + Write),
+    to: SocketAddr,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: &str,
+) -> std::io::Result<Answer> {
     let mut request = format!(
         "{method} {path} HTTP/1.1\r\nHost: {to}\r\nConnection: close\r\nContent-Length: {}\r\n",
         body.len()
@@ -37,25 +53,27 @@ pub(crate) fn call(
     stream.write_all(body.as_bytes())?;
     let mut response = Vec::new();
     stream.read_to_end(&mut response)?;
-    parse(&String::from_utf8_lossy(&response))
+    Answer::parse(&String::from_utf8_lossy(&response))
         .ok_or_else(|| std::io::Error::other("the connection broke off"))
 }
 
-fn parse(text: &str) -> Option<Answer> {
-    let (head, body) = text.split_once("\r\n\r\n")?;
-    let mut lines = head.lines();
-    let status = lines.next()?.split(' ').nth(1)?.parse().ok()?;
-    let headers: Vec<(String, &str)> = lines
-        .filter_map(|l| l.split_once(": "))
-        .map(|(name, value)| (name.to_ascii_lowercase(), value))
-        .collect();
-    let header = |name: &str| headers.iter().find(|(n, _)| n == name).map(|(_, value)| *value);
-    let body = match (header("content-length"), header("transfer-encoding")) {
-        (Some(length), _) if length.parse() != Ok(body.len()) => return None,
-        (_, Some("chunked")) => unchunk(body)?,
-        _ => body.to_owned(),
-    };
-    Some(Answer { status, content_type: header("content-type").unwrap_or_default().to_owned(), body })
+impl Answer {
+    pub(crate) fn parse(text: &str) -> Option<Answer> {
+        let (head, body) = text.split_once("\r\n\r\n")?;
+        let mut lines = head.lines();
+        let status = lines.next()?.split(' ').nth(1)?.parse().ok()?;
+        let headers: Vec<(String, &str)> = lines
+            .filter_map(|l| l.split_once(": "))
+            .map(|(name, value)| (name.to_ascii_lowercase(), value))
+            .collect();
+        let header = |name: &str| headers.iter().find(|(n, _)| n == name).map(|(_, value)| *value);
+        let body = match (header("content-length"), header("transfer-encoding")) {
+            (Some(length), _) if length.parse() != Ok(body.len()) => return None,
+            (_, Some("chunked")) => unchunk(body)?,
+            _ => body.to_owned(),
+        };
+        Some(Answer { status, content_type: header("content-type").unwrap_or_default().to_owned(), body })
+    }
 }
 
 fn unchunk(mut text: &str) -> Option<String> {

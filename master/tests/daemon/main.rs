@@ -4,8 +4,10 @@
 
 mod client;
 mod followers;
+mod limits;
 mod master;
 mod rest;
 mod restarts;
+mod security;
 mod startup;
 mod store;

@@ -35,13 +35,34 @@ impl Master {
         Master::embedded_with(dir, "2")
     }
 
+    /// With more flags. It is not asked whether it answers: its log says that it leads.
+    pub(crate) fn unasked(dir: &Path, more: &[&str]) -> Master {
+        let mut flags = embedded_flags(dir);
+        flags.extend(more.iter().map(|&flag| flag.to_owned()));
+        Master::wait_leading(flags)
+    }
+
+    pub(crate) fn wait_leading(flags: Vec<String>) -> Master {
+        Master::wait_word(flags, "leading; ready")
+    }
+
+    /// There is a leader that it can ask.
+    pub(crate) fn follow(flags: Vec<String>) -> Master {
+        Master::wait_word(flags, "following leader=\"127.0.0.1")
+    }
+
+    fn wait_word(flags: Vec<String>, word: &str) -> Master {
+        let address = loopback();
+        let mut master = Master { process: spawn(address, &flags), address, flags };
+        let log = master.process.log_path().to_owned();
+        let said = || Ok(std::fs::read_to_string(&log)?.contains(word).then_some(()));
+        master.process.wait_ready(PATIENCE, word, said).unwrap();
+        master
+    }
+
     /// `lease_ttl`: the seconds that a killed master's lock stays.
     pub(crate) fn embedded_with(dir: &Path, lease_ttl: &str) -> Master {
-        let store = format!("embedded:{}", dir.display());
-        Master::start(
-            vec!["--store".into(), store, "--store-listen".into(), loopback().to_string()],
-            lease_ttl,
-        )
+        Master::start(embedded_flags(dir), lease_ttl)
     }
 
     fn start(mut flags: Vec<String>, lease_ttl: &str) -> Master {
@@ -71,6 +92,11 @@ impl Master {
         let answers = || Ok(get(address, "/info").ok().filter(|answer| answer.status == 200));
         self.process.wait_ready(PATIENCE, "/info answers", answers).unwrap();
     }
+}
+
+fn embedded_flags(dir: &Path) -> Vec<String> {
+    let store = format!("embedded:{}", dir.display());
+    vec!["--store".into(), store, "--store-listen".into(), loopback().to_string()]
 }
 
 fn spawn(address: SocketAddr, flags: &[String]) -> Process {

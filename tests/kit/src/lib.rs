@@ -4,6 +4,7 @@
 //! Everything here belongs to the process that made it, carries its pid in its name, goes away when
 //! dropped (also in a panic), and is swept by the next test process if its owner was killed.
 
+mod authority;
 mod bpf;
 pub mod capture;
 pub mod etcd;
@@ -18,6 +19,7 @@ pub mod skip;
 mod sweep;
 mod wait;
 
+pub use authority::{Authority, Certified, write_secret};
 pub use bpf::BpfDir;
 pub use netns::Netns;
 pub use ping::{Ping, Pinger};

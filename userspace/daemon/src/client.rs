@@ -8,12 +8,15 @@ use rustls::ClientConfig;
 
 use crate::tls::{self, Error};
 
+/// Speaks both http and https.
+pub type Connector = HttpsConnector<HttpConnector>;
+
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A way to the addresses in the leader's lock, which name no scheme.
 #[derive(Clone)]
 pub struct Way {
-    connector: HttpsConnector<HttpConnector>,
+    connector: Connector,
     scheme: &'static str,
 }
 
@@ -34,7 +37,7 @@ impl Way {
         Ok(Way { connector, scheme })
     }
 
-    pub fn connector(&self) -> HttpsConnector<HttpConnector> {
+    pub fn connector(&self) -> Connector {
         self.connector.clone()
     }
 

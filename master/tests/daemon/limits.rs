@@ -1,0 +1,143 @@
+//! Clients that are slow, large, wrong or rude, over sockets of their own.
+
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::{Shutdown, TcpStream};
+
+use crate::client::{Answer, connect, get};
+use crate::master::Master;
+
+const PROBLEMS: &str = "Accept: application/problem+json\r\n";
+
+/// What comes until the other side closes; nothing more when it resets.
+fn rest(mut stream: TcpStream) -> String {
+    let mut text = Vec::new();
+    if let Err(error) = stream.read_to_end(&mut text) {
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset, "the other side does not close: {error}");
+    }
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+/// Sends, and reads until the other side closes.
+fn say(master: &Master, bytes: &[u8]) -> String {
+    let mut stream = connect(master.address).unwrap();
+    // It may be cut off while it still talks.
+    drop(stream.write_all(bytes));
+    rest(stream)
+}
+
+fn answer(master: &Master, request: &str) -> Answer {
+    let text = say(master, request.as_bytes());
+    Answer::parse(&text).ok_or(text).unwrap()
+}
+
+fn problem(answer: &Answer, status: u16) -> String {
+    assert_eq!(
+        (answer.status, answer.content_type.as_str()),
+        (status, "application/problem+json"),
+        "{answer:?}"
+    );
+    let problem = answer.json();
+    assert_eq!(problem["status"], status);
+    problem["detail"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn slow_clients_are_cut_off_and_hold_up_nobody() {
+    let store = testkit::scratch_dir("store").unwrap();
+    let master = Master::unasked(store.path(), &["--client-timeout", "1", "--max-connections", "4"]);
+    // As many as may be open: without a byte, within the headers, within the body, and one that takes no answer.
+    let silent = connect(master.address).unwrap();
+    let mut headers = connect(master.address).unwrap();
+    headers.write_all(b"GET /version HTTP/1.1\r\nHost: x\r\nX-Slow: ").unwrap();
+    let mut body = connect(master.address).unwrap();
+    body.write_all(b"POST /api/v1/tenants/t/ HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{").unwrap();
+    let mut deaf = connect(master.address).unwrap();
+    deaf.set_write_timeout(Some(std::time::Duration::from_millis(500))).unwrap();
+    let asked = b"GET /api/v1/globals/ HTTP/1.1\r\nHost: x\r\nConnection: keep-alive\r\n\r\n".repeat(64);
+    while deaf.write_all(&asked).is_ok() {}
+
+    assert_eq!(get(master.address, "/version").unwrap().status, 200);
+    assert_eq!(rest(silent), "");
+    assert_eq!(rest(headers), "");
+    let late = rest(body);
+    assert_eq!(Answer::parse(&late).unwrap().bad(), "the request's body did not come in time");
+    rest(deaf);
+    let late =
+        format!("POST /api/v1/tenants/t/ HTTP/1.1\r\nHost: x\r\n{PROBLEMS}Content-Length: 100\r\n\r\n{{");
+    assert_eq!(problem(&answer(&master, &late), 408), "the request's body did not come in time");
+}
+
+#[test]
+fn what_is_too_large_is_refused_in_words() {
+    let store = testkit::scratch_dir("store").unwrap();
+    let master = Master::unasked(store.path(), &[]);
+    let too_large = "the request's body is too large: at most 1048576 bytes are read";
+    let head = "POST /api/v1/tenants/t/ HTTP/1.1\r\nHost: x\r\nConnection: close\r\n";
+    let body = " ".repeat((1 << 20) + 1);
+    for path in ["/api/v1/tenants/t/", "/plugin/createEndpoint", "/nowhere"] {
+        let head = head.replace("/api/v1/tenants/t/", path);
+        let plain = format!("{head}Content-Length: {}\r\n\r\n{body}", body.len());
+        assert_eq!(answer(&master, &plain).bad(), too_large, "{path}");
+    }
+    let polite = format!("{head}{PROBLEMS}Expect: 100-continue\r\nContent-Length: {}\r\n\r\n", 1_u64 << 40);
+    assert_eq!(problem(&answer(&master, &polite), 413), too_large);
+    let chunked =
+        format!("{head}{PROBLEMS}Transfer-Encoding: chunked\r\n\r\n{:x}\r\n{body}\r\n0\r\n\r\n", body.len());
+    assert_eq!(problem(&answer(&master, &chunked), 413), too_large);
+    let largest = format!("{head}Content-Length: {}\r\n\r\n{}", 1 << 20, &body[1..]);
+    assert_eq!(answer(&master, &largest).bad(), "EOF");
+
+    for headers in [format!("X: {}\r\n", "x".repeat(100_000)), "X: y\r\n".repeat(200)] {
+        let refused = say(&master, format!("GET /version HTTP/1.1\r\nHost: x\r\n{headers}\r\n").as_bytes());
+        assert!(refused.starts_with("HTTP/1.1 431 "), "{refused}");
+    }
+    let long = say(&master, format!("GET /{} HTTP/1.1\r\nHost: x\r\n\r\n", "x".repeat(100_000)).as_bytes());
+    assert!(long.starts_with("HTTP/1.1 414 ") || long.starts_with("HTTP/1.1 431 "), "{long}");
+    assert_eq!(get(master.address, "/version").unwrap().status, 200);
+}
+
+#[test]
+fn garbage_is_refused_and_nothing_falls() {
+    let store = testkit::scratch_dir("store").unwrap();
+    let mut master = Master::unasked(store.path(), &["--client-timeout", "2"]);
+    let random: Vec<u8> = (0..4096_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    for bytes in [
+        &random[..],
+        b"\r\n\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET  HTTP/1.1\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+        b"POST /plugin/allocAddress HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"GET /\0 HTTP/1.1\r\nHost: x\r\n\r\n",
+    ] {
+        let answer = say(&master, bytes);
+        let fine = ["", "HTTP/1.1 400 ", "HTTP/1.1 404 ", "HTTP/1.1 500 "];
+        assert!(
+            answer.is_empty() || fine[1..].iter().any(|start| answer.starts_with(start)),
+            "{bytes:?}: {answer}"
+        );
+    }
+    assert!(master.process.ended().unwrap().is_none());
+    assert_eq!(get(master.address, "/version").unwrap().status, 200);
+    assert!(!master.process.log().contains("panicked"), "{}", master.process.tail());
+}
+
+#[test]
+fn a_client_may_close_its_side_and_a_connection_stays_when_asked() {
+    let store = testkit::scratch_dir("store").unwrap();
+    let master = Master::unasked(store.path(), &[]);
+    let mut half = connect(master.address).unwrap();
+    half.write_all(b"GET /api/v1/globals/ HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    half.shutdown(Shutdown::Write).unwrap();
+    let text = rest(half);
+    assert_eq!(Answer::parse(&text).unwrap().status, 200);
+    assert!(text.to_ascii_lowercase().contains("\r\nconnection: close\r\n"), "{text}");
+
+    let ask = "GET /version HTTP/1.1\r\nHost: x\r\nConnection: keep-alive\r\n\r\n";
+    let last = "GET /version HTTP/1.1\r\nHost: x\r\n\r\n";
+    let text = say(&master, format!("{ask}{ask}{last}{ask}").as_bytes());
+    assert_eq!(text.matches("HTTP/1.1 200 OK").count(), 3, "{text}");
+}

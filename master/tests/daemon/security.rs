@@ -1,0 +1,232 @@
+//! Who is let in, and what others see of it.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+
+use contiv_daemon::tls::{self, Pair};
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, ClientConnection, StreamOwned};
+use serde_json::json;
+use testkit::etcd::Etcd;
+use testkit::{Authority, Certified, wait_until, write_secret};
+
+use crate::client::{Answer, call, connect, exchange};
+use crate::master::{Master, PATIENCE, loopback, program};
+
+const READ: &str = "read-token-0123456789";
+const WRITE: &str = "write-token-0123456789";
+
+fn pair(files: &Certified) -> Pair {
+    Pair { certificate: files.certificate.clone(), key: files.key.clone() }
+}
+
+/// As `client::call`, by https; with the certificate that the server showed.
+fn secure(
+    config: &Arc<ClientConfig>,
+    to: SocketAddr,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: &str,
+) -> std::io::Result<(Answer, Vec<u8>)> {
+    let name = ServerName::from(to.ip());
+    let session = ClientConnection::new(config.clone(), name).map_err(std::io::Error::other)?;
+    let mut stream = StreamOwned::new(session, connect(to)?);
+    let answer = exchange(&mut stream, to, method, path, headers, body)?;
+    let shown = stream.conn.peer_certificates().unwrap_or_default();
+    Ok((answer, shown.first().map(|c| c.to_vec()).unwrap_or_default()))
+}
+
+fn client(ca: &Path, own: Option<&Certified>) -> Arc<ClientConfig> {
+    Arc::new(tls::client(ca, own.map(pair).as_ref()).unwrap())
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+#[test]
+fn only_clients_with_a_certificate_are_answered_and_new_ones_are_taken_up() {
+    let (authority, strangers) = (Authority::new().unwrap(), Authority::new().unwrap());
+    let server = authority.sign("server", &["127.0.0.1"]).unwrap();
+    let known = authority.sign("client", &["client"]).unwrap();
+    let stranger = strangers.sign("stranger", &["client"]).unwrap();
+    let store = testkit::scratch_dir("store").unwrap();
+    let flags = [
+        "--tls-cert",
+        text(&server.certificate),
+        "--tls-key",
+        text(&server.key),
+        "--client-ca",
+        text(&authority.ca),
+    ];
+    let master = Master::unasked(store.path(), &flags);
+    let version = |config: &_| secure(config, master.address, "GET", "/version", &[], "");
+
+    let good = client(&authority.ca, Some(&known));
+    let (answer, shown) = version(&good).unwrap();
+    assert_eq!(answer.status, 200);
+    assert!(version(&client(&authority.ca, None)).is_err(), "a client without a certificate is answered");
+    assert!(version(&client(&authority.ca, Some(&stranger))).is_err(), "somebody else's client is answered");
+    assert!(
+        version(&client(&strangers.ca, Some(&known))).is_err(),
+        "the server shows somebody else's certificate"
+    );
+    assert!(call(master.address, "GET", "/version", &[], "").is_err(), "plain http is answered");
+    let mut old = (*good).clone();
+    old.alpn_protocols = vec![b"http/1.1".to_vec()];
+    assert_eq!(version(&Arc::new(old)).unwrap().0.status, 200);
+
+    authority.sign("server", &["127.0.0.1"]).unwrap();
+    let renewed = || Ok(version(&good).ok().filter(|(_, now)| *now != shown));
+    wait_until(PATIENCE, "the new certificate", renewed).unwrap();
+    // Half a pair: the last good one stays.
+    fs::write(&server.key, "nothing").unwrap();
+    let log = || Ok(master.process.log().contains("the last good one stays").then_some(()));
+    wait_until(PATIENCE, "a word about the key", log).unwrap();
+    assert_eq!(version(&good).unwrap().0.status, 200);
+}
+
+#[test]
+fn tokens_decide_who_may_read_and_who_may_write() {
+    let dir = testkit::scratch_dir("store").unwrap();
+    let file = dir.path().join("tokens");
+    write_secret(&file, &format!("ops write {WRITE}\nboard read {READ}\n")).unwrap();
+    let master = Master::unasked(dir.path(), &["--token-file", text(&file), "--log-level", "trace"]);
+    let tenant = json!({"tenantName": "t"}).to_string();
+    let ask = |method, path, token: Option<&str>, problem: bool| {
+        let bearer = token.map(|token| format!("Bearer {token}"));
+        let mut headers: Vec<(&str, &str)> = bearer.iter().map(|b| ("Authorization", b.as_str())).collect();
+        headers.extend(problem.then_some(("Accept", "application/problem+json")));
+        call(master.address, method, path, &headers, &tenant).unwrap()
+    };
+    for path in ["/api/v1/tenants/", "/info", "/metrics", "/nowhere", "/api/v1/openapi.json"] {
+        for token in [None, Some("wrong-token-0123456789")] {
+            let refused = ask("GET", path, token, false);
+            assert_eq!(
+                (refused.status, refused.content_type.as_str()),
+                (401, "text/plain; charset=utf-8"),
+                "{path}"
+            );
+            assert!(
+                refused.body.contains("X-Auth-Token") && refused.body.lines().count() == 1,
+                "{refused:?}"
+            );
+        }
+    }
+    for path in ["/healthz", "/readyz", "/version"] {
+        assert_eq!(ask("GET", path, None, false).status, 200, "{path}");
+    }
+    let refused = ask("GET", "/info", None, true);
+    assert_eq!((refused.status, refused.content_type.as_str()), (401, "application/problem+json"));
+    assert_eq!(refused.json()["status"], 401);
+
+    assert_eq!(ask("GET", "/api/v1/tenants/", Some(READ), false).status, 200);
+    for method in ["POST", "PUT", "DELETE"] {
+        assert_eq!(ask(method, "/api/v1/tenants/t/", Some(READ), false).status, 403, "{method}");
+    }
+    assert_eq!(ask("POST", "/plugin/allocAddress", Some(READ), true).json()["status"], 403);
+    assert_eq!(ask("POST", "/api/v1/tenants/t/", Some(WRITE), false).status, 200);
+    let headers = [("X-Auth-Token", WRITE)];
+    assert_eq!(call(master.address, "DELETE", "/api/v1/tenants/t/", &headers, "").unwrap().status, 200);
+
+    write_secret(&file, "ops write another-token-0123456789\n").unwrap();
+    let taken_up =
+        || Ok((ask("GET", "/info", Some("another-token-0123456789"), false).status == 200).then_some(()));
+    wait_until(PATIENCE, "the new token", taken_up).unwrap();
+    assert_eq!(ask("GET", "/info", Some(WRITE), false).status, 401);
+    write_secret(&file, "ops wr1te yet-another-token\n").unwrap();
+    let log = || Ok(master.process.log().contains("the last good one stays").then_some(()));
+    wait_until(PATIENCE, "a word about the file", log).unwrap();
+    assert_eq!(ask("GET", "/info", Some("another-token-0123456789"), false).status, 200);
+    let log = master.process.log();
+    assert!(!log.contains("token-0123456789") && !log.contains("yet-another"), "{log}");
+}
+
+#[test]
+fn followers_ask_the_leader_by_https_and_tokens_pass_through() {
+    testkit::needs!(binary("etcd"));
+    let etcd = Etcd::start().unwrap();
+    let authority = Authority::new().unwrap();
+    let files = authority.sign("master", &["127.0.0.1"]).unwrap();
+    let dir = testkit::scratch_dir("tokens").unwrap();
+    let tokens = dir.path().join("tokens");
+    write_secret(&tokens, &format!("ops write {WRITE}\nboard read {READ}\n")).unwrap();
+    let flags = || {
+        let flags = [
+            "--etcd",
+            &etcd.endpoint(),
+            "--tls-cert",
+            text(&files.certificate),
+            "--tls-key",
+            text(&files.key),
+            "--client-ca",
+            text(&authority.ca),
+            "--token-file",
+            text(&tokens),
+            "--lease-ttl",
+            "2",
+        ];
+        flags.map(str::to_owned).to_vec()
+    };
+    let leader = Master::wait_leading(flags());
+    let follower = Master::follow(flags());
+    let config = client(&authority.ca, Some(&files));
+    let body = json!({"tenantName": "t"}).to_string();
+    let ask = |master: &Master, method, path, token| {
+        secure(&config, master.address, method, path, &[("Authorization", token)], &body).unwrap().0
+    };
+    let (bearer, reader) = (format!("Bearer {WRITE}"), format!("Bearer {READ}"));
+    assert_eq!(ask(&follower, "POST", "/api/v1/tenants/t/", &bearer).good()["tenantName"], "t");
+    assert_eq!(ask(&leader, "GET", "/api/v1/tenants/t/", &bearer).good()["tenantName"], "t");
+    let refused = ask(&follower, "DELETE", "/api/v1/tenants/t/", &reader);
+    assert_eq!(refused.status, 403);
+    let ready = ask(&follower, "GET", "/readyz", "");
+    assert_eq!(ready.body, format!("following {}\n", leader.address));
+}
+
+#[test]
+fn files_that_cannot_be_used_end_the_start_with_one_line() {
+    let dir = testkit::scratch_dir("files").unwrap();
+    let authority = Authority::new().unwrap();
+    let (one, other) = (authority.sign("one", &["a"]).unwrap(), authority.sign("other", &["a"]).unwrap());
+    let tokens = dir.path().join("tokens");
+    fs::write(&tokens, format!("ops write {WRITE}\n")).unwrap();
+    let store = format!("embedded:{}", dir.path().join("db").display());
+    for (flags, code, parts) in [
+        (vec!["--token-file", text(&tokens)], 1, vec!["--token-file", "chmod 600"]),
+        (vec!["--token-file", "/nowhere"], 1, vec!["--token-file", "/nowhere", "No such file"]),
+        (vec!["--tls-cert", text(&one.certificate)], 22, vec!["--tls-key"]),
+        (vec!["--client-ca", text(&authority.ca)], 22, vec!["--tls-cert"]),
+        (
+            vec!["--tls-cert", text(&one.certificate), "--tls-key", text(&other.key)],
+            1,
+            vec!["one.pem", "other.key"],
+        ),
+        (
+            vec!["--tls-cert", text(&one.key), "--tls-key", text(&one.key)],
+            1,
+            vec!["one.key", "no certificate"],
+        ),
+        (vec!["--max-connections", "0"], 22, vec!["--max-connections"]),
+        (vec!["--client-timeout", "soon"], 22, vec!["--client-timeout", "seconds"]),
+    ] {
+        let mut command = Command::new(program());
+        command.args(["--mode", "test", "--netmode", "vlan", "--fwdmode", "bridge", "--store", &store]);
+        command.args([
+            "--store-listen",
+            &loopback().to_string(),
+            "--external-address",
+            &loopback().to_string(),
+        ]);
+        let output = command.args(&flags).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{flags:?}: {said}");
+        let line = said.lines().last().unwrap_or_default();
+        assert!(parts.iter().all(|part| line.contains(part)), "{flags:?}: {said}");
+        assert!(!said.contains(WRITE), "{said}");
+    }
+}
