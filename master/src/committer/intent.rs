@@ -345,4 +345,77 @@ mod tests {
         ];
         assert_eq!(decode("", &encode(&ops)), ops);
     }
+
+    /// A store of its own, and the leader of it.
+    async fn led(dir: &std::path::Path) -> (contiv_store::embedded::Server, Store, Leadership) {
+        let server = contiv_store::embedded::Server::open(dir, ([127, 0, 0, 1], 0).into()).await.unwrap();
+        let address = format!("http://{}", server.local_addr());
+        let store = Store::connect(&contiv_store::Config::new([address])).await.unwrap();
+        let leadership = lead(&store).await;
+        (server, store, leadership)
+    }
+
+    async fn lead(store: &Store) -> Leadership {
+        contiv_store::election::campaign(store, "lock", "me", Duration::from_secs(30)).await.unwrap()
+    }
+
+    async fn keys(store: &Store, prefix: &str) -> usize {
+        store.list(prefix).await.unwrap().items.len()
+    }
+
+    fn many() -> Vec<Op> {
+        (0..300).map(|n| put(&format!("k{n}"), 10)).collect()
+    }
+
+    #[tokio::test]
+    async fn the_next_leader_carries_out_what_was_decided_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let (_server, store, leadership) = led(dir.path()).await;
+        // Dies when all but the head is written.
+        let undecided = Intent::new("1".into(), many());
+        let txn = Txn::new().put(undecided.key(0), encode(&undecided.steps[0]));
+        let _committed = store.commit(txn).await.unwrap();
+        assert!(finish(&store, &leadership).await.is_continue());
+        assert_eq!((keys(&store, PREFIX).await, keys(&store, "k").await), (0, 0));
+
+        // Dies when the first step is carried out.
+        let decided = Intent::new("2".into(), many());
+        let guards = (0..300).map(|n| Guard::absent(format!("k{n}"))).collect();
+        let outcome = decided.write_down(&store, &leadership, guards).await.unwrap();
+        assert!(matches!(outcome, Outcome::Committed { .. }));
+        assert_eq!((keys(&store, PREFIX).await, keys(&store, "k").await), (4, 0));
+        let ops = decided.steps[0].iter().cloned().chain([Op::Delete { key: decided.key(0) }]).collect();
+        let _committed = store.commit(Txn { guards: vec![], ops }).await.unwrap();
+        leadership.resign().await.unwrap();
+        let leadership = lead(&store).await;
+        assert!(finish(&store, &leadership).await.is_continue());
+        assert_eq!((keys(&store, PREFIX).await, keys(&store, "k").await), (0, 300));
+        assert!(finish(&store, &leadership).await.is_continue(), "there is nothing left to do");
+    }
+
+    #[tokio::test]
+    async fn nothing_happens_when_a_guard_does_not_hold_or_another_leads() {
+        let dir = tempfile::tempdir().unwrap();
+        let (_server, store, leadership) = led(dir.path()).await;
+        let _committed = store.commit(Txn::new().put("other", "1")).await.unwrap();
+        for last in [0, 400] {
+            // In the first transaction that checks any, or after the steps.
+            let mut guards: Vec<Guard> = (0..400).map(|n| Guard::absent(format!("k{n}"))).collect();
+            guards.insert(last, Guard::absent("other"));
+            let done =
+                Intent::new(format!("{last}"), many()).commit(&store, &leadership, guards).await.unwrap();
+            assert!(matches!(done, Done::Conflict));
+            assert_eq!((keys(&store, PREFIX).await, keys(&store, "k").await), (0, 0));
+        }
+        let done = Intent::new("c".into(), many()).commit(&store, &leadership, vec![]).await.unwrap();
+        let Done::Committed(revisions) = done else { panic!("not committed") };
+        for kv in store.list("k").await.unwrap().items {
+            assert_eq!(revisions.of(&kv.key), kv.mod_revision);
+        }
+
+        let _committed = store.commit(Txn::new().delete("lock")).await.unwrap();
+        let done = Intent::new("d".into(), vec![put("late", 1)]).commit(&store, &leadership, vec![]).await;
+        assert!(matches!(done, Ok(Done::Conflict)));
+        assert_eq!(keys(&store, "late").await, 0);
+    }
 }

@@ -270,7 +270,8 @@ impl Revisions {
         self.last = revision;
     }
 
-    pub(super) fn of(&self, key: &str) -> i64 {
+    /// The revision of a key of the change.
+    pub fn of(&self, key: &str) -> i64 {
         self.before.get(key).copied().unwrap_or(self.last)
     }
 }

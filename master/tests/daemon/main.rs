@@ -5,6 +5,7 @@
 mod client;
 mod followers;
 mod limits;
+mod large;
 mod master;
 mod rest;
 mod restarts;

@@ -73,6 +73,13 @@ impl Master {
         master
     }
 
+    /// Where its store listens.
+    pub(crate) fn store(&self) -> String {
+        let flag = |name: &str| self.flags.iter().skip_while(|flag| *flag != name).nth(1);
+        let embedded = flag("--store-listen").map(|address| format!("http://{address}"));
+        embedded.or_else(|| flag("--etcd").cloned()).unwrap()
+    }
+
     pub(crate) fn kill(&mut self) {
         self.process.kill().unwrap();
     }

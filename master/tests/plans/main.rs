@@ -10,3 +10,4 @@ mod lab;
 mod nodes;
 mod policies;
 mod property;
+mod restore;

@@ -1,0 +1,244 @@
+//! Policies with more rules than one transaction of the store has room for.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Instant;
+
+use contiv_model::event::Event;
+use contiv_store::{Config, KeyValue, Store};
+use futures::StreamExt as _;
+use netmaster::policy::{ATTACHED, Attached, DIRECTED};
+use serde_json::{Value, json};
+use testkit::etcd::Etcd;
+
+use crate::client::{Answer, delete, get, make_network, post};
+use crate::master::{Master, PATIENCE};
+
+const CLIENTS: usize = 32;
+const PENDING: &str = "/contiv.io/master/pending/";
+const RULES: usize = 1500;
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+}
+
+/// What the store has below `prefix`, read past netmaster.
+fn stored(master: &Master, prefix: &str) -> Vec<KeyValue> {
+    runtime().block_on(async {
+        let store = Store::connect(&Config::new([master.store()])).await.unwrap();
+        store.list(prefix).await.unwrap().items
+    })
+}
+
+fn group(to: SocketAddr, name: &str, policies: &[&str]) -> std::io::Result<Answer> {
+    let body =
+        json!({"tenantName": "default", "groupName": name, "networkName": "net", "policies": policies});
+    post(to, &format!("/api/v1/endpointGroups/default:{name}/"), &body)
+}
+
+fn policy(to: SocketAddr, name: &str) {
+    let body = json!({"tenantName": "default", "policyName": name});
+    post(to, &format!("/api/v1/policys/default:{name}/"), &body).unwrap().good();
+}
+
+fn rule(policy: &str, n: usize) -> (String, Value) {
+    let body = json!({"tenantName": "default", "policyName": policy, "ruleId": n.to_string(), "direction": "in",
+        "action": "allow", "priority": 1 + n % 100, "fromIpAddress": format!("10.{}.{}.0/24", n / 256, n % 256)});
+    (format!("/api/v1/rules/default:{policy}:{n}/"), body)
+}
+
+/// Each of the `rules`, by several clients at once.
+fn make_rules(to: SocketAddr, rules: &[(String, Value)]) {
+    let next = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for _ in 0..CLIENTS {
+            scope.spawn(|| {
+                while let Some((path, body)) = rules.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    post(to, path, body).unwrap().good();
+                }
+            });
+        }
+    });
+}
+
+fn big_policy(to: SocketAddr) {
+    make_network(to, "net", "10.200.0.0/16");
+    policy(to, "big");
+    make_rules(to, &(0..RULES).map(|n| rule("big", n)).collect::<Vec<_>>());
+    for name in ["web", "db"] {
+        group(to, name, &[]).unwrap().good();
+    }
+}
+
+/// The groups that have the policy, which has all its rules there and nothing of it anywhere else.
+fn whole(master: &Master) -> Vec<String> {
+    let attached = stored(master, ATTACHED);
+    for kv in &attached {
+        let state: Attached = serde_json::from_slice(&kv.value).unwrap();
+        assert_eq!(state.rules.len(), RULES, "{}", kv.key);
+    }
+    let name = |kv: &KeyValue| kv.key.strip_prefix(ATTACHED).unwrap().split(':').nth(1).unwrap().to_owned();
+    attached.iter().map(name).collect()
+}
+
+/// And also all that is derived from it.
+fn settled(master: &Master) -> Vec<String> {
+    let groups = whole(master);
+    assert_eq!(stored(master, DIRECTED).len(), groups.len() * RULES);
+    assert_eq!(stored(master, PENDING), []);
+    let object = get(master.address, "/api/v1/policys/default:big/").unwrap().good();
+    let linked = object["link-sets"]["EndpointGroups"].as_object().map_or(0, serde_json::Map::len);
+    assert_eq!(linked, groups.len());
+    groups
+}
+
+fn a_large_policy_comes_and_goes(master: &Master) {
+    let to = master.address;
+    big_policy(to);
+    assert!(settled(master).is_empty());
+    group(to, "web", &["big"]).unwrap().good();
+    assert_eq!(settled(master), ["web"]);
+    group(to, "db", &["big"]).unwrap().good();
+    assert_eq!(settled(master), ["db", "web"]);
+    assert_eq!(delete(to, "/api/v1/policys/default:big/").unwrap().bad(), "Policy is being used");
+    group(to, "web", &[]).unwrap().good();
+    assert_eq!(settled(master), ["db"]);
+    delete(to, "/api/v1/endpointGroups/default:db/").unwrap().good();
+    assert!(settled(master).is_empty());
+    delete(to, "/api/v1/policys/default:big/").unwrap().good();
+    assert_eq!(stored(master, "/contiv.io/obj/modeldb/rule/"), []);
+    // And the next one is planned over what is really there.
+    policy(to, "big");
+    make_rules(to, &(0..10).map(|n| rule("big", n)).collect::<Vec<_>>());
+    group(to, "web", &["big"]).unwrap().good();
+    assert_eq!(stored(master, DIRECTED).len(), 10);
+}
+
+#[test]
+fn a_large_policy_comes_and_goes_on_etcd() {
+    testkit::needs!(binary("etcd"));
+    let etcd = Etcd::start().unwrap();
+    a_large_policy_comes_and_goes(&Master::on_etcd(&etcd.endpoint()));
+}
+
+#[test]
+fn a_large_policy_comes_and_goes_in_the_embedded_store() {
+    let store = testkit::scratch_dir("store").unwrap();
+    a_large_policy_comes_and_goes(&Master::embedded(store.path()));
+}
+
+/// Kills the master when the store has told of so many changes below `prefix`, which `ask` leads to.
+fn kill_after(master: &mut Master, prefix: &str, changes: usize, ask: impl FnOnce() + Send + 'static) {
+    runtime().block_on(async {
+        let store = Store::connect(&Config::new([master.store()])).await.unwrap();
+        let mut watch = store.watch(prefix);
+        while !matches!(watch.next().await.unwrap().event, Event::InitDone) {}
+        let asked = thread::spawn(ask);
+        for _ in 0..changes {
+            tokio::time::timeout(PATIENCE, watch.next()).await.unwrap().unwrap();
+        }
+        master.kill();
+        asked.join().unwrap();
+    });
+}
+
+/// `store_stays`: the store outlives the master.
+fn a_killed_master_leaves_no_half_policy(mut master: Master, store_stays: bool) {
+    let to = master.address;
+    big_policy(to);
+    for (n, (prefix, changes)) in
+        [(PENDING, 1), (PENDING, 3), (DIRECTED, 1), (DIRECTED, 400), (DIRECTED, 1000)].into_iter().enumerate()
+    {
+        let wanted: &[&str] = if n % 2 == 0 { &["big"] } else { &[] };
+        kill_after(&mut master, prefix, changes, move || drop(group(to, "web", wanted)));
+        if store_stays {
+            whole(&master);
+        }
+        master.restart();
+        let now = settled(&master);
+        // The rules change only once it is decided; then the next master has to carry it out.
+        assert!(prefix == PENDING || now.is_empty() == wanted.is_empty(), "{prefix} {changes}: {now:?}");
+        group(to, "web", wanted).unwrap().good();
+        assert_eq!(settled(&master).is_empty(), wanted.is_empty());
+    }
+}
+
+#[test]
+fn a_killed_master_leaves_no_half_policy_on_etcd() {
+    testkit::needs!(binary("etcd"));
+    let etcd = Etcd::start().unwrap();
+    a_killed_master_leaves_no_half_policy(Master::on_etcd(&etcd.endpoint()), true);
+}
+
+#[test]
+fn a_killed_master_leaves_no_half_policy_in_the_embedded_store() {
+    let store = testkit::scratch_dir("store").unwrap();
+    a_killed_master_leaves_no_half_policy(Master::embedded(store.path()), false);
+}
+
+#[test]
+fn a_policy_that_the_store_cannot_hold_is_refused_and_a_profile_reaches_many_groups() {
+    let store = testkit::scratch_dir("store").unwrap();
+    let master = Master::embedded(store.path());
+    let to = master.address;
+    make_network(to, "net", "10.200.0.0/16");
+    policy(to, "huge");
+    make_rules(to, &(0..2600).map(|n| rule("huge", n)).collect::<Vec<_>>());
+    let line = group(to, "web", &["huge"]).unwrap().bad();
+    assert!(line.starts_with("/contiv.io/state/policy/default:web:default:huge would have 1"), "{line}");
+    assert!(line.ends_with("spread the rules over several policies"), "{line}");
+    for prefix in ["/contiv.io/obj/modeldb/endpointGroup/", ATTACHED, DIRECTED, PENDING] {
+        assert_eq!(stored(&master, prefix), [], "nothing of it was done");
+    }
+
+    let profile = |dscp: usize| {
+        let body = json!({"tenantName": "default", "profileName": "gold", "DSCP": dscp});
+        post(to, "/api/v1/netprofiles/default:gold/", &body).unwrap().good();
+    };
+    profile(10);
+    for n in 0..150 {
+        let name = format!("g{n}");
+        let body =
+            json!({"tenantName": "default", "groupName": name, "networkName": "net", "netProfile": "gold"});
+        post(to, &format!("/api/v1/endpointGroups/default:{name}/"), &body).unwrap().good();
+    }
+    profile(46);
+    let groups = stored(&master, "/contiv.io/state/endpointGroups/");
+    let dscp = |kv: &KeyValue| serde_json::from_slice::<Value>(&kv.value).unwrap()["DSCP"].clone();
+    assert_eq!(groups.iter().filter(|kv| dscp(kv) == 46).count(), 150);
+}
+
+#[test]
+fn fifteen_thousand_rules_on_one_group() {
+    const POLICIES: usize = 15;
+    testkit::needs!(binary("etcd"));
+    let etcd = Etcd::start().unwrap();
+    let master = Master::on_etcd(&etcd.endpoint());
+    let to = master.address;
+    make_network(to, "net", "10.200.0.0/16");
+    let names: Vec<String> = (0..POLICIES).map(|n| format!("p{n}")).collect();
+    names.iter().for_each(|name| policy(to, name));
+    let rules: Vec<_> = names.iter().flat_map(|name| (0..1000).map(|n| rule(name, n))).collect();
+    let start = Instant::now();
+    make_rules(to, &rules);
+    let made = start.elapsed();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let start = Instant::now();
+    group(to, "web", &names).unwrap().good();
+    let attached = start.elapsed();
+    assert_eq!(stored(&master, DIRECTED).len(), rules.len());
+    let start = Instant::now();
+    let (path, body) = rule("p0", 1000);
+    post(to, &path, &body).unwrap().good();
+    let one_more = start.elapsed();
+    assert_eq!(stored(&master, DIRECTED).len(), rules.len() + 1);
+    let start = Instant::now();
+    delete(to, "/api/v1/endpointGroups/default:web/").unwrap().good();
+    let deleted = start.elapsed();
+    assert_eq!(stored(&master, "/contiv.io/state/policy").len(), 0);
+    eprintln!(
+        "{} rules made in {made:?}, put on a group in {attached:?}, one more {one_more:?}, group deleted {deleted:?}",
+        rules.len()
+    );
+}

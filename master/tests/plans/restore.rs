@@ -1,0 +1,125 @@
+//! What a netmaster that begins to lead makes right.
+
+use netmaster::objects::restore;
+use serde_json::{Value, json};
+
+use crate::lab::Lab;
+
+/// Policies and profiles on groups, rules about groups and networks.
+fn lab() -> Lab {
+    let mut lab = Lab::new();
+    lab.network("net", "10.1.0.0/24", json!({}));
+    lab.network("other", "10.2.0.0/24", json!({}));
+    let body = json!({"tenantName": "default", "profileName": "gold", "DSCP": 46, "bandwidth": "10 mbps", "burst": 100});
+    lab.put("netprofiles", "default:gold", &body).unwrap();
+    for policy in ["p", "q"] {
+        let body = json!({"tenantName": "default", "policyName": policy});
+        lab.put("policys", &format!("default:{policy}"), &body).unwrap();
+    }
+    group(&mut lab, "web", json!({"policies": ["p", "q"], "netProfile": "gold"}));
+    group(&mut lab, "db", json!({}));
+    rule(&mut lab, "p", "1", json!({"protocol": "tcp", "port": 80, "fromEndpointGroup": "db"}));
+    rule(&mut lab, "p", "2", json!({"fromNetwork": "other", "action": "deny"}));
+    rule(&mut lab, "q", "1", json!({"direction": "out", "toIpAddress": "10.9.0.0/16"}));
+    group(&mut lab, "db", json!({"policies": ["q"]}));
+    lab
+}
+
+fn group(lab: &mut Lab, name: &str, more: Value) {
+    let mut body = json!({"tenantName": "default", "groupName": name, "networkName": "net"});
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    lab.put("endpointGroups", &format!("default:{name}"), &body).unwrap();
+}
+
+fn rule(lab: &mut Lab, policy: &str, id: &str, more: Value) {
+    let mut body = json!({"tenantName": "default", "policyName": policy, "ruleId": id, "direction": "in",
+        "action": "allow"});
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    lab.put("rules", &format!("default:{policy}:{id}"), &body).unwrap();
+}
+
+/// What was written and deleted.
+fn restored(lab: &mut Lab) -> String {
+    let plan = |draft: &mut netmaster::world::Draft<'_>| {
+        restore(draft);
+        Ok(format!("{:?}", draft.counts()).into_bytes())
+    };
+    String::from_utf8(lab.run(plan).unwrap()).unwrap()
+}
+
+#[test]
+fn what_requests_left_needs_no_restoring() {
+    let mut lab = lab();
+    assert_eq!(restored(&mut lab), "(0, 0)");
+    lab.delete("rules", "default:p:1").unwrap();
+    lab.delete("endpointGroups", "default:db").unwrap();
+    rule(&mut lab, "p", "3", json!({"protocol": "udp", "port": 53}));
+    group(&mut lab, "web", json!({"policies": ["p"]}));
+    assert_eq!(restored(&mut lab), "(0, 0)");
+    lab.delete("policys", "default:q").unwrap();
+    group(&mut lab, "web", json!({}));
+    assert_eq!(restored(&mut lab), "(0, 0)");
+}
+
+#[test]
+fn what_follows_from_the_objects_is_made_again() {
+    let good = lab();
+    let expected = good.told();
+    let link = |lab: &mut Lab, key: &str, part: &str| {
+        let path = format!("/contiv.io/obj/modeldb/{key}");
+        let mut object = lab.value(&path).unwrap();
+        object[part] = json!({});
+        lab.edit(&path, Some(&object));
+    };
+    let mut lab = good.loaded();
+    for key in ["tenant/default", "network/default:net", "policy/default:p", "rule/default:p:1"] {
+        link(&mut lab, key, "link-sets");
+    }
+    for key in
+        ["endpointGroup/default:web", "rule/default:p:1", "policy/default:q", "netprofile/default:gold"]
+    {
+        link(&mut lab, key, "links");
+    }
+    lab.edit("/contiv.io/state/policy/default:web:default:p", None);
+    let rules: Vec<String> =
+        lab.keys("/contiv.io/state/policyRule/").into_iter().map(str::to_owned).collect();
+    lab.edit(&rules[0], None);
+    let mut changed = lab.value(&rules[1]).unwrap();
+    changed["Action"] = "deny".into();
+    changed["Priority"] = 7.into();
+    lab.edit(&rules[1], Some(&changed));
+    lab.edit("/contiv.io/state/policyRule/default:web:default:p:default:p:9:inRx", Some(&changed));
+    let stray = lab.value("/contiv.io/state/policy/default:db:default:q").unwrap();
+    lab.edit("/contiv.io/state/policy/default:gone:default:q", Some(&stray));
+    let mut state = lab.value("/contiv.io/state/endpointGroups/web:default").unwrap();
+    state["DSCP"] = 0.into();
+    lab.edit("/contiv.io/state/endpointGroups/web:default", Some(&state));
+
+    let mut lab = lab.loaded();
+    assert_ne!(lab.told(), expected);
+    restored(&mut lab);
+    assert_eq!(lab.told(), expected);
+    assert_eq!(lab.loaded().told(), expected);
+    assert_eq!(restored(&mut lab), "(0, 0)");
+}
+
+#[test]
+fn links_to_what_is_gone_are_cleared() {
+    let mut lab = lab();
+    lab.edit("/contiv.io/obj/modeldb/policy/default:q", None);
+    lab.edit("/contiv.io/obj/modeldb/endpointGroup/default:db", None);
+    let mut lab = lab.loaded();
+    restored(&mut lab);
+    let object = |lab: &Lab, key: &str| lab.value(&format!("/contiv.io/obj/modeldb/{key}")).unwrap();
+    assert_eq!(object(&lab, "rule/default:p:1")["links"], json!({"MatchEndpointGroup": {}}));
+    assert_eq!(
+        object(&lab, "endpointGroup/default:web")["link-sets"]["Policies"].as_object().unwrap().len(),
+        1
+    );
+    // A rule about a group that is gone is about nothing, and a policy that is gone is on no group.
+    let left = ["/contiv.io/state/policy/default:web:default:p"];
+    assert_eq!(lab.keys("/contiv.io/state/policy/"), left);
+    let left = ["/contiv.io/state/policyRule/default:web:default:p:default:p:2:inRx"];
+    assert_eq!(lab.keys("/contiv.io/state/policyRule/"), left);
+    assert_eq!(restored(&mut lab), "(0, 0)");
+}
