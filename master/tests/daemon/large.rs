@@ -6,9 +6,10 @@ use std::thread;
 use std::time::Instant;
 
 use contiv_model::event::Event;
+use contiv_model::key::{POLICIES, POLICY_RULES};
+use contiv_model::policy::Attached;
 use contiv_store::{Config, KeyValue, Store};
 use futures::StreamExt as _;
-use netmaster::policy::{ATTACHED, Attached, DIRECTED};
 use serde_json::{Value, json};
 use testkit::etcd::Etcd;
 
@@ -73,19 +74,19 @@ fn big_policy(to: SocketAddr) {
 
 /// The groups that have the policy, which has all its rules there and nothing of it anywhere else.
 fn whole(master: &Master) -> Vec<String> {
-    let attached = stored(master, ATTACHED);
+    let attached = stored(master, POLICIES);
     for kv in &attached {
         let state: Attached = serde_json::from_slice(&kv.value).unwrap();
         assert_eq!(state.rules.len(), RULES, "{}", kv.key);
     }
-    let name = |kv: &KeyValue| kv.key.strip_prefix(ATTACHED).unwrap().split(':').nth(1).unwrap().to_owned();
+    let name = |kv: &KeyValue| kv.key.strip_prefix(POLICIES).unwrap().split(':').nth(1).unwrap().to_owned();
     attached.iter().map(name).collect()
 }
 
 /// And also all that is derived from it.
 fn settled(master: &Master) -> Vec<String> {
     let groups = whole(master);
-    assert_eq!(stored(master, DIRECTED).len(), groups.len() * RULES);
+    assert_eq!(stored(master, POLICY_RULES).len(), groups.len() * RULES);
     assert_eq!(stored(master, PENDING), []);
     let object = get(master.address, "/api/v1/policys/default:big/").unwrap().good();
     let linked = object["link-sets"]["EndpointGroups"].as_object().map_or(0, serde_json::Map::len);
@@ -112,7 +113,7 @@ fn a_large_policy_comes_and_goes(master: &Master) {
     policy(to, "big");
     make_rules(to, &(0..10).map(|n| rule("big", n)).collect::<Vec<_>>());
     group(to, "web", &["big"]).unwrap().good();
-    assert_eq!(stored(master, DIRECTED).len(), 10);
+    assert_eq!(stored(master, POLICY_RULES).len(), 10);
 }
 
 #[test]
@@ -148,7 +149,9 @@ fn a_killed_master_leaves_no_half_policy(mut master: Master, store_stays: bool) 
     let to = master.address;
     big_policy(to);
     for (n, (prefix, changes)) in
-        [(PENDING, 1), (PENDING, 3), (DIRECTED, 1), (DIRECTED, 400), (DIRECTED, 1000)].into_iter().enumerate()
+        [(PENDING, 1), (PENDING, 3), (POLICY_RULES, 1), (POLICY_RULES, 400), (POLICY_RULES, 1000)]
+            .into_iter()
+            .enumerate()
     {
         let wanted: &[&str] = if n % 2 == 0 { &["big"] } else { &[] };
         kill_after(&mut master, prefix, changes, move || drop(group(to, "web", wanted)));
@@ -188,7 +191,7 @@ fn a_policy_that_the_store_cannot_hold_is_refused_and_a_profile_reaches_many_gro
     let line = group(to, "web", &["huge"]).unwrap().bad();
     assert!(line.starts_with("/contiv.io/state/policy/default:web:default:huge would have 1"), "{line}");
     assert!(line.ends_with("spread the rules over several policies"), "{line}");
-    for prefix in ["/contiv.io/obj/modeldb/endpointGroup/", ATTACHED, DIRECTED, PENDING] {
+    for prefix in ["/contiv.io/obj/modeldb/endpointGroup/", POLICIES, POLICY_RULES, PENDING] {
         assert_eq!(stored(&master, prefix), [], "nothing of it was done");
     }
 
@@ -227,12 +230,12 @@ fn fifteen_thousand_rules_on_one_group() {
     let start = Instant::now();
     group(to, "web", &names).unwrap().good();
     let attached = start.elapsed();
-    assert_eq!(stored(&master, DIRECTED).len(), rules.len());
+    assert_eq!(stored(&master, POLICY_RULES).len(), rules.len());
     let start = Instant::now();
     let (path, body) = rule("p0", 1000);
     post(to, &path, &body).unwrap().good();
     let one_more = start.elapsed();
-    assert_eq!(stored(&master, DIRECTED).len(), rules.len() + 1);
+    assert_eq!(stored(&master, POLICY_RULES).len(), rules.len() + 1);
     let start = Instant::now();
     delete(to, "/api/v1/endpointGroups/default:web/").unwrap().good();
     let deleted = start.elapsed();
