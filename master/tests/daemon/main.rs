@@ -4,8 +4,8 @@
 
 mod client;
 mod followers;
-mod limits;
 mod large;
+mod limits;
 mod master;
 mod rest;
 mod restarts;
