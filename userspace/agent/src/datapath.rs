@@ -9,12 +9,17 @@ use std::{
     fmt,
     future::Future,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    sync::Arc,
+    time::Duration,
 };
 
 use contiv_model::{
     global::ArpMode,
+    group::{Dscp, GroupNumber, Rate},
     mac::Mac,
-    name::{EndpointId, NetworkId},
+    name::{EndpointId, NetworkId, ServiceId},
+    policy::Rule,
+    service::{Port, Readiness},
     tag::Encap,
 };
 
@@ -51,6 +56,8 @@ pub struct Local {
     pub ip: Ipv4Addr,
     /// Its IPv6 address.
     pub ip6: Option<Ipv6Addr>,
+    /// The group that it belongs to.
+    pub group: Option<GroupNumber>,
 }
 
 /// An endpoint on another node.
@@ -71,6 +78,8 @@ pub struct Remote {
     pub ip: Ipv4Addr,
     /// Its IPv6 address.
     pub ip6: Option<Ipv6Addr>,
+    /// The group that it belongs to.
+    pub group: Option<GroupNumber>,
 }
 
 /// The VTEP of another node: frames of VXLAN networks are taken from it and flooded to it.
@@ -82,6 +91,59 @@ pub struct Peer {
     pub port: u16,
 }
 
+/// What holds for the endpoints of a group that are on this node. A group about which there is nothing to say, or
+/// without endpoints here, is no object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Group {
+    /// Which.
+    pub number: GroupNumber,
+    /// How the packets that its endpoints send are marked, of either family, also in the header of a tunnel.
+    pub dscp: Option<Dscp>,
+    /// What each of its endpoints may send, and be sent.
+    pub rate: Option<Rate>,
+    /// What [`contiv_model::policy::decide`] goes by: `out` rules where these endpoints are the source, `in` rules
+    /// where they are the destination. A change of the rules is in force at once: no packet sees some of the old and
+    /// some of the new. Rules of which only the subnets differ share an id; they stand in the order of their ids.
+    pub rules: Arc<[Rule]>,
+}
+
+/// An address that stands for several endpoints.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Service {
+    /// Which.
+    pub id: ServiceId,
+    /// The network whose endpoints can use the address. None for services of the whole cluster.
+    pub scope: Option<Scope>,
+    /// The address. Its Ethernet address is [`Mac::of_endpoint`] of it, as if an endpoint had it.
+    pub vip: IpAddr,
+    /// What it serves: no two with the same protocol and port.
+    pub ports: Vec<Port>,
+    /// What serves it, by address; each once. Without one that is ready, clients are refused.
+    pub backends: Vec<Backend>,
+    /// For how long after its last connection a client stays with its backend.
+    pub affinity: Option<Duration>,
+}
+
+/// The network of a service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Scope {
+    /// Which.
+    pub network: NetworkId,
+    /// The network's tag.
+    pub encap: Encap,
+}
+
+/// What serves a service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Backend {
+    /// Its address.
+    pub ip: IpAddr,
+    /// The tag of the network that has the address, which need not be the service's.
+    pub encap: Encap,
+    /// Whether it takes new connections.
+    pub readiness: Readiness,
+}
+
 /// Anything that a datapath holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Object {
@@ -89,8 +151,12 @@ pub enum Object {
     Peer(Peer),
     /// A network.
     Network(Network),
+    /// What holds for endpoints here.
+    Group(Group),
     /// An endpoint elsewhere.
     Remote(Remote),
+    /// A service.
+    Service(Service),
     /// An endpoint here.
     Local(Local),
 }
@@ -103,8 +169,12 @@ pub enum ObjectId {
     Peer(IpAddr),
     /// A network.
     Network(NetworkId),
+    /// What holds for endpoints here.
+    Group(GroupNumber),
     /// An endpoint elsewhere.
     Remote(EndpointId),
+    /// A service.
+    Service(ServiceId),
     /// An endpoint here.
     Local(EndpointId),
 }
@@ -115,7 +185,9 @@ impl Object {
         match self {
             Object::Peer(peer) => ObjectId::Peer(peer.vtep),
             Object::Network(network) => ObjectId::Network(network.id.clone()),
+            Object::Group(group) => ObjectId::Group(group.number),
             Object::Remote(remote) => ObjectId::Remote(remote.id.clone()),
+            Object::Service(service) => ObjectId::Service(service.id.clone()),
             Object::Local(local) => ObjectId::Local(local.id.clone()),
         }
     }
@@ -126,7 +198,9 @@ impl fmt::Display for ObjectId {
         match self {
             ObjectId::Peer(vtep) => write!(f, "peer {vtep}"),
             ObjectId::Network(id) => write!(f, "network {id}"),
+            ObjectId::Group(number) => write!(f, "group {number}"),
             ObjectId::Remote(id) => write!(f, "remote endpoint {id}"),
+            ObjectId::Service(id) => write!(f, "service {id}"),
             ObjectId::Local(id) => write!(f, "local endpoint {id}"),
         }
     }
@@ -218,7 +292,22 @@ pub struct Error {
     pub source: Box<dyn std::error::Error + Send + Sync>,
 }
 
+/// The datapath has no means for what it was asked: trying again is of no use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not supported by this datapath yet")]
+pub struct Unsupported;
+
 impl Error {
+    /// `datapath` has no means for the object.
+    pub fn unsupported(datapath: Kind, object: &Object) -> Self {
+        Error::new(datapath, format!("set {}", object.id()), Unsupported)
+    }
+
+    /// Whether it says that the datapath has no means for what it was asked.
+    pub fn is_unsupported(&self) -> bool {
+        self.source.is::<Unsupported>()
+    }
+
     /// `operation` failed with `source`.
     pub fn new(
         datapath: Kind,

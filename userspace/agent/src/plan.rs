@@ -69,6 +69,7 @@ pub fn object(state: &State, node: &Node, id: &ObjectId) -> Option<Object> {
     match id {
         ObjectId::Peer(address) => peer(state, node, *address).map(Object::Peer),
         ObjectId::Network(id) => network(state, id).map(Object::Network),
+        ObjectId::Group(_) | ObjectId::Service(_) => None,
         ObjectId::Remote(id) => remote(state, node, id).map(Object::Remote),
         ObjectId::Local(id) => local(state, node, id).map(Object::Local),
     }
@@ -110,6 +111,7 @@ fn remote(state: &State, node: &Node, id: &EndpointId) -> Option<Remote> {
         mac: endpoint.mac,
         ip: endpoint.ip,
         ip6: endpoint.ip6,
+        group: endpoint.group_number,
     })
 }
 
@@ -126,6 +128,7 @@ fn local(state: &State, node: &Node, id: &EndpointId) -> Option<Local> {
         mac: endpoint.mac,
         ip: endpoint.ip,
         ip6: endpoint.ip6,
+        group: endpoint.group_number,
     })
 }
 

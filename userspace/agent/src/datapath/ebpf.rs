@@ -21,7 +21,7 @@ use std::{
 
 use contiv_abi::{DropCount, DropReason, maps};
 
-use super::{Datapath, Desired, Error, Failed, Object, Observed, Op, PortNeeds};
+use super::{Datapath, Desired, Error, Failed, Kind, Object, Observed, Op, PortNeeds};
 
 mod device;
 mod encode;
@@ -34,7 +34,7 @@ mod state;
 mod table;
 
 use device::{Netlink, Watch};
-use encode::{Devices, encode};
+use encode::{Devices, Refused, encode};
 use failure::failed;
 pub use hook::Attachment;
 use hook::{Hooks, Role};
@@ -174,8 +174,11 @@ impl Ebpf {
         match op {
             Op::Set(object) => {
                 let id = object.id();
-                let entries = encode(object, &self.devices, device::ifindex)
-                    .map_err(|refused| failed(format!("set {id}"), refused))?;
+                let entries =
+                    encode(object, &self.devices, device::ifindex).map_err(|refused| match refused {
+                        Refused::Unsupported => Error::unsupported(Kind::Ebpf, object),
+                        other => failed(format!("set {id}"), other),
+                    })?;
                 state.set(&id, &entries).await
             }
             Op::Delete(id) => state.delete(id),

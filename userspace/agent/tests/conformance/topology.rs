@@ -62,6 +62,7 @@ impl Net {
             mac: Mac(mac(last)),
             ip: ip(last),
             ip6: Some(ip6(last)),
+            group: None,
         })
     }
 
@@ -76,6 +77,7 @@ impl Net {
             mac: Mac(mac(last)),
             ip: ip(last),
             ip6: Some(ip6(last)),
+            group: None,
         })
     }
 

@@ -55,7 +55,16 @@ pub(crate) fn remote(network: &Network, n: u8, vtep: Option<IpAddr>) -> Object {
     let (ip, ip6) = addresses(n);
     let (id, network_id) = (endpoint(network, n), network.id.clone());
     let mac = Mac::of_endpoint(ip);
-    Object::Remote(Remote { id, network: network_id, encap: network.encap, vtep, mac, ip, ip6: Some(ip6) })
+    Object::Remote(Remote {
+        id,
+        network: network_id,
+        encap: network.encap,
+        vtep,
+        mac,
+        ip,
+        ip6: Some(ip6),
+        group: None,
+    })
 }
 
 pub(crate) struct Pod {
@@ -231,6 +240,7 @@ impl Node {
             mac,
             ip,
             ip6: Some(ip6),
+            group: None,
         });
         Ok(Pod { namespace, object, mac: mac.0 })
     }

@@ -59,6 +59,7 @@ impl Who {
             mac: Mac(self.mac()),
             ip: self.ip(),
             ip6: Some(self.ip6()),
+            group: None,
         }
     }
 }
@@ -178,6 +179,7 @@ impl Node {
             mac: Mac(who.mac()),
             ip: who.ip(),
             ip6: Some(who.ip6()),
+            group: None,
         };
         self.want(Object::Local(local.clone()));
         Ok(Pod { who, ns, local })

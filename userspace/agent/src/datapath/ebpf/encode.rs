@@ -70,6 +70,8 @@ pub(super) enum Refused {
     NoVtep,
     #[error("no interface {0}")]
     NoInterface(String),
+    #[error("there is no program for it yet")]
+    Unsupported,
 }
 
 /// The entries of an object, in the order of writing: what a packet may lead to comes before what
@@ -82,6 +84,7 @@ pub(super) fn encode(
     match object {
         Object::Peer(peer) => encode_peer(peer, devices),
         Object::Network(network) => Ok(encode_network(network, devices)),
+        Object::Group(_) | Object::Service(_) => Err(Refused::Unsupported),
         Object::Remote(remote) => encode_remote(remote),
         Object::Local(local) => {
             let index = ifindex(&local.port).ok_or_else(|| Refused::NoInterface(local.port.clone()))?;
@@ -190,6 +193,7 @@ mod tests {
             mac: mac::Mac([2, 2, 10, 1, 1, 1]),
             ip: Ipv4Addr::new(10, 1, 1, 1),
             ip6: Some(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
+            group: None,
         }
     }
 
@@ -217,6 +221,7 @@ mod tests {
             mac: mac::Mac([2, 2, 10, 1, 1, 2]),
             ip: Ipv4Addr::new(10, 1, 1, 2),
             ip6: None,
+            group: None,
         };
         let entries = encode(&Object::Remote(remote.clone()), &DEVICES, |_| None).unwrap();
         let place = FdbEntry { ifindex: 0, vtep: [192, 0, 2, 2] };

@@ -1,5 +1,9 @@
 //! The inside as JSON.
 
+use contiv_model::{
+    group::{Dscp, GroupNumber},
+    service::Port,
+};
 use serde_json::{Value, json};
 
 use super::{Object, Switch};
@@ -21,6 +25,20 @@ fn object(object: &Object) -> Value {
                 "arp": format!("{:?}", network.arp).to_lowercase(),
             })
         }
+        Object::Group(group) => json!({
+            "id": id,
+            "dscp": group.dscp.map(Dscp::get),
+            "bitsPerSecond": group.rate.map(|rate| rate.bits_per_second),
+            "burstBytes": group.rate.map(|rate| rate.burst_bytes),
+            "rules": group.rules.len(),
+        }),
+        Object::Service(service) => json!({
+            "id": id,
+            "network": service.scope.as_ref().map(|scope| &scope.network),
+            "vip": service.vip,
+            "ports": service.ports.iter().map(Port::to_string).collect::<Vec<_>>(),
+            "backends": service.backends.iter().map(|backend| backend.ip).collect::<Vec<_>>(),
+        }),
         Object::Remote(remote) => json!({
             "id": id,
             "network": remote.network,
@@ -29,6 +47,7 @@ fn object(object: &Object) -> Value {
             "mac": remote.mac,
             "ip": remote.ip,
             "ip6": remote.ip6,
+            "group": remote.group.map(GroupNumber::get),
         }),
         Object::Local(local) => json!({
             "id": id,
@@ -38,6 +57,7 @@ fn object(object: &Object) -> Value {
             "mac": local.mac,
             "ip": local.ip,
             "ip6": local.ip6,
+            "group": local.group.map(GroupNumber::get),
         }),
     }
 }

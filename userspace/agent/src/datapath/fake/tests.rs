@@ -52,6 +52,7 @@ fn local(encap: Encap, port: &str, last: u8) -> Object {
         mac: Mac(mac(last)),
         ip: ip(last),
         ip6: Some(ip6(last)),
+        group: None,
     })
 }
 
@@ -64,6 +65,7 @@ fn remote(last: u8) -> Object {
         mac: Mac(mac(last)),
         ip: ip(last),
         ip6: Some(ip6(last)),
+        group: None,
     })
 }
 

@@ -87,7 +87,11 @@ impl Books {
                 Object::Local(local) if place(local.encap).0 == Side::Vxlan => {
                     self.pods.entry(local.network.clone()).or_default().insert(local.id.clone(), port.number);
                 }
-                Object::Local(_) | Object::Network(_) | Object::Remote(_) => {}
+                Object::Local(_)
+                | Object::Network(_)
+                | Object::Group(_)
+                | Object::Remote(_)
+                | Object::Service(_) => {}
             }
         }
         if let Object::Remote(remote) = &held.object
@@ -122,7 +126,7 @@ impl Books {
                     });
                 }
             }
-            Object::Network(_) => {}
+            Object::Network(_) | Object::Group(_) | Object::Service(_) => {}
         }
         Some(held)
     }

@@ -11,7 +11,7 @@ use super::{
     session::{self, Session},
     state::{Batch, Ports},
 };
-use crate::datapath::{Error, Failed, Object, ObjectId, Op};
+use crate::datapath::{Error, Failed, Kind, Object, ObjectId, Op};
 
 #[derive(Debug, thiserror::Error)]
 enum PortError {
@@ -40,7 +40,8 @@ impl Request {
 
 impl Ovs {
     pub(super) async fn apply_on(&mut self, session: &mut Session, ops: &[Op]) -> Result<Vec<Failed>, Error> {
-        let mut failures = vec![];
+        let mut failures: Vec<Failed> =
+            ops.iter().enumerate().filter_map(|(op, what)| unsupported(op, what)).collect();
         let requests = self.requests(&session.database(), ops);
         let requests = add_ports(session, requests, &mut failures).await?;
         let ports = number_ports(session, requests, &mut failures).await?;
@@ -77,7 +78,7 @@ impl Ovs {
                     let name = ports::tunnel_name(database, peer.vtep, taken);
                     Wanted::tunnel(peer, name, self.options.vtep)
                 }
-                Object::Network(_) | Object::Remote(_) => continue,
+                Object::Network(_) | Object::Group(_) | Object::Remote(_) | Object::Service(_) => continue,
             };
             // The last word on an object counts.
             requests.retain(|request| request.id != id);
@@ -222,6 +223,16 @@ async fn number_ports(
         }
     }
     Ok(numbered)
+}
+
+/// What this datapath has no flows for yet: groups and services.
+fn unsupported(op: usize, what: &Op) -> Option<Failed> {
+    match what {
+        Op::Set(object @ (Object::Group(_) | Object::Service(_))) => {
+            Some(Failed { op, error: Error::unsupported(Kind::Ovs, object) })
+        }
+        _ => None,
+    }
 }
 
 fn name(op: &Op) -> String {

@@ -20,6 +20,8 @@ impl Cookie {
             ObjectId::Network(id) => (2, id.to_string()),
             ObjectId::Remote(id) => (3, id.to_string()),
             ObjectId::Local(id) => (4, id.to_string()),
+            ObjectId::Group(number) => (5, number.to_string()),
+            ObjectId::Service(id) => (6, id.to_string()),
         };
         Cookie((OURS | kind) << 56 | hash(&text) & HASH)
     }

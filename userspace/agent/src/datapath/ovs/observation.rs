@@ -61,7 +61,7 @@ impl Ovs {
                     let name = ports::tunnel_name(database, peer.vtep, |_| false);
                     Wanted::tunnel(peer, name, self.options.vtep)
                 }
-                Object::Network(_) | Object::Remote(_) => continue,
+                Object::Network(_) | Object::Group(_) | Object::Remote(_) | Object::Service(_) => continue,
             };
             if !wanted.is_there(database) {
                 wrong.insert(id.clone());
@@ -91,7 +91,7 @@ impl Ovs {
             match object {
                 Object::Local(local) => drop(owned.insert(local.port.clone())),
                 Object::Peer(_) => owned.extend(ports::of_object(database, id)),
-                Object::Network(_) | Object::Remote(_) => {}
+                Object::Network(_) | Object::Group(_) | Object::Remote(_) | Object::Service(_) => {}
             }
         }
         let present = ports::present(database).map(|(_, name)| name);

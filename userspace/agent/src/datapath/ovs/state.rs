@@ -70,6 +70,9 @@ impl State {
         batch.scaffold();
         for (id, object) in desired.iter() {
             let port = ports.get(id).cloned();
+            if matches!(object, Object::Group(_) | Object::Service(_)) {
+                continue;
+            }
             if port.is_some() || !needs_port(object) {
                 // A remote endpoint without its tunnel is left out too: it will not be found the same.
                 let _left_out = batch.set(object.clone(), port);
@@ -218,7 +221,7 @@ impl<'a> Batch<'a> {
             ObjectId::Network(network) => {
                 self.networks.insert(network.clone());
             }
-            ObjectId::Remote(_) | ObjectId::Local(_) => {}
+            ObjectId::Group(_) | ObjectId::Remote(_) | ObjectId::Service(_) | ObjectId::Local(_) => {}
         }
     }
 
@@ -252,7 +255,9 @@ impl<'a> Batch<'a> {
                 (pipeline::place(remote.encap).0, pipeline::remote(remote, port))
             }
             // Networks are encoded when it is clear how many groups they have.
-            (Object::Network(_) | Object::Peer(_) | Object::Local(_), _) => return,
+            // Groups and services are not taken in.
+            (Object::Network(_) | Object::Peer(_) | Object::Local(_), _)
+            | (Object::Group(_) | Object::Service(_), _) => return,
         };
         self.put(id, side, flows);
     }

@@ -29,6 +29,7 @@ fn local_in(encap: Encap) -> Local {
         mac: "02:02:0a:01:00:01".parse().unwrap(),
         ip: [10, 1, 0, 1].into(),
         ip6: Some("2001:db8::1".parse().unwrap()),
+        group: None,
     }
 }
 
@@ -42,6 +43,7 @@ fn remote_in(encap: Encap) -> Remote {
         mac: "02:02:0a:01:00:02".parse().unwrap(),
         ip: [10, 1, 0, 2].into(),
         ip6: Some("2001:db8::2".parse().unwrap()),
+        group: None,
     }
 }
 

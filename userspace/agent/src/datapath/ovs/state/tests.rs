@@ -39,6 +39,7 @@ fn local(network: u8, n: u8, variant: bool) -> Object {
         mac,
         ip,
         ip6: None,
+        group: None,
     })
 }
 
@@ -54,7 +55,16 @@ fn object() -> impl Strategy<Value = Object> {
             let (id, mac, ip) = endpoint(network, n);
             let encap = encap(network, variant);
             let vtep = matches!(encap, Encap::Vxlan { .. }).then(|| vtep(node));
-            Object::Remote(Remote { id, network: network_id(network), encap, vtep, mac, ip, ip6: None })
+            Object::Remote(Remote {
+                id,
+                network: network_id(network),
+                encap,
+                vtep,
+                mac,
+                ip,
+                ip6: None,
+                group: None,
+            })
         }),
     ]
 }
@@ -67,7 +77,7 @@ fn port_of(object: &Object) -> Option<Port> {
             IpAddr::V6(_) => return None,
         },
         Object::Local(local) => 10 * u32::from(local.ip.octets()[1]) + u32::from(local.ip.octets()[3]) + 1,
-        Object::Network(_) | Object::Remote(_) => return None,
+        Object::Network(_) | Object::Group(_) | Object::Remote(_) | Object::Service(_) => return None,
     };
     Some(Port { name: format!("port{number}"), number })
 }
