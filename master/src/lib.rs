@@ -13,7 +13,6 @@ pub mod ipam;
 pub mod logging;
 pub mod objects;
 pub mod plugin;
-pub mod policy;
 pub mod problem;
 pub mod role;
 pub mod schema;

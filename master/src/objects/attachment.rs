@@ -4,10 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use contiv_model::api::{EndpointGroup, Link, Network, Policy, Rule};
 use contiv_model::key::ObjectType;
-use contiv_model::policy::{Attached, Directed, DirectedState, Expanded};
+use contiv_model::policy::{Attached, Directed, DirectedState, Expanded, expand};
 
 use super::object_key;
-use crate::policy::expand;
 use crate::world::Draft;
 
 /// `<group>:<tenant>` of the object's key, `<tenant>:<group>`.

@@ -4,10 +4,12 @@
 //! `netctl policy check` are held to it.
 
 mod decision;
+mod expand;
 mod prefixes;
 mod rule;
 mod state;
 
 pub use decision::{Connection, Decision, Packet, Side, decide, deciding};
+pub use expand::expand;
 pub use rule::{Action, Direction, ICMP, ICMPV6, Peer, Priority, Rule, TCP, UDP};
 pub use state::{Attached, Directed, DirectedState, Expanded, Policy};

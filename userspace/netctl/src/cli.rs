@@ -161,6 +161,15 @@ pub enum Tree {
     Yaml,
 }
 
+/// The form of what `policy check` says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[expect(missing_docs, reason = "each is the form that its name says")]
+pub enum Verdict {
+    Text,
+    Json,
+    Yaml,
+}
+
 /// `-o` of `inspect`.
 #[derive(Args, Clone, Debug)]
 pub struct Detailed {

@@ -8,6 +8,7 @@ pub mod app_profile;
 pub mod apply;
 pub mod bgp;
 pub mod change;
+pub mod check;
 pub mod cli;
 pub mod client;
 pub mod contracts;
@@ -23,6 +24,7 @@ pub mod node;
 pub mod policy;
 pub mod profile;
 pub mod rule;
+pub mod ruling;
 pub mod service;
 pub mod style;
 pub mod table;
@@ -122,16 +124,37 @@ impl Error {
     }
 }
 
+/// How a command ended that did what it was asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Exit 0.
+    Done,
+    /// `policy check`: the connection is not let through. Exit 5, which no failure has.
+    Denied,
+}
+
+impl Outcome {
+    /// The process's exit code.
+    pub fn exit_code(self) -> u8 {
+        match self {
+            Outcome::Done => 0,
+            Outcome::Denied => 5,
+        }
+    }
+}
+
 /// Runs one command and writes what it shows to `out`.
-pub fn run(cli: &Cli, out: &mut dyn std::io::Write) -> Result<(), Error> {
+pub fn run(cli: &Cli, out: &mut dyn std::io::Write) -> Result<Outcome, Error> {
     if let Command::Completion { shell } = &cli.command {
         // Generated first: `generate` panics when a pipe is closed.
         let mut script = Vec::new();
         clap_complete::generate(*shell, &mut <Cli as clap::CommandFactory>::command(), "netctl", &mut script);
-        return Ok(out.write_all(&script)?);
+        out.write_all(&script)?;
+        return Ok(Outcome::Done);
     }
     let client = Client::new(&cli.server)?;
-    match &cli.command {
+    let done = match &cli.command {
+        Command::Policy(command) => return policy::run(&client, command, out),
         Command::Version => version::show(&client, out),
         Command::Info(form) => listing::tree(out, form.output, &client.get("/info")?),
         Command::Get(get) => get::run(&client, get, out),
@@ -143,7 +166,6 @@ pub fn run(cli: &Cli, out: &mut dyn std::io::Write) -> Result<(), Error> {
         Command::Network(verb) => verb::run(&network::KIND, &client, verb, out),
         Command::Group(verb) => verb::run(&group::KIND, &client, verb, out),
         Command::Endpoint(command) => endpoint::run(&client, command, out),
-        Command::Policy(command) => policy::run(&client, command, out),
         Command::Netprofile(verb) => verb::run(&profile::KIND, &client, verb, out),
         Command::ExternalContracts(verb) => verb::run(&contracts::KIND, &client, verb, out),
         Command::AppProfile(command) => app_profile::run(&client, command, out),
@@ -152,5 +174,6 @@ pub fn run(cli: &Cli, out: &mut dyn std::io::Write) -> Result<(), Error> {
         Command::AciGw(command) => aci::run(&client, command, out),
         Command::Login => token::login(&client, out),
         Command::Completion { .. } => Ok(()),
-    }
+    };
+    done.map(|()| Outcome::Done)
 }

@@ -34,8 +34,8 @@ fn main() -> ExitCode {
     };
     // Takes colours out unless this is a terminal that wants them (NO_COLOR, TERM=dumb).
     let mut out = anstream::stdout().lock();
-    match netctl::run(&cli, &mut out).and_then(|()| Ok(out.flush()?)) {
-        Ok(()) => ExitCode::SUCCESS,
+    match netctl::run(&cli, &mut out).and_then(|outcome| Ok((outcome, out.flush()?))) {
+        Ok((outcome, ())) => ExitCode::from(outcome.exit_code()),
         Err(error) => {
             let code = error.exit_code();
             if !error.is_broken_pipe() {

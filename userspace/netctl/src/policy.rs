@@ -7,7 +7,7 @@ use contiv_model::key::ObjectType;
 use serde_json::{Value, json};
 
 use crate::{
-    Error,
+    Error, Outcome, check,
     cli::Named,
     client::Client,
     kind::{Change, Field, Form, Kind},
@@ -41,6 +41,8 @@ pub enum Command {
     RuleAdd(Box<rule::Add>),
     /// Removes a rule from a policy.
     RuleRm(rule::Remove),
+    /// Tells whether policies let a connection through, and by which rules. Exit code 5 if they do not.
+    Check(check::Check),
 }
 
 /// A policy to make.
@@ -61,11 +63,13 @@ impl Make for Create {
 }
 
 /// Runs one of the commands.
-pub fn run(client: &Client, command: &Command, out: &mut dyn Write) -> Result<(), Error> {
-    match command {
+pub fn run(client: &Client, command: &Command, out: &mut dyn Write) -> Result<Outcome, Error> {
+    let done = match command {
+        Command::Check(it) => return check::run(client, it, out),
         Command::Each(verb) => verb::run(&KIND, client, verb, out),
         Command::RuleLs(how) => rule::list(client, how, out),
         Command::RuleAdd(it) => rule::add(client, it),
         Command::RuleRm(it) => rule::remove(client, it),
-    }
+    };
+    done.map(|()| Outcome::Done)
 }

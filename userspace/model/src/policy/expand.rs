@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use contiv_model::api::Rule;
-use contiv_model::policy::Directed;
+use super::Directed;
+use crate::api::Rule;
 
 #[derive(Clone, Copy)]
 enum Direction {
@@ -105,9 +105,8 @@ fn protocol(name: &str) -> u8 {
 
 #[cfg(test)]
 mod tests {
-    use contiv_model::policy::Attached;
-
     use super::*;
+    use crate::policy::Attached;
 
     #[test]
     fn rules_come_to_what_the_original_made_of_them() {
