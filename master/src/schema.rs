@@ -1,7 +1,9 @@
 //! What a request may hold: one description per object, from which it is decoded and checked.
 
+pub mod form;
 mod rules;
 
+pub use form::Form;
 pub use rules::{
     is_address_range, is_bandwidth_or_empty, is_ipv4, is_ipv4_or_empty, is_ipv6_or_empty,
     is_ipv6_subnet_or_empty, is_name, is_name_or_empty, is_private_subnet, is_protocol_or_empty,
@@ -47,7 +49,7 @@ pub enum Rule {
     /// Length in bytes at most `max`, then `form`.
     Text {
         max: usize,
-        form: fn(&str) -> bool,
+        form: Form,
     },
     AtMost(i64),
     Within {
@@ -61,8 +63,18 @@ impl Member {
         Member { name, kind, rule: Rule::Any }
     }
 
-    pub const fn text(name: &'static str, max: usize, form: fn(&str) -> bool) -> Member {
+    pub const fn text(name: &'static str, max: usize, holds: fn(&str) -> bool) -> Member {
+        Member { name, kind: Type::Text, rule: Rule::Text { max, form: Form::Test(holds) } }
+    }
+
+    /// A text of a form that has a name.
+    pub const fn like(name: &'static str, max: usize, form: Form) -> Member {
         Member { name, kind: Type::Text, rule: Rule::Text { max, form } }
+    }
+
+    /// One of these, of which the empty one may be left out.
+    pub const fn one_of(name: &'static str, words: &'static [&'static str]) -> Member {
+        Member { name, kind: Type::Text, rule: Rule::Text { max: usize::MAX, form: Form::Words(words) } }
     }
 
     pub const fn int(name: &'static str, max: i64) -> Member {
@@ -79,7 +91,7 @@ impl Member {
             Rule::Any => Ok(()),
             Rule::Text { max, form } => match value.and_then(Value::as_str).unwrap_or_default() {
                 text if text.len() > max => Err(format!("{} string too long", self.name)),
-                text if !form(text) => Err(format!("{} string invalid format", self.name)),
+                text if !form.holds(text) => Err(format!("{} string invalid format", self.name)),
                 _ => Ok(()),
             },
             Rule::AtMost(max) => self.within(value, i64::MIN, max),

@@ -4,18 +4,18 @@ use contiv_model::{api::Bgp, bgp::State, key::ObjectType, registry};
 
 use super::{Cluster, Object};
 use crate::problem::Problem;
-use crate::schema::{Member, Shape, Type, is_ipv4_or_empty, is_name, is_router_address};
+use crate::schema::{Form, Member, Shape, Type, form};
 use crate::world::{Draft, World};
 
 static SHAPE: Shape = Shape {
     go_type: "contivModel.Bgp",
     members: &[
         Member::any("key", Type::Text),
-        Member::text("as", 64, |_| true),
-        Member::text("hostname", 256, is_name),
-        Member::text("neighbor", 15, is_ipv4_or_empty),
-        Member::text("neighbor-as", 64, |_| true),
-        Member::text("routerip", usize::MAX, is_router_address),
+        Member::like("as", 64, Form::Any),
+        Member::like("hostname", 256, form::NAME),
+        Member::like("neighbor", 15, form::IPV4_OR_EMPTY),
+        Member::like("neighbor-as", 64, Form::Any),
+        Member::like("routerip", usize::MAX, form::ROUTER_ADDRESS),
     ],
 };
 

@@ -6,7 +6,7 @@ use contiv_model::{global, network};
 
 use super::{Cluster, Object};
 use crate::problem::Problem;
-use crate::schema::{Member, Shape, Type, is_private_subnet, is_vlan_range, is_vxlan_range};
+use crate::schema::{Form, Member, Shape, Type, form};
 use crate::tags::{Range, Vlans, Vxlans, list};
 use crate::world::{Draft, Record, World};
 
@@ -14,13 +14,13 @@ static SHAPE: Shape = Shape {
     go_type: "contivModel.Global",
     members: &[
         Member::any("key", Type::Text),
-        Member::text("arpMode", 64, |t| ["", "proxy", "flood"].contains(&t)),
-        Member::text("fwdMode", 64, |t| ["", "bridge", "routing"].contains(&t)),
-        Member::text("name", 64, |t| t == "global"),
-        Member::text("networkInfraType", 64, |t| ["", "aci", "aci-opflex", "default"].contains(&t)),
-        Member::text("pvtSubnet", usize::MAX, is_private_subnet),
-        Member::text("vlans", usize::MAX, is_vlan_range),
-        Member::text("vxlans", usize::MAX, is_vxlan_range),
+        Member::like("arpMode", 64, Form::Words(&["", "proxy", "flood"])),
+        Member::like("fwdMode", 64, Form::Words(&["", "bridge", "routing"])),
+        Member::like("name", 64, Form::Words(&["global"])),
+        Member::like("networkInfraType", 64, Form::Words(&["", "aci", "aci-opflex", "default"])),
+        Member::like("pvtSubnet", usize::MAX, form::PRIVATE_SUBNET),
+        Member::like("vlans", usize::MAX, form::VLAN_RANGE),
+        Member::like("vxlans", usize::MAX, form::VXLAN_RANGE),
     ],
 };
 

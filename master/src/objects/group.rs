@@ -12,21 +12,21 @@ use super::global::ONLY;
 use super::{Cluster, Object, inspect, not_built, object_key};
 use crate::ipam::Subnet;
 use crate::problem::Problem;
-use crate::schema::{LINK, Member, Shape, Type, is_address_range, is_name};
+use crate::schema::{Form, LINK, Member, Shape, Type, form};
 use crate::world::{Draft, GroupIds, Ledger, Traffic, World};
 
 static SHAPE: Shape = Shape {
     go_type: "contivModel.EndpointGroup",
     members: &[
         Member::any("key", Type::Text),
-        Member::text("cfgdTag", 128, |t| t.is_empty() || is_name(t)),
+        Member::like("cfgdTag", 128, form::NAME_OR_NOTHING),
         Member::any("extContractsGrps", Type::Texts),
-        Member::text("groupName", 64, is_name),
-        Member::text("ipPool", usize::MAX, is_address_range),
-        Member::text("netProfile", 64, |_| true),
-        Member::text("networkName", 64, is_name),
+        Member::like("groupName", 64, form::NAME),
+        Member::like("ipPool", usize::MAX, form::ADDRESS_RANGE),
+        Member::like("netProfile", 64, Form::Any),
+        Member::like("networkName", 64, form::NAME),
         Member::any("policies", Type::Texts),
-        Member::text("tenantName", 64, is_name),
+        Member::like("tenantName", 64, form::NAME),
         Member::any("link-sets", Type::Struct(&LINK_SETS)),
         Member::any("links", Type::Struct(&LINKS)),
     ],

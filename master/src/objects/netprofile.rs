@@ -6,7 +6,7 @@ use contiv_model::{group, key::ObjectType};
 use super::attachment::state_key;
 use super::{Cluster, Object};
 use crate::problem::Problem;
-use crate::schema::{LINK, Member, Shape, Type, is_bandwidth_or_empty};
+use crate::schema::{Form, LINK, Member, Shape, Type, form};
 use crate::world::{Draft, Traffic, World};
 
 static SHAPE: Shape = Shape {
@@ -14,9 +14,9 @@ static SHAPE: Shape = Shape {
     members: &[
         Member::any("key", Type::Text),
         Member::int("DSCP", 63),
-        Member::text("bandwidth", 64, is_bandwidth_or_empty),
+        Member::like("bandwidth", 64, form::BANDWIDTH_OR_EMPTY),
         Member::int("burst", 10_486),
-        Member::text("profileName", 64, |_| true),
+        Member::like("profileName", 64, Form::Any),
         Member::any("tenantName", Type::Text),
         Member::any("link-sets", Type::Struct(&LINK_SETS)),
         Member::any("links", Type::Struct(&LINKS)),

@@ -8,10 +8,7 @@ use super::global::{self, pools, put_vlans, put_vxlans, ready};
 use super::{Cluster, Object, Preset, inspect, object_key};
 use crate::ipam::{Subnet, Subnet6, host_key};
 use crate::problem::Problem;
-use crate::schema::{
-    LINK, Member, Shape, Type, is_ipv4_or_empty, is_ipv6_or_empty, is_ipv6_subnet_or_empty, is_name,
-    is_subnet,
-};
+use crate::schema::{LINK, Member, Shape, Type, form};
 use crate::tags::{Vlans, Vxlans};
 use crate::world::{Draft, World};
 
@@ -19,16 +16,16 @@ static SHAPE: Shape = Shape {
     go_type: "contivModel.Network",
     members: &[
         Member::any("key", Type::Text),
-        Member::text("cfgdTag", 128, |t| t.is_empty() || is_name(t)),
-        Member::text("encap", usize::MAX, |t| ["vlan", "vxlan"].contains(&t)),
-        Member::text("gateway", usize::MAX, is_ipv4_or_empty),
-        Member::text("ipv6Gateway", usize::MAX, is_ipv6_or_empty),
-        Member::text("ipv6Subnet", usize::MAX, is_ipv6_subnet_or_empty),
-        Member::text("networkName", 64, is_name),
-        Member::text("nwType", usize::MAX, |t| ["infra", "data"].contains(&t)),
+        Member::like("cfgdTag", 128, form::NAME_OR_NOTHING),
+        Member::one_of("encap", &["vlan", "vxlan"]),
+        Member::like("gateway", usize::MAX, form::IPV4_OR_EMPTY),
+        Member::like("ipv6Gateway", usize::MAX, form::IPV6_OR_EMPTY),
+        Member::like("ipv6Subnet", usize::MAX, form::IPV6_SUBNET_OR_EMPTY),
+        Member::like("networkName", 64, form::NAME),
+        Member::one_of("nwType", &["infra", "data"]),
         Member::int("pktTag", 16_777_216),
-        Member::text("subnet", usize::MAX, is_subnet),
-        Member::text("tenantName", 64, is_name),
+        Member::like("subnet", usize::MAX, form::SUBNET),
+        Member::like("tenantName", 64, form::NAME),
         Member::any("link-sets", Type::Struct(&LINK_SETS)),
         Member::any("links", Type::Struct(&LINKS)),
     ],

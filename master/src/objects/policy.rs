@@ -6,15 +6,15 @@ use contiv_model::key::ObjectType;
 use super::rule::unlink_remote;
 use super::{Cluster, Object, inspect};
 use crate::problem::Problem;
-use crate::schema::{LINK, Member, Shape, Type, is_name};
+use crate::schema::{LINK, Member, Shape, Type, form};
 use crate::world::{Draft, World};
 
 static SHAPE: Shape = Shape {
     go_type: "contivModel.Policy",
     members: &[
         Member::any("key", Type::Text),
-        Member::text("policyName", 64, is_name),
-        Member::text("tenantName", 64, is_name),
+        Member::like("policyName", 64, form::NAME),
+        Member::like("tenantName", 64, form::NAME),
         Member::any("link-sets", Type::Struct(&LINK_SETS)),
         Member::any("links", Type::Struct(&LINKS)),
     ],

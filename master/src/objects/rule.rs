@@ -8,29 +8,27 @@ use contiv_model::{endpoint, key::ObjectType};
 use super::attachment::{refresh_rule, remote_name, state_key};
 use super::{Cluster, Object, Preset, object_key};
 use crate::problem::Problem;
-use crate::schema::{
-    LINK, Member, Shape, Type, is_name, is_name_or_empty, is_protocol_or_empty, is_rule_address_or_empty,
-};
+use crate::schema::{LINK, Member, Shape, Type, form};
 use crate::world::{Draft, World};
 
 static SHAPE: Shape = Shape {
     go_type: "contivModel.Rule",
     members: &[
         Member::any("key", Type::Text),
-        Member::text("action", usize::MAX, |t| ["allow", "deny"].contains(&t)),
-        Member::text("direction", usize::MAX, |t| ["in", "out"].contains(&t)),
-        Member::text("fromEndpointGroup", 64, is_name_or_empty),
-        Member::text("fromIpAddress", usize::MAX, is_rule_address_or_empty),
-        Member::text("fromNetwork", 64, is_name_or_empty),
-        Member::text("policyName", 64, is_name),
+        Member::one_of("action", &["allow", "deny"]),
+        Member::one_of("direction", &["in", "out"]),
+        Member::like("fromEndpointGroup", 64, form::NAME_OR_EMPTY),
+        Member::like("fromIpAddress", usize::MAX, form::RULE_ADDRESS_OR_EMPTY),
+        Member::like("fromNetwork", 64, form::NAME_OR_EMPTY),
+        Member::like("policyName", 64, form::NAME),
         Member::int("port", 65_535),
         Member::range("priority", 1, 100),
-        Member::text("protocol", usize::MAX, is_protocol_or_empty),
-        Member::text("ruleId", 64, is_name),
-        Member::text("tenantName", 64, is_name),
-        Member::text("toEndpointGroup", 64, is_name_or_empty),
-        Member::text("toIpAddress", usize::MAX, is_rule_address_or_empty),
-        Member::text("toNetwork", 64, is_name_or_empty),
+        Member::like("protocol", usize::MAX, form::PROTOCOL_OR_EMPTY),
+        Member::like("ruleId", 64, form::NAME),
+        Member::like("tenantName", 64, form::NAME),
+        Member::like("toEndpointGroup", 64, form::NAME_OR_EMPTY),
+        Member::like("toIpAddress", usize::MAX, form::RULE_ADDRESS_OR_EMPTY),
+        Member::like("toNetwork", 64, form::NAME_OR_EMPTY),
         Member::any("link-sets", Type::Struct(&LINK_SETS)),
         Member::any("links", Type::Struct(&LINKS)),
     ],

@@ -5,15 +5,15 @@ use contiv_model::key::ObjectType;
 
 use super::{Cluster, Object, inspect};
 use crate::problem::Problem;
-use crate::schema::{LINK, Member, Shape, Type, is_name, is_name_or_empty};
+use crate::schema::{LINK, Member, Shape, Type, form};
 use crate::world::{Draft, World};
 
 static SHAPE: Shape = Shape {
     go_type: "contivModel.Tenant",
     members: &[
         Member::any("key", Type::Text),
-        Member::text("defaultNetwork", 64, is_name_or_empty),
-        Member::text("tenantName", 64, is_name),
+        Member::like("defaultNetwork", 64, form::NAME_OR_EMPTY),
+        Member::like("tenantName", 64, form::NAME),
         Member::any("link-sets", Type::Struct(&LINK_SETS)),
     ],
 };
