@@ -1,8 +1,11 @@
 //! The objects of `/api/v1`: for each type one description of its fields, and what it means to make, change and
 //! delete one.
 
+mod aci_gw;
+mod app_profile;
 mod attachment;
 mod bgp;
+mod ext_contracts;
 mod global;
 mod group;
 mod inspect;
@@ -12,6 +15,7 @@ mod policy;
 mod restore;
 mod rule;
 mod tenant;
+mod volume;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -45,6 +49,11 @@ pub trait Object: Record + Clone {
     const ALONE: bool = true;
 
     fn key(&self) -> &str;
+
+    /// What is answered to an update: the request, not what is stored.
+    fn echo(&self) -> Self {
+        self.clone()
+    }
 
     /// Makes it; gives what is stored.
     fn create(self, draft: &mut Draft<'_>) -> Result<Self, Problem>;
@@ -118,11 +127,11 @@ pub struct Built {
 
 /// Every type. A type that comes to be built gets an [`Object`] and its name here.
 pub static TYPES: [Type; 14] = [
-    Type::unbuilt(ObjectType::AciGw),
-    Type::unbuilt(ObjectType::AppProfile),
+    Type::of::<api::AciGw>(),
+    Type::of::<api::AppProfile>(),
     Type::of::<api::Bgp>(),
     Type::of::<api::EndpointGroup>(),
-    Type::unbuilt(ObjectType::ExtContractsGroup),
+    Type::of::<api::ExtContractsGroup>(),
     Type::of::<api::Global>(),
     Type::of::<api::Netprofile>(),
     Type::of::<api::Network>(),
@@ -130,8 +139,8 @@ pub static TYPES: [Type; 14] = [
     Type::of::<api::Rule>(),
     Type::unbuilt(ObjectType::ServiceLb),
     Type::of::<api::Tenant>(),
-    Type::unbuilt(ObjectType::Volume),
-    Type::unbuilt(ObjectType::VolumeProfile),
+    Type::of::<api::Volume>(),
+    Type::of::<api::VolumeProfile>(),
 ];
 
 impl Type {
@@ -202,8 +211,7 @@ fn put<T: Object>(request: &Fields, draft: &mut Draft<'_>) -> Answer {
     match draft.get::<T>(new.key()) {
         None => json(&new.create(draft)?),
         Some(old) => {
-            // The answer to an update is the request, not what is stored.
-            let echo = json(&new)?;
+            let echo = json(&new.echo())?;
             new.update(&old, draft)?;
             Ok(echo)
         }
@@ -237,4 +245,13 @@ fn inspect<T: Object>(world: &World, key: &str, cluster: &Cluster) -> Answer {
 /// `<tenant>:<name>`, the key of most objects.
 fn object_key(tenant: impl fmt::Display, name: impl fmt::Display) -> String {
     format!("{tenant}:{name}")
+}
+
+/// Changes the entry, if there is one.
+fn edit<T: Record + Clone>(draft: &mut Draft<'_>, key: &str, change: impl FnOnce(&mut T)) {
+    if let Some(old) = draft.get::<T>(key) {
+        let mut new = (*old).clone();
+        change(&mut new);
+        draft.put(key, new);
+    }
 }

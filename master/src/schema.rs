@@ -6,8 +6,9 @@ mod rules;
 pub use form::Form;
 pub use rules::{
     is_address_range, is_bandwidth_or_empty, is_ipv4, is_ipv4_or_empty, is_ipv6_or_empty,
-    is_ipv6_subnet_or_empty, is_name, is_name_or_empty, is_private_subnet, is_protocol_or_empty,
-    is_router_address, is_rule_address_or_empty, is_subnet, is_vlan_range, is_vxlan_range,
+    is_ipv6_subnet_or_empty, is_name, is_name_or_empty, is_node_bindings, is_path_bindings,
+    is_private_subnet, is_protocol_or_empty, is_router_address, is_rule_address_or_empty, is_subnet,
+    is_vlan_range, is_vxlan_range,
 };
 use serde_json::{Map, Value};
 

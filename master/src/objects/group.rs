@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 
-use contiv_model::api::{EndpointGroup, EndpointGroupOper, Link, Netprofile, Network, Policy, Rule, Tenant};
+use contiv_model::api::{
+    EndpointGroup, EndpointGroupOper, ExtContractsGroup, Link, Netprofile, Network, Policy, Rule, Tenant,
+};
 use contiv_model::bitset::Bitset;
 use contiv_model::key::ObjectType;
 use contiv_model::{group, network};
 
 use super::attachment::{link_rules, refresh, rules_naming, state_key};
 use super::global::ONLY;
-use super::{Cluster, Object, inspect, not_built, object_key};
+use super::{Cluster, Object, edit, inspect, object_key};
 use crate::ipam::Subnet;
 use crate::problem::Problem;
 use crate::schema::{Form, LINK, Member, Shape, Type, form};
@@ -115,7 +117,6 @@ impl Object for EndpointGroup {
             return cannot("IP pool");
         }
         self.attachable(draft)?;
-        old.without_contracts()?;
 
         // Everything else of the request, the tag among it, is accepted and has no effect.
         let mut new = EndpointGroup {
@@ -147,7 +148,6 @@ impl Object for EndpointGroup {
         if ledger.is_some_and(|ledger| ledger.body.ep_count > 0) {
             return Err(Problem::conflict(format!("Error: EPG {name} has active endpoints")));
         }
-        self.without_contracts()?;
 
         let pool = draft.ledger_before::<network::State>(&self.network_id()).and_then(|ledger| {
             let subnet = Subnet::of_state(&ledger.body).ok()?;
@@ -188,13 +188,13 @@ trait Parts {
     fn network_id(&self) -> String;
     fn state_key(&self) -> String;
     fn pool(&self, network: &Ledger<network::State>) -> Result<Option<IpPool>, Problem>;
-    fn without_contracts(&self) -> Result<(), Problem>;
     fn profile_key(&self) -> Option<String>;
     fn profile(&self, draft: &Draft<'_>) -> Result<Option<Arc<Netprofile>>, Problem>;
     fn attachable(&self, draft: &Draft<'_>) -> Result<(), Problem>;
     fn attach(&mut self, old: Option<&Self>, draft: &mut Draft<'_>);
     fn attach_policies(&mut self, draft: &mut Draft<'_>);
     fn attach_profile(&mut self, old: Option<&str>, draft: &mut Draft<'_>);
+    fn attach_contracts(&mut self, old: Option<&Self>, draft: &mut Draft<'_>);
     fn leave(&self, draft: &mut Draft<'_>);
     fn state(
         &self,
@@ -228,14 +228,6 @@ impl Parts for EndpointGroup {
         }
     }
 
-    /// Groups of contracts that an original netmaster attached cannot be taken off yet.
-    fn without_contracts(&self) -> Result<(), Problem> {
-        match self.link_sets.ext_contracts_grps.is_empty() {
-            true => Ok(()),
-            false => Err(not_built(ObjectType::ExtContractsGroup)),
-        }
-    }
-
     fn profile_key(&self) -> Option<String> {
         (!self.net_profile.is_empty()).then(|| object_key(&self.tenant_name, &self.net_profile))
     }
@@ -255,12 +247,9 @@ impl Parts for EndpointGroup {
             networks_of_rules(&policy, draft)?;
         }
         self.profile(draft)?;
-        match self.ext_contracts_grps.first() {
-            Some(name)
-                if draft.has_unbuilt(ObjectType::ExtContractsGroup, &object_key(&self.tenant_name, name)) =>
-            {
-                Err(not_built(ObjectType::ExtContractsGroup))
-            }
+        let missing =
+            |name: &&String| draft.get::<ExtContractsGroup>(&object_key(&self.tenant_name, name)).is_none();
+        match self.ext_contracts_grps.iter().find(missing) {
             Some(name) => Err(Problem::not_found(format!("External contracts group {name} not found"))),
             None => Ok(()),
         }
@@ -274,6 +263,7 @@ impl Parts for EndpointGroup {
         };
         self.attach_policies(draft);
         self.attach_profile(old.map(|old| old.links.net_profile.key.as_str()), draft);
+        self.attach_contracts(old, draft);
         draft.put(&self.key, self.clone());
         for policy in left.iter().filter(|key| !self.link_sets.policies.contains_key(*key)) {
             detach_policy(policy, &self.key, draft);
@@ -317,6 +307,25 @@ impl Parts for EndpointGroup {
         }
     }
 
+    /// Of the groups of contracts that it had, and that it has now.
+    fn attach_contracts(&mut self, old: Option<&Self>, draft: &mut Draft<'_>) {
+        let key = |name: &String| object_key(&self.tenant_name, name);
+        let link = |key: String| (key.clone(), Link::to(ObjectType::ExtContractsGroup, key));
+        self.link_sets.ext_contracts_grps = self.ext_contracts_grps.iter().map(key).map(link).collect();
+        let new = &self.link_sets.ext_contracts_grps;
+        for left in old.iter().flat_map(|old| old.link_sets.ext_contracts_grps.keys()) {
+            if !new.contains_key(left) {
+                detach_contracts(left, &self.key, draft);
+            }
+        }
+        for key in new.keys() {
+            edit::<ExtContractsGroup>(draft, key, |contracts| {
+                let link = Link::to(ObjectType::EndpointGroup, &self.key);
+                contracts.link_sets.endpoint_groups.insert(self.key.clone(), link);
+            });
+        }
+    }
+
     /// Takes the group, which is deleted in the draft, off everything, and clears what names it.
     fn leave(&self, draft: &mut Draft<'_>) {
         for policy in self.link_sets.policies.keys() {
@@ -324,6 +333,9 @@ impl Parts for EndpointGroup {
         }
         if !self.links.net_profile.key.is_empty() {
             detach_profile(&self.links.net_profile.key, &self.key, draft);
+        }
+        for contracts in self.link_sets.ext_contracts_grps.keys() {
+            detach_contracts(contracts, &self.key, draft);
         }
         let naming = self.link_sets.match_rules.keys().filter_map(|key| draft.get::<Rule>(key));
         let naming = naming.map(|rule| (*rule).clone()).collect();
@@ -391,6 +403,12 @@ fn detach_profile(profile_key: &str, group: &str, draft: &mut Draft<'_>) {
         profile.link_sets.endpoint_groups.remove(group);
         draft.put(profile_key, profile);
     }
+}
+
+fn detach_contracts(contracts_key: &str, group: &str, draft: &mut Draft<'_>) {
+    edit::<ExtContractsGroup>(draft, contracts_key, |contracts| {
+        contracts.link_sets.endpoint_groups.remove(group);
+    });
 }
 
 /// The host numbers from `first` to `last`.

@@ -65,8 +65,7 @@ pub fn is_ipv6_subnet_or_empty(text: &str) -> bool {
 
 /// A name or a number that `[0-9]{1,3}` lets through.
 pub fn is_protocol_or_empty(text: &str) -> bool {
-    let number = || (1..=3).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_digit());
-    ["", "tcp", "udp", "icmp"].contains(&text) || number()
+    ["", "tcp", "udp", "icmp"].contains(&text) || is_digits(text, 3)
 }
 
 /// An address of either family, or a subnet of it; `a.b.c.d-e` is taken as the original does.
@@ -99,6 +98,30 @@ pub fn is_bandwidth_or_empty(text: &str) -> bool {
     text.is_empty() || number.starts_with(|c: char| ('1'..='9').contains(&c)) && sound
 }
 
+/// `topology/pod-1/node-101`, several of them joined by commas, or nothing.
+pub fn is_node_bindings(text: &str) -> bool {
+    text.is_empty() || text.split(',').all(|node| fabric_node(node, "/node-").is_some_and(str::is_empty))
+}
+
+/// `topology/pod-1/paths-101/pathep-[eth1/14]`, several of them joined by commas, or nothing.
+pub fn is_path_bindings(text: &str) -> bool {
+    let port = |rest: &str| {
+        let port = rest.strip_prefix("/pathep-[eth")?.strip_suffix(']')?;
+        let (slot, port) = port.split_once('/')?;
+        Some(is_digits(slot, 2) && is_digits(port, 2))
+    };
+    let path = |path| fabric_node(path, "/paths-").and_then(port).unwrap_or(false);
+    text.is_empty() || text.split(',').all(path)
+}
+
+/// What follows on `topology/pod-N`, `kind` and a number.
+fn fabric_node<'t>(text: &'t str, kind: &str) -> Option<&'t str> {
+    let (pod, rest) = text.strip_prefix("topology/pod-")?.split_once(kind)?;
+    let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+    let (node, rest) = rest.split_at(digits);
+    (is_digits(pod, 4) && is_digits(node, 4)).then_some(rest)
+}
+
 pub fn is_vlan_range(text: &str) -> bool {
     is_range(text, 4)
 }
@@ -109,8 +132,12 @@ pub fn is_vxlan_range(text: &str) -> bool {
 
 /// Two numbers of at most `digits` digits joined by a hyphen.
 fn is_range(text: &str, digits: usize) -> bool {
-    let number = |n: &str| (1..=digits).contains(&n.len()) && n.bytes().all(|b| b.is_ascii_digit());
-    text.split_once('-').is_some_and(|(a, b)| number(a) && number(b))
+    text.split_once('-').is_some_and(|(a, b)| is_digits(a, digits) && is_digits(b, digits))
+}
+
+/// One digit to `most`.
+fn is_digits(text: &str, most: usize) -> bool {
+    (1..=most).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_digit())
 }
 
 /// Without sign or leading zeros.
@@ -189,6 +216,24 @@ mod tests {
             is_router_address,
             &["50.1.1.1/24", "50.1.1.1-9/31"],
             &["", "50.1.1.1", "50.1.1.1/32", "::1/64"],
+        );
+        let port = "topology/pod-1/paths-101/pathep-[eth1/14]";
+        let ports = format!("{port},{port}");
+        holds(
+            is_path_bindings,
+            &["", port, &ports],
+            &[",", "x", "topology/pod-1/node-1", &format!("{port},")],
+        );
+        holds(
+            is_path_bindings,
+            &["topology/pod-1/paths-1/pathep-[eth1/1]"],
+            &["topology/pod-1/paths-1/pathep-[eth123/1]", "topology/pod-1/paths-1/pathep-[eth1]"],
+        );
+        let node = "topology/pod-1/node-101";
+        holds(
+            is_node_bindings,
+            &["", node, "topology/pod-1/node-1,topology/pod-1234/node-2"],
+            &["topology/pod-12345/node-1", "topology/pod-1/node-", "topology/pod-1/node-1/x", port],
         );
         holds(is_private_subnet, &["172.19.0.0/16", "10.1.2.3/16"], &["", "10.0.0.0/24", "10.0.0/16"]);
     }

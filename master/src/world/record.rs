@@ -127,6 +127,11 @@ records! {
     netprofiles: api::Netprofile, |id| Key::Object(ObjectType::Netprofile, id.to_owned());
     policies: api::Policy, |id| Key::Object(ObjectType::Policy, id.to_owned());
     rules: api::Rule, |id| Key::Object(ObjectType::Rule, id.to_owned());
+    app_profiles: api::AppProfile, |id| Key::Object(ObjectType::AppProfile, id.to_owned());
+    ext_contracts: api::ExtContractsGroup, |id| Key::Object(ObjectType::ExtContractsGroup, id.to_owned());
+    aci_gws: api::AciGw, |id| Key::Object(ObjectType::AciGw, id.to_owned());
+    volumes: api::Volume, |id| Key::Object(ObjectType::Volume, id.to_owned());
+    volume_profiles: api::VolumeProfile, |id| Key::Object(ObjectType::VolumeProfile, id.to_owned());
     attached: Attached, |id| Key::Policy(id.into());
     bgps: api::Bgp, |id| Key::Object(ObjectType::Bgp, id.to_owned());
     bgp_states: bgp::State, |id| Key::Bgp(id.into());
@@ -162,6 +167,15 @@ impl World {
             Key::Object(ObjectType::Bgp, id) => self.set_value::<api::Bgp>(id, kv, revision),
             Key::Object(ObjectType::Policy, id) => self.set_value::<api::Policy>(id, kv, revision),
             Key::Object(ObjectType::Rule, id) => self.set_value::<api::Rule>(id, kv, revision),
+            Key::Object(ObjectType::AppProfile, id) => self.set_value::<api::AppProfile>(id, kv, revision),
+            Key::Object(ObjectType::ExtContractsGroup, id) => {
+                self.set_value::<api::ExtContractsGroup>(id, kv, revision);
+            }
+            Key::Object(ObjectType::AciGw, id) => self.set_value::<api::AciGw>(id, kv, revision),
+            Key::Object(ObjectType::Volume, id) => self.set_value::<api::Volume>(id, kv, revision),
+            Key::Object(ObjectType::VolumeProfile, id) => {
+                self.set_value::<api::VolumeProfile>(id, kv, revision);
+            }
             Key::Object(kind, id) => match kv {
                 Some(_) => drop(self.unbuilt.insert((*kind, id.clone()), revision)),
                 None => drop(self.unbuilt.remove(&(*kind, id.clone()))),

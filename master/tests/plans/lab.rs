@@ -6,7 +6,7 @@ use contiv_model::event::Event;
 use contiv_model::policy::{Attached, DirectedState};
 use contiv_model::{endpoint, group, network};
 use contiv_store::{Guard, KeyValue, Op, Txn, Update};
-use netmaster::objects::{Defaults, Type};
+use netmaster::objects::{Cluster, Defaults, Type};
 use netmaster::plugin::Call;
 use netmaster::problem::{Answer, Problem};
 use netmaster::world::{Draft, LedgerChange, World};
@@ -84,6 +84,11 @@ impl Lab {
     pub(crate) fn delete(&mut self, types: &str, key: &str) -> Result<Value, Problem> {
         let built = Type::by_plural(types).unwrap().built()?;
         self.run(|draft| (built.delete)(key, draft)).map(read)
+    }
+
+    pub(crate) fn inspect(&self, types: &str, key: &str) -> Result<Value, Problem> {
+        let built = Type::by_plural(types).unwrap().built()?;
+        (built.inspect)(&self.world, key, &Cluster::default()).map(read)
     }
 
     pub(crate) fn call(&mut self, name: &str, body: &Value) -> Result<Value, Problem> {
@@ -196,6 +201,9 @@ impl Lab {
             list("netprofiles"),
             list("policys"),
             list("rules"),
+            list("appProfiles"),
+            list("extContractsGroups"),
+            list("aciGws"),
             self.world.all::<Attached>().collect::<Vec<_>>(),
             self.world.all::<DirectedState>().collect::<Vec<_>>()
         ])

@@ -6,6 +6,7 @@
 mod addresses;
 mod bgp;
 mod cleanup;
+mod fabric;
 mod lab;
 mod nodes;
 mod policies;

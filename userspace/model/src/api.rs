@@ -1,7 +1,10 @@
 //! The objects of the REST API, as clients send and read them and as `obj/modeldb` keeps them
 //! (INVENTORY 1.4): same members, same order, nothing written that is empty.
 
+mod aci_gw;
+mod app_profile;
 mod bgp;
+mod ext_contracts;
 mod global;
 mod group;
 mod link;
@@ -11,9 +14,14 @@ mod node;
 mod oper;
 mod policy;
 mod rule;
+mod service_lb;
 mod tenant;
+mod volume;
 
+pub use aci_gw::{AciGw, AciGwOper};
+pub use app_profile::{AppProfile, AppProfileLinkSets, AppProfileLinks};
 pub use bgp::Bgp;
+pub use ext_contracts::{ExtContractsGroup, ExtContractsGroupLinkSets};
 pub use global::Global;
 pub use group::{EndpointGroup, EndpointGroupLinkSets, EndpointGroupLinks};
 pub use link::{Link, LinkSet};
@@ -26,7 +34,9 @@ pub use oper::{
 };
 pub use policy::{Policy, PolicyLinkSets, PolicyLinks};
 pub use rule::{Rule, RuleLinkSets, RuleLinks};
+pub use service_lb::{ServiceLb, ServiceLbLinks, ServiceLbOper};
 pub use tenant::{Tenant, TenantLinkSets};
+pub use volume::{Volume, VolumeLinkSets, VolumeLinks, VolumeProfile, VolumeProfileLinkSets};
 
 /// What `omitempty` leaves out of a number.
 pub(crate) fn is_zero(n: &i64) -> bool {
@@ -70,6 +80,18 @@ mod tests {
         );
         round_trips::<Rule>(
             r#"{"key":"default:p1:3","action":"allow","direction":"in","fromEndpointGroup":"db","policyName":"p1","port":53,"priority":10,"protocol":"udp","ruleId":"3","tenantName":"default","link-sets":{"Policies":{"default:p1":{"type":"policy","key":"default:p1"}}},"links":{"MatchEndpointGroup":{"type":"endpointGroup","key":"default:db"}}}"#,
+        );
+        round_trips::<ServiceLb>(
+            r#"{"key":"default:svc1","networkName":"n1","ports":["80:8080:TCP"],"selectors":["app=web"],"serviceName":"svc1","tenantName":"default","links":{"Network":{"type":"network","key":"default:n1"},"Tenant":{"type":"tenant","key":"default"}}}"#,
+        );
+        round_trips::<AppProfile>(
+            r#"{"key":"default:ap1","appProfileName":"ap1","endpointGroups":["web"],"tenantName":"default","link-sets":{"EndpointGroups":{"default:web":{"type":"endpointGroup","key":"default:web"}}},"links":{"Tenant":{"type":"tenant","key":"default"}}}"#,
+        );
+        round_trips::<ExtContractsGroup>(
+            r#"{"key":"default:ec1","contracts":["c1"],"contractsGroupName":"ec1","contractsType":"provided","tenantName":"default","link-sets":{}}"#,
+        );
+        round_trips::<AciGw>(
+            r#"{"key":"aciGw","enforcePolicies":"yes","includeCommonTenant":"no","name":"aciGw","physicalDomain":"pd"}"#,
         );
         round_trips::<Rule>(
             r#"{"key":"default:p1:5","action":"deny","direction":"out","policyName":"p1","port":8080,"priority":1,"protocol":"tcp","ruleId":"5","tenantName":"default","toIpAddress":"30.1.0.0/24","toNetwork":"gn","link-sets":{},"links":{"MatchEndpointGroup":{}}}"#,

@@ -1,0 +1,38 @@
+use serde::{Deserialize, Serialize};
+
+use super::is_zero;
+
+/// What the gateway to an ACI fabric is to do: the one object `aciGw`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct AciGw {
+    /// `aciGw`.
+    pub key: String,
+    /// `yes` or `no`.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub enforce_policies: String,
+    /// Whether objects are looked for in the tenant `common` too: `yes` or `no`.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub include_common_tenant: String,
+    /// `aciGw`.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub name: String,
+    /// Nodes of the fabric, `topology/pod-1/node-101,...`.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub node_bindings: String,
+    /// Ports of the fabric that the cluster is at, `topology/pod-1/paths-101/pathep-[eth1/14],...`.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub path_bindings: String,
+    /// The name of the physical domain.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub physical_domain: String,
+}
+
+/// What `inspect` tells beside it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct AciGwOper {
+    /// How many application profiles there are.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub num_app_profiles: i64,
+}
