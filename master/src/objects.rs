@@ -14,6 +14,7 @@ mod network;
 mod policy;
 mod restore;
 mod rule;
+mod service;
 mod tenant;
 mod volume;
 
@@ -28,13 +29,14 @@ pub use global::Defaults;
 pub use group::IpPool;
 pub use inspect::{find_endpoint, find_node, nodes};
 pub use restore::restore;
+pub use service::{service, services};
 
 use crate::go_json;
 use crate::problem::{Answer, Problem};
 use crate::schema::Shape;
 use crate::world::{Draft, Record, World};
 
-/// An object that this release can handle.
+/// An object of the API.
 pub trait Object: Record + Clone {
     const KIND: ObjectType;
     /// The fields, their types and rules; the links that clients may bring.
@@ -104,8 +106,7 @@ pub struct Cluster {
 /// A type of object as the routes see it.
 pub struct Type {
     pub kind: ObjectType,
-    /// None: known, not built yet.
-    pub built: Option<Built>,
+    pub operations: Operations,
 }
 
 /// The fields of a request, as they are spelled in the store.
@@ -113,7 +114,7 @@ pub type Fields = Map<String, Value>;
 
 /// The operations on objects of one type. Bodies of answers are JSON.
 #[derive(Clone, Copy)]
-pub struct Built {
+pub struct Operations {
     /// See [`Object::ALONE`].
     pub alone: bool,
     /// Decodes and checks the body of a POST or PUT to `key`.
@@ -125,7 +126,7 @@ pub struct Built {
     pub inspect: fn(&World, key: &str, &Cluster) -> Answer,
 }
 
-/// Every type. A type that comes to be built gets an [`Object`] and its name here.
+/// Every type.
 pub static TYPES: [Type; 14] = [
     Type::of::<api::AciGw>(),
     Type::of::<api::AppProfile>(),
@@ -137,7 +138,7 @@ pub static TYPES: [Type; 14] = [
     Type::of::<api::Network>(),
     Type::of::<api::Policy>(),
     Type::of::<api::Rule>(),
-    Type::unbuilt(ObjectType::ServiceLb),
+    Type::of::<api::ServiceLb>(),
     Type::of::<api::Tenant>(),
     Type::of::<api::Volume>(),
     Type::of::<api::VolumeProfile>(),
@@ -147,7 +148,7 @@ impl Type {
     const fn of<T: Object>() -> Type {
         Type {
             kind: T::KIND,
-            built: Some(Built {
+            operations: Operations {
                 alone: T::ALONE,
                 check: check::<T>,
                 put: put::<T>,
@@ -155,12 +156,8 @@ impl Type {
                 list: list::<T>,
                 get: get::<T>,
                 inspect: inspect::<T>,
-            }),
+            },
         }
-    }
-
-    const fn unbuilt(kind: ObjectType) -> Type {
-        Type { kind, built: None }
     }
 
     /// By the plural that paths use: the name and an `s`.
@@ -168,15 +165,6 @@ impl Type {
         let name = plural.strip_suffix('s')?;
         TYPES.iter().find(|t| t.kind.as_str() == name)
     }
-
-    pub fn built(&self) -> Result<&Built, Problem> {
-        self.built.as_ref().ok_or_else(|| not_built(self.kind))
-    }
-}
-
-/// What is asked of objects that are known and not built.
-fn not_built(kind: ObjectType) -> Problem {
-    Problem::not_built(format!("{} objects", kind.as_str()))
 }
 
 fn not_found(kind: ObjectType) -> Problem {
@@ -245,13 +233,4 @@ fn inspect<T: Object>(world: &World, key: &str, cluster: &Cluster) -> Answer {
 /// `<tenant>:<name>`, the key of most objects.
 fn object_key(tenant: impl fmt::Display, name: impl fmt::Display) -> String {
     format!("{tenant}:{name}")
-}
-
-/// Changes the entry, if there is one.
-fn edit<T: Record + Clone>(draft: &mut Draft<'_>, key: &str, change: impl FnOnce(&mut T)) {
-    if let Some(old) = draft.get::<T>(key) {
-        let mut new = (*old).clone();
-        change(&mut new);
-        draft.put(key, new);
-    }
 }

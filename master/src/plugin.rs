@@ -2,8 +2,8 @@
 
 mod address;
 mod cleanup;
+mod container;
 mod endpoint;
-mod place;
 mod request;
 
 pub use cleanup::{Cleanup, clean_up};
@@ -18,10 +18,8 @@ pub enum Call {
     ReleaseAddress(request::ReleaseAddress),
     CreateEndpoint(request::CreateEndpoint),
     DeleteEndpoint(request::DeleteEndpoint),
+    UpdateEndpoint(request::UpdateEndpoint),
 }
-
-/// Calls that the original answers and this release does not.
-const UNBUILT: [&str; 1] = ["updateEndpoint"];
 
 impl Call {
     /// Decodes the body of a POST to `/plugin/<name>`; none if there is no such call.
@@ -31,7 +29,7 @@ impl Call {
             "releaseAddress" => request::decode(body).map(Call::ReleaseAddress),
             "createEndpoint" => request::decode(body).map(Call::CreateEndpoint),
             "deleteEndpoint" => request::decode(body).map(Call::DeleteEndpoint),
-            name if UNBUILT.contains(&name) => Err(Problem::not_built(name)),
+            "updateEndpoint" => request::decode(body).map(Call::UpdateEndpoint),
             _ => return None,
         })
     }
@@ -43,6 +41,7 @@ impl Call {
             Call::ReleaseAddress(request) => address::release(request, draft),
             Call::CreateEndpoint(request) => endpoint::create(request, draft),
             Call::DeleteEndpoint(request) => endpoint::delete(request, draft),
+            Call::UpdateEndpoint(request) => container::update(request, draft),
         }
     }
 }

@@ -5,16 +5,20 @@
 //! the store.
 
 mod draft;
+mod index;
 mod ledger;
 mod record;
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
+use std::sync::Arc;
 
-use contiv_model::{endpoint, event::Event, group, key::Key, key::ObjectType, name::NetworkId, network};
+use contiv_model::{endpoint, event::Event, group, key::Key, network, service};
 use contiv_store::{KeyValue, Update};
 
 pub use draft::{Change, Draft, Edited, Revisions};
+use index::Index;
+pub use index::{Holder, Labels};
 pub use ledger::{Body, Ledger, LedgerChange, Traffic};
 use record::Tables;
 pub use record::{GroupIds, Record, Table};
@@ -24,10 +28,7 @@ pub struct World {
     tables: Tables,
     networks: Ledgers<network::State>,
     groups: Ledgers<group::State>,
-    /// Endpoints by network and address: several only where the original gave an address twice.
-    holders: HashMap<(NetworkId, IpAddr), Vec<String>>,
-    /// Objects of the types that are not built yet: that they are there.
-    unbuilt: BTreeMap<(ObjectType, String), i64>,
+    index: Index,
     /// Keys deleted lately and when, so that the watch does not bring them back from an older change.
     deleted: HashMap<String, i64>,
 }
@@ -83,12 +84,27 @@ impl World {
 
     /// The endpoints of `network` that have `ip`.
     pub fn holders(&self, network: &str, ip: IpAddr) -> &[String] {
-        self.holders.get(&(network.into(), ip)).map_or(&[], Vec::as_slice)
+        self.index.holders(network, ip)
     }
 
-    /// Whether there is an object of a type that is not built yet.
-    pub fn has_unbuilt(&self, kind: ObjectType, key: &str) -> bool {
-        self.unbuilt.contains_key(&(kind, key.to_owned()))
+    /// The service whose address on `network` is `ip`.
+    pub fn vip(&self, network: &str, ip: IpAddr) -> Option<&str> {
+        self.index.vip(network, ip)
+    }
+
+    /// The endpoints of `network` that have the label.
+    pub fn labelled(&self, network: &str, label: (&str, &str)) -> impl Iterator<Item = &str> {
+        self.index.labelled(network, label)
+    }
+
+    /// Services of `tenant` that may select by the labels: the first of their selectors is among them.
+    pub fn selecting<'i>(&'i self, tenant: &str, labels: &'i Labels) -> impl Iterator<Item = &'i str> {
+        self.index.selecting(tenant, labels)
+    }
+
+    /// The services that the endpoint is behind.
+    pub fn provided(&self, endpoint: &str) -> impl Iterator<Item = &str> {
+        self.index.provided(endpoint)
     }
 
     /// Takes in what the watch tells. True when the first snapshot is complete.
@@ -155,39 +171,21 @@ impl World {
     }
 
     fn set_endpoint(&mut self, id: &str, kv: Option<&KeyValue>, revision: i64) {
-        if let Some(old) = self.table::<endpoint::State>().get(id) {
-            if revision <= old.revision {
-                return;
-            }
-            let old = old.value.clone();
-            self.unhold(&old);
-        }
+        let old = self.known::<endpoint::State>(id);
         self.set_value::<endpoint::State>(id, kv, revision);
-        if let Some(new) = self.table::<endpoint::State>().get(id) {
-            let new = new.value.clone();
-            self.hold(&new);
-        }
+        let new = self.known::<endpoint::State>(id);
+        self.index.endpoint(old.as_deref(), new.as_deref());
     }
 
-    fn hold(&mut self, endpoint: &endpoint::State) {
-        for ip in addresses(endpoint) {
-            let holders = self.holders.entry((endpoint.net_id.as_str().into(), ip)).or_default();
-            if !holders.contains(&endpoint.id) {
-                holders.push(endpoint.id.clone());
-            }
-        }
+    fn set_service(&mut self, id: &str, kv: Option<&KeyValue>, revision: i64) {
+        let old = self.known::<service::State>(id);
+        self.set_value::<service::State>(id, kv, revision);
+        let new = self.known::<service::State>(id);
+        self.index.service(old.as_deref(), new.as_deref());
     }
 
-    fn unhold(&mut self, endpoint: &endpoint::State) {
-        for ip in addresses(endpoint) {
-            let place = (endpoint.net_id.as_str().into(), ip);
-            if let Some(holders) = self.holders.get_mut(&place) {
-                holders.retain(|id| *id != endpoint.id);
-                if holders.is_empty() {
-                    self.holders.remove(&place);
-                }
-            }
-        }
+    fn known<T: Record>(&self, id: &str) -> Option<Arc<T>> {
+        self.table::<T>().get(id).map(|entry| entry.value.clone())
     }
 
     fn set_ledger<B: Body>(&mut self, id: &str, kv: Option<&KeyValue>, revision: i64) {
@@ -255,8 +253,4 @@ fn adopt<B: Body>(ledger: &mut Ledger<B>, kv: &KeyValue) {
              compare the record with the endpoints"
         ),
     }
-}
-
-fn addresses(endpoint: &endpoint::State) -> impl Iterator<Item = IpAddr> {
-    [&endpoint.ip_address, &endpoint.ipv6_address].into_iter().filter_map(|ip| ip.parse().ok())
 }

@@ -76,6 +76,14 @@ impl Wants {
         }
     }
 
+    /// JSON that the original does not declare: its server takes it for text.
+    pub(super) fn sniffed(self, answer: Answer) -> Response<Body> {
+        match answer {
+            Ok(body) => respond(StatusCode::OK, TEXT, body),
+            Err(problem) => self.problem(&problem),
+        }
+    }
+
     pub(super) fn json(self, answer: Answer) -> Response<Body> {
         match answer {
             Ok(body) => respond(StatusCode::OK, JSON, body),

@@ -35,9 +35,6 @@ pub struct Identity {
     pub ip: String,
 }
 
-/// Routes of the original that this release knows and does not have.
-const UNBUILT: [(&str, &str); 2] = [("services", "service objects"), ("service", "service objects")];
-
 impl Leader {
     pub(super) async fn answer(&self, request: Request, wants: Wants) -> Response<Body> {
         let (head, body) = request.into_parts();
@@ -82,27 +79,28 @@ impl Leader {
                     Err(problem) => wants.problem(&problem),
                 }
             }
-            (&Method::GET, ["debug", "ofnet"]) => wants.problem(&no_ofnet()),
-            (&Method::GET | &Method::DELETE, [first, ..]) if unbuilt(first).is_some() => {
-                wants.problem(&Problem::not_built(unbuilt(first).unwrap_or_default()))
+            (&Method::GET, ["services"]) => wants.sniffed(objects::services(&self.world.read())),
+            (&Method::GET, ["service", id]) if !id.is_empty() => {
+                wants.sniffed(objects::service(&self.world.read(), id))
             }
+            (&Method::GET, ["debug", "ofnet"]) => wants.problem(&no_ofnet()),
             _ => wants.no_route(),
         }
     }
 
-    fn read(&self, types: &str, read: impl FnOnce(&objects::Built, &World) -> Answer) -> Answer {
-        read(built(types)?, &self.world.read())
+    fn read(&self, types: &str, read: impl FnOnce(&objects::Operations, &World) -> Answer) -> Answer {
+        read(operations(types)?, &self.world.read())
     }
 
     async fn put(&self, types: &str, key: &str, body: Body) -> Answer {
-        let built = *built(types)?;
-        let request = (built.check)(key, &read_body(body).await?)?;
-        self.queue.submit(Box::new(move |draft| (built.put)(&request, draft)), built.alone).await
+        let t = *operations(types)?;
+        let request = (t.check)(key, &read_body(body).await?)?;
+        self.queue.submit(Box::new(move |draft| (t.put)(&request, draft)), t.alone).await
     }
 
     async fn delete(&self, types: &str, key: &str) -> Answer {
-        let (built, key) = (*built(types)?, key.to_owned());
-        self.queue.submit(Box::new(move |draft| (built.delete)(&key, draft)), built.alone).await
+        let (t, key) = (*operations(types)?, key.to_owned());
+        self.queue.submit(Box::new(move |draft| (t.delete)(&key, draft)), t.alone).await
     }
 
     async fn plugin(&self, call: &str, body: Body) -> Option<Answer> {
@@ -147,12 +145,8 @@ fn is_object(types: &str, key: &str) -> bool {
     !key.is_empty() && Type::by_plural(types).is_some()
 }
 
-fn built(types: &str) -> Result<&'static objects::Built, Problem> {
-    Type::by_plural(types).ok_or_else(Problem::key_not_found)?.built()
-}
-
-fn unbuilt(first: &str) -> Option<&'static str> {
-    UNBUILT.iter().find(|(route, _)| *route == first).map(|(_, what)| *what)
+fn operations(types: &str) -> Result<&'static objects::Operations, Problem> {
+    Type::by_plural(types).map(|t| &t.operations).ok_or_else(Problem::key_not_found)
 }
 
 /// What the original kept in memory and told its agents by calls.

@@ -3,7 +3,7 @@
 use contiv_model::api::{AppProfile, EndpointGroup, Link, Tenant};
 use contiv_model::key::ObjectType;
 
-use super::{Cluster, Object, edit, object_key};
+use super::{Cluster, Object, object_key};
 use crate::problem::Problem;
 use crate::schema::{LINK, Member, Shape, Type, is_name};
 use crate::world::{Draft, World};
@@ -53,12 +53,12 @@ impl Object for AppProfile {
         self.link_groups();
         self.find_groups(draft)?;
 
-        edit::<Tenant>(draft, &self.tenant_name, |tenant| {
+        if let Some(tenant) = draft.edit::<Tenant>(&self.tenant_name) {
             tenant
                 .link_sets
                 .app_profiles
                 .insert(self.key.clone(), Link::to(ObjectType::AppProfile, &self.key));
-        });
+        }
         self.links.tenant = Link::to(ObjectType::Tenant, &self.tenant_name);
         self.take_in(draft);
         draft.put(&self.key, self.clone());
@@ -80,9 +80,9 @@ impl Object for AppProfile {
     }
 
     fn delete(&self, draft: &mut Draft<'_>) -> Result<(), Problem> {
-        edit::<Tenant>(draft, &self.tenant_name, |tenant| {
+        if let Some(tenant) = draft.edit::<Tenant>(&self.tenant_name) {
             tenant.link_sets.app_profiles.remove(&self.key);
-        });
+        }
         for group in self.link_sets.endpoint_groups.keys() {
             self.let_go(group, draft);
         }
@@ -122,8 +122,10 @@ impl Groups for AppProfile {
     fn take_in(&self, draft: &mut Draft<'_>) {
         let link = Link::to(ObjectType::AppProfile, &self.key);
         for key in self.link_sets.endpoint_groups.keys() {
-            if draft.get::<EndpointGroup>(key).is_some_and(|group| group.links.app_profile != link) {
-                edit::<EndpointGroup>(draft, key, |group| group.links.app_profile = link.clone());
+            if draft.get::<EndpointGroup>(key).is_some_and(|group| group.links.app_profile != link)
+                && let Some(group) = draft.edit::<EndpointGroup>(key)
+            {
+                group.links.app_profile = link.clone();
             }
         }
     }
@@ -140,6 +142,8 @@ impl Groups for AppProfile {
             **key != self.key && profile.is_some_and(|p| p.link_sets.endpoint_groups.contains_key(group))
         };
         let other = profiles.into_iter().find(has).map(|key| Link::to(ObjectType::AppProfile, key));
-        edit::<EndpointGroup>(draft, group, |group| group.links.app_profile = other.unwrap_or_default());
+        if let Some(group) = draft.edit::<EndpointGroup>(group) {
+            group.links.app_profile = other.unwrap_or_default();
+        }
     }
 }

@@ -11,7 +11,7 @@ use contiv_model::{group, network};
 
 use super::attachment::{link_rules, refresh, rules_naming, state_key};
 use super::global::ONLY;
-use super::{Cluster, Object, edit, inspect, object_key};
+use super::{Cluster, Object, inspect, object_key};
 use crate::ipam::Subnet;
 use crate::problem::Problem;
 use crate::schema::{Form, LINK, Member, Shape, Type, form};
@@ -319,10 +319,10 @@ impl Parts for EndpointGroup {
             }
         }
         for key in new.keys() {
-            edit::<ExtContractsGroup>(draft, key, |contracts| {
+            if let Some(contracts) = draft.edit::<ExtContractsGroup>(key) {
                 let link = Link::to(ObjectType::EndpointGroup, &self.key);
                 contracts.link_sets.endpoint_groups.insert(self.key.clone(), link);
-            });
+            }
         }
     }
 
@@ -406,9 +406,9 @@ fn detach_profile(profile_key: &str, group: &str, draft: &mut Draft<'_>) {
 }
 
 fn detach_contracts(contracts_key: &str, group: &str, draft: &mut Draft<'_>) {
-    edit::<ExtContractsGroup>(draft, contracts_key, |contracts| {
+    if let Some(contracts) = draft.edit::<ExtContractsGroup>(contracts_key) {
         contracts.link_sets.endpoint_groups.remove(group);
-    });
+    }
 }
 
 /// The host numbers from `first` to `last`.

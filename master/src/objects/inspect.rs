@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use contiv_model::api::{
-    EndpointGroupOper, EndpointInspect, EndpointOper, NetworkOper, Node, Policy, PolicyOper, Tenant,
-    TenantOper,
+    EndpointGroupOper, EndpointInspect, EndpointOper, NetworkOper, Node, Policy, PolicyOper, ServiceLbOper,
+    Tenant, TenantOper,
 };
-use contiv_model::{endpoint, group, network, node, registry};
+use contiv_model::{endpoint, group, network, node, registry, service};
 
 use super::attachment::state_key;
 use super::group::IpPool;
@@ -58,6 +58,20 @@ pub(super) fn policy(policy: &Policy, world: &World) -> PolicyOper {
     let groups: Vec<String> = policy.link_sets.endpoint_groups.keys().map(|key| state_key(key)).collect();
     let endpoints = endpoints(world, |endpoint| groups.contains(&endpoint.endpoint_group_key));
     PolicyOper { num_endpoints: endpoints.len() as i64, endpoints }
+}
+
+/// The original fills in the service's name where a group's is told otherwise.
+pub(super) fn service(service: &service::State, world: &World) -> ServiceLbOper {
+    let providers = service.providers.iter().flat_map(|providers| providers.values());
+    let providers = providers.filter_map(|provider| world.get::<endpoint::State>(&provider.endpoint));
+    let name = &service.service_name;
+    let providers: Vec<_> =
+        providers.map(|e| EndpointOper { service_name: name.clone(), ..endpoint(e) }).collect();
+    ServiceLbOper {
+        num_providers: providers.len() as i64,
+        providers,
+        service_vip: service.ip_address.clone(),
+    }
 }
 
 pub(super) fn tenant(tenant: &Tenant, world: &World) -> TenantOper {

@@ -3,13 +3,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use contiv_model::api::{EndpointGroup, Link, LinkSet, Netprofile, Network, Policy, Rule, Tenant};
+use contiv_model::api::{
+    AppProfile, EndpointGroup, ExtContractsGroup, Link, LinkSet, Netprofile, Network, Policy, Rule,
+    ServiceLb, Tenant,
+};
 use contiv_model::group;
 use contiv_model::key::ObjectType;
 use contiv_model::policy::{Attached, DirectedState};
 
 use super::attachment::{attached_id, refresh, remote_name, state_key};
-use super::{Object, object_key};
+use super::{Object, object_key, service};
 use crate::world::{Draft, Ledger, Traffic};
 
 /// Plans whatever is missing, wrong or left over. Planned alone, and first.
@@ -17,6 +20,7 @@ pub fn restore(draft: &mut Draft<'_>) {
     restore_links(draft);
     restore_traffic(draft);
     restore_policies(draft);
+    service::restore(draft);
 }
 
 /// For each key that is linked to, the keys of `T` that it is to have links to.
@@ -57,6 +61,11 @@ fn restore_links(draft: &mut Draft<'_>) {
     let tenant_networks = links::<Network>(draft, |network| in_tenant(&network.tenant_name));
     let tenant_policies = links::<Policy>(draft, |policy| in_tenant(&policy.tenant_name));
     let tenant_profiles = links::<Netprofile>(draft, |profile| in_tenant(&profile.tenant_name));
+    let tenant_apps = links::<AppProfile>(draft, |profile| in_tenant(&profile.tenant_name));
+    let tenant_services = links::<ServiceLb>(draft, |service| in_tenant(&service.tenant_name));
+    let network_services =
+        links::<ServiceLb>(draft, |service| vec![object_key(&service.tenant_name, &service.network_name)]);
+    let contracts_groups = links::<EndpointGroup>(draft, contracts_of);
     let network_groups =
         links::<EndpointGroup>(draft, |group| vec![object_key(&group.tenant_name, &group.network_name)]);
     let policy_groups = links::<EndpointGroup>(draft, policies_of);
@@ -71,15 +80,21 @@ fn restore_links(draft: &mut Draft<'_>) {
         sets.networks = of(&tenant_networks, key);
         sets.policies = of(&tenant_policies, key);
         sets.net_profiles = of(&tenant_profiles, key);
+        sets.app_profiles = of(&tenant_apps, key);
+        sets.servicelbs = of(&tenant_services, key);
     });
     mend::<Network>(draft, |network, draft| {
         network.link_sets.endpoint_groups = of(&network_groups, &network.key);
+        network.link_sets.servicelbs = of(&network_services, &network.key);
         network.links.tenant = link::<Tenant>(draft, &network.tenant_name);
     });
     mend::<Policy>(draft, |policy, draft| {
         policy.link_sets.endpoint_groups = of(&policy_groups, &policy.key);
         policy.link_sets.rules = of(&policy_rules, &policy.key);
         policy.links.tenant = link::<Tenant>(draft, &policy.tenant_name);
+    });
+    mend::<ExtContractsGroup>(draft, |contracts, _| {
+        contracts.link_sets.endpoint_groups = of(&contracts_groups, &contracts.key);
     });
     mend::<Netprofile>(draft, |profile, draft| {
         profile.link_sets.endpoint_groups = of(&profile_groups, &profile.key);
@@ -100,6 +115,10 @@ fn restore_links(draft: &mut Draft<'_>) {
         let policies = policies_of(group).into_iter().filter(|key| draft.get::<Policy>(key).is_some());
         group.link_sets.policies =
             policies.map(|key| (key.clone(), Link::to(ObjectType::Policy, key))).collect();
+        let contracts = contracts_of(group).into_iter();
+        let contracts = contracts.filter(|key| draft.get::<ExtContractsGroup>(key).is_some());
+        group.link_sets.ext_contracts_grps =
+            contracts.map(|key| (key.clone(), Link::to(ObjectType::ExtContractsGroup, key))).collect();
         group.links.net_profile =
             profile_of(group).map(|key| link::<Netprofile>(draft, &key)).unwrap_or_default();
         group.links.network = link::<Network>(draft, &object_key(&group.tenant_name, &group.network_name));
@@ -109,6 +128,10 @@ fn restore_links(draft: &mut Draft<'_>) {
 
 fn policies_of(group: &EndpointGroup) -> Vec<String> {
     group.policies.iter().map(|name| object_key(&group.tenant_name, name)).collect()
+}
+
+fn contracts_of(group: &EndpointGroup) -> Vec<String> {
+    group.ext_contracts_grps.iter().map(|name| object_key(&group.tenant_name, name)).collect()
 }
 
 fn profile_of(group: &EndpointGroup) -> Option<String> {

@@ -5,10 +5,10 @@ use std::net::IpAddr;
 use contiv_model::network;
 use serde::Serialize;
 
-use super::place::Place;
 use super::request::{AllocAddress, ReleaseAddress};
 use crate::ipam::{Subnet6, in_use};
 use crate::objects::json;
+use crate::place::Place;
 use crate::problem::{Answer, Problem};
 use crate::world::Draft;
 
@@ -81,10 +81,10 @@ pub(super) fn release(request: &ReleaseAddress, draft: &mut Draft<'_>) -> Answer
     json(&"success")
 }
 
-/// Freeing an endpoint's address would give it to a second one.
+/// Freeing the address of an endpoint or a service would give it to a second one.
 fn unless_held(draft: &Draft<'_>, network: &str, ip: IpAddr) -> Result<(), Problem> {
     match draft.holder(network, ip) {
-        Some(id) => Err(Problem::conflict(format!("address {ip} is in use by endpoint {id}"))),
+        Some(holder) => Err(Problem::conflict(format!("address {ip} is in use by {holder}"))),
         None => Ok(()),
     }
 }

@@ -4,10 +4,11 @@ use contiv_model::endpoint::State;
 use contiv_model::mac::Mac;
 use serde::Serialize;
 
-use super::place::Place;
 use super::request::{CreateEndpoint, DeleteEndpoint};
 use crate::objects::json;
+use crate::place::Place;
 use crate::problem::{Answer, Problem};
+use crate::services;
 use crate::world::Draft;
 
 /// The answer to both calls.
@@ -78,12 +79,13 @@ pub(super) fn delete(request: &DeleteEndpoint, draft: &mut Draft<'_>) -> Answer 
     Ok(reply)
 }
 
-/// Deletes it, with its addresses.
+/// Deletes it, with its addresses; no service has it any more.
 pub(super) fn remove(endpoint: &State, draft: &mut Draft<'_>) {
     let network = &endpoint.net_id;
     let group = Some(endpoint.endpoint_group_key.as_str()).filter(|key| !key.is_empty());
 
     draft.delete::<State>(&endpoint.id);
+    services::follow(endpoint, draft);
     // The group, or an infra network, may be gone before its endpoints.
     let place = Place::find(draft, network, group).or_else(|_| Place::find(draft, network, None));
     if let Ok(place) = place {

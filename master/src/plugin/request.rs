@@ -6,6 +6,7 @@ use serde_json::Value;
 use crate::go_json;
 use crate::problem::Problem;
 use crate::schema::{Member, Shape, Type};
+use crate::world::Labels;
 
 /// A body with the Go type that it is decoded as.
 pub(super) trait Request: DeserializeOwned {
@@ -70,6 +71,25 @@ pub struct DeleteEndpoint {
     pub endpoint_id: String,
 }
 
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+pub struct UpdateEndpoint {
+    #[serde(rename = "IPAddress")]
+    pub ip_address: String,
+    #[serde(rename = "ContainerID")]
+    pub container_id: String,
+    pub labels: Option<Labels>,
+    pub tenant: String,
+    /// Of a network, or of a group on one.
+    pub network: String,
+    /// `start` or `die`.
+    pub event: String,
+    #[serde(rename = "EndpointID")]
+    pub endpoint_id: String,
+    #[serde(rename = "EPCommonName")]
+    pub common_name: String,
+}
+
 impl Request for AllocAddress {
     const SHAPE: &'static Shape = &Shape {
         go_type: "master.AddressAllocRequest",
@@ -122,6 +142,22 @@ impl Request for DeleteEndpoint {
             Member::any("ServiceName", Type::Text),
             Member::any("EndpointID", Type::Text),
             Member::any("IPv4Address", Type::Text),
+        ],
+    };
+}
+
+impl Request for UpdateEndpoint {
+    const SHAPE: &'static Shape = &Shape {
+        go_type: "master.UpdateEndpointRequest",
+        members: &[
+            Member::any("IPAddress", Type::Text),
+            Member::any("ContainerID", Type::Text),
+            Member::any("Labels", Type::TextMap),
+            Member::any("Tenant", Type::Text),
+            Member::any("Network", Type::Text),
+            Member::any("Event", Type::Text),
+            Member::any("EndpointID", Type::Text),
+            Member::any("EPCommonName", Type::Text),
         ],
     };
 }

@@ -1,12 +1,13 @@
 //! A transaction in the making: changes on top of the world, seen by what is planned after them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use contiv_model::{endpoint, group, key::ObjectType, network};
+use contiv_model::{endpoint, group, network, service};
 use contiv_store::{Guard, Op, Txn};
 
+use super::index::{Holder, Index};
 use super::record::{Overlays, Record};
 use super::{Body, Ledger, LedgerChange, World};
 use crate::world::ledger::Written;
@@ -142,19 +143,31 @@ impl<'w> Draft<'w> {
         }
     }
 
-    /// An endpoint of `network` that has `ip`.
-    pub fn holder(&self, network: &str, ip: IpAddr) -> Option<String> {
+    /// Who has `ip` on `network`.
+    pub fn holder(&self, network: &str, ip: IpAddr) -> Option<Holder> {
         let overlay = <endpoint::State as Record>::overlay(&self.overlays);
         let text = ip.to_string();
         let planned = overlay.values().flatten().find(|endpoint| {
             endpoint.net_id == network && (endpoint.ip_address == text || endpoint.ipv6_address == text)
         });
         let known = || self.world.holders(network, ip).iter().find(|id| !overlay.contains_key(*id)).cloned();
-        planned.map(|endpoint| endpoint.id.clone()).or_else(known)
+        // Services are planned alone: only the one that is being changed is not as the world knows it.
+        let service = || {
+            let id = self.world.vip(network, ip)?;
+            self.get::<service::State>(id).map(|_| Holder::Service(id.to_owned()))
+        };
+        let endpoint = planned.map(|endpoint| endpoint.id.clone()).or_else(known);
+        endpoint.map(Holder::Endpoint).or_else(service)
     }
 
-    pub fn has_unbuilt(&self, kind: ObjectType, key: &str) -> bool {
-        self.world.has_unbuilt(kind, key)
+    /// The endpoints of a container.
+    pub fn of_container(&self, container: &str) -> BTreeSet<String> {
+        let overlay = <endpoint::State as Record>::overlay(&self.overlays).values().flatten();
+        let planned = overlay.filter(|endpoint| endpoint.container_id == container);
+        let planned = planned.map(|endpoint| endpoint.id.as_str());
+        let known = self.world.index.of_container(container);
+        let has = |id: &&str| self.get::<endpoint::State>(id).is_some_and(|e| e.container_id == container);
+        planned.chain(known.filter(has)).map(str::to_owned).collect()
     }
 
     /// So many entries are put, and so many deleted.
@@ -280,24 +293,32 @@ impl World {
     /// A change of ours was committed.
     pub fn commit(&mut self, change: Change, at: impl Into<Revisions>) {
         let at = at.into();
-        for (id, new) in <endpoint::State as Record>::overlay(&change.overlays) {
-            let known = self.table::<endpoint::State>().get(id);
-            if known.is_some_and(|known| known.revision > at.of(&endpoint::State::path(id))) {
-                continue;
-            }
-            if let Some(old) = known.map(|known| known.value.clone()) {
-                self.unhold(&old);
-            }
-            if let Some(new) = new {
-                self.hold(new);
-            }
-        }
+        self.newer::<endpoint::State>(&change, &at, Index::endpoint);
+        self.newer::<service::State>(&change, &at, Index::service);
         let deleted = &mut self.deleted;
         change.overlays.apply(&mut self.tables, &at, |key, revision| {
             deleted.insert(key, revision);
         });
         commit_ledgers(&mut self.networks.live, deleted, change.networks, &at);
         commit_ledgers(&mut self.groups.live, deleted, change.groups, &at);
+    }
+}
+
+impl World {
+    /// Tells the index what of `T` the change makes anew.
+    fn newer<T: Record>(
+        &mut self,
+        change: &Change,
+        at: &Revisions,
+        note: impl Fn(&mut Index, Option<&T>, Option<&T>),
+    ) {
+        for (id, new) in T::overlay(&change.overlays) {
+            let known = self.table::<T>().get(id);
+            if known.is_none_or(|known| known.revision <= at.of(&T::path(id))) {
+                let old = known.map(|known| known.value.clone());
+                note(&mut self.index, old.as_deref(), new.as_deref());
+            }
+        }
     }
 }
 

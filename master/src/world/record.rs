@@ -8,7 +8,7 @@ use contiv_model::{
     key::{Key, ObjectType},
     node,
     policy::{Attached, DirectedState},
-    registry,
+    registry, service,
 };
 use contiv_store::{KeyValue, Op};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -132,6 +132,9 @@ records! {
     aci_gws: api::AciGw, |id| Key::Object(ObjectType::AciGw, id.to_owned());
     volumes: api::Volume, |id| Key::Object(ObjectType::Volume, id.to_owned());
     volume_profiles: api::VolumeProfile, |id| Key::Object(ObjectType::VolumeProfile, id.to_owned());
+    service_lbs: api::ServiceLb, |id| Key::Object(ObjectType::ServiceLb, id.to_owned());
+    service_states: service::State, |id| Key::ServiceLb(id.into());
+    providers: service::Providers, |id| Key::Providers(id.into());
     attached: Attached, |id| Key::Policy(id.into());
     bgps: api::Bgp, |id| Key::Object(ObjectType::Bgp, id.to_owned());
     bgp_states: bgp::State, |id| Key::Bgp(id.into());
@@ -176,10 +179,7 @@ impl World {
             Key::Object(ObjectType::VolumeProfile, id) => {
                 self.set_value::<api::VolumeProfile>(id, kv, revision);
             }
-            Key::Object(kind, id) => match kv {
-                Some(_) => drop(self.unbuilt.insert((*kind, id.clone()), revision)),
-                None => drop(self.unbuilt.remove(&(*kind, id.clone()))),
-            },
+            Key::Object(ObjectType::ServiceLb, id) => self.set_value::<api::ServiceLb>(id, kv, revision),
             Key::MasterConfig => self.set_value::<global::Config>("", kv, revision),
             Key::GlobalState => self.set_value::<global::State>("", kv, revision),
             Key::GlobalOper => self.set_value::<global::Oper>("", kv, revision),
@@ -191,6 +191,8 @@ impl World {
             Key::Policy(id) => self.set_value::<Attached>(id.as_str(), kv, revision),
             Key::PolicyRule(id) => self.set_value::<DirectedState>(id.as_str(), kv, revision),
             Key::Bgp(host) => self.set_value::<bgp::State>(host.as_str(), kv, revision),
+            Key::ServiceLb(id) => self.set_service(id.as_str(), kv, revision),
+            Key::Providers(id) => self.set_value::<service::Providers>(id.as_str(), kv, revision),
             Key::Endpoint(id) => self.set_endpoint(id.as_str(), kv, revision),
             Key::EndpointOper(id) => self.set_value::<endpoint::Oper>(id.as_str(), kv, revision),
             Key::NodeStatus(host) => self.set_value::<node::Status>(host.as_str(), kv, revision),

@@ -80,9 +80,7 @@ fn who_asks_for_problems_gets_them() {
     let store = testkit::scratch_dir("store").unwrap();
     let master = Master::embedded(store.path());
     let accept = [("Accept", "application/problem+json")];
-    for (path, status) in
-        [("/api/v1/networks/default:no/", 404), ("/api/v1/serviceLBs/", 501), ("/nowhere", 404)]
-    {
+    for (path, status) in [("/api/v1/networks/default:no/", 404), ("/debug/ofnet", 404), ("/nowhere", 404)] {
         let answer = call(master.address, "GET", path, &accept, "").unwrap();
         assert_eq!(
             (answer.status, answer.content_type.as_str()),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use contiv_model::event::Event;
 use contiv_model::policy::{Attached, DirectedState};
-use contiv_model::{endpoint, group, network};
+use contiv_model::{endpoint, group, network, service};
 use contiv_store::{Guard, KeyValue, Op, Txn, Update};
 use netmaster::objects::{Cluster, Defaults, Type};
 use netmaster::plugin::Call;
@@ -76,19 +76,19 @@ impl Lab {
     }
 
     pub(crate) fn put(&mut self, types: &str, key: &str, body: &Value) -> Result<Value, Problem> {
-        let built = Type::by_plural(types).unwrap().built()?;
-        let request = (built.check)(key, body.to_string().as_bytes())?;
-        self.run(|draft| (built.put)(&request, draft)).map(read)
+        let t = Type::by_plural(types).unwrap().operations;
+        let request = (t.check)(key, body.to_string().as_bytes())?;
+        self.run(|draft| (t.put)(&request, draft)).map(read)
     }
 
     pub(crate) fn delete(&mut self, types: &str, key: &str) -> Result<Value, Problem> {
-        let built = Type::by_plural(types).unwrap().built()?;
-        self.run(|draft| (built.delete)(key, draft)).map(read)
+        let t = Type::by_plural(types).unwrap().operations;
+        self.run(|draft| (t.delete)(key, draft)).map(read)
     }
 
     pub(crate) fn inspect(&self, types: &str, key: &str) -> Result<Value, Problem> {
-        let built = Type::by_plural(types).unwrap().built()?;
-        (built.inspect)(&self.world, key, &Cluster::default()).map(read)
+        let t = Type::by_plural(types).unwrap().operations;
+        (t.inspect)(&self.world, key, &Cluster::default()).map(read)
     }
 
     pub(crate) fn call(&mut self, name: &str, body: &Value) -> Result<Value, Problem> {
@@ -170,6 +170,21 @@ impl Lab {
         self.store.get(key).map(|kv| serde_json::from_slice(&kv.value).unwrap())
     }
 
+    /// Somebody edits the store; `loaded` finds it.
+    pub(crate) fn break_key(&mut self, key: &str, value: Option<&Value>) {
+        self.revision += 1;
+        let Some(value) = value else { return drop(self.store.remove(key)) };
+        let kv = KeyValue {
+            key: key.to_owned(),
+            value: value.to_string().into(),
+            create_revision: 1,
+            mod_revision: self.revision,
+            version: 1,
+            lease: 0,
+        };
+        self.store.insert(key.to_owned(), kv);
+    }
+
     /// What a netmaster that starts now finds.
     pub(crate) fn loaded(&self) -> Lab {
         let mut world = World::default();
@@ -189,7 +204,7 @@ impl Lab {
         let groups: Vec<_> =
             self.world.ledgers::<group::State>().map(|l| l.whole(&LedgerChange::default())).collect();
         let list =
-            |types: &str| read((Type::by_plural(types).unwrap().built().unwrap().list)(&self.world).unwrap());
+            |types: &str| read((Type::by_plural(types).unwrap().operations.list)(&self.world).unwrap());
         json!([
             networks,
             groups,
@@ -204,6 +219,9 @@ impl Lab {
             list("appProfiles"),
             list("extContractsGroups"),
             list("aciGws"),
+            list("serviceLBs"),
+            self.world.all::<service::State>().collect::<Vec<_>>(),
+            self.world.all::<service::Providers>().collect::<Vec<_>>(),
             self.world.all::<Attached>().collect::<Vec<_>>(),
             self.world.all::<DirectedState>().collect::<Vec<_>>()
         ])

@@ -12,3 +12,4 @@ mod nodes;
 mod policies;
 mod property;
 mod restore;
+mod services;

@@ -10,28 +10,28 @@ use crate::problem::Problem;
 use crate::world::{Draft, Ledger};
 
 /// A network, and a group if one is named.
-pub(super) struct Place<'w> {
-    pub(super) network: &'w Ledger<network::State>,
-    pub(super) group: Option<&'w Ledger<group::State>>,
-    pub(super) subnet: Subnet,
-    pub(super) subnet6: Option<Subnet6>,
+pub(crate) struct Place<'w> {
+    pub(crate) network: &'w Ledger<network::State>,
+    pub(crate) group: Option<&'w Ledger<group::State>>,
+    pub(crate) subnet: Subnet,
+    pub(crate) subnet6: Option<Subnet6>,
 }
 
 /// An address that was chosen, and not taken yet.
-pub(super) struct Choice {
-    pub(super) host: usize,
+pub(crate) struct Choice {
+    pub(crate) host: usize,
     /// The group whose pool it is of.
     pool: Option<String>,
 }
 
 /// The same of IPv6.
-pub(super) struct Choice6 {
-    pub(super) host: u128,
+pub(crate) struct Choice6 {
+    pub(crate) host: u128,
     automatic: bool,
 }
 
 impl<'w> Place<'w> {
-    pub(super) fn find(draft: &Draft<'w>, network: &str, group: Option<&str>) -> Result<Place<'w>, Problem> {
+    pub(crate) fn find(draft: &Draft<'w>, network: &str, group: Option<&str>) -> Result<Place<'w>, Problem> {
         let network = draft.ledger_before::<network::State>(network).ok_or_else(Problem::key_not_found)?;
         let group = match group {
             Some(key) => Some(draft.ledger_before::<group::State>(key).ok_or_else(Problem::key_not_found)?),
@@ -50,7 +50,7 @@ impl<'w> Place<'w> {
     }
 
     /// The lowest free address of the group's pool, or of the network.
-    pub(super) fn choose(&self, draft: &mut Draft<'w>) -> Result<Choice, Problem> {
+    pub(crate) fn choose(&self, draft: &mut Draft<'w>) -> Result<Choice, Problem> {
         let failed = |of| Problem::conflict(format!("auto allocation failed - address exhaustion in {of}"));
         if let Some(group) = self.group.filter(|group| !group.body.ip_pool.is_empty()) {
             let body = &group.body;
@@ -73,7 +73,7 @@ impl<'w> Place<'w> {
     }
 
     /// The address that was asked for, unless an endpoint has it or it is nobody's to have.
-    pub(super) fn explicit(&self, draft: &Draft<'w>, address: &str) -> Result<Choice, Problem> {
+    pub(crate) fn explicit(&self, draft: &Draft<'w>, address: &str) -> Result<Choice, Problem> {
         let host = self.subnet.host(address)?;
         let ip = self.subnet.address(host);
         if self.is_reserved(host) || draft.holder(self.id(), ip.into()).is_some() {
@@ -83,7 +83,7 @@ impl<'w> Place<'w> {
     }
 
     /// Is the address that was chosen marked as taken? Then a caller of `allocAddress` has it.
-    pub(super) fn is_taken(&self, draft: &mut Draft<'w>, choice: &Choice) -> bool {
+    pub(crate) fn is_taken(&self, draft: &mut Draft<'w>, choice: &Choice) -> bool {
         match &choice.pool {
             Some(group) => {
                 let found = draft.ledger::<group::State>(group);
@@ -96,7 +96,7 @@ impl<'w> Place<'w> {
         }
     }
 
-    pub(super) fn take(&self, draft: &mut Draft<'w>, choice: &Choice) {
+    pub(crate) fn take(&self, draft: &mut Draft<'w>, choice: &Choice) {
         let taken = match &choice.pool {
             Some(group) => draft
                 .ledger::<group::State>(group)
@@ -109,7 +109,7 @@ impl<'w> Place<'w> {
     }
 
     /// Gives an address back; nothing happens to one that is nobody's to give, or that is held by an endpoint.
-    pub(super) fn release(&self, draft: &mut Draft<'w>, host: usize) {
+    pub(crate) fn release(&self, draft: &mut Draft<'w>, host: usize) {
         let ip = self.subnet.address(host);
         let held = draft.holder(self.id(), ip.into()).is_some();
         if self.is_reserved(host) || self.subnet.excludes(host) || held {
@@ -127,7 +127,7 @@ impl<'w> Place<'w> {
     }
 
     /// The network's next IPv6 address, or the one that was asked for; none if the network has no IPv6.
-    pub(super) fn choose6(&self, draft: &mut Draft<'w>, address: &str) -> Result<Option<Choice6>, Problem> {
+    pub(crate) fn choose6(&self, draft: &mut Draft<'w>, address: &str) -> Result<Option<Choice6>, Problem> {
         let Some(subnet) = self.subnet6 else { return Ok(None) };
         if address.is_empty() {
             // Refuses the prefixes that the original refuses.
@@ -145,12 +145,12 @@ impl<'w> Place<'w> {
         Ok(Some(Choice6 { host, automatic: false }))
     }
 
-    pub(super) fn is_taken6(&self, draft: &mut Draft<'w>, choice: &Choice6) -> bool {
+    pub(crate) fn is_taken6(&self, draft: &mut Draft<'w>, choice: &Choice6) -> bool {
         let found = draft.ledger::<network::State>(self.id());
         found.is_some_and(|(ledger, change)| change.hosts.is_taken(&ledger.hosts, choice.host))
     }
 
-    pub(super) fn take6(&self, draft: &mut Draft<'w>, choice: &Choice6) {
+    pub(crate) fn take6(&self, draft: &mut Draft<'w>, choice: &Choice6) {
         if let Some((ledger, change)) = draft.ledger::<network::State>(self.id()) {
             let taken = change.hosts.take(&ledger.hosts, choice.host);
             if choice.automatic {
@@ -160,7 +160,7 @@ impl<'w> Place<'w> {
         }
     }
 
-    pub(super) fn release6(&self, draft: &mut Draft<'w>, address: &str) {
+    pub(crate) fn release6(&self, draft: &mut Draft<'w>, address: &str) {
         let Some(subnet) = self.subnet6 else { return };
         let Ok(host) = subnet.host(address, true) else { return };
         let held = draft.holder(self.id(), IpAddr::V6(subnet.address(host))).is_some();
@@ -173,7 +173,7 @@ impl<'w> Place<'w> {
     }
 
     /// An endpoint more or less.
-    pub(super) fn count_endpoint(&self, draft: &mut Draft<'w>, more: i64) {
+    pub(crate) fn count_endpoint(&self, draft: &mut Draft<'w>, more: i64) {
         if let Some((_, change)) = draft.ledger::<network::State>(self.id()) {
             change.endpoints += more;
         }
