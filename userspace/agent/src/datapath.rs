@@ -103,7 +103,7 @@ pub struct Group {
     pub rate: Option<Rate>,
     /// What [`contiv_model::policy::decide`] goes by: `out` rules where these endpoints are the source, `in` rules
     /// where they are the destination. A change of the rules is in force at once: no packet sees some of the old and
-    /// some of the new. Rules of which only the subnets differ share an id; they stand in the order of their ids.
+    /// some of the new. Rules of which only the subnets differ share an id.
     pub rules: Arc<[Rule]>,
 }
 

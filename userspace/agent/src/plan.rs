@@ -6,12 +6,14 @@
 use std::{collections::BTreeSet, net::IpAddr};
 
 use contiv_model::{
-    name::{EndpointId, HostName, NetworkId},
+    group::GroupNumber,
+    name::{EndpointId, HostName, NetworkId, ServiceId},
+    service::Readiness,
     tag::Encap,
 };
 
 use crate::{
-    datapath::{Desired, Local, Network, Object, ObjectId, Peer, Remote},
+    datapath::{Backend, Desired, Group, Local, Network, Object, ObjectId, Peer, Remote, Scope, Service},
     state::{State, Touched},
 };
 
@@ -28,8 +30,11 @@ pub struct Node {
 pub fn full(state: &State, node: &Node) -> Desired {
     let peers = state.vtep_addresses().map(ObjectId::Peer);
     let networks = state.networks().map(|network| ObjectId::Network(network.id.clone()));
+    let groups = state.groups_on(&node.host).map(ObjectId::Group);
+    let services = state.services().map(|service| ObjectId::Service(service.id.clone()));
     let endpoints = state.endpoints().flat_map(|endpoint| both(&endpoint.id));
-    peers.chain(networks).chain(endpoints).filter_map(|id| object(state, node, &id)).collect()
+    let all = peers.chain(networks).chain(groups).chain(services).chain(endpoints);
+    all.filter_map(|id| object(state, node, &id)).collect()
 }
 
 /// Brings `desired` up to date with the changes that touched something; the ids that may have changed.
@@ -56,7 +61,10 @@ pub fn concerned(state: &State, touched: &Touched) -> BTreeSet<ObjectId> {
         std::iter::once(ObjectId::Network(id.clone())).chain(endpoints)
     });
     let peers = touched.vteps.iter().copied().map(ObjectId::Peer);
-    peers.chain(networks).chain(touched.endpoints.iter().flat_map(both)).collect()
+    let groups = touched.groups.iter().copied().map(ObjectId::Group);
+    let services = touched.services.iter().cloned().map(ObjectId::Service);
+    let endpoints = touched.endpoints.iter().flat_map(both);
+    peers.chain(networks).chain(groups).chain(services).chain(endpoints).collect()
 }
 
 /// An endpoint is here or elsewhere.
@@ -69,8 +77,9 @@ pub fn object(state: &State, node: &Node, id: &ObjectId) -> Option<Object> {
     match id {
         ObjectId::Peer(address) => peer(state, node, *address).map(Object::Peer),
         ObjectId::Network(id) => network(state, id).map(Object::Network),
-        ObjectId::Group(_) | ObjectId::Service(_) => None,
+        ObjectId::Group(number) => group(state, node, *number).map(Object::Group),
         ObjectId::Remote(id) => remote(state, node, id).map(Object::Remote),
+        ObjectId::Service(id) => service(state, id).map(Object::Service),
         ObjectId::Local(id) => local(state, node, id).map(Object::Local),
     }
 }
@@ -87,6 +96,43 @@ fn peer(state: &State, node: &Node, address: IpAddr) -> Option<Peer> {
 fn network(state: &State, id: &NetworkId) -> Option<Network> {
     let network = state.carried(id)?;
     Some(Network { id: network.id.clone(), encap: network.encap, arp: state.arp() })
+}
+
+/// Needed from when an endpoint of the group is planned here until it is gone, whether it has its interface or not: so
+/// the policy is in force when the interface comes.
+fn group(state: &State, node: &Node, number: GroupNumber) -> Option<Group> {
+    if !state.is_group_on(number, &node.host) {
+        return None;
+    }
+    let profile = state.group(number);
+    let (dscp, rate) = (profile.and_then(|group| group.dscp), profile.and_then(|group| group.rate));
+    let rules = state.policies_on(number).flat_map(|policy| policy.rules.iter().cloned()).collect();
+    let group = Group { number, dscp, rate, rules };
+    (dscp.is_some() || rate.is_some() || !group.rules.is_empty()).then_some(group)
+}
+
+/// Its backends are those whose address some network of the tenant has.
+fn service(state: &State, id: &ServiceId) -> Option<Service> {
+    let service = state.service(id)?;
+    let scope = match &service.network {
+        Some(network) => {
+            let network = state.carried(network)?;
+            Some(Scope { network: network.id.clone(), encap: network.encap })
+        }
+        None => None,
+    };
+    let backend = |ip| {
+        let encap = state.encap_at(&service.tenant, service.network.as_ref(), ip)?;
+        Some(Backend { ip, encap, readiness: Readiness::Ready })
+    };
+    Some(Service {
+        id: id.clone(),
+        scope,
+        vip: service.vip,
+        ports: service.ports.clone(),
+        backends: state.providers(id).iter().filter_map(|ip| backend(*ip)).collect(),
+        affinity: service.affinity,
+    })
 }
 
 fn remote(state: &State, node: &Node, id: &EndpointId) -> Option<Remote> {

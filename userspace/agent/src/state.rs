@@ -3,7 +3,9 @@
 //! One [`Writer`] changes it, many [`Reader`]s look at it, and one [`Changes`] hears what was touched.
 //! An event costs work in proportion to what it changes: the indices say what else it concerns.
 
+mod groups;
 mod rejected;
+mod services;
 mod shared;
 mod tags;
 mod touched;
@@ -17,9 +19,13 @@ use std::{
 use contiv_model::{
     endpoint::Endpoint,
     global::{ArpMode, Config},
+    group::{Group, GroupNumber},
     key::Key,
-    name::{EndpointId, HostName, NetworkId},
+    name::{EndpointId, HostName, NetworkId, ServiceId, TenantName},
     network::Network,
+    policy::Policy,
+    service::Service,
+    tag::Encap,
 };
 
 pub use rejected::Rejected;
@@ -27,6 +33,8 @@ pub use shared::{Attacher, Changes, Reader, Update, Writer, new};
 pub use touched::Touched;
 pub use vteps::Vtep;
 
+use groups::Groups;
+use services::Services;
 use tags::Tags;
 use vteps::Vteps;
 
@@ -39,10 +47,28 @@ pub enum Object {
     Network(Network),
     /// An endpoint, here or elsewhere.
     Endpoint(Endpoint),
+    /// A group.
+    Group(Group),
+    /// A policy on a group.
+    Policy(Policy),
+    /// A service, but for what serves it.
+    Service(Service),
+    /// The addresses of what serves a service, each once.
+    Providers(Vec<IpAddr>),
     /// A node's VTEP as its living agent registered it.
     Registration(Vtep),
     /// A node's VTEP as its agent left it behind.
     Node(Vtep),
+}
+
+/// The object, if it is what its key says.
+macro_rules! of_kind {
+    ($object:expr, $kind:ident) => {
+        match $object {
+            Some(Object::$kind(value)) => Some(value),
+            _ => None,
+        }
+    };
 }
 
 /// An interface on this node that belongs to an endpoint.
@@ -57,10 +83,13 @@ pub struct Attachment {
 pub struct State {
     config: Option<Config>,
     networks: BTreeMap<NetworkId, Network>,
+    of_tenant: BTreeMap<TenantName, BTreeSet<NetworkId>>,
     tags: Tags,
     endpoints: BTreeMap<EndpointId, Endpoint>,
     by_network: BTreeMap<NetworkId, BTreeSet<EndpointId>>,
     by_host: BTreeMap<HostName, BTreeSet<EndpointId>>,
+    groups: Groups,
+    services: Services,
     vteps: Vteps,
     attachments: BTreeMap<EndpointId, Attachment>,
 }
@@ -111,6 +140,48 @@ impl State {
         self.by_host.get(host).into_iter().flatten()
     }
 
+    /// A group. Of two with one number the first by name.
+    pub fn group(&self, number: GroupNumber) -> Option<&Group> {
+        self.groups.get(number)
+    }
+
+    /// The policies on a group, in the order of their ids.
+    pub fn policies_on(&self, number: GroupNumber) -> impl Iterator<Item = &Policy> {
+        self.groups.policies(number)
+    }
+
+    /// The groups that have endpoints on a node.
+    pub fn groups_on(&self, host: &HostName) -> impl Iterator<Item = GroupNumber> {
+        self.groups.on_host(host)
+    }
+
+    /// Whether the group has endpoints on a node.
+    pub fn is_group_on(&self, number: GroupNumber, host: &HostName) -> bool {
+        self.groups.is_on_host(number, host)
+    }
+
+    /// A service.
+    pub fn service(&self, id: &ServiceId) -> Option<&Service> {
+        self.services.get(id)
+    }
+
+    /// Every service.
+    pub fn services(&self) -> impl Iterator<Item = &Service> {
+        self.services.iter()
+    }
+
+    /// The addresses of what serves a service.
+    pub fn providers(&self, id: &ServiceId) -> &[IpAddr] {
+        self.services.providers(id)
+    }
+
+    /// The tag of the tenant's network that has `address` in its subnet: of `first` if that has it.
+    pub fn encap_at(&self, tenant: &TenantName, first: Option<&NetworkId>, address: IpAddr) -> Option<Encap> {
+        let others = self.of_tenant.get(tenant).into_iter().flatten();
+        let mut networks = first.into_iter().chain(others).filter_map(|id| self.carried(id));
+        networks.find(|network| network.has(address)).map(|network| network.encap)
+    }
+
     /// The VTEP of a node.
     pub fn vtep(&self, host: &HostName) -> Option<&Vtep> {
         self.vteps.of(host)
@@ -145,39 +216,35 @@ impl State {
     /// Makes `key` be `object`, or be gone; what that concerns.
     pub fn set(&mut self, key: &Key, object: Option<Object>) -> Touched {
         let mut touched = Touched::default();
-        match (key, object) {
-            (Key::MasterConfig, object) => {
+        match key {
+            Key::MasterConfig => {
                 let before = self.arp();
-                self.config = match object {
-                    Some(Object::Config(config)) => Some(config),
-                    _ => None,
-                };
+                self.config = of_kind!(object, Config);
                 if before != self.arp() {
                     touched.networks.extend(self.networks.keys().cloned());
                 }
             }
-            (Key::Network(id), Some(Object::Network(network))) => {
-                self.set_network(id, Some(network), &mut touched);
+            Key::Network(id) => self.set_network(id, of_kind!(object, Network), &mut touched),
+            Key::Endpoint(id) => self.set_endpoint(id, of_kind!(object, Endpoint), &mut touched),
+            Key::Group(key) => {
+                touched.groups.extend(self.groups.set_group(key, of_kind!(object, Group)));
             }
-            (Key::Network(id), _) => self.set_network(id, None, &mut touched),
-            (Key::Endpoint(id), Some(Object::Endpoint(endpoint))) => {
-                self.set_endpoint(id, Some(endpoint), &mut touched);
+            Key::Policy(id) => {
+                touched.groups.extend(self.groups.set_policy(id, of_kind!(object, Policy)));
             }
-            (Key::Endpoint(id), _) => self.set_endpoint(id, None, &mut touched),
-            (Key::Service { address, .. }, object) => {
-                let vtep = match object {
-                    Some(Object::Registration(vtep)) => Some(vtep),
-                    _ => None,
-                };
-                let hosts = self.vteps.register(address, vtep);
+            Key::ServiceLb(id) => {
+                touched.services.extend(self.services.set(id, of_kind!(object, Service)).then(|| id.clone()));
+            }
+            Key::Providers(id) => {
+                let providers = of_kind!(object, Providers);
+                touched.services.extend(self.services.set_providers(id, providers).then(|| id.clone()));
+            }
+            Key::Service { address, .. } => {
+                let hosts = self.vteps.register(address, of_kind!(object, Registration));
                 self.touch_hosts(hosts, &mut touched);
             }
-            (Key::NodeStatus(host), object) => {
-                let vtep = match object {
-                    Some(Object::Node(vtep)) => Some(vtep),
-                    _ => None,
-                };
-                let hosts = self.vteps.leave(host, vtep);
+            Key::NodeStatus(host) => {
+                let hosts = self.vteps.leave(host, of_kind!(object, Node));
                 self.touch_hosts(hosts, &mut touched);
             }
             _ => {}
@@ -194,10 +261,17 @@ impl State {
             }
             None => self.networks.remove(id),
         };
-        if let Some(before) = before {
-            touched.networks.extend(self.tags.release(&before, self.networks.get(id)));
+        if let Some(before) = &before {
+            touched.networks.extend(self.tags.release(before, self.networks.get(id)));
+            take_out(&mut self.of_tenant, &before.tenant, id);
+        }
+        if let Some(network) = self.networks.get(id) {
+            self.of_tenant.entry(network.tenant.clone()).or_default().insert(id.clone());
         }
         touched.networks.insert(id.clone());
+        let networks = touched.networks.iter().filter_map(|id| self.networks.get(id)).chain(&before);
+        let services = networks.flat_map(|network| self.services.of(&network.tenant));
+        touched.services.extend(services.cloned());
     }
 
     fn set_endpoint(&mut self, id: &EndpointId, endpoint: Option<Endpoint>, touched: &mut Touched) {
@@ -209,11 +283,15 @@ impl State {
         if let Some(before) = self.endpoints.remove(id) {
             take_out(&mut self.by_network, &before.network, id);
             take_out(&mut self.by_host, &before.host, id);
+            let group = before.group_number.filter(|number| self.groups.part(*number, &before.host));
+            touched.groups.extend(group);
             hosts.insert(before.host);
         }
         if let Some(endpoint) = endpoint {
             self.by_network.entry(endpoint.network.clone()).or_default().insert(id.clone());
             self.by_host.entry(endpoint.host.clone()).or_default().insert(id.clone());
+            let group = endpoint.group_number.filter(|number| self.groups.join(*number, &endpoint.host));
+            touched.groups.extend(group);
             hosts.insert(endpoint.host.clone());
             self.endpoints.insert(id.clone(), endpoint);
         }
@@ -243,7 +321,7 @@ impl State {
     }
 }
 
-fn take_out<K: Ord>(index: &mut BTreeMap<K, BTreeSet<EndpointId>>, key: &K, id: &EndpointId) {
+fn take_out<K: Ord, I: Ord>(index: &mut BTreeMap<K, BTreeSet<I>>, key: &K, id: &I) {
     if let Some(ids) = index.get_mut(key) {
         ids.remove(id);
         if ids.is_empty() {

@@ -1,6 +1,9 @@
 //! A network: its body under `state/nets`, and what the datapath needs of it.
 
-use std::{collections::BTreeMap, net::Ipv4Addr, net::Ipv6Addr};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
 
 use ipnet::{Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Serialize};
@@ -94,6 +97,16 @@ pub struct Network {
     pub subnet_v6: Option<Ipv6Net>,
     /// The IPv6 gateway.
     pub gateway_v6: Option<Ipv6Addr>,
+}
+
+impl Network {
+    /// Whether the address is in one of the network's subnets.
+    pub fn has(&self, address: IpAddr) -> bool {
+        match address {
+            IpAddr::V4(address) => self.subnet.contains(&address),
+            IpAddr::V6(address) => self.subnet_v6.is_some_and(|subnet| subnet.contains(&address)),
+        }
+    }
 }
 
 impl TryFrom<&State> for Network {

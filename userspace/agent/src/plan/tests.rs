@@ -1,9 +1,12 @@
 use contiv_model::{
     endpoint::Endpoint,
     global::Config,
+    group,
     key::Key,
     mac::Mac,
     network::{self, Kind},
+    policy::{Action, Direction, Peer, Policy, Rule},
+    service,
     tag::{Vlan, Vni},
 };
 use proptest::prelude::*;
@@ -24,7 +27,11 @@ fn vtep_address(n: u8) -> IpAddr {
 pub(crate) enum Event {
     Arp { flood: bool },
     Network { n: u8, encap: Option<Encap> },
-    Endpoint { n: u8, at: Option<(u8, u8, u8)> },
+    Endpoint { n: u8, at: Option<(u8, u8, u8)>, group: u8 },
+    Group { n: u8, profile: Option<(u8, u8)> },
+    Policy { n: u8, on: Option<(u8, u8)> },
+    Service { n: u8, at: Option<(u8, u8)> },
+    Providers { n: u8, last: Option<Vec<u8>> },
     Registration { key: u8, at: Option<(u8, u8, u16)> },
     Node { host: u8, at: Option<(u8, u16)> },
     Attachment { n: u8, port: Option<u8> },
@@ -45,8 +52,15 @@ pub(crate) fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
         1 => any::<bool>().prop_map(|flood| Event::Arp { flood }),
         3 => (0..3u8, prop::option::weighted(0.8, encap())).prop_map(|(n, encap)| Event::Network { n, encap }),
-        5 => (0..4u8, prop::option::weighted(0.8, (0..3u8, 0..3u8, 1..4u8)))
-            .prop_map(|(n, at)| Event::Endpoint { n, at }),
+        5 => (0..4u8, prop::option::weighted(0.8, (0..3u8, 0..3u8, 1..4u8)), 0..3u8)
+            .prop_map(|(n, at, group)| Event::Endpoint { n, at, group }),
+        2 => (0..3u8, prop::option::weighted(0.8, (1..3u8, 0..3u8)))
+            .prop_map(|(n, profile)| Event::Group { n, profile }),
+        3 => (0..3u8, prop::option::weighted(0.7, (1..3u8, 0..3u8))).prop_map(|(n, on)| Event::Policy { n, on }),
+        2 => (0..2u8, prop::option::weighted(0.7, (0..3u8, 1..4u8)))
+            .prop_map(|(n, at)| Event::Service { n, at }),
+        2 => (0..2u8, prop::option::weighted(0.7, prop::collection::vec(1..9u8, 0..3)))
+            .prop_map(|(n, last)| Event::Providers { n, last }),
         3 => (0..4u8, prop::option::weighted(0.7, (0..3u8, 0..4u8, 4789..4791u16)))
             .prop_map(|(key, at)| Event::Registration { key, at }),
         2 => (0..3u8, prop::option::weighted(0.7, (0..4u8, 4789..4791u16)))
@@ -67,9 +81,43 @@ pub(crate) fn happen(state: &mut State, event: Event, since: i64) -> Touched {
             let network = encap.map(|encap| state::Object::Network(network(n, encap)));
             state.set(&Key::Network(network_id(n)), network)
         }
-        Event::Endpoint { n, at } => {
-            let endpoint = at.map(|(net, host, ip)| state::Object::Endpoint(endpoint(n, net, host, ip)));
+        Event::Endpoint { n, at, group } => {
+            let endpoint = at.map(|(net, host, ip)| {
+                let group_number = number(group);
+                state::Object::Endpoint(Endpoint { group_number, ..endpoint(n, net, host, ip) })
+            });
             state.set(&Key::Endpoint(endpoint_id(n)), endpoint)
+        }
+        Event::Group { n, profile } => {
+            let key: contiv_model::name::GroupKey = format!("g{n}:t").into();
+            let group = profile.and_then(|(numbered, dscp)| {
+                let dscp = dscp.try_into().ok();
+                Some(state::Object::Group(group::Group {
+                    key: key.clone(),
+                    number: number(numbered)?,
+                    dscp,
+                    rate: None,
+                }))
+            });
+            state.set(&Key::Group(key), group)
+        }
+        Event::Policy { n, on } => {
+            let id: contiv_model::name::PolicyId = format!("p{n}").into();
+            let policy = on.and_then(|(group, rules)| {
+                let rules = (0..rules).map(|rule| self::rule(&format!("p{n}:{rule}"))).collect();
+                Some(state::Object::Policy(Policy { id: id.clone(), group: number(group)?, rules }))
+            });
+            state.set(&Key::Policy(id), policy)
+        }
+        Event::Service { n, at } => {
+            let service = at.map(|(net, last)| state::Object::Service(service(n, net, last)));
+            state.set(&Key::ServiceLb(service_id(n)), service)
+        }
+        Event::Providers { n, last } => {
+            let address = |last| IpAddr::from([10, 0, last % 2, last]);
+            let providers =
+                last.map(|list| state::Object::Providers(list.into_iter().map(address).collect()));
+            state.set(&Key::Providers(service_id(n)), providers)
         }
         Event::Registration { key, at } => {
             let name = contiv_model::registry::VTEP.to_owned();
@@ -85,6 +133,38 @@ pub(crate) fn happen(state: &mut State, event: Event, since: i64) -> Touched {
             let attachment = port.map(|port| Attachment { port: format!("vvport{port}") });
             state.set_attachment(&endpoint_id(n), attachment)
         }
+    }
+}
+
+fn number(n: u8) -> Option<GroupNumber> {
+    GroupNumber::try_from(u32::from(n)).ok()
+}
+
+fn rule(id: &str) -> Rule {
+    Rule {
+        id: id.into(),
+        direction: Direction::In,
+        peer: Peer::default(),
+        own: None,
+        protocol: None,
+        port: None,
+        action: Action::Deny,
+        priority: 1.try_into().unwrap(),
+    }
+}
+
+fn service_id(n: u8) -> ServiceId {
+    format!("s{n}:t").into()
+}
+
+fn service(n: u8, net: u8, last: u8) -> service::Service {
+    service::Service {
+        id: service_id(n),
+        tenant: "t".parse().unwrap(),
+        network: Some(network_id(net)),
+        vip: [10, 0, 0, 100 + last].into(),
+        ports: vec!["80:8080:TCP".parse().unwrap()],
+        affinity: None,
     }
 }
 
@@ -187,7 +267,7 @@ fn planned(events: Vec<Event>) -> Vec<String> {
 
 #[test]
 fn a_remote_endpoint_needs_its_nodes_vtep() {
-    let endpoint = Event::Endpoint { n: 1, at: Some((1, 1, 7)) };
+    let endpoint = Event::Endpoint { n: 1, at: Some((1, 1, 7)), group: 0 };
     assert_eq!(planned(vec![vxlan(1), endpoint.clone()]), ["network n1.t"]);
     let registered = Event::Registration { key: 1, at: Some((1, 1, 4789)) };
     let with = ["peer 192.168.0.11", "network n1.t", "remote endpoint e1"];
@@ -201,13 +281,13 @@ fn a_remote_endpoint_needs_its_nodes_vtep() {
 #[test]
 fn on_a_vlan_the_tag_is_enough() {
     let network = Event::Network { n: 1, encap: Some(Encap::Vlan(5.try_into().unwrap())) };
-    let endpoint = Event::Endpoint { n: 1, at: Some((1, 1, 7)) };
+    let endpoint = Event::Endpoint { n: 1, at: Some((1, 1, 7)), group: 0 };
     assert_eq!(planned(vec![network, endpoint]), ["network n1.t", "remote endpoint e1"]);
 }
 
 #[test]
 fn an_endpoint_here_needs_its_interface() {
-    let endpoint = Event::Endpoint { n: 1, at: Some((1, 0, 7)) };
+    let endpoint = Event::Endpoint { n: 1, at: Some((1, 0, 7)), group: 0 };
     assert_eq!(planned(vec![vxlan(1), endpoint.clone()]), ["network n1.t"]);
     let attached = Event::Attachment { n: 1, port: Some(3) };
     assert_eq!(planned(vec![attached.clone(), vxlan(1), endpoint]), ["network n1.t", "local endpoint e1"]);
@@ -219,4 +299,54 @@ fn the_later_of_two_registrations_is_right() {
     let old = Event::Registration { key: 1, at: Some((1, 1, 4789)) };
     let new = Event::Registration { key: 2, at: Some((1, 2, 4789)) };
     assert_eq!(planned(vec![old, new]), ["peer 192.168.0.12"]);
+}
+
+fn here(n: u8, group: u8) -> Event {
+    Event::Endpoint { n, at: Some((1, 0, n)), group }
+}
+
+#[test]
+fn a_group_is_planned_where_it_has_endpoints_and_something_to_say() {
+    let policy = Event::Policy { n: 1, on: Some((1, 2)) };
+    let there = Event::Endpoint { n: 1, at: Some((1, 1, 7)), group: 1 };
+    assert_eq!(planned(vec![policy.clone(), there]), [""; 0]);
+    // Before the interface, and before the network.
+    assert_eq!(planned(vec![policy.clone(), here(1, 1)]), ["group 1"]);
+    assert_eq!(planned(vec![here(1, 1), policy.clone(), Event::Policy { n: 1, on: None }]), [""; 0]);
+    assert_eq!(planned(vec![policy, here(1, 1), here(1, 2)]), [""; 0]);
+    let marked = |dscp| Event::Group { n: 1, profile: Some((1, dscp)) };
+    assert_eq!(planned(vec![marked(0), here(1, 1)]), [""; 0]);
+    assert_eq!(planned(vec![marked(46), here(1, 1)]), ["group 1"]);
+}
+
+#[test]
+fn a_group_has_the_rules_of_all_its_policies() {
+    let mut state = State::default();
+    let events =
+        [here(1, 1), Event::Policy { n: 2, on: Some((1, 2)) }, Event::Policy { n: 1, on: Some((1, 1)) }];
+    for event in events {
+        happen(&mut state, event, 0);
+    }
+    let id = ObjectId::Group(number(1).unwrap());
+    let Some(Object::Group(group)) = object(&state, &node(), &id) else { panic!("a group") };
+    let ids: Vec<_> = group.rules.iter().map(|rule| rule.id.to_string()).collect();
+    assert_eq!(ids, ["p1:0", "p2:0", "p2:1"]);
+}
+
+#[test]
+fn a_service_has_the_backends_that_its_tenants_networks_have() {
+    let mut state = State::default();
+    let providers = Event::Providers { n: 1, last: Some(vec![2, 3, 4]) };
+    let service = Event::Service { n: 1, at: Some((1, 1)) };
+    for event in [providers, service, vxlan(1)] {
+        happen(&mut state, event, 0);
+    }
+    let id = ObjectId::Service(service_id(1));
+    let Some(Object::Service(service)) = object(&state, &node(), &id) else { panic!("a service") };
+    // The third is in no subnet.
+    let backends: Vec<_> = service.backends.iter().map(|backend| backend.ip.to_string()).collect();
+    assert_eq!(backends, ["10.0.0.2", "10.0.0.4"]);
+    assert_eq!(service.scope.map(|scope| scope.network), Some(network_id(1)));
+    happen(&mut state, Event::Network { n: 1, encap: None }, 0);
+    assert_eq!(object(&state, &node(), &id), None);
 }

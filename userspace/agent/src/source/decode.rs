@@ -1,11 +1,14 @@
 use contiv_model::{
     endpoint::{self, Endpoint},
     global::Config,
+    group::{self, Group},
     key::Key,
     name::HostName,
     network::{self, Network},
     node,
-    registry::{self, Service},
+    policy::{Attached, Policy},
+    registry,
+    service::{self, Providers, Service},
 };
 use contiv_store::KeyValue;
 use serde::de::DeserializeOwned;
@@ -24,7 +27,19 @@ pub fn decode(key: &Key, value: &KeyValue) -> Option<Result<Object, Rejected>> {
             .and_then(|endpoint| {
                 same_id(id.as_str(), endpoint.id.as_str()).map(|()| Object::Endpoint(endpoint))
             }),
-        Key::Service { name, .. } if name == registry::VTEP => body::<Service>(value)
+        Key::Group(key) => body::<group::State>(value)
+            .and_then(|state| Group::try_from(&state).map_err(|e| e.to_string()))
+            .and_then(|group| same_id(key.as_str(), group.key.as_str()).map(|()| Object::Group(group))),
+        Key::Policy(id) => body::<Attached>(value)
+            .and_then(|state| Policy::try_from(&state).map_err(|e| e.to_string()))
+            .and_then(|policy| same_id(id.as_str(), policy.id.as_str()).map(|()| Object::Policy(policy))),
+        Key::ServiceLb(id) => body::<service::State>(value)
+            .and_then(|state| Service::try_from(&state).map_err(|e| e.to_string()))
+            .and_then(|service| same_id(id.as_str(), service.id.as_str()).map(|()| Object::Service(service))),
+        Key::Providers(_) => body::<Providers>(value)
+            .and_then(|providers| providers.addresses().map_err(|e| e.to_string()))
+            .map(Object::Providers),
+        Key::Service { name, .. } if name == registry::VTEP => body::<registry::Service>(value)
             .and_then(|service| vtep(&service.hostname, &service.host_addr, service.port, value.mod_revision))
             .map(Object::Registration),
         Key::NodeStatus(host) => body::<node::Status>(value)
@@ -82,12 +97,31 @@ mod tests {
         assert_eq!((vtep.host.as_str(), vtep.port, vtep.since), ("B", 4789, 7));
     }
 
+    const GROUP: &str = include_str!("../../../model/tests/golden/group-gp.json");
+    const POLICY: &str = r#"{"id":"t:g:t:p","EpgPolicyKey":"t:g:t:p","EndpointGroupID":3,"RuleMaps":{}}"#;
+    const SERVICE: &str = r#"{"id":"web:t","servicename":"web","tenantname":"t","subnet":"n","ports":["80:80:TCP"],
+        "selectors":{"app":"web"},"ipaddress":"10.1.1.9","providers":{}}"#;
+
+    #[test]
+    fn so_do_the_bodies_of_policies_and_services() {
+        let good = |key, body| decoded(key, body).unwrap().unwrap();
+        assert!(matches!(good("/contiv.io/state/endpointGroups/gp:default", GROUP), Object::Group(_)));
+        assert!(matches!(good("/contiv.io/state/policy/t:g:t:p", POLICY), Object::Policy(_)));
+        assert!(matches!(good("/contiv.io/state/serviceLB/web:t", SERVICE), Object::Service(_)));
+        let providers = r#"{"id":"web:t","ServiceName":"web:t","Providers":["10.1.1.2"]}"#;
+        assert!(matches!(good("/contiv.io/state/provider/web:t", providers), Object::Providers(_)));
+        // Single rules are for operators.
+        assert!(decoded("/contiv.io/state/policyRule/t:g:t:p:t:p:1:inRx", "{").is_none());
+    }
+
     #[test]
     fn what_is_wrong_is_said() {
         let why = |key, body| decoded(key, body).unwrap().unwrap_err().why;
         assert!(why("/contiv.io/state/eps/en.default-c3", "{").starts_with("not valid JSON"));
         assert!(why("/contiv.io/state/eps/other", ENDPOINT).contains("expected \"other\""));
         assert!(why("/contiv.io/oper/node/n", r#"{"vtepIP":"x"}"#).contains("\"x\""));
+        assert!(why("/contiv.io/state/policy/other", POLICY).contains("expected \"other\""));
+        assert!(why("/contiv.io/state/provider/web:t", r#"{"Providers":["x"]}"#).contains("\"x\""));
         assert!(decoded("/contiv.io/service/netplugin/1.2.3.4:9002", "{").is_none());
     }
 }

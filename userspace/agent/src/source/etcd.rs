@@ -7,10 +7,14 @@ use super::decode;
 use crate::state::{Rejected, Update};
 
 /// What the agent follows. Each is complete in itself, and the plan waits for what refers to another.
-pub const PREFIXES: [&str; 5] = [
+pub const PREFIXES: [&str; 9] = [
     "/contiv.io/master/config/",
     "/contiv.io/state/nets/",
     "/contiv.io/state/eps/",
+    "/contiv.io/state/endpointGroups/",
+    "/contiv.io/state/policy/",
+    "/contiv.io/state/serviceLB/",
+    "/contiv.io/state/provider/",
     "/contiv.io/service/netplugin.vtep/",
     "/contiv.io/oper/node/",
 ];

@@ -1,6 +1,9 @@
 use std::{collections::BTreeSet, net::IpAddr};
 
-use contiv_model::name::{EndpointId, NetworkId};
+use contiv_model::{
+    group::GroupNumber,
+    name::{EndpointId, NetworkId, ServiceId},
+};
 
 /// What changes concern: what the plan has to look at again.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -9,6 +12,10 @@ pub struct Touched {
     pub networks: BTreeSet<NetworkId>,
     /// Endpoints.
     pub endpoints: BTreeSet<EndpointId>,
+    /// Groups: what holds for their endpoints, not the endpoints.
+    pub groups: BTreeSet<GroupNumber>,
+    /// Services.
+    pub services: BTreeSet<ServiceId>,
     /// Addresses of VTEPs.
     pub vteps: BTreeSet<IpAddr>,
 }
@@ -16,13 +23,15 @@ pub struct Touched {
 impl Touched {
     /// True when nothing is concerned.
     pub fn is_empty(&self) -> bool {
-        self.networks.is_empty() && self.endpoints.is_empty() && self.vteps.is_empty()
+        *self == Touched::default()
     }
 
     /// Both together.
     pub fn merge(&mut self, other: Touched) {
         self.networks.extend(other.networks);
         self.endpoints.extend(other.endpoints);
+        self.groups.extend(other.groups);
+        self.services.extend(other.services);
         self.vteps.extend(other.vteps);
     }
 }
