@@ -2,6 +2,7 @@
 
 mod answer;
 mod gate;
+mod nodes;
 mod path;
 mod proxy;
 mod route;
@@ -19,6 +20,7 @@ pub use proxy::Proxy;
 pub use route::{Identity, Leader};
 pub use token::Tokens;
 
+use crate::metrics::Metrics;
 use crate::problem::Problem;
 use crate::role::{Role, Roles};
 
@@ -28,6 +30,7 @@ pub struct App {
     pub roles: Roles,
     pub proxy: Proxy,
     pub gate: Gate,
+    pub metrics: Metrics,
 }
 
 impl App {
@@ -46,6 +49,7 @@ async fn serve(State(app): State<App>, request: Request) -> Response<Body> {
     match (request.method(), request.uri().path()) {
         (&Method::GET, "/healthz") => return answer::text("ok\n".into()),
         (&Method::GET, "/readyz") => return readiness(&app.roles.now(), wants),
+        (&Method::GET, "/metrics") => return metrics(&app, wants),
         _ => {}
     }
     match app.roles.settled().await {
@@ -56,6 +60,18 @@ async fn serve(State(app): State<App>, request: Request) -> Response<Body> {
             () = app.roles.deposed(&address) => answer::bad_gateway(&format!("leader {address} leads no more; try again")),
         },
         Role::Following { leader: None } => wants.problem(&Problem::unavailable("Leader not found")),
+    }
+}
+
+/// Of this netmaster, whoever leads.
+fn metrics(app: &App, wants: answer::Wants) -> Response<Body> {
+    let text = match app.roles.now() {
+        Role::Leading(leader) => app.metrics.text(Some(&leader.world.read())),
+        Role::Following { .. } => app.metrics.text(None),
+    };
+    match text {
+        Ok(text) => answer::metrics(text),
+        Err(error) => wants.problem(&Problem::unavailable(error.to_string())),
     }
 }
 

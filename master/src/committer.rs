@@ -18,6 +18,7 @@ use tokio::sync::{Mutex, MutexGuard, mpsc, oneshot};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tokio_util::sync::CancellationToken;
 
+use crate::metrics::Metrics;
 use crate::problem::{Answer, Problem};
 use crate::world::{Change, Draft, Edited, World};
 use intent::{Done, Intent};
@@ -78,8 +79,7 @@ pub struct Committer {
     held: VecDeque<Job>,
     /// The journals seen at the last tick, by key, and their revisions: one that has not changed since is at rest.
     journals: HashMap<String, i64>,
-    /// So many changes were too large for one transaction.
-    intents: u64,
+    metrics: Metrics,
 }
 
 const QUEUE: usize = 1024;
@@ -93,11 +93,11 @@ const RETRY: Duration = Duration::from_millis(200);
 pub struct Deposed;
 
 impl Committer {
-    pub fn new(store: Store, world: Shared) -> (Queue, Committer) {
+    pub fn new(store: Store, world: Shared, metrics: Metrics) -> (Queue, Committer) {
         let (sender, jobs) = mpsc::channel(QUEUE);
         (
             Queue(sender),
-            Committer { store, world, jobs, held: VecDeque::new(), journals: HashMap::new(), intents: 0 },
+            Committer { store, world, jobs, held: VecDeque::new(), journals: HashMap::new(), metrics },
         )
     }
 
@@ -234,10 +234,10 @@ impl Committer {
                 Err(error) => return Err(error),
             }
         }
-        self.intents += 1;
+        let number = self.metrics.large_changes.inc();
         let name = match leadership.guard() {
             Guard::CreateRevision { revision, .. } | Guard::ModRevision { revision, .. } => {
-                format!("{revision}-{}", self.intents)
+                format!("{revision}-{number}")
             }
         };
         tracing::debug!(name, ops = txn.ops.len(), "a change for more than one transaction");

@@ -48,6 +48,10 @@ pub struct Flags {
     #[arg(long, alias = "control-url", env = "CONTIV_NETMASTER_INTERNAL_ADDRESS")]
     pub internal_address: Option<SocketAddr>,
 
+    /// How long a node may be gone before its endpoints are released, or never
+    #[arg(long, env = "CONTIV_NETMASTER_NODE_GONE_AFTER", default_value = "24h", value_parser = patience)]
+    pub node_gone_after: Patience,
+
     #[command(flatten)]
     pub rest: RestFlags,
 
@@ -154,6 +158,20 @@ impl std::str::FromStr for EmbeddedDir {
             Some(dir) if !dir.is_empty() => Ok(EmbeddedDir(dir.into())),
             _ => Err("expected embedded:DIR; for etcd, use --etcd"),
         }
+    }
+}
+
+/// How long something is waited for; none for ever.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Patience(pub Option<Duration>);
+
+fn patience(text: &str) -> Result<Patience, String> {
+    if text == "never" {
+        return Ok(Patience(None));
+    }
+    match humantime::parse_duration(text) {
+        Ok(time) if time >= Duration::from_secs(1) => Ok(Patience(Some(time))),
+        _ => Err("expected never, or at least 1s, written as 90s, 30m, 24h or 7days".into()),
     }
 }
 
@@ -323,6 +341,7 @@ mod tests {
             (&format!("{GOOD} --store /tmp/x"), &["--store", "embedded:DIR"]),
             (&format!("{GOOD} --etcd http://x --store embedded:/x"), &["--etcd", "--store"]),
             (&format!("{GOOD} --lease-ttl 0"), &["--lease-ttl", "2 to 300"]),
+            (&format!("{GOOD} --node-gone-after 5"), &["--node-gone-after", "24h", "never"]),
             (&format!("{GOOD} --syslog-url tcp://1.1.1.1:1"), &["--syslog-url", "udp://IP:PORT"]),
             (&format!("{GOOD} --external-address :9999"), &["--external-address"]),
             (&format!("{GOOD} --frobnicate"), &["--frobnicate"]),

@@ -1,5 +1,6 @@
 //! The whole process: store, listeners, election, and what a leader does.
 
+mod janitor;
 mod leading;
 mod listener;
 mod presence;
@@ -22,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 use crate::api::{App, Gate, Identity, Proxy, Tokens};
 use crate::committer::one_line;
 use crate::config::{Flags, RestFlags};
+use crate::metrics::Metrics;
 use crate::objects::{Cluster, Defaults};
 use crate::role::{Role, Roles};
 use leading::Term;
@@ -43,7 +45,8 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
     let mut files = JoinSet::new();
     let (gate, proxy) = (gate(&flags.rest, &mut files)?, proxy(&flags.rest)?);
     let terms = terms(&flags.rest, &mut files)?;
-    let app = App { roles, proxy, gate }.router();
+    let metrics = Metrics::default();
+    let app = App { roles, proxy, gate, metrics: metrics.clone() }.router();
     let closing = CancellationToken::new();
     for address in flags.listeners() {
         let listener = Listener::bind(address, terms.clone()).await?;
@@ -51,7 +54,7 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
     }
 
     let result = tokio::select! {
-        result = take_turns(&flags, &store, &identity, &role, &stop) => result,
+        result = take_turns(&flags, &store, &identity, &role, &metrics, &stop) => result,
         Some(ended) = servers.join_next() => Err(anyhow::anyhow!("a listener ended: {ended:?}")),
     };
     closing.cancel();
@@ -128,6 +131,7 @@ async fn take_turns(
     store: &Store,
     identity: &Identity,
     role: &watch::Sender<Role>,
+    metrics: &Metrics,
     stop: &CancellationToken,
 ) -> anyhow::Result<()> {
     let ttl = flags.store.lease_ttl;
@@ -147,7 +151,9 @@ async fn take_turns(
             }
         };
         presence.withdraw().await;
-        let term = Term { store, identity, cluster: &cluster, defaults: &defaults, role };
+        let node_gone_after = flags.node_gone_after.0;
+        let term =
+            Term { store, identity, cluster: &cluster, defaults: &defaults, node_gone_after, metrics, role };
         term.lead(elected, stop).await?;
     }
     Ok(())

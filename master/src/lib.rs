@@ -11,6 +11,7 @@ pub mod daemon;
 pub mod go_json;
 pub mod ipam;
 pub mod logging;
+pub mod metrics;
 pub mod objects;
 mod place;
 pub mod plugin;

@@ -4,9 +4,11 @@ mod address;
 mod cleanup;
 mod container;
 mod endpoint;
+mod gone;
 mod request;
 
 pub use cleanup::{Cleanup, clean_up};
+pub use gone::{Round, release};
 
 use crate::problem::{Answer, Problem};
 use crate::world::Draft;

@@ -17,6 +17,8 @@ pub(super) enum Wants {
 }
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
+const METRICS: HeaderValue =
+    HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
 const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
 
@@ -94,6 +96,11 @@ impl Wants {
 
 pub(super) fn text(body: String) -> Response<Body> {
     respond(StatusCode::OK, TEXT, body)
+}
+
+/// What Prometheus reads.
+pub(super) fn metrics(body: String) -> Response<Body> {
+    respond(StatusCode::OK, METRICS, body)
 }
 
 pub(super) fn moved(to: &str) -> Response<Body> {

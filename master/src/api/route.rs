@@ -6,11 +6,12 @@ use axum::body::{Body, Bytes};
 use axum::extract::Request;
 use axum::http::{HeaderMap, Method, header};
 use axum::response::Response;
-use contiv_model::registry;
+use contiv_model::{endpoint, registry};
 use http_body_util::BodyExt;
 use serde_json::json;
 
 use super::answer::{Wants, text};
+use super::nodes::{Orphan, reclaim};
 use super::path;
 use crate::committer::{Queue, Shared};
 use crate::objects::{self, Cluster, Type};
@@ -115,15 +116,34 @@ impl Leader {
         Some(self.queue.submit(Box::new(move |draft| call.plan(draft)), false).await)
     }
 
-    /// Each endpoint goes whole; many of them in several transactions.
+    /// Each endpoint goes whole; many of them in several transactions. Then the nodes that are there are asked to take
+    /// their interfaces away.
     async fn clean_up(&self, tenant: &str, kind: &str, name: &str) -> Result<String, Problem> {
         let cleanup = Cleanup::read(tenant, kind, name)?;
-        let found = cleanup.find(&self.world.read())?;
+        let (found, orphans) = {
+            let world = self.world.read();
+            let found = cleanup.find(&world)?;
+            let host = |id: &String| world.get::<endpoint::State>(id).map(|e| e.homing_host.clone());
+            let orphan = |id: &String| Orphan::of(id, &host(id)?, &world);
+            let orphans: Vec<Orphan> = found.iter().filter_map(orphan).collect();
+            (found, orphans)
+        };
         for some in found.chunks(Cleanup::AT_ONCE) {
             let some = some.to_vec();
             self.queue.submit(Box::new(move |draft| clean_up(&some, draft)), true).await?;
         }
-        Ok(cleanup.done())
+        let mut left = reclaim(orphans).await;
+        if left.is_empty() {
+            return Ok(cleanup.done());
+        }
+        left.sort();
+        Err(Problem::unavailable(format!(
+            "endpoints and addresses are cleaned up, but {} of {} interfaces may be left; ask each node for DELETE \
+             /debug/reclaimEndpoint/ENDPOINT again: {}",
+            left.len(),
+            found.len(),
+            left.join(", ")
+        )))
     }
 
     fn info(&self, world: &World) -> serde_json::Value {

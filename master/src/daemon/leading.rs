@@ -1,6 +1,7 @@
 //! From election to deposition.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use contiv_model::key;
 use contiv_store::Store;
@@ -10,9 +11,10 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::Presence;
+use super::{Presence, janitor};
 use crate::api::{Identity, Leader};
 use crate::committer::{Committer, Deposed, Shared, one_line};
+use crate::metrics::Metrics;
 use crate::objects::{self, Cluster, Defaults};
 use crate::role::Role;
 use crate::world::Draft;
@@ -26,6 +28,8 @@ pub(super) struct Term<'a> {
     pub(super) identity: &'a Identity,
     pub(super) cluster: &'a Cluster,
     pub(super) defaults: &'a Defaults,
+    pub(super) node_gone_after: Option<Duration>,
+    pub(super) metrics: &'a Metrics,
     pub(super) role: &'a watch::Sender<Role>,
 }
 
@@ -73,7 +77,7 @@ impl Term<'_> {
             }
         }));
 
-        let (queue, mut committer) = Committer::new(self.store.clone(), world.clone());
+        let (queue, mut committer) = Committer::new(self.store.clone(), world.clone(), self.metrics.clone());
         let defaults = self.defaults.clone();
         let plan = move |draft: &mut Draft<'_>| defaults.put(draft).map(|()| vec![]);
         if let Err(problem) = committer.commit(leadership, Box::new(plan)).await? {
@@ -82,6 +86,9 @@ impl Term<'_> {
         self.restore(&mut committer, leadership).await?;
         committer.checkpoint(leadership, true).await?;
 
+        let janitor =
+            janitor::look_after(world.clone(), queue.clone(), self.metrics.clone(), self.node_gone_after);
+        let _janitor = AbortOnDropHandle::new(tokio::spawn(janitor));
         let presence = Presence::register(self.store, self.identity, "leader");
         self.role.send_replace(Role::Leading(Arc::new(Leader {
             world,
@@ -104,17 +111,16 @@ impl Term<'_> {
     async fn restore(&self, committer: &mut Committer, leadership: &Leadership) -> Result<(), Deposed> {
         let plan = |draft: &mut Draft<'_>| {
             objects::restore(draft);
-            Ok(match draft.counts() {
-                (0, 0) => vec![],
-                (put, deleted) => format!("{put} written, {deleted} deleted").into_bytes(),
-            })
+            objects::json(&draft.counts())
         };
         match committer.commit(leadership, Box::new(plan)).await? {
-            Ok(done) if done.is_empty() => {}
-            Ok(done) => {
-                let done = String::from_utf8_lossy(&done);
-                tracing::warn!("the store did not have what follows from its objects: {done}");
-            }
+            Ok(counts) => match serde_json::from_slice(&counts).unwrap_or_default() {
+                (0, 0) => {}
+                (written, deleted) => {
+                    self.metrics.restored.inc_by(written + deleted);
+                    tracing::warn!(written, deleted, "the store did not have what follows from its objects");
+                }
+            },
             Err(problem) => {
                 tracing::error!(%problem, "the store does not have all that follows from its objects; it stays so");
             }

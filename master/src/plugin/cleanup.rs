@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use contiv_model::endpoint::State;
+use contiv_model::endpoint::{Oper, State};
 use contiv_model::network;
 
 use super::endpoint;
@@ -94,6 +94,10 @@ pub fn clean_up(endpoints: &[String], draft: &mut Draft<'_>) -> Answer {
     for id in endpoints {
         if let Some(endpoint) = draft.get::<State>(id) {
             endpoint::remove(&endpoint, draft);
+        }
+        // What a node made of it.
+        if draft.get::<Oper>(id).is_some() {
+            draft.delete::<Oper>(id);
         }
     }
     Ok(vec![])

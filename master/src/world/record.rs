@@ -150,6 +150,7 @@ records! {
     endpoints: endpoint::State, |id| Key::Endpoint(id.into());
     endpoints_oper: endpoint::Oper, |id| Key::EndpointOper(id.into());
     nodes: node::Status, |id| Key::NodeStatus(id.into());
+    gone_nodes: node::Gone, |id| Key::GoneNode(id.into());
     // `<name>/<address>`.
     services: registry::Service, |id| {
         let (name, address) = id.split_once('/').unwrap_or((id, ""));
@@ -196,6 +197,7 @@ impl World {
             Key::Endpoint(id) => self.set_endpoint(id.as_str(), kv, revision),
             Key::EndpointOper(id) => self.set_value::<endpoint::Oper>(id.as_str(), kv, revision),
             Key::NodeStatus(host) => self.set_value::<node::Status>(host.as_str(), kv, revision),
+            Key::GoneNode(host) => self.set_value::<node::Gone>(host.as_str(), kv, revision),
             Key::Service { name, address } => {
                 self.set_value::<registry::Service>(&format!("{name}/{address}"), kv, revision);
             }

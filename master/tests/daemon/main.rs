@@ -7,6 +7,7 @@ mod followers;
 mod large;
 mod limits;
 mod master;
+mod nodes;
 mod rest;
 mod restarts;
 mod security;

@@ -7,6 +7,7 @@ mod addresses;
 mod bgp;
 mod cleanup;
 mod fabric;
+mod gone;
 mod lab;
 mod nodes;
 mod policies;

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::lab::Lab;
 
-fn status(lab: &mut Lab, host: &str, ready: bool, failed: u64) {
+pub(crate) fn status(lab: &mut Lab, host: &str, ready: bool, failed: u64) {
     let status = node::Status {
         host: host.into(),
         datapath: "ovs".into(),
@@ -25,7 +25,7 @@ fn status(lab: &mut Lab, host: &str, ready: bool, failed: u64) {
     .unwrap();
 }
 
-fn service(lab: &mut Lab, name: &str, host: &str, address: &str, port: u16) {
+pub(crate) fn service(lab: &mut Lab, name: &str, host: &str, address: &str, port: u16) {
     let service = registry::Service {
         service_name: name.into(),
         hostname: host.into(),

@@ -9,7 +9,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{delete, get},
 };
-use contiv_model::name::EndpointId;
+use contiv_model::{name::EndpointId, node};
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::{
@@ -174,7 +174,7 @@ async fn reclaim(State(parts): State<Parts>, Path(id): Path<String>) -> Response
     let refuse = |why: String| (StatusCode::INTERNAL_SERVER_ERROR, format!("{why}\n")).into_response();
     match parts.pods.reclaim(&EndpointId::from(id.as_str())).await {
         Ok(true) => Json(Value::Null).into_response(),
-        Ok(false) => refuse(format!("endpoint {id} has no interface on this node")),
+        Ok(false) => refuse(format!("endpoint {id} {}", node::NOTHING_TO_RECLAIM)),
         Err(failure) => refuse(failure.to_string()),
     }
 }

@@ -126,6 +126,8 @@ pub enum Key {
     },
     /// `/contiv.io/oper/node/<host>`: what a node's agent says of itself (ours; the original has none).
     NodeStatus(HostName),
+    /// `/contiv.io/state/gone-nodes/<host>`: since when a node's registrations are gone (ours).
+    GoneNode(HostName),
     /// `/contiv.io/lock/netmaster/leader`.
     Leader,
 }
@@ -141,6 +143,7 @@ const ENDPOINTS: &str = "/contiv.io/state/eps/";
 const ENDPOINTS_OPER: &str = "/contiv.io/oper/eps/";
 const GROUPS: &str = "/contiv.io/state/endpointGroups/";
 const NODES: &str = "/contiv.io/oper/node/";
+const GONE_NODES: &str = "/contiv.io/state/gone-nodes/";
 /// The prefix of [`Key::Policy`].
 pub const POLICIES: &str = "/contiv.io/state/policy/";
 /// The prefix of [`Key::PolicyRule`].
@@ -181,6 +184,7 @@ impl fmt::Display for Key {
             Key::Bgp(host) => write!(f, "{BGPS}{host}"),
             Key::Service { name, address } => write!(f, "{SERVICE}{name}/{address}"),
             Key::NodeStatus(host) => write!(f, "{NODES}{host}"),
+            Key::GoneNode(host) => write!(f, "{GONE_NODES}{host}"),
             single => match SINGLES.iter().find(|(_, key)| key == single) {
                 Some((path, _)) => f.write_str(path),
                 None => Err(fmt::Error),
@@ -233,6 +237,9 @@ impl FromStr for Key {
         if let Some(host) = last(NODES) {
             return Ok(Key::NodeStatus(host.into()));
         }
+        if let Some(host) = last(GONE_NODES) {
+            return Ok(Key::GoneNode(host.into()));
+        }
         let unknown = || UnknownKey(path.to_owned());
         let split = |prefix| last(prefix)?.split_once('/').filter(|(_, rest)| !rest.is_empty());
         if let Some((kind, key)) = split(MODELDB) {
@@ -269,6 +276,7 @@ mod tests {
             "/contiv.io/state/endpointGroups/gp:default",
             "/contiv.io/state/eps/h1-native-intf",
             "/contiv.io/state/global/global",
+            "/contiv.io/state/gone-nodes/node1",
             "/contiv.io/state/group-ids/global",
             "/contiv.io/state/ipam/endpointGroups/gp:default",
             "/contiv.io/state/ipam/nets/n1.a.b",

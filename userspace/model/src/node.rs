@@ -29,6 +29,19 @@ pub struct Status {
     pub failed: u64,
 }
 
+/// `/contiv.io/state/gone-nodes/<host>`, a key of ours: the node's registrations have run out.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Gone {
+    /// The node's name.
+    pub host: String,
+    /// When the leading netmaster noticed, as in RFC 3339.
+    pub since: String,
+}
+
+/// How an agent's answer ends that was asked to take an interface away, and has none.
+pub const NOTHING_TO_RECLAIM: &str = "has no interface on this node";
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,0 +1,167 @@
+//! Nodes that go away, and nodes that are asked to take interfaces away.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use contiv_store::{Config, Store, Txn};
+use serde_json::{Value, json};
+
+use crate::client::{address, create_endpoint, delete, get, make_network, post};
+use crate::master::{Master, PATIENCE};
+
+/// What is written as an agent writes it; an empty text deletes.
+fn write(master: &Master, keys: &[(String, String)]) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let store = Store::connect(&Config::new([master.store()])).await.unwrap();
+        let mut txn = Txn::new();
+        for (key, value) in keys {
+            let key = format!("/contiv.io/{key}");
+            txn = if value.is_empty() { txn.delete(key) } else { txn.put(key, value.clone()) };
+        }
+        let _committed = store.commit(txn).await.unwrap();
+    });
+}
+
+fn status(host: &str, vtep: &str) -> (String, String) {
+    let body = json!({"host": host, "vtepIP": vtep, "vxlanPort": 4789, "ready": true});
+    (format!("oper/node/{host}"), body.to_string())
+}
+
+fn registration(host: &str, vtep: &str) -> (String, String) {
+    let body =
+        json!({"ServiceName": "netplugin.vtep", "HostAddr": vtep, "Port": 4789, "Hostname": host, "TTL": 10});
+    (format!("service/netplugin.vtep/{vtep}:4789"), body.to_string())
+}
+
+fn create(to: SocketAddr, id: &str, host: &str) {
+    let config = json!({"Container": id, "Host": host});
+    let body = json!({"TenantName": "default", "NetworkName": "net", "EndpointID": id, "ConfigEP": config});
+    post(to, "/plugin/createEndpoint", &body).unwrap().good();
+}
+
+fn endpoints(to: SocketAddr) -> Vec<String> {
+    let oper = get(to, "/api/v1/inspect/networks/default:net/").unwrap().good()["Oper"].clone();
+    let list = oper["endpoints"].as_array().cloned().unwrap_or_default();
+    list.iter().map(|endpoint| endpoint["endpointID"].as_str().unwrap().to_owned()).collect()
+}
+
+fn states(to: SocketAddr) -> Vec<Value> {
+    let nodes = get(to, "/api/v1/inspect/nodes/").unwrap().good();
+    nodes.as_array().unwrap().iter().map(|node| node["host"].clone()).collect()
+}
+
+#[test]
+fn endpoints_of_a_node_that_stays_away_are_released_by_the_next_leader_too() {
+    let store = testkit::scratch_dir("store").unwrap();
+    let mut master = Master::unasked(store.path(), &["--node-gone-after", "8s", "--lease-ttl", "2"]);
+    let to = master.address;
+    make_network(to, "net", "10.0.0.0/24");
+    let keys = [
+        status("here", "10.9.0.1"),
+        registration("here", "10.9.0.1"),
+        status("away", "10.9.0.2"),
+        registration("away", "10.9.0.2"),
+        status("back", "10.9.0.3"),
+        registration("back", "10.9.0.3"),
+    ];
+    write(&master, &keys);
+    for n in 0..40 {
+        create(to, &format!("away{n}"), "away");
+    }
+    for host in ["here", "back", "never-an-agent"] {
+        create(to, host, host);
+    }
+    write(&master, &[(keys[3].0.clone(), String::new()), (keys[5].0.clone(), String::new())]);
+    let metric = |name: &str| {
+        let text = get(to, "/metrics").unwrap().body;
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
+        value.unwrap_or_else(|| panic!("no {name} in {text}"))
+    };
+    let gone = |n: u64| {
+        let found = || Ok((metric("contiv_netmaster_nodes_gone") == n).then_some(()));
+        testkit::wait_until(PATIENCE, "nodes that are gone", found).unwrap();
+    };
+    gone(2);
+    master.restart();
+    write(&master, &[keys[5].clone()]);
+    gone(1);
+    testkit::wait_until(PATIENCE, "the endpoints to go", || Ok((endpoints(to).len() == 3).then_some(())))
+        .unwrap();
+    gone(0);
+    assert_eq!(endpoints(to), ["back", "here", "never-an-agent"]);
+    assert_eq!(states(to), ["back", "here"]);
+    assert_eq!(metric("contiv_netmaster_endpoints_released_total"), 40);
+    // Their addresses can be had again.
+    assert_eq!(address(create_endpoint(to, "net", "new", "").unwrap()), "10.0.0.1");
+}
+
+/// An agent that knows one endpoint; tells what it was asked.
+fn agent(ip: IpAddr, knows: &'static str) -> Arc<Mutex<Vec<String>>> {
+    let listener = TcpListener::bind((ip, 9090)).unwrap();
+    let asked = Arc::new(Mutex::new(vec![]));
+    let log = asked.clone();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut line = String::new();
+            BufReader::new(&stream).read_line(&mut line).unwrap();
+            let body = match line.contains(knows) {
+                true => "HTTP/1.1 200 OK\r\nContent-Length: 4\r\nConnection: close\r\n\r\nnull".to_owned(),
+                false if line.contains("broken") => {
+                    "HTTP/1.1 500 X\r\nContent-Length: 13\r\nConnection: close\r\n\r\nunplug: busy\n"
+                        .to_owned()
+                }
+                false => {
+                    let why = "endpoint x has no interface on this node\n";
+                    format!(
+                        "HTTP/1.1 500 X\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{why}",
+                        why.len()
+                    )
+                }
+            };
+            log.lock().unwrap().push(line.trim().to_owned());
+            stream.write_all(body.as_bytes()).unwrap();
+        }
+    });
+    asked
+}
+
+#[test]
+fn nodes_are_asked_to_take_interfaces_away() {
+    let store = testkit::scratch_dir("store").unwrap();
+    let master = Master::embedded(store.path());
+    let to = master.address;
+    make_network(to, "net", "10.0.0.0/24");
+    // Addresses of this process's own, since the port is given.
+    let [high, low] = (std::process::id() as u16).to_be_bytes();
+    let there = IpAddr::from([127, high, low, 7]);
+    let dead = IpAddr::from([127, high, low, 8]).to_string();
+    let asked = agent(there, "net%2Edefault%2Dc1");
+    let keys = [
+        registration("there", &there.to_string()),
+        registration("dead", &dead),
+        ("oper/eps/net.default-c1".into(), json!({"id": "net.default-c1"}).to_string()),
+    ];
+    write(&master, &keys);
+    for (id, host) in [("c1", "there"), ("c2", "there"), ("c3", "gone"), ("broken", "there"), ("c4", "dead")]
+    {
+        create(to, id, host);
+    }
+    let clean = |id: &str| delete(to, &format!("/debug/epcleanup/tenant/default/ep/{id}")).unwrap();
+    let done = |id: &str| format!("Received request to cleanup Endpoint with ID: {id}\n");
+    assert_eq!(clean("c1").body, done("c1"));
+    assert_eq!(*asked.lock().unwrap(), ["DELETE /debug/reclaimEndpoint/net%2Edefault%2Dc1 HTTP/1.1"]);
+    let oper = get(to, "/api/v1/inspect/endpoints/c1/").unwrap();
+    assert_eq!(oper.bad(), "endpoint not found");
+    // A node that has nothing left, and one that is not there, are no reason to complain.
+    assert_eq!((clean("c2").body, clean("c3").body), (done("c2"), done("c3")));
+    assert_eq!(asked.lock().unwrap().len(), 2);
+    let line = clean("broken").bad();
+    assert!(line.contains("net.default-broken on there") && line.contains("unplug: busy"), "{line}");
+    let line = clean("c4").bad();
+    assert!(line.contains(&format!("net.default-c4 on dead ({dead}:9090")), "{line}");
+    assert!(endpoints(to).is_empty(), "what the master has is cleaned up in any case");
+}
