@@ -193,6 +193,46 @@ impl Object {
     }
 }
 
+/// What sort of object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[expect(missing_docs, reason = "each is the object that its name says")]
+pub enum ObjectKind {
+    Peer,
+    Network,
+    Group,
+    Remote,
+    Service,
+    Local,
+}
+
+impl fmt::Display for ObjectKind {
+    /// Of several.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ObjectKind::Peer => "peers",
+            ObjectKind::Network => "networks",
+            ObjectKind::Group => "groups with policies, DSCP or bandwidth",
+            ObjectKind::Remote => "remote endpoints",
+            ObjectKind::Service => "services",
+            ObjectKind::Local => "local endpoints",
+        })
+    }
+}
+
+impl ObjectId {
+    /// What sort of object it is the id of.
+    pub fn kind(&self) -> ObjectKind {
+        match self {
+            ObjectId::Peer(_) => ObjectKind::Peer,
+            ObjectId::Network(_) => ObjectKind::Network,
+            ObjectId::Group(_) => ObjectKind::Group,
+            ObjectId::Remote(_) => ObjectKind::Remote,
+            ObjectId::Service(_) => ObjectKind::Service,
+            ObjectId::Local(_) => ObjectKind::Local,
+        }
+    }
+}
+
 impl fmt::Display for ObjectId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

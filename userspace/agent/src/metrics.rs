@@ -82,7 +82,16 @@ impl Metrics {
             i64::from(status.known),
         );
         gauge("datapath_objects", "Objects that should be in the datapath", count(status.objects));
-        gauge("datapath_failed", "Objects that the datapath would not take", count(status.failed));
+        gauge(
+            "datapath_failed",
+            "Objects that are not in force: the datapath would not take them, or has no means for them",
+            count(status.failures.count()),
+        );
+        gauge(
+            "datapath_unsupported",
+            "Objects that the datapath has no means for",
+            count(status.failures.unsupported.values().sum()),
+        );
         gauge("state_revision", "The newest store revision that changed something here", reader.revision());
         gauge("applied_revision", "The newest store revision that is in force", status.revision);
         gauge(

@@ -8,7 +8,10 @@ mod order;
 mod retries;
 mod settled;
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -18,10 +21,11 @@ use tokio_util::sync::CancellationToken;
 
 pub use backoff::Backoff;
 pub use order::{diff, ordered};
+pub use retries::Failures;
 pub use settled::{Presence, Settled};
 
 use crate::{
-    datapath::{Datapath, Desired, Error, Failed, ObjectId, Op},
+    datapath::{Datapath, Desired, Error, Failed, Object, ObjectId, Op},
     plan::{self, Node},
     state::{Changes, Reader},
 };
@@ -36,8 +40,8 @@ pub struct Status {
     pub revision: i64,
     /// Objects that should be there.
     pub objects: usize,
-    /// Objects that the datapath would not take.
-    pub failed: usize,
+    /// Objects that the datapath would not take, or has no means for.
+    pub failures: Failures,
     /// Everything that was written since the start.
     pub writes: u64,
     /// Ops carried out since the start.
@@ -137,7 +141,9 @@ impl<D: Datapath> Reconciler<D> {
     async fn measure_all(&mut self) {
         // The full plan has it all.
         let (_, revision) = self.changes.take();
-        self.desired = self.reader.with(|state| plan::full(state, &self.node));
+        let desired = self.reader.with(|state| plan::full(state, &self.node));
+        let before = std::mem::replace(&mut self.desired, desired);
+        self.retries.forget_unsupported(|id| before.get(id) != self.desired.get(id));
         let result = self.measure_and_make(revision).await;
         if let Err(error) = result {
             self.broke(&error);
@@ -154,7 +160,9 @@ impl<D: Datapath> Reconciler<D> {
 
     async fn measure_and_make(&mut self, revision: i64) -> Result<(), Error> {
         let observed = self.datapath.observe(&self.desired).await?;
-        let ops = diff(&self.desired, &observed);
+        let mut ops = diff(&self.desired, &observed);
+        // What the datapath has no means for and did not change is no news.
+        ops.retain(|op| !matches!(op, Op::Set(object) if self.retries.is_unsupported(&object.id())));
         tracing::debug!(
             objects = self.desired.len(),
             right = observed.same.len(),
@@ -184,7 +192,33 @@ impl<D: Datapath> Reconciler<D> {
         }
     }
 
+    /// Endpoints come after what holds for their groups: one whose policy could not be put in force would be open to
+    /// all. Where the datapath knows no policies at all, it is said that they are not enforced, and pods go on.
     async fn apply(&mut self, ops: &[Op]) -> Result<(), Error> {
+        let is_group = |op: &Op| matches!(op, Op::Set(Object::Group(_)));
+        let (first, rest) = ops.split_at(ops.iter().rposition(is_group).map_or(0, |last| last + 1));
+        self.apply_some(first).await?;
+        let mut held = BTreeMap::new();
+        for op in rest {
+            if let Op::Set(Object::Local(local)) = op
+                && let Some(group) = local.group.map(ObjectId::Group)
+                && self.retries.is_awaited(&group)
+            {
+                held.insert(ObjectId::Local(local.id.clone()), group);
+            }
+        }
+        if held.is_empty() {
+            return self.apply_some(rest).await;
+        }
+        let is_held = |op: &Op| matches!(op, Op::Set(object) if held.contains_key(&object.id()));
+        let free: Vec<Op> = rest.iter().filter(|op| !is_held(op)).cloned().collect();
+        for (id, group) in held {
+            self.retries.hold(id, group);
+        }
+        self.apply_some(&free).await
+    }
+
+    async fn apply_some(&mut self, ops: &[Op]) -> Result<(), Error> {
         if ops.is_empty() {
             return Ok(());
         }
@@ -218,7 +252,9 @@ impl<D: Datapath> Reconciler<D> {
             let before = status.clone();
             status.revision = revision;
             status.objects = self.desired.len();
-            status.failed = self.retries.len();
+            if status.failures != *self.retries.counts() {
+                status.failures = self.retries.counts().clone();
+            }
             status.writes = self.datapath.writes();
             *status != before
         });

@@ -74,7 +74,8 @@ impl Identity {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             ready: status.known,
             applied_revision: status.revision,
-            failed: status.failed as u64,
+            failed: status.failures.count() as u64,
+            degraded: status.failures.lines(),
         }
     }
 }

@@ -66,6 +66,9 @@ struct Readiness {
     pending: Vec<String>,
     revision: i64,
     applied_revision: i64,
+    /// What is not in force, or not understood, a line for each sort. It makes nobody less ready: what is in force
+    /// forwards on.
+    degraded: Vec<String>,
     failed: usize,
     rejected: usize,
     /// What the datapath said last.
@@ -123,13 +126,17 @@ impl Server {
 async fn readyz(State(parts): State<Parts>) -> Response {
     let pending = parts.pending();
     let status = parts.status.borrow().clone();
+    let rejected = parts.reader.rejected_count();
+    let not_understood =
+        (rejected > 0).then(|| format!("store: {rejected} objects not understood, see /inspect/driver"));
     let body = Readiness {
         ready: pending.is_empty(),
         pending,
         revision: parts.reader.revision(),
         applied_revision: status.revision,
-        failed: status.failed,
-        rejected: parts.reader.rejected_count(),
+        degraded: status.failures.lines().into_iter().chain(not_understood).collect(),
+        failed: status.failures.count(),
+        rejected,
         error: status.error,
         store: trouble(&parts.store),
     };
@@ -163,7 +170,8 @@ async fn inspect(State(parts): State<Parts>) -> Response {
         members.insert(
             "status".into(),
             json!({ "known": status.known, "appliedRevision": status.revision, "objects": status.objects,
-                    "failed": status.failed, "writes": status.writes, "error": status.error }),
+                    "failed": status.failures.count(), "degraded": status.failures.lines(),
+                    "writes": status.writes, "error": status.error }),
         );
     }
     Json(inside).into_response()

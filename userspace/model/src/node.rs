@@ -21,12 +21,14 @@ pub struct Status {
     pub vxlan_port: u16,
     /// The program's version.
     pub version: String,
-    /// Whether everything that the state asks for is in the datapath.
+    /// Whether the datapath follows the state. What of it is not in force all the same is told below.
     pub ready: bool,
     /// The store revision that the datapath holds.
     pub applied_revision: i64,
     /// Objects that the datapath refused or could not take.
     pub failed: u64,
+    /// The same by sort, a line each for people.
+    pub degraded: Vec<String>,
 }
 
 /// `/contiv.io/state/gone-nodes/<host>`, a key of ours: the node's registrations have run out.

@@ -84,8 +84,11 @@ fn state(node: &Node) -> String {
     match node.state {
         NodeState::Ready => style::paint(style::GOOD, word),
         NodeState::Starting => style::paint(style::DOUBTFUL, word),
-        NodeState::Degraded => {
+        NodeState::Degraded if node.status.degraded.is_empty() => {
             style::paint(style::DOUBTFUL, format!("{word}: {} objects failed", node.status.failed))
+        }
+        NodeState::Degraded => {
+            style::paint(style::DOUBTFUL, format!("{word}: {}", node.status.degraded.join("; ")))
         }
         NodeState::Gone => style::paint(style::BAD, word),
     }

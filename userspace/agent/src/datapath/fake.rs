@@ -107,6 +107,11 @@ impl Fake {
             Op::Delete(id) => format!("delete {id}"),
             Op::Sweep => "sweep".to_owned(),
         };
+        if let Op::Set(object) = op
+            && !self.switch.supports(object)
+        {
+            return Err(Error::unsupported(Kind::Fake, object));
+        }
         self.switch.trouble_with(op).map_err(|trouble| failed(what, trouble))?;
         Ok(match op {
             Op::Set(object) => {

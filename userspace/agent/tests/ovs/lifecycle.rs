@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use contiv_model::global::ArpMode;
-use netplugin::datapath::{Datapath as _, Object, ObjectId, Op};
+use netplugin::datapath::{Datapath as _, Group, Object, ObjectId, Op, Scope, Service};
 use testkit::{Netns, Pinger, needs};
 
 use crate::node::{Node, Pod, SOON, addresses, network, peer, remote, vlan, vtep, vxlan};
@@ -195,6 +195,50 @@ fn one_bad_port_spoils_nothing() -> Result<()> {
     node.add([peer(vtep(0))])?;
     node.converge()?;
     good.reaches(2)
+}
+
+/// Groups and services, for which there are no flows yet, are refused each for itself; nothing is written for them, and
+/// the rest stands.
+#[test]
+fn what_is_not_supported_is_refused_alone() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let node = Node::new("refuse", &[])?;
+    node.converge()?;
+    let blue = network("blue", vxlan(5000), ArpMode::Proxy);
+    node.add([Object::Network(blue.clone())])?;
+    let group = Object::Group(Group {
+        number: 5.try_into()?,
+        dscp: Some(46.try_into()?),
+        rate: None,
+        rules: [].into(),
+    });
+    let service = Object::Service(Service {
+        id: "web:t".into(),
+        scope: Some(Scope { network: blue.id.clone(), encap: blue.encap }),
+        vip: [10, 1, 1, 9].into(),
+        ports: vec!["80:8080:TCP".parse()?],
+        backends: vec![],
+        affinity: None,
+    });
+    let ops = [group, service].map(Op::Set);
+    let writes = node.writes();
+    let failures = node.apply(&ops)?;
+    assert!(failures.iter().all(|failed| failed.error.is_unsupported()), "{failures:?}");
+    assert_eq!(failures.iter().map(|failed| failed.op).collect::<Vec<_>>(), [0, 1]);
+    assert_eq!(node.writes(), writes);
+    for op in &ops {
+        let Op::Set(object) = op else { unreachable!() };
+        node.desired.borrow_mut().insert(object.clone());
+    }
+    let observed = node.observe()?;
+    assert_eq!((observed.same, observed.strays), ([Object::Network(blue).id()].into(), 0));
+    let goodbye = ops.map(|op| match op {
+        Op::Set(object) => Op::Delete(object.id()),
+        other => other,
+    });
+    assert!(node.apply(&goodbye)?.is_empty());
+    assert_eq!(node.writes(), writes);
+    Ok(())
 }
 
 /// An endpoint moves: make before break, and nothing of the old place stays.

@@ -33,6 +33,7 @@ struct Faults {
     ops: usize,
     objects: BTreeSet<ObjectId>,
     missing_interfaces: BTreeSet<String>,
+    only_forwarding: bool,
 }
 
 /// Why the switch refused.
@@ -101,6 +102,11 @@ impl Switch {
         self.lock().faults.missing_interfaces.insert(name.to_owned());
     }
 
+    /// It knows no groups and no services, as a datapath that is not finished, until [`Switch::heal`].
+    pub fn support_only_forwarding(&self) {
+        self.lock().faults.only_forwarding = true;
+    }
+
     /// Nothing fails any more.
     pub fn heal(&self) {
         self.lock().faults = Faults::default();
@@ -155,6 +161,10 @@ impl Switch {
             }
             _ => Ok(()),
         }
+    }
+
+    pub(super) fn supports(&self, object: &Object) -> bool {
+        !(self.lock().faults.only_forwarding && matches!(object, Object::Group(_) | Object::Service(_)))
     }
 
     /// Whether that changed anything.
