@@ -46,6 +46,9 @@ pub struct Server {
     /// The private key (PEM) of --cert.
     #[arg(long, env = "NETCTL_KEY", global = true, value_name = "FILE")]
     pub key: Option<PathBuf>,
+    /// A token for netmaster, instead of the one that `login` keeps: the file's first line.
+    #[arg(long, env = "NETCTL_TOKEN_FILE", global = true, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
 }
 
 /// The kinds of object.

@@ -36,8 +36,17 @@ impl Client {
             .tls_config(tls(server)?)
             .build();
         let base = url.trim_end_matches('/').to_owned();
-        // A token in the clear is anybody's: it is sent where it was got from.
-        let token = if secure { token::read()? } else { None };
+        // A token in the clear is anybody's.
+        let token = match &server.token_file {
+            Some(_) if !secure => {
+                return Err(Error::Usage(format!(
+                    "--token-file is for https alone, and --netmaster is {url}"
+                )));
+            }
+            Some(file) => Some(token::first_line(file)?),
+            None if secure => token::read()?,
+            None => None,
+        };
         Ok(Client { agent: config.into(), base, token })
     }
 

@@ -153,7 +153,9 @@ fn values(file: &str, text: &str) -> Result<Vec<Value>, String> {
             Err(_) => {}
         }
     }
-    serde_saphyr::from_multiple(text).map_err(|error| {
+    // In YAML 1.2, `no`, `y` and `off` are texts: there are networks with such names.
+    let options = serde_saphyr::options! { strict_booleans: true };
+    serde_saphyr::from_multiple_with_options(text, options).map_err(|error| {
         let error = error.to_string();
         format!("{file}: not YAML: {}", error.lines().next().unwrap_or_default())
     })
@@ -272,6 +274,7 @@ mod tests {
                 vec![],
             ),
             ("{kind: tenant, tenantName: t1}", vec![]),
+            ("kind: aciGw\nname: aciGw\nenforcePolicies: yes\nphysicalDomain: n", vec![]),
         ] {
             assert_eq!(mistakes(text), expected, "{text}");
         }

@@ -4,7 +4,7 @@ use std::{
     fs,
     io::{self, BufRead as _, IsTerminal as _, Write},
     os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 use serde_json::{Value, json};
@@ -27,6 +27,17 @@ pub fn read() -> Result<Option<String>, Error> {
     let config: Value =
         serde_json::from_str(&text).map_err(|error| Error::file("read", &path)(error.into()))?;
     Ok(config.get("token").and_then(Value::as_str).map(str::to_owned))
+}
+
+/// The token in a file that somebody names.
+pub fn first_line(path: &Path) -> Result<String, Error> {
+    let text = fs::read_to_string(path).map_err(Error::file("read", path))?;
+    match text.lines().next().map(str::trim) {
+        Some(token) if !token.is_empty() => Ok(token.to_owned()),
+        _ => {
+            Err(Error::Usage(format!("--token-file {}: there is no token in its first line", path.display())))
+        }
+    }
 }
 
 fn keep(token: &str) -> Result<(), Error> {

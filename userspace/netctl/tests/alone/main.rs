@@ -12,7 +12,15 @@ use std::{
 /// With nothing of the caller's that would configure it.
 fn netctl(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_netctl"));
-    for name in ["NETMASTER", "INSECURE", "NETCTL_CACERT", "NETCTL_CERT", "NETCTL_KEY", "NO_COLOR"] {
+    for name in [
+        "NETMASTER",
+        "INSECURE",
+        "NETCTL_CACERT",
+        "NETCTL_CERT",
+        "NETCTL_KEY",
+        "NETCTL_TOKEN_FILE",
+        "NO_COLOR",
+    ] {
         command.env_remove(name);
     }
     command.args(args).env("HOME", "/nonexistent").stdin(Stdio::null());
@@ -64,6 +72,7 @@ fn what_is_typed_wrongly_is_named() {
         (&["--cacert", "/nonexistent/ca", "version"], &["read /nonexistent/ca"], 4),
         (&["--cacert", empty, "version"], &["--cacert", "no certificate (PEM)"], 1),
         (&["--cert", empty, "--key", empty, "version"], &["--key", "no private key (PEM)"], 1),
+        (&["--token-file", "x", "version"], &["--token-file is for https alone"], 1),
         (&["get", "nets0"], &["get nets0: expected all, global, aci-gw, tenant, net"], 1),
         (&["get", "all", "x"], &["`all` takes no name"], 1),
         (&["apply", "-f", "/nonexistent/x.yaml"], &["read /nonexistent/x.yaml"], 4),

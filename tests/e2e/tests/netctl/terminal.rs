@@ -1,0 +1,67 @@
+//! Terminals and pipes.
+
+use std::{
+    fs::File,
+    io::Read as _,
+    process::{Child, Stdio},
+};
+
+use nix::pty::openpty;
+
+use super::{Bench, example};
+
+/// What it writes to a terminal.
+fn on_terminal(bench: &Bench, args: &[&str], environment: &[(&str, &str)]) -> String {
+    let pty = openpty(None, None).unwrap();
+    let mut command = bench.command(args);
+    command.env("TERM", "xterm-256color").envs(environment.iter().copied());
+    command.stdout(Stdio::from(pty.slave.try_clone().unwrap())).stderr(Stdio::from(pty.slave));
+    let mut child: Child = command.spawn().unwrap();
+    // It holds the other end.
+    drop(command);
+    let mut shown = vec![];
+    let mut terminal = File::from(pty.master);
+    let mut buffer = [0; 4096];
+    // Linux answers EIO when the last program has let go of the terminal.
+    while let Ok(read @ 1..) = terminal.read(&mut buffer) {
+        shown.extend_from_slice(&buffer[..read]);
+    }
+    assert!(child.wait().unwrap().code().is_some());
+    String::from_utf8(shown).unwrap()
+}
+
+#[test]
+fn colours_are_for_terminals_alone() {
+    let bench = Bench::new();
+    let file = bench.file("a.yaml", example());
+    let dry = ["apply", "-f", &file, "--dry-run"];
+    let wrong = ["get", "group", "nobody"];
+    let green = "\u{1b}[32m+tenantName: blue\u{1b}[0m";
+    assert!(on_terminal(&bench, &dry, &[]).contains(green));
+    assert!(on_terminal(&bench, &wrong, &[]).contains("\u{1b}[31mnetctl:\u{1b}[0m endpointGroup not found"));
+    for (args, environment) in
+        [(&dry[..], ("NO_COLOR", "1")), (&dry, ("TERM", "dumb")), (&wrong, ("NO_COLOR", "1"))]
+    {
+        let shown = on_terminal(&bench, args, &[environment]);
+        assert!(!shown.is_empty() && !shown.contains('\u{1b}'), "{environment:?}: {shown}");
+    }
+    let piped = bench.run(&dry);
+    assert!(!piped.stdout.contains(&0x1b) && piped.stdout.contains(&b'+'));
+    let piped = bench.run(&wrong);
+    assert_eq!(String::from_utf8(piped.stderr).unwrap(), "netctl: endpointGroup not found\n");
+}
+
+#[test]
+fn a_reader_that_goes_away_stops_no_change_halfway() {
+    let bench = Bench::new();
+    let file = bench.file("a.yaml", example());
+    for (args, tenants) in
+        [(["apply", "-f", &file], "blue\ndefault\n"), (["delete", "-f", &file], "default\n")]
+    {
+        let mut child = bench.command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop(child.stdout.take());
+        let output = child.wait_with_output().unwrap();
+        assert_eq!((output.status.code(), output.stderr.is_empty()), (Some(4), true), "{args:?}");
+        assert_eq!(bench.ok(&["tenant", "ls", "-q"]), tenants, "{args:?}");
+    }
+}
