@@ -4,17 +4,16 @@ use std::{io::Write, net::IpAddr};
 
 use clap::Args;
 use contiv_model::{
-    api::{EndpointInspect, EndpointOper, Inspect, Network, NetworkOper},
+    api::{EndpointInspect, EndpointOper, Network},
     key::ObjectType,
     policy::{self, Packet},
 };
-use serde::de::DeserializeOwned;
-use serde_json::Value;
 
 use crate::{
     Error, Outcome,
     cli::Verdict,
     client::Client,
+    endpoint::{self, networks, read, typed},
     listing::{pretty, yaml},
     ruling::{Deciding, End, Rulebook, Ruling, Said},
     style,
@@ -84,22 +83,6 @@ fn packet(check: &Check) -> Result<Packet, Error> {
         (false, Some(_)) => Err(Error::Usage("--port goes with tcp and udp only".into())),
         (_, port) => Ok(Packet { protocol: check.protocol, port }),
     }
-}
-
-fn typed<T: DeserializeOwned>(client: &Client, kind: ObjectType) -> Result<Vec<T>, Error> {
-    read(Value::Array(client.list(kind)?), kind.as_str())
-}
-
-fn read<T: DeserializeOwned>(value: Value, what: &str) -> Result<T, Error> {
-    serde_json::from_value(value).map_err(|error| {
-        Error::Refused(format!("netmaster tells of {what} otherwise than expected: {error}"))
-    })
-}
-
-fn networks(client: &Client, tenant: Option<&str>) -> Result<Vec<Network>, Error> {
-    let mut networks: Vec<Network> = typed(client, ObjectType::Network)?;
-    networks.retain(|network| tenant.is_none_or(|tenant| network.tenant_name == tenant));
-    Ok(networks)
 }
 
 /// Finds endpoints by what people call them.
@@ -176,12 +159,7 @@ impl Finder<'_> {
     }
 
     fn on_networks(&self, which: impl Fn(&Network) -> bool) -> Result<Vec<EndpointOper>, Error> {
-        let mut found = vec![];
-        for network in self.networks.iter().filter(|network| which(network)) {
-            let answer = self.client.inspect(ObjectType::Network.as_str(), &network.key)?;
-            found.extend(read::<Inspect<Value, NetworkOper>>(answer, "networks")?.oper.endpoints);
-        }
-        Ok(found)
+        endpoint::on(self.client, self.networks.iter().filter(|network| which(network)))
     }
 }
 

@@ -179,6 +179,12 @@ impl Kind {
 
 #[cfg(test)]
 mod tests {
+    use contiv_model::api;
+    use serde::{
+        Deserialize, Deserializer,
+        de::{Error as _, Visitor, value},
+        forward_to_deserialize_any,
+    };
     use serde_json::json;
 
     use super::*;
@@ -195,6 +201,62 @@ mod tests {
             );
         }
         assert!(Kind::by_word("endpoints").is_none());
+    }
+
+    /// Tells the members of a struct, and nothing else.
+    struct Members<'a>(&'a mut Vec<&'static str>);
+
+    impl<'de> Deserializer<'de> for Members<'_> {
+        type Error = value::Error;
+
+        fn deserialize_struct<V: Visitor<'de>>(
+            self,
+            _: &'static str,
+            members: &'static [&'static str],
+            _: V,
+        ) -> Result<V::Value, value::Error> {
+            self.0.extend(members);
+            Err(value::Error::custom("that is all"))
+        }
+
+        fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, value::Error> {
+            Err(value::Error::custom("no struct"))
+        }
+
+        forward_to_deserialize_any! {
+            bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit
+            unit_struct newtype_struct seq tuple tuple_struct map enum identifier ignored_any
+        }
+    }
+
+    fn members<'de, T: Deserialize<'de>>() -> Vec<&'static str> {
+        let mut members = vec![];
+        assert!(T::deserialize(Members(&mut members)).is_err());
+        members.retain(|member| !["key", "links", "link-sets"].contains(member));
+        members.sort_unstable();
+        members
+    }
+
+    #[test]
+    fn every_kind_has_the_fields_that_the_model_has() {
+        for (kind, members) in [
+            (&global::KIND, members::<api::Global>()),
+            (&aci::KIND, members::<api::AciGw>()),
+            (&tenant::KIND, members::<api::Tenant>()),
+            (&network::KIND, members::<api::Network>()),
+            (&profile::KIND, members::<api::Netprofile>()),
+            (&contracts::KIND, members::<api::ExtContractsGroup>()),
+            (&policy::KIND, members::<api::Policy>()),
+            (&rule::KIND, members::<api::Rule>()),
+            (&group::KIND, members::<api::EndpointGroup>()),
+            (&service::KIND, members::<api::ServiceLb>()),
+            (&app_profile::KIND, members::<api::AppProfile>()),
+            (&bgp::KIND, members::<api::Bgp>()),
+        ] {
+            let mut fields: Vec<_> = kind.fields.iter().map(|field| field.name).collect();
+            fields.sort_unstable();
+            assert_eq!(fields, members, "{}", kind.name());
+        }
     }
 
     #[test]

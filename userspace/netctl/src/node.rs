@@ -10,6 +10,7 @@ use crate::{
     Error,
     cli::{Detailed, Form, Shown},
     client::Client,
+    endpoint::read,
     listing::{pretty, tree, yaml},
     style, table,
 };
@@ -30,13 +31,14 @@ pub enum Command {
     },
 }
 
-const COLUMNS: [table::Column; 6] = [
+const COLUMNS: [table::Column; 7] = [
     ("Host", "----"),
     ("Datapath", "--------"),
     ("State", "-----"),
     ("Revision", "--------"),
     ("VTEP", "----"),
     ("Version", "-------"),
+    ("Reason", "------"),
 ];
 
 /// Runs one of the commands.
@@ -61,9 +63,7 @@ pub fn run(client: &Client, command: &Command, out: &mut dyn Write) -> Result<()
 }
 
 fn nodes(answer: Value) -> Result<Vec<Node>, Error> {
-    serde_json::from_value(answer).map_err(|error| {
-        Error::Refused(format!("netmaster tells of its nodes otherwise than expected: {error}"))
-    })
+    read(answer, "nodes")
 }
 
 fn row(node: &Node) -> Vec<String> {
@@ -71,25 +71,27 @@ fn row(node: &Node) -> Vec<String> {
     vec![
         status.host.clone(),
         status.datapath.clone(),
-        state(node),
+        state(node.state),
         status.applied_revision.to_string(),
         status.vtep_ip.clone(),
         status.version.clone(),
+        reason(node),
     ]
 }
 
-/// The state and, of a degraded node, why.
-fn state(node: &Node) -> String {
-    let word = node.state.as_str();
-    match node.state {
-        NodeState::Ready => style::paint(style::GOOD, word),
-        NodeState::Starting => style::paint(style::DOUBTFUL, word),
-        NodeState::Degraded if node.status.degraded.is_empty() => {
-            style::paint(style::DOUBTFUL, format!("{word}: {} objects failed", node.status.failed))
-        }
-        NodeState::Degraded => {
-            style::paint(style::DOUBTFUL, format!("{word}: {}", node.status.degraded.join("; ")))
-        }
-        NodeState::Gone => style::paint(style::BAD, word),
+fn state(state: NodeState) -> String {
+    let colour = match state {
+        NodeState::Ready => style::GOOD,
+        NodeState::Starting | NodeState::Degraded => style::DOUBTFUL,
+        NodeState::Gone => style::BAD,
+    };
+    style::paint(colour, state.as_str())
+}
+
+/// What of the state is not in force there, also on a node that is not ready for another reason.
+fn reason(node: &Node) -> String {
+    match &node.status.degraded[..] {
+        [] if node.status.failed > 0 => format!("{} objects failed", node.status.failed),
+        lines => lines.join("; "),
     }
 }

@@ -3,6 +3,7 @@
 
 mod completion;
 
+use clap::Parser as _;
 use std::{
     io::Write as _,
     net::TcpListener,
@@ -127,6 +128,20 @@ fn a_folder_and_standard_input_are_read_and_all_mistakes_are_told() {
     begins(5, "netctl: a.yml document 1: tenant t_1: tenantName \"t_1\": expected a name");
     begins(6, "netctl: b.json document 1: network t:: nope: no such field");
     assert_eq!(output.status.code(), Some(3));
+}
+
+#[test]
+fn the_commands_of_the_documentation_can_be_typed() {
+    let text = include_str!("../../../../docs/NETCTL.md");
+    let commands: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("    netctl ")).collect();
+    assert!(commands.len() > 5, "{commands:?}");
+    for command in commands {
+        let typed = command.split(['#', '>']).next().unwrap();
+        let words = ["netctl"].into_iter().chain(typed.split_whitespace());
+        if let Err(error) = netctl::cli::Cli::try_parse_from(words) {
+            panic!("netctl {command}: {error}");
+        }
+    }
 }
 
 #[test]
