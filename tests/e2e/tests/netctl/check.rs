@@ -1,6 +1,13 @@
 //! `policy check`.
 
+use contiv_model::{
+    endpoint,
+    group::GroupNumber,
+    policy::{self, Action, Attached, Connection, Packet, Policy, Side},
+};
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use testkit::{etcd::etcdctl, needs};
 
 use super::{Bench, example};
 
@@ -114,4 +121,87 @@ fn what_cannot_be_asked_is_a_line() {
     // The other end tells which network is meant.
     let (said, _) = check(&bench, &format!("--from r1 --to {address} -l icmp"));
     assert_eq!(said["destination"]["endpoint"], "r1");
+}
+
+/// The bodies below a key, as the nodes' agents read them.
+fn stored<T: DeserializeOwned>(bench: &Bench, below: &str) -> Vec<T> {
+    let store = bench.master.store().endpoint();
+    let found = etcdctl(&store, &["get", "--prefix", "--print-value-only", &format!("/contiv.io/{below}/")]);
+    found
+        .unwrap()
+        .lines()
+        .filter(|line| !line.is_empty())
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
+}
+
+fn side<'a>(endpoint: &endpoint::State, rules: &'a [policy::Rule]) -> Side<'a> {
+    Side {
+        address: endpoint.ip_address.parse().unwrap(),
+        group: GroupNumber::try_from(endpoint.endpoint_group_id as u32).ok(),
+        rules,
+        dscp: None,
+    }
+}
+
+#[test]
+fn it_says_what_the_nodes_are_told() {
+    needs!(binary("etcdctl"));
+    let bench = Bench::new();
+    bench.fed(&["apply", "-f", "-"], example());
+    for (group, container) in [("web", "w1"), ("clients", "c1"), ("clients", "c2")] {
+        bench.endpoint("blue", "lan", group, container);
+    }
+    let more = "\
+- {kind: policy, tenantName: blue, policyName: more}
+- {kind: group, tenantName: blue, groupName: gone, networkName: lan}
+- {kind: group, tenantName: blue, groupName: clients, networkName: lan, policies: [more]}
+- {kind: rule, tenantName: blue, policyName: more, ruleId: a, direction: out, action: deny, toIpAddress: 10.36.1.0/30, priority: 5}
+- {kind: rule, tenantName: blue, policyName: more, ruleId: b, direction: out, action: allow, toEndpointGroup: web, protocol: udp, priority: 5}
+- {kind: rule, tenantName: blue, policyName: more, ruleId: c, direction: out, action: allow, toNetwork: lan, protocol: tcp, port: 443, priority: 9}
+- {kind: rule, tenantName: blue, policyName: more, ruleId: d, direction: in, action: deny, fromEndpointGroup: gone, priority: 100}
+- {kind: rule, tenantName: blue, policyName: more, ruleId: e, direction: in, action: deny, protocol: icmp}
+";
+    bench.fed(&["apply", "-f", "-"], more);
+    // What named it comes to nothing, and not to everybody.
+    bench.ok(&["group", "rm", "-t", "blue", "gone"]);
+
+    let policies: Vec<Policy> =
+        stored::<Attached>(&bench, "state/policy").iter().map(|body| body.try_into().unwrap()).collect();
+    let endpoints: Vec<endpoint::State> = stored(&bench, "state/eps");
+    assert_eq!((policies.len(), endpoints.len()), (2, 3));
+    let rules = |endpoint: &endpoint::State| -> Vec<policy::Rule> {
+        let group = GroupNumber::try_from(endpoint.endpoint_group_id as u32).unwrap();
+        policies.iter().filter(|it| it.group == group).flat_map(|it| it.rules.clone()).collect()
+    };
+    let mut denied = 0;
+    for from in &endpoints {
+        for to in &endpoints {
+            for (text, protocol, port) in
+                [("-l tcp -P 443", 6, Some(443)), ("-l udp -P 53", 17, Some(53)), ("-l icmp", 1, None)]
+            {
+                let (source, destination) = (rules(from), rules(to));
+                let connection = Connection {
+                    source: side(from, &source),
+                    destination: side(to, &destination),
+                    packet: Packet { protocol, port },
+                };
+                let expected = policy::decide(&connection);
+                let args = format!("--from {} --to {} {text}", from.endpoint_id, to.endpoint_id);
+                let (said, code) = check(&bench, &args);
+                assert_eq!(code == 5, expected.action == Action::Deny, "{args}: {said}");
+                for (rule, side) in [(expected.out, "out"), (expected.into, "in")] {
+                    match rule {
+                        Some(rule) => {
+                            let key = said[side]["rule"].as_str().unwrap();
+                            assert!(rule.id.as_str().contains(&format!(":{key}:")), "{args}: {said}");
+                        }
+                        None => assert_eq!(said[side], Value::Null, "{args}"),
+                    }
+                }
+                denied += i32::from(code == 5);
+            }
+        }
+    }
+    assert!((5..22).contains(&denied), "both must be seen: {denied} of 27 are denied");
 }
