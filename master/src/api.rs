@@ -21,6 +21,7 @@ pub use route::{Identity, Leader};
 pub use token::Tokens;
 
 use crate::metrics::Metrics;
+use crate::openapi;
 use crate::problem::Problem;
 use crate::role::{Role, Roles};
 
@@ -48,6 +49,7 @@ async fn serve(State(app): State<App>, request: Request) -> Response<Body> {
     }
     match (request.method(), request.uri().path()) {
         (&Method::GET, "/healthz") => return answer::text("ok\n".into()),
+        (&Method::GET, openapi::PATH) => return answer::document(&openapi::DOCUMENT),
         (&Method::GET, "/readyz") => return readiness(&app.roles.now(), wants),
         (&Method::GET, "/metrics") => return metrics(&app, wants),
         _ => {}

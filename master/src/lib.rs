@@ -13,6 +13,7 @@ pub mod ipam;
 pub mod logging;
 pub mod metrics;
 pub mod objects;
+pub mod openapi;
 mod place;
 pub mod plugin;
 pub mod problem;

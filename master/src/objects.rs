@@ -22,6 +22,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use contiv_model::{api, key::ObjectType};
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -46,7 +47,7 @@ pub trait Object: Record + Clone {
     /// Filled in where a request leaves them empty; the answer shows them.
     const DEFAULTS: &'static [(&'static str, Preset)] = &[];
     /// What `inspect` tells beside the object.
-    type Oper: Serialize;
+    type Oper: Serialize + JsonSchema;
     /// Requests are not planned together with others: they make or delete what the others look at.
     const ALONE: bool = true;
 
@@ -115,6 +116,12 @@ pub type Fields = Map<String, Value>;
 /// The operations on objects of one type. Bodies of answers are JSON.
 #[derive(Clone, Copy)]
 pub struct Operations {
+    /// See [`Object::SHAPE`], [`Object::KEY`], [`Object::DEFAULTS`].
+    pub shape: &'static Shape,
+    pub key: &'static [&'static str],
+    pub defaults: &'static [(&'static str, Preset)],
+    /// What `inspect` tells of it.
+    pub oper: fn(&mut SchemaGenerator) -> Schema,
     /// See [`Object::ALONE`].
     pub alone: bool,
     /// Decodes and checks the body of a POST or PUT to `key`.
@@ -149,6 +156,10 @@ impl Type {
         Type {
             kind: T::KIND,
             operations: Operations {
+                shape: T::SHAPE,
+                key: T::KEY,
+                defaults: T::DEFAULTS,
+                oper: SchemaGenerator::subschema_for::<T::Oper>,
                 alone: T::ALONE,
                 check: check::<T>,
                 put: put::<T>,

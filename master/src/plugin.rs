@@ -10,7 +10,11 @@ mod request;
 pub use cleanup::{Cleanup, clean_up};
 pub use gone::{Round, release};
 
+use request::Request as _;
+use schemars::{Schema, SchemaGenerator};
+
 use crate::problem::{Answer, Problem};
+use crate::schema::Shape;
 use crate::world::Draft;
 
 /// A call that was decoded.
@@ -22,6 +26,48 @@ pub enum Call {
     DeleteEndpoint(request::DeleteEndpoint),
     UpdateEndpoint(request::UpdateEndpoint),
 }
+
+/// A call, as it is described to others.
+pub struct CallForm {
+    pub name: &'static str,
+    pub summary: &'static str,
+    pub shape: &'static Shape,
+    pub reply: fn(&mut SchemaGenerator) -> Schema,
+}
+
+/// Every call that [`Call::decode`] knows.
+pub static FORMS: &[CallForm] = &[
+    CallForm {
+        name: "allocAddress",
+        summary: "Gives out an address",
+        shape: request::AllocAddress::SHAPE,
+        reply: SchemaGenerator::subschema_for::<address::Allocated<'_>>,
+    },
+    CallForm {
+        name: "releaseAddress",
+        summary: "Takes an address back",
+        shape: request::ReleaseAddress::SHAPE,
+        reply: SchemaGenerator::subschema_for::<String>,
+    },
+    CallForm {
+        name: "createEndpoint",
+        summary: "Makes an endpoint, or gives the one that is there",
+        shape: request::CreateEndpoint::SHAPE,
+        reply: SchemaGenerator::subschema_for::<endpoint::Reply<'_>>,
+    },
+    CallForm {
+        name: "deleteEndpoint",
+        summary: "Removes an endpoint and its addresses",
+        shape: request::DeleteEndpoint::SHAPE,
+        reply: SchemaGenerator::subschema_for::<endpoint::Reply<'_>>,
+    },
+    CallForm {
+        name: "updateEndpoint",
+        summary: "A container started, with labels by which services find it, or died",
+        shape: request::UpdateEndpoint::SHAPE,
+        reply: SchemaGenerator::subschema_for::<Option<container::Reply<'_>>>,
+    },
+];
 
 impl Call {
     /// Decodes the body of a POST to `/plugin/<name>`; none if there is no such call.

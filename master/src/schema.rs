@@ -4,12 +4,6 @@ pub mod form;
 mod rules;
 
 pub use form::Form;
-pub use rules::{
-    is_address_range, is_bandwidth_or_empty, is_ipv4, is_ipv4_or_empty, is_ipv6_or_empty,
-    is_ipv6_subnet_or_empty, is_name, is_name_or_empty, is_node_bindings, is_path_bindings,
-    is_private_subnet, is_protocol_or_empty, is_router_address, is_rule_address_or_empty, is_subnet,
-    is_vlan_range, is_vxlan_range,
-};
 use serde_json::{Map, Value};
 
 /// A struct type of the original, as its JSON decoder and its validator see it.
@@ -64,12 +58,7 @@ impl Member {
         Member { name, kind, rule: Rule::Any }
     }
 
-    pub const fn text(name: &'static str, max: usize, holds: fn(&str) -> bool) -> Member {
-        Member { name, kind: Type::Text, rule: Rule::Text { max, form: Form::Test(holds) } }
-    }
-
-    /// A text of a form that has a name.
-    pub const fn like(name: &'static str, max: usize, form: Form) -> Member {
+    pub const fn text(name: &'static str, max: usize, form: Form) -> Member {
         Member { name, kind: Type::Text, rule: Rule::Text { max, form } }
     }
 

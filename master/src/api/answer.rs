@@ -103,6 +103,11 @@ pub(super) fn metrics(body: String) -> Response<Body> {
     respond(StatusCode::OK, METRICS, body)
 }
 
+/// JSON that is always the same.
+pub(super) fn document(text: &'static str) -> Response<Body> {
+    respond(StatusCode::OK, JSON, text)
+}
+
 pub(super) fn moved(to: &str) -> Response<Body> {
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::MOVED_PERMANENTLY;

@@ -5,19 +5,19 @@ use contiv_model::key::ObjectType;
 
 use super::{Cluster, Object};
 use crate::problem::Problem;
-use crate::schema::{Member, Shape, Type, is_name, is_node_bindings, is_path_bindings};
+use crate::schema::{Form, Member, Shape, Type, form};
 use crate::world::{Draft, World};
 
 static SHAPE: Shape = Shape {
     go_type: "contivModel.AciGw",
     members: &[
         Member::any("key", Type::Text),
-        Member::text("enforcePolicies", 64, |t| ["yes", "no"].contains(&t)),
-        Member::text("includeCommonTenant", 64, |t| ["yes", "no"].contains(&t)),
-        Member::text("name", 64, |t| t == "aciGw"),
-        Member::text("nodeBindings", 2048, is_node_bindings),
-        Member::text("pathBindings", 2048, is_path_bindings),
-        Member::text("physicalDomain", 128, is_name),
+        Member::text("enforcePolicies", 64, Form::Words(&["yes", "no"])),
+        Member::text("includeCommonTenant", 64, Form::Words(&["yes", "no"])),
+        Member::text("name", 64, Form::Words(&["aciGw"])),
+        Member::text("nodeBindings", 2048, form::NODE_BINDINGS),
+        Member::text("pathBindings", 2048, form::PATH_BINDINGS),
+        Member::text("physicalDomain", 128, form::NAME),
     ],
 };
 

@@ -5,16 +5,16 @@ use contiv_model::key::ObjectType;
 
 use super::{Cluster, Object, object_key};
 use crate::problem::Problem;
-use crate::schema::{LINK, Member, Shape, Type, is_name};
+use crate::schema::{LINK, Member, Shape, Type, form};
 use crate::world::{Draft, World};
 
 static SHAPE: Shape = Shape {
     go_type: "contivModel.AppProfile",
     members: &[
         Member::any("key", Type::Text),
-        Member::text("appProfileName", 64, is_name),
+        Member::text("appProfileName", 64, form::NAME),
         Member::any("endpointGroups", Type::Texts),
-        Member::text("tenantName", 64, is_name),
+        Member::text("tenantName", 64, form::NAME),
         Member::any("link-sets", Type::Struct(&LINK_SETS)),
         Member::any("links", Type::Struct(&LINKS)),
     ],

@@ -11,11 +11,11 @@ static SHAPE: Shape = Shape {
     go_type: "contivModel.Bgp",
     members: &[
         Member::any("key", Type::Text),
-        Member::like("as", 64, Form::Any),
-        Member::like("hostname", 256, form::NAME),
-        Member::like("neighbor", 15, form::IPV4_OR_EMPTY),
-        Member::like("neighbor-as", 64, Form::Any),
-        Member::like("routerip", usize::MAX, form::ROUTER_ADDRESS),
+        Member::text("as", 64, Form::Any),
+        Member::text("hostname", 256, form::NAME),
+        Member::text("neighbor", 15, form::IPV4_OR_EMPTY),
+        Member::text("neighbor-as", 64, Form::Any),
+        Member::text("routerip", usize::MAX, form::ROUTER_ADDRESS),
     ],
 };
 

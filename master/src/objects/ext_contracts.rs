@@ -5,7 +5,7 @@ use contiv_model::key::ObjectType;
 
 use super::{Cluster, Object};
 use crate::problem::Problem;
-use crate::schema::{LINK, Member, Shape, Type, is_name};
+use crate::schema::{LINK, Member, Shape, Type, form};
 use crate::world::{Draft, World};
 
 static SHAPE: Shape = Shape {
@@ -13,9 +13,9 @@ static SHAPE: Shape = Shape {
     members: &[
         Member::any("key", Type::Text),
         Member::any("contracts", Type::Texts),
-        Member::text("contractsGroupName", 64, is_name),
+        Member::text("contractsGroupName", 64, form::NAME),
         Member::any("contractsType", Type::Text),
-        Member::text("tenantName", 64, is_name),
+        Member::text("tenantName", 64, form::NAME),
         Member::any("link-sets", Type::Struct(&LINK_SETS)),
     ],
 };

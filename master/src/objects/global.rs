@@ -14,13 +14,13 @@ static SHAPE: Shape = Shape {
     go_type: "contivModel.Global",
     members: &[
         Member::any("key", Type::Text),
-        Member::like("arpMode", 64, Form::Words(&["", "proxy", "flood"])),
-        Member::like("fwdMode", 64, Form::Words(&["", "bridge", "routing"])),
-        Member::like("name", 64, Form::Words(&["global"])),
-        Member::like("networkInfraType", 64, Form::Words(&["", "aci", "aci-opflex", "default"])),
-        Member::like("pvtSubnet", usize::MAX, form::PRIVATE_SUBNET),
-        Member::like("vlans", usize::MAX, form::VLAN_RANGE),
-        Member::like("vxlans", usize::MAX, form::VXLAN_RANGE),
+        Member::text("arpMode", 64, Form::Words(&["", "proxy", "flood"])),
+        Member::text("fwdMode", 64, Form::Words(&["", "bridge", "routing"])),
+        Member::text("name", 64, Form::Words(&["global"])),
+        Member::text("networkInfraType", 64, Form::Words(&["", "aci", "aci-opflex", "default"])),
+        Member::text("pvtSubnet", usize::MAX, form::PRIVATE_SUBNET),
+        Member::text("vlans", usize::MAX, form::VLAN_RANGE),
+        Member::text("vxlans", usize::MAX, form::VXLAN_RANGE),
     ],
 };
 

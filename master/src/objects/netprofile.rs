@@ -14,9 +14,9 @@ static SHAPE: Shape = Shape {
     members: &[
         Member::any("key", Type::Text),
         Member::int("DSCP", 63),
-        Member::like("bandwidth", 64, form::BANDWIDTH_OR_EMPTY),
+        Member::text("bandwidth", 64, form::BANDWIDTH_OR_EMPTY),
         Member::int("burst", 10_486),
-        Member::like("profileName", 64, Form::Any),
+        Member::text("profileName", 64, Form::Any),
         Member::any("tenantName", Type::Text),
         Member::any("link-sets", Type::Struct(&LINK_SETS)),
         Member::any("links", Type::Struct(&LINKS)),

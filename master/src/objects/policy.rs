@@ -13,8 +13,8 @@ static SHAPE: Shape = Shape {
     go_type: "contivModel.Policy",
     members: &[
         Member::any("key", Type::Text),
-        Member::like("policyName", 64, form::NAME),
-        Member::like("tenantName", 64, form::NAME),
+        Member::text("policyName", 64, form::NAME),
+        Member::text("tenantName", 64, form::NAME),
         Member::any("link-sets", Type::Struct(&LINK_SETS)),
         Member::any("links", Type::Struct(&LINKS)),
     ],

@@ -10,7 +10,7 @@ use super::{Cluster, Object, inspect, json, object_key};
 use crate::ipam::in_use;
 use crate::place::Place;
 use crate::problem::{Answer, Problem};
-use crate::schema::{LINK, Member, Shape, Type, is_ipv4_or_empty, is_name};
+use crate::schema::{LINK, Member, Shape, Type, form};
 use crate::services::{delete, gather, state_key};
 use crate::world::{Draft, Labels, World};
 
@@ -18,12 +18,12 @@ static SHAPE: Shape = Shape {
     go_type: "contivModel.ServiceLB",
     members: &[
         Member::any("key", Type::Text),
-        Member::text("ipAddress", 15, is_ipv4_or_empty),
-        Member::text("networkName", 64, is_name),
+        Member::text("ipAddress", 15, form::IPV4_OR_EMPTY),
+        Member::text("networkName", 64, form::NAME),
         Member::any("ports", Type::Texts),
         Member::any("selectors", Type::Texts),
-        Member::text("serviceName", 256, is_name),
-        Member::text("tenantName", 64, is_name),
+        Member::text("serviceName", 256, form::NAME),
+        Member::text("tenantName", 64, form::NAME),
         Member::any("links", Type::Struct(&LINKS)),
     ],
 };

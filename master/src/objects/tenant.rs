@@ -12,8 +12,8 @@ static SHAPE: Shape = Shape {
     go_type: "contivModel.Tenant",
     members: &[
         Member::any("key", Type::Text),
-        Member::like("defaultNetwork", 64, form::NAME_OR_EMPTY),
-        Member::like("tenantName", 64, form::NAME),
+        Member::text("defaultNetwork", 64, form::NAME_OR_EMPTY),
+        Member::text("tenantName", 64, form::NAME),
         Member::any("link-sets", Type::Struct(&LINK_SETS)),
     ],
 };

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use contiv_model::network;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::request::{AllocAddress, ReleaseAddress};
@@ -12,8 +13,9 @@ use crate::place::Place;
 use crate::problem::{Answer, Problem};
 use crate::world::Draft;
 
-#[derive(Serialize)]
-struct Allocated<'a> {
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Address")]
+pub(super) struct Allocated<'a> {
     #[serde(rename = "NetworkID")]
     network_id: &'a str,
     #[serde(rename = "IPv4Address")]

@@ -2,6 +2,7 @@
 
 use contiv_model::endpoint::State;
 use contiv_model::{group, network};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::request::UpdateEndpoint;
@@ -10,8 +11,9 @@ use crate::problem::{Answer, Problem};
 use crate::services;
 use crate::world::Draft;
 
-#[derive(Serialize)]
-struct Reply<'a> {
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "UpdateReply")]
+pub(super) struct Reply<'a> {
     #[serde(rename = "IPAddress")]
     address: &'a str,
 }

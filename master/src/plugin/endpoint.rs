@@ -2,6 +2,7 @@
 
 use contiv_model::endpoint::State;
 use contiv_model::mac::Mac;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::request::{CreateEndpoint, DeleteEndpoint};
@@ -12,8 +13,9 @@ use crate::services;
 use crate::world::Draft;
 
 /// The answer to both calls.
-#[derive(Serialize)]
-struct Reply<'a> {
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "EndpointReply")]
+pub(super) struct Reply<'a> {
     #[serde(rename = "EndpointConfig")]
     config: &'a State,
 }

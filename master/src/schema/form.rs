@@ -9,8 +9,6 @@ pub enum Form {
     /// One of these.
     Words(&'static [&'static str]),
     Like(&'static Like),
-    /// As told by code alone.
-    Test(fn(&str) -> bool),
 }
 
 /// A form with a regular expression (ECMA 262) that says the same as the code.
@@ -28,7 +26,6 @@ impl Form {
             Form::Any => true,
             Form::Words(words) => words.contains(&text),
             Form::Like(like) => (like.holds)(text),
-            Form::Test(holds) => holds(text),
         }
     }
 }
@@ -49,6 +46,12 @@ macro_rules! piece {
     };
     (len31) => {
         "([1-9]|[12][0-9]|3[01])"
+    };
+    (node) => {
+        "topology/pod-[0-9]{1,4}/node-[0-9]{1,4}"
+    };
+    (path) => {
+        "topology/pod-[0-9]{1,4}/paths-[0-9]{1,4}/pathep-\\[eth[0-9]{1,2}/[0-9]{1,2}\\]"
     };
     (h) => {
         "[0-9a-fA-F]{1,4}"
@@ -128,6 +131,9 @@ forms! {
         piece!(ip6), "(/([1-9][0-9]?|1[01][0-9]|12[0-8]))?)?";
     BANDWIDTH_OR_EMPTY: rules::is_bandwidth_or_empty, "20 mbps",
         "([1-9][0-9]*( ?(kb|Kb|Gb|gb|Mb|mb|[kmgKMG](bps)?)| [{1}](bps)?))?";
+    NODE_BINDINGS: rules::is_node_bindings, "topology/pod-1/node-101", "(", piece!(node), "(,", piece!(node), ")*)?";
+    PATH_BINDINGS: rules::is_path_bindings, "topology/pod-1/paths-101/pathep-[eth1/14]",
+        "(", piece!(path), "(,", piece!(path), ")*)?";
     VLAN_RANGE: rules::is_vlan_range, "1-4094", "[0-9]{1,4}-[0-9]{1,4}";
     VXLAN_RANGE: rules::is_vxlan_range, "1-10000", "[0-9]{1,8}-[0-9]{1,8}";
 }
@@ -198,6 +204,11 @@ mod tests {
             "\n",
             "_",
             "é",
+            ",",
+            "topology/pod-1/node-101",
+            "topology/pod-1/paths-12345",
+            "/pathep-[eth1/14]",
+            "topology/pod-1/paths-1/pathep-[eth1/144]",
         ]);
         prop::collection::vec(piece, 0..5).prop_map(|pieces| pieces.concat())
     }

@@ -4,25 +4,25 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use contiv_model::name;
 
-pub fn is_name(text: &str) -> bool {
+pub(super) fn is_name(text: &str) -> bool {
     name::is_name(text)
 }
 
 /// The last label may be missing.
-pub fn is_name_or_empty(text: &str) -> bool {
+pub(super) fn is_name_or_empty(text: &str) -> bool {
     text.is_empty() || name::is_name(text) || text.strip_suffix('.').is_some_and(name::is_name)
 }
 
-pub fn is_ipv4(text: &str) -> bool {
+pub(super) fn is_ipv4(text: &str) -> bool {
     text.parse::<Ipv4Addr>().is_ok()
 }
 
-pub fn is_ipv4_or_empty(text: &str) -> bool {
+pub(super) fn is_ipv4_or_empty(text: &str) -> bool {
     text.is_empty() || is_ipv4(text)
 }
 
 /// `address` or `first-last`, or nothing.
-pub fn is_address_range(text: &str) -> bool {
+pub(super) fn is_address_range(text: &str) -> bool {
     match text.split_once('-') {
         Some((first, last)) => is_ipv4(first) && is_ipv4(last),
         None => is_ipv4_or_empty(text),
@@ -30,24 +30,24 @@ pub fn is_address_range(text: &str) -> bool {
 }
 
 /// `address[-address]/length`, length 1 to 31.
-pub fn is_subnet(text: &str) -> bool {
+pub(super) fn is_subnet(text: &str) -> bool {
     let Some((range, length)) = text.rsplit_once('/') else { return false };
     !range.is_empty() && is_address_range(range) && is_number(length, 1, 31)
 }
 
 /// `a.b.c.d[-e]/length`, length 1 to 31.
-pub fn is_router_address(text: &str) -> bool {
+pub(super) fn is_router_address(text: &str) -> bool {
     let Some((range, length)) = text.rsplit_once('/') else { return false };
     let (first, last) = range.split_once('-').unwrap_or((range, "0"));
     is_ipv4(first) && (last == "0" || is_number(last, 1, 255)) && is_number(length, 1, 31)
 }
 
 /// A /16.
-pub fn is_private_subnet(text: &str) -> bool {
+pub(super) fn is_private_subnet(text: &str) -> bool {
     text.strip_suffix("/16").is_some_and(is_ipv4)
 }
 
-pub fn is_ipv6_or_empty(text: &str) -> bool {
+pub(super) fn is_ipv6_or_empty(text: &str) -> bool {
     text.is_empty() || is_ipv6(text)
 }
 
@@ -57,19 +57,19 @@ fn is_ipv6(text: &str) -> bool {
 }
 
 /// `(1[0-2][0-7]|[1-9][0-9]|[1-9])` is how the original spells 1 to 127; 108 and its like are left out.
-pub fn is_ipv6_subnet_or_empty(text: &str) -> bool {
+pub(super) fn is_ipv6_subnet_or_empty(text: &str) -> bool {
     let Some((address, length)) = text.rsplit_once('/') else { return text.is_empty() };
     let sound = is_number(length, 1, 127) && (length.len() < 3 || !length.ends_with(['8', '9']));
     sound && !address.is_empty() && is_ipv6_or_empty(address)
 }
 
 /// A name or a number that `[0-9]{1,3}` lets through.
-pub fn is_protocol_or_empty(text: &str) -> bool {
+pub(super) fn is_protocol_or_empty(text: &str) -> bool {
     ["", "tcp", "udp", "icmp"].contains(&text) || is_digits(text, 3)
 }
 
 /// An address of either family, or a subnet of it; `a.b.c.d-e` is taken as the original does.
-pub fn is_rule_address_or_empty(text: &str) -> bool {
+pub(super) fn is_rule_address_or_empty(text: &str) -> bool {
     let (address, length) = match text.split_once('/') {
         Some((address, length)) => (address, Some(length)),
         None => (text, None),
@@ -81,7 +81,7 @@ pub fn is_rule_address_or_empty(text: &str) -> bool {
 }
 
 /// A number without leading zeros and a unit; the braces and the 1 are an oddity of the original's expression.
-pub fn is_bandwidth_or_empty(text: &str) -> bool {
+pub(super) fn is_bandwidth_or_empty(text: &str) -> bool {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
     let short = |unit: &str, odd: &[char]| {
@@ -99,12 +99,12 @@ pub fn is_bandwidth_or_empty(text: &str) -> bool {
 }
 
 /// `topology/pod-1/node-101`, several of them joined by commas, or nothing.
-pub fn is_node_bindings(text: &str) -> bool {
+pub(super) fn is_node_bindings(text: &str) -> bool {
     text.is_empty() || text.split(',').all(|node| fabric_node(node, "/node-").is_some_and(str::is_empty))
 }
 
 /// `topology/pod-1/paths-101/pathep-[eth1/14]`, several of them joined by commas, or nothing.
-pub fn is_path_bindings(text: &str) -> bool {
+pub(super) fn is_path_bindings(text: &str) -> bool {
     let port = |rest: &str| {
         let port = rest.strip_prefix("/pathep-[eth")?.strip_suffix(']')?;
         let (slot, port) = port.split_once('/')?;
@@ -122,11 +122,11 @@ fn fabric_node<'t>(text: &'t str, kind: &str) -> Option<&'t str> {
     (is_digits(pod, 4) && is_digits(node, 4)).then_some(rest)
 }
 
-pub fn is_vlan_range(text: &str) -> bool {
+pub(super) fn is_vlan_range(text: &str) -> bool {
     is_range(text, 4)
 }
 
-pub fn is_vxlan_range(text: &str) -> bool {
+pub(super) fn is_vxlan_range(text: &str) -> bool {
     is_range(text, 8)
 }
 

@@ -18,6 +18,8 @@ use crate::{
 /// `/contiv.io/state/eps/<network>.<tenant>-<endpoint id>`, and `EndpointConfig` in the replies of
 /// `/plugin/createEndpoint` and `/plugin/deleteEndpoint`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "Endpoint"))]
 #[serde(rename_all = "camelCase", default)]
 pub struct State {
     /// The key's last part.

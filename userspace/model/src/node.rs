@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 /// lease. Its switch forwards on, so the other nodes must still know where its endpoints live: this
 /// body stays until the node is removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "NodeStatus"))]
 #[serde(rename_all = "camelCase", default)]
 pub struct Status {
     /// The node's name.

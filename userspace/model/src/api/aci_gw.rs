@@ -31,6 +31,7 @@ pub struct AciGw {
 /// What `inspect` tells beside it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct AciGwOper {
     /// How many application profiles there are.
     #[serde(skip_serializing_if = "is_zero")]

@@ -6,6 +6,7 @@ use crate::node;
 
 /// An element of `/api/v1/inspect/nodes/`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct Node {
     /// What the other members amount to.
@@ -23,6 +24,7 @@ pub struct Node {
 
 /// How a node fares.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum NodeState {
     /// Its datapath holds all that the state asks for.

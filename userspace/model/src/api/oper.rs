@@ -6,6 +6,7 @@ use super::is_zero;
 
 /// The answer of `/api/v1/inspect/...`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "PascalCase")]
 pub struct Inspect<C, O> {
     /// The object.
@@ -16,6 +17,7 @@ pub struct Inspect<C, O> {
 
 /// The answer of `/api/v1/inspect/endpoints/...`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "PascalCase")]
 pub struct EndpointInspect {
     /// The endpoint.
@@ -24,6 +26,7 @@ pub struct EndpointInspect {
 
 /// Of the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct GlobalOper {
     /// The daemon's `--mode`.
@@ -48,6 +51,7 @@ pub struct GlobalOper {
 
 /// Of an endpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct EndpointOper {
     /// What was searched for; only when an endpoint is inspected by itself.
@@ -98,6 +102,7 @@ pub struct EndpointOper {
 
 /// Of a network.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct NetworkOper {
     /// Addresses given out.
@@ -128,6 +133,7 @@ pub struct NetworkOper {
 
 /// Of a group.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct EndpointGroupOper {
     /// Of the group's pool.
@@ -155,6 +161,7 @@ pub struct EndpointGroupOper {
 
 /// Of a tenant.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct TenantOper {
     /// Of each group, without its name.
@@ -188,6 +195,7 @@ pub struct TenantOper {
 
 /// Of a policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct PolicyOper {
     /// The endpoints of the groups that have it.

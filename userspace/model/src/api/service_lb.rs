@@ -42,6 +42,7 @@ pub struct ServiceLbLinks {
 /// What `inspect` tells beside it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ServiceLbOper {
     /// How many endpoints are behind it.
     #[serde(skip_serializing_if = "is_zero")]

@@ -1,0 +1,94 @@
+"""What schemathesis must know of netmaster beside its OpenAPI document.
+
+Requests get past the first check (the key is made of the body's members), name things that may be there, and ask for
+problems now and then. A failure is either the original's, status 500 with one line of text, or a problem.
+"""
+
+import atexit
+import collections
+import hashlib
+import json
+import os
+
+import schemathesis
+
+NAMES = {
+    "tenantName": ["default", "t1"],
+    "networkName": ["n1", "n2"],
+    "groupName": ["g1", "g2"],
+    "policyName": ["p1", "p2"],
+    "profileName": ["x1"],
+    "ruleId": ["1", "2"],
+    "encap": ["vlan", "vxlan"],
+    "subnet": ["10.1.0.0/24", "10.2.0.0/16", "10.3.0.0/30"],
+    "nwType": ["data"],
+    "policies": [["p1"], ["p1", "p2"], []],
+    "netProfile": ["", "x1"],
+    "TenantName": ["default", "t1"],
+    "NetworkName": ["n1", "n2"],
+    "NetworkID": ["n1.default", "g1:default", "n2.t1"],
+    "EndpointID": ["c1", "c2"],
+}
+
+
+@schemathesis.hook
+def before_call(context, case, kwargs):
+    raw = case.operation.definition.raw
+    dice = hashlib.sha256(repr((case.path, case.method, case.path_parameters, case.body)).encode()).digest()
+    if isinstance(case.body, dict) and dice[0] % 4:
+        for n, (name, values) in enumerate(NAMES.items()):
+            if name in case.body or dice[0] % 2:
+                if name in known(case) and dice[1 + n] % 4:
+                    case.body[name] = values[dice[1 + n] % len(values)]
+    if "x-key" in raw and isinstance(case.body, dict) and dice[30] % 8:
+        parts = [case.body.get(part) for part in raw["x-key"]]
+        if all(isinstance(part, str) and part for part in parts):
+            case.path_parameters = {**(case.path_parameters or {}), "key": ":".join(parts)}
+    elif "key" in (case.path_parameters or {}) and dice[30] % 2:
+        keys = {"tenants": "t1", "networks": "default:n1", "endpointGroups": "default:g1", "policys": "default:p1",
+                "rules": "default:p1:1", "netprofiles": "default:x1", "globals": "global"}
+        for plural, key in keys.items():
+            if f"/{plural}/" in case.path:
+                case.path_parameters = {"key": key}
+    if dice[31] % 3 == 0:
+        case.headers = {**(case.headers or {}), "Accept": "application/problem+json"}
+
+
+def known(case):
+    """The members that the operation's body may have."""
+    content = case.operation.definition.raw.get("requestBody", {}).get("content", {})
+    schema = content.get("application/json", {}).get("schema", {})
+    while "$ref" in schema:
+        schema = case.operation.schema.raw_schema["components"]["schemas"][schema["$ref"].rsplit("/", 1)[1]]
+    return schema.get("properties", {})
+
+
+ANSWERS = collections.Counter()
+
+
+@atexit.register
+def tell():
+    """What was answered to what, for the test to see that requests came through."""
+    if path := os.environ.get("ANSWERS"):
+        with open(path, "w") as file:
+            json.dump([[*key, n] for key, n in sorted(ANSWERS.items())], file)
+
+
+@schemathesis.check
+def failures_are_told(ctx, response, case):
+    ANSWERS[case.method, case.path, response.status_code] += 1
+    if response.status_code < 400:
+        return
+    kind = response.headers.get("content-type", [""])[0]
+    text = response.text
+    if kind == "application/problem+json":
+        problem = json.loads(text)
+        assert problem["status"] == response.status_code, f"{response.status_code}, and the problem says {text}"
+        assert problem["detail"].strip() and "\n" not in problem["detail"], text
+        return
+    # Without a word: what is no HTTP is refused before it is read.
+    if response.status_code in (400, 414, 431) and not text:
+        return
+    assert kind == "text/plain; charset=utf-8", f"{response.status_code} {kind}: {text!r}"
+    assert response.status_code in (404, 500), f"{response.status_code} {text!r}"
+    assert text.endswith("\n") and text.count("\n") == 1 and text.strip(), f"not one line: {text!r}"
