@@ -144,7 +144,15 @@ pub fn nodes(world: &World) -> Vec<Node> {
             _ => {}
         }
     }
-    found.into_values().map(|(status, control)| Node::new(status, control.map(str::to_owned))).collect()
+    let gone_since = |host: &str| world.get::<node::Gone>(host).map(|gone| gone.since.clone());
+    let node = |(status, control): (node::Status, Option<&str>)| {
+        let node = Node::new(status, control.map(str::to_owned));
+        Node {
+            gone_since: gone_since(&node.status.host).filter(|_| !node.registered).unwrap_or_default(),
+            ..node
+        }
+    };
+    found.into_values().map(node).collect()
 }
 
 /// The node called `host`.

@@ -17,6 +17,7 @@ pub(crate) fn status(lab: &mut Lab, host: &str, ready: bool, failed: u64) {
         ready,
         applied_revision: 7,
         failed,
+        degraded: vec![],
     };
     lab.run(|draft| {
         draft.put(host, status.clone());
@@ -74,7 +75,7 @@ fn nodes_are_told_from_their_status_and_their_registrations() {
         told,
         json!({"state": "ready", "registered": true, "controlIP": "10.0.0.1", "host": "b", "datapath": "ovs",
             "vtepIP": "192.168.0.1", "vxlanPort": 4789, "version": "0.1.0", "ready": true, "appliedRevision": 7,
-            "failed": 0})
+            "failed": 0, "degraded": []})
     );
     assert_eq!(find_node(&lab.world, "x").unwrap_err().text, "node not found");
 }

@@ -16,6 +16,9 @@ pub struct Node {
     /// The address that the agent is reached at; empty when it is not registered.
     #[serde(rename = "controlIP", skip_serializing_if = "String::is_empty")]
     pub control_ip: String,
+    /// When the leading netmaster noticed that the registration had run out, as in RFC 3339; empty while it is there.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub gone_since: String,
     /// What the agent last said of itself. A node that never said anything has its name and VTEP here, from its
     /// registration.
     #[serde(flatten)]
@@ -57,9 +60,11 @@ impl Node {
             (None, _) => NodeState::Gone,
             (_, node::Status { ready: false, .. }) => NodeState::Starting,
             (_, node::Status { failed: 1.., .. }) => NodeState::Degraded,
+            (_, status) if !status.degraded.is_empty() => NodeState::Degraded,
             _ => NodeState::Ready,
         };
-        Node { state, registered: control_ip.is_some(), control_ip: control_ip.unwrap_or_default(), status }
+        let (registered, control_ip) = (control_ip.is_some(), control_ip.unwrap_or_default());
+        Node { state, registered, control_ip, gone_since: String::new(), status }
     }
 }
 
