@@ -1,14 +1,12 @@
 //! The forwarding programs of the eBPF datapath: one per way in, each a short chain of stages.
 //!
 //! ```text
-//! pod veth, ingress   -> pod::receive     -> neighbour::answer -> forward / flood
-//! VXLAN device        -> overlay::receive -> neighbour::answer -> forward / flood
-//! VLAN uplink         -> uplink::receive  -> neighbour::answer -> forward / flood
-//! ```
+//! pod veth, ingress   -> pod::receive     -> source::check -> neighbour::answer -> ip::pass -> forward / flood
+//! VXLAN device        -> overlay::receive ->                  neighbour::answer -> ip::pass -> forward / flood
+//! VLAN uplink         -> uplink::receive  ->                  neighbour::answer -> ip::pass -> forward / flood
 //!
-//! The stages of policy, services and quality of service stand between `neighbour` and `forward`: source
-//! endpoint (anti-spoof) -> connection tracking -> service -> policy -> DSCP and rate. With them come a
-//! program on the egress towards the pod (`to_pod`) and an XDP program on the uplink.
+//! ip::pass            =  parse -> track (known flow, or service -> policy -> note) -> nat
+//! ```
 //!
 //! A stage returns a [`Verdict`]; only this file turns one into a code of the kernel.
 
@@ -16,11 +14,21 @@
 #![no_main]
 
 mod flood;
+mod flows;
 mod frame;
+mod ip;
 mod maps;
+mod nat;
 mod neighbour;
 mod overlay;
+mod packet;
+mod parse;
 mod pod;
+mod policy;
+mod refuse;
+mod service;
+mod source;
+mod track;
 mod tunnel;
 mod uplink;
 mod verdict;
@@ -77,6 +85,11 @@ fn finish(ctx: &TcContext, verdict: Verdict) -> i32 {
             }
             // SAFETY: a helper without memory arguments.
             (unsafe { bpf_redirect_peer(ifindex, 0) }) as i32
+        }
+        Verdict::Back(ifindex, reason) => {
+            maps::count_drop(reason, ctx.len());
+            // SAFETY: a helper without memory arguments.
+            (unsafe { bpf_redirect(ifindex, 0) }) as i32
         }
         // SAFETY: a helper without memory arguments.
         Verdict::Out(ifindex) => (unsafe { bpf_redirect(ifindex, 0) }) as i32,

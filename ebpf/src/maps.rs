@@ -6,7 +6,7 @@ use aya_ebpf::{
 };
 use contiv_abi::{
     DropCount, DropReason, FdbEntry, FdbKey, FloodKey, NeighEntry, NeighKey, Node, Port, Segment,
-    SegmentEntry, Vtep,
+    SegmentEntry, Timeouts, Vtep,
     maps::{
         BUILD_LEN, DROP_REASONS, FDB_CAPACITY, FLOOD_CAPACITY, NEIGH_CAPACITY, PEERS_CAPACITY,
         PORTS_CAPACITY, SEGMENTS_CAPACITY,
@@ -14,7 +14,7 @@ use contiv_abi::{
 };
 
 /// Entries take memory as they come, not all at start.
-const NO_PREALLOC: usize = aya_ebpf::bindings::BPF_F_NO_PREALLOC as usize;
+pub(crate) const NO_PREALLOC: usize = aya_ebpf::bindings::BPF_F_NO_PREALLOC as usize;
 
 #[btf_map(name = "ctv_ports")]
 static PORTS: HashMap<u32, Port, PORTS_CAPACITY, NO_PREALLOC> = HashMap::new();
@@ -86,6 +86,12 @@ pub(crate) fn peer_slot(slot: u32) -> Option<Vtep> {
 #[inline(always)]
 pub(crate) fn peer_count() -> u32 {
     NODE.get(0).map_or(0, |node| node.peers)
+}
+
+/// How long flows are remembered.
+#[inline(always)]
+pub(crate) fn timeouts() -> Option<&'static Timeouts> {
+    NODE.get(0).map(|node| &node.timeouts)
 }
 
 /// Adds one frame of `len` bytes to a reason's count on this CPU.

@@ -4,15 +4,16 @@
 //! extension headers), goes on as an ordinary frame: somebody out there may answer.
 
 use aya_ebpf::{
-    bindings::BPF_F_RECOMPUTE_CSUM,
+    bindings::{__sk_buff, BPF_F_RECOMPUTE_CSUM},
     helpers::generated::{bpf_csum_diff, bpf_skb_change_tail},
     programs::TcContext,
 };
-use contiv_abi::{Be16, DropReason, Mac, NeighEntry, NeighKey, Segment, v4_mapped};
+use contiv_abi::{Address, Be16, DropReason, Mac, NeighEntry, NeighKey, Segment, SegmentEntry};
 
 use crate::{
     frame::{self, ETHERNET, Ethernet},
     maps,
+    packet::{self, Packet},
 };
 
 /// For whom a question is answered.
@@ -24,14 +25,14 @@ pub(crate) enum Asker {
     Outside,
 }
 
-impl Asker {
-    #[inline(always)]
-    fn gets(self, owner: &NeighEntry) -> bool {
-        match self {
-            Asker::Port(ifindex) => owner.ifindex != ifindex,
-            Asker::Outside => owner.ifindex != 0,
-        }
-    }
+/// Endpoints are answered for where the network says so; services are in any case, because nobody else
+/// answers for them.
+#[inline(always)]
+fn gets(packet: &Packet, owner: &NeighEntry) -> bool {
+    let answered_for =
+        packet.segment_flags & SegmentEntry::PROXY != 0 || owner.flags & NeighEntry::SERVICE != 0;
+    answered_for
+        && if packet.source_port != 0 { owner.ifindex != packet.source_port } else { owner.ifindex != 0 }
 }
 
 /// True when the frame was a question and has become the answer, to be sent back where it came from.
@@ -40,18 +41,60 @@ pub(crate) fn answer(
     ctx: &TcContext,
     ethernet: &Ethernet,
     segment: Segment,
+    entry: &SegmentEntry,
     asker: Asker,
 ) -> Result<bool, DropReason> {
-    match ethernet.kind {
-        frame::ARP => answer_arp(ctx, ethernet, segment, asker),
-        frame::IPV6 => answer_solicitation(ctx, ethernet, segment, asker),
-        _ => Ok(false),
+    let arp = ethernet.kind == frame::ARP;
+    if entry.flags & (SegmentEntry::PROXY | SegmentEntry::SERVICES) == 0
+        || !(arp || ethernet.kind == frame::IPV6)
+    {
+        return Ok(false);
+    }
+    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+    packet.segment = segment;
+    packet.segment_flags = entry.flags;
+    packet.source_mac = ethernet.source;
+    packet.source_port = match asker {
+        Asker::Port(ifindex) => ifindex,
+        Asker::Outside => 0,
+    };
+    let code = if arp { ctv_answer_arp(ctx.skb.skb) } else { ctv_answer_nd(ctx.skb.skb) };
+    match code {
+        packet::GO_ON => Ok(false),
+        packet::AGAIN => Ok(true),
+        reason => Err(packet::reason(reason)),
+    }
+}
+
+/// Answers ARP. A function of its own for the verifier, and for the stack; the result is `AGAIN` when the
+/// frame is the answer, else that of `packet::code`.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_answer_arp(skb: *mut __sk_buff) -> u32 {
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    code(answer_arp(&TcContext::new(skb), packet))
+}
+
+/// Answers neighbour solicitations, likewise.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_answer_nd(skb: *mut __sk_buff) -> u32 {
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    code(answer_solicitation(&TcContext::new(skb), packet))
+}
+
+#[inline(always)]
+fn code(result: Result<bool, DropReason>) -> u32 {
+    match result {
+        Ok(true) => packet::AGAIN,
+        Ok(false) => packet::GO_ON,
+        Err(reason) => reason as u32,
     }
 }
 
 #[inline(always)]
-fn owner_of(segment: Segment, ip: [u8; 16], asker: Asker) -> Option<NeighEntry> {
-    maps::neighbour(&NeighKey { segment, ip }).filter(|owner| asker.gets(owner))
+fn owner_of(packet: &Packet, ip: Address) -> Option<NeighEntry> {
+    maps::neighbour(&NeighKey { segment: packet.segment, ip }).filter(|owner| gets(packet, owner))
 }
 
 /// ARP for IPv4 over Ethernet, after the Ethernet header.
@@ -87,21 +130,16 @@ struct ArpFrame {
 const _: () = assert!(size_of::<ArpFrame>() == 42);
 
 #[inline(always)]
-fn answer_arp(
-    ctx: &TcContext,
-    ethernet: &Ethernet,
-    segment: Segment,
-    asker: Asker,
-) -> Result<bool, DropReason> {
+fn answer_arp(ctx: &TcContext, packet: &Packet) -> Result<bool, DropReason> {
     let question = frame::load::<Arp>(ctx, ETHERNET)?;
     if question.form != ETHERNET_IPV4 || question.operation != REQUEST {
         return Ok(false);
     }
-    let Some(owner) = owner_of(segment, v4_mapped(question.target_ip), asker) else {
+    let Some(owner) = owner_of(packet, Address::v4(question.target_ip)) else {
         return Ok(false);
     };
     let reply = ArpFrame {
-        ethernet: Ethernet { destination: ethernet.source, source: owner.mac, kind: frame::ARP },
+        ethernet: Ethernet { destination: packet.source_mac, source: owner.mac, kind: frame::ARP },
         arp: Arp {
             form: ETHERNET_IPV4,
             operation: REPLY,
@@ -163,12 +201,7 @@ const ALL_NODES: [u8; 16] = [0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
 const ALL_NODES_MAC: Mac = [0x33, 0x33, 0, 0, 0, 1];
 
 #[inline(always)]
-fn answer_solicitation(
-    ctx: &TcContext,
-    ethernet: &Ethernet,
-    segment: Segment,
-    asker: Asker,
-) -> Result<bool, DropReason> {
+fn answer_solicitation(ctx: &TcContext, packet: &Packet) -> Result<bool, DropReason> {
     let [next_header, hop_limit] = frame::load::<[u8; 2]>(ctx, at::NEXT_HEADER_AND_HOP_LIMIT)?;
     if next_header != ICMPV6 || hop_limit != FROM_THE_LINK {
         return Ok(false);
@@ -177,7 +210,7 @@ fn answer_solicitation(
         return Ok(false);
     }
     let target = frame::load::<[u8; 16]>(ctx, at::TARGET)?;
-    let Some(owner) = owner_of(segment, target, asker) else {
+    let Some(owner) = owner_of(packet, Address(target)) else {
         return Ok(false);
     };
     let source = frame::load::<[u8; 16]>(ctx, at::SOURCE)?;
@@ -185,7 +218,7 @@ fn answer_solicitation(
     let probe = source.iter().fold(0, |all, byte| all | byte) == 0;
     let mut reply = AdvertisementFrame {
         ethernet: Ethernet {
-            destination: if probe { ALL_NODES_MAC } else { ethernet.source },
+            destination: if probe { ALL_NODES_MAC } else { packet.source_mac },
             source: owner.mac,
             kind: frame::IPV6,
         },

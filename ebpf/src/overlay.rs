@@ -1,11 +1,12 @@
 //! Frames from the tunnels of other nodes.
 
 use aya_ebpf::programs::TcContext;
-use contiv_abi::{DropReason, FdbKey, Segment, SegmentEntry};
+use contiv_abi::{DropReason, FdbKey, Segment};
 
 use crate::{
     flood,
     frame::{self, Ethernet},
+    ip::{self, Sender},
     maps,
     neighbour::{self, Asker},
     tunnel,
@@ -26,14 +27,15 @@ fn forward(ctx: &TcContext) -> Result<Verdict, DropReason> {
     let segment = Segment::vxlan(origin.vni);
     let entry = maps::segment(&segment).ok_or(DropReason::UnknownSegment)?;
     let ethernet = Ethernet::read(ctx)?;
-    if entry.flags & SegmentEntry::PROXY != 0 && neighbour::answer(ctx, &ethernet, segment, Asker::Outside)? {
+    if neighbour::answer(ctx, &ethernet, segment, &entry, Asker::Outside)? {
         tunnel::address(ctx, origin.vni, origin.vtep, frame::class_of_service(ctx, &ethernet))?;
         return Ok(Verdict::Out(entry.out));
     }
+    let passed = ip::pass(ctx, &ethernet, segment, &entry, Sender::OUTSIDE)?;
     let known = if ethernet.is_group() {
         None
     } else {
-        maps::destination(&FdbKey::new(segment, ethernet.destination))
+        maps::destination(&FdbKey::new(segment, passed.destination))
     };
     match known {
         Some(place) if place.ifindex != 0 => Ok(Verdict::Pod(place.ifindex)),

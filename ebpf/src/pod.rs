@@ -6,15 +6,15 @@ use contiv_abi::{DropReason, FdbKey, Segment, SegmentEntry};
 use crate::{
     flood,
     frame::{self, Ethernet},
+    ip::{self, Sender},
     maps,
     neighbour::{self, Asker},
-    tunnel,
+    packet, source, tunnel,
     verdict::Verdict,
 };
 
 #[inline(always)]
 pub(crate) fn receive(ctx: &TcContext) -> Verdict {
-    // Fragments and IP options need no care here: frames are forwarded by their Ethernet addresses.
     forward(ctx).unwrap_or_else(Verdict::from)
 }
 
@@ -30,20 +30,23 @@ fn forward(ctx: &TcContext) -> Result<Verdict, DropReason> {
     if ethernet.is_link_local() {
         return Err(DropReason::LinkLocalGroup);
     }
+    source::check(ctx, &port, &ethernet)?;
     let entry = maps::segment(&port.segment).ok_or(DropReason::UnknownSegment)?;
-    if entry.flags & SegmentEntry::PROXY != 0
-        && neighbour::answer(ctx, &ethernet, port.segment, Asker::Port(ifindex))?
-    {
+    if neighbour::answer(ctx, &ethernet, port.segment, &entry, Asker::Port(ifindex))? {
         return Ok(Verdict::Out(ifindex));
     }
-
+    let sender = Sender { port: ifindex, group: port.group };
+    let passed = ip::pass(ctx, &ethernet, port.segment, &entry, sender)?;
+    if passed.refused != 0 {
+        return Ok(Verdict::Back(ifindex, packet::reason(passed.refused)));
+    }
     let known = if ethernet.is_group() {
         None
     } else {
-        maps::destination(&FdbKey::new(port.segment, ethernet.destination))
+        maps::destination(&FdbKey::new(port.segment, passed.destination))
     };
     match known {
-        Some(place) if place.ifindex == ifindex => Err(DropReason::Hairpin),
+        Some(place) if place.ifindex == ifindex && !passed.translated => Err(DropReason::Hairpin),
         Some(place) if place.ifindex != 0 => Ok(Verdict::Pod(place.ifindex)),
         place => match port.segment.vni() {
             Some(vni) => {

@@ -6,6 +6,7 @@ use contiv_abi::{Be16, DropReason, FdbKey, Segment, SegmentEntry};
 use crate::{
     flood,
     frame::{self, ETHERNET, Ethernet},
+    ip::{self, Sender},
     maps,
     neighbour::{self, Asker},
     pod,
@@ -58,7 +59,7 @@ fn forward(ctx: &TcContext, segment: Segment, entry: &SegmentEntry) -> Result<Ve
         return Err(DropReason::RewriteFailed);
     }
     let ethernet = Ethernet::read(ctx)?;
-    if entry.flags & SegmentEntry::PROXY != 0 && neighbour::answer(ctx, &ethernet, segment, Asker::Outside)? {
+    if neighbour::answer(ctx, &ethernet, segment, entry, Asker::Outside)? {
         pod::push_tag(ctx, segment)?;
         return Ok(Verdict::Out(ifindex));
     }
@@ -66,9 +67,12 @@ fn forward(ctx: &TcContext, segment: Segment, entry: &SegmentEntry) -> Result<Ve
         flood::to_ports(ctx, segment, entry, 0);
         return Ok(Verdict::Delivered);
     }
+    // The uplink listens to everything; most of it is for others, and no flow of ours.
     match maps::destination(&FdbKey::new(segment, ethernet.destination)) {
-        Some(place) if place.ifindex != 0 => Ok(Verdict::Pod(place.ifindex)),
-        // The uplink listens to everything; most of it is for others.
+        Some(place) if place.ifindex != 0 => {
+            ip::pass(ctx, &ethernet, segment, entry, Sender::OUTSIDE)?;
+            Ok(Verdict::Pod(place.ifindex))
+        }
         _ => Err(DropReason::NotLocal),
     }
 }

@@ -15,6 +15,8 @@ pub(crate) enum Verdict {
     Pod(u32),
     /// Leaves by the interface with this index.
     Out(u32),
+    /// Goes back, as a refusal, by the interface with this index; counted.
+    Back(u32, DropReason),
 }
 
 impl From<DropReason> for Verdict {

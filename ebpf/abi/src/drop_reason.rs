@@ -61,6 +61,29 @@ drop_reasons! {
     CloneFailed = 12, "clone-failed";
     /// The kernel refused to rewrite the frame (out of memory, or a shape it cannot change).
     RewriteFailed = 13, "rewrite-failed";
+    /// A pod sent from an Ethernet address that is not its own.
+    SpoofedMac = 14, "spoofed-mac";
+    /// A pod sent from a network-layer address that is not its own, or claimed one by ARP or ND.
+    SpoofedIp = 15, "spoofed-ip";
+    /// A rule, or the lack of one, forbids the connection.
+    Policy = 16, "policy";
+    /// More than the bandwidth of the group.
+    RateLimit = 17, "rate-limit";
+    /// A later fragment of a packet whose first we have not seen (or not seen yet), so that neither its
+    /// connection nor its ports are known.
+    UnknownFragment = 18, "unknown-fragment";
+    /// To a service without ready backends; the sender was told.
+    NoBackend = 19, "no-backend";
+    /// To the address of a service, but not to a port of it; the sender was told.
+    NoService = 20, "no-service";
+    /// To a service whose backend is no endpoint of the service's network.
+    StrangeBackend = 21, "strange-backend";
+    /// The flow could not be noted (the kernel had no memory), and its translation needs that.
+    NotTracked = 22, "not-tracked";
+    /// Every source port that was tried for a connection to this backend is in use.
+    NoPort = 23, "no-port";
+    /// More extension headers than we follow.
+    TooManyHeaders = 24, "too-many-headers";
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Keys and values of the forwarding maps.
 
-use crate::Segment;
+use crate::{Address, Segment, Timeouts};
 
 /// An Ethernet address.
 pub type Mac = [u8; 6];
@@ -21,6 +21,14 @@ pub struct Port {
     pub zero: [u8; 2],
     /// Where the port stands in the segment's flood list, so that it leaves the list in one step.
     pub slot: u32,
+    /// The pod's group, for policy; zero for none.
+    pub group: u32,
+    /// The pod's IPv4 address, in wire order. It sends from no other.
+    pub ip: [u8; 4],
+    /// Zero.
+    pub more_zero: u32,
+    /// The pod's IPv6 address; all zero when it has none.
+    pub ip6: Address,
 }
 
 /// A network that this node takes part in.
@@ -32,13 +40,15 @@ pub struct SegmentEntry {
     pub out: u32,
     /// How many slots of the flood list are in use.
     pub ports: u32,
-    /// [`SegmentEntry::PROXY`].
+    /// [`SegmentEntry::PROXY`], [`SegmentEntry::SERVICES`].
     pub flags: u32,
 }
 
 impl SegmentEntry {
     /// Requests for known neighbours are answered here (arp mode `proxy`).
     pub const PROXY: u32 = 1;
+    /// There are services: a new connection may be to one.
+    pub const SERVICES: u32 = 2;
 }
 
 /// A slot of a segment's flood list; the value is an interface index.
@@ -90,8 +100,8 @@ pub struct FdbEntry {
 pub struct NeighKey {
     /// The network.
     pub segment: Segment,
-    /// An IPv6 address, or an IPv4 address mapped into `::ffff:0:0/96`.
-    pub ip: [u8; 16],
+    /// The address.
+    pub ip: Address,
 }
 
 /// Whose a network-layer address is.
@@ -101,10 +111,17 @@ pub struct NeighKey {
 pub struct NeighEntry {
     /// The owner's Ethernet address.
     pub mac: Mac,
-    /// Zero.
-    pub zero: [u8; 2],
+    /// [`NeighEntry::SERVICE`].
+    pub flags: u16,
     /// The owner's port, zero for an owner on another node. A pod is never answered for its own address.
     pub ifindex: u32,
+    /// The owner's group, for policy; zero for none.
+    pub group: u32,
+}
+
+impl NeighEntry {
+    /// The address is that of a service; no endpoint has it.
+    pub const SERVICE: u16 = 1;
 }
 
 /// What there is once per node.
@@ -114,11 +131,6 @@ pub struct NeighEntry {
 pub struct Node {
     /// How many slots of the list of peers are in use.
     pub peers: u32,
-    /// Zero.
-    pub zero: u32,
-}
-
-/// `::ffff:a.b.c.d`, the form in which IPv4 addresses are keys.
-pub const fn v4_mapped(ip: [u8; 4]) -> [u8; 16] {
-    [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, ip[0], ip[1], ip[2], ip[3]]
+    /// How long flows are remembered.
+    pub timeouts: Timeouts,
 }

@@ -11,21 +11,29 @@
 #[cfg(feature = "user")]
 extern crate std;
 
+mod address;
 mod drop_reason;
+mod flow;
 mod forward;
 pub mod maps;
 mod order;
 mod segment;
+mod service;
 
+pub use address::Address;
 pub use drop_reason::{DropCount, DropReason};
-pub use forward::{
-    FdbEntry, FdbKey, FloodKey, Mac, NeighEntry, NeighKey, Node, Port, SegmentEntry, Vtep, v4_mapped,
+pub use flow::{
+    Flow, FlowEvent, FlowKey, FragmentKey, FragmentPorts, Judged, TCP, TimedFlow, Timeouts, Tuple, UDP,
+    bpf_timer,
 };
+pub use forward::{FdbEntry, FdbKey, FloodKey, Mac, NeighEntry, NeighKey, Node, Port, SegmentEntry, Vtep};
 pub use order::{Be16, Be32};
 pub use segment::Segment;
+pub use service::{AffinityEntry, AffinityKey, Backend, ServiceEntry, ServiceKey, service_mac};
 
-/// The layout of the maps. Part of the pin path: an agent with another number does not touch these maps.
-pub const ABI_VERSION: u32 = 1;
+/// The layout of the maps. Part of the pin path: an agent with another number leaves these maps alone until
+/// its own are filled, and then takes the place of their programs.
+pub const ABI_VERSION: u32 = 2;
 
 /// Derives what every type in a map needs, and fails to compile where the layout has changed.
 macro_rules! map_types {
@@ -39,13 +47,24 @@ macro_rules! map_types {
 
 map_types! {
     Segment: 8;
-    Port: 20;
+    Address: 16;
+    Port: 48;
     SegmentEntry: 12;
     FloodKey: 12;
     FdbKey: 16;
     FdbEntry: 8;
     NeighKey: 24;
-    NeighEntry: 12;
-    Node: 8;
+    NeighEntry: 16;
+    Node: 28;
     DropCount: 16;
+    FlowKey: 48;
+    Flow: 88;
+    TimedFlow: 104;
+    FragmentKey: 48;
+    FragmentPorts: 4;
+    ServiceKey: 32;
+    ServiceEntry: 16;
+    Backend: 24;
+    AffinityKey: 32;
+    AffinityEntry: 8;
 }

@@ -1,7 +1,8 @@
 //! Names and capacities of the maps, and what happens when one is full.
 //!
-//! Nothing here is an LRU map: an evicted entry would be a pod that nobody can reach. A write to a full
-//! map fails (`E2BIG`), the agent reports the object as failed, names the map, and tries again later.
+//! Nothing that an object stands for is in an LRU map: an evicted entry would be a pod that nobody can
+//! reach. A write to a full map fails (`E2BIG`), the agent reports the object as failed, names the map, and
+//! tries again later.
 
 /// Interface index -> [`Port`](crate::Port). Full: the pod's attachment fails.
 pub const PORTS: &str = "ctv_ports";
@@ -45,13 +46,60 @@ pub const DROPS: &str = "ctv_drops";
 /// Room for reasons that later versions add without a new layout.
 pub const DROP_REASONS: usize = 64;
 
+/// [`FlowKey`](crate::FlowKey) -> [`TimedFlow`](crate::TimedFlow): flows that have been answered, each with
+/// the timer that removes it. Full: new flows stay in `ctv_new`, counted; nothing is ever pushed out of here.
+pub const FLOWS: &str = "ctv_ct";
+/// A translated flow takes two.
+pub const FLOWS_CAPACITY: usize = 1 << 20;
+
+/// [`FlowKey`](crate::FlowKey) -> [`Flow`](crate::Flow): flows that have not been answered. Full: the one that
+/// was unused for longest makes room; a flood of connections hurts only others that are as new.
+pub const NEW_FLOWS: &str = "ctv_new";
+/// Small on purpose: a flow is here between its first packet and the first answer.
+pub const NEW_FLOWS_CAPACITY: usize = 65_536;
+
+/// [`FragmentKey`](crate::FragmentKey) -> [`FragmentPorts`](crate::FragmentPorts). Full: the oldest makes room;
+/// its later fragments are dropped and the sender repeats the packet.
+pub const FRAGMENTS: &str = "ctv_frags";
+/// Packets in pieces that are on the way at a time.
+pub const FRAGMENTS_CAPACITY: usize = 8192;
+
+/// [`FlowEvent`](crate::FlowEvent) -> count per CPU. Indexed, never full.
+pub const FLOW_STATS: &str = "ctv_ct_stats";
+/// Room for events that later versions add.
+pub const FLOW_STATS_SLOTS: usize = 16;
+
+/// [`ServiceKey`](crate::ServiceKey) -> [`ServiceEntry`](crate::ServiceEntry). Full: the service fails.
+pub const SERVICES: &str = "ctv_svc";
+/// Ports of services.
+pub const SERVICES_CAPACITY: usize = 65_536;
+
+/// Slot -> the number of a backend. Rings of all sets of backends, packed. Full: the service fails.
+pub const RING: &str = "ctv_ring";
+/// 16 MiB.
+pub const RING_CAPACITY: usize = 1 << 22;
+
+/// Number -> [`Backend`](crate::Backend). Full: the service fails.
+pub const BACKENDS: &str = "ctv_backends";
+/// 6 MiB.
+pub const BACKENDS_CAPACITY: usize = 1 << 18;
+
+/// [`AffinityKey`](crate::AffinityKey) -> [`AffinityEntry`](crate::AffinityEntry). Full: the client that was
+/// away for longest makes room, and its next connection goes by the ring.
+pub const AFFINITY: &str = "ctv_affinity";
+/// Clients times services that keep them.
+pub const AFFINITY_CAPACITY: usize = 65_536;
+
 /// The hash of the object that the pinned programs come from, so that a restart can tell an upgrade.
 pub const BUILD: &str = "ctv_build";
 /// Bytes of that hash.
 pub const BUILD_LEN: usize = 16;
 
 /// Every map, in the order in which `cleanup` names them.
-pub const ALL: &[&str] = &[PORTS, SEGMENTS, FLOOD, FDB, NEIGH, VTEPS, PEERS, NODE, DROPS, BUILD];
+pub const ALL: &[&str] = &[
+    PORTS, SEGMENTS, FLOOD, FDB, NEIGH, VTEPS, PEERS, NODE, DROPS, FLOWS, NEW_FLOWS, FRAGMENTS, FLOW_STATS,
+    SERVICES, RING, BACKENDS, AFFINITY, BUILD,
+];
 
 /// Program on the ingress of the host end of each pod's veth pair.
 pub const FROM_POD: &str = "ctv_from_pod";

@@ -1,13 +1,13 @@
 //! Numbers in network byte order. Arithmetic needs `get`, so mixing orders does not compile.
 
 /// A 16-bit number as it is on the wire.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(transparent)]
 pub struct Be16(u16);
 
 /// A 32-bit number as it is on the wire.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(transparent)]
 pub struct Be32(u32);
@@ -21,6 +21,11 @@ impl Be16 {
     /// The number in the machine's order.
     pub const fn get(self) -> u16 {
         u16::from_be(self.0)
+    }
+
+    /// From bytes as they lie on the wire.
+    pub const fn from_wire(wire: u16) -> Self {
+        Be16(wire)
     }
 
     /// The bytes as they lie in memory and on the wire, as the kernel's helpers take them.

@@ -19,7 +19,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use contiv_abi::{DropCount, DropReason, maps};
+use contiv_abi::{DropCount, DropReason, Timeouts, maps};
 
 use super::{Datapath, Desired, Error, Failed, Kind, Object, Observed, Op, PortNeeds};
 
@@ -62,6 +62,8 @@ pub struct Options {
     pub uplink: Option<String>,
     /// How programs are attached.
     pub attachment: Attachment,
+    /// How long connections are remembered.
+    pub timeouts: Timeouts,
 }
 
 impl Options {
@@ -83,6 +85,7 @@ impl Default for Options {
             vtep: None,
             uplink: None,
             attachment: Attachment::default(),
+            timeouts: Timeouts::default(),
         }
     }
 }
@@ -244,6 +247,7 @@ impl Datapath for Ebpf {
         };
         // On an error the state is not put back, and the next call begins from the pins.
         self.scaffold(&netlink, state.kernel_mut()).await?;
+        state.kernel_mut().ensure_timeouts(self.options.timeouts)?;
         let observed = self.measure(&netlink, &mut state, desired).await?;
         self.state = Some(state);
         Ok(observed)

@@ -3,6 +3,7 @@
 use std::{fs, time::Duration};
 
 use anyhow::Result;
+use contiv_abi::ABI_VERSION;
 use netplugin::datapath::{Datapath as _, Object, ObjectId, Op, Peer};
 use testkit::{Pinger, needs, wait_until};
 
@@ -135,7 +136,7 @@ fn a_program_that_was_taken_off_is_put_back() -> Result<()> {
     node.converge()?;
     let ifindex = node.ifindex(&pods[0].local.port)?;
     if node.datapath.inspect()["attachment"] == "tcx" {
-        fs::remove_file(node.bpf_root().join(format!("v1/node/links/pod-{ifindex}")))?;
+        fs::remove_file(node.bpf_root().join(format!("v{ABI_VERSION}/node/links/pod-{ifindex}")))?;
     } else {
         node.ns.output("tc", &["qdisc", "del", "dev", &pods[0].local.port, "clsact"])?;
     }

@@ -1,9 +1,9 @@
 //! From objects to what the kernel holds for them. Pure.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use contiv_abi::{FdbEntry, FdbKey, Mac, NeighEntry, NeighKey, Segment, SegmentEntry, Vtep, v4_mapped};
-use contiv_model::{global::ArpMode, tag::Encap};
+use contiv_abi::{Address, FdbEntry, FdbKey, NeighEntry, NeighKey, Port, Segment, SegmentEntry, Vtep};
+use contiv_model::{global::ArpMode, group::GroupNumber, tag::Encap};
 
 use crate::datapath::{Local, Network, Object, Peer, Remote};
 
@@ -14,8 +14,8 @@ pub(super) enum Entry {
     Peer(Vtep),
     /// A network. How many ports it floods to is not the network's affair but theirs.
     Segment { segment: Segment, out: u32, flags: u32 },
-    /// A port of a flood list.
-    Port { ifindex: u32, segment: Segment, mac: Mac },
+    /// A port of a flood list. Its slot is not the pod's affair but the list's.
+    Port { ifindex: u32, port: Port },
     /// A destination.
     Fdb(FdbKey, FdbEntry),
     /// An answer to ARP or ND.
@@ -128,10 +128,9 @@ fn encode_remote(remote: &Remote) -> Result<Vec<Entry>, Refused> {
     }
     entries.extend(neighbours(
         segment,
-        remote.mac.0,
-        remote.ip.octets(),
-        remote.ip6.map(|ip| ip.octets()),
-        0,
+        NeighEntry { mac: remote.mac.0, flags: 0, ifindex: 0, group: number(remote.group) },
+        remote.ip,
+        remote.ip6,
     ));
     Ok(entries)
 }
@@ -139,25 +138,40 @@ fn encode_remote(remote: &Remote) -> Result<Vec<Entry>, Refused> {
 fn encode_local(local: &Local, ifindex: u32) -> Vec<Entry> {
     let segment = segment_of(local.encap);
     let mac = local.mac.0;
+    let group = number(local.group);
+    let port = Port {
+        segment,
+        mac,
+        zero: [0; 2],
+        slot: 0,
+        group,
+        ip: local.ip.octets(),
+        more_zero: 0,
+        ip6: local.ip6.map_or(Address::default(), |ip| Address(ip.octets())),
+    };
     let mut entries = vec![
-        Entry::Port { ifindex, segment, mac },
+        Entry::Port { ifindex, port },
         Entry::Fdb(FdbKey::new(segment, mac), FdbEntry { ifindex, vtep: [0; 4] }),
     ];
-    entries.extend(neighbours(segment, mac, local.ip.octets(), local.ip6.map(|ip| ip.octets()), ifindex));
+    let owner = NeighEntry { mac, flags: 0, ifindex, group };
+    entries.extend(neighbours(segment, owner, local.ip, local.ip6));
     entries.push(Entry::Hook { ifindex, interface: local.port.clone() });
     entries
 }
 
 fn neighbours(
     segment: Segment,
-    mac: Mac,
-    ip: [u8; 4],
-    ip6: Option<[u8; 16]>,
-    ifindex: u32,
+    owner: NeighEntry,
+    ip: Ipv4Addr,
+    ip6: Option<Ipv6Addr>,
 ) -> impl Iterator<Item = Entry> {
-    let owner = NeighEntry { mac, zero: [0; 2], ifindex };
-    let addresses = [Some(v4_mapped(ip)), ip6].into_iter().flatten();
-    addresses.map(move |ip| Entry::Neigh(NeighKey { segment, ip }, owner))
+    let addresses = [Some(IpAddr::V4(ip)), ip6.map(IpAddr::V6)].into_iter().flatten();
+    addresses.map(move |ip| Entry::Neigh(NeighKey { segment, ip: Address::from(ip) }, owner))
+}
+
+/// Zero for an endpoint without a group.
+fn number(group: Option<GroupNumber>) -> u32 {
+    group.map_or(0, GroupNumber::get)
 }
 
 fn vtep(address: IpAddr) -> Result<Vtep, Refused> {
@@ -169,8 +183,6 @@ fn vtep(address: IpAddr) -> Result<Vtep, Refused> {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{Ipv4Addr, Ipv6Addr};
-
     use contiv_model::{
         mac,
         tag::{Vlan, Vni},

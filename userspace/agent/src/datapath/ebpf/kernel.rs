@@ -7,7 +7,7 @@ use aya::{
 };
 use contiv_abi::{
     DropCount, DropReason, FdbEntry, FdbKey, FloodKey, NeighEntry, NeighKey, Node, Port, Segment,
-    SegmentEntry, Vtep,
+    SegmentEntry, Timeouts, Vtep,
     maps::{
         ALL, BUILD, BUILD_LEN, DROPS, FDB, FDB_CAPACITY, FLOOD, FLOOD_CAPACITY, NEIGH, NEIGH_CAPACITY, NODE,
         PEERS, PEERS_CAPACITY, PORTS, PORTS_CAPACITY, SEGMENTS, SEGMENTS_CAPACITY, VTEPS,
@@ -94,8 +94,7 @@ impl Kernel {
     /// The list of peers that flooding walks.
     pub(super) fn peer_list(&self) -> Result<Vec<Vtep>, Error> {
         let what = || format!("read the map {VTEPS}");
-        let node = self.node.get(&0, 0).map_err(|error| failed(format!("read the map {NODE}"), error))?;
-        let slots = 0..node.peers.min(PEERS_CAPACITY as u32);
+        let slots = 0..self.node()?.peers.min(PEERS_CAPACITY as u32);
         slots.map(|slot| self.vteps.get(&slot, 0).map_err(|error| failed(what(), error))).collect()
     }
 
@@ -107,10 +106,23 @@ impl Kernel {
     }
 
     pub(super) fn set_peer_count(&mut self, peers: u32) -> Result<(), Error> {
+        let node = Node { peers, ..self.node()? };
+        self.set_node(node)
+    }
+
+    fn node(&self) -> Result<Node, Error> {
+        self.node.get(&0, 0).map_err(|error| failed(format!("read the map {NODE}"), error))
+    }
+
+    fn set_node(&mut self, node: Node) -> Result<(), Error> {
         self.writes.count();
-        self.node
-            .set(0, Node { peers, zero: 0 }, 0)
-            .map_err(|error| failed(format!("write to the map {NODE}"), error))
+        self.node.set(0, node, 0).map_err(|error| failed(format!("write to the map {NODE}"), error))
+    }
+
+    /// Sees to it that flows are remembered for so long.
+    pub(super) fn ensure_timeouts(&mut self, timeouts: Timeouts) -> Result<(), Error> {
+        let node = self.node()?;
+        if node.timeouts == timeouts { Ok(()) } else { self.set_node(Node { timeouts, ..node }) }
     }
 
     /// What was dropped since the maps were made, by reason; zeros are left out.

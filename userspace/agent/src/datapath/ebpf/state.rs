@@ -87,9 +87,9 @@ impl State {
             Entry::Segment { segment, out, flags } => {
                 self.kernel.segments.get(segment).is_some_and(|e| e.out == *out && e.flags == *flags)
             }
-            Entry::Port { ifindex, segment, mac } => {
-                self.seat(*ifindex) == Some(*segment)
-                    && self.kernel.ports.get(ifindex).is_some_and(|port| port.mac == *mac)
+            Entry::Port { ifindex, port } => {
+                let seated = self.seat(*ifindex) == Some(port.segment);
+                seated && self.kernel.ports.get(ifindex).is_some_and(|is| Port { slot: 0, ..*is } == *port)
             }
             Entry::Fdb(key, value) => self.kernel.fdb.get(key) == Some(value),
             Entry::Neigh(key, value) => self.kernel.neigh.get(key) == Some(value),
@@ -149,7 +149,7 @@ impl State {
                 let ports = self.ports.entry(*segment).or_default().len();
                 self.kernel.segments.set(*segment, SegmentEntry { out: *out, ports, flags: *flags })
             }
-            Entry::Port { ifindex, segment, mac } => self.put_port(*ifindex, *segment, *mac),
+            Entry::Port { ifindex, port } => self.put_port(*ifindex, *port),
             Entry::Fdb(key, value) => self.kernel.fdb.set(*key, *value),
             Entry::Neigh(key, value) => self.kernel.neigh.set(*key, *value),
             Entry::Hook { ifindex, interface } => {
@@ -218,20 +218,21 @@ impl State {
         }
     }
 
-    fn put_port(&mut self, ifindex: u32, segment: Segment, mac: contiv_abi::Mac) -> Result<(), Error> {
+    fn put_port(&mut self, ifindex: u32, wanted: Port) -> Result<(), Error> {
+        let segment = wanted.segment;
         if self.kernel.segments.get(&segment).is_none() {
             let why = "the network has to be there before its endpoints";
             return Err(failed(format!("put a port into the network {segment}"), why));
         }
         match (self.seat(ifindex), self.kernel.ports.get(&ifindex).copied()) {
             (Some(here), Some(port)) if here == segment => {
-                return self.kernel.ports.set(ifindex, Port { mac, ..port });
+                return self.kernel.ports.set(ifindex, Port { slot: port.slot, ..wanted });
             }
             (Some(elsewhere), Some(port)) => self.leave_ports(elsewhere, port.slot)?,
             _ => {}
         }
         for step in self.ports.entry(segment).or_default().plan_join(ifindex) {
-            self.step_ports(segment, Some(mac), step)?;
+            self.step_ports(segment, Some(wanted), step)?;
         }
         self.ports.entry(segment).or_default().joined(ifindex);
         Ok(())
@@ -245,19 +246,19 @@ impl State {
         Ok(())
     }
 
-    /// `mac` is that of a port which has no entry yet.
+    /// `joining` is the port which has no entry yet.
     fn step_ports(
         &mut self,
         segment: Segment,
-        mac: Option<contiv_abi::Mac>,
+        joining: Option<Port>,
         step: Step<u32>,
     ) -> Result<(), Error> {
         match step {
             Step::Put { slot, member } => self.kernel.flood.set(FloodKey { segment, slot }, member),
             Step::Seat { member, slot } => {
-                let known = self.kernel.ports.get(&member).map(|port| port.mac);
-                match mac.or(known) {
-                    Some(mac) => self.kernel.ports.set(member, Port { segment, mac, zero: [0; 2], slot }),
+                let known = self.kernel.ports.get(&member).copied();
+                match joining.or(known) {
+                    Some(port) => self.kernel.ports.set(member, Port { segment, slot, ..port }),
                     // A stray of the flood list without a port of its own; it is swept next.
                     None => Ok(()),
                 }

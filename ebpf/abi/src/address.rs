@@ -1,0 +1,76 @@
+//! A network-layer address as a key.
+
+/// An IPv6 address, or an IPv4 address mapped into `::ffff:0:0/96`. Aligned, so that the programs copy and
+/// compare it in two words; bytes, so that a map dump can be read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
+#[repr(C, align(8))]
+pub struct Address(pub [u8; 16]);
+
+impl Address {
+    /// `::ffff:a.b.c.d`.
+    #[inline(always)]
+    pub const fn v4(ip: [u8; 4]) -> Self {
+        // By words: a BPF program would otherwise put it together byte by byte.
+        Address::from_words([0, u64::from_ne_bytes([0, 0, 0xff, 0xff, ip[0], ip[1], ip[2], ip[3]])])
+    }
+
+    /// The address in two words as they lie in memory; for comparing, not for counting.
+    #[inline(always)]
+    pub const fn words(&self) -> [u64; 2] {
+        let Address([a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p]) = *self;
+        [u64::from_ne_bytes([a, b, c, d, e, f, g, h]), u64::from_ne_bytes([i, j, k, l, m, n, o, p])]
+    }
+
+    /// The inverse of [`Address::words`].
+    #[inline(always)]
+    pub const fn from_words(words: [u64; 2]) -> Self {
+        let [a, b, c, d, e, f, g, h] = words[0].to_ne_bytes();
+        let [i, j, k, l, m, n, o, p] = words[1].to_ne_bytes();
+        Address([a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p])
+    }
+
+    /// The last four bytes: the IPv4 address of a mapped one.
+    #[inline(always)]
+    pub const fn low(&self) -> [u8; 4] {
+        [self.0[12], self.0[13], self.0[14], self.0[15]]
+    }
+
+    /// Equality by words.
+    #[inline(always)]
+    pub const fn same(&self, other: &Address) -> bool {
+        let ([a, b], [c, d]) = (self.words(), other.words());
+        a == c && b == d
+    }
+}
+
+#[cfg(feature = "user")]
+impl From<std::net::IpAddr> for Address {
+    fn from(ip: std::net::IpAddr) -> Self {
+        match ip {
+            std::net::IpAddr::V4(ip) => Address::v4(ip.octets()),
+            std::net::IpAddr::V6(ip) => Address(ip.octets()),
+        }
+    }
+}
+
+#[cfg(feature = "user")]
+impl From<Address> for std::net::IpAddr {
+    fn from(address: Address) -> Self {
+        std::net::Ipv6Addr::from(address.0).to_canonical()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_and_bytes_are_the_same() {
+        let ip = Address::v4([10, 1, 2, 3]);
+        assert_eq!(ip.0, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 1, 2, 3]);
+        assert_eq!(Address::from_words(ip.words()), ip);
+        assert_eq!(ip.low(), [10, 1, 2, 3]);
+        assert!(ip.same(&ip) && !ip.same(&Address([0; 16])));
+    }
+}

@@ -1,0 +1,230 @@
+//! The tables of flows, and how flows leave them.
+//!
+//! A flow begins among the new ones, an LRU, and moves to the table proper with its first answer, so that
+//! what one side sends without being answered pushes out only what is as young. In the table every flow has
+//! a timer of the kernel, which removes it when it has been silent for long enough: nobody walks the table,
+//! and nothing waits for the agent.
+
+use aya_ebpf::{
+    bindings::bpf_timer,
+    btf_maps::{HashMap, LruHashMap, PerCpuArray},
+    cty::c_void,
+    helpers::generated::{
+        bpf_ktime_get_coarse_ns, bpf_timer_init, bpf_timer_set_callback, bpf_timer_start,
+    },
+    macros::btf_map,
+};
+use contiv_abi::{
+    Flow, FlowEvent, FlowKey, TimedFlow,
+    maps::{FLOW_STATS_SLOTS, FLOWS_CAPACITY, NEW_FLOWS_CAPACITY},
+};
+
+use crate::{
+    maps::{self, NO_PREALLOC},
+    packet::{self, Packet},
+};
+
+#[btf_map(name = "ctv_ct")]
+static FLOWS: HashMap<FlowKey, TimedFlow, FLOWS_CAPACITY, NO_PREALLOC> = HashMap::new();
+
+#[btf_map(name = "ctv_new")]
+static NEW: LruHashMap<FlowKey, Flow, NEW_FLOWS_CAPACITY> = LruHashMap::new();
+
+#[btf_map(name = "ctv_ct_stats")]
+static STATS: PerCpuArray<u64, FLOW_STATS_SLOTS> = PerCpuArray::new();
+
+const NANOSECONDS: u64 = 1_000_000_000;
+
+/// Seconds since boot.
+#[inline(always)]
+pub(crate) fn now() -> u32 {
+    // SAFETY: a helper without arguments.
+    (unsafe { bpf_ktime_get_coarse_ns() } / NANOSECONDS) as u32
+}
+
+#[inline(always)]
+pub(crate) fn count(event: FlowEvent) {
+    if let Some(count) = STATS.get_ptr_mut(event as u32) {
+        // SAFETY: this CPU's own slot; at worst one count is lost to a timer that interrupts.
+        unsafe { *count += 1 };
+    }
+}
+
+/// The entry of a flow that was answered, or of an alias of one.
+#[inline(always)]
+pub(crate) fn answered(key: &FlowKey) -> Option<*mut Flow> {
+    // SAFETY: the place of a field of an entry that was found.
+    FLOWS.get_ptr_mut(key).map(|timed| unsafe { &raw mut (*timed).flow })
+}
+
+/// The entry of a flow that was not answered yet, or of an alias of one.
+#[inline(always)]
+pub(crate) fn young(key: &FlowKey) -> Option<*mut Flow> {
+    NEW.get_ptr_mut(key)
+}
+
+/// Whether the time of a flow is over. An alias lives as long as its flow.
+#[inline(always)]
+pub(crate) fn is_over(flow: &Flow, key: &FlowKey, now: u32, answered: bool) -> bool {
+    let idle = now.wrapping_sub(flow.seen);
+    // The timeouts are looked up only when time has passed.
+    idle != 0
+        && flow.flags & Flow::ALIAS == 0
+        && idle > ctv_timeout(key.protocol.into(), answered.into(), (flow.tcp[0] | flow.tcp[1]).into())
+}
+
+/// How long a flow is remembered without a packet, in seconds.
+///
+/// A function of its own for the verifier: what it returns is any number.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_timeout(protocol: u32, answered: u32, closing: u32) -> u32 {
+    maps::timeouts().map_or(0, |timeouts| timeouts.of(protocol as u8, answered != 0, closing != 0))
+}
+
+/// Notes what is in `packet.flow` as new.
+#[inline(always)]
+pub(crate) fn note(key: &FlowKey, flow: &Flow) -> bool {
+    NEW.insert(key, flow, 0).is_ok()
+}
+
+/// Moves the flow of the packet in hand, which was answered, and its alias to the table proper; when that is
+/// full, it stays.
+///
+/// A function of its own for the verifier; there is nothing to say about the outcome.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ctv_confirm() -> u32 {
+    let Some(packet) = packet::in_hand() else { return 0 };
+    let Some(flow) = young(&packet.key) else { return 0 };
+    // SAFETY: an entry that was found.
+    let flow = unsafe { &*flow };
+    let translated = flow.flags & Flow::NAT != 0;
+    if translated {
+        ctv_alias(flow);
+    }
+    let closing = flow.tcp[0] | flow.tcp[1];
+    copy(packet, flow);
+    if FLOWS.insert(&packet.key, timed(packet), 0).is_err() {
+        count(FlowEvent::Full);
+        return 0;
+    }
+    if let Some(entry) = FLOWS.get_ptr_mut(&packet.key) {
+        watch(entry, ctv_timeout(packet.key.protocol.into(), 1, closing.into()));
+    }
+    count(FlowEvent::Answered);
+    if translated && let Some(alias) = young(&packet.alias) {
+        // SAFETY: an entry that was found.
+        copy(packet, unsafe { &*alias });
+        // When it is full, the alias stays where it is; if it is pushed out there, the client's next
+        // packet finds the flow again by the service.
+        if FLOWS.insert(&packet.alias, timed(packet), 0).is_ok() {
+            let _moved = NEW.remove(&packet.alias);
+        }
+    }
+    let _moved = NEW.remove(&packet.key);
+    0
+}
+
+/// Sets the key of the alias of the flow with the packet's key. Not zero if the flow is translated at all.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_alias(flow: *const Flow) -> u32 {
+    let Some(packet) = packet::in_hand() else { return 0 };
+    // SAFETY: the verifier sees to it that a pointer which is not null is to a whole flow.
+    let Some(flow) = (unsafe { flow.as_ref() }) else { return 0 };
+    flow.untranslate(&packet.key, &mut packet.spare);
+    packet.alias.set(packet.segment, &packet.spare, flow.alias_kind());
+    u32::from(flow.flags & Flow::NAT)
+}
+
+/// Puts a flow where `timed` finds it.
+#[inline(always)]
+fn copy(packet: &mut Packet, flow: &Flow) {
+    packet.timed.room = [0; 2];
+    // SAFETY: an entry of a map is not in the packet. An assignment would go by way of the stack.
+    unsafe { core::ptr::copy_nonoverlapping(flow, &raw mut packet.timed.flow, 1) };
+}
+
+/// The entry that was put together in the packet.
+#[inline(always)]
+fn timed(packet: &Packet) -> &TimedFlow {
+    // SAFETY: of the same shape; the kernel copies all of it but the timer.
+    unsafe { &*(&raw const packet.timed).cast::<TimedFlow>() }
+}
+
+/// Removes the flow with the key of the packet in hand, and its alias.
+#[inline(always)]
+pub(crate) fn forget(packet: &mut Packet) {
+    let translated = if let Some(flow) = answered(&packet.key) {
+        ctv_alias(flow)
+    } else if let Some(flow) = young(&packet.key) {
+        ctv_alias(flow)
+    } else {
+        0
+    };
+    if translated != 0 {
+        let _gone = FLOWS.remove(&packet.alias);
+        let _gone = NEW.remove(&packet.alias);
+    }
+    let _gone = FLOWS.remove(&packet.key);
+    let _gone = NEW.remove(&packet.key);
+}
+
+/// `CLOCK_MONOTONIC`.
+const MONOTONIC: u64 = 1;
+
+/// Sets the timer of a flow.
+#[inline(always)]
+fn watch(entry: *mut TimedFlow, seconds: u32) {
+    // SAFETY: the timer of an entry of this map.
+    unsafe {
+        let timer = (&raw mut (*entry).timer).cast::<bpf_timer>();
+        bpf_timer_init(timer, (&raw const FLOWS).cast_mut().cast(), MONOTONIC);
+        bpf_timer_set_callback(timer, expire as *mut c_void);
+        bpf_timer_start(timer, u64::from(seconds) * NANOSECONDS, 0);
+    }
+}
+
+/// The timer of the flow with the packet's key runs out after the timeout of one that is closing.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ctv_hurry() -> u32 {
+    let Some(packet) = packet::in_hand() else { return 0 };
+    if let Some(entry) = FLOWS.get_ptr_mut(&packet.key) {
+        let seconds = ctv_timeout(packet.key.protocol.into(), 1, 1);
+        // SAFETY: the timer of an entry of this map.
+        unsafe {
+            let timer = (&raw mut (*entry).timer).cast::<bpf_timer>();
+            bpf_timer_start(timer, u64::from(seconds) * NANOSECONDS, 0);
+        }
+    }
+    0
+}
+
+/// Runs when a flow might have run out: removes it, or comes back when it would.
+extern "C" fn expire(_map: *mut c_void, key: *mut FlowKey, entry: *mut TimedFlow) -> i64 {
+    // SAFETY: the kernel calls with the entry whose timer it is, and its key.
+    let (key, flow) = unsafe { (&*key, &(*entry).flow) };
+    let timeout = ctv_timeout(key.protocol.into(), 1, (flow.tcp[0] | flow.tcp[1]).into());
+    let idle = now().wrapping_sub(flow.seen);
+    if idle <= timeout {
+        // SAFETY: the timer of this entry, which runs.
+        unsafe {
+            let timer = (&raw mut (*entry).timer).cast::<bpf_timer>();
+            bpf_timer_start(timer, u64::from(timeout - idle + 1) * NANOSECONDS, 0);
+        }
+        return 0;
+    }
+    // A timer is a softirq as packets are, so no packet is in hand now.
+    let Some(packet) = packet::in_hand() else { return 0 };
+    // SAFETY: an entry of a map is not in the packet.
+    unsafe { core::ptr::copy_nonoverlapping(key, &raw mut packet.key, 1) };
+    packet.segment = packet.key.segment;
+    if ctv_alias(flow) != 0 {
+        let _gone = FLOWS.remove(&packet.alias);
+    }
+    let _gone = FLOWS.remove(&packet.key);
+    count(FlowEvent::Expired);
+    0
+}

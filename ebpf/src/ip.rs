@@ -1,0 +1,101 @@
+//! The stages between the Ethernet addresses: a packet of IP for one receiver is parsed, belongs to a flow,
+//! and is translated when the flow is.
+
+use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
+use contiv_abi::{DropReason, Mac, Segment, SegmentEntry};
+
+use crate::{
+    frame::{self, Ethernet},
+    nat,
+    packet::{self, AGAIN, GO_ON, NEW, REFUSE},
+    parse, refuse, track,
+};
+
+/// Who sent the frame: a pod's port and group, both zero for a frame from outside.
+#[derive(Clone, Copy)]
+pub(crate) struct Sender {
+    pub(crate) port: u32,
+    pub(crate) group: u32,
+}
+
+impl Sender {
+    /// Not a pod here.
+    pub(crate) const OUTSIDE: Sender = Sender { port: 0, group: 0 };
+}
+
+/// Where a frame for one receiver goes, by its Ethernet address. No enum: the half of it that is not there would be
+/// an unknown register to the verifier.
+#[derive(Clone, Copy)]
+pub(crate) struct Passed {
+    pub(crate) destination: Mac,
+    /// Its ends are not what they were.
+    pub(crate) translated: bool,
+    /// Zero, or the number of the reason for which it has become its own refusal, for the sender.
+    pub(crate) refused: u32,
+}
+
+/// Takes a frame through the stages; what is not IP, or for many, goes by its Ethernet address alone.
+#[inline(always)]
+pub(crate) fn pass(
+    ctx: &TcContext,
+    ethernet: &Ethernet,
+    segment: Segment,
+    entry: &SegmentEntry,
+    sender: Sender,
+) -> Result<Passed, DropReason> {
+    let ip6 = ethernet.kind == frame::IPV6;
+    let mut passed = Passed { destination: ethernet.destination, translated: false, refused: 0 };
+    if ethernet.is_group() || !(ip6 || ethernet.kind == frame::IPV4) {
+        return Ok(passed);
+    }
+    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+    packet.segment = segment;
+    packet.segment_flags = entry.flags;
+    packet.source_port = sender.port;
+    packet.source_group = sender.group;
+    packet.ip6 = u8::from(ip6);
+    packet.destination_mac = ethernet.destination;
+    packet.source_mac = ethernet.source;
+    let code = ctv_pass(ctx.skb.skb);
+    if code & REFUSE != 0 {
+        passed.refused = code & !REFUSE;
+    } else if code == packet::TRANSLATED {
+        let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+        passed.destination = packet.destination_mac;
+        passed.translated = true;
+    } else if code != GO_ON {
+        return Err(packet::reason(code));
+    }
+    Ok(passed)
+}
+
+/// The stages themselves. A function of its own for the verifier; the result is that of `packet::code`,
+/// `TRANSLATED`, or `REFUSE` and the reason.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_pass(skb: *mut __sk_buff) -> u32 {
+    let code = parse::ctv_parse(skb);
+    if code != GO_ON {
+        // Of the link itself: no flow, and no business of policy.
+        return if code == AGAIN { GO_ON } else { code };
+    }
+    let mut code = track::ctv_track(skb);
+    if code == NEW {
+        code = track::ctv_open();
+    }
+    if code & REFUSE != 0 {
+        // What cannot be refused is dropped for the same reason.
+        return if refuse::ctv_refuse(skb) == GO_ON { code } else { code & !REFUSE };
+    }
+    if code != GO_ON {
+        return code;
+    }
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    if packet.translated == 0 {
+        return GO_ON;
+    }
+    match nat::ctv_translate(skb) {
+        GO_ON => packet::TRANSLATED,
+        code => code,
+    }
+}

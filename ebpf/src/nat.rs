@@ -1,0 +1,194 @@
+//! Rewriting a packet's ends, with every checksum that covers them.
+
+use aya_ebpf::{
+    bindings::{__sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR},
+    helpers::generated::{
+        bpf_csum_diff, bpf_l3_csum_replace, bpf_l4_csum_replace, bpf_skb_store_bytes,
+    },
+    programs::TcContext,
+};
+use contiv_abi::{Address, Be16, DropReason, NeighKey, TCP, UDP, service_mac};
+
+use crate::{
+    frame,
+    maps,
+    packet::{self, ICMPV6, Packet, Piece},
+};
+
+/// Rewrites the packet in hand from `tuple` to `wanted`, and its Ethernet addresses where an end is another.
+///
+/// A function of its own for the verifier; its result is that of `packet::code`.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ctv_translate(skb: *mut __sk_buff) -> u32 {
+    let ctx = TcContext::new(skb);
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    packet::code(translate(&ctx, packet))
+}
+
+#[inline(always)]
+fn translate(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
+    if packet.icmp_error != 0 {
+        let inside = inner(ctx, packet)?;
+        // IPv6 has its addresses in the checksum, too; that follows with them.
+        sum_l4(ctx, packet.l4 + 2, inside, 0)?;
+    } else if packet.piece != Piece::LATER {
+        ports(ctx, packet)?;
+    }
+    addresses(ctx, packet)?;
+    if !packet.wanted.destination.same(&packet.tuple.destination) {
+        let owner = maps::neighbour(&NeighKey { segment: packet.segment, ip: packet.wanted.destination });
+        packet.destination_mac = owner.ok_or(DropReason::StrangeBackend)?.mac;
+        store(ctx, 0, &packet.destination_mac)?;
+    }
+    if !packet.wanted.source.same(&packet.tuple.source) {
+        packet.source_mac = service_mac(&packet.wanted.source);
+        store(ctx, 6, &packet.source_mac)?;
+    }
+    Ok(())
+}
+
+/// The place of the transport's checksum, from where its header begins.
+#[inline(always)]
+const fn checksum_at(protocol: u8) -> Option<u32> {
+    match protocol {
+        TCP => Some(16),
+        UDP => Some(6),
+        _ => None,
+    }
+}
+
+/// Ports, and what their change does to the checksum.
+#[inline(always)]
+fn ports(ctx: &TcContext, packet: &Packet) -> Result<(), DropReason> {
+    let Some(at) = checksum_at(packet.protocol) else { return Ok(()) };
+    let before = [packet.tuple.source_port, packet.tuple.destination_port];
+    let after = [packet.wanted.source_port, packet.wanted.destination_port];
+    sum_l4(ctx, packet.l4 + at, difference(&before, &after, 0), zero_means_none(packet.protocol))?;
+    store(ctx, packet.l4, &after)
+}
+
+/// A UDP packet may do without a checksum, and shows that by zero.
+#[inline(always)]
+const fn zero_means_none(protocol: u8) -> u64 {
+    if protocol == UDP { BPF_F_MARK_MANGLED_0 as u64 } else { 0 }
+}
+
+/// Addresses, and what their change does to the checksums of the header and of what it carries.
+#[inline(always)]
+fn addresses(ctx: &TcContext, packet: &Packet) -> Result<(), DropReason> {
+    let sum = if packet.ip6 != 0 {
+        const AT: u32 = 8;
+        let before = [packet.tuple.source, packet.tuple.destination];
+        let after = [packet.wanted.source, packet.wanted.destination];
+        store(ctx, packet.l3 + AT, &after)?;
+        difference(&before, &after, 0)
+    } else {
+        const AT: u32 = 12;
+        let before = low([&packet.tuple.source, &packet.tuple.destination]);
+        let after = low([&packet.wanted.source, &packet.wanted.destination]);
+        let sum = difference(&before, &after, 0);
+        sum_l3(ctx, packet.l3 + CHECKSUM, sum)?;
+        store(ctx, packet.l3 + AT, &after)?;
+        sum
+    };
+    if packet.piece == Piece::LATER {
+        return Ok(());
+    }
+    let at = match packet.protocol {
+        ICMPV6 => Some(2),
+        protocol => checksum_at(protocol),
+    };
+    let Some(at) = at else { return Ok(()) };
+    let pseudo = u64::from(BPF_F_PSEUDO_HDR);
+    sum_l4(ctx, packet.l4 + at, sum, pseudo | zero_means_none(packet.protocol))
+}
+
+/// The checksum of IPv4's header, in the header.
+const CHECKSUM: u32 = 10;
+
+/// The packet that an error is about, as its sender knows it. Returns what has changed, for the checksum
+/// of the error.
+#[inline(always)]
+fn inner(ctx: &TcContext, packet: &Packet) -> Result<u32, DropReason> {
+    let (at, protocol) = (packet.inner_l3, packet.inner.protocol);
+    let (before, after) = (&packet.inner, &packet.inner_wanted);
+    let mut total;
+    let moved;
+    if packet.ip6 != 0 {
+        const AT: u32 = 8;
+        let (before, after) = ([before.source, before.destination], [after.source, after.destination]);
+        moved = difference(&before, &after, 0);
+        total = moved;
+        store(ctx, at + AT, &after)?;
+    } else {
+        const AT: u32 = 12;
+        let before = low([&before.source, &before.destination]);
+        let after = low([&after.source, &after.destination]);
+        moved = difference(&before, &after, 0);
+        // The header's own checksum makes up for its addresses.
+        total = 0;
+        sum_l3(ctx, at + CHECKSUM, moved)?;
+        store(ctx, at + AT, &after)?;
+    }
+    let Some(sum_at) = checksum_at(protocol) else { return Ok(total) };
+    let (before, after) =
+        ([before.source_port, before.destination_port], [after.source_port, after.destination_port]);
+    total = difference(&before, &after, total);
+    store(ctx, packet.inner_l4, &after)?;
+    // Of TCP only the ports have to be there (RFC 792); UDP may have none.
+    let sum_at = packet.inner_l4 + sum_at;
+    let Ok(old) = frame::load::<[Be16; 2]>(ctx, sum_at as usize - 2) else { return Ok(total) };
+    if old[1].wire() != 0 {
+        sum_l3(ctx, sum_at, difference(&before, &after, moved))?;
+        let new = frame::load::<[Be16; 2]>(ctx, sum_at as usize - 2)?;
+        total = difference(&old, &new, total);
+    }
+    Ok(total)
+}
+
+/// Two IPv4 addresses.
+#[inline(always)]
+fn low(addresses: [&Address; 2]) -> [[u8; 4]; 2] {
+    [addresses[0].low(), addresses[1].low()]
+}
+
+/// What replacing `before` by `after` adds to a sum, on top of `seed`.
+#[inline(always)]
+fn difference<T>(before: &T, after: &T, seed: u32) -> u32 {
+    let size = size_of::<T>() as u32;
+    // SAFETY: both are as long as the length says, and the helper only reads them.
+    (unsafe {
+        bpf_csum_diff(
+            core::ptr::from_ref(before).cast_mut().cast(),
+            size,
+            core::ptr::from_ref(after).cast_mut().cast(),
+            size,
+            seed,
+        )
+    }) as u32
+}
+
+#[inline(always)]
+fn sum_l3(ctx: &TcContext, at: u32, difference: u32) -> Result<(), DropReason> {
+    // SAFETY: the context is the one that the kernel gave to this program.
+    done(unsafe { bpf_l3_csum_replace(ctx.skb.skb, at, 0, difference.into(), 0) })
+}
+
+#[inline(always)]
+fn sum_l4(ctx: &TcContext, at: u32, difference: u32, flags: u64) -> Result<(), DropReason> {
+    // SAFETY: the context is the one that the kernel gave to this program.
+    done(unsafe { bpf_l4_csum_replace(ctx.skb.skb, at, 0, difference.into(), flags) })
+}
+
+#[inline(always)]
+fn store<T>(ctx: &TcContext, at: u32, bytes: &T) -> Result<(), DropReason> {
+    let size = size_of::<T>() as u32;
+    // SAFETY: the context is the kernel's, and the source is as long as the length says.
+    done(unsafe { bpf_skb_store_bytes(ctx.skb.skb, at, core::ptr::from_ref(bytes).cast(), size, 0) })
+}
+
+#[inline(always)]
+fn done(result: i64) -> Result<(), DropReason> {
+    if result == 0 { Ok(()) } else { Err(DropReason::RewriteFailed) }
+}

@@ -1,0 +1,165 @@
+//! What the stages know of the packet in hand, and what they make of it.
+
+use aya_ebpf::{btf_maps::PerCpuArray, macros::btf_map};
+use contiv_abi::{DropReason, Flow, FlowKey, Mac, Segment, Tuple};
+
+/// The packet in hand.
+///
+/// It lies in a map and not on the stack, so that it is shared by the stages that are functions of their
+/// own, which the verifier walks once instead of once for each way that leads to them; and because what
+/// lies in a map is unknown to the verifier, ways that meet are one way from there on. A packet is done
+/// with before the next one begins on a CPU: the programs run on ingress, with softirqs held off.
+#[repr(C)]
+pub(crate) struct Packet {
+    /// The network that the packet is in.
+    pub(crate) segment: Segment,
+    /// Its ends as it was received.
+    pub(crate) tuple: Tuple,
+    /// Of an ICMP error: the ends of the packet that it is about, which went the other way.
+    pub(crate) inner: Tuple,
+    /// Its ends as it goes on.
+    pub(crate) wanted: Tuple,
+    /// Of an ICMP error: the ends of the packet that it is about, as the receiver knows it.
+    pub(crate) inner_wanted: Tuple,
+    /// Room for another.
+    pub(crate) spare: Tuple,
+    /// The key that is looked up.
+    pub(crate) key: FlowKey,
+    /// That of the alias of the same flow.
+    pub(crate) alias: FlowKey,
+    /// An entry that is being made.
+    pub(crate) flow: Flow,
+    /// An entry of the table of answered flows.
+    pub(crate) timed: TimedRoom,
+    /// Room for a refusal.
+    pub(crate) answer: [u64; ANSWER_LEN / 8],
+    /// Seconds since boot.
+    pub(crate) now: u32,
+    /// Bytes of the frame.
+    pub(crate) len: u32,
+    /// The sending pod's port; zero for a packet from outside.
+    pub(crate) source_port: u32,
+    /// Its group.
+    pub(crate) source_group: u32,
+    /// The place of the fixed header of IP.
+    pub(crate) l3: u32,
+    /// The place of what follows the headers of IP.
+    pub(crate) l4: u32,
+    /// Of an ICMP error: the place of the header of IP inside.
+    pub(crate) inner_l3: u32,
+    /// And what follows that.
+    pub(crate) inner_l4: u32,
+    /// The place of what follows the headers that were read last.
+    pub(crate) next: u32,
+    /// Of a fragment: the packet's number.
+    pub(crate) identification: u32,
+    /// Number of the service that a new flow is to.
+    pub(crate) service: u32,
+    /// `SegmentEntry::flags` of the network.
+    pub(crate) segment_flags: u32,
+    /// The protocol of the packet itself, also of an ICMP error.
+    pub(crate) protocol: u8,
+    /// 1 for IPv6.
+    pub(crate) ip6: u8,
+    /// [`Piece`].
+    pub(crate) piece: u8,
+    /// 1 for an ICMP error about another packet.
+    pub(crate) icmp_error: u8,
+    /// TCP flags.
+    pub(crate) tcp: u8,
+    /// `Flow::HAIRPIN` when the pod reaches itself.
+    pub(crate) hairpin: u8,
+    /// 1 when the tuple was changed by the stages.
+    pub(crate) translated: u8,
+    /// 1 when the lower end of the key has sent the packet, or does so beyond the translation.
+    pub(crate) from_low: u8,
+    /// 1 for an answer.
+    pub(crate) reply: u8,
+    /// `Flow::ASIDE` for a direct connection that needs another port.
+    pub(crate) aside: u8,
+    /// Destination in the frame.
+    pub(crate) destination_mac: Mac,
+    /// Source in the frame.
+    pub(crate) source_mac: Mac,
+}
+
+/// Bytes of the longest refusal, rounded up.
+pub(crate) const ANSWER_LEN: usize = 112;
+
+/// As `TimedFlow`, but without the timer, which the kernel would not have in this map.
+#[repr(C)]
+pub(crate) struct TimedRoom {
+    pub(crate) flow: Flow,
+    pub(crate) room: [u64; 2],
+}
+
+/// What of a packet this is, as [`Packet::piece`] has it.
+pub(crate) struct Piece;
+
+impl Piece {
+    /// All of it.
+    pub(crate) const WHOLE: u8 = 0;
+    /// The first fragment, with the ports.
+    pub(crate) const FIRST: u8 = 1;
+    /// Another fragment.
+    pub(crate) const LATER: u8 = 2;
+}
+
+/// FIN, SYN, RST, ACK.
+pub(crate) mod tcp {
+    pub(crate) const FIN: u8 = 0x01;
+    pub(crate) const SYN: u8 = 0x02;
+    pub(crate) const RST: u8 = 0x04;
+    pub(crate) const ACK: u8 = 0x10;
+}
+
+pub(crate) const ICMP: u8 = 1;
+pub(crate) const ICMPV6: u8 = 58;
+pub(crate) const SCTP: u8 = 132;
+
+#[btf_map(name = "ctv_packet")]
+static PACKET: PerCpuArray<Packet, 1> = PerCpuArray::new();
+
+/// The packet that this CPU has in hand.
+#[inline(always)]
+pub(crate) fn in_hand<'a>() -> Option<&'a mut Packet> {
+    let packet = PACKET.get_ptr_mut(0)?;
+    // SAFETY: this CPU's own; see `Packet` for why nobody else has it meanwhile. A stage takes it afresh and
+    // does not keep it over a call of another.
+    Some(unsafe { &mut *packet })
+}
+
+/// What a stage that is a function of its own returns: zero to go on, or the number of the reason to drop.
+pub(crate) const GO_ON: u32 = 0;
+/// No flow that is known.
+pub(crate) const NEW: u32 = 0x200;
+/// An alias: the key of the flow that it leads to is set.
+pub(crate) const AGAIN: u32 = 0x201;
+/// The tuple is that of a translated flow's far side, but the packet is not of that flow.
+pub(crate) const BESIDE: u32 = 0x202;
+/// The flow has ended and another one begins with its ports.
+pub(crate) const REOPEN: u32 = 0x203;
+/// Done, and the ends are not what they were.
+pub(crate) const TRANSLATED: u32 = 0x204;
+/// To be answered with a refusal; then the number below is counted.
+pub(crate) const REFUSE: u32 = 0x100;
+
+/// The number for a result.
+#[inline(always)]
+pub(crate) fn code(result: Result<(), DropReason>) -> u32 {
+    match result {
+        Ok(()) => GO_ON,
+        Err(reason) => reason as u32,
+    }
+}
+
+
+/// The reason that a stage returned.
+#[inline(always)]
+pub(crate) fn reason(code: u32) -> DropReason {
+    if code == GO_ON || code as usize > DropReason::ALL.len() {
+        return DropReason::Malformed;
+    }
+    // SAFETY: the numbers are dense from one to as many as there are.
+    unsafe { core::mem::transmute::<u32, DropReason>(code) }
+}

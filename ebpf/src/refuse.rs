@@ -1,0 +1,303 @@
+//! Telling a client at once that a service has nobody behind it: TCP by a reset, anything else by "port
+//! unreachable".
+
+use aya_ebpf::{
+    bindings::{__sk_buff, BPF_F_RECOMPUTE_CSUM},
+    helpers::generated::{bpf_csum_diff, bpf_skb_change_tail},
+    programs::TcContext,
+};
+use contiv_abi::{Be16, DropReason, TCP, UDP};
+
+use crate::{
+    frame::{self, ETHERNET, Ethernet},
+    packet::{self, ANSWER_LEN, ICMP, ICMPV6, Packet, Piece, tcp},
+};
+
+/// What a refusal says about where it comes from.
+const TTL: u8 = 64;
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Ports {
+    source: Be16,
+    destination: Be16,
+}
+
+/// A header of TCP without options (RFC 9293 3.1).
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Tcp {
+    ports: Ports,
+    sequence: [Be16; 2],
+    acknowledged: [Be16; 2],
+    offset_and_flags: [u8; 2],
+    window: Be16,
+    checksum: Be16,
+    urgent: Be16,
+}
+const _: () = assert!(size_of::<Tcp>() == 20);
+
+#[repr(C)]
+struct Ipv4 {
+    version_and_length: u8,
+    service: u8,
+    total: Be16,
+    identification: Be16,
+    fragment: Be16,
+    ttl: u8,
+    protocol: u8,
+    checksum: Be16,
+    source: [u8; 4],
+    destination: [u8; 4],
+}
+
+#[repr(C)]
+struct Ipv6 {
+    version_class_label: [u8; 4],
+    payload: Be16,
+    next: u8,
+    hops: u8,
+    source: [u8; 16],
+    destination: [u8; 16],
+}
+
+/// The header of "unreachable", and as much of the packet as it quotes.
+#[repr(C)]
+struct Unreachable<const QUOTED: usize> {
+    /// Type and code.
+    kind: [u8; 2],
+    checksum: Be16,
+    zero: [u8; 4],
+    quoted: [u8; QUOTED],
+}
+
+/// The header and 8 bytes (RFC 792).
+const QUOTED_V4: usize = 28;
+/// Likewise; more would be welcome (RFC 4443 2.4 c), but ports are what a client needs.
+const QUOTED_V6: usize = 48;
+
+/// A whole answer.
+#[repr(C)]
+struct Answer<N, T> {
+    ethernet: Ethernet,
+    network: N,
+    transport: T,
+}
+
+/// Turns the packet in hand into the refusal of it. What must not be answered (a reset, a fragment, what has
+/// options that the answer would have to quote) is left: the result is not zero then.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ctv_refuse(skb: *mut __sk_buff) -> u32 {
+    let ctx = TcContext::new(skb);
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    packet::code(refuse(&ctx, packet))
+}
+
+#[inline(always)]
+fn refuse(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
+    let header = if packet.ip6 != 0 { size_of::<Ipv6>() } else { size_of::<Ipv4>() } as u32;
+    if packet.piece != Piece::WHOLE || packet.l4 != packet.l3 + header {
+        return Err(DropReason::NoBackend);
+    }
+    match (packet.protocol, packet.ip6 != 0) {
+        (TCP, ip6) => {
+            if packet.tcp & tcp::RST != 0 {
+                return Err(DropReason::NoBackend);
+            }
+            let reset = reset(ctx, packet)?;
+            if ip6 { reset_v6(ctx, packet, reset) } else { reset_v4(ctx, packet, reset) }
+        }
+        (UDP, false) => unreachable_v4(ctx, packet),
+        (UDP, true) => unreachable_v6(ctx, packet),
+        _ => Err(DropReason::NoBackend),
+    }
+}
+
+/// RFC 9293 3.10.7.1: a reset that the client believes.
+#[inline(always)]
+fn reset(ctx: &TcContext, packet: &Packet) -> Result<Tcp, DropReason> {
+    let from = frame::load::<Tcp>(ctx, packet.l4 as usize)?;
+    let mut reset = Tcp {
+        ports: Ports { source: from.ports.destination, destination: from.ports.source },
+        sequence: [Be16::new(0); 2],
+        acknowledged: [Be16::new(0); 2],
+        offset_and_flags: [5 << 4, tcp::RST],
+        window: Be16::new(0),
+        checksum: Be16::new(0),
+        urgent: Be16::new(0),
+    };
+    if packet.tcp & tcp::ACK != 0 {
+        reset.sequence = from.acknowledged;
+        return Ok(reset);
+    }
+    let header = u32::from(from.offset_and_flags[0] >> 4) * 4;
+    let data = ip_end(ctx, packet)?.wrapping_sub(packet.l4 + header);
+    let counted = u32::from(packet.tcp & tcp::SYN != 0) + u32::from(packet.tcp & tcp::FIN != 0);
+    let [high, low] = from.sequence;
+    let next = (u32::from(high.get()) << 16 | u32::from(low.get())).wrapping_add(data).wrapping_add(counted);
+    reset.acknowledged = [Be16::new((next >> 16) as u16), Be16::new(next as u16)];
+    reset.offset_and_flags[1] = tcp::RST | tcp::ACK;
+    Ok(reset)
+}
+
+/// Where the packet ends, which may be before the frame does.
+#[inline(always)]
+fn ip_end(ctx: &TcContext, packet: &Packet) -> Result<u32, DropReason> {
+    let (at, header) = if packet.ip6 != 0 { (4, size_of::<Ipv6>() as u32) } else { (2, 0) };
+    let length = frame::load::<Be16>(ctx, packet.l3 as usize + at)?;
+    Ok(packet.l3 + header + u32::from(length.get()))
+}
+
+/// The room for an answer, which is too large for the stack.
+#[inline(always)]
+fn room<T>(packet: &mut Packet) -> &mut T {
+    const { assert!(size_of::<T>() <= ANSWER_LEN && align_of::<T>() <= 8) };
+    // SAFETY: large and aligned enough, and any bytes are a value of the headers here.
+    unsafe { &mut *(&raw mut packet.answer).cast::<T>() }
+}
+
+#[inline(always)]
+fn reset_v4(ctx: &TcContext, packet: &mut Packet, reset: Tcp) -> Result<(), DropReason> {
+    let (ethernet, network) = (ethernet(packet), ipv4(packet, TCP, 40));
+    let answer = room::<Answer<Ipv4, Tcp>>(packet);
+    answer.ethernet = ethernet;
+    answer.network = network;
+    answer.transport = reset;
+    let seed = pseudo_v4(&answer.network, TCP, size_of::<Tcp>());
+    answer.transport.checksum = checksum(&answer.transport, seed);
+    send(ctx, answer)
+}
+
+#[inline(always)]
+fn reset_v6(ctx: &TcContext, packet: &mut Packet, reset: Tcp) -> Result<(), DropReason> {
+    let (ethernet, network) = (ethernet(packet), ipv6(packet, TCP, 20));
+    let answer = room::<Answer<Ipv6, Tcp>>(packet);
+    answer.ethernet = ethernet;
+    answer.network = network;
+    answer.transport = reset;
+    let seed = pseudo_v6(&answer.network, TCP, size_of::<Tcp>());
+    answer.transport.checksum = checksum(&answer.transport, seed);
+    send(ctx, answer)
+}
+
+#[inline(always)]
+fn unreachable_v4(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
+    const LEN: u16 = (size_of::<Ipv4>() + size_of::<Unreachable<QUOTED_V4>>()) as u16;
+    let (ethernet, network) = (ethernet(packet), ipv4(packet, ICMP, LEN));
+    let answer = room::<Answer<Ipv4, Unreachable<QUOTED_V4>>>(packet);
+    answer.ethernet = ethernet;
+    answer.network = network;
+    answer.transport.kind = [3, 3];
+    answer.transport.checksum = Be16::new(0);
+    answer.transport.zero = [0; 4];
+    answer.transport.quoted = frame::load(ctx, ETHERNET)?;
+    answer.transport.checksum = checksum(&answer.transport, 0);
+    send(ctx, answer)
+}
+
+#[inline(always)]
+fn unreachable_v6(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
+    const LEN: u16 = size_of::<Unreachable<QUOTED_V6>>() as u16;
+    let (ethernet, network) = (ethernet(packet), ipv6(packet, ICMPV6, LEN));
+    let answer = room::<Answer<Ipv6, Unreachable<QUOTED_V6>>>(packet);
+    answer.ethernet = ethernet;
+    answer.network = network;
+    answer.transport.kind = [1, 4];
+    answer.transport.checksum = Be16::new(0);
+    answer.transport.zero = [0; 4];
+    answer.transport.quoted = frame::load(ctx, ETHERNET)?;
+    let seed = pseudo_v6(&answer.network, ICMPV6, LEN as usize);
+    answer.transport.checksum = checksum(&answer.transport, seed);
+    send(ctx, answer)
+}
+
+#[inline(always)]
+fn ethernet(packet: &Packet) -> Ethernet {
+    Ethernet {
+        destination: packet.source_mac,
+        source: packet.destination_mac,
+        kind: if packet.ip6 != 0 { frame::IPV6 } else { frame::IPV4 },
+    }
+}
+
+#[inline(always)]
+fn ipv4(packet: &Packet, protocol: u8, total: u16) -> Ipv4 {
+    const DO_NOT_FRAGMENT: u16 = 0x4000;
+    let mut header = Ipv4 {
+        version_and_length: 0x45,
+        service: 0,
+        total: Be16::new(total),
+        identification: Be16::new(0),
+        fragment: Be16::new(DO_NOT_FRAGMENT),
+        ttl: TTL,
+        protocol,
+        checksum: Be16::new(0),
+        source: packet.tuple.destination.low(),
+        destination: packet.tuple.source.low(),
+    };
+    header.checksum = checksum(&header, 0);
+    header
+}
+
+#[inline(always)]
+fn ipv6(packet: &Packet, protocol: u8, payload: u16) -> Ipv6 {
+    Ipv6 {
+        version_class_label: [0x60, 0, 0, 0],
+        payload: Be16::new(payload),
+        next: protocol,
+        hops: TTL,
+        source: packet.tuple.destination.0,
+        destination: packet.tuple.source.0,
+    }
+}
+
+#[inline(always)]
+fn pseudo_v4(header: &Ipv4, protocol: u8, len: usize) -> u32 {
+    let addresses = [header.source, header.destination];
+    sum(&addresses, seed(protocol, len))
+}
+
+#[inline(always)]
+fn pseudo_v6(header: &Ipv6, protocol: u8, len: usize) -> u32 {
+    let addresses = [header.source, header.destination];
+    sum(&addresses, seed(protocol, len))
+}
+
+/// Protocol and length in the pseudo header, in 16-bit words as they lie in memory.
+#[inline(always)]
+fn seed(protocol: u8, len: usize) -> u32 {
+    u32::from((len as u16).to_be()) + u32::from(u16::from(protocol).to_be())
+}
+
+#[inline(always)]
+fn sum<T>(bytes: &T, seed: u32) -> u32 {
+    let size = size_of::<T>() as u32;
+    // SAFETY: the buffer is as long as the length says, and the helper only reads it.
+    (unsafe {
+        bpf_csum_diff(
+            core::ptr::null_mut(),
+            0,
+            core::ptr::from_ref(bytes).cast_mut().cast(),
+            size,
+            seed,
+        )
+    }) as u32
+}
+
+#[inline(always)]
+fn checksum<T>(bytes: &T, seed: u32) -> Be16 {
+    let sum = sum(bytes, seed);
+    let sum = (sum & 0xffff) + (sum >> 16);
+    let sum = (sum & 0xffff) + (sum >> 16);
+    Be16::from_wire(!(sum as u16))
+}
+
+#[inline(always)]
+fn send<T>(ctx: &TcContext, answer: &T) -> Result<(), DropReason> {
+    // SAFETY: the context is the one that the kernel gave to this program.
+    if unsafe { bpf_skb_change_tail(ctx.skb.skb, size_of::<T>() as u32, 0) } != 0 {
+        return Err(DropReason::RewriteFailed);
+    }
+    ctx.store(0, answer, u64::from(BPF_F_RECOMPUTE_CSUM)).map_err(|_| DropReason::RewriteFailed)
+}

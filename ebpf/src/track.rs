@@ -1,0 +1,400 @@
+//! Connection tracking: which flow a packet belongs to, and what follows from that.
+//!
+//! A flow is keyed by its tuple beyond the translation of services, as the backend knows it. A client's
+//! packets to a service find it through an alias, which is keyed by what the client sends; the answers find
+//! it at once. So a service and its backend can both be talked to, from the same port, without mistaking one
+//! for the other: when the tuples beyond the translation would be the same, the later flow gets another port.
+
+use aya_ebpf::{bindings::__sk_buff, helpers::generated::bpf_get_prandom_u32, programs::TcContext};
+use contiv_abi::{Be16, DropReason, FdbKey, Flow, FlowEvent, FlowKey, Judged, NeighKey, TCP};
+
+use crate::{
+    flows, maps,
+    packet::{self, AGAIN, BESIDE, ICMP, ICMPV6, NEW, Packet, REFUSE, REOPEN, tcp},
+    policy::{self, Direction, Request},
+    service,
+};
+
+/// Finds the flow of the packet in hand, if there is one, and says in `wanted` where the packet goes.
+///
+/// It and what it calls are functions of their own for the verifier: it walks each once, and what one leaves
+/// in the packet is unknown to the next, so that ways do not multiply. The results are those of
+/// `packet::code`, `NEW`, and among them `AGAIN`, `BESIDE` and `REOPEN`.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ctv_track(skb: *mut __sk_buff) -> u32 {
+    let ctx = TcContext::new(skb);
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    packet.now = flows::now();
+    packet.len = ctx.len();
+    if packet.icmp_error != 0 {
+        return ctv_related();
+    }
+    packet.key.set(packet.segment, &packet.tuple, FlowKey::FLOW);
+    packet.from_low = u8::from(packet.tuple.source_is_low());
+    let mut code = look_up();
+    if code == BESIDE {
+        let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+        packet.aside = Flow::ASIDE;
+        packet.key.set(packet.segment, &packet.tuple, FlowKey::ASIDE);
+        code = look_up();
+    }
+    if code == AGAIN {
+        code = look_up();
+    }
+    if code == REOPEN {
+        return ctv_reopen();
+    }
+    code
+}
+
+#[inline(always)]
+fn look_up() -> u32 {
+    match ctv_answered() {
+        NEW => ctv_young(),
+        code => code,
+    }
+}
+
+/// The packet passes by the flow with its key, if that is among the answered.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_answered() -> u32 {
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    flows::answered(&packet.key).map_or(NEW, |flow| ctv_by(flow, 1))
+}
+
+/// The packet passes by the flow with its key, if that is among the new.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_young() -> u32 {
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    flows::young(&packet.key).map_or(NEW, |flow| ctv_by(flow, 0))
+}
+
+/// Makes room for the new connection of the packet in hand.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_reopen() -> u32 {
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    flows::count(FlowEvent::Reused);
+    flows::forget(packet);
+    NEW
+}
+
+/// The packet passes by a flow.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_by(flow: *mut Flow, answered: u32) -> u32 {
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    // SAFETY: the verifier sees to it that a pointer which is not null is to a whole flow. Another CPU may
+    // make the entry another flow's at this very moment only when its time is over.
+    let Some(flow) = (unsafe { flow.as_mut() }) else { return NEW };
+    let answered = answered != 0;
+    if flow.flags & Flow::ALIAS != 0 {
+        flow.translate(&mut packet.wanted);
+        packet.key.set(packet.segment, &packet.wanted, FlowKey::FLOW);
+        packet.from_low = u8::from(packet.wanted.source_is_low());
+        packet.translated = 1;
+        return AGAIN;
+    }
+    let original = flow.origin_is_low == packet.from_low;
+    let translates = flow.flags & Flow::NAT != 0;
+    if translates && original && packet.translated == 0 {
+        // This is not how packets of a translated flow begin here: another connection, on its own.
+        return BESIDE;
+    }
+    if flows::is_over(flow, &packet.key, packet.now, answered) {
+        return NEW;
+    }
+    if reopens(packet, flow) {
+        return REOPEN;
+    }
+    if translates && !original {
+        flow.untranslate(&packet.key, &mut packet.wanted);
+        packet.wanted.reverse();
+        packet.translated = 1;
+    }
+    pass(packet, flow, original, answered)
+}
+
+/// A connection that ends where another one ended just now: the ports are used again.
+#[inline(always)]
+fn reopens(packet: &Packet, flow: &Flow) -> bool {
+    packet.tcp & (tcp::SYN | tcp::ACK) == tcp::SYN
+        && packet.tuple.protocol == TCP
+        && flow.tcp[0] | flow.tcp[1] != 0
+}
+
+/// One more packet of a flow.
+#[inline(always)]
+fn pass(packet: &mut Packet, flow: &mut Flow, original: bool, answered: bool) -> u32 {
+    if !policy::stands(packet, flow, original) {
+        return DropReason::Policy as u32;
+    }
+    packet.reply = u8::from(!original);
+    // Written only when it changes, so that CPUs do not fight over the line.
+    if flow.seen != packet.now {
+        flow.seen = packet.now;
+    }
+    let ending = packet.tcp & (tcp::FIN | tcp::RST);
+    if ending != 0 && answered && flow.tcp[0] | flow.tcp[1] == 0 {
+        flows::ctv_hurry();
+    }
+    if original {
+        flow.packets[0] += 1;
+        flow.bytes[0] += u64::from(packet.len);
+        flow.tcp[0] |= ending;
+        return packet::GO_ON;
+    }
+    flow.packets[1] += 1;
+    flow.bytes[1] += u64::from(packet.len);
+    flow.tcp[1] |= ending;
+    // A connection that was refused at once needs no long memory.
+    if !answered && ending & tcp::RST == 0 {
+        flows::ctv_confirm();
+    }
+    packet::GO_ON
+}
+
+/// An error about a packet of a flow belongs to the flow.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_related() -> u32 {
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    // The ends that a packet of the flow has which goes the way of the error.
+    packet.spare = packet.inner;
+    packet.spare.reverse();
+    packet.key.set(packet.segment, &packet.spare, FlowKey::FLOW);
+    packet.from_low = u8::from(packet.spare.source_is_low());
+    let code = if !packet.spare.destination.same(&packet.tuple.destination) {
+        // To somebody else than who sent the packet: nothing that we know.
+        NEW
+    } else if let Some(flow) = flows::answered(&packet.key) {
+        ctv_about(flow)
+    } else if let Some(flow) = flows::young(&packet.key) {
+        ctv_about(flow)
+    } else {
+        NEW
+    };
+    // Noted by nobody: each is judged by itself.
+    if code == NEW { ctv_judge() } else { code }
+}
+
+/// What an error about a packet of a flow is to be.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_about(flow: *const Flow) -> u32 {
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    // SAFETY: the verifier sees to it that a pointer which is not null is to a whole flow.
+    let Some(flow) = (unsafe { flow.as_ref() }) else { return NEW };
+    packet.inner_wanted = packet.spare;
+    if flow.flags & Flow::ALIAS != 0 {
+        flow.translate(&mut packet.inner_wanted);
+    } else if flow.flags & Flow::NAT != 0 && flow.origin_is_low != packet.from_low {
+        flow.untranslate(&packet.key, &mut packet.inner_wanted);
+        packet.inner_wanted.reverse();
+    } else {
+        return packet::GO_ON;
+    }
+    // A router on the way stays the source; its errors are its own.
+    if packet.spare.source.same(&packet.tuple.source) {
+        packet.wanted.source = packet.inner_wanted.source;
+    }
+    packet.wanted.destination = packet.inner_wanted.destination;
+    packet.inner_wanted.reverse();
+    packet.translated = 1;
+    packet::GO_ON
+}
+
+/// A new flow: to a service or not, allowed or not, noted. The result is that of `packet::code`, or `REFUSE`
+/// and the reason.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ctv_open() -> u32 {
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    packet.wanted = packet.tuple;
+    packet.translated = 0;
+    packet.alias.set(packet.segment, &packet.tuple, FlowKey::FLOW);
+    // Services are translated where their clients are.
+    if packet.source_port != 0 && packet.segment_flags & contiv_abi::SegmentEntry::SERVICES != 0 {
+        let code = service::ctv_choose();
+        if code != packet::GO_ON {
+            return REFUSE | code;
+        }
+    }
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    if packet.aside != 0 {
+        packet.translated = 1;
+        packet.alias.kind = FlowKey::ASIDE;
+    }
+    let code = ctv_judge();
+    if code != packet::GO_ON {
+        return code;
+    }
+    ctv_note()
+}
+
+/// Ports that are tried for a translated flow before giving up.
+const TRIES: u32 = 4;
+
+/// Writes the flow's entries.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_note() -> u32 {
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    packet::code(note(packet))
+}
+
+#[inline(always)]
+fn note(packet: &mut Packet) -> Result<(), DropReason> {
+    packet.flow.flags = 0;
+    packet.flow.packets = [1, 0];
+    packet.flow.bytes = [packet.len.into(), 0];
+    packet.flow.seen = packet.now;
+    packet.flow.made = packet.now;
+    packet.flow.service = packet.service;
+    packet.flow.tcp = [packet.tcp & (tcp::FIN | tcp::RST), 0];
+    packet.flow.zero = 0;
+    packet.flow.nat_ip = packet.tuple.destination;
+    packet.flow.nat_port = packet.tuple.destination_port;
+    packet.flow.nat_client_port = packet.tuple.source_port;
+    if packet.translated == 0 {
+        packet.flow.origin_is_low = packet.from_low;
+        if flows::note(&packet.alias, &packet.flow) {
+            flows::count(FlowEvent::Made);
+        } else {
+            // It goes without: its answers will be judged as if they were questions.
+            flows::count(FlowEvent::Failed);
+        }
+        return Ok(());
+    }
+    let mut tries = TRIES;
+    while ctv_taken() != 0 {
+        tries -= 1;
+        if tries == 0 {
+            return Err(DropReason::NoPort);
+        }
+    }
+    packet.flow.flags = Flow::NAT | packet.hairpin | packet.aside;
+    packet.flow.origin_is_low = u8::from(packet.wanted.source_is_low());
+    let noted = flows::note(&packet.key, &packet.flow);
+    packet.flow.flags = Flow::ALIAS | packet.hairpin | packet.aside;
+    packet.flow.nat_ip = packet.wanted.destination;
+    packet.flow.nat_port = packet.wanted.destination_port;
+    packet.flow.nat_client_port = packet.wanted.source_port;
+    if !noted || !flows::note(&packet.alias, &packet.flow) {
+        flows::count(FlowEvent::Failed);
+        return Err(DropReason::NotTracked);
+    }
+    flows::count(FlowEvent::Made);
+    Ok(())
+}
+
+/// Sets the key of the flow beyond the translation. When another flow has it, the packet gets another port,
+/// and the result is not zero.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_taken() -> u32 {
+    const DYNAMIC: u16 = 0x8000;
+    let Some(packet) = packet::in_hand() else { return 1 };
+    packet.key.set(packet.segment, &packet.wanted, FlowKey::FLOW);
+    let taken = if let Some(flow) = flows::answered(&packet.key) {
+        is_another(packet, flow, true)
+    } else if let Some(flow) = flows::young(&packet.key) {
+        is_another(packet, flow, false)
+    } else {
+        // A pod that reaches itself might meet its own alias there.
+        packet.hairpin != 0 && same_ports(packet)
+    };
+    if !taken {
+        return 0;
+    }
+    // SAFETY: a helper without arguments.
+    packet.wanted.source_port = Be16::new(unsafe { bpf_get_prandom_u32() } as u16 | DYNAMIC);
+    1
+}
+
+/// Whether the entry is of another flow than this very one, of which only the alias was lost.
+#[inline(always)]
+fn is_another(packet: &Packet, flow: *mut Flow, answered: bool) -> bool {
+    // SAFETY: an entry that was found.
+    let flow = unsafe { &*flow };
+    !flows::is_over(flow, &packet.key, packet.now, answered)
+        && (flow.flags & Flow::NAT == 0
+            || flow.nat_port != packet.tuple.destination_port
+            || flow.nat_client_port != packet.tuple.source_port
+            || !flow.nat_ip.same(&packet.tuple.destination))
+}
+
+#[inline(always)]
+fn same_ports(packet: &Packet) -> bool {
+    packet.key.low_port == packet.alias.low_port && packet.key.high_port == packet.alias.high_port
+}
+
+/// What rules mean by a port; the identifier of an echo is none.
+#[inline(always)]
+fn destination_port(packet: &Packet) -> u16 {
+    match packet.protocol {
+        ICMP | ICMPV6 => 0,
+        _ => packet.wanted.destination_port.get(),
+    }
+}
+
+/// Asks the rules of both ends, as far as they are here.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_judge() -> u32 {
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    packet.flow.outward = Judged { generation: 0, rule: 0 };
+    packet.flow.inward = Judged { generation: 0, rule: 0 };
+    let mut peer = packet.wanted.destination;
+    if packet.hairpin != 0 {
+        peer = packet.tuple.source;
+    }
+    let known = maps::neighbour(&NeighKey { segment: packet.segment, ip: peer });
+    if packet.source_port != 0 {
+        let decision = policy::decide(&Request {
+            direction: Direction::Out,
+            segment: packet.segment,
+            group: packet.source_group,
+            own: &packet.tuple.source,
+            peer: &peer,
+            peer_group: known.map_or(0, |owner| owner.group),
+            protocol: packet.protocol,
+            port: destination_port(packet),
+        });
+        packet.flow.outward = decision.judged;
+        if !decision.allow {
+            return DropReason::Policy as u32;
+        }
+    }
+    // By the Ethernet address, which is what decides who gets it.
+    let Some(place) = maps::destination(&FdbKey::new(packet.segment, packet.destination_mac)) else {
+        return packet::GO_ON;
+    };
+    if place.ifindex == 0 {
+        return packet::GO_ON;
+    }
+    let Some(port) = maps::port(&place.ifindex) else { return packet::GO_ON };
+    let mut peer_group = packet.source_group;
+    if packet.source_port == 0 {
+        let source = NeighKey { segment: packet.segment, ip: packet.tuple.source };
+        peer_group = maps::neighbour(&source).map_or(0, |owner| owner.group);
+    }
+    let decision = policy::decide(&Request {
+        direction: Direction::In,
+        segment: packet.segment,
+        group: port.group,
+        own: &peer,
+        peer: &packet.tuple.source,
+        peer_group,
+        protocol: packet.protocol,
+        port: destination_port(packet),
+    });
+    packet.flow.inward = decision.judged;
+    if !decision.allow {
+        return DropReason::Policy as u32;
+    }
+    packet::GO_ON
+}
