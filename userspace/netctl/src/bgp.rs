@@ -12,6 +12,7 @@ use crate::{
     client::Client,
     kind::{Change, Field, Form, Kind},
     listing::{self, inspect, text},
+    verb::say,
 };
 
 /// What can be done with the nodes' BGP settings.
@@ -104,7 +105,7 @@ pub fn run(client: &Client, command: &Command, out: &mut dyn Write) -> Result<()
         }
         Command::Rm { hostname } => {
             client.delete(KIND.of, hostname)?;
-            Ok(writeln!(out, "Deleting Bgp router config: {hostname}")?)
+            say(KIND.deleted, "", hostname, out)
         }
         Command::Inspect { hostname, form } => inspect(client, "Bgp", hostname, form, out),
     }

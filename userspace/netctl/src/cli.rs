@@ -6,7 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::{
     aci, app_profile, apply::Files, bgp, contracts, endpoint, get::Get, global, group, network, node, policy,
-    profile, service, tenant, verb::Verb,
+    profile, service, settings, tenant, verb::Verb,
 };
 
 /// Shows and changes the networks, groups and endpoints of a contiv-rs cluster.
@@ -69,7 +69,7 @@ pub enum Command {
     Node(node::Command),
     /// The cluster's settings.
     #[command(subcommand)]
-    Global(global::Command),
+    Global(settings::Command<global::Set>),
     /// Tenants.
     #[command(subcommand)]
     Tenant(tenant::Command),
@@ -102,7 +102,7 @@ pub enum Command {
     Bgp(bgp::Command),
     /// The gateway to ACI.
     #[command(subcommand)]
-    AciGw(aci::Command),
+    AciGw(settings::Command<aci::Set>),
     /// Asks an https authentication proxy for a token and keeps it in ~/.netctl/config.json.
     Login,
     /// Writes a completion script for a shell.

@@ -1,20 +1,13 @@
 //! `netctl global`.
 
-use std::io::Write;
-
-use clap::{Args, Subcommand};
+use clap::Args;
 use contiv_model::key::ObjectType;
-use serde_json::{Value, json};
 
 use crate::{
-    Error,
-    cli::Detailed,
-    client::Client,
     kind::{Change, Field, Form, Kind},
-    listing::{inspect, pretty, text},
+    listing::text,
+    settings::Named,
 };
-
-const KEY: &str = "global";
 
 /// The cluster's settings.
 pub static KIND: Kind = Kind {
@@ -22,7 +15,7 @@ pub static KIND: Kind = Kind {
     words: &[],
     key: &["name"],
     fields: &[
-        Field::new("name", Form::OneOf(&[KEY])).required(),
+        Field::new("name", Form::OneOf(&["global"])).required(),
         Field::new("networkInfraType", Form::OneOf(&["default", "aci", "aci-opflex"])),
         Field::new("fwdMode", Form::OneOf(&["bridge", "routing"])),
         Field::new("arpMode", Form::OneOf(&["proxy", "flood"])),
@@ -39,35 +32,14 @@ pub static KIND: Kind = Kind {
         ("Vxlan range", "-----------"),
         ("Private subnet", "--------------"),
     ],
-    row: |global| LINES.map(|(_, field)| text(global, field)).into(),
+    row: |global| {
+        ["networkInfraType", "fwdMode", "arpMode", "vlans", "vxlans", "pvtSubnet"]
+            .map(|field| text(global, field))
+            .into()
+    },
     created: "",
     deleted: "",
 };
-
-/// The lines of `info`: title and field.
-const LINES: [(&str, &str); 6] = [
-    ("Fabric mode", "networkInfraType"),
-    ("Forward mode", "fwdMode"),
-    ("ARP mode", "arpMode"),
-    ("Vlan Range", "vlans"),
-    ("Vxlan range", "vxlans"),
-    ("Private subnet", "pvtSubnet"),
-];
-
-/// What can be done with the settings.
-#[derive(Debug, Subcommand)]
-pub enum Command {
-    /// Shows the settings.
-    Info {
-        /// As a JSON array.
-        #[arg(long, short)]
-        json: bool,
-    },
-    /// Shows the settings and what is in use, as JSON.
-    Inspect(Detailed),
-    /// Changes the settings that are named; the others stay.
-    Set(Set),
-}
 
 /// The settings that `netctl global set` changes.
 #[derive(Args, Clone, Debug)]
@@ -92,41 +64,16 @@ pub struct Set {
     pub private_subnet: Option<String>,
 }
 
-/// Runs one of the commands.
-pub fn run(client: &Client, command: &Command, out: &mut dyn Write) -> Result<(), Error> {
-    match command {
-        Command::Info { json: true } => pretty(out, &Value::Array(client.list(ObjectType::Global)?)),
-        Command::Info { json: false } => info(&client.object(ObjectType::Global, KEY)?, out),
-        Command::Inspect(form) => inspect(client, "global", KEY, form, out),
-        Command::Set(set) => {
-            let now = client.object(ObjectType::Global, KEY)?;
-            client.put(ObjectType::Global, KEY, &changed(now, set)).map(drop)
-        }
+/// The original resets the private subnet to its default whenever it is not named; ours stays.
+impl Named for Set {
+    fn named(&self) -> Vec<(&'static str, &Option<String>)> {
+        vec![
+            ("networkInfraType", &self.fabric_mode),
+            ("vlans", &self.vlan_range),
+            ("vxlans", &self.vxlan_range),
+            ("fwdMode", &self.fwd_mode),
+            ("arpMode", &self.arp_mode),
+            ("pvtSubnet", &self.private_subnet),
+        ]
     }
-}
-
-fn info(global: &Value, out: &mut dyn Write) -> Result<(), Error> {
-    for (title, field) in LINES {
-        writeln!(out, "{title}: {}", text(global, field))?;
-    }
-    Ok(())
-}
-
-/// The settings with what was named changed. The original resets the private subnet to its default
-/// whenever it is not named; ours stays.
-fn changed(mut global: Value, set: &Set) -> Value {
-    let named = [
-        ("networkInfraType", &set.fabric_mode),
-        ("vlans", &set.vlan_range),
-        ("vxlans", &set.vxlan_range),
-        ("fwdMode", &set.fwd_mode),
-        ("arpMode", &set.arp_mode),
-        ("pvtSubnet", &set.private_subnet),
-    ];
-    for (field, value) in named {
-        if let Some(value) = value {
-            global[field] = json!(value);
-        }
-    }
-    global
 }

@@ -25,7 +25,7 @@ pub struct Kind {
     pub fields: &'static [Field],
     /// What may be changed once it is there.
     pub change: Change,
-    /// The columns of lists.
+    /// The columns of lists; of settings, the titles of `info`.
     pub columns: &'static [Column],
     /// The cells of one object.
     pub row: fn(&Value) -> Vec<String>,

@@ -26,6 +26,7 @@ pub mod profile;
 pub mod rule;
 pub mod ruling;
 pub mod service;
+pub mod settings;
 pub mod style;
 pub mod table;
 pub mod tenant;
@@ -161,7 +162,7 @@ pub fn run(cli: &Cli, out: &mut dyn std::io::Write) -> Result<Outcome, Error> {
         Command::Apply(files) => apply::apply(&client, files, out),
         Command::Delete(files) => apply::delete(&client, files, out),
         Command::Node(command) => node::run(&client, command, out),
-        Command::Global(command) => global::run(&client, command, out),
+        Command::Global(command) => settings::run(&global::KIND, &client, command, out),
         Command::Tenant(command) => tenant::run(&client, command, out),
         Command::Network(verb) => verb::run(&network::KIND, &client, verb, out),
         Command::Group(verb) => verb::run(&group::KIND, &client, verb, out),
@@ -171,7 +172,7 @@ pub fn run(cli: &Cli, out: &mut dyn std::io::Write) -> Result<Outcome, Error> {
         Command::AppProfile(command) => app_profile::run(&client, command, out),
         Command::Service(verb) => verb::run(&service::KIND, &client, verb, out),
         Command::Bgp(command) => bgp::run(&client, command, out),
-        Command::AciGw(command) => aci::run(&client, command, out),
+        Command::AciGw(command) => settings::run(&aci::KIND, &client, command, out),
         Command::Login => token::login(&client, out),
         Command::Completion { .. } => Ok(()),
     };

@@ -12,6 +12,7 @@ use crate::{
     client::Client,
     kind::{Change, Field, Form, Kind},
     listing::{self, text},
+    verb::say,
 };
 
 /// Tenants. A row ends with an empty cell, as in the original.
@@ -60,11 +61,11 @@ pub fn run(client: &Client, command: &Command, out: &mut dyn Write) -> Result<()
         Command::Ls(how) => listing::show(&KIND, client.list(KIND.of)?, how, out),
         Command::Create { name } => {
             client.put(KIND.of, name, &json!({"key": name, "tenantName": name}))?;
-            Ok(writeln!(out, "Creating tenant: {name}")?)
+            say(KIND.created, name, name, out)
         }
         Command::Rm { name } => {
             client.delete(KIND.of, name)?;
-            Ok(writeln!(out, "Deleting tenant {name}")?)
+            say(KIND.deleted, name, name, out)
         }
         Command::Inspect { name, form } => listing::inspect(client, KIND.name(), name, form, out),
     }

@@ -67,7 +67,8 @@ pub fn put(kind: &Kind, client: &Client, it: &impl Make) -> Result<(), Error> {
     client.put(kind.of, &kind.key_of(&object), &object).map(drop)
 }
 
-fn say(message: &str, tenant: &str, name: &str, out: &mut dyn Write) -> Result<(), Error> {
+/// Says what was done, with a message of the kind's.
+pub fn say(message: &str, tenant: &str, name: &str, out: &mut dyn Write) -> Result<(), Error> {
     if message.is_empty() {
         return Ok(());
     }
