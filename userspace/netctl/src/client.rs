@@ -154,12 +154,21 @@ fn certificates(flag: &str, file: &Path) -> Result<Vec<Certificate<'static>>, Er
     }
 }
 
-/// What to try when a connection failed.
-fn hint(error: &ureq::Error) -> &'static str {
+/// What to try when a connection to `url` failed.
+fn hint(url: &str, error: &ureq::Error) -> &'static str {
+    use std::io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+
     let of_tls = match error {
         ureq::Error::Rustls(_) | ureq::Error::Tls(_) | ureq::Error::Pem(_) => true,
-        // A handshake that fails.
-        ureq::Error::Io(source) => source.get_ref().is_some_and(|inner| inner.is::<rustls::Error>()),
+        // A handshake that fails. A server that misses a certificate may hang up before its reason is read.
+        ureq::Error::Io(source) => {
+            source.get_ref().is_some_and(|inner| inner.is::<rustls::Error>())
+                || url.starts_with("https://")
+                    && matches!(
+                        source.kind(),
+                        BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof
+                    )
+        }
         _ => false,
     };
     if of_tls {
@@ -174,8 +183,12 @@ fn read(
     url: String,
     answer: Result<http::Response<Body>, ureq::Error>,
 ) -> Result<Value, Error> {
-    let failed =
-        |source| Error::Request { method, url: url.clone(), hint: hint(&source), source: Box::new(source) };
+    let failed = |source| Error::Request {
+        method,
+        url: url.clone(),
+        hint: hint(&url, &source),
+        source: Box::new(source),
+    };
     let mut answer = answer.map_err(failed)?;
     let text = answer.body_mut().with_config().limit(1 << 30).read_to_string().map_err(failed)?;
     if !answer.status().is_success() {
