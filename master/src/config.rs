@@ -6,8 +6,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::builder::FalseyValueParser;
 use clap::{Args, Parser, ValueEnum};
+use contiv_daemon::flags::{Stop, parse};
 
 pub use rest::RestFlags;
 
@@ -90,24 +90,7 @@ pub struct StoreFlags {
     pub lease_ttl: Duration,
 }
 
-#[derive(Clone, Debug, Args)]
-pub struct LogFlags {
-    /// Least severe messages that are logged
-    #[arg(long, env = "CONTIV_NETMASTER_LOG_LEVEL", default_value = "info", value_enum, ignore_case = true)]
-    pub log_level: LogLevel,
-
-    /// Log JSON
-    #[arg(long, env = "CONTIV_NETMASTER_USE_JSON_LOG", value_parser = FalseyValueParser::new())]
-    pub use_json_log: bool,
-
-    /// Log to syslog instead of standard error
-    #[arg(long, env = "CONTIV_NETMASTER_USE_SYSLOG", value_parser = FalseyValueParser::new())]
-    pub use_syslog: bool,
-
-    /// Where syslog listens: udp://IP:PORT
-    #[arg(long, env = "CONTIV_NETMASTER_SYSLOG_URL", default_value = "udp://127.0.0.1:514", value_parser = syslog_url)]
-    pub syslog_url: SocketAddr,
-}
+contiv_daemon::log_flags!("CONTIV_NETMASTER_");
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
@@ -134,17 +117,6 @@ pub enum FwdMode {
 pub enum Infra {
     Default,
     Aci,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LogLevel {
-    Trace,
-    Debug,
-    Info,
-    #[value(alias = "warning")]
-    Warn,
-    #[value(aliases = ["fatal", "panic"])]
-    Error,
 }
 
 /// `embedded:DIR`.
@@ -182,30 +154,10 @@ fn seconds(text: &str) -> Result<Duration, String> {
     }
 }
 
-fn syslog_url(text: &str) -> Result<SocketAddr, String> {
-    let address = text.strip_prefix("udp://").and_then(|address| address.parse().ok());
-    address.ok_or_else(|| "expected udp://IP:PORT; other transports are not built".into())
-}
-
-/// How a process ends whose command line cannot be used.
-#[derive(Debug)]
-pub enum Stop {
-    /// `--help` and `--version`: text for standard output, and success.
-    Told(String),
-    /// One line for standard error, and [`BAD_FLAGS`].
-    Bad(String),
-}
-
-/// The original's exit code for flags that it cannot use.
-pub const BAD_FLAGS: u8 = 22;
-
 impl Flags {
     /// Reads the command line and the environment.
     pub fn read(args: impl IntoIterator<Item = std::ffi::OsString>) -> Result<Flags, Stop> {
-        let flags = Flags::try_parse_from(args).map_err(|error| match error.use_stderr() {
-            false => Stop::Told(error.to_string()),
-            true => Stop::Bad(first_paragraph(&error.to_string())),
-        })?;
+        let flags: Flags = parse(args)?;
         flags.check().map_err(Stop::Bad)?;
         Ok(flags)
     }
@@ -268,12 +220,6 @@ fn name(value: &impl ValueEnum) -> String {
     value.to_possible_value().map(|v| v.get_name().to_owned()).unwrap_or_default()
 }
 
-/// clap's message, up to its first empty line, on one line.
-fn first_paragraph(text: &str) -> String {
-    let lines = text.lines().take_while(|line| !line.trim().is_empty());
-    lines.map(str::trim).collect::<Vec<_>>().join(" ").trim_start_matches("error: ").to_owned()
-}
-
 /// The address that this host has on the way out, else the first that is not loopback.
 fn own_ip() -> IpAddr {
     routed_ip().or_else(first_ip).unwrap_or(Ipv4Addr::LOCALHOST.into())
@@ -294,6 +240,8 @@ fn first_ip() -> Option<IpAddr> {
 
 #[cfg(test)]
 mod tests {
+    use contiv_daemon::logging::LogLevel;
+
     use super::*;
 
     fn read(args: &str) -> Result<Flags, Stop> {

@@ -10,7 +10,6 @@ pub mod config;
 pub mod daemon;
 pub mod go_json;
 pub mod ipam;
-pub mod logging;
 pub mod metrics;
 pub mod objects;
 pub mod openapi;

@@ -123,6 +123,7 @@ fn restore_links(draft: &mut Draft<'_>) {
             profile_of(group).map(|key| link::<Netprofile>(draft, &key)).unwrap_or_default();
         group.links.network = link::<Network>(draft, &object_key(&group.tenant_name, &group.network_name));
         group.links.tenant = link::<Tenant>(draft, &group.tenant_name);
+        group.links.app_profile = link::<AppProfile>(draft, &group.links.app_profile.key);
     });
 }
 

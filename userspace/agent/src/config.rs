@@ -9,6 +9,7 @@ use std::{
 };
 
 use clap::{Args, Parser, ValueEnum};
+use contiv_daemon::flags::{Stop, parse};
 use contivk8s::wire;
 
 use crate::{
@@ -126,24 +127,7 @@ pub struct DatapathFlags {
     pub bpf_root: PathBuf,
 }
 
-#[derive(Clone, Debug, Args)]
-pub struct LogFlags {
-    /// Least severe messages that are logged
-    #[arg(long, env = "CONTIV_NETPLUGIN_LOG_LEVEL", default_value = "info", value_enum, ignore_case = true)]
-    pub log_level: LogLevel,
-
-    /// Log JSON
-    #[arg(long, env = "CONTIV_NETPLUGIN_USE_JSON_LOG")]
-    pub use_json_log: bool,
-
-    /// Log to syslog instead of standard error
-    #[arg(long, env = "CONTIV_NETPLUGIN_USE_SYSLOG")]
-    pub use_syslog: bool,
-
-    /// Where syslog listens: udp://IP:PORT
-    #[arg(long, env = "CONTIV_NETPLUGIN_SYSLOG_URL", default_value = "udp://127.0.0.1:514", value_parser = syslog_url)]
-    pub syslog_url: SocketAddr,
-}
+contiv_daemon::log_flags!("CONTIV_NETPLUGIN_");
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
@@ -166,17 +150,6 @@ pub enum FwdMode {
     Routing,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LogLevel {
-    Trace,
-    Debug,
-    Info,
-    #[value(alias = "warning")]
-    Warn,
-    #[value(aliases = ["fatal", "panic"])]
-    Error,
-}
-
 impl FwdMode {
     /// As the cluster's settings spell it.
     pub fn as_str(self) -> &'static str {
@@ -196,18 +169,6 @@ pub enum Command {
     Cleanup(Cleanup),
 }
 
-/// How a process ends whose command line cannot be used.
-#[derive(Debug)]
-pub enum Stop {
-    /// `--help` and `--version`: text for standard output, and success.
-    Told(String),
-    /// One line for standard error, and [`BAD_FLAGS`].
-    Bad(String),
-}
-
-/// The original's exit code for flags that it cannot use.
-pub const BAD_FLAGS: u8 = 22;
-
 const DEFAULT_STORE: &str = "http://127.0.0.1:2379";
 
 impl Command {
@@ -224,13 +185,6 @@ impl Command {
         flags.check().map_err(Stop::Bad)?;
         Ok(Command::Run(Box::new(flags)))
     }
-}
-
-fn parse<T: Parser>(arguments: Vec<OsString>) -> Result<T, Stop> {
-    T::try_parse_from(arguments).map_err(|error| match error.use_stderr() {
-        false => Stop::Told(error.to_string()),
-        true => Stop::Bad(first_paragraph(&error.to_string())),
-    })
 }
 
 impl Flags {
@@ -332,17 +286,6 @@ fn unix_path(text: &str) -> Result<PathBuf, String> {
         Some(path) if path.is_absolute() => Ok(path.to_owned()),
         _ => Err("expected unix:/PATH of ovsdb-server's socket".into()),
     }
-}
-
-fn syslog_url(text: &str) -> Result<SocketAddr, String> {
-    let address = text.strip_prefix("udp://").and_then(|address| address.parse().ok());
-    address.ok_or_else(|| "expected udp://IP:PORT; other transports are not built".into())
-}
-
-/// clap's message, up to its first empty line, on one line.
-fn first_paragraph(text: &str) -> String {
-    let lines = text.lines().take_while(|line| !line.trim().is_empty());
-    lines.map(str::trim).collect::<Vec<_>>().join(" ").trim_start_matches("error: ").to_owned()
 }
 
 #[cfg(test)]

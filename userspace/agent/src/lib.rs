@@ -4,7 +4,6 @@ pub mod cni;
 pub mod config;
 pub mod datapath;
 pub mod link;
-pub mod logging;
 pub mod master;
 pub mod metrics;
 pub mod plan;

@@ -2,55 +2,26 @@
 
 use std::process::ExitCode;
 
-use netplugin::{
-    config::{BAD_FLAGS, Command, Stop},
-    logging, run,
-};
-use tokio::signal::unix::{SignalKind, signal};
-use tokio_util::sync::CancellationToken;
+use contiv_daemon::{flags, signals};
+use netplugin::{config::Command, run};
 
 fn main() -> ExitCode {
-    let command = match Command::read(std::env::args_os()) {
-        Ok(command) => command,
-        Err(Stop::Told(text)) => {
-            print!("{text}");
-            return ExitCode::SUCCESS;
-        }
-        Err(Stop::Bad(line)) => {
-            eprintln!("netplugin: {line}");
-            return ExitCode::from(BAD_FLAGS);
-        }
-    };
-    match carry_out(command) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("netplugin: {}", format!("{error:#}").replace('\n', " "));
-            ExitCode::FAILURE
-        }
-    }
+    flags::carry_out("netplugin", Command::read(std::env::args_os()), carry_out)
 }
+
+/// Our crates besides those that every daemon has.
+const OURS: [&str; 1] = ["openflow"];
 
 #[tokio::main]
 async fn carry_out(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Cleanup(flags) => {
-            logging::start(&flags.log)?;
+            flags.log.logging().start("netplugin", &OURS)?;
             run::cleanup(&flags).await
         }
         Command::Run(flags) => {
-            logging::start(&flags.log)?;
-            let stop = CancellationToken::new();
-            let (mut terminate, mut interrupt) =
-                (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-            let stopping = stop.clone();
-            tokio::spawn(async move {
-                tokio::select! {
-                    _ = terminate.recv() => {}
-                    _ = interrupt.recv() => {}
-                }
-                tracing::info!("stopping; forwarding goes on");
-                stopping.cancel();
-            });
+            flags.log.logging().start("netplugin", &OURS)?;
+            let stop = signals::stopped("stopping; forwarding goes on")?;
             run::run(*flags, stop).await
         }
     }

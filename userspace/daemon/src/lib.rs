@@ -1,6 +1,9 @@
 //! What both daemons are made with, and has nothing to do with what they are for.
 
 pub mod client;
+pub mod flags;
+pub mod logging;
 pub mod secret;
+pub mod signals;
 pub mod tls;
 pub mod watched;
