@@ -109,3 +109,54 @@ fn what_operators_edit_counts() {
     etcd.ctl(&["put", tenant, "{"]).unwrap();
     assert_eq!(get(master.address, "/api/v1/tenants/default/").unwrap().good(), now);
 }
+
+/// Keys whose values follow from others.
+#[test]
+fn what_is_derived_is_there_again_after_a_restart() {
+    testkit::needs!(binary("etcd"), binary("etcdctl"));
+    let etcd = Etcd::start().unwrap();
+    let mut master = Master::on_etcd(&etcd.endpoint());
+    let to = master.address;
+    let make = |types: &str, name: &str, mut body: Value| {
+        body["tenantName"] = "default".into();
+        post(to, &format!("/api/v1/{types}/default:{name}/"), &body).unwrap().good();
+    };
+    make_network(to, "net", "10.0.0.0/24");
+    make("policys", "p", json!({"policyName": "p"}));
+    make("netprofiles", "gold", json!({"profileName": "gold", "DSCP": 46}));
+    let web = json!({"groupName": "web", "networkName": "net", "policies": ["p"], "netProfile": "gold"});
+    make("endpointGroups", "web", web);
+    make("endpointGroups", "db", json!({"groupName": "db", "networkName": "net"}));
+    for id in ["1", "2"] {
+        let body = json!({"policyName": "p", "ruleId": id, "direction": "in", "action": "deny", "protocol": "tcp",
+            "port": 80, "fromEndpointGroup": "db"});
+        make("rules", &format!("p:{id}"), body);
+    }
+    let everything = || -> Vec<(String, String)> {
+        let of_processes = |key: &String| key.contains("/service/") || key.contains("/lock/");
+        let keys = keys(&etcd, "/contiv.io/").into_iter().filter(|key| !of_processes(key));
+        keys.map(|key| (key.clone(), value(&etcd, &key))).collect()
+    };
+    let before = everything();
+    let delete = |key: &str| drop(etcd.ctl(&["del", &format!("/contiv.io/{key}")]).unwrap());
+    let put = |key: &str, value: &str| drop(etcd.ctl(&["put", &format!("/contiv.io/{key}"), value]).unwrap());
+    master.kill();
+    delete("state/policy/default:web:default:p");
+    let rules = keys(&etcd, "/contiv.io/state/policyRule/");
+    delete(rules[0].strip_prefix("/contiv.io/").unwrap());
+    put(rules[1].strip_prefix("/contiv.io/").unwrap(), &value(&etcd, &rules[2]));
+    put("state/policyRule/default:web:default:p:default:p:9:inRx", &value(&etcd, &rules[3]));
+    for (key, part) in
+        [("policy/default:p", "link-sets"), ("rule/default:p:1", "links"), ("tenant/default", "link-sets")]
+    {
+        let key = format!("obj/modeldb/{key}");
+        let mut object: Value = serde_json::from_str(&value(&etcd, &format!("/contiv.io/{key}"))).unwrap();
+        object[part] = json!({});
+        put(&key, &object.to_string());
+    }
+    assert_ne!(everything(), before);
+    master.restart();
+    assert_eq!(everything(), before);
+    let metrics = get(to, "/metrics").unwrap().body;
+    assert!(metrics.contains("contiv_netmaster_restored_keys_total 7\n"), "{metrics}");
+}

@@ -1,0 +1,68 @@
+//! An operator cleans up endpoints, and a node does not come back: real agents, interfaces and addresses.
+#![expect(clippy::unwrap_used, reason = "tests may panic")]
+
+use std::time::Duration;
+
+use e2e::cluster::{Cluster, Datapath, Encap, Network, Pod, Shape, StoreKind};
+use testkit::{needs, wait_until};
+
+const DEADLINE: Duration = Duration::from_secs(30);
+
+fn network() -> Network {
+    Network {
+        tenant: "blue".to_owned(),
+        name: "pods".to_owned(),
+        subnet: "10.1.0.0/16".to_owned(),
+        gateway: "10.1.255.254".to_owned(),
+        ipv6_subnet: "2001:db8:1::/64".to_owned(),
+        ipv6_gateway: "2001:db8:1::ffff".to_owned(),
+    }
+}
+
+#[test]
+fn a_clean_up_takes_the_interfaces_from_the_nodes() {
+    needs!(root(), binary("ovs-vswitchd"), binary("ethtool"));
+    let shape =
+        Shape { datapaths: [Datapath::Ovs, Datapath::Ebpf], encap: Encap::Vxlan, store: StoreKind::Embedded };
+    let mut cluster = Cluster::build(shape).unwrap();
+    cluster.start_agents().unwrap();
+    cluster.create_network(&network()).unwrap();
+    let pods: Vec<Pod> = cluster
+        .nodes
+        .iter()
+        .map(|node| Pod::add(node, &network(), &format!("{}-pod", node.name)).unwrap())
+        .collect();
+    for node in &cluster.nodes {
+        assert_eq!(node.pod_links().unwrap().len(), 1);
+    }
+    let client = cluster.client();
+    client.delete("/debug/epcleanup/tenant/blue/net/pods").unwrap();
+    for node in &cluster.nodes {
+        assert_eq!(node.pod_links().unwrap(), Vec::<String>::new(), "{}", node.name);
+    }
+    let inspected = client.get_json("/api/v1/inspect/networks/blue:pods/").unwrap();
+    assert_eq!(inspected["Oper"]["allocatedIPAddresses"].as_str().unwrap_or_default(), "");
+
+    // kubelet says goodbye later: nothing is left to do.
+    for pod in pods {
+        let node = cluster.nodes.iter().find(|node| node.name == pod.node).unwrap();
+        pod.remove(node).unwrap();
+    }
+    // The addresses are to be had again, and forwarding goes on.
+    let pods: Vec<Pod> = cluster
+        .nodes
+        .iter()
+        .map(|node| Pod::add(node, &network(), &format!("{}-next", node.name)).unwrap())
+        .collect();
+    assert_eq!(pods[0].ip.to_string(), "10.1.0.1");
+    wait_until(DEADLINE, "the new pods reach each other", || {
+        let ping = pods[0].netns().ping(pods[1].ip.into(), 1, Duration::from_millis(10))?;
+        Ok((ping.received == 1).then_some(()))
+    })
+    .unwrap();
+    for pod in pods {
+        let node = cluster.nodes.iter().find(|node| node.name == pod.node).unwrap();
+        pod.remove(node).unwrap();
+    }
+    cluster.shut_down().unwrap();
+}
