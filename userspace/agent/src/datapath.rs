@@ -114,7 +114,7 @@ pub struct Service {
     pub id: ServiceId,
     /// The network whose endpoints can use the address. None for services of the whole cluster.
     pub scope: Option<Scope>,
-    /// The address. Its Ethernet address is [`Mac::of_endpoint`] of it, as if an endpoint had it.
+    /// The address. The Ethernet address of an IPv4 one is [`Mac::of_endpoint`] of it, as if an endpoint had it.
     pub vip: IpAddr,
     /// What it serves: no two with the same protocol and port.
     pub ports: Vec<Port>,

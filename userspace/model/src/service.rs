@@ -177,19 +177,19 @@ pub enum Resolution {
     Refused,
 }
 
-/// Where a new connection to `port` of `service`'s address may go, when `backends` are what serves it.
+/// Where a new connection to `port` of a service's address may go: the service has these `ports` and `backends`.
 ///
 /// Which of the backends it is, is for the datapath to choose: the same for all packets of the connection, and while
 /// its affinity lasts for all connections of the client. Policies are asked about the backend's address and port, not
 /// the service's. A port that the service has not is nobody's, as an address that no endpoint has.
 pub fn resolve(
-    service: &Service,
+    ports: &[Port],
     backends: impl IntoIterator<Item = (IpAddr, Readiness)>,
     protocol: u8,
     port: u16,
 ) -> Resolution {
     let wanted = |known: &&Port| (known.protocol.number(), known.port) == (protocol, port);
-    let Some(port) = service.ports.iter().find(wanted) else { return Resolution::Direct };
+    let Some(port) = ports.iter().find(wanted) else { return Resolution::Direct };
     let ready = backends.into_iter().filter(|(_, readiness)| *readiness == Readiness::Ready);
     let mut backends: Vec<IpAddr> = ready.map(|(address, _)| address).collect();
     backends.sort_unstable();
@@ -255,11 +255,11 @@ mod tests {
             ([10, 0, 0, 1].into(), [10, 0, 0, 2].into(), [10, 0, 0, 3].into());
         let all = [(b, Readiness::Ready), (c, Readiness::Terminating), (a, Readiness::Ready)];
         let to = Resolution::To { backends: vec![a, b], port: 8080 };
-        assert_eq!(resolve(&service, all, TCP, 80), to);
-        assert_eq!(resolve(&service, all, UDP, 80), Resolution::Direct);
-        assert_eq!(resolve(&service, all, TCP, 8080), Resolution::Direct);
-        assert_eq!(resolve(&service, all, 132, 80), Resolution::Direct);
-        assert_eq!(resolve(&service, [(c, Readiness::Terminating)], TCP, 80), Resolution::Refused);
-        assert_eq!(resolve(&service, [], UDP, 53), Resolution::Refused);
+        assert_eq!(resolve(&service.ports, all, TCP, 80), to);
+        assert_eq!(resolve(&service.ports, all, UDP, 80), Resolution::Direct);
+        assert_eq!(resolve(&service.ports, all, TCP, 8080), Resolution::Direct);
+        assert_eq!(resolve(&service.ports, all, 132, 80), Resolution::Direct);
+        assert_eq!(resolve(&service.ports, [(c, Readiness::Terminating)], TCP, 80), Resolution::Refused);
+        assert_eq!(resolve(&service.ports, [], UDP, 53), Resolution::Refused);
     }
 }

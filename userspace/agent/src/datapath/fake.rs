@@ -16,7 +16,9 @@
 mod forward;
 mod frame;
 mod inspect;
+mod packet;
 mod switch;
+mod traffic;
 
 use std::{collections::BTreeSet, future::Future};
 

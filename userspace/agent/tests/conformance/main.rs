@@ -28,8 +28,9 @@ macro_rules! on {
 }
 
 macro_rules! on_every_datapath {
-    ([$($scenarios:tt)*], [$($with_programs:tt)*]) => {
-        on!(fake, crate::harness::FakeNode, [$($scenarios)*]);
+    ([$($scenarios:tt)*], [$($with_programs:tt)*], [$($with_policies:tt)*], [$($with_services:tt)*]) => {
+        on!(fake, crate::harness::FakeNode, [$($scenarios)* $($with_policies)* $($with_services)*]);
+        // Knows neither policies nor services, and says so: `tests/ovs`.
         on!(ovs, crate::harness::OvsNode, [$($scenarios)* $($with_programs)*]);
         on!(ebpf, crate::harness::EbpfNode, [$($scenarios)* $($with_programs)*]);
     };
@@ -50,4 +51,11 @@ on_every_datapath!([
     failure: missing_interface_fails_alone;
 ], [
     programs: local_pods_talk, pods_talk_by_vxlan, restart_loses_no_ping, changes_lose_no_ping;
+], [
+    policy: rules_out_hold_at_the_source, rules_in_hold_at_the_destination, answers_pass, a_change_is_in_force_at_once,
+        the_highest_priority_decides, addresses_count, icmp_is_of_both_families, neighbours_are_found_whatever_the_policy,
+        packets_are_marked;
+], [
+    services: connections_go_to_backends, the_address_is_answered_on_its_network, backends_come_and_go,
+        backends_are_reached_beside_the_service, policies_see_the_backend;
 ]);

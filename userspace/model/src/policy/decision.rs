@@ -60,6 +60,11 @@ pub struct Decision<'a> {
 
 /// What becomes of `connection`: it is let through unless one of the two sides denies it, each by the rule of its group
 /// that decides. Where no rule matches, it is let through.
+///
+/// It is asked once for each connection, and for those that are there when the rules change; the answers of what is let
+/// through, and ICMP errors about it, are let through. The sides are the endpoints that have the addresses in the
+/// packet, whatever the Ethernet addresses say: a packet to an address of many has no destination with rules. ARP and
+/// neighbour discovery are not asked about, nor packets that are not IP.
 pub fn decide<'a>(connection: &Connection<'a>) -> Decision<'a> {
     let Connection { source, destination, packet } = connection;
     let out = deciding(source.rules, Direction::Out, source.address, destination, *packet);
@@ -89,3 +94,6 @@ pub fn deciding<'a>(
         .filter(matches)
         .max_by_key(|rule| (rule.priority, rule.action == Action::Deny, Reverse(&rule.id)))
 }
+
+#[cfg(test)]
+mod tests;

@@ -9,7 +9,7 @@ use contiv_model::{
 };
 
 use super::frame::{self, Ethernet, Question};
-use crate::datapath::{Desired, Local, Network, Object, Peer, Remote};
+use crate::datapath::{Desired, Local, Network, Object, Peer, Remote, Service};
 
 /// Where a frame comes from.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -168,10 +168,18 @@ impl<'a> Segment<'a> {
             (Some(local), Some(asker)) if local.port == asker.port => None,
             (Some(local), _) => Some(local.mac),
             (None, Some(_)) => {
-                self.remotes().find(|remote| has(remote.ip, remote.ip6)).map(|remote| remote.mac)
+                let there = self.remotes().find(|remote| has(remote.ip, remote.ip6)).map(|remote| remote.mac);
+                there.or_else(|| self.service_mac(question))
             }
             (None, None) => None,
         }
+    }
+
+    /// A service's address looks like that of an endpoint. What is sent there is addressed anew before it is forwarded.
+    fn service_mac(&self, question: &Question) -> Option<Mac> {
+        let Question::Arp { target, .. } = question else { return None };
+        let mut services = services_on(self.objects, self.network.encap);
+        services.find(|service| service.vip == IpAddr::V4(*target)).map(|_| Mac::of_endpoint(*target))
     }
 
     fn home(&self, mac: Mac) -> Home<'a> {
@@ -254,9 +262,19 @@ fn peers(objects: &Desired) -> impl Iterator<Item = &Peer> {
     })
 }
 
-fn locals(objects: &Desired) -> impl Iterator<Item = &Local> {
+pub(super) fn locals(objects: &Desired) -> impl Iterator<Item = &Local> {
     objects.iter().filter_map(|(_, object)| match object {
         Object::Local(local) => Some(local),
+        _ => None,
+    })
+}
+
+/// The services whose addresses the endpoints of a network can use.
+pub(super) fn services_on(objects: &Desired, encap: Encap) -> impl Iterator<Item = &Service> {
+    objects.iter().filter_map(move |(_, object)| match object {
+        Object::Service(service) if service.scope.as_ref().is_none_or(|scope| scope.encap == encap) => {
+            Some(service)
+        }
         _ => None,
     })
 }

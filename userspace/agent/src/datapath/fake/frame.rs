@@ -5,10 +5,10 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use contiv_model::{mac::Mac, tag::Vlan};
 
 const ARP: u16 = 0x0806;
-const IPV4: u16 = 0x0800;
-const IPV6: u16 = 0x86dd;
+pub(super) const IPV4: u16 = 0x0800;
+pub(super) const IPV6: u16 = 0x86dd;
 const TAGS: [u16; 2] = [0x8100, 0x88a8];
-const ETHERNET: usize = 14;
+pub(super) const ETHERNET: usize = 14;
 /// Ethernet and IPv4, lengths 6 and 4.
 const ARP_FORM: [u8; 6] = [0, 1, 8, 0, 6, 4];
 const ICMPV6: u8 = 58;
@@ -150,6 +150,6 @@ fn checksum(bytes: &[u8]) -> u16 {
     !(folded as u16)
 }
 
-fn bytes<const N: usize>(from: &[u8], at: usize) -> Option<[u8; N]> {
+pub(super) fn bytes<const N: usize>(from: &[u8], at: usize) -> Option<[u8; N]> {
     from.get(at..)?.first_chunk().copied()
 }

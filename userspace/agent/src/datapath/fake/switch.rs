@@ -8,7 +8,7 @@ use std::{
 
 use tokio::sync::Notify;
 
-use super::{Delivery, Desired, Object, ObjectId, Op, Origin, deliver};
+use super::{Delivery, Desired, Object, ObjectId, Op, Origin, traffic::Traffic};
 
 /// A node's forwarding state. Clones are the same switch.
 #[derive(Clone, Default)]
@@ -20,6 +20,7 @@ pub struct Switch {
 #[derive(Debug, Default)]
 struct Inside {
     objects: Desired,
+    traffic: Traffic,
     debris: usize,
     faults: Faults,
     changes: Vec<Op>,
@@ -69,7 +70,8 @@ impl Switch {
 
     /// What happens to a frame.
     pub fn deliver(&self, frame: &[u8], from: &Origin) -> Vec<Delivery> {
-        deliver(&self.lock().objects, frame, from)
+        let inside = &mut *self.lock();
+        inside.traffic.carry(&inside.objects, frame, from)
     }
 
     /// The changes that agents made, in their order and without those that changed nothing.

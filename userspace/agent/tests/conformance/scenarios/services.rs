@@ -1,0 +1,177 @@
+//! Services: connections to their addresses go to their backends, and the answers come from the service.
+
+use std::net::Ipv4Addr;
+
+use anyhow::{Result, bail, ensure};
+use contiv_model::{
+    mac::Mac,
+    policy::{Action, Direction, Rule, UDP},
+    service::Readiness,
+};
+use netplugin::datapath::{Backend, Object, Scope, Service, fake::Delivery};
+use testkit::packet::Packet;
+
+use crate::{
+    harness::Harness,
+    scenarios::policy::{group, in_group, rule},
+    topology::{Net, ip, mac, peers, pod, to_pod},
+    world::World,
+};
+
+const VIP: u8 = 200;
+
+/// UDP port 53 of the service is 5353 of the backends.
+fn service(net: &Net, backends: &[(u8, Readiness)]) -> Result<Object> {
+    let Object::Network(network) = net.network() else { bail!("a network") };
+    let backend = |(last, readiness): &(u8, Readiness)| Backend {
+        ip: ip(*last).into(),
+        encap: net.encap,
+        readiness: *readiness,
+    };
+    Ok(Object::Service(Service {
+        id: "dns:t".into(),
+        scope: Some(Scope { network: network.id, encap: net.encap }),
+        vip: ip(VIP).into(),
+        ports: vec!["53:5353:UDP".parse()?],
+        backends: backends.iter().map(backend).collect(),
+        affinity: None,
+    }))
+}
+
+fn ready(lasts: &[u8]) -> Vec<(u8, Readiness)> {
+    lasts.iter().map(|last| (*last, Readiness::Ready)).collect()
+}
+
+fn world<H: Harness>(net: &Net) -> Result<World<H>> {
+    World::new(peers().into_iter().chain([
+        net.network(),
+        net.local("pa", 1),
+        net.local("pb", 2),
+        net.local("pc", 3),
+        net.remote(0, 11),
+    ]))
+}
+
+fn datagram(macs: (u8, u8), from: (Ipv4Addr, u16), to: (Ipv4Addr, u16)) -> Packet {
+    Packet::eth(mac(macs.0), mac(macs.1)).ipv4(from.0, to.0).udp(from.1, to.1).payload(b"service")
+}
+
+/// Pod 1 asks the service.
+fn question(port: u16) -> Packet {
+    datagram((VIP, 1), (ip(1), port), (ip(VIP), 53))
+}
+
+/// What a backend gets of it.
+fn arrival(net: &Net, backend: u8, port: u16) -> Delivery {
+    let frame = datagram((backend, 1), (ip(1), port), (ip(backend), 5353));
+    match backend {
+        2 => to_pod("pb", &frame),
+        3 => to_pod("pc", &frame),
+        _ => net.to_node(0, &frame),
+    }
+}
+
+impl<H: Harness> World<H> {
+    /// Asks, and tells which of the backends was asked: one, and nobody else.
+    fn asks(&mut self, net: &Net, port: u16, backends: &[u8]) -> Result<u8> {
+        let came = self.outcome(&pod("pa"), &question(port).build())?;
+        let asked = backends.iter().find(|backend| came == [arrival(net, **backend, port)]);
+        match asked {
+            Some(backend) => Ok(*backend),
+            None => bail!("port {port}: none of {backends:?} got it, but {came:?}"),
+        }
+    }
+
+    /// The backend answers, and the client hears the service.
+    fn is_answered(&mut self, net: &Net, backend: u8, port: u16) -> Result<()> {
+        let answer = datagram((1, backend), (ip(backend), 5353), (ip(1), port));
+        let heard = datagram((1, backend), (ip(VIP), 53), (ip(1), port));
+        let expected = [to_pod("pa", &heard)];
+        match backend {
+            2 => self.sends(&pod("pb"), &answer, expected),
+            3 => self.sends(&pod("pc"), &answer, expected),
+            _ => self.sends_bytes(&net.outside(0), &net.on_wire(&answer.build()), expected),
+        }
+    }
+}
+
+/// Each of the backends gets some of the connections, a connection goes to one, and answers come from the service.
+pub(crate) fn connections_go_to_backends<H: Harness>() -> Result<()> {
+    for net in Net::kinds()? {
+        let mut world = world::<H>(&net)?;
+        let all = [2, 3, 11];
+        world.set(service(&net, &ready(&all))?)?;
+        world.in_place()?;
+        let mut asked = vec![];
+        for port in 4000..4030 {
+            let backend = world.asks(&net, port, &all)?;
+            world.is_answered(&net, backend, port)?;
+            ensure!(world.asks(&net, port, &all)? == backend, "port {port}: another backend than {backend}");
+            asked.push(backend);
+        }
+        ensure!(all.iter().all(|backend| asked.contains(backend)), "not all were asked: {asked:?}");
+    }
+    Ok(())
+}
+
+/// The service's address looks like an endpoint's on its network, and is nobody's on another.
+pub(crate) fn the_address_is_answered_on_its_network<H: Harness>() -> Result<()> {
+    let (net, other) = (Net::vxlan(1)?, Net::vxlan(2)?);
+    let objects = [net.local("pa", 1), net.local("pb", 2), other.local("oa", 1), other.local("ob", 2)];
+    let mut world = World::<H>::new([net.network(), other.network()].into_iter().chain(objects))?;
+    world.set(service(&net, &[])?)?;
+    let question = Packet::arp_request(mac(1), ip(1), ip(VIP));
+    let answer =
+        Packet::eth(mac(1), mac(VIP)).arp(2, (Mac::of_endpoint(ip(VIP)).0, ip(VIP)), (mac(1), ip(1)));
+    world.sends(&pod("pa"), &question, [to_pod("pa", &answer)])?;
+    world.sends(&pod("oa"), &question, [to_pod("ob", &question)])
+}
+
+/// Backends that come get new connections; of those that are to go, only what they have.
+pub(crate) fn backends_come_and_go<H: Harness>() -> Result<()> {
+    let net = Net::vxlan(1)?;
+    let mut world = world::<H>(&net)?;
+    world.set(service(&net, &ready(&[2]))?)?;
+    ensure!(world.asks(&net, 4000, &[2, 3])? == 2);
+    world.set(service(&net, &[(2, Readiness::Terminating), (3, Readiness::Ready)])?)?;
+    world.in_place()?;
+    // The established one drains, where it is.
+    ensure!(world.asks(&net, 4000, &[2, 3])? == 2);
+    world.is_answered(&net, 2, 4000)?;
+    for port in 4001..4010 {
+        ensure!(world.asks(&net, port, &[2, 3])? == 3);
+    }
+    Ok(())
+}
+
+/// A backend is still there under its own address, also for a client that uses the service.
+pub(crate) fn backends_are_reached_beside_the_service<H: Harness>() -> Result<()> {
+    let net = Net::vxlan(1)?;
+    let mut world = world::<H>(&net)?;
+    world.set(service(&net, &ready(&[2]))?)?;
+    world.asks(&net, 4000, &[2])?;
+    let direct = datagram((2, 1), (ip(1), 4001), (ip(2), 5353));
+    world.sends(&pod("pa"), &direct, [to_pod("pb", &direct)])?;
+    let answer = datagram((1, 2), (ip(2), 5353), (ip(1), 4001));
+    world.sends(&pod("pb"), &answer, [to_pod("pa", &answer)])?;
+    world.is_answered(&net, 2, 4000)
+}
+
+/// Policies are asked about the backend's address and port, never the service's.
+pub(crate) fn policies_see_the_backend<H: Harness>() -> Result<()> {
+    let net = Net::vxlan(1)?;
+    let mut world =
+        World::<H>::new([net.network(), in_group(net.local("pa", 1), 1)?, in_group(net.local("pb", 2), 2)?])?;
+    world.set(service(&net, &ready(&[2]))?)?;
+    let deny = |port| -> Result<Rule> {
+        Ok(Rule { protocol: Some(UDP), port: Some(port), ..rule(Direction::Out, Action::Deny, 1)? })
+    };
+    world.set(group(1, [deny(53)?])?)?;
+    world.asks(&net, 4000, &[2])?;
+    world.set(group(1, [deny(5353)?])?)?;
+    world.sends(&pod("pa"), &question(4001), [])?;
+    let theirs = Rule { direction: Direction::In, ..deny(5353)? };
+    world.set(group(1, [])?)?;
+    world.set(group(2, [theirs])?)?;
+    world.sends(&pod("pa"), &question(4002), [])
+}
