@@ -3,6 +3,7 @@
 mod compare;
 mod differences;
 mod recording;
+mod stored;
 
 use std::{
     collections::BTreeMap,
@@ -12,6 +13,7 @@ use std::{
 
 use anyhow::{Result, bail};
 use clap::Args;
+use tempfile::TempDir;
 use testkit::{free_port, scratch_dir};
 
 use crate::{
@@ -20,6 +22,7 @@ use crate::{
 };
 pub use differences::Differences;
 pub use recording::{Call, Recording};
+pub use stored::{Step, differing as store_differing};
 
 #[derive(Debug, Args)]
 pub struct Options {
@@ -74,10 +77,7 @@ fn play(
     differences: &Differences,
     options: &Options,
 ) -> Result<(BTreeMap<String, Count>, Vec<Place>)> {
-    let folder = scratch_dir("replay")?;
-    let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()?));
-    let store = Store::Embedded { folder: folder.path().join("store"), listen };
-    let mut master = Master::start(MasterOptions::alone(store)?)?;
+    let (_folder, mut master) = fresh_master()?;
     let client = master.client().clone();
     let mut counts = BTreeMap::<String, Count>::new();
     let mut places = vec![];
@@ -116,6 +116,14 @@ fn play(
         }
     }
     Ok((counts, places))
+}
+
+/// On an empty store, which lasts as long as its folder.
+fn fresh_master() -> Result<(TempDir, Master)> {
+    let folder = scratch_dir("replay")?;
+    let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()?));
+    let store = Store::Embedded { folder: folder.path().join("store"), listen };
+    Ok((folder, Master::start(MasterOptions::alone(store)?)?))
 }
 
 fn print_difference(recording: &Recording, call: &Call, how: &str) {

@@ -39,7 +39,7 @@ pub(super) fn compare(call: &Call, answer: &Result<Answer, String>) -> Result<()
 }
 
 /// One line for each place where they differ.
-fn difference(path: &str, want: &Value, have: &Value, lines: &mut Vec<String>) {
+pub(super) fn difference(path: &str, want: &Value, have: &Value, lines: &mut Vec<String>) {
     match (want, have) {
         (Value::Object(wanted), Value::Object(had)) => {
             for (name, want) in wanted {

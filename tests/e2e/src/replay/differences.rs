@@ -4,6 +4,7 @@ use std::{fs, io, path::Path};
 
 use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::{
     compare::{same_json, same_text},
@@ -16,6 +17,44 @@ use crate::http::Answer;
 pub struct Differences {
     #[serde(default)]
     difference: Vec<Difference>,
+    #[serde(default)]
+    pub(super) stored: Vec<Stored>,
+}
+
+/// A key of the store that has another value on purpose.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Stored {
+    /// The file name of the original's dump; in all of them if there is none.
+    dump: Option<String>,
+    key: String,
+    /// Where in the value, as a JSON pointer; the rest of it is the original's.
+    at: Option<String>,
+    /// Ours, as JSON; empty if we do not have the key, not told if it may be any. Groups stand in it by their keys.
+    pub(super) value: Option<String>,
+    pub(super) reason: String,
+}
+
+impl Stored {
+    pub(super) fn is_about(&self, dump: &str, key: &str) -> bool {
+        self.dump.as_deref().is_none_or(|known| known == dump) && self.key == key
+    }
+
+    /// Whether ours is what is declared.
+    pub(super) fn agrees(&self, want: Option<&Value>, have: Option<&Value>) -> bool {
+        let value = match self.value.as_deref() {
+            None => return have.is_some(),
+            Some("") => return have.is_none(),
+            Some(text) => serde_json::from_str::<Value>(text).ok(),
+        };
+        let Some(at) = &self.at else { return value.as_ref() == have };
+        let mut changed = want.cloned();
+        match (changed.as_mut().and_then(|want| want.pointer_mut(at)), value) {
+            (Some(place), Some(value)) => *place = value,
+            _ => return false,
+        }
+        changed.as_ref() == have
+    }
 }
 
 /// What is given of `file` to `note` must all match the call.
@@ -70,6 +109,9 @@ impl Differences {
                     difference.body
                 );
             }
+        }
+        if let Some(stored) = differences.stored.iter().find(|stored| stored.reason.trim().is_empty()) {
+            bail!("{}: a difference without a reason: {}", path.display(), stored.key);
         }
         Ok(differences)
     }
