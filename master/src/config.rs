@@ -9,6 +9,8 @@ use std::time::Duration;
 use clap::{Args, Parser, ValueEnum};
 use contiv_daemon::flags::{Stop, parse};
 
+use crate::aci;
+
 pub use rest::RestFlags;
 
 /// The control plane of contiv-rs: REST API, address and tag allocation.
@@ -27,9 +29,18 @@ pub struct Flags {
     #[arg(long, env = "CONTIV_NETMASTER_FORWARD_MODE", value_enum)]
     pub fwdmode: FwdMode,
 
-    /// Fabric below the nodes: default (aci is not built yet)
+    /// Fabric below the nodes, for a store without settings: default, aci
     #[arg(long, env = "CONTIV_NETMASTER_INFRA", value_enum, default_value = "default")]
     pub infra: Infra,
+
+    /// Where the gateway to an ACI fabric is
+    #[arg(
+        long,
+        env = "CONTIV_NETMASTER_ACI_GATEWAY",
+        default_value = "http://localhost:5000",
+        value_name = "URL"
+    )]
+    pub aci_gateway: aci::Address,
 
     /// Name of the plugin, where an orchestrator asks for one
     #[arg(long, env = "CONTIV_NETMASTER_PLUGIN_NAME", default_value = "netplugin")]
@@ -170,9 +181,6 @@ impl Flags {
             Mode::SwarmMode => return not_built("--mode swarm-mode", "accepted: test, cni"),
             Mode::Test | Mode::Cni => {}
         }
-        if self.infra == Infra::Aci {
-            return not_built("--infra aci", "accepted: default");
-        }
         match &self.store {
             StoreFlags { consul: Some(_), etcd: Some(_), .. } => {
                 Err("--etcd and --consul exclude each other".into())
@@ -283,7 +291,8 @@ mod tests {
                 "--mode kubernetes --netmode vlan --fwdmode bridge",
                 &["--mode kubernetes", "not built", "test, cni"],
             ),
-            (&format!("{GOOD} --infra aci"), &["--infra aci", "not built"]),
+            (&format!("{GOOD} --infra opflex"), &["--infra", "opflex", "default, aci"]),
+            (&format!("{GOOD} --aci-gateway localhost:5000"), &["--aci-gateway", "http://HOST:PORT"]),
             (&format!("{GOOD} --consul http://x"), &["--consul", "--etcd"]),
             (&format!("{GOOD} --consul http://x --etcd http://x"), &["--consul", "--etcd"]),
             (&format!("{GOOD} --store /tmp/x"), &["--store", "embedded:DIR"]),

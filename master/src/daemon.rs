@@ -20,6 +20,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
+use crate::aci::Gateway;
 use crate::api::{App, Gate, Identity, Proxy, Tokens};
 use crate::committer::one_line;
 use crate::config::{Flags, RestFlags};
@@ -152,8 +153,16 @@ async fn take_turns(
         };
         presence.withdraw().await;
         let node_gone_after = flags.node_gone_after.0;
-        let term =
-            Term { store, identity, cluster: &cluster, defaults: &defaults, node_gone_after, metrics, role };
+        let term = Term {
+            store,
+            identity,
+            cluster: &cluster,
+            defaults: &defaults,
+            node_gone_after,
+            metrics,
+            gateway: Gateway::new(flags.aci_gateway.clone()),
+            role,
+        };
         term.lead(elected, stop).await?;
     }
     Ok(())

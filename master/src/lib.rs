@@ -4,6 +4,7 @@
 //! [`committer`] plans it over the [`world`] and commits it as one transaction, and only then it is answered.
 //! Plans, [`ipam`] and [`tags`] are pure; [`daemon`] holds the rest together.
 
+pub mod aci;
 pub mod api;
 pub mod committer;
 pub mod config;

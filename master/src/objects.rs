@@ -32,6 +32,7 @@ pub use inspect::{find_endpoint, find_node, nodes};
 pub use restore::restore;
 pub use service::{service, services};
 
+use crate::aci;
 use crate::go_json;
 use crate::problem::{Answer, Problem};
 use crate::schema::Shape;
@@ -205,6 +206,19 @@ fn check<T: Object>(key: &str, body: &[u8]) -> Result<Fields, Problem> {
 }
 
 fn put<T: Object>(request: &Fields, draft: &mut Draft<'_>) -> Answer {
+    let answer = make_or_change::<T>(request, draft)?;
+    note_fabric::<T>(draft);
+    Ok(answer)
+}
+
+/// Application profiles are told to a fabric by whoever changes them; what else it must know is noted.
+fn note_fabric<T: Object>(draft: &mut Draft<'_>) {
+    if T::KIND != ObjectType::AppProfile {
+        aci::note(draft);
+    }
+}
+
+fn make_or_change<T: Object>(request: &Fields, draft: &mut Draft<'_>) -> Answer {
     let new: T = serde_json::from_value(Value::Object(request.clone()))
         .map_err(|e| Problem::invalid(format!("{}: {e}", T::KIND.as_str())))?;
     match draft.get::<T>(new.key()) {
@@ -221,6 +235,7 @@ fn delete<T: Object>(key: &str, draft: &mut Draft<'_>) -> Answer {
     let object = draft.get::<T>(key).ok_or_else(|| not_found(T::KIND))?;
     object.delete(draft)?;
     draft.delete::<T>(key);
+    note_fabric::<T>(draft);
     json(&key)
 }
 

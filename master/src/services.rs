@@ -118,31 +118,45 @@ fn place(id: &str, key: &str, endpoint: &str, entry: Option<Provider>, draft: &m
 
 /// Puts the state of a service with the endpoints that are behind it now. Not together with changes to endpoints.
 pub fn gather(mut state: State, draft: &mut Draft<'_>) {
-    let (world, tenant) = (draft.world(), state.tenant_name.clone());
+    let tenant = &state.tenant_name;
+    let known = draft.get::<State>(&state.id).and_then(|known| known.providers.clone()).unwrap_or_default();
     let mut providers = BTreeMap::new();
-    let networks = draft.get::<api::Tenant>(&tenant);
-    let networks = networks.iter().flat_map(|tenant| tenant.link_sets.networks.keys());
-    let first = state.selectors.iter().flatten().next().map(|(name, value)| (name.clone(), value.clone()));
-    for name in networks.filter_map(|key| key.split_once(':')).map(|(_, name)| name) {
-        let id = format!("{name}.{tenant}");
-        let (Some(network), Some((name, value))) = (world.ledger::<network::State>(&id), &first) else {
-            continue;
-        };
-        let endpoints = world.labelled(&id, (name, value)).filter_map(|id| world.get::<endpoint::State>(id));
-        for endpoint in endpoints.filter(|endpoint| labels(endpoint).is_some_and(|has| selects(&state, has)))
-        {
-            let mut services = concerned(endpoint, None, &tenant, draft);
-            services.retain(|id| {
-                let service = draft.get::<State>(id);
-                service.zip(labels(endpoint)).is_some_and(|(service, labels)| selects(&service, labels))
-            });
-            services.insert(state.id.clone());
-            let services = services.into_iter().collect();
-            providers.insert(provider_key(endpoint, &tenant), provider(endpoint, &network.body, services));
-        }
+    for (network, endpoint, labels) in selected(&state, draft) {
+        let mut serves = concerned(endpoint, None, tenant, draft);
+        serves.retain(|id| draft.get::<State>(id).is_some_and(|service| selects(&service, labels)));
+        serves.insert(state.id.clone());
+        let key = provider_key(endpoint, tenant);
+        let entry = provider(endpoint, network, serves.into_iter().collect());
+        // Which services it serves is told as of when the entry was made.
+        let as_known = known
+            .get(&key)
+            .filter(|known| **known == Provider { services: known.services.clone(), ..entry.clone() });
+        providers.insert(key, as_known.cloned().unwrap_or(entry));
     }
     state.providers = Some(providers);
     put(state, draft);
+}
+
+/// The endpoints of the tenant that the service selects, with their networks and labels.
+fn selected<'w>(
+    service: &State,
+    draft: &Draft<'w>,
+) -> Vec<(&'w network::State, &'w endpoint::State, &'w Labels)> {
+    let (world, tenant) = (draft.world(), &service.tenant_name);
+    let Some((name, value)) = service.selectors.iter().flatten().next() else { return vec![] };
+    let networks = draft.get::<api::Tenant>(tenant);
+    let networks = networks.iter().flat_map(|tenant| tenant.link_sets.networks.keys());
+    let mut found = vec![];
+    for network in networks.filter_map(|key| key.split_once(':')).map(|(_, name)| name) {
+        let id = format!("{network}.{tenant}");
+        let Some(network) = world.ledger::<network::State>(&id) else { continue };
+        let endpoints = world.labelled(&id, (name, value)).filter_map(|id| world.get::<endpoint::State>(id));
+        found.extend(endpoints.filter_map(|endpoint| {
+            let labels = labels(endpoint).filter(|labels| selects(service, labels))?;
+            Some((&network.body, endpoint, labels))
+        }));
+    }
+    found
 }
 
 /// The state, and the addresses that agents read beside it.

@@ -1,28 +1,31 @@
 //! What the leader answers.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use axum::body::{Body, Bytes};
 use axum::extract::Request;
 use axum::http::{HeaderMap, Method, header};
 use axum::response::Response;
-use contiv_model::{endpoint, registry};
+use contiv_model::{endpoint, key::ObjectType, registry};
 use http_body_util::BodyExt;
 use serde_json::json;
 
 use super::answer::{Wants, text};
 use super::nodes::{Orphan, reclaim};
 use super::path;
+use crate::aci::{Fabric, Plan};
 use crate::committer::{Queue, Shared};
 use crate::objects::{self, Cluster, Type};
 use crate::plugin::{Call, Cleanup, clean_up};
 use crate::problem::{Answer, Problem};
-use crate::world::World;
+use crate::world::{Draft, World};
 
 /// A netmaster that leads: what it reads from and where it writes.
 pub struct Leader {
     pub world: Shared,
     pub queue: Queue,
+    pub fabric: Arc<Fabric>,
     pub cluster: Cluster,
     pub identity: Identity,
 }
@@ -90,18 +93,28 @@ impl Leader {
     }
 
     fn read(&self, types: &str, read: impl FnOnce(&objects::Operations, &World) -> Answer) -> Answer {
-        read(operations(types)?, &self.world.read())
+        read(&object_type(types)?.operations, &self.world.read())
     }
 
     async fn put(&self, types: &str, key: &str, body: Body) -> Answer {
-        let t = *operations(types)?;
-        let request = (t.check)(key, &read_body(body).await?)?;
-        self.queue.submit(Box::new(move |draft| (t.put)(&request, draft)), t.alone).await
+        let t = object_type(types)?;
+        let request = (t.operations.check)(key, &read_body(body).await?)?;
+        let plan = move |draft: &mut Draft<'_>| (t.operations.put)(&request, draft);
+        self.change(t, key, Arc::new(plan)).await
     }
 
     async fn delete(&self, types: &str, key: &str) -> Answer {
-        let (t, key) = (*operations(types)?, key.to_owned());
-        self.queue.submit(Box::new(move |draft| (t.delete)(&key, draft)), t.alone).await
+        let (t, of) = (object_type(types)?, key.to_owned());
+        let plan = move |draft: &mut Draft<'_>| (t.operations.delete)(&of, draft);
+        self.change(t, key, Arc::new(plan)).await
+    }
+
+    /// A fabric must agree to application profiles.
+    async fn change(&self, t: &Type, key: &str, plan: Plan) -> Answer {
+        match t.kind {
+            ObjectType::AppProfile => self.fabric.change(&self.world, &self.queue, key, plan).await,
+            _ => self.queue.submit(Box::new(move |draft| plan(draft)), t.operations.alone).await,
+        }
     }
 
     async fn plugin(&self, call: &str, body: Body) -> Option<Answer> {
@@ -165,8 +178,8 @@ fn is_object(types: &str, key: &str) -> bool {
     !key.is_empty() && Type::by_plural(types).is_some()
 }
 
-fn operations(types: &str) -> Result<&'static objects::Operations, Problem> {
-    Type::by_plural(types).map(|t| &t.operations).ok_or_else(Problem::key_not_found)
+fn object_type(types: &str) -> Result<&'static Type, Problem> {
+    Type::by_plural(types).ok_or_else(Problem::key_not_found)
 }
 
 /// What the original kept in memory and told its agents by calls.

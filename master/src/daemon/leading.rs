@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{Presence, janitor};
+use crate::aci::{Fabric, Gateway};
 use crate::api::{Identity, Leader};
 use crate::committer::{Committer, Deposed, Shared, one_line};
 use crate::metrics::Metrics;
@@ -30,6 +31,7 @@ pub(super) struct Term<'a> {
     pub(super) defaults: &'a Defaults,
     pub(super) node_gone_after: Option<Duration>,
     pub(super) metrics: &'a Metrics,
+    pub(super) gateway: Gateway,
     pub(super) role: &'a watch::Sender<Role>,
 }
 
@@ -90,9 +92,13 @@ impl Term<'_> {
             janitor::look_after(world.clone(), queue.clone(), self.metrics.clone(), self.node_gone_after);
         let _janitor = AbortOnDropHandle::new(tokio::spawn(janitor));
         let presence = Presence::register(self.store, self.identity, "leader");
+        let fabric = Arc::new(Fabric::new(self.gateway.clone()));
+        let (keeper, known, wanted) = (fabric.clone(), world.clone(), queue.clone());
+        let _keeper = AbortOnDropHandle::new(tokio::spawn(async move { keeper.keep(&known, &wanted).await }));
         self.role.send_replace(Role::Leading(Arc::new(Leader {
             world,
             queue,
+            fabric,
             cluster: self.cluster.clone(),
             identity: self.identity.clone(),
         })));

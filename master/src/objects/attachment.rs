@@ -7,6 +7,7 @@ use contiv_model::key::ObjectType;
 use contiv_model::policy::{Attached, Directed, DirectedState, Expanded, expand};
 
 use super::object_key;
+use crate::aci;
 use crate::world::Draft;
 
 /// `<group>:<tenant>` of the object's key, `<tenant>:<group>`.
@@ -91,10 +92,14 @@ fn put_directed(draft: &mut Draft<'_>, old: impl Iterator<Item = String>, new: B
     }
 }
 
-/// None if the policy is not on the group, or one of them is gone.
+/// None if the policy is not on the group, or one of them is gone; at an ACI fabric, always.
 fn attached(draft: &mut Draft<'_>, id: &str, group: &str, policy: &str) -> Option<Attached> {
     let policy = draft.get::<Policy>(policy).filter(|p| p.link_sets.endpoint_groups.contains_key(group))?;
     draft.get::<EndpointGroup>(group)?;
+    // There the fabric does what policies say.
+    if aci::is_on(draft) {
+        return None;
+    }
     let number = draft.group_number(&state_key(group))?;
     let mut state = Attached { id: id.into(), key: id.into(), group: number, ..Attached::default() };
     for key in policy.link_sets.rules.keys() {

@@ -3,6 +3,7 @@
 use contiv_model::{api::Bgp, bgp::State, key::ObjectType, registry};
 
 use super::{Cluster, Object};
+use crate::aci;
 use crate::problem::Problem;
 use crate::schema::{Form, Member, Shape, Type, form};
 use crate::world::{Draft, World};
@@ -30,6 +31,9 @@ impl Object for Bgp {
     }
 
     fn create(self, draft: &mut Draft<'_>) -> Result<Self, Problem> {
+        if aci::is_on(draft) {
+            return Err(Problem::conflict("not supported in ACI fabric mode"));
+        }
         let state = State {
             id: self.hostname.clone(),
             hostname: self.hostname.clone(),

@@ -2,9 +2,12 @@
 
 use contiv_model::api::{Bgp, Global, GlobalOper, Tenant};
 use contiv_model::key::ObjectType;
-use contiv_model::{global, network};
+use contiv_model::{global, group, network};
 
+use super::group::has_own_vlan;
+use super::restore::restore_policies;
 use super::{Cluster, Object};
+use crate::aci;
 use crate::problem::Problem;
 use crate::schema::{Form, Member, Shape, Type, form};
 use crate::tags::{Range, Vlans, Vxlans, list};
@@ -91,7 +94,11 @@ impl Object for Global {
             pvt_subnet: or(&self.pvt_subnet, config.pvt_subnet.clone()),
         };
         if changed != config {
+            let was_aci = aci::is_on(draft);
             draft.put(ONLY, changed);
+            if aci::is_on(draft) != was_aci {
+                restore_policies(draft);
+            }
         }
         if vlans.is_some() || vxlans.is_some() {
             put_ranges(&self, draft);
@@ -203,6 +210,15 @@ fn pools_with_networks(world: &World, vlans: Range, vxlans: Range) -> Result<(Vl
             return Err(Problem::conflict(error));
         }
     }
+    for group in world.ledgers::<group::State>().map(|ledger| &ledger.body) {
+        let network =
+            world.ledger::<network::State>(&format!("{}.{}", group.network_name, group.tenant_name));
+        let tag = group.pkt_tag;
+        if network.is_some_and(|network| has_own_vlan(group, &network.body)) && vlan_pool.take(tag).is_err() {
+            let error = format!("cannot update the vlan range due to existing vlans {tag}");
+            return Err(Problem::conflict(error));
+        }
+    }
     Ok((vlan_pool, vxlan_pool))
 }
 
@@ -226,6 +242,13 @@ impl Defaults {
                     flag = self.fwd_mode,
                     "the forwarding mode in the store stays; `netctl global set --fwd-mode` changes it while there \
                      are no networks"
+                );
+            }
+            if !global.network_infra_type.is_empty() && global.network_infra_type != self.infra {
+                tracing::warn!(
+                    store = global.network_infra_type,
+                    flag = self.infra,
+                    "the infrastructure type in the store stays; `netctl global set --fabric-mode` changes it"
                 );
             }
             return Ok(());

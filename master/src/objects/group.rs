@@ -10,11 +10,13 @@ use contiv_model::key::ObjectType;
 use contiv_model::{group, network};
 
 use super::attachment::{link_rules, refresh, rules_naming, state_key};
-use super::global::ONLY;
+use super::global::{ONLY, pools, put_vlans};
 use super::{Cluster, Object, inspect, object_key};
+use crate::aci;
 use crate::ipam::Subnet;
 use crate::problem::Problem;
 use crate::schema::{Form, LINK, Member, Shape, Type, form};
+use crate::tags::Vlans;
 use crate::world::{Draft, GroupIds, Ledger, Traffic, World};
 
 static SHAPE: Shape = Shape {
@@ -76,12 +78,18 @@ impl Object for EndpointGroup {
             return Err(Problem::conflict(error));
         }
         let pool = self.pool(ledger)?;
+        let own_vlan = own_vlan(ledger, draft)?;
         self.attachable(draft)?;
         let traffic = self.profile(draft)?.map(|profile| Traffic::of(&profile)).unwrap_or_default();
         let (id, ids) = next_id(draft)?;
 
         draft.put(ONLY, ids);
-        draft.create_ledger(self.state(id, ledger, pool.as_ref(), traffic));
+        let mut state = self.state(id, ledger, pool.as_ref(), traffic);
+        if let Some((vlans, tag)) = own_vlan {
+            put_vlans(&vlans, draft);
+            state.pkt_tag = tag;
+        }
+        draft.create_ledger(state);
         if let (Some(pool), Some((ledger, change))) =
             (pool, draft.ledger::<network::State>(&self.network_id()))
         {
@@ -160,6 +168,7 @@ impl Object for EndpointGroup {
                 change.pool.free(&ledger.pool, host);
             });
         }
+        self.give_own_vlan(draft);
         draft.delete_ledger::<group::State>(&key);
         let network_key = object_key(&self.tenant_name, &self.network_name);
         if let Some(network) = draft.get::<Network>(&network_key) {
@@ -196,6 +205,7 @@ trait Parts {
     fn attach_profile(&mut self, old: Option<&str>, draft: &mut Draft<'_>);
     fn attach_contracts(&mut self, old: Option<&Self>, draft: &mut Draft<'_>);
     fn leave(&self, draft: &mut Draft<'_>);
+    fn give_own_vlan(&self, draft: &mut Draft<'_>);
     fn state(
         &self,
         id: i64,
@@ -342,6 +352,17 @@ impl Parts for EndpointGroup {
         link_rules(draft, naming, None);
     }
 
+    /// A VLAN that is not the network's is the group's alone, whatever the fabric is now.
+    fn give_own_vlan(&self, draft: &mut Draft<'_>) {
+        let group = draft.ledger_before::<group::State>(&self.state_key());
+        let network = draft.ledger_before::<network::State>(&self.network_id());
+        let own = group.zip(network).filter(|(group, network)| has_own_vlan(&group.body, &network.body));
+        if let (Some((group, _)), Ok((mut vlans, _))) = (own, pools(draft)) {
+            vlans.give(group.body.pkt_tag);
+            put_vlans(&vlans, draft);
+        }
+    }
+
     fn state(
         &self,
         id: i64,
@@ -369,6 +390,23 @@ impl Parts for EndpointGroup {
             ..group::State::default()
         }
     }
+}
+
+pub(super) fn has_own_vlan(group: &group::State, network: &network::State) -> bool {
+    group.pkt_tag_type == "vlan" && group.pkt_tag != network.pkt_tag
+}
+
+/// At an ACI fabric each group has a VLAN of its own, by which the fabric tells it from the others.
+fn own_vlan(network: &Ledger<network::State>, draft: &Draft<'_>) -> Result<Option<(Vlans, i64)>, Problem> {
+    if !aci::is_on(draft) {
+        return Ok(None);
+    }
+    if network.body.pkt_tag_type != "vlan" {
+        return Err(Problem::invalid("network type must be VLAN for ACI mode"));
+    }
+    let (mut vlans, _) = pools(draft)?;
+    let tag = vlans.take(0)?;
+    Ok(Some((vlans, tag as i64)))
 }
 
 /// Rules that name networks are about their addresses from when the policy is first on a group.

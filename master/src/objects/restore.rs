@@ -160,7 +160,7 @@ fn restore_traffic(draft: &mut Draft<'_>) {
 }
 
 /// The policies on groups, and their rules by direction; what is of none is deleted.
-fn restore_policies(draft: &mut Draft<'_>) {
+pub(super) fn restore_policies(draft: &mut Draft<'_>) {
     let world = draft.world();
     let mut attached: BTreeSet<String> = BTreeSet::new();
     let mut directed: BTreeSet<String> = BTreeSet::new();

@@ -14,6 +14,7 @@ use contiv_store::{KeyValue, Op};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::{Revisions, World};
+use crate::aci::Pending;
 
 /// A value and the revision of the store that it is of.
 #[derive(Debug)]
@@ -132,6 +133,7 @@ records! {
     aci_gws: api::AciGw, |id| Key::Object(ObjectType::AciGw, id.to_owned());
     volumes: api::Volume, |id| Key::Object(ObjectType::Volume, id.to_owned());
     volume_profiles: api::VolumeProfile, |id| Key::Object(ObjectType::VolumeProfile, id.to_owned());
+    aci_pending: Pending, |id| Key::AciPending(id.to_owned());
     service_lbs: api::ServiceLb, |id| Key::Object(ObjectType::ServiceLb, id.to_owned());
     service_states: service::State, |id| Key::ServiceLb(id.into());
     providers: service::Providers, |id| Key::Providers(id.into());
@@ -192,6 +194,7 @@ impl World {
             Key::Policy(id) => self.set_value::<Attached>(id.as_str(), kv, revision),
             Key::PolicyRule(id) => self.set_value::<DirectedState>(id.as_str(), kv, revision),
             Key::Bgp(host) => self.set_value::<bgp::State>(host.as_str(), kv, revision),
+            Key::AciPending(id) => self.set_value::<Pending>(id, kv, revision),
             Key::ServiceLb(id) => self.set_service(id.as_str(), kv, revision),
             Key::Providers(id) => self.set_value::<service::Providers>(id.as_str(), kv, revision),
             Key::Endpoint(id) => self.set_endpoint(id.as_str(), kv, revision),

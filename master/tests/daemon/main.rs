@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
 mod client;
+mod fabric;
 mod followers;
 mod large;
 mod limits;

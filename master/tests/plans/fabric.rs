@@ -1,4 +1,4 @@
-//! The objects that are for an ACI fabric: application profiles, external contracts, the gateway's settings.
+//! An ACI fabric, and the objects that are for it: application profiles, external contracts, the gateway's settings.
 
 use serde_json::{Value, json};
 
@@ -142,4 +142,113 @@ fn nobody_handles_volumes() {
     assert_eq!(refused(&mut lab, "volumeProfiles", profile), "Invalid object type");
     assert_eq!(refused(&mut lab, "volumeProfiles", volume), "Invalid Key");
     assert_eq!(lab.delete("volumes", "default:v").unwrap_err().text, "volume not found");
+}
+
+fn vlan(lab: &Lab, group: &str) -> Value {
+    lab.value(&format!("/contiv.io/state/endpointGroups/{group}:default")).unwrap()["pktTag"].clone()
+}
+
+fn in_use(lab: &Lab) -> Value {
+    lab.inspect("globals", "global").unwrap()["Oper"]["vlansInUse"].clone()
+}
+
+#[test]
+fn groups_have_vlans_of_their_own_at_a_fabric() {
+    let mut lab = Lab::at("aci");
+    lab.network("net", "10.1.0.0/24", json!({"encap": "vlan"}));
+    lab.network("tunnel", "10.2.0.0/24", json!({}));
+    lab.group("web", "net", "");
+    lab.group("db", "net", "");
+    assert_eq!((vlan(&lab, "web"), vlan(&lab, "db"), in_use(&lab)), (json!(2), json!(3), json!("1-3")));
+    let body = json!({"tenantName": "default", "groupName": "g", "networkName": "tunnel"});
+    let refused = lab.put("endpointGroups", "default:g", &body).unwrap_err().text;
+    assert_eq!(refused, "network type must be VLAN for ACI mode");
+    let bgp = json!({"hostname": "h", "routerip": "50.1.1.1/24"});
+    assert_eq!(lab.put("Bgps", "h", &bgp).unwrap_err().text, "not supported in ACI fabric mode");
+
+    lab.delete("endpointGroups", "default:web").unwrap();
+    assert_eq!(in_use(&lab), "1, 3");
+    // Settings made anew leave the groups their VLANs.
+    let global = lab.value("/contiv.io/obj/modeldb/global/global").unwrap();
+    lab.delete("globals", "global").unwrap();
+    lab.put("globals", "global", &global).unwrap();
+    assert_eq!(in_use(&lab), "1, 3");
+    let mut lab = lab.loaded();
+    lab.delete("endpointGroups", "default:db").unwrap();
+    assert_eq!(in_use(&lab), "1");
+}
+
+#[test]
+fn the_fabric_does_what_policies_say() {
+    let mut lab = Lab::at("aci");
+    lab.network("net", "10.1.0.0/24", json!({"encap": "vlan"}));
+    lab.put("policys", "default:p", &json!({"tenantName": "default", "policyName": "p"})).unwrap();
+    let body = json!({"tenantName": "default", "groupName": "web", "networkName": "net", "policies": ["p"]});
+    lab.put("endpointGroups", "default:web", &body).unwrap();
+    let rule = json!({"tenantName": "default", "policyName": "p", "ruleId": "1", "direction": "in",
+        "action": "allow", "protocol": "tcp", "port": 80});
+    lab.put("rules", "default:p:1", &rule).unwrap();
+    let rules = |lab: &Lab| lab.keys("/contiv.io/state/policy").len();
+    assert_eq!(rules(&lab), 0);
+    assert_eq!(lab.loaded().told(), lab.told());
+    let mut set = |infra: &str| {
+        let body = json!({"name": "global", "networkInfraType": infra, "vlans": "1-4094", "vxlans": "1-10000",
+            "fwdMode": "bridge", "arpMode": "proxy", "pvtSubnet": "172.19.0.0/16"});
+        lab.put("globals", "global", &body).unwrap();
+        rules(&lab)
+    };
+    assert_eq!((set("default"), set("aci")), (3, 0));
+}
+
+#[test]
+fn what_a_fabric_must_hear_of_is_noted() {
+    let mut lab = Lab::at("aci");
+    lab.network("net", "10.1.0.0/24", json!({"encap": "vlan"}));
+    let group = |lab: &mut Lab, name: &str, policies: &[&str]| {
+        let body =
+            json!({"tenantName": "default", "groupName": name, "networkName": "net", "policies": policies});
+        lab.put("endpointGroups", &format!("default:{name}"), &body).unwrap();
+    };
+    lab.put("policys", "default:p", &json!({"tenantName": "default", "policyName": "p"})).unwrap();
+    group(&mut lab, "web", &[]);
+    group(&mut lab, "db", &["p"]);
+    profile(&mut lab, "ap", &["web"]).unwrap();
+    // Whoever changes a profile tells the gateway at once.
+    let noted = |lab: &mut Lab| {
+        let noted = !lab.keys("/contiv.io/state/aci-pending/default:ap").is_empty();
+        lab.run(|draft| {
+            if noted {
+                draft.delete::<netmaster::aci::Pending>("default:ap");
+            }
+            Ok(vec![])
+        })
+        .unwrap();
+        noted
+    };
+    assert!(!noted(&mut lab));
+    let mut n = 0;
+    let mut rule = |lab: &mut Lab, more: Value| {
+        n += 1;
+        let mut body = json!({"tenantName": "default", "policyName": "p", "ruleId": n.to_string(),
+            "direction": "in", "action": "allow", "protocol": "tcp", "port": 80});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        lab.put("rules", &format!("default:p:{n}"), &body).unwrap();
+    };
+    rule(&mut lab, json!({}));
+    assert!(!noted(&mut lab), "of a policy that is on no group of the profile");
+    rule(&mut lab, json!({"fromEndpointGroup": "web"}));
+    assert!(noted(&mut lab), "about a group of the profile");
+    group(&mut lab, "web", &["p"]);
+    assert!(noted(&mut lab));
+    rule(&mut lab, json!({"port": 443}));
+    assert!(noted(&mut lab));
+    rule(&mut lab, json!({"action": "deny", "port": 444}));
+    assert!(!noted(&mut lab), "no contract says that something is denied");
+    lab.delete("rules", "default:p:3").unwrap();
+    assert!(noted(&mut lab));
+    let settings = json!({"name": "aciGw", "enforcePolicies": "yes", "includeCommonTenant": "no", "physicalDomain": "d"});
+    lab.put("aciGws", "aciGw", &settings).unwrap();
+    assert!(noted(&mut lab));
+    lab.network("other", "10.3.0.0/24", json!({"encap": "vlan"}));
+    assert!(!noted(&mut lab));
 }

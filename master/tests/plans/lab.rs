@@ -22,8 +22,13 @@ pub(crate) struct Lab {
 impl Lab {
     /// With the settings of a first start.
     pub(crate) fn new() -> Lab {
+        Lab::at("default")
+    }
+
+    /// At a fabric of this type.
+    pub(crate) fn at(infra: &str) -> Lab {
         let mut lab = Lab::default();
-        let defaults = Defaults { infra: "default".into(), fwd_mode: "bridge".into() };
+        let defaults = Defaults { infra: infra.into(), fwd_mode: "bridge".into() };
         lab.run(|draft| defaults.put(draft).map(|()| vec![])).unwrap();
         lab
     }

@@ -124,6 +124,9 @@ pub enum Key {
         /// `<ip>:<port>`.
         address: String,
     },
+    /// `/contiv.io/state/aci-pending/<tenant>:<profile>`: the ACI gateway may not know what the store has of the
+    /// application profile (ours).
+    AciPending(String),
     /// `/contiv.io/oper/node/<host>`: what a node's agent says of itself (ours; the original has none).
     NodeStatus(HostName),
     /// `/contiv.io/state/gone-nodes/<host>`: since when a node's registrations are gone (ours).
@@ -144,6 +147,7 @@ const ENDPOINTS_OPER: &str = "/contiv.io/oper/eps/";
 const GROUPS: &str = "/contiv.io/state/endpointGroups/";
 const NODES: &str = "/contiv.io/oper/node/";
 const GONE_NODES: &str = "/contiv.io/state/gone-nodes/";
+const ACI_PENDING: &str = "/contiv.io/state/aci-pending/";
 /// The prefix of [`Key::Policy`].
 pub const POLICIES: &str = "/contiv.io/state/policy/";
 /// The prefix of [`Key::PolicyRule`].
@@ -183,6 +187,7 @@ impl fmt::Display for Key {
             Key::Providers(id) => write!(f, "{PROVIDERS}{id}"),
             Key::Bgp(host) => write!(f, "{BGPS}{host}"),
             Key::Service { name, address } => write!(f, "{SERVICE}{name}/{address}"),
+            Key::AciPending(key) => write!(f, "{ACI_PENDING}{key}"),
             Key::NodeStatus(host) => write!(f, "{NODES}{host}"),
             Key::GoneNode(host) => write!(f, "{GONE_NODES}{host}"),
             single => match SINGLES.iter().find(|(_, key)| key == single) {
@@ -234,6 +239,9 @@ impl FromStr for Key {
         if let Some(host) = last(BGPS) {
             return Ok(Key::Bgp(host.into()));
         }
+        if let Some(key) = last(ACI_PENDING) {
+            return Ok(Key::AciPending(key.to_owned()));
+        }
         if let Some(host) = last(NODES) {
             return Ok(Key::NodeStatus(host.into()));
         }
@@ -277,6 +285,7 @@ mod tests {
             "/contiv.io/state/eps/h1-native-intf",
             "/contiv.io/state/global/global",
             "/contiv.io/state/gone-nodes/node1",
+            "/contiv.io/state/aci-pending/t:app",
             "/contiv.io/state/group-ids/global",
             "/contiv.io/state/ipam/endpointGroups/gp:default",
             "/contiv.io/state/ipam/nets/n1.a.b",
