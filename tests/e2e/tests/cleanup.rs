@@ -41,7 +41,7 @@ fn a_clean_up_takes_the_interfaces_from_the_nodes() {
         assert_eq!(node.pod_links().unwrap(), Vec::<String>::new(), "{}", node.name);
     }
     let inspected = client.get_json("/api/v1/inspect/networks/blue:pods/").unwrap();
-    assert_eq!(inspected["Oper"]["allocatedIPAddresses"].as_str().unwrap_or_default(), "");
+    assert_eq!(inspected["Oper"]["allocatedIPAddresses"], network().gateway, "its own, and no other");
 
     // kubelet says goodbye later: nothing is left to do.
     for pod in pods {
