@@ -1,5 +1,4 @@
 //! An operator cleans up endpoints, and a node does not come back: real agents, interfaces and addresses.
-#![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 use std::time::Duration;
 
