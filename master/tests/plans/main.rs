@@ -12,5 +12,6 @@ mod lab;
 mod nodes;
 mod policies;
 mod property;
+mod providers;
 mod restore;
 mod services;
