@@ -21,7 +21,8 @@ use super::one_line;
 use crate::world::Revisions;
 
 const PREFIX: &str = "/contiv.io/master/pending/";
-const HEAD: &str = "/contiv.io/master/pending/head";
+/// There from the decision until the last step is done.
+pub const HEAD: &str = "/contiv.io/master/pending/head";
 /// The leader's guard, the deletions of a step's key and of the head go with the operations of a step.
 const STEP_OPS: usize = MAX_TXN_OPS - 4;
 /// Keys and values of a step, unless a single value has more.
@@ -356,7 +357,9 @@ mod tests {
     }
 
     async fn lead(store: &Store) -> Leadership {
-        contiv_store::election::campaign(store, "lock", "me", Duration::from_secs(30)).await.unwrap()
+        let timing =
+            contiv_store::election::Timing { ttl: Duration::from_secs(30), silence: Duration::from_secs(1) };
+        contiv_store::election::campaign(store, "lock", "me", timing).await.unwrap()
     }
 
     async fn keys(store: &Store, prefix: &str) -> usize {

@@ -1,24 +1,27 @@
 //! The connection: reads, transactions, and how long and how often a request is tried.
 
 use crate::backoff::Backoff;
-use crate::lease::{self, Registration};
+use crate::lease::{self, Registration, Remaining};
+use crate::members::Members;
 use crate::range::prefix_end;
 use crate::{
     Cause, Config, Error, Guard, KeyValue, Listing, MAX_TXN_OPS, Op, Operation, Outcome, Txn, Watch,
 };
 use bytes::Bytes;
-use etcd_client::{
-    Client, Compare, CompareOp, GetOptions, KvClient, LeaseClient, PutOptions, TxnOp, WatchClient,
-};
+use etcd_client::{Compare, CompareOp, GetOptions, LeaseClient, PutOptions, TxnOp, WatchClient};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
 const CONNECT_LIMIT: Duration = Duration::from_secs(3);
+/// Where there are several members, each has so long to answer what may be asked again of the next ...
+const READ_LIMIT: Duration = Duration::from_secs(1);
+/// ... and so long to commit: an election among them takes less.
+const COMMIT_LIMIT: Duration = Duration::from_secs(3);
+/// What a member may still answer when others have found that it does not.
+const GRACE: Duration = Duration::from_millis(300);
 /// Keys per request of a listing; small enough that a page of ordinary bodies stays below a few MB.
 const PAGE: i64 = 1000;
-/// Listings of large bodies are larger than the 4 MiB that gRPC clients take by default.
-const MAX_ANSWER: usize = 256 << 20;
 
 /// A handle on the store; clones share the connections.
 #[derive(Clone)]
@@ -27,11 +30,7 @@ pub struct Store {
 }
 
 struct Shared {
-    kv: KvClient,
-    lease: LeaseClient,
-    /// On connections of its own: a watch that nobody polls fills its connection's window, and
-    /// must not hold up requests and keep-alives.
-    watch: WatchClient,
+    members: Members,
     endpoints: String,
     request_timeout: Duration,
 }
@@ -52,32 +51,25 @@ impl Store {
         let endpoints = urls.join(",");
         let limit = CONNECT_LIMIT.min(config.request_timeout);
         let options = config.options().await?;
-        let connect = async || {
-            // Logs in when a user is given; a connection is only made by the first request.
-            let client = Client::connect(&urls, Some(options.clone())).await;
-            client.map_err(|e| request_error(Operation::Connect, "the store", &endpoints, e))
+        let members = match tokio::time::timeout(limit, Members::connect(urls, &options)).await {
+            Ok(members) => {
+                members.map_err(|e| request_error(Operation::Connect, "the store", &endpoints, e))?
+            }
+            Err(_) => {
+                return Err(Error::Timeout {
+                    operation: Operation::Connect,
+                    key: "the store".into(),
+                    endpoints,
+                    limit,
+                });
+            }
         };
-        let clients = tokio::time::timeout(limit, async { Ok((connect().await?, connect().await?)) });
-        let (requests, watches) = clients.await.unwrap_or_else(|_| {
-            Err(Error::Timeout {
-                operation: Operation::Connect,
-                key: "the store".into(),
-                endpoints: endpoints.clone(),
-                limit,
-            })
-        })?;
-        let shared = Shared {
-            kv: requests.kv_client().max_decoding_message_size(MAX_ANSWER),
-            lease: requests.lease_client(),
-            watch: watches.watch_client().max_decoding_message_size(MAX_ANSWER),
-            endpoints: endpoints.clone(),
-            request_timeout: config.request_timeout,
-        };
+        let shared = Shared { members, endpoints, request_timeout: config.request_timeout };
         let store = Store { shared: Arc::new(shared) };
         let probe = GetOptions::new().with_count_only();
         store
             .request_within(limit, Operation::Connect, "the store", Again::Always, || {
-                let (mut kv, probe) = (store.shared.kv.clone(), probe.clone());
+                let (mut kv, probe) = (store.shared.members.kv(), probe.clone());
                 async move { kv.get("contiv.io", Some(probe)).await }
             })
             .await?;
@@ -87,7 +79,7 @@ impl Store {
     pub async fn get(&self, key: &str) -> Result<Option<KeyValue>, Error> {
         let answer = self
             .request(Operation::Get, key, Again::Always, || {
-                let mut kv = self.shared.kv.clone();
+                let mut kv = self.shared.members.kv();
                 async move { kv.get(key, None).await }
             })
             .await?;
@@ -114,7 +106,7 @@ impl Store {
                 GetOptions::new().with_range(end.clone()).with_limit(PAGE).with_revision(listing.revision);
             let answer = self
                 .request(Operation::List, prefix, Again::Always, || {
-                    let (mut kv, from, options) = (self.shared.kv.clone(), from.clone(), options.clone());
+                    let (mut kv, from, options) = (self.shared.members.kv(), from.clone(), options.clone());
                     async move { kv.get(from, Some(options)).await }
                 })
                 .await?
@@ -144,7 +136,7 @@ impl Store {
         let wire = to_wire(txn);
         let answer = self
             .request(Operation::Commit, &key, Again::Unsent, || {
-                let (mut kv, wire) = (self.shared.kv.clone(), wire.clone());
+                let (mut kv, wire) = (self.shared.members.kv(), wire.clone());
                 async move { kv.txn(wire).await }
             })
             .await?
@@ -173,7 +165,7 @@ impl Store {
     /// Puts unconditionally, which may be repeated when the answer was lost.
     pub(crate) async fn put(&self, key: &str, value: &Bytes, lease: i64) -> Result<(), Error> {
         self.request(Operation::Commit, key, Again::Always, || {
-            let mut kv = self.shared.kv.clone();
+            let mut kv = self.shared.members.kv();
             let options = PutOptions::new().with_lease(lease);
             async move { kv.put(key, value.to_vec(), Some(options)).await }
         })
@@ -187,7 +179,7 @@ impl Store {
         // A second grant after a lost answer leaves an unused lease behind, which expires.
         let answer = self
             .request(Operation::Grant, key, Again::Always, || {
-                let mut lease = self.shared.lease.clone();
+                let mut lease = self.shared.members.lease();
                 async move { lease.grant(seconds.max(1), None).await }
             })
             .await?;
@@ -197,7 +189,7 @@ impl Store {
     /// Revoking a lease that is gone already succeeds.
     pub(crate) async fn revoke(&self, key: &str, lease: i64) -> Result<(), Error> {
         let revoked = self.request(Operation::Revoke, key, Again::Always, || {
-            let mut client = self.shared.lease.clone();
+            let mut client = self.shared.members.lease();
             async move { client.revoke(lease).await }
         });
         match revoked.await {
@@ -206,12 +198,29 @@ impl Store {
         }
     }
 
+    /// What is left of a lease; none if it is gone.
+    pub(crate) async fn time_to_live(&self, key: &str, lease: i64) -> Result<Option<Remaining>, Error> {
+        let answer = self
+            .request(Operation::TimeToLive, key, Again::Always, || {
+                let mut client = self.shared.members.lease();
+                async move { client.time_to_live(lease, None).await }
+            })
+            .await?;
+        let seconds = |n: i64| Duration::from_secs(n.unsigned_abs());
+        let alive = answer.ttl() >= 0;
+        Ok(alive.then(|| Remaining { left: seconds(answer.ttl()), granted: seconds(answer.granted_ttl()) }))
+    }
+
+    pub(crate) fn members(&self) -> &Members {
+        &self.shared.members
+    }
+
     pub(crate) fn lease_client(&self) -> LeaseClient {
-        self.shared.lease.clone()
+        self.shared.members.lease()
     }
 
     pub(crate) fn watch_client(&self) -> WatchClient {
-        self.shared.watch.clone()
+        self.shared.members.watch()
     }
 
     pub(crate) fn request_timeout(&self) -> Duration {
@@ -223,6 +232,8 @@ impl Store {
     }
 
     pub(crate) fn timeout(&self, operation: Operation, key: &str, limit: Duration) -> Error {
+        // Whole milliseconds, for people.
+        let limit = Duration::from_millis(u64::try_from(limit.as_millis()).unwrap_or(u64::MAX));
         Error::Timeout { operation, key: key.to_owned(), endpoints: self.shared.endpoints.clone(), limit }
     }
 
@@ -253,14 +264,32 @@ impl Store {
         A: Future<Output = Result<T, etcd_client::Error>>,
     {
         let deadline = Instant::now() + limit;
+        let members = &self.shared.members;
+        let patience = match again {
+            _ if !members.several() => limit,
+            Again::Always => READ_LIMIT,
+            Again::Unsent => COMMIT_LIMIT,
+        };
         let mut backoff = Backoff::default();
         loop {
-            let error = match tokio::time::timeout_at(deadline, send()).await {
-                Ok(Ok(answer)) => return Ok(answer),
-                Ok(Err(e)) => self.error(operation, key, e),
-                Err(_) => return Err(self.timeout(operation, key, limit)),
+            let (turn, start) = (members.turn(), Instant::now());
+            let left_alone = async {
+                members.moved(turn).await;
+                tokio::time::sleep(GRACE).await;
             };
-            // Another attempt goes to another endpoint if there are several.
+            let error = tokio::select! {
+                answer = send() => match answer {
+                    Ok(answer) => return Ok(answer),
+                    Err(e) => self.error(operation, key, e),
+                },
+                () = tokio::time::sleep_until(deadline.min(start + patience)) => {
+                    self.timeout(operation, key, start.elapsed())
+                }
+                () = left_alone => self.timeout(operation, key, start.elapsed()),
+            };
+            if error.is_transient() {
+                members.failed(turn, &error).await;
+            }
             let retry = error.is_transient() && (again == Again::Always || error.is_unsent());
             let wait = backoff.next();
             if !retry || Instant::now() + wait >= deadline {

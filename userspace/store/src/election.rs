@@ -1,18 +1,48 @@
 //! One leader at a time.
 //!
 //! The leader is whoever made the lock key; the key hangs on the leader's lease. Whatever the leader writes, it
-//! guards with [`Leadership::guard`]: a deposed leader that has not noticed yet gets a conflict, not a write.
+//! guards with [`Leadership::guard`]: a deposed leader that has not noticed yet gets a conflict, not a write. What it
+//! answers from memory, it answers after [`Proof::holds`].
+//!
+//! With that, taking the lock from a leader is always safe, and only has to be right most of the time. So nobody waits
+//! for the end of the lease, which etcd does not let be short: whoever waits for the lock asks the store how old
+//! the leader's last keep-alive is, and deletes the key of a leader that has been silent for longer than
+//! [`Timing::silence`]. The store alone is asked, which makes one clock and one answer for all: a candidate that is cut
+//! off from the leader takes nothing from it, nor can one that is cut off from the store. When etcd elects a leader of
+//! its own, it gives every lease its full time again. Keep-alives and questions about leases stay in etcd's memory;
+//! nothing is written for them.
 
 use crate::backoff::Backoff;
-use crate::lease::{KeepAlive, Lease};
+use crate::lease::{KeepAlive, Lease, Pace};
 use crate::watch::one_line;
-use crate::{Error, Guard, Op, Outcome, Store, Txn, Watch};
+use crate::{Error, Guard, KeyValue, Op, Outcome, Store, Txn, Watch};
 use contiv_model::event::Event;
 use futures::StreamExt;
 use std::time::Duration;
 use tokio::task::JoinHandle;
-use tokio::time::Instant;
+use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::{CancellationToken, DropGuard};
+
+/// How long a leader that gives no sign of life stays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timing {
+    /// After this the store itself drops its lock, also when nobody waits for it. Whole seconds.
+    pub ttl: Duration,
+    /// After this others take the lock from it. Whole seconds, fewer than `ttl`: stores tell no less.
+    pub silence: Duration,
+}
+
+impl Timing {
+    /// Three keep-alives may be lost before others call it silence, or one member of the store may let one hang.
+    fn pace(self) -> Pace {
+        Pace { interval: self.silence / 4, limit: self.silence * 2 / 5 }
+    }
+
+    /// How often to look whether the leader is silent.
+    fn look(self) -> Duration {
+        self.silence / 8
+    }
+}
 
 /// Proof that this process was elected; not `Clone`, and only [`campaign`] makes one.
 ///
@@ -21,24 +51,25 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 pub struct Leadership {
     key: String,
     create_revision: i64,
+    store: Store,
     /// Ends when leadership does; gives the lease back.
     task: JoinHandle<Lease>,
     lost: CancellationToken,
     stop: DropGuard,
 }
 
-/// Waits until this process is elected: nobody holds `key`, and it is made with `value` under a lease of `ttl`.
+/// Waits until this process is elected: nobody holds `key`, and it is made with `value` under a lease of `timing.ttl`.
 ///
 /// The store may come and go meanwhile; only an error that waiting does not mend is returned. Dropping the
-/// future withdraws, at the latest after `ttl`.
-pub async fn campaign(store: &Store, key: &str, value: &str, ttl: Duration) -> Result<Leadership, Error> {
+/// future withdraws, at the latest after the TTL.
+pub async fn campaign(store: &Store, key: &str, value: &str, timing: Timing) -> Result<Leadership, Error> {
     let mut backoff = Backoff::default();
     loop {
-        match stand(store, key, value, ttl).await {
+        match stand(store, key, value, timing).await {
             Ok(Some(leadership)) => return Ok(leadership),
             Ok(None) => {
                 backoff.reset();
-                vacant(store, key).await;
+                vacant(store, key, timing).await;
             }
             Err(e) if e.is_transient() => {
                 let wait = backoff.next();
@@ -57,11 +88,11 @@ pub async fn campaign(store: &Store, key: &str, value: &str, ttl: Duration) -> R
 }
 
 /// One attempt; none if another holds the key.
-async fn stand(store: &Store, key: &str, value: &str, ttl: Duration) -> Result<Option<Leadership>, Error> {
+async fn stand(store: &Store, key: &str, value: &str, timing: Timing) -> Result<Option<Leadership>, Error> {
     if store.get(key).await?.is_some() {
         return Ok(None);
     }
-    let lease = Lease::grant(store, key, ttl).await?;
+    let lease = Lease::grant(store, key, timing.ttl).await?.paced(timing.pace());
     let put = Op::Put { key: key.to_owned(), value: value.to_owned().into(), lease: Some(lease.id()) };
     let free = Guard::CreateRevision { key: key.to_owned(), revision: 0 };
     match store.commit(Txn { guards: vec![free], ops: vec![put] }).await {
@@ -81,16 +112,61 @@ async fn stand(store: &Store, key: &str, value: &str, ttl: Duration) -> Result<O
 }
 
 /// Resolves when nobody holds the key.
-async fn vacant(store: &Store, key: &str) {
+async fn vacant(store: &Store, key: &str, timing: Timing) {
     let mut watch = store.watch(key);
-    let mut held = false;
-    while let Some(update) = watch.next().await {
+    let mut look = tokio::time::interval(timing.look());
+    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut holder: Option<KeyValue> = None;
+    loop {
+        let silent = async {
+            look.tick().await;
+            match &holder {
+                // Without a lease somebody put it there by hand.
+                Some(lock) if lock.lease != 0 => is_silent(store, lock, timing).await.then(|| lock.clone()),
+                _ => None,
+            }
+        };
+        let update = tokio::select! {
+            // Dropped when the watch tells something, and then there is news of the holder.
+            lock = silent => {
+                if let Some(lock) = lock {
+                    depose(store, lock, timing).await;
+                }
+                continue;
+            }
+            update = watch.next() => update,
+        };
+        let Some(update) = update else { return };
         match update.event {
-            Event::InitApply(k, _) | Event::Apply(k, _) if k == key => held = true,
-            Event::InitDone if !held => return,
+            Event::InitApply(k, kv) | Event::Apply(k, kv) if k == key => holder = Some(kv),
+            Event::InitDone if holder.is_none() => return,
             Event::Delete(k) if k == key => return,
             _ => {}
         }
+    }
+}
+
+/// Whether the store has heard nothing of the lock's holder for too long.
+async fn is_silent(store: &Store, lock: &KeyValue, timing: Timing) -> bool {
+    match store.time_to_live(&lock.key, lock.lease).await {
+        Ok(Some(remaining)) => remaining.left + timing.silence < remaining.granted,
+        // The store is about to drop the key by itself.
+        Ok(None) => false,
+        Err(e) => {
+            tracing::debug!(key = lock.key, "{}", one_line(&e));
+            false
+        }
+    }
+}
+
+/// Takes the lock away from its holder, unless it is another's by now.
+async fn depose(store: &Store, lock: KeyValue, timing: Timing) {
+    let holder = String::from_utf8_lossy(&lock.value);
+    tracing::warn!(key = lock.key, %holder, "no sign of life for {:?}; taking the lock from it", timing.silence);
+    let held = Guard::CreateRevision { key: lock.key.clone(), revision: lock.create_revision };
+    // The watch tells what came of it.
+    if let Err(e) = store.commit(Txn::new().guard(held).delete(lock.key)).await {
+        tracing::warn!("{}", one_line(&e));
     }
 }
 
@@ -105,7 +181,17 @@ impl Leadership {
             let _told = told;
             term.run(watch, stopped).await
         });
-        Leadership { key: key.to_owned(), create_revision, task, lost, stop: stop.drop_guard() }
+        let (store, key) = (store.clone(), key.to_owned());
+        Leadership { key, create_revision, store, task, lost, stop: stop.drop_guard() }
+    }
+
+    /// The revision at which it began: that of the lock's creation.
+    pub fn since(&self) -> i64 {
+        self.create_revision
+    }
+
+    pub fn proof(&self) -> Proof {
+        Proof { store: self.store.clone(), key: self.key.clone(), create_revision: self.create_revision }
     }
 
     /// Holds at the store only while this leadership does. Belongs into every transaction of the leader.
@@ -132,6 +218,22 @@ impl Leadership {
     }
 }
 
+/// Asks the store about a leadership.
+#[derive(Clone)]
+pub struct Proof {
+    store: Store,
+    key: String,
+    create_revision: i64,
+}
+
+impl Proof {
+    /// Whether the store had this leader after the call began: nobody else wrote before.
+    pub async fn holds(&self) -> Result<bool, Error> {
+        let lock = self.store.get(&self.key).await?;
+        Ok(lock.is_some_and(|lock| lock.create_revision == self.create_revision))
+    }
+}
+
 struct Term {
     key: String,
     create_revision: i64,
@@ -144,9 +246,10 @@ impl Term {
     /// Keeps the lease alive until told to stop or leadership is over.
     async fn run(mut self, mut watch: Watch, stop: CancellationToken) -> Lease {
         let mut next = Instant::now() + self.lease.interval();
+        let mut failures = 0_u32;
         loop {
             // A little early: the holder has to stop before another can begin.
-            let deadline = self.lease.expires() - self.lease.interval() / 4;
+            let deadline = self.lease.expires() - self.lease.interval() / 2;
             let why = tokio::select! {
                 () = stop.cancelled() => return self.lease,
                 () = tokio::time::sleep_until(deadline) => Some("the store did not answer keep-alives in time"),
@@ -154,10 +257,16 @@ impl Term {
                 beat = async { tokio::time::sleep_until(next).await; self.lease.keep_alive().await } => {
                     next = Instant::now() + self.lease.interval();
                     match beat {
-                        Ok(KeepAlive::Proven) => None,
+                        Ok(KeepAlive::Proven) => {
+                            failures = 0;
+                            None
+                        }
                         Ok(KeepAlive::Gone) => Some("the store has lost the lease"),
                         Err(e) => {
-                            tracing::warn!("{}", one_line(&e));
+                            failures += 1;
+                            if failures.is_power_of_two() {
+                                tracing::warn!(failures, "{}", one_line(&e));
+                            }
                             next = Instant::now() + self.lease.interval() / 4;
                             None
                         }
@@ -171,7 +280,7 @@ impl Term {
         }
     }
 
-    fn deposed(&mut self, event: &Event<String, crate::KeyValue>) -> Option<&'static str> {
+    fn deposed(&mut self, event: &Event<String, KeyValue>) -> Option<&'static str> {
         match event {
             Event::InitApply(key, kv) | Event::Apply(key, kv) if *key == self.key => {
                 self.seen = true;

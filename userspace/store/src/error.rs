@@ -16,6 +16,7 @@ pub enum Operation {
     Watch,
     Grant,
     KeepAlive,
+    TimeToLive,
     Revoke,
 }
 
@@ -195,6 +196,7 @@ impl fmt::Display for Operation {
             Operation::Watch => "watch",
             Operation::Grant => "grant a lease for",
             Operation::KeepAlive => "keep the lease alive of",
+            Operation::TimeToLive => "look at the lease of",
             Operation::Revoke => "revoke the lease of",
         })
     }

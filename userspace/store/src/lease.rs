@@ -19,9 +19,25 @@ pub(crate) struct Lease {
     key: String,
     id: i64,
     ttl: Duration,
+    /// How often it is kept alive, and how long one attempt may take.
+    pace: Pace,
     /// When the last request that the store answered was sent: it counts the TTL from later on.
     proven: Instant,
     link: Link,
+}
+
+/// The rhythm of keep-alives.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pace {
+    pub(crate) interval: Duration,
+    pub(crate) limit: Duration,
+}
+
+/// What is left of a lease unless it is kept alive, and what it was granted; in whole seconds, rounded down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Remaining {
+    pub(crate) left: Duration,
+    pub(crate) granted: Duration,
 }
 
 enum Link {
@@ -39,16 +55,22 @@ impl Lease {
     pub(crate) async fn grant(store: &Store, key: &str, ttl: Duration) -> Result<Lease, Error> {
         let proven = Instant::now();
         let (id, ttl) = store.grant(key, ttl).await?;
-        Ok(Lease { store: store.clone(), key: key.to_owned(), id, ttl, proven, link: Link::Down })
+        // Two attempts may fail before it expires.
+        let pace = Pace { interval: ttl / 3, limit: ttl / 3 };
+        Ok(Lease { store: store.clone(), key: key.to_owned(), id, ttl, pace, proven, link: Link::Down })
+    }
+
+    pub(crate) fn paced(self, pace: Pace) -> Lease {
+        Lease { pace, ..self }
     }
 
     pub(crate) fn id(&self) -> i64 {
         self.id
     }
 
-    /// How often to keep it alive: two attempts may fail before it expires.
+    /// How often to keep it alive.
     pub(crate) fn interval(&self) -> Duration {
-        self.ttl / 3
+        self.pace.interval
     }
 
     /// Until when no one else can have the keys.
@@ -56,16 +78,18 @@ impl Lease {
         self.proven + self.ttl
     }
 
-    /// One keep-alive, within one interval.
+    /// One keep-alive.
     pub(crate) async fn keep_alive(&mut self) -> Result<KeepAlive, Error> {
-        let limit = self.interval();
-        let sent = Instant::now();
+        let (limit, turn, sent) = (self.pace.limit, self.store.members().turn(), Instant::now());
         // Taken: an attempt that is cut off leaves an answer behind, which must not count for the next.
         let link = std::mem::replace(&mut self.link, Link::Down);
         let beat = tokio::time::timeout(limit, self.beat(link)).await;
         let timeout = || self.store.timeout(Operation::KeepAlive, &self.key, limit);
-        let ttl = beat.map_err(|_| timeout()).and_then(|r| r.map_err(|e| self.error(e)))?;
-        match ttl {
+        let beat = beat.map_err(|_| timeout()).and_then(|r| r.map_err(|e| self.error(e)));
+        if let Err(error) = &beat {
+            self.store.members().failed(turn, error).await;
+        }
+        match beat? {
             Some((ttl, link)) => {
                 (self.proven, self.ttl, self.link) = (sent, ttl, link);
                 Ok(KeepAlive::Proven)

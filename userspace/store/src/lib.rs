@@ -15,6 +15,7 @@ pub mod embedded;
 mod error;
 mod kv;
 mod lease;
+mod members;
 mod range;
 mod txn;
 mod watch;

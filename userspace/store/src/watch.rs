@@ -3,6 +3,7 @@
 mod known;
 
 use crate::backoff::Backoff;
+use crate::members::Turn;
 use crate::{Cause, Error, KeyValue, Operation, Store};
 use contiv_model::event::Event;
 use etcd_client::proto::PbWatchResponse;
@@ -103,8 +104,8 @@ enum State {
     Unlisted,
     /// Everything up to `revision` is known.
     Listed { revision: i64 },
-    /// Everything up to `revision` is known and the rest will come by itself.
-    Watching { revision: i64, stream: Box<WatchStream>, since: Instant },
+    /// Everything up to `revision` is known and the rest will come by itself, from the member asked at `turn`.
+    Watching { revision: i64, stream: Box<WatchStream>, since: Instant, turn: Turn },
     /// Something failed; not before `until`.
     Waiting { until: Instant },
 }
@@ -121,21 +122,34 @@ impl Follower {
                 Err(e) => self.failed(e),
             },
             State::Listed { revision } => {
-                let revision = *revision;
+                let (revision, turn) = (*revision, self.store.members().turn());
                 match self.open(revision + 1).await {
                     Ok(stream) => {
-                        self.state =
-                            State::Watching { revision, stream: Box::new(stream), since: Instant::now() };
+                        let (stream, since) = (Box::new(stream), Instant::now());
+                        self.state = State::Watching { revision, stream, since, turn };
                         self.status.send_if_modified(|s| {
                             std::mem::replace(s, Status::Connected) != Status::Connected
                         });
                         Vec::new()
                     }
-                    Err(e) => self.failed(e),
+                    Err(e) => {
+                        if e.is_transient() {
+                            self.store.members().failed(turn, &e).await;
+                        }
+                        self.failed(e)
+                    }
                 }
             }
-            State::Watching { revision, stream, since } => {
-                let message = stream.message().await;
+            State::Watching { revision, stream, since, turn } => {
+                let turn = *turn;
+                let message = tokio::select! {
+                    message = stream.message() => message,
+                    // A member that does not answer others may be silent here for long.
+                    () = self.store.members().moved(turn) => {
+                        self.state = State::Listed { revision: *revision };
+                        return Vec::new();
+                    }
+                };
                 let settled = since.elapsed() > SETTLED;
                 match message {
                     Ok(Some(message)) if message.canceled() => {
@@ -143,18 +157,17 @@ impl Follower {
                         self.lost(settled, cause)
                     }
                     Ok(Some(message)) => {
-                        // -1 marks an answer for all watches of the stream, which old servers send
-                        // ahead of changes that are on their way.
-                        if message.watch_id() >= 0 {
-                            *revision = message.header().map_or(*revision, |h| h.revision()).max(*revision);
-                        }
+                        // Not the header's revision: a server that has much to tell says its own there, ahead of
+                        // what it has told.
+                        let told = message.0.events.iter().filter_map(|e| Some(e.kv.as_ref()?.mod_revision));
+                        *revision = told.fold(*revision, i64::max);
                         if !message.events().is_empty() {
                             self.backoff.reset();
                         }
                         self.known.changes(message.0.events)
                     }
-                    Ok(None) => self.lost(settled, Cause::broken("the server ended the watch")),
-                    Err(e) => self.lost(settled, e.into()),
+                    Ok(None) => self.broken(settled, turn, Cause::broken("the server ended the watch")).await,
+                    Err(e) => self.broken(settled, turn, e.into()).await,
                 }
             }
             State::Waiting { until } => {
@@ -184,6 +197,13 @@ impl Follower {
             Ok((None, _)) => Err(fail(Cause::broken("the server ended the watch at once"))),
             Err(e) => Err(fail(e.into())),
         }
+    }
+
+    /// The stream ended, and with it perhaps the member.
+    async fn broken(&mut self, settled: bool, turn: Turn, cause: Cause) -> Vec<Update> {
+        let error = self.store.error(Operation::Watch, &self.prefix, cause.clone());
+        self.store.members().failed(turn, &error).await;
+        self.lost(settled, cause)
     }
 
     fn lost(&mut self, settled: bool, cause: Cause) -> Vec<Update> {

@@ -3,7 +3,9 @@
 use crate::kv::Committed;
 use crate::peer::{Kind, Peer};
 use anyhow::{Context, Result, ensure};
-use contiv_store::{Auth, Config, Identity, Store, Tls, Txn};
+use contiv_model::event::Event;
+use contiv_store::{Auth, Config, Identity, KeyValue, Store, Tls, Txn};
+use futures::StreamExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -44,6 +46,34 @@ async fn one_of_several_endpoints_is_enough() -> Result<()> {
     }
     ensure!(store.list("k/").await?.items.len() == 50);
     Ok(())
+}
+
+/// It takes connections and says nothing, as one whose packets are lost.
+#[tokio::test]
+async fn a_silent_member_is_left_for_the_next() -> Result<()> {
+    let mut first = Peer::start(Kind::Embedded)?;
+    let second = Peer::start(Kind::Embedded)?;
+    let store = Store::connect(&Config::new([first.endpoint(), second.endpoint()])).await?;
+    let mut watch = store.watch("k/");
+    for _ in 0..2 {
+        watch.next().await.context("a snapshot")?;
+    }
+    store.commit(Txn::new().put("k/first", "v")).await?.committed()?;
+    ensure!(watch.next().await.context("a change")?.event == applied(&store, "k/first").await?);
+    first.freeze()?;
+    // Two stores that know nothing of each other: what is not found shows who answered.
+    ensure!(store.get("k/first").await?.is_none());
+    for i in 0..50 {
+        store.commit(Txn::new().put(format!("k/{i}"), "v")).await?.committed()?;
+    }
+    let update = tokio::time::timeout(Duration::from_secs(20), watch.next()).await?;
+    ensure!(update.is_some(), "the watch stays with the silent member");
+    first.thaw()?;
+    Ok(())
+}
+
+async fn applied(store: &Store, key: &str) -> Result<Event<String, KeyValue>> {
+    Ok(Event::Apply(key.to_owned(), store.get(key).await?.context("it is there")?))
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -67,7 +67,7 @@ scenarios! {
     lease::a_kept_key_outlives_its_ttl_and_a_lost_lease,
     lease::a_kept_key_survives_a_restart,
     election::one_at_a_time_and_a_resignation_is_quick,
-    election::a_dead_leader_is_replaced_and_fenced,
+    election::a_dead_leader_is_replaced_before_its_lease_ends_and_fenced,
     election::a_leader_without_a_store_stops_in_time,
     election::a_deleted_key_deposes,
     crash::nothing_acknowledged_is_lost,
