@@ -8,19 +8,25 @@ mod proxy;
 mod route;
 mod token;
 
+use std::time::Duration;
+
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::Method;
 use axum::middleware::from_fn_with_state;
 use axum::response::Response;
+use tokio::time::{Instant, sleep};
 
 pub use gate::Gate;
 pub use proxy::Proxy;
+use proxy::Unanswered;
 pub use route::{Identity, Leader};
 pub use token::Tokens;
 
+use crate::committer::Shared;
 use crate::metrics::Metrics;
+use crate::objects;
 use crate::openapi;
 use crate::problem::Problem;
 use crate::role::{Role, Roles};
@@ -32,6 +38,9 @@ pub struct App {
     pub proxy: Proxy,
     pub gate: Gate,
     pub metrics: Metrics,
+    /// Also a follower's view, which is only to be told as such.
+    pub world: Shared,
+    pub identity: Identity,
 }
 
 impl App {
@@ -54,14 +63,52 @@ async fn serve(State(app): State<App>, request: Request) -> Response<Body> {
         (&Method::GET, "/metrics") => return metrics(&app, wants),
         _ => {}
     }
-    match app.roles.settled().await {
-        Role::Leading(leader) => leader.answer(request, wants).await,
-        Role::Following { leader: Some(address) } => tokio::select! {
-            answer = app.proxy.forward(&address, request, wants) => answer,
-            // A leader that hangs does not answer; its lock ends all the same.
-            () = app.roles.deposed(&address) => answer::bad_gateway(&format!("leader {address} leads no more; try again")),
-        },
-        Role::Following { leader: None } => wants.problem(&Problem::unavailable("Leader not found")),
+    if let (&Method::GET, "/info", Role::Following { leader }) =
+        (request.method(), request.uri().path(), app.roles.now())
+    {
+        let leader = leader.unwrap_or_default();
+        return wants.json(objects::json(&route::info(
+            &app.world.read(),
+            "follower",
+            &leader,
+            &app.identity,
+        )));
+    }
+    app.answer(request, wants).await
+}
+
+/// So long a request that reached no leader is tried again.
+const PATIENCE: Duration = Duration::from_secs(3);
+const PAUSE: Duration = Duration::from_millis(50);
+
+impl App {
+    async fn answer(&self, mut request: Request, wants: answer::Wants) -> Response<Body> {
+        let start = Instant::now();
+        let reads = request.method() == Method::GET && request.uri().path().starts_with("/api/");
+        loop {
+            let leader = match self.roles.settled().await {
+                Role::Leading(leader) if !reads => return leader.answer(request, wants).await,
+                Role::Leading(leader) => match leader.may_tell().await {
+                    Ok(()) => return leader.answer(request, wants).await,
+                    // It hears of it any moment.
+                    Err(problem) if problem == Problem::deposed() && start.elapsed() < PATIENCE => {
+                        sleep(PAUSE).await;
+                        continue;
+                    }
+                    Err(problem) => return wants.problem(&problem),
+                },
+                Role::Following { leader: Some(leader) } => leader,
+                Role::Following { leader: None } => {
+                    return wants.problem(&Problem::unavailable("Leader not found"));
+                }
+            };
+            request = match self.proxy.forward(&leader, request, &self.roles).await {
+                Ok(response) => return response,
+                Err(Unanswered { request: Some(request), .. }) if start.elapsed() < PATIENCE => request,
+                Err(Unanswered { why, .. }) => return wants.problem(&Problem::unavailable(why)),
+            };
+            sleep(PAUSE).await;
+        }
     }
 }
 

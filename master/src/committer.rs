@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 use crate::metrics::Metrics;
 use crate::problem::{Answer, Problem};
 use crate::world::{Change, Draft, Edited, World};
+pub use intent::HEAD as DECIDED;
 use intent::{Done, Intent};
 
 /// Changes a draft and gives the body of the answer; may be asked again, on another draft.
@@ -64,10 +65,9 @@ impl Queue {
     /// Plans, commits and answers. `alone`: the plan makes or deletes networks or groups.
     pub async fn submit(&self, plan: Plan, alone: bool) -> Answer {
         let (answer, answered) = oneshot::channel();
-        let stopped = || Problem::unavailable("this netmaster stopped leading; try again");
         let job = Job { plan, alone, answer: Some(answer) };
-        self.0.send(job).await.map_err(|_| stopped())?;
-        answered.await.map_err(|_| stopped())?
+        self.0.send(job).await.map_err(|_| Problem::deposed())?;
+        answered.await.map_err(|_| Problem::deposed())?
     }
 }
 
@@ -101,7 +101,7 @@ impl Committer {
         )
     }
 
-    /// Commits what is queued until told to stop or deposed.
+    /// Commits what is queued until deposed, or until told to stop; then what has queued by then is committed, too.
     pub async fn run(&mut self, leadership: &Leadership, stop: &CancellationToken) -> Result<(), Deposed> {
         let mut tick = interval(REST);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -111,7 +111,10 @@ impl Committer {
                 None => tokio::select! {
                     biased;
                     () = leadership.lost() => return Err(Deposed),
-                    () = stop.cancelled() => return Ok(()),
+                    () = stop.cancelled(), if !self.jobs.is_closed() => {
+                        self.jobs.close();
+                        continue;
+                    }
                     _ = tick.tick() => {
                         self.checkpoint(leadership, false).await?;
                         continue;
@@ -181,8 +184,7 @@ impl Committer {
                 }
             };
             if txn.ops.is_empty() {
-                answer(jobs, answers);
-                return Ok(());
+                return self.answer_from_view(leadership, jobs, answers).await;
             }
             let keys: Vec<String> = txn.guards.iter().map(|guard| key_of(guard).to_owned()).collect();
             let largest = largest(&txn);
@@ -195,12 +197,12 @@ impl Committer {
                 Ok(Done::Conflict) => {
                     tracing::info!(attempt, ?keys, "changed in the store meanwhile; reading again");
                     if self.reread(leadership, &keys).await.is_break() {
-                        refuse(jobs, &deposed());
+                        refuse(jobs, &Problem::deposed());
                         return Err(Deposed);
                     }
                 }
                 Ok(Done::Deposed) => {
-                    refuse(jobs, &deposed());
+                    refuse(jobs, &Problem::deposed());
                     return Err(Deposed);
                 }
                 Err(error) if error.is_too_large() => {
@@ -209,7 +211,8 @@ impl Committer {
                 }
                 Err(error) => {
                     tracing::error!(error = one_line(&error), "could not commit");
-                    refuse(jobs, &Problem::unavailable(format!("store: {}", one_line(&error))));
+                    let done = if error.outcome_unknown() { "; it may have been carried out" } else { "" };
+                    refuse(jobs, &Problem::unavailable(format!("store: {}{done}", one_line(&error))));
                     // Committed or not? The next plan has to know.
                     return match self.reread(leadership, &keys).await {
                         ControlFlow::Continue(()) => Ok(()),
@@ -260,6 +263,33 @@ impl Committer {
              unless set); {advice}"
         );
         refuse(jobs, &Problem::conflict(error));
+    }
+
+    /// The answers of plans that change nothing.
+    async fn answer_from_view(
+        &self,
+        leadership: &Leadership,
+        jobs: Vec<Job>,
+        answers: Vec<Answer>,
+    ) -> Result<(), Deposed> {
+        match leadership.proof().holds().await {
+            Ok(true) => answer(jobs, answers),
+            Ok(false) => {
+                refuse(jobs, &Problem::deposed());
+                return Err(Deposed);
+            }
+            Err(error) => refuse(jobs, &Problem::unavailable(format!("store: {}", one_line(&error)))),
+        }
+        Ok(())
+    }
+
+    /// Reads anew what the watch could not keep current while another led.
+    pub async fn catch_up(&mut self, leadership: &Leadership) -> Result<(), Deposed> {
+        let stale = self.world.write().take_stale();
+        match self.reread(leadership, &stale).await {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(Deposed),
+        }
     }
 
     /// Plans the jobs one on top of the other, and `more` that wait, as long as there is room.
@@ -331,10 +361,6 @@ fn checkpoint<B: Edited>(draft: &mut Draft<'_>, journal_key: &str) {
     {
         change.checkpoint = true;
     }
-}
-
-fn deposed() -> Problem {
-    Problem::unavailable("another netmaster leads now; try again")
 }
 
 /// The key of the largest value, and its size with the key.

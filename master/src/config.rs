@@ -96,7 +96,11 @@ pub struct StoreFlags {
     #[arg(long, env = "CONTIV_NETMASTER_STORE_LISTEN", default_value = "127.0.0.1:2379")]
     pub store_listen: SocketAddr,
 
-    /// Seconds after which a netmaster that died leads no more
+    /// Seconds without a sign of life after which another netmaster takes over
+    #[arg(long, env = "CONTIV_NETMASTER_FAILOVER_AFTER", default_value = "1", value_parser = seconds)]
+    pub failover_after: Duration,
+
+    /// Seconds after which the lock of a netmaster that died is gone even if no other is there to take it
     #[arg(long, env = "CONTIV_NETMASTER_LEASE_TTL", default_value = "10", value_parser = seconds)]
     pub lease_ttl: Duration,
 }
@@ -160,8 +164,8 @@ fn patience(text: &str) -> Result<Patience, String> {
 
 fn seconds(text: &str) -> Result<Duration, String> {
     match text.parse() {
-        Ok(n @ 2..=300) => Ok(Duration::from_secs(n)),
-        _ => Err("expected 2 to 300 seconds".into()),
+        Ok(n @ 1..=300) => Ok(Duration::from_secs(n)),
+        _ => Err("expected whole seconds, 1 to 300".into()),
     }
 }
 
@@ -180,6 +184,9 @@ impl Flags {
             Mode::Kubernetes => return not_built("--mode kubernetes", "accepted: test, cni"),
             Mode::SwarmMode => return not_built("--mode swarm-mode", "accepted: test, cni"),
             Mode::Test | Mode::Cni => {}
+        }
+        if self.store.lease_ttl <= self.store.failover_after {
+            return Err("--lease-ttl must be longer than --failover-after".into());
         }
         match &self.store {
             StoreFlags { consul: Some(_), etcd: Some(_), .. } => {
@@ -297,8 +304,10 @@ mod tests {
             (&format!("{GOOD} --consul http://x --etcd http://x"), &["--consul", "--etcd"]),
             (&format!("{GOOD} --store /tmp/x"), &["--store", "embedded:DIR"]),
             (&format!("{GOOD} --etcd http://x --store embedded:/x"), &["--etcd", "--store"]),
-            (&format!("{GOOD} --lease-ttl 0"), &["--lease-ttl", "2 to 300"]),
             (&format!("{GOOD} --node-gone-after 5"), &["--node-gone-after", "24h", "never"]),
+            (&format!("{GOOD} --lease-ttl 0"), &["--lease-ttl", "1 to 300"]),
+            (&format!("{GOOD} --lease-ttl 1"), &["--lease-ttl", "longer than --failover-after"]),
+            (&format!("{GOOD} --failover-after 0.5"), &["--failover-after", "whole seconds"]),
             (&format!("{GOOD} --syslog-url tcp://1.1.1.1:1"), &["--syslog-url", "udp://IP:PORT"]),
             (&format!("{GOOD} --external-address :9999"), &["--external-address"]),
             (&format!("{GOOD} --frobnicate"), &["--frobnicate"]),

@@ -1,5 +1,6 @@
 //! The whole process: store, listeners, election, and what a leader does.
 
+mod feed;
 mod janitor;
 mod leading;
 mod listener;
@@ -11,22 +12,23 @@ use anyhow::Context as _;
 use contiv_daemon::client::Way;
 use contiv_daemon::tls;
 use contiv_daemon::watched::Watched;
-use contiv_model::event::Event;
 use contiv_model::key;
-use contiv_store::{Config, Error, Guard, Outcome, Store, Txn, election, embedded};
-use futures::StreamExt;
+use contiv_store::election::{self, Timing};
+use contiv_store::{Config, Error, Guard, Outcome, Store, Txn, embedded};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::aci::Gateway;
 use crate::api::{App, Gate, Identity, Proxy, Tokens};
-use crate::committer::one_line;
+use crate::committer::{Shared, one_line};
 use crate::config::{Flags, RestFlags};
 use crate::metrics::Metrics;
 use crate::objects::{Cluster, Defaults};
 use crate::role::{Role, Roles};
+use feed::Lock;
 use leading::Term;
 use listener::{Listener, Terms};
 use presence::Presence;
@@ -42,26 +44,49 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
     let identity = Identity { address: internal.to_string(), ip: internal.ip().to_string() };
     let (role, roles) = Roles::new(&identity.address);
 
+    let world = Shared::default();
+    let lock = watch::Sender::new(Lock::default());
+    let _feed = AbortOnDropHandle::new(tokio::spawn(feed::run(store.clone(), world.clone(), lock.clone())));
     let mut servers = JoinSet::new();
     let mut files = JoinSet::new();
     let (gate, proxy) = (gate(&flags.rest, &mut files)?, proxy(&flags.rest)?);
     let terms = terms(&flags.rest, &mut files)?;
     let metrics = Metrics::default();
-    let app = App { roles, proxy, gate, metrics: metrics.clone() }.router();
+    let app = App {
+        roles,
+        proxy,
+        gate,
+        metrics: metrics.clone(),
+        world: world.clone(),
+        identity: identity.clone(),
+    }
+    .router();
     let closing = CancellationToken::new();
     for address in flags.listeners() {
         let listener = Listener::bind(address, terms.clone()).await?;
         servers.spawn(listener.serve(app.clone(), closing.clone()));
     }
 
+    let candidate = Candidate {
+        flags: &flags,
+        store: &store,
+        identity: &identity,
+        world: &world,
+        lock: &lock,
+        role: &role,
+        metrics: &metrics,
+    };
     let result = tokio::select! {
-        result = take_turns(&flags, &store, &identity, &role, &metrics, &stop) => result,
+        result = take_turns(&candidate, &stop) => result,
         Some(ended) = servers.join_next() => Err(anyhow::anyhow!("a listener ended: {ended:?}")),
     };
     closing.cancel();
-    // Whoever does not close its connection is cut off.
-    if timeout(DRAIN, async { while servers.join_next().await.is_some() {} }).await.is_err() {
-        servers.shutdown().await;
+    // Requests that are here wait for the next leader; whoever does not close its connection is cut off.
+    let drained = async { while servers.join_next().await.is_some() {} };
+    tokio::select! {
+        () = drained => {}
+        () = follow(&identity, &lock, &role) => {}
+        () = sleep(DRAIN) => servers.shutdown().await,
     }
     if let Some(server) = embedded {
         server.shutdown().await.context("close the embedded store")?;
@@ -126,45 +151,49 @@ fn proxy(flags: &RestFlags) -> anyhow::Result<Proxy> {
     Ok(Proxy::new(Way::new(config).context("set up the way to the leader")?))
 }
 
+/// What one needs to stand for election, and to lead.
+struct Candidate<'a> {
+    flags: &'a Flags,
+    store: &'a Store,
+    identity: &'a Identity,
+    world: &'a Shared,
+    lock: &'a watch::Sender<Lock>,
+    role: &'a watch::Sender<Role>,
+    metrics: &'a Metrics,
+}
+
 /// Follows until elected, leads until deposed, and again.
-async fn take_turns(
-    flags: &Flags,
-    store: &Store,
-    identity: &Identity,
-    role: &watch::Sender<Role>,
-    metrics: &Metrics,
-    stop: &CancellationToken,
-) -> anyhow::Result<()> {
-    let ttl = flags.store.lease_ttl;
+async fn take_turns(candidate: &Candidate<'_>, stop: &CancellationToken) -> anyhow::Result<()> {
+    let Candidate { flags, store, identity, world, lock, role, metrics } = *candidate;
+    let timing = Timing { ttl: flags.store.lease_ttl, silence: flags.store.failover_after };
     let defaults = Defaults { infra: flags.infra_name(), fwd_mode: flags.fwdmode_name() };
     let cluster = Cluster { mode: flags.mode_name() };
     if let Err(error) = take_back_lock(store, identity).await {
         tracing::warn!(error = one_line(&error), "could not look for the lock of an earlier run");
     }
+    let presence = Presence::register(store, identity);
     while !stop.is_cancelled() {
-        let presence = Presence::register(store, identity, "follower");
         let elected = tokio::select! {
-            elected = election::campaign(store, key::LEADER, &identity.address, ttl) => elected?,
-            () = watch_leader(store, role) => continue,
-            () = stop.cancelled() => {
-                presence.withdraw().await;
-                return Ok(());
-            }
+            elected = election::campaign(store, key::LEADER, &identity.address, timing) => elected?,
+            () = follow(identity, lock, role) => continue,
+            () = stop.cancelled() => break,
         };
-        presence.withdraw().await;
-        let node_gone_after = flags.node_gone_after.0;
         let term = Term {
             store,
             identity,
             cluster: &cluster,
             defaults: &defaults,
-            node_gone_after,
+            node_gone_after: flags.node_gone_after.0,
             metrics,
             gateway: Gateway::new(flags.aci_gateway.clone()),
+            world,
+            lock,
+            presence: &presence,
             role,
         };
-        term.lead(elected, stop).await?;
+        term.lead(elected, stop).await;
     }
+    presence.withdraw().await;
     Ok(())
 }
 
@@ -184,17 +213,24 @@ async fn take_back_lock(store: &Store, identity: &Identity) -> Result<(), Error>
 }
 
 /// Tells the followers' proxy who leads. Never ends.
-async fn watch_leader(store: &Store, role: &watch::Sender<Role>) {
-    let mut watch = store.watch(key::LEADER);
-    while let Some(update) = watch.next().await {
-        let leader = match update.event {
-            Event::InitApply(key, kv) | Event::Apply(key, kv) if key == key::LEADER => {
-                Some(String::from_utf8_lossy(&kv.value).into_owned())
+async fn follow(identity: &Identity, lock: &watch::Sender<Lock>, role: &watch::Sender<Role>) {
+    let mut lock = lock.subscribe();
+    loop {
+        // Our own lock, of a term that is over.
+        let other = |holder: &String| *holder != identity.address;
+        let leader = lock.borrow_and_update().holder.clone().filter(other);
+        let news = role.send_if_modified(|role| {
+            let known = matches!(role, Role::Following { leader: known } if *known == leader);
+            if !known {
+                *role = Role::Following { leader: leader.clone() };
             }
-            Event::Delete(key) if key == key::LEADER => None,
-            _ => continue,
-        };
-        tracing::info!(leader = leader.as_deref().unwrap_or("nobody"), "following");
-        role.send_replace(Role::Following { leader });
+            !known
+        });
+        if news {
+            tracing::info!(leader = leader.as_deref().unwrap_or("nobody"), "following");
+        }
+        if lock.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
     }
 }

@@ -6,6 +6,7 @@
 
 pub mod aci;
 pub mod api;
+pub mod assurance;
 pub mod committer;
 pub mod config;
 pub mod daemon;

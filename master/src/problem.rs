@@ -5,7 +5,7 @@ use std::fmt;
 /// A refused request: one line of text, and what kind of refusal it is.
 ///
 /// The original answers every failure with status 500 and the text, and its clients read the text only then; the
-/// kind decides the status for clients that ask for RFC 9457 problems.
+/// kind decides the status for clients that ask for RFC 9457 problems. [`Kind::Unavailable`] is 503 for everybody.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     pub kind: Kind,
@@ -71,6 +71,11 @@ impl Problem {
 
     pub fn unavailable(text: impl Into<String>) -> Problem {
         Problem { kind: Kind::Unavailable, text: text.into() }
+    }
+
+    /// Nothing was done.
+    pub fn deposed() -> Problem {
+        Problem::unavailable("this netmaster leads no more; try again")
     }
 
     /// `what` is a plural or a call: "policy objects", "updateEndpoint".

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 
 use crate::api::Leader;
 
@@ -27,6 +27,8 @@ pub struct Roles {
 
 /// An elected netmaster reads its state first; requests wait so long for it.
 const SETTLE: Duration = Duration::from_secs(10);
+/// So long they wait for somebody to lead: a little longer than it takes to replace a leader that died.
+const VACANCY: Duration = Duration::from_secs(3);
 
 impl Roles {
     pub fn new(own: &str) -> (watch::Sender<Role>, Roles) {
@@ -34,19 +36,25 @@ impl Roles {
         (sender, Roles { role, own: own.into() })
     }
 
-    /// The role at this moment.
+    /// At this moment.
     pub fn now(&self) -> Role {
         self.role.borrow().clone()
     }
 
-    /// The role, except that this process was elected and does not lead yet.
+    /// Waits while nobody leads, or this process was elected and does not lead yet, but not for ever.
     pub async fn settled(&self) -> Role {
-        let mut role = self.role.clone();
-        let settled = |role: &Role| !matches!(role, Role::Following { leader: Some(l) } if **l == *self.own);
-        match timeout(SETTLE, role.wait_for(settled)).await {
-            Ok(Ok(role)) => role.clone(),
-            // Following, with our own name in the lock: nobody answers.
-            Ok(Err(_)) | Err(_) => Role::Following { leader: None },
+        let (mut role, start) = (self.role.clone(), Instant::now());
+        loop {
+            let now = role.borrow_and_update().clone();
+            let limit = match &now {
+                Role::Following { leader: None } => VACANCY,
+                Role::Following { leader: Some(leader) } if **leader == *self.own => SETTLE,
+                Role::Leading(_) | Role::Following { .. } => return now,
+            };
+            match timeout_at(start + limit, role.changed()).await {
+                Ok(Ok(())) => {}
+                Ok(Err(_)) | Err(_) => return Role::Following { leader: None },
+            }
         }
     }
 

@@ -9,7 +9,7 @@ mod index;
 mod ledger;
 mod record;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -29,6 +29,9 @@ pub struct World {
     networks: Ledgers<network::State>,
     groups: Ledgers<group::State>,
     index: Index,
+    /// Records whose journals came by the watch: a journal tells all that changed since its record was written, and what
+    /// an older one of it told is part of the maps already. A leader reads them anew when it begins.
+    stale: BTreeSet<String>,
     /// Keys deleted lately and when, so that the watch does not bring them back from an older change.
     deleted: HashMap<String, i64>,
 }
@@ -105,6 +108,11 @@ impl World {
     /// The services that the endpoint is behind.
     pub fn provided(&self, endpoint: &str) -> impl Iterator<Item = &str> {
         self.index.provided(endpoint)
+    }
+
+    /// The keys, records and journals, that have to be read anew before anything is planned on them.
+    pub fn take_stale(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.stale).into_iter().collect()
     }
 
     /// Takes in what the watch tells. True when the first snapshot is complete.
@@ -194,6 +202,7 @@ impl World {
         if known.is_some_and(|ledger| revision <= ledger.revision) {
             return;
         }
+        let journaled = known.is_some_and(|ledger| ledger.journal.is_some());
         let Some(kv) = kv else {
             ledgers.live.remove(id);
             return;
@@ -211,6 +220,13 @@ impl World {
             adopt(&mut ledger, &kv);
         }
         ledgers.live.insert(id.to_owned(), ledger);
+        if journaled {
+            self.mark_stale::<B>(id);
+        }
+    }
+
+    fn mark_stale<B: Body>(&mut self, id: &str) {
+        self.stale.extend([B::key(id).to_string(), B::journal_key(id).to_string()]);
     }
 
     fn set_journal<B: Body>(&mut self, id: &str, kv: Option<&KeyValue>, revision: i64) {
@@ -224,10 +240,7 @@ impl World {
             }
             (Some(ledger), kv) => match (&ledger.journal, kv) {
                 (None, Some(kv)) if revision > ledger.revision => adopt(ledger, kv),
-                (Some(journal), _) if revision > journal.revision => {
-                    // Only the leader writes journals. The next transaction conflicts, and then both are read anew.
-                    tracing::warn!(id, "the journal was changed by somebody else");
-                }
+                (Some(journal), _) if revision > journal.revision => self.mark_stale::<B>(id),
                 _ => {}
             },
         }

@@ -5,12 +5,12 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header}
 use axum::response::Response;
 use serde_json::json;
 
-use crate::problem::{Answer, Problem};
+use crate::problem::{Answer, Kind, Problem};
 
 /// How a client wants to be told of failures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wants {
-    /// Status 500 and one line of text: all that clients of the original understand.
+    /// Status 500 and one line of text: all that clients of the original understand. What another try may mend is 503.
     Text,
     /// RFC 9457, with a status that fits.
     Problems,
@@ -20,6 +20,8 @@ const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const METRICS: HeaderValue =
     HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
 const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
+/// Seconds: another leader is there by then.
+const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
 
 impl Wants {
@@ -31,17 +33,27 @@ impl Wants {
     }
 
     pub(super) fn problem(self, problem: &Problem) -> Response<Body> {
-        match self {
+        let unavailable = problem.kind == Kind::Unavailable;
+        let mut response = match self {
             Wants::Text => {
                 let line = format!("{}\n", problem.text.replace('\n', " "));
-                respond(StatusCode::INTERNAL_SERVER_ERROR, TEXT, line)
+                let status = if unavailable {
+                    StatusCode::SERVICE_UNAVAILABLE
+                } else {
+                    StatusCode::INTERNAL_SERVER_ERROR
+                };
+                respond(status, TEXT, line)
             }
             Wants::Problems => {
                 let status =
                     StatusCode::from_u16(problem.kind.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
                 problem_json(status, &problem.text)
             }
+        };
+        if unavailable {
+            response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER);
         }
+        response
     }
 
     /// No such route.
@@ -115,11 +127,6 @@ pub(super) fn moved(to: &str) -> Response<Body> {
         response.headers_mut().insert(header::LOCATION, location);
     }
     response
-}
-
-/// The leader could not be asked.
-pub(super) fn bad_gateway(text: &str) -> Response<Body> {
-    respond(StatusCode::BAD_GATEWAY, TEXT, format!("{text}\n"))
 }
 
 fn problem_json(status: StatusCode, detail: &str) -> Response<Body> {

@@ -1,67 +1,233 @@
 //! A follower asks the leader, and passes on what it says.
+//!
+//! Bodies stream through in both directions. What surely did not reach a leader may go to the next one; what may have
+//! been carried out is never sent twice.
 
-use axum::body::Body;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::Request;
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Uri, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header, request};
 use axum::response::Response;
 use contiv_daemon::client::{Connector, Way};
+use hyper::body::{Frame, SizeHint};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
+use tokio::time::{sleep, timeout};
 
-use super::answer::{Wants, bad_gateway};
-use crate::problem::Problem;
+use crate::committer::one_line;
+use crate::role::Roles;
 
 /// Keeps connections to the leader.
 #[derive(Clone)]
 pub struct Proxy {
-    client: Client<Connector, Body>,
+    client: Client<Connector, Lent>,
     way: Way,
 }
 
-/// Of one connection, not of the request.
-const HOP_BY_HOP: [HeaderName; 7] = [
+/// A request that got no answer.
+pub(super) struct Unanswered {
+    /// One line that says why.
+    pub(super) why: String,
+    /// The request, if it may be sent again.
+    pub(super) request: Option<Request>,
+}
+
+/// Of one connection, not of the request (RFC 9110, section 7.6.1); and those that `Connection` names.
+const HOP_BY_HOP: [HeaderName; 6] = [
     header::CONNECTION,
-    header::PROXY_AUTHENTICATE,
-    header::PROXY_AUTHORIZATION,
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
     header::TE,
-    header::TRAILER,
     header::TRANSFER_ENCODING,
     header::UPGRADE,
 ];
+/// What a netmaster that passes a request on writes into `Via`.
+const VIA: &str = "1.1 netmaster";
+/// While leadership moves, a follower may pass a request on to one that has just become a follower itself.
+const MOST_HOPS: usize = 2;
+/// Longer than the leader lets any request take.
+const ANSWER: Duration = Duration::from_secs(60);
+/// A leader that was deposed has so long to say what became of a request.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 impl Proxy {
     pub fn new(way: Way) -> Proxy {
         Proxy { client: Client::builder(TokioExecutor::new()).build(way.connector()), way }
     }
 
-    /// The bodies of request and answer stream through.
-    pub(super) async fn forward(&self, leader: &str, request: Request, wants: Wants) -> Response<Body> {
-        let (mut head, body) = request.into_parts();
+    /// The leader's answer; or that there is none, also because `leader` was deposed meanwhile.
+    pub(super) async fn forward(
+        &self,
+        leader: &str,
+        request: Request,
+        roles: &Roles,
+    ) -> Result<Response<Body>, Unanswered> {
+        let (head, body) = request.into_parts();
         let path = head.uri.path_and_query().map_or("/", |path| path.as_str());
         let Ok(uri) = self.way.url(leader, path).parse::<Uri>() else {
-            let error = format!("the leader's lock holds {leader:?}, which is no address");
-            return wants.problem(&Problem::unavailable(error));
+            let why = format!("the leader's lock holds {leader:?}, which is no address");
+            return Err(Unanswered { why, request: None });
         };
-        head.uri = uri;
-        strip(&mut head.headers);
-        head.headers.insert(header::CONNECTION, HeaderValue::from_static("keep-alive"));
-        match self.client.request(Request::from_parts(head, body)).await {
-            Ok(response) => {
-                let (mut head, body) = response.into_parts();
-                strip(&mut head.headers);
-                Response::from_parts(head, Body::new(body))
-            }
-            Err(error) => {
-                let text = format!("leader {leader}: {}", crate::committer::one_line(&error));
-                tracing::warn!("{text}");
-                bad_gateway(&text)
-            }
+        if hops(&head.headers) >= MOST_HOPS {
+            return Err(Unanswered { why: "leadership is moving; try again".into(), request: None });
         }
+        let mut onward = head.clone();
+        onward.uri = uri;
+        strip(&mut onward.headers);
+        onward.headers.insert(header::CONNECTION, HeaderValue::from_static("keep-alive"));
+        onward.headers.append(header::VIA, HeaderValue::from_static(VIA));
+        let (lent, owner) = Lent::new(body);
+
+        let asked = timeout(ANSWER, self.client.request(Request::from_parts(onward, lent)));
+        // One that hangs does not answer; one that stops in order answers what it has, or passes it on itself.
+        let deposed = async {
+            roles.deposed(leader).await;
+            if !is_repeatable(&head.method) {
+                sleep(LAST_WORDS).await;
+            }
+        };
+        let (why, unsent) = tokio::select! {
+            answer = asked => match answer {
+                Ok(Ok(response)) => {
+                    let (mut head, body) = response.into_parts();
+                    strip(&mut head.headers);
+                    return Ok(Response::from_parts(head, Body::new(body)));
+                }
+                Ok(Err(error)) => (format!("leader {leader}: {}", one_line(&error)), error.is_connect()),
+                Err(_) => (format!("leader {leader}: no answer within {ANSWER:?}"), false),
+            },
+            () = deposed => (format!("leader {leader} leads no more"), false),
+        };
+        tracing::info!(method = %head.method, path = %head.uri.path(), "{why}");
+        Err(unanswered(why, unsent, head, &owner))
     }
 }
 
+fn unanswered(mut why: String, unsent: bool, head: request::Parts, owner: &Owner) -> Unanswered {
+    let repeatable = is_repeatable(&head.method);
+    let body = if unsent || repeatable { owner.take_back() } else { None };
+    if !unsent && !repeatable {
+        why += "; the request may have been carried out";
+    }
+    Unanswered { why, request: body.map(|body| Request::from_parts(head, body)) }
+}
+
+fn is_repeatable(method: &Method) -> bool {
+    matches!(*method, Method::GET | Method::HEAD)
+}
+
+fn hops(headers: &HeaderMap) -> usize {
+    let values = headers.get_all(header::VIA).into_iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split(',')).filter(|by| by.trim() == VIA).count()
+}
+
 fn strip(headers: &mut HeaderMap) {
-    for name in &HOP_BY_HOP {
+    let named = headers.get_all(header::CONNECTION).into_iter().filter_map(|value| value.to_str().ok());
+    let named: Vec<HeaderName> =
+        named.flat_map(|value| value.split(',')).filter_map(|name| name.trim().parse().ok()).collect();
+    for name in named.iter().chain(&HOP_BY_HOP) {
         headers.remove(name);
+    }
+}
+
+/// A request's body on loan to a connection.
+struct Lent(Arc<Mutex<Loan>>);
+
+/// Takes the body back as long as nothing of it has been read.
+struct Owner(Arc<Mutex<Loan>>);
+
+struct Loan {
+    body: Option<Body>,
+    touched: bool,
+}
+
+impl Lent {
+    fn new(body: Body) -> (Lent, Owner) {
+        let loan = Arc::new(Mutex::new(Loan { body: Some(body), touched: false }));
+        (Lent(loan.clone()), Owner(loan))
+    }
+}
+
+impl Owner {
+    fn take_back(&self) -> Option<Body> {
+        let mut loan = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if loan.touched { None } else { loan.body.take() }
+    }
+}
+
+impl HttpBody for Lent {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let mut loan = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        loan.touched = true;
+        match &mut loan.body {
+            Some(body) => Pin::new(body).poll_frame(cx),
+            None => Poll::Ready(None),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        let loan = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        loan.body.as_ref().is_none_or(HttpBody::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let loan = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        loan.body.as_ref().map_or_else(SizeHint::default, HttpBody::size_hint)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
+        let mut map = HeaderMap::new();
+        for (name, value) in pairs {
+            map.append(*name, HeaderValue::from_static(value));
+        }
+        map
+    }
+
+    #[test]
+    fn headers_of_the_connection_stay_behind() {
+        let mut map = headers(&[
+            ("connection", "close, X-Mine"),
+            ("connection", "keep-alive"),
+            ("keep-alive", "timeout=5"),
+            ("x-mine", "1"),
+            ("te", "trailers"),
+            ("transfer-encoding", "chunked"),
+            ("x-yours", "2"),
+            ("authorization", "Bearer t"),
+        ]);
+        strip(&mut map);
+        assert_eq!(map, headers(&[("x-yours", "2"), ("authorization", "Bearer t")]));
+    }
+
+    #[test]
+    fn hops_are_counted_over_all_lines() {
+        assert_eq!(hops(&headers(&[])), 0);
+        assert_eq!(hops(&headers(&[("via", "1.0 fred, 1.1 netmaster"), ("via", "1.1 netmaster")])), 2);
+    }
+
+    #[test]
+    fn only_an_untouched_body_comes_back() {
+        let (lent, owner) = Lent::new(Body::from("x"));
+        assert!(owner.take_back().is_some() && owner.take_back().is_none());
+        drop(lent);
+        let (mut lent, owner) = Lent::new(Body::from("x"));
+        let mut cx = Context::from_waker(std::task::Waker::noop());
+        assert!(Pin::new(&mut lent).poll_frame(&mut cx).is_ready());
+        assert!(owner.take_back().is_none());
     }
 }

@@ -15,6 +15,7 @@ use super::answer::{Wants, text};
 use super::nodes::{Orphan, reclaim};
 use super::path;
 use crate::aci::{Fabric, Plan};
+use crate::assurance::Assurance;
 use crate::committer::{Queue, Shared};
 use crate::objects::{self, Cluster, Type};
 use crate::plugin::{Call, Cleanup, clean_up};
@@ -25,6 +26,7 @@ use crate::world::{Draft, World};
 pub struct Leader {
     pub world: Shared,
     pub queue: Queue,
+    pub assurance: Assurance,
     pub fabric: Arc<Fabric>,
     pub cluster: Cluster,
     pub identity: Identity,
@@ -40,6 +42,11 @@ pub struct Identity {
 }
 
 impl Leader {
+    /// Whether what this netmaster remembers may be told. Whatever is written proves it by itself.
+    pub(super) async fn may_tell(&self) -> Result<(), Problem> {
+        self.assurance.leads().await
+    }
+
     pub(super) async fn answer(&self, request: Request, wants: Wants) -> Response<Body> {
         let (head, body) = request.into_parts();
         let parts = path::parts(&head.uri);
@@ -76,7 +83,10 @@ impl Leader {
                 }
             }
             (&Method::GET, ["version"]) => text(version()),
-            (&Method::GET, ["info"]) => wants.json(objects::json(&self.info(&self.world.read()))),
+            (&Method::GET, ["info"]) => {
+                let own = &self.identity;
+                wants.json(objects::json(&info(&self.world.read(), "leader", &own.address, own)))
+            }
             (&Method::DELETE, ["debug", "epcleanup", "tenant", tenant, kind, name]) => {
                 match self.clean_up(tenant, kind, name).await {
                     Ok(done) => text(done),
@@ -158,20 +168,21 @@ impl Leader {
             left.join(", ")
         )))
     }
+}
 
-    fn info(&self, world: &World) -> serde_json::Value {
-        let nodes = |name: &str| -> BTreeSet<&str> {
-            let services = world.all::<registry::Service>().filter(|service| service.service_name == name);
-            services.map(|service| service.host_addr.as_str()).collect()
-        };
-        json!({
-            "current-state": "leader",
-            "leader-ip": self.identity.address,
-            "local-ip": self.identity.ip,
-            "netmaster-nodes": nodes(registry::NETMASTER),
-            "netplugin-nodes": nodes(registry::NETPLUGIN),
-        })
-    }
+/// What a netmaster in `state` says of itself and of the cluster.
+pub(super) fn info(world: &World, state: &str, leader: &str, own: &Identity) -> serde_json::Value {
+    let nodes = |name: &str| -> BTreeSet<&str> {
+        let services = world.all::<registry::Service>().filter(|service| service.service_name == name);
+        services.map(|service| service.host_addr.as_str()).collect()
+    };
+    json!({
+        "current-state": state,
+        "leader-ip": leader,
+        "local-ip": own.ip,
+        "netmaster-nodes": nodes(registry::NETMASTER),
+        "netplugin-nodes": nodes(registry::NETPLUGIN),
+    })
 }
 
 fn is_object(types: &str, key: &str) -> bool {

@@ -3,25 +3,30 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use contiv_model::key;
 use contiv_store::Store;
 use contiv_store::election::Leadership;
-use futures::StreamExt;
 use tokio::sync::watch;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
+use super::feed::Lock;
 use super::{Presence, janitor};
 use crate::aci::{Fabric, Gateway};
 use crate::api::{Identity, Leader};
+use crate::assurance::Assurance;
 use crate::committer::{Committer, Deposed, Shared, one_line};
 use crate::metrics::Metrics;
 use crate::objects::{self, Cluster, Defaults};
 use crate::role::Role;
 use crate::world::Draft;
 
-/// Updates that the watch tells at once, at most: readers wait while they are taken in.
-const CHUNK: usize = 64;
+/// A netmaster that stops carries out what it has accepted, as long as the store answers.
+const FINISH: Duration = Duration::from_secs(3);
+/// So long it tries to give its lock back.
+const RESIGN: Duration = Duration::from_secs(2);
+/// A netmaster that stops writes the records of large networks whole, if that does not hold up the next leader.
+const FOLD: Duration = Duration::from_secs(1);
 
 /// One turn at leading.
 pub(super) struct Term<'a> {
@@ -32,85 +37,109 @@ pub(super) struct Term<'a> {
     pub(super) node_gone_after: Option<Duration>,
     pub(super) metrics: &'a Metrics,
     pub(super) gateway: Gateway,
+    pub(super) world: &'a Shared,
+    pub(super) lock: &'a watch::Sender<Lock>,
+    pub(super) presence: &'a Presence,
     pub(super) role: &'a watch::Sender<Role>,
 }
 
 impl Term<'_> {
     /// Leads until told to stop, or until another may lead.
-    pub(super) async fn lead(self, leadership: Leadership, stop: &CancellationToken) -> anyhow::Result<()> {
-        // Until the state is read, requests wait: the lock names us, and `Role::Following` says so.
+    pub(super) async fn lead(self, leadership: Leadership, stop: &CancellationToken) {
+        // Until the view is current, requests wait: the lock names us, and `Role::Following` says so.
         self.role.send_replace(Role::Following { leader: Some(self.identity.address.clone()) });
         let ended = self.term(&leadership, stop).await;
         self.role.send_replace(Role::Following { leader: None });
+        match timeout(RESIGN, leadership.resign()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                tracing::warn!(error = one_line(&error), "could not resign; others wait for a sign of life");
+            }
+            Err(_) => tracing::warn!("the store does not answer; could not resign"),
+        }
+        self.presence.becomes("follower");
         match ended {
             Ok(()) => tracing::info!("stopped leading"),
             Err(Deposed) => tracing::warn!("leadership lost; following"),
         }
-        if let Err(error) = leadership.resign().await {
-            tracing::warn!(error = one_line(&error), "could not resign; the lock stays until its TTL ends");
-        }
-        Ok(())
     }
 
     async fn term(&self, leadership: &Leadership, stop: &CancellationToken) -> Result<(), Deposed> {
         Committer::finish(self.store, leadership).await?;
-        let world = Shared::default();
-        let mut watch = self.store.watch(key::ROOT);
-        loop {
-            tokio::select! {
-                () = leadership.lost() => return Err(Deposed),
-                () = stop.cancelled() => return Ok(()),
-                Some(update) = watch.next() => {
-                    if world.write().observe(&update) {
-                        break;
-                    }
-                }
-            }
+        let mut lock = self.lock.subscribe();
+        let current = |lock: &Lock| lock.complete && !lock.pending && lock.since >= leadership.since();
+        tokio::select! {
+            () = leadership.lost() => return Err(Deposed),
+            () = stop.cancelled() => return Ok(()),
+            // The sender is ours.
+            _ = lock.wait_for(current) => {}
         }
-        let feed = world.clone();
-        let _feed = AbortOnDropHandle::new(tokio::spawn(async move {
-            let mut updates = watch.ready_chunks(CHUNK);
-            while let Some(updates) = updates.next().await {
-                let _gate = feed.gate().await;
-                let mut world = feed.write();
-                for update in &updates {
-                    world.observe(update);
-                }
-            }
-        }));
 
-        let (queue, mut committer) = Committer::new(self.store.clone(), world.clone(), self.metrics.clone());
+        let (queue, mut committer) =
+            Committer::new(self.store.clone(), self.world.clone(), self.metrics.clone());
+        committer.catch_up(leadership).await?;
         let defaults = self.defaults.clone();
         let plan = move |draft: &mut Draft<'_>| defaults.put(draft).map(|()| vec![]);
         if let Err(problem) = committer.commit(leadership, Box::new(plan)).await? {
             tracing::error!(%problem, "could not put the default settings; set them with `netctl global set`");
         }
         self.restore(&mut committer, leadership).await?;
-        committer.checkpoint(leadership, true).await?;
 
-        let janitor =
-            janitor::look_after(world.clone(), queue.clone(), self.metrics.clone(), self.node_gone_after);
+        let janitor = janitor::look_after(
+            self.world.clone(),
+            queue.clone(),
+            self.metrics.clone(),
+            self.node_gone_after,
+        );
         let _janitor = AbortOnDropHandle::new(tokio::spawn(janitor));
-        let presence = Presence::register(self.store, self.identity, "leader");
         let fabric = Arc::new(Fabric::new(self.gateway.clone()));
-        let (keeper, known, wanted) = (fabric.clone(), world.clone(), queue.clone());
+        let (keeper, known, wanted) = (fabric.clone(), self.world.clone(), queue.clone());
         let _keeper = AbortOnDropHandle::new(tokio::spawn(async move { keeper.keep(&known, &wanted).await }));
+        let (assurance, answering) = Assurance::new(leadership.proof());
+        let _answering = AbortOnDropHandle::new(tokio::spawn(answering));
+        self.presence.becomes("leader");
         self.role.send_replace(Role::Leading(Arc::new(Leader {
-            world,
+            world: self.world.clone(),
             queue,
+            assurance,
             fabric,
             cluster: self.cluster.clone(),
             identity: self.identity.clone(),
         })));
         tracing::info!(address = self.identity.address, "leading; ready");
-        let ended = committer.run(leadership, stop).await;
+        let ended = self.serve(&mut committer, leadership, stop).await;
         self.role.send_replace(Role::Following { leader: None });
-        let folded = match &ended {
-            Ok(()) => committer.checkpoint(leadership, true).await,
-            Err(Deposed) => Ok(()),
-        };
-        presence.withdraw().await;
-        ended.and(folded)
+        ended
+    }
+
+    async fn serve(
+        &self,
+        committer: &mut Committer,
+        leadership: &Leadership,
+        stop: &CancellationToken,
+    ) -> Result<(), Deposed> {
+        {
+            let mut run = std::pin::pin!(committer.run(leadership, stop));
+            tokio::select! {
+                biased;
+                // Whoever asks from now on waits for the next leader.
+                () = stop.cancelled() => {
+                    self.role.send_replace(Role::Following { leader: None });
+                }
+                ended = &mut run => return ended,
+            }
+            match timeout(FINISH, run).await {
+                Ok(ended) => ended?,
+                Err(_) => {
+                    tracing::warn!(
+                        "the store does not answer; stopping without the requests that wait for it"
+                    );
+                    return Ok(());
+                }
+            }
+        }
+        // One that is cut off leaves a journal, which the next leader folds.
+        timeout(FOLD, committer.checkpoint(leadership, true)).await.unwrap_or(Ok(()))
     }
 
     /// Makes right what follows from the objects.

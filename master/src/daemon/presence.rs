@@ -5,6 +5,7 @@ use std::time::Duration;
 use contiv_model::key::Key;
 use contiv_model::registry::{NETMASTER, Service};
 use contiv_store::{Error, Registration, Store};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -12,8 +13,9 @@ use tokio_util::sync::CancellationToken;
 use crate::api::Identity;
 use crate::committer::one_line;
 
-/// The registrations of one role, kept by a task until they are withdrawn.
+/// The registrations of this netmaster, kept by a task until they are withdrawn.
 pub(super) struct Presence {
+    role: watch::Sender<&'static str>,
     task: JoinHandle<()>,
     withdrawn: CancellationToken,
 }
@@ -21,35 +23,60 @@ pub(super) struct Presence {
 const TTL: Duration = Duration::from_secs(10);
 const RETRY: Duration = Duration::from_secs(1);
 /// What is not taken back by then ends with its TTL.
-const GOODBYE: Duration = Duration::from_secs(2);
+const GOODBYE: Duration = Duration::from_secs(1);
 /// The port of the original's RPC between ofnet master and agents, which its agents look up.
 const RPC: (&str, u16) = ("netmaster.rpc", 9001);
 
 impl Presence {
-    /// Registers as soon as the store lets it: a netmaster without registration can lead all the same.
-    pub(super) fn register(store: &Store, identity: &Identity, role: &'static str) -> Presence {
+    /// Registers as a follower, as soon as the store lets it: a netmaster without registration can lead all the same.
+    pub(super) fn register(store: &Store, identity: &Identity) -> Presence {
         let withdrawn = CancellationToken::new();
-        let (store, identity, until) = (store.clone(), identity.clone(), withdrawn.clone());
-        let task = tokio::spawn(async move {
-            let mut registrations = Vec::new();
-            for service in services(&identity, role) {
-                let registered = until.run_until_cancelled(keep(&store, &service)).await;
-                registrations.extend(registered);
-            }
-            until.cancelled().await;
-            for registration in registrations {
-                if let Err(error) = registration.revoke().await {
-                    tracing::debug!(error = one_line(&error), "a registration stays until its TTL ends");
-                }
-            }
-        });
-        Presence { task, withdrawn }
+        let (role, roles) = watch::channel("follower");
+        let (store, identity) = (store.clone(), identity.clone());
+        let task = tokio::spawn(keep_current(store, identity, roles, withdrawn.clone()));
+        Presence { role, task, withdrawn }
+    }
+
+    /// The registrations follow when they can; nobody waits for them.
+    pub(super) fn becomes(&self, role: &'static str) {
+        self.role.send_replace(role);
     }
 
     pub(super) async fn withdraw(self) {
         self.withdrawn.cancel();
         if timeout(GOODBYE, self.task).await.is_err() {
             tracing::debug!("registrations stay until their TTL ends");
+        }
+    }
+}
+
+async fn keep_current(
+    store: Store,
+    identity: Identity,
+    mut roles: watch::Receiver<&'static str>,
+    withdrawn: CancellationToken,
+) {
+    let mut current: Vec<Registration> = Vec::new();
+    loop {
+        let role = *roles.borrow_and_update();
+        let mut next = Vec::new();
+        for service in services(&identity, role) {
+            next.extend(withdrawn.run_until_cancelled(keep(&store, &service)).await);
+        }
+        // The keys hang on the new leases by now.
+        revoke(std::mem::replace(&mut current, next)).await;
+        tokio::select! {
+            changed = roles.changed() => if changed.is_err() { break },
+            () = withdrawn.cancelled() => break,
+        }
+    }
+    revoke(current).await;
+}
+
+async fn revoke(registrations: Vec<Registration>) {
+    for registration in registrations {
+        if let Err(error) = registration.revoke().await {
+            tracing::debug!(error = one_line(&error), "a registration stays until its TTL ends");
         }
     }
 }

@@ -116,7 +116,20 @@ impl Answer {
 
     /// The line of a failure.
     pub(crate) fn bad(self) -> String {
-        assert_eq!((self.status, self.content_type.as_str()), (500, "text/plain; charset=utf-8"), "{self:?}");
+        self.line(500)
+    }
+
+    /// The line of a failure that another try may mend.
+    pub(crate) fn unavailable(self) -> String {
+        self.line(503)
+    }
+
+    fn line(self, status: u16) -> String {
+        assert_eq!(
+            (self.status, self.content_type.as_str()),
+            (status, "text/plain; charset=utf-8"),
+            "{self:?}"
+        );
         let line = self.body.strip_suffix('\n').unwrap();
         assert!(!line.contains('\n'), "{line:?}");
         line.to_owned()

@@ -9,6 +9,7 @@ mod large;
 mod limits;
 mod master;
 mod nodes;
+mod passing_on;
 mod rest;
 mod restarts;
 mod security;

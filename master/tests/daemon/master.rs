@@ -96,8 +96,14 @@ impl Master {
 
     fn wait_ready(&mut self) {
         let address = self.address;
-        let answers = || Ok(get(address, "/info").ok().filter(|answer| answer.status == 200));
-        self.process.wait_ready(PATIENCE, "/info answers", answers).unwrap();
+        // One that was elected and is not ready says that it follows, itself.
+        let settled = || {
+            let Ok(answer) = get(address, "/info") else { return Ok(None) };
+            let info = answer.json();
+            let follows = info["leader-ip"] != "" && info["leader-ip"] != address.to_string();
+            Ok((follows || info["current-state"] == "leader").then_some(()))
+        };
+        self.process.wait_ready(PATIENCE, "it leads, or follows another", settled).unwrap();
     }
 }
 

@@ -159,9 +159,9 @@ fn nodes_are_asked_to_take_interfaces_away() {
     // A node that has nothing left, and one that is not there, are no reason to complain.
     assert_eq!((clean("c2").body, clean("c3").body), (done("c2"), done("c3")));
     assert_eq!(asked.lock().unwrap().len(), 2);
-    let line = clean("broken").bad();
+    let line = clean("broken").unavailable();
     assert!(line.contains("net.default-broken on there") && line.contains("unplug: busy"), "{line}");
-    let line = clean("c4").bad();
+    let line = clean("c4").unavailable();
     assert!(line.contains(&format!("net.default-c4 on dead ({dead}:9090")), "{line}");
     assert!(endpoints(to).is_empty(), "what the master has is cleaned up in any case");
 }

@@ -62,7 +62,10 @@ fn a_large_network_is_whole_at_rest() {
     // A kill leaves record and journal; the next master makes them whole.
     master.restart();
     let record = |etcd: &Etcd| serde_json::from_str::<network::State>(&value(etcd, NETWORK)).unwrap();
-    assert_eq!(keys(&etcd, "/contiv.io/state/ipam/"), Vec::<String>::new());
+    testkit::wait_until(crate::master::PATIENCE, "the journal to be gone", || {
+        Ok(keys(&etcd, "/contiv.io/state/ipam/").is_empty().then_some(()))
+    })
+    .unwrap();
     let state = record(&etcd);
     assert_eq!((state.ep_count, state.ep_addr_count, state.ip_alloc_map.next_clear(0)), (5, 5, Some(6)));
     // So does a while of rest, and the end.

@@ -1,0 +1,150 @@
+//! What a follower passes on to the leader, byte by byte: the leader is a socket of the test's own.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::thread;
+use std::time::Duration;
+
+use contiv_model::key;
+use testkit::etcd::Etcd;
+
+use crate::client::{call, get, post};
+use crate::master::{Master, PATIENCE};
+
+/// A follower of whoever listens on the socket.
+struct Lab {
+    follower: Master,
+    leader: TcpListener,
+    etcd: Etcd,
+}
+
+impl Lab {
+    fn start() -> Lab {
+        let etcd = Etcd::start().unwrap();
+        let leader = TcpListener::bind("127.0.0.1:0").unwrap();
+        etcd.ctl(&["put", key::LEADER, &leader.local_addr().unwrap().to_string()]).unwrap();
+        Lab { follower: Master::on_etcd(&etcd.endpoint()), leader, etcd }
+    }
+
+    fn accept(&self) -> BufReader<TcpStream> {
+        let stream = self.leader.accept().unwrap().0;
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        BufReader::new(stream)
+    }
+}
+
+/// The head of a request: its first line, and the others in lower case.
+fn head(stream: &mut BufReader<TcpStream>) -> (String, Vec<String>) {
+    let mut lines = Vec::new();
+    loop {
+        let mut line = String::new();
+        stream.read_line(&mut line).unwrap();
+        match line.trim_end() {
+            "" => break,
+            line => lines.push(line.to_owned()),
+        }
+    }
+    let first = lines.remove(0);
+    (first, lines.iter().map(|line| line.to_lowercase()).collect())
+}
+
+#[test]
+fn method_query_and_headers_arrive_and_those_of_the_connection_do_not() {
+    testkit::needs!(binary("etcd"), binary("etcdctl"));
+    let lab = Lab::start();
+    let to = lab.follower.address;
+    let asked = thread::spawn(move || {
+        let headers = [("X-Auth-Token", "t"), ("X-Hop", "h"), ("TE", "trailers"), ("Connection", "X-Hop")];
+        call(to, "PATCH", "/api/v1/some/thing/?a=b%20c&d", &headers, "body").unwrap()
+    });
+    let mut stream = lab.accept();
+    let (first, headers) = head(&mut stream);
+    assert_eq!(first, "PATCH /api/v1/some/thing/?a=b%20c&d HTTP/1.1");
+    for header in ["x-auth-token: t", "content-length: 4", &format!("host: {to}"), "via: 1.1 netmaster"] {
+        assert!(headers.iter().any(|h| h == header), "{header} in {headers:?}");
+    }
+    for name in ["x-hop:", "te:"] {
+        assert!(!headers.iter().any(|h| h.starts_with(name)), "{name} in {headers:?}");
+    }
+    let mut body = [0; 4];
+    stream.read_exact(&mut body).unwrap();
+    assert_eq!(&body, b"body");
+    let answer =
+        b"HTTP/1.1 418 Teapot\r\nContent-Type: x/y\r\nKeep-Alive: timeout=9\r\nContent-Length: 2\r\n\r\nhi";
+    stream.get_mut().write_all(answer).unwrap();
+    let answer = asked.join().unwrap();
+    assert_eq!((answer.status, answer.content_type.as_str(), answer.body.as_str()), (418, "x/y", "hi"));
+}
+
+/// The first half of a body is there before the second half is sent, in both directions.
+#[test]
+fn bodies_stream() {
+    testkit::needs!(binary("etcd"), binary("etcdctl"));
+    let lab = Lab::start();
+    let mut client = TcpStream::connect(lab.follower.address).unwrap();
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    client
+        .write_all(b"POST /up HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nfirst\r\n")
+        .unwrap();
+    let mut leader = lab.accept();
+    assert_eq!(head(&mut leader).0, "POST /up HTTP/1.1");
+    let mut read = |expected: &str| {
+        let mut bytes = vec![0; expected.len()];
+        leader.read_exact(&mut bytes).unwrap();
+        assert_eq!(String::from_utf8_lossy(&bytes), expected);
+    };
+    read("5\r\nfirst\r\n");
+    client.write_all(b"4\r\nlast\r\n0\r\n\r\n").unwrap();
+    read("4\r\nlast\r\n0\r\n\r\n");
+
+    let out = leader.get_mut();
+    out.write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n").unwrap();
+    let mut answer = BufReader::new(client);
+    let mut seen = String::new();
+    while !seen.contains("one") {
+        assert!(answer.read_line(&mut seen).unwrap() > 0, "{seen}");
+    }
+    out.write_all(b"3\r\ntwo\r\n0\r\n\r\n").unwrap();
+    while !seen.contains("two") {
+        assert!(answer.read_line(&mut seen).unwrap() > 0, "{seen}");
+    }
+}
+
+#[test]
+fn what_may_have_been_done_is_not_asked_twice() {
+    testkit::needs!(binary("etcd"), binary("etcdctl"));
+    let lab = Lab::start();
+    let to = lab.follower.address;
+    // The leader takes the request and dies.
+    let asked = thread::spawn(move || post(to, "/plugin/createEndpoint", &serde_json::json!({})).unwrap());
+    assert!(head(&mut lab.accept()).0.starts_with("POST"));
+    let answer = asked.join().unwrap();
+    assert_eq!(answer.status, 503, "{answer:?}");
+    assert!(answer.body.ends_with("may have been carried out\n"), "{answer:?}");
+    lab.leader.set_nonblocking(true).unwrap();
+    thread::sleep(Duration::from_millis(300));
+    assert!(lab.leader.accept().is_err(), "it was sent again");
+
+    // What only reads is asked again.
+    lab.leader.set_nonblocking(false).unwrap();
+    let asked = thread::spawn(move || get(to, "/version").unwrap());
+    assert!(head(&mut lab.accept()).0.starts_with("GET"));
+    let mut again = lab.accept();
+    assert!(head(&mut again).0.starts_with("GET"));
+    again.get_mut().write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nagain").unwrap();
+    assert_eq!(asked.join().unwrap().body, "again");
+}
+
+/// Nobody listens where the lock says: nothing was sent, so the next leader may be asked the same.
+#[test]
+fn what_was_not_sent_waits_for_the_next_leader() {
+    testkit::needs!(binary("etcd"), binary("etcdctl"));
+    let lab = Lab::start();
+    let to = lab.follower.address;
+    let Lab { follower: _follower, leader, etcd } = lab;
+    drop(leader);
+    let asked = thread::spawn(move || crate::client::make_network(to, "net", "10.0.0.0/24"));
+    thread::sleep(Duration::from_millis(300));
+    etcd.ctl(&["del", key::LEADER]).unwrap();
+    assert_eq!(asked.join().unwrap()["networkName"], "net");
+}
