@@ -1,9 +1,11 @@
 //! Measurements, each beside what the same machine does at least for it in the same run.
 
 mod cni;
+mod faults;
 mod ipam;
 mod latency;
 mod machine;
+mod master;
 mod raw;
 
 use std::path::PathBuf;
@@ -31,6 +33,10 @@ pub struct Options {
 enum What {
     /// Endpoints created by 1, 16 and 64 clients, beside bare store transactions of the same size
     Ipam(ipam::Options),
+    /// A netmaster on a store of 100,000 endpoints: start, inspect, change of leaders, memory
+    Master(master::Options),
+    /// Members of etcd and masters killed, stopped, frozen and cut off under load: what it takes to write again
+    Faults(crate::faults::Options),
     /// CNI ADD and DEL with 1 and with 200 pods on the node, on each datapath
     Cni(cni::Options),
 }
@@ -63,9 +69,16 @@ pub fn run(options: &Options) -> Result<()> {
     };
     match &options.what {
         Some(What::Ipam(what)) => tell("ipam", &ipam::measure(what)?)?,
+        Some(What::Master(what)) => tell("master", &master::measure(what)?)?,
+        Some(What::Faults(what)) => {
+            let report = crate::faults::run(what)?;
+            tell("faults", &report)?;
+            report.verify()?;
+        }
         Some(What::Cni(what)) => tell("cni", &cni::measure(what)?)?,
         None => {
             tell("ipam", &ipam::measure(&ipam::Options::default())?)?;
+            tell("master", &master::measure(&master::Options::default())?)?;
             tell("cni", &cni::measure(&cni::Options::default())?)?;
         }
     }

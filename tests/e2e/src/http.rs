@@ -42,12 +42,17 @@ pub struct Client {
 
 impl Client {
     pub fn new(server: SocketAddr) -> Client {
+        Client::impatient(server, TIMEOUT)
+    }
+
+    /// One that waits no longer than `limit`.
+    pub fn impatient(server: SocketAddr, limit: Duration) -> Client {
         let config = Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(0)
             .max_redirects_will_error(false)
             .allow_non_standard_methods(true)
-            .timeout_global(Some(TIMEOUT))
+            .timeout_global(Some(limit))
             .proxy(None)
             .accept(AutoHeaderValue::None)
             .build();

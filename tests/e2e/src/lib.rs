@@ -5,6 +5,7 @@ pub mod bench;
 pub mod binaries;
 pub mod cluster;
 pub mod demo;
+pub mod faults;
 pub mod http;
 pub mod interrupt;
 pub mod master;

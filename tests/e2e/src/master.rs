@@ -62,8 +62,15 @@ pub struct Master {
 }
 
 impl Master {
-    /// Starts it and waits until it leads.
+    /// Starts it and waits until somebody leads.
     pub fn start(options: Options) -> Result<Master> {
+        let mut master = Master::launch(options)?;
+        master.wait_leading()?;
+        Ok(master)
+    }
+
+    /// Starts it.
+    pub fn launch(options: Options) -> Result<Master> {
         let process = spawn(&options)?;
         let client = match &options.home {
             Some((namespace, address)) => {
@@ -71,9 +78,7 @@ impl Master {
             }
             None => Client::new(SocketAddr::from((Ipv4Addr::LOCALHOST, options.port))),
         };
-        let mut master = Master { options, process, client };
-        master.wait_leading()?;
-        Ok(master)
+        Ok(Master { options, process, client })
     }
 
     pub fn client(&self) -> &Client {
@@ -99,9 +104,15 @@ impl Master {
 
     /// Starts it again on the same store and port, killing it first if it still runs.
     pub fn restart(&mut self) -> Result<()> {
+        self.relaunch()?;
+        self.wait_leading()
+    }
+
+    /// As [`Master::restart`], without waiting for it.
+    pub fn relaunch(&mut self) -> Result<()> {
         self.process.kill()?;
         self.process = spawn(&self.options)?;
-        self.wait_leading()
+        Ok(())
     }
 
     /// SIGTERM; it must end well.
@@ -113,7 +124,7 @@ impl Master {
         Ok(())
     }
 
-    fn wait_leading(&mut self) -> Result<()> {
+    pub fn wait_leading(&mut self) -> Result<()> {
         let client = &self.client;
         self.process.wait_ready(START, "netmaster leads", || {
             // The global object is made by whoever has just become leader.

@@ -14,6 +14,8 @@ use crate::{Netns, Process, free_port, scratch_dir, skip::find_program};
 
 const START: Duration = Duration::from_secs(20);
 const ANSWER: Duration = Duration::from_secs(1);
+const CLIENT_PORT: u16 = 2379;
+const PEER_PORT: u16 = 2380;
 
 /// How to run it.
 #[derive(Debug)]
@@ -21,6 +23,10 @@ pub struct Options {
     namespace: Option<Netns>,
     address: Ipv4Addr,
     client_port: Option<u16>,
+    peer_port: Option<u16>,
+    name: String,
+    /// All members, as etcd's `--initial-cluster` has them; empty for one alone.
+    cluster: String,
     fsync: bool,
     arguments: Vec<String>,
 }
@@ -51,17 +57,21 @@ impl Options {
     }
 
     pub fn start(self) -> Result<Etcd> {
-        let directory = scratch_dir("etcd")?;
-        let client = SocketAddr::from((self.address, self.client_port.map_or_else(free_port, Ok)?));
-        let peer = SocketAddr::from((self.address, free_port()?));
-        let process = spawn(&self, &directory, client, peer)?;
-        let mut etcd = Etcd { options: self, directory, client, peer, process };
+        let mut etcd = self.launch()?;
         etcd.wait_healthy()?;
         Ok(etcd)
     }
+
+    fn launch(self) -> Result<Etcd> {
+        let directory = scratch_dir("etcd")?;
+        let client = SocketAddr::from((self.address, self.client_port.map_or_else(free_port, Ok)?));
+        let peer = SocketAddr::from((self.address, self.peer_port.map_or_else(free_port, Ok)?));
+        let process = spawn(&self, &directory, client, peer)?;
+        Ok(Etcd { options: self, directory, client, peer, process })
+    }
 }
 
-/// A running etcd with one member; killed and its data removed when dropped.
+/// A running member of an etcd, mostly its only one; killed and its data removed when dropped.
 #[derive(Debug)]
 pub struct Etcd {
     options: Options,
@@ -82,9 +92,32 @@ impl Etcd {
             namespace: None,
             address: Ipv4Addr::LOCALHOST,
             client_port: None,
+            peer_port: None,
+            name: "test".to_owned(),
+            cluster: String::new(),
             fsync: false,
             arguments: vec![],
         }
+    }
+
+    /// One cluster, a member in each of these homes, on the usual ports.
+    pub fn cluster(homes: &[(Netns, Ipv4Addr)], fsync: bool) -> Result<Vec<Etcd>> {
+        let peers: Vec<_> = homes
+            .iter()
+            .enumerate()
+            .map(|(number, (_, address))| format!("member{number}=http://{address}:{PEER_PORT}"))
+            .collect();
+        let launch = |(number, (namespace, address)): (usize, &(Netns, Ipv4Addr))| {
+            let mut options =
+                Etcd::options().in_netns(namespace, *address).client_port(CLIENT_PORT).fsync(fsync);
+            options.peer_port = Some(PEER_PORT);
+            options.name = format!("member{number}");
+            options.cluster = peers.join(",");
+            options.launch()
+        };
+        let mut members = homes.iter().enumerate().map(launch).collect::<Result<Vec<_>>>()?;
+        members.iter_mut().try_for_each(Etcd::wait_healthy)?;
+        Ok(members)
     }
 
     pub fn endpoint(&self) -> String {
@@ -106,9 +139,15 @@ impl Etcd {
 
     /// Starts it again on the same ports and data, killing it first if it still runs.
     pub fn restart(&mut self) -> Result<()> {
+        self.relaunch()?;
+        self.wait_healthy()
+    }
+
+    /// As [`Etcd::restart`], without waiting for it.
+    pub fn relaunch(&mut self) -> Result<()> {
         self.process.kill()?;
         self.process = spawn(&self.options, &self.directory, self.client, self.peer)?;
-        self.wait_healthy()
+        Ok(())
     }
 
     /// Runs `etcdctl` (API v3) against it; its output.
@@ -120,7 +159,7 @@ impl Etcd {
         }
     }
 
-    fn wait_healthy(&mut self) -> Result<()> {
+    pub fn wait_healthy(&mut self) -> Result<()> {
         let (namespace, address) = (self.options.namespace.clone(), self.client);
         self.process.wait_ready(START, "etcd is healthy", || {
             let healthy = match &namespace {
@@ -134,16 +173,20 @@ impl Etcd {
 
 fn spawn(options: &Options, directory: &TempDir, client: SocketAddr, peer: SocketAddr) -> Result<Process> {
     let etcd = find_program("etcd").context("the program etcd is missing: run `cargo xtask setup`")?;
+    let cluster = match options.cluster.as_str() {
+        "" => format!("{}=http://{peer}", options.name),
+        cluster => cluster.to_owned(),
+    };
     let mut command = Command::new(etcd);
     command
         .env_clear() // etcd reads ETCD_* variables
-        .arg("--name=test")
+        .arg(format!("--name={}", options.name))
         .arg(format!("--data-dir={}", directory.path().join("data").display()))
         .arg(format!("--listen-client-urls=http://{client}"))
         .arg(format!("--advertise-client-urls=http://{client}"))
         .arg(format!("--listen-peer-urls=http://{peer}"))
         .arg(format!("--initial-advertise-peer-urls=http://{peer}"))
-        .arg(format!("--initial-cluster=test=http://{peer}"))
+        .arg(format!("--initial-cluster={cluster}"))
         .arg("--logger=zap")
         .arg("--log-level=warn");
     if !options.fsync {

@@ -21,6 +21,9 @@ use crate::{
 
 const ENDPOINTS: &str = "/contiv.io/state/eps/";
 const STATE: &str = "/contiv.io/";
+const GROUP: &str = "group";
+const RULES: usize = 50;
+const SERVICES: usize = 50;
 const SUBNETS: [&str; 2] = ["10.16.0.0/16", "10.16.0.0/12"];
 
 #[derive(Debug, Args)]
@@ -31,6 +34,9 @@ pub(super) struct Options {
     /// Numbers of clients
     #[arg(long, value_delimiter = ',', default_value = "1,16,64")]
     clients: Vec<usize>,
+    /// Without the policies and services that are there otherwise
+    #[arg(long)]
+    plain: bool,
     /// Only this store
     #[arg(long, value_enum)]
     store: Option<StoreKind>,
@@ -38,7 +44,7 @@ pub(super) struct Options {
 
 impl Default for Options {
     fn default() -> Options {
-        Options { seconds: 4, clients: vec![1, 16, 64], store: None }
+        Options { seconds: 4, clients: vec![1, 16, 64], plain: false, store: None }
     }
 }
 
@@ -99,7 +105,7 @@ fn measure_store(kind: StoreKind, options: &Options, rows: &mut Vec<Row>) -> Res
                 StoreKind::Embedded => "embedded",
             };
             let what = format!("{name}, {subnet}, {clients} clients");
-            rows.push(step(&what, || measure_row(name, &master, &raw, subnet, clients, options.seconds))?);
+            rows.push(step(&what, || measure_row(name, &master, &raw, subnet, clients, options))?);
         }
     }
     Ok(())
@@ -111,12 +117,15 @@ fn measure_row(
     raw: &raw::Store,
     subnet: &'static str,
     clients: usize,
-    seconds: u64,
+    options: &Options,
 ) -> Result<Row> {
-    let duration = Duration::from_secs(seconds);
+    let duration = Duration::from_secs(options.seconds);
     let tenant = format!("bench{}x{clients}", subnet.rsplit('/').next().unwrap_or_default());
-    let network = NetworkName { tenant };
+    let network = NetworkName { tenant, group: if options.plain { "" } else { GROUP } };
     network.create(master.client(), subnet)?;
+    if !options.plain {
+        network.furnish(master.client())?;
+    }
     // One request on its own shows what a request writes, all of it in one transaction.
     let writes = raw.observe(STATE, ENDPOINTS, || network.create_endpoint(master.client(), "first"))?;
     let create_endpoint = in_parallel(clients, duration, |client, round| {
@@ -138,6 +147,8 @@ fn measure_row(
 
 struct NetworkName {
     tenant: String,
+    /// Of its endpoints, or empty.
+    group: &'static str,
 }
 
 impl NetworkName {
@@ -149,12 +160,40 @@ impl NetworkName {
         client.post_json(&format!("/api/v1/networks/{tenant}:bench/"), &network).map(drop)
     }
 
+    /// A policy on the group of all endpoints, and services beside them.
+    fn furnish(&self, client: &Client) -> Result<()> {
+        let (tenant, group) = (&self.tenant, self.group);
+        client.post_json(
+            &format!("/api/v1/policys/{tenant}:policy/"),
+            &json!({ "tenantName": tenant, "policyName": "policy" }),
+        )?;
+        for number in 1..=RULES {
+            let rule = json!({
+                "tenantName": tenant, "policyName": "policy", "ruleId": number.to_string(), "priority": 1,
+                "direction": "in", "protocol": "tcp", "port": 1000 + number, "action": "allow",
+            });
+            client.post_json(&format!("/api/v1/rules/{tenant}:policy:{number}/"), &rule)?;
+        }
+        let body = json!({
+            "tenantName": tenant, "groupName": group, "networkName": "bench", "policies": ["policy"],
+        });
+        client.post_json(&format!("/api/v1/endpointGroups/{tenant}:{group}/"), &body)?;
+        for number in 0..SERVICES {
+            let service = json!({
+                "tenantName": tenant, "serviceName": format!("svc{number}"), "networkName": "bench",
+                "selectors": [format!("app=a{number}")], "ports": ["80:8080:TCP"],
+            });
+            client.post_json(&format!("/api/v1/serviceLBs/{tenant}:svc{number}/"), &service)?;
+        }
+        Ok(())
+    }
+
     fn create_endpoint(&self, client: &Client, id: &str) -> Result<()> {
         let endpoint = json!({
             "TenantName": self.tenant,
             "NetworkName": "bench",
             "EndpointID": id,
-            "ConfigEP": { "Container": id, "Host": "h1" },
+            "ConfigEP": { "Container": id, "Host": "h1", "ServiceName": self.group },
         });
         client
             .post_json("/plugin/createEndpoint", &endpoint)

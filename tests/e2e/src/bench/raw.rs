@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use etcd_client::{Client, Compare, CompareOp, EventType, Txn, TxnOp, WatchOptions};
+use etcd_client::{Client, Compare, CompareOp, EventType, GetOptions, Txn, TxnOp, WatchOptions};
 use tokio::{runtime::Runtime, task::JoinSet, time::timeout};
 
 use super::latency::Latency;
@@ -36,6 +36,27 @@ pub(super) struct Store {
 }
 
 impl Store {
+    /// All keys below `prefix`, in pages: how many, and bytes of keys and values.
+    pub(super) fn read_all(&self, prefix: &str) -> Result<(usize, usize)> {
+        const PAGE: i64 = 1000;
+        let mut client = self.client.clone();
+        self.runtime.block_on(async {
+            let (mut from, mut keys, mut bytes) = (prefix.as_bytes().to_vec(), 0, 0);
+            // Keys are ASCII, so this is above them all.
+            let end = [prefix.as_bytes(), &[0xff]].concat();
+            loop {
+                let options = GetOptions::new().with_range(end.clone()).with_limit(PAGE);
+                let answer = client.get(from.clone(), Some(options)).await?;
+                keys += answer.kvs().len();
+                bytes += answer.kvs().iter().map(|kv| kv.key().len() + kv.value().len()).sum::<usize>();
+                match answer.kvs().last() {
+                    Some(last) if answer.more() => from = [last.key(), &[0]].concat(),
+                    _ => return Ok((keys, bytes)),
+                }
+            }
+        })
+    }
+
     pub(super) fn connect(endpoint: &str) -> Result<Store> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         let client = runtime.block_on(Client::connect([endpoint], None)).context("connect to the store")?;

@@ -1,0 +1,35 @@
+use anyhow::Result;
+use comfy_table::{Table, presets};
+use serde_json::Value;
+
+use super::Report;
+use crate::faults;
+
+impl Report for faults::Report {
+    fn title(&self) -> String {
+        self.to_string().lines().take(2).collect::<Vec<_>>().join("\n")
+    }
+
+    fn table(&self) -> Table {
+        let mut table = Table::new();
+        table.load_preset(presets::UTF8_BORDERS_ONLY).set_header([
+            "fault",
+            "times",
+            "written again after p50 ms",
+            "p99 ms",
+        ]);
+        for recovery in &self.recoveries {
+            table.add_row([
+                recovery.fault.clone(),
+                recovery.count.to_string(),
+                format!("{:.0}", recovery.p50_ms),
+                format!("{:.0}", recovery.p99_ms),
+            ]);
+        }
+        table
+    }
+
+    fn value(&self) -> Result<Value> {
+        Ok(serde_json::to_value(self)?)
+    }
+}
