@@ -114,7 +114,7 @@ fn attached(draft: &mut Draft<'_>, id: &str, group: &str, policy: &str) -> Optio
 fn expanded(draft: &mut Draft<'_>, attached: &str, number: i64, key: &str) -> Option<Expanded> {
     let rule = resolved(draft, key)?;
     let directed = match remote(draft, &rule) {
-        Some(remote) => expand(attached, number, remote, &rule),
+        Some(remote) => expand(attached, number, remote, &rule, v6_of_network(draft, &rule).as_deref()),
         // What names a group that is gone must not be taken for a rule about all.
         None => BTreeMap::new(),
     };
@@ -135,6 +135,13 @@ fn resolved(draft: &mut Draft<'_>, key: &str) -> Option<Rule> {
         draft.put(key, rule.clone());
     }
     Some(rule)
+}
+
+/// The IPv6 subnet of the network that the rule names.
+fn v6_of_network(draft: &Draft<'_>, rule: &Rule) -> Option<String> {
+    let name = if rule.from_network.is_empty() { &rule.to_network } else { &rule.from_network };
+    let network = draft.get::<Network>(&object_key(&rule.tenant_name, name))?;
+    Some(network.ipv6_subnet.clone()).filter(|subnet| !subnet.is_empty())
 }
 
 /// The number of the group that the rule names: 0 if it names none, nothing if there is none.

@@ -114,6 +114,20 @@ fn networks_in_rules_become_addresses_on_a_group() {
 }
 
 #[test]
+fn a_network_in_a_rule_is_its_ipv6_subnet_too() {
+    let mut lab = lab();
+    lab.network("six", "10.2.0.0/24", json!({"ipv6Subnet": "2001:db8::/64"}));
+    group(&mut lab, "web", json!({"policies": ["p"]})).unwrap();
+    rule(&mut lab, "1", json!({"direction": "out", "toNetwork": "six"})).unwrap();
+    let ids = ["default:web:default:p:default:p:1:outTx", "default:web:default:p:default:p:1:outTx6"];
+    assert_eq!(directed(&lab), ids);
+    let more = stored(&lab, &format!("/contiv.io/state/policyRule/{}", ids[1]));
+    assert_eq!(more["DstIpAddr"], "2001:db8::/64");
+    group(&mut lab, "web", json!({})).unwrap();
+    assert!(directed(&lab).is_empty());
+}
+
+#[test]
 fn a_rule_about_one_endpoint_is_of_its_group() {
     let mut lab = lab();
     let about = |ip: &str| json!({"toIpAddress": ip});

@@ -65,6 +65,7 @@ pub fn run(client: &Client, check: &Check, out: &mut dyn Write) -> Result<Outcom
         typed(client, ObjectType::EndpointGroup)?,
         typed(client, ObjectType::Rule)?,
         typed(client, ObjectType::Netprofile)?,
+        typed(client, ObjectType::Network)?,
     );
     let ruling = book.decide(&from, &to, packet).map_err(|error| Error::Refused(error.to_string()))?;
     let said = ruling.json(&from, &to, packet);

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, net::IpAddr};
 
 use contiv_model::{
-    api::{EndpointGroup, EndpointOper, Netprofile, Rule},
+    api::{EndpointGroup, EndpointOper, Netprofile, Network, Rule},
     group::{Dscp, GroupNumber},
     policy::{self, Attached, Connection, Expanded, Packet, Policy, Side, expand},
 };
@@ -15,6 +15,7 @@ pub struct Rulebook {
     groups: BTreeMap<String, (GroupNumber, EndpointGroup)>,
     rules: Vec<Rule>,
     profiles: Vec<Netprofile>,
+    networks: Vec<Network>,
 }
 
 /// One end of a connection: an endpoint, or an address that no endpoint has.
@@ -69,10 +70,15 @@ struct Home {
 
 impl Rulebook {
     /// The API does not tell the groups' numbers; which they are does not matter, as long as each has its own.
-    pub fn new(groups: Vec<EndpointGroup>, rules: Vec<Rule>, profiles: Vec<Netprofile>) -> Rulebook {
+    pub fn new(
+        groups: Vec<EndpointGroup>,
+        rules: Vec<Rule>,
+        profiles: Vec<Netprofile>,
+        networks: Vec<Network>,
+    ) -> Rulebook {
         let numbers = (1..).filter_map(|number: u32| GroupNumber::try_from(number).ok());
         let numbered = numbers.zip(groups).map(|(number, group)| (group.key.clone(), (number, group)));
-        Rulebook { groups: numbered.collect(), rules, profiles }
+        Rulebook { groups: numbered.collect(), rules, profiles, networks }
     }
 
     /// What becomes of a connection. The error names a rule that cannot be read.
@@ -124,12 +130,20 @@ impl Rulebook {
         let number = i64::from(number.get());
         let rules = self.rules.iter().filter(of).map(|rule| {
             let directed = match self.remote(rule) {
-                Some(remote) => expand(&id, number, remote, rule),
+                Some(remote) => expand(&id, number, remote, rule, self.v6_of_network(rule)),
                 None => BTreeMap::new(),
             };
             (rule.key.clone(), Expanded { rule: rule.clone(), directed })
         });
         Attached { rules: rules.collect(), key: id.clone(), group: number, id }
+    }
+
+    /// The IPv6 subnet of the network that a rule names.
+    fn v6_of_network(&self, rule: &Rule) -> Option<&str> {
+        let name = if rule.from_network.is_empty() { &rule.to_network } else { &rule.from_network };
+        let is_it = |it: &&Network| it.tenant_name == rule.tenant_name && it.network_name == *name;
+        let network = self.networks.iter().find(is_it)?;
+        Some(network.ipv6_subnet.as_str()).filter(|subnet| !subnet.is_empty())
     }
 
     /// The number of the group that a rule names: 0 if it names none, nothing if that is gone.

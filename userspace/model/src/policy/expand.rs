@@ -36,12 +36,34 @@ impl Direction {
 }
 
 /// What `rule` comes to on the group with number `group`; `remote` is the number of the group that it names, or 0.
-pub fn expand(attached: &str, group: i64, remote: i64, rule: &Rule) -> BTreeMap<String, Directed> {
-    let directed = Direction::of(rule).iter().map(|direction| {
-        let id = format!("{attached}:{}:{}", rule.key, direction.as_str());
+///
+/// The rule has the IPv4 subnet of a network that it names in place of an address. If that has an IPv6 subnet, too, it
+/// is `v6`, and comes to a rule more for what opens connections (`inRx6`, `outTx6`; ours).
+pub fn expand(
+    attached: &str,
+    group: i64,
+    remote: i64,
+    rule: &Rule,
+    v6: Option<&str>,
+) -> BTreeMap<String, Directed> {
+    let one = |direction: &Direction, family: &str, rule: &Rule| {
+        let id = format!("{attached}:{}:{}{family}", rule.key, direction.as_str());
         (id.clone(), Directed { rule_id: id, ..in_direction(*direction, group, remote, rule) })
+    };
+    let directions = Direction::of(rule);
+    let more = v6.filter(|_| !rule.from_network.is_empty() || !rule.to_network.is_empty()).map(|v6| {
+        let of = |network: &str, address: &str| {
+            if network.is_empty() { address.to_owned() } else { v6.to_owned() }
+        };
+        Rule {
+            from_ip_address: of(&rule.from_network, &rule.from_ip_address),
+            to_ip_address: of(&rule.to_network, &rule.to_ip_address),
+            ..rule.clone()
+        }
     });
-    directed.collect()
+    let opening = |direction: &&Direction| matches!(direction, Direction::InRx | Direction::OutTx);
+    let more = more.iter().flat_map(|rule| directions.iter().filter(opening).map(|way| one(way, "6", rule)));
+    directions.iter().map(|direction| one(direction, "", rule)).chain(more).collect()
 }
 
 fn in_direction(direction: Direction, group: i64, remote: i64, rule: &Rule) -> Directed {
@@ -113,7 +135,7 @@ mod tests {
         let body = r#"{"id":"default:eg:default:pe","EpgPolicyKey":"default:eg:default:pe","EndpointGroupID":3,"RuleMaps":{"default:pe:k1":{"Rule":{"key":"default:pe:k1","action":"allow","direction":"in","policyName":"pe","port":80,"priority":1,"protocol":"tcp","ruleId":"k1","tenantName":"default","toIpAddress":"41.1.0.2","link-sets":{"Policies":{"default:pe":{"type":"policy","key":"default:pe"}}},"links":{"MatchEndpointGroup":{}}},"OfnetRules":{"default:eg:default:pe:default:pe:k1:inRx":{"RuleId":"default:eg:default:pe:default:pe:k1:inRx","Priority":1,"SrcEndpointGroup":0,"DstEndpointGroup":3,"SrcIpAddr":"","DstIpAddr":"41.1.0.2","IpProtocol":6,"SrcPort":0,"DstPort":80,"TcpFlags":"","Action":"allow"},"default:eg:default:pe:default:pe:k1:inTx":{"RuleId":"default:eg:default:pe:default:pe:k1:inTx","Priority":1,"SrcEndpointGroup":3,"DstEndpointGroup":0,"SrcIpAddr":"41.1.0.2","DstIpAddr":"","IpProtocol":6,"SrcPort":80,"DstPort":0,"TcpFlags":"","Action":"allow"}}}}}"#;
         let state: Attached = serde_json::from_str(body).unwrap();
         let expanded = &state.rules["default:pe:k1"];
-        assert_eq!(expand(&state.id, state.group, 0, &expanded.rule), expanded.directed);
+        assert_eq!(expand(&state.id, state.group, 0, &expanded.rule, None), expanded.directed);
     }
 
     #[test]
@@ -128,7 +150,7 @@ mod tests {
             to_ip_address: "30.1.0.0/24".into(),
             ..Rule::default()
         };
-        let directed = expand("t:g:t:p", 6, 7, &rule);
+        let directed = expand("t:g:t:p", 6, 7, &rule, None);
         let rx = &directed["t:g:t:p:t:p:5:outRx"];
         assert_eq!((rx.src_endpoint_group, rx.dst_endpoint_group, rx.src_port, rx.dst_port), (7, 6, 8080, 0));
         assert_eq!((rx.src_ip_addr.as_str(), rx.dst_ip_addr.as_str()), ("30.1.0.0/24", ""));
@@ -136,5 +158,28 @@ mod tests {
         assert_eq!((tx.src_endpoint_group, tx.dst_endpoint_group, tx.src_port, tx.dst_port), (6, 7, 0, 8080));
         assert_eq!((tx.src_ip_addr.as_str(), tx.dst_ip_addr.as_str()), ("", "30.1.0.0/24"));
         assert_eq!(directed.len(), 2);
+    }
+
+    #[test]
+    fn a_network_is_all_its_subnets() {
+        let rule = Rule {
+            key: "t:p:5".into(),
+            action: "deny".into(),
+            direction: "in".into(),
+            priority: 1,
+            from_network: "n".into(),
+            from_ip_address: "30.1.0.0/24".into(),
+            ..Rule::default()
+        };
+        let directed = expand("t:g:t:p", 6, 0, &rule, Some("2001:db8::/64"));
+        let sources: Vec<_> =
+            directed.iter().map(|(id, rule)| (id.as_str(), rule.src_ip_addr.as_str())).collect();
+        assert_eq!(
+            sources,
+            [("t:g:t:p:t:p:5:inRx", "30.1.0.0/24"), ("t:g:t:p:t:p:5:inRx6", "2001:db8::/64")]
+        );
+        // An address is what it is.
+        let rule = Rule { from_network: String::new(), ..rule };
+        assert_eq!(expand("t:g:t:p", 6, 0, &rule, Some("2001:db8::/64")).len(), 1);
     }
 }

@@ -37,7 +37,7 @@ pub struct Expanded {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct Directed {
-    /// `<policy on the group>:<rule's key>:<inRx, inTx, outRx or outTx>`.
+    /// `<policy on the group>:<rule's key>:<inRx, inTx, outRx or outTx>`; with a `6` for the IPv6 subnet of a network.
     pub rule_id: String,
     /// 1 to 100; the highest decides.
     pub priority: i64,
@@ -109,7 +109,8 @@ fn rules_of(expanded: &Expanded, group: GroupNumber, rules: &mut Vec<Rule>) -> R
             return Err(Invalid::new(object, "direction", text, "in or out"));
         }
     };
-    for directed in expanded.directed.values().filter(|directed| directed.rule_id.ends_with(way)) {
+    let opens = |id: &str| id.strip_suffix('6').unwrap_or(id).ends_with(way);
+    for directed in expanded.directed.values().filter(|directed| opens(&directed.rule_id)) {
         add(directed, direction, group, rules)?;
     }
     Ok(())
@@ -242,6 +243,30 @@ mod tests {
         assert_eq!(rule.peer.group.map(GroupNumber::get), Some(7));
         assert_eq!(rule.peer.subnet, Some("30.1.0.0/24".parse().unwrap()));
         assert_eq!((rule.protocol, rule.port), (Some(UDP), Some(53)));
+    }
+
+    #[test]
+    fn both_subnets_of_a_network_count() {
+        let rule = api::Rule {
+            key: "t:p:5".into(),
+            action: "deny".into(),
+            direction: "out".into(),
+            priority: 1,
+            to_network: "n".into(),
+            to_ip_address: "30.1.0.0/24".into(),
+            ..api::Rule::default()
+        };
+        let directed = crate::policy::expand("t:g:t:p", 6, 0, &rule, Some("2001:db8::/64"));
+        let state = Attached {
+            id: "t:g:t:p".into(),
+            group: 6,
+            rules: [(rule.key.clone(), Expanded { rule, directed })].into(),
+            ..Attached::default()
+        };
+        let rules = Policy::try_from(&state).unwrap().rules;
+        let subnets: Vec<_> =
+            rules.iter().filter_map(|rule| rule.peer.subnet).map(|n| n.to_string()).collect();
+        assert_eq!(subnets, ["30.1.0.0/24", "2001:db8::/64"]);
     }
 
     #[test]

@@ -247,12 +247,7 @@ impl State {
     }
 
     /// `joining` is the port which has no entry yet.
-    fn step_ports(
-        &mut self,
-        segment: Segment,
-        joining: Option<Port>,
-        step: Step<u32>,
-    ) -> Result<(), Error> {
+    fn step_ports(&mut self, segment: Segment, joining: Option<Port>, step: Step<u32>) -> Result<(), Error> {
         match step {
             Step::Put { slot, member } => self.kernel.flood.set(FloodKey { segment, slot }, member),
             Step::Seat { member, slot } => {
