@@ -9,59 +9,35 @@ use crate::problem::Problem;
 use crate::schema::{LINK, Member, Shape, Type};
 use crate::world::{Draft, World};
 
-static VOLUME: Shape = Shape {
-    go_type: "contivModel.Volume",
-    members: &[
-        Member::any("key", Type::Text),
-        Member::any("datastoreType", Type::Text),
-        Member::any("mountPoint", Type::Text),
-        Member::any("poolName", Type::Text),
-        Member::any("size", Type::Text),
-        Member::any("tenantName", Type::Text),
-        Member::any("volumeName", Type::Text),
-        Member::any("link-sets", Type::Struct(&VOLUME_LINK_SETS)),
-        Member::any("links", Type::Struct(&VOLUME_LINKS)),
-    ],
-};
-
-static VOLUME_LINK_SETS: Shape = Shape {
-    go_type: "contivModel.VolumeLinkSets",
-    members: &[Member::any("ServiceInstances", Type::StructMap(&LINK))],
-};
-
-static VOLUME_LINKS: Shape =
-    Shape { go_type: "contivModel.VolumeLinks", members: &[Member::any("Tenant", Type::Struct(&LINK))] };
-
-static PROFILE: Shape = Shape {
-    go_type: "contivModel.VolumeProfile",
-    members: &[
-        Member::any("key", Type::Text),
-        Member::any("datastoreType", Type::Text),
-        Member::any("mountPoint", Type::Text),
-        Member::any("poolName", Type::Text),
-        Member::any("size", Type::Text),
-        Member::any("tenantName", Type::Text),
-        Member::any("volumeProfileName", Type::Text),
-        Member::any("link-sets", Type::Struct(&PROFILE_LINK_SETS)),
-        Member::any("links", Type::Struct(&PROFILE_LINKS)),
-    ],
-};
-
-static PROFILE_LINK_SETS: Shape = Shape {
-    go_type: "contivModel.VolumeProfileLinkSets",
-    members: &[Member::any("Services", Type::StructMap(&LINK))],
-};
-
-static PROFILE_LINKS: Shape = Shape {
-    go_type: "contivModel.VolumeProfileLinks",
-    members: &[Member::any("Tenant", Type::Struct(&LINK))],
-};
-
 macro_rules! unhandled {
-    ($($object:ident: $shape:ident, $name:literal;)*) => {
+    ($($object:ident: $name:literal, used by $users:literal;)*) => {
         $(impl Object for $object {
             const KIND: ObjectType = ObjectType::$object;
-            const SHAPE: &'static Shape = &$shape;
+            const SHAPE: &'static Shape = {
+                static LINK_SETS: Shape = Shape {
+                    go_type: concat!("contivModel.", stringify!($object), "LinkSets"),
+                    members: &[Member::any($users, Type::StructMap(&LINK))],
+                };
+                static LINKS: Shape = Shape {
+                    go_type: concat!("contivModel.", stringify!($object), "Links"),
+                    members: &[Member::any("Tenant", Type::Struct(&LINK))],
+                };
+                static SHAPE: Shape = Shape {
+                    go_type: concat!("contivModel.", stringify!($object)),
+                    members: &[
+                        Member::any("key", Type::Text),
+                        Member::any("datastoreType", Type::Text),
+                        Member::any("mountPoint", Type::Text),
+                        Member::any("poolName", Type::Text),
+                        Member::any("size", Type::Text),
+                        Member::any("tenantName", Type::Text),
+                        Member::any($name, Type::Text),
+                        Member::any("link-sets", Type::Struct(&LINK_SETS)),
+                        Member::any("links", Type::Struct(&LINKS)),
+                    ],
+                };
+                &SHAPE
+            };
             const KEY: &'static [&'static str] = &["tenantName", $name];
             type Oper = ();
 
@@ -89,8 +65,8 @@ macro_rules! unhandled {
 }
 
 unhandled! {
-    Volume: VOLUME, "volumeName";
-    VolumeProfile: PROFILE, "volumeProfileName";
+    Volume: "volumeName", used by "ServiceInstances";
+    VolumeProfile: "volumeProfileName", used by "Services";
 }
 
 fn nobody() -> Problem {

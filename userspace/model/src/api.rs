@@ -90,6 +90,9 @@ mod tests {
         round_trips::<ExtContractsGroup>(
             r#"{"key":"default:ec1","contracts":["c1"],"contractsGroupName":"ec1","contractsType":"provided","tenantName":"default","link-sets":{}}"#,
         );
+        round_trips::<VolumeProfile>(
+            r#"{"key":"t:v","datastoreType":"d","mountPoint":"/m","poolName":"p","size":"1","tenantName":"t","volumeProfileName":"v","link-sets":{},"links":{"Tenant":{}}}"#,
+        );
         round_trips::<AciGw>(
             r#"{"key":"aciGw","enforcePolicies":"yes","includeCommonTenant":"no","name":"aciGw","physicalDomain":"pd"}"#,
         );

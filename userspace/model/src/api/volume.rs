@@ -2,68 +2,47 @@ use serde::{Deserialize, Serialize};
 
 use super::{Link, LinkSet};
 
-/// A volume. The original has the type and handles none, and so do we.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-#[expect(missing_docs, reason = "nothing uses them")]
-pub struct Volume {
-    pub key: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub datastore_type: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub mount_point: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub pool_name: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub size: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub tenant_name: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub volume_name: String,
-    #[serde(rename = "link-sets")]
-    pub link_sets: VolumeLinkSets,
-    pub links: VolumeLinks,
+macro_rules! volumes {
+    ($($(#[$doc:meta])* $volume:ident($name:ident), used as $users:ident by $user:ident;)*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+        #[serde(rename_all = "camelCase", default)]
+        #[expect(missing_docs, reason = "nothing uses them")]
+        pub struct $volume {
+            pub key: String,
+            #[serde(skip_serializing_if = "String::is_empty")]
+            pub datastore_type: String,
+            #[serde(skip_serializing_if = "String::is_empty")]
+            pub mount_point: String,
+            #[serde(skip_serializing_if = "String::is_empty")]
+            pub pool_name: String,
+            #[serde(skip_serializing_if = "String::is_empty")]
+            pub size: String,
+            #[serde(skip_serializing_if = "String::is_empty")]
+            pub tenant_name: String,
+            #[serde(skip_serializing_if = "String::is_empty")]
+            pub $name: String,
+            #[serde(rename = "link-sets")]
+            pub link_sets: $users,
+            pub links: VolumeLinks,
+        }
+
+        /// What uses it.
+        #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+        #[serde(rename_all = "PascalCase", default)]
+        #[expect(missing_docs, reason = "nothing uses them")]
+        pub struct $users {
+            #[serde(skip_serializing_if = "LinkSet::is_empty")]
+            pub $user: LinkSet,
+        }
+    )*};
 }
 
-/// What uses a volume.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "PascalCase", default)]
-#[expect(missing_docs, reason = "nothing uses them")]
-pub struct VolumeLinkSets {
-    #[serde(skip_serializing_if = "LinkSet::is_empty")]
-    pub service_instances: LinkSet,
-}
-
-/// The form of a volume. Handled as little as the volume.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-#[expect(missing_docs, reason = "nothing uses them")]
-pub struct VolumeProfile {
-    pub key: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub datastore_type: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub mount_point: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub pool_name: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub size: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub tenant_name: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub volume_profile_name: String,
-    #[serde(rename = "link-sets")]
-    pub link_sets: VolumeProfileLinkSets,
-    pub links: VolumeLinks,
-}
-
-/// What uses a volume profile.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "PascalCase", default)]
-#[expect(missing_docs, reason = "nothing uses them")]
-pub struct VolumeProfileLinkSets {
-    #[serde(skip_serializing_if = "LinkSet::is_empty")]
-    pub services: LinkSet,
+volumes! {
+    /// A volume. The original has the type and handles none, and so do we.
+    Volume(volume_name), used as VolumeLinkSets by service_instances;
+    /// The form of a volume. Handled as little as the volume.
+    VolumeProfile(volume_profile_name), used as VolumeProfileLinkSets by services;
 }
 
 /// What a volume or its profile belongs to.
