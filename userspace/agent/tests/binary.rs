@@ -146,3 +146,60 @@ fn it_registers_tells_its_status_and_stops_when_asked() {
     let kept = node.etcd.ctl(&["get", "/contiv.io/oper/node/node-of-the-test"]).unwrap();
     assert!(kept.contains("10.0.0.2"));
 }
+
+const NETWORK: &str = include_str!("../../model/tests/golden/network-vx2.json");
+const ENDPOINT: &str = r#"{"id":"vx2.default-c1","netID":"vx2.default","endpointID":"c1","endpointGroupId":5,
+    "endpointGroupKey":"gp:default","ipAddress":"20.1.2.7","macAddress":"02:02:14:01:02:07","homingHost":"node-of-the-test"}"#;
+const GROUP: &str = include_str!("../../model/tests/golden/group-gp.json");
+const SERVICE: &str = r#"{"id":"web:default","servicename":"web","tenantname":"default","subnet":"vx2",
+    "ports":["80:8080:TCP"],"ipaddress":"20.1.2.9"}"#;
+
+/// A switch without flows for policies and services: the node is ready, and says what it does not do, until there is no
+/// more of it.
+#[test]
+fn what_the_switch_cannot_do_is_told() {
+    needs!(
+        root(),
+        binary("etcd"),
+        binary("etcdctl"),
+        binary("ovs-vswitchd"),
+        binary("ovsdb-server"),
+        binary("curl")
+    );
+    let node = Node::with_settings(BRIDGE);
+    let switch = testkit::ovs::Switch::start(&node.netns).unwrap();
+    let put = |key: &str, body: &str| {
+        node.etcd.ctl(&["put", &format!("/contiv.io/state/{key}"), body]).unwrap();
+    };
+    put("nets/vx2.default", NETWORK);
+    put("eps/vx2.default-c1", ENDPOINT);
+    put("endpointGroups/gp:default", &GROUP.replace(r#""DSCP":0"#, r#""DSCP":46"#));
+    put("serviceLB/web:default", SERVICE);
+    let ovsdb = format!("unix:{}", switch.socket().display());
+    let rest = format!("127.0.0.1:{}", testkit::free_port().unwrap());
+    let socket = node.directory.path().join("cni.sock").display().to_string();
+    let mut command = netplugin(&GOOD);
+    command.args(["--mode", "test", "--vtep-ip", "10.0.0.2", "--ctrl-ip", "10.0.0.2", "--ovsdb", &ovsdb]);
+    command.args(["--ovs-datapath-type", "netdev", "--cni-socket", &socket, "--rest-address", &rest]);
+    command.args(["--etcd", &node.etcd.endpoint()]);
+    node.netns.up("lo").unwrap();
+    let agent = Process::spawn_in(&node.netns, "netplugin", command).unwrap();
+    let says = |what: &[&str]| {
+        let ready = node.netns.output("curl", &["--silent", "--fail", &format!("http://{rest}/readyz")]);
+        let ready = ready.unwrap_or_default();
+        let status = node.etcd.ctl(&["get", "/contiv.io/oper/node/node-of-the-test"])?;
+        Ok(what.iter().all(|what| ready.contains(what) && status.contains(what)).then_some(()))
+    };
+    let all = [
+        r#""groups with policies, DSCP or bandwidth: 1 not supported by this datapath yet""#,
+        r#""services: 1 not supported by this datapath yet""#,
+        r#""failed":2"#,
+        r#""ready":true"#,
+    ];
+    let waited = wait_until(PATIENCE, "the node to say what it does not do", || says(&all));
+    assert!(waited.is_ok(), "{waited:?}: {}", agent.log());
+    assert_eq!(agent.log().matches("this node goes on without them").count(), 2, "{}", agent.log());
+    node.etcd.ctl(&["del", "/contiv.io/state/serviceLB/web:default"]).unwrap();
+    put("endpointGroups/gp:default", GROUP);
+    wait_until(PATIENCE, "nothing to be left", || says(&[r#""degraded":[]"#, r#""failed":0"#])).unwrap();
+}
