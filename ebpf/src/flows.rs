@@ -9,9 +9,7 @@ use aya_ebpf::{
     bindings::bpf_timer,
     btf_maps::{HashMap, LruHashMap, PerCpuArray},
     cty::c_void,
-    helpers::generated::{
-        bpf_ktime_get_coarse_ns, bpf_timer_init, bpf_timer_set_callback, bpf_timer_start,
-    },
+    helpers::generated::{bpf_ktime_get_coarse_ns, bpf_timer_init, bpf_timer_set_callback, bpf_timer_start},
     macros::btf_map,
 };
 use contiv_abi::{

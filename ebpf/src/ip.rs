@@ -2,11 +2,11 @@
 //! and is translated when the flow is.
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
-use contiv_abi::{DropReason, Mac, Segment, SegmentEntry};
+use contiv_abi::{Address, DropReason, Mac, NeighKey, Segment, SegmentEntry};
 
 use crate::{
-    frame::{self, Ethernet},
-    nat,
+    frame::{self, ETHERNET, Ethernet},
+    maps, nat,
     packet::{self, AGAIN, GO_ON, NEW, REFUSE},
     parse, refuse, track,
 };
@@ -45,7 +45,7 @@ pub(crate) fn pass(
 ) -> Result<Passed, DropReason> {
     let ip6 = ethernet.kind == frame::IPV6;
     let mut passed = Passed { destination: ethernet.destination, translated: false, refused: 0 };
-    if ethernet.is_group() || !(ip6 || ethernet.kind == frame::IPV4) {
+    if !(ip6 || ethernet.kind == frame::IPV4) {
         return Ok(passed);
     }
     let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
@@ -54,6 +54,7 @@ pub(crate) fn pass(
     packet.source_port = sender.port;
     packet.source_group = sender.group;
     packet.ip6 = u8::from(ip6);
+    packet.for_many = u8::from(ethernet.is_group());
     packet.destination_mac = ethernet.destination;
     packet.source_mac = ethernet.source;
     let code = ctv_pass(ctx.skb.skb);
@@ -69,11 +70,40 @@ pub(crate) fn pass(
     Ok(passed)
 }
 
+/// Refuses a packet for an endpoint in a frame for many: the kernel of a pod takes what is for its address from such a
+/// frame, too, past the rules of its group.
+///
+/// A function of its own for the verifier; the result is that of `packet::code`.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_for_many(skb: *mut __sk_buff) -> u32 {
+    const DESTINATION: usize = ETHERNET + 16;
+    const DESTINATION6: usize = ETHERNET + 24;
+    let ctx = TcContext::new(skb);
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    let ip = if packet.ip6 != 0 {
+        frame::load(&ctx, DESTINATION6)
+    } else {
+        frame::load(&ctx, DESTINATION).map(Address::v4)
+    };
+    packet::code(ip.and_then(|ip| match maps::neighbour(&NeighKey { segment: packet.segment, ip }) {
+        // Rules of its sender are asked here, and those of its receiver if that is here.
+        Some(owner) if packet.source_group != 0 || (owner.ifindex != 0 && owner.group != 0) => {
+            Err(DropReason::ForOneOnly)
+        }
+        _ => Ok(()),
+    }))
+}
+
 /// The stages themselves. A function of its own for the verifier; the result is that of `packet::code`,
 /// `TRANSLATED`, or `REFUSE` and the reason.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_pass(skb: *mut __sk_buff) -> u32 {
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    if packet.for_many != 0 {
+        return ctv_for_many(skb);
+    }
     let code = parse::ctv_parse(skb);
     if code != GO_ON {
         // Of the link itself: no flow, and no business of policy.

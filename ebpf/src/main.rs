@@ -13,6 +13,7 @@
 #![no_std]
 #![no_main]
 
+mod dscp;
 mod flood;
 mod flows;
 mod frame;
@@ -25,6 +26,7 @@ mod packet;
 mod parse;
 mod pod;
 mod policy;
+mod rate;
 mod refuse;
 mod service;
 mod source;
@@ -39,7 +41,7 @@ use aya_ebpf::{
     macros::classifier,
     programs::TcContext,
 };
-use contiv_abi::DropReason;
+use contiv_abi::{DropReason, policy::MeterKey};
 use verdict::Verdict;
 
 /// `PACKET_HOST`: for the receiving stack.
@@ -75,7 +77,11 @@ fn finish(ctx: &TcContext, verdict: Verdict) -> i32 {
             maps::count_drop(reason, ctx.len());
             TC_ACT_SHOT
         }
-        Verdict::Pod(ifindex) => {
+        Verdict::Pod { ifindex, group } => {
+            if let Err(reason) = rate::admit(group, ifindex, MeterKey::RECEIVES, ctx.len()) {
+                maps::count_drop(reason, ctx.len());
+                return TC_ACT_SHOT;
+            }
             // The host end took the frame for a stranger's (its destination is not the host end's own
             // address), and the pod's stack would believe it.
             // SAFETY: the context is the one that the kernel gave to this program.

@@ -2,16 +2,13 @@
 
 use aya_ebpf::{
     bindings::{__sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR},
-    helpers::generated::{
-        bpf_csum_diff, bpf_l3_csum_replace, bpf_l4_csum_replace, bpf_skb_store_bytes,
-    },
+    helpers::generated::{bpf_csum_diff, bpf_l3_csum_replace, bpf_l4_csum_replace, bpf_skb_store_bytes},
     programs::TcContext,
 };
 use contiv_abi::{Address, Be16, DropReason, NeighKey, TCP, UDP, service_mac};
 
 use crate::{
-    frame,
-    maps,
+    frame, maps,
     packet::{self, ICMPV6, Packet, Piece},
 };
 

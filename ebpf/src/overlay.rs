@@ -32,13 +32,10 @@ fn forward(ctx: &TcContext) -> Result<Verdict, DropReason> {
         return Ok(Verdict::Out(entry.out));
     }
     let passed = ip::pass(ctx, &ethernet, segment, &entry, Sender::OUTSIDE)?;
-    let known = if ethernet.is_group() {
-        None
-    } else {
-        maps::destination(&FdbKey::new(segment, passed.destination))
-    };
+    let known =
+        if ethernet.is_group() { None } else { maps::destination(&FdbKey::new(segment, passed.destination)) };
     match known {
-        Some(place) if place.ifindex != 0 => Ok(Verdict::Pod(place.ifindex)),
+        Some(place) if place.ifindex != 0 => Ok(Verdict::to_pod(&place)),
         // Never from one tunnel into another: every node floods to all of them itself.
         Some(_) => Err(DropReason::NotLocal),
         None => {

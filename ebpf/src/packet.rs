@@ -61,6 +61,8 @@ pub(crate) struct Packet {
     pub(crate) protocol: u8,
     /// 1 for IPv6.
     pub(crate) ip6: u8,
+    /// 1 when the frame is for many.
+    pub(crate) for_many: u8,
     /// [`Piece`].
     pub(crate) piece: u8,
     /// 1 for an ICMP error about another packet.
@@ -139,6 +141,8 @@ pub(crate) const AGAIN: u32 = 0x201;
 pub(crate) const BESIDE: u32 = 0x202;
 /// The flow has ended and another one begins with its ports.
 pub(crate) const REOPEN: u32 = 0x203;
+/// The rules have changed since the flow was judged.
+pub(crate) const REVIEW: u32 = 0x204;
 /// Done, and the ends are not what they were.
 pub(crate) const TRANSLATED: u32 = 0x204;
 /// To be answered with a refusal; then the number below is counted.
@@ -152,7 +156,6 @@ pub(crate) fn code(result: Result<(), DropReason>) -> u32 {
         Err(reason) => reason as u32,
     }
 }
-
 
 /// The reason that a stage returned.
 #[inline(always)]

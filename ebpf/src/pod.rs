@@ -1,15 +1,15 @@
 //! Frames that pods send.
 
 use aya_ebpf::{helpers::generated::bpf_skb_vlan_push, programs::TcContext};
-use contiv_abi::{DropReason, FdbKey, Segment, SegmentEntry};
+use contiv_abi::{DropReason, FdbKey, Segment, SegmentEntry, policy::MeterKey};
 
 use crate::{
-    flood,
+    dscp, flood,
     frame::{self, Ethernet},
     ip::{self, Sender},
     maps,
     neighbour::{self, Asker},
-    packet, source, tunnel,
+    packet, rate, source, tunnel,
     verdict::Verdict,
 };
 
@@ -31,6 +31,7 @@ fn forward(ctx: &TcContext) -> Result<Verdict, DropReason> {
         return Err(DropReason::LinkLocalGroup);
     }
     source::check(ctx, &port, &ethernet)?;
+    rate::admit(port.group, ifindex, MeterKey::SENDS, ctx.len())?;
     let entry = maps::segment(&port.segment).ok_or(DropReason::UnknownSegment)?;
     if neighbour::answer(ctx, &ethernet, port.segment, &entry, Asker::Port(ifindex))? {
         return Ok(Verdict::Out(ifindex));
@@ -40,6 +41,7 @@ fn forward(ctx: &TcContext) -> Result<Verdict, DropReason> {
     if passed.refused != 0 {
         return Ok(Verdict::Back(ifindex, packet::reason(passed.refused)));
     }
+    dscp::mark(ctx, port.group)?;
     let known = if ethernet.is_group() {
         None
     } else {
@@ -47,7 +49,7 @@ fn forward(ctx: &TcContext) -> Result<Verdict, DropReason> {
     };
     match known {
         Some(place) if place.ifindex == ifindex && !passed.translated => Err(DropReason::Hairpin),
-        Some(place) if place.ifindex != 0 => Ok(Verdict::Pod(place.ifindex)),
+        Some(place) if place.ifindex != 0 => Ok(Verdict::to_pod(&place)),
         place => match port.segment.vni() {
             Some(vni) => {
                 let tos = frame::class_of_service(ctx, &ethernet);

@@ -1,51 +1,268 @@
-//! Whether a new connection may be.
+//! Whether a connection may be: what the rules of the groups at its ends say. The search is `contiv_abi::policy`.
 
-use contiv_abi::{Address, Flow, Segment};
+use aya_ebpf::{
+    bindings::{BPF_F_MMAPABLE, BPF_NOEXIST},
+    btf_maps::{Array, HashMap, PerCpuArray, PerCpuHashMap},
+    cty::c_void,
+    helpers::generated::bpf_loop,
+    macros::btf_map,
+};
+use contiv_abi::{
+    Address, Be16, DropReason, FdbEntry, Flow, Judged, NeighKey,
+    maps::{RULE_COUNTS_CAPACITY, RULE_SETS_CAPACITY, RULES_CAPACITY},
+    policy::{
+        Bits, Family, GROUP_NUMBERS, Group, IN, OUT, Part, Question, RuleCount, RuleEntry, RuleKey, RuleSet,
+        Search, Tables, deciding,
+    },
+};
 
-use crate::packet::Packet;
+use crate::{
+    maps::{self, NO_PREALLOC},
+    packet::{self, Packet},
+};
 
-/// Which of an endpoint's rules are asked.
-#[derive(Clone, Copy)]
-pub(crate) enum Direction {
-    /// The source's, for what it begins.
-    Out,
-    /// The destination's, for what is begun with it.
-    In,
+#[btf_map(name = "ctv_groups")]
+static GROUPS: Array<Group, GROUP_NUMBERS, { BPF_F_MMAPABLE as usize }> = Array::new();
+
+#[btf_map(name = "ctv_rulesets")]
+static RULE_SETS: HashMap<u32, RuleSet, RULE_SETS_CAPACITY, NO_PREALLOC> = HashMap::new();
+
+#[btf_map(name = "ctv_rules")]
+static RULES: HashMap<RuleKey, RuleEntry, RULES_CAPACITY, NO_PREALLOC> = HashMap::new();
+
+#[btf_map(name = "ctv_rulecnt")]
+static COUNTS: PerCpuHashMap<u32, RuleCount, RULE_COUNTS_CAPACITY, NO_PREALLOC> = PerCpuHashMap::new();
+
+/// A connection that is being judged, in a map for the reasons that `Packet` is.
+#[repr(C)]
+struct Inquiry {
+    /// Its source and destination, beyond the translation of services.
+    ends: [Address; 2],
+    /// The destination port, or what stands in its place.
+    port: Be16,
+    protocol: u8,
+    /// Who the other end is, in the network of both.
+    of_peer: NeighKey,
+    /// Their groups, as far as they are here; zero for none.
+    groups: [u32; 2],
+    /// 1 for IPv6.
+    ip6: u8,
+    /// What the rules say on either side.
+    judged: [Judged; 2],
+    /// What is asked of the rules of one side.
+    question: Question,
+    /// The search for an answer.
+    search: Search,
 }
 
-/// A new connection, seen from one of its ends, which is a pod here.
-pub(crate) struct Request<'a> {
-    pub(crate) direction: Direction,
-    pub(crate) segment: Segment,
-    /// The group of this end; zero for none.
-    pub(crate) group: u32,
-    /// The address of this end.
-    pub(crate) own: &'a Address,
-    /// The address of the other end, beyond the translation of services.
-    pub(crate) peer: &'a Address,
-    /// Its group; zero for none, and for an end outside of the cluster.
-    pub(crate) peer_group: u32,
-    pub(crate) protocol: u8,
-    /// The destination port, in the machine's order; zero where the protocol has none.
-    pub(crate) port: u16,
-}
+#[btf_map(name = "ctv_inquiry")]
+static INQUIRY: PerCpuArray<Inquiry, 1> = PerCpuArray::new();
 
-/// What the rules of one end say.
-pub(crate) struct Decision {
-    pub(crate) allow: bool,
-    /// What the flow remembers, for counting and to notice that the rules have changed.
-    pub(crate) judged: contiv_abi::Judged,
-}
-
-/// Asked once for a new connection and each of its ends that is here.
 #[inline(always)]
-pub(crate) fn decide(_request: &Request<'_>) -> Decision {
-    Decision { allow: true, judged: contiv_abi::Judged { generation: 0, rule: 0 } }
+fn inquiry<'a>() -> Option<&'a mut Inquiry> {
+    let inquiry = INQUIRY.get_ptr_mut(0)?;
+    // SAFETY: this CPU's own, as `packet::in_hand`.
+    Some(unsafe { &mut *inquiry })
 }
 
-/// Asked for each packet of a flow that is known: whether what was decided still stands. `original` is true
-/// of packets in the flow's first direction.
+/// The group with this number; zero is none.
 #[inline(always)]
-pub(crate) fn stands(_packet: &Packet, _flow: &mut Flow, _original: bool) -> bool {
-    true
+pub(crate) fn group(number: u32) -> Option<&'static Group> {
+    // The array has one with number zero, of which there is nothing to say.
+    GROUPS.get(number)
+}
+
+/// Judges the new connection of the packet in hand, which goes to the port `place`, if that is here: what the rules of both
+/// ends say is noted in its flow. True if it may be.
+#[inline(always)]
+pub(crate) fn allows(packet: &mut Packet, place: Option<FdbEntry>) -> bool {
+    let Some(inquiry) = inquiry() else { return false };
+    let source = packet.tuple.source.words();
+    let destination = if packet.hairpin != 0 { source } else { packet.wanted.destination.words() };
+    inquiry.ends[0].set_words(source);
+    inquiry.ends[1].set_words(destination);
+    inquiry.port = packet.wanted.destination_port;
+    inquiry.protocol = packet.protocol;
+    inquiry.of_peer.segment = packet.segment;
+    inquiry.ip6 = packet.ip6;
+    inquiry.groups = [packet.source_group, place.map_or(0, |place| place.group)];
+    packet.flow.groups = [inquiry.groups[0] as u16, inquiry.groups[1] as u16];
+    inquiry.judged = [NOT_JUDGED; 2];
+    let denied = ctv_side(OUT as u32) != 0 || ctv_side(IN as u32) != 0;
+    packet.flow.outward = inquiry.judged[0];
+    packet.flow.inward = inquiry.judged[1];
+    !denied
+}
+
+const NOT_JUDGED: Judged = Judged { generation: 0, rule: 0 };
+
+/// Asked for each packet of a flow that is known: whether what was decided still stands. [`packet::GO_ON`],
+/// [`packet::REVIEW`], or the number of the reason to drop it.
+///
+/// Looks at no more than two words of the array of groups.
+#[inline(always)]
+pub(crate) fn stands(flow: &Flow) -> u32 {
+    let [out, into] = flow.groups;
+    // There is a group with number zero in the array, which has no sets.
+    let (Some(out), Some(into)) = (GROUPS.get(out.into()), GROUPS.get(into.into())) else {
+        return DropReason::Policy as u32;
+    };
+    if out.sets[OUT] != flow.outward.generation || into.sets[IN] != flow.inward.generation {
+        return packet::REVIEW;
+    }
+    if flow.flags & Flow::DENIED != 0 {
+        // Counted with the side that the connection came to first.
+        count(if flow.flags & Flow::DENIED_OUT != 0 { flow.outward.rule } else { flow.inward.rule });
+        return DropReason::Policy as u32;
+    }
+    packet::GO_ON
+}
+
+/// Judges the flow of the packet in hand again, by the rules of today. A flow that may not be any more is kept, so that
+/// neither its packets nor the answers to them pass for those of a new one.
+///
+/// A function of its own for the verifier.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ctv_review(flow: *mut Flow) -> u32 {
+    let (Some(packet), Some(inquiry)) = (packet::in_hand(), inquiry()) else { return 0 };
+    // SAFETY: the verifier sees to it that a pointer which is not null is to a whole flow.
+    let Some(flow) = (unsafe { flow.as_mut() }) else { return 0 };
+    // By places and not by cases, which the verifier would all follow.
+    let to_low = usize::from(flow.origin_is_low & 1 ^ 1);
+    inquiry.ends[to_low].set_words(packet.key.low.words());
+    inquiry.ends[to_low ^ 1].set_words(packet.key.high.words());
+    if flow.flags & Flow::HAIRPIN != 0 {
+        let own = inquiry.ends[1].words();
+        inquiry.ends[0].set_words(own);
+    }
+    inquiry.port = [packet.key.high_port, packet.key.low_port][to_low];
+    inquiry.protocol = packet.key.protocol;
+    inquiry.of_peer.segment = packet.segment;
+    inquiry.ip6 = packet.ip6;
+    let [out, into] = flow.groups;
+    inquiry.groups = [out.into(), into.into()];
+    inquiry.judged = [NOT_JUDGED; 2];
+    let denied = ctv_side(OUT as u32) as u8 & 1;
+    let denied = denied * Flow::DENIED_OUT | (ctv_side(IN as u32) as u8 & 1) * Flow::DENIED_IN;
+    flow.outward = inquiry.judged[0];
+    flow.inward = inquiry.judged[1];
+    flow.flags = flow.flags & !Flow::DENIED | denied;
+    0
+}
+
+/// Asks the rules of one side of the connection that is being judged; 1 if they deny it.
+///
+/// A function of its own for the verifier.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_side(side: u32) -> u32 {
+    let Some(inquiry) = inquiry() else { return 1 };
+    let side = (side & 1) as usize;
+    let Some(group) = GROUPS.get(inquiry.groups[side]) else { return 1 };
+    let set = group.sets[side];
+    if set == 0 {
+        return 0;
+    }
+    let family = Family::of(inquiry.ip6);
+    let question = &mut inquiry.question;
+    question.own = Bits::new(family, &inquiry.ends[side]);
+    question.peer = Bits::new(family, &inquiry.ends[side ^ 1]);
+    question.set = set;
+    inquiry.of_peer.ip.set_words(inquiry.ends[side ^ 1].words());
+    let peer = maps::neighbour(&inquiry.of_peer);
+    question.group = peer.map_or(0, |peer| peer.group as u16);
+    question.protocol = inquiry.protocol;
+    // Rules of a port are of TCP or UDP: what others have there is never asked for.
+    question.port = inquiry.port;
+    // A set that is not there: to have no rules is no reason to let anything through.
+    let found = deciding(&Maps, &inquiry.question);
+    let (rule, denies) = match found {
+        Some(entry) => (entry.rule, entry.denies()),
+        None => (0, true),
+    };
+    inquiry.judged[side] = Judged { generation: set, rule };
+    count(rule);
+    u32::from(denies)
+}
+
+struct Maps;
+
+impl Tables for Maps {
+    #[inline(always)]
+    fn rule(&self, key: &RuleKey) -> Option<RuleEntry> {
+        // SAFETY: copied at once; entries are not changed as long as a group leads to them.
+        unsafe { RULES.get(key) }.copied()
+    }
+
+    #[inline(always)]
+    fn within(&self, set: u32, part: Part, _question: &Question) -> Option<RuleEntry> {
+        if ctv_within(set, u32::from(part == Part::Own)) == FOUND {
+            Some(inquiry()?.search.best)
+        } else {
+            None
+        }
+    }
+}
+
+/// What `ctv_within` returns when the set is there.
+const FOUND: u32 = 1;
+
+/// Searches a part of a set for what the inquiry asks.
+///
+/// A function of its own for the verifier.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_within(number: u32, own: u32) -> u32 {
+    let Some(inquiry) = inquiry() else { return 0 };
+    // SAFETY: sets are not changed as long as a group leads to them.
+    let Some(set) = (unsafe { RULE_SETS.get(number) }) else { return 0 };
+    let part = if own != 0 { Part::Own } else { Part::Rules };
+    inquiry.search = Search::new(number, part, &inquiry.question);
+    let mut walk = Walk { inquiry, set };
+    // The result is how many steps it took.
+    // SAFETY: `search_step` expects a `Walk`, which outlives the loop.
+    let _steps =
+        unsafe { bpf_loop(Search::STEPS, search_step as *mut c_void, (&raw mut walk).cast::<c_void>(), 0) };
+    FOUND
+}
+
+#[repr(C)]
+struct Walk<'a> {
+    inquiry: &'a mut Inquiry,
+    set: &'a RuleSet,
+}
+
+extern "C" fn search_step(_step: u64, walk: *mut Walk<'_>) -> i64 {
+    // SAFETY: `ctv_within` passes its own.
+    let Walk { inquiry, set } = unsafe { &mut *walk };
+    let Inquiry { question, search, .. } = &mut **inquiry;
+    i64::from(!search.step(&Maps, set, question))
+}
+
+/// Counts the packet in hand for a rule that has decided about it.
+#[inline(always)]
+fn count(rule: u32) {
+    if rule != 0 {
+        ctv_count(rule);
+    }
+}
+
+/// A function of its own for the verifier.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_count(rule: u32) -> u32 {
+    let Some(packet) = packet::in_hand() else { return 0 };
+    if COUNTS.get_ptr(rule).is_none() {
+        // When another CPU was faster, or there is no room, that is as well.
+        let _made = COUNTS.insert(rule, RuleCount { packets: 0, bytes: 0 }, BPF_NOEXIST.into());
+    }
+    if let Some(count) = COUNTS.get_ptr_mut(rule) {
+        // SAFETY: this CPU's own.
+        unsafe {
+            (*count).packets += 1;
+            (*count).bytes += u64::from(packet.len);
+        }
+    }
+    0
 }

@@ -275,13 +275,7 @@ fn sum<T>(bytes: &T, seed: u32) -> u32 {
     let size = size_of::<T>() as u32;
     // SAFETY: the buffer is as long as the length says, and the helper only reads it.
     (unsafe {
-        bpf_csum_diff(
-            core::ptr::null_mut(),
-            0,
-            core::ptr::from_ref(bytes).cast_mut().cast(),
-            size,
-            seed,
-        )
+        bpf_csum_diff(core::ptr::null_mut(), 0, core::ptr::from_ref(bytes).cast_mut().cast(), size, seed)
     }) as u32
 }
 

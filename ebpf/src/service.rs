@@ -5,8 +5,8 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use contiv_abi::{
-    AffinityEntry, AffinityKey, Backend, DropReason, Flow, NeighEntry, NeighKey, ServiceEntry, ServiceKey, TCP,
-    UDP,
+    AffinityEntry, AffinityKey, Backend, DropReason, Flow, NeighEntry, NeighKey, ServiceEntry, ServiceKey,
+    TCP, UDP,
     maps::{AFFINITY_CAPACITY, BACKENDS_CAPACITY, RING_CAPACITY, SERVICES_CAPACITY},
 };
 
@@ -81,20 +81,16 @@ fn choose(packet: &mut Packet) -> Result<(), DropReason> {
 
 #[inline(always)]
 fn by_connection(packet: &Packet, entry: &ServiceEntry) -> Option<u32> {
-    let ports = u64::from(packet.tuple.source_port.wire()) << 16
-        | u64::from(packet.tuple.destination_port.wire());
+    let ports =
+        u64::from(packet.tuple.source_port.wire()) << 16 | u64::from(packet.tuple.destination_port.wire());
     slot(entry, hash(packet, ports))
 }
 
 /// Of all connections of a client within the time: to the same.
 #[inline(always)]
 fn by_client(packet: &Packet, entry: &ServiceEntry) -> Option<u32> {
-    let key = AffinityKey {
-        client: packet.tuple.source,
-        segment: packet.segment,
-        service: entry.number,
-        zero: 0,
-    };
+    let key =
+        AffinityKey { client: packet.tuple.source, segment: packet.segment, service: entry.number, zero: 0 };
     if let Some(with) = AFFINITY.get_ptr_mut(key) {
         // SAFETY: an entry that was found.
         let with = unsafe { &mut *with };

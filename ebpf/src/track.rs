@@ -6,20 +6,19 @@
 //! for the other: when the tuples beyond the translation would be the same, the later flow gets another port.
 
 use aya_ebpf::{bindings::__sk_buff, helpers::generated::bpf_get_prandom_u32, programs::TcContext};
-use contiv_abi::{Be16, DropReason, FdbKey, Flow, FlowEvent, FlowKey, Judged, NeighKey, TCP};
+use contiv_abi::{Be16, DropReason, FdbKey, Flow, FlowEvent, FlowKey, TCP};
 
 use crate::{
     flows, maps,
-    packet::{self, AGAIN, BESIDE, ICMP, ICMPV6, NEW, Packet, REFUSE, REOPEN, tcp},
-    policy::{self, Direction, Request},
-    service,
+    packet::{self, AGAIN, BESIDE, NEW, Packet, REFUSE, REOPEN, REVIEW, tcp},
+    policy, service,
 };
 
 /// Finds the flow of the packet in hand, if there is one, and says in `wanted` where the packet goes.
 ///
 /// It and what it calls are functions of their own for the verifier: it walks each once, and what one leaves
 /// in the packet is unknown to the next, so that ways do not multiply. The results are those of
-/// `packet::code`, `NEW`, and among them `AGAIN`, `BESIDE` and `REOPEN`.
+/// `packet::code`, `NEW`, and among them `AGAIN`, `BESIDE`, `REVIEW` and `REOPEN`.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_track(skb: *mut __sk_buff) -> u32 {
@@ -42,10 +41,20 @@ pub(crate) extern "C" fn ctv_track(skb: *mut __sk_buff) -> u32 {
     if code == AGAIN {
         code = look_up();
     }
+    if code == REVIEW {
+        let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+        if let Some(flow) = flows::answered(&packet.key) {
+            policy::ctv_review(flow);
+        } else if let Some(flow) = flows::young(&packet.key) {
+            policy::ctv_review(flow);
+        }
+        code = look_up();
+    }
     if code == REOPEN {
         return ctv_reopen();
     }
-    code
+    // The rules have changed once more: the next packet will do.
+    if code == REVIEW { DropReason::Policy as u32 } else { code }
 }
 
 #[inline(always)]
@@ -110,6 +119,10 @@ extern "C" fn ctv_by(flow: *mut Flow, answered: u32) -> u32 {
     if reopens(packet, flow) {
         return REOPEN;
     }
+    let code = policy::stands(flow);
+    if code != packet::GO_ON {
+        return code;
+    }
     if translates && !original {
         flow.untranslate(&packet.key, &mut packet.wanted);
         packet.wanted.reverse();
@@ -129,9 +142,6 @@ fn reopens(packet: &Packet, flow: &Flow) -> bool {
 /// One more packet of a flow.
 #[inline(always)]
 fn pass(packet: &mut Packet, flow: &mut Flow, original: bool, answered: bool) -> u32 {
-    if !policy::stands(packet, flow, original) {
-        return DropReason::Policy as u32;
-    }
     packet.reply = u8::from(!original);
     // Written only when it changes, so that CPUs do not fight over the line.
     if flow.seen != packet.now {
@@ -255,7 +265,6 @@ fn note(packet: &mut Packet) -> Result<(), DropReason> {
     packet.flow.made = packet.now;
     packet.flow.service = packet.service;
     packet.flow.tcp = [packet.tcp & (tcp::FIN | tcp::RST), 0];
-    packet.flow.zero = 0;
     packet.flow.nat_ip = packet.tuple.destination;
     packet.flow.nat_port = packet.tuple.destination_port;
     packet.flow.nat_client_port = packet.tuple.source_port;
@@ -332,69 +341,12 @@ fn same_ports(packet: &Packet) -> bool {
     packet.key.low_port == packet.alias.low_port && packet.key.high_port == packet.alias.high_port
 }
 
-/// What rules mean by a port; the identifier of an echo is none.
-#[inline(always)]
-fn destination_port(packet: &Packet) -> u16 {
-    match packet.protocol {
-        ICMP | ICMPV6 => 0,
-        _ => packet.wanted.destination_port.get(),
-    }
-}
-
 /// Asks the rules of both ends, as far as they are here.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_judge() -> u32 {
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
-    packet.flow.outward = Judged { generation: 0, rule: 0 };
-    packet.flow.inward = Judged { generation: 0, rule: 0 };
-    let mut peer = packet.wanted.destination;
-    if packet.hairpin != 0 {
-        peer = packet.tuple.source;
-    }
-    let known = maps::neighbour(&NeighKey { segment: packet.segment, ip: peer });
-    if packet.source_port != 0 {
-        let decision = policy::decide(&Request {
-            direction: Direction::Out,
-            segment: packet.segment,
-            group: packet.source_group,
-            own: &packet.tuple.source,
-            peer: &peer,
-            peer_group: known.map_or(0, |owner| owner.group),
-            protocol: packet.protocol,
-            port: destination_port(packet),
-        });
-        packet.flow.outward = decision.judged;
-        if !decision.allow {
-            return DropReason::Policy as u32;
-        }
-    }
     // By the Ethernet address, which is what decides who gets it.
-    let Some(place) = maps::destination(&FdbKey::new(packet.segment, packet.destination_mac)) else {
-        return packet::GO_ON;
-    };
-    if place.ifindex == 0 {
-        return packet::GO_ON;
-    }
-    let Some(port) = maps::port(&place.ifindex) else { return packet::GO_ON };
-    let mut peer_group = packet.source_group;
-    if packet.source_port == 0 {
-        let source = NeighKey { segment: packet.segment, ip: packet.tuple.source };
-        peer_group = maps::neighbour(&source).map_or(0, |owner| owner.group);
-    }
-    let decision = policy::decide(&Request {
-        direction: Direction::In,
-        segment: packet.segment,
-        group: port.group,
-        own: &peer,
-        peer: &packet.tuple.source,
-        peer_group,
-        protocol: packet.protocol,
-        port: destination_port(packet),
-    });
-    packet.flow.inward = decision.judged;
-    if !decision.allow {
-        return DropReason::Policy as u32;
-    }
-    packet::GO_ON
+    let place = maps::destination(&FdbKey::new(packet.segment, packet.destination_mac));
+    if policy::allows(packet, place) { packet::GO_ON } else { DropReason::Policy as u32 }
 }

@@ -71,7 +71,7 @@ fn forward(ctx: &TcContext, segment: Segment, entry: &SegmentEntry) -> Result<Ve
     match maps::destination(&FdbKey::new(segment, ethernet.destination)) {
         Some(place) if place.ifindex != 0 => {
             ip::pass(ctx, &ethernet, segment, entry, Sender::OUTSIDE)?;
-            Ok(Verdict::Pod(place.ifindex))
+            Ok(Verdict::to_pod(&place))
         }
         _ => Err(DropReason::NotLocal),
     }

@@ -1,6 +1,6 @@
 //! What a stage decides.
 
-use contiv_abi::DropReason;
+use contiv_abi::{DropReason, FdbEntry};
 
 /// The end of a frame's way through the stages.
 #[must_use]
@@ -11,12 +11,19 @@ pub(crate) enum Verdict {
     Drop(DropReason),
     /// All its copies have been sent.
     Delivered,
-    /// To the pod whose host end has this interface index.
-    Pod(u32),
+    /// To the pod whose host end has this interface index, and which is in this group.
+    Pod { ifindex: u32, group: u32 },
     /// Leaves by the interface with this index.
     Out(u32),
     /// Goes back, as a refusal, by the interface with this index; counted.
     Back(u32, DropReason),
+}
+
+impl Verdict {
+    /// To a pod here.
+    pub(crate) fn to_pod(place: &FdbEntry) -> Verdict {
+        Verdict::Pod { ifindex: place.ifindex, group: place.group }
+    }
 }
 
 impl From<DropReason> for Verdict {

@@ -18,8 +18,8 @@ impl Address {
     /// The address in two words as they lie in memory; for comparing, not for counting.
     #[inline(always)]
     pub const fn words(&self) -> [u64; 2] {
-        let Address([a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p]) = *self;
-        [u64::from_ne_bytes([a, b, c, d, e, f, g, h]), u64::from_ne_bytes([i, j, k, l, m, n, o, p])]
+        // SAFETY: of the same size and alignment, and every bit pattern is two numbers.
+        unsafe { *(&raw const *self).cast::<[u64; 2]>() }
     }
 
     /// The inverse of [`Address::words`].
@@ -28,6 +28,19 @@ impl Address {
         let [a, b, c, d, e, f, g, h] = words[0].to_ne_bytes();
         let [i, j, k, l, m, n, o, p] = words[1].to_ne_bytes();
         Address([a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p])
+    }
+
+    /// Becomes the address with these words. An assignment from one place in memory to another would be a loop over bytes
+    /// in a BPF program, where the compiler cannot tell that the places do not overlap; volatile, or it makes one of
+    /// these, too.
+    #[inline(always)]
+    pub fn set_words(&mut self, words: [u64; 2]) {
+        let place = (&raw mut *self).cast::<u64>();
+        // SAFETY: two words have the size and alignment of an address, and every bit pattern is one.
+        unsafe {
+            place.write_volatile(words[0]);
+            place.add(1).write_volatile(words[1]);
+        }
     }
 
     /// The last four bytes: the IPv4 address of a mapped one.
@@ -70,6 +83,9 @@ mod tests {
         let ip = Address::v4([10, 1, 2, 3]);
         assert_eq!(ip.0, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 1, 2, 3]);
         assert_eq!(Address::from_words(ip.words()), ip);
+        let mut copy = Address::default();
+        copy.set_words(ip.words());
+        assert_eq!(copy, ip);
         assert_eq!(ip.low(), [10, 1, 2, 3]);
         assert!(ip.same(&ip) && !ip.same(&Address([0; 16])));
     }

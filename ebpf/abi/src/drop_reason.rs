@@ -84,6 +84,8 @@ drop_reasons! {
     NoPort = 23, "no-port";
     /// More extension headers than we follow.
     TooManyHeaders = 24, "too-many-headers";
+    /// A packet for one endpoint in a frame for many, which would go past the rules of a group.
+    ForOneOnly = 25, "for-one-only";
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ pub struct Tuple {
 impl Tuple {
     /// That of an answer.
     #[inline(always)]
-    pub const fn reversed(&self) -> Tuple {
+    pub fn reversed(&self) -> Tuple {
         let mut tuple = *self;
         tuple.reverse();
         tuple
@@ -32,11 +32,11 @@ impl Tuple {
 
     /// Makes it that of an answer.
     #[inline(always)]
-    pub const fn reverse(&mut self) {
-        let (source, port) = (self.source, self.source_port);
-        self.source = self.destination;
+    pub fn reverse(&mut self) {
+        let (source, port) = (self.source.words(), self.source_port);
+        self.source.set_words(self.destination.words());
         self.source_port = self.destination_port;
-        self.destination = source;
+        self.destination.set_words(source);
         self.destination_port = port;
     }
 
@@ -86,7 +86,7 @@ impl FlowKey {
 
     /// The key of a packet.
     #[inline(always)]
-    pub const fn new(segment: Segment, tuple: &Tuple, kind: u8) -> Self {
+    pub fn new(segment: Segment, tuple: &Tuple, kind: u8) -> Self {
         let mut key = FlowKey {
             segment,
             low: tuple.source,
@@ -103,19 +103,19 @@ impl FlowKey {
 
     /// Makes it the key of a packet. In place, because the stack of a BPF program is small.
     #[inline(always)]
-    pub const fn set(&mut self, segment: Segment, tuple: &Tuple, kind: u8) {
+    pub fn set(&mut self, segment: Segment, tuple: &Tuple, kind: u8) {
         self.segment = segment;
         self.protocol = tuple.protocol;
         self.kind = kind;
         self.zero = [0; 2];
         if tuple.source_is_low() {
-            self.low = tuple.source;
-            self.high = tuple.destination;
+            self.low.set_words(tuple.source.words());
+            self.high.set_words(tuple.destination.words());
             self.low_port = tuple.source_port;
             self.high_port = tuple.destination_port;
         } else {
-            self.low = tuple.destination;
-            self.high = tuple.source;
+            self.low.set_words(tuple.destination.words());
+            self.high.set_words(tuple.source.words());
             self.low_port = tuple.destination_port;
             self.high_port = tuple.source_port;
         }
@@ -123,7 +123,7 @@ impl FlowKey {
 
     /// The packets of the flow's first direction, if it began at the lower end or not.
     #[inline(always)]
-    pub const fn original(&self, origin_is_low: bool) -> Tuple {
+    pub fn original(&self, origin_is_low: bool) -> Tuple {
         let (source, source_port) = (self.low, self.low_port);
         let mut tuple = Tuple {
             source,
@@ -185,8 +185,8 @@ pub struct Flow {
     pub origin_is_low: u8,
     /// The TCP flags that either direction has sent, FIN and RST only.
     pub tcp: [u8; 2],
-    /// Zero.
-    pub zero: u32,
+    /// The groups of the source and of the destination, as far as they are here; zero for none.
+    pub groups: [u16; 2],
 }
 
 impl Flow {
@@ -198,6 +198,12 @@ impl Flow {
     pub const HAIRPIN: u8 = 4;
     /// A direct connection that appears with another port, because a translated one has its own.
     pub const ASIDE: u8 = 8;
+    /// The rules of the source's group, as they are now, do not let it be.
+    pub const DENIED_OUT: u8 = 16;
+    /// Nor do those of the destination's.
+    pub const DENIED_IN: u8 = 32;
+    /// One or the other.
+    pub const DENIED: u8 = Flow::DENIED_OUT | Flow::DENIED_IN;
 
     /// FIN of TCP.
     pub const FIN: u8 = 1;
@@ -212,13 +218,14 @@ impl Flow {
 
     /// What the client of a translated flow sends: the tuple of its alias. In place, as `FlowKey::set` is.
     #[inline(always)]
-    pub const fn untranslate(&self, key: &FlowKey, to: &mut Tuple) {
+    pub fn untranslate(&self, key: &FlowKey, to: &mut Tuple) {
         let from_low = self.origin_is_low != 0;
         // Of a pod that reaches itself, the backend's end is its own.
         let client_is_low = from_low != (self.flags & Flow::HAIRPIN != 0);
-        to.source = if client_is_low { key.low } else { key.high };
+        let client = if client_is_low { key.low.words() } else { key.high.words() };
+        to.source.set_words(client);
         to.source_port = self.nat_client_port;
-        to.destination = self.nat_ip;
+        to.destination.set_words(self.nat_ip.words());
         to.destination_port = self.nat_port;
         to.protocol = key.protocol;
         to.zero = [0; 3];
@@ -232,12 +239,12 @@ impl Flow {
 
     /// Where an alias leads: the client's packet beyond the translation. `to` is the client's packet before.
     #[inline(always)]
-    pub const fn translate(&self, to: &mut Tuple) {
+    pub fn translate(&self, to: &mut Tuple) {
         if self.flags & Flow::HAIRPIN != 0 {
-            to.source = to.destination;
+            to.source.set_words(to.destination.words());
         }
         to.source_port = self.nat_client_port;
-        to.destination = self.nat_ip;
+        to.destination.set_words(self.nat_ip.words());
         to.destination_port = self.nat_port;
     }
 }
@@ -405,7 +412,7 @@ mod tests {
             flags,
             origin_is_low: u8::from(tuple.source_is_low()),
             tcp: [0; 2],
-            zero: 0,
+            groups: [0; 2],
         }
     }
 

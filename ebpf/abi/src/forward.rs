@@ -91,6 +91,8 @@ pub struct FdbEntry {
     pub ifindex: u32,
     /// The node that the pod runs on.
     pub vtep: Vtep,
+    /// The group of a local pod, for policy and its rate; zero for none.
+    pub group: u32,
 }
 
 /// A network-layer address in a network.

@@ -17,6 +17,7 @@ mod flow;
 mod forward;
 pub mod maps;
 mod order;
+pub mod policy;
 mod segment;
 mod service;
 
@@ -52,7 +53,7 @@ map_types! {
     SegmentEntry: 12;
     FloodKey: 12;
     FdbKey: 16;
-    FdbEntry: 8;
+    FdbEntry: 12;
     NeighKey: 24;
     NeighEntry: 16;
     Node: 28;
@@ -67,4 +68,12 @@ map_types! {
     Backend: 24;
     AffinityKey: 32;
     AffinityEntry: 8;
+    policy::Group: 24;
+    policy::RuleSet: 1856;
+    policy::Asks: 6;
+    policy::Meter: 16;
+    policy::MeterKey: 8;
+    policy::RuleKey: 28;
+    policy::RuleEntry: 8;
+    policy::RuleCount: 16;
 }

@@ -90,6 +90,32 @@ pub const AFFINITY: &str = "ctv_affinity";
 /// Clients times services that keep them.
 pub const AFFINITY_CAPACITY: usize = 65_536;
 
+/// A group's number -> [`Group`](crate::policy::Group). Indexed, never full; the agent has it in its memory.
+pub const GROUPS: &str = "ctv_groups";
+
+/// Number -> [`RuleSet`](crate::policy::RuleSet). Full: the group fails, and endpoints that are new in it wait; those that
+/// are there keep the rules that they have.
+pub const RULE_SETS: &str = "ctv_rulesets";
+/// Two for each group, and one for each address that rules of a group single out.
+pub const RULE_SETS_CAPACITY: usize = 65_536;
+
+/// [`RuleKey`](crate::policy::RuleKey) -> [`RuleEntry`](crate::policy::RuleEntry). Full: as `ctv_rulesets`.
+pub const RULES: &str = "ctv_rules";
+/// Room for 100,000 rules on a node, of any lengths of prefixes, and for the largest group twice.
+pub const RULES_CAPACITY: usize = 524_288;
+
+/// Number of a rule -> [`RuleCount`](crate::policy::RuleCount) per CPU. Made by what is counted. Full: further rules are not
+/// counted.
+pub const RULE_COUNTS: &str = "ctv_rulecnt";
+/// As many rules as have decided anything.
+pub const RULE_COUNTS_CAPACITY: usize = 131_072;
+
+/// [`MeterKey`](crate::policy::MeterKey) -> [`Meter`](crate::policy::Meter). Made by the first packet; both directions of each
+/// port have room.
+pub const METERS: &str = "ctv_meters";
+/// Two for each port.
+pub const METERS_CAPACITY: usize = 2 * PORTS_CAPACITY;
+
 /// The hash of the object that the pinned programs come from, so that a restart can tell an upgrade.
 pub const BUILD: &str = "ctv_build";
 /// Bytes of that hash.
@@ -97,8 +123,29 @@ pub const BUILD_LEN: usize = 16;
 
 /// Every map, in the order in which `cleanup` names them.
 pub const ALL: &[&str] = &[
-    PORTS, SEGMENTS, FLOOD, FDB, NEIGH, VTEPS, PEERS, NODE, DROPS, FLOWS, NEW_FLOWS, FRAGMENTS, FLOW_STATS,
-    SERVICES, RING, BACKENDS, AFFINITY, BUILD,
+    PORTS,
+    SEGMENTS,
+    FLOOD,
+    FDB,
+    NEIGH,
+    VTEPS,
+    PEERS,
+    NODE,
+    DROPS,
+    FLOWS,
+    NEW_FLOWS,
+    FRAGMENTS,
+    FLOW_STATS,
+    SERVICES,
+    RING,
+    BACKENDS,
+    AFFINITY,
+    GROUPS,
+    RULE_SETS,
+    RULES,
+    RULE_COUNTS,
+    METERS,
+    BUILD,
 ];
 
 /// Program on the ingress of the host end of each pod's veth pair.

@@ -19,16 +19,19 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use contiv_abi::{DropCount, DropReason, Timeouts, maps};
+use contiv_abi::{DropCount, DropReason, Timeouts, maps, policy::RuleCount};
+use contiv_model::name::RuleId;
 
 use super::{Datapath, Desired, Error, Failed, Kind, Object, Observed, Op, PortNeeds};
 
+mod batch;
 mod device;
 mod encode;
 mod failure;
 mod hook;
 mod kernel;
 mod pins;
+mod policy;
 mod roster;
 mod state;
 mod table;
@@ -116,6 +119,25 @@ impl Ebpf {
         self.state.as_ref().map_or(Ok(vec![]), |state| state.kernel().drops())
     }
 
+    /// What rules have decided since they are there: connections that they let through, packets that they stopped. Rules
+    /// that never did are left out.
+    pub fn rule_counts(&self) -> Result<Vec<(RuleId, RuleCount)>, Error> {
+        self.state.as_ref().map_or(Ok(vec![]), |state| state.kernel().policies.counts())
+    }
+
+    fn rules_decided(&self) -> serde_json::Value {
+        self.rule_counts().map_or_else(
+            |error| serde_json::json!({ "error": error.to_string() }),
+            |counts| {
+                let rules = counts.iter().map(|(id, count)| {
+                    let count = serde_json::json!({ "packets": count.packets, "bytes": count.bytes });
+                    (id.to_string(), count)
+                });
+                serde_json::Value::Object(rules.collect())
+            },
+        )
+    }
+
     /// Where a program is pinned, for tools that look at it or run it.
     pub fn program_pin(&self, name: &str) -> PathBuf {
         self.pins.program(name)
@@ -175,6 +197,7 @@ impl Ebpf {
 
     async fn apply_op(&self, state: &mut State, op: &Op) -> Result<(), Error> {
         match op {
+            Op::Set(Object::Group(group)) => state.set_group(group),
             Op::Set(object) => {
                 let id = object.id();
                 let entries =
@@ -219,6 +242,12 @@ impl Ebpf {
         }
         let mut observed = Observed::default();
         for (id, object) in desired.iter() {
+            if let Object::Group(group) = object {
+                if state.claim_group(group) {
+                    observed.same.insert(id.clone());
+                }
+                continue;
+            }
             // What cannot be encoded now fails, and says why, when it is set.
             let Ok(entries) = encode(object, &self.devices, device::ifindex) else { continue };
             if let Object::Local(local) = object
@@ -263,6 +292,8 @@ impl Datapath for Ebpf {
                 failures.push(Failed { op, error });
             }
         }
+        // On an error, the next call begins from the pins.
+        state.settle()?;
         self.state = Some(state);
         Ok(failures)
     }
@@ -288,7 +319,11 @@ impl Datapath for Ebpf {
     fn inspect(&self) -> serde_json::Value {
         let entries = self.state.as_ref().map(|state| {
             let kernel = state.kernel();
+            let [groups, sets, rules] = kernel.policies.sizes();
             serde_json::json!({
+                maps::GROUPS: groups,
+                maps::RULE_SETS: sets,
+                maps::RULES: rules,
                 maps::PORTS: kernel.ports.len(),
                 maps::SEGMENTS: kernel.segments.len(),
                 maps::FLOOD: kernel.flood.len(),
@@ -313,6 +348,7 @@ impl Datapath for Ebpf {
             "uplink": self.options.uplink,
             "entries": entries,
             "drops": drops,
+            "rules": self.rules_decided(),
             "writes": self.writes(),
         })
     }

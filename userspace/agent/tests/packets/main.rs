@@ -12,6 +12,7 @@ mod from_pod;
 mod from_uplink;
 mod malformed;
 mod node;
+mod policy;
 mod restart;
 mod run;
 mod traffic;

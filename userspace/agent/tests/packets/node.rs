@@ -34,7 +34,7 @@ pub(crate) fn network(id: &str, encap: Encap) -> Network {
 }
 
 /// An endpoint by its number: 10.1.1.`n`, fd00::`n`, and the address that netmaster would give it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Who(pub(crate) u8);
 
 impl Who {

@@ -2,10 +2,14 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use contiv_abi::{Address, FdbEntry, FdbKey, NeighEntry, NeighKey, Port, Segment, SegmentEntry, Vtep};
-use contiv_model::{global::ArpMode, group::GroupNumber, tag::Encap};
+use contiv_abi::{
+    Address, FdbEntry, FdbKey, NeighEntry, NeighKey, Port, Segment, SegmentEntry, Vtep,
+    policy::{self, GROUP_NUMBERS},
+};
+use contiv_model::{global::ArpMode, group::GroupNumber, name::RuleId, tag::Encap};
 
-use crate::datapath::{Local, Network, Object, Peer, Remote};
+use super::policy::Wanted;
+use crate::datapath::{Group, Local, Network, Object, Peer, Remote};
 
 /// One thing in the kernel, whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,6 +74,10 @@ pub(super) enum Refused {
     NoVtep,
     #[error("no interface {0}")]
     NoInterface(String),
+    #[error("rule {rule}: group {number} has no room in the table of groups ({GROUP_NUMBERS})")]
+    PeerNumber { rule: RuleId, number: GroupNumber },
+    #[error("a number below {GROUP_NUMBERS} is needed")]
+    GroupNumber,
     #[error("there is no program for it yet")]
     Unsupported,
 }
@@ -91,6 +99,37 @@ pub(super) fn encode(
             Ok(encode_local(local, index))
         }
     }
+}
+
+/// The number of a group as programs have it.
+pub(super) fn number_of(group: GroupNumber) -> Option<u16> {
+    u16::try_from(group.get()).ok().filter(|number| usize::from(*number) < GROUP_NUMBERS)
+}
+
+/// The group of an endpoint as programs have it: rules about one without a number there are refused, and nothing else
+/// asks.
+fn group_of(group: Option<GroupNumber>) -> u32 {
+    group.and_then(number_of).map_or(0, u32::from)
+}
+
+/// A group as programs have it. What nobody can count to in bytes is no limit to a burst.
+pub(super) fn wanted(group: &Group) -> Result<Wanted<'_>, Refused> {
+    let number = number_of(group.number).ok_or(Refused::GroupNumber)?;
+    for rule in group.rules.iter() {
+        if let Some(number) = rule.peer.group
+            && number_of(number).is_none()
+        {
+            return Err(Refused::PeerNumber { rule: rule.id.clone(), number });
+        }
+    }
+    let rate = group.rate;
+    let entry = policy::Group {
+        sets: [0; 2],
+        rate: rate.map_or(0, |rate| rate.bits_per_second),
+        burst: rate.map_or(0, |rate| u32::try_from(rate.burst_bytes).unwrap_or(u32::MAX)),
+        dscp: group.dscp.map_or(0, |dscp| dscp.get().into()),
+    };
+    Ok(Wanted { number, group: entry, rules: &group.rules })
 }
 
 pub(super) fn segment_of(encap: Encap) -> Segment {
@@ -124,11 +163,11 @@ fn encode_remote(remote: &Remote) -> Result<Vec<Entry>, Refused> {
     let mut entries = vec![];
     if segment.vni().is_some() {
         let vtep = vtep(remote.vtep.ok_or(Refused::NoVtep)?)?;
-        entries.push(Entry::Fdb(FdbKey::new(segment, remote.mac.0), FdbEntry { ifindex: 0, vtep }));
+        entries.push(Entry::Fdb(FdbKey::new(segment, remote.mac.0), FdbEntry { ifindex: 0, vtep, group: 0 }));
     }
     entries.extend(neighbours(
         segment,
-        NeighEntry { mac: remote.mac.0, flags: 0, ifindex: 0, group: number(remote.group) },
+        NeighEntry { mac: remote.mac.0, flags: 0, ifindex: 0, group: group_of(remote.group) },
         remote.ip,
         remote.ip6,
     ));
@@ -138,7 +177,7 @@ fn encode_remote(remote: &Remote) -> Result<Vec<Entry>, Refused> {
 fn encode_local(local: &Local, ifindex: u32) -> Vec<Entry> {
     let segment = segment_of(local.encap);
     let mac = local.mac.0;
-    let group = number(local.group);
+    let group = group_of(local.group);
     let port = Port {
         segment,
         mac,
@@ -151,7 +190,7 @@ fn encode_local(local: &Local, ifindex: u32) -> Vec<Entry> {
     };
     let mut entries = vec![
         Entry::Port { ifindex, port },
-        Entry::Fdb(FdbKey::new(segment, mac), FdbEntry { ifindex, vtep: [0; 4] }),
+        Entry::Fdb(FdbKey::new(segment, mac), FdbEntry { ifindex, vtep: [0; 4], group }),
     ];
     let owner = NeighEntry { mac, flags: 0, ifindex, group };
     entries.extend(neighbours(segment, owner, local.ip, local.ip6));
@@ -167,11 +206,6 @@ fn neighbours(
 ) -> impl Iterator<Item = Entry> {
     let addresses = [Some(IpAddr::V4(ip)), ip6.map(IpAddr::V6)].into_iter().flatten();
     addresses.map(move |ip| Entry::Neigh(NeighKey { segment, ip: Address::from(ip) }, owner))
-}
-
-/// Zero for an endpoint without a group.
-fn number(group: Option<GroupNumber>) -> u32 {
-    group.map_or(0, GroupNumber::get)
 }
 
 fn vtep(address: IpAddr) -> Result<Vtep, Refused> {
@@ -236,7 +270,7 @@ mod tests {
             group: None,
         };
         let entries = encode(&Object::Remote(remote.clone()), &DEVICES, |_| None).unwrap();
-        let place = FdbEntry { ifindex: 0, vtep: [192, 0, 2, 2] };
+        let place = FdbEntry { ifindex: 0, vtep: [192, 0, 2, 2], group: 0 };
         assert!(matches!(&entries[0], Entry::Fdb(_, entry) if *entry == place));
 
         remote.vtep = None;

@@ -9,15 +9,20 @@ use contiv_abi::{
     DropCount, DropReason, FdbEntry, FdbKey, FloodKey, NeighEntry, NeighKey, Node, Port, Segment,
     SegmentEntry, Timeouts, Vtep,
     maps::{
-        ALL, BUILD, BUILD_LEN, DROPS, FDB, FDB_CAPACITY, FLOOD, FLOOD_CAPACITY, NEIGH, NEIGH_CAPACITY, NODE,
-        PEERS, PEERS_CAPACITY, PORTS, PORTS_CAPACITY, SEGMENTS, SEGMENTS_CAPACITY, VTEPS,
+        ALL, BUILD, BUILD_LEN, DROPS, FDB, FDB_CAPACITY, FLOOD, FLOOD_CAPACITY, GROUPS, METERS,
+        METERS_CAPACITY, NEIGH, NEIGH_CAPACITY, NODE, PEERS, PEERS_CAPACITY, PORTS, PORTS_CAPACITY,
+        RULE_COUNTS, RULE_SETS, RULE_SETS_CAPACITY, RULES, RULES_CAPACITY, SEGMENTS, SEGMENTS_CAPACITY,
+        VTEPS,
     },
+    policy::{Meter, MeterKey},
 };
 
 use super::{
+    batch::BatchMap,
     failure::failed,
     hook::{Hooks, Role},
     pins::Pins,
+    policy::Policies,
     table::{Table, Writes},
 };
 use crate::datapath::Error;
@@ -33,6 +38,8 @@ pub(super) struct Kernel {
     pub(super) fdb: Table<FdbKey, FdbEntry>,
     pub(super) neigh: Table<NeighKey, NeighEntry>,
     pub(super) peers: Table<Vtep, u32>,
+    pub(super) policies: Policies,
+    pub(super) meters: BatchMap<MeterKey, Meter>,
     vteps: Array<MapData, Vtep>,
     node: Array<MapData, Node>,
     drops: PerCpuArray<MapData, DropCount>,
@@ -58,6 +65,8 @@ impl Kernel {
             fdb: Table::new(FDB, FDB_CAPACITY, open_map(pins, FDB)?, writes.clone()),
             neigh: Table::new(NEIGH, NEIGH_CAPACITY, open_map(pins, NEIGH)?, writes.clone()),
             peers: Table::new(PEERS, PEERS_CAPACITY, open_map(pins, PEERS)?, writes.clone()),
+            policies: open_policies(pins, writes)?,
+            meters: BatchMap::new(METERS, METERS_CAPACITY, open_data(pins, METERS)?, writes.clone())?,
             vteps: open_map(pins, VTEPS)?,
             node: open_map(pins, NODE)?,
             drops: open_map(pins, DROPS)?,
@@ -88,7 +97,8 @@ impl Kernel {
         self.flood.read()?;
         self.fdb.read()?;
         self.neigh.read()?;
-        self.peers.read()
+        self.peers.read()?;
+        self.policies.read()
     }
 
     /// The list of peers that flooding walks.
@@ -197,6 +207,18 @@ fn open_program(pins: &Pins, role: Role) -> Result<SchedClassifier, Error> {
     let path = pins.program(role.program());
     SchedClassifier::from_pin(&path)
         .map_err(|error| failed(format!("open the program {}", path.display()), error))
+}
+
+fn open_policies(pins: &Pins, writes: &Writes) -> Result<Policies, Error> {
+    let sets = BatchMap::new(RULE_SETS, RULE_SETS_CAPACITY, open_data(pins, RULE_SETS)?, writes.clone())?;
+    let rules = BatchMap::new(RULES, RULES_CAPACITY, open_data(pins, RULES)?, writes.clone())?;
+    let counts = open_map(pins, RULE_COUNTS)?;
+    Policies::new(&open_data(pins, GROUPS)?, sets, rules, counts, writes.clone())
+}
+
+fn open_data(pins: &Pins, name: &str) -> Result<MapData, Error> {
+    let path = pins.map(name);
+    MapData::from_pin(&path).map_err(|error| failed(format!("open the map {}", path.display()), error))
 }
 
 /// A pinned map as a map of `T`'s kind, key and value.

@@ -2,16 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use contiv_abi::{FloodKey, Port, Segment, SegmentEntry, Vtep};
+use contiv_abi::{FloodKey, Port, Segment, SegmentEntry, Vtep, policy::MeterKey};
 
 use super::{
-    encode::{Entry, EntryKey},
+    encode::{self, Entry, EntryKey},
     failure::failed,
     hook::{Hooks, Role},
     kernel::Kernel,
     roster::{Roster, Step},
 };
-use crate::datapath::{Error, ObjectId};
+use crate::datapath::{Error, Group, ObjectId};
 
 /// The kernel's tables, the lists inside them, and the owners of entries.
 pub(super) struct State {
@@ -81,6 +81,24 @@ impl State {
         complete
     }
 
+    /// Notes that an object stands for the group; true if it is as it should be.
+    pub(super) fn claim_group(&mut self, group: &Group) -> bool {
+        // What cannot be encoded now fails, and says why, when it is set.
+        encode::wanted(group).is_ok_and(|wanted| self.kernel.policies.claim(&wanted))
+    }
+
+    /// Makes the group be as it should be.
+    pub(super) fn set_group(&mut self, group: &Group) -> Result<(), Error> {
+        let wanted = encode::wanted(group)
+            .map_err(|refused| failed(format!("set group {}", group.number), refused))?;
+        self.kernel.policies.set(&wanted)
+    }
+
+    /// Removes what changes have left behind.
+    pub(super) fn settle(&mut self) -> Result<(), Error> {
+        self.kernel.policies.settle()
+    }
+
     fn holds(&self, entry: &Entry) -> bool {
         match entry {
             Entry::Peer(vtep) => self.peer_slot(vtep).is_some(),
@@ -124,6 +142,13 @@ impl State {
 
     /// Makes the object's entries be gone, the last written first.
     pub(super) fn delete(&mut self, id: &ObjectId) -> Result<(), Error> {
+        if let ObjectId::Group(number) = id {
+            // What has no number in the programs was never set.
+            if let Some(number) = encode::number_of(*number) {
+                self.kernel.policies.delete(number);
+            }
+            return Ok(());
+        }
         let keys = self.objects.get(id).cloned().unwrap_or_default();
         self.release(id, &keys)?;
         self.objects.remove(id);
@@ -176,6 +201,8 @@ impl State {
                 if let (Some(segment), Some(port)) = (self.seat(ifindex), self.kernel.ports.get(&ifindex)) {
                     self.leave_ports(segment, port.slot)?;
                 }
+                let meter = |direction| MeterKey { ifindex, direction };
+                self.kernel.meters.remove(&[meter(MeterKey::SENDS), meter(MeterKey::RECEIVES)])?;
                 self.kernel.ports.remove(&ifindex)
             }
             EntryKey::Fdb(key) => self.kernel.fdb.remove(&key),
@@ -273,7 +300,8 @@ impl State {
             + self.stray_slots().len()
             + self.stray_peer_slots().len()
             + self.stray_flood(&strays).len()
-            + self.stray_hooks()?.len())
+            + self.stray_hooks()?.len()
+            + self.kernel.policies.strays())
     }
 
     /// Removes what no object accounts for.
@@ -296,7 +324,7 @@ impl State {
         for key in self.stray_flood(&[]) {
             self.kernel.flood.remove(&key)?;
         }
-        Ok(())
+        self.kernel.policies.sweep()
     }
 
     /// Entries without an owner, in the order of making.

@@ -122,7 +122,7 @@ impl Site for EbpfSite {
             Damage::Litter => {
                 let mut fdb = HashMap::<_, FdbKey, FdbEntry>::try_from(self.map(maps::FDB)?)?;
                 let nobody = FdbKey::new(Segment::vxlan(77), [2, 0, 0, 0, 0, 77]);
-                fdb.insert(nobody, FdbEntry { ifindex: 0, vtep: [192, 168, 50, 77] }, 0)?;
+                fdb.insert(nobody, FdbEntry { ifindex: 0, vtep: [192, 168, 50, 77], group: 0 }, 0)?;
             }
         }
         Ok(())

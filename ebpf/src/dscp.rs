@@ -1,0 +1,61 @@
+//! The class that a group's packets are marked with (RFC 2474).
+
+use aya_ebpf::{
+    bindings::{__sk_buff, BPF_F_RECOMPUTE_CSUM},
+    programs::TcContext,
+};
+use contiv_abi::DropReason;
+
+use crate::{
+    frame::{self, ETHERNET, Ethernet},
+    policy,
+};
+
+/// The bits of the class in the TOS byte or traffic class; the others are those of ECN (RFC 3168).
+const ECN: u8 = 0x03;
+/// The place of the checksum in the header of IPv4.
+const CHECKSUM: usize = ETHERNET + 10;
+
+/// Marks a packet of IP with the class of the sender's group.
+#[inline(always)]
+pub(crate) fn mark(ctx: &TcContext, group: u32) -> Result<(), DropReason> {
+    if ctv_mark(ctx.skb.skb, group) == 0 { Ok(()) } else { Err(DropReason::RewriteFailed) }
+}
+
+/// A function of its own for the verifier; zero if it went well.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_mark(skb: *mut __sk_buff, group: u32) -> u32 {
+    let dscp = policy::group(group).map_or(0, |group| group.dscp);
+    if dscp == 0 {
+        return 0;
+    }
+    u32::from(rewrite(&TcContext::new(skb), (dscp << 2) as u8).is_err())
+}
+
+#[inline(always)]
+fn rewrite(ctx: &TcContext, dscp: u8) -> Result<(), DropReason> {
+    let ethernet = frame::load::<Ethernet>(ctx, 0)?;
+    let refused = |_| DropReason::RewriteFailed;
+    let [first, second] = match ethernet.kind {
+        frame::IPV4 | frame::IPV6 => frame::load::<[u8; 2]>(ctx, ETHERNET)?,
+        _ => return Ok(()),
+    };
+    if ethernet.kind == frame::IPV4 {
+        let marked = [first, dscp | second & ECN];
+        if marked[1] != second {
+            let (from, to) = (u16::from_ne_bytes([first, second]), u16::from_ne_bytes(marked));
+            ctx.l3_csum_replace(CHECKSUM, from.into(), to.into(), 2).map_err(refused)?;
+            ctx.store(ETHERNET, &marked, 0).map_err(refused)?;
+        }
+    } else {
+        // Four bits of the version, eight of the class, four of the label.
+        let before = u16::from_be_bytes([first, second]);
+        let class = dscp | (before >> 4) as u8 & ECN;
+        let after = before & 0xf00f | u16::from(class) << 4;
+        if after != before {
+            ctx.store(ETHERNET, &after.to_be_bytes(), BPF_F_RECOMPUTE_CSUM.into()).map_err(refused)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,115 @@
+//! The array of groups, which is mapped: a word of it is written in one step, without a call.
+
+use std::{
+    io,
+    os::fd::{AsFd as _, AsRawFd as _},
+    ptr::{self, NonNull},
+    sync::atomic::{AtomicU32, AtomicU64, Ordering},
+};
+
+use aya::maps::MapData;
+use contiv_abi::{
+    maps::GROUPS,
+    policy::{GROUP_NUMBERS, Group},
+};
+
+use crate::datapath::{
+    Error,
+    ebpf::{failure::failed, table::Writes},
+};
+
+/// [`Group`] as it lies in memory that programs read.
+#[repr(C)]
+struct Shared {
+    sets: [AtomicU32; 2],
+    rate: AtomicU64,
+    burst: AtomicU32,
+    dscp: AtomicU32,
+}
+const _: () = assert!(size_of::<Shared>() == size_of::<Group>() && align_of::<Shared>() == 8);
+
+/// `ctv_groups`.
+pub(super) struct Groups {
+    memory: NonNull<Shared>,
+    writes: Writes,
+}
+
+// SAFETY: the memory is the process's, not a thread's, and all access to it is atomic.
+unsafe impl Send for Groups {}
+// SAFETY: as above.
+unsafe impl Sync for Groups {}
+
+const BYTES: usize = GROUP_NUMBERS * size_of::<Shared>();
+
+impl Groups {
+    pub(super) fn new(map: &MapData, writes: Writes) -> Result<Groups, Error> {
+        let what = || format!("map the map {GROUPS} into memory");
+        let info = map.info().map_err(|error| failed(what(), error))?;
+        if info.value_size() as usize != size_of::<Shared>() || info.max_entries() as usize != GROUP_NUMBERS {
+            return Err(failed(what(), "it has another size than ours"));
+        }
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let fd = map.fd().as_fd().as_raw_fd();
+        // SAFETY: a new mapping where the kernel likes it; the map has so many bytes.
+        let address = unsafe { libc::mmap(ptr::null_mut(), BYTES, access, libc::MAP_SHARED, fd, 0) };
+        if address == libc::MAP_FAILED {
+            return Err(failed(what(), io::Error::last_os_error()));
+        }
+        let memory = NonNull::new(address.cast()).ok_or_else(|| failed(what(), "it lies nowhere"))?;
+        Ok(Groups { memory, writes })
+    }
+
+    fn all(&self) -> &[Shared] {
+        // SAFETY: the mapping has so many, is aligned to a page, and lives as long as `self`; every bit pattern
+        // is valid, and all access is atomic.
+        unsafe { std::slice::from_raw_parts(self.memory.as_ptr(), GROUP_NUMBERS) }
+    }
+
+    /// The groups that are not all zero.
+    pub(super) fn read(&self) -> impl Iterator<Item = (u16, Group)> {
+        let groups = self.all().iter().enumerate().map(|(number, group)| (number as u16, group.load()));
+        groups.filter(|(_, group)| *group != Group::default())
+    }
+
+    pub(super) fn get(&self, number: u16) -> Group {
+        self.all().get(usize::from(number)).map_or(Group::default(), Shared::load)
+    }
+
+    /// Writes what is not so yet.
+    pub(super) fn set(&self, number: u16, group: Group) {
+        if self.get(number) != group
+            && let Some(shared) = self.all().get(usize::from(number))
+        {
+            self.writes.count();
+            shared.store(group);
+        }
+    }
+}
+
+impl Shared {
+    fn load(&self) -> Group {
+        Group {
+            sets: self.sets.each_ref().map(|set| set.load(Ordering::Acquire)),
+            rate: self.rate.load(Ordering::Relaxed),
+            burst: self.burst.load(Ordering::Relaxed),
+            dscp: self.dscp.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Each field in one step; the sets last.
+    fn store(&self, group: Group) {
+        self.burst.store(group.burst, Ordering::Relaxed);
+        self.rate.store(group.rate, Ordering::Relaxed);
+        self.dscp.store(group.dscp, Ordering::Relaxed);
+        for (shared, set) in self.sets.iter().zip(group.sets) {
+            shared.store(set, Ordering::Release);
+        }
+    }
+}
+
+impl Drop for Groups {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping, which nobody has a reference into any more. A failure leaves it mapped.
+        unsafe { libc::munmap(self.memory.as_ptr().cast(), BYTES) };
+    }
+}

@@ -1,0 +1,334 @@
+//! Rules, classes and rates of groups, frame by frame.
+
+use std::{net::IpAddr, sync::Arc};
+
+use anyhow::Result;
+use contiv_abi::{
+    DropReason,
+    maps::{FROM_POD, FROM_UPLINK},
+};
+use contiv_model::{
+    group::{Dscp, GroupNumber, Rate},
+    policy::{Action, Direction, Peer, Priority, Rule, TCP, UDP},
+};
+use ipnet::IpNet;
+use netplugin::datapath::{Group, Object, ObjectId, Op};
+use testkit::{
+    needs,
+    packet::{BROADCAST, Packet, verify},
+};
+
+use crate::{
+    node::{Node, Pod, Who, network, vlan, vtep, vxlan},
+    run::{Code, Outcome, run},
+};
+
+mod oracle;
+
+const CLIENT: Who = Who(1);
+const SERVER: Who = Who(2);
+const FAR: Who = Who(3);
+
+pub(crate) fn number(n: u32) -> GroupNumber {
+    GroupNumber::try_from(n).unwrap()
+}
+
+fn rule(id: &str, direction: Direction, action: Action, priority: u8) -> Rule {
+    Rule {
+        id: id.into(),
+        direction,
+        peer: Peer::default(),
+        own: None,
+        protocol: None,
+        port: None,
+        action,
+        priority: Priority::try_from(priority).unwrap(),
+    }
+}
+
+pub(crate) fn group(n: u32, rules: Vec<Rule>) -> Group {
+    Group { number: number(n), dscp: None, rate: None, rules: Arc::from(rules) }
+}
+
+/// A client in group 1 and a server in group 2 on one node, and an endpoint of group 3 on another.
+struct Rig {
+    node: Node,
+    client: Pod,
+    server: Pod,
+}
+
+impl Rig {
+    fn new(label: &str) -> Result<Rig> {
+        let mut node = Node::new(label)?;
+        let n1 = network("n1.t", vxlan(10_001));
+        let far = netplugin::datapath::Remote { group: Some(number(3)), ..FAR.remote(&n1, Some(vtep(2))) };
+        node.want_network(&n1).want_peer(2).want(Object::Remote(far));
+        let client = pod(&mut node, &n1, CLIENT, 1)?;
+        let server = pod(&mut node, &n1, SERVER, 2)?;
+        node.converge()?;
+        Ok(Rig { node, client, server })
+    }
+
+    fn set(&mut self, group: Group) -> Result<()> {
+        self.node.want(Object::Group(group.clone()));
+        let failed = self.node.apply(&[Op::Set(Object::Group(group))])?;
+        anyhow::ensure!(failed.is_empty(), "{failed:?}");
+        Ok(())
+    }
+
+    fn send(&self, packet: &Packet) -> Result<Outcome> {
+        run(&self.node, FROM_POD, &self.client.local.port, &packet.build())
+    }
+
+    fn answer(&self, packet: &Packet) -> Result<Outcome> {
+        run(&self.node, FROM_POD, &self.server.local.port, &packet.build())
+    }
+
+    fn packets(&self, id: &str) -> Result<u64> {
+        let counts = self.node.datapath.rule_counts()?;
+        Ok(counts.iter().find(|(name, _)| name.as_str() == id).map_or(0, |(_, count)| count.packets))
+    }
+}
+
+/// A pod of a group.
+fn pod(node: &mut Node, network: &netplugin::datapath::Network, who: Who, group: u32) -> Result<Pod> {
+    let mut pod = node.pod(network, who)?;
+    pod.local.group = Some(number(group));
+    node.want(Object::Local(pod.local.clone()));
+    Ok(pod)
+}
+
+fn to(who: Who) -> Packet {
+    Packet::eth(who.mac(), CLIENT.mac()).ipv4(CLIENT.ip(), who.ip())
+}
+
+fn to6(who: Who) -> Packet {
+    Packet::eth(who.mac(), CLIENT.mac()).ipv6(CLIENT.ip6(), who.ip6())
+}
+
+fn back() -> Packet {
+    Packet::eth(CLIENT.mac(), SERVER.mac()).ipv4(SERVER.ip(), CLIENT.ip())
+}
+
+#[track_caller]
+fn passes(outcome: &Outcome) {
+    assert_eq!((outcome.code, &outcome.dropped[..]), (Code::Redirect, &[][..]));
+}
+
+#[test]
+fn a_rule_stops_what_it_is_about_and_is_counted() -> Result<()> {
+    needs!(root());
+    let mut rig = Rig::new("pol-stop")?;
+    let deny = Rule { protocol: Some(TCP), port: Some(80), ..rule("deny", Direction::In, Action::Deny, 10) };
+    rig.set(group(2, vec![deny]))?;
+    for ip in [to(SERVER), to6(SERVER)] {
+        rig.send(&ip.clone().tcp(4000, 80, 2))?.assert_dropped(DropReason::Policy);
+        passes(&rig.send(&ip.clone().tcp(4000, 81, 2))?);
+        passes(&rig.send(&ip.udp(4000, 80))?);
+    }
+    assert_eq!(rig.packets("deny")?, 2);
+    // The way there is not the way back.
+    passes(&rig.answer(&back().tcp(4001, 80, 2))?);
+    Ok(())
+}
+
+#[test]
+fn of_rules_that_match_the_most_urgent_decides() -> Result<()> {
+    needs!(root());
+    let mut rig = Rig::new("pol-urgent")?;
+    let from = |subnet: &str| Peer { group: None, subnet: Some(subnet.parse::<IpNet>().unwrap()) };
+    let all = rule("all", Direction::In, Action::Deny, 1);
+    let some = Rule { peer: from("10.1.0.0/16"), ..rule("some", Direction::In, Action::Allow, 2) };
+    let group_1 = Peer { group: Some(number(1)), subnet: None };
+    let few = Rule {
+        peer: group_1,
+        port: Some(80),
+        protocol: Some(TCP),
+        ..rule("few", Direction::In, Action::Deny, 3)
+    };
+    rig.set(group(2, vec![all, few, some]))?;
+    passes(&rig.send(&to(SERVER).tcp(4000, 81, 2))?);
+    rig.send(&to(SERVER).tcp(4000, 80, 2))?.assert_dropped(DropReason::Policy);
+    rig.send(&to6(SERVER).tcp(4000, 81, 2))?.assert_dropped(DropReason::Policy);
+    assert_eq!((rig.packets("all")?, rig.packets("few")?, rig.packets("some")?), (1, 1, 1));
+    Ok(())
+}
+
+#[test]
+fn the_senders_rules_are_asked_where_it_lives() -> Result<()> {
+    needs!(root());
+    let mut rig = Rig::new("pol-out")?;
+    let peer = Peer { group: Some(number(3)), subnet: None };
+    rig.set(group(1, vec![Rule { peer, ..rule("far", Direction::Out, Action::Deny, 1) }]))?;
+    rig.send(&to(FAR).udp(4000, 53))?.assert_dropped(DropReason::Policy);
+    passes(&rig.send(&to(SERVER).udp(4000, 53))?);
+    Ok(())
+}
+
+#[test]
+fn answers_pass_and_a_change_reaches_what_is_established() -> Result<()> {
+    needs!(root());
+    let mut rig = Rig::new("pol-change")?;
+    let all = || rule("all", Direction::In, Action::Deny, 1);
+    let web = || Rule { protocol: Some(TCP), port: Some(80), ..rule("web", Direction::In, Action::Allow, 2) };
+    rig.set(group(1, vec![all()]))?;
+    rig.set(group(2, vec![all(), web()]))?;
+    passes(&rig.send(&to(SERVER).tcp(4000, 80, 2))?);
+    // Nobody may begin anything with group 1, but this was begun by it.
+    passes(&rig.answer(&back().tcp(80, 4000, 0x12))?);
+    passes(&rig.send(&to(SERVER).tcp(4000, 80, 0x10))?);
+    assert_eq!(rig.packets("web")?, 1);
+    rig.answer(&back().tcp(80, 4001, 0x12))?.assert_dropped(DropReason::Policy);
+
+    rig.set(group(2, vec![all()]))?;
+    rig.send(&to(SERVER).tcp(4000, 80, 0x10))?.assert_dropped(DropReason::Policy);
+    rig.answer(&back().tcp(80, 4000, 0x10))?.assert_dropped(DropReason::Policy);
+    // And back: it was never forgotten.
+    rig.set(group(2, vec![all(), web()]))?;
+    passes(&rig.answer(&back().tcp(80, 4000, 0x10))?);
+    passes(&rig.send(&to(SERVER).tcp(4000, 80, 0x10))?);
+    Ok(())
+}
+
+#[test]
+fn a_group_that_goes_leaves_nothing_behind() -> Result<()> {
+    needs!(root());
+    let mut rig = Rig::new("pol-gone")?;
+    let peer = |n: u8| Peer { group: None, subnet: Some(IpNet::new(Who(n).ip().into(), 32).unwrap()) };
+    let rules =
+        (1..100).map(|n| Rule { peer: peer(n), ..rule(&format!("r{n}"), Direction::In, Action::Deny, 1) });
+    rig.set(group(2, rules.collect()))?;
+    rig.send(&to(SERVER).udp(4000, 53))?.assert_dropped(DropReason::Policy);
+    let id = ObjectId::Group(number(2));
+    rig.node.desired.remove(&id);
+    assert!(rig.node.apply(&[Op::Delete(id)])?.is_empty());
+    passes(&rig.send(&to(SERVER).udp(4000, 53))?);
+    assert_eq!(rig.node.observe()?.strays, 0);
+    let inside = netplugin::datapath::Datapath::inspect(&rig.node.datapath);
+    assert_eq!(inside["entries"]["ctv_rules"], 0);
+    assert_eq!(inside["rules"], serde_json::json!({}));
+    Ok(())
+}
+
+#[test]
+fn a_restart_finds_the_rules_as_they_are_and_mends_them_when_they_are_not() -> Result<()> {
+    needs!(root());
+    let mut rig = Rig::new("pol-restart")?;
+    let own = Some(IpNet::new(SERVER.ip().into(), 32).unwrap());
+    let subnet = Some("10.1.1.0/24".parse().unwrap());
+    let rules = || {
+        vec![
+            Rule { own, ..rule("own", Direction::In, Action::Deny, 5) },
+            Rule { peer: Peer { group: None, subnet }, ..rule("net", Direction::In, Action::Allow, 4) },
+            rule("out", Direction::Out, Action::Allow, 4),
+        ]
+    };
+    let whole = Group { dscp: Some(Dscp::try_from(46).unwrap()), ..group(2, rules()) };
+    rig.set(whole.clone())?;
+    rig.send(&to(SERVER).udp(4000, 53))?.assert_dropped(DropReason::Policy);
+
+    rig.node.restart();
+    rig.node.converge()?;
+    assert_eq!(netplugin::datapath::Datapath::writes(&rig.node.datapath), 0);
+    assert_eq!(rig.packets("own")?, 1, "the count is still the rule's");
+    rig.send(&to(SERVER).udp(4001, 53))?.assert_dropped(DropReason::Policy);
+    assert_eq!(rig.packets("own")?, 2);
+
+    // Somebody removes a rule behind our back.
+    let map = aya::maps::MapData::from_pin(rig.node.datapath.maps_directory().join("ctv_rules"))?;
+    let mut entries: aya::maps::HashMap<_, contiv_abi::policy::RuleKey, contiv_abi::policy::RuleEntry> =
+        aya::maps::HashMap::try_from(aya::maps::Map::HashMap(map))?;
+    let keys = entries.keys().collect::<Result<Vec<_>, _>>()?;
+    let key = keys.iter().find(|key| key.shape != contiv_abi::policy::shape::OWN).unwrap();
+    entries.remove(key)?;
+    assert!(!rig.node.observe()?.same.contains(&ObjectId::Group(number(2))));
+    rig.node.converge()?;
+    rig.send(&to(SERVER).udp(4002, 53))?.assert_dropped(DropReason::Policy);
+    Ok(())
+}
+
+#[test]
+fn a_packet_for_one_does_not_go_past_the_rules_in_a_frame_for_many() -> Result<()> {
+    needs!(root());
+    let rig = Rig::new("pol-many")?;
+    for to_all in [
+        Packet::eth(BROADCAST, CLIENT.mac()).ipv4(CLIENT.ip(), SERVER.ip()).udp(4000, 53),
+        Packet::eth(BROADCAST, CLIENT.mac()).ipv6(CLIENT.ip6(), SERVER.ip6()).udp(4000, 53),
+    ] {
+        rig.send(&to_all)?.assert_dropped(DropReason::ForOneOnly);
+    }
+    let to_all = Packet::eth(BROADCAST, CLIENT.mac()).ipv4(CLIENT.ip(), [255, 255, 255, 255]).udp(68, 67);
+    rig.send(&to_all)?.assert_flooded();
+    Ok(())
+}
+
+#[test]
+fn packets_are_marked_with_the_class_of_their_group() -> Result<()> {
+    needs!(root());
+    let mut rig = Rig::new("pol-dscp")?;
+    rig.set(Group { dscp: Some(Dscp::try_from(46).unwrap()), ..group(1, vec![]) })?;
+    for who in [SERVER, FAR] {
+        // ECN is the connection's own affair.
+        for (before, after) in [(0x00, 0xb8), (0x03, 0xbb), (0x28, 0xb8)] {
+            for ip in [to(who), to6(who)] {
+                let sent = ip.udp(4000, 53).payload(b"query");
+                let outcome = rig.send(&sent.clone().tos(before))?;
+                outcome.assert_sent_on(&sent.tos(after).build());
+                verify(&outcome.bytes).unwrap();
+            }
+        }
+    }
+    // Only what the group sends.
+    let sent = back().udp(53, 4000).build();
+    rig.answer(&back().udp(53, 4000))?.assert_sent_on(&sent);
+    Ok(())
+}
+
+#[test]
+fn a_pod_sends_and_is_sent_no_more_than_its_burst_at_once() -> Result<()> {
+    needs!(root());
+    let mut rig = Rig::new("pol-rate")?;
+    let frame = to(SERVER).udp(4000, 53).payload(&[0; 958]);
+    assert_eq!(frame.build().len(), 1000);
+    // So slow that the time between two packets counts for nothing: a byte takes 8 seconds.
+    let rate = Some(Rate { bits_per_second: 1, burst_bytes: 4000 });
+    for limited in [1, 2] {
+        rig.set(Group { rate, ..group(limited, vec![]) })?;
+        // What is in the bucket lets a packet through, so one more than it holds.
+        for _ in 0..5 {
+            passes(&rig.send(&frame)?);
+        }
+        rig.send(&frame)?.assert_dropped(DropReason::RateLimit);
+        rig.set(group(limited, vec![]))?;
+        passes(&rig.send(&frame)?);
+    }
+    Ok(())
+}
+
+#[test]
+fn rules_hold_for_what_comes_from_the_wire() -> Result<()> {
+    needs!(root());
+    let mut node = Node::with("pol-wire", |options| options.uplink = Some("trunk".into()))?;
+    let outside = testkit::Netns::new("pol-wire-out")?;
+    node.ns.veth("trunk", &outside, "wire")?;
+    node.ns.up("trunk")?;
+    let n1 = network("n1.t", vlan(100));
+    node.want_network(&n1);
+    let server = pod(&mut node, &n1, SERVER, 2)?;
+    let subnet = Some("192.0.2.0/25".parse().unwrap());
+    let deny = Rule { peer: Peer { group: None, subnet }, ..rule("deny", Direction::In, Action::Deny, 1) };
+    node.want(Object::Group(group(2, vec![Rule { protocol: Some(UDP), ..deny }])));
+    node.converge()?;
+    let from = |ip: [u8; 4]| {
+        let frame = Packet::eth(server.who.mac(), [2, 0, 0, 0, 0, 9]).vlan(100).ipv4(ip, SERVER.ip());
+        run(&node, FROM_UPLINK, "trunk", &frame.udp(4000, 53).build())
+    };
+    from([192, 0, 2, 1])?.assert_dropped(DropReason::Policy);
+    passes(&from([192, 0, 2, 129])?);
+    Ok(())
+}
+
+/// As the oracle takes it.
+pub(crate) fn address(who: Who, ip6: bool) -> IpAddr {
+    if ip6 { who.ip6().into() } else { who.ip().into() }
+}

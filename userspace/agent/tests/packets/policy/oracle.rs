@@ -1,0 +1,178 @@
+//! Random rules and packets: the programs decide what the oracle decides.
+
+use std::{
+    cell::{Cell, RefCell},
+    net::IpAddr,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
+use contiv_abi::{DropReason, maps::FROM_POD};
+use contiv_model::policy::{self, Connection, ICMP, ICMPV6, Side};
+use netplugin::datapath::Op;
+use proptest::{
+    prelude::*,
+    test_runner::{Config, TestCaseError, TestRunner},
+};
+use testkit::{needs, packet::Packet};
+
+use super::*;
+
+/// Configurations; each is asked about [`PACKETS`].
+const CONFIGURATIONS: u32 = 200;
+const PACKETS: usize = 100;
+const SCTP: u8 = 132;
+
+/// A prefix of an address near those of the pods.
+fn prefix() -> impl Strategy<Value = IpNet> {
+    (any::<bool>(), 0..4_u8, 0..=128_u8).prop_map(|(ip6, near, length)| {
+        if ip6 {
+            IpNet::new(Who(near).ip6().into(), length)
+        } else {
+            IpNet::new(Who(near).ip().into(), length % 33)
+        }
+        .unwrap()
+        .trunc()
+    })
+}
+
+prop_compose! {
+    fn any_rule()(
+        id in 0..50_u32,
+        out in any::<bool>(),
+        group in prop::option::of((1..4_u32).prop_map(number)),
+        subnet in prop::option::of(prefix()),
+        own in prop::option::weighted(0.2, prefix()),
+        protocol in prop::option::of(prop::sample::select(vec![ICMP, TCP, UDP, ICMPV6, SCTP])),
+        port in prop::option::of(prop::sample::select(vec![53_u16, 80])),
+        deny in any::<bool>(),
+        priority in 1..4_u8,
+    ) -> Rule {
+        let direction = if out { Direction::Out } else { Direction::In };
+        let action = if deny { Action::Deny } else { Action::Allow };
+        Rule {
+            peer: Peer { group, subnet },
+            own,
+            protocol,
+            port: port.filter(|_| [Some(TCP), Some(UDP)].contains(&protocol)),
+            ..rule(&format!("{out}{id}{deny}{priority}"), direction, action, priority)
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Sent {
+    to: Who,
+    ip6: bool,
+    protocol: u8,
+    port: u16,
+}
+
+prop_compose! {
+    fn sent()(
+        to in prop::sample::select(vec![SERVER, FAR, Who(77)]),
+        ip6 in any::<bool>(),
+        protocol in prop::sample::select(vec![ICMP, TCP, UDP, SCTP, 47]),
+        port in prop::sample::select(vec![53_u16, 80, 443]),
+    ) -> Sent {
+        let protocol = if protocol == ICMP && ip6 { ICMPV6 } else { protocol };
+        Sent { to, ip6, protocol, port }
+    }
+}
+
+impl Sent {
+    /// `n` makes it a connection of its own.
+    fn packet(self, n: u16) -> Packet {
+        let ip = if self.ip6 { to6(self.to) } else { to(self.to) };
+        match self.protocol {
+            TCP => ip.tcp(n, self.port, 2),
+            UDP => ip.udp(n, self.port),
+            ICMP => ip.icmp_echo_request(n, 1),
+            ICMPV6 => ip.icmpv6_echo_request(n, 1),
+            SCTP => {
+                let [source, port] = [n.to_be_bytes(), self.port.to_be_bytes()];
+                ip.protocol(SCTP).payload(&[&source[..], &port, &[0; 8]].concat())
+            }
+            other => ip.protocol(other).payload(&[0; 8]),
+        }
+    }
+
+    /// What the oracle lets through here: the rules of the far endpoint are asked where it lives.
+    fn passes(self, client: &[Rule], server: &[Rule]) -> bool {
+        let at = |who| address(who, self.ip6);
+        let destination: IpAddr = at(self.to);
+        let destination = match self.to {
+            SERVER => Side { group: Some(number(2)), rules: server, ..Side::outside(destination) },
+            FAR => Side { group: Some(number(3)), ..Side::outside(destination) },
+            _ => Side::outside(destination),
+        };
+        let source = Side { group: Some(number(1)), rules: client, ..Side::outside(at(CLIENT)) };
+        let port = [TCP, UDP].contains(&self.protocol).then_some(self.port);
+        let packet = policy::Packet { protocol: self.protocol, port };
+        policy::decide(&Connection { source, destination, packet }).action == Action::Allow
+    }
+}
+
+/// The client's program, and how many packets rules have stopped.
+struct Gate<'a> {
+    rig: &'a Rig,
+    program: SchedClassifier,
+    context: [u8; 192],
+}
+
+impl Gate<'_> {
+    fn passes(&self, packet: &Packet) -> Result<bool> {
+        let mut out = vec![0; 2048];
+        let options = TestRunOptions {
+            data_in: Some(&packet.build()),
+            data_out: Some(&mut out),
+            ctx_in: Some(&self.context),
+            ..TestRunOptions::new()
+        };
+        let before = self.stopped()?;
+        self.program.test_run(options)?;
+        Ok(self.stopped()? == before)
+    }
+
+    fn stopped(&self) -> Result<u64> {
+        Ok(self.rig.node.drops()?.get(&DropReason::Policy).copied().unwrap_or(0))
+    }
+}
+
+#[test]
+fn programs_decide_as_the_oracle_does() -> Result<()> {
+    needs!(root());
+    let rig = RefCell::new(Rig::new("pol-oracle")?);
+    let ifindex = rig.borrow().node.ifindex(&rig.borrow().client.local.port)?;
+    let mut runner = TestRunner::new(Config { cases: CONFIGURATIONS, ..Config::default() });
+    let rules = || prop::collection::vec(any_rule(), 0..25);
+    let strategy = (rules(), rules(), prop::collection::vec(sent(), PACKETS));
+    // Ports that make each packet a connection of its own, and one that has not been seen for long.
+    let port = Cell::new(0_u16);
+    let outcome = runner.run(&strategy, |(client, server, packets)| {
+        let check = || -> Result<Option<Sent>> {
+            let mut rig = rig.borrow_mut();
+            for group in [group(1, client.clone()), group(2, server.clone())] {
+                let failed = rig.node.apply(&[Op::Set(Object::Group(group))])?;
+                ensure!(failed.is_empty(), "{failed:?}");
+            }
+            let program = SchedClassifier::from_pin(rig.node.pin(FROM_POD)).context("open the program")?;
+            let mut context = [0; 192];
+            context[40..44].copy_from_slice(&ifindex.to_ne_bytes());
+            let gate = Gate { rig: &rig, program, context };
+            for sent in &packets {
+                port.set(port.get().wrapping_add(1).max(1024));
+                if gate.passes(&sent.packet(port.get()))? != sent.passes(&client, &server) {
+                    return Ok(Some(*sent));
+                }
+            }
+            Ok(None)
+        };
+        match check() {
+            Ok(None) => Ok(()),
+            Ok(Some(sent)) => Err(TestCaseError::fail(format!("{sent:?}"))),
+            Err(error) => Err(TestCaseError::fail(format!("{error:#}"))),
+        }
+    });
+    outcome.map_err(|error| anyhow::anyhow!("{error}"))
+}
