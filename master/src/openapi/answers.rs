@@ -6,7 +6,7 @@ const TEXT: &str = "text/plain; charset=utf-8";
 const PROBLEM: &str = "application/problem+json";
 
 /// Statuses of problems, what they mean, and whether clients that did not ask for problems see them too.
-const FAILURES: [(&str, &str, &str, bool); 10] = [
+const FAILURES: [(&str, &str, &str, bool); 9] = [
     ("400", "Invalid", "The request itself is wrong. Without a word of its own: it is no HTTP.", false),
     ("401", "Unauthorized", "A token is needed, and there is none, or one that is not known.", true),
     ("403", "Forbidden", "The token may only read.", true),
@@ -15,8 +15,12 @@ const FAILURES: [(&str, &str, &str, bool); 10] = [
     ("409", "Conflict", "It does not go together with what is there.", false),
     ("413", "TooLarge", "The request's body is larger than any that means something.", false),
     ("501", "NotBuilt", "The original does it; this release does not.", false),
-    ("502", "BadGateway", "A follower could not ask the leader.", true),
-    ("503", "Unavailable", "Another time, or another netmaster, may do it.", true),
+    (
+        "503",
+        "Unavailable",
+        "Another try may do it; the line says so when this one may have been carried out.",
+        true,
+    ),
 ];
 
 pub(super) fn components() -> Value {
@@ -29,6 +33,8 @@ pub(super) fn components() -> Value {
         }
         responses.insert(name.into(), json!({"description": description, "content": content}));
     }
+    responses["Unavailable"]["headers"] =
+        json!({"Retry-After": {"description": "Seconds.", "schema": {"type": "string"}}});
     let description = "The original's answer to everything that it cannot do: one line says why.";
     responses.insert("Failure".into(), json!({"description": description, "content": {TEXT: line}}));
     Value::Object(responses)

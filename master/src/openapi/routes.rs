@@ -34,8 +34,8 @@ pub(super) fn describe(book: &mut Book) {
         "/info",
         "get",
         json!({
-            "operationId": "getInfo", "tags": ["daemon"], "summary": "Who leads, and who is there",
-            "responses": responses(json_body("Of the leader.", &info())),
+            "operationId": "getInfo", "tags": ["daemon"], "summary": "Who leads, and who is there; not passed on",
+            "responses": responses(json_body("Of the netmaster that is asked.", &info())),
         }),
     );
     book.operation(
@@ -134,8 +134,8 @@ fn info() -> Value {
     json!({
         "type": "object",
         "properties": {
-            "current-state": {"type": "string"},
-            "leader-ip": {"type": "string", "description": "Address and port."},
+            "current-state": {"enum": ["leader", "follower"]},
+            "leader-ip": {"type": "string", "description": "Address and port; empty while nobody leads."},
             "local-ip": {"type": "string"},
             "netmaster-nodes": addresses,
             "netplugin-nodes": addresses,

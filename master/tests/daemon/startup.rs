@@ -21,7 +21,6 @@ fn run(args: &[&str]) -> (Option<i32>, String) {
 fn bad_flags_end_with_22_and_one_line() {
     for (args, part) in [
         (&["--frobnicate"][..], "--frobnicate"),
-        (&["--infra", "aci"], "--infra aci"),
         (&["--consul", "http://127.0.0.1:1"], "--consul"),
         (&["--log-level", "loud"], "--log-level"),
     ] {
