@@ -114,6 +114,26 @@ mod tests {
         assert!(decoded("/contiv.io/state/policyRule/t:g:t:p:t:p:1:inRx", "{").is_none());
     }
 
+    /// What the original's netmaster wrote, as it was recorded: keys, each with its value in the next line.
+    #[test]
+    fn everything_that_was_recorded_is_understood() {
+        let recorded = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/e2e/recordings/store");
+        let mut rules = 0;
+        for file in std::fs::read_dir(recorded).unwrap() {
+            let text = std::fs::read_to_string(file.unwrap().path()).unwrap();
+            let lines: Vec<&str> = text.lines().map(str::trim).collect();
+            for pair in lines.windows(2).filter(|pair| pair[0].starts_with("/contiv.io/state/")) {
+                match decoded(pair[0], pair[1]) {
+                    Some(Ok(Object::Policy(policy))) => rules += policy.rules.len(),
+                    Some(Err(rejected)) => panic!("{rejected:?}"),
+                    _ => {}
+                }
+            }
+        }
+        // Of 12; one is about a range that is two prefixes.
+        assert_eq!(rules, 13);
+    }
+
     #[test]
     fn what_is_wrong_is_said() {
         let why = |key, body| decoded(key, body).unwrap().unwrap_err().why;
