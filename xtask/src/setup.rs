@@ -2,6 +2,7 @@
 
 mod bpf;
 pub(crate) mod debian;
+mod python;
 
 use std::{env, time::Instant};
 
@@ -84,12 +85,13 @@ const VM_NEEDS: &[Need] = &[
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let start = Instant::now();
     if options.check {
-        let missing = missing_lines(workspace);
+        let mut missing = missing_lines(workspace);
+        missing.extend(python::missing(workspace).map(|line| format!("  {line}")));
         if !missing.is_empty() {
             bail!("missing:\n{}", missing.join("\n"));
         }
     } else {
-        ensure(workspace)?;
+        ensure_tests(workspace)?;
     }
     println!("setup: everything is here ({:.1} s)", start.elapsed().as_secs_f64());
     Ok(())
@@ -105,6 +107,12 @@ pub(crate) fn ensure(workspace: &Workspace) -> Result<()> {
         bail!("{BROUGHT_ON_DEBIAN}:\n{}", missing_lines(workspace).join("\n"));
     }
     bpf::install(workspace)
+}
+
+/// The same, and what only tests need.
+pub(crate) fn ensure_tests(workspace: &Workspace) -> Result<()> {
+    ensure(workspace)?;
+    python::ensure(workspace)
 }
 
 /// Makes sure that virtual machines can be run; quick and silent when they can.

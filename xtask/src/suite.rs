@@ -43,7 +43,7 @@ impl Options {
 
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let selection = select(&workspace.metadata()?.packages, workspace.root(), &options.crates)?;
-    setup::ensure(workspace)?;
+    setup::ensure_tests(workspace)?;
     build(workspace, &selection)?;
     let log = skips::Log::create(workspace)?;
     let mut tests = workspace.cargo();

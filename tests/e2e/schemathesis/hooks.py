@@ -24,10 +24,41 @@ NAMES = {
     "nwType": ["data"],
     "policies": [["p1"], ["p1", "p2"], []],
     "netProfile": ["", "x1"],
+    "serviceName": ["s1", "s2"],
+    "ports": [["80:8080:TCP"], ["53:53:UDP", "80:80:tcp"]],
+    "selectors": [["app=web"], ["app=web", "tier=1"]],
+    "ipAddress": ["", "10.1.0.200"],
+    "appProfileName": ["a1"],
+    "endpointGroups": [["g1"], []],
+    "contractsGroupName": ["c1"],
+    "contractsType": ["provided", "consumed"],
+    "volumeName": ["v1"],
+    "volumeProfileName": ["v1"],
+    "Tenant": ["default"],
+    "Network": ["n1"],
+    "Event": ["start", "die"],
+    "ContainerID": ["c1"],
     "TenantName": ["default", "t1"],
     "NetworkName": ["n1", "n2"],
     "NetworkID": ["n1.default", "g1:default", "n2.t1"],
     "EndpointID": ["c1", "c2"],
+}
+
+
+PARAMETERS = {"tenant": ["default"], "kind": ["ep"], "name": ["c1", "c2"], "id": ["s1:default"]}
+KEYS = {
+    "aciGws": "aciGw",
+    "appProfiles": "default:a1",
+    "Bgps": "web",
+    "endpointGroups": "default:g1",
+    "extContractsGroups": "default:c1",
+    "globals": "global",
+    "netprofiles": "default:x1",
+    "networks": "default:n1",
+    "policys": "default:p1",
+    "rules": "default:p1:1",
+    "serviceLBs": "default:s1",
+    "tenants": "t1",
 }
 
 
@@ -45,11 +76,12 @@ def before_call(context, case, kwargs):
         if all(isinstance(part, str) and part for part in parts):
             case.path_parameters = {**(case.path_parameters or {}), "key": ":".join(parts)}
     elif "key" in (case.path_parameters or {}) and dice[30] % 2:
-        keys = {"tenants": "t1", "networks": "default:n1", "endpointGroups": "default:g1", "policys": "default:p1",
-                "rules": "default:p1:1", "netprofiles": "default:x1", "globals": "global"}
-        for plural, key in keys.items():
+        for plural, key in KEYS.items():
             if f"/{plural}/" in case.path:
                 case.path_parameters = {"key": key}
+    for name, values in PARAMETERS.items():
+        if name in (case.path_parameters or {}) and dice[29] % 2:
+            case.path_parameters = {**case.path_parameters, name: values[dice[28] % len(values)]}
     if dice[31] % 3 == 0:
         case.headers = {**(case.headers or {}), "Accept": "application/problem+json"}
 

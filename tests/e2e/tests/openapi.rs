@@ -1,0 +1,131 @@
+//! The API's own description, and whether the API is as it says: a validator of OpenAPI 3.1 and schemathesis, which makes
+//! requests from the document, sound ones and others.
+#![expect(clippy::unwrap_used, reason = "tests may panic")]
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use e2e::master::{Master, Options, Store};
+use serde_json::Value;
+use testkit::{etcd::Etcd, needs, scratch_dir, skip};
+
+/// At least so many requests.
+const CASES: u64 = 2_000;
+/// Per operation, of which there are some hundred.
+const EXAMPLES: &str = "30";
+/// Requests are the same in every run.
+const SEED: &str = "20261121";
+/// What a netmaster may hold when all is over, in KiB: it had 30 MB at the start, and the store has some hundred objects.
+const MEMORY: u64 = 200 << 10;
+/// Of which nobody makes one: volumes are refused, as the original refuses them, and nodes register in the store.
+const UNMADE: [&str; 3] = ["/api/v1/volumes/", "/api/v1/volumeProfiles/", "/api/v1/inspect/nodes/"];
+/// The checks that can hold for an API whose failures are status 500. `failures_are_told` is ours.
+const CHECKS: &str = "failures_are_told,status_code_conformance,content_type_conformance,response_headers_conformance,\
+                      response_schema_conformance";
+
+fn workspace() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Of the virtual environment that `cargo xtask setup` makes.
+fn python(program: &str) -> Option<PathBuf> {
+    Some(workspace().join(".tools/python/bin").join(program)).filter(|path| path.is_file())
+}
+
+/// Must succeed; what it said.
+#[track_caller]
+fn run(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    let said =
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{command:?}: {}\n{said}", output.status);
+    said
+}
+
+fn files(pid: nix::unistd::Pid) -> usize {
+    fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
+}
+
+fn memory(pid: nix::unistd::Pid) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+#[test]
+fn the_api_is_as_its_document_says() {
+    needs!(binary("etcd"));
+    let (Some(schemathesis), Some(interpreter)) = (python("schemathesis"), python("python")) else {
+        skip!("needs schemathesis: run `cargo xtask setup`");
+    };
+    let etcd = Etcd::start().unwrap();
+    let mut master =
+        Master::start(Options::alone(Store::Etcd { endpoint: etcd.endpoint() }).unwrap()).unwrap();
+    let folder = scratch_dir("openapi").unwrap();
+    let document = master.client().get("/api/v1/openapi.json").unwrap();
+    assert_eq!(document.status, 200);
+    let file = folder.path().join("openapi.json");
+    fs::write(&file, &document.body).unwrap();
+    run(Command::new(interpreter).args(["-m", "openapi_spec_validator", "--schema", "3.1"]).arg(&file));
+
+    let pid = master.process().pid();
+    let files_before = files(pid);
+    let answers = folder.path().join("answers.json");
+    let said = run(Command::new(schemathesis)
+        .current_dir(folder.path())
+        .env("PYTHONPATH", workspace().join("tests/e2e/schemathesis"))
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .env("SCHEMATHESIS_HOOKS", "hooks")
+        .env("ANSWERS", &answers)
+        .args(["run", "--url", &format!("http://{}/", master.client().server()), "openapi.json"])
+        .args(["--checks", CHECKS, "--phases", "examples,fuzzing", "--max-examples", EXAMPLES])
+        .args([
+            "--seed",
+            SEED,
+            "--generation-database",
+            "none",
+            "--no-shrink",
+            "--warnings",
+            "off",
+            "--no-color",
+        ]));
+
+    let answers: Vec<(String, String, u16, u64)> =
+        serde_json::from_slice(&fs::read(answers).unwrap()).unwrap();
+    let cases: u64 = answers.iter().map(|(.., n)| n).sum();
+    println!("{cases} cases");
+    assert!(cases >= CASES, "{cases} cases\n{said}");
+    // Requests came through: every list was read, and an object of every type made.
+    let good: BTreeSet<(&str, &str)> = answers
+        .iter()
+        .filter(|(.., status, _)| *status == 200)
+        .map(|(method, path, ..)| (&**method, &**path))
+        .collect();
+    let document: Value = serde_json::from_str(&document.body).unwrap();
+    let mut refused = Vec::new();
+    for path in document["paths"].as_object().unwrap().keys().filter(|path| path.ends_with("s/")) {
+        let object = format!("{path}{{key}}/");
+        let (listed, made) = (
+            good.contains(&("GET", path)),
+            good.contains(&("POST", &object)) || good.contains(&("PUT", &object)),
+        );
+        if !listed || !made && !UNMADE.contains(&path.as_str()) {
+            refused.push(path);
+        }
+    }
+    assert_eq!(refused, [""; 0], "never answered 200\n{said}");
+
+    assert!(master.process().ended().unwrap().is_none(), "{}", master.tail());
+    let log = master.process().log();
+    assert!(!log.contains("panicked"), "{}", master.tail());
+    let closed = || Ok((files(pid) <= files_before).then_some(()));
+    testkit::wait_until(std::time::Duration::from_secs(20), "connections are closed", closed).unwrap();
+    let memory = memory(pid);
+    println!("{memory} KiB");
+    assert!(memory < MEMORY, "{memory} KiB");
+    master.stop().unwrap();
+}
