@@ -79,6 +79,9 @@ pub struct StoreFlags {
     #[arg(long, alias = "etcd-endpoints", env = "CONTIV_NETMASTER_ETCD_ENDPOINTS", value_name = "URL[,URL]")]
     pub etcd: Option<String>,
 
+    #[command(flatten)]
+    pub access: EtcdFlags,
+
     /// Consul endpoints (not built yet)
     #[arg(
         long,
@@ -106,6 +109,7 @@ pub struct StoreFlags {
 }
 
 contiv_daemon::log_flags!("CONTIV_NETMASTER_");
+contiv_daemon::etcd_flags!("CONTIV_NETMASTER_");
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
@@ -195,6 +199,11 @@ impl Flags {
             StoreFlags { consul: Some(_), .. } => not_built("--consul", "use --etcd or --store embedded:DIR"),
             StoreFlags { etcd: Some(_), store: Some(_), .. } => {
                 Err("--etcd and --store embedded:DIR exclude each other".into())
+            }
+            StoreFlags { access: EtcdFlags { etcd_ca, etcd_user, .. }, store: Some(_), .. }
+                if etcd_ca.is_some() || etcd_user.is_some() =>
+            {
+                Err("--etcd-ca and --etcd-user are for etcd, not for --store embedded:DIR".into())
             }
             _ => Ok(()),
         }

@@ -36,6 +36,8 @@ use presence::Presence;
 /// Requests that are under way when the process is told to stop get so long.
 const DRAIN: Duration = Duration::from_secs(2);
 
+const DEFAULT_STORE: &str = "http://127.0.0.1:2379";
+
 /// Runs until `stop`.
 pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
     let embedded = open_embedded(&flags).await?;
@@ -106,8 +108,7 @@ async fn open_embedded(flags: &Flags) -> anyhow::Result<Option<embedded::Server>
 async fn connect(flags: &Flags, embedded: Option<&embedded::Server>) -> anyhow::Result<Store> {
     let config = match (embedded, &flags.store.etcd) {
         (Some(server), _) => Config::new([format!("http://{}", server.local_addr())]),
-        (None, Some(list)) => Config::parse(list).context("--etcd")?,
-        (None, None) => Config::new(["http://127.0.0.1:2379"]),
+        (None, list) => flags.store.access.access().config(list.as_deref().unwrap_or(DEFAULT_STORE))?,
     };
     Ok(Store::connect(&config).await?)
 }

@@ -13,7 +13,7 @@ use serde_json::json;
 use testkit::etcd::Etcd;
 use testkit::{Authority, Certified, wait_until, write_secret};
 
-use crate::client::{Answer, call, connect, exchange};
+use crate::client::{Answer, call, connect, exchange, make_network};
 use crate::master::{Master, PATIENCE, loopback, program};
 
 const READ: &str = "read-token-0123456789";
@@ -229,4 +229,75 @@ fn files_that_cannot_be_used_end_the_start_with_one_line() {
         assert!(parts.iter().all(|part| line.contains(part)), "{flags:?}: {said}");
         assert!(!said.contains(WRITE), "{said}");
     }
+}
+
+#[test]
+fn etcd_may_ask_for_a_certificate_and_a_password() {
+    testkit::needs!(binary("etcd"), binary("etcdctl"));
+    let authority = Authority::new().unwrap();
+    let (server, own) =
+        (authority.sign("etcd", &["127.0.0.1"]).unwrap(), authority.sign("own", &["own"]).unwrap());
+    let (plain, secured) = (loopback(), loopback());
+    let argument = |flag: &str, value: &str| format!("--{flag}={value}");
+    // The plain port is for setting it up.
+    let etcd = Etcd::options()
+        .client_port(plain.port())
+        .argument(&argument("listen-client-urls", &format!("http://{plain},https://{secured}")))
+        .argument(&argument("cert-file", text(&server.certificate)))
+        .argument(&argument("key-file", text(&server.key)))
+        .argument(&argument("trusted-ca-file", text(&authority.ca)))
+        .argument("--client-cert-auth")
+        .start()
+        .unwrap();
+    let commands: [&[&str]; 5] = [
+        &["user", "add", "root:root-secret"],
+        &["user", "add", "contiv:s3cret-of-contiv"],
+        &["role", "add", "root"],
+        &["user", "grant-role", "root", "root"],
+        &["user", "grant-role", "contiv", "root"],
+    ];
+    for command in commands.iter().chain([&["auth", "enable"][..]].iter()) {
+        etcd.ctl(command).unwrap();
+    }
+    let dir = testkit::scratch_dir("etcd-access").unwrap();
+    let password = dir.path().join("password");
+    write_secret(&password, "s3cret-of-contiv\n").unwrap();
+    let flags = || {
+        let flags = [
+            "--etcd",
+            &format!("https://{secured}"),
+            "--etcd-ca",
+            text(&authority.ca),
+            "--etcd-cert",
+            text(&own.certificate),
+            "--etcd-key",
+            text(&own.key),
+            "--etcd-user",
+            "contiv",
+            "--etcd-password-file",
+            text(&password),
+            "--lease-ttl",
+            "2",
+            "--log-level",
+            "trace",
+        ];
+        flags.map(str::to_owned).to_vec()
+    };
+    let master = Master::wait_leading(flags());
+    make_network(master.address, "net", "10.0.0.0/24");
+    assert!(!master.process.log().contains("s3cret"), "{}", master.process.tail());
+
+    let refused = |drop: &str, words: &str| {
+        let mut flags = flags();
+        let at = flags.iter().position(|flag| flag == drop).unwrap();
+        flags.drain(at..at + 4);
+        let mut command = Command::new(program());
+        command.args(["--mode", "test", "--netmode", "vlan", "--fwdmode", "bridge"]).args(flags);
+        let output = command.args(["--external-address", &loopback().to_string()]).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.lines().last().unwrap().contains(words), "{drop}: {said}");
+    };
+    // Without a password, the name in the certificate is the user, and etcd knows none of that name.
+    refused("--etcd-user", "permission denied");
+    refused("--etcd-cert", "connect to the store");
 }

@@ -22,8 +22,8 @@ NAMES = {
     "encap": ["vlan", "vxlan"],
     "subnet": ["10.1.0.0/24", "10.2.0.0/16", "10.3.0.0/30"],
     "nwType": ["data"],
-    "policies": [["p1"], ["p1", "p2"], []],
-    "netProfile": ["", "x1"],
+    "policies": [[], ["p1"], [], ["p1", "p2"]],
+    "netProfile": ["", "", "x1"],
     "serviceName": ["s1", "s2"],
     "ports": [["80:8080:TCP"], ["53:53:UDP", "80:80:tcp"]],
     "selectors": [["app=web"], ["app=web", "tier=1"]],
@@ -38,6 +38,16 @@ NAMES = {
     "Network": ["n1"],
     "Event": ["start", "die"],
     "ContainerID": ["c1"],
+    "vlans": ["1-4094", "1-2000"],
+    "vxlans": ["1-10000"],
+    "fwdMode": ["bridge"],
+    "pktTag": [0],
+    "gateway": ["", "10.1.0.254"],
+    "ipv6Subnet": ["", "2001:db8::/64"],
+    "ipv6Gateway": [""],
+    "cfgdTag": ["", "tag"],
+    "ipPool": ["", "10.1.0.10-10.1.0.20"],
+    "extContractsGrps": [[]],
     "TenantName": ["default", "t1"],
     "NetworkName": ["n1", "n2"],
     "NetworkID": ["n1.default", "g1:default", "n2.t1"],
@@ -67,15 +77,16 @@ def before_call(context, case, kwargs):
     raw = case.operation.definition.raw
     dice = hashlib.sha256(repr((case.path, case.method, case.path_parameters, case.body)).encode()).digest()
     if isinstance(case.body, dict) and dice[0] % 4:
+        members = known(case)
         for n, (name, values) in enumerate(NAMES.items()):
-            if name in case.body or dice[0] % 2:
-                if name in known(case) and dice[1 + n] % 4:
-                    case.body[name] = values[dice[1 + n] % len(values)]
+            throw = dice[n % 28] + n
+            if name in members and (name in case.body or dice[0] % 2) and (dice[0] % 8 or throw % 4):
+                case.body[name] = values[throw % len(values)]
     if "x-key" in raw and isinstance(case.body, dict) and dice[30] % 8:
         parts = [case.body.get(part) for part in raw["x-key"]]
         if all(isinstance(part, str) and part for part in parts):
             case.path_parameters = {**(case.path_parameters or {}), "key": ":".join(parts)}
-    elif "key" in (case.path_parameters or {}) and dice[30] % 2:
+    elif "key" in (case.path_parameters or {}) and dice[30] % 2 and not (case.method == "DELETE" and "global" in case.path):
         for plural, key in KEYS.items():
             if f"/{plural}/" in case.path:
                 case.path_parameters = {"key": key}

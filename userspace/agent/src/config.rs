@@ -42,6 +42,12 @@ pub struct Flags {
     #[arg(long, alias = "etcd-endpoints", env = "CONTIV_NETPLUGIN_ETCD_ENDPOINTS", value_name = "URL[,URL]")]
     pub etcd: Option<String>,
 
+    #[command(flatten)]
+    pub access: EtcdFlags,
+
+    #[command(flatten)]
+    pub master: MasterFlags,
+
     /// Consul endpoints (not built yet)
     #[arg(
         long,
@@ -128,6 +134,27 @@ pub struct DatapathFlags {
 }
 
 contiv_daemon::log_flags!("CONTIV_NETPLUGIN_");
+contiv_daemon::etcd_flags!("CONTIV_NETPLUGIN_");
+
+/// How netmaster is asked.
+#[derive(Clone, Debug, Default, Args)]
+pub struct MasterFlags {
+    /// Who signed netmaster's certificate, PEM; it is asked by https then
+    #[arg(long, env = "CONTIV_NETPLUGIN_MASTER_CA", value_name = "FILE")]
+    pub master_ca: Option<PathBuf>,
+
+    /// Client certificate for netmaster, PEM
+    #[arg(long, env = "CONTIV_NETPLUGIN_MASTER_CERT", value_name = "FILE", requires_all = ["master_key", "master_ca"])]
+    pub master_cert: Option<PathBuf>,
+
+    /// Key of --master-cert, PEM
+    #[arg(long, env = "CONTIV_NETPLUGIN_MASTER_KEY", value_name = "FILE", requires = "master_cert")]
+    pub master_key: Option<PathBuf>,
+
+    /// File whose first line is a token that may write; mode 0600
+    #[arg(long, env = "CONTIV_NETPLUGIN_MASTER_TOKEN_FILE", value_name = "FILE")]
+    pub master_token_file: Option<PathBuf>,
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Mode {

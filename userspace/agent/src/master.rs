@@ -5,21 +5,25 @@
 //! is not there is what was wanted. So a request that fails while leadership moves is repeated until
 //! its deadline.
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use bytes::Bytes;
+use contiv_daemon::{
+    client::{Connector, Way},
+    secret,
+    tls::{self, Pair},
+};
 use contiv_model::endpoint;
 use http_body_util::{BodyExt as _, Full, Limited};
-use hyper::{Request, StatusCode, header};
-use hyper_util::{
-    client::legacy::{Client, connect::HttpConnector},
-    rt::TokioExecutor,
-};
+use hyper::{Request, StatusCode, header, header::HeaderValue};
+use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use serde::{Deserialize, Serialize};
 use tokio::{
     sync::watch,
     time::{Instant, timeout_at},
 };
+
+use crate::config::MasterFlags;
 
 /// How long one request may take, with its repetitions.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -119,20 +123,65 @@ struct Answer {
     endpoint_config: endpoint::State,
 }
 
+/// How netmaster is asked.
+#[derive(Clone)]
+pub struct Access {
+    way: Way,
+    /// `Bearer` and a token; never shown.
+    token: Option<HeaderValue>,
+}
+
+/// The flags' files cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum AccessError {
+    /// Certificates.
+    #[error("set up https to netmaster (--master-ca, --master-cert)")]
+    Tls(#[from] tls::Error),
+    /// The token's file.
+    #[error("--master-token-file")]
+    Token(#[from] secret::Error),
+    /// The token.
+    #[error("--master-token-file {}: the token is not printable ASCII", .0.display())]
+    Form(PathBuf),
+}
+
+impl Access {
+    /// By plain http, as anybody.
+    pub fn plain() -> Result<Access, AccessError> {
+        Access::read(&MasterFlags::default())
+    }
+
+    /// As the flags say.
+    pub fn read(flags: &MasterFlags) -> Result<Access, AccessError> {
+        let own = flags.master_cert.clone().zip(flags.master_key.clone());
+        let own = own.map(|(certificate, key)| Pair { certificate, key });
+        let tls = flags.master_ca.as_deref().map(|ca| tls::client(ca, own.as_ref())).transpose()?;
+        let token = match &flags.master_token_file {
+            None => None,
+            Some(path) => {
+                let token = HeaderValue::try_from(format!("Bearer {}", secret::line(path)?));
+                let mut token = token.map_err(|_| AccessError::Form(path.clone()))?;
+                token.set_sensitive(true);
+                Some(token)
+            }
+        };
+        Ok(Access { way: Way::new(tls)?, token })
+    }
+}
+
 /// Whoever leads.
 #[derive(Clone)]
 pub struct Master {
-    client: Client<HttpConnector, Full<Bytes>>,
+    client: Client<Connector, Full<Bytes>>,
+    access: Access,
     leader: watch::Receiver<Option<String>>,
 }
 
 impl Master {
     /// Follows `leader`: the value of the lock key, `ip:port`.
-    pub fn new(leader: watch::Receiver<Option<String>>) -> Master {
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(Duration::from_secs(2)));
-        Master { client: Client::builder(TokioExecutor::new()).build(connector), leader }
+    pub fn new(leader: watch::Receiver<Option<String>>, access: Access) -> Master {
+        let client = Client::builder(TokioExecutor::new()).build(access.way.connector());
+        Master { client, access, leader }
     }
 
     /// Makes an endpoint, or returns the one that is there.
@@ -197,9 +246,14 @@ impl Master {
         body: Bytes,
     ) -> Result<Reply, Box<dyn std::error::Error + Send + Sync>> {
         let leader = leader.ok_or("no netmaster leads")?;
-        let request = Request::post(format!("http://{leader}{path}"))
+        let mut request = Request::post(self.access.way.url(leader, path))
             .header(header::CONTENT_TYPE, "application/json")
+            // netmaster closes a connection after the answer unless it is asked not to.
+            .header(header::CONNECTION, "keep-alive")
             .body(Full::new(body))?;
+        if let Some(token) = &self.access.token {
+            request.headers_mut().insert(header::AUTHORIZATION, token.clone());
+        }
         let answer = self.client.request(request).await?;
         let status = answer.status();
         let body = Limited::new(answer.into_body(), LONGEST_ANSWER).collect().await?.to_bytes();
@@ -267,7 +321,8 @@ mod tests {
             r#"{"EndpointConfig":{"id":"n.t-c1","ipAddress":"10.0.0.1"}}"#
         }));
         let (_tell, leader) = watch::channel(Some(serve(router).await));
-        let endpoint = Master::new(leader).create_endpoint(&new_endpoint()).await.unwrap();
+        let endpoint =
+            Master::new(leader, Access::plain().unwrap()).create_endpoint(&new_endpoint()).await.unwrap();
         assert_eq!((endpoint.id.as_str(), endpoint.ip_address.as_str()), ("n.t-c1", "10.0.0.1"));
     }
 
@@ -285,7 +340,7 @@ mod tests {
             .with_state(asked.clone());
         let new = Router::new().route("/plugin/deleteEndpoint", post(|| async { "{}" }));
         let (tell, leader) = watch::channel(Some(serve(deposed).await));
-        let master = Master::new(leader);
+        let master = Master::new(leader, Access::plain().unwrap());
         let deleting = tokio::spawn(async move { master.delete_endpoint("t", "n", "c1").await });
         while asked.load(Ordering::Relaxed) == 0 {
             tokio::task::yield_now().await;
@@ -301,9 +356,12 @@ mod tests {
             Router::new().route("/plugin/deleteEndpoint", post(refuse))
         };
         let (_tell, leader) = watch::channel(Some(serve(answer("key not found\n")).await));
-        assert!(!Master::new(leader).delete_endpoint("t", "n", "c1").await.unwrap());
+        assert!(
+            !Master::new(leader, Access::plain().unwrap()).delete_endpoint("t", "n", "c1").await.unwrap()
+        );
         let (_tell, leader) = watch::channel(Some(serve(answer("no\nat all\n")).await));
-        let error = Master::new(leader).delete_endpoint("t", "n", "c1").await.unwrap_err();
+        let error =
+            Master::new(leader, Access::plain().unwrap()).delete_endpoint("t", "n", "c1").await.unwrap_err();
         assert_eq!(error.to_string(), "delete endpoint c1 on n.t: netmaster refused: no");
     }
 }

@@ -15,7 +15,7 @@ use crate::{
     config::{Cleanup, DatapathFlags, Flags},
     datapath::{Datapath, Kind, ebpf::Ebpf, fake::Fake, ovs::Ovs},
     link::Links,
-    master::Master,
+    master::{Access, Master},
     metrics::Metrics,
     ready::Ready,
     reconcile::{Handle, Reconciler, Status},
@@ -60,7 +60,8 @@ async fn with<D: Datapath + 'static>(
     // What can be missing is looked for before anything is done.
     let rest = rest::Server::bind(flags.rest_address).await?;
     let server = cni::Server::bind(&flags.cni_socket)?;
-    let store = Store::connect(&contiv_store::Config::parse(flags.store())?).await?;
+    let store = Store::connect(&flags.access.access().config(flags.store())?).await?;
+    let access = Access::read(&flags.master)?;
     let links = Arc::new(Links::open().await?);
 
     let (writer, attacher, reader, changes) = state::new(PREFIXES);
@@ -77,7 +78,7 @@ async fn with<D: Datapath + 'static>(
     let metrics = Metrics::default();
     let pods = Pods::new(cni::Parts {
         node: node.clone(),
-        master: Master::new(leader),
+        master: Master::new(leader, access),
         links,
         store: store.clone(),
         attacher,

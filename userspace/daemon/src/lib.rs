@@ -1,6 +1,7 @@
 //! What both daemons are made with, and has nothing to do with what they are for.
 
 pub mod client;
+pub mod etcd;
 pub mod flags;
 pub mod logging;
 pub mod secret;

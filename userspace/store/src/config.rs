@@ -123,7 +123,7 @@ fn url(endpoint: &str, tls: bool) -> Result<String, Error> {
             return Err(fail("certificates are given but the scheme is not https"));
         }
         Some(("http" | "etcd", rest)) => ("http", rest),
-        Some(("https", _)) if !tls => return Err(fail("https needs at least a CA certificate")),
+        Some(("https", _)) if !tls => return Err(fail("https needs at least a CA certificate (--etcd-ca)")),
         Some(("https", rest)) => ("https", rest),
         Some((scheme, _)) => return Err(fail(&format!("unknown scheme {scheme:?}"))),
         None if tls => ("https", endpoint),

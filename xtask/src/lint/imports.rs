@@ -17,7 +17,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("testkit", &[]),
     ("xtask", &[]),
     ("contiv-ebpf", &["contiv-abi"]),
-    ("contiv-daemon", &[]),
+    ("contiv-daemon", &["contiv-store"]),
     ("contiv-store", &["contiv-model"]),
     ("netmaster", &["contiv-model", "contiv-store", "contiv-daemon"]),
     ("netctl", &["contiv-model"]),

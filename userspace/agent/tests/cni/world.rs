@@ -99,7 +99,10 @@ impl World {
         tasks.spawn(reconciler.run(stop.clone()));
         let pods = Pods::new(cni::Parts {
             node,
-            master: netplugin::master::Master::new(master.leader()),
+            master: netplugin::master::Master::new(
+                master.leader(),
+                netplugin::master::Access::plain().unwrap(),
+            ),
             links: links.clone(),
             store: store.clone(),
             attacher,

@@ -1,0 +1,95 @@
+//! How the daemons reach etcd, and are let in.
+
+use std::path::PathBuf;
+
+use contiv_store::{Auth, Config, Identity, Tls};
+
+use crate::secret;
+use crate::tls::Pair;
+
+/// What the flags of a daemon say beside the endpoints.
+#[derive(Clone, Debug, Default)]
+pub struct Access {
+    pub ca: Option<PathBuf>,
+    pub own: Option<Pair>,
+    /// The name in the servers' certificates, where it is not the endpoint's host.
+    pub server_name: Option<String>,
+    pub user: Option<String>,
+    pub password_file: Option<PathBuf>,
+}
+
+/// etcd cannot be reached as the flags say.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("--etcd")]
+    Endpoints(#[source] contiv_store::Error),
+    #[error("--etcd-password-file")]
+    Password(#[source] secret::Error),
+}
+
+impl Access {
+    /// With the endpoints in `list`.
+    pub fn config(&self, list: &str) -> Result<Config, Error> {
+        let mut config = Config::parse(list).map_err(Error::Endpoints)?;
+        if self.ca.is_some() || self.own.is_some() {
+            let identity =
+                |own: &Pair| Identity { certificate: own.certificate.clone(), key: own.key.clone() };
+            config.tls = Some(Tls {
+                ca: self.ca.clone(),
+                identity: self.own.as_ref().map(identity),
+                server_name: self.server_name.clone(),
+            });
+        }
+        if let (Some(user), Some(file)) = (&self.user, &self.password_file) {
+            let password = secret::line(file).map_err(Error::Password)?;
+            config.auth = Some(Auth { user: user.clone(), password });
+        }
+        Ok(config)
+    }
+}
+
+/// The flags of [`Access`], with environment variables that begin with `$prefix`.
+#[macro_export]
+macro_rules! etcd_flags {
+    ($prefix:literal) => {
+        #[derive(Clone, Debug, clap::Args)]
+        pub struct EtcdFlags {
+            /// Who signed etcd's certificates, PEM; the endpoints are https then
+            #[arg(long, env = concat!($prefix, "ETCD_CA"), value_name = "FILE")]
+            pub etcd_ca: Option<std::path::PathBuf>,
+
+            /// Client certificate for etcd, PEM
+            #[arg(long, env = concat!($prefix, "ETCD_CERT"), value_name = "FILE", requires_all = ["etcd_key", "etcd_ca"])]
+            pub etcd_cert: Option<std::path::PathBuf>,
+
+            /// Key of --etcd-cert, PEM
+            #[arg(long, env = concat!($prefix, "ETCD_KEY"), value_name = "FILE", requires = "etcd_cert")]
+            pub etcd_key: Option<std::path::PathBuf>,
+
+            /// Name in etcd's certificates [default: each endpoint's host]
+            #[arg(long, env = concat!($prefix, "ETCD_SERVER_NAME"), value_name = "NAME", requires = "etcd_ca")]
+            pub etcd_server_name: Option<String>,
+
+            /// User of etcd
+            #[arg(long, env = concat!($prefix, "ETCD_USER"), value_name = "NAME", requires = "etcd_password_file")]
+            pub etcd_user: Option<String>,
+
+            /// File whose first line is the user's password; mode 0600
+            #[arg(long, env = concat!($prefix, "ETCD_PASSWORD_FILE"), value_name = "FILE", requires = "etcd_user")]
+            pub etcd_password_file: Option<std::path::PathBuf>,
+        }
+
+        impl EtcdFlags {
+            pub fn access(&self) -> $crate::etcd::Access {
+                let pair = |(certificate, key)| $crate::tls::Pair { certificate, key };
+                $crate::etcd::Access {
+                    ca: self.etcd_ca.clone(),
+                    own: self.etcd_cert.clone().zip(self.etcd_key.clone()).map(pair),
+                    server_name: self.etcd_server_name.clone(),
+                    user: self.etcd_user.clone(),
+                    password_file: self.etcd_password_file.clone(),
+                }
+            }
+        }
+    };
+}
