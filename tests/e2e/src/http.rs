@@ -79,7 +79,9 @@ impl Client {
         let exchange = || {
             let mut request = Request::builder()
                 .method(Method::try_from(method)?)
-                .uri(format!("http://{}{path}", self.server));
+                .uri(format!("http://{}{path}", self.server))
+                // netmaster closes a connection after the answer unless it is asked not to.
+                .header("connection", "keep-alive");
             if let Some(content_type) = content_type {
                 request = request.header("content-type", content_type);
             }
