@@ -68,7 +68,7 @@ extern "C" fn peer_copy(slot: u64, walk: *mut PeerWalk) -> i64 {
     let ctx = TcContext::new(walk.skb);
     match tunnel::address(&ctx, walk.vni, vtep, walk.tos as u8) {
         Ok(()) => clone_to(walk.skb, walk.out),
-        Err(reason) => maps::count_drop(reason, ctx.len()),
+        Err(reason) => maps::count_drop(reason as u32, ctx.len()),
     }
     NEXT
 }
@@ -77,6 +77,6 @@ extern "C" fn peer_copy(slot: u64, walk: *mut PeerWalk) -> i64 {
 fn clone_to(skb: *mut __sk_buff, ifindex: u32) {
     let ctx = TcContext::new(skb);
     if ctx.clone_redirect(ifindex, 0).is_err() {
-        maps::count_drop(DropReason::CloneFailed, ctx.len());
+        maps::count_drop(DropReason::CloneFailed as u32, ctx.len());
     }
 }

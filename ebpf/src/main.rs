@@ -30,6 +30,7 @@ mod rate;
 mod refuse;
 mod service;
 mod source;
+mod tell;
 mod track;
 mod tunnel;
 mod uplink;
@@ -74,26 +75,26 @@ fn finish(ctx: &TcContext, verdict: Verdict) -> i32 {
         // "stolen", so it goes the way of a drop, uncounted.
         Verdict::Delivered => TC_ACT_SHOT,
         Verdict::Drop(reason) => {
-            maps::count_drop(reason, ctx.len());
+            tell::dropped(ctx, reason);
             TC_ACT_SHOT
         }
         Verdict::Pod { ifindex, group } => {
             if let Err(reason) = rate::admit(group, ifindex, MeterKey::RECEIVES, ctx.len()) {
-                maps::count_drop(reason, ctx.len());
+                tell::dropped(ctx, reason);
                 return TC_ACT_SHOT;
             }
             // The host end took the frame for a stranger's (its destination is not the host end's own
             // address), and the pod's stack would believe it.
             // SAFETY: the context is the one that the kernel gave to this program.
             if unsafe { bpf_skb_change_type(ctx.skb.skb, PACKET_HOST) } != 0 {
-                maps::count_drop(DropReason::RewriteFailed, ctx.len());
+                tell::dropped(ctx, DropReason::RewriteFailed);
                 return TC_ACT_SHOT;
             }
             // SAFETY: a helper without memory arguments.
             (unsafe { bpf_redirect_peer(ifindex, 0) }) as i32
         }
         Verdict::Back(ifindex, reason) => {
-            maps::count_drop(reason, ctx.len());
+            tell::dropped(ctx, reason);
             // SAFETY: a helper without memory arguments.
             (unsafe { bpf_redirect(ifindex, 0) }) as i32
         }

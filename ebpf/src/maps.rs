@@ -94,10 +94,10 @@ pub(crate) fn timeouts() -> Option<&'static Timeouts> {
     NODE.get(0).map(|node| &node.timeouts)
 }
 
-/// Adds one frame of `len` bytes to a reason's count on this CPU.
+/// Adds one frame of `len` bytes to the count of a `DropReason` on this CPU.
 #[inline(always)]
-pub(crate) fn count_drop(reason: DropReason, len: u32) {
-    if let Some(count) = DROPS.get_ptr_mut(reason as u32) {
+pub(crate) fn count_drop(reason: u32, len: u32) {
+    if let Some(count) = DROPS.get_ptr_mut(reason) {
         // SAFETY: this CPU's own slot; a program on it is not interrupted by another that writes here
         // except in nested softirq processing, where at worst one count is lost.
         unsafe {

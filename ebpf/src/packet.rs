@@ -55,6 +55,8 @@ pub(crate) struct Packet {
     pub(crate) identification: u32,
     /// Number of the service that a new flow is to.
     pub(crate) service: u32,
+    /// The rule that decided last, by its number; zero for none.
+    pub(crate) ruled: u32,
     /// `SegmentEntry::flags` of the network.
     pub(crate) segment_flags: u32,
     /// The protocol of the packet itself, also of an ICMP error.

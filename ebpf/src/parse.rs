@@ -81,6 +81,7 @@ fn parse(ctx: &TcContext, packet: &mut Packet) -> Result<bool, DropReason> {
     packet.reply = 0;
     packet.hairpin = 0;
     packet.service = 0;
+    packet.ruled = 0;
     packet.aside = 0;
     match ctv_ip(ctx.skb.skb, packet.l3) {
         packet::GO_ON => {}

@@ -253,6 +253,7 @@ fn count(rule: u32) {
 #[unsafe(no_mangle)]
 extern "C" fn ctv_count(rule: u32) -> u32 {
     let Some(packet) = packet::in_hand() else { return 0 };
+    packet.ruled = rule;
     if COUNTS.get_ptr(rule).is_none() {
         // When another CPU was faster, or there is no room, that is as well.
         let _made = COUNTS.insert(rule, RuleCount { packets: 0, bytes: 0 }, BPF_NOEXIST.into());

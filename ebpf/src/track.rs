@@ -11,7 +11,7 @@ use contiv_abi::{Be16, DropReason, FdbKey, Flow, FlowEvent, FlowKey, TCP};
 use crate::{
     flows, maps,
     packet::{self, AGAIN, BESIDE, NEW, Packet, REFUSE, REOPEN, REVIEW, tcp},
-    policy, service,
+    policy, service, tell,
 };
 
 /// Finds the flow of the packet in hand, if there is one, and says in `wanted` where the packet goes.
@@ -242,7 +242,11 @@ pub(crate) extern "C" fn ctv_open() -> u32 {
     if code != packet::GO_ON {
         return code;
     }
-    ctv_note()
+    let code = ctv_note();
+    if code == packet::GO_ON {
+        tell::began();
+    }
+    code
 }
 
 /// Ports that are tried for a translated flow before giving up.

@@ -13,6 +13,7 @@ extern crate std;
 
 mod address;
 mod drop_reason;
+mod event;
 mod flow;
 mod forward;
 pub mod maps;
@@ -23,6 +24,7 @@ mod service;
 
 pub use address::Address;
 pub use drop_reason::{DropCount, DropReason};
+pub use event::{Event, Told, Watch};
 pub use flow::{
     Flow, FlowEvent, FlowKey, FragmentKey, FragmentPorts, Judged, TCP, TimedFlow, Timeouts, Tuple, UDP,
     bpf_timer,
@@ -76,4 +78,7 @@ map_types! {
     policy::RuleKey: 28;
     policy::RuleEntry: 8;
     policy::RuleCount: 16;
+    Event: 112;
+    Watch: 8;
+    Told: 128;
 }

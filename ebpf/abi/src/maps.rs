@@ -116,6 +116,17 @@ pub const METERS: &str = "ctv_meters";
 /// Two for each port.
 pub const METERS_CAPACITY: usize = 2 * PORTS_CAPACITY;
 
+/// Ring of [`Event`](crate::Event). Full: further events are counted as lost.
+pub const EVENTS: &str = "ctv_events";
+/// Room for some 2,000 events, a power of two and whole pages.
+pub const EVENTS_BYTES: usize = 256 * 1024;
+
+/// One [`Watch`](crate::Watch): whether anybody wants to hear of drops and flows.
+pub const WATCH: &str = "ctv_watch";
+
+/// One [`Told`](crate::Told) for each CPU.
+pub const TOLD: &str = "ctv_told";
+
 /// The hash of the object that the pinned programs come from, so that a restart can tell an upgrade.
 pub const BUILD: &str = "ctv_build";
 /// Bytes of that hash.
@@ -145,6 +156,9 @@ pub const ALL: &[&str] = &[
     RULES,
     RULE_COUNTS,
     METERS,
+    EVENTS,
+    WATCH,
+    TOLD,
     BUILD,
 ];
 

@@ -131,6 +131,10 @@ pub struct DatapathFlags {
     /// Where eBPF programs and maps are pinned, on a BPF file system or where one can be mounted
     #[arg(long, env = "CONTIV_NETPLUGIN_BPF_ROOT", value_name = "PATH", default_value = ebpf::Options::BPF_ROOT)]
     pub bpf_root: PathBuf,
+
+    /// Log what the eBPF programs drop, and the flows that begin (some hundreds in a second, the rest is counted)
+    #[arg(long, env = "CONTIV_NETPLUGIN_BPF_LOG")]
+    pub bpf_log: bool,
 }
 
 contiv_daemon::log_flags!("CONTIV_NETPLUGIN_");

@@ -26,6 +26,7 @@ use contiv_model::{
 pub mod ebpf;
 pub mod fake;
 pub mod ovs;
+pub mod sight;
 
 /// A network that this node carries.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -417,6 +418,11 @@ pub trait Datapath: Send {
 
     /// The inside, for `/inspect/driver`.
     fn inspect(&self) -> serde_json::Value;
+
+    /// Tells of single packets to whoever asks; `None` for a datapath that cannot.
+    fn watcher(&self) -> Option<ebpf::Watcher> {
+        None
+    }
 
     /// Removes everything that any run of this datapath made on the node.
     fn cleanup(&mut self) -> impl Future<Output = Result<(), Error>> + Send;

@@ -6,6 +6,7 @@ pub mod datapath;
 pub mod link;
 pub mod master;
 pub mod metrics;
+pub mod monitor;
 pub mod plan;
 pub mod ready;
 pub mod reconcile;

@@ -4,12 +4,14 @@ use std::{io, net::SocketAddr};
 
 use axum::{
     Json, Router,
+    body::Body,
     extract::{Path, State},
     http::{StatusCode, header},
     response::{IntoResponse, Response},
     routing::{delete, get},
 };
 use contiv_model::{name::EndpointId, node};
+use futures::stream;
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::{
@@ -22,8 +24,9 @@ use crate::{
     cni::Pods,
     datapath::Kind,
     metrics::Metrics,
+    monitor::{self, Monitor, Refused},
     ready::Ready,
-    reconcile::{Inspection, Status},
+    reconcile::{Inspection, Status, one_line},
     state::Reader,
 };
 
@@ -53,6 +56,8 @@ pub struct Parts {
     pub inspect: mpsc::Sender<Inspection>,
     /// What is counted.
     pub metrics: Metrics,
+    /// What happens to packets.
+    pub monitor: Monitor,
     /// The pods of this node.
     pub pods: Pods,
 }
@@ -113,6 +118,7 @@ impl Server {
             .route("/readyz", get(readyz))
             .route("/metrics", get(metrics))
             .route("/inspect/driver", get(inspect))
+            .route("/monitor", get(watch_packets))
             .route("/debug/reclaimEndpoint/{id}", delete(reclaim))
             .with_state(parts);
         tokio::select! {
@@ -175,6 +181,25 @@ async fn inspect(State(parts): State<Parts>) -> Response {
         );
     }
     Json(inside).into_response()
+}
+
+/// A line of JSON for each packet that is dropped and each flow that begins, until the listener goes.
+async fn watch_packets(State(parts): State<Parts>) -> Response {
+    let listener = match parts.monitor.listen() {
+        Ok(listener) => listener,
+        Err(refused) => {
+            let code = match refused {
+                Refused::Unsupported => StatusCode::NOT_IMPLEMENTED,
+                Refused::Failed(_) => StatusCode::SERVICE_UNAVAILABLE,
+            };
+            return (code, format!("{}\n", one_line(&refused))).into_response();
+        }
+    };
+    let lines = stream::unfold((parts.monitor, listener), |(monitor, mut listener)| async {
+        let sight = monitor.line(&mut listener).await?;
+        Some((monitor::encode(&sight), (monitor, listener)))
+    });
+    ([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines)).into_response()
 }
 
 /// As the original: `null`, or 500 for an endpoint that is not here.

@@ -17,8 +17,9 @@ use crate::{
     link::Links,
     master::{Access, Master},
     metrics::Metrics,
+    monitor::Monitor,
     ready::Ready,
-    reconcile::{Handle, Reconciler, Status},
+    reconcile::{Handle, Reconciler, Status, one_line},
     register::{self, Identity},
     rest,
     source::{PREFIXES, Sources},
@@ -67,6 +68,7 @@ async fn with<D: Datapath + 'static>(
     let (writer, attacher, reader, changes) = state::new(PREFIXES);
     recover(&links, &attacher).await?;
     let needs = datapath.port_needs();
+    let monitor = Monitor::new(datapath.watcher(), node.host.clone(), reader.clone());
     let (reconciler, Handle { settled, status, inspect }) =
         Reconciler::new(datapath, node.clone(), reader.clone(), changes, PERIOD);
     let mut tasks = Tasks::new(stop.clone());
@@ -95,6 +97,7 @@ async fn with<D: Datapath + 'static>(
         store: connections,
         inspect,
         metrics: metrics.clone(),
+        monitor: monitor.clone(),
         pods: pods.clone(),
     };
     let stopping = stop.clone();
@@ -115,6 +118,10 @@ async fn with<D: Datapath + 'static>(
         reconciler.run(stopping).await;
         Ok(())
     });
+    if flags.datapath.bpf_log {
+        let known = status.clone();
+        tasks.spawn("bpf log", log_packets(monitor, known, stop.clone()));
+    }
     tasks.spawn("start", first_measure(status.clone(), stop.clone()));
     let (stopping, requests) = (stop.clone(), pods.clone());
     tasks.spawn(
@@ -173,6 +180,35 @@ async fn first_measure(
     tokio::select! {
         () = stop.cancelled() => return Ok(()),
         result = work => result?,
+    }
+    stop.cancelled().await;
+    Ok(())
+}
+
+/// What the programs tell of packets, among what the agent says.
+async fn log_packets(
+    monitor: Monitor,
+    mut status: tokio::sync::watch::Receiver<Status>,
+    stop: CancellationToken,
+) -> anyhow::Result<()> {
+    let work = async {
+        // When the reconciler has ended, the agent ends.
+        while status.wait_for(|status| status.known).await.is_ok() {
+            let mut listener = match monitor.listen() {
+                Ok(listener) => listener,
+                Err(refused) => {
+                    tracing::warn!("--bpf-log: {}", one_line(&refused));
+                    return;
+                }
+            };
+            while let Some(sight) = monitor.line(&mut listener).await {
+                tracing::info!(target: "bpf", "{sight}");
+            }
+        }
+    };
+    tokio::select! {
+        () = stop.cancelled() => return Ok(()),
+        () = work => {}
     }
     stop.cancelled().await;
     Ok(())

@@ -26,6 +26,7 @@ pub mod node;
 pub mod policy;
 pub mod registry;
 pub mod service;
+pub mod sight;
 pub mod tag;
 
 mod invalid;

@@ -5,8 +5,8 @@ use std::{ffi::OsString, path::PathBuf};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::{
-    aci, app_profile, apply::Files, bgp, contracts, endpoint, get::Get, global, group, network, node, policy,
-    profile, service, settings, tenant, verb::Verb,
+    aci, app_profile, apply::Files, bgp, contracts, endpoint, get::Get, global, group, monitor, network,
+    node, policy, profile, service, settings, tenant, verb::Verb,
 };
 
 /// Shows and changes the networks, groups and endpoints of a contiv-rs cluster.
@@ -67,6 +67,8 @@ pub enum Command {
     /// The nodes.
     #[command(subcommand)]
     Node(node::Command),
+    /// Shows packets that a node drops and flows that begin there, until it is interrupted.
+    Monitor(monitor::Watch),
     /// The cluster's settings.
     #[command(subcommand)]
     Global(settings::Command<global::Set>),

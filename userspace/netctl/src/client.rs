@@ -1,6 +1,11 @@
 //! Requests to netmaster.
 
-use std::{fs, path::Path, time::Duration};
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    path::Path,
+    time::Duration,
+};
 
 use contiv_model::key::ObjectType;
 use serde_json::{Value, json};
@@ -77,6 +82,26 @@ impl Client {
         let url = format!("{}{path}", self.base);
         let answer = self.signed(self.agent.get(&url)).call();
         read("GET", url, answer)
+    }
+
+    /// A body that goes on, of another server than netmaster: `url` is whole.
+    pub fn stream(&self, url: &str) -> Result<impl BufRead + use<>, Error> {
+        let url = url.to_owned();
+        let failed = |source| Error::Request {
+            method: "GET",
+            url: url.clone(),
+            hint: "is netplugin running there? --agent names its REST address",
+            source: Box::new(source),
+        };
+        let request =
+            self.agent.get(&url).config().timeout_global(None).timeout_connect(Some(TIMEOUT)).build();
+        let mut answer = request.call().map_err(failed)?;
+        if answer.status().is_success() {
+            return Ok(BufReader::new(answer.into_body().into_reader()));
+        }
+        let status = answer.status();
+        let text = answer.body_mut().read_to_string().map_err(failed)?;
+        Err(refused("GET", &url, status, &text, "the agent"))
     }
 
     /// All objects of a type.
@@ -192,12 +217,16 @@ fn read(
     let mut answer = answer.map_err(failed)?;
     let text = answer.body_mut().with_config().limit(1 << 30).read_to_string().map_err(failed)?;
     if !answer.status().is_success() {
-        let line = text.lines().next().unwrap_or_default();
-        return Err(Error::Refused(if line.is_empty() {
-            format!("{method} {url}: netmaster answered {}", answer.status())
-        } else {
-            line.to_owned()
-        }));
+        return Err(refused(method, &url, answer.status(), &text, "netmaster"));
     }
     serde_json::from_str(&text).map_err(|source| Error::Answer { method, url, source })
+}
+
+fn refused(method: &str, url: &str, status: http::StatusCode, text: &str, who: &str) -> Error {
+    let line = text.lines().next().unwrap_or_default();
+    Error::Refused(if line.is_empty() {
+        format!("{method} {url}: {who} answered {status}")
+    } else {
+        line.to_owned()
+    })
 }

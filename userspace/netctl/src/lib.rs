@@ -19,6 +19,7 @@ pub mod group;
 pub mod kind;
 pub mod listing;
 pub mod manifest;
+pub mod monitor;
 pub mod network;
 pub mod node;
 pub mod policy;
@@ -162,6 +163,7 @@ pub fn run(cli: &Cli, out: &mut dyn std::io::Write) -> Result<Outcome, Error> {
         Command::Apply(files) => apply::apply(&client, files, out),
         Command::Delete(files) => apply::delete(&client, files, out),
         Command::Node(command) => node::run(&client, command, out),
+        Command::Monitor(watch) => monitor::run(&client, watch, out),
         Command::Global(command) => settings::run(&global::KIND, &client, command, out),
         Command::Tenant(command) => tenant::run(&client, command, out),
         Command::Network(verb) => verb::run(&network::KIND, &client, verb, out),

@@ -27,6 +27,7 @@ use super::{Datapath, Desired, Error, Failed, Kind, Object, Observed, Op, PortNe
 mod batch;
 mod device;
 mod encode;
+mod events;
 mod failure;
 mod hook;
 mod kernel;
@@ -38,6 +39,8 @@ mod table;
 
 use device::{Netlink, Watch};
 use encode::{Devices, Refused, encode};
+use events::RuleNames;
+pub use events::{Sightings, Watcher};
 use failure::failed;
 pub use hook::Attachment;
 use hook::{Hooks, Role};
@@ -100,6 +103,7 @@ pub struct Ebpf {
     hooks: Hooks,
     writes: Writes,
     devices: Devices,
+    rule_names: RuleNames,
     state: Option<State>,
     /// From the last `observe` on.
     watch: Option<Watch>,
@@ -111,7 +115,16 @@ impl Ebpf {
         let writes = Writes::default();
         let pins = Pins::new(&options.bpf_root, &options.instance);
         let hooks = Hooks::new(options.attachment, pins.clone(), writes.clone());
-        Ebpf { options, pins, hooks, writes, devices: Devices::default(), state: None, watch: None }
+        Ebpf {
+            options,
+            pins,
+            hooks,
+            writes,
+            devices: Devices::default(),
+            rule_names: RuleNames::default(),
+            state: None,
+            watch: None,
+        }
     }
 
     /// What the programs dropped since their maps were made, by reason; reasons without drops are left out.
@@ -272,7 +285,10 @@ impl Datapath for Ebpf {
         }
         let mut state = match self.state.take() {
             Some(state) => state,
-            None => State::new(Kernel::open(&self.pins, &self.hooks, &self.writes)?, self.hooks.clone()),
+            None => State::new(
+                Kernel::open(&self.pins, &self.hooks, &self.rule_names, &self.writes)?,
+                self.hooks.clone(),
+            ),
         };
         // On an error the state is not put back, and the next call begins from the pins.
         self.scaffold(&netlink, state.kernel_mut()).await?;
@@ -351,6 +367,10 @@ impl Datapath for Ebpf {
             "rules": self.rules_decided(),
             "writes": self.writes(),
         })
+    }
+
+    fn watcher(&self) -> Option<Watcher> {
+        Some(Watcher::new(self.pins.clone(), self.rule_names.clone()))
     }
 
     async fn cleanup(&mut self) -> Result<(), Error> {

@@ -10,7 +10,9 @@
 mod from_overlay;
 mod from_pod;
 mod from_uplink;
+mod fuzz;
 mod malformed;
+mod monitor;
 mod node;
 mod policy;
 mod restart;

@@ -33,7 +33,7 @@ pub(crate) fn number(n: u32) -> GroupNumber {
     GroupNumber::try_from(n).unwrap()
 }
 
-fn rule(id: &str, direction: Direction, action: Action, priority: u8) -> Rule {
+pub(crate) fn rule(id: &str, direction: Direction, action: Action, priority: u8) -> Rule {
     Rule {
         id: id.into(),
         direction,
@@ -91,7 +91,12 @@ impl Rig {
 }
 
 /// A pod of a group.
-fn pod(node: &mut Node, network: &netplugin::datapath::Network, who: Who, group: u32) -> Result<Pod> {
+pub(crate) fn pod(
+    node: &mut Node,
+    network: &netplugin::datapath::Network,
+    who: Who,
+    group: u32,
+) -> Result<Pod> {
     let mut pod = node.pod(network, who)?;
     pod.local.group = Some(number(group));
     node.want(Object::Local(pod.local.clone()));

@@ -53,31 +53,8 @@ impl Outcome {
 /// Gives `frame` to a program as if it had come in by `link`.
 pub(crate) fn run(node: &Node, program: &str, link: &str, frame: &[u8]) -> Result<Outcome> {
     let before = node.drops()?;
-    let ifindex = node.ifindex(link)?;
-    let pin = node.pin(program);
-    let (value, bytes) = node.ns.run(|| {
-        let program = SchedClassifier::from_pin(&pin)?;
-        // `struct __sk_buff`: all zero but the interface.
-        let mut context = [0; 192];
-        context[40..44].copy_from_slice(&ifindex.to_ne_bytes());
-        let mut out = vec![0; 4096];
-        let result = program
-            .test_run(TestRunOptions {
-                data_in: Some(frame),
-                data_out: Some(&mut out),
-                ctx_in: Some(&context),
-                ..TestRunOptions::new()
-            })
-            .with_context(|| format!("run a frame of {} bytes", frame.len()))?;
-        out.truncate(usize::try_from(result.data_size_out)?);
-        Ok((result.return_value, out))
-    })?;
-    let code = match value as i32 {
-        -1 => Code::Next,
-        2 => Code::Shot,
-        7 => Code::Redirect,
-        other => anyhow::bail!("the program returned {other}"),
-    };
+    let target = Target::new(node, program, link)?;
+    let (code, bytes) = node.ns.run(|| target.give(frame))?;
     let mut dropped = vec![];
     for (reason, count) in node.drops()? {
         let new = count - before.get(&reason).copied().unwrap_or(0);
@@ -85,4 +62,42 @@ pub(crate) fn run(node: &Node, program: &str, link: &str, frame: &[u8]) -> Resul
         dropped.extend((new == 1).then_some(reason));
     }
     Ok(Outcome { code, bytes, dropped })
+}
+
+/// A pinned program, and the interface that frames seem to come in by.
+pub(crate) struct Target {
+    program: SchedClassifier,
+    /// `struct __sk_buff`: all zero but the interface.
+    context: [u8; 192],
+}
+
+impl Target {
+    pub(crate) fn new(node: &Node, program: &str, link: &str) -> Result<Target> {
+        let mut context = [0; 192];
+        context[40..44].copy_from_slice(&node.ifindex(link)?.to_ne_bytes());
+        Ok(Target { program: SchedClassifier::from_pin(node.pin(program))?, context })
+    }
+
+    /// What the program says of a frame, and what it made of it. In the namespace of the interface.
+    pub(crate) fn give(&self, frame: &[u8]) -> Result<(Code, Vec<u8>)> {
+        let mut bytes = vec![0; 4096];
+        let options = TestRunOptions {
+            data_in: Some(frame),
+            data_out: Some(&mut bytes),
+            ctx_in: Some(&self.context),
+            ..TestRunOptions::new()
+        };
+        let result = self
+            .program
+            .test_run(options)
+            .with_context(|| format!("run a frame of {} bytes", frame.len()))?;
+        bytes.truncate(usize::try_from(result.data_size_out)?);
+        let code = match result.return_value as i32 {
+            -1 => Code::Next,
+            2 => Code::Shot,
+            7 => Code::Redirect,
+            other => anyhow::bail!("the program returned {other}"),
+        };
+        Ok((code, bytes))
+    }
 }

@@ -19,6 +19,7 @@ use contiv_abi::{
 
 use super::{
     batch::BatchMap,
+    events::RuleNames,
     failure::failed,
     hook::{Hooks, Role},
     pins::Pins,
@@ -52,7 +53,12 @@ pub(super) struct Kernel {
 impl Kernel {
     /// Adopts what is pinned if it comes from this very build; else loads, into the pinned maps, and
     /// replaces the programs in place.
-    pub(super) fn open(pins: &Pins, hooks: &Hooks, writes: &Writes) -> Result<Kernel, Error> {
+    pub(super) fn open(
+        pins: &Pins,
+        hooks: &Hooks,
+        names: &RuleNames,
+        writes: &Writes,
+    ) -> Result<Kernel, Error> {
         pins.prepare()?;
         let adopted = pinned_build(pins)? == Some(build_id());
         if !adopted {
@@ -65,7 +71,7 @@ impl Kernel {
             fdb: Table::new(FDB, FDB_CAPACITY, open_map(pins, FDB)?, writes.clone()),
             neigh: Table::new(NEIGH, NEIGH_CAPACITY, open_map(pins, NEIGH)?, writes.clone()),
             peers: Table::new(PEERS, PEERS_CAPACITY, open_map(pins, PEERS)?, writes.clone()),
-            policies: open_policies(pins, writes)?,
+            policies: open_policies(pins, names, writes)?,
             meters: BatchMap::new(METERS, METERS_CAPACITY, open_data(pins, METERS)?, writes.clone())?,
             vteps: open_map(pins, VTEPS)?,
             node: open_map(pins, NODE)?,
@@ -209,11 +215,11 @@ fn open_program(pins: &Pins, role: Role) -> Result<SchedClassifier, Error> {
         .map_err(|error| failed(format!("open the program {}", path.display()), error))
 }
 
-fn open_policies(pins: &Pins, writes: &Writes) -> Result<Policies, Error> {
+fn open_policies(pins: &Pins, names: &RuleNames, writes: &Writes) -> Result<Policies, Error> {
     let sets = BatchMap::new(RULE_SETS, RULE_SETS_CAPACITY, open_data(pins, RULE_SETS)?, writes.clone())?;
     let rules = BatchMap::new(RULES, RULES_CAPACITY, open_data(pins, RULES)?, writes.clone())?;
     let counts = open_map(pins, RULE_COUNTS)?;
-    Policies::new(&open_data(pins, GROUPS)?, sets, rules, counts, writes.clone())
+    Policies::new(&open_data(pins, GROUPS)?, sets, rules, counts, names.clone(), writes.clone())
 }
 
 fn open_data(pins: &Pins, name: &str) -> Result<MapData, Error> {
@@ -222,7 +228,7 @@ fn open_data(pins: &Pins, name: &str) -> Result<MapData, Error> {
 }
 
 /// A pinned map as a map of `T`'s kind, key and value.
-fn open_map<T>(pins: &Pins, name: &str) -> Result<T, Error>
+pub(super) fn open_map<T>(pins: &Pins, name: &str) -> Result<T, Error>
 where
     T: TryFrom<maps::Map, Error = maps::MapError>,
 {

@@ -17,6 +17,7 @@ use crate::datapath::{
     Error,
     ebpf::{
         batch::{BatchMap, wait_for_programs},
+        events::RuleNames,
         failure::{errno, failed},
         table::Writes,
     },
@@ -48,6 +49,7 @@ pub(in super::super) struct Policies {
     sets: BatchMap<u32, RuleSet>,
     rules: BatchMap<RuleKey, RuleEntry>,
     counts: PerCpuHashMap<MapData, u32, RuleCount>,
+    names: RuleNames,
     writes: Writes,
     /// What is in the kernel, by the number of the set. We are the only writer.
     known: HashMap<u32, Contents>,
@@ -69,6 +71,7 @@ impl Policies {
         sets: BatchMap<u32, RuleSet>,
         rules: BatchMap<RuleKey, RuleEntry>,
         counts: PerCpuHashMap<MapData, u32, RuleCount>,
+        names: RuleNames,
         writes: Writes,
     ) -> Result<Self, Error> {
         Ok(Policies {
@@ -76,6 +79,7 @@ impl Policies {
             sets,
             rules,
             counts,
+            names,
             writes,
             known: HashMap::new(),
             named: BTreeMap::new(),
@@ -244,6 +248,7 @@ impl Policies {
     fn name(&mut self, number: u16, direction: Direction, compiled: &Compiled, numbers: &[u32]) {
         let names = compiled.rules.iter().cloned().zip(numbers.iter().copied());
         let new: BTreeMap<RuleId, u32> = names.filter(|(_, number)| *number != 0).collect();
+        self.names.learn(&new);
         let old = self.named.insert((number, direction), new).unwrap_or_default();
         if let Some(new) = self.named.get(&(number, direction)) {
             self.forgotten
@@ -377,6 +382,7 @@ impl Policies {
     }
 
     fn forget(&mut self, rule: u32) -> Result<(), Error> {
+        self.names.forget(rule);
         self.writes.count();
         match self.counts.remove(&rule) {
             Err(error) if errno(&error) != Some(libc::ENOENT) => {

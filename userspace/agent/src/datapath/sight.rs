@@ -1,0 +1,70 @@
+//! What a datapath tells of single packets.
+
+use std::{net::IpAddr, time::SystemTime};
+
+use contiv_model::{mac::Mac, name::RuleId, tag::Encap};
+
+/// A packet that was dropped, or the first of a flow.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sighting {
+    /// When.
+    pub at: SystemTime,
+    /// Why it went no further; `None` when a flow begins.
+    pub dropped: Option<&'static str>,
+    /// The tag of its network, if that is known.
+    pub tag: Option<Tag>,
+    /// The interface that it came in by; `None` of a flow from outside.
+    pub interface: Option<String>,
+    /// Ethernet's type; zero when the frame is too short.
+    pub kind: u16,
+    /// The protocol above IP; zero when it is not IP.
+    pub protocol: u8,
+    /// Who sent it.
+    pub source: End,
+    /// Whom it addresses.
+    pub destination: End,
+    /// Where the service goes that it addresses.
+    pub backend: Option<End>,
+    /// The rules that decided, the source's first.
+    pub rules: Vec<RuleId>,
+    /// Bytes of the frame.
+    pub len: u32,
+}
+
+/// One end of a packet's way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct End {
+    /// `None` when it is not IP.
+    pub ip: Option<IpAddr>,
+    /// Zero when it has none.
+    pub port: u16,
+    /// All zero when it is not told.
+    pub mac: Mac,
+}
+
+/// A network as the wire knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Tag {
+    /// 802.1Q.
+    Vlan(u16),
+    /// VXLAN identifier.
+    Vxlan(u32),
+}
+
+impl From<Encap> for Tag {
+    fn from(encap: Encap) -> Tag {
+        match encap {
+            Encap::Vlan(vlan) => Tag::Vlan(vlan.get()),
+            Encap::Vxlan { vni, .. } => Tag::Vxlan(vni.get()),
+        }
+    }
+}
+
+impl std::fmt::Display for Tag {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Tag::Vlan(tag) => write!(f, "vlan {tag}"),
+            Tag::Vxlan(vni) => write!(f, "vxlan {vni}"),
+        }
+    }
+}
