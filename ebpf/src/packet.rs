@@ -77,6 +77,8 @@ pub(crate) struct Packet {
     pub(crate) translated: u8,
     /// 1 when the lower end of the key has sent the packet, or does so beyond the translation.
     pub(crate) from_low: u8,
+    /// 1 when the packet is the first answer of its flow.
+    pub(crate) confirmed: u8,
     /// 1 for an answer.
     pub(crate) reply: u8,
     /// `Flow::ASIDE` for a direct connection that needs another port.

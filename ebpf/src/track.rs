@@ -26,6 +26,7 @@ pub(crate) extern "C" fn ctv_track(skb: *mut __sk_buff) -> u32 {
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
     packet.now = flows::now();
     packet.len = ctx.len();
+    packet.confirmed = 0;
     if packet.icmp_error != 0 {
         return ctv_related();
     }
@@ -52,6 +53,11 @@ pub(crate) extern "C" fn ctv_track(skb: *mut __sk_buff) -> u32 {
     }
     if code == REOPEN {
         return ctv_reopen();
+    }
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    if packet.confirmed != 0 {
+        // From here and not from where it is noticed: the stack of Linux 6.1 would not hold the calls in between.
+        flows::ctv_confirm();
     }
     // The rules have changed once more: the next packet will do.
     if code == REVIEW { DropReason::Policy as u32 } else { code }
@@ -162,7 +168,7 @@ fn pass(packet: &mut Packet, flow: &mut Flow, original: bool, answered: bool) ->
     flow.tcp[1] |= ending;
     // A connection that was refused at once needs no long memory.
     if !answered && ending & tcp::RST == 0 {
-        flows::ctv_confirm();
+        packet.confirmed = 1;
     }
     packet::GO_ON
 }
