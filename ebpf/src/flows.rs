@@ -101,6 +101,7 @@ pub(crate) extern "C" fn ctv_confirm() -> u32 {
     if translated {
         ctv_alias(flow);
     }
+    let Some(packet) = packet::in_hand() else { return 0 };
     let closing = flow.tcp[0] | flow.tcp[1];
     copy(packet, flow);
     if FLOWS.insert(&packet.key, timed(packet), 0).is_err() {
@@ -161,6 +162,7 @@ pub(crate) fn forget(packet: &mut Packet) {
     } else {
         0
     };
+    let Some(packet) = packet::in_hand() else { return };
     if translated != 0 {
         let _gone = FLOWS.remove(&packet.alias);
         let _gone = NEW.remove(&packet.alias);
@@ -219,7 +221,9 @@ extern "C" fn expire(_map: *mut c_void, key: *mut FlowKey, entry: *mut TimedFlow
     // SAFETY: an entry of a map is not in the packet.
     unsafe { core::ptr::copy_nonoverlapping(key, &raw mut packet.key, 1) };
     packet.segment = packet.key.segment;
-    if ctv_alias(flow) != 0 {
+    let translated = ctv_alias(flow) != 0;
+    let Some(packet) = packet::in_hand() else { return 0 };
+    if translated {
         let _gone = FLOWS.remove(&packet.alias);
     }
     let _gone = FLOWS.remove(&packet.key);

@@ -45,9 +45,7 @@ pub(crate) fn answer(
     asker: Asker,
 ) -> Result<bool, DropReason> {
     let arp = ethernet.kind == frame::ARP;
-    if entry.flags & (SegmentEntry::PROXY | SegmentEntry::SERVICES) == 0
-        || !(arp || ethernet.kind == frame::IPV6)
-    {
+    if !(arp || ethernet.kind == frame::IPV6) {
         return Ok(false);
     }
     let packet = packet::in_hand().ok_or(DropReason::Malformed)?;

@@ -130,8 +130,8 @@ static PACKET: PerCpuArray<Packet, 1> = PerCpuArray::new();
 #[inline(always)]
 pub(crate) fn in_hand<'a>() -> Option<&'a mut Packet> {
     let packet = PACKET.get_ptr_mut(0)?;
-    // SAFETY: this CPU's own; see `Packet` for why nobody else has it meanwhile. A stage takes it afresh and
-    // does not keep it over a call of another.
+    // SAFETY: this CPU's own; see `Packet` for why nobody else has it meanwhile. Whoever calls a function that
+    // takes it, takes it afresh afterwards: the compiler believes that nothing else changes what it has.
     Some(unsafe { &mut *packet })
 }
 

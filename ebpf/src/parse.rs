@@ -64,8 +64,7 @@ const _: () = assert!(size_of::<Ipv6>() == 40);
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_parse(skb: *mut __sk_buff) -> u32 {
     let ctx = TcContext::new(skb);
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
-    match parse(&ctx, packet) {
+    match parse(&ctx) {
         Ok(true) => packet::GO_ON,
         Ok(false) => packet::AGAIN,
         Err(reason) => reason as u32,
@@ -73,7 +72,8 @@ pub(crate) extern "C" fn ctv_parse(skb: *mut __sk_buff) -> u32 {
 }
 
 #[inline(always)]
-fn parse(ctx: &TcContext, packet: &mut Packet) -> Result<bool, DropReason> {
+fn parse(ctx: &TcContext) -> Result<bool, DropReason> {
+    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
     packet.l3 = ETHERNET as u32;
     packet.icmp_error = 0;
     packet.tcp = 0;
@@ -87,6 +87,7 @@ fn parse(ctx: &TcContext, packet: &mut Packet) -> Result<bool, DropReason> {
         packet::GO_ON => {}
         reason => return Err(packet::reason(reason)),
     }
+    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
     packet.tuple = packet.spare;
     packet.protocol = packet.tuple.protocol;
     packet.l4 = packet.next;
@@ -94,14 +95,16 @@ fn parse(ctx: &TcContext, packet: &mut Packet) -> Result<bool, DropReason> {
     let mut ours = true;
     if piece == Piece::LATER {
         recall(packet)?;
+        packet.wanted = packet.tuple;
     } else {
         ours = transport(ctx, packet)?;
+        let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
         packet.piece = piece;
+        packet.wanted = packet.tuple;
         if piece == Piece::FIRST {
             remember(packet);
         }
     }
-    packet.wanted = packet.tuple;
     Ok(ours)
 }
 
@@ -271,7 +274,11 @@ fn about(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
     const ICMP_HEADER: u32 = 8;
     let at = packet.l4 + ICMP_HEADER;
     // What cannot be read is about nothing that we know: the error goes its way as a packet of its own.
-    if ctv_ip(ctx.skb.skb, at) != packet::GO_ON || packet.piece == Piece::LATER {
+    if ctv_ip(ctx.skb.skb, at) != packet::GO_ON {
+        return Ok(());
+    }
+    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+    if packet.piece == Piece::LATER {
         return Ok(());
     }
     packet.inner = packet.spare;

@@ -5,8 +5,8 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use contiv_abi::{
-    AffinityEntry, AffinityKey, Backend, DropReason, Flow, NeighEntry, NeighKey, ServiceEntry, ServiceKey,
-    TCP, UDP,
+    AffinityEntry, AffinityKey, Backend, DropReason, Flow, NeighEntry, NeighKey, RingBlock, ServiceEntry,
+    ServiceKey, TCP, UDP,
     maps::{AFFINITY_CAPACITY, BACKENDS_CAPACITY, RING_CAPACITY, SERVICES_CAPACITY},
 };
 
@@ -22,7 +22,7 @@ const MMAPABLE: usize = aya_ebpf::bindings::BPF_F_MMAPABLE as usize;
 static SERVICES: HashMap<ServiceKey, ServiceEntry, SERVICES_CAPACITY, NO_PREALLOC> = HashMap::new();
 
 #[btf_map(name = "ctv_ring")]
-static RING: Array<u32, RING_CAPACITY, MMAPABLE> = Array::new();
+static RING: Array<RingBlock, RING_CAPACITY, MMAPABLE> = Array::new();
 
 #[btf_map(name = "ctv_backends")]
 static BACKENDS: Array<Backend, BACKENDS_CAPACITY, MMAPABLE> = Array::new();
@@ -107,7 +107,9 @@ fn by_client(packet: &Packet, entry: &ServiceEntry) -> Option<u32> {
 
 #[inline(always)]
 fn slot(entry: &ServiceEntry, hash: u32) -> Option<u32> {
-    RING.get(entry.ring + (hash & (entry.slots - 1))).copied()
+    let slot = entry.ring + (hash & (entry.slots - 1));
+    let block = RING.get(slot / RingBlock::LEN as u32)?;
+    block.slots.get(slot as usize % RingBlock::LEN).copied()
 }
 
 /// The finalizer of MurmurHash3 over what tells connections apart.

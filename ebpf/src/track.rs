@@ -233,7 +233,7 @@ pub(crate) extern "C" fn ctv_open() -> u32 {
     packet.translated = 0;
     packet.alias.set(packet.segment, &packet.tuple, FlowKey::FLOW);
     // Services are translated where their clients are.
-    if packet.source_port != 0 && packet.segment_flags & contiv_abi::SegmentEntry::SERVICES != 0 {
+    if packet.source_port != 0 {
         let code = service::ctv_choose();
         if code != packet::GO_ON {
             return REFUSE | code;
@@ -295,6 +295,7 @@ fn note(packet: &mut Packet) -> Result<(), DropReason> {
             return Err(DropReason::NoPort);
         }
     }
+    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
     packet.flow.flags = Flow::NAT | packet.hairpin | packet.aside;
     packet.flow.origin_is_low = u8::from(packet.wanted.source_is_low());
     let noted = flows::note(&packet.key, &packet.flow);

@@ -40,15 +40,13 @@ pub struct SegmentEntry {
     pub out: u32,
     /// How many slots of the flood list are in use.
     pub ports: u32,
-    /// [`SegmentEntry::PROXY`], [`SegmentEntry::SERVICES`].
+    /// [`SegmentEntry::PROXY`].
     pub flags: u32,
 }
 
 impl SegmentEntry {
     /// Requests for known neighbours are answered here (arp mode `proxy`).
     pub const PROXY: u32 = 1;
-    /// There are services: a new connection may be to one.
-    pub const SERVICES: u32 = 2;
 }
 
 /// A slot of a segment's flood list; the value is an interface index.

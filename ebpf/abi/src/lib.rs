@@ -32,7 +32,7 @@ pub use flow::{
 pub use forward::{FdbEntry, FdbKey, FloodKey, Mac, NeighEntry, NeighKey, Node, Port, SegmentEntry, Vtep};
 pub use order::{Be16, Be32};
 pub use segment::Segment;
-pub use service::{AffinityEntry, AffinityKey, Backend, ServiceEntry, ServiceKey, service_mac};
+pub use service::{AffinityEntry, AffinityKey, Backend, RingBlock, ServiceEntry, ServiceKey, service_mac};
 
 /// The layout of the maps. Part of the pin path: an agent with another number leaves these maps alone until
 /// its own are filled, and then takes the place of their programs.
@@ -67,6 +67,7 @@ map_types! {
     FragmentPorts: 4;
     ServiceKey: 32;
     ServiceEntry: 16;
+    RingBlock: 64;
     Backend: 24;
     AffinityKey: 32;
     AffinityEntry: 8;

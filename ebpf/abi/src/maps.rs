@@ -74,10 +74,10 @@ pub const SERVICES: &str = "ctv_svc";
 /// Ports of services.
 pub const SERVICES_CAPACITY: usize = 65_536;
 
-/// Slot -> the number of a backend. Rings of all sets of backends, packed. Full: the service fails.
+/// Number -> [`RingBlock`](crate::RingBlock): the rings of all sets of backends, packed. Full: the service fails.
 pub const RING: &str = "ctv_ring";
-/// 16 MiB.
-pub const RING_CAPACITY: usize = 1 << 22;
+/// Blocks: 16 MiB.
+pub const RING_CAPACITY: usize = 1 << 18;
 
 /// Number -> [`Backend`](crate::Backend). Full: the service fails.
 pub const BACKENDS: &str = "ctv_backends";

@@ -32,7 +32,7 @@ impl ServiceKey {
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct ServiceEntry {
-    /// The first slot of its ring in `ctv_ring`.
+    /// The first slot of its ring: the block of `ctv_ring` times [`RingBlock::LEN`].
     pub ring: u32,
     /// How many slots the ring has, a power of two; zero when there is no ready backend.
     pub slots: u32,
@@ -40,6 +40,21 @@ pub struct ServiceEntry {
     pub number: u32,
     /// How long a client stays with its backend without a new connection, in seconds; zero for not at all.
     pub affinity: u32,
+}
+
+/// A piece of a ring: the numbers of backends. The kernel keeps the values of an array at multiples of 8 bytes,
+/// so that a slot by itself would take twice its size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
+#[repr(C)]
+pub struct RingBlock {
+    /// The slots.
+    pub slots: [u32; RingBlock::LEN],
+}
+
+impl RingBlock {
+    /// Slots of a block, and of the smallest ring.
+    pub const LEN: usize = 16;
 }
 
 /// Where connections of services arrive.

@@ -10,6 +10,7 @@
 //! encode   objects -> entries, pure
 //! state    which entries are there, and for whom; put, take, sweep
 //! kernel   the maps and programs; roster: the flood lists inside the maps; table: one map
+//! services the ports of services, and the rings of backends that they lead to; ring, arena, mapping: pieces
 //! hook     programs on interfaces; device: interfaces; pins: the file system
 //! ```
 
@@ -25,15 +26,19 @@ use contiv_model::name::RuleId;
 use super::{Datapath, Desired, Error, Failed, Kind, Object, Observed, Op, PortNeeds};
 
 mod batch;
+mod arena;
 mod device;
 mod encode;
 mod events;
 mod failure;
 mod hook;
 mod kernel;
+mod mapping;
 mod pins;
 mod policy;
+mod ring;
 mod roster;
+mod services;
 mod state;
 mod table;
 
@@ -70,6 +75,8 @@ pub struct Options {
     pub attachment: Attachment,
     /// How long connections are remembered.
     pub timeouts: Timeouts,
+    /// How many connections are remembered; two for each that is translated. Read when the map is made.
+    pub flows: u32,
 }
 
 impl Options {
@@ -92,6 +99,7 @@ impl Default for Options {
             uplink: None,
             attachment: Attachment::default(),
             timeouts: Timeouts::default(),
+            flows: maps::FLOWS_CAPACITY as u32,
         }
     }
 }
@@ -221,8 +229,18 @@ impl Ebpf {
                 state.set(&id, &entries).await
             }
             Op::Delete(id) => state.delete(id),
-            Op::Sweep => state.sweep(),
+            Op::Sweep => state.sweep().and_then(|()| self.retire()),
         }
+    }
+
+    /// What an agent with another layout of the maps has left has forwarded until now, when ours know everything
+    /// that theirs did. Its links come first on each interface; without them the programs behind have the frames.
+    fn retire(&self) -> Result<(), Error> {
+        for old in self.pins.of_other_layouts() {
+            let removed = old.remove_all()?;
+            (0..removed).for_each(|_| self.writes.count());
+        }
+        Ok(())
     }
 
     async fn note_attached(
@@ -272,7 +290,7 @@ impl Ebpf {
                 observed.same.insert(id.clone());
             }
         }
-        observed.strays = state.strays()?;
+        observed.strays = state.strays()? + self.pins.of_other_layouts().len();
         Ok(observed)
     }
 }
@@ -286,7 +304,7 @@ impl Datapath for Ebpf {
         let mut state = match self.state.take() {
             Some(state) => state,
             None => State::new(
-                Kernel::open(&self.pins, &self.hooks, &self.rule_names, &self.writes)?,
+                Kernel::open(&self.pins, &self.hooks, &self.rule_names, self.options.flows, &self.writes)?,
                 self.hooks.clone(),
             ),
         };
@@ -336,6 +354,7 @@ impl Datapath for Ebpf {
         let entries = self.state.as_ref().map(|state| {
             let kernel = state.kernel();
             let [groups, sets, rules] = kernel.policies.sizes();
+            let [ports, blocks, backends] = kernel.services.fill();
             serde_json::json!({
                 maps::GROUPS: groups,
                 maps::RULE_SETS: sets,
@@ -346,6 +365,9 @@ impl Datapath for Ebpf {
                 maps::FDB: kernel.fdb.len(),
                 maps::NEIGH: kernel.neigh.len(),
                 maps::PEERS: kernel.peers.len(),
+                maps::SERVICES: ports,
+                maps::RING: blocks,
+                maps::BACKENDS: backends,
             })
         });
         let drops = self.drops().map_or_else(
@@ -356,6 +378,15 @@ impl Datapath for Ebpf {
                 serde_json::Value::Object(counts.collect())
             },
         );
+        let flows = self.state.as_ref().map(|state| {
+            state.kernel().flow_events().map_or_else(
+                |error| serde_json::json!({ "error": error.to_string() }),
+                |events| {
+                    let counts = events.into_iter().map(|(name, count)| (name.to_owned(), count.into()));
+                    serde_json::Value::Object(counts.collect())
+                },
+            )
+        });
         serde_json::json!({
             "datapath": "ebpf",
             "attachment": format!("{:?}", self.hooks.attachment()).to_lowercase(),
@@ -365,6 +396,7 @@ impl Datapath for Ebpf {
             "entries": entries,
             "drops": drops,
             "rules": self.rules_decided(),
+            "flows": flows,
             "writes": self.writes(),
         })
     }
@@ -385,6 +417,7 @@ impl Datapath for Ebpf {
                 }
             }
         }
+        outcome = outcome.and(self.retire());
         outcome = outcome.and(self.pins.remove_all().map(|removed| {
             (0..removed).for_each(|_| self.writes.count());
         }));

@@ -7,6 +7,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod flows;
 mod from_overlay;
 mod from_pod;
 mod from_uplink;
@@ -17,5 +18,6 @@ mod node;
 mod policy;
 mod restart;
 mod run;
+mod services;
 mod traffic;
 mod verifier;

@@ -3,13 +3,17 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use contiv_abi::{
-    Address, FdbEntry, FdbKey, NeighEntry, NeighKey, Port, Segment, SegmentEntry, Vtep,
+    Address, Backend, Be16, FdbEntry, FdbKey, NeighEntry, NeighKey, Port, Segment, SegmentEntry, ServiceKey,
+    Vtep,
     policy::{self, GROUP_NUMBERS},
+    service_mac,
 };
-use contiv_model::{global::ArpMode, group::GroupNumber, name::RuleId, tag::Encap};
+use contiv_model::{
+    global::ArpMode, group::GroupNumber, name::RuleId, service::Readiness, tag::Encap,
+};
 
-use super::policy::Wanted;
-use crate::datapath::{Group, Local, Network, Object, Peer, Remote};
+use super::{policy::Wanted, services::Target};
+use crate::datapath::{Group, Local, Network, Object, Peer, Remote, Service};
 
 /// One thing in the kernel, whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +28,8 @@ pub(super) enum Entry {
     Fdb(FdbKey, FdbEntry),
     /// An answer to ARP or ND.
     Neigh(NeighKey, NeighEntry),
+    /// A port of a service.
+    Service(ServiceKey, Target),
     /// The program on a port.
     Hook { ifindex: u32, interface: String },
 }
@@ -36,6 +42,7 @@ pub(super) enum EntryKey {
     Port(u32),
     Fdb(FdbKey),
     Neigh(NeighKey),
+    Service(ServiceKey),
     Hook(u32),
 }
 
@@ -47,6 +54,7 @@ impl Entry {
             Entry::Port { ifindex, .. } => EntryKey::Port(*ifindex),
             Entry::Fdb(key, _) => EntryKey::Fdb(*key),
             Entry::Neigh(key, _) => EntryKey::Neigh(*key),
+            Entry::Service(key, _) => EntryKey::Service(*key),
             Entry::Hook { ifindex, .. } => EntryKey::Hook(*ifindex),
         }
     }
@@ -78,6 +86,10 @@ pub(super) enum Refused {
     PeerNumber { rule: RuleId, number: GroupNumber },
     #[error("a number below {GROUP_NUMBERS} is needed")]
     GroupNumber,
+    #[error("services of the whole cluster are not supported yet (give the service a network)")]
+    WholeCluster,
+    #[error("the backend {0} is on another network than the service (backends have to be on the service's)")]
+    BackendElsewhere(IpAddr),
     #[error("there is no program for it yet")]
     Unsupported,
 }
@@ -92,7 +104,8 @@ pub(super) fn encode(
     match object {
         Object::Peer(peer) => encode_peer(peer, devices),
         Object::Network(network) => Ok(encode_network(network, devices)),
-        Object::Group(_) | Object::Service(_) => Err(Refused::Unsupported),
+        Object::Group(_) => Err(Refused::Unsupported),
+        Object::Service(service) => encode_service(service),
         Object::Remote(remote) => encode_remote(remote),
         Object::Local(local) => {
             let index = ifindex(&local.port).ok_or_else(|| Refused::NoInterface(local.port.clone()))?;
@@ -196,6 +209,33 @@ fn encode_local(local: &Local, ifindex: u32) -> Vec<Entry> {
     entries.extend(neighbours(segment, owner, local.ip, local.ip6));
     entries.push(Entry::Hook { ifindex, interface: local.port.clone() });
     entries
+}
+
+fn encode_service(service: &Service) -> Result<Vec<Entry>, Refused> {
+    let scope = service.scope.as_ref().ok_or(Refused::WholeCluster)?;
+    if let Some(elsewhere) = service.backends.iter().find(|backend| backend.encap != scope.encap) {
+        return Err(Refused::BackendElsewhere(elsewhere.ip));
+    }
+    let (segment, ip) = (segment_of(scope.encap), Address::from(service.vip));
+    let ready = || service.backends.iter().filter(|backend| backend.readiness == Readiness::Ready);
+    // A second at least: less than that would be nothing, which means "for ever" in the kernel.
+    let affinity = service.affinity.map_or(0, |time| time.as_secs().clamp(1, u32::MAX.into()) as u32);
+    let mut entries: Vec<Entry> = service
+        .ports
+        .iter()
+        .map(|port| {
+            let at = |ip| Backend { ip: Address::from(ip), port: port.target, zero: [0; 3] };
+            let mut backends: Vec<Backend> = ready().map(|backend| at(backend.ip)).collect();
+            backends.sort_unstable();
+            backends.dedup();
+            let key = ServiceKey::new(segment, ip, Be16::new(port.port), port.protocol.number());
+            Entry::Service(key, Target { backends, affinity })
+        })
+        .collect();
+    // Clients are told where the address is when there is something.
+    let owner = NeighEntry { mac: service_mac(&ip), flags: NeighEntry::SERVICE, ifindex: 0, group: 0 };
+    entries.push(Entry::Neigh(NeighKey { segment, ip }, owner));
+    Ok(entries)
 }
 
 fn neighbours(

@@ -6,13 +6,13 @@ use aya::{
     programs::SchedClassifier,
 };
 use contiv_abi::{
-    DropCount, DropReason, FdbEntry, FdbKey, FloodKey, NeighEntry, NeighKey, Node, Port, Segment,
+    DropCount, DropReason, FdbEntry, FdbKey, FloodKey, FlowEvent, NeighEntry, NeighKey, Node, Port, Segment,
     SegmentEntry, Timeouts, Vtep,
     maps::{
-        ALL, BUILD, BUILD_LEN, DROPS, FDB, FDB_CAPACITY, FLOOD, FLOOD_CAPACITY, GROUPS, METERS,
-        METERS_CAPACITY, NEIGH, NEIGH_CAPACITY, NODE, PEERS, PEERS_CAPACITY, PORTS, PORTS_CAPACITY,
-        RULE_COUNTS, RULE_SETS, RULE_SETS_CAPACITY, RULES, RULES_CAPACITY, SEGMENTS, SEGMENTS_CAPACITY,
-        VTEPS,
+        AFFINITY, ALL, BACKENDS, BUILD, BUILD_LEN, DROPS, FDB, FDB_CAPACITY, FLOOD, FLOOD_CAPACITY,
+        FLOW_STATS, FLOWS, GROUPS, METERS, METERS_CAPACITY, NEIGH, NEIGH_CAPACITY, NODE, PEERS,
+        PEERS_CAPACITY, PORTS, PORTS_CAPACITY, RING, RULE_COUNTS, RULE_SETS, RULE_SETS_CAPACITY, RULES,
+        RULES_CAPACITY, SEGMENTS, SEGMENTS_CAPACITY, SERVICES, SERVICES_CAPACITY, VTEPS,
     },
     policy::{Meter, MeterKey},
 };
@@ -24,6 +24,7 @@ use super::{
     hook::{Hooks, Role},
     pins::Pins,
     policy::Policies,
+    services::Services,
     table::{Table, Writes},
 };
 use crate::datapath::Error;
@@ -41,9 +42,11 @@ pub(super) struct Kernel {
     pub(super) peers: Table<Vtep, u32>,
     pub(super) policies: Policies,
     pub(super) meters: BatchMap<MeterKey, Meter>,
+    pub(super) services: Services,
     vteps: Array<MapData, Vtep>,
     node: Array<MapData, Node>,
     drops: PerCpuArray<MapData, DropCount>,
+    flow_stats: PerCpuArray<MapData, u64>,
     from_pod: SchedClassifier,
     from_overlay: SchedClassifier,
     from_uplink: SchedClassifier,
@@ -57,12 +60,13 @@ impl Kernel {
         pins: &Pins,
         hooks: &Hooks,
         names: &RuleNames,
+        flows: u32,
         writes: &Writes,
     ) -> Result<Kernel, Error> {
         pins.prepare()?;
         let adopted = pinned_build(pins)? == Some(build_id());
         if !adopted {
-            load(pins, hooks, writes)?;
+            load(pins, hooks, flows, writes)?;
         }
         let kernel = Kernel {
             ports: Table::new(PORTS, PORTS_CAPACITY, open_map(pins, PORTS)?, writes.clone()),
@@ -73,6 +77,14 @@ impl Kernel {
             peers: Table::new(PEERS, PEERS_CAPACITY, open_map(pins, PEERS)?, writes.clone()),
             policies: open_policies(pins, names, writes)?,
             meters: BatchMap::new(METERS, METERS_CAPACITY, open_data(pins, METERS)?, writes.clone())?,
+            services: Services::new(
+                Table::new(SERVICES, SERVICES_CAPACITY, open_map(pins, SERVICES)?, writes.clone()),
+                open_data(pins, RING)?,
+                open_data(pins, BACKENDS)?,
+                open_map(pins, AFFINITY)?,
+                writes.clone(),
+            )?,
+            flow_stats: open_map(pins, FLOW_STATS)?,
             vteps: open_map(pins, VTEPS)?,
             node: open_map(pins, NODE)?,
             drops: open_map(pins, DROPS)?,
@@ -104,7 +116,20 @@ impl Kernel {
         self.fdb.read()?;
         self.neigh.read()?;
         self.peers.read()?;
-        self.policies.read()
+        self.policies.read()?;
+        self.services.read()
+    }
+
+    /// What has happened to flows since the maps were made, by the names of `FlowEvent::ALL`.
+    pub(super) fn flow_events(&self) -> Result<Vec<(&'static str, u64)>, Error> {
+        let count = |event: FlowEvent| {
+            let per_cpu = self
+                .flow_stats
+                .get(&(event as u32), 0)
+                .map_err(|error| failed(format!("read the map {FLOW_STATS}"), error))?;
+            Ok(per_cpu.iter().sum())
+        };
+        FlowEvent::ALL.iter().map(|(event, name)| Ok((*name, count(*event)?))).collect()
     }
 
     /// The list of peers that flooding walks.
@@ -187,12 +212,13 @@ fn set_build(pins: &Pins, writes: &Writes) -> Result<(), Error> {
 
 /// Loads the object with its maps pinned (those that are pinned already are used), pins the programs,
 /// and puts them where older ones run.
-fn load(pins: &Pins, hooks: &Hooks, writes: &Writes) -> Result<(), Error> {
+fn load(pins: &Pins, hooks: &Hooks, flows: u32, writes: &Writes) -> Result<(), Error> {
     let mut loader = EbpfLoader::new();
     for name in ALL {
         loader.map_pin_path(name, pins.map(name));
         writes.count();
     }
+    loader.map_max_entries(FLOWS, flows);
     let mut object = loader.load(OBJECT).map_err(|error| failed("load the eBPF object", error))?;
     for role in Role::ALL {
         let what = || format!("load the program {}", role.program());
@@ -232,9 +258,7 @@ pub(super) fn open_map<T>(pins: &Pins, name: &str) -> Result<T, Error>
 where
     T: TryFrom<maps::Map, Error = maps::MapError>,
 {
-    let path = pins.map(name);
-    MapData::from_pin(&path)
-        .and_then(maps::Map::from_map_data)
+    maps::Map::from_map_data(open_data(pins, name)?)
         .and_then(T::try_from)
-        .map_err(|error| failed(format!("open the map {}", path.display()), error))
+        .map_err(|error| failed(format!("open the map {}", pins.map(name).display()), error))
 }

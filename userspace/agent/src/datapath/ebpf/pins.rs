@@ -29,6 +29,21 @@ impl Pins {
         Pins { root: root.to_owned(), directory: root.join(format!("v{ABI_VERSION}")).join(instance) }
     }
 
+    /// Those that an agent with another layout of the maps has left for this instance.
+    pub(super) fn of_other_layouts(&self) -> Vec<Pins> {
+        let (Ok(entries), Some(instance)) = (fs::read_dir(&self.root), self.directory.file_name()) else {
+            return vec![];
+        };
+        let layout = |name: &str| name.strip_prefix('v')?.parse::<u32>().ok();
+        let others = entries.flatten().filter_map(|entry| layout(entry.file_name().to_str()?));
+        let others = others.filter(|layout| *layout != ABI_VERSION);
+        let directories = others.map(|layout| self.root.join(format!("v{layout}")).join(instance));
+        directories
+            .filter(|directory| directory.is_dir())
+            .map(|directory| Pins { root: self.root.clone(), directory })
+            .collect()
+    }
+
     pub(super) fn maps(&self) -> PathBuf {
         self.directory.join("maps")
     }
