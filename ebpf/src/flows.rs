@@ -19,7 +19,7 @@ use contiv_abi::{
 
 use crate::{
     maps::{self, NO_PREALLOC},
-    packet::{self, Packet},
+    packet::{self, Packet, set_key},
 };
 
 #[btf_map(name = "ctv_ct")]
@@ -133,7 +133,7 @@ extern "C" fn ctv_alias(flow: *const Flow) -> u32 {
     // SAFETY: the verifier sees to it that a pointer which is not null is to a whole flow.
     let Some(flow) = (unsafe { flow.as_ref() }) else { return 0 };
     flow.untranslate(&packet.key, &mut packet.spare);
-    packet.alias.set(packet.segment, &packet.spare, flow.alias_kind());
+    set_key(&packet.spare, &raw mut packet.alias, flow.alias_kind());
     u32::from(flow.flags & Flow::NAT)
 }
 

@@ -10,6 +10,7 @@ use contiv_abi::{Address, Be16, DropReason, NeighKey, TCP, UDP, service_mac};
 use crate::{
     frame, maps,
     packet::{self, ICMPV6, Packet, Piece},
+    source,
 };
 
 /// Rewrites the packet in hand from `tuple` to `wanted`, and its Ethernet addresses where an end is another.
@@ -37,10 +38,10 @@ fn translate(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
         let owner = maps::neighbour(&NeighKey { segment: packet.segment, ip: packet.wanted.destination });
         packet.destination_mac = owner.ok_or(DropReason::StrangeBackend)?.mac;
         store(ctx, 0, &packet.destination_mac)?;
-    }
-    if !packet.wanted.source.same(&packet.tuple.source) {
-        packet.source_mac = service_mac(&packet.wanted.source);
-        store(ctx, 6, &packet.source_mac)?;
+        if source::same(&packet.destination_mac, &packet.source_mac) {
+            // The pod that reaches itself gets it from the service, not from its own address.
+            store(ctx, 6, &service_mac(&packet.wanted.source))?;
+        }
     }
     Ok(())
 }

@@ -3,6 +3,8 @@
 use aya_ebpf::{btf_maps::PerCpuArray, macros::btf_map};
 use contiv_abi::{DropReason, Flow, FlowKey, Mac, Segment, Tuple};
 
+use crate::refuse::Tcp;
+
 /// The packet in hand.
 ///
 /// It lies in a map and not on the stack, so that it is shared by the stages that are functions of their
@@ -33,6 +35,8 @@ pub(crate) struct Packet {
     pub(crate) timed: TimedRoom,
     /// Room for a refusal.
     pub(crate) answer: [u64; ANSWER_LEN / 8],
+    /// The header of a reset.
+    pub(crate) reset: Tcp,
     /// Seconds since boot.
     pub(crate) now: u32,
     /// Bytes of the frame.
@@ -133,6 +137,27 @@ pub(crate) fn in_hand<'a>() -> Option<&'a mut Packet> {
     // SAFETY: this CPU's own; see `Packet` for why nobody else has it meanwhile. Whoever calls a function that
     // takes it, takes it afresh afterwards: the compiler believes that nothing else changes what it has.
     Some(unsafe { &mut *packet })
+}
+
+/// Makes the key of a tuple in the packet's network. Not zero if the source is the lower end.
+///
+/// A function of its own for the verifier: the order of two addresses has many outcomes, and nobody who wants
+/// a key cares which it was.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ctv_key(tuple: *const Tuple, key: *mut FlowKey, kind: u32) -> u32 {
+    let Some(packet) = in_hand() else { return 0 };
+    let segment = packet.segment;
+    // SAFETY: the verifier sees to it that a pointer which is not null is to a whole value.
+    let (Some(tuple), Some(key)) = (unsafe { (tuple.as_ref(), key.as_mut()) }) else { return 0 };
+    key.set(segment, tuple, kind as u8);
+    u32::from(tuple.source_is_low())
+}
+
+/// The same with the types of the programs; the result is for `Packet::from_low`.
+#[inline(always)]
+pub(crate) fn set_key(tuple: *const Tuple, key: *mut FlowKey, kind: u8) -> u8 {
+    ctv_key(tuple, key, kind.into()) as u8
 }
 
 /// What a stage that is a function of its own returns: zero to go on, or the number of the reason to drop.

@@ -26,7 +26,7 @@ struct Ports {
 /// A header of TCP without options (RFC 9293 3.1).
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Tcp {
+pub(crate) struct Tcp {
     ports: Ports,
     sequence: [Be16; 2],
     acknowledged: [Be16; 2],
@@ -105,8 +105,12 @@ fn refuse(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
             if packet.tcp & tcp::RST != 0 {
                 return Err(DropReason::NoBackend);
             }
-            let reset = reset(ctx, packet)?;
-            if ip6 { reset_v6(ctx, packet, reset) } else { reset_v4(ctx, packet, reset) }
+            match ctv_reset(ctx.skb.skb) {
+                packet::GO_ON => {}
+                reason => return Err(packet::reason(reason)),
+            }
+            let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+            if ip6 { reset_v6(ctx, packet) } else { reset_v4(ctx, packet) }
         }
         (UDP, false) => unreachable_v4(ctx, packet),
         (UDP, true) => unreachable_v6(ctx, packet),
@@ -114,11 +118,19 @@ fn refuse(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
     }
 }
 
+/// Puts the header of a reset into the packet in hand. A function of its own for the verifier.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_reset(skb: *mut __sk_buff) -> u32 {
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    packet::code(reset(&TcContext::new(skb), packet))
+}
+
 /// RFC 9293 3.10.7.1: a reset that the client believes.
 #[inline(always)]
-fn reset(ctx: &TcContext, packet: &Packet) -> Result<Tcp, DropReason> {
+fn reset(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
     let from = frame::load::<Tcp>(ctx, packet.l4 as usize)?;
-    let mut reset = Tcp {
+    packet.reset = Tcp {
         ports: Ports { source: from.ports.destination, destination: from.ports.source },
         sequence: [Be16::new(0); 2],
         acknowledged: [Be16::new(0); 2],
@@ -128,17 +140,18 @@ fn reset(ctx: &TcContext, packet: &Packet) -> Result<Tcp, DropReason> {
         urgent: Be16::new(0),
     };
     if packet.tcp & tcp::ACK != 0 {
-        reset.sequence = from.acknowledged;
-        return Ok(reset);
+        packet.reset.sequence = from.acknowledged;
+        return Ok(());
     }
     let header = u32::from(from.offset_and_flags[0] >> 4) * 4;
     let data = ip_end(ctx, packet)?.wrapping_sub(packet.l4 + header);
-    let counted = u32::from(packet.tcp & tcp::SYN != 0) + u32::from(packet.tcp & tcp::FIN != 0);
+    // SYN and FIN take a number each; without branches, their bits being 2 and 1.
+    let counted = u32::from(packet.tcp >> 1 & 1) + u32::from(packet.tcp & 1);
     let [high, low] = from.sequence;
     let next = (u32::from(high.get()) << 16 | u32::from(low.get())).wrapping_add(data).wrapping_add(counted);
-    reset.acknowledged = [Be16::new((next >> 16) as u16), Be16::new(next as u16)];
-    reset.offset_and_flags[1] = tcp::RST | tcp::ACK;
-    Ok(reset)
+    packet.reset.acknowledged = [Be16::new((next >> 16) as u16), Be16::new(next as u16)];
+    packet.reset.offset_and_flags[1] = tcp::RST | tcp::ACK;
+    Ok(())
 }
 
 /// Where the packet ends, which may be before the frame does.
@@ -158,8 +171,8 @@ fn room<T>(packet: &mut Packet) -> &mut T {
 }
 
 #[inline(always)]
-fn reset_v4(ctx: &TcContext, packet: &mut Packet, reset: Tcp) -> Result<(), DropReason> {
-    let (ethernet, network) = (ethernet(packet), ipv4(packet, TCP, 40));
+fn reset_v4(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
+    let (ethernet, network, reset) = (ethernet(packet), ipv4(packet, TCP, 40), packet.reset);
     let answer = room::<Answer<Ipv4, Tcp>>(packet);
     answer.ethernet = ethernet;
     answer.network = network;
@@ -170,8 +183,8 @@ fn reset_v4(ctx: &TcContext, packet: &mut Packet, reset: Tcp) -> Result<(), Drop
 }
 
 #[inline(always)]
-fn reset_v6(ctx: &TcContext, packet: &mut Packet, reset: Tcp) -> Result<(), DropReason> {
-    let (ethernet, network) = (ethernet(packet), ipv6(packet, TCP, 20));
+fn reset_v6(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
+    let (ethernet, network, reset) = (ethernet(packet), ipv6(packet, TCP, 20), packet.reset);
     let answer = room::<Answer<Ipv6, Tcp>>(packet);
     answer.ethernet = ethernet;
     answer.network = network;

@@ -26,8 +26,9 @@ pub(crate) fn check(ctx: &TcContext, port: &Port, ethernet: &Ethernet) -> Result
     }
 }
 
+/// Whether two addresses are the same.
 #[inline(always)]
-fn same(a: &Mac, b: &Mac) -> bool {
+pub(crate) fn same(a: &Mac, b: &Mac) -> bool {
     let ([a0, a1, a2, a3, a4, a5], [b0, b1, b2, b3, b4, b5]) = (*a, *b);
     // As numbers: a comparison of arrays would be a call.
     u32::from_ne_bytes([a0, a1, a2, a3]) == u32::from_ne_bytes([b0, b1, b2, b3])
@@ -49,12 +50,24 @@ fn ipv4(ctx: &TcContext, port: &Port, ethernet: &Ethernet) -> Result<(), DropRea
 fn ipv6(ctx: &TcContext, port: &Port, ethernet: &Ethernet) -> Result<(), DropReason> {
     const NEXT: usize = ETHERNET + 6;
     const SOURCE: usize = ETHERNET + 8;
+    const TYPE: usize = ETHERNET + 40;
+    const TARGET: usize = ETHERNET + 40 + 8;
+    const ADVERTISEMENT: u8 = 136;
     let source = frame::load::<Address>(ctx, SOURCE)?;
     let [high, low] = source.words();
+    // An advertisement claims its target, whoever it is from.
+    if frame::load::<u8>(ctx, NEXT)? == ICMPV6
+        && let Ok(ADVERTISEMENT) = frame::load::<u8>(ctx, TYPE)
+    {
+        let target = frame::load::<Address>(ctx, TARGET)?;
+        if !target.same(&port.ip6) && !is_link_local(&target) {
+            return Err(DropReason::SpoofedIp);
+        }
+    }
     if source.same(&port.ip6) && high | low != 0 {
         return Ok(());
     }
-    let link_local = source.0[0] == 0xfe && source.0[1] & 0xc0 == 0x80;
+    let link_local = is_link_local(&source);
     let unspecified = high | low == 0;
     if (link_local || unspecified) && ethernet.is_group() {
         return Ok(());
@@ -63,6 +76,11 @@ fn ipv6(ctx: &TcContext, port: &Port, ethernet: &Ethernet) -> Result<(), DropRea
         return Ok(());
     }
     Err(DropReason::SpoofedIp)
+}
+
+#[inline(always)]
+fn is_link_local(address: &Address) -> bool {
+    address.0[0] == 0xfe && address.0[1] & 0xc0 == 0x80
 }
 
 #[inline(always)]

@@ -10,7 +10,7 @@ use contiv_abi::{Be16, DropReason, FdbKey, Flow, FlowEvent, FlowKey, TCP};
 
 use crate::{
     flows, maps,
-    packet::{self, AGAIN, BESIDE, NEW, Packet, REFUSE, REOPEN, REVIEW, tcp},
+    packet::{self, AGAIN, BESIDE, NEW, Packet, REFUSE, REOPEN, REVIEW, set_key, tcp},
     policy, service, tell,
 };
 
@@ -30,13 +30,12 @@ pub(crate) extern "C" fn ctv_track(skb: *mut __sk_buff) -> u32 {
     if packet.icmp_error != 0 {
         return ctv_related();
     }
-    packet.key.set(packet.segment, &packet.tuple, FlowKey::FLOW);
-    packet.from_low = u8::from(packet.tuple.source_is_low());
+    packet.from_low = set_key(&packet.tuple, &raw mut packet.key, FlowKey::FLOW);
     let mut code = look_up();
     if code == BESIDE {
         let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
         packet.aside = Flow::ASIDE;
-        packet.key.set(packet.segment, &packet.tuple, FlowKey::ASIDE);
+        set_key(&packet.tuple, &raw mut packet.key, FlowKey::ASIDE);
         code = look_up();
     }
     if code == AGAIN {
@@ -63,26 +62,16 @@ pub(crate) extern "C" fn ctv_track(skb: *mut __sk_buff) -> u32 {
     if code == REVIEW { DropReason::Policy as u32 } else { code }
 }
 
+/// The packet passes by the flow with its key, if there is one.
 #[inline(always)]
 fn look_up() -> u32 {
-    match ctv_answered() {
-        NEW => ctv_young(),
-        code => code,
-    }
-}
-
-/// The packet passes by the flow with its key, if that is among the answered.
-#[inline(never)]
-#[unsafe(no_mangle)]
-extern "C" fn ctv_answered() -> u32 {
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
-    flows::answered(&packet.key).map_or(NEW, |flow| ctv_by(flow, 1))
-}
-
-/// The packet passes by the flow with its key, if that is among the new.
-#[inline(never)]
-#[unsafe(no_mangle)]
-extern "C" fn ctv_young() -> u32 {
+    if let Some(flow) = flows::answered(&packet.key) {
+        let code = ctv_by(flow, 1);
+        if code != NEW {
+            return code;
+        }
+    }
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
     flows::young(&packet.key).map_or(NEW, |flow| ctv_by(flow, 0))
 }
@@ -108,8 +97,7 @@ extern "C" fn ctv_by(flow: *mut Flow, answered: u32) -> u32 {
     let answered = answered != 0;
     if flow.flags & Flow::ALIAS != 0 {
         flow.translate(&mut packet.wanted);
-        packet.key.set(packet.segment, &packet.wanted, FlowKey::FLOW);
-        packet.from_low = u8::from(packet.wanted.source_is_low());
+        packet.from_low = set_key(&packet.wanted, &raw mut packet.key, FlowKey::FLOW);
         packet.translated = 1;
         return AGAIN;
     }
@@ -181,8 +169,7 @@ extern "C" fn ctv_related() -> u32 {
     // The ends that a packet of the flow has which goes the way of the error.
     packet.spare = packet.inner;
     packet.spare.reverse();
-    packet.key.set(packet.segment, &packet.spare, FlowKey::FLOW);
-    packet.from_low = u8::from(packet.spare.source_is_low());
+    packet.from_low = set_key(&packet.spare, &raw mut packet.key, FlowKey::FLOW);
     let code = if !packet.spare.destination.same(&packet.tuple.destination) {
         // To somebody else than who sent the packet: nothing that we know.
         NEW
@@ -231,7 +218,7 @@ pub(crate) extern "C" fn ctv_open() -> u32 {
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
     packet.wanted = packet.tuple;
     packet.translated = 0;
-    packet.alias.set(packet.segment, &packet.tuple, FlowKey::FLOW);
+    packet.from_low = set_key(&packet.tuple, &raw mut packet.alias, FlowKey::FLOW);
     // Services are translated where their clients are.
     if packet.source_port != 0 {
         let code = service::ctv_choose();
@@ -297,7 +284,7 @@ fn note(packet: &mut Packet) -> Result<(), DropReason> {
     }
     let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
     packet.flow.flags = Flow::NAT | packet.hairpin | packet.aside;
-    packet.flow.origin_is_low = u8::from(packet.wanted.source_is_low());
+    packet.flow.origin_is_low = packet.from_low;
     let noted = flows::note(&packet.key, &packet.flow);
     packet.flow.flags = Flow::ALIAS | packet.hairpin | packet.aside;
     packet.flow.nat_ip = packet.wanted.destination;
@@ -318,7 +305,7 @@ fn note(packet: &mut Packet) -> Result<(), DropReason> {
 extern "C" fn ctv_taken() -> u32 {
     const DYNAMIC: u16 = 0x8000;
     let Some(packet) = packet::in_hand() else { return 1 };
-    packet.key.set(packet.segment, &packet.wanted, FlowKey::FLOW);
+    packet.from_low = set_key(&packet.wanted, &raw mut packet.key, FlowKey::FLOW);
     let taken = if let Some(flow) = flows::answered(&packet.key) {
         is_another(packet, flow, true)
     } else if let Some(flow) = flows::young(&packet.key) {

@@ -32,7 +32,8 @@ macro_rules! on_every_datapath {
         on!(fake, crate::harness::FakeNode, [$($scenarios)* $($with_policies)* $($with_services)*]);
         // Knows neither policies nor services, and says so: `tests/ovs`.
         on!(ovs, crate::harness::OvsNode, [$($scenarios)* $($with_programs)*]);
-        on!(ebpf, crate::harness::EbpfNode, [$($scenarios)* $($with_programs)* $($with_policies)*]);
+        on!(ebpf, crate::harness::EbpfNode,
+            [$($scenarios)* $($with_programs)* $($with_policies)* $($with_services)*]);
     };
 }
 

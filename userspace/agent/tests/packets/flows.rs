@@ -234,6 +234,13 @@ fn a_pod_speaks_for_itself_alone() -> Result<()> {
     let claim =
         Packet::neighbour_advertisement((FAR.mac(), FAR.ip6()), (HERE.mac(), OTHER.ip6()), HERE.mac(), 0);
     dropped(claim, spoofed_ip)?;
+    let claim =
+        Packet::neighbour_advertisement((FAR.mac(), FAR.ip6()), (HERE.mac(), HERE.ip6()), HERE.mac(), 0).build();
+    let outcome = run(&rig.node, FROM_POD, &rig.first.local.port, &claim)?;
+    outcome.assert_sent_on(&claim);
+    let mut claim = claim;
+    claim[62..78].copy_from_slice(&OTHER.ip6().octets());
+    run(&rig.node, FROM_POD, &rig.first.local.port, &claim)?.assert_dropped(spoofed_ip);
     // What a stack says before it has an address: to all, and ICMPv6 of the link.
     let ask = Packet::eth(BROADCAST, HERE.mac()).ipv4([0, 0, 0, 0], [255, 255, 255, 255]).udp(68, 67);
     rig.from(&rig.first, &ask)?.assert_flooded();

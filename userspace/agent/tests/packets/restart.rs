@@ -149,6 +149,32 @@ fn a_program_that_was_taken_off_is_put_back() -> Result<()> {
 }
 
 #[test]
+fn what_an_older_layout_left_forwards_until_ours_is_filled() -> Result<()> {
+    needs!(root(), binary("ping"));
+    for attachment in [|_: &mut _| {}, Node::clsact] {
+        let (mut node, pods) = node_with_pods("layout", attachment)?;
+        node.converge()?;
+        let pinger = Pinger::start(&pods[0].ns, pods[1].ip(), Duration::from_millis(10))?;
+        wait_until(Duration::from_secs(5), "pings", || Ok((pinger.answers() > 20).then_some(())))?;
+        // As if all that there is were of the layout before.
+        let (ours, theirs) = (format!("v{ABI_VERSION}"), format!("v{}", ABI_VERSION - 1));
+        fs::rename(node.bpf_root().join(&ours), node.bpf_root().join(&theirs))?;
+        node.restart();
+        node.converge()?;
+        assert!(node.bpf_root().join(&ours).exists() && !node.bpf_root().join(&theirs).exists());
+        let answers = pinger.answers();
+        let more = || Ok((pinger.answers() > answers + 20).then_some(()));
+        wait_until(Duration::from_secs(5), "more pings", more)?;
+        let ping = pinger.finish(Duration::from_secs(5))?;
+        assert_eq!(ping.lost(), 0, "{ping:?}");
+        wait_until(Duration::from_secs(5), "one program", || {
+            Ok((attached(&node, &pods[0].local.port)? == 1).then_some(()))
+        })?;
+    }
+    Ok(())
+}
+
+#[test]
 fn deleting_everything_leaves_empty_maps() -> Result<()> {
     needs!(root());
     let (mut node, _pods) = node_with_pods("delete", |_| {})?;

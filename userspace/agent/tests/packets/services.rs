@@ -97,6 +97,11 @@ fn between(from: Who, to: Who) -> Packet {
     Packet::eth(to.mac(), from.mac()).ipv4(from.ip(), to.ip())
 }
 
+/// What the client gets of an answer: from the service, and by Ethernet from the backend.
+fn answer_of(backend: Who, to: Who) -> Packet {
+    Packet::eth(to.mac(), backend.mac()).ipv4(VIP.ip(), to.ip())
+}
+
 fn between6(from: Who, to: Who) -> Packet {
     Packet::eth(to.mac(), from.mac()).ipv6(from.ip6(), to.ip6())
 }
@@ -108,7 +113,7 @@ fn a_connection_goes_to_the_backend_and_its_answers_come_from_the_service() -> R
     let to_vip = |flags| between(HERE, VIP).tcp(4000, 80, flags).sequence(7, 9).payload(b"odd");
     let to_backend = |flags| between(HERE, OTHER).tcp(4000, 8080, flags).sequence(7, 9).payload(b"odd");
     let from_backend = |flags| between(OTHER, HERE).tcp(8080, 4000, flags).payload(b"answer");
-    let from_vip = |flags| between(VIP, HERE).tcp(80, 4000, flags).payload(b"answer");
+    let from_vip = |flags| answer_of(OTHER, HERE).tcp(80, 4000, flags).payload(b"answer");
     rig.becomes(HERE, &to_vip(SYN), &to_backend(SYN));
     rig.becomes(HERE, &to_vip(SYN), &to_backend(SYN));
     rig.becomes(OTHER, &from_backend(SYN_ACK), &from_vip(SYN_ACK));
@@ -128,7 +133,7 @@ fn udp_has_its_checksum_or_does_without() -> Result<()> {
         &between(HERE, VIP).udp(53, 80).payload(b"q"),
         &between(HERE, OTHER).udp(53, 8080).payload(b"q"),
     );
-    rig.becomes(OTHER, &between(OTHER, HERE).udp(8080, 53), &between(VIP, HERE).udp(80, 53));
+    rig.becomes(OTHER, &between(OTHER, HERE).udp(8080, 53), &answer_of(OTHER, HERE).udp(80, 53));
     let (sent, arrives) =
         (between(HERE, VIP).udp_unchecked(54, 80), between(HERE, OTHER).udp_unchecked(54, 8080));
     rig.becomes(HERE, &sent, &arrives);
@@ -144,7 +149,7 @@ fn ipv6_is_served_alike() -> Result<()> {
     let [.., a, b, c, d] = VIP.ip6().octets();
     let vip_mac = [2, 2, a, b, c, d];
     let to_vip = |f| Packet::eth(vip_mac, HERE.mac()).ipv6(HERE.ip6(), VIP.ip6()).tcp(4000, 80, f);
-    let from_vip = |f| Packet::eth(HERE.mac(), vip_mac).ipv6(VIP.ip6(), HERE.ip6()).tcp(80, 4000, f);
+    let from_vip = |f| Packet::eth(HERE.mac(), OTHER.mac()).ipv6(VIP.ip6(), HERE.ip6()).tcp(80, 4000, f);
     rig.becomes(HERE, &to_vip(SYN), &between6(HERE, OTHER).tcp(4000, 8080, SYN));
     rig.becomes(OTHER, &between6(OTHER, HERE).tcp(8080, 4000, SYN_ACK), &from_vip(SYN_ACK));
     rig.becomes(HERE, &to_vip(ACK), &between6(HERE, OTHER).tcp(4000, 8080, ACK));
@@ -231,7 +236,7 @@ fn a_backend_is_reached_beside_its_service_from_the_same_port() -> Result<()> {
     rig.becomes(
         OTHER,
         &between(OTHER, HERE).tcp(8080, 4000, SYN_ACK),
-        &between(VIP, HERE).tcp(80, 4000, SYN_ACK),
+        &answer_of(OTHER, HERE).tcp(80, 4000, SYN_ACK),
     );
     // Directly, which the backend could not tell from the other: it gets to see another port.
     let outcome = rig.from(HERE, &between(HERE, OTHER).tcp(4000, 8080, SYN))?;
@@ -253,7 +258,7 @@ fn a_backend_is_reached_beside_its_service_from_the_same_port() -> Result<()> {
     rig.becomes(
         OTHER,
         &between(OTHER, HERE).tcp(8080, port, SYN_ACK),
-        &between(VIP, HERE).tcp(80, 4001, SYN_ACK),
+        &answer_of(OTHER, HERE).tcp(80, 4001, SYN_ACK),
     );
     let answer = between(OTHER, HERE).tcp(8080, 4001, SYN_ACK);
     rig.becomes(OTHER, &answer, &answer);
@@ -279,12 +284,12 @@ fn errors_about_translated_packets_are_translated_inside() -> Result<()> {
     for (kind, code, rest) in [(3, 3, [0; 4]), (3, 4, [0, 0, 5, 0x78])] {
         for len in [28, 200] {
             let error = between(OTHER, HERE).icmp(kind, code, rest).payload(&quote(&arrived, len));
-            let shown = between(VIP, HERE).icmp(kind, code, rest).payload(&quote(&sent, len));
+            let shown = answer_of(OTHER, HERE).icmp(kind, code, rest).payload(&quote(&sent, len));
             rig.becomes(OTHER, &error, &shown);
         }
     }
     // From the client, about an answer.
-    let (answer, shown) = (between(OTHER, HERE).udp(8080, 4000), between(VIP, HERE).udp(80, 4000));
+    let (answer, shown) = (between(OTHER, HERE).udp(8080, 4000), answer_of(OTHER, HERE).udp(80, 4000));
     rig.becomes(OTHER, &answer, &shown);
     let error = between(HERE, VIP).icmp(3, 3, [0; 4]).payload(&quote(&shown, 28));
     let arrives = between(HERE, OTHER).icmp(3, 3, [0; 4]).payload(&quote(&answer, 28));
@@ -294,7 +299,7 @@ fn errors_about_translated_packets_are_translated_inside() -> Result<()> {
     rig.becomes(HERE, &sent, &arrived);
     for len in [28, 40] {
         let error = between(OTHER, HERE).icmp(3, 1, [0; 4]).payload(&quote(&arrived, len));
-        rig.becomes(OTHER, &error, &between(VIP, HERE).icmp(3, 1, [0; 4]).payload(&quote(&sent, len)));
+        rig.becomes(OTHER, &error, &answer_of(OTHER, HERE).icmp(3, 1, [0; 4]).payload(&quote(&sent, len)));
     }
     // About a flow that nobody knows: as it is.
     let stray = between(OTHER, HERE).icmp(3, 3, [0; 4]).payload(&quote(&between(HERE, OTHER).udp(1, 2), 28));
@@ -314,7 +319,7 @@ fn errors_of_ipv6_are_translated_inside() -> Result<()> {
     // Unreachable, and packet too big.
     for (kind, code, rest) in [(1, 4, [0; 4]), (2, 0, [0, 0, 5, 0])] {
         let error = between6(OTHER, HERE).icmpv6(kind, code, rest).payload(&quote(&arrived, 100));
-        let shown = Packet::eth(HERE.mac(), vip_mac).ipv6(VIP.ip6(), HERE.ip6());
+        let shown = Packet::eth(HERE.mac(), OTHER.mac()).ipv6(VIP.ip6(), HERE.ip6());
         rig.becomes(OTHER, &error, &shown.icmpv6(kind, code, rest).payload(&quote(&sent, 100)));
     }
     Ok(())
@@ -347,10 +352,10 @@ fn a_backend_that_ends_keeps_what_it_has_and_gets_no_more() -> Result<()> {
     let mut rig = Rig::new("svc-drain", &[OTHER])?;
     let to = |port, who: Who, at| between(HERE, who).tcp(port, at, ACK);
     rig.becomes(HERE, &to(4000, VIP, 80), &to(4000, OTHER, 8080));
-    rig.becomes(OTHER, &between(OTHER, HERE).tcp(8080, 4000, ACK), &between(VIP, HERE).tcp(80, 4000, ACK));
+    rig.becomes(OTHER, &between(OTHER, HERE).tcp(8080, 4000, ACK), &answer_of(OTHER, HERE).tcp(80, 4000, ACK));
     rig.set(&[(OTHER, Readiness::Terminating), (FAR, Readiness::Ready)])?;
     rig.becomes(HERE, &to(4000, VIP, 80), &to(4000, OTHER, 8080));
-    rig.becomes(OTHER, &between(OTHER, HERE).tcp(8080, 4000, ACK), &between(VIP, HERE).tcp(80, 4000, ACK));
+    rig.becomes(OTHER, &between(OTHER, HERE).tcp(8080, 4000, ACK), &answer_of(OTHER, HERE).tcp(80, 4000, ACK));
     for port in 4001..4020 {
         rig.becomes(HERE, &to(port, VIP, 80), &to(port, FAR, 8080));
     }

@@ -8,10 +8,14 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use netplugin::datapath::{Network, Object};
+use contiv_model::service::Readiness;
+use netplugin::datapath::{Network, Object, Scope};
 use testkit::{capture::Tap, needs};
 
-use crate::node::{Node, Pod, Who, network, vlan, vtep, vxlan};
+use crate::{
+    node::{Node, Pod, Who, network, vlan, vtep, vxlan},
+    services::service,
+};
 
 const QUICK: Duration = Duration::from_millis(10);
 
@@ -187,4 +191,64 @@ fn an_endpoint_that_moves_is_followed() -> Result<()> {
     let observed = a.observe()?;
     assert_eq!((observed.same.len(), observed.strays), (a.desired.len(), 0));
     assert_reaches(&pod_a, moved.ip())
+}
+
+/// TCP to a service whose one backend is `server`, over IPv4, with the agent of the client's node coming and going.
+fn assert_served(client: (&mut Node, &Pod), server: &Pod, network: &Network) -> Result<()> {
+    const VIP: Who = Who(250);
+    const PORT: u16 = 8080;
+    let (node, pod) = client;
+    let mut service = service(VIP.ip().into(), &[(server.ip(), Readiness::Ready)]);
+    service.scope = Some(Scope { network: network.id.clone(), encap: network.encap });
+    service.backends[0].encap = network.encap;
+    node.want(Object::Service(service));
+    node.converge()?;
+    let listener = server.ns.run(|| Ok(TcpListener::bind(SocketAddr::new(server.ip(), PORT))?))?;
+    let echo = thread::spawn(move || -> Result<()> {
+        let (mut stream, from) = listener.accept()?;
+        ensure!(from.ip() == IpAddr::from(Who(1).ip()) || from.ip() == IpAddr::from(VIP.ip()), "from {from}");
+        let mut data = [0; 1 << 14];
+        loop {
+            match stream.read(&mut data)? {
+                0 => return Ok(()),
+                n => stream.write_all(&data[..n])?,
+            }
+        }
+    });
+    let target = SocketAddr::new(VIP.ip().into(), 80);
+    let mut stream = pod.ns.run(|| {
+        let stream = TcpStream::connect_timeout(&target, Duration::from_secs(5))
+            .with_context(|| format!("connect to {target}"))?;
+        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+        Ok(stream)
+    })?;
+    let (sent, mut back) = ([7; 1 << 14], vec![0; 1 << 14]);
+    for round in 0..60 {
+        stream.write_all(&sent)?;
+        stream.read_exact(&mut back)?;
+        assert!(back == sent);
+        if round % 20 == 10 {
+            node.restart();
+            node.observe()?;
+        }
+    }
+    drop(stream);
+    echo.join().map_err(|_| anyhow::anyhow!("the server failed"))?
+}
+
+#[test]
+fn services_are_reached_by_either_encapsulation_while_agents_come_and_go() -> Result<()> {
+    needs!(root());
+    for network in [network("n1.t", vxlan(10_001)), network("n1.t", vlan(100))] {
+        let (mut a, mut b) = Node::pair("svc")?;
+        let (pod_a, pod_b) = (a.pod(&network, Who(1))?, b.pod(&network, Who(2))?);
+        introduce((&mut a, &pod_a), (&mut b, &pod_b), &network);
+        b.converge()?;
+        // On another node, on the same one, and by the way of the pod to itself.
+        assert_served((&mut a, &pod_a), &pod_b, &network)?;
+        let near = a.pod(&network, Who(3))?;
+        assert_served((&mut a, &pod_a), &near, &network)?;
+        assert_served((&mut a, &pod_a), &pod_a, &network)?;
+    }
+    Ok(())
 }
