@@ -25,8 +25,8 @@ use contiv_model::name::RuleId;
 
 use super::{Datapath, Desired, Error, Failed, Kind, Object, Observed, Op, PortNeeds};
 
-mod batch;
 mod arena;
+mod batch;
 mod device;
 mod encode;
 mod events;

@@ -235,7 +235,8 @@ fn a_pod_speaks_for_itself_alone() -> Result<()> {
         Packet::neighbour_advertisement((FAR.mac(), FAR.ip6()), (HERE.mac(), OTHER.ip6()), HERE.mac(), 0);
     dropped(claim, spoofed_ip)?;
     let claim =
-        Packet::neighbour_advertisement((FAR.mac(), FAR.ip6()), (HERE.mac(), HERE.ip6()), HERE.mac(), 0).build();
+        Packet::neighbour_advertisement((FAR.mac(), FAR.ip6()), (HERE.mac(), HERE.ip6()), HERE.mac(), 0)
+            .build();
     let outcome = run(&rig.node, FROM_POD, &rig.first.local.port, &claim)?;
     outcome.assert_sent_on(&claim);
     let mut claim = claim;

@@ -229,11 +229,11 @@ fn what_only_looks_like_a_solicitation_is_flooded() -> Result<()> {
             .icmpv6(kind, code, [0; 4])
             .payload(&FAR.ip6().octets())
     };
-    // Through a router; another code; an advertisement; a fragment.
+    // Through a router; another code; a redirect; a fragment.
     for packet in [
         solicitation(254, 135, 0),
         solicitation(255, 135, 1),
-        solicitation(255, 136, 0),
+        solicitation(255, 137, 0),
         solicitation(255, 135, 0).fragment(1, 0, true),
     ] {
         rig.run(&packet)?.assert_flooded();

@@ -352,10 +352,18 @@ fn a_backend_that_ends_keeps_what_it_has_and_gets_no_more() -> Result<()> {
     let mut rig = Rig::new("svc-drain", &[OTHER])?;
     let to = |port, who: Who, at| between(HERE, who).tcp(port, at, ACK);
     rig.becomes(HERE, &to(4000, VIP, 80), &to(4000, OTHER, 8080));
-    rig.becomes(OTHER, &between(OTHER, HERE).tcp(8080, 4000, ACK), &answer_of(OTHER, HERE).tcp(80, 4000, ACK));
+    rig.becomes(
+        OTHER,
+        &between(OTHER, HERE).tcp(8080, 4000, ACK),
+        &answer_of(OTHER, HERE).tcp(80, 4000, ACK),
+    );
     rig.set(&[(OTHER, Readiness::Terminating), (FAR, Readiness::Ready)])?;
     rig.becomes(HERE, &to(4000, VIP, 80), &to(4000, OTHER, 8080));
-    rig.becomes(OTHER, &between(OTHER, HERE).tcp(8080, 4000, ACK), &answer_of(OTHER, HERE).tcp(80, 4000, ACK));
+    rig.becomes(
+        OTHER,
+        &between(OTHER, HERE).tcp(8080, 4000, ACK),
+        &answer_of(OTHER, HERE).tcp(80, 4000, ACK),
+    );
     for port in 4001..4020 {
         rig.becomes(HERE, &to(port, VIP, 80), &to(port, FAR, 8080));
     }

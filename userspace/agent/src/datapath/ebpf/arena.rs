@@ -30,7 +30,11 @@ impl Arena {
 
     /// Takes a block that is known to be in use; false when a part of it is taken already, or it cannot be.
     pub(super) fn reserve(&mut self, at: u32, size: u32) -> bool {
-        if !size.is_power_of_two() || !at.is_multiple_of(size) || size > self.capacity || at > self.capacity - size {
+        if !size.is_power_of_two()
+            || !at.is_multiple_of(size)
+            || size > self.capacity
+            || at > self.capacity - size
+        {
             return false;
         }
         let order = size.trailing_zeros() as usize;

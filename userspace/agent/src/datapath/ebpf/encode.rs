@@ -8,9 +8,7 @@ use contiv_abi::{
     policy::{self, GROUP_NUMBERS},
     service_mac,
 };
-use contiv_model::{
-    global::ArpMode, group::GroupNumber, name::RuleId, service::Readiness, tag::Encap,
-};
+use contiv_model::{global::ArpMode, group::GroupNumber, name::RuleId, service::Readiness, tag::Encap};
 
 use super::{policy::Wanted, services::Target};
 use crate::datapath::{Group, Local, Network, Object, Peer, Remote, Service};
