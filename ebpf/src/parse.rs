@@ -284,12 +284,9 @@ fn about(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
     packet.inner = packet.spare;
     packet.inner_l3 = at;
     packet.inner_l4 = packet.next;
-    match packet.inner.protocol {
-        TCP | UDP | SCTP => {
-            if ports(ctx, packet.inner_l4, &mut packet.inner).is_err() {
-                return Ok(());
-            }
-        }
+    let protocol = packet.inner.protocol;
+    match protocol {
+        TCP | UDP | SCTP if ports(ctx, packet.inner_l4, &mut packet.inner).is_err() => return Ok(()),
         ICMP | ICMPV6 => {
             const IDENTIFIER: u32 = 4;
             let Ok(identifier) = frame::load::<Be16>(ctx, (packet.inner_l4 + IDENTIFIER) as usize) else {

@@ -144,7 +144,7 @@ pub(crate) extern "C" fn ctv_review(flow: *mut Flow) -> u32 {
     inquiry.groups = [out.into(), into.into()];
     inquiry.judged = [NOT_JUDGED; 2];
     let denied = ctv_side(OUT as u32) as u8 & 1;
-    let denied = denied * Flow::DENIED_OUT | (ctv_side(IN as u32) as u8 & 1) * Flow::DENIED_IN;
+    let denied = (denied * Flow::DENIED_OUT) | ((ctv_side(IN as u32) as u8 & 1) * Flow::DENIED_IN);
     flow.outward = inquiry.judged[0];
     flow.inward = inquiry.judged[1];
     flow.flags = flow.flags & !Flow::DENIED | denied;

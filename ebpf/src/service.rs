@@ -46,8 +46,8 @@ fn choose(packet: &mut Packet) -> Result<(), DropReason> {
     let tuple = &packet.tuple;
     let key =
         ServiceKey::new(packet.segment, tuple.destination, tuple.destination_port, packet.tuple.protocol);
-    // SAFETY: copied at once.
     let found = if tuple.protocol == TCP || tuple.protocol == UDP {
+        // SAFETY: copied at once.
         unsafe { SERVICES.get(key) }.copied()
     } else {
         None
