@@ -5,8 +5,8 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use contiv_abi::{
-    DropCount, DropReason, FdbEntry, FdbKey, FloodKey, NeighEntry, NeighKey, Node, Port, Segment,
-    SegmentEntry, Timeouts, Vtep,
+    DropCount, FdbEntry, FdbKey, FloodKey, NeighEntry, NeighKey, Node, Port, Segment, SegmentEntry, Timeouts,
+    Vtep,
     maps::{
         BUILD_LEN, DROP_REASONS, FDB_CAPACITY, FLOOD_CAPACITY, NEIGH_CAPACITY, PEERS_CAPACITY,
         PORTS_CAPACITY, SEGMENTS_CAPACITY,
