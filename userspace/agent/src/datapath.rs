@@ -380,6 +380,26 @@ impl fmt::Display for Kind {
     }
 }
 
+/// What a datapath counts, for metrics. A datapath that counts nothing of a sort has none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Frames that went no further, by reason.
+    pub drops: Vec<(&'static str, u64)>,
+    /// Its tables.
+    pub tables: Vec<Fill>,
+}
+
+/// How full a table is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fill {
+    /// Its name.
+    pub table: &'static str,
+    /// What is in it.
+    pub entries: usize,
+    /// What it holds at most.
+    pub room: usize,
+}
+
 /// What a datapath needs of the veth pairs that it is given.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortNeeds {
@@ -418,6 +438,11 @@ pub trait Datapath: Send {
 
     /// The inside, for `/inspect/driver`.
     fn inspect(&self) -> serde_json::Value;
+
+    /// What it counts.
+    fn counts(&self) -> Counts {
+        Counts::default()
+    }
 
     /// Tells of single packets to whoever asks; `None` for a datapath that cannot.
     fn watcher(&self) -> Option<ebpf::Watcher> {

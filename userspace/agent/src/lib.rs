@@ -13,5 +13,6 @@ pub mod reconcile;
 pub mod register;
 pub mod rest;
 pub mod run;
+pub mod service_stats;
 pub mod source;
 pub mod state;

@@ -7,13 +7,13 @@ use prometheus_client::{
     metrics::{
         counter::{ConstCounter, Counter},
         family::Family,
-        gauge::ConstGauge,
+        gauge::{ConstGauge, Gauge},
         histogram::{Histogram, exponential_buckets},
     },
     registry::Registry,
 };
 
-use crate::{reconcile::Status, state::Reader};
+use crate::{datapath::Counts, reconcile::Status, state::Reader};
 
 /// What a runtime asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
@@ -36,6 +36,16 @@ impl fmt::Display for Verb {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Request {
     verb: Verb,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Drop {
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Table {
+    table: &'static str,
 }
 
 /// What is counted as it happens. Everything else is looked up when it is asked for.
@@ -63,7 +73,7 @@ impl Metrics {
     }
 
     /// The text that Prometheus reads.
-    pub fn text(&self, status: &Status, reader: &Reader) -> Result<String, fmt::Error> {
+    pub fn text(&self, status: &Status, counts: &Counts, reader: &Reader) -> Result<String, fmt::Error> {
         let mut registry = Registry::with_prefix("contiv");
         let mut counter = |name, help, value: u64| registry.register(name, help, ConstCounter::new(value));
         counter("datapath_writes", "Changes made in the switch or kernel", status.writes);
@@ -107,12 +117,31 @@ impl Metrics {
             "Interfaces of pods whose endpoint is not in the store",
             count(unaccounted),
         );
+        let (drops, entries, room) = tables(counts);
+        registry.register("datapath_drops", "Frames that went no further", drops);
+        registry.register("datapath_table_entries", "What is in a table of the datapath", entries);
+        registry.register("datapath_table_room", "What a table of the datapath holds at most", room);
         registry.register("cni_duration_seconds", "How long CNI requests took", self.durations.clone());
         registry.register("cni_failures", "CNI requests that failed", self.failures.clone());
         let mut text = String::new();
         text::encode(&mut text, &registry)?;
         Ok(text)
     }
+}
+
+/// As families by reason and by table. There are as many as the programs have, whatever the cluster holds.
+fn tables(counts: &Counts) -> (Family<Drop, Counter>, Family<Table, Gauge>, Family<Table, Gauge>) {
+    let (drops, entries, room) = (Family::default(), Family::default(), Family::default());
+    for (reason, count) in &counts.drops {
+        Family::<Drop, Counter>::get_or_create(&drops, &Drop { reason }).inc_by(*count);
+    }
+    let number = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
+    for fill in &counts.tables {
+        let table = Table { table: fill.table };
+        Family::<Table, Gauge>::get_or_create(&entries, &table).set(number(fill.entries));
+        Family::<Table, Gauge>::get_or_create(&room, &table).set(number(fill.room));
+    }
+    (drops, entries, room)
 }
 
 #[cfg(test)]
@@ -124,10 +153,17 @@ mod tests {
         let metrics = Metrics::default();
         metrics.cni(Verb::Add, Duration::from_millis(3), false);
         let (_, _, reader, _) = crate::state::new([]);
-        let text = metrics.text(&Status { writes: 7, ..Status::default() }, &reader).unwrap();
+        let counts = Counts {
+            drops: vec![("policy", 3)],
+            tables: vec![crate::datapath::Fill { table: "ctv_fdb", entries: 2, room: 9 }],
+        };
+        let text = metrics.text(&Status { writes: 7, ..Status::default() }, &counts, &reader).unwrap();
         for line in [
             "contiv_datapath_writes_total 7",
             "contiv_state_rejected 0",
+            r#"contiv_datapath_drops_total{reason="policy"} 3"#,
+            r#"contiv_datapath_table_entries{table="ctv_fdb"} 2"#,
+            r#"contiv_datapath_table_room{table="ctv_fdb"} 9"#,
             r#"contiv_cni_failures_total{verb="Add"} 1"#,
             r#"contiv_cni_duration_seconds_count{verb="Add"} 1"#,
         ] {

@@ -19,7 +19,7 @@ use crate::{
     datapath::{
         Error,
         ebpf::{Sightings, Watcher},
-        sight::{End, Sighting, Tag},
+        sight::{Connection, End, Sighting, Tag},
     },
     reconcile::one_line,
     state::Reader,
@@ -60,6 +60,11 @@ impl Monitor {
     pub fn new(watcher: Option<Watcher>, host: HostName, reader: Reader) -> Monitor {
         let (told, _) = broadcast::channel(BEHIND);
         Monitor(Arc::new(Inner { watcher, host, reader, told, watching: Mutex::new(false) }))
+    }
+
+    /// The connections to services; none of a datapath that serves none. Blocks while it reads.
+    pub fn connections(&self) -> Result<Vec<Connection>, Error> {
+        self.0.watcher.as_ref().map_or(Ok(vec![]), Watcher::connections)
     }
 
     /// From now on.

@@ -25,7 +25,7 @@ pub use retries::Failures;
 pub use settled::{Presence, Settled};
 
 use crate::{
-    datapath::{Datapath, Desired, Error, Failed, Object, ObjectId, Op},
+    datapath::{Counts, Datapath, Desired, Error, Failed, Object, ObjectId, Op},
     plan::{self, Node},
     state::{Changes, Reader},
 };
@@ -54,8 +54,8 @@ pub struct Status {
     pub error: Option<String>,
 }
 
-/// Asks for [`Datapath::inspect`].
-pub type Inspection = oneshot::Sender<serde_json::Value>;
+/// Asks for [`Datapath::inspect`] and [`Datapath::counts`].
+pub type Inspection = oneshot::Sender<(serde_json::Value, Counts)>;
 
 /// Owns the datapath.
 pub struct Reconciler<D> {
@@ -118,7 +118,7 @@ impl<D: Datapath> Reconciler<D> {
                 () = stop.cancelled() => return,
                 Some(reply) = self.inspections.recv() => {
                     // Whoever asked may have gone.
-                    let _ = reply.send(self.datapath.inspect());
+                    let _ = reply.send((self.datapath.inspect(), self.datapath.counts()));
                 }
                 () = tokio::time::sleep_until(self.measure) => self.measure_all().await,
                 (touched, revision) = self.changes.next(), if known => {

@@ -1,6 +1,6 @@
 //! What operators and their tools ask the agent (INVENTORY 7.3), and health for orchestrators.
 
-use std::{io, net::SocketAddr};
+use std::{io, net::SocketAddr, time::Duration};
 
 use axum::{
     Json, Router,
@@ -17,16 +17,19 @@ use serde_json::{Value, json};
 use tokio::{
     net::TcpListener,
     sync::{mpsc, oneshot, watch},
+    task::spawn_blocking,
+    time::timeout,
 };
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     cni::Pods,
-    datapath::Kind,
+    datapath::{Counts, Kind},
     metrics::Metrics,
     monitor::{self, Monitor, Refused},
     ready::Ready,
     reconcile::{Inspection, Status, one_line},
+    service_stats::service_stats,
     state::Reader,
 };
 
@@ -85,6 +88,13 @@ struct Readiness {
 }
 
 impl Parts {
+    /// The datapath's inside; `None` when the agent is about to end.
+    async fn inside(&self) -> Option<(Value, Counts)> {
+        let (ask, answer) = oneshot::channel();
+        self.inspect.send(ask).await.ok()?;
+        answer.await.ok()
+    }
+
     /// What the agent waits for at this moment, also if it was there before.
     pub fn pending(&self) -> Vec<String> {
         let started = self.ready.pending().into_iter().map(str::to_owned);
@@ -93,6 +103,9 @@ impl Parts {
         started.chain(state).chain(datapath).collect()
     }
 }
+
+/// How long a reader of metrics waits for the datapath.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The first trouble of any.
 fn trouble(connections: &[watch::Receiver<contiv_store::Status>]) -> Option<String> {
@@ -119,6 +132,7 @@ impl Server {
             .route("/metrics", get(metrics))
             .route("/inspect/driver", get(inspect))
             .route("/monitor", get(watch_packets))
+            .route("/svcstats", get(services))
             .route("/debug/reclaimEndpoint/{id}", delete(reclaim))
             .with_state(parts);
         tokio::select! {
@@ -153,19 +167,16 @@ async fn readyz(State(parts): State<Parts>) -> Response {
 async fn metrics(State(parts): State<Parts>) -> Response {
     const TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     let status = parts.status.borrow().clone();
-    match parts.metrics.text(&status, &parts.reader) {
+    // A datapath that is at work for longer has nothing to tell this time.
+    let counts = timeout(PATIENCE, parts.inside()).await.ok().flatten().map(|(_, counts)| counts);
+    match parts.metrics.text(&status, &counts.unwrap_or_default(), &parts.reader) {
         Ok(text) => ([(header::CONTENT_TYPE, TYPE)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }
 }
 
 async fn inspect(State(parts): State<Parts>) -> Response {
-    let (ask, answer) = oneshot::channel();
-    let asked = async {
-        parts.inspect.send(ask).await.ok()?;
-        answer.await.ok()
-    };
-    let Some(mut inside) = asked.await else {
+    let Some((mut inside, _)) = parts.inside().await else {
         return (StatusCode::SERVICE_UNAVAILABLE, "the agent is stopping\n").into_response();
     };
     if let Value::Object(members) = &mut inside {
@@ -200,6 +211,18 @@ async fn watch_packets(State(parts): State<Parts>) -> Response {
         Some((monitor::encode(&sight), (monitor, listener)))
     });
     ([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines)).into_response()
+}
+
+/// What clients and services have sent each other. A datapath without services has none.
+async fn services(State(parts): State<Parts>) -> Response {
+    let refuse =
+        |why: String| (StatusCode::INTERNAL_SERVER_ERROR, format!("svcstats: {why}\n")).into_response();
+    // A table of flows may be long.
+    match spawn_blocking(move || parts.monitor.connections()).await {
+        Ok(Ok(connections)) => Json(service_stats(&connections)).into_response(),
+        Ok(Err(error)) => refuse(one_line(&error)),
+        Err(error) => refuse(error.to_string()),
+    }
 }
 
 /// As the original: `null`, or 500 for an endpoint that is not here.

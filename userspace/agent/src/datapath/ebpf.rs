@@ -23,10 +23,11 @@ use std::{
 use contiv_abi::{DropCount, DropReason, Timeouts, maps, policy::RuleCount};
 use contiv_model::name::RuleId;
 
-use super::{Datapath, Desired, Error, Failed, Kind, Object, Observed, Op, PortNeeds};
+use super::{Counts, Datapath, Desired, Error, Failed, Kind, Object, Observed, Op, PortNeeds};
 
 mod arena;
 mod batch;
+mod connections;
 mod device;
 mod encode;
 mod events;
@@ -399,6 +400,15 @@ impl Datapath for Ebpf {
             "flows": flows,
             "writes": self.writes(),
         })
+    }
+
+    fn counts(&self) -> Counts {
+        let Some(state) = &self.state else { return Counts::default() };
+        let drops = self.drops().unwrap_or_default();
+        Counts {
+            drops: drops.iter().map(|(reason, count)| (reason.as_str(), count.packets)).collect(),
+            tables: state.kernel().fill(),
+        }
     }
 
     fn watcher(&self) -> Option<Watcher> {

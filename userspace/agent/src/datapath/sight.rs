@@ -2,7 +2,7 @@
 
 use std::{net::IpAddr, time::SystemTime};
 
-use contiv_model::{mac::Mac, name::RuleId, tag::Encap};
+use contiv_model::{mac::Mac, name::RuleId, service::Protocol, tag::Encap};
 
 /// A packet that was dropped, or the first of a flow.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,4 +67,29 @@ impl std::fmt::Display for Tag {
             Tag::Vxlan(vni) => write!(f, "vxlan {vni}"),
         }
     }
+}
+
+/// A connection to a service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Connection {
+    /// Who began it.
+    pub client: IpAddr,
+    /// The service's address and port.
+    pub service: (IpAddr, u16),
+    /// Where it goes.
+    pub backend: (IpAddr, u16),
+    /// TCP or UDP.
+    pub protocol: Protocol,
+    /// What the client has sent.
+    pub to_backend: Traffic,
+    /// What it was answered.
+    pub to_client: Traffic,
+}
+
+/// Frames, and their bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "they are what their names say")]
+pub struct Traffic {
+    pub packets: u64,
+    pub bytes: u64,
 }

@@ -298,7 +298,7 @@ async fn the_inside_can_be_asked_for() {
     world.until(|status| status.known).await;
     let (ask, answer) = oneshot::channel();
     world.handle.inspect.send(ask).await.unwrap();
-    assert_eq!(answer.await.unwrap()["objects"].as_array().unwrap().len(), 2);
+    assert_eq!(answer.await.unwrap().0["objects"].as_array().unwrap().len(), 2);
     world.stop().await;
 }
 

@@ -154,5 +154,7 @@ fn nothing_is_told_to_nobody() -> Result<()> {
     }
     let (seen, lost) = seen(&node, &first.local.port, &[udp(HERE.mac(), 100)], 1)?;
     assert_eq!((seen[0].source.port, seen.len(), lost), (100, 1, 0));
+    // Flows are remembered, and none of them is to a service.
+    assert!(node.datapath.watcher().context("no watcher")?.connections()?.is_empty());
     Ok(())
 }

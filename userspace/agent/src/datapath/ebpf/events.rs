@@ -16,10 +16,10 @@ use contiv_model::{mac::Mac, name::RuleId};
 use nix::net::if_::if_indextoname;
 use tokio::io::unix::AsyncFd;
 
-use super::{failure::failed, kernel::open_map, pins::Pins};
+use super::{connections, failure::failed, kernel::open_map, pins::Pins};
 use crate::datapath::{
     Error,
-    sight::{End, Sighting, Tag},
+    sight::{Connection, End, Sighting, Tag},
 };
 
 /// What each CPU may tell in a second.
@@ -57,6 +57,11 @@ pub struct Watcher {
 impl Watcher {
     pub(super) fn new(pins: Pins, rules: RuleNames) -> Watcher {
         Watcher { pins, rules }
+    }
+
+    /// The connections to services that are remembered. Blocks for as long as it takes to read the tables of flows.
+    pub fn connections(&self) -> Result<Vec<Connection>, Error> {
+        connections::to_services(&self.pins)
     }
 
     /// From now on. Whoever watched before hears no more: there is one ring, and what is read from it is gone.

@@ -14,7 +14,7 @@ use contiv_abi::{
         PEERS_CAPACITY, PORTS, PORTS_CAPACITY, RING, RULE_COUNTS, RULE_SETS, RULE_SETS_CAPACITY, RULES,
         RULES_CAPACITY, SEGMENTS, SEGMENTS_CAPACITY, SERVICES, SERVICES_CAPACITY, VTEPS,
     },
-    policy::{Meter, MeterKey},
+    policy::{GROUP_NUMBERS, Meter, MeterKey},
 };
 
 use super::{
@@ -27,7 +27,7 @@ use super::{
     services::Services,
     table::{Table, Writes},
 };
-use crate::datapath::Error;
+use crate::datapath::{Error, Fill};
 
 /// The compiled programs and maps, as `build.rs` made them, for the loader and for those who measure them.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/contiv-ebpf"));
@@ -106,6 +106,22 @@ impl Kernel {
             Role::Overlay => &mut self.from_overlay,
             Role::Uplink => &mut self.from_uplink,
         }
+    }
+
+    /// Tables, how much is in them, and how much they hold.
+    pub(super) fn fill(&self) -> Vec<Fill> {
+        let [groups, sets, rules] = self.policies.sizes();
+        vec![
+            self.ports.fill(),
+            self.segments.fill(),
+            self.flood.fill(),
+            self.fdb.fill(),
+            self.neigh.fill(),
+            self.peers.fill(),
+            Fill { table: GROUPS, entries: groups, room: GROUP_NUMBERS },
+            Fill { table: RULE_SETS, entries: sets, room: RULE_SETS_CAPACITY },
+            Fill { table: RULES, entries: rules, room: RULES_CAPACITY },
+        ]
     }
 
     /// Reads every table.
@@ -248,7 +264,7 @@ fn open_policies(pins: &Pins, names: &RuleNames, writes: &Writes) -> Result<Poli
     Policies::new(&open_data(pins, GROUPS)?, sets, rules, counts, names.clone(), writes.clone())
 }
 
-fn open_data(pins: &Pins, name: &str) -> Result<MapData, Error> {
+pub(super) fn open_data(pins: &Pins, name: &str) -> Result<MapData, Error> {
     let path = pins.map(name);
     MapData::from_pin(&path).map_err(|error| failed(format!("open the map {}", path.display()), error))
 }

@@ -15,7 +15,7 @@ use aya::{
 };
 
 use super::failure::{errno, failed};
-use crate::datapath::Error;
+use crate::datapath::{Error, Fill};
 
 /// Counts what is changed in the kernel.
 #[derive(Clone, Debug, Default)]
@@ -71,6 +71,10 @@ impl<K: Pod + Eq + Hash, V: Pod + PartialEq> Table<K, V> {
 
     pub(super) fn len(&self) -> usize {
         self.known.len()
+    }
+
+    pub(super) fn fill(&self) -> Fill {
+        Fill { table: self.name, entries: self.known.len(), room: self.capacity }
     }
 
     pub(super) fn set(&mut self, key: K, value: V) -> Result<(), Error> {

@@ -1,0 +1,44 @@
+//! Connections to services, as the programs count them.
+
+use contiv_abi::{
+    Flow, FlowKey, TCP, TimedFlow,
+    maps::{FLOWS, FLOWS_CAPACITY, NEW_FLOWS, NEW_FLOWS_CAPACITY},
+};
+use contiv_model::service::Protocol;
+
+use super::{batch::BatchMap, kernel::open_data, pins::Pins, table::Writes};
+use crate::datapath::{
+    Error,
+    sight::{Connection, Traffic},
+};
+
+/// Those that are remembered. Reads the tables of flows whole, by thousands of entries in a call.
+pub(super) fn to_services(pins: &Pins) -> Result<Vec<Connection>, Error> {
+    // Nothing is written by it.
+    let writes = Writes::default();
+    let answered: BatchMap<FlowKey, TimedFlow> =
+        BatchMap::new(FLOWS, FLOWS_CAPACITY, open_data(pins, FLOWS)?, writes.clone())?;
+    let new: BatchMap<FlowKey, Flow> =
+        BatchMap::new(NEW_FLOWS, NEW_FLOWS_CAPACITY, open_data(pins, NEW_FLOWS)?, writes)?;
+    let answered = answered.read()?.into_iter().map(|(key, timed)| (key, timed.flow));
+    Ok(answered.chain(new.read()?).filter_map(|(key, flow)| connection(&key, &flow)).collect())
+}
+
+/// None of a flow that is to no service; the other entry of one, its alias, counts nothing.
+fn connection(key: &FlowKey, flow: &Flow) -> Option<Connection> {
+    if flow.service == 0 || flow.flags & Flow::NAT == 0 {
+        return None;
+    }
+    let there = key.original(flow.origin_is_low != 0);
+    // A pod that reaches itself sees the service as the client.
+    let client = if flow.flags & Flow::HAIRPIN != 0 { there.destination } else { there.source };
+    let traffic = |side: usize| Traffic { packets: flow.packets[side], bytes: flow.bytes[side] };
+    Some(Connection {
+        client: client.into(),
+        service: (flow.nat_ip.into(), flow.nat_port.get()),
+        backend: (there.destination.into(), there.destination_port.get()),
+        protocol: if key.protocol == TCP { Protocol::Tcp } else { Protocol::Udp },
+        to_backend: traffic(0),
+        to_client: traffic(1),
+    })
+}
