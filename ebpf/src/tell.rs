@@ -47,7 +47,7 @@ pub(crate) fn dropped(ctx: &TcContext, reason: DropReason) {
 extern "C" fn ctv_dropped(skb: *mut __sk_buff, reason: u32) -> u32 {
     let ctx = TcContext::new(skb);
     maps::count_drop(reason, ctx.len());
-    if is_watched() { ctv_tell_drop(skb, reason) } else { 0 }
+    if is_watched() { tell_drop(skb, reason) } else { 0 }
 }
 
 /// Tells of the flow that the packet in hand begins.
@@ -76,9 +76,9 @@ fn is_in_hand(reason: u32) -> bool {
     REASONS.iter().fold(0u64, |set, reason| set | 1 << *reason as u64) >> (reason & 63) & 1 != 0
 }
 
-#[inline(never)]
-#[unsafe(no_mangle)]
-extern "C" fn ctv_tell_drop(skb: *mut __sk_buff, reason: u32) -> u32 {
+/// Not a function of its own: the stack of Linux 6.1 has no room for one more call between here and the parser.
+#[inline(always)]
+fn tell_drop(skb: *mut __sk_buff, reason: u32) -> u32 {
     let ctx = TcContext::new(skb);
     // SAFETY: the context is the one that the kernel gave to the program.
     let ifindex = unsafe { (*ctx.skb.skb).ifindex };
