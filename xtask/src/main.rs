@@ -31,7 +31,7 @@ enum Command {
     Demo(lab::Arguments),
     /// Run all tests, or those of one crate; ends with `N passed, N failed, N skipped`
     Test(suite::Options),
-    /// Measure: `bench ipam`, `bench cni`
+    /// Measure (`bench --help` tells what); `bench equivalence` holds the eBPF programs to the model
     #[command(disable_help_flag = true)]
     Bench(lab::Arguments),
     /// Run the packet and conformance tests on other kernels under qemu

@@ -1,0 +1,195 @@
+//! Random policies, services and packets: what the programs do with each packet is what the model's oracle says.
+//!
+//! ```text
+//! scene     endpoints in groups, rules before and after a change, services, packets: generated, and shrunk
+//! expected  what the oracle allows to become of a packet
+//! rig       a node that is given one scene after the other
+//! ```
+//!
+//! A case is one packet. `CONTIV_EQUIVALENCE_CASES` says how many, `cargo xtask bench equivalence` runs a million.
+
+mod expected;
+mod rig;
+mod scene;
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::HashMap,
+    env,
+    net::IpAddr,
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use proptest::test_runner::{Config, FileFailurePersistence, TestCaseError, TestRunner};
+use testkit::needs;
+
+use expected::{Fate, Oracle};
+use rig::Rig;
+use scene::{Probe, Scene, Stage, scenes};
+
+const CASES: usize = 20_000;
+/// Scenes between two looks at the number of cases.
+const SCENES: u32 = 20;
+
+#[test]
+fn the_programs_agree_with_the_oracle() -> Result<()> {
+    needs!(root());
+    let wanted = match env::var("CONTIV_EQUIVALENCE_CASES") {
+        Ok(text) => text.parse().with_context(|| format!("CONTIV_EQUIVALENCE_CASES={text}"))?,
+        Err(_) => CASES,
+    };
+    let rig = RefCell::new(Rig::new()?);
+    let told = Cell::new(Told::default());
+    let config = Config {
+        cases: SCENES,
+        failure_persistence: Some(Box::new(FileFailurePersistence::Direct(
+            "tests/packets/equivalence/regressions.txt",
+        ))),
+        source_file: Some(file!()),
+        max_shrink_iters: 3000,
+        max_shrink_time: 60_000,
+        ..Config::default()
+    };
+    while told.get().cases < wanted {
+        TestRunner::new(config.clone())
+            .run(&scenes(), |scene| {
+                let mut rig = rig.borrow_mut();
+                let found = check(&mut rig, &scene);
+                let found = found.map_err(|error| TestCaseError::fail(format!("{error:#}")))?;
+                told.set(told.get().and(found));
+                Ok(())
+            })
+            .map_err(|error| anyhow::anyhow!("{error}"))?;
+    }
+    println!("EQUIVALENCE {}", told.get());
+    rig.into_inner().settle()
+}
+
+/// What was seen, so that one can tell that it was not always the same.
+#[derive(Clone, Copy, Default)]
+struct Told {
+    cases: usize,
+    arrived: usize,
+    translated: usize,
+    denied: usize,
+    refused: usize,
+    answers: usize,
+}
+
+impl Told {
+    fn and(self, other: Told) -> Told {
+        Told {
+            cases: self.cases + other.cases,
+            arrived: self.arrived + other.arrived,
+            translated: self.translated + other.translated,
+            denied: self.denied + other.denied,
+            refused: self.refused + other.refused,
+            answers: self.answers + other.answers,
+        }
+    }
+}
+
+impl std::fmt::Display for Told {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Told { cases, arrived, translated, denied, refused, answers } = self;
+        write!(
+            f,
+            "{cases} packets: {arrived} arrived ({translated} translated, {answers} as answers), {denied} denied, \
+             {refused} refused by services"
+        )
+    }
+}
+
+/// A connection that was made: whom its packets have come to.
+type Made = HashMap<usize, Fate>;
+
+fn check(rig: &mut Rig, scene: &Scene) -> Result<Told> {
+    let mut told = Told::default();
+    let mut made = Made::new();
+    for stage in [Stage::Before, Stage::After] {
+        rig.stage(scene, stage)?;
+        rig.within(|| packets(rig, &Oracle { scene, stage }, &mut made, &mut told))
+            .with_context(|| format!("{stage:?}"))?;
+    }
+    Ok(told)
+}
+
+fn packets(rig: &Rig, oracle: &Oracle<'_>, made: &mut Made, told: &mut Told) -> Result<()> {
+    // Those that are there are judged again by what is first seen of them, which is an answer here.
+    answers(rig, oracle, made, told).context("answers first")?;
+    for (number, probe) in oracle.scene.probes.iter().enumerate() {
+        let fate = sent(rig, oracle, number, probe, made.get(&number), told)
+            .with_context(|| format!("packet {number}, {probe:?}"))?;
+        // Once more: now it is a packet of a connection that is known, if there is one.
+        let again = sent(rig, oracle, number, probe, made.get(&number).or(Some(&fate)), told)
+            .with_context(|| format!("packet {number} again, {probe:?}"))?;
+        let same = fate == again || (fate.is_denied() && again.is_denied());
+        ensure!(same, "packet {number}, {probe:?}: first {fate:?}, then {again:?}");
+        if fate.made_a_connection() {
+            made.insert(number, fate);
+        }
+    }
+    clients_stay(oracle, made)?;
+    answers(rig, oracle, made, told)
+}
+
+/// Sends a probe; what became of it is one of the things that the oracle allows. `before` is what became of the same
+/// packet earlier.
+fn sent(
+    rig: &Rig,
+    oracle: &Oracle<'_>,
+    number: usize,
+    probe: &Probe,
+    before: Option<&Fate>,
+    told: &mut Told,
+) -> Result<Fate> {
+    let mut allowed = oracle.fates(number, probe);
+    // A connection stays with its backend, whatever the rules become.
+    if let Some(backend) = before.and_then(Fate::place) {
+        allowed.retain(|fate| fate.backend() == Some(backend));
+    }
+    let outcome = rig.run(probe.from, &oracle.frame(number, probe))?;
+    told.cases += 1;
+    match allowed.iter().find(|fate| fate.is(&outcome)) {
+        Some(fate) => {
+            told.arrived += usize::from(fate.place().is_some());
+            told.translated += usize::from(fate.is_translated());
+            told.denied += usize::from(fate.is_denied());
+            told.refused += usize::from(fate.is_refused());
+            Ok(fate.clone())
+        }
+        None => bail!("it became {outcome:?}, but should have become one of {allowed:#?}"),
+    }
+}
+
+/// Connections are answered, as long as they may be.
+fn answers(rig: &Rig, oracle: &Oracle<'_>, made: &Made, told: &mut Told) -> Result<()> {
+    let mut numbers: Vec<_> = made.keys().copied().collect();
+    numbers.sort_unstable();
+    for number in numbers {
+        let probe = &oracle.scene.probes[number];
+        let Some(answer) = oracle.answer(number, probe, &made[&number]) else { continue };
+        let outcome = rig.run(answer.from, &answer.frame)?;
+        told.cases += 1;
+        ensure!(
+            answer.fate.is(&outcome),
+            "the answer to packet {number}, {probe:?}: it became {outcome:?}, but should have become {:?}",
+            answer.fate
+        );
+        told.answers += usize::from(answer.fate.place().is_some());
+    }
+    Ok(())
+}
+
+/// Of a service with affinity: each client is with one backend.
+fn clients_stay(oracle: &Oracle<'_>, made: &Made) -> Result<()> {
+    let mut with: HashMap<(IpAddr, usize, usize), IpAddr> = HashMap::new();
+    for (number, fate) in made {
+        let probe = &oracle.scene.probes[*number];
+        let (Some(port), Some(place)) = (oracle.sticky_port(probe), fate.place()) else { continue };
+        let client = (oracle.source(probe), port.0, port.1);
+        let known = *with.entry(client).or_insert(place);
+        ensure!(known == place, "{probe:?}: the client is with {known} and with {place}");
+    }
+    Ok(())
+}

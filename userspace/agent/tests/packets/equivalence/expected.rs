@@ -1,0 +1,343 @@
+//! What the oracle allows to become of a packet.
+
+use std::net::IpAddr;
+
+use contiv_abi::DropReason;
+use contiv_model::policy::Direction;
+use contiv_model::{
+    policy::{Action, Connection, Packet as Asked, Side, TCP, UDP, decide, deciding},
+    service::{Resolution, resolve},
+};
+use netplugin::datapath::Service;
+use testkit::packet::Packet;
+
+use super::scene::{Content, LOCALS, Probe, Scene, Stage, Target, address, outside};
+use crate::{
+    node::Who,
+    run::{Code, Outcome},
+};
+
+/// The first source port, and identifier, of a probe: no two have the same.
+const FIRST: u16 = 20_000;
+/// Nobody's Ethernet address.
+const NOBODY: [u8; 6] = [2, 2, 9, 9, 9, 9];
+/// The remote endpoint that leads outside.
+const ROUTER: u8 = 11;
+
+/// What may become of a packet.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Fate {
+    /// It is sent on to whom its Ethernet address names, with these bytes.
+    Arrives {
+        /// The address that it goes to.
+        place: IpAddr,
+        bytes: Vec<u8>,
+        /// By way of a service.
+        translated: bool,
+    },
+    /// Copies go to all, as to an unknown Ethernet address.
+    Flooded { bytes: Vec<u8> },
+    /// The rules are against it. `backend` is whom it would have gone to.
+    Denied { backend: Option<IpAddr> },
+    /// There is nobody behind the service's address.
+    Refused(DropReason),
+    /// No switch sends a frame back to where it came from.
+    Back,
+}
+
+impl Fate {
+    pub(super) fn is(&self, outcome: &Outcome) -> bool {
+        let Outcome { code, bytes: found, dropped } = outcome;
+        match self {
+            Fate::Arrives { bytes, translated, .. } => {
+                // The service's own Ethernet address or the backend's: the model does not say.
+                let same = if *translated {
+                    found.len() == bytes.len() && found[..6] == bytes[..6] && found[12..] == bytes[12..]
+                } else {
+                    found == bytes
+                };
+                (*code, dropped.is_empty(), same) == (Code::Redirect, true, true)
+            }
+            Fate::Flooded { bytes } => {
+                (*code, dropped.is_empty(), found == bytes) == (Code::Shot, true, true)
+            }
+            Fate::Denied { .. } => (*code, &dropped[..]) == (Code::Shot, &[DropReason::Policy][..]),
+            Fate::Refused(reason) => dropped[..] == [*reason],
+            Fate::Back => dropped[..] == [DropReason::Hairpin],
+        }
+    }
+
+    /// Whom it has come to.
+    pub(super) fn place(&self) -> Option<IpAddr> {
+        match self {
+            Fate::Arrives { place, .. } => Some(*place),
+            _ => None,
+        }
+    }
+
+    /// Whom it has come to, or would have.
+    pub(super) fn backend(&self) -> Option<IpAddr> {
+        match self {
+            Fate::Denied { backend } => *backend,
+            other => other.place(),
+        }
+    }
+
+    pub(super) fn is_translated(&self) -> bool {
+        matches!(self, Fate::Arrives { translated: true, .. })
+    }
+
+    pub(super) fn is_denied(&self) -> bool {
+        matches!(self, Fate::Denied { .. })
+    }
+
+    pub(super) fn is_refused(&self) -> bool {
+        matches!(self, Fate::Refused(_))
+    }
+
+    pub(super) fn made_a_connection(&self) -> bool {
+        self.place().is_some()
+    }
+}
+
+pub(super) struct Answer {
+    /// Who answers.
+    pub(super) from: u8,
+    pub(super) frame: Vec<u8>,
+    pub(super) fate: Fate,
+}
+
+/// The model, asked about a scene.
+#[derive(Clone, Copy)]
+pub(super) struct Oracle<'a> {
+    pub(super) scene: &'a Scene,
+    pub(super) stage: Stage,
+}
+
+/// The ends of a packet, as they are in its bytes.
+struct Ends {
+    macs: ([u8; 6], [u8; 6]),
+    from: (IpAddr, u16),
+    to: (IpAddr, u16),
+}
+
+impl Oracle<'_> {
+    pub(super) fn source(&self, probe: &Probe) -> IpAddr {
+        address(probe.from, probe.ip6)
+    }
+
+    /// The packet as it is sent.
+    pub(super) fn frame(&self, number: usize, probe: &Probe) -> Vec<u8> {
+        self.bytes(number, probe, &self.sent_to(number, probe), probe.tos)
+    }
+
+    fn sent_to(&self, number: usize, probe: &Probe) -> Ends {
+        let (mac, to) = match probe.to {
+            Target::Endpoint(who) => (Who(who).mac(), address(who, probe.ip6)),
+            Target::Outside { which, by_router } => {
+                (if by_router { Who(ROUTER).mac() } else { NOBODY }, outside(which, probe.ip6))
+            }
+            Target::Service(at) => match self.service(probe, at) {
+                Some(service) => (mac_of(service.vip), service.vip),
+                None => (NOBODY, outside(0, probe.ip6)),
+            },
+        };
+        let port = FIRST + number as u16;
+        Ends { macs: (mac, Who(probe.from).mac()), from: (self.source(probe), port), to: (to, probe.port) }
+    }
+
+    /// The service, if its address is of the packet's family.
+    fn service(&self, probe: &Probe, at: usize) -> Option<Service> {
+        self.scene.service(at).filter(|service| service.vip.is_ipv6() == probe.ip6)
+    }
+
+    /// The port of a service with affinity that a packet is for, as the places of both.
+    pub(super) fn sticky_port(&self, probe: &Probe) -> Option<(usize, usize)> {
+        let Target::Service(at) = probe.to else { return None };
+        let service = self.service(probe, at)?;
+        service.affinity?;
+        let protocol = probe.content.protocol(probe.ip6);
+        let is = |port: &contiv_model::service::Port| {
+            (port.protocol.number(), port.port) == (protocol, probe.port)
+        };
+        Some((at, service.ports.iter().position(is)?))
+    }
+
+    /// All that may become of the packet.
+    pub(super) fn fates(&self, number: usize, probe: &Probe) -> Vec<Fate> {
+        let ends = self.sent_to(number, probe);
+        let tos = self.marked(probe.from, probe.tos);
+        let direct = |ends: &Ends| {
+            if !self.may(probe, ends.to) {
+                return Fate::Denied { backend: Some(ends.to.0) };
+            }
+            let bytes = self.bytes(number, probe, ends, tos);
+            if ends.macs.0 == NOBODY {
+                Fate::Flooded { bytes }
+            } else {
+                Fate::Arrives { place: ends.to.0, bytes, translated: false }
+            }
+        };
+        let service = match probe.to {
+            Target::Service(at) => self.service(probe, at),
+            Target::Endpoint(who) if who == probe.from => {
+                let denied = !self.may(probe, ends.to);
+                return vec![if denied { Fate::Denied { backend: None } } else { Fate::Back }];
+            }
+            _ => None,
+        };
+        let Some(service) = service else { return vec![direct(&ends)] };
+        let backends = service.backends.iter().map(|backend| (backend.ip, backend.readiness));
+        let protocol = probe.content.protocol(probe.ip6);
+        match resolve(&service.ports, backends, protocol, probe.port) {
+            Resolution::Direct => vec![Fate::Refused(DropReason::NoService)],
+            Resolution::Refused => vec![Fate::Refused(DropReason::NoBackend)],
+            Resolution::To { backends, port } => {
+                backends.iter().map(|backend| self.by_backend(number, probe, (*backend, port))).collect()
+            }
+        }
+    }
+
+    fn by_backend(&self, number: usize, probe: &Probe, to: (IpAddr, u16)) -> Fate {
+        if !self.may(probe, to) {
+            return Fate::Denied { backend: Some(to.0) };
+        }
+        let ends = self.beyond(number, probe, to);
+        let bytes = self.bytes(number, probe, &ends, self.marked(probe.from, probe.tos));
+        Fate::Arrives { place: to.0, bytes, translated: true }
+    }
+
+    /// The ends of the packet as its backend sees them. One that is the client sees the service.
+    fn beyond(&self, number: usize, probe: &Probe, to: (IpAddr, u16)) -> Ends {
+        let sent = self.sent_to(number, probe);
+        let source = if to.0 == sent.from.0 { sent.to.0 } else { sent.from.0 };
+        Ends { macs: (mac_of_owner(to.0), sent.macs.1), from: (source, sent.from.1), to }
+    }
+
+    /// Whether the rules on this node let the connection be.
+    fn may(&self, probe: &Probe, to: (IpAddr, u16)) -> bool {
+        let protocol = probe.content.protocol(probe.ip6);
+        let packet = Asked { protocol, port: matches!(protocol, TCP | UDP).then_some(to.1) };
+        let (source, destination) = (self.side(self.source(probe)), self.side(to.0));
+        if LOCALS.into_iter().any(|who| address(who, probe.ip6) == to.0) {
+            return decide(&Connection { source, destination, packet }).action == Action::Allow;
+        }
+        // The other side's rules are for the other node to enforce.
+        let rule = deciding(source.rules, Direction::Out, source.address, &destination, packet);
+        rule.is_none_or(|rule| rule.action == Action::Allow)
+    }
+
+    fn side(&self, ip: IpAddr) -> Side<'_> {
+        let Some(group) = owner(ip).and_then(|who| self.scene.group_of(who)) else {
+            return Side::outside(ip);
+        };
+        let profile = self.scene.profile(self.stage, group);
+        Side { address: ip, group: Some(group), rules: &profile.rules, dscp: None }
+    }
+
+    /// The TOS byte that packets of an endpoint here go on with.
+    fn marked(&self, who: u8, tos: u8) -> u8 {
+        let group = self.scene.group_of(who);
+        match group.and_then(|group| self.scene.profile(self.stage, group).dscp) {
+            Some(dscp) => dscp << 2 | tos & 3,
+            None => tos,
+        }
+    }
+
+    /// What whoever has got the packet sends back, and what becomes of that: it arrives, as from whom the packet was
+    /// sent to, unless the rules of today are against the connection.
+    pub(super) fn answer(&self, number: usize, probe: &Probe, fate: &Fate) -> Option<Answer> {
+        let Fate::Arrives { place, translated, .. } = fate else { return None };
+        let from = LOCALS.into_iter().find(|who| address(*who, probe.ip6) == *place)?;
+        let sent = self.sent_to(number, probe);
+        let seen = if *translated {
+            let Target::Service(at) = probe.to else { return None };
+            let service = self.service(probe, at)?;
+            let protocol = probe.content.protocol(probe.ip6);
+            let port = service
+                .ports
+                .iter()
+                .find(|port| (port.protocol.number(), port.port) == (protocol, probe.port))?;
+            self.beyond(number, probe, (*place, port.target))
+        } else {
+            self.sent_to(number, probe)
+        };
+        let back = |ends: &Ends, macs| Ends { macs, from: ends.to, to: ends.from };
+        // A pod that reaches itself answers to the service.
+        let next = if *translated && seen.from.0 == sent.to.0 { sent.macs.0 } else { sent.macs.1 };
+        let answer = Probe {
+            content: match probe.content {
+                Content::Tcp { .. } => Content::Tcp { flags: 0x12 },
+                other => other,
+            },
+            ..probe.clone()
+        };
+        let frame = self.reply_bytes(number, &answer, &back(&seen, (next, Who(from).mac())), answer.tos);
+        let denied = !self.may(probe, seen.to);
+        let fate = if denied {
+            Fate::Denied { backend: None }
+        } else {
+            let heard = back(&sent, (sent.macs.1, sent.macs.0));
+            let bytes = self.reply_bytes(number, &answer, &heard, self.marked(from, answer.tos));
+            Fate::Arrives { place: sent.from.0, bytes, translated: *translated }
+        };
+        Some(Answer { from, frame, fate })
+    }
+
+    fn bytes(&self, number: usize, probe: &Probe, ends: &Ends, tos: u8) -> Vec<u8> {
+        self.packet(number, probe, ends, tos, false)
+    }
+
+    fn reply_bytes(&self, number: usize, probe: &Probe, ends: &Ends, tos: u8) -> Vec<u8> {
+        self.packet(number, probe, ends, tos, true)
+    }
+
+    fn packet(&self, number: usize, probe: &Probe, ends: &Ends, tos: u8, reply: bool) -> Vec<u8> {
+        let Ends { macs, from, to } = ends;
+        let packet = Packet::eth(macs.0, macs.1);
+        let packet = match (from.0, to.0) {
+            (IpAddr::V4(from), IpAddr::V4(to)) => packet.ipv4(from, to),
+            (IpAddr::V6(from), IpAddr::V6(to)) => packet.ipv6(from, to),
+            _ => unreachable!("two families in one packet"),
+        };
+        let id = FIRST + number as u16;
+        let packet = packet.tos(tos);
+        let packet = match (probe.content, probe.ip6, reply) {
+            (Content::Tcp { flags }, ..) => packet.tcp(from.1, to.1, flags),
+            (Content::Udp, ..) => packet.udp(from.1, to.1),
+            (Content::Echo, false, false) => packet.icmp_echo_request(id, 1),
+            (Content::Echo, false, true) => packet.icmp_echo_reply(id, 1),
+            (Content::Echo, true, false) => packet.icmpv6_echo_request(id, 1),
+            (Content::Echo, true, true) => packet.icmpv6_echo_reply(id, 1),
+            // The common header: ports, verification tag, checksum.
+            (Content::Sctp, ..) => {
+                let [a, b] = from.1.to_be_bytes();
+                let [c, d] = to.1.to_be_bytes();
+                packet.protocol(132).payload(&[a, b, c, d, 0, 0, 0, 1, 0, 0, 0, 0])
+            }
+            (Content::Gre, ..) => packet.protocol(47).payload(&[0, 0, 8, 0]),
+        };
+        packet.payload(b"equal").build()
+    }
+}
+
+/// Whose address it is.
+fn owner(ip: IpAddr) -> Option<u8> {
+    LOCALS.chain(super::scene::REMOTES).find(|who| address(*who, ip.is_ipv6()) == ip)
+}
+
+fn mac_of_owner(ip: IpAddr) -> [u8; 6] {
+    owner(ip).map_or(NOBODY, |who| Who(who).mac())
+}
+
+/// Of a service.
+fn mac_of(vip: IpAddr) -> [u8; 6] {
+    let [a, b, c, d] = match vip {
+        IpAddr::V4(ip) => ip.octets(),
+        IpAddr::V6(ip) => {
+            let [.., a, b, c, d] = ip.octets();
+            [a, b, c, d]
+        }
+    };
+    [2, 2, a, b, c, d]
+}

@@ -1,0 +1,324 @@
+//! What is generated.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    ops::Range,
+    sync::Arc,
+    time::Duration,
+};
+
+use contiv_model::{
+    group::{Dscp, GroupNumber},
+    policy::{Action, Direction, ICMP, ICMPV6, Peer, Rule, TCP, UDP},
+    service::{Port, Protocol, Readiness},
+};
+use ipnet::IpNet;
+use netplugin::datapath::{Backend, Group, Object, Scope, Service};
+use proptest::{
+    collection::vec,
+    option,
+    prelude::*,
+    sample::{Index, select},
+};
+use testkit::packet::tcp_flags;
+
+use crate::node::{Who, vxlan};
+
+/// Endpoints on the node.
+pub(super) const LOCALS: Range<u8> = 1..5;
+/// Endpoints on another.
+pub(super) const REMOTES: Range<u8> = 11..14;
+pub(super) const VNI: u32 = 10_001;
+pub(super) const NETWORK: &str = "n1.t";
+/// Addresses of services are those of endpoints from here on.
+const VIPS: u8 = 200;
+const SERVICES: usize = 3;
+const GROUPS: u32 = 5;
+const SCTP: u8 = 132;
+/// A protocol without ports.
+const GRE: u8 = 47;
+/// Of what connections go to, and of what rules and services are about.
+const PORTS: [u16; 5] = [53, 80, 443, 5353, 8080];
+const PROBES: usize = 80;
+
+/// A node's state, before and after a change of the rules, and packets.
+#[derive(Clone, Debug)]
+pub(super) struct Scene {
+    /// By endpoint: the locals, then the remotes.
+    pub(super) members: Vec<Option<u32>>,
+    pub(super) before: Vec<Profile>,
+    pub(super) after: Vec<Profile>,
+    pub(super) services: Vec<Balanced>,
+    pub(super) probes: Vec<Probe>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    Before,
+    After,
+}
+
+/// What holds for a group; the group's number is its place, from 1.
+#[derive(Clone, Debug)]
+pub(super) struct Profile {
+    pub(super) dscp: Option<u8>,
+    pub(super) rules: Arc<[Rule]>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Balanced {
+    ip6: bool,
+    ports: Vec<Port>,
+    backends: Vec<(u8, Readiness)>,
+    affinity: bool,
+}
+
+/// A packet that an endpoint here sends, the first of a connection.
+#[derive(Clone, Debug)]
+pub(super) struct Probe {
+    pub(super) from: u8,
+    pub(super) to: Target,
+    pub(super) ip6: bool,
+    pub(super) content: Content,
+    /// The destination port.
+    pub(super) port: u16,
+    pub(super) tos: u8,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Target {
+    Endpoint(u8),
+    /// Nobody's address, at an Ethernet address that is that of a remote endpoint or nobody's.
+    Outside {
+        which: u8,
+        by_router: bool,
+    },
+    /// A service by its place; there may be none.
+    Service(usize),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Content {
+    Tcp { flags: u8 },
+    Udp,
+    Echo,
+    Sctp,
+    Gre,
+}
+
+impl Content {
+    /// The protocol's number.
+    pub(super) fn protocol(self, ip6: bool) -> u8 {
+        match self {
+            Content::Tcp { .. } => TCP,
+            Content::Udp => UDP,
+            Content::Echo if ip6 => ICMPV6,
+            Content::Echo => ICMP,
+            Content::Sctp => SCTP,
+            Content::Gre => GRE,
+        }
+    }
+}
+
+/// Where an endpoint's group stands in [`Scene::members`].
+fn place(who: u8) -> Option<usize> {
+    LOCALS.chain(REMOTES).position(|known| known == who)
+}
+
+impl Scene {
+    pub(super) fn group_of(&self, who: u8) -> Option<GroupNumber> {
+        self.members[place(who)?].map(|number| number.try_into().unwrap())
+    }
+
+    pub(super) fn profile(&self, stage: Stage, group: GroupNumber) -> &Profile {
+        let profiles = match stage {
+            Stage::Before => &self.before,
+            Stage::After => &self.after,
+        };
+        &profiles[group.get() as usize - 1]
+    }
+
+    /// The groups with endpoints here. One about which there is nothing to say is left out, as the agent does it.
+    pub(super) fn groups(&self, stage: Stage) -> Vec<Object> {
+        let mut numbers: Vec<_> = LOCALS.filter_map(|who| self.group_of(who)).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        let group = |number: GroupNumber| {
+            let Profile { dscp, rules } = self.profile(stage, number);
+            let dscp = dscp.map(|class| Dscp::try_from(class).unwrap());
+            Group { number, dscp, rate: None, rules: rules.clone() }
+        };
+        let told = |group: &Group| group.dscp.is_some() || !group.rules.is_empty();
+        numbers.into_iter().map(group).filter(told).map(Object::Group).collect()
+    }
+
+    pub(super) fn service(&self, at: usize) -> Option<Service> {
+        let balanced = self.services.get(at)?;
+        let encap = vxlan(VNI);
+        let backend = |(who, readiness): &(u8, Readiness)| Backend {
+            ip: address(*who, balanced.ip6),
+            encap,
+            readiness: *readiness,
+        };
+        let mut backends: Vec<Backend> = balanced.backends.iter().map(backend).collect();
+        backends.sort_unstable();
+        backends.dedup_by_key(|backend| backend.ip);
+        let mut ports = balanced.ports.clone();
+        ports.sort_unstable();
+        ports.dedup_by_key(|port| (port.protocol, port.port));
+        Some(Service {
+            id: format!("s{at}:t").as_str().into(),
+            scope: Some(Scope { network: NETWORK.into(), encap }),
+            vip: address(VIPS + at as u8, balanced.ip6),
+            ports,
+            backends,
+            affinity: balanced.affinity.then_some(Duration::from_secs(3600)),
+        })
+    }
+
+    pub(super) fn services(&self) -> impl Iterator<Item = Object> {
+        (0..self.services.len()).filter_map(|at| self.service(at)).map(Object::Service)
+    }
+}
+
+/// The address of an endpoint, or of a service.
+pub(super) fn address(who: u8, ip6: bool) -> IpAddr {
+    if ip6 { Who(who).ip6().into() } else { Who(who).ip().into() }
+}
+
+/// Nobody's: within the network and without.
+pub(super) fn outside(which: u8, ip6: bool) -> IpAddr {
+    const V4: [Ipv4Addr; 3] =
+        [Ipv4Addr::new(10, 1, 1, 77), Ipv4Addr::new(192, 0, 2, 9), Ipv4Addr::new(198, 51, 100, 7)];
+    const V6: [Ipv6Addr; 3] = [
+        Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 77),
+        Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 9),
+        Ipv6Addr::new(0x2001, 0xdb8, 0xff, 0, 0, 0, 0, 7),
+    ];
+    let at = usize::from(which) % V4.len();
+    if ip6 { V6[at].into() } else { V4[at].into() }
+}
+
+pub(super) fn scenes() -> impl Strategy<Value = Scene> {
+    let endpoints = LOCALS.len() + REMOTES.len();
+    let profiles = || vec(profile(), GROUPS as usize);
+    (
+        vec(option::weighted(0.8, 1..=GROUPS), endpoints),
+        profiles(),
+        profiles(),
+        vec(balanced(), 0..=SERVICES),
+        vec((probe(), option::weighted(0.8, any::<Index>())), 1..=PROBES),
+    )
+        .prop_map(|(members, before, after, services, probes)| {
+            let aim = |(probe, port): (Probe, Option<Index>)| match port {
+                Some(port) => probe.aimed(&services, port),
+                None => probe,
+            };
+            let probes = probes.into_iter().map(aim).collect();
+            Scene { members, before, after, services, probes }
+        })
+}
+
+impl Probe {
+    /// For a service that is there, and for one of its ports.
+    fn aimed(self, services: &[Balanced], port: Index) -> Probe {
+        let Target::Service(at) = self.to else { return self };
+        let Some(service) = services.get(at) else { return self };
+        let Port { protocol, port, .. } = *port.get(&service.ports);
+        let content = match (protocol, self.content) {
+            (Protocol::Tcp, Content::Tcp { .. }) => self.content,
+            (Protocol::Tcp, _) => Content::Tcp { flags: tcp_flags::SYN },
+            (Protocol::Udp, _) => Content::Udp,
+        };
+        Probe { ip6: service.ip6, content, port, ..self }
+    }
+}
+
+fn profile() -> impl Strategy<Value = Profile> {
+    let rules = prop_oneof![3 => vec(rule(), 0..4), 3 => vec(rule(), 0..16), 1 => vec(rule(), 20..80)];
+    (option::of(1_u8..64), rules).prop_map(|(dscp, mut rules)| {
+        for (at, rule) in rules.iter_mut().enumerate() {
+            rule.id = format!("r{at:02}").as_str().into();
+        }
+        Profile { dscp, rules: rules.into() }
+    })
+}
+
+fn rule() -> impl Strategy<Value = Rule> {
+    let protocol = prop_oneof![
+        3 => Just(None),
+        5 => select(vec![TCP, UDP]).prop_map(Some),
+        2 => select(vec![ICMP, ICMPV6, SCTP, GRE]).prop_map(Some),
+    ];
+    // Few, so that rules meet.
+    let priority = prop_oneof![4 => 1_u8..4, 1 => 1_u8..=100];
+    (
+        (any::<bool>(), prop::bool::weighted(0.6), priority),
+        option::weighted(0.4, 1..=GROUPS),
+        option::weighted(0.5, subnet()),
+        option::weighted(0.15, subnet()),
+        protocol,
+        option::weighted(0.7, select(PORTS.to_vec())),
+    )
+        .prop_map(|((out, deny, priority), group, subnet, own, protocol, port)| Rule {
+            id: "".into(),
+            direction: if out { Direction::Out } else { Direction::In },
+            peer: Peer { group: group.map(|number| number.try_into().unwrap()), subnet },
+            own,
+            protocol,
+            port: port.filter(|_| matches!(protocol, Some(TCP | UDP))),
+            action: if deny { Action::Deny } else { Action::Allow },
+            priority: priority.try_into().unwrap(),
+        })
+}
+
+/// Around an address that packets have.
+fn subnet() -> impl Strategy<Value = IpNet> {
+    let who: Vec<u8> = LOCALS.chain(REMOTES).collect();
+    let addresses = prop_oneof![
+        3 => (select(who), any::<bool>()).prop_map(|(who, ip6)| address(who, ip6)),
+        1 => (0_u8..3, any::<bool>()).prop_map(|(which, ip6)| outside(which, ip6)),
+    ];
+    let length = prop_oneof![3 => Just(u8::MAX), 3 => 0_u8..=128, 1 => Just(0), 2 => 24_u8..=32];
+    (addresses, length).prop_map(|(address, length)| {
+        let length = length.min(if address.is_ipv4() { 32 } else { 128 });
+        IpNet::new(address, length).unwrap().trunc()
+    })
+}
+
+fn balanced() -> impl Strategy<Value = Balanced> {
+    let port =
+        (any::<bool>(), select(PORTS.to_vec()), select(PORTS.to_vec())).prop_map(|(tcp, port, target)| {
+            Port { protocol: if tcp { Protocol::Tcp } else { Protocol::Udp }, port, target }
+        });
+    let who: Vec<u8> = LOCALS.chain(REMOTES).collect();
+    let readiness = prop_oneof![4 => Just(Readiness::Ready), 1 => Just(Readiness::Terminating)];
+    (any::<bool>(), vec(port, 1..5), vec((select(who), readiness), 0..5), prop::bool::weighted(0.3))
+        .prop_map(|(ip6, ports, backends, affinity)| Balanced { ip6, ports, backends, affinity })
+}
+
+fn probe() -> impl Strategy<Value = Probe> {
+    let who: Vec<u8> = LOCALS.chain(REMOTES).collect();
+    let target = prop_oneof![
+        5 => select(who).prop_map(Target::Endpoint),
+        1 => (0_u8..3, any::<bool>()).prop_map(|(which, by_router)| Target::Outside { which, by_router }),
+        4 => (0..SERVICES).prop_map(Target::Service),
+    ];
+    let content = prop_oneof![
+        5 => select(vec![tcp_flags::SYN, tcp_flags::SYN, tcp_flags::ACK]).prop_map(|flags| Content::Tcp { flags }),
+        5 => Just(Content::Udp),
+        2 => Just(Content::Echo),
+        1 => Just(Content::Sctp),
+        1 => Just(Content::Gre),
+    ];
+    (LOCALS, target, any::<bool>(), content, select(PORTS.to_vec()), any::<u8>()).prop_map(
+        |(from, to, ip6, content, port, tos)| {
+            let content = match (content, to) {
+                // Without ports, what is sent the other way would be its answer.
+                (Content::Gre, Target::Endpoint(who)) if who < from => Content::Udp,
+                _ => content,
+            };
+            Probe { from, to, ip6, content, port, tos }
+        },
+    )
+}
