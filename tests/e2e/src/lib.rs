@@ -8,6 +8,7 @@ pub mod demo;
 pub mod faults;
 pub mod http;
 pub mod interrupt;
+pub mod load;
 pub mod master;
 pub mod progress;
 pub mod replay;

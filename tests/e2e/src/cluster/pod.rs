@@ -121,8 +121,16 @@ impl Call {
 
 impl Pod {
     pub fn add(node: &Node, network: &Network, name: &str) -> Result<Pod> {
+        Pod::add_to(node, network, None, name)
+    }
+
+    /// In a group of the network's tenant.
+    pub fn add_to(node: &Node, network: &Network, group: Option<&str>, name: &str) -> Result<Pod> {
         let netns = Netns::new(name)?;
-        let call = Call::new(node, network, name, &netns);
+        let mut call = Call::new(node, network, name, &netns);
+        if let (Some(group), Some(labels)) = (group, call.config["args"]["cni"]["labels"].as_array_mut()) {
+            labels.push(json!({ "key": "io.contiv.net-group", "value": group }));
+        }
         let result = call.expect(node, "ADD").with_context(|| format!("add pod {name}"))?;
         let result: Value =
             serde_json::from_str(&result).with_context(|| format!("the CNI result of {name}: {result}"))?;

@@ -1,0 +1,225 @@
+//! The agent of an eBPF node is killed, restarted and upgraded under load.
+
+use std::{
+    env, fs,
+    net::{IpAddr, SocketAddr},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result};
+use aya::{
+    maps::{Array, Map, MapData},
+    programs::SchedClassifier,
+};
+use e2e::{
+    cluster::{Cluster, Datapath, Encap, Network, Pod, Shape, StoreKind},
+    load::{Datagrams, Denied, NewStreams, Server, Streams},
+};
+use serde_json::{Value, json};
+use testkit::{needs, wait_until};
+
+const DEADLINE: Duration = Duration::from_secs(30);
+const ROUNDS: usize = 20;
+const CONNECTIONS: usize = 1000;
+/// What a machine can do beside so many other tests; `CONTIV_LOAD_RATE` says otherwise.
+const RATE: u64 = 10_000;
+const VIP: [u8; 4] = [10, 1, 200, 1];
+const WEB: u16 = 8080;
+const CLOSED: u16 = 9999;
+
+fn network() -> Network {
+    Network {
+        tenant: "blue".to_owned(),
+        name: "pods".to_owned(),
+        subnet: "10.1.0.0/16".to_owned(),
+        gateway: "10.1.255.254".to_owned(),
+        ipv6_subnet: "2001:db8:1::/64".to_owned(),
+        ipv6_gateway: "2001:db8:1::ffff".to_owned(),
+    }
+}
+
+/// Clients on the first node, a server on each, a service over both, and a port that a rule closes.
+struct Site {
+    client: Pod,
+    servers: Vec<Pod>,
+    cluster: Cluster,
+}
+
+impl Site {
+    fn build() -> Result<Site> {
+        let shape = Shape { datapaths: [Datapath::Ebpf; 2], encap: Encap::Vxlan, store: StoreKind::Embedded };
+        let mut cluster = Cluster::build(shape)?;
+        cluster.start_agents()?;
+        let network = network();
+        cluster.create_network(&network)?;
+        let put = |path: String, body: Value| cluster.client().post_json(&path, &body).map(drop);
+        put("/api/v1/policys/blue:closed/".into(), json!({"tenantName": "blue", "policyName": "closed"}))?;
+        for group in ["clients", "web"] {
+            let body = json!({"tenantName": "blue", "groupName": group, "networkName": "pods",
+                "policies": if group == "web" { vec!["closed"] } else { vec![] }});
+            put(format!("/api/v1/endpointGroups/blue:{group}/"), body)?;
+        }
+        let service = json!({"tenantName": "blue", "serviceName": "web", "networkName": "pods",
+            "ipAddress": IpAddr::from(VIP).to_string(), "selectors": ["app=web"],
+            "ports": [format!("80:{WEB}:TCP"), format!("53:{WEB}:UDP")]});
+        put("/api/v1/serviceLBs/blue:web/".into(), service)?;
+        let nodes = &cluster.nodes;
+        let servers = nodes
+            .iter()
+            .map(|node| Pod::add_to(node, &network, Some("web"), &format!("web-{}", node.name)))
+            .collect::<Result<Vec<_>>>()?;
+        for server in &servers {
+            let body = json!({"Event": "start", "Tenant": "blue", "Network": "pods",
+                "EndpointID": server.call().container_id, "ContainerID": server.call().container_id,
+                "EPCommonName": server.name, "Labels": {"app": "web"}});
+            put("/plugin/updateEndpoint".into(), body)?;
+        }
+        let client = Pod::add_to(&nodes[0], &network, Some("clients"), "client")?;
+        Ok(Site { client, servers, cluster })
+    }
+
+    /// Closes the port, over TCP and UDP.
+    fn close(&self) -> Result<()> {
+        for (number, protocol) in ["tcp", "udp"].into_iter().enumerate() {
+            let rule = json!({"tenantName": "blue", "policyName": "closed", "ruleId": number.to_string(),
+                "direction": "in", "protocol": protocol, "port": CLOSED, "action": "deny", "priority": 10});
+            self.cluster.client().post_json(&format!("/api/v1/rules/blue:closed:{number}/"), &rule)?;
+        }
+        Ok(())
+    }
+
+    fn closed(&self) -> Vec<SocketAddr> {
+        self.servers.iter().map(|server| SocketAddr::from((server.ip, CLOSED))).collect()
+    }
+
+    /// Whether a closed port answers, over UDP.
+    fn answers(&self, target: SocketAddr) -> Result<bool> {
+        self.client.netns().run(|| {
+            let socket = std::net::UdpSocket::bind("0.0.0.0:0")?;
+            socket.connect(target)?;
+            socket.set_read_timeout(Some(Duration::from_millis(100)))?;
+            socket.send(b"open?")?;
+            Ok(socket.recv(&mut [0; 64]).is_ok())
+        })
+    }
+}
+
+/// As if another build had pinned the programs: the next agent replaces them in place.
+fn pretend_another_build(pins: &Path, mark: u8) -> Result<()> {
+    let pin = find(pins, "ctv_build")?.context("no map ctv_build is pinned")?;
+    let mut build: Array<_, [u8; 16]> = Map::from_map_data(MapData::from_pin(pin)?)?.try_into()?;
+    build.set(0, [mark; 16], 0)?;
+    Ok(())
+}
+
+/// The kernel's number of the program for what pods send.
+fn program(pins: &Path) -> Result<u32> {
+    let pin = find(pins, "ctv_from_pod")?.context("no program ctv_from_pod is pinned")?;
+    Ok(SchedClassifier::from_pin(pin)?.info()?.id())
+}
+
+fn find(folder: &Path, name: &str) -> Result<Option<PathBuf>> {
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.ends_with(name) {
+            return Ok(Some(path));
+        }
+        if path.is_dir()
+            && let Some(found) = find(&path, name)?
+        {
+            return Ok(Some(found));
+        }
+    }
+    Ok(None)
+}
+
+#[test]
+fn nothing_is_lost_broken_or_let_through_when_agents_are_killed_and_upgraded() {
+    needs!(root(), binary("ip"), binary("ethtool"));
+    let rate = env::var("CONTIV_LOAD_RATE").map_or(RATE, |text| text.parse().unwrap());
+    let mut site = Site::build().unwrap();
+    let server = |pod: &Pod, port| Server::start(pod.netns(), pod.ip.into(), port).unwrap();
+    let mut servers: Vec<Server> = site.servers.iter().map(|pod| server(pod, WEB)).collect();
+    let forbidden: Vec<Server> = site.servers.iter().map(|pod| server(pod, CLOSED)).collect();
+
+    // Open, then closed: the rule is what makes the difference.
+    for target in site.closed() {
+        wait_until(DEADLINE, "the port is open", || Ok(site.answers(target)?.then_some(()))).unwrap();
+    }
+    site.close().unwrap();
+    for target in site.closed() {
+        wait_until(DEADLINE, "the port is closed", || Ok((!site.answers(target)?).then_some(()))).unwrap();
+    }
+    let leaked = |forbidden: &[Server]| forbidden.iter().map(Server::seen).sum::<u64>();
+    let before = leaked(&forbidden);
+
+    let netns = site.client.netns();
+    let web = SocketAddr::from((VIP, 80));
+    wait_until(DEADLINE, "the service answers", || {
+        let streams = Streams::open(netns, web, 1);
+        Ok(streams.and_then(Streams::stop).is_ok().then_some(()))
+    })
+    .unwrap();
+    let streams = Streams::open(netns, web, CONNECTIONS).unwrap();
+    let datagrams = Datagrams::start(netns, SocketAddr::from((VIP, 53)), rate).unwrap();
+    let new = NewStreams::start(netns, web, 50).unwrap();
+    let denied = Denied::start(netns, site.closed(), 500).unwrap();
+
+    let mut upgrades = 0;
+    for round in 0..ROUNDS {
+        // Both nodes in turn, each now with its own programs and now as an upgrade.
+        let node = &mut site.cluster.nodes[round % 2];
+        node.kill_agent().unwrap();
+        std::thread::sleep(Duration::from_millis(200));
+        let programs = program(node.pins()).unwrap();
+        let upgrade = round % 4 < 2;
+        if upgrade {
+            pretend_another_build(node.pins(), round as u8 + 1).unwrap();
+            upgrades += 1;
+        }
+        node.restart_agent().unwrap();
+        assert_eq!(
+            program(node.pins()).unwrap() != programs,
+            upgrade,
+            "round {round}: programs are replaced"
+        );
+        std::thread::sleep(Duration::from_millis(200));
+    }
+
+    let (datagrams, new, denied) = (datagrams.stop().unwrap(), new.stop().unwrap(), denied.stop().unwrap());
+    let kept = streams.stop().unwrap();
+    let seen: Vec<u64> = servers.iter().map(Server::seen).collect();
+    let leaked = leaked(&forbidden) - before;
+    println!(
+        "{ROUNDS} kills, {upgrades} of them upgrades: {} datagrams at {:.0} of {rate} a second over {} flows, {} lost; \
+         {} connections, {} exchanges, {} broken; {} new connections, {} failed; {} datagrams and {} connections \
+         denied, {} let through; the servers saw {seen:?}",
+        datagrams.sent,
+        datagrams.rate,
+        datagrams.flows,
+        datagrams.lost,
+        kept.connections,
+        kept.exchanges,
+        kept.broken,
+        new.made,
+        new.failed,
+        denied.datagrams,
+        denied.connections,
+        denied.let_through + leaked
+    );
+    assert_eq!(datagrams.lost, 0, "{datagrams:?}");
+    assert_eq!((kept.connections, kept.broken), (CONNECTIONS, 0), "{kept:?}");
+    assert_eq!(new.failed, 0, "{new:?}");
+    assert_eq!((denied.let_through, leaked), (0, 0), "{denied:?}");
+    assert!(new.made > 0 && denied.datagrams > 0 && seen.iter().all(|seen| *seen > 0));
+
+    servers.extend(forbidden);
+    servers.into_iter().try_for_each(Server::stop).unwrap();
+    let Site { client, servers, cluster } = site;
+    for pod in servers.into_iter().chain([client]) {
+        let node = cluster.nodes.iter().find(|node| node.name == pod.node).unwrap();
+        pod.remove(node).unwrap();
+    }
+    cluster.shut_down().unwrap();
+}
