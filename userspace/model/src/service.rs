@@ -109,6 +109,10 @@ pub struct Service {
     pub affinity: Option<Duration>,
 }
 
+/// A client of the original's stayed with its backend for as long as both were there. Here it may stay away for as
+/// long as Kubernetes lets it (`ClientIP`'s default), so that the table of clients has an end.
+const AFFINITY: Duration = Duration::from_hours(3);
+
 impl TryFrom<&State> for Service {
     type Error = Invalid;
 
@@ -137,7 +141,7 @@ impl TryFrom<&State> for Service {
             tenant,
             vip: s.ip_address.parse().map_err(|_| bad("ipaddress", &s.ip_address, "an IP address"))?,
             ports,
-            affinity: None,
+            affinity: Some(AFFINITY),
         })
     }
 }
