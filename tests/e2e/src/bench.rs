@@ -4,8 +4,11 @@ mod cni;
 mod faults;
 mod ipam;
 mod latency;
+mod lb;
 mod machine;
 mod master;
+mod pinned;
+mod policy;
 mod raw;
 
 use std::path::PathBuf;
@@ -39,6 +42,10 @@ enum What {
     Faults(crate::faults::Options),
     /// CNI ADD and DEL with 1 and with 200 pods on the node, on each datapath
     Cni(cni::Options),
+    /// Packets to services on an eBPF node, by the number of services and of live flows; memory, loading
+    Lb(lb::Options),
+    /// First and later packets of connections on an eBPF node, by the number of rules; memory, loading
+    Policy(policy::Options),
 }
 
 /// A table for people, a value for programs.
@@ -76,10 +83,14 @@ pub fn run(options: &Options) -> Result<()> {
             report.verify()?;
         }
         Some(What::Cni(what)) => tell("cni", &cni::measure(what)?)?,
+        Some(What::Lb(what)) => tell("lb", &lb::measure(what)?)?,
+        Some(What::Policy(what)) => tell("policy", &policy::measure(what)?)?,
         None => {
             tell("ipam", &ipam::measure(&ipam::Options::default())?)?;
             tell("master", &master::measure(&master::Options::default())?)?;
             tell("cni", &cni::measure(&cni::Options::default())?)?;
+            tell("lb", &lb::measure(&lb::Options::default())?)?;
+            tell("policy", &policy::measure(&policy::Options::default())?)?;
         }
     }
     if options.json {

@@ -49,7 +49,7 @@ impl Fabric {
         format!("http://{}:{MASTER_PORT}", management_address(HOST))
     }
 
-    pub(super) fn store_endpoint(&self) -> String {
+    pub fn store_endpoint(&self) -> String {
         self.store().endpoint()
     }
 

@@ -1,0 +1,132 @@
+//! What an agent has pinned, seen from outside: programs that single frames are given to, and the memory of maps.
+
+use std::{
+    ffi::CString,
+    fs,
+    os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result};
+use aya::{
+    maps::MapData,
+    programs::{SchedClassifier, TestRun as _, TestRunOptions},
+};
+use nix::{
+    errno::Errno,
+    libc,
+    sched::{CpuSet, sched_setaffinity},
+    unistd::Pid,
+};
+
+use crate::cluster::Pod;
+
+/// A program, and the interface that frames seem to come in by. In the namespace of the interface.
+pub(super) struct Target {
+    program: SchedClassifier,
+    /// `struct __sk_buff`: all zero but the interface.
+    context: [u8; 192],
+}
+
+impl Target {
+    pub(super) fn open(pin: &Path, ifindex: u32) -> Result<Target> {
+        let mut context = [0; 192];
+        context[40..44].copy_from_slice(&ifindex.to_ne_bytes());
+        let program = SchedClassifier::from_pin(pin).with_context(|| format!("open {}", pin.display()))?;
+        Ok(Target { program, context })
+    }
+
+    /// How long the program took, by the kernel's own clock, and what it made of the frame, in `out`.
+    pub(super) fn give(&self, frame: &[u8], out: &mut [u8]) -> Result<(u32, Duration)> {
+        let options = TestRunOptions {
+            data_in: Some(frame),
+            data_out: Some(out),
+            ctx_in: Some(&self.context),
+            ..TestRunOptions::new()
+        };
+        let result = self.program.test_run(options).context("run a frame")?;
+        Ok((result.return_value, result.duration))
+    }
+}
+
+/// Pins a program that does nothing: what is measured of it is the floor of the method.
+pub(super) fn pin_empty(pin: &Path) -> Result<()> {
+    const PROG_LOAD: libc::c_int = 5;
+    const OBJ_PIN: libc::c_int = 6;
+    const SCHED_CLS: u32 = 3;
+    // r0 = 2 (drop); exit.
+    let code: [u64; 2] = [0x0000_0002_0000_00b7, 0x0000_0000_0000_0095];
+    let license = CString::new("GPL")?;
+    let mut load = [0_u64; 16];
+    load[0] = u64::from(SCHED_CLS) | (code.len() as u64) << 32;
+    load[1] = code.as_ptr() as u64;
+    load[2] = license.as_ptr() as u64;
+    let program = bpf(PROG_LOAD, &load).context("load an empty program")?;
+    // SAFETY: the kernel has just made it, and nobody else knows it.
+    let program = unsafe { OwnedFd::from_raw_fd(program) };
+    let path = CString::new(pin.as_os_str().as_encoded_bytes())?;
+    let mut attributes = [0_u64; 16];
+    attributes[0] = path.as_ptr() as u64;
+    attributes[1] = program.as_raw_fd() as u64;
+    bpf(OBJ_PIN, &attributes).with_context(|| format!("pin {}", pin.display())).map(drop)
+}
+
+fn bpf(command: libc::c_int, attributes: &[u64; 16]) -> Result<libc::c_int> {
+    // SAFETY: the pointers inside are to values that live in the callers until this returns; the kernel takes as
+    // much of it as it knows, the rest being zero.
+    let result =
+        unsafe { libc::syscall(libc::SYS_bpf, command, attributes.as_ptr(), size_of_val(attributes)) };
+    Ok(Errno::result(result)? as libc::c_int)
+}
+
+/// Finds a pin below a folder.
+pub(super) fn find(folder: &Path, name: &str) -> Result<PathBuf> {
+    search(folder, name)?.with_context(|| format!("nothing called {name} is pinned in {}", folder.display()))
+}
+
+fn search(folder: &Path, name: &str) -> Result<Option<PathBuf>> {
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.ends_with(name) {
+            return Ok(Some(path));
+        }
+        if path.is_dir()
+            && let Some(found) = search(&path, name)?
+        {
+            return Ok(Some(found));
+        }
+    }
+    Ok(None)
+}
+
+/// The bytes that the kernel has for a map, as it tells them.
+pub(super) fn memory(pins: &Path, map: &str) -> Result<u64> {
+    let data = MapData::from_pin(find(pins, map)?)?;
+    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", data.fd().as_fd().as_raw_fd()))?;
+    let line = info.lines().find_map(|line| line.strip_prefix("memlock:"));
+    line.with_context(|| format!("the kernel does not tell the memory of {map}"))?
+        .trim()
+        .parse()
+        .context("memlock")
+}
+
+/// The index of the host end of a pod's link, which the pod's end tells.
+pub(super) fn port_of(pod: &Pod) -> Result<u32> {
+    let line = pod.netns().ip("-o link show dev eth0")?;
+    let peer = line.split_whitespace().find_map(|word| word.strip_prefix("eth0@if"));
+    peer.and_then(|peer| peer.trim_end_matches(':').parse().ok())
+        .with_context(|| format!("no index of the other end in {line}"))
+}
+
+/// Keeps the calling thread on one processor.
+pub(super) fn stay() -> Result<()> {
+    let mut cpu = CpuSet::new();
+    cpu.set(0)?;
+    Ok(sched_setaffinity(Pid::from_raw(0), &cpu)?)
+}
+
+pub(super) fn median(mut series: Vec<f64>) -> f64 {
+    series.sort_by(f64::total_cmp);
+    series.get(series.len() / 2).copied().unwrap_or(f64::NAN)
+}
