@@ -10,6 +10,7 @@ mod limits;
 mod master;
 mod nodes;
 mod passing_on;
+mod problems;
 mod rest;
 mod restarts;
 mod security;
