@@ -231,14 +231,7 @@ fn a_pod_that_cannot_be_plumbed_leaves_nothing() {
         let shape = Shape { datapaths: [datapath; 2], encap: Encap::Vxlan, store: StoreKind::Embedded };
         let mut cluster = Cluster::build(shape).unwrap();
         cluster.start_agents().unwrap();
-        let network = Network {
-            tenant: "blue".to_owned(),
-            name: "pods".to_owned(),
-            subnet: "10.1.0.0/16".to_owned(),
-            gateway: "10.1.255.254".to_owned(),
-            ipv6_subnet: "2001:db8:1::/64".to_owned(),
-            ipv6_gateway: "2001:db8:1::ffff".to_owned(),
-        };
+        let network = Network::pods();
         cluster.create_network(&network).unwrap();
         let node = &cluster.nodes[0];
         let pod = Netns::new("pod").unwrap();

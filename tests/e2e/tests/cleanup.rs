@@ -7,17 +7,6 @@ use testkit::{needs, wait_until};
 
 const DEADLINE: Duration = Duration::from_secs(30);
 
-fn network() -> Network {
-    Network {
-        tenant: "blue".to_owned(),
-        name: "pods".to_owned(),
-        subnet: "10.1.0.0/16".to_owned(),
-        gateway: "10.1.255.254".to_owned(),
-        ipv6_subnet: "2001:db8:1::/64".to_owned(),
-        ipv6_gateway: "2001:db8:1::ffff".to_owned(),
-    }
-}
-
 #[test]
 fn a_clean_up_takes_the_interfaces_from_the_nodes() {
     needs!(root(), binary("ovs-vswitchd"), binary("ethtool"));
@@ -25,11 +14,11 @@ fn a_clean_up_takes_the_interfaces_from_the_nodes() {
         Shape { datapaths: [Datapath::Ovs, Datapath::Ebpf], encap: Encap::Vxlan, store: StoreKind::Embedded };
     let mut cluster = Cluster::build(shape).unwrap();
     cluster.start_agents().unwrap();
-    cluster.create_network(&network()).unwrap();
+    cluster.create_network(&Network::pods()).unwrap();
     let pods: Vec<Pod> = cluster
         .nodes
         .iter()
-        .map(|node| Pod::add(node, &network(), &format!("{}-pod", node.name)).unwrap())
+        .map(|node| Pod::add(node, &Network::pods(), &format!("{}-pod", node.name)).unwrap())
         .collect();
     for node in &cluster.nodes {
         assert_eq!(node.pod_links().unwrap().len(), 1);
@@ -40,7 +29,7 @@ fn a_clean_up_takes_the_interfaces_from_the_nodes() {
         assert_eq!(node.pod_links().unwrap(), Vec::<String>::new(), "{}", node.name);
     }
     let inspected = client.get_json("/api/v1/inspect/networks/blue:pods/").unwrap();
-    assert_eq!(inspected["Oper"]["allocatedIPAddresses"], network().gateway, "its own, and no other");
+    assert_eq!(inspected["Oper"]["allocatedIPAddresses"], Network::pods().gateway, "its own, and no other");
 
     // kubelet says goodbye later: nothing is left to do.
     for pod in pods {
@@ -51,7 +40,7 @@ fn a_clean_up_takes_the_interfaces_from_the_nodes() {
     let pods: Vec<Pod> = cluster
         .nodes
         .iter()
-        .map(|node| Pod::add(node, &network(), &format!("{}-next", node.name)).unwrap())
+        .map(|node| Pod::add(node, &Network::pods(), &format!("{}-next", node.name)).unwrap())
         .collect();
     assert_eq!(pods[0].ip.to_string(), "10.1.0.1");
     wait_until(DEADLINE, "the new pods reach each other", || {

@@ -11,27 +11,17 @@ const DEADLINE: Duration = Duration::from_secs(30);
 const INTERVAL: Duration = Duration::from_millis(10);
 const WRITES: &str = "contiv_datapath_writes_total";
 
-fn network() -> Network {
-    Network {
-        tenant: "blue".to_owned(),
-        name: "pods".to_owned(),
-        subnet: "10.1.0.0/16".to_owned(),
-        gateway: "10.1.255.254".to_owned(),
-        ipv6_subnet: "2001:db8:1::/64".to_owned(),
-        ipv6_gateway: "2001:db8:1::ffff".to_owned(),
-    }
-}
-
 fn cluster(encap: Encap, store: StoreKind) -> (Cluster, Vec<Pod>) {
     let shape = Shape { datapaths: [Datapath::Ovs, Datapath::Ebpf], encap, store };
     let mut cluster = Cluster::build(shape).unwrap();
     cluster.start_agents().unwrap();
-    cluster.create_network(&network()).unwrap();
+    cluster.create_network(&Network::pods()).unwrap();
     let pods = cluster
         .nodes
         .iter()
         .flat_map(|node| {
-            (1..=2).map(|number| Pod::add(node, &network(), &format!("{}-{number}", node.name)).unwrap())
+            (1..=2)
+                .map(|number| Pod::add(node, &Network::pods(), &format!("{}-{number}", node.name)).unwrap())
         })
         .collect();
     (cluster, pods)
@@ -114,7 +104,7 @@ fn a_killed_master_gives_no_address_twice_and_agents_go_on() {
         go_on(&pingers, 50);
         nothing_lost(pingers);
         for node in &cluster.nodes {
-            pods.push(Pod::add(node, &network(), &format!("{}-late", node.name)).unwrap());
+            pods.push(Pod::add(node, &Network::pods(), &format!("{}-late", node.name)).unwrap());
         }
         let addresses: BTreeSet<_> = pods.iter().map(|pod| pod.ip).collect();
         let addresses_v6: BTreeSet<_> = pods.iter().map(|pod| pod.ipv6).collect();

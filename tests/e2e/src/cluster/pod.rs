@@ -1,7 +1,7 @@
 use std::{
     io::Write as _,
     net::{Ipv4Addr, Ipv6Addr},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Output, Stdio},
 };
 
@@ -25,6 +25,20 @@ pub struct Network {
     pub gateway: String,
     pub ipv6_subnet: String,
     pub ipv6_gateway: String,
+}
+
+impl Network {
+    /// One of many that tests can do with.
+    pub fn pods() -> Network {
+        Network {
+            tenant: "blue".to_owned(),
+            name: "pods".to_owned(),
+            subnet: "10.1.0.0/16".to_owned(),
+            gateway: "10.1.255.254".to_owned(),
+            ipv6_subnet: "2001:db8:1::/64".to_owned(),
+            ipv6_gateway: "2001:db8:1::ffff".to_owned(),
+        }
+    }
 }
 
 /// A namespace that got its interface from the CNI plugin, as kubelet asks for it.
@@ -52,6 +66,11 @@ pub struct Call {
 
 impl Call {
     pub fn new(node: &Node, network: &Network, pod: &str, netns: &Netns) -> Call {
+        Call::at(&node.cni_socket(), network, pod, netns)
+    }
+
+    /// To the agent that listens at `socket`.
+    pub fn at(socket: &Path, network: &Network, pod: &str, netns: &Netns) -> Call {
         // Long and hexadecimal, as runtimes make them; unique by the namespace's name.
         let container_id = netns.name().bytes().map(|byte| format!("{byte:02x}")).collect::<String>();
         Call {
@@ -65,7 +84,7 @@ impl Call {
                 "cniVersion": CNI_VERSION,
                 "name": "contiv-net",
                 "type": "contivk8s",
-                "socket": node.cni_socket(),
+                "socket": socket,
                 "args": { "cni": { "labels": [
                     { "key": "io.contiv.tenant", "value": network.tenant },
                     { "key": "io.contiv.network", "value": network.name },
@@ -76,6 +95,11 @@ impl Call {
 
     /// Runs the plugin on the node; whatever comes of it.
     pub fn run(&self, node: &Node, verb: &str) -> Result<Output> {
+        self.run_in(node.netns(), verb)
+    }
+
+    /// Runs the plugin in the namespace that is its node; whatever comes of it.
+    pub fn run_in(&self, home: &Netns, verb: &str) -> Result<Output> {
         let binary = Binary::Contivk8s.path()?;
         let mut command = Binary::Contivk8s.command()?;
         command
@@ -89,7 +113,7 @@ impl Call {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         let config = self.config.to_string();
-        node.netns().run(move || {
+        home.run(move || {
             let mut child = command.spawn().context("run contivk8s")?;
             if let Some(mut stdin) = child.stdin.take() {
                 match stdin.write_all(config.as_bytes()) {
