@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, ValueEnum};
 use contiv_daemon::flags::{Stop, parse};
+use contiv_daemon::modes::{FwdMode, Mode, NetMode, name};
 
 use crate::aci;
 
@@ -112,27 +113,6 @@ contiv_daemon::log_flags!("CONTIV_NETMASTER_");
 contiv_daemon::etcd_flags!("CONTIV_NETMASTER_");
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Mode {
-    Test,
-    Cni,
-    Docker,
-    Kubernetes,
-    SwarmMode,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum NetMode {
-    Vlan,
-    Vxlan,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum FwdMode {
-    Bridge,
-    Routing,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Infra {
     Default,
     Aci,
@@ -183,12 +163,7 @@ impl Flags {
 
     fn check(&self) -> Result<(), String> {
         let not_built = |flag: &str, now: &str| Err(format!("{flag} is not built yet; {now}"));
-        match self.mode {
-            Mode::Docker => return not_built("--mode docker", "accepted: test, cni"),
-            Mode::Kubernetes => return not_built("--mode kubernetes", "accepted: test, cni"),
-            Mode::SwarmMode => return not_built("--mode swarm-mode", "accepted: test, cni"),
-            Mode::Test | Mode::Cni => {}
-        }
+        self.mode.check()?;
         if self.store.lease_ttl <= self.store.failover_after {
             return Err("--lease-ttl must be longer than --failover-after".into());
         }
@@ -238,10 +213,6 @@ impl Flags {
             external == internal || external.ip().is_unspecified() && external.port() == internal.port();
         if covered { vec![external] } else { vec![external, internal] }
     }
-}
-
-fn name(value: &impl ValueEnum) -> String {
-    value.to_possible_value().map(|v| v.get_name().to_owned()).unwrap_or_default()
 }
 
 /// The address that this host has on the way out, else the first that is not loopback.

@@ -8,8 +8,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use clap::{Args, Parser, ValueEnum};
-use contiv_daemon::flags::{Stop, parse};
+use clap::{Args, Parser};
+use contiv_daemon::{
+    flags::{Stop, parse},
+    modes::{FwdMode, Mode, NetMode},
+};
 use contivk8s::wire;
 
 use crate::{
@@ -160,37 +163,6 @@ pub struct MasterFlags {
     pub master_token_file: Option<PathBuf>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Mode {
-    Cni,
-    Test,
-    Docker,
-    Kubernetes,
-    SwarmMode,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum NetMode {
-    Vlan,
-    Vxlan,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum FwdMode {
-    Bridge,
-    Routing,
-}
-
-impl FwdMode {
-    /// As the cluster's settings spell it.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            FwdMode::Bridge => "bridge",
-            FwdMode::Routing => "routing",
-        }
-    }
-}
-
 /// What the command line asks for.
 #[derive(Clone, Debug)]
 pub enum Command {
@@ -221,12 +193,7 @@ impl Command {
 impl Flags {
     fn check(&self) -> Result<(), String> {
         let not_built = |flag: &str, now: &str| Err(format!("{flag} is not built yet; {now}"));
-        match self.mode {
-            Mode::Docker => return not_built("--mode docker", "accepted: cni, test"),
-            Mode::Kubernetes => return not_built("--mode kubernetes", "accepted: cni, test"),
-            Mode::SwarmMode => return not_built("--mode swarm-mode", "accepted: cni, test"),
-            Mode::Cni | Mode::Test => {}
-        }
+        self.mode.check()?;
         if self.fwdmode == FwdMode::Routing {
             return not_built("--fwdmode routing", "accepted: bridge");
         }

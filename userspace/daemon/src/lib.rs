@@ -4,6 +4,7 @@ pub mod client;
 pub mod etcd;
 pub mod flags;
 pub mod logging;
+pub mod modes;
 pub mod secret;
 pub mod signals;
 pub mod tls;

@@ -1,10 +1,11 @@
 use std::time::Duration;
 
+use contiv_daemon::modes::{FwdMode, name};
 use contiv_model::key::Key;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use crate::{config::FwdMode, state::Reader};
+use crate::state::Reader;
 
 /// How often an operator is told what is waited for.
 const REMINDER: Duration = Duration::from_secs(10);
@@ -27,9 +28,10 @@ pub(super) async fn wait(reader: &Reader, mode: FwdMode) -> anyhow::Result<()> {
 
 /// Ends when they do not agree any more.
 pub(super) async fn guard(reader: &Reader, mode: FwdMode, stop: CancellationToken) -> anyhow::Result<()> {
+    let local = name(&mode);
     let other = reader.wait(|state| {
         let global = &state.config()?.fwd_mode;
-        (!global.is_empty() && global != mode.as_str()).then(|| global.clone())
+        (!global.is_empty() && *global != local).then(|| global.clone())
     });
     tokio::select! {
         () = stop.cancelled() => Ok(()),
@@ -39,7 +41,7 @@ pub(super) async fn guard(reader: &Reader, mode: FwdMode, stop: CancellationToke
 
 /// The original's words.
 fn check(global: &str, mode: FwdMode) -> anyhow::Result<()> {
-    let local = mode.as_str();
+    let local = name(&mode);
     if global == local {
         return Ok(());
     }
