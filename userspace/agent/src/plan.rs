@@ -99,7 +99,8 @@ fn network(state: &State, id: &NetworkId) -> Option<Network> {
 }
 
 /// Needed from when an endpoint of the group is planned here until it is gone, whether it has its interface or not: so
-/// the policy is in force when the interface comes.
+/// the policy is in force when the interface comes. A group of which not everything is known is planned in any case:
+/// the reconciler leaves what the datapath has of it, and lets its endpoints wait.
 fn group(state: &State, node: &Node, number: GroupNumber) -> Option<Group> {
     if !state.is_group_on(number, &node.host) {
         return None;
@@ -108,7 +109,8 @@ fn group(state: &State, node: &Node, number: GroupNumber) -> Option<Group> {
     let (dscp, rate) = (profile.and_then(|group| group.dscp), profile.and_then(|group| group.rate));
     let rules = state.policies_on(number).flat_map(|policy| policy.rules.iter().cloned()).collect();
     let group = Group { number, dscp, rate, rules };
-    (dscp.is_some() || rate.is_some() || !group.rules.is_empty()).then_some(group)
+    let says_something = dscp.is_some() || rate.is_some() || !group.rules.is_empty();
+    (says_something || state.has_unread_policy(number)).then_some(group)
 }
 
 /// Its backends are those whose address some network of the tenant has.

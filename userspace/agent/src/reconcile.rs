@@ -13,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use contiv_model::{key::Key, name::PolicyId};
 use tokio::{
     sync::{mpsc, oneshot, watch},
     time::Instant,
@@ -173,7 +174,10 @@ impl<D: Datapath> Reconciler<D> {
         if !ops.is_empty() && self.status.borrow().observed > 0 {
             tracing::info!(ops = ops.len(), strays = observed.strays, "repairing the datapath");
         }
-        self.retries.keep(|id| self.desired.get(id).is_some() && !observed.same.contains(id));
+        let unread = self.block_unread();
+        self.retries.keep(|id| {
+            self.desired.get(id).is_some() && (!observed.same.contains(id) || unread.contains(id))
+        });
         self.apply(&ops).await?;
         self.status.send_modify(|status| status.observed += 1);
         self.report(revision);
@@ -192,12 +196,38 @@ impl<D: Datapath> Reconciler<D> {
         }
     }
 
+    /// Groups with a policy that was never understood: what the datapath has of them, which may be what an earlier run
+    /// understood, stays, and endpoints that are not in the datapath yet wait.
+    fn block_unread(&mut self) -> BTreeSet<ObjectId> {
+        let unread: Vec<_> = self.reader.with(|state| {
+            let named = |(number, policy): (_, &PolicyId)| (ObjectId::Group(number), policy.clone());
+            state.unread_policies().map(named).collect()
+        });
+        let wanted = unread.into_iter().filter(|(id, _)| self.desired.get(id).is_some());
+        let wanted: Vec<_> = wanted.collect();
+        wanted
+            .into_iter()
+            .map(|(id, policy)| {
+                let key = Key::Policy(policy);
+                self.retries.block(id.clone(), format!("{key} is not understood: see /inspect/driver"));
+                id
+            })
+            .collect()
+    }
+
     /// Endpoints come after what holds for their groups: one whose policy could not be put in force would be open to
     /// all. Where the datapath knows no policies at all, it is said that they are not enforced, and pods go on.
     async fn apply(&mut self, ops: &[Op]) -> Result<(), Error> {
         let is_group = |op: &Op| matches!(op, Op::Set(Object::Group(_)));
         let (first, rest) = ops.split_at(ops.iter().rposition(is_group).map_or(0, |last| last + 1));
-        self.apply_some(first).await?;
+        let unread = self.block_unread();
+        if unread.is_empty() {
+            self.apply_some(first).await?;
+        } else {
+            let stays = |op: &Op| matches!(op, Op::Set(object) if unread.contains(&object.id()));
+            let known: Vec<Op> = first.iter().filter(|op| !stays(op)).cloned().collect();
+            self.apply_some(&known).await?;
+        }
         let mut held = BTreeMap::new();
         for op in rest {
             if let Op::Set(Object::Local(local)) = op

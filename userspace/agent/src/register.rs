@@ -21,6 +21,7 @@ use crate::{
     datapath::Kind,
     plan::Node,
     reconcile::{Backoff, Status, one_line},
+    state::{Reader, Rejected},
 };
 
 /// How long a registration outlives its agent, as in the original.
@@ -65,7 +66,7 @@ impl Identity {
         .collect()
     }
 
-    fn status(&self, status: &Status) -> node::Status {
+    fn status(&self, status: &Status, rejected: &[Rejected]) -> node::Status {
         node::Status {
             host: self.node.host.to_string(),
             datapath: self.datapath.to_string(),
@@ -75,7 +76,7 @@ impl Identity {
             ready: status.known,
             applied_revision: status.revision,
             failed: status.failures.count() as u64,
-            degraded: status.failures.lines(),
+            degraded: status.failures.lines().into_iter().chain(Rejected::lines(rejected)).collect(),
         }
     }
 }
@@ -119,13 +120,15 @@ pub async fn tell(
     identity: &Identity,
     store: &Store,
     mut status: watch::Receiver<Status>,
+    reader: Reader,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
+    let mut rejected = reader.rejected();
     let key = Key::NodeStatus(identity.node.host.clone()).to_string();
     let mut told: Option<(node::Status, Instant)> = None;
     let mut backoff = Backoff::default();
     loop {
-        let now = identity.status(&status.borrow_and_update());
+        let now = identity.status(&status.borrow_and_update(), &rejected);
         let due = match &told {
             None => Some(Instant::now()),
             Some((before, _)) if *before == now => None,
@@ -141,6 +144,7 @@ pub async fn tell(
                 stop.cancelled().await;
                 return Ok(());
             },
+            other = reader.rejected_other_than(&rejected) => rejected = other,
             () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
                 let body = serde_json::to_vec(&now)?;
                 match store.commit(Txn::new().put(&*key, body)).await {

@@ -30,7 +30,7 @@ use crate::{
     ready::Ready,
     reconcile::{Inspection, Status, one_line},
     service_stats::service_stats,
-    state::Reader,
+    state::{Reader, Rejected},
 };
 
 /// The address could not be had.
@@ -146,17 +146,15 @@ impl Server {
 async fn readyz(State(parts): State<Parts>) -> Response {
     let pending = parts.pending();
     let status = parts.status.borrow().clone();
-    let rejected = parts.reader.rejected_count();
-    let not_understood =
-        (rejected > 0).then(|| format!("store: {rejected} objects not understood, see /inspect/driver"));
+    let rejected = parts.reader.rejected();
     let body = Readiness {
         ready: pending.is_empty(),
         pending,
         revision: parts.reader.revision(),
         applied_revision: status.revision,
-        degraded: status.failures.lines().into_iter().chain(not_understood).collect(),
+        degraded: status.failures.lines().into_iter().chain(Rejected::lines(&rejected)).collect(),
         failed: status.failures.count(),
-        rejected,
+        rejected: rejected.len(),
         error: status.error,
         store: trouble(&parts.store),
     };

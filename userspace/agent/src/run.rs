@@ -128,14 +128,14 @@ async fn with<D: Datapath + 'static>(
         "cni",
         async move { server.run(requests, metrics, stopping).await.context("serve CNI requests") },
     );
-    tasks.spawn("links", look_after(pods, reader, stop.clone()));
+    tasks.spawn("links", look_after(pods, reader.clone(), stop.clone()));
     let (kept, told) = (identity.clone(), identity);
     let (keeping, telling) = (store.clone(), store);
     let stopping = stop.clone();
     tasks.spawn("registration", async move {
         register::keep(&kept, &keeping, || registering.done(), stopping).await
     });
-    tasks.spawn("status", async move { register::tell(&told, &telling, status, stop).await });
+    tasks.spawn("status", async move { register::tell(&told, &telling, status, reader, stop).await });
     tasks.supervise().await
 }
 

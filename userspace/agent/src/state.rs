@@ -21,7 +21,7 @@ use contiv_model::{
     global::{ArpMode, Config},
     group::{Group, GroupNumber},
     key::Key,
-    name::{EndpointId, HostName, NetworkId, ServiceId, TenantName},
+    name::{EndpointId, HostName, NetworkId, PolicyId, ServiceId, TenantName},
     network::Network,
     policy::Policy,
     service::Service,
@@ -150,6 +150,17 @@ impl State {
         self.groups.policies(number)
     }
 
+    /// The groups with a policy that stands in the store and was never understood, and the first such policy: what
+    /// holds for them is not known.
+    pub fn unread_policies(&self) -> impl Iterator<Item = (GroupNumber, &PolicyId)> {
+        self.groups.unread()
+    }
+
+    /// Whether the group is one of [`unread_policies`](Self::unread_policies).
+    pub fn has_unread_policy(&self, number: GroupNumber) -> bool {
+        self.groups.has_unread(number)
+    }
+
     /// The groups that have endpoints on a node.
     pub fn groups_on(&self, host: &HostName) -> impl Iterator<Item = GroupNumber> {
         self.groups.on_host(host)
@@ -250,6 +261,15 @@ impl State {
             _ => {}
         }
         touched
+    }
+
+    /// What stands under `key` is not understood; what that concerns.
+    pub fn reject(&mut self, key: &Key) -> Touched {
+        let groups = match key {
+            Key::Policy(id) => self.groups.reject_policy(id).into_iter().collect(),
+            _ => BTreeSet::new(),
+        };
+        Touched { groups, ..Touched::default() }
     }
 
     fn set_network(&mut self, id: &NetworkId, network: Option<Network>, touched: &mut Touched) {

@@ -142,7 +142,7 @@ ids! {
     EndpointId;
     /// A node's name as the agent registers it.
     HostName;
-    /// `<tenant>:<group>:<tenant>:<policy>`: a policy on a group. Opaque, as [`NetworkId`].
+    /// `<tenant>:<group>:<tenant>:<policy>`: a policy on a group.
     PolicyId;
     /// `<policy on a group>:<tenant>:<policy>:<rule>:<direction>`: a rule on a group. Opaque, as [`NetworkId`].
     RuleId;
@@ -161,6 +161,17 @@ impl GroupKey {
     /// The key of `group` in `tenant`.
     pub fn new(group: &GroupName, tenant: &TenantName) -> Self {
         GroupKey(format!("{group}:{tenant}").into())
+    }
+}
+
+impl PolicyId {
+    /// The group that it is on: names have no colons. `None` if this is not of the form that netmaster writes.
+    pub fn group(&self) -> Option<GroupKey> {
+        let parts: Vec<&str> = self.as_str().split(':').collect();
+        match parts[..] {
+            [tenant, group, _, _] => Some(GroupKey(format!("{group}:{tenant}").into())),
+            _ => None,
+        }
     }
 }
 
@@ -207,5 +218,7 @@ mod tests {
         assert_eq!(EndpointId::new(&id, "c1").as_str(), "n1.a.b-c1");
         assert_eq!(EndpointId::native(&"h1".into()).as_str(), "h1-native-intf");
         assert_eq!(GroupKey::new(&"web".parse().unwrap(), &tenant).as_str(), "web:a.b");
+        assert_eq!(PolicyId::from("a.b:web:a.b:p").group(), Some("web:a.b".into()));
+        assert_eq!(PolicyId::from("p").group(), None);
     }
 }

@@ -30,6 +30,7 @@ pub(crate) enum Event {
     Endpoint { n: u8, at: Option<(u8, u8, u8)>, group: u8 },
     Group { n: u8, profile: Option<(u8, u8)> },
     Policy { n: u8, on: Option<(u8, u8)> },
+    UnreadPolicy { n: u8 },
     Service { n: u8, at: Option<(u8, u8)> },
     Providers { n: u8, last: Option<Vec<u8>> },
     Registration { key: u8, at: Option<(u8, u8, u16)> },
@@ -57,6 +58,7 @@ pub(crate) fn event() -> impl Strategy<Value = Event> {
         2 => (0..3u8, prop::option::weighted(0.8, (1..3u8, 0..3u8)))
             .prop_map(|(n, profile)| Event::Group { n, profile }),
         3 => (0..3u8, prop::option::weighted(0.7, (1..3u8, 0..3u8))).prop_map(|(n, on)| Event::Policy { n, on }),
+        1 => (0..3u8).prop_map(|n| Event::UnreadPolicy { n }),
         2 => (0..2u8, prop::option::weighted(0.7, (0..3u8, 1..4u8)))
             .prop_map(|(n, at)| Event::Service { n, at }),
         2 => (0..2u8, prop::option::weighted(0.7, prop::collection::vec(1..9u8, 0..3)))
@@ -102,13 +104,14 @@ pub(crate) fn happen(state: &mut State, event: Event, since: i64) -> Touched {
             state.set(&Key::Group(key), group)
         }
         Event::Policy { n, on } => {
-            let id: contiv_model::name::PolicyId = format!("p{n}").into();
+            let id = policy_id(n);
             let policy = on.and_then(|(group, rules)| {
                 let rules = (0..rules).map(|rule| self::rule(&format!("p{n}:{rule}"))).collect();
                 Some(state::Object::Policy(Policy { id: id.clone(), group: number(group)?, rules }))
             });
             state.set(&Key::Policy(id), policy)
         }
+        Event::UnreadPolicy { n } => state.reject(&Key::Policy(policy_id(n))),
         Event::Service { n, at } => {
             let service = at.map(|(net, last)| state::Object::Service(service(n, net, last)));
             state.set(&Key::ServiceLb(service_id(n)), service)
@@ -138,6 +141,10 @@ pub(crate) fn happen(state: &mut State, event: Event, since: i64) -> Touched {
 
 fn number(n: u8) -> Option<GroupNumber> {
     GroupNumber::try_from(u32::from(n)).ok()
+}
+
+fn policy_id(n: u8) -> contiv_model::name::PolicyId {
+    format!("t:g{n}:t:p").into()
 }
 
 fn rule(id: &str) -> Rule {

@@ -88,6 +88,16 @@ impl Retries {
         self.put(id, Retry { error, next: Next::After(other), backoff });
     }
 
+    /// The object stays as it is until something else is known of it.
+    pub(super) fn block(&mut self, id: ObjectId, why: String) {
+        if self.error(&id) == Some(&why) {
+            return;
+        }
+        tracing::warn!("{id} stays as it is, and new endpoints wait for it: {why}");
+        let backoff = self.take(&id).map(|retry| retry.backoff).unwrap_or_default();
+        self.put(id.clone(), Retry { error: why, next: Next::After(id), backoff });
+    }
+
     pub(super) fn succeeded(&mut self, id: &ObjectId) {
         self.take(id);
         self.release(|other| other == id);

@@ -46,6 +46,14 @@ impl World {
         World { writer, attacher, handle, switch, stop, task }
     }
 
+    /// With what [`settle`](Self::settle) tells, in force.
+    async fn settled(fake: Fake) -> World {
+        let mut world = World::start(fake);
+        world.settle();
+        world.until(|status| status.known).await;
+        world
+    }
+
     fn tell(&mut self, event: Event<Key, state::Object>) {
         let event = event.map(|key| key, Ok);
         self.writer.apply(Update { source: SOURCE, revision: 1, event });
@@ -117,9 +125,7 @@ fn held(switch: &Switch) -> Vec<String> {
 
 #[tokio::test]
 async fn nothing_is_removed_before_everything_is_told() {
-    let mut world = World::start(Fake::new());
-    world.settle();
-    world.until(|status| status.known).await;
+    let world = World::settled(Fake::new()).await;
     let switch = world.switch.clone();
     world.stop().await;
 
@@ -153,9 +159,7 @@ async fn a_change_costs_its_own_ops() {
 async fn what_fails_is_tried_again_alone() {
     let fake = Fake::new();
     fake.switch().fail_object(ObjectId::Remote("e2".into()));
-    let mut world = World::start(fake);
-    world.settle();
-    world.until(|status| status.known).await;
+    let mut world = World::settled(fake).await;
     world.put(endpoint("e2", "h1", 2));
     world.put(endpoint("e3", "h1", 3));
     let status = world.until(|status| status.objects == 4 && status.ops_failed > 1).await;
@@ -169,9 +173,7 @@ async fn what_fails_is_tried_again_alone() {
 
 #[tokio::test]
 async fn after_an_error_everything_is_measured() {
-    let mut world = World::start(Fake::new());
-    world.settle();
-    world.until(|status| status.known).await;
+    let mut world = World::settled(Fake::new()).await;
     world.switch.fail_apply(1);
     world.put(endpoint("e2", "h1", 2));
     let status = world.until(|status| status.observed == 2).await;
@@ -183,9 +185,7 @@ async fn after_an_error_everything_is_measured() {
 
 #[tokio::test]
 async fn a_disturbance_is_repaired() {
-    let mut world = World::start(Fake::new());
-    world.settle();
-    world.until(|status| status.known).await;
+    let mut world = World::settled(Fake::new()).await;
     world.switch.lose(&ObjectId::Network("n.t".into()));
     world.switch.litter(2);
     world.switch.disturb();
@@ -196,9 +196,7 @@ async fn a_disturbance_is_repaired() {
 
 #[tokio::test]
 async fn one_hears_when_an_endpoint_is_in_force() {
-    let mut world = World::start(Fake::new());
-    world.settle();
-    world.until(|status| status.known).await;
+    let mut world = World::settled(Fake::new()).await;
     let id: contiv_model::name::EndpointId = "e4".into();
     let here = || Attachment { port: "vvport4".into() };
 
@@ -246,9 +244,7 @@ async fn an_endpoint_waits_for_what_holds_for_its_group() {
     let fake = Fake::new();
     let five = ObjectId::Group(GroupNumber::try_from(5).unwrap());
     fake.switch().fail_object(five.clone());
-    let mut world = World::start(fake);
-    world.settle();
-    world.until(|status| status.known).await;
+    let mut world = World::settled(fake).await;
     let id: contiv_model::name::EndpointId = "e4".into();
     let told = world.handle.settled.wait(&id, Presence::Present);
     world.put(marked(5, 46));
@@ -263,13 +259,50 @@ async fn an_endpoint_waits_for_what_holds_for_its_group() {
     world.stop().await;
 }
 
+/// The one who is there goes on as before, and the one who comes waits, also after everything was measured.
+#[tokio::test]
+async fn a_policy_that_is_not_understood_lets_nobody_in() {
+    let mut world = World::start(Fake::new());
+    world.put(marked(5, 46));
+    world.settle();
+    for object in [marked(5, 46), group_of(endpoint("e1", "h0", 1), 5)] {
+        world.put(object);
+    }
+    world.until(|status| status.known && status.objects == 3).await;
+    let before = world.switch.objects();
+    let key = Key::Policy("t:g5:t:p".into());
+    let rejected = state::Rejected { key: key.to_string(), why: "no JSON".into() };
+    let event = Event::Apply(key.clone(), Err(rejected));
+    world.writer.apply(Update { source: SOURCE, revision: 2, event });
+    world.put(marked(5, 10));
+    let status = world.until(|status| status.failures.count() == 1).await;
+    assert_eq!(
+        status.failures.lines(),
+        ["groups with policies, DSCP or bandwidth: 1 failed and will be tried again"]
+    );
+    let id: contiv_model::name::EndpointId = "e4".into();
+    let told = world.handle.settled.wait(&id, Presence::Present);
+    world.put(group_of(endpoint("e4", "h0", 4), 5));
+    world.attacher.attach(&id, Attachment { port: "vvport4".into() });
+    let error = tokio::time::timeout(PATIENCE, told).await.unwrap().unwrap().unwrap_err();
+    assert!(error.contains("/contiv.io/state/policy/t:g5:t:p is not understood"), "{error}");
+    world.switch.disturb();
+    world.until(|status| status.known && status.observed == 2).await;
+    assert_eq!(world.switch.objects(), before);
+
+    world.tell(Event::Delete(key));
+    world.until(|status| status.failures.count() == 0).await;
+    assert_eq!(held(&world.switch), ["network n.t", "group 5", "local endpoint e1", "local endpoint e4"]);
+    let five = ObjectId::Group(GroupNumber::try_from(5).unwrap());
+    assert_ne!(world.switch.objects().get(&five), before.get(&five));
+    world.stop().await;
+}
+
 #[tokio::test]
 async fn where_policies_are_not_supported_pods_go_on_and_it_is_said() {
     let fake = Fake::new();
     fake.switch().support_only_forwarding();
-    let mut world = World::start(fake);
-    world.settle();
-    world.until(|status| status.known).await;
+    let mut world = World::settled(fake).await;
     let id: contiv_model::name::EndpointId = "e4".into();
     let told = world.handle.settled.wait(&id, Presence::Present);
     world.put(marked(5, 46));
@@ -293,9 +326,7 @@ async fn where_policies_are_not_supported_pods_go_on_and_it_is_said() {
 
 #[tokio::test]
 async fn the_inside_can_be_asked_for() {
-    let mut world = World::start(Fake::new());
-    world.settle();
-    world.until(|status| status.known).await;
+    let world = World::settled(Fake::new()).await;
     let (ask, answer) = oneshot::channel();
     world.handle.inspect.send(ask).await.unwrap();
     assert_eq!(answer.await.unwrap().0["objects"].as_array().unwrap().len(), 2);

@@ -16,6 +16,8 @@ pub(super) struct Groups {
     numbered: BTreeMap<GroupNumber, BTreeSet<GroupKey>>,
     policies: BTreeMap<PolicyId, Policy>,
     on: BTreeMap<GroupNumber, BTreeSet<PolicyId>>,
+    /// Policies that stand in the store and were never understood, by the group that their ids tell.
+    unread: BTreeMap<GroupKey, BTreeSet<PolicyId>>,
     /// How many endpoints of a group each node has.
     members: BTreeMap<HostName, BTreeMap<GroupNumber, usize>>,
 }
@@ -56,11 +58,12 @@ impl Groups {
 
     /// The numbers of the groups that this concerns.
     pub(super) fn set_policy(&mut self, id: &PolicyId, policy: Option<Policy>) -> BTreeSet<GroupNumber> {
+        let mut concerned: BTreeSet<_> = self.forget_unread(id).into_iter().collect();
         if self.policies.get(id) == policy.as_ref() {
-            return BTreeSet::new();
+            return concerned;
         }
         let before = self.policies.remove(id);
-        let concerned = before.iter().chain(&policy).map(|policy| policy.group).collect();
+        concerned.extend(before.iter().chain(&policy).map(|policy| policy.group));
         if let Some(before) = before {
             take_out(&mut self.on, &before.group, id);
         }
@@ -69,6 +72,37 @@ impl Groups {
             self.policies.insert(id.clone(), policy);
         }
         concerned
+    }
+
+    /// The policy stands in the store, and is not understood. The number of the group that this concerns, unless a good
+    /// version is known, which stays.
+    pub(super) fn reject_policy(&mut self, id: &PolicyId) -> Option<GroupNumber> {
+        if self.policies.contains_key(id) {
+            return None;
+        }
+        let key = id.group()?;
+        let number = self.groups.get(&key).map(|group| group.number);
+        self.unread.entry(key).or_default().insert(id.clone()).then_some(number)?
+    }
+
+    fn forget_unread(&mut self, id: &PolicyId) -> Option<GroupNumber> {
+        let key = id.group()?;
+        if !self.unread.get(&key)?.contains(id) {
+            return None;
+        }
+        take_out(&mut self.unread, &key, id);
+        self.groups.get(&key).map(|group| group.number)
+    }
+
+    /// The groups with a policy that was never understood, and the first such policy.
+    pub(super) fn unread(&self) -> impl Iterator<Item = (GroupNumber, &PolicyId)> {
+        self.unread.iter().filter_map(|(key, ids)| Some((self.groups.get(key)?.number, ids.first()?)))
+    }
+
+    /// Whether the group has a policy that was never understood.
+    pub(super) fn has_unread(&self, number: GroupNumber) -> bool {
+        let keys = self.numbered.get(&number).into_iter().flatten();
+        keys.into_iter().any(|key| self.unread.contains_key(key))
     }
 
     /// An endpoint is on the node; whether it is the first of its group there.

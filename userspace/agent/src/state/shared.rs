@@ -30,7 +30,7 @@ struct Inner {
     awaited: BTreeSet<&'static str>,
     /// Told so far of a snapshot that is not complete.
     snapshots: BTreeMap<&'static str, BTreeMap<Key, Result<Object, Rejected>>>,
-    /// The keys that each source told of.
+    /// The keys that each source told of, understood or not.
     live: BTreeMap<&'static str, BTreeSet<Key>>,
 }
 
@@ -108,9 +108,10 @@ impl Inner {
             }
             Event::InitDone => {
                 let told = self.snapshots.remove(source).unwrap_or_default();
-                let live = self.live.remove(source).unwrap_or_default();
-                for gone in live.into_iter().filter(|key| !told.contains_key(key)) {
-                    self.delete(source, &gone);
+                let live = self.live.get(source).into_iter().flatten();
+                let gone: Vec<_> = live.filter(|key| !told.contains_key(key)).cloned().collect();
+                for key in gone {
+                    self.delete(source, &key);
                 }
                 for (key, object) in told {
                     self.put(source, key, object);
@@ -133,19 +134,19 @@ impl Inner {
 
     /// Whether it is of interest to the plan.
     fn put(&mut self, source: &'static str, key: Key, object: Result<Object, Rejected>) -> bool {
-        match object {
+        let touched = match object {
             Ok(object) => {
                 self.rejected.remove(&key);
-                let touched = self.state.set(&key, Some(object));
-                self.live.entry(source).or_default().insert(key);
-                self.touch(touched)
+                self.state.set(&key, Some(object))
             }
             Err(rejected) => {
                 tracing::warn!(key = rejected.key, "rejected: {}", rejected.why);
-                self.rejected.insert(key, rejected);
-                false
+                self.rejected.insert(key.clone(), rejected);
+                self.state.reject(&key)
             }
-        }
+        };
+        self.live.entry(source).or_default().insert(key);
+        self.touch(touched)
     }
 
     fn delete(&mut self, source: &'static str, key: &Key) -> bool {
@@ -202,6 +203,15 @@ impl Reader {
     /// How many objects were not understood.
     pub fn rejected_count(&self) -> usize {
         self.0.read().rejected.len()
+    }
+
+    /// What was not understood, as soon as it is other than `before`.
+    pub async fn rejected_other_than(&self, before: &[Rejected]) -> Vec<Rejected> {
+        let other = |inner: &Inner| {
+            let same = inner.rejected.values().eq(before);
+            (!same).then(|| inner.rejected.values().cloned().collect())
+        };
+        self.wait_inner(other).await
     }
 
     /// The sources that have not told everything yet.
@@ -323,6 +333,26 @@ mod tests {
         assert_eq!((ids(&reader), reader.rejected()), (vec!["a".to_owned()], vec![rejected]));
         tell(Event::Delete(key));
         assert!(ids(&reader).is_empty() && reader.rejected().is_empty());
+    }
+
+    #[test]
+    fn what_was_not_understood_and_is_gone_is_forgotten() {
+        let (mut writer, _, reader, _) = new([EPS]);
+        let ((a, object), (b, _)) = (endpoint("a"), endpoint("b"));
+        let rejected = |key: &Key| Err(Rejected { key: key.to_string(), why: "no JSON".into() });
+        let mut snapshot = |told: &[(&Key, Result<Object, Rejected>)]| {
+            let mut tell = |event| writer.apply(Update { source: EPS, revision: 1, event });
+            tell(Event::Init);
+            for (key, object) in told {
+                tell(Event::InitApply((*key).clone(), object.clone()));
+            }
+            tell(Event::InitDone);
+        };
+        snapshot(&[(&a, object), (&b, rejected(&b))]);
+        snapshot(&[(&a, rejected(&a))]);
+        assert_eq!((ids(&reader), reader.rejected_count()), (vec!["a".to_owned()], 1));
+        snapshot(&[]);
+        assert_eq!((ids(&reader).len(), reader.rejected_count()), (0, 0));
     }
 
     #[test]
