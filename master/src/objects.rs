@@ -4,6 +4,7 @@
 mod aci_gw;
 mod app_profile;
 mod attachment;
+mod audit;
 mod bgp;
 mod ext_contracts;
 mod global;
@@ -26,6 +27,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+pub use audit::audit;
 pub use global::Defaults;
 pub use group::IpPool;
 pub use inspect::{find_endpoint, find_node, nodes};

@@ -22,6 +22,8 @@ use crate::role::Role;
 use crate::world::Draft;
 
 /// A netmaster that stops carries out what it has accepted, as long as the store answers.
+/// So many differences in the books of addresses and tags are logged one by one.
+const DIFFERENCES_TOLD: usize = 20;
 const FINISH: Duration = Duration::from_secs(3);
 /// So long it tries to give its lock back.
 const RESIGN: Duration = Duration::from_secs(2);
@@ -146,16 +148,26 @@ impl Term<'_> {
     async fn restore(&self, committer: &mut Committer, leadership: &Leadership) -> Result<(), Deposed> {
         let plan = |draft: &mut Draft<'_>| {
             objects::restore(draft);
-            objects::json(&draft.counts())
+            objects::json(&(draft.counts(), objects::audit(draft)))
         };
         match committer.commit(leadership, Box::new(plan)).await? {
-            Ok(counts) => match serde_json::from_slice(&counts).unwrap_or_default() {
-                (0, 0) => {}
-                (written, deleted) => {
+            Ok(told) => {
+                let ((written, deleted), differences): ((u64, u64), Vec<String>) =
+                    serde_json::from_slice(&told).unwrap_or_default();
+                if (written, deleted) != (0, 0) {
                     self.metrics.restored.inc_by(written + deleted);
                     tracing::warn!(written, deleted, "the store did not have what follows from its objects");
                 }
-            },
+                for difference in differences.iter().take(DIFFERENCES_TOLD) {
+                    tracing::warn!("{difference}");
+                }
+                if !differences.is_empty() {
+                    tracing::warn!(
+                        differences = differences.len(),
+                        "addresses or tags are not as the store's books say; they stay so"
+                    );
+                }
+            }
             Err(problem) => {
                 tracing::error!(%problem, "the store does not have all that follows from its objects; it stays so");
             }

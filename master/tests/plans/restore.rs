@@ -1,6 +1,6 @@
 //! What a netmaster that begins to lead makes right.
 
-use netmaster::objects::restore;
+use netmaster::objects::{audit, restore};
 use serde_json::{Value, json};
 
 use crate::lab::Lab;
@@ -122,4 +122,42 @@ fn links_to_what_is_gone_are_cleared() {
     let left = ["/contiv.io/state/policyRule/default:web:default:p:default:p:2:inRx"];
     assert_eq!(lab.keys("/contiv.io/state/policyRule/"), left);
     assert_eq!(restored(&mut lab), "(0, 0)");
+}
+
+#[test]
+fn books_that_are_wrong_are_told() {
+    let audited = |lab: &Lab| audit(&netmaster::world::Draft::new(&lab.world));
+    let mut lab = lab();
+    lab.network("six", "10.3.0.0/24", json!({"ipv6Subnet": "2001:db8::/64"}));
+    lab.group("pooled", "net", "10.1.0.100-10.1.0.110");
+    for (network, id, group) in [("net", "a", ""), ("net", "b", "pooled"), ("six", "c", "")] {
+        lab.create(network, id, group, "", "").unwrap();
+    }
+    assert_eq!(audited(&lab), [""; 0]);
+
+    let mut network = lab.value("/contiv.io/state/nets/six.default").unwrap();
+    let other = lab.value("/contiv.io/state/nets/net.default").unwrap();
+    for map in ["ipAllocMap", "ipv6AllocMap"] {
+        network.as_object_mut().unwrap().remove(map);
+    }
+    network["ipAllocMap"] = other["ipAllocMap"].clone();
+    network["extPktTag"] = other["extPktTag"].clone();
+    lab.edit("/contiv.io/state/nets/six.default", Some(&network));
+    let mut endpoint = lab.value("/contiv.io/state/eps/net.default-b").unwrap();
+    endpoint["ipAddress"] = "10.1.0.1".into();
+    lab.edit("/contiv.io/state/eps/net.default-b", Some(&endpoint));
+    lab.edit(
+        "/contiv.io/state/eps/gone.default-d",
+        Some(&json!({"id": "gone.default-d", "netID": "gone.default"})),
+    );
+    let told = audited(&lab.loaded());
+    for words in [
+        "10.1.0.1 on network net.default is that of net.default-a and of net.default-b",
+        "endpoint six.default-c has 2001:db8::1, which is free on network six.default",
+        "endpoint gone.default-d is on network gone.default, which is not there",
+        "VNI 1 is that of networks net.default and six.default",
+    ] {
+        assert!(told.iter().any(|line| line == words), "{words}: {told:#?}");
+    }
+    assert_eq!(told.len(), 4, "{told:#?}");
 }
