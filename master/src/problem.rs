@@ -24,6 +24,8 @@ pub enum Kind {
     TooLarge,
     /// Its body did not come in time.
     TooSlow,
+    /// What netmaster had to ask for it refused, or did not answer.
+    Gateway,
     /// Another time, or another netmaster, may do it.
     Unavailable,
     /// The original does it; this release does not.
@@ -42,6 +44,7 @@ impl Kind {
             Kind::Conflict => 409,
             Kind::TooLarge => 413,
             Kind::TooSlow => 408,
+            Kind::Gateway => 502,
             Kind::Unavailable => 503,
             Kind::NotBuilt => 501,
         }
@@ -67,6 +70,10 @@ impl Problem {
 
     pub fn too_slow(text: impl Into<String>) -> Problem {
         Problem { kind: Kind::TooSlow, text: text.into() }
+    }
+
+    pub fn gateway(text: impl Into<String>) -> Problem {
+        Problem { kind: Kind::Gateway, text: text.into() }
     }
 
     pub fn unavailable(text: impl Into<String>) -> Problem {

@@ -86,7 +86,7 @@ impl Gateway {
 
     async fn post(&self, call: &str, spec: &Spec) -> Result<Verdict, Problem> {
         let url = format!("{}/{call}", self.address);
-        let failed = |why: String| Problem::unavailable(format!("ACI gateway: {url}: {why}"));
+        let failed = |why: String| Problem::gateway(format!("ACI gateway: {url}: {why}"));
         let body = serde_json::to_vec(spec).map_err(|e| failed(e.to_string()))?;
         let request = Request::builder()
             .method(Method::POST)

@@ -6,7 +6,7 @@ const TEXT: &str = "text/plain; charset=utf-8";
 const PROBLEM: &str = "application/problem+json";
 
 /// Statuses of problems, what they mean, and whether clients that did not ask for problems see them too.
-const FAILURES: [(&str, &str, &str, bool); 9] = [
+const FAILURES: [(&str, &str, &str, bool); 10] = [
     ("400", "Invalid", "The request itself is wrong. Without a word of its own: it is no HTTP.", false),
     ("401", "Unauthorized", "A token is needed, and there is none, or one that is not known.", true),
     ("403", "Forbidden", "The token may only read.", true),
@@ -15,6 +15,7 @@ const FAILURES: [(&str, &str, &str, bool); 9] = [
     ("409", "Conflict", "It does not go together with what is there.", false),
     ("413", "TooLarge", "The request's body is larger than any that means something.", false),
     ("501", "NotBuilt", "The original does it; this release does not.", false),
+    ("502", "Gateway", "What netmaster had to ask for it refused, or did not answer.", false),
     (
         "503",
         "Unavailable",
