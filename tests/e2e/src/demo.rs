@@ -3,6 +3,7 @@
 mod keep;
 mod matrix;
 mod report;
+mod service;
 mod speed;
 
 use std::time::Instant;
@@ -13,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::{
     cluster::{Cluster, Datapath, Encap, Network, Pod, Shape, StoreKind},
-    demo::matrix::Matrix,
+    demo::{matrix::Matrix, service::Outcome},
     interrupt,
     progress::step,
 };
@@ -116,6 +117,9 @@ impl Demo {
         step("two tenants, each with a network of the same subnet", || {
             self.networks.iter().try_for_each(|network| self.cluster.create_network(network))
         })?;
+        step("a service, and a rule on the first tenant's pods", || {
+            service::prepare(self.cluster.client(), &self.networks[0])
+        })?;
         step("pods, by the CNI plugin", || self.add_pods(options.pods))
     }
 
@@ -125,7 +129,7 @@ impl Demo {
             for number in 1..=count {
                 interrupt::check()?;
                 let name = format!("{}-{}-{number}", first.tenant, node.name);
-                self.pods.push(Pod::add(node, first, &name)?);
+                self.pods.push(Pod::add_to(node, first, Some(service::GROUP), &name)?);
             }
         }
         self.use_up_ipv6(second, self.pods.len())?;
@@ -157,9 +161,13 @@ impl Demo {
         println!("{}", report::pods(&self.pods));
         let matrix = step("pings between all pods, IPv4 and IPv6", || Matrix::measure(&self.pods))?;
         println!("{}", matrix.table(&self.pods));
+        let service = step("connections to the service, and such as the rule forbids", || {
+            Outcome::measure(&self.cluster, &self.networks[0], &self.pods)
+        })?;
+        println!("{}", service.table());
         let speeds = step("TCP between each kind of pair", || speed::measure(&self.pods))?;
         println!("{}", speed::table(&speeds));
-        let wrong = matrix.wrong(&self.pods);
+        let wrong = [matrix.wrong(&self.pods), service.wrong()].concat();
         if !wrong.is_empty() {
             bail!("not as it should be:\n  {}", wrong.join("\n  "));
         }
@@ -179,6 +187,7 @@ impl Demo {
                 bail!("{} still has {}", node.name, left.join(", "));
             }
         }
+        service::remove(self.cluster.client(), &self.networks[0])?;
         for network in &self.networks {
             self.no_endpoints(network)?;
             self.cluster.delete_network(network)?;

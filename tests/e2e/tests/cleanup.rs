@@ -54,3 +54,38 @@ fn a_clean_up_takes_the_interfaces_from_the_nodes() {
     }
     cluster.shut_down().unwrap();
 }
+#[test]
+fn a_node_that_is_taken_out_keeps_nothing_of_what_its_agents_made() {
+    needs!(root(), binary("ovs-vswitchd"), binary("ethtool"));
+    let shape =
+        Shape { datapaths: [Datapath::Ovs, Datapath::Ebpf], encap: Encap::Vxlan, store: StoreKind::Embedded };
+    let mut cluster = Cluster::build(shape).unwrap();
+    let before: Vec<_> = cluster.nodes.iter().map(|node| node.netns().links().unwrap()).collect();
+    cluster.start_agents().unwrap();
+    cluster.create_network(&Network::pods()).unwrap();
+    let pods: Vec<Pod> = cluster
+        .nodes
+        .iter()
+        .map(|node| Pod::add(node, &Network::pods(), &format!("{}-out", node.name)).unwrap())
+        .collect();
+    for node in &mut cluster.nodes {
+        // It had no time for anything.
+        node.kill_agent().unwrap();
+        node.clean_up().unwrap();
+        // Nothing is left for the second time.
+        node.clean_up().unwrap();
+    }
+    for (node, before) in cluster.nodes.iter().zip(before) {
+        let mut links = node.netns().links().unwrap();
+        // A userspace switch makes devices of its own as it needs them.
+        links.retain(|link| !before.contains(link) && !link.starts_with("ovs-"));
+        assert_eq!(links, Vec::<String>::new(), "{}", node.name);
+        let pins = std::fs::read_dir(node.pins()).map_or(0, Iterator::count);
+        assert_eq!(pins, 0, "{} has pins left", node.name);
+        if let Some(switch) = node.switch() {
+            let bridges = switch.vsctl(&["list-br"]).unwrap();
+            assert!(!bridges.contains("contiv"), "{bridges}");
+        }
+    }
+    drop(pods);
+}

@@ -385,6 +385,8 @@ impl fmt::Display for Kind {
 pub struct Counts {
     /// Frames that went no further, by reason.
     pub drops: Vec<(&'static str, u64)>,
+    /// What has happened to flows.
+    pub flows: Vec<(&'static str, u64)>,
     /// Its tables.
     pub tables: Vec<Fill>,
 }

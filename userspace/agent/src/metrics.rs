@@ -44,6 +44,11 @@ struct Drop {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Flow {
+    event: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Table {
     table: &'static str,
 }
@@ -117,6 +122,11 @@ impl Metrics {
             "Interfaces of pods whose endpoint is not in the store",
             count(unaccounted),
         );
+        let flows = Family::<Flow, Counter>::default();
+        for (event, count) in &counts.flows {
+            flows.get_or_create(&Flow { event }).inc_by(*count);
+        }
+        registry.register("datapath_flows", "What has happened to flows", flows);
         let (drops, entries, room) = tables(counts);
         registry.register("datapath_drops", "Frames that went no further", drops);
         registry.register("datapath_table_entries", "What is in a table of the datapath", entries);
@@ -155,6 +165,7 @@ mod tests {
         let (_, _, reader, _) = crate::state::new([]);
         let counts = Counts {
             drops: vec![("policy", 3)],
+            flows: vec![("made", 4)],
             tables: vec![crate::datapath::Fill { table: "ctv_fdb", entries: 2, room: 9 }],
         };
         let text = metrics.text(&Status { writes: 7, ..Status::default() }, &counts, &reader).unwrap();
@@ -162,6 +173,7 @@ mod tests {
             "contiv_datapath_writes_total 7",
             "contiv_state_rejected 0",
             r#"contiv_datapath_drops_total{reason="policy"} 3"#,
+            r#"contiv_datapath_flows_total{event="made"} 4"#,
             r#"contiv_datapath_table_entries{table="ctv_fdb"} 2"#,
             r#"contiv_datapath_table_room{table="ctv_fdb"} 9"#,
             r#"contiv_cni_failures_total{verb="Add"} 1"#,

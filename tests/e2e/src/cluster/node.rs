@@ -142,16 +142,33 @@ impl Node {
             vec!["--mode", "cni", "--netmode", encap.name(), "--fwdmode", "bridge", "--etcd", store];
         let (underlay, socket) = (self.underlay_address().to_string(), self.cni_socket());
         let (socket, rest) = (socket.to_string_lossy(), format!("{address}:{REST_PORT}"));
-        let pins = self.pins().to_string_lossy().into_owned();
         words.extend(["--host", &self.name, "--ctrl-ip", &address, "--vtep-ip", &underlay]);
-        words.extend(["--vlan-uplinks", UPLINK, "--cni-socket", &socket, "--rest-address", &rest]);
-        words.extend(["--datapath", self.datapath.name(), "--bpf-root", &pins]);
+        words.extend(["--cni-socket", &socket, "--rest-address", &rest]);
+        let words = words.into_iter().map(str::to_owned);
+        self.command = Some(words.chain(self.datapath_flags()).collect());
+        self.spawn_agent()
+    }
+
+    fn datapath_flags(&self) -> Vec<String> {
+        let pins = self.pins().to_string_lossy();
+        let mut words =
+            vec!["--vlan-uplinks", UPLINK, "--datapath", self.datapath.name(), "--bpf-root", &pins];
         let database = self.switch.as_ref().map(|switch| format!("unix:{}", switch.socket().display()));
         if let Some(database) = &database {
             words.extend(["--ovsdb", database, "--ovs-datapath-type", "netdev"]);
         }
-        self.command = Some(words.into_iter().map(str::to_owned).collect());
-        self.spawn_agent()
+        words.into_iter().map(str::to_owned).collect()
+    }
+
+    /// `netplugin cleanup --ports`, as an operator does who takes the node out of the cluster.
+    pub fn clean_up(&self) -> Result<()> {
+        let mut command = Binary::Netplugin.command()?;
+        command.args(["cleanup", "--ports"]).args(self.datapath_flags());
+        let output = self.netns.run(move || command.output().context("run netplugin cleanup"))?;
+        if !output.status.success() {
+            bail!("netplugin cleanup on {}: {}", self.name, String::from_utf8_lossy(&output.stderr).trim());
+        }
+        Ok(())
     }
 
     fn spawn_agent(&mut self) -> Result<()> {

@@ -353,23 +353,9 @@ impl Datapath for Ebpf {
 
     fn inspect(&self) -> serde_json::Value {
         let entries = self.state.as_ref().map(|state| {
-            let kernel = state.kernel();
-            let [groups, sets, rules] = kernel.policies.sizes();
-            let [ports, blocks, backends] = kernel.services.fill();
-            serde_json::json!({
-                maps::GROUPS: groups,
-                maps::RULE_SETS: sets,
-                maps::RULES: rules,
-                maps::PORTS: kernel.ports.len(),
-                maps::SEGMENTS: kernel.segments.len(),
-                maps::FLOOD: kernel.flood.len(),
-                maps::FDB: kernel.fdb.len(),
-                maps::NEIGH: kernel.neigh.len(),
-                maps::PEERS: kernel.peers.len(),
-                maps::SERVICES: ports,
-                maps::RING: blocks,
-                maps::BACKENDS: backends,
-            })
+            let tables = state.kernel().fill();
+            let counts = tables.iter().map(|fill| (fill.table.to_owned(), fill.entries.into()));
+            serde_json::Value::Object(counts.collect())
         });
         let drops = self.drops().map_or_else(
             |error| serde_json::json!({ "error": error.to_string() }),
@@ -407,6 +393,7 @@ impl Datapath for Ebpf {
         let drops = self.drops().unwrap_or_default();
         Counts {
             drops: drops.iter().map(|(reason, count)| (reason.as_str(), count.packets)).collect(),
+            flows: state.kernel().flow_events().unwrap_or_default(),
             tables: state.kernel().fill(),
         }
     }

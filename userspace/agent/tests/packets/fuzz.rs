@@ -5,7 +5,12 @@
 use std::{collections::BTreeSet, env, str::FromStr};
 
 use anyhow::{Context as _, Result, ensure};
-use contiv_abi::maps::{FROM_POD, FROM_UPLINK};
+use contiv_abi::{
+    DropReason,
+    maps::{FROM_POD, FROM_UPLINK},
+};
+use contiv_model::service::Readiness;
+use netplugin::datapath::Object;
 use testkit::{
     Netns,
     capture::Tap,
@@ -16,11 +21,13 @@ use testkit::{
 use crate::{
     node::{Node, Pod, Who, network, vlan, vxlan},
     run::{Code, Target},
+    services::service,
 };
 
 const HERE: Who = Who(1);
 const OTHER: Who = Who(2);
 const STRANGER: Who = Who(99);
+const VIP: Who = Who(250);
 const FRAMES: u64 = 40_000;
 /// A test run takes no IPv4 packet without its whole fixed header, and none of IPv6.
 const SHORTEST: [usize; 3] = [15, 14 + 20, 14 + 40];
@@ -95,6 +102,7 @@ fn corpus() -> Vec<Vec<u8>> {
     let to = || Packet::eth(OTHER.mac(), HERE.mac());
     let v4 = || to().ipv4(HERE.ip(), OTHER.ip());
     let v6 = || to().ipv6(HERE.ip6(), OTHER.ip6());
+    let to_service = || Packet::eth(VIP.mac(), HERE.mac()).ipv4(HERE.ip(), VIP.ip());
     let inner4 = Packet::bare().ipv4(OTHER.ip(), HERE.ip()).udp(53, 4000).payload(b"question").build();
     let inner6 = Packet::bare().ipv6(OTHER.ip6(), HERE.ip6()).tcp(80, 4000, tcp_flags::SYN).build();
     // Hop-by-hop options, a routing header and a fragment header before UDP.
@@ -117,6 +125,11 @@ fn corpus() -> Vec<Vec<u8>> {
         v4().udp(4000, 53).fragment(7, 0, true).payload(&[1; 64]),
         v4().udp(4000, 53).fragment(7, 64, true).payload(&[1; 64]),
         v4().udp(4000, 53).fragment(9, 128, false).payload(&[1; 64]),
+        to_service().tcp(4000, 80, tcp_flags::SYN),
+        to_service().udp(4000, 80).payload(b"query"),
+        to_service().ip_options(&[7, 3, 4, 0]).udp(4001, 80).payload(b"query"),
+        to_service().udp(4002, 80).fragment(11, 0, true).payload(&[1; 64]),
+        to_service().tcp(4000, 81, tcp_flags::SYN),
         v6().udp(4000, 53).payload(b"query"),
         v6().tcp(4000, 80, tcp_flags::SYN),
         v6().icmpv6_echo_request(7, 1).payload(&[1; 56]),
@@ -153,7 +166,8 @@ impl Rig {
         node.ns.up("trunk")?;
         outside.up("wire")?;
         let mine = network("n1.t", vxlan(10_001));
-        node.want_network(&mine);
+        let backends = [HERE, OTHER].map(|who| (who.ip().into(), Readiness::Ready));
+        node.want_network(&mine).want(Object::Service(service(VIP.ip().into(), &backends)));
         let (first, second) = (node.pod(&mine, HERE)?, node.pod(&mine, OTHER)?);
         let mut strangers = vec![];
         for other in [network("n2.t", vxlan(10_002)), network("n3.t", vlan(100))] {
@@ -166,8 +180,11 @@ impl Rig {
         Ok(Rig { node, first, _second: second, _outside: outside, strangers })
     }
 
-    fn counted(&self) -> Result<u64> {
-        Ok(self.node.drops()?.values().sum())
+    /// Drops, and those among them whose senders may have been told.
+    fn counted(&self) -> Result<(u64, u64)> {
+        let drops = self.node.drops()?;
+        let refused = [DropReason::NoService, DropReason::NoBackend];
+        Ok((drops.values().sum(), refused.iter().filter_map(|reason| drops.get(reason)).sum()))
     }
 
     /// A batch of frames for one receiver that is known: each is sent on, answered, or a drop that is counted.
@@ -186,11 +203,12 @@ impl Rig {
             }
             last = frame;
         }
-        let counted = self.counted()? - before;
+        let (counted, refused) = self.counted()?;
+        let (counted, refused) = (counted - before.0, refused - before.1);
         // A frame for many is shot when its copies have gone; one for a known receiver only as a drop.
-        let known = keep >= 6;
+        let known = seeds.iter().all(|frame| frame[..6] == OTHER.mac()) && keep >= 6;
         ensure!(
-            if known { counted == shot } else { counted <= shot },
+            counted <= shot + refused && (!known || counted >= shot),
             "{shot} of {BATCH} frames went no further, {counted} were counted; the last was {last:02x?}"
         );
         Ok(())
@@ -205,7 +223,8 @@ fn whatever_comes_has_a_verdict_and_every_drop_is_counted() -> Result<()> {
     println!("{frames} frames from seed {seed}");
     let rig = Rig::new()?;
     let seeds = corpus();
-    let for_one: Vec<Vec<u8>> = seeds.iter().filter(|frame| frame[..6] == OTHER.mac()).cloned().collect();
+    let to = |who: Who| seeds.iter().filter(move |frame| frame[..6] == who.mac()).cloned().collect();
+    let (for_one, for_service): (Vec<_>, Vec<_>) = (to(OTHER), to(VIP));
     let tagged: Vec<Vec<u8>> =
         seeds.iter().map(|frame| [&frame[..12], &[0x81, 0, 0, 200], &frame[12..]].concat()).collect();
     let mut dice = Dice(seed);
@@ -213,10 +232,12 @@ fn whatever_comes_has_a_verdict_and_every_drop_is_counted() -> Result<()> {
         let from_pod = Target::new(&rig.node, FROM_POD, &rig.first.local.port)?;
         let from_uplink = Target::new(&rig.node, FROM_UPLINK, "trunk")?;
         for batch in 0..frames.div_ceil(BATCH) {
-            match batch % 4 {
+            match batch % 5 {
                 // Both Ethernet addresses stay, and the frame gets past the first checks.
                 0 | 1 => rig.batch(&from_pod, &mut dice, &for_one, 12)?,
                 2 => rig.batch(&from_pod, &mut dice, &seeds, 0)?,
+                // Nobody has the service's Ethernet address: what is not for the service goes everywhere.
+                3 => rig.batch(&from_pod, &mut dice, &for_service, 12)?,
                 // A tag that is no network's: the host's business, unless a mutation makes it ours.
                 _ => rig.batch(&from_uplink, &mut dice, &tagged, 0)?,
             }

@@ -6,13 +6,14 @@ use aya::{
     programs::SchedClassifier,
 };
 use contiv_abi::{
-    DropCount, DropReason, FdbEntry, FdbKey, FloodKey, FlowEvent, NeighEntry, NeighKey, Node, Port, Segment,
-    SegmentEntry, Timeouts, Vtep,
+    DropCount, DropReason, FdbEntry, FdbKey, FloodKey, FlowEvent, NeighEntry, NeighKey, Node, Port,
+    RingBlock, Segment, SegmentEntry, Timeouts, Vtep,
     maps::{
-        AFFINITY, ALL, BACKENDS, BUILD, BUILD_LEN, DROPS, FDB, FDB_CAPACITY, FLOOD, FLOOD_CAPACITY,
-        FLOW_STATS, FLOWS, GROUPS, METERS, METERS_CAPACITY, NEIGH, NEIGH_CAPACITY, NODE, PEERS,
-        PEERS_CAPACITY, PORTS, PORTS_CAPACITY, RING, RULE_COUNTS, RULE_SETS, RULE_SETS_CAPACITY, RULES,
-        RULES_CAPACITY, SEGMENTS, SEGMENTS_CAPACITY, SERVICES, SERVICES_CAPACITY, VTEPS,
+        AFFINITY, ALL, BACKENDS, BACKENDS_CAPACITY, BUILD, BUILD_LEN, DROPS, FDB, FDB_CAPACITY, FLOOD,
+        FLOOD_CAPACITY, FLOW_STATS, FLOWS, GROUPS, METERS, METERS_CAPACITY, NEIGH, NEIGH_CAPACITY, NODE,
+        PEERS, PEERS_CAPACITY, PORTS, PORTS_CAPACITY, RING, RING_CAPACITY, RULE_COUNTS, RULE_SETS,
+        RULE_SETS_CAPACITY, RULES, RULES_CAPACITY, SEGMENTS, SEGMENTS_CAPACITY, SERVICES, SERVICES_CAPACITY,
+        VTEPS,
     },
     policy::{GROUP_NUMBERS, Meter, MeterKey},
 };
@@ -111,6 +112,7 @@ impl Kernel {
     /// Tables, how much is in them, and how much they hold.
     pub(super) fn fill(&self) -> Vec<Fill> {
         let [groups, sets, rules] = self.policies.sizes();
+        let [services, blocks, backends] = self.services.fill();
         vec![
             self.ports.fill(),
             self.segments.fill(),
@@ -121,6 +123,9 @@ impl Kernel {
             Fill { table: GROUPS, entries: groups, room: GROUP_NUMBERS },
             Fill { table: RULE_SETS, entries: sets, room: RULE_SETS_CAPACITY },
             Fill { table: RULES, entries: rules, room: RULES_CAPACITY },
+            Fill { table: SERVICES, entries: services, room: SERVICES_CAPACITY },
+            Fill { table: RING, entries: blocks, room: RING_CAPACITY / RingBlock::LEN },
+            Fill { table: BACKENDS, entries: backends, room: BACKENDS_CAPACITY },
         ]
     }
 
