@@ -10,6 +10,8 @@ use std::{
 };
 
 use nix::{
+    errno::Errno,
+    mount::{MntFlags, umount2},
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
@@ -21,27 +23,44 @@ static ONCE: Once = Once::new();
 pub(crate) fn once() {
     ONCE.call_once(|| {
         // Failing to tidy another run's rubbish must not fail this one; whoever comes next tries again.
-        if let Err(error) = sweep() {
+        for error in sweep() {
             eprintln!("testkit: sweep of earlier runs: {error}");
         }
     });
 }
 
-fn sweep() -> io::Result<()> {
-    for name in orphans(Path::new(netns::DIRECTORY))? {
-        let path = Path::new(netns::DIRECTORY).join(&name);
-        kill_inhabitants(&path)?;
-        netns::remove(&path)?;
+/// What cannot be removed is told, and the rest goes.
+fn sweep() -> Vec<String> {
+    let mut errors = vec![];
+    let mut each = |folder: &Path, remove: fn(&Path) -> io::Result<()>| match orphans(folder) {
+        Err(error) => errors.push(format!("{}: {error}", folder.display())),
+        Ok(names) => {
+            for path in names.iter().map(|name| folder.join(name)) {
+                if let Err(error) = remove(&path) {
+                    errors.push(format!("{}: {error}", path.display()));
+                }
+            }
+        }
+    };
+    each(Path::new(netns::DIRECTORY), |namespace| {
+        kill_inhabitants(namespace)?;
+        netns::remove(namespace)
+    });
+    each(Path::new(bpf::MOUNT_POINT), |pins| fs::remove_dir_all(pins));
+    each(scratch::parent(), |directory| {
+        kill_recorded(directory);
+        unmount(directory)?;
+        fs::remove_dir_all(directory)
+    });
+    errors
+}
+
+/// Some tests mount a BPF file system of their own on their directory; the kernel's files in it cannot be removed.
+fn unmount(directory: &Path) -> io::Result<()> {
+    match umount2(directory, MntFlags::MNT_DETACH) {
+        Ok(()) | Err(Errno::EINVAL) => Ok(()), // EINVAL: nothing is mounted there
+        Err(error) => Err(error.into()),
     }
-    for name in orphans(Path::new(bpf::MOUNT_POINT))? {
-        fs::remove_dir_all(Path::new(bpf::MOUNT_POINT).join(name))?;
-    }
-    for name in orphans(scratch::parent())? {
-        let directory = scratch::parent().join(&name);
-        kill_recorded(&directory);
-        fs::remove_dir_all(&directory)?;
-    }
-    Ok(())
 }
 
 /// What this process made and has not removed: namespaces, directories, pins. Empty when all was tidied up.
