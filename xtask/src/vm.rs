@@ -55,9 +55,15 @@ pub(crate) enum Part {
 const PARTS: [Part; 3] = [Part::Packets, Part::Conformance, Part::Ovs];
 
 impl Options {
-    /// As CI runs it.
+    /// As CI runs it: under emulation all of it takes longer than everything else, so there the kernels only verify
+    /// the programs. Older ones refuse what newer ones take.
     pub(crate) fn ci() -> Options {
-        Options { kernels: KERNELS.map(str::to_owned).to_vec(), limit: 25, part: vec![], filter: None }
+        Options {
+            kernels: KERNELS.map(str::to_owned).to_vec(),
+            limit: 10,
+            part: vec![Part::Packets],
+            filter: Some("verifier".to_owned()),
+        }
     }
 }
 
