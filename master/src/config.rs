@@ -276,7 +276,7 @@ mod tests {
             ("--mode test --netmode gre --fwdmode bridge", &["--netmode", "gre", "vlan, vxlan"]),
             (
                 "--mode kubernetes --netmode vlan --fwdmode bridge",
-                &["--mode kubernetes", "not built", "test, cni"],
+                &["--mode kubernetes", "not built", "cni, test"],
             ),
             (&format!("{GOOD} --infra opflex"), &["--infra", "opflex", "default, aci"]),
             (&format!("{GOOD} --aci-gateway localhost:5000"), &["--aci-gateway", "http://HOST:PORT"]),

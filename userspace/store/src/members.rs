@@ -5,22 +5,38 @@
 
 use crate::Error;
 use etcd_client::{Client, ConnectOptions, KvClient, LeaseClient, WatchClient};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 use tokio::sync::{Mutex, watch};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 /// How often the members were changed so far.
 pub(crate) type Turn = usize;
 
 pub(crate) struct Members {
     urls: Vec<String>,
+    options: ConnectOptions,
+    clients: RwLock<Clients>,
+    turn: watch::Sender<Turn>,
+    /// One move at a time.
+    place: Mutex<Place>,
+}
+
+/// Of the member that is asked. Another member means other clients: telling a client's channel of another address waits
+/// for requests on it, and those may wait for just that.
+struct Clients {
     requests: Client,
     /// On connections of its own: a watch that nobody polls fills its connection's window, and must not hold up
     /// requests and keep-alives.
     watches: Client,
-    turn: watch::Sender<Turn>,
-    /// One move at a time.
-    place: Mutex<Place>,
+}
+
+impl Clients {
+    /// Logs in when a user is given; a connection is only made by the first request.
+    async fn connect(url: &str, options: &ConnectOptions) -> Result<Clients, etcd_client::Error> {
+        let requests = Client::connect([url], Some(options.clone())).await?;
+        Ok(Clients { requests, watches: Client::connect([url], Some(options.clone())).await? })
+    }
 }
 
 /// Who is asked, and what is known of the others.
@@ -37,6 +53,8 @@ struct Place {
 const MAX_ANSWER: usize = 256 << 20;
 /// A member that did not answer is not asked again for so long, if there is another: each time would cost a time-out.
 const SILENCE: Duration = Duration::from_secs(3);
+/// A member that takes longer to let a user log in is none to turn to.
+const LOGIN: Duration = Duration::from_secs(1);
 /// Moves that follow each other faster are not worth a line each.
 const QUIET: Duration = Duration::from_secs(5);
 
@@ -48,17 +66,12 @@ impl Members {
     ) -> Result<Members, etcd_client::Error> {
         let mut asked = 0;
         loop {
-            let only = [&urls[asked]];
-            let clients = async {
-                // Logs in when a user is given; a connection is only made by the first request.
-                let requests = Client::connect(only, Some(options.clone())).await?;
-                Ok((requests, Client::connect(only, Some(options.clone())).await?))
-            };
-            match clients.await {
-                Ok((requests, watches)) => {
+            match Clients::connect(&urls[asked], options).await {
+                Ok(clients) => {
                     let place = Place { asked, silent: vec![None; urls.len()], moved: None };
                     let (turn, place) = (watch::Sender::new(0), Mutex::new(place));
-                    return Ok(Members { urls, requests, watches, turn, place });
+                    let (options, clients) = (options.clone(), RwLock::new(clients));
+                    return Ok(Members { urls, options, clients, turn, place });
                 }
                 Err(_) if asked + 1 < urls.len() => asked += 1,
                 Err(error) => return Err(error),
@@ -91,15 +104,11 @@ impl Members {
         let from = place.asked;
         place.asked = next(from, &place.silent, now);
         let (from, to) = (&self.urls[from], &self.urls[place.asked]);
-        for client in [&self.requests, &self.watches] {
-            // They fail only when the channel's own task is gone, and then so does every request.
-            let moved = async {
-                client.add_endpoint(to).await?;
-                client.remove_endpoint(from).await
-            };
-            if let Err(error) = moved.await {
-                tracing::error!(%error, to, "could not turn to another member of the store");
-            }
+        match timeout(LOGIN, Clients::connect(to, &self.options)).await {
+            Ok(Ok(clients)) => *self.clients.write().unwrap_or_else(PoisonError::into_inner) = clients,
+            // Requests go on failing at the member before, and then the next one's turn has come.
+            Ok(Err(error)) => tracing::warn!(%error, to, "could not turn to another member of the store"),
+            Err(_) => tracing::warn!(to, "this member of the store lets nobody log in within {LOGIN:?}"),
         }
         let what = "a member of the store does not answer as it should; asking the next";
         // When all of them fail, that is told by whoever asks.
@@ -119,16 +128,20 @@ impl Members {
         }
     }
 
+    fn clients(&self) -> RwLockReadGuard<'_, Clients> {
+        self.clients.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(crate) fn kv(&self) -> KvClient {
-        self.requests.kv_client().max_decoding_message_size(MAX_ANSWER)
+        self.clients().requests.kv_client().max_decoding_message_size(MAX_ANSWER)
     }
 
     pub(crate) fn lease(&self) -> LeaseClient {
-        self.requests.lease_client()
+        self.clients().requests.lease_client()
     }
 
     pub(crate) fn watch(&self) -> WatchClient {
-        self.watches.watch_client().max_decoding_message_size(MAX_ANSWER)
+        self.clients().watches.watch_client().max_decoding_message_size(MAX_ANSWER)
     }
 }
 

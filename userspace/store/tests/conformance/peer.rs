@@ -108,7 +108,19 @@ impl Peer {
 
     /// Connections stay, answers do not come.
     pub(crate) fn freeze(&mut self) -> Result<()> {
-        self.process().signal(Signal::SIGSTOP)
+        let process = self.process();
+        process.signal(Signal::SIGSTOP)?;
+        // A thread that runs on another processor stops a moment later.
+        let tasks = format!("/proc/{}/task", process.pid());
+        testkit::wait_until(Duration::from_secs(5), "all threads to stop", || {
+            for task in std::fs::read_dir(&tasks)? {
+                let stat = std::fs::read_to_string(task?.path().join("stat"))?;
+                if !stat.rsplit_once(')').is_some_and(|(_, state)| state.trim_start().starts_with('T')) {
+                    return Ok(None);
+                }
+            }
+            Ok(Some(()))
+        })
     }
 
     pub(crate) fn thaw(&mut self) -> Result<()> {
