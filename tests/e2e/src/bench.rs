@@ -18,7 +18,7 @@ use clap::{Args, Subcommand};
 use comfy_table::Table;
 use serde_json::Value;
 
-use crate::{binaries::Binary, interrupt};
+use crate::{binaries::Binary, cluster::Network, interrupt};
 
 #[derive(Debug, Args)]
 pub struct Options {
@@ -97,4 +97,9 @@ pub fn run(options: &Options) -> Result<()> {
         println!("{:#}", Value::Object(results));
     }
     Ok(())
+}
+
+/// The network of the pods that are measured.
+fn network() -> Network {
+    Network { tenant: "bench".to_owned(), ..Network::pods() }
 }

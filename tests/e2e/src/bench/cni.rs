@@ -71,7 +71,7 @@ pub(super) fn measure(options: &Options) -> Result<Cni> {
         let shape = Shape { datapaths: [datapath; 2], encap: Encap::Vxlan, store: StoreKind::Embedded };
         let mut cluster = step(&format!("{}: cluster", datapath.name()), || Cluster::build(shape))?;
         cluster.start_agents()?;
-        let network = network();
+        let network = super::network();
         cluster.create_network(&network)?;
         let node = cluster.nodes.first().context("a cluster has nodes")?;
         step(&format!("{}: 1 pod", datapath.name()), || {
@@ -90,17 +90,6 @@ pub(super) fn measure(options: &Options) -> Result<Cni> {
         cluster.shut_down()?;
     }
     Ok(Cni { rows, floor: floor.context("no datapath was measured")? })
-}
-
-fn network() -> Network {
-    Network {
-        tenant: "bench".to_owned(),
-        name: "pods".to_owned(),
-        subnet: "10.1.0.0/16".to_owned(),
-        gateway: "10.1.255.254".to_owned(),
-        ipv6_subnet: "2001:db8:1::/64".to_owned(),
-        ipv6_gateway: "2001:db8:1::ffff".to_owned(),
-    }
 }
 
 fn fill(node: &Node, network: &Network, count: u16) -> Result<Vec<(Call, Netns)>> {

@@ -24,7 +24,7 @@ use super::{
     pinned::{self, Target},
 };
 use crate::{
-    cluster::{Cluster, Datapath, Encap, Network, Node, Pod, Shape, StoreKind},
+    cluster::{Cluster, Datapath, Encap, Node, Pod, Shape, StoreKind},
     interrupt,
     progress::step,
 };
@@ -93,7 +93,7 @@ pub(super) fn measure(options: &Options) -> Result<Lb> {
     let shape = Shape { datapaths: [Datapath::Ebpf; 2], encap: Encap::Vxlan, store: StoreKind::Embedded };
     let mut cluster = step("cluster", || Cluster::build(shape))?;
     cluster.start_agents()?;
-    let network = network();
+    let network = super::network();
     cluster.create_network(&network)?;
     let node = cluster.nodes.first().context("a cluster has nodes")?;
     let pods: Vec<Pod> = (0..=BACKENDS)
@@ -120,17 +120,6 @@ pub(super) fn measure(options: &Options) -> Result<Lb> {
     }
     cluster.shut_down()?;
     Ok(Lb { calls: options.calls, flows: options.flows, rows, memory })
-}
-
-pub(super) fn network() -> Network {
-    Network {
-        tenant: "bench".to_owned(),
-        name: "pods".to_owned(),
-        subnet: "10.1.0.0/16".to_owned(),
-        gateway: "10.1.255.254".to_owned(),
-        ipv6_subnet: "2001:db8:1::/64".to_owned(),
-        ipv6_gateway: "2001:db8:1::ffff".to_owned(),
-    }
 }
 
 pub(super) fn runtime() -> Result<tokio::runtime::Runtime> {

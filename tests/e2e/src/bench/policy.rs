@@ -70,7 +70,7 @@ pub(super) fn measure(options: &Options) -> Result<Cost> {
     let shape = Shape { datapaths: [Datapath::Ebpf; 2], encap: Encap::Vxlan, store: StoreKind::Embedded };
     let mut cluster = step("cluster", || Cluster::build(shape))?;
     cluster.start_agents()?;
-    let network = lb::network();
+    let network = super::network();
     cluster.create_network(&network)?;
     let body = json!({"tenantName": "bench", "groupName": "g", "networkName": "pods"});
     cluster.client().post_json("/api/v1/endpointGroups/bench:g/", &body)?;
