@@ -21,6 +21,7 @@ mod dscp;
 mod flood;
 mod flows;
 mod frame;
+mod header;
 mod ip;
 mod maps;
 mod nat;

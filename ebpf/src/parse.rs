@@ -8,6 +8,7 @@ use contiv_abi::{
 
 use crate::{
     frame::{self, ETHERNET},
+    header::{Ipv4, Ipv6},
     packet::{self, ICMP, ICMPV6, Packet, Piece, SCTP},
 };
 
@@ -24,36 +25,6 @@ mod next {
     pub(super) const AUTHENTICATION: u8 = 51;
     pub(super) const OPTIONS: u8 = 60;
 }
-
-/// The fixed header of IPv4 (RFC 791 3.1).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Ipv4 {
-    version_and_length: u8,
-    service: u8,
-    total: Be16,
-    identification: Be16,
-    fragment: Be16,
-    ttl: u8,
-    protocol: u8,
-    checksum: Be16,
-    source: [u8; 4],
-    destination: [u8; 4],
-}
-const _: () = assert!(size_of::<Ipv4>() == 20);
-
-/// The fixed header of IPv6 (RFC 8200 3).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Ipv6 {
-    version_class_label: [u8; 4],
-    payload: Be16,
-    next: u8,
-    hops: u8,
-    source: [u8; 16],
-    destination: [u8; 16],
-}
-const _: () = assert!(size_of::<Ipv6>() == 40);
 
 /// Reads the headers of IP, and what they carry, into the packet in hand. The caller has set its segment,
 /// `ip6` and Ethernet addresses.

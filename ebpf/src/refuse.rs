@@ -10,6 +10,7 @@ use contiv_abi::{Be16, DropReason, TCP, UDP};
 
 use crate::{
     frame::{self, ETHERNET, Ethernet},
+    header::{Ipv4, Ipv6},
     packet::{self, ANSWER_LEN, ICMP, ICMPV6, Packet, Piece, tcp},
 };
 
@@ -36,30 +37,6 @@ pub(crate) struct Tcp {
     urgent: Be16,
 }
 const _: () = assert!(size_of::<Tcp>() == 20);
-
-#[repr(C)]
-struct Ipv4 {
-    version_and_length: u8,
-    service: u8,
-    total: Be16,
-    identification: Be16,
-    fragment: Be16,
-    ttl: u8,
-    protocol: u8,
-    checksum: Be16,
-    source: [u8; 4],
-    destination: [u8; 4],
-}
-
-#[repr(C)]
-struct Ipv6 {
-    version_class_label: [u8; 4],
-    payload: Be16,
-    next: u8,
-    hops: u8,
-    source: [u8; 16],
-    destination: [u8; 16],
-}
 
 /// The header of "unreachable", and as much of the packet as it quotes.
 #[repr(C)]

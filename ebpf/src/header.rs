@@ -1,0 +1,33 @@
+//! Headers as they are on the wire, to be read and to be written.
+
+use contiv_abi::Be16;
+
+/// The fixed header of IPv4 (RFC 791 3.1).
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Ipv4 {
+    pub(crate) version_and_length: u8,
+    pub(crate) service: u8,
+    pub(crate) total: Be16,
+    pub(crate) identification: Be16,
+    pub(crate) fragment: Be16,
+    pub(crate) ttl: u8,
+    pub(crate) protocol: u8,
+    pub(crate) checksum: Be16,
+    pub(crate) source: [u8; 4],
+    pub(crate) destination: [u8; 4],
+}
+const _: () = assert!(size_of::<Ipv4>() == 20);
+
+/// The fixed header of IPv6 (RFC 8200 3).
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Ipv6 {
+    pub(crate) version_class_label: [u8; 4],
+    pub(crate) payload: Be16,
+    pub(crate) next: u8,
+    pub(crate) hops: u8,
+    pub(crate) source: [u8; 16],
+    pub(crate) destination: [u8; 16],
+}
+const _: () = assert!(size_of::<Ipv6>() == 40);
