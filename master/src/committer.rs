@@ -92,6 +92,15 @@ const RETRY: Duration = Duration::from_millis(200);
 /// The store says that another leads.
 pub struct Deposed;
 
+/// Why a change is not in the store.
+#[derive(Debug, thiserror::Error)]
+enum Unwritten {
+    #[error("write to the store")]
+    Store(#[from] Error),
+    #[error("encode a record")]
+    Encode(#[from] serde_json::Error),
+}
+
 impl Committer {
     pub fn new(store: Store, world: Shared, metrics: Metrics) -> (Queue, Committer) {
         let (sender, jobs) = mpsc::channel(QUEUE);
@@ -205,11 +214,15 @@ impl Committer {
                     refuse(jobs, &Problem::deposed());
                     return Err(Deposed);
                 }
-                Err(error) if error.is_too_large() => {
+                Err(Unwritten::Encode(error)) => {
+                    refuse(jobs, &Problem::unavailable(format!("encode a record: {error}")));
+                    return Ok(());
+                }
+                Err(Unwritten::Store(error)) if error.is_too_large() => {
                     self.refuse_too_large(jobs, &largest);
                     return Ok(());
                 }
-                Err(error) => {
+                Err(Unwritten::Store(error)) => {
                     tracing::error!(error = one_line(&error), "could not commit");
                     let done = if error.outcome_unknown() { "; it may have been carried out" } else { "" };
                     refuse(jobs, &Problem::unavailable(format!("store: {}{done}", one_line(&error))));
@@ -226,7 +239,7 @@ impl Committer {
     }
 
     /// In one transaction, or what is too large for that in several: never half of it.
-    async fn write(&mut self, leadership: &Leadership, txn: Txn) -> Result<Done, Error> {
+    async fn write(&mut self, leadership: &Leadership, txn: Txn) -> Result<Done, Unwritten> {
         if intent::fits(&txn) {
             let mut txn = txn.clone();
             txn.guards.push(leadership.guard());
@@ -234,7 +247,7 @@ impl Committer {
                 Ok(Outcome::Committed { revision }) => return Ok(Done::Committed(revision.into())),
                 Ok(Outcome::Conflict) => return Ok(Done::Conflict),
                 Err(error) if error.is_too_large() => {}
-                Err(error) => return Err(error),
+                Err(error) => return Err(error.into()),
             }
         }
         let number = self.metrics.large_changes.inc();
@@ -244,7 +257,7 @@ impl Committer {
             }
         };
         tracing::debug!(name, ops = txn.ops.len(), "a change for more than one transaction");
-        Intent::new(name, txn.ops).commit(&self.store, leadership, txn.guards).await
+        Ok(Intent::new(name, txn.ops)?.commit(&self.store, leadership, txn.guards).await?)
     }
 
     /// Nobody is refused for what others ask for in the same batch.

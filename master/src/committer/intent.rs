@@ -44,6 +44,9 @@ pub(super) enum Done {
 pub(super) struct Intent {
     name: String,
     steps: Vec<Vec<Op>>,
+    /// What is written down of each step.
+    written: Vec<Vec<u8>>,
+    head: Vec<u8>,
 }
 
 /// The value of the head.
@@ -77,8 +80,9 @@ pub(super) fn size(op: &Op) -> usize {
 }
 
 impl Intent {
-    /// `name` is of no other intent that the store may have keys of.
-    pub(super) fn new(name: String, mut ops: Vec<Op>) -> Intent {
+    /// `name` is of no other intent that the store may have keys of. Fails when a value is no JSON: what cannot be
+    /// written down is not begun.
+    pub(super) fn new(name: String, mut ops: Vec<Op>) -> serde_json::Result<Intent> {
         // What nodes read comes first, what follows from it and is for people comes last.
         ops.sort_by_key(|op| op.key().starts_with(POLICY_RULES));
         let mut steps: Vec<Vec<Op>> = vec![];
@@ -93,7 +97,9 @@ impl Intent {
                 }
             }
         }
-        Intent { name, steps }
+        let written = steps.iter().map(|ops| encode(ops)).collect::<serde_json::Result<_>>()?;
+        let head = serde_json::to_vec(&Head { name: name.clone(), steps: steps.len() })?;
+        Ok(Intent { name, steps, written, head })
     }
 
     fn key(&self, step: usize) -> String {
@@ -109,7 +115,7 @@ impl Intent {
     ) -> Result<Done, Error> {
         let written = self.write_down(store, leadership, guards).await;
         let done = match written {
-            Ok(Outcome::Committed { .. }) => return Ok(self.carry_out(store, leadership, 0).await),
+            Ok(Outcome::Committed { .. }) => return Ok(self.carry_out(store, leadership).await),
             Ok(Outcome::Conflict) => Ok(Done::Conflict),
             Err(error) => Err(error),
         };
@@ -132,7 +138,7 @@ impl Intent {
         guards: Vec<Guard>,
     ) -> Result<Outcome, Error> {
         let mut guards = guards.chunks(STEP_OPS);
-        for (n, ops) in self.steps.iter().enumerate() {
+        for (n, written) in self.written.iter().enumerate() {
             let txn = Txn {
                 guards: guards
                     .next()
@@ -141,7 +147,7 @@ impl Intent {
                     .cloned()
                     .chain([leadership.guard()])
                     .collect(),
-                ops: vec![Op::Put { key: self.key(n), value: encode(ops).into(), lease: None }],
+                ops: vec![Op::Put { key: self.key(n), value: written.clone().into(), lease: None }],
             };
             if store.commit(txn).await? == Outcome::Conflict {
                 return Ok(Outcome::Conflict);
@@ -153,11 +159,8 @@ impl Intent {
                 return Ok(Outcome::Conflict);
             }
         }
-        let head = Head { name: self.name.clone(), steps: self.steps.len() };
-        let txn = Txn::new()
-            .guard(Guard::absent(HEAD))
-            .guard(leadership.guard())
-            .put(HEAD, serde_json::to_vec(&head).unwrap_or_default());
+        let txn =
+            Txn::new().guard(Guard::absent(HEAD)).guard(leadership.guard()).put(HEAD, self.head.clone());
         match store.commit(txn).await {
             Err(error) if error.outcome_unknown() => self.is_decided(store, leadership, error).await,
             result => result,
@@ -183,18 +186,17 @@ impl Intent {
         Err(lost)
     }
 
-    /// The steps from `first` on, until all are done or another leads.
-    async fn carry_out(self, store: &Store, leadership: &Leadership, first: usize) -> Done {
+    /// The steps, until all are done or another leads.
+    async fn carry_out(self, store: &Store, leadership: &Leadership) -> Done {
         let mut revisions = Revisions::default();
         let last = self.steps.len();
-        for n in first..last {
+        for (n, ops) in self.steps.iter().enumerate() {
             let step = Op::Delete { key: self.key(n) };
             let head = (n + 1 == last).then(|| Op::Delete { key: HEAD.to_owned() });
-            let ops = self.steps.get(n).cloned().unwrap_or_default();
             let keys: Vec<String> = ops.iter().map(|op| op.key().to_owned()).collect();
             let txn = Txn {
                 guards: vec![leadership.guard()],
-                ops: ops.into_iter().chain([step]).chain(head).collect(),
+                ops: ops.iter().cloned().chain([step]).chain(head).collect(),
             };
             match persist(store, leadership, txn).await {
                 ControlFlow::Continue(revision) => revisions.note(keys, revision),
@@ -280,19 +282,19 @@ fn read_head(value: &[u8]) -> Option<Head> {
     serde_json::from_slice(value).ok()
 }
 
-fn encode(ops: &[Op]) -> Vec<u8> {
+fn encode(ops: &[Op]) -> serde_json::Result<Vec<u8>> {
     let mut step = Step { put: Map::new(), delete: vec![] };
     for op in ops {
         match op {
             Op::Put { key, value, .. } => {
-                step.put.insert(key.clone(), serde_json::from_slice(value).unwrap_or_default());
+                step.put.insert(key.clone(), serde_json::from_slice(value)?);
             }
             Op::Delete { key } => step.delete.push(key.clone()),
         }
     }
-    let mut value = serde_json::to_vec(&step).unwrap_or_default();
+    let mut value = serde_json::to_vec(&step)?;
     value.resize(value.len() + MARGIN * (ops.len() + 1), b' ');
-    value
+    Ok(value)
 }
 
 fn decode(key: &str, value: &[u8]) -> Vec<Op> {
@@ -324,13 +326,13 @@ mod tests {
         let mut ops: Vec<Op> = vec![put(&rule, 1)];
         ops.extend((0..300).map(|n| put(&format!("k{n}"), 1)));
         ops.extend([put("big", 1_400_000), put("half", 600_000), put("half2", 600_000)]);
-        let intent = Intent::new("1-1".into(), ops.clone());
+        let intent = Intent::new("1-1".into(), ops.clone()).unwrap();
         assert!(intent.steps.iter().all(|step| step.len() <= STEP_OPS));
         for step in &intent.steps {
             assert!(step.len() == 1 || step.iter().map(size).sum::<usize>() <= STEP_BYTES);
             let txn = step.iter().map(size).sum::<usize>() + intent.key(0).len() + HEAD.len();
-            assert!(encode(step).len() > txn, "what can be written down can be carried out");
-            assert_eq!(decode("", &encode(step)).len(), step.len());
+            assert!(encode(step).unwrap().len() > txn, "what can be written down can be carried out");
+            assert_eq!(decode("", &encode(step).unwrap()).len(), step.len());
         }
         let order: Vec<&Op> = intent.steps.iter().flatten().collect();
         assert_eq!((order.len(), order.last().map(|op| op.key())), (ops.len(), Some(rule.as_str())));
@@ -344,7 +346,13 @@ mod tests {
             Op::Put { key: "k".into(), value: body.as_bytes().to_vec().into(), lease: None },
             Op::Delete { key: "d".into() },
         ];
-        assert_eq!(decode("", &encode(&ops)), ops);
+        assert_eq!(decode("", &encode(&ops).unwrap()), ops);
+    }
+
+    #[test]
+    fn what_cannot_be_written_down_is_not_begun() {
+        let op = Op::Put { key: "k".into(), value: b"no json".to_vec().into(), lease: None };
+        assert!(Intent::new("1".into(), vec![op]).is_err());
     }
 
     /// A store of its own, and the leader of it.
@@ -375,14 +383,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (_server, store, leadership) = led(dir.path()).await;
         // Dies when all but the head is written.
-        let undecided = Intent::new("1".into(), many());
-        let txn = Txn::new().put(undecided.key(0), encode(&undecided.steps[0]));
+        let undecided = Intent::new("1".into(), many()).unwrap();
+        let txn = Txn::new().put(undecided.key(0), undecided.written[0].clone());
         let _committed = store.commit(txn).await.unwrap();
         assert!(finish(&store, &leadership).await.is_continue());
         assert_eq!((keys(&store, PREFIX).await, keys(&store, "k").await), (0, 0));
 
         // Dies when the first step is carried out.
-        let decided = Intent::new("2".into(), many());
+        let decided = Intent::new("2".into(), many()).unwrap();
         let guards = (0..300).map(|n| Guard::absent(format!("k{n}"))).collect();
         let outcome = decided.write_down(&store, &leadership, guards).await.unwrap();
         assert!(matches!(outcome, Outcome::Committed { .. }));
@@ -405,19 +413,24 @@ mod tests {
             // In the first transaction that checks any, or after the steps.
             let mut guards: Vec<Guard> = (0..400).map(|n| Guard::absent(format!("k{n}"))).collect();
             guards.insert(last, Guard::absent("other"));
-            let done =
-                Intent::new(format!("{last}"), many()).commit(&store, &leadership, guards).await.unwrap();
+            let done = Intent::new(format!("{last}"), many())
+                .unwrap()
+                .commit(&store, &leadership, guards)
+                .await
+                .unwrap();
             assert!(matches!(done, Done::Conflict));
             assert_eq!((keys(&store, PREFIX).await, keys(&store, "k").await), (0, 0));
         }
-        let done = Intent::new("c".into(), many()).commit(&store, &leadership, vec![]).await.unwrap();
+        let done =
+            Intent::new("c".into(), many()).unwrap().commit(&store, &leadership, vec![]).await.unwrap();
         let Done::Committed(revisions) = done else { panic!("not committed") };
         for kv in store.list("k").await.unwrap().items {
             assert_eq!(revisions.of(&kv.key), kv.mod_revision);
         }
 
         let _committed = store.commit(Txn::new().delete("lock")).await.unwrap();
-        let done = Intent::new("d".into(), vec![put("late", 1)]).commit(&store, &leadership, vec![]).await;
+        let done =
+            Intent::new("d".into(), vec![put("late", 1)]).unwrap().commit(&store, &leadership, vec![]).await;
         assert!(matches!(done, Ok(Done::Conflict)));
         assert_eq!(keys(&store, "late").await, 0);
     }

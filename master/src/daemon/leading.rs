@@ -21,9 +21,9 @@ use crate::objects::{self, Cluster, Defaults};
 use crate::role::Role;
 use crate::world::Draft;
 
-/// A netmaster that stops carries out what it has accepted, as long as the store answers.
 /// So many differences in the books of addresses and tags are logged one by one.
 const DIFFERENCES_TOLD: usize = 20;
+/// A netmaster that stops carries out what it has accepted, as long as the store answers.
 const FINISH: Duration = Duration::from_secs(3);
 /// So long it tries to give its lock back.
 const RESIGN: Duration = Duration::from_secs(2);
