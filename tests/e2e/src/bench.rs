@@ -48,6 +48,9 @@ enum What {
     Policy(policy::Options),
 }
 
+/// Takes a report under the name that it has in JSON.
+type Tell<'a> = dyn FnMut(&str, &dyn Report) -> Result<()> + 'a;
+
 /// A table for people, a value for programs.
 trait Report {
     fn title(&self) -> String;
@@ -83,13 +86,13 @@ pub fn run(options: &Options) -> Result<()> {
             report.verify()?;
         }
         Some(What::Cni(what)) => tell("cni", &cni::measure(what)?)?,
-        Some(What::Lb(what)) => tell("lb", &lb::measure(what)?)?,
+        Some(What::Lb(what)) => lb::measure(what, &mut tell)?,
         Some(What::Policy(what)) => tell("policy", &policy::measure(what)?)?,
         None => {
             tell("ipam", &ipam::measure(&ipam::Options::default())?)?;
             tell("master", &master::measure(&master::Options::default())?)?;
             tell("cni", &cni::measure(&cni::Options::default())?)?;
-            tell("lb", &lb::measure(&lb::Options::default())?)?;
+            lb::measure(&lb::Options::default(), &mut tell)?;
             tell("policy", &policy::measure(&policy::Options::default())?)?;
         }
     }

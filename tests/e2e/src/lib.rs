@@ -10,6 +10,7 @@ pub mod http;
 pub mod interrupt;
 pub mod load;
 pub mod master;
+pub mod processor;
 pub mod progress;
 pub mod replay;
 pub mod traffic;

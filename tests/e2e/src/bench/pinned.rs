@@ -13,14 +13,9 @@ use aya::{
     maps::MapData,
     programs::{SchedClassifier, TestRun as _, TestRunOptions},
 };
-use nix::{
-    errno::Errno,
-    libc,
-    sched::{CpuSet, sched_setaffinity},
-    unistd::Pid,
-};
+use nix::{errno::Errno, libc};
 
-use crate::cluster::Pod;
+use crate::{cluster::Pod, processor};
 
 /// A program, and the interface that frames seem to come in by. In the namespace of the interface.
 pub(super) struct Target {
@@ -121,9 +116,7 @@ pub(super) fn port_of(pod: &Pod) -> Result<u32> {
 
 /// Keeps the calling thread on one processor.
 pub(super) fn stay() -> Result<()> {
-    let mut cpu = CpuSet::new();
-    cpu.set(0)?;
-    Ok(sched_setaffinity(Pid::from_raw(0), &cpu)?)
+    processor::stay_on(0)
 }
 
 pub(super) fn median(mut series: Vec<f64>) -> f64 {

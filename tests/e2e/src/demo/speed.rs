@@ -2,7 +2,7 @@ use std::{collections::BTreeSet, time::Duration};
 
 use anyhow::{Context as _, Result};
 
-use crate::{cluster::Pod, demo::report, traffic};
+use crate::{cluster::Pod, demo::report, traffic::Route};
 
 const DURATION: Duration = Duration::from_millis(700);
 
@@ -35,13 +35,13 @@ pub(super) fn measure(pods: &[Pod]) -> Result<Vec<Speed>> {
 
 fn measure_pair(from: &Pod, to: &Pod) -> Result<Speed> {
     let place = if from.node == to.node { "same node" } else { "other node" };
-    let address = to.ip.into();
+    let route = Route::direct(from.netns(), to.netns(), to.ip.into());
     Ok(Speed {
         kind: format!("{} -> {}, {place}", from.datapath.name(), to.datapath.name()),
         from: from.name.clone(),
         to: to.name.clone(),
-        bits_per_second: traffic::throughput(from.netns(), to.netns(), address, DURATION)?,
-        connections_per_second: traffic::connection_rate(from.netns(), to.netns(), address, DURATION)?,
+        bits_per_second: route.throughput(DURATION)?,
+        connections_per_second: route.connection_rate(1, DURATION)?,
     })
 }
 
