@@ -106,3 +106,15 @@ pub fn run(options: &Options) -> Result<()> {
 fn network() -> Network {
     Network { tenant: "bench".to_owned(), ..Network::pods() }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::{Args as _, Command};
+
+    use super::Options;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Options::augment_args(Command::new("bench")).debug_assert();
+    }
+}

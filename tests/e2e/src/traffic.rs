@@ -89,10 +89,10 @@ impl Route {
         Ok(self.run(Duty::Echo, count)?.1)
     }
 
-    /// How long each connection took from its socket to the answer; one after the other.
+    /// How long each connection took from its socket to the answer; one after the other, at least one.
     pub fn exchanges(&self, duration: Duration) -> Result<Vec<Duration>> {
         let measure = || -> Result<Vec<Duration>> {
-            let (start, mut times) = (Instant::now(), vec![]);
+            let (start, mut times) = (Instant::now(), vec![exchange(self.target)?]);
             while start.elapsed() < duration {
                 times.push(exchange(self.target)?);
             }

@@ -1,6 +1,10 @@
 //! Services on an eBPF node: what they cost, alone and beside what they replace.
 
+mod connections;
+mod lab;
 mod packets;
+mod routed;
+mod rules;
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
@@ -16,12 +20,16 @@ pub(super) struct Options {
     parts: Vec<Part>,
     #[command(flatten)]
     packets: packets::Options,
+    #[command(flatten)]
+    connections: connections::Options,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Part {
     /// What the programs take for a packet, by the number of services and of live flows; memory, loading
     Packets,
+    /// TCP from pod to service beside direct routing, nftables and iptables
+    Connections,
 }
 
 impl Options {
@@ -33,6 +41,10 @@ impl Options {
 pub(super) fn measure(options: &Options, tell: &mut Tell<'_>) -> Result<()> {
     if options.wants(Part::Packets) {
         tell("lb", &packets::measure(&options.packets)?)?;
+    }
+    if options.wants(Part::Connections) {
+        let rounds = options.packets.rounds;
+        tell("lb_connections", &connections::measure(&options.connections, rounds)?)?;
     }
     Ok(())
 }

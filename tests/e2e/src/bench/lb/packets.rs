@@ -31,7 +31,7 @@ use crate::{
 
 const FROM_POD: &str = "ctv_from_pod";
 /// Of each service.
-const BACKENDS: usize = 4;
+pub(super) const BACKENDS: usize = 4;
 /// Of the first service, so that it alone can have many flows.
 const PORTS: u16 = 16;
 /// The first source port of connections that are kept.
@@ -43,6 +43,7 @@ const MAPS: [&str; 7] =
     ["ctv_svc", "ctv_ring", "ctv_backends", "ctv_affinity", "ctv_neigh", "ctv_ct", "ctv_new"];
 
 #[derive(Debug, Args)]
+#[group(skip)]
 pub(super) struct Options {
     /// Services, one after the other
     #[arg(long, value_delimiter = ',', default_values_t = [1, 1000, 10_000, 30_000])]
@@ -55,7 +56,7 @@ pub(super) struct Options {
     flows: usize,
     /// Of each measurement, the median of which is told
     #[arg(long, default_value_t = 5)]
-    rounds: usize,
+    pub(super) rounds: usize,
 }
 
 impl Default for Options {
@@ -99,7 +100,8 @@ pub(super) fn measure(options: &Options) -> Result<Lb> {
     let pods: Vec<Pod> = (0..=BACKENDS)
         .map(|number| Pod::add(node, &network, &format!("lb-{number}")))
         .collect::<Result<_>>()?;
-    let bench = Bench { node, pods: &pods, runtime: runtime()?, store: cluster.fabric.store_endpoint() };
+    let borrowed: Vec<&Pod> = pods.iter().collect();
+    let bench = Bench { node, pods: &borrowed, runtime: runtime()?, store: cluster.fabric.store_endpoint() };
     let empty = node.pins().join("empty");
     let (mut rows, mut there) = (vec![], 0);
     for services in &options.services {
@@ -148,22 +150,22 @@ pub(in crate::bench) fn put(
     })
 }
 
-fn vip(service: usize) -> Ipv4Addr {
+pub(super) fn vip(service: usize) -> Ipv4Addr {
     let first = u32::from(Ipv4Addr::new(10, 1, 128, 0));
     Ipv4Addr::from(first + service as u32)
 }
 
 /// The first 1000 ports are the services' own.
-fn target_port(service: usize) -> u16 {
+pub(super) fn target_port(service: usize) -> u16 {
     1000 + service as u16
 }
 
-struct Bench<'a> {
-    node: &'a Node,
+pub(super) struct Bench<'a> {
+    pub(super) node: &'a Node,
     /// The client, then the backends.
-    pods: &'a [Pod],
-    runtime: tokio::runtime::Runtime,
-    store: String,
+    pub(super) pods: &'a [&'a Pod],
+    pub(super) runtime: tokio::runtime::Runtime,
+    pub(super) store: String,
 }
 
 /// A connection through a service, as the client sends it.
@@ -177,7 +179,7 @@ struct Flow {
 impl Bench<'_> {
     /// Writes services as netmaster does, and waits until the node has them. No two have a backend in common, the
     /// target ports being different.
-    fn load(&self, services: std::ops::Range<usize>) -> Result<Duration> {
+    pub(super) fn load(&self, services: std::ops::Range<usize>) -> Result<Duration> {
         let end = services.end;
         let start = Instant::now();
         self.put(services.flat_map(|service| self.bodies(service, BACKENDS)).collect())?;
@@ -238,7 +240,7 @@ impl Bench<'_> {
     fn packets(&self, options: &Options, services: usize, empty: &Path) -> Result<[f64; 4]> {
         pinned::stay()?;
         let pin = pinned::find(self.node.pins(), FROM_POD)?;
-        let client = Target::open(&pin, pinned::port_of(&self.pods[0])?)?;
+        let client = Target::open(&pin, pinned::port_of(self.pods[0])?)?;
         let backends: Vec<(Ipv4Addr, Target)> = self.pods[1..]
             .iter()
             .map(|pod| Ok((pod.ip, Target::open(&pin, pinned::port_of(pod)?)?)))
@@ -259,7 +261,7 @@ impl Bench<'_> {
                 self.establish(*flow, &mut opening, &mut out, &client, &backends)?;
             }
         }
-        let floor = Target::open(empty, pinned::port_of(&self.pods[0])?)?;
+        let floor = Target::open(empty, pinned::port_of(self.pods[0])?)?;
         let calls = options.calls / options.rounds;
         let mut time = |target: &Target, frame: &mut [u8], at: &dyn Fn(usize) -> Flow| -> Result<f64> {
             let mut sum = Duration::ZERO;
@@ -289,7 +291,7 @@ impl Bench<'_> {
 
     fn frame(&self, flags: u8) -> Vec<u8> {
         // The checksums are not right for all that is written into it; the programs only add the difference.
-        let client = &self.pods[0];
+        let client = self.pods[0];
         let mac = testkit::packet::mac(&client.mac);
         Packet::eth([2; 6], mac).ipv4(client.ip, vip(0)).tcp(0, 80, flags).payload(&[0; 10]).build()
     }

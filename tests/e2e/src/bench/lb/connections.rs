@@ -1,0 +1,330 @@
+//! TCP from a pod to a service, beside what it replaces: how much, how many connections, and how long one takes.
+
+use std::{thread, time::Duration};
+
+use anyhow::{Context as _, Result, ensure};
+use clap::Args;
+use comfy_table::{Table, presets};
+use serde::Serialize;
+use serde_json::Value;
+
+use super::{
+    lab::Lab,
+    packets::BACKENDS,
+    routed::{Routed, Rules},
+};
+use crate::{
+    bench::{Report, latency::Latency, pinned::median},
+    interrupt,
+    progress::step,
+    traffic::{Processors, Route},
+};
+
+#[derive(Debug, Args)]
+#[group(skip)]
+pub(super) struct Options {
+    /// Services that each side has while connections to one of them are measured
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u16).range(2..=30_000))]
+    among: u16,
+    /// How long each measurement of connections takes
+    #[arg(long, default_value_t = 2.0)]
+    seconds: f64,
+    /// At once, where connections are counted
+    #[arg(long, default_value_t = 8)]
+    clients: usize,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { among: 10_000, seconds: 2.0, clients: 8 }
+    }
+}
+
+const NEAR: &str = "eBPF service, same node";
+const NEAR_DIRECT: &str = "eBPF pods, same node";
+const FAR: &str = "eBPF service, other node";
+const FAR_DIRECT: &str = "eBPF pods, other node";
+const ROUTED: &str = "routed, no rules";
+
+/// A way to a server.
+struct Side {
+    name: String,
+    /// The same way without a service.
+    direct: &'static str,
+    route: Route,
+    /// What it took until the services were there.
+    load: Option<Duration>,
+    rounds: Vec<Figures>,
+}
+
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+struct Figures {
+    gigabits_per_second: f64,
+    connections_per_second: f64,
+    p50_us: f64,
+    p99_us: f64,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct Connections {
+    services: u16,
+    endpoints: usize,
+    clients: usize,
+    seconds: f64,
+    rounds: usize,
+    /// Of clients and servers where throughput and connections are counted; both ends are on the first where one
+    /// connection's time is taken.
+    processors: [usize; 2],
+    /// Sides that are not here, and why.
+    missing: Vec<String>,
+    rows: Vec<Row>,
+    aims: Vec<Aim>,
+}
+
+/// Medians of all rounds; a ratio is taken in each round.
+#[derive(Debug, Serialize)]
+struct Row {
+    side: String,
+    #[serde(flatten)]
+    figures: Figures,
+    of_direct: Figures,
+    /// Of a node that routes and has no rules.
+    of_routed: Figures,
+    load_s: Option<f64>,
+}
+
+/// Connections per second through our service, of those of another side.
+#[derive(Debug, Serialize)]
+struct Aim {
+    beside: &'static str,
+    wanted: f64,
+    ratio: f64,
+}
+
+pub(super) fn measure(options: &Options, rounds: usize) -> Result<Connections> {
+    ensure!(rounds > 0 && options.clients > 0, "nothing is measured without rounds or clients");
+    let among = usize::from(options.among);
+    let lab = Lab::build(among)?;
+    let mut sides = ours(&lab)?;
+    let (peers, missing) = peers(among)?;
+    for routed in &peers {
+        sides.extend(theirs(routed, among)?);
+    }
+    let last = thread::available_parallelism()?.get() - 1;
+    let [apart, together] = [last, 0].map(|server| Processors { client: 0, server });
+    let duration = Duration::from_secs_f64(options.seconds);
+    for side in &sides {
+        // Neighbours are asked for once.
+        side.on(together).exchanges(Duration::ZERO).with_context(|| side.name.clone())?;
+    }
+    for round in 1..=rounds {
+        let found = step(&format!("round {round} of {rounds}"), || {
+            run_round(&sides, [apart, together], options.clients, duration)
+        })?;
+        sides.iter_mut().zip(found).for_each(|(side, figures)| side.rounds.push(figures));
+    }
+    let report = Connections {
+        services: options.among,
+        endpoints: BACKENDS,
+        clients: options.clients,
+        seconds: options.seconds,
+        rounds,
+        processors: [apart.client, apart.server],
+        missing,
+        rows: rows(&sides),
+        aims: aims(&sides),
+    };
+    drop((sides, peers));
+    lab.shut_down()?;
+    Ok(report)
+}
+
+/// Pods of eBPF nodes, to each other and to a service.
+fn ours(lab: &Lab) -> Result<Vec<Side>> {
+    let ways = [
+        (NEAR_DIRECT, NEAR_DIRECT, lab.near.direct()?, None),
+        (NEAR, NEAR_DIRECT, lab.near.through_service(), Some(lab.load)),
+        (FAR_DIRECT, FAR_DIRECT, lab.far.direct()?, None),
+        (FAR, FAR_DIRECT, lab.far.through_service(), Some(lab.load)),
+    ];
+    let side = |(name, direct, target, load): (&str, _, _, _)| {
+        let servers = if direct == NEAR_DIRECT { &lab.near } else { &lab.far };
+        let route = Route {
+            client: lab.client.netns().clone(),
+            target,
+            servers: servers.listeners(),
+            processors: None,
+        };
+        Side { name: name.to_owned(), direct, route, load, rounds: vec![] }
+    };
+    Ok(ways.map(side).into())
+}
+
+/// Those that can be had here, and why others cannot.
+fn peers(services: usize) -> Result<(Vec<Routed>, Vec<String>)> {
+    let (mut there, mut missing) = (vec![], vec![]);
+    for rules in Rules::ALL {
+        match rules.missing() {
+            Some(why) => missing.push(why),
+            None => {
+                let build = || Routed::build(rules, services, BACKENDS);
+                there.push(step(&format!("{}: {services} services", rules.name()), build)?);
+            }
+        }
+    }
+    Ok((there, missing))
+}
+
+fn theirs(routed: &Routed, services: usize) -> Result<Vec<Side>> {
+    let side =
+        |name: &str, route, load| Side { name: name.to_owned(), direct: ROUTED, route, load, rounds: vec![] };
+    let (load, name) = (Some(routed.load), routed.rules.name());
+    Ok(match routed.rules {
+        Rules::None => vec![side(ROUTED, routed.direct()?, None)],
+        // A look-up, wherever the service is.
+        Rules::Nftables => vec![side(name, routed.service(services - 1)?, load)],
+        Rules::IptablesLegacy | Rules::IptablesNft => vec![
+            side(&format!("{name}, in the middle"), routed.service(services / 2)?, load),
+            side(&format!("{name}, the last"), routed.service(services - 1)?, load),
+        ],
+    })
+}
+
+/// Each kind of measurement on all sides before the next, so that what is compared is close in time.
+fn run_round(
+    sides: &[Side],
+    [apart, together]: [Processors; 2],
+    clients: usize,
+    duration: Duration,
+) -> Result<Vec<Figures>> {
+    let mut found = vec![Figures::default(); sides.len()];
+    let on_all = |found: &mut [Figures], measure: &dyn Fn(&Side, &mut Figures) -> Result<()>| {
+        sides.iter().zip(found).try_for_each(|(side, figures)| {
+            interrupt::check()?;
+            measure(side, figures).with_context(|| side.name.clone())
+        })
+    };
+    on_all(&mut found, &|side, figures| {
+        figures.gigabits_per_second = side.on(apart).throughput(duration)? / 1e9;
+        Ok(())
+    })?;
+    on_all(&mut found, &|side, figures| {
+        figures.connections_per_second = side.on(apart).connection_rate(clients, duration)?;
+        Ok(())
+    })?;
+    on_all(&mut found, &|side, figures| {
+        let times = side.on(together).exchanges(duration)?;
+        let latency = Latency::of_series(times).context("no connection was made")?;
+        (figures.p50_us, figures.p99_us) = (latency.p50_ms * 1e3, latency.p99_ms * 1e3);
+        Ok(())
+    })?;
+    Ok(found)
+}
+
+impl Side {
+    fn on(&self, processors: Processors) -> Route {
+        Route { processors: Some(processors), ..self.route.clone() }
+    }
+}
+
+fn rows(sides: &[Side]) -> Vec<Row> {
+    let row = |side: &Side| Row {
+        side: side.name.clone(),
+        figures: Figures::of(|pick| median(side.rounds.iter().map(pick).collect())),
+        of_direct: ratios(sides, side, side.direct),
+        of_routed: ratios(sides, side, ROUTED),
+        load_s: side.load.map(|load| load.as_secs_f64()),
+    };
+    sides.iter().map(row).collect()
+}
+
+/// Medians of what a side has in each round of what another has in the same.
+fn ratios(sides: &[Side], side: &Side, beside: &str) -> Figures {
+    let other = sides.iter().find(|side| side.name == beside).map_or(&[][..], |side| &side.rounds);
+    Figures::of(|pick| {
+        median(side.rounds.iter().zip(other).map(|(ours, theirs)| pick(ours) / pick(theirs)).collect())
+    })
+}
+
+fn aims(sides: &[Side]) -> Vec<Aim> {
+    let Some(ours) = sides.iter().find(|side| side.name == NEAR) else { return vec![] };
+    [(NEAR_DIRECT, 0.97), (Rules::Nftables.name(), 1.0)]
+        .into_iter()
+        .filter(|(beside, _)| sides.iter().any(|side| side.name == *beside))
+        .map(|(beside, wanted)| Aim {
+            beside,
+            wanted,
+            ratio: ratios(sides, ours, beside).connections_per_second,
+        })
+        .collect()
+}
+
+impl Figures {
+    /// Each figure by itself.
+    fn of(figure: impl Fn(fn(&Figures) -> f64) -> f64) -> Figures {
+        Figures {
+            gigabits_per_second: figure(|figures| figures.gigabits_per_second),
+            connections_per_second: figure(|figures| figures.connections_per_second),
+            p50_us: figure(|figures| figures.p50_us),
+            p99_us: figure(|figures| figures.p99_us),
+        }
+    }
+}
+
+impl Report for Connections {
+    fn title(&self) -> String {
+        let [client, server] = self.processors;
+        let mut lines = vec![format!(
+            "TCP to a service among {} with {} endpoints each, medians of {} rounds of {} s, sides in turn. One stream, and \
+             connections (connect, a byte there and back, reset) by {} clients: clients on processor {client}, servers on \
+             {server}. Time of one connection: both ends on processor {client}. Ratios are taken round by round: of the same way \
+             without a service, and of routing without rules; our service keeps a client with its backend, the rules choose at random",
+            self.services, self.endpoints, self.rounds, self.seconds, self.clients
+        )];
+        lines.extend(self.aims.iter().map(|aim| {
+            format!(
+                "connections/s through a service of \"{}\": {:.3} (aim: {:.2} or more)",
+                aim.beside, aim.ratio, aim.wanted
+            )
+        }));
+        lines.extend(self.missing.iter().map(|why| format!("not measured: {why}")));
+        lines.join("\n")
+    }
+
+    fn table(&self) -> Table {
+        let mut table = Table::new();
+        table.load_preset(presets::UTF8_BORDERS_ONLY).set_header([
+            "side",
+            "Gb/s",
+            "of direct",
+            "connections/s",
+            "of direct",
+            "of routed",
+            "one p50 µs",
+            "of direct",
+            "of routed",
+            "p99 µs",
+            "services there after s",
+        ]);
+        for Row { side, figures, of_direct, of_routed, load_s } in &self.rows {
+            table.add_row([
+                side.clone(),
+                format!("{:.2}", figures.gigabits_per_second),
+                format!("{:.2}", of_direct.gigabits_per_second),
+                format!("{:.0}", figures.connections_per_second),
+                format!("{:.3}", of_direct.connections_per_second),
+                format!("{:.3}", of_routed.connections_per_second),
+                format!("{:.1}", figures.p50_us),
+                format!("{:.2}", of_direct.p50_us),
+                format!("{:.2}", of_routed.p50_us),
+                format!("{:.1}", figures.p99_us),
+                load_s.map(|load| format!("{load:.2}")).unwrap_or_default(),
+            ]);
+        }
+        table
+    }
+
+    fn value(&self) -> Result<Value> {
+        Ok(serde_json::to_value(self)?)
+    }
+}
