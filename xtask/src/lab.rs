@@ -85,6 +85,9 @@ pub(crate) fn run(workspace: &Workspace, program: Program, arguments: &Arguments
     let asks_only = arguments.words.iter().any(|word| word == "--help" || word == "-h");
     if !asks_only {
         setup::ensure(workspace)?;
+        if program == Program::Bench && (arguments.words.is_empty() || arguments.is_about("lb")) {
+            setup::offer_peers(workspace);
+        }
     }
     let lab = build(workspace, program.profile(), if asks_only { &["e2e"] } else { DAEMONS })?;
     let error = workspace.command(&lab).arg(program.name()).args(&arguments.words).exec();

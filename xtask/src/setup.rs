@@ -72,6 +72,9 @@ const NEEDS: &[Need] = &[
     program("bpftool", "bpftool"),
 ];
 
+/// Only to measure services beside them.
+const PEER_NEEDS: &[Need] = &[program("nft", "nftables"), program("iptables-legacy-restore", "iptables")];
+
 /// Only for tests on other kernels.
 const VM_NEEDS: &[Need] = &[
     program("qemu-system-x86_64", "qemu-system-x86"),
@@ -118,6 +121,13 @@ pub(crate) fn ensure_tests(workspace: &Workspace) -> Result<()> {
 /// Makes sure that virtual machines can be run; quick and silent when they can.
 pub(crate) fn ensure_vm(workspace: &Workspace) -> Result<()> {
     bring(workspace, VM_NEEDS)
+}
+
+/// What services are measured beside. A measurement leaves out what is not to be had, and says so.
+pub(crate) fn offer_peers(workspace: &Workspace) {
+    if let Err(error) = bring(workspace, PEER_NEEDS) {
+        eprintln!("warning: services will not be measured beside all that they replace: {error:#}");
+    }
 }
 
 const BROUGHT_ON_DEBIAN: &str = "this is missing, and is brought without asking only on Debian and by root";
