@@ -1,5 +1,6 @@
 //! Measurements, each beside what the same machine does at least for it in the same run.
 
+mod assembled;
 mod cni;
 mod faults;
 mod ipam;

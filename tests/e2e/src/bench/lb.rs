@@ -2,9 +2,12 @@
 
 mod connections;
 mod lab;
+mod outside;
 mod packets;
 mod routed;
 mod rules;
+mod wire;
+mod xdp;
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
@@ -22,6 +25,8 @@ pub(super) struct Options {
     packets: packets::Options,
     #[command(flatten)]
     connections: connections::Options,
+    #[command(flatten)]
+    xdp: xdp::Options,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -30,6 +35,8 @@ enum Part {
     Packets,
     /// TCP from pod to service beside direct routing, nftables and iptables
     Connections,
+    /// Live frames from outside through the XDP program beside a bare XDP_TX
+    Xdp,
 }
 
 impl Options {
@@ -42,9 +49,12 @@ pub(super) fn measure(options: &Options, tell: &mut Tell<'_>) -> Result<()> {
     if options.wants(Part::Packets) {
         tell("lb", &packets::measure(&options.packets)?)?;
     }
+    let rounds = options.packets.rounds;
     if options.wants(Part::Connections) {
-        let rounds = options.packets.rounds;
         tell("lb_connections", &connections::measure(&options.connections, rounds)?)?;
+    }
+    if options.wants(Part::Xdp) {
+        tell("lb_xdp", &xdp::measure(&options.xdp, rounds)?)?;
     }
     Ok(())
 }

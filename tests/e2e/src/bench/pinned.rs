@@ -1,9 +1,8 @@
 //! What an agent has pinned, seen from outside: programs that single frames are given to, and the memory of maps.
 
 use std::{
-    ffi::CString,
     fs,
-    os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd},
+    os::fd::{AsFd as _, AsRawFd as _},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -13,8 +12,8 @@ use aya::{
     maps::MapData,
     programs::{SchedClassifier, TestRun as _, TestRunOptions},
 };
-use nix::{errno::Errno, libc};
 
+use super::assembled::{self, Kind};
 use crate::{cluster::Pod, processor};
 
 /// A program, and the interface that frames seem to come in by. In the namespace of the interface.
@@ -47,32 +46,8 @@ impl Target {
 
 /// Pins a program that does nothing: what is measured of it is the floor of the method.
 pub(super) fn pin_empty(pin: &Path) -> Result<()> {
-    const PROG_LOAD: libc::c_int = 5;
-    const OBJ_PIN: libc::c_int = 6;
-    const SCHED_CLS: u32 = 3;
-    // r0 = 2 (drop); exit.
-    let code: [u64; 2] = [0x0000_0002_0000_00b7, 0x0000_0000_0000_0095];
-    let license = CString::new("GPL")?;
-    let mut load = [0_u64; 16];
-    load[0] = u64::from(SCHED_CLS) | (code.len() as u64) << 32;
-    load[1] = code.as_ptr() as u64;
-    load[2] = license.as_ptr() as u64;
-    let program = bpf(PROG_LOAD, &load).context("load an empty program")?;
-    // SAFETY: the kernel has just made it, and nobody else knows it.
-    let program = unsafe { OwnedFd::from_raw_fd(program) };
-    let path = CString::new(pin.as_os_str().as_encoded_bytes())?;
-    let mut attributes = [0_u64; 16];
-    attributes[0] = path.as_ptr() as u64;
-    attributes[1] = program.as_raw_fd() as u64;
-    bpf(OBJ_PIN, &attributes).with_context(|| format!("pin {}", pin.display())).map(drop)
-}
-
-fn bpf(command: libc::c_int, attributes: &[u64; 16]) -> Result<libc::c_int> {
-    // SAFETY: the pointers inside are to values that live in the callers until this returns; the kernel takes as
-    // much of it as it knows, the rest being zero.
-    let result =
-        unsafe { libc::syscall(libc::SYS_bpf, command, attributes.as_ptr(), size_of_val(attributes)) };
-    Ok(Errno::result(result)? as libc::c_int)
+    const DROP: i32 = 2;
+    assembled::pin(Kind::SchedCls, &assembled::returns(DROP), pin)
 }
 
 /// Finds a pin below a folder.

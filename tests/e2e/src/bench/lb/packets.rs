@@ -36,7 +36,7 @@ pub(super) const BACKENDS: usize = 4;
 const PORTS: u16 = 16;
 /// The first source port of connections that are kept.
 const LIVE: u16 = 20_000;
-const PATIENCE: Duration = Duration::from_secs(120);
+pub(super) const PATIENCE: Duration = Duration::from_secs(120);
 /// Service in a transaction: two keys each, and the store takes 128.
 const PER_TRANSACTION: usize = 60;
 const MAPS: [&str; 7] =
@@ -150,6 +150,19 @@ pub(in crate::bench) fn put(
     })
 }
 
+/// A service as netmaster writes it.
+pub(super) fn bodies(service: usize, ports: &[String], backends: &[Ipv4Addr]) -> [(String, Value); 2] {
+    let id = format!("s{service}:bench");
+    let state = json!({"id": id, "servicename": format!("s{service}"), "tenantname": "bench",
+        "subnet": "pods", "ports": ports, "selectors": {"a": "b"}, "ipaddress": vip(service),
+        "providers": {}});
+    let providers = json!({"id": id, "ServiceName": id, "Providers": backends});
+    [
+        (format!("/contiv.io/state/serviceLB/{id}"), state),
+        (format!("/contiv.io/state/provider/{id}"), providers),
+    ]
+}
+
 pub(super) fn vip(service: usize) -> Ipv4Addr {
     let first = u32::from(Ipv4Addr::new(10, 1, 128, 0));
     Ipv4Addr::from(first + service as u32)
@@ -196,21 +209,13 @@ impl Bench<'_> {
     }
 
     fn bodies(&self, service: usize, backends: usize) -> [(String, Value); 2] {
-        let id = format!("s{service}:bench");
         let ports: Vec<String> = match service {
             // Each to another target, so that one client port can be used for all.
             0 => (0..PORTS).map(|port| format!("{}:{}:TCP", 80 + port, 60_000 + port)).collect(),
             _ => vec![format!("80:{}:TCP", target_port(service))],
         };
-        let state = json!({"id": id, "servicename": format!("s{service}"), "tenantname": "bench",
-            "subnet": "pods", "ports": ports, "selectors": {"a": "b"}, "ipaddress": vip(service),
-            "providers": {}});
         let addresses: Vec<Ipv4Addr> = self.pods[1..=backends].iter().map(|pod| pod.ip).collect();
-        let providers = json!({"id": id, "ServiceName": id, "Providers": addresses});
-        [
-            (format!("/contiv.io/state/serviceLB/{id}"), state),
-            (format!("/contiv.io/state/provider/{id}"), providers),
-        ]
+        bodies(service, &ports, &addresses)
     }
 
     fn put(&self, keys: Vec<(String, Value)>) -> Result<()> {

@@ -1,0 +1,87 @@
+//! Programs of a few instructions, assembled by hand: what others are measured beside, and what makes frames for them.
+
+use std::{
+    ffi::CString,
+    os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+    path::Path,
+};
+
+use anyhow::{Context as _, Result};
+use nix::{errno::Errno, libc};
+
+/// `enum bpf_prog_type` of the kernel.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Kind {
+    SchedCls = 3,
+    Xdp = 6,
+}
+
+/// An instruction: operation, registers, offset, constant (`struct bpf_insn`).
+pub(super) const fn instruction(code: u8, [to, from]: [u8; 2], offset: i16, constant: i32) -> u64 {
+    code as u64
+        | (to as u64) << 8
+        | (from as u64) << 12
+        | (offset.cast_unsigned() as u64) << 16
+        | (constant.cast_unsigned() as u64) << 32
+}
+
+/// A program that only returns a number.
+pub(super) const fn returns(number: i32) -> [u64; 2] {
+    [instruction(0xb7, [0, 0], 0, number), instruction(0x95, [0, 0], 0, 0)]
+}
+
+/// An XDP program that makes each frame one of a flow (`flows`, a power of two, of them, by chance) from the same
+/// sender to the same receiver, whatever became of the frame before, and has it sent. The flow is the two bytes at `at`.
+pub(super) fn sender(ethernet: [u8; 12], at: i16, flows: u16) -> Vec<u64> {
+    const FIRST_FLOW: i32 = 0x4000;
+    const PRANDOM: i32 = 7;
+    let word = |from: usize| i32::from_le_bytes(std::array::from_fn(|byte| ethernet[from + byte]));
+    let end = i32::from(at) + 2;
+    vec![
+        instruction(0xbf, [6, 1], 0, 0),                    // r6 = r1
+        instruction(0x85, [0, 0], 0, PRANDOM),              // r0 = a random number
+        instruction(0x57, [0, 0], 0, i32::from(flows) - 1), // r0 &= flows - 1
+        instruction(0x07, [0, 0], 0, FIRST_FLOW),           // r0 += the first
+        instruction(0xdc, [0, 0], 0, 16),                   // to the wire's order
+        instruction(0x61, [2, 6], 0, 0),                    // r2 = data
+        instruction(0x61, [3, 6], 4, 0),                    // r3 = data_end
+        instruction(0xbf, [4, 2], 0, 0),                    // r4 = r2
+        instruction(0x07, [4, 0], 0, end),                  // r4 += the end of what is written
+        instruction(0x2d, [4, 3], 6, 0),                    // if r4 > r3: drop
+        instruction(0x62, [2, 0], 0, word(0)),              // addresses
+        instruction(0x62, [2, 0], 4, word(4)),
+        instruction(0x62, [2, 0], 8, word(8)),
+        instruction(0x6b, [2, 0], at, 0), // the flow
+        instruction(0xb7, [0, 0], 0, 3),  // XDP_TX
+        instruction(0x95, [0, 0], 0, 0),
+        instruction(0xb7, [0, 0], 0, 1), // XDP_DROP
+        instruction(0x95, [0, 0], 0, 0),
+    ]
+}
+
+/// Loads a program and pins it.
+pub(super) fn pin(kind: Kind, code: &[u64], path: &Path) -> Result<()> {
+    const PROG_LOAD: libc::c_int = 5;
+    const OBJ_PIN: libc::c_int = 6;
+    let license = CString::new("GPL")?;
+    let mut load = [0_u64; 16];
+    load[0] = kind as u64 | (code.len() as u64) << 32;
+    load[1] = code.as_ptr() as u64;
+    load[2] = license.as_ptr() as u64;
+    let program = bpf(PROG_LOAD, &load).with_context(|| format!("load {}", path.display()))?;
+    // SAFETY: the kernel has just made it, and nobody else knows it.
+    let program = unsafe { OwnedFd::from_raw_fd(program) };
+    let name = CString::new(path.as_os_str().as_encoded_bytes())?;
+    let mut attributes = [0_u64; 16];
+    attributes[0] = name.as_ptr() as u64;
+    attributes[1] = program.as_raw_fd() as u64;
+    bpf(OBJ_PIN, &attributes).with_context(|| format!("pin {}", path.display())).map(drop)
+}
+
+fn bpf(command: libc::c_int, attributes: &[u64; 16]) -> Result<libc::c_int> {
+    // SAFETY: the pointers inside are to values that live in the callers until this returns; the kernel takes as
+    // much of it as it knows, the rest being zero.
+    let result =
+        unsafe { libc::syscall(libc::SYS_bpf, command, attributes.as_ptr(), size_of_val(attributes)) };
+    Ok(Errno::result(result)? as libc::c_int)
+}

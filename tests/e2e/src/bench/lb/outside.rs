@@ -1,0 +1,110 @@
+//! A client on the wire of a VLAN, and a service with backends on another node.
+
+use std::{net::Ipv4Addr, path::Path, thread, time::Instant};
+
+use anyhow::{Result, bail};
+use aya::programs::Xdp;
+use testkit::packet::Packet;
+
+use super::{
+    packets::{self, PATIENCE, put, runtime},
+    wire::{End, Wire},
+};
+use crate::{
+    bench::{network, pinned},
+    cluster::{Cluster, Datapath, Encap, Pod, Shape, StoreKind},
+};
+
+pub(super) const PROGRAM: &str = "ctv_xdp";
+pub(super) const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 1, 200, 1);
+/// Where a tagged frame has the source port of UDP.
+pub(super) const SOURCE_PORT: i16 = 38;
+const UPLINK: &str = "uplink0";
+const SERVICE: usize = 0;
+const PORT: u16 = 80;
+const CLIENT_MAC: [u8; 6] = [2, 0x99, 0, 0, 0, 1];
+/// The smallest frame of Ethernet, less its checksum, has so many bytes after the headers.
+const PAYLOAD: [u8; 14] = [0; 14];
+/// The first network of a cluster has the first tag.
+const TAG: u16 = 1;
+/// Clients that are tried until one has a backend on the other node.
+const CLIENTS: u32 = 64;
+
+pub(super) struct Outside {
+    pub(super) wire: Wire,
+    /// Of a client whose backend is on the other node.
+    pub(super) frame: Vec<u8>,
+    _end: Xdp,
+    _pods: Vec<Pod>,
+    _cluster: Cluster,
+}
+
+impl Outside {
+    /// The other node is taken out once its pods are known; a program that drops takes its place on the wire. None if the agent
+    /// has no program for this.
+    pub(super) fn build(drop: &Path, program: &Path) -> Result<Option<Outside>> {
+        let shape = Shape { datapaths: [Datapath::Ebpf; 2], encap: Encap::Vlan, store: StoreKind::Embedded };
+        let mut cluster = Cluster::build(shape)?;
+        cluster.start_agents()?;
+        let network = network();
+        cluster.create_network(&network)?;
+        let [first, second] = &mut cluster.nodes[..] else { bail!("a cluster has two nodes") };
+        if pinned::find(first.pins(), PROGRAM).is_err() {
+            return Ok(None);
+        }
+        // The node of the first backend answers for the service.
+        let mut pods = vec![Pod::add(first, &network, "first")?];
+        for number in 0..3 {
+            pods.push(Pod::add(second, &network, &format!("far-{number}"))?);
+        }
+        let backends: Vec<Ipv4Addr> = pods.iter().map(|pod| pod.ip).collect();
+        let keys = packets::bodies(SERVICE, &[format!("{PORT}:8080:UDP")], &backends);
+        put(first, &runtime()?, &cluster.fabric.store_endpoint(), &keys)?;
+        second.kill_agent()?;
+        second.clean_up()?;
+        let [sender, node] =
+            [&*second, &*first].map(|node| End { netns: node.netns().clone(), link: UPLINK.to_owned() });
+        let end = sender.attach(drop)?;
+        let wire = Wire { sender, node };
+        let frame = relayed(&wire, program)?;
+        Ok(Some(Outside { wire, frame, _end: end, _pods: pods, _cluster: cluster }))
+    }
+}
+
+/// The frame of a client whose backend is on the other node. A client stays with its backend, whatever its port.
+fn relayed(wire: &Wire, program: &Path) -> Result<Vec<u8>> {
+    const SOME: u32 = 100;
+    let start = Instant::now();
+    loop {
+        for number in 0..CLIENTS {
+            let frame = frame(Ipv4Addr::from(u32::from(CLIENT) + number));
+            let flood = wire.flood(program, &frame, SOME)?;
+            if flood.back == u64::from(SOME) {
+                return Ok(frame);
+            }
+        }
+        if start.elapsed() > PATIENCE {
+            bail!("no frame of {CLIENTS} clients of a service is sent on to the other node");
+        }
+        thread::sleep(PATIENCE / 1000);
+    }
+}
+
+/// To the service's address of Ethernet, from a client on the wire.
+pub(super) fn ethernet() -> [u8; 12] {
+    let [a, b, c, d] = packets::vip(SERVICE).octets();
+    let mut bytes = [2, 2, a, b, c, d, 0, 0, 0, 0, 0, 0];
+    bytes[6..].copy_from_slice(&CLIENT_MAC);
+    bytes
+}
+
+pub(super) fn frame(client: Ipv4Addr) -> Vec<u8> {
+    let to = ethernet();
+    let destination = [to[0], to[1], to[2], to[3], to[4], to[5]];
+    Packet::eth(destination, CLIENT_MAC)
+        .vlan(TAG)
+        .ipv4(client, packets::vip(SERVICE))
+        .udp(1024, PORT)
+        .payload(&PAYLOAD)
+        .build()
+}

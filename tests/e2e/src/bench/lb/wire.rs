@@ -1,0 +1,95 @@
+//! Frames by the million over a veth pair: `BPF_PROG_TEST_RUN` with live frames sends them from one end, a program on the other
+//! gets them in the driver, as from a network card.
+
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result};
+use aya::programs::{TestRun as _, TestRunAttrs, TestRunOptions, Xdp, XdpMode};
+use aya_obj::programs::XdpAttachType;
+use serde_json::Value;
+use testkit::Netns;
+
+use crate::processor;
+
+/// As many frames as the kernel's driver takes at a time.
+const BATCH: u32 = 64;
+
+/// One end of a veth pair.
+#[derive(Debug, Clone)]
+pub(super) struct End {
+    pub(super) netns: Netns,
+    pub(super) link: String,
+}
+
+impl End {
+    /// Puts a pinned program on it, in the driver, as long as the result lives.
+    pub(super) fn attach(&self, program: &Path) -> Result<Xdp> {
+        let what = || format!("attach {} to {}", program.display(), self.link);
+        self.netns.run(|| {
+            let mut program = open(program)?;
+            program.attach(&self.link, XdpMode::Driver).with_context(what)?;
+            Ok(program)
+        })
+    }
+
+    fn received(&self) -> Result<u64> {
+        let listing = self.netns.ip(&format!("-s -j link show dev {}", self.link))?;
+        let listing: Value = serde_json::from_str(&listing).context("what ip tells of a link")?;
+        let packets = listing.pointer("/0/stats64/rx/packets").and_then(Value::as_u64);
+        packets.with_context(|| format!("{} does not count packets: {listing}", self.link))
+    }
+}
+
+/// What became of frames.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Flood {
+    pub(super) sent: u32,
+    /// By the other end.
+    pub(super) seen: u64,
+    /// At the sender's.
+    pub(super) back: u64,
+    pub(super) time: Duration,
+}
+
+/// Two ends. Something that drops must be on the sender's, for a driver without a program gets no frames from another.
+#[derive(Debug, Clone)]
+pub(super) struct Wire {
+    pub(super) sender: End,
+    pub(super) node: End,
+}
+
+impl Wire {
+    /// Sends copies of a frame, on one processor, with what the pinned program makes of each. All that they meet is done there, too.
+    pub(super) fn flood(&self, program: &Path, frame: &[u8], frames: u32) -> Result<Flood> {
+        let (seen, back) = (self.node.received()?, self.sender.received()?);
+        let time = self.sender.netns.run(|| {
+            processor::stay_on(0)?;
+            let program = open(program)?;
+            let ifindex = nix::net::if_::if_nametoindex(self.sender.link.as_str())?;
+            // struct xdp_md: data, data_end, data_meta, ingress_ifindex, rx_queue_index, egress_ifindex.
+            let context: Vec<u8> = [0, frame.len() as u32, 0, ifindex, 0, 0]
+                .iter()
+                .flat_map(|word| word.to_ne_bytes())
+                .collect();
+            let options = TestRunOptions {
+                data_in: Some(frame),
+                ctx_in: Some(&context),
+                repeat: frames,
+                attrs: TestRunAttrs::new().xdp_live_frames(BATCH),
+                ..TestRunOptions::new()
+            };
+            let start = Instant::now();
+            program.test_run(options).context("send live frames")?;
+            Ok(start.elapsed())
+        })?;
+        let (seen, back) = (self.node.received()? - seen, self.sender.received()? - back);
+        Ok(Flood { sent: frames, seen, back, time })
+    }
+}
+
+fn open(pin: &Path) -> Result<Xdp> {
+    Xdp::from_pin(pin, XdpAttachType::Interface).with_context(|| format!("open {}", pin.display()))
+}
