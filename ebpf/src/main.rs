@@ -33,6 +33,7 @@ mod pod;
 mod policy;
 mod rate;
 mod refuse;
+mod served;
 mod service;
 mod source;
 mod tell;

@@ -11,7 +11,7 @@ use contiv_abi::{Be16, DropReason, FdbKey, Flow, FlowEvent, FlowKey, TCP};
 use crate::{
     flows, maps,
     packet::{self, AGAIN, BESIDE, NEW, Packet, REFUSE, REOPEN, REVIEW, set_key, tcp},
-    policy, service, tell,
+    policy, served, service, tell,
 };
 
 /// Finds the flow of the packet in hand, if there is one, and says in `wanted` where the packet goes.
@@ -145,6 +145,7 @@ fn pass(packet: &mut Packet, flow: &mut Flow, original: bool, answered: bool) ->
     if ending != 0 && answered && flow.tcp[0] | flow.tcp[1] == 0 {
         flows::ctv_hurry();
     }
+    served::passed(flow, !original, packet.len);
     if original {
         flow.packets[0] += 1;
         flow.bytes[0] += u64::from(packet.len);
@@ -295,6 +296,7 @@ fn note(packet: &mut Packet) -> Result<(), DropReason> {
         return Err(DropReason::NotTracked);
     }
     flows::count(FlowEvent::Made);
+    served::began(packet.service, packet.len);
     Ok(())
 }
 

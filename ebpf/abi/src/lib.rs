@@ -32,7 +32,9 @@ pub use flow::{
 pub use forward::{FdbEntry, FdbKey, FloodKey, Mac, NeighEntry, NeighKey, Node, Port, SegmentEntry, Vtep};
 pub use order::{Be16, Be32};
 pub use segment::Segment;
-pub use service::{AffinityEntry, AffinityKey, Backend, RingBlock, ServiceEntry, ServiceKey, service_mac};
+pub use service::{
+    AffinityEntry, AffinityKey, Backend, RingBlock, ServiceCount, ServiceEntry, ServiceKey, service_mac,
+};
 
 /// The layout of the maps. Part of the pin path: an agent with another number leaves these maps alone until
 /// its own are filled, and then takes the place of their programs.
@@ -71,6 +73,7 @@ map_types! {
     Backend: 24;
     AffinityKey: 32;
     AffinityEntry: 8;
+    ServiceCount: 40;
     policy::Group: 24;
     policy::RuleSet: 1856;
     policy::Asks: 6;

@@ -90,6 +90,12 @@ pub const AFFINITY: &str = "ctv_affinity";
 /// Clients times services that keep them.
 pub const AFFINITY_CAPACITY: usize = 65_536;
 
+/// Number of a service's port -> [`ServiceCount`](crate::ServiceCount) per CPU. Made by its first connection. Full: further
+/// services are not counted.
+pub const SERVICE_COUNTS: &str = "ctv_svcnt";
+/// As many as ports of services.
+pub const SERVICE_COUNTS_CAPACITY: usize = SERVICES_CAPACITY;
+
 /// A group's number -> [`Group`](crate::policy::Group). Indexed, never full; the agent has it in its memory.
 pub const GROUPS: &str = "ctv_groups";
 
@@ -151,6 +157,7 @@ pub const ALL: &[&str] = &[
     RING,
     BACKENDS,
     AFFINITY,
+    SERVICE_COUNTS,
     GROUPS,
     RULE_SETS,
     RULES,

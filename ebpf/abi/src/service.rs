@@ -70,6 +70,19 @@ pub struct Backend {
     pub zero: [u16; 3],
 }
 
+/// What clients of a port of a service have sent and were answered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
+#[repr(C)]
+pub struct ServiceCount {
+    /// Connections that began.
+    pub connections: u64,
+    /// Packets to the backends, and back.
+    pub packets: [u64; 2],
+    /// Their bytes, from the Ethernet header on.
+    pub bytes: [u64; 2],
+}
+
 /// A client of a service that keeps clients with their backends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]

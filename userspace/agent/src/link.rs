@@ -9,6 +9,7 @@ mod netns;
 mod offload;
 mod pod;
 mod port;
+mod traffic;
 
 use std::{
     io,
@@ -27,6 +28,7 @@ use rtnetlink::{
 
 pub use netns::Netns;
 pub use port::Port;
+pub use traffic::PodTraffic;
 
 /// What the pod's end of a pair is to look like.
 #[derive(Clone, Debug, PartialEq, Eq)]

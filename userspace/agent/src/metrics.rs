@@ -13,7 +13,15 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use crate::{datapath::Counts, reconcile::Status, state::Reader};
+use crate::{
+    datapath::{
+        Counts,
+        sight::{Served, Tallies, Traffic},
+    },
+    link::PodTraffic,
+    reconcile::Status,
+    state::{Reader, State},
+};
 
 /// What a runtime asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
@@ -53,6 +61,52 @@ struct Table {
     table: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Rule {
+    rule: String,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ServicePort {
+    service: String,
+    protocol: String,
+    port: u16,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ServiceTraffic {
+    service: String,
+    protocol: String,
+    port: u16,
+    direction: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Endpoint {
+    endpoint: String,
+    network: String,
+    group: String,
+    interface: String,
+    direction: &'static str,
+}
+
+/// Rules, and ports of services, that have lines of their own; the sum of what is beyond, in the order of their names,
+/// is `other`'s. Endpoints have a line each: a node has no more than its ports.
+const LINES: usize = 1000;
+/// Stands for those beyond.
+const OTHER: &str = "other";
+
+/// What is asked of the datapath and the kernel for a reading.
+#[derive(Clone, Debug, Default)]
+pub struct Measured {
+    /// The datapath's own counts.
+    pub counts: Counts,
+    /// What packets have left behind.
+    pub tallies: Tallies,
+    /// What pods have sent and received.
+    pub pods: Vec<PodTraffic>,
+}
+
 /// What is counted as it happens. Everything else is looked up when it is asked for.
 #[derive(Clone, Debug)]
 pub struct Metrics {
@@ -78,7 +132,8 @@ impl Metrics {
     }
 
     /// The text that Prometheus reads.
-    pub fn text(&self, status: &Status, counts: &Counts, reader: &Reader) -> Result<String, fmt::Error> {
+    pub fn text(&self, status: &Status, measured: &Measured, reader: &Reader) -> Result<String, fmt::Error> {
+        let Measured { counts, tallies, pods } = measured;
         let mut registry = Registry::with_prefix("contiv");
         let mut counter = |name, help, value: u64| registry.register(name, help, ConstCounter::new(value));
         counter("datapath_writes", "Changes made in the switch or kernel", status.writes);
@@ -127,10 +182,13 @@ impl Metrics {
             flows.get_or_create(&Flow { event }).inc_by(*count);
         }
         registry.register("datapath_flows", "What has happened to flows", flows);
-        let (drops, entries, room) = tables(counts);
+        let (drops, entries, room) = tables(counts, tallies);
         registry.register("datapath_drops", "Frames that went no further", drops);
         registry.register("datapath_table_entries", "What is in a table of the datapath", entries);
         registry.register("datapath_table_room", "What a table of the datapath holds at most", room);
+        of_rules(&mut registry, tallies);
+        of_services(&mut registry, tallies);
+        reader.with(|state| of_endpoints(&mut registry, pods, state));
         registry.register("cni_duration_seconds", "How long CNI requests took", self.durations.clone());
         registry.register("cni_failures", "CNI requests that failed", self.failures.clone());
         let mut text = String::new();
@@ -140,13 +198,16 @@ impl Metrics {
 }
 
 /// As families by reason and by table. There are as many as the programs have, whatever the cluster holds.
-fn tables(counts: &Counts) -> (Family<Drop, Counter>, Family<Table, Gauge>, Family<Table, Gauge>) {
+fn tables(
+    counts: &Counts,
+    tallies: &Tallies,
+) -> (Family<Drop, Counter>, Family<Table, Gauge>, Family<Table, Gauge>) {
     let (drops, entries, room) = (Family::default(), Family::default(), Family::default());
     for (reason, count) in &counts.drops {
         Family::<Drop, Counter>::get_or_create(&drops, &Drop { reason }).inc_by(*count);
     }
     let number = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
-    for fill in &counts.tables {
+    for fill in counts.tables.iter().chain(&tallies.tables) {
         let table = Table { table: fill.table };
         Family::<Table, Gauge>::get_or_create(&entries, &table).set(number(fill.entries));
         Family::<Table, Gauge>::get_or_create(&room, &table).set(number(fill.room));
@@ -154,9 +215,82 @@ fn tables(counts: &Counts) -> (Family<Drop, Counter>, Family<Table, Gauge>, Fami
     (drops, entries, room)
 }
 
+type Counters<L> = Family<L, Counter>;
+
+fn of_rules(registry: &mut Registry, tallies: &Tallies) {
+    let (packets, bytes) = (Counters::<Rule>::default(), Counters::<Rule>::default());
+    for (place, (id, traffic)) in tallies.rules.iter().enumerate() {
+        let rule = Rule { rule: if place < LINES { id.to_string() } else { OTHER.to_owned() } };
+        packets.get_or_create(&rule).inc_by(traffic.packets);
+        bytes.get_or_create(&rule).inc_by(traffic.bytes);
+    }
+    let what = "Connections that a rule has let through, packets that it has stopped";
+    registry.register("rule_packets", what, packets);
+    registry.register("rule_bytes", "Bytes of what rules have decided on", bytes);
+}
+
+fn of_services(registry: &mut Registry, tallies: &Tallies) {
+    let connections = Counters::<ServicePort>::default();
+    let (packets, bytes) = (Counters::<ServiceTraffic>::default(), Counters::<ServiceTraffic>::default());
+    for (place, (of, served)) in tallies.services.iter().enumerate() {
+        let port = if place < LINES {
+            let (service, protocol) = (of.service.to_string(), of.protocol.to_string().to_lowercase());
+            ServicePort { service, protocol, port: of.port }
+        } else {
+            ServicePort { service: OTHER.to_owned(), ..ServicePort::default() }
+        };
+        let Served { connections: begun, to_backends, to_clients } = *served;
+        connections.get_or_create(&port).inc_by(begun);
+        let ServicePort { service, protocol, port } = port;
+        for (direction, traffic) in [(IN, to_backends), (OUT, to_clients)] {
+            let (service, protocol) = (service.clone(), protocol.clone());
+            let labels = ServiceTraffic { service, protocol, port, direction };
+            packets.get_or_create(&labels).inc_by(traffic.packets);
+            bytes.get_or_create(&labels).inc_by(traffic.bytes);
+        }
+    }
+    registry.register("service_connections", "Connections of clients here to a service", connections);
+    registry.register("service_packets", "What clients here have sent to a service (in), and back", packets);
+    registry.register("service_bytes", "Bytes to a service (in), and back", bytes);
+}
+
+/// As seen from what has a name: to it.
+const IN: &str = "in";
+/// From it.
+const OUT: &str = "out";
+
+fn of_endpoints(registry: &mut Registry, pods: &[PodTraffic], state: &State) {
+    let (packets, bytes) = (Counters::<Endpoint>::default(), Counters::<Endpoint>::default());
+    let count = |pod: &PodTraffic, direction, traffic: Traffic| {
+        let known = state.endpoint(&pod.attachment.endpoint);
+        let group = known.and_then(|known| known.group.as_ref());
+        let labels = Endpoint {
+            endpoint: pod.attachment.endpoint.to_string(),
+            network: known.map(|known| known.network.to_string()).unwrap_or_default(),
+            group: group.map(ToString::to_string).unwrap_or_default(),
+            interface: pod.attachment.port.clone(),
+            direction,
+        };
+        packets.get_or_create(&labels).inc_by(traffic.packets);
+        bytes.get_or_create(&labels).inc_by(traffic.bytes);
+    };
+    for pod in pods {
+        count(pod, IN, pod.received);
+        count(pod, OUT, pod.sent);
+    }
+    registry.register("endpoint_packets", "What a pod here was sent (in), and has sent", packets);
+    registry.register("endpoint_bytes", "Bytes that a pod here was sent (in), and has sent", bytes);
+}
+
 #[cfg(test)]
 mod tests {
+    use contiv_model::service::Protocol;
+
     use super::*;
+    use crate::{
+        datapath::{Fill, sight},
+        link::Attachment,
+    };
 
     #[test]
     fn the_names_are_what_dashboards_know() {
@@ -166,9 +300,24 @@ mod tests {
         let counts = Counts {
             drops: vec![("policy", 3)],
             flows: vec![("made", 4)],
-            tables: vec![crate::datapath::Fill { table: "ctv_fdb", entries: 2, room: 9 }],
+            tables: vec![Fill { table: "ctv_fdb", entries: 2, room: 9 }],
         };
-        let text = metrics.text(&Status { writes: 7, ..Status::default() }, &counts, &reader).unwrap();
+        let traffic = |packets| Traffic { packets, bytes: packets * 100 };
+        let web = sight::ServicePort { service: "web:t".into(), protocol: Protocol::Tcp, port: 80 };
+        let served = Served { connections: 2, to_backends: traffic(12), to_clients: traffic(9) };
+        let rule = |n: usize| (format!("rule-{n:04}").as_str().into(), traffic(1));
+        let tallies = Tallies {
+            rules: (0..LINES + 3).map(rule).collect(),
+            services: vec![(web, served)],
+            tables: vec![Fill { table: "ctv_ct", entries: 5, room: 8 }],
+        };
+        let pods = vec![PodTraffic {
+            attachment: Attachment { port: "vvport1".into(), endpoint: "n.t-c1".into() },
+            sent: traffic(7),
+            received: traffic(8),
+        }];
+        let measured = Measured { counts, tallies, pods };
+        let text = metrics.text(&Status { writes: 7, ..Status::default() }, &measured, &reader).unwrap();
         for line in [
             "contiv_datapath_writes_total 7",
             "contiv_state_rejected 0",
@@ -176,10 +325,19 @@ mod tests {
             r#"contiv_datapath_flows_total{event="made"} 4"#,
             r#"contiv_datapath_table_entries{table="ctv_fdb"} 2"#,
             r#"contiv_datapath_table_room{table="ctv_fdb"} 9"#,
+            r#"contiv_datapath_table_entries{table="ctv_ct"} 5"#,
+            r#"contiv_rule_packets_total{rule="rule-0999"} 1"#,
+            r#"contiv_rule_bytes_total{rule="other"} 300"#,
+            r#"contiv_service_connections_total{service="web:t",protocol="tcp",port="80"} 2"#,
+            r#"contiv_service_packets_total{service="web:t",protocol="tcp",port="80",direction="in"} 12"#,
+            r#"contiv_service_bytes_total{service="web:t",protocol="tcp",port="80",direction="out"} 900"#,
+            r#"contiv_endpoint_packets_total{endpoint="n.t-c1",network="",group="",interface="vvport1",direction="in"} 8"#,
+            r#"contiv_endpoint_bytes_total{endpoint="n.t-c1",network="",group="",interface="vvport1",direction="out"} 700"#,
             r#"contiv_cni_failures_total{verb="Add"} 1"#,
             r#"contiv_cni_duration_seconds_count{verb="Add"} 1"#,
         ] {
             assert!(text.lines().any(|l| l == line), "{line} in {text}");
         }
+        assert_eq!(text.matches("contiv_rule_packets_total{").count(), LINES + 1);
     }
 }

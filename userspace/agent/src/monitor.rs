@@ -19,7 +19,7 @@ use crate::{
     datapath::{
         Error,
         ebpf::{Sightings, Watcher},
-        sight::{Connection, End, Sighting, Tag},
+        sight::{Connection, End, Sighting, Tag, Tallies},
     },
     reconcile::one_line,
     state::Reader,
@@ -65,6 +65,11 @@ impl Monitor {
     /// The connections to services; none of a datapath that serves none. Blocks while it reads.
     pub fn connections(&self) -> Result<Vec<Connection>, Error> {
         self.0.watcher.as_ref().map_or(Ok(vec![]), Watcher::connections)
+    }
+
+    /// What packets have left behind; nothing of a datapath that does not count. Blocks while it reads.
+    pub fn tallies(&self) -> Result<Tallies, Error> {
+        self.0.watcher.as_ref().map_or(Ok(Tallies::default()), Watcher::tallies)
     }
 
     /// From now on.

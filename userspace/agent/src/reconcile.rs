@@ -55,8 +55,14 @@ pub struct Status {
     pub error: Option<String>,
 }
 
-/// Asks for [`Datapath::inspect`] and [`Datapath::counts`].
-pub type Inspection = oneshot::Sender<(serde_json::Value, Counts)>;
+/// What the datapath is asked for.
+#[derive(Debug)]
+pub enum Inspection {
+    /// [`Datapath::inspect`].
+    Inside(oneshot::Sender<serde_json::Value>),
+    /// [`Datapath::counts`].
+    Counts(oneshot::Sender<Counts>),
+}
 
 /// Owns the datapath.
 pub struct Reconciler<D> {
@@ -117,10 +123,7 @@ impl<D: Datapath> Reconciler<D> {
             let known = self.status.borrow().known;
             tokio::select! {
                 () = stop.cancelled() => return,
-                Some(reply) = self.inspections.recv() => {
-                    // Whoever asked may have gone.
-                    let _ = reply.send((self.datapath.inspect(), self.datapath.counts()));
-                }
+                Some(inspection) = self.inspections.recv() => self.answer(inspection),
                 () = tokio::time::sleep_until(self.measure) => self.measure_all().await,
                 (touched, revision) = self.changes.next(), if known => {
                     let ids = self.reader.with(|state| plan::update(&mut self.desired, state, &self.node, &touched));
@@ -136,6 +139,14 @@ impl<D: Datapath> Reconciler<D> {
                     self.status.send_modify(|status| status.known = false);
                 }
             }
+        }
+    }
+
+    /// Whoever asked may have gone.
+    fn answer(&self, inspection: Inspection) {
+        match inspection {
+            Inspection::Inside(reply) => drop(reply.send(self.datapath.inspect())),
+            Inspection::Counts(reply) => drop(reply.send(self.datapath.counts())),
         }
     }
 

@@ -1,6 +1,6 @@
 //! What operators and their tools ask the agent (INVENTORY 7.3), and health for orchestrators.
 
-use std::{io, net::SocketAddr, time::Duration};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::{
     Json, Router,
@@ -24,8 +24,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     cni::Pods,
-    datapath::{Counts, Kind},
-    metrics::Metrics,
+    datapath::{Counts, Kind, sight::Traffic},
+    link::{self, Links, PodTraffic},
+    metrics::{Measured, Metrics},
     monitor::{self, Monitor, Refused},
     ready::Ready,
     reconcile::{Inspection, Status, one_line},
@@ -63,6 +64,8 @@ pub struct Parts {
     pub monitor: Monitor,
     /// The pods of this node.
     pub pods: Pods,
+    /// Their interfaces.
+    pub links: Arc<Links>,
 }
 
 /// `/readyz`.
@@ -89,10 +92,34 @@ struct Readiness {
 
 impl Parts {
     /// The datapath's inside; `None` when the agent is about to end.
-    async fn inside(&self) -> Option<(Value, Counts)> {
+    async fn inside(&self) -> Option<Value> {
         let (ask, answer) = oneshot::channel();
-        self.inspect.send(ask).await.ok()?;
+        self.inspect.send(Inspection::Inside(ask)).await.ok()?;
         answer.await.ok()
+    }
+
+    /// What the datapath counts. One that is at work for longer has nothing to tell this time.
+    async fn counts(&self) -> Option<Counts> {
+        let (ask, answer) = oneshot::channel();
+        let asked = async {
+            self.inspect.send(Inspection::Counts(ask)).await.ok()?;
+            answer.await.ok()
+        };
+        timeout(PATIENCE, asked).await.ok().flatten()
+    }
+
+    /// What packets have left behind, which does not disturb the datapath at its work.
+    async fn measured(&self) -> Measured {
+        let monitor = self.monitor.clone();
+        let tallies = spawn_blocking(move || monitor.tallies()).await;
+        let tallies = tallies.map_err(|error| error.to_string()).and_then(|t| t.map_err(|e| one_line(&e)));
+        let traffic = self.links.traffic().await.map_err(|error| one_line(&error));
+        let failed = |what: &str, error: &str| tracing::warn!("metrics: {what}: {error}");
+        Measured {
+            counts: self.counts().await.unwrap_or_default(),
+            tallies: tallies.inspect_err(|error| failed("maps", error)).unwrap_or_default(),
+            pods: traffic.inspect_err(|error| failed("interfaces", error)).unwrap_or_default(),
+        }
     }
 
     /// What the agent waits for at this moment, also if it was there before.
@@ -165,16 +192,15 @@ async fn readyz(State(parts): State<Parts>) -> Response {
 async fn metrics(State(parts): State<Parts>) -> Response {
     const TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     let status = parts.status.borrow().clone();
-    // A datapath that is at work for longer has nothing to tell this time.
-    let counts = timeout(PATIENCE, parts.inside()).await.ok().flatten().map(|(_, counts)| counts);
-    match parts.metrics.text(&status, &counts.unwrap_or_default(), &parts.reader) {
+    let measured = parts.measured().await;
+    match parts.metrics.text(&status, &measured, &parts.reader) {
         Ok(text) => ([(header::CONTENT_TYPE, TYPE)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }
 }
 
 async fn inspect(State(parts): State<Parts>) -> Response {
-    let Some((mut inside, _)) = parts.inside().await else {
+    let Some(mut inside) = parts.inside().await else {
         return (StatusCode::SERVICE_UNAVAILABLE, "the agent is stopping\n").into_response();
     };
     if let Value::Object(members) = &mut inside {
@@ -182,6 +208,7 @@ async fn inspect(State(parts): State<Parts>) -> Response {
         let failures = parts.reader.rejected();
         members.insert("datapath".into(), json!(parts.datapath.to_string()));
         members.insert("rejected".into(), json!(failures));
+        members.insert("endpoints".into(), endpoints(parts.links.traffic().await));
         members.insert(
             "status".into(),
             json!({ "known": status.known, "appliedRevision": status.revision, "objects": status.objects,
@@ -190,6 +217,23 @@ async fn inspect(State(parts): State<Parts>) -> Response {
         );
     }
     Json(inside).into_response()
+}
+
+/// What each pod here has been sent and has sent.
+fn endpoints(traffic: Result<Vec<PodTraffic>, link::Error>) -> Value {
+    let count = |traffic: Traffic| json!({ "packets": traffic.packets, "bytes": traffic.bytes });
+    match traffic {
+        Ok(pods) => Value::Object(
+            pods.into_iter()
+                .map(|PodTraffic { attachment, sent, received }| {
+                    let counts =
+                        json!({ "interface": attachment.port, "in": count(received), "out": count(sent) });
+                    (attachment.endpoint.to_string(), counts)
+                })
+                .collect(),
+        ),
+        Err(error) => json!({ "error": one_line(&error) }),
+    }
 }
 
 /// A line of JSON for each packet that is dropped and each flow that begins, until the listener goes.

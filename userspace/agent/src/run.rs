@@ -81,7 +81,7 @@ async fn with<D: Datapath + 'static>(
     let pods = Pods::new(cni::Parts {
         node: node.clone(),
         master: Master::new(leader, access),
-        links,
+        links: Arc::clone(&links),
         store: store.clone(),
         attacher,
         reader: reader.clone(),
@@ -99,6 +99,7 @@ async fn with<D: Datapath + 'static>(
         metrics: metrics.clone(),
         monitor: monitor.clone(),
         pods: pods.clone(),
+        links: Arc::clone(&links),
     };
     let stopping = stop.clone();
     tasks.spawn("rest", async move { rest.run(parts, stopping).await.context("serve REST requests") });

@@ -133,3 +133,37 @@ fn what_is_no_namespace_is_refused() {
         assert!(error.to_string().contains(path), "{error}");
     }
 }
+
+#[test]
+fn what_a_pod_sends_and_receives_is_counted_by_its_own_end() {
+    needs!(root(), binary("ping"));
+    let (node, pod_ns) = (testkit::Netns::new("node").unwrap(), testkit::Netns::new("pod").unwrap());
+    let netns = Netns::open(pod_ns.path()).unwrap();
+    let traffic = || {
+        on_node(&node, async || {
+            let links = Links::open().await.unwrap();
+            links.traffic().await.unwrap()
+        })
+    };
+    assert_eq!(traffic(), []);
+    let attached = on_node(&node, async || {
+        let links = Links::open().await.unwrap();
+        let attached = links.attach(&"n.t-c1".into(), &netns, &pod(5)).await.unwrap();
+        links.raise(&attached.port, &netns, &pod(5)).await.unwrap();
+        attached
+    });
+    node.address("vvport1", "10.1.1.1/24").unwrap();
+    let before = traffic();
+    assert_eq!(before[0].attachment, attached);
+    let ping = pod_ns.ping(IpAddr::from([10, 1, 1, 1]), 5, Duration::from_millis(10)).unwrap();
+    assert_eq!(ping.lost(), 0);
+    let (before, after) = (&before[0], &traffic()[0]);
+    for (before, after) in [(before.sent, after.sent), (before.received, after.received)] {
+        // An address was asked for, too.
+        assert!(after.packets - before.packets >= 5 && after.bytes - before.bytes >= 5 * 98, "{after:?}");
+    }
+    // A pod that has gone is left out.
+    drop((netns, pod_ns));
+    testkit::wait_until(Duration::from_secs(5), "the pair to go", || Ok(traffic().is_empty().then_some(())))
+        .unwrap();
+}

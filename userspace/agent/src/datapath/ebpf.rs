@@ -20,10 +20,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use contiv_abi::{DropCount, DropReason, Timeouts, maps, policy::RuleCount};
-use contiv_model::name::RuleId;
+use contiv_abi::{DropCount, DropReason, Timeouts, maps};
 
-use super::{Counts, Datapath, Desired, Error, Failed, Kind, Object, Observed, Op, PortNeeds};
+use super::{
+    Counts, Datapath, Desired, Error, Failed, Kind, Object, Observed, Op, PortNeeds, sight::Tallies,
+};
 
 mod arena;
 mod batch;
@@ -33,8 +34,10 @@ mod encode;
 mod events;
 mod failure;
 mod hook;
+mod inside;
 mod kernel;
 mod mapping;
+mod names;
 mod pins;
 mod policy;
 mod ring;
@@ -42,16 +45,17 @@ mod roster;
 mod services;
 mod state;
 mod table;
+mod tallies;
 
 use device::{Netlink, Watch};
 use encode::{Devices, Refused, encode};
-use events::RuleNames;
 pub use events::{Sightings, Watcher};
 use failure::failed;
 pub use hook::Attachment;
 use hook::{Hooks, Role};
 use kernel::Kernel;
 pub use kernel::OBJECT;
+use names::{RuleNames, ServiceNames};
 use pins::Pins;
 use state::State;
 use table::Writes;
@@ -113,6 +117,7 @@ pub struct Ebpf {
     writes: Writes,
     devices: Devices,
     rule_names: RuleNames,
+    service_names: ServiceNames,
     state: Option<State>,
     /// From the last `observe` on.
     watch: Option<Watch>,
@@ -131,6 +136,7 @@ impl Ebpf {
             writes,
             devices: Devices::default(),
             rule_names: RuleNames::default(),
+            service_names: ServiceNames::default(),
             state: None,
             watch: None,
         }
@@ -141,23 +147,13 @@ impl Ebpf {
         self.state.as_ref().map_or(Ok(vec![]), |state| state.kernel().drops())
     }
 
-    /// What rules have decided since they are there: connections that they let through, packets that they stopped. Rules
-    /// that never did are left out.
-    pub fn rule_counts(&self) -> Result<Vec<(RuleId, RuleCount)>, Error> {
-        self.state.as_ref().map_or(Ok(vec![]), |state| state.kernel().policies.counts())
-    }
-
-    fn rules_decided(&self) -> serde_json::Value {
-        self.rule_counts().map_or_else(
-            |error| serde_json::json!({ "error": error.to_string() }),
-            |counts| {
-                let rules = counts.iter().map(|(id, count)| {
-                    let count = serde_json::json!({ "packets": count.packets, "bytes": count.bytes });
-                    (id.to_string(), count)
-                });
-                serde_json::Value::Object(rules.collect())
-            },
-        )
+    /// What was counted for rules and services, and how full the tables are that packets fill. Nothing before the first
+    /// [`observe`](Datapath::observe).
+    pub fn tallies(&self) -> Result<Tallies, Error> {
+        match self.state {
+            Some(_) => tallies::read(&self.pins, &self.rule_names, &self.service_names),
+            None => Ok(Tallies::default()),
+        }
     }
 
     /// Where a program is pinned, for tools that look at it or run it.
@@ -305,7 +301,13 @@ impl Datapath for Ebpf {
         let mut state = match self.state.take() {
             Some(state) => state,
             None => State::new(
-                Kernel::open(&self.pins, &self.hooks, &self.rule_names, self.options.flows, &self.writes)?,
+                Kernel::open(
+                    &self.pins,
+                    &self.hooks,
+                    (&self.rule_names, &self.service_names),
+                    self.options.flows,
+                    &self.writes,
+                )?,
                 self.hooks.clone(),
             ),
         };
@@ -374,6 +376,7 @@ impl Datapath for Ebpf {
                 },
             )
         });
+        let [rules, services, packets] = inside::counted(&self.tallies());
         serde_json::json!({
             "datapath": "ebpf",
             "attachment": format!("{:?}", self.hooks.attachment()).to_lowercase(),
@@ -382,8 +385,10 @@ impl Datapath for Ebpf {
             "uplink": self.options.uplink,
             "entries": entries,
             "drops": drops,
-            "rules": self.rules_decided(),
+            "rules": rules,
+            "services": services,
             "flows": flows,
+            "entriesOfPackets": packets,
             "writes": self.writes(),
         })
     }
@@ -399,7 +404,7 @@ impl Datapath for Ebpf {
     }
 
     fn watcher(&self) -> Option<Watcher> {
-        Some(Watcher::new(self.pins.clone(), self.rule_names.clone()))
+        Some(Watcher::new(self.pins.clone(), self.rule_names.clone(), self.service_names.clone()))
     }
 
     async fn cleanup(&mut self) -> Result<(), Error> {

@@ -1,8 +1,15 @@
-//! What a datapath tells of single packets.
+//! What a datapath tells of single packets, and what it has counted of them.
 
 use std::{net::IpAddr, time::SystemTime};
 
-use contiv_model::{mac::Mac, name::RuleId, service::Protocol, tag::Encap};
+use contiv_model::{
+    mac::Mac,
+    name::{RuleId, ServiceId},
+    service::Protocol,
+    tag::Encap,
+};
+
+use super::Fill;
 
 /// A packet that was dropped, or the first of a flow.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,4 +99,44 @@ pub struct Connection {
 pub struct Traffic {
     pub packets: u64,
     pub bytes: u64,
+}
+
+/// What packets have left behind.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tallies {
+    /// By rule: connections that it let through, or packets that it stopped. Rules that never decided are left out.
+    pub rules: Vec<(RuleId, Traffic)>,
+    /// By port of a service. Those without a connection are left out.
+    pub services: Vec<(ServicePort, Served)>,
+    /// The tables that packets fill.
+    pub tables: Vec<Fill>,
+}
+
+/// A port of a service.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ServicePort {
+    /// Of which.
+    pub service: ServiceId,
+    /// TCP or UDP.
+    pub protocol: Protocol,
+    /// The number.
+    pub port: u16,
+}
+
+impl std::fmt::Display for ServicePort {
+    /// `<service>:<tenant>:TCP:80`.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}:{}", self.service, self.protocol, self.port)
+    }
+}
+
+/// What clients here and a service have sent each other, flows that have ended included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Served {
+    /// Connections that began.
+    pub connections: u64,
+    /// What clients have sent.
+    pub to_backends: Traffic,
+    /// What they were answered.
+    pub to_clients: Traffic,
 }

@@ -328,8 +328,8 @@ async fn where_policies_are_not_supported_pods_go_on_and_it_is_said() {
 async fn the_inside_can_be_asked_for() {
     let world = World::settled(Fake::new()).await;
     let (ask, answer) = oneshot::channel();
-    world.handle.inspect.send(ask).await.unwrap();
-    assert_eq!(answer.await.unwrap().0["objects"].as_array().unwrap().len(), 2);
+    world.handle.inspect.send(Inspection::Inside(ask)).await.unwrap();
+    assert_eq!(answer.await.unwrap()["objects"].as_array().unwrap().len(), 2);
     world.stop().await;
 }
 

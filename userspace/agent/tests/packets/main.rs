@@ -20,5 +20,6 @@ mod policy;
 mod restart;
 mod run;
 mod services;
+mod tallies;
 mod traffic;
 mod verifier;

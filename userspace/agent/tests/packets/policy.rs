@@ -85,7 +85,7 @@ impl Rig {
     }
 
     fn packets(&self, id: &str) -> Result<u64> {
-        let counts = self.node.datapath.rule_counts()?;
+        let counts = self.node.datapath.tallies()?.rules;
         Ok(counts.iter().find(|(name, _)| name.as_str() == id).map_or(0, |(_, count)| count.packets))
     }
 }

@@ -1,6 +1,10 @@
 //! Many entries of a hash map in one call. aya has no such calls (Linux 5.6, `man 2 bpf`).
 
-use std::{io, marker::PhantomData, os::fd::AsRawFd as _};
+use std::{
+    io,
+    marker::PhantomData,
+    os::fd::{AsFd as _, AsRawFd as _},
+};
 
 use aya::{Pod, maps::MapData};
 
@@ -59,47 +63,11 @@ impl<K: Pod, V: Pod> BatchMap<K, V> {
     /// Every entry.
     pub(super) fn read(&self) -> Result<Vec<(K, V)>, Error> {
         let mut entries = vec![];
-        // Where the next call goes on: the number of a bucket.
-        let mut position = 0_u32;
-        let mut chunk = CHUNK;
-        let mut first = true;
-        loop {
-            let mut keys: Vec<K> = Vec::with_capacity(chunk);
-            let mut values: Vec<V> = Vec::with_capacity(chunk);
-            let mut next = 0_u32;
-            let mut attributes = Attributes {
-                in_batch: if first { 0 } else { &raw const position as u64 },
-                out_batch: &raw mut next as u64,
-                keys: keys.as_mut_ptr() as u64,
-                values: values.as_mut_ptr() as u64,
-                count: chunk as u32,
-                ..self.attributes()
-            };
-            // SAFETY: there is room for `count` keys and values of the sizes that `new` compared, and for the
-            // position, which has four bytes for a hash map.
-            let result = unsafe { call(BPF_MAP_LOOKUP_BATCH, &mut attributes) };
-            let last = match result {
-                Ok(()) => false,
-                Err(error) if error.raw_os_error() == Some(libc::ENOENT) => true,
-                // One bucket has more entries than there is room for.
-                Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {
-                    chunk *= 2;
-                    continue;
-                }
-                Err(error) => return Err(failed(format!("read the map {}", self.name), error)),
-            };
-            let count = (attributes.count as usize).min(chunk);
-            // SAFETY: the kernel has written so many, and every bit pattern is valid (`Pod`).
-            unsafe {
-                keys.set_len(count);
-                values.set_len(count);
-            }
-            entries.extend(keys.into_iter().zip(values));
-            if last {
-                return Ok(entries);
-            }
-            (position, first) = (next, false);
-        }
+        read(self.name, &self.map, 1, |key, values: &[V]| {
+            entries.extend(values.first().map(|value| (key, *value)));
+            true
+        })?;
+        Ok(entries)
     }
 
     /// Writes entries, one after the other. On a failure, those before it stand.
@@ -146,8 +114,64 @@ impl<K: Pod, V: Pod> BatchMap<K, V> {
     }
 
     fn attributes(&self) -> Attributes {
-        use std::os::fd::AsFd as _;
         Attributes { map: self.map.fd().as_fd().as_raw_fd() as u32, ..Attributes::default() }
+    }
+}
+
+/// Reads a hash map whose keys and values have the sizes of `K` and `V`, with `copies` values to each key, until `each`
+/// has enough. Where it stopped: after so many buckets; `None` at the end of the map.
+pub(super) fn read<K: Pod, V: Pod>(
+    name: &'static str,
+    map: &MapData,
+    copies: usize,
+    mut each: impl FnMut(K, &[V]) -> bool,
+) -> Result<Option<u32>, Error> {
+    let mut position = None;
+    let mut chunk = CHUNK;
+    loop {
+        let mut keys: Vec<K> = Vec::with_capacity(chunk);
+        let mut values: Vec<V> = Vec::with_capacity(chunk * copies);
+        // Where the next call goes on: the number of a bucket.
+        let mut next = 0_u32;
+        let mut attributes = Attributes {
+            in_batch: position.as_ref().map_or(0, |position: &u32| &raw const *position as u64),
+            out_batch: &raw mut next as u64,
+            keys: keys.as_mut_ptr() as u64,
+            values: values.as_mut_ptr() as u64,
+            count: chunk as u32,
+            map: map.fd().as_fd().as_raw_fd() as u32,
+            ..Attributes::default()
+        };
+        // SAFETY: there is room for `count` keys and values of the sizes that the caller promises, and for the
+        // position, which has four bytes for a hash map.
+        let result = unsafe { call(BPF_MAP_LOOKUP_BATCH, &mut attributes) };
+        let last = match result {
+            Ok(()) => false,
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => true,
+            // One bucket has more entries than there is room for.
+            Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {
+                chunk *= 2;
+                continue;
+            }
+            Err(error) => return Err(failed(format!("read the map {name}"), error)),
+        };
+        let count = (attributes.count as usize).min(chunk);
+        // SAFETY: the kernel has written so many, and every bit pattern is valid (`Pod`).
+        unsafe {
+            keys.set_len(count);
+            values.set_len(count * copies);
+        }
+        let mut goes_on = true;
+        for (key, values) in keys.into_iter().zip(values.chunks(copies)) {
+            goes_on &= each(key, values);
+        }
+        if last {
+            return Ok(None);
+        }
+        if !goes_on {
+            return Ok(Some(next));
+        }
+        position = Some(next);
     }
 }
 

@@ -1,9 +1,7 @@
 //! What the programs tell of packets while somebody watches.
 
 use std::{
-    collections::HashMap,
     net::IpAddr,
-    sync::{Arc, PoisonError, RwLock},
     time::{Duration, SystemTime},
 };
 
@@ -12,14 +10,21 @@ use contiv_abi::{
     Address, Be16, DropReason, Event, Segment, Told, Watch,
     maps::{EVENTS, TOLD, WATCH},
 };
-use contiv_model::{mac::Mac, name::RuleId};
+use contiv_model::mac::Mac;
 use nix::net::if_::if_indextoname;
 use tokio::io::unix::AsyncFd;
 
-use super::{connections, failure::failed, kernel::open_map, pins::Pins};
+use super::{
+    connections,
+    failure::failed,
+    kernel::open_map,
+    names::{RuleNames, ServiceNames},
+    pins::Pins,
+    tallies,
+};
 use crate::datapath::{
     Error,
-    sight::{Connection, End, Sighting, Tag},
+    sight::{Connection, End, Sighting, Tag, Tallies},
 };
 
 /// What each CPU may tell in a second.
@@ -27,36 +32,22 @@ const LIMIT: u32 = 500;
 /// How long the programs go on telling without a word from us.
 const LEASE: u64 = 5;
 
-/// The rules' names, by the numbers that the programs know them by.
-#[derive(Clone, Debug, Default)]
-pub(super) struct RuleNames(Arc<RwLock<HashMap<u32, RuleId>>>);
-
-impl RuleNames {
-    pub(super) fn learn<'a>(&self, named: impl IntoIterator<Item = (&'a RuleId, &'a u32)>) {
-        let mut names = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        names.extend(named.into_iter().map(|(name, number)| (*number, name.clone())));
-    }
-
-    pub(super) fn forget(&self, number: u32) {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).remove(&number);
-    }
-
-    fn of(&self, numbers: [u32; 2]) -> Vec<RuleId> {
-        let names = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        numbers.iter().filter_map(|number| names.get(number)).cloned().collect()
-    }
-}
-
 /// Begins to watch; of use at any time, also while the datapath is at work.
 #[derive(Clone, Debug)]
 pub struct Watcher {
     pins: Pins,
     rules: RuleNames,
+    services: ServiceNames,
 }
 
 impl Watcher {
-    pub(super) fn new(pins: Pins, rules: RuleNames) -> Watcher {
-        Watcher { pins, rules }
+    pub(super) fn new(pins: Pins, rules: RuleNames, services: ServiceNames) -> Watcher {
+        Watcher { pins, rules, services }
+    }
+
+    /// What was counted until now. Blocks for some milliseconds at most: no table of flows is read as a whole.
+    pub fn tallies(&self) -> Result<Tallies, Error> {
+        tallies::read(&self.pins, &self.rules, &self.services)
     }
 
     /// The connections to services that are remembered. Blocks for as long as it takes to read the tables of flows.

@@ -12,17 +12,17 @@ use contiv_abi::{
         AFFINITY, ALL, BACKENDS, BACKENDS_CAPACITY, BUILD, BUILD_LEN, DROPS, FDB, FDB_CAPACITY, FLOOD,
         FLOOD_CAPACITY, FLOW_STATS, FLOWS, GROUPS, METERS, METERS_CAPACITY, NEIGH, NEIGH_CAPACITY, NODE,
         PEERS, PEERS_CAPACITY, PORTS, PORTS_CAPACITY, RING, RING_CAPACITY, RULE_COUNTS, RULE_SETS,
-        RULE_SETS_CAPACITY, RULES, RULES_CAPACITY, SEGMENTS, SEGMENTS_CAPACITY, SERVICES, SERVICES_CAPACITY,
-        VTEPS,
+        RULE_SETS_CAPACITY, RULES, RULES_CAPACITY, SEGMENTS, SEGMENTS_CAPACITY, SERVICE_COUNTS, SERVICES,
+        SERVICES_CAPACITY, VTEPS,
     },
     policy::{GROUP_NUMBERS, Meter, MeterKey},
 };
 
 use super::{
     batch::BatchMap,
-    events::RuleNames,
     failure::failed,
     hook::{Hooks, Role},
+    names::{RuleNames, ServiceNames},
     pins::Pins,
     policy::Policies,
     services::Services,
@@ -60,7 +60,7 @@ impl Kernel {
     pub(super) fn open(
         pins: &Pins,
         hooks: &Hooks,
-        names: &RuleNames,
+        (rules, served): (&RuleNames, &ServiceNames),
         flows: u32,
         writes: &Writes,
     ) -> Result<Kernel, Error> {
@@ -76,13 +76,15 @@ impl Kernel {
             fdb: Table::new(FDB, FDB_CAPACITY, open_map(pins, FDB)?, writes.clone()),
             neigh: Table::new(NEIGH, NEIGH_CAPACITY, open_map(pins, NEIGH)?, writes.clone()),
             peers: Table::new(PEERS, PEERS_CAPACITY, open_map(pins, PEERS)?, writes.clone()),
-            policies: open_policies(pins, names, writes)?,
+            policies: open_policies(pins, rules, writes)?,
             meters: BatchMap::new(METERS, METERS_CAPACITY, open_data(pins, METERS)?, writes.clone())?,
             services: Services::new(
                 Table::new(SERVICES, SERVICES_CAPACITY, open_map(pins, SERVICES)?, writes.clone()),
                 open_data(pins, RING)?,
                 open_data(pins, BACKENDS)?,
                 open_map(pins, AFFINITY)?,
+                open_map(pins, SERVICE_COUNTS)?,
+                served.clone(),
                 writes.clone(),
             )?,
             flow_stats: open_map(pins, FLOW_STATS)?,
@@ -109,7 +111,7 @@ impl Kernel {
         }
     }
 
-    /// Tables, how much is in them, and how much they hold.
+    /// The tables that we fill, how much is in them, and how much they hold. Of those that packets fill: `tallies`.
     pub(super) fn fill(&self) -> Vec<Fill> {
         let [groups, sets, rules] = self.policies.sizes();
         let [services, blocks, backends] = self.services.fill();

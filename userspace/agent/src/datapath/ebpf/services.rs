@@ -9,20 +9,22 @@ use std::{
     time::{Duration, Instant},
 };
 
-use aya::maps::{self, MapData};
+use aya::maps::{self, MapData, PerCpuHashMap};
 use contiv_abi::{
-    AffinityEntry, AffinityKey, Backend, RingBlock, ServiceEntry, ServiceKey,
-    maps::{AFFINITY, BACKENDS, BACKENDS_CAPACITY, RING, RING_CAPACITY},
+    AffinityEntry, AffinityKey, Backend, RingBlock, ServiceCount, ServiceEntry, ServiceKey, TCP,
+    maps::{AFFINITY, BACKENDS, BACKENDS_CAPACITY, RING, RING_CAPACITY, SERVICE_COUNTS},
 };
+use contiv_model::{name::ServiceId, service::Protocol};
 
 use super::{
     arena::Arena,
-    failure::failed,
+    failure::{errno, failed},
     mapping::Mapping,
+    names::ServiceNames,
     ring,
     table::{Table, Writes},
 };
-use crate::datapath::Error;
+use crate::datapath::{Error, sight::ServicePort};
 
 /// Where the connections to one port of a service go.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,6 +62,8 @@ pub(super) struct Services {
     slots: Mapping<RingBlock>,
     backends: Mapping<Backend>,
     affinity: maps::HashMap<MapData, AffinityKey, AffinityEntry>,
+    counts: PerCpuHashMap<MapData, u32, ServiceCount>,
+    names: ServiceNames,
     /// By set.
     rings: HashMap<Vec<Backend>, Ring>,
     /// The set of each port that has one and whose ring is whole.
@@ -79,6 +83,8 @@ impl Services {
         slots: MapData,
         backends: MapData,
         affinity: maps::HashMap<MapData, AffinityKey, AffinityEntry>,
+        counts: PerCpuHashMap<MapData, u32, ServiceCount>,
+        names: ServiceNames,
         writes: Writes,
     ) -> Result<Self, Error> {
         let map = |name, error| failed(format!("map {name} into memory"), error);
@@ -87,6 +93,8 @@ impl Services {
             slots: Mapping::new(slots, RING_CAPACITY).map_err(|error| map(RING, error))?,
             backends: Mapping::new(backends, BACKENDS_CAPACITY).map_err(|error| map(BACKENDS, error))?,
             affinity,
+            counts,
+            names,
             rings: HashMap::new(),
             sets: HashMap::new(),
             numbers: HashMap::new(),
@@ -226,10 +234,34 @@ impl Services {
         Ok(())
     }
 
+    /// Notes which service the port is of, for those who read its counts.
+    pub(super) fn name(&self, key: &ServiceKey, service: &ServiceId) {
+        if let Some(entry) = self.ports.get(key) {
+            let protocol = if key.protocol == TCP { Protocol::Tcp } else { Protocol::Udp };
+            let name = ServicePort { service: service.clone(), protocol, port: key.port.get() };
+            self.names.learn([(&name, &entry.number)]);
+        }
+    }
+
+    /// What the programs have counted for the port goes with it.
+    fn forget_counts(&mut self, number: u32) -> Result<(), Error> {
+        self.names.forget(number);
+        self.writes.count();
+        match self.counts.remove(&number) {
+            Err(error) if errno(&error) != Some(libc::ENOENT) => {
+                Err(failed(format!("remove from the map {SERVICE_COUNTS}"), error))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Makes the port be gone.
     pub(super) fn remove(&mut self, key: &ServiceKey) -> Result<(), Error> {
         let before = self.ports.get(key).copied();
         self.ports.remove(key)?;
+        if let Some(entry) = before {
+            self.forget_counts(entry.number)?;
+        }
         if let Some(entry) = before.filter(|entry| entry.affinity != 0) {
             self.forget_clients(entry.number, &BTreeSet::new())?;
         }
@@ -349,7 +381,7 @@ impl Services {
             self.writes.count();
             match self.affinity.remove(&key) {
                 Ok(()) | Err(maps::MapError::KeyNotFound) => {}
-                Err(error) => match super::failure::errno(&error) {
+                Err(error) => match errno(&error) {
                     Some(libc::ENOENT) => {}
                     _ => return Err(failed(format!("remove from the map {AFFINITY}"), error)),
                 },

@@ -74,11 +74,18 @@ impl State {
     pub(super) fn claim(&mut self, id: &ObjectId, entries: &[Entry]) -> bool {
         let mut complete = true;
         for entry in entries {
-            self.owners.insert(entry.key(), id.clone());
+            self.own(entry, id);
             complete &= self.holds(entry);
         }
         self.objects.insert(id.clone(), entries.iter().map(Entry::key).collect());
         complete
+    }
+
+    fn own(&mut self, entry: &Entry, id: &ObjectId) {
+        self.owners.insert(entry.key(), id.clone());
+        if let (Entry::Service(key, _), ObjectId::Service(service)) = (entry, id) {
+            self.kernel.services.name(key, service);
+        }
     }
 
     /// Notes that an object stands for the group; true if it is as it should be.
@@ -133,7 +140,7 @@ impl State {
     pub(super) async fn set(&mut self, id: &ObjectId, entries: &[Entry]) -> Result<(), Error> {
         for entry in entries {
             self.put(entry).await?;
-            self.owners.insert(entry.key(), id.clone());
+            self.own(entry, id);
         }
         let keys: Vec<EntryKey> = entries.iter().map(Entry::key).collect();
         let before = self.objects.insert(id.clone(), keys.clone()).unwrap_or_default();

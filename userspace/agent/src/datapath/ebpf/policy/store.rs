@@ -17,8 +17,8 @@ use crate::datapath::{
     Error,
     ebpf::{
         batch::{BatchMap, wait_for_programs},
-        events::RuleNames,
         failure::{errno, failed},
+        names::RuleNames,
         table::Writes,
     },
 };
@@ -218,25 +218,6 @@ impl Policies {
             }
         }
         Ok(())
-    }
-
-    /// What rules have decided since they are there; those that never did are left out.
-    pub(in super::super) fn counts(&self) -> Result<Vec<(RuleId, RuleCount)>, Error> {
-        let names: HashMap<u32, &RuleId> =
-            self.named.values().flatten().map(|(name, number)| (*number, name)).collect();
-        let mut counts = vec![];
-        for entry in self.counts.iter() {
-            let (number, per_cpu) = entry.map_err(unreadable)?;
-            let sum = per_cpu.iter().fold(RuleCount::default(), |sum, count| RuleCount {
-                packets: sum.packets + count.packets,
-                bytes: sum.bytes + count.bytes,
-            });
-            if let Some(name) = names.get(&number) {
-                counts.push(((*name).clone(), sum));
-            }
-        }
-        counts.sort_unstable_by(|a, b| a.0.cmp(&b.0));
-        Ok(counts)
     }
 
     /// How many groups, sets, and entries of sets there are.

@@ -1,0 +1,105 @@
+//! What packets have left behind: counts of rules and services, and how full the maps are that the programs fill.
+
+use aya::{Pod, maps::MapData, util::nr_cpus};
+use contiv_abi::{
+    AffinityEntry, AffinityKey, Flow, FlowKey, FragmentKey, FragmentPorts, ServiceCount, TimedFlow,
+    maps::{AFFINITY, FLOWS, FRAGMENTS, METERS, NEW_FLOWS, RULE_COUNTS, SERVICE_COUNTS},
+    policy::{Meter, MeterKey, RuleCount},
+};
+
+use super::{
+    batch,
+    failure::failed,
+    kernel::open_data,
+    names::{RuleNames, ServiceNames},
+    pins::Pins,
+};
+use crate::datapath::{
+    Error, Fill,
+    sight::{Served, Tallies, Traffic},
+};
+
+/// Reads them; nothing is written by it.
+pub(super) fn read(pins: &Pins, rules: &RuleNames, services: &ServiceNames) -> Result<Tallies, Error> {
+    let cpus = nr_cpus().map_err(|(_, error)| failed("count the CPUs", error))?;
+    let by_rule = sums(pins, RULE_COUNTS, cpus, |counts: &[RuleCount]| {
+        traffic(counts.iter().map(|count| (count.packets, count.bytes)))
+    })?;
+    let by_service = sums(pins, SERVICE_COUNTS, cpus, served)?;
+    let mut tables = vec![
+        fill::<FlowKey, TimedFlow>(pins, FLOWS, 1)?,
+        fill::<FlowKey, Flow>(pins, NEW_FLOWS, 1)?,
+        fill::<FragmentKey, FragmentPorts>(pins, FRAGMENTS, 1)?,
+        fill::<AffinityKey, AffinityEntry>(pins, AFFINITY, 1)?,
+        fill::<MeterKey, Meter>(pins, METERS, 1)?,
+    ];
+    for (table, counts) in [(RULE_COUNTS, by_rule.len()), (SERVICE_COUNTS, by_service.len())] {
+        tables.push(Fill { table, entries: counts, room: room(table, &open_data(pins, table)?)? });
+    }
+    let (mut rules, mut services) = (rules.named(by_rule), services.named(by_service));
+    rules.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+    services.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+    Ok(Tallies { rules, services, tables })
+}
+
+fn traffic(counts: impl Iterator<Item = (u64, u64)>) -> Traffic {
+    counts.fold(Traffic::default(), |sum, (packets, bytes)| Traffic {
+        packets: sum.packets + packets,
+        bytes: sum.bytes + bytes,
+    })
+}
+
+fn served(counts: &[ServiceCount]) -> Served {
+    let side = |side: usize| traffic(counts.iter().map(|count| (count.packets[side], count.bytes[side])));
+    Served {
+        connections: counts.iter().map(|count| count.connections).sum(),
+        to_backends: side(0),
+        to_clients: side(1),
+    }
+}
+
+/// The entries of a map that each CPU has its own values in, summed up.
+fn sums<V: Pod, S>(
+    pins: &Pins,
+    name: &'static str,
+    cpus: usize,
+    sum: impl Fn(&[V]) -> S,
+) -> Result<Vec<(u32, S)>, Error> {
+    // The kernel gives out each CPU's value rounded up to eight bytes.
+    const { assert!(size_of::<V>().is_multiple_of(8)) };
+    let mut counts = vec![];
+    batch::read(name, &open_data(pins, name)?, cpus, |number, values| {
+        counts.push((number, sum(values)));
+        true
+    })?;
+    Ok(counts)
+}
+
+/// Entries that are counted one by one; of more than these, the number is an estimate.
+const SAMPLE: usize = 16_384;
+
+/// How full a map is that the programs fill.
+///
+/// The kernel tells nobody how many entries a map has, and to walk a million takes a second. Hashes spread evenly over
+/// the buckets, so the first buckets tell how many there are in all: within 1 in 100 in two cases of three, since the
+/// number in a share of the buckets varies by its square root.
+fn fill<K: Pod, V: Pod>(pins: &Pins, table: &'static str, copies: usize) -> Result<Fill, Error> {
+    let map = open_data(pins, table)?;
+    let room = room(table, &map)?;
+    let mut entries = 0;
+    let stopped = batch::read(table, &map, copies, |_: K, _: &[V]| {
+        entries += 1;
+        entries < SAMPLE
+    })?;
+    if let Some(buckets) = stopped {
+        // As the kernel does (`htab_map_alloc`).
+        let all = room.next_power_of_two();
+        entries = (entries * all / (buckets as usize).max(1)).min(room);
+    }
+    Ok(Fill { table, entries, room })
+}
+
+fn room(name: &'static str, map: &MapData) -> Result<usize, Error> {
+    let info = map.info().map_err(|error| failed(format!("look at the map {name}"), error))?;
+    Ok(info.max_entries() as usize)
+}

@@ -1,0 +1,168 @@
+//! What packets leave behind: counts by name, and how full the tables are.
+
+use std::time::Instant;
+
+use anyhow::{Context as _, Result};
+use aya::maps::{HashMap, Map, MapData};
+use contiv_abi::{
+    Address, Be16, Flow, FlowKey, Judged, Segment, TCP, TimedFlow, Tuple, bpf_timer,
+    maps::{FLOWS, FROM_POD, METERS, NEW_FLOWS, SERVICE_COUNTS},
+};
+use contiv_model::service::{Protocol, Readiness};
+use netplugin::datapath::{
+    Datapath as _, Object, ObjectId,
+    sight::{Served, ServicePort, Tallies, Traffic},
+};
+use testkit::{
+    needs,
+    packet::{Packet, tcp_flags},
+};
+
+use crate::{
+    node::{Node, Pod, Who, network, vxlan},
+    run::run,
+    services::service,
+};
+
+const HERE: Who = Who(1);
+const OTHER: Who = Who(2);
+const VIP: Who = Who(250);
+
+struct Rig {
+    node: Node,
+    client: Pod,
+    server: Pod,
+}
+
+fn rig(label: &str) -> Result<Rig> {
+    let mut node = Node::new(label)?;
+    let n1 = network("n1.t", vxlan(10_001));
+    node.want_network(&n1);
+    node.want(Object::Service(service(VIP.ip().into(), &[(OTHER.ip().into(), Readiness::Ready)])));
+    let (client, server) = (node.pod(&n1, HERE)?, node.pod(&n1, OTHER)?);
+    node.converge()?;
+    Ok(Rig { node, client, server })
+}
+
+impl Rig {
+    /// A connection with `rounds` packets each way.
+    fn connect(&self, port: u16, rounds: usize) -> Result<()> {
+        for round in 0..rounds {
+            let (ask, answer) = if round == 0 {
+                (tcp_flags::SYN, tcp_flags::SYN | tcp_flags::ACK)
+            } else {
+                (tcp_flags::ACK, tcp_flags::ACK)
+            };
+            let there = Packet::eth(VIP.mac(), HERE.mac()).ipv4(HERE.ip(), VIP.ip()).tcp(port, 80, ask);
+            run(&self.node, FROM_POD, &self.client.local.port, &there.build())?;
+            let back = Packet::eth(HERE.mac(), OTHER.mac()).ipv4(OTHER.ip(), HERE.ip());
+            let back = back.tcp(8080, port, answer).payload(b"answer");
+            run(&self.node, FROM_POD, &self.server.local.port, &back.build())?;
+        }
+        Ok(())
+    }
+}
+
+fn entries(tallies: &Tallies, table: &str) -> usize {
+    tallies.tables.iter().find(|fill| fill.table == table).map_or(usize::MAX, |fill| fill.entries)
+}
+
+#[test]
+fn a_service_is_counted_by_its_name_and_as_its_flows_are() -> Result<()> {
+    needs!(root());
+    let mut rig = rig("tally-svc")?;
+    assert_eq!(rig.node.datapath.tallies()?.services, []);
+    rig.connect(4000, 3)?;
+    rig.connect(4001, 1)?;
+    let web = ServicePort { service: "web:t".into(), protocol: Protocol::Tcp, port: 80 };
+    let traffic = |packets, len| Traffic { packets, bytes: packets * len };
+    let served = Served { connections: 2, to_backends: traffic(4, 54), to_clients: traffic(4, 60) };
+    let tallies = rig.node.datapath.tallies()?;
+    assert_eq!(tallies.services, [(web.clone(), served)]);
+    assert_eq!(entries(&tallies, SERVICE_COUNTS), 1);
+    // A flow and its alias each.
+    assert_eq!(
+        (entries(&tallies, FLOWS), entries(&tallies, NEW_FLOWS), entries(&tallies, METERS)),
+        (4, 0, 0)
+    );
+    // What `/svcstats` goes by.
+    let connections = rig.node.datapath.watcher().context("no watcher")?.connections()?;
+    let sum = connections.iter().fold((0, 0), |(there, back), connection| {
+        (there + connection.to_backend.bytes, back + connection.to_client.bytes)
+    });
+    assert_eq!(sum, (served.to_backends.bytes, served.to_clients.bytes));
+    let inside = rig.node.datapath.inspect();
+    assert_eq!(inside["services"]["web:t:TCP:80"]["connections"], 2);
+    assert_eq!(inside["services"]["web:t:TCP:80"]["in"]["packets"], 4);
+    assert_eq!(inside["entriesOfPackets"]["ctv_ct"], 4);
+
+    // Another process counts on.
+    rig.node.restart();
+    rig.node.observe()?;
+    rig.connect(4002, 1)?;
+    assert_eq!(
+        rig.node.datapath.tallies()?.services,
+        [(web, Served { connections: 3, to_backends: traffic(5, 54), to_clients: traffic(5, 60) })]
+    );
+    // The counts go with the service; flows that go on bring none back.
+    rig.node.desired.remove(&ObjectId::Service("web:t".into()));
+    rig.node.converge()?;
+    rig.connect(4000, 1)?;
+    let tallies = rig.node.datapath.tallies()?;
+    assert_eq!((tallies.services, entries(&rig.node.datapath.tallies()?, SERVICE_COUNTS)), (vec![], 0));
+    Ok(())
+}
+
+/// A flow of nobody, as unlike others as its number.
+fn stranger(number: u32) -> (FlowKey, TimedFlow) {
+    let tuple = Tuple {
+        source: Address::v4(number.to_be_bytes()),
+        destination: Address::v4([10, 1, 1, 2]),
+        source_port: Be16::new(number as u16),
+        destination_port: Be16::new(80),
+        protocol: TCP,
+        zero: [0; 3],
+    };
+    let flow = Flow {
+        packets: [0; 2],
+        bytes: [0; 2],
+        nat_ip: Address::default(),
+        nat_port: Be16::new(0),
+        nat_client_port: Be16::new(0),
+        seen: 0,
+        made: 0,
+        service: 0,
+        outward: Judged::default(),
+        inward: Judged::default(),
+        flags: 0,
+        origin_is_low: 0,
+        tcp: [0; 2],
+        groups: [0; 2],
+    };
+    let timed = TimedFlow { flow, timer: bpf_timer::default() };
+    (FlowKey::new(Segment::vxlan(99), &tuple, FlowKey::FLOW), timed)
+}
+
+#[test]
+fn a_table_with_many_flows_is_not_read_as_a_whole_and_its_size_is_known_all_the_same() -> Result<()> {
+    needs!(root());
+    const FLOWS_THERE: usize = 100_000;
+    let rig = rig("tally-many")?;
+    let pin = rig.node.datapath.maps_directory().join(FLOWS);
+    let mut map: HashMap<MapData, FlowKey, TimedFlow> =
+        Map::from_map_data(MapData::from_pin(pin)?)?.try_into()?;
+    for number in 0..FLOWS_THERE {
+        let (key, value) = stranger(number as u32);
+        map.insert(key, value, 0)?;
+        // Up to the sample, each is counted.
+        if number == 9_999 {
+            assert_eq!(entries(&rig.node.datapath.tallies()?, FLOWS), 10_000);
+        }
+    }
+    let started = Instant::now();
+    let counted = entries(&rig.node.datapath.tallies()?, FLOWS);
+    println!("{counted} of {FLOWS_THERE} flows counted in {:?}", started.elapsed());
+    // Seven times what chance does.
+    assert!(counted.abs_diff(FLOWS_THERE) < FLOWS_THERE * 7 / 128, "{counted}");
+    Ok(())
+}
