@@ -11,6 +11,7 @@ use anyhow::{Context as _, Result};
 use aya::{
     maps::MapData,
     programs::{SchedClassifier, TestRun as _, TestRunOptions},
+    sys::{Stats, enable_stats},
 };
 
 use super::assembled::{self, Kind};
@@ -41,6 +42,41 @@ impl Target {
         };
         let result = self.program.test_run(options).context("run a frame")?;
         Ok((result.return_value, result.duration))
+    }
+}
+
+/// The programs of agents, and for how long they ran.
+pub(super) struct Clocked(Vec<SchedClassifier>);
+
+impl Clocked {
+    /// All of these programs that are pinned below these folders.
+    pub(super) fn open(folders: &[&Path], names: &[&str]) -> Result<Clocked> {
+        let mut programs = vec![];
+        for folder in folders {
+            for name in names {
+                let pin = find(folder, name)?;
+                programs.push(
+                    SchedClassifier::from_pin(&pin).with_context(|| format!("open {}", pin.display()))?,
+                );
+            }
+        }
+        Ok(Clocked(programs))
+    }
+
+    /// For how long they run during some work, and how often. The kernel counts only meanwhile, for that costs time.
+    pub(super) fn during(&self, work: impl FnOnce() -> Result<()>) -> Result<(Duration, u64)> {
+        let _counting = enable_stats(Stats::RunTime).context("count how long programs run")?;
+        let before = self.sum()?;
+        work()?;
+        let after = self.sum()?;
+        Ok((after.0 - before.0, after.1 - before.1))
+    }
+
+    fn sum(&self) -> Result<(Duration, u64)> {
+        self.0.iter().try_fold((Duration::ZERO, 0), |(time, runs), program| {
+            let info = program.info()?;
+            Ok((time + info.run_time(), runs + info.run_count()))
+        })
     }
 }
 

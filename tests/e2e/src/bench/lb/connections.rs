@@ -14,7 +14,11 @@ use super::{
     routed::{Routed, Rules},
 };
 use crate::{
-    bench::{Report, latency::Latency, pinned::median},
+    bench::{
+        Report,
+        latency::Latency,
+        pinned::{Clocked, median},
+    },
     interrupt,
     progress::step,
     traffic::{Processors, Route},
@@ -24,7 +28,7 @@ use crate::{
 #[group(skip)]
 pub(super) struct Options {
     /// Services that each side has while connections to one of them are measured
-    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u16).range(2..=30_000))]
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u16).range(3..=30_000))]
     among: u16,
     /// How long each measurement of connections takes
     #[arg(long, default_value_t = 2.0)]
@@ -54,7 +58,15 @@ struct Side {
     route: Route,
     /// What it took until the services were there.
     load: Option<Duration>,
+    programs: Option<Programs>,
     rounds: Vec<Figures>,
+}
+
+/// What our programs do for one connection, measured apart from all else: to measure it takes time, too.
+#[derive(Debug, Clone, Copy, Serialize)]
+struct Programs {
+    us: f64,
+    runs: f64,
 }
 
 #[derive(Debug, Clone, Copy, Default, Serialize)]
@@ -90,6 +102,7 @@ struct Row {
     of_direct: Figures,
     /// Of a node that routes and has no rules.
     of_routed: Figures,
+    programs: Option<Programs>,
     load_s: Option<f64>,
 }
 
@@ -123,6 +136,10 @@ pub(super) fn measure(options: &Options, rounds: usize) -> Result<Connections> {
         })?;
         sides.iter_mut().zip(found).for_each(|(side, figures)| side.rounds.push(figures));
     }
+    let programs = lab.programs()?;
+    for side in sides.iter_mut().filter(|side| side.direct != ROUTED) {
+        side.programs = Some(side.clock(&programs, together, duration)?);
+    }
     let report = Connections {
         services: options.among,
         endpoints: BACKENDS,
@@ -155,7 +172,7 @@ fn ours(lab: &Lab) -> Result<Vec<Side>> {
             servers: servers.listeners(),
             processors: None,
         };
-        Side { name: name.to_owned(), direct, route, load, rounds: vec![] }
+        Side { name: name.to_owned(), direct, route, load, programs: None, rounds: vec![] }
     };
     Ok(ways.map(side).into())
 }
@@ -176,8 +193,14 @@ fn peers(services: usize) -> Result<(Vec<Routed>, Vec<String>)> {
 }
 
 fn theirs(routed: &Routed, services: usize) -> Result<Vec<Side>> {
-    let side =
-        |name: &str, route, load| Side { name: name.to_owned(), direct: ROUTED, route, load, rounds: vec![] };
+    let side = |name: &str, route, load| Side {
+        name: name.to_owned(),
+        direct: ROUTED,
+        route,
+        load,
+        programs: None,
+        rounds: vec![],
+    };
     let (load, name) = (Some(routed.load), routed.rules.name());
     Ok(match routed.rules {
         Rules::None => vec![side(ROUTED, routed.direct()?, None)],
@@ -222,6 +245,16 @@ fn run_round(
 }
 
 impl Side {
+    fn clock(&self, programs: &Clocked, processors: Processors, duration: Duration) -> Result<Programs> {
+        let mut connections = 0;
+        let (time, runs) = programs.during(|| {
+            connections = self.on(processors).exchanges(duration)?.len();
+            Ok(())
+        })?;
+        let each = |sum: f64| sum / connections as f64;
+        Ok(Programs { us: each(time.as_secs_f64() * 1e6), runs: each(runs as f64) })
+    }
+
     fn on(&self, processors: Processors) -> Route {
         Route { processors: Some(processors), ..self.route.clone() }
     }
@@ -233,6 +266,7 @@ fn rows(sides: &[Side]) -> Vec<Row> {
         figures: Figures::of(|pick| median(side.rounds.iter().map(pick).collect())),
         of_direct: ratios(sides, side, side.direct),
         of_routed: ratios(sides, side, ROUTED),
+        programs: side.programs,
         load_s: side.load.map(|load| load.as_secs_f64()),
     };
     sides.iter().map(row).collect()
@@ -304,9 +338,11 @@ impl Report for Connections {
             "of direct",
             "of routed",
             "p99 µs",
+            "our programs µs",
+            "runs",
             "services there after s",
         ]);
-        for Row { side, figures, of_direct, of_routed, load_s } in &self.rows {
+        for Row { side, figures, of_direct, of_routed, programs, load_s } in &self.rows {
             table.add_row([
                 side.clone(),
                 format!("{:.2}", figures.gigabits_per_second),
@@ -318,6 +354,8 @@ impl Report for Connections {
                 format!("{:.2}", of_direct.p50_us),
                 format!("{:.2}", of_routed.p50_us),
                 format!("{:.1}", figures.p99_us),
+                programs.map(|programs| format!("{:.2}", programs.us)).unwrap_or_default(),
+                programs.map(|programs| format!("{:.1}", programs.runs)).unwrap_or_default(),
                 load_s.map(|load| format!("{load:.2}")).unwrap_or_default(),
             ]);
         }

@@ -1,13 +1,13 @@
 //! Pods and services of two eBPF nodes.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, path::Path, time::Duration};
 
 use anyhow::{Context as _, Result};
 use testkit::Netns;
 
 use super::packets::{self, BACKENDS, Bench, runtime};
 use crate::{
-    bench::network,
+    bench::{network, pinned::Clocked},
     cluster::{Cluster, Datapath, Encap, Network, Node, Pod, Shape, StoreKind},
     progress::step,
 };
@@ -54,6 +54,12 @@ impl Lab {
         let near = Backends { pods: near, service: services - 2 };
         let far = Backends { pods: far, service: services - 1 };
         Ok(Lab { client, near, far, load, cluster })
+    }
+
+    /// The programs on all ways of pods.
+    pub(super) fn programs(&self) -> Result<Clocked> {
+        let pins: Vec<&Path> = self.cluster.nodes.iter().map(Node::pins).collect();
+        Clocked::open(&pins, &["ctv_from_pod", "ctv_from_vxlan"])
     }
 
     pub(super) fn shut_down(self) -> Result<()> {
