@@ -11,7 +11,7 @@
 //! state    which entries are there, and for whom; put, take, sweep
 //! kernel   the maps and programs; roster: the flood lists inside the maps; table: one map
 //! services the ports of services, and the rings of backends that they lead to; ring, arena, mapping: pieces
-//! hook     programs on interfaces; device: interfaces; pins: the file system
+//! hook     programs on interfaces; filter: where there is no TCX; device: interfaces; pins: the file system
 //! ```
 
 use std::{
@@ -33,6 +33,7 @@ mod device;
 mod encode;
 mod events;
 mod failure;
+mod filter;
 mod hook;
 mod inside;
 mod kernel;
@@ -226,14 +227,23 @@ impl Ebpf {
                 state.set(&id, &entries).await
             }
             Op::Delete(id) => state.delete(id),
-            Op::Sweep => state.sweep().and_then(|()| self.retire()),
+            Op::Sweep => {
+                state.sweep()?;
+                self.retire().await
+            }
         }
     }
 
     /// What an agent with another layout of the maps has left has forwarded until now, when ours know everything
-    /// that theirs did. Its links come first on each interface; without them the programs behind have the frames.
-    fn retire(&self) -> Result<(), Error> {
-        for old in self.pins.of_other_layouts() {
+    /// that theirs did. Its programs come first on each interface; without them those behind have the frames.
+    async fn retire(&self) -> Result<(), Error> {
+        let others = self.pins.of_other_layouts();
+        if others.is_empty() {
+            return Ok(());
+        }
+        // Before the pins, which are what tells that there is something to retire.
+        self.hooks.retire(&Netlink::open()?).await?;
+        for old in others {
             let removed = old.remove_all()?;
             (0..removed).for_each(|_| self.writes.count());
         }
@@ -419,7 +429,7 @@ impl Datapath for Ebpf {
                 }
             }
         }
-        outcome = outcome.and(self.retire());
+        outcome = outcome.and(self.retire().await);
         outcome = outcome.and(self.pins.remove_all().map(|removed| {
             (0..removed).for_each(|_| self.writes.count());
         }));

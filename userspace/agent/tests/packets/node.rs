@@ -123,10 +123,16 @@ impl Node {
 
     /// A node with a link for tunnels, and one for VLANs, to a node made the same way.
     pub(crate) fn pair(label: &str) -> Result<(Node, Node)> {
+        Node::pair_with(label, |_| {})
+    }
+
+    /// `adjust` changes the options of both.
+    pub(crate) fn pair_with(label: &str, adjust: impl Fn(&mut Options)) -> Result<(Node, Node)> {
         let node = |n: u8| {
             Node::with(&format!("{label}{n}"), |options| {
                 options.vtep = Some(vtep(n));
                 options.uplink = Some("trunk".into());
+                adjust(options);
             })
         };
         let (a, b) = (node(1)?, node(2)?);

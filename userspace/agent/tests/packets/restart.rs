@@ -2,9 +2,17 @@
 
 use std::{fs, time::Duration};
 
-use anyhow::Result;
-use contiv_abi::ABI_VERSION;
-use netplugin::datapath::{Datapath as _, Object, ObjectId, Op, Peer};
+use anyhow::{Context as _, Result};
+use aya::programs::{
+    SchedClassifier, TcAttachType,
+    links::Link as _,
+    tc::{NlOptions, SchedClassifierLink, TcAttachOptions, TcHandle},
+};
+use contiv_abi::{
+    ABI_VERSION,
+    maps::{ALL, FROM_OVERLAY, FROM_POD, FROM_UPLINK},
+};
+use netplugin::datapath::{Datapath as _, Object, ObjectId, Op, Peer, ebpf::Attachment};
 use testkit::{Pinger, needs, wait_until};
 
 use crate::node::{Node, Pod, Who, network, runtime, vtep, vxlan};
@@ -80,7 +88,7 @@ fn another_build_takes_over_in_place() -> Result<()> {
 }
 
 fn program_id(node: &Node) -> Result<u32> {
-    Ok(aya::programs::SchedClassifier::from_pin(node.pin(contiv_abi::maps::FROM_POD))?.info()?.id())
+    Ok(SchedClassifier::from_pin(node.pin(FROM_POD))?.info()?.id())
 }
 
 #[test]
@@ -148,28 +156,127 @@ fn a_program_that_was_taken_off_is_put_back() -> Result<()> {
     Ok(())
 }
 
+/// As if all that there is on the node were of the layout before.
+fn age(node: &mut Node, links: &[&str]) -> Result<()> {
+    let (ours, theirs) = (format!("v{ABI_VERSION}"), format!("v{}", ABI_VERSION - 1));
+    if node.datapath.inspect()["attachment"] == "clsact" {
+        // The handle tells the layout.
+        let [ours, theirs] = [0xbe, 0xbd].map(|layout_0| TcHandle::new(0, layout_0 + ABI_VERSION as u16));
+        for link in links {
+            let pin = node.pin(if link.starts_with("vvport") { FROM_POD } else { FROM_OVERLAY });
+            let shown = node.ns.output("tc", &["filter", "show", "dev", link, "ingress"])?;
+            let words = || shown.split_whitespace();
+            let priority = words().skip_while(|word| *word != "pref").nth(1).context("no filter")?.parse()?;
+            node.ns.run(|| {
+                let mut program = SchedClassifier::from_pin(pin)?;
+                let options = NlOptions { priority, handle: theirs, classid: None };
+                let options = TcAttachOptions::Netlink(options);
+                let id = program.attach_with_options(link, TcAttachType::Ingress, options)?;
+                std::mem::forget(program.take_link(id)?);
+                let ours = SchedClassifierLink::attached(link, TcAttachType::Ingress, priority, ours, None)?;
+                Ok(ours.detach()?)
+            })?;
+        }
+    }
+    fs::rename(node.bpf_root().join(&ours), node.bpf_root().join(&theirs))?;
+    node.restart();
+    Ok(())
+}
+
+/// Another layout takes over from the one before, and no ping is lost.
+fn takes_over(node: &mut Node, links: &[&str], from: &Pod, to: &Pod) -> Result<()> {
+    let pinger = Pinger::start(&from.ns, to.ip(), Duration::from_millis(5))?;
+    wait_until(Duration::from_secs(5), "pings", || Ok((pinger.answers() > 20).then_some(())))?;
+    age(node, links)?;
+    node.converge()?;
+    let layouts: Vec<_> = fs::read_dir(node.bpf_root())?
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .filter(|name| name.starts_with('v'))
+        .collect();
+    assert_eq!(layouts, [format!("v{ABI_VERSION}")]);
+    let answers = pinger.answers();
+    let more = || Ok((pinger.answers() > answers + 20).then_some(()));
+    wait_until(Duration::from_secs(5), "more pings", more)?;
+    let ping = pinger.finish(Duration::from_secs(5))?;
+    assert_eq!(ping.lost(), 0, "{ping:?}");
+    for link in links {
+        wait_until(Duration::from_secs(5), "one program", || Ok((attached(node, link)? == 1).then_some(())))?;
+    }
+    Ok(())
+}
+
 #[test]
 fn what_an_older_layout_left_forwards_until_ours_is_filled() -> Result<()> {
     needs!(root(), binary("ping"));
     for attachment in [|_: &mut _| {}, Node::clsact] {
         let (mut node, pods) = node_with_pods("layout", attachment)?;
         node.converge()?;
-        let pinger = Pinger::start(&pods[0].ns, pods[1].ip(), Duration::from_millis(10))?;
-        wait_until(Duration::from_secs(5), "pings", || Ok((pinger.answers() > 20).then_some(())))?;
-        // As if all that there is were of the layout before.
-        let (ours, theirs) = (format!("v{ABI_VERSION}"), format!("v{}", ABI_VERSION - 1));
-        fs::rename(node.bpf_root().join(&ours), node.bpf_root().join(&theirs))?;
+        for _ in 0..2 {
+            takes_over(&mut node, &["vvport1", "vvport2", "vvport3", "contivvx0"], &pods[0], &pods[1])?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn what_comes_by_a_tunnel_is_forwarded_by_an_older_layout_until_ours_is_filled() -> Result<()> {
+    needs!(root(), binary("ping"));
+    for attachment in [Attachment::Auto, Attachment::Clsact] {
+        let (mut a, mut b) = Node::pair_with("layout", |options| options.attachment = attachment)?;
+        let n1 = network("n1.t", vxlan(10_001));
+        let (pod_a, pod_b) = (a.pod(&n1, Who(1))?, b.pod(&n1, Who(2))?);
+        a.want_network(&n1).want_peer(2).want(Object::Remote(pod_b.who.remote(&n1, Some(vtep(2)))));
+        b.want_network(&n1).want_peer(1).want(Object::Remote(pod_a.who.remote(&n1, Some(vtep(1)))));
+        // So many that the maps take a while to be filled.
+        for n in 0..2000_u32 {
+            let mut remote = Who(9).remote(&n1, Some(vtep(1)));
+            (remote.id, remote.ip6) = (format!("n1.t-far{n}").as_str().into(), None);
+            remote.ip = std::net::Ipv4Addr::from(0x0a02_0000 + n);
+            remote.mac = contiv_model::mac::Mac::of_endpoint(remote.ip);
+            b.want(Object::Remote(remote));
+        }
+        a.converge()?;
+        b.converge()?;
+        for _ in 0..3 {
+            takes_over(&mut b, &["vvport1", "contivvx0"], &pod_a, &pod_b)?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn pins_of_a_first_start_that_did_not_end_are_adopted() -> Result<()> {
+    needs!(root(), binary("ping"));
+    let (mut node, pods) = node_with_pods("half", |_| {})?;
+    node.converge()?;
+    let programs = [FROM_POD, FROM_OVERLAY, FROM_UPLINK];
+    let order: Vec<String> = ALL
+        .iter()
+        .map(|map| format!("maps/{map}"))
+        .chain(programs.iter().map(|program| format!("programs/{program}")))
+        .collect();
+    // Killed after so many pins; and before the last word, when all are there.
+    for made in [1, 7, ALL.len() - 1, ALL.len(), ALL.len() + 1, order.len() - 1, order.len()] {
+        let folder = node.bpf_root().join(format!("v{ABI_VERSION}/node"));
+        for pin in &order[made..] {
+            fs::remove_file(folder.join(pin))?;
+        }
+        for link in fs::read_dir(folder.join("links"))? {
+            fs::remove_file(link?.path())?;
+        }
+        if made >= ALL.len() {
+            let build = folder.join("maps/ctv_build");
+            let mut map: aya::maps::Array<_, [u8; 16]> =
+                aya::maps::Map::from_map_data(aya::maps::MapData::from_pin(build)?)?.try_into()?;
+            map.set(0, [0; 16], 0)?;
+        }
         node.restart();
         node.converge()?;
-        assert!(node.bpf_root().join(&ours).exists() && !node.bpf_root().join(&theirs).exists());
-        let answers = pinger.answers();
-        let more = || Ok((pinger.answers() > answers + 20).then_some(()));
-        wait_until(Duration::from_secs(5), "more pings", more)?;
-        let ping = pinger.finish(Duration::from_secs(5))?;
-        assert_eq!(ping.lost(), 0, "{ping:?}");
-        wait_until(Duration::from_secs(5), "one program", || {
-            Ok((attached(&node, &pods[0].local.port)? == 1).then_some(()))
-        })?;
+        let ping = pods[0].ns.ping(pods[1].ip(), 3, Duration::from_millis(10))?;
+        assert_eq!(ping.received, 3, "after {made} pins");
+        node.restart();
+        node.observe()?;
+        assert_eq!(node.datapath.writes(), 0, "after {made} pins");
     }
     Ok(())
 }
@@ -306,7 +413,6 @@ fn cleanup_leaves_nothing() -> Result<()> {
 
 /// How many programs are on the ingress of a link, either way.
 fn attached(node: &Node, link: &str) -> Result<usize> {
-    use aya::programs::{SchedClassifier, TcAttachType};
     // An older kernel does not know the question.
     let tcx = node.ns.run(|| Ok(SchedClassifier::query_tcx(link, TcAttachType::Ingress)))?;
     let tcx = tcx.map_or(0, |(_, programs)| programs.len());

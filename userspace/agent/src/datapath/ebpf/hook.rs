@@ -10,19 +10,16 @@ use aya::{
     programs::{
         LinkOrder, ProgramError, SchedClassifier, TcAttachType,
         links::{FdLink, PinnedLink},
-        tc::{
-            self, NlOptions, SchedClassifierLink, SchedClassifierLinkId, TcAttachOptions, TcError, TcHandle,
-        },
+        tc::{self, SchedClassifierLink, SchedClassifierLinkId, TcAttachOptions, TcError},
     },
     util::KernelVersion,
 };
 use contiv_abi::maps;
-use futures::TryStreamExt as _;
-use rtnetlink::packet_route::tc::{TcAttribute, TcFilterBpfOption, TcOption};
 
 use super::{
-    device::Netlink,
+    device::{self, Netlink},
     failure::{errno, failed},
+    filter,
     pins::Pins,
     table::Writes,
 };
@@ -94,10 +91,6 @@ impl Role {
 const LET_GO_WITHIN: Duration = Duration::from_secs(2);
 const ASK_AGAIN_AFTER: Duration = Duration::from_millis(2);
 
-/// Ours among the filters of an interface.
-const PRIORITY: u16 = 0xc0;
-const HANDLE: TcHandle = TcHandle::new(0, 0xc0);
-
 /// Attaches and detaches, one way or the other.
 #[derive(Clone, Debug)]
 pub(super) struct Hooks {
@@ -141,7 +134,7 @@ impl Hooks {
                 };
                 Ok(programs.iter().any(|program| program.id() == id))
             }
-            Attachment::Clsact => Ok(filter_programs(netlink, ifindex).await?.contains(&id)),
+            Attachment::Clsact => Ok(filter::on(netlink, ifindex).await?.iter().any(|is| is.program == id)),
         }
     }
 
@@ -166,7 +159,10 @@ impl Hooks {
                 link.pin(&path).map_err(|error| failed(what(), error))?;
                 Ok(())
             }
-            Attachment::Clsact => attach_filter(program, interface).map_err(|error| failed(what(), error)),
+            Attachment::Clsact => {
+                let there = filter::on(&Netlink::open()?, ifindex).await?;
+                filter::attach(program, interface, &there).map_err(|error| failed(what(), error))
+            }
         }
     }
 
@@ -191,6 +187,24 @@ impl Hooks {
                 Ok(())
             }
         }
+    }
+
+    /// Takes the filters of other layouts of the maps off every interface.
+    pub(super) async fn retire(&self, netlink: &Netlink) -> Result<(), Error> {
+        if self.attachment != Attachment::Clsact {
+            return Ok(());
+        }
+        for interface in netlink.names().await? {
+            let Some(ifindex) = device::ifindex(&interface) else { continue };
+            for old in
+                filter::on(netlink, ifindex).await?.iter().filter(|filter| filter.is_of_another_layout())
+            {
+                self.writes.count();
+                old.detach(&interface)
+                    .map_err(|error| failed(format!("take an older program off {interface}"), error))?;
+            }
+        }
+        Ok(())
     }
 
     /// The pinned links, by role and interface index.
@@ -245,59 +259,6 @@ fn replace_link(
     // Only our handle of it goes; the pin keeps the link.
     drop(program.take_link(id)?);
     Ok(())
-}
-
-fn attach_filter(
-    program: &mut SchedClassifier,
-    interface: &str,
-) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-    match tc::qdisc_add_clsact(interface) {
-        Err(error) if errno(&error) != Some(libc::EEXIST) && !matches!(error, TcError::AlreadyAttached) => {
-            return Err(error.into());
-        }
-        _ => {}
-    }
-    let options = TcAttachOptions::Netlink(NlOptions { priority: PRIORITY, handle: HANDLE, classid: None });
-    let id = match program.attach_with_options(interface, TcAttachType::Ingress, options) {
-        Ok(id) => id,
-        Err(error) if errno(&error) == Some(libc::EEXIST) => {
-            let ours =
-                SchedClassifierLink::attached(interface, TcAttachType::Ingress, PRIORITY, HANDLE, None)?;
-            program.attach_to_link(ours)?
-        }
-        Err(error) => return Err(error.into()),
-    };
-    // Dropping it would detach the program; the filter is to stay.
-    std::mem::forget(program.take_link(id)?);
-    Ok(())
-}
-
-/// The ids of the programs in the ingress filters of an interface.
-async fn filter_programs(netlink: &Netlink, ifindex: u32) -> Result<Vec<u32>, Error> {
-    let what = || format!("list the filters of interface {ifindex}");
-    let index = i32::try_from(ifindex).map_err(|error| failed(what(), error))?;
-    let filters: Result<Vec<_>, _> =
-        netlink.handle().traffic_filter(index).get().ingress().execute().try_collect().await;
-    let filters = match filters {
-        Ok(filters) => filters,
-        // No clsact qdisc there, or no interface any more.
-        Err(error) if matches!(errno(&error), Some(libc::EINVAL | libc::ENOENT | libc::ENODEV)) => {
-            return Ok(vec![]);
-        }
-        Err(error) => return Err(failed(what(), error)),
-    };
-    let options =
-        filters.iter().flat_map(|filter| &filter.attributes).filter_map(|attribute| match attribute {
-            TcAttribute::Options(options) => Some(options),
-            _ => None,
-        });
-    Ok(options
-        .flatten()
-        .filter_map(|option| match option {
-            TcOption::Bpf(TcFilterBpfOption::ProgId(id)) => Some(*id),
-            _ => None,
-        })
-        .collect())
 }
 
 fn is_absent(error: &TcError) -> bool {

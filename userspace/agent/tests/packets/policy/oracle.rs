@@ -5,8 +5,7 @@ use std::{
     net::IpAddr,
 };
 
-use anyhow::{Context as _, Result, ensure};
-use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
+use anyhow::{Result, ensure};
 use contiv_abi::{DropReason, maps::FROM_POD};
 use contiv_model::policy::{self, Connection, ICMP, ICMPV6, Side};
 use netplugin::datapath::Op;
@@ -17,6 +16,7 @@ use proptest::{
 use testkit::{needs, packet::Packet};
 
 use super::*;
+use crate::run::Target;
 
 /// Configurations; each is asked about [`PACKETS`].
 const CONFIGURATIONS: u32 = 200;
@@ -116,21 +116,14 @@ impl Sent {
 /// The client's program, and how many packets rules have stopped.
 struct Gate<'a> {
     rig: &'a Rig,
-    program: SchedClassifier,
-    context: [u8; 192],
+    program: Target,
 }
 
 impl Gate<'_> {
     fn passes(&self, packet: &Packet) -> Result<bool> {
-        let mut out = vec![0; 2048];
-        let options = TestRunOptions {
-            data_in: Some(&packet.build()),
-            data_out: Some(&mut out),
-            ctx_in: Some(&self.context),
-            ..TestRunOptions::new()
-        };
         let before = self.stopped()?;
-        self.program.test_run(options)?;
+        let program = &self.program;
+        self.rig.node.ns.run(|| program.give(&packet.build()))?;
         Ok(self.stopped()? == before)
     }
 
@@ -143,7 +136,6 @@ impl Gate<'_> {
 fn programs_decide_as_the_oracle_does() -> Result<()> {
     needs!(root());
     let rig = RefCell::new(Rig::new("pol-oracle")?);
-    let ifindex = rig.borrow().node.ifindex(&rig.borrow().client.local.port)?;
     let mut runner = TestRunner::new(Config { cases: CONFIGURATIONS, ..Config::default() });
     let rules = || prop::collection::vec(any_rule(), 0..25);
     let strategy = (rules(), rules(), prop::collection::vec(sent(), PACKETS));
@@ -156,10 +148,8 @@ fn programs_decide_as_the_oracle_does() -> Result<()> {
                 let failed = rig.node.apply(&[Op::Set(Object::Group(group))])?;
                 ensure!(failed.is_empty(), "{failed:?}");
             }
-            let program = SchedClassifier::from_pin(rig.node.pin(FROM_POD)).context("open the program")?;
-            let mut context = [0; 192];
-            context[40..44].copy_from_slice(&ifindex.to_ne_bytes());
-            let gate = Gate { rig: &rig, program, context };
+            let program = Target::new(&rig.node, FROM_POD, &rig.client.local.port)?;
+            let gate = Gate { rig: &rig, program };
             for sent in &packets {
                 port.set(port.get().wrapping_add(1).max(1024));
                 if gate.passes(&sent.packet(port.get()))? != sent.passes(&client, &server) {
