@@ -43,6 +43,13 @@ pub struct Processors {
     pub server: usize,
 }
 
+#[derive(Debug, Clone, Copy)]
+pub struct ConnectionRate {
+    pub per_second: f64,
+    /// Of processors' time for each, by both ends: what others do on the machine meanwhile is not in it.
+    pub processor_us: f64,
+}
+
 impl Route {
     /// To an address of a namespace.
     pub fn direct(client: &Netns, server: &Netns, address: IpAddr) -> Route {
@@ -66,9 +73,9 @@ impl Route {
 
     /// Connections per second by so many clients, each of which makes one after the other: connect, one byte there and
     /// back, reset.
-    pub fn connection_rate(&self, clients: usize, duration: Duration) -> Result<f64> {
-        let count = || -> Result<f64> {
-            let start = Instant::now();
+    pub fn connection_rate(&self, clients: usize, duration: Duration) -> Result<ConnectionRate> {
+        let count = || -> Result<ConnectionRate> {
+            let (start, spent) = (Instant::now(), processor::time_spent()?);
             let client = || -> Result<u64> {
                 let mut connections = 0;
                 while start.elapsed() < duration {
@@ -84,7 +91,9 @@ impl Route {
                 };
                 clients.into_iter().map(join).sum::<Result<u64>>()
             })?;
-            Ok(made as f64 / start.elapsed().as_secs_f64())
+            let per_second = made as f64 / start.elapsed().as_secs_f64();
+            let spent = processor::time_spent()? - spent;
+            Ok(ConnectionRate { per_second, processor_us: spent.as_secs_f64() * 1e6 / made as f64 })
         };
         Ok(self.run(Duty::Echo, count)?.1)
     }
@@ -173,7 +182,7 @@ mod tests {
         let mut route = Route::direct(&client, &server, "10.9.0.2".parse().unwrap());
         let moment = Duration::from_millis(50);
         assert!(route.throughput(moment).unwrap() > 0.0);
-        assert!(route.connection_rate(2, moment).unwrap() > 0.0);
+        assert!(route.connection_rate(2, moment).unwrap().per_second > 0.0);
         route.processors = Some(Processors { client: 0, server: 0 });
         assert!(!route.exchanges(moment).unwrap().is_empty());
         route.target.set_port(9);

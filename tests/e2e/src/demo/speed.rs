@@ -41,7 +41,7 @@ fn measure_pair(from: &Pod, to: &Pod) -> Result<Speed> {
         from: from.name.clone(),
         to: to.name.clone(),
         bits_per_second: route.throughput(DURATION)?,
-        connections_per_second: route.connection_rate(1, DURATION)?,
+        connections_per_second: route.connection_rate(1, DURATION)?.per_second,
     })
 }
 

@@ -73,6 +73,8 @@ struct Programs {
 struct Figures {
     gigabits_per_second: f64,
     connections_per_second: f64,
+    /// Of processors' time for each of them, by both ends.
+    processor_us: f64,
     p50_us: f64,
     p99_us: f64,
 }
@@ -112,6 +114,8 @@ struct Aim {
     beside: &'static str,
     wanted: f64,
     ratio: f64,
+    /// The same for each second of processors' time, which others on the machine do not disturb.
+    by_processor: f64,
 }
 
 pub(super) fn measure(options: &Options, rounds: usize) -> Result<Connections> {
@@ -232,7 +236,8 @@ fn run_round(
         Ok(())
     })?;
     on_all(&mut found, &|side, figures| {
-        figures.connections_per_second = side.on(apart).connection_rate(clients, duration)?;
+        let rate = side.on(apart).connection_rate(clients, duration)?;
+        (figures.connections_per_second, figures.processor_us) = (rate.per_second, rate.processor_us);
         Ok(())
     })?;
     on_all(&mut found, &|side, figures| {
@@ -285,10 +290,10 @@ fn aims(sides: &[Side]) -> Vec<Aim> {
     [(NEAR_DIRECT, 0.97), (Rules::Nftables.name(), 1.0)]
         .into_iter()
         .filter(|(beside, _)| sides.iter().any(|side| side.name == *beside))
-        .map(|(beside, wanted)| Aim {
-            beside,
-            wanted,
-            ratio: ratios(sides, ours, beside).connections_per_second,
+        .map(|(beside, wanted)| {
+            let ratios = ratios(sides, ours, beside);
+            let (ratio, by_processor) = (ratios.connections_per_second, 1.0 / ratios.processor_us);
+            Aim { beside, wanted, ratio, by_processor }
         })
         .collect()
 }
@@ -299,6 +304,7 @@ impl Figures {
         Figures {
             gigabits_per_second: figure(|figures| figures.gigabits_per_second),
             connections_per_second: figure(|figures| figures.connections_per_second),
+            processor_us: figure(|figures| figures.processor_us),
             p50_us: figure(|figures| figures.p50_us),
             p99_us: figure(|figures| figures.p99_us),
         }
@@ -317,8 +323,8 @@ impl Report for Connections {
         )];
         lines.extend(self.aims.iter().map(|aim| {
             format!(
-                "connections/s through a service of \"{}\": {:.3} (aim: {:.2} or more)",
-                aim.beside, aim.ratio, aim.wanted
+                "connections/s through a service of \"{}\": {:.3} (aim: {:.2} or more); for each second of processors' time: {:.3}",
+                aim.beside, aim.ratio, aim.wanted, aim.by_processor
             )
         }));
         lines.extend(self.missing.iter().map(|why| format!("not measured: {why}")));
@@ -334,9 +340,10 @@ impl Report for Connections {
             "connections/s",
             "of direct",
             "of routed",
+            "processor µs each",
+            "of direct",
             "one p50 µs",
             "of direct",
-            "of routed",
             "p99 µs",
             "our programs µs",
             "runs",
@@ -350,9 +357,10 @@ impl Report for Connections {
                 format!("{:.0}", figures.connections_per_second),
                 format!("{:.3}", of_direct.connections_per_second),
                 format!("{:.3}", of_routed.connections_per_second),
+                format!("{:.1}", figures.processor_us),
+                format!("{:.3}", of_direct.processor_us),
                 format!("{:.1}", figures.p50_us),
-                format!("{:.2}", of_direct.p50_us),
-                format!("{:.2}", of_routed.p50_us),
+                format!("{:.3}", of_direct.p50_us),
                 format!("{:.1}", figures.p99_us),
                 programs.map(|programs| format!("{:.2}", programs.us)).unwrap_or_default(),
                 programs.map(|programs| format!("{:.1}", programs.runs)).unwrap_or_default(),
