@@ -203,6 +203,13 @@ impl Node {
         self.wait_ready()
     }
 
+    /// Starts it again with more flags.
+    pub fn restart_agent_with(&mut self, flags: &[&str]) -> Result<()> {
+        let words = self.command.as_mut().context("the agent was not started")?;
+        words.extend(flags.iter().map(|flag| (*flag).to_owned()));
+        self.restart_agent()
+    }
+
     /// One counter or gauge of `/metrics`; labels included in `name` if it has any.
     pub fn metric(&self, name: &str) -> Result<f64> {
         let answer = self.client.get("/metrics")?;

@@ -1,18 +1,23 @@
 //! A client on the wire of a VLAN, and a service with backends on another node.
 
-use std::{net::Ipv4Addr, path::Path, thread, time::Instant};
+use std::{
+    net::Ipv4Addr,
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Result, bail};
 use aya::programs::Xdp;
 use testkit::packet::Packet;
 
 use super::{
-    packets::{self, PATIENCE, put, runtime},
+    packets::{self, put, runtime},
     wire::{End, Wire},
 };
 use crate::{
     bench::{network, pinned},
-    cluster::{Cluster, Datapath, Encap, Pod, Shape, StoreKind},
+    cluster::{Cluster, Datapath, Encap, Node, Pod, Shape, StoreKind},
 };
 
 pub(super) const PROGRAM: &str = "ctv_xdp";
@@ -29,6 +34,8 @@ const PAYLOAD: [u8; 14] = [0; 14];
 const TAG: u16 = 1;
 /// Clients that are tried until one has a backend on the other node.
 const CLIENTS: u32 = 64;
+const PATIENCE: Duration = Duration::from_secs(15);
+const PAUSE: Duration = Duration::from_millis(100);
 
 pub(super) struct Outside {
     pub(super) wire: Wire,
@@ -52,6 +59,8 @@ impl Outside {
         if pinned::find(first.pins(), PROGRAM).is_err() {
             return Ok(None);
         }
+        // Of itself an agent puts nothing into the driver of a veth pair: what it sends back needs a program at the other end.
+        first.restart_agent_with(&["--xdp", "native"])?;
         // The node of the first backend answers for the service.
         let mut pods = vec![Pod::add(first, &network, "first")?];
         for number in 0..3 {
@@ -66,13 +75,13 @@ impl Outside {
             [&*second, &*first].map(|node| End { netns: node.netns().clone(), link: UPLINK.to_owned() });
         let end = sender.attach(drop)?;
         let wire = Wire { sender, node };
-        let frame = relayed(&wire, program)?;
+        let frame = relayed(first, &wire, program)?;
         Ok(Some(Outside { wire, frame, _end: end, _pods: pods, _cluster: cluster }))
     }
 }
 
 /// The frame of a client whose backend is on the other node. A client stays with its backend, whatever its port.
-fn relayed(wire: &Wire, program: &Path) -> Result<Vec<u8>> {
+fn relayed(node: &Node, wire: &Wire, program: &Path) -> Result<Vec<u8>> {
     const SOME: u32 = 100;
     let start = Instant::now();
     loop {
@@ -84,9 +93,10 @@ fn relayed(wire: &Wire, program: &Path) -> Result<Vec<u8>> {
             }
         }
         if start.elapsed() > PATIENCE {
-            bail!("no frame of {CLIENTS} clients of a service is sent on to the other node");
+            let inspected = node.client().get("/inspect/driver")?.body;
+            bail!("no frame of {CLIENTS} clients of a service is sent on to the other node: {inspected}");
         }
-        thread::sleep(PATIENCE / 1000);
+        thread::sleep(PAUSE);
     }
 }
 

@@ -36,7 +36,7 @@ pub(super) const BACKENDS: usize = 4;
 const PORTS: u16 = 16;
 /// The first source port of connections that are kept.
 const LIVE: u16 = 20_000;
-pub(super) const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(120);
 /// Service in a transaction: two keys each, and the store takes 128.
 const PER_TRANSACTION: usize = 60;
 const MAPS: [&str; 7] =
