@@ -1,18 +1,21 @@
 //! Services: which backend a new connection goes to.
 
 use aya_ebpf::{
-    btf_maps::{Array, HashMap, LruHashMap},
+    btf_maps::{Array, HashMap},
+    cty::c_void,
+    helpers::generated::bpf_loop,
     macros::btf_map,
 };
 use contiv_abi::{
-    AffinityEntry, AffinityKey, Backend, DropReason, Flow, NeighEntry, NeighKey, RingBlock, ServiceEntry,
-    ServiceKey, TCP, UDP,
+    Address, AffinityBlock, Backend, Be16, DropReason, Flow, Member, NeighEntry, NeighKey, RingBlock,
+    ServiceEntry, ServiceKey, TCP, UDP,
     maps::{AFFINITY_CAPACITY, BACKENDS_CAPACITY, RING_CAPACITY, SERVICES_CAPACITY},
+    mix,
 };
 
 use crate::{
     maps::{self, NO_PREALLOC},
-    packet::{self, Packet},
+    packet::{self, AGAIN, GO_ON, Packet},
 };
 
 /// The agent writes rings and backends through a mapping, not a call for each slot.
@@ -28,104 +31,199 @@ static RING: Array<RingBlock, RING_CAPACITY, MMAPABLE> = Array::new();
 static BACKENDS: Array<Backend, BACKENDS_CAPACITY, MMAPABLE> = Array::new();
 
 #[btf_map(name = "ctv_affinity")]
-static AFFINITY: LruHashMap<AffinityKey, AffinityEntry, AFFINITY_CAPACITY> = LruHashMap::new();
+static AFFINITY: Array<AffinityBlock, AFFINITY_CAPACITY, MMAPABLE> = Array::new();
 
 /// If the packet in hand begins a connection to a service, chooses the backend; what the client has to be
 /// told is an error.
 ///
-/// A function of its own for the verifier; its result is that of `packet::code`.
+/// A function of its own for the verifier; its result is that of `packet::code`, or `AGAIN` when the entry changed
+/// meanwhile.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_choose() -> u32 {
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
-    packet::code(choose(packet))
-}
-
-#[inline(always)]
-fn choose(packet: &mut Packet) -> Result<(), DropReason> {
     let tuple = &packet.tuple;
     let key =
         ServiceKey::new(packet.segment, tuple.destination, tuple.destination_port, packet.tuple.protocol);
-    let found = if tuple.protocol == TCP || tuple.protocol == UDP {
-        // SAFETY: copied at once.
-        unsafe { SERVICES.get(key) }.copied()
-    } else {
-        None
-    };
+    let found = if tuple.protocol == TCP || tuple.protocol == UDP { SERVICES.get_ptr(&key) } else { None };
     let Some(entry) = found else {
         let owner = maps::neighbour(&NeighKey { segment: packet.segment, ip: packet.tuple.destination });
         let is_service = owner.is_some_and(|owner| owner.flags & NeighEntry::SERVICE != 0);
-        return if is_service { Err(DropReason::NoService) } else { Ok(()) };
+        return if is_service { DropReason::NoService as u32 } else { GO_ON };
     };
-    if entry.slots == 0 {
-        return Err(DropReason::NoBackend);
+    // SAFETY: an entry that was found.
+    let number = unsafe { (&raw const (*entry).number).read_volatile() };
+    // SAFETY: an entry that was found; whether it is another one's by now is asked below.
+    let chosen = choose(packet, unsafe { &*entry });
+    // The kernel may give the memory of an entry that the agent has replaced to the next one at once.
+    // SAFETY: as before.
+    if unsafe { (&raw const (*entry).number).read_volatile() } != number {
+        return AGAIN;
     }
-    let number = if entry.affinity == 0 { by_connection(packet, &entry) } else { by_client(packet, &entry) };
-    let backend = number.and_then(|number| BACKENDS.get(number)).ok_or(DropReason::NoBackend)?;
-    packet.service = entry.number;
+    if !chosen {
+        return DropReason::NoBackend as u32;
+    }
+    packet.service = number;
     packet.translated = 1;
     packet.aside = 0;
-    packet.wanted.destination = backend.ip;
-    packet.wanted.destination_port = contiv_abi::Be16::new(backend.port);
-    if backend.ip.same(&packet.tuple.source) {
+    packet::code(address(packet))
+}
+
+/// Sends the packet in hand, whose destination is set, to the Ethernet address of the backend.
+#[inline(always)]
+fn address(packet: &mut Packet) -> Result<(), DropReason> {
+    if packet.wanted.destination.same(&packet.tuple.source) {
         // The pod would not know its own answer from a packet of its own; it gets to see the service.
         packet.hairpin = Flow::HAIRPIN;
         packet.wanted.source = packet.tuple.destination;
         packet.destination_mac = packet.source_mac;
         return Ok(());
     }
-    let owner = maps::neighbour(&NeighKey { segment: packet.segment, ip: backend.ip });
+    let owner = maps::neighbour(&NeighKey { segment: packet.segment, ip: packet.wanted.destination });
     packet.destination_mac = owner.ok_or(DropReason::StrangeBackend)?.mac;
     Ok(())
 }
 
+/// Makes a backend of the service the destination; false if there is none.
 #[inline(always)]
-fn by_connection(packet: &Packet, entry: &ServiceEntry) -> Option<u32> {
-    let ports =
-        u64::from(packet.tuple.source_port.wire()) << 16 | u64::from(packet.tuple.destination_port.wire());
-    slot(entry, hash(packet, ports))
+fn choose(packet: &mut Packet, entry: &ServiceEntry) -> bool {
+    if entry.slots == 0 {
+        return false;
+    }
+    let Some(member) = member(packet, entry) else { return false };
+    if packet.ip6 == 0 {
+        packet.wanted.destination.set_words(Address::v4(member.mark).words());
+        packet.wanted.destination_port = Be16::new(member.at as u16);
+        return true;
+    }
+    let Some(backend) = BACKENDS.get(member.at) else { return false };
+    packet.wanted.destination.set_words(backend.ip.words());
+    packet.wanted.destination_port = Be16::new(backend.port);
+    true
 }
 
-/// Of all connections of a client within the time: to the same.
+/// Whom the connection goes to. All connections of a client within the time: to the same, if the service has it still.
 #[inline(always)]
-fn by_client(packet: &Packet, entry: &ServiceEntry) -> Option<u32> {
-    let key =
-        AffinityKey { client: packet.tuple.source, segment: packet.segment, service: entry.number, zero: 0 };
-    if let Some(with) = AFFINITY.get_ptr_mut(key) {
-        // SAFETY: an entry that was found.
-        let with = unsafe { &mut *with };
-        if packet.now.wrapping_sub(with.seen) <= entry.affinity {
-            with.seen = packet.now;
-            return Some(with.backend);
+fn member(packet: &Packet, entry: &ServiceEntry) -> Option<Member> {
+    if entry.affinity == 0 {
+        let tuple = &packet.tuple;
+        let ports = u64::from(tuple.source_port.wire()) << 16 | u64::from(tuple.destination_port.wire());
+        return pick(packet, entry, hash(packet, ports));
+    }
+    let hash = hash(packet, 0);
+    let (block, tag) = AffinityBlock::find(hash, entry.number);
+    // SAFETY: no other reference to it is made here; what other processors write meanwhile, `AffinityBlock` allows for.
+    let block = unsafe { &mut *AFFINITY.get_ptr_mut(block)? };
+    let place = ctv_place(block, tag, packet.now);
+    let client = block.clients.get_mut(place as usize % AffinityBlock::LEN)?;
+    if client.tag == tag && packet.now.wrapping_sub(client.seen) <= entry.affinity {
+        let with = client.with.word();
+        if ctv_has(entry, with) != 0 {
+            client.seen = packet.now;
+            return Some(Member::from_word(with));
         }
     }
-    let backend = slot(entry, hash(packet, 0))?;
-    // Without memory the ring alone decides, which mostly says the same again.
-    let _noted = AFFINITY.insert(key, AffinityEntry { backend, seen: packet.now }, 0);
-    Some(backend)
+    let member = pick(packet, entry, hash)?;
+    client.tag = tag;
+    client.seen = packet.now;
+    client.with = Member::from_word(member.word());
+    Some(member)
+}
+
+/// The member of the service's set for a hash: the same on every node.
+#[inline(always)]
+fn pick(packet: &Packet, entry: &ServiceEntry, hash: u64) -> Option<Member> {
+    if entry.slots <= ServiceEntry::FEW as u32 {
+        let place = ctv_highest(entry, hash, packet.ip6.into());
+        let member = entry.members.get(place as usize % ServiceEntry::FEW)?;
+        return Some(Member::from_word(member.word()));
+    }
+    let number = slot(entry.ring + (hash as u32 & (entry.slots - 1)))?;
+    Some(BACKENDS.get(number)?.member(number, packet.ip6 != 0))
 }
 
 #[inline(always)]
-fn slot(entry: &ServiceEntry, hash: u32) -> Option<u32> {
-    let slot = entry.ring + (hash & (entry.slots - 1));
+fn slot(slot: u32) -> Option<u32> {
     let block = RING.get(slot / RingBlock::LEN as u32)?;
     block.slots.get(slot as usize % RingBlock::LEN).copied()
 }
 
-/// The finalizer of MurmurHash3 over what tells connections apart.
-#[inline(always)]
-fn hash(packet: &Packet, ports: u64) -> u32 {
-    let ([a, b], [c, d]) = (packet.tuple.source.words(), packet.tuple.destination.words());
-    let mut h = mix(a ^ b.rotate_left(32) ^ mix(c ^ d ^ ports));
-    h ^= h >> 32;
-    h as u32
+/// `ServiceEntry::highest`. This and the next two are functions of their own for the verifier: what they return is any
+/// number.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_highest(entry: *const ServiceEntry, hash: u64, ip6: u32) -> u32 {
+    // SAFETY: the verifier sees to it that a pointer which is not null is to a whole entry.
+    unsafe { entry.as_ref() }.map_or(0, |entry| entry.highest(hash, ip6 != 0) as u32)
 }
 
+/// `AffinityBlock::highest`.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_place(block: *const AffinityBlock, tag: u32, now: u32) -> u32 {
+    // SAFETY: the verifier sees to it that a pointer which is not null is to a whole block.
+    unsafe { block.as_ref() }.map_or(0, |block| block.highest(tag, now) as u32)
+}
+
+/// Whether the service has the backend that this is the word of.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_has(entry: *const ServiceEntry, word: u64) -> u32 {
+    // SAFETY: the verifier sees to it that a pointer which is not null is to a whole entry.
+    let Some(entry) = (unsafe { entry.as_ref() }) else { return 0 };
+    if entry.slots <= ServiceEntry::FEW as u32 {
+        return u32::from(entry.has(word));
+    }
+    let (list, len) = entry.members[0].as_list();
+    let mut seek = Seek { list, from: 0, len, wanted: word };
+    // The result is how many steps it took.
+    // SAFETY: `seek_step` expects a `Seek`, which outlives the loop.
+    let _steps =
+        unsafe { bpf_loop(Seek::STEPS, seek_step as *mut c_void, (&raw mut seek).cast::<c_void>(), 0) };
+    u32::from(listed(list, seek.from) == Some(word))
+}
+
+/// A search in the ordered list of a set's members: if the word is there, it is among the `len` from `from` on.
+#[repr(C)]
+struct Seek {
+    list: u32,
+    from: u32,
+    len: u32,
+    wanted: u64,
+}
+
+impl Seek {
+    /// A set has 2^16 backends at most.
+    const STEPS: u32 = 17;
+}
+
+extern "C" fn seek_step(_step: u64, seek: *mut Seek) -> i64 {
+    // SAFETY: `ctv_has` passes its own.
+    let seek = unsafe { &mut *seek };
+    let half = seek.len / 2;
+    if half == 0 {
+        return 1;
+    }
+    if listed(seek.list, seek.from + half).is_some_and(|word| word <= seek.wanted) {
+        seek.from += half;
+        seek.len -= half;
+    } else {
+        seek.len = half;
+    }
+    0
+}
+
+/// A word of a list of members.
 #[inline(always)]
-const fn mix(mut h: u64) -> u64 {
-    h ^= h >> 33;
-    h = h.wrapping_mul(0xff51_afd7_ed55_8ccd);
-    h ^= h >> 33;
-    h = h.wrapping_mul(0xc4ce_b9fe_1a85_ec53);
-    h ^ h >> 33
+fn listed(list: u32, place: u32) -> Option<u64> {
+    let first = list + 2 * place;
+    let (low, high) = (slot(first)?, slot(first + 1)?);
+    Some(u64::from(high) << 32 | u64::from(low))
+}
+
+/// What tells connections apart.
+#[inline(always)]
+fn hash(packet: &Packet, ports: u64) -> u64 {
+    let ([a, b], [c, d]) = (packet.tuple.source.words(), packet.tuple.destination.words());
+    mix(a ^ b.rotate_left(32) ^ mix(c ^ d ^ ports))
 }

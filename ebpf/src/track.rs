@@ -222,7 +222,10 @@ pub(crate) extern "C" fn ctv_open() -> u32 {
     packet.from_low = set_key(&packet.tuple, &raw mut packet.alias, FlowKey::FLOW);
     // Services are translated where their clients are.
     if packet.source_port != 0 {
-        let code = service::ctv_choose();
+        let mut code = service::ctv_choose();
+        if code == AGAIN {
+            code = service::ctv_choose();
+        }
         if code != packet::GO_ON {
             return REFUSE | code;
         }

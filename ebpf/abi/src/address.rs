@@ -43,6 +43,12 @@ impl Address {
         }
     }
 
+    /// Whether it is an IPv4 address.
+    #[inline(always)]
+    pub const fn is_v4(&self) -> bool {
+        self.same(&Address::v4(self.low()))
+    }
+
     /// The last four bytes: the IPv4 address of a mapped one.
     #[inline(always)]
     pub const fn low(&self) -> [u8; 4] {

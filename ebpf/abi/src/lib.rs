@@ -33,12 +33,13 @@ pub use forward::{FdbEntry, FdbKey, FloodKey, Mac, NeighEntry, NeighKey, Node, P
 pub use order::{Be16, Be32};
 pub use segment::Segment;
 pub use service::{
-    AffinityEntry, AffinityKey, Backend, RingBlock, ServiceCount, ServiceEntry, ServiceKey, service_mac,
+    AffinityBlock, Backend, Client, Member, RingBlock, ServiceCount, ServiceEntry, ServiceKey, mix,
+    service_mac,
 };
 
 /// The layout of the maps. Part of the pin path: an agent with another number leaves these maps alone until
 /// its own are filled, and then takes the place of their programs.
-pub const ABI_VERSION: u32 = 2;
+pub const ABI_VERSION: u32 = 3;
 
 /// Derives what every type in a map needs, and fails to compile where the layout has changed.
 macro_rules! map_types {
@@ -68,12 +69,13 @@ map_types! {
     FragmentKey: 48;
     FragmentPorts: 4;
     ServiceKey: 32;
-    ServiceEntry: 16;
+    ServiceEntry: 80;
+    Member: 8;
     RingBlock: 64;
     Backend: 24;
-    AffinityKey: 32;
-    AffinityEntry: 8;
     ServiceCount: 40;
+    Client: 16;
+    AffinityBlock: 64;
     policy::Group: 24;
     policy::RuleSet: 1856;
     policy::Asks: 6;

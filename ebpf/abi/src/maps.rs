@@ -74,21 +74,21 @@ pub const SERVICES: &str = "ctv_svc";
 /// Ports of services.
 pub const SERVICES_CAPACITY: usize = 65_536;
 
-/// Number -> [`RingBlock`](crate::RingBlock): the rings of all sets of backends, packed. Full: the service fails.
+/// Number -> [`RingBlock`](crate::RingBlock): the rings of all large sets of backends, packed. Full: the service fails.
 pub const RING: &str = "ctv_ring";
-/// Blocks: 16 MiB.
-pub const RING_CAPACITY: usize = 1 << 18;
+/// Blocks: 8 MiB.
+pub const RING_CAPACITY: usize = 1 << 17;
 
-/// Number -> [`Backend`](crate::Backend). Full: the service fails.
+/// Number -> [`Backend`](crate::Backend): those of large sets, and of IPv6. Full: the service fails.
 pub const BACKENDS: &str = "ctv_backends";
 /// 6 MiB.
 pub const BACKENDS_CAPACITY: usize = 1 << 18;
 
-/// [`AffinityKey`](crate::AffinityKey) -> [`AffinityEntry`](crate::AffinityEntry). Full: the client that was
-/// away for longest makes room, and its next connection goes by the ring.
+/// Hash of client and service -> [`AffinityBlock`](crate::AffinityBlock). A block that is full: the client that was away
+/// for longest makes room, and its next connection goes by the set alone.
 pub const AFFINITY: &str = "ctv_affinity";
-/// Clients times services that keep them.
-pub const AFFINITY_CAPACITY: usize = 65_536;
+/// Blocks, 4 MiB: room for 262,144 clients, services that keep them counted each.
+pub const AFFINITY_CAPACITY: usize = 1 << 16;
 
 /// Number of a service's port -> [`ServiceCount`](crate::ServiceCount) per CPU. Made by its first connection. Full: further
 /// services are not counted.

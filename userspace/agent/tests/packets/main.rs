@@ -19,6 +19,7 @@ mod node;
 mod policy;
 mod restart;
 mod run;
+mod scale;
 mod services;
 mod tallies;
 mod traffic;

@@ -417,6 +417,112 @@ fn a_client_stays_with_its_backend_when_the_service_says_so() -> Result<()> {
     Ok(())
 }
 
+/// Twelve backends on another node: too many for the entry of the port.
+fn many(node: &mut Node) -> Vec<Who> {
+    let n1 = network("n1.t", vxlan(10_001));
+    let many: Vec<Who> = (20..32).map(Who).collect();
+    for who in &many {
+        node.want(Object::Remote(who.remote(&n1, Some(vtep(2)))));
+    }
+    many
+}
+
+#[test]
+fn a_large_set_has_a_ring_that_keeps_its_clients() -> Result<()> {
+    needs!(root());
+    let mut rig = Rig::new("svc-ring", &[])?;
+    let all = many(&mut rig.node);
+    rig.node.converge()?;
+    let set = |rig: &mut Rig, backends: &[Who], affinity| -> Result<()> {
+        let ready: Vec<_> = backends.iter().map(|who| (who.ip().into(), Readiness::Ready)).collect();
+        let object = Object::Service(Service { affinity, ..service(VIP.ip().into(), &ready) });
+        rig.node.want(object.clone());
+        assert!(rig.node.apply(&[Op::Set(object)])?.is_empty());
+        Ok(())
+    };
+    set(&mut rig, &all, None)?;
+    let counts = spread(&rig, 5000..6200)?;
+    assert!(counts.len() == 12 && counts.values().all(|count| (40..=180).contains(count)), "{counts:?}");
+    // One client: all of its connections are with one, whatever becomes of the others.
+    let hour = Some(Duration::from_secs(3600));
+    set(&mut rig, &all, hour)?;
+    let with = spread(&rig, 7000..7003)?;
+    assert_eq!(with.len(), 1, "{with:?}");
+    let mine = *with.keys().next().unwrap();
+    for left in (1..12).rev() {
+        let others = all.iter().filter(|who| who.ip() != mine).take(left - 1);
+        let rest: Vec<Who> = all.iter().filter(|who| who.ip() == mine).chain(others).copied().collect();
+        set(&mut rig, &rest, hour)?;
+        let base = 7010 + 10 * left as u16;
+        assert_eq!(spread(&rig, base..base + 3)?, BTreeMap::from([(mine, 3)]), "of {left}");
+    }
+    // Until it goes itself, from a ring or from an entry.
+    for size in [10, 5] {
+        set(&mut rig, &all, hour)?;
+        let mine = *spread(&rig, 8000..8001)?.keys().next().unwrap();
+        let rest: Vec<Who> = all.iter().filter(|who| who.ip() != mine).take(size).copied().collect();
+        set(&mut rig, &rest, hour)?;
+        let base = 8100 + 10 * size as u16;
+        let other = spread(&rig, base..base + 3)?;
+        assert!(other.len() == 1 && !other.contains_key(&mine), "{other:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn sets_of_all_forms_are_found_again() -> Result<()> {
+    needs!(root());
+    let mut rig = Rig::new("svc-forms", &[OTHER])?;
+    let all = many(&mut rig.node);
+    let sets: [Vec<IpAddr>; 5] = [
+        vec![],
+        all[..8].iter().map(|who| who.ip().into()).collect(),
+        all[..9].iter().map(|who| who.ip().into()).collect(),
+        all[..8].iter().map(|who| who.ip6().into()).collect(),
+        all.iter().map(|who| who.ip6().into()).collect(),
+    ];
+    for (place, set) in sets.iter().enumerate() {
+        let ready: Vec<_> = set.iter().map(|ip| (*ip, Readiness::Ready)).collect();
+        let who = Who(200 + place as u8);
+        let vip = if set.iter().any(IpAddr::is_ipv6) { who.ip6().into() } else { who.ip().into() };
+        let service = Service { id: format!("s{place}:t").into(), ..service(vip, &ready) };
+        // And one that shares the set.
+        let other = Service { id: format!("also{place}:t").into(), vip: next(vip), ..service.clone() };
+        rig.node.want(Object::Service(service)).want(Object::Service(other));
+    }
+    rig.node.converge()?;
+    rig.node.restart();
+    let observed = rig.node.observe()?;
+    assert_eq!((observed.same.len(), observed.strays), (rig.node.desired.len(), 0));
+    assert_eq!(rig.node.datapath.writes(), 0);
+    // What it read is true: everything can go, and all of it is free then.
+    let services: Vec<ObjectId> = rig
+        .node
+        .desired
+        .iter()
+        .filter(|(_, o)| matches!(o, Object::Service(_)))
+        .map(|(id, _)| id.clone())
+        .collect();
+    for id in services {
+        rig.node.desired.remove(&id);
+        assert!(rig.node.apply(&[Op::Delete(id)])?.is_empty());
+    }
+    let entries = rig.node.datapath.inspect()["entries"].clone();
+    assert_eq!((&entries["ctv_svc"], rig.node.observe()?.strays), (&0.into(), 0), "{entries}");
+    rig.node.restart();
+    rig.node.observe()?;
+    let entries = rig.node.datapath.inspect()["entries"].clone();
+    assert_eq!((&entries["ctv_ring"], &entries["ctv_backends"]), (&0.into(), &0.into()), "{entries}");
+    Ok(())
+}
+
+fn next(ip: IpAddr) -> IpAddr {
+    match ip {
+        IpAddr::V4(ip) => Ipv4Addr::from(u32::from(ip) + 16).into(),
+        IpAddr::V6(ip) => Ipv6Addr::from(u128::from(ip) + 16).into(),
+    }
+}
+
 #[test]
 fn the_address_is_told_to_who_asks_here() -> Result<()> {
     needs!(root());

@@ -62,12 +62,7 @@ impl<K: Pod, V: Pod> BatchMap<K, V> {
 
     /// Every entry.
     pub(super) fn read(&self) -> Result<Vec<(K, V)>, Error> {
-        let mut entries = vec![];
-        read(self.name, &self.map, 1, |key, values: &[V]| {
-            entries.extend(values.first().map(|value| (key, *value)));
-            true
-        })?;
-        Ok(entries)
+        entries(self.name, &self.map)
     }
 
     /// Writes entries, one after the other. On a failure, those before it stand.
@@ -116,6 +111,16 @@ impl<K: Pod, V: Pod> BatchMap<K, V> {
     fn attributes(&self) -> Attributes {
         Attributes { map: self.map.fd().as_fd().as_raw_fd() as u32, ..Attributes::default() }
     }
+}
+
+/// Every entry of a hash map whose keys and values have the sizes of `K` and `V`.
+pub(super) fn entries<K: Pod, V: Pod>(name: &'static str, map: &MapData) -> Result<Vec<(K, V)>, Error> {
+    let mut entries = vec![];
+    read(name, map, 1, |key, values: &[V]| {
+        entries.extend(values.first().map(|value| (key, *value)));
+        true
+    })?;
+    Ok(entries)
 }
 
 /// Reads a hash map whose keys and values have the sizes of `K` and `V`, with `copies` values to each key, until `each`

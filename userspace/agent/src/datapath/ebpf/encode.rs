@@ -11,7 +11,7 @@ use contiv_abi::{
 use contiv_model::{global::ArpMode, group::GroupNumber, name::RuleId, service::Readiness, tag::Encap};
 
 use super::{policy::Wanted, services::Target};
-use crate::datapath::{Group, Local, Network, Object, Peer, Remote, Service};
+use crate::datapath::{self, Group, Local, Network, Object, Peer, Remote, Service};
 
 /// One thing in the kernel, whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,6 +88,10 @@ pub(super) enum Refused {
     WholeCluster,
     #[error("the backend {0} is on another network than the service (backends have to be on the service's)")]
     BackendElsewhere(IpAddr),
+    #[error(
+        "the backend {0} is not of the address family of the service (it can have backends of its own only)"
+    )]
+    OtherFamily(IpAddr),
     #[error("there is no program for it yet")]
     Unsupported,
 }
@@ -214,6 +218,10 @@ fn encode_service(service: &Service) -> Result<Vec<Entry>, Refused> {
     if let Some(elsewhere) = service.backends.iter().find(|backend| backend.encap != scope.encap) {
         return Err(Refused::BackendElsewhere(elsewhere.ip));
     }
+    let of_other_family = |backend: &&datapath::Backend| backend.ip.is_ipv4() != service.vip.is_ipv4();
+    if let Some(other) = service.backends.iter().find(of_other_family) {
+        return Err(Refused::OtherFamily(other.ip));
+    }
     let (segment, ip) = (segment_of(scope.encap), Address::from(service.vip));
     let ready = || service.backends.iter().filter(|backend| backend.readiness == Readiness::Ready);
     // A second at least: less than that would be nothing, which means "for ever" in the kernel.
@@ -222,7 +230,7 @@ fn encode_service(service: &Service) -> Result<Vec<Entry>, Refused> {
         .ports
         .iter()
         .map(|port| {
-            let at = |ip| Backend { ip: Address::from(ip), port: port.target, zero: [0; 3] };
+            let at = |ip| Backend::new(Address::from(ip), port.target);
             let mut backends: Vec<Backend> = ready().map(|backend| at(backend.ip)).collect();
             backends.sort_unstable();
             backends.dedup();

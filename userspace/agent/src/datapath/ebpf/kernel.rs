@@ -6,12 +6,12 @@ use aya::{
     programs::SchedClassifier,
 };
 use contiv_abi::{
-    DropCount, DropReason, FdbEntry, FdbKey, FloodKey, FlowEvent, NeighEntry, NeighKey, Node, Port,
-    RingBlock, Segment, SegmentEntry, Timeouts, Vtep,
+    DropCount, DropReason, FdbEntry, FdbKey, FloodKey, FlowEvent, NeighEntry, NeighKey, Node, Port, Segment,
+    SegmentEntry, Timeouts, Vtep,
     maps::{
-        AFFINITY, ALL, BACKENDS, BACKENDS_CAPACITY, BUILD, BUILD_LEN, DROPS, FDB, FDB_CAPACITY, FLOOD,
-        FLOOD_CAPACITY, FLOW_STATS, FLOWS, GROUPS, METERS, METERS_CAPACITY, NEIGH, NEIGH_CAPACITY, NODE,
-        PEERS, PEERS_CAPACITY, PORTS, PORTS_CAPACITY, RING, RING_CAPACITY, RULE_COUNTS, RULE_SETS,
+        ALL, BACKENDS, BACKENDS_CAPACITY, BUILD, BUILD_LEN, DROPS, FDB, FDB_CAPACITY, FLOOD, FLOOD_CAPACITY,
+        FLOW_STATS, FLOWS, GROUPS, METERS, METERS_CAPACITY, NEIGH, NEIGH_CAPACITY, NODE, PEERS,
+        PEERS_CAPACITY, PORTS, PORTS_CAPACITY, RING, RING_CAPACITY, RULE_COUNTS, RULE_SETS,
         RULE_SETS_CAPACITY, RULES, RULES_CAPACITY, SEGMENTS, SEGMENTS_CAPACITY, SERVICE_COUNTS, SERVICES,
         SERVICES_CAPACITY, VTEPS,
     },
@@ -82,7 +82,6 @@ impl Kernel {
                 Table::new(SERVICES, SERVICES_CAPACITY, open_map(pins, SERVICES)?, writes.clone()),
                 open_data(pins, RING)?,
                 open_data(pins, BACKENDS)?,
-                open_map(pins, AFFINITY)?,
                 open_map(pins, SERVICE_COUNTS)?,
                 served.clone(),
                 writes.clone(),
@@ -126,7 +125,7 @@ impl Kernel {
             Fill { table: RULE_SETS, entries: sets, room: RULE_SETS_CAPACITY },
             Fill { table: RULES, entries: rules, room: RULES_CAPACITY },
             Fill { table: SERVICES, entries: services, room: SERVICES_CAPACITY },
-            Fill { table: RING, entries: blocks, room: RING_CAPACITY / RingBlock::LEN },
+            Fill { table: RING, entries: blocks, room: RING_CAPACITY },
             Fill { table: BACKENDS, entries: backends, room: BACKENDS_CAPACITY },
         ]
     }

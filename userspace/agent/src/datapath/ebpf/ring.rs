@@ -5,6 +5,8 @@
 //! free slot of its own permutation of all slots. Here the number of slots is a power of two, so that the
 //! program finds one by a mask; any odd stride is a permutation then.
 
+use contiv_abi::mix;
+
 /// Slots for each backend, at least. More is more even and moves less.
 const SLOTS_PER_BACKEND: usize = 16;
 /// Slots of the largest ring; 64 Ki backends are the most that a set can have.
@@ -52,15 +54,16 @@ struct Walk {
 
 impl Walk {
     fn new(name: &[u8], mask: usize) -> Self {
-        // FNV-1a, finished as MurmurHash3 does it: FNV's low bits alone are not even.
-        let mut hash = name.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-            (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
-        });
-        hash = (hash ^ hash >> 33).wrapping_mul(0xff51_afd7_ed55_8ccd);
-        hash = (hash ^ hash >> 33).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
-        hash ^= hash >> 33;
+        let hash = hash(name);
         Walk { at: hash as usize & mask, stride: ((hash >> 32) as usize & mask) | 1 }
     }
+}
+
+/// FNV-1a, finished as MurmurHash3 does it: FNV's low bits alone are not even.
+fn hash(name: &[u8]) -> u64 {
+    mix(name.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    }))
 }
 
 #[cfg(test)]

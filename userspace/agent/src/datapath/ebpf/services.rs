@@ -1,18 +1,19 @@
-//! What the kernel holds for services: their ports, and the rings and backends that these lead to.
+//! What the kernel holds for services: their ports, and the backends that these lead to.
 //!
-//! Ports of services with the same set of backends share a ring. What is written is written from the end: backends,
-//! the ring, then the port that leads there, in one step; so a connection finds the old set or the new one. What
-//! nobody leads to any more is used again only after a while, when no packet is on its way through it.
+//! A small set of backends is in the entry of the port itself. Ports with the same large set share a ring. What is
+//! written is written from the end: backends, the ring, then the port that leads there, in one step; so a connection
+//! finds the old set or the new one. What nobody leads to any more is used again only after a while, when no packet is
+//! on its way through it. Clients that stay with a backend are the programs' affair: they look whether the set has it.
 
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
     time::{Duration, Instant},
 };
 
-use aya::maps::{self, MapData, PerCpuHashMap};
+use aya::maps::{MapData, PerCpuHashMap};
 use contiv_abi::{
-    AffinityEntry, AffinityKey, Backend, RingBlock, ServiceCount, ServiceEntry, ServiceKey, TCP,
-    maps::{AFFINITY, BACKENDS, BACKENDS_CAPACITY, RING, RING_CAPACITY, SERVICE_COUNTS},
+    Address, Backend, Member, RingBlock, ServiceCount, ServiceEntry, ServiceKey, TCP,
+    maps::{BACKENDS, BACKENDS_CAPACITY, RING, RING_CAPACITY, SERVICE_COUNTS},
 };
 use contiv_model::{name::ServiceId, service::Protocol};
 
@@ -38,13 +39,13 @@ pub(super) struct Target {
 /// How long what was freed is left alone. A packet is through in microseconds.
 const AT_REST: Duration = Duration::from_millis(200);
 
-/// A ring in the kernel.
-#[derive(Clone, Debug)]
+/// A large set in the kernel.
+#[derive(Debug)]
 struct Ring {
-    /// The first slot.
+    /// The first slot of the ring.
     at: u32,
-    /// The numbers of the backends, in their order.
-    numbers: Vec<u32>,
+    /// The first slot of the list of its members.
+    list: u32,
     /// Ports of services that lead here.
     users: u32,
 }
@@ -61,14 +62,13 @@ pub(super) struct Services {
     ports: Table<ServiceKey, ServiceEntry>,
     slots: Mapping<RingBlock>,
     backends: Mapping<Backend>,
-    affinity: maps::HashMap<MapData, AffinityKey, AffinityEntry>,
     counts: PerCpuHashMap<MapData, u32, ServiceCount>,
     names: ServiceNames,
-    /// By set.
+    /// Of large sets.
     rings: HashMap<Vec<Backend>, Ring>,
-    /// The set of each port that has one and whose ring is whole.
+    /// The set of each port that has one and whose entry is whole.
     sets: HashMap<ServiceKey, Vec<Backend>>,
-    /// The number of each backend, and how many rings name it.
+    /// The number of each backend that has one, and how many rings and entries name it.
     numbers: HashMap<Backend, (u32, u32)>,
     free_numbers: BTreeSet<u32>,
     room: Arena,
@@ -82,7 +82,6 @@ impl Services {
         ports: Table<ServiceKey, ServiceEntry>,
         slots: MapData,
         backends: MapData,
-        affinity: maps::HashMap<MapData, AffinityKey, AffinityEntry>,
         counts: PerCpuHashMap<MapData, u32, ServiceCount>,
         names: ServiceNames,
         writes: Writes,
@@ -92,7 +91,6 @@ impl Services {
             ports,
             slots: Mapping::new(slots, RING_CAPACITY).map_err(|error| map(RING, error))?,
             backends: Mapping::new(backends, BACKENDS_CAPACITY).map_err(|error| map(BACKENDS, error))?,
-            affinity,
             counts,
             names,
             rings: HashMap::new(),
@@ -121,18 +119,16 @@ impl Services {
         let mut seen: HashMap<(u32, u32), Option<Vec<Backend>>> = HashMap::new();
         for (key, entry) in ports {
             self.next_number = self.next_number.max(entry.number.saturating_add(1));
-            if entry.slots == 0 {
-                continue;
-            }
-            let set = match seen.get(&(entry.ring, entry.slots)) {
-                Some(known) => known.clone(),
-                None => {
-                    let found = self.adopt(entry);
-                    seen.insert((entry.ring, entry.slots), found.clone());
-                    found
-                }
+            let set = if entry.slots as usize <= ServiceEntry::FEW {
+                self.adopt_few(&key, &entry)
+            } else if let Some(known) = seen.get(&(entry.ring, entry.slots)) {
+                known.clone()
+            } else {
+                let found = self.adopt_ring(&entry);
+                seen.insert((entry.ring, entry.slots), found.clone());
+                found
             };
-            if let Some(set) = set {
+            if let Some(set) = set.filter(|set| !set.is_empty()) {
                 if let Some(ring) = self.rings.get_mut(&set) {
                     ring.users += 1;
                 }
@@ -142,48 +138,89 @@ impl Services {
         Ok(())
     }
 
-    /// Reads a ring back. None for one that is not as we make them: whoever leads there is set anew.
-    fn adopt(&mut self, entry: ServiceEntry) -> Option<Vec<Backend>> {
-        if !entry.slots.is_power_of_two() || entry.slots < RingBlock::LEN as u32 {
+    /// Reads a small set back. None for one that is not as we make them: its port is set anew.
+    fn adopt_few(&mut self, key: &ServiceKey, entry: &ServiceEntry) -> Option<Vec<Backend>> {
+        let (members, rest) = entry.members.split_at_checked(entry.slots as usize)?;
+        let ip6 = !key.ip.is_v4();
+        let read = |member: &Member| match ip6 {
+            false => Some(Backend::new(Address::v4(member.mark), u16::try_from(member.at).ok()?)),
+            true => self.backends.get(member.at),
+        };
+        let set: Vec<Backend> = members.iter().map(read).collect::<Option<_>>()?;
+        let as_made =
+            members.iter().zip(&set).all(|(member, backend)| *member == backend.member(member.at, ip6));
+        let ordered = set.windows(2).all(|pair| pair[0] < pair[1]);
+        if !as_made || !ordered || entry.ring != 0 || rest.iter().any(|member| *member != Member::default()) {
             return None;
         }
-        let end = entry.ring.checked_add(entry.slots)?;
-        let slots: Vec<u32> = (entry.ring..end).map(|slot| self.slot(slot)).collect::<Option<_>>()?;
+        if ip6 {
+            self.adopt_numbers(set.iter().copied().zip(members.iter().map(|member| member.at)).collect())?;
+        }
+        Some(set)
+    }
+
+    /// Reads a ring back. None for one that is not as we make them: whoever leads there is set anew.
+    fn adopt_ring(&mut self, entry: &ServiceEntry) -> Option<Vec<Backend>> {
+        if !entry.slots.is_power_of_two() || !entry.ring.is_multiple_of(BLOCK) {
+            return None;
+        }
+        let slots = self.read_slots(entry.ring, entry.slots)?;
         let named: BTreeSet<u32> = slots.iter().copied().collect();
         let mut set: Vec<(Backend, u32)> =
             named.iter().map(|number| Some((self.backends.get(*number)?, *number))).collect::<Option<_>>()?;
         set.sort_unstable();
+        let (list, len) = entry.members[0].as_list();
+        let listed = list.is_multiple_of(BLOCK) && len as usize == set.len();
+        if !listed || self.read_slots(list, 2 * len)? != list_of(&set) {
+            return None;
+        }
         let (set, numbers): (Vec<Backend>, Vec<u32>) = set.into_iter().unzip();
         let as_made = ring::fill(&names(&set)).iter().map(|place| numbers[*place as usize]).eq(slots);
-        let known_otherwise = |(backend, number): (&Backend, &u32)| {
-            self.numbers.get(backend).is_some_and(|(known, _)| known != number)
-        };
         if !as_made
             || set.windows(2).any(|pair| pair[0] == pair[1])
             || self.rings.contains_key(&set)
-            || set.iter().zip(&numbers).any(known_otherwise)
             || !self.room.reserve(entry.ring / BLOCK, entry.slots / BLOCK)
         {
             return None;
         }
-        for (backend, number) in set.iter().zip(&numbers) {
-            self.numbers.entry(*backend).or_insert((*number, 0)).1 += 1;
-            self.free_numbers.remove(number);
+        let named = set.iter().copied().zip(numbers.iter().copied()).collect();
+        if !self.room.reserve(list / BLOCK, list_blocks(set.len())) || self.adopt_numbers(named).is_none() {
+            // What cannot be is left alone until the next start reads it again.
+            return None;
         }
-        self.rings.insert(set.clone(), Ring { at: entry.ring, numbers, users: 0 });
+        self.rings.insert(set.clone(), Ring { at: entry.ring, list, users: 0 });
         Some(set)
     }
 
-    fn slot(&self, slot: u32) -> Option<u32> {
-        let block = self.slots.get(slot / BLOCK)?;
-        block.slots.get((slot % BLOCK) as usize).copied()
+    /// Notes that backends have these numbers. None, and nothing is noted, if one is known by another.
+    fn adopt_numbers(&mut self, named: Vec<(Backend, u32)>) -> Option<()> {
+        let otherwise = |(backend, number): &(Backend, u32)| {
+            let known = self.numbers.get(backend).map(|(known, _)| known);
+            known.map_or(!self.free_numbers.contains(number), |known| known != number)
+        };
+        if named.iter().any(otherwise) {
+            return None;
+        }
+        for (backend, number) in named {
+            self.numbers.entry(backend).or_insert((number, 0)).1 += 1;
+            self.free_numbers.remove(&number);
+        }
+        Some(())
+    }
+
+    fn read_slots(&self, from: u32, len: u32) -> Option<Vec<u32>> {
+        let slot = |slot: u32| {
+            let block = self.slots.get(slot / BLOCK)?;
+            block.slots.get((slot % BLOCK) as usize).copied()
+        };
+        (from..from.checked_add(len)?).map(slot).collect()
     }
 
     pub(super) fn keys(&self) -> impl Iterator<Item = &ServiceKey> {
         self.ports.iter().map(|(key, _)| key)
     }
 
-    /// Ports of services, blocks of rings, and backends in use.
+    /// Ports of services, blocks of rings, and numbers of backends in use.
     pub(super) fn fill(&self) -> [usize; 3] {
         [self.ports.len(), self.room.used() as usize, BACKENDS_CAPACITY - self.free_numbers.len()]
     }
@@ -204,30 +241,20 @@ impl Services {
             return Ok(());
         }
         self.wake();
-        let ring = self.ensure_ring(&target.backends)?;
         let before = self.ports.get(&key).copied();
         let number = before.map_or(self.next_number, |entry| entry.number);
-        let slots = ring::slots(target.backends.len());
-        let entry = ServiceEntry { ring, slots, number, affinity: target.affinity };
+        let place = self.place(&target.backends)?;
+        let entry = ServiceEntry { number, affinity: target.affinity, ..place };
         if let Err(error) = self.ports.set(key, entry) {
-            self.drop_if_unused(&target.backends);
+            self.leave(&target.backends);
             return Err(error);
         }
         self.next_number = self.next_number.max(number.saturating_add(1));
-        if let Some(ring) = self.rings.get_mut(&target.backends) {
-            ring.users += 1;
-        }
         let left = if target.backends.is_empty() {
             self.sets.remove(&key)
         } else {
             self.sets.insert(key, target.backends.clone())
         };
-        // Those that no new connection may go to.
-        if before.is_some_and(|entry| entry.affinity != 0) {
-            let stay: BTreeSet<u32> =
-                target.backends.iter().filter_map(|backend| Some(self.numbers.get(backend)?.0)).collect();
-            self.forget_clients(number, &stay)?;
-        }
         if let Some(left) = left {
             self.leave(&left);
         }
@@ -262,29 +289,55 @@ impl Services {
         if let Some(entry) = before {
             self.forget_counts(entry.number)?;
         }
-        if let Some(entry) = before.filter(|entry| entry.affinity != 0) {
-            self.forget_clients(entry.number, &BTreeSet::new())?;
-        }
         if let Some(set) = self.sets.remove(key) {
             self.leave(&set);
         }
         Ok(())
     }
 
-    /// The first slot of the set's ring, which is made if there is none.
-    fn ensure_ring(&mut self, set: &[Backend]) -> Result<u32, Error> {
-        if set.is_empty() {
-            return Ok(0);
+    /// An entry that leads to the set, for one more port; all that it leads to is there. `leave` undoes it.
+    fn place(&mut self, set: &[Backend]) -> Result<ServiceEntry, Error> {
+        let mut members = [Member::default(); ServiceEntry::FEW];
+        if set.len() > members.len() {
+            let ring = self.ensure_ring(set)?;
+            ring.users += 1;
+            let (at, list) = (ring.at, ring.list);
+            members[0] = Member::list(list, set.len() as u32);
+            return Ok(ServiceEntry {
+                number: 0,
+                affinity: 0,
+                slots: ring::slots(set.len()),
+                ring: at,
+                members,
+            });
         }
-        if let Some(ring) = self.rings.get(set) {
-            return Ok(ring.at);
+        for (place, backend) in set.iter().enumerate() {
+            let ip6 = !backend.ip.is_v4();
+            let Some(number) = (if ip6 { self.number(*backend) } else { Some(0) }) else {
+                self.leave(&set[..place]);
+                return Err(full(BACKENDS, BACKENDS_CAPACITY));
+            };
+            members[place] = backend.member(number, ip6);
         }
-        let size = ring::slots(set.len()) / BLOCK;
-        let full = |map, capacity| {
-            let what = format!("write to the map {map}, which is full ({capacity} entries)");
-            failed(what, std::io::Error::from_raw_os_error(libc::E2BIG))
-        };
+        Ok(ServiceEntry { number: 0, affinity: 0, slots: set.len() as u32, ring: 0, members })
+    }
+
+    /// The ring of a large set, which is made if there is none.
+    fn ensure_ring(&mut self, set: &[Backend]) -> Result<&mut Ring, Error> {
+        if !self.rings.contains_key(set) {
+            let ring = self.make_ring(set)?;
+            self.rings.insert(set.to_vec(), ring);
+        }
+        self.rings.get_mut(set).ok_or_else(|| failed("make a ring", "it is gone"))
+    }
+
+    fn make_ring(&mut self, set: &[Backend]) -> Result<Ring, Error> {
+        let (size, list_size) = (ring::slots(set.len()) / BLOCK, list_blocks(set.len()));
         let block = self.room.take(size).ok_or_else(|| full(RING, RING_CAPACITY))?;
+        let Some(list) = self.room.take(list_size) else {
+            self.room.give(block, size);
+            return Err(full(RING, RING_CAPACITY));
+        };
         let mut numbers = vec![];
         for backend in set {
             match self.number(*backend) {
@@ -292,21 +345,25 @@ impl Services {
                 None => {
                     self.unname(&set[..numbers.len()]);
                     self.room.give(block, size);
+                    self.room.give(list, list_size);
                     return Err(full(BACKENDS, BACKENDS_CAPACITY));
                 }
             }
         }
-        let filled = ring::fill(&names(set));
-        for (place, slots) in filled.chunks_exact(RingBlock::LEN).enumerate() {
-            let mut piece = RingBlock { slots: [0; RingBlock::LEN] };
-            for (slot, backend) in piece.slots.iter_mut().zip(slots) {
-                *slot = numbers[*backend as usize];
-            }
-            self.slots.set(block + place as u32, piece);
-        }
+        let named: Vec<(Backend, u32)> = set.iter().copied().zip(numbers.iter().copied()).collect();
+        self.write_slots(list, &list_of(&named));
+        let filled: Vec<u32> = ring::fill(&names(set)).iter().map(|place| numbers[*place as usize]).collect();
+        self.write_slots(block, &filled);
         self.writes.count();
-        self.rings.insert(set.to_vec(), Ring { at: block * BLOCK, numbers, users: 0 });
-        Ok(block * BLOCK)
+        Ok(Ring { at: block * BLOCK, list: list * BLOCK, users: 0 })
+    }
+
+    fn write_slots(&mut self, first: u32, slots: &[u32]) {
+        for (block, slots) in (first..).zip(slots.chunks(RingBlock::LEN)) {
+            let mut piece = RingBlock { slots: [0; RingBlock::LEN] };
+            piece.slots[..slots.len()].copy_from_slice(slots);
+            self.slots.set(block, piece);
+        }
     }
 
     /// The number of a backend, which is written if it has none; named once more.
@@ -322,26 +379,24 @@ impl Services {
         Some(number)
     }
 
-    /// One port less leads to the set's ring.
+    /// One port less leads to the set.
     fn leave(&mut self, set: &[Backend]) {
-        if let Some(ring) = self.rings.get_mut(set) {
-            ring.users = ring.users.saturating_sub(1);
+        if set.len() <= ServiceEntry::FEW {
+            return self.unname(set);
         }
-        self.drop_if_unused(set);
-    }
-
-    fn drop_if_unused(&mut self, set: &[Backend]) {
-        if self.rings.get(set).is_none_or(|ring| ring.users > 0) {
-            return;
-        }
-        if let Some(ring) = self.rings.remove(set) {
-            let size = ring::slots(ring.numbers.len()) / BLOCK;
-            self.resting.push_back((Instant::now(), Freed::Slots { at: ring.at / BLOCK, size }));
+        let Some(ring) = self.rings.get_mut(set) else { return };
+        ring.users = ring.users.saturating_sub(1);
+        if ring.users == 0
+            && let Some(ring) = self.rings.remove(set)
+        {
+            let sizes = [(ring.at, ring::slots(set.len()) / BLOCK), (ring.list, list_blocks(set.len()))];
+            let now = Instant::now();
+            self.resting.extend(sizes.map(|(at, size)| (now, Freed::Slots { at: at / BLOCK, size })));
             self.unname(set);
         }
     }
 
-    /// One ring less names each of these.
+    /// One ring or entry less names each of these; those that have no number are none of its business.
     fn unname(&mut self, set: &[Backend]) {
         for backend in set {
             let Some((number, names)) = self.numbers.get_mut(backend) else { continue };
@@ -363,32 +418,6 @@ impl Services {
             }
         }
     }
-
-    /// Clients of a service's port are with nobody but these any more.
-    fn forget_clients(&mut self, service: u32, stay: &BTreeSet<u32>) -> Result<(), Error> {
-        let read = |error| failed(format!("read the map {AFFINITY}"), error);
-        let mut gone = vec![];
-        for entry in self.affinity.iter() {
-            match entry {
-                Ok((key, with)) if key.service == service && !stay.contains(&with.backend) => gone.push(key),
-                Ok(_) => {}
-                // The programs write there all the time; one that was pushed out meanwhile is gone as well.
-                Err(maps::MapError::KeyNotFound) => {}
-                Err(error) => return Err(read(error)),
-            }
-        }
-        for key in gone {
-            self.writes.count();
-            match self.affinity.remove(&key) {
-                Ok(()) | Err(maps::MapError::KeyNotFound) => {}
-                Err(error) => match errno(&error) {
-                    Some(libc::ENOENT) => {}
-                    _ => return Err(failed(format!("remove from the map {AFFINITY}"), error)),
-                },
-            }
-        }
-        Ok(())
-    }
 }
 
 /// Slots of a block.
@@ -401,4 +430,22 @@ fn room() -> Arena {
 /// What tells backends apart on every node alike.
 fn names(set: &[Backend]) -> Vec<&[u8]> {
     set.iter().map(bytemuck::bytes_of).collect()
+}
+
+/// The list by which the programs know who belongs to a large set.
+fn list_of(set: &[(Backend, u32)]) -> Vec<u32> {
+    let word = |(backend, number): &(Backend, u32)| backend.member(*number, !backend.ip.is_v4()).word();
+    let mut words: Vec<u64> = set.iter().map(word).collect();
+    words.sort_unstable();
+    words.into_iter().flat_map(|word| [word as u32, (word >> 32) as u32]).collect()
+}
+
+/// Blocks of that list.
+fn list_blocks(backends: usize) -> u32 {
+    ((2 * backends).div_ceil(RingBlock::LEN) as u32).next_power_of_two()
+}
+
+fn full(map: &str, capacity: usize) -> Error {
+    let what = format!("write to the map {map}, which is full ({capacity} entries)");
+    failed(what, std::io::Error::from_raw_os_error(libc::E2BIG))
 }

@@ -11,10 +11,13 @@ use std::{
 
 use aya::{
     Pod,
-    maps::{self, MapData},
+    maps::{self, IterableMap as _, MapData},
 };
 
-use super::failure::{errno, failed};
+use super::{
+    batch,
+    failure::{errno, failed},
+};
 use crate::datapath::{Error, Fill};
 
 /// Counts what is changed in the kernel.
@@ -53,11 +56,7 @@ impl<K: Pod + Eq + Hash, V: Pod + PartialEq> Table<K, V> {
 
     /// Makes the copy afresh.
     pub(super) fn read(&mut self) -> Result<(), Error> {
-        self.known = self
-            .map
-            .iter()
-            .collect::<Result<_, _>>()
-            .map_err(|error| failed(format!("read the map {}", self.name), error))?;
+        self.known = batch::entries(self.name, self.map.map())?.into_iter().collect();
         Ok(())
     }
 

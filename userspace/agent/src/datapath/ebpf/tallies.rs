@@ -2,8 +2,8 @@
 
 use aya::{Pod, maps::MapData, util::nr_cpus};
 use contiv_abi::{
-    AffinityEntry, AffinityKey, Flow, FlowKey, FragmentKey, FragmentPorts, ServiceCount, TimedFlow,
-    maps::{AFFINITY, FLOWS, FRAGMENTS, METERS, NEW_FLOWS, RULE_COUNTS, SERVICE_COUNTS},
+    AffinityBlock, Flow, FlowKey, FragmentKey, FragmentPorts, ServiceCount, TimedFlow,
+    maps::{AFFINITY, AFFINITY_CAPACITY, FLOWS, FRAGMENTS, METERS, NEW_FLOWS, RULE_COUNTS, SERVICE_COUNTS},
     policy::{Meter, MeterKey, RuleCount},
 };
 
@@ -11,6 +11,7 @@ use super::{
     batch,
     failure::failed,
     kernel::open_data,
+    mapping::Mapping,
     names::{RuleNames, ServiceNames},
     pins::Pins,
 };
@@ -30,7 +31,7 @@ pub(super) fn read(pins: &Pins, rules: &RuleNames, services: &ServiceNames) -> R
         fill::<FlowKey, TimedFlow>(pins, FLOWS, 1)?,
         fill::<FlowKey, Flow>(pins, NEW_FLOWS, 1)?,
         fill::<FragmentKey, FragmentPorts>(pins, FRAGMENTS, 1)?,
-        fill::<AffinityKey, AffinityEntry>(pins, AFFINITY, 1)?,
+        clients(pins)?,
         fill::<MeterKey, Meter>(pins, METERS, 1)?,
     ];
     for (table, counts) in [(RULE_COUNTS, by_rule.len()), (SERVICE_COUNTS, by_service.len())] {
@@ -97,6 +98,15 @@ fn fill<K: Pod, V: Pod>(pins: &Pins, table: &'static str, copies: usize) -> Resu
         entries = (entries * all / (buckets as usize).max(1)).min(room);
     }
     Ok(Fill { table, entries, room })
+}
+
+/// Clients that are remembered, counted one by one: four megabytes, which nobody has to be asked for.
+fn clients(pins: &Pins) -> Result<Fill, Error> {
+    let blocks: Mapping<AffinityBlock> = Mapping::new(open_data(pins, AFFINITY)?, AFFINITY_CAPACITY)
+        .map_err(|error| failed(format!("map {AFFINITY} into memory"), error))?;
+    let taken = |block: AffinityBlock| block.clients.iter().filter(|client| client.tag != 0).count();
+    let entries = (0..AFFINITY_CAPACITY as u32).filter_map(|block| blocks.get(block)).map(taken).sum();
+    Ok(Fill { table: AFFINITY, entries, room: AFFINITY_CAPACITY * AffinityBlock::LEN })
 }
 
 fn room(name: &'static str, map: &MapData) -> Result<usize, Error> {

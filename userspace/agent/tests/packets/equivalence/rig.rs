@@ -13,8 +13,8 @@ use aya::{
     maps::{HashMap as KernelMap, Map, MapData},
 };
 use contiv_abi::{
-    AffinityEntry, AffinityKey, DropReason, Flow, FlowKey, TimedFlow,
-    maps::{AFFINITY, FLOWS, FROM_POD, NEW_FLOWS},
+    DropReason, Flow, FlowKey, TimedFlow,
+    maps::{FLOWS, FROM_POD, NEW_FLOWS},
 };
 use netplugin::datapath::{Desired, Local, Network, Object, Op};
 
@@ -79,7 +79,6 @@ impl Rig {
             let maps = self.node.datapath.maps_directory();
             forget::<FlowKey, TimedFlow>(&maps.join(FLOWS))?;
             forget::<FlowKey, Flow>(&maps.join(NEW_FLOWS))?;
-            forget::<AffinityKey, AffinityEntry>(&maps.join(AFFINITY))?;
         }
         Ok(())
     }
