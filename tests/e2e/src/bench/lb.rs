@@ -1,6 +1,7 @@
 //! Services on an eBPF node: what they cost, alone and beside what they replace.
 
 mod connections;
+mod exchange;
 mod lab;
 mod outside;
 mod packets;
@@ -35,6 +36,8 @@ enum Part {
     Packets,
     /// TCP from pod to service beside direct routing, nftables and iptables
     Connections,
+    /// What the programs take for each packet of a short connection
+    Exchange,
     /// Live frames from outside through the XDP program beside a bare XDP_TX
     Xdp,
 }
@@ -52,6 +55,9 @@ pub(super) fn measure(options: &Options, tell: &mut Tell<'_>) -> Result<()> {
     let rounds = options.packets.rounds;
     if options.wants(Part::Connections) {
         tell("lb_connections", &connections::measure(&options.connections, rounds)?)?;
+    }
+    if options.wants(Part::Exchange) {
+        tell("lb_exchange", &exchange::measure(options.connections.among)?)?;
     }
     if options.wants(Part::Xdp) {
         tell("lb_xdp", &xdp::measure(&options.xdp, rounds)?)?;

@@ -29,7 +29,7 @@ use crate::{
 pub(super) struct Options {
     /// Services that each side has while connections to one of them are measured
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u16).range(3..=30_000))]
-    among: u16,
+    pub(super) among: u16,
     /// How long each measurement of connections takes
     #[arg(long, default_value_t = 2.0)]
     seconds: f64,

@@ -24,7 +24,7 @@ pub(super) struct Lab {
 
 /// Pods of one node, and the service before them.
 pub(super) struct Backends {
-    pods: Vec<Pod>,
+    pub(super) pods: Vec<Pod>,
     service: usize,
 }
 
@@ -54,6 +54,11 @@ impl Lab {
         let near = Backends { pods: near, service: services - 2 };
         let far = Backends { pods: far, service: services - 1 };
         Ok(Lab { client, near, far, load, cluster })
+    }
+
+    /// The client's.
+    pub(super) fn node(&self) -> Result<&Node> {
+        self.cluster.nodes.first().context("a cluster has nodes")
     }
 
     /// The programs on all ways of pods.
