@@ -2,17 +2,14 @@
 
 use aya_ebpf::{
     bindings::{BPF_F_MMAPABLE, BPF_NOEXIST},
-    btf_maps::{Array, HashMap, PerCpuArray, PerCpuHashMap},
-    cty::c_void,
-    helpers::generated::bpf_loop,
+    btf_maps::{Array, PerCpuArray, PerCpuHashMap},
     macros::btf_map,
 };
 use contiv_abi::{
     Address, Be16, DropReason, FdbEntry, Flow, Judged, NeighKey,
     maps::{RULE_COUNTS_CAPACITY, RULE_SETS_CAPACITY, RULES_CAPACITY},
     policy::{
-        Bits, Family, GROUP_NUMBERS, Group, IN, OUT, Part, Question, RuleCount, RuleEntry, RuleKey, RuleSet,
-        Search, Tables, deciding,
+        Branch, GROUP_NUMBERS, Group, IN, OUT, Question, RuleCount, RuleEntry, RuleSet, Search, Tables,
     },
 };
 
@@ -25,10 +22,10 @@ use crate::{
 static GROUPS: Array<Group, GROUP_NUMBERS, { BPF_F_MMAPABLE as usize }> = Array::new();
 
 #[btf_map(name = "ctv_rulesets")]
-static RULE_SETS: HashMap<u32, RuleSet, RULE_SETS_CAPACITY, NO_PREALLOC> = HashMap::new();
+static RULE_SETS: Array<RuleSet, RULE_SETS_CAPACITY, { BPF_F_MMAPABLE as usize }> = Array::new();
 
 #[btf_map(name = "ctv_rules")]
-static RULES: HashMap<RuleKey, RuleEntry, RULES_CAPACITY, NO_PREALLOC> = HashMap::new();
+static RULES: Array<Branch, RULES_CAPACITY, { BPF_F_MMAPABLE as usize }> = Array::new();
 
 #[btf_map(name = "ctv_rulecnt")]
 static COUNTS: PerCpuHashMap<u32, RuleCount, RULE_COUNTS_CAPACITY, NO_PREALLOC> = PerCpuHashMap::new();
@@ -164,80 +161,58 @@ extern "C" fn ctv_side(side: u32) -> u32 {
     if set == 0 {
         return 0;
     }
-    let family = Family::of(inquiry.ip6);
     let question = &mut inquiry.question;
-    question.own = Bits::new(family, &inquiry.ends[side]);
-    question.peer = Bits::new(family, &inquiry.ends[side ^ 1]);
-    question.set = set;
-    inquiry.of_peer.ip.set_words(inquiry.ends[side ^ 1].words());
-    let peer = maps::neighbour(&inquiry.of_peer);
-    question.group = peer.map_or(0, |peer| peer.group as u16);
-    question.protocol = inquiry.protocol;
-    // Rules of a port are of TCP or UDP: what others have there is never asked for.
-    question.port = inquiry.port;
-    // A set that is not there: to have no rules is no reason to let anything through.
-    let found = deciding(&Maps, &inquiry.question);
-    let (rule, denies) = match found {
-        Some(entry) => (entry.rule, entry.denies()),
-        None => (0, true),
-    };
+    question.set_ends(inquiry.ip6, &inquiry.ends[side ^ 1], &inquiry.ends[side]);
+    question.set_port(inquiry.protocol, inquiry.port);
+    question.set_group(0);
+    if Maps.set(set).is_some_and(|set| set.by_group != 0) {
+        inquiry.of_peer.ip.set_words(inquiry.ends[side ^ 1].words());
+        let peer = maps::neighbour(&inquiry.of_peer);
+        question.set_group(peer.map_or(0, |peer| peer.group));
+    }
+    inquiry.search = Search::new(set);
+    for _ in 0..Search::TURNS {
+        if ctv_search() == FOUND {
+            break;
+        }
+    }
+    let RuleEntry { rule, .. } = inquiry.search.best;
+    let denies = inquiry.search.best.denies();
     inquiry.judged[side] = Judged { generation: set, rule };
     count(rule);
     u32::from(denies)
 }
 
+/// Sets and their trees are not changed as long as a group leads to them.
 struct Maps;
 
 impl Tables for Maps {
     #[inline(always)]
-    fn rule(&self, key: &RuleKey) -> Option<RuleEntry> {
-        // SAFETY: copied at once; entries are not changed as long as a group leads to them.
-        unsafe { RULES.get(key) }.copied()
+    fn set(&self, number: u32) -> Option<&RuleSet> {
+        RULE_SETS.get(RuleSet::place(number)).filter(|set| set.number == number && number != 0)
     }
 
     #[inline(always)]
-    fn within(&self, set: u32, part: Part, _question: &Question) -> Option<RuleEntry> {
-        if ctv_within(set, u32::from(part == Part::Own)) == FOUND {
-            Some(inquiry()?.search.best)
-        } else {
-            None
-        }
+    fn branch(&self, place: u32) -> Option<&Branch> {
+        RULES.get(place)
     }
 }
 
-/// What `ctv_within` returns when the set is there.
+/// What `ctv_search` returns when there are no more trees.
 const FOUND: u32 = 1;
 
-/// Searches a part of a set for what the inquiry asks.
+/// Goes on with the search of the inquiry.
 ///
 /// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_within(number: u32, own: u32) -> u32 {
-    let Some(inquiry) = inquiry() else { return 0 };
-    // SAFETY: sets are not changed as long as a group leads to them.
-    let Some(set) = (unsafe { RULE_SETS.get(number) }) else { return 0 };
-    let part = if own != 0 { Part::Own } else { Part::Rules };
-    inquiry.search = Search::new(number, part, &inquiry.question);
-    let mut walk = Walk { inquiry, set };
-    // The result is how many steps it took.
-    // SAFETY: `search_step` expects a `Walk`, which outlives the loop.
-    let _steps =
-        unsafe { bpf_loop(Search::STEPS, search_step as *mut c_void, (&raw mut walk).cast::<c_void>(), 0) };
-    FOUND
-}
-
-#[repr(C)]
-struct Walk<'a> {
-    inquiry: &'a mut Inquiry,
-    set: &'a RuleSet,
-}
-
-extern "C" fn search_step(_step: u64, walk: *mut Walk<'_>) -> i64 {
-    // SAFETY: `ctv_within` passes its own.
-    let Walk { inquiry, set } = unsafe { &mut *walk };
-    let Inquiry { question, search, .. } = &mut **inquiry;
-    i64::from(!search.step(&Maps, set, question))
+extern "C" fn ctv_search() -> u32 {
+    let Some(Inquiry { question, search, .. }) = inquiry() else { return FOUND };
+    if !search.turn(&Maps) {
+        return FOUND;
+    }
+    search.walk(&Maps, question);
+    0
 }
 
 /// Counts the packet in hand for a rule that has decided about it.

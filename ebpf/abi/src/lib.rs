@@ -77,11 +77,10 @@ map_types! {
     Client: 16;
     AffinityBlock: 64;
     policy::Group: 24;
-    policy::RuleSet: 1856;
-    policy::Asks: 6;
+    policy::RuleSet: 72;
+    policy::Branch: 128;
     policy::Meter: 16;
     policy::MeterKey: 8;
-    policy::RuleKey: 28;
     policy::RuleEntry: 8;
     policy::RuleCount: 16;
     Event: 112;

@@ -99,16 +99,17 @@ pub const SERVICE_COUNTS_CAPACITY: usize = SERVICES_CAPACITY;
 /// A group's number -> [`Group`](crate::policy::Group). Indexed, never full; the agent has it in its memory.
 pub const GROUPS: &str = "ctv_groups";
 
-/// Number -> [`RuleSet`](crate::policy::RuleSet). Full: the group fails, and endpoints that are new in it wait; those that
-/// are there keep the rules that they have.
+/// Number, as far as it fits -> [`RuleSet`](crate::policy::RuleSet). Full: the group fails, and endpoints that are new in it
+/// wait; those that are there keep the rules that they have.
 pub const RULE_SETS: &str = "ctv_rulesets";
-/// Two for each group, and one for each address that rules of a group single out.
+/// Two for each group, and one for each address that rules of a group single out: 4.5 MiB.
 pub const RULE_SETS_CAPACITY: usize = 65_536;
 
-/// [`RuleKey`](crate::policy::RuleKey) -> [`RuleEntry`](crate::policy::RuleEntry). Full: as `ctv_rulesets`.
+/// Place -> [`Branch`](crate::policy::Branch). Full: as `ctv_rulesets`.
 pub const RULES: &str = "ctv_rules";
-/// Room for 100,000 rules on a node, of any lengths of prefixes, and for the largest group twice.
-pub const RULES_CAPACITY: usize = 524_288;
+/// 32 MiB. A rule takes a third of a branch when many have their port in common, one to three when it is alone with it, so
+/// there is room for 100,000, and for the largest group twice.
+pub const RULES_CAPACITY: usize = 262_144;
 
 /// Number of a rule -> [`RuleCount`](crate::policy::RuleCount) per CPU. Made by what is counted. Full: further rules are not
 /// counted.

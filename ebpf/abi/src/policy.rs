@@ -1,21 +1,21 @@
-//! Policies as the programs read them: keys, values, and the search, which the agent's tests run, too.
+//! Policies as the programs read them, and the search, which the agent's tests run, too.
 //!
 //! ```text
-//! ctv_groups    group's number          -> its rule sets in and out, DSCP, rate
-//! ctv_rulesets  rule set                -> which prefix lengths to look for
-//! ctv_rules     rule set, what, prefix  -> the rule that decides
+//! ctv_groups    group's number   -> its rule sets in and out, DSCP, rate
+//! ctv_rulesets  a set's number   -> where its trees begin
+//! ctv_rules     place            -> a branch of a tree
 //! ```
 //!
-//! A rule set is the rules of one group in one direction. Its rules are sorted by what they ask for ([`shape`]): the
-//! peer's group or not, the protocol, the protocol and port or neither. Within a shape, all that is asked for but the
-//! peer's prefix is compared whole, as a part of the key; the longest prefix is found by a binary search
-//! over the lengths that the shape has (Waldvogel et al., "Scalable High Speed IP Routing Lookups", 1997). An entry holds
-//! the rule that decides among all whose prefix covers its own, so the search need not go back; entries in which it only
-//! learns that longer prefixes are worth a look hold the same. What the shapes come to is compared at the end.
-//! So the number of look-ups depends on how many shapes and lengths are in use, never on how many rules; and
-//! a rule has one entry, and a handful of such signposts at worst.
+//! A rule set is the rules of one group in one direction, as a decision: which rule is it for this group of the peer, this
+//! protocol and port, this address of the peer? What is asked is a handful of numbers, the [`word`]s; the space of each
+//! is cut at the places where an answer changes, into ranges that do not overlap. So rules of any lengths of prefixes,
+//! nested or not, priorities and denials are worked out by the agent, and a range has one answer. The ranges are the
+//! leaves of a tree of [`Branch`]es of eight (a static B+ tree), in which an answer may be a tree for the next word.
+//!
+//! A search takes as many looks into an array as the trees on its way are high: one to three for a few rules, six for 15,000
+//! of any prefixes, never more than [`HEIGHT`] for a tree.
 
-use crate::{Address, Be16};
+use crate::{Address, Be16, maps::RULE_SETS_CAPACITY};
 
 /// Groups have numbers from 1 to one less than this.
 pub const GROUP_NUMBERS: usize = 32_768;
@@ -44,218 +44,134 @@ pub struct Group {
     pub dscp: u32,
 }
 
-/// How many [`shape`]s of rules there are, and one more for the group's own addresses.
-pub const SHAPES: usize = 7;
+/// What a connection is told by when rules are looked for: numbers of less than 2^62. Addresses take three.
+pub mod word {
+    /// The group of the peer; zero for none.
+    pub const GROUP: u32 = 0;
+    /// Protocol in 8 bits, then port in 16.
+    pub const PORT: u32 = 1;
+    /// Address of the peer.
+    pub const PEER: u32 = 2;
+    /// Address of this end.
+    pub const OWN: u32 = 5;
+    /// How many there are.
+    pub const COUNT: usize = 8;
 
-/// What a rule asks for: an index into [`RuleSet::trees`], a part of [`RuleKey`].
-pub mod shape {
-    /// Any protocol and port; any group.
-    pub const ANY: u8 = 0;
-    /// A protocol.
-    pub const PROTOCOL: u8 = 1;
-    /// A protocol and a port.
-    pub const PORT: u8 = 2;
-    /// Added to those: a group of the peer, too.
-    pub const GROUP: u8 = 3;
-    /// Not a rule, but for endpoints with this address: the number of a further set, of rules for them alone.
-    pub const OWN: u8 = 6;
+    /// IPv6: 48, 48, 32 bits. IPv4: all in the first, above those of IPv6.
+    pub const ADDRESS_BITS: [u32; 3] = [48, 48, 32];
+    /// The first word of the first address of IPv4.
+    pub const IP4: u64 = 1 << ADDRESS_BITS[0];
+
+    /// Of a protocol and port.
+    #[inline(always)]
+    pub const fn port(protocol: u8, port: u16) -> u64 {
+        (protocol as u64) << 16 | port as u64
+    }
 }
 
-/// The lengths of prefixes that are to be looked for, as a search tree: the root is in slot 1, the child for shorter
-/// prefixes of slot `n` in slot `2n`, that for longer ones in `2n + 1`. IPv4 has at most 33 lengths. IPv6 may have all but
-/// 1 to 3, so that there are no more than 127.
+/// More looks than a search in one tree takes. A tree of height 7 has more than 37,000 branches, one of height 8 would need more
+/// than there are; groups, being 32,768, come to a height of 6.
+pub const HEIGHT: u32 = 6 + 4 * 7;
+
+/// How many ways there are from a branch.
+pub const WAYS: usize = 8;
+
+/// A part of a tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
-pub struct Tree {
-    /// The first half is that of IPv4, the other that of IPv6. Slot 0 is 1 if there is a root, else 0: where the search
-    /// begins.
-    slots: [u8; 256],
+pub struct Branch {
+    /// Where the range of each way but the first begins; ascending, [`Branch::NEVER`] for ways that are not there.
+    pub starts: [u64; WAYS - 1],
+    /// Zero.
+    pub zero: u64,
+    /// What is there.
+    pub ways: [RuleEntry; WAYS],
 }
 
-impl Tree {
-    /// In a slot: no node.
-    pub const END: u8 = 255;
-    /// How deep a tree is at most.
-    const DEPTH: u32 = 7;
+impl Branch {
+    /// Above all that a word can be.
+    pub const NEVER: u64 = i64::MAX as u64;
 
-    /// Without a root.
-    pub const EMPTY: Tree = {
-        let mut slots = [Tree::END; 256];
-        slots[Family::V4.place(0)] = 0;
-        slots[Family::V6.place(0)] = 0;
-        Tree { slots }
-    };
+    /// Without a way.
+    pub const EMPTY: Branch =
+        Branch { starts: [Branch::NEVER; WAYS - 1], zero: 0, ways: [RuleEntry::NONE; WAYS] };
 
-    /// What is in a slot.
+    /// The way of the word that is one less than `after`.
+    ///
+    /// Counts the starts that are less than `after` by the signs of the differences: without a branch, of which the
+    /// verifier would follow both sides, and the processor often the wrong one. Words are less than 2^62, so that no
+    /// difference overflows.
     #[inline(always)]
-    pub fn slot(&self, family: Family, slot: u8) -> u8 {
-        self.slots.get(family.place(slot)).copied().unwrap_or(Tree::END)
-    }
-
-    /// Sets a slot below 128.
-    pub fn set(&mut self, family: Family, slot: u8, length: u8) {
-        if let Some(place) = self.slots.get_mut(family.place(slot)) {
-            *place = length;
-        }
+    pub fn way(&self, after: u64) -> RuleEntry {
+        let [a, b, c, d, e, f, g] = self.starts;
+        let less = |start: u64| start.wrapping_sub(after) >> 63;
+        let way = (less(a) + less(b)) + (less(c) + less(d)) + (less(e) + less(f)) + less(g);
+        self.ways.get(way as usize & (WAYS - 1)).copied().unwrap_or(RuleEntry::NONE)
     }
 }
 
-/// What rules of a shape ask for, as masks of what a connection has.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
-#[repr(C)]
-pub struct Asks {
-    /// Of the peer's group.
-    pub group: u16,
-    /// Of the port.
-    pub port: u16,
-    /// Of the protocol.
-    pub protocol: u8,
-    /// [`shape`], or [`Asks::END`].
-    pub shape: u8,
-}
-
-impl Asks {
-    /// Instead of a shape: no more.
-    pub const END: u8 = 255;
-
-    /// What a shape asks for.
-    pub const fn of(shape: u8) -> Self {
-        let rest = shape % shape::GROUP;
-        Asks {
-            group: if shape >= shape::GROUP && shape < shape::OWN { u16::MAX } else { 0 },
-            port: if rest == shape::PORT { u16::MAX } else { 0 },
-            protocol: if rest != shape::ANY { u8::MAX } else { 0 },
-            shape,
-        }
-    }
-}
-
-/// Which rules there are in a set.
+/// The rules of a group in one direction, or of them those for endpoints with an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct RuleSet {
-    /// How many, for people.
+    /// Its number; zero if there is no set in this place.
+    pub number: u32,
+    /// How many rules, for people; with the first set of a group those of all.
     pub rules: u32,
-    /// The shapes in use, then one that is [`Asks::END`]; from [`RuleSet::OWN`] on likewise [`shape::OWN`].
-    pub used: [Asks; 10],
-    /// By [`shape`].
-    pub trees: [Tree; SHAPES],
+    /// Trees, to be asked one after the other; from the end of them on [`RuleEntry::NONE`]. Of what they say, the
+    /// smallest order decides. One is enough unless rules of several kinds would have to be repeated too often. The last
+    /// may be about this end's address, and lead to a set of rules for such endpoints alone.
+    pub roots: [RuleEntry; RuleSet::ROOTS + 1],
+    /// Not zero if the group of the peer is asked for.
+    pub by_group: u32,
+    /// Zero.
+    pub zero: u32,
 }
 
 impl RuleSet {
-    /// The first place in [`RuleSet::used`] that is not of rules.
-    pub const OWN: u8 = 8;
+    /// Of rules: with a group of the peer or without; for a protocol and port, a protocol, or any.
+    pub const ROOTS: usize = 6;
+
+    /// No set.
+    pub const EMPTY: RuleSet =
+        RuleSet { number: 0, rules: 0, roots: [RuleEntry::NONE; RuleSet::ROOTS + 1], by_group: 0, zero: 0 };
+
+    /// Where the set with this number is. Of sets that there are, no two are in one place.
+    #[inline(always)]
+    pub const fn place(number: u32) -> u32 {
+        number & (RULE_SETS_CAPACITY as u32 - 1)
+    }
 }
 
-/// A family of addresses, by its number in keys.
+const _: () = assert!(RULE_SETS_CAPACITY.is_power_of_two());
+
+/// The rule that decides, or where to look for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Family(u8);
-
-impl Family {
-    /// IPv4.
-    pub const V4: Family = Family(4);
-    /// IPv6.
-    pub const V6: Family = Family(6);
-
-    /// IPv6 if `ip6` is 1, IPv4 if it is 0.
-    #[inline(always)]
-    pub const fn of(ip6: u8) -> Self {
-        Family(4 + (ip6 & 1) * 2)
-    }
-
-    /// Without a branch: the verifier would follow both sides of it through all that comes.
-    #[inline(always)]
-    const fn place(self, slot: u8) -> usize {
-        (self.0 & 2) as usize * 64 + slot as usize
-    }
-}
-
-/// An address as two numbers, as it is masked and compared: IPv4 addresses mapped into `::ffff:0:0/96`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(C)]
-pub struct Bits {
-    high: u64,
-    low: u64,
-    family: Family,
-}
-
-impl Bits {
-    /// Of an address, which is mapped if it is of IPv4.
-    #[inline(always)]
-    pub const fn new(family: Family, address: &Address) -> Self {
-        let [high, low] = address.words();
-        Bits { high: u64::from_be(high), low: u64::from_be(low), family }
-    }
-
-    /// Its first `length` bits, the others being zero.
-    #[inline(always)]
-    fn truncated(&self, length: u8) -> [u8; 16] {
-        // By steps that are less than the width of a word, so that what is shifted out is out; and without branches.
-        let kept = length as u32 & 0xff;
-        let step = kept / 4;
-        let high = !(u64::MAX >> step >> step >> step >> (kept - 3 * step));
-        let rest = 128_u32.wrapping_sub(kept) & 0xff;
-        let step = rest / 4;
-        let low = u64::MAX << step << step << step << (rest - 3 * step);
-        let [a, b, c, d, e, f, g, h] = (self.high & high).to_be_bytes();
-        let [i, j, k, l, m, n, o, p] = (self.low & low).to_be_bytes();
-        [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p]
-    }
-}
-
-/// A prefix of the peer, and what else a rule of the set asks for; what it does not ask for is zero.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
-#[repr(C)]
-pub struct RuleKey {
-    /// The prefix, IPv4 mapped.
-    pub address: [u8; 16],
-    /// Which rules.
-    pub set: u32,
-    /// The group that the peer is in.
-    pub group: u16,
-    /// The destination port, in the machine's order.
-    pub port: u16,
-    /// The protocol.
-    pub protocol: u8,
-    /// [`shape`].
-    pub shape: u8,
-    /// 4 or 6.
-    pub family: u8,
-    /// How many bits of the address count; those of IPv4 begin after the first 96.
-    pub length: u8,
-}
-
-impl RuleKey {
-    /// The same for the first `length` bits of `address`.
-    #[inline(always)]
-    pub fn at(self, address: &Bits, length: u8) -> Self {
-        RuleKey { address: address.truncated(length), family: address.family.0, length, ..self }
-    }
-}
-
-/// The rule that decides.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct RuleEntry {
-    /// Of several rules that match, the smallest decides. From the top: 127 less the priority in 8 bits, one bit that is set
-    /// if the rule allows, and the place among all rules of the set by name.
+    /// Of several rules that match, the smallest decides. From the top: a bit that is zero, 127 less the priority in 7 bits,
+    /// one that is set if the rule allows, and the place among all rules of the set by name.
     pub order: u32,
-    /// The number of the rule on this node, for counting; with [`shape::OWN`], the number of a set.
+    /// The number of the rule on this node, for counting; of a set; or the place of a branch.
     pub rule: u32,
 }
 
 impl RuleEntry {
     /// No rule; everything comes before it.
-    pub const NONE: RuleEntry = RuleEntry { order: u32::MAX, rule: 0 };
+    pub const NONE: RuleEntry = RuleEntry { order: u32::MAX >> 1, rule: 0 };
+    /// What is led to is not there, which the agent never lets be: denies, before any rule.
+    pub const LOST: RuleEntry = RuleEntry { order: 0, rule: 0 };
     /// Set in [`RuleEntry::order`] if the rule allows.
     pub const ALLOW: u32 = 1 << 23;
     /// Rules of one set that can be told apart.
     pub const PLACES: u32 = 1 << 23;
+    /// Instead of an order: a set. As of the priority 0, which no rule has.
+    const SET: u32 = 127 << 24;
+    /// Instead of an order: a branch. The lowest bits are the word that it is about.
+    const BRANCH: u32 = 1 << 31;
 
     /// A rule of a priority from 1 to 100; `place` is below [`RuleEntry::PLACES`].
     pub const fn new(priority: u8, allow: bool, place: u32, rule: u32) -> Self {
@@ -264,16 +180,38 @@ impl RuleEntry {
         RuleEntry { order: urgency << 24 | allow | (place & (RuleEntry::PLACES - 1)), rule }
     }
 
+    /// A further set.
+    pub const fn set(number: u32) -> Self {
+        RuleEntry { order: RuleEntry::SET, rule: number }
+    }
+
+    /// A branch about a [`word`].
+    pub const fn branch(word: u32, place: u32) -> Self {
+        RuleEntry { order: RuleEntry::BRANCH | word, rule: place }
+    }
+
     /// True of a rule that denies. Without a rule, everything is allowed.
     #[inline(always)]
     pub const fn denies(self) -> bool {
         self.order & RuleEntry::ALLOW == 0
     }
 
-    /// Whether there is a rule.
+    /// Whether there is anything.
     #[inline(always)]
     pub const fn is_some(self) -> bool {
         self.order != RuleEntry::NONE.order
+    }
+
+    /// Whether it is a set.
+    #[inline(always)]
+    pub const fn is_set(self) -> bool {
+        self.order == RuleEntry::SET
+    }
+
+    /// Whether it is a branch.
+    #[inline(always)]
+    pub const fn is_branch(self) -> bool {
+        self.order & RuleEntry::BRANCH != 0
     }
 }
 
@@ -349,129 +287,121 @@ impl MeterKey {
     pub const RECEIVES: u32 = 1;
 }
 
-/// What is asked about a new connection, seen from one of its ends.
-#[derive(Clone, Copy, Debug)]
+/// What is asked about a new connection, seen from one of its ends: its [`word`]s, each one more than it is, as
+/// [`Branch::way`] takes them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Question {
-    /// The other end.
-    pub peer: Bits,
-    /// This end.
-    pub own: Bits,
-    /// The set of this end's group, in the direction of the connection.
-    pub set: u32,
-    /// The group of the other end; zero for none.
-    pub group: u16,
-    /// The destination port; zero where the protocol is neither TCP nor UDP.
-    pub port: Be16,
-    /// The number in the IP header, or the last of the IPv6 headers.
-    pub protocol: u8,
+    after: [u64; word::COUNT],
 }
 
-/// Which entries of a set are searched.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
-    /// Those of rules, by the other end's address.
-    Rules,
-    /// Those that lead to rules for single endpoints, by this end's address.
-    Own,
+impl Question {
+    /// The group that the other end is in; zero for none.
+    #[inline(always)]
+    pub fn set_group(&mut self, group: u32) {
+        self.after[word::GROUP as usize] = group as u64 + 1;
+    }
+
+    /// The number in the IP header, or the last of the IPv6 headers; the destination port. Rules of a port are of TCP or
+    /// UDP, so what others have in its place is never asked for.
+    #[inline(always)]
+    pub fn set_port(&mut self, protocol: u8, port: Be16) {
+        self.after[word::PORT as usize] = word::port(protocol, port.get()) + 1;
+    }
+
+    /// The addresses of the other end and of this one, which are mapped if they are of IPv4 (`ip6` is 0, else 1).
+    #[inline(always)]
+    pub fn set_ends(&mut self, ip6: u8, peer: &Address, own: &Address) {
+        self.set_address(word::PEER as usize, ip6, peer);
+        self.set_address(word::OWN as usize, ip6, own);
+    }
+
+    #[inline(always)]
+    fn set_address(&mut self, word: usize, ip6: u8, address: &Address) {
+        let [high, low] = address.words();
+        let (high, low) = (u64::from_be(high), u64::from_be(low));
+        let last = low & u64::from(u32::MAX);
+        // All ones for IPv4, of which the high part is zero.
+        let ip4 = u64::from(ip6 & 1).wrapping_sub(1);
+        self.after[word] = (high >> 16 | (word::IP4 | last) & ip4) + 1;
+        self.after[word + 1] = ((high & 0xffff) << 32 | low >> 32) + 1;
+        self.after[word + 2] = last + 1;
+    }
+
+    /// From a branch one step on.
+    #[inline(always)]
+    fn way(&self, branch: &Branch, at: RuleEntry) -> RuleEntry {
+        let word = at.order as usize & (word::COUNT - 1);
+        self.after.get(word).map_or(RuleEntry::NONE, |after| branch.way(*after))
+    }
 }
 
 /// Where the rules are: maps in the kernel.
 pub trait Tables {
-    /// An entry.
-    fn rule(&self, key: &RuleKey) -> Option<RuleEntry>;
-    /// What a part of a set says, or [`RuleEntry::NONE`]; `None` when the set is not there. Takes the steps of a [`Search`].
-    fn within(&self, set: u32, part: Part, question: &Question) -> Option<RuleEntry>;
+    /// The set with this number, if it is there.
+    fn set(&self, number: u32) -> Option<&RuleSet>;
+    /// The branch in this place, if there is one.
+    fn branch(&self, place: u32) -> Option<&Branch>;
 }
 
-/// The rule that decides, or [`RuleEntry::NONE`]; `None` when a set is not there, which the agent never lets be.
-#[inline(always)]
-pub fn deciding<T: Tables>(tables: &T, question: &Question) -> Option<RuleEntry> {
-    let wide = tables.within(question.set, Part::Rules, question)?;
-    let narrow = tables.within(question.set, Part::Own, question)?;
-    if !narrow.is_some() {
-        return Some(wide);
-    }
-    let narrow = tables.within(narrow.rule, Part::Rules, question)?;
-    Some(if narrow.order < wide.order { narrow } else { wide })
-}
-
-/// A search in a part of a set, between two looks into the map. It is kept in memory and not in registers, so that the
-/// verifier knows nothing of it and all its steps are one to it.
+/// A search in a set, and the one that it leads to: [`Search::turn`], then [`Search::walk`], until the first says no.
+/// It is kept in memory between the two, so that the verifier knows nothing of it and all its parts are one to it.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Search {
-    /// Whose prefixes are looked for.
-    address: Bits,
-    /// The best of the shapes so far.
+    /// Where it is.
+    at: RuleEntry,
+    /// What decides, or [`RuleEntry::NONE`], when the search is over.
     pub best: RuleEntry,
-    /// The longest prefix of this shape so far.
-    found: RuleEntry,
-    /// What is looked up.
-    key: RuleKey,
-    /// Into [`RuleSet::used`].
-    place: u8,
-    /// Of the tree.
-    slot: u8,
+    set: u32,
+    /// Into [`RuleSet::roots`].
+    root: u32,
 }
 
 impl Search {
-    /// More steps than any search takes: of each shape, one to begin with and one for each level of its tree.
-    pub const STEPS: u32 = shape::OWN as u32 * (Tree::DEPTH + 1);
+    /// Branches of one walk. Few trees are higher; the verifier follows these alone, not all of [`HEIGHT`].
+    pub const STRIDE: u32 = 7;
+    /// More turns than any search takes: through all trees of two sets, and the one between them, and the last.
+    pub const TURNS: u32 = (2 * RuleSet::ROOTS as u32 + 1) * HEIGHT.div_ceil(Search::STRIDE) + 1;
 
-    /// Begins.
+    /// Begins with the set of a group.
     #[inline(always)]
-    pub fn new(set: u32, part: Part, question: &Question) -> Self {
-        let own = part == Part::Own;
-        Search {
-            address: if own { question.own } else { question.peer },
-            best: RuleEntry::NONE,
-            found: RuleEntry::NONE,
-            key: RuleKey { set, ..RuleKey::default() },
-            place: if own { RuleSet::OWN } else { 0 },
-            slot: 0,
-        }
+    pub const fn new(set: u32) -> Self {
+        Search { at: RuleEntry::set(set), best: RuleEntry::NONE, set, root: 0 }
     }
 
-    /// Goes on; false when it is at its end.
+    /// From the end of a tree to the next one; false when there is none.
     #[inline(always)]
-    pub fn step<T: Tables>(&mut self, tables: &T, set: &RuleSet, question: &Question) -> bool {
-        let family = self.address.family;
-        if self.slot == 0 {
-            return self.next_shape(set, question);
+    pub fn turn<T: Tables>(&mut self, tables: &T) -> bool {
+        if self.at.is_branch() {
+            return true;
         }
-        let Some(tree) = set.trees.get(usize::from(self.key.shape)) else { return false };
-        self.key = self.key.at(&self.address, tree.slot(family, self.slot));
-        let longer = match tables.rule(&self.key) {
-            Some(entry) => {
-                self.found = entry;
-                1
-            }
-            None => 0,
+        if self.at.is_set() {
+            self.set = self.at.rule;
+            self.root = 0;
+        } else if self.at.order < self.best.order {
+            self.best = self.at;
+        }
+        let Some(set) = tables.set(self.set) else {
+            self.best = RuleEntry::LOST;
+            return false;
         };
-        self.slot = self.slot << 1 | longer;
-        if tree.slot(family, self.slot) == Tree::END {
-            self.slot = 0;
-            if self.found.order < self.best.order {
-                self.best = self.found;
-            }
-        }
-        true
+        self.at = set.roots.get(self.root as usize).copied().unwrap_or(RuleEntry::NONE);
+        self.root += 1;
+        self.at.is_some()
     }
 
+    /// To the end of a tree, or [`Search::STRIDE`] branches far. How far it was.
     #[inline(always)]
-    fn next_shape(&mut self, set: &RuleSet, question: &Question) -> bool {
-        let Some(asks) = set.used.get(usize::from(self.place)) else { return false };
-        let Some(tree) = set.trees.get(usize::from(asks.shape)) else { return false };
-        self.place += 1;
-        self.found = RuleEntry::NONE;
-        self.key.shape = asks.shape;
-        self.key.group = question.group & asks.group;
-        self.key.port = question.port.get() & asks.port;
-        self.key.protocol = question.protocol & asks.protocol;
-        // A shape of the other family alone has no root.
-        self.slot = tree.slot(self.address.family, 0);
-        true
+    pub fn walk<T: Tables>(&mut self, tables: &T, question: &Question) -> u32 {
+        let mut at = self.at;
+        let mut steps = 0;
+        while steps < Search::STRIDE && at.is_branch() {
+            at = tables.branch(at.rule).map_or(RuleEntry::LOST, |branch| question.way(branch, at));
+            steps += 1;
+        }
+        self.at = at;
+        steps
     }
 }
 
@@ -480,30 +410,51 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prefixes_keep_what_counts() {
-        let address = Bits::new(Family::V4, &Address::v4([10, 1, 2, 3]));
-        assert_eq!(address.truncated(128), Address::v4([10, 1, 2, 3]).0);
-        assert_eq!(address.truncated(96 + 17), Address::v4([10, 1, 0, 0]).0);
-        assert_eq!(address.truncated(96), Address::v4([0; 4]).0);
-        let address = Bits::new(Family::V6, &Address([0xff; 16]));
-        for length in 0..=128_u8 {
-            let kept = u128::from_be_bytes(address.truncated(length));
-            assert_eq!(kept.leading_ones(), length.into());
-            assert_eq!(kept.count_ones(), length.into());
+    fn words_are_in_the_order_of_addresses() {
+        let words = |ip6, address: [u8; 16]| {
+            let mut question = Question::default();
+            question.set_ends(ip6, &Address(address), &Address::default());
+            [0, 1, 2].map(|word| question.after[word::PEER as usize + word])
+        };
+        let address: [u8; 16] = core::array::from_fn(|byte| byte as u8 + 1);
+        assert_eq!(words(1, address), [0x0102_0304_0507, 0x0708_090a_0b0d, 0x0d0e_0f11]);
+        assert!(words(1, [0xff; 16])[0] < words(0, Address::v4([0; 4]).0)[0] + 1);
+        assert_eq!(words(0, Address::v4([10, 1, 2, 3]).0)[0], word::IP4 + 0x0a01_0203 + 1);
+    }
+
+    #[test]
+    fn a_branch_leads_by_ranges() {
+        let mut branch = Branch::EMPTY;
+        let starts = [1, 5, word::IP4, 1 << 61];
+        branch.starts[..4].copy_from_slice(&starts);
+        for (way, entry) in branch.ways.iter_mut().take(5).enumerate() {
+            entry.rule = way as u32;
+        }
+        let cases = [
+            (0, 0),
+            (1, 1),
+            (4, 1),
+            (5, 2),
+            (word::IP4 - 1, 2),
+            (word::IP4, 3),
+            (1 << 61, 4),
+            ((1 << 62) - 1, 4),
+        ];
+        for (word, way) in cases {
+            assert_eq!(branch.way(word + 1).rule, way, "{word}");
         }
     }
 
     #[test]
-    fn families_have_slots_of_their_own() {
-        let mut tree = Tree::EMPTY;
-        for family in [Family::V4, Family::V6] {
-            assert_eq!(tree.slot(family, 0), 0);
-            assert!((1..128).all(|slot| tree.slot(family, slot) == Tree::END));
-            (0..128).for_each(|slot| tree.set(family, slot, slot + family.0));
+    fn what_is_no_rule_passes_for_none() {
+        let rule = RuleEntry::new(1, true, RuleEntry::PLACES - 1, 7);
+        for (entry, set, branch) in
+            [(rule, false, false), (RuleEntry::set(3), true, false), (RuleEntry::branch(7, 3), false, true)]
+        {
+            assert_eq!((entry.is_set(), entry.is_branch(), entry.is_some()), (set, branch, true));
+            assert!(entry.order >= rule.order);
         }
-        for family in [Family::V4, Family::V6] {
-            assert!((0..128).all(|slot| tree.slot(family, slot) == slot + family.0));
-        }
+        assert!(!RuleEntry::NONE.is_some() && !RuleEntry::NONE.is_branch() && !RuleEntry::NONE.is_set());
     }
 
     #[test]

@@ -397,6 +397,7 @@ impl Datapath for Ebpf {
             "drops": drops,
             "rules": rules,
             "services": services,
+            "rulesInForce": self.state.as_ref().map(|state| state.kernel().policies.rules()),
             "flows": flows,
             "entriesOfPackets": packets,
             "writes": self.writes(),

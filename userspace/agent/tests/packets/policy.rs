@@ -6,6 +6,7 @@ use anyhow::Result;
 use contiv_abi::{
     DropReason,
     maps::{FROM_POD, FROM_UPLINK},
+    policy::Branch,
 };
 use contiv_model::{
     group::{Dscp, GroupNumber, Rate},
@@ -20,6 +21,7 @@ use testkit::{
 
 use crate::{
     node::{Node, Pod, Who, network, vlan, vtep, vxlan},
+    restart::chain,
     run::{Code, Outcome, run},
 };
 
@@ -239,16 +241,67 @@ fn a_restart_finds_the_rules_as_they_are_and_mends_them_when_they_are_not() -> R
     rig.send(&to(SERVER).udp(4001, 53))?.assert_dropped(DropReason::Policy);
     assert_eq!(rig.packets("own")?, 2);
 
-    // Somebody removes a rule behind our back.
+    // Somebody changes a rule behind our back.
     let map = aya::maps::MapData::from_pin(rig.node.datapath.maps_directory().join("ctv_rules"))?;
-    let mut entries: aya::maps::HashMap<_, contiv_abi::policy::RuleKey, contiv_abi::policy::RuleEntry> =
-        aya::maps::HashMap::try_from(aya::maps::Map::HashMap(map))?;
-    let keys = entries.keys().collect::<Result<Vec<_>, _>>()?;
-    let key = keys.iter().find(|key| key.shape != contiv_abi::policy::shape::OWN).unwrap();
-    entries.remove(key)?;
+    let mut branches: aya::maps::Array<_, Branch> = aya::maps::Array::try_from(aya::maps::Map::Array(map))?;
+    let first = branches.get(&0, 0)?;
+    assert!(first.starts[0] < Branch::NEVER);
+    branches.set(0, Branch { starts: [first.starts[0] + 1; 7], ..first }, 0)?;
     assert!(!rig.node.observe()?.same.contains(&ObjectId::Group(number(2))));
     rig.node.converge()?;
     rig.send(&to(SERVER).udp(4002, 53))?.assert_dropped(DropReason::Policy);
+    Ok(())
+}
+
+/// So that neighbours differ in their first bits and in their last.
+const SPREAD: u128 = 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
+
+/// Rules that take as much room as any: each about one host of IPv6, at a port of its own.
+fn hosts(direction: Direction, numbers: std::ops::Range<u32>) -> impl Iterator<Item = Rule> {
+    numbers.map(move |n| {
+        let host = std::net::Ipv6Addr::from_bits(u128::from(n).wrapping_mul(SPREAD));
+        let peer = Peer { group: None, subnet: Some(IpNet::new(host.into(), 128).unwrap()) };
+        let (protocol, port) = (Some(if n < 60_000 { TCP } else { UDP }), Some((n % 60_000) as u16));
+        Rule { peer, protocol, port, ..rule(&format!("{direction}{n}"), direction, Action::Deny, 1) }
+    })
+}
+
+#[test]
+fn rules_without_room_are_refused_whole_and_the_group_keeps_what_it_had() -> Result<()> {
+    needs!(root());
+    let mut rig = Rig::new("pol-full")?;
+    let web = || Rule { protocol: Some(TCP), port: Some(80), ..rule("web", Direction::In, Action::Deny, 2) };
+    let ssh = || Rule { protocol: Some(TCP), port: Some(22), ..rule("ssh", Direction::In, Action::Deny, 2) };
+    rig.set(group(2, vec![web()]))?;
+    // Room for these, but not for them twice.
+    rig.set(group(3, hosts(Direction::In, 0..50_000).collect()))?;
+    let entries = |rig: &Rig| netplugin::datapath::Datapath::inspect(&rig.node.datapath)["entries"].clone();
+    let before = entries(&rig);
+    let as_before = |rig: &Rig| -> Result<()> {
+        rig.send(&to(SERVER).tcp(4000, 80, 2))?.assert_dropped(DropReason::Policy);
+        passes(&rig.send(&to(SERVER).tcp(4000, 22, 2))?);
+        assert_eq!(entries(rig), before);
+        Ok(())
+    };
+    // A change of one in many; a group whose rules of one direction have room; one whose rules have none.
+    for refused in [
+        group(3, hosts(Direction::In, 1..50_001).collect()),
+        group(2, hosts(Direction::Out, 0..50_000).chain([web(), ssh()]).collect()),
+        group(2, hosts(Direction::In, 0..50_000).chain([web(), ssh()]).collect()),
+    ] {
+        let failed = rig.node.apply(&[Op::Set(Object::Group(refused))])?;
+        let [failed] = &failed[..] else { panic!("{} failed", failed.len()) };
+        let said = chain(&failed.error);
+        assert!(said.contains("the map ctv_rules, which is full (262144 entries)"), "{said}");
+        as_before(&rig)?;
+    }
+    // What has room is set, and what goes makes room.
+    rig.set(group(2, vec![web(), ssh()]))?;
+    rig.send(&to(SERVER).tcp(4001, 22, 2))?.assert_dropped(DropReason::Policy);
+    assert!(rig.node.apply(&[Op::Delete(ObjectId::Group(number(3)))])?.is_empty());
+    rig.set(group(2, hosts(Direction::In, 0..50_000).chain([web()]).collect()))?;
+    rig.send(&to(SERVER).tcp(4002, 80, 2))?.assert_dropped(DropReason::Policy);
+    passes(&rig.send(&to(SERVER).tcp(4002, 22, 2))?);
     Ok(())
 }
 

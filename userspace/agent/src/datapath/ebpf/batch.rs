@@ -8,17 +8,13 @@ use std::{
 
 use aya::{Pod, maps::MapData};
 
-use super::{
-    failure::{errno, failed},
-    table::Writes,
-};
+use super::{failure::failed, table::Writes};
 use crate::datapath::Error;
 
 /// Entries per call: enough to make the call itself cheap, and less than half a megabyte.
 const CHUNK: usize = 8192;
 
 const BPF_MAP_LOOKUP_BATCH: libc::c_int = 24;
-const BPF_MAP_UPDATE_BATCH: libc::c_int = 26;
 const BPF_MAP_DELETE_BATCH: libc::c_int = 27;
 
 /// The part of `union bpf_attr` that these commands read (`include/uapi/linux/bpf.h`).
@@ -35,10 +31,9 @@ struct Attributes {
     flags: u64,
 }
 
-/// A hash map that is written by the thousand, and of which no copy is kept.
+/// A hash map that is read and emptied by the thousand, and of which no copy is kept.
 pub(super) struct BatchMap<K, V> {
     name: &'static str,
-    capacity: usize,
     map: MapData,
     writes: Writes,
     types: PhantomData<(K, V)>,
@@ -46,45 +41,18 @@ pub(super) struct BatchMap<K, V> {
 
 impl<K: Pod, V: Pod> BatchMap<K, V> {
     /// Fails unless keys and values of the map have the sizes of `K` and `V`.
-    pub(super) fn new(
-        name: &'static str,
-        capacity: usize,
-        map: MapData,
-        writes: Writes,
-    ) -> Result<Self, Error> {
+    pub(super) fn new(name: &'static str, map: MapData, writes: Writes) -> Result<Self, Error> {
         let what = || format!("open the map {name}");
         let info = map.info().map_err(|error| failed(what(), error))?;
         if (info.key_size() as usize, info.value_size() as usize) != (size_of::<K>(), size_of::<V>()) {
             return Err(failed(what(), "its keys or values have another size than ours"));
         }
-        Ok(BatchMap { name, capacity, map, writes, types: PhantomData })
+        Ok(BatchMap { name, map, writes, types: PhantomData })
     }
 
     /// Every entry.
     pub(super) fn read(&self) -> Result<Vec<(K, V)>, Error> {
         entries(self.name, &self.map)
-    }
-
-    /// Writes entries, one after the other. On a failure, those before it stand.
-    pub(super) fn insert(&self, entries: &[(K, V)]) -> Result<(), Error> {
-        for part in entries.chunks(CHUNK) {
-            let (keys, values): (Vec<K>, Vec<V>) = part.iter().copied().unzip();
-            let mut attributes = Attributes {
-                keys: keys.as_ptr() as u64,
-                values: values.as_ptr() as u64,
-                count: part.len() as u32,
-                ..self.attributes()
-            };
-            self.writes.count();
-            // SAFETY: `count` keys and values of the sizes that `new` compared.
-            unsafe { call(BPF_MAP_UPDATE_BATCH, &mut attributes) }.map_err(|error| {
-                let full = errno(&error) == Some(libc::E2BIG);
-                let full =
-                    if full { format!(", which is full ({} entries)", self.capacity) } else { String::new() };
-                failed(format!("write to the map {}{full}", self.name), error)
-            })?;
-        }
-        Ok(())
     }
 
     /// Removes entries; those that are not there are none the less gone.

@@ -2,7 +2,7 @@
 
 use contiv_abi::{
     Flow, FlowKey, TCP, TimedFlow,
-    maps::{FLOWS, FLOWS_CAPACITY, NEW_FLOWS, NEW_FLOWS_CAPACITY},
+    maps::{FLOWS, NEW_FLOWS},
 };
 use contiv_model::service::Protocol;
 
@@ -17,9 +17,8 @@ pub(super) fn to_services(pins: &Pins) -> Result<Vec<Connection>, Error> {
     // Nothing is written by it.
     let writes = Writes::default();
     let answered: BatchMap<FlowKey, TimedFlow> =
-        BatchMap::new(FLOWS, FLOWS_CAPACITY, open_data(pins, FLOWS)?, writes.clone())?;
-    let new: BatchMap<FlowKey, Flow> =
-        BatchMap::new(NEW_FLOWS, NEW_FLOWS_CAPACITY, open_data(pins, NEW_FLOWS)?, writes)?;
+        BatchMap::new(FLOWS, open_data(pins, FLOWS)?, writes.clone())?;
+    let new: BatchMap<FlowKey, Flow> = BatchMap::new(NEW_FLOWS, open_data(pins, NEW_FLOWS)?, writes)?;
     let answered = answered.read()?.into_iter().map(|(key, timed)| (key, timed.flow));
     Ok(answered.chain(new.read()?).filter_map(|(key, flow)| connection(&key, &flow)).collect())
 }

@@ -10,10 +10,9 @@ use contiv_abi::{
     SegmentEntry, Timeouts, Vtep,
     maps::{
         ALL, BACKENDS, BACKENDS_CAPACITY, BUILD, BUILD_LEN, DROPS, FDB, FDB_CAPACITY, FLOOD, FLOOD_CAPACITY,
-        FLOW_STATS, FLOWS, GROUPS, METERS, METERS_CAPACITY, NEIGH, NEIGH_CAPACITY, NODE, PEERS,
-        PEERS_CAPACITY, PORTS, PORTS_CAPACITY, RING, RING_CAPACITY, RULE_COUNTS, RULE_SETS,
-        RULE_SETS_CAPACITY, RULES, RULES_CAPACITY, SEGMENTS, SEGMENTS_CAPACITY, SERVICE_COUNTS, SERVICES,
-        SERVICES_CAPACITY, VTEPS,
+        FLOW_STATS, FLOWS, GROUPS, METERS, NEIGH, NEIGH_CAPACITY, NODE, PEERS, PEERS_CAPACITY, PORTS,
+        PORTS_CAPACITY, RING, RING_CAPACITY, RULE_COUNTS, RULE_SETS, RULE_SETS_CAPACITY, RULES,
+        RULES_CAPACITY, SEGMENTS, SEGMENTS_CAPACITY, SERVICE_COUNTS, SERVICES, SERVICES_CAPACITY, VTEPS,
     },
     policy::{GROUP_NUMBERS, Meter, MeterKey},
 };
@@ -24,7 +23,7 @@ use super::{
     hook::{Hooks, Role},
     names::{RuleNames, ServiceNames},
     pins::Pins,
-    policy::Policies,
+    policy::{Policies, Sets},
     services::Services,
     table::{Table, Writes},
 };
@@ -77,7 +76,7 @@ impl Kernel {
             neigh: Table::new(NEIGH, NEIGH_CAPACITY, open_map(pins, NEIGH)?, writes.clone()),
             peers: Table::new(PEERS, PEERS_CAPACITY, open_map(pins, PEERS)?, writes.clone()),
             policies: open_policies(pins, rules, writes)?,
-            meters: BatchMap::new(METERS, METERS_CAPACITY, open_data(pins, METERS)?, writes.clone())?,
+            meters: BatchMap::new(METERS, open_data(pins, METERS)?, writes.clone())?,
             services: Services::new(
                 Table::new(SERVICES, SERVICES_CAPACITY, open_map(pins, SERVICES)?, writes.clone()),
                 open_data(pins, RING)?,
@@ -264,10 +263,9 @@ fn open_program(pins: &Pins, role: Role) -> Result<SchedClassifier, Error> {
 }
 
 fn open_policies(pins: &Pins, names: &RuleNames, writes: &Writes) -> Result<Policies, Error> {
-    let sets = BatchMap::new(RULE_SETS, RULE_SETS_CAPACITY, open_data(pins, RULE_SETS)?, writes.clone())?;
-    let rules = BatchMap::new(RULES, RULES_CAPACITY, open_data(pins, RULES)?, writes.clone())?;
+    let sets = Sets::new(open_data(pins, RULE_SETS)?, open_data(pins, RULES)?, writes.clone())?;
     let counts = open_map(pins, RULE_COUNTS)?;
-    Policies::new(&open_data(pins, GROUPS)?, sets, rules, counts, names.clone(), writes.clone())
+    Policies::new(&open_data(pins, GROUPS)?, sets, counts, names.clone(), writes.clone())
 }
 
 pub(super) fn open_data(pins: &Pins, name: &str) -> Result<MapData, Error> {

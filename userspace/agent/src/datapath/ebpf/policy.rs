@@ -5,14 +5,16 @@
 //! more, that is removed.
 //!
 //! ```text
-//! compile   rules -> entries, pure; lengths: the search tree
+//! compile   rules -> trees, pure
 //! groups    the array of groups, mapped into memory
+//! sets      the sets in the kernel, their trees, and room for more
 //! store     which sets are in the kernel, and for whom
 //! ```
 
 mod compile;
 mod groups;
-mod lengths;
+mod sets;
 mod store;
 
+pub(super) use sets::Sets;
 pub(super) use store::{Policies, Wanted};

@@ -1,9 +1,9 @@
 //! The rule sets in the kernel, and which groups they are for.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 use aya::maps::{MapData, PerCpuHashMap};
-use contiv_abi::policy::{Group, IN, OUT, RuleCount, RuleEntry, RuleKey, RuleSet, shape};
+use contiv_abi::policy::{Group, IN, OUT, RuleCount};
 use contiv_model::{
     name::RuleId,
     policy::{Direction, Rule},
@@ -12,11 +12,12 @@ use contiv_model::{
 use super::{
     compile::{Compiled, compile},
     groups::Groups,
+    sets::Sets,
 };
 use crate::datapath::{
     Error,
     ebpf::{
-        batch::{BatchMap, wait_for_programs},
+        batch::wait_for_programs,
         failure::{errno, failed},
         names::RuleNames,
         table::Writes,
@@ -36,40 +37,28 @@ pub(in super::super) struct Wanted<'a> {
     pub(in super::super) rules: &'a [Rule],
 }
 
-/// What the kernel holds of a set.
-#[derive(Default)]
-struct Contents {
-    header: Option<RuleSet>,
-    entries: Vec<(RuleKey, RuleEntry)>,
-}
-
 /// The policies of a node.
 pub(in super::super) struct Policies {
     groups: Groups,
-    sets: BatchMap<u32, RuleSet>,
-    rules: BatchMap<RuleKey, RuleEntry>,
+    sets: Sets,
     counts: PerCpuHashMap<MapData, u32, RuleCount>,
     names: RuleNames,
     writes: Writes,
-    /// What is in the kernel, by the number of the set. We are the only writer.
-    known: HashMap<u32, Contents>,
     /// The numbers of the rules, by group. None of a group that is not as it should be.
     named: BTreeMap<(u16, Direction), BTreeMap<RuleId, u32>>,
     /// Groups that objects stand for.
     claimed: BTreeSet<u16>,
-    /// Sets that no group leads to any more, each the first of its block.
+    /// Sets that no group leads to any more.
     retired: Vec<u32>,
     /// Rules that are gone, by number.
     forgotten: Vec<u32>,
-    next_set: u32,
     next_rule: u32,
 }
 
 impl Policies {
     pub(in super::super) fn new(
         groups: &MapData,
-        sets: BatchMap<u32, RuleSet>,
-        rules: BatchMap<RuleKey, RuleEntry>,
+        sets: Sets,
         counts: PerCpuHashMap<MapData, u32, RuleCount>,
         names: RuleNames,
         writes: Writes,
@@ -77,42 +66,31 @@ impl Policies {
         Ok(Policies {
             groups: Groups::new(groups, writes.clone())?,
             sets,
-            rules,
             counts,
             names,
             writes,
-            known: HashMap::new(),
             named: BTreeMap::new(),
             claimed: BTreeSet::new(),
             retired: vec![],
             forgotten: vec![],
-            next_set: 1,
             next_rule: 1,
         })
     }
 
     /// Reads what is in the kernel, and forgets who it is for.
     pub(in super::super) fn read(&mut self) -> Result<(), Error> {
-        self.known.clear();
         self.named.clear();
         self.claimed.clear();
         self.retired.clear();
         self.forgotten.clear();
-        let (mut last_set, mut last_rule) = (0, 0);
-        for (number, header) in self.sets.read()? {
-            self.known.entry(number).or_default().header = Some(header);
+        let in_groups = self.groups.read().flat_map(|(_, group)| group.sets).filter(|set| *set != 0);
+        let last_rule = self.sets.read(in_groups);
+        let last_rule = self.counted()?.into_iter().fold(last_rule, u32::max);
+        self.next_rule = last_rule.wrapping_add(1).max(1);
+        if self.sets.strays() > 0 {
+            // What they lead to is free from here on.
+            wait_for_programs();
         }
-        for (key, entry) in self.rules.read()? {
-            self.known.entry(key.set).or_default().entries.push((key, entry));
-            let last = if key.shape == shape::OWN { &mut last_set } else { &mut last_rule };
-            *last = entry.rule.max(*last);
-        }
-        for number in self.counted()? {
-            last_rule = number.max(last_rule);
-        }
-        let in_groups = self.groups.read().flat_map(|(_, group)| group.sets);
-        last_set = in_groups.chain(self.known.keys().copied()).fold(last_set, u32::max);
-        (self.next_set, self.next_rule) = (last_set.wrapping_add(1).max(1), last_rule.wrapping_add(1).max(1));
         Ok(())
     }
 
@@ -123,7 +101,7 @@ impl Policies {
         let mut same = Group { sets: [0; 2], ..there } == wanted.group;
         for direction in DIRECTIONS {
             let compiled = compile(wanted.rules, direction);
-            match self.numbers(&compiled, there.sets[side(direction)]) {
+            match self.sets.numbers(&compiled, there.sets[side(direction)]) {
                 Some(numbers) => self.name(wanted.number, direction, &compiled, &numbers),
                 None => same = false,
             }
@@ -140,7 +118,7 @@ impl Policies {
         for direction in DIRECTIONS {
             let compiled = compile(wanted.rules, direction);
             let old = before.sets[side(direction)];
-            let (set, numbers) = match self.numbers(&compiled, old) {
+            let (set, numbers) = match self.sets.numbers(&compiled, old) {
                 Some(numbers) => (old, numbers),
                 None => match self.install(wanted.number, direction, &compiled) {
                     Ok((set, numbers)) => (set, numbers),
@@ -183,9 +161,7 @@ impl Policies {
             return Ok(());
         }
         wait_for_programs();
-        let gone: BTreeSet<u32> = self.retired.iter().flat_map(|set| self.block(*set)).collect();
-        self.retired.clear();
-        self.remove(&gone)?;
+        self.sets.remove(&std::mem::take(&mut self.retired));
         for number in std::mem::take(&mut self.forgotten) {
             self.forget(number)?;
         }
@@ -195,7 +171,7 @@ impl Policies {
     /// How many groups and sets no object accounts for.
     pub(in super::super) fn strays(&self) -> usize {
         let groups = self.groups.read().filter(|(number, _)| !self.claimed.contains(number)).count();
-        groups + self.stray_sets().len()
+        groups + self.sets.strays() + self.unclaimed().len()
     }
 
     /// Removes what no object accounts for.
@@ -205,11 +181,12 @@ impl Policies {
                 self.groups.set(number, Group::default());
             }
         }
-        let strays = self.stray_sets();
-        if !strays.is_empty() {
+        let unclaimed = self.unclaimed();
+        if !unclaimed.is_empty() {
             wait_for_programs();
-            self.remove(&strays)?;
+            self.sets.remove(&unclaimed);
         }
+        self.sets.sweep();
         self.retired.clear();
         let named: BTreeSet<u32> = self.named.values().flat_map(BTreeMap::values).copied().collect();
         for number in self.counted()? {
@@ -220,10 +197,16 @@ impl Policies {
         Ok(())
     }
 
-    /// How many groups, sets, and entries of sets there are.
+    /// How many groups, sets, and branches of trees there are.
     pub(in super::super) fn sizes(&self) -> [usize; 3] {
-        let entries = self.known.values().map(|contents| contents.entries.len()).sum();
-        [self.groups.read().count(), self.known.len(), entries]
+        let [sets, branches, _] = self.sets.sizes();
+        [self.groups.read().count(), sets, branches]
+    }
+
+    /// How many rules are in force.
+    pub(in super::super) fn rules(&self) -> usize {
+        let [.., rules] = self.sets.sizes();
+        rules
     }
 
     fn name(&mut self, number: u16, direction: Direction, compiled: &Compiled, numbers: &[u32]) {
@@ -237,45 +220,7 @@ impl Policies {
         }
     }
 
-    /// The numbers that the rules have in the kernel if the set there is what has been compiled; 0 for those that never
-    /// decide.
-    fn numbers(&self, compiled: &Compiled, set: u32) -> Option<Vec<u32>> {
-        let mut numbers = vec![0; compiled.rules.len()];
-        if compiled.sets.is_empty() || set == 0 {
-            return (compiled.sets.is_empty() && set == 0).then_some(numbers);
-        }
-        let mut there: HashMap<RuleKey, RuleEntry> = HashMap::new();
-        for (number, header) in (set..).zip(&compiled.sets) {
-            let contents = self.known.get(&number)?;
-            if contents.header.as_ref() != Some(header) {
-                return None;
-            }
-            there.extend(contents.entries.iter().copied());
-        }
-        if there.len() != compiled.entries.len() {
-            return None;
-        }
-        for (key, wanted) in &compiled.entries {
-            let found = there.get(&RuleKey { set: set + key.set, ..*key })?;
-            if found.order != wanted.order {
-                return None;
-            }
-            if key.shape == shape::OWN {
-                if wanted.is_some() && found.rule != set + wanted.rule {
-                    return None;
-                }
-            } else if wanted.is_some() {
-                let number = numbers.get_mut(wanted.rule as usize)?;
-                if found.rule == 0 || (*number != 0 && *number != found.rule) {
-                    return None;
-                }
-                *number = found.rule;
-            }
-        }
-        Some(numbers)
-    }
-
-    /// Writes a new set, or new sets with numbers in a row, which nothing leads to yet.
+    /// Writes a new set, which nothing leads to yet.
     fn install(
         &mut self,
         group: u16,
@@ -285,8 +230,6 @@ impl Policies {
         if compiled.sets.is_empty() {
             return Ok((0, vec![]));
         }
-        let set = self.next_set;
-        self.next_set += compiled.sets.len() as u32;
         let old = self.named.get(&(group, direction));
         let mut next = self.next_rule;
         let numbers: Vec<u32> = compiled
@@ -300,62 +243,14 @@ impl Policies {
             })
             .collect();
         self.next_rule = next;
-        let entries: Vec<(RuleKey, RuleEntry)> = compiled
-            .entries
-            .iter()
-            .map(|(key, entry)| {
-                let rule = match key.shape {
-                    _ if !entry.is_some() => 0,
-                    shape::OWN => set + entry.rule,
-                    _ => numbers.get(entry.rule as usize).copied().unwrap_or(0),
-                };
-                (RuleKey { set: set + key.set, ..*key }, RuleEntry { rule, ..*entry })
-            })
-            .collect();
-        let headers: Vec<(u32, RuleSet)> = (set..).zip(compiled.sets.iter().copied()).collect();
-        for (number, header) in &headers {
-            self.known.insert(*number, Contents { header: Some(*header), entries: vec![] });
-        }
-        for (key, entry) in &entries {
-            self.known.entry(key.set).or_default().entries.push((*key, *entry));
-        }
-        let written = self.rules.insert(&entries).and_then(|()| self.sets.insert(&headers));
-        match written {
-            Ok(()) => Ok((set, numbers)),
-            Err(error) => {
-                let gone = headers.iter().map(|(number, _)| *number).collect();
-                // The first failure is the one to tell; what is left of the set is swept with the strays.
-                let _removed = self.remove(&gone);
-                Err(error)
-            }
-        }
+        Ok((self.sets.install(compiled, &numbers)?, numbers))
     }
 
-    /// A set, and those that it leads to.
-    fn block(&self, set: u32) -> Vec<u32> {
-        let entries = self.known.get(&set).map(|contents| &contents.entries[..]).unwrap_or_default();
-        let narrow = entries.iter().filter(|(key, entry)| key.shape == shape::OWN && entry.is_some());
-        std::iter::once(set).chain(narrow.map(|(_, entry)| entry.rule)).collect()
-    }
-
-    /// Sets that no group of an object leads to.
-    fn stray_sets(&self) -> BTreeSet<u32> {
+    /// Sets that no group of an object leads to, and that are not removed yet.
+    fn unclaimed(&self) -> Vec<u32> {
         let groups = self.groups.read().filter(|(number, _)| self.claimed.contains(number));
-        let roots = groups.flat_map(|(_, group)| group.sets);
-        let used: BTreeSet<u32> = roots.flat_map(|set| self.block(set)).collect();
-        self.known.keys().filter(|set| !used.contains(set)).copied().collect()
-    }
-
-    fn remove(&mut self, sets: &BTreeSet<u32>) -> Result<(), Error> {
-        let there: Vec<u32> = sets.iter().filter(|set| self.known.contains_key(set)).copied().collect();
-        self.sets.remove(&there)?;
-        let contents = there.iter().filter_map(|set| self.known.get(set));
-        let keys: Vec<RuleKey> = contents.flat_map(|c| c.entries.iter().map(|(key, _)| *key)).collect();
-        self.rules.remove(&keys)?;
-        for set in there {
-            self.known.remove(&set);
-        }
-        Ok(())
+        let used: BTreeSet<u32> = groups.flat_map(|(_, group)| group.sets).collect();
+        self.sets.roots().filter(|set| !used.contains(set)).collect()
     }
 
     fn counted(&self) -> Result<Vec<u32>, Error> {

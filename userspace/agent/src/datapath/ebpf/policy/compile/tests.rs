@@ -1,11 +1,8 @@
-use std::{
-    collections::HashMap,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
-};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use contiv_abi::{
-    Be16,
-    policy::{Part, Question, Search, Tables, deciding},
+    Address, Be16,
+    policy::{Question, Search, Tables, word},
 };
 use contiv_model::{
     group::GroupNumber,
@@ -15,33 +12,40 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// The entries by key, as the kernel has them.
+/// What has been compiled, as the kernel has it, and what is asked.
 struct Loaded<'a> {
     compiled: &'a Compiled,
-    entries: HashMap<RuleKey, RuleEntry>,
+    question: Question,
+    /// Branches on the way of the longest search.
+    steps: u32,
 }
 
 impl Loaded<'_> {
     fn new(compiled: &Compiled) -> Loaded<'_> {
-        let entries: HashMap<_, _> = compiled.entries.iter().copied().collect();
-        assert_eq!(entries.len(), compiled.entries.len(), "a key twice");
-        Loaded { compiled, entries }
+        for branch in &compiled.branches {
+            assert!(branch.starts.is_sorted() && branch.starts[0] < 1 << 62, "{branch:?}");
+        }
+        Loaded { compiled, question: Question::default(), steps: 0 }
     }
 
     /// The name of the deciding rule.
-    fn deciding(&self, own: IpAddr, peer: &Side<'_>, packet: Packet) -> Option<(RuleId, Action)> {
-        if self.compiled.sets.is_empty() {
-            return None;
+    fn deciding(&mut self, own: IpAddr, peer: &Side<'_>, packet: Packet) -> Option<(RuleId, Action)> {
+        let set = self.compiled.sets.first()?;
+        let address = |ip: IpAddr| Address::from(ip);
+        let question = &mut self.question;
+        question.set_ends(own.is_ipv6().into(), &address(peer.address), &address(own));
+        // A frame's port is of the destination, or what stands in its place.
+        question.set_port(packet.protocol, Be16::new(packet.port.unwrap_or(77)));
+        question.set_group(if set.by_group == 0 { 0 } else { peer.group.map_or(0, GroupNumber::get) });
+        let mut search = Search::new(0);
+        let (mut steps, mut walks) = (0, 0);
+        while search.turn(self) {
+            steps += search.walk(self, &self.question);
+            walks += 1;
         }
-        let question = Question {
-            peer: bits(peer.address),
-            own: bits(own),
-            set: 0,
-            group: peer.group.map_or(0, |group| group.get() as u16),
-            port: Be16::new(packet.port.unwrap_or(0)),
-            protocol: packet.protocol,
-        };
-        let entry = deciding(self, &question).expect("a set is missing");
+        assert!(walks < Search::TURNS);
+        self.steps = self.steps.max(steps);
+        let entry = search.best;
         entry.is_some().then(|| {
             let action = if entry.denies() { Action::Deny } else { Action::Allow };
             (self.compiled.rules[entry.rule as usize].clone(), action)
@@ -50,25 +54,13 @@ impl Loaded<'_> {
 }
 
 impl Tables for Loaded<'_> {
-    fn rule(&self, key: &RuleKey) -> Option<RuleEntry> {
-        self.entries.get(key).copied()
+    fn set(&self, number: u32) -> Option<&RuleSet> {
+        self.compiled.sets.get(number as usize)
     }
 
-    fn within(&self, set: u32, part: Part, question: &Question) -> Option<RuleEntry> {
-        let header = self.compiled.sets.get(set as usize)?;
-        let mut search = Search::new(set, part, question);
-        let mut steps = 0;
-        while search.step(self, header, question) {
-            steps += 1;
-            assert!(steps <= Search::STEPS);
-        }
-        Some(search.best)
+    fn branch(&self, place: u32) -> Option<&Branch> {
+        self.compiled.branches.get(place as usize)
     }
-}
-
-fn bits(address: IpAddr) -> Bits {
-    let family = if address.is_ipv4() { Family::V4 } else { Family::V6 };
-    Bits::new(family, &Address::from(address))
 }
 
 /// Addresses that have much in common, so that prefixes of one cover another.
@@ -125,8 +117,7 @@ prop_compose! {
 
 prop_compose! {
     fn question()(
-        own in address(),
-        peer in address(),
+        (own, peer) in (address(), address()).prop_filter("one family", |(a, b)| a.is_ipv4() == b.is_ipv4()),
         group in prop::option::of(group()),
         protocol in prop::sample::select(vec![ICMP, TCP, UDP, ICMPV6, 132, 47, 0]),
         port in prop::sample::select(vec![53_u16, 80, 0, 443]),
@@ -142,9 +133,10 @@ proptest! {
         rules in prop::collection::vec(rule(), 0..40),
         questions in prop::collection::vec(question(), 100),
     ) {
-        for direction in [Direction::In, Direction::Out] {
-            let compiled = compile(&rules, direction);
-            let loaded = Loaded::new(&compiled);
+        let cases = [Direction::In, Direction::Out].map(|direction| [Limit::USUAL, Limit::NOTHING].map(|limit| (direction, limit)));
+        for (direction, limit) in cases.into_iter().flatten() {
+            let compiled = compile_within(&rules, direction, limit);
+            let mut loaded = Loaded::new(&compiled);
             for (own, peer, group, packet) in &questions {
                 let peer = Side { group: *group, ..Side::outside(*peer) };
                 let told = policy::deciding(&rules, direction, *own, &peer, *packet);
@@ -160,40 +152,132 @@ fn no_rules_come_to_nothing() {
     assert_eq!(compile(&[], Direction::In), Compiled::default());
 }
 
-/// What `count` rules of one shape come to.
-fn of_subnets(count: u32, length: impl Fn(u32) -> u8) -> Compiled {
-    let rules: Vec<Rule> = (0..count)
-        .map(|n| Rule {
-            id: format!("r{n:06}").as_str().into(),
-            direction: Direction::In,
-            peer: Peer {
-                group: None,
-                // Spread over the whole space, no two alike in their first 16 bits' neighbourhood.
-                subnet: Some(
-                    IpNet::new(Ipv4Addr::from_bits(n.wrapping_mul(0x9e37_79b1)).into(), length(n))
-                        .unwrap()
-                        .trunc(),
-                ),
-            },
-            own: None,
-            protocol: Some(TCP),
-            port: Some(80),
-            action: Action::Deny,
-            priority: Priority::try_from(1).unwrap(),
-        })
-        .collect();
-    compile(&rules, Direction::In)
+fn deny(id: impl std::fmt::Display, subnet: Option<IpNet>, port: Option<u16>) -> Rule {
+    Rule {
+        id: format!("r{id:0>7}").as_str().into(),
+        direction: Direction::In,
+        peer: Peer { group: None, subnet },
+        own: None,
+        protocol: Some(TCP),
+        port,
+        action: Action::Deny,
+        priority: Priority::try_from(1).unwrap(),
+    }
+}
+
+/// Spread over all addresses of a family.
+fn scattered(n: u32, length: u8, ip6: bool) -> IpNet {
+    let bits = n.wrapping_mul(0x9e37_79b1);
+    let ip: IpAddr = if ip6 {
+        Ipv6Addr::from_bits(u128::from(bits) << 96 | u128::from(bits.rotate_left(7)) << 3 | 0x2000 << 112)
+            .into()
+    } else {
+        Ipv4Addr::from_bits(bits).into()
+    };
+    IpNet::new(ip, length).unwrap().trunc()
+}
+
+/// How far the programs go for one packet to each subnet, at most.
+fn steps(compiled: &Compiled, subnets: &[IpNet]) -> u32 {
+    let mut loaded = Loaded::new(compiled);
+    for subnet in subnets {
+        let packet = Packet { protocol: TCP, port: Some(80) };
+        let found = loaded.deciding(subnet.network(), &Side::outside(subnet.network()), packet);
+        assert!(found.is_some(), "{subnet}");
+    }
+    loaded.steps
+}
+
+/// What so many rules of one port come to: branches, and the longest search.
+fn of_subnets(count: u32, subnet: impl Fn(u32) -> IpNet) -> (usize, u32) {
+    let subnets: Vec<IpNet> = (0..count).map(subnet).collect();
+    let rules: Vec<Rule> = subnets.iter().enumerate().map(|(n, net)| deny(n, Some(*net), Some(80))).collect();
+    let compiled = compile(&rules, Direction::In);
+    let used = compiled.sets[0].roots.iter().filter(|root| root.is_some()).count();
+    assert_eq!((compiled.sets.len(), used), (1, 1));
+    (compiled.branches.len(), steps(&compiled, &subnets))
 }
 
 #[test]
-fn rules_of_one_length_have_an_entry_each() {
-    let compiled = of_subnets(15_000, |_| 32);
-    assert_eq!((compiled.sets.len(), compiled.entries.len()), (1, 15_000));
+fn a_search_is_no_longer_by_mixed_lengths() {
+    let lengths: [&dyn Fn(u32) -> IpNet; 3] =
+        [&|n| scattered(n, 32, false), &|n| scattered(n, 8 + (n % 25) as u8, false), &|n| {
+            scattered(n, 48, true)
+        }];
+    for subnet in lengths {
+        assert!(of_subnets(1, subnet).1 <= 2);
+        let (branches, steps) = of_subnets(15_000, subnet);
+        // One for the port. Eight ways from each branch, 30,001 ranges at most.
+        assert!(steps <= 6 && branches <= 4290, "{steps}, {branches}");
+    }
+    // Hosts of IPv6 go through all three words.
+    let (branches, steps) = of_subnets(15_000, |n| scattered(n, 33 + (n % 96) as u8, true));
+    assert!(steps <= 8 && branches < 3 * 15_000, "{steps}, {branches}");
 }
 
 #[test]
-fn rules_of_all_lengths_have_a_handful_of_entries_each() {
-    let compiled = of_subnets(15_000, |n| 16 + (n % 17) as u8);
-    assert_eq!(compiled.sets.len(), 1);
-    assert!(compiled.entries.len() < 3 * 15_000, "{}", compiled.entries.len());
+fn what_is_about_any_peer_needs_no_addresses() {
+    let all = Rule { protocol: None, ..deny("all", None, None) };
+    let rules: Vec<Rule> = (0..1000).map(|port| deny(port, None, Some(port))).chain([all]).collect();
+    let compiled = compile(&rules, Direction::In);
+    // 1002 ranges: those of the ports are side by side.
+    assert!(compiled.branches.len() <= 1002 / 7 + 5, "{}", compiled.branches.len());
+    assert!(!compiled.sets[0].roots[1].is_some() && compiled.sets[0].by_group == 0);
+}
+
+/// Subnets of any port, and ports of any subnet: together they would be a million ranges.
+#[test]
+fn kinds_that_would_multiply_are_kept_apart() {
+    let subnets = (0..1000).map(|n| Rule { protocol: None, ..deny(n, Some(scattered(n, 24, false)), None) });
+    let ports = (0..1000_u16)
+        .map(|port| deny(10_000 + u32::from(port), Some(scattered(7, 8, false)), Some(2 * port)));
+    let groups = (1..1000_u32).map(|n| {
+        let peer = Peer { group: Some(GroupNumber::try_from(n).unwrap()), subnet: None };
+        Rule { peer, ..deny(20_000 + n, None, Some(80)) }
+    });
+    let rules: Vec<Rule> = subnets.chain(ports).chain(groups).collect();
+    let compiled = compile(&rules, Direction::In);
+    let roots = compiled.sets[0].roots.iter().filter(|root| root.is_some()).count();
+    assert_eq!((roots, compiled.sets[0].by_group), (3, 1));
+    assert!(compiled.branches.len() < 3000, "{}", compiled.branches.len());
+    let mut loaded = Loaded::new(&compiled);
+    let questions = (0..1500_u32).flat_map(|n| [(n, 80), (3 * n, 1000), (n, 1001)]);
+    for (n, port) in questions {
+        let own = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
+        let group = (n > 0).then(|| GroupNumber::try_from(n).unwrap());
+        let peer = Side { group, ..Side::outside(scattered(n, 32, false).addr()) };
+        let packet = Packet { protocol: TCP, port: Some(port) };
+        let told = policy::deciding(&rules, Direction::In, own, &peer, packet);
+        assert_eq!(loaded.deciding(own, &peer, packet), told.map(|rule| (rule.id.clone(), rule.action)));
+    }
+}
+
+#[test]
+fn families_do_not_meet() {
+    let all = |net: &str| deny(net, Some(net.parse().unwrap()), None);
+    let packet = Packet { protocol: TCP, port: Some(80) };
+    for (net, inside, outside) in [
+        ("0.0.0.0/0", ["0.0.0.0", "255.255.255.255"], ["::", "::ffff:1.2.3.4"]),
+        ("::/0", ["::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"], ["0.0.0.0", "255.255.255.255"]),
+        (
+            "ffff:ffff:ffff::/48",
+            ["ffff:ffff:ffff::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"],
+            ["0.0.0.0", "ffff:ffff:fffe::"],
+        ),
+    ] {
+        let compiled = compile(&[all(net)], Direction::In);
+        let mut loaded = Loaded::new(&compiled);
+        for (ips, found) in [(inside, true), (outside, false)] {
+            for ip in ips {
+                let ip: IpAddr = ip.parse().unwrap();
+                assert_eq!(loaded.deciding(ip, &Side::outside(ip), packet).is_some(), found, "{ip} in {net}");
+            }
+        }
+    }
+}
+
+#[test]
+fn words_have_room_for_addresses() {
+    assert_eq!(word::ADDRESS_BITS.iter().sum::<u32>(), 128);
+    assert!(word::ADDRESS_BITS.iter().all(|bits| *bits < 62));
 }

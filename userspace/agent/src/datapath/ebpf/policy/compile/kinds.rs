@@ -1,0 +1,96 @@
+//! Which rules are put into one tree.
+//!
+//! In a tree by ports, what is about any port is repeated in the range of each port that some rule names, and likewise with
+//! groups. Mostly that is little, and a search has one tree to go through. Where rules about many subnets meet many ports or
+//! groups it would multiply; then they are kept apart, and a search goes through each.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{About, Case};
+
+/// How much of a tree may be repetition.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limit {
+    /// What may come of a rule.
+    growth: usize,
+    /// What may come of few.
+    small: usize,
+}
+
+impl Limit {
+    /// For few, some kilobytes.
+    pub(super) const USUAL: Limit = Limit { growth: 3, small: 64 };
+    /// Nothing is put together.
+    #[cfg(test)]
+    pub(super) const NOTHING: Limit = Limit { growth: 0, small: 0 };
+}
+
+/// The cases by trees: at most `RuleSet::ROOTS`, none of them empty.
+pub(super) fn together(cases: &[Case], limit: Limit) -> Vec<Vec<Case>> {
+    if fit(cases, limit) {
+        return vec![cases.to_vec()];
+    }
+    let (by_group, others): (Vec<Case>, Vec<Case>) =
+        cases.iter().partition(|(asked, _)| asked.group.is_some());
+    let mut trees = vec![];
+    for cases in [by_group, others].into_iter().filter(|cases| !cases.is_empty()) {
+        if fit(&cases, limit) {
+            trees.push(cases);
+            continue;
+        }
+        let mut kinds: [Vec<Case>; 3] = Default::default();
+        for case in cases {
+            let kind = match case.0.about {
+                About::Port(..) => 0,
+                About::Protocol(_) => 1,
+                About::All => 2,
+            };
+            kinds[kind].push(case);
+        }
+        trees.extend(kinds.into_iter().filter(|cases| !cases.is_empty()));
+    }
+    trees
+}
+
+/// Whether one tree of these is not much larger than they are.
+fn fit(cases: &[Case], limit: Limit) -> bool {
+    let limit = limit.growth * cases.len() + limit.small;
+    let mut by_group: BTreeMap<Option<u16>, Vec<&Case>> = BTreeMap::new();
+    for case in cases {
+        by_group.entry(case.0.group).or_default().push(case);
+    }
+    let of_any = by_group.remove(&None).unwrap_or_default();
+    let mut size = 0;
+    for of_group in by_group.values().map(Vec::as_slice).chain([&[][..]]) {
+        size += of_ports(of_group.iter().chain(&of_any).copied());
+        if size > limit {
+            return false;
+        }
+    }
+    true
+}
+
+/// How many ranges of ports there are, and how often subnets are in one.
+fn of_ports<'a>(cases: impl Iterator<Item = &'a Case>) -> usize {
+    let mut ranges: BTreeSet<About> = BTreeSet::new();
+    let (mut of_all, mut of_ports) = (0, 0);
+    let mut of_protocols: BTreeMap<u8, usize> = BTreeMap::new();
+    for (asked, _) in cases {
+        ranges.insert(asked.about);
+        let subnets = usize::from(asked.subnet.is_some());
+        match asked.about {
+            About::All => of_all += subnets,
+            About::Protocol(protocol) => *of_protocols.entry(protocol).or_default() += subnets,
+            About::Port(..) => of_ports += subnets,
+        }
+    }
+    let of_protocol = |protocol: &u8| of_protocols.get(protocol).copied().unwrap_or(0);
+    let repeated: usize = ranges
+        .iter()
+        .map(|range| match range {
+            About::All => 0,
+            About::Protocol(protocol) | About::Port(protocol, _) => of_protocol(protocol) + of_all,
+        })
+        .sum();
+    ranges.len() + of_ports + of_all + repeated
+}
