@@ -203,7 +203,7 @@ async fn log_packets(
                 }
             };
             while let Some(sight) = monitor.line(&mut listener).await {
-                tracing::info!(target: "bpf", "{sight}");
+                tracing::info!(target: "netplugin::bpf", "{sight}");
             }
         }
     };

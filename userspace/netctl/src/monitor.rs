@@ -1,6 +1,10 @@
 //! `netctl monitor`.
 
-use std::io::{BufRead, Write};
+use std::{
+    io::{BufRead, Write},
+    thread,
+    time::Duration,
+};
 
 use clap::{Args, ValueEnum};
 use contiv_model::{
@@ -49,7 +53,10 @@ pub enum Lines {
     Json,
 }
 
-/// Until the agent ends, or whoever reads goes.
+/// How long an agent that has gone is left alone.
+const ASK_AGAIN_AFTER: Duration = Duration::from_millis(500);
+
+/// Until there are enough lines, or whoever reads goes. An agent that ends, such as for an upgrade, is waited for.
 pub fn run(client: &Client, watch: &Watch, out: &mut dyn Write) -> Result<(), Error> {
     let base = match (&watch.agent, &watch.node) {
         (Some(url), _) => url.trim_end_matches('/').to_owned(),
@@ -60,31 +67,46 @@ pub fn run(client: &Client, watch: &Watch, out: &mut dyn Write) -> Result<(), Er
     };
     let url = format!("{base}/monitor");
     let mut left = watch.count.unwrap_or(u64::MAX);
-    for line in client.stream(&url)?.lines() {
-        let line = line?;
-        let sight: Sight = serde_json::from_str(&line).map_err(|source| Error::Answer {
-            method: "GET",
-            url: url.clone(),
-            source,
-        })?;
-        if !watch.wants(sight.event) {
-            continue;
+    let mut stream = client.stream(&url)?;
+    loop {
+        // What is cut off in a line is not told.
+        for line in stream.lines().map_while(Result::ok) {
+            let sight: Sight = serde_json::from_str(&line).map_err(|source| Error::Answer {
+                method: "GET",
+                url: url.clone(),
+                source,
+            })?;
+            if !watch.wants(sight.event) {
+                continue;
+            }
+            watch.print(&line, &sight, out)?;
+            left -= 1;
+            if left == 0 {
+                return Ok(());
+            }
         }
-        match watch.output {
-            Lines::Json => writeln!(out, "{line}")?,
-            Lines::Text => writeln!(out, "{} {}", sight.time, painted(&sight))?,
-        }
-        // Each line when it comes, also in a pipe.
-        out.flush()?;
-        left -= 1;
-        if left == 0 {
-            return Ok(());
-        }
+        eprintln!("{url}: the agent has ended; waiting for it");
+        stream = loop {
+            thread::sleep(ASK_AGAIN_AFTER);
+            // Not there yet, or there before its datapath is.
+            if let Ok(stream) = client.stream(&url) {
+                break stream;
+            }
+        };
+        eprintln!("{url}: the agent is there again");
     }
-    Err(Error::Refused(format!("{url}: the agent has ended")))
 }
 
 impl Watch {
+    /// Each line when it comes, also in a pipe.
+    fn print(&self, line: &str, sight: &Sight, out: &mut dyn Write) -> Result<(), Error> {
+        match self.output {
+            Lines::Json => writeln!(out, "{line}")?,
+            Lines::Text => writeln!(out, "{} {}", sight.time, painted(sight))?,
+        }
+        Ok(out.flush()?)
+    }
+
     fn wants(&self, event: Event) -> bool {
         match (self.only, event) {
             (None, _) | (_, Event::Lost) => true,
