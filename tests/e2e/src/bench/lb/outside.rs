@@ -2,7 +2,7 @@
 
 use std::{
     net::Ipv4Addr,
-    path::Path,
+    path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
 };
@@ -39,6 +39,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 pub(super) struct Outside {
     pub(super) wire: Wire,
+    /// Our program, where it is pinned.
+    pub(super) program: PathBuf,
     /// Of a client whose backend is on the other node.
     pub(super) frame: Vec<u8>,
     _end: Xdp,
@@ -49,7 +51,7 @@ pub(super) struct Outside {
 impl Outside {
     /// The other node is taken out once its pods are known; a program that drops takes its place on the wire. None if the agent
     /// has no program for this.
-    pub(super) fn build(drop: &Path, program: &Path) -> Result<Option<Outside>> {
+    pub(super) fn build(drop: &Path, sender: &Path) -> Result<Option<Outside>> {
         let shape = Shape { datapaths: [Datapath::Ebpf; 2], encap: Encap::Vlan, store: StoreKind::Embedded };
         let mut cluster = Cluster::build(shape)?;
         cluster.start_agents()?;
@@ -71,23 +73,24 @@ impl Outside {
         put(first, &runtime()?, &cluster.fabric.store_endpoint(), &keys)?;
         second.kill_agent()?;
         second.clean_up()?;
-        let [sender, node] =
+        let [client, node] =
             [&*second, &*first].map(|node| End { netns: node.netns().clone(), link: UPLINK.to_owned() });
-        let end = sender.attach(drop)?;
-        let wire = Wire { sender, node };
-        let frame = relayed(first, &wire, program)?;
-        Ok(Some(Outside { wire, frame, _end: end, _pods: pods, _cluster: cluster }))
+        let end = client.attach(drop)?;
+        let wire = Wire { sender: client, node };
+        let frame = relayed(first, &wire, sender)?;
+        let program = pinned::find(first.pins(), PROGRAM)?;
+        Ok(Some(Outside { wire, program, frame, _end: end, _pods: pods, _cluster: cluster }))
     }
 }
 
 /// The frame of a client whose backend is on the other node. A client stays with its backend, whatever its port.
-fn relayed(node: &Node, wire: &Wire, program: &Path) -> Result<Vec<u8>> {
+fn relayed(node: &Node, wire: &Wire, sender: &Path) -> Result<Vec<u8>> {
     const SOME: u32 = 100;
     let start = Instant::now();
     loop {
         for number in 0..CLIENTS {
             let frame = frame(Ipv4Addr::from(u32::from(CLIENT) + number));
-            let flood = wire.flood(program, &frame, SOME)?;
+            let flood = wire.flood(sender, &frame, SOME)?;
             if flood.back == u64::from(SOME) {
                 return Ok(frame);
             }

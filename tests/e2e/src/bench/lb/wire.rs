@@ -12,7 +12,24 @@ use aya_obj::programs::XdpAttachType;
 use serde_json::Value;
 use testkit::Netns;
 
-use crate::processor;
+use crate::{bench::pinned::median, processor};
+
+/// How long a program takes for a frame that is given to it alone, in nanoseconds; the median of so many calls. The thread
+/// stays on one processor from now on.
+pub(super) fn call(program: &Path, frame: &[u8], calls: usize) -> Result<f64> {
+    processor::stay_on(0)?;
+    let program = open(program)?;
+    let mut out = vec![0; frame.len() + HEADROOM];
+    let mut call = || -> Result<f64> {
+        let options =
+            TestRunOptions { data_in: Some(frame), data_out: Some(&mut out), ..TestRunOptions::new() };
+        Ok(program.test_run(options).context("run a frame")?.duration.as_nanos() as f64)
+    };
+    Ok(median((0..calls).map(|_| call()).collect::<Result<_>>()?))
+}
+
+/// Room for what a program may put before a frame.
+const HEADROOM: usize = 256;
 
 /// As many frames as the kernel's driver takes at a time.
 const BATCH: u32 = 64;

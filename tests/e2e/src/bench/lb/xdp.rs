@@ -12,7 +12,7 @@ use testkit::{BpfDir, Netns};
 
 use super::{
     outside::{self, Outside},
-    wire::{End, Flood, Wire},
+    wire::{self, End, Flood, Wire},
 };
 use crate::{
     bench::{
@@ -25,6 +25,7 @@ use crate::{
 };
 
 const MANY: u16 = 4096;
+const CALLS: usize = 50_000;
 const DROP: &str = "XDP_DROP alone";
 const TX: &str = "XDP_TX alone";
 
@@ -60,6 +61,8 @@ struct Row {
     ns: f64,
     /// Beyond what a frame takes that is dropped.
     own_ns: f64,
+    /// For a frame that is given to the program alone (BPF_PROG_TEST_RUN).
+    call_ns: f64,
     of_bare_tx: f64,
     /// Of the frames that were sent, those that were dropped or came back, as they should.
     done: f64,
@@ -71,8 +74,12 @@ struct Side<'a> {
     wire: &'a Wire,
     sender: PathBuf,
     frame: &'a [u8],
-    /// What is on the node's end meanwhile; what is there anyway if none.
-    program: Option<&'a Path>,
+    /// What is on the node's end meanwhile.
+    program: &'a Path,
+    /// Whether it is there anyway.
+    stays: bool,
+    /// For a frame that is given to it alone.
+    call_ns: f64,
     rounds: Vec<Flood>,
 }
 
@@ -99,7 +106,9 @@ pub(super) fn measure(options: &Options, rounds: usize) -> Result<Frames> {
         wire: &bare,
         sender: one.clone(),
         frame: &frame,
-        program: Some(program),
+        program,
+        stays: false,
+        call_ns: 0.0,
         rounds: vec![],
     };
     let mut sides = vec![side(DROP, &drop), side(TX, &tx)];
@@ -112,7 +121,9 @@ pub(super) fn measure(options: &Options, rounds: usize) -> Result<Frames> {
                 wire: &ours.wire,
                 sender,
                 frame: &ours.frame,
-                program: None,
+                program: &ours.program,
+                stays: true,
+                call_ns: 0.0,
                 rounds: vec![],
             });
         }
@@ -121,6 +132,9 @@ pub(super) fn measure(options: &Options, rounds: usize) -> Result<Frames> {
         step(&format!("round {round} of {rounds}"), || {
             sides.iter_mut().try_for_each(|side| side.measure(options.frames * 1_000_000))
         })?;
+    }
+    for side in &mut sides {
+        side.call_ns = side.wire.node.netns.run(|| wire::call(side.program, side.frame, CALLS))?;
     }
     let rows = rows(&sides);
     std::mem::drop(sides);
@@ -150,7 +164,7 @@ const LINK: &str = "wire0";
 impl Side<'_> {
     fn measure(&mut self, frames: u32) -> Result<()> {
         interrupt::check()?;
-        let _program = self.program.map(|program| self.wire.node.attach(program)).transpose()?;
+        let _program = if self.stays { None } else { Some(self.wire.node.attach(self.program)?) };
         self.rounds.push(self.wire.flood(&self.sender, self.frame, frames)?);
         Ok(())
     }
@@ -180,6 +194,7 @@ fn rows(sides: &[Side<'_>]) -> Vec<Row> {
             millions_per_second: median(rates.clone()) / 1e6,
             ns: median(rates.iter().map(|rate| 1e9 / rate).collect()),
             own_ns: beside(&dropped, |ours, theirs| 1e9 / ours - 1e9 / theirs),
+            call_ns: side.call_ns,
             of_bare_tx: beside(&bare, |ours, theirs| ours / theirs),
             done: median(side.rounds.iter().map(|flood| side.done(flood) / f64::from(flood.sent)).collect()),
         }
@@ -207,6 +222,7 @@ impl Report for Frames {
             "million frames/s",
             "ns a frame",
             "beyond a drop ns",
+            "one call ns",
             "of bare XDP_TX",
             "dropped or back as they should %",
         ]);
@@ -216,6 +232,7 @@ impl Report for Frames {
                 format!("{:.2}", row.millions_per_second),
                 format!("{:.0}", row.ns),
                 format!("{:.0}", row.own_ns),
+                format!("{:.0}", row.call_ns),
                 format!("{:.2}", row.of_bare_tx),
                 format!("{:.1}", row.done * 100.0),
             ]);
