@@ -354,11 +354,11 @@ impl Committer {
         keys.sort_by_key(|key| key.contains("/state/ipam/"));
         let mut found = Vec::with_capacity(keys.len());
         for key in keys {
-            found.push((key, self.store.get(key).await?));
+            found.push((key, self.store.look(key).await?));
         }
         let mut world = self.world.write();
-        for (key, kv) in found {
-            world.reread(key, kv.as_ref());
+        for (key, (kv, at)) in found {
+            world.reread(key, kv.as_ref(), at);
         }
         Ok(ControlFlow::Continue(()))
     }

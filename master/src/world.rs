@@ -146,10 +146,10 @@ impl World {
         }
     }
 
-    /// As [`World::set`], of what was read anew: replaces what is known, also what is as old.
-    pub fn reread(&mut self, path: &str, kv: Option<&KeyValue>) {
+    /// As [`World::set`], of what was read anew when the store was `at` a revision: replaces what is known, also what is
+    /// as old. The watch may be far behind, and what it then tells of the time before must not bring back what is gone.
+    pub fn reread(&mut self, path: &str, kv: Option<&KeyValue>, at: i64) {
         self.deleted.remove(path);
-        let revision = kv.map_or(0, |kv| kv.mod_revision);
         match path.parse() {
             Ok(Key::Network(id)) => self.networks.forget(id.as_str()),
             Ok(Key::Group(id)) => self.groups.forget(id.as_str()),
@@ -157,7 +157,13 @@ impl World {
             Ok(key) => self.forget_record(&key),
             Err(_) => {}
         }
-        self.set(path, kv, revision);
+        match kv {
+            Some(kv) => self.set(path, Some(kv), kv.mod_revision),
+            None => {
+                self.set(path, None, at);
+                self.deleted.insert(path.to_owned(), at);
+            }
+        }
     }
 
     fn set_value<T: Record>(&mut self, id: &str, kv: Option<&KeyValue>, revision: i64) {

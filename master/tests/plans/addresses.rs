@@ -1,5 +1,7 @@
 //! Who gets which address.
 
+use contiv_model::event::Event;
+use contiv_store::Update;
 use serde_json::json;
 
 use crate::lab::Lab;
@@ -149,4 +151,21 @@ fn group_numbers_are_not_used_again_at_once() {
     let mut lab = lab.loaded();
     lab.group("c", "net", "");
     assert_eq!((lab.group_state("a").endpoint_group_id, lab.group_state("c").endpoint_group_id), (1, 3));
+}
+
+/// A leader that does not know what became of a transaction reads the keys anew, and the watch may be far behind.
+#[test]
+fn news_of_the_watch_from_before_a_reading_bring_nothing_back() {
+    let mut lab = lab();
+    lab.create("net", "a", "", "", "").unwrap();
+    let key = "/contiv.io/state/eps/net.default-a";
+    let old = lab.stored(key);
+    lab.remove("net", "a").unwrap();
+    lab.reread(key);
+    lab.world.observe(&Update { revision: old.mod_revision, event: Event::Apply(key.into(), old) });
+    assert!(lab.endpoints().is_empty());
+    // The address has no other holder: it comes back with whoever has it now.
+    assert_eq!(lab.create("net", "b", "", "", "").unwrap().0, "10.1.0.1");
+    lab.remove("net", "b").unwrap();
+    assert_eq!(lab.create("net", "c", "", "", "").unwrap().0, "10.1.0.1");
 }

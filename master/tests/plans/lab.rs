@@ -80,6 +80,15 @@ impl Lab {
         self.commit(Txn { guards: vec![], ops: vec![op] });
     }
 
+    /// What the store has under the key now, read anew.
+    pub(crate) fn reread(&mut self, key: &str) {
+        self.world.reread(key, self.store.get(key), self.revision);
+    }
+
+    pub(crate) fn stored(&self, key: &str) -> KeyValue {
+        self.store[key].clone()
+    }
+
     pub(crate) fn put(&mut self, types: &str, key: &str, body: &Value) -> Result<Value, Problem> {
         let t = Type::by_plural(types).unwrap().operations;
         let request = (t.check)(key, body.to_string().as_bytes())?;

@@ -3,6 +3,7 @@
 mod arena;
 mod chaos;
 mod client;
+mod floor;
 mod random;
 mod state;
 
@@ -63,6 +64,8 @@ pub struct Report {
     /// Requests whose outcome the client does not know.
     pub unanswered: usize,
     pub longest_without_a_write_ms: f64,
+    /// The same of keys that are put into etcd directly, through whichever member takes them.
+    pub longest_of_etcd_ms: f64,
     /// By what was done to whom: how long until a write that began afterwards was acknowledged.
     pub recoveries: Vec<Recovery>,
     /// What cannot be: none, if all is well.
@@ -75,6 +78,9 @@ pub struct Recovery {
     pub count: usize,
     pub p50_ms: f64,
     pub p99_ms: f64,
+    /// Until etcd itself took a write.
+    pub etcd_p50_ms: f64,
+    pub etcd_p99_ms: f64,
 }
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -93,7 +99,8 @@ pub fn run(options: &Options) -> Result<Report> {
     let reserved = read(&arena)?.reserved()?;
 
     let (log, stop) = (Log::default(), AtomicBool::new(false));
-    let (faults, outcomes) = thread::scope(|scope| {
+    let begin = Instant::now();
+    let (faults, outcomes, floor) = thread::scope(|scope| {
         let servers: Vec<_> = arena.masters.iter().map(arena::Site::server).collect();
         let clients: Vec<_> = (0..options.clients)
             .map(|number| {
@@ -102,7 +109,15 @@ pub fn run(options: &Options) -> Result<Report> {
                 scope.spawn(move || hub.run(|| client.run(stop)))
             })
             .collect();
-        let end = Instant::now() + Duration::from_secs(options.seconds);
+        let probes: Vec<_> = arena
+            .endpoints()
+            .into_iter()
+            .map(|endpoint| {
+                let (hub, stop) = (&arena.hub, &stop);
+                scope.spawn(move || hub.run(|| floor::observe(&endpoint, stop)))
+            })
+            .collect();
+        let end = begin + Duration::from_secs(options.seconds);
         let masters = scope.spawn({
             let arena = &arena;
             move || chaos::masters(arena, seed, end)
@@ -112,9 +127,11 @@ pub fn run(options: &Options) -> Result<Report> {
         thread::sleep(AFTERMATH);
         stop.store(true, Ordering::Relaxed);
         let outcomes: Result<Vec<Outcome>> = clients.into_iter().map(join).collect();
-        anyhow::Ok(([members?, masters?].concat(), outcomes?))
+        let floor: Result<Vec<Vec<Write>>> = probes.into_iter().map(join).collect();
+        anyhow::Ok(([members?, masters?].concat(), outcomes?, floor?.concat()))
     })?;
     let writes = log.take();
+    tell_gaps(begin, &faults, &writes, &floor);
     settle(&arena)?;
     let state = rested(&arena)?;
     let histories: Vec<_> = outcomes.iter().map(|outcome| outcome.history.clone()).collect();
@@ -131,8 +148,9 @@ pub fn run(options: &Options) -> Result<Report> {
         refused: sum(|outcome| outcome.refused),
         turned_away: sum(|outcome| outcome.turned_away),
         unanswered: sum(|outcome| outcome.unanswered),
-        longest_without_a_write_ms: longest_gap(&writes).as_secs_f64() * 1e3,
-        recoveries: recoveries(&faults, &writes),
+        longest_without_a_write_ms: millis(longest_gap(&writes)),
+        longest_of_etcd_ms: millis(longest_gap(&floor)),
+        recoveries: recoveries(&faults, &writes, &floor),
         wrong,
     })
 }
@@ -188,27 +206,77 @@ fn tell_all(arena: &Arena) {
     }
 }
 
-fn longest_gap(writes: &[(Instant, Instant)]) -> Duration {
+/// When it began and ended.
+type Write = (Instant, Instant);
+
+/// Gaps that are worth a line.
+const LONG: Duration = Duration::from_millis(1500);
+
+/// From the end of one write to that of the next.
+fn gaps(writes: &[Write]) -> Vec<Write> {
     let mut ends: Vec<_> = writes.iter().map(|(_, end)| *end).collect();
     ends.sort_unstable();
-    ends.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or_default()
+    ends.windows(2).map(|pair| (pair[0], pair[1])).collect()
 }
 
-fn recoveries(faults: &[Fault], writes: &[(Instant, Instant)]) -> Vec<Recovery> {
-    let mut by_class: BTreeMap<String, Vec<Duration>> = BTreeMap::new();
-    for fault in faults {
-        let after = writes.iter().filter(|(begin, _)| *begin >= fault.begin).map(|(_, end)| *end).min();
-        let took = after.map_or(Duration::MAX, |end| end - fault.begin);
-        by_class.entry(fault.class()).or_default().push(took);
-        eprintln!("faults: {fault}: written again after {:.0} ms", took.as_secs_f64() * 1e3);
+fn longest_gap(writes: &[Write]) -> Duration {
+    gaps(writes).iter().map(|(from, to)| *to - *from).max().unwrap_or_default()
+}
+
+fn millis(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}
+
+/// Each long time without a write, what was going on, and how much of it etcd itself took no write.
+fn tell_gaps(begin: Instant, faults: &[Fault], writes: &[Write], floor: &[Write]) {
+    let at = |instant: Instant| instant.saturating_duration_since(begin).as_secs_f64();
+    let etcd = gaps(floor);
+    for (from, to) in gaps(writes).into_iter().filter(|(from, to)| *to - *from > LONG) {
+        let etcd = etcd.iter().map(|(a, b)| (*b).min(to).saturating_duration_since((*a).max(from)));
+        let etcd = etcd.max().unwrap_or_default();
+        eprintln!(
+            "faults: no write from {:.2} s to {:.2} s, {:.0} ms; etcd itself took none for {:.0} ms of it",
+            at(from),
+            at(to),
+            millis(to - from),
+            millis(etcd)
+        );
+        for fault in faults.iter().filter(|fault| fault.begin < to && fault.end + LONG > from) {
+            eprintln!("faults:     {fault}, from {:.2} s to {:.2} s", at(fault.begin), at(fault.end));
+        }
     }
+}
+
+fn recoveries(faults: &[Fault], writes: &[Write], floor: &[Write]) -> Vec<Recovery> {
+    let mut by_class: BTreeMap<String, (Vec<Duration>, Vec<Duration>)> = BTreeMap::new();
+    for fault in faults {
+        let again = |writes: &[Write]| {
+            let after = writes.iter().filter(|(begin, _)| *begin >= fault.begin).map(|(_, end)| *end).min();
+            after.map_or(Duration::MAX, |end| end - fault.begin)
+        };
+        let (took, etcd) = (again(writes), again(floor));
+        let class = by_class.entry(fault.class()).or_default();
+        class.0.push(took);
+        class.1.push(etcd);
+        eprintln!(
+            "faults: {fault}: written again after {:.0} ms, etcd itself {:.0} ms",
+            millis(took),
+            millis(etcd)
+        );
+    }
+    let rank = |all: &mut Vec<Duration>, percent: usize| {
+        all.sort_unstable();
+        millis(all[(all.len() * percent).div_ceil(100).max(1) - 1])
+    };
     by_class
         .into_iter()
-        .map(|(fault, mut all)| {
-            all.sort_unstable();
-            let rank =
-                |percent: usize| all[(all.len() * percent).div_ceil(100).max(1) - 1].as_secs_f64() * 1e3;
-            Recovery { fault, count: all.len(), p50_ms: rank(50), p99_ms: rank(99) }
+        .map(|(fault, (mut all, mut etcd))| Recovery {
+            fault,
+            count: all.len(),
+            p50_ms: rank(&mut all, 50),
+            p99_ms: rank(&mut all, 99),
+            etcd_p50_ms: rank(&mut etcd, 50),
+            etcd_p99_ms: rank(&mut etcd, 99),
         })
         .collect()
 }
@@ -230,12 +298,17 @@ impl fmt::Display for Report {
             "seed {}, {} s: {} writes acknowledged, {} refused, {} turned away, {} without an answer",
             self.seed, self.seconds, self.acknowledged, self.refused, self.turned_away, self.unanswered
         )?;
-        writeln!(f, "longest time without a successful write: {:.0} ms", self.longest_without_a_write_ms)?;
+        writeln!(
+            f,
+            "longest time without a successful write: {:.0} ms; of etcd itself: {:.0} ms",
+            self.longest_without_a_write_ms, self.longest_of_etcd_ms
+        )?;
         for recovery in &self.recoveries {
-            let Recovery { fault, count, p50_ms, p99_ms } = recovery;
+            let Recovery { fault, count, p50_ms, p99_ms, etcd_p50_ms, etcd_p99_ms } = recovery;
             writeln!(
                 f,
-                "{fault:24} {count:4} times, written again after {p50_ms:.0} ms (p50), {p99_ms:.0} ms (p99)"
+                "{fault:24} {count:4} times, written again after {p50_ms:.0} ms (p50), {p99_ms:.0} ms (p99); etcd \
+                 itself {etcd_p50_ms:.0} ms, {etcd_p99_ms:.0} ms"
             )?;
         }
         write!(f, "{} things that cannot be", self.wrong.len())

@@ -77,13 +77,20 @@ impl Store {
     }
 
     pub async fn get(&self, key: &str) -> Result<Option<KeyValue>, Error> {
+        Ok(self.look(key).await?.0)
+    }
+
+    /// As [`Store::get`], and the store's revision at which it is so: whatever is told of the key as of an earlier one
+    /// is old.
+    pub async fn look(&self, key: &str) -> Result<(Option<KeyValue>, i64), Error> {
         let answer = self
             .request(Operation::Get, key, Again::Always, || {
                 let mut kv = self.shared.members.kv();
                 async move { kv.get(key, None).await }
             })
             .await?;
-        Ok(answer.0.kvs.into_iter().next().and_then(KeyValue::from_wire))
+        let revision = answer.header().map_or(0, |header| header.revision());
+        Ok((answer.0.kvs.into_iter().next().and_then(KeyValue::from_wire), revision))
     }
 
     /// All keys that begin with `prefix`, read in pages at one revision.

@@ -17,6 +17,8 @@ impl Report for faults::Report {
             "times",
             "written again after p50 ms",
             "p99 ms",
+            "etcd itself p50 ms",
+            "p99 ms",
         ]);
         for recovery in &self.recoveries {
             table.add_row([
@@ -24,6 +26,8 @@ impl Report for faults::Report {
                 recovery.count.to_string(),
                 format!("{:.0}", recovery.p50_ms),
                 format!("{:.0}", recovery.p99_ms),
+                format!("{:.0}", recovery.etcd_p50_ms),
+                format!("{:.0}", recovery.etcd_p99_ms),
             ]);
         }
         table

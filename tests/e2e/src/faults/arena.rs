@@ -1,6 +1,9 @@
 //! Three members of etcd and three masters, each in a namespace of its own, on one bridge.
 
-use std::{net::Ipv4Addr, sync::Mutex};
+use std::{
+    net::Ipv4Addr,
+    sync::{Mutex, PoisonError},
+};
 
 use anyhow::{Context as _, Result};
 use testkit::{Netns, etcd::Etcd};
@@ -65,6 +68,12 @@ impl Arena {
         });
         let (masters, members) = (masters.collect::<Result<Vec<_>>>()?, members.collect());
         Ok(Arena { masters, members, hub })
+    }
+
+    /// Of the members.
+    pub(super) fn endpoints(&self) -> Vec<String> {
+        let programs = self.members.iter().map(|member| &member.program);
+        programs.map(|program| program.lock().unwrap_or_else(PoisonError::into_inner).endpoint()).collect()
     }
 
     /// Nothing goes in or out.

@@ -45,6 +45,8 @@ pub(super) struct Fault {
     target: String,
     pub(super) on_leader: bool,
     pub(super) begin: Instant,
+    /// When the victim was let go.
+    pub(super) end: Instant,
 }
 
 impl fmt::Display for Fault {
@@ -156,9 +158,9 @@ fn hurt<P: Victim>(
     let kind = *random.pick(&KINDS).unwrap_or(&Kind::Kill);
     let lasts = TROUBLE / 2 + TROUBLE.mul_f64(random.below(50) as f64 / 100.0);
     let other = *random.pick(others).unwrap_or(&site.address);
-    let fault = Fault { kind, target: site.name.clone(), on_leader, begin: Instant::now() };
     let mut program = site.program.lock().unwrap_or_else(PoisonError::into_inner);
     revive(&mut *program)?;
+    let begin = Instant::now();
     let done = match kind {
         Kind::Kill => {
             program.process().kill()?;
@@ -186,6 +188,7 @@ fn hurt<P: Victim>(
             site.mend(other)
         }
     };
+    let fault = Fault { kind, target: site.name.clone(), on_leader, begin, end: Instant::now() };
     done.with_context(|| format!("end of: {fault}"))?;
     Ok(fault)
 }
