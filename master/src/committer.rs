@@ -241,9 +241,7 @@ impl Committer {
     /// In one transaction, or what is too large for that in several: never half of it.
     async fn write(&mut self, leadership: &Leadership, txn: Txn) -> Result<Done, Unwritten> {
         if intent::fits(&txn) {
-            let mut txn = txn.clone();
-            txn.guards.push(leadership.guard());
-            match self.store.commit(txn).await {
+            match leadership.commit(txn.clone()).await {
                 Ok(Outcome::Committed { revision }) => return Ok(Done::Committed(revision.into())),
                 Ok(Outcome::Conflict) => return Ok(Done::Conflict),
                 Err(error) if error.is_too_large() => {}
@@ -251,11 +249,7 @@ impl Committer {
             }
         }
         let number = self.metrics.large_changes.inc();
-        let name = match leadership.guard() {
-            Guard::CreateRevision { revision, .. } | Guard::ModRevision { revision, .. } => {
-                format!("{revision}-{number}")
-            }
-        };
+        let name = format!("{}-{number}", leadership.since());
         tracing::debug!(name, ops = txn.ops.len(), "a change for more than one transaction");
         Ok(Intent::new(name, txn.ops)?.commit(&self.store, leadership, txn.guards).await?)
     }
@@ -343,11 +337,8 @@ impl Committer {
     }
 
     async fn try_reread(&self, leadership: &Leadership, keys: &[String]) -> Result<ControlFlow<()>, Error> {
-        if let Guard::CreateRevision { key, revision } = leadership.guard() {
-            let lock = self.store.get(&key).await?;
-            if lock.is_none_or(|lock| lock.create_revision != revision) {
-                return Ok(ControlFlow::Break(()));
-            }
+        if !leadership.settle().await? {
+            return Ok(ControlFlow::Break(()));
         }
         // Records before their journals.
         let mut keys: Vec<&String> = keys.iter().collect();

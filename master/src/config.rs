@@ -64,6 +64,10 @@ pub struct Flags {
     #[arg(long, env = "CONTIV_NETMASTER_NODE_GONE_AFTER", default_value = "24h", value_parser = patience)]
     pub node_gone_after: Patience,
 
+    /// Once this netmaster leads, release the addresses that are marked and that no endpoint, service or gateway has
+    #[arg(long, env = "CONTIV_NETMASTER_REPAIR")]
+    pub repair: bool,
+
     #[command(flatten)]
     pub rest: RestFlags,
 
@@ -82,6 +86,10 @@ pub struct StoreFlags {
 
     #[command(flatten)]
     pub access: EtcdFlags,
+
+    /// How long to wait at the start for a store that does not answer, or forever
+    #[arg(long, env = "CONTIV_NETMASTER_STORE_WAIT", default_value = "forever", value_parser = store_wait)]
+    pub store_wait: Patience,
 
     /// Consul endpoints (not built yet)
     #[arg(
@@ -137,12 +145,23 @@ impl std::str::FromStr for EmbeddedDir {
 pub struct Patience(pub Option<Duration>);
 
 fn patience(text: &str) -> Result<Patience, String> {
-    if text == "never" {
-        return Ok(Patience(None));
-    }
-    match humantime::parse_duration(text) {
-        Ok(time) if time >= Duration::from_secs(1) => Ok(Patience(Some(time))),
-        _ => Err("expected never, or at least 1s, written as 90s, 30m, 24h or 7days".into()),
+    Patience::read(text, "never")
+}
+
+fn store_wait(text: &str) -> Result<Patience, String> {
+    Patience::read(text, "forever")
+}
+
+impl Patience {
+    /// `without_end` or a time.
+    fn read(text: &str, without_end: &str) -> Result<Patience, String> {
+        if text == without_end {
+            return Ok(Patience(None));
+        }
+        match humantime::parse_duration(text) {
+            Ok(time) if time >= Duration::from_secs(1) => Ok(Patience(Some(time))),
+            _ => Err(format!("expected {without_end}, or at least 1s, written as 90s, 30m, 24h or 7days")),
+        }
     }
 }
 
@@ -285,6 +304,7 @@ mod tests {
             (&format!("{GOOD} --store /tmp/x"), &["--store", "embedded:DIR"]),
             (&format!("{GOOD} --etcd http://x --store embedded:/x"), &["--etcd", "--store"]),
             (&format!("{GOOD} --node-gone-after 5"), &["--node-gone-after", "24h", "never"]),
+            (&format!("{GOOD} --store-wait 0s"), &["--store-wait", "forever", "90s"]),
             (&format!("{GOOD} --lease-ttl 0"), &["--lease-ttl", "1 to 300"]),
             (&format!("{GOOD} --lease-ttl 1"), &["--lease-ttl", "longer than --failover-after"]),
             (&format!("{GOOD} --failover-after 0.5"), &["--failover-after", "whole seconds"]),

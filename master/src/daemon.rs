@@ -6,6 +6,7 @@ mod leading;
 mod listener;
 mod presence;
 
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -17,7 +18,7 @@ use contiv_store::election::{self, Timing};
 use contiv_store::{Config, Error, Guard, Outcome, Store, Txn, embedded};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -36,22 +37,24 @@ use presence::Presence;
 /// Requests that are under way when the process is told to stop get so long.
 const DRAIN: Duration = Duration::from_secs(2);
 
+/// A store that is not there is looked for so often, and it is told so often.
+const RETRY: Duration = Duration::from_millis(500);
+const TELL: Duration = Duration::from_secs(10);
+
 const DEFAULT_STORE: &str = "http://127.0.0.1:2379";
 
 /// Runs until `stop`.
 pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
     let embedded = open_embedded(&flags).await?;
-    let store = connect(&flags, embedded.as_ref()).await?;
     let internal = flags.internal();
     let identity = Identity { address: internal.to_string(), ip: internal.ip().to_string() };
     let (role, roles) = Roles::new(&identity.address);
 
     let world = Shared::default();
     let lock = watch::Sender::new(Lock::default());
-    let _feed = AbortOnDropHandle::new(tokio::spawn(feed::run(store.clone(), world.clone(), lock.clone())));
     let mut servers = JoinSet::new();
     let mut files = JoinSet::new();
-    let (gate, proxy) = (gate(&flags.rest, &mut files)?, proxy(&flags.rest)?);
+    let (gate, proxy) = (gate(&flags.rest, &mut files)?, proxy(&flags.rest, &mut files)?);
     let terms = terms(&flags.rest, &mut files)?;
     let metrics = Metrics::default();
     let app = App {
@@ -69,17 +72,24 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
         servers.spawn(listener.serve(app.clone(), closing.clone()));
     }
 
-    let candidate = Candidate {
-        flags: &flags,
-        store: &store,
-        identity: &identity,
-        world: &world,
-        lock: &lock,
-        role: &role,
-        metrics: &metrics,
+    let work = async {
+        // Until then this netmaster is alive and not ready.
+        let Some(store) = connect(&flags, embedded.as_ref(), &stop).await? else { return Ok(()) };
+        let _feed =
+            AbortOnDropHandle::new(tokio::spawn(feed::run(store.clone(), world.clone(), lock.clone())));
+        let candidate = Candidate {
+            flags: &flags,
+            store: &store,
+            identity: &identity,
+            world: &world,
+            lock: &lock,
+            role: &role,
+            metrics: &metrics,
+        };
+        take_turns(&candidate, &stop).await
     };
     let result = tokio::select! {
-        result = take_turns(&candidate, &stop) => result,
+        result = work => result,
         Some(ended) = servers.join_next() => Err(anyhow::anyhow!("a listener ended: {ended:?}")),
     };
     closing.cancel();
@@ -105,12 +115,38 @@ async fn open_embedded(flags: &Flags) -> anyhow::Result<Option<embedded::Server>
     Ok(Some(server))
 }
 
-async fn connect(flags: &Flags, embedded: Option<&embedded::Server>) -> anyhow::Result<Store> {
+/// Waits for a store that does not answer; none if told to stop meanwhile.
+async fn connect(
+    flags: &Flags,
+    embedded: Option<&embedded::Server>,
+    stop: &CancellationToken,
+) -> anyhow::Result<Option<Store>> {
     let config = match (embedded, &flags.store.etcd) {
         (Some(server), _) => Config::new([format!("http://{}", server.local_addr())]),
         (None, list) => flags.store.access.access().config(list.as_deref().unwrap_or(DEFAULT_STORE))?,
     };
-    Ok(Store::connect(&config).await?)
+    let (start, mut told) = (Instant::now(), None::<Instant>);
+    loop {
+        let error = tokio::select! {
+            store = Store::connect(&config) => match store {
+                Ok(store) => return Ok(Some(store)),
+                Err(error) => error,
+            },
+            () = stop.cancelled() => return Ok(None),
+        };
+        let late = flags.store.store_wait.0.is_some_and(|limit| start.elapsed() >= limit);
+        if late || !error.is_transient() {
+            return Err(error.into());
+        }
+        if told.is_none_or(|told| told.elapsed() >= TELL) {
+            tracing::warn!(error = one_line(&error), "waiting for the store; --store-wait limits this");
+            told = Some(Instant::now());
+        }
+        tokio::select! {
+            () = sleep(RETRY) => {}
+            () = stop.cancelled() => return Ok(None),
+        }
+    }
 }
 
 fn gate(flags: &RestFlags, files: &mut JoinSet<()>) -> anyhow::Result<Gate> {
@@ -144,12 +180,16 @@ fn terms(flags: &RestFlags, files: &mut JoinSet<()>) -> anyhow::Result<Terms> {
 }
 
 /// Followers show the leader the certificate that they serve with.
-fn proxy(flags: &RestFlags) -> anyhow::Result<Proxy> {
-    let config = match (flags.tls(), flags.peers()) {
-        (Some(pair), Some(ca)) => Some(tls::client(ca, Some(&pair)).context("--peer-ca")?),
-        _ => None,
+fn proxy(flags: &RestFlags, files: &mut JoinSet<()>) -> anyhow::Result<Proxy> {
+    let shown = flags.tls().zip(flags.peers().map(Path::to_owned));
+    let watched = shown.iter().flat_map(|(pair, ca)| [&pair.certificate, &pair.key, ca]).cloned().collect();
+    let way = move || {
+        let config = shown.as_ref().map(|(pair, ca)| tls::client(ca, Some(pair)));
+        Way::new(config.transpose()?)
     };
-    Ok(Proxy::new(Way::new(config).context("set up the way to the leader")?))
+    let (proxy, follow) = Proxy::new(watched, way).context("set up the way to the leader (--peer-ca)")?;
+    files.spawn(follow);
+    Ok(proxy)
 }
 
 /// What one needs to stand for election, and to lead.
@@ -185,6 +225,7 @@ async fn take_turns(candidate: &Candidate<'_>, stop: &CancellationToken) -> anyh
             cluster: &cluster,
             defaults: &defaults,
             node_gone_after: flags.node_gone_after.0,
+            repair: flags.repair,
             metrics,
             gateway: Gateway::new(flags.aci_gateway.clone()),
             world,

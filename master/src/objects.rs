@@ -13,6 +13,7 @@ mod inspect;
 mod netprofile;
 mod network;
 mod policy;
+mod repair;
 mod restore;
 mod rule;
 mod service;
@@ -31,6 +32,7 @@ pub use audit::audit;
 pub use global::Defaults;
 pub use group::IpPool;
 pub use inspect::{find_endpoint, find_node, nodes};
+pub use repair::{mark_held, release_unheld};
 pub use restore::restore;
 pub use service::{service, services};
 

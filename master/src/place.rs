@@ -108,12 +108,34 @@ impl<'w> Place<'w> {
         self.count(draft, taken as i64);
     }
 
-    /// Gives an address back; nothing happens to one that is nobody's to give, or that is held by an endpoint.
-    pub(crate) fn release(&self, draft: &mut Draft<'w>, host: usize) {
+    /// Takes an address that somebody has already; false if it was taken, or is not of the network.
+    pub(crate) fn mark(&self, draft: &mut Draft<'w>, address: &str) -> bool {
+        if address.contains(':') {
+            let host = self.subnet6.and_then(|subnet| subnet.host(address, true).ok());
+            let choice = host.map(|host| Choice6 { host, automatic: false });
+            let free = choice.filter(|choice| !self.is_taken6(draft, choice));
+            return free.inspect(|choice| self.take6(draft, choice)).is_some();
+        }
+        let host = self.subnet.host(address).ok();
+        let choice = host.map(|host| Choice { host, pool: self.pool_with(draft, host) });
+        let free = choice.filter(|choice| !self.is_taken(draft, choice));
+        free.inspect(|choice| self.take(draft, choice)).is_some()
+    }
+
+    /// The IPv6 addresses that are taken, before this draft.
+    pub(crate) fn addresses6(&self) -> impl Iterator<Item = String> {
+        let subnet = self.subnet6;
+        let hosts = subnet.iter().flat_map(|_| self.network.hosts.iter()).collect::<Vec<_>>();
+        hosts.into_iter().filter_map(move |host| Some(subnet?.address(host).to_string()))
+    }
+
+    /// Gives an address back; nothing happens, and false is returned, to one that is nobody's to give, or that is held by
+    /// an endpoint or a service.
+    pub(crate) fn release(&self, draft: &mut Draft<'w>, host: usize) -> bool {
         let ip = self.subnet.address(host);
         let held = draft.holder(self.id(), ip.into()).is_some();
         if self.is_reserved(host) || self.subnet.excludes(host) || held {
-            return;
+            return false;
         }
         let freed = match self.pool_with(draft, host) {
             Some(group) => draft
@@ -124,6 +146,7 @@ impl<'w> Place<'w> {
                 .is_some_and(|(ledger, change)| change.pool.free(&ledger.pool, host)),
         };
         self.count(draft, -(freed as i64));
+        freed
     }
 
     /// The network's next IPv6 address, or the one that was asked for; none if the network has no IPv6.
@@ -160,16 +183,17 @@ impl<'w> Place<'w> {
         }
     }
 
-    pub(crate) fn release6(&self, draft: &mut Draft<'w>, address: &str) {
-        let Some(subnet) = self.subnet6 else { return };
-        let Ok(host) = subnet.host(address, true) else { return };
+    pub(crate) fn release6(&self, draft: &mut Draft<'w>, address: &str) -> bool {
+        let Some(subnet) = self.subnet6 else { return false };
+        let Ok(host) = subnet.host(address, true) else { return false };
         let held = draft.holder(self.id(), IpAddr::V6(subnet.address(host))).is_some();
         if self.is_gateway6(&subnet, host) || held {
-            return;
+            return false;
         }
-        if let Some((ledger, change)) = draft.ledger::<network::State>(self.id()) {
-            change.addresses -= change.hosts.free(&ledger.hosts, host) as i64;
-        }
+        let Some((ledger, change)) = draft.ledger::<network::State>(self.id()) else { return false };
+        let freed = change.hosts.free(&ledger.hosts, host);
+        change.addresses -= freed as i64;
+        freed
     }
 
     /// An endpoint more or less.

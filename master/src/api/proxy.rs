@@ -3,6 +3,7 @@
 //! Bodies stream through in both directions. What surely did not reach a leader may go to the next one; what may have
 //! been carried out is never sent twice.
 
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
@@ -13,6 +14,8 @@ use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header, request};
 use axum::response::Response;
 use contiv_daemon::client::{Connector, Way};
+use contiv_daemon::tls;
+use contiv_daemon::watched::Watched;
 use hyper::body::{Frame, SizeHint};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
@@ -23,7 +26,9 @@ use crate::role::Roles;
 
 /// Keeps connections to the leader.
 #[derive(Clone)]
-pub struct Proxy {
+pub struct Proxy(Watched<Ways>);
+
+struct Ways {
     client: Client<Connector, Lent>,
     way: Way,
 }
@@ -55,8 +60,17 @@ const ANSWER: Duration = Duration::from_secs(60);
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
 impl Proxy {
-    pub fn new(way: Way) -> Proxy {
-        Proxy { client: Client::builder(TokioExecutor::new()).build(way.connector()), way }
+    /// What `way` makes of the files, and what must be run for it to follow them.
+    pub fn new(
+        files: Vec<PathBuf>,
+        way: impl Fn() -> Result<Way, tls::Error> + Send + 'static,
+    ) -> Result<(Proxy, impl Future<Output = ()> + Send + 'static), tls::Error> {
+        let ways = move || {
+            let way = way()?;
+            Ok(Ways { client: Client::builder(TokioExecutor::new()).build(way.connector()), way })
+        };
+        let (ways, follow) = Watched::load("certificates for the way to the leader", files, ways)?;
+        Ok((Proxy(ways), follow))
     }
 
     /// The leader's answer; or that there is none, also because `leader` was deposed meanwhile.
@@ -66,9 +80,10 @@ impl Proxy {
         request: Request,
         roles: &Roles,
     ) -> Result<Response<Body>, Unanswered> {
+        let ways = self.0.now();
         let (head, body) = request.into_parts();
         let path = head.uri.path_and_query().map_or("/", |path| path.as_str());
-        let Ok(uri) = self.way.url(leader, path).parse::<Uri>() else {
+        let Ok(uri) = ways.way.url(leader, path).parse::<Uri>() else {
             let why = format!("the leader's lock holds {leader:?}, which is no address");
             return Err(Unanswered { why, request: None });
         };
@@ -82,7 +97,7 @@ impl Proxy {
         onward.headers.append(header::VIA, HeaderValue::from_static(VIA));
         let (lent, owner) = Lent::new(body);
 
-        let asked = timeout(ANSWER, self.client.request(Request::from_parts(onward, lent)));
+        let asked = timeout(ANSWER, ways.client.request(Request::from_parts(onward, lent)));
         // One that hangs does not answer; one that stops in order answers what it has, or passes it on itself.
         let deposed = async {
             roles.deposed(leader).await;
@@ -97,12 +112,18 @@ impl Proxy {
                     strip(&mut head.headers);
                     return Ok(Response::from_parts(head, Body::new(body)));
                 }
-                Ok(Err(error)) => (format!("leader {leader}: {}", one_line(&error)), error.is_connect()),
-                Err(_) => (format!("leader {leader}: no answer within {ANSWER:?}"), false),
+                Ok(Err(error)) => {
+                    let unsent = error.is_connect();
+                    let what = if unsent { "cannot be reached" } else { "broke off before it had answered" };
+                    tracing::info!(leader, method = %head.method, path = %head.uri.path(), error = one_line(&error), "the leader {what}");
+                    (what, unsent)
+                }
+                Err(_) => ("does not answer", false),
             },
-            () = deposed => (format!("leader {leader} leads no more"), false),
+            () = deposed => ("leads no more", false),
         };
-        tracing::info!(method = %head.method, path = %head.uri.path(), "{why}");
+        let why =
+            format!("the leader, netmaster {leader}, {why}; try again: another takes over when it is gone");
         Err(unanswered(why, unsent, head, &owner))
     }
 }

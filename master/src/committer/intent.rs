@@ -23,8 +23,8 @@ use crate::world::Revisions;
 const PREFIX: &str = "/contiv.io/master/pending/";
 /// There from the decision until the last step is done.
 pub const HEAD: &str = "/contiv.io/master/pending/head";
-/// The leader's guard, the deletions of a step's key and of the head go with the operations of a step.
-const STEP_OPS: usize = MAX_TXN_OPS - 4;
+/// The leader's lock, guarded and put, the deletions of a step's key and of the head go with the operations of a step.
+const STEP_OPS: usize = MAX_TXN_OPS - 5;
 /// Keys and values of a step, unless a single value has more.
 const STEP_BYTES: usize = 1 << 20;
 /// What is written down is longer than the transaction that it becomes, so that the store takes that, too.
@@ -63,12 +63,12 @@ struct Step {
     delete: Vec<String>,
 }
 
-/// Does the store take it in one transaction, with the leader's guard?
+/// Does the store take it in one transaction, with the leader's guard? See [`Leadership::commit`].
 pub(super) fn fits(txn: &Txn) -> bool {
     let sizes = || txn.ops.iter().map(size);
     // A single value of such a size has to be taken in any case.
     let bytes = sizes().sum::<usize>() - sizes().max().unwrap_or(0);
-    txn.ops.len() < MAX_TXN_OPS && txn.guards.len() < MAX_TXN_OPS && bytes <= STEP_BYTES
+    txn.ops.len() + 2 <= MAX_TXN_OPS && txn.guards.len() < MAX_TXN_OPS && bytes <= STEP_BYTES
 }
 
 /// Bytes of the key and the value.
@@ -115,12 +115,12 @@ impl Intent {
     ) -> Result<Done, Error> {
         let written = self.write_down(store, leadership, guards).await;
         let done = match written {
-            Ok(Outcome::Committed { .. }) => return Ok(self.carry_out(store, leadership).await),
+            Ok(Outcome::Committed { .. }) => return Ok(self.carry_out(leadership).await),
             Ok(Outcome::Conflict) => Ok(Done::Conflict),
             Err(error) => Err(error),
         };
         if let Err(error) =
-            sweep(store, leadership, &(0..self.steps.len()).map(|i| self.key(i)).collect::<Vec<_>>()).await
+            sweep(leadership, &(0..self.steps.len()).map(|i| self.key(i)).collect::<Vec<_>>()).await
         {
             tracing::debug!(
                 error = one_line(&error),
@@ -140,28 +140,21 @@ impl Intent {
         let mut guards = guards.chunks(STEP_OPS);
         for (n, written) in self.written.iter().enumerate() {
             let txn = Txn {
-                guards: guards
-                    .next()
-                    .unwrap_or_default()
-                    .iter()
-                    .cloned()
-                    .chain([leadership.guard()])
-                    .collect(),
+                guards: guards.next().unwrap_or_default().to_vec(),
                 ops: vec![Op::Put { key: self.key(n), value: written.clone().into(), lease: None }],
             };
-            if store.commit(txn).await? == Outcome::Conflict {
+            if leadership.commit(txn).await? == Outcome::Conflict {
                 return Ok(Outcome::Conflict);
             }
         }
         for rest in guards {
-            let txn = Txn { guards: rest.iter().cloned().chain([leadership.guard()]).collect(), ops: vec![] };
-            if store.commit(txn).await? == Outcome::Conflict {
+            let txn = Txn { guards: rest.to_vec(), ops: vec![] };
+            if leadership.commit(txn).await? == Outcome::Conflict {
                 return Ok(Outcome::Conflict);
             }
         }
-        let txn =
-            Txn::new().guard(Guard::absent(HEAD)).guard(leadership.guard()).put(HEAD, self.head.clone());
-        match store.commit(txn).await {
+        let txn = Txn::new().guard(Guard::absent(HEAD)).put(HEAD, self.head.clone());
+        match leadership.commit(txn).await {
             Err(error) if error.outcome_unknown() => self.is_decided(store, leadership, error).await,
             result => result,
         }
@@ -175,7 +168,12 @@ impl Intent {
         lost: Error,
     ) -> Result<Outcome, Error> {
         while !leadership.is_lost() {
-            match store.get(HEAD).await {
+            let head = match leadership.settle().await {
+                Ok(true) => store.get(HEAD).await,
+                Ok(false) => return Err(lost),
+                Err(error) => Err(error),
+            };
+            match head {
                 Ok(Some(kv)) if read_head(&kv.value).is_some_and(|head| head.name == self.name) => {
                     return Ok(Outcome::Committed { revision: kv.mod_revision });
                 }
@@ -187,18 +185,15 @@ impl Intent {
     }
 
     /// The steps, until all are done or another leads.
-    async fn carry_out(self, store: &Store, leadership: &Leadership) -> Done {
+    async fn carry_out(self, leadership: &Leadership) -> Done {
         let mut revisions = Revisions::default();
         let last = self.steps.len();
         for (n, ops) in self.steps.iter().enumerate() {
             let step = Op::Delete { key: self.key(n) };
             let head = (n + 1 == last).then(|| Op::Delete { key: HEAD.to_owned() });
             let keys: Vec<String> = ops.iter().map(|op| op.key().to_owned()).collect();
-            let txn = Txn {
-                guards: vec![leadership.guard()],
-                ops: ops.iter().cloned().chain([step]).chain(head).collect(),
-            };
-            match persist(store, leadership, txn).await {
+            let txn = Txn { guards: vec![], ops: ops.iter().cloned().chain([step]).chain(head).collect() };
+            match persist(leadership, txn).await {
                 ControlFlow::Continue(revision) => revisions.note(keys, revision),
                 ControlFlow::Break(()) => return Done::Deposed,
             }
@@ -233,13 +228,12 @@ pub(super) async fn finish(store: &Store, leadership: &Leadership) -> ControlFlo
     }
     for (key, ops) in steps {
         let ops = ops.into_iter().chain([Op::Delete { key }]).collect();
-        let txn = Txn { guards: vec![leadership.guard()], ops };
-        if persist(store, leadership, txn).await.is_break() {
+        if persist(leadership, Txn { guards: vec![], ops }).await.is_break() {
             return ControlFlow::Break(());
         }
     }
     // With the head, when all is done.
-    while let Err(error) = sweep(store, leadership, &strays).await {
+    while let Err(error) = sweep(leadership, &strays).await {
         if leadership.is_lost() {
             return ControlFlow::Break(());
         }
@@ -249,19 +243,19 @@ pub(super) async fn finish(store: &Store, leadership: &Leadership) -> ControlFlo
 }
 
 /// Deletes the keys.
-async fn sweep(store: &Store, leadership: &Leadership, keys: &[String]) -> Result<(), Error> {
+async fn sweep(leadership: &Leadership, keys: &[String]) -> Result<(), Error> {
     for some in keys.chunks(STEP_OPS) {
         let ops = some.iter().map(|key| Op::Delete { key: key.clone() }).collect();
         // A conflict means that another leads, who finds them.
-        let _deposed = store.commit(Txn { guards: vec![leadership.guard()], ops }).await?;
+        let _deposed = leadership.commit(Txn { guards: vec![], ops }).await?;
     }
     Ok(())
 }
 
 /// Commits, however often it takes: the transaction can be repeated. Gives the revision.
-async fn persist(store: &Store, leadership: &Leadership, txn: Txn) -> ControlFlow<(), i64> {
+async fn persist(leadership: &Leadership, txn: Txn) -> ControlFlow<(), i64> {
     while !leadership.is_lost() {
-        match store.commit(txn.clone()).await {
+        match leadership.commit(txn.clone()).await {
             Ok(Outcome::Committed { revision }) => return ControlFlow::Continue(revision),
             Ok(Outcome::Conflict) => return ControlFlow::Break(()),
             Err(error) => wait(leadership, &error).await,

@@ -37,6 +37,8 @@ pub(super) struct Term<'a> {
     pub(super) cluster: &'a Cluster,
     pub(super) defaults: &'a Defaults,
     pub(super) node_gone_after: Option<Duration>,
+    /// Release the addresses that nobody has.
+    pub(super) repair: bool,
     pub(super) metrics: &'a Metrics,
     pub(super) gateway: Gateway,
     pub(super) world: &'a Shared,
@@ -146,14 +148,26 @@ impl Term<'_> {
 
     /// Makes right what follows from the objects.
     async fn restore(&self, committer: &mut Committer, leadership: &Leadership) -> Result<(), Deposed> {
-        let plan = |draft: &mut Draft<'_>| {
+        let repair = self.repair;
+        let plan = move |draft: &mut Draft<'_>| {
             objects::restore(draft);
-            objects::json(&(draft.counts(), objects::audit(draft)))
+            let mut mended = objects::mark_held(draft);
+            if repair {
+                mended.extend(objects::release_unheld(draft));
+            }
+            objects::json(&(draft.counts(), mended))
         };
         match committer.commit(leadership, Box::new(plan)).await? {
             Ok(told) => {
-                let ((written, deleted), differences): ((u64, u64), Vec<String>) =
+                let ((written, deleted), mended): ((u64, u64), Vec<String>) =
                     serde_json::from_slice(&told).unwrap_or_default();
+                for line in mended.iter().take(DIFFERENCES_TOLD) {
+                    tracing::warn!("mended: {line}");
+                }
+                if mended.len() > DIFFERENCES_TOLD {
+                    tracing::warn!(all = mended.len(), "mended the books of addresses");
+                }
+                let differences = objects::audit(&Draft::new(&self.world.read()));
                 if (written, deleted) != (0, 0) {
                     self.metrics.restored.inc_by(written + deleted);
                     tracing::warn!(written, deleted, "the store did not have what follows from its objects");

@@ -37,6 +37,11 @@ impl Hosts {
         Hosts { count: used.iter().count(), used, last: host(&state.ipv6_last_host) }
     }
 
+    /// Those that are used, in order.
+    pub fn iter(&self) -> impl Iterator<Item = u128> + '_ {
+        self.used.iter()
+    }
+
     /// How many are used.
     pub fn len(&self) -> usize {
         self.count

@@ -1,5 +1,5 @@
 //! Whether the books of addresses and tags are those of the endpoints and networks that there are. They are written
-//! together, so they differ only when somebody edited the store. Told, and not mended: who is right is not known.
+//! together, so they differ only when somebody edited the store. Told; what is mended of it, [`super::mark_held`] does.
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
@@ -51,7 +51,7 @@ fn audit_endpoint(draft: &Draft<'_>, endpoint: &endpoint::State, lines: &mut Vec
 }
 
 /// None if the network has no such address.
-fn is_taken(ledger: &Ledger<network::State>, address: &str) -> Option<bool> {
+pub(super) fn is_taken(ledger: &Ledger<network::State>, address: &str) -> Option<bool> {
     if address.contains(':') {
         let host = Subnet6::of_state(&ledger.body)?.host(address, true).ok()?;
         return Some(HostsChange::default().is_taken(&ledger.hosts, host));

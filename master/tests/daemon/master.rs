@@ -51,7 +51,7 @@ impl Master {
         Master::wait_word(flags, "following leader=\"127.0.0.1")
     }
 
-    fn wait_word(flags: Vec<String>, word: &str) -> Master {
+    pub(crate) fn wait_word(flags: Vec<String>, word: &str) -> Master {
         let address = loopback();
         let mut master = Master { process: spawn(address, &flags), address, flags };
         let log = master.process.log_path().to_owned();

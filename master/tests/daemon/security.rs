@@ -169,6 +169,9 @@ fn followers_ask_the_leader_by_https_and_tokens_pass_through() {
             text(&tokens),
             "--lease-ttl",
             "2",
+            // So long a follower's connection to the leader may be idle.
+            "--client-timeout",
+            "1",
         ];
         flags.map(str::to_owned).to_vec()
     };
@@ -186,6 +189,24 @@ fn followers_ask_the_leader_by_https_and_tokens_pass_through() {
     assert_eq!(refused.status, 403);
     let ready = ask(&follower, "GET", "/readyz", "");
     assert_eq!(ready.body, format!("following {}\n", leader.address));
+
+    // Everything is signed anew, by somebody else.
+    let other = Authority::new().unwrap();
+    let renewed = other.sign("master", &["127.0.0.1"]).unwrap();
+    for (new, old) in
+        [(&renewed.certificate, &files.certificate), (&renewed.key, &files.key), (&other.ca, &authority.ca)]
+    {
+        fs::copy(new, old).unwrap();
+    }
+    let config = client(&other.ca, Some(&renewed));
+    let ask = |master: &Master| {
+        let headers = [("Authorization", bearer.as_str())];
+        anyhow::Ok(secure(&config, master.address, "GET", "/api/v1/tenants/t/", &headers, "").ok())
+    };
+    let good = |answer: Option<(Answer, _)>| answer.filter(|(answer, _)| answer.status == 200);
+    wait_until(PATIENCE, "the leader's new certificate", || Ok(good(ask(&leader)?))).unwrap();
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    wait_until(PATIENCE, "an answer by way of the follower", || Ok(good(ask(&follower)?))).unwrap();
 }
 
 #[test]
@@ -293,7 +314,8 @@ fn etcd_may_ask_for_a_certificate_and_a_password() {
         flags.drain(at..at + 4);
         let mut command = Command::new(program());
         command.args(["--mode", "test", "--netmode", "vlan", "--fwdmode", "bridge"]).args(flags);
-        let output = command.args(["--external-address", &loopback().to_string()]).output().unwrap();
+        command.args(["--external-address", &loopback().to_string(), "--store-wait", "1s"]);
+        let output = command.output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && said.lines().last().unwrap().contains(words), "{drop}: {said}");
     };

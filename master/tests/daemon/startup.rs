@@ -33,11 +33,39 @@ fn bad_flags_end_with_22_and_one_line() {
 #[test]
 fn a_store_that_is_not_there_is_named() {
     let nobody = loopback();
-    let (code, said) =
-        run(&["--etcd", &format!("http://{nobody}"), "--external-address", &loopback().to_string()]);
+    let (code, said) = run(&[
+        "--etcd",
+        &format!("http://{nobody}"),
+        "--external-address",
+        &loopback().to_string(),
+        "--store-wait",
+        "1s",
+    ]);
     assert_eq!(code, Some(1), "{said}");
     let last = said.lines().last().unwrap();
     assert!(last.starts_with("netmaster: ") && last.contains(&nobody.to_string()), "{said}");
+}
+
+#[test]
+fn a_store_that_comes_late_is_waited_for() {
+    testkit::needs!(binary("etcd"));
+    let place = loopback();
+    let flags = vec!["--etcd".into(), format!("http://{place}")];
+    let master = Master::wait_word(flags, "waiting for the store");
+    let said = master.process.log();
+    assert!(said.contains(&place.to_string()) && said.contains("--store-wait"), "{said}");
+    assert_eq!(get(master.address, "/healthz").unwrap().status, 200);
+    assert_eq!(get(master.address, "/readyz").unwrap().status, 503);
+    let etcd = testkit::etcd::Etcd::options().client_port(place.port()).start().unwrap();
+    let ready = || Ok((get(master.address, "/readyz")?.status == 200).then_some(()));
+    testkit::wait_until(PATIENCE, "it to lead", ready).unwrap();
+    drop((master, etcd));
+}
+
+#[test]
+fn one_that_waits_for_the_store_stops_when_it_is_told_to() {
+    let flags = vec!["--etcd".into(), format!("http://{}", loopback())];
+    Master::wait_word(flags, "waiting for the store").stop();
 }
 
 #[test]

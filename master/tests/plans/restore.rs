@@ -1,6 +1,6 @@
 //! What a netmaster that begins to lead makes right.
 
-use netmaster::objects::{audit, restore};
+use netmaster::objects::{audit, mark_held, release_unheld, restore};
 use serde_json::{Value, json};
 
 use crate::lab::Lab;
@@ -160,4 +160,62 @@ fn books_that_are_wrong_are_told() {
         assert!(told.iter().any(|line| line == words), "{words}: {told:#?}");
     }
     assert_eq!(told.len(), 4, "{told:#?}");
+}
+
+/// What an endpoint has is not given out again; what nobody has comes back when it is asked for.
+#[test]
+fn addresses_are_those_of_the_endpoints_again() {
+    let mut good = lab();
+    good.network("six", "10.3.0.0/24", json!({"gateway": "10.3.0.254", "ipv6Subnet": "2001:db8::/64"}));
+    good.group("pooled", "net", "10.1.0.100-10.1.0.110");
+    let fresh = good.value("/contiv.io/state/nets/six.default").unwrap();
+    let empty = good.value("/contiv.io/state/endpointGroups/pooled:default").unwrap();
+    for (network, id, group) in [("six", "a", ""), ("six", "b", ""), ("net", "c", "pooled")] {
+        good.create(network, id, group, "", "").unwrap();
+    }
+    let expected = good.told();
+    let edit = |lab: &mut Lab, key: &str, maps: &Value, names: &[&str]| {
+        let mut body = lab.value(key).unwrap();
+        for name in names {
+            body[*name] = maps[*name].clone();
+        }
+        lab.edit(key, Some(&body));
+    };
+    let run = |lab: &mut Lab, repair: fn(&mut netmaster::world::Draft<'_>) -> Vec<String>| -> Vec<String> {
+        let lines = lab.run(|draft| Ok(serde_json::to_vec(&repair(draft)).unwrap())).unwrap();
+        serde_json::from_slice(&lines).unwrap()
+    };
+    assert_eq!(run(&mut good, mark_held), [""; 0]);
+    assert_eq!(run(&mut good, release_unheld), [""; 0]);
+
+    // Somebody has put back what the books were before.
+    let mut lab = good.loaded();
+    let six = "/contiv.io/state/nets/six.default";
+    edit(&mut lab, six, &fresh, &["ipAllocMap", "ipv6AllocMap", "epAddrCount"]);
+    edit(&mut lab, "/contiv.io/state/endpointGroups/pooled:default", &empty, &["epgIpAllocMap"]);
+    let net = "/contiv.io/state/nets/net.default";
+    edit(&mut lab, net, &json!({"epAddrCount": 0}), &["epAddrCount"]);
+    let mut lab = lab.loaded();
+    let lines = run(&mut lab, mark_held);
+    assert_eq!(lines[0], "endpoint net.default-c has 10.1.0.100, which was free on network net.default");
+    assert_eq!(lines.len(), 5, "{lines:#?}");
+    assert_eq!(lab.told(), expected);
+    assert_eq!(lab.loaded().told(), expected);
+
+    // Endpoints that went without their addresses.
+    let mut lab = good.loaded();
+    lab.edit("/contiv.io/state/eps/six.default-b", None);
+    lab.edit("/contiv.io/state/eps/net.default-c", None);
+    let mut lab = lab.loaded();
+    assert_eq!(run(&mut lab, mark_held), [""; 0]);
+    assert_eq!(
+        run(&mut lab, release_unheld),
+        [
+            "network net.default: 1 IPv4 and 0 IPv6 addresses were nobody's",
+            "network six.default: 1 IPv4 and 1 IPv6 addresses were nobody's"
+        ]
+    );
+    assert_eq!(lab.create("six", "d", "", "", "").unwrap().0, "10.3.0.2");
+    assert_eq!(lab.create("net", "e", "pooled", "", "").unwrap().0, "10.1.0.100");
+    assert_eq!(lab.create("six", "f", "", "10.3.0.254", ""), Err("address 10.3.0.254 is in use".into()));
 }

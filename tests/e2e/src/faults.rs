@@ -181,7 +181,6 @@ fn settle(arena: &Arena) -> Result<()> {
     }
     for master in &arena.masters {
         let mut program = master.program.lock().unwrap_or_else(PoisonError::into_inner);
-        chaos::revive(&mut *program)?;
         program.wait_leading()?;
     }
     Ok(())

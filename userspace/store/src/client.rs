@@ -4,20 +4,20 @@ use crate::backoff::Backoff;
 use crate::lease::{self, Registration, Remaining};
 use crate::members::Members;
 use crate::range::prefix_end;
-use crate::{
-    Cause, Config, Error, Guard, KeyValue, Listing, MAX_TXN_OPS, Op, Operation, Outcome, Txn, Watch,
-};
+use crate::{Cause, Config, Error, KeyValue, Listing, Operation, Outcome, Txn, Watch};
 use bytes::Bytes;
-use etcd_client::{Compare, CompareOp, GetOptions, LeaseClient, PutOptions, TxnOp, WatchClient};
+use etcd_client::{GetOptions, LeaseClient, PutOptions, WatchClient};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
 const CONNECT_LIMIT: Duration = Duration::from_secs(3);
 /// Where there are several members, each has so long to answer what may be asked again of the next ...
-const READ_LIMIT: Duration = Duration::from_secs(1);
-/// ... and so long to commit: an election among them takes less.
-const COMMIT_LIMIT: Duration = Duration::from_secs(3);
+pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(1);
+/// ... and so long to do what may not: an election among them takes less.
+const ONCE_LIMIT: Duration = Duration::from_secs(3);
+/// Longest pause before the next of several members is asked.
+const PAUSE: Duration = Duration::from_millis(200);
 /// What a member may still answer when others have found that it does not.
 const GRACE: Duration = Duration::from_millis(300);
 /// Keys per request of a listing; small enough that a page of ordinary bodies stays below a few MB.
@@ -37,9 +37,11 @@ struct Shared {
 
 /// Whether a request whose answer was lost may be sent again.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Again {
+pub(crate) enum Again {
     /// It reads, or doing it twice is the same as doing it once.
     Always,
+    /// Whoever asks finds out what became of the request; not when the store has refused it.
+    Lost,
     /// Only while it surely was not sent.
     Unsent,
 }
@@ -67,8 +69,9 @@ impl Store {
         let shared = Shared { members, endpoints, request_timeout: config.request_timeout };
         let store = Store { shared: Arc::new(shared) };
         let probe = GetOptions::new().with_count_only();
+        let patience = store.patience(Again::Always).min(limit);
         store
-            .request_within(limit, Operation::Connect, "the store", Again::Always, || {
+            .request_within((limit, patience), Operation::Connect, "the store", Again::Always, || {
                 let (mut kv, probe) = (store.shared.members.kv(), probe.clone());
                 async move { kv.get("contiv.io", Some(probe)).await }
             })
@@ -136,13 +139,19 @@ impl Store {
 
     /// Writes all of it or nothing. After an error with [`Error::outcome_unknown`] read before trying again.
     pub async fn commit(&self, txn: Txn) -> Result<Outcome, Error> {
-        let key = txn.ops.first().map_or_else(|| "nothing".to_owned(), |op| op.key().to_owned());
-        if txn.ops.len() > MAX_TXN_OPS || txn.guards.len() > MAX_TXN_OPS {
-            return Err(Error::TooManyOps { key, guards: txn.guards.len(), ops: txn.ops.len() });
-        }
-        let wire = to_wire(txn);
+        self.commit_by(txn, Again::Unsent).await
+    }
+
+    /// As [`Store::commit`], for what may be asked for again when the answer was lost: a conflict may be with itself.
+    pub(crate) async fn commit_again(&self, txn: Txn) -> Result<Outcome, Error> {
+        self.commit_by(txn, Again::Lost).await
+    }
+
+    async fn commit_by(&self, txn: Txn, again: Again) -> Result<Outcome, Error> {
+        txn.check()?;
+        let (key, wire) = (txn.name().to_owned(), txn.into_wire());
         let answer = self
-            .request(Operation::Commit, &key, Again::Unsent, || {
+            .request(Operation::Commit, &key, again, || {
                 let (mut kv, wire) = (self.shared.members.kv(), wire.clone());
                 async move { kv.txn(wire).await }
             })
@@ -205,10 +214,16 @@ impl Store {
         }
     }
 
-    /// What is left of a lease; none if it is gone.
-    pub(crate) async fn time_to_live(&self, key: &str, lease: i64) -> Result<Option<Remaining>, Error> {
+    /// What is left of a lease; none if it is gone. Each member has `patience` to tell.
+    pub(crate) async fn time_to_live(
+        &self,
+        key: &str,
+        lease: i64,
+        patience: Duration,
+    ) -> Result<Option<Remaining>, Error> {
+        let limit = self.shared.request_timeout;
         let answer = self
-            .request(Operation::TimeToLive, key, Again::Always, || {
+            .request_within((limit, patience.min(limit)), Operation::TimeToLive, key, Again::Always, || {
                 let mut client = self.shared.members.lease();
                 async move { client.time_to_live(lease, None).await }
             })
@@ -244,7 +259,7 @@ impl Store {
         Error::Timeout { operation, key: key.to_owned(), endpoints: self.shared.endpoints.clone(), limit }
     }
 
-    async fn request<T, F, A>(
+    pub(crate) async fn request<T, F, A>(
         &self,
         operation: Operation,
         key: &str,
@@ -255,12 +270,23 @@ impl Store {
         F: FnMut() -> A,
         A: Future<Output = Result<T, etcd_client::Error>>,
     {
-        self.request_within(self.shared.request_timeout, operation, key, again, send).await
+        let limits = (self.shared.request_timeout, self.patience(again));
+        self.request_within(limits, operation, key, again, send).await
     }
 
+    /// How long one member may take to answer.
+    fn patience(&self, again: Again) -> Duration {
+        match again {
+            _ if !self.shared.members.several() => self.shared.request_timeout,
+            Again::Always | Again::Lost => ANSWER_LIMIT,
+            Again::Unsent => ONCE_LIMIT,
+        }
+    }
+
+    /// The limits are for all attempts together, and for each.
     async fn request_within<T, F, A>(
         &self,
-        limit: Duration,
+        (limit, patience): (Duration, Duration),
         operation: Operation,
         key: &str,
         again: Again,
@@ -272,11 +298,6 @@ impl Store {
     {
         let deadline = Instant::now() + limit;
         let members = &self.shared.members;
-        let patience = match again {
-            _ if !members.several() => limit,
-            Again::Always => READ_LIMIT,
-            Again::Unsent => COMMIT_LIMIT,
-        };
         let mut backoff = Backoff::default();
         loop {
             let (turn, start) = (members.turn(), Instant::now());
@@ -297,8 +318,13 @@ impl Store {
             if error.is_transient() {
                 members.failed(turn, &error).await;
             }
-            let retry = error.is_transient() && (again == Again::Always || error.is_unsent());
-            let wait = backoff.next();
+            let retry = error.is_transient()
+                && match again {
+                    Again::Always => true,
+                    Again::Lost => error.is_unsent() || error.outcome_unknown(),
+                    Again::Unsent => error.is_unsent(),
+                };
+            let wait = backoff.next().min(if members.several() { PAUSE } else { Duration::MAX });
             if !retry || Instant::now() + wait >= deadline {
                 return Err(error);
             }
@@ -315,18 +341,4 @@ fn request_error(operation: Operation, key: &str, endpoints: &str, cause: impl I
     } else {
         Error::Refused { operation, key, source }
     }
-}
-
-fn to_wire(txn: Txn) -> etcd_client::Txn {
-    let compares = txn.guards.into_iter().map(|guard| match guard {
-        Guard::ModRevision { key, revision } => Compare::mod_revision(key, CompareOp::Equal, revision),
-        Guard::CreateRevision { key, revision } => Compare::create_revision(key, CompareOp::Equal, revision),
-    });
-    let ops = txn.ops.into_iter().map(|op| match op {
-        Op::Put { key, value, lease } => {
-            TxnOp::put(key, value, lease.map(|lease| PutOptions::new().with_lease(lease)))
-        }
-        Op::Delete { key } => TxnOp::delete(key, None),
-    });
-    etcd_client::Txn::new().when(compares.collect::<Vec<_>>()).and_then(ops.collect::<Vec<_>>())
 }

@@ -1,7 +1,7 @@
 //! One leader at a time.
 //!
 //! The leader is whoever made the lock key; the key hangs on the leader's lease. Whatever the leader writes, it
-//! guards with [`Leadership::guard`]: a deposed leader that has not noticed yet gets a conflict, not a write. What it
+//! writes by [`Leadership::commit`]: a deposed leader that has not noticed yet gets a conflict, not a write. What it
 //! answers from memory, it answers after [`Proof::holds`].
 //!
 //! With that, taking the lock from a leader is always safe, and only has to be right most of the time. So nobody waits
@@ -12,12 +12,15 @@
 //! its own, it gives every lease its full time again. Keep-alives and questions about leases stay in etcd's memory;
 //! nothing is written for them.
 
+mod commit;
+
 use crate::backoff::Backoff;
 use crate::lease::{KeepAlive, Lease, Pace};
 use crate::watch::one_line;
 use crate::{Error, Guard, KeyValue, Op, Outcome, Store, Txn, Watch};
 use contiv_model::event::Event;
 use futures::StreamExt;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior};
@@ -38,9 +41,9 @@ impl Timing {
         Pace { interval: self.silence / 4, limit: self.silence * 2 / 5 }
     }
 
-    /// How often to look whether the leader is silent.
-    fn look(self) -> Duration {
-        self.silence / 8
+    /// How often to look whether the leader is silent, and how long one member may take to tell.
+    fn look(self) -> Pace {
+        Pace { interval: self.silence / 8, limit: self.pace().limit }
     }
 }
 
@@ -50,7 +53,13 @@ impl Timing {
 #[must_use = "leadership ends when this is dropped"]
 pub struct Leadership {
     key: String,
+    value: String,
+    lease: i64,
     create_revision: i64,
+    /// The revision of the lock's last put; see [`Leadership::commit`].
+    fence: AtomicI64,
+    /// What the fence was for commits whose outcome is not known; 0 if there are none.
+    unsettled: AtomicI64,
     store: Store,
     /// Ends when leadership does; gives the lease back.
     task: JoinHandle<Lease>,
@@ -95,12 +104,20 @@ async fn stand(store: &Store, key: &str, value: &str, timing: Timing) -> Result<
     let lease = Lease::grant(store, key, timing.ttl).await?.paced(timing.pace());
     let put = Op::Put { key: key.to_owned(), value: value.to_owned().into(), lease: Some(lease.id()) };
     let free = Guard::CreateRevision { key: key.to_owned(), revision: 0 };
-    match store.commit(Txn { guards: vec![free], ops: vec![put] }).await {
-        Ok(Outcome::Committed { revision }) => Ok(Some(Leadership::begin(store, key, revision, lease))),
-        Ok(Outcome::Conflict) => {
-            lease.revoke().await?;
-            Ok(None)
+    match store.commit_again(Txn { guards: vec![free], ops: vec![put] }).await {
+        Ok(Outcome::Committed { revision }) => {
+            Ok(Some(Leadership::begin(store, key, value, revision, lease)))
         }
+        Ok(Outcome::Conflict) => match store.get(key).await? {
+            // An attempt whose answer was lost.
+            Some(lock) if lock.lease == lease.id() => {
+                Ok(Some(Leadership::begin(store, key, value, lock.create_revision, lease)))
+            }
+            _ => {
+                lease.revoke().await?;
+                Ok(None)
+            }
+        },
         Err(e) => {
             // The put may have happened; without its lease the key does not stay.
             if let Err(revoke) = lease.revoke().await {
@@ -114,7 +131,7 @@ async fn stand(store: &Store, key: &str, value: &str, timing: Timing) -> Result<
 /// Resolves when nobody holds the key.
 async fn vacant(store: &Store, key: &str, timing: Timing) {
     let mut watch = store.watch(key);
-    let mut look = tokio::time::interval(timing.look());
+    let mut look = tokio::time::interval(timing.look().interval);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut holder: Option<KeyValue> = None;
     loop {
@@ -148,7 +165,7 @@ async fn vacant(store: &Store, key: &str, timing: Timing) {
 
 /// Whether the store has heard nothing of the lock's holder for too long.
 async fn is_silent(store: &Store, lock: &KeyValue, timing: Timing) -> bool {
-    match store.time_to_live(&lock.key, lock.lease).await {
+    match store.time_to_live(&lock.key, lock.lease, timing.look().limit).await {
         Ok(Some(remaining)) => remaining.left + timing.silence < remaining.granted,
         // The store is about to drop the key by itself.
         Ok(None) => false,
@@ -165,13 +182,14 @@ async fn depose(store: &Store, lock: KeyValue, timing: Timing) {
     tracing::warn!(key = lock.key, %holder, "no sign of life for {:?}; taking the lock from it", timing.silence);
     let held = Guard::CreateRevision { key: lock.key.clone(), revision: lock.create_revision };
     // The watch tells what came of it.
-    if let Err(e) = store.commit(Txn::new().guard(held).delete(lock.key)).await {
+    if let Err(e) = store.commit_again(Txn::new().guard(held).delete(lock.key)).await {
         tracing::warn!("{}", one_line(&e));
     }
 }
 
 impl Leadership {
-    fn begin(store: &Store, key: &str, create_revision: i64, lease: Lease) -> Leadership {
+    fn begin(store: &Store, key: &str, value: &str, create_revision: i64, lease: Lease) -> Leadership {
+        let id = lease.id();
         let (lost, stop) = (CancellationToken::new(), CancellationToken::new());
         let term = Term { key: key.to_owned(), create_revision, lease, seen: false };
         let watch = store.watch(key);
@@ -181,8 +199,18 @@ impl Leadership {
             let _told = told;
             term.run(watch, stopped).await
         });
-        let (store, key) = (store.clone(), key.to_owned());
-        Leadership { key, create_revision, store, task, lost, stop: stop.drop_guard() }
+        Leadership {
+            key: key.to_owned(),
+            value: value.to_owned(),
+            lease: id,
+            create_revision,
+            fence: create_revision.into(),
+            unsettled: 0.into(),
+            store: store.clone(),
+            task,
+            lost,
+            stop: stop.drop_guard(),
+        }
     }
 
     /// The revision at which it began: that of the lock's creation.
@@ -194,9 +222,9 @@ impl Leadership {
         Proof { store: self.store.clone(), key: self.key.clone(), create_revision: self.create_revision }
     }
 
-    /// Holds at the store only while this leadership does. Belongs into every transaction of the leader.
+    /// Holds at the store only while this leadership does, and until [`Leadership::commit`] moves it.
     pub fn guard(&self) -> Guard {
-        Guard::CreateRevision { key: self.key.clone(), revision: self.create_revision }
+        Guard::ModRevision { key: self.key.clone(), revision: self.fence.load(Ordering::Acquire) }
     }
 
     /// Resolves when leadership is lost, or can not be proven for the rest of the TTL.

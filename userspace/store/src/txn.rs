@@ -1,6 +1,8 @@
 //! Guarded transactions: what one request changes, changes in one step or not at all.
 
+use crate::Error;
 use bytes::Bytes;
+use etcd_client::{Compare, CompareOp, PutOptions, TxnOp};
 
 /// Operations (and guards) that the store takes in one transaction: etcd's default `--max-txn-ops`.
 pub const MAX_TXN_OPS: usize = 128;
@@ -63,7 +65,38 @@ impl Txn {
     }
 }
 
+impl Txn {
+    /// What it is about, in errors.
+    pub(crate) fn name(&self) -> &str {
+        self.ops.first().map_or("nothing", Op::key)
+    }
+
+    /// That the store takes so many.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let (guards, ops) = (self.guards.len(), self.ops.len());
+        match guards.max(ops) <= MAX_TXN_OPS {
+            true => Ok(()),
+            false => Err(Error::TooManyOps { key: self.name().to_owned(), guards, ops }),
+        }
+    }
+
+    pub(crate) fn into_wire(self) -> etcd_client::Txn {
+        let compares: Vec<Compare> = self.guards.into_iter().map(Guard::into_wire).collect();
+        let ops: Vec<TxnOp> = self.ops.into_iter().map(Op::into_wire).collect();
+        etcd_client::Txn::new().when(compares).and_then(ops)
+    }
+}
+
 impl Guard {
+    pub(crate) fn into_wire(self) -> Compare {
+        match self {
+            Guard::ModRevision { key, revision } => Compare::mod_revision(key, CompareOp::Equal, revision),
+            Guard::CreateRevision { key, revision } => {
+                Compare::create_revision(key, CompareOp::Equal, revision)
+            }
+        }
+    }
+
     /// The key must not exist.
     pub fn absent(key: impl Into<String>) -> Guard {
         Guard::ModRevision { key: key.into(), revision: 0 }
@@ -71,6 +104,15 @@ impl Guard {
 }
 
 impl Op {
+    pub(crate) fn into_wire(self) -> TxnOp {
+        match self {
+            Op::Put { key, value, lease } => {
+                TxnOp::put(key, value, lease.map(|lease| PutOptions::new().with_lease(lease)))
+            }
+            Op::Delete { key } => TxnOp::delete(key, None),
+        }
+    }
+
     pub fn key(&self) -> &str {
         match self {
             Op::Put { key, .. } | Op::Delete { key } => key,

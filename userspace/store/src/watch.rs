@@ -3,6 +3,7 @@
 mod known;
 
 use crate::backoff::Backoff;
+use crate::client::ANSWER_LIMIT;
 use crate::members::Turn;
 use crate::{Cause, Error, KeyValue, Operation, Store};
 use contiv_model::event::Event;
@@ -180,7 +181,10 @@ impl Follower {
 
     /// A stream whose watch the server has confirmed.
     async fn open(&self, start: i64) -> Result<WatchStream, Error> {
-        let limit = self.store.request_timeout();
+        let limit = match self.store.members().several() {
+            true => ANSWER_LIMIT,
+            false => self.store.request_timeout(),
+        };
         let options = WatchOptions::new().with_start_revision(start).with_progress_notify();
         let options = if self.prefix.is_empty() { options.with_all_keys() } else { options.with_prefix() };
         let open = async {

@@ -140,14 +140,6 @@ fn leader(arena: &Arena) -> Option<usize> {
     })
 }
 
-/// As a supervisor does: a master that finds no store when it starts says so and ends.
-pub(super) fn revive(program: &mut impl Victim) -> Result<()> {
-    if program.process().ended()?.is_some() {
-        program.relaunch()?;
-    }
-    Ok(())
-}
-
 fn hurt<P: Victim>(
     arena: &Arena,
     site: &Site<P>,
@@ -159,7 +151,6 @@ fn hurt<P: Victim>(
     let lasts = TROUBLE / 2 + TROUBLE.mul_f64(random.below(50) as f64 / 100.0);
     let other = *random.pick(others).unwrap_or(&site.address);
     let mut program = site.program.lock().unwrap_or_else(PoisonError::into_inner);
-    revive(&mut *program)?;
     let begin = Instant::now();
     let done = match kind {
         Kind::Kill => {

@@ -8,6 +8,7 @@ mod etcdctl;
 mod file;
 mod kv;
 mod lease;
+mod lost;
 mod peer;
 mod same_answers;
 mod txn;
@@ -70,5 +71,9 @@ scenarios! {
     election::a_dead_leader_is_replaced_before_its_lease_ends_and_fenced,
     election::a_leader_without_a_store_stops_in_time,
     election::a_deleted_key_deposes,
+    lost::a_commit_whose_answer_is_lost_is_found,
+    lost::a_commit_that_is_lost_is_made_once,
+    lost::a_conflict_is_one_also_when_it_is_told_late,
+    lost::what_is_not_known_is_settled_before_the_next,
     crash::nothing_acknowledged_is_lost,
 }

@@ -1,0 +1,151 @@
+//! Answers that get lost on their way: what the leader makes of its commits then.
+
+use crate::kv::Committed;
+use crate::peer::Peer;
+use anyhow::{Context, Result, ensure};
+use contiv_store::election::{Leadership, Timing, campaign};
+use contiv_store::{Config, Guard, Outcome, Store, Txn};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+const LOCK: &str = "/lock";
+/// Nobody else wants to lead.
+const TIMING: Timing = Timing { ttl: Duration::from_secs(60), silence: Duration::from_secs(8) };
+
+/// What a relay does with what it is given.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Passes {
+    Everything,
+    /// Requests arrive, answers do not.
+    Requests,
+    Nothing,
+}
+
+/// A way to the store that can be told to lose things.
+struct Relay {
+    address: String,
+    passes: Arc<AtomicU8>,
+}
+
+impl Relay {
+    async fn to(endpoint: &str) -> Result<Relay> {
+        let to = endpoint.strip_prefix("http://").context("an endpoint")?.to_owned();
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let (address, passes) = (listener.local_addr()?.to_string(), Arc::new(AtomicU8::new(0)));
+        let state = passes.clone();
+        tokio::spawn(async move {
+            while let Ok((near, _)) = listener.accept().await {
+                let Ok(far) = TcpStream::connect(&to).await else { continue };
+                let ((near_in, near_out), (far_in, far_out)) = (near.into_split(), far.into_split());
+                tokio::spawn(pass(near_in, far_out, state.clone(), Passes::Requests));
+                tokio::spawn(pass(far_in, near_out, state.clone(), Passes::Everything));
+            }
+        });
+        Ok(Relay { address, passes })
+    }
+
+    fn set(&self, passes: Passes) {
+        self.passes.store(passes as u8, Ordering::SeqCst);
+    }
+}
+
+/// As long as the relay passes as much as `up_to`; a connection that has lost something ends with what comes next.
+async fn pass(
+    mut from: tokio::net::tcp::OwnedReadHalf,
+    mut to: tokio::net::tcp::OwnedWriteHalf,
+    state: Arc<AtomicU8>,
+    up_to: Passes,
+) {
+    let (mut buffer, mut lost) = (vec![0; 64 << 10], false);
+    while let Ok(read @ 1..) = from.read(&mut buffer).await {
+        let passes = state.load(Ordering::SeqCst) <= up_to as u8;
+        if passes && (lost || to.write_all(&buffer[..read]).await.is_err()) {
+            return;
+        }
+        lost |= !passes;
+    }
+}
+
+/// A leader that asks the store through a relay, and directly when that fails it.
+async fn leader(peer: &Peer) -> Result<(Relay, Store, Leadership)> {
+    let relay = Relay::to(&peer.endpoint()).await?;
+    let store = Store::connect(&Config::new([relay.address.clone(), peer.endpoint()])).await?;
+    let leadership = campaign(&store, LOCK, "me", TIMING).await?;
+    Ok((relay, store, leadership))
+}
+
+fn absent(key: &str) -> Txn {
+    Txn::new().guard(Guard::absent(key))
+}
+
+pub(crate) async fn a_commit_whose_answer_is_lost_is_found(peer: &mut Peer) -> Result<()> {
+    let (relay, store, leadership) = leader(peer).await?;
+    leadership.commit(absent("k").put("k", "1").put("l", "1")).await?.committed()?;
+    let k = store.get("k").await?.context("k")?;
+    relay.set(Passes::Requests);
+    let txn = Txn::new().guard(Guard::ModRevision { key: "k".into(), revision: k.mod_revision });
+    let Outcome::Committed { revision } = leadership.commit(txn.put("k", "2").delete("l")).await? else {
+        anyhow::bail!("it conflicts with itself");
+    };
+    let k = store.get("k").await?.context("k")?;
+    ensure!(k.value == "2" && k.mod_revision == revision && k.version == 2, "{k:?}, told {revision}");
+    ensure!(store.get("l").await?.is_none());
+    ensure!(!leadership.is_lost() && leadership.proof().holds().await?);
+    leadership.commit(absent("m").put("m", "1")).await?.committed()?;
+    Ok(())
+}
+
+pub(crate) async fn a_commit_that_is_lost_is_made_once(peer: &mut Peer) -> Result<()> {
+    let (relay, store, leadership) = leader(peer).await?;
+    let before = leadership.guard();
+    relay.set(Passes::Nothing);
+    leadership.commit(absent("k").put("k", "1")).await?.committed()?;
+    // What was held up all the time and arrives now comes too late, also when its other guards hold again.
+    let k = store.get("k").await?.context("k")?;
+    ensure!(k.version == 1, "{k:?}");
+    let gone = Txn::new().guard(Guard::ModRevision { key: "k".into(), revision: k.mod_revision });
+    leadership.commit(gone.delete("k")).await?.committed()?;
+    ensure!(store.commit(absent("k").guard(before).put("k", "1")).await? == Outcome::Conflict);
+    ensure!(store.get("k").await?.is_none());
+    Ok(())
+}
+
+pub(crate) async fn a_conflict_is_one_also_when_it_is_told_late(peer: &mut Peer) -> Result<()> {
+    let (relay, store, leadership) = leader(peer).await?;
+    store.commit(Txn::new().put("k", "theirs")).await?.committed()?;
+    relay.set(Passes::Requests);
+    ensure!(leadership.commit(absent("k").put("k", "ours")).await? == Outcome::Conflict);
+    ensure!(store.get("k").await?.context("k")?.value == "theirs");
+    ensure!(leadership.settle().await?);
+    leadership.commit(absent("l").put("l", "1")).await?.committed()?;
+    Ok(())
+}
+
+/// Nobody answers for so long that the outcome is not known.
+pub(crate) async fn what_is_not_known_is_settled_before_the_next(peer: &mut Peer) -> Result<()> {
+    let relay = Relay::to(&peer.endpoint()).await?;
+    let config = Config { request_timeout: Duration::from_secs(2), ..Config::new([relay.address.clone()]) };
+    let store = Store::connect(&config).await?;
+    let leadership = campaign(&store, LOCK, "me", TIMING).await?;
+    let before = leadership.guard();
+    relay.set(Passes::Nothing);
+    let error = leadership.commit(absent("k").put("k", "1")).await.err().context("it is not answered")?;
+    ensure!(error.outcome_unknown(), "{error}");
+    relay.set(Passes::Everything);
+    // The connection has lost bytes; it is made anew when that is found out.
+    let settled = async {
+        loop {
+            if let Ok(settled) = leadership.settle().await {
+                return settled;
+            }
+        }
+    };
+    ensure!(tokio::time::timeout(Duration::from_secs(60), settled).await?);
+    let direct = peer.store().await?;
+    ensure!(direct.commit(absent("k").guard(before).put("k", "1")).await? == Outcome::Conflict);
+    leadership.commit(absent("l").put("l", "1")).await?.committed()?;
+    Ok(())
+}
