@@ -139,7 +139,8 @@ fn respond(status: StatusCode, content_type: HeaderValue, body: impl Into<Body>)
     let mut response = Response::new(body.into());
     *response.status_mut() = status;
     let headers = response.headers_mut();
-    if content_type == TEXT {
+    // As the original's server marks its errors.
+    if content_type == TEXT && !status.is_success() {
         headers
             .insert(HeaderName::from_static("x-content-type-options"), HeaderValue::from_static("nosniff"));
     }

@@ -139,6 +139,8 @@ impl Connection {
             .header_read_timeout(self.terms.client_timeout)
             .max_headers(MAX_HEADERS)
             .max_header_size(MAX_HEADER_BYTES)
+            // As the original writes them; some scripts look for them so.
+            .title_case_headers(true)
             // A client may close its side when it has asked.
             .half_close(true);
         let mut connection = std::pin::pin!(server.serve_connection(TokioIo::new(stream), service));

@@ -9,18 +9,24 @@ use super::Leadership;
 use crate::{Error, Guard, KeyValue, MAX_TXN_OPS, Op, Operation, Outcome, Txn, client::Again};
 use etcd_client::TxnOp;
 use etcd_client::proto::{PbTxnOpResponse, PbTxnResponse};
+use std::sync::LazyLock;
 use std::sync::atomic::Ordering;
-use tokio::time::Instant;
+use std::time::Duration;
+use tokio::time::{Instant, sleep};
+
+/// A leader that has lost its lock waits so long for the answer to what is under way.
+const LAST_WORDS: Duration = Duration::from_millis(300);
 
 impl Leadership {
     /// Writes all of it if its guards hold and this leadership does, else nothing. It takes two operations and one
     /// guard less than [`crate::MAX_TXN_OPS`]. After an error with [`Error::outcome_unknown`], [`Leadership::settle`].
     pub async fn commit(&self, txn: Txn) -> Result<Outcome, Error> {
-        if self.unsettled.load(Ordering::Acquire) != 0 && !self.settle().await? {
+        if self.is_lost() || self.unsettled.load(Ordering::Acquire) != 0 && !self.settle().await? {
             return Ok(Outcome::Conflict);
         }
         let (fence, start) = (self.fence.load(Ordering::Acquire), Instant::now());
-        let (first, again) = self.attempts(&txn)?;
+        let first = self.first(&txn)?;
+        let again = LazyLock::new(|| self.again(&txn));
         let mut attempts = 0;
         let asked = self.store.request(Operation::Commit, txn.name(), Again::Lost, || {
             let (mut kv, wire) =
@@ -33,7 +39,7 @@ impl Leadership {
             biased;
             answer = asked => answer.map(|answer| answer.0),
             // Another leads, who may answer sooner.
-            () = self.lost() => Err(unknown()),
+            () = async { self.lost().await; sleep(LAST_WORDS).await } => Err(unknown()),
         };
         let answer = answer.inspect_err(|error| {
             if error.outcome_unknown() {
@@ -83,23 +89,26 @@ impl Leadership {
         Op::Put { key, value, lease: Some(self.lease) }
     }
 
-    /// What is asked for first, and then.
-    fn attempts(&self, txn: &Txn) -> Result<(etcd_client::Txn, etcd_client::Txn), Error> {
+    /// What is asked for first.
+    fn first(&self, txn: &Txn) -> Result<etcd_client::Txn, Error> {
         if txn.ops.len() + 2 > MAX_TXN_OPS {
             let (key, guards, ops) = (txn.name().to_owned(), txn.guards.len(), txn.ops.len());
             return Err(Error::TooManyOps { key, guards, ops });
         }
-        let mut guarded = txn.clone();
-        guarded.guards.push(self.guard());
-        let mut again = guarded.clone();
+        let txn = txn.clone().guard(self.guard());
+        txn.check()?;
+        Ok(txn.into_wire())
+    }
+
+    /// And then.
+    fn again(&self, txn: &Txn) -> etcd_client::Txn {
+        let mut again = txn.clone().guard(self.guard());
         again.ops.push(self.lock());
-        guarded.check()?;
         // Only once: a late attempt must not move the fence behind our back.
         let fence = Txn { guards: vec![self.guard()], ops: vec![self.lock()] };
         let fence = [TxnOp::txn(fence.into_wire()), TxnOp::get(self.key.as_str(), None)];
         let keys = txn.ops.iter().map(|op| TxnOp::get(op.key(), None));
-        let otherwise: Vec<TxnOp> = fence.into_iter().chain(keys).collect();
-        Ok((guarded.into_wire(), again.into_wire().or_else(otherwise)))
+        again.into_wire().or_else(fence.into_iter().chain(keys).collect::<Vec<_>>())
     }
 }
 
