@@ -2,7 +2,9 @@
 //! be given out a second time. What nobody has is only released when that was asked for: it may be reserved, by
 //! `allocAddress`, for an endpoint that is yet to come.
 
-use contiv_model::{endpoint, network};
+use std::collections::HashSet;
+
+use contiv_model::{endpoint, group, network};
 
 use super::audit::is_taken;
 use crate::place::Place;
@@ -11,11 +13,18 @@ use crate::world::Draft;
 /// Marks the addresses that endpoints have; a line for each that was free.
 pub fn mark_held(draft: &mut Draft<'_>) -> Vec<String> {
     let (world, mut lines) = (draft.world(), vec![]);
+    let groups = world.ledgers::<group::State>().map(|ledger| &ledger.body);
+    let pooled: HashSet<String> = groups
+        .filter(|group| !group.ip_pool.is_empty())
+        .map(|group| format!("{}.{}", group.network_name, group.tenant_name))
+        .collect();
     for endpoint in world.all::<endpoint::State>() {
         let network = &endpoint.net_id;
         let Some(ledger) = world.ledger::<network::State>(network) else { continue };
-        let is_free = |address: &&String| is_taken(ledger, address) == Some(false);
-        for address in [&endpoint.ip_address, &endpoint.ipv6_address].into_iter().filter(is_free) {
+        // Addresses of pools are taken on the network, whoever has them.
+        let may_be_free =
+            |address: &&String| pooled.contains(network) || is_taken(ledger, address) == Some(false);
+        for address in [&endpoint.ip_address, &endpoint.ipv6_address].into_iter().filter(may_be_free) {
             let Ok(place) = Place::find(draft, network, None) else { continue };
             if place.mark(draft, address) {
                 lines.push(format!(
