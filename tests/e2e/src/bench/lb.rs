@@ -27,6 +27,8 @@ pub(super) struct Options {
     #[command(flatten)]
     connections: connections::Options,
     #[command(flatten)]
+    exchange: exchange::Options,
+    #[command(flatten)]
     xdp: xdp::Options,
 }
 
@@ -57,7 +59,7 @@ pub(super) fn measure(options: &Options, tell: &mut Tell<'_>) -> Result<()> {
         tell("lb_connections", &connections::measure(&options.connections, rounds)?)?;
     }
     if options.wants(Part::Exchange) {
-        tell("lb_exchange", &exchange::measure(options.connections.among)?)?;
+        tell("lb_exchange", &exchange::measure(&options.exchange, options.connections.among)?)?;
     }
     if options.wants(Part::Xdp) {
         tell("lb_xdp", &xdp::measure(&options.xdp, rounds)?)?;

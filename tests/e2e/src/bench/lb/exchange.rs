@@ -3,6 +3,7 @@
 use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use clap::Args;
 use comfy_table::{Table, presets};
 use serde::Serialize;
 use serde_json::Value;
@@ -34,6 +35,20 @@ const PACKETS: [(&str, bool, u8, &[u8]); 6] = [
 const FIRST_PORT: u16 = 1024;
 const CONNECTIONS: u16 = 20_000;
 
+#[derive(Debug, Args)]
+#[group(skip)]
+pub(super) struct Options {
+    /// Connections that are measured packet by packet
+    #[arg(long, default_value_t = CONNECTIONS, value_parser = clap::value_parser!(u16).range(1..=60_000))]
+    exchanges: u16,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { exchanges: CONNECTIONS }
+    }
+}
+
 #[derive(Debug, Serialize)]
 pub(super) struct Exchange {
     services: u16,
@@ -48,14 +63,14 @@ struct Row {
     packets: Vec<(&'static str, f64)>,
 }
 
-pub(super) fn measure(services: u16) -> Result<Exchange> {
+pub(super) fn measure(options: &Options, services: u16) -> Result<Exchange> {
     let lab = Lab::build(services.into())?;
     let rows = lab.node()?.netns().run(|| {
         pinned::stay()?;
         let stage = Stage::open(&lab)?;
         let ways = [("pods", lab.near.direct()?), ("service", lab.near.through_service())];
         let mut times = ways.map(|_| vec![vec![]; PACKETS.len()]);
-        for port in (FIRST_PORT..).take(CONNECTIONS.into()) {
+        for port in (FIRST_PORT..).take(options.exchanges.into()) {
             interrupt::check()?;
             for ((_, to), times) in ways.iter().zip(&mut times) {
                 let taken = stage.exchange(*to, port)?;
@@ -69,7 +84,7 @@ pub(super) fn measure(services: u16) -> Result<Exchange> {
         Ok(ways.into_iter().zip(times).map(row).collect())
     })?;
     lab.shut_down()?;
-    Ok(Exchange { services, connections: CONNECTIONS, rows })
+    Ok(Exchange { services, connections: options.exchanges, rows })
 }
 
 /// The program on the ports of the client and of each backend.

@@ -24,6 +24,7 @@ use crate::{
     progress::step,
 };
 
+const FRAMES: u32 = 4_000_000;
 const MANY: u16 = 4096;
 const CALLS: usize = 50_000;
 const DROP: &str = "XDP_DROP alone";
@@ -32,20 +33,20 @@ const TX: &str = "XDP_TX alone";
 #[derive(Debug, Args)]
 #[group(skip)]
 pub(super) struct Options {
-    /// Millions of frames in each measurement of XDP
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    /// In each measurement of XDP
+    #[arg(long, default_value_t = FRAMES, value_parser = clap::value_parser!(u32).range(1000..))]
     frames: u32,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { frames: 4 }
+        Options { frames: FRAMES }
     }
 }
 
 #[derive(Debug, Serialize)]
 pub(super) struct Frames {
-    frames_millions: u32,
+    frames: u32,
     frame_bytes: usize,
     rounds: usize,
     /// Why our program was not measured, if so.
@@ -130,7 +131,7 @@ pub(super) fn measure(options: &Options, rounds: usize) -> Result<Frames> {
     }
     for round in 1..=rounds {
         step(&format!("round {round} of {rounds}"), || {
-            sides.iter_mut().try_for_each(|side| side.measure(options.frames * 1_000_000))
+            sides.iter_mut().try_for_each(|side| side.measure(options.frames))
         })?;
     }
     for side in &mut sides {
@@ -139,7 +140,7 @@ pub(super) fn measure(options: &Options, rounds: usize) -> Result<Frames> {
     let rows = rows(&sides);
     std::mem::drop(sides);
     Ok(Frames {
-        frames_millions: options.frames,
+        frames: options.frames,
         frame_bytes: frame.len(),
         rounds,
         missing: ours.is_none().then(|| format!("the agent has no program {}", outside::PROGRAM)),
@@ -205,9 +206,9 @@ fn rows(sides: &[Side<'_>]) -> Vec<Row> {
 impl Report for Frames {
     fn title(&self) -> String {
         let mut title = format!(
-            "Frames of {} bytes over a veth pair, {} million each, medians of {} rounds, sides in turn. \
+            "Frames of {} bytes over a veth pair, {} each, medians of {} rounds, sides in turn. \
              The sender is on the same processor: what it takes is in each figure, and is about what frames take that are dropped",
-            self.frame_bytes, self.frames_millions, self.rounds
+            self.frame_bytes, self.frames, self.rounds
         );
         if let Some(why) = &self.missing {
             title += &format!("\nnot measured: {why}");

@@ -1,0 +1,28 @@
+//! Measurements are for quiet machines; here they are only seen to run.
+
+use std::process::Command;
+
+use serde_json::Value;
+use testkit::needs;
+
+#[test]
+fn services_are_measured_in_all_ways() {
+    needs!(root(), binary("ip"), binary("ethtool"), binary("sysctl"));
+    let words = "bench lb --json --unoptimised --rounds 1 --part connections,exchange,xdp --among 4 --seconds 0.02 \
+                 --exchanges 100 --frames 10000";
+    let output = Command::new(env!("CARGO_BIN_EXE_lab")).args(words.split_whitespace()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let rows =
+        |part: &str| said[part]["rows"].as_array().unwrap_or_else(|| panic!("no {part} in {said}")).clone();
+    let sides: Vec<_> = rows("lb_connections").iter().map(|row| row["side"].clone()).collect();
+    for side in
+        ["eBPF pods, same node", "eBPF service, same node", "eBPF service, other node", "routed, no rules"]
+    {
+        assert!(sides.contains(&side.into()), "{side} is not among {sides:?}");
+    }
+    assert_eq!(rows("lb_exchange").len(), 2);
+    for row in rows("lb_xdp") {
+        assert_eq!(row["done"], 1.0, "{row}");
+    }
+}
