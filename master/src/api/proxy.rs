@@ -57,7 +57,7 @@ const MOST_HOPS: usize = 2;
 /// Longer than the leader lets any request take.
 const ANSWER: Duration = Duration::from_secs(60);
 /// A leader that was deposed has so long to say what became of a request.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+const LAST_WORDS: Duration = Duration::from_millis(500);
 
 impl Proxy {
     /// What `way` makes of the files, and what must be run for it to follow them.
