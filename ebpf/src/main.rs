@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! pod veth, ingress   -> pod::receive     -> source::check -> neighbour::answer -> ip::pass -> forward / flood
+//! behind the queue    -> pod::resume      ->                  neighbour::answer -> ip::pass -> forward / flood
 //! VXLAN device        -> overlay::receive ->                  neighbour::answer -> ip::pass -> forward / flood
 //! VLAN uplink         -> uplink::receive  ->                  neighbour::answer -> ip::pass -> forward / flood
 //!
@@ -48,7 +49,7 @@ use aya_ebpf::{
     macros::classifier,
     programs::TcContext,
 };
-use contiv_abi::{DropReason, policy::MeterKey};
+use contiv_abi::DropReason;
 use verdict::Verdict;
 
 /// `PACKET_HOST`: for the receiving stack.
@@ -57,23 +58,43 @@ const PACKET_HOST: u32 = 0;
 /// A frame that a pod sent: ingress of the host end of its veth pair.
 #[classifier]
 fn ctv_from_pod(ctx: TcContext) -> i32 {
-    finish(&ctx, pod::receive(&ctx))
+    let ifindex = arrival(&ctx);
+    finish(&ctx, ifindex, pod::receive(&ctx))
+}
+
+/// A frame that a pod with a rate sent, after its time: ingress of the interface behind the queue. Its mark is its port.
+#[classifier]
+fn ctv_from_queue(ctx: TcContext) -> i32 {
+    // SAFETY: the context is the one that the kernel gave to this program.
+    let port = unsafe { core::mem::take(&mut (*ctx.skb.skb).mark) };
+    if port == 0 {
+        // Nobody's but the host's own.
+        return TC_ACT_UNSPEC;
+    }
+    finish(&ctx, port, pod::resume(&ctx, port))
 }
 
 /// A frame from another node's tunnel: ingress of the VXLAN device.
 #[classifier]
 fn ctv_from_vxlan(ctx: TcContext) -> i32 {
-    finish(&ctx, overlay::receive(&ctx))
+    finish(&ctx, arrival(&ctx), overlay::receive(&ctx))
 }
 
 /// A frame from the wire: ingress of the VLAN uplink.
 #[classifier]
 fn ctv_from_uplink(ctx: TcContext) -> i32 {
-    finish(&ctx, uplink::receive(&ctx))
+    finish(&ctx, arrival(&ctx), uplink::receive(&ctx))
 }
 
 #[inline(always)]
-fn finish(ctx: &TcContext, verdict: Verdict) -> i32 {
+fn arrival(ctx: &TcContext) -> u32 {
+    // SAFETY: the context is the one that the kernel gave to the program.
+    unsafe { (*ctx.skb.skb).ifindex }
+}
+
+/// `ifindex` is where the frame has come in.
+#[inline(always)]
+fn finish(ctx: &TcContext, ifindex: u32, verdict: Verdict) -> i32 {
     match verdict {
         // Not "ok", which would end the chain: the next program on the interface may want the frame.
         Verdict::Pass => TC_ACT_UNSPEC,
@@ -81,31 +102,46 @@ fn finish(ctx: &TcContext, verdict: Verdict) -> i32 {
         // "stolen", so it goes the way of a drop, uncounted.
         Verdict::Delivered => TC_ACT_SHOT,
         Verdict::Drop(reason) => {
-            tell::dropped(ctx, reason);
+            tell::dropped(ctx, ifindex, reason);
             TC_ACT_SHOT
         }
-        Verdict::Pod { ifindex, group } => {
-            if let Err(reason) = rate::admit(group, ifindex, MeterKey::RECEIVES, ctx.len()) {
-                tell::dropped(ctx, reason);
-                return TC_ACT_SHOT;
+        Verdict::Wait { queue, priority, port } => {
+            // SAFETY: the context is the one that the kernel gave to this program.
+            unsafe {
+                (*ctx.skb.skb).mark = port;
+                (*ctx.skb.skb).priority = priority;
+            }
+            // SAFETY: a helper without memory arguments.
+            (unsafe { bpf_redirect(queue, 0) }) as i32
+        }
+        Verdict::Pod { ifindex: place, group } => {
+            match rate::receives(group, place, ctx.len()) {
+                Ok(false) => {}
+                // By way of the host end's own sending side, which `bpf_redirect_peer` passes over.
+                // SAFETY: a helper without memory arguments.
+                Ok(true) => return (unsafe { bpf_redirect(place, 0) }) as i32,
+                Err(reason) => {
+                    tell::dropped(ctx, ifindex, reason);
+                    return TC_ACT_SHOT;
+                }
             }
             // The host end took the frame for a stranger's (its destination is not the host end's own
             // address), and the pod's stack would believe it.
             // SAFETY: the context is the one that the kernel gave to this program.
             if unsafe { bpf_skb_change_type(ctx.skb.skb, PACKET_HOST) } != 0 {
-                tell::dropped(ctx, DropReason::RewriteFailed);
+                tell::dropped(ctx, ifindex, DropReason::RewriteFailed);
                 return TC_ACT_SHOT;
             }
             // SAFETY: a helper without memory arguments.
-            (unsafe { bpf_redirect_peer(ifindex, 0) }) as i32
+            (unsafe { bpf_redirect_peer(place, 0) }) as i32
         }
-        Verdict::Back(ifindex, reason) => {
-            tell::dropped(ctx, reason);
+        Verdict::Back(port, reason) => {
+            tell::dropped(ctx, ifindex, reason);
             // SAFETY: a helper without memory arguments.
-            (unsafe { bpf_redirect(ifindex, 0) }) as i32
+            (unsafe { bpf_redirect(port, 0) }) as i32
         }
         // SAFETY: a helper without memory arguments.
-        Verdict::Out(ifindex) => (unsafe { bpf_redirect(ifindex, 0) }) as i32,
+        Verdict::Out(out) => (unsafe { bpf_redirect(out, 0) }) as i32,
     }
 }
 

@@ -1,7 +1,7 @@
 //! Frames that pods send.
 
 use aya_ebpf::{helpers::generated::bpf_skb_vlan_push, programs::TcContext};
-use contiv_abi::{DropReason, FdbKey, Segment, SegmentEntry, policy::MeterKey};
+use contiv_abi::{DropReason, FdbKey, Port, Segment, SegmentEntry};
 
 use crate::{
     dscp, flood,
@@ -15,11 +15,21 @@ use crate::{
 
 #[inline(always)]
 pub(crate) fn receive(ctx: &TcContext) -> Verdict {
-    forward(ctx).unwrap_or_else(Verdict::from)
+    check(ctx).unwrap_or_else(Verdict::from)
+}
+
+/// What a pod had sent by the port `ifindex`, and waited.
+#[inline(always)]
+pub(crate) fn resume(ctx: &TcContext, ifindex: u32) -> Verdict {
+    let go_on = || {
+        let port = maps::port(&ifindex).ok_or(DropReason::UnknownPort)?;
+        forward(ctx, ifindex, &port, &Ethernet::read(ctx)?)
+    };
+    go_on().unwrap_or_else(Verdict::from)
 }
 
 #[inline(always)]
-fn forward(ctx: &TcContext) -> Result<Verdict, DropReason> {
+fn check(ctx: &TcContext) -> Result<Verdict, DropReason> {
     // SAFETY: the context is the one that the kernel gave to this program.
     let (ifindex, tagged) = unsafe { ((*ctx.skb.skb).ifindex, (*ctx.skb.skb).vlan_present != 0) };
     let port = maps::port(&ifindex).ok_or(DropReason::UnknownPort)?;
@@ -31,13 +41,21 @@ fn forward(ctx: &TcContext) -> Result<Verdict, DropReason> {
         return Err(DropReason::LinkLocalGroup);
     }
     source::check(ctx, &port, &ethernet)?;
-    rate::admit(port.group, ifindex, MeterKey::SENDS, ctx.len())?;
+    if port.queue != 0 {
+        return Ok(Verdict::Wait { queue: port.queue, priority: port.priority(), port: ifindex });
+    }
+    rate::sends(port.group, ifindex, ctx.len())?;
+    forward(ctx, ifindex, &port, &ethernet)
+}
+
+#[inline(always)]
+fn forward(ctx: &TcContext, ifindex: u32, port: &Port, ethernet: &Ethernet) -> Result<Verdict, DropReason> {
     let entry = maps::segment(&port.segment).ok_or(DropReason::UnknownSegment)?;
-    if neighbour::answer(ctx, &ethernet, port.segment, &entry, Asker::Port(ifindex))? {
+    if neighbour::answer(ctx, ethernet, port.segment, &entry, Asker::Port(ifindex))? {
         return Ok(Verdict::Out(ifindex));
     }
     let sender = Sender { port: ifindex, group: port.group };
-    let passed = ip::pass(ctx, &ethernet, port.segment, &entry, sender)?;
+    let passed = ip::pass(ctx, ethernet, port.segment, &entry, sender)?;
     if passed.refused != 0 {
         return Ok(Verdict::Back(ifindex, packet::reason(passed.refused)));
     }
@@ -52,7 +70,7 @@ fn forward(ctx: &TcContext) -> Result<Verdict, DropReason> {
         Some(place) if place.ifindex != 0 => Ok(Verdict::to_pod(&place)),
         place => match port.segment.vni() {
             Some(vni) => {
-                let tos = frame::class_of_service(ctx, &ethernet);
+                let tos = frame::class_of_service(ctx, ethernet);
                 match place {
                     Some(place) => {
                         if entry.out == 0 {

@@ -1,4 +1,8 @@
 //! How much a pod may send and be sent.
+//!
+//! What is too much waits in the kernel's queues, where the kernel has them: what a pod sends in its class of a queue in
+//! front of a pair of interfaces (`Port::queue`), behind which `ctv_from_queue` goes on with it; what it is sent in front of the
+//! host end of its own pair. Where there are no queues, it is dropped.
 
 use aya_ebpf::{
     bindings::BPF_NOEXIST,
@@ -12,25 +16,48 @@ use contiv_abi::{
     policy::{Meter, MeterKey},
 };
 
-use crate::{maps::NO_PREALLOC, policy};
+use crate::{
+    maps::{self, NO_PREALLOC},
+    policy,
+};
 
 #[btf_map(name = "ctv_meters")]
 static METERS: HashMap<MeterKey, Meter, METERS_CAPACITY, NO_PREALLOC> = HashMap::new();
 
-/// Lets `bytes` through, or says that it is too much for the port's group.
+/// Goes at once.
+const GO: u32 = 0;
+/// Waits in front of the port.
+const WAIT: u32 = 1;
+/// Too much.
+const DROP: u32 = 2;
+
+/// Lets `bytes` that a pod sends through, or says that it is too much for the port's group. For a port without a queue.
 #[inline(always)]
-pub(crate) fn admit(group: u32, ifindex: u32, direction: u32, bytes: u32) -> Result<(), DropReason> {
-    if ctv_admit(group, ifindex, direction, bytes) != 0 { Ok(()) } else { Err(DropReason::RateLimit) }
+pub(crate) fn sends(group: u32, ifindex: u32, bytes: u32) -> Result<(), DropReason> {
+    if ctv_admit(group, ifindex, MeterKey::SENDS, bytes) == DROP { Err(DropReason::RateLimit) } else { Ok(()) }
+}
+
+/// Lets `bytes` for a pod through, or says that it is too much for the port's group. True if they have to wait in front of
+/// the port.
+#[inline(always)]
+pub(crate) fn receives(group: u32, ifindex: u32, bytes: u32) -> Result<bool, DropReason> {
+    match ctv_admit(group, ifindex, MeterKey::RECEIVES, bytes) {
+        DROP => Err(DropReason::RateLimit),
+        code => Ok(code == WAIT),
+    }
 }
 
 /// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_admit(group: u32, ifindex: u32, direction: u32, bytes: u32) -> u32 {
-    let Some(limit) = policy::group(group) else { return 1 };
+    let Some(limit) = policy::group(group) else { return GO };
     let (rate, burst) = (limit.rate, limit.burst);
     if rate == 0 {
-        return 1;
+        return GO;
+    }
+    if maps::port(&ifindex).is_some_and(|port| port.queue != 0) {
+        return WAIT;
     }
     let key = MeterKey { ifindex, direction };
     if METERS.get_ptr(key).is_none() {
@@ -38,7 +65,7 @@ extern "C" fn ctv_admit(group: u32, ifindex: u32, direction: u32, bytes: u32) ->
         let _made = METERS.insert(key, Meter::default(), BPF_NOEXIST.into());
     }
     // No room: there are meters for more ports than there can be.
-    let Some(meter) = METERS.get_ptr_mut(key) else { return 1 };
+    let Some(meter) = METERS.get_ptr_mut(key) else { return GO };
     let (cost, burst) = (Meter::cost(bytes, rate), Meter::cost(burst, rate));
     // SAFETY: a helper without arguments.
     let now = unsafe { bpf_ktime_get_ns() };
@@ -52,6 +79,6 @@ extern "C" fn ctv_admit(group: u32, ifindex: u32, direction: u32, bytes: u32) ->
             (*meter).full_at = full_at;
         }
         bpf_spin_unlock(lock);
-        u32::from(next.is_some())
+        if next.is_some() { GO } else { DROP }
     }
 }

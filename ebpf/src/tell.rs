@@ -35,19 +35,19 @@ fn is_watched() -> bool {
     WATCH.get(0).is_some_and(|watch| watch.until != 0)
 }
 
-/// Counts a frame that goes no further, and tells of it.
+/// Counts a frame that goes no further, and tells of it. It has come in by `ifindex`.
 #[inline(always)]
-pub(crate) fn dropped(ctx: &TcContext, reason: DropReason) {
-    ctv_dropped(ctx.skb.skb, reason as u32);
+pub(crate) fn dropped(ctx: &TcContext, ifindex: u32, reason: DropReason) {
+    ctv_dropped(ctx.skb.skb, reason as u32, ifindex);
 }
 
 /// A function of its own for the verifier, as the others here; there is nothing to say about the outcome.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_dropped(skb: *mut __sk_buff, reason: u32) -> u32 {
+extern "C" fn ctv_dropped(skb: *mut __sk_buff, reason: u32, ifindex: u32) -> u32 {
     let ctx = TcContext::new(skb);
     maps::count_drop(reason, ctx.len());
-    if is_watched() { tell_drop(skb, reason) } else { 0 }
+    if is_watched() { tell_drop(skb, reason, ifindex) } else { 0 }
 }
 
 /// Tells of the flow that the packet in hand begins.
@@ -78,10 +78,8 @@ fn is_in_hand(reason: u32) -> bool {
 
 /// Not a function of its own: the stack of Linux 6.1 has no room for one more call between here and the parser.
 #[inline(always)]
-fn tell_drop(skb: *mut __sk_buff, reason: u32) -> u32 {
+fn tell_drop(skb: *mut __sk_buff, reason: u32, ifindex: u32) -> u32 {
     let ctx = TcContext::new(skb);
-    // SAFETY: the context is the one that the kernel gave to the program.
-    let ifindex = unsafe { (*ctx.skb.skb).ifindex };
     let Some(packet) = packet::in_hand() else { return 0 };
     if is_in_hand(reason) {
         let kind = if packet.ip6 != 0 { frame::IPV6 } else { frame::IPV4 };

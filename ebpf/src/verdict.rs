@@ -13,6 +13,8 @@ pub(crate) enum Verdict {
     Delivered,
     /// To the pod whose host end has this interface index, and which is in this group.
     Pod { ifindex: u32, group: u32 },
+    /// From a pod with a rate: waits in its class in front of this interface. Comes back as of the port.
+    Wait { queue: u32, priority: u32, port: u32 },
     /// Leaves by the interface with this index.
     Out(u32),
     /// Goes back, as a refusal, by the interface with this index; counted.

@@ -17,18 +17,30 @@ pub struct Port {
     pub segment: Segment,
     /// The pod's own address.
     pub mac: Mac,
-    /// Zero.
-    pub zero: [u8; 2],
+    /// Its class in that queue.
+    pub class: u16,
     /// Where the port stands in the segment's flood list, so that it leaves the list in one step.
     pub slot: u32,
     /// The pod's group, for policy; zero for none.
     pub group: u32,
     /// The pod's IPv4 address, in wire order. It sends from no other.
     pub ip: [u8; 4],
-    /// Zero.
-    pub more_zero: u32,
+    /// The interface that what the pod sends waits in front of, and comes back from, when its group has a rate; zero when
+    /// it need not wait.
+    pub queue: u32,
     /// The pod's IPv6 address; all zero when it has none.
     pub ip6: Address,
+}
+
+impl Port {
+    /// What a class of a queue is called by the kernel's qdiscs, and in [`Port::class`]: this above, the class below.
+    pub const QUEUE: u16 = 0xc0;
+
+    /// The packet's priority that leads it to the port's class.
+    #[inline(always)]
+    pub const fn priority(&self) -> u32 {
+        (Port::QUEUE as u32) << 16 | self.class as u32
+    }
 }
 
 /// A network that this node takes part in.

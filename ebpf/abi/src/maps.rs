@@ -172,6 +172,8 @@ pub const ALL: &[&str] = &[
 
 /// Program on the ingress of the host end of each pod's veth pair.
 pub const FROM_POD: &str = "ctv_from_pod";
+/// Program behind the queue of pods whose groups have a rate.
+pub const FROM_QUEUE: &str = "ctv_from_queue";
 /// Program on the ingress of the VXLAN device.
 pub const FROM_OVERLAY: &str = "ctv_from_vxlan";
 /// Program on the ingress of the VLAN uplink.
@@ -183,7 +185,7 @@ mod tests {
 
     #[test]
     fn names_survive_the_kernels_fifteen_characters() {
-        for name in ALL.iter().chain(&[FROM_POD, FROM_OVERLAY, FROM_UPLINK]) {
+        for name in ALL.iter().chain(&[FROM_POD, FROM_QUEUE, FROM_OVERLAY, FROM_UPLINK]) {
             assert!(name.starts_with("ctv_") && name.len() <= 15, "{name}");
         }
     }

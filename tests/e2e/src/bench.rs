@@ -10,6 +10,7 @@ mod machine;
 mod master;
 mod pinned;
 mod policy;
+mod rate;
 mod raw;
 
 use std::path::PathBuf;
@@ -45,8 +46,26 @@ enum What {
     Cni(cni::Options),
     /// Packets to services on an eBPF node, by the number of services and of live flows; memory, loading
     Lb(lb::Options),
-    /// First and later packets of connections on an eBPF node, by the number of rules; memory, loading
-    Policy(policy::Options),
+    /// First and later packets of connections on an eBPF node, by the number of rules; memory, loading; rates of groups
+    Policy(PolicyOptions),
+}
+
+#[derive(Debug, Default, Args)]
+struct PolicyOptions {
+    #[command(flatten)]
+    policy: policy::Options,
+    #[command(flatten)]
+    rate: rate::Options,
+    /// Measure nothing but the rates of groups
+    #[arg(long)]
+    only_rates: bool,
+}
+
+fn policy_and_rate(options: &PolicyOptions, tell: &mut Tell<'_>) -> Result<()> {
+    if !options.only_rates {
+        tell("policy", &policy::measure(&options.policy)?)?;
+    }
+    tell("rate", &rate::measure(&options.rate)?)
 }
 
 /// Takes a report under the name that it has in JSON.
@@ -88,13 +107,13 @@ pub fn run(options: &Options) -> Result<()> {
         }
         Some(What::Cni(what)) => tell("cni", &cni::measure(what)?)?,
         Some(What::Lb(what)) => lb::measure(what, &mut tell)?,
-        Some(What::Policy(what)) => tell("policy", &policy::measure(what)?)?,
+        Some(What::Policy(what)) => policy_and_rate(what, &mut tell)?,
         None => {
             tell("ipam", &ipam::measure(&ipam::Options::default())?)?;
             tell("master", &master::measure(&master::Options::default())?)?;
             tell("cni", &cni::measure(&cni::Options::default())?)?;
             lb::measure(&lb::Options::default(), &mut tell)?;
-            tell("policy", &policy::measure(&policy::Options::default())?)?;
+            policy_and_rate(&PolicyOptions::default(), &mut tell)?;
         }
     }
     if options.json {

@@ -17,6 +17,7 @@ mod process;
 mod scratch;
 pub mod skip;
 mod sweep;
+mod throughput;
 mod wait;
 
 pub use authority::{Authority, Certified, write_secret};
@@ -27,4 +28,5 @@ pub use port::free_port;
 pub use process::Process;
 pub use scratch::scratch_dir;
 pub use sweep::leftovers;
+pub use throughput::{Load, throughput};
 pub use wait::wait_until;

@@ -28,6 +28,7 @@ use rtnetlink::{
 
 pub use netns::Netns;
 pub use port::Port;
+pub(crate) use port::silence;
 pub use traffic::PodTraffic;
 
 /// What the pod's end of a pair is to look like.
@@ -274,7 +275,7 @@ impl Links {
         netns: &Netns,
         pod: &PodInterface,
     ) -> Result<(), Error> {
-        port::silence(port)?;
+        silence(port)?;
         let spec = pod.clone();
         netns.run(move |handle| async move { pod::dress(&handle, &spec).await }).await?;
         let message = LinkMessageBuilder::<LinkUnspec>::new()

@@ -23,7 +23,7 @@ use std::{
 use contiv_abi::{DropCount, DropReason, Timeouts, maps};
 
 use super::{
-    Counts, Datapath, Desired, Error, Failed, Kind, Object, Observed, Op, PortNeeds, sight::Tallies,
+    Counts, Datapath, Desired, Error, Failed, Kind, Object, ObjectId, Observed, Op, PortNeeds, sight::Tallies,
 };
 
 mod arena;
@@ -41,6 +41,8 @@ mod mapping;
 mod names;
 mod pins;
 mod policy;
+mod qdisc;
+mod queue;
 mod ring;
 mod roster;
 mod services;
@@ -58,7 +60,7 @@ use kernel::Kernel;
 pub use kernel::OBJECT;
 use names::{RuleNames, ServiceNames};
 use pins::Pins;
-use state::State;
+use state::{State, Unqueued};
 use table::Writes;
 
 /// What differs from node to node.
@@ -157,6 +159,15 @@ impl Ebpf {
         }
     }
 
+    /// What holds pods to the rates of their groups.
+    fn rates_by(&self) -> Option<&'static str> {
+        let queues = self.state.as_ref()?.queues();
+        match queues.pair() {
+            Some(_) => Some("queues"),
+            None => queues.are_missing().then_some("drops"),
+        }
+    }
+
     /// Where a program is pinned, for tools that look at it or run it.
     pub fn program_pin(&self, name: &str) -> PathBuf {
         self.pins.program(name)
@@ -189,6 +200,7 @@ impl Ebpf {
         for (role, ifindex) in self.hooks.pinned()? {
             let ours = match role {
                 Role::Pod => true,
+                Role::Queue => Some(ifindex) == device::ifindex(queue::EXIT),
                 Role::Overlay => ifindex == devices.overlay,
                 Role::Uplink => ifindex == devices.uplink,
             };
@@ -272,6 +284,9 @@ impl Ebpf {
         desired: &Desired,
     ) -> Result<Observed, Error> {
         state.read()?;
+        if let Some(pair) = state.read_queues(netlink).await? {
+            self.ensure_hook(netlink, state.kernel_mut(), Role::Queue, queue::EXIT, pair.exit).await?;
+        }
         if self.hooks.attachment() == Attachment::Clsact {
             // Filters have no pins that would tell of those on other interfaces.
             for interface in netlink.names().await? {
@@ -340,14 +355,20 @@ impl Datapath for Ebpf {
             }
         }
         // On an error, the next call begins from the pins.
-        state.settle()?;
+        for Unqueued { owner, group, error } in state.settle().await? {
+            match ops.iter().position(|op| is_about(op, owner.as_ref(), group)) {
+                Some(op) => failures.push(Failed { op, error }),
+                None => return Err(error),
+            }
+        }
         self.state = Some(state);
         Ok(failures)
     }
 
     /// Nobody but us writes the maps; but devices may be taken away, and the programs on them with them.
     async fn disturbed(&mut self) {
-        let devices = [self.devices.overlay, self.devices.uplink];
+        let queue = self.state.as_ref().and_then(|state| state.queues().pair());
+        let devices = [self.devices.overlay, self.devices.uplink, queue.map_or(0, |pair| pair.entry)];
         match &mut self.watch {
             Some(watch) => watch.gone(&devices).await,
             None => future::pending().await,
@@ -393,6 +414,7 @@ impl Datapath for Ebpf {
             "maps": self.maps_directory(),
             "vxlanDevice": self.options.vxlan_device,
             "uplink": self.options.uplink,
+            "rates": self.rates_by(),
             "entries": entries,
             "drops": drops,
             "rules": rules,
@@ -434,6 +456,7 @@ impl Datapath for Ebpf {
         outcome = outcome.and(self.pins.remove_all().map(|removed| {
             (0..removed).for_each(|_| self.writes.count());
         }));
+        outcome = outcome.and(queue::cleanup(&netlink, &self.writes).await);
         if let Some(link) = netlink.link(&self.options.vxlan_device).await? {
             let index = link.header.index;
             outcome = outcome.and(netlink.delete(&self.options.vxlan_device, index, &self.writes).await);
@@ -446,5 +469,14 @@ impl Ebpf {
     /// The directory that holds all pins of all instances.
     pub fn bpf_root(&self) -> &Path {
         &self.options.bpf_root
+    }
+}
+
+/// Whether an op is about the port of an object, or about its group.
+fn is_about(op: &Op, owner: Option<&ObjectId>, group: u32) -> bool {
+    match op {
+        Op::Set(Object::Group(set)) => set.number.get() == group,
+        Op::Set(object) => owner == Some(&object.id()),
+        Op::Delete(_) | Op::Sweep => false,
     }
 }

@@ -63,7 +63,7 @@ impl Numbers {
 
 /// Keeps the node's own IPv6 off a port: its router solicitations and link-local address are not
 /// for the pod to see.
-pub(super) fn silence(name: &str) -> Result<(), Error> {
+pub(crate) fn silence(name: &str) -> Result<(), Error> {
     let path = format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6");
     match std::fs::write(&path, "1") {
         // A node without IPv6 has nothing to keep off.

@@ -17,6 +17,7 @@ mod malformed;
 mod monitor;
 mod node;
 mod policy;
+mod rates;
 mod restart;
 mod run;
 mod scale;

@@ -78,6 +78,12 @@ impl Target {
         Ok(Target { program: SchedClassifier::from_pin(node.pin(program))?, context })
     }
 
+    /// The same for frames with a mark.
+    pub(crate) fn marked(mut self, mark: u32) -> Target {
+        self.context[8..12].copy_from_slice(&mark.to_ne_bytes());
+        self
+    }
+
     /// What the program says of a frame, and what it made of it. In the namespace of the interface.
     pub(crate) fn give(&self, frame: &[u8]) -> Result<(Code, Vec<u8>)> {
         let mut bytes = vec![0; 4096];

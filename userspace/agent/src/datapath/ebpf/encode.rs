@@ -196,11 +196,11 @@ fn encode_local(local: &Local, ifindex: u32) -> Vec<Entry> {
     let port = Port {
         segment,
         mac,
-        zero: [0; 2],
+        class: 0,
         slot: 0,
         group,
         ip: local.ip.octets(),
-        more_zero: 0,
+        queue: 0,
         ip6: local.ip6.map_or(Address::default(), |ip| Address(ip.octets())),
     };
     let mut entries = vec![

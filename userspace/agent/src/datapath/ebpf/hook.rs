@@ -54,16 +54,18 @@ impl Attachment {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     Pod,
+    Queue,
     Overlay,
     Uplink,
 }
 
 impl Role {
-    pub(super) const ALL: [Role; 3] = [Role::Pod, Role::Overlay, Role::Uplink];
+    pub(super) const ALL: [Role; 4] = [Role::Pod, Role::Queue, Role::Overlay, Role::Uplink];
 
     pub(super) fn program(self) -> &'static str {
         match self {
             Role::Pod => maps::FROM_POD,
+            Role::Queue => maps::FROM_QUEUE,
             Role::Overlay => maps::FROM_OVERLAY,
             Role::Uplink => maps::FROM_UPLINK,
         }
@@ -72,6 +74,7 @@ impl Role {
     fn prefix(self) -> &'static str {
         match self {
             Role::Pod => "pod-",
+            Role::Queue => "queue-",
             Role::Overlay => "overlay-",
             Role::Uplink => "uplink-",
         }

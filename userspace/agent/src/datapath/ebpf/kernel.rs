@@ -48,6 +48,7 @@ pub(super) struct Kernel {
     drops: PerCpuArray<MapData, DropCount>,
     flow_stats: PerCpuArray<MapData, u64>,
     from_pod: SchedClassifier,
+    from_queue: SchedClassifier,
     from_overlay: SchedClassifier,
     from_uplink: SchedClassifier,
     writes: Writes,
@@ -90,6 +91,7 @@ impl Kernel {
             node: open_map(pins, NODE)?,
             drops: open_map(pins, DROPS)?,
             from_pod: open_program(pins, Role::Pod)?,
+            from_queue: open_program(pins, Role::Queue)?,
             from_overlay: open_program(pins, Role::Overlay)?,
             from_uplink: open_program(pins, Role::Uplink)?,
             writes: writes.clone(),
@@ -104,9 +106,14 @@ impl Kernel {
     pub(super) fn program(&mut self, role: Role) -> &mut SchedClassifier {
         match role {
             Role::Pod => &mut self.from_pod,
+            Role::Queue => &mut self.from_queue,
             Role::Overlay => &mut self.from_overlay,
             Role::Uplink => &mut self.from_uplink,
         }
+    }
+
+    pub(super) fn writes(&self) -> &Writes {
+        &self.writes
     }
 
     /// The tables that we fill, how much is in them, and how much they hold. Of those that packets fill: `tallies`.

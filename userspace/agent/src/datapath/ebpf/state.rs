@@ -5,10 +5,13 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use contiv_abi::{FloodKey, Port, Segment, SegmentEntry, Vtep, policy::MeterKey};
 
 use super::{
+    device::Netlink,
     encode::{self, Entry, EntryKey},
     failure::failed,
     hook::{Hooks, Role},
     kernel::Kernel,
+    qdisc::Limit,
+    queue::{EXIT, Pair, Queues, Step as QueueStep},
     roster::{Roster, Step},
 };
 use crate::datapath::{Error, Group, ObjectId};
@@ -23,6 +26,18 @@ pub(super) struct State {
     attached: BTreeMap<u32, String>,
     owners: HashMap<EntryKey, ObjectId>,
     objects: HashMap<ObjectId, Vec<EntryKey>>,
+    queues: Queues,
+    /// Ports or rates have changed since the queues were made to be like them.
+    rates_changed: bool,
+}
+
+/// A port that has not the queue that its group's rate wants.
+pub(super) struct Unqueued {
+    /// Whose port it is.
+    pub(super) owner: Option<ObjectId>,
+    /// Its group.
+    pub(super) group: u32,
+    pub(super) error: Error,
 }
 
 impl State {
@@ -35,6 +50,8 @@ impl State {
             attached: BTreeMap::new(),
             owners: HashMap::new(),
             objects: HashMap::new(),
+            queues: Queues::default(),
+            rates_changed: false,
         }
     }
 
@@ -63,6 +80,16 @@ impl State {
         self.owners.clear();
         self.objects.clear();
         Ok(())
+    }
+
+    /// Reads the queues; where they end, if there are any.
+    pub(super) async fn read_queues(&mut self, netlink: &Netlink) -> Result<Option<Pair>, Error> {
+        self.queues.read(netlink).await?;
+        Ok(self.queues.pair())
+    }
+
+    pub(super) fn queues(&self) -> &Queues {
+        &self.queues
     }
 
     /// Notes that our program runs on a pod's port.
@@ -98,12 +125,56 @@ impl State {
     pub(super) fn set_group(&mut self, group: &Group) -> Result<(), Error> {
         let wanted = encode::wanted(group)
             .map_err(|refused| failed(format!("set group {}", group.number), refused))?;
+        self.rates_changed = true;
         self.kernel.policies.set(&wanted)
     }
 
-    /// Removes what changes have left behind.
-    pub(super) fn settle(&mut self) -> Result<(), Error> {
-        self.kernel.policies.settle()
+    /// Removes what changes have left behind, and makes the queues be as the groups' rates want them; ports for which that
+    /// fails are told.
+    pub(super) async fn settle(&mut self) -> Result<Vec<Unqueued>, Error> {
+        self.kernel.policies.settle()?;
+        if !self.rates_changed {
+            return Ok(vec![]);
+        }
+        let unqueued = self.queue().await?;
+        self.rates_changed = false;
+        Ok(unqueued)
+    }
+
+    async fn queue(&mut self) -> Result<Vec<Unqueued>, Error> {
+        let ports = |kernel: &Kernel| -> Vec<_> {
+            kernel.ports.iter().map(|(ifindex, port)| (*ifindex, *port, limit(kernel, port))).collect()
+        };
+        let ports = ports(&self.kernel);
+        let wanted = ports.iter().any(|(.., limit)| limit.is_some());
+        if !wanted && self.queues.plan(&ports).is_empty() {
+            return Ok(vec![]);
+        }
+        let netlink = Netlink::open()?;
+        let writes = self.kernel.writes().clone();
+        if wanted && let Some(pair) = self.queues.ensure(&netlink, &writes).await? {
+            let program = self.kernel.program(Role::Queue);
+            if !self.hooks.is_attached(program, Role::Queue, EXIT, pair.exit, &netlink).await? {
+                self.hooks.attach(program, Role::Queue, EXIT, pair.exit).await?;
+            }
+        }
+        let mut unqueued: BTreeMap<u32, Unqueued> = BTreeMap::new();
+        for (ifindex, step) in self.queues.plan(&ports) {
+            if ifindex.is_some_and(|ifindex| unqueued.contains_key(&ifindex)) {
+                continue;
+            }
+            let taken = match step {
+                QueueStep::Port(ifindex, port) => self.kernel.ports.set(ifindex, port),
+                step => self.queues.take(&step, &netlink, &writes).await,
+            };
+            if let Err(error) = taken {
+                let Some(ifindex) = ifindex else { return Err(error) };
+                let owner = self.owners.get(&EntryKey::Port(ifindex)).cloned();
+                let group = self.kernel.ports.get(&ifindex).map_or(0, |port| port.group);
+                unqueued.insert(ifindex, Unqueued { owner, group, error });
+            }
+        }
+        Ok(unqueued.into_values().collect())
     }
 
     fn holds(&self, entry: &Entry) -> bool {
@@ -114,7 +185,11 @@ impl State {
             }
             Entry::Port { ifindex, port } => {
                 let seated = self.seat(*ifindex) == Some(port.segment);
-                seated && self.kernel.ports.get(ifindex).is_some_and(|is| Port { slot: 0, ..*is } == *port)
+                let is_so = |is: &Port| {
+                    Port { slot: 0, class: 0, queue: 0, ..*is } == *port
+                        && self.queues.suits(*ifindex, is, limit(&self.kernel, is))
+                };
+                seated && self.kernel.ports.get(ifindex).is_some_and(is_so)
             }
             Entry::Fdb(key, value) => self.kernel.fdb.get(key) == Some(value),
             Entry::Neigh(key, value) => self.kernel.neigh.get(key) == Some(value),
@@ -154,6 +229,7 @@ impl State {
             // What has no number in the programs was never set.
             if let Some(number) = encode::number_of(*number) {
                 self.kernel.policies.delete(number);
+                self.rates_changed = true;
             }
             return Ok(());
         }
@@ -212,6 +288,7 @@ impl State {
                 }
                 let meter = |direction| MeterKey { ifindex, direction };
                 self.kernel.meters.remove(&[meter(MeterKey::SENDS), meter(MeterKey::RECEIVES)])?;
+                self.rates_changed = true;
                 self.kernel.ports.remove(&ifindex)
             }
             EntryKey::Fdb(key) => self.kernel.fdb.remove(&key),
@@ -257,13 +334,17 @@ impl State {
 
     fn put_port(&mut self, ifindex: u32, wanted: Port) -> Result<(), Error> {
         let segment = wanted.segment;
+        self.rates_changed = true;
         if self.kernel.segments.get(&segment).is_none() {
             let why = "the network has to be there before its endpoints";
             return Err(failed(format!("put a port into the network {segment}"), why));
         }
         match (self.seat(ifindex), self.kernel.ports.get(&ifindex).copied()) {
             (Some(here), Some(port)) if here == segment => {
-                return self.kernel.ports.set(ifindex, Port { slot: port.slot, ..wanted });
+                return self
+                    .kernel
+                    .ports
+                    .set(ifindex, Port { slot: port.slot, class: port.class, queue: port.queue, ..wanted });
             }
             (Some(elsewhere), Some(port)) => self.leave_ports(elsewhere, port.slot)?,
             _ => {}
@@ -311,11 +392,14 @@ impl State {
             + self.stray_peer_slots().len()
             + self.stray_flood(&strays).len()
             + self.stray_hooks()?.len()
+            + self.queues.strays(self.kernel.ports.iter())
             + self.kernel.policies.strays())
     }
 
     /// Removes what no object accounts for.
     pub(super) fn sweep(&mut self) -> Result<(), Error> {
+        // Those of queues, too, when all is settled.
+        self.rates_changed = true;
         for (role, ifindex) in self.stray_hooks()? {
             let interface = self.attached.get(&ifindex).map(String::as_str);
             self.hooks.detach(role, interface, ifindex)?;
@@ -390,4 +474,10 @@ impl State {
         let strays = found.into_iter().filter(|ifindex| !self.owners.contains_key(&EntryKey::Hook(*ifindex)));
         Ok(strays.map(|ifindex| (Role::Pod, ifindex)).collect())
     }
+}
+
+/// What holds for a port by the rate of its group.
+fn limit(kernel: &Kernel, port: &Port) -> Option<Limit> {
+    let (rate, burst) = kernel.policies.rate(port.group);
+    Limit::new(rate, burst)
 }

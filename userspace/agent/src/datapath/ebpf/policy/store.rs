@@ -155,6 +155,14 @@ impl Policies {
         self.claimed.remove(&number);
     }
 
+    /// Bits in a second and bytes at once that each endpoint of the group may send, and be sent; zeros for no limit.
+    pub(in super::super) fn rate(&self, number: u32) -> (u64, u32) {
+        u16::try_from(number).map_or((0, 0), |number| {
+            let Group { rate, burst, .. } = self.groups.get(number);
+            (rate, burst)
+        })
+    }
+
     /// Removes what no group leads to any more. After the last change of a batch.
     pub(in super::super) fn settle(&mut self) -> Result<(), Error> {
         if self.retired.is_empty() && self.forgotten.is_empty() {

@@ -1,0 +1,194 @@
+//! A group with a rate: what its pods get through of it, with TCP and UDP, in both directions, on a node and between two.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use clap::Args;
+use comfy_table::{Table, presets};
+use serde::Serialize;
+use serde_json::{Value, json};
+use testkit::{Load, throughput};
+
+use super::Report;
+use crate::{
+    cluster::{Cluster, Datapath, Encap, Node, Pod, Shape, StoreKind},
+    interrupt,
+    progress::step,
+};
+
+/// Of pods on a VXLAN over Ethernet.
+const MTU: usize = 1450;
+const PATIENCE: Duration = Duration::from_secs(30);
+
+#[derive(Debug, Args)]
+pub(super) struct Options {
+    /// Bandwidths of the group, one after the other, as a net profile has them; none to leave it out
+    #[arg(long, value_delimiter = ',', default_values_t = ["1 mbps", "10 mbps", "100 mbps", "1 gbps"].map(str::to_owned))]
+    bandwidths: Vec<String>,
+    /// Burst of the group, in kilobits
+    #[arg(long, default_value_t = 1000)]
+    burst: u32,
+    /// Seconds of each measurement
+    #[arg(long, default_value_t = 5)]
+    seconds: u64,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        let bandwidths = ["1 mbps", "10 mbps", "100 mbps", "1 gbps"].map(str::to_owned).to_vec();
+        Options { bandwidths, burst: 1000, seconds: 5 }
+    }
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct Reached {
+    seconds: u64,
+    rows: Vec<Row>,
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    bandwidth: String,
+    bits_per_second: u64,
+    /// The other pod's place.
+    other: &'static str,
+    load: &'static str,
+    /// Of the rate, in what the group's pod sends and in what it is sent.
+    sends: f64,
+    receives: f64,
+}
+
+pub(super) fn measure(options: &Options) -> Result<Reached> {
+    let shape = Shape { datapaths: [Datapath::Ebpf; 2], encap: Encap::Vxlan, store: StoreKind::Embedded };
+    let mut cluster = step("cluster", || Cluster::build(shape))?;
+    cluster.start_agents()?;
+    let network = super::network();
+    cluster.create_network(&network)?;
+    let profile = |bandwidth: &str| {
+        let body = json!({
+            "tenantName": "bench", "profileName": "p", "bandwidth": bandwidth, "burst": options.burst,
+        });
+        cluster.client().post_json("/api/v1/netprofiles/bench:p/", &body).map(drop)
+    };
+    profile("1 gbps")?;
+    let body = json!({ "tenantName": "bench", "groupName": "g", "networkName": "pods", "netProfile": "p" });
+    cluster.client().post_json("/api/v1/endpointGroups/bench:g/", &body)?;
+    let [here, there] = &cluster.nodes[..] else { anyhow::bail!("a cluster has two nodes") };
+    let limited = Pod::add_to(here, &network, Some("g"), "limited")?;
+    let others = [
+        ("same node", Pod::add(here, &network, "near")?, here),
+        ("other node", Pod::add(there, &network, "far")?, there),
+    ];
+    let time = Duration::from_secs(options.seconds);
+    let mut rows = vec![];
+    for bandwidth in &options.bandwidths {
+        let start = Instant::now();
+        profile(bandwidth)?;
+        let rate = wait(here, bandwidth, start)?;
+        for (place, other, _) in &others {
+            for (name, load) in [("TCP", Load::Tcp), ("UDP", Load::Udp { offered: rate * 2, mtu: MTU })] {
+                interrupt::check()?;
+                // Until twice the burst could have been spent at the rate, which all that is offered beyond it takes.
+                let burst = Duration::from_secs_f64(f64::from(options.burst) * 2e3 / rate as f64);
+                let part = |from: &Pod, to: &Pod| -> Result<f64> {
+                    let address = to.ip.into();
+                    let reached = throughput(
+                        from.netns(),
+                        to.netns(),
+                        address,
+                        load,
+                        burst + Duration::from_secs(1),
+                        time,
+                    )?;
+                    Ok(reached / rate as f64)
+                };
+                let [sends, receives] = step(&format!("{bandwidth}, {place}, {name}"), || {
+                    Ok::<_, anyhow::Error>([part(&limited, other)?, part(other, &limited)?])
+                })?;
+                rows.push(Row {
+                    bandwidth: bandwidth.clone(),
+                    bits_per_second: rate,
+                    other: place,
+                    load: name,
+                    sends,
+                    receives,
+                });
+            }
+        }
+    }
+    for (_, other, node) in others {
+        other.remove(node)?;
+    }
+    limited.remove(here)?;
+    cluster.shut_down()?;
+    Ok(Reached { seconds: options.seconds, rows })
+}
+
+/// Until the node holds the group to the bandwidth: the bits in a second that it stands for, as the kernel has them.
+fn wait(node: &Node, bandwidth: &str, start: Instant) -> Result<u64> {
+    let wanted = bits(bandwidth)?;
+    loop {
+        interrupt::check()?;
+        // A number of bytes in a second is all that the kernel knows.
+        let classes =
+            node.netns().output("tc", &["-j", "class", "show", "dev", "contivq0"]).unwrap_or_default();
+        let classes: Value = serde_json::from_str(&classes).unwrap_or_default();
+        let there = classes.pointer("/0/rate").and_then(Value::as_u64);
+        if there == Some(wanted / 8) {
+            return Ok(wanted);
+        }
+        ensure!(start.elapsed() < PATIENCE, "{bandwidth} is not in force: {classes}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// As the original reads a bandwidth: powers of 1024, whole kilobits of 1000 bits.
+fn bits(bandwidth: &str) -> Result<u64> {
+    let (number, unit) = bandwidth.split_once(' ').context("expected such as `10 mbps`")?;
+    let power = match unit {
+        "kbps" => 1,
+        "mbps" => 2,
+        "gbps" => 3,
+        _ => anyhow::bail!("{bandwidth}: expected kbps, mbps or gbps"),
+    };
+    Ok(number.parse::<u64>()? * 1024_u64.pow(power) / 1000 * 1000)
+}
+
+impl Report for Reached {
+    fn title(&self) -> String {
+        format!(
+            "What a pod of a group with a rate gets through, as a part of the rate: bits of frames, over {} s",
+            self.seconds
+        )
+    }
+
+    fn table(&self) -> Table {
+        let mut table = Table::new();
+        table.load_preset(presets::UTF8_BORDERS_ONLY).set_header([
+            "bandwidth",
+            "bits/s",
+            "other pod",
+            "",
+            "sends",
+            "is sent",
+        ]);
+        for row in &self.rows {
+            table.add_row([
+                row.bandwidth.clone(),
+                row.bits_per_second.to_string(),
+                row.other.to_owned(),
+                row.load.to_owned(),
+                format!("{:.3}", row.sends),
+                format!("{:.3}", row.receives),
+            ]);
+        }
+        table
+    }
+
+    fn value(&self) -> Result<Value> {
+        Ok(serde_json::to_value(self)?)
+    }
+}
