@@ -5,7 +5,12 @@
 //! it at once. So a service and its backend can both be talked to, from the same port, without mistaking one
 //! for the other: when the tuples beyond the translation would be the same, the later flow gets another port.
 
-use aya_ebpf::{bindings::__sk_buff, helpers::generated::bpf_get_prandom_u32, programs::TcContext};
+use aya_ebpf::{
+    bindings::__sk_buff,
+    cty::c_void,
+    helpers::generated::{bpf_get_prandom_u32, bpf_loop},
+    programs::TcContext,
+};
 use contiv_abi::{Be16, DropReason, FdbKey, Flow, FlowEvent, FlowKey, TCP};
 
 use crate::{
@@ -246,8 +251,9 @@ pub(crate) extern "C" fn ctv_open() -> u32 {
     code
 }
 
-/// Ports that are tried for a translated flow before giving up.
-const TRIES: u32 = 4;
+/// Ports that are tried for a translated flow before giving up, after its own. With nine of ten ports of client and
+/// backend taken, one connection in 700,000 finds none.
+const TRIES: u32 = 128;
 
 /// Writes the flow's entries.
 #[inline(never)]
@@ -279,10 +285,13 @@ fn note(packet: &mut Packet) -> Result<(), DropReason> {
         }
         return Ok(());
     }
-    let mut tries = TRIES;
-    while ctv_taken() != 0 {
-        tries -= 1;
-        if tries == 0 {
+    if ctv_taken() != 0 {
+        let mut taken = 1_u32;
+        // The result is how many it took.
+        // SAFETY: `try_port` expects a number, which outlives the loop.
+        let _tries =
+            unsafe { bpf_loop(TRIES, try_port as *mut c_void, (&raw mut taken).cast::<c_void>(), 0) };
+        if taken != 0 {
             return Err(DropReason::NoPort);
         }
     }
@@ -303,12 +312,20 @@ fn note(packet: &mut Packet) -> Result<(), DropReason> {
     Ok(())
 }
 
+extern "C" fn try_port(_try: u64, taken: *mut u32) -> i64 {
+    let result = ctv_taken();
+    // SAFETY: `note` passes its own.
+    unsafe { *taken = result };
+    i64::from(result == 0)
+}
+
 /// Sets the key of the flow beyond the translation. When another flow has it, the packet gets another port,
-/// and the result is not zero.
+/// which is the result; else zero.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_taken() -> u32 {
-    const DYNAMIC: u16 = 0x8000;
+    /// Not those that need a privilege.
+    const LOWEST: u32 = 1024;
     let Some(packet) = packet::in_hand() else { return 1 };
     packet.from_low = set_key(&packet.wanted, &raw mut packet.key, FlowKey::FLOW);
     let taken = if let Some(flow) = flows::answered(&packet.key) {
@@ -323,8 +340,10 @@ extern "C" fn ctv_taken() -> u32 {
         return 0;
     }
     // SAFETY: a helper without arguments.
-    packet.wanted.source_port = Be16::new(unsafe { bpf_get_prandom_u32() } as u16 | DYNAMIC);
-    1
+    let random = unsafe { bpf_get_prandom_u32() };
+    let port = LOWEST + random % (0x1_0000 - LOWEST);
+    packet.wanted.source_port = Be16::new(port as u16);
+    port
 }
 
 /// Whether the entry is of another flow than this very one, of which only the alias was lost.

@@ -1,6 +1,7 @@
 //! Flags and environment (INVENTORY 7.2, and ours).
 
 mod address;
+mod conntrack;
 
 use std::{
     ffi::OsString,
@@ -14,6 +15,8 @@ use contiv_daemon::{
     modes::{FwdMode, Mode, NetMode},
 };
 use contivk8s::wire;
+
+pub use conntrack::ConntrackFlags;
 
 use crate::{
     datapath::{Kind, ebpf, ovs},
@@ -79,6 +82,9 @@ pub struct Flags {
 
     #[command(flatten)]
     pub datapath: DatapathFlags,
+
+    #[command(flatten)]
+    pub conntrack: ConntrackFlags,
 
     /// Where contivk8s finds the agent
     #[arg(long, env = "CONTIV_NETPLUGIN_CNI_SOCKET", value_name = "PATH", default_value = wire::SOCKET)]
@@ -225,6 +231,15 @@ impl Flags {
     /// The address that this node is registered with.
     pub fn control_address(&self) -> IpAddr {
         self.ctrl_ip.unwrap_or_else(address::own)
+    }
+
+    /// For eBPF.
+    pub fn ebpf(&self, vtep: IpAddr) -> ebpf::Options {
+        ebpf::Options {
+            timeouts: self.conntrack.timeouts(),
+            flows: self.conntrack.conntrack_max,
+            ..self.datapath.ebpf(Some(vtep), self.vxlan_port)
+        }
     }
 
     /// This node, as the plan sees it.

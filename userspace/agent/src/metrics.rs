@@ -140,6 +140,12 @@ impl Metrics {
         counter("datapath_ops", "Operations given to the datapath", status.ops);
         counter("datapath_ops_failed", "Operations that the datapath would not take", status.ops_failed);
         counter("datapath_observed", "Times that the datapath was measured as a whole", status.observed);
+        let busy = ConstCounter::new(status.busy.as_secs_f64());
+        registry.register(
+            "datapath_busy_seconds",
+            "Time for planning, measuring and making what is planned",
+            busy,
+        );
         let (endpoints, networks, attachments) = reader
             .with(|state| (state.endpoints().count(), state.networks().count(), state.attachments().count()));
         let unaccounted =

@@ -51,6 +51,8 @@ pub struct Status {
     pub ops_failed: u64,
     /// Times that everything was measured.
     pub observed: u64,
+    /// How long planning, measuring and making took, all together.
+    pub busy: Duration,
     /// What the datapath said last when it failed as a whole.
     pub error: Option<String>,
 }
@@ -124,10 +126,16 @@ impl<D: Datapath> Reconciler<D> {
             tokio::select! {
                 () = stop.cancelled() => return,
                 Some(inspection) = self.inspections.recv() => self.answer(inspection),
-                () = tokio::time::sleep_until(self.measure) => self.measure_all().await,
+                () = tokio::time::sleep_until(self.measure) => {
+                    let began = Instant::now();
+                    self.measure_all().await;
+                    self.worked_since(began);
+                }
                 (touched, revision) = self.changes.next(), if known => {
+                    let began = Instant::now();
                     let ids = self.reader.with(|state| plan::update(&mut self.desired, state, &self.node, &touched));
                     self.change(ids, revision).await;
+                    self.worked_since(began);
                 }
                 () = self.retries.due(), if known => {
                     let (ids, revision) = (self.retries.take_due(), self.status.borrow().revision);
@@ -148,6 +156,10 @@ impl<D: Datapath> Reconciler<D> {
             Inspection::Inside(reply) => drop(reply.send(self.datapath.inspect())),
             Inspection::Counts(reply) => drop(reply.send(self.datapath.counts())),
         }
+    }
+
+    fn worked_since(&self, began: Instant) {
+        self.status.send_modify(|status| status.busy += began.elapsed());
     }
 
     async fn measure_all(&mut self) {

@@ -37,7 +37,7 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
     let vtep = flags.node()?.vtep;
     match flags.datapath.datapath {
         Kind::Ovs => with(Ovs::new(flags.datapath.ovs(Some(vtep))), flags, stop).await,
-        Kind::Ebpf => with(Ebpf::new(flags.datapath.ebpf(Some(vtep), flags.vxlan_port)), flags, stop).await,
+        Kind::Ebpf => with(Ebpf::new(flags.ebpf(vtep)), flags, stop).await,
         Kind::Fake => with(Fake::new(), flags, stop).await,
     }
 }

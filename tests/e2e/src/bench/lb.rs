@@ -3,6 +3,7 @@
 mod connections;
 mod exchange;
 mod lab;
+mod loading;
 mod outside;
 mod packets;
 mod routed;

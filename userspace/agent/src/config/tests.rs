@@ -41,6 +41,18 @@ fn flags_and_their_aliases() {
 }
 
 #[test]
+fn connections_are_remembered_as_the_flags_say() {
+    let vtep = IpAddr::from([10, 0, 0, 1]);
+    let (ours, default) = (flags(GOOD).ebpf(vtep), ebpf::Options::default());
+    assert_eq!((ours.flows, ours.timeouts), (default.flows, default.timeouts));
+    let set = flags(&format!(
+        "{GOOD} --conntrack-max 4096 --conntrack-timeout-tcp 2h --conntrack-timeout-other 5s"
+    ));
+    let options = set.ebpf(vtep);
+    assert_eq!((options.flows, options.timeouts.tcp, options.timeouts.other), (4096, 7200, 5));
+}
+
+#[test]
 fn what_cannot_be_used_is_one_line_that_names_it() {
     for (arguments, parts) in [
         ("--netmode vlan --fwdmode bridge", &["--mode"][..]),
@@ -59,6 +71,9 @@ fn what_cannot_be_used_is_one_line_that_names_it() {
         (&format!("{GOOD} --ovsdb tcp:127.0.0.1:6640"), &["--ovsdb", "unix:/PATH"]),
         (&format!("{GOOD} --vtep-ip here"), &["--vtep-ip", "here"]),
         (&format!("{GOOD} --vxlan-port 0"), &["--vxlan-port"]),
+        (&format!("{GOOD} --conntrack-max 1000"), &["--conntrack-max", "1000", "1024"]),
+        (&format!("{GOOD} --conntrack-timeout-udp 0s"), &["--conntrack-timeout-udp", "0s", "1s to 30days"]),
+        (&format!("{GOOD} --conntrack-timeout-tcp 2"), &["--conntrack-timeout-tcp", "2h"]),
         (&format!("{GOOD} --frobnicate"), &["--frobnicate"]),
         ("cleanup --mode cni", &["--mode"]),
     ] {

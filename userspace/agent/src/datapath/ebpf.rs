@@ -83,7 +83,8 @@ pub struct Options {
     pub attachment: Attachment,
     /// How long connections are remembered.
     pub timeouts: Timeouts,
-    /// How many connections are remembered; two for each that is translated. Read when the map is made.
+    /// How many entries there are for connections; two for each that is translated. A map of another size is made anew,
+    /// which is refused while it holds any.
     pub flows: u32,
 }
 

@@ -10,6 +10,8 @@ use crate::datapath::{Error, ObjectId, ObjectKind};
 pub(super) struct Retries {
     all: BTreeMap<ObjectId, Retry>,
     counts: Failures,
+    /// How many wait for another.
+    waiting: usize,
 }
 
 /// How many objects of each kind are not in force.
@@ -158,20 +160,27 @@ impl Retries {
 
     /// What waits for these is due.
     fn release(&mut self, done: impl Fn(&ObjectId) -> bool) {
+        // Asked for each object that is made: not for each all those that failed.
+        if self.waiting == 0 {
+            return;
+        }
         for retry in self.all.values_mut() {
             if matches!(&retry.next, Next::After(other) if done(other)) {
                 retry.next = Next::At(Instant::now());
+                self.waiting -= 1;
             }
         }
     }
 
     fn put(&mut self, id: ObjectId, retry: Retry) {
         *self.counts.of(&retry.next).entry(id.kind()).or_default() += 1;
+        self.waiting += usize::from(matches!(retry.next, Next::After(_)));
         self.all.insert(id, retry);
     }
 
     fn take(&mut self, id: &ObjectId) -> Option<Retry> {
         let retry = self.all.remove(id)?;
+        self.waiting -= usize::from(matches!(retry.next, Next::After(_)));
         let counts = self.counts.of(&retry.next);
         if let Some(count) = counts.get_mut(&id.kind()) {
             *count -= 1;

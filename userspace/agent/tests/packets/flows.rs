@@ -209,6 +209,31 @@ fn a_full_table_holds_nobody_up() -> Result<()> {
 }
 
 #[test]
+fn the_tables_size_changes_when_nothing_is_lost_by_it() -> Result<()> {
+    needs!(root());
+    let mut rig = Rig::with("ct-size", |options| (options.flows, options.timeouts.udp) = (64, 1))?;
+    rig.exchange(&between(HERE, OTHER).udp(5, 6), &between(OTHER, HERE).udp(6, 5))?;
+    rig.node.options.flows = 128;
+    rig.node.restart();
+    let refused = format!("{:#}", rig.node.observe().unwrap_err());
+    let why = "change the size of the map ctv_ct from 64 to 128: it holds 1 entries, whose connections would break \
+               (keep --conntrack-max 64";
+    assert!(refused.contains(why), "{refused}");
+    // What forwards goes on meanwhile.
+    rig.from(&rig.first, &between(HERE, OTHER).udp(5, 6))?;
+    wait_until(SOON, "the timer", || Ok(rig.answered()?.is_empty().then_some(())))?;
+    rig.node.restart();
+    rig.node.converge()?;
+    assert_eq!(MapData::from_pin(rig.map(FLOWS))?.info()?.max_entries(), 128);
+    rig.exchange(&between(HERE, OTHER).udp(7, 6), &between(OTHER, HERE).udp(6, 7))?;
+    assert_eq!(rig.answered()?.len(), 1, "the programs use the new one");
+    rig.node.restart();
+    rig.node.observe()?;
+    assert_eq!(rig.node.datapath.writes(), 0);
+    Ok(())
+}
+
+#[test]
 fn a_pod_speaks_for_itself_alone() -> Result<()> {
     needs!(root());
     let rig = Rig::new("spoof")?;

@@ -21,7 +21,7 @@ use testkit::{
 
 use crate::{
     node::{Node, Pod, Who, network, vtep, vxlan},
-    run::{Code, Outcome, run},
+    run::{Code, Outcome, Target, run},
 };
 
 const HERE: Who = Who(1);
@@ -76,6 +76,11 @@ impl Rig {
         self.node.want(object.clone());
         assert!(self.node.apply(&[Op::Set(object)])?.is_empty());
         Ok(())
+    }
+
+    fn target(&self, pod: Who) -> Result<Target> {
+        let Local { port, .. } = if pod.0 == HERE.0 { &self.first.local } else { &self.second.local };
+        Target::new(&self.node, FROM_POD, port)
     }
 
     /// What becomes of a frame from one of the pods.
@@ -262,6 +267,35 @@ fn a_backend_is_reached_beside_its_service_from_the_same_port() -> Result<()> {
     );
     let answer = between(OTHER, HERE).tcp(8080, 4001, SYN_ACK);
     rig.becomes(OTHER, &answer, &answer);
+    Ok(())
+}
+
+#[test]
+fn connections_that_look_alike_to_a_backend_get_other_ports() -> Result<()> {
+    needs!(root());
+    // Two ports with one target and one backend: from the same ports of the client they would all collide.
+    const CLIENTS: u16 = 20_000;
+    let mut both = service(VIP.ip().into(), &[(OTHER.ip().into(), Readiness::Ready)]);
+    both.ports =
+        ["80:8080:TCP", "81:8080:TCP", "82:8080:TCP"].map(|port| port.parse::<Port>().unwrap()).into();
+    let rig = Rig::with("svc-collide", both)?;
+    let (first, second) = (rig.target(HERE)?, rig.target(OTHER)?);
+    rig.node.ns.run(|| {
+        for port in [80, 81, 82] {
+            for client in 40_000..40_000 + CLIENTS {
+                let (code, bytes) = first.give(&between(HERE, VIP).tcp(client, port, SYN).build())?;
+                assert_eq!(code, Code::Redirect, "{client} to {port}");
+                let seen = u16::from_be_bytes([bytes[34], bytes[35]]);
+                assert!(seen >= 1024 && (port != 80 || seen == client));
+                let answer = between(OTHER, HERE).tcp(8080, seen, SYN_ACK).build();
+                let (code, bytes) = second.give(&answer)?;
+                let expected = answer_of(OTHER, HERE).tcp(port, client, SYN_ACK).build();
+                assert_eq!((code, bytes), (Code::Redirect, expected));
+            }
+        }
+        Ok(())
+    })?;
+    assert!(rig.node.drops()?.is_empty());
     Ok(())
 }
 

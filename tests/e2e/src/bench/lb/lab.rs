@@ -48,7 +48,7 @@ impl Lab {
             };
             step(&format!("eBPF: {services} services"), || {
                 let near = load(&near, 0..services - 1)?;
-                Ok(near + load(&far, services - 1..services)?)
+                Ok(near.total() + load(&far, services - 1..services)?.total())
             })?
         };
         let near = Backends { pods: near, service: services - 2 };

@@ -5,6 +5,7 @@
 //! is done with an empty program in the same run.
 
 use std::{
+    cell::Cell,
     net::Ipv4Addr,
     path::Path,
     thread,
@@ -19,6 +20,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use testkit::packet::{Packet, tcp_flags};
 
+use super::loading::{BUSY, Loaded, OF_ALL, OF_FLOWS, OF_SERVICES, Start, bytes, start, wait_for};
 use crate::{
     bench::{
         Report, network,
@@ -33,15 +35,12 @@ const FROM_POD: &str = "ctv_from_pod";
 /// Of each service.
 pub(super) const BACKENDS: usize = 4;
 /// Of the first service, so that it alone can have many flows.
-const PORTS: u16 = 16;
+pub(super) const PORTS: u16 = 16;
 /// The first source port of connections that are kept.
 const LIVE: u16 = 20_000;
-const PATIENCE: Duration = Duration::from_secs(120);
+pub(super) const PATIENCE: Duration = Duration::from_secs(120);
 /// Service in a transaction: two keys each, and the store takes 128.
 const PER_TRANSACTION: usize = 60;
-const MAPS: [&str; 7] =
-    ["ctv_svc", "ctv_ring", "ctv_backends", "ctv_affinity", "ctv_neigh", "ctv_ct", "ctv_new"];
-
 #[derive(Debug, Args)]
 #[group(skip)]
 pub(super) struct Options {
@@ -70,7 +69,10 @@ pub(super) struct Lb {
     calls: usize,
     flows: usize,
     rows: Vec<Row>,
+    /// Bytes at the end, map by map.
     memory: Vec<(&'static str, u64)>,
+    /// An agent that starts when the kernel has nothing, until it has all.
+    start: Start,
 }
 
 #[derive(Debug, Serialize)]
@@ -84,10 +86,19 @@ struct Row {
     live_ns: f64,
     /// Each call the first packet of a connection to another service.
     new_ns: f64,
-    /// From the first write to the store until the node has all of them.
-    load_s: f64,
+    /// How long it took to write them to the store.
+    store_s: f64,
+    /// From the last such write until the node had all of them.
+    behind_s: f64,
+    /// How long the agent planned and wrote to maps, all together.
+    busy_s: f64,
     /// Writes to maps for one backend that goes.
     change_writes: f64,
+    /// How long the agent took for that.
+    change_ms: f64,
+    /// Bytes of maps: of services, and of flows.
+    services_bytes: u64,
+    flows_bytes: u64,
 }
 
 pub(super) fn measure(options: &Options) -> Result<Lb> {
@@ -104,24 +115,42 @@ pub(super) fn measure(options: &Options) -> Result<Lb> {
     let bench = Bench { node, pods: &borrowed, runtime: runtime()?, store: cluster.fabric.store_endpoint() };
     let empty = node.pins().join("empty");
     let (mut rows, mut there) = (vec![], 0);
+    let neighbours = pinned::memory(node.pins(), OF_ALL)?;
     for services in &options.services {
-        let load = step(&format!("{services} services"), || bench.load(there..*services))?;
+        let loaded = step(&format!("{services} services"), || bench.load(there..*services))?;
         there = *services;
-        let change_writes = bench.change(*services)?;
+        let (change_writes, change_ms) = bench.change(*services)?;
         let [floor_ns, hot_ns, live_ns, new_ns] = step(&format!("{services} services: packets"), || {
             node.netns().run(|| bench.packets(options, *services, &empty))
         })?;
-        let load_s = load.as_secs_f64();
-        rows.push(Row { services: *services, floor_ns, hot_ns, live_ns, new_ns, load_s, change_writes });
+        let Loaded { store, behind, busy_s } = loaded;
+        let grown = pinned::memory(node.pins(), OF_ALL)? - neighbours;
+        rows.push(Row {
+            services: *services,
+            floor_ns,
+            hot_ns,
+            live_ns,
+            new_ns,
+            store_s: store.as_secs_f64(),
+            behind_s: behind.as_secs_f64(),
+            busy_s,
+            change_writes,
+            change_ms,
+            services_bytes: bytes(node, &OF_SERVICES)? + grown,
+            flows_bytes: bytes(node, &OF_FLOWS)?,
+        });
     }
-    let memory =
-        MAPS.iter().map(|map| Ok((*map, pinned::memory(node.pins(), map)?))).collect::<Result<_>>()?;
+    let maps = OF_SERVICES.iter().chain([&OF_ALL]).chain(&OF_FLOWS);
+    let memory = maps.map(|map| Ok((*map, pinned::memory(node.pins(), map)?))).collect::<Result<_>>()?;
     drop(bench);
+    let node = cluster.nodes.first_mut().context("a cluster has nodes")?;
+    let start = step("an agent that starts", || start(node, there))?;
+    let node = cluster.nodes.first().context("a cluster has nodes")?;
     for pod in pods {
         pod.remove(node)?;
     }
     cluster.shut_down()?;
-    Ok(Lb { calls: options.calls, flows: options.flows, rows, memory })
+    Ok(Lb { calls: options.calls, flows: options.flows, rows, memory, start })
 }
 
 pub(in crate::bench) fn runtime() -> Result<tokio::runtime::Runtime> {
@@ -192,20 +221,13 @@ struct Flow {
 impl Bench<'_> {
     /// Writes services as netmaster does, and waits until the node has them. No two have a backend in common, the
     /// target ports being different.
-    pub(super) fn load(&self, services: std::ops::Range<usize>) -> Result<Duration> {
-        let end = services.end;
-        let start = Instant::now();
+    pub(super) fn load(&self, services: std::ops::Range<usize>) -> Result<Loaded> {
+        let (end, before, start) = (services.end, self.node.metric(BUSY)?, Instant::now());
         self.put(services.flat_map(|service| self.bodies(service, BACKENDS)).collect())?;
-        let ports = end + usize::from(PORTS) - 1;
-        loop {
-            interrupt::check()?;
-            let inspected = self.node.client().get("/inspect/driver")?.json()?;
-            if inspected.pointer("/entries/ctv_svc").and_then(Value::as_u64) == Some(ports as u64) {
-                return Ok(start.elapsed());
-            }
-            ensure!(start.elapsed() < PATIENCE, "{end} services are not there: {}", inspected["entries"]);
-            thread::sleep(Duration::from_millis(5));
-        }
+        let store = start.elapsed();
+        wait_for(self.node, end)?;
+        let behind = start.elapsed() - store;
+        Ok(Loaded { store, behind, busy_s: self.node.metric(BUSY)? - before })
     }
 
     fn bodies(&self, service: usize, backends: usize) -> [(String, Value); 2] {
@@ -222,23 +244,31 @@ impl Bench<'_> {
         put(self.node, &self.runtime, &self.store, &keys)
     }
 
-    /// Writes to the node's maps when the last service loses a backend.
-    fn change(&self, services: usize) -> Result<f64> {
+    /// Writes to the node's maps when the last service loses a backend, and the milliseconds that the agent took.
+    fn change(&self, services: usize) -> Result<(f64, f64)> {
         const WRITES: &str = "contiv_datapath_writes_total";
         const CALM: Duration = Duration::from_millis(500);
-        thread::sleep(CALM);
-        let before = self.node.metric(WRITES)?;
-        self.put(self.bodies(services - 1, BACKENDS - 1).to_vec())?;
-        let start = Instant::now();
-        while self.node.metric(WRITES)? == before {
-            ensure!(start.elapsed() < PATIENCE, "a change has not come to the maps");
-            thread::sleep(Duration::from_millis(5));
+        // Meanwhile the agent may measure everything, as it does each minute: then it is done again.
+        const OBSERVED: &str = "contiv_datapath_observed_total";
+        loop {
+            thread::sleep(CALM);
+            let observed = self.node.metric(OBSERVED)?;
+            let (before, busy) = (self.node.metric(WRITES)?, self.node.metric(BUSY)?);
+            self.put(self.bodies(services - 1, BACKENDS - 1).to_vec())?;
+            let start = Instant::now();
+            while self.node.metric(WRITES)? == before {
+                ensure!(start.elapsed() < PATIENCE, "a change has not come to the maps");
+                thread::sleep(Duration::from_millis(5));
+            }
+            thread::sleep(CALM);
+            let took = (self.node.metric(WRITES)? - before, (self.node.metric(BUSY)? - busy) * 1e3);
+            let again = self.node.metric(OBSERVED)? != observed;
+            self.put(self.bodies(services - 1, BACKENDS).to_vec())?;
+            thread::sleep(CALM);
+            if !again {
+                return Ok(took);
+            }
         }
-        thread::sleep(CALM);
-        let after = self.node.metric(WRITES)?;
-        self.put(self.bodies(services - 1, BACKENDS).to_vec())?;
-        thread::sleep(CALM);
-        Ok(after - before)
     }
 
     /// Medians: floor, hot, live, new. The sides take turns.
@@ -278,10 +308,17 @@ impl Bench<'_> {
         };
         // Comes to each flow, and is far from the last one in memory.
         let step = |call: usize| flows[call.wrapping_mul(7919) % flows.len()];
-        let new = |call: usize| {
+        // Never one that is known: of more client ports than the table of new flows has room for, none twice in a row.
+        let spare: Vec<u16> = (1024..LIVE).chain(live_end(options.flows)..=u16::MAX).collect();
+        let began = Cell::new(0_usize);
+        let new = |_: usize| {
+            let call = began.replace(began.get() + 1);
             let service = call.wrapping_mul(7919) % services;
-            let port = if service == 0 { 80 + (call % usize::from(PORTS)) as u16 } else { 80 };
-            Flow { service, port, source_port: 1024 + (call % usize::from(LIVE - 1024)) as u16 }
+            let (port, client) = match service {
+                0 => (80 + (call % usize::from(PORTS)) as u16, call / usize::from(PORTS)),
+                _ => (80, call),
+            };
+            Flow { service, port, source_port: spare[client % spare.len()] }
         };
         let mut series: [Vec<f64>; 4] = Default::default();
         for _ in 0..options.rounds {
@@ -335,6 +372,11 @@ impl Bench<'_> {
     }
 }
 
+/// The first source port after those of connections that are kept.
+fn live_end(flows: usize) -> u16 {
+    LIVE.saturating_add(flows.div_ceil(usize::from(PORTS)) as u16)
+}
+
 /// Makes a frame one of the flow.
 fn address(frame: &mut [u8], flow: Flow) {
     let vip = vip(flow.service).octets();
@@ -352,11 +394,15 @@ impl Report for Lb {
             self.memory.iter().map(|(map, bytes)| format!("{map} {:.1}", *bytes as f64 / 1e6)).collect();
         format!(
             "Services on an eBPF node, {BACKENDS} backends each. Nanoseconds for a packet from client to service, \
-             one call each, {} calls, {} live flows. Megabytes of maps at the end: {:.1} ({})",
+             one call each, {} calls, {} live flows. \"behind\" is from the last write to the store until the node has the \
+             services, \"agent\" what it plans and writes to maps. Megabytes of maps at the end: {:.1} ({}). An agent that \
+             starts with nothing in the kernel has all after {:.2} s, {:.2} of them planning and writing",
             self.calls,
             self.flows,
             total as f64 / 1e6,
-            maps.join(", ")
+            maps.join(", "),
+            self.start.seconds,
+            self.start.busy_s
         )
     }
 
@@ -368,8 +414,13 @@ impl Report for Lb {
             "one hot flow ns",
             "live flows ns",
             "new connections ns",
-            "until the node has them s",
-            "writes of one change",
+            "to the store s",
+            "behind s",
+            "agent s",
+            "one change: writes",
+            "agent ms",
+            "MB of services",
+            "MB of flows",
         ]);
         for row in &self.rows {
             table.add_row([
@@ -378,8 +429,13 @@ impl Report for Lb {
                 format!("{:.0}", row.hot_ns),
                 format!("{:.0}", row.live_ns),
                 format!("{:.0}", row.new_ns),
-                format!("{:.2}", row.load_s),
+                format!("{:.2}", row.store_s),
+                format!("{:.2}", row.behind_s),
+                format!("{:.2}", row.busy_s),
                 format!("{:.0}", row.change_writes),
+                format!("{:.2}", row.change_ms),
+                format!("{:.1}", row.services_bytes as f64 / 1e6),
+                format!("{:.1}", row.flows_bytes as f64 / 1e6),
             ]);
         }
         table

@@ -26,6 +26,7 @@ use super::{
     policy::{Policies, Sets},
     services::Services,
     table::{Table, Writes},
+    tallies,
 };
 use crate::datapath::{Error, Fill};
 
@@ -65,6 +66,7 @@ impl Kernel {
         writes: &Writes,
     ) -> Result<Kernel, Error> {
         pins.prepare()?;
+        give_up_other_size(pins, flows, writes)?;
         let adopted = pinned_build(pins)? == Some(build_id());
         if !adopted {
             load(pins, hooks, flows, writes)?;
@@ -230,6 +232,31 @@ fn pinned_build(pins: &Pins) -> Result<Option<[u8; BUILD_LEN]>, Error> {
     }
     let build: Array<MapData, [u8; BUILD_LEN]> = open_map(pins, BUILD)?;
     build.get(&0, 0).map(Some).map_err(|error| failed(format!("read the map {BUILD}"), error))
+}
+
+/// A table of flows that has another size than is asked for is made anew; but not one that holds flows, which would be
+/// lost.
+fn give_up_other_size(pins: &Pins, flows: u32, writes: &Writes) -> Result<(), Error> {
+    let path = pins.map(FLOWS);
+    if !path.exists() {
+        return Ok(());
+    }
+    let Fill { entries, room, .. } = tallies::flows(pins)?;
+    if room == flows as usize {
+        return Ok(());
+    }
+    let what = format!("change the size of the map {FLOWS} from {room} to {flows}");
+    if entries > 0 {
+        let why = format!(
+            "it holds {entries} entries, whose connections would break (keep --conntrack-max {room}, or move the \
+             pods off the node first)"
+        );
+        return Err(failed(what, why));
+    }
+    tracing::info!("{what}");
+    writes.count();
+    // The programs that run have it until they are replaced, which is next.
+    pins.unpin(&path).map(drop)
 }
 
 fn set_build(pins: &Pins, writes: &Writes) -> Result<(), Error> {

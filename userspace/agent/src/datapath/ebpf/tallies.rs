@@ -28,7 +28,7 @@ pub(super) fn read(pins: &Pins, rules: &RuleNames, services: &ServiceNames) -> R
     })?;
     let by_service = sums(pins, SERVICE_COUNTS, cpus, served)?;
     let mut tables = vec![
-        fill::<FlowKey, TimedFlow>(pins, FLOWS, 1)?,
+        flows(pins)?,
         fill::<FlowKey, Flow>(pins, NEW_FLOWS, 1)?,
         fill::<FragmentKey, FragmentPorts>(pins, FRAGMENTS, 1)?,
         clients(pins)?,
@@ -98,6 +98,11 @@ fn fill<K: Pod, V: Pod>(pins: &Pins, table: &'static str, copies: usize) -> Resu
         entries = (entries * all / (buckets as usize).max(1)).min(room);
     }
     Ok(Fill { table, entries, room })
+}
+
+/// How full the table of flows that were answered is.
+pub(super) fn flows(pins: &Pins) -> Result<Fill, Error> {
+    fill::<FlowKey, TimedFlow>(pins, FLOWS, 1)
 }
 
 /// Clients that are remembered, counted one by one: four megabytes, which nobody has to be asked for.

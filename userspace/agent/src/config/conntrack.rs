@@ -1,0 +1,68 @@
+use std::time::Duration;
+
+use clap::Args;
+use contiv_abi::Timeouts;
+
+/// How connections are remembered.
+#[derive(Clone, Debug, Args)]
+pub struct ConntrackFlags {
+    /// Entries of the table of connections, two for each that goes to a service (eBPF). Another number than before is
+    /// refused while connections are remembered
+    #[arg(long, env = "CONTIV_NETPLUGIN_CONNTRACK_MAX", value_name = "ENTRIES",
+          default_value_t = contiv_abi::maps::FLOWS_CAPACITY as u32,
+          value_parser = clap::value_parser!(u32).range(1024..=1 << 24))]
+    pub conntrack_max: u32,
+
+    /// How long a TCP connection is remembered without a packet (eBPF, as the next five)
+    #[arg(long, env = "CONTIV_NETPLUGIN_CONNTRACK_TIMEOUT_TCP", value_name = "TIME", default_value = "8000s",
+          value_parser = timeout)]
+    pub conntrack_timeout_tcp: Duration,
+
+    /// A TCP connection before its first answer
+    #[arg(long, env = "CONTIV_NETPLUGIN_CONNTRACK_TIMEOUT_TCP_OPENING", value_name = "TIME",
+          default_value = "60s", value_parser = timeout)]
+    pub conntrack_timeout_tcp_opening: Duration,
+
+    /// A TCP connection after a FIN or RST
+    #[arg(long, env = "CONTIV_NETPLUGIN_CONNTRACK_TIMEOUT_TCP_CLOSING", value_name = "TIME",
+          default_value = "60s", value_parser = timeout)]
+    pub conntrack_timeout_tcp_closing: Duration,
+
+    /// UDP that was answered
+    #[arg(long, env = "CONTIV_NETPLUGIN_CONNTRACK_TIMEOUT_UDP", value_name = "TIME", default_value = "180s",
+          value_parser = timeout)]
+    pub conntrack_timeout_udp: Duration,
+
+    /// Other protocols, answered
+    #[arg(long, env = "CONTIV_NETPLUGIN_CONNTRACK_TIMEOUT_OTHER", value_name = "TIME", default_value = "180s",
+          value_parser = timeout)]
+    pub conntrack_timeout_other: Duration,
+
+    /// All but TCP before the first answer
+    #[arg(long, env = "CONTIV_NETPLUGIN_CONNTRACK_TIMEOUT_UNANSWERED", value_name = "TIME",
+          default_value = "30s", value_parser = timeout)]
+    pub conntrack_timeout_unanswered: Duration,
+}
+
+impl ConntrackFlags {
+    pub(super) fn timeouts(&self) -> Timeouts {
+        // `timeout` lets no more through than fits.
+        let seconds = |time: Duration| time.as_secs() as u32;
+        Timeouts {
+            tcp: seconds(self.conntrack_timeout_tcp),
+            tcp_opening: seconds(self.conntrack_timeout_tcp_opening),
+            tcp_closing: seconds(self.conntrack_timeout_tcp_closing),
+            udp: seconds(self.conntrack_timeout_udp),
+            other: seconds(self.conntrack_timeout_other),
+            unanswered: seconds(self.conntrack_timeout_unanswered),
+        }
+    }
+}
+
+fn timeout(text: &str) -> Result<Duration, String> {
+    const LONGEST: Duration = Duration::from_hours(30 * 24);
+    match humantime::parse_duration(text) {
+        Ok(time) if time.subsec_nanos() == 0 && time.as_secs() >= 1 && time <= LONGEST => Ok(time),
+        _ => Err("expected whole seconds, 1s to 30days, written as 90s, 30m, 2h or 5days".into()),
+    }
+}
