@@ -6,6 +6,8 @@ use crate::{lint, setup, suite, vm, workspace::Workspace};
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     setup::run(workspace, &setup::Options::default())?;
     lint::run(workspace, &lint::Options::default())?;
-    vm::run(workspace, &vm::Options::ci())?;
+    for options in vm::Options::ci() {
+        vm::run(workspace, &options)?;
+    }
     suite::run(workspace, &suite::Options::strict())
 }
