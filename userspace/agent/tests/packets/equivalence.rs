@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! scene     endpoints in groups, rules before and after a change, services, packets: generated, and shrunk
-//! expected  what the oracle allows to become of a packet
+//! expected  what the oracle allows to become of a packet that a pod sends
+//! wire      the same for packets that come from the uplink of a second network, and for the answers to them
 //! rig       a node that is given one scene after the other
 //! ```
 //!
@@ -11,10 +12,11 @@
 mod expected;
 mod rig;
 mod scene;
+mod wire;
 
 use std::{
     cell::{Cell, RefCell},
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     env,
     net::IpAddr,
 };
@@ -24,8 +26,8 @@ use proptest::test_runner::{Config, FileFailurePersistence, TestCaseError, TestR
 use testkit::needs;
 
 use expected::{Fate, Oracle};
-use rig::Rig;
-use scene::{Probe, Scene, Stage, scenes};
+use rig::{From, Rig};
+use scene::{Piece, Probe, Scene, Stage, scenes};
 
 const CASES: usize = 20_000;
 /// Scenes between two looks at the number of cases.
@@ -74,6 +76,9 @@ struct Told {
     denied: usize,
     refused: usize,
     answers: usize,
+    waited: usize,
+    pieces: usize,
+    from_wire: usize,
 }
 
 impl Told {
@@ -85,17 +90,20 @@ impl Told {
             denied: self.denied + other.denied,
             refused: self.refused + other.refused,
             answers: self.answers + other.answers,
+            waited: self.waited + other.waited,
+            pieces: self.pieces + other.pieces,
+            from_wire: self.from_wire + other.from_wire,
         }
     }
 }
 
 impl std::fmt::Display for Told {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Told { cases, arrived, translated, denied, refused, answers } = self;
+        let Told { cases, arrived, translated, denied, refused, answers, waited, pieces, from_wire } = self;
         write!(
             f,
             "{cases} packets: {arrived} arrived ({translated} translated, {answers} as answers), {denied} denied, \
-             {refused} refused by services"
+             {refused} refused by services; {waited} in queues, {pieces} fragments, {from_wire} from the wire"
         )
     }
 }
@@ -105,11 +113,15 @@ type Made = HashMap<usize, Fate>;
 
 fn check(rig: &mut Rig, scene: &Scene) -> Result<Told> {
     let mut told = Told::default();
-    let mut made = Made::new();
+    let (mut made, mut accepted) = (Made::new(), HashSet::new());
     for stage in [Stage::Before, Stage::After] {
         rig.stage(scene, stage)?;
-        rig.within(|| packets(rig, &Oracle { scene, stage }, &mut made, &mut told))
-            .with_context(|| format!("{stage:?}"))?;
+        let oracle = Oracle { scene, stage };
+        rig.within(|| {
+            packets(rig, &oracle, &mut made, &mut told)?;
+            wire::packets(rig, &oracle, &mut accepted, &mut told)
+        })
+        .with_context(|| format!("{stage:?}"))?;
     }
     Ok(told)
 }
@@ -130,7 +142,14 @@ fn packets(rig: &Rig, oracle: &Oracle<'_>, made: &mut Made, told: &mut Told) -> 
         }
     }
     clients_stay(oracle, made)?;
-    answers(rig, oracle, made, told)
+    answers(rig, oracle, made, told)?;
+    // And as one of a connection that has been answered.
+    for (number, probe) in oracle.scene.probes.iter().enumerate() {
+        let Some(fate) = made.get(&number) else { continue };
+        sent(rig, oracle, number, probe, Some(fate), told)
+            .with_context(|| format!("packet {number} after the answer, {probe:?}"))?;
+    }
+    answers(rig, oracle, made, told).context("answers once more")
 }
 
 /// Sends a probe; what became of it is one of the things that the oracle allows. `before` is what became of the same
@@ -143,13 +162,38 @@ fn sent(
     before: Option<&Fate>,
     told: &mut Told,
 ) -> Result<Fate> {
-    let mut allowed = oracle.fates(number, probe);
+    let mut fate = piece(rig, oracle, number, probe, (probe.pieces()[0], before), told)?;
+    for later in &probe.pieces()[1..] {
+        // What has been refused was refused as a whole.
+        if fate.is_refused() {
+            break;
+        }
+        let first = std::mem::replace(&mut fate, Fate::Back);
+        piece(rig, oracle, number, probe, (*later, Some(&first)), told).context("the later piece")?;
+        fate = first;
+    }
+    Ok(fate)
+}
+
+/// Sends a piece of a probe, or all of it.
+fn piece(
+    rig: &Rig,
+    oracle: &Oracle<'_>,
+    number: usize,
+    probe: &Probe,
+    (piece, before): (Piece, Option<&Fate>),
+    told: &mut Told,
+) -> Result<Fate> {
+    let mut allowed = oracle.fates(number, probe, piece);
     // A connection stays with its backend, whatever the rules become.
     if let Some(backend) = before.and_then(Fate::place) {
         allowed.retain(|fate| fate.backend() == Some(backend));
     }
-    let outcome = rig.run(probe.from, &oracle.frame(number, probe))?;
+    let waits = oracle.waits(probe.from);
+    let outcome = rig.run(From::Pod(probe.from), &oracle.frame(number, probe, piece), waits)?;
     told.cases += 1;
+    told.waited += usize::from(waits);
+    told.pieces += usize::from(piece != Piece::Whole);
     match allowed.iter().find(|fate| fate.is(&outcome)) {
         Some(fate) => {
             told.arrived += usize::from(fate.place().is_some());
@@ -169,7 +213,7 @@ fn answers(rig: &Rig, oracle: &Oracle<'_>, made: &Made, told: &mut Told) -> Resu
     for number in numbers {
         let probe = &oracle.scene.probes[number];
         let Some(answer) = oracle.answer(number, probe, &made[&number]) else { continue };
-        let outcome = rig.run(answer.from, &answer.frame)?;
+        let outcome = rig.run(From::Pod(answer.from), &answer.frame, oracle.waits(answer.from))?;
         told.cases += 1;
         ensure!(
             answer.fate.is(&outcome),

@@ -11,7 +11,7 @@ use contiv_model::{
 use netplugin::datapath::Service;
 use testkit::packet::Packet;
 
-use super::scene::{Content, LOCALS, Probe, Scene, Stage, Target, address, outside};
+use super::scene::{Content, LOCALS, Piece, Probe, Scene, Stage, Target, address, outside};
 use crate::{
     node::Who,
     run::{Code, Outcome},
@@ -127,8 +127,14 @@ impl Oracle<'_> {
     }
 
     /// The packet as it is sent.
-    pub(super) fn frame(&self, number: usize, probe: &Probe) -> Vec<u8> {
-        self.bytes(number, probe, &self.sent_to(number, probe), probe.tos)
+    pub(super) fn frame(&self, number: usize, probe: &Probe, piece: Piece) -> Vec<u8> {
+        self.packet(number, probe, &self.sent_to(number, probe), probe.tos, Way::There(piece))
+    }
+
+    /// Whether what an endpoint here sends waits for its turn.
+    pub(super) fn waits(&self, who: u8) -> bool {
+        let group = self.scene.group_of(who);
+        group.is_some_and(|group| self.scene.profile(self.stage, group).rate.is_some())
     }
 
     fn sent_to(&self, number: usize, probe: &Probe) -> Ends {
@@ -163,15 +169,15 @@ impl Oracle<'_> {
         Some((at, service.ports.iter().position(is)?))
     }
 
-    /// All that may become of the packet.
-    pub(super) fn fates(&self, number: usize, probe: &Probe) -> Vec<Fate> {
+    /// All that may become of the packet, or of a piece of it.
+    pub(super) fn fates(&self, number: usize, probe: &Probe, piece: Piece) -> Vec<Fate> {
         let ends = self.sent_to(number, probe);
         let tos = self.marked(probe.from, probe.tos);
         let direct = |ends: &Ends| {
             if !self.may(probe, ends.to) {
                 return Fate::Denied { backend: Some(ends.to.0) };
             }
-            let bytes = self.bytes(number, probe, ends, tos);
+            let bytes = self.packet(number, probe, ends, tos, Way::There(piece));
             if ends.macs.0 == NOBODY {
                 Fate::Flooded { bytes }
             } else {
@@ -192,18 +198,20 @@ impl Oracle<'_> {
         match resolve(&service.ports, backends, protocol, probe.port) {
             Resolution::Direct => vec![Fate::Refused(DropReason::NoService)],
             Resolution::Refused => vec![Fate::Refused(DropReason::NoBackend)],
-            Resolution::To { backends, port } => {
-                backends.iter().map(|backend| self.by_backend(number, probe, (*backend, port))).collect()
-            }
+            Resolution::To { backends, port } => backends
+                .iter()
+                .map(|backend| self.by_backend(number, probe, piece, (*backend, port)))
+                .collect(),
         }
     }
 
-    fn by_backend(&self, number: usize, probe: &Probe, to: (IpAddr, u16)) -> Fate {
+    fn by_backend(&self, number: usize, probe: &Probe, piece: Piece, to: (IpAddr, u16)) -> Fate {
         if !self.may(probe, to) {
             return Fate::Denied { backend: Some(to.0) };
         }
         let ends = self.beyond(number, probe, to);
-        let bytes = self.bytes(number, probe, &ends, self.marked(probe.from, probe.tos));
+        let tos = self.marked(probe.from, probe.tos);
+        let bytes = self.packet(number, probe, &ends, tos, Way::There(piece));
         Fate::Arrives { place: to.0, bytes, translated: true }
     }
 
@@ -272,37 +280,63 @@ impl Oracle<'_> {
             },
             ..probe.clone()
         };
-        let frame = self.reply_bytes(number, &answer, &back(&seen, (next, Who(from).mac())), answer.tos);
+        let frame =
+            self.packet(number, &answer, &back(&seen, (next, Who(from).mac())), answer.tos, Way::Back);
         let denied = !self.may(probe, seen.to);
         let fate = if denied {
             Fate::Denied { backend: None }
         } else {
             let heard = back(&sent, (sent.macs.1, sent.macs.0));
-            let bytes = self.reply_bytes(number, &answer, &heard, self.marked(from, answer.tos));
+            let bytes = self.packet(number, &answer, &heard, self.marked(from, answer.tos), Way::Back);
             Fate::Arrives { place: sent.from.0, bytes, translated: *translated }
         };
         Some(Answer { from, frame, fate })
     }
 
-    fn bytes(&self, number: usize, probe: &Probe, ends: &Ends, tos: u8) -> Vec<u8> {
-        self.packet(number, probe, ends, tos, false)
+    fn packet(&self, number: usize, probe: &Probe, ends: &Ends, tos: u8, way: Way) -> Vec<u8> {
+        let packet = Packet::eth(ends.macs.0, ends.macs.1);
+        let id = FIRST + number as u16;
+        Described { content: probe.content, ip6: probe.ip6, id, tos, way }.build(packet, ends.from, ends.to)
     }
+}
 
-    fn reply_bytes(&self, number: usize, probe: &Probe, ends: &Ends, tos: u8) -> Vec<u8> {
-        self.packet(number, probe, ends, tos, true)
-    }
+/// Where a packet goes, and what of it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    There(Piece),
+    Back,
+}
 
-    fn packet(&self, number: usize, probe: &Probe, ends: &Ends, tos: u8, reply: bool) -> Vec<u8> {
-        let Ends { macs, from, to } = ends;
-        let packet = Packet::eth(macs.0, macs.1);
+/// What is the same in all forms of a packet.
+pub(super) struct Described {
+    pub(super) content: Content,
+    pub(super) ip6: bool,
+    pub(super) id: u16,
+    pub(super) tos: u8,
+    pub(super) way: Way,
+}
+
+impl Described {
+    /// What is in a frame from one end to another.
+    pub(super) fn build(&self, packet: Packet, from: (IpAddr, u16), to: (IpAddr, u16)) -> Vec<u8> {
+        /// What of the packet the first piece has, with the header of UDP: a multiple of 8 bytes.
+        const FIRST_PIECE: &[u8] = b"sixteen bytes 16";
         let packet = match (from.0, to.0) {
             (IpAddr::V4(from), IpAddr::V4(to)) => packet.ipv4(from, to),
             (IpAddr::V6(from), IpAddr::V6(to)) => packet.ipv6(from, to),
             _ => unreachable!("two families in one packet"),
         };
-        let id = FIRST + number as u16;
-        let packet = packet.tos(tos);
-        let packet = match (probe.content, probe.ip6, reply) {
+        let id = self.id;
+        let packet = packet.tos(self.tos);
+        let packet = match self.way {
+            Way::There(Piece::First) => packet.fragment(id, 0, true),
+            Way::There(Piece::Later) => {
+                let offset = (8 + FIRST_PIECE.len() as u16) / 8;
+                return packet.fragment(id, offset, false).protocol(UDP).payload(b"equal").build();
+            }
+            _ => packet,
+        };
+        let packet = match (self.content, self.ip6, self.way == Way::Back) {
             (Content::Tcp { flags }, ..) => packet.tcp(from.1, to.1, flags),
             (Content::Udp, ..) => packet.udp(from.1, to.1),
             (Content::Echo, false, false) => packet.icmp_echo_request(id, 1),
@@ -317,7 +351,8 @@ impl Oracle<'_> {
             }
             (Content::Gre, ..) => packet.protocol(47).payload(&[0, 0, 8, 0]),
         };
-        packet.payload(b"equal").build()
+        let first = self.way == Way::There(Piece::First);
+        packet.payload(if first { FIRST_PIECE } else { b"equal" }).build()
     }
 }
 

@@ -4,7 +4,7 @@ use std::{
     collections::{BTreeMap, HashMap},
     fmt::Debug,
     path::Path,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use anyhow::{Context as _, Result, ensure};
@@ -14,39 +14,85 @@ use aya::{
 };
 use contiv_abi::{
     DropReason, Flow, FlowKey, TimedFlow,
-    maps::{FLOWS, FROM_POD, NEW_FLOWS},
+    maps::{FLOWS, FROM_POD, FROM_QUEUE, FROM_UPLINK, NEW_FLOWS},
 };
-use netplugin::datapath::{Desired, Local, Network, Object, Op};
+use contiv_model::group::Rate;
+use netplugin::datapath::{Desired, Group, Local, Network, Object, Op};
+use testkit::Netns;
 
-use super::scene::{LOCALS, NETWORK, REMOTES, Scene, Stage, VNI};
+use super::scene::{LOCALS, NETWORK, REMOTES, Scene, Stage, VLAN, VNI, WIRED, WIRED_NETWORK};
 use crate::{
-    node::{Node, Pod, Who, network, vtep, vxlan},
-    run::{Outcome, Target},
+    node::{Node, Pod, Who, network, vlan, vtep, vxlan},
+    policy::number,
+    run::{Code, Outcome, Target},
 };
 
 pub(super) struct Rig {
-    /// By endpoint, what it sends to.
-    targets: HashMap<u8, Target>,
+    /// What frames are given to, by where they come from.
+    targets: HashMap<From, Target>,
     /// The counters as they were after the last packet.
     drops: Mutex<BTreeMap<DropReason, u64>>,
     pods: Vec<Pod>,
+    wired: Vec<Pod>,
     node: Node,
     network: Network,
+    wired_network: Network,
+    /// The other end of the uplink.
+    _outside: Netns,
     /// What the node has is not known: a change has failed.
     suspect: bool,
 }
 
+/// Where a frame comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum From {
+    /// An endpoint of the first network.
+    Pod(u8),
+    /// The queue in which what it sends has waited.
+    Queue(u8),
+    /// An endpoint of the second network.
+    Wired(u8),
+    /// The queue, again.
+    WiredQueue(u8),
+    Wire,
+}
+
+impl From {
+    fn waiting(self) -> From {
+        match self {
+            From::Pod(who) => From::Queue(who),
+            From::Wired(who) => From::WiredQueue(who),
+            other => other,
+        }
+    }
+}
+
 impl Rig {
     pub(super) fn new() -> Result<Rig> {
-        let mut node = Node::new("equal")?;
-        let network = network(NETWORK, vxlan(VNI));
-        node.want_network(&network).want_peer(2);
+        let mut node = Node::with("equal", |options| options.uplink = Some("trunk".into()))?;
+        let outside = Netns::new("equal-out")?;
+        node.ns.veth("trunk", &outside, "wire")?;
+        node.ns.up("trunk")?;
+        let (network, wired_network) = (network(NETWORK, vxlan(VNI)), network(WIRED_NETWORK, vlan(VLAN)));
+        node.want_network(&network).want_network(&wired_network).want_peer(2);
         let pods: Vec<Pod> = LOCALS.map(|who| node.pod(&network, Who(who))).collect::<Result<_>>()?;
+        let wired: Vec<Pod> = WIRED.map(|who| node.pod(&wired_network, Who(who))).collect::<Result<_>>()?;
+        // So that there is a queue from the beginning.
+        let rate = Some(Rate { bits_per_second: 1_048_000, burst_bytes: 125_000 });
+        let first = Local { group: Some(number(1)), ..pods[0].local.clone() };
+        node.want(Object::Group(Group { number: number(1), dscp: None, rate, rules: Arc::from([]) }));
+        node.want(Object::Local(first));
         node.converge()?;
-        let targets = pods.iter().map(|pod| Ok((pod.who.0, Target::new(&node, FROM_POD, &pod.local.port)?)));
-        let targets = targets.collect::<Result<_>>()?;
+        let mut targets = HashMap::from([(From::Wire, Target::new(&node, FROM_UPLINK, "trunk")?)]);
+        let ways = [(&pods, From::Pod as fn(u8) -> From), (&wired, From::Wired)];
+        for (pod, from) in ways.iter().flat_map(|(pods, way)| pods.iter().map(|pod| (pod, way(pod.who.0)))) {
+            let waited = Target::new(&node, FROM_QUEUE, "contivq1")?.marked(node.ifindex(&pod.local.port)?);
+            targets.insert(from.waiting(), waited);
+            targets.insert(from, Target::new(&node, FROM_POD, &pod.local.port)?);
+        }
         let drops = Mutex::new(node.drops()?);
-        Ok(Rig { targets, drops, pods, node, network, suspect: false })
+        let (suspect, _outside) = (false, outside);
+        Ok(Rig { targets, drops, pods, wired, node, network, wired_network, _outside, suspect })
     }
 
     /// Makes the node what the scene says of the stage. Before the first, what is remembered of packets is forgotten.
@@ -89,9 +135,18 @@ impl Rig {
             let remote = Who(who).remote(&self.network, Some(vtep(2)));
             netplugin::datapath::Remote { group: scene.group_of(who), ..remote }
         };
+        let wired = |pod: &Pod| Local { group: scene.wired_group(pod.who.0), ..pod.local.clone() };
+        let far = |who| {
+            let remote = Who(who).remote(&self.wired_network, None);
+            netplugin::datapath::Remote { group: scene.group_of(who), ..remote }
+        };
         let peer = netplugin::datapath::Peer { vtep: vtep(2).into(), port: 4789 };
-        [Object::Peer(peer), Object::Network(self.network.clone())]
+        let networks = [&self.network, &self.wired_network].map(|network| Object::Network(network.clone()));
+        networks
             .into_iter()
+            .chain([Object::Peer(peer)])
+            .chain(REMOTES.map(|who| Object::Remote(far(who))))
+            .chain(self.wired.iter().map(|pod| Object::Local(wired(pod))))
             .chain(scene.groups(stage))
             .chain(REMOTES.map(|who| Object::Remote(remote(who))))
             .chain(scene.services())
@@ -99,8 +154,19 @@ impl Rig {
             .collect()
     }
 
-    /// Gives a frame to the program as if an endpoint had sent it. Only [`within`](Rig::within).
-    pub(super) fn run(&self, from: u8, frame: &[u8]) -> Result<Outcome> {
+    /// Gives a frame to the program as if it came from there; one that `waits` also to the one behind the queue. Only
+    /// [`within`](Rig::within).
+    pub(super) fn run(&self, from: From, frame: &[u8], waits: bool) -> Result<Outcome> {
+        let outcome = self.give(from, frame)?;
+        if !waits {
+            return Ok(outcome);
+        }
+        let unchanged = (outcome.code, &outcome.bytes[..], &outcome.dropped[..]);
+        ensure!(unchanged == (Code::Redirect, frame, &[][..]), "it should wait, and became {outcome:?}");
+        self.give(from.waiting(), frame)
+    }
+
+    fn give(&self, from: From, frame: &[u8]) -> Result<Outcome> {
         let target = self.targets.get(&from).context("an endpoint that is not here")?;
         let (code, bytes) = target.give(frame)?;
         let counts = self.node.drops()?;

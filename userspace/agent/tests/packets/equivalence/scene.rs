@@ -8,7 +8,7 @@ use std::{
 };
 
 use contiv_model::{
-    group::{Dscp, GroupNumber},
+    group::{Dscp, GroupNumber, Rate},
     policy::{Action, Direction, ICMP, ICMPV6, Peer, Rule, TCP, UDP},
     service::{Port, Protocol, Readiness},
 };
@@ -26,10 +26,14 @@ use crate::node::{Who, vxlan};
 
 /// Endpoints on the node.
 pub(super) const LOCALS: Range<u8> = 1..5;
-/// Endpoints on another.
+/// Endpoints on the node in the second network, with addresses that the first has, too.
+pub(super) const WIRED: Range<u8> = 1..3;
+/// Endpoints on another, in both networks.
 pub(super) const REMOTES: Range<u8> = 11..14;
 pub(super) const VNI: u32 = 10_001;
 pub(super) const NETWORK: &str = "n1.t";
+pub(super) const VLAN: u16 = 100;
+pub(super) const WIRED_NETWORK: &str = "n2.t";
 /// Addresses of services are those of endpoints from here on.
 const VIPS: u8 = 200;
 const SERVICES: usize = 3;
@@ -40,16 +44,20 @@ const GRE: u8 = 47;
 /// Of what connections go to, and of what rules and services are about.
 const PORTS: [u16; 5] = [53, 80, 443, 5353, 8080];
 const PROBES: usize = 80;
+const ARRIVALS: usize = 20;
 
 /// A node's state, before and after a change of the rules, and packets.
 #[derive(Clone, Debug)]
 pub(super) struct Scene {
     /// By endpoint: the locals, then the remotes.
     pub(super) members: Vec<Option<u32>>,
+    /// Those of the second network here.
+    pub(super) wired: Vec<Option<u32>>,
     pub(super) before: Vec<Profile>,
     pub(super) after: Vec<Profile>,
     pub(super) services: Vec<Balanced>,
     pub(super) probes: Vec<Probe>,
+    pub(super) arrivals: Vec<Arrival>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +70,8 @@ pub(super) enum Stage {
 #[derive(Clone, Debug)]
 pub(super) struct Profile {
     pub(super) dscp: Option<u8>,
+    /// Bits in a second.
+    pub(super) rate: Option<u64>,
     pub(super) rules: Arc<[Rule]>,
 }
 
@@ -83,6 +93,42 @@ pub(super) struct Probe {
     /// The destination port.
     pub(super) port: u16,
     pub(super) tos: u8,
+    /// In two pieces.
+    pub(super) cut: bool,
+}
+
+/// A packet that comes from the wire of the second network, the first of a connection.
+#[derive(Clone, Debug)]
+pub(super) struct Arrival {
+    pub(super) from: Stranger,
+    pub(super) to: u8,
+    pub(super) ip6: bool,
+    pub(super) content: Content,
+    /// The destination port.
+    pub(super) port: u16,
+    pub(super) tos: u8,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Stranger {
+    /// An endpoint on another node.
+    Endpoint(u8),
+    /// Nobody's address.
+    Outside(u8),
+}
+
+/// Of a packet that is sent in two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Piece {
+    Whole,
+    First,
+    Later,
+}
+
+impl Probe {
+    pub(super) fn pieces(&self) -> &'static [Piece] {
+        if self.cut { &[Piece::First, Piece::Later] } else { &[Piece::Whole] }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -130,6 +176,11 @@ impl Scene {
         self.members[place(who)?].map(|number| number.try_into().unwrap())
     }
 
+    pub(super) fn wired_group(&self, who: u8) -> Option<GroupNumber> {
+        let place = WIRED.into_iter().position(|known| known == who)?;
+        self.wired[place].map(|number| number.try_into().unwrap())
+    }
+
     pub(super) fn profile(&self, stage: Stage, group: GroupNumber) -> &Profile {
         let profiles = match stage {
             Stage::Before => &self.before,
@@ -140,15 +191,17 @@ impl Scene {
 
     /// The groups with endpoints here. One about which there is nothing to say is left out, as the agent does it.
     pub(super) fn groups(&self, stage: Stage) -> Vec<Object> {
-        let mut numbers: Vec<_> = LOCALS.filter_map(|who| self.group_of(who)).collect();
+        let wired = WIRED.filter_map(|who| self.wired_group(who));
+        let mut numbers: Vec<_> = LOCALS.filter_map(|who| self.group_of(who)).chain(wired).collect();
         numbers.sort_unstable();
         numbers.dedup();
         let group = |number: GroupNumber| {
-            let Profile { dscp, rules } = self.profile(stage, number);
+            let Profile { dscp, rate, rules } = self.profile(stage, number);
+            let rate = rate.map(|bits_per_second| Rate { bits_per_second, burst_bytes: 125_000 });
             let dscp = dscp.map(|class| Dscp::try_from(class).unwrap());
-            Group { number, dscp, rate: None, rules: rules.clone() }
+            Group { number, dscp, rate, rules: rules.clone() }
         };
-        let told = |group: &Group| group.dscp.is_some() || !group.rules.is_empty();
+        let told = |group: &Group| group.dscp.is_some() || group.rate.is_some() || !group.rules.is_empty();
         numbers.into_iter().map(group).filter(told).map(Object::Group).collect()
     }
 
@@ -204,18 +257,20 @@ pub(super) fn scenes() -> impl Strategy<Value = Scene> {
     let profiles = || vec(profile(), GROUPS as usize);
     (
         vec(option::weighted(0.8, 1..=GROUPS), endpoints),
+        vec(option::weighted(0.8, 1..=GROUPS), WIRED.len()),
         profiles(),
         profiles(),
         vec(balanced(), 0..=SERVICES),
         vec((probe(), option::weighted(0.8, any::<Index>())), 1..=PROBES),
+        vec(arrival(), 0..=ARRIVALS),
     )
-        .prop_map(|(members, before, after, services, probes)| {
+        .prop_map(|(members, wired, before, after, services, probes, arrivals)| {
             let aim = |(probe, port): (Probe, Option<Index>)| match port {
                 Some(port) => probe.aimed(&services, port),
                 None => probe,
             };
             let probes = probes.into_iter().map(aim).collect();
-            Scene { members, before, after, services, probes }
+            Scene { members, wired, before, after, services, probes, arrivals }
         })
 }
 
@@ -230,17 +285,19 @@ impl Probe {
             (Protocol::Tcp, _) => Content::Tcp { flags: tcp_flags::SYN },
             (Protocol::Udp, _) => Content::Udp,
         };
-        Probe { ip6: service.ip6, content, port, ..self }
+        let cut = self.cut && matches!(content, Content::Udp);
+        Probe { ip6: service.ip6, content, port, cut, ..self }
     }
 }
 
 fn profile() -> impl Strategy<Value = Profile> {
     let rules = prop_oneof![3 => vec(rule(), 0..4), 3 => vec(rule(), 0..16), 1 => vec(rule(), 20..80)];
-    (option::of(1_u8..64), rules).prop_map(|(dscp, mut rules)| {
+    let rate = option::weighted(0.2, select(vec![1_048_000_u64, 1_073_741_000]));
+    (option::of(1_u8..64), rate, rules).prop_map(|(dscp, rate, mut rules)| {
         for (at, rule) in rules.iter_mut().enumerate() {
             rule.id = format!("r{at:02}").as_str().into();
         }
-        Profile { dscp, rules: rules.into() }
+        Profile { dscp, rate, rules: rules.into() }
     })
 }
 
@@ -304,21 +361,36 @@ fn probe() -> impl Strategy<Value = Probe> {
         1 => (0_u8..3, any::<bool>()).prop_map(|(which, by_router)| Target::Outside { which, by_router }),
         4 => (0..SERVICES).prop_map(Target::Service),
     ];
-    let content = prop_oneof![
-        5 => select(vec![tcp_flags::SYN, tcp_flags::SYN, tcp_flags::ACK]).prop_map(|flags| Content::Tcp { flags }),
-        5 => Just(Content::Udp),
-        2 => Just(Content::Echo),
-        1 => Just(Content::Sctp),
-        1 => Just(Content::Gre),
-    ];
-    (LOCALS, target, any::<bool>(), content, select(PORTS.to_vec()), any::<u8>()).prop_map(
-        |(from, to, ip6, content, port, tos)| {
+    let cut = prop::bool::weighted(0.3);
+    (LOCALS, target, any::<bool>(), content(), select(PORTS.to_vec()), any::<u8>(), cut).prop_map(
+        |(from, to, ip6, content, port, tos, cut)| {
             let content = match (content, to) {
                 // Without ports, what is sent the other way would be its answer.
                 (Content::Gre, Target::Endpoint(who)) if who < from => Content::Udp,
                 _ => content,
             };
-            Probe { from, to, ip6, content, port, tos }
+            let cut = cut && matches!(content, Content::Udp);
+            Probe { from, to, ip6, content, port, tos, cut }
         },
     )
+}
+
+fn content() -> impl Strategy<Value = Content> {
+    prop_oneof![
+        5 => select(vec![tcp_flags::SYN, tcp_flags::SYN, tcp_flags::ACK]).prop_map(|flags| Content::Tcp { flags }),
+        5 => Just(Content::Udp),
+        2 => Just(Content::Echo),
+        1 => Just(Content::Sctp),
+        1 => Just(Content::Gre),
+    ]
+}
+
+fn arrival() -> impl Strategy<Value = Arrival> {
+    let who: Vec<u8> = REMOTES.collect();
+    let from = prop_oneof![
+        3 => select(who).prop_map(Stranger::Endpoint),
+        1 => (0_u8..3).prop_map(Stranger::Outside),
+    ];
+    (from, WIRED, any::<bool>(), content(), select(PORTS.to_vec()), any::<u8>())
+        .prop_map(|(from, to, ip6, content, port, tos)| Arrival { from, to, ip6, content, port, tos })
 }
