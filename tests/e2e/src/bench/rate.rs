@@ -24,6 +24,7 @@ const MTU: usize = 1450;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Args)]
+#[group(skip)]
 pub(super) struct Options {
     /// Bandwidths of the group, one after the other, as a net profile has them; none to leave it out
     #[arg(long, value_delimiter = ',', default_values_t = ["1 mbps", "10 mbps", "100 mbps", "1 gbps"].map(str::to_owned))]
