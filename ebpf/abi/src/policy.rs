@@ -360,7 +360,7 @@ pub struct Search {
 
 impl Search {
     /// Branches of one walk. Few trees are higher; the verifier follows these alone, not all of [`HEIGHT`].
-    pub const STRIDE: u32 = 7;
+    pub const STRIDE: u32 = 6;
     /// More turns than any search takes: through all trees of two sets, and the one between them, and the last.
     pub const TURNS: u32 = (2 * RuleSet::ROOTS as u32 + 1) * HEIGHT.div_ceil(Search::STRIDE) + 1;
 
