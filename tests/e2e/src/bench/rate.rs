@@ -128,22 +128,31 @@ pub(super) fn measure(options: &Options) -> Result<Reached> {
     Ok(Reached { seconds: options.seconds, rows })
 }
 
-/// Until the node holds the group to the bandwidth: the bits in a second that it stands for, as the kernel has them.
+/// Until the node holds the group to the bandwidth: the bits in a second that it stands for.
 fn wait(node: &Node, bandwidth: &str, start: Instant) -> Result<u64> {
     let wanted = bits(bandwidth)?;
+    let told = told(wanted);
     loop {
         interrupt::check()?;
-        // A number of bytes in a second is all that the kernel knows.
-        let classes =
-            node.netns().output("tc", &["-j", "class", "show", "dev", "contivq0"]).unwrap_or_default();
-        let classes: Value = serde_json::from_str(&classes).unwrap_or_default();
-        let there = classes.pointer("/0/rate").and_then(Value::as_u64);
-        if there == Some(wanted / 8) {
+        // Not there before the first pod with a rate is.
+        let class = node.netns().output("tc", &["class", "show", "dev", "contivq0"]).unwrap_or_default();
+        if class.contains(&told) {
             return Ok(wanted);
         }
-        ensure!(start.elapsed() < PATIENCE, "{bandwidth} is not in force: {classes}");
+        ensure!(start.elapsed() < PATIENCE, "{bandwidth} is not in force ({told}): {class}");
         thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// As `tc` shows a rate: by thousands, as long as that leaves nothing or there are six digits.
+fn told(bits: u64) -> String {
+    let (mut number, mut units) = (bits, ["", "K", "M", "G", "T"].iter());
+    let mut unit = units.next();
+    while number >= 1000 && (number % 1000 == 0 || number >= 1_000_000) {
+        number /= 1000;
+        unit = units.next();
+    }
+    format!(" rate {number}{}bit ", unit.unwrap_or(&""))
 }
 
 /// As the original reads a bandwidth: powers of 1024, whole kilobits of 1000 bits.
@@ -191,5 +200,16 @@ impl Report for Reached {
 
     fn value(&self) -> Result<Value> {
         Ok(serde_json::to_value(self)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_as_tc_shows_them() {
+        let shown = ["1 mbps", "10 mbps", "100 mbps", "1 gbps"].map(|text| told(bits(text).unwrap()));
+        assert_eq!(shown, [" rate 1048Kbit ", " rate 10485Kbit ", " rate 104857Kbit ", " rate 1073Mbit "]);
     }
 }
