@@ -76,7 +76,7 @@ pub(crate) fn is_over(flow: &Flow, key: &FlowKey, now: u32, answered: bool) -> b
 /// A function of its own for the verifier: what it returns is any number.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_timeout(protocol: u32, answered: u32, closing: u32) -> u32 {
+pub(crate) extern "C" fn ctv_timeout(protocol: u32, answered: u32, closing: u32) -> u32 {
     maps::timeouts().map_or(0, |timeouts| timeouts.of(protocol as u8, answered != 0, closing != 0))
 }
 

@@ -16,11 +16,15 @@ use crate::{
 pub(crate) struct Sender {
     pub(crate) port: u32,
     pub(crate) group: u32,
+    /// From the wire, for the Ethernet address of a service.
+    pub(crate) to_service: bool,
 }
 
 impl Sender {
     /// Not a pod here.
-    pub(crate) const OUTSIDE: Sender = Sender { port: 0, group: 0 };
+    pub(crate) const OUTSIDE: Sender = Sender { port: 0, group: 0, to_service: false };
+    /// A client of a service, on the wire.
+    pub(crate) const CLIENT: Sender = Sender { port: 0, group: 0, to_service: true };
 }
 
 /// Where a frame for one receiver goes, by its Ethernet address. No enum: the half of it that is not there would be
@@ -30,6 +34,8 @@ pub(crate) struct Passed {
     pub(crate) destination: Mac,
     /// Its ends are not what they were.
     pub(crate) translated: bool,
+    /// That address is of another node's pod, which has all the rest to do.
+    pub(crate) relayed: bool,
     /// Zero, or the number of the reason for which it has become its own refusal, for the sender.
     pub(crate) refused: u32,
 }
@@ -43,8 +49,32 @@ pub(crate) fn pass(
     entry: &SegmentEntry,
     sender: Sender,
 ) -> Result<Passed, DropReason> {
+    through::<false>(ctx, ethernet, (segment, entry), sender)
+}
+
+/// The same of a frame from the wire of a VLAN. By a function of its own, so that the other programs are not longer by what
+/// only that has.
+#[inline(always)]
+pub(crate) fn pass_wire(
+    ctx: &TcContext,
+    ethernet: &Ethernet,
+    segment: Segment,
+    entry: &SegmentEntry,
+    sender: Sender,
+) -> Result<Passed, DropReason> {
+    through::<true>(ctx, ethernet, (segment, entry), sender)
+}
+
+#[inline(always)]
+fn through<const WIRE: bool>(
+    ctx: &TcContext,
+    ethernet: &Ethernet,
+    (segment, entry): (Segment, &SegmentEntry),
+    sender: Sender,
+) -> Result<Passed, DropReason> {
     let ip6 = ethernet.kind == frame::IPV6;
-    let mut passed = Passed { destination: ethernet.destination, translated: false, refused: 0 };
+    let mut passed =
+        Passed { destination: ethernet.destination, translated: false, relayed: false, refused: 0 };
     if !(ip6 || ethernet.kind == frame::IPV4) {
         return Ok(passed);
     }
@@ -54,16 +84,18 @@ pub(crate) fn pass(
     packet.source_port = sender.port;
     packet.source_group = sender.group;
     packet.ip6 = u8::from(ip6);
+    packet.to_service = u8::from(sender.to_service);
     packet.for_many = u8::from(ethernet.is_group());
     packet.destination_mac = ethernet.destination;
     packet.source_mac = ethernet.source;
-    let code = ctv_pass(ctx.skb.skb);
+    let code = if WIRE { ctv_pass_wire(ctx.skb.skb) } else { ctv_pass(ctx.skb.skb) };
     if code & REFUSE != 0 {
         passed.refused = code & !REFUSE;
-    } else if code == packet::TRANSLATED {
+    } else if code == packet::TRANSLATED || WIRE && code == packet::RELAY {
         let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
         passed.destination = packet.destination_mac;
-        passed.translated = true;
+        passed.relayed = WIRE && code == packet::RELAY;
+        passed.translated = !passed.relayed;
     } else if code != GO_ON {
         return Err(packet::reason(code));
     }
@@ -100,6 +132,18 @@ extern "C" fn ctv_for_many(skb: *mut __sk_buff) -> u32 {
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_pass(skb: *mut __sk_buff) -> u32 {
+    stages(skb, || track::ctv_open())
+}
+
+/// Likewise; the result may be `RELAY`.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_pass_wire(skb: *mut __sk_buff) -> u32 {
+    stages(skb, || track::ctv_open_wire())
+}
+
+#[inline(always)]
+fn stages(skb: *mut __sk_buff, open: impl FnOnce() -> u32) -> u32 {
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
     if packet.for_many != 0 {
         return ctv_for_many(skb);
@@ -111,7 +155,7 @@ extern "C" fn ctv_pass(skb: *mut __sk_buff) -> u32 {
     }
     let mut code = track::ctv_track(skb);
     if code == NEW {
-        code = track::ctv_open();
+        code = open();
     }
     if code & REFUSE != 0 {
         // What cannot be refused is dropped for the same reason.

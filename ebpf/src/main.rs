@@ -5,6 +5,7 @@
 //! behind the queue    -> pod::resume      ->                  neighbour::answer -> ip::pass -> forward / flood
 //! VXLAN device        -> overlay::receive ->                  neighbour::answer -> ip::pass -> forward / flood
 //! VLAN uplink         -> uplink::receive  ->                  neighbour::answer -> ip::pass -> forward / flood
+//! VLAN uplink, XDP    -> xdp::receive     -> sent on to the node of a service's backend, or passed to the line above
 //!
 //! ip::pass            =  parse -> track (known flow, or service -> policy -> note) -> nat
 //! ```
@@ -34,6 +35,7 @@ mod pod;
 mod policy;
 mod rate;
 mod refuse;
+mod relay;
 mod served;
 mod service;
 mod source;
@@ -42,12 +44,13 @@ mod track;
 mod tunnel;
 mod uplink;
 mod verdict;
+mod xdp;
 
 use aya_ebpf::{
-    bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC},
+    bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC, xdp_action},
     helpers::generated::{bpf_redirect, bpf_redirect_peer, bpf_skb_change_type},
-    macros::classifier,
-    programs::TcContext,
+    macros::{classifier, xdp},
+    programs::{TcContext, XdpContext},
 };
 use contiv_abi::DropReason;
 use verdict::Verdict;
@@ -84,6 +87,12 @@ fn ctv_from_vxlan(ctx: TcContext) -> i32 {
 #[classifier]
 fn ctv_from_uplink(ctx: TcContext) -> i32 {
     finish(&ctx, arrival(&ctx), uplink::receive(&ctx))
+}
+
+/// The same frame, earlier, where the driver or the kernel gives it to XDP.
+#[xdp(frags)]
+fn ctv_xdp(ctx: XdpContext) -> u32 {
+    if xdp::receive(&ctx) { xdp_action::XDP_TX } else { xdp_action::XDP_PASS }
 }
 
 #[inline(always)]

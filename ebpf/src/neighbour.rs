@@ -14,6 +14,7 @@ use crate::{
     frame::{self, ETHERNET, Ethernet},
     maps,
     packet::{self, Packet},
+    relay,
 };
 
 /// For whom a question is answered.
@@ -21,8 +22,10 @@ use crate::{
 pub(crate) enum Asker {
     /// A pod on this port: for everyone but itself.
     Port(u32),
-    /// Another node or the wire: for our own pods; the others' nodes answer for theirs.
+    /// Another node: for our own pods; the others' nodes answer for theirs.
     Outside,
+    /// The wire of a VLAN: likewise, and for the services that it falls to us to speak for.
+    Wire,
 }
 
 /// Endpoints are answered for where the network says so; services are in any case, because nobody else
@@ -54,9 +57,15 @@ pub(crate) fn answer(
     packet.source_mac = ethernet.source;
     packet.source_port = match asker {
         Asker::Port(ifindex) => ifindex,
-        Asker::Outside => 0,
+        Asker::Outside | Asker::Wire => 0,
     };
-    let code = if arp { ctv_answer_arp(ctx.skb.skb) } else { ctv_answer_nd(ctx.skb.skb) };
+    // By functions of their own for the wire, so that the other programs are not longer by what only that has.
+    let code = match (asker, arp) {
+        (Asker::Wire, true) => ctv_arp_wire(ctx.skb.skb),
+        (Asker::Wire, false) => ctv_nd_wire(ctx.skb.skb),
+        (_, true) => ctv_answer_arp(ctx.skb.skb),
+        (_, false) => ctv_answer_nd(ctx.skb.skb),
+    };
     match code {
         packet::GO_ON => Ok(false),
         packet::AGAIN => Ok(true),
@@ -70,7 +79,15 @@ pub(crate) fn answer(
 #[unsafe(no_mangle)]
 extern "C" fn ctv_answer_arp(skb: *mut __sk_buff) -> u32 {
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
-    code(answer_arp(&TcContext::new(skb), packet))
+    code(answer_arp::<false>(&TcContext::new(skb), packet))
+}
+
+/// Answers ARP from the wire, likewise.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_arp_wire(skb: *mut __sk_buff) -> u32 {
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    code(answer_arp::<true>(&TcContext::new(skb), packet))
 }
 
 /// Answers neighbour solicitations, likewise.
@@ -78,7 +95,15 @@ extern "C" fn ctv_answer_arp(skb: *mut __sk_buff) -> u32 {
 #[unsafe(no_mangle)]
 extern "C" fn ctv_answer_nd(skb: *mut __sk_buff) -> u32 {
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
-    code(answer_solicitation(&TcContext::new(skb), packet))
+    code(answer_solicitation::<false>(&TcContext::new(skb), packet))
+}
+
+/// And from the wire.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_nd_wire(skb: *mut __sk_buff) -> u32 {
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    code(answer_solicitation::<true>(&TcContext::new(skb), packet))
 }
 
 #[inline(always)]
@@ -91,8 +116,10 @@ fn code(result: Result<bool, DropReason>) -> u32 {
 }
 
 #[inline(always)]
-fn owner_of(packet: &Packet, ip: Address) -> Option<NeighEntry> {
-    maps::neighbour(&NeighKey { segment: packet.segment, ip }).filter(|owner| gets(packet, owner))
+fn owner_of<const WIRE: bool>(packet: &Packet, ip: Address) -> Option<NeighEntry> {
+    let owner = maps::neighbour(&NeighKey { segment: packet.segment, ip })?;
+    let spoken_for = || WIRE && owner.flags & NeighEntry::SERVICE != 0 && relay::ctv_speaks(&ip) != 0;
+    (gets(packet, &owner) || spoken_for()).then_some(owner)
 }
 
 /// ARP for IPv4 over Ethernet, after the Ethernet header.
@@ -128,12 +155,12 @@ struct ArpFrame {
 const _: () = assert!(size_of::<ArpFrame>() == 42);
 
 #[inline(always)]
-fn answer_arp(ctx: &TcContext, packet: &Packet) -> Result<bool, DropReason> {
+fn answer_arp<const WIRE: bool>(ctx: &TcContext, packet: &Packet) -> Result<bool, DropReason> {
     let question = frame::load::<Arp>(ctx, ETHERNET)?;
     if question.form != ETHERNET_IPV4 || question.operation != REQUEST {
         return Ok(false);
     }
-    let Some(owner) = owner_of(packet, Address::v4(question.target_ip)) else {
+    let Some(owner) = owner_of::<WIRE>(packet, Address::v4(question.target_ip)) else {
         return Ok(false);
     };
     let reply = ArpFrame {
@@ -199,7 +226,7 @@ const ALL_NODES: [u8; 16] = [0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
 const ALL_NODES_MAC: Mac = [0x33, 0x33, 0, 0, 0, 1];
 
 #[inline(always)]
-fn answer_solicitation(ctx: &TcContext, packet: &Packet) -> Result<bool, DropReason> {
+fn answer_solicitation<const WIRE: bool>(ctx: &TcContext, packet: &Packet) -> Result<bool, DropReason> {
     let [next_header, hop_limit] = frame::load::<[u8; 2]>(ctx, at::NEXT_HEADER_AND_HOP_LIMIT)?;
     if next_header != ICMPV6 || hop_limit != FROM_THE_LINK {
         return Ok(false);
@@ -208,7 +235,7 @@ fn answer_solicitation(ctx: &TcContext, packet: &Packet) -> Result<bool, DropRea
         return Ok(false);
     }
     let target = frame::load::<[u8; 16]>(ctx, at::TARGET)?;
-    let Some(owner) = owner_of(packet, Address(target)) else {
+    let Some(owner) = owner_of::<WIRE>(packet, Address(target)) else {
         return Ok(false);
     };
     let source = frame::load::<[u8; 16]>(ctx, at::SOURCE)?;

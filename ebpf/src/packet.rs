@@ -67,6 +67,8 @@ pub(crate) struct Packet {
     pub(crate) protocol: u8,
     /// 1 for IPv6.
     pub(crate) ip6: u8,
+    /// 1 when the frame is from the wire for a service, and not for a port.
+    pub(crate) to_service: u8,
     /// 1 when the frame is for many.
     pub(crate) for_many: u8,
     /// [`Piece`].
@@ -174,6 +176,8 @@ pub(crate) const REOPEN: u32 = 0x203;
 pub(crate) const REVIEW: u32 = 0x204;
 /// Done, and the ends are not what they were.
 pub(crate) const TRANSLATED: u32 = 0x204;
+/// To be sent on to another node, whose pod's Ethernet address is in the packet in hand.
+pub(crate) const RELAY: u32 = 0x205;
 /// To be answered with a refusal; then the number below is counted.
 pub(crate) const REFUSE: u32 = 0x100;
 

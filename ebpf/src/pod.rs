@@ -54,7 +54,7 @@ fn forward(ctx: &TcContext, ifindex: u32, port: &Port, ethernet: &Ethernet) -> R
     if neighbour::answer(ctx, ethernet, port.segment, &entry, Asker::Port(ifindex))? {
         return Ok(Verdict::Out(ifindex));
     }
-    let sender = Sender { port: ifindex, group: port.group };
+    let sender = Sender { port: ifindex, group: port.group, to_service: false };
     let passed = ip::pass(ctx, ethernet, port.segment, &entry, sender)?;
     if passed.refused != 0 {
         return Ok(Verdict::Back(ifindex, packet::reason(passed.refused)));

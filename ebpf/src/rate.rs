@@ -34,7 +34,11 @@ const DROP: u32 = 2;
 /// Lets `bytes` that a pod sends through, or says that it is too much for the port's group. For a port without a queue.
 #[inline(always)]
 pub(crate) fn sends(group: u32, ifindex: u32, bytes: u32) -> Result<(), DropReason> {
-    if ctv_admit(group, ifindex, MeterKey::SENDS, bytes) == DROP { Err(DropReason::RateLimit) } else { Ok(()) }
+    if ctv_admit(group, ifindex, MeterKey::SENDS, bytes) == DROP {
+        Err(DropReason::RateLimit)
+    } else {
+        Ok(())
+    }
 }
 
 /// Lets `bytes` for a pod through, or says that it is too much for the port's group. True if they have to wait in front of

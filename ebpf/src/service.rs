@@ -42,11 +42,7 @@ static AFFINITY: Array<AffinityBlock, AFFINITY_CAPACITY, MMAPABLE> = Array::new(
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_choose() -> u32 {
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
-    let tuple = &packet.tuple;
-    let key =
-        ServiceKey::new(packet.segment, tuple.destination, tuple.destination_port, packet.tuple.protocol);
-    let found = if tuple.protocol == TCP || tuple.protocol == UDP { SERVICES.get_ptr(&key) } else { None };
-    let Some(entry) = found else {
+    let Some(entry) = entry_of(packet) else {
         let owner = maps::neighbour(&NeighKey { segment: packet.segment, ip: packet.tuple.destination });
         let is_service = owner.is_some_and(|owner| owner.flags & NeighEntry::SERVICE != 0);
         return if is_service { DropReason::NoService as u32 } else { GO_ON };
@@ -82,6 +78,59 @@ fn address(packet: &mut Packet) -> Result<(), DropReason> {
     let owner = maps::neighbour(&NeighKey { segment: packet.segment, ip: packet.wanted.destination });
     packet.destination_mac = owner.ok_or(DropReason::StrangeBackend)?.mac;
     Ok(())
+}
+
+/// The port of a service that the packet in hand is for.
+#[inline(always)]
+fn entry_of(packet: &Packet) -> Option<*const ServiceEntry> {
+    let tuple = &packet.tuple;
+    if tuple.protocol != TCP && tuple.protocol != UDP {
+        return None;
+    }
+    let key = ServiceKey::new(packet.segment, tuple.destination, tuple.destination_port, tuple.protocol);
+    SERVICES.get_ptr(&key)
+}
+
+/// What a packet arrives at that somebody else has chosen the backend for.
+pub(crate) enum Target {
+    /// It is for no service.
+    None,
+    /// The number of the service's port, and the port that all its backends have; zero without one.
+    Port(u32, u16),
+    /// The entry changed meanwhile.
+    Again,
+}
+
+/// Where the packet in hand arrives.
+#[inline(always)]
+pub(crate) fn target(packet: &Packet) -> Target {
+    let Some(entry) = entry_of(packet) else { return Target::None };
+    // SAFETY: an entry that was found; see `ctv_choose`.
+    let number = unsafe { (&raw const (*entry).number).read_volatile() };
+    // SAFETY: as before.
+    let port = any_port(packet, unsafe { &*entry }).unwrap_or(0);
+    // SAFETY: as before.
+    if unsafe { (&raw const (*entry).number).read_volatile() } == number {
+        Target::Port(number, port)
+    } else {
+        Target::Again
+    }
+}
+
+#[inline(always)]
+fn any_port(packet: &Packet, entry: &ServiceEntry) -> Option<u16> {
+    let number = match entry.slots {
+        0 => return None,
+        few if few <= ServiceEntry::FEW as u32 => {
+            let at = entry.members[0].at;
+            if packet.ip6 == 0 {
+                return Some(at as u16);
+            }
+            at
+        }
+        _ => slot(entry.ring)?,
+    };
+    BACKENDS.get(number).map(|backend| backend.port)
 }
 
 /// Makes a backend of the service the destination; false if there is none.

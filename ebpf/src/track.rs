@@ -15,8 +15,8 @@ use contiv_abi::{Be16, DropReason, FdbKey, Flow, FlowEvent, FlowKey, TCP};
 
 use crate::{
     flows, maps,
-    packet::{self, AGAIN, BESIDE, NEW, Packet, REFUSE, REOPEN, REVIEW, set_key, tcp},
-    policy, served, service, tell,
+    packet::{self, AGAIN, BESIDE, NEW, Packet, REFUSE, RELAY, REOPEN, REVIEW, set_key, tcp},
+    policy, relay, served, service, tell,
 };
 
 /// Finds the flow of the packet in hand, if there is one, and says in `wanted` where the packet goes.
@@ -176,7 +176,7 @@ extern "C" fn ctv_related() -> u32 {
     packet.spare = packet.inner;
     packet.spare.reverse();
     packet.from_low = set_key(&packet.spare, &raw mut packet.key, FlowKey::FLOW);
-    let code = if !packet.spare.destination.same(&packet.tuple.destination) {
+    if !packet.spare.destination.same(&packet.tuple.destination) {
         // To somebody else than who sent the packet: nothing that we know.
         NEW
     } else if let Some(flow) = flows::answered(&packet.key) {
@@ -185,9 +185,7 @@ extern "C" fn ctv_related() -> u32 {
         ctv_about(flow)
     } else {
         NEW
-    };
-    // Noted by nobody: each is judged by itself.
-    if code == NEW { ctv_judge() } else { code }
+    }
 }
 
 /// What an error about a packet of a flow is to be.
@@ -216,15 +214,17 @@ extern "C" fn ctv_about(flow: *const Flow) -> u32 {
     packet::GO_ON
 }
 
-/// A new flow: to a service or not, allowed or not, noted. The result is that of `packet::code`, or `REFUSE`
-/// and the reason.
+/// A new flow: to a service or not, allowed or not, noted. The result is that of `packet::code`, or `REFUSE` and the
+/// reason.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_open() -> u32 {
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
-    packet.wanted = packet.tuple;
-    packet.translated = 0;
-    packet.from_low = set_key(&packet.tuple, &raw mut packet.alias, FlowKey::FLOW);
+    if packet.icmp_error != 0 {
+        // Noted by nobody: each is judged by itself.
+        return ctv_judge();
+    }
+    begin(packet);
     // Services are translated where their clients are.
     if packet.source_port != 0 {
         let mut code = service::ctv_choose();
@@ -235,6 +235,46 @@ pub(crate) extern "C" fn ctv_open() -> u32 {
             return REFUSE | code;
         }
     }
+    admit()
+}
+
+/// The same of a packet from the wire of a VLAN: for clients there, services are translated where the backend is. The
+/// result may be `RELAY`.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ctv_open_wire() -> u32 {
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    let to_service = packet.to_service != 0;
+    if packet.icmp_error != 0 {
+        return if to_service && relay::ctv_known() == RELAY { RELAY } else { ctv_judge() };
+    }
+    begin(packet);
+    let mut code = if to_service { relay::ctv_relay() } else { relay::ctv_arrive() };
+    if code == AGAIN && !to_service {
+        code = relay::ctv_arrive();
+    }
+    if code == RELAY || code == DropReason::NotLocal as u32 {
+        return code;
+    }
+    if code == AGAIN {
+        // The service has changed once more: the client will try again.
+        return DropReason::NoBackend as u32;
+    }
+    if code != packet::GO_ON {
+        return REFUSE | code;
+    }
+    admit()
+}
+
+#[inline(always)]
+fn begin(packet: &mut Packet) {
+    packet.wanted = packet.tuple;
+    packet.translated = 0;
+    packet.from_low = set_key(&packet.tuple, &raw mut packet.alias, FlowKey::FLOW);
+}
+
+#[inline(always)]
+fn admit() -> u32 {
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
     if packet.aside != 0 {
         packet.translated = 1;

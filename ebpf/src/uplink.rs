@@ -1,7 +1,7 @@
 //! Frames from the wire of VLAN networks.
 
 use aya_ebpf::{helpers::generated::bpf_skb_vlan_pop, programs::TcContext};
-use contiv_abi::{Be16, DropReason, FdbKey, Segment, SegmentEntry};
+use contiv_abi::{Be16, DropReason, FdbKey, Relayed, Segment, SegmentEntry};
 
 use crate::{
     flood,
@@ -9,12 +9,13 @@ use crate::{
     ip::{self, Sender},
     maps,
     neighbour::{self, Asker},
-    pod,
+    packet, pod,
+    relay::{self, Macs},
     verdict::Verdict,
 };
 
 /// The VLAN identifier in a tag; the rest is priority.
-const VID: u16 = 0x0fff;
+pub(crate) const VID: u16 = 0x0fff;
 
 #[inline(always)]
 pub(crate) fn receive(ctx: &TcContext) -> Verdict {
@@ -59,7 +60,7 @@ fn forward(ctx: &TcContext, segment: Segment, entry: &SegmentEntry) -> Result<Ve
         return Err(DropReason::RewriteFailed);
     }
     let ethernet = Ethernet::read(ctx)?;
-    if neighbour::answer(ctx, &ethernet, segment, entry, Asker::Outside)? {
+    if neighbour::answer(ctx, &ethernet, segment, entry, Asker::Wire)? {
         pod::push_tag(ctx, segment)?;
         return Ok(Verdict::Out(ifindex));
     }
@@ -67,12 +68,39 @@ fn forward(ctx: &TcContext, segment: Segment, entry: &SegmentEntry) -> Result<Ve
         flood::to_ports(ctx, segment, entry, 0);
         return Ok(Verdict::Delivered);
     }
-    // The uplink listens to everything; most of it is for others, and no flow of ours.
-    match maps::destination(&FdbKey::new(segment, ethernet.destination)) {
-        Some(place) if place.ifindex != 0 => {
-            ip::pass(ctx, &ethernet, segment, entry, Sender::OUTSIDE)?;
+    let key = FdbKey::new(segment, ethernet.destination);
+    if let Some(place) = maps::destination(&key).filter(|place| place.ifindex != 0) {
+        let passed = ip::pass_wire(ctx, &ethernet, segment, entry, Sender::OUTSIDE)?;
+        return if passed.refused != 0 {
+            back(ctx, segment, ifindex, passed.refused)
+        } else {
             Ok(Verdict::to_pod(&place))
-        }
+        };
+    }
+    // The uplink listens to everything; most of it is for others, and no flow of ours.
+    if !relay::is_for_service(ctx, segment) {
+        return Err(DropReason::NotLocal);
+    }
+    let passed = ip::pass_wire(ctx, &ethernet, segment, entry, Sender::CLIENT)?;
+    if passed.refused != 0 {
+        return back(ctx, segment, ifindex, passed.refused);
+    }
+    if passed.relayed {
+        let macs = Macs { destination: passed.destination, source: ethernet.destination };
+        ctx.store(0, &macs, 0).map_err(|_| DropReason::RewriteFailed)?;
+        pod::push_tag(ctx, segment)?;
+        relay::count(Relayed::Tc, ctx.len());
+        return Ok(Verdict::Out(ifindex));
+    }
+    match maps::destination(&FdbKey::new(segment, passed.destination)) {
+        Some(place) if place.ifindex != 0 => Ok(Verdict::to_pod(&place)),
         _ => Err(DropReason::NotLocal),
     }
+}
+
+/// A refusal goes where the packet came from.
+#[inline(always)]
+fn back(ctx: &TcContext, segment: Segment, ifindex: u32, refused: u32) -> Result<Verdict, DropReason> {
+    pod::push_tag(ctx, segment)?;
+    Ok(Verdict::Back(ifindex, packet::reason(refused)))
 }

@@ -33,8 +33,8 @@ pub use forward::{FdbEntry, FdbKey, FloodKey, Mac, NeighEntry, NeighKey, Node, P
 pub use order::{Be16, Be32};
 pub use segment::Segment;
 pub use service::{
-    AffinityBlock, Backend, Client, Member, RingBlock, ServiceCount, ServiceEntry, ServiceKey, mix,
-    service_mac,
+    AffinityBlock, Backend, Client, Member, Relay, Relayed, RingBlock, ServiceCount, ServiceEntry,
+    ServiceKey, Vip, mix, service_mac,
 };
 
 /// The layout of the maps. Part of the pin path: an agent with another number leaves these maps alone until
@@ -76,6 +76,8 @@ map_types! {
     ServiceCount: 40;
     Client: 16;
     AffinityBlock: 64;
+    Vip: 16;
+    Relay: 24;
     policy::Group: 24;
     policy::RuleSet: 72;
     policy::Branch: 128;

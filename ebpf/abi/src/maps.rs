@@ -96,6 +96,24 @@ pub const SERVICE_COUNTS: &str = "ctv_svcnt";
 /// As many as ports of services.
 pub const SERVICE_COUNTS_CAPACITY: usize = SERVICES_CAPACITY;
 
+/// [`NeighKey`](crate::NeighKey) -> [`Vip`](crate::Vip): the addresses of services that the wire of a VLAN can reach. Full: the
+/// service fails.
+pub const VIPS: &str = "ctv_vips";
+/// Services; each has a port at least.
+pub const VIPS_CAPACITY: usize = SERVICES_CAPACITY;
+
+/// [`FlowKey`](crate::FlowKey) of what a client sends -> [`Relay`](crate::Relay): connections from outside to backends on other
+/// nodes. Full: the one that was unused for longest makes room; as long as the set of backends is what it was, its packets
+/// go the same way by the ring.
+pub const RELAYS: &str = "ctv_relays";
+/// Connections that pass by this node on their way to another.
+pub const RELAYS_CAPACITY: usize = 65_536;
+
+/// [`Relayed`](crate::Relayed) -> [`DropCount`](crate::DropCount) per CPU: frames that were sent on to another node.
+pub const RELAY_STATS: &str = "ctv_relaycnt";
+/// By whom: TC or XDP.
+pub const RELAY_STATS_SLOTS: usize = 2;
+
 /// A group's number -> [`Group`](crate::policy::Group). Indexed, never full; the agent has it in its memory.
 pub const GROUPS: &str = "ctv_groups";
 
@@ -159,6 +177,9 @@ pub const ALL: &[&str] = &[
     BACKENDS,
     AFFINITY,
     SERVICE_COUNTS,
+    VIPS,
+    RELAYS,
+    RELAY_STATS,
     GROUPS,
     RULE_SETS,
     RULES,
@@ -178,6 +199,8 @@ pub const FROM_QUEUE: &str = "ctv_from_queue";
 pub const FROM_OVERLAY: &str = "ctv_from_vxlan";
 /// Program on the ingress of the VLAN uplink.
 pub const FROM_UPLINK: &str = "ctv_from_uplink";
+/// Program on the driver's side of the VLAN uplink.
+pub const XDP: &str = "ctv_xdp";
 
 #[cfg(test)]
 mod tests {
@@ -185,7 +208,7 @@ mod tests {
 
     #[test]
     fn names_survive_the_kernels_fifteen_characters() {
-        for name in ALL.iter().chain(&[FROM_POD, FROM_QUEUE, FROM_OVERLAY, FROM_UPLINK]) {
+        for name in ALL.iter().chain(&[FROM_POD, FROM_QUEUE, FROM_OVERLAY, FROM_UPLINK, XDP]) {
             assert!(name.starts_with("ctv_") && name.len() <= 15, "{name}");
         }
     }

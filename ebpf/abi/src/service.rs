@@ -269,6 +269,45 @@ impl AffinityBlock {
     }
 }
 
+/// The address of a service on a VLAN that has ready backends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
+#[repr(C)]
+pub struct Vip {
+    /// The lowest address among its ready backends: the node where that lives answers for the service on the wire, and
+    /// sends each connection to its backend. All nodes know the same, so that it is one node.
+    pub first: Address,
+}
+
+/// A connection from outside that this node sends on to a backend on another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
+#[repr(C)]
+pub struct Relay {
+    /// The backend.
+    pub backend: Address,
+    /// When the client's last packet passed, in seconds since boot.
+    pub seen: u32,
+    /// FIN and RST of TCP, as far as the client has sent them.
+    pub closing: u32,
+}
+
+/// Which program sent a frame on to another node; the number is the index in `ctv_relaycnt`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Relayed {
+    /// The one on the ingress of the uplink.
+    Tc = 0,
+    /// The one of the driver.
+    Xdp = 1,
+}
+
+impl Relayed {
+    /// Both, with their names.
+    pub const ALL: [(Relayed, &'static str); crate::maps::RELAY_STATS_SLOTS] =
+        [(Relayed::Tc, "tc"), (Relayed::Xdp, "xdp")];
+}
+
 /// The Ethernet address of a service, as the original gives it: 02:02 and the last four bytes of the address.
 #[inline(always)]
 pub const fn service_mac(ip: &Address) -> Mac {

@@ -141,6 +141,10 @@ pub struct DatapathFlags {
     #[arg(long, env = "CONTIV_NETPLUGIN_BPF_ROOT", value_name = "PATH", default_value = ebpf::Options::BPF_ROOT)]
     pub bpf_root: PathBuf,
 
+    /// Where XDP runs on the VLAN uplink, for services' clients outside: native (the driver), generic, auto, off
+    #[arg(long, env = "CONTIV_NETPLUGIN_XDP", value_enum, default_value = "auto")]
+    pub xdp: ebpf::XdpWish,
+
     /// Log what the eBPF programs drop, and the flows that begin (some hundreds in a second, the rest is counted)
     #[arg(long, env = "CONTIV_NETPLUGIN_BPF_LOG")]
     pub bpf_log: bool,
@@ -289,6 +293,7 @@ impl DatapathFlags {
                 _ => None,
             },
             uplink: self.uplinks().next().map(str::to_owned),
+            xdp: self.xdp,
             ..ebpf::Options::default()
         }
     }

@@ -389,6 +389,10 @@ pub struct Counts {
     pub flows: Vec<(&'static str, u64)>,
     /// Its tables.
     pub tables: Vec<Fill>,
+    /// Packets to services that were sent on to the nodes of their backends, by the program that did it.
+    pub relayed: Vec<(&'static str, u64)>,
+    /// Where its programs are attached: the hook, and how.
+    pub hooks: Vec<(&'static str, String)>,
 }
 
 /// How full a table is.

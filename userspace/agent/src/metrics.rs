@@ -57,6 +57,17 @@ struct Flow {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct By {
+    by: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Hook {
+    hook: &'static str,
+    mode: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Table {
     table: &'static str,
 }
@@ -188,6 +199,17 @@ impl Metrics {
             flows.get_or_create(&Flow { event }).inc_by(*count);
         }
         registry.register("datapath_flows", "What has happened to flows", flows);
+        let relayed = Family::<By, Counter>::default();
+        for (by, count) in &counts.relayed {
+            relayed.get_or_create(&By { by }).inc_by(*count);
+        }
+        let help = "Packets to services that were sent on to the nodes of their backends";
+        registry.register("datapath_relayed", help, relayed);
+        let hooks = Family::<Hook, Gauge>::default();
+        for (hook, mode) in &counts.hooks {
+            hooks.get_or_create(&Hook { hook, mode: mode.clone() }).set(1);
+        }
+        registry.register("datapath_attached", "How programs are attached, 1 for each", hooks);
         let (drops, entries, room) = tables(counts, tallies);
         registry.register("datapath_drops", "Frames that went no further", drops);
         registry.register("datapath_table_entries", "What is in a table of the datapath", entries);
@@ -307,6 +329,8 @@ mod tests {
             drops: vec![("policy", 3)],
             flows: vec![("made", 4)],
             tables: vec![Fill { table: "ctv_fdb", entries: 2, room: 9 }],
+            relayed: vec![("xdp", 5)],
+            hooks: vec![("xdp", "native".to_owned())],
         };
         let traffic = |packets| Traffic { packets, bytes: packets * 100 };
         let web = sight::ServicePort { service: "web:t".into(), protocol: Protocol::Tcp, port: 80 };
@@ -330,6 +354,8 @@ mod tests {
             r#"contiv_datapath_drops_total{reason="policy"} 3"#,
             r#"contiv_datapath_flows_total{event="made"} 4"#,
             r#"contiv_datapath_table_entries{table="ctv_fdb"} 2"#,
+            r#"contiv_datapath_relayed_total{by="xdp"} 5"#,
+            r#"contiv_datapath_attached{hook="xdp",mode="native"} 1"#,
             r#"contiv_datapath_table_room{table="ctv_fdb"} 9"#,
             r#"contiv_datapath_table_entries{table="ctv_ct"} 5"#,
             r#"contiv_rule_packets_total{rule="rule-0999"} 1"#,

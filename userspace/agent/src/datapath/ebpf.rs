@@ -11,7 +11,8 @@
 //! state    which entries are there, and for whom; put, take, sweep
 //! kernel   the maps and programs; roster: the flood lists inside the maps; table: one map
 //! services the ports of services, and the rings of backends that they lead to; ring, arena, mapping: pieces
-//! hook     programs on interfaces; filter: where there is no TCX; device: interfaces; pins: the file system
+//! hook     programs on interfaces; filter: where there is no TCX; xdp: in front of them; device: interfaces; pins: the
+//!          file system
 //! ```
 
 use std::{
@@ -49,6 +50,7 @@ mod services;
 mod state;
 mod table;
 mod tallies;
+mod xdp;
 
 use device::{Netlink, Watch};
 use encode::{Devices, Refused, encode};
@@ -62,6 +64,8 @@ use names::{RuleNames, ServiceNames};
 use pins::Pins;
 use state::{State, Unqueued};
 use table::Writes;
+pub use xdp::XdpWish;
+use xdp::{Outcome, XdpHook};
 
 /// What differs from node to node.
 #[derive(Clone, Debug)]
@@ -81,6 +85,8 @@ pub struct Options {
     pub uplink: Option<String>,
     /// How programs are attached.
     pub attachment: Attachment,
+    /// Where XDP is wanted on the uplink.
+    pub xdp: XdpWish,
     /// How long connections are remembered.
     pub timeouts: Timeouts,
     /// How many entries there are for connections; two for each that is translated. A map of another size is made anew,
@@ -107,6 +113,7 @@ impl Default for Options {
             vtep: None,
             uplink: None,
             attachment: Attachment::default(),
+            xdp: XdpWish::default(),
             timeouts: Timeouts::default(),
             flows: maps::FLOWS_CAPACITY as u32,
         }
@@ -118,6 +125,9 @@ pub struct Ebpf {
     options: Options,
     pins: Pins,
     hooks: Hooks,
+    xdp: XdpHook,
+    /// What came of it.
+    at_xdp: Outcome,
     writes: Writes,
     devices: Devices,
     rule_names: RuleNames,
@@ -133,10 +143,13 @@ impl Ebpf {
         let writes = Writes::default();
         let pins = Pins::new(&options.bpf_root, &options.instance);
         let hooks = Hooks::new(options.attachment, pins.clone(), writes.clone());
+        let xdp = XdpHook::new(options.xdp, pins.clone(), writes.clone());
         Ebpf {
             options,
             pins,
             hooks,
+            xdp,
+            at_xdp: Outcome::default(),
             writes,
             devices: Devices::default(),
             rule_names: RuleNames::default(),
@@ -169,6 +182,20 @@ impl Ebpf {
         }
     }
 
+    /// Frames of services' clients that were sent on to other nodes, by the program that did it.
+    pub fn relayed(&self) -> Result<Vec<(&'static str, DropCount)>, Error> {
+        self.state.as_ref().map_or(Ok(vec![]), |state| state.kernel().relayed())
+    }
+
+    fn inspect_xdp(&self) -> serde_json::Value {
+        let why = match &self.at_xdp {
+            Outcome::Refused(why) => Some(why.as_str()),
+            _ => None,
+        };
+        let wish = format!("{:?}", self.xdp.wish()).to_lowercase();
+        serde_json::json!({ "wanted": wish, "mode": self.at_xdp.as_str(), "why": why })
+    }
+
     /// Where a program is pinned, for tools that look at it or run it.
     pub fn program_pin(&self, name: &str) -> PathBuf {
         self.pins.program(name)
@@ -196,6 +223,10 @@ impl Ebpf {
                 device::ensure_tx_checksum_off(uplink, &self.writes)?;
             }
             self.ensure_hook(netlink, kernel, Role::Uplink, uplink, devices.uplink).await?;
+            let outcome = self.xdp.ensure(kernel.xdp(), netlink, uplink, devices.uplink).await?;
+            self.note_xdp(outcome);
+        } else {
+            self.xdp.remove_all()?;
         }
         self.devices = devices;
         for (role, ifindex) in self.hooks.pinned()? {
@@ -210,6 +241,29 @@ impl Ebpf {
             }
         }
         Ok(())
+    }
+
+    /// Tells where XDP runs, when that is news.
+    fn note_xdp(&mut self, outcome: Outcome) {
+        if self.at_xdp == outcome {
+            return;
+        }
+        let uplink = self.options.uplink.as_deref().unwrap_or_default();
+        match &outcome {
+            Outcome::Nowhere => tracing::info!(uplink, "XDP is off"),
+            Outcome::At(place) => {
+                tracing::info!(uplink, mode = place.as_str(), "XDP sends on what is for services elsewhere");
+                if !device::is_veth(uplink) && device::takes_tags_off(uplink) {
+                    tracing::warn!(
+                        uplink,
+                        "the NIC takes the VLAN tags out of the frames, and XDP sees none: \
+                         turn that off (ethtool -K {uplink} rxvlan off), or TC does it all"
+                    );
+                }
+            }
+            Outcome::Refused(why) => tracing::warn!(uplink, "no XDP, TC does it all: {why}"),
+        }
+        self.at_xdp = outcome;
     }
 
     async fn ensure_hook(
@@ -330,6 +384,7 @@ impl Datapath for Ebpf {
                 Kernel::open(
                     &self.pins,
                     &self.hooks,
+                    &self.xdp,
                     (&self.rule_names, &self.service_names),
                     self.options.flows,
                     &self.writes,
@@ -409,9 +464,21 @@ impl Datapath for Ebpf {
             )
         });
         let [rules, services, packets] = inside::counted(&self.tallies());
+        let relayed = self.relayed().map_or_else(
+            |error| serde_json::json!({ "error": error.to_string() }),
+            |counts| {
+                let counts = counts.iter().map(|(by, count)| {
+                    let count = serde_json::json!({ "packets": count.packets, "bytes": count.bytes });
+                    ((*by).to_owned(), count)
+                });
+                serde_json::Value::Object(counts.collect())
+            },
+        );
         serde_json::json!({
             "datapath": "ebpf",
             "attachment": format!("{:?}", self.hooks.attachment()).to_lowercase(),
+            "xdp": self.inspect_xdp(),
+            "relayed": relayed,
             "maps": self.maps_directory(),
             "vxlanDevice": self.options.vxlan_device,
             "uplink": self.options.uplink,
@@ -434,6 +501,13 @@ impl Datapath for Ebpf {
             drops: drops.iter().map(|(reason, count)| (reason.as_str(), count.packets)).collect(),
             flows: state.kernel().flow_events().unwrap_or_default(),
             tables: state.kernel().fill(),
+            relayed: (self.relayed().unwrap_or_default().iter())
+                .map(|(by, count)| (*by, count.packets))
+                .collect(),
+            hooks: vec![
+                ("tc", format!("{:?}", self.hooks.attachment()).to_lowercase()),
+                ("xdp", self.at_xdp.as_str().to_owned()),
+            ],
         }
     }
 

@@ -16,6 +16,7 @@ mod fuzz;
 mod malformed;
 mod monitor;
 mod node;
+mod outside;
 mod policy;
 mod rates;
 mod restart;

@@ -244,6 +244,20 @@ pub(super) fn ensure_tx_checksum_off(name: &str, writes: &Writes) -> Result<(), 
     Ok(())
 }
 
+/// Whether the hardware takes VLAN tags out of the frames that it receives. What cannot be asked does not.
+pub(super) fn takes_tags_off(name: &str) -> bool {
+    /// `struct ethtool_value`; the data are `enum ethtool_flags`.
+    #[repr(C)]
+    struct Value {
+        command: u32,
+        data: u32,
+    }
+    const ETHTOOL_GFLAGS: u32 = 0x25;
+    const ETH_FLAG_RXVLAN: u32 = 1 << 8;
+    let mut value = Value { command: ETHTOOL_GFLAGS, data: 0 };
+    ethtool(name, &mut value).is_ok() && value.data & ETH_FLAG_RXVLAN != 0
+}
+
 /// One ethtool request. `T` begins with the command and is as long as the command's structure.
 fn ethtool<T>(name: &str, request: &mut T) -> io::Result<()> {
     const SIOCETHTOOL: libc::c_ulong = 0x8946;

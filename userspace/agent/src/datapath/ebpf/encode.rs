@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use contiv_abi::{
     Address, Backend, Be16, FdbEntry, FdbKey, NeighEntry, NeighKey, Port, Segment, SegmentEntry, ServiceKey,
-    Vtep,
+    Vip, Vtep,
     policy::{self, GROUP_NUMBERS},
     service_mac,
 };
@@ -28,6 +28,8 @@ pub(super) enum Entry {
     Neigh(NeighKey, NeighEntry),
     /// A port of a service.
     Service(ServiceKey, Target),
+    /// The address of a service on the wire.
+    Vip(NeighKey, Vip),
     /// The program on a port.
     Hook { ifindex: u32, interface: String },
 }
@@ -41,6 +43,7 @@ pub(super) enum EntryKey {
     Fdb(FdbKey),
     Neigh(NeighKey),
     Service(ServiceKey),
+    Vip(NeighKey),
     Hook(u32),
 }
 
@@ -53,6 +56,7 @@ impl Entry {
             Entry::Fdb(key, _) => EntryKey::Fdb(*key),
             Entry::Neigh(key, _) => EntryKey::Neigh(*key),
             Entry::Service(key, _) => EntryKey::Service(*key),
+            Entry::Vip(key, _) => EntryKey::Vip(*key),
             Entry::Hook { ifindex, .. } => EntryKey::Hook(*ifindex),
         }
     }
@@ -241,6 +245,12 @@ fn encode_service(service: &Service) -> Result<Vec<Entry>, Refused> {
     // Clients are told where the address is when there is something.
     let owner = NeighEntry { mac: service_mac(&ip), flags: NeighEntry::SERVICE, ifindex: 0, group: 0 };
     entries.push(Entry::Neigh(NeighKey { segment, ip }, owner));
+    // The wire of a VLAN has others than nodes on it; a tunnel has not.
+    if segment.vni().is_none()
+        && let Some(first) = ready().map(|backend| Address::from(backend.ip)).min()
+    {
+        entries.push(Entry::Vip(NeighKey { segment, ip }, Vip { first }));
+    }
     Ok(entries)
 }
 

@@ -91,8 +91,8 @@ impl Role {
 }
 
 /// How long the kernel may take to let go of a link.
-const LET_GO_WITHIN: Duration = Duration::from_secs(2);
-const ASK_AGAIN_AFTER: Duration = Duration::from_millis(2);
+pub(super) const LET_GO_WITHIN: Duration = Duration::from_secs(2);
+pub(super) const ASK_AGAIN_AFTER: Duration = Duration::from_millis(2);
 
 /// Attaches and detaches, one way or the other.
 #[derive(Clone, Debug)]

@@ -3,16 +3,18 @@
 use aya::{
     EbpfLoader,
     maps::{self, Array, MapData, PerCpuArray},
-    programs::SchedClassifier,
+    programs::{SchedClassifier, Xdp},
 };
+use aya_obj::programs::XdpAttachType;
 use contiv_abi::{
-    DropCount, DropReason, FdbEntry, FdbKey, FloodKey, FlowEvent, NeighEntry, NeighKey, Node, Port, Segment,
-    SegmentEntry, Timeouts, Vtep,
+    DropCount, DropReason, FdbEntry, FdbKey, FloodKey, FlowEvent, NeighEntry, NeighKey, Node, Port, Relayed,
+    Segment, SegmentEntry, Timeouts, Vip, Vtep,
     maps::{
         ALL, BACKENDS, BACKENDS_CAPACITY, BUILD, BUILD_LEN, DROPS, FDB, FDB_CAPACITY, FLOOD, FLOOD_CAPACITY,
         FLOW_STATS, FLOWS, GROUPS, METERS, NEIGH, NEIGH_CAPACITY, NODE, PEERS, PEERS_CAPACITY, PORTS,
-        PORTS_CAPACITY, RING, RING_CAPACITY, RULE_COUNTS, RULE_SETS, RULE_SETS_CAPACITY, RULES,
-        RULES_CAPACITY, SEGMENTS, SEGMENTS_CAPACITY, SERVICE_COUNTS, SERVICES, SERVICES_CAPACITY, VTEPS,
+        PORTS_CAPACITY, RELAY_STATS, RING, RING_CAPACITY, RULE_COUNTS, RULE_SETS, RULE_SETS_CAPACITY, RULES,
+        RULES_CAPACITY, SEGMENTS, SEGMENTS_CAPACITY, SERVICE_COUNTS, SERVICES, SERVICES_CAPACITY, VIPS,
+        VIPS_CAPACITY, VTEPS, XDP,
     },
     policy::{GROUP_NUMBERS, Meter, MeterKey},
 };
@@ -27,6 +29,7 @@ use super::{
     services::Services,
     table::{Table, Writes},
     tallies,
+    xdp::XdpHook,
 };
 use crate::datapath::{Error, Fill};
 
@@ -44,14 +47,17 @@ pub(super) struct Kernel {
     pub(super) policies: Policies,
     pub(super) meters: BatchMap<MeterKey, Meter>,
     pub(super) services: Services,
+    pub(super) vips: Table<NeighKey, Vip>,
     vteps: Array<MapData, Vtep>,
     node: Array<MapData, Node>,
     drops: PerCpuArray<MapData, DropCount>,
     flow_stats: PerCpuArray<MapData, u64>,
+    relay_stats: PerCpuArray<MapData, DropCount>,
     from_pod: SchedClassifier,
     from_queue: SchedClassifier,
     from_overlay: SchedClassifier,
     from_uplink: SchedClassifier,
+    xdp: Xdp,
     writes: Writes,
 }
 
@@ -61,6 +67,7 @@ impl Kernel {
     pub(super) fn open(
         pins: &Pins,
         hooks: &Hooks,
+        xdp: &XdpHook,
         (rules, served): (&RuleNames, &ServiceNames),
         flows: u32,
         writes: &Writes,
@@ -69,7 +76,7 @@ impl Kernel {
         give_up_other_size(pins, flows, writes)?;
         let adopted = pinned_build(pins)? == Some(build_id());
         if !adopted {
-            load(pins, hooks, flows, writes)?;
+            load(pins, hooks, xdp, flows, writes)?;
         }
         let kernel = Kernel {
             ports: Table::new(PORTS, PORTS_CAPACITY, open_map(pins, PORTS)?, writes.clone()),
@@ -88,7 +95,9 @@ impl Kernel {
                 served.clone(),
                 writes.clone(),
             )?,
+            vips: Table::new(VIPS, VIPS_CAPACITY, open_map(pins, VIPS)?, writes.clone()),
             flow_stats: open_map(pins, FLOW_STATS)?,
+            relay_stats: open_map(pins, RELAY_STATS)?,
             vteps: open_map(pins, VTEPS)?,
             node: open_map(pins, NODE)?,
             drops: open_map(pins, DROPS)?,
@@ -96,6 +105,7 @@ impl Kernel {
             from_queue: open_program(pins, Role::Queue)?,
             from_overlay: open_program(pins, Role::Overlay)?,
             from_uplink: open_program(pins, Role::Uplink)?,
+            xdp: open_xdp(pins)?,
             writes: writes.clone(),
         };
         if !adopted {
@@ -118,6 +128,10 @@ impl Kernel {
         &self.writes
     }
 
+    pub(super) fn xdp(&mut self) -> &mut Xdp {
+        &mut self.xdp
+    }
+
     /// The tables that we fill, how much is in them, and how much they hold. Of those that packets fill: `tallies`.
     pub(super) fn fill(&self) -> Vec<Fill> {
         let [groups, sets, rules] = self.policies.sizes();
@@ -135,6 +149,7 @@ impl Kernel {
             Fill { table: SERVICES, entries: services, room: SERVICES_CAPACITY },
             Fill { table: RING, entries: blocks, room: RING_CAPACITY },
             Fill { table: BACKENDS, entries: backends, room: BACKENDS_CAPACITY },
+            self.vips.fill(),
         ]
     }
 
@@ -147,7 +162,8 @@ impl Kernel {
         self.neigh.read()?;
         self.peers.read()?;
         self.policies.read()?;
-        self.services.read()
+        self.services.read()?;
+        self.vips.read()
     }
 
     /// What has happened to flows since the maps were made, by the names of `FlowEvent::ALL`.
@@ -160,6 +176,17 @@ impl Kernel {
             Ok(per_cpu.iter().sum())
         };
         FlowEvent::ALL.iter().map(|(event, name)| Ok((*name, count(*event)?))).collect()
+    }
+
+    /// Frames of services' clients that were sent on to other nodes, by the program that did it.
+    pub(super) fn relayed(&self) -> Result<Vec<(&'static str, DropCount)>, Error> {
+        let count = |by: Relayed| {
+            let per_cpu = self.relay_stats.get(&(by as u32), 0);
+            per_cpu
+                .map(|counts| sum(&counts))
+                .map_err(|error| failed(format!("read the map {RELAY_STATS}"), error))
+        };
+        Relayed::ALL.iter().map(|(by, name)| Ok((*name, count(*by)?))).collect()
     }
 
     /// The list of peers that flooding walks.
@@ -204,16 +231,20 @@ impl Kernel {
                 .drops
                 .get(&(*reason as u32), 0)
                 .map_err(|error| failed(format!("read the map {DROPS}"), error))?;
-            let total = per_cpu.iter().fold(DropCount::default(), |sum, count| DropCount {
-                packets: sum.packets + count.packets,
-                bytes: sum.bytes + count.bytes,
-            });
+            let total = sum(&per_cpu);
             if total.packets > 0 {
                 counts.push((*reason, total));
             }
         }
         Ok(counts)
     }
+}
+
+fn sum(per_cpu: &[DropCount]) -> DropCount {
+    per_cpu.iter().fold(DropCount::default(), |sum, count| DropCount {
+        packets: sum.packets + count.packets,
+        bytes: sum.bytes + count.bytes,
+    })
 }
 
 /// Tells one build of the object from another (FNV-1a; nobody attacks it).
@@ -226,7 +257,7 @@ pub(super) fn build_id() -> [u8; BUILD_LEN] {
 
 fn pinned_build(pins: &Pins) -> Result<Option<[u8; BUILD_LEN]>, Error> {
     let complete = ALL.iter().all(|name| pins.map(name).exists())
-        && Role::ALL.iter().all(|role| pins.program(role.program()).exists());
+        && Role::ALL.iter().map(|role| role.program()).chain([XDP]).all(|name| pins.program(name).exists());
     if !complete {
         return Ok(None);
     }
@@ -267,7 +298,7 @@ fn set_build(pins: &Pins, writes: &Writes) -> Result<(), Error> {
 
 /// Loads the object with its maps pinned (those that are pinned already are used), pins the programs,
 /// and puts them where older ones run.
-fn load(pins: &Pins, hooks: &Hooks, flows: u32, writes: &Writes) -> Result<(), Error> {
+fn load(pins: &Pins, hooks: &Hooks, xdp: &XdpHook, flows: u32, writes: &Writes) -> Result<(), Error> {
     let mut loader = EbpfLoader::new();
     for name in ALL {
         loader.map_pin_path(name, pins.map(name));
@@ -287,7 +318,21 @@ fn load(pins: &Pins, hooks: &Hooks, flows: u32, writes: &Writes) -> Result<(), E
         pins.unpin(&path)?;
         program.pin(&path).map_err(|error| failed(format!("pin {}", path.display()), error))?;
     }
-    Ok(())
+    let what = || format!("load the program {XDP}");
+    let program = object.program_mut(XDP).ok_or_else(|| failed(what(), "the object has no such program"))?;
+    let program: &mut Xdp = program.try_into().map_err(|error| failed(what(), error))?;
+    writes.count();
+    program.load().map_err(|error| failed(what(), error))?;
+    xdp.replace(program)?;
+    let path = pins.program(XDP);
+    pins.unpin(&path)?;
+    program.pin(&path).map_err(|error| failed(format!("pin {}", path.display()), error))
+}
+
+fn open_xdp(pins: &Pins) -> Result<Xdp, Error> {
+    let path = pins.program(XDP);
+    Xdp::from_pin(&path, XdpAttachType::Interface)
+        .map_err(|error| failed(format!("open the program {}", path.display()), error))
 }
 
 fn open_program(pins: &Pins, role: Role) -> Result<SchedClassifier, Error> {

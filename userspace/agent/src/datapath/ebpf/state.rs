@@ -194,6 +194,7 @@ impl State {
             Entry::Fdb(key, value) => self.kernel.fdb.get(key) == Some(value),
             Entry::Neigh(key, value) => self.kernel.neigh.get(key) == Some(value),
             Entry::Service(key, target) => self.kernel.services.holds(key, target),
+            Entry::Vip(key, value) => self.kernel.vips.get(key) == Some(value),
             Entry::Hook { ifindex, .. } => self.attached.contains_key(ifindex),
         }
     }
@@ -262,6 +263,7 @@ impl State {
             Entry::Fdb(key, value) => self.kernel.fdb.set(*key, *value),
             Entry::Neigh(key, value) => self.kernel.neigh.set(*key, *value),
             Entry::Service(key, target) => self.kernel.services.set(*key, target),
+            Entry::Vip(key, value) => self.kernel.vips.set(*key, *value),
             Entry::Hook { ifindex, interface } => {
                 if !self.attached.contains_key(ifindex) {
                     let program = self.kernel.program(Role::Pod);
@@ -294,6 +296,7 @@ impl State {
             EntryKey::Fdb(key) => self.kernel.fdb.remove(&key),
             EntryKey::Neigh(key) => self.kernel.neigh.remove(&key),
             EntryKey::Service(key) => self.kernel.services.remove(&key),
+            EntryKey::Vip(key) => self.kernel.vips.remove(&key),
             EntryKey::Hook(ifindex) => {
                 let interface = self.attached.get(&ifindex).map(String::as_str);
                 self.hooks.detach(Role::Pod, interface, ifindex)?;
@@ -430,6 +433,7 @@ impl State {
             .chain(kernel.fdb.iter().map(|(key, _)| EntryKey::Fdb(*key)))
             .chain(kernel.neigh.iter().map(|(key, _)| EntryKey::Neigh(*key)))
             .chain(kernel.services.keys().map(|key| EntryKey::Service(*key)))
+            .chain(kernel.vips.iter().map(|(key, _)| EntryKey::Vip(*key)))
             .filter(|key| !self.owners.contains_key(key))
             .collect();
         keys.sort_unstable();

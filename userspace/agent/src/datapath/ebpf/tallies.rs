@@ -2,8 +2,10 @@
 
 use aya::{Pod, maps::MapData, util::nr_cpus};
 use contiv_abi::{
-    AffinityBlock, Flow, FlowKey, FragmentKey, FragmentPorts, ServiceCount, TimedFlow,
-    maps::{AFFINITY, AFFINITY_CAPACITY, FLOWS, FRAGMENTS, METERS, NEW_FLOWS, RULE_COUNTS, SERVICE_COUNTS},
+    AffinityBlock, Flow, FlowKey, FragmentKey, FragmentPorts, Relay, ServiceCount, TimedFlow,
+    maps::{
+        AFFINITY, AFFINITY_CAPACITY, FLOWS, FRAGMENTS, METERS, NEW_FLOWS, RELAYS, RULE_COUNTS, SERVICE_COUNTS,
+    },
     policy::{Meter, MeterKey, RuleCount},
 };
 
@@ -32,6 +34,7 @@ pub(super) fn read(pins: &Pins, rules: &RuleNames, services: &ServiceNames) -> R
         fill::<FlowKey, Flow>(pins, NEW_FLOWS, 1)?,
         fill::<FragmentKey, FragmentPorts>(pins, FRAGMENTS, 1)?,
         clients(pins)?,
+        fill::<FlowKey, Relay>(pins, RELAYS, 1)?,
         fill::<MeterKey, Meter>(pins, METERS, 1)?,
     ];
     for (table, counts) in [(RULE_COUNTS, by_rule.len()), (SERVICE_COUNTS, by_service.len())] {
