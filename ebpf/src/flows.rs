@@ -9,17 +9,21 @@ use aya_ebpf::{
     bindings::bpf_timer,
     btf_maps::{HashMap, LruHashMap, PerCpuArray},
     cty::c_void,
-    helpers::generated::{bpf_ktime_get_coarse_ns, bpf_timer_init, bpf_timer_set_callback, bpf_timer_start},
+    helpers::generated::{
+        bpf_get_smp_processor_id, bpf_ktime_get_coarse_ns, bpf_ktime_get_ns, bpf_timer_init,
+        bpf_timer_set_callback, bpf_timer_start,
+    },
     macros::btf_map,
 };
 use contiv_abi::{
-    Flow, FlowEvent, FlowKey, TimedFlow,
+    Epochs, Flow, FlowEvent, FlowKey, TimedFlow,
     maps::{FLOW_STATS_SLOTS, FLOWS_CAPACITY, NEW_FLOWS_CAPACITY},
 };
 
 use crate::{
     maps::{self, NO_PREALLOC},
     packet::{self, Packet, set_key},
+    shortcut,
 };
 
 #[btf_map(name = "ctv_ct")]
@@ -31,7 +35,7 @@ static NEW: LruHashMap<FlowKey, Flow, NEW_FLOWS_CAPACITY> = LruHashMap::new();
 #[btf_map(name = "ctv_ct_stats")]
 static STATS: PerCpuArray<u64, FLOW_STATS_SLOTS> = PerCpuArray::new();
 
-const NANOSECONDS: u64 = 1_000_000_000;
+pub(crate) const NANOSECONDS: u64 = 1_000_000_000;
 
 /// Seconds since boot.
 #[inline(always)]
@@ -140,7 +144,8 @@ extern "C" fn ctv_alias(flow: *const Flow) -> u32 {
 /// Puts a flow where `timed` finds it.
 #[inline(always)]
 fn copy(packet: &mut Packet, flow: &Flow) {
-    packet.timed.room = [0; 2];
+    // SAFETY: numbers.
+    unsafe { contiv_abi::clear(&raw mut packet.timed.room) };
     // SAFETY: an entry of a map is not in the packet. An assignment would go by way of the stack.
     unsafe { core::ptr::copy_nonoverlapping(flow, &raw mut packet.timed.flow, 1) };
 }
@@ -169,6 +174,35 @@ pub(crate) fn forget(packet: &mut Packet) {
     }
     let _gone = FLOWS.remove(&packet.key);
     let _gone = NEW.remove(&packet.key);
+    end_shortcuts(packet);
+}
+
+/// No CPU takes shortcuts of the flow with the packet's key any more. A flow whose time is over has none: they last for the
+/// second in which its last packet came.
+#[inline(always)]
+fn end_shortcuts(packet: &Packet) {
+    let Some(epochs) = shortcut::epochs() else { return };
+    let shard = Epochs::shard(&packet.key) as usize & (Epochs::SHARDS - 1);
+    // SAFETY: helpers without arguments; and numbers of the one value of the array, in this order.
+    unsafe {
+        let (time, processor) = (bpf_ktime_get_ns(), bpf_get_smp_processor_id());
+        for place in [&raw mut (*epochs).forgotten, (&raw mut (*epochs).flows).cast::<u64>().add(shard)] {
+            place.write_volatile(Epochs::next(place.read_volatile(), time, processor));
+        }
+    }
+}
+
+/// Adds packets that have gone past the stages to a flow, if it is still there. `side` is 1 for answers.
+#[inline(always)]
+pub(crate) fn count_for(key: &FlowKey, side: u32, packets: u64, bytes: u64) {
+    if let Some(flow) = answered(key) {
+        let side = (side & 1) as usize;
+        // SAFETY: places of an entry that was found.
+        unsafe {
+            *(&raw mut (*flow).packets).cast::<u64>().add(side) += packets;
+            *(&raw mut (*flow).bytes).cast::<u64>().add(side) += bytes;
+        }
+    }
 }
 
 /// `CLOCK_MONOTONIC`.

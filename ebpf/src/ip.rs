@@ -86,6 +86,7 @@ fn through<const WIRE: bool>(
     packet.ip6 = u8::from(ip6);
     packet.to_service = u8::from(sender.to_service);
     packet.for_many = u8::from(ethernet.is_group());
+    packet.busy = 0;
     packet.destination_mac = ethernet.destination;
     packet.source_mac = ethernet.source;
     let code = if WIRE { ctv_pass_wire(ctx.skb.skb) } else { ctv_pass(ctx.skb.skb) };

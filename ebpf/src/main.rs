@@ -1,14 +1,16 @@
 //! The forwarding programs of the eBPF datapath: one per way in, each a short chain of stages.
 //!
 //! ```text
-//! pod veth, ingress   -> pod::receive     -> source::check -> neighbour::answer -> ip::pass -> forward / flood
-//! behind the queue    -> pod::resume      ->                  neighbour::answer -> ip::pass -> forward / flood
-//! VXLAN device        -> overlay::receive ->                  neighbour::answer -> ip::pass -> forward / flood
-//! VLAN uplink         -> uplink::receive  ->                  neighbour::answer -> ip::pass -> forward / flood
+//! pod veth, ingress   -> pod::receive     -> shortcut -> source::check -> neighbour::answer -> ip::pass -> forward / flood
+//! behind the queue    -> pod::resume      ->                              neighbour::answer -> ip::pass -> forward / flood
+//! VXLAN device        -> overlay::receive -> shortcut ->                  neighbour::answer -> ip::pass -> forward / flood
+//! VLAN uplink         -> uplink::receive  ->                              neighbour::answer -> ip::pass -> forward / flood
 //! VLAN uplink, XDP    -> xdp::receive     -> sent on to the node of a service's backend, or passed to the line above
 //!
 //! ip::pass            =  parse -> track (known flow, or service -> policy -> note) -> nat
 //! ```
+//!
+//! Packets of busy flows end with `shortcut`, which `learn` makes of what the stages have done.
 //!
 //! A stage returns a [`Verdict`]; only this file turns one into a code of the kernel.
 
@@ -25,6 +27,7 @@ mod flows;
 mod frame;
 mod header;
 mod ip;
+mod learn;
 mod maps;
 mod nat;
 mod neighbour;
@@ -38,6 +41,7 @@ mod refuse;
 mod relay;
 mod served;
 mod service;
+mod shortcut;
 mod source;
 mod tell;
 mod track;
@@ -53,6 +57,7 @@ use aya_ebpf::{
     programs::{TcContext, XdpContext},
 };
 use contiv_abi::DropReason;
+use tunnel::Origin;
 use verdict::Verdict;
 
 /// `PACKET_HOST`: for the receiving stack.
@@ -62,7 +67,7 @@ const PACKET_HOST: u32 = 0;
 #[classifier]
 fn ctv_from_pod(ctx: TcContext) -> i32 {
     let ifindex = arrival(&ctx);
-    finish(&ctx, ifindex, pod::receive(&ctx))
+    shortcut::take(&ctx, Origin::HERE).unwrap_or_else(|| finish(&ctx, ifindex, pod::receive(&ctx)))
 }
 
 /// A frame that a pod with a rate sent, after its time: ingress of the interface behind the queue. Its mark is its port.
@@ -80,7 +85,11 @@ fn ctv_from_queue(ctx: TcContext) -> i32 {
 /// A frame from another node's tunnel: ingress of the VXLAN device.
 #[classifier]
 fn ctv_from_vxlan(ctx: TcContext) -> i32 {
-    finish(&ctx, arrival(&ctx), overlay::receive(&ctx))
+    let ifindex = arrival(&ctx);
+    let Ok(origin) = tunnel::origin(&ctx) else {
+        return finish(&ctx, ifindex, Verdict::Drop(DropReason::NoTunnelKey));
+    };
+    shortcut::take(&ctx, origin).unwrap_or_else(|| finish(&ctx, ifindex, overlay::receive(&ctx, origin)))
 }
 
 /// A frame from the wire: ingress of the VLAN uplink.
@@ -134,15 +143,10 @@ fn finish(ctx: &TcContext, ifindex: u32, verdict: Verdict) -> i32 {
                     return TC_ACT_SHOT;
                 }
             }
-            // The host end took the frame for a stranger's (its destination is not the host end's own
-            // address), and the pod's stack would believe it.
-            // SAFETY: the context is the one that the kernel gave to this program.
-            if unsafe { bpf_skb_change_type(ctx.skb.skb, PACKET_HOST) } != 0 {
-                tell::dropped(ctx, ifindex, DropReason::RewriteFailed);
-                return TC_ACT_SHOT;
-            }
-            // SAFETY: a helper without memory arguments.
-            (unsafe { bpf_redirect_peer(place, 0) }) as i32
+            deliver(ctx, place).unwrap_or_else(|reason| {
+                tell::dropped(ctx, ifindex, reason);
+                TC_ACT_SHOT
+            })
         }
         Verdict::Back(port, reason) => {
             tell::dropped(ctx, ifindex, reason);
@@ -152,6 +156,19 @@ fn finish(ctx: &TcContext, ifindex: u32, verdict: Verdict) -> i32 {
         // SAFETY: a helper without memory arguments.
         Verdict::Out(out) => (unsafe { bpf_redirect(out, 0) }) as i32,
     }
+}
+
+/// Gives the frame to the pod whose host end this is, and says what the kernel is to be told.
+#[inline(always)]
+fn deliver(ctx: &TcContext, ifindex: u32) -> Result<i32, DropReason> {
+    // The host end took the frame for a stranger's (its destination is not the host end's own address), and
+    // the pod's stack would believe it.
+    // SAFETY: the context is the one that the kernel gave to this program.
+    if unsafe { bpf_skb_change_type(ctx.skb.skb, PACKET_HOST) } != 0 {
+        return Err(DropReason::RewriteFailed);
+    }
+    // SAFETY: a helper without memory arguments.
+    Ok((unsafe { bpf_redirect_peer(ifindex, 0) }) as i32)
 }
 
 #[cfg(not(test))]

@@ -2,7 +2,9 @@
 
 use aya_ebpf::{
     bindings::{__sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR},
-    helpers::generated::{bpf_csum_diff, bpf_l3_csum_replace, bpf_l4_csum_replace, bpf_skb_store_bytes},
+    helpers::generated::{
+        bpf_csum_diff, bpf_csum_update, bpf_l3_csum_replace, bpf_l4_csum_replace, bpf_skb_store_bytes,
+    },
     programs::TcContext,
 };
 use contiv_abi::{Address, Be16, DropReason, NeighKey, TCP, UDP, service_mac};
@@ -99,7 +101,20 @@ fn addresses(ctx: &TcContext, packet: &Packet) -> Result<(), DropReason> {
     };
     let Some(at) = at else { return Ok(()) };
     let pseudo = u64::from(BPF_F_PSEUDO_HDR);
-    sum_l4(ctx, packet.l4 + at, sum, pseudo | zero_means_none(packet.protocol))
+    sum_l4(ctx, packet.l4 + at, sum, pseudo | zero_means_none(packet.protocol))?;
+    if packet.ip6 != 0 {
+        mend_sum(ctx, sum);
+    }
+    Ok(())
+}
+
+/// After the checksum of a transport over IPv6 was made up for other addresses by `difference`: the kernel took them for those
+/// of IPv4, whose own header makes up for them, and changed the sum over the whole packet that a device may have made. Of
+/// IPv6 the addresses and the checksum make up for each other. (The flag `BPF_F_IPV6`, which says so, is of Linux 6.16.)
+#[inline(always)]
+pub(crate) fn mend_sum(ctx: &TcContext, difference: u32) {
+    // SAFETY: the context is the one that the kernel gave to this program. It fails when there is no such sum.
+    let _no_sum = unsafe { bpf_csum_update(ctx.skb.skb, difference) };
 }
 
 /// The checksum of IPv4's header, in the header.

@@ -7,20 +7,20 @@ use crate::{
     flood,
     frame::{self, Ethernet},
     ip::{self, Sender},
+    learn::{self, Way},
     maps,
     neighbour::{self, Asker},
-    tunnel,
+    tunnel::{self, Origin},
     verdict::Verdict,
 };
 
 #[inline(always)]
-pub(crate) fn receive(ctx: &TcContext) -> Verdict {
-    forward(ctx).unwrap_or_else(Verdict::from)
+pub(crate) fn receive(ctx: &TcContext, origin: Origin) -> Verdict {
+    forward(ctx, origin).unwrap_or_else(Verdict::from)
 }
 
 #[inline(always)]
-fn forward(ctx: &TcContext) -> Result<Verdict, DropReason> {
-    let origin = tunnel::origin(ctx)?;
+fn forward(ctx: &TcContext, origin: Origin) -> Result<Verdict, DropReason> {
     if !maps::is_peer(&origin.vtep) {
         return Err(DropReason::UnknownPeer);
     }
@@ -28,14 +28,22 @@ fn forward(ctx: &TcContext) -> Result<Verdict, DropReason> {
     let entry = maps::segment(&segment).ok_or(DropReason::UnknownSegment)?;
     let ethernet = Ethernet::read(ctx)?;
     if neighbour::answer(ctx, &ethernet, segment, &entry, Asker::Outside)? {
-        tunnel::address(ctx, origin.vni, origin.vtep, frame::class_of_service(ctx, &ethernet))?;
+        tunnel::address(
+            ctx,
+            origin.vni,
+            origin.vtep,
+            frame::ctv_class_of(ctx.skb.skb, ethernet.kind.wire().into()) as u8,
+        )?;
         return Ok(Verdict::Out(entry.out));
     }
     let passed = ip::pass(ctx, &ethernet, segment, &entry, Sender::OUTSIDE)?;
     let known =
         if ethernet.is_group() { None } else { maps::destination(&FdbKey::new(segment, passed.destination)) };
     match known {
-        Some(place) if place.ifindex != 0 => Ok(Verdict::to_pod(&place)),
+        Some(place) if place.ifindex != 0 => {
+            learn::note(ctx, Way::Pod { ifindex: place.ifindex, group: place.group });
+            Ok(Verdict::to_pod(&place))
+        }
         // Never from one tunnel into another: every node floods to all of them itself.
         Some(_) => Err(DropReason::NotLocal),
         None => {

@@ -1,7 +1,7 @@
 //! What the stages know of the packet in hand, and what they make of it.
 
 use aya_ebpf::{btf_maps::PerCpuArray, macros::btf_map};
-use contiv_abi::{DropReason, Flow, FlowKey, Mac, Segment, Tuple};
+use contiv_abi::{Be16, DropReason, FdbEntry, Flow, FlowKey, Mac, Segment, Tuple};
 
 use crate::refuse::Tcp;
 
@@ -61,7 +61,17 @@ pub(crate) struct Packet {
     pub(crate) service: u32,
     /// The rule that decided last, by its number; zero for none.
     pub(crate) ruled: u32,
-    /// `SegmentEntry::flags` of the network.
+    /// Of a busy flow: the groups whose rules have judged it,
+    pub(crate) judges: [u16; 2],
+    /// their rule sets,
+    pub(crate) judged_by: [u32; 2],
+    /// and the number of the service.
+    pub(crate) served: u32,
+    /// `SegmentEntry` of the network: the way out,
+    pub(crate) out: u32,
+    /// how many ports,
+    pub(crate) ports: u32,
+    /// and the flags.
     pub(crate) segment_flags: u32,
     /// The protocol of the packet itself, also of an ICMP error.
     pub(crate) protocol: u8,
@@ -87,8 +97,18 @@ pub(crate) struct Packet {
     pub(crate) confirmed: u8,
     /// 1 for an answer.
     pub(crate) reply: u8,
+    /// 1 when its flow was answered, goes on, and has had a packet in this second before.
+    pub(crate) busy: u8,
     /// `Flow::ASIDE` for a direct connection that needs another port.
     pub(crate) aside: u8,
+    /// `Port::queue` of the sender,
+    pub(crate) queue: u32,
+    /// and `Port::priority` in it.
+    pub(crate) priority: u32,
+    /// The port here that it goes to.
+    pub(crate) place: FdbEntry,
+    /// What the frame carries.
+    pub(crate) kind: Be16,
     /// Destination in the frame.
     pub(crate) destination_mac: Mac,
     /// Source in the frame.

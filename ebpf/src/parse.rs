@@ -88,7 +88,8 @@ extern "C" fn ctv_ip(skb: *mut __sk_buff, at: u32) -> u32 {
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
     packet.spare.source_port = Be16::new(0);
     packet.spare.destination_port = Be16::new(0);
-    packet.spare.zero = [0; 3];
+    // SAFETY: bytes.
+    unsafe { contiv_abi::clear(&raw mut packet.spare.zero) };
     packet.piece = Piece::WHOLE;
     packet::code(if packet.ip6 != 0 { ipv6(&ctx, packet, at) } else { ipv4(&ctx, packet, at) })
 }

@@ -1,15 +1,17 @@
 //! Frames that pods send.
 
-use aya_ebpf::{helpers::generated::bpf_skb_vlan_push, programs::TcContext};
-use contiv_abi::{DropReason, FdbKey, Port, Segment, SegmentEntry};
+use aya_ebpf::{bindings::__sk_buff, helpers::generated::bpf_skb_vlan_push, programs::TcContext};
+use contiv_abi::{DropReason, FdbEntry, FdbKey, Segment, SegmentEntry};
 
 use crate::{
     dscp, flood,
     frame::{self, Ethernet},
     ip::{self, Sender},
+    learn::{self, Way},
     maps,
     neighbour::{self, Asker},
-    packet, rate, source, tunnel,
+    packet::{self, Packet},
+    rate, source, tunnel,
     verdict::Verdict,
 };
 
@@ -21,95 +23,122 @@ pub(crate) fn receive(ctx: &TcContext) -> Verdict {
 /// What a pod had sent by the port `ifindex`, and waited.
 #[inline(always)]
 pub(crate) fn resume(ctx: &TcContext, ifindex: u32) -> Verdict {
-    let go_on = || {
-        let port = maps::port(&ifindex).ok_or(DropReason::UnknownPort)?;
-        forward(ctx, ifindex, &port, &Ethernet::read(ctx)?)
-    };
-    go_on().unwrap_or_else(Verdict::from)
+    learn::nothing();
+    match source::ctv_port(ctx.skb.skb, ifindex) {
+        packet::GO_ON => forward(ctx).unwrap_or_else(Verdict::from),
+        reason => Verdict::Drop(packet::reason(reason)),
+    }
 }
 
 #[inline(always)]
 fn check(ctx: &TcContext) -> Result<Verdict, DropReason> {
-    // SAFETY: the context is the one that the kernel gave to this program.
-    let (ifindex, tagged) = unsafe { ((*ctx.skb.skb).ifindex, (*ctx.skb.skb).vlan_present != 0) };
-    let port = maps::port(&ifindex).ok_or(DropReason::UnknownPort)?;
-    let ethernet = Ethernet::read(ctx)?;
-    if tagged || ethernet.is_tagged() {
-        return Err(DropReason::TaggedByPod);
+    match source::ctv_sender(ctx.skb.skb) {
+        packet::GO_ON => {}
+        reason => return Err(packet::reason(reason)),
     }
-    if ethernet.is_link_local() {
-        return Err(DropReason::LinkLocalGroup);
+    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+    if packet.queue != 0 {
+        return Ok(Verdict::Wait {
+            queue: packet.queue,
+            priority: packet.priority,
+            port: packet.source_port,
+        });
     }
-    source::check(ctx, &port, &ethernet)?;
-    if port.queue != 0 {
-        return Ok(Verdict::Wait { queue: port.queue, priority: port.priority(), port: ifindex });
-    }
-    rate::sends(port.group, ifindex, ctx.len())?;
-    forward(ctx, ifindex, &port, &ethernet)
+    rate::sends(packet.source_group, packet.source_port, ctx.len())?;
+    forward(ctx)
 }
 
 #[inline(always)]
-fn forward(ctx: &TcContext, ifindex: u32, port: &Port, ethernet: &Ethernet) -> Result<Verdict, DropReason> {
-    let entry = maps::segment(&port.segment).ok_or(DropReason::UnknownSegment)?;
-    if neighbour::answer(ctx, ethernet, port.segment, &entry, Asker::Port(ifindex))? {
+fn forward(ctx: &TcContext) -> Result<Verdict, DropReason> {
+    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+    let (segment, group, ifindex) = (packet.segment, packet.source_group, packet.source_port);
+    let (destination, source) = (packet.destination_mac, packet.source_mac);
+    let ethernet = Ethernet { destination, source, kind: packet.kind };
+    let entry = maps::segment(&segment).ok_or(DropReason::UnknownSegment)?;
+    if neighbour::answer(ctx, &ethernet, segment, &entry, Asker::Port(ifindex))? {
         return Ok(Verdict::Out(ifindex));
     }
-    let sender = Sender { port: ifindex, group: port.group, to_service: false };
-    let passed = ip::pass(ctx, ethernet, port.segment, &entry, sender)?;
+    let sender = Sender { port: ifindex, group, to_service: false };
+    let passed = ip::pass(ctx, &ethernet, segment, &entry, sender)?;
     if passed.refused != 0 {
         return Ok(Verdict::Back(ifindex, packet::reason(passed.refused)));
     }
-    dscp::mark(ctx, port.group)?;
-    let known = if ethernet.is_group() {
-        None
-    } else {
-        maps::destination(&FdbKey::new(port.segment, passed.destination))
-    };
-    match known {
-        Some(place) if place.ifindex == ifindex && !passed.translated => Err(DropReason::Hairpin),
-        Some(place) if place.ifindex != 0 => Ok(Verdict::to_pod(&place)),
-        place => match port.segment.vni() {
-            Some(vni) => {
-                let tos = frame::class_of_service(ctx, ethernet);
-                match place {
-                    Some(place) => {
-                        if entry.out == 0 {
-                            return Err(DropReason::NoUplink);
-                        }
-                        tunnel::address(ctx, vni, place.vtep, tos)?;
-                        Ok(Verdict::Out(entry.out))
-                    }
-                    // A unicast frame for an address that nobody told us of goes everywhere, as the
-                    // OVS bridge does it: it may be an address that a pod gave itself.
-                    None => {
-                        flood::to_ports(ctx, port.segment, &entry, ifindex);
-                        if entry.out != 0 {
-                            flood::to_peers(ctx, vni, entry.out, tos);
-                        }
-                        Ok(Verdict::Delivered)
-                    }
-                }
-            }
-            None => {
-                if ethernet.is_group() {
-                    flood::to_ports(ctx, port.segment, &entry, ifindex);
-                } else if entry.out == 0 {
-                    return Err(DropReason::NoUplink);
-                }
-                // The switches outside find the way, to other nodes and to gateways alike.
-                to_uplink(ctx, port.segment, &entry)
-            }
-        },
+    dscp::mark(ctx, group)?;
+    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+    packet.out = entry.out;
+    packet.ports = entry.ports;
+    match ctv_onward(ctx.skb.skb) {
+        DELIVERED => Ok(Verdict::Delivered),
+        TO_POD => {
+            let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+            Ok(Verdict::to_pod(&packet.place))
+        }
+        OUT => Ok(Verdict::Out(entry.out)),
+        reason => Err(packet::reason(reason)),
     }
 }
 
+/// To the port in `Packet::place`.
+const TO_POD: u32 = 0x100;
+/// To the network's way out.
+const OUT: u32 = 0x101;
+/// All copies have been sent.
+const DELIVERED: u32 = 0x102;
+
+/// Where the packet in hand goes from here, with what it needs on the way. The result is one of these, or the number of the
+/// reason to drop it.
+///
+/// A function of its own for the verifier.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_onward(skb: *mut __sk_buff) -> u32 {
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    onward(&TcContext::new(skb), packet).unwrap_or_else(|reason| reason as u32)
+}
+
 #[inline(always)]
-fn to_uplink(ctx: &TcContext, segment: Segment, entry: &SegmentEntry) -> Result<Verdict, DropReason> {
-    if entry.out == 0 {
-        return Ok(Verdict::Delivered);
+fn onward(ctx: &TcContext, packet: &mut Packet) -> Result<u32, DropReason> {
+    let (segment, out, from) = (packet.segment, packet.out, packet.source_port);
+    let ethernet =
+        Ethernet { destination: packet.destination_mac, source: packet.source_mac, kind: packet.kind };
+    let for_many = ethernet.is_group();
+    let known = if for_many { None } else { maps::destination(&FdbKey::new(segment, ethernet.destination)) };
+    // Nowhere: an `Option` that is looked at twice would be half an unknown register to the verifier.
+    let place = known.unwrap_or(FdbEntry { ifindex: 0, vtep: [0; 4], group: 0 });
+    if place.ifindex == from && packet.translated == 0 {
+        return Err(DropReason::Hairpin);
     }
-    push_tag(ctx, segment)?;
-    Ok(Verdict::Out(entry.out))
+    if place.ifindex != 0 {
+        packet.place = place;
+        learn::note(ctx, Way::Pod { ifindex: place.ifindex, group: place.group });
+        return Ok(TO_POD);
+    }
+    let vni = segment.vni();
+    let is_nowhere = place.vtep == [0; 4];
+    // A unicast frame for an address that nobody told us of goes everywhere on VXLAN, as the OVS bridge does it: it may be
+    // an address that a pod gave itself. On VLAN the switches outside find the way, to other nodes and to gateways alike.
+    if for_many || vni.is_some() && is_nowhere {
+        let entry = SegmentEntry { out, ports: packet.ports, flags: 0 };
+        flood::to_ports(ctx, segment, &entry, from);
+        if out == 0 {
+            return Ok(DELIVERED);
+        }
+    } else if out == 0 {
+        return Err(DropReason::NoUplink);
+    }
+    let Some(vni) = vni else {
+        learn::note(ctx, Way::Wire { ifindex: out, tag: segment.tag() });
+        push_tag(ctx, segment)?;
+        return Ok(OUT);
+    };
+    let tos = frame::ctv_class_of(ctx.skb.skb, packet.kind.wire().into()) as u8;
+    if is_nowhere {
+        flood::to_peers(ctx, vni, out, tos);
+        return Ok(DELIVERED);
+    }
+    learn::note(ctx, Way::Tunnel { ifindex: out, vni, to: place.vtep });
+    tunnel::address(ctx, vni, place.vtep, tos)?;
+    Ok(OUT)
 }
 
 /// Gives the frame its network's tag.

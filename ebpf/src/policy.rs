@@ -88,14 +88,13 @@ pub(crate) fn allows(packet: &mut Packet, place: Option<FdbEntry>) -> bool {
     inquiry.ip6 = packet.ip6;
     inquiry.groups = [packet.source_group, place.map_or(0, |place| place.group)];
     packet.flow.groups = [inquiry.groups[0] as u16, inquiry.groups[1] as u16];
-    inquiry.judged = [NOT_JUDGED; 2];
+    // SAFETY: numbers.
+    unsafe { contiv_abi::clear(&raw mut inquiry.judged) };
     let denied = ctv_side(OUT as u32) != 0 || ctv_side(IN as u32) != 0;
     packet.flow.outward = inquiry.judged[0];
     packet.flow.inward = inquiry.judged[1];
     !denied
 }
-
-const NOT_JUDGED: Judged = Judged { generation: 0, rule: 0 };
 
 /// Asked for each packet of a flow that is known: whether what was decided still stands. [`packet::GO_ON`],
 /// [`packet::REVIEW`], or the number of the reason to drop it.
@@ -117,6 +116,15 @@ pub(crate) fn stands(flow: &Flow) -> u32 {
         return DropReason::Policy as u32;
     }
     packet::GO_ON
+}
+
+/// Whether these are the groups' rule sets, of what begins with the first and of what is begun with the second.
+#[inline(always)]
+pub(crate) fn are_sets_of(groups: [u16; 2], sets: [u32; 2]) -> bool {
+    let (Some(out), Some(into)) = (GROUPS.get(groups[0].into()), GROUPS.get(groups[1].into())) else {
+        return false;
+    };
+    out.sets[OUT] == sets[0] && into.sets[IN] == sets[1]
 }
 
 /// Judges the flow of the packet in hand again, by the rules of today. A flow that may not be any more is kept, so that
@@ -143,7 +151,8 @@ pub(crate) extern "C" fn ctv_review(flow: *mut Flow) -> u32 {
     inquiry.ip6 = packet.ip6;
     let [out, into] = flow.groups;
     inquiry.groups = [out.into(), into.into()];
-    inquiry.judged = [NOT_JUDGED; 2];
+    // SAFETY: numbers.
+    unsafe { contiv_abi::clear(&raw mut inquiry.judged) };
     let denied = ctv_side(OUT as u32) as u8 & 1;
     let denied = (denied * Flow::DENIED_OUT) | ((ctv_side(IN as u32) as u8 & 1) * Flow::DENIED_IN);
     flow.outward = inquiry.judged[0];
@@ -224,8 +233,10 @@ extern "C" fn ctv_count(rule: u32) -> u32 {
     let Some(packet) = packet::in_hand() else { return 0 };
     packet.ruled = rule;
     if COUNTS.get_ptr(rule).is_none() {
+        // SAFETY: numbers.
+        let none = unsafe { contiv_abi::cleared::<RuleCount>() };
         // When another CPU was faster, or there is no room, that is as well.
-        let _made = COUNTS.insert(rule, RuleCount { packets: 0, bytes: 0 }, BPF_NOEXIST.into());
+        let _made = COUNTS.insert(rule, &none, BPF_NOEXIST.into());
     }
     if let Some(count) = COUNTS.get_ptr_mut(rule) {
         // SAFETY: this CPU's own.

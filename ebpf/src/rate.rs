@@ -65,8 +65,10 @@ extern "C" fn ctv_admit(group: u32, ifindex: u32, direction: u32, bytes: u32) ->
     }
     let key = MeterKey { ifindex, direction };
     if METERS.get_ptr(key).is_none() {
+        // SAFETY: numbers, and a lock that is open.
+        let none = unsafe { contiv_abi::cleared::<Meter>() };
         // When another CPU was faster, that is as well.
-        let _made = METERS.insert(key, Meter::default(), BPF_NOEXIST.into());
+        let _made = METERS.insert(key, &none, BPF_NOEXIST.into());
     }
     // No room: there are meters for more ports than there can be.
     let Some(meter) = METERS.get_ptr_mut(key) else { return GO };

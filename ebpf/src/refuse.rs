@@ -3,7 +3,7 @@
 
 use aya_ebpf::{
     bindings::{__sk_buff, BPF_F_RECOMPUTE_CSUM},
-    helpers::generated::{bpf_csum_diff, bpf_skb_change_tail},
+    helpers::generated::{bpf_csum_diff, bpf_skb_change_tail, bpf_skb_load_bytes},
     programs::TcContext,
 };
 use contiv_abi::{Be16, DropReason, TCP, UDP};
@@ -86,11 +86,10 @@ fn refuse(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
                 packet::GO_ON => {}
                 reason => return Err(packet::reason(reason)),
             }
-            let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
-            if ip6 { reset_v6(ctx, packet) } else { reset_v4(ctx, packet) }
+            if ip6 { reset_v6(ctx) } else { reset_v4(ctx) }
         }
-        (UDP, false) => unreachable_v4(ctx, packet),
-        (UDP, true) => unreachable_v6(ctx, packet),
+        (UDP, false) => unreachable_v4(ctx),
+        (UDP, true) => unreachable_v6(ctx),
         _ => Err(DropReason::NoBackend),
     }
 }
@@ -147,12 +146,36 @@ fn room<T>(packet: &mut Packet) -> &mut T {
     unsafe { &mut *(&raw mut packet.answer).cast::<T>() }
 }
 
+/// Begins an answer: the headers around `payload` bytes of this protocol. A function of its own for the verifier.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_envelope(protocol: u32, payload: u32) -> u32 {
+    let Some(packet) = packet::in_hand() else { return 0 };
+    let ethernet = ethernet(packet);
+    if packet.ip6 != 0 {
+        let network = ipv6(packet, protocol as u8, payload as u16);
+        let answer = room::<Answer<Ipv6, ()>>(packet);
+        (answer.ethernet, answer.network) = (ethernet, network);
+    } else {
+        let network = ipv4(packet, protocol as u8, payload as u16 + size_of::<Ipv4>() as u16);
+        let answer = room::<Answer<Ipv4, ()>>(packet);
+        (answer.ethernet, answer.network) = (ethernet, network);
+    }
+    0
+}
+
+/// The answer whose headers have been begun, of a payload of `T`.
 #[inline(always)]
-fn reset_v4(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
-    let (ethernet, network, reset) = (ethernet(packet), ipv4(packet, TCP, 40), packet.reset);
-    let answer = room::<Answer<Ipv4, Tcp>>(packet);
-    answer.ethernet = ethernet;
-    answer.network = network;
+fn begun<'a, N, T>(protocol: u8) -> Result<(&'a mut Answer<N, T>, Tcp), DropReason> {
+    ctv_envelope(protocol.into(), size_of::<T>() as u32);
+    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+    let reset = packet.reset;
+    Ok((room(packet), reset))
+}
+
+#[inline(always)]
+fn reset_v4(ctx: &TcContext) -> Result<(), DropReason> {
+    let (answer, reset) = begun::<Ipv4, Tcp>(TCP)?;
     answer.transport = reset;
     let seed = pseudo_v4(&answer.network, TCP, size_of::<Tcp>());
     answer.transport.checksum = checksum(&answer.transport, seed);
@@ -160,11 +183,8 @@ fn reset_v4(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
 }
 
 #[inline(always)]
-fn reset_v6(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
-    let (ethernet, network, reset) = (ethernet(packet), ipv6(packet, TCP, 20), packet.reset);
-    let answer = room::<Answer<Ipv6, Tcp>>(packet);
-    answer.ethernet = ethernet;
-    answer.network = network;
+fn reset_v6(ctx: &TcContext) -> Result<(), DropReason> {
+    let (answer, reset) = begun::<Ipv6, Tcp>(TCP)?;
     answer.transport = reset;
     let seed = pseudo_v6(&answer.network, TCP, size_of::<Tcp>());
     answer.transport.checksum = checksum(&answer.transport, seed);
@@ -172,34 +192,38 @@ fn reset_v6(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
 }
 
 #[inline(always)]
-fn unreachable_v4(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
-    const LEN: u16 = (size_of::<Ipv4>() + size_of::<Unreachable<QUOTED_V4>>()) as u16;
-    let (ethernet, network) = (ethernet(packet), ipv4(packet, ICMP, LEN));
-    let answer = room::<Answer<Ipv4, Unreachable<QUOTED_V4>>>(packet);
-    answer.ethernet = ethernet;
-    answer.network = network;
-    answer.transport.kind = [3, 3];
-    answer.transport.checksum = Be16::new(0);
-    answer.transport.zero = [0; 4];
-    answer.transport.quoted = frame::load(ctx, ETHERNET)?;
+fn unreachable_v4(ctx: &TcContext) -> Result<(), DropReason> {
+    let (answer, _) = begun::<Ipv4, Unreachable<QUOTED_V4>>(ICMP)?;
+    quote(ctx, &mut answer.transport, [3, 3])?;
     answer.transport.checksum = checksum(&answer.transport, 0);
     send(ctx, answer)
 }
 
 #[inline(always)]
-fn unreachable_v6(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
-    const LEN: u16 = size_of::<Unreachable<QUOTED_V6>>() as u16;
-    let (ethernet, network) = (ethernet(packet), ipv6(packet, ICMPV6, LEN));
-    let answer = room::<Answer<Ipv6, Unreachable<QUOTED_V6>>>(packet);
-    answer.ethernet = ethernet;
-    answer.network = network;
-    answer.transport.kind = [1, 4];
-    answer.transport.checksum = Be16::new(0);
-    answer.transport.zero = [0; 4];
-    answer.transport.quoted = frame::load(ctx, ETHERNET)?;
-    let seed = pseudo_v6(&answer.network, ICMPV6, LEN as usize);
+fn unreachable_v6(ctx: &TcContext) -> Result<(), DropReason> {
+    let (answer, _) = begun::<Ipv6, Unreachable<QUOTED_V6>>(ICMPV6)?;
+    quote(ctx, &mut answer.transport, [1, 4])?;
+    let seed = pseudo_v6(&answer.network, ICMPV6, size_of::<Unreachable<QUOTED_V6>>());
     answer.transport.checksum = checksum(&answer.transport, seed);
     send(ctx, answer)
+}
+
+/// All but the checksum.
+#[inline(always)]
+fn quote<const QUOTED: usize>(
+    ctx: &TcContext,
+    message: &mut Unreachable<QUOTED>,
+    kind: [u8; 2],
+) -> Result<(), DropReason> {
+    message.kind = kind;
+    message.checksum = Be16::new(0);
+    message.zero = [0; 4];
+    let to = (&raw mut message.quoted).cast();
+    // SAFETY: the context is the kernel's, and there is room for so many bytes.
+    if unsafe { bpf_skb_load_bytes(ctx.skb.skb.cast(), ETHERNET as u32, to, QUOTED as u32) } != 0 {
+        return Err(DropReason::Malformed);
+    }
+    Ok(())
 }
 
 #[inline(always)]
@@ -244,14 +268,13 @@ fn ipv6(packet: &Packet, protocol: u8, payload: u16) -> Ipv6 {
 
 #[inline(always)]
 fn pseudo_v4(header: &Ipv4, protocol: u8, len: usize) -> u32 {
-    let addresses = [header.source, header.destination];
-    sum(&addresses, seed(protocol, len))
+    // Source and destination, one behind the other.
+    sum_bytes((&raw const header.source).cast(), 8, seed(protocol, len))
 }
 
 #[inline(always)]
 fn pseudo_v6(header: &Ipv6, protocol: u8, len: usize) -> u32 {
-    let addresses = [header.source, header.destination];
-    sum(&addresses, seed(protocol, len))
+    sum_bytes((&raw const header.source).cast(), 32, seed(protocol, len))
 }
 
 /// Protocol and length in the pseudo header, in 16-bit words as they lie in memory.
@@ -262,11 +285,13 @@ fn seed(protocol: u8, len: usize) -> u32 {
 
 #[inline(always)]
 fn sum<T>(bytes: &T, seed: u32) -> u32 {
-    let size = size_of::<T>() as u32;
-    // SAFETY: the buffer is as long as the length says, and the helper only reads it.
-    (unsafe {
-        bpf_csum_diff(core::ptr::null_mut(), 0, core::ptr::from_ref(bytes).cast_mut().cast(), size, seed)
-    }) as u32
+    sum_bytes((&raw const *bytes).cast(), size_of::<T>() as u32, seed)
+}
+
+#[inline(always)]
+fn sum_bytes(bytes: *const u32, len: u32, seed: u32) -> u32 {
+    // SAFETY: the callers have so many bytes there, and the helper only reads them.
+    (unsafe { bpf_csum_diff(core::ptr::null_mut(), 0, bytes.cast_mut(), len, seed) }) as u32
 }
 
 #[inline(always)]

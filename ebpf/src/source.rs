@@ -1,12 +1,64 @@
 //! Whether a pod is who it says it is.
 
-use aya_ebpf::programs::TcContext;
+use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use contiv_abi::{Address, DropReason, Mac, Port};
 
 use crate::{
     frame::{self, ETHERNET, Ethernet},
-    packet::ICMPV6,
+    maps,
+    packet::{self, ICMPV6},
 };
+
+/// Puts into the packet in hand who sends a frame on a pod's port, if it is the pod, and the frame one that pods may send.
+///
+/// A function of its own for the verifier, and for the stack; the result is that of `packet::code`.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ctv_sender(skb: *mut __sk_buff) -> u32 {
+    packet::code(sender(&TcContext::new(skb)))
+}
+
+#[inline(always)]
+fn sender(ctx: &TcContext) -> Result<(), DropReason> {
+    // SAFETY: the context is the one that the kernel gave to this program.
+    let (ifindex, tagged) = unsafe { ((*ctx.skb.skb).ifindex, (*ctx.skb.skb).vlan_present != 0) };
+    let port = maps::port(&ifindex).ok_or(DropReason::UnknownPort)?;
+    let ethernet = Ethernet::read(ctx)?;
+    if tagged || ethernet.is_tagged() {
+        return Err(DropReason::TaggedByPod);
+    }
+    if ethernet.is_link_local() {
+        return Err(DropReason::LinkLocalGroup);
+    }
+    check(ctx, &port, &ethernet)?;
+    note(ifindex, &port, &ethernet)
+}
+
+/// The same of a frame that has been checked, and comes from elsewhere now.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ctv_port(skb: *mut __sk_buff, ifindex: u32) -> u32 {
+    let sender = || {
+        let port = maps::port(&ifindex).ok_or(DropReason::UnknownPort)?;
+        note(ifindex, &port, &Ethernet::read(&TcContext::new(skb))?)
+    };
+    packet::code(sender())
+}
+
+#[inline(always)]
+fn note(ifindex: u32, port: &Port, ethernet: &Ethernet) -> Result<(), DropReason> {
+    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+    packet.queue = port.queue;
+    packet.priority = port.priority();
+    packet.segment = port.segment;
+    packet.source_port = ifindex;
+    packet.source_group = port.group;
+    packet.destination_mac = ethernet.destination;
+    packet.source_mac = ethernet.source;
+    packet.kind = ethernet.kind;
+    packet.translated = 0;
+    Ok(())
+}
 
 /// Checks the addresses that a pod sends from against its own.
 ///
@@ -14,7 +66,7 @@ use crate::{
 /// ARP probe names nobody as its sender. Link-local addresses of IPv6 (which the pod's kernel makes) pass for
 /// ICMPv6 and to groups.
 #[inline(always)]
-pub(crate) fn check(ctx: &TcContext, port: &Port, ethernet: &Ethernet) -> Result<(), DropReason> {
+fn check(ctx: &TcContext, port: &Port, ethernet: &Ethernet) -> Result<(), DropReason> {
     if !same(&ethernet.source, &port.mac) {
         return Err(DropReason::SpoofedMac);
     }

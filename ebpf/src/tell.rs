@@ -11,7 +11,7 @@ use aya_ebpf::{
     macros::btf_map,
     programs::TcContext,
 };
-use contiv_abi::{Address, Be16, DropReason, Event, Segment, Told, Tuple, Watch, maps::EVENTS_BYTES};
+use contiv_abi::{Address, Be16, DropReason, Event, Segment, Told, Watch, maps::EVENTS_BYTES};
 
 use crate::{
     flows,
@@ -80,12 +80,13 @@ fn is_in_hand(reason: u32) -> bool {
 #[inline(always)]
 fn tell_drop(skb: *mut __sk_buff, reason: u32, ifindex: u32) -> u32 {
     let ctx = TcContext::new(skb);
-    let Some(packet) = packet::in_hand() else { return 0 };
     if is_in_hand(reason) {
+        let Some(packet) = packet::in_hand() else { return 0 };
         let kind = if packet.ip6 != 0 { frame::IPV6 } else { frame::IPV4 };
         return ctv_tell(reason, ifindex, kind.wire().into());
     }
-    look(&ctx, packet, ifindex);
+    ctv_look(skb, ifindex);
+    let Some(packet) = packet::in_hand() else { return 0 };
     let Ok(ethernet) = frame::load::<Ethernet>(&ctx, 0) else {
         return ctv_tell(reason, ifindex, 0);
     };
@@ -101,25 +102,23 @@ fn tell_drop(skb: *mut __sk_buff, reason: u32, ifindex: u32) -> u32 {
 
 const POLICY: u32 = DropReason::Policy as u32;
 
-const NOBODY: Tuple = Tuple {
-    source: Address([0; 16]),
-    destination: Address([0; 16]),
-    source_port: Be16::new(0),
-    destination_port: Be16::new(0),
-    protocol: 0,
-    zero: [0; 3],
-};
-
-/// Forgets what was in hand, for a frame that may not have been.
-#[inline(always)]
-fn look(ctx: &TcContext, packet: &mut Packet, ifindex: u32) {
+/// Forgets what was in hand, for a frame that may not have been. A function of its own for the verifier.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_look(skb: *mut __sk_buff, ifindex: u32) -> u32 {
+    let ctx = TcContext::new(skb);
+    let Some(packet) = packet::in_hand() else { return 0 };
     packet.segment = maps::port(&ifindex).map_or(Segment::vxlan(0), |port| port.segment);
     packet.len = ctx.len();
-    packet.tuple = NOBODY;
-    packet.wanted = NOBODY;
+    // SAFETY: numbers.
+    unsafe {
+        contiv_abi::clear(&raw mut packet.tuple);
+        contiv_abi::clear(&raw mut packet.wanted);
+        contiv_abi::clear(&raw mut packet.source_mac);
+        contiv_abi::clear(&raw mut packet.destination_mac);
+    }
     packet.service = 0;
-    packet.source_mac = [0; 6];
-    packet.destination_mac = [0; 6];
+    0
 }
 
 /// Tells of the packet in hand, if this CPU may.
@@ -181,5 +180,6 @@ fn fill(event: &mut Event, packet: &Packet, reason: u32, ifindex: u32, kind: u32
     event.source_mac = packet.source_mac;
     event.destination_mac = packet.destination_mac;
     event.protocol = packet.tuple.protocol;
-    event.zero = [0; 3];
+    // SAFETY: bytes.
+    unsafe { contiv_abi::clear(&raw mut event.zero) };
 }

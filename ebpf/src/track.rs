@@ -142,11 +142,16 @@ fn reopens(packet: &Packet, flow: &Flow) -> bool {
 #[inline(always)]
 fn pass(packet: &mut Packet, flow: &mut Flow, original: bool, answered: bool) -> u32 {
     packet.reply = u8::from(!original);
+    let ending = packet.tcp & (tcp::FIN | tcp::RST);
     // Written only when it changes, so that CPUs do not fight over the line.
     if flow.seen != packet.now {
         flow.seen = packet.now;
+    } else if answered && !flow.is_closing() && ending == 0 {
+        packet.busy = 1;
+        packet.judges = flow.groups;
+        packet.served = flow.service;
+        packet.judged_by = [flow.outward.generation, flow.inward.generation];
     }
-    let ending = packet.tcp & (tcp::FIN | tcp::RST);
     if ending != 0 && answered && flow.tcp[0] | flow.tcp[1] == 0 {
         flows::ctv_hurry();
     }

@@ -27,15 +27,22 @@ const _: () = assert!(size_of::<Key>() == core::mem::offset_of!(bpf_tunnel_key, 
 const TTL: u8 = 64;
 
 /// Where a frame came from.
+#[derive(Clone, Copy)]
 pub(crate) struct Origin {
     pub(crate) vni: u32,
     pub(crate) vtep: Vtep,
 }
 
+impl Origin {
+    /// No tunnel.
+    pub(crate) const HERE: Origin = Origin { vni: 0, vtep: [0; 4] };
+}
+
 /// The key that the VXLAN device found on the wire.
 #[inline(always)]
 pub(crate) fn origin(ctx: &TcContext) -> Result<Origin, DropReason> {
-    let mut key = Key { id: 0, remote: 0, rest_of_ipv6: [0; 3], tos: 0, ttl: 0, ext: 0 };
+    // SAFETY: numbers.
+    let mut key = unsafe { contiv_abi::cleared::<Key>() };
     // SAFETY: `key` is as long as the length says, and the helper writes no more.
     let got =
         unsafe { bpf_skb_get_tunnel_key(ctx.skb.skb, (&raw mut key).cast::<bpf_tunnel_key>(), KEY_LEN, 0) };
@@ -50,7 +57,9 @@ pub(crate) fn origin(ctx: &TcContext) -> Result<Origin, DropReason> {
 #[inline(always)]
 pub(crate) fn address(ctx: &TcContext, vni: u32, vtep: Vtep, tos: u8) -> Result<(), DropReason> {
     let remote = u32::from_be_bytes(vtep);
-    let mut key = Key { id: vni, remote, rest_of_ipv6: [0; 3], tos, ttl: TTL, ext: 0 };
+    // SAFETY: numbers.
+    let mut key = unsafe { contiv_abi::cleared::<Key>() };
+    (key.id, key.remote, key.tos, key.ttl) = (vni, remote, tos, TTL);
     // Checksum zero: userspace OVS drops an outer checksum that was left for hardware to finish.
     let flags = u64::from(BPF_F_ZERO_CSUM_TX);
     // SAFETY: `key` is as long as the length says, and the helper only reads it.

@@ -228,7 +228,8 @@ impl Flow {
         to.destination.set_words(self.nat_ip.words());
         to.destination_port = self.nat_port;
         to.protocol = key.protocol;
-        to.zero = [0; 3];
+        // SAFETY: bytes.
+        unsafe { crate::clear(&raw mut to.zero) };
     }
 
     /// The kind of the key of a translated flow's alias.

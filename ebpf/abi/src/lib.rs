@@ -21,6 +21,8 @@ mod order;
 pub mod policy;
 mod segment;
 mod service;
+mod shortcut;
+mod words;
 
 pub use address::Address;
 pub use drop_reason::{DropCount, DropReason};
@@ -36,6 +38,8 @@ pub use service::{
     AffinityBlock, Backend, Client, Member, Relay, Relayed, RingBlock, ServiceCount, ServiceEntry,
     ServiceKey, Vip, mix, service_mac,
 };
+pub use shortcut::{Epochs, Headers, Shortcut};
+pub use words::{clear, cleared};
 
 /// The layout of the maps. Part of the pin path: an agent with another number leaves these maps alone until
 /// its own are filled, and then takes the place of their programs.
@@ -85,6 +89,9 @@ map_types! {
     policy::MeterKey: 8;
     policy::RuleEntry: 8;
     policy::RuleCount: 16;
+    Headers: 56;
+    Shortcut: 256;
+    Epochs: 8208;
     Event: 112;
     Watch: 8;
     Told: 128;

@@ -141,6 +141,15 @@ pub const METERS: &str = "ctv_meters";
 /// Two for each port.
 pub const METERS_CAPACITY: usize = 2 * PORTS_CAPACITY;
 
+/// Number -> [`Shortcut`](crate::Shortcut) per CPU. Two flows with the same number on a CPU: one has it for a second, the other
+/// goes through the stages.
+pub const SHORTCUTS: &str = "ctv_fast";
+/// A power of two; half a megabyte for each CPU.
+pub const SHORTCUTS_CAPACITY: usize = 2048;
+
+/// One [`Epochs`](crate::Epochs); the agent has it in its memory.
+pub const EPOCHS: &str = "ctv_epochs";
+
 /// Ring of [`Event`](crate::Event). Full: further events are counted as lost.
 pub const EVENTS: &str = "ctv_events";
 /// Room for some 2,000 events, a power of two and whole pages.
@@ -185,6 +194,8 @@ pub const ALL: &[&str] = &[
     RULES,
     RULE_COUNTS,
     METERS,
+    SHORTCUTS,
+    EPOCHS,
     EVENTS,
     WATCH,
     TOLD,

@@ -23,6 +23,12 @@ impl Segment {
         Segment { vni: 0, vlan: vlan as u32 }
     }
 
+    /// The network with this number, tag or VXLAN identifier.
+    #[inline(always)]
+    pub const fn of(number: u32, is_vlan: bool) -> Self {
+        if is_vlan { Segment { vni: 0, vlan: number } } else { Segment { vni: number, vlan: 0 } }
+    }
+
     /// The VXLAN identifier, unless the network is a VLAN.
     pub const fn vni(self) -> Option<u32> {
         if self.vni != 0 { Some(self.vni) } else { None }

@@ -11,6 +11,7 @@
 //! state    which entries are there, and for whom; put, take, sweep
 //! kernel   the maps and programs; roster: the flood lists inside the maps; table: one map
 //! services the ports of services, and the rings of backends that they lead to; ring, arena, mapping: pieces
+//! epochs   tells the programs that something has changed; shortcuts: counts that these hold back
 //! hook     programs on interfaces; filter: where there is no TCX; xdp: in front of them; device: interfaces; pins: the
 //!          file system
 //! ```
@@ -32,6 +33,7 @@ mod batch;
 mod connections;
 mod device;
 mod encode;
+mod epochs;
 mod events;
 mod failure;
 mod filter;
@@ -47,6 +49,7 @@ mod queue;
 mod ring;
 mod roster;
 mod services;
+mod shortcuts;
 mod state;
 mod table;
 mod tallies;
@@ -395,6 +398,7 @@ impl Datapath for Ebpf {
         // On an error the state is not put back, and the next call begins from the pins.
         self.scaffold(&netlink, state.kernel_mut()).await?;
         state.kernel_mut().ensure_timeouts(self.options.timeouts)?;
+        state.kernel_mut().epochs.turn();
         let observed = self.measure(&netlink, &mut state, desired).await?;
         self.state = Some(state);
         Ok(observed)
@@ -409,6 +413,7 @@ impl Datapath for Ebpf {
             if let Err(error) = self.apply_op(&mut state, what).await {
                 failures.push(Failed { op, error });
             }
+            state.kernel_mut().epochs.turn();
         }
         // On an error, the next call begins from the pins.
         for Unqueued { owner, group, error } in state.settle().await? {

@@ -23,6 +23,7 @@ mod restart;
 mod run;
 mod scale;
 mod services;
+mod shortcuts;
 mod tallies;
 mod traffic;
 mod verifier;

@@ -1,6 +1,6 @@
 //! What packets leave behind: counts by name, and how full the tables are.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use aya::maps::{HashMap, Map, MapData};
@@ -16,6 +16,7 @@ use netplugin::datapath::{
 use testkit::{
     needs,
     packet::{Packet, tcp_flags},
+    wait_until,
 };
 
 use crate::{
@@ -77,8 +78,11 @@ fn a_service_is_counted_by_its_name_and_as_its_flows_are() -> Result<()> {
     let web = ServicePort { service: "web:t".into(), protocol: Protocol::Tcp, port: 80 };
     let traffic = |packets, len| Traffic { packets, bytes: packets * len };
     let served = Served { connections: 2, to_backends: traffic(4, 54), to_clients: traffic(4, 60) };
-    let tallies = rig.node.datapath.tallies()?;
-    assert_eq!(tallies.services, [(web.clone(), served)]);
+    // What has taken a shortcut is told two seconds later.
+    let tallies = wait_until(Duration::from_secs(10), "all packets in the counts", || {
+        let tallies = rig.node.datapath.tallies()?;
+        Ok((tallies.services == [(web.clone(), served)]).then_some(tallies))
+    })?;
     assert_eq!(entries(&tallies, SERVICE_COUNTS), 1);
     // A flow and its alias each.
     assert_eq!(

@@ -1,12 +1,14 @@
 //! Connections to services, as the programs count them.
 
+use std::collections::HashMap;
+
 use contiv_abi::{
     Flow, FlowKey, TCP, TimedFlow,
     maps::{FLOWS, NEW_FLOWS},
 };
 use contiv_model::service::Protocol;
 
-use super::{batch::BatchMap, kernel::open_data, pins::Pins, table::Writes};
+use super::{batch::BatchMap, kernel::open_data, pins::Pins, shortcuts, table::Writes};
 use crate::datapath::{
     Error,
     sight::{Connection, Traffic},
@@ -19,25 +21,34 @@ pub(super) fn to_services(pins: &Pins) -> Result<Vec<Connection>, Error> {
     let answered: BatchMap<FlowKey, TimedFlow> =
         BatchMap::new(FLOWS, open_data(pins, FLOWS)?, writes.clone())?;
     let new: BatchMap<FlowKey, Flow> = BatchMap::new(NEW_FLOWS, open_data(pins, NEW_FLOWS)?, writes)?;
-    let answered = answered.read()?.into_iter().map(|(key, timed)| (key, timed.flow));
-    Ok(answered.chain(new.read()?).filter_map(|(key, flow)| connection(&key, &flow)).collect())
+    let (mut flows, rests) = shortcuts::with_rests(pins, || {
+        let answered = answered.read()?.into_iter().map(|(key, timed)| (key, timed.flow));
+        let mut flows: HashMap<FlowKey, Flow> = answered.chain(new.read()?).collect();
+        flows.retain(|_, flow| flow.service != 0 && flow.flags & Flow::NAT != 0);
+        Ok(flows)
+    })?;
+    for rest in rests {
+        if let Some(flow) = flows.get_mut(&rest.flow) {
+            let side = usize::from(rest.side & 1);
+            flow.packets[side] += rest.packets;
+            flow.bytes[side] += rest.bytes;
+        }
+    }
+    Ok(flows.iter().map(|(key, flow)| connection(key, flow)).collect())
 }
 
-/// None of a flow that is to no service; the other entry of one, its alias, counts nothing.
-fn connection(key: &FlowKey, flow: &Flow) -> Option<Connection> {
-    if flow.service == 0 || flow.flags & Flow::NAT == 0 {
-        return None;
-    }
+/// Of a flow to a service; the other entry of one, its alias, counts nothing.
+fn connection(key: &FlowKey, flow: &Flow) -> Connection {
     let there = key.original(flow.origin_is_low != 0);
     // A pod that reaches itself sees the service as the client.
     let client = if flow.flags & Flow::HAIRPIN != 0 { there.destination } else { there.source };
     let traffic = |side: usize| Traffic { packets: flow.packets[side], bytes: flow.bytes[side] };
-    Some(Connection {
+    Connection {
         client: client.into(),
         service: (flow.nat_ip.into(), flow.nat_port.get()),
         backend: (there.destination.into(), there.destination_port.get()),
         protocol: if key.protocol == TCP { Protocol::Tcp } else { Protocol::Udp },
         to_backend: traffic(0),
         to_client: traffic(1),
-    })
+    }
 }

@@ -54,6 +54,13 @@ impl<V: Pod> Mapping<V> {
         (slot < self.len).then(|| unsafe { self.values.add(slot).read_volatile() })
     }
 
+    /// Where a slot lies, if there is such a slot; for what the programs change, too.
+    pub(super) fn place(&self, slot: u32) -> Option<NonNull<V>> {
+        let slot = slot as usize;
+        // SAFETY: inside of the mapping.
+        (slot < self.len).then(|| unsafe { self.values.add(slot) })
+    }
+
     /// Writes a slot; false if there is no such slot.
     pub(super) fn set(&mut self, slot: u32, value: V) -> bool {
         let slot = slot as usize;

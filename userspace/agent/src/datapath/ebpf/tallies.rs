@@ -16,6 +16,7 @@ use super::{
     mapping::Mapping,
     names::{RuleNames, ServiceNames},
     pins::Pins,
+    shortcuts,
 };
 use crate::datapath::{
     Error, Fill,
@@ -28,7 +29,14 @@ pub(super) fn read(pins: &Pins, rules: &RuleNames, services: &ServiceNames) -> R
     let by_rule = sums(pins, RULE_COUNTS, cpus, |counts: &[RuleCount]| {
         traffic(counts.iter().map(|count| (count.packets, count.bytes)))
     })?;
-    let by_service = sums(pins, SERVICE_COUNTS, cpus, served)?;
+    let (mut by_service, rests) = shortcuts::with_rests(pins, || sums(pins, SERVICE_COUNTS, cpus, served))?;
+    for (number, served) in &mut by_service {
+        for rest in rests.iter().filter(|rest| rest.service == *number) {
+            let side = if rest.side == 0 { &mut served.to_backends } else { &mut served.to_clients };
+            side.packets += rest.packets;
+            side.bytes += rest.bytes;
+        }
+    }
     let mut tables = vec![
         flows(pins)?,
         fill::<FlowKey, Flow>(pins, NEW_FLOWS, 1)?,

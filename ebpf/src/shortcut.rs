@@ -1,0 +1,433 @@
+//! Packets of busy flows go past the stages: this CPU knows what became of the last one with the same headers.
+//!
+//! Whole packets of TCP and UDP without options, in flows that were answered. What the stages made of one is noted
+//! (`learn`), the next ones are compared, rewritten and sent on from here. Once in a second, and whenever anything has
+//! changed that it relies on, a packet goes through the stages again. So do those that begin or end a connection.
+
+use aya_ebpf::{
+    bindings::{__sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, TC_ACT_SHOT},
+    btf_maps::{Array, PerCpuArray},
+    helpers::generated::{bpf_ktime_get_coarse_ns, bpf_l4_csum_replace, bpf_redirect},
+    macros::btf_map,
+    programs::TcContext,
+};
+use contiv_abi::{Be16, DropReason, Epochs, Headers, Shortcut, TCP, UDP, maps::SHORTCUTS_CAPACITY};
+
+use crate::{
+    dscp,
+    frame::{self, ETHERNET},
+    header::{Ipv4, Ipv6},
+    learn, nat,
+    packet::tcp,
+    pod, policy, tell,
+    tunnel::{self, Origin},
+};
+
+#[btf_map(name = "ctv_fast")]
+static SHORTCUTS: PerCpuArray<Shortcut, SHORTCUTS_CAPACITY> = PerCpuArray::new();
+
+/// The agent adds to it in its own memory.
+#[btf_map(name = "ctv_epochs")]
+static EPOCHS: Array<Epochs, 1, { aya_ebpf::bindings::BPF_F_MMAPABLE as usize }> = Array::new();
+
+/// What [`ctv_take`] returns when the packet has to go through the stages.
+const STAGES: i32 = -100;
+/// And when it could not be rewritten.
+const FAILED: i32 = -101;
+
+/// Sends the packet on if there is a shortcut for it, and says what the kernel is to be told. Else it is noted as it is, for
+/// `learn`.
+#[inline(always)]
+pub(crate) fn take(ctx: &TcContext, from: Origin) -> Option<i32> {
+    match ctv_take(ctx.skb.skb, from.vni, u32::from_ne_bytes(from.vtep)) {
+        STAGES => None,
+        FAILED => {
+            tell::dropped(ctx, crate::arrival(ctx), DropReason::RewriteFailed);
+            Some(TC_ACT_SHOT)
+        }
+        code => Some(code),
+    }
+}
+
+/// The shortcut in a place.
+#[inline(always)]
+pub(crate) fn at<'a>(place: u32) -> Option<&'a mut Shortcut> {
+    let shortcut = SHORTCUTS.get_ptr_mut(place & (SHORTCUTS_CAPACITY as u32 - 1))?;
+    // SAFETY: this CPU's own, as `packet::in_hand`.
+    Some(unsafe { &mut *shortcut })
+}
+
+/// The numbers that shortcuts rely on.
+#[inline(always)]
+pub(crate) fn epochs() -> Option<*mut Epochs> {
+    EPOCHS.get_ptr_mut(0)
+}
+
+/// Nanoseconds since boot, as they were at the last tick.
+#[inline(always)]
+pub(crate) fn now() -> u64 {
+    // SAFETY: a helper without arguments.
+    unsafe { bpf_ktime_get_coarse_ns() }
+}
+
+/// Reads a number from the frame at an address that was compared with its end.
+///
+/// The kernel lets programs read where it likes on machines that can; an unaligned read of the compiler's would be one of
+/// bytes.
+///
+/// # Safety
+///
+/// All of the number is in the frame.
+#[inline(always)]
+unsafe fn read<T: Copy>(at: usize) -> T {
+    // SAFETY: the caller's promise; a program's loads and stores need no alignment.
+    unsafe { (at as *const T).read_volatile() }
+}
+
+/// Writes a number into the frame, likewise.
+///
+/// # Safety
+///
+/// As of `read`.
+#[inline(always)]
+unsafe fn write<T: Copy>(at: usize, value: T) {
+    // SAFETY: the caller's promise; a program's loads and stores need no alignment.
+    unsafe { (at as *mut T).write_volatile(value) }
+}
+
+/// Where the headers of a frame are: both fixed, one after the other.
+struct Place<const IP6: bool>;
+
+impl<const IP6: bool> Place<IP6> {
+    const NETWORK: usize = if IP6 { size_of::<Ipv6>() } else { size_of::<Ipv4>() };
+    /// Of the addresses.
+    const ENDS: usize = ETHERNET + if IP6 { 8 } else { 12 };
+    /// Of the header of TCP or UDP.
+    const TRANSPORT: usize = ETHERNET + Self::NETWORK;
+    const TCP_FLAGS: usize = Self::TRANSPORT + 13;
+    /// The end of the header of UDP.
+    const UDP_END: usize = Self::TRANSPORT + 8;
+    /// And of that of TCP.
+    const TCP_END: usize = Self::TRANSPORT + 20;
+}
+
+/// The places of the checksum, and of the TOS byte, of IPv4.
+const HEADER_SUM: usize = ETHERNET + 10;
+const TOS: usize = ETHERNET + 1;
+const DSCP: u8 = 0xfc;
+
+/// Whether the frame begins with headers that shortcuts are for, and has all of them.
+#[inline(always)]
+fn is_plain<const IP6: bool>(data: usize, end: usize) -> bool {
+    if data + Place::<IP6>::UDP_END > end {
+        return false;
+    }
+    // SAFETY: before the end of the header of UDP.
+    let (whole, protocol) =
+        unsafe { (is_whole::<IP6>(data), read::<u8>(data + ETHERNET + if IP6 { 6 } else { 9 })) };
+    if protocol == TCP {
+        const TURNS: u8 = tcp::SYN | tcp::FIN | tcp::RST;
+        // SAFETY: compared with the end just before.
+        return whole
+            && data + Place::<IP6>::TCP_END <= end
+            && unsafe { read::<u8>(data + Place::<IP6>::TCP_FLAGS) } & TURNS == 0;
+    }
+    whole && protocol == UDP
+}
+
+/// No options, and no piece of a packet.
+///
+/// # Safety
+///
+/// All of the fixed header is in the frame.
+#[inline(always)]
+unsafe fn is_whole<const IP6: bool>(data: usize) -> bool {
+    const PLAIN: u8 = 0x45;
+    // "More fragments" and the offset, as they lie in memory.
+    const PIECE: u16 = 0x3fff_u16.to_be();
+    // SAFETY: the caller's promise.
+    let version: u8 = unsafe { read(data + ETHERNET) };
+    if IP6 {
+        // What is in extension headers has another protocol.
+        return version >> 4 == 6;
+    }
+    // SAFETY: as above.
+    version == PLAIN && unsafe { read::<u16>(data + ETHERNET + 6) } & PIECE == 0
+}
+
+/// What the headers are.
+///
+/// # Safety
+///
+/// `is_plain` has said that they are there.
+#[inline(always)]
+unsafe fn headers<const IP6: bool>(data: usize) -> Headers {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let at = data + Place::<IP6>::ENDS;
+        let addresses =
+            if IP6 { [read(at), read(at + 8), read(at + 16), read(at + 24)] } else { [read(at), 0, 0, 0] };
+        Headers {
+            addresses,
+            ethernet: read(data),
+            ethernet_rest: read(data + 8),
+            ports: read(data + Place::<IP6>::TRANSPORT),
+            kind: Be16::from_wire(read(data + 12)),
+            class: class::<IP6>(data),
+            protocol: read(data + ETHERNET + if IP6 { 6 } else { 9 }),
+            zero: 0,
+        }
+    }
+}
+
+/// The class.
+///
+/// # Safety
+///
+/// As of `headers`.
+#[inline(always)]
+unsafe fn class<const IP6: bool>(data: usize) -> u8 {
+    // SAFETY: the caller's promise.
+    let [first, second] = unsafe { read::<u16>(data + ETHERNET) }.to_ne_bytes();
+    (if IP6 { first << 4 | second >> 4 } else { second }) & DSCP
+}
+
+/// Whether the frame has these headers.
+///
+/// # Safety
+///
+/// As of `headers`.
+#[inline(always)]
+unsafe fn has<const IP6: bool>(data: usize, headers: &Headers) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let at = data + Place::<IP6>::ENDS;
+        read::<u64>(at) == headers.addresses[0]
+            && (!IP6
+                || read::<u64>(at + 8) == headers.addresses[1]
+                    && read::<u64>(at + 16) == headers.addresses[2]
+                    && read::<u64>(at + 24) == headers.addresses[3])
+            && read::<u32>(data + Place::<IP6>::TRANSPORT) == headers.ports
+            && read::<u64>(data) == headers.ethernet
+            && read::<u32>(data + 8) == headers.ethernet_rest
+            && read::<u16>(data + 12) == headers.kind.wire()
+            && read::<u8>(data + ETHERNET + if IP6 { 6 } else { 9 }) == headers.protocol
+            && class::<IP6>(data) == headers.class
+    }
+}
+
+/// What the frame carries; zero if it says so beside itself only, by a tag.
+#[inline(always)]
+fn kind(ctx: &TcContext) -> u16 {
+    let (data, end) = (ctx.data(), ctx.data_end());
+    // SAFETY: the context is the one that the kernel gave to this program.
+    let tagged = unsafe { (*ctx.skb.skb).vlan_present } != 0;
+    if tagged || data + ETHERNET > end {
+        return 0;
+    }
+    // SAFETY: inside of the header of Ethernet.
+    unsafe { read(data + 12) }
+}
+
+/// Takes the shortcut of a packet, if it has one: it is rewritten and redirected, and the result is the kernel's code. Else
+/// the result is [`STAGES`].
+///
+/// A function of its own for the verifier.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_take(skb: *mut __sk_buff, vni: u32, vtep: u32) -> i32 {
+    let ctx = TcContext::new(skb);
+    let kind = kind(&ctx);
+    let code = if kind == frame::IPV4.wire() {
+        pass::<false>(&ctx, vni, vtep)
+    } else if kind == frame::IPV6.wire() {
+        pass::<true>(&ctx, vni, vtep)
+    } else {
+        STAGES
+    };
+    if code == STAGES {
+        learn::ctv_came(skb, vni, vtep);
+    }
+    code
+}
+
+#[inline(always)]
+fn pass<const IP6: bool>(ctx: &TcContext, vni: u32, vtep: u32) -> i32 {
+    let (data, end) = (ctx.data(), ctx.data_end());
+    if !is_plain::<IP6>(data, end) {
+        return STAGES;
+    }
+    // SAFETY: the context is the one that the kernel gave to this program.
+    let ifindex = unsafe { (*ctx.skb.skb).ifindex };
+    // SAFETY: `is_plain` has said that they are there.
+    let place = unsafe { headers::<IP6>(data) }.hash(ifindex);
+    let Some(shortcut) = at(place) else { return STAGES };
+    // SAFETY: as above.
+    let same = unsafe { has::<IP6>(data, &shortcut.headers) };
+    if !(same
+        && shortcut.ifindex == ifindex
+        && shortcut.vni == vni
+        && u32::from_ne_bytes(shortcut.vtep) == vtep
+        && is_right(shortcut))
+    {
+        return STAGES;
+    }
+    shortcut.packets += 1;
+    shortcut.bytes += u64::from(ctx.len());
+    follow::<IP6>(ctx, shortcut)
+}
+
+/// Whether everything is as it was when the shortcut was made.
+#[inline(always)]
+fn is_right(shortcut: &Shortcut) -> bool {
+    let Some(epochs) = epochs() else { return false };
+    // SAFETY: the one value of the array. Others add to it meanwhile, one number at a time.
+    let epochs = unsafe { &*epochs };
+    shortcut.all == epochs.all as u32
+        && shortcut.epoch == epochs.of(shortcut.shard)
+        && now() < shortcut.until
+        && (shortcut.groups == [0; 2] || policy::are_sets_of(shortcut.groups, shortcut.generations))
+}
+
+/// Puts the headers of a packet where `to` is; zero if shortcuts are not for it.
+///
+/// A function of its own for the verifier.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ctv_headers(skb: *mut __sk_buff, to: *mut Headers) -> u32 {
+    let ctx = TcContext::new(skb);
+    // SAFETY: the verifier sees to it that a pointer which is not null is to a whole value.
+    let Some(to) = (unsafe { to.as_mut() }) else { return 0 };
+    let kind = kind(&ctx);
+    let (data, end) = (ctx.data(), ctx.data_end());
+    // SAFETY: `is_plain` has said that they are there.
+    if kind == frame::IPV4.wire() && is_plain::<false>(data, end) {
+        *to = unsafe { headers::<false>(data) };
+        1
+    } else if kind == frame::IPV6.wire() && is_plain::<true>(data, end) {
+        *to = unsafe { headers::<true>(data) };
+        1
+    } else {
+        0
+    }
+}
+
+/// Rewrites the packet and sends it where the flow's packets go.
+#[inline(always)]
+fn follow<const IP6: bool>(ctx: &TcContext, shortcut: &Shortcut) -> i32 {
+    if shortcut.changes != 0 && !rewrite::<IP6>(ctx, shortcut) {
+        return FAILED;
+    }
+    if shortcut.way == Shortcut::POD {
+        return crate::deliver(ctx, shortcut.out).unwrap_or(FAILED);
+    }
+    let addressed = if shortcut.way == Shortcut::TUNNEL {
+        let vni = shortcut.segment.vni().unwrap_or(0);
+        tunnel::address(ctx, vni, shortcut.to, shortcut.becomes.class)
+    } else {
+        pod::push_tag(ctx, shortcut.segment)
+    };
+    if addressed.is_err() {
+        return FAILED;
+    }
+    // SAFETY: a helper without memory arguments.
+    (unsafe { bpf_redirect(shortcut.out, 0) }) as i32
+}
+
+/// What is written is noted whole, so that little depends on what has changed.
+#[inline(always)]
+fn rewrite<const IP6: bool>(ctx: &TcContext, shortcut: &Shortcut) -> bool {
+    let (data, end) = (ctx.data(), ctx.data_end());
+    let becomes = &shortcut.becomes;
+    if data + Place::<IP6>::UDP_END > end {
+        return false;
+    }
+    // SAFETY: before the end of the header of UDP.
+    unsafe {
+        write(data, becomes.ethernet);
+        write(data + 8, becomes.ethernet_rest);
+        let at = data + Place::<IP6>::ENDS;
+        write(at, becomes.addresses[0]);
+        if IP6 {
+            write(at + 8, becomes.addresses[1]);
+            write(at + 16, becomes.addresses[2]);
+            write(at + 24, becomes.addresses[3]);
+        } else {
+            let sum = read::<u16>(data + HEADER_SUM);
+            let sum = fold(u32::from(!sum) + u32::from(shortcut.header_sum));
+            write(data + HEADER_SUM, !sum);
+            write(data + TOS, read::<u8>(data + TOS) & !DSCP | becomes.class);
+        }
+        write(data + Place::<IP6>::TRANSPORT, becomes.ports);
+    }
+    let ends = shortcut.changes & (Shortcut::ADDRESSES | Shortcut::PORTS) != 0;
+    (!IP6
+        || shortcut.changes & Shortcut::CLASS == 0
+        || dscp::ctv_class(ctx.skb.skb, becomes.class.into()) == 0)
+        && (!ends || ctv_sum(ctx.skb.skb, shortcut, Place::<IP6>::TRANSPORT as u32) != 0)
+}
+
+/// Makes the checksum of the transport whose header is at `at`, as `nat` makes it in two steps. Not zero if it went well.
+///
+/// Of a packet whose checksum the device will finish, it covers the pseudo header alone so far, and is not inverted: only
+/// the addresses count. Which kind a packet is, only the kernel sees; what it has made of the field tells.
+///
+/// A function of its own for the verifier.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_sum(skb: *mut __sk_buff, shortcut: *const Shortcut, at: u32) -> u32 {
+    let ctx = TcContext::new(skb);
+    // SAFETY: the verifier sees to it that a pointer which is not null is to a whole value.
+    let Some(shortcut) = (unsafe { shortcut.as_ref() }) else { return 0 };
+    let udp = shortcut.headers.protocol == UDP;
+    let at = at + if udp { 6 } else { 16 };
+    let Some(place) = sum_at(&ctx, at) else { return 0 };
+    // SAFETY: in the frame, as `sum_at` says.
+    let before: u16 = unsafe { read(place) };
+    if udp && before == 0 {
+        // It does without.
+        return 1;
+    }
+    let moved = shortcut.changes & Shortcut::ADDRESSES != 0;
+    let (difference, pseudo) =
+        if moved { (shortcut.address_sum, BPF_F_PSEUDO_HDR) } else { (shortcut.port_sum, 0) };
+    let difference = u32::from(difference);
+    let flags = u64::from(if udp { pseudo | BPF_F_MARK_MANGLED_0 } else { pseudo });
+    // SAFETY: the context is the one that the kernel gave to this program.
+    if unsafe { bpf_l4_csum_replace(skb, at, 0, difference.into(), flags) } != 0 {
+        return 0;
+    }
+    if !moved {
+        return 1;
+    }
+    if shortcut.headers.kind == frame::IPV6 {
+        nat::mend_sum(&ctx, difference);
+    }
+    let Some(place) = sum_at(&ctx, at) else { return 0 };
+    // SAFETY: in the frame, as `sum_at` says.
+    let after: u16 = unsafe { read(place) };
+    if shortcut.changes & Shortcut::PORTS == 0 || after == fold(u32::from(before) + difference) {
+        return 1;
+    }
+    let sum = !fold(u32::from(!after) + u32::from(shortcut.port_sum));
+    // Zero means that there is none.
+    let sum = if udp && sum == 0 { 0xffff } else { sum };
+    // SAFETY: in the frame, as `sum_at` says.
+    unsafe { write(place, sum) };
+    1
+}
+
+/// Where two bytes of the frame lie, if it has them.
+#[inline(always)]
+fn sum_at(ctx: &TcContext, at: u32) -> Option<usize> {
+    const HEADERS: usize = 127;
+    let place = ctx.data() + (at as usize & HEADERS);
+    (place + 2 <= ctx.data_end()).then_some(place)
+}
+
+/// A sum of 16-bit words in 16 bits (RFC 1071); not zero unless all of them were.
+#[inline(always)]
+pub(crate) const fn fold(sum: u32) -> u16 {
+    let sum = (sum & 0xffff) + (sum >> 16);
+    ((sum & 0xffff) + (sum >> 16)) as u16
+}
