@@ -300,11 +300,12 @@ pub(crate) extern "C" fn ctv_headers(skb: *mut __sk_buff, to: *mut Headers) -> u
     let Some(to) = (unsafe { to.as_mut() }) else { return 0 };
     let kind = kind(&ctx);
     let (data, end) = (ctx.data(), ctx.data_end());
-    // SAFETY: `is_plain` has said that they are there.
     if kind == frame::IPV4.wire() && is_plain::<false>(data, end) {
+        // SAFETY: `is_plain` has said that they are there.
         *to = unsafe { headers::<false>(data) };
         1
     } else if kind == frame::IPV6.wire() && is_plain::<true>(data, end) {
+        // SAFETY: as above.
         *to = unsafe { headers::<true>(data) };
         1
     } else {

@@ -45,7 +45,8 @@ impl Headers {
         let [a, b, c, d] = self.addresses;
         let ends = a ^ b.rotate_left(16) ^ c.rotate_left(32) ^ d.rotate_left(48);
         let rest = (self.ports as u64) << 32 | ifindex as u64;
-        ((ends.wrapping_mul(SPREAD) ^ rest).wrapping_mul(SPREAD) >> 32) as u32
+        // The high bits of a product are those that depend on all of the factor: of ports that lie in its upper half, too.
+        ((ends.wrapping_mul(SPREAD) ^ rest).wrapping_mul(SPREAD) >> 48) as u32
     }
 }
 

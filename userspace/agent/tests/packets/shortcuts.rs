@@ -581,7 +581,7 @@ fn echo(client: &Pod, target: SocketAddr, server: &Pod, at: SocketAddr) -> Resul
         stream.set_read_timeout(Some(Duration::from_secs(10)))?;
         Ok(stream)
     })?;
-    let sent: Vec<u8> = (0..PIECE).map(|n| (n * 7 >> 3) as u8).collect();
+    let sent: Vec<u8> = (0..PIECE).map(|n| (n * 7 / 8) as u8).collect();
     let mut back = vec![0; PIECE];
     for _ in 0..PIECES {
         stream.write_all(&sent)?;
