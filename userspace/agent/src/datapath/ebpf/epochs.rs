@@ -36,10 +36,9 @@ impl Epochs {
     }
 
     fn end(&self) {
-        // SAFETY: a number in the mapping, which the programs read at any time and nobody else writes.
-        if let Some(all) =
-            self.memory.place(0).map(|place| unsafe { AtomicU64::from_ptr(&raw mut (*place.as_ptr()).all) })
-        {
+        if let Some(place) = self.memory.place(0) {
+            // SAFETY: a number in the mapping, which the programs read at any time and nobody else writes.
+            let all = unsafe { AtomicU64::from_ptr(&raw mut (*place.as_ptr()).all) };
             all.fetch_add(1, Ordering::Release);
         }
     }
