@@ -71,7 +71,9 @@ fn netmaster_names_the_flag() {
 #[test]
 fn netmaster_names_a_store_that_does_not_answer() {
     let endpoint = format!("http://127.0.0.1:{}", free_port().unwrap());
-    says(&mut netmaster(&[&MASTER[..], &["--etcd", &endpoint]].concat()), &[&endpoint, "etcd running"]);
+    let own = format!("127.0.0.1:{}", free_port().unwrap());
+    let arguments = ["--etcd", &endpoint, "--store-wait", "1s", "--external-address", &own];
+    says(&mut netmaster(&[&MASTER[..], &arguments].concat()), &[&endpoint, "etcd running"]);
     says(&mut netmaster(&[&MASTER[..], &["--etcd", "ftp://x"]].concat()), &["ftp", "http://HOST:PORT"]);
     says(&mut netmaster(&[&MASTER[..], &["--store", "embedded:/proc/nowhere"]].concat()), &["/proc/nowhere"]);
 }
