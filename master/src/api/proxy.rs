@@ -56,8 +56,9 @@ const VIA: &str = "1.1 netmaster";
 const MOST_HOPS: usize = 2;
 /// Longer than the leader lets any request take.
 const ANSWER: Duration = Duration::from_secs(60);
-/// A leader that was deposed has so long to say what became of a request.
-const LAST_WORDS: Duration = Duration::from_millis(500);
+/// A leader that was deposed has so long to say what became of a request. One that stops in order on a busy machine may
+/// need most of it; with less, hand-overs would be noticed.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 impl Proxy {
     /// What `way` makes of the files, and what must be run for it to follow them.
