@@ -6,8 +6,6 @@ use crate::{lint, setup, suite, vm, workspace::Workspace};
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     setup::run(workspace, &setup::Options::default())?;
     lint::run(workspace, &lint::Options::default())?;
-    for options in vm::Options::ci() {
-        vm::run(workspace, &options)?;
-    }
+    vm::run(workspace, &vm::Options::ci())?;
     suite::run(workspace, &suite::Options::strict())
 }

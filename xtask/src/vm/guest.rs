@@ -35,16 +35,13 @@ pub(super) struct Job {
     needs_switch: bool,
 }
 
-pub(super) fn jobs(programs: &[TestProgram], parts: &[Part], filter: Option<&str>) -> Vec<Job> {
+pub(super) fn jobs(programs: &[TestProgram], parts: &[Part], filters: &[String]) -> Vec<Job> {
     let job = |name: &str, prefix: &str| {
         let program = programs.iter().find(|program| program.name == name)?.clone();
-        let mut arguments = vec![];
-        // libtest runs what has any of the words in its name: one word must do.
-        match (prefix, filter) {
-            ("", Some(filter)) => arguments.push(filter.to_owned()),
-            (prefix, Some(filter)) => arguments.push(format!("{prefix}{filter}")),
-            ("", None) => {}
-            (prefix, None) => arguments.push(prefix.to_owned()),
+        // libtest runs what has any of the words in its name.
+        let mut arguments: Vec<_> = filters.iter().map(|filter| format!("{prefix}{filter}")).collect();
+        if arguments.is_empty() && !prefix.is_empty() {
+            arguments.push(prefix.to_owned());
         }
         Some(Job { program, arguments, environment: &[], needs_switch: false })
     };

@@ -58,25 +58,6 @@ fn assert_held(limited: &Pod, other: &Pod, rate: u64) -> Result<()> {
     Ok(())
 }
 
-/// Prints what is reached at several rates; `cargo xtask bench policy` does the same with whole agents.
-#[test]
-#[ignore = "takes a quiet minute"]
-fn rates_are_reached() -> Result<()> {
-    needs!(root());
-    let mut node = Node::new("rates")?;
-    let (a, b) = pods(&mut node)?;
-    for rate in [1_048_000, 10_485_000, 104_857_000, 1_073_741_000] {
-        node.want(limited(Some(rate)));
-        node.converge()?;
-        for load in [Load::Tcp, Load::Udp { offered: rate * 2, mtu: MTU }] {
-            let sends = part(&a.ns, &b.ns, b.ip(), load, rate)?;
-            let receives = part(&b.ns, &a.ns, a.ip(), load, rate)?;
-            println!("{rate} {load:?}: sends {sends:.3}, receives {receives:.3}");
-        }
-    }
-    Ok(())
-}
-
 #[test]
 fn pods_of_a_node_are_held_to_their_rate_and_reach_it() -> Result<()> {
     needs!(root());
