@@ -39,8 +39,10 @@ pub(super) const PORTS: u16 = 16;
 /// The first source port of connections that are kept.
 const LIVE: u16 = 20_000;
 pub(super) const PATIENCE: Duration = Duration::from_secs(120);
-/// Service in a transaction: two keys each, and the store takes 128.
-const PER_TRANSACTION: usize = 60;
+/// Keys in a transaction: the store takes 128.
+const PER_TRANSACTION: usize = 120;
+/// Bytes after which a transaction is full: the store takes two million.
+const FULL: usize = 1_000_000;
 #[derive(Debug, Args)]
 #[group(skip)]
 pub(super) struct Options {
@@ -167,11 +169,17 @@ pub(in crate::bench) fn put(
     node.netns().run(|| {
         runtime.block_on(async {
             let mut store = Store::connect([store], None).await.context("connect to the store")?;
-            for part in keys.chunks(2 * PER_TRANSACTION) {
-                let puts: Vec<_> = part
-                    .iter()
-                    .map(|(key, value)| TxnOp::put(key.as_str(), value.to_string(), None))
-                    .collect();
+            let mut keys = keys.iter().peekable();
+            while keys.peek().is_some() {
+                let (mut puts, mut bytes) = (vec![], 0);
+                while puts.len() < PER_TRANSACTION
+                    && bytes < FULL
+                    && let Some((key, value)) = keys.next()
+                {
+                    let value = value.to_string();
+                    bytes += value.len();
+                    puts.push(TxnOp::put(key.as_str(), value, None));
+                }
                 store.txn(Txn::new().and_then(puts)).await.context("write to the store")?;
             }
             Ok(())
