@@ -23,6 +23,7 @@ fn services_are_measured_in_all_ways() {
     }
     assert_eq!(rows("lb_exchange").len(), 2);
     for row in rows("lb_xdp") {
-        assert_eq!(row["done"], 1.0, "{row}");
+        // All came back; interfaces that begin to talk may add a frame of their own.
+        assert!(row["done"].as_f64().is_some_and(|done| (1.0..1.01).contains(&done)), "{row}");
     }
 }
