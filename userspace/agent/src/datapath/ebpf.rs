@@ -501,14 +501,12 @@ impl Datapath for Ebpf {
 
     fn counts(&self) -> Counts {
         let Some(state) = &self.state else { return Counts::default() };
-        let drops = self.drops().unwrap_or_default();
+        let drops = or_none(self.drops());
         Counts {
             drops: drops.iter().map(|(reason, count)| (reason.as_str(), count.packets)).collect(),
-            flows: state.kernel().flow_events().unwrap_or_default(),
+            flows: or_none(state.kernel().flow_events()),
             tables: state.kernel().fill(),
-            relayed: (self.relayed().unwrap_or_default().iter())
-                .map(|(by, count)| (*by, count.packets))
-                .collect(),
+            relayed: or_none(self.relayed()).iter().map(|(by, count)| (*by, count.packets)).collect(),
             hooks: vec![
                 ("tc", format!("{:?}", self.hooks.attachment()).to_lowercase()),
                 ("xdp", self.at_xdp.as_str().to_owned()),
@@ -550,6 +548,13 @@ impl Ebpf {
     pub fn bpf_root(&self) -> &Path {
         &self.options.bpf_root
     }
+}
+
+/// What was counted; nothing, and that is said, if it cannot be read.
+fn or_none<T: Default>(counted: Result<T, Error>) -> T {
+    counted
+        .inspect_err(|error| tracing::warn!("counts are missing: {}", crate::reconcile::one_line(error)))
+        .unwrap_or_default()
 }
 
 /// Whether an op is about the port of an object, or about its group.

@@ -1,8 +1,10 @@
 //! What packets have left behind: counts of rules and services, and how full the maps are that the programs fill.
 
+use std::collections::HashMap;
+
 use aya::{Pod, maps::MapData, util::nr_cpus};
 use contiv_abi::{
-    AffinityBlock, Flow, FlowKey, FragmentKey, FragmentPorts, Relay, ServiceCount, TimedFlow,
+    AffinityBlock, Flow, FlowKey, FragmentKey, FragmentPorts, Relay, ServiceCount, Shortcut, TimedFlow,
     maps::{
         AFFINITY, AFFINITY_CAPACITY, FLOWS, FRAGMENTS, METERS, NEW_FLOWS, RELAYS, RULE_COUNTS, SERVICE_COUNTS,
     },
@@ -30,8 +32,12 @@ pub(super) fn read(pins: &Pins, rules: &RuleNames, services: &ServiceNames) -> R
         traffic(counts.iter().map(|count| (count.packets, count.bytes)))
     })?;
     let (mut by_service, rests) = shortcuts::with_rests(pins, || sums(pins, SERVICE_COUNTS, cpus, served))?;
+    let mut rests_by_service: HashMap<u32, Vec<&Shortcut>> = HashMap::new();
+    for rest in &rests {
+        rests_by_service.entry(rest.service).or_default().push(rest);
+    }
     for (number, served) in &mut by_service {
-        for rest in rests.iter().filter(|rest| rest.service == *number) {
+        for rest in rests_by_service.get(number).into_iter().flatten() {
             let side = if rest.side == 0 { &mut served.to_backends } else { &mut served.to_clients };
             side.packets += rest.packets;
             side.bytes += rest.bytes;

@@ -17,7 +17,7 @@ use super::{
     pins::Pins,
     table::Writes,
 };
-use crate::datapath::Error;
+use crate::{datapath::Error, reconcile::one_line};
 
 /// Where the operator wants XDP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -146,7 +146,7 @@ impl XdpHook {
             }
         }
         match last {
-            Some(error) if self.wish == XdpWish::Auto => Ok(Outcome::Refused(error.to_string())),
+            Some(error) if self.wish == XdpWish::Auto => Ok(Outcome::Refused(one_line(&*error))),
             Some(error) => Err(failed(what(), error)),
             None => Ok(Outcome::Nowhere),
         }
