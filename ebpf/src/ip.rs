@@ -41,35 +41,15 @@ pub(crate) struct Passed {
 }
 
 /// Takes a frame through the stages; what is not IP, or for many, goes by its Ethernet address alone.
+///
+/// Frames from the `WIRE` of a VLAN go by a function of their own, so that the other programs are not longer by what only
+/// they have.
 #[inline(always)]
-pub(crate) fn pass(
+pub(crate) fn pass<const WIRE: bool>(
     ctx: &TcContext,
     ethernet: &Ethernet,
     segment: Segment,
     entry: &SegmentEntry,
-    sender: Sender,
-) -> Result<Passed, DropReason> {
-    through::<false>(ctx, ethernet, (segment, entry), sender)
-}
-
-/// The same of a frame from the wire of a VLAN. By a function of its own, so that the other programs are not longer by what
-/// only that has.
-#[inline(always)]
-pub(crate) fn pass_wire(
-    ctx: &TcContext,
-    ethernet: &Ethernet,
-    segment: Segment,
-    entry: &SegmentEntry,
-    sender: Sender,
-) -> Result<Passed, DropReason> {
-    through::<true>(ctx, ethernet, (segment, entry), sender)
-}
-
-#[inline(always)]
-fn through<const WIRE: bool>(
-    ctx: &TcContext,
-    ethernet: &Ethernet,
-    (segment, entry): (Segment, &SegmentEntry),
     sender: Sender,
 ) -> Result<Passed, DropReason> {
     let ip6 = ethernet.kind == frame::IPV6;

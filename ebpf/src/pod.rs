@@ -59,7 +59,7 @@ fn forward(ctx: &TcContext) -> Result<Verdict, DropReason> {
         return Ok(Verdict::Out(ifindex));
     }
     let sender = Sender { port: ifindex, group, to_service: false };
-    let passed = ip::pass(ctx, &ethernet, segment, &entry, sender)?;
+    let passed = ip::pass::<false>(ctx, &ethernet, segment, &entry, sender)?;
     if passed.refused != 0 {
         return Ok(Verdict::Back(ifindex, packet::reason(passed.refused)));
     }

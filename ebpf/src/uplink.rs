@@ -70,7 +70,7 @@ fn forward(ctx: &TcContext, segment: Segment, entry: &SegmentEntry) -> Result<Ve
     }
     let key = FdbKey::new(segment, ethernet.destination);
     if let Some(place) = maps::destination(&key).filter(|place| place.ifindex != 0) {
-        let passed = ip::pass_wire(ctx, &ethernet, segment, entry, Sender::OUTSIDE)?;
+        let passed = ip::pass::<true>(ctx, &ethernet, segment, entry, Sender::OUTSIDE)?;
         return if passed.refused != 0 {
             back(ctx, segment, ifindex, passed.refused)
         } else {
@@ -81,7 +81,7 @@ fn forward(ctx: &TcContext, segment: Segment, entry: &SegmentEntry) -> Result<Ve
     if !relay::is_for_service(ctx, segment) {
         return Err(DropReason::NotLocal);
     }
-    let passed = ip::pass_wire(ctx, &ethernet, segment, entry, Sender::CLIENT)?;
+    let passed = ip::pass::<true>(ctx, &ethernet, segment, entry, Sender::CLIENT)?;
     if passed.refused != 0 {
         return back(ctx, segment, ifindex, passed.refused);
     }
