@@ -95,6 +95,15 @@ impl Cluster {
         Ok(Cluster { nodes, master, fabric, shape })
     }
 
+    /// Two eBPF nodes whose agents are ready, and a network.
+    pub fn ebpf(encap: Encap, network: &Network) -> Result<Cluster> {
+        let shape = Shape { datapaths: [Datapath::Ebpf; 2], encap, store: StoreKind::Embedded };
+        let mut cluster = Cluster::build(shape)?;
+        cluster.start_agents()?;
+        cluster.create_network(network)?;
+        Ok(cluster)
+    }
+
     pub fn start_agents(&mut self) -> Result<()> {
         let store = self.fabric.store_endpoint();
         for node in &mut self.nodes {

@@ -13,7 +13,7 @@ use aya::{
     programs::SchedClassifier,
 };
 use e2e::{
-    cluster::{Cluster, Datapath, Encap, Network, Pod, Shape, StoreKind},
+    cluster::{Cluster, Encap, Network, Pod},
     load::{Datagrams, Denied, NewStreams, Server, Streams},
 };
 use serde_json::{Value, json};
@@ -39,11 +39,8 @@ struct Site {
 
 impl Site {
     fn build() -> Result<Site> {
-        let shape = Shape { datapaths: [Datapath::Ebpf; 2], encap: Encap::Vxlan, store: StoreKind::Embedded };
-        let mut cluster = Cluster::build(shape)?;
-        cluster.start_agents()?;
         let network = Network::pods();
-        cluster.create_network(&network)?;
+        let cluster = Cluster::ebpf(Encap::Vxlan, &network)?;
         let put = |path: String, body: Value| cluster.client().post_json(&path, &body).map(drop);
         put("/api/v1/policys/blue:closed/".into(), json!({"tenantName": "blue", "policyName": "closed"}))?;
         for group in ["clients", "web"] {

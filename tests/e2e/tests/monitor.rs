@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use e2e::{
     binaries::Binary,
-    cluster::{Cluster, Datapath, Encap, Network, Pod, Shape, StoreKind},
+    cluster::{Cluster, Encap, Network, Pod},
 };
 use serde_json::{Value, json};
 use testkit::{Process, needs, wait_until};
@@ -28,11 +28,8 @@ struct Site {
 
 impl Site {
     fn build() -> Result<Site> {
-        let shape = Shape { datapaths: [Datapath::Ebpf; 2], encap: Encap::Vxlan, store: StoreKind::Embedded };
-        let mut cluster = Cluster::build(shape)?;
-        cluster.start_agents()?;
         let network = Network::pods();
-        cluster.create_network(&network)?;
+        let cluster = Cluster::ebpf(Encap::Vxlan, &network)?;
         let put = |path: &str, body: Value| cluster.client().post_json(path, &body).map(drop);
         put("/api/v1/policys/blue:closed/", json!({"tenantName": "blue", "policyName": "closed"}))?;
         let rule = json!({"tenantName": "blue", "policyName": "closed", "ruleId": "no-admin",

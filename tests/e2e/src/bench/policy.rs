@@ -21,7 +21,7 @@ use super::{
     pinned::{self, Target},
 };
 use crate::{
-    cluster::{Cluster, Datapath, Encap, Network, Node, Pod, Shape, StoreKind},
+    cluster::{Cluster, Encap, Network, Node, Pod},
     interrupt,
     progress::step,
 };
@@ -163,11 +163,8 @@ struct Bench<'a> {
 }
 
 pub(super) fn measure(options: &Options) -> Result<Cost> {
-    let shape = Shape { datapaths: [Datapath::Ebpf; 2], encap: Encap::Vxlan, store: StoreKind::Embedded };
-    let mut cluster = step("cluster", || Cluster::build(shape))?;
-    cluster.start_agents()?;
     let network = super::network();
-    cluster.create_network(&network)?;
+    let cluster = step("cluster", || Cluster::ebpf(Encap::Vxlan, &network))?;
     let node = cluster.nodes.first().context("a cluster has nodes")?;
     let server = Pod::add(node, &network, "server")?;
     let (runtime, store) = (lb::runtime()?, cluster.fabric.store_endpoint());

@@ -14,7 +14,7 @@ use testkit::{Load, throughput};
 
 use super::Report;
 use crate::{
-    cluster::{Cluster, Datapath, Encap, Node, Pod, Shape, StoreKind},
+    cluster::{Cluster, Encap, Node, Pod},
     interrupt,
     progress::step,
 };
@@ -63,11 +63,8 @@ struct Row {
 }
 
 pub(super) fn measure(options: &Options) -> Result<Reached> {
-    let shape = Shape { datapaths: [Datapath::Ebpf; 2], encap: Encap::Vxlan, store: StoreKind::Embedded };
-    let mut cluster = step("cluster", || Cluster::build(shape))?;
-    cluster.start_agents()?;
     let network = super::network();
-    cluster.create_network(&network)?;
+    let cluster = step("cluster", || Cluster::ebpf(Encap::Vxlan, &network))?;
     let profile = |bandwidth: &str| {
         let body = json!({
             "tenantName": "bench", "profileName": "p", "bandwidth": bandwidth, "burst": options.burst,

@@ -30,11 +30,7 @@ struct Rig {
 
 impl Rig {
     fn new(label: &str) -> Result<Rig> {
-        let mut node = Node::with(label, |options| options.uplink = Some("trunk".into()))?;
-        let outside = Netns::new(&format!("{label}-out"))?;
-        node.ns.veth("trunk", &outside, "wire")?;
-        node.ns.up("trunk")?;
-        outside.up("wire")?;
+        let (mut node, outside) = Node::on_wire(label)?;
         let n1 = network("n1.t", vlan(TAG));
         node.want_network(&n1).want(Object::Remote(THERE.remote(&n1, None)));
         let pod = node.pod(&n1, HERE)?;

@@ -160,11 +160,7 @@ struct Rig {
 
 impl Rig {
     fn new() -> Result<Rig> {
-        let mut node = Node::with("fuzz", |options| options.uplink = Some("trunk".into()))?;
-        let outside = Netns::new("fuzz-out")?;
-        node.ns.veth("trunk", &outside, "wire")?;
-        node.ns.up("trunk")?;
-        outside.up("wire")?;
+        let (mut node, outside) = Node::on_wire("fuzz")?;
         let mine = network("n1.t", vxlan(10_001));
         let backends = [HERE, OTHER].map(|who| (who.ip().into(), Readiness::Ready));
         node.want_network(&mine).want(Object::Service(service(VIP.ip().into(), &backends)));

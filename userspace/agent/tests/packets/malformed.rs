@@ -8,7 +8,6 @@ use contiv_abi::{
     maps::{FROM_POD, FROM_UPLINK},
 };
 use testkit::{
-    Netns,
     capture::Tap,
     needs,
     packet::{BROADCAST, Packet},
@@ -128,9 +127,7 @@ fn no_length_of_other_frames_misleads() -> Result<()> {
 #[test]
 fn no_length_of_tagged_frames_misleads() -> Result<()> {
     needs!(root());
-    let mut node = Node::with("short-up", |options| options.uplink = Some("trunk".into()))?;
-    let outside = Netns::new("short-out")?;
-    node.ns.veth("trunk", &outside, "wire")?;
+    let (mut node, _outside) = Node::on_wire("short-up")?;
     let n1 = network("n1.t", vlan(100));
     node.want_network(&n1);
     let _pod = node.pod(&n1, HERE)?;

@@ -127,6 +127,16 @@ impl Node {
     }
 
     /// `adjust` changes the options of both.
+    /// A node whose uplink ends in a namespace outside, as `wire`.
+    pub(crate) fn on_wire(label: &str) -> Result<(Node, Netns)> {
+        let node = Node::with(label, |options| options.uplink = Some("trunk".into()))?;
+        let outside = Netns::new(&format!("{label}-out"))?;
+        node.ns.veth("trunk", &outside, "wire")?;
+        node.ns.up("trunk")?;
+        outside.up("wire")?;
+        Ok((node, outside))
+    }
+
     pub(crate) fn pair_with(label: &str, adjust: impl Fn(&mut Options)) -> Result<(Node, Node)> {
         let node = |n: u8| {
             Node::with(&format!("{label}{n}"), |options| {

@@ -64,11 +64,7 @@ struct Rig {
 /// A pod is here, others are elsewhere.
 impl Rig {
     fn new(label: &str, service: Service) -> Result<Rig> {
-        let mut node = Node::with(label, |options| options.uplink = Some("trunk".into()))?;
-        let outside = Netns::new(&format!("{label}-out"))?;
-        node.ns.veth("trunk", &outside, "wire")?;
-        node.ns.up("trunk")?;
-        outside.up("wire")?;
+        let (mut node, outside) = Node::on_wire(label)?;
         let n1 = network("n1.t", vlan(TAG));
         node.want_network(&n1);
         for who in [THERE, FAR] {

@@ -370,10 +370,7 @@ fn a_pod_sends_and_is_sent_no_more_than_its_burst_at_once() -> Result<()> {
 #[test]
 fn rules_hold_for_what_comes_from_the_wire() -> Result<()> {
     needs!(root());
-    let mut node = Node::with("pol-wire", |options| options.uplink = Some("trunk".into()))?;
-    let outside = testkit::Netns::new("pol-wire-out")?;
-    node.ns.veth("trunk", &outside, "wire")?;
-    node.ns.up("trunk")?;
+    let (mut node, _outside) = Node::on_wire("pol-wire")?;
     let n1 = network("n1.t", vlan(100));
     node.want_network(&n1);
     let server = pod(&mut node, &n1, SERVER, 2)?;

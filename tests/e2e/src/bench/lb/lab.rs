@@ -8,7 +8,7 @@ use testkit::Netns;
 use super::packets::{self, BACKENDS, Bench, runtime};
 use crate::{
     bench::{network, pinned::Clocked},
-    cluster::{Cluster, Datapath, Encap, Network, Node, Pod, Shape, StoreKind},
+    cluster::{Cluster, Encap, Network, Node, Pod},
     progress::step,
 };
 
@@ -31,11 +31,8 @@ pub(super) struct Backends {
 impl Lab {
     /// So many services, the last two of which have the one backends on the client's node, the other on the other.
     pub(super) fn build(services: usize) -> Result<Lab> {
-        let shape = Shape { datapaths: [Datapath::Ebpf; 2], encap: Encap::Vxlan, store: StoreKind::Embedded };
-        let mut cluster = step("cluster", || Cluster::build(shape))?;
-        cluster.start_agents()?;
         let network = network();
-        cluster.create_network(&network)?;
+        let cluster = step("cluster", || Cluster::ebpf(Encap::Vxlan, &network))?;
         let [first, second] = &cluster.nodes[..] else { anyhow::bail!("a cluster has two nodes") };
         let client = Pod::add(first, &network, "client")?;
         let near = pods(first, &network)?;

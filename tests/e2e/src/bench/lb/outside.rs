@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     bench::{network, pinned},
-    cluster::{Cluster, Datapath, Encap, Node, Pod, Shape, StoreKind},
+    cluster::{Cluster, Encap, Node, Pod},
 };
 
 pub(super) const PROGRAM: &str = "ctv_xdp";
@@ -52,11 +52,8 @@ impl Outside {
     /// The other node is taken out once its pods are known; a program that drops takes its place on the wire. None if the agent
     /// has no program for this.
     pub(super) fn build(drop: &Path, sender: &Path) -> Result<Option<Outside>> {
-        let shape = Shape { datapaths: [Datapath::Ebpf; 2], encap: Encap::Vlan, store: StoreKind::Embedded };
-        let mut cluster = Cluster::build(shape)?;
-        cluster.start_agents()?;
         let network = network();
-        cluster.create_network(&network)?;
+        let mut cluster = Cluster::ebpf(Encap::Vlan, &network)?;
         let [first, second] = &mut cluster.nodes[..] else { bail!("a cluster has two nodes") };
         if pinned::find(first.pins(), PROGRAM).is_err() {
             return Ok(None);

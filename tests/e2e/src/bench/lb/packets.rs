@@ -26,7 +26,7 @@ use crate::{
         Report, network,
         pinned::{self, Target},
     },
-    cluster::{Cluster, Datapath, Encap, Node, Pod, Shape, StoreKind},
+    cluster::{Cluster, Encap, Node, Pod},
     interrupt,
     progress::step,
 };
@@ -104,11 +104,8 @@ struct Row {
 }
 
 pub(super) fn measure(options: &Options) -> Result<Lb> {
-    let shape = Shape { datapaths: [Datapath::Ebpf; 2], encap: Encap::Vxlan, store: StoreKind::Embedded };
-    let mut cluster = step("cluster", || Cluster::build(shape))?;
-    cluster.start_agents()?;
     let network = network();
-    cluster.create_network(&network)?;
+    let mut cluster = step("cluster", || Cluster::ebpf(Encap::Vxlan, &network))?;
     let node = cluster.nodes.first().context("a cluster has nodes")?;
     let pods: Vec<Pod> = (0..=BACKENDS)
         .map(|number| Pod::add(node, &network, &format!("lb-{number}")))

@@ -69,10 +69,7 @@ impl From {
 
 impl Rig {
     pub(super) fn new() -> Result<Rig> {
-        let mut node = Node::with("equal", |options| options.uplink = Some("trunk".into()))?;
-        let outside = Netns::new("equal-out")?;
-        node.ns.veth("trunk", &outside, "wire")?;
-        node.ns.up("trunk")?;
+        let (mut node, outside) = Node::on_wire("equal")?;
         let (network, wired_network) = (network(NETWORK, vxlan(VNI)), network(WIRED_NETWORK, vlan(VLAN)));
         node.want_network(&network).want_network(&wired_network).want_peer(2);
         let pods: Vec<Pod> = LOCALS.map(|who| node.pod(&network, Who(who))).collect::<Result<_>>()?;
