@@ -96,7 +96,16 @@ pub(super) fn check(state: &State, reserved: &Reserved, histories: &[History]) -
 }
 
 impl Check {
-    fn equal<T: PartialEq + std::fmt::Debug>(&mut self, what: &str, found: &T, expected: &T) {
+    fn same<T: Ord + std::fmt::Debug>(&mut self, what: &str, found: &BTreeSet<T>, expected: &BTreeSet<T>) {
+        // Only what differs: a network has thousands of addresses.
+        if found != expected {
+            let stray: Vec<_> = found.difference(expected).collect();
+            let missing: Vec<_> = expected.difference(found).collect();
+            self.wrong.push(format!("{what}: {stray:?} must not be there, {missing:?} are missing"));
+        }
+    }
+
+    fn link(&mut self, what: &str, found: &str, expected: &str) {
         if found != expected {
             self.wrong.push(format!("{what}: {found:?}, not {expected:?}"));
         }
@@ -130,7 +139,7 @@ impl Check {
         }
         self.wrong.append(&mut wrong);
         for (what, found, expected) in found {
-            self.equal(&what, &found, &expected);
+            self.same(&what, &found, &expected);
         }
         Ok(())
     }
@@ -158,13 +167,13 @@ impl Check {
         };
         let (pool, oper): (global::VlanPool, global::VlanPoolOper) =
             (state.one("state/auto-vlan/global")?, state.one("oper/auto-vlan/global")?);
-        self.equal("VLANs in use", &used(&pool.vlans, &oper.free_vlans), &vlans);
+        self.same("VLANs in use", &used(&pool.vlans, &oper.free_vlans), &vlans);
         let (pool, oper): (global::VxlanPool, global::VxlanPoolOper) =
             (state.one("state/auto-vxlan/global")?, state.one("oper/auto-vxlan/global")?);
         let start = usize::try_from(pool.free_vxlans_start)?;
         let used_vnis = used(&pool.vxlans, &oper.free_vxlans).into_iter().map(|slot| start + slot).collect();
-        self.equal("VNIs in use", &used_vnis, &vnis);
-        self.equal("local VLANs in use", &used(&pool.local_vlans, &oper.free_local_vlans), &locals);
+        self.same("VNIs in use", &used_vnis, &vnis);
+        self.same("local VLANs in use", &used(&pool.local_vlans, &oper.free_local_vlans), &locals);
         Ok(())
     }
 
@@ -175,23 +184,23 @@ impl Check {
         let tenant: Tenant = state.one("obj/modeldb/tenant/default")?;
         let names = |keys: Vec<&String>| keys.into_iter().cloned().collect::<BTreeSet<_>>();
         let in_state = self.networks.values().map(|n| format!("{}:{}", n.tenant, n.network_name)).collect();
-        self.equal("networks as objects and as state", &names(networks.keys().collect()), &in_state);
+        self.same("networks as objects and as state", &names(networks.keys().collect()), &in_state);
         let in_state = self.groups.values().map(|g| format!("{}:{}", g.tenant_name, g.group_name)).collect();
-        self.equal("groups as objects and as state", &names(groups.keys().collect()), &in_state);
+        self.same("groups as objects and as state", &names(groups.keys().collect()), &in_state);
         let linked = names(tenant.link_sets.networks.keys().collect());
-        self.equal("networks of the tenant", &linked, &names(networks.keys().collect()));
+        self.same("networks of the tenant", &linked, &names(networks.keys().collect()));
         let linked = names(tenant.link_sets.endpoint_groups.keys().collect());
-        self.equal("groups of the tenant", &linked, &names(groups.keys().collect()));
+        self.same("groups of the tenant", &linked, &names(groups.keys().collect()));
         for (key, network) in &networks {
             let on_it = groups.iter().filter(|(_, group)| group.network_name == network.network_name);
             let expected = names(on_it.map(|(key, _)| key).collect());
             let linked = names(network.link_sets.endpoint_groups.keys().collect());
-            self.equal(&format!("groups of network {key}"), &linked, &expected);
-            self.equal(&format!("tenant of network {key}"), &network.links.tenant.key, &"default".to_owned());
+            self.same(&format!("groups of network {key}"), &linked, &expected);
+            self.link(&format!("tenant of network {key}"), &network.links.tenant.key, "default");
         }
         for (key, group) in &groups {
             let expected = format!("default:{}", group.network_name);
-            self.equal(&format!("network of group {key}"), &group.links.network.key, &expected);
+            self.link(&format!("network of group {key}"), &group.links.network.key, &expected);
         }
         Ok(())
     }
