@@ -284,7 +284,7 @@ impl Ebpf {
         Ok(())
     }
 
-    async fn apply_op(&self, state: &mut State, op: &Op) -> Result<(), Error> {
+    async fn apply_op(&mut self, state: &mut State, op: &Op) -> Result<(), Error> {
         match op {
             Op::Set(Object::Group(group)) => state.set_group(group),
             Op::Set(object) => {
@@ -299,9 +299,22 @@ impl Ebpf {
             Op::Delete(id) => state.delete(id),
             Op::Sweep => {
                 state.sweep()?;
+                self.take_over_xdp(state.kernel_mut()).await?;
                 self.retire().await
             }
         }
+    }
+
+    /// Of XDP programs an interface has one: ours takes the place of the one of another layout of the maps.
+    async fn take_over_xdp(&mut self, kernel: &mut Kernel) -> Result<(), Error> {
+        let Some(uplink) = &self.options.uplink else { return Ok(()) };
+        if self.xdp.take_over(kernel.xdp(), self.devices.uplink)? {
+            // The older one may have been in another place than is wanted now.
+            let netlink = Netlink::open()?;
+            let outcome = self.xdp.ensure(kernel.xdp(), &netlink, uplink, self.devices.uplink).await?;
+            self.note_xdp(outcome);
+        }
+        Ok(())
     }
 
     /// What an agent with another layout of the maps has left has forwarded until now, when ours know everything

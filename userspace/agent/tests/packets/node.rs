@@ -230,9 +230,9 @@ impl Node {
         Ok(())
     }
 
-    /// As a new process would: nothing but the options survives.
-    pub(crate) fn restart(&mut self) {
-        self.datapath = Ebpf::new(self.options.clone());
+    /// As a new process would: nothing but the options survives. What was there before it is returned.
+    pub(crate) fn restart(&mut self) -> Ebpf {
+        std::mem::replace(&mut self.datapath, Ebpf::new(self.options.clone()))
     }
 
     pub(crate) fn cleanup(&mut self) -> Result<()> {

@@ -1,6 +1,8 @@
 //! Services for clients on the wire of a VLAN: who answers for the address, to whom a connection is sent on, and who
 //! translates it. XDP and TC choose alike.
 
+mod hook;
+
 use std::{
     io::{Read as _, Write as _},
     net::{IpAddr, SocketAddr, TcpListener, TcpStream},
@@ -388,38 +390,6 @@ fn xdp_leaves_everything_else_alone() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn xdp_is_where_it_is_wanted_and_stays_there() -> Result<()> {
-    needs!(root());
-    let mut rig = Rig::v4("out-modes", &[HERE, THERE])?;
-    let mode = |rig: &Rig| rig.node.datapath.inspect()["xdp"]["mode"].as_str().unwrap().to_owned();
-    let shown = |rig: &Rig| rig.node.ns.ip("-o link show trunk");
-    // On a veth pair, whose other end may not take what the driver's program sends.
-    assert_eq!(mode(&rig), "generic");
-    for (wish, name, shows) in [
-        (XdpWish::Generic, "generic", "xdpgeneric"),
-        (XdpWish::Native, "native", " xdp"),
-        (XdpWish::Auto, "generic", "xdpgeneric"),
-        (XdpWish::Off, "off", ""),
-        (XdpWish::Native, "native", " xdp"),
-    ] {
-        rig.node.options.xdp = wish;
-        rig.node.restart();
-        rig.node.converge()?;
-        assert_eq!(mode(&rig), name);
-        let line = shown(&rig)?;
-        assert!(line.contains(shows) && line.contains("xdp") != shows.is_empty(), "{line}");
-        // Found again, nothing is touched; the program is there all the while.
-        rig.node.restart();
-        let observed = rig.node.observe()?;
-        assert_eq!((rig.node.datapath.writes(), observed.strays), (0, 0));
-        assert_eq!((mode(&rig), shown(&rig)?), (name.to_owned(), line));
-    }
-    rig.node.cleanup()?;
-    let gone = || Ok((!shown(&rig)?.contains("xdp")).then_some(()));
-    testkit::wait_until(SOON, "the program is off the uplink", gone)
-}
-
 /// The client's node has the network and no service: to the others it is a host on the wire.
 struct Wire {
     client: (Node, Pod),
@@ -517,12 +487,7 @@ fn a_client_on_the_wire_is_served(label: &str, xdp: XdpWish) -> Result<()> {
     for who in [HERE, THERE] {
         ensure!(connections.iter().any(|(_, asked)| *asked == who), "{who:?} was not asked");
     }
-    let relayed = |wire: &Wire| -> Result<(u64, u64)> {
-        let counts = wire.first.0.datapath.relayed()?;
-        let of = |name| counts.iter().find(|(by, _)| *by == name).map_or(0, |(_, count)| count.packets);
-        Ok((of("tc"), of("xdp")))
-    };
-    let (tc, early) = relayed(&wire)?;
+    let (tc, early) = hook::sent_on(&wire.first.0.datapath)?;
     ensure!(if xdp == XdpWish::Off { tc > 0 && early == 0 } else { early > 0 }, "{tc} by TC, {early} by XDP");
     ensure!(wire.second.0.datapath.relayed()?.iter().all(|(_, count)| count.packets == 0));
 

@@ -12,7 +12,10 @@ use contiv_abi::{
     ABI_VERSION,
     maps::{ALL, FROM_OVERLAY, FROM_POD, FROM_UPLINK},
 };
-use netplugin::datapath::{Datapath as _, Object, ObjectId, Op, Peer, ebpf::Attachment};
+use netplugin::datapath::{
+    Datapath as _, Object, ObjectId, Op, Peer,
+    ebpf::{Attachment, Ebpf},
+};
 use testkit::{Pinger, needs, wait_until};
 
 use crate::node::{Node, Pod, Who, network, runtime, vtep, vxlan};
@@ -156,8 +159,8 @@ fn a_program_that_was_taken_off_is_put_back() -> Result<()> {
     Ok(())
 }
 
-/// As if all that there is on the node were of the layout before.
-fn age(node: &mut Node, links: &[&str]) -> Result<()> {
+/// As if all that there is on the node were of the layout before. What has made it is returned.
+pub(crate) fn age(node: &mut Node, links: &[&str]) -> Result<Ebpf> {
     let (ours, theirs) = (format!("v{ABI_VERSION}"), format!("v{}", ABI_VERSION - 1));
     if node.datapath.inspect()["attachment"] == "clsact" {
         // The handle tells the layout.
@@ -179,8 +182,7 @@ fn age(node: &mut Node, links: &[&str]) -> Result<()> {
         }
     }
     fs::rename(node.bpf_root().join(&ours), node.bpf_root().join(&theirs))?;
-    node.restart();
-    Ok(())
+    Ok(node.restart())
 }
 
 /// Another layout takes over from the one before, and no ping is lost.

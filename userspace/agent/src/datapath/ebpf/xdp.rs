@@ -1,7 +1,11 @@
 //! The program that sees the uplink's frames first: in the driver, or, where the driver has no place for programs, between
 //! it and the kernel's stack.
 
-use std::{path::Path, time::Instant};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Instant,
+};
 
 use aya::programs::{
     ProgramError, Xdp, XdpMode,
@@ -110,7 +114,8 @@ impl XdpHook {
         }
     }
 
-    /// Sees to it that this very program runs on the interface where it is wanted, and nowhere else.
+    /// Sees to it that this very program runs on the interface where it is wanted, and nowhere else. Where that of another
+    /// layout of the maps runs, it goes on until [`take_over`](XdpHook::take_over): an interface has one place for them.
     pub(super) async fn ensure(
         &self,
         program: &mut Xdp,
@@ -127,12 +132,12 @@ impl XdpHook {
         let what = || format!("attach {} to {interface} as XDP (see --xdp)", contiv_abi::maps::XDP);
         let id = program.info().map_err(|error| failed(what(), error))?.id();
         let path = self.pins.link(&pin);
-        if path.exists()
-            && let Some((place, running)) = netlink.link(interface).await?.as_ref().and_then(running)
-            && running == id
-            && places.contains(&place)
-        {
-            return Ok(Outcome::At(place));
+        if let Some((place, running)) = netlink.link(interface).await?.as_ref().and_then(running) {
+            let is_ours = path.exists() && running == id && places.contains(&place);
+            let is_older = !path.exists() && self.link_of_another_layout(&pin).is_some();
+            if is_ours || is_older {
+                return Ok(Outcome::At(place));
+            }
         }
         // A link that is elsewhere, or not on the interface any more.
         let was_there = self.pins.unpin(&path)?;
@@ -150,6 +155,31 @@ impl XdpHook {
             Some(error) => Err(failed(what(), error)),
             None => Ok(Outcome::Nowhere),
         }
+    }
+
+    /// Puts this program into the link that another layout of the maps has on the interface, and makes the link ours: no
+    /// frame finds the interface without a program. True if there was one.
+    pub(super) fn take_over(&self, program: &mut Xdp, ifindex: u32) -> Result<bool, Error> {
+        let pin = format!("{PREFIX}{ifindex}");
+        let Some(theirs) = self.link_of_another_layout(&pin) else { return Ok(false) };
+        let ours = self.pins.link(&pin);
+        // Where XDP is off, or where a link of ours is, theirs goes with their other pins.
+        if self.wish == XdpWish::Off || ours.exists() {
+            return Ok(false);
+        }
+        let what = || format!("take over the link {}", theirs.display());
+        self.writes.count();
+        match replace_link(program, &theirs) {
+            Ok(()) => fs::rename(&theirs, &ours).map_err(|error| failed(what(), error))?,
+            // It is on no interface any more.
+            Err(error) if errno(&*error) == Some(libc::ENOLINK) => drop(self.pins.unpin(&theirs)?),
+            Err(error) => return Err(failed(what(), error)),
+        }
+        Ok(true)
+    }
+
+    fn link_of_another_layout(&self, pin: &str) -> Option<PathBuf> {
+        self.pins.of_other_layouts().iter().map(|other| other.link(pin)).find(|path| path.exists())
     }
 
     /// Takes the program off every interface.
