@@ -103,7 +103,7 @@ fn who_loses_the_lock_follows() {
     make_network(master.address, "net", "10.0.0.0/24");
     let nobody = crate::master::loopback().to_string();
     // Asleep, so that it does not take the lock itself at once.
-    master.process.signal(Signal::SIGSTOP).unwrap();
+    master.process.freeze().unwrap();
     etcd.ctl(&["del", key::LEADER]).unwrap();
     etcd.ctl(&["put", key::LEADER, &nobody]).unwrap();
     master.process.signal(Signal::SIGCONT).unwrap();
@@ -127,7 +127,7 @@ fn a_leader_that_slept_gives_no_address_twice() {
     make_network(first.address, "net", "10.0.0.0/24");
     for round in 0..3 {
         let (asleep, awake) = if round % 2 == 0 { (&first, &second) } else { (&second, &first) };
-        asleep.process.signal(Signal::SIGSTOP).unwrap();
+        asleep.process.freeze().unwrap();
         let answer =
             patiently("an endpoint", || create_endpoint(awake.address, "net", &format!("a{round}"), ""));
         assert_eq!(address(answer), format!("10.0.0.{}", 2 * round + 1));
@@ -150,7 +150,7 @@ fn what_a_sleeping_leader_is_asked_is_not_answered_from_its_memory() {
     for round in 0..3 {
         let (asleep, awake) = (&masters[round % 2], &masters[(round + 1) % 2]);
         let (to, id) = (asleep.address, |what: &str| format!("{what}{round}"));
-        asleep.process.signal(Signal::SIGSTOP).unwrap();
+        asleep.process.freeze().unwrap();
         std::thread::scope(|scope| {
             let write = scope.spawn(|| create_endpoint(to, "net", &id("asleep"), "").unwrap());
             let read = scope.spawn(|| get(to, "/api/v1/inspect/networks/default:net/").unwrap());

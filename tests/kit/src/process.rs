@@ -17,6 +17,7 @@ use tempfile::TempDir;
 use crate::{Netns, scratch_dir, sweep, wait_until};
 
 const TAIL_LINES: usize = 30;
+const FREEZE: Duration = Duration::from_secs(10);
 
 /// A program that a test started: its output goes to a file, and it is killed when this is dropped.
 #[derive(Debug)]
@@ -102,6 +103,25 @@ impl Process {
             bail!("{} has ended already", self.label);
         }
         kill(self.pid(), signal).with_context(|| format!("send {signal} to {}", self.label))
+    }
+
+    /// Stops it where it is, until `SIGCONT`. None of its threads runs any more when this returns: a signal alone
+    /// reaches those on other processors a moment later.
+    pub fn freeze(&self) -> Result<()> {
+        self.signal(Signal::SIGSTOP)?;
+        let tasks = format!("/proc/{}/task", self.pid());
+        let frozen = || {
+            for task in fs::read_dir(&tasks)? {
+                let stat = fs::read_to_string(task?.path().join("stat"))?;
+                // The name before it may hold anything (proc_pid_stat(5)).
+                let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+                if state != Some('T') {
+                    return Ok(None);
+                }
+            }
+            Ok(Some(()))
+        };
+        wait_until(FREEZE, &format!("{} to stand still", self.label), frozen)
     }
 
     /// kill -9, and waits for the end.

@@ -164,7 +164,7 @@ fn hurt<P: Victim>(
             program.relaunch()
         }
         Kind::Pause => {
-            program.process().signal(Signal::SIGSTOP)?;
+            program.process().freeze()?;
             thread::sleep(lasts);
             program.process().signal(Signal::SIGCONT)
         }

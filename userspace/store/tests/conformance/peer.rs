@@ -109,7 +109,7 @@ impl Peer {
     /// Connections stay, answers do not come.
     pub(crate) fn freeze(&mut self) -> Result<()> {
         let process = self.process();
-        process.signal(Signal::SIGSTOP)?;
+        process.freeze()?;
         // A thread that runs on another processor stops a moment later.
         let tasks = format!("/proc/{}/task", process.pid());
         testkit::wait_until(Duration::from_secs(5), "all threads to stop", || {
