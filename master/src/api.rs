@@ -77,16 +77,21 @@ async fn serve(State(app): State<App>, request: Request) -> Response<Body> {
     app.answer(request, wants).await
 }
 
-/// So long a request that reached no leader is tried again.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// So long a request waits for somebody to lead: a little longer than it takes to replace a leader that died.
+const VACANCY: Duration = Duration::from_secs(3);
+/// So long a request that no leader carried out is tried again: one that stops may take so long to give up its lock.
+const PATIENCE: Duration = Duration::from_secs(6);
 const PAUSE: Duration = Duration::from_millis(50);
 
 impl App {
     async fn answer(&self, mut request: Request, wants: answer::Wants) -> Response<Body> {
         let start = Instant::now();
         let reads = request.method() == Method::GET && request.uri().path().starts_with("/api/");
+        // A follower waits for the next leader itself.
+        let passed_on = proxy::is_passed_on(request.headers());
+        let vacancy = if passed_on { Duration::ZERO } else { VACANCY };
         loop {
-            let leader = match self.roles.settled().await {
+            let leader = match self.roles.settled(vacancy).await {
                 Role::Leading(leader) if !reads => return leader.answer(request, wants).await,
                 Role::Leading(leader) => match leader.may_tell().await {
                     Ok(()) => return leader.answer(request, wants).await,
@@ -97,6 +102,7 @@ impl App {
                     }
                     Err(problem) => return wants.problem(&problem),
                 },
+                Role::Following { .. } if passed_on => return wants.problem(&Problem::deposed()),
                 Role::Following { leader: Some(leader) } => leader,
                 Role::Following { leader: None } => {
                     return wants.problem(&Problem::unavailable("Leader not found"));

@@ -67,7 +67,8 @@ impl Queue {
         let (answer, answered) = oneshot::channel();
         let job = Job { plan, alone, answer: Some(answer) };
         self.0.send(job).await.map_err(|_| Problem::deposed())?;
-        answered.await.map_err(|_| Problem::deposed())?
+        // Only a transaction that was on its way when the committer was ended loses its jobs.
+        answered.await.map_err(|_| Problem::unavailable(CUT_OFF))?
     }
 }
 
@@ -88,6 +89,9 @@ const ATTEMPTS: usize = 5;
 /// A journal that rests so long is folded into its record.
 const REST: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_millis(200);
+
+const CUT_OFF: &str =
+    "this netmaster stopped before the store had answered; the request may have been carried out";
 
 /// The store says that another leads.
 pub struct Deposed;
@@ -139,6 +143,14 @@ impl Committer {
             }
             self.batch(leadership, job).await?;
         }
+    }
+
+    /// What has not been begun is not going to be.
+    fn refuse_rest(&mut self) {
+        self.jobs.close();
+        let mut rest: Vec<Job> = self.held.drain(..).collect();
+        rest.extend(std::iter::from_fn(|| self.jobs.try_recv().ok()));
+        refuse(rest, &Problem::deposed());
     }
 
     /// Carries out what an earlier leader had decided. Before the store is read.
@@ -352,6 +364,12 @@ impl Committer {
             world.reread(key, kv.as_ref(), at);
         }
         Ok(ControlFlow::Continue(()))
+    }
+}
+
+impl Drop for Committer {
+    fn drop(&mut self) {
+        self.refuse_rest();
     }
 }
 

@@ -14,11 +14,12 @@ use contiv_daemon::client::Way;
 use contiv_daemon::tls;
 use contiv_daemon::watched::Watched;
 use contiv_model::key;
+use contiv_model::registry::{NETMASTER, Service};
 use contiv_store::election::{self, Timing};
 use contiv_store::{Config, Error, Guard, Outcome, Store, Txn, embedded};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -36,6 +37,11 @@ use presence::Presence;
 
 /// Requests that are under way when the process is told to stop get so long.
 const DRAIN: Duration = Duration::from_secs(2);
+
+/// Followers pass requests on to a netmaster that stops until they have heard who leads now. It listens so long for
+/// another to take the lock, and so long after that.
+const HAND_OVER: Duration = Duration::from_secs(1);
+const NEWS: Duration = Duration::from_millis(100);
 
 /// A store that is not there is looked for so often, and it is told so often.
 const RETRY: Duration = Duration::from_millis(500);
@@ -72,11 +78,12 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
         servers.spawn(listener.serve(app.clone(), closing.clone()));
     }
 
+    let mut feed = None;
     let work = async {
         // Until then this netmaster is alive and not ready.
         let Some(store) = connect(&flags, embedded.as_ref(), &stop).await? else { return Ok(()) };
-        let _feed =
-            AbortOnDropHandle::new(tokio::spawn(feed::run(store.clone(), world.clone(), lock.clone())));
+        let taking_in = feed::run(store.clone(), world.clone(), lock.clone());
+        feed = Some(AbortOnDropHandle::new(tokio::spawn(taking_in)));
         let candidate = Candidate {
             flags: &flags,
             store: &store,
@@ -92,18 +99,42 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
         result = work => result,
         Some(ended) = servers.join_next() => Err(anyhow::anyhow!("a listener ended: {ended:?}")),
     };
-    closing.cancel();
     // Requests that are here wait for the next leader; whoever does not close its connection is cut off.
-    let drained = async { while servers.join_next().await.is_some() {} };
-    tokio::select! {
-        () = drained => {}
-        () = follow(&identity, &lock, &role) => {}
-        () = sleep(DRAIN) => servers.shutdown().await,
+    let drain = async {
+        if feed.is_some() && others(&world, &identity) {
+            let _nobody = timeout(HAND_OVER, handed_over(&identity, &lock)).await;
+        }
+        closing.cancel();
+        let drained = async { while servers.join_next().await.is_some() {} };
+        timeout(DRAIN, drained).await
+    };
+    let drained = tokio::select! {
+        drained = drain => drained.is_ok(),
+        () = follow(&identity, &lock, &role) => false,
+    };
+    if !drained {
+        servers.shutdown().await;
     }
+    drop(feed);
     if let Some(server) = embedded {
         server.shutdown().await.context("close the embedded store")?;
     }
     result
+}
+
+/// Whether another netmaster is there, which may be asked.
+fn others(world: &Shared, identity: &Identity) -> bool {
+    let world = world.read();
+    let mut netmasters = world.all::<Service>().filter(|service| service.service_name == NETMASTER);
+    netmasters.any(|service| format!("{}:{}", service.host_addr, service.port) != identity.address)
+}
+
+/// Another leads, and who asks here has had time to hear of it.
+async fn handed_over(identity: &Identity, lock: &watch::Sender<Lock>) {
+    let other = |lock: &Lock| lock.holder.as_ref().is_some_and(|holder| *holder != identity.address);
+    // The sender is ours.
+    let _lock = lock.subscribe().wait_for(other).await.is_ok();
+    sleep(NEWS).await;
 }
 
 async fn open_embedded(flags: &Flags) -> anyhow::Result<Option<embedded::Server>> {

@@ -27,9 +27,6 @@ pub struct Roles {
 
 /// An elected netmaster reads its state first; requests wait so long for it.
 const SETTLE: Duration = Duration::from_secs(10);
-/// So long they wait for somebody to lead: a little longer than it takes to replace a leader that died.
-const VACANCY: Duration = Duration::from_secs(3);
-
 impl Roles {
     pub fn new(own: &str) -> (watch::Sender<Role>, Roles) {
         let (sender, role) = watch::channel(Role::Following { leader: None });
@@ -41,13 +38,13 @@ impl Roles {
         self.role.borrow().clone()
     }
 
-    /// Waits while nobody leads, or this process was elected and does not lead yet, but not for ever.
-    pub async fn settled(&self) -> Role {
+    /// Waits while nobody leads, for `vacancy`, or this process was elected and does not lead yet, but not for ever.
+    pub async fn settled(&self, vacancy: Duration) -> Role {
         let (mut role, start) = (self.role.clone(), Instant::now());
         loop {
             let now = role.borrow_and_update().clone();
             let limit = match &now {
-                Role::Following { leader: None } => VACANCY,
+                Role::Following { leader: None } => vacancy,
                 Role::Following { leader: Some(leader) } if **leader == *self.own => SETTLE,
                 Role::Leading(_) | Role::Following { .. } => return now,
             };

@@ -5,6 +5,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header}
 use axum::response::Response;
 use serde_json::json;
 
+use super::proxy::NOT_DONE;
 use crate::problem::{Answer, Kind, Problem};
 
 /// How a client wants to be told of failures.
@@ -52,6 +53,9 @@ impl Wants {
         };
         if unavailable {
             response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER);
+        }
+        if *problem == Problem::deposed() {
+            response.headers_mut().insert(NOT_DONE, HeaderValue::from_static("1"));
         }
         response
     }

@@ -1,7 +1,7 @@
 //! A follower asks the leader, and passes on what it says.
 //!
-//! Bodies stream through in both directions. What surely did not reach a leader may go to the next one; what may have
-//! been carried out is never sent twice.
+//! Bodies stream through in both directions. What surely was not carried out, because it did not reach a leader or
+//! because who got it says so, may go to the next one; what may have been carried out is never sent twice.
 
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -16,6 +16,7 @@ use axum::response::Response;
 use contiv_daemon::client::{Connector, Way};
 use contiv_daemon::tls;
 use contiv_daemon::watched::Watched;
+use futures::{StreamExt as _, stream};
 use hyper::body::{Frame, SizeHint};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
@@ -52,12 +53,11 @@ const HOP_BY_HOP: [HeaderName; 6] = [
 ];
 /// What a netmaster that passes a request on writes into `Via`.
 const VIA: &str = "1.1 netmaster";
-/// While leadership moves, a follower may pass a request on to one that has just become a follower itself.
-const MOST_HOPS: usize = 2;
+/// In an answer to a follower: the request was not carried out, because who was asked leads no more.
+pub(super) const NOT_DONE: HeaderName = HeaderName::from_static("netmaster-not-done");
 /// Longer than the leader lets any request take.
 const ANSWER: Duration = Duration::from_secs(60);
-/// A leader that was deposed has so long to say what became of a request. One that stops in order on a busy machine may
-/// need most of it; with less, hand-overs would be noticed.
+/// A leader that was deposed has so long to say what became of a request.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
 impl Proxy {
@@ -88,9 +88,6 @@ impl Proxy {
             let why = format!("the leader's lock holds {leader:?}, which is no address");
             return Err(Unanswered { why, request: None });
         };
-        if hops(&head.headers) >= MOST_HOPS {
-            return Err(Unanswered { why: "leadership is moving; try again".into(), request: None });
-        }
         let mut onward = head.clone();
         onward.uri = uri;
         strip(&mut onward.headers);
@@ -99,15 +96,16 @@ impl Proxy {
         let (lent, owner) = Lent::new(body);
 
         let asked = timeout(ANSWER, ways.client.request(Request::from_parts(onward, lent)));
-        // One that hangs does not answer; one that stops in order answers what it has, or passes it on itself.
+        // One that hangs does not answer; one that stops in order answers what it has, or says that it did not do it.
         let deposed = async {
             roles.deposed(leader).await;
             if !is_repeatable(&head.method) {
                 sleep(LAST_WORDS).await;
             }
         };
-        let (why, unsent) = tokio::select! {
+        let (why, undone) = tokio::select! {
             answer = asked => match answer {
+                Ok(Ok(response)) if response.headers().contains_key(NOT_DONE) => ("leads no more", true),
                 Ok(Ok(response)) => {
                     let (mut head, body) = response.into_parts();
                     strip(&mut head.headers);
@@ -125,26 +123,27 @@ impl Proxy {
         };
         let why =
             format!("the leader, netmaster {leader}, {why}; try again: another takes over when it is gone");
-        Err(unanswered(why, unsent, head, &owner))
+        Err(unanswered(why, undone, head, &owner))
     }
 }
 
-fn unanswered(mut why: String, unsent: bool, head: request::Parts, owner: &Owner) -> Unanswered {
-    let repeatable = is_repeatable(&head.method);
-    let body = if unsent || repeatable { owner.take_back() } else { None };
-    if !unsent && !repeatable {
+/// `undone`: it surely was not carried out.
+fn unanswered(mut why: String, undone: bool, head: request::Parts, owner: &Owner) -> Unanswered {
+    if !undone && !is_repeatable(&head.method) {
         why += "; the request may have been carried out";
+        return Unanswered { why, request: None };
     }
-    Unanswered { why, request: body.map(|body| Request::from_parts(head, body)) }
+    Unanswered { why, request: owner.take_back().map(|body| Request::from_parts(head, body)) }
+}
+
+/// Whether a follower asks.
+pub(super) fn is_passed_on(headers: &HeaderMap) -> bool {
+    let values = headers.get_all(header::VIA).into_iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split(',')).any(|by| by.trim() == VIA)
 }
 
 fn is_repeatable(method: &Method) -> bool {
     matches!(*method, Method::GET | Method::HEAD)
-}
-
-fn hops(headers: &HeaderMap) -> usize {
-    let values = headers.get_all(header::VIA).into_iter().filter_map(|value| value.to_str().ok());
-    values.flat_map(|value| value.split(',')).filter(|by| by.trim() == VIA).count()
 }
 
 fn strip(headers: &mut HeaderMap) {
@@ -159,17 +158,18 @@ fn strip(headers: &mut HeaderMap) {
 /// A request's body on loan to a connection.
 struct Lent(Arc<Mutex<Loan>>);
 
-/// Takes the body back as long as nothing of it has been read.
+/// Takes the body back, with what has been read of it.
 struct Owner(Arc<Mutex<Loan>>);
 
 struct Loan {
     body: Option<Body>,
-    touched: bool,
+    /// What has been read: no more than the gate lets pass.
+    read: Vec<Bytes>,
 }
 
 impl Lent {
     fn new(body: Body) -> (Lent, Owner) {
-        let loan = Arc::new(Mutex::new(Loan { body: Some(body), touched: false }));
+        let loan = Arc::new(Mutex::new(Loan { body: Some(body), read: Vec::new() }));
         (Lent(loan.clone()), Owner(loan))
     }
 }
@@ -177,7 +177,13 @@ impl Lent {
 impl Owner {
     fn take_back(&self) -> Option<Body> {
         let mut loan = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if loan.touched { None } else { loan.body.take() }
+        let rest = loan.body.take()?;
+        let read = std::mem::take(&mut loan.read);
+        if read.is_empty() {
+            return Some(rest);
+        }
+        let read = stream::iter(read.into_iter().map(Ok::<_, axum::Error>));
+        Some(Body::from_stream(read.chain(rest.into_data_stream())))
     }
 }
 
@@ -190,11 +196,12 @@ impl HttpBody for Lent {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let mut loan = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        loan.touched = true;
-        match &mut loan.body {
-            Some(body) => Pin::new(body).poll_frame(cx),
-            None => Poll::Ready(None),
+        let Some(body) = &mut loan.body else { return Poll::Ready(None) };
+        let frame = Pin::new(body).poll_frame(cx);
+        if let Poll::Ready(Some(Ok(frame))) = &frame {
+            loan.read.extend(frame.data_ref().cloned());
         }
+        frame
     }
 
     fn is_end_stream(&self) -> bool {
@@ -237,19 +244,23 @@ mod tests {
     }
 
     #[test]
-    fn hops_are_counted_over_all_lines() {
-        assert_eq!(hops(&headers(&[])), 0);
-        assert_eq!(hops(&headers(&[("via", "1.0 fred, 1.1 netmaster"), ("via", "1.1 netmaster")])), 2);
+    fn a_follower_is_known_on_any_line() {
+        assert!(!is_passed_on(&headers(&[("via", "1.0 fred")])));
+        assert!(is_passed_on(&headers(&[("via", "1.0 fred"), ("via", "1.1 wilma, 1.1 netmaster")])));
     }
 
-    #[test]
-    fn only_an_untouched_body_comes_back() {
-        let (lent, owner) = Lent::new(Body::from("x"));
-        assert!(owner.take_back().is_some() && owner.take_back().is_none());
-        drop(lent);
-        let (mut lent, owner) = Lent::new(Body::from("x"));
-        let mut cx = Context::from_waker(std::task::Waker::noop());
-        assert!(Pin::new(&mut lent).poll_frame(&mut cx).is_ready());
-        assert!(owner.take_back().is_none());
+    #[tokio::test]
+    async fn a_body_comes_back_whole() {
+        let pieces = || Body::from_stream(stream::iter(["one", "two"].map(Ok::<_, axum::Error>)));
+        for read in 0..=2 {
+            let (lent, owner) = Lent::new(pieces());
+            let mut lent = Body::new(lent).into_data_stream();
+            for _ in 0..read {
+                lent.next().await.unwrap().unwrap();
+            }
+            let back = axum::body::to_bytes(owner.take_back().unwrap(), 9).await.unwrap();
+            assert_eq!(back, "onetwo", "after {read} pieces");
+            assert!(lent.next().await.is_none() && owner.take_back().is_none());
+        }
     }
 }

@@ -135,6 +135,37 @@ fn what_may_have_been_done_is_not_asked_twice() {
     assert_eq!(asked.join().unwrap().body, "again");
 }
 
+/// One that leads no more says so at once, and a follower keeps what it sends until it knows better.
+#[test]
+fn what_was_not_done_is_asked_again_whole() {
+    testkit::needs!(binary("etcd"), binary("etcdctl"));
+    let lab = Lab::start();
+    let to = lab.follower.address;
+    let asked = thread::spawn(move || call(to, "POST", "/some/thing", &[], "body").unwrap());
+    let not_done = "HTTP/1.1 503 Service Unavailable\r\nNetmaster-Not-Done: 1\r\nContent-Length: 0\r\n\r\n";
+    let done = "HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ndone";
+    let mut stream = lab.accept();
+    for answer in [not_done, not_done, done] {
+        assert_eq!(head(&mut stream).0, "POST /some/thing HTTP/1.1");
+        let mut body = [0; 4];
+        stream.read_exact(&mut body).unwrap();
+        assert_eq!(&body, b"body");
+        stream.get_mut().write_all(answer.as_bytes()).unwrap();
+    }
+    assert_eq!(asked.join().unwrap().body, "done");
+}
+
+/// A follower that is taken for the leader by another passes nothing on a second time.
+#[test]
+fn a_follower_does_nothing_for_a_follower() {
+    testkit::needs!(binary("etcd"), binary("etcdctl"));
+    let lab = Lab::start();
+    let answer = call(lab.follower.address, "POST", "/some/thing", &[("Via", "1.1 netmaster")], "").unwrap();
+    assert_eq!(answer.unavailable(), "this netmaster leads no more; try again");
+    lab.leader.set_nonblocking(true).unwrap();
+    assert!(lab.leader.accept().is_err(), "it was passed on");
+}
+
 /// Nobody listens where the lock says: nothing was sent, so the next leader may be asked the same.
 #[test]
 fn what_was_not_sent_waits_for_the_next_leader() {
