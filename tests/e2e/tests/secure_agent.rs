@@ -20,6 +20,7 @@ const DEADLINE: Duration = Duration::from_secs(30);
 const MASTER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9999);
 const AGENT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9090);
 const OPS: &str = "token-of-the-agents-0123";
+const NEXT: &str = "token-of-the-next-month-0123";
 const BOARD: &str = "token-of-who-looks-0123";
 
 /// Everything on the loopback of one namespace.
@@ -133,12 +134,19 @@ fn pods_come_and_go_by_https_with_certificate_and_token() {
     assert_eq!(pod.links().unwrap(), ["eth0"]);
     assert!(endpoints().contains("10.1.0.1"), "{}", endpoints());
 
+    // The token is replaced: the agent must come with the new one.
+    write_secret(&site.folder.path().join("tokens"), &format!("agents write {NEXT}\n")).unwrap();
+    write_secret(&site.token_file(OPS), NEXT).unwrap();
+    for log in [agent.log_path(), site.master.log_path()].map(Path::to_owned) {
+        let loaded = || Ok(std::fs::read_to_string(&log)?.contains("loaded again").then_some(()));
+        testkit::wait_until(DEADLINE, "the new token is read", loaded).unwrap();
+    }
     let deleted = call.run_in(&site.home, "DEL").unwrap();
     assert!(deleted.status.success(), "{}\n{}", answer(&deleted), agent.tail());
     assert!(!endpoints().contains("10.1.0.1"), "{}", endpoints());
     assert!(pod.links().unwrap().is_empty());
     agent.terminate(DEADLINE).unwrap();
     for log in [agent.log(), site.master.log()] {
-        assert!(!log.contains(OPS) && !log.contains(BOARD), "a token is in a log:\n{log}");
+        assert!([OPS, NEXT, BOARD].iter().all(|token| !log.contains(token)), "a token is in a log:\n{log}");
     }
 }

@@ -12,6 +12,7 @@ use contiv_daemon::{
     client::{Connector, Way},
     secret,
     tls::{self, Pair},
+    watched::Watched,
 };
 use contiv_model::endpoint;
 use http_body_util::{BodyExt as _, Full, Limited};
@@ -123,10 +124,13 @@ struct Answer {
     endpoint_config: endpoint::State,
 }
 
-/// How netmaster is asked.
+/// How netmaster is asked: as the files said when they were looked at last.
 #[derive(Clone)]
-pub struct Access {
+pub struct Access(Watched<Papers>);
+
+struct Papers {
     way: Way,
+    client: Client<Connector, Full<Bytes>>,
     /// `Bearer` and a token; never shown.
     token: Option<HeaderValue>,
 }
@@ -148,11 +152,24 @@ pub enum AccessError {
 impl Access {
     /// By plain http, as anybody.
     pub fn plain() -> Result<Access, AccessError> {
-        Access::read(&MasterFlags::default())
+        let (access, _no_files) = Access::read(MasterFlags::default())?;
+        Ok(access)
     }
 
-    /// As the flags say.
-    pub fn read(flags: &MasterFlags) -> Result<Access, AccessError> {
+    /// As the flags say, and what must be run for it to follow the files.
+    pub fn read(
+        flags: MasterFlags,
+    ) -> Result<(Access, impl Future<Output = ()> + Send + 'static), AccessError> {
+        let files = [&flags.master_ca, &flags.master_cert, &flags.master_key, &flags.master_token_file];
+        let files = files.into_iter().flatten().cloned().collect();
+        let (papers, follow) =
+            Watched::load("certificates and token for netmaster", files, move || Papers::read(&flags))?;
+        Ok((Access(papers), follow))
+    }
+}
+
+impl Papers {
+    fn read(flags: &MasterFlags) -> Result<Papers, AccessError> {
         let own = flags.master_cert.clone().zip(flags.master_key.clone());
         let own = own.map(|(certificate, key)| Pair { certificate, key });
         let tls = flags.master_ca.as_deref().map(|ca| tls::client(ca, own.as_ref())).transpose()?;
@@ -165,14 +182,15 @@ impl Access {
                 Some(token)
             }
         };
-        Ok(Access { way: Way::new(tls)?, token })
+        let way = Way::new(tls)?;
+        let client = Client::builder(TokioExecutor::new()).build(way.connector());
+        Ok(Papers { way, client, token })
     }
 }
 
 /// Whoever leads.
 #[derive(Clone)]
 pub struct Master {
-    client: Client<Connector, Full<Bytes>>,
     access: Access,
     leader: watch::Receiver<Option<String>>,
 }
@@ -180,8 +198,7 @@ pub struct Master {
 impl Master {
     /// Follows `leader`: the value of the lock key, `ip:port`.
     pub fn new(leader: watch::Receiver<Option<String>>, access: Access) -> Master {
-        let client = Client::builder(TokioExecutor::new()).build(access.way.connector());
-        Master { client, access, leader }
+        Master { access, leader }
     }
 
     /// Makes an endpoint, or returns the one that is there.
@@ -246,15 +263,16 @@ impl Master {
         body: Bytes,
     ) -> Result<Reply, Box<dyn std::error::Error + Send + Sync>> {
         let leader = leader.ok_or("no netmaster leads")?;
-        let mut request = Request::post(self.access.way.url(leader, path))
+        let papers = self.access.0.now();
+        let mut request = Request::post(papers.way.url(leader, path))
             .header(header::CONTENT_TYPE, "application/json")
             // netmaster closes a connection after the answer unless it is asked not to.
             .header(header::CONNECTION, "keep-alive")
             .body(Full::new(body))?;
-        if let Some(token) = &self.access.token {
+        if let Some(token) = &papers.token {
             request.headers_mut().insert(header::AUTHORIZATION, token.clone());
         }
-        let answer = self.client.request(request).await?;
+        let answer = papers.client.request(request).await?;
         let status = answer.status();
         let body = Limited::new(answer.into_body(), LONGEST_ANSWER).collect().await?.to_bytes();
         if status.is_success() {
@@ -300,6 +318,10 @@ mod tests {
         address
     }
 
+    fn master(leader: watch::Receiver<Option<String>>) -> Master {
+        Master::new(leader, Access::plain().unwrap())
+    }
+
     fn new_endpoint() -> NewEndpoint {
         NewEndpoint {
             tenant: "t".into(),
@@ -321,8 +343,7 @@ mod tests {
             r#"{"EndpointConfig":{"id":"n.t-c1","ipAddress":"10.0.0.1"}}"#
         }));
         let (_tell, leader) = watch::channel(Some(serve(router).await));
-        let endpoint =
-            Master::new(leader, Access::plain().unwrap()).create_endpoint(&new_endpoint()).await.unwrap();
+        let endpoint = master(leader).create_endpoint(&new_endpoint()).await.unwrap();
         assert_eq!((endpoint.id.as_str(), endpoint.ip_address.as_str()), ("n.t-c1", "10.0.0.1"));
     }
 
@@ -340,7 +361,7 @@ mod tests {
             .with_state(asked.clone());
         let new = Router::new().route("/plugin/deleteEndpoint", post(|| async { "{}" }));
         let (tell, leader) = watch::channel(Some(serve(deposed).await));
-        let master = Master::new(leader, Access::plain().unwrap());
+        let master = master(leader);
         let deleting = tokio::spawn(async move { master.delete_endpoint("t", "n", "c1").await });
         while asked.load(Ordering::Relaxed) == 0 {
             tokio::task::yield_now().await;
@@ -356,12 +377,9 @@ mod tests {
             Router::new().route("/plugin/deleteEndpoint", post(refuse))
         };
         let (_tell, leader) = watch::channel(Some(serve(answer("key not found\n")).await));
-        assert!(
-            !Master::new(leader, Access::plain().unwrap()).delete_endpoint("t", "n", "c1").await.unwrap()
-        );
+        assert!(!master(leader).delete_endpoint("t", "n", "c1").await.unwrap());
         let (_tell, leader) = watch::channel(Some(serve(answer("no\nat all\n")).await));
-        let error =
-            Master::new(leader, Access::plain().unwrap()).delete_endpoint("t", "n", "c1").await.unwrap_err();
+        let error = master(leader).delete_endpoint("t", "n", "c1").await.unwrap_err();
         assert_eq!(error.to_string(), "delete endpoint c1 on n.t: netmaster refused: no");
     }
 }

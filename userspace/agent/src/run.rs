@@ -8,7 +8,7 @@ use std::{sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use contiv_store::Store;
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use crate::{
     cni::{self, Pods},
@@ -62,7 +62,7 @@ async fn with<D: Datapath + 'static>(
     let rest = rest::Server::bind(flags.rest_address).await?;
     let server = cni::Server::bind(&flags.cni_socket)?;
     let store = Store::connect(&flags.access.access().config(flags.store())?).await?;
-    let access = Access::read(&flags.master)?;
+    let (access, following) = Access::read(flags.master.clone())?;
     let links = Arc::new(Links::open().await?);
 
     let (writer, attacher, reader, changes) = state::new(PREFIXES);
@@ -76,6 +76,7 @@ async fn with<D: Datapath + 'static>(
     let connections = sources.statuses();
     tasks.spawn("state", follow(sources, writer, stop.clone()));
     let leader = tasks.leader(&store);
+    let _following = AbortOnDropHandle::new(tokio::spawn(following));
 
     let metrics = Metrics::default();
     let pods = Pods::new(cni::Parts {
