@@ -23,6 +23,8 @@ use tokio::runtime::Runtime;
 
 pub(crate) const VTEP_PORT: u16 = 4789;
 pub(crate) const SOON: Duration = Duration::from_secs(10);
+/// Several times as long as the datapath itself waits for the switch.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) fn vxlan(vni: u32) -> Encap {
     Encap::Vxlan { vni: vni.try_into().unwrap(), local: 2.try_into().unwrap() }
@@ -179,7 +181,8 @@ impl Node {
 
     /// What is wrong in the switch is put right, as the agent does it; says what was wrong.
     pub(crate) fn converge(&self) -> Result<Vec<ObjectId>> {
-        let observed = self.observe()?;
+        // Of a switch that is too busy to answer, an agent asks again.
+        let observed = wait_until(PATIENCE, "the switch is observed", || Ok(Some(self.observe()?)))?;
         let desired = self.desired.borrow().clone();
         let wrong = || desired.iter().filter(|(id, _)| !observed.same.contains(id));
         let sets = wrong().map(|(_, object)| Op::Set(object.clone()));
