@@ -11,7 +11,7 @@ use contiv_abi::{Address, Be16, DropReason, NeighKey, TCP, UDP, service_mac};
 
 use crate::{
     frame, maps,
-    packet::{self, ICMPV6, Packet, Piece},
+    packet::{self, ICMPV6, Packet, Piece, Told},
     source,
 };
 
@@ -28,7 +28,7 @@ pub(crate) extern "C" fn ctv_translate(skb: *mut __sk_buff) -> u32 {
 
 #[inline(always)]
 fn translate(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
-    if packet.icmp_error != 0 {
+    if packet.icmp_error != Told::NOTHING {
         let inside = inner(ctx, packet)?;
         // IPv6 has its addresses in the checksum, too; that follows with them.
         sum_l4(ctx, packet.l4 + 2, inside, 0)?;

@@ -83,7 +83,7 @@ pub(crate) struct Packet {
     pub(crate) for_many: u8,
     /// [`Piece`].
     pub(crate) piece: u8,
-    /// 1 for an ICMP error about another packet.
+    /// [`Told`].
     pub(crate) icmp_error: u8,
     /// TCP flags.
     pub(crate) tcp: u8,
@@ -135,6 +135,18 @@ impl Piece {
     pub(crate) const FIRST: u8 = 1;
     /// Another fragment.
     pub(crate) const LATER: u8 = 2;
+}
+
+/// What an ICMP error tells of the packet that it is about.
+pub(crate) struct Told;
+
+impl Told {
+    /// It is no error.
+    pub(crate) const NOTHING: u8 = 0;
+    /// Not so much that its flow can be found.
+    pub(crate) const LITTLE: u8 = 1;
+    /// The ends.
+    pub(crate) const FLOW: u8 = 2;
 }
 
 /// FIN, SYN, RST, ACK.

@@ -9,7 +9,7 @@ use contiv_abi::{
 use crate::{
     frame::{self, ETHERNET},
     header::{Ipv4, Ipv6},
-    packet::{self, ICMP, ICMPV6, Packet, Piece, SCTP},
+    packet::{self, ICMP, ICMPV6, Packet, Piece, SCTP, Told},
 };
 
 #[btf_map(name = "ctv_frags")]
@@ -46,7 +46,7 @@ pub(crate) extern "C" fn ctv_parse(skb: *mut __sk_buff) -> u32 {
 fn parse(ctx: &TcContext) -> Result<bool, DropReason> {
     let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
     packet.l3 = ETHERNET as u32;
-    packet.icmp_error = 0;
+    packet.icmp_error = Told::NOTHING;
     packet.tcp = 0;
     packet.translated = 0;
     packet.reply = 0;
@@ -246,6 +246,7 @@ fn about(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
     const ICMP_HEADER: u32 = 8;
     let at = packet.l4 + ICMP_HEADER;
     // What cannot be read is about nothing that we know: the error goes its way as a packet of its own.
+    packet.icmp_error = Told::LITTLE;
     if ctv_ip(ctx.skb.skb, at) != packet::GO_ON {
         return Ok(());
     }
@@ -269,7 +270,7 @@ fn about(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
         }
         _ => {}
     }
-    packet.icmp_error = 1;
+    packet.icmp_error = Told::FLOW;
     Ok(())
 }
 

@@ -23,7 +23,7 @@ use crate::{
     flows,
     frame::{self, ETHERNET, Ethernet},
     maps::{self, NO_PREALLOC},
-    packet::{self, AGAIN, GO_ON, Packet, RELAY, tcp},
+    packet::{self, AGAIN, GO_ON, Packet, RELAY, Told, tcp},
     service::{self, Target},
     source,
 };
@@ -136,7 +136,7 @@ pub(crate) extern "C" fn ctv_relay() -> u32 {
 pub(crate) extern "C" fn ctv_known() -> u32 {
     let Some(packet) = packet::in_hand() else { return GO_ON };
     // Not handed over: to Linux 6.1 what is handed over is no key.
-    let key = if packet.icmp_error != 0 { &packet.key } else { &packet.alias };
+    let key = if packet.icmp_error != Told::NOTHING { &packet.key } else { &packet.alias };
     let Some(relay) = RELAYS.get_ptr_mut(key) else { return GO_ON };
     // SAFETY: an entry that was found.
     let relay = unsafe { &mut *relay };

@@ -15,7 +15,7 @@ use contiv_abi::{Be16, DropReason, FdbKey, Flow, FlowEvent, FlowKey, TCP};
 
 use crate::{
     flows, maps,
-    packet::{self, AGAIN, BESIDE, NEW, Packet, REFUSE, RELAY, REOPEN, REVIEW, set_key, tcp},
+    packet::{self, AGAIN, BESIDE, NEW, Packet, REFUSE, RELAY, REOPEN, REVIEW, Told, set_key, tcp},
     policy, relay, served, service, tell,
 };
 
@@ -32,15 +32,16 @@ pub(crate) extern "C" fn ctv_track(skb: *mut __sk_buff) -> u32 {
     packet.now = flows::now();
     packet.len = ctx.len();
     packet.confirmed = 0;
-    if packet.icmp_error != 0 {
-        return ctv_related();
+    if packet.icmp_error != Told::NOTHING && ctv_inside() == NEW {
+        return NEW;
     }
-    packet.from_low = set_key(&packet.tuple, &raw mut packet.key, FlowKey::FLOW);
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    packet.from_low = set_key(&packet.wanted, &raw mut packet.key, FlowKey::FLOW);
     let mut code = look_up();
     if code == BESIDE {
         let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
         packet.aside = Flow::ASIDE;
-        set_key(&packet.tuple, &raw mut packet.key, FlowKey::ASIDE);
+        set_key(&packet.wanted, &raw mut packet.key, FlowKey::ASIDE);
         code = look_up();
     }
     if code == AGAIN {
@@ -62,6 +63,9 @@ pub(crate) extern "C" fn ctv_track(skb: *mut __sk_buff) -> u32 {
     if packet.confirmed != 0 {
         // From here and not from where it is noticed: the stack of Linux 6.1 would not hold the calls in between.
         flows::ctv_confirm();
+    }
+    if code == packet::GO_ON && packet.icmp_error != Told::NOTHING {
+        return ctv_outside();
     }
     // The rules have changed once more: the next packet will do.
     if code == REVIEW { DropReason::Policy as u32 } else { code }
@@ -127,6 +131,9 @@ extern "C" fn ctv_by(flow: *mut Flow, answered: u32) -> u32 {
         packet.wanted.reverse();
         packet.translated = 1;
     }
+    if packet.icmp_error != Told::NOTHING {
+        return packet::GO_ON;
+    }
     pass(packet, flow, original, answered)
 }
 
@@ -172,50 +179,36 @@ fn pass(packet: &mut Packet, flow: &mut Flow, original: bool, answered: bool) ->
     packet::GO_ON
 }
 
-/// An error about a packet of a flow belongs to the flow.
+/// An error about a packet of a flow belongs to the flow: it goes by the ends that a packet of the flow has which goes the way of
+/// the error. `NEW` of one to somebody else than who sent the packet: nothing that we know.
+///
+/// This and the next are functions of their own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_related() -> u32 {
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
-    // The ends that a packet of the flow has which goes the way of the error.
-    packet.spare = packet.inner;
-    packet.spare.reverse();
-    packet.from_low = set_key(&packet.spare, &raw mut packet.key, FlowKey::FLOW);
-    if !packet.spare.destination.same(&packet.tuple.destination) {
-        // To somebody else than who sent the packet: nothing that we know.
-        NEW
-    } else if let Some(flow) = flows::answered(&packet.key) {
-        ctv_about(flow)
-    } else if let Some(flow) = flows::young(&packet.key) {
-        ctv_about(flow)
-    } else {
-        NEW
-    }
+extern "C" fn ctv_inside() -> u32 {
+    let Some(packet) = packet::in_hand() else { return NEW };
+    packet.wanted = packet.inner;
+    packet.wanted.reverse();
+    let is_for_sender = packet.wanted.destination.same(&packet.tuple.destination);
+    if packet.icmp_error == Told::FLOW && is_for_sender { packet::GO_ON } else { NEW }
 }
 
-/// What an error about a packet of a flow is to be.
+/// What the error itself is to be, and what it quotes.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_about(flow: *const Flow) -> u32 {
+extern "C" fn ctv_outside() -> u32 {
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
-    // SAFETY: the verifier sees to it that a pointer which is not null is to a whole flow.
-    let Some(flow) = (unsafe { flow.as_ref() }) else { return NEW };
-    packet.inner_wanted = packet.spare;
-    if flow.flags & Flow::ALIAS != 0 {
-        flow.translate(&mut packet.inner_wanted);
-    } else if flow.flags & Flow::NAT != 0 && flow.origin_is_low != packet.from_low {
-        flow.untranslate(&packet.key, &mut packet.inner_wanted);
-        packet.inner_wanted.reverse();
-    } else {
+    packet.inner_wanted = packet.wanted;
+    packet.wanted = packet.tuple;
+    if packet.translated == 0 {
         return packet::GO_ON;
     }
     // A router on the way stays the source; its errors are its own.
-    if packet.spare.source.same(&packet.tuple.source) {
+    if packet.inner.destination.same(&packet.tuple.source) {
         packet.wanted.source = packet.inner_wanted.source;
     }
     packet.wanted.destination = packet.inner_wanted.destination;
     packet.inner_wanted.reverse();
-    packet.translated = 1;
     packet::GO_ON
 }
 
@@ -225,10 +218,6 @@ extern "C" fn ctv_about(flow: *const Flow) -> u32 {
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_open() -> u32 {
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
-    if packet.icmp_error != 0 {
-        // Noted by nobody: each is judged by itself.
-        return ctv_judge();
-    }
     begin(packet);
     // Services are translated where their clients are.
     if packet.source_port != 0 {
@@ -240,7 +229,9 @@ pub(crate) extern "C" fn ctv_open() -> u32 {
             return REFUSE | code;
         }
     }
-    admit()
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    // Errors are noted by nobody: each is judged by itself.
+    if packet.icmp_error != Told::NOTHING { ctv_judge() } else { admit() }
 }
 
 /// The same of a packet from the wire of a VLAN: for clients there, services are translated where the backend is. The
@@ -249,11 +240,12 @@ pub(crate) extern "C" fn ctv_open() -> u32 {
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_open_wire() -> u32 {
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
-    let to_service = packet.to_service != 0;
-    if packet.icmp_error != 0 {
-        return if to_service && relay::ctv_known() == RELAY { RELAY } else { ctv_judge() };
-    }
+    let (to_service, error) = (packet.to_service != 0, packet.icmp_error);
     begin(packet);
+    if error != Told::NOTHING {
+        let relayed = to_service && error == Told::FLOW && relay::ctv_known() == RELAY;
+        return if relayed { RELAY } else { ctv_judge() };
+    }
     let mut code = if to_service { relay::ctv_relay() } else { relay::ctv_arrive() };
     if code == AGAIN && !to_service {
         code = relay::ctv_arrive();

@@ -9,7 +9,7 @@ use crate::{
     flows,
     frame::{IPV4, IPV6, VLAN},
     header::{Ipv4, Ipv6},
-    packet::{self, Packet, Piece, RELAY},
+    packet::{self, Packet, Piece, RELAY, Told},
     relay::{self, Macs},
     source,
     uplink::VID,
@@ -79,7 +79,7 @@ fn read(ctx: &XdpContext) -> Option<()> {
     packet.source_port = 0;
     packet.source_group = 0;
     packet.piece = Piece::WHOLE;
-    packet.icmp_error = 0;
+    packet.icmp_error = Told::NOTHING;
     packet.hairpin = 0;
     packet.aside = 0;
     packet.service = 0;

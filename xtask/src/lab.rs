@@ -4,9 +4,10 @@
 use std::{ffi::OsString, os::unix::process::CommandExt as _, path::PathBuf};
 
 use anyhow::{Context as _, Result};
-use clap::Args;
+use clap::{Args, Parser as _};
 
 use crate::{
+    campaign::Campaign,
     setup,
     workspace::{Workspace, execute, output},
 };
@@ -53,34 +54,19 @@ impl Arguments {
     fn is_about(&self, what: &str) -> bool {
         self.words.first().is_some_and(|word| word == what)
     }
-}
 
-/// `bench equivalence`: a test of the agent, which the lab may not link, with more cases.
-fn equivalence(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
-    #[derive(Debug, clap::Parser)]
-    #[command(name = "cargo xtask bench equivalence", about = EQUIVALENCE)]
-    struct Options {
-        /// Packets
-        #[arg(long, default_value_t = 1_000_000)]
-        cases: usize,
+    /// The words of a campaign, after the program's name.
+    fn of_campaign(&self, program: Program) -> Option<impl Iterator<Item = OsString>> {
+        let about = self.words.first()?.to_str()?;
+        (program == Program::Bench && Campaign::is_meant(about))
+            .then(|| [OsString::from("bench")].into_iter().chain(self.words.iter().cloned()))
     }
-    let options = <Options as clap::Parser>::parse_from(&arguments.words);
-    setup::ensure(workspace)?;
-    let mut cargo = workspace.cargo();
-    cargo
-        .args(["test", "--quiet", "--release", "--package", "netplugin", "--test", "packets", "--"])
-        .args(["equivalence", "--nocapture"])
-        .env("CONTIV_EQUIVALENCE_CASES", options.cases.to_string());
-    execute(&mut cargo)
 }
-
-const EQUIVALENCE: &str =
-    "Random policies, services and packets: the eBPF programs beside the model's oracle";
 
 /// Never returns when it goes well: the lab takes over this process, so that signals reach it.
 pub(crate) fn run(workspace: &Workspace, program: Program, arguments: &Arguments) -> Result<()> {
-    if program == Program::Bench && arguments.is_about("equivalence") {
-        return equivalence(workspace, arguments);
+    if let Some(words) = arguments.of_campaign(program) {
+        return Campaign::parse_from(words).run(workspace);
     }
     let asks_only = arguments.words.iter().any(|word| word == "--help" || word == "-h");
     if !asks_only {
@@ -96,8 +82,8 @@ pub(crate) fn run(workspace: &Workspace, program: Program, arguments: &Arguments
 
 /// Whether the lab understands these words; nothing is run.
 pub(crate) fn parses(workspace: &Workspace, program: Program, arguments: &Arguments) -> Result<(), String> {
-    if program == Program::Bench && arguments.is_about("equivalence") {
-        return Ok(());
+    if let Some(words) = arguments.of_campaign(program) {
+        return Campaign::try_parse_from(words).map(drop).map_err(|error| error.to_string());
     }
     let lab = build(workspace, Profile::Dev, &["e2e"]).map_err(|error| format!("{error:#}"))?;
     let mut check = workspace.command(lab);

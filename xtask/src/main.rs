@@ -1,5 +1,6 @@
 //! `cargo xtask`: everything that is done with this repository beside editing it.
 
+mod campaign;
 mod ci;
 mod lab;
 mod lint;
@@ -31,7 +32,7 @@ enum Command {
     Demo(lab::Arguments),
     /// Run all tests, or those of one crate; ends with `N passed, N failed, N skipped`
     Test(suite::Options),
-    /// Measure (`bench --help` tells what); `bench equivalence` holds the eBPF programs to the model
+    /// Measure (`bench --help` tells what); `bench equivalence` and `bench fuzz` hold the eBPF programs to the model
     #[command(disable_help_flag = true)]
     Bench(lab::Arguments),
     /// Run the packet and conformance tests on other kernels under qemu

@@ -24,7 +24,7 @@ const MODULES: &[&str] = &["veth", "vxlan", "cls_bpf", "sch_ingress"];
 const SWITCH_UPTIME: u32 = 11;
 const SKIPS: &str = "/tmp/skips";
 /// The host goes through all of them; emulation is many times slower.
-const FEWER: &str = "CONTIV_EQUIVALENCE_CASES=2000 CONTIV_FUZZ=8000";
+const FEWER: &str = "CONTIV_EQUIVALENCE_CASES=2000 CONTIV_FUZZ_CASES=8000";
 
 /// One run of a test program.
 #[derive(Debug)]

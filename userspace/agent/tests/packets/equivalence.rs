@@ -3,12 +3,14 @@
 //! ```text
 //! scene     endpoints in groups, rules before and after a change, services, packets: generated, and shrunk
 //! expected  what the oracle allows to become of a packet that a pod sends
+//! errors    what it says of ICMP errors about such packets
 //! wire      the same for packets that come from the uplink of a second network, and for the answers to them
 //! rig       a node that is given one scene after the other
 //! ```
 //!
-//! A case is one packet. `CONTIV_EQUIVALENCE_CASES` says how many, `cargo xtask bench equivalence` runs a million.
+//! A case is one packet; `cargo xtask bench equivalence` runs a million.
 
+mod errors;
 mod expected;
 mod rig;
 mod scene;
@@ -17,29 +19,26 @@ mod wire;
 use std::{
     cell::{Cell, RefCell},
     collections::{HashMap, HashSet},
-    env,
     net::IpAddr,
 };
 
-use anyhow::{Context as _, Result, bail, ensure};
-use proptest::test_runner::{Config, FileFailurePersistence, TestCaseError, TestRunner};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use proptest::test_runner::{Config, FileFailurePersistence, RngSeed, TestCaseError, TestRunner};
 use testkit::needs;
 
+use crate::campaign::Campaign;
 use expected::{Fate, Oracle};
 use rig::{From, Rig};
 use scene::{Piece, Probe, Scene, Stage, scenes};
 
-const CASES: usize = 20_000;
+const CASES: u64 = 20_000;
 /// Scenes between two looks at the number of cases.
 const SCENES: u32 = 20;
 
 #[test]
 fn the_programs_agree_with_the_oracle() -> Result<()> {
     needs!(root());
-    let wanted = match env::var("CONTIV_EQUIVALENCE_CASES") {
-        Ok(text) => text.parse().with_context(|| format!("CONTIV_EQUIVALENCE_CASES={text}"))?,
-        Err(_) => CASES,
-    };
+    let mut campaign = Campaign::new("EQUIVALENCE", CASES, None)?;
     let rig = RefCell::new(Rig::new()?);
     let told = Cell::new(Told::default());
     let config = Config {
@@ -52,8 +51,11 @@ fn the_programs_agree_with_the_oracle() -> Result<()> {
         max_shrink_time: 60_000,
         ..Config::default()
     };
-    while told.get().cases < wanted {
-        TestRunner::new(config.clone())
+    // A seed of its own for each round, so that what a late one finds is found again at once.
+    let mut seed = campaign.seed;
+    while told.get().cases < campaign.cases {
+        campaign.progress(told.get().cases, seed);
+        TestRunner::new(Config { rng_seed: RngSeed::Fixed(seed), ..config.clone() })
             .run(&scenes(), |scene| {
                 let mut rig = rig.borrow_mut();
                 let found = check(&mut rig, &scene);
@@ -61,16 +63,17 @@ fn the_programs_agree_with_the_oracle() -> Result<()> {
                 told.set(told.get().and(found));
                 Ok(())
             })
-            .map_err(|error| anyhow::anyhow!("{error}"))?;
+            .map_err(|error| anyhow!("seed {seed}: {error}"))?;
+        seed = seed.wrapping_add(1);
     }
-    println!("EQUIVALENCE {}", told.get());
+    campaign.finish(told.get().cases, &told.get());
     rig.into_inner().settle()
 }
 
 /// What was seen, so that one can tell that it was not always the same.
 #[derive(Clone, Copy, Default)]
 struct Told {
-    cases: usize,
+    cases: u64,
     arrived: usize,
     translated: usize,
     denied: usize,
@@ -79,6 +82,7 @@ struct Told {
     waited: usize,
     pieces: usize,
     from_wire: usize,
+    errors: usize,
 }
 
 impl Told {
@@ -93,17 +97,19 @@ impl Told {
             waited: self.waited + other.waited,
             pieces: self.pieces + other.pieces,
             from_wire: self.from_wire + other.from_wire,
+            errors: self.errors + other.errors,
         }
     }
 }
 
 impl std::fmt::Display for Told {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Told { cases, arrived, translated, denied, refused, answers, waited, pieces, from_wire } = self;
+        let Told { arrived, translated, denied, refused, answers, waited, pieces, from_wire, errors, .. } =
+            self;
         write!(
             f,
-            "{cases} packets: {arrived} arrived ({translated} translated, {answers} as answers), {denied} denied, \
-             {refused} refused by services; {waited} in queues, {pieces} fragments, {from_wire} from the wire"
+            "{arrived} arrived ({translated} translated, {answers} as answers), {denied} denied, \
+             {refused} refused by services; {waited} in queues, {pieces} fragments, {from_wire} from the wire, {errors} ICMP errors"
         )
     }
 }
@@ -127,7 +133,8 @@ fn check(rig: &mut Rig, scene: &Scene) -> Result<Told> {
 }
 
 fn packets(rig: &Rig, oracle: &Oracle<'_>, made: &mut Made, told: &mut Told) -> Result<()> {
-    // Those that are there are judged again by what is first seen of them, which is an answer here.
+    // Those that are there are judged again by what is first seen of them, which is an error or an answer here.
+    complaints(rig, oracle, made, told, 2).context("errors first")?;
     answers(rig, oracle, made, told).context("answers first")?;
     for (number, probe) in oracle.scene.probes.iter().enumerate() {
         let fate = sent(rig, oracle, number, probe, made.get(&number), told)
@@ -142,6 +149,7 @@ fn packets(rig: &Rig, oracle: &Oracle<'_>, made: &mut Made, told: &mut Told) -> 
         }
     }
     clients_stay(oracle, made)?;
+    complaints(rig, oracle, made, told, 1).context("before the answers")?;
     answers(rig, oracle, made, told)?;
     // And as one of a connection that has been answered.
     for (number, probe) in oracle.scene.probes.iter().enumerate() {
@@ -149,7 +157,28 @@ fn packets(rig: &Rig, oracle: &Oracle<'_>, made: &mut Made, told: &mut Told) -> 
         sent(rig, oracle, number, probe, Some(fate), told)
             .with_context(|| format!("packet {number} after the answer, {probe:?}"))?;
     }
-    answers(rig, oracle, made, told).context("answers once more")
+    answers(rig, oracle, made, told).context("answers once more")?;
+    complaints(rig, oracle, made, told, 1)
+}
+
+/// Errors are sent, each of them or every second.
+fn complaints(rig: &Rig, oracle: &Oracle<'_>, made: &Made, told: &mut Told, step: usize) -> Result<()> {
+    for complaint in oracle.scene.complaints.iter().step_by(step) {
+        let Some(error) = oracle.complaint(complaint, made) else { continue };
+        let waits = oracle.waits(error.from);
+        let outcome = rig.run(From::Pod(error.from), &error.frame, waits)?;
+        told.cases += 1;
+        told.errors += 1;
+        told.waited += usize::from(waits);
+        ensure!(
+            error.fate.is(&outcome),
+            "{complaint:?}, about {:?}: {:02x?} became {outcome:02x?}, but should have become {:02x?}",
+            complaint.about.get(&oracle.scene.probes),
+            error.frame,
+            error.fate
+        );
+    }
+    Ok(())
 }
 
 /// Sends a probe; what became of it is one of the things that the oracle allows. `before` is what became of the same

@@ -1,8 +1,8 @@
 //! Frames that nobody would send: whatever comes, there is a verdict, and what is dropped is counted.
 //!
-//! `CONTIV_FUZZ=1000000` gives another number of frames, `CONTIV_FUZZ_SEED` another beginning.
+//! `cargo xtask bench fuzz` gives a million of them.
 
-use std::{collections::BTreeSet, env, str::FromStr};
+use std::collections::BTreeSet;
 
 use anyhow::{Context as _, Result, ensure};
 use contiv_abi::{
@@ -19,6 +19,7 @@ use testkit::{
 };
 
 use crate::{
+    campaign::Campaign,
     node::{Node, Pod, Who, network, vlan, vxlan},
     run::{Code, Target},
     services::service,
@@ -87,13 +88,6 @@ impl Dice {
         while frame.len() < whole {
             frame.push(self.roll() as u8);
         }
-    }
-}
-
-fn setting<T: FromStr>(name: &str, usual: T) -> Result<T> {
-    match env::var(name) {
-        Ok(text) => text.parse().ok().with_context(|| format!("{name}={text}: expected a number")),
-        Err(_) => Ok(usual),
     }
 }
 
@@ -214,20 +208,19 @@ impl Rig {
 #[test]
 fn whatever_comes_has_a_verdict_and_every_drop_is_counted() -> Result<()> {
     needs!(root());
-    let frames: u64 = setting("CONTIV_FUZZ", FRAMES)?;
-    let seed: u64 = setting("CONTIV_FUZZ_SEED", 1)?;
-    println!("{frames} frames from seed {seed}");
+    let mut campaign = Campaign::new("FUZZ", FRAMES, Some(1))?;
     let rig = Rig::new()?;
     let seeds = corpus();
     let to = |who: Who| seeds.iter().filter(move |frame| frame[..6] == who.mac()).cloned().collect();
     let (for_one, for_service): (Vec<_>, Vec<_>) = (to(OTHER), to(VIP));
     let tagged: Vec<Vec<u8>> =
         seeds.iter().map(|frame| [&frame[..12], &[0x81, 0, 0, 200], &frame[12..]].concat()).collect();
-    let mut dice = Dice(seed);
+    let mut dice = Dice(campaign.seed);
     rig.node.ns.run(|| {
         let from_pod = Target::new(&rig.node, FROM_POD, &rig.first.local.port)?;
         let from_uplink = Target::new(&rig.node, FROM_UPLINK, "trunk")?;
-        for batch in 0..frames.div_ceil(BATCH) {
+        for batch in 0..campaign.cases.div_ceil(BATCH) {
+            campaign.progress(batch * BATCH, campaign.seed);
             match batch % 5 {
                 // Both Ethernet addresses stay, and the frame gets past the first checks.
                 0 | 1 => rig.batch(&from_pod, &mut dice, &for_one, 12)?,
@@ -241,7 +234,7 @@ fn whatever_comes_has_a_verdict_and_every_drop_is_counted() -> Result<()> {
         Ok(())
     })?;
     let reasons: BTreeSet<_> = rig.node.drops()?.into_keys().collect();
-    println!("drops: {:?}", rig.node.drops()?);
+    campaign.finish(campaign.cases, &format!("drops: {:?}", rig.node.drops()?));
     assert!(reasons.len() >= 6, "only {reasons:?} were met");
     for (pod, tap) in &rig.strangers {
         // From the first network; those of the uplink may be for the third by their tag.

@@ -6,7 +6,7 @@ use contiv_abi::DropReason;
 use contiv_model::policy::Direction;
 use contiv_model::{
     policy::{Action, Connection, Packet as Asked, Side, TCP, UDP, decide, deciding},
-    service::{Resolution, resolve},
+    service::{Port, Resolution, resolve},
 };
 use netplugin::datapath::Service;
 use testkit::packet::Packet;
@@ -100,8 +100,8 @@ impl Fate {
     }
 }
 
-pub(super) struct Answer {
-    /// Who answers.
+/// What an endpoint here says to a packet that it got.
+pub(super) struct Message {
     pub(super) from: u8,
     pub(super) frame: Vec<u8>,
     pub(super) fate: Fate,
@@ -115,10 +115,10 @@ pub(super) struct Oracle<'a> {
 }
 
 /// The ends of a packet, as they are in its bytes.
-struct Ends {
-    macs: ([u8; 6], [u8; 6]),
-    from: (IpAddr, u16),
-    to: (IpAddr, u16),
+pub(super) struct Ends {
+    pub(super) macs: ([u8; 6], [u8; 6]),
+    pub(super) from: (IpAddr, u16),
+    pub(super) to: (IpAddr, u16),
 }
 
 impl Oracle<'_> {
@@ -137,7 +137,7 @@ impl Oracle<'_> {
         group.is_some_and(|group| self.scene.profile(self.stage, group).rate.is_some())
     }
 
-    fn sent_to(&self, number: usize, probe: &Probe) -> Ends {
+    pub(super) fn sent_to(&self, number: usize, probe: &Probe) -> Ends {
         let (mac, to) = match probe.to {
             Target::Endpoint(who) => (Who(who).mac(), address(who, probe.ip6)),
             Target::Outside { which, by_router } => {
@@ -163,9 +163,7 @@ impl Oracle<'_> {
         let service = self.service(probe, at)?;
         service.affinity?;
         let protocol = probe.content.protocol(probe.ip6);
-        let is = |port: &contiv_model::service::Port| {
-            (port.protocol.number(), port.port) == (protocol, probe.port)
-        };
+        let is = |port: &Port| (port.protocol.number(), port.port) == (protocol, probe.port);
         Some((at, service.ports.iter().position(is)?))
     }
 
@@ -178,11 +176,7 @@ impl Oracle<'_> {
                 return Fate::Denied { backend: Some(ends.to.0) };
             }
             let bytes = self.packet(number, probe, ends, tos, Way::There(piece));
-            if ends.macs.0 == NOBODY {
-                Fate::Flooded { bytes }
-            } else {
-                Fate::Arrives { place: ends.to.0, bytes, translated: false }
-            }
+            self.sent_on(ends.macs.0, ends.to.0, bytes)
         };
         let service = match probe.to {
             Target::Service(at) => self.service(probe, at),
@@ -205,6 +199,15 @@ impl Oracle<'_> {
         }
     }
 
+    /// To whom it is for.
+    pub(super) fn sent_on(&self, mac: [u8; 6], place: IpAddr, bytes: Vec<u8>) -> Fate {
+        if mac == NOBODY {
+            Fate::Flooded { bytes }
+        } else {
+            Fate::Arrives { place, bytes, translated: false }
+        }
+    }
+
     fn by_backend(&self, number: usize, probe: &Probe, piece: Piece, to: (IpAddr, u16)) -> Fate {
         if !self.may(probe, to) {
             return Fate::Denied { backend: Some(to.0) };
@@ -223,11 +226,15 @@ impl Oracle<'_> {
     }
 
     /// Whether the rules on this node let the connection be.
-    fn may(&self, probe: &Probe, to: (IpAddr, u16)) -> bool {
+    pub(super) fn may(&self, probe: &Probe, to: (IpAddr, u16)) -> bool {
         let protocol = probe.content.protocol(probe.ip6);
         let packet = Asked { protocol, port: matches!(protocol, TCP | UDP).then_some(to.1) };
-        let (source, destination) = (self.side(self.source(probe)), self.side(to.0));
-        if LOCALS.into_iter().any(|who| address(who, probe.ip6) == to.0) {
+        self.lets(self.source(probe), to.0, packet)
+    }
+
+    pub(super) fn lets(&self, from: IpAddr, to: IpAddr, packet: Asked) -> bool {
+        let (source, destination) = (self.side(from), self.side(to));
+        if LOCALS.into_iter().any(|who| address(who, to.is_ipv6()) == to) {
             return decide(&Connection { source, destination, packet }).action == Action::Allow;
         }
         // The other side's rules are for the other node to enforce.
@@ -244,7 +251,7 @@ impl Oracle<'_> {
     }
 
     /// The TOS byte that packets of an endpoint here go on with.
-    fn marked(&self, who: u8, tos: u8) -> u8 {
+    pub(super) fn marked(&self, who: u8, tos: u8) -> u8 {
         let group = self.scene.group_of(who);
         match group.and_then(|group| self.scene.profile(self.stage, group).dscp) {
             Some(dscp) => dscp << 2 | tos & 3,
@@ -254,32 +261,15 @@ impl Oracle<'_> {
 
     /// What whoever has got the packet sends back, and what becomes of that: it arrives, as from whom the packet was
     /// sent to, unless the rules of today are against the connection.
-    pub(super) fn answer(&self, number: usize, probe: &Probe, fate: &Fate) -> Option<Answer> {
+    pub(super) fn answer(&self, number: usize, probe: &Probe, fate: &Fate) -> Option<Message> {
         let Fate::Arrives { place, translated, .. } = fate else { return None };
         let from = LOCALS.into_iter().find(|who| address(*who, probe.ip6) == *place)?;
         let sent = self.sent_to(number, probe);
-        let seen = if *translated {
-            let Target::Service(at) = probe.to else { return None };
-            let service = self.service(probe, at)?;
-            let protocol = probe.content.protocol(probe.ip6);
-            let port = service
-                .ports
-                .iter()
-                .find(|port| (port.protocol.number(), port.port) == (protocol, probe.port))?;
-            self.beyond(number, probe, (*place, port.target))
-        } else {
-            self.sent_to(number, probe)
-        };
+        let seen = self.seen(number, probe, fate)?;
         let back = |ends: &Ends, macs| Ends { macs, from: ends.to, to: ends.from };
         // A pod that reaches itself answers to the service.
         let next = if *translated && seen.from.0 == sent.to.0 { sent.macs.0 } else { sent.macs.1 };
-        let answer = Probe {
-            content: match probe.content {
-                Content::Tcp { .. } => Content::Tcp { flags: 0x12 },
-                other => other,
-            },
-            ..probe.clone()
-        };
+        let answer = Probe { content: probe.content.answer(), ..probe.clone() };
         let frame =
             self.packet(number, &answer, &back(&seen, (next, Who(from).mac())), answer.tos, Way::Back);
         let denied = !self.may(probe, seen.to);
@@ -290,13 +280,44 @@ impl Oracle<'_> {
             let bytes = self.packet(number, &answer, &heard, self.marked(from, answer.tos), Way::Back);
             Fate::Arrives { place: sent.from.0, bytes, translated: *translated }
         };
-        Some(Answer { from, frame, fate })
+        Some(Message { from, frame, fate })
+    }
+
+    /// The ends of a packet as whoever has got it sees them.
+    pub(super) fn seen(&self, number: usize, probe: &Probe, fate: &Fate) -> Option<Ends> {
+        let Fate::Arrives { place, translated, .. } = fate else { return None };
+        if !translated {
+            return Some(self.sent_to(number, probe));
+        }
+        let Target::Service(at) = probe.to else { return None };
+        let service = self.service(probe, at)?;
+        let protocol = probe.content.protocol(probe.ip6);
+        let is = |port: &&Port| (port.protocol.number(), port.port) == (protocol, probe.port);
+        let port = service.ports.iter().find(is)?;
+        Some(self.beyond(number, probe, (*place, port.target)))
+    }
+
+    /// Whether the address is a service's.
+    pub(super) fn is_service(&self, ip: IpAddr) -> bool {
+        (0..self.scene.services.len())
+            .filter_map(|at| self.scene.service(at))
+            .any(|service| service.vip == ip)
     }
 
     fn packet(&self, number: usize, probe: &Probe, ends: &Ends, tos: u8, way: Way) -> Vec<u8> {
         let packet = Packet::eth(ends.macs.0, ends.macs.1);
-        let id = FIRST + number as u16;
-        Described { content: probe.content, ip6: probe.ip6, id, tos, way }.build(packet, ends.from, ends.to)
+        self.described(number, probe, probe.content, tos, way).build(packet, ends.from, ends.to)
+    }
+
+    pub(super) fn described(
+        &self,
+        number: usize,
+        probe: &Probe,
+        content: Content,
+        tos: u8,
+        way: Way,
+    ) -> Described {
+        Described { content, ip6: probe.ip6, id: FIRST + number as u16, tos, way }
     }
 }
 
@@ -305,6 +326,13 @@ impl Oracle<'_> {
 pub(super) enum Way {
     There(Piece),
     Back,
+}
+
+impl Way {
+    /// Without the header of what IP carries.
+    pub(super) fn is_later(self) -> bool {
+        self == Way::There(Piece::Later)
+    }
 }
 
 /// What is the same in all forms of a packet.

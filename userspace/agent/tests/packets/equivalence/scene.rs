@@ -38,13 +38,14 @@ pub(super) const WIRED_NETWORK: &str = "n2.t";
 const VIPS: u8 = 200;
 const SERVICES: usize = 3;
 const GROUPS: u32 = 5;
-const SCTP: u8 = 132;
+pub(super) const SCTP: u8 = 132;
 /// A protocol without ports.
 const GRE: u8 = 47;
 /// Of what connections go to, and of what rules and services are about.
 const PORTS: [u16; 5] = [53, 80, 443, 5353, 8080];
 const PROBES: usize = 80;
 const ARRIVALS: usize = 20;
+const COMPLAINTS: usize = 40;
 
 /// A node's state, before and after a change of the rules, and packets.
 #[derive(Clone, Debug)]
@@ -58,6 +59,7 @@ pub(super) struct Scene {
     pub(super) services: Vec<Balanced>,
     pub(super) probes: Vec<Probe>,
     pub(super) arrivals: Vec<Arrival>,
+    pub(super) complaints: Vec<Complaint>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,6 +111,57 @@ pub(super) struct Arrival {
     pub(super) tos: u8,
 }
 
+/// An ICMP error that an endpoint here sends.
+#[derive(Clone, Debug)]
+pub(super) struct Complaint {
+    /// Which of the packets it is about.
+    pub(super) about: Index,
+    /// Or about the answer to it, which its sender got.
+    pub(super) of_answer: bool,
+    /// Who sends it, when it is about the packet; without one, who got that.
+    pub(super) by: Option<u8>,
+    pub(super) trouble: Trouble,
+    /// Bytes of the packet.
+    pub(super) quoted: usize,
+    /// Nobody has sent such a packet.
+    pub(super) invented: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Trouble {
+    /// With its code.
+    Unreachable(u8),
+    TooBig,
+    TimeExceeded,
+    BadHeader,
+}
+
+impl Trouble {
+    const MTU: [u8; 2] = 1400_u16.to_be_bytes();
+
+    /// Type, code, and the second word of ICMP (RFC 792).
+    pub(super) fn v4(self) -> (u8, u8, [u8; 4]) {
+        let [a, b] = Trouble::MTU;
+        match self {
+            Trouble::Unreachable(code) => (3, code, [0; 4]),
+            Trouble::TooBig => (3, 4, [0, 0, a, b]),
+            Trouble::TimeExceeded => (11, 0, [0; 4]),
+            Trouble::BadHeader => (12, 0, [8, 0, 0, 0]),
+        }
+    }
+
+    /// Those of ICMPv6 (RFC 4443).
+    pub(super) fn v6(self) -> (u8, u8, [u8; 4]) {
+        let [a, b] = Trouble::MTU;
+        match self {
+            Trouble::Unreachable(code) => (1, code, [0; 4]),
+            Trouble::TooBig => (2, 0, [0, 0, a, b]),
+            Trouble::TimeExceeded => (3, 0, [0; 4]),
+            Trouble::BadHeader => (4, 0, [0, 0, 0, 6]),
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Stranger {
     /// An endpoint on another node.
@@ -123,6 +176,12 @@ pub(super) enum Piece {
     Whole,
     First,
     Later,
+}
+
+impl Piece {
+    pub(super) fn is_part(self) -> bool {
+        self != Piece::Whole
+    }
 }
 
 impl Probe {
@@ -153,6 +212,14 @@ pub(super) enum Content {
 }
 
 impl Content {
+    /// What comes back.
+    pub(super) fn answer(self) -> Content {
+        match self {
+            Content::Tcp { .. } => Content::Tcp { flags: tcp_flags::SYN | tcp_flags::ACK },
+            other => other,
+        }
+    }
+
     /// The protocol's number.
     pub(super) fn protocol(self, ip6: bool) -> u8 {
         match self {
@@ -263,14 +330,15 @@ pub(super) fn scenes() -> impl Strategy<Value = Scene> {
         vec(balanced(), 0..=SERVICES),
         vec((probe(), option::weighted(0.8, any::<Index>())), 1..=PROBES),
         vec(arrival(), 0..=ARRIVALS),
+        vec(complaint(), 0..=COMPLAINTS),
     )
-        .prop_map(|(members, wired, before, after, services, probes, arrivals)| {
+        .prop_map(|(members, wired, before, after, services, probes, arrivals, complaints)| {
             let aim = |(probe, port): (Probe, Option<Index>)| match port {
                 Some(port) => probe.aimed(&services, port),
                 None => probe,
             };
             let probes = probes.into_iter().map(aim).collect();
-            Scene { members, wired, before, after, services, probes, arrivals }
+            Scene { members, wired, before, after, services, probes, arrivals, complaints }
         })
 }
 
@@ -393,4 +461,27 @@ fn arrival() -> impl Strategy<Value = Arrival> {
     ];
     (from, WIRED, any::<bool>(), content(), select(PORTS.to_vec()), any::<u8>())
         .prop_map(|(from, to, ip6, content, port, tos)| Arrival { from, to, ip6, content, port, tos })
+}
+
+fn complaint() -> impl Strategy<Value = Complaint> {
+    let trouble = prop_oneof![
+        3 => (0_u8..6).prop_map(Trouble::Unreachable),
+        2 => Just(Trouble::TooBig),
+        1 => Just(Trouble::TimeExceeded),
+        1 => Just(Trouble::BadHeader),
+    ];
+    let by = option::weighted(0.3, select(LOCALS.collect::<Vec<_>>()));
+    // What RFC 792 asks for, and anything.
+    let quoted = prop_oneof![1 => Just(28_usize), 1 => Just(48_usize), 4 => 0..100_usize];
+    let invented = prop::bool::weighted(0.2);
+    (any::<Index>(), any::<bool>(), by, trouble, quoted, invented).prop_map(
+        |(about, of_answer, by, trouble, quoted, invented)| Complaint {
+            about,
+            of_answer,
+            by,
+            trouble,
+            quoted,
+            invented,
+        },
+    )
 }

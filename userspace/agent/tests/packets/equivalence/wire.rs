@@ -3,14 +3,18 @@
 use std::{collections::HashSet, net::IpAddr};
 
 use anyhow::{Context as _, Result, ensure};
-use contiv_model::policy::{Action, Direction, Packet as Asked, Side, TCP, UDP, deciding};
+use contiv_model::{
+    group::GroupNumber,
+    policy::{Action, Direction, ICMP, ICMPV6, Packet as Asked, Side, TCP, UDP, deciding},
+};
 use testkit::packet::Packet;
 
 use super::{
     Told,
+    errors::{Error, INVENTED, Quote},
     expected::{Described, Fate, Oracle, Way},
     rig::{From, Rig},
-    scene::{Arrival, Content, Piece, Stranger, VLAN, address, outside},
+    scene::{Arrival, Complaint, Content, Piece, Stranger, VLAN, address, outside},
 };
 use crate::node::Who;
 
@@ -30,8 +34,10 @@ pub(super) fn packets(
         let arriving = Arriving { oracle, number, arrival };
         let before = accepted.contains(&number);
         // What is seen first of a connection after a change of the rules may be either.
-        if before && number % 2 == 0 {
-            arriving.is_answered(rig, told).context("first")?;
+        match number % 3 {
+            0 if before => arriving.is_answered(rig, told).context("first")?,
+            1 => arriving.errors(rig, before, told).context("errors first")?,
+            _ => {}
         }
         for _ in 0..2 {
             arriving.comes(rig, told).with_context(|| format!("from the wire, {number}, {arrival:?}"))?;
@@ -41,6 +47,7 @@ pub(super) fn packets(
             arriving.is_answered(rig, told)?;
             arriving.comes(rig, told).with_context(|| format!("answered, {number}, {arrival:?}"))?;
         }
+        arriving.errors(rig, before || arriving.may(), told)?;
     }
     Ok(())
 }
@@ -59,23 +66,48 @@ impl Arriving<'_> {
         }
     }
 
+    fn group(&self) -> Option<GroupNumber> {
+        match self.arrival.from {
+            Stranger::Endpoint(who) => self.oracle.scene.group_of(who),
+            Stranger::Outside(_) => None,
+        }
+    }
+
     /// Whether the rules on this node let the connection be: those of the sender are for its own node.
     fn may(&self) -> bool {
-        let Arrival { from, to, ip6, content, port, .. } = *self.arrival;
-        let scene = self.oracle.scene;
+        let Arrival { ip6, content, port, .. } = *self.arrival;
         let protocol = content.protocol(ip6);
         let asked = Asked { protocol, port: matches!(protocol, TCP | UDP).then_some(port) };
-        let Some(group) = scene.wired_group(to) else { return true };
-        let (source, _) = self.source();
-        let peer = match from {
-            Stranger::Endpoint(who) => {
-                Side { address: source, group: scene.group_of(who), rules: &[], dscp: None }
-            }
-            Stranger::Outside(_) => Side::outside(source),
-        };
-        let rules = &scene.profile(self.oracle.stage, group).rules;
-        let rule = deciding(rules, Direction::In, address(to, ip6), &peer, asked);
+        self.lets(Direction::In, (self.source().0, self.group()), asked)
+    }
+
+    /// Likewise of a packet between the endpoint here and somebody.
+    fn lets(
+        &self,
+        direction: Direction,
+        (address, group): (IpAddr, Option<GroupNumber>),
+        asked: Asked,
+    ) -> bool {
+        let scene = self.oracle.scene;
+        let Some(own) = scene.wired_group(self.arrival.to) else { return true };
+        let peer = Side { group, ..Side::outside(address) };
+        let rules = &scene.profile(self.oracle.stage, own).rules;
+        let rule = deciding(rules, direction, self.here(), &peer, asked);
         rule.is_none_or(|rule| rule.action == Action::Allow)
+    }
+
+    /// The address of the endpoint here.
+    fn here(&self) -> IpAddr {
+        address(self.arrival.to, self.arrival.ip6)
+    }
+
+    /// What packets of the endpoint here are marked with, and whether they wait.
+    fn treated(&self) -> (u8, bool) {
+        let scene = self.oracle.scene;
+        let profile = scene.wired_group(self.arrival.to).map(|group| scene.profile(self.oracle.stage, group));
+        let tos = self.arrival.tos;
+        let marked = profile.and_then(|profile| profile.dscp).map_or(tos, |dscp| dscp << 2 | tos & 3);
+        (marked, profile.is_some_and(|profile| profile.rate.is_some()))
     }
 
     fn described(&self, content: Content, tos: u8, way: Way) -> Described {
@@ -109,17 +141,15 @@ impl Arriving<'_> {
     /// The receiver sends an answer: it goes out by the uplink, unless the rules of today are against the connection.
     fn is_answered(&self, rig: &Rig, told: &mut Told) -> Result<()> {
         let Arrival { to, ip6, content, port, tos, .. } = *self.arrival;
-        let scene = self.oracle.scene;
-        let content = match content {
-            Content::Tcp { .. } => Content::Tcp { flags: 0x12 },
-            other => other,
-        };
         let (source, mac) = self.source();
         let ends = ((address(to, ip6), port), (source, FIRST + self.number as u16));
-        let profile = scene.wired_group(to).map(|group| scene.profile(self.oracle.stage, group));
-        let marked = profile.and_then(|profile| profile.dscp).map_or(tos, |dscp| dscp << 2 | tos & 3);
+        let (marked, waits) = self.treated();
         let frame = |tos| {
-            self.described(content, tos, Way::Back).build(Packet::eth(mac, Who(to).mac()), ends.0, ends.1)
+            self.described(content.answer(), tos, Way::Back).build(
+                Packet::eth(mac, Who(to).mac()),
+                ends.0,
+                ends.1,
+            )
         };
         let fate = if self.may() {
             // The tag is beside the bytes.
@@ -127,7 +157,6 @@ impl Arriving<'_> {
         } else {
             Fate::Denied { backend: None }
         };
-        let waits = profile.is_some_and(|profile| profile.rate.is_some());
         let outcome = rig.run(From::Wired(to), &frame(tos), waits)?;
         told.cases += 1;
         told.waited += usize::from(waits);
@@ -138,6 +167,60 @@ impl Arriving<'_> {
             self.number,
             self.arrival
         );
+        Ok(())
+    }
+
+    /// ICMP errors about packets of the connection, which is there if it is `known`.
+    fn errors(&self, rig: &Rig, known: bool, told: &mut Told) -> Result<()> {
+        let scene = self.oracle.scene;
+        let about =
+            scene.complaints.iter().filter(|error| error.about.index(scene.arrivals.len()) == self.number);
+        for complaint in about.filter(|error| known || error.invented) {
+            // What has no ports is all one connection.
+            if !(complaint.invented && matches!(self.arrival.content, Content::Gre)) {
+                self.error(complaint, rig, told)
+                    .with_context(|| format!("{complaint:?}, about {:?}", self.arrival))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// From the wire about what the endpoint here has sent, by the other end or a router; or from here about what has come.
+    fn error(&self, complaint: &Complaint, rig: &Rig, told: &mut Told) -> Result<()> {
+        let Complaint { of_answer, by, trouble, quoted, invented, .. } = *complaint;
+        let Arrival { to, ip6, content, port, tos, .. } = *self.arrival;
+        let ((source, mac), own) = (self.source(), Who(to).mac());
+        let number = self.number + if invented { INVENTED } else { 0 };
+        let (there, here) = ((source, FIRST + number as u16), (self.here(), port));
+        let described = |content, way| Described { content, ip6, id: FIRST + number as u16, tos, way };
+        let quote = if of_answer {
+            Quote::new(&described(content.answer(), Way::Back), (here, there), quoted)
+        } else {
+            Quote::new(&described(content, Way::There(Piece::Whole)), (there, here), quoted)
+        };
+        let error = |eth, tos, from, to| Error { trouble, tos, quote: &quote.bytes }.build(eth, from, to);
+        let alone = Asked { protocol: if ip6 { ICMPV6 } else { ICMP }, port: None };
+        let (way, frame, place, bytes, waits, direction, peer) = if of_answer {
+            let (from, group) = if by.is_some() { (outside(1, ip6), None) } else { (source, self.group()) };
+            let eth = Packet::eth(own, mac);
+            let frame = error(eth.clone().vlan(VLAN), tos, from, here.0);
+            (From::Wire, frame, here.0, error(eth, tos, from, here.0), false, Direction::In, (from, group))
+        } else {
+            let (marked, waits) = self.treated();
+            let sent = |tos| error(Packet::eth(mac, own), tos, here.0, source);
+            (From::Wired(to), sent(tos), source, sent(marked), waits, Direction::Out, (source, self.group()))
+        };
+        let belongs = !invented && quote.is_readable;
+        let may = if belongs { self.may() } else { self.lets(direction, peer, alone) };
+        let fate = match may {
+            true => Fate::Arrives { place, bytes, translated: false },
+            false => Fate::Denied { backend: None },
+        };
+        let outcome = rig.run(way, &frame, waits)?;
+        told.cases += 1;
+        told.errors += 1;
+        told.waited += usize::from(waits);
+        ensure!(fate.is(&outcome), "{frame:02x?} became {outcome:02x?}, but should have become {fate:02x?}");
         Ok(())
     }
 }
