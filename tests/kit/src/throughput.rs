@@ -22,6 +22,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// From this many bits in a second on, a sender hands so many datagrams to its kernel at a time.
 const FAST: u64 = 500_000_000;
 const AT_ONCE: usize = 16;
+/// And has room for what it offers in such a part of a second.
+const PARTS: u64 = 20;
 /// How long the sender of datagrams sleeps between two looks at what is due.
 const STEP: Duration = Duration::from_millis(1);
 const CHUNK: usize = 64 << 10;
@@ -155,6 +157,9 @@ fn datagrams(server: SocketAddr, offered: u64, payload: usize, over: &AtomicBool
     let at_once = if offered < FAST { 1 } else { AT_ONCE };
     if at_once > 1 {
         setsockopt(&socket, sockopt::UdpGsoSegment, &payload.try_into()?)?;
+        // What waits in a queue is the sender's, which is not on its processor all the time: with less, the queue would run empty.
+        setsockopt(&socket, sockopt::SndBufForce, &usize::try_from(offered / 8 / PARTS)?)
+            .context("make room for datagrams that wait")?;
     }
     let datagrams = vec![0; at_once * payload];
     let bits = at_once * (payload + UDP_HEADERS) * 8;

@@ -274,7 +274,8 @@ fn a_backend_is_reached_beside_its_service_from_the_same_port() -> Result<()> {
 fn connections_that_look_alike_to_a_backend_get_other_ports() -> Result<()> {
     needs!(root());
     // Two ports with one target and one backend: from the same ports of the client they would all collide.
-    const CLIENTS: u16 = 20_000;
+    // Together fewer than nine of ten ports: with more, now and then one finds none (`TRIES` in the programs).
+    const CLIENTS: u16 = 19_000;
     let mut both = service(VIP.ip().into(), &[(OTHER.ip().into(), Readiness::Ready)]);
     both.ports =
         ["80:8080:TCP", "81:8080:TCP", "82:8080:TCP"].map(|port| port.parse::<Port>().unwrap()).into();

@@ -36,6 +36,8 @@ const FROM_POD: &str = "ctv_from_pod";
 pub(super) const BACKENDS: usize = 4;
 /// Of the first service, so that it alone can have many flows.
 pub(super) const PORTS: u16 = 16;
+/// Flows between two looks at whether the user has interrupted.
+const FLOWS_AT_ONCE: usize = 10_000;
 /// The first source port of connections that are kept.
 const LIVE: u16 = 20_000;
 pub(super) const PATIENCE: Duration = Duration::from_secs(120);
@@ -119,9 +121,8 @@ pub(super) fn measure(options: &Options) -> Result<Lb> {
         let loaded = step(&format!("{services} services"), || bench.load(there..*services))?;
         there = *services;
         let (change_writes, change_ms) = bench.change(*services)?;
-        let [floor_ns, hot_ns, live_ns, new_ns] = step(&format!("{services} services: packets"), || {
-            node.netns().run(|| bench.packets(options, *services, &empty))
-        })?;
+        let [floor_ns, hot_ns, live_ns, new_ns] =
+            node.netns().run(|| bench.packets(options, *services, &empty))?;
         let Loaded { store, behind, busy_s } = loaded;
         let grown = pinned::memory(node.pins(), OF_ALL)? - neighbours;
         rows.push(Row {
@@ -297,9 +298,14 @@ impl Bench<'_> {
         let mut out = vec![0; 256];
         if !empty.exists() {
             pinned::pin_empty(empty)?;
-            for flow in &flows {
-                self.establish(*flow, &mut opening, &mut out, &client, &backends)?;
-            }
+            step(&format!("{} live flows", flows.len()), || {
+                flows.chunks(FLOWS_AT_ONCE).try_for_each(|some| {
+                    interrupt::check()?;
+                    some.iter().try_for_each(|flow| {
+                        self.establish(*flow, &mut opening, &mut out, &client, &backends)
+                    })
+                })
+            })?;
         }
         let floor = Target::open(empty, pinned::port_of(self.pods[0])?)?;
         let calls = options.calls / options.rounds;
@@ -312,7 +318,7 @@ impl Bench<'_> {
             Ok(sum.as_nanos() as f64 / calls as f64)
         };
         // Comes to each flow, and is far from the last one in memory.
-        let step = |call: usize| flows[call.wrapping_mul(7919) % flows.len()];
+        let any = |call: usize| flows[call.wrapping_mul(7919) % flows.len()];
         // Never one that is known: of more client ports than the table of new flows has room for, none twice in a row.
         let spare: Vec<u16> = (1024..LIVE).chain(live_end(options.flows)..=u16::MAX).collect();
         let began = Cell::new(0_usize);
@@ -326,12 +332,14 @@ impl Bench<'_> {
             Flow { service, port, source_port: spare[client % spare.len()] }
         };
         let mut series: [Vec<f64>; 4] = Default::default();
-        for _ in 0..options.rounds {
-            interrupt::check()?;
-            series[0].push(time(&floor, &mut frame, &|_| flows[0])?);
-            series[1].push(time(&client, &mut frame, &|_| flows[0])?);
-            series[2].push(time(&client, &mut frame, &step)?);
-            series[3].push(time(&client, &mut opening, &new)?);
+        for round in 1..=options.rounds {
+            step(&format!("{services} services: packets, round {round} of {}", options.rounds), || {
+                series[0].push(time(&floor, &mut frame, &|_| flows[0])?);
+                series[1].push(time(&client, &mut frame, &|_| flows[0])?);
+                series[2].push(time(&client, &mut frame, &any)?);
+                series[3].push(time(&client, &mut opening, &new)?);
+                Ok(())
+            })?;
         }
         Ok(series.map(pinned::median))
     }
