@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 
-use super::{Part, kernel::Kernel, programs::TestProgram};
+use super::{Part, Share, kernel::Kernel, programs::TestProgram};
 use crate::workspace::{find_program, output};
 
 /// The guest's last line, followed by the exit status. Without it, it did not come to an end.
@@ -35,21 +35,22 @@ pub(super) struct Job {
     needs_switch: bool,
 }
 
-pub(super) fn jobs(programs: &[TestProgram], parts: &[Part], filters: &[String]) -> Vec<Job> {
-    let job = |name: &str, prefix: &str| {
+pub(super) fn jobs(programs: &[TestProgram], shares: &[Share]) -> Vec<Job> {
+    let job = |name: &str, prefix: &str, filter: &[String]| {
         let program = programs.iter().find(|program| program.name == name)?.clone();
         // libtest runs what has any of the words in its name.
-        let mut arguments: Vec<_> = filters.iter().map(|filter| format!("{prefix}{filter}")).collect();
+        let mut arguments: Vec<_> = filter.iter().map(|filter| format!("{prefix}{filter}")).collect();
         if arguments.is_empty() && !prefix.is_empty() {
             arguments.push(prefix.to_owned());
         }
         Some(Job { program, arguments, environment: &[], needs_switch: false })
     };
-    let jobs = parts.iter().filter_map(|part| match part {
-        Part::Packets => job("packets", ""),
-        Part::Conformance => job("conformance", "ebpf::"),
+    let jobs = shares.iter().filter_map(|Share { part, filter }| match part {
+        Part::Packets => job("packets", "", filter),
+        Part::Conformance => job("conformance", "ebpf::", filter),
         Part::Ovs => {
-            Some(Job { environment: &[("CONTIV_TEST_OVS", "system")], needs_switch: true, ..job("ovs", "")? })
+            let environment = &[("CONTIV_TEST_OVS", "system")];
+            Some(Job { environment, needs_switch: true, ..job("ovs", "", filter)? })
         }
     });
     jobs.collect()

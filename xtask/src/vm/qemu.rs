@@ -7,7 +7,7 @@ use std::{
     process::{Command, Stdio},
     sync::mpsc::{self, RecvTimeoutError},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result, bail};
@@ -24,12 +24,13 @@ const CPU: &str = "max,la57=off";
 /// Lines of the kernel's log that an error shows.
 const TAIL: usize = 30;
 
-/// Boots, hands each line of the jobs' output to `line`, and returns their exit status.
+/// Boots, hands each line of the jobs' output to `line`, and returns their exit status. A guest that says nothing for
+/// `silence` has hung.
 pub(super) fn run(
     kernel: &Kernel,
     folder: &Path,
     script: &str,
-    limit: Duration,
+    silence: Duration,
     mut line: impl FnMut(&str),
 ) -> Result<i32> {
     let console = folder.join("console.log");
@@ -58,10 +59,9 @@ pub(super) fn run(
             }
         }
     });
-    let deadline = Instant::now() + limit;
     let mut status = None;
     let hung = loop {
-        match lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+        match lines.recv_timeout(silence) {
             Ok(text) => match text.strip_prefix(END) {
                 Some(number) => status = number.trim().parse().ok(),
                 None => line(&text),
@@ -79,7 +79,7 @@ pub(super) fn run(
         bail!("the reader of qemu's output panicked");
     }
     match status {
-        _ if hung => bail!("not done after {} minutes; {}", limit.as_secs() / 60, last_words(&console)),
+        _ if hung => bail!("not a word for {} minutes; {}", silence.as_secs() / 60, last_words(&console)),
         Some(status) => Ok(status),
         None => bail!("the guest ended without a word about the tests; {}", last_words(&console)),
     }
