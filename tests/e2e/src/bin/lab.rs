@@ -18,7 +18,7 @@ struct Cli {
 enum Command {
     /// Two nodes in namespaces, a master, agents, and pods that talk
     Demo(e2e::demo::Options),
-    /// Measure
+    /// Measure; `bench equivalence` and `bench fuzz` hold the eBPF programs to the model
     Bench(e2e::bench::Options),
     /// Play recorded REST conversations against a fresh netmaster and compare
     Replay(e2e::replay::Options),
