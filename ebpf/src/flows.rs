@@ -6,7 +6,7 @@
 //! and nothing waits for the agent.
 
 use aya_ebpf::{
-    bindings::bpf_timer,
+    bindings::{BPF_NOEXIST, bpf_timer},
     btf_maps::{HashMap, LruHashMap, PerCpuArray},
     cty::c_void,
     helpers::generated::{
@@ -100,32 +100,49 @@ pub(crate) extern "C" fn ctv_confirm() -> u32 {
     let Some(packet) = packet::in_hand() else { return 0 };
     let Some(flow) = young(&packet.key) else { return 0 };
     // SAFETY: an entry that was found.
-    let flow = unsafe { &*flow };
-    let translated = flow.flags & Flow::NAT != 0;
-    if translated {
+    let flow = unsafe { &mut *flow };
+    let flags = flow.flags;
+    flow.flags &= !Flow::NO_ALIAS;
+    if flags & Flow::NAT != 0 {
         ctv_alias(flow);
     }
     let Some(packet) = packet::in_hand() else { return 0 };
     let closing = flow.tcp[0] | flow.tcp[1];
     copy(packet, flow);
-    if FLOWS.insert(&packet.key, timed(packet), 0).is_err() {
+    let moved = FLOWS.insert(&packet.key, timed(packet), 0).is_ok();
+    if !moved {
         count(FlowEvent::Full);
-        return 0;
-    }
-    if let Some(entry) = FLOWS.get_ptr_mut(&packet.key) {
-        watch(entry, ctv_timeout(packet.key.protocol.into(), 1, closing.into()));
-    }
-    count(FlowEvent::Answered);
-    if translated && let Some(alias) = young(&packet.alias) {
-        // SAFETY: an entry that was found.
-        copy(packet, unsafe { &*alias });
-        // When it is full, the alias stays where it is; if it is pushed out there, the client's next
-        // packet finds the flow again by the service.
-        if FLOWS.insert(&packet.alias, timed(packet), 0).is_ok() {
-            let _moved = NEW.remove(&packet.alias);
+    } else {
+        if let Some(entry) = FLOWS.get_ptr_mut(&packet.key) {
+            watch(entry, ctv_timeout(packet.key.protocol.into(), 1, closing.into()));
         }
+        count(FlowEvent::Answered);
     }
-    let _moved = NEW.remove(&packet.key);
+    if moved {
+        let _moved = NEW.remove(&packet.key);
+    }
+    if flags & Flow::NAT != 0 { ctv_name(flags.into(), moved.into()) } else { 0 }
+}
+
+/// Gives the flow of the packet in hand, which is an answer, its alias in the table where the flow is now.
+///
+/// A function of its own for the verifier; there is nothing to say about the outcome.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_name(flags: u32, moved: u32) -> u32 {
+    let Some(packet) = packet::in_hand() else { return 0 };
+    let alias = &mut packet.timed.flow;
+    alias.flags = Flow::ALIAS | flags as u8 & (Flow::HAIRPIN | Flow::ASIDE);
+    alias.nat_ip.set_words(packet.tuple.source.words());
+    alias.nat_port = packet.tuple.source_port;
+    alias.nat_client_port = packet.tuple.destination_port;
+    // When there is no room, it is among the new ones; if it is pushed out there, the client's next packet finds the flow
+    // again by the service.
+    if moved == 0 || FLOWS.insert(&packet.alias, timed(packet), BPF_NOEXIST.into()).is_err() {
+        note(&packet.alias, &packet.timed.flow);
+    } else if flags & u32::from(Flow::NO_ALIAS) == 0 {
+        let _moved = NEW.remove(&packet.alias);
+    }
     0
 }
 
@@ -169,12 +186,18 @@ pub(crate) fn forget(packet: &mut Packet) {
     };
     let Some(packet) = packet::in_hand() else { return };
     if translated != 0 {
-        let _gone = FLOWS.remove(&packet.alias);
-        let _gone = NEW.remove(&packet.alias);
+        forget_alias(packet);
     }
     let _gone = FLOWS.remove(&packet.key);
     let _gone = NEW.remove(&packet.key);
     end_shortcuts(packet);
+}
+
+/// Removes the alias with the key of the alias of the packet in hand.
+#[inline(always)]
+pub(crate) fn forget_alias(packet: &Packet) {
+    let _gone = FLOWS.remove(&packet.alias);
+    let _gone = NEW.remove(&packet.alias);
 }
 
 /// No CPU takes shortcuts of the flow with the packet's key any more. A flow whose time is over has none: they last for the

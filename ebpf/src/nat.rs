@@ -10,8 +10,11 @@ use aya_ebpf::{
 use contiv_abi::{Address, Be16, DropReason, NeighKey, TCP, UDP, service_mac};
 
 use crate::{
-    frame, maps,
+    frame::{self, ETHERNET},
+    header::Ipv4,
+    maps,
     packet::{self, ICMPV6, Packet, Piece, Told},
+    shortcut::{self, read, write},
     source,
 };
 
@@ -28,6 +31,121 @@ pub(crate) extern "C" fn ctv_translate(skb: *mut __sk_buff) -> u32 {
 
 #[inline(always)]
 fn translate(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
+    if ctv_receiver() == 0 {
+        return Err(DropReason::StrangeBackend);
+    }
+    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+    if ctv_plain(ctx.skb.skb) == 0 {
+        ends(ctx, packet)?;
+        store(ctx, 0, &packet.destination_mac)?;
+    }
+    if source::same(&packet.destination_mac, &packet.source_mac) {
+        // The pod that reaches itself gets it from the service, not from its own address.
+        store(ctx, 6, &service_mac(&packet.wanted.source))?;
+    }
+    Ok(())
+}
+
+/// Sets the Ethernet address of the end that the packet in hand goes to, if that is another than it was. Zero if nobody knows it.
+///
+/// A function of its own for the verifier.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_receiver() -> u32 {
+    let Some(packet) = packet::in_hand() else { return 0 };
+    if !packet.wanted.destination.same(&packet.tuple.destination) {
+        let owner = maps::neighbour(&NeighKey { segment: packet.segment, ip: packet.wanted.destination });
+        let Some(owner) = owner else { return 0 };
+        packet.destination_mac = owner.mac;
+    }
+    1
+}
+
+/// The place of the transport's header behind those of Ethernet and IPv4, and the end of the shortest.
+const TRANSPORT: usize = ETHERNET + size_of::<Ipv4>();
+const END: usize = TRANSPORT + 8;
+
+/// Whether the packet is as most are: TCP or UDP over IPv4 without options, its headers in one piece of memory.
+#[inline(always)]
+fn is_plain(ctx: &TcContext, packet: &Packet) -> bool {
+    packet.ip6 == 0
+        && packet.icmp_error == Told::NOTHING
+        && packet.piece != Piece::LATER
+        && packet.l4 == TRANSPORT as u32
+        && (packet.protocol == TCP || packet.protocol == UDP)
+        && ctx.data() + END <= ctx.data_end()
+}
+
+/// Rewrites a plain packet in place: helpers for each part of it take three times as long. Not zero if it is one and all went
+/// well; else nothing has changed.
+///
+/// A function of its own for the verifier.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_plain(skb: *mut __sk_buff) -> u32 {
+    const ADDRESSES: usize = ETHERNET + 12;
+    let ctx = TcContext::new(skb);
+    let Some(packet) = packet::in_hand() else { return 0 };
+    if !is_plain(&ctx, packet) {
+        return 0;
+    }
+    let (before, after) = (&packet.tuple, &packet.wanted);
+    let moved = change(word(&before.source), word(&after.source))
+        + change(word(&before.destination), word(&after.destination));
+    let moved = fold(moved);
+    let ports = [before, after]
+        .map(|ends| u32::from(ends.source_port.wire()) | u32::from(ends.destination_port.wire()) << 16);
+    let udp = packet.protocol == UDP;
+    let at = TRANSPORT as u32 + if udp { 6 } else { 16 };
+    let none = zero_means_none(packet.protocol);
+    // Of a packet whose checksum the device will finish, only the pseudo header counts so far, and only the kernel sees which
+    // those are. These fail both or neither.
+    let pseudo = none | u64::from(BPF_F_PSEUDO_HDR);
+    if sum_l4(&ctx, at, moved, pseudo).is_err()
+        || sum_l4(&ctx, at, fold(change(ports[0], ports[1])), none).is_err()
+    {
+        return 0;
+    }
+    let (data, end) = (ctx.data(), ctx.data_end());
+    if data + END > end {
+        return 0;
+    }
+    let [a, b, c, d, e, f] = packet.destination_mac;
+    // SAFETY: before the end of the shortest header of a transport.
+    unsafe {
+        write(data, u32::from_ne_bytes([a, b, c, d]));
+        write(data + 4, u16::from_ne_bytes([e, f]));
+        let at = data + ETHERNET + CHECKSUM as usize;
+        write(at, !(fold(u64::from(!read::<u16>(at)) + u64::from(moved)) as u16));
+        write(data + ADDRESSES, word(&after.source));
+        write(data + ADDRESSES + 4, word(&after.destination));
+        write(data + TRANSPORT, ports[1]);
+    }
+    1
+}
+
+/// An IPv4 address as it lies in the frame.
+#[inline(always)]
+const fn word(address: &Address) -> u32 {
+    (address.words()[1] >> 32) as u32
+}
+
+/// What replacing one word by another adds to a sum.
+#[inline(always)]
+fn change(before: u32, after: u32) -> u64 {
+    u64::from(!before) + u64::from(after)
+}
+
+/// A sum of words in 16 bits (RFC 1071).
+#[inline(always)]
+fn fold(sum: u64) -> u32 {
+    let sum = (sum & 0xffff) + (sum >> 16 & 0xffff) + (sum >> 32);
+    shortcut::fold(sum as u32).into()
+}
+
+/// Ports and addresses of a packet of any kind.
+#[inline(always)]
+fn ends(ctx: &TcContext, packet: &Packet) -> Result<(), DropReason> {
     if packet.icmp_error != Told::NOTHING {
         let inside = inner(ctx, packet)?;
         // IPv6 has its addresses in the checksum, too; that follows with them.
@@ -35,17 +153,7 @@ fn translate(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
     } else if packet.piece != Piece::LATER {
         ports(ctx, packet)?;
     }
-    addresses(ctx, packet)?;
-    if !packet.wanted.destination.same(&packet.tuple.destination) {
-        let owner = maps::neighbour(&NeighKey { segment: packet.segment, ip: packet.wanted.destination });
-        packet.destination_mac = owner.ok_or(DropReason::StrangeBackend)?.mac;
-        store(ctx, 0, &packet.destination_mac)?;
-        if source::same(&packet.destination_mac, &packet.source_mac) {
-            // The pod that reaches itself gets it from the service, not from its own address.
-            store(ctx, 6, &service_mac(&packet.wanted.source))?;
-        }
-    }
-    Ok(())
+    addresses(ctx, packet)
 }
 
 /// The place of the transport's checksum, from where its header begins.

@@ -99,6 +99,8 @@ pub(crate) struct Packet {
     pub(crate) reply: u8,
     /// 1 when its flow was answered, goes on, and has had a packet in this second before.
     pub(crate) busy: u8,
+    /// 1 when the packet would begin a flow that is there, but not answered yet.
+    pub(crate) again: u8,
     /// `Flow::ASIDE` for a direct connection that needs another port.
     pub(crate) aside: u8,
     /// `Port::queue` of the sender,

@@ -1,12 +1,13 @@
 //! What is counted of services: connections, and what they carry.
 
-use aya_ebpf::{bindings::BPF_NOEXIST, btf_maps::PerCpuHashMap, macros::btf_map};
+use aya_ebpf::{
+    bindings::BPF_F_MMAPABLE, btf_maps::Array, helpers::generated::bpf_get_smp_processor_id, macros::btf_map,
+};
 use contiv_abi::{Flow, ServiceCount, maps::SERVICE_COUNTS_CAPACITY};
 
-use crate::maps::NO_PREALLOC;
-
+/// The agent makes it as large as there are processors.
 #[btf_map(name = "ctv_svcnt")]
-static COUNTS: PerCpuHashMap<u32, ServiceCount, SERVICE_COUNTS_CAPACITY, NO_PREALLOC> = PerCpuHashMap::new();
+static COUNTS: Array<ServiceCount, SERVICE_COUNTS_CAPACITY, { BPF_F_MMAPABLE as usize }> = Array::new();
 
 /// Counts a new connection to a service, with its first packet.
 #[inline(always)]
@@ -36,20 +37,17 @@ pub(crate) fn have_passed(service: u32, side: u32, packets: u64, bytes: u64) {
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_served(service: u32, answer: u32, connections: u32, packets: u64, bytes: u64) -> u32 {
-    // The flows of a service that is gone go on; they do not bring back its counts.
-    if connections != 0 && COUNTS.get_ptr(service).is_none() {
-        // SAFETY: numbers.
-        let none = unsafe { contiv_abi::cleared::<ServiceCount>() };
-        // When another CPU was faster, or there is no room, that is as well.
-        let _made = COUNTS.insert(service, &none, BPF_NOEXIST.into());
-    }
-    if let Some(count) = COUNTS.get_ptr_mut(service) {
+    // SAFETY: a helper without arguments.
+    let processor = unsafe { bpf_get_smp_processor_id() };
+    if let Some(count) = COUNTS.get_ptr_mut(ServiceCount::place(processor, service)) {
         let side = (answer & 1) as usize;
-        // SAFETY: this CPU's own.
+        // SAFETY: this CPU's own; the agent writes there before anything leads to the service, and when nothing does.
         unsafe {
-            (*count).connections += u64::from(connections);
-            (*count).packets[side] += packets;
-            (*count).bytes[side] += bytes;
+            if (*count).number == service {
+                (*count).connections += u64::from(connections);
+                (*count).packets[side] += packets;
+                (*count).bytes[side] += bytes;
+            }
         }
     }
     0

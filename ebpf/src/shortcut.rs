@@ -79,7 +79,7 @@ pub(crate) fn now() -> u64 {
 ///
 /// All of the number is in the frame.
 #[inline(always)]
-unsafe fn read<T: Copy>(at: usize) -> T {
+pub(crate) unsafe fn read<T: Copy>(at: usize) -> T {
     // SAFETY: the caller's promise; a program's loads and stores need no alignment.
     unsafe { (at as *const T).read_volatile() }
 }
@@ -90,7 +90,7 @@ unsafe fn read<T: Copy>(at: usize) -> T {
 ///
 /// As of `read`.
 #[inline(always)]
-unsafe fn write<T: Copy>(at: usize, value: T) {
+pub(crate) unsafe fn write<T: Copy>(at: usize, value: T) {
     // SAFETY: the caller's promise; a program's loads and stores need no alignment.
     unsafe { (at as *mut T).write_volatile(value) }
 }

@@ -91,6 +91,7 @@ fn look_up() -> u32 {
 extern "C" fn ctv_reopen() -> u32 {
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
     flows::count(FlowEvent::Reused);
+    packet.translated = 0;
     flows::forget(packet);
     NEW
 }
@@ -266,8 +267,12 @@ pub(crate) extern "C" fn ctv_open_wire() -> u32 {
 #[inline(always)]
 fn begin(packet: &mut Packet) {
     packet.wanted = packet.tuple;
-    packet.translated = 0;
     packet.from_low = set_key(&packet.tuple, &raw mut packet.alias, FlowKey::FLOW);
+    if packet.translated != 0 && packet.icmp_error == Told::NOTHING {
+        // By an alias that leads nowhere any more.
+        flows::forget_alias(packet);
+    }
+    packet.translated = 0;
 }
 
 #[inline(always)]
@@ -282,7 +287,8 @@ fn admit() -> u32 {
         return code;
     }
     let code = ctv_note();
-    if code == packet::GO_ON {
+    let again = packet::in_hand().is_some_and(|packet| packet.again != 0);
+    if code == packet::GO_ON && !again {
         tell::began();
     }
     code
@@ -302,6 +308,7 @@ extern "C" fn ctv_note() -> u32 {
 
 #[inline(always)]
 fn note(packet: &mut Packet) -> Result<(), DropReason> {
+    packet.again = 0;
     packet.flow.flags = 0;
     packet.flow.packets = [1, 0];
     packet.flow.bytes = [packet.len.into(), 0];
@@ -333,20 +340,44 @@ fn note(packet: &mut Packet) -> Result<(), DropReason> {
         }
     }
     let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
-    packet.flow.flags = Flow::NAT | packet.hairpin | packet.aside;
-    packet.flow.origin_is_low = packet.from_low;
-    let noted = flows::note(&packet.key, &packet.flow);
-    packet.flow.flags = Flow::ALIAS | packet.hairpin | packet.aside;
-    packet.flow.nat_ip = packet.wanted.destination;
-    packet.flow.nat_port = packet.wanted.destination_port;
-    packet.flow.nat_client_port = packet.wanted.source_port;
-    if !noted || !flows::note(&packet.alias, &packet.flow) {
+    if ctv_noted() == 0 {
         flows::count(FlowEvent::Failed);
         return Err(DropReason::NotTracked);
+    }
+    if packet.again != 0 {
+        served::passed(&packet.flow, false, packet.len);
+        return Ok(());
     }
     flows::count(FlowEvent::Made);
     served::began(packet.service, packet.len);
     Ok(())
+}
+
+/// Writes the entries of the flow that the packet in hand begins, which is translated. Zero without memory.
+///
+/// A function of its own for the verifier.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_noted() -> u32 {
+    let Some(packet) = packet::in_hand() else { return 0 };
+    let kind = packet.hairpin | packet.aside;
+    packet.flow.origin_is_low = packet.from_low;
+    // A client has nothing to say between this packet and the answer.
+    if packet.protocol == TCP
+        && packet.tcp & (tcp::SYN | tcp::ACK) == tcp::SYN
+        && packet.aside == 0
+        && packet.wanted.source_port == packet.tuple.source_port
+    {
+        packet.flow.flags = Flow::NAT | kind | Flow::NO_ALIAS;
+        return flows::note(&packet.key, &packet.flow).into();
+    }
+    packet.flow.flags = Flow::NAT | kind;
+    let noted = flows::note(&packet.key, &packet.flow);
+    packet.flow.flags = Flow::ALIAS | kind;
+    packet.flow.nat_ip = packet.wanted.destination;
+    packet.flow.nat_port = packet.wanted.destination_port;
+    packet.flow.nat_client_port = packet.wanted.source_port;
+    u32::from(noted) & u32::from(flows::note(&packet.alias, &packet.flow))
 }
 
 extern "C" fn try_port(_try: u64, taken: *mut u32) -> i64 {
@@ -365,10 +396,15 @@ extern "C" fn ctv_taken() -> u32 {
     const LOWEST: u32 = 1024;
     let Some(packet) = packet::in_hand() else { return 1 };
     packet.from_low = set_key(&packet.wanted, &raw mut packet.key, FlowKey::FLOW);
+    packet.again = 0;
     let taken = if let Some(flow) = flows::answered(&packet.key) {
         is_another(packet, flow, true)
     } else if let Some(flow) = flows::young(&packet.key) {
-        is_another(packet, flow, false)
+        let another = is_another(packet, flow, false);
+        if !another {
+            repeat(packet, flow);
+        }
+        another
     } else {
         // A pod that reaches itself might meet its own alias there.
         packet.hairpin != 0 && same_ports(packet)
@@ -393,6 +429,17 @@ fn is_another(packet: &Packet, flow: *mut Flow, answered: bool) -> bool {
             || flow.nat_port != packet.tuple.destination_port
             || flow.nat_client_port != packet.tuple.source_port
             || !flow.nat_ip.same(&packet.tuple.destination))
+}
+
+/// The first packet of a flow that was not answered, once more.
+#[inline(always)]
+fn repeat(packet: &mut Packet, flow: *const Flow) {
+    // SAFETY: an entry that was found.
+    let flow = unsafe { &*flow };
+    packet.again = u8::from(!flow.is_closing());
+    packet.flow.made = flow.made;
+    packet.flow.packets[0] = flow.packets[0] + 1;
+    packet.flow.bytes[0] = flow.bytes[0] + u64::from(packet.len);
 }
 
 #[inline(always)]

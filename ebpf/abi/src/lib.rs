@@ -43,7 +43,7 @@ pub use words::{clear, cleared};
 
 /// The layout of the maps. Part of the pin path: an agent with another number leaves these maps alone until
 /// its own are filled, and then takes the place of their programs.
-pub const ABI_VERSION: u32 = 3;
+pub const ABI_VERSION: u32 = 4;
 
 /// Derives what every type in a map needs, and fails to compile where the layout has changed.
 macro_rules! map_types {
@@ -77,7 +77,7 @@ map_types! {
     Member: 8;
     RingBlock: 64;
     Backend: 24;
-    ServiceCount: 40;
+    ServiceCount: 48;
     Client: 16;
     AffinityBlock: 64;
     Vip: 16;

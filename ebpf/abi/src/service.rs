@@ -203,11 +203,15 @@ impl Backend {
     }
 }
 
-/// What clients of a port of a service have sent and were answered.
+/// What clients of a port of a service have sent and were answered, on one processor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct ServiceCount {
+    /// Whose it is; zero for nobody's. The flows of a service that is gone go on, and find another number here, or none.
+    pub number: u32,
+    /// Zero.
+    pub zero: u32,
     /// Connections that began.
     pub connections: u64,
     /// Packets to the backends, and back.
@@ -215,6 +219,17 @@ pub struct ServiceCount {
     /// Their bytes, from the Ethernet header on.
     pub bytes: [u64; 2],
 }
+
+impl ServiceCount {
+    /// Where a processor counts for the port of a service with this number. Of those that there are, no two are in one place.
+    #[inline(always)]
+    pub const fn place(processor: u32, number: u32) -> u32 {
+        const PLACES: u32 = crate::maps::SERVICE_COUNTS_CAPACITY as u32;
+        processor.wrapping_mul(PLACES) | number & (PLACES - 1)
+    }
+}
+
+const _: () = assert!(crate::maps::SERVICE_COUNTS_CAPACITY.is_power_of_two());
 
 /// A client of a service that keeps clients with their backends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

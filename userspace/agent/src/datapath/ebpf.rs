@@ -31,6 +31,7 @@ use super::{
 mod arena;
 mod batch;
 mod connections;
+mod counts;
 mod device;
 mod encode;
 mod epochs;

@@ -13,7 +13,9 @@ use contiv_model::{
     mac::Mac,
     service::{Port, Readiness},
 };
-use netplugin::datapath::{Backend, Datapath as _, Local, Object, ObjectId, Op, Scope, Service};
+use netplugin::datapath::{
+    Backend, Datapath as _, Local, Object, ObjectId, Op, Scope, Service, ebpf::Options,
+};
 use testkit::{
     needs,
     packet::{Packet, tcp_flags},
@@ -60,7 +62,11 @@ impl Rig {
     }
 
     fn with(label: &str, service: Service) -> Result<Rig> {
-        let mut node = Node::new(label)?;
+        Rig::with_options(label, service, |_| {})
+    }
+
+    fn with_options(label: &str, service: Service, adjust: impl FnOnce(&mut Options)) -> Result<Rig> {
+        let mut node = Node::with(label, adjust)?;
         let n1 = network("n1.t", vxlan(10_001));
         node.want_network(&n1).want_peer(2).want(Object::Remote(FAR.remote(&n1, Some(vtep(2)))));
         node.want(Object::Service(service));
@@ -95,6 +101,36 @@ impl Rig {
         assert_eq!((outcome.code, outcome.dropped), (Code::Redirect, vec![]));
         assert_eq!(outcome.bytes, arrives.build(), "left: what came, right: what should have");
     }
+}
+
+#[test]
+fn a_connection_goes_on_when_the_table_of_flows_has_no_room_for_all_of_it() -> Result<()> {
+    needs!(root());
+    for room in [1, 2, 3] {
+        let mut rig = Rig::with_options(
+            "svc-full",
+            service(VIP.ip().into(), &[(OTHER.ip().into(), Readiness::Ready)]),
+            |options| options.flows = room,
+        )?;
+        for port in [4000, 4001] {
+            let there = |flags| between(HERE, VIP).tcp(port, 80, flags);
+            let arrives = |flags| {
+                Packet::eth(OTHER.mac(), HERE.mac()).ipv4(HERE.ip(), OTHER.ip()).tcp(port, 8080, flags)
+            };
+            let back = between(OTHER, HERE).tcp(8080, port, SYN_ACK);
+            rig.becomes(HERE, &there(SYN), &arrives(SYN));
+            rig.becomes(OTHER, &back, &answer_of(OTHER, HERE).tcp(80, port, SYN_ACK));
+            rig.becomes(HERE, &there(ACK), &arrives(ACK));
+        }
+        // Whatever is chosen for new ones: these are known.
+        rig.set(&[(FAR, Readiness::Ready)])?;
+        for port in [4000, 4001] {
+            let arrives = Packet::eth(OTHER.mac(), HERE.mac()).ipv4(HERE.ip(), OTHER.ip());
+            rig.becomes(HERE, &between(HERE, VIP).tcp(port, 80, ACK), &arrives.tcp(port, 8080, ACK));
+        }
+        assert_eq!(rig.node.datapath.inspect()["flows"]["made"], 2);
+    }
+    Ok(())
 }
 
 /// A packet of IPv4 between two.

@@ -117,6 +117,28 @@ fn a_service_is_counted_by_its_name_and_as_its_flows_are() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn a_first_packet_that_comes_again_begins_no_other_connection() -> Result<()> {
+    needs!(root());
+    let rig = rig("tally-again")?;
+    let there = Packet::eth(VIP.mac(), HERE.mac()).ipv4(HERE.ip(), VIP.ip()).tcp(4000, 80, tcp_flags::SYN);
+    for _ in 0..3 {
+        run(&rig.node, FROM_POD, &rig.client.local.port, &there.build())?;
+    }
+    let [(_, served)] = rig.node.datapath.tallies()?.services[..] else { panic!("one service is used") };
+    assert_eq!((served.connections, served.to_backends.packets), (1, 3));
+    assert_eq!(rig.node.datapath.inspect()["flows"]["made"], 1);
+    // By the service: a connection that nobody has answered has one entry.
+    let tables = rig.node.datapath.tallies()?;
+    assert_eq!((entries(&tables, FLOWS), entries(&tables, NEW_FLOWS)), (0, 1));
+    rig.connect(4000, 2)?;
+    let tables = rig.node.datapath.tallies()?;
+    assert_eq!((entries(&tables, FLOWS), entries(&tables, NEW_FLOWS)), (2, 0));
+    let connections = rig.node.datapath.watcher().context("no watcher")?.connections()?;
+    assert_eq!(connections.iter().map(|connection| connection.to_backend.packets).sum::<u64>(), 5);
+    Ok(())
+}
+
 /// A flow of nobody, as unlike others as its number.
 fn stranger(number: u32) -> (FlowKey, TimedFlow) {
     let tuple = Tuple {

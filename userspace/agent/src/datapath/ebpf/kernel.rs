@@ -21,6 +21,7 @@ use contiv_abi::{
 
 use super::{
     batch::BatchMap,
+    counts::{self, Counts},
     epochs::Epochs,
     failure::failed,
     hook::{Hooks, Role},
@@ -93,7 +94,7 @@ impl Kernel {
                 Table::new(SERVICES, SERVICES_CAPACITY, open_map(pins, SERVICES)?, writes.clone()),
                 open_data(pins, RING)?,
                 open_data(pins, BACKENDS)?,
-                open_map(pins, SERVICE_COUNTS)?,
+                Counts::new(open_data(pins, SERVICE_COUNTS)?)?,
                 served.clone(),
                 writes.clone(),
             )?,
@@ -308,6 +309,7 @@ fn load(pins: &Pins, hooks: &Hooks, xdp: &XdpHook, flows: u32, writes: &Writes) 
         writes.count();
     }
     loader.map_max_entries(FLOWS, flows);
+    loader.map_max_entries(SERVICE_COUNTS, counts::size()? as u32);
     let mut object = loader.load(OBJECT).map_err(|error| failed("load the eBPF object", error))?;
     for role in Role::ALL {
         let what = || format!("load the program {}", role.program());

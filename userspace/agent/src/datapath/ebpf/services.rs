@@ -7,19 +7,21 @@
 
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
+    num::NonZeroU32,
     time::{Duration, Instant},
 };
 
-use aya::maps::{MapData, PerCpuHashMap};
+use aya::maps::MapData;
 use contiv_abi::{
-    Address, Backend, Member, RingBlock, ServiceCount, ServiceEntry, ServiceKey, TCP,
-    maps::{BACKENDS, BACKENDS_CAPACITY, RING, RING_CAPACITY, SERVICE_COUNTS},
+    Address, Backend, Member, RingBlock, ServiceEntry, ServiceKey, TCP,
+    maps::{BACKENDS, BACKENDS_CAPACITY, RING, RING_CAPACITY, SERVICE_COUNTS, SERVICE_COUNTS_CAPACITY},
 };
 use contiv_model::{name::ServiceId, service::Protocol};
 
 use super::{
     arena::Arena,
-    failure::{errno, failed},
+    counts::Counts,
+    failure::failed,
     mapping::Mapping,
     names::ServiceNames,
     ring,
@@ -62,7 +64,7 @@ pub(super) struct Services {
     ports: Table<ServiceKey, ServiceEntry>,
     slots: Mapping<RingBlock>,
     backends: Mapping<Backend>,
-    counts: PerCpuHashMap<MapData, u32, ServiceCount>,
+    counts: Counts,
     names: ServiceNames,
     /// Of large sets.
     rings: HashMap<Vec<Backend>, Ring>,
@@ -73,7 +75,7 @@ pub(super) struct Services {
     free_numbers: BTreeSet<u32>,
     room: Arena,
     resting: VecDeque<(Instant, Freed)>,
-    next_number: u32,
+    next_number: NonZeroU32,
     writes: Writes,
 }
 
@@ -82,7 +84,7 @@ impl Services {
         ports: Table<ServiceKey, ServiceEntry>,
         slots: MapData,
         backends: MapData,
-        counts: PerCpuHashMap<MapData, u32, ServiceCount>,
+        counts: Counts,
         names: ServiceNames,
         writes: Writes,
     ) -> Result<Self, Error> {
@@ -99,7 +101,7 @@ impl Services {
             free_numbers: (0..BACKENDS_CAPACITY as u32).collect(),
             room: room(),
             resting: VecDeque::new(),
-            next_number: 1,
+            next_number: NonZeroU32::MIN,
             writes,
         })
     }
@@ -113,12 +115,14 @@ impl Services {
         self.resting.clear();
         self.free_numbers = (0..BACKENDS_CAPACITY as u32).collect();
         self.room = room();
-        self.next_number = 1;
+        self.next_number = NonZeroU32::MIN;
         let mut ports: Vec<(ServiceKey, ServiceEntry)> = self.ports.iter().map(|(k, e)| (*k, *e)).collect();
         ports.sort_unstable_by_key(|(key, _)| *key);
         let mut seen: HashMap<(u32, u32), Option<Vec<Backend>>> = HashMap::new();
+        let mut live = BTreeSet::new();
         for (key, entry) in ports {
-            self.next_number = self.next_number.max(entry.number.saturating_add(1));
+            self.next_number = self.next_number.max(after(entry.number));
+            live.insert(entry.number);
             let set = if entry.slots as usize <= ServiceEntry::FEW {
                 self.adopt_few(&key, &entry)
             } else if let Some(known) = seen.get(&(entry.ring, entry.slots)) {
@@ -135,6 +139,7 @@ impl Services {
                 self.sets.insert(key, set);
             }
         }
+        self.counts.keep(&live);
         Ok(())
     }
 
@@ -242,14 +247,17 @@ impl Services {
         }
         self.wake();
         let before = self.ports.get(&key).copied();
-        let number = before.map_or(self.next_number, |entry| entry.number);
+        let number = match before {
+            Some(entry) => entry.number,
+            // If this goes no further, the number is free again when the maps are read next.
+            None => self.number_port()?,
+        };
         let place = self.place(&target.backends)?;
         let entry = ServiceEntry { number, affinity: target.affinity, ..place };
         if let Err(error) = self.ports.set(key, entry) {
             self.leave(&target.backends);
             return Err(error);
         }
-        self.next_number = self.next_number.max(number.saturating_add(1));
         let left = if target.backends.is_empty() {
             self.sets.remove(&key)
         } else {
@@ -270,16 +278,19 @@ impl Services {
         }
     }
 
+    /// A number for a port that has none; from now on it is counted for it.
+    fn number_port(&mut self) -> Result<u32, Error> {
+        let number = self.counts.begin(self.next_number);
+        let number = number.ok_or_else(|| full(SERVICE_COUNTS, SERVICE_COUNTS_CAPACITY))?;
+        self.next_number = after(number.get());
+        Ok(number.get())
+    }
+
     /// What the programs have counted for the port goes with it.
-    fn forget_counts(&mut self, number: u32) -> Result<(), Error> {
+    fn forget_counts(&mut self, number: u32) {
         self.names.forget(number);
         self.writes.count();
-        match self.counts.remove(&number) {
-            Err(error) if errno(&error) != Some(libc::ENOENT) => {
-                Err(failed(format!("remove from the map {SERVICE_COUNTS}"), error))
-            }
-            _ => Ok(()),
-        }
+        self.counts.end(number);
     }
 
     /// Makes the port be gone.
@@ -287,7 +298,7 @@ impl Services {
         let before = self.ports.get(key).copied();
         self.ports.remove(key)?;
         if let Some(entry) = before {
-            self.forget_counts(entry.number)?;
+            self.forget_counts(entry.number);
         }
         if let Some(set) = self.sets.remove(key) {
             self.leave(&set);
@@ -443,6 +454,11 @@ fn list_of(set: &[(Backend, u32)]) -> Vec<u32> {
 /// Blocks of that list.
 fn list_blocks(backends: usize) -> u32 {
     ((2 * backends).div_ceil(RingBlock::LEN) as u32).next_power_of_two()
+}
+
+/// The next number.
+fn after(number: u32) -> NonZeroU32 {
+    NonZeroU32::new(number.wrapping_add(1)).unwrap_or(NonZeroU32::MIN)
 }
 
 fn full(map: &str, capacity: usize) -> Error {

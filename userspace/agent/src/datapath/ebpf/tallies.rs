@@ -4,15 +4,17 @@ use std::collections::HashMap;
 
 use aya::{Pod, maps::MapData, util::nr_cpus};
 use contiv_abi::{
-    AffinityBlock, Flow, FlowKey, FragmentKey, FragmentPorts, Relay, ServiceCount, Shortcut, TimedFlow,
+    AffinityBlock, Flow, FlowKey, FragmentKey, FragmentPorts, Relay, Shortcut, TimedFlow,
     maps::{
-        AFFINITY, AFFINITY_CAPACITY, FLOWS, FRAGMENTS, METERS, NEW_FLOWS, RELAYS, RULE_COUNTS, SERVICE_COUNTS,
+        AFFINITY, AFFINITY_CAPACITY, FLOWS, FRAGMENTS, METERS, NEW_FLOWS, RELAYS, RULE_COUNTS,
+        SERVICE_COUNTS, SERVICE_COUNTS_CAPACITY,
     },
     policy::{Meter, MeterKey, RuleCount},
 };
 
 use super::{
     batch,
+    counts::Counts,
     failure::failed,
     kernel::open_data,
     mapping::Mapping,
@@ -22,7 +24,7 @@ use super::{
 };
 use crate::datapath::{
     Error, Fill,
-    sight::{Served, Tallies, Traffic},
+    sight::{Tallies, Traffic},
 };
 
 /// Reads them; nothing is written by it.
@@ -31,7 +33,8 @@ pub(super) fn read(pins: &Pins, rules: &RuleNames, services: &ServiceNames) -> R
     let by_rule = sums(pins, RULE_COUNTS, cpus, |counts: &[RuleCount]| {
         traffic(counts.iter().map(|count| (count.packets, count.bytes)))
     })?;
-    let (mut by_service, rests) = shortcuts::with_rests(pins, || sums(pins, SERVICE_COUNTS, cpus, served))?;
+    let counts = Counts::new(open_data(pins, SERVICE_COUNTS)?)?;
+    let (mut by_service, rests) = shortcuts::with_rests(pins, || Ok(counts.sums()))?;
     let mut rests_by_service: HashMap<u32, Vec<&Shortcut>> = HashMap::new();
     for rest in &rests {
         rests_by_service.entry(rest.service).or_default().push(rest);
@@ -51,9 +54,9 @@ pub(super) fn read(pins: &Pins, rules: &RuleNames, services: &ServiceNames) -> R
         fill::<FlowKey, Relay>(pins, RELAYS, 1)?,
         fill::<MeterKey, Meter>(pins, METERS, 1)?,
     ];
-    for (table, counts) in [(RULE_COUNTS, by_rule.len()), (SERVICE_COUNTS, by_service.len())] {
-        tables.push(Fill { table, entries: counts, room: room(table, &open_data(pins, table)?)? });
-    }
+    let rules_room = room(RULE_COUNTS, &open_data(pins, RULE_COUNTS)?)?;
+    tables.push(Fill { table: RULE_COUNTS, entries: by_rule.len(), room: rules_room });
+    tables.push(Fill { table: SERVICE_COUNTS, entries: by_service.len(), room: SERVICE_COUNTS_CAPACITY });
     let (mut rules, mut services) = (rules.named(by_rule), services.named(by_service));
     rules.sort_unstable_by(|a, b| a.0.cmp(&b.0));
     services.sort_unstable_by(|a, b| a.0.cmp(&b.0));
@@ -65,15 +68,6 @@ fn traffic(counts: impl Iterator<Item = (u64, u64)>) -> Traffic {
         packets: sum.packets + packets,
         bytes: sum.bytes + bytes,
     })
-}
-
-fn served(counts: &[ServiceCount]) -> Served {
-    let side = |side: usize| traffic(counts.iter().map(|count| (count.packets[side], count.bytes[side])));
-    Served {
-        connections: counts.iter().map(|count| count.connections).sum(),
-        to_backends: side(0),
-        to_clients: side(1),
-    }
 }
 
 /// The entries of a map that each CPU has its own values in, summed up.
