@@ -25,12 +25,11 @@ use crate::{
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_translate(skb: *mut __sk_buff) -> u32 {
     let ctx = TcContext::new(skb);
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
-    packet::code(translate(&ctx, packet))
+    packet::code(translate(&ctx))
 }
 
 #[inline(always)]
-fn translate(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
+fn translate(ctx: &TcContext) -> Result<(), DropReason> {
     if ctv_receiver() == 0 {
         return Err(DropReason::StrangeBackend);
     }
