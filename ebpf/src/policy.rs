@@ -86,7 +86,7 @@ pub(crate) fn allows(packet: &mut Packet, place: Option<FdbEntry>) -> bool {
     inquiry.protocol = packet.protocol;
     inquiry.of_peer.segment = packet.segment;
     inquiry.ip6 = packet.ip6;
-    inquiry.groups = [packet.source_group, place.map_or(0, |place| place.group)];
+    inquiry.groups = [packet.source_group, place.map_or(0, |place| place.group & u32::from(u16::MAX))];
     packet.flow.groups = [inquiry.groups[0] as u16, inquiry.groups[1] as u16];
     // SAFETY: numbers.
     unsafe { contiv_abi::clear(&raw mut inquiry.judged) };

@@ -26,7 +26,7 @@ static METERS: HashMap<MeterKey, Meter, METERS_CAPACITY, NO_PREALLOC> = HashMap:
 
 /// Goes at once.
 const GO: u32 = 0;
-/// Waits in front of the port.
+/// Leaves by the host end's sending side, in front of which it may have to wait.
 const WAIT: u32 = 1;
 /// Too much.
 const DROP: u32 = 2;
@@ -41,8 +41,8 @@ pub(crate) fn sends(group: u32, ifindex: u32, bytes: u32) -> Result<(), DropReas
     }
 }
 
-/// Lets `bytes` for a pod through, or says that it is too much for the port's group. True if they have to wait in front of
-/// the port.
+/// Lets `bytes` for a pod through, or says that it is too much for the port's group. True if they have to take the way by the
+/// host end's sending side.
 #[inline(always)]
 pub(crate) fn receives(group: u32, ifindex: u32, bytes: u32) -> Result<bool, DropReason> {
     match ctv_admit(group, ifindex, MeterKey::RECEIVES, bytes) {
@@ -55,7 +55,8 @@ pub(crate) fn receives(group: u32, ifindex: u32, bytes: u32) -> Result<bool, Dro
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_admit(group: u32, ifindex: u32, direction: u32, bytes: u32) -> u32 {
-    let Some(limit) = policy::group(group) else { return GO };
+    // No number of a group: it is the node's port (`FdbEntry::NODE`).
+    let Some(limit) = policy::group(group) else { return WAIT };
     let (rate, burst) = (limit.rate, limit.burst);
     if rate == 0 {
         return GO;

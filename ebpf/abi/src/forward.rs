@@ -101,8 +101,15 @@ pub struct FdbEntry {
     pub ifindex: u32,
     /// The node that the pod runs on.
     pub vtep: Vtep,
-    /// The group of a local pod, for policy and its rate; zero for none.
+    /// The group of a local pod, for policy and its rate, zero for none; or [`FdbEntry::NODE`].
     pub group: u32,
+}
+
+impl FdbEntry {
+    /// In place of a group: the other end of the veth pair is the node's own. Frames for it have to leave by the host end's
+    /// sending side, because `bpf_redirect_peer` takes none to an interface of the same namespace. No group has so high a
+    /// number, and it is none in the lower half, which policy goes by.
+    pub const NODE: u32 = 1 << 31;
 }
 
 /// A network-layer address in a network.

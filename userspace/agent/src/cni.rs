@@ -5,6 +5,7 @@
 mod add;
 mod del;
 mod failure;
+mod native;
 mod pod;
 mod server;
 mod turns;
@@ -23,6 +24,7 @@ use contiv_store::Store;
 use tokio::sync::watch;
 
 pub use failure::{Failure, Step};
+pub use native::Troubles;
 pub use pod::Pod;
 pub use server::{Server, ServerError};
 
@@ -74,12 +76,14 @@ struct Inner {
     turns: Turns,
     /// Of the node; 0 while not known.
     mtu: AtomicU32,
+    troubles: watch::Sender<Troubles>,
 }
 
 impl Pods {
     /// Nothing happens before a request comes.
     pub fn new(parts: Parts) -> Pods {
-        Pods(Arc::new(Inner { parts, turns: Turns::default(), mtu: AtomicU32::new(0) }))
+        let (troubles, _) = watch::channel(Troubles::default());
+        Pods(Arc::new(Inner { parts, turns: Turns::default(), mtu: AtomicU32::new(0), troubles }))
     }
 
     fn parts(&self) -> &Parts {

@@ -39,6 +39,16 @@ pub struct Network {
     pub arp: ArpMode,
 }
 
+/// Who has the other end of a port's pair.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Holder {
+    /// A pod, in its own network namespace.
+    #[default]
+    Pod,
+    /// The node itself: both ends are in its namespace.
+    Node,
+}
+
 /// An endpoint whose interface is on this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Local {
@@ -51,6 +61,8 @@ pub struct Local {
     /// The name of the host end of its veth pair, e.g. `vvport3`. The interface exists before the
     /// object is told and is removed after the object is deleted.
     pub port: String,
+    /// Whose the other end is.
+    pub holder: Holder,
     /// Its Ethernet address.
     pub mac: Mac,
     /// Its IPv4 address.

@@ -12,6 +12,7 @@ mod port;
 mod traffic;
 
 use std::{
+    collections::BTreeSet,
     io,
     net::{Ipv4Addr, Ipv6Addr},
     path::PathBuf,
@@ -31,6 +32,8 @@ pub use port::Port;
 pub(crate) use port::silence;
 pub use traffic::PodTraffic;
 
+use crate::datapath::Holder;
+
 /// What the pod's end of a pair is to look like.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodInterface {
@@ -48,6 +51,8 @@ pub struct PodInterface {
     pub gateway6: Option<Ipv6Addr>,
     /// Of both ends, in bytes.
     pub mtu: u32,
+    /// Who has it.
+    pub holder: Holder,
     /// Whether the pod must finish checksums itself.
     pub tx_offload_off: bool,
 }
@@ -59,6 +64,8 @@ pub struct Attachment {
     pub port: String,
     /// Whose it is.
     pub endpoint: EndpointId,
+    /// Who has the other end.
+    pub holder: Holder,
 }
 
 /// An interface could not be made, found, changed or removed.
@@ -176,7 +183,8 @@ impl Links {
     pub async fn attachments(&self) -> Result<Vec<Attachment>, Error> {
         let attachment = |link: &LinkMessage| {
             let port = name(link).filter(|name| Port::parse(name).is_some())?;
-            Some(Attachment { port: port.to_owned(), endpoint: alias(link)?.into() })
+            let holder = holder(link);
+            Some(Attachment { port: port.to_owned(), endpoint: alias(link)?.into(), holder })
         };
         Ok(self.list().await?.iter().filter_map(attachment).collect())
     }
@@ -192,7 +200,7 @@ impl Links {
         let port = self.create(netns, pod).await?;
         let name = port.to_string();
         match self.finish(endpoint, &name, netns, pod).await {
-            Ok(()) => Ok(Attachment { port: name, endpoint: endpoint.clone() }),
+            Ok(()) => Ok(Attachment { port: name, endpoint: endpoint.clone(), holder: pod.holder }),
             Err(error) => {
                 if let Err(undo) = self.detach(&name).await {
                     tracing::error!(port = name, "after a failed attach: {undo}");
@@ -225,6 +233,11 @@ impl Links {
         netns.run(move |handle| async move { pod::is_other_end(&handle, &name, index).await }).await
     }
 
+    /// Whether the node has an interface of this name.
+    pub async fn is_there(&self, name: &str) -> Result<bool, Error> {
+        Ok(self.index(name).await?.is_some())
+    }
+
     /// The Ethernet address of an interface of the node.
     pub async fn mac(&self, name: &str) -> Result<Option<Mac>, Error> {
         let Some(link) = find(&self.handle, name).await? else { return Ok(None) };
@@ -236,14 +249,17 @@ impl Links {
 
     /// The lowest MTU of the node's own interfaces: what its pods' frames have to fit in.
     pub async fn lowest_mtu(&self) -> Result<u32, Error> {
+        let links = self.list().await?;
+        // The other ends of ports, where those are the node's: they have their MTU from here.
+        let ends: BTreeSet<u32> = links.iter().filter_map(traffic::end_at_the_node).collect();
         let mtu = |link: &LinkMessage| {
-            name(link).filter(|name| is_the_nodes_own(name))?;
+            name(link).filter(|name| is_the_nodes_own(name) && !ends.contains(&link.header.index))?;
             link.attributes.iter().find_map(|a| match a {
                 LinkAttribute::Mtu(mtu) => Some(*mtu),
                 _ => None,
             })
         };
-        Ok(self.list().await?.iter().filter_map(mtu).min().unwrap_or(DEFAULT_MTU))
+        Ok(links.iter().filter_map(mtu).min().unwrap_or(DEFAULT_MTU))
     }
 
     async fn create(&self, netns: &Netns, pod: &PodInterface) -> Result<Port, Error> {
@@ -365,6 +381,14 @@ fn is_active(link: &LinkMessage) -> bool {
 
 fn is_unfinished(link: &LinkMessage) -> bool {
     link.attributes.contains(&LinkAttribute::Group(pod::UNFINISHED))
+}
+
+/// Of a port.
+fn holder(link: &LinkMessage) -> Holder {
+    match traffic::end_at_the_node(link) {
+        Some(_) => Holder::Node,
+        None => Holder::Pod,
+    }
 }
 
 fn alias(link: &LinkMessage) -> Option<&str> {

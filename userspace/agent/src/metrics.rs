@@ -316,7 +316,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        datapath::{Fill, sight},
+        datapath::{Fill, Holder, sight},
         link::Attachment,
     };
 
@@ -342,7 +342,7 @@ mod tests {
             tables: vec![Fill { table: "ctv_ct", entries: 5, room: 8 }],
         };
         let pods = vec![PodTraffic {
-            attachment: Attachment { port: "vvport1".into(), endpoint: "n.t-c1".into() },
+            attachment: Attachment { port: "vvport1".into(), endpoint: "n.t-c1".into(), holder: Holder::Pod },
             sent: traffic(7),
             received: traffic(8),
         }];

@@ -173,6 +173,7 @@ fn local(state: &State, node: &Node, id: &EndpointId) -> Option<Local> {
         network: network.id.clone(),
         encap: network.encap,
         port: attachment.port.clone(),
+        holder: attachment.holder,
         mac: endpoint.mac,
         ip: endpoint.ip,
         ip6: endpoint.ip6,

@@ -18,6 +18,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    cni::Troubles,
     datapath::Kind,
     plan::Node,
     reconcile::{Backoff, Status, one_line},
@@ -66,7 +67,8 @@ impl Identity {
         .collect()
     }
 
-    fn status(&self, status: &Status, rejected: &[Rejected]) -> node::Status {
+    fn status(&self, status: &Status, troubles: &Troubles, rejected: &[Rejected]) -> node::Status {
+        let degraded = status.failures.lines().into_iter().chain(troubles.lines());
         node::Status {
             host: self.node.host.to_string(),
             datapath: self.datapath.to_string(),
@@ -76,7 +78,7 @@ impl Identity {
             ready: status.known,
             applied_revision: status.revision,
             failed: status.failures.count() as u64,
-            degraded: status.failures.lines().into_iter().chain(Rejected::lines(rejected)).collect(),
+            degraded: degraded.chain(Rejected::lines(rejected)).collect(),
         }
     }
 }
@@ -119,7 +121,7 @@ async fn persist(store: &Store, key: &str, body: &[u8]) -> Registration {
 pub async fn tell(
     identity: &Identity,
     store: &Store,
-    mut status: watch::Receiver<Status>,
+    (mut status, mut troubles): (watch::Receiver<Status>, watch::Receiver<Troubles>),
     reader: Reader,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
@@ -128,7 +130,7 @@ pub async fn tell(
     let mut told: Option<(node::Status, Instant)> = None;
     let mut backoff = Backoff::default();
     loop {
-        let now = identity.status(&status.borrow_and_update(), &rejected);
+        let now = identity.status(&status.borrow_and_update(), &troubles.borrow_and_update(), &rejected);
         let due = match &told {
             None => Some(Instant::now()),
             Some((before, _)) if *before == now => None,
@@ -144,6 +146,8 @@ pub async fn tell(
                 stop.cancelled().await;
                 return Ok(());
             },
+            // Ends with the reconciler, if at all.
+            Ok(()) = troubles.changed() => {}
             other = reader.rejected_other_than(&rejected) => rejected = other,
             () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
                 let body = serde_json::to_vec(&now)?;

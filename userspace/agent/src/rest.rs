@@ -174,12 +174,14 @@ async fn readyz(State(parts): State<Parts>) -> Response {
     let pending = parts.pending();
     let status = parts.status.borrow().clone();
     let rejected = parts.reader.rejected();
+    let troubles = parts.pods.troubles().borrow().clone();
+    let degraded = status.failures.lines().into_iter().chain(troubles.lines());
     let body = Readiness {
         ready: pending.is_empty(),
         pending,
         revision: parts.reader.revision(),
         applied_revision: status.revision,
-        degraded: status.failures.lines().into_iter().chain(Rejected::lines(&rejected)).collect(),
+        degraded: degraded.chain(Rejected::lines(&rejected)).collect(),
         failed: status.failures.count(),
         rejected: rejected.len(),
         error: status.error,

@@ -13,7 +13,7 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use crate::{
     cni::{self, Pods},
     config::{Cleanup, DatapathFlags, Flags},
-    datapath::{Datapath, Kind, ebpf::Ebpf, fake::Fake, ovs::Ovs},
+    datapath::{Datapath, Holder, Kind, ebpf::Ebpf, fake::Fake, ovs::Ovs},
     link::Links,
     master::{Access, Master},
     metrics::Metrics,
@@ -130,6 +130,8 @@ async fn with<D: Datapath + 'static>(
         "cni",
         async move { server.run(requests, metrics, stopping).await.context("serve CNI requests") },
     );
+    let (natives, troubles, stopping) = (pods.clone(), pods.troubles(), stop.clone());
+    tasks.spawn("infra", async move { natives.keep_node(stopping).await });
     tasks.spawn("links", look_after(pods, reader.clone(), stop.clone()));
     let (kept, told) = (identity.clone(), identity);
     let (keeping, telling) = (store.clone(), store);
@@ -137,7 +139,10 @@ async fn with<D: Datapath + 'static>(
     tasks.spawn("registration", async move {
         register::keep(&kept, &keeping, || registering.done(), stopping).await
     });
-    tasks.spawn("status", async move { register::tell(&told, &telling, status, reader, stop).await });
+    tasks.spawn(
+        "status",
+        async move { register::tell(&told, &telling, (status, troubles), reader, stop).await },
+    );
     tasks.supervise().await
 }
 
@@ -148,7 +153,8 @@ async fn recover(links: &Links, attacher: &Attacher) -> anyhow::Result<()> {
         tracing::info!(interfaces = attachments.len(), "found the interfaces of pods");
     }
     for attachment in attachments {
-        attacher.attach(&attachment.endpoint, Attachment { port: attachment.port });
+        attacher
+            .attach(&attachment.endpoint, Attachment { port: attachment.port, holder: attachment.holder });
     }
     Ok(())
 }
@@ -248,9 +254,10 @@ pub async fn cleanup(flags: &Cleanup) -> anyhow::Result<()> {
         }
         Kind::Fake => {}
     }
-    if flags.ports {
-        let links = Links::open().await?;
-        for attachment in links.attachments().await? {
+    let links = Links::open().await?;
+    for attachment in links.attachments().await? {
+        // Its own interfaces are of no use to the node without a datapath, and nobody else would remove them.
+        if flags.ports || attachment.holder == Holder::Node {
             links.detach(&attachment.port).await?;
         }
     }

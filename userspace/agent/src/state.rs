@@ -22,7 +22,7 @@ use contiv_model::{
     group::{Group, GroupNumber},
     key::Key,
     name::{EndpointId, HostName, NetworkId, PolicyId, ServiceId, TenantName},
-    network::Network,
+    network::{Kind, Network},
     policy::Policy,
     service::Service,
     tag::Encap,
@@ -33,6 +33,7 @@ pub use shared::{Attacher, Changes, Reader, Update, Writer, new};
 pub use touched::Touched;
 pub use vteps::Vtep;
 
+use crate::datapath::Holder;
 use groups::Groups;
 use services::Services;
 use tags::Tags;
@@ -76,6 +77,15 @@ macro_rules! of_kind {
 pub struct Attachment {
     /// The name of the node's end of the veth pair.
     pub port: String,
+    /// Whose the other end is.
+    pub holder: Holder,
+}
+
+impl Attachment {
+    /// The interface of a pod.
+    pub fn of_pod(port: impl Into<String>) -> Attachment {
+        Attachment { port: port.into(), holder: Holder::Pod }
+    }
 }
 
 /// Everything known, with the indices that make changes cheap.
@@ -84,6 +94,7 @@ pub struct State {
     config: Option<Config>,
     networks: BTreeMap<NetworkId, Network>,
     of_tenant: BTreeMap<TenantName, BTreeSet<NetworkId>>,
+    infra: BTreeSet<NetworkId>,
     tags: Tags,
     endpoints: BTreeMap<EndpointId, Endpoint>,
     by_network: BTreeMap<NetworkId, BTreeSet<EndpointId>>,
@@ -113,6 +124,11 @@ impl State {
     /// Every network.
     pub fn networks(&self) -> impl Iterator<Item = &Network> {
         self.networks.values()
+    }
+
+    /// The networks that nodes themselves are on, as far as they are carried.
+    pub fn infra_networks(&self) -> impl Iterator<Item = &Network> {
+        self.infra.iter().filter_map(|id| self.carried(id))
     }
 
     /// A network, unless another one has a tag of its own: the first by name keeps it.
@@ -284,9 +300,13 @@ impl State {
         if let Some(before) = &before {
             touched.networks.extend(self.tags.release(before, self.networks.get(id)));
             take_out(&mut self.of_tenant, &before.tenant, id);
+            self.infra.remove(id);
         }
         if let Some(network) = self.networks.get(id) {
             self.of_tenant.entry(network.tenant.clone()).or_default().insert(id.clone());
+            if network.kind == Kind::Infra {
+                self.infra.insert(id.clone());
+            }
         }
         touched.networks.insert(id.clone());
         let networks = touched.networks.iter().filter_map(|id| self.networks.get(id)).chain(&before);

@@ -3,6 +3,7 @@
 
 use std::{net::IpAddr, path::Path, time::Duration};
 
+use netplugin::datapath::Holder;
 use netplugin::link::{Attachment, Error, Links, Netns, PodInterface};
 use testkit::needs;
 
@@ -21,6 +22,7 @@ fn pod(octet: u8) -> PodInterface {
         gateway: Some([10, 1, 1, 254].into()),
         gateway6: Some("2001:db8::fe".parse().unwrap()),
         mtu: 1450,
+        holder: Holder::Pod,
         tx_offload_off: true,
     }
 }
@@ -33,7 +35,10 @@ fn a_pod_is_plumbed_and_found_again() {
     let attached = on_node(&node, async || {
         let links = Links::open().await.unwrap();
         let attached = links.attach(&"n.t-c1".into(), &netns, &pod(5)).await.unwrap();
-        assert_eq!(attached, Attachment { port: "vvport1".into(), endpoint: "n.t-c1".into() });
+        assert_eq!(
+            attached,
+            Attachment { port: "vvport1".into(), endpoint: "n.t-c1".into(), holder: Holder::Pod }
+        );
         assert!(pod_ns.ip("-o link show eth0").unwrap().contains("state DOWN"));
         links.raise(&attached.port, &netns, &pod(5)).await.unwrap();
         links.raise(&attached.port, &netns, &pod(5)).await.unwrap();

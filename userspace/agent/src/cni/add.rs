@@ -16,6 +16,7 @@ use super::{
     undo::{Made, Part},
 };
 use crate::{
+    datapath::Holder,
     link::{Netns, PodInterface},
     master::NewEndpoint,
     reconcile::{Presence, one_line},
@@ -30,12 +31,17 @@ impl Pods {
     pub async fn add(&self, request: &Request) -> Result<Reply, Failure> {
         let pod = Pod::try_from(request)?;
         let netns = Netns::open(&pod.netns).map_err(|e| Failure::link(Step::Plug, &e))?;
+        self.plug(&pod, &netns).await
+    }
+
+    /// The same, of whatever is in the shape of a pod.
+    pub(super) async fn plug(&self, pod: &Pod, netns: &Netns) -> Result<Reply, Failure> {
         let _turn = self.0.turns.take(&pod.endpoint).await;
-        if let Some(reply) = self.already(&pod, &netns).await? {
+        if let Some(reply) = self.already(pod, netns).await? {
             return Ok(reply);
         }
         let mut made = Made::default();
-        match self.make(&pod, &netns, &mut made).await {
+        match self.make(pod, netns, &mut made).await {
             Ok(reply) => Ok(reply),
             Err(failure) => Err(failure.and(&self.undo(made).await)),
         }
@@ -60,7 +66,7 @@ impl Pods {
 
         let told = parts.settled.wait(&endpoint.id, Presence::Present);
         made.push(Part::Attachment(endpoint.id.clone()));
-        parts.attacher.attach(&endpoint.id, Attachment { port: port.clone() });
+        parts.attacher.attach(&endpoint.id, Attachment { port: port.clone(), holder: pod.holder });
 
         let record = oper(&state, pod, &port, &self.parts().node.vtep.to_string());
         made.push(Part::Record(endpoint.id.clone()));
@@ -118,9 +124,10 @@ impl Pods {
             mac: endpoint.mac,
             ip: (endpoint.ip, network.subnet.prefix_len()),
             ip6: endpoint.ip6.map(|ip| (ip, network.subnet_v6.map_or(128, |net| net.prefix_len()))),
-            gateway: network.gateway,
-            gateway6: endpoint.ip6.and(network.gateway_v6),
+            gateway: network.gateway.filter(|_| pod.holder == Holder::Pod),
+            gateway6: endpoint.ip6.and(network.gateway_v6).filter(|_| pod.holder == Holder::Pod),
             mtu,
+            holder: pod.holder,
             tx_offload_off: self.parts().needs.tx_offload_off,
         })
     }

@@ -33,6 +33,11 @@ impl Netns {
         Ok(Netns { path: path.to_owned(), file: Arc::new(file) })
     }
 
+    /// The namespace that the calling thread is in.
+    pub fn current() -> Result<Netns, Error> {
+        Netns::open(Path::new("/proc/thread-self/ns/net"))
+    }
+
     /// As it was given.
     pub fn path(&self) -> &Path {
         &self.path

@@ -11,6 +11,7 @@ use rtnetlink::{
 };
 
 use super::{Error, Netns, PodInterface, index, offload};
+use crate::datapath::Holder;
 
 /// The interface group of a node's end that is not complete yet. It is set together with the
 /// interface, so no crash leaves a port that looks like somebody else's.
@@ -38,6 +39,9 @@ pub(super) async fn dress(handle: &Handle, pod: &PodInterface) -> Result<(), Err
         offload::tx_checksum_off(&pod.name)
             .map_err(Error::setting("turn off transmit checksum offload of", &pod.name))?;
     }
+    if pod.holder == Holder::Node {
+        take_no_advice(&pod.name)?;
+    }
     let index = find(handle, &pod.name).await?;
     let (ip, length) = pod.ip;
     address(handle, index, pod, ip.into(), length).await?;
@@ -45,6 +49,15 @@ pub(super) async fn dress(handle: &Handle, pod: &PodInterface) -> Result<(), Err
         address(handle, index, pod, ip.into(), length).await?;
     }
     Ok(())
+}
+
+/// The node does not let pods tell it, by router advertisements, where its routes go.
+fn take_no_advice(name: &str) -> Result<(), Error> {
+    match std::fs::write(format!("/proc/sys/net/ipv6/conf/{name}/accept_ra"), "0") {
+        // A node without IPv6 hears none.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        result => result.map_err(Error::setting("turn off router advertisements on", name)),
+    }
 }
 
 async fn address(

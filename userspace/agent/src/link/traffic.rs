@@ -9,7 +9,7 @@ use rtnetlink::{
     packet_route::link::{LinkAttribute, LinkMessage},
 };
 
-use super::{Attachment, Error, Links, Port, alias, errno, name};
+use super::{Attachment, Error, Links, Port, alias, errno, holder, name};
 use crate::datapath::sight::Traffic;
 
 /// What one pod has sent and received.
@@ -30,7 +30,8 @@ impl Links {
         for link in self.list().await? {
             let Some(port) = name(&link).filter(|name| Port::parse(name).is_some()) else { continue };
             let (Some(endpoint), Some(place)) = (alias(&link), other_end(&link)) else { continue };
-            let attachment = Attachment { port: port.to_owned(), endpoint: endpoint.into() };
+            let holder = holder(&link);
+            let attachment = Attachment { port: port.to_owned(), endpoint: endpoint.into(), holder };
             if let Some((sent, received)) = count(&self.handle, port, place).await? {
                 all.push(PodTraffic { attachment, sent, received });
             }
@@ -52,6 +53,15 @@ fn other_end(link: &LinkMessage) -> Option<Place> {
         LinkAttribute::Link(index) => Some((namespace, *index)),
         _ => None,
     })
+}
+
+/// The other end of a port, if it is in our namespace.
+pub(super) fn end_at_the_node(link: &LinkMessage) -> Option<u32> {
+    name(link).and_then(Port::parse)?;
+    match other_end(link)? {
+        (None, index) => Some(index),
+        (Some(_), _) => None,
+    }
 }
 
 async fn count(

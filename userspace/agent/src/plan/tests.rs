@@ -133,7 +133,7 @@ pub(crate) fn happen(state: &mut State, event: Event, since: i64) -> Touched {
             state.set(&Key::NodeStatus(host_name(host)), vtep)
         }
         Event::Attachment { n, port } => {
-            let attachment = port.map(|port| Attachment { port: format!("vvport{port}") });
+            let attachment = port.map(|port| Attachment::of_pod(format!("vvport{port}")));
             state.set_attachment(&endpoint_id(n), attachment)
         }
     }

@@ -68,7 +68,7 @@ impl World {
         for object in [network(), endpoint("e1", "h0", 1)] {
             self.put(object);
         }
-        self.attacher.attach(&"e1".into(), Attachment { port: "vvport1".into() });
+        self.attacher.attach(&"e1".into(), Attachment::of_pod("vvport1"));
         self.tell(Event::Init);
         for (key, object) in [network(), endpoint("e1", "h0", 1)] {
             self.tell(Event::InitApply(key, object));
@@ -198,7 +198,7 @@ async fn a_disturbance_is_repaired() {
 async fn one_hears_when_an_endpoint_is_in_force() {
     let mut world = World::settled(Fake::new()).await;
     let id: contiv_model::name::EndpointId = "e4".into();
-    let here = || Attachment { port: "vvport4".into() };
+    let here = || Attachment::of_pod("vvport4");
 
     // Told first of the interface, then of the endpoint, as it may happen.
     let told = world.handle.settled.wait(&id, Presence::Present);
@@ -249,7 +249,7 @@ async fn an_endpoint_waits_for_what_holds_for_its_group() {
     let told = world.handle.settled.wait(&id, Presence::Present);
     world.put(marked(5, 46));
     world.put(group_of(endpoint("e4", "h0", 4), 5));
-    world.attacher.attach(&id, Attachment { port: "vvport4".into() });
+    world.attacher.attach(&id, Attachment::of_pod("vvport4"));
     let error = tokio::time::timeout(PATIENCE, told).await.unwrap().unwrap().unwrap_err();
     assert!(error.contains("group 5 is not in force"), "{error}");
     assert_eq!(held(&world.switch), ["network n.t", "local endpoint e1"]);
@@ -283,7 +283,7 @@ async fn a_policy_that_is_not_understood_lets_nobody_in() {
     let id: contiv_model::name::EndpointId = "e4".into();
     let told = world.handle.settled.wait(&id, Presence::Present);
     world.put(group_of(endpoint("e4", "h0", 4), 5));
-    world.attacher.attach(&id, Attachment { port: "vvport4".into() });
+    world.attacher.attach(&id, Attachment::of_pod("vvport4"));
     let error = tokio::time::timeout(PATIENCE, told).await.unwrap().unwrap().unwrap_err();
     assert!(error.contains("/contiv.io/state/policy/t:g5:t:p is not understood"), "{error}");
     world.switch.disturb();
@@ -307,7 +307,7 @@ async fn where_policies_are_not_supported_pods_go_on_and_it_is_said() {
     let told = world.handle.settled.wait(&id, Presence::Present);
     world.put(marked(5, 46));
     world.put(group_of(endpoint("e4", "h0", 4), 5));
-    world.attacher.attach(&id, Attachment { port: "vvport4".into() });
+    world.attacher.attach(&id, Attachment::of_pod("vvport4"));
     tokio::time::timeout(PATIENCE, told).await.unwrap().unwrap().unwrap();
     let status = world.until(|status| status.failures.count() > 0).await;
     assert_eq!(

@@ -363,8 +363,8 @@ mod tests {
         assert!(!changes.take().0.is_empty());
         writer.apply(Update { source: EPS, revision: 2, event: Event::Apply(key, object) });
         assert!(changes.take().0.is_empty());
-        attacher.attach(&"a".into(), Attachment { port: "vvport1".into() });
-        attacher.attach(&"a".into(), Attachment { port: "vvport1".into() });
+        attacher.attach(&"a".into(), Attachment::of_pod("vvport1"));
+        attacher.attach(&"a".into(), Attachment::of_pod("vvport1"));
         assert_eq!(changes.take().0.endpoints.len(), 1);
     }
 }

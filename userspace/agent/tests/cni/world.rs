@@ -83,7 +83,10 @@ impl World {
         let links = Arc::new(Links::open().await.unwrap());
         let (mut writer, attacher, reader, changes) = state::new(PREFIXES);
         for attachment in links.attachments().await.unwrap() {
-            attacher.attach(&attachment.endpoint, Attachment { port: attachment.port });
+            attacher.attach(
+                &attachment.endpoint,
+                Attachment { port: attachment.port, holder: attachment.holder },
+            );
         }
         let (switch, needs) = (fake.switch().clone(), fake.port_needs());
         let (reconciler, handle) =

@@ -15,7 +15,8 @@ use contiv_model::{
     tag::Encap,
 };
 use netplugin::datapath::{
-    Datapath as _, Desired, Error, Failed, Local, Network, Object, ObjectId, Observed, Op, Peer, Remote,
+    Datapath as _, Desired, Error, Failed, Holder, Local, Network, Object, ObjectId, Observed, Op, Peer,
+    Remote,
     ovs::{DatapathType, Options, Ovs},
 };
 use testkit::{Netns, ovs::Switch, wait_until};
@@ -240,6 +241,7 @@ impl Node {
             network: network.id.clone(),
             encap: network.encap,
             port,
+            holder: Holder::Pod,
             mac,
             ip,
             ip6: Some(ip6),

@@ -14,7 +14,7 @@ use contiv_model::{
     tag::{Encap, Vlan, Vni},
 };
 use netplugin::datapath::{
-    Datapath as _, Desired, Failed, Local, Network, Object, Observed, Op, Peer, Remote,
+    Datapath as _, Desired, Failed, Holder, Local, Network, Object, Observed, Op, Peer, Remote,
     ebpf::{Attachment, Ebpf, Options},
 };
 use nix::mount::{MntFlags, umount2};
@@ -192,6 +192,7 @@ impl Node {
             network: network.id.clone(),
             encap: network.encap,
             port,
+            holder: Holder::Pod,
             mac: Mac(who.mac()),
             ip: who.ip(),
             ip6: Some(who.ip6()),

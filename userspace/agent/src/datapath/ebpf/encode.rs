@@ -11,7 +11,7 @@ use contiv_abi::{
 use contiv_model::{global::ArpMode, group::GroupNumber, name::RuleId, service::Readiness, tag::Encap};
 
 use super::{policy::Wanted, services::Target};
-use crate::datapath::{self, Group, Local, Network, Object, Peer, Remote, Service};
+use crate::datapath::{self, Group, Holder, Local, Network, Object, Peer, Remote, Service};
 
 /// One thing in the kernel, whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -197,6 +197,11 @@ fn encode_local(local: &Local, ifindex: u32) -> Vec<Entry> {
     let segment = segment_of(local.encap);
     let mac = local.mac.0;
     let group = group_of(local.group);
+    // Rates are for pods, the node limits itself.
+    let receiver = match local.holder {
+        Holder::Pod => group,
+        Holder::Node => FdbEntry::NODE | group,
+    };
     let port = Port {
         segment,
         mac,
@@ -209,7 +214,7 @@ fn encode_local(local: &Local, ifindex: u32) -> Vec<Entry> {
     };
     let mut entries = vec![
         Entry::Port { ifindex, port },
-        Entry::Fdb(FdbKey::new(segment, mac), FdbEntry { ifindex, vtep: [0; 4], group }),
+        Entry::Fdb(FdbKey::new(segment, mac), FdbEntry { ifindex, vtep: [0; 4], group: receiver }),
     ];
     let owner = NeighEntry { mac, flags: 0, ifindex, group };
     entries.extend(neighbours(segment, owner, local.ip, local.ip6));
@@ -292,6 +297,7 @@ mod tests {
             network: "n1.t".into(),
             encap: vxlan(),
             port: "vvport1".into(),
+            holder: Holder::Pod,
             mac: mac::Mac([2, 2, 10, 1, 1, 1]),
             ip: Ipv4Addr::new(10, 1, 1, 1),
             ip6: Some(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
@@ -305,6 +311,13 @@ mod tests {
         assert!(matches!(entries[0], Entry::Port { ifindex: 9, .. }));
         assert_eq!(entries.iter().filter(|e| matches!(e, Entry::Neigh(_, o) if o.ifindex == 9)).count(), 2);
         assert_eq!(entries.last(), Some(&Entry::Hook { ifindex: 9, interface: "vvport1".into() }));
+    }
+
+    #[test]
+    fn the_nodes_own_port_says_so_to_whoever_sends_there() {
+        let local = Local { holder: Holder::Node, ..local() };
+        let entries = encode(&Object::Local(local), &DEVICES, |_| Some(9)).unwrap();
+        assert!(matches!(entries[1], Entry::Fdb(_, FdbEntry { ifindex: 9, group: FdbEntry::NODE, .. })));
     }
 
     #[test]

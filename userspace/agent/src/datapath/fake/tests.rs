@@ -13,7 +13,7 @@ use futures::{executor::block_on, poll};
 use testkit::packet::{Packet, ethertype, nd_flags};
 
 use super::*;
-use crate::datapath::{Local, Network, Peer, Remote};
+use crate::datapath::{Holder, Local, Network, Peer, Remote};
 
 fn vni() -> Vni {
     10_001.try_into().unwrap()
@@ -49,6 +49,7 @@ fn local(encap: Encap, port: &str, last: u8) -> Object {
         network: "n".into(),
         encap,
         port: port.to_owned(),
+        holder: Holder::Pod,
         mac: Mac(mac(last)),
         ip: ip(last),
         ip6: Some(ip6(last)),
