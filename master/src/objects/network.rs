@@ -60,6 +60,7 @@ impl Object for Network {
         let tenant = draft.get::<Tenant>(&self.tenant_name);
         let tenant = tenant.ok_or_else(|| Problem::not_found("Tenant not found"))?;
         self.free_of_conflicts(&tenant, draft)?;
+        self.is_name_of_an_interface()?;
         let mut state = self.state()?;
         let (mut vlans, mut vxlans) = pools(draft)?;
         take_tags(&mut state, self.pkt_tag, &mut vlans, &mut vxlans)?;
@@ -122,6 +123,7 @@ impl Object for Network {
 trait Parts {
     fn id(&self) -> String;
     fn free_of_conflicts(&self, tenant: &Tenant, draft: &Draft<'_>) -> Result<(), Problem>;
+    fn is_name_of_an_interface(&self) -> Result<(), Problem>;
     fn state(&self) -> Result<network::State, Problem>;
 }
 
@@ -152,6 +154,20 @@ impl Parts for Network {
         let name = &self.network_name;
         if draft.get::<EndpointGroup>(&object_key(&self.tenant_name, name)).is_some() {
             return Err(Problem::conflict(format!("EndpointGroup {name} conflicts with the network name")));
+        }
+        Ok(())
+    }
+
+    /// Nodes have interfaces that are called as their infra networks are.
+    fn is_name_of_an_interface(&self) -> Result<(), Problem> {
+        // Of the kernel, without the zero that ends it.
+        const LONGEST: usize = 15;
+        let name = &self.network_name;
+        if self.nw_type == "infra" && name.len() > LONGEST {
+            let error = format!(
+                "network name {name:?} is too long: an infra network's has {LONGEST} characters at most, as an interface's"
+            );
+            return Err(Problem::invalid(error));
         }
         Ok(())
     }

@@ -53,9 +53,8 @@ impl Cleanup {
 
     fn is_about(&self, endpoint: &State, world: &World) -> bool {
         match self.of {
-            // A node's own interface (of an infra network) has no container. It is there as long as the node is, and
-            // goes only by its key.
-            Of::Network | Of::Group if endpoint.endpoint_id.is_empty() => false,
+            // A node's own interface on an infra network is there as long as the node is, and goes only by its key.
+            Of::Network | Of::Group if is_nodes_own(endpoint, world) => false,
             Of::Network => endpoint.net_id == format!("{}.{}", self.name, self.tenant),
             Of::Group => endpoint.endpoint_group_key == format!("{}:{}", self.name, self.tenant),
             Of::Endpoint => {
@@ -77,6 +76,15 @@ impl Cleanup {
     pub fn done(&self) -> String {
         format!("Received request to cleanup {} with ID: {}\n", self.of, self.name)
     }
+}
+
+/// It has no container, or is called as the node.
+fn is_nodes_own(endpoint: &State, world: &World) -> bool {
+    let is_infra = || {
+        let network = world.ledger::<network::State>(&endpoint.net_id);
+        network.is_none_or(|network| network.body.nw_type == "infra")
+    };
+    endpoint.endpoint_id.is_empty() || endpoint.endpoint_id == endpoint.homing_host && is_infra()
 }
 
 impl fmt::Display for Of {

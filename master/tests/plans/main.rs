@@ -8,6 +8,7 @@ mod bgp;
 mod cleanup;
 mod fabric;
 mod gone;
+mod infra;
 mod lab;
 mod nodes;
 mod policies;

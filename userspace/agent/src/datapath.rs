@@ -403,6 +403,8 @@ pub struct Counts {
     pub tables: Vec<Fill>,
     /// Packets to services that were sent on to the nodes of their backends, by the program that did it.
     pub relayed: Vec<(&'static str, u64)>,
+    /// Announcements of services on the wire, by what has become of them.
+    pub announced: Vec<(&'static str, u64)>,
     /// Where its programs are attached: the hook, and how.
     pub hooks: Vec<(&'static str, String)>,
 }

@@ -57,6 +57,11 @@ struct Flow {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Outcome {
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct By {
     by: &'static str,
 }
@@ -205,6 +210,12 @@ impl Metrics {
         }
         let help = "Packets to services that were sent on to the nodes of their backends";
         registry.register("datapath_relayed", help, relayed);
+        let announced = Family::<Outcome, Counter>::default();
+        for (outcome, count) in &counts.announced {
+            announced.get_or_create(&Outcome { outcome }).inc_by(*count);
+        }
+        let help = "Frames that tell the wire which services have come to this node";
+        registry.register("datapath_announced", help, announced);
         let hooks = Family::<Hook, Gauge>::default();
         for (hook, mode) in &counts.hooks {
             hooks.get_or_create(&Hook { hook, mode: mode.clone() }).set(1);
@@ -330,6 +341,7 @@ mod tests {
             flows: vec![("made", 4)],
             tables: vec![Fill { table: "ctv_fdb", entries: 2, room: 9 }],
             relayed: vec![("xdp", 5)],
+            announced: vec![("sent", 6)],
             hooks: vec![("xdp", "native".to_owned())],
         };
         let traffic = |packets| Traffic { packets, bytes: packets * 100 };
@@ -355,6 +367,7 @@ mod tests {
             r#"contiv_datapath_flows_total{event="made"} 4"#,
             r#"contiv_datapath_table_entries{table="ctv_fdb"} 2"#,
             r#"contiv_datapath_relayed_total{by="xdp"} 5"#,
+            r#"contiv_datapath_announced_total{outcome="sent"} 6"#,
             r#"contiv_datapath_attached{hook="xdp",mode="native"} 1"#,
             r#"contiv_datapath_table_room{table="ctv_fdb"} 9"#,
             r#"contiv_datapath_table_entries{table="ctv_ct"} 5"#,

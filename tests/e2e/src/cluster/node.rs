@@ -162,8 +162,13 @@ impl Node {
 
     /// `netplugin cleanup --ports`, as an operator does who takes the node out of the cluster.
     pub fn clean_up(&self) -> Result<()> {
+        self.clean_up_with(&["--ports"])
+    }
+
+    /// `netplugin cleanup` with these flags.
+    pub fn clean_up_with(&self, flags: &[&str]) -> Result<()> {
         let mut command = Binary::Netplugin.command()?;
-        command.args(["cleanup", "--ports"]).args(self.datapath_flags());
+        command.arg("cleanup").args(flags).args(self.datapath_flags());
         let output = self.netns.run(move || command.output().context("run netplugin cleanup"))?;
         if !output.status.success() {
             bail!("netplugin cleanup on {}: {}", self.name, String::from_utf8_lossy(&output.stderr).trim());

@@ -50,7 +50,8 @@ impl Pods {
         loop {
             let todo = self.parts().reader.wait(|state| {
                 let todo = self.todo(state);
-                (!todo.is_empty()).then_some(todo)
+                let told = !self.0.troubles.borrow().0.is_empty();
+                (told || !todo.is_empty()).then_some(todo)
             });
             let todo = tokio::select! {
                 () = stop.cancelled() => return Ok(()),
@@ -61,9 +62,11 @@ impl Pods {
                 backoff.reset();
             }
             // What was done shows in the state a little later; what failed is tried again.
+            let other = self.parts().reader.wait(|state| (self.todo(state) != todo).then_some(()));
             tokio::select! {
                 () = stop.cancelled() => return Ok(()),
                 () = tokio::time::sleep(backoff.pause()) => {}
+                () = other => {}
             }
         }
     }

@@ -11,6 +11,7 @@
 //! state    which entries are there, and for whom; put, take, sweep
 //! kernel   the maps and programs; roster: the flood lists inside the maps; table: one map
 //! services the ports of services, and the rings of backends that they lead to; ring, arena, mapping: pieces
+//! announce tells the wire which services have come here
 //! epochs   tells the programs that something has changed; shortcuts: counts that these hold back
 //! hook     programs on interfaces; filter: where there is no TCX; xdp: in front of them; device: interfaces; pins: the
 //!          file system
@@ -28,6 +29,7 @@ use super::{
     Counts, Datapath, Desired, Error, Failed, Kind, Object, ObjectId, Observed, Op, PortNeeds, sight::Tallies,
 };
 
+mod announce;
 mod arena;
 mod batch;
 mod connections;
@@ -56,6 +58,7 @@ mod table;
 mod tallies;
 mod xdp;
 
+use announce::Herald;
 use device::{Netlink, Watch};
 use encode::{Devices, Refused, encode};
 pub use events::{Sightings, Watcher};
@@ -137,6 +140,7 @@ pub struct Ebpf {
     rule_names: RuleNames,
     service_names: ServiceNames,
     state: Option<State>,
+    herald: Herald,
     /// From the last `observe` on.
     watch: Option<Watch>,
 }
@@ -159,6 +163,7 @@ impl Ebpf {
             rule_names: RuleNames::default(),
             service_names: ServiceNames::default(),
             state: None,
+            herald: Herald::default(),
             watch: None,
         }
     }
@@ -414,6 +419,7 @@ impl Datapath for Ebpf {
         state.kernel_mut().ensure_timeouts(self.options.timeouts)?;
         state.kernel_mut().epochs.turn();
         let observed = self.measure(&netlink, &mut state, desired).await?;
+        self.herald.compare(self.devices.uplink, state.answers());
         self.state = Some(state);
         Ok(observed)
     }
@@ -436,6 +442,7 @@ impl Datapath for Ebpf {
                 None => return Err(error),
             }
         }
+        self.herald.note(self.devices.uplink, state.changed_answers());
         self.state = Some(state);
         Ok(failures)
     }
@@ -498,6 +505,7 @@ impl Datapath for Ebpf {
             "attachment": format!("{:?}", self.hooks.attachment()).to_lowercase(),
             "xdp": self.inspect_xdp(),
             "relayed": relayed,
+            "announced": self.herald.counts().into_iter().collect::<std::collections::BTreeMap<_, _>>(),
             "maps": self.maps_directory(),
             "vxlanDevice": self.options.vxlan_device,
             "uplink": self.options.uplink,
@@ -521,6 +529,7 @@ impl Datapath for Ebpf {
             flows: or_none(state.kernel().flow_events()),
             tables: state.kernel().fill(),
             relayed: or_none(self.relayed()).iter().map(|(by, count)| (*by, count.packets)).collect(),
+            announced: self.herald.counts(),
             hooks: vec![
                 ("tc", format!("{:?}", self.hooks.attachment()).to_lowercase()),
                 ("xdp", self.at_xdp.as_str().to_owned()),

@@ -1,8 +1,8 @@
 //! What the kernel holds, entry by entry, and on whose behalf.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use contiv_abi::{FloodKey, Port, Segment, SegmentEntry, Vtep, policy::MeterKey};
+use contiv_abi::{FloodKey, NeighEntry, NeighKey, Port, Segment, SegmentEntry, Vip, Vtep, policy::MeterKey};
 
 use super::{
     device::Netlink,
@@ -27,6 +27,10 @@ pub(super) struct State {
     owners: HashMap<EntryKey, ObjectId>,
     objects: HashMap<ObjectId, Vec<EntryKey>>,
     queues: Queues,
+    /// The services on VLANs, by the address of their first backend.
+    services_of: HashMap<NeighKey, BTreeSet<NeighKey>>,
+    /// Those for which another node may answer now than before.
+    doubtful: BTreeSet<NeighKey>,
     /// Ports or rates have changed since the queues were made to be like them.
     rates_changed: bool,
 }
@@ -51,6 +55,8 @@ impl State {
             owners: HashMap::new(),
             objects: HashMap::new(),
             queues: Queues::default(),
+            services_of: HashMap::new(),
+            doubtful: BTreeSet::new(),
             rates_changed: false,
         }
     }
@@ -76,10 +82,65 @@ impl State {
             };
             self.ports.insert(*segment, Roster::from_slots((0..entry.ports).map(slot).collect()));
         }
+        self.services_of.clear();
+        self.doubtful.clear();
+        for (service, vip) in self.kernel.vips.iter() {
+            self.services_of.entry(first_of(service, vip)).or_default().insert(*service);
+        }
         self.attached.clear();
         self.owners.clear();
         self.objects.clear();
         Ok(())
+    }
+
+    /// The services that this node answers for on the wire, as the programs see it.
+    pub(super) fn answers(&self) -> HashSet<NeighKey> {
+        self.kernel
+            .vips
+            .iter()
+            .map(|(service, _)| *service)
+            .filter(|service| self.answers_for(service))
+            .collect()
+    }
+
+    /// The services about which something has changed since the last time, and whether this node answers for them.
+    pub(super) fn changed_answers(&mut self) -> Vec<(NeighKey, bool)> {
+        let doubtful = std::mem::take(&mut self.doubtful);
+        doubtful.into_iter().map(|service| (service, self.answers_for(&service))).collect()
+    }
+
+    fn answers_for(&self, service: &NeighKey) -> bool {
+        let first =
+            self.kernel.vips.get(service).and_then(|vip| self.kernel.neigh.get(&first_of(service, vip)));
+        first.is_some_and(|owner| owner.ifindex != 0)
+    }
+
+    fn set_vip(&mut self, service: NeighKey, vip: Option<Vip>) -> Result<(), Error> {
+        let before = self.kernel.vips.get(&service).map(|vip| first_of(&service, vip));
+        if let Some(before) = before
+            && let Some(services) = self.services_of.get_mut(&before)
+        {
+            services.remove(&service);
+            if services.is_empty() {
+                self.services_of.remove(&before);
+            }
+        }
+        self.doubtful.insert(service);
+        match vip {
+            Some(vip) => {
+                self.services_of.entry(first_of(&service, &vip)).or_default().insert(service);
+                self.kernel.vips.set(service, vip)
+            }
+            None => self.kernel.vips.remove(&service),
+        }
+    }
+
+    fn set_owner(&mut self, key: NeighKey, owner: Option<NeighEntry>) -> Result<(), Error> {
+        self.doubtful.extend(self.services_of.get(&key).into_iter().flatten());
+        match owner {
+            Some(owner) => self.kernel.neigh.set(key, owner),
+            None => self.kernel.neigh.remove(&key),
+        }
     }
 
     /// Reads the queues; where they end, if there are any.
@@ -261,9 +322,9 @@ impl State {
             }
             Entry::Port { ifindex, port } => self.put_port(*ifindex, *port),
             Entry::Fdb(key, value) => self.kernel.fdb.set(*key, *value),
-            Entry::Neigh(key, value) => self.kernel.neigh.set(*key, *value),
+            Entry::Neigh(key, value) => self.set_owner(*key, Some(*value)),
             Entry::Service(key, target) => self.kernel.services.set(*key, target),
-            Entry::Vip(key, value) => self.kernel.vips.set(*key, *value),
+            Entry::Vip(key, value) => self.set_vip(*key, Some(*value)),
             Entry::Hook { ifindex, interface } => {
                 if !self.attached.contains_key(ifindex) {
                     let program = self.kernel.program(Role::Pod);
@@ -294,9 +355,9 @@ impl State {
                 self.kernel.ports.remove(&ifindex)
             }
             EntryKey::Fdb(key) => self.kernel.fdb.remove(&key),
-            EntryKey::Neigh(key) => self.kernel.neigh.remove(&key),
+            EntryKey::Neigh(key) => self.set_owner(key, None),
             EntryKey::Service(key) => self.kernel.services.remove(&key),
-            EntryKey::Vip(key) => self.kernel.vips.remove(&key),
+            EntryKey::Vip(key) => self.set_vip(key, None),
             EntryKey::Hook(ifindex) => {
                 let interface = self.attached.get(&ifindex).map(String::as_str);
                 self.hooks.detach(Role::Pod, interface, ifindex)?;
@@ -478,6 +539,11 @@ impl State {
         let strays = found.into_iter().filter(|ifindex| !self.owners.contains_key(&EntryKey::Hook(*ifindex)));
         Ok(strays.map(|ifindex| (Role::Pod, ifindex)).collect())
     }
+}
+
+/// Where the first backend of a service is looked up.
+fn first_of(service: &NeighKey, vip: &Vip) -> NeighKey {
+    NeighKey { segment: service.segment, ip: vip.first }
 }
 
 /// What holds for a port by the rate of its group.
