@@ -99,7 +99,12 @@ fn ctv_from_uplink(ctx: TcContext) -> i32 {
 }
 
 /// The same frame, earlier, where the driver or the kernel gives it to XDP.
-#[xdp(frags)]
+///
+/// Without `frags`: before a program with that flag, generic XDP of Linux 6.9 on copies frames with little room in front and
+/// those that a bridge has cloned (`skb_pp_cow_data`), and the copy does not know how long its Ethernet header is: TC
+/// programs then find the IP header in its place, unless the tag was in the bytes. The price is that drivers take the program
+/// for an MTU of a page at most.
+#[xdp]
 fn ctv_xdp(ctx: XdpContext) -> u32 {
     if xdp::receive(&ctx) { xdp_action::XDP_TX } else { xdp_action::XDP_PASS }
 }
