@@ -1,7 +1,7 @@
 //! Making shortcuts: of what the stages have done with a packet of a busy flow.
 
 use aya_ebpf::{bindings::__sk_buff, btf_maps::PerCpuArray, macros::btf_map, programs::TcContext};
-use contiv_abi::{Epochs, Headers, Segment, Shortcut, Vtep};
+use contiv_abi::{Changes, Epochs, Headers, Segment, Shortcut, Vtep};
 
 use crate::{
     flows,
@@ -26,11 +26,7 @@ struct Candidate {
     epochs: [u64; 2],
     /// 1 when it may have a shortcut.
     ready: u32,
-    /// What of it is another: [`Shortcut::CLASS`] and others of its kind.
-    changes: u16,
-    header_sum: u16,
-    address_sum: u16,
-    port_sum: u16,
+    changes: Changes,
 }
 
 #[btf_map(name = "ctv_candidate")]
@@ -72,7 +68,7 @@ pub(crate) extern "C" fn ctv_came(skb: *mut __sk_buff, vni: u32, vtep: u32) -> u
     // Two flows with one place do not take it from each other with each packet: the first one of a second has it.
     let same = (there.ifindex, there.vni, there.vtep) == (ifindex, vni, vtep.to_ne_bytes())
         && there.headers.is(&noted.headers);
-    noted.ready = u32::from(same || shortcut::now() >= there.until);
+    noted.ready = u32::from(same || shortcut::ticks() >= there.until_tick);
     0
 }
 
@@ -116,30 +112,39 @@ extern "C" fn ctv_learn(skb: *mut __sk_buff, way: u32, out: u32, number: u32, to
     let (Some(packet), Some(noted)) = (packet::in_hand(), candidate()) else { return 0 };
     ctv_settle(noted.place);
     let Some(shortcut) = shortcut::at(noted.place) else { return 0 };
+    shortcut.until_tick = 0;
     shortcut.until = 0;
     if !is_still(shortcut, packet, noted) {
         return 0;
     }
     copy(&noted.headers, &mut shortcut.headers);
     copy(&noted.becomes, &mut shortcut.becomes);
+    copy(&noted.changes, &mut shortcut.changes);
     copy(&packet.key, &mut shortcut.flow);
     shortcut.ifindex = noted.ifindex;
     shortcut.vni = noted.vni;
     shortcut.vtep = noted.vtep.to_ne_bytes();
     shortcut.groups = packet.judges;
     shortcut.generations = packet.judged_by;
-    shortcut.changes = noted.changes;
-    shortcut.header_sum = noted.header_sum;
-    shortcut.address_sum = noted.address_sum;
-    shortcut.port_sum = noted.port_sum;
     shortcut.way = way as u16;
     shortcut.out = out;
     shortcut.segment = Segment::of(number, way as u16 == Shortcut::WIRE);
     shortcut.to = to.to_ne_bytes();
     shortcut.side = packet.reply.into();
     shortcut.service = packet.served;
-    shortcut.until = (u64::from(packet.now) + 1) * flows::NANOSECONDS;
+    last(shortcut, (u64::from(packet.now) + 1) * flows::NANOSECONDS);
     1
+}
+
+/// Lets the shortcut last until this time. The ticks and the time that is asked here move together.
+#[inline(always)]
+fn last(shortcut: &mut Shortcut, until: u64) {
+    let Some(epochs) = shortcut::epochs() else { return };
+    // SAFETY: the one value of the array.
+    let ticks = unsafe { (*epochs).ticks };
+    let left = until.saturating_sub(shortcut::now()) * ticks / flows::NANOSECONDS;
+    shortcut.until_tick = shortcut::ticks() + left;
+    shortcut.until = until;
 }
 
 /// Whether nothing has changed since the packet came; then the shortcut knows the epoch.
@@ -150,7 +155,7 @@ fn is_still(shortcut: &mut Shortcut, packet: &Packet, noted: &Candidate) -> bool
     let epochs = unsafe { &*epochs };
     shortcut.shard = Epochs::shard(&packet.key);
     shortcut.epoch = epochs.of(shortcut.shard);
-    shortcut.all = noted.epochs[0] as u32;
+    shortcut.all = noted.epochs[0];
     // Whoever forgets a flow, or changes anything else, says so after it has, and here first: what has not been said by
     // now shows in the epoch that was just read.
     epochs.marks() == noted.epochs
@@ -199,27 +204,40 @@ extern "C" fn ctv_differs() -> u32 {
         addresses += halves(!*old) + halves(*new);
     }
     let ethernet = before.ethernet ^ after.ethernet | u64::from(before.ethernet_rest ^ after.ethernet_rest);
-    noted.changes = flag(moved, Shortcut::ADDRESSES)
-        | flag(ethernet, Shortcut::ETHERNET)
-        | flag((before.ports ^ after.ports).into(), Shortcut::PORTS)
-        | flag((before.class ^ after.class).into(), Shortcut::CLASS);
     let addresses = fold(halves(halves(addresses)) as u32);
     // The second byte of a word of the header.
     let class = [[0, before.class], [0, after.class]].map(u16::from_ne_bytes);
     let ports = u64::from(!before.ports) + u64::from(after.ports);
-    noted.port_sum = fold(halves(ports) as u32);
-    noted.header_sum = fold(u32::from(addresses) + u32::from(!class[0]) + u32::from(class[1]));
-    noted.address_sum = addresses;
+    let changes = &mut noted.changes;
+    changes.what = flag(moved, Changes::ADDRESSES)
+        | flag(ethernet, Changes::ETHERNET)
+        | flag((before.ports ^ after.ports).into(), Changes::PORTS)
+        | flag((before.class ^ after.class).into(), Changes::CLASS);
+    changes.port_sum = fold(halves(ports) as u32);
+    changes.header_sum = fold(u32::from(addresses) + u32::from(!class[0]) + u32::from(class[1]));
+    changes.address_sum = addresses;
+    changes.pseudo_sum = pseudo_sum(before);
+    let udp = shortcut::is_udp(before.protocol);
+    changes.zero = udp * 0xffff;
+    changes.place = shortcut::place_of_sum(before, udp);
     u32::from(moved == 0 || addresses != 0xffff)
+}
+
+/// The sum over the pseudo header, but for the length.
+#[inline(always)]
+fn pseudo_sum(headers: &Headers) -> u16 {
+    let sum = headers.addresses.iter().map(|word| halves(*word)).sum::<u64>();
+    let protocol = u16::from_ne_bytes([0, headers.protocol]);
+    fold(halves(halves(sum) + u64::from(protocol)) as u32)
 }
 
 /// The flag if there is a difference; without a branch, which the verifier would follow both ways.
 #[inline(always)]
-const fn flag(difference: u64, flag: u16) -> u16 {
+const fn flag(difference: u64, flag: u8) -> u8 {
     // The compiler would know a comparison with zero again in anything simpler.
     let half = difference >> 1 | difference & 1;
     let none = half.wrapping_sub(1) >> 63;
-    ((none ^ 1) << flag.trailing_zeros()) as u16
+    ((none ^ 1) << flag.trailing_zeros()) as u8
 }
 
 /// A sum of 16-bit words is the sum of their pairs, too, until it is folded.

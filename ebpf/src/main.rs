@@ -57,7 +57,6 @@ use aya_ebpf::{
     programs::{TcContext, XdpContext},
 };
 use contiv_abi::DropReason;
-use tunnel::Origin;
 use verdict::Verdict;
 
 /// `PACKET_HOST`: for the receiving stack.
@@ -67,7 +66,7 @@ const PACKET_HOST: u32 = 0;
 #[classifier]
 fn ctv_from_pod(ctx: TcContext) -> i32 {
     let ifindex = arrival(&ctx);
-    shortcut::take(&ctx, Origin::HERE).unwrap_or_else(|| finish(&ctx, ifindex, pod::receive(&ctx)))
+    shortcut::take(&ctx).unwrap_or_else(|| finish(&ctx, ifindex, pod::receive(&ctx)))
 }
 
 /// A frame that a pod with a rate sent, after its time: ingress of the interface behind the queue. Its mark is its port.
@@ -89,7 +88,8 @@ fn ctv_from_vxlan(ctx: TcContext) -> i32 {
     let Ok(origin) = tunnel::origin(&ctx) else {
         return finish(&ctx, ifindex, Verdict::Drop(DropReason::NoTunnelKey));
     };
-    shortcut::take(&ctx, origin).unwrap_or_else(|| finish(&ctx, ifindex, overlay::receive(&ctx, origin)))
+    shortcut::take_tunnelled(&ctx, origin)
+        .unwrap_or_else(|| finish(&ctx, ifindex, overlay::receive(&ctx, origin)))
 }
 
 /// A frame from the wire: ingress of the VLAN uplink.
@@ -148,7 +148,7 @@ fn finish(ctx: &TcContext, ifindex: u32, verdict: Verdict) -> i32 {
                     return TC_ACT_SHOT;
                 }
             }
-            deliver(ctx, place).unwrap_or_else(|reason| {
+            deliver(ctx, place, false).unwrap_or_else(|reason| {
                 tell::dropped(ctx, ifindex, reason);
                 TC_ACT_SHOT
             })
@@ -163,13 +163,14 @@ fn finish(ctx: &TcContext, ifindex: u32, verdict: Verdict) -> i32 {
     }
 }
 
-/// Gives the frame to the pod whose host end this is, and says what the kernel is to be told.
+/// Gives the frame to the pod whose host end this is, and says what the kernel is to be told. `takes` says that the kernel
+/// takes such a frame for the pod's own.
 #[inline(always)]
-fn deliver(ctx: &TcContext, ifindex: u32) -> Result<i32, DropReason> {
+fn deliver(ctx: &TcContext, ifindex: u32, takes: bool) -> Result<i32, DropReason> {
     // The host end took the frame for a stranger's (its destination is not the host end's own address), and
     // the pod's stack would believe it.
     // SAFETY: the context is the one that the kernel gave to this program.
-    if unsafe { bpf_skb_change_type(ctx.skb.skb, PACKET_HOST) } != 0 {
+    if !takes && unsafe { bpf_skb_change_type(ctx.skb.skb, PACKET_HOST) } != 0 {
         return Err(DropReason::RewriteFailed);
     }
     // SAFETY: a helper without memory arguments.

@@ -220,6 +220,12 @@ fn addresses(ctx: &TcContext, packet: &Packet) -> Result<(), DropReason> {
 /// IPv6 the addresses and the checksum make up for each other. (The flag `BPF_F_IPV6`, which says so, is of Linux 6.16.)
 #[inline(always)]
 pub(crate) fn mend_sum(ctx: &TcContext, difference: u32) {
+    add_to_whole(ctx, difference);
+}
+
+/// Adds to the sum over the whole packet that a device may have made (`CHECKSUM_COMPLETE`).
+#[inline(always)]
+pub(crate) fn add_to_whole(ctx: &TcContext, difference: u32) {
     // SAFETY: the context is the one that the kernel gave to this program. It fails when there is no such sum.
     let _no_sum = unsafe { bpf_csum_update(ctx.skb.skb, difference) };
 }

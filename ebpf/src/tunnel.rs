@@ -33,11 +33,6 @@ pub(crate) struct Origin {
     pub(crate) vtep: Vtep,
 }
 
-impl Origin {
-    /// No tunnel.
-    pub(crate) const HERE: Origin = Origin { vni: 0, vtep: [0; 4] };
-}
-
 /// The key that the VXLAN device found on the wire.
 #[inline(always)]
 pub(crate) fn origin(ctx: &TcContext) -> Result<Origin, DropReason> {

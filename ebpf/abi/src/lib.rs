@@ -38,7 +38,7 @@ pub use service::{
     AffinityBlock, Backend, Client, Member, Relay, Relayed, RingBlock, ServiceCount, ServiceEntry,
     ServiceKey, Vip, mix, service_mac,
 };
-pub use shortcut::{Epochs, Headers, Shortcut};
+pub use shortcut::{Changes, Epochs, Headers, Shortcut};
 pub use words::{clear, cleared};
 
 /// The layout of the maps. Part of the pin path: an agent with another number leaves these maps alone until
@@ -90,8 +90,8 @@ map_types! {
     policy::RuleEntry: 8;
     policy::RuleCount: 16;
     Headers: 56;
-    Shortcut: 256;
-    Epochs: 8208;
+    Shortcut: 272;
+    Epochs: 8224;
     Event: 112;
     Watch: 8;
     Told: 128;

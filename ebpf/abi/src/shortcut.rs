@@ -41,13 +41,52 @@ impl Headers {
     /// A number in which the headers of different flows mostly differ. The two directions of a flow do.
     #[inline(always)]
     pub const fn hash(&self, ifindex: u32) -> u32 {
+        Headers::place(self.addresses, self.ports, ifindex)
+    }
+
+    /// The same of these headers' addresses and ports.
+    #[inline(always)]
+    pub const fn place(addresses: [u64; 4], ports: u32, ifindex: u32) -> u32 {
         const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
-        let [a, b, c, d] = self.addresses;
+        let [a, b, c, d] = addresses;
         let ends = a ^ b.rotate_left(16) ^ c.rotate_left(32) ^ d.rotate_left(48);
-        let rest = (self.ports as u64) << 32 | ifindex as u64;
+        let rest = (ports as u64) << 32 | ifindex as u64;
         // The high bits of a product are those that depend on all of the factor: of ports that lie in its upper half, too.
         ((ends.wrapping_mul(SPREAD) ^ rest).wrapping_mul(SPREAD) >> 48) as u32
     }
+}
+
+/// What the stages change of a packet, and what that does to its checksums. Sums are of 16-bit words as they lie in the frame,
+/// in 16 bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
+#[repr(C)]
+pub struct Changes {
+    /// What is added to the sum over the header of IPv4,
+    pub header_sum: u16,
+    /// by the addresses alone to that over the pseudo header,
+    pub address_sum: u16,
+    /// and by the ports to that of the transport.
+    pub port_sum: u16,
+    /// The sum over the pseudo header of the packet as it came, but for the length.
+    pub pseudo_sum: u16,
+    /// How the transport writes a checksum that is zero: 0xffff for UDP, where zero means that there is none.
+    pub zero: u16,
+    /// The place of the checksum in the frame.
+    pub place: u8,
+    /// [`Changes::CLASS`] and others of its kind: what is another than it was.
+    pub what: u8,
+}
+
+impl Changes {
+    /// The class is another.
+    pub const CLASS: u8 = 1;
+    /// An Ethernet address is.
+    pub const ETHERNET: u8 = 2;
+    /// An address is.
+    pub const ADDRESSES: u8 = 4;
+    /// A port is.
+    pub const PORTS: u8 = 8;
 }
 
 /// What the stages made of a packet of a flow, for the next packets with the same headers on the same CPU.
@@ -70,30 +109,26 @@ pub struct Shortcut {
     pub shard: u32,
     /// Nanoseconds since boot; zero in an empty place.
     pub until: u64,
+    /// The same as a number of the kernel's ticks.
+    pub until_tick: u64,
     /// [`Epochs::of`] the shard,
     pub epoch: u64,
-    /// and the last digits of [`Epochs::all`].
-    pub all: u32,
+    /// and [`Epochs::all`].
+    pub all: u64,
     /// The groups whose rules judged the flow, of its first direction and of answers; zero for none.
     pub groups: [u16; 2],
     /// Their rule sets: the one `out` of the first, the one `in` of the second.
     pub generations: [u32; 2],
+    /// The interface that it goes to.
+    pub out: u32,
     /// The packet as it goes on.
     pub becomes: Headers,
-    /// What that adds to the sum over the header of IPv4, in 16 bits.
-    pub header_sum: u16,
-    /// What the addresses add to the sum over the pseudo header.
-    pub address_sum: u16,
-    /// And what the ports do to the sum of the transport.
-    pub port_sum: u16,
-    /// [`Shortcut::CLASS`] and others of its kind: what is another than it was.
-    pub changes: u16,
+    /// What is another then.
+    pub changes: Changes,
     /// Where it goes: [`Shortcut::POD`], [`Shortcut::TUNNEL`], [`Shortcut::WIRE`].
     pub way: u16,
     /// 0 for a packet of the flow's first direction, 1 for an answer.
     pub side: u16,
-    /// The interface.
-    pub out: u32,
     /// The network there.
     pub segment: Segment,
     /// By tunnel, to this node.
@@ -109,15 +144,6 @@ pub struct Shortcut {
 }
 
 impl Shortcut {
-    /// The class is another.
-    pub const CLASS: u16 = 1;
-    /// An Ethernet address is.
-    pub const ETHERNET: u16 = 2;
-    /// An address is.
-    pub const ADDRESSES: u16 = 4;
-    /// A port is.
-    pub const PORTS: u16 = 8;
-
     /// To a pod here.
     pub const POD: u16 = 1;
     /// To another node.
@@ -139,6 +165,10 @@ impl Shortcut {
 pub struct Epochs {
     /// Grows with each change of anything that the agent writes.
     pub all: u64,
+    /// How often the kernel's clock ticks in a second, as the agent found it; zero before it has.
+    pub ticks: u64,
+    /// 1 where the kernel takes what a program gives to a pod's end for the pod's own, as the agent found it.
+    pub takes: u64,
     /// Changes with each flow that is forgotten before its time, before the flow's own word does.
     pub forgotten: u64,
     /// Changes when a flow whose number this is was forgotten.

@@ -1,8 +1,11 @@
 //! One frame through one pinned program.
 
+use std::os::fd::{AsFd as _, AsRawFd as _};
+
 use anyhow::{Context as _, Result, ensure};
 use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
 use contiv_abi::DropReason;
+use nix::{errno::Errno, libc};
 
 use crate::node::Node;
 
@@ -105,5 +108,27 @@ impl Target {
             other => anyhow::bail!("the program returned {other}"),
         };
         Ok((code, bytes))
+    }
+
+    /// Gives the program a frame with the sum over it that a device may have made (`CHECKSUM_COMPLETE`). It fails with
+    /// `EBADMSG` if that is another than the packet's afterwards, with `EINVAL` on kernels that do not know this kind of run.
+    pub(crate) fn give_summed(&self, frame: &[u8]) -> Result<(), Errno> {
+        const TEST_RUN: libc::c_int = 10;
+        const CHECKSUM_COMPLETE: u64 = 1 << 2;
+        let program = self.program.fd().map_err(|_| Errno::EBADF)?.as_fd().as_raw_fd();
+        let mut attributes = [0_u64; 10];
+        // The program; the frame and its length; how often; the context and its length; the flags.
+        attributes[0] = u64::from(program.cast_unsigned());
+        attributes[1] = frame.len() as u64;
+        attributes[2] = frame.as_ptr() as u64;
+        attributes[4] = 1;
+        attributes[5] = self.context.len() as u64;
+        attributes[6] = self.context.as_ptr() as u64;
+        attributes[8] = CHECKSUM_COMPLETE;
+        // SAFETY: the kernel reads what the pointers are to, which outlives the call, and writes into `attributes`.
+        let result = unsafe {
+            libc::syscall(libc::SYS_bpf, TEST_RUN, attributes.as_mut_ptr(), size_of_val(&attributes))
+        };
+        Errno::result(result).map(drop)
     }
 }
