@@ -6,7 +6,7 @@
 //! and nothing waits for the agent.
 
 use aya_ebpf::{
-    bindings::{BPF_NOEXIST, bpf_timer},
+    bindings::bpf_timer,
     btf_maps::{HashMap, LruHashMap, PerCpuArray},
     cty::c_void,
     helpers::generated::{
@@ -100,9 +100,8 @@ pub(crate) extern "C" fn ctv_confirm() -> u32 {
     let Some(packet) = packet::in_hand() else { return 0 };
     let Some(flow) = young(&packet.key) else { return 0 };
     // SAFETY: an entry that was found.
-    let flow = unsafe { &mut *flow };
+    let flow = unsafe { &*flow };
     let flags = flow.flags;
-    flow.flags &= !Flow::NO_ALIAS;
     if flags & Flow::NAT != 0 {
         ctv_alias(flow);
     }
@@ -121,7 +120,7 @@ pub(crate) extern "C" fn ctv_confirm() -> u32 {
     if moved {
         let _moved = NEW.remove(&packet.key);
     }
-    if flags & Flow::NAT != 0 { ctv_name(flags.into(), moved.into()) } else { 0 }
+    if flags & Flow::NAT != 0 && moved { ctv_name(flags.into()) } else { 0 }
 }
 
 /// Gives the flow of the packet in hand, which is an answer, its alias in the table where the flow is now.
@@ -129,18 +128,16 @@ pub(crate) extern "C" fn ctv_confirm() -> u32 {
 /// A function of its own for the verifier; there is nothing to say about the outcome.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_name(flags: u32, moved: u32) -> u32 {
+extern "C" fn ctv_name(flags: u32) -> u32 {
     let Some(packet) = packet::in_hand() else { return 0 };
     let alias = &mut packet.timed.flow;
     alias.flags = Flow::ALIAS | flags as u8 & (Flow::HAIRPIN | Flow::ASIDE);
     alias.nat_ip.set_words(packet.tuple.source.words());
     alias.nat_port = packet.tuple.source_port;
     alias.nat_client_port = packet.tuple.destination_port;
-    // When there is no room, it is among the new ones; if it is pushed out there, the client's next packet finds the flow
+    // When there is no room, it stays among the new ones; if it is pushed out there, the client's next packet finds the flow
     // again by the service.
-    if moved == 0 || FLOWS.insert(&packet.alias, timed(packet), BPF_NOEXIST.into()).is_err() {
-        note(&packet.alias, &packet.timed.flow);
-    } else if flags & u32::from(Flow::NO_ALIAS) == 0 {
+    if FLOWS.insert(&packet.alias, timed(packet), 0).is_ok() {
         let _moved = NEW.remove(&packet.alias);
     }
     0

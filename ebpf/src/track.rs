@@ -362,15 +362,6 @@ extern "C" fn ctv_noted() -> u32 {
     let Some(packet) = packet::in_hand() else { return 0 };
     let kind = packet.hairpin | packet.aside;
     packet.flow.origin_is_low = packet.from_low;
-    // A client has nothing to say between this packet and the answer.
-    if packet.protocol == TCP
-        && packet.tcp & (tcp::SYN | tcp::ACK) == tcp::SYN
-        && packet.aside == 0
-        && packet.wanted.source_port == packet.tuple.source_port
-    {
-        packet.flow.flags = Flow::NAT | kind | Flow::NO_ALIAS;
-        return flows::note(&packet.key, &packet.flow).into();
-    }
     packet.flow.flags = Flow::NAT | kind;
     let noted = flows::note(&packet.key, &packet.flow);
     packet.flow.flags = Flow::ALIAS | kind;

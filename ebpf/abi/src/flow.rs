@@ -202,8 +202,6 @@ impl Flow {
     pub const DENIED_OUT: u8 = 16;
     /// Nor do those of the destination's.
     pub const DENIED_IN: u8 = 32;
-    /// Of a translated flow that was not answered yet: it has no alias. What the client sends again finds it by the service.
-    pub const NO_ALIAS: u8 = 64;
     /// One or the other.
     pub const DENIED: u8 = Flow::DENIED_OUT | Flow::DENIED_IN;
 
