@@ -3,7 +3,7 @@
 use aya::{
     EbpfLoader,
     maps::{self, Array, MapData, PerCpuArray},
-    programs::{SchedClassifier, Xdp},
+    programs::{ProgramError, SchedClassifier, Xdp},
 };
 use aya_obj::programs::XdpAttachType;
 use contiv_abi::{
@@ -23,7 +23,7 @@ use super::{
     batch::BatchMap,
     counts::{self, Counts},
     epochs::Epochs,
-    failure::failed,
+    failure::{errno, failed},
     hook::{Hooks, Role},
     names::{RuleNames, ServiceNames},
     pins::Pins,
@@ -37,6 +37,9 @@ use crate::datapath::{Error, Fill};
 
 /// The compiled programs and maps, as `build.rs` made them, for the loader and for those who measure them.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/contiv-ebpf"));
+
+/// A program is handed to the verifier so often before the agent gives up.
+const LOADS: usize = 5;
 
 /// What is in the kernel.
 pub(super) struct Kernel {
@@ -317,7 +320,7 @@ fn load(pins: &Pins, hooks: &Hooks, xdp: &XdpHook, flows: u32, writes: &Writes) 
         let program = object.program_mut(role.program()).ok_or_else(missing)?;
         let program: &mut SchedClassifier = program.try_into().map_err(|error| failed(what(), error))?;
         writes.count();
-        program.load().map_err(|error| failed(what(), error))?;
+        verified(|| program.load()).map_err(|error| failed(what(), error))?;
         hooks.replace(role, program)?;
         let path = pins.program(role.program());
         pins.unpin(&path)?;
@@ -327,11 +330,24 @@ fn load(pins: &Pins, hooks: &Hooks, xdp: &XdpHook, flows: u32, writes: &Writes) 
     let program = object.program_mut(XDP).ok_or_else(|| failed(what(), "the object has no such program"))?;
     let program: &mut Xdp = program.try_into().map_err(|error| failed(what(), error))?;
     writes.count();
-    program.load().map_err(|error| failed(what(), error))?;
+    verified(|| program.load()).map_err(|error| failed(what(), error))?;
     xdp.replace(program)?;
     let path = pins.program(XDP);
     pins.unpin(&path)?;
     program.pin(&path).map_err(|error| failed(format!("pin {}", path.display()), error))
+}
+
+/// The verifier gives up with EAGAIN when the thread has a signal to see to (`bpf_check` in kernel/bpf/verifier.c), which
+/// says nothing about the program.
+fn verified(mut load: impl FnMut() -> Result<(), ProgramError>) -> Result<(), ProgramError> {
+    let interrupted = |error: &ProgramError| errno(error) == Some(libc::EAGAIN);
+    for _ in 1..LOADS {
+        match load() {
+            Err(error) if interrupted(&error) => {}
+            loaded => return loaded,
+        }
+    }
+    load()
 }
 
 fn open_xdp(pins: &Pins) -> Result<Xdp, Error> {
