@@ -1,6 +1,6 @@
 //! A node under test and what it was told.
 
-use std::{fmt::Write as _, time::Duration};
+use std::{fmt::Write as _, net::Ipv6Addr, time::Duration};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use contiv_model::tag::Encap;
@@ -191,7 +191,7 @@ impl<H: Harness> World<H> {
             for arrival in node.arrivals()? {
                 if arrival.frame.ends_with(&text) {
                     seen = Some(());
-                } else if !is_marker(&arrival.frame) {
+                } else if !is_marker(&arrival.frame) && !is_announcement(&arrival) {
                     early.push(arrival);
                 }
             }
@@ -263,6 +263,20 @@ impl<H: Harness> World<H> {
 
 fn is_marker(frame: &[u8]) -> bool {
     frame.windows(MARK.len()).any(|window| window == MARK)
+}
+
+/// Whether a node tells the wire where a service is, which it does when it likes: an answer of ARP that says of its sender
+/// where it is, or an advertisement to all nodes.
+fn is_announcement(arrival: &Delivery) -> bool {
+    const TAG: [u8; 2] = [0x81, 0];
+    const ARP_REPLY: [u8; 10] = [0x08, 0x06, 0, 1, 8, 0, 6, 4, 0, 2];
+    const ALL_NODES: [u8; 16] = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1).octets();
+    const ADVERTISEMENT: u8 = 136;
+    let frame = &arrival.frame;
+    let body = if frame[12..].starts_with(&TAG) { &frame[16..] } else { &frame[12..] };
+    let tells_of_sender = body.starts_with(&ARP_REPLY) && body.get(16..20) == body.get(26..30);
+    let tells_everybody = body.get(26..42) == Some(&ALL_NODES) && body.get(42) == Some(&ADVERTISEMENT);
+    arrival.to == Target::Uplink && (tells_of_sender || tells_everybody)
 }
 
 fn tell_failures(ops: &[Op], failures: &[Failed]) -> String {

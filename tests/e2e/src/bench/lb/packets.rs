@@ -301,9 +301,7 @@ impl Bench<'_> {
             step(&format!("{} live flows", flows.len()), || {
                 flows.chunks(FLOWS_AT_ONCE).try_for_each(|some| {
                     interrupt::check()?;
-                    some.iter().try_for_each(|flow| {
-                        self.establish(*flow, &mut opening, &mut out, &client, &backends)
-                    })
+                    some.iter().try_for_each(|flow| self.establish(*flow, &mut out, &client, &backends))
                 })
             })?;
         }
@@ -351,18 +349,21 @@ impl Bench<'_> {
         Packet::eth([2; 6], mac).ipv4(client.ip, vip(0)).tcp(0, 80, flags).payload(&[0; 10]).build()
     }
 
-    /// Opens a connection, and answers it from the backend that was chosen.
+    /// Opens a connection, answers it from the backend that was chosen, and acknowledges that: one that is not
+    /// acknowledged would be forgotten before the last row.
     fn establish(
         &self,
         flow: Flow,
-        frame: &mut [u8],
         out: &mut [u8],
         client: &Target,
         backends: &[(Ipv4Addr, Target)],
     ) -> Result<()> {
         const REDIRECT: u32 = 7;
-        address(frame, flow);
-        let (code, _) = client.give(frame, out)?;
+        let [mut opening, mut acknowledging] =
+            [tcp_flags::SYN, tcp_flags::ACK].map(|flags| self.frame(flags));
+        address(&mut opening, flow);
+        address(&mut acknowledging, flow);
+        let (code, _) = client.give(&opening, out)?;
         if code != REDIRECT {
             let inspected = self.node.client().get("/inspect/driver")?.json()?;
             bail!("the program says {code} to a connection to {}: {}", vip(flow.service), inspected["drops"]);
@@ -372,7 +373,7 @@ impl Bench<'_> {
             bail!("sent to {}, which is no backend", Ipv4Addr::from(chosen));
         };
         // The same with its ends exchanged.
-        let mut answer = out[..frame.len()].to_vec();
+        let mut answer = out[..opening.len()].to_vec();
         for (a, b, len) in [(0, 6, 6), (26, 30, 4), (34, 36, 2)] {
             for at in 0..len {
                 answer.swap(a + at, b + at);
@@ -381,6 +382,8 @@ impl Bench<'_> {
         answer[47] = tcp_flags::SYN | tcp_flags::ACK;
         let (code, _) = backend.give(&answer, out)?;
         ensure!(code == REDIRECT, "the program says {code} to an answer");
+        let (code, _) = client.give(&acknowledging, out)?;
+        ensure!(code == REDIRECT, "the program says {code} to the answer's acknowledgement");
         Ok(())
     }
 }
