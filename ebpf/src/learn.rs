@@ -6,8 +6,9 @@ use contiv_abi::{Changes, Epochs, Headers, Segment, Shortcut, Vtep};
 use crate::{
     flows,
     packet::{self, Packet},
-    policy, served,
-    shortcut::{self, fold},
+    plain, policy,
+    rewrite::fold,
+    served, shortcut,
 };
 
 /// A packet that went into the stages.
@@ -53,7 +54,7 @@ pub(crate) fn nothing() {
 pub(crate) extern "C" fn ctv_came(skb: *mut __sk_buff, vni: u32, vtep: u32) -> u32 {
     let Some(noted) = candidate() else { return 0 };
     noted.ready = 0;
-    if shortcut::ctv_headers(skb, &raw mut noted.headers) == 0 {
+    if plain::ctv_headers(skb, &raw mut noted.headers) == 0 {
         return 0;
     }
     let (Some(noted), Some(epochs)) = (candidate(), shortcut::epochs()) else { return 0 };
@@ -104,7 +105,7 @@ extern "C" fn ctv_learn(skb: *mut __sk_buff, way: u32, out: u32, number: u32, to
         || noted.ready == 0
         || has_rate(packet.source_group)
         || has_rate(receiver)
-        || shortcut::ctv_headers(skb, &raw mut noted.becomes) == 0
+        || plain::ctv_headers(skb, &raw mut noted.becomes) == 0
         || ctv_differs() == 0
     {
         return 0;
@@ -217,9 +218,9 @@ extern "C" fn ctv_differs() -> u32 {
     changes.header_sum = fold(u32::from(addresses) + u32::from(!class[0]) + u32::from(class[1]));
     changes.address_sum = addresses;
     changes.pseudo_sum = pseudo_sum(before);
-    let udp = shortcut::is_udp(before.protocol);
+    let udp = plain::is_udp(before.protocol);
     changes.zero = udp * 0xffff;
-    changes.place = shortcut::place_of_sum(before, udp);
+    changes.place = plain::place_of_sum(before, udp);
     u32::from(moved == 0 || addresses != 0xffff)
 }
 

@@ -14,8 +14,8 @@ use crate::{
     header::Ipv4,
     maps,
     packet::{self, ICMPV6, Packet, Piece, Told},
-    shortcut::{self, read, write},
-    source,
+    plain::{read, write},
+    rewrite, source,
 };
 
 /// Rewrites the packet in hand from `tuple` to `wanted`, and its Ethernet addresses where an end is another.
@@ -139,7 +139,7 @@ fn change(before: u32, after: u32) -> u64 {
 #[inline(always)]
 fn fold(sum: u64) -> u32 {
     let sum = (sum & 0xffff) + (sum >> 16 & 0xffff) + (sum >> 32);
-    shortcut::fold(sum as u32).into()
+    rewrite::fold(sum as u32).into()
 }
 
 /// Ports and addresses of a packet of any kind.
