@@ -145,14 +145,6 @@ impl Committer {
         }
     }
 
-    /// What has not been begun is not going to be.
-    fn refuse_rest(&mut self) {
-        self.jobs.close();
-        let mut rest: Vec<Job> = self.held.drain(..).collect();
-        rest.extend(std::iter::from_fn(|| self.jobs.try_recv().ok()));
-        refuse(rest, &Problem::deposed());
-    }
-
     /// Carries out what an earlier leader had decided. Before the store is read.
     pub async fn finish(store: &Store, leadership: &Leadership) -> Result<(), Deposed> {
         match intent::finish(store, leadership).await {
@@ -368,8 +360,12 @@ impl Committer {
 }
 
 impl Drop for Committer {
+    /// What has not been begun is not going to be.
     fn drop(&mut self) {
-        self.refuse_rest();
+        self.jobs.close();
+        let mut rest: Vec<Job> = self.held.drain(..).collect();
+        rest.extend(std::iter::from_fn(|| self.jobs.try_recv().ok()));
+        refuse(rest, &Problem::deposed());
     }
 }
 
