@@ -93,14 +93,16 @@ struct Plan {
     shares: Vec<Share>,
 }
 
-/// The verifier, single frames through each program, and what differs by how a kernel holds programs on interfaces. Of what
-/// services and policies do with frames the scenarios have some.
-const FRAMES: [&str; 6] = [
+/// The verifier, single frames through each program, policies and services, and what differs by how a kernel holds programs on
+/// interfaces.
+const FRAMES: [&str; 8] = [
     "verifier",
     "from_pod::",
     "from_overlay::",
     "from_uplink::",
     "malformed::",
+    "policy::",
+    "services::",
     "outside::hook::another_layout",
 ];
 /// What no frame of a packet test shows: a whole node with pods, its wire, and agents that come and go.
