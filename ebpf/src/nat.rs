@@ -175,7 +175,8 @@ fn ports(ctx: &TcContext, packet: &Packet) -> Result<(), DropReason> {
     store(ctx, packet.l4, &after)
 }
 
-/// A UDP packet may do without a checksum, and shows that by zero.
+/// A UDP packet may do without a checksum, and shows that by zero (RFC 768; over IPv6 where both ends know it, RFC 6935). One that
+/// comes to zero is 0xffff.
 #[inline(always)]
 const fn zero_means_none(protocol: u8) -> u64 {
     if protocol == UDP { BPF_F_MARK_MANGLED_0 as u64 } else { 0 }
@@ -262,14 +263,12 @@ fn inner(ctx: &TcContext, packet: &Packet) -> Result<u32, DropReason> {
         ([before.source_port, before.destination_port], [after.source_port, after.destination_port]);
     total = difference(&before, &after, total);
     store(ctx, packet.inner_l4, &after)?;
-    // Of TCP only the ports have to be there (RFC 792); UDP may have none.
+    // Of TCP only the ports have to be there (RFC 792).
     let sum_at = packet.inner_l4 + sum_at;
     let Ok(old) = frame::load::<[Be16; 2]>(ctx, sum_at as usize - 2) else { return Ok(total) };
-    if old[1].wire() != 0 {
-        sum_l3(ctx, sum_at, difference(&before, &after, moved))?;
-        let new = frame::load::<[Be16; 2]>(ctx, sum_at as usize - 2)?;
-        total = difference(&old, &new, total);
-    }
+    sum_l4(ctx, sum_at, difference(&before, &after, moved), zero_means_none(protocol))?;
+    let new = frame::load::<[Be16; 2]>(ctx, sum_at as usize - 2)?;
+    total = difference(&old, &new, total);
     Ok(total)
 }
 

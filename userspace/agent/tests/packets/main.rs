@@ -8,6 +8,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod campaign;
+mod checksums;
 mod equivalence;
 mod flows;
 mod from_overlay;

@@ -1,29 +1,23 @@
 //! Packets of busy flows, which go past the stages: they become what the stages made of the packets before, are counted
 //! like them, and no longer than that is right.
 
+pub(crate) mod rig;
+
 use std::{
-    net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, ensure};
-use aya::maps::{HashMap, Map, MapData, PerCpuArray};
-use contiv_abi::{
-    DropReason, Flow, FlowKey, Headers, Shortcut, TCP, TimedFlow,
-    maps::{FLOWS, FROM_POD, SHORTCUTS, SHORTCUTS_CAPACITY},
-};
+use contiv_abi::{DropReason, Flow, Headers, TCP, maps::SHORTCUTS_CAPACITY};
 use contiv_model::{
     group::{Dscp, Rate},
     policy::{Action, Direction, Rule},
     service::Readiness,
 };
 use netplugin::datapath::{Datapath as _, Group, Object, ObjectId, Op, Scope};
-use nix::{
-    errno::Errno,
-    sched::{CpuSet, sched_setaffinity},
-    unistd::Pid,
-};
+use nix::errno::Errno;
 use testkit::{
     needs,
     packet::{Packet, internet_checksum, tcp_flags},
@@ -32,157 +26,15 @@ use testkit::{
 
 use crate::{
     node::{Node, Pod, Who, network, vlan, vtep, vxlan},
-    policy::{group, pod, rule},
-    run::{Code, Target},
+    policy::{group, rule},
+    run::Code,
     services::service,
 };
+use rig::{FAR, HERE, OTHER, Rig, SOON, VIP, uncounted};
 
-const HERE: Who = Who(1);
-const OTHER: Who = Who(2);
-const FAR: Who = Who(3);
-const VIP: Who = Who(250);
 const SYN: u8 = tcp_flags::SYN;
 const ACK: u8 = tcp_flags::ACK;
 const FIN: u8 = tcp_flags::FIN | ACK;
-/// A shortcut is made of the third packet of a second at the latest, unless a second ends meanwhile.
-const SOON: Duration = Duration::from_secs(20);
-
-/// What is known of flows is each processor's own.
-fn stay() -> Result<()> {
-    let mut first = CpuSet::new();
-    first.set(0)?;
-    Ok(sched_setaffinity(Pid::from_raw(0), &first)?)
-}
-
-/// Two pods of groups 1 and 2, a service of the second, and an endpoint on another node.
-struct Rig {
-    here: Target,
-    other: Target,
-    first: Pod,
-    second: Pod,
-    node: Node,
-}
-
-impl Rig {
-    fn new(label: &str) -> Result<Rig> {
-        Rig::at(label, VIP.ip().into(), OTHER.ip().into())
-    }
-
-    fn at(label: &str, vip: IpAddr, backend: IpAddr) -> Result<Rig> {
-        stay()?;
-        let mut node = Node::new(label)?;
-        let n1 = network("n1.t", vxlan(10_001));
-        node.want_network(&n1).want_peer(2).want(Object::Remote(FAR.remote(&n1, Some(vtep(2)))));
-        node.want(Object::Service(service(vip, &[(backend, Readiness::Ready)])));
-        let (first, second) = (pod(&mut node, &n1, HERE, 1)?, pod(&mut node, &n1, OTHER, 2)?);
-        node.converge()?;
-        let here = Target::new(&node, FROM_POD, &first.local.port)?;
-        let other = Target::new(&node, FROM_POD, &second.local.port)?;
-        Ok(Rig { here, other, first, second, node })
-    }
-
-    fn set(&mut self, object: Object) -> Result<()> {
-        self.node.want(object.clone());
-        let failed = self.node.apply(&[Op::Set(object)])?;
-        ensure!(failed.is_empty(), "{failed:?}");
-        Ok(())
-    }
-
-    fn serve(&mut self, backends: &[(Who, Readiness)]) -> Result<()> {
-        let backends: Vec<_> = backends.iter().map(|(who, is)| (who.ip().into(), *is)).collect();
-        self.set(Object::Service(service(VIP.ip().into(), &backends)))
-    }
-
-    fn give(&self, from: Who, packet: &Packet) -> Result<(Code, Vec<u8>)> {
-        let target = if from == HERE { &self.here } else { &self.other };
-        self.node.ns.run(|| target.give(&packet.build()))
-    }
-
-    #[track_caller]
-    fn becomes(&self, from: Who, sent: &Packet, arrives: &Packet) {
-        let (code, bytes) = self.give(from, sent).unwrap();
-        assert_eq!(
-            (code, bytes),
-            (Code::Redirect, arrives.build()),
-            "left: what came, right: what should have"
-        );
-    }
-
-    /// What is not counted with its flow yet.
-    fn uncounted(&self) -> Result<Vec<Shortcut>> {
-        uncounted(&self.node)
-    }
-
-    /// How many packets have taken shortcuts since they were made.
-    fn taken(&self) -> Result<u64> {
-        Ok(self.uncounted()?.iter().map(|shortcut| shortcut.packets).sum())
-    }
-
-    /// Sends packets of a flow until one has taken a shortcut; each has to arrive as it should. `packets` makes the next
-    /// one, and what it is to become. Returns how many there were.
-    fn until_taken(&self, from: Who, packets: impl Fn(u32) -> (Packet, Packet)) -> Result<u64> {
-        let started = Instant::now();
-        let mut count = 0;
-        loop {
-            let before = self.taken()?;
-            for _ in 0..4 {
-                let (sent, arrives) = packets(count as u32);
-                self.becomes(from, &sent, &arrives);
-                count += 1;
-            }
-            if self.taken()? > before {
-                return Ok(count);
-            }
-            ensure!(started.elapsed() < SOON, "{count} packets, and none of them took a shortcut");
-        }
-    }
-
-    /// A packet that comes just after one has taken a shortcut of the same flow takes it, too, unless the second has ended.
-    fn never_taken(&self, from: Who, sent: &Packet, arrives: &Packet) -> Result<()> {
-        for _ in 0..20 {
-            let before = self.taken()?;
-            self.becomes(from, sent, arrives);
-            ensure!(self.taken()? <= before, "a packet has taken a shortcut");
-        }
-        Ok(())
-    }
-
-    fn flow(&self, port: u16) -> Result<(FlowKey, Flow)> {
-        let flows = flows(&self.node)?;
-        let of_port = |key: &FlowKey| key.low_port.get() == port || key.high_port.get() == port;
-        let found = flows.into_iter().find(|(key, flow)| of_port(key) && flow.flags & Flow::ALIAS == 0);
-        found.with_context(|| format!("no flow with port {port}"))
-    }
-
-    /// Packets and bytes in both directions, wherever they are counted.
-    fn counts(&self, port: u16) -> Result<[(u64, u64); 2]> {
-        let (key, flow) = self.flow(port)?;
-        let mut sums = [0, 1].map(|side| (flow.packets[side], flow.bytes[side]));
-        for shortcut in self.uncounted()?.iter().filter(|shortcut| shortcut.flow == key) {
-            let sum = &mut sums[shortcut.side as usize];
-            *sum = (sum.0 + shortcut.packets, sum.1 + shortcut.bytes);
-        }
-        Ok(sums)
-    }
-}
-
-fn flows(node: &Node) -> Result<Vec<(FlowKey, Flow)>> {
-    let pin = node.datapath.maps_directory().join(FLOWS);
-    let map: HashMap<MapData, FlowKey, TimedFlow> =
-        Map::from_map_data(MapData::from_pin(pin)?)?.try_into()?;
-    let entries = map.iter().collect::<Result<Vec<_>, _>>()?;
-    Ok(entries.into_iter().map(|(key, timed)| (key, timed.flow)).collect())
-}
-
-fn uncounted(node: &Node) -> Result<Vec<Shortcut>> {
-    let pin = node.datapath.maps_directory().join(SHORTCUTS);
-    let map: PerCpuArray<MapData, Shortcut> = Map::from_map_data(MapData::from_pin(pin)?)?.try_into()?;
-    let mut found = vec![];
-    for place in 0..SHORTCUTS_CAPACITY as u32 {
-        found.extend(map.get(&place, 0)?.iter().filter(|shortcut| shortcut.packets != 0));
-    }
-    Ok(found)
-}
 
 fn between(from: Who, to: Who) -> Packet {
     Packet::eth(to.mac(), from.mac()).ipv4(from.ip(), to.ip())
