@@ -174,7 +174,7 @@ fn answer_arp<const WIRE: bool>(ctx: &TcContext, packet: &Packet) -> Result<bool
             target_ip: question.sender_ip,
         },
     };
-    write(ctx, &reply)?;
+    write(ctx, 0, &reply)?;
     Ok(true)
 }
 
@@ -188,28 +188,29 @@ mod at {
     pub(super) const TARGET: usize = ETHERNET + 40 + 8;
 }
 
+/// An advertisement, up to its addresses. Not in one piece with them, which would not be aligned then: the compiler would copy
+/// bytes.
 #[repr(C)]
-struct AdvertisementFrame {
+struct Front {
     ethernet: Ethernet,
     version_class_label: [u8; 4],
     payload_len: Be16,
     next_header_and_hop_limit: [u8; 2],
-    summed: Summed,
 }
 
 /// What the checksum covers, beside the length and the protocol.
 #[repr(C)]
 struct Summed {
-    source: [u8; 16],
-    destination: [u8; 16],
+    source: Address,
+    destination: Address,
     type_and_code: [u8; 2],
     checksum: [u8; 2],
     flags: [u8; 4],
-    target: [u8; 16],
+    target: Address,
     option: [u8; 2],
     mac: Mac,
 }
-const _: () = assert!(size_of::<AdvertisementFrame>() == 86 && size_of::<Summed>() == 64);
+const _: () = assert!(size_of::<Front>() == at::SOURCE && size_of::<Summed>() == 64);
 
 /// Length of the message, from its type to the end of its one option.
 const ADVERTISEMENT_LEN: u16 = 32;
@@ -222,7 +223,7 @@ const SOLICITED: u8 = 0x40;
 const OVERRIDE: u8 = 0x20;
 /// The option's type, and its length in units of 8 bytes.
 const TARGET_LINK_ADDRESS: [u8; 2] = [2, 1];
-const ALL_NODES: [u8; 16] = [0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
+const ALL_NODES: Address = Address([0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
 const ALL_NODES_MAC: Mac = [0x33, 0x33, 0, 0, 0, 1];
 
 #[inline(always)]
@@ -234,14 +235,15 @@ fn answer_solicitation<const WIRE: bool>(ctx: &TcContext, packet: &Packet) -> Re
     if frame::load::<[u8; 2]>(ctx, at::TYPE_AND_CODE)? != SOLICITATION {
         return Ok(false);
     }
-    let target = frame::load::<[u8; 16]>(ctx, at::TARGET)?;
-    let Some(owner) = owner_of::<WIRE>(packet, Address(target)) else {
+    let target = frame::load::<Address>(ctx, at::TARGET)?;
+    let Some(owner) = owner_of::<WIRE>(packet, target) else {
         return Ok(false);
     };
-    let source = frame::load::<[u8; 16]>(ctx, at::SOURCE)?;
+    let source = frame::load::<Address>(ctx, at::SOURCE)?;
     // Duplicate address detection asks from the unspecified address, and everybody hears the answer.
-    let probe = source.iter().fold(0, |all, byte| all | byte) == 0;
-    let mut reply = AdvertisementFrame {
+    let [high, low] = source.words();
+    let probe = high | low == 0;
+    let front = Front {
         ethernet: Ethernet {
             destination: if probe { ALL_NODES_MAC } else { packet.source_mac },
             source: owner.mac,
@@ -250,20 +252,21 @@ fn answer_solicitation<const WIRE: bool>(ctx: &TcContext, packet: &Packet) -> Re
         version_class_label: [0x60, 0, 0, 0],
         payload_len: Be16::new(ADVERTISEMENT_LEN),
         next_header_and_hop_limit: [ICMPV6, FROM_THE_LINK],
-        summed: Summed {
-            source: target,
-            destination: if probe { ALL_NODES } else { source },
-            type_and_code: ADVERTISEMENT,
-            checksum: [0; 2],
-            flags: [if probe { OVERRIDE } else { OVERRIDE | SOLICITED }, 0, 0, 0],
-            target,
-            option: TARGET_LINK_ADDRESS,
-            mac: owner.mac,
-        },
     };
-    reply.summed.checksum = checksum(&mut reply.summed);
-    resize(ctx, size_of::<AdvertisementFrame>() as u32)?;
-    write(ctx, &reply)?;
+    let mut summed = Summed {
+        source: target,
+        destination: if probe { ALL_NODES } else { source },
+        type_and_code: ADVERTISEMENT,
+        checksum: [0; 2],
+        flags: [if probe { OVERRIDE } else { OVERRIDE | SOLICITED }, 0, 0, 0],
+        target,
+        option: TARGET_LINK_ADDRESS,
+        mac: owner.mac,
+    };
+    summed.checksum = checksum(&mut summed);
+    resize(ctx, (size_of::<Front>() + size_of::<Summed>()) as u32)?;
+    write(ctx, 0, &front)?;
+    write(ctx, size_of::<Front>(), &summed)?;
     Ok(true)
 }
 
@@ -297,8 +300,8 @@ fn resize(ctx: &TcContext, len: u32) -> Result<(), DropReason> {
     }
 }
 
-/// Overwrites the beginning of the frame.
+/// Overwrites a part of the frame.
 #[inline(always)]
-fn write<T>(ctx: &TcContext, headers: &T) -> Result<(), DropReason> {
-    ctx.store(0, headers, u64::from(BPF_F_RECOMPUTE_CSUM)).map_err(|_| DropReason::RewriteFailed)
+fn write<T>(ctx: &TcContext, at: usize, headers: &T) -> Result<(), DropReason> {
+    ctx.store(at, headers, u64::from(BPF_F_RECOMPUTE_CSUM)).map_err(|_| DropReason::RewriteFailed)
 }
