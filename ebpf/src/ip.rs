@@ -22,9 +22,10 @@ pub(crate) struct Sender {
 
 impl Sender {
     /// Not a pod here.
-    pub(crate) const OUTSIDE: Sender = Sender { port: 0, group: 0, to_service: false };
-    /// A client of a service, on the wire.
-    pub(crate) const CLIENT: Sender = Sender { port: 0, group: 0, to_service: true };
+    #[inline(always)]
+    pub(crate) const fn outside(to_service: bool) -> Sender {
+        Sender { port: 0, group: 0, to_service }
+    }
 }
 
 /// Where a frame for one receiver goes, by its Ethernet address. No enum: the half of it that is not there would be

@@ -6,7 +6,7 @@ use contiv_abi::{Changes, Epochs, Headers, Segment, Shortcut, Vtep};
 use crate::{
     flows,
     packet::{self, Packet},
-    plain, policy,
+    plain, policy, rate,
     rewrite::fold,
     served, shortcut,
 };
@@ -38,14 +38,6 @@ fn candidate<'a>() -> Option<&'a mut Candidate> {
     let candidate = CANDIDATE.get_ptr_mut(0)?;
     // SAFETY: this CPU's own, as `packet::in_hand`.
     Some(unsafe { &mut *candidate })
-}
-
-/// The packet that goes into the stages has been there before, and is not as it came.
-#[inline(always)]
-pub(crate) fn nothing() {
-    if let Some(noted) = candidate() {
-        noted.ready = 0;
-    }
 }
 
 /// Notes the packet that goes into the stages. A function of its own for the verifier.
@@ -99,17 +91,15 @@ pub(crate) fn note(ctx: &TcContext, way: Way) {
 #[unsafe(no_mangle)]
 extern "C" fn ctv_learn(skb: *mut __sk_buff, way: u32, out: u32, number: u32, to: u32) -> u32 {
     let (Some(packet), Some(noted)) = (packet::in_hand(), candidate()) else { return 0 };
-    let receiver = if way as u16 == Shortcut::POD { number } else { 0 };
     // Mostly it is not busy, and then this is all.
-    if packet.busy == 0
-        || noted.ready == 0
-        || has_rate(packet.source_group)
-        || has_rate(receiver)
-        || plain::ctv_headers(skb, &raw mut noted.becomes) == 0
-        || ctv_differs() == 0
-    {
+    if packet.busy == 0 || noted.ready == 0 || !is_free(packet, noted) {
         return 0;
     }
+    let limit = if way as u16 == Shortcut::POD { rate::ctv_limit(number, out) } else { rate::GO };
+    if limit > rate::WAIT || plain::ctv_headers(skb, &raw mut noted.becomes) == 0 || ctv_differs() == 0 {
+        return 0;
+    }
+    let way = way + limit * u32::from(Shortcut::PORT - Shortcut::POD);
     let (Some(packet), Some(noted)) = (packet::in_hand(), candidate()) else { return 0 };
     ctv_settle(noted.place);
     let Some(shortcut) = shortcut::at(noted.place) else { return 0 };
@@ -162,9 +152,11 @@ fn is_still(shortcut: &mut Shortcut, packet: &Packet, noted: &Candidate) -> bool
     epochs.marks() == noted.epochs
 }
 
+/// Whether the sender has no rate, or the packet has waited for it.
 #[inline(always)]
-fn has_rate(group: u32) -> bool {
-    policy::group(group).is_none_or(|group| group.rate != 0)
+fn is_free(packet: &Packet, noted: &Candidate) -> bool {
+    noted.ifindex != packet.source_port
+        || policy::group(packet.source_group).is_some_and(|group| group.rate == 0)
 }
 
 /// An assignment would go by way of the stack.

@@ -2,9 +2,9 @@
 //!
 //! ```text
 //! pod veth, ingress   -> pod::receive     -> shortcut -> source::check -> neighbour::answer -> ip::pass -> forward / flood
-//! behind the queue    -> pod::resume      ->                              neighbour::answer -> ip::pass -> forward / flood
+//! behind the queue    -> pod::resume      -> shortcut ->                  neighbour::answer -> ip::pass -> forward / flood
 //! VXLAN device        -> overlay::receive -> shortcut ->                  neighbour::answer -> ip::pass -> forward / flood
-//! VLAN uplink         -> uplink::receive  ->                              neighbour::answer -> ip::pass -> forward / flood
+//! VLAN uplink         -> uplink::receive  -> shortcut ->                  neighbour::answer -> ip::pass -> forward / flood
 //! VLAN uplink, XDP    -> xdp::receive     -> sent on to the node of a service's backend, or passed to the line above
 //!
 //! ip::pass            =  parse -> track (known flow, or service -> policy -> note) -> nat
@@ -59,6 +59,7 @@ use aya_ebpf::{
     programs::{TcContext, XdpContext},
 };
 use contiv_abi::DropReason;
+use tunnel::Origin;
 use verdict::Verdict;
 
 /// `PACKET_HOST`: for the receiving stack.
@@ -80,7 +81,8 @@ fn ctv_from_queue(ctx: TcContext) -> i32 {
         // Nobody's but the host's own.
         return TC_ACT_UNSPEC;
     }
-    finish(&ctx, port, pod::resume(&ctx, port))
+    shortcut::take_from(&ctx, Origin::here(port))
+        .unwrap_or_else(|| finish(&ctx, port, pod::resume(&ctx, port)))
 }
 
 /// A frame from another node's tunnel: ingress of the VXLAN device.
@@ -90,14 +92,20 @@ fn ctv_from_vxlan(ctx: TcContext) -> i32 {
     let Ok(origin) = tunnel::origin(&ctx) else {
         return finish(&ctx, ifindex, Verdict::Drop(DropReason::NoTunnelKey));
     };
-    shortcut::take_tunnelled(&ctx, origin)
-        .unwrap_or_else(|| finish(&ctx, ifindex, overlay::receive(&ctx, origin)))
+    shortcut::take_from(&ctx, origin).unwrap_or_else(|| finish(&ctx, ifindex, overlay::receive(&ctx, origin)))
 }
 
 /// A frame from the wire: ingress of the VLAN uplink.
 #[classifier]
 fn ctv_from_uplink(ctx: TcContext) -> i32 {
-    finish(&ctx, arrival(&ctx), uplink::receive(&ctx))
+    let ifindex = arrival(&ctx);
+    // Untagged frames and other people's tags belong to the host.
+    let Some((segment, entry)) = uplink::network(&ctx) else { return TC_ACT_UNSPEC };
+    if !uplink::enter(&ctx) {
+        return finish(&ctx, ifindex, Verdict::Drop(DropReason::RewriteFailed));
+    }
+    shortcut::take_from(&ctx, Origin::here(segment.tag().into()))
+        .unwrap_or_else(|| finish(&ctx, ifindex, uplink::receive(&ctx, segment, &entry)))
 }
 
 /// The same frame, earlier, where the driver or the kernel gives it to XDP.

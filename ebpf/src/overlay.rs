@@ -36,7 +36,7 @@ fn forward(ctx: &TcContext, origin: Origin) -> Result<Verdict, DropReason> {
         )?;
         return Ok(Verdict::Out(entry.out));
     }
-    let passed = ip::pass::<false>(ctx, &ethernet, segment, &entry, Sender::OUTSIDE)?;
+    let passed = ip::pass::<false>(ctx, &ethernet, segment, &entry, Sender::outside(false))?;
     let known =
         if ethernet.is_group() { None } else { maps::destination(&FdbKey::new(segment, passed.destination)) };
     match known {

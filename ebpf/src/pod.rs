@@ -23,7 +23,6 @@ pub(crate) fn receive(ctx: &TcContext) -> Verdict {
 /// What a pod had sent by the port `ifindex`, and waited.
 #[inline(always)]
 pub(crate) fn resume(ctx: &TcContext, ifindex: u32) -> Verdict {
-    learn::nothing();
     match source::ctv_port(ctx.skb.skb, ifindex) {
         packet::GO_ON => forward(ctx).unwrap_or_else(Verdict::from),
         reason => Verdict::Drop(packet::reason(reason)),

@@ -25,11 +25,13 @@ use crate::{
 static METERS: HashMap<MeterKey, Meter, METERS_CAPACITY, NO_PREALLOC> = HashMap::new();
 
 /// Goes at once.
-const GO: u32 = 0;
+pub(crate) const GO: u32 = 0;
 /// Leaves by the host end's sending side, in front of which it may have to wait.
-const WAIT: u32 = 1;
+pub(crate) const WAIT: u32 = 1;
+/// Each frame is asked about.
+const METERED: u32 = 2;
 /// Too much.
-const DROP: u32 = 2;
+const DROP: u32 = 3;
 
 /// Lets `bytes` that a pod sends through, or says that it is too much for the port's group. For a port without a queue.
 #[inline(always)]
@@ -51,19 +53,30 @@ pub(crate) fn receives(group: u32, ifindex: u32, bytes: u32) -> Result<bool, Dro
     }
 }
 
-/// A function of its own for the verifier.
+/// What holds for frames between a port and whoever else: [`GO`], [`WAIT`] or [`METERED`].
+///
+/// This and the next are functions of their own for the verifier.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ctv_limit(group: u32, ifindex: u32) -> u32 {
+    match policy::group(group) {
+        // No number of a group: it is the node's port (`FdbEntry::NODE`).
+        None => WAIT,
+        Some(limit) if limit.rate == 0 => GO,
+        Some(_) if maps::port(&ifindex).is_some_and(|port| port.queue != 0) => WAIT,
+        Some(_) => METERED,
+    }
+}
+
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_admit(group: u32, ifindex: u32, direction: u32, bytes: u32) -> u32 {
-    // No number of a group: it is the node's port (`FdbEntry::NODE`).
-    let Some(limit) = policy::group(group) else { return WAIT };
+    let code = ctv_limit(group, ifindex);
+    if code != METERED {
+        return code;
+    }
+    let Some(limit) = policy::group(group) else { return GO };
     let (rate, burst) = (limit.rate, limit.burst);
-    if rate == 0 {
-        return GO;
-    }
-    if maps::port(&ifindex).is_some_and(|port| port.queue != 0) {
-        return WAIT;
-    }
     let key = MeterKey { ifindex, direction };
     if METERS.get_ptr(key).is_none() {
         // SAFETY: numbers, and a lock that is open.

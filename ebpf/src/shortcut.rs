@@ -42,9 +42,10 @@ pub(crate) fn take(ctx: &TcContext) -> Option<i32> {
     verdict(ctx, find(ctx, 0, 0))
 }
 
-/// The same of a packet from a tunnel.
+/// The same of a packet from an interface that is that of many: where it comes from is as `Shortcut` has it, without a node
+/// unless it came by a tunnel.
 #[inline(always)]
-pub(crate) fn take_tunnelled(ctx: &TcContext, from: Origin) -> Option<i32> {
+pub(crate) fn take_from(ctx: &TcContext, from: Origin) -> Option<i32> {
     verdict(ctx, ctv_take(ctx.skb.skb, from.vni, u32::from_ne_bytes(from.vtep)))
 }
 
@@ -70,13 +71,15 @@ extern "C" fn ctv_take(skb: *mut __sk_buff, vni: u32, vtep: u32) -> i32 {
 #[inline(always)]
 fn find(ctx: &TcContext, vni: u32, vtep: u32) -> i32 {
     let kind = kind(ctx);
-    let code = if kind == frame::IPV4.wire() {
+    let taken = if kind == frame::IPV4.wire() {
         pass::<false>(ctx, vni, vtep)
     } else if kind == frame::IPV6.wire() {
         pass::<true>(ctx, vni, vtep)
     } else {
-        STAGES
+        Err(STAGES)
     };
+    // One way for both families from here on, so that the verifier follows it once.
+    let code = taken.map_or_else(|code| code, |shortcut| follow(ctx, shortcut));
     if code == STAGES {
         learn::ctv_came(ctx.skb.skb, vni, vtep);
     }
@@ -111,20 +114,19 @@ pub(crate) fn ticks() -> u64 {
     unsafe { bpf_jiffies64() }
 }
 
-/// Takes the shortcut of a packet, if it has one: it is rewritten and redirected, and the result is the kernel's code. Else
-/// the result is [`STAGES`].
+/// Takes the shortcut of a packet, if it has one: it is rewritten. Else the result is [`STAGES`], or [`FAILED`].
 #[inline(always)]
-fn pass<const IP6: bool>(ctx: &TcContext, vni: u32, vtep: u32) -> i32 {
+fn pass<'a, const IP6: bool>(ctx: &TcContext, vni: u32, vtep: u32) -> Result<&'a Shortcut, i32> {
     let (data, end) = (ctx.data(), ctx.data_end());
     if !is_plain::<IP6>(data, end) {
-        return STAGES;
+        return Err(STAGES);
     }
     // SAFETY: the context is the one that the kernel gave to this program.
     let ifindex = unsafe { (*ctx.skb.skb).ifindex };
     // SAFETY: `is_plain` has said that they are there.
     let place =
         unsafe { Headers::place(addresses::<IP6>(data), read(data + Place::<IP6>::TRANSPORT), ifindex) };
-    let (Some(shortcut), Some(epochs)) = (at(place), epochs()) else { return STAGES };
+    let (Some(shortcut), Some(epochs)) = (at(place), epochs()) else { return Err(STAGES) };
     // SAFETY: as above.
     let same = unsafe { has::<IP6>(data, &shortcut.headers) };
     // SAFETY: the one value of the array. Others add to it meanwhile, one number at a time.
@@ -135,11 +137,14 @@ fn pass<const IP6: bool>(ctx: &TcContext, vni: u32, vtep: u32) -> i32 {
         && u32::from_ne_bytes(shortcut.vtep) == vtep
         && is_right(shortcut, epochs))
     {
-        return STAGES;
+        return Err(STAGES);
     }
     shortcut.packets += 1;
     shortcut.bytes += u64::from(ctx.len());
-    follow::<IP6>(ctx, shortcut, epochs.takes != 0)
+    if shortcut.changes.what != 0 && !rewrite::<IP6>(ctx, shortcut) {
+        return Err(FAILED);
+    }
+    Ok(shortcut)
 }
 
 /// Whether everything is as it was when the shortcut was made.
@@ -151,20 +156,21 @@ fn is_right(shortcut: &Shortcut, epochs: &Epochs) -> bool {
         && (shortcut.groups == [0; 2] || policy::are_sets_of(shortcut.groups, shortcut.generations))
 }
 
-/// Rewrites the packet and sends it where the flow's packets go.
+/// Sends the packet where the flow's packets go; the result is the kernel's code, or [`FAILED`].
 #[inline(always)]
-fn follow<const IP6: bool>(ctx: &TcContext, shortcut: &Shortcut, takes: bool) -> i32 {
-    if shortcut.changes.what != 0 && !rewrite::<IP6>(ctx, shortcut) {
-        return FAILED;
-    }
+fn follow(ctx: &TcContext, shortcut: &Shortcut) -> i32 {
     if shortcut.way == Shortcut::POD {
+        // SAFETY: the one value of the array, of which the agent alone writes this.
+        let takes = epochs().is_some_and(|epochs| unsafe { (*epochs).takes } != 0);
         return crate::deliver(ctx, shortcut.out, takes).unwrap_or(FAILED);
     }
     let addressed = if shortcut.way == Shortcut::TUNNEL {
         let vni = shortcut.segment.vni().unwrap_or(0);
         tunnel::address(ctx, vni, shortcut.to, shortcut.becomes.class)
-    } else {
+    } else if shortcut.way == Shortcut::WIRE {
         pod::push_tag(ctx, shortcut.segment)
+    } else {
+        Ok(())
     };
     if addressed.is_err() {
         return FAILED;

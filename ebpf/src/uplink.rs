@@ -7,6 +7,7 @@ use crate::{
     flood,
     frame::{self, ETHERNET, Ethernet},
     ip::{self, Sender},
+    learn::{self, Way},
     maps,
     neighbour::{self, Asker},
     packet, pod,
@@ -17,15 +18,24 @@ use crate::{
 /// The VLAN identifier in a tag; the rest is priority.
 pub(crate) const VID: u16 = 0x0fff;
 
+/// The network that a frame is of by its tag, if this node has it.
 #[inline(always)]
-pub(crate) fn receive(ctx: &TcContext) -> Verdict {
-    // Untagged frames and other people's tags belong to the host.
-    let Some(tag) = tag_of(ctx) else { return Verdict::Pass };
-    let segment = Segment::vlan(tag);
-    match maps::segment(&segment) {
-        Some(entry) => forward(ctx, segment, &entry).unwrap_or_else(Verdict::from),
-        None => Verdict::Pass,
-    }
+pub(crate) fn network(ctx: &TcContext) -> Option<(Segment, SegmentEntry)> {
+    let segment = Segment::vlan(tag_of(ctx)?);
+    Some((segment, maps::segment(&segment)?))
+}
+
+/// Takes the tag off.
+#[inline(always)]
+pub(crate) fn enter(ctx: &TcContext) -> bool {
+    // SAFETY: the context is the one that the kernel gave to this program.
+    unsafe { bpf_skb_vlan_pop(ctx.skb.skb) == 0 }
+}
+
+/// A frame of this network, without its tag.
+#[inline(always)]
+pub(crate) fn receive(ctx: &TcContext, segment: Segment, entry: &SegmentEntry) -> Verdict {
+    forward(ctx, segment, entry).unwrap_or_else(Verdict::from)
 }
 
 /// The identifier of the outermost 802.1Q tag, which the kernel has mostly taken out of the bytes.
@@ -54,11 +64,7 @@ fn tag_of(ctx: &TcContext) -> Option<u16> {
 
 #[inline(always)]
 fn forward(ctx: &TcContext, segment: Segment, entry: &SegmentEntry) -> Result<Verdict, DropReason> {
-    // SAFETY: the context is the one that the kernel gave to this program.
-    let (ifindex, popped) = unsafe { ((*ctx.skb.skb).ifindex, bpf_skb_vlan_pop(ctx.skb.skb)) };
-    if popped != 0 {
-        return Err(DropReason::RewriteFailed);
-    }
+    let ifindex = crate::arrival(ctx);
     let ethernet = Ethernet::read(ctx)?;
     if neighbour::answer(ctx, &ethernet, segment, entry, Asker::Wire)? {
         pod::push_tag(ctx, segment)?;
@@ -68,22 +74,17 @@ fn forward(ctx: &TcContext, segment: Segment, entry: &SegmentEntry) -> Result<Ve
         flood::to_ports(ctx, segment, entry, 0);
         return Ok(Verdict::Delivered);
     }
-    let key = FdbKey::new(segment, ethernet.destination);
-    if let Some(place) = maps::destination(&key).filter(|place| place.ifindex != 0) {
-        let passed = ip::pass::<true>(ctx, &ethernet, segment, entry, Sender::OUTSIDE)?;
-        return if passed.refused != 0 {
-            back(ctx, segment, ifindex, passed.refused)
-        } else {
-            Ok(Verdict::to_pod(&place))
-        };
-    }
+    let place = maps::destination(&FdbKey::new(segment, ethernet.destination));
+    let is_here = place.is_some_and(|place| place.ifindex != 0);
     // The uplink listens to everything; most of it is for others, and no flow of ours.
-    if !relay::is_for_service(ctx, segment) {
+    if !is_here && !relay::is_for_service(ctx, segment) {
         return Err(DropReason::NotLocal);
     }
-    let passed = ip::pass::<true>(ctx, &ethernet, segment, entry, Sender::CLIENT)?;
+    let passed = ip::pass::<true>(ctx, &ethernet, segment, entry, Sender::outside(!is_here))?;
     if passed.refused != 0 {
-        return back(ctx, segment, ifindex, passed.refused);
+        // A refusal goes where the packet came from.
+        pod::push_tag(ctx, segment)?;
+        return Ok(Verdict::Back(ifindex, packet::reason(passed.refused)));
     }
     if passed.relayed {
         let macs = Macs { destination: passed.destination, source: ethernet.destination };
@@ -93,14 +94,10 @@ fn forward(ctx: &TcContext, segment: Segment, entry: &SegmentEntry) -> Result<Ve
         return Ok(Verdict::Out(ifindex));
     }
     match maps::destination(&FdbKey::new(segment, passed.destination)) {
-        Some(place) if place.ifindex != 0 => Ok(Verdict::to_pod(&place)),
+        Some(place) if place.ifindex != 0 => {
+            learn::note(ctx, Way::Pod { ifindex: place.ifindex, group: place.group });
+            Ok(Verdict::to_pod(&place))
+        }
         _ => Err(DropReason::NotLocal),
     }
-}
-
-/// A refusal goes where the packet came from.
-#[inline(always)]
-fn back(ctx: &TcContext, segment: Segment, ifindex: u32, refused: u32) -> Result<Verdict, DropReason> {
-    pod::push_tag(ctx, segment)?;
-    Ok(Verdict::Back(ifindex, packet::reason(refused)))
 }

@@ -101,9 +101,10 @@ pub struct Shortcut {
     pub headers: Headers,
     /// Where it came from: the interface,
     pub ifindex: u32,
-    /// and of a tunnelled packet the network,
+    /// and where the interface is that of many, the network: the number of a tunnel's, the tag of a wire's; or the port of what
+    /// has waited. Of a tunnelled packet
     pub vni: u32,
-    /// and the node.
+    /// also the node.
     pub vtep: Vtep,
     /// Number of the word of [`Epochs::flows`] that is the flow's.
     pub shard: u32,
@@ -125,7 +126,7 @@ pub struct Shortcut {
     pub becomes: Headers,
     /// What is another then.
     pub changes: Changes,
-    /// Where it goes: [`Shortcut::POD`], [`Shortcut::TUNNEL`], [`Shortcut::WIRE`].
+    /// Where it goes: [`Shortcut::POD`], [`Shortcut::TUNNEL`], [`Shortcut::WIRE`], [`Shortcut::PORT`].
     pub way: u16,
     /// 0 for a packet of the flow's first direction, 1 for an answer.
     pub side: u16,
@@ -150,6 +151,8 @@ impl Shortcut {
     pub const TUNNEL: u16 = 2;
     /// To the uplink, with the network's tag.
     pub const WIRE: u16 = 3;
+    /// To a port here by its host end's sending side: to the node's own, or to a pod's in front of which frames may have to wait.
+    pub const PORT: u16 = Shortcut::POD + 3;
 
     /// Whether no packet takes it any more, however far the clocks of processors are apart. `now` is in nanoseconds since
     /// boot.

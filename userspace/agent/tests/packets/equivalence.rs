@@ -32,6 +32,8 @@ use rig::{From, Rig};
 use scene::{Piece, Probe, Scene, Stage, scenes};
 
 const CASES: u64 = 20_000;
+/// Packets of a connection that is known, one after the other: the second one leaves a shortcut behind, which the third one takes.
+const BUSY: usize = 3;
 /// Scenes between two looks at the number of cases.
 const SCENES: u32 = 20;
 
@@ -83,6 +85,7 @@ struct Told {
     pieces: usize,
     from_wire: usize,
     errors: usize,
+    short: u64,
 }
 
 impl Told {
@@ -98,18 +101,30 @@ impl Told {
             pieces: self.pieces + other.pieces,
             from_wire: self.from_wire + other.from_wire,
             errors: self.errors + other.errors,
+            short: self.short + other.short,
         }
     }
 }
 
 impl std::fmt::Display for Told {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Told { arrived, translated, denied, refused, answers, waited, pieces, from_wire, errors, .. } =
-            self;
+        let Told {
+            cases: _,
+            arrived,
+            translated,
+            denied,
+            refused,
+            answers,
+            waited,
+            pieces,
+            from_wire,
+            errors,
+            short,
+        } = self;
         write!(
             f,
             "{arrived} arrived ({translated} translated, {answers} as answers), {denied} denied, \
-             {refused} refused by services; {waited} in queues, {pieces} fragments, {from_wire} from the wire, {errors} ICMP errors"
+             {refused} refused by services; {waited} in queues, {pieces} fragments, {from_wire} from the wire, {errors} ICMP errors, {short} by shortcuts and more"
         )
     }
 }
@@ -122,12 +137,14 @@ fn check(rig: &mut Rig, scene: &Scene) -> Result<Told> {
     let (mut made, mut accepted) = (Made::new(), HashSet::new());
     for stage in [Stage::Before, Stage::After] {
         rig.stage(scene, stage)?;
+        let before = rig.taken()?;
         let oracle = Oracle { scene, stage };
         rig.within(|| {
             packets(rig, &oracle, &mut made, &mut told)?;
             wire::packets(rig, &oracle, &mut accepted, &mut told)
         })
         .with_context(|| format!("{stage:?}"))?;
+        told.short += rig.taken()?.saturating_sub(before);
     }
     Ok(told)
 }
@@ -151,13 +168,17 @@ fn packets(rig: &Rig, oracle: &Oracle<'_>, made: &mut Made, told: &mut Told) -> 
     clients_stay(oracle, made)?;
     complaints(rig, oracle, made, told, 1).context("before the answers")?;
     answers(rig, oracle, made, told)?;
-    // And as one of a connection that has been answered.
+    // And as one of a connection that has been answered: through the stages, and past them.
     for (number, probe) in oracle.scene.probes.iter().enumerate() {
         let Some(fate) = made.get(&number) else { continue };
-        sent(rig, oracle, number, probe, Some(fate), told)
-            .with_context(|| format!("packet {number} after the answer, {probe:?}"))?;
+        for _ in 0..BUSY {
+            sent(rig, oracle, number, probe, Some(fate), told)
+                .with_context(|| format!("packet {number} after the answer, {probe:?}"))?;
+        }
     }
-    answers(rig, oracle, made, told).context("answers once more")?;
+    for _ in 0..BUSY {
+        answers(rig, oracle, made, told).context("answers once more")?;
+    }
     complaints(rig, oracle, made, told, 1)
 }
 

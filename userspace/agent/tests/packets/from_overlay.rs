@@ -22,19 +22,19 @@ use crate::{
 const HERE: Who = Who(1);
 const THERE: Who = Who(2);
 const FAR: Who = Who(3);
-const VNI: u32 = 10_001;
+pub(crate) const VNI: u32 = 10_001;
 const SOON: Duration = Duration::from_secs(5);
 
 /// A node with a pod, and a wire to somebody who sends what it likes.
-struct Rig {
-    node: Node,
-    pod: Pod,
+pub(crate) struct Rig {
+    pub(crate) node: Node,
+    pub(crate) pod: Pod,
     outside: Netns,
     socket: UdpSocket,
 }
 
 impl Rig {
-    fn new(label: &str) -> Result<Rig> {
+    pub(crate) fn new(label: &str) -> Result<Rig> {
         let mut node = Node::with(label, |options| options.vtep = Some(vtep(1)))?;
         let outside = Netns::new(&format!("{label}-out"))?;
         node.ns.veth("under", &outside, "wire")?;
@@ -54,12 +54,12 @@ impl Rig {
         Ok(Rig { node, pod, outside, socket })
     }
 
-    fn send(&self, vni: u32, inner: &Packet) -> Result<()> {
+    pub(crate) fn send(&self, vni: u32, inner: &Packet) -> Result<()> {
         send_from(&self.socket, vni, inner)
     }
 
     /// Waits for one drop of this reason and no other.
-    fn expect_drop(&self, reason: DropReason) -> Result<()> {
+    pub(crate) fn expect_drop(&self, reason: DropReason) -> Result<()> {
         wait_until(
             SOON,
             reason.as_str(),

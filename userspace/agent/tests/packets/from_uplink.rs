@@ -133,3 +133,16 @@ fn questions_about_local_pods_are_answered_with_the_tag() -> Result<()> {
     assert!(pod.drain()?.is_empty(), "the pod was bothered");
     Ok(())
 }
+
+/// A tag below that of the network is the pod's own affair: it keeps it.
+#[test]
+fn a_second_tag_stays() -> Result<()> {
+    needs!(root());
+    let rig = Rig::new("upl-qinq")?;
+    let (wire, pod) = (Tap::open(&rig.outside, "wire")?, Tap::open(&rig.pod.ns, "eth0")?);
+    let inner = |packet: Packet| packet.vlan(7).ipv4(THERE.ip(), HERE.ip()).udp(4000, 53);
+    wire.send(&inner(Packet::eth(HERE.mac(), THERE.mac()).vlan(TAG)).build())?;
+    let frame = inner(Packet::eth(HERE.mac(), THERE.mac())).build();
+    pod.expect(SOON, "the frame with its second tag", |bytes| (bytes == frame).then_some(()))?;
+    Ok(())
+}

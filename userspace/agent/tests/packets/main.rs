@@ -19,6 +19,7 @@ mod malformed;
 mod monitor;
 mod node;
 mod outside;
+mod own;
 mod policy;
 mod rates;
 mod restart;

@@ -126,7 +126,6 @@ impl Node {
         Node::pair_with(label, |_| {})
     }
 
-    /// `adjust` changes the options of both.
     /// A node whose uplink ends in a namespace outside, as `wire`.
     pub(crate) fn on_wire(label: &str) -> Result<(Node, Netns)> {
         let node = Node::with(label, |options| options.uplink = Some("trunk".into()))?;
@@ -137,6 +136,7 @@ impl Node {
         Ok((node, outside))
     }
 
+    /// `adjust` changes the options of both.
     pub(crate) fn pair_with(label: &str, adjust: impl Fn(&mut Options)) -> Result<(Node, Node)> {
         let node = |n: u8| {
             Node::with(&format!("{label}{n}"), |options| {
@@ -175,24 +175,40 @@ impl Node {
     /// A pod on this node, and desired.
     pub(crate) fn pod(&mut self, network: &Network, who: Who) -> Result<Pod> {
         let ns = Netns::new(&format!("pod{}", who.0))?;
+        self.endpoint(network, who, ns, "eth0", Holder::Pod)
+    }
+
+    /// The node itself as an endpoint: what it sends and is sent there goes by its interface [`OWN`].
+    pub(crate) fn own(&mut self, network: &Network, who: Who) -> Result<Pod> {
+        self.endpoint(network, who, self.ns.clone(), OWN, Holder::Node)
+    }
+
+    fn endpoint(
+        &mut self,
+        network: &Network,
+        who: Who,
+        ns: Netns,
+        name: &str,
+        holder: Holder,
+    ) -> Result<Pod> {
         self.pods += 1;
         let port = format!("vvport{}", self.pods);
-        self.ns.veth(&port, &ns, "eth0")?;
-        ns.mac("eth0", &Mac(who.mac()).to_string())?;
-        ns.mtu("eth0", 1450)?;
+        self.ns.veth(&port, &ns, name)?;
+        ns.mac(name, &Mac(who.mac()).to_string())?;
+        ns.mtu(name, 1450)?;
         // Nothing but what a test sends, so that counts can be exact.
-        ns.output("sysctl", &["-qw", "net.ipv6.conf.eth0.addr_gen_mode=1"])?;
+        ns.output("sysctl", &["-qw", &format!("net.ipv6.conf.{name}.addr_gen_mode=1")])?;
         self.ns.output("sysctl", &["-qw", &format!("net.ipv6.conf.{port}.disable_ipv6=1")])?;
-        ns.address("eth0", &format!("{}/24", who.ip()))?;
-        ns.address("eth0", &format!("{}/64", who.ip6()))?;
-        ns.up("eth0")?;
+        ns.address(name, &format!("{}/24", who.ip()))?;
+        ns.address(name, &format!("{}/64", who.ip6()))?;
+        ns.up(name)?;
         self.ns.up(&port)?;
         let local = Local {
             id: format!("{}-{}", network.id, who.0).into(),
             network: network.id.clone(),
             encap: network.encap,
             port,
-            holder: Holder::Pod,
+            holder,
             mac: Mac(who.mac()),
             ip: who.ip(),
             ip6: Some(who.ip6()),
@@ -254,6 +270,9 @@ impl Node {
         &self.options.bpf_root
     }
 }
+
+/// The node's own interface on a network.
+pub(crate) const OWN: &str = "mgmt";
 
 /// The tunnel end of node `n`.
 pub(crate) fn vtep(n: u8) -> Ipv4Addr {

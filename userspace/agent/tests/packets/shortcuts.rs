@@ -1,7 +1,9 @@
 //! Packets of busy flows, which go past the stages: they become what the stages made of the packets before, are counted
 //! like them, and no longer than that is right.
 
+mod rates;
 pub(crate) mod rig;
+mod wire;
 
 use std::{
     net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
@@ -12,7 +14,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use contiv_abi::{DropReason, Flow, Headers, TCP, maps::SHORTCUTS_CAPACITY};
 use contiv_model::{
-    group::{Dscp, Rate},
+    group::Dscp,
     policy::{Action, Direction, Rule},
     service::Readiness,
 };
@@ -336,29 +338,6 @@ fn a_rule_that_denies_ends_them() -> Result<()> {
         let (sent, arrives) =
             (between(HERE, VIP).tcp(4000, 80, ACK), between(HERE, OTHER).tcp(4000, 8080, ACK));
         rig.until_taken(HERE, |_| (sent.clone(), arrives.clone()))?;
-    }
-    Ok(())
-}
-
-#[test]
-fn a_group_with_a_rate_has_none() -> Result<()> {
-    needs!(root());
-    let mut rig = Rig::new("cut-rate")?;
-    let (sent, arrives) = (between(HERE, VIP).tcp(4000, 80, ACK), between(HERE, OTHER).tcp(4000, 8080, ACK));
-    for number in [1, 2] {
-        open(&rig, 4000)?;
-        let rate = Rate { bits_per_second: 1_000_000_000, burst_bytes: 1_000_000 };
-        rig.set(Object::Group(Group { rate: Some(rate), ..group(number, vec![]) }))?;
-        for _ in 0..20 {
-            let before = rig.taken()?;
-            // The sender's own packets may go into a queue first, as they are.
-            let (code, bytes) = rig.give(HERE, &sent)?;
-            assert!(
-                code == Code::Redirect && (bytes == arrives.build() || number == 1 && bytes == sent.build())
-            );
-            ensure!(rig.taken()? <= before, "a packet has taken a shortcut");
-        }
-        rig.set(Object::Group(group(number, vec![])))?;
     }
     Ok(())
 }

@@ -25,6 +25,7 @@ use crate::{
     node::{Node, Pod, Who, network, vlan, vtep, vxlan},
     policy::number,
     run::{Code, Outcome, Target},
+    shortcuts::rig::{stay, uncounted},
 };
 
 pub(super) struct Rig {
@@ -69,6 +70,7 @@ impl From {
 
 impl Rig {
     pub(super) fn new() -> Result<Rig> {
+        stay()?;
         let (mut node, outside) = Node::on_wire("equal")?;
         let (network, wired_network) = (network(NETWORK, vxlan(VNI)), network(WIRED_NETWORK, vlan(VLAN)));
         node.want_network(&network).want_network(&wired_network).want_peer(2);
@@ -174,6 +176,11 @@ impl Rig {
             std::iter::repeat_n(reason, new as usize)
         };
         Ok(Outcome { code, bytes, dropped: counts.into_iter().flat_map(new).collect() })
+    }
+
+    /// Packets that have taken shortcuts which are there still.
+    pub(super) fn taken(&self) -> Result<u64> {
+        Ok(uncounted(&self.node)?.iter().map(|shortcut| shortcut.packets).sum())
     }
 
     /// In the node's namespace, where the interfaces are.

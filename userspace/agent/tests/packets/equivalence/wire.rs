@@ -10,7 +10,7 @@ use contiv_model::{
 use testkit::packet::Packet;
 
 use super::{
-    Told,
+    BUSY, Told,
     errors::{Error, INVENTED, Quote},
     expected::{Described, Fate, Oracle, Way},
     rig::{From, Rig},
@@ -45,7 +45,12 @@ pub(super) fn packets(
         if before || arriving.may() {
             accepted.insert(number);
             arriving.is_answered(rig, told)?;
-            arriving.comes(rig, told).with_context(|| format!("answered, {number}, {arrival:?}"))?;
+            for _ in 0..BUSY {
+                arriving.comes(rig, told).with_context(|| format!("answered, {number}, {arrival:?}"))?;
+            }
+            for _ in 0..BUSY {
+                arriving.is_answered(rig, told)?;
+            }
         }
         arriving.errors(rig, before || arriving.may(), told)?;
     }

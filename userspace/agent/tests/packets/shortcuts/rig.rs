@@ -9,19 +9,19 @@ use anyhow::{Context as _, Result, ensure};
 use aya::maps::{HashMap, Map, MapData, PerCpuArray};
 use contiv_abi::{
     Flow, FlowKey, Shortcut, TimedFlow,
-    maps::{FLOWS, FROM_POD, SHORTCUTS, SHORTCUTS_CAPACITY},
+    maps::{FLOWS, FROM_POD, FROM_QUEUE, FROM_UPLINK, SHORTCUTS, SHORTCUTS_CAPACITY},
 };
-use contiv_model::service::Readiness;
-use netplugin::datapath::{Object, Op};
+use contiv_model::{group::Rate, service::Readiness};
+use netplugin::datapath::{Group, Object, Op, Scope};
 use nix::{
     sched::{CpuSet, sched_setaffinity},
     unistd::Pid,
 };
-use testkit::packet::Packet;
+use testkit::{Netns, packet::Packet};
 
 use crate::{
-    node::{Node, Pod, Who, network, vtep, vxlan},
-    policy::pod,
+    node::{Node, Pod, Who, network, vlan, vtep, vxlan},
+    policy::{group, pod},
     run::{Code, Target},
     services::service,
 };
@@ -30,6 +30,8 @@ pub(crate) const HERE: Who = Who(1);
 pub(crate) const OTHER: Who = Who(2);
 pub(crate) const FAR: Who = Who(3);
 pub(crate) const VIP: Who = Who(250);
+/// Of the network of a VLAN.
+pub(crate) const TAG: u16 = 100;
 /// A shortcut is made of the third packet of a second at the latest, unless a second ends meanwhile.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
@@ -47,6 +49,8 @@ pub(crate) struct Rig {
     pub(crate) first: Pod,
     pub(crate) second: Pod,
     pub(crate) node: Node,
+    /// The other end of the uplink, if there is one.
+    _outside: Option<Netns>,
 }
 
 impl Rig {
@@ -64,7 +68,33 @@ impl Rig {
         node.converge()?;
         let here = Target::new(&node, FROM_POD, &first.local.port)?;
         let other = Target::new(&node, FROM_POD, &second.local.port)?;
-        Ok(Rig { here, other, first, second, node })
+        Ok(Rig { here, other, first, second, node, _outside: None })
+    }
+
+    /// The first pod's packets come out of the queue of its group's rate.
+    pub(crate) fn behind_queue(label: &str) -> Result<Rig> {
+        let mut rig = Rig::new(label)?;
+        let rate = Some(Rate { bits_per_second: 1_000_000_000, burst_bytes: 1_000_000 });
+        rig.set(Object::Group(Group { rate, ..group(1, vec![]) }))?;
+        let port = rig.node.ifindex(&rig.first.local.port)?;
+        rig.here = Target::new(&rig.node, FROM_QUEUE, "contivq1")?.marked(port);
+        Ok(rig)
+    }
+
+    /// The network is that of a VLAN; `HERE` is on the wire, and the first pod is somebody else.
+    pub(crate) fn on_wire(label: &str, vip: IpAddr, backend: IpAddr) -> Result<Rig> {
+        stay()?;
+        let (mut node, outside) = Node::on_wire(label)?;
+        let n1 = network("n1.t", vlan(TAG));
+        let mut served = service(vip, &[(backend, Readiness::Ready)]);
+        served.scope = Some(Scope { network: n1.id.clone(), encap: n1.encap });
+        served.backends[0].encap = n1.encap;
+        node.want_network(&n1).want(Object::Remote(HERE.remote(&n1, None))).want(Object::Service(served));
+        let (first, second) = (pod(&mut node, &n1, Who(4), 1)?, pod(&mut node, &n1, OTHER, 2)?);
+        node.converge()?;
+        let here = Target::new(&node, FROM_UPLINK, "trunk")?;
+        let other = Target::new(&node, FROM_POD, &second.local.port)?;
+        Ok(Rig { here, other, first, second, node, _outside: Some(outside) })
     }
 
     pub(crate) fn set(&mut self, object: Object) -> Result<()> {
