@@ -59,13 +59,19 @@ struct PolicyOptions {
     /// Measure nothing but the rates of groups
     #[arg(long)]
     only_rates: bool,
+    /// Measure all but the rates of groups
+    #[arg(long, conflicts_with = "only_rates")]
+    without_rates: bool,
 }
 
 fn policy_and_rate(options: &PolicyOptions, tell: &mut Tell<'_>) -> Result<()> {
     if !options.only_rates {
-        tell("policy", &policy::measure(&options.policy)?)?;
+        policy::measure(&options.policy, tell)?;
     }
-    tell("rate", &rate::measure(&options.rate)?)
+    if !options.without_rates {
+        tell("rate", &rate::measure(&options.rate)?)?;
+    }
+    Ok(())
 }
 
 /// Takes a report under the name that it has in JSON.

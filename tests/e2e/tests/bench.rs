@@ -18,7 +18,7 @@ fn services_are_measured_in_all_ways() {
     let packets = rows("lb");
     assert_eq!(packets.len(), 2);
     for row in &packets {
-        for cost in ["floor_ns", "hot_ns", "live_ns", "new_ns"] {
+        for cost in ["floor_ns", "hot_ns", "live_ns", "new_ns", "direct_ns"] {
             assert!(row[cost].as_f64().is_some_and(|ns| ns > 0.0), "{cost} of {row}");
         }
     }
@@ -33,4 +33,32 @@ fn services_are_measured_in_all_ways() {
         // All came back; interfaces that begin to talk may add a frame of their own.
         assert!(row["done"].as_f64().is_some_and(|done| (1.0..1.01).contains(&done)), "{row}");
     }
+}
+
+#[test]
+fn rules_are_measured_beside_one() {
+    needs!(root(), binary("ip"));
+    let words =
+        "bench policy --without-rates --json --unoptimised --rounds 2 --rules 0,3 --calls 400 --node 0";
+    let output = Command::new(env!("CARGO_BIN_EXE_lab")).args(words.split_whitespace()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let rows = said["policy"]["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 2 * 6);
+    for row in rows {
+        // Without rules nothing is denied.
+        let costs = if row["rules"] == 0 {
+            &["known_ns", "first_ns"][..]
+        } else {
+            &["known_ns", "first_ns", "denied_ns"]
+        };
+        for cost in costs {
+            let told = ["one", "many", "more"].map(|part| row[cost][part].as_f64());
+            assert!(
+                matches!(told, [Some(one), Some(many), Some(_)] if one > 0.0 && many > 0.0),
+                "{cost} of {row}"
+            );
+        }
+    }
+    assert_eq!(said["policy_loading"]["rows"].as_array().unwrap().len(), rows.len());
 }

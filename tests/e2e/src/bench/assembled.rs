@@ -59,6 +59,67 @@ pub(super) fn sender(ethernet: [u8; 12], at: i16, flows: u16) -> Vec<u64> {
     ]
 }
 
+/// A program that reads so many cache lines of a map's one value one after the other, each of which tells where the next one is: the
+/// first is told by four bytes of the frame. `bytes`, of the value, are a power of two.
+pub(super) fn reads_lines(map: &OwnedFd, bytes: u32, lines: u32) -> Vec<u64> {
+    const MAP_VALUE: u8 = 2;
+    let mask = (bytes - LINE).cast_signed();
+    let mut code = vec![
+        instruction(0x61, [2, 1], SKB_DATA, 0),                // r2 = data
+        instruction(0x61, [3, 1], SKB_DATA + 4, 0),            // r3 = data_end
+        instruction(0xbf, [4, 2], 0, 0),                       // r4 = r2
+        instruction(0x07, [4, 0], 0, AT_FRAME + 4),            // r4 += the end of what is read
+        instruction(0x2d, [4, 3], (6 + 4 * lines) as i16, 0),  // if r4 > r3: end
+        instruction(0x61, [5, 2], AT_FRAME as i16, 0),         // r5 = where
+        instruction(0x18, [6, MAP_VALUE], 0, map.as_raw_fd()), // r6 = the value
+        instruction(0, [0, 0], 0, 0),
+    ];
+    for _ in 0..lines {
+        code.extend([
+            instruction(0x54, [5, 0], 0, mask), // r5 &= mask, of 32 bits
+            instruction(0xbf, [0, 6], 0, 0),    // r0 = r6
+            instruction(0x0f, [0, 5], 0, 0),    // r0 += r5
+            instruction(0x61, [5, 0], 0, 0),    // r5 = *r0
+        ]);
+    }
+    // The result hangs on all that was read.
+    code.extend([
+        instruction(0x54, [5, 0], 0, 0),
+        instruction(0xbf, [0, 5], 0, 0),
+        instruction(0x95, [0, 0], 0, 0),
+        instruction(0xb7, [0, 0], 0, 0),
+        instruction(0x95, [0, 0], 0, 0),
+    ]);
+    code
+}
+
+/// Of the frame, that tell the first line: the destination of IPv4.
+const AT_FRAME: i32 = 30;
+/// In `struct __sk_buff`; the end of the data is behind it.
+const SKB_DATA: i16 = 76;
+/// Of processors' caches.
+pub(super) const LINE: u32 = 64;
+
+/// An array with this one value.
+pub(super) fn array(value: &[u8]) -> Result<OwnedFd> {
+    const MAP_CREATE: libc::c_int = 0;
+    const MAP_UPDATE: libc::c_int = 2;
+    const ARRAY: u64 = 2;
+    let (key, length) = (0_u32, u32::try_from(value.len())?);
+    let mut create = [0_u64; 16];
+    create[0] = ARRAY | 4 << 32;
+    create[1] = u64::from(length) | 1 << 32;
+    let map = bpf(MAP_CREATE, &create).context("make an array")?;
+    // SAFETY: the kernel has just made it, and nobody else knows it.
+    let map = unsafe { OwnedFd::from_raw_fd(map) };
+    let mut update = [0_u64; 16];
+    update[0] = map.as_raw_fd() as u64;
+    update[1] = (&raw const key) as u64;
+    update[2] = value.as_ptr() as u64;
+    bpf(MAP_UPDATE, &update).context("fill an array")?;
+    Ok(map)
+}
+
 /// Loads a program and pins it.
 pub(super) fn pin(kind: Kind, code: &[u64], path: &Path) -> Result<()> {
     const PROG_LOAD: libc::c_int = 5;

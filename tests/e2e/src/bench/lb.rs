@@ -1,5 +1,6 @@
 //! Services on an eBPF node: what they cost, alone and beside what they replace.
 
+mod clients;
 mod connections;
 mod exchange;
 mod lab;

@@ -86,6 +86,74 @@ pub(super) fn pin_empty(pin: &Path) -> Result<()> {
     assembled::pin(Kind::SchedCls, &assembled::returns(DROP), pin)
 }
 
+/// Reads cache lines that a chain leads to, of an array of so many bytes: the least that a look into tables of this size takes
+/// when nothing of them is in a processor's own cache.
+pub(super) struct Lines {
+    target: Target,
+    bytes: u32,
+}
+
+impl Lines {
+    /// How many a call reads.
+    pub(super) const COUNT: u32 = 8;
+    /// Of a line.
+    pub(super) const BYTES: u32 = assembled::LINE;
+
+    /// Of tables of at least one line. Pinned for as long as it takes to open it.
+    pub(super) fn open(pin: &Path, bytes: u64, ifindex: u32) -> Result<Lines> {
+        let bytes = u32::try_from(bytes.max(u64::from(assembled::LINE)).next_power_of_two())?;
+        let count = bytes / assembled::LINE;
+        let mut value = vec![0; bytes as usize];
+        for (line, room) in value.chunks_exact_mut(assembled::LINE as usize).enumerate() {
+            // Goes through all lines before one comes again, and no neighbours one after the other: full period modulo a power of two.
+            let next = (line as u32).wrapping_mul(0x9e37_79b1 & !3 | 1).wrapping_add(0x3c6e_f373) % count;
+            room[..4].copy_from_slice(&(next * assembled::LINE).to_le_bytes());
+        }
+        let map = assembled::array(&value)?;
+        assembled::pin(Kind::SchedCls, &assembled::reads_lines(&map, bytes, Lines::COUNT), pin)?;
+        let target = Target::open(pin, ifindex)?;
+        fs::remove_file(pin)?;
+        Ok(Lines { target, bytes })
+    }
+
+    /// As [`Target::give`]; begins anywhere, as the number says, of which the frame gets a part.
+    pub(super) fn read(&self, number: u32, frame: &mut [u8], out: &mut [u8]) -> Result<Duration> {
+        let line = spread(number) % (self.bytes / assembled::LINE);
+        frame[30..34].copy_from_slice(&(line * assembled::LINE).to_le_bytes());
+        Ok(self.target.give(frame, out)?.1)
+    }
+}
+
+/// Another number for each, with no order to see.
+pub(super) const fn spread(number: u32) -> u32 {
+    let mixed = (number ^ number >> 16).wrapping_mul(0x7feb_352d);
+    let mixed = (mixed ^ mixed >> 15).wrapping_mul(0x846c_a68b);
+    mixed ^ mixed >> 16
+}
+
+/// Nanoseconds for a call of each side, of so many. With each number each side is called once, who is first by chance: whatever
+/// comes back after so and so many calls hits them all, and all find the same in the processor's caches.
+pub(super) fn by_turns<const SIDES: usize>(
+    calls: usize,
+    mut call: impl FnMut(usize, usize) -> Result<Duration>,
+) -> Result<[f64; SIDES]> {
+    // Longer than any, so the processor was taken away meanwhile.
+    const INTERRUPTED: Duration = Duration::from_micros(50);
+    let mut sums = [(Duration::ZERO, 0_u32); SIDES];
+    for number in 0..calls {
+        let first = spread(number as u32) as usize % SIDES;
+        for turn in 0..SIDES {
+            let side = (first + turn) % SIDES;
+            let took = call(side, number)?;
+            if took < INTERRUPTED {
+                let (sum, count) = &mut sums[side];
+                (*sum, *count) = (*sum + took, *count + 1);
+            }
+        }
+    }
+    Ok(sums.map(|(sum, count)| sum.as_nanos() as f64 / f64::from(count)))
+}
+
 /// Finds a pin below a folder.
 pub(super) fn find(folder: &Path, name: &str) -> Result<PathBuf> {
     search(folder, name)?.with_context(|| format!("nothing called {name} is pinned in {}", folder.display()))

@@ -26,8 +26,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 #[derive(Debug, Args)]
 #[group(skip)]
 pub(super) struct Options {
-    /// Bandwidths of the group, one after the other, as a net profile has them; without a value, rates are left out
-    #[arg(long, num_args = 0.., value_delimiter = ',', default_values_t = ["1 mbps", "10 mbps", "100 mbps", "1 gbps"].map(str::to_owned))]
+    /// Bandwidths of the group, one after the other, as a net profile has them
+    #[arg(long, value_delimiter = ',', default_values_t = ["1 mbps", "10 mbps", "100 mbps", "1 gbps"].map(str::to_owned))]
     bandwidths: Vec<String>,
     /// Burst of the group, in kilobits
     #[arg(long, default_value_t = 1000)]
