@@ -168,7 +168,7 @@ impl Store {
 
     /// Puts a key under a lease and keeps it there until the registration is revoked or dropped.
     ///
-    /// When the store has lost the lease (it was away for longer than `ttl`), the key is put again.
+    /// When the store has lost the lease (it was away for longer than `ttl`), or somebody has deleted the key, it is put again.
     pub async fn keep(
         &self,
         key: &str,

@@ -171,7 +171,7 @@ pub(crate) async fn register(
 ) -> Result<Registration, Error> {
     let lease = put(&store, &key, &value, ttl).await?;
     let (stop, (status, receiver)) = (CancellationToken::new(), watch::channel(Status::Connected));
-    let keeper = Keeper { store, key, value, ttl, lease, backoff: Backoff::default(), status };
+    let keeper = Keeper { store, key, value, ttl, lease, others: false, backoff: Backoff::default(), status };
     let task = tokio::spawn(keeper.run(stop.clone()));
     Ok(Registration { task, stop: stop.drop_guard(), status: receiver })
 }
@@ -188,6 +188,8 @@ struct Keeper {
     value: Bytes,
     ttl: Duration,
     lease: Lease,
+    /// Somebody else keeps the key.
+    others: bool,
     backoff: Backoff,
     status: watch::Sender<Status>,
 }
@@ -219,13 +221,36 @@ impl Keeper {
 
     async fn beat(&mut self) -> Result<(), Error> {
         match self.lease.keep_alive().await? {
-            KeepAlive::Proven => Ok(()),
+            KeepAlive::Proven => self.look().await,
             KeepAlive::Gone => {
                 tracing::warn!(key = self.key, "the store has lost our lease; putting the key again");
                 self.lease = put(&self.store, &self.key, &self.value, self.ttl).await?;
                 Ok(())
             }
         }
+    }
+
+    /// The lease may live, and the key not: somebody has put it under another lease, or has deleted it. What somebody else
+    /// keeps is left to them as long as they do, or both would put it for ever.
+    async fn look(&mut self) -> Result<(), Error> {
+        let holder = self.store.get(&self.key).await?.map(|kv| kv.lease);
+        match holder {
+            Some(lease) if lease == self.lease.id() => self.others = false,
+            Some(_) => {
+                if !std::mem::replace(&mut self.others, true) {
+                    tracing::warn!(
+                        key = self.key,
+                        "another process has put our key, too: is one with our name running?"
+                    );
+                }
+            }
+            None => {
+                tracing::warn!(key = self.key, "our key was deleted; putting it again");
+                self.others = false;
+                self.store.put(&self.key, &self.value, self.lease.id()).await?;
+            }
+        }
+        Ok(())
     }
 
     fn failed(&mut self, error: &Error) -> Duration {

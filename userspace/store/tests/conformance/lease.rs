@@ -122,6 +122,23 @@ pub(crate) async fn a_kept_key_outlives_its_ttl_and_a_lost_lease(peer: &mut Peer
     Ok(())
 }
 
+pub(crate) async fn a_kept_key_comes_back_when_somebody_else_had_it(peer: &mut Peer) -> Result<()> {
+    let store = peer.store().await?;
+    let ttl = Duration::from_secs(2);
+    let kept = store.keep("/service/a", "here", ttl).await?;
+    store.commit(Txn::new().delete("/service/a")).await?.committed()?;
+    wait_for(&store, "/service/a", true).await?;
+
+    let other = store.keep("/service/a", "there", ttl).await?;
+    tokio::time::sleep(ttl * 2).await;
+    let a = store.get("/service/a").await?.context("kept by the other")?;
+    ensure!(a.version == 2 && &a.value[..] == b"there", "they do not put it in turns: {a:?}");
+    other.revoke().await?;
+    wait_for(&store, "/service/a", true).await?;
+    ensure!(&store.get("/service/a").await?.context("put again")?.value[..] == b"here");
+    kept.revoke().await.map_err(Into::into)
+}
+
 pub(crate) async fn a_kept_key_survives_a_restart(peer: &mut Peer) -> Result<()> {
     let store = peer.store().await?;
     let ttl = Duration::from_secs(3);

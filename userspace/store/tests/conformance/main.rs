@@ -66,6 +66,7 @@ scenarios! {
     lease::keep_alive_keeps_alive,
     lease::revoking_and_asking,
     lease::a_kept_key_outlives_its_ttl_and_a_lost_lease,
+    lease::a_kept_key_comes_back_when_somebody_else_had_it,
     lease::a_kept_key_survives_a_restart,
     election::one_at_a_time_and_a_resignation_is_quick,
     election::a_dead_leader_is_replaced_before_its_lease_ends_and_fenced,
