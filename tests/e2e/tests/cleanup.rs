@@ -54,6 +54,7 @@ fn a_clean_up_takes_the_interfaces_from_the_nodes() {
     }
     cluster.shut_down().unwrap();
 }
+
 #[test]
 fn a_node_that_is_taken_out_keeps_nothing_of_what_its_agents_made() {
     needs!(root(), binary("ovs-vswitchd"), binary("ethtool"));
@@ -69,8 +70,18 @@ fn a_node_that_is_taken_out_keeps_nothing_of_what_its_agents_made() {
         .map(|node| Pod::add(node, &Network::pods(), &format!("{}-out", node.name)).unwrap())
         .collect();
     for node in &mut cluster.nodes {
+        if node.datapath == Datapath::Ebpf {
+            let running = node.clean_up().unwrap_err().to_string();
+            assert!(running.contains("another netplugin works with it (stop that one first"), "{running}");
+        }
         // It had no time for anything.
         node.kill_agent().unwrap();
+        let (other, what) = match node.datapath {
+            Datapath::Ovs => (Datapath::Ebpf, "has contivVlanBridge and contivVxlanBridge of another agent"),
+            Datapath::Ebpf => (Datapath::Ovs, "the eBPF programs of another agent have the frames"),
+        };
+        let refused = node.refusal_of(other).unwrap();
+        assert!(refused.contains(what) && refused.contains("netplugin cleanup --datapath"), "{refused}");
         node.clean_up().unwrap();
         // Nothing is left for the second time.
         node.clean_up().unwrap();

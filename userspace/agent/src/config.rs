@@ -105,7 +105,7 @@ pub struct Flags {
 
 /// Removes everything that any run of the datapath made on this node.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "netplugin cleanup", max_term_width = 100)]
+#[command(name = "netplugin cleanup", bin_name = "netplugin cleanup", max_term_width = 100)]
 pub struct Cleanup {
     #[command(flatten)]
     pub datapath: DatapathFlags,

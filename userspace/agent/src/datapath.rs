@@ -464,6 +464,11 @@ pub trait Datapath: Send {
         Counts::default()
     }
 
+    /// What is in force in another way than was asked for, a line each: what, why, and what to do.
+    fn shortfalls(&self) -> Vec<String> {
+        vec![]
+    }
+
     /// Tells of single packets to whoever asks; `None` for a datapath that cannot.
     fn watcher(&self) -> Option<ebpf::Watcher> {
         None

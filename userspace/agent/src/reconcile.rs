@@ -43,6 +43,8 @@ pub struct Status {
     pub objects: usize,
     /// Objects that the datapath would not take, or has no means for.
     pub failures: Failures,
+    /// [`Datapath::shortfalls`].
+    pub shortfalls: Vec<String>,
     /// Everything that was written since the start.
     pub writes: u64,
     /// Ops carried out since the start.
@@ -55,6 +57,13 @@ pub struct Status {
     pub busy: Duration,
     /// What the datapath said last when it failed as a whole.
     pub error: Option<String>,
+}
+
+impl Status {
+    /// What is not in force, or not as it was asked for, a line for each sort.
+    pub fn degraded(&self) -> Vec<String> {
+        self.failures.lines().into_iter().chain(self.shortfalls.iter().cloned()).collect()
+    }
 }
 
 /// What the datapath is asked for.
@@ -308,6 +317,7 @@ impl<D: Datapath> Reconciler<D> {
             if status.failures != *self.retries.counts() {
                 status.failures = self.retries.counts().clone();
             }
+            status.shortfalls = self.datapath.shortfalls();
             status.writes = self.datapath.writes();
             *status != before
         });

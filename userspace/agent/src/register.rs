@@ -68,7 +68,7 @@ impl Identity {
     }
 
     fn status(&self, status: &Status, troubles: &Troubles, rejected: &[Rejected]) -> node::Status {
-        let degraded = status.failures.lines().into_iter().chain(troubles.lines());
+        let degraded = status.degraded().into_iter().chain(troubles.lines());
         node::Status {
             host: self.node.host.to_string(),
             datapath: self.datapath.to_string(),

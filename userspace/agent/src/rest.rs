@@ -175,7 +175,7 @@ async fn readyz(State(parts): State<Parts>) -> Response {
     let status = parts.status.borrow().clone();
     let rejected = parts.reader.rejected();
     let troubles = parts.pods.troubles().borrow().clone();
-    let degraded = status.failures.lines().into_iter().chain(troubles.lines());
+    let degraded = status.degraded().into_iter().chain(troubles.lines());
     let body = Readiness {
         ready: pending.is_empty(),
         pending,
@@ -214,7 +214,7 @@ async fn inspect(State(parts): State<Parts>) -> Response {
         members.insert(
             "status".into(),
             json!({ "known": status.known, "appliedRevision": status.revision, "objects": status.objects,
-                    "failed": status.failures.count(), "degraded": status.failures.lines(),
+                    "failed": status.failures.count(), "degraded": status.degraded(),
                     "writes": status.writes, "error": status.error }),
         );
     }

@@ -1,6 +1,7 @@
 //! The agent as a whole: which parts there are, how they hang together, and how they end.
 
 mod leader;
+mod other;
 mod settings;
 mod tasks;
 
@@ -35,6 +36,7 @@ const FIRST_PATIENCE: Duration = Duration::from_secs(20);
 /// Runs the agent until told to stop. Forwarding goes on afterwards.
 pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
     let vtep = flags.node()?.vtep;
+    other::none_left(&flags.datapath).await?;
     match flags.datapath.datapath {
         Kind::Ovs => with(Ovs::new(flags.datapath.ovs(Some(vtep))), flags, stop).await,
         Kind::Ebpf => with(Ebpf::new(flags.ebpf(vtep)), flags, stop).await,

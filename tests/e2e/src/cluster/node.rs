@@ -176,6 +176,20 @@ impl Node {
         Ok(())
     }
 
+    /// What an agent with the other datapath says before it ends.
+    pub fn refusal_of(&self, other: Datapath) -> Result<String> {
+        let mut words = self.command.clone().context("the agent was not started")?;
+        let flag = words.iter().position(|word| word == "--datapath").context("no --datapath")?;
+        words[flag + 1] = other.name().to_owned();
+        let mut command = Binary::Netplugin.command()?;
+        command.args(words);
+        let mut agent = Process::spawn_in(&self.netns, &format!("refused-{}", self.name), command)?;
+        if agent.wait(START)?.success() {
+            bail!("netplugin --datapath {} on {} ended without an error", other.name(), self.name);
+        }
+        Ok(agent.log())
+    }
+
     fn spawn_agent(&mut self) -> Result<()> {
         let words = self.command.as_ref().context("the agent was not started")?;
         let mut command = Binary::Netplugin.command()?;

@@ -18,12 +18,14 @@
 //! ```
 
 use std::{
+    fs::File,
     future,
     net::Ipv4Addr,
     path::{Path, PathBuf},
 };
 
 use contiv_abi::{DropCount, DropReason, Timeouts, maps};
+use nix::fcntl::Flock;
 
 use super::{
     Counts, Datapath, Desired, Error, Failed, Kind, Object, ObjectId, Observed, Op, PortNeeds, sight::Tallies,
@@ -96,8 +98,8 @@ pub struct Options {
     pub xdp: XdpWish,
     /// How long connections are remembered.
     pub timeouts: Timeouts,
-    /// How many entries there are for connections; two for each that is translated. A map of another size is made anew,
-    /// which is refused while it holds any.
+    /// How many entries there are for connections; two for each that is translated. A map of another size is made anew
+    /// when it is empty.
     pub flows: u32,
 }
 
@@ -143,6 +145,8 @@ pub struct Ebpf {
     herald: Herald,
     /// From the last `observe` on.
     watch: Option<Watch>,
+    /// From the first `observe` on: what is pinned is ours alone.
+    claim: Option<Flock<File>>,
 }
 
 impl Ebpf {
@@ -165,7 +169,15 @@ impl Ebpf {
             state: None,
             herald: Herald::default(),
             watch: None,
+            claim: None,
         }
+    }
+
+    /// Where an agent, of any layout of the maps, has left programs that are attached, if one has.
+    pub fn left_behind(&self) -> Option<&Path> {
+        let all = self.pins.of_other_layouts().into_iter().chain([self.pins.clone()]);
+        let any = all.map(|pins| pins.link_names()).any(|links| links.is_ok_and(|links| !links.is_empty()));
+        any.then_some(self.options.bpf_root.as_path())
     }
 
     /// What the programs dropped since their maps were made, by reason; reasons without drops are left out.
@@ -189,6 +201,12 @@ impl Ebpf {
             Some(_) => Some("queues"),
             None => queues.are_missing().then_some("drops"),
         }
+    }
+
+    /// Room for flows, where it is not what is wanted.
+    fn flows_as_before(&self) -> Option<u32> {
+        let room = self.state.as_ref()?.kernel().flows();
+        (room != self.options.flows).then_some(room)
     }
 
     /// Frames of services' clients that were sent on to other nodes, by the program that did it.
@@ -400,9 +418,15 @@ impl Datapath for Ebpf {
         if !self.watch.as_ref().is_some_and(Watch::is_open) {
             self.watch = Some(Watch::open()?);
         }
+        if self.claim.is_none() {
+            self.pins.prepare()?;
+            self.claim = self.pins.claim()?;
+        }
+        // With a table of flows that was not empty, and is now, it is made in the size that is wanted.
+        let resizable = self.flows_as_before().is_some() && tallies::flows(&self.pins)?.entries == 0;
         let mut state = match self.state.take() {
-            Some(state) => state,
-            None => State::new(
+            Some(state) if !resizable => state,
+            _ => State::new(
                 Kernel::open(
                     &self.pins,
                     &self.hooks,
@@ -537,12 +561,31 @@ impl Datapath for Ebpf {
         }
     }
 
+    fn shortfalls(&self) -> Vec<String> {
+        let flows = self.flows_as_before().map(|room| {
+            format!(
+                "connections: room for {room}, not for the {} of --conntrack-max, until the map {} is empty, because those \
+                 in it would break (to have it now, move the pods off the node, stop the agent, run netplugin cleanup)",
+                self.options.flows,
+                maps::FLOWS
+            )
+        });
+        let xdp = match &self.at_xdp {
+            Outcome::Refused(why) => Some(format!("XDP: not on the uplink, TC does it all: {why}")),
+            Outcome::Nowhere | Outcome::At(_) => None,
+        };
+        flows.into_iter().chain(xdp).collect()
+    }
+
     fn watcher(&self) -> Option<Watcher> {
         Some(Watcher::new(self.pins.clone(), self.rule_names.clone(), self.service_names.clone()))
     }
 
     async fn cleanup(&mut self) -> Result<(), Error> {
         self.state = None;
+        if self.claim.is_none() {
+            self.claim = self.pins.claim()?;
+        }
         let netlink = Netlink::open()?;
         // Everything is tried; the first failure is told.
         let mut outcome = Ok(());

@@ -87,6 +87,14 @@ impl Ovs {
     pub fn new(options: Options) -> Ovs {
         Ovs { options, session: None, state: State::default(), layout: 0, writes: 0 }
     }
+
+    /// The bridges that an agent has left in this node's switch; none where no switch answers.
+    pub async fn left_behind(&self) -> Vec<&'static str> {
+        let Ok(client) = ovsdb::Client::connect(&self.options.socket).await else { return vec![] };
+        let database = client.database();
+        let there = pipeline::Side::BOTH.iter().map(|side| side.bridge());
+        there.filter(|bridge| database.bridge(bridge).is_some()).collect()
+    }
 }
 
 impl Datapath for Ovs {

@@ -21,6 +21,8 @@ pub struct Failures {
     pub unsupported: BTreeMap<ObjectKind, usize>,
     /// The datapath would not take them: they are tried again.
     pub failed: BTreeMap<ObjectKind, usize>,
+    /// The first of those that failed, of each kind, and why it did.
+    pub such_as: BTreeMap<ObjectKind, (ObjectId, String)>,
 }
 
 impl Failures {
@@ -33,8 +35,12 @@ impl Failures {
     pub fn lines(&self) -> Vec<String> {
         let unsupported =
             self.unsupported.iter().map(|(kind, n)| (kind, n, "not supported by this datapath yet"));
-        let failed = self.failed.iter().map(|(kind, n)| (kind, n, "failed and will be tried again"));
-        unsupported.chain(failed).map(|(kind, n, what)| format!("{kind}: {n} {what}")).collect()
+        let unsupported = unsupported.map(|(kind, n, what)| format!("{kind}: {n} {what}"));
+        let failed = self.failed.iter().map(|(kind, n)| match self.such_as.get(kind) {
+            Some((id, why)) => format!("{kind}: {n} failed and will be tried again, such as {id}: {why}"),
+            None => format!("{kind}: {n} failed and will be tried again"),
+        });
+        unsupported.chain(failed).collect()
     }
 
     fn of(&mut self, next: &Next) -> &mut BTreeMap<ObjectKind, usize> {
@@ -173,6 +179,12 @@ impl Retries {
     }
 
     fn put(&mut self, id: ObjectId, retry: Retry) {
+        if retry.next != Next::Never {
+            let first = self.counts.such_as.get(&id.kind()).is_none_or(|(first, _)| id <= *first);
+            if first {
+                self.counts.such_as.insert(id.kind(), (id.clone(), retry.error.clone()));
+            }
+        }
         *self.counts.of(&retry.next).entry(id.kind()).or_default() += 1;
         self.waiting += usize::from(matches!(retry.next, Next::After(_)));
         self.all.insert(id, retry);
@@ -186,6 +198,14 @@ impl Retries {
             *count -= 1;
             if *count == 0 {
                 counts.remove(&id.kind());
+            }
+        }
+        if self.counts.such_as.get(&id.kind()).is_some_and(|(first, _)| first == id) {
+            self.counts.such_as.remove(&id.kind());
+            let is_like =
+                |(other, retry): &(&ObjectId, &Retry)| other.kind() == id.kind() && retry.next != Next::Never;
+            if let Some((next, retry)) = self.all.range(id..).find(is_like) {
+                self.counts.such_as.insert(id.kind(), (next.clone(), retry.error.clone()));
             }
         }
         Some(retry)
@@ -221,7 +241,22 @@ mod tests {
         retries.failed(group(1).id(), &Error::new(Kind::Ovs, "set", "no"));
         assert_eq!(
             retries.counts().lines(),
-            ["groups with policies, DSCP or bandwidth: 1 failed and will be tried again"]
+            [
+                "groups with policies, DSCP or bandwidth: 1 failed and will be tried again, such as group 1: ovs datapath: set: no"
+            ]
+        );
+        retries.failed(group(3).id(), &Error::new(Kind::Ovs, "set", "not this one"));
+        retries.failed(group(2).id(), &Error::new(Kind::Ovs, "set", "nor this"));
+        retries.failed(group(1).id(), &Error::new(Kind::Ovs, "set", "still no"));
+        let told = |retries: &Retries| retries.counts().lines().concat();
+        assert!(
+            told(&retries)
+                .contains("3 failed and will be tried again, such as group 1: ovs datapath: set: still no")
+        );
+        retries.succeeded(&group(1).id());
+        assert!(
+            told(&retries)
+                .contains("2 failed and will be tried again, such as group 2: ovs datapath: set: nor this")
         );
     }
 

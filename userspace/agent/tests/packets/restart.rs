@@ -355,6 +355,24 @@ fn a_full_map_is_named() -> Result<()> {
 }
 
 #[test]
+fn what_is_pinned_has_one_agent() -> Result<()> {
+    needs!(root());
+    let mut node = Node::new("alone")?;
+    node.want(Object::Network(network("n1.t", vxlan(10))));
+    node.converge()?;
+    let other = node.restart();
+    let refused = chain(node.observe().unwrap_err().as_ref());
+    assert!(refused.contains("another netplugin works with it (stop that one first"), "{refused}");
+    let refused = chain(node.cleanup().unwrap_err().as_ref());
+    assert!(refused.contains("another netplugin works with it (stop that one first"), "{refused}");
+    // However the other ended.
+    drop(other);
+    let observed = node.observe()?;
+    assert_eq!((observed.same.len(), node.datapath.writes()), (1, 0));
+    node.cleanup()
+}
+
+#[test]
 fn a_missing_privilege_is_named() -> Result<()> {
     needs!(root());
     let mut node = Node::new("caps")?;

@@ -64,6 +64,8 @@ pub(super) struct Kernel {
     from_overlay: SchedClassifier,
     from_uplink: SchedClassifier,
     xdp: Xdp,
+    /// Room for flows: what is wanted, or what there was before and is not empty.
+    flows: u32,
     writes: Writes,
 }
 
@@ -79,7 +81,7 @@ impl Kernel {
         writes: &Writes,
     ) -> Result<Kernel, Error> {
         pins.prepare()?;
-        give_up_other_size(pins, flows, writes)?;
+        let flows = size_of_flows(pins, flows, writes)?;
         let adopted = pinned_build(pins)? == Some(build_id());
         if !adopted {
             load(pins, hooks, xdp, flows, writes)?;
@@ -113,6 +115,7 @@ impl Kernel {
             from_overlay: open_program(pins, Role::Overlay)?,
             from_uplink: open_program(pins, Role::Uplink)?,
             xdp: open_xdp(pins)?,
+            flows,
             writes: writes.clone(),
         };
         if !adopted {
@@ -230,6 +233,11 @@ impl Kernel {
         if node.timeouts == timeouts { Ok(()) } else { self.set_node(Node { timeouts, ..node }) }
     }
 
+    /// How many entries there is room for in the table of flows.
+    pub(super) fn flows(&self) -> u32 {
+        self.flows
+    }
+
     /// What was dropped since the maps were made, by reason; zeros are left out.
     pub(super) fn drops(&self) -> Result<Vec<(DropReason, DropCount)>, Error> {
         let mut counts = vec![];
@@ -272,29 +280,23 @@ fn pinned_build(pins: &Pins) -> Result<Option<[u8; BUILD_LEN]>, Error> {
     build.get(&0, 0).map(Some).map_err(|error| failed(format!("read the map {BUILD}"), error))
 }
 
-/// A table of flows that has another size than is asked for is made anew; but not one that holds flows, which would be
-/// lost.
-fn give_up_other_size(pins: &Pins, flows: u32, writes: &Writes) -> Result<(), Error> {
+/// The size that the table of flows will have: a table of another size than is wanted is made anew; but not one that holds
+/// flows, which would be lost.
+fn size_of_flows(pins: &Pins, wanted: u32, writes: &Writes) -> Result<u32, Error> {
     let path = pins.map(FLOWS);
     if !path.exists() {
-        return Ok(());
+        return Ok(wanted);
     }
     let Fill { entries, room, .. } = tallies::flows(pins)?;
-    if room == flows as usize {
-        return Ok(());
+    let room = room as u32;
+    if room == wanted || entries > 0 {
+        return Ok(room);
     }
-    let what = format!("change the size of the map {FLOWS} from {room} to {flows}");
-    if entries > 0 {
-        let why = format!(
-            "it holds {entries} entries, whose connections would break (keep --conntrack-max {room}, or move the \
-             pods off the node first)"
-        );
-        return Err(failed(what, why));
-    }
-    tracing::info!("{what}");
+    tracing::info!("change the size of the map {FLOWS} from {room} to {wanted}");
     writes.count();
     // The programs that run have it until they are replaced, which is next.
-    pins.unpin(&path).map(drop)
+    pins.unpin(&path)?;
+    Ok(wanted)
 }
 
 fn set_build(pins: &Pins, writes: &Writes) -> Result<(), Error> {

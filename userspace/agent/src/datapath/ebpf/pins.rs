@@ -1,12 +1,15 @@
 //! Where the kernel's objects are kept so that they outlive the agent.
 
 use std::{
-    fs, io,
+    fs::{self, File},
+    io,
     path::{Path, PathBuf},
 };
 
 use contiv_abi::ABI_VERSION;
 use nix::{
+    errno::Errno,
+    fcntl::{Flock, FlockArg},
     mount::{MsFlags, mount},
     sys::statfs::{BPF_FS_MAGIC, statfs},
 };
@@ -72,6 +75,25 @@ impl Pins {
                 .map_err(|error| failed(format!("make the directory {}", directory.display()), error))?;
         }
         Ok(())
+    }
+
+    /// Sees to it that nobody else works with what is pinned, of whatever layout, as long as the value lives: two who write
+    /// would each undo what the other does. None where nothing was ever pinned.
+    pub(super) fn claim(&self) -> Result<Option<Flock<File>>, Error> {
+        let what = || format!("have {} alone", self.root.display());
+        let directory = match File::open(&self.root) {
+            Ok(directory) => directory,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(failed(what(), error)),
+        };
+        Flock::lock(directory, FlockArg::LockExclusiveNonblock).map(Some).map_err(|(_, errno)| match errno {
+            Errno::EWOULDBLOCK => failed(
+                what(),
+                "another netplugin works with it (stop that one first; agents of several nodes on one machine need a \
+                 --bpf-root each)",
+            ),
+            other => failed(what(), other),
+        })
     }
 
     fn mount(&self) -> Result<(), Error> {
