@@ -163,7 +163,13 @@ async fn what_fails_is_tried_again_alone() {
     world.put(endpoint("e2", "h1", 2));
     world.put(endpoint("e3", "h1", 3));
     let status = world.until(|status| status.objects == 4 && status.ops_failed > 1).await;
-    assert_eq!(status.failures.lines(), ["remote endpoints: 1 failed and will be tried again"]);
+    assert_eq!(
+        status.degraded(),
+        [
+            "remote endpoints: 1 failed and will be tried again, such as remote endpoint e2: fake datapath: set remote endpoint \
+          e2: it was told to fail"
+        ]
+    );
     assert!(held(&world.switch).contains(&"remote endpoint e3".to_owned()));
     world.switch.heal();
     let status = world.until(|status| status.failures.count() == 0).await;
@@ -278,7 +284,8 @@ async fn a_policy_that_is_not_understood_lets_nobody_in() {
     let status = world.until(|status| status.failures.count() == 1).await;
     assert_eq!(
         status.failures.lines(),
-        ["groups with policies, DSCP or bandwidth: 1 failed and will be tried again"]
+        ["groups with policies, DSCP or bandwidth: 1 failed and will be tried again, such as group 5: \
+          /contiv.io/state/policy/t:g5:t:p is not understood: see /inspect/driver"]
     );
     let id: contiv_model::name::EndpointId = "e4".into();
     let told = world.handle.settled.wait(&id, Presence::Present);
