@@ -14,6 +14,7 @@
 pub mod api;
 pub mod bgp;
 pub mod bitset;
+pub mod bucket;
 pub mod endpoint;
 pub mod event;
 pub mod global;

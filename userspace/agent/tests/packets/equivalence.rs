@@ -4,6 +4,7 @@
 //! scene     endpoints in groups, rules before and after a change, services, packets: generated, and shrunk
 //! expected  what the oracle allows to become of a packet that a pod sends
 //! errors    what it says of ICMP errors about such packets
+//! meters    rates where there are no queues
 //! wire      the same for packets that come from the uplink of a second network, and for the answers to them
 //! rig       a node that is given one scene after the other
 //! ```
@@ -12,6 +13,7 @@
 
 mod errors;
 mod expected;
+mod meters;
 mod rig;
 mod scene;
 mod wire;
@@ -28,7 +30,7 @@ use testkit::needs;
 
 use crate::campaign::Campaign;
 use expected::{Fate, Oracle};
-use rig::{From, Rig};
+use rig::{From, Rig, forget};
 use scene::{Piece, Probe, Scene, Stage, scenes};
 
 const CASES: u64 = 20_000;

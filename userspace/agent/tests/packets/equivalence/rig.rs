@@ -206,7 +206,7 @@ impl Rig {
 }
 
 /// Empties a map that the programs fill.
-fn forget<K: Plain + Debug, V: Plain>(pin: &Path) -> Result<()> {
+pub(super) fn forget<K: Plain + Debug, V: Plain>(pin: &Path) -> Result<()> {
     let data = MapData::from_pin(pin).with_context(|| format!("open {}", pin.display()))?;
     let mut map: KernelMap<_, K, V> = Map::from_map_data(data)?.try_into()?;
     let keys: Vec<K> = map.keys().collect::<Result<_, _>>()?;
