@@ -131,8 +131,8 @@ pub(super) const fn spread(number: u32) -> u32 {
     mixed ^ mixed >> 16
 }
 
-/// Nanoseconds for a call of each side, of so many. With each number each side is called once, who is first by chance: whatever
-/// comes back after so and so many calls hits them all, and all find the same in the processor's caches.
+/// Nanoseconds for a call of each side, of so many. With each number each side is called once, who is first by chance, and each as often:
+/// whatever comes back after so and so many calls hits them all, and all find the same in the processor's caches.
 pub(super) fn by_turns<const SIDES: usize>(
     calls: usize,
     mut call: impl FnMut(usize, usize) -> Result<Duration>,
@@ -141,7 +141,7 @@ pub(super) fn by_turns<const SIDES: usize>(
     const INTERRUPTED: Duration = Duration::from_micros(50);
     let mut sums = [(Duration::ZERO, 0_u32); SIDES];
     for number in 0..calls {
-        let first = spread(number as u32) as usize % SIDES;
+        let first = (spread((number / SIDES) as u32) as usize % SIDES + number) % SIDES;
         for turn in 0..SIDES {
             let side = (first + turn) % SIDES;
             let took = call(side, number)?;

@@ -71,8 +71,10 @@ impl Sort {
 
     /// The rule with this number. The first one asks for all that others of the sort do.
     fn rule(self, number: usize) -> Directed {
-        let directed = Directed { priority: 1, action: "deny".to_owned(), ..Directed::default() };
         let length = self.length(number);
+        // What is in another prefix comes before what is around, or it would not count.
+        let directed =
+            Directed { priority: i64::from(length), action: "deny".to_owned(), ..Directed::default() };
         let prefix = Sort::address(number).to_bits() >> (32 - length) << (32 - length);
         let dst_ip_addr = format!("{}/{length}", Ipv4Addr::from_bits(prefix));
         match self {

@@ -2,11 +2,13 @@
 //!
 //! ```text
 //! kinds    which rules are put into one tree: all, unless some would have to be repeated too often
+//! layers   prefixes in each other -> for each range of addresses what is left to be told apart by group and port
 //! tree     rules -> ranges of groups, of protocols and ports, of addresses; ranges -> branches
 //! ranges   prefixes -> ranges of addresses that do not overlap, each with the rule that decides there
 //! ```
 
 mod kinds;
+mod layers;
 mod ranges;
 mod tree;
 
@@ -19,7 +21,10 @@ use contiv_model::{
 };
 use ipnet::IpNet;
 
-use self::{kinds::Limit, tree::Trees};
+use self::{
+    kinds::{Limit, Tree},
+    tree::Trees,
+};
 
 /// The rules of a group in one direction, with numbers of its own, all from zero: of sets in [`RuleSet::number`] and in
 /// entries that are sets, of branches in entries that are such, of rules in all other entries.
@@ -106,8 +111,11 @@ impl Trees {
         let cases: Vec<Case> = cases.into_iter().collect();
         let by_group = cases.iter().any(|(asked, _)| asked.group.is_some());
         let mut set = RuleSet { number, rules: count, by_group: by_group.into(), ..RuleSet::EMPTY };
-        for (root, cases) in set.roots.iter_mut().zip(kinds::together(&cases, self.limit)) {
-            *root = self.of_groups(&cases);
+        for (root, tree) in set.roots.iter_mut().zip(kinds::together(&cases, self.limit)) {
+            *root = match tree {
+                Tree::ByGroup(cases) => self.of_groups(&cases),
+                Tree::ByAddress(layers) => self.of_layers(&layers),
+            };
         }
         set
     }

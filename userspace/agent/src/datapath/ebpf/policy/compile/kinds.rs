@@ -2,11 +2,12 @@
 //!
 //! In a tree by ports, what is about any port is repeated in the range of each port that some rule names, and likewise with
 //! groups. Mostly that is little, and a search has one tree to go through. Where rules about many subnets meet many ports or
-//! groups it would multiply; then they are kept apart, and a search goes through each.
+//! groups it would multiply. Then a tree is by addresses first, if few of the subnets are in one another: [`Layers`]. If that would multiply, too,
+//! they are kept apart, and a search goes through each.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{About, Case};
+use super::{About, Case, layers::Layers};
 
 /// How much of a tree may be repetition.
 #[derive(Clone, Copy, Debug)]
@@ -15,27 +16,46 @@ pub(super) struct Limit {
     growth: usize,
     /// What may come of few.
     small: usize,
+    /// Branches for each rule behind those of addresses, when these come first.
+    left: usize,
+}
+
+/// Rules of one tree, by what they are told apart first.
+#[derive(Debug)]
+pub(super) enum Tree {
+    /// Groups, then ports, then addresses.
+    ByGroup(Vec<Case>),
+    /// Addresses, then groups, then ports.
+    ByAddress(Layers),
 }
 
 impl Limit {
     /// For few, some kilobytes.
-    pub(super) const USUAL: Limit = Limit { growth: 3, small: 64 };
+    pub(super) const USUAL: Limit = Limit { growth: 3, small: 64, left: 3 };
     /// Nothing is put together.
     #[cfg(test)]
-    pub(super) const NOTHING: Limit = Limit { growth: 0, small: 0 };
+    pub(super) const NOTHING: Limit = Limit { growth: 0, small: 0, left: 0 };
+    /// Addresses are first.
+    #[cfg(test)]
+    pub(super) const ADDRESSES: Limit = Limit { growth: 0, small: 0, left: 1000 };
+
+    /// Branches behind those of addresses.
+    pub(super) fn left(self, cases: usize) -> usize {
+        self.left * cases
+    }
 }
 
 /// The cases by trees: at most `RuleSet::ROOTS`, none of them empty.
-pub(super) fn together(cases: &[Case], limit: Limit) -> Vec<Vec<Case>> {
-    if fit(cases, limit) {
-        return vec![cases.to_vec()];
+pub(super) fn together(cases: &[Case], limit: Limit) -> Vec<Tree> {
+    if let Some(tree) = one(cases, limit) {
+        return vec![tree];
     }
     let (by_group, others): (Vec<Case>, Vec<Case>) =
         cases.iter().partition(|(asked, _)| asked.group.is_some());
     let mut trees = vec![];
     for cases in [by_group, others].into_iter().filter(|cases| !cases.is_empty()) {
-        if fit(&cases, limit) {
-            trees.push(cases);
+        if let Some(tree) = one(&cases, limit) {
+            trees.push(tree);
             continue;
         }
         let mut kinds: [Vec<Case>; 3] = Default::default();
@@ -47,12 +67,20 @@ pub(super) fn together(cases: &[Case], limit: Limit) -> Vec<Vec<Case>> {
             };
             kinds[kind].push(case);
         }
-        trees.extend(kinds.into_iter().filter(|cases| !cases.is_empty()));
+        trees.extend(kinds.into_iter().filter(|cases| !cases.is_empty()).map(Tree::ByGroup));
     }
     trees
 }
 
-/// Whether one tree of these is not much larger than they are.
+/// One tree that is not much larger than the cases are.
+fn one(cases: &[Case], limit: Limit) -> Option<Tree> {
+    if fit(cases, limit) {
+        return Some(Tree::ByGroup(cases.to_vec()));
+    }
+    Layers::of(cases, limit).map(Tree::ByAddress)
+}
+
+/// Whether one tree of these by groups is not much larger than they are.
 fn fit(cases: &[Case], limit: Limit) -> bool {
     let limit = limit.growth * cases.len() + limit.small;
     let mut by_group: BTreeMap<Option<u16>, Vec<&Case>> = BTreeMap::new();

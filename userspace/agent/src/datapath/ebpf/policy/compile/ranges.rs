@@ -5,16 +5,16 @@ use ipnet::IpNet;
 
 /// Ranges by where they begin, ascending: each goes on to the next, the last one to the end. Neighbours differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Ranges<N>(Vec<(N, RuleEntry)>);
+pub(super) struct Ranges<N, A = RuleEntry>(Vec<(N, A)>);
 
-impl<N: Copy + Ord> Ranges<N> {
+impl<N: Copy + Ord, A: PartialEq> Ranges<N, A> {
     /// One for all.
-    pub(super) fn new(begin: N, entry: RuleEntry) -> Self {
+    pub(super) fn new(begin: N, entry: A) -> Self {
         Ranges(vec![(begin, entry)])
     }
 
     /// From `begin` on it is `entry`; not before the last one begins.
-    pub(super) fn push(&mut self, begin: N, entry: RuleEntry) {
+    pub(super) fn push(&mut self, begin: N, entry: A) {
         if self.0.last().is_some_and(|(last, _)| *last == begin) {
             self.0.pop();
         }
@@ -23,7 +23,7 @@ impl<N: Copy + Ord> Ranges<N> {
         }
     }
 
-    pub(super) fn into_inner(self) -> Vec<(N, RuleEntry)> {
+    pub(super) fn into_inner(self) -> Vec<(N, A)> {
         self.0
     }
 }
@@ -46,29 +46,34 @@ impl Span {
     }
 }
 
-/// Of the whole family, in which it is `all` where no span is. Of spans that overlap, one is in the other.
-pub(super) fn flatten(all: RuleEntry, mut spans: Vec<(Span, RuleEntry)>) -> Ranges<u128> {
+/// Of the whole family, in which it is `all` where no span is; `within` tells what it is in a span by what it is around. Of spans that
+/// overlap, one is in the other.
+pub(super) fn flatten<A: Copy + PartialEq, T>(
+    all: A,
+    mut spans: Vec<(Span, T)>,
+    mut within: impl FnMut(A, T) -> A,
+) -> Ranges<u128, A> {
     // What is around comes before what is in it.
-    spans.sort_unstable_by_key(|(span, _)| (span.first, u128::MAX - span.last));
+    spans.sort_by_key(|(span, _)| (span.first, u128::MAX - span.last));
     let mut ranges = Ranges::new(0, all);
-    // Those that are open, from the outermost, each with what decides in it.
-    let mut open: Vec<(u128, RuleEntry)> = vec![];
-    for (span, entry) in spans {
+    // Those that are open, from the outermost, each with what is in it.
+    let mut open: Vec<(u128, A)> = vec![];
+    for (span, inner) in spans {
         close(&mut ranges, &mut open, all, |last| last < span.first);
         let around = open.last().map_or(all, |(_, entry)| *entry);
-        let decides = entry.min(around);
-        ranges.push(span.first, decides);
-        open.push((span.last, decides));
+        let entry = within(around, inner);
+        ranges.push(span.first, entry);
+        open.push((span.last, entry));
     }
     close(&mut ranges, &mut open, all, |_| true);
     ranges
 }
 
 /// Ends the open spans whose last address is such.
-fn close(
-    ranges: &mut Ranges<u128>,
-    open: &mut Vec<(u128, RuleEntry)>,
-    all: RuleEntry,
+fn close<A: Copy + PartialEq>(
+    ranges: &mut Ranges<u128, A>,
+    open: &mut Vec<(u128, A)>,
+    all: A,
     over: impl Fn(u128) -> bool,
 ) {
     while let Some((last, _)) = open.pop_if(|(last, _)| over(*last)) {

@@ -133,7 +133,9 @@ proptest! {
         rules in prop::collection::vec(rule(), 0..40),
         questions in prop::collection::vec(question(), 100),
     ) {
-        let cases = [Direction::In, Direction::Out].map(|direction| [Limit::USUAL, Limit::NOTHING].map(|limit| (direction, limit)));
+        let cases = [Direction::In, Direction::Out].map(|direction| {
+            [Limit::USUAL, Limit::NOTHING, Limit::ADDRESSES].map(|limit| (direction, limit))
+        });
         for (direction, limit) in cases.into_iter().flatten() {
             let compiled = compile_within(&rules, direction, limit);
             let mut loaded = Loaded::new(&compiled);
@@ -238,7 +240,8 @@ fn kinds_that_would_multiply_are_kept_apart() {
     let rules: Vec<Rule> = subnets.chain(ports).chain(groups).collect();
     let compiled = compile(&rules, Direction::In);
     let roots = compiled.sets[0].roots.iter().filter(|root| root.is_some()).count();
-    assert_eq!((roots, compiled.sets[0].by_group), (3, 1));
+    // What is about groups, and the rest by addresses first.
+    assert_eq!((roots, compiled.sets[0].by_group), (2, 1));
     assert!(compiled.branches.len() < 3000, "{}", compiled.branches.len());
     let mut loaded = Loaded::new(&compiled);
     let questions = (0..1500_u32).flat_map(|n| [(n, 80), (3 * n, 1000), (n, 1001)]);
@@ -250,6 +253,36 @@ fn kinds_that_would_multiply_are_kept_apart() {
         let told = policy::deciding(&rules, Direction::In, own, &peer, packet);
         assert_eq!(loaded.deciding(own, &peer, packet), told.map(|rule| (rule.id.clone(), rule.action)));
     }
+}
+
+/// Prefixes in each other, for any protocol, for TCP and for ports; with groups that would be too much for one tree.
+#[test]
+fn mixed_rules_are_told_apart_by_addresses_first() {
+    let rules: Vec<Rule> = (0..3000)
+        .map(|n| {
+            let kind = n / 25;
+            let rule = deny(n, Some(scattered(n, 8 + (n % 25) as u8, false)), None);
+            let group = (kind % 2 == 1).then(|| GroupNumber::try_from(1 + n % 3).unwrap());
+            let protocol = (kind % 3 != 0).then_some(TCP);
+            let port = (kind % 3 == 2).then_some(1000 + n as u16 % 1000);
+            Rule { peer: Peer { group, ..rule.peer }, protocol, port, ..rule }
+        })
+        .collect();
+    let compiled = compile(&rules, Direction::In);
+    let roots = compiled.sets[0].roots.iter().filter(|root| root.is_some()).count();
+    assert_eq!(roots, 1);
+    assert!(compiled.branches.len() < 4 * rules.len(), "{}", compiled.branches.len());
+    let mut loaded = Loaded::new(&compiled);
+    for n in 0..1000_u32 {
+        let own = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
+        let group = (n % 4 > 0).then(|| GroupNumber::try_from(n % 4).unwrap());
+        let peer = Side { group, ..Side::outside(scattered(3 * n, 32, false).addr()) };
+        let packet = Packet { protocol: TCP, port: Some(1000 + n as u16) };
+        let told = policy::deciding(&rules, Direction::In, own, &peer, packet);
+        assert_eq!(loaded.deciding(own, &peer, packet), told.map(|rule| (rule.id.clone(), rule.action)));
+    }
+    // Five branches of addresses, one of groups, one of ports.
+    assert!(loaded.steps <= 7, "{}", loaded.steps);
 }
 
 #[test]

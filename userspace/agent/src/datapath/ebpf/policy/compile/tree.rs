@@ -6,8 +6,9 @@ use contiv_abi::policy::{Branch, RuleEntry, WAYS, word};
 use ipnet::IpNet;
 
 use super::{
-    About, Case,
+    About, Asked, Case,
     kinds::Limit,
+    layers::Layers,
     ranges::{Ranges, Span, flatten},
 };
 
@@ -28,6 +29,27 @@ struct OfProtocol {
 impl Trees {
     pub(super) fn new(limit: Limit) -> Trees {
         Trees { branches: vec![], limit }
+    }
+
+    /// By address of the peer, then as [`Trees::of_groups`].
+    pub(super) fn of_layers(&mut self, layers: &Layers) -> RuleEntry {
+        let mut trees: Vec<Option<RuleEntry>> = vec![None; layers.left.len()];
+        let [ip4, ip6] = layers.ranges.each_ref().map(|ranges| {
+            let entries = ranges.iter().map(|(begin, place)| {
+                // Made where it is led to: what is all taken by longer prefixes is nowhere.
+                let tree = trees[*place].unwrap_or_else(|| {
+                    let left = layers.left[*place].iter();
+                    let asked = |((group, about), entry): (&(Option<u16>, About), &RuleEntry)| {
+                        (Asked { group: *group, about: *about, subnet: None }, *entry)
+                    };
+                    self.of_groups(&left.map(asked).collect::<Vec<Case>>())
+                });
+                trees[*place] = Some(tree);
+                (*begin, tree)
+            });
+            entries.collect::<Vec<(u128, RuleEntry)>>()
+        });
+        self.of_both(word::PEER, ip4, ip6)
     }
 
     /// By group of the peer, then as [`Trees::of_ports`].
@@ -176,6 +198,8 @@ impl Trees {
 fn by_family(anywhere: RuleEntry, nets: impl Iterator<Item = (IpNet, RuleEntry)>) -> [Ranges<u128>; 2] {
     let nets: Vec<(IpNet, RuleEntry)> = nets.collect();
     let (ip4, ip6): (Vec<_>, Vec<_>) = nets.into_iter().partition(|(net, _)| matches!(net, IpNet::V4(_)));
-    [ip4, ip6]
-        .map(|nets| flatten(anywhere, nets.into_iter().map(|(net, entry)| (Span::of(net), entry)).collect()))
+    [ip4, ip6].map(|nets| {
+        let spans = nets.into_iter().map(|(net, entry)| (Span::of(net), entry)).collect();
+        flatten(anywhere, spans, RuleEntry::min)
+    })
 }
