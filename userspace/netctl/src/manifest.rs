@@ -154,7 +154,11 @@ fn values(file: &str, text: &str) -> Result<Vec<Value>, String> {
         }
     }
     // In YAML 1.2, `no`, `y` and `off` are texts: there are networks with such names.
-    let options = serde_saphyr::options! { strict_booleans: true };
+    let options = serde_saphyr::options! {
+        strict_booleans: true,
+        // The limits of the library are for files of strangers; 1,500 rules are more than 1,024 documents.
+        budget: serde_saphyr::budget! { max_documents: usize::MAX, max_nodes: usize::MAX, max_events: usize::MAX },
+    };
     serde_saphyr::from_multiple_with_options(text, options).map_err(|error| {
         let error = error.to_string();
         format!("{file}: not YAML: {}", error.lines().next().unwrap_or_default())
@@ -278,6 +282,14 @@ mod tests {
         ] {
             assert_eq!(mistakes(text), expected, "{text}");
         }
+    }
+
+    #[test]
+    fn a_file_has_as_many_documents_as_there_are_objects() {
+        let text: String = (0..2_000).map(|n| format!("---\nkind: tenant\ntenantName: t{n}\n")).collect();
+        assert_eq!(values("x.yaml", &text).unwrap().len(), 2_000);
+        let list: String = (0..50_000).map(|n| format!("- {{kind: tenant, tenantName: t{n}}}\n")).collect();
+        assert_eq!(values("x.yaml", &list).unwrap().len(), 1);
     }
 
     #[test]
