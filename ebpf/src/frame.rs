@@ -29,6 +29,14 @@ impl Ethernet {
         if is_group(&ethernet.source) { Err(DropReason::GroupSource) } else { Ok(ethernet) }
     }
 
+    /// The same of what comes from outside. Of tags the kernel takes one out of the bytes; behind another one nobody would see the
+    /// packet, but a pod's kernel takes it for its own when the tags name no network.
+    #[inline(always)]
+    pub(crate) fn from_outside(ctx: &TcContext) -> Result<Ethernet, DropReason> {
+        let ethernet = Ethernet::read(ctx)?;
+        if ethernet.is_tagged() { Err(DropReason::TaggedTwice) } else { Ok(ethernet) }
+    }
+
     /// True of a frame for many.
     #[inline(always)]
     pub(crate) fn is_group(&self) -> bool {

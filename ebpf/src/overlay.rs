@@ -26,7 +26,7 @@ fn forward(ctx: &TcContext, origin: Origin) -> Result<Verdict, DropReason> {
     }
     let segment = Segment::vxlan(origin.vni);
     let entry = maps::segment(&segment).ok_or(DropReason::UnknownSegment)?;
-    let ethernet = Ethernet::read(ctx)?;
+    let ethernet = Ethernet::from_outside(ctx)?;
     if neighbour::answer(ctx, &ethernet, segment, &entry, Asker::Outside)? {
         tunnel::address(
             ctx,

@@ -62,7 +62,8 @@ fn parse(ctx: &TcContext) -> Result<bool, DropReason> {
     packet.tuple = packet.spare;
     packet.protocol = packet.tuple.protocol;
     packet.l4 = packet.next;
-    let piece = packet.piece;
+    // What an error quotes may be a piece, too.
+    let (piece, identification) = (packet.piece, packet.identification);
     let mut ours = true;
     if piece == Piece::LATER {
         recall(packet)?;
@@ -71,6 +72,7 @@ fn parse(ctx: &TcContext) -> Result<bool, DropReason> {
         ours = transport(ctx, packet)?;
         let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
         packet.piece = piece;
+        packet.identification = identification;
         packet.wanted = packet.tuple;
         if piece == Piece::FIRST {
             remember(packet);

@@ -65,7 +65,7 @@ fn tag_of(ctx: &TcContext) -> Option<u16> {
 #[inline(always)]
 fn forward(ctx: &TcContext, segment: Segment, entry: &SegmentEntry) -> Result<Verdict, DropReason> {
     let ifindex = crate::arrival(ctx);
-    let ethernet = Ethernet::read(ctx)?;
+    let ethernet = Ethernet::from_outside(ctx)?;
     if neighbour::answer(ctx, &ethernet, segment, entry, Asker::Wire)? {
         pod::push_tag(ctx, segment)?;
         return Ok(Verdict::Out(ifindex));

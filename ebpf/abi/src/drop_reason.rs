@@ -86,6 +86,8 @@ drop_reasons! {
     TooManyHeaders = 24, "too-many-headers";
     /// A packet for one endpoint in a frame for many, which would go past the rules of a group.
     ForOneOnly = 25, "for-one-only";
+    /// From outside, with more tags than one below that of the network: a pod's kernel would look behind them, rules do not.
+    TaggedTwice = 26, "tagged-twice";
 }
 
 #[cfg(test)]

@@ -207,3 +207,12 @@ fn what_leaves_is_what_ovs_nodes_expect() -> Result<()> {
     }
     Ok(())
 }
+
+#[test]
+fn nothing_comes_behind_two_tags() -> Result<()> {
+    needs!(root());
+    let rig = Rig::new("ovl-tags")?;
+    let eth = Packet::eth(HERE.mac(), THERE.mac()).vlan(0).vlan(0);
+    rig.send(VNI, &eth.ipv4(THERE.ip(), HERE.ip()).udp(4000, 53))?;
+    rig.expect_drop(DropReason::TaggedTwice)
+}

@@ -285,3 +285,17 @@ fn a_vlan_without_uplink_is_local() -> Result<()> {
     tap.expect(Duration::from_secs(5), "the broadcast", |bytes| (bytes == broadcast).then_some(()))?;
     Ok(())
 }
+
+/// What the first piece quotes has a number of its own.
+#[test]
+fn pieces_of_an_error_belong_together() -> Result<()> {
+    needs!(root());
+    let rig = Rig::new("pod-errpiece")?;
+    let answer = Packet::eth(OTHER.mac(), HERE.mac()).ipv4(HERE.ip(), OTHER.ip());
+    let about = Packet::bare().ipv4(OTHER.ip(), HERE.ip()).ip_id(7).udp(53, 4000).payload(b"four").build();
+    let first = answer.clone().fragment(9, 0, true).icmp(3, 3, [0; 4]).payload(&about);
+    rig.run(&first)?.assert_sent_on(&first.build());
+    let later = answer.fragment(9, 5, false).protocol(1).payload(b"more");
+    rig.run(&later)?.assert_sent_on(&later.build());
+    Ok(())
+}

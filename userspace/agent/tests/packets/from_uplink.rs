@@ -1,10 +1,11 @@
 //! What comes from the wire of VLAN networks, frame by frame.
 
-use std::time::Duration;
+use std::{net::UdpSocket, time::Duration};
 
 use anyhow::Result;
 use contiv_abi::{DropReason, maps::FROM_UPLINK};
-use netplugin::datapath::Object;
+use contiv_model::policy::{Action, Direction};
+use netplugin::datapath::{Local, Object};
 use testkit::{
     Netns,
     capture::Tap,
@@ -14,6 +15,7 @@ use testkit::{
 
 use crate::{
     node::{Node, Pod, Who, network, vlan},
+    policy,
     run::{Code, Outcome, run},
 };
 
@@ -144,5 +146,29 @@ fn a_second_tag_stays() -> Result<()> {
     wire.send(&inner(Packet::eth(HERE.mac(), THERE.mac()).vlan(TAG)).build())?;
     let frame = inner(Packet::eth(HERE.mac(), THERE.mac())).build();
     pod.expect(SOON, "the frame with its second tag", |bytes| (bytes == frame).then_some(()))?;
+    Ok(())
+}
+
+/// A kernel takes packets behind any number of tags without a network (VLAN 0) for its own. Programs see one tag beside the bytes,
+/// and would take a packet behind another one for no packet of IP, which no rule is about.
+#[test]
+fn rules_are_not_passed_by_behind_tags() -> Result<()> {
+    needs!(root());
+    let mut rig = Rig::new("upl-tags")?;
+    let denying = policy::group(1, vec![policy::rule("deny", Direction::In, Action::Deny, 10)]);
+    let local = Local { group: Some(policy::number(1)), ..rig.pod.local.clone() };
+    rig.node.want(Object::Group(denying)).want(Object::Local(local));
+    rig.node.converge()?;
+    let socket = rig.pod.ns.run(|| Ok(UdpSocket::bind((HERE.ip(), 53))?))?;
+    socket.set_read_timeout(Some(Duration::from_millis(300)))?;
+    let wire = Tap::open(&rig.outside, "wire")?;
+    for (tags, reason) in [(0, DropReason::Policy), (1, DropReason::Policy), (2, DropReason::TaggedTwice)] {
+        let eth = Packet::eth(HERE.mac(), THERE.mac()).vlan(TAG);
+        let eth = (0..tags).fold(eth, |eth, _| eth.vlan(0));
+        let packet = eth.ipv4(THERE.ip(), HERE.ip()).udp(4000, 53).payload(b"behind tags");
+        wire.send(&packet.build())?;
+        assert!(socket.recv(&mut [0; 64]).is_err(), "a packet has come, behind {tags} tags");
+        rig.run(&packet)?.assert_dropped(reason);
+    }
     Ok(())
 }
