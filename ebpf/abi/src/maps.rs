@@ -127,7 +127,7 @@ pub const RULE_SETS_CAPACITY: usize = 65_536;
 /// Place -> [`Branch`](crate::policy::Branch). Full: as `ctv_rulesets`.
 pub const RULES: &str = "ctv_rules";
 /// 32 MiB. A rule takes a third of a branch when many have their port in common, one to three when it is alone with it, so
-/// there is room for 100,000, and for the largest group twice.
+/// there is room for 100,000, and for the largest group twice. More than half of it is never taken for trees that could be smaller.
 pub const RULES_CAPACITY: usize = 262_144;
 
 /// Number of a rule -> [`RuleCount`](crate::policy::RuleCount) per CPU. Made by what is counted. Full: further rules are not

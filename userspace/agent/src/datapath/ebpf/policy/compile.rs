@@ -21,10 +21,8 @@ use contiv_model::{
 };
 use ipnet::IpNet;
 
-use self::{
-    kinds::{Limit, Tree},
-    tree::Trees,
-};
+pub(super) use self::kinds::Limit;
+use self::{kinds::Tree, tree::Trees};
 
 /// The rules of a group in one direction, with numbers of its own, all from zero: of sets in [`RuleSet::number`] and in
 /// entries that are sets, of branches in entries that are such, of rules in all other entries.
@@ -36,6 +34,8 @@ pub(in super::super) struct Compiled {
     pub(in super::super) branches: Vec<Branch>,
     /// By number.
     pub(in super::super) rules: Vec<RuleId>,
+    /// Within [`Limit::TIGHT`] it would be smaller.
+    pub(in super::super) roomy: bool,
 }
 
 /// What a rule asks for of the connection, but for the addresses of this end.
@@ -58,11 +58,7 @@ enum About {
 type Case = (Asked, RuleEntry);
 
 /// Compiles the rules of one direction; no rules come to no set.
-pub(in super::super) fn compile(rules: &[Rule], direction: Direction) -> Compiled {
-    compile_within(rules, direction, Limit::USUAL)
-}
-
-fn compile_within(rules: &[Rule], direction: Direction, limit: Limit) -> Compiled {
+pub(in super::super) fn compile(rules: &[Rule], direction: Direction, limit: Limit) -> Compiled {
     let rules: Vec<&Rule> = rules.iter().filter(|rule| rule.direction == direction).collect();
     if rules.is_empty() {
         return Compiled::default();
@@ -94,7 +90,8 @@ fn compile_within(rules: &[Rule], direction: Direction, limit: Limit) -> Compile
     // Asked of the first alone, for all of them.
     let by_group = sets.iter().any(|set| set.by_group != 0);
     sets[0].by_group = by_group.into();
-    Compiled { sets, branches: trees.branches, rules: names.into_iter().cloned().collect() }
+    let rules = names.into_iter().cloned().collect();
+    Compiled { sets, branches: trees.branches, rules, roomy: trees.roomy }
 }
 
 impl Trees {

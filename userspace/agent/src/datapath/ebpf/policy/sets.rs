@@ -162,6 +162,11 @@ impl Sets {
         Some(same.rules)
     }
 
+    /// Whether there is room for so many more branches, with as much again for others.
+    pub(super) fn has_plenty(&self, branches: usize) -> bool {
+        self.room.used() + branches <= RULES_CAPACITY / 2
+    }
+
     /// Writes new sets, to which nothing leads yet; `rules` are the numbers of the rules. All of it or nothing. The number
     /// of the first.
     pub(super) fn install(&mut self, compiled: &Compiled, rules: &[u32]) -> Result<u32, Error> {

@@ -10,7 +10,7 @@ use contiv_model::{
 };
 
 use super::{
-    compile::{Compiled, compile},
+    compile::{Compiled, Limit, compile},
     groups::Groups,
     sets::Sets,
 };
@@ -100,10 +100,9 @@ impl Policies {
         let there = self.groups.get(wanted.number);
         let mut same = Group { sets: [0; 2], ..there } == wanted.group;
         for direction in DIRECTIONS {
-            let compiled = compile(wanted.rules, direction);
-            match self.sets.numbers(&compiled, there.sets[side(direction)]) {
-                Some(numbers) => self.name(wanted.number, direction, &compiled, &numbers),
-                None => same = false,
+            match self.compiled(wanted.rules, direction, there.sets[side(direction)]) {
+                (compiled, Some(numbers)) => self.name(wanted.number, direction, &compiled, &numbers),
+                (_, None) => same = false,
             }
         }
         same
@@ -116,9 +115,9 @@ impl Policies {
         let mut group = wanted.group;
         let mut made: Vec<(Direction, u32, Compiled, Vec<u32>)> = vec![];
         for direction in DIRECTIONS {
-            let compiled = compile(wanted.rules, direction);
             let old = before.sets[side(direction)];
-            let (set, numbers) = match self.sets.numbers(&compiled, old) {
+            let (compiled, numbers) = self.compiled(wanted.rules, direction, old);
+            let (set, numbers) = match numbers {
                 Some(numbers) => (old, numbers),
                 None => match self.install(wanted.number, direction, &compiled) {
                     Ok((set, numbers)) => (set, numbers),
@@ -141,6 +140,22 @@ impl Policies {
             self.name(wanted.number, direction, &compiled, &numbers);
         }
         Ok(())
+    }
+
+    /// The trees of rules, with the numbers that the rules have in the kernel if the set there is these. Large trees, which are fast,
+    /// as long as there is plenty of room.
+    fn compiled(&self, rules: &[Rule], direction: Direction, set: u32) -> (Compiled, Option<Vec<u32>>) {
+        let fast = compile(rules, direction, Limit::USUAL);
+        let numbers = self.sets.numbers(&fast, set);
+        if numbers.is_some() || !fast.roomy {
+            return (fast, numbers);
+        }
+        let small = compile(rules, direction, Limit::TIGHT);
+        let numbers = self.sets.numbers(&small, set);
+        if numbers.is_none() && self.sets.has_plenty(fast.branches.len()) {
+            return (fast, None);
+        }
+        (small, numbers)
     }
 
     /// Makes the group be without rules, rate and DSCP.

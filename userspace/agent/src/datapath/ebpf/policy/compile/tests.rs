@@ -134,10 +134,10 @@ proptest! {
         questions in prop::collection::vec(question(), 100),
     ) {
         let cases = [Direction::In, Direction::Out].map(|direction| {
-            [Limit::USUAL, Limit::NOTHING, Limit::ADDRESSES].map(|limit| (direction, limit))
+            [Limit::USUAL, Limit::TIGHT, Limit::NOTHING, Limit::ADDRESSES].map(|limit| (direction, limit))
         });
         for (direction, limit) in cases.into_iter().flatten() {
-            let compiled = compile_within(&rules, direction, limit);
+            let compiled = compile(&rules, direction, limit);
             let mut loaded = Loaded::new(&compiled);
             for (own, peer, group, packet) in &questions {
                 let peer = Side { group: *group, ..Side::outside(*peer) };
@@ -151,7 +151,7 @@ proptest! {
 
 #[test]
 fn no_rules_come_to_nothing() {
-    assert_eq!(compile(&[], Direction::In), Compiled::default());
+    assert_eq!(compile(&[], Direction::In, Limit::USUAL), Compiled::default());
 }
 
 fn deny(id: impl std::fmt::Display, subnet: Option<IpNet>, port: Option<u16>) -> Rule {
@@ -194,7 +194,7 @@ fn steps(compiled: &Compiled, subnets: &[IpNet]) -> u32 {
 fn of_subnets(count: u32, subnet: impl Fn(u32) -> IpNet) -> (usize, u32) {
     let subnets: Vec<IpNet> = (0..count).map(subnet).collect();
     let rules: Vec<Rule> = subnets.iter().enumerate().map(|(n, net)| deny(n, Some(*net), Some(80))).collect();
-    let compiled = compile(&rules, Direction::In);
+    let compiled = compile(&rules, Direction::In, Limit::USUAL);
     let used = compiled.sets[0].roots.iter().filter(|root| root.is_some()).count();
     assert_eq!((compiled.sets.len(), used), (1, 1));
     (compiled.branches.len(), steps(&compiled, &subnets))
@@ -221,7 +221,7 @@ fn a_search_is_no_longer_by_mixed_lengths() {
 fn what_is_about_any_peer_needs_no_addresses() {
     let all = Rule { protocol: None, ..deny("all", None, None) };
     let rules: Vec<Rule> = (0..1000).map(|port| deny(port, None, Some(port))).chain([all]).collect();
-    let compiled = compile(&rules, Direction::In);
+    let compiled = compile(&rules, Direction::In, Limit::USUAL);
     // 1002 ranges: those of the ports are side by side.
     assert!(compiled.branches.len() <= 1002 / 7 + 5, "{}", compiled.branches.len());
     assert!(!compiled.sets[0].roots[1].is_some() && compiled.sets[0].by_group == 0);
@@ -238,7 +238,7 @@ fn kinds_that_would_multiply_are_kept_apart() {
         Rule { peer, ..deny(20_000 + n, None, Some(80)) }
     });
     let rules: Vec<Rule> = subnets.chain(ports).chain(groups).collect();
-    let compiled = compile(&rules, Direction::In);
+    let compiled = compile(&rules, Direction::In, Limit::USUAL);
     let roots = compiled.sets[0].roots.iter().filter(|root| root.is_some()).count();
     // What is about groups, and the rest by addresses first.
     assert_eq!((roots, compiled.sets[0].by_group), (2, 1));
@@ -268,7 +268,9 @@ fn mixed_rules_are_told_apart_by_addresses_first() {
             Rule { peer: Peer { group, ..rule.peer }, protocol, port, ..rule }
         })
         .collect();
-    let compiled = compile(&rules, Direction::In);
+    let compiled = compile(&rules, Direction::In, Limit::USUAL);
+    let small = compile(&rules, Direction::In, Limit::TIGHT);
+    assert!(compiled.roomy && !small.roomy && small.branches.len() < rules.len());
     let roots = compiled.sets[0].roots.iter().filter(|root| root.is_some()).count();
     assert_eq!(roots, 1);
     assert!(compiled.branches.len() < 4 * rules.len(), "{}", compiled.branches.len());
@@ -298,7 +300,7 @@ fn families_do_not_meet() {
             ["0.0.0.0", "ffff:ffff:fffe::"],
         ),
     ] {
-        let compiled = compile(&[all(net)], Direction::In);
+        let compiled = compile(&[all(net)], Direction::In, Limit::USUAL);
         let mut loaded = Loaded::new(&compiled);
         for (ips, found) in [(inside, true), (outside, false)] {
             for ip in ips {

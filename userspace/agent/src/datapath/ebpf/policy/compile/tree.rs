@@ -17,6 +17,8 @@ use super::{
 pub(super) struct Trees {
     pub(super) branches: Vec<Branch>,
     pub(super) limit: Limit,
+    /// Some are by addresses first.
+    pub(super) roomy: bool,
 }
 
 /// Cases of one protocol.
@@ -28,11 +30,12 @@ struct OfProtocol {
 
 impl Trees {
     pub(super) fn new(limit: Limit) -> Trees {
-        Trees { branches: vec![], limit }
+        Trees { branches: vec![], limit, roomy: false }
     }
 
     /// By address of the peer, then as [`Trees::of_groups`].
     pub(super) fn of_layers(&mut self, layers: &Layers) -> RuleEntry {
+        self.roomy = true;
         let mut trees: Vec<Option<RuleEntry>> = vec![None; layers.left.len()];
         let [ip4, ip6] = layers.ranges.each_ref().map(|ranges| {
             let entries = ranges.iter().map(|(begin, place)| {
