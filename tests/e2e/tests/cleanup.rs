@@ -91,6 +91,10 @@ fn a_node_that_is_taken_out_keeps_nothing_of_what_its_agents_made() {
         // A userspace switch makes devices of its own as it needs them.
         links.retain(|link| !before.contains(link) && !link.starts_with("ovs-"));
         assert_eq!(links, Vec::<String>::new(), "{}", node.name);
+        if node.datapath == Datapath::Ebpf {
+            let uplink = node.netns().output("ip", &["link", "show", "uplink0"]).unwrap();
+            assert!(!uplink.contains("PROMISC") && !uplink.contains("xdp"), "{uplink}");
+        }
         let pins = std::fs::read_dir(node.pins()).map_or(0, Iterator::count);
         assert_eq!(pins, 0, "{} has pins left", node.name);
         if let Some(switch) = node.switch() {

@@ -596,6 +596,12 @@ impl Datapath for Ebpf {
                 }
             }
         }
+        // Where no agent has been, the flag is the operator's.
+        if let Some(uplink) = &self.options.uplink
+            && (self.pins.maps().exists() || !self.pins.of_other_layouts().is_empty())
+        {
+            outcome = outcome.and(netlink.release_uplink(uplink, &self.writes).await);
+        }
         outcome = outcome.and(self.retire().await);
         outcome = outcome.and(self.pins.remove_all().map(|removed| {
             (0..removed).for_each(|_| self.writes.count());

@@ -110,6 +110,17 @@ impl Netlink {
         Ok(index)
     }
 
+    /// The uplink listens to its own address alone again; it stays up, with the node's own traffic.
+    pub(super) async fn release_uplink(&self, name: &str, writes: &Writes) -> Result<(), Error> {
+        match self.link(name).await? {
+            Some(link) if link.header.flags.contains(LinkFlags::Promisc) => {
+                let message = LinkUnspec::new_with_index(link.header.index).promiscuous(false).build();
+                self.change(name, message, writes).await
+            }
+            _ => Ok(()),
+        }
+    }
+
     async fn change(&self, name: &str, message: LinkMessage, writes: &Writes) -> Result<(), Error> {
         writes.count();
         let changed = self.handle.link().set(message).execute().await;
