@@ -6,7 +6,7 @@
 //! and nothing waits for the agent.
 
 use aya_ebpf::{
-    bindings::bpf_timer,
+    bindings::{BPF_NOEXIST, bpf_timer},
     btf_maps::{HashMap, LruHashMap, PerCpuArray},
     cty::c_void,
     helpers::generated::{
@@ -16,13 +16,13 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use contiv_abi::{
-    Epochs, Flow, FlowEvent, FlowKey, TimedFlow,
+    DropReason, Epochs, Flow, FlowEvent, FlowKey, TimedFlow,
     maps::{FLOW_STATS_SLOTS, FLOWS_CAPACITY, NEW_FLOWS_CAPACITY},
 };
 
 use crate::{
     maps::{self, NO_PREALLOC},
-    packet::{self, Packet, set_key},
+    packet::{self, GO_ON, Packet, set_key},
     shortcut,
 };
 
@@ -65,6 +65,12 @@ pub(crate) fn young(key: &FlowKey) -> Option<*mut Flow> {
     NEW.get_ptr_mut(key)
 }
 
+/// The entry of a flow, answered or not.
+#[inline(always)]
+pub(crate) fn either(key: &FlowKey) -> Option<*mut Flow> {
+    answered(key).or_else(|| young(key))
+}
+
 /// Whether the time of a flow is over. An alias lives as long as its flow.
 #[inline(always)]
 pub(crate) fn is_over(flow: &Flow, key: &FlowKey, now: u32, answered: bool) -> bool {
@@ -72,7 +78,12 @@ pub(crate) fn is_over(flow: &Flow, key: &FlowKey, now: u32, answered: bool) -> b
     // The timeouts are looked up only when time has passed.
     idle != 0
         && flow.flags & Flow::ALIAS == 0
-        && idle > ctv_timeout(key.protocol.into(), answered.into(), (flow.tcp[0] | flow.tcp[1]).into())
+        && idle
+            > ctv_timeout(
+                key.protocol.into(),
+                u32::from(answered) & flow.is_answered(),
+                (flow.tcp[0] | flow.tcp[1]).into(),
+            )
 }
 
 /// How long a flow is remembered without a packet, in seconds.
@@ -90,57 +101,76 @@ pub(crate) fn note(key: &FlowKey, flow: &Flow) -> bool {
     NEW.insert(key, flow, 0).is_ok()
 }
 
-/// Moves the flow of the packet in hand, which was answered, and its alias to the table proper; when that is
-/// full, it stays.
+/// The same if there is no new flow with this key.
+#[inline(always)]
+pub(crate) fn note_first(key: &FlowKey, flow: &Flow) -> bool {
+    NEW.insert(key, flow, BPF_NOEXIST.into()).is_ok()
+}
+
+/// Moves the flow of the packet in hand, which was answered, to the table proper, where it gets its alias; when that is full, it
+/// stays. The result is that of `packet::code`: the answer goes no further when the client has been answered by another backend.
 ///
-/// A function of its own for the verifier; there is nothing to say about the outcome.
+/// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_confirm() -> u32 {
-    let Some(packet) = packet::in_hand() else { return 0 };
-    let Some(flow) = young(&packet.key) else { return 0 };
+    let Some(packet) = packet::in_hand() else { return GO_ON };
+    let Some(flow) = young(&packet.key) else { return GO_ON };
     // SAFETY: an entry that was found.
-    let flow = unsafe { &*flow };
+    let flow = unsafe { &mut *flow };
     let flags = flow.flags;
     if flags & Flow::NAT != 0 {
         ctv_alias(flow);
     }
-    let Some(packet) = packet::in_hand() else { return 0 };
+    let Some(packet) = packet::in_hand() else { return GO_ON };
     let closing = flow.tcp[0] | flow.tcp[1];
     copy(packet, flow);
-    let moved = FLOWS.insert(&packet.key, timed(packet), 0).is_ok();
-    if !moved {
+    if FLOWS.insert(&packet.key, timed(packet), 0).is_err() {
         count(FlowEvent::Full);
-    } else {
-        if let Some(entry) = FLOWS.get_ptr_mut(&packet.key) {
-            watch(entry, ctv_timeout(packet.key.protocol.into(), 1, closing.into()));
+        if flags & (Flow::NAT | Flow::NAMED) == Flow::NAT {
+            flow.flags |= Flow::NAMED;
+            ctv_name(flags.into(), 0);
         }
-        count(FlowEvent::Answered);
+        return GO_ON;
     }
-    if moved {
-        let _moved = NEW.remove(&packet.key);
+    if let Some(entry) = FLOWS.get_ptr_mut(&packet.key) {
+        watch(entry, ctv_timeout(packet.key.protocol.into(), 1, closing.into()));
     }
-    if flags & Flow::NAT != 0 && moved { ctv_name(flags.into()) } else { 0 }
+    count(FlowEvent::Answered);
+    let _moved = NEW.remove(&packet.key);
+    if flags & Flow::NAT != 0 { ctv_name(flags.into(), 1) } else { GO_ON }
 }
 
-/// Gives the flow of the packet in hand, which is an answer, its alias in the table where the flow is now.
+/// Gives the flow of the packet in hand, which is an answer, its alias: in the table where the flow is now, if it has `moved`.
 ///
-/// A function of its own for the verifier; there is nothing to say about the outcome.
+/// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_name(flags: u32) -> u32 {
-    let Some(packet) = packet::in_hand() else { return 0 };
+extern "C" fn ctv_name(flags: u32, moved: u32) -> u32 {
+    const EXISTS: i32 = -17;
+    let Some(packet) = packet::in_hand() else { return GO_ON };
     let alias = &mut packet.timed.flow;
     alias.flags = Flow::ALIAS | flags as u8 & (Flow::HAIRPIN | Flow::ASIDE);
     alias.nat_ip.set_words(packet.tuple.source.words());
     alias.nat_port = packet.tuple.source_port;
     alias.nat_client_port = packet.tuple.destination_port;
-    // When there is no room, it stays among the new ones; if it is pushed out there, the client's next packet finds the flow
-    // again by the service.
-    if FLOWS.insert(&packet.alias, timed(packet), 0).is_ok() {
-        let _moved = NEW.remove(&packet.alias);
+    let named =
+        if moved != 0 { FLOWS.insert(&packet.alias, timed(packet), BPF_NOEXIST.into()) } else { Err(0) };
+    let Err(error) = named else {
+        if flags as u8 & Flow::NAMED != 0 {
+            let _moved = NEW.remove(&packet.alias);
+        }
+        return GO_ON;
+    };
+    if error == EXISTS {
+        // Between two tries of the client the service has changed, and the backend of the other try was the first to answer.
+        let _gone = FLOWS.remove(&packet.key);
+        return DropReason::NotTracked as u32;
     }
-    0
+    // When there is no room, it is among the new ones; if it is pushed out there, the client's next packet finds the flow
+    // again by the service.
+    note(&packet.alias, &packet.timed.flow);
+    GO_ON
 }
 
 /// Sets the key of the alias of the flow with the packet's key. Not zero if the flow is translated at all.
@@ -172,22 +202,20 @@ fn timed(packet: &Packet) -> &TimedFlow {
 }
 
 /// Removes the flow with the key of the packet in hand, and its alias.
-#[inline(always)]
-pub(crate) fn forget(packet: &mut Packet) {
-    let translated = if let Some(flow) = answered(&packet.key) {
-        ctv_alias(flow)
-    } else if let Some(flow) = young(&packet.key) {
-        ctv_alias(flow)
-    } else {
-        0
-    };
-    let Some(packet) = packet::in_hand() else { return };
+///
+/// A function of its own for the verifier; there is nothing to say about the outcome.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ctv_forget() -> u32 {
+    let Some(packet) = packet::in_hand() else { return 0 };
+    let translated = either(&packet.key).map_or(0, |flow| ctv_alias(flow));
+    let Some(packet) = packet::in_hand() else { return 0 };
     if translated != 0 {
         forget_alias(packet);
     }
     let _gone = FLOWS.remove(&packet.key);
     let _gone = NEW.remove(&packet.key);
-    end_shortcuts(packet);
+    ctv_end_shortcuts()
 }
 
 /// Removes the alias with the key of the alias of the packet in hand.
@@ -199,9 +227,10 @@ pub(crate) fn forget_alias(packet: &Packet) {
 
 /// No CPU takes shortcuts of the flow with the packet's key any more. A flow whose time is over has none: they last for the
 /// second in which its last packet came.
-#[inline(always)]
-fn end_shortcuts(packet: &Packet) {
-    let Some(epochs) = shortcut::epochs() else { return };
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ctv_end_shortcuts() -> u32 {
+    let (Some(packet), Some(epochs)) = (packet::in_hand(), shortcut::epochs()) else { return 0 };
     let shard = Epochs::shard(&packet.key) as usize & (Epochs::SHARDS - 1);
     // SAFETY: helpers without arguments; and numbers of the one value of the array, in this order.
     unsafe {
@@ -210,6 +239,7 @@ fn end_shortcuts(packet: &Packet) {
             place.write_volatile(Epochs::next(place.read_volatile(), time, processor));
         }
     }
+    0
 }
 
 /// Adds packets that have gone past the stages to a flow, if it is still there. `side` is 1 for answers.
@@ -260,7 +290,7 @@ pub(crate) extern "C" fn ctv_hurry() -> u32 {
 extern "C" fn expire(_map: *mut c_void, key: *mut FlowKey, entry: *mut TimedFlow) -> i64 {
     // SAFETY: the kernel calls with the entry whose timer it is, and its key.
     let (key, flow) = unsafe { (&*key, &(*entry).flow) };
-    let timeout = ctv_timeout(key.protocol.into(), 1, (flow.tcp[0] | flow.tcp[1]).into());
+    let timeout = ctv_timeout(key.protocol.into(), flow.is_answered(), (flow.tcp[0] | flow.tcp[1]).into());
     let idle = now().wrapping_sub(flow.seen);
     if idle <= timeout {
         // SAFETY: the timer of this entry, which runs.

@@ -101,6 +101,8 @@ pub(crate) struct Packet {
     pub(crate) busy: u8,
     /// 1 when the packet would begin a flow that is there, but not answered yet.
     pub(crate) again: u8,
+    /// 1 when the packet begins a connection with the ports of one that has ended, which went to `spare`.
+    pub(crate) reopens: u8,
     /// `Flow::ASIDE` for a direct connection that needs another port.
     pub(crate) aside: u8,
     /// `Port::queue` of the sender,

@@ -91,6 +91,16 @@ fn entry_of(packet: &Packet) -> Option<*const ServiceEntry> {
     SERVICES.get_ptr(&key)
 }
 
+/// A source port for the packet in hand, which cannot have its own: the same for the same packet and `turn`.
+#[inline(always)]
+pub(crate) fn port(packet: &Packet, turn: u32) -> u16 {
+    /// Not those that need a privilege.
+    const LOWEST: u64 = 1024;
+    let tuple = &packet.tuple;
+    let ports = u64::from(tuple.source_port.wire()) << 16 | u64::from(tuple.destination_port.wire());
+    (LOWEST + hash(packet, u64::from(turn) << 32 | ports) % (0x1_0000 - LOWEST)) as u16
+}
+
 /// What a packet arrives at that somebody else has chosen the backend for.
 pub(crate) enum Target {
     /// It is for no service.

@@ -5,12 +5,7 @@
 //! it at once. So a service and its backend can both be talked to, from the same port, without mistaking one
 //! for the other: when the tuples beyond the translation would be the same, the later flow gets another port.
 
-use aya_ebpf::{
-    bindings::__sk_buff,
-    cty::c_void,
-    helpers::generated::{bpf_get_prandom_u32, bpf_loop},
-    programs::TcContext,
-};
+use aya_ebpf::{bindings::__sk_buff, cty::c_void, helpers::generated::bpf_loop, programs::TcContext};
 use contiv_abi::{Be16, DropReason, FdbKey, Flow, FlowEvent, FlowKey, TCP};
 
 use crate::{
@@ -32,6 +27,7 @@ pub(crate) extern "C" fn ctv_track(skb: *mut __sk_buff) -> u32 {
     packet.now = flows::now();
     packet.len = ctx.len();
     packet.confirmed = 0;
+    packet.reopens = 0;
     if packet.icmp_error != Told::NOTHING && ctv_inside() == NEW {
         return NEW;
     }
@@ -39,22 +35,13 @@ pub(crate) extern "C" fn ctv_track(skb: *mut __sk_buff) -> u32 {
     packet.from_low = set_key(&packet.wanted, &raw mut packet.key, FlowKey::FLOW);
     let mut code = look_up();
     if code == BESIDE {
-        let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
-        packet.aside = Flow::ASIDE;
-        set_key(&packet.wanted, &raw mut packet.key, FlowKey::ASIDE);
-        code = look_up();
+        code = ctv_look_again(BESIDE);
     }
     if code == AGAIN {
         code = look_up();
     }
     if code == REVIEW {
-        let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
-        if let Some(flow) = flows::answered(&packet.key) {
-            policy::ctv_review(flow);
-        } else if let Some(flow) = flows::young(&packet.key) {
-            policy::ctv_review(flow);
-        }
-        code = look_up();
+        code = ctv_look_again(REVIEW);
     }
     if code == REOPEN {
         return ctv_reopen();
@@ -62,7 +49,10 @@ pub(crate) extern "C" fn ctv_track(skb: *mut __sk_buff) -> u32 {
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
     if packet.confirmed != 0 {
         // From here and not from where it is noticed: the stack of Linux 6.1 would not hold the calls in between.
-        flows::ctv_confirm();
+        let confirmed = flows::ctv_confirm();
+        if confirmed != packet::GO_ON {
+            return confirmed;
+        }
     }
     if code == packet::GO_ON && packet.icmp_error != Told::NOTHING {
         return ctv_outside();
@@ -85,14 +75,36 @@ fn look_up() -> u32 {
     flows::young(&packet.key).map_or(NEW, |flow| ctv_by(flow, 0))
 }
 
-/// Makes room for the new connection of the packet in hand.
+/// Looks beside what was found, or judges it and looks again.
+///
+/// A function of its own for the verifier.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_look_again(why: u32) -> u32 {
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    if why == BESIDE {
+        packet.aside = Flow::ASIDE;
+        set_key(&packet.wanted, &raw mut packet.key, FlowKey::ASIDE);
+    } else if let Some(flow) = flows::either(&packet.key) {
+        policy::ctv_review(flow);
+    }
+    look_up()
+}
+
+/// Whether the packet is the first of a TCP connection: what a client sends before it has been answered.
+#[inline(always)]
+fn opens(packet: &Packet) -> bool {
+    packet.tcp & (tcp::SYN | tcp::ACK) == tcp::SYN && packet.tuple.protocol == TCP
+}
+
+/// A new connection has the ports of one that has ended, whose flow it gets if it goes the same way.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_reopen() -> u32 {
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
     flows::count(FlowEvent::Reused);
-    packet.translated = 0;
-    flows::forget(packet);
+    packet.reopens = 1;
+    packet.spare = packet.wanted;
     NEW
 }
 
@@ -120,7 +132,7 @@ extern "C" fn ctv_by(flow: *mut Flow, answered: u32) -> u32 {
     if flows::is_over(flow, &packet.key, packet.now, answered) {
         return NEW;
     }
-    if reopens(packet, flow) {
+    if flow.is_closing() && opens(packet) {
         return REOPEN;
     }
     let code = policy::stands(flow);
@@ -138,14 +150,6 @@ extern "C" fn ctv_by(flow: *mut Flow, answered: u32) -> u32 {
     pass(packet, flow, original, answered)
 }
 
-/// A connection that ends where another one ended just now: the ports are used again.
-#[inline(always)]
-fn reopens(packet: &Packet, flow: &Flow) -> bool {
-    packet.tcp & (tcp::SYN | tcp::ACK) == tcp::SYN
-        && packet.tuple.protocol == TCP
-        && flow.tcp[0] | flow.tcp[1] != 0
-}
-
 /// One more packet of a flow.
 #[inline(always)]
 fn pass(packet: &mut Packet, flow: &mut Flow, original: bool, answered: bool) -> u32 {
@@ -154,7 +158,7 @@ fn pass(packet: &mut Packet, flow: &mut Flow, original: bool, answered: bool) ->
     // Written only when it changes, so that CPUs do not fight over the line.
     if flow.seen != packet.now {
         flow.seen = packet.now;
-    } else if answered && !flow.is_closing() && ending == 0 {
+    } else if answered && flow.is_open() && ending == 0 {
         packet.busy = 1;
         packet.judges = flow.groups;
         packet.served = flow.service;
@@ -174,8 +178,14 @@ fn pass(packet: &mut Packet, flow: &mut Flow, original: bool, answered: bool) ->
     flow.bytes[1] += u64::from(packet.len);
     flow.tcp[1] |= ending;
     // A connection that was refused at once needs no long memory.
-    if !answered && ending & tcp::RST == 0 {
+    if ending & tcp::RST != 0 {
+        return packet::GO_ON;
+    }
+    if !answered {
         packet.confirmed = 1;
+    } else if flow.flags & Flow::OPENING != 0 {
+        flow.flags &= !Flow::OPENING;
+        flows::count(FlowEvent::Answered);
     }
     packet::GO_ON
 }
@@ -268,7 +278,7 @@ pub(crate) extern "C" fn ctv_open_wire() -> u32 {
 fn begin(packet: &mut Packet) {
     packet.wanted = packet.tuple;
     packet.from_low = set_key(&packet.tuple, &raw mut packet.alias, FlowKey::FLOW);
-    if packet.translated != 0 && packet.icmp_error == Told::NOTHING {
+    if packet.translated != 0 && packet.reopens == 0 && packet.icmp_error == Told::NOTHING {
         // By an alias that leads nowhere any more.
         flows::forget_alias(packet);
     }
@@ -286,28 +296,49 @@ fn admit() -> u32 {
     if code != packet::GO_ON {
         return code;
     }
-    let code = ctv_note();
-    let again = packet::in_hand().is_some_and(|packet| packet.again != 0);
-    if code == packet::GO_ON && !again {
-        tell::began();
+    let noted = ctv_note();
+    ctv_noted(noted)
+}
+
+/// What follows from whether the flow of the packet in hand was noted. The result is that of `packet::code`.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_noted(noted: u32) -> u32 {
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    if noted == TAKEN {
+        return DropReason::NoPort as u32;
     }
-    code
+    if noted == FAILED {
+        flows::count(FlowEvent::Failed);
+        // One that is not translated goes without: its answers will be judged as if they were questions.
+        return if packet.translated != 0 { DropReason::NotTracked as u32 } else { packet::GO_ON };
+    }
+    if packet.again != 0 {
+        served::passed(&packet.flow, false, packet.len);
+        return packet::GO_ON;
+    }
+    flows::count(FlowEvent::Made);
+    served::began(packet.service, packet.len);
+    tell::began();
+    packet::GO_ON
 }
 
 /// Ports that are tried for a translated flow before giving up, after its own. With nine of ten ports of client and
 /// backend taken, one connection in 700,000 finds none.
 const TRIES: u32 = 128;
 
+/// What becomes of a flow: it is noted by its key,
+const NOTED: u32 = 0;
+/// another flow has that,
+const TAKEN: u32 = 1;
+/// or there is no memory.
+const FAILED: u32 = 2;
+
 /// Writes the flow's entries.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_note() -> u32 {
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
-    packet::code(note(packet))
-}
-
-#[inline(always)]
-fn note(packet: &mut Packet) -> Result<(), DropReason> {
+    let Some(packet) = packet::in_hand() else { return FAILED };
     packet.again = 0;
     packet.flow.flags = 0;
     packet.flow.packets = [1, 0];
@@ -319,115 +350,146 @@ fn note(packet: &mut Packet) -> Result<(), DropReason> {
     packet.flow.nat_ip = packet.tuple.destination;
     packet.flow.nat_port = packet.tuple.destination_port;
     packet.flow.nat_client_port = packet.tuple.source_port;
-    if packet.translated == 0 {
-        packet.flow.origin_is_low = packet.from_low;
-        if flows::note(&packet.alias, &packet.flow) {
-            flows::count(FlowEvent::Made);
-        } else {
-            // It goes without: its answers will be judged as if they were questions.
-            flows::count(FlowEvent::Failed);
-        }
-        return Ok(());
+    packet.flow.origin_is_low = packet.from_low;
+    if packet.translated != 0 {
+        let named = if opens(packet) { 0 } else { Flow::NAMED };
+        packet.flow.flags = Flow::NAT | named | packet.hairpin | packet.aside;
     }
-    if ctv_taken() != 0 {
-        let mut taken = 1_u32;
+    if packet.reopens != 0 {
+        if ctv_reuse() != 0 {
+            return NOTED;
+        }
+        flows::ctv_forget();
+        let Some(packet) = packet::in_hand() else { return FAILED };
+        // That of what was forgotten is there.
+        set_key(&packet.tuple, &raw mut packet.alias, u8::from(packet.aside != 0));
+    }
+    let Some(packet) = packet::in_hand() else { return FAILED };
+    if packet.translated == 0 {
+        return if flows::note(&packet.alias, &packet.flow) { NOTED } else { FAILED };
+    }
+    let mut noted = ctv_claim(0);
+    if noted == TAKEN {
         // The result is how many it took.
         // SAFETY: `try_port` expects a number, which outlives the loop.
         let _tries =
-            unsafe { bpf_loop(TRIES, try_port as *mut c_void, (&raw mut taken).cast::<c_void>(), 0) };
-        if taken != 0 {
-            return Err(DropReason::NoPort);
-        }
+            unsafe { bpf_loop(TRIES, try_port as *mut c_void, (&raw mut noted).cast::<c_void>(), 0) };
     }
-    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
-    if ctv_noted() == 0 {
-        flows::count(FlowEvent::Failed);
-        return Err(DropReason::NotTracked);
-    }
-    if packet.again != 0 {
-        served::passed(&packet.flow, false, packet.len);
-        return Ok(());
-    }
-    flows::count(FlowEvent::Made);
-    served::began(packet.service, packet.len);
-    Ok(())
+    let Some(packet) = packet::in_hand() else { return FAILED };
+    if noted == NOTED && packet.flow.flags & Flow::NAMED != 0 { ctv_named() } else { noted }
 }
 
-/// Writes the entries of the flow that the packet in hand begins, which is translated. Zero without memory.
+/// The new connection of the packet in hand, which has the ports of one that has ended, gets that one's entries if it goes
+/// the same way. Not zero if so.
 ///
-/// A function of its own for the verifier.
+/// A function of its own for the verifier, as those that follow.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_noted() -> u32 {
+extern "C" fn ctv_reuse() -> u32 {
+    const KIND: u8 = Flow::NAT | Flow::HAIRPIN | Flow::ASIDE;
     let Some(packet) = packet::in_hand() else { return 0 };
-    let kind = packet.hairpin | packet.aside;
-    packet.flow.origin_is_low = packet.from_low;
-    packet.flow.flags = Flow::NAT | kind;
-    let noted = flows::note(&packet.key, &packet.flow);
-    packet.flow.flags = Flow::ALIAS | kind;
+    let (wanted, ended) = (&packet.wanted, &packet.spare);
+    if wanted.source_port != ended.source_port
+        || wanted.destination_port != ended.destination_port
+        || !wanted.destination.same(&ended.destination)
+    {
+        return 0;
+    }
+    let Some(flow) = flows::answered(&packet.key) else { return 0 };
+    // SAFETY: an entry that was found.
+    let flow = unsafe { &mut *flow };
+    if flow.flags & KIND != packet.flow.flags {
+        return 0;
+    }
+    if packet.translated != 0 {
+        packet.flow.origin_is_low = flow.origin_is_low;
+    }
+    packet.flow.flags |= Flow::OPENING;
+    // SAFETY: an entry of a map is not in the packet. An assignment would go by way of the stack.
+    unsafe { core::ptr::copy_nonoverlapping(&raw const packet.flow, flow, 1) };
+    flows::ctv_end_shortcuts();
+    1
+}
+
+/// Writes the alias of the flow that the packet in hand begins.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_named() -> u32 {
+    let Some(packet) = packet::in_hand() else { return FAILED };
+    packet.flow.flags = packet.flow.flags & !(Flow::NAT | Flow::NAMED) | Flow::ALIAS;
     packet.flow.nat_ip = packet.wanted.destination;
     packet.flow.nat_port = packet.wanted.destination_port;
     packet.flow.nat_client_port = packet.wanted.source_port;
-    u32::from(noted) & u32::from(flows::note(&packet.alias, &packet.flow))
+    if flows::note(&packet.alias, &packet.flow) { NOTED } else { FAILED }
 }
 
-extern "C" fn try_port(_try: u64, taken: *mut u32) -> i64 {
-    let result = ctv_taken();
+extern "C" fn try_port(turn: u64, noted: *mut u32) -> i64 {
+    let result = ctv_claim(turn as u32 + 1);
     // SAFETY: `note` passes its own.
-    unsafe { *taken = result };
-    i64::from(result == 0)
+    unsafe { *noted = result };
+    i64::from(result != TAKEN)
 }
 
-/// Sets the key of the flow beyond the translation. When another flow has it, the packet gets another port,
-/// which is the result; else zero.
+/// Notes the flow of the packet in hand by its key beyond the translation, unless another flow has that. `turn` is zero for the
+/// client's own port; then come others, the same ones in the same order for the same packet: what is sent again before the
+/// answer finds its flow.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_taken() -> u32 {
-    /// Not those that need a privilege.
-    const LOWEST: u32 = 1024;
-    let Some(packet) = packet::in_hand() else { return 1 };
+extern "C" fn ctv_claim(turn: u32) -> u32 {
+    let Some(packet) = packet::in_hand() else { return FAILED };
+    if turn != 0 {
+        packet.wanted.source_port = Be16::new(service::port(packet, turn));
+    }
     packet.from_low = set_key(&packet.wanted, &raw mut packet.key, FlowKey::FLOW);
+    packet.flow.origin_is_low = packet.from_low;
     packet.again = 0;
     let taken = if let Some(flow) = flows::answered(&packet.key) {
-        is_another(packet, flow, true)
-    } else if let Some(flow) = flows::young(&packet.key) {
-        let another = is_another(packet, flow, false);
-        if !another {
-            repeat(packet, flow);
-        }
-        another
+        ctv_another(flow, 1)
     } else {
         // A pod that reaches itself might meet its own alias there.
-        packet.hairpin != 0 && same_ports(packet)
+        u32::from(packet.hairpin != 0 && same_ports(packet))
     };
-    if !taken {
+    if taken != 0 {
+        return TAKEN;
+    }
+    if flows::note_first(&packet.key, &packet.flow) {
+        return NOTED;
+    }
+    let Some(flow) = flows::young(&packet.key) else { return FAILED };
+    if ctv_another(flow, 0) != 0 {
+        return TAKEN;
+    }
+    let Some(packet) = packet::in_hand() else { return FAILED };
+    if flows::note(&packet.key, &packet.flow) { NOTED } else { FAILED }
+}
+
+/// Not zero if the entry is of another flow than this very one. If it is this one's, which was not answered yet, the packet in
+/// hand is the first one once more.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_another(flow: *const Flow, answered: u32) -> u32 {
+    let Some(packet) = packet::in_hand() else { return 1 };
+    // SAFETY: the verifier sees to it that a pointer which is not null is to a whole flow.
+    let Some(flow) = (unsafe { flow.as_ref() }) else { return 0 };
+    if flows::is_over(flow, &packet.key, packet.now, answered != 0) {
         return 0;
     }
-    // SAFETY: a helper without arguments.
-    let random = unsafe { bpf_get_prandom_u32() };
-    let port = LOWEST + random % (0x1_0000 - LOWEST);
-    packet.wanted.source_port = Be16::new(port as u16);
-    port
+    if flow.flags & Flow::NAT == 0
+        || flow.nat_port != packet.tuple.destination_port
+        || flow.nat_client_port != packet.tuple.source_port
+        || !flow.nat_ip.same(&packet.tuple.destination)
+    {
+        return 1;
+    }
+    if answered == 0 && !flow.is_closing() {
+        repeat(packet, flow);
+    }
+    0
 }
 
-/// Whether the entry is of another flow than this very one, of which only the alias was lost.
 #[inline(always)]
-fn is_another(packet: &Packet, flow: *mut Flow, answered: bool) -> bool {
-    // SAFETY: an entry that was found.
-    let flow = unsafe { &*flow };
-    !flows::is_over(flow, &packet.key, packet.now, answered)
-        && (flow.flags & Flow::NAT == 0
-            || flow.nat_port != packet.tuple.destination_port
-            || flow.nat_client_port != packet.tuple.source_port
-            || !flow.nat_ip.same(&packet.tuple.destination))
-}
-
-/// The first packet of a flow that was not answered, once more.
-#[inline(always)]
-fn repeat(packet: &mut Packet, flow: *const Flow) {
-    // SAFETY: an entry that was found.
-    let flow = unsafe { &*flow };
-    packet.again = u8::from(!flow.is_closing());
+fn repeat(packet: &mut Packet, flow: &Flow) {
+    packet.again = 1;
     packet.flow.made = flow.made;
     packet.flow.packets[0] = flow.packets[0] + 1;
     packet.flow.bytes[0] = flow.bytes[0] + u64::from(packet.len);

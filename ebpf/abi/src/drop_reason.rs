@@ -78,7 +78,8 @@ drop_reasons! {
     NoService = 20, "no-service";
     /// To a service whose backend is no endpoint of the service's network.
     StrangeBackend = 21, "strange-backend";
-    /// The flow could not be noted (the kernel had no memory), and its translation needs that.
+    /// The flow could not be noted (the kernel had no memory), and its translation needs that; or it is an answer to a connection
+    /// that another backend has answered before.
     NotTracked = 22, "not-tracked";
     /// Every source port that was tried for a connection to this backend is in use.
     NoPort = 23, "no-port";

@@ -179,7 +179,7 @@ pub struct Flow {
     pub outward: Judged,
     /// What the destination's rules said.
     pub inward: Judged,
-    /// [`Flow::NAT`], [`Flow::ALIAS`], [`Flow::HAIRPIN`], [`Flow::ASIDE`].
+    /// [`Flow::NAT`] and the following.
     pub flags: u8,
     /// 1 when the lower end began.
     pub origin_is_low: u8,
@@ -202,6 +202,10 @@ impl Flow {
     pub const DENIED_OUT: u8 = 16;
     /// Nor do those of the destination's.
     pub const DENIED_IN: u8 = 32;
+    /// Among the answered ones by its entry, which was a connection's that has ended, but not answered yet itself.
+    pub const OPENING: u8 = 64;
+    /// Not answered yet, and has its alias all the same: it began with something else than a SYN.
+    pub const NAMED: u8 = 128;
     /// One or the other.
     pub const DENIED: u8 = Flow::DENIED_OUT | Flow::DENIED_IN;
 
@@ -214,6 +218,18 @@ impl Flow {
     #[inline(always)]
     pub const fn is_closing(&self) -> bool {
         (self.tcp[0] | self.tcp[1]) != 0
+    }
+
+    /// 1 if a flow among the answered ones has been answered itself. Without a branch, which the verifier would follow.
+    #[inline(always)]
+    pub const fn is_answered(&self) -> u32 {
+        (((self.flags / Flow::OPENING) & 1) ^ 1) as u32
+    }
+
+    /// Whether it has been answered, if it is among those that have been, and neither side has ended the connection.
+    #[inline(always)]
+    pub const fn is_open(&self) -> bool {
+        (self.tcp[0] | self.tcp[1] | self.flags & Flow::OPENING) == 0
     }
 
     /// What the client of a translated flow sends: the tuple of its alias. In place, as `FlowKey::set` is.
@@ -359,7 +375,7 @@ pub enum FlowEvent {
     Full = 3,
     /// A flow could not be noted at all.
     Failed = 4,
-    /// A closed flow made way for a new one with the same ports.
+    /// A new connection had the ports of one that was closed, in whose place it is.
     Reused = 5,
 }
 

@@ -131,12 +131,17 @@ impl std::fmt::Display for Told {
     }
 }
 
-/// A connection that was made: whom its packets have come to.
-type Made = HashMap<usize, Fate>;
+/// Connections that were made.
+#[derive(Default)]
+struct Made {
+    /// Whom their packets have come to.
+    fates: HashMap<usize, Fate>,
+    answered: HashSet<usize>,
+}
 
 fn check(rig: &mut Rig, scene: &Scene) -> Result<Told> {
     let mut told = Told::default();
-    let (mut made, mut accepted) = (Made::new(), HashSet::new());
+    let (mut made, mut accepted) = (Made::default(), HashSet::new());
     for stage in [Stage::Before, Stage::After] {
         rig.stage(scene, stage)?;
         let before = rig.taken()?;
@@ -156,23 +161,23 @@ fn packets(rig: &Rig, oracle: &Oracle<'_>, made: &mut Made, told: &mut Told) -> 
     complaints(rig, oracle, made, told, 2).context("errors first")?;
     answers(rig, oracle, made, told).context("answers first")?;
     for (number, probe) in oracle.scene.probes.iter().enumerate() {
-        let fate = sent(rig, oracle, number, probe, made.get(&number), told)
+        let fate = sent(rig, oracle, number, probe, made.fates.get(&number), told)
             .with_context(|| format!("packet {number}, {probe:?}"))?;
         // Once more: now it is a packet of a connection that is known, if there is one.
-        let again = sent(rig, oracle, number, probe, made.get(&number).or(Some(&fate)), told)
+        let again = sent(rig, oracle, number, probe, made.fates.get(&number).or(Some(&fate)), told)
             .with_context(|| format!("packet {number} again, {probe:?}"))?;
         let same = fate == again || (fate.is_denied() && again.is_denied());
         ensure!(same, "packet {number}, {probe:?}: first {fate:?}, then {again:?}");
         if fate.made_a_connection() {
-            made.insert(number, fate);
+            made.fates.insert(number, fate);
         }
     }
-    clients_stay(oracle, made)?;
+    clients_stay(oracle, &made.fates)?;
     complaints(rig, oracle, made, told, 1).context("before the answers")?;
     answers(rig, oracle, made, told)?;
     // And as one of a connection that has been answered: through the stages, and past them.
     for (number, probe) in oracle.scene.probes.iter().enumerate() {
-        let Some(fate) = made.get(&number) else { continue };
+        let Some(fate) = made.fates.get(&number) else { continue };
         for _ in 0..BUSY {
             sent(rig, oracle, number, probe, Some(fate), told)
                 .with_context(|| format!("packet {number} after the answer, {probe:?}"))?;
@@ -259,12 +264,12 @@ fn piece(
 }
 
 /// Connections are answered, as long as they may be.
-fn answers(rig: &Rig, oracle: &Oracle<'_>, made: &Made, told: &mut Told) -> Result<()> {
-    let mut numbers: Vec<_> = made.keys().copied().collect();
+fn answers(rig: &Rig, oracle: &Oracle<'_>, made: &mut Made, told: &mut Told) -> Result<()> {
+    let mut numbers: Vec<_> = made.fates.keys().copied().collect();
     numbers.sort_unstable();
     for number in numbers {
         let probe = &oracle.scene.probes[number];
-        let Some(answer) = oracle.answer(number, probe, &made[&number]) else { continue };
+        let Some(answer) = oracle.answer(number, probe, &made.fates[&number]) else { continue };
         let outcome = rig.run(From::Pod(answer.from), &answer.frame, oracle.waits(answer.from))?;
         told.cases += 1;
         ensure!(
@@ -272,13 +277,16 @@ fn answers(rig: &Rig, oracle: &Oracle<'_>, made: &Made, told: &mut Told) -> Resu
             "the answer to packet {number}, {probe:?}: it became {outcome:?}, but should have become {:?}",
             answer.fate
         );
-        told.answers += usize::from(answer.fate.place().is_some());
+        if answer.fate.place().is_some() {
+            told.answers += 1;
+            made.answered.insert(number);
+        }
     }
     Ok(())
 }
 
 /// Of a service with affinity: each client is with one backend.
-fn clients_stay(oracle: &Oracle<'_>, made: &Made) -> Result<()> {
+fn clients_stay(oracle: &Oracle<'_>, made: &HashMap<usize, Fate>) -> Result<()> {
     let mut with: HashMap<(IpAddr, usize, usize), IpAddr> = HashMap::new();
     for (number, fate) in made {
         let probe = &oracle.scene.probes[*number];

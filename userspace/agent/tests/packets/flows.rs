@@ -154,6 +154,50 @@ fn a_connection_that_is_closed_is_forgotten_sooner() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn a_connection_has_the_entry_of_one_that_has_ended_with_its_ports() -> Result<()> {
+    needs!(root());
+    let rig = Rig::new("ct-reuse")?;
+    let (client, server) = ((HERE, 5), (OTHER, 6));
+    let (syn, rst) = (tcp(client, server, tcp_flags::SYN), tcp(client, server, tcp_flags::RST));
+    let syn_ack = tcp(server, client, tcp_flags::SYN | tcp_flags::ACK);
+    for _ in 0..2 {
+        rig.exchange(&syn, &syn_ack)?;
+        rig.from(&rig.first, &rst)?.assert_sent_on(&rst.build());
+    }
+    let [(_, flow)] = rig.answered()?[..] else { panic!("one flow") };
+    assert_eq!((flow.packets, flow.tcp, flow.flags), ([2, 1], [Flow::RST, 0], 0));
+    assert_eq!((rig.event("made"), rig.event("answered"), rig.event("reused")), (2, 2, 1));
+    // One that nobody has answered.
+    rig.from(&rig.first, &syn)?.assert_sent_on(&syn.build());
+    let [(_, flow)] = rig.answered()?[..] else { panic!("one flow") };
+    assert_eq!((flow.packets, flow.tcp, flow.flags), ([1, 0], [0, 0], Flow::OPENING));
+    assert_eq!(rig.young()?, 0);
+    // From the other end it is a connection of its own.
+    rig.exchange(&syn, &syn_ack)?;
+    rig.from(&rig.first, &rst)?.assert_sent_on(&rst.build());
+    let syn = tcp(server, client, tcp_flags::SYN);
+    rig.from(&rig.second, &syn)?.assert_sent_on(&syn.build());
+    rig.from(&rig.first, &tcp(client, server, tcp_flags::SYN | tcp_flags::ACK))?;
+    let [(key, flow)] = rig.answered()?[..] else { panic!("one flow") };
+    assert_eq!((key.original(flow.origin_is_low != 0).source_port.get(), flow.packets), (6, [1, 1]));
+    Ok(())
+}
+
+#[test]
+fn an_entry_that_is_used_again_is_forgotten_when_nobody_answers() -> Result<()> {
+    needs!(root());
+    let rig = Rig::with("ct-reuse-un", |options| {
+        (options.timeouts.tcp_closing, options.timeouts.tcp_opening) = (2, 1);
+    })?;
+    let (client, server) = ((HERE, 5), (OTHER, 6));
+    let syn = tcp(client, server, tcp_flags::SYN);
+    rig.exchange(&syn, &tcp(server, client, tcp_flags::SYN | tcp_flags::ACK))?;
+    rig.from(&rig.first, &tcp(client, server, tcp_flags::RST))?;
+    rig.from(&rig.first, &syn)?.assert_sent_on(&syn.build());
+    wait_until(SOON, "the timer", || Ok(rig.answered()?.is_empty().then_some(())))
+}
+
 /// As many runs as there are frames, without looking anything up in between.
 fn flood(rig: &Rig, frames: impl Iterator<Item = Vec<u8>> + Send) -> Result<()> {
     let ifindex = rig.node.ifindex(&rig.first.local.port)?;

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use contiv_abi::{DropReason, maps::FROM_POD};
 use contiv_model::{
     mac::Mac,
@@ -33,6 +33,7 @@ const VIP: Who = Who(250);
 const SYN: u8 = tcp_flags::SYN;
 const SYN_ACK: u8 = tcp_flags::SYN | tcp_flags::ACK;
 const ACK: u8 = tcp_flags::ACK;
+const RST: u8 = tcp_flags::RST | tcp_flags::ACK;
 
 /// The service, on port 80 for 8080, TCP and UDP.
 pub(crate) fn service(vip: IpAddr, backends: &[(IpAddr, Readiness)]) -> Service {
@@ -333,6 +334,86 @@ fn connections_that_look_alike_to_a_backend_get_other_ports() -> Result<()> {
         Ok(())
     })?;
     assert!(rig.node.drops()?.is_empty());
+    Ok(())
+}
+
+#[test]
+fn a_syn_that_is_sent_again_has_the_same_port_and_makes_nothing_new() -> Result<()> {
+    needs!(root());
+    let rig = Rig::new("svc-again", &[OTHER])?;
+    let direct = between(HERE, OTHER).tcp(4000, 8080, SYN);
+    rig.becomes(HERE, &direct, &direct);
+    let outcome = rig.from(HERE, &between(HERE, VIP).tcp(4000, 80, SYN))?;
+    let port = u16::from_be_bytes([outcome.bytes[34], outcome.bytes[35]]);
+    assert_ne!(port, 4000);
+    for _ in 0..3 {
+        rig.becomes(HERE, &between(HERE, VIP).tcp(4000, 80, SYN), &between(HERE, OTHER).tcp(port, 8080, SYN));
+    }
+    assert_eq!(rig.node.datapath.inspect()["flows"]["made"], 2);
+    let back = between(OTHER, HERE).tcp(8080, port, SYN_ACK);
+    rig.becomes(OTHER, &back, &answer_of(OTHER, HERE).tcp(80, 4000, SYN_ACK));
+    rig.becomes(HERE, &between(HERE, VIP).tcp(4000, 80, ACK), &between(HERE, OTHER).tcp(port, 8080, ACK));
+    Ok(())
+}
+
+#[test]
+fn the_backend_that_answers_first_has_the_connection() -> Result<()> {
+    needs!(root());
+    let mut rig = Rig::new("svc-first", &[OTHER])?;
+    let there = |flags| between(HERE, VIP).tcp(4000, 80, flags);
+    rig.becomes(HERE, &there(SYN), &between(HERE, OTHER).tcp(4000, 8080, SYN));
+    // Before the first answer the service changes; the client tries again.
+    rig.set(&[(HERE, Readiness::Ready)])?;
+    let own = Packet::eth(HERE.mac(), VIP.mac()).ipv4(VIP.ip(), HERE.ip());
+    let arrives = |outcome: Outcome| (outcome.code, outcome.bytes[12..].to_vec());
+    let expected = |packet: Packet| (Code::Redirect, packet.build()[12..].to_vec());
+    let own = |flags| own.clone().tcp(4000, 8080, flags);
+    assert_eq!(arrives(rig.from(HERE, &there(SYN))?), expected(own(SYN)));
+    let back = between(HERE, VIP).tcp(8080, 4000, SYN_ACK);
+    let heard = Packet::eth(HERE.mac(), VIP.mac()).ipv4(VIP.ip(), HERE.ip()).tcp(80, 4000, SYN_ACK);
+    assert_eq!(arrives(rig.from(HERE, &back)?), expected(heard));
+    // What the other one answers then is nobody's, and changes nothing.
+    let late = between(OTHER, HERE).tcp(8080, 4000, SYN_ACK);
+    assert_eq!(rig.from(OTHER, &late)?.dropped, [DropReason::NotTracked]);
+    assert_eq!(arrives(rig.from(HERE, &there(ACK))?), expected(own(ACK)));
+    Ok(())
+}
+
+#[test]
+fn ports_that_are_used_again_go_by_the_service_as_it_is_then() -> Result<()> {
+    needs!(root());
+    let mut rig = Rig::new("svc-reuse", &[OTHER])?;
+    let there = |flags| between(HERE, VIP).tcp(4000, 80, flags);
+    let connect = |rig: &Rig| {
+        rig.becomes(HERE, &there(SYN), &between(HERE, OTHER).tcp(4000, 8080, SYN));
+        let back = between(OTHER, HERE).tcp(8080, 4000, SYN_ACK);
+        rig.becomes(OTHER, &back, &answer_of(OTHER, HERE).tcp(80, 4000, SYN_ACK));
+        rig.becomes(HERE, &there(ACK), &between(HERE, OTHER).tcp(4000, 8080, ACK));
+        rig.becomes(HERE, &there(RST), &between(HERE, OTHER).tcp(4000, 8080, RST));
+    };
+    for _ in 0..3 {
+        connect(&rig);
+    }
+    let flows = |rig: &Rig| rig.node.datapath.inspect()["flows"].clone();
+    let counts = flows(&rig);
+    assert_eq!((&counts["made"], &counts["answered"], &counts["reused"]), (&3.into(), &3.into(), &2.into()));
+    let connections = rig.node.datapath.watcher().context("no watcher")?.connections()?;
+    let [connection] = &connections[..] else { panic!("{connections:?}") };
+    assert_eq!((connection.to_backend.packets, connection.to_client.packets), (3, 1), "the last one's");
+    // From the backend, it is another connection, and none of the service.
+    let (direct, back) =
+        (between(OTHER, HERE).tcp(8080, 4000, SYN), between(HERE, OTHER).tcp(4000, 8080, SYN_ACK));
+    rig.becomes(OTHER, &direct, &direct);
+    rig.becomes(HERE, &back, &back);
+    let reset = between(OTHER, HERE).tcp(8080, 4000, RST);
+    rig.becomes(OTHER, &reset, &reset);
+    // To somebody else: nothing of what was there leads the client's packets astray.
+    rig.set(&[(FAR, Readiness::Ready)])?;
+    rig.becomes(HERE, &there(SYN), &between(HERE, FAR).tcp(4000, 8080, SYN));
+    rig.becomes(HERE, &there(ACK), &between(HERE, FAR).tcp(4000, 8080, ACK));
+    rig.set(&[])?;
+    assert_eq!(rig.from(HERE, &between(HERE, VIP).tcp(4001, 80, SYN))?.dropped, [DropReason::NoBackend]);
+    assert!(rig.node.datapath.watcher().context("no watcher")?.connections()?.len() == 1);
     Ok(())
 }
 

@@ -1,7 +1,8 @@
 //! What the oracle says of ICMP errors.
 //!
 //! One about a packet of a connection belongs to the connection, whoever has sent it to the packet's sender: it may be as long as
-//! the connection may, and is translated as its packets are, with what it quotes. Any other is a packet of ICMP, alone.
+//! the connection may, and is translated as its packets are, with what it quotes. Any other is a packet of ICMP, alone; so is
+//! what a client says of an answer to its SYN to a service that nobody has given.
 
 use std::net::IpAddr;
 
@@ -77,7 +78,12 @@ impl Oracle<'_> {
         let Complaint { of_answer, by, trouble, quoted, invented, .. } = *complaint;
         let number = complaint.about.index(self.scene.probes.len());
         let probe = &self.scene.probes[number];
-        let known = made.get(&number).filter(|_| !invented);
+        let known = made.fates.get(&number).filter(|_| !invented);
+        // Of a SYN to a service, nothing is known on the client's side before the first answer.
+        let is_early = of_answer
+            && probe.content.opens()
+            && known.is_some_and(Fate::is_translated)
+            && !made.answered.contains(&number);
         // What has no ports is all one connection.
         if known.is_none() && !invented || invented && matches!(probe.content, Content::Gre) {
             return None;
@@ -112,7 +118,7 @@ impl Oracle<'_> {
         };
         let (written, marked) = (quote(if of_answer { &sent } else { &seen }), self.marked(by, probe.tos));
         let frame = error(&written, probe.tos, (mac, Who(by).mac()), own, to);
-        let fate = if known.is_none() || !written.is_readable {
+        let fate = if known.is_none() || is_early || !written.is_readable {
             let bytes = error(&written, marked, (mac, Who(by).mac()), own, to);
             self.alone(probe.ip6, (own, to), mac, bytes)
         } else if !self.may(probe, seen.to) {

@@ -220,6 +220,11 @@ impl Content {
         }
     }
 
+    /// Whether it begins a TCP connection as the client's stack does.
+    pub(super) fn opens(self) -> bool {
+        matches!(self, Content::Tcp { flags } if flags & (tcp_flags::SYN | tcp_flags::ACK) == tcp_flags::SYN)
+    }
+
     /// The protocol's number.
     pub(super) fn protocol(self, ip6: bool) -> u8 {
         match self {
