@@ -56,10 +56,11 @@ pub(crate) fn pass<const WIRE: bool>(
     let ip6 = ethernet.kind == frame::IPV6;
     let mut passed =
         Passed { destination: ethernet.destination, translated: false, relayed: false, refused: 0 };
+    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+    packet.receiver = packet::ANYBODY;
     if !(ip6 || ethernet.kind == frame::IPV4) {
         return Ok(passed);
     }
-    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
     packet.segment = segment;
     packet.segment_flags = entry.flags;
     packet.source_port = sender.port;

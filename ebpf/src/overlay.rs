@@ -1,13 +1,12 @@
 //! Frames from the tunnels of other nodes.
 
 use aya_ebpf::programs::TcContext;
-use contiv_abi::{DropReason, FdbKey, Segment};
+use contiv_abi::{DropReason, Segment};
 
 use crate::{
-    flood,
+    deliver, flood,
     frame::{self, Ethernet},
     ip::{self, Sender},
-    learn::{self, Way},
     maps,
     neighbour::{self, Asker},
     tunnel::{self, Origin},
@@ -38,17 +37,10 @@ fn forward(ctx: &TcContext, origin: Origin) -> Result<Verdict, DropReason> {
     }
     let passed = ip::pass::<false>(ctx, &ethernet, segment, &entry, Sender::outside(false))?;
     let known =
-        if ethernet.is_group() { None } else { maps::destination(&FdbKey::new(segment, passed.destination)) };
-    match known {
-        Some(place) if place.ifindex != 0 => {
-            learn::note(ctx, Way::Pod { ifindex: place.ifindex, group: place.group });
-            Ok(Verdict::to_pod(&place))
-        }
-        // Never from one tunnel into another: every node floods to all of them itself.
-        Some(_) => Err(DropReason::NotLocal),
-        None => {
-            flood::to_ports(ctx, segment, &entry, 0);
-            Ok(Verdict::Delivered)
-        }
+        if ethernet.is_group() { None } else { deliver::from_outside(ctx, segment, passed.destination)? };
+    if let Some(place) = known {
+        return Ok(Verdict::to_pod(&place));
     }
+    flood::to_ports(ctx, segment, &entry, 0);
+    Ok(Verdict::Delivered)
 }

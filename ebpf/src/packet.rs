@@ -45,6 +45,8 @@ pub(crate) struct Packet {
     pub(crate) source_port: u32,
     /// Its group.
     pub(crate) source_group: u32,
+    /// The group that the receiver had when the packet's flow was judged; [`ANYBODY`] when the packet passes by no flow.
+    pub(crate) receiver: u32,
     /// The place of the fixed header of IP.
     pub(crate) l3: u32,
     /// The place of what follows the headers of IP.
@@ -118,6 +120,9 @@ pub(crate) struct Packet {
     /// Source in the frame.
     pub(crate) source_mac: Mac,
 }
+
+/// [`Packet::receiver`]; no group has this number.
+pub(crate) const ANYBODY: u32 = u32::MAX;
 
 /// Bytes of the longest refusal, rounded up.
 pub(crate) const ANSWER_LEN: usize = 112;

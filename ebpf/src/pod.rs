@@ -4,6 +4,7 @@ use aya_ebpf::{bindings::__sk_buff, helpers::generated::bpf_skb_vlan_push, progr
 use contiv_abi::{DropReason, FdbEntry, FdbKey, Segment, SegmentEntry};
 
 use crate::{
+    deliver::{self, TO_POD},
     dscp, flood,
     frame::{self, Ethernet},
     ip::{self, Sender},
@@ -77,8 +78,6 @@ fn forward(ctx: &TcContext) -> Result<Verdict, DropReason> {
     }
 }
 
-/// To the port in `Packet::place`.
-const TO_POD: u32 = 0x100;
 /// To the network's way out.
 const OUT: u32 = 0x101;
 /// All copies have been sent.
@@ -108,9 +107,7 @@ fn onward(ctx: &TcContext, packet: &mut Packet) -> Result<u32, DropReason> {
         return Err(DropReason::Hairpin);
     }
     if place.ifindex != 0 {
-        packet.place = place;
-        learn::note(ctx, Way::Pod { ifindex: place.ifindex, group: place.group });
-        return Ok(TO_POD);
+        return deliver::to_port(ctx, packet, place);
     }
     let vni = segment.vni();
     let is_nowhere = place.vtep == [0; 4];

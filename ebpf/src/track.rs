@@ -97,7 +97,30 @@ fn opens(packet: &Packet) -> bool {
     packet.tcp & (tcp::SYN | tcp::ACK) == tcp::SYN && packet.tuple.protocol == TCP
 }
 
-/// A new connection has the ports of one that has ended, whose flow it gets if it goes the same way.
+/// Whether the packet in hand may go to a pod of this group, as far as its flow is concerned: rules have judged that for who
+/// had the address then.
+#[inline(always)]
+pub(crate) fn receives(group: u32) -> Result<(), DropReason> {
+    match ctv_receives(group) {
+        packet::GO_ON => Ok(()),
+        reason => Err(packet::reason(reason)),
+    }
+}
+
+/// A function of its own for the verifier; the result is that of `packet::code`.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_receives(group: u32) -> u32 {
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    if packet.receiver == packet::ANYBODY || packet.receiver == group & u32::from(u16::MAX) {
+        return packet::GO_ON;
+    }
+    flows::ctv_forget();
+    DropReason::StaleFlow as u32
+}
+
+/// A new connection has the ports of one that has ended, or of one that another pod had, whose flow it gets if it goes the same
+/// way.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_reopen() -> u32 {
@@ -132,7 +155,7 @@ extern "C" fn ctv_by(flow: *mut Flow, answered: u32) -> u32 {
     if flows::is_over(flow, &packet.key, packet.now, answered) {
         return NEW;
     }
-    if flow.is_closing() && opens(packet) {
+    if flow.is_closing() && opens(packet) || is_anothers(packet, flow, original) {
         return REOPEN;
     }
     let code = policy::stands(flow);
@@ -150,10 +173,21 @@ extern "C" fn ctv_by(flow: *mut Flow, answered: u32) -> u32 {
     pass(packet, flow, original, answered)
 }
 
+/// Whether the flow is one of a pod of another group, which had the address of the pod here that sends. Errors come from
+/// anybody on the way.
+#[inline(always)]
+fn is_anothers(packet: &Packet, flow: &Flow, original: bool) -> bool {
+    let judged = flow.group(original);
+    // By numbers and not by cases, which the verifier would all follow.
+    let is_end = (packet.source_port != 0) & (packet.icmp_error == Told::NOTHING);
+    (packet.source_group ^ judged) & 0_u32.wrapping_sub(u32::from(is_end)) != 0
+}
+
 /// One more packet of a flow.
 #[inline(always)]
 fn pass(packet: &mut Packet, flow: &mut Flow, original: bool, answered: bool) -> u32 {
     packet.reply = u8::from(!original);
+    packet.receiver = flow.group(!original);
     let ending = packet.tcp & (tcp::FIN | tcp::RST);
     // Written only when it changes, so that CPUs do not fight over the line.
     if flow.seen != packet.now {

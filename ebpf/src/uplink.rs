@@ -4,10 +4,9 @@ use aya_ebpf::{helpers::generated::bpf_skb_vlan_pop, programs::TcContext};
 use contiv_abi::{Be16, DropReason, FdbKey, Relayed, Segment, SegmentEntry};
 
 use crate::{
-    flood,
+    deliver, flood,
     frame::{self, ETHERNET, Ethernet},
     ip::{self, Sender},
-    learn::{self, Way},
     maps,
     neighbour::{self, Asker},
     packet, pod,
@@ -93,11 +92,6 @@ fn forward(ctx: &TcContext, segment: Segment, entry: &SegmentEntry) -> Result<Ve
         relay::count(Relayed::Tc, ctx.len());
         return Ok(Verdict::Out(ifindex));
     }
-    match maps::destination(&FdbKey::new(segment, passed.destination)) {
-        Some(place) if place.ifindex != 0 => {
-            learn::note(ctx, Way::Pod { ifindex: place.ifindex, group: place.group });
-            Ok(Verdict::to_pod(&place))
-        }
-        _ => Err(DropReason::NotLocal),
-    }
+    let place = deliver::from_outside(ctx, segment, passed.destination)?;
+    Ok(Verdict::to_pod(&place.ok_or(DropReason::NotLocal)?))
 }

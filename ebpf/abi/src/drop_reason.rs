@@ -89,6 +89,9 @@ drop_reasons! {
     ForOneOnly = 25, "for-one-only";
     /// From outside, with more tags than one below that of the network: a pod's kernel would look behind them, rules do not.
     TaggedTwice = 26, "tagged-twice";
+    /// Of a flow with an endpoint that has left its address to one of another group, or was elsewhere: the flow is forgotten,
+    /// and what is sent next is judged by the rules of who is there now.
+    StaleFlow = 27, "stale-flow";
 }
 
 #[cfg(test)]

@@ -232,6 +232,13 @@ impl Flow {
         (self.tcp[0] | self.tcp[1] | self.flags & Flow::OPENING) == 0
     }
 
+    /// The group of the source, or of the destination. Without a branch, which the verifier would follow.
+    #[inline(always)]
+    pub const fn group(&self, of_source: bool) -> u32 {
+        let both = self.groups[0] as u32 | (self.groups[1] as u32) << 16;
+        (both >> (16 * !of_source as u32)) & 0xffff
+    }
+
     /// What the client of a translated flow sends: the tuple of its alias. In place, as `FlowKey::set` is.
     #[inline(always)]
     pub fn untranslate(&self, key: &FlowKey, to: &mut Tuple) {

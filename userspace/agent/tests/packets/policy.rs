@@ -25,6 +25,7 @@ use crate::{
     run::{Code, Outcome, run},
 };
 
+mod heirs;
 mod oracle;
 
 const CLIENT: Who = Who(1);

@@ -11,7 +11,8 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use contiv_abi::ABI_VERSION;
+use aya::maps::{Map, MapData, PerCpuArray};
+use contiv_abi::{ABI_VERSION, DropCount, Relayed, maps};
 use netplugin::datapath::ebpf::{Attachment, Ebpf};
 use testkit::wait_until;
 
@@ -190,6 +191,23 @@ pub(super) fn sent_on(datapath: &Ebpf) -> Result<(u64, u64)> {
     Ok((of("tc"), of("xdp")))
 }
 
+/// The same of maps that no datapath has open any more.
+struct SentOn(PerCpuArray<MapData, DropCount>);
+
+impl SentOn {
+    fn open(node: &Node) -> Result<SentOn> {
+        let map = MapData::from_pin(node.datapath.maps_directory().join(maps::RELAY_STATS))?;
+        Ok(SentOn(PerCpuArray::try_from(Map::PerCpuArray(map))?))
+    }
+
+    fn counts(&self) -> Result<(u64, u64)> {
+        let packets = |by: Relayed| -> Result<u64> {
+            Ok(self.0.get(&(by as u32), 0)?.iter().map(|count| count.packets).sum())
+        };
+        Ok((packets(Relayed::Tc)?, packets(Relayed::Xdp)?))
+    }
+}
+
 #[test]
 fn another_layout_takes_the_place_over_and_no_frame_goes_by() -> Result<()> {
     needs!(root());
@@ -199,7 +217,8 @@ fn another_layout_takes_the_place_over_and_no_frame_goes_by() -> Result<()> {
             let stream = Stream::start(&rig)?;
             let before = stream.before;
             stream.wait(20)?;
-            let older = age(&mut rig.node, &[])?;
+            let then = SentOn::open(&rig.node)?;
+            drop(age(&mut rig.node, &[])?);
             let theirs = running(&rig.node)?;
             // As long as our maps are not filled, the older one goes on.
             rig.node.observe()?;
@@ -212,7 +231,7 @@ fn another_layout_takes_the_place_over_and_no_frame_goes_by() -> Result<()> {
             stream.wait(20)?;
             let sent = stream.finish()?;
             let counted = || -> Result<(u64, u64)> {
-                let (then, now) = (sent_on(&older)?, sent_on(&rig.node.datapath)?);
+                let (then, now) = (then.counts()?, sent_on(&rig.node.datapath)?);
                 Ok((then.0 - before.0 + now.0, then.1 - before.1 + now.1))
             };
             drop(wait_until(SOON, "counts", || Ok((counted()?.1 >= sent).then_some(()))));

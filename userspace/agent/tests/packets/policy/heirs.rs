@@ -1,0 +1,148 @@
+//! An address that goes from one endpoint to another of another group: what was judged for the one does not count for the other.
+
+use std::time::Duration;
+
+use netplugin::datapath::Network;
+use testkit::{capture::Tap, wait_until};
+
+use super::*;
+use crate::from_overlay;
+
+const SOON: Duration = Duration::from_secs(5);
+
+fn n1() -> Network {
+    network("n1.t", vxlan(10_001))
+}
+
+/// The pod leaves, and another one of group `group` gets its addresses.
+fn replace(node: &mut Node, network: &Network, old: &Pod, group: u32) -> Result<Pod> {
+    let id = ObjectId::Local(old.local.id.clone());
+    node.desired.remove(&id);
+    anyhow::ensure!(node.apply(&[Op::Delete(id)])?.is_empty(), "the old pod stays");
+    node.ns.ip(&format!("link del {}", old.local.port))?;
+    let heir = pod(node, network, old.who, group)?;
+    node.converge()?;
+    Ok(heir)
+}
+
+fn all(direction: Direction) -> Vec<Rule> {
+    vec![rule("all", direction, Action::Deny, 1)]
+}
+
+/// Connections to the server, of which some were answered.
+fn connections() -> [(Packet, Packet); 2] {
+    [
+        (to(SERVER).tcp(4000, 80, 0x10), back().tcp(80, 4000, 0x10)),
+        (to(SERVER).udp(4000, 53), back().udp(53, 4000)),
+    ]
+}
+
+#[test]
+fn a_new_pod_is_not_reached_by_what_the_old_one_was_allowed_to_hear() -> Result<()> {
+    needs!(root());
+    for answered in [false, true] {
+        let mut rig = Rig::new("heir-in")?;
+        rig.set(group(4, all(Direction::In)))?;
+        for (there, answer) in connections() {
+            passes(&rig.send(&there)?);
+            if answered {
+                passes(&rig.answer(&answer)?);
+            }
+        }
+        rig.server = replace(&mut rig.node, &n1(), &rig.server, 4)?;
+        for (there, _) in connections() {
+            rig.send(&there)?.assert_dropped(DropReason::StaleFlow);
+            rig.send(&there)?.assert_dropped(DropReason::Policy);
+        }
+        // And where its rules have nothing against it, it goes on.
+        rig.set(group(4, vec![]))?;
+        for (there, _) in connections() {
+            passes(&rig.send(&there)?);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_new_pod_does_not_speak_where_the_old_one_was_allowed_to() -> Result<()> {
+    needs!(root());
+    for answered in [false, true] {
+        let mut rig = Rig::new("heir-out")?;
+        rig.set(group(4, all(Direction::Out)))?;
+        for (there, answer) in connections() {
+            passes(&rig.send(&there)?);
+            if answered {
+                passes(&rig.answer(&answer)?);
+            }
+        }
+        rig.client = replace(&mut rig.node, &n1(), &rig.client, 4)?;
+        for (there, _) in connections() {
+            for _ in 0..3 {
+                rig.send(&there)?.assert_dropped(DropReason::Policy);
+            }
+        }
+        // Nor does anybody else speak to it as if it had asked.
+        for (_, answer) in connections() {
+            rig.answer(&answer)?.assert_dropped(DropReason::StaleFlow);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn an_answer_of_the_new_pod_is_no_answer() -> Result<()> {
+    needs!(root());
+    let mut rig = Rig::new("heir-answer")?;
+    rig.set(group(4, all(Direction::Out)))?;
+    for (there, answer) in connections() {
+        passes(&rig.send(&there)?);
+        passes(&rig.answer(&answer)?);
+    }
+    rig.server = replace(&mut rig.node, &n1(), &rig.server, 4)?;
+    for (_, answer) in connections() {
+        rig.answer(&answer)?.assert_dropped(DropReason::Policy);
+    }
+    Ok(())
+}
+
+#[test]
+fn what_comes_from_the_wire_is_judged_by_the_rules_of_who_is_there_now() -> Result<()> {
+    needs!(root());
+    let (mut node, _outside) = Node::on_wire("heir-wire")?;
+    let n1 = network("n1.t", vlan(100));
+    node.want_network(&n1).want(Object::Remote(FAR.remote(&n1, None)));
+    node.want(Object::Group(group(4, all(Direction::In))));
+    let old = pod(&mut node, &n1, SERVER, 2)?;
+    node.converge()?;
+    let sent = Packet::eth(SERVER.mac(), FAR.mac()).vlan(100).ipv4(FAR.ip(), SERVER.ip()).udp(4000, 53);
+    let arrives = |node: &Node| run(node, FROM_UPLINK, "trunk", &sent.build());
+    passes(&arrives(&node)?);
+    let _heir = replace(&mut node, &n1, &old, 4)?;
+    arrives(&node)?.assert_dropped(DropReason::StaleFlow);
+    arrives(&node)?.assert_dropped(DropReason::Policy);
+    Ok(())
+}
+
+/// A sender that keeps a flow alive to an address that nobody has yet.
+#[test]
+fn what_was_sent_before_there_was_a_pod_is_judged_by_its_rules() -> Result<()> {
+    needs!(root());
+    let mut rig = from_overlay::Rig::new("heir-late")?;
+    let n1 = network("n1.t", vxlan(from_overlay::VNI));
+    rig.node.want(Object::Group(group(4, all(Direction::In))));
+    rig.node.converge()?;
+    let (from, to) = (Who(2), Who(7));
+    let sent = Packet::eth(to.mac(), from.mac()).ipv4(from.ip(), to.ip()).udp(4000, 53);
+    let flood = Tap::open(&rig.pod.ns, "eth0")?;
+    rig.send(from_overlay::VNI, &sent)?;
+    let bytes = sent.build();
+    flood.expect(SOON, "the flooded frame", |frame| (frame == bytes).then_some(()))?;
+    let _heir = pod(&mut rig.node, &n1, to, 4)?;
+    rig.node.converge()?;
+    for reason in [DropReason::StaleFlow, DropReason::Policy] {
+        rig.send(from_overlay::VNI, &sent)?;
+        wait_until(SOON, reason.as_str(), || Ok((rig.node.drops()?.get(&reason) == Some(&1)).then_some(())))?;
+    }
+    assert_eq!(rig.node.drops()?.len(), 2);
+    Ok(())
+}
