@@ -100,7 +100,8 @@ fn ctv_from_vxlan(ctx: TcContext) -> i32 {
 #[classifier]
 fn ctv_from_uplink(ctx: TcContext) -> i32 {
     let ifindex = arrival(&ctx);
-    // Untagged frames and other people's tags belong to the host.
+    // Untagged frames and other people's tags belong to the host. Not "ok", which would end the chain: the next program on the
+    // interface may want the frame.
     let Some((segment, entry)) = uplink::network(&ctx) else { return TC_ACT_UNSPEC };
     if !uplink::enter(&ctx) {
         return finish(&ctx, ifindex, Verdict::Drop(DropReason::RewriteFailed));
@@ -130,8 +131,6 @@ fn arrival(ctx: &TcContext) -> u32 {
 #[inline(always)]
 fn finish(ctx: &TcContext, ifindex: u32, verdict: Verdict) -> i32 {
     match verdict {
-        // Not "ok", which would end the chain: the next program on the interface may want the frame.
-        Verdict::Pass => TC_ACT_UNSPEC,
         // Every copy is on its way; what is left of the original is of no use to anyone. TCX knows no
         // "stolen", so it goes the way of a drop, uncounted.
         Verdict::Delivered => TC_ACT_SHOT,

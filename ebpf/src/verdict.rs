@@ -5,8 +5,6 @@ use contiv_abi::{DropReason, FdbEntry};
 /// The end of a frame's way through the stages.
 #[must_use]
 pub(crate) enum Verdict {
-    /// Not ours: the next program has it, then the host's stack.
-    Pass,
     /// Goes no further; counted.
     Drop(DropReason),
     /// All its copies have been sent.
