@@ -21,7 +21,7 @@
     reason = "a key that is handed over by value is copied to the stack, which has 512 bytes for all"
 )]
 
-mod deliver;
+mod delivery;
 mod dscp;
 mod flood;
 mod flows;

@@ -4,7 +4,7 @@ use aya_ebpf::{bindings::__sk_buff, helpers::generated::bpf_skb_vlan_push, progr
 use contiv_abi::{DropReason, FdbEntry, FdbKey, Segment, SegmentEntry};
 
 use crate::{
-    deliver::{self, TO_POD},
+    delivery::{self, TO_POD},
     dscp, flood,
     frame::{self, Ethernet},
     ip::{self, Sender},
@@ -107,7 +107,7 @@ fn onward(ctx: &TcContext, packet: &mut Packet) -> Result<u32, DropReason> {
         return Err(DropReason::Hairpin);
     }
     if place.ifindex != 0 {
-        return deliver::to_port(ctx, packet, place);
+        return delivery::to_port(ctx, packet, place);
     }
     let vni = segment.vni();
     let is_nowhere = place.vtep == [0; 4];

@@ -4,7 +4,7 @@ use aya_ebpf::{helpers::generated::bpf_skb_vlan_pop, programs::TcContext};
 use contiv_abi::{Be16, DropReason, FdbKey, Relayed, Segment, SegmentEntry};
 
 use crate::{
-    deliver, flood,
+    delivery, flood,
     frame::{self, ETHERNET, Ethernet},
     ip::{self, Sender},
     maps,
@@ -92,6 +92,6 @@ fn forward(ctx: &TcContext, segment: Segment, entry: &SegmentEntry) -> Result<Ve
         relay::count(Relayed::Tc, ctx.len());
         return Ok(Verdict::Out(ifindex));
     }
-    let place = deliver::from_outside(ctx, segment, passed.destination)?;
+    let place = delivery::from_outside(ctx, segment, passed.destination)?;
     Ok(Verdict::to_pod(&place.ok_or(DropReason::NotLocal)?))
 }

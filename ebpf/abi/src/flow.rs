@@ -382,7 +382,7 @@ pub enum FlowEvent {
     Full = 3,
     /// A flow could not be noted at all.
     Failed = 4,
-    /// A new connection had the ports of one that was closed, in whose place it is.
+    /// A new connection had the ports of one that was closed, or that was another pod's with the same address, in whose place it is.
     Reused = 5,
 }
 

@@ -174,10 +174,13 @@ impl Ebpf {
     }
 
     /// Where an agent, of any layout of the maps, has left programs that are attached, if one has.
-    pub fn left_behind(&self) -> Option<&Path> {
-        let all = self.pins.of_other_layouts().into_iter().chain([self.pins.clone()]);
-        let any = all.map(|pins| pins.link_names()).any(|links| links.is_ok_and(|links| !links.is_empty()));
-        any.then_some(self.options.bpf_root.as_path())
+    pub fn left_behind(&self) -> Result<Option<&Path>, Error> {
+        for pins in self.pins.of_other_layouts().into_iter().chain([self.pins.clone()]) {
+            if !pins.link_names()?.is_empty() {
+                return Ok(Some(&self.options.bpf_root));
+            }
+        }
+        Ok(None)
     }
 
     /// What the programs dropped since their maps were made, by reason; reasons without drops are left out.

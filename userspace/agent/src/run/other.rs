@@ -16,7 +16,7 @@ pub(super) async fn none_left(flags: &DatapathFlags) -> Result<()> {
     match flags.datapath {
         Kind::Ovs => {
             let ebpf = Ebpf::new(flags.ebpf(None, Options::VXLAN_PORT));
-            if let Some(root) = ebpf.left_behind() {
+            if let Some(root) = ebpf.left_behind()? {
                 let root = root.display();
                 bail!(
                     "the eBPF programs of another agent have the frames of this node's pods (stop it if it runs, then: \

@@ -29,12 +29,22 @@ fn all(direction: Direction) -> Vec<Rule> {
     vec![rule("all", direction, Action::Deny, 1)]
 }
 
-/// Connections to the server, of which some were answered.
+/// Connections to the server, and answers.
 fn connections() -> [(Packet, Packet); 2] {
     [
         (to(SERVER).tcp(4000, 80, 0x10), back().tcp(80, 4000, 0x10)),
         (to(SERVER).udp(4000, 53), back().udp(53, 4000)),
     ]
+}
+
+fn connect(rig: &Rig, answered: bool) -> Result<()> {
+    for (there, answer) in connections() {
+        passes(&rig.send(&there)?);
+        if answered {
+            passes(&rig.answer(&answer)?);
+        }
+    }
+    Ok(())
 }
 
 #[test]
@@ -43,12 +53,7 @@ fn a_new_pod_is_not_reached_by_what_the_old_one_was_allowed_to_hear() -> Result<
     for answered in [false, true] {
         let mut rig = Rig::new("heir-in")?;
         rig.set(group(4, all(Direction::In)))?;
-        for (there, answer) in connections() {
-            passes(&rig.send(&there)?);
-            if answered {
-                passes(&rig.answer(&answer)?);
-            }
-        }
+        connect(&rig, answered)?;
         rig.server = replace(&mut rig.node, &n1(), &rig.server, 4)?;
         for (there, _) in connections() {
             rig.send(&there)?.assert_dropped(DropReason::StaleFlow);
@@ -69,12 +74,7 @@ fn a_new_pod_does_not_speak_where_the_old_one_was_allowed_to() -> Result<()> {
     for answered in [false, true] {
         let mut rig = Rig::new("heir-out")?;
         rig.set(group(4, all(Direction::Out)))?;
-        for (there, answer) in connections() {
-            passes(&rig.send(&there)?);
-            if answered {
-                passes(&rig.answer(&answer)?);
-            }
-        }
+        connect(&rig, answered)?;
         rig.client = replace(&mut rig.node, &n1(), &rig.client, 4)?;
         for (there, _) in connections() {
             for _ in 0..3 {
@@ -94,10 +94,7 @@ fn an_answer_of_the_new_pod_is_no_answer() -> Result<()> {
     needs!(root());
     let mut rig = Rig::new("heir-answer")?;
     rig.set(group(4, all(Direction::Out)))?;
-    for (there, answer) in connections() {
-        passes(&rig.send(&there)?);
-        passes(&rig.answer(&answer)?);
-    }
+    connect(&rig, true)?;
     rig.server = replace(&mut rig.node, &n1(), &rig.server, 4)?;
     for (_, answer) in connections() {
         rig.answer(&answer)?.assert_dropped(DropReason::Policy);
