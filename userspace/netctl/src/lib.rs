@@ -1,7 +1,7 @@
 //! The command line of contiv-rs: the original's commands, flags, columns and exit codes
 //! (INVENTORY 7.1) over the REST API of netmaster.
 //!
-//! What differs from the original's is in `docs/COMPATIBILITY.md`.
+//! What differs from the original's is in `docs/src/compatibility.md`.
 
 pub mod aci;
 pub mod app_profile;

@@ -8,7 +8,7 @@ use cargo_metadata::{DependencyKind, Package};
 use super::Findings;
 use crate::workspace::Workspace;
 
-/// The table of `docs/ARCHITECTURE.md`: a crate, and ours that it may import. An edge that is not here is refused.
+/// The table of `docs/src/architecture.md`: a crate, and ours that it may import. An edge that is not here is refused.
 const ALLOWED: &[(&str, &[&str])] = &[
     ("contiv-model", &[]),
     ("contiv-abi", &[]),

@@ -1,4 +1,4 @@
-//! Where ours answers otherwise on purpose: a file beside `docs/COMPATIBILITY.md`, each entry with its reason.
+//! Where ours answers otherwise on purpose: a file beside `docs/src/compatibility.md`, each entry with its reason.
 
 use std::{fs, io, path::Path};
 

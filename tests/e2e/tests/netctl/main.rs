@@ -122,7 +122,7 @@ fn answer(output: Output, args: &[&str]) -> String {
 
 /// The example of the documentation.
 fn example() -> &'static str {
-    let text = include_str!("../../../../docs/NETCTL.md");
+    let text = include_str!("../../../../docs/src/netctl.md");
     let (_, rest) = text.split_once("```yaml\n").unwrap();
     rest.split_once("```").unwrap().0
 }

@@ -132,7 +132,7 @@ fn a_folder_and_standard_input_are_read_and_all_mistakes_are_told() {
 
 #[test]
 fn the_commands_of_the_documentation_can_be_typed() {
-    let text = include_str!("../../../../docs/NETCTL.md");
+    let text = include_str!("../../../../docs/src/netctl.md");
     let commands: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("    netctl ")).collect();
     assert!(commands.len() > 5, "{commands:?}");
     for command in commands {

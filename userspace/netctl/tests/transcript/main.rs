@@ -38,7 +38,7 @@ fn steps() -> Vec<Step> {
     steps
 }
 
-/// What we print or answer otherwise, wanted so: the reasons are in docs/COMPATIBILITY.md.
+/// What we print or answer otherwise, wanted so: the reasons are in docs/src/compatibility.md.
 fn differs(step: &mut Step) {
     match step.command.as_str() {
         "version" => {
