@@ -24,57 +24,50 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use contiv_abi::{DropCount, DropReason, Timeouts, maps};
+use contiv_abi::{
+    DropCount, DropReason, Timeouts,
+    maps::{FLOWS, FLOWS_CAPACITY},
+};
 use nix::fcntl::Flock;
 
 use super::{
     Counts, Datapath, Desired, Error, Failed, Kind, Object, ObjectId, Observed, Op, PortNeeds, sight::Tallies,
 };
 
-mod announce;
-mod arena;
-mod batch;
-mod connections;
-mod counts;
 mod device;
-mod encode;
-mod epochs;
-mod events;
 mod failure;
-mod filter;
-mod hook;
-mod inside;
+mod forward;
 mod kernel;
-mod mapping;
-mod names;
-mod pins;
+mod maps;
 mod policy;
-mod qdisc;
-mod queue;
-mod ring;
-mod roster;
-mod services;
-mod shortcuts;
-mod state;
-mod table;
-mod tallies;
-mod xdp;
+mod programs;
+mod rate;
+mod service;
+mod telemetry;
 
-use announce::Herald;
 use device::{Netlink, Watch};
-use encode::{Devices, Refused, encode};
-pub use events::{Sightings, Watcher};
 use failure::failed;
-pub use hook::Attachment;
-use hook::{Hooks, Role};
-use kernel::Kernel;
-pub use kernel::OBJECT;
-use names::{RuleNames, ServiceNames};
-use pins::Pins;
-use state::{State, Unqueued};
-use table::Writes;
-pub use xdp::XdpWish;
-use xdp::{Outcome, XdpHook};
+pub use kernel::tables::OBJECT;
+use kernel::{
+    encode::{Devices, Refused, encode},
+    installed::{State, Unqueued},
+    tables::Kernel,
+};
+use maps::{
+    names::{RuleNames, ServiceNames},
+    pins::Pins,
+    usage,
+    writes::Writes,
+};
+pub use programs::{tc::Attachment, xdp::XdpWish};
+use programs::{
+    tc::{Hooks, Role},
+    xdp::{Outcome, XdpHook},
+};
+use rate::queue;
+use service::announce::Herald;
+pub use telemetry::events::{Sightings, Watcher};
+use telemetry::{counters, dump};
 
 /// What differs from node to node.
 #[derive(Clone, Debug)]
@@ -124,7 +117,7 @@ impl Default for Options {
             attachment: Attachment::default(),
             xdp: XdpWish::default(),
             timeouts: Timeouts::default(),
-            flows: maps::FLOWS_CAPACITY as u32,
+            flows: FLOWS_CAPACITY as u32,
         }
     }
 }
@@ -192,7 +185,7 @@ impl Ebpf {
     /// [`observe`](Datapath::observe).
     pub fn tallies(&self) -> Result<Tallies, Error> {
         match self.state {
-            Some(_) => tallies::read(&self.pins, &self.rule_names, &self.service_names),
+            Some(_) => counters::read(&self.pins, &self.rule_names, &self.service_names),
             None => Ok(Tallies::default()),
         }
     }
@@ -426,7 +419,7 @@ impl Datapath for Ebpf {
             self.claim = self.pins.claim()?;
         }
         // With a table of flows that was not empty, and is now, it is made in the size that is wanted.
-        let resizable = self.flows_as_before().is_some() && tallies::flows(&self.pins)?.entries == 0;
+        let resizable = self.flows_as_before().is_some() && usage::flows(&self.pins)?.entries == 0;
         let mut state = match self.state.take() {
             Some(state) if !resizable => state,
             _ => State::new(
@@ -516,7 +509,7 @@ impl Datapath for Ebpf {
                 },
             )
         });
-        let [rules, services, packets] = inside::counted(&self.tallies());
+        let [rules, services, packets] = dump::counted(&self.tallies());
         let relayed = self.relayed().map_or_else(
             |error| serde_json::json!({ "error": error.to_string() }),
             |counts| {
@@ -570,7 +563,7 @@ impl Datapath for Ebpf {
                 "connections: room for {room}, not for the {} of --conntrack-max, until the map {} is empty, because those \
                  in it would break (to have it now, move the pods off the node, stop the agent, run netplugin cleanup)",
                 self.options.flows,
-                maps::FLOWS
+                FLOWS
             )
         });
         let xdp = match &self.at_xdp {

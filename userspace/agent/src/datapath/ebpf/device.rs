@@ -19,14 +19,16 @@ use rtnetlink::{
     sys::SocketAddr,
 };
 
-use super::{
-    failure::{errno, failed},
-    table::Writes,
+use crate::datapath::{
+    Error,
+    ebpf::{
+        failure::{errno, failed},
+        maps::writes::Writes,
+    },
 };
-use crate::datapath::Error;
 
 /// Netlink in the namespace of the calling thread, for as long as the value lives.
-pub(super) struct Netlink {
+pub(crate) struct Netlink {
     handle: Handle,
     task: tokio::task::JoinHandle<()>,
 }
@@ -38,17 +40,17 @@ impl Drop for Netlink {
 }
 
 impl Netlink {
-    pub(super) fn open() -> Result<Netlink, Error> {
+    pub(crate) fn open() -> Result<Netlink, Error> {
         let (connection, handle, _) =
             rtnetlink::new_connection().map_err(|error| failed("open a netlink socket", error))?;
         Ok(Netlink { handle, task: tokio::spawn(connection) })
     }
 
-    pub(super) fn handle(&self) -> &Handle {
+    pub(crate) fn handle(&self) -> &Handle {
         &self.handle
     }
 
-    pub(super) async fn link(&self, name: &str) -> Result<Option<LinkMessage>, Error> {
+    pub(crate) async fn link(&self, name: &str) -> Result<Option<LinkMessage>, Error> {
         let mut links = self.handle.link().get().match_name(name.to_owned()).execute();
         match links.try_next().await {
             Ok(link) => Ok(link),
@@ -58,7 +60,7 @@ impl Netlink {
     }
 
     /// The index of the VXLAN device, which is made or made anew if it is not as it must be.
-    pub(super) async fn ensure_vxlan(&self, name: &str, port: u16, writes: &Writes) -> Result<u32, Error> {
+    pub(crate) async fn ensure_vxlan(&self, name: &str, port: u16, writes: &Writes) -> Result<u32, Error> {
         if let Some(link) = self.link(name).await? {
             if is_our_vxlan(&link, port) {
                 if !link.header.flags.contains(LinkFlags::Up) {
@@ -97,7 +99,7 @@ impl Netlink {
 
     /// The index of the uplink, listening to the addresses of all pods. Brought up only with that, the
     /// first time: an operator who takes it down later means it.
-    pub(super) async fn ensure_uplink(&self, name: &str, writes: &Writes) -> Result<u32, Error> {
+    pub(crate) async fn ensure_uplink(&self, name: &str, writes: &Writes) -> Result<u32, Error> {
         let Some(link) = self.link(name).await? else {
             let missing = io::Error::from_raw_os_error(libc::ENODEV);
             return Err(failed(format!("find the VLAN uplink {name} (see --vlan-uplinks)"), missing));
@@ -111,7 +113,7 @@ impl Netlink {
     }
 
     /// The uplink listens to its own address alone again; it stays up, with the node's own traffic.
-    pub(super) async fn release_uplink(&self, name: &str, writes: &Writes) -> Result<(), Error> {
+    pub(crate) async fn release_uplink(&self, name: &str, writes: &Writes) -> Result<(), Error> {
         match self.link(name).await? {
             Some(link) if link.header.flags.contains(LinkFlags::Promisc) => {
                 let message = LinkUnspec::new_with_index(link.header.index).promiscuous(false).build();
@@ -127,14 +129,14 @@ impl Netlink {
         changed.map_err(|error| failed(format!("set flags of the interface {name}"), error))
     }
 
-    pub(super) async fn delete(&self, name: &str, index: u32, writes: &Writes) -> Result<(), Error> {
+    pub(crate) async fn delete(&self, name: &str, index: u32, writes: &Writes) -> Result<(), Error> {
         writes.count();
         let deleted = self.handle.link().del(index).execute().await;
         deleted.map_err(|error| failed(format!("delete the interface {name}"), error))
     }
 
     /// The names of all interfaces.
-    pub(super) async fn names(&self) -> Result<Vec<String>, Error> {
+    pub(crate) async fn names(&self) -> Result<Vec<String>, Error> {
         let links: Vec<LinkMessage> = self
             .handle
             .link()
@@ -148,7 +150,7 @@ impl Netlink {
 }
 
 /// News of interfaces, from the moment when it was made.
-pub(super) struct Watch {
+pub(crate) struct Watch {
     news: UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>,
     task: tokio::task::JoinHandle<()>,
 }
@@ -160,19 +162,19 @@ impl Drop for Watch {
 }
 
 impl Watch {
-    pub(super) fn open() -> Result<Watch, Error> {
+    pub(crate) fn open() -> Result<Watch, Error> {
         let (connection, _, news) = rtnetlink::new_multicast_connection(&[MulticastGroup::Link])
             .map_err(|error| failed("open a netlink socket for news of interfaces", error))?;
         Ok(Watch { news, task: tokio::spawn(connection) })
     }
 
     /// Whether news may still come.
-    pub(super) fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         !self.task.is_finished()
     }
 
     /// Resolves when one of the interfaces has gone, or when there is no telling any more.
-    pub(super) async fn gone(&mut self, interfaces: &[u32]) {
+    pub(crate) async fn gone(&mut self, interfaces: &[u32]) {
         while let Some((message, _)) = self.news.next().await {
             if let NetlinkPayload::InnerMessage(RouteNetlinkMessage::DelLink(link)) = message.payload
                 && interfaces.contains(&link.header.index)
@@ -204,12 +206,12 @@ fn is_our_vxlan(link: &LinkMessage, port: u16) -> bool {
 }
 
 /// The index of an interface in the namespace of the calling thread.
-pub(super) fn ifindex(name: &str) -> Option<u32> {
+pub(crate) fn ifindex(name: &str) -> Option<u32> {
     nix::net::if_::if_nametoindex(name).ok()
 }
 
 /// The interface that has this address.
-pub(super) fn holder_of(address: Ipv4Addr) -> Option<String> {
+pub(crate) fn holder_of(address: Ipv4Addr) -> Option<String> {
     let interfaces = nix::ifaddrs::getifaddrs().ok()?;
     interfaces
         .filter(|interface| {
@@ -222,7 +224,7 @@ pub(super) fn holder_of(address: Ipv4Addr) -> Option<String> {
 }
 
 /// True of an end of a veth pair: what is sent there never sees hardware that would finish a checksum.
-pub(super) fn is_veth(name: &str) -> bool {
+pub(crate) fn is_veth(name: &str) -> bool {
     /// `struct ethtool_drvinfo`; only the driver's name matters.
     #[repr(C)]
     struct DriverInfo {
@@ -236,7 +238,7 @@ pub(super) fn is_veth(name: &str) -> bool {
 }
 
 /// Makes the kernel finish checksums before frames leave by this interface.
-pub(super) fn ensure_tx_checksum_off(name: &str, writes: &Writes) -> Result<(), Error> {
+pub(crate) fn ensure_tx_checksum_off(name: &str, writes: &Writes) -> Result<(), Error> {
     /// `struct ethtool_value`.
     #[repr(C)]
     struct Value {
@@ -256,7 +258,7 @@ pub(super) fn ensure_tx_checksum_off(name: &str, writes: &Writes) -> Result<(), 
 }
 
 /// Whether the hardware takes VLAN tags out of the frames that it receives. What cannot be asked does not.
-pub(super) fn takes_tags_off(name: &str) -> bool {
+pub(crate) fn takes_tags_off(name: &str) -> bool {
     /// `struct ethtool_value`; the data are `enum ethtool_flags`.
     #[repr(C)]
     struct Value {

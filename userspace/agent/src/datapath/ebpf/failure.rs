@@ -5,7 +5,7 @@ use std::{error::Error as StdError, io};
 use crate::datapath::{Error, Kind};
 
 /// `operation` failed; if the reason is a missing privilege, says which.
-pub(super) fn failed(
+pub(crate) fn failed(
     operation: impl Into<String>,
     source: impl Into<Box<dyn StdError + Send + Sync>>,
 ) -> Error {
@@ -17,7 +17,7 @@ pub(super) fn failed(
 }
 
 /// The kernel's error number, however deep a library has wrapped it.
-pub(super) fn errno(error: &(dyn StdError + 'static)) -> Option<i32> {
+pub(crate) fn errno(error: &(dyn StdError + 'static)) -> Option<i32> {
     let mut next = Some(error);
     while let Some(error) = next {
         if let Some(code) = error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error) {

@@ -16,5 +16,5 @@ mod groups;
 mod sets;
 mod store;
 
-pub(super) use sets::Sets;
-pub(super) use store::{Policies, Wanted};
+pub(crate) use sets::Sets;
+pub(crate) use store::{Policies, Wanted};

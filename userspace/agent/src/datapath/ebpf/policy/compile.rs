@@ -21,21 +21,21 @@ use contiv_model::{
 };
 use ipnet::IpNet;
 
-pub(super) use self::kinds::Limit;
+pub(crate) use self::kinds::Limit;
 use self::{kinds::Tree, tree::Trees};
 
 /// The rules of a group in one direction, with numbers of its own, all from zero: of sets in [`RuleSet::number`] and in
 /// entries that are sets, of branches in entries that are such, of rules in all other entries.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(in super::super) struct Compiled {
+pub(crate) struct Compiled {
     /// The first is for all endpoints, the others each for those with an address.
-    pub(in super::super) sets: Vec<RuleSet>,
+    pub(crate) sets: Vec<RuleSet>,
     /// Each is led to by others before it, or after it, or by a set.
-    pub(in super::super) branches: Vec<Branch>,
+    pub(crate) branches: Vec<Branch>,
     /// By number.
-    pub(in super::super) rules: Vec<RuleId>,
+    pub(crate) rules: Vec<RuleId>,
     /// Within [`Limit::TIGHT`] it would be smaller.
-    pub(in super::super) roomy: bool,
+    pub(crate) roomy: bool,
 }
 
 /// What a rule asks for of the connection, but for the addresses of this end.
@@ -58,7 +58,7 @@ enum About {
 type Case = (Asked, RuleEntry);
 
 /// Compiles the rules of one direction; no rules come to no set.
-pub(in super::super) fn compile(rules: &[Rule], direction: Direction, limit: Limit) -> Compiled {
+pub(crate) fn compile(rules: &[Rule], direction: Direction, limit: Limit) -> Compiled {
     let rules: Vec<&Rule> = rules.iter().filter(|rule| rule.direction == direction).collect();
     if rules.is_empty() {
         return Compiled::default();

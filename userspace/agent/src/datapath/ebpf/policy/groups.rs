@@ -15,7 +15,7 @@ use contiv_abi::{
 
 use crate::datapath::{
     Error,
-    ebpf::{failure::failed, table::Writes},
+    ebpf::{failure::failed, maps::writes::Writes},
 };
 
 /// [`Group`] as it lies in memory that programs read.
@@ -29,7 +29,7 @@ struct Shared {
 const _: () = assert!(size_of::<Shared>() == size_of::<Group>() && align_of::<Shared>() == 8);
 
 /// `ctv_groups`.
-pub(super) struct Groups {
+pub(crate) struct Groups {
     memory: NonNull<Shared>,
     writes: Writes,
 }
@@ -42,7 +42,7 @@ unsafe impl Sync for Groups {}
 const BYTES: usize = GROUP_NUMBERS * size_of::<Shared>();
 
 impl Groups {
-    pub(super) fn new(map: &MapData, writes: Writes) -> Result<Groups, Error> {
+    pub(crate) fn new(map: &MapData, writes: Writes) -> Result<Groups, Error> {
         let what = || format!("map the map {GROUPS} into memory");
         let info = map.info().map_err(|error| failed(what(), error))?;
         if info.value_size() as usize != size_of::<Shared>() || info.max_entries() as usize != GROUP_NUMBERS {
@@ -66,17 +66,17 @@ impl Groups {
     }
 
     /// The groups that are not all zero.
-    pub(super) fn read(&self) -> impl Iterator<Item = (u16, Group)> {
+    pub(crate) fn read(&self) -> impl Iterator<Item = (u16, Group)> {
         let groups = self.all().iter().enumerate().map(|(number, group)| (number as u16, group.load()));
         groups.filter(|(_, group)| *group != Group::default())
     }
 
-    pub(super) fn get(&self, number: u16) -> Group {
+    pub(crate) fn get(&self, number: u16) -> Group {
         self.all().get(usize::from(number)).map_or(Group::default(), Shared::load)
     }
 
     /// Writes what is not so yet.
-    pub(super) fn set(&self, number: u16, group: Group) {
+    pub(crate) fn set(&self, number: u16, group: Group) {
         if self.get(number) != group
             && let Some(shared) = self.all().get(usize::from(number))
         {

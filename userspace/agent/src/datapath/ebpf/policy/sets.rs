@@ -18,7 +18,10 @@ use self::room::Room;
 use super::compile::Compiled;
 use crate::datapath::{
     Error,
-    ebpf::{failure::failed, mapping::Mapping, table::Writes},
+    ebpf::{
+        failure::failed,
+        maps::{mmap::Mapping, writes::Writes},
+    },
 };
 
 /// What belongs to a set that a group leads to.
@@ -35,7 +38,7 @@ struct Parts {
 }
 
 /// `ctv_rulesets` and `ctv_rules`. We are the only writer.
-pub(in super::super) struct Sets {
+pub(crate) struct Sets {
     sets: Mapping<RuleSet>,
     branches: Mapping<Branch>,
     /// By the number of the set that a group leads to.
@@ -49,7 +52,7 @@ pub(in super::super) struct Sets {
 }
 
 impl Sets {
-    pub(in super::super) fn new(sets: MapData, branches: MapData, writes: Writes) -> Result<Sets, Error> {
+    pub(crate) fn new(sets: MapData, branches: MapData, writes: Writes) -> Result<Sets, Error> {
         let map = |name, error| failed(format!("map {name} into memory"), error);
         Ok(Sets {
             sets: Mapping::new(sets, RULE_SETS_CAPACITY).map_err(|error| map(RULE_SETS, error))?,
@@ -64,7 +67,7 @@ impl Sets {
     }
 
     /// Learns what is there; `roots` are the sets that groups lead to. The largest number of a rule.
-    pub(super) fn read(&mut self, roots: impl Iterator<Item = u32>) -> u32 {
+    pub(crate) fn read(&mut self, roots: impl Iterator<Item = u32>) -> u32 {
         self.known.clear();
         let there: Vec<u32> = (0..RULE_SETS_CAPACITY as u32)
             .filter_map(|place| self.sets.get(place))
@@ -127,24 +130,24 @@ impl Sets {
     }
 
     /// Whether there are sets that no group leads to.
-    pub(super) fn strays(&self) -> usize {
+    pub(crate) fn strays(&self) -> usize {
         self.strays.len()
     }
 
     /// Those that groups are known to lead to.
-    pub(super) fn roots(&self) -> impl Iterator<Item = u32> {
+    pub(crate) fn roots(&self) -> impl Iterator<Item = u32> {
         self.known.keys().copied()
     }
 
     /// Sets, branches, rules.
-    pub(super) fn sizes(&self) -> [usize; 3] {
+    pub(crate) fn sizes(&self) -> [usize; 3] {
         let rules = self.known.values().map(|parts| parts.rules as usize).sum();
         [self.used_sets, self.room.used(), rules]
     }
 
     /// The numbers that the rules have in the kernel if the set there is what has been compiled; 0 for those that never
     /// decide.
-    pub(super) fn numbers(&self, compiled: &Compiled, set: u32) -> Option<Vec<u32>> {
+    pub(crate) fn numbers(&self, compiled: &Compiled, set: u32) -> Option<Vec<u32>> {
         if compiled.sets.is_empty() || set == 0 {
             return (compiled.sets.is_empty() && set == 0).then(Vec::new);
         }
@@ -163,13 +166,13 @@ impl Sets {
     }
 
     /// Whether there is room for so many more branches, with as much again for others.
-    pub(super) fn has_plenty(&self, branches: usize) -> bool {
+    pub(crate) fn has_plenty(&self, branches: usize) -> bool {
         self.room.used() + branches <= RULES_CAPACITY / 2
     }
 
     /// Writes new sets, to which nothing leads yet; `rules` are the numbers of the rules. All of it or nothing. The number
     /// of the first.
-    pub(super) fn install(&mut self, compiled: &Compiled, rules: &[u32]) -> Result<u32, Error> {
+    pub(crate) fn install(&mut self, compiled: &Compiled, rules: &[u32]) -> Result<u32, Error> {
         let full = |map, capacity| {
             let what = format!("write to the map {map}, which is full ({capacity} entries)");
             failed(what, io::Error::from_raw_os_error(libc::E2BIG))
@@ -215,7 +218,7 @@ impl Sets {
     }
 
     /// Removes sets that no program can have in hand any more, with all that belongs to them.
-    pub(super) fn remove(&mut self, roots: &[u32]) {
+    pub(crate) fn remove(&mut self, roots: &[u32]) {
         for root in roots {
             let Some(parts) = self.known.remove(root) else { continue };
             parts.sets.into_iter().for_each(|set| self.clear(set));
@@ -224,7 +227,7 @@ impl Sets {
     }
 
     /// Removes sets that nothing leads to.
-    pub(super) fn sweep(&mut self) {
+    pub(crate) fn sweep(&mut self) {
         for set in std::mem::take(&mut self.strays) {
             self.clear(set);
         }

@@ -17,10 +17,8 @@ use super::{
 use crate::datapath::{
     Error,
     ebpf::{
-        batch::wait_for_programs,
         failure::{errno, failed},
-        names::RuleNames,
-        table::Writes,
+        maps::{names::RuleNames, rcu, writes::Writes},
     },
 };
 
@@ -28,17 +26,17 @@ const DIRECTIONS: [Direction; 2] = [Direction::In, Direction::Out];
 
 /// A group as it should be.
 #[derive(Clone, Copy, Debug)]
-pub(in super::super) struct Wanted<'a> {
+pub(crate) struct Wanted<'a> {
     /// Its number.
-    pub(in super::super) number: u16,
+    pub(crate) number: u16,
     /// The rest of it; the numbers of its sets are ours to choose.
-    pub(in super::super) group: Group,
+    pub(crate) group: Group,
     /// Of both directions.
-    pub(in super::super) rules: &'a [Rule],
+    pub(crate) rules: &'a [Rule],
 }
 
 /// The policies of a node.
-pub(in super::super) struct Policies {
+pub(crate) struct Policies {
     groups: Groups,
     sets: Sets,
     counts: PerCpuHashMap<MapData, u32, RuleCount>,
@@ -56,7 +54,7 @@ pub(in super::super) struct Policies {
 }
 
 impl Policies {
-    pub(in super::super) fn new(
+    pub(crate) fn new(
         groups: &MapData,
         sets: Sets,
         counts: PerCpuHashMap<MapData, u32, RuleCount>,
@@ -78,7 +76,7 @@ impl Policies {
     }
 
     /// Reads what is in the kernel, and forgets who it is for.
-    pub(in super::super) fn read(&mut self) -> Result<(), Error> {
+    pub(crate) fn read(&mut self) -> Result<(), Error> {
         self.named.clear();
         self.claimed.clear();
         self.retired.clear();
@@ -89,13 +87,13 @@ impl Policies {
         self.next_rule = last_rule.wrapping_add(1).max(1);
         if self.sets.strays() > 0 {
             // What they lead to is free from here on.
-            wait_for_programs();
+            rcu::synchronize();
         }
         Ok(())
     }
 
     /// Notes that an object stands for the group; true if it is as it should be.
-    pub(in super::super) fn claim(&mut self, wanted: &Wanted<'_>) -> bool {
+    pub(crate) fn claim(&mut self, wanted: &Wanted<'_>) -> bool {
         self.claimed.insert(wanted.number);
         let there = self.groups.get(wanted.number);
         let mut same = Group { sets: [0; 2], ..there } == wanted.group;
@@ -109,7 +107,7 @@ impl Policies {
     }
 
     /// Makes the group be as it should be. On a failure it stays as it is.
-    pub(in super::super) fn set(&mut self, wanted: &Wanted<'_>) -> Result<(), Error> {
+    pub(crate) fn set(&mut self, wanted: &Wanted<'_>) -> Result<(), Error> {
         self.claimed.insert(wanted.number);
         let before = self.groups.get(wanted.number);
         let mut group = wanted.group;
@@ -159,7 +157,7 @@ impl Policies {
     }
 
     /// Makes the group be without rules, rate and DSCP.
-    pub(in super::super) fn delete(&mut self, number: u16) {
+    pub(crate) fn delete(&mut self, number: u16) {
         let before = self.groups.get(number);
         self.groups.set(number, Group::default());
         self.retired.extend(before.sets.into_iter().filter(|set| *set != 0));
@@ -171,7 +169,7 @@ impl Policies {
     }
 
     /// Bits in a second and bytes at once that each endpoint of the group may send, and be sent; zeros for no limit.
-    pub(in super::super) fn rate(&self, number: u32) -> (u64, u32) {
+    pub(crate) fn rate(&self, number: u32) -> (u64, u32) {
         u16::try_from(number).map_or((0, 0), |number| {
             let Group { rate, burst, .. } = self.groups.get(number);
             (rate, burst)
@@ -179,11 +177,11 @@ impl Policies {
     }
 
     /// Removes what no group leads to any more. After the last change of a batch.
-    pub(in super::super) fn settle(&mut self) -> Result<(), Error> {
+    pub(crate) fn settle(&mut self) -> Result<(), Error> {
         if self.retired.is_empty() && self.forgotten.is_empty() {
             return Ok(());
         }
-        wait_for_programs();
+        rcu::synchronize();
         self.sets.remove(&std::mem::take(&mut self.retired));
         for number in std::mem::take(&mut self.forgotten) {
             self.forget(number)?;
@@ -192,13 +190,13 @@ impl Policies {
     }
 
     /// How many groups and sets no object accounts for.
-    pub(in super::super) fn strays(&self) -> usize {
+    pub(crate) fn strays(&self) -> usize {
         let groups = self.groups.read().filter(|(number, _)| !self.claimed.contains(number)).count();
         groups + self.sets.strays() + self.unclaimed().len()
     }
 
     /// Removes what no object accounts for.
-    pub(in super::super) fn sweep(&mut self) -> Result<(), Error> {
+    pub(crate) fn sweep(&mut self) -> Result<(), Error> {
         for (number, _) in self.groups.read() {
             if !self.claimed.contains(&number) {
                 self.groups.set(number, Group::default());
@@ -206,7 +204,7 @@ impl Policies {
         }
         let unclaimed = self.unclaimed();
         if !unclaimed.is_empty() {
-            wait_for_programs();
+            rcu::synchronize();
             self.sets.remove(&unclaimed);
         }
         self.sets.sweep();
@@ -221,13 +219,13 @@ impl Policies {
     }
 
     /// How many groups, sets, and branches of trees there are.
-    pub(in super::super) fn sizes(&self) -> [usize; 3] {
+    pub(crate) fn sizes(&self) -> [usize; 3] {
         let [sets, branches, _] = self.sets.sizes();
         [self.groups.read().count(), sets, branches]
     }
 
     /// How many rules are in force.
-    pub(in super::super) fn rules(&self) -> usize {
+    pub(crate) fn rules(&self) -> usize {
         let [.., rules] = self.sets.sizes();
         rules
     }

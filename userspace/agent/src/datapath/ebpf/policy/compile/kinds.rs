@@ -11,7 +11,7 @@ use super::{About, Case, layers::Layers};
 
 /// How much of a tree may be repetition.
 #[derive(Clone, Copy, Debug)]
-pub(in super::super) struct Limit {
+pub(crate) struct Limit {
     /// What may come of a rule.
     growth: usize,
     /// What may come of few.
@@ -31,9 +31,9 @@ pub(super) enum Tree {
 
 impl Limit {
     /// For few, some kilobytes. Behind addresses come about half as many branches as are allowed for, most of them having few ways.
-    pub(in super::super) const USUAL: Limit = Limit { growth: 3, small: 64, left: 8 };
+    pub(crate) const USUAL: Limit = Limit { growth: 3, small: 64, left: 8 };
     /// When there is little room: searches take longer.
-    pub(in super::super) const TIGHT: Limit = Limit { left: 0, ..Limit::USUAL };
+    pub(crate) const TIGHT: Limit = Limit { left: 0, ..Limit::USUAL };
     /// Nothing is put together.
     #[cfg(test)]
     pub(super) const NOTHING: Limit = Limit { growth: 0, small: 0, left: 0 };

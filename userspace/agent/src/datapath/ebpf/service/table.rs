@@ -18,24 +18,23 @@ use contiv_abi::{
 };
 use contiv_model::{name::ServiceId, service::Protocol};
 
-use super::{
-    arena::Arena,
-    counts::Counts,
-    failure::failed,
-    mapping::Mapping,
-    names::ServiceNames,
-    ring,
-    table::{Table, Writes},
+use crate::datapath::{
+    Error,
+    ebpf::{
+        failure::failed,
+        maps::{mmap::Mapping, names::ServiceNames, table::Table, writes::Writes},
+        service::{buddy::Arena, counts::Counts, ring},
+    },
+    sight::ServicePort,
 };
-use crate::datapath::{Error, sight::ServicePort};
 
 /// Where the connections to one port of a service go.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Target {
+pub(crate) struct Target {
     /// Ready backends, sorted, each once.
-    pub(super) backends: Vec<Backend>,
+    pub(crate) backends: Vec<Backend>,
     /// Seconds that a client stays with its backend; zero for not at all.
-    pub(super) affinity: u32,
+    pub(crate) affinity: u32,
 }
 
 /// How long what was freed is left alone. A packet is through in microseconds.
@@ -60,7 +59,7 @@ enum Freed {
 }
 
 /// The maps, and what we know to be in them.
-pub(super) struct Services {
+pub(crate) struct Services {
     ports: Table<ServiceKey, ServiceEntry>,
     slots: Mapping<RingBlock>,
     backends: Mapping<Backend>,
@@ -80,7 +79,7 @@ pub(super) struct Services {
 }
 
 impl Services {
-    pub(super) fn new(
+    pub(crate) fn new(
         ports: Table<ServiceKey, ServiceEntry>,
         slots: MapData,
         backends: MapData,
@@ -107,7 +106,7 @@ impl Services {
     }
 
     /// Learns what is there, with the rings that are as we make them.
-    pub(super) fn read(&mut self) -> Result<(), Error> {
+    pub(crate) fn read(&mut self) -> Result<(), Error> {
         self.ports.read()?;
         self.rings.clear();
         self.sets.clear();
@@ -221,17 +220,17 @@ impl Services {
         (from..from.checked_add(len)?).map(slot).collect()
     }
 
-    pub(super) fn keys(&self) -> impl Iterator<Item = &ServiceKey> {
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &ServiceKey> {
         self.ports.iter().map(|(key, _)| key)
     }
 
     /// Ports of services, blocks of rings, and numbers of backends in use.
-    pub(super) fn fill(&self) -> [usize; 3] {
+    pub(crate) fn fill(&self) -> [usize; 3] {
         [self.ports.len(), self.room.used() as usize, BACKENDS_CAPACITY - self.free_numbers.len()]
     }
 
     /// Whether connections to the port go where they should.
-    pub(super) fn holds(&self, key: &ServiceKey, target: &Target) -> bool {
+    pub(crate) fn holds(&self, key: &ServiceKey, target: &Target) -> bool {
         let set = self.sets.get(key).map_or(&[][..], Vec::as_slice);
         self.ports.get(key).is_some_and(|entry| {
             entry.affinity == target.affinity
@@ -241,7 +240,7 @@ impl Services {
     }
 
     /// Makes connections to the port go there.
-    pub(super) fn set(&mut self, key: ServiceKey, target: &Target) -> Result<(), Error> {
+    pub(crate) fn set(&mut self, key: ServiceKey, target: &Target) -> Result<(), Error> {
         if self.holds(&key, target) {
             return Ok(());
         }
@@ -270,7 +269,7 @@ impl Services {
     }
 
     /// Notes which service the port is of, for those who read its counts.
-    pub(super) fn name(&self, key: &ServiceKey, service: &ServiceId) {
+    pub(crate) fn name(&self, key: &ServiceKey, service: &ServiceId) {
         if let Some(entry) = self.ports.get(key) {
             let protocol = if key.protocol == TCP { Protocol::Tcp } else { Protocol::Udp };
             let name = ServicePort { service: service.clone(), protocol, port: key.port.get() };
@@ -294,7 +293,7 @@ impl Services {
     }
 
     /// Makes the port be gone.
-    pub(super) fn remove(&mut self, key: &ServiceKey) -> Result<(), Error> {
+    pub(crate) fn remove(&mut self, key: &ServiceKey) -> Result<(), Error> {
         let before = self.ports.get(key).copied();
         self.ports.remove(key)?;
         if let Some(entry) = before {

@@ -13,7 +13,7 @@ const SLOTS_PER_BACKEND: usize = 16;
 const MOST_SLOTS: usize = 1 << 16;
 
 /// How many slots the ring of so many backends has: a power of two; zero for none.
-pub(super) fn slots(backends: usize) -> u32 {
+pub(crate) fn slots(backends: usize) -> u32 {
     match backends {
         0 => 0,
         // At most 2^16.
@@ -23,7 +23,7 @@ pub(super) fn slots(backends: usize) -> u32 {
 
 /// For each slot, the place of its backend in the list. `names` are the backends' bytes, in any order that is
 /// the same on every node: equal sets have equal rings everywhere.
-pub(super) fn fill<N: AsRef<[u8]>>(names: &[N]) -> Vec<u32> {
+pub(crate) fn fill<N: AsRef<[u8]>>(names: &[N]) -> Vec<u32> {
     let size = slots(names.len()) as usize;
     if size == 0 {
         return vec![];

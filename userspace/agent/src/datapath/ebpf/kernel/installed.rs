@@ -4,20 +4,26 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use contiv_abi::{FloodKey, NeighEntry, NeighKey, Port, Segment, SegmentEntry, Vip, Vtep, policy::MeterKey};
 
-use super::{
-    device::Netlink,
-    encode::{self, Entry, EntryKey},
-    failure::failed,
-    hook::{Hooks, Role},
-    kernel::Kernel,
-    qdisc::Limit,
-    queue::{EXIT, Pair, Queues, Step as QueueStep},
-    roster::{Roster, Step},
+use crate::datapath::{
+    Error, Group, ObjectId,
+    ebpf::{
+        device::Netlink,
+        failure::failed,
+        forward::dense_list::{Roster, Step},
+        kernel::{
+            encode::{self, Entry, EntryKey},
+            tables::Kernel,
+        },
+        programs::tc::{Hooks, Role},
+        rate::{
+            qdisc::Limit,
+            queue::{EXIT, Pair, Queues, Step as QueueStep},
+        },
+    },
 };
-use crate::datapath::{Error, Group, ObjectId};
 
 /// The kernel's tables, the lists inside them, and the owners of entries.
-pub(super) struct State {
+pub(crate) struct State {
     kernel: Kernel,
     hooks: Hooks,
     peers: Roster<Vtep>,
@@ -36,16 +42,16 @@ pub(super) struct State {
 }
 
 /// A port that has not the queue that its group's rate wants.
-pub(super) struct Unqueued {
+pub(crate) struct Unqueued {
     /// Whose port it is.
-    pub(super) owner: Option<ObjectId>,
+    pub(crate) owner: Option<ObjectId>,
     /// Its group.
-    pub(super) group: u32,
-    pub(super) error: Error,
+    pub(crate) group: u32,
+    pub(crate) error: Error,
 }
 
 impl State {
-    pub(super) fn new(kernel: Kernel, hooks: Hooks) -> Self {
+    pub(crate) fn new(kernel: Kernel, hooks: Hooks) -> Self {
         State {
             kernel,
             hooks,
@@ -61,16 +67,16 @@ impl State {
         }
     }
 
-    pub(super) fn kernel(&self) -> &Kernel {
+    pub(crate) fn kernel(&self) -> &Kernel {
         &self.kernel
     }
 
-    pub(super) fn kernel_mut(&mut self) -> &mut Kernel {
+    pub(crate) fn kernel_mut(&mut self) -> &mut Kernel {
         &mut self.kernel
     }
 
     /// Reads everything but the attachments, and forgets all owners.
-    pub(super) fn read(&mut self) -> Result<(), Error> {
+    pub(crate) fn read(&mut self) -> Result<(), Error> {
         self.kernel.read()?;
         self.peers = Roster::from_slots(self.kernel.peer_list()?);
         self.ports.clear();
@@ -94,7 +100,7 @@ impl State {
     }
 
     /// The services that this node answers for on the wire, as the programs see it.
-    pub(super) fn answers(&self) -> HashSet<NeighKey> {
+    pub(crate) fn answers(&self) -> HashSet<NeighKey> {
         self.kernel
             .vips
             .iter()
@@ -104,7 +110,7 @@ impl State {
     }
 
     /// The services about which something has changed since the last time, and whether this node answers for them.
-    pub(super) fn changed_answers(&mut self) -> Vec<(NeighKey, bool)> {
+    pub(crate) fn changed_answers(&mut self) -> Vec<(NeighKey, bool)> {
         let doubtful = std::mem::take(&mut self.doubtful);
         doubtful.into_iter().map(|service| (service, self.answers_for(&service))).collect()
     }
@@ -144,22 +150,22 @@ impl State {
     }
 
     /// Reads the queues; where they end, if there are any.
-    pub(super) async fn read_queues(&mut self, netlink: &Netlink) -> Result<Option<Pair>, Error> {
+    pub(crate) async fn read_queues(&mut self, netlink: &Netlink) -> Result<Option<Pair>, Error> {
         self.queues.read(netlink).await?;
         Ok(self.queues.pair())
     }
 
-    pub(super) fn queues(&self) -> &Queues {
+    pub(crate) fn queues(&self) -> &Queues {
         &self.queues
     }
 
     /// Notes that our program runs on a pod's port.
-    pub(super) fn note_attached(&mut self, ifindex: u32, interface: &str) {
+    pub(crate) fn note_attached(&mut self, ifindex: u32, interface: &str) {
         self.attached.insert(ifindex, interface.to_owned());
     }
 
     /// Notes that an object stands for these entries; true if all of them are in place.
-    pub(super) fn claim(&mut self, id: &ObjectId, entries: &[Entry]) -> bool {
+    pub(crate) fn claim(&mut self, id: &ObjectId, entries: &[Entry]) -> bool {
         let mut complete = true;
         for entry in entries {
             self.own(entry, id);
@@ -177,13 +183,13 @@ impl State {
     }
 
     /// Notes that an object stands for the group; true if it is as it should be.
-    pub(super) fn claim_group(&mut self, group: &Group) -> bool {
+    pub(crate) fn claim_group(&mut self, group: &Group) -> bool {
         // What cannot be encoded now fails, and says why, when it is set.
         encode::wanted(group).is_ok_and(|wanted| self.kernel.policies.claim(&wanted))
     }
 
     /// Makes the group be as it should be.
-    pub(super) fn set_group(&mut self, group: &Group) -> Result<(), Error> {
+    pub(crate) fn set_group(&mut self, group: &Group) -> Result<(), Error> {
         let wanted = encode::wanted(group)
             .map_err(|refused| failed(format!("set group {}", group.number), refused))?;
         self.rates_changed = true;
@@ -192,7 +198,7 @@ impl State {
 
     /// Removes what changes have left behind, and makes the queues be as the groups' rates want them; ports for which that
     /// fails are told.
-    pub(super) async fn settle(&mut self) -> Result<Vec<Unqueued>, Error> {
+    pub(crate) async fn settle(&mut self) -> Result<Vec<Unqueued>, Error> {
         self.kernel.policies.settle()?;
         if !self.rates_changed {
             return Ok(vec![]);
@@ -274,7 +280,7 @@ impl State {
     }
 
     /// Makes the object's entries be there, and those that it had besides be gone.
-    pub(super) async fn set(&mut self, id: &ObjectId, entries: &[Entry]) -> Result<(), Error> {
+    pub(crate) async fn set(&mut self, id: &ObjectId, entries: &[Entry]) -> Result<(), Error> {
         for entry in entries {
             self.put(entry).await?;
             self.own(entry, id);
@@ -286,7 +292,7 @@ impl State {
     }
 
     /// Makes the object's entries be gone, the last written first.
-    pub(super) fn delete(&mut self, id: &ObjectId) -> Result<(), Error> {
+    pub(crate) fn delete(&mut self, id: &ObjectId) -> Result<(), Error> {
         if let ObjectId::Group(number) = id {
             // What has no number in the programs was never set.
             if let Some(number) = encode::number_of(*number) {
@@ -449,7 +455,7 @@ impl State {
     }
 
     /// What no object accounts for.
-    pub(super) fn strays(&self) -> Result<usize, Error> {
+    pub(crate) fn strays(&self) -> Result<usize, Error> {
         let strays = self.stray_entries();
         Ok(strays.len()
             + self.stray_slots().len()
@@ -461,7 +467,7 @@ impl State {
     }
 
     /// Removes what no object accounts for.
-    pub(super) fn sweep(&mut self) -> Result<(), Error> {
+    pub(crate) fn sweep(&mut self) -> Result<(), Error> {
         // Those of queues, too, when all is settled.
         self.rates_changed = true;
         for (role, ifindex) in self.stray_hooks()? {

@@ -8,14 +8,14 @@ use contiv_abi::{
     maps::{SERVICE_COUNTS, SERVICE_COUNTS_CAPACITY},
 };
 
-use super::{failure::failed, mapping::Mapping};
 use crate::datapath::{
     Error,
+    ebpf::{failure::failed, maps::mmap::Mapping},
     sight::{Served, Traffic},
 };
 
 /// As many places as the map has.
-pub(super) fn size() -> Result<usize, Error> {
+pub(crate) fn size() -> Result<usize, Error> {
     Ok(SERVICE_COUNTS_CAPACITY * processors()? as usize)
 }
 
@@ -24,20 +24,20 @@ fn processors() -> Result<u32, Error> {
 }
 
 /// The counts. Whoever is given a number has a place that is nobody else's.
-pub(super) struct Counts {
+pub(crate) struct Counts {
     places: Mapping<ServiceCount>,
     processors: u32,
 }
 
 impl Counts {
-    pub(super) fn new(map: MapData) -> Result<Counts, Error> {
+    pub(crate) fn new(map: MapData) -> Result<Counts, Error> {
         let what = || format!("map {SERVICE_COUNTS} into memory");
         let places = Mapping::new(map, size()?).map_err(|error| failed(what(), error))?;
         Ok(Counts { places, processors: processors()? })
     }
 
     /// Gives the next number from `from` on that has a place, all its counts zero; `None` when all places are taken.
-    pub(super) fn begin(&mut self, from: NonZeroU32) -> Option<NonZeroU32> {
+    pub(crate) fn begin(&mut self, from: NonZeroU32) -> Option<NonZeroU32> {
         let all = (0..SERVICE_COUNTS_CAPACITY as u32).map(|ahead| from.get().wrapping_add(ahead));
         let number = all.filter_map(NonZeroU32::new).find(|number| self.owner(number.get()) == Some(0))?;
         self.fill(number.get(), ServiceCount { number: number.get(), ..ServiceCount::default() });
@@ -45,14 +45,14 @@ impl Counts {
     }
 
     /// What was counted for the number is gone, and nothing is counted for it any more.
-    pub(super) fn end(&mut self, number: u32) {
+    pub(crate) fn end(&mut self, number: u32) {
         if self.owner(number) == Some(number) {
             self.fill(number, ServiceCount::default());
         }
     }
 
     /// Nobody but these has a place, and they do.
-    pub(super) fn keep(&mut self, numbers: &BTreeSet<u32>) {
+    pub(crate) fn keep(&mut self, numbers: &BTreeSet<u32>) {
         for place in 0..SERVICE_COUNTS_CAPACITY as u32 {
             let owner = self.owner(place).unwrap_or(0);
             if owner != 0 && !numbers.contains(&owner) {
@@ -67,7 +67,7 @@ impl Counts {
     }
 
     /// Of each number that anything was counted for.
-    pub(super) fn sums(&self) -> Vec<(u32, Served)> {
+    pub(crate) fn sums(&self) -> Vec<(u32, Served)> {
         let places = 0..SERVICE_COUNTS_CAPACITY as u32;
         let sums = places.filter_map(|place| match self.owner(place)? {
             0 => None,

@@ -16,14 +16,15 @@ use aya::{
 };
 use contiv_abi::maps;
 
-use super::{
-    device::{self, Netlink},
-    failure::{errno, failed},
-    filter,
-    pins::Pins,
-    table::Writes,
+use crate::datapath::{
+    Error,
+    ebpf::{
+        device::{self, Netlink},
+        failure::{errno, failed},
+        maps::{pins::Pins, writes::Writes},
+        programs::clsact,
+    },
 };
-use crate::datapath::Error;
 
 /// How programs are attached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,7 +39,7 @@ pub enum Attachment {
 }
 
 impl Attachment {
-    pub(super) fn resolve(self) -> Attachment {
+    pub(crate) fn resolve(self) -> Attachment {
         match self {
             Attachment::Auto => {
                 // A kernel that will not say what it is gets what every kernel has.
@@ -52,7 +53,7 @@ impl Attachment {
 
 /// Which program an interface gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Role {
+pub(crate) enum Role {
     Pod,
     Queue,
     Overlay,
@@ -60,9 +61,9 @@ pub(super) enum Role {
 }
 
 impl Role {
-    pub(super) const ALL: [Role; 4] = [Role::Pod, Role::Queue, Role::Overlay, Role::Uplink];
+    pub(crate) const ALL: [Role; 4] = [Role::Pod, Role::Queue, Role::Overlay, Role::Uplink];
 
-    pub(super) fn program(self) -> &'static str {
+    pub(crate) fn program(self) -> &'static str {
         match self {
             Role::Pod => maps::FROM_POD,
             Role::Queue => maps::FROM_QUEUE,
@@ -81,38 +82,38 @@ impl Role {
     }
 
     /// The name of the pin. By index: a dot, which bpffs does not take, may be in an interface's name.
-    pub(super) fn pin(self, ifindex: u32) -> String {
+    pub(crate) fn pin(self, ifindex: u32) -> String {
         format!("{}{ifindex}", self.prefix())
     }
 
-    pub(super) fn of_pin(pin: &str) -> Option<(Role, u32)> {
+    pub(crate) fn of_pin(pin: &str) -> Option<(Role, u32)> {
         Role::ALL.iter().find_map(|role| Some((*role, pin.strip_prefix(role.prefix())?.parse().ok()?)))
     }
 }
 
 /// How long the kernel may take to let go of a link.
-pub(super) const LET_GO_WITHIN: Duration = Duration::from_secs(2);
-pub(super) const ASK_AGAIN_AFTER: Duration = Duration::from_millis(2);
+pub(crate) const LET_GO_WITHIN: Duration = Duration::from_secs(2);
+pub(crate) const ASK_AGAIN_AFTER: Duration = Duration::from_millis(2);
 
 /// Attaches and detaches, one way or the other.
 #[derive(Clone, Debug)]
-pub(super) struct Hooks {
+pub(crate) struct Hooks {
     attachment: Attachment,
     pins: Pins,
     writes: Writes,
 }
 
 impl Hooks {
-    pub(super) fn new(attachment: Attachment, pins: Pins, writes: Writes) -> Self {
+    pub(crate) fn new(attachment: Attachment, pins: Pins, writes: Writes) -> Self {
         Hooks { attachment: attachment.resolve(), pins, writes }
     }
 
-    pub(super) fn attachment(&self) -> Attachment {
+    pub(crate) fn attachment(&self) -> Attachment {
         self.attachment
     }
 
     /// Whether this very program runs on the interface.
-    pub(super) async fn is_attached(
+    pub(crate) async fn is_attached(
         &self,
         program: &SchedClassifier,
         role: Role,
@@ -137,12 +138,12 @@ impl Hooks {
                 };
                 Ok(programs.iter().any(|program| program.id() == id))
             }
-            Attachment::Clsact => Ok(filter::on(netlink, ifindex).await?.iter().any(|is| is.program == id)),
+            Attachment::Clsact => Ok(clsact::on(netlink, ifindex).await?.iter().any(|is| is.program == id)),
         }
     }
 
     /// Puts the program on the interface, in place of an older one of ours.
-    pub(super) async fn attach(
+    pub(crate) async fn attach(
         &self,
         program: &mut SchedClassifier,
         role: Role,
@@ -163,14 +164,14 @@ impl Hooks {
                 Ok(())
             }
             Attachment::Clsact => {
-                let there = filter::on(&Netlink::open()?, ifindex).await?;
-                filter::attach(program, interface, &there).map_err(|error| failed(what(), error))
+                let there = clsact::on(&Netlink::open()?, ifindex).await?;
+                clsact::attach(program, interface, &there).map_err(|error| failed(what(), error))
             }
         }
     }
 
     /// Takes the program off the interface, which may be gone already.
-    pub(super) fn detach(&self, role: Role, interface: Option<&str>, ifindex: u32) -> Result<(), Error> {
+    pub(crate) fn detach(&self, role: Role, interface: Option<&str>, ifindex: u32) -> Result<(), Error> {
         match (self.attachment, interface) {
             (Attachment::Tcx | Attachment::Auto, _) => {
                 if self.pins.unpin(&self.pins.link(&role.pin(ifindex)))? {
@@ -193,14 +194,14 @@ impl Hooks {
     }
 
     /// Takes the filters of other layouts of the maps off every interface.
-    pub(super) async fn retire(&self, netlink: &Netlink) -> Result<(), Error> {
+    pub(crate) async fn retire(&self, netlink: &Netlink) -> Result<(), Error> {
         if self.attachment != Attachment::Clsact {
             return Ok(());
         }
         for interface in netlink.names().await? {
             let Some(ifindex) = device::ifindex(&interface) else { continue };
             for old in
-                filter::on(netlink, ifindex).await?.iter().filter(|filter| filter.is_of_another_layout())
+                clsact::on(netlink, ifindex).await?.iter().filter(|filter| filter.is_of_another_layout())
             {
                 self.writes.count();
                 old.detach(&interface)
@@ -211,12 +212,12 @@ impl Hooks {
     }
 
     /// The pinned links, by role and interface index.
-    pub(super) fn pinned(&self) -> Result<Vec<(Role, u32)>, Error> {
+    pub(crate) fn pinned(&self) -> Result<Vec<(Role, u32)>, Error> {
         Ok(self.pins.link_names()?.iter().filter_map(|name| Role::of_pin(name)).collect())
     }
 
     /// Puts a new version of a program in the place of the old one, on every interface, without a gap.
-    pub(super) fn replace(&self, role: Role, program: &mut SchedClassifier) -> Result<(), Error> {
+    pub(crate) fn replace(&self, role: Role, program: &mut SchedClassifier) -> Result<(), Error> {
         for (pinned_role, ifindex) in self.pinned()? {
             if pinned_role != role {
                 continue;

@@ -12,7 +12,7 @@ use crate::{
 
 /// Rules, services by `<service>:<protocol>:<port>`, and the entries of the tables that packets fill. Why not, if they
 /// cannot be read.
-pub(super) fn counted(tallies: &Result<Tallies, Error>) -> [Value; 3] {
+pub(crate) fn counted(tallies: &Result<Tallies, Error>) -> [Value; 3] {
     let Tallies { rules, services, tables } = match tallies {
         Ok(tallies) => tallies,
         Err(error) => {

@@ -3,14 +3,14 @@
 
 /// The members, by slot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Roster<T> {
+pub(crate) struct Roster<T> {
     slots: Vec<T>,
 }
 
 /// One write. The order of a plan's steps is such that whoever reads the list between two of them
 /// finds every member that stays; at worst one of them twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Step<T> {
+pub(crate) enum Step<T> {
     /// The slot holds this member.
     Put { slot: u32, member: T },
     /// The member knows this as its slot.
@@ -23,31 +23,31 @@ pub(super) enum Step<T> {
 
 impl<T: Copy + PartialEq> Roster<T> {
     /// The list as it was found.
-    pub(super) fn from_slots(slots: Vec<T>) -> Self {
+    pub(crate) fn from_slots(slots: Vec<T>) -> Self {
         Roster { slots }
     }
 
-    pub(super) fn len(&self) -> u32 {
+    pub(crate) fn len(&self) -> u32 {
         // A list longer than its map's capacity (a few thousand) cannot be.
         self.slots.len() as u32
     }
 
-    pub(super) fn at(&self, slot: u32) -> Option<T> {
+    pub(crate) fn at(&self, slot: u32) -> Option<T> {
         self.slots.get(slot as usize).copied()
     }
 
-    pub(super) fn iter(&self) -> impl DoubleEndedIterator<Item = (u32, T)> + ExactSizeIterator {
+    pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = (u32, T)> + ExactSizeIterator {
         self.slots.iter().enumerate().map(|(slot, member)| (slot as u32, *member))
     }
 
     /// How `member` joins.
-    pub(super) fn plan_join(&self, member: T) -> Vec<Step<T>> {
+    pub(crate) fn plan_join(&self, member: T) -> Vec<Step<T>> {
         let slot = self.len();
         vec![Step::Put { slot, member }, Step::Seat { member, slot }, Step::Len(slot + 1)]
     }
 
     /// How whoever sits in `slot` leaves: the last member takes the place.
-    pub(super) fn plan_leave(&self, slot: u32) -> Vec<Step<T>> {
+    pub(crate) fn plan_leave(&self, slot: u32) -> Vec<Step<T>> {
         let Some((last, member)) = self.iter().next_back() else { return vec![] };
         if slot > last {
             return vec![];
@@ -61,12 +61,12 @@ impl<T: Copy + PartialEq> Roster<T> {
     }
 
     /// The steps have been taken.
-    pub(super) fn joined(&mut self, member: T) {
+    pub(crate) fn joined(&mut self, member: T) {
         self.slots.push(member);
     }
 
     /// The steps have been taken.
-    pub(super) fn left(&mut self, slot: u32) {
+    pub(crate) fn left(&mut self, slot: u32) {
         if (slot as usize) < self.slots.len() {
             self.slots.swap_remove(slot as usize);
         }

@@ -8,8 +8,10 @@ use std::{
 
 use aya::{Pod, maps::MapData};
 
-use super::{failure::failed, table::Writes};
-use crate::datapath::Error;
+use crate::datapath::{
+    Error,
+    ebpf::{failure::failed, maps::writes::Writes},
+};
 
 /// Entries per call: enough to make the call itself cheap, and less than half a megabyte.
 const CHUNK: usize = 8192;
@@ -32,7 +34,7 @@ struct Attributes {
 }
 
 /// A hash map that is read and emptied by the thousand, and of which no copy is kept.
-pub(super) struct BatchMap<K, V> {
+pub(crate) struct BatchMap<K, V> {
     name: &'static str,
     map: MapData,
     writes: Writes,
@@ -41,7 +43,7 @@ pub(super) struct BatchMap<K, V> {
 
 impl<K: Pod, V: Pod> BatchMap<K, V> {
     /// Fails unless keys and values of the map have the sizes of `K` and `V`.
-    pub(super) fn new(name: &'static str, map: MapData, writes: Writes) -> Result<Self, Error> {
+    pub(crate) fn new(name: &'static str, map: MapData, writes: Writes) -> Result<Self, Error> {
         let what = || format!("open the map {name}");
         let info = map.info().map_err(|error| failed(what(), error))?;
         if (info.key_size() as usize, info.value_size() as usize) != (size_of::<K>(), size_of::<V>()) {
@@ -51,12 +53,12 @@ impl<K: Pod, V: Pod> BatchMap<K, V> {
     }
 
     /// Every entry.
-    pub(super) fn read(&self) -> Result<Vec<(K, V)>, Error> {
+    pub(crate) fn read(&self) -> Result<Vec<(K, V)>, Error> {
         entries(self.name, &self.map)
     }
 
     /// Removes entries; those that are not there are none the less gone.
-    pub(super) fn remove(&self, keys: &[K]) -> Result<(), Error> {
+    pub(crate) fn remove(&self, keys: &[K]) -> Result<(), Error> {
         for mut part in keys.chunks(CHUNK) {
             while !part.is_empty() {
                 let mut attributes =
@@ -82,7 +84,7 @@ impl<K: Pod, V: Pod> BatchMap<K, V> {
 }
 
 /// Every entry of a hash map whose keys and values have the sizes of `K` and `V`.
-pub(super) fn entries<K: Pod, V: Pod>(name: &'static str, map: &MapData) -> Result<Vec<(K, V)>, Error> {
+pub(crate) fn entries<K: Pod, V: Pod>(name: &'static str, map: &MapData) -> Result<Vec<(K, V)>, Error> {
     let mut entries = vec![];
     read(name, map, 1, |key, values: &[V]| {
         entries.extend(values.first().map(|value| (key, *value)));
@@ -93,7 +95,7 @@ pub(super) fn entries<K: Pod, V: Pod>(name: &'static str, map: &MapData) -> Resu
 
 /// Reads a hash map whose keys and values have the sizes of `K` and `V`, with `copies` values to each key, until `each`
 /// has enough. Where it stopped: after so many buckets; `None` at the end of the map.
-pub(super) fn read<K: Pod, V: Pod>(
+pub(crate) fn read<K: Pod, V: Pod>(
     name: &'static str,
     map: &MapData,
     copies: usize,
@@ -157,17 +159,4 @@ unsafe fn call(command: libc::c_int, attributes: &mut Attributes) -> io::Result<
         libc::syscall(libc::SYS_bpf, command, &raw mut *attributes, size_of::<Attributes>() as libc::c_uint)
     };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
-}
-
-/// Returns when every program that ran when it was called has ended, so that what was taken out of their reach may be
-/// removed.
-///
-/// `MEMBARRIER_CMD_GLOBAL` waits for a grace period of RCU, in which the programs run. A kernel with cores set aside
-/// (`nohz_full`) refuses it; there, programs of microseconds are given long enough.
-pub(super) fn wait_for_programs() {
-    // SAFETY: a call without memory.
-    let result = unsafe { libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_GLOBAL, 0, 0) };
-    if result < 0 {
-        std::thread::sleep(std::time::Duration::from_millis(50));
-    }
 }

@@ -11,11 +11,13 @@ use contiv_abi::ABI_VERSION;
 use futures::TryStreamExt as _;
 use rtnetlink::packet_route::tc::{TcAttribute, TcFilterBpfOption, TcMessage, TcOption};
 
-use super::{
-    device::Netlink,
-    failure::{errno, failed},
+use crate::datapath::{
+    Error,
+    ebpf::{
+        device::Netlink,
+        failure::{errno, failed},
+    },
 };
-use crate::datapath::Error;
 
 /// Of ours, where no others are.
 const PRIORITY: u16 = 0xc0;
@@ -26,19 +28,19 @@ const PREFIX: &str = "ctv_";
 
 /// A program of this or another layout, as a filter on the ingress of an interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Filter {
+pub(crate) struct Filter {
     priority: u16,
     handle: TcHandle,
     /// The kernel's number of it.
-    pub(super) program: u32,
+    pub(crate) program: u32,
 }
 
 impl Filter {
-    pub(super) fn is_of_another_layout(&self) -> bool {
+    pub(crate) fn is_of_another_layout(&self) -> bool {
         self.handle != HANDLE
     }
 
-    pub(super) fn detach(&self, interface: &str) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    pub(crate) fn detach(&self, interface: &str) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         let (priority, handle) = (self.priority, self.handle);
         let link = SchedClassifierLink::attached(interface, TcAttachType::Ingress, priority, handle, None)?;
         Ok(aya::programs::links::Link::detach(link)?)
@@ -70,7 +72,7 @@ impl Filter {
 }
 
 /// Those on an interface; none where there is no clsact qdisc, or no interface any more.
-pub(super) async fn on(netlink: &Netlink, ifindex: u32) -> Result<Vec<Filter>, Error> {
+pub(crate) async fn on(netlink: &Netlink, ifindex: u32) -> Result<Vec<Filter>, Error> {
     let what = || format!("list the filters of interface {ifindex}");
     let index = i32::try_from(ifindex).map_err(|error| failed(what(), error))?;
     let filters: Result<Vec<_>, _> =
@@ -84,7 +86,7 @@ pub(super) async fn on(netlink: &Netlink, ifindex: u32) -> Result<Vec<Filter>, E
 
 /// Puts the program on an interface that has the filters `there`: in place of an older one of its own layout, or behind
 /// those of others.
-pub(super) fn attach(
+pub(crate) fn attach(
     program: &mut SchedClassifier,
     interface: &str,
     there: &[Filter],

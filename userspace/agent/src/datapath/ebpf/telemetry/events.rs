@@ -14,16 +14,16 @@ use contiv_model::mac::Mac;
 use nix::net::if_::if_indextoname;
 use tokio::io::unix::AsyncFd;
 
-use super::{
-    connections,
-    failure::failed,
-    kernel::open_map,
-    names::{RuleNames, ServiceNames},
-    pins::Pins,
-    tallies,
-};
 use crate::datapath::{
     Error,
+    ebpf::{
+        failure::failed,
+        maps::{
+            names::{RuleNames, ServiceNames},
+            pins::Pins,
+        },
+        telemetry::{connections, counters},
+    },
     sight::{Connection, End, Sighting, Tag, Tallies},
 };
 
@@ -41,13 +41,13 @@ pub struct Watcher {
 }
 
 impl Watcher {
-    pub(super) fn new(pins: Pins, rules: RuleNames, services: ServiceNames) -> Watcher {
+    pub(crate) fn new(pins: Pins, rules: RuleNames, services: ServiceNames) -> Watcher {
         Watcher { pins, rules, services }
     }
 
     /// What was counted until now. Blocks for some milliseconds at most: no table of flows is read as a whole.
     pub fn tallies(&self) -> Result<Tallies, Error> {
-        tallies::read(&self.pins, &self.rules, &self.services)
+        counters::read(&self.pins, &self.rules, &self.services)
     }
 
     /// The connections to services that are remembered. Blocks for as long as it takes to read the tables of flows.
@@ -57,7 +57,7 @@ impl Watcher {
 
     /// From now on. Whoever watched before hears no more: there is one ring, and what is read from it is gone.
     pub fn open(&self) -> Result<Sightings, Error> {
-        let mut ring: RingBuf<MapData> = open_map(&self.pins, EVENTS)?;
+        let mut ring: RingBuf<MapData> = self.pins.open_map(EVENTS)?;
         // Of an earlier time.
         while ring.next().is_some() {}
         // SAFETY: the ring keeps its file open as long as it lives, and does not give it away.
@@ -65,8 +65,8 @@ impl Watcher {
             .map_err(|error| failed(format!("wait for the map {EVENTS}"), error))?;
         let mut sightings = Sightings {
             ring,
-            watch: open_map(&self.pins, WATCH)?,
-            told: open_map(&self.pins, TOLD)?,
+            watch: self.pins.open_map(WATCH)?,
+            told: self.pins.open_map(TOLD)?,
             before: 0,
             rules: self.rules.clone(),
         };

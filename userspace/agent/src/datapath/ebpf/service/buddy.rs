@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 /// Which ranges of slots are free. A block of `n` slots begins at a multiple of `n`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Arena {
+pub(crate) struct Arena {
     capacity: u32,
     /// By the power of two: where free blocks begin.
     free: Vec<BTreeSet<u32>>,
@@ -12,7 +12,7 @@ pub(super) struct Arena {
 
 impl Arena {
     /// All of it free; `capacity` is a power of two.
-    pub(super) fn new(capacity: u32) -> Self {
+    pub(crate) fn new(capacity: u32) -> Self {
         let top = capacity.trailing_zeros() as usize;
         let mut free = vec![BTreeSet::new(); top + 1];
         free[top].insert(0);
@@ -20,7 +20,7 @@ impl Arena {
     }
 
     /// Takes a block of `size` slots, a power of two; none when there is no room in one piece.
-    pub(super) fn take(&mut self, size: u32) -> Option<u32> {
+    pub(crate) fn take(&mut self, size: u32) -> Option<u32> {
         let order = size.trailing_zeros() as usize;
         let found = (order..self.free.len()).find(|order| !self.free[*order].is_empty())?;
         let at = self.free[found].pop_first()?;
@@ -29,7 +29,7 @@ impl Arena {
     }
 
     /// Takes a block that is known to be in use; false when a part of it is taken already, or it cannot be.
-    pub(super) fn reserve(&mut self, at: u32, size: u32) -> bool {
+    pub(crate) fn reserve(&mut self, at: u32, size: u32) -> bool {
         if !size.is_power_of_two()
             || !at.is_multiple_of(size)
             || size > self.capacity
@@ -62,7 +62,7 @@ impl Arena {
     }
 
     /// Gives a block back.
-    pub(super) fn give(&mut self, mut at: u32, size: u32) {
+    pub(crate) fn give(&mut self, mut at: u32, size: u32) {
         let mut order = size.trailing_zeros() as usize;
         while order + 1 < self.free.len() && self.free[order].remove(&(at ^ (1 << order))) {
             at &= !(1 << order);
@@ -72,7 +72,7 @@ impl Arena {
     }
 
     /// Slots in use.
-    pub(super) fn used(&self) -> u32 {
+    pub(crate) fn used(&self) -> u32 {
         let free: u32 =
             self.free.iter().enumerate().map(|(order, blocks)| (blocks.len() as u32) << order).sum();
         self.capacity - free

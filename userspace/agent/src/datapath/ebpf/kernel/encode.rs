@@ -10,12 +10,14 @@ use contiv_abi::{
 };
 use contiv_model::{global::ArpMode, group::GroupNumber, name::RuleId, service::Readiness, tag::Encap};
 
-use super::{policy::Wanted, services::Target};
-use crate::datapath::{self, Group, Holder, Local, Network, Object, Peer, Remote, Service};
+use crate::datapath::{
+    self, Group, Holder, Local, Network, Object, Peer, Remote, Service,
+    ebpf::{policy::Wanted, service::table::Target},
+};
 
 /// One thing in the kernel, whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Entry {
+pub(crate) enum Entry {
     /// A node of the list of peers.
     Peer(Vtep),
     /// A network. How many ports it floods to is not the network's affair but theirs.
@@ -36,7 +38,7 @@ pub(super) enum Entry {
 
 /// What an [`Entry`] is found by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum EntryKey {
+pub(crate) enum EntryKey {
     Peer(Vtep),
     Segment(Segment),
     Port(u32),
@@ -48,7 +50,7 @@ pub(super) enum EntryKey {
 }
 
 impl Entry {
-    pub(super) fn key(&self) -> EntryKey {
+    pub(crate) fn key(&self) -> EntryKey {
         match self {
             Entry::Peer(vtep) => EntryKey::Peer(*vtep),
             Entry::Segment { segment, .. } => EntryKey::Segment(*segment),
@@ -64,18 +66,18 @@ impl Entry {
 
 /// The interfaces that entries name by number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Devices {
+pub(crate) struct Devices {
     /// The VXLAN device.
-    pub(super) overlay: u32,
+    pub(crate) overlay: u32,
     /// The UDP port that it sends to and listens on.
-    pub(super) overlay_port: u16,
+    pub(crate) overlay_port: u16,
     /// The VLAN uplink; zero when there is none.
-    pub(super) uplink: u32,
+    pub(crate) uplink: u32,
 }
 
 /// An object that this datapath cannot hold.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Refused {
+pub(crate) enum Refused {
     #[error("tunnels over IPv6 are not supported (give the node an IPv4 VTEP address)")]
     Ipv6Vtep,
     #[error("the node listens on UDP port {theirs}, we on {ours} (one VXLAN port for the whole cluster)")]
@@ -102,7 +104,7 @@ pub(super) enum Refused {
 
 /// The entries of an object, in the order of writing: what a packet may lead to comes before what
 /// leads there. `ifindex` finds an interface by name.
-pub(super) fn encode(
+pub(crate) fn encode(
     object: &Object,
     devices: &Devices,
     ifindex: impl FnOnce(&str) -> Option<u32>,
@@ -121,7 +123,7 @@ pub(super) fn encode(
 }
 
 /// The number of a group as programs have it.
-pub(super) fn number_of(group: GroupNumber) -> Option<u16> {
+pub(crate) fn number_of(group: GroupNumber) -> Option<u16> {
     u16::try_from(group.get()).ok().filter(|number| usize::from(*number) < GROUP_NUMBERS)
 }
 
@@ -132,7 +134,7 @@ fn group_of(group: Option<GroupNumber>) -> u32 {
 }
 
 /// A group as programs have it. What nobody can count to in bytes is no limit to a burst.
-pub(super) fn wanted(group: &Group) -> Result<Wanted<'_>, Refused> {
+pub(crate) fn wanted(group: &Group) -> Result<Wanted<'_>, Refused> {
     let number = number_of(group.number).ok_or(Refused::GroupNumber)?;
     for rule in group.rules.iter() {
         if let Some(number) = rule.peer.group
@@ -151,7 +153,7 @@ pub(super) fn wanted(group: &Group) -> Result<Wanted<'_>, Refused> {
     Ok(Wanted { number, group: entry, rules: &group.rules })
 }
 
-pub(super) fn segment_of(encap: Encap) -> Segment {
+pub(crate) fn segment_of(encap: Encap) -> Segment {
     match encap {
         Encap::Vlan(vlan) => Segment::vlan(vlan.get()),
         Encap::Vxlan { vni, .. } => Segment::vxlan(vni.get()),

@@ -14,14 +14,18 @@ use aya::programs::{
 };
 use rtnetlink::packet_route::link::{LinkAttribute, LinkMessage, LinkXdp, XdpAttached};
 
-use super::{
-    device::{self, Netlink},
-    failure::{errno, failed},
-    hook::{ASK_AGAIN_AFTER, LET_GO_WITHIN},
-    pins::Pins,
-    table::Writes,
+use crate::{
+    datapath::{
+        Error,
+        ebpf::{
+            device::{self, Netlink},
+            failure::{errno, failed},
+            maps::{pins::Pins, writes::Writes},
+            programs::tc::{ASK_AGAIN_AFTER, LET_GO_WITHIN},
+        },
+    },
+    reconcile::one_line,
 };
-use crate::{datapath::Error, reconcile::one_line};
 
 /// Where the operator wants XDP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -39,13 +43,13 @@ pub enum XdpWish {
 
 /// Where it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(crate) enum Place {
     Native,
     Generic,
 }
 
 impl Place {
-    pub(super) fn as_str(self) -> &'static str {
+    pub(crate) fn as_str(self) -> &'static str {
         match self {
             Place::Native => "native",
             Place::Generic => "generic",
@@ -62,7 +66,7 @@ impl Place {
 
 /// What came of the wish.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(crate) enum Outcome {
     /// There is no uplink, or XDP is off.
     #[default]
     Nowhere,
@@ -74,7 +78,7 @@ pub(super) enum Outcome {
 
 impl Outcome {
     /// For people and scripts.
-    pub(super) fn as_str(&self) -> &'static str {
+    pub(crate) fn as_str(&self) -> &'static str {
         match self {
             Outcome::Nowhere | Outcome::Refused(_) => "off",
             Outcome::At(place) => place.as_str(),
@@ -87,18 +91,18 @@ const PREFIX: &str = "xdp-";
 
 /// Puts the program where it is wanted.
 #[derive(Clone, Debug)]
-pub(super) struct XdpHook {
+pub(crate) struct XdpHook {
     wish: XdpWish,
     pins: Pins,
     writes: Writes,
 }
 
 impl XdpHook {
-    pub(super) fn new(wish: XdpWish, pins: Pins, writes: Writes) -> Self {
+    pub(crate) fn new(wish: XdpWish, pins: Pins, writes: Writes) -> Self {
         XdpHook { wish, pins, writes }
     }
 
-    pub(super) fn wish(&self) -> XdpWish {
+    pub(crate) fn wish(&self) -> XdpWish {
         self.wish
     }
 
@@ -116,7 +120,7 @@ impl XdpHook {
 
     /// Sees to it that this very program runs on the interface where it is wanted, and nowhere else. Where that of another
     /// layout of the maps runs, it goes on until [`take_over`](XdpHook::take_over): an interface has one place for them.
-    pub(super) async fn ensure(
+    pub(crate) async fn ensure(
         &self,
         program: &mut Xdp,
         netlink: &Netlink,
@@ -159,7 +163,7 @@ impl XdpHook {
 
     /// Puts this program into the link that another layout of the maps has on the interface, and makes the link ours: no
     /// frame finds the interface without a program. True if there was one.
-    pub(super) fn take_over(&self, program: &mut Xdp, ifindex: u32) -> Result<bool, Error> {
+    pub(crate) fn take_over(&self, program: &mut Xdp, ifindex: u32) -> Result<bool, Error> {
         let pin = format!("{PREFIX}{ifindex}");
         let Some(theirs) = self.link_of_another_layout(&pin) else { return Ok(false) };
         let ours = self.pins.link(&pin);
@@ -183,7 +187,7 @@ impl XdpHook {
     }
 
     /// Takes the program off every interface.
-    pub(super) fn remove_all(&self) -> Result<(), Error> {
+    pub(crate) fn remove_all(&self) -> Result<(), Error> {
         self.remove(|_| true)
     }
 
@@ -201,7 +205,7 @@ impl XdpHook {
     }
 
     /// Puts a new version of the program in the place of the old one without a gap.
-    pub(super) fn replace(&self, program: &mut Xdp) -> Result<(), Error> {
+    pub(crate) fn replace(&self, program: &mut Xdp) -> Result<(), Error> {
         for name in self.pinned()? {
             let path = self.pins.link(&name);
             self.writes.count();

@@ -16,12 +16,14 @@ use rtnetlink::{
     },
 };
 
-use super::{
-    device::Netlink,
-    failure::{errno, failed},
-    table::Writes,
+use crate::datapath::{
+    Error,
+    ebpf::{
+        device::Netlink,
+        failure::{errno, failed},
+        maps::writes::Writes,
+    },
 };
-use crate::datapath::Error;
 
 const TBF: &str = "tbf";
 const HTB: &str = "htb";
@@ -35,7 +37,7 @@ const ROOT: TcHandle = TcHandle { major: Port::QUEUE, minor: 0 };
 
 /// How much may pass; how much may wait follows from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Limit {
+pub(crate) struct Limit {
     /// Bytes in a second.
     rate: u64,
     /// What the bucket holds, as the time in which so much passes, in [`Limit::TICK`]s.
@@ -61,12 +63,12 @@ impl Limit {
     const PEAK: u64 = 1 << 30;
 
     /// As good as none: what waits goes at once.
-    pub(super) const OPEN: Limit = Limit { rate: 1 << 36, burst: 1 << 16 };
+    pub(crate) const OPEN: Limit = Limit { rate: 1 << 36, burst: 1 << 16 };
     /// One that is not as ours are.
     const STRANGE: Limit = Limit { rate: 0, burst: 0 };
 
     /// Of bits in a second, and of a burst in bytes, which is raised to what can be kept to.
-    pub(super) fn new(bits: u64, burst: u32) -> Option<Limit> {
+    pub(crate) fn new(bits: u64, burst: u32) -> Option<Limit> {
         let rate = bits / 8;
         if rate == 0 {
             return None;
@@ -150,17 +152,17 @@ impl Limit {
 }
 
 mod tbf {
-    pub(super) const PARAMETERS: u16 = 1;
-    pub(super) const RATE64: u16 = 4;
+    pub(crate) const PARAMETERS: u16 = 1;
+    pub(crate) const RATE64: u16 = 4;
 }
 
 mod htb {
-    pub(super) const PARAMETERS: u16 = 1;
-    pub(super) const INIT: u16 = 2;
-    pub(super) const RATE64: u16 = 6;
-    pub(super) const CEIL64: u16 = 7;
+    pub(crate) const PARAMETERS: u16 = 1;
+    pub(crate) const INIT: u16 = 2;
+    pub(crate) const RATE64: u16 = 6;
+    pub(crate) const CEIL64: u16 = 7;
     /// `struct tc_htb_glob`: version, bytes in a second for a byte of quantum, and what has no class goes at once.
-    pub(super) const GLOBAL: [u32; 5] = [3, 10, 0, 0, 0];
+    pub(crate) const GLOBAL: [u32; 5] = [3, 10, 0, 0, 0];
 }
 
 /// What both kinds begin with.
@@ -216,13 +218,13 @@ fn is(message: &TcMessage, kind: &str) -> bool {
 
 /// What is there.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Found {
+pub(crate) struct Found {
     /// Whether classes can be made.
-    pub(super) root: bool,
+    pub(crate) root: bool,
     /// Of the interface that was asked about.
-    pub(super) classes: BTreeMap<u16, Limit>,
+    pub(crate) classes: BTreeMap<u16, Limit>,
     /// In front of interfaces, by index.
-    pub(super) ends: BTreeMap<u32, Limit>,
+    pub(crate) ends: BTreeMap<u32, Limit>,
 }
 
 /// From the lists of all qdiscs, and of the classes of an interface.
@@ -261,7 +263,7 @@ fn found(device: u32, qdiscs: &[TcMessage], classes: &[TcMessage]) -> Found {
 
 impl Netlink {
     /// The limits that are there; classes only of one interface, zero for none.
-    pub(super) async fn limits(&self, device: u32) -> Result<Found, Error> {
+    pub(crate) async fn limits(&self, device: u32) -> Result<Found, Error> {
         let what = || "list the queueing disciplines";
         let qdiscs: Vec<TcMessage> = self
             .handle()
@@ -287,7 +289,7 @@ impl Netlink {
     }
 
     /// Makes classes possible in front of an interface.
-    pub(super) async fn make_root(&self, device: u32, writes: &Writes) -> Result<(), Error> {
+    pub(crate) async fn make_root(&self, device: u32, writes: &Writes) -> Result<(), Error> {
         let global: Vec<u8> = htb::GLOBAL.iter().flat_map(|number| number.to_ne_bytes()).collect();
         let options = TcAttribute::Options(vec![option(htb::INIT, &global)]);
         let message = message(device, TcHandle::ROOT, ROOT, vec![kind(HTB), options])?;
@@ -298,7 +300,7 @@ impl Netlink {
     }
 
     /// Makes a class be there just so. What waits in it stays.
-    pub(super) async fn set_class(
+    pub(crate) async fn set_class(
         &self,
         device: u32,
         class: u16,
@@ -318,7 +320,7 @@ impl Netlink {
     }
 
     /// Removes a class, with what waits in it.
-    pub(super) async fn delete_class(&self, device: u32, class: u16, writes: &Writes) -> Result<(), Error> {
+    pub(crate) async fn delete_class(&self, device: u32, class: u16, writes: &Writes) -> Result<(), Error> {
         let gone = message(device, ROOT, TcHandle { minor: class, ..ROOT }, vec![])?;
         writes.count();
         gone_is_well(self.ask(RouteNetlinkMessage::DelTrafficClass(gone), 0).await)
@@ -326,7 +328,7 @@ impl Netlink {
     }
 
     /// Makes a limit in front of an interface be there just so. What waits stays.
-    pub(super) async fn set_end(&self, ifindex: u32, limit: &Limit, writes: &Writes) -> Result<(), Error> {
+    pub(crate) async fn set_end(&self, ifindex: u32, limit: &Limit, writes: &Writes) -> Result<(), Error> {
         let options = TcAttribute::Options(limit.bucket());
         let message = message(ifindex, TcHandle::ROOT, ROOT, vec![kind(TBF), options])?;
         writes.count();
@@ -338,7 +340,7 @@ impl Netlink {
     }
 
     /// Removes the limit, with what waits.
-    pub(super) async fn delete_end(&self, ifindex: u32, writes: &Writes) -> Result<(), Error> {
+    pub(crate) async fn delete_end(&self, ifindex: u32, writes: &Writes) -> Result<(), Error> {
         let gone = message(ifindex, TcHandle::ROOT, ROOT, vec![])?;
         writes.count();
         gone_is_well(self.ask(RouteNetlinkMessage::DelQueueDiscipline(gone), 0).await)

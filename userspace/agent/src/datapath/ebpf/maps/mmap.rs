@@ -11,7 +11,7 @@ use bytemuck::Pod;
 
 /// The values of an array map, mapped. The kernel's programs read them at any time, so whoever writes sees to it
 /// that nothing leads to a slot before it is whole.
-pub(super) struct Mapping<V> {
+pub(crate) struct Mapping<V> {
     values: NonNull<V>,
     len: usize,
     /// The map is there as long as the mapping.
@@ -26,7 +26,7 @@ unsafe impl<V: Sync> Sync for Mapping<V> {}
 impl<V: Pod> Mapping<V> {
     /// Of the first `len` values of an array map that was made mappable. The kernel keeps values at multiples
     /// of 8 bytes.
-    pub(super) fn new(map: MapData, len: usize) -> io::Result<Self> {
+    pub(crate) fn new(map: MapData, len: usize) -> io::Result<Self> {
         const { assert!(size_of::<V>().is_multiple_of(8)) };
         // SAFETY: a new mapping, of a descriptor that is open.
         let address = unsafe {
@@ -48,21 +48,21 @@ impl<V: Pod> Mapping<V> {
     }
 
     /// The value in a slot, if there is such a slot.
-    pub(super) fn get(&self, slot: u32) -> Option<V> {
+    pub(crate) fn get(&self, slot: u32) -> Option<V> {
         let slot = slot as usize;
         // SAFETY: inside of the mapping; nobody but us writes there.
         (slot < self.len).then(|| unsafe { self.values.add(slot).read_volatile() })
     }
 
     /// Where a slot lies, if there is such a slot; for what the programs change, too.
-    pub(super) fn place(&self, slot: u32) -> Option<NonNull<V>> {
+    pub(crate) fn place(&self, slot: u32) -> Option<NonNull<V>> {
         let slot = slot as usize;
         // SAFETY: inside of the mapping.
         (slot < self.len).then(|| unsafe { self.values.add(slot) })
     }
 
     /// Writes a slot; false if there is no such slot.
-    pub(super) fn set(&mut self, slot: u32, value: V) -> bool {
+    pub(crate) fn set(&mut self, slot: u32, value: V) -> bool {
         let slot = slot as usize;
         if slot < self.len {
             // SAFETY: inside of the mapping.

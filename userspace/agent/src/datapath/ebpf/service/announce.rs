@@ -27,7 +27,7 @@ const AGAIN_AFTER: Duration = Duration::from_secs(2);
 
 /// The services that this node answers for on the wire, and the thread that announces those that are new.
 #[derive(Default)]
-pub(super) struct Herald {
+pub(crate) struct Herald {
     /// None before it is known what an earlier run answered for: that has been announced.
     answered: Option<HashSet<NeighKey>>,
     shared: Arc<Shared>,
@@ -54,7 +54,7 @@ struct Pending {
 
 impl Herald {
     /// Takes note of all services that the node answers for; those that are new are announced by the interface `uplink`.
-    pub(super) fn compare(&mut self, uplink: u32, answers: HashSet<NeighKey>) {
+    pub(crate) fn compare(&mut self, uplink: u32, answers: HashSet<NeighKey>) {
         if let Some(before) = &self.answered {
             let ended: Vec<NeighKey> = before.difference(&answers).copied().collect();
             let begun: Vec<NeighKey> = answers.difference(before).copied().collect();
@@ -64,7 +64,7 @@ impl Herald {
     }
 
     /// Takes note of services about which something has changed, and whether the node answers for them.
-    pub(super) fn note(&mut self, uplink: u32, changed: impl IntoIterator<Item = (NeighKey, bool)>) {
+    pub(crate) fn note(&mut self, uplink: u32, changed: impl IntoIterator<Item = (NeighKey, bool)>) {
         let Some(answered) = &mut self.answered else { return };
         let (mut begun, mut ended) = (vec![], vec![]);
         for (service, answers) in changed {
@@ -108,7 +108,7 @@ impl Herald {
     }
 
     /// What has become of announcements.
-    pub(super) fn counts(&self) -> Vec<(&'static str, u64)> {
+    pub(crate) fn counts(&self) -> Vec<(&'static str, u64)> {
         let Shared { sent, failed, left_out, .. } = &*self.shared;
         [("sent", sent), ("failed", failed), ("left-out", left_out)]
             .map(|(name, n)| (name, n.load(Relaxed)))

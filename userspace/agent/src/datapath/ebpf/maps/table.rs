@@ -1,42 +1,23 @@
 //! A map and what we know to be in it.
 
-use std::{
-    collections::HashMap,
-    hash::Hash,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-};
+use std::{collections::HashMap, hash::Hash};
 
 use aya::{
     Pod,
     maps::{self, IterableMap as _, MapData},
 };
 
-use super::{
-    batch,
-    failure::{errno, failed},
+use crate::datapath::{
+    Error, Fill,
+    ebpf::{
+        failure::{errno, failed},
+        maps::{batch, writes::Writes},
+    },
 };
-use crate::datapath::{Error, Fill};
-
-/// Counts what is changed in the kernel.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Writes(Arc<AtomicU64>);
-
-impl Writes {
-    pub(super) fn count(&self) {
-        self.0.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(super) fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-}
 
 /// A hash map and a copy of it. We are the only writer, so the copy is true from `read` on, and what
 /// is there already is not written again.
-pub(super) struct Table<K, V> {
+pub(crate) struct Table<K, V> {
     name: &'static str,
     capacity: usize,
     map: maps::HashMap<MapData, K, V>,
@@ -45,7 +26,7 @@ pub(super) struct Table<K, V> {
 }
 
 impl<K: Pod + Eq + Hash, V: Pod + PartialEq> Table<K, V> {
-    pub(super) fn new(
+    pub(crate) fn new(
         name: &'static str,
         capacity: usize,
         map: maps::HashMap<MapData, K, V>,
@@ -55,28 +36,28 @@ impl<K: Pod + Eq + Hash, V: Pod + PartialEq> Table<K, V> {
     }
 
     /// Makes the copy afresh.
-    pub(super) fn read(&mut self) -> Result<(), Error> {
+    pub(crate) fn read(&mut self) -> Result<(), Error> {
         self.known = batch::entries(self.name, self.map.map())?.into_iter().collect();
         Ok(())
     }
 
-    pub(super) fn get(&self, key: &K) -> Option<&V> {
+    pub(crate) fn get(&self, key: &K) -> Option<&V> {
         self.known.get(key)
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
         self.known.iter()
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.known.len()
     }
 
-    pub(super) fn fill(&self) -> Fill {
+    pub(crate) fn fill(&self) -> Fill {
         Fill { table: self.name, entries: self.known.len(), room: self.capacity }
     }
 
-    pub(super) fn set(&mut self, key: K, value: V) -> Result<(), Error> {
+    pub(crate) fn set(&mut self, key: K, value: V) -> Result<(), Error> {
         if self.known.get(&key) == Some(&value) {
             return Ok(());
         }
@@ -95,7 +76,7 @@ impl<K: Pod + Eq + Hash, V: Pod + PartialEq> Table<K, V> {
         }
     }
 
-    pub(super) fn remove(&mut self, key: &K) -> Result<(), Error> {
+    pub(crate) fn remove(&mut self, key: &K) -> Result<(), Error> {
         if !self.known.contains_key(key) {
             return Ok(());
         }

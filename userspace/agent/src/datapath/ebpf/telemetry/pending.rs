@@ -9,14 +9,19 @@ use std::mem::MaybeUninit;
 use aya::util::nr_cpus;
 use contiv_abi::{Shortcut, maps::SHORTCUTS};
 
-use super::{batch, failure::failed, kernel::open_data, pins::Pins};
-use crate::datapath::Error;
+use crate::datapath::{
+    Error,
+    ebpf::{
+        failure::failed,
+        maps::{batch, pins::Pins},
+    },
+};
 
 /// How often counts are read until nothing was handed over meanwhile.
 const TRIES: usize = 5;
 
 /// Reads counts, and the rests that belong to them.
-pub(super) fn with_rests<T>(
+pub(crate) fn with_rests<T>(
     pins: &Pins,
     mut read: impl FnMut() -> Result<T, Error>,
 ) -> Result<(T, Vec<Shortcut>), Error> {
@@ -36,7 +41,7 @@ pub(super) fn with_rests<T>(
 fn rests(pins: &Pins, now: u64) -> Result<Vec<Shortcut>, Error> {
     let cpus = nr_cpus().map_err(|(_, error)| failed("count the CPUs", error))?;
     let mut found = vec![];
-    batch::read(SHORTCUTS, &open_data(pins, SHORTCUTS)?, cpus, |_place: u32, shortcuts: &[Shortcut]| {
+    batch::read(SHORTCUTS, &pins.open_data(SHORTCUTS)?, cpus, |_place: u32, shortcuts: &[Shortcut]| {
         found.extend(shortcuts.iter().filter(|shortcut| shortcut.packets != 0 && shortcut.is_at_rest(now)));
         true
     })?;

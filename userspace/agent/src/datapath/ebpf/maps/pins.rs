@@ -6,6 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use aya::maps::{Map, MapData, MapError};
 use contiv_abi::ABI_VERSION;
 use nix::{
     errno::Errno,
@@ -14,26 +15,25 @@ use nix::{
     sys::statfs::{BPF_FS_MAGIC, statfs},
 };
 
-use super::failure::failed;
-use crate::datapath::Error;
+use crate::datapath::{Error, ebpf::failure::failed};
 
 /// Where every distribution mounts it.
 const BPFFS: &str = "/sys/fs/bpf";
 
 /// `<root>/v<ABI>/<instance>/{maps,programs,links}`.
 #[derive(Clone, Debug)]
-pub(super) struct Pins {
+pub(crate) struct Pins {
     root: PathBuf,
     directory: PathBuf,
 }
 
 impl Pins {
-    pub(super) fn new(root: &Path, instance: &str) -> Self {
+    pub(crate) fn new(root: &Path, instance: &str) -> Self {
         Pins { root: root.to_owned(), directory: root.join(format!("v{ABI_VERSION}")).join(instance) }
     }
 
     /// Those that an agent with another layout of the maps has left for this instance.
-    pub(super) fn of_other_layouts(&self) -> Vec<Pins> {
+    pub(crate) fn of_other_layouts(&self) -> Vec<Pins> {
         let (Ok(entries), Some(instance)) = (fs::read_dir(&self.root), self.directory.file_name()) else {
             return vec![];
         };
@@ -47,19 +47,19 @@ impl Pins {
             .collect()
     }
 
-    pub(super) fn maps(&self) -> PathBuf {
+    pub(crate) fn maps(&self) -> PathBuf {
         self.directory.join("maps")
     }
 
-    pub(super) fn map(&self, name: &str) -> PathBuf {
+    pub(crate) fn map(&self, name: &str) -> PathBuf {
         self.maps().join(name)
     }
 
-    pub(super) fn program(&self, name: &str) -> PathBuf {
+    pub(crate) fn program(&self, name: &str) -> PathBuf {
         self.directory.join("programs").join(name)
     }
 
-    pub(super) fn link(&self, name: &str) -> PathBuf {
+    pub(crate) fn link(&self, name: &str) -> PathBuf {
         self.links().join(name)
     }
 
@@ -68,7 +68,7 @@ impl Pins {
     }
 
     /// Makes the directories, and mounts the file system where it is not.
-    pub(super) fn prepare(&self) -> Result<(), Error> {
+    pub(crate) fn prepare(&self) -> Result<(), Error> {
         self.mount()?;
         for directory in [self.maps(), self.directory.join("programs"), self.links()] {
             fs::create_dir_all(&directory)
@@ -79,7 +79,7 @@ impl Pins {
 
     /// Sees to it that nobody else works with what is pinned, of whatever layout, as long as the value lives: two who write
     /// would each undo what the other does. None where nothing was ever pinned.
-    pub(super) fn claim(&self) -> Result<Option<Flock<File>>, Error> {
+    pub(crate) fn claim(&self) -> Result<Option<Flock<File>>, Error> {
         let what = || format!("have {} alone", self.root.display());
         let directory = match File::open(&self.root) {
             Ok(directory) => directory,
@@ -116,8 +116,24 @@ impl Pins {
         )
     }
 
+    /// Opens a pinned map.
+    pub(crate) fn open_data(&self, name: &str) -> Result<MapData, Error> {
+        let path = self.map(name);
+        MapData::from_pin(&path).map_err(|error| failed(format!("open the map {}", path.display()), error))
+    }
+
+    /// Opens a pinned map as a map of the kind, key and value of `T`.
+    pub(crate) fn open_map<T>(&self, name: &str) -> Result<T, Error>
+    where
+        T: TryFrom<Map, Error = MapError>,
+    {
+        Map::from_map_data(self.open_data(name)?)
+            .and_then(T::try_from)
+            .map_err(|error| failed(format!("open the map {}", self.map(name).display()), error))
+    }
+
     /// The names of the pinned links.
-    pub(super) fn link_names(&self) -> Result<Vec<String>, Error> {
+    pub(crate) fn link_names(&self) -> Result<Vec<String>, Error> {
         let directory = self.links();
         let listed = fs::read_dir(&directory).and_then(|entries| {
             entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
@@ -129,7 +145,7 @@ impl Pins {
     }
 
     /// Removes a pin; true if it was there.
-    pub(super) fn unpin(&self, path: &Path) -> Result<bool, Error> {
+    pub(crate) fn unpin(&self, path: &Path) -> Result<bool, Error> {
         match fs::remove_file(path) {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
@@ -138,7 +154,7 @@ impl Pins {
     }
 
     /// Removes all pins of the instance, and the directories above that are empty then.
-    pub(super) fn remove_all(&self) -> Result<usize, Error> {
+    pub(crate) fn remove_all(&self) -> Result<usize, Error> {
         let what = || format!("remove the pins in {}", self.directory.display());
         let mut removed = 0;
         for part in ["links", "programs", "maps"] {

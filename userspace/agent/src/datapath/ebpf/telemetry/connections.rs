@@ -8,20 +8,23 @@ use contiv_abi::{
 };
 use contiv_model::service::Protocol;
 
-use super::{batch::BatchMap, kernel::open_data, pins::Pins, shortcuts, table::Writes};
 use crate::datapath::{
     Error,
+    ebpf::{
+        maps::{batch::BatchMap, pins::Pins, writes::Writes},
+        telemetry::pending,
+    },
     sight::{Connection, Traffic},
 };
 
 /// Those that are remembered. Reads the tables of flows whole, by thousands of entries in a call.
-pub(super) fn to_services(pins: &Pins) -> Result<Vec<Connection>, Error> {
+pub(crate) fn to_services(pins: &Pins) -> Result<Vec<Connection>, Error> {
     // Nothing is written by it.
     let writes = Writes::default();
     let answered: BatchMap<FlowKey, TimedFlow> =
-        BatchMap::new(FLOWS, open_data(pins, FLOWS)?, writes.clone())?;
-    let new: BatchMap<FlowKey, Flow> = BatchMap::new(NEW_FLOWS, open_data(pins, NEW_FLOWS)?, writes)?;
-    let (mut flows, rests) = shortcuts::with_rests(pins, || {
+        BatchMap::new(FLOWS, pins.open_data(FLOWS)?, writes.clone())?;
+    let new: BatchMap<FlowKey, Flow> = BatchMap::new(NEW_FLOWS, pins.open_data(NEW_FLOWS)?, writes)?;
+    let (mut flows, rests) = pending::with_rests(pins, || {
         let answered = answered.read()?.into_iter().map(|(key, timed)| (key, timed.flow));
         let mut flows: HashMap<FlowKey, Flow> = answered.chain(new.read()?).collect();
         flows.retain(|_, flow| flow.service != 0 && flow.flags & Flow::NAT != 0);

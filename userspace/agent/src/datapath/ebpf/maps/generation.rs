@@ -9,11 +9,16 @@ use std::{
 use aya::{maps::MapData, util::KernelVersion};
 use contiv_abi::{Epochs as Shared, maps::EPOCHS};
 
-use super::{failure::failed, mapping::Mapping, table::Writes};
-use crate::datapath::Error;
+use crate::datapath::{
+    Error,
+    ebpf::{
+        failure::failed,
+        maps::{mmap::Mapping, writes::Writes},
+    },
+};
 
 /// `ctv_epochs`, and what it stands for.
-pub(super) struct Epochs {
+pub(crate) struct Epochs {
     memory: Mapping<Shared>,
     writes: Writes,
     /// How many writes there were when the programs were told last.
@@ -22,7 +27,7 @@ pub(super) struct Epochs {
 
 impl Epochs {
     /// What was written before, by whomever, is told at once.
-    pub(super) fn new(map: MapData, writes: Writes) -> Result<Self, Error> {
+    pub(crate) fn new(map: MapData, writes: Writes) -> Result<Self, Error> {
         let memory =
             Mapping::new(map, 1).map_err(|error| failed(format!("map {EPOCHS} into memory"), error))?;
         let epochs = Epochs { memory, told: writes.get(), writes };
@@ -44,7 +49,7 @@ impl Epochs {
     }
 
     /// To be called when a change is whole: from then on the programs go by it. Nothing is done unless something was written.
-    pub(super) fn turn(&mut self) {
+    pub(crate) fn turn(&mut self) {
         let written = self.writes.get();
         if written != self.told {
             self.told = written;

@@ -16,31 +16,36 @@ use rtnetlink::{
     packet_route::link::{InfoData, InfoVeth},
 };
 
-use super::{
-    device::{self, Netlink},
-    failure::{errno, failed},
-    qdisc::{Found, Limit},
-    table::Writes,
+use crate::{
+    datapath::{
+        Error,
+        ebpf::{
+            device::{self, Netlink},
+            failure::{errno, failed},
+            maps::writes::Writes,
+            rate::qdisc::{Found, Limit},
+        },
+    },
+    link::silence,
 };
-use crate::{datapath::Error, link::silence};
 
 /// What the classes are in front of.
-pub(super) const ENTRY: &str = "contivq0";
+pub(crate) const ENTRY: &str = "contivq0";
 /// Its other end.
-pub(super) const EXIT: &str = "contivq1";
+pub(crate) const EXIT: &str = "contivq1";
 /// Takes whatever pods send.
 const MTU: u32 = 65_535;
 
 /// Indices of the two interfaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Pair {
-    pub(super) entry: u32,
-    pub(super) exit: u32,
+pub(crate) struct Pair {
+    pub(crate) entry: u32,
+    pub(crate) exit: u32,
 }
 
 /// The queues as they are in the kernel.
 #[derive(Debug, Default)]
-pub(super) struct Queues {
+pub(crate) struct Queues {
     pair: Option<Pair>,
     found: Found,
     /// The kernel has no queues.
@@ -49,7 +54,7 @@ pub(super) struct Queues {
 
 /// One thing to be done.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(crate) enum Step {
     /// The class with this number is to be there.
     Class(u16, Limit),
     /// What the interface is sent is to be limited.
@@ -64,7 +69,7 @@ pub(super) enum Step {
 
 impl Queues {
     /// Reads what is there.
-    pub(super) async fn read(&mut self, netlink: &Netlink) -> Result<(), Error> {
+    pub(crate) async fn read(&mut self, netlink: &Netlink) -> Result<(), Error> {
         self.pair = match (netlink.link(ENTRY).await?, device::ifindex(EXIT)) {
             (Some(entry), Some(exit)) => Some(Pair { entry: entry.header.index, exit }),
             _ => None,
@@ -73,17 +78,17 @@ impl Queues {
         Ok(())
     }
 
-    pub(super) fn pair(&self) -> Option<Pair> {
+    pub(crate) fn pair(&self) -> Option<Pair> {
         self.pair
     }
 
     /// True when the kernel has no queues, and what is too much is dropped.
-    pub(super) fn are_missing(&self) -> bool {
+    pub(crate) fn are_missing(&self) -> bool {
         self.missing
     }
 
     /// Whether the port's frames wait as they should.
-    pub(super) fn suits(&self, ifindex: u32, port: &Port, limit: Option<Limit>) -> bool {
+    pub(crate) fn suits(&self, ifindex: u32, port: &Port, limit: Option<Limit>) -> bool {
         if self.missing {
             return port.queue == 0;
         }
@@ -95,7 +100,7 @@ impl Queues {
     }
 
     /// What no port accounts for.
-    pub(super) fn strays<'a>(&self, ports: impl Iterator<Item = (&'a u32, &'a Port)>) -> usize {
+    pub(crate) fn strays<'a>(&self, ports: impl Iterator<Item = (&'a u32, &'a Port)>) -> usize {
         let ports: Vec<_> = ports.map(|(ifindex, port)| (*ifindex, *port, None)).collect();
         self.stray_steps(&ports).count()
     }
@@ -111,7 +116,7 @@ impl Queues {
 
     /// What is to be done so that each port has its limit; ports that a step is about with it. A queue is there before
     /// frames are led to it. One that is not wanted any more is left open, so that what waits in it arrives.
-    pub(super) fn plan(&self, ports: &[(u32, Port, Option<Limit>)]) -> Vec<(Option<u32>, Step)> {
+    pub(crate) fn plan(&self, ports: &[(u32, Port, Option<Limit>)]) -> Vec<(Option<u32>, Step)> {
         let entry = self.pair.map_or(0, |pair| pair.entry);
         let mut taken: BTreeMap<u16, u32> = BTreeMap::new();
         for (ifindex, port, _) in ports {
@@ -158,7 +163,7 @@ impl Queues {
 
     /// Makes the pair with its queue be there; `None` when the kernel has no such thing, which is said once. The caller
     /// sees to the program.
-    pub(super) async fn ensure(&mut self, netlink: &Netlink, writes: &Writes) -> Result<Option<Pair>, Error> {
+    pub(crate) async fn ensure(&mut self, netlink: &Netlink, writes: &Writes) -> Result<Option<Pair>, Error> {
         if self.missing {
             return Ok(None);
         }
@@ -188,7 +193,7 @@ impl Queues {
     }
 
     /// Takes a step in the kernel, but for those that are the caller's.
-    pub(super) async fn take(
+    pub(crate) async fn take(
         &mut self,
         step: &Step,
         netlink: &Netlink,
@@ -220,7 +225,7 @@ impl Queues {
 }
 
 /// Removes all that any run has made.
-pub(super) async fn cleanup(netlink: &Netlink, writes: &Writes) -> Result<(), Error> {
+pub(crate) async fn cleanup(netlink: &Netlink, writes: &Writes) -> Result<(), Error> {
     if let Some(link) = netlink.link(ENTRY).await? {
         netlink.delete(ENTRY, link.header.index, writes).await?;
     }

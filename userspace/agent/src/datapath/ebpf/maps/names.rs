@@ -11,12 +11,12 @@ use crate::datapath::sight::ServicePort;
 
 /// Names by number, for those who read counts and events while the datapath is at work.
 #[derive(Debug)]
-pub(super) struct Names<T>(Arc<RwLock<HashMap<u32, T>>>);
+pub(crate) struct Names<T>(Arc<RwLock<HashMap<u32, T>>>);
 
 /// Of rules.
-pub(super) type RuleNames = Names<RuleId>;
+pub(crate) type RuleNames = Names<RuleId>;
 /// Of ports of services.
-pub(super) type ServiceNames = Names<ServicePort>;
+pub(crate) type ServiceNames = Names<ServicePort>;
 
 impl<T> Clone for Names<T> {
     fn clone(&self) -> Self {
@@ -31,24 +31,24 @@ impl<T> Default for Names<T> {
 }
 
 impl<T: Clone> Names<T> {
-    pub(super) fn learn<'a>(&self, named: impl IntoIterator<Item = (&'a T, &'a u32)>)
+    pub(crate) fn learn<'a>(&self, named: impl IntoIterator<Item = (&'a T, &'a u32)>)
     where
         T: 'a,
     {
         self.write().extend(named.into_iter().map(|(name, number)| (*number, name.clone())));
     }
 
-    pub(super) fn forget(&self, number: u32) {
+    pub(crate) fn forget(&self, number: u32) {
         self.write().remove(&number);
     }
 
-    pub(super) fn of<const N: usize>(&self, numbers: [u32; N]) -> Vec<T> {
+    pub(crate) fn of<const N: usize>(&self, numbers: [u32; N]) -> Vec<T> {
         let names = self.read();
         numbers.iter().filter_map(|number| names.get(number)).cloned().collect()
     }
 
     /// Each with its name; those without one are left out.
-    pub(super) fn named<C>(&self, counts: Vec<(u32, C)>) -> Vec<(T, C)> {
+    pub(crate) fn named<C>(&self, counts: Vec<(u32, C)>) -> Vec<(T, C)> {
         let names = self.read();
         counts.into_iter().filter_map(|(number, count)| Some((names.get(&number)?.clone(), count))).collect()
     }

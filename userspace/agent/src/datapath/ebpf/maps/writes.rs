@@ -1,0 +1,20 @@
+//! Count of the changes that the agent makes in the kernel.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+/// Counts what is changed in the kernel.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Writes(Arc<AtomicU64>);
+
+impl Writes {
+    pub(crate) fn count(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
