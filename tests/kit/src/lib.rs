@@ -8,6 +8,7 @@ mod authority;
 mod bpf;
 pub mod capture;
 pub mod etcd;
+mod machine_lock;
 mod netns;
 pub mod ovs;
 pub mod packet;
@@ -22,6 +23,7 @@ mod wait;
 
 pub use authority::{Authority, Certified, write_secret};
 pub use bpf::BpfDir;
+pub use machine_lock::{MachineLock, TIMES_VARIABLE, exclusive, shared};
 pub use netns::Netns;
 pub use ping::{Ping, Pinger};
 pub use port::free_port;

@@ -10,6 +10,7 @@ const DEADLINE: Duration = Duration::from_secs(30);
 #[test]
 fn a_clean_up_takes_the_interfaces_from_the_nodes() {
     needs!(root(), binary("ovs-vswitchd"), binary("ethtool"));
+    let _machine = testkit::shared();
     let shape =
         Shape { datapaths: [Datapath::Ovs, Datapath::Ebpf], encap: Encap::Vxlan, store: StoreKind::Embedded };
     let mut cluster = Cluster::build(shape).unwrap();
@@ -58,6 +59,7 @@ fn a_clean_up_takes_the_interfaces_from_the_nodes() {
 #[test]
 fn a_node_that_is_taken_out_keeps_nothing_of_what_its_agents_made() {
     needs!(root(), binary("ovs-vswitchd"), binary("ethtool"));
+    let _machine = testkit::shared();
     let shape =
         Shape { datapaths: [Datapath::Ovs, Datapath::Ebpf], encap: Encap::Vxlan, store: StoreKind::Embedded };
     let mut cluster = Cluster::build(shape).unwrap();

@@ -136,6 +136,7 @@ fn answers(client: &Netns) -> Result<()> {
 #[test]
 fn clients_outside_keep_their_connections_and_find_a_service_that_moves() {
     needs!(root(), binary("ip"), binary("ethtool"), binary("ovs-vswitchd"));
+    let _machine = testkit::shared();
     let mut site = Site::build().unwrap();
     for client in &site.clients {
         answers(client).unwrap();

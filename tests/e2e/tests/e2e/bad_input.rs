@@ -57,6 +57,7 @@ const MASTER: [&str; 6] = ["--mode", "test", "--netmode", "vlan", "--fwdmode", "
 
 #[test]
 fn netmaster_names_the_flag() {
+    let _machine = testkit::shared();
     says(&mut netmaster(&["--nonsense"]), &["--nonsense"]);
     says(&mut netmaster(&[]), &["--mode"]);
     let mut docker = netmaster(&["--mode", "docker", "--netmode", "vlan", "--fwdmode", "bridge"]);
@@ -70,6 +71,7 @@ fn netmaster_names_the_flag() {
 
 #[test]
 fn netmaster_names_a_store_that_does_not_answer() {
+    let _machine = testkit::shared();
     let endpoint = format!("http://127.0.0.1:{}", free_port().unwrap());
     let own = format!("127.0.0.1:{}", free_port().unwrap());
     let arguments = ["--etcd", &endpoint, "--store-wait", "1s", "--external-address", &own];
@@ -80,6 +82,7 @@ fn netmaster_names_a_store_that_does_not_answer() {
 
 #[test]
 fn netmaster_names_an_address_that_is_taken() {
+    let _machine = testkit::shared();
     let folder = scratch_dir("store").unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (taken, store) =
@@ -99,6 +102,7 @@ fn netplugin(namespace: &Netns, words: &[&str]) -> Process {
 #[test]
 fn netplugin_names_the_flag_and_the_store() {
     needs!(root(), binary("ip"));
+    let _machine = testkit::shared();
     let namespace = Netns::new("node").unwrap();
     says(&mut netplugin(&namespace, &["--nonsense"]), &["--nonsense"]);
     let endpoint = format!("http://127.0.0.1:{}", free_port().unwrap());
@@ -134,6 +138,7 @@ impl Site {
 #[test]
 fn netplugin_names_a_switch_that_does_not_answer() {
     needs!(root(), binary("ip"), binary("etcd"));
+    let _machine = testkit::shared();
     let site = Site::new();
     let folder = scratch_dir("run").unwrap();
     let socket = folder.path().join("cni.sock").display().to_string();
@@ -146,6 +151,7 @@ fn netplugin_names_a_switch_that_does_not_answer() {
 #[test]
 fn netplugin_names_the_right_that_it_lacks() {
     needs!(root(), binary("ip"), binary("etcd"), binary("setpriv"));
+    let _machine = testkit::shared();
     let site = Site::new();
     let (folder, pins) = (scratch_dir("run").unwrap(), BpfDir::new("pins").unwrap());
     let (socket, pins) =
@@ -205,6 +211,7 @@ fn config() -> Value {
 
 #[test]
 fn the_plugin_answers_in_the_words_of_the_specification() {
+    let _machine = testkit::shared();
     let cases: [(Changes<'_>, String, u64, &str); 6] = [
         (&[], "{broken".to_owned(), 6, "JSON"),
         (&[], json!({ "cniVersion": "9.9.9", "name": "n", "type": "contivk8s" }).to_string(), 1, "9.9.9"),
@@ -222,6 +229,7 @@ fn the_plugin_answers_in_the_words_of_the_specification() {
 
 #[test]
 fn the_plugin_names_an_agent_that_does_not_answer() {
+    let _machine = testkit::shared();
     let (_, text) = cni_error(&cni(&[], &config().to_string()));
     assert!(text.contains("/nowhere/contiv-cni.sock"), "{text}");
 }
@@ -229,6 +237,7 @@ fn the_plugin_names_an_agent_that_does_not_answer() {
 #[test]
 fn a_pod_that_cannot_be_plumbed_leaves_nothing() {
     needs!(root(), binary("ovs-vswitchd"), binary("ethtool"));
+    let _machine = testkit::shared();
     for datapath in [Datapath::Ovs, Datapath::Ebpf] {
         let shape = Shape { datapaths: [datapath; 2], encap: Encap::Vxlan, store: StoreKind::Embedded };
         let mut cluster = Cluster::build(shape).unwrap();
@@ -260,6 +269,7 @@ fn a_pod_that_cannot_be_plumbed_leaves_nothing() {
 
 #[test]
 fn the_master_says_in_one_line_what_is_wrong_with_a_request() {
+    let _machine = testkit::shared();
     let folder = scratch_dir("store").unwrap();
     let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port().unwrap()));
     let store = Store::Embedded { folder: folder.path().join("state"), listen };

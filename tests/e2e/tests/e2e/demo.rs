@@ -17,6 +17,7 @@ macro_rules! shapes {
         #[test]
         fn $name() {
             needs!(root(), binary("ovs-vswitchd"), binary("ethtool"), binary("ping"), binary("etcd"));
+            let _machine = testkit::shared();
             demo(&$arguments);
         }
     )+};
@@ -35,6 +36,7 @@ shapes! {
 #[test]
 fn a_kept_demo_is_stopped_by_its_name_and_leaves_nothing() {
     needs!(root(), binary("ovs-vswitchd"), binary("ethtool"), binary("ping"));
+    let _machine = testkit::shared();
     let output =
         Command::new(env!("CARGO_BIN_EXE_lab")).args(["demo", "--keep", "--pods", "1"]).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);

@@ -109,6 +109,7 @@ fn answer(output: &Output) -> Value {
 #[test]
 fn pods_come_and_go_by_https_with_certificate_and_token() {
     needs!(root());
+    let _machine = testkit::shared();
     let (site, network) = (Site::new(), Network::pods());
     site.netctl(&["tenant", "create", "blue"]);
     site.netctl(&["network", "create", "-t", "blue", "-s", &network.subnet, "-g", &network.gateway, "pods"]);

@@ -44,6 +44,7 @@ fn line(output: &Output) -> &str {
 
 #[test]
 fn both_sides_show_certificates() {
+    let _machine = testkit::shared();
     let folder = scratch_dir("netctl").unwrap();
     let authority = Authority::new().unwrap();
     let server = authority.sign("netmaster", &["127.0.0.1"]).unwrap();
@@ -169,6 +170,7 @@ fn exchange(mut client: StreamOwned<ServerConnection, TcpStream>, master: Socket
 
 #[test]
 fn login_keeps_a_token_that_is_sent_from_then_on() {
+    let _machine = testkit::shared();
     use std::os::unix::fs::PermissionsExt as _;
 
     let bench = Bench::new();

@@ -20,6 +20,7 @@ fn check(bench: &Bench, args: &str) -> (Value, i32) {
 
 #[test]
 fn the_oracle_names_the_rule_and_the_side() {
+    let _machine = testkit::shared();
     let bench = Bench::new();
     bench.fed(&["apply", "-f", "-"], example());
     let web = bench.endpoint("blue", "lan", "web", "w1");
@@ -75,6 +76,7 @@ fn the_oracle_names_the_rule_and_the_side() {
 
 #[test]
 fn it_tells_people_why() {
+    let _machine = testkit::shared();
     let bench = Bench::new();
     bench.fed(&["apply", "-f", "-"], example());
     let web = bench.endpoint("blue", "lan", "web", "w1");
@@ -92,6 +94,7 @@ fn it_tells_people_why() {
 
 #[test]
 fn what_cannot_be_asked_is_a_line() {
+    let _machine = testkit::shared();
     let bench = Bench::new();
     bench.fed(&["apply", "-f", "-"], example());
     bench.fed(&["apply", "-f", "-"], &example().replace("blue", "red"));
@@ -147,6 +150,7 @@ fn side<'a>(endpoint: &endpoint::State, rules: &'a [policy::Rule]) -> Side<'a> {
 #[test]
 fn it_says_what_the_nodes_are_told() {
     needs!(binary("etcdctl"));
+    let _machine = testkit::shared();
     let bench = Bench::new();
     bench.fed(&["apply", "-f", "-"], example());
     for (group, container) in [("web", "w1"), ("clients", "c1"), ("clients", "c2")] {

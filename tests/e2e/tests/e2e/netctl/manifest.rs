@@ -22,6 +22,7 @@ const EXAMPLE: [&str; 8] = [
 
 #[test]
 fn the_documented_example_is_applied_found_again_and_removed() {
+    let _machine = testkit::shared();
     let bench = Bench::new();
     let file = bench.file("cluster.yaml", example());
 
@@ -74,6 +75,7 @@ fn the_documented_example_is_applied_found_again_and_removed() {
 
 #[test]
 fn every_kind_goes_both_ways() {
+    let _machine = testkit::shared();
     let bench = Bench::new();
     let others = "\
 ---
@@ -125,6 +127,7 @@ fn every_kind_goes_both_ways() {
 
 #[test]
 fn what_differs_is_changed_and_what_cannot_be_is_named_before_anything_is_sent() {
+    let _machine = testkit::shared();
     let bench = Bench::new();
     let file = bench.file("a.yaml", example());
     bench.ok(&["apply", "-f", &file]);
@@ -175,6 +178,7 @@ fn what_differs_is_changed_and_what_cannot_be_is_named_before_anything_is_sent()
 
 #[test]
 fn settings_change_where_they_are_named_and_stay() {
+    let _machine = testkit::shared();
     let bench = Bench::new();
     let file = bench.file("g.json", r#"{"kind": "global", "name": "global", "arpMode": "flood"}"#);
     assert_eq!(bench.ok(&["apply", "-f", &file]), "global global updated\n");
@@ -186,6 +190,7 @@ fn settings_change_where_they_are_named_and_stay() {
 
 #[test]
 fn nothing_is_sent_when_anything_is_wrong() {
+    let _machine = testkit::shared();
     let bench = Bench::new();
     let good = bench.file("good.yaml", "kind: tenant\ntenantName: red");
     let bad = bench.file(
@@ -211,6 +216,7 @@ fn nothing_is_sent_when_anything_is_wrong() {
 
 #[test]
 fn what_netmaster_refuses_stops_apply_and_not_delete() {
+    let _machine = testkit::shared();
     let bench = Bench::new();
     // Two subnets that overlap: that is for netmaster to find.
     let text = "\

@@ -105,6 +105,7 @@ fn is_flow_to(port: u16) -> impl Fn(&Value) -> bool {
 #[test]
 fn packets_are_told_by_the_names_that_people_know_also_after_the_agent_was_away() {
     needs!(root(), binary("ip"), binary("ethtool"));
+    let _machine = testkit::shared();
     let mut site = Site::build().unwrap();
     let mut monitor = site.monitor().unwrap();
     let flow = seen(&monitor, || site.send(7001), is_flow_to(7001));

@@ -57,6 +57,7 @@ fn memory(pid: nix::unistd::Pid) -> u64 {
 #[test]
 fn the_api_is_as_its_document_says() {
     needs!(binary("etcd"));
+    let _machine = testkit::shared();
     let (Some(schemathesis), Some(interpreter)) = (python("schemathesis"), python("python")) else {
         skip!("needs schemathesis: run `cargo xtask setup`");
     };

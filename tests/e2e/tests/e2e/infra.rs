@@ -223,6 +223,7 @@ fn nodes_are_on_the_network(shape: Shape, serving: &[usize]) -> Result<()> {
 #[test]
 fn nodes_talk_to_pods_and_services_by_vxlan() {
     needs!(root(), binary("ping"), binary("ethtool"));
+    let _machine = testkit::shared();
     let shape = Shape { datapaths: [Datapath::Ebpf; 2], encap: Encap::Vxlan, store: StoreKind::Embedded };
     nodes_are_on_the_network(shape, &[0, 1]).unwrap();
 }
@@ -231,6 +232,7 @@ fn nodes_talk_to_pods_and_services_by_vxlan() {
 #[test]
 fn a_node_without_services_reaches_them_on_a_vlan() {
     needs!(root(), binary("ping"), binary("ethtool"), binary("ovs-vswitchd"));
+    let _machine = testkit::shared();
     let datapaths = [Datapath::Ovs, Datapath::Ebpf];
     nodes_are_on_the_network(Shape { datapaths, encap: Encap::Vlan, store: StoreKind::Embedded }, &[1])
         .unwrap();

@@ -83,18 +83,21 @@ fn agents_die_and_come_back(encap: Encap) {
 #[test]
 fn no_ping_is_lost_when_agents_are_killed_vxlan() {
     needs!(root(), binary("ovs-vswitchd"), binary("ethtool"), binary("ping"));
+    let _machine = testkit::exclusive();
     agents_die_and_come_back(Encap::Vxlan);
 }
 
 #[test]
 fn no_ping_is_lost_when_agents_are_killed_vlan() {
     needs!(root(), binary("ovs-vswitchd"), binary("ethtool"), binary("ping"));
+    let _machine = testkit::exclusive();
     agents_die_and_come_back(Encap::Vlan);
 }
 
 #[test]
 fn a_killed_master_gives_no_address_twice_and_agents_go_on() {
     needs!(root(), binary("ovs-vswitchd"), binary("ethtool"), binary("ping"), binary("etcd"));
+    let _machine = testkit::exclusive();
     for store in [StoreKind::Embedded, StoreKind::Etcd] {
         let (mut cluster, mut pods) = cluster(Encap::Vxlan, store);
         let pingers = ping_everywhere(&pods);

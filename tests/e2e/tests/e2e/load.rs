@@ -126,6 +126,7 @@ fn find(folder: &Path, name: &str) -> Result<Option<PathBuf>> {
 #[test]
 fn nothing_is_lost_broken_or_let_through_when_agents_are_killed_and_upgraded() {
     needs!(root(), binary("ip"), binary("ethtool"));
+    let _machine = testkit::exclusive();
     let rate = env::var("CONTIV_LOAD_RATE").map_or(RATE, |text| text.parse().unwrap());
     let mut site = Site::build().unwrap();
     let server = |pod: &Pod, port| Server::start(pod.netns(), pod.ip.into(), port).unwrap();

@@ -15,11 +15,13 @@ fn agrees(folder: &str) {
 
 #[test]
 fn objects_and_their_errors_are_those_of_the_original() {
+    let _machine = testkit::shared();
     agrees("a");
 }
 
 #[test]
 fn addresses_and_endpoints_are_those_of_the_original() {
+    let _machine = testkit::shared();
     agrees("b");
 }
 
@@ -36,6 +38,7 @@ fn is_stored(folder: &str, steps: &[Step]) {
 
 #[test]
 fn the_store_after_each_recorded_step_is_the_originals() {
+    let _machine = testkit::shared();
     is_stored(
         "a",
         &[

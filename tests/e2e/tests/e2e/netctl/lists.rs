@@ -7,6 +7,7 @@ use super::{Bench, example};
 
 #[test]
 fn every_list_has_every_form() {
+    let _machine = testkit::shared();
     let bench = Bench::new();
     bench.fed(
         &["apply", "-f", "-"],
@@ -72,6 +73,7 @@ fn every_list_has_every_form() {
 
 #[test]
 fn a_rule_has_every_field_that_a_flag_names() {
+    let _machine = testkit::shared();
     let bench = Bench::new();
     bench.fed(
         &["apply", "-f", "-"],
@@ -125,6 +127,7 @@ fn a_rule_has_every_field_that_a_flag_names() {
 
 #[test]
 fn settings_that_are_not_named_stay() {
+    let _machine = testkit::shared();
     let bench = Bench::new();
     bench.ok(&["global", "set", "-s", "172.20.0.0/16", "-v", "1-100"]);
     bench.ok(&["global", "set", "-a", "flood"]);
@@ -146,6 +149,7 @@ fn settings_that_are_not_named_stay() {
 #[test]
 fn nodes_tell_how_they_fare() {
     needs!(binary("etcdctl"));
+    let _machine = testkit::shared();
     let bench = Bench::new();
     let put = |key: &str, body: Value| {
         etcdctl(&bench.master.store().endpoint(), &["put", &format!("/contiv.io/{key}"), &body.to_string()])

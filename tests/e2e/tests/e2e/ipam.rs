@@ -36,6 +36,7 @@ const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 32, 255, 254);
 #[test]
 fn ten_thousand_endpoints_outlive_two_kills_of_the_master_on_etcd() {
     needs!(binary("etcd"), binary("etcdctl"));
+    let _machine = testkit::shared();
     let etcd = Etcd::start().unwrap();
     ten_thousand_endpoints(Store::Etcd { endpoint: etcd.endpoint() });
 }
@@ -43,6 +44,7 @@ fn ten_thousand_endpoints_outlive_two_kills_of_the_master_on_etcd() {
 #[test]
 fn ten_thousand_endpoints_outlive_two_kills_of_the_master_on_the_embedded_store() {
     needs!(binary("etcdctl"));
+    let _machine = testkit::shared();
     let folder = scratch_dir("store").unwrap();
     let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port().unwrap()));
     ten_thousand_endpoints(Store::Embedded { folder: folder.path().join("state"), listen });

@@ -34,6 +34,7 @@ fn on_terminal(bench: &Bench, args: &[&str], environment: &[(&str, &str)]) -> St
 
 #[test]
 fn colours_are_for_terminals_alone() {
+    let _machine = testkit::shared();
     let bench = Bench::new();
     let file = bench.file("a.yaml", example());
     let dry = ["apply", "-f", &file, "--dry-run"];
@@ -55,6 +56,7 @@ fn colours_are_for_terminals_alone() {
 
 #[test]
 fn a_reader_that_goes_away_stops_no_change_halfway() {
+    let _machine = testkit::shared();
     let bench = Bench::new();
     let file = bench.file("a.yaml", example());
     for (args, tenants) in

@@ -6,6 +6,7 @@ use testkit::needs;
 #[test]
 fn nothing_is_lost_doubled_or_left_half_done() {
     needs!(binary("etcd"), binary("etcdctl"), binary("ip"), root());
+    let _machine = testkit::exclusive();
     let report = faults::run(&Options { seconds: 60, ..Options::default() }).unwrap();
     println!("{report}");
     report.verify().unwrap();

@@ -8,6 +8,7 @@ use testkit::needs;
 #[test]
 fn services_are_measured_in_all_ways() {
     needs!(root(), binary("ip"), binary("ethtool"), binary("sysctl"));
+    let _machine = testkit::exclusive();
     let words = "bench lb --json --unoptimised --rounds 1 --among 4 --seconds 0.02 --exchanges 100 \
                  --frames 10000 --services 1,4 --calls 1000 --flows 500";
     let output = Command::new(env!("CARGO_BIN_EXE_lab")).args(words.split_whitespace()).output().unwrap();
@@ -38,6 +39,7 @@ fn services_are_measured_in_all_ways() {
 #[test]
 fn rules_are_measured_beside_one() {
     needs!(root(), binary("ip"));
+    let _machine = testkit::exclusive();
     let words =
         "bench policy --without-rates --json --unoptimised --rounds 2 --rules 0,3 --calls 400 --node 0";
     let output = Command::new(env!("CARGO_BIN_EXE_lab")).args(words.split_whitespace()).output().unwrap();

@@ -1,0 +1,18 @@
+//! Tests of the real binaries. They are modules of one program, so that they are linked once and run beside each other:
+//! each takes the machine lock of testkit, either shared or exclusively.
+
+mod bad_input;
+mod bench;
+mod cleanup;
+mod demo;
+mod faults;
+mod infra;
+mod ipam;
+mod load;
+mod monitor;
+mod netctl;
+mod openapi;
+mod outside;
+mod replay;
+mod secure_agent;
+mod survival;
