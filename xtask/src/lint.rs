@@ -1,14 +1,15 @@
-//! What is checked without running anything: form, licences, who imports whom, and that the documents tell the truth.
+//! Static checks: formatting, clippy, licences, imports, wording and the documents.
 
 mod commands;
 mod crates;
 mod imports;
 mod locks;
+mod modules;
 
 use std::fs;
 
 use anyhow::{Context as _, Result, bail};
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use crate::{
     progress::step,
@@ -20,39 +21,78 @@ const DENY_VERSION: &str = "0.20.2";
 
 #[derive(Debug, Default, Args)]
 pub(crate) struct Options {
-    /// Only check that each `cargo xtask ...` in the documents is a command that exists
-    #[arg(long)]
-    docs: bool,
+    /// Checks to run; all if none is given
+    #[arg(value_enum)]
+    checks: Vec<Check>,
+    /// Print the import graph of the modules in Graphviz's language instead of checking; cycles are red
+    #[arg(long, conflicts_with = "checks")]
+    graph: bool,
+    /// With --graph: only this crate
+    #[arg(long = "crate", value_name = "NAME", requires = "graph")]
+    package: Option<String>,
 }
 
-/// One finding, as `file: what is wrong`.
+/// The quick checks come first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Check {
+    /// Imports between crates
+    Crates,
+    /// Imports between the modules of each crate: layers, forbidden imports and cycles
+    Modules,
+    /// Lints that every crate inherits
+    Inherited,
+    /// Lock files that agree
+    Locks,
+    /// Formatting
+    Format,
+    /// Clippy of the workspace and of `ebpf/`
+    Clippy,
+    /// Licences, banned crates and sources of crates
+    Licences,
+    /// Commands in the documents
+    Docs,
+}
+
+impl Check {
+    fn run(self, workspace: &Workspace) -> Result<()> {
+        match self {
+            Check::Crates => report("imports between crates", || imports::check(workspace)),
+            Check::Modules => report("imports between modules", || modules::check(workspace)),
+            Check::Inherited => report("lints inherited", || crates::check_lints(workspace)),
+            Check::Locks => report("lock files agree", || locks::check(workspace)),
+            Check::Format => format(workspace),
+            Check::Clippy => clippy(workspace),
+            Check::Licences => licences(workspace),
+            Check::Docs => report("commands in the documents", || commands::check(workspace)),
+        }
+    }
+
+    fn needs_compilers(self) -> bool {
+        matches!(self, Check::Clippy | Check::Docs)
+    }
+}
+
+/// Findings of one check, each as `file: problem`.
 type Findings = Vec<String>;
 
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
-    if options.docs {
-        return report("commands in the documents", || commands::check(workspace));
+    if options.graph {
+        print!("{}", modules::graph(workspace, options.package.as_deref())?);
+        return Ok(());
     }
-    setup::ensure(workspace)?;
-    // All of them, so that one run tells everything; the quick ones first.
-    let results = [
-        report("imports between crates", || imports::check(workspace)),
-        report("imports inside the agent", || imports::check_agent(workspace)),
-        report("lints inherited", || crates::check_lints(workspace)),
-        report("lock files agree", || locks::check(workspace)),
-        format(workspace),
-        clippy(workspace),
-        deny(workspace),
-        report("commands in the documents", || commands::check(workspace)),
-    ];
-    let mut failed = 0;
-    for error in results.into_iter().filter_map(Result::err) {
+    let checks = if options.checks.is_empty() { Check::value_variants() } else { &options.checks };
+    if checks.iter().any(|check| check.needs_compilers()) {
+        setup::ensure(workspace)?;
+    }
+    // A failed check does not stop the others: one run shows all findings.
+    let errors: Vec<_> = checks.iter().filter_map(|check| check.run(workspace).err()).collect();
+    for error in &errors {
         eprintln!("{error:#}");
-        failed += 1;
     }
-    if failed > 0 {
-        bail!("{failed} checks failed, see above");
+    if !errors.is_empty() {
+        bail!("lint: {} checks failed, see above", errors.len());
     }
-    println!("lint: nothing found");
+    println!("lint: no findings");
     Ok(())
 }
 
@@ -68,9 +108,9 @@ fn report(what: &str, check: impl FnOnce() -> Result<Findings>) -> Result<()> {
 
 fn format(workspace: &Workspace) -> Result<()> {
     step("formatting", || {
-        execute(workspace.cargo().args(["fmt", "--all", "--check"])).context("`cargo fmt --all` mends it")?;
+        execute(workspace.cargo().args(["fmt", "--all", "--check"])).context("run `cargo fmt --all`")?;
         execute(workspace.cargo().args(["fmt", "--check", "--manifest-path", "ebpf/Cargo.toml"]))
-            .context("`cargo fmt --manifest-path ebpf/Cargo.toml` mends it")
+            .context("run `cargo fmt --manifest-path ebpf/Cargo.toml`")
     })
 }
 
@@ -80,17 +120,17 @@ fn clippy(workspace: &Workspace) -> Result<()> {
         execute(workspace.cargo().args(["clippy", "--workspace", "--all-targets"]).args(deny_warnings))
     })?;
     if !setup::bpf_compiler_available(workspace) {
-        bail!("clippy of ebpf/ needs the BPF compiler: `cargo xtask setup`");
+        bail!("clippy of ebpf/: no BPF compiler; run `cargo xtask setup`");
     }
-    // Clippy comes with the host's compiler, and the programs are ordinary no_std code to it.
+    // Clippy belongs to the host's compiler, which takes the programs for ordinary no_std code.
     step("clippy of ebpf/", || {
         let mut cargo = workspace.cargo();
         execute(cargo.args(["clippy", "--manifest-path", "ebpf/Cargo.toml"]).args(deny_warnings))
     })
 }
 
-/// Licences, duplicate and banned crates, sources. Advisories need a clone from GitHub, which CI may not have.
-fn deny(workspace: &Workspace) -> Result<()> {
+/// Advisories are left out: they need a clone from GitHub, which CI may not reach.
+fn licences(workspace: &Workspace) -> Result<()> {
     let own = workspace.tools().join("bin/cargo-deny");
     let deny = match find_program("cargo-deny") {
         _ if own.is_file() => own,
@@ -99,7 +139,7 @@ fn deny(workspace: &Workspace) -> Result<()> {
             step("cargo-deny: build", || {
                 fs::create_dir_all(workspace.tools())?;
                 let mut install = workspace.cargo();
-                // Unoptimised, it builds in a minute and still checks in a second.
+                // An unoptimised build takes a minute and still checks in a second.
                 install
                     .args([
                         "install",
