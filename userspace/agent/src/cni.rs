@@ -29,7 +29,7 @@ pub use pod::Pod;
 pub use server::{Server, ServerError};
 
 use crate::{
-    datapath::PortNeeds,
+    datapath::PortRequirements,
     link::{self, Links},
     master::Master,
     plan::Node,
@@ -68,7 +68,7 @@ pub struct Parts {
     /// Says why it did not.
     pub status: watch::Receiver<reconcile::Status>,
     /// What the datapath wants of interfaces.
-    pub needs: PortNeeds,
+    pub needs: PortRequirements,
 }
 
 struct Inner {

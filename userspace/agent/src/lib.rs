@@ -1,8 +1,10 @@
 //! The agent of contiv-rs: watches the state and makes one node's datapath match it.
 
+pub mod backoff;
 pub mod cni;
 pub mod config;
 pub mod datapath;
+pub mod error;
 pub mod link;
 pub mod master;
 pub mod metrics;

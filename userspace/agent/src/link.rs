@@ -32,7 +32,7 @@ pub use port::Port;
 pub(crate) use port::silence;
 pub use traffic::PodTraffic;
 
-use crate::datapath::Holder;
+use crate::datapath::Owner;
 
 /// What the pod's end of a pair is to look like.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,9 +52,9 @@ pub struct PodInterface {
     /// Of both ends, in bytes.
     pub mtu: u32,
     /// Who has it.
-    pub holder: Holder,
+    pub owner: Owner,
     /// Whether the pod must finish checksums itself.
-    pub tx_offload_off: bool,
+    pub disable_tx_offload: bool,
 }
 
 /// A pair that is attached, as the kernel remembers it.
@@ -65,7 +65,7 @@ pub struct Attachment {
     /// Whose it is.
     pub endpoint: EndpointId,
     /// Who has the other end.
-    pub holder: Holder,
+    pub owner: Owner,
 }
 
 /// An interface could not be made, found, changed or removed.
@@ -183,8 +183,8 @@ impl Links {
     pub async fn attachments(&self) -> Result<Vec<Attachment>, Error> {
         let attachment = |link: &LinkMessage| {
             let port = name(link).filter(|name| Port::parse(name).is_some())?;
-            let holder = holder(link);
-            Some(Attachment { port: port.to_owned(), endpoint: alias(link)?.into(), holder })
+            let owner = owner(link);
+            Some(Attachment { port: port.to_owned(), endpoint: alias(link)?.into(), owner })
         };
         Ok(self.list().await?.iter().filter_map(attachment).collect())
     }
@@ -200,7 +200,7 @@ impl Links {
         let port = self.create(netns, pod).await?;
         let name = port.to_string();
         match self.finish(endpoint, &name, netns, pod).await {
-            Ok(()) => Ok(Attachment { port: name, endpoint: endpoint.clone(), holder: pod.holder }),
+            Ok(()) => Ok(Attachment { port: name, endpoint: endpoint.clone(), owner: pod.owner }),
             Err(error) => {
                 if let Err(undo) = self.detach(&name).await {
                     tracing::error!(port = name, "after a failed attach: {undo}");
@@ -384,10 +384,10 @@ fn is_unfinished(link: &LinkMessage) -> bool {
 }
 
 /// Of a port.
-fn holder(link: &LinkMessage) -> Holder {
+fn owner(link: &LinkMessage) -> Owner {
     match traffic::end_at_the_node(link) {
-        Some(_) => Holder::Node,
-        None => Holder::Pod,
+        Some(_) => Owner::Node,
+        None => Owner::Pod,
     }
 }
 

@@ -1,4 +1,4 @@
-//! Counts for `/metrics`.
+//! Stats for `/metrics`.
 
 use std::{fmt, time::Duration};
 
@@ -14,10 +14,7 @@ use prometheus_client::{
 };
 
 use crate::{
-    datapath::{
-        Counts,
-        sight::{Served, Tallies, Traffic},
-    },
+    datapath::telemetry::{Counters, ServiceCounters, Stats, Traffic},
     link::PodTraffic,
     reconcile::Status,
     state::{Reader, State},
@@ -116,9 +113,9 @@ const OTHER: &str = "other";
 #[derive(Clone, Debug, Default)]
 pub struct Measured {
     /// The datapath's own counts.
-    pub counts: Counts,
+    pub counts: Stats,
     /// What packets have left behind.
-    pub tallies: Tallies,
+    pub tallies: Counters,
     /// What pods have sent and received.
     pub pods: Vec<PodTraffic>,
 }
@@ -205,13 +202,13 @@ impl Metrics {
         }
         registry.register("datapath_flows", "What has happened to flows", flows);
         let relayed = Family::<By, Counter>::default();
-        for (by, count) in &counts.relayed {
+        for (by, count) in &counts.dsr_forwarded {
             relayed.get_or_create(&By { by }).inc_by(*count);
         }
         let help = "Packets to services that were sent on to the nodes of their backends";
         registry.register("datapath_relayed", help, relayed);
         let announced = Family::<Outcome, Counter>::default();
-        for (outcome, count) in &counts.announced {
+        for (outcome, count) in &counts.announcements {
             announced.get_or_create(&Outcome { outcome }).inc_by(*count);
         }
         let help = "Frames that tell the wire which services have come to this node";
@@ -238,8 +235,8 @@ impl Metrics {
 
 /// As families by reason and by table. There are as many as the programs have, whatever the cluster holds.
 fn tables(
-    counts: &Counts,
-    tallies: &Tallies,
+    counts: &Stats,
+    tallies: &Counters,
 ) -> (Family<Drop, Counter>, Family<Table, Gauge>, Family<Table, Gauge>) {
     let (drops, entries, room) = (Family::default(), Family::default(), Family::default());
     for (reason, count) in &counts.drops {
@@ -249,15 +246,15 @@ fn tables(
     for fill in counts.tables.iter().chain(&tallies.tables) {
         let table = Table { table: fill.table };
         Family::<Table, Gauge>::get_or_create(&entries, &table).set(number(fill.entries));
-        Family::<Table, Gauge>::get_or_create(&room, &table).set(number(fill.room));
+        Family::<Table, Gauge>::get_or_create(&room, &table).set(number(fill.capacity));
     }
     (drops, entries, room)
 }
 
-type Counters<L> = Family<L, Counter>;
+type CounterFamily<L> = Family<L, Counter>;
 
-fn of_rules(registry: &mut Registry, tallies: &Tallies) {
-    let (packets, bytes) = (Counters::<Rule>::default(), Counters::<Rule>::default());
+fn of_rules(registry: &mut Registry, tallies: &Counters) {
+    let (packets, bytes) = (CounterFamily::<Rule>::default(), CounterFamily::<Rule>::default());
     for (place, (id, traffic)) in tallies.rules.iter().enumerate() {
         let rule = Rule { rule: if place < LINES { id.to_string() } else { OTHER.to_owned() } };
         packets.get_or_create(&rule).inc_by(traffic.packets);
@@ -268,9 +265,10 @@ fn of_rules(registry: &mut Registry, tallies: &Tallies) {
     registry.register("rule_bytes", "Bytes of what rules have decided on", bytes);
 }
 
-fn of_services(registry: &mut Registry, tallies: &Tallies) {
-    let connections = Counters::<ServicePort>::default();
-    let (packets, bytes) = (Counters::<ServiceTraffic>::default(), Counters::<ServiceTraffic>::default());
+fn of_services(registry: &mut Registry, tallies: &Counters) {
+    let connections = CounterFamily::<ServicePort>::default();
+    let (packets, bytes) =
+        (CounterFamily::<ServiceTraffic>::default(), CounterFamily::<ServiceTraffic>::default());
     for (place, (of, served)) in tallies.services.iter().enumerate() {
         let port = if place < LINES {
             let (service, protocol) = (of.service.to_string(), of.protocol.to_string().to_lowercase());
@@ -278,7 +276,7 @@ fn of_services(registry: &mut Registry, tallies: &Tallies) {
         } else {
             ServicePort { service: OTHER.to_owned(), ..ServicePort::default() }
         };
-        let Served { connections: begun, to_backends, to_clients } = *served;
+        let ServiceCounters { connections: begun, to_backends, to_clients } = *served;
         connections.get_or_create(&port).inc_by(begun);
         let ServicePort { service, protocol, port } = port;
         for (direction, traffic) in [(IN, to_backends), (OUT, to_clients)] {
@@ -299,7 +297,7 @@ const IN: &str = "in";
 const OUT: &str = "out";
 
 fn of_endpoints(registry: &mut Registry, pods: &[PodTraffic], state: &State) {
-    let (packets, bytes) = (Counters::<Endpoint>::default(), Counters::<Endpoint>::default());
+    let (packets, bytes) = (CounterFamily::<Endpoint>::default(), CounterFamily::<Endpoint>::default());
     let count = |pod: &PodTraffic, direction, traffic: Traffic| {
         let known = state.endpoint(&pod.attachment.endpoint);
         let group = known.and_then(|known| known.group.as_ref());
@@ -327,7 +325,10 @@ mod tests {
 
     use super::*;
     use crate::{
-        datapath::{Fill, Holder, sight},
+        datapath::{
+            Owner,
+            telemetry::{self, TableUsage},
+        },
         link::Attachment,
     };
 
@@ -336,25 +337,25 @@ mod tests {
         let metrics = Metrics::default();
         metrics.cni(Verb::Add, Duration::from_millis(3), false);
         let (_, _, reader, _) = crate::state::new([]);
-        let counts = Counts {
+        let counts = Stats {
             drops: vec![("policy", 3)],
             flows: vec![("made", 4)],
-            tables: vec![Fill { table: "ctv_fdb", entries: 2, room: 9 }],
-            relayed: vec![("xdp", 5)],
-            announced: vec![("sent", 6)],
+            tables: vec![TableUsage { table: "ctv_fdb", entries: 2, capacity: 9 }],
+            dsr_forwarded: vec![("xdp", 5)],
+            announcements: vec![("sent", 6)],
             hooks: vec![("xdp", "native".to_owned())],
         };
         let traffic = |packets| Traffic { packets, bytes: packets * 100 };
-        let web = sight::ServicePort { service: "web:t".into(), protocol: Protocol::Tcp, port: 80 };
-        let served = Served { connections: 2, to_backends: traffic(12), to_clients: traffic(9) };
+        let web = telemetry::ServicePort { service: "web:t".into(), protocol: Protocol::Tcp, port: 80 };
+        let served = ServiceCounters { connections: 2, to_backends: traffic(12), to_clients: traffic(9) };
         let rule = |n: usize| (format!("rule-{n:04}").as_str().into(), traffic(1));
-        let tallies = Tallies {
+        let tallies = Counters {
             rules: (0..LINES + 3).map(rule).collect(),
             services: vec![(web, served)],
-            tables: vec![Fill { table: "ctv_ct", entries: 5, room: 8 }],
+            tables: vec![TableUsage { table: "ctv_ct", entries: 5, capacity: 8 }],
         };
         let pods = vec![PodTraffic {
-            attachment: Attachment { port: "vvport1".into(), endpoint: "n.t-c1".into(), holder: Holder::Pod },
+            attachment: Attachment { port: "vvport1".into(), endpoint: "n.t-c1".into(), owner: Owner::Pod },
             sent: traffic(7),
             received: traffic(8),
         }];

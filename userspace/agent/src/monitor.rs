@@ -18,10 +18,9 @@ use tokio::{sync::broadcast, time::interval};
 use crate::{
     datapath::{
         Error,
-        ebpf::{Sightings, Watcher},
-        sight::{Connection, End, Sighting, Tag, Tallies},
+        telemetry::{Connection, Counters, PacketAddress, PacketEvent, PacketEvents, Tag, Telemetry},
     },
-    reconcile::one_line,
+    error::one_line,
     state::Reader,
 };
 
@@ -36,7 +35,7 @@ pub struct Monitor(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    watcher: Option<Watcher>,
+    telemetry: Option<Arc<dyn Telemetry>>,
     host: HostName,
     reader: Reader,
     told: broadcast::Sender<Sight>,
@@ -57,48 +56,48 @@ pub enum Refused {
 
 impl Monitor {
     /// Watches by `watcher`, if the datapath has one.
-    pub fn new(watcher: Option<Watcher>, host: HostName, reader: Reader) -> Monitor {
+    pub fn new(telemetry: Option<Arc<dyn Telemetry>>, host: HostName, reader: Reader) -> Monitor {
         let (told, _) = broadcast::channel(BEHIND);
-        Monitor(Arc::new(Inner { watcher, host, reader, told, watching: Mutex::new(false) }))
+        Monitor(Arc::new(Inner { telemetry, host, reader, told, watching: Mutex::new(false) }))
     }
 
     /// The connections to services; none of a datapath that serves none. Blocks while it reads.
     pub fn connections(&self) -> Result<Vec<Connection>, Error> {
-        self.0.watcher.as_ref().map_or(Ok(vec![]), Watcher::connections)
+        self.0.telemetry.as_ref().map_or(Ok(vec![]), |telemetry| telemetry.connections())
     }
 
     /// What packets have left behind; nothing of a datapath that does not count. Blocks while it reads.
-    pub fn tallies(&self) -> Result<Tallies, Error> {
-        self.0.watcher.as_ref().map_or(Ok(Tallies::default()), Watcher::tallies)
+    pub fn counters(&self) -> Result<Counters, Error> {
+        self.0.telemetry.as_ref().map_or(Ok(Counters::default()), |telemetry| telemetry.counters())
     }
 
     /// From now on.
     pub fn listen(&self) -> Result<broadcast::Receiver<Sight>, Refused> {
-        let watcher = self.0.watcher.as_ref().ok_or(Refused::Unsupported)?;
+        let telemetry = self.0.telemetry.as_ref().ok_or(Refused::Unsupported)?;
         let mut watching = self.0.watching.lock().unwrap_or_else(PoisonError::into_inner);
         let listener = self.0.told.subscribe();
         if !*watching {
-            let sightings = watcher.open().map_err(Refused::Failed)?;
+            let events = telemetry.subscribe().map_err(Refused::Failed)?;
             *watching = true;
-            tokio::spawn(self.clone().watch(sightings));
+            tokio::spawn(self.clone().watch(events));
         }
         Ok(listener)
     }
 
     /// As long as somebody listens.
-    async fn watch(self, mut sightings: Sightings) {
+    async fn watch(self, mut events: Box<dyn PacketEvents>) {
         let mut tick = interval(PERIOD);
         let mut names = Names::default();
         let mut lost = 0;
         loop {
             let result = tokio::select! {
-                seen = sightings.next() => seen.map(|seen| {
+                seen = events.next() => seen.map(|seen| {
                     // Nobody there: the next tick ends it.
                     let _listeners = self.0.told.send(names.line(&self.0.host, &seen));
                 }),
                 _ = tick.tick() => {
                     names = self.0.reader.with(Names::of);
-                    self.renew(&mut sightings, &mut lost)
+                    self.renew(&mut *events, &mut lost)
                 }
             };
             if let Err(error) = &result {
@@ -112,9 +111,9 @@ impl Monitor {
         }
     }
 
-    fn renew(&self, sightings: &mut Sightings, lost: &mut u64) -> Result<(), Error> {
-        sightings.renew()?;
-        let all = sightings.lost()?;
+    fn renew(&self, events: &mut dyn PacketEvents, lost: &mut u64) -> Result<(), Error> {
+        events.renew()?;
+        let all = events.lost()?;
         if all > *lost {
             let _listeners = self.0.told.send(self.missed(all - *lost));
             *lost = all;
@@ -178,7 +177,7 @@ impl Names {
         names
     }
 
-    fn line(&self, host: &HostName, seen: &Sighting) -> Sight {
+    fn line(&self, host: &HostName, seen: &PacketEvent) -> Sight {
         let network = seen.tag.and_then(|tag| self.networks.get(&tag));
         let network_name = match (network, seen.tag) {
             (Some(network), _) => network.to_string(),
@@ -202,7 +201,7 @@ impl Names {
         }
     }
 
-    fn end(&self, network: Option<&NetworkId>, end: &End) -> sight::End {
+    fn end(&self, network: Option<&NetworkId>, end: &PacketAddress) -> sight::End {
         let found = network.zip(end.ip).and_then(|(network, ip)| self.endpoints.get(&(network.clone(), ip)));
         sight::End {
             ip: end.ip,
@@ -220,14 +219,14 @@ impl Names {
     }
 }
 
-fn protocol(seen: &Sighting) -> String {
+fn protocol(seen: &PacketEvent) -> String {
     let known = |names: &[(u16, &str)], number: u16| {
         names.iter().find(|(known, _)| *known == number).map(|(_, name)| (*name).to_owned())
     };
     const ABOVE_IP: [(u16, &str); 5] = [(1, "icmp"), (6, "tcp"), (17, "udp"), (58, "icmpv6"), (132, "sctp")];
     const ABOVE_ETHERNET: [(u16, &str); 5] =
         [(0x0800, "ipv4"), (0x0806, "arp"), (0x8100, "802.1q"), (0x86dd, "ipv6"), (0x88a8, "802.1ad")];
-    match (seen.protocol, seen.kind) {
+    match (seen.protocol, seen.ethertype) {
         (0, 0) => String::new(),
         (0, kind) => known(&ABOVE_ETHERNET, kind).unwrap_or_else(|| format!("{kind:#06x}")),
         (protocol, _) => known(&ABOVE_IP, protocol.into()).unwrap_or_else(|| protocol.to_string()),

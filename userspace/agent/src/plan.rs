@@ -173,7 +173,7 @@ fn local(state: &State, node: &Node, id: &EndpointId) -> Option<Local> {
         network: network.id.clone(),
         encap: network.encap,
         port: attachment.port.clone(),
-        holder: attachment.holder,
+        owner: attachment.owner,
         mac: endpoint.mac,
         ip: endpoint.ip,
         ip6: endpoint.ip6,

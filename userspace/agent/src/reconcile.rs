@@ -3,7 +3,6 @@
 //! Ordinary changes become ops for the objects that they concern. At the start, after an error, when the datapath was
 //! disturbed, and from time to time, everything is measured instead: restart and drift are repaired by the same code.
 
-mod backoff;
 mod order;
 mod retries;
 mod settled;
@@ -20,13 +19,14 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-pub use backoff::Backoff;
 pub use order::{diff, ordered};
 pub use retries::Failures;
 pub use settled::{Presence, Settled};
 
 use crate::{
-    datapath::{Counts, Datapath, Desired, Error, Failed, Object, ObjectId, Op},
+    backoff::Backoff,
+    datapath::{Datapath, Desired, Error, FailedOp, Object, ObjectId, Op, telemetry::Stats},
+    error::one_line,
     plan::{self, Node},
     state::{Changes, Reader},
 };
@@ -43,8 +43,8 @@ pub struct Status {
     pub objects: usize,
     /// Objects that the datapath would not take, or has no means for.
     pub failures: Failures,
-    /// [`Datapath::shortfalls`].
-    pub shortfalls: Vec<String>,
+    /// [`Datapath::warnings`].
+    pub warnings: Vec<String>,
     /// Everything that was written since the start.
     pub writes: u64,
     /// Ops carried out since the start.
@@ -62,7 +62,7 @@ pub struct Status {
 impl Status {
     /// What is not in force, or not as it was asked for, a line for each sort.
     pub fn degraded(&self) -> Vec<String> {
-        self.failures.lines().into_iter().chain(self.shortfalls.iter().cloned()).collect()
+        self.failures.lines().into_iter().chain(self.warnings.iter().cloned()).collect()
     }
 }
 
@@ -72,7 +72,7 @@ pub enum Inspection {
     /// [`Datapath::inspect`].
     Inside(oneshot::Sender<serde_json::Value>),
     /// [`Datapath::counts`].
-    Counts(oneshot::Sender<Counts>),
+    Stats(oneshot::Sender<Stats>),
 }
 
 /// Owns the datapath.
@@ -150,7 +150,7 @@ impl<D: Datapath> Reconciler<D> {
                     let (ids, revision) = (self.retries.take_due(), self.status.borrow().revision);
                     self.change(ids, revision).await;
                 }
-                () = self.datapath.disturbed(), if known => {
+                () = self.datapath.resync_needed(), if known => {
                     tracing::info!("the datapath was disturbed: measuring it");
                     self.measure = Instant::now();
                     self.status.send_modify(|status| status.known = false);
@@ -163,7 +163,7 @@ impl<D: Datapath> Reconciler<D> {
     fn answer(&self, inspection: Inspection) {
         match inspection {
             Inspection::Inside(reply) => drop(reply.send(self.datapath.inspect())),
-            Inspection::Counts(reply) => drop(reply.send(self.datapath.counts())),
+            Inspection::Stats(reply) => drop(reply.send(self.datapath.stats())),
         }
     }
 
@@ -198,17 +198,17 @@ impl<D: Datapath> Reconciler<D> {
         ops.retain(|op| !matches!(op, Op::Set(object) if self.retries.is_unsupported(&object.id())));
         tracing::debug!(
             objects = self.desired.len(),
-            right = observed.same.len(),
-            strays = observed.strays,
+            right = observed.in_sync.len(),
+            strays = observed.orphans,
             ops = ops.len(),
             "measured"
         );
         if !ops.is_empty() && self.status.borrow().observed > 0 {
-            tracing::info!(ops = ops.len(), strays = observed.strays, "repairing the datapath");
+            tracing::info!(ops = ops.len(), strays = observed.orphans, "repairing the datapath");
         }
         let unread = self.block_unread();
         self.retries.keep(|id| {
-            self.desired.get(id).is_some() && (!observed.same.contains(id) || unread.contains(id))
+            self.desired.get(id).is_some() && (!observed.in_sync.contains(id) || unread.contains(id))
         });
         self.apply(&ops).await?;
         self.status.send_modify(|status| status.observed += 1);
@@ -286,20 +286,20 @@ impl<D: Datapath> Reconciler<D> {
         }
         let failed = self.datapath.apply(ops).await?;
         let failed_count = failed.len() as u64;
-        for Failed { op, error } in &failed {
+        for FailedOp { index: op, error } in &failed {
             match ops.get(*op) {
                 Some(Op::Set(object)) => self.retries.failed(object.id(), error),
                 Some(Op::Delete(id)) => self.retries.failed(id.clone(), error),
                 // Counted again by the next measuring.
-                Some(Op::Sweep) | None => tracing::warn!("{}", one_line(error)),
+                Some(Op::GarbageCollect) | None => tracing::warn!("{}", one_line(error)),
             }
         }
-        let places: BTreeSet<usize> = failed.iter().map(|failed| failed.op).collect();
+        let places: BTreeSet<usize> = failed.iter().map(|failed| failed.index).collect();
         for (_, op) in ops.iter().enumerate().filter(|(place, _)| !places.contains(place)) {
             match op {
                 Op::Set(object) => self.retries.succeeded(&object.id()),
                 Op::Delete(id) => self.retries.succeeded(id),
-                Op::Sweep => {}
+                Op::GarbageCollect => {}
             }
         }
         self.status.send_modify(|status| {
@@ -317,7 +317,7 @@ impl<D: Datapath> Reconciler<D> {
             if status.failures != *self.retries.counts() {
                 status.failures = self.retries.counts().clone();
             }
-            status.shortfalls = self.datapath.shortfalls();
+            status.warnings = self.datapath.warnings();
             status.writes = self.datapath.writes();
             *status != before
         });
@@ -344,17 +344,6 @@ pub struct Handle {
     pub status: watch::Receiver<Status>,
     /// Asks the datapath for its inside.
     pub inspect: mpsc::Sender<Inspection>,
-}
-
-/// An error and all that it comes from.
-pub fn one_line(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(source) = next {
-        text = format!("{text}: {source}");
-        next = source.source();
-    }
-    text
 }
 
 #[cfg(test)]

@@ -18,10 +18,12 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    backoff::Backoff,
     cni::Troubles,
     datapath::Kind,
+    error::one_line,
     plan::Node,
-    reconcile::{Backoff, Status, one_line},
+    reconcile::Status,
     state::{Reader, Rejected},
 };
 

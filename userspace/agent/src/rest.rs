@@ -24,12 +24,16 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     cni::Pods,
-    datapath::{Counts, Kind, sight::Traffic},
+    datapath::{
+        Kind,
+        telemetry::{Stats, Traffic},
+    },
+    error::one_line,
     link::{self, Links, PodTraffic},
     metrics::{Measured, Metrics},
     monitor::{self, Monitor, Refused},
     ready::Ready,
-    reconcile::{Inspection, Status, one_line},
+    reconcile::{Inspection, Status},
     service_stats::service_stats,
     state::{Reader, Rejected},
 };
@@ -99,10 +103,10 @@ impl Parts {
     }
 
     /// What the datapath counts. One that is at work for longer has nothing to tell this time.
-    async fn counts(&self) -> Option<Counts> {
+    async fn counts(&self) -> Option<Stats> {
         let (ask, answer) = oneshot::channel();
         let asked = async {
-            self.inspect.send(Inspection::Counts(ask)).await.ok()?;
+            self.inspect.send(Inspection::Stats(ask)).await.ok()?;
             answer.await.ok()
         };
         timeout(PATIENCE, asked).await.ok().flatten()
@@ -111,7 +115,7 @@ impl Parts {
     /// What packets have left behind, which does not disturb the datapath at its work.
     async fn measured(&self) -> Measured {
         let monitor = self.monitor.clone();
-        let tallies = spawn_blocking(move || monitor.tallies()).await;
+        let tallies = spawn_blocking(move || monitor.counters()).await;
         let tallies = tallies.map_err(|error| error.to_string()).and_then(|t| t.map_err(|e| one_line(&e)));
         let traffic = self.links.traffic().await.map_err(|error| one_line(&error));
         let failed = |what: &str, error: &str| tracing::warn!("metrics: {what}: {error}");

@@ -14,13 +14,14 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use crate::{
     cni::{self, Pods},
     config::{Cleanup, DatapathFlags, Flags},
-    datapath::{Datapath, Holder, Kind, ebpf::Ebpf, fake::Fake, ovs::Ovs},
+    datapath::{Datapath, Kind, Owner, ebpf::Ebpf, fake::Fake, ovs::Ovs},
+    error::one_line,
     link::Links,
     master::{Access, Master},
     metrics::Metrics,
     monitor::Monitor,
     ready::Ready,
-    reconcile::{Handle, Reconciler, Status, one_line},
+    reconcile::{Handle, Reconciler, Status},
     register::{self, Identity},
     rest,
     source::{PREFIXES, Sources},
@@ -69,8 +70,8 @@ async fn with<D: Datapath + 'static>(
 
     let (writer, attacher, reader, changes) = state::new(PREFIXES);
     recover(&links, &attacher).await?;
-    let needs = datapath.port_needs();
-    let monitor = Monitor::new(datapath.watcher(), node.host.clone(), reader.clone());
+    let needs = datapath.port_requirements();
+    let monitor = Monitor::new(datapath.telemetry(), node.host.clone(), reader.clone());
     let (reconciler, Handle { settled, status, inspect }) =
         Reconciler::new(datapath, node.clone(), reader.clone(), changes, PERIOD);
     let mut tasks = Tasks::new(stop.clone());
@@ -155,8 +156,7 @@ async fn recover(links: &Links, attacher: &Attacher) -> anyhow::Result<()> {
         tracing::info!(interfaces = attachments.len(), "found the interfaces of pods");
     }
     for attachment in attachments {
-        attacher
-            .attach(&attachment.endpoint, Attachment { port: attachment.port, holder: attachment.holder });
+        attacher.attach(&attachment.endpoint, Attachment { port: attachment.port, owner: attachment.owner });
     }
     Ok(())
 }
@@ -259,7 +259,7 @@ pub async fn cleanup(flags: &Cleanup) -> anyhow::Result<()> {
     let links = Links::open().await?;
     for attachment in links.attachments().await? {
         // Its own interfaces are of no use to the node without a datapath, and nobody else would remove them.
-        if flags.ports || attachment.holder == Holder::Node {
+        if flags.ports || attachment.owner == Owner::Node {
             links.detach(&attachment.port).await?;
         }
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::datapath::sight::{Connection, Traffic};
+use crate::datapath::telemetry::{Connection, Traffic};
 
 /// By the client's address.
 pub type ServiceStats = BTreeMap<String, Client>;

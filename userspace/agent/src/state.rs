@@ -33,7 +33,7 @@ pub use shared::{Attacher, Changes, Reader, Update, Writer, new};
 pub use touched::Touched;
 pub use vteps::Vtep;
 
-use crate::datapath::Holder;
+use crate::datapath::Owner;
 use groups::Groups;
 use services::Services;
 use tags::Tags;
@@ -78,13 +78,13 @@ pub struct Attachment {
     /// The name of the node's end of the veth pair.
     pub port: String,
     /// Whose the other end is.
-    pub holder: Holder,
+    pub owner: Owner,
 }
 
 impl Attachment {
     /// The interface of a pod.
     pub fn of_pod(port: impl Into<String>) -> Attachment {
-        Attachment { port: port.into(), holder: Holder::Pod }
+        Attachment { port: port.into(), owner: Owner::Pod }
     }
 }
 

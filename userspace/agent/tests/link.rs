@@ -3,7 +3,7 @@
 
 use std::{net::IpAddr, path::Path, time::Duration};
 
-use netplugin::datapath::Holder;
+use netplugin::datapath::Owner;
 use netplugin::link::{Attachment, Error, Links, Netns, PodInterface};
 use testkit::needs;
 
@@ -22,8 +22,8 @@ fn pod(octet: u8) -> PodInterface {
         gateway: Some([10, 1, 1, 254].into()),
         gateway6: Some("2001:db8::fe".parse().unwrap()),
         mtu: 1450,
-        holder: Holder::Pod,
-        tx_offload_off: true,
+        owner: Owner::Pod,
+        disable_tx_offload: true,
     }
 }
 
@@ -37,7 +37,7 @@ fn a_pod_is_plumbed_and_found_again() {
         let attached = links.attach(&"n.t-c1".into(), &netns, &pod(5)).await.unwrap();
         assert_eq!(
             attached,
-            Attachment { port: "vvport1".into(), endpoint: "n.t-c1".into(), holder: Holder::Pod }
+            Attachment { port: "vvport1".into(), endpoint: "n.t-c1".into(), owner: Owner::Pod }
         );
         assert!(pod_ns.ip("-o link show eth0").unwrap().contains("state DOWN"));
         links.raise(&attached.port, &netns, &pod(5)).await.unwrap();

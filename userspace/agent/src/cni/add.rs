@@ -16,10 +16,11 @@ use super::{
     undo::{Made, Part},
 };
 use crate::{
-    datapath::Holder,
+    datapath::Owner,
+    error::one_line,
     link::{Netns, PodInterface},
     master::NewEndpoint,
-    reconcile::{Presence, one_line},
+    reconcile::Presence,
     state::Attachment,
 };
 
@@ -66,7 +67,7 @@ impl Pods {
 
         let told = parts.settled.wait(&endpoint.id, Presence::Present);
         made.push(Part::Attachment(endpoint.id.clone()));
-        parts.attacher.attach(&endpoint.id, Attachment { port: port.clone(), holder: pod.holder });
+        parts.attacher.attach(&endpoint.id, Attachment { port: port.clone(), owner: pod.owner });
 
         let record = oper(&state, pod, &port, &self.parts().node.vtep.to_string());
         made.push(Part::Record(endpoint.id.clone()));
@@ -124,11 +125,11 @@ impl Pods {
             mac: endpoint.mac,
             ip: (endpoint.ip, network.subnet.prefix_len()),
             ip6: endpoint.ip6.map(|ip| (ip, network.subnet_v6.map_or(128, |net| net.prefix_len()))),
-            gateway: network.gateway.filter(|_| pod.holder == Holder::Pod),
-            gateway6: endpoint.ip6.and(network.gateway_v6).filter(|_| pod.holder == Holder::Pod),
+            gateway: network.gateway.filter(|_| pod.owner == Owner::Pod),
+            gateway6: endpoint.ip6.and(network.gateway_v6).filter(|_| pod.owner == Owner::Pod),
             mtu,
-            holder: pod.holder,
-            tx_offload_off: self.parts().needs.tx_offload_off,
+            owner: pod.owner,
+            disable_tx_offload: self.parts().needs.disable_tx_offload,
         })
     }
 

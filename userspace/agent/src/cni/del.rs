@@ -3,7 +3,7 @@ use contiv_store::Txn;
 use contivk8s::wire::{Reply, Request};
 
 use super::{Failure, Pod, Pods, Step, undo::unplug};
-use crate::reconcile::{Presence, one_line};
+use crate::{error::one_line, reconcile::Presence};
 
 impl Pods {
     /// Lets a pod go. Whatever is gone already is no failure; all that is there is tried.

@@ -2,7 +2,7 @@ use std::fmt;
 
 use contivk8s::{spec::Code, wire::Reply};
 
-use crate::{link, master, reconcile::one_line};
+use crate::{error::one_line, link, master};
 
 /// Where a request stopped. The words of the first five are the original's (INVENTORY 6.1), which operators know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::{Failure, Pod, Pods, Step};
-use crate::{datapath::Holder, link::Netns, reconcile::Backoff, state::State};
+use crate::{backoff::Backoff, datapath::Owner, link::Netns, state::State};
 
 /// The kernel's longest name of an interface.
 const LONGEST_NAME: usize = libc::IFNAMSIZ - 1;
@@ -91,7 +91,7 @@ impl Pods {
         };
         for id in state.on_host(host).filter(|id| id.as_str().ends_with(host.as_str())) {
             let Some(network) = state.endpoint(id).map(|endpoint| &endpoint.network) else { continue };
-            let is_held = state.attachment(id).is_some_and(|at| at.holder == Holder::Node);
+            let is_held = state.attachment(id).is_some_and(|at| at.owner == Owner::Node);
             // A data network has pods, whatever they are called.
             let is_left = match kind(network) {
                 None => true,
@@ -185,7 +185,7 @@ impl Pods {
             common_name: host.clone(),
             endpoint: host,
             netns: "".into(),
-            holder: Holder::Node,
+            owner: Owner::Node,
         })
     }
 }

@@ -7,7 +7,7 @@ use contivk8s::{
 };
 
 use super::{Failure, Step};
-use crate::datapath::Holder;
+use crate::datapath::Owner;
 
 /// A request that makes sense.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub struct Pod {
     /// The interface's name in the pod.
     pub ifname: String,
     /// Whether it is a pod, or the node itself, which has default routes of its own.
-    pub holder: Holder,
+    pub owner: Owner,
 }
 
 impl Pod {
@@ -69,7 +69,7 @@ impl TryFrom<&Request> for Pod {
             common_name: request.pod_name.clone(),
             netns: request.netns.clone(),
             ifname: if request.ifname.is_empty() { "eth0".to_owned() } else { request.ifname.clone() },
-            holder: Holder::Pod,
+            owner: Owner::Pod,
         })
     }
 }

@@ -1,7 +1,7 @@
 use contiv_model::name::EndpointId;
 
 use super::{Failure, Pod, Pods, Step};
-use crate::{link, reconcile::one_line};
+use crate::{error::one_line, link};
 
 /// What an ADD has made so far.
 #[derive(Debug, Default)]

@@ -22,6 +22,7 @@ use std::{
     future,
     net::Ipv4Addr,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use contiv_abi::{
@@ -31,7 +32,8 @@ use contiv_abi::{
 use nix::fcntl::Flock;
 
 use super::{
-    Counts, Datapath, Desired, Error, Failed, Kind, Object, ObjectId, Observed, Op, PortNeeds, sight::Tallies,
+    Datapath, Desired, Error, FailedOp, Kind, Object, ObjectId, Observed, Op, PortRequirements,
+    telemetry::{Counters, Stats, Telemetry},
 };
 
 mod device;
@@ -66,7 +68,7 @@ use programs::{
 };
 use rate::queue;
 use service::announce::Herald;
-pub use telemetry::events::{Sightings, Watcher};
+use telemetry::events::MapTelemetry;
 use telemetry::{counters, dump};
 
 /// What differs from node to node.
@@ -183,10 +185,10 @@ impl Ebpf {
 
     /// What was counted for rules and services, and how full the tables are that packets fill. Nothing before the first
     /// [`observe`](Datapath::observe).
-    pub fn tallies(&self) -> Result<Tallies, Error> {
+    pub fn counters(&self) -> Result<Counters, Error> {
         match self.state {
             Some(_) => counters::read(&self.pins, &self.rule_names, &self.service_names),
-            None => Ok(Tallies::default()),
+            None => Ok(Counters::default()),
         }
     }
 
@@ -317,7 +319,7 @@ impl Ebpf {
                 state.set(&id, &entries).await
             }
             Op::Delete(id) => state.delete(id),
-            Op::Sweep => {
+            Op::GarbageCollect => {
                 state.sweep()?;
                 self.take_over_xdp(state.kernel_mut()).await?;
                 self.retire().await
@@ -388,7 +390,7 @@ impl Ebpf {
         for (id, object) in desired.iter() {
             if let Object::Group(group) = object {
                 if state.claim_group(group) {
-                    observed.same.insert(id.clone());
+                    observed.in_sync.insert(id.clone());
                 }
                 continue;
             }
@@ -400,10 +402,10 @@ impl Ebpf {
                 self.note_attached(netlink, state, &local.port).await?;
             }
             if state.claim(id, &entries) {
-                observed.same.insert(id.clone());
+                observed.in_sync.insert(id.clone());
             }
         }
-        observed.strays = state.strays()? + self.pins.of_other_layouts().len();
+        observed.orphans = state.strays()? + self.pins.of_other_layouts().len();
         Ok(observed)
     }
 }
@@ -444,21 +446,21 @@ impl Datapath for Ebpf {
         Ok(observed)
     }
 
-    async fn apply(&mut self, ops: &[Op]) -> Result<Vec<Failed>, Error> {
+    async fn apply(&mut self, ops: &[Op]) -> Result<Vec<FailedOp>, Error> {
         let Some(mut state) = self.state.take() else {
             return Err(failed("change the datapath", "it has not been observed yet"));
         };
         let mut failures = vec![];
         for (op, what) in ops.iter().enumerate() {
             if let Err(error) = self.apply_op(&mut state, what).await {
-                failures.push(Failed { op, error });
+                failures.push(FailedOp { index: op, error });
             }
             state.kernel_mut().epochs.turn();
         }
         // On an error, the next call begins from the pins.
         for Unqueued { owner, group, error } in state.settle().await? {
             match ops.iter().position(|op| is_about(op, owner.as_ref(), group)) {
-                Some(op) => failures.push(Failed { op, error }),
+                Some(op) => failures.push(FailedOp { index: op, error }),
                 None => return Err(error),
             }
         }
@@ -468,7 +470,7 @@ impl Datapath for Ebpf {
     }
 
     /// Nobody but us writes the maps; but devices may be taken away, and the programs on them with them.
-    async fn disturbed(&mut self) {
+    async fn resync_needed(&mut self) {
         let queue = self.state.as_ref().and_then(|state| state.queues().pair());
         let devices = [self.devices.overlay, self.devices.uplink, queue.map_or(0, |pair| pair.entry)];
         match &mut self.watch {
@@ -482,8 +484,8 @@ impl Datapath for Ebpf {
         self.writes.get()
     }
 
-    fn port_needs(&self) -> PortNeeds {
-        PortNeeds { tx_offload_off: false }
+    fn port_requirements(&self) -> PortRequirements {
+        PortRequirements { disable_tx_offload: false }
     }
 
     fn inspect(&self) -> serde_json::Value {
@@ -509,7 +511,7 @@ impl Datapath for Ebpf {
                 },
             )
         });
-        let [rules, services, packets] = dump::counted(&self.tallies());
+        let [rules, services, packets] = dump::counted(&self.counters());
         let relayed = self.relayed().map_or_else(
             |error| serde_json::json!({ "error": error.to_string() }),
             |counts| {
@@ -541,15 +543,15 @@ impl Datapath for Ebpf {
         })
     }
 
-    fn counts(&self) -> Counts {
-        let Some(state) = &self.state else { return Counts::default() };
+    fn stats(&self) -> Stats {
+        let Some(state) = &self.state else { return Stats::default() };
         let drops = or_none(self.drops());
-        Counts {
+        Stats {
             drops: drops.iter().map(|(reason, count)| (reason.as_str(), count.packets)).collect(),
             flows: or_none(state.kernel().flow_events()),
             tables: state.kernel().fill(),
-            relayed: or_none(self.relayed()).iter().map(|(by, count)| (*by, count.packets)).collect(),
-            announced: self.herald.counts(),
+            dsr_forwarded: or_none(self.relayed()).iter().map(|(by, count)| (*by, count.packets)).collect(),
+            announcements: self.herald.counts(),
             hooks: vec![
                 ("tc", format!("{:?}", self.hooks.attachment()).to_lowercase()),
                 ("xdp", self.at_xdp.as_str().to_owned()),
@@ -557,7 +559,7 @@ impl Datapath for Ebpf {
         }
     }
 
-    fn shortfalls(&self) -> Vec<String> {
+    fn warnings(&self) -> Vec<String> {
         let flows = self.flows_as_before().map(|room| {
             format!(
                 "connections: room for {room}, not for the {} of --conntrack-max, until the map {} is empty, because those \
@@ -573,8 +575,9 @@ impl Datapath for Ebpf {
         flows.into_iter().chain(xdp).collect()
     }
 
-    fn watcher(&self) -> Option<Watcher> {
-        Some(Watcher::new(self.pins.clone(), self.rule_names.clone(), self.service_names.clone()))
+    fn telemetry(&self) -> Option<Arc<dyn Telemetry>> {
+        let (rules, services) = (self.rule_names.clone(), self.service_names.clone());
+        Some(Arc::new(MapTelemetry::new(self.pins.clone(), rules, services)))
     }
 
     async fn cleanup(&mut self) -> Result<(), Error> {
@@ -621,7 +624,7 @@ impl Ebpf {
 /// What was counted; nothing, and that is said, if it cannot be read.
 fn or_none<T: Default>(counted: Result<T, Error>) -> T {
     counted
-        .inspect_err(|error| tracing::warn!("counts are missing: {}", crate::reconcile::one_line(error)))
+        .inspect_err(|error| tracing::warn!("counts are missing: {}", crate::error::one_line(error)))
         .unwrap_or_default()
 }
 
@@ -630,6 +633,6 @@ fn is_about(op: &Op, owner: Option<&ObjectId>, group: u32) -> bool {
     match op {
         Op::Set(Object::Group(set)) => set.number.get() == group,
         Op::Set(object) => owner == Some(&object.id()),
-        Op::Delete(_) | Op::Sweep => false,
+        Op::Delete(_) | Op::GarbageCollect => false,
     }
 }

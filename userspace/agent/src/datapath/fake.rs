@@ -25,7 +25,7 @@ use std::{collections::BTreeSet, future::Future};
 pub use forward::{Delivery, Origin, Target, deliver};
 pub use switch::{Switch, Trouble};
 
-use super::{Datapath, Desired, Error, Failed, Kind, Object, ObjectId, Observed, Op, PortNeeds};
+use super::{Datapath, Desired, Error, FailedOp, Kind, Object, ObjectId, Observed, Op, PortRequirements};
 
 /// An agent's connection to a [`Switch`].
 #[derive(Debug, Default)]
@@ -69,7 +69,7 @@ impl Fake {
         for (id, object) in held.iter() {
             match desired.get(id) {
                 Some(wanted) if wanted == object => {
-                    observed.same.insert(id.clone());
+                    observed.in_sync.insert(id.clone());
                 }
                 // It will be replaced, so it is no stray.
                 Some(_) => {}
@@ -78,12 +78,12 @@ impl Fake {
                 }
             }
         }
-        observed.strays = known.strays.len() + known.debris;
+        observed.orphans = known.strays.len() + known.debris;
         self.known = Some(known);
         Ok(observed)
     }
 
-    fn carry_out(&mut self, ops: &[Op]) -> Result<Vec<Failed>, Error> {
+    fn carry_out(&mut self, ops: &[Op]) -> Result<Vec<FailedOp>, Error> {
         if let Err(trouble) = self.switch.trouble_in_apply() {
             self.known = None;
             return Err(failed("apply", trouble));
@@ -95,7 +95,7 @@ impl Fake {
         for (at, op) in ops.iter().enumerate() {
             match self.carry_out_one(op, &mut known) {
                 Ok(writes) => self.writes += writes,
-                Err(error) => failures.push(Failed { op: at, error }),
+                Err(error) => failures.push(FailedOp { index: at, error }),
             }
         }
         self.known = Some(known);
@@ -107,7 +107,7 @@ impl Fake {
         let what = match op {
             Op::Set(object) => format!("set {}", object.id()),
             Op::Delete(id) => format!("delete {id}"),
-            Op::Sweep => "sweep".to_owned(),
+            Op::GarbageCollect => "sweep".to_owned(),
         };
         if let Op::Set(object) = op
             && !self.switch.supports(object)
@@ -124,7 +124,7 @@ impl Fake {
                 known.strays.remove(id);
                 u64::from(self.switch.delete(id))
             }
-            Op::Sweep => {
+            Op::GarbageCollect => {
                 let strays = std::mem::take(known);
                 let objects = strays.strays.iter().filter(|id| self.switch.delete(id)).count();
                 (objects + self.switch.clear_debris(strays.debris)) as u64
@@ -142,11 +142,11 @@ impl Datapath for Fake {
         std::future::ready(self.measure(desired))
     }
 
-    fn apply(&mut self, ops: &[Op]) -> impl Future<Output = Result<Vec<Failed>, Error>> + Send {
+    fn apply(&mut self, ops: &[Op]) -> impl Future<Output = Result<Vec<FailedOp>, Error>> + Send {
         std::future::ready(self.carry_out(ops))
     }
 
-    fn disturbed(&mut self) -> impl Future<Output = ()> + Send {
+    fn resync_needed(&mut self) -> impl Future<Output = ()> + Send {
         self.switch.wait_for_disturbance()
     }
 
@@ -154,8 +154,8 @@ impl Datapath for Fake {
         self.writes
     }
 
-    fn port_needs(&self) -> PortNeeds {
-        PortNeeds::default()
+    fn port_requirements(&self) -> PortRequirements {
+        PortRequirements::default()
     }
 
     fn inspect(&self) -> serde_json::Value {

@@ -18,7 +18,7 @@ mod tunnel;
 use std::{net::IpAddr, path::PathBuf};
 
 use self::{session::Session, state::State};
-use super::{Datapath, Desired, Error, Failed, Kind, Observed, Op, PortNeeds};
+use super::{Datapath, Desired, Error, FailedOp, Kind, Observed, Op, PortRequirements};
 
 /// Where Debian and most others have the database's socket.
 pub const DEFAULT_SOCKET: &str = "/var/run/openvswitch/db.sock";
@@ -115,7 +115,7 @@ impl Datapath for Ovs {
         Ok(observed)
     }
 
-    async fn apply(&mut self, ops: &[Op]) -> Result<Vec<Failed>, Error> {
+    async fn apply(&mut self, ops: &[Op]) -> Result<Vec<FailedOp>, Error> {
         let Some(mut session) = self.session.take() else { return Err(failed("apply changes", NotObserved)) };
         // An error leaves no session: what the switch holds is not known any more.
         let result = self.apply_on(&mut session, ops).await;
@@ -126,7 +126,7 @@ impl Datapath for Ovs {
         Ok(failures)
     }
 
-    async fn disturbed(&mut self) {
+    async fn resync_needed(&mut self) {
         let Some(session) = &self.session else { return std::future::pending().await };
         observation::until_disturbed(session, self.layout).await;
         // Told once; the next observation connects again.
@@ -137,8 +137,8 @@ impl Datapath for Ovs {
         self.writes
     }
 
-    fn port_needs(&self) -> PortNeeds {
-        PortNeeds { tx_offload_off: self.options.datapath_type == DatapathType::Netdev }
+    fn port_requirements(&self) -> PortRequirements {
+        PortRequirements { disable_tx_offload: self.options.datapath_type == DatapathType::Netdev }
     }
 
     fn inspect(&self) -> serde_json::Value {

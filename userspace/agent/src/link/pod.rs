@@ -11,7 +11,7 @@ use rtnetlink::{
 };
 
 use super::{Error, Netns, PodInterface, index, offload};
-use crate::datapath::Holder;
+use crate::datapath::Owner;
 
 /// The interface group of a node's end that is not complete yet. It is set together with the
 /// interface, so no crash leaves a port that looks like somebody else's.
@@ -35,11 +35,11 @@ pub(super) fn pair(port: &str, netns: &Netns, pod: &PodInterface) -> LinkMessage
 
 /// Gives the pod's end its addresses; it stays down. Runs in the pod's namespace.
 pub(super) async fn dress(handle: &Handle, pod: &PodInterface) -> Result<(), Error> {
-    if pod.tx_offload_off {
+    if pod.disable_tx_offload {
         offload::tx_checksum_off(&pod.name)
             .map_err(Error::setting("turn off transmit checksum offload of", &pod.name))?;
     }
-    if pod.holder == Holder::Node {
+    if pod.owner == Owner::Node {
         take_no_advice(&pod.name)?;
     }
     let index = find(handle, &pod.name).await?;

@@ -9,8 +9,8 @@ use rtnetlink::{
     packet_route::link::{LinkAttribute, LinkMessage},
 };
 
-use super::{Attachment, Error, Links, Port, alias, errno, holder, name};
-use crate::datapath::sight::Traffic;
+use super::{Attachment, Error, Links, Port, alias, errno, name, owner};
+use crate::datapath::telemetry::Traffic;
 
 /// What one pod has sent and received.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,8 +30,8 @@ impl Links {
         for link in self.list().await? {
             let Some(port) = name(&link).filter(|name| Port::parse(name).is_some()) else { continue };
             let (Some(endpoint), Some(place)) = (alias(&link), other_end(&link)) else { continue };
-            let holder = holder(&link);
-            let attachment = Attachment { port: port.to_owned(), endpoint: endpoint.into(), holder };
+            let owner = owner(&link);
+            let attachment = Attachment { port: port.to_owned(), endpoint: endpoint.into(), owner };
             if let Some((sent, received)) = count(&self.handle, port, place).await? {
                 all.push(PodTraffic { attachment, sent, received });
             }

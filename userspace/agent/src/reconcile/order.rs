@@ -4,10 +4,10 @@ use crate::datapath::{Desired, ObjectId, Observed, Op};
 
 /// What is missing or wrong, in the order of making, then the rubbish. Pure.
 pub fn diff(desired: &Desired, observed: &Observed) -> Vec<Op> {
-    let missing = desired.iter().filter(|(id, _)| !observed.same.contains(id));
+    let missing = desired.iter().filter(|(id, _)| !observed.in_sync.contains(id));
     let mut ops: Vec<Op> = missing.map(|(_, object)| Op::Set(object.clone())).collect();
-    if observed.strays > 0 {
-        ops.push(Op::Sweep);
+    if observed.orphans > 0 {
+        ops.push(Op::GarbageCollect);
     }
     ops
 }
@@ -43,11 +43,11 @@ mod tests {
     #[test]
     fn what_is_right_is_left_alone() {
         let desired: Desired = [peer(1), network("a")].into_iter().collect();
-        let mut observed = Observed { same: [network("a").id()].into(), strays: 0 };
+        let mut observed = Observed { in_sync: [network("a").id()].into(), orphans: 0 };
         assert_eq!(diff(&desired, &observed), [Op::Set(peer(1))]);
-        observed.strays = 3;
-        assert_eq!(diff(&desired, &observed), [Op::Set(peer(1)), Op::Sweep]);
-        observed = Observed { same: [network("a").id(), peer(1).id()].into(), strays: 0 };
+        observed.orphans = 3;
+        assert_eq!(diff(&desired, &observed), [Op::Set(peer(1)), Op::GarbageCollect]);
+        observed = Observed { in_sync: [network("a").id(), peer(1).id()].into(), orphans: 0 };
         assert!(diff(&desired, &observed).is_empty());
     }
 

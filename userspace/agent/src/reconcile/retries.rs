@@ -2,8 +2,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tokio::time::Instant;
 
-use super::{Backoff, one_line};
-use crate::datapath::{Error, ObjectId, ObjectKind};
+use crate::{
+    backoff::Backoff,
+    datapath::{Error, ObjectId, ObjectKind},
+    error::one_line,
+};
 
 /// Objects that are not in force, and why: each has its own pause, or waits for something else.
 #[derive(Debug, Default)]

@@ -83,12 +83,10 @@ impl World {
         let links = Arc::new(Links::open().await.unwrap());
         let (mut writer, attacher, reader, changes) = state::new(PREFIXES);
         for attachment in links.attachments().await.unwrap() {
-            attacher.attach(
-                &attachment.endpoint,
-                Attachment { port: attachment.port, holder: attachment.holder },
-            );
+            attacher
+                .attach(&attachment.endpoint, Attachment { port: attachment.port, owner: attachment.owner });
         }
-        let (switch, needs) = (fake.switch().clone(), fake.port_needs());
+        let (switch, needs) = (fake.switch().clone(), fake.port_requirements());
         let (reconciler, handle) =
             Reconciler::new(fake, node.clone(), reader.clone(), changes, Duration::from_secs(3600));
         let (stop, mut tasks) = (CancellationToken::new(), JoinSet::new());

@@ -7,7 +7,7 @@ mod real;
 
 use anyhow::Result;
 use netplugin::datapath::{
-    Desired, Failed, Observed, Op,
+    Desired, FailedOp, Observed, Op,
     fake::{Delivery, Origin},
 };
 use testkit::Netns;
@@ -32,7 +32,7 @@ pub(crate) trait Harness: Sized {
 
     fn observe(&mut self, desired: &Desired) -> Result<Observed>;
 
-    fn apply(&mut self, ops: &[Op]) -> Result<Vec<Failed>>;
+    fn apply(&mut self, ops: &[Op]) -> Result<Vec<FailedOp>>;
 
     fn writes(&self) -> u64;
 

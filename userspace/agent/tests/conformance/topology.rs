@@ -10,7 +10,7 @@ use contiv_model::{
     tag::{Encap, Vlan, Vni},
 };
 use netplugin::datapath::{
-    Holder, Local, Network, Object, ObjectId, Peer, Remote,
+    Local, Network, Object, ObjectId, Owner, Peer, Remote,
     fake::{Delivery, Origin, Target},
 };
 use testkit::packet::Packet;
@@ -59,7 +59,7 @@ impl Net {
             network: self.id.clone(),
             encap: self.encap,
             port: port.to_owned(),
-            holder: Holder::Pod,
+            owner: Owner::Pod,
             mac: Mac(mac(last)),
             ip: ip(last),
             ip6: Some(ip6(last)),

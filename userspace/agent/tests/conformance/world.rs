@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use contiv_model::tag::Encap;
 use netplugin::{
     datapath::{
-        Desired, Failed, Local, Object, ObjectId, Observed, Op, Remote,
+        Desired, FailedOp, Local, Object, ObjectId, Observed, Op, Remote,
         fake::{Delivery, Origin, Target, deliver},
     },
     reconcile::diff,
@@ -74,11 +74,11 @@ impl<H: Harness> World<H> {
         let missing: Vec<String> = self
             .told
             .iter()
-            .filter(|(id, _)| !observed.same.contains(id))
+            .filter(|(id, _)| !observed.in_sync.contains(id))
             .map(|(id, _)| id.to_string())
             .collect();
         ensure!(missing.is_empty(), "not in place: {}", missing.join(", "));
-        ensure!(observed.strays == 0, "{} strays", observed.strays);
+        ensure!(observed.orphans == 0, "{} strays", observed.orphans);
         Ok(())
     }
 
@@ -90,16 +90,16 @@ impl<H: Harness> World<H> {
         Ok(())
     }
 
-    pub(crate) fn try_apply(&mut self, ops: &[Op]) -> Result<Vec<Failed>> {
+    pub(crate) fn try_apply(&mut self, ops: &[Op]) -> Result<Vec<FailedOp>> {
         let failures = self.node.apply(ops)?;
         for (at, op) in ops.iter().enumerate() {
-            if failures.iter().any(|failed| failed.op == at) {
+            if failures.iter().any(|failed| failed.index == at) {
                 continue;
             }
             match op {
                 Op::Set(object) => drop(self.told.insert(object.clone())),
                 Op::Delete(id) => drop(self.told.remove(id)),
-                Op::Sweep => {}
+                Op::GarbageCollect => {}
             }
         }
         let now_there = ops.iter().filter_map(|op| match op {
@@ -279,9 +279,9 @@ fn is_announcement(arrival: &Delivery) -> bool {
     arrival.to == Target::Uplink && (tells_of_sender || tells_everybody)
 }
 
-fn tell_failures(ops: &[Op], failures: &[Failed]) -> String {
+fn tell_failures(ops: &[Op], failures: &[FailedOp]) -> String {
     let one =
-        |failed: &Failed| format!("{:?}: {}: {}", ops.get(failed.op), failed.error, failed.error.source);
+        |failed: &FailedOp| format!("{:?}: {}: {}", ops.get(failed.index), failed.error, failed.error.source);
     failures.iter().map(one).collect::<Vec<_>>().join("; ")
 }
 

@@ -128,9 +128,9 @@ fn a_meddled_port_is_noticed() -> Result<()> {
     let blue = network("blue", vxlan(5000), ArpMode::Proxy);
     node.add([Object::Network(blue.clone())])?;
     let _pod = node.run_pod(&blue, 1)?;
-    assert!(!node.disturbed(SOON / 20));
+    assert!(!node.resync_needed(SOON / 20));
     node.switch.borrow().vsctl(&["--timeout=20", "del-port", "vvport1"])?;
-    assert!(node.disturbed(SOON));
+    assert!(node.resync_needed(SOON));
     node.converge()?;
     Ok(())
 }

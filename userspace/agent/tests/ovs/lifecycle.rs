@@ -35,12 +35,12 @@ fn a_restarted_agent_finds_everything_as_it_was() -> Result<()> {
     testkit::wait_until(SOON, "pings run", || Ok((pinger.answers() > 5).then_some(())))?;
     node.restart_agent();
     let observed = node.observe()?;
-    assert_eq!(observed.same.len(), node.desired.borrow().len());
-    assert_eq!((observed.strays, node.writes()), (0, 0));
+    assert_eq!(observed.in_sync.len(), node.desired.borrow().len());
+    assert_eq!((observed.orphans, node.writes()), (0, 0));
     assert_eq!(node.tables()?, before);
     // What is told again is true already.
     let again: Vec<_> = node.desired.borrow().iter().map(|(_, object)| Op::Set(object.clone())).collect();
-    assert!(node.apply(&again)?.is_empty() && node.apply(&[Op::Sweep])?.is_empty());
+    assert!(node.apply(&again)?.is_empty() && node.apply(&[Op::GarbageCollect])?.is_empty());
     assert_eq!(node.writes(), 0);
     assert_eq!(pinger.finish(SOON)?.lost(), 0);
     Ok(())
@@ -88,7 +88,7 @@ fn a_restarted_switch_is_noticed_and_filled_again() -> Result<()> {
     let (node, pods) = busy("crash")?;
     let before = node.tables()?;
     node.switch.borrow_mut().kill_vswitchd()?;
-    assert!(node.disturbed(SOON));
+    assert!(node.resync_needed(SOON));
     let error = node.observe().unwrap_err();
     let text = format!("{:#}", anyhow::Error::from(error));
     assert!(text.contains("is ovs-vswitchd running on this node?"), "{text}");
@@ -182,12 +182,12 @@ fn one_bad_port_spoils_nothing() -> Result<()> {
     }
     let failures = node.apply(&objects.clone().map(Op::Set))?;
     let texts: Vec<_> =
-        failures.into_iter().map(|f| (f.op, format!("{:#}", anyhow::Error::from(f.error)))).collect();
+        failures.into_iter().map(|f| (f.index, format!("{:#}", anyhow::Error::from(f.error)))).collect();
     assert_eq!(texts.iter().map(|(op, _)| *op).collect::<Vec<_>>(), [1, 2]);
     assert!(texts[0].1.contains("vvport99") && texts[0].1.contains("No such device"), "{texts:?}");
     assert!(texts[1].1.contains("the tunnel to 192.168.9.1 is not there"), "{texts:?}");
     let observed = node.observe()?;
-    assert!(observed.same.contains(&good.object.id()) && observed.same.len() == 2, "{observed:?}");
+    assert!(observed.in_sync.contains(&good.object.id()) && observed.in_sync.len() == 2, "{observed:?}");
 
     node.namespace.ip(&format!("link set {} down", "vvport2"))?;
     node.namespace.ip("link set vvport2 name vvport99")?;
@@ -224,14 +224,14 @@ fn what_is_not_supported_is_refused_alone() -> Result<()> {
     let writes = node.writes();
     let failures = node.apply(&ops)?;
     assert!(failures.iter().all(|failed| failed.error.is_unsupported()), "{failures:?}");
-    assert_eq!(failures.iter().map(|failed| failed.op).collect::<Vec<_>>(), [0, 1]);
+    assert_eq!(failures.iter().map(|failed| failed.index).collect::<Vec<_>>(), [0, 1]);
     assert_eq!(node.writes(), writes);
     for op in &ops {
         let Op::Set(object) = op else { unreachable!() };
         node.desired.borrow_mut().insert(object.clone());
     }
     let observed = node.observe()?;
-    assert_eq!((observed.same, observed.strays), ([Object::Network(blue).id()].into(), 0));
+    assert_eq!((observed.in_sync, observed.orphans), ([Object::Network(blue).id()].into(), 0));
     let goodbye = ops.map(|op| match op {
         Op::Set(object) => Op::Delete(object.id()),
         other => other,
@@ -260,7 +260,7 @@ fn an_endpoint_moves_between_nodes() -> Result<()> {
             match op {
                 Op::Set(object) => drop(node.desired.borrow_mut().insert(object.clone())),
                 Op::Delete(id) => drop(node.desired.borrow_mut().remove(id)),
-                Op::Sweep => {}
+                Op::GarbageCollect => {}
             }
         }
         assert!(node.apply(&ops)?.is_empty());

@@ -15,7 +15,7 @@ use contiv_model::{
     tag::Encap,
 };
 use netplugin::datapath::{
-    Datapath as _, Desired, Error, Failed, Holder, Local, Network, Object, ObjectId, Observed, Op, Peer,
+    Datapath as _, Desired, Error, FailedOp, Local, Network, Object, ObjectId, Observed, Op, Owner, Peer,
     Remote,
     ovs::{DatapathType, Options, Ovs},
 };
@@ -165,15 +165,15 @@ impl Node {
         self.runtime.block_on(datapath.observe(&self.desired.borrow()))
     }
 
-    pub(crate) fn apply(&self, ops: &[Op]) -> Result<Vec<Failed>, Error> {
+    pub(crate) fn apply(&self, ops: &[Op]) -> Result<Vec<FailedOp>, Error> {
         let mut datapath = self.datapath.borrow_mut();
         self.runtime.block_on(datapath.apply(ops))
     }
 
     /// Whether the datapath notices within this time that something happened behind its back.
-    pub(crate) fn disturbed(&self, within: Duration) -> bool {
+    pub(crate) fn resync_needed(&self, within: Duration) -> bool {
         let datapath = &mut *self.datapath.borrow_mut();
-        self.runtime.block_on(async { tokio::time::timeout(within, datapath.disturbed()).await.is_ok() })
+        self.runtime.block_on(async { tokio::time::timeout(within, datapath.resync_needed()).await.is_ok() })
     }
 
     pub(crate) fn writes(&self) -> u64 {
@@ -185,14 +185,14 @@ impl Node {
         // Of a switch that is too busy to answer, an agent asks again.
         let observed = wait_until(PATIENCE, "the switch is observed", || Ok(Some(self.observe()?)))?;
         let desired = self.desired.borrow().clone();
-        let wrong = || desired.iter().filter(|(id, _)| !observed.same.contains(id));
+        let wrong = || desired.iter().filter(|(id, _)| !observed.in_sync.contains(id));
         let sets = wrong().map(|(_, object)| Op::Set(object.clone()));
-        let ops: Vec<_> = sets.chain((observed.strays > 0).then_some(Op::Sweep)).collect();
+        let ops: Vec<_> = sets.chain((observed.orphans > 0).then_some(Op::GarbageCollect)).collect();
         let failures = self.apply(&ops)?;
         ensure!(failures.is_empty(), "{failures:?}");
         let after = self.observe()?;
-        let still: Vec<_> = desired.iter().filter(|(id, _)| !after.same.contains(id)).collect();
-        ensure!(still.is_empty() && after.strays == 0, "still wrong: {still:?}, {} strays", after.strays);
+        let still: Vec<_> = desired.iter().filter(|(id, _)| !after.in_sync.contains(id)).collect();
+        ensure!(still.is_empty() && after.orphans == 0, "still wrong: {still:?}, {} strays", after.orphans);
         Ok(wrong().map(|(id, _)| id.clone()).collect())
     }
 
@@ -241,7 +241,7 @@ impl Node {
             network: network.id.clone(),
             encap: network.encap,
             port,
-            holder: Holder::Pod,
+            owner: Owner::Pod,
             mac,
             ip,
             ip6: Some(ip6),

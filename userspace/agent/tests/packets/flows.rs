@@ -262,7 +262,7 @@ fn the_tables_size_changes_when_nothing_is_lost_by_it() -> Result<()> {
     rig.node.observe()?;
     let size = |rig: &Rig| Ok::<_, anyhow::Error>(MapData::from_pin(rig.map(FLOWS))?.info()?.max_entries());
     assert_eq!(size(&rig)?, 64, "who is connected stays so");
-    let told = rig.node.datapath.shortfalls().concat();
+    let told = rig.node.datapath.warnings().concat();
     let why = "connections: room for 64, not for the 128 of --conntrack-max, until the map ctv_ct is empty";
     assert!(told.starts_with(why) && told.contains("netplugin cleanup"), "{told}");
     // What forwards goes on meanwhile, and nothing is written.
@@ -272,7 +272,7 @@ fn the_tables_size_changes_when_nothing_is_lost_by_it() -> Result<()> {
     // The agent sees it when it measures, and need not start again.
     rig.node.converge()?;
     assert_eq!(size(&rig)?, 128);
-    assert_eq!(rig.node.datapath.shortfalls(), Vec::<String>::new());
+    assert_eq!(rig.node.datapath.warnings(), Vec::<String>::new());
     rig.exchange(&between(HERE, OTHER).udp(7, 6), &between(OTHER, HERE).udp(6, 7))?;
     assert_eq!(rig.answered()?.len(), 1, "the programs use the new one");
     rig.node.restart();

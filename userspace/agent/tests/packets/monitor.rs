@@ -7,7 +7,7 @@ use contiv_abi::maps::FROM_POD;
 use contiv_model::policy::{Action, Direction};
 use netplugin::datapath::{
     Datapath as _, Object, Op,
-    sight::{Sighting, Tag},
+    telemetry::{PacketEvent, Tag},
 };
 use testkit::{needs, packet::Packet};
 use tokio::time::timeout;
@@ -32,11 +32,11 @@ fn rig(label: &str) -> Result<(Node, Pod, Pod)> {
 }
 
 /// Sends frames while somebody watches; what is seen, and how much was lost.
-fn seen(node: &Node, port: &str, frames: &[Vec<u8>], expected: usize) -> Result<(Vec<Sighting>, u64)> {
-    let watcher = node.datapath.watcher().context("the datapath tells nothing")?;
+fn seen(node: &Node, port: &str, frames: &[Vec<u8>], expected: usize) -> Result<(Vec<PacketEvent>, u64)> {
+    let watcher = node.datapath.telemetry().context("the datapath tells nothing")?;
     node.ns.run(|| {
         runtime()?.block_on(async {
-            let mut sightings = watcher.open()?;
+            let mut sightings = watcher.subscribe()?;
             for frame in frames {
                 run(node, FROM_POD, port, frame)?;
             }
@@ -63,11 +63,11 @@ fn drops_and_flows_are_told_with_their_ends() -> Result<()> {
     let frames = [udp(HERE.mac(), 4000), udp(HERE.mac(), 4000), udp(OTHER.mac(), 4000), ip6, stp];
     let (seen, lost) = seen(&node, &first.local.port, &frames, 4)?;
     assert_eq!(lost, 0);
-    let ends = |of: &Sighting| [(of.source.ip, of.source.port), (of.destination.ip, of.destination.port)];
+    let ends = |of: &PacketEvent| [(of.source.ip, of.source.port), (of.destination.ip, of.destination.port)];
     let (here, other): (IpAddr, IpAddr) = (first.ip(), OTHER.ip().into());
     // A flow once, however many packets it has.
     let flow = &seen[0];
-    assert_eq!((flow.dropped, flow.protocol, flow.kind), (None, 17, 0x0800));
+    assert_eq!((flow.dropped, flow.protocol, flow.ethertype), (None, 17, 0x0800));
     assert_eq!(ends(flow), [(Some(here), 4000), (Some(other), 53)]);
     assert_eq!((flow.tag, flow.backend), (Some(Tag::Vxlan(10_001)), None));
     // Dropped before it was read: it is read for who watches.
@@ -122,13 +122,13 @@ fn a_drop_tells_the_rule_also_of_a_flow_that_was_let_through() -> Result<()> {
 fn a_flood_is_told_in_part_and_counted() -> Result<()> {
     needs!(root());
     let (node, first, _second) = rig("see-flood")?;
-    let watcher = node.datapath.watcher().context("the datapath tells nothing")?;
+    let watcher = node.datapath.telemetry().context("the datapath tells nothing")?;
     let frame = udp(OTHER.mac(), 1);
     let target = Target::new(&node, FROM_POD, &first.local.port)?;
     const FLOOD: u64 = 3000;
     node.ns.run(|| {
         runtime()?.block_on(async {
-            let mut sightings = watcher.open()?;
+            let mut sightings = watcher.subscribe()?;
             for _ in 0..FLOOD {
                 target.give(&frame)?;
             }
@@ -155,6 +155,6 @@ fn nothing_is_told_to_nobody() -> Result<()> {
     let (seen, lost) = seen(&node, &first.local.port, &[udp(HERE.mac(), 100)], 1)?;
     assert_eq!((seen[0].source.port, seen.len(), lost), (100, 1, 0));
     // Flows are remembered, and none of them is to a service.
-    assert!(node.datapath.watcher().context("no watcher")?.connections()?.is_empty());
+    assert!(node.datapath.telemetry().context("no watcher")?.connections()?.is_empty());
     Ok(())
 }

@@ -14,7 +14,7 @@ use contiv_model::{
     tag::{Encap, Vlan, Vni},
 };
 use netplugin::datapath::{
-    Datapath as _, Desired, Failed, Holder, Local, Network, Object, Observed, Op, Peer, Remote,
+    Datapath as _, Desired, FailedOp, Local, Network, Object, Observed, Op, Owner, Peer, Remote,
     ebpf::{Attachment, Ebpf, Options},
 };
 use nix::mount::{MntFlags, umount2};
@@ -175,22 +175,15 @@ impl Node {
     /// A pod on this node, and desired.
     pub(crate) fn pod(&mut self, network: &Network, who: Who) -> Result<Pod> {
         let ns = Netns::new(&format!("pod{}", who.0))?;
-        self.endpoint(network, who, ns, "eth0", Holder::Pod)
+        self.endpoint(network, who, ns, "eth0", Owner::Pod)
     }
 
     /// The node itself as an endpoint: what it sends and is sent there goes by its interface [`OWN`].
     pub(crate) fn own(&mut self, network: &Network, who: Who) -> Result<Pod> {
-        self.endpoint(network, who, self.ns.clone(), OWN, Holder::Node)
+        self.endpoint(network, who, self.ns.clone(), OWN, Owner::Node)
     }
 
-    fn endpoint(
-        &mut self,
-        network: &Network,
-        who: Who,
-        ns: Netns,
-        name: &str,
-        holder: Holder,
-    ) -> Result<Pod> {
+    fn endpoint(&mut self, network: &Network, who: Who, ns: Netns, name: &str, owner: Owner) -> Result<Pod> {
         self.pods += 1;
         let port = format!("vvport{}", self.pods);
         self.ns.veth(&port, &ns, name)?;
@@ -208,7 +201,7 @@ impl Node {
             network: network.id.clone(),
             encap: network.encap,
             port,
-            holder,
+            owner,
             mac: Mac(who.mac()),
             ip: who.ip(),
             ip6: Some(who.ip6()),
@@ -228,7 +221,7 @@ impl Node {
         ns.run(|| Ok(runtime()?.block_on(datapath.observe(desired))?))
     }
 
-    pub(crate) fn apply(&mut self, ops: &[Op]) -> Result<Vec<Failed>> {
+    pub(crate) fn apply(&mut self, ops: &[Op]) -> Result<Vec<FailedOp>> {
         let Node { ns, datapath, .. } = self;
         ns.run(|| Ok(runtime()?.block_on(datapath.apply(ops))?))
     }
@@ -236,14 +229,14 @@ impl Node {
     /// What the reconciler does: sets what is not the same, then sweeps; all must be well afterwards.
     pub(crate) fn converge(&mut self) -> Result<()> {
         let observed = self.observe()?;
-        let missing = self.desired.iter().filter(|(id, _)| !observed.same.contains(id));
+        let missing = self.desired.iter().filter(|(id, _)| !observed.in_sync.contains(id));
         let mut ops: Vec<Op> = missing.map(|(_, object)| Op::Set(object.clone())).collect();
-        ops.push(Op::Sweep);
+        ops.push(Op::GarbageCollect);
         let failed = self.apply(&ops)?;
         ensure!(failed.is_empty(), "{failed:?}");
         let observed = self.observe()?;
-        ensure!(observed.same.len() == self.desired.len(), "only {:?} are in place", observed.same);
-        ensure!(observed.strays == 0, "{} strays", observed.strays);
+        ensure!(observed.in_sync.len() == self.desired.len(), "only {:?} are in place", observed.in_sync);
+        ensure!(observed.orphans == 0, "{} strays", observed.orphans);
         Ok(())
     }
 

@@ -88,7 +88,7 @@ impl Rig {
     }
 
     fn packets(&self, id: &str) -> Result<u64> {
-        let counts = self.node.datapath.tallies()?.rules;
+        let counts = self.node.datapath.counters()?.rules;
         Ok(counts.iter().find(|(name, _)| name.as_str() == id).map_or(0, |(_, count)| count.packets))
     }
 }
@@ -211,7 +211,7 @@ fn a_group_that_goes_leaves_nothing_behind() -> Result<()> {
     rig.node.desired.remove(&id);
     assert!(rig.node.apply(&[Op::Delete(id)])?.is_empty());
     passes(&rig.send(&to(SERVER).udp(4000, 53))?);
-    assert_eq!(rig.node.observe()?.strays, 0);
+    assert_eq!(rig.node.observe()?.orphans, 0);
     let inside = netplugin::datapath::Datapath::inspect(&rig.node.datapath);
     assert_eq!(inside["entries"]["ctv_rules"], 0);
     assert_eq!(inside["rules"], serde_json::json!({}));
@@ -248,7 +248,7 @@ fn a_restart_finds_the_rules_as_they_are_and_mends_them_when_they_are_not() -> R
     let first = branches.get(&0, 0)?;
     assert!(first.starts[0] < Branch::NEVER);
     branches.set(0, Branch { starts: [first.starts[0] + 1; 7], ..first }, 0)?;
-    assert!(!rig.node.observe()?.same.contains(&ObjectId::Group(number(2))));
+    assert!(!rig.node.observe()?.in_sync.contains(&ObjectId::Group(number(2))));
     rig.node.converge()?;
     rig.send(&to(SERVER).udp(4002, 53))?.assert_dropped(DropReason::Policy);
     Ok(())

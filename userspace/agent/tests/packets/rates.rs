@@ -173,7 +173,7 @@ fn queues_stay_over_restarts_and_go_with_their_pods() -> Result<()> {
         let failed = node.apply(&[Op::Delete(id)])?;
         ensure!(failed.is_empty(), "{failed:?}");
         let observed = node.observe()?;
-        ensure!(observed.strays == 0, "{} strays", observed.strays);
+        ensure!(observed.orphans == 0, "{} strays", observed.orphans);
     }
     assert_eq!(classes(&node)?, 0);
     node.cleanup()?;
@@ -206,12 +206,12 @@ fn queues_that_somebody_changed_are_mended() -> Result<()> {
     ] {
         let (program, arguments) = damage.split_once(' ').unwrap();
         node.ns.output(program, &arguments.split(' ').collect::<Vec<_>>())?;
-        assert!(!node.observe()?.same.contains(&id), "{damage}");
+        assert!(!node.observe()?.in_sync.contains(&id), "{damage}");
         node.converge()?;
     }
     // Litter.
     node.ns.output("tc", &["class", "add", "dev", "contivq0", "classid", "c0:77", "htb", "rate", "1mbit"])?;
-    assert_eq!(node.observe()?.strays, 1);
+    assert_eq!(node.observe()?.orphans, 1);
     node.converge()
 }
 

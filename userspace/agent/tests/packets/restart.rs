@@ -43,11 +43,11 @@ fn a_restart_adopts_without_a_write_or_a_lost_ping() -> Result<()> {
     for _ in 0..3 {
         node.restart();
         let observed = node.observe()?;
-        assert_eq!((observed.same.len(), observed.strays), (node.desired.len(), 0));
+        assert_eq!((observed.in_sync.len(), observed.orphans), (node.desired.len(), 0));
         // Setting what is there already is no write either.
         let ops: Vec<Op> = node.desired.iter().map(|(_, object)| Op::Set(object.clone())).collect();
         assert!(node.apply(&ops)?.is_empty());
-        assert!(node.apply(&[Op::Sweep])?.is_empty());
+        assert!(node.apply(&[Op::GarbageCollect])?.is_empty());
         assert_eq!(node.datapath.writes(), 0);
     }
     let answers = pinger.answers();
@@ -72,11 +72,11 @@ fn another_build_takes_over_in_place() -> Result<()> {
     let old = program_id(&node)?;
     node.restart();
     let observed = node.observe()?;
-    assert_eq!(observed.strays, 0);
+    assert_eq!(observed.orphans, 0);
     assert_ne!(program_id(&node)?, old);
     // Links have been given the new program already; filters get it when their endpoint is set.
     if node.datapath.inspect()["attachment"] == "tcx" {
-        assert_eq!(observed.same.len(), node.desired.len());
+        assert_eq!(observed.in_sync.len(), node.desired.len());
     }
     node.converge()?;
     let answers = pinger.answers();
@@ -107,9 +107,9 @@ fn drift_is_seen_and_repaired() -> Result<()> {
     node.ns.ip("link del contivvx0")?;
     node.restart();
     let observed = node.observe()?;
-    assert!(!observed.same.contains(&Object::Local(gone.local.clone()).id()));
+    assert!(!observed.in_sync.contains(&Object::Local(gone.local.clone()).id()));
     // Networks, peers' list, the pod's entries: all of it is found to be wrong in some way.
-    assert!(observed.strays > 0);
+    assert!(observed.orphans > 0);
 
     node.desired.remove(&Object::Local(gone.local).id());
     node.converge()?;
@@ -127,13 +127,13 @@ fn a_device_that_is_taken_away_disturbs() -> Result<()> {
     ns.run(|| {
         runtime()?.block_on(async {
             datapath.observe(desired).await?;
-            let quiet = tokio::time::timeout(Duration::from_millis(50), datapath.disturbed()).await;
+            let quiet = tokio::time::timeout(Duration::from_millis(50), datapath.resync_needed()).await;
             assert!(quiet.is_err(), "disturbed for no reason");
             tokio::process::Command::new("ip")
                 .args(["-n", &name, "link", "del", "contivvx0"])
                 .status()
                 .await?;
-            tokio::time::timeout(Duration::from_secs(5), datapath.disturbed()).await?;
+            tokio::time::timeout(Duration::from_secs(5), datapath.resync_needed()).await?;
             Ok(())
         })
     })?;
@@ -152,7 +152,7 @@ fn a_program_that_was_taken_off_is_put_back() -> Result<()> {
         node.ns.output("tc", &["qdisc", "del", "dev", &pods[0].local.port, "clsact"])?;
     }
     let observed = node.observe()?;
-    assert!(!observed.same.contains(&Object::Local(pods[0].local.clone()).id()));
+    assert!(!observed.in_sync.contains(&Object::Local(pods[0].local.clone()).id()));
     node.converge()?;
     let ping = pods[0].ns.ping(pods[1].ip(), 3, Duration::from_millis(10))?;
     assert_eq!(ping.received, 3);
@@ -297,7 +297,7 @@ fn deleting_everything_leaves_empty_maps() -> Result<()> {
     assert_eq!(node.datapath.writes(), writes);
     node.desired = netplugin::datapath::Desired::default();
     let observed = node.observe()?;
-    assert_eq!((observed.same.len(), observed.strays), (0, 0));
+    assert_eq!((observed.in_sync.len(), observed.orphans), (0, 0));
     let entries = node.datapath.inspect()["entries"].clone();
     assert!(entries.as_object().unwrap().values().all(|count| count == 0), "{entries}");
     Ok(())
@@ -315,7 +315,7 @@ fn objects_that_cannot_be_are_refused_alone() -> Result<()> {
     let ops = [Op::Set(Object::Local(lost)), Op::Set(six), Op::Set(good)];
     let failed = node.apply(&ops)?;
     let said: Vec<_> =
-        failed.iter().map(|f| (f.op, format!("{:#}", anyhow::Error::msg(chain(&f.error))))).collect();
+        failed.iter().map(|f| (f.index, format!("{:#}", anyhow::Error::msg(chain(&f.error))))).collect();
     assert_eq!(
         said,
         [
@@ -349,7 +349,7 @@ fn a_full_map_is_named() -> Result<()> {
     assert!(said.contains("the map ctv_vteps (room for 8192 nodes)"), "{said}");
     // What was there is as it was, and there is room again when one leaves.
     let observed = node.observe()?;
-    assert_eq!((observed.same.len(), observed.strays), (node.desired.len(), 0));
+    assert_eq!((observed.in_sync.len(), observed.orphans), (node.desired.len(), 0));
     assert!(node.apply(&[Op::Delete(peer(0).id()), Op::Set(peer(capacity))])?.is_empty());
     Ok(())
 }
@@ -368,7 +368,7 @@ fn what_is_pinned_has_one_agent() -> Result<()> {
     // However the other ended.
     drop(other);
     let observed = node.observe()?;
-    assert_eq!((observed.same.len(), node.datapath.writes()), (1, 0));
+    assert_eq!((observed.in_sync.len(), node.datapath.writes()), (1, 0));
     node.cleanup()
 }
 
@@ -450,7 +450,7 @@ fn kernels_without_tcx_are_served_by_filters() -> Result<()> {
     assert_eq!(ping.received, 3);
     node.restart();
     let observed = node.observe()?;
-    assert_eq!((observed.same.len(), observed.strays), (node.desired.len(), 0));
+    assert_eq!((observed.in_sync.len(), observed.orphans), (node.desired.len(), 0));
     assert_eq!(node.datapath.writes(), 0);
     let pod = Object::Local(pods[2].local.clone()).id();
     assert!(node.apply(&[Op::Delete(pod.clone())])?.is_empty());

@@ -58,7 +58,7 @@ fn thirty_thousand_services_fit_and_are_found_again() -> Result<()> {
     }
     node.restart();
     let observed = node.observe()?;
-    assert_eq!((observed.same.len(), observed.strays), (node.desired.len(), 0));
+    assert_eq!((observed.in_sync.len(), observed.orphans), (node.desired.len(), 0));
     // One that changes costs what it changes, not what there is.
     let Object::Service(mut changed) = service(COUNT - 1) else { unreachable!() };
     changed.backends.pop();

@@ -397,7 +397,7 @@ fn ports_that_are_used_again_go_by_the_service_as_it_is_then() -> Result<()> {
     let flows = |rig: &Rig| rig.node.datapath.inspect()["flows"].clone();
     let counts = flows(&rig);
     assert_eq!((&counts["made"], &counts["answered"], &counts["reused"]), (&3.into(), &3.into(), &2.into()));
-    let connections = rig.node.datapath.watcher().context("no watcher")?.connections()?;
+    let connections = rig.node.datapath.telemetry().context("no watcher")?.connections()?;
     let [connection] = &connections[..] else { panic!("{connections:?}") };
     assert_eq!((connection.to_backend.packets, connection.to_client.packets), (3, 1), "the last one's");
     // From the backend, it is another connection, and none of the service.
@@ -413,7 +413,7 @@ fn ports_that_are_used_again_go_by_the_service_as_it_is_then() -> Result<()> {
     rig.becomes(HERE, &there(ACK), &between(HERE, FAR).tcp(4000, 8080, ACK));
     rig.set(&[])?;
     assert_eq!(rig.from(HERE, &between(HERE, VIP).tcp(4001, 80, SYN))?.dropped, [DropReason::NoBackend]);
-    assert!(rig.node.datapath.watcher().context("no watcher")?.connections()?.len() == 1);
+    assert!(rig.node.datapath.telemetry().context("no watcher")?.connections()?.len() == 1);
     Ok(())
 }
 
@@ -645,7 +645,7 @@ fn sets_of_all_forms_are_found_again() -> Result<()> {
     rig.node.converge()?;
     rig.node.restart();
     let observed = rig.node.observe()?;
-    assert_eq!((observed.same.len(), observed.strays), (rig.node.desired.len(), 0));
+    assert_eq!((observed.in_sync.len(), observed.orphans), (rig.node.desired.len(), 0));
     assert_eq!(rig.node.datapath.writes(), 0);
     // What it read is true: everything can go, and all of it is free then.
     let services: Vec<ObjectId> = rig
@@ -660,7 +660,7 @@ fn sets_of_all_forms_are_found_again() -> Result<()> {
         assert!(rig.node.apply(&[Op::Delete(id)])?.is_empty());
     }
     let entries = rig.node.datapath.inspect()["entries"].clone();
-    assert_eq!((&entries["ctv_svc"], rig.node.observe()?.strays), (&0.into(), 0), "{entries}");
+    assert_eq!((&entries["ctv_svc"], rig.node.observe()?.orphans), (&0.into(), 0), "{entries}");
     rig.node.restart();
     rig.node.observe()?;
     let entries = rig.node.datapath.inspect()["entries"].clone();
@@ -692,7 +692,7 @@ fn a_restart_finds_services_as_they_are() -> Result<()> {
     let before = spread(&rig, 5000..5050)?;
     rig.node.restart();
     let observed = rig.node.observe()?;
-    assert_eq!((observed.same.len(), observed.strays), (rig.node.desired.len(), 0));
+    assert_eq!((observed.in_sync.len(), observed.orphans), (rig.node.desired.len(), 0));
     let ops: Vec<Op> = rig.node.desired.iter().map(|(_, object)| Op::Set(object.clone())).collect();
     assert!(rig.node.apply(&ops)?.is_empty());
     assert_eq!(rig.node.datapath.writes(), 0);
@@ -701,7 +701,7 @@ fn a_restart_finds_services_as_they_are() -> Result<()> {
     rig.node.desired.remove(&ObjectId::Service("web:t".into()));
     rig.node.restart();
     let observed = rig.node.observe()?;
-    assert_eq!(observed.strays, 3);
+    assert_eq!(observed.orphans, 3);
     rig.node.converge()?;
     let inspected = rig.node.datapath.inspect();
     assert_eq!(inspected["entries"]["ctv_svc"], 0);

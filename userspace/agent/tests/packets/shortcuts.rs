@@ -259,8 +259,8 @@ fn everything_is_counted_once() -> Result<()> {
     assert_eq!(rig.counts(4000)?[0], (there, there * bytes));
     // What agents tell has them, too, two seconds later, though nothing passes any more.
     wait_until(SOON, "the counts", || {
-        let connections = rig.node.datapath.watcher().unwrap().connections()?;
-        let tallies = rig.node.datapath.tallies()?;
+        let connections = rig.node.datapath.telemetry().unwrap().connections()?;
+        let tallies = rig.node.datapath.counters()?;
         let [told, served] = [connections[0].to_backend, tallies.services[0].1.to_backends];
         ensure!(told.packets <= there, "{told:?} of {there}");
         Ok((told == served && (told.packets, told.bytes) == (there, there * bytes)).then_some(()))

@@ -11,7 +11,7 @@ use contiv_abi::{
 use contiv_model::service::{Protocol, Readiness};
 use netplugin::datapath::{
     Datapath as _, Object, ObjectId,
-    sight::{Served, ServicePort, Tallies, Traffic},
+    telemetry::{Counters, ServiceCounters, ServicePort, Traffic},
 };
 use testkit::{
     needs,
@@ -64,7 +64,7 @@ impl Rig {
     }
 }
 
-fn entries(tallies: &Tallies, table: &str) -> usize {
+fn entries(tallies: &Counters, table: &str) -> usize {
     tallies.tables.iter().find(|fill| fill.table == table).map_or(usize::MAX, |fill| fill.entries)
 }
 
@@ -72,15 +72,15 @@ fn entries(tallies: &Tallies, table: &str) -> usize {
 fn a_service_is_counted_by_its_name_and_as_its_flows_are() -> Result<()> {
     needs!(root());
     let mut rig = rig("tally-svc")?;
-    assert_eq!(rig.node.datapath.tallies()?.services, []);
+    assert_eq!(rig.node.datapath.counters()?.services, []);
     rig.connect(4000, 3)?;
     rig.connect(4001, 1)?;
     let web = ServicePort { service: "web:t".into(), protocol: Protocol::Tcp, port: 80 };
     let traffic = |packets, len| Traffic { packets, bytes: packets * len };
-    let served = Served { connections: 2, to_backends: traffic(4, 54), to_clients: traffic(4, 60) };
+    let served = ServiceCounters { connections: 2, to_backends: traffic(4, 54), to_clients: traffic(4, 60) };
     // What has taken a shortcut is told two seconds later.
     let tallies = wait_until(Duration::from_secs(10), "all packets in the counts", || {
-        let tallies = rig.node.datapath.tallies()?;
+        let tallies = rig.node.datapath.counters()?;
         Ok((tallies.services == [(web.clone(), served)]).then_some(tallies))
     })?;
     assert_eq!(entries(&tallies, SERVICE_COUNTS), 1);
@@ -90,7 +90,7 @@ fn a_service_is_counted_by_its_name_and_as_its_flows_are() -> Result<()> {
         (4, 0, 0)
     );
     // What `/svcstats` goes by.
-    let connections = rig.node.datapath.watcher().context("no watcher")?.connections()?;
+    let connections = rig.node.datapath.telemetry().context("no watcher")?.connections()?;
     let sum = connections.iter().fold((0, 0), |(there, back), connection| {
         (there + connection.to_backend.bytes, back + connection.to_client.bytes)
     });
@@ -105,15 +105,15 @@ fn a_service_is_counted_by_its_name_and_as_its_flows_are() -> Result<()> {
     rig.node.observe()?;
     rig.connect(4002, 1)?;
     assert_eq!(
-        rig.node.datapath.tallies()?.services,
-        [(web, Served { connections: 3, to_backends: traffic(5, 54), to_clients: traffic(5, 60) })]
+        rig.node.datapath.counters()?.services,
+        [(web, ServiceCounters { connections: 3, to_backends: traffic(5, 54), to_clients: traffic(5, 60) })]
     );
     // The counts go with the service; flows that go on bring none back.
     rig.node.desired.remove(&ObjectId::Service("web:t".into()));
     rig.node.converge()?;
     rig.connect(4000, 1)?;
-    let tallies = rig.node.datapath.tallies()?;
-    assert_eq!((tallies.services, entries(&rig.node.datapath.tallies()?, SERVICE_COUNTS)), (vec![], 0));
+    let tallies = rig.node.datapath.counters()?;
+    assert_eq!((tallies.services, entries(&rig.node.datapath.counters()?, SERVICE_COUNTS)), (vec![], 0));
     Ok(())
 }
 
@@ -125,16 +125,16 @@ fn a_first_packet_that_comes_again_begins_no_other_connection() -> Result<()> {
     for _ in 0..3 {
         run(&rig.node, FROM_POD, &rig.client.local.port, &there.build())?;
     }
-    let [(_, served)] = rig.node.datapath.tallies()?.services[..] else { panic!("one service is used") };
+    let [(_, served)] = rig.node.datapath.counters()?.services[..] else { panic!("one service is used") };
     assert_eq!((served.connections, served.to_backends.packets), (1, 3));
     assert_eq!(rig.node.datapath.inspect()["flows"]["made"], 1);
-    let tables = rig.node.datapath.tallies()?;
+    let tables = rig.node.datapath.counters()?;
     // By the service: a connection that nobody has answered has one entry.
     assert_eq!((entries(&tables, FLOWS), entries(&tables, NEW_FLOWS)), (0, 1));
     rig.connect(4000, 2)?;
-    let tables = rig.node.datapath.tallies()?;
+    let tables = rig.node.datapath.counters()?;
     assert_eq!((entries(&tables, FLOWS), entries(&tables, NEW_FLOWS)), (2, 0));
-    let connections = rig.node.datapath.watcher().context("no watcher")?.connections()?;
+    let connections = rig.node.datapath.telemetry().context("no watcher")?.connections()?;
     assert_eq!(connections.iter().map(|connection| connection.to_backend.packets).sum::<u64>(), 5);
     Ok(())
 }
@@ -182,11 +182,11 @@ fn a_table_with_many_flows_is_not_read_as_a_whole_and_its_size_is_known_all_the_
         map.insert(key, value, 0)?;
         // Up to the sample, each is counted.
         if number == 9_999 {
-            assert_eq!(entries(&rig.node.datapath.tallies()?, FLOWS), 10_000);
+            assert_eq!(entries(&rig.node.datapath.counters()?, FLOWS), 10_000);
         }
     }
     let started = Instant::now();
-    let counted = entries(&rig.node.datapath.tallies()?, FLOWS);
+    let counted = entries(&rig.node.datapath.counters()?, FLOWS);
     println!("{counted} of {FLOWS_THERE} flows counted in {:?}", started.elapsed());
     // Seven times what chance does.
     assert!(counted.abs_diff(FLOWS_THERE) < FLOWS_THERE * 7 / 128, "{counted}");

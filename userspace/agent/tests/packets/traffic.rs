@@ -191,7 +191,7 @@ fn an_endpoint_that_moves_is_followed() -> Result<()> {
     );
     a.desired.remove(&remote);
     let observed = a.observe()?;
-    assert_eq!((observed.same.len(), observed.strays), (a.desired.len(), 0));
+    assert_eq!((observed.in_sync.len(), observed.orphans), (a.desired.len(), 0));
     assert_reaches(&pod_a, moved.ip())
 }
 

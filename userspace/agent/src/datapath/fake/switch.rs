@@ -152,7 +152,7 @@ impl Switch {
         let id = match op {
             Op::Set(object) => object.id(),
             Op::Delete(id) => id.clone(),
-            Op::Sweep => return Ok(()),
+            Op::GarbageCollect => return Ok(()),
         };
         if faults.objects.contains(&id) {
             return Err(Trouble::Ordered);

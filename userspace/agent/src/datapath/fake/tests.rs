@@ -13,7 +13,7 @@ use futures::{executor::block_on, poll};
 use testkit::packet::{Packet, ethertype, nd_flags};
 
 use super::*;
-use crate::datapath::{Holder, Local, Network, Peer, Remote};
+use crate::datapath::{Local, Network, Owner, Peer, Remote};
 
 fn vni() -> Vni {
     10_001.try_into().unwrap()
@@ -49,7 +49,7 @@ fn local(encap: Encap, port: &str, last: u8) -> Object {
         network: "n".into(),
         encap,
         port: port.to_owned(),
-        holder: Holder::Pod,
+        owner: Owner::Pod,
         mac: Mac(mac(last)),
         ip: ip(last),
         ip6: Some(ip6(last)),
@@ -100,7 +100,9 @@ fn what_is_there_is_not_written_again() {
     assert_eq!((fake.writes(), fake.switch().objects()), (5, desired.clone()));
     assert!(block_on(fake.apply(&sets(&desired))).unwrap().is_empty());
     assert!(
-        block_on(fake.apply(&[Op::Delete(ObjectId::Local("nobody".into())), Op::Sweep])).unwrap().is_empty()
+        block_on(fake.apply(&[Op::Delete(ObjectId::Local("nobody".into())), Op::GarbageCollect]))
+            .unwrap()
+            .is_empty()
     );
     assert_eq!((fake.writes(), fake.switch().changes().len()), (5, 5));
 }
@@ -110,7 +112,7 @@ fn a_restart_finds_what_is_there() {
     let desired = node();
     let mut fake = Fake::reopen(made(&desired).switch());
     let observed = block_on(fake.observe(&desired)).unwrap();
-    assert_eq!((observed.same.len(), observed.strays, fake.writes()), (5, 0, 0));
+    assert_eq!((observed.in_sync.len(), observed.orphans, fake.writes()), (5, 0, 0));
 }
 
 #[test]
@@ -124,9 +126,11 @@ fn drift_is_seen_and_swept() {
     switch.litter(2);
     let observed = block_on(fake.observe(&desired)).unwrap();
     let same = [ObjectId::Network("n".into()), ObjectId::Local("a".into())];
-    assert_eq!((observed.same, observed.strays), (same.into(), 3));
+    assert_eq!((observed.in_sync, observed.orphans), (same.into(), 3));
 
-    assert!(block_on(fake.apply(&[Op::Set(peer()), Op::Set(remote(3)), Op::Sweep])).unwrap().is_empty());
+    assert!(
+        block_on(fake.apply(&[Op::Set(peer()), Op::Set(remote(3)), Op::GarbageCollect])).unwrap().is_empty()
+    );
     assert_eq!((switch.objects(), switch.debris(), fake.writes()), (desired, 0, 5 + 2 + 3));
 }
 
@@ -135,7 +139,7 @@ fn a_stray_that_is_wanted_after_all_is_not_swept() {
     let desired = node();
     let mut fake = made(&desired);
     block_on(fake.observe(&Desired::default())).unwrap();
-    assert!(block_on(fake.apply(&[Op::Set(peer()), Op::Sweep])).unwrap().is_empty());
+    assert!(block_on(fake.apply(&[Op::Set(peer()), Op::GarbageCollect])).unwrap().is_empty());
     assert_eq!(fake.switch().objects(), [peer()].into_iter().collect());
 }
 
@@ -151,7 +155,7 @@ fn it_fails_as_told_and_the_rest_stands() {
     switch.lose_interface("b");
     switch.fail_ops(1);
     let failures = block_on(fake.apply(&sets(&node()))).unwrap();
-    assert_eq!(failures.iter().map(|failed| failed.op).collect::<Vec<_>>(), [0, 2, 4]);
+    assert_eq!(failures.iter().map(|failed| failed.index).collect::<Vec<_>>(), [0, 2, 4]);
     assert_eq!(failures[1].error.to_string(), "fake datapath: set remote endpoint far");
     assert_eq!(failures[2].error.source.to_string(), "there is no interface b");
     assert_eq!(switch.objects().len(), 2);
@@ -163,14 +167,15 @@ fn it_fails_as_told_and_the_rest_stands() {
 #[test]
 fn after_an_error_observe_comes_first() {
     let mut fake = Fake::new();
-    let refusal = |fake: &mut Fake| block_on(fake.apply(&[Op::Sweep])).unwrap_err().source.to_string();
+    let refusal =
+        |fake: &mut Fake| block_on(fake.apply(&[Op::GarbageCollect])).unwrap_err().source.to_string();
     assert_eq!(refusal(&mut fake), Trouble::NotObserved.to_string());
     block_on(fake.observe(&Desired::default())).unwrap();
     fake.switch().fail_apply(1);
     assert_eq!(refusal(&mut fake), Trouble::Ordered.to_string());
     assert_eq!(refusal(&mut fake), Trouble::NotObserved.to_string());
     block_on(fake.observe(&Desired::default())).unwrap();
-    assert!(block_on(fake.apply(&[Op::Sweep])).unwrap().is_empty());
+    assert!(block_on(fake.apply(&[Op::GarbageCollect])).unwrap().is_empty());
 }
 
 #[test]
@@ -178,10 +183,10 @@ fn a_disturbance_is_told_also_to_one_who_listens_later() {
     let mut fake = Fake::new();
     let switch = fake.switch().clone();
     block_on(async {
-        assert_eq!(poll!(std::pin::pin!(fake.disturbed())), Poll::Pending);
+        assert_eq!(poll!(std::pin::pin!(fake.resync_needed())), Poll::Pending);
         switch.disturb();
-        assert_eq!(poll!(std::pin::pin!(fake.disturbed())), Poll::Ready(()));
-        assert_eq!(poll!(std::pin::pin!(fake.disturbed())), Poll::Pending);
+        assert_eq!(poll!(std::pin::pin!(fake.resync_needed())), Poll::Ready(()));
+        assert_eq!(poll!(std::pin::pin!(fake.resync_needed())), Poll::Pending);
     });
 }
 

@@ -11,7 +11,7 @@ use super::{
     session::{self, Session},
     state::{Batch, Ports},
 };
-use crate::datapath::{Error, Failed, Kind, Object, ObjectId, Op};
+use crate::datapath::{Error, FailedOp, Kind, Object, ObjectId, Op};
 
 #[derive(Debug, thiserror::Error)]
 enum PortError {
@@ -33,14 +33,21 @@ impl Request {
         requests.iter().flat_map(|request| request.port.operations(database, request.op)).collect()
     }
 
-    fn failed(&self, error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Failed {
-        Failed { op: self.op, error: failed(format!("add port {} of {}", self.port.name, self.id), error) }
+    fn failed(&self, error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> FailedOp {
+        FailedOp {
+            index: self.op,
+            error: failed(format!("add port {} of {}", self.port.name, self.id), error),
+        }
     }
 }
 
 impl Ovs {
-    pub(super) async fn apply_on(&mut self, session: &mut Session, ops: &[Op]) -> Result<Vec<Failed>, Error> {
-        let mut failures: Vec<Failed> =
+    pub(super) async fn apply_on(
+        &mut self,
+        session: &mut Session,
+        ops: &[Op],
+    ) -> Result<Vec<FailedOp>, Error> {
+        let mut failures: Vec<FailedOp> =
             ops.iter().enumerate().filter_map(|(op, what)| unsupported(op, what)).collect();
         let requests = self.requests(&session.database(), ops);
         let requests = add_ports(session, requests, &mut failures).await?;
@@ -48,7 +55,7 @@ impl Ovs {
         let touched = ops.iter().filter_map(|op| match op {
             Op::Set(object) => Some(object.id()),
             Op::Delete(id) => Some(id.clone()),
-            Op::Sweep => None,
+            Op::GarbageCollect => None,
         });
         let before: Vec<Held> = touched.filter_map(|id| self.state.books.get(&id).cloned()).collect();
         self.program(session, ops, &ports, &mut failures).await?;
@@ -58,7 +65,7 @@ impl Ovs {
             _ => None,
         });
         self.find_way(session, new_peers).await;
-        failures.sort_by_key(|failed| failed.op);
+        failures.sort_by_key(|failed| failed.index);
         Ok(failures)
     }
 
@@ -93,10 +100,10 @@ impl Ovs {
         session: &mut Session,
         ops: &[Op],
         ports: &Ports,
-        failures: &mut Vec<Failed>,
+        failures: &mut Vec<FailedOp>,
     ) -> Result<(), Error> {
         let todo: Vec<usize> =
-            (0..ops.len()).filter(|op| failures.iter().all(|failed| failed.op != *op)).collect();
+            (0..ops.len()).filter(|op| failures.iter().all(|failed| failed.index != *op)).collect();
         match self.program_some(session, ops, &todo, ports, failures).await {
             Ok(()) => return Ok(()),
             Err(error) if !session::is_refusal(&error) => return Err(failed("program the bridges", error)),
@@ -106,7 +113,7 @@ impl Ovs {
             match self.program_some(session, ops, &[op], ports, failures).await {
                 Ok(()) => {}
                 Err(error) if session::is_refusal(&error) => {
-                    failures.push(Failed { op, error: failed(name(&ops[op]), error) });
+                    failures.push(FailedOp { index: op, error: failed(name(&ops[op]), error) });
                 }
                 Err(error) => return Err(failed("program the bridges", error)),
             }
@@ -120,7 +127,7 @@ impl Ovs {
         ops: &[Op],
         which: &[usize],
         ports: &Ports,
-        failures: &mut Vec<Failed>,
+        failures: &mut Vec<FailedOp>,
     ) -> Result<(), session::Error> {
         let mut batch = Batch::on(&mut self.state);
         let mut missing = vec![];
@@ -129,11 +136,11 @@ impl Ovs {
                 Op::Set(object) => {
                     let id = object.id();
                     if let Err(error) = batch.set(object.clone(), ports.get(&id).cloned()) {
-                        missing.push(Failed { op: *op, error: failed(format!("set {id}"), error) });
+                        missing.push(FailedOp { index: *op, error: failed(format!("set {id}"), error) });
                     }
                 }
                 Op::Delete(id) => batch.delete(id),
-                Op::Sweep => batch.sweep(),
+                Op::GarbageCollect => batch.sweep(),
             }
         }
         let changes = batch.changes();
@@ -159,7 +166,7 @@ impl Ovs {
             match op {
                 Op::Set(_) => {}
                 Op::Delete(id) => names.extend(ports::of_object(&database, id)),
-                Op::Sweep => {
+                Op::GarbageCollect => {
                     let strays = ports::present(&database).map(|(_, name)| name.to_owned());
                     names.extend(strays.filter(|name| !observation::is_uplink(name, &self.options.uplinks)));
                 }
@@ -178,7 +185,7 @@ impl Ovs {
 async fn add_ports(
     session: &mut Session,
     requests: Vec<Request>,
-    failures: &mut Vec<Failed>,
+    failures: &mut Vec<FailedOp>,
 ) -> Result<Vec<Request>, Error> {
     let database = session.database();
     match session.reconfigure(Request::operations(&requests, &database)).await {
@@ -203,7 +210,7 @@ async fn add_ports(
 async fn number_ports(
     session: &mut Session,
     requests: Vec<Request>,
-    failures: &mut Vec<Failed>,
+    failures: &mut Vec<FailedOp>,
 ) -> Result<Ports, Error> {
     let number = |database: &Database, port: &Wanted| ports::find(database, &port.name)?.interface.number();
     let database = session.database();
@@ -226,10 +233,10 @@ async fn number_ports(
 }
 
 /// What this datapath has no flows for yet: groups and services.
-fn unsupported(op: usize, what: &Op) -> Option<Failed> {
+fn unsupported(op: usize, what: &Op) -> Option<FailedOp> {
     match what {
         Op::Set(object @ (Object::Group(_) | Object::Service(_))) => {
-            Some(Failed { op, error: Error::unsupported(Kind::Ovs, object) })
+            Some(FailedOp { index: op, error: Error::unsupported(Kind::Ovs, object) })
         }
         _ => None,
     }
@@ -239,6 +246,6 @@ fn name(op: &Op) -> String {
     match op {
         Op::Set(object) => format!("set {}", object.id()),
         Op::Delete(id) => format!("delete {id}"),
-        Op::Sweep => "remove strays".into(),
+        Op::GarbageCollect => "remove strays".into(),
     }
 }

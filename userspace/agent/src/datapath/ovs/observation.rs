@@ -47,7 +47,7 @@ impl Ovs {
         self.find_way(session, self.state.books.peers().values().copied()).await;
         let strays = verdict.strays + self.stray_ports(&database, desired).len();
         let same = desired.iter().map(|(id, _)| id).filter(|id| !wrong.contains(id)).cloned().collect();
-        Ok(Observed { same, strays })
+        Ok(Observed { in_sync: same, orphans: strays })
     }
 
     /// The ports of objects that have one, and the objects whose port is not as it should be.

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use anyhow::{Context as _, Result, ensure};
 use futures::executor::block_on;
 use netplugin::datapath::{
-    Datapath as _, Desired, Failed, ObjectId, Observed, Op,
+    Datapath as _, Desired, FailedOp, ObjectId, Observed, Op,
     fake::{Delivery, Fake, Origin},
 };
 
@@ -36,7 +36,7 @@ impl Harness for FakeNode {
         Ok(block_on(self.fake.observe(desired))?)
     }
 
-    fn apply(&mut self, ops: &[Op]) -> Result<Vec<Failed>> {
+    fn apply(&mut self, ops: &[Op]) -> Result<Vec<FailedOp>> {
         for op in ops {
             if let Op::Set(netplugin::datapath::Object::Local(local)) = op
                 && !self.pods.contains(&local.port)

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fs, net::IpAddr, time::Duration};
 use anyhow::{Context as _, Result, bail, ensure};
 use contiv_model::mac::Mac;
 use netplugin::datapath::{
-    Datapath, Desired, Failed, Observed, Op,
+    Datapath, Desired, FailedOp, Observed, Op,
     fake::{Delivery, Origin, Target},
 };
 use testkit::{
@@ -202,7 +202,7 @@ impl<S: Site> Harness for Real<S> {
         let namespace = quiet_namespace("pod")?;
         self.host.veth(port, &namespace, PODS_LINK)?;
         namespace.mtu(PODS_LINK, PODS_MTU)?;
-        if self.path.as_ref().is_some_and(|path| path.port_needs().tx_offload_off) {
+        if self.path.as_ref().is_some_and(|path| path.port_requirements().disable_tx_offload) {
             namespace.tx_checksum_off(PODS_LINK)?;
         }
         namespace.up(PODS_LINK)?;
@@ -220,7 +220,7 @@ impl<S: Site> Harness for Real<S> {
         Ok(observed)
     }
 
-    fn apply(&mut self, ops: &[Op]) -> Result<Vec<Failed>> {
+    fn apply(&mut self, ops: &[Op]) -> Result<Vec<FailedOp>> {
         let failures = self.with_path(async |path: &mut S::Path| path.apply(ops).await)?;
         self.site.settle()?;
         Ok(failures)

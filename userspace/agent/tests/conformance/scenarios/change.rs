@@ -126,7 +126,7 @@ pub(crate) fn set_twice_writes_once<H: Harness>() -> Result<()> {
         world.apply([
             Op::Delete(ObjectId::Local("nobody".into())),
             Op::Delete(net.remote_id(99)),
-            Op::Sweep,
+            Op::GarbageCollect,
         ])?;
         ensure!(world.node.writes() == writes, "{} writes to change nothing", world.node.writes() - writes);
         // Sent in another order, it is still the same.
@@ -164,7 +164,7 @@ pub(crate) fn removal_stops_traffic_and_leaves_nothing<H: Harness>() -> Result<(
 
         // The rest at one stroke, as strays.
         let observed = world.reconcile(&Desired::default())?;
-        ensure!(observed.same.is_empty() && observed.strays > 0, "{observed:?}");
+        ensure!(observed.in_sync.is_empty() && observed.orphans > 0, "{observed:?}");
         let everything_again: Vec<Object> = endpoints(&net).into_iter().chain([net.network()]).collect();
         world.reconcile(&everything_again.into_iter().collect())?;
         let frame = udp(1, 2, "and back");

@@ -23,8 +23,8 @@ fn repaired<H: Harness>(damage: Damage) -> Result<()> {
         }
         let told = world.told().clone();
         let observed = world.reconcile(&told)?;
-        let lost = told.len() - observed.same.len();
-        ensure!(lost > 0 || observed.strays > 0, "{damage:?} was not noticed");
+        let lost = told.len() - observed.in_sync.len();
+        ensure!(lost > 0 || observed.orphans > 0, "{damage:?} was not noticed");
         match damage {
             Damage::Litter => ensure!(lost == 0, "{lost} objects pass for lost"),
             Damage::Port(_) => ensure!(lost < told.len(), "everything passes for lost"),

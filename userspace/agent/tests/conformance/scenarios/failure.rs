@@ -16,7 +16,7 @@ pub(crate) fn missing_interface_fails_alone<H: Harness>() -> Result<()> {
         world.node.plug("pc")?;
         let ops = [Op::Set(net.local("ghost", 2)), Op::Set(net.local("pc", 3)), Op::Set(net.remote(0, 11))];
         let failures = world.try_apply(&ops)?;
-        let which: Vec<usize> = failures.iter().map(|failed| failed.op).collect();
+        let which: Vec<usize> = failures.iter().map(|failed| failed.index).collect();
         ensure!(which == [0], "ops that failed: {which:?}");
         let said = format!("{}: {}", failures[0].error, failures[0].error.source);
         ensure!(said.contains("ghost"), "the message does not name the interface: {said}");
@@ -31,9 +31,9 @@ pub(crate) fn missing_interface_fails_alone<H: Harness>() -> Result<()> {
         let mut wanted = world.told().clone();
         wanted.insert(net.local("ghost", 2));
         let observed = world.node.observe(&wanted)?;
-        ensure!(observed.strays == 0, "{} strays", observed.strays);
-        ensure!(observed.same.len() == wanted.len() - 1, "not all but one in place: {observed:?}");
-        ensure!(!observed.same.contains(&net.local_id("ghost")), "a ghost is in place");
+        ensure!(observed.orphans == 0, "{} strays", observed.orphans);
+        ensure!(observed.in_sync.len() == wanted.len() - 1, "not all but one in place: {observed:?}");
+        ensure!(!observed.in_sync.contains(&net.local_id("ghost")), "a ghost is in place");
 
         world.node.plug("ghost")?;
         world.set(net.local("ghost", 2))?;

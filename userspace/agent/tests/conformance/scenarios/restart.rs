@@ -54,7 +54,7 @@ pub(crate) fn cleanup_leaves_nothing<H: Harness>() -> Result<()> {
     world.node.restart()?;
     world.node.cleanup()?;
     let observed = world.node.observe(&told)?;
-    ensure!(observed.same.is_empty() && observed.strays == 0, "left: {observed:?}");
+    ensure!(observed.in_sync.is_empty() && observed.orphans == 0, "left: {observed:?}");
     world.reconcile(&told)?;
     forwards(&mut world)
 }
@@ -72,9 +72,9 @@ pub(crate) fn restart_finds_what_is_not_wanted_any_more<H: Harness>() -> Result<
     wanted.insert(tunnelled.remote(1, 13));
     world.node.restart()?;
     let observed = world.reconcile(&wanted)?;
-    ensure!(observed.strays > 0, "no strays");
-    ensure!(!observed.same.contains(&tunnelled.remote_id(12)), "the moved endpoint passes for unchanged");
-    ensure!(observed.same.contains(&tunnelled.local_id("pa")), "an unchanged endpoint passes for changed");
+    ensure!(observed.orphans > 0, "no strays");
+    ensure!(!observed.in_sync.contains(&tunnelled.remote_id(12)), "the moved endpoint passes for unchanged");
+    ensure!(observed.in_sync.contains(&tunnelled.local_id("pa")), "an unchanged endpoint passes for changed");
 
     let frame = udp(1, 12, "moved");
     world.sends(&pod("pa"), &frame, [tunnelled.to_node(0, &frame)])?;

@@ -196,11 +196,11 @@ impl Rig {
             .node
             .desired
             .iter()
-            .filter(|(id, _)| !observed.same.contains(id))
+            .filter(|(id, _)| !observed.in_sync.contains(id))
             .map(|(id, _)| id)
             .collect();
         ensure!(missing.is_empty(), "not in place any more: {missing:?}");
-        ensure!(observed.strays == 0, "{} strays", observed.strays);
+        ensure!(observed.orphans == 0, "{} strays", observed.orphans);
         Ok(())
     }
 }

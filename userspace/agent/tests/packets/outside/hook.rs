@@ -79,10 +79,10 @@ fn xdp_is_where_it_is_wanted_and_stays_there() -> Result<()> {
         // Found again, nothing is touched; the program is there all the while.
         rig.node.restart();
         let observed = rig.node.observe()?;
-        assert_eq!((rig.node.datapath.writes(), observed.strays), (0, 0));
+        assert_eq!((rig.node.datapath.writes(), observed.orphans), (0, 0));
         assert_eq!(running(&rig.node)?, there);
         assert_eq!(mode(&rig.node), name);
-        assert!(rig.node.datapath.counts().hooks.contains(&("xdp", name.to_owned())));
+        assert!(rig.node.datapath.stats().hooks.contains(&("xdp", name.to_owned())));
     }
     rig.node.cleanup()?;
     wait_until(SOON, "the program is off the uplink", || Ok(running(&rig.node)?.is_none().then_some(())))
@@ -98,7 +98,7 @@ fn how_programs_are_attached_is_told() -> Result<()> {
         rig.node.restart();
         rig.node.converge()?;
         let told = rig.node.datapath.inspect()["attachment"].as_str().unwrap().to_owned();
-        assert!(rig.node.datapath.counts().hooks.contains(&("tc", told.clone())));
+        assert!(rig.node.datapath.stats().hooks.contains(&("tc", told.clone())));
         assert!(attachment == Attachment::Auto || told == "clsact", "{told}");
         let pinned =
             links(&rig.node).join(format!("pod-{}", rig.node.ifindex(&rig.pod.local.port)?)).exists();

@@ -11,7 +11,7 @@ use contiv_abi::{
 use contiv_model::{global::ArpMode, group::GroupNumber, name::RuleId, service::Readiness, tag::Encap};
 
 use crate::datapath::{
-    self, Group, Holder, Local, Network, Object, Peer, Remote, Service,
+    self, Group, Local, Network, Object, Owner, Peer, Remote, Service,
     ebpf::{policy::Wanted, service::table::Target},
 };
 
@@ -200,9 +200,9 @@ fn encode_local(local: &Local, ifindex: u32) -> Vec<Entry> {
     let mac = local.mac.0;
     let group = group_of(local.group);
     // Rates are for pods, the node limits itself.
-    let receiver = match local.holder {
-        Holder::Pod => group,
-        Holder::Node => FdbEntry::NODE | group,
+    let receiver = match local.owner {
+        Owner::Pod => group,
+        Owner::Node => FdbEntry::NODE | group,
     };
     let port = Port {
         segment,
@@ -299,7 +299,7 @@ mod tests {
             network: "n1.t".into(),
             encap: vxlan(),
             port: "vvport1".into(),
-            holder: Holder::Pod,
+            owner: Owner::Pod,
             mac: mac::Mac([2, 2, 10, 1, 1, 1]),
             ip: Ipv4Addr::new(10, 1, 1, 1),
             ip6: Some(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
@@ -317,7 +317,7 @@ mod tests {
 
     #[test]
     fn the_nodes_own_port_says_so_to_whoever_sends_there() {
-        let local = Local { holder: Holder::Node, ..local() };
+        let local = Local { owner: Owner::Node, ..local() };
         let entries = encode(&Object::Local(local), &DEVICES, |_| Some(9)).unwrap();
         assert!(matches!(entries[1], Entry::Fdb(_, FdbEntry { ifindex: 9, group: FdbEntry::NODE, .. })));
     }

@@ -20,7 +20,7 @@ use contiv_abi::{
 };
 
 use crate::datapath::{
-    Error, Fill,
+    Error,
     ebpf::{
         failure::{errno, failed},
         maps::usage,
@@ -42,6 +42,7 @@ use crate::datapath::{
             table::Services,
         },
     },
+    telemetry::TableUsage,
 };
 
 /// The compiled programs and maps, as `build.rs` made them, for the loader and for those who measure them.
@@ -152,7 +153,7 @@ impl Kernel {
     }
 
     /// The tables that we fill, how much is in them, and how much they hold. Of those that packets fill: `tallies`.
-    pub(crate) fn fill(&self) -> Vec<Fill> {
+    pub(crate) fn fill(&self) -> Vec<TableUsage> {
         let [groups, sets, rules] = self.policies.sizes();
         let [services, blocks, backends] = self.services.fill();
         vec![
@@ -162,12 +163,12 @@ impl Kernel {
             self.fdb.fill(),
             self.neigh.fill(),
             self.peers.fill(),
-            Fill { table: GROUPS, entries: groups, room: GROUP_NUMBERS },
-            Fill { table: RULE_SETS, entries: sets, room: RULE_SETS_CAPACITY },
-            Fill { table: RULES, entries: rules, room: RULES_CAPACITY },
-            Fill { table: SERVICES, entries: services, room: SERVICES_CAPACITY },
-            Fill { table: RING, entries: blocks, room: RING_CAPACITY },
-            Fill { table: BACKENDS, entries: backends, room: BACKENDS_CAPACITY },
+            TableUsage { table: GROUPS, entries: groups, capacity: GROUP_NUMBERS },
+            TableUsage { table: RULE_SETS, entries: sets, capacity: RULE_SETS_CAPACITY },
+            TableUsage { table: RULES, entries: rules, capacity: RULES_CAPACITY },
+            TableUsage { table: SERVICES, entries: services, capacity: SERVICES_CAPACITY },
+            TableUsage { table: RING, entries: blocks, capacity: RING_CAPACITY },
+            TableUsage { table: BACKENDS, entries: backends, capacity: BACKENDS_CAPACITY },
             self.vips.fill(),
         ]
     }
@@ -296,7 +297,7 @@ fn size_of_flows(pins: &Pins, wanted: u32, writes: &Writes) -> Result<u32, Error
     if !path.exists() {
         return Ok(wanted);
     }
-    let Fill { entries, room, .. } = usage::flows(pins)?;
+    let TableUsage { entries, capacity: room, .. } = usage::flows(pins)?;
     let room = room as u32;
     if room == wanted || entries > 0 {
         return Ok(room);

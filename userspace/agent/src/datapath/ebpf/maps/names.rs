@@ -7,7 +7,7 @@ use std::{
 
 use contiv_model::name::RuleId;
 
-use crate::datapath::sight::ServicePort;
+use crate::datapath::telemetry::ServicePort;
 
 /// Names by number, for those who read counts and events while the datapath is at work.
 #[derive(Debug)]

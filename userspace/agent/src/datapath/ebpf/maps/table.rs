@@ -8,11 +8,12 @@ use aya::{
 };
 
 use crate::datapath::{
-    Error, Fill,
+    Error,
     ebpf::{
         failure::{errno, failed},
         maps::{batch, writes::Writes},
     },
+    telemetry::TableUsage,
 };
 
 /// A hash map and a copy of it. We are the only writer, so the copy is true from `read` on, and what
@@ -53,8 +54,8 @@ impl<K: Pod + Eq + Hash, V: Pod + PartialEq> Table<K, V> {
         self.known.len()
     }
 
-    pub(crate) fn fill(&self) -> Fill {
-        Fill { table: self.name, entries: self.known.len(), room: self.capacity }
+    pub(crate) fn fill(&self) -> TableUsage {
+        TableUsage { table: self.name, entries: self.known.len(), capacity: self.capacity }
     }
 
     pub(crate) fn set(&mut self, key: K, value: V) -> Result<(), Error> {

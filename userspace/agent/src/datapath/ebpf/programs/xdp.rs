@@ -24,7 +24,7 @@ use crate::{
             programs::tc::{ASK_AGAIN_AFTER, LET_GO_WITHIN},
         },
     },
-    reconcile::one_line,
+    error::one_line,
 };
 
 /// Where the operator wants XDP.

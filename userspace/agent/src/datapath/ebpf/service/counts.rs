@@ -11,7 +11,7 @@ use contiv_abi::{
 use crate::datapath::{
     Error,
     ebpf::{failure::failed, maps::mmap::Mapping},
-    sight::{Served, Traffic},
+    telemetry::{ServiceCounters, Traffic},
 };
 
 /// As many places as the map has.
@@ -67,17 +67,17 @@ impl Counts {
     }
 
     /// Of each number that anything was counted for.
-    pub(crate) fn sums(&self) -> Vec<(u32, Served)> {
+    pub(crate) fn sums(&self) -> Vec<(u32, ServiceCounters)> {
         let places = 0..SERVICE_COUNTS_CAPACITY as u32;
         let sums = places.filter_map(|place| match self.owner(place)? {
             0 => None,
             owner => Some((owner, self.sum(owner))),
         });
-        sums.filter(|(_, sum)| *sum != Served::default()).collect()
+        sums.filter(|(_, sum)| *sum != ServiceCounters::default()).collect()
     }
 
-    fn sum(&self, number: u32) -> Served {
-        let mut sum = Served::default();
+    fn sum(&self, number: u32) -> ServiceCounters {
+        let mut sum = ServiceCounters::default();
         for processor in 0..self.processors {
             let count = self.places.get(ServiceCount::place(processor, number)).unwrap_or_default();
             if count.number == number {

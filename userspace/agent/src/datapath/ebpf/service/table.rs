@@ -25,7 +25,7 @@ use crate::datapath::{
         maps::{mmap::Mapping, names::ServiceNames, table::Table, writes::Writes},
         service::{buddy::Arena, counts::Counts, ring},
     },
-    sight::ServicePort,
+    telemetry::ServicePort,
 };
 
 /// Where the connections to one port of a service go.

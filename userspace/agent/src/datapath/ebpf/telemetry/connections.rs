@@ -14,7 +14,7 @@ use crate::datapath::{
         maps::{batch::BatchMap, pins::Pins, writes::Writes},
         telemetry::pending,
     },
-    sight::{Connection, Traffic},
+    telemetry::{Connection, Traffic},
 };
 
 /// Those that are remembered. Reads the tables of flows whole, by thousands of entries in a call.

@@ -10,7 +10,7 @@ use contiv_abi::{
 };
 
 use crate::datapath::{
-    Error, Fill,
+    Error,
     ebpf::{
         failure::failed,
         maps::{
@@ -22,11 +22,11 @@ use crate::datapath::{
         service::counts::Counts,
         telemetry::pending,
     },
-    sight::{Tallies, Traffic},
+    telemetry::{Counters, TableUsage, Traffic},
 };
 
 /// Reads them; nothing is written by it.
-pub(crate) fn read(pins: &Pins, rules: &RuleNames, services: &ServiceNames) -> Result<Tallies, Error> {
+pub(crate) fn read(pins: &Pins, rules: &RuleNames, services: &ServiceNames) -> Result<Counters, Error> {
     let cpus = nr_cpus().map_err(|(_, error)| failed("count the CPUs", error))?;
     let by_rule = sums(pins, RULE_COUNTS, cpus, |counts: &[RuleCount]| {
         traffic(counts.iter().map(|count| (count.packets, count.bytes)))
@@ -53,12 +53,16 @@ pub(crate) fn read(pins: &Pins, rules: &RuleNames, services: &ServiceNames) -> R
         usage::fill::<MeterKey, Meter>(pins, METERS, 1)?,
     ];
     let rules_room = usage::room(RULE_COUNTS, &pins.open_data(RULE_COUNTS)?)?;
-    tables.push(Fill { table: RULE_COUNTS, entries: by_rule.len(), room: rules_room });
-    tables.push(Fill { table: SERVICE_COUNTS, entries: by_service.len(), room: SERVICE_COUNTS_CAPACITY });
+    tables.push(TableUsage { table: RULE_COUNTS, entries: by_rule.len(), capacity: rules_room });
+    tables.push(TableUsage {
+        table: SERVICE_COUNTS,
+        entries: by_service.len(),
+        capacity: SERVICE_COUNTS_CAPACITY,
+    });
     let (mut rules, mut services) = (rules.named(by_rule), services.named(by_service));
     rules.sort_unstable_by(|a, b| a.0.cmp(&b.0));
     services.sort_unstable_by(|a, b| a.0.cmp(&b.0));
-    Ok(Tallies { rules, services, tables })
+    Ok(Counters { rules, services, tables })
 }
 
 fn traffic(counts: impl Iterator<Item = (u64, u64)>) -> Traffic {

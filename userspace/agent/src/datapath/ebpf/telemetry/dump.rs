@@ -5,15 +5,15 @@ use serde_json::{Map, Value, json};
 use crate::{
     datapath::{
         Error,
-        sight::{Tallies, Traffic},
+        telemetry::{Counters, Traffic},
     },
-    reconcile::one_line,
+    error::one_line,
 };
 
 /// Rules, services by `<service>:<protocol>:<port>`, and the entries of the tables that packets fill. Why not, if they
 /// cannot be read.
-pub(crate) fn counted(tallies: &Result<Tallies, Error>) -> [Value; 3] {
-    let Tallies { rules, services, tables } = match tallies {
+pub(crate) fn counted(tallies: &Result<Counters, Error>) -> [Value; 3] {
+    let Counters { rules, services, tables } = match tallies {
         Ok(tallies) => tallies,
         Err(error) => {
             let error = one_line(error);

@@ -11,6 +11,7 @@ use contiv_abi::{
     maps::{EVENTS, TOLD, WATCH},
 };
 use contiv_model::mac::Mac;
+use futures::future::BoxFuture;
 use nix::net::if_::if_indextoname;
 use tokio::io::unix::AsyncFd;
 
@@ -24,7 +25,7 @@ use crate::datapath::{
         },
         telemetry::{connections, counters},
     },
-    sight::{Connection, End, Sighting, Tag, Tallies},
+    telemetry::{Connection, Counters, PacketAddress, PacketEvent, PacketEvents, Tag, Telemetry},
 };
 
 /// What each CPU may tell in a second.
@@ -34,50 +35,50 @@ const LEASE: u64 = 5;
 
 /// Begins to watch; of use at any time, also while the datapath is at work.
 #[derive(Clone, Debug)]
-pub struct Watcher {
+pub(crate) struct MapTelemetry {
     pins: Pins,
     rules: RuleNames,
     services: ServiceNames,
 }
 
-impl Watcher {
-    pub(crate) fn new(pins: Pins, rules: RuleNames, services: ServiceNames) -> Watcher {
-        Watcher { pins, rules, services }
+impl MapTelemetry {
+    pub(crate) fn new(pins: Pins, rules: RuleNames, services: ServiceNames) -> MapTelemetry {
+        MapTelemetry { pins, rules, services }
     }
+}
 
-    /// What was counted until now. Blocks for some milliseconds at most: no table of flows is read as a whole.
-    pub fn tallies(&self) -> Result<Tallies, Error> {
+impl Telemetry for MapTelemetry {
+    fn counters(&self) -> Result<Counters, Error> {
         counters::read(&self.pins, &self.rules, &self.services)
     }
 
-    /// The connections to services that are remembered. Blocks for as long as it takes to read the tables of flows.
-    pub fn connections(&self) -> Result<Vec<Connection>, Error> {
+    fn connections(&self) -> Result<Vec<Connection>, Error> {
         connections::to_services(&self.pins)
     }
 
-    /// From now on. Whoever watched before hears no more: there is one ring, and what is read from it is gone.
-    pub fn open(&self) -> Result<Sightings, Error> {
+    /// There is one ring, and an event that is read from it is gone.
+    fn subscribe(&self) -> Result<Box<dyn PacketEvents>, Error> {
         let mut ring: RingBuf<MapData> = self.pins.open_map(EVENTS)?;
         // Of an earlier time.
         while ring.next().is_some() {}
         // SAFETY: the ring keeps its file open as long as it lives, and does not give it away.
         let ring = unsafe { AsyncFd::register(ring) }
             .map_err(|error| failed(format!("wait for the map {EVENTS}"), error))?;
-        let mut sightings = Sightings {
+        let mut subscription = Subscription {
             ring,
             watch: self.pins.open_map(WATCH)?,
             told: self.pins.open_map(TOLD)?,
             before: 0,
             rules: self.rules.clone(),
         };
-        sightings.before = sightings.all_lost()?;
-        sightings.renew()?;
-        Ok(sightings)
+        subscription.before = subscription.all_lost()?;
+        subscription.renew()?;
+        Ok(Box::new(subscription))
     }
 }
 
-/// Packets, as the programs tell of them.
-pub struct Sightings {
+/// Packet events read from the programs' ring buffer.
+struct Subscription {
     ring: AsyncFd<RingBuf<MapData>>,
     watch: Array<MapData, Watch>,
     told: PerCpuArray<MapData, Told>,
@@ -86,9 +87,8 @@ pub struct Sightings {
     rules: RuleNames,
 }
 
-impl Sightings {
-    /// The next. Nothing is lost when the future is dropped.
-    pub async fn next(&mut self) -> Result<Sighting, Error> {
+impl Subscription {
+    async fn read(&mut self) -> Result<PacketEvent, Error> {
         loop {
             let mut ready = self
                 .ring
@@ -103,21 +103,10 @@ impl Sightings {
                 event
             });
             match event {
-                Some(event) => return Ok(sighting(&event, &self.rules)),
+                Some(event) => return Ok(packet_event(&event, &self.rules)),
                 None => ready.clear_ready(),
             }
         }
-    }
-
-    /// Has to be called every few seconds, or the programs take us for dead.
-    pub fn renew(&mut self) -> Result<(), Error> {
-        let until = (since_boot().as_secs() + LEASE) as u32;
-        self.set(Watch { until, limit: LIMIT })
-    }
-
-    /// What could not be told since we watch: more than the limit, or than the ring holds.
-    pub fn lost(&self) -> Result<u64, Error> {
-        Ok(self.all_lost()?.saturating_sub(self.before))
     }
 
     fn all_lost(&self) -> Result<u64, Error> {
@@ -130,7 +119,22 @@ impl Sightings {
     }
 }
 
-impl Drop for Sightings {
+impl PacketEvents for Subscription {
+    fn next(&mut self) -> BoxFuture<'_, Result<PacketEvent, Error>> {
+        Box::pin(self.read())
+    }
+
+    fn renew(&mut self) -> Result<(), Error> {
+        let until = (since_boot().as_secs() + LEASE) as u32;
+        self.set(Watch { until, limit: LIMIT })
+    }
+
+    fn lost(&self) -> Result<u64, Error> {
+        Ok(self.all_lost()?.saturating_sub(self.before))
+    }
+}
+
+impl Drop for Subscription {
     fn drop(&mut self) {
         // Without it, it ends by itself soon.
         let _ended = self.set(Watch::default());
@@ -145,19 +149,19 @@ fn since_boot() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-fn sighting(event: &Event, rules: &RuleNames) -> Sighting {
+fn packet_event(event: &Event, rules: &RuleNames) -> PacketEvent {
     let age = since_boot().saturating_sub(Duration::from_nanos(event.at));
     let ip = |address: Address| {
         (event.protocol != 0 || address != Address::default()).then(|| IpAddr::from(address))
     };
-    let end = |address, port: Be16, mac| End { ip: ip(address), port: port.get(), mac: Mac(mac) };
+    let end = |address, port: Be16, mac| PacketAddress { ip: ip(address), port: port.get(), mac: Mac(mac) };
     let translated = (event.backend, event.backend_port) != (event.destination, event.destination_port);
-    Sighting {
+    PacketEvent {
         at: SystemTime::now() - age,
         dropped: reason(event.reason),
         tag: tag(event.segment),
         interface: name(event.ifindex),
-        kind: event.kind.get(),
+        ethertype: event.kind.get(),
         protocol: event.protocol,
         source: end(event.source, event.source_port, event.source_mac),
         destination: end(event.destination, event.destination_port, event.destination_mac),

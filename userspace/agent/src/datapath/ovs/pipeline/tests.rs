@@ -5,7 +5,7 @@ use std::{fmt::Write as _, fs, path::Path};
 use contiv_model::{global::ArpMode, name::NetworkId, tag::Encap};
 
 use super::*;
-use crate::datapath::{Holder, Local, Network, Remote};
+use crate::datapath::{Local, Network, Owner, Remote};
 
 fn network_id() -> NetworkId {
     NetworkId::new(&"net".parse().unwrap(), &"blue".parse().unwrap())
@@ -26,7 +26,7 @@ fn local_in(encap: Encap) -> Local {
         network,
         encap,
         port: "vvport1".into(),
-        holder: Holder::Pod,
+        owner: Owner::Pod,
         mac: "02:02:0a:01:00:01".parse().unwrap(),
         ip: [10, 1, 0, 1].into(),
         ip6: Some("2001:db8::1".parse().unwrap()),

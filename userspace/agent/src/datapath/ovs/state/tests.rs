@@ -4,7 +4,7 @@ use contiv_model::{global::ArpMode, mac::Mac, name::EndpointId, tag::Encap};
 use proptest::{collection::vec, prelude::*};
 
 use super::*;
-use crate::datapath::{Holder, Local, Network, Peer, Remote};
+use crate::datapath::{Local, Network, Owner, Peer, Remote};
 
 fn network_id(n: u8) -> NetworkId {
     NetworkId::new(&format!("net{n}").parse().unwrap(), &"blue".parse().unwrap())
@@ -36,7 +36,7 @@ fn local(network: u8, n: u8, variant: bool) -> Object {
         network: network_id(network),
         encap: encap(network, variant),
         port,
-        holder: Holder::Pod,
+        owner: Owner::Pod,
         mac,
         ip,
         ip6: None,

@@ -1,0 +1,95 @@
+use std::{collections::BTreeSet, future::Future, sync::Arc};
+
+use super::{
+    error::Error,
+    object::{Desired, Object, ObjectId},
+    telemetry::{Stats, Telemetry},
+};
+
+/// Comparison of the datapath's state with a [`Desired`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Observed {
+    /// Desired objects that are present and equal in every detail.
+    pub in_sync: BTreeSet<ObjectId>,
+    /// Number of items (flows, ports, map entries) that belong to no desired object.
+    pub orphans: usize,
+}
+
+/// One change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// Creates the object, or replaces the object with the same id.
+    Set(Object),
+    /// Deletes the object.
+    Delete(ObjectId),
+    /// Deletes the orphans that the last `observe` counted. Follows every `Set` of its batch.
+    GarbageCollect,
+}
+
+/// An op that failed.
+#[derive(Debug)]
+pub struct FailedOp {
+    /// Index in the ops given to [`Datapath::apply`].
+    pub index: usize,
+    /// Cause.
+    pub error: Error,
+}
+
+/// What a datapath requires of the veth pairs that it receives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PortRequirements {
+    /// Disable TX checksum offload on the pod's end: the datapath cannot complete partial checksums.
+    pub disable_tx_offload: bool,
+}
+
+/// Makes the forwarding of one node match a list of operations.
+///
+/// Forwarding state outlives the value: dropping a datapath, or the death of its process, removes nothing, and the
+/// next instance adopts the state that it finds.
+pub trait Datapath: Send {
+    /// Reads the state of the switch or kernel, including state of an earlier process, and compares it with `desired`.
+    /// Must precede the first [`apply`](Self::apply).
+    ///
+    /// Writes nothing if everything is in sync. The first call creates missing infrastructure (bridges, devices,
+    /// programs).
+    fn observe(&mut self, desired: &Desired) -> impl Future<Output = Result<Observed, Error>> + Send;
+
+    /// Executes the ops; their effects become visible in order. Idempotent: an op whose result already exists
+    /// succeeds. Returns the ops that failed; all others are in effect.
+    ///
+    /// # Errors
+    /// The state of the datapath is unknown; the caller must call [`observe`](Self::observe) next.
+    fn apply(&mut self, ops: &[Op]) -> impl Future<Output = Result<Vec<FailedOp>, Error>> + Send;
+
+    /// Resolves when the datapath's state may have been lost or changed by another process (the switch restarted, its
+    /// connection closed). The caller runs [`observe`](Self::observe) soon.
+    fn resync_needed(&mut self) -> impl Future<Output = ()> + Send;
+
+    /// Number of writes to the switch or kernel since the value was created: database rows, flows, groups, map
+    /// entries, program attachments. Reads do not count.
+    fn writes(&self) -> u64;
+
+    /// Requirements for veth pairs.
+    fn port_requirements(&self) -> PortRequirements;
+
+    /// Debug dump for `/inspect/driver`.
+    fn inspect(&self) -> serde_json::Value;
+
+    /// Statistics for `/metrics`.
+    fn stats(&self) -> Stats {
+        Stats::default()
+    }
+
+    /// Configuration that is not in effect as requested. One line each: what, why, and what to do.
+    fn warnings(&self) -> Vec<String> {
+        vec![]
+    }
+
+    /// Access to counters and packet events; `None` if the datapath provides neither.
+    fn telemetry(&self) -> Option<Arc<dyn Telemetry>> {
+        None
+    }
+
+    /// Removes everything that any process created on this node for this datapath.
+    fn cleanup(&mut self) -> impl Future<Output = Result<(), Error>> + Send;
+}
