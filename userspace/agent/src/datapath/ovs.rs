@@ -1,23 +1,21 @@
 //! Open vSwitch, programmed over OVSDB and OpenFlow 1.3.
 //!
 //! Two bridges, as Contiv always had them: `contivVlanBridge` and `contivVxlanBridge`. [`pipeline`] says
-//! what their tables do, [`state`] turns objects into tables, [`session`] speaks with the switch.
+//! what their tables do, [`desired`] turns objects into tables, [`switch::session`] speaks with the switch.
 
-mod books;
-mod change;
-mod cookie;
-mod observation;
-mod ovsdb;
+mod apply;
+mod desired;
+mod observe;
 mod pipeline;
-mod ports;
-mod session;
-mod state;
+mod switch;
 mod tables;
-mod tunnel;
 
 use std::{net::IpAddr, path::PathBuf};
 
-use self::{session::Session, state::State};
+use self::{
+    desired::State,
+    switch::{ovsdb, session::Session},
+};
 use super::{Datapath, Desired, Error, FailedOp, Kind, Observed, Op, PortRequirements};
 
 /// Where Debian and most others have the database's socket.
@@ -121,14 +119,14 @@ impl Datapath for Ovs {
         let result = self.apply_on(&mut session, ops).await;
         self.writes += session.take_writes();
         let failures = result?;
-        self.layout = observation::layout(&session.database());
+        self.layout = observe::layout(&session.database());
         self.session = Some(session);
         Ok(failures)
     }
 
     async fn resync_needed(&mut self) {
         let Some(session) = &self.session else { return std::future::pending().await };
-        observation::until_disturbed(session, self.layout).await;
+        observe::until_disturbed(session, self.layout).await;
         // Told once; the next observation connects again.
         self.session = None;
     }
@@ -142,7 +140,7 @@ impl Datapath for Ovs {
     }
 
     fn inspect(&self) -> serde_json::Value {
-        observation::inspect(self)
+        observe::inspect(self)
     }
 
     async fn cleanup(&mut self) -> Result<(), Error> {

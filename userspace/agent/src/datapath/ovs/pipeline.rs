@@ -13,67 +13,67 @@
 //!                                                                              (ND, kernel: ask him: 9)
 //! ```
 
+mod forward;
 mod neighbour;
-mod objects;
 
 use openflow_rs::{Action, Field, Flow, Group, GroupKind, Match, Port};
 
-pub(super) use self::objects::{local, network, peer, place, remote, uplink};
-use super::cookie::Cookie;
+pub(crate) use self::forward::{local, network, peer, place, remote, uplink};
+use super::tables::cookie::Cookie;
 
 /// A flow table.
-pub(super) mod table {
-    pub(in crate::datapath::ovs) const INPUT: u8 = 0;
+pub(crate) mod table {
+    pub(crate) const INPUT: u8 = 0;
     /// Which network a frame is of.
-    pub(in crate::datapath::ovs) const ORIGIN: u8 = 1;
+    pub(crate) const ORIGIN: u8 = 1;
     // 2 HOST_DNAT is for routing mode.
-    pub(in crate::datapath::ovs) const SERVICE_DNAT: u8 = 3;
-    pub(in crate::datapath::ovs) const DESTINATION_GROUP: u8 = 4;
-    pub(in crate::datapath::ovs) const POLICY: u8 = 5;
-    pub(in crate::datapath::ovs) const SERVICE_SNAT: u8 = 6;
+    pub(crate) const SERVICE_DNAT: u8 = 3;
+    pub(crate) const DESTINATION_GROUP: u8 = 4;
+    pub(crate) const POLICY: u8 = 5;
+    pub(crate) const SERVICE_SNAT: u8 = 6;
     // 7 IP and 8 HOST_SNAT are for routing mode.
-    pub(in crate::datapath::ovs) const DESTINATION: u8 = 9;
+    pub(crate) const DESTINATION: u8 = 9;
     /// Whose address an ARP or ND request asks for. Ours, as are the next two: the original asked its
     /// controller.
-    pub(in crate::datapath::ovs) const NEIGHBOUR: u8 = 10;
-    pub(in crate::datapath::ovs) const ANSWER: u8 = 11;
+    pub(crate) const NEIGHBOUR: u8 = 10;
+    pub(crate) const ANSWER: u8 = 11;
     /// The switch takes the last field of an ND answer only in a table of its own.
-    pub(in crate::datapath::ovs) const ND_OPTION: u8 = 12;
+    pub(crate) const ND_OPTION: u8 = 12;
 }
 
 /// Priorities within the tables.
-pub(super) mod priority {
-    pub(in crate::datapath::ovs) const MISS: u16 = 1;
-    pub(in crate::datapath::ovs) const FLOOD: u16 = 10;
-    pub(in crate::datapath::ovs) const POD: u16 = 10;
-    pub(in crate::datapath::ovs) const MATCH: u16 = 100;
+pub(crate) mod priority {
+    pub(crate) const MISS: u16 = 1;
+    pub(crate) const FLOOD: u16 = 10;
+    pub(crate) const POD: u16 = 10;
+    pub(crate) const MATCH: u16 = 100;
     /// A pod's own address, before the same address for all.
-    pub(in crate::datapath::ovs) const OWN: u16 = 110;
+    pub(crate) const OWN: u16 = 110;
     /// Frames that no table should see, and requests that go to the answering tables.
-    pub(in crate::datapath::ovs) const FIRST: u16 = 300;
+    pub(crate) const FIRST: u16 = 300;
 }
 
 /// Bits of the metadata.
-pub(super) mod metadata {
+pub(crate) mod metadata {
     /// The frame came from another node.
-    pub(in crate::datapath::ovs) const FROM_VTEP: u64 = 1;
+    pub(crate) const FROM_VTEP: u64 = 1;
     // Bits 1-15: destination group; 16-30: source group; 32-39: tenant. For policy.
-    pub(in crate::datapath::ovs) const NETWORK_SHIFT: u32 = 40;
-    pub(in crate::datapath::ovs) const NETWORK: u64 = 0xff_ffff << NETWORK_SHIFT;
+    pub(crate) const NETWORK_SHIFT: u32 = 40;
+    pub(crate) const NETWORK: u64 = 0xff_ffff << NETWORK_SHIFT;
 }
 
 /// Which of the two bridges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum Side {
+pub(crate) enum Side {
     Vlan,
     Vxlan,
 }
 
 impl Side {
-    pub(super) const BOTH: [Side; 2] = [Side::Vlan, Side::Vxlan];
+    pub(crate) const BOTH: [Side; 2] = [Side::Vlan, Side::Vxlan];
 
     /// The bridge's name.
-    pub(super) fn bridge(self) -> &'static str {
+    pub(crate) fn bridge(self) -> &'static str {
         match self {
             Side::Vlan => "contivVlanBridge",
             Side::Vxlan => "contivVxlanBridge",
@@ -83,7 +83,7 @@ impl Side {
 
 /// What becomes of a pod's neighbour solicitation for an address that somebody is known to have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Solicitations {
+pub(crate) enum Solicitations {
     /// It is turned into its answer.
     #[default]
     Answered,
@@ -93,18 +93,18 @@ pub(super) enum Solicitations {
 }
 
 /// The group that sends to every other node.
-pub(super) const PEERS: u32 = 1;
+pub(crate) const PEERS: u32 = 1;
 
 /// How many buckets one group may have, with room to spare in the 64 KiB of a message.
-pub(super) const BUCKETS: usize = 1000;
+pub(crate) const BUCKETS: usize = 1000;
 
 /// The groups that send to the pods of a network; more than one when there are very many pods.
-pub(super) fn pods_group(vni: u32, part: usize) -> u32 {
+pub(crate) fn pods_group(vni: u32, part: usize) -> u32 {
     (part as u32) << 25 | vni << 1
 }
 
 /// The flows that are there whatever is desired.
-pub(super) fn scaffold(side: Side, solicitations: Solicitations) -> Vec<Flow> {
+pub(crate) fn scaffold(side: Side, solicitations: Solicitations) -> Vec<Flow> {
     let lead = |from: u8, to: u8| Flow::new(from, priority::MISS, Match::new()).goto(to);
     let mut flows = vec![
         Flow::new(table::INPUT, priority::FIRST, Match::new().from_many()),
@@ -133,7 +133,7 @@ pub(super) fn scaffold(side: Side, solicitations: Solicitations) -> Vec<Flow> {
 }
 
 /// A group of buckets that each get a copy.
-pub(super) fn to_all(id: u32, ports: impl IntoIterator<Item = u32>) -> Group {
+pub(crate) fn to_all(id: u32, ports: impl IntoIterator<Item = u32>) -> Group {
     let buckets = ports.into_iter().map(|port| openflow_rs::Bucket::new([Action::output(port)]));
     Group { id, kind: GroupKind::All, buckets: buckets.collect() }
 }

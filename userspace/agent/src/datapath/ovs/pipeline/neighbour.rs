@@ -21,7 +21,7 @@ const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 const ALL_NODES_MAC: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
 
 /// Sends the requests of pods on a network to the answering tables.
-pub(super) fn asked(tag: u32) -> [Flow; 2] {
+pub(crate) fn asked(tag: u32) -> [Flow; 2] {
     let from_pods = || of_network_from(tag, 0);
     [
         Flow::new(table::SERVICE_DNAT, priority::FIRST, from_pods().arp_op(ARP_REQUEST)),
@@ -39,7 +39,7 @@ fn request6(matching: Match, ip: Ipv6Addr) -> Match {
 }
 
 /// An address that somebody on the network has.
-pub(super) fn known(
+pub(crate) fn known(
     tag: u32,
     mac: [u8; 6],
     ip: Ipv4Addr,
@@ -55,7 +55,7 @@ pub(super) fn known(
 
 /// A pod that asks for its own address looks for a duplicate, or tells all where it is. Of those we know nobody
 /// else has the address; a VLAN may have others, and switches that learn from it.
-pub(super) fn own(
+pub(crate) fn own(
     side: Side,
     tag: u32,
     port: u32,
@@ -75,7 +75,7 @@ fn put_mac(to: Field) -> Action {
 }
 
 /// An ARP request turned into its reply.
-pub(super) fn arp_answer() -> Flow {
+pub(crate) fn arp_answer() -> Flow {
     Flow::new(table::ANSWER, priority::MATCH, Match::new().arp_op(ARP_REQUEST)).apply([
         Action::copy(Field::EthSrc, Field::EthDst),
         put_mac(Field::EthSrc),
@@ -95,7 +95,7 @@ fn solicitation() -> Match {
 }
 
 /// A neighbour solicitation turned into its advertisement.
-pub(super) fn nd_answers() -> Vec<Flow> {
+pub(crate) fn nd_answers() -> Vec<Flow> {
     let back = Action::output(Port::IN_PORT);
     let advertise = |flags: u32| {
         [
@@ -125,7 +125,7 @@ pub(super) fn nd_answers() -> Vec<Flow> {
 }
 
 /// A neighbour solicitation sent to the one who has the address.
-pub(super) fn nd_to_owner() -> Flow {
+pub(crate) fn nd_to_owner() -> Flow {
     let actions = [put_mac(Field::EthDst), Action::resubmit(table::DESTINATION)];
     Flow::new(table::ANSWER, priority::MATCH, solicitation()).apply(actions)
 }

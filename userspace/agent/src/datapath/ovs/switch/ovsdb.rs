@@ -26,18 +26,18 @@ use tokio::{
     time::timeout,
 };
 
-pub(super) use self::{
+pub(crate) use self::{
     operation::{Operation, map, optional, set},
     rows::{Bridge, Database, Interface, Port, Uuid},
 };
 
 /// The database's name, and that of its only table with one row.
-pub(super) const OPEN_VSWITCH: &str = "Open_vSwitch";
+pub(crate) const OPEN_VSWITCH: &str = "Open_vSwitch";
 
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Error {
+pub(crate) enum Error {
     #[error("connect to the Open vSwitch database at {path} (is openvswitch-switch running on this node?)")]
     Connect { path: PathBuf, source: std::io::Error },
     #[error("connection to the Open vSwitch database at {path} is closed: {why}")]
@@ -53,7 +53,7 @@ pub(super) enum Error {
 }
 
 /// A connection with a live copy of the rows we use. Closes when dropped.
-pub(super) struct Client {
+pub(crate) struct Client {
     path: PathBuf,
     calls: Arc<Calls>,
     out: mpsc::UnboundedSender<Value>,
@@ -94,7 +94,7 @@ impl Calls {
 
 impl Client {
     /// Connects, and returns when the copy of the database is complete.
-    pub(super) async fn connect(path: &Path) -> Result<Client, Error> {
+    pub(crate) async fn connect(path: &Path) -> Result<Client, Error> {
         let stream = timeout(ANSWER_WITHIN, UnixStream::connect(path))
             .await
             .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
@@ -117,21 +117,21 @@ impl Client {
     }
 
     /// The database as it is now.
-    pub(super) fn database(&self) -> Arc<Database> {
+    pub(crate) fn database(&self) -> Arc<Database> {
         self.database.borrow().clone()
     }
 
     /// A view for those who wait for changes.
-    pub(super) fn watch(&self) -> watch::Receiver<Arc<Database>> {
+    pub(crate) fn watch(&self) -> watch::Receiver<Arc<Database>> {
         self.database.clone()
     }
 
-    pub(super) fn is_closed(&self) -> bool {
+    pub(crate) fn is_closed(&self) -> bool {
         self.calls.closed.borrow().is_some()
     }
 
     /// Resolves when the connection is lost.
-    pub(super) fn closed(&self) -> impl Future<Output = ()> + Send + 'static {
+    pub(crate) fn closed(&self) -> impl Future<Output = ()> + Send + 'static {
         let mut closed = self.calls.closed.subscribe();
         async move {
             // An error means that the client is gone, and the connection with it.
@@ -145,7 +145,7 @@ impl Client {
     }
 
     /// Returns when the copy has all that the database had when this was called.
-    pub(super) async fn catch_up(&self) -> Result<(), Error> {
+    pub(crate) async fn catch_up(&self) -> Result<(), Error> {
         // Answers and updates come in one order.
         self.call("echo", json!([])).await.map(drop)
     }
@@ -172,7 +172,7 @@ impl Client {
     }
 
     /// Does all the operations or none.
-    pub(super) async fn transact(&self, operations: &[Operation]) -> Result<(), Error> {
+    pub(crate) async fn transact(&self, operations: &[Operation]) -> Result<(), Error> {
         let method = "transact";
         let params = std::iter::once(Value::from(OPEN_VSWITCH)).chain(operations.iter().map(Operation::json));
         let results = self.call(method, params.collect()).await?;
@@ -194,7 +194,7 @@ impl Client {
     }
 
     /// Does the operations and waits until ovs-vswitchd has made the switch match them.
-    pub(super) async fn reconfigure(
+    pub(crate) async fn reconfigure(
         &self,
         mut operations: Vec<Operation>,
         within: Duration,

@@ -45,7 +45,7 @@ impl Scanner {
     }
 }
 
-pub(super) async fn read(mut reader: impl AsyncRead + Unpin, incoming: Incoming) {
+pub(crate) async fn read(mut reader: impl AsyncRead + Unpin, incoming: Incoming) {
     let mut bytes = vec![];
     let mut scanner = Scanner::default();
     let why = loop {
@@ -69,7 +69,7 @@ pub(super) async fn read(mut reader: impl AsyncRead + Unpin, incoming: Incoming)
     incoming.calls.close(why);
 }
 
-pub(super) async fn write(
+pub(crate) async fn write(
     mut writer: impl AsyncWrite + Unpin,
     mut queue: mpsc::UnboundedReceiver<Value>,
     calls: Arc<Calls>,

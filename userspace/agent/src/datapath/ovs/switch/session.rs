@@ -10,19 +10,16 @@ use openflow_rs::{Change, Connection, FlowFilter, connection, connection::Target
 use serde_json::json;
 
 use super::{
-    DatapathType,
     ovsdb::{self, Client, Database, OPEN_VSWITCH, Operation, set},
-    pipeline::Side,
     ports,
-    state::Sides,
-    tables::Tables,
 };
+use crate::datapath::ovs::{DatapathType, desired::Sides, pipeline::Side, tables::edit::Tables};
 
 /// How long ovs-vswitchd may take to make a changed configuration true.
 const RECONFIGURE_WITHIN: Duration = Duration::from_secs(15);
 
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Error {
+pub(crate) enum Error {
     #[error(transparent)]
     Database(#[from] ovsdb::Error),
     #[error(
@@ -36,7 +33,7 @@ pub(super) enum Error {
     Refused { bridge: &'static str, source: Box<connection::Error> },
 }
 
-pub(super) struct Session {
+pub(crate) struct Session {
     database: Client,
     /// Where the bridges' sockets are.
     directory: PathBuf,
@@ -46,15 +43,15 @@ pub(super) struct Session {
 }
 
 /// What the switch said of itself.
-pub(super) struct Dump {
-    pub(super) tables: Sides<Tables>,
+pub(crate) struct Dump {
+    pub(crate) tables: Sides<Tables>,
     /// The numbers of the ports that the switch has, by name.
-    pub(super) ports: Sides<HashMap<String, u32>>,
+    pub(crate) ports: Sides<HashMap<String, u32>>,
 }
 
 impl Session {
     /// Connects; makes bridges and uplinks if they are not there.
-    pub(super) async fn open(
+    pub(crate) async fn open(
         socket: &Path,
         kind: DatapathType,
         uplinks: &[String],
@@ -67,12 +64,12 @@ impl Session {
     }
 
     /// Only the database: for what can be done without the bridges.
-    pub(super) fn over(database: Client) -> Session {
+    pub(crate) fn over(database: Client) -> Session {
         Session { database, directory: PathBuf::new(), bridges: Sides::default(), writes: 0 }
     }
 
     /// Makes bridges and uplinks be as they should, and the connections to them; does nothing when they are.
-    pub(super) async fn scaffold(&mut self, kind: DatapathType, uplinks: &[String]) -> Result<(), Error> {
+    pub(crate) async fn scaffold(&mut self, kind: DatapathType, uplinks: &[String]) -> Result<(), Error> {
         self.database.catch_up().await?;
         let database = self.database.database();
         for side in Side::BOTH {
@@ -105,32 +102,32 @@ impl Session {
     }
 
     /// Connected, as far as is known.
-    pub(super) fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         let open = |side| {
             self.bridges.get(side).as_ref().is_some_and(|connection: &Connection| !connection.is_closed())
         };
         !self.database.is_closed() && Side::BOTH.into_iter().all(open)
     }
 
-    pub(super) fn client(&self) -> &Client {
+    pub(crate) fn client(&self) -> &Client {
         &self.database
     }
 
-    pub(super) fn database(&self) -> std::sync::Arc<Database> {
+    pub(crate) fn database(&self) -> std::sync::Arc<Database> {
         self.database.database()
     }
 
-    pub(super) fn bridge(&self, side: Side) -> Option<&Connection> {
+    pub(crate) fn bridge(&self, side: Side) -> Option<&Connection> {
         self.bridges.get(side).as_ref()
     }
 
     /// Changes made since the last call.
-    pub(super) fn take_writes(&mut self) -> u64 {
+    pub(crate) fn take_writes(&mut self) -> u64 {
         std::mem::take(&mut self.writes)
     }
 
     /// Does the operations and waits for the switch to follow; nothing to do is no write.
-    pub(super) async fn reconfigure(&mut self, operations: Vec<Operation>) -> Result<(), Error> {
+    pub(crate) async fn reconfigure(&mut self, operations: Vec<Operation>) -> Result<(), Error> {
         if operations.is_empty() {
             return Ok(());
         }
@@ -139,7 +136,7 @@ impl Session {
     }
 
     /// Has the switch try again what it could not do.
-    pub(super) async fn nudge(&mut self) -> Result<(), Error> {
+    pub(crate) async fn nudge(&mut self) -> Result<(), Error> {
         Ok(self.database.reconfigure(vec![], RECONFIGURE_WITHIN).await?)
     }
 
@@ -151,7 +148,7 @@ impl Session {
         self.bridges.get(side).as_ref().ok_or_else(closed)
     }
 
-    pub(super) async fn dump(&self) -> Result<Dump, Error> {
+    pub(crate) async fn dump(&self) -> Result<Dump, Error> {
         let one = async |side| {
             let connection = self.connection(side)?;
             let flows = async { connection.dump_flows(FlowFilter::default()).await };
@@ -169,7 +166,7 @@ impl Session {
     }
 
     /// Makes all changes of one bridge or none.
-    pub(super) async fn apply(&mut self, side: Side, changes: Vec<Change>) -> Result<(), Error> {
+    pub(crate) async fn apply(&mut self, side: Side, changes: Vec<Change>) -> Result<(), Error> {
         if changes.is_empty() {
             return Ok(());
         }
@@ -180,7 +177,7 @@ impl Session {
     }
 
     /// Removes both bridges and all that is on them.
-    pub(super) async fn remove(&mut self) -> Result<(), Error> {
+    pub(crate) async fn remove(&mut self) -> Result<(), Error> {
         let database = self.database.database();
         let ours: Vec<_> = Side::BOTH.iter().filter_map(|side| database.bridge(side.bridge())).collect();
         let ours: Vec<_> = ours.into_iter().map(|(uuid, _)| uuid.into()).collect();
@@ -201,7 +198,7 @@ fn failed(side: Side, source: connection::Error) -> Error {
 }
 
 /// Whether the switch is sound and only did not like what it was told.
-pub(super) fn is_refusal(error: &Error) -> bool {
+pub(crate) fn is_refusal(error: &Error) -> bool {
     matches!(error, Error::Refused { .. } | Error::Database(ovsdb::Error::Refused { .. }))
 }
 

@@ -7,26 +7,28 @@ use std::{
 
 use contiv_model::name::{EndpointId, NetworkId};
 
-use super::pipeline::{Side, place};
-use crate::datapath::{Object, ObjectId};
+use crate::datapath::{
+    Object, ObjectId,
+    ovs::pipeline::{Side, place},
+};
 
 /// A port of a bridge.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Port {
-    pub(super) name: String,
+pub(crate) struct Port {
+    pub(crate) name: String,
     /// Its OpenFlow number.
-    pub(super) number: u32,
+    pub(crate) number: u32,
 }
 
 /// An object in place; a local endpoint and a peer have a port.
 #[derive(Clone, Debug)]
-pub(super) struct Held {
-    pub(super) object: Object,
-    pub(super) port: Option<Port>,
+pub(crate) struct Held {
+    pub(crate) object: Object,
+    pub(crate) port: Option<Port>,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Books {
+pub(crate) struct Books {
     held: BTreeMap<ObjectId, Held>,
     /// Where the pods of each VXLAN network are.
     pods: BTreeMap<NetworkId, BTreeMap<EndpointId, u32>>,
@@ -38,44 +40,44 @@ pub(super) struct Books {
 }
 
 impl Books {
-    pub(super) fn get(&self, id: &ObjectId) -> Option<&Held> {
+    pub(crate) fn get(&self, id: &ObjectId) -> Option<&Held> {
         self.held.get(id)
     }
 
-    pub(super) fn ids(&self) -> impl Iterator<Item = &ObjectId> {
+    pub(crate) fn ids(&self) -> impl Iterator<Item = &ObjectId> {
         self.held.keys()
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.held.len()
     }
 
-    pub(super) fn networks(&self) -> impl Iterator<Item = &crate::datapath::Network> {
+    pub(crate) fn networks(&self) -> impl Iterator<Item = &crate::datapath::Network> {
         self.held.values().filter_map(|held| match &held.object {
             Object::Network(network) => Some(network),
             _ => None,
         })
     }
 
-    pub(super) fn pods(&self, network: &NetworkId) -> impl ExactSizeIterator<Item = u32> + use<'_> {
+    pub(crate) fn pods(&self, network: &NetworkId) -> impl ExactSizeIterator<Item = u32> + use<'_> {
         static NONE: BTreeMap<EndpointId, u32> = BTreeMap::new();
         self.pods.get(network).unwrap_or(&NONE).values().copied()
     }
 
     /// The ports that lead to other nodes, by their addresses.
-    pub(super) fn peers(&self) -> &BTreeMap<IpAddr, u32> {
+    pub(crate) fn peers(&self) -> &BTreeMap<IpAddr, u32> {
         &self.peers
     }
 
-    pub(super) fn behind(&self, vtep: IpAddr) -> Vec<EndpointId> {
+    pub(crate) fn behind(&self, vtep: IpAddr) -> Vec<EndpointId> {
         self.behind.get(&vtep).into_iter().flatten().cloned().collect()
     }
 
-    pub(super) fn owner_of_port(&self, name: &str) -> Option<&ObjectId> {
+    pub(crate) fn owner_of_port(&self, name: &str) -> Option<&ObjectId> {
         self.ports.get(name)
     }
 
-    pub(super) fn put(&mut self, held: Held) -> Option<Held> {
+    pub(crate) fn put(&mut self, held: Held) -> Option<Held> {
         let id = held.object.id();
         let old = self.take(&id);
         if let Some(port) = &held.port {
@@ -103,7 +105,7 @@ impl Books {
         old
     }
 
-    pub(super) fn take(&mut self, id: &ObjectId) -> Option<Held> {
+    pub(crate) fn take(&mut self, id: &ObjectId) -> Option<Held> {
         let held = self.held.remove(id)?;
         if let Some(port) = &held.port
             && self.ports.get(&port.name) == Some(id)

@@ -9,29 +9,31 @@ use contiv_model::name::NetworkId;
 use openflow_rs::{Change, Flow};
 
 use super::{
-    books::{Books, Held, Port},
-    cookie::Cookie,
     pipeline::{self, BUCKETS, PEERS, Side, Solicitations},
-    tables::{Edit, Tables},
+    tables::{
+        cookie::Cookie,
+        edit::{Edit, Tables},
+        index::{Books, Held, Port},
+    },
 };
 use crate::datapath::{Desired, Object, ObjectId};
 
 /// Something for each of the two bridges.
 #[derive(Debug, Default)]
-pub(super) struct Sides<T> {
-    pub(super) vlan: T,
-    pub(super) vxlan: T,
+pub(crate) struct Sides<T> {
+    pub(crate) vlan: T,
+    pub(crate) vxlan: T,
 }
 
 impl<T> Sides<T> {
-    pub(super) fn get(&self, side: Side) -> &T {
+    pub(crate) fn get(&self, side: Side) -> &T {
         match side {
             Side::Vlan => &self.vlan,
             Side::Vxlan => &self.vxlan,
         }
     }
 
-    pub(super) fn get_mut(&mut self, side: Side) -> &mut T {
+    pub(crate) fn get_mut(&mut self, side: Side) -> &mut T {
         match side {
             Side::Vlan => &mut self.vlan,
             Side::Vxlan => &mut self.vxlan,
@@ -40,31 +42,31 @@ impl<T> Sides<T> {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct State {
-    pub(super) books: Books,
-    pub(super) tables: Sides<Tables>,
-    pub(super) setting: Setting,
+pub(crate) struct State {
+    pub(crate) books: Books,
+    pub(crate) tables: Sides<Tables>,
+    pub(crate) setting: Setting,
 }
 
 /// What the flows that are there whatever is desired depend on.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Setting {
+pub(crate) struct Setting {
     /// The numbers of the uplinks' ports.
-    pub(super) uplinks: Vec<u32>,
-    pub(super) solicitations: Solicitations,
+    pub(crate) uplinks: Vec<u32>,
+    pub(crate) solicitations: Solicitations,
 }
 
 /// A remote endpoint whose node has no tunnel.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the tunnel to {0} is not there")]
-pub(super) struct NoTunnel(pub(super) IpAddr);
+pub(crate) struct NoTunnel(pub(crate) IpAddr);
 
 /// Ports by the object that they are for.
-pub(super) type Ports = HashMap<ObjectId, Port>;
+pub(crate) type Ports = HashMap<ObjectId, Port>;
 
 impl State {
     /// What the bridges should hold. Objects that lack a port are left out.
-    pub(super) fn expected(desired: &Desired, ports: &Ports, setting: Setting) -> State {
+    pub(crate) fn expected(desired: &Desired, ports: &Ports, setting: Setting) -> State {
         let mut state = State { setting, ..State::default() };
         let mut batch = Batch::on(&mut state);
         batch.scaffold();
@@ -88,7 +90,7 @@ fn needs_port(object: &Object) -> bool {
 }
 
 /// Several changes of the state that reach the switch together.
-pub(super) struct Batch<'a> {
+pub(crate) struct Batch<'a> {
     books: &'a mut Books,
     setting: &'a Setting,
     edits: Sides<Edit<'a>>,
@@ -101,7 +103,7 @@ pub(super) struct Batch<'a> {
 }
 
 impl<'a> Batch<'a> {
-    pub(super) fn on(state: &'a mut State) -> Batch<'a> {
+    pub(crate) fn on(state: &'a mut State) -> Batch<'a> {
         let edits =
             Sides { vlan: Edit::of(&mut state.tables.vlan), vxlan: Edit::of(&mut state.tables.vxlan) };
         Batch {
@@ -116,7 +118,7 @@ impl<'a> Batch<'a> {
     }
 
     /// The flows and the group that are there whatever is desired.
-    pub(super) fn scaffold(&mut self) {
+    pub(crate) fn scaffold(&mut self) {
         let Setting { uplinks, solicitations } = self.setting;
         let uplinks = uplinks.iter().map(|port| pipeline::uplink(*port));
         self.edits
@@ -128,7 +130,7 @@ impl<'a> Batch<'a> {
         }
     }
 
-    pub(super) fn set(&mut self, object: Object, port: Option<Port>) -> Result<(), NoTunnel> {
+    pub(crate) fn set(&mut self, object: Object, port: Option<Port>) -> Result<(), NoTunnel> {
         if let Object::Remote(remote) = &object
             && let Some(vtep) = remote.vtep
             && !self.books.peers().contains_key(&vtep)
@@ -149,7 +151,7 @@ impl<'a> Batch<'a> {
         Ok(())
     }
 
-    pub(super) fn delete(&mut self, id: &ObjectId) {
+    pub(crate) fn delete(&mut self, id: &ObjectId) {
         self.touch(id);
         let old = self.books.take(id);
         self.leave_groups(old.as_ref(), None);
@@ -166,7 +168,7 @@ impl<'a> Batch<'a> {
     }
 
     /// Removes every flow and group that no object in place accounts for.
-    pub(super) fn sweep(&mut self) {
+    pub(crate) fn sweep(&mut self) {
         self.scaffold();
         let known: HashSet<_> = self.books.ids().map(Cookie::of).chain([Cookie::SCAFFOLD]).collect();
         for side in Side::BOTH {
@@ -188,18 +190,18 @@ impl<'a> Batch<'a> {
     }
 
     /// What each bridge must be told.
-    pub(super) fn changes(&mut self) -> Sides<Vec<Change>> {
+    pub(crate) fn changes(&mut self) -> Sides<Vec<Change>> {
         self.refresh();
         Sides { vlan: self.edits.vlan.changes(), vxlan: self.edits.vxlan.changes() }
     }
 
     /// The switch has taken over all changes.
-    pub(super) fn finish(mut self) {
+    pub(crate) fn finish(mut self) {
         self.refresh();
     }
 
     /// The switch has refused: the state is what it was. A bridge that has taken over its part keeps it.
-    pub(super) fn undo(self, taken: &[Side]) {
+    pub(crate) fn undo(self, taken: &[Side]) {
         let Sides { vlan, vxlan } = self.edits;
         for (side, edit) in [(Side::Vlan, vlan), (Side::Vxlan, vxlan)] {
             if !taken.contains(&side) {
@@ -322,15 +324,15 @@ fn parts(pods: usize) -> usize {
 
 /// How the tables differ from what they should be.
 #[derive(Debug, Default)]
-pub(super) struct Verdict {
-    pub(super) wrong: BTreeSet<ObjectId>,
-    pub(super) strays: usize,
+pub(crate) struct Verdict {
+    pub(crate) wrong: BTreeSet<ObjectId>,
+    pub(crate) strays: usize,
     /// The scaffolding is not whole.
-    pub(super) scaffold: bool,
+    pub(crate) scaffold: bool,
 }
 
 /// Measures `actual` against what is expected of `desired`.
-pub(super) fn compare(expected: &State, actual: &Sides<Tables>, desired: &Desired) -> Verdict {
+pub(crate) fn compare(expected: &State, actual: &Sides<Tables>, desired: &Desired) -> Verdict {
     let owners: HashMap<Cookie, &ObjectId> = desired.iter().map(|(id, _)| (Cookie::of(id), id)).collect();
     let mut verdict = Verdict::default();
     let blame = |owner: u64, verdict: &mut Verdict| match owners.get(&Cookie(owner)) {

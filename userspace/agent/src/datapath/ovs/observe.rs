@@ -9,18 +9,20 @@ use serde_json::{Value, json};
 
 use super::{
     Ovs,
-    books::Port,
+    desired::{self, Batch, Ports, Setting, State},
     failed,
-    ovsdb::Database,
     pipeline::Side,
-    ports::{self, UPLINK, Wanted},
-    session::{Dump, Session},
-    state::{self, Batch, Ports, Setting, State},
+    switch::{
+        ovsdb::Database,
+        ports::{self, UPLINK, Wanted},
+        session::{Dump, Session},
+    },
+    tables::index::Port,
 };
 use crate::datapath::{Desired, Error, Object, ObjectId, Observed};
 
 impl Ovs {
-    pub(super) async fn observe_on(
+    pub(crate) async fn observe_on(
         &mut self,
         session: &mut Session,
         desired: &Desired,
@@ -36,7 +38,7 @@ impl Ovs {
             self.options.uplinks.iter().filter_map(|name| dump.ports.vlan.get(name)).copied().collect();
         let setting = Setting { uplinks, solicitations: self.options.datapath_type.solicitations() };
         let expected = State::expected(desired, &ports, setting);
-        let verdict = state::compare(&expected, &dump.tables, desired);
+        let verdict = desired::compare(&expected, &dump.tables, desired);
         wrong.extend(verdict.wrong);
         wrong.extend(desired.iter().map(|(id, _)| id.clone()).filter(|id| expected.books.get(id).is_none()));
 
@@ -101,7 +103,7 @@ impl Ovs {
 }
 
 /// Whether a port of this name carries the VLAN networks outside.
-pub(super) fn is_uplink(name: &str, uplinks: &[String]) -> bool {
+pub(crate) fn is_uplink(name: &str, uplinks: &[String]) -> bool {
     match uplinks {
         [] => false,
         [one] => one == name,
@@ -110,7 +112,7 @@ pub(super) fn is_uplink(name: &str, uplinks: &[String]) -> bool {
 }
 
 /// The configuration of our bridges in one number: it changes when ports, or their numbers, do.
-pub(super) fn layout(database: &Database) -> u64 {
+pub(crate) fn layout(database: &Database) -> u64 {
     let mut hasher = DefaultHasher::new();
     for side in Side::BOTH {
         let Some((uuid, bridge)) = database.bridge(side.bridge()) else { continue };
@@ -126,7 +128,7 @@ pub(super) fn layout(database: &Database) -> u64 {
 }
 
 /// Resolves when a connection is lost, or the configuration is not `layout` any more.
-pub(super) async fn until_disturbed(session: &Session, layout: u64) {
+pub(crate) async fn until_disturbed(session: &Session, layout: u64) {
     let lost = Side::BOTH.map(|side| {
         let connection = session.bridge(side).cloned();
         Box::pin(async move {
@@ -148,7 +150,7 @@ pub(super) async fn until_disturbed(session: &Session, layout: u64) {
     }
 }
 
-pub(super) fn inspect(ovs: &Ovs) -> Value {
+pub(crate) fn inspect(ovs: &Ovs) -> Value {
     let database = ovs.session.as_ref().map(Session::database);
     let bridges = Side::BOTH.map(|side| {
         let ports = database.iter().flat_map(|database| ports::present(database));

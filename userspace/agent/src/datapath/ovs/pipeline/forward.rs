@@ -7,7 +7,7 @@ use super::{PEERS, Side, metadata, neighbour, of_network, of_network_from, pods_
 use crate::datapath::{Local, Network, Remote};
 
 /// The bridge that carries a network, and its tag there.
-pub(in crate::datapath::ovs) fn place(encap: Encap) -> (Side, u32) {
+pub(crate) fn place(encap: Encap) -> (Side, u32) {
     match encap {
         Encap::Vlan(vlan) => (Side::Vlan, vlan.get().into()),
         Encap::Vxlan { vni, .. } => (Side::Vxlan, vni.get()),
@@ -15,19 +15,19 @@ pub(in crate::datapath::ovs) fn place(encap: Encap) -> (Side, u32) {
 }
 
 /// Frames from outside keep their tag; the bridge itself knows which ports it goes to.
-pub(in crate::datapath::ovs) fn uplink(port: u32) -> Flow {
+pub(crate) fn uplink(port: u32) -> Flow {
     Flow::new(table::ORIGIN, priority::MATCH, Match::new().in_port(port.into())).goto(table::SERVICE_SNAT)
 }
 
 /// Frames from another node.
-pub(in crate::datapath::ovs) fn peer(port: u32) -> Flow {
+pub(crate) fn peer(port: u32) -> Flow {
     Flow::new(table::INPUT, priority::MATCH, Match::new().in_port(port.into()))
         .write_metadata(metadata::FROM_VTEP, metadata::FROM_VTEP)
         .goto(table::ORIGIN)
 }
 
 /// `parts` is the number of groups that send to the network's pods.
-pub(in crate::datapath::ovs) fn network(network: &Network, parts: usize) -> Vec<Flow> {
+pub(crate) fn network(network: &Network, parts: usize) -> Vec<Flow> {
     let (side, tag) = place(network.encap);
     let mut flows = vec![];
     if network.arp == ArpMode::Proxy {
@@ -54,7 +54,7 @@ pub(in crate::datapath::ovs) fn network(network: &Network, parts: usize) -> Vec<
     flows
 }
 
-pub(in crate::datapath::ovs) fn local(local: &Local, port: u32) -> Vec<Flow> {
+pub(crate) fn local(local: &Local, port: u32) -> Vec<Flow> {
     let (side, tag) = place(local.encap);
     // A pod has no say in which network it is on: what it tagged itself is dropped.
     let untagged = Match::new().in_port(port.into()).no_vlan();
@@ -73,7 +73,7 @@ pub(in crate::datapath::ovs) fn local(local: &Local, port: u32) -> Vec<Flow> {
 }
 
 /// `port` leads to its node, where the network is a VXLAN.
-pub(in crate::datapath::ovs) fn remote(remote: &Remote, port: Option<u32>) -> Vec<Flow> {
+pub(crate) fn remote(remote: &Remote, port: Option<u32>) -> Vec<Flow> {
     let (_, tag) = place(remote.encap);
     let mut flows: Vec<_> = neighbour::known(tag, remote.mac.0, remote.ip, remote.ip6).collect();
     if let Some(port) = port {

@@ -7,25 +7,27 @@ use std::{
 
 use serde_json::json;
 
-use super::{
-    cookie,
-    ovsdb::{Bridge, Database, Interface, Operation, Port, Uuid, map, optional, set},
-    pipeline::{Side, place},
+use super::ovsdb::{Bridge, Database, Interface, Operation, Port, Uuid, map, optional, set};
+use crate::datapath::{
+    Local, ObjectId, Peer,
+    ovs::{
+        pipeline::{Side, place},
+        tables::cookie,
+    },
 };
-use crate::datapath::{Local, ObjectId, Peer};
 
 /// The key of `external_ids` that says whose a port is.
 const OWNER: &str = "endpoint-id";
 /// The owner of uplinks, and the name of a bond of several.
-pub(super) const UPLINK: &str = "uplinkPort";
+pub(crate) const UPLINK: &str = "uplinkPort";
 /// Linux cuts the names of interfaces here.
 const NAME: usize = 15;
 
 /// A port with one interface, as it should be.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Wanted {
-    pub(super) side: Side,
-    pub(super) name: String,
+pub(crate) struct Wanted {
+    pub(crate) side: Side,
+    pub(crate) name: String,
     owner: String,
     tag: Option<i64>,
     vlan_mode: &'static str,
@@ -34,7 +36,7 @@ pub(super) struct Wanted {
 }
 
 impl Wanted {
-    pub(super) fn local(local: &Local) -> Wanted {
+    pub(crate) fn local(local: &Local) -> Wanted {
         let (side, tag) = place(local.encap);
         let access = side == Side::Vlan;
         Wanted {
@@ -49,7 +51,7 @@ impl Wanted {
         }
     }
 
-    pub(super) fn tunnel(peer: &Peer, name: String, from: Option<IpAddr>) -> Wanted {
+    pub(crate) fn tunnel(peer: &Peer, name: String, from: Option<IpAddr>) -> Wanted {
         let options = [
             ("remote_ip", Some(peer.vtep.to_string())),
             ("local_ip", from.map(|ip| ip.to_string())),
@@ -68,7 +70,7 @@ impl Wanted {
         }
     }
 
-    pub(super) fn uplink(name: &str) -> Wanted {
+    pub(crate) fn uplink(name: &str) -> Wanted {
         Wanted {
             side: Side::Vlan,
             name: name.to_owned(),
@@ -86,7 +88,7 @@ impl Wanted {
     }
 
     /// Whether the port is there in every detail that we set.
-    pub(super) fn is_there(&self, database: &Database) -> bool {
+    pub(crate) fn is_there(&self, database: &Database) -> bool {
         find(database, &self.name).is_some_and(|found| {
             found.side(database) == Some(self.side)
                 && self.fits_port(found.port)
@@ -121,7 +123,7 @@ impl Wanted {
     }
 
     /// What makes the port be there just so; `n` makes names unique within the transaction.
-    pub(super) fn operations(&self, database: &Database, n: usize) -> Vec<Operation> {
+    pub(crate) fn operations(&self, database: &Database, n: usize) -> Vec<Operation> {
         let mut operations = vec![];
         // Without its bridge the port cannot be; the next observation makes the bridge first.
         let Some((bridge, _)) = database.bridge(self.side.bridge()) else { return operations };
@@ -159,11 +161,11 @@ impl Wanted {
 }
 
 /// A port with one interface in the database.
-pub(super) struct Found<'a> {
+pub(crate) struct Found<'a> {
     port_uuid: &'a Uuid,
     port: &'a Port,
     interface_uuid: &'a Uuid,
-    pub(super) interface: &'a Interface,
+    pub(crate) interface: &'a Interface,
 }
 
 impl Found<'_> {
@@ -184,7 +186,7 @@ impl Found<'_> {
 }
 
 /// The port of this name, on any bridge.
-pub(super) fn find<'a>(database: &'a Database, name: &str) -> Option<Found<'a>> {
+pub(crate) fn find<'a>(database: &'a Database, name: &str) -> Option<Found<'a>> {
     let (port_uuid, port) = database.ports.iter().find(|(_, port)| port.name == name)?;
     let (interface_uuid, interface) =
         port.interfaces.iter().find_map(|uuid| Some((uuid, database.interfaces.get(uuid)?)))?;
@@ -192,12 +194,12 @@ pub(super) fn find<'a>(database: &'a Database, name: &str) -> Option<Found<'a>> 
 }
 
 /// What takes a port off its bridge.
-pub(super) fn removal(database: &Database, name: &str) -> Option<Operation> {
+pub(crate) fn removal(database: &Database, name: &str) -> Option<Operation> {
     find(database, name)?.unlink(database)
 }
 
 /// The names of our bridges' ports, with the side, without the bridges' own.
-pub(super) fn present(database: &Database) -> impl Iterator<Item = (Side, &str)> {
+pub(crate) fn present(database: &Database) -> impl Iterator<Item = (Side, &str)> {
     Side::BOTH.into_iter().flat_map(move |side| {
         let bridge = database.bridge(side.bridge()).map(|(_, bridge)| bridge);
         let ports = bridge.into_iter().flat_map(move |bridge| database.ports_of(bridge));
@@ -208,7 +210,7 @@ pub(super) fn present(database: &Database) -> impl Iterator<Item = (Side, &str)>
 }
 
 /// The names of the ports that say that they are the object's.
-pub(super) fn of_object(database: &Database, id: &ObjectId) -> BTreeSet<String> {
+pub(crate) fn of_object(database: &Database, id: &ObjectId) -> BTreeSet<String> {
     let text = match id {
         ObjectId::Peer(vtep) => vtep.to_string(),
         ObjectId::Local(id) => id.to_string(),
@@ -234,7 +236,7 @@ fn leads_to(interface: &Interface, vtep: &str) -> bool {
 
 /// The name of the tunnel to a node: that of the tunnel which is there; else the original's, `vxif` and the
 /// digits of the address; else, where that is too long or another's (10.1.1.2 and 10.11.2 look alike), a hash.
-pub(super) fn tunnel_name(database: &Database, vtep: IpAddr, taken: impl Fn(&str) -> bool) -> String {
+pub(crate) fn tunnel_name(database: &Database, vtep: IpAddr, taken: impl Fn(&str) -> bool) -> String {
     if let Some(name) = of_object(database, &ObjectId::Peer(vtep)).into_iter().next() {
         return name;
     }
@@ -249,7 +251,7 @@ pub(super) fn tunnel_name(database: &Database, vtep: IpAddr, taken: impl Fn(&str
 }
 
 /// What makes the uplinks be the VLAN bridge's: one a trunk, several a bond.
-pub(super) fn uplinks(database: &Database, names: &[String]) -> Vec<Operation> {
+pub(crate) fn uplinks(database: &Database, names: &[String]) -> Vec<Operation> {
     match names {
         [] => vec![],
         [name] => Wanted::uplink(name).operations(database, 0),

@@ -3,13 +3,15 @@
 
 use super::{
     Ovs,
-    books::{Held, Port},
-    failed, observation,
-    ovsdb::{Database, Operation},
+    desired::{Batch, Ports},
+    failed, observe,
     pipeline::Side,
-    ports::{self, Wanted},
-    session::{self, Session},
-    state::{Batch, Ports},
+    switch::{
+        ovsdb::{Database, Operation},
+        ports::{self, Wanted},
+        session::{self, Session},
+    },
+    tables::index::{Held, Port},
 };
 use crate::datapath::{Error, FailedOp, Kind, Object, ObjectId, Op};
 
@@ -42,7 +44,7 @@ impl Request {
 }
 
 impl Ovs {
-    pub(super) async fn apply_on(
+    pub(crate) async fn apply_on(
         &mut self,
         session: &mut Session,
         ops: &[Op],
@@ -168,7 +170,7 @@ impl Ovs {
                 Op::Delete(id) => names.extend(ports::of_object(&database, id)),
                 Op::GarbageCollect => {
                     let strays = ports::present(&database).map(|(_, name)| name.to_owned());
-                    names.extend(strays.filter(|name| !observation::is_uplink(name, &self.options.uplinks)));
+                    names.extend(strays.filter(|name| !observe::is_uplink(name, &self.options.uplinks)));
                 }
             }
         }

@@ -8,64 +8,64 @@ use super::OPEN_VSWITCH;
 
 /// A row's name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(in crate::datapath::ovs) struct Uuid(pub(super) String);
+pub(crate) struct Uuid(pub(crate) String);
 
 /// A live copy of the part of the database that we use.
 #[derive(Clone, Debug, Default)]
-pub(in crate::datapath::ovs) struct Database {
-    pub(in crate::datapath::ovs) bridges: BTreeMap<Uuid, Bridge>,
-    pub(in crate::datapath::ovs) ports: BTreeMap<Uuid, Port>,
-    pub(in crate::datapath::ovs) interfaces: BTreeMap<Uuid, Interface>,
+pub(crate) struct Database {
+    pub(crate) bridges: BTreeMap<Uuid, Bridge>,
+    pub(crate) ports: BTreeMap<Uuid, Port>,
+    pub(crate) interfaces: BTreeMap<Uuid, Interface>,
     /// The bridges that the switch should have; others wait to be collected as garbage.
-    pub(in crate::datapath::ovs) root: BTreeSet<Uuid>,
+    pub(crate) root: BTreeSet<Uuid>,
     /// The configuration that ovs-vswitchd has made true.
-    pub(in crate::datapath::ovs) current_configuration: i64,
+    pub(crate) current_configuration: i64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::datapath::ovs) struct Bridge {
-    pub(in crate::datapath::ovs) name: String,
-    pub(in crate::datapath::ovs) ports: BTreeSet<Uuid>,
-    pub(in crate::datapath::ovs) fail_mode: Option<String>,
-    pub(in crate::datapath::ovs) protocols: BTreeSet<String>,
-    pub(in crate::datapath::ovs) datapath_type: String,
+pub(crate) struct Bridge {
+    pub(crate) name: String,
+    pub(crate) ports: BTreeSet<Uuid>,
+    pub(crate) fail_mode: Option<String>,
+    pub(crate) protocols: BTreeSet<String>,
+    pub(crate) datapath_type: String,
     /// ovs-vswitchd could make it.
-    pub(in crate::datapath::ovs) made: bool,
+    pub(crate) made: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::datapath::ovs) struct Port {
-    pub(in crate::datapath::ovs) name: String,
-    pub(in crate::datapath::ovs) interfaces: BTreeSet<Uuid>,
-    pub(in crate::datapath::ovs) tag: Option<i64>,
-    pub(in crate::datapath::ovs) vlan_mode: Option<String>,
-    pub(in crate::datapath::ovs) bond_mode: Option<String>,
-    pub(in crate::datapath::ovs) lacp: Option<String>,
-    pub(in crate::datapath::ovs) other_config: BTreeMap<String, String>,
-    pub(in crate::datapath::ovs) external_ids: BTreeMap<String, String>,
+pub(crate) struct Port {
+    pub(crate) name: String,
+    pub(crate) interfaces: BTreeSet<Uuid>,
+    pub(crate) tag: Option<i64>,
+    pub(crate) vlan_mode: Option<String>,
+    pub(crate) bond_mode: Option<String>,
+    pub(crate) lacp: Option<String>,
+    pub(crate) other_config: BTreeMap<String, String>,
+    pub(crate) external_ids: BTreeMap<String, String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::datapath::ovs) struct Interface {
-    pub(in crate::datapath::ovs) name: String,
-    pub(in crate::datapath::ovs) kind: String,
-    pub(in crate::datapath::ovs) options: BTreeMap<String, String>,
-    pub(in crate::datapath::ovs) external_ids: BTreeMap<String, String>,
+pub(crate) struct Interface {
+    pub(crate) name: String,
+    pub(crate) kind: String,
+    pub(crate) options: BTreeMap<String, String>,
+    pub(crate) external_ids: BTreeMap<String, String>,
     /// The OpenFlow port number; -1 when the switch could not have the interface.
-    pub(in crate::datapath::ovs) ofport: Option<i64>,
+    pub(crate) ofport: Option<i64>,
     /// Why it could not.
-    pub(in crate::datapath::ovs) error: Option<String>,
+    pub(crate) error: Option<String>,
 }
 
 impl Interface {
     /// Its OpenFlow port number, if the switch has the interface.
-    pub(in crate::datapath::ovs) fn number(&self) -> Option<u32> {
+    pub(crate) fn number(&self) -> Option<u32> {
         self.ofport.and_then(|number| u32::try_from(number).ok()).filter(|number| *number > 0)
     }
 }
 
 /// What a monitor request asks for.
-pub(super) fn monitored() -> Value {
+pub(crate) fn monitored() -> Value {
     json!({
         OPEN_VSWITCH: {"columns": ["bridges", "cur_cfg"]},
         "Bridge": {"columns": ["name", "ports", "fail_mode", "protocols", "datapath_type", "datapath_id"]},
@@ -78,12 +78,12 @@ pub(super) fn monitored() -> Value {
 
 impl Database {
     /// The bridge of this name.
-    pub(in crate::datapath::ovs) fn bridge(&self, name: &str) -> Option<(&Uuid, &Bridge)> {
+    pub(crate) fn bridge(&self, name: &str) -> Option<(&Uuid, &Bridge)> {
         self.bridges.iter().find(|(uuid, bridge)| bridge.name == name && self.root.contains(uuid))
     }
 
     /// The ports of a bridge, each with its interfaces.
-    pub(in crate::datapath::ovs) fn ports_of<'a>(
+    pub(crate) fn ports_of<'a>(
         &'a self,
         bridge: &'a Bridge,
     ) -> impl Iterator<Item = (&'a Uuid, &'a Port, Vec<(&'a Uuid, &'a Interface)>)> {
@@ -96,7 +96,7 @@ impl Database {
     }
 
     /// Takes over a monitor's update: for each row its new contents, or none when it is gone.
-    pub(super) fn update(&mut self, updates: &Value) {
+    pub(crate) fn update(&mut self, updates: &Value) {
         let rows = |table: &str| updates[table].as_object().into_iter().flatten();
         for (_, change) in rows(OPEN_VSWITCH) {
             let row = &change["new"];

@@ -7,8 +7,8 @@
 
 use openflow_rs::{Action, Port, message::Body, packet::PacketOut};
 
-use super::{Ovs, session::Session};
-use crate::datapath::ovs::{DatapathType, pipeline::Side};
+use super::session::Session;
+use crate::datapath::ovs::{DatapathType, Ovs, pipeline::Side};
 
 /// Of the EtherType for local experiments, from and to nobody. It carries VNI 0, which no network has,
 /// so that the other end drops it.
@@ -21,7 +21,7 @@ const FRAME: [u8; 60] = {
 
 impl Ovs {
     /// Has the switch find its way to these peers, given by the numbers of their ports.
-    pub(super) async fn find_way(&self, session: &Session, ports: impl IntoIterator<Item = u32>) {
+    pub(crate) async fn find_way(&self, session: &Session, ports: impl IntoIterator<Item = u32>) {
         let Some(bridge) = session.bridge(Side::Vxlan) else { return };
         if self.options.datapath_type != DatapathType::Netdev {
             return;

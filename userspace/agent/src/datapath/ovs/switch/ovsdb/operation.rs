@@ -8,7 +8,7 @@ use super::{OPEN_VSWITCH, Uuid};
 
 /// A row that is there, or one that the same transaction makes.
 #[derive(Clone, Debug)]
-pub(in crate::datapath::ovs) enum Reference {
+pub(crate) enum Reference {
     Row(Uuid),
     New(String),
 }
@@ -30,7 +30,7 @@ impl From<&Uuid> for Reference {
 
 /// One step of a transaction.
 #[derive(Clone, Debug)]
-pub(in crate::datapath::ovs) struct Operation {
+pub(crate) struct Operation {
     json: Value,
     /// Whether it changes what the operator configures, or only counts.
     counts: bool,
@@ -42,39 +42,29 @@ impl Operation {
     }
 
     /// A new row, known as `name` within the transaction.
-    pub(in crate::datapath::ovs) fn insert(table: &str, name: &str, row: Value) -> (Operation, Reference) {
+    pub(crate) fn insert(table: &str, name: &str, row: Value) -> (Operation, Reference) {
         let json = json!({"op": "insert", "table": table, "row": row, "uuid-name": name});
         (Operation::new(json), Reference::New(name.into()))
     }
 
     /// New values for some columns of a row.
-    pub(in crate::datapath::ovs) fn update(table: &str, row: &Uuid, columns: Value) -> Operation {
+    pub(crate) fn update(table: &str, row: &Uuid, columns: Value) -> Operation {
         let condition = json!([["_uuid", "==", ["uuid", row.0]]]);
         Operation::new(json!({"op": "update", "table": table, "where": condition, "row": columns}))
     }
 
     /// Puts rows into a column that holds a set of them.
-    pub(in crate::datapath::ovs) fn link(
-        table: &str,
-        row: Option<&Uuid>,
-        column: &str,
-        add: &[Reference],
-    ) -> Operation {
+    pub(crate) fn link(table: &str, row: Option<&Uuid>, column: &str, add: &[Reference]) -> Operation {
         Operation::mutate(table, row, json!([[column, "insert", references(add)]]))
     }
 
     /// Takes rows out of a column that holds a set of them. A row that nothing holds goes away.
-    pub(in crate::datapath::ovs) fn unlink(
-        table: &str,
-        row: Option<&Uuid>,
-        column: &str,
-        take: &[Reference],
-    ) -> Operation {
+    pub(crate) fn unlink(table: &str, row: Option<&Uuid>, column: &str, take: &[Reference]) -> Operation {
         Operation::mutate(table, row, json!([[column, "delete", references(take)]]))
     }
 
     /// Tells ovs-vswitchd that there is something new, so that it tells when it is done.
-    pub(super) fn count_configuration() -> Operation {
+    pub(crate) fn count_configuration() -> Operation {
         let operation = Operation::mutate(OPEN_VSWITCH, None, json!([["next_cfg", "+=", 1]]));
         Operation { counts: false, ..operation }
     }
@@ -85,12 +75,12 @@ impl Operation {
         Operation::new(json!({"op": "mutate", "table": table, "where": condition, "mutations": mutations}))
     }
 
-    pub(super) fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         self.json.clone()
     }
 
     /// Whether it changes configuration.
-    pub(in crate::datapath::ovs) fn is_write(&self) -> bool {
+    pub(crate) fn is_write(&self) -> bool {
         self.counts
     }
 }
@@ -111,16 +101,16 @@ fn references(rows: &[Reference]) -> Value {
 }
 
 /// A set of rows or of plain values.
-pub(in crate::datapath::ovs) fn set<T: Into<Value>>(items: impl IntoIterator<Item = T>) -> Value {
+pub(crate) fn set<T: Into<Value>>(items: impl IntoIterator<Item = T>) -> Value {
     json!(["set", items.into_iter().map(Into::into).collect::<Vec<Value>>()])
 }
 
 /// A column that may be empty.
-pub(in crate::datapath::ovs) fn optional<T: Into<Value>>(item: Option<T>) -> Value {
+pub(crate) fn optional<T: Into<Value>>(item: Option<T>) -> Value {
     set(item)
 }
 
-pub(in crate::datapath::ovs) fn map(pairs: &BTreeMap<String, String>) -> Value {
+pub(crate) fn map(pairs: &BTreeMap<String, String>) -> Value {
     json!(["map", pairs.iter().collect::<Vec<_>>()])
 }
 
@@ -131,7 +121,7 @@ impl From<Reference> for Value {
 }
 
 /// The words of an error object.
-pub(super) fn failure(error: &Value) -> String {
+pub(crate) fn failure(error: &Value) -> String {
     let word = |key: &str| error[key].as_str().unwrap_or_default();
     match (word("error"), word("details")) {
         ("", _) => error.to_string(),
