@@ -7,6 +7,7 @@ pub mod cluster;
 pub mod demo;
 pub mod faults;
 pub mod http;
+pub mod install;
 pub mod interrupt;
 pub mod load;
 pub mod master;

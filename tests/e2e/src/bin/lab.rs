@@ -22,9 +22,17 @@ enum Command {
     Bench(e2e::bench::Options),
     /// Play recorded REST conversations against a fresh netmaster and compare
     Replay(e2e::replay::Options),
+    /// Run the commands of the install page on three machines made from namespaces
+    InstallCheck(e2e::install::Options),
+    /// PID 1 of such a machine
+    #[command(hide = true)]
+    InstallMachine(e2e::install::Inside),
 }
 
 fn main() -> ExitCode {
+    if let Some(code) = e2e::install::stand_in() {
+        return code;
+    }
     let cli = Cli::parse();
     if cli.parse_only {
         return ExitCode::SUCCESS;
@@ -33,6 +41,8 @@ fn main() -> ExitCode {
         Command::Demo(options) => e2e::demo::run(&options).map(|()| true),
         Command::Bench(options) => e2e::bench::run(&options).map(|()| true),
         Command::Replay(options) => e2e::replay::run(&options),
+        Command::InstallCheck(options) => e2e::install::run(&options).map(|()| true),
+        Command::InstallMachine(inside) => inside.run(),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,
