@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use contiv_store::election::Proof;
+use contiv_store::election::ReadIndex;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
@@ -25,7 +25,7 @@ const LIMIT: Duration = Duration::from_secs(2);
 
 impl Assurance {
     /// The second part asks the store, as long as it is polled.
-    pub fn new(proof: Proof) -> (Assurance, impl Future<Output = ()> + Send) {
+    pub fn new(proof: ReadIndex) -> (Assurance, impl Future<Output = ()> + Send) {
         let (sender, mut asked) = mpsc::channel::<Asked>(QUEUE);
         let answering = async move {
             let mut round = Vec::new();
@@ -48,8 +48,8 @@ impl Assurance {
     }
 }
 
-async fn ask(proof: &Proof) -> Result<(), Problem> {
-    match timeout(LIMIT, proof.holds()).await {
+async fn ask(proof: &ReadIndex) -> Result<(), Problem> {
+    match timeout(LIMIT, proof.confirm()).await {
         Ok(Ok(true)) => Ok(()),
         Ok(Ok(false)) => Err(Problem::deposed()),
         Ok(Err(error)) => Err(Problem::unavailable(format!("store: {}", one_line(&error)))),

@@ -253,7 +253,7 @@ impl Committer {
             }
         }
         let number = self.metrics.large_changes.inc();
-        let name = format!("{}-{number}", leadership.since());
+        let name = format!("{}-{number}", leadership.create_revision());
         tracing::debug!(name, ops = txn.ops.len(), "a change for more than one transaction");
         Ok(Intent::new(name, txn.ops)?.commit(&self.store, leadership, txn.guards).await?)
     }
@@ -283,7 +283,7 @@ impl Committer {
         jobs: Vec<Job>,
         answers: Vec<Answer>,
     ) -> Result<(), Deposed> {
-        match leadership.proof().holds().await {
+        match leadership.read_index().confirm().await {
             Ok(true) => answer(jobs, answers),
             Ok(false) => {
                 refuse(jobs, &Problem::deposed());
@@ -341,7 +341,7 @@ impl Committer {
     }
 
     async fn try_reread(&self, leadership: &Leadership, keys: &[String]) -> Result<ControlFlow<()>, Error> {
-        if !leadership.settle().await? {
+        if !leadership.resolve_pending().await? {
             return Ok(ControlFlow::Break(()));
         }
         // Records before their journals.
@@ -349,7 +349,7 @@ impl Committer {
         keys.sort_by_key(|key| key.contains("/state/ipam/"));
         let mut found = Vec::with_capacity(keys.len());
         for key in keys {
-            found.push((key, self.store.look(key).await?));
+            found.push((key, self.store.get_with_revision(key).await?));
         }
         let mut world = self.world.write();
         for (key, (kv, at)) in found {

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, ValueEnum};
-use contiv_daemon::flags::{Stop, parse};
+use contiv_daemon::flags::{Exit, parse};
 use contiv_daemon::modes::{FwdMode, Mode, NetMode, name};
 
 use crate::aci;
@@ -174,9 +174,9 @@ fn seconds(text: &str) -> Result<Duration, String> {
 
 impl Flags {
     /// Reads the command line and the environment.
-    pub fn read(args: impl IntoIterator<Item = std::ffi::OsString>) -> Result<Flags, Stop> {
+    pub fn read(args: impl IntoIterator<Item = std::ffi::OsString>) -> Result<Flags, Exit> {
         let flags: Flags = parse(args)?;
-        flags.check().map_err(Stop::Bad)?;
+        flags.check().map_err(Exit::Usage)?;
         Ok(flags)
     }
 
@@ -258,13 +258,13 @@ mod tests {
 
     use super::*;
 
-    fn read(args: &str) -> Result<Flags, Stop> {
+    fn read(args: &str) -> Result<Flags, Exit> {
         Flags::read(std::iter::once("netmaster").chain(args.split_whitespace()).map(Into::into))
     }
 
     fn bad(args: &str) -> String {
         match read(args) {
-            Err(Stop::Bad(line)) => line,
+            Err(Exit::Usage(line)) => line,
             other => panic!("{args}: {other:?}"),
         }
     }
@@ -322,9 +322,9 @@ mod tests {
 
     #[test]
     fn help_and_version_are_no_errors() {
-        assert!(matches!(read("--help"), Err(Stop::Told(text)) if text.contains("--fwdmode")));
+        assert!(matches!(read("--help"), Err(Exit::Output(text)) if text.contains("--fwdmode")));
         assert!(
-            matches!(read("--version"), Err(Stop::Told(text)) if text.contains(env!("CARGO_PKG_VERSION")))
+            matches!(read("--version"), Err(Exit::Output(text)) if text.contains(env!("CARGO_PKG_VERSION")))
         );
     }
 }

@@ -10,11 +10,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use contiv_daemon::client::Way;
+use contiv_daemon::client::Transport;
+use contiv_daemon::reload::Reloadable;
 use contiv_daemon::tls;
-use contiv_daemon::watched::Watched;
 use contiv_model::key;
-use contiv_model::registry::{NETMASTER, Service};
+use contiv_model::registry::{NETMASTER, ServiceInfo};
 use contiv_store::election::{self, Timing};
 use contiv_store::{Config, Error, Guard, Outcome, Store, Txn, embedded};
 use tokio::sync::{Semaphore, watch};
@@ -125,7 +125,7 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
 /// Whether another netmaster is there, which may be asked.
 fn others(world: &Shared, identity: &Identity) -> bool {
     let world = world.read();
-    let mut netmasters = world.all::<Service>().filter(|service| service.service_name == NETMASTER);
+    let mut netmasters = world.all::<ServiceInfo>().filter(|service| service.service_name == NETMASTER);
     netmasters.any(|service| format!("{}:{}", service.host_addr, service.port) != identity.address)
 }
 
@@ -185,8 +185,8 @@ fn gate(flags: &RestFlags, files: &mut JoinSet<()>) -> anyhow::Result<Gate> {
         None => None,
         Some(path) => {
             let read = path.clone();
-            let (tokens, follow) =
-                Watched::load("tokens", vec![path], move || Tokens::read(&read)).context("--token-file")?;
+            let (tokens, follow) = Reloadable::load("tokens", vec![path], move || Tokens::read(&read))
+                .context("--token-file")?;
             files.spawn(follow);
             Some(tokens)
         }
@@ -201,7 +201,8 @@ fn terms(flags: &RestFlags, files: &mut JoinSet<()>) -> anyhow::Result<Terms> {
             let ca = flags.client_ca.clone();
             let watched = [&pair.certificate, &pair.key].into_iter().chain(&ca).cloned().collect();
             let load = move || tls::server(&pair, ca.as_deref());
-            let (config, follow) = Watched::load("TLS certificates", watched, load).context("--tls-cert")?;
+            let (config, follow) =
+                Reloadable::load("TLS certificates", watched, load).context("--tls-cert")?;
             files.spawn(follow);
             Some(config)
         }
@@ -216,7 +217,7 @@ fn proxy(flags: &RestFlags, files: &mut JoinSet<()>) -> anyhow::Result<Proxy> {
     let watched = shown.iter().flat_map(|(pair, ca)| [&pair.certificate, &pair.key, ca]).cloned().collect();
     let way = move || {
         let config = shown.as_ref().map(|(pair, ca)| tls::client(ca, Some(pair)));
-        Way::new(config.transpose()?)
+        Transport::new(config.transpose()?)
     };
     let (proxy, follow) = Proxy::new(watched, way).context("set up the way to the leader (--peer-ca)")?;
     files.spawn(follow);
@@ -237,7 +238,7 @@ struct Candidate<'a> {
 /// Follows until elected, leads until deposed, and again.
 async fn take_turns(candidate: &Candidate<'_>, stop: &CancellationToken) -> anyhow::Result<()> {
     let Candidate { flags, store, identity, world, lock, role, metrics } = *candidate;
-    let timing = Timing { ttl: flags.store.lease_ttl, silence: flags.store.failover_after };
+    let timing = Timing { ttl: flags.store.lease_ttl, staleness: flags.store.failover_after };
     let defaults = Defaults { infra: flags.infra_name(), fwd_mode: flags.fwdmode_name() };
     let cluster = Cluster { mode: flags.mode_name() };
     if let Err(error) = take_back_lock(store, identity).await {

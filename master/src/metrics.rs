@@ -37,7 +37,7 @@ impl Metrics {
         };
         gauge("leading", "1 when this netmaster leads", usize::from(world.is_some()));
         if let Some(world) = world {
-            let agents = world.all::<registry::Service>().filter(|s| s.service_name == registry::VTEP);
+            let agents = world.all::<registry::ServiceInfo>().filter(|s| s.service_name == registry::VTEP);
             gauge("nodes", "Nodes whose agents are registered", agents.count());
             gauge("nodes_gone", "Nodes whose registrations have run out", world.all::<node::Gone>().count());
             gauge("networks", "Networks", world.ledgers::<network::State>().count());

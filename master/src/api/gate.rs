@@ -10,7 +10,7 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::middleware::Next;
 use axum::response::Response;
-use contiv_daemon::watched::Watched;
+use contiv_daemon::reload::Reloadable;
 use http_body_util::BodyExt as _;
 use hyper::body::Frame;
 use tokio::time::{Sleep, sleep, timeout};
@@ -23,7 +23,7 @@ use crate::problem::Problem;
 #[derive(Clone)]
 pub struct Gate {
     /// None: everybody.
-    pub tokens: Option<Watched<Tokens>>,
+    pub tokens: Option<Reloadable<Tokens>>,
     /// A body must have come by then.
     pub body_timeout: Duration,
     /// And the answer must be ready by then.

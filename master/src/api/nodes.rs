@@ -36,7 +36,7 @@ impl Orphan {
     /// None if the endpoint's node is not there: then nobody has to be asked.
     pub(super) fn of(endpoint: &str, host: &str, world: &World) -> Option<Orphan> {
         let addresses = |name: &str| {
-            let all = world.all::<registry::Service>();
+            let all = world.all::<registry::ServiceInfo>();
             let mine: Vec<String> = all
                 .filter(|service| service.service_name == name && service.hostname == host)
                 .map(|service| service.host_addr.clone())

@@ -13,9 +13,9 @@ use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header, request};
 use axum::response::Response;
-use contiv_daemon::client::{Connector, Way};
+use contiv_daemon::client::{Connector, Transport};
+use contiv_daemon::reload::Reloadable;
 use contiv_daemon::tls;
-use contiv_daemon::watched::Watched;
 use futures::{StreamExt as _, stream};
 use hyper::body::{Frame, SizeHint};
 use hyper_util::client::legacy::Client;
@@ -27,11 +27,11 @@ use crate::role::Roles;
 
 /// Keeps connections to the leader.
 #[derive(Clone)]
-pub struct Proxy(Watched<Ways>);
+pub struct Proxy(Reloadable<Ways>);
 
 struct Ways {
     client: Client<Connector, Lent>,
-    way: Way,
+    way: Transport,
 }
 
 /// A request that got no answer.
@@ -64,13 +64,13 @@ impl Proxy {
     /// What `way` makes of the files, and what must be run for it to follow them.
     pub fn new(
         files: Vec<PathBuf>,
-        way: impl Fn() -> Result<Way, tls::Error> + Send + 'static,
+        way: impl Fn() -> Result<Transport, tls::Error> + Send + 'static,
     ) -> Result<(Proxy, impl Future<Output = ()> + Send + 'static), tls::Error> {
         let ways = move || {
             let way = way()?;
             Ok(Ways { client: Client::builder(TokioExecutor::new()).build(way.connector()), way })
         };
-        let (ways, follow) = Watched::load("certificates for the way to the leader", files, ways)?;
+        let (ways, follow) = Reloadable::load("certificates for the way to the leader", files, ways)?;
         Ok((Proxy(ways), follow))
     }
 

@@ -173,7 +173,7 @@ impl Leader {
 /// What a netmaster in `state` says of itself and of the cluster.
 pub(super) fn info(world: &World, state: &str, leader: &str, own: &Identity) -> serde_json::Value {
     let nodes = |name: &str| -> BTreeSet<&str> {
-        let services = world.all::<registry::Service>().filter(|service| service.service_name == name);
+        let services = world.all::<registry::ServiceInfo>().filter(|service| service.service_name == name);
         services.map(|service| service.host_addr.as_str()).collect()
     };
     json!({

@@ -168,7 +168,7 @@ impl Intent {
         lost: Error,
     ) -> Result<Outcome, Error> {
         while !leadership.is_lost() {
-            let head = match leadership.settle().await {
+            let head = match leadership.resolve_pending().await {
                 Ok(true) => store.get(HEAD).await,
                 Ok(false) => return Err(lost),
                 Err(error) => Err(error),
@@ -359,8 +359,10 @@ mod tests {
     }
 
     async fn lead(store: &Store) -> Leadership {
-        let timing =
-            contiv_store::election::Timing { ttl: Duration::from_secs(30), silence: Duration::from_secs(1) };
+        let timing = contiv_store::election::Timing {
+            ttl: Duration::from_secs(30),
+            staleness: Duration::from_secs(1),
+        };
         contiv_store::election::campaign(store, "lock", "me", timing).await.unwrap()
     }
 

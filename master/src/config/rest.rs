@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use contiv_daemon::tls::Pair;
+use contiv_daemon::tls::KeyPair;
 
 #[derive(Clone, Debug, Args)]
 pub struct RestFlags {
@@ -51,8 +51,8 @@ fn seconds(text: &str) -> Result<Duration, String> {
 
 impl RestFlags {
     /// What https is served with, if it is.
-    pub fn tls(&self) -> Option<Pair> {
-        Some(Pair { certificate: self.tls_cert.clone()?, key: self.tls_key.clone()? })
+    pub fn tls(&self) -> Option<KeyPair> {
+        Some(KeyPair { certificate: self.tls_cert.clone()?, key: self.tls_key.clone()? })
     }
 
     /// Who vouches for the other netmasters.

@@ -71,7 +71,8 @@ impl Term<'_> {
     async fn term(&self, leadership: &Leadership, stop: &CancellationToken) -> Result<(), Deposed> {
         Committer::finish(self.store, leadership).await?;
         let mut lock = self.lock.subscribe();
-        let current = |lock: &Lock| lock.complete && !lock.pending && lock.since >= leadership.since();
+        let current =
+            |lock: &Lock| lock.complete && !lock.pending && lock.since >= leadership.create_revision();
         tokio::select! {
             () = leadership.lost() => return Err(Deposed),
             () = stop.cancelled() => return Ok(()),
@@ -99,7 +100,7 @@ impl Term<'_> {
         let fabric = Arc::new(Fabric::new(self.gateway.clone()));
         let (keeper, known, wanted) = (fabric.clone(), self.world.clone(), queue.clone());
         let _keeper = AbortOnDropHandle::new(tokio::spawn(async move { keeper.keep(&known, &wanted).await }));
-        let (assurance, answering) = Assurance::new(leadership.proof());
+        let (assurance, answering) = Assurance::new(leadership.read_index());
         let _answering = AbortOnDropHandle::new(tokio::spawn(answering));
         self.presence.becomes("leader");
         self.role.send_replace(Role::Leading(Arc::new(Leader {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use axum::Router;
-use contiv_daemon::watched::Watched;
+use contiv_daemon::reload::Reloadable;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -25,7 +25,7 @@ use tower::ServiceExt as _;
 #[derive(Clone)]
 pub(super) struct Terms {
     /// None: plain http.
-    pub(super) tls: Option<Watched<ServerConfig>>,
+    pub(super) tls: Option<Reloadable<ServerConfig>>,
     /// For a TLS handshake, for a request's headers, and for each piece of an answer.
     pub(super) client_timeout: Duration,
     /// Connections that may be open, over all listeners.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use contiv_model::key::Key;
-use contiv_model::registry::{NETMASTER, Service};
+use contiv_model::registry::{NETMASTER, ServiceInfo};
 use contiv_store::{Error, Registration, Store};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -81,9 +81,9 @@ async fn revoke(registrations: Vec<Registration>) {
     }
 }
 
-fn services(identity: &Identity, role: &str) -> [Service; 2] {
+fn services(identity: &Identity, role: &str) -> [ServiceInfo; 2] {
     let port = identity.address.rsplit(':').next().and_then(|port| port.parse().ok()).unwrap_or_default();
-    [(NETMASTER, port), RPC].map(|(name, port)| Service {
+    [(NETMASTER, port), RPC].map(|(name, port)| ServiceInfo {
         service_name: name.to_owned(),
         role: role.to_owned(),
         version: String::new(),
@@ -94,7 +94,7 @@ fn services(identity: &Identity, role: &str) -> [Service; 2] {
     })
 }
 
-async fn keep(store: &Store, service: &Service) -> Registration {
+async fn keep(store: &Store, service: &ServiceInfo) -> Registration {
     loop {
         match try_keep(store, service).await {
             Ok(registration) => return registration,
@@ -110,9 +110,9 @@ async fn keep(store: &Store, service: &Service) -> Registration {
     }
 }
 
-async fn try_keep(store: &Store, service: &Service) -> Result<Registration, Error> {
+async fn try_keep(store: &Store, service: &ServiceInfo) -> Result<Registration, Error> {
     let address = format!("{}:{}", service.host_addr, service.port);
     let key = Key::Service { name: service.service_name.clone(), address };
     let value = serde_json::to_vec(service).unwrap_or_default();
-    store.keep(&key.to_string(), value, TTL).await
+    store.register(&key.to_string(), value, TTL).await
 }

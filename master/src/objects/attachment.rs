@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use contiv_model::api::{EndpointGroup, Link, Network, Policy, Rule};
 use contiv_model::key::ObjectType;
-use contiv_model::policy::{Attached, Directed, DirectedState, Expanded, expand};
+use contiv_model::policy::{DirectionalRule, DirectionalRuleState, ExpandedRule, PolicyState, expand};
 
 use super::object_key;
 use crate::aci;
@@ -31,7 +31,7 @@ pub(super) fn refresh_policy(draft: &mut Draft<'_>, policy: &str) {
 pub(super) fn refresh_rule(draft: &mut Draft<'_>, policy: &str, rule: &str) {
     for group in groups(draft, policy) {
         let (id, number) = (attached_id(&group, policy), draft.group_number(&state_key(&group)));
-        match draft.get::<Attached>(&id).map(|state| state.group) {
+        match draft.get::<PolicyState>(&id).map(|state| state.group) {
             Some(known) if Some(known) == number => refresh_one(draft, &id, known, policy, rule),
             _ => refresh(draft, &group, policy),
         }
@@ -54,7 +54,7 @@ fn refresh_one(draft: &mut Draft<'_>, id: &str, number: i64, policy: &str, rule:
         draft.get::<Policy>(policy).is_some_and(|policy| policy.link_sets.rules.contains_key(rule));
     let new = if in_policy { expanded(draft, id, number, rule) } else { None };
     let directed = new.as_ref().map(|new| new.directed.clone()).unwrap_or_default();
-    let Some(state) = draft.edit::<Attached>(id) else { return };
+    let Some(state) = draft.edit::<PolicyState>(id) else { return };
     let old = match new {
         Some(new) => state.rules.insert(rule.to_owned(), new),
         None => state.rules.remove(rule),
@@ -65,35 +65,39 @@ fn refresh_one(draft: &mut Draft<'_>, id: &str, number: i64, policy: &str, rule:
 /// Makes what the store has of `policy` on `group` what follows from the objects.
 pub(super) fn refresh(draft: &mut Draft<'_>, group: &str, policy: &str) {
     let id = attached_id(group, policy);
-    let old = draft.get::<Attached>(&id);
+    let old = draft.get::<PolicyState>(&id);
     let new = attached(draft, &id, group, policy);
-    let rules = |state: &Attached| state.rules.values().flat_map(|rule| rule.directed.clone()).collect();
-    let before: BTreeMap<String, Directed> = old.as_deref().map(rules).unwrap_or_default();
+    let rules = |state: &PolicyState| state.rules.values().flat_map(|rule| rule.directed.clone()).collect();
+    let before: BTreeMap<String, DirectionalRule> = old.as_deref().map(rules).unwrap_or_default();
     put_directed(draft, before.into_keys(), new.as_ref().map(rules).unwrap_or_default());
     match (old, new) {
-        (Some(_), None) => draft.delete::<Attached>(&id),
+        (Some(_), None) => draft.delete::<PolicyState>(&id),
         (old, Some(new)) if old.as_deref() != Some(&new) => draft.put(&id, new),
         _ => {}
     }
 }
 
 /// The rules of one direction: `new` ones instead of those that had the ids `old`.
-fn put_directed(draft: &mut Draft<'_>, old: impl Iterator<Item = String>, new: BTreeMap<String, Directed>) {
+fn put_directed(
+    draft: &mut Draft<'_>,
+    old: impl Iterator<Item = String>,
+    new: BTreeMap<String, DirectionalRule>,
+) {
     for gone in old.filter(|id| !new.contains_key(id)) {
-        if draft.get::<DirectedState>(&gone).is_some() {
-            draft.delete::<DirectedState>(&gone);
+        if draft.get::<DirectionalRuleState>(&gone).is_some() {
+            draft.delete::<DirectionalRuleState>(&gone);
         }
     }
     for (id, rule) in new {
-        let rule = DirectedState { id: String::new(), rule };
-        if draft.get::<DirectedState>(&id).is_none_or(|known| *known != rule) {
+        let rule = DirectionalRuleState { id: String::new(), rule };
+        if draft.get::<DirectionalRuleState>(&id).is_none_or(|known| *known != rule) {
             draft.put(&id, rule);
         }
     }
 }
 
 /// None if the policy is not on the group, or one of them is gone; at an ACI fabric, always.
-fn attached(draft: &mut Draft<'_>, id: &str, group: &str, policy: &str) -> Option<Attached> {
+fn attached(draft: &mut Draft<'_>, id: &str, group: &str, policy: &str) -> Option<PolicyState> {
     let policy = draft.get::<Policy>(policy).filter(|p| p.link_sets.endpoint_groups.contains_key(group))?;
     draft.get::<EndpointGroup>(group)?;
     // There the fabric does what policies say.
@@ -101,7 +105,7 @@ fn attached(draft: &mut Draft<'_>, id: &str, group: &str, policy: &str) -> Optio
         return None;
     }
     let number = draft.group_number(&state_key(group))?;
-    let mut state = Attached { id: id.into(), key: id.into(), group: number, ..Attached::default() };
+    let mut state = PolicyState { id: id.into(), key: id.into(), group: number, ..PolicyState::default() };
     for key in policy.link_sets.rules.keys() {
         if let Some(rule) = expanded(draft, id, number, key) {
             state.rules.insert(key.clone(), rule);
@@ -111,14 +115,14 @@ fn attached(draft: &mut Draft<'_>, id: &str, group: &str, policy: &str) -> Optio
 }
 
 /// The rule on the group with that number; none if there is no such rule.
-fn expanded(draft: &mut Draft<'_>, attached: &str, number: i64, key: &str) -> Option<Expanded> {
+fn expanded(draft: &mut Draft<'_>, attached: &str, number: i64, key: &str) -> Option<ExpandedRule> {
     let rule = resolved(draft, key)?;
     let directed = match remote(draft, &rule) {
         Some(remote) => expand(attached, number, remote, &rule, v6_of_network(draft, &rule).as_deref()),
         // What names a group that is gone must not be taken for a rule about all.
         None => BTreeMap::new(),
     };
-    Some(Expanded { rule, directed })
+    Some(ExpandedRule { rule, directed })
 }
 
 /// The rule; a network that it names stands in it as addresses from when the rule is first on a group.

@@ -61,10 +61,10 @@ impl Object for Bgp {
     /// The node would have to be asked, and has nothing to tell.
     fn can_inspect(&self, world: &World) -> Result<(), Problem> {
         let host = &self.hostname;
-        let known = |service: &registry::Service| {
+        let known = |service: &registry::ServiceInfo| {
             service.service_name == registry::NETPLUGIN && service.hostname == *host
         };
-        match world.all::<registry::Service>().any(known) {
+        match world.all::<registry::ServiceInfo>().any(known) {
             true => Err(Problem::not_built(format!("BGP on node {host}"))),
             false => Err(Problem::not_found(format!("no node {host} is registered, and so it has no BGP"))),
         }

@@ -185,7 +185,7 @@ fn put_changed<T: Record + PartialEq>(value: T, draft: &mut Draft<'_>) {
 }
 
 fn put_ranges(global: &Global, draft: &mut Draft<'_>) {
-    let auto = global::Auto { vlans: global.vlans.clone(), vxlans: global.vxlans.clone() };
+    let auto = global::TagRanges { vlans: global.vlans.clone(), vxlans: global.vxlans.clone() };
     draft.put(ONLY, global::State { id: String::new(), auto });
 }
 

@@ -130,7 +130,7 @@ pub fn nodes(world: &World) -> Vec<Node> {
     for status in world.all::<node::Status>() {
         found.insert(&status.host, (status.clone(), None));
     }
-    for service in world.all::<registry::Service>() {
+    for service in world.all::<registry::ServiceInfo>() {
         let entry = || (node::Status { host: service.hostname.clone(), ..node::Status::default() }, None);
         match service.service_name.as_str() {
             registry::NETPLUGIN => {

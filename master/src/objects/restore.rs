@@ -9,7 +9,7 @@ use contiv_model::api::{
 };
 use contiv_model::group;
 use contiv_model::key::ObjectType;
-use contiv_model::policy::{Attached, DirectedState};
+use contiv_model::policy::{DirectionalRuleState, PolicyState};
 
 use super::attachment::{attached_id, refresh, remote_name, state_key};
 use super::{Object, object_key, service};
@@ -169,14 +169,14 @@ pub(super) fn restore_policies(draft: &mut Draft<'_>) {
         for policy in policies.unwrap_or_default().keys() {
             refresh(draft, &group.key, policy);
             let id = attached_id(&group.key, policy);
-            if let Some(state) = draft.get::<Attached>(&id) {
+            if let Some(state) = draft.get::<PolicyState>(&id) {
                 directed.extend(state.rules.values().flat_map(|rule| rule.directed.keys().cloned()));
                 attached.insert(id);
             }
         }
     }
-    let strays = world.table::<Attached>().keys().filter(|id| !attached.contains(*id));
-    strays.for_each(|id| draft.delete::<Attached>(id));
-    let strays = world.table::<DirectedState>().keys().filter(|id| !directed.contains(*id));
-    strays.for_each(|id| draft.delete::<DirectedState>(id));
+    let strays = world.table::<PolicyState>().keys().filter(|id| !attached.contains(*id));
+    strays.for_each(|id| draft.delete::<PolicyState>(id));
+    let strays = world.table::<DirectionalRuleState>().keys().filter(|id| !directed.contains(*id));
+    strays.for_each(|id| draft.delete::<DirectionalRuleState>(id));
 }

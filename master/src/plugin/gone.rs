@@ -84,7 +84,7 @@ pub fn release(host: &str, endpoints: &[String], last: bool, draft: &mut Draft<'
     if let Some(status) = status {
         // The store itself says that the node is not back.
         let vtep = format!("{}/{}:{}", registry::VTEP, status.vtep_ip, status.vxlan_port);
-        draft.rely_on::<registry::Service>(&vtep);
+        draft.rely_on::<registry::ServiceInfo>(&vtep);
     }
     let there = endpoints.iter().filter(|id| draft.get::<State>(id).is_some()).count();
     clean_up(endpoints, draft)?;
@@ -97,7 +97,7 @@ pub fn release(host: &str, endpoints: &[String], last: bool, draft: &mut Draft<'
 
 fn registered(world: &World) -> BTreeSet<&str> {
     let agents = world
-        .all::<registry::Service>()
+        .all::<registry::ServiceInfo>()
         .filter(|service| [registry::NETPLUGIN, registry::VTEP].contains(&service.service_name.as_str()));
     agents.map(|service| service.hostname.as_str()).collect()
 }

@@ -7,7 +7,7 @@ use contiv_model::{
     api, bgp, endpoint, global,
     key::{Key, ObjectType},
     node,
-    policy::{Attached, DirectedState},
+    policy::{DirectionalRuleState, PolicyState},
     registry, service,
 };
 use contiv_store::{KeyValue, Op};
@@ -137,10 +137,10 @@ records! {
     service_lbs: api::ServiceLb, |id| Key::Object(ObjectType::ServiceLb, id.to_owned());
     service_states: service::State, |id| Key::ServiceLb(id.into());
     providers: service::Providers, |id| Key::Providers(id.into());
-    attached: Attached, |id| Key::Policy(id.into());
+    attached: PolicyState, |id| Key::Policy(id.into());
     bgps: api::Bgp, |id| Key::Object(ObjectType::Bgp, id.to_owned());
     bgp_states: bgp::State, |id| Key::Bgp(id.into());
-    directed: DirectedState, |id| Key::PolicyRule(id.into());
+    directed: DirectionalRuleState, |id| Key::PolicyRule(id.into());
     config: global::Config, |_id| Key::MasterConfig;
     global_state: global::State, |_id| Key::GlobalState;
     global_oper: global::Oper, |_id| Key::GlobalOper;
@@ -154,7 +154,7 @@ records! {
     nodes: node::Status, |id| Key::NodeStatus(id.into());
     gone_nodes: node::Gone, |id| Key::GoneNode(id.into());
     // `<name>/<address>`.
-    services: registry::Service, |id| {
+    services: registry::ServiceInfo, |id| {
         let (name, address) = id.split_once('/').unwrap_or((id, ""));
         Key::Service { name: name.to_owned(), address: address.to_owned() }
     };
@@ -191,8 +191,8 @@ impl World {
             Key::VxlanPool => self.set_value::<global::VxlanPool>("", kv, revision),
             Key::VxlanPoolOper => self.set_value::<global::VxlanPoolOper>("", kv, revision),
             Key::GroupIds => self.set_value::<GroupIds>("", kv, revision),
-            Key::Policy(id) => self.set_value::<Attached>(id.as_str(), kv, revision),
-            Key::PolicyRule(id) => self.set_value::<DirectedState>(id.as_str(), kv, revision),
+            Key::Policy(id) => self.set_value::<PolicyState>(id.as_str(), kv, revision),
+            Key::PolicyRule(id) => self.set_value::<DirectionalRuleState>(id.as_str(), kv, revision),
             Key::Bgp(host) => self.set_value::<bgp::State>(host.as_str(), kv, revision),
             Key::AciPending(id) => self.set_value::<Pending>(id, kv, revision),
             Key::ServiceLb(id) => self.set_service(id.as_str(), kv, revision),
@@ -202,7 +202,7 @@ impl World {
             Key::NodeStatus(host) => self.set_value::<node::Status>(host.as_str(), kv, revision),
             Key::GoneNode(host) => self.set_value::<node::Gone>(host.as_str(), kv, revision),
             Key::Service { name, address } => {
-                self.set_value::<registry::Service>(&format!("{name}/{address}"), kv, revision);
+                self.set_value::<registry::ServiceInfo>(&format!("{name}/{address}"), kv, revision);
             }
             // Ledgers are set elsewhere; the rest is not netmaster's.
             _ => {}

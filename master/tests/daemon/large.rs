@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use contiv_model::event::Event;
 use contiv_model::key::{POLICIES, POLICY_RULES};
-use contiv_model::policy::Attached;
+use contiv_model::policy::PolicyState;
 use contiv_store::{Config, KeyValue, Store};
 use futures::StreamExt as _;
 use serde_json::{Value, json};
@@ -76,7 +76,7 @@ fn big_policy(to: SocketAddr) {
 fn whole(master: &Master) -> Vec<String> {
     let attached = stored(master, POLICIES);
     for kv in &attached {
-        let state: Attached = serde_json::from_slice(&kv.value).unwrap();
+        let state: PolicyState = serde_json::from_slice(&kv.value).unwrap();
         assert_eq!(state.rules.len(), RULES, "{}", kv.key);
     }
     let name = |kv: &KeyValue| kv.key.strip_prefix(POLICIES).unwrap().split(':').nth(1).unwrap().to_owned();

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use contiv_daemon::tls::{self, Pair};
+use contiv_daemon::tls::{self, KeyPair};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, StreamOwned};
 use serde_json::json;
@@ -19,8 +19,8 @@ use crate::master::{Master, PATIENCE, loopback, program};
 const READ: &str = "read-token-0123456789";
 const WRITE: &str = "write-token-0123456789";
 
-fn pair(files: &Certified) -> Pair {
-    Pair { certificate: files.certificate.clone(), key: files.key.clone() }
+fn pair(files: &Certified) -> KeyPair {
+    KeyPair { certificate: files.certificate.clone(), key: files.key.clone() }
 }
 
 /// As `client::call`, by https; with the certificate that the server showed.

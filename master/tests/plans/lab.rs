@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use contiv_model::event::Event;
-use contiv_model::policy::{Attached, DirectedState};
+use contiv_model::policy::{DirectionalRuleState, PolicyState};
 use contiv_model::{endpoint, group, network, service};
 use contiv_store::{Guard, KeyValue, Op, Txn, Update};
 use netmaster::objects::{Cluster, Defaults, Type};
@@ -236,8 +236,8 @@ impl Lab {
             list("serviceLBs"),
             self.world.all::<service::State>().collect::<Vec<_>>(),
             self.world.all::<service::Providers>().collect::<Vec<_>>(),
-            self.world.all::<Attached>().collect::<Vec<_>>(),
-            self.world.all::<DirectedState>().collect::<Vec<_>>()
+            self.world.all::<PolicyState>().collect::<Vec<_>>(),
+            self.world.all::<DirectionalRuleState>().collect::<Vec<_>>()
         ])
     }
 

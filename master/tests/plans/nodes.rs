@@ -27,12 +27,12 @@ pub(crate) fn status(lab: &mut Lab, host: &str, ready: bool, failed: u64) {
 }
 
 pub(crate) fn service(lab: &mut Lab, name: &str, host: &str, address: &str, port: u16) {
-    let service = registry::Service {
+    let service = registry::ServiceInfo {
         service_name: name.into(),
         hostname: host.into(),
         host_addr: address.into(),
         port,
-        ..registry::Service::default()
+        ..registry::ServiceInfo::default()
     };
     lab.run(|draft| {
         draft.put(&format!("{name}/{address}:{port}"), service.clone());

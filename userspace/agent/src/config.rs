@@ -11,7 +11,7 @@ use std::{
 
 use clap::{Args, Parser};
 use contiv_daemon::{
-    flags::{Stop, parse},
+    flags::{Exit, parse},
     modes::{FwdMode, Mode, NetMode},
 };
 use contivk8s::wire;
@@ -186,16 +186,16 @@ const DEFAULT_STORE: &str = "http://127.0.0.1:2379";
 
 impl Command {
     /// Reads the command line and the environment.
-    pub fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Command, Stop> {
+    pub fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Command, Exit> {
         let mut arguments: Vec<OsString> = arguments.into_iter().collect();
         if arguments.get(1).is_some_and(|word| word == "cleanup") {
             arguments.remove(1);
             let cleanup: Cleanup = parse(arguments)?;
-            cleanup.datapath.check().map_err(Stop::Bad)?;
+            cleanup.datapath.check().map_err(Exit::Usage)?;
             return Ok(Command::Cleanup(cleanup));
         }
         let flags: Flags = parse(arguments)?;
-        flags.check().map_err(Stop::Bad)?;
+        flags.check().map_err(Exit::Usage)?;
         Ok(Command::Run(Box::new(flags)))
     }
 }

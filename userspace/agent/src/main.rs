@@ -6,7 +6,7 @@ use contiv_daemon::{flags, signals};
 use netplugin::{config::Command, run};
 
 fn main() -> ExitCode {
-    flags::carry_out("netplugin", Command::read(std::env::args_os()), carry_out)
+    flags::run_main("netplugin", Command::read(std::env::args_os()), carry_out)
 }
 
 /// Our crates besides those that every daemon has.
@@ -21,7 +21,7 @@ async fn carry_out(command: Command) -> anyhow::Result<()> {
         }
         Command::Run(flags) => {
             flags.log.logging().start("netplugin", &OURS)?;
-            let stop = signals::stopped("stopping; forwarding goes on")?;
+            let stop = signals::shutdown_token("stopping; forwarding goes on")?;
             run::run(*flags, stop).await
         }
     }

@@ -9,10 +9,10 @@ use std::{path::PathBuf, time::Duration};
 
 use bytes::Bytes;
 use contiv_daemon::{
-    client::{Connector, Way},
+    client::{Connector, Transport},
+    reload::Reloadable,
     secret,
-    tls::{self, Pair},
-    watched::Watched,
+    tls::{self, KeyPair},
 };
 use contiv_model::endpoint;
 use http_body_util::{BodyExt as _, Full, Limited};
@@ -126,10 +126,10 @@ struct Answer {
 
 /// How netmaster is asked: as the files said when they were looked at last.
 #[derive(Clone)]
-pub struct Access(Watched<Papers>);
+pub struct Access(Reloadable<Papers>);
 
 struct Papers {
-    way: Way,
+    way: Transport,
     client: Client<Connector, Full<Bytes>>,
     /// `Bearer` and a token; never shown.
     token: Option<HeaderValue>,
@@ -163,7 +163,7 @@ impl Access {
         let files = [&flags.master_ca, &flags.master_cert, &flags.master_key, &flags.master_token_file];
         let files = files.into_iter().flatten().cloned().collect();
         let (papers, follow) =
-            Watched::load("certificates and token for netmaster", files, move || Papers::read(&flags))?;
+            Reloadable::load("certificates and token for netmaster", files, move || Papers::read(&flags))?;
         Ok((Access(papers), follow))
     }
 }
@@ -171,18 +171,18 @@ impl Access {
 impl Papers {
     fn read(flags: &MasterFlags) -> Result<Papers, AccessError> {
         let own = flags.master_cert.clone().zip(flags.master_key.clone());
-        let own = own.map(|(certificate, key)| Pair { certificate, key });
+        let own = own.map(|(certificate, key)| KeyPair { certificate, key });
         let tls = flags.master_ca.as_deref().map(|ca| tls::client(ca, own.as_ref())).transpose()?;
         let token = match &flags.master_token_file {
             None => None,
             Some(path) => {
-                let token = HeaderValue::try_from(format!("Bearer {}", secret::line(path)?));
+                let token = HeaderValue::try_from(format!("Bearer {}", secret::read_line(path)?));
                 let mut token = token.map_err(|_| AccessError::Form(path.clone()))?;
                 token.set_sensitive(true);
                 Some(token)
             }
         };
-        let way = Way::new(tls)?;
+        let way = Transport::new(tls)?;
         let client = Client::builder(TokioExecutor::new()).build(way.connector());
         Ok(Papers { way, client, token })
     }

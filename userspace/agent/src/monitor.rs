@@ -11,7 +11,7 @@ use bytes::Bytes;
 use contiv_model::{
     mac::Mac,
     name::{EndpointId, GroupKey, HostName, NetworkId, ServiceId},
-    sight::{self, Event, Sight},
+    packet_event::{self, EventKind},
 };
 use tokio::{sync::broadcast, time::interval};
 
@@ -38,7 +38,7 @@ struct Inner {
     telemetry: Option<Arc<dyn Telemetry>>,
     host: HostName,
     reader: Reader,
-    told: broadcast::Sender<Sight>,
+    told: broadcast::Sender<packet_event::PacketEvent>,
     /// Whether there is a task that watches.
     watching: Mutex<bool>,
 }
@@ -72,7 +72,7 @@ impl Monitor {
     }
 
     /// From now on.
-    pub fn listen(&self) -> Result<broadcast::Receiver<Sight>, Refused> {
+    pub fn listen(&self) -> Result<broadcast::Receiver<packet_event::PacketEvent>, Refused> {
         let telemetry = self.0.telemetry.as_ref().ok_or(Refused::Unsupported)?;
         let mut watching = self.0.watching.lock().unwrap_or_else(PoisonError::into_inner);
         let listener = self.0.told.subscribe();
@@ -122,18 +122,21 @@ impl Monitor {
     }
 
     /// The line for packets that are not told of.
-    fn missed(&self, lost: u64) -> Sight {
-        Sight {
+    fn missed(&self, lost: u64) -> packet_event::PacketEvent {
+        packet_event::PacketEvent {
             time: humantime::format_rfc3339_millis(std::time::SystemTime::now()).to_string(),
             host: self.0.host.to_string(),
-            event: Event::Lost,
+            event: EventKind::Lost,
             lost,
-            ..Sight::default()
+            ..packet_event::PacketEvent::default()
         }
     }
 
     /// What a listener hears next: a line of JSON. `None` when it is over.
-    pub async fn line(&self, listener: &mut broadcast::Receiver<Sight>) -> Option<Sight> {
+    pub async fn line(
+        &self,
+        listener: &mut broadcast::Receiver<packet_event::PacketEvent>,
+    ) -> Option<packet_event::PacketEvent> {
         match listener.recv().await {
             Ok(sight) => Some(sight),
             Err(broadcast::error::RecvError::Lagged(lost)) => Some(self.missed(lost)),
@@ -143,7 +146,7 @@ impl Monitor {
 }
 
 /// As it goes over the wire.
-pub fn encode(sight: &Sight) -> Result<Bytes, serde_json::Error> {
+pub fn encode(sight: &packet_event::PacketEvent) -> Result<Bytes, serde_json::Error> {
     let mut text = serde_json::to_vec(sight)?;
     text.push(b'\n');
     Ok(text.into())
@@ -177,16 +180,16 @@ impl Names {
         names
     }
 
-    fn line(&self, host: &HostName, seen: &PacketEvent) -> Sight {
+    fn line(&self, host: &HostName, seen: &PacketEvent) -> packet_event::PacketEvent {
         let network = seen.tag.and_then(|tag| self.networks.get(&tag));
         let network_name = match (network, seen.tag) {
             (Some(network), _) => network.to_string(),
             (None, tag) => tag.map(|tag| tag.to_string()).unwrap_or_default(),
         };
-        Sight {
+        packet_event::PacketEvent {
             time: humantime::format_rfc3339_millis(seen.at).to_string(),
             host: host.to_string(),
-            event: if seen.dropped.is_some() { Event::Drop } else { Event::Flow },
+            event: if seen.dropped.is_some() { EventKind::Drop } else { EventKind::Flow },
             reason: seen.dropped.unwrap_or_default().to_owned(),
             network: network_name,
             interface: seen.interface.clone().unwrap_or_default(),
@@ -201,9 +204,9 @@ impl Names {
         }
     }
 
-    fn end(&self, network: Option<&NetworkId>, end: &PacketAddress) -> sight::End {
+    fn end(&self, network: Option<&NetworkId>, end: &PacketAddress) -> packet_event::FlowEnd {
         let found = network.zip(end.ip).and_then(|(network, ip)| self.endpoints.get(&(network.clone(), ip)));
-        sight::End {
+        packet_event::FlowEnd {
             ip: end.ip,
             port: end.port,
             mac: if end.mac == Mac([0; 6]) { String::new() } else { end.mac.to_string() },

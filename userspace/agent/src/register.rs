@@ -8,7 +8,7 @@ use std::{net::IpAddr, time::Duration};
 use contiv_model::{
     key::Key,
     node,
-    registry::{self, Service},
+    registry::{self, ServiceInfo},
 };
 use contiv_store::{Registration, Store, Txn};
 use tokio::{
@@ -55,13 +55,13 @@ impl Identity {
         let agents = AGENT_PORTS.map(|port| (registry::NETPLUGIN, self.control, port));
         let all = agents.into_iter().chain([(registry::VTEP, self.node.vtep, self.vxlan_port)]);
         all.map(|(name, address, port)| {
-            let service = Service {
+            let service = ServiceInfo {
                 service_name: name.to_owned(),
                 ttl: TTL.as_secs().cast_signed(),
                 host_addr: address.to_string(),
                 port,
                 hostname: self.node.host.to_string(),
-                ..Service::default()
+                ..ServiceInfo::default()
             };
             let key = Key::Service { name: name.to_owned(), address: format!("{address}:{port}") };
             Ok((key.to_string(), serde_json::to_vec(&service)?))
@@ -108,7 +108,7 @@ pub async fn keep(
 async fn persist(store: &Store, key: &str, body: &[u8]) -> Registration {
     let mut backoff = Backoff::default();
     loop {
-        match store.keep(key, body.to_vec(), TTL).await {
+        match store.register(key, body.to_vec(), TTL).await {
             Ok(registration) => return registration,
             Err(error) => {
                 let wait = backoff.pause();

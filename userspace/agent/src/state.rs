@@ -113,7 +113,7 @@ impl State {
 
     /// How ARP and ND are treated.
     pub fn arp(&self) -> ArpMode {
-        self.config.as_ref().map(Config::arp).unwrap_or_default()
+        self.config.as_ref().map(Config::arp_mode).unwrap_or_default()
     }
 
     /// A network.
@@ -206,7 +206,7 @@ impl State {
     pub fn encap_at(&self, tenant: &TenantName, first: Option<&NetworkId>, address: IpAddr) -> Option<Encap> {
         let others = self.of_tenant.get(tenant).into_iter().flatten();
         let mut networks = first.into_iter().chain(others).filter_map(|id| self.carried(id));
-        networks.find(|network| network.has(address)).map(|network| network.encap)
+        networks.find(|network| network.contains(address)).map(|network| network.encap)
     }
 
     /// The VTEP of a node.

@@ -15,14 +15,14 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A way to the addresses in the leader's lock, which name no scheme.
 #[derive(Clone)]
-pub struct Way {
+pub struct Transport {
     connector: Connector,
     scheme: &'static str,
 }
 
-impl Way {
+impl Transport {
     /// By https with `tls`, else by plain http.
-    pub fn new(tls: Option<ClientConfig>) -> Result<Way, Error> {
+    pub fn new(tls: Option<ClientConfig>) -> Result<Transport, Error> {
         let scheme = if tls.is_some() { "https" } else { "http" };
         let config = tls.map_or_else(tls::distrustful, Ok)?;
         let mut http = HttpConnector::new();
@@ -34,7 +34,7 @@ impl Way {
             .https_or_http()
             .enable_http1()
             .wrap_connector(http);
-        Ok(Way { connector, scheme })
+        Ok(Transport { connector, scheme })
     }
 
     pub fn connector(&self) -> Connector {

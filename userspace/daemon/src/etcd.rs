@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use contiv_store::{Auth, Config, Identity, Tls};
 
 use crate::secret;
-use crate::tls::Pair;
+use crate::tls::KeyPair;
 
 /// What the flags of a daemon say beside the endpoints.
 #[derive(Clone, Debug, Default)]
-pub struct Access {
+pub struct EtcdAccess {
     pub ca: Option<PathBuf>,
-    pub own: Option<Pair>,
+    pub own: Option<KeyPair>,
     /// The name in the servers' certificates, where it is not the endpoint's host.
     pub server_name: Option<String>,
     pub user: Option<String>,
@@ -27,13 +27,13 @@ pub enum Error {
     Password(#[source] secret::Error),
 }
 
-impl Access {
+impl EtcdAccess {
     /// With the endpoints in `list`.
     pub fn config(&self, list: &str) -> Result<Config, Error> {
         let mut config = Config::parse(list).map_err(Error::Endpoints)?;
         if self.ca.is_some() || self.own.is_some() {
             let identity =
-                |own: &Pair| Identity { certificate: own.certificate.clone(), key: own.key.clone() };
+                |own: &KeyPair| Identity { certificate: own.certificate.clone(), key: own.key.clone() };
             config.tls = Some(Tls {
                 ca: self.ca.clone(),
                 identity: self.own.as_ref().map(identity),
@@ -41,14 +41,14 @@ impl Access {
             });
         }
         if let (Some(user), Some(file)) = (&self.user, &self.password_file) {
-            let password = secret::line(file).map_err(Error::Password)?;
+            let password = secret::read_line(file).map_err(Error::Password)?;
             config.auth = Some(Auth { user: user.clone(), password });
         }
         Ok(config)
     }
 }
 
-/// The flags of [`Access`], with environment variables that begin with `$prefix`.
+/// The flags of [`EtcdAccess`], with environment variables that begin with `$prefix`.
 #[macro_export]
 macro_rules! etcd_flags {
     ($prefix:literal) => {
@@ -80,9 +80,9 @@ macro_rules! etcd_flags {
         }
 
         impl EtcdFlags {
-            pub fn access(&self) -> $crate::etcd::Access {
-                let pair = |(certificate, key)| $crate::tls::Pair { certificate, key };
-                $crate::etcd::Access {
+            pub fn access(&self) -> $crate::etcd::EtcdAccess {
+                let pair = |(certificate, key)| $crate::tls::KeyPair { certificate, key };
+                $crate::etcd::EtcdAccess {
                     ca: self.etcd_ca.clone(),
                     own: self.etcd_cert.clone().zip(self.etcd_key.clone()).map(pair),
                     server_name: self.etcd_server_name.clone(),

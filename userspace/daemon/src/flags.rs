@@ -8,21 +8,21 @@ use clap::Parser;
 
 /// How a process ends whose command line cannot be used.
 #[derive(Debug)]
-pub enum Stop {
+pub enum Exit {
     /// `--help` and `--version`: text for standard output, and success.
-    Told(String),
+    Output(String),
     /// One line for standard error, and [`BAD_FLAGS`].
-    Bad(String),
+    Usage(String),
 }
 
 /// The original's exit code for flags that it cannot use.
 pub const BAD_FLAGS: u8 = 22;
 
 /// Reads the flags, and the environment for those that are not given.
-pub fn parse<F: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result<F, Stop> {
+pub fn parse<F: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result<F, Exit> {
     F::try_parse_from(arguments).map_err(|error| match error.use_stderr() {
-        false => Stop::Told(error.to_string()),
-        true => Stop::Bad(first_paragraph(&error.to_string())),
+        false => Exit::Output(error.to_string()),
+        true => Exit::Usage(first_paragraph(&error.to_string())),
     })
 }
 
@@ -33,18 +33,18 @@ fn first_paragraph(text: &str) -> String {
 }
 
 /// The body of `main`: runs `run` with the flags, and says on standard error why it did not end well.
-pub fn carry_out<F, E: fmt::Display>(
+pub fn run_main<F, E: fmt::Display>(
     program: &str,
-    flags: Result<F, Stop>,
+    flags: Result<F, Exit>,
     run: impl FnOnce(F) -> Result<(), E>,
 ) -> ExitCode {
     let flags = match flags {
         Ok(flags) => flags,
-        Err(Stop::Told(text)) => {
+        Err(Exit::Output(text)) => {
             print!("{text}");
             return ExitCode::SUCCESS;
         }
-        Err(Stop::Bad(line)) => {
+        Err(Exit::Usage(line)) => {
             eprintln!("{program}: {line}");
             return ExitCode::from(BAD_FLAGS);
         }

@@ -34,7 +34,7 @@ pub fn read(path: &Path) -> Result<String, Error> {
 }
 
 /// The first line of such a file, without the space around it.
-pub fn line(path: &Path) -> Result<String, Error> {
+pub fn read_line(path: &Path) -> Result<String, Error> {
     match read(path)?.lines().next().map(str::trim) {
         Some(line) if !line.is_empty() => Ok(line.to_owned()),
         _ => Err(Error::Empty { path: path.to_owned() }),
@@ -54,13 +54,13 @@ mod tests {
         fs::write(&path, " s3cret \n# more\n").unwrap();
         for (mode, good) in [(0o600, true), (0o400, true), (0o640, false), (0o604, false), (0o620, false)] {
             fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
-            match line(&path) {
+            match read_line(&path) {
                 Ok(secret) => assert!(good && secret == "s3cret", "{mode:o}"),
                 Err(error) => assert!(!good && error.to_string().contains("chmod 600"), "{mode:o}: {error}"),
             }
         }
         fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
         fs::write(&path, "\nx").unwrap();
-        assert!(line(&path).unwrap_err().to_string().ends_with("is empty"));
+        assert!(read_line(&path).unwrap_err().to_string().ends_with("is empty"));
     }
 }

@@ -6,7 +6,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 /// Cancelled by the first of the signals, which `says` what follows from it in the log.
-pub fn stopped(says: &'static str) -> io::Result<CancellationToken> {
+pub fn shutdown_token(says: &'static str) -> io::Result<CancellationToken> {
     let stop = CancellationToken::new();
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let stopping = stop.clone();

@@ -11,7 +11,7 @@ use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
 /// Files of a certificate chain, the owner's first, and its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pair {
+pub struct KeyPair {
     pub certificate: PathBuf,
     pub key: PathBuf,
 }
@@ -35,8 +35,8 @@ pub enum Error {
         source: rustls::Error,
     },
     #[error("use the certificate in {} with the key in {}", pair.certificate.display(), pair.key.display())]
-    Pair {
-        pair: Pair,
+    KeyPair {
+        pair: KeyPair,
         #[source]
         source: rustls::Error,
     },
@@ -51,7 +51,7 @@ pub enum Error {
 }
 
 /// Serves with `own`; with `client_ca`, clients must show a certificate that it signed.
-pub fn server(own: &Pair, client_ca: Option<&Path>) -> Result<ServerConfig, Error> {
+pub fn server(own: &KeyPair, client_ca: Option<&Path>) -> Result<ServerConfig, Error> {
     let builder = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(rustls::DEFAULT_VERSIONS)
         .map_err(Error::Versions)?;
@@ -64,14 +64,15 @@ pub fn server(own: &Pair, client_ca: Option<&Path>) -> Result<ServerConfig, Erro
         }
     };
     let (chain, key) = own.load()?;
-    let mut config =
-        builder.with_single_cert(chain, key).map_err(|source| Error::Pair { pair: own.clone(), source })?;
+    let mut config = builder
+        .with_single_cert(chain, key)
+        .map_err(|source| Error::KeyPair { pair: own.clone(), source })?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(config)
 }
 
 /// Trusts servers that `ca` vouches for, and shows them `own`.
-pub fn client(ca: &Path, own: Option<&Pair>) -> Result<ClientConfig, Error> {
+pub fn client(ca: &Path, own: Option<&KeyPair>) -> Result<ClientConfig, Error> {
     client_of(roots(ca)?, own)
 }
 
@@ -80,17 +81,17 @@ pub(crate) fn distrustful() -> Result<ClientConfig, Error> {
     client_of(RootCertStore::empty(), None)
 }
 
-fn client_of(roots: RootCertStore, own: Option<&Pair>) -> Result<ClientConfig, Error> {
+fn client_of(roots: RootCertStore, own: Option<&KeyPair>) -> Result<ClientConfig, Error> {
     let builder = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(rustls::DEFAULT_VERSIONS)
         .map_err(Error::Versions)?
         .with_root_certificates(roots);
     let Some(own) = own else { return Ok(builder.with_no_client_auth()) };
     let (chain, key) = own.load()?;
-    builder.with_client_auth_cert(chain, key).map_err(|source| Error::Pair { pair: own.clone(), source })
+    builder.with_client_auth_cert(chain, key).map_err(|source| Error::KeyPair { pair: own.clone(), source })
 }
 
-impl Pair {
+impl KeyPair {
     fn load(&self) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), Error> {
         let key = PrivateKeyDer::from_pem_file(&self.key);
         let failed = |source| Error::Read { what: "key", path: self.key.clone(), source };
@@ -135,16 +136,16 @@ mod tests {
         let made = || rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
         let (one, other) = (made(), made());
         let certificate = write("cert.pem", &one.cert.pem());
-        let pair = Pair {
+        let pair = KeyPair {
             certificate: certificate.clone(),
             key: write("key.pem", &one.signing_key.serialize_pem()),
         };
         server(&pair, Some(&certificate)).unwrap();
         client(&certificate, Some(&pair)).unwrap();
 
-        let wrong = Pair { key: write("other.pem", &other.signing_key.serialize_pem()), ..pair.clone() };
+        let wrong = KeyPair { key: write("other.pem", &other.signing_key.serialize_pem()), ..pair.clone() };
         assert!(server(&wrong, None).unwrap_err().to_string().contains("other.pem"));
-        let missing = Pair { key: dir.path().join("none.pem"), ..pair.clone() };
+        let missing = KeyPair { key: dir.path().join("none.pem"), ..pair.clone() };
         assert!(server(&missing, None).unwrap_err().to_string().contains("none.pem"));
         let empty = write("empty.pem", "nothing\n");
         assert!(client(&empty, None).unwrap_err().to_string().contains("holds no certificate"));

@@ -27,13 +27,13 @@ pub struct State {
     /// Always empty.
     pub id: String,
     /// The ranges.
-    pub auto: Auto,
+    pub auto: TagRanges,
 }
 
 /// The ranges of [`State`], such as `1-4094`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Auto {
+pub struct TagRanges {
     /// VLANs.
     #[serde(rename = "VLANs")]
     pub vlans: String,
@@ -119,7 +119,7 @@ pub enum ArpMode {
 
 impl Config {
     /// The ARP mode; anything but `flood` is proxy, as in the original.
-    pub fn arp(&self) -> ArpMode {
+    pub fn arp_mode(&self) -> ArpMode {
         if self.arp_mode == "flood" { ArpMode::Flood } else { ArpMode::Proxy }
     }
 }

@@ -94,13 +94,13 @@ impl Dscp {
 /// A number that is no class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("dscp {0}: expected 1 to 63")]
-pub struct NoDscp(u8);
+pub struct InvalidDscp(u8);
 
 impl TryFrom<u8> for Dscp {
-    type Error = NoDscp;
+    type Error = InvalidDscp;
 
-    fn try_from(number: u8) -> Result<Self, NoDscp> {
-        if (1..=63).contains(&number) { Ok(Dscp(number)) } else { Err(NoDscp(number)) }
+    fn try_from(number: u8) -> Result<Self, InvalidDscp> {
+        if (1..=63).contains(&number) { Ok(Dscp(number)) } else { Err(InvalidDscp(number)) }
     }
 }
 

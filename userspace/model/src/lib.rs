@@ -2,7 +2,7 @@
 //! under which they are kept, and the events that change them.
 //!
 //! Two layers, and a conversion between them. The *bodies* (`State` in [`network`], [`group`],
-//! [`endpoint`], [`service`] and [`bgp`], `Attached` in [`policy`]; everything in [`global`] and [`registry`]) have the fields, the order and the
+//! [`endpoint`], [`service`] and [`bgp`], `PolicyState` in [`policy`]; everything in [`global`] and [`registry`]) have the fields, the order and the
 //! spelling of the original's JSON, because operators' scripts read them (INVENTORY section 3).
 //! The *domain types* beside them are what the rest of the program works with: strings are parsed
 //! once, in `TryFrom<&State>`, and a value that exists is valid.
@@ -14,7 +14,6 @@
 pub mod api;
 pub mod bgp;
 pub mod bitset;
-pub mod bucket;
 pub mod endpoint;
 pub mod event;
 pub mod global;
@@ -24,11 +23,12 @@ pub mod mac;
 pub mod name;
 pub mod network;
 pub mod node;
+pub mod packet_event;
 pub mod policy;
 pub mod registry;
 pub mod service;
-pub mod sight;
 pub mod tag;
+pub mod token_bucket;
 
 mod invalid;
 pub use invalid::Invalid;

@@ -22,7 +22,7 @@ impl Mac {
     }
 
     /// True of broadcast and multicast addresses.
-    pub const fn is_group(self) -> bool {
+    pub const fn is_multicast(self) -> bool {
         self.0[0] & 1 == 1
     }
 }

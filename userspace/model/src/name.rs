@@ -189,7 +189,7 @@ impl EndpointId {
     }
 
     /// The id of the endpoint that stands for `host` itself on an infra network.
-    pub fn native(host: &HostName) -> Self {
+    pub fn infra(host: &HostName) -> Self {
         EndpointId(format!("{host}-native-intf").into())
     }
 }
@@ -216,7 +216,7 @@ mod tests {
         let id = NetworkId::new(&net, &tenant);
         assert_eq!(id.as_str(), "n1.a.b");
         assert_eq!(EndpointId::new(&id, "c1").as_str(), "n1.a.b-c1");
-        assert_eq!(EndpointId::native(&"h1".into()).as_str(), "h1-native-intf");
+        assert_eq!(EndpointId::infra(&"h1".into()).as_str(), "h1-native-intf");
         assert_eq!(GroupKey::new(&"web".parse().unwrap(), &tenant).as_str(), "web:a.b");
         assert_eq!(PolicyId::from("a.b:web:a.b:p").group(), Some("web:a.b".into()));
         assert_eq!(PolicyId::from("p").group(), None);

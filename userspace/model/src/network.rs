@@ -101,7 +101,7 @@ pub struct Network {
 
 impl Network {
     /// Whether the address is in one of the network's subnets.
-    pub fn has(&self, address: IpAddr) -> bool {
+    pub fn contains(&self, address: IpAddr) -> bool {
         match address {
             IpAddr::V4(address) => self.subnet.contains(&address),
             IpAddr::V6(address) => self.subnet_v6.is_some_and(|subnet| subnet.contains(&address)),

@@ -9,7 +9,7 @@ mod prefixes;
 mod rule;
 mod state;
 
-pub use decision::{Connection, Decision, Packet, Side, decide, deciding};
+pub use decision::{Connection, Decision, Packet, Side, decide, deciding_rule};
 pub use expand::expand;
 pub use rule::{Action, Direction, ICMP, ICMPV6, Peer, Priority, Rule, TCP, UDP};
-pub use state::{Attached, Directed, DirectedState, Expanded, Policy};
+pub use state::{DirectionalRule, DirectionalRuleState, ExpandedRule, Policy, PolicyState};

@@ -12,7 +12,7 @@ pub const VTEP: &str = "netplugin.vtep";
 /// `/contiv.io/service/<name>/<ip>:<port>`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
-pub struct Service {
+pub struct ServiceInfo {
     /// The service's name.
     pub service_name: String,
     /// `leader` or `follower` of a netmaster, else empty.
@@ -37,7 +37,7 @@ mod tests {
     #[test]
     fn the_body_is_the_originals_to_the_byte() {
         let body = include_str!("../tests/golden/service-netmaster.json");
-        let service: Service = serde_json::from_str(body).unwrap();
+        let service: ServiceInfo = serde_json::from_str(body).unwrap();
         assert_eq!(serde_json::to_string(&service).unwrap(), body.trim_end());
     }
 }

@@ -9,7 +9,7 @@ use std::{
 use clap::{Args, ValueEnum};
 use contiv_model::{
     api::Node,
-    sight::{Event, Sight},
+    packet_event::{EventKind, PacketEvent},
 };
 
 use crate::{Error, client::Client, endpoint::read, style};
@@ -71,7 +71,7 @@ pub fn run(client: &Client, watch: &Watch, out: &mut dyn Write) -> Result<(), Er
     loop {
         // What is cut off in a line is not told.
         for line in stream.lines().map_while(Result::ok) {
-            let sight: Sight = serde_json::from_str(&line).map_err(|source| Error::Answer {
+            let sight: PacketEvent = serde_json::from_str(&line).map_err(|source| Error::Answer {
                 method: "GET",
                 url: url.clone(),
                 source,
@@ -99,7 +99,7 @@ pub fn run(client: &Client, watch: &Watch, out: &mut dyn Write) -> Result<(), Er
 
 impl Watch {
     /// Each line when it comes, also in a pipe.
-    fn print(&self, line: &str, sight: &Sight, out: &mut dyn Write) -> Result<(), Error> {
+    fn print(&self, line: &str, sight: &PacketEvent, out: &mut dyn Write) -> Result<(), Error> {
         match self.output {
             Lines::Json => writeln!(out, "{line}")?,
             Lines::Text => writeln!(out, "{} {}", sight.time, painted(sight))?,
@@ -107,19 +107,19 @@ impl Watch {
         Ok(out.flush()?)
     }
 
-    fn wants(&self, event: Event) -> bool {
+    fn wants(&self, event: EventKind) -> bool {
         match (self.only, event) {
-            (None, _) | (_, Event::Lost) => true,
-            (Some(only), event) => (only == Only::Drops) == (event == Event::Drop),
+            (None, _) | (_, EventKind::Lost) => true,
+            (Some(only), event) => (only == Only::Drops) == (event == EventKind::Drop),
         }
     }
 }
 
-fn painted(sight: &Sight) -> String {
+fn painted(sight: &PacketEvent) -> String {
     let colour = match sight.event {
-        Event::Drop => style::BAD,
-        Event::Flow => style::GOOD,
-        Event::Lost => style::DOUBTFUL,
+        EventKind::Drop => style::BAD,
+        EventKind::Flow => style::GOOD,
+        EventKind::Lost => style::DOUBTFUL,
     };
     let text = sight.to_string();
     let (first, rest) = text.split_once(' ').unwrap_or((&text, ""));

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::IpAddr};
 use contiv_model::{
     api::{EndpointGroup, EndpointOper, Netprofile, Network, Rule},
     group::{Dscp, GroupNumber},
-    policy::{self, Attached, Connection, Expanded, Packet, Policy, Side, expand},
+    policy::{self, Connection, ExpandedRule, Packet, Policy, PolicyState, Side, expand},
 };
 use serde_json::{Value, json};
 
@@ -98,8 +98,8 @@ impl Rulebook {
         };
         Ok(Ruling {
             allowed: decision.action == policy::Action::Allow,
-            out: said(&source, decision.out),
-            into: said(&destination, decision.into),
+            out: said(&source, decision.out_rule),
+            into: said(&destination, decision.in_rule),
             dscp: decision.dscp.map(Dscp::get),
         })
     }
@@ -124,7 +124,7 @@ impl Rulebook {
     }
 
     /// What netmaster makes of a policy on a group, with the same names.
-    fn attached(&self, number: GroupNumber, group: &EndpointGroup, policy: &str) -> Attached {
+    fn attached(&self, number: GroupNumber, group: &EndpointGroup, policy: &str) -> PolicyState {
         let id = format!("{}:{}:{policy}", group.key, group.tenant_name);
         let of = |rule: &&Rule| rule.tenant_name == group.tenant_name && rule.policy_name == policy;
         let number = i64::from(number.get());
@@ -133,9 +133,9 @@ impl Rulebook {
                 Some(remote) => expand(&id, number, remote, rule, self.v6_of_network(rule)),
                 None => BTreeMap::new(),
             };
-            (rule.key.clone(), Expanded { rule: rule.clone(), directed })
+            (rule.key.clone(), ExpandedRule { rule: rule.clone(), directed })
         });
-        Attached { rules: rules.collect(), key: id.clone(), group: number, id }
+        PolicyState { rules: rules.collect(), key: id.clone(), group: number, id }
     }
 
     /// The IPv6 subnet of the network that a rule names.

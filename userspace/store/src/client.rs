@@ -80,12 +80,12 @@ impl Store {
     }
 
     pub async fn get(&self, key: &str) -> Result<Option<KeyValue>, Error> {
-        Ok(self.look(key).await?.0)
+        Ok(self.get_with_revision(key).await?.0)
     }
 
     /// As [`Store::get`], and the store's revision at which it is so: whatever is told of the key as of an earlier one
     /// is old.
-    pub async fn look(&self, key: &str) -> Result<(Option<KeyValue>, i64), Error> {
+    pub async fn get_with_revision(&self, key: &str) -> Result<(Option<KeyValue>, i64), Error> {
         let answer = self
             .request(Operation::Get, key, Again::Always, || {
                 let mut kv = self.shared.members.kv();
@@ -169,7 +169,7 @@ impl Store {
     /// Puts a key under a lease and keeps it there until the registration is revoked or dropped.
     ///
     /// When the store has lost the lease (it was away for longer than `ttl`), or somebody has deleted the key, it is put again.
-    pub async fn keep(
+    pub async fn register(
         &self,
         key: &str,
         value: impl Into<Bytes>,

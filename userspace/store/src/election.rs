@@ -2,12 +2,12 @@
 //!
 //! The leader is whoever made the lock key; the key hangs on the leader's lease. Whatever the leader writes, it
 //! writes by [`Leadership::commit`]: a deposed leader that has not noticed yet gets a conflict, not a write. What it
-//! answers from memory, it answers after [`Proof::holds`].
+//! answers from memory, it answers after [`ReadIndex::holds`].
 //!
 //! With that, taking the lock from a leader is always safe, and only has to be right most of the time. So nobody waits
 //! for the end of the lease, which etcd does not let be short: whoever waits for the lock asks the store how old
 //! the leader's last keep-alive is, and deletes the key of a leader that has been silent for longer than
-//! [`Timing::silence`]. The store alone is asked, which makes one clock and one answer for all: a candidate that is cut
+//! [`Timing::staleness`]. The store alone is asked, which makes one clock and one answer for all: a candidate that is cut
 //! off from the leader takes nothing from it, nor can one that is cut off from the store. When etcd elects a leader of
 //! its own, it gives every lease its full time again. Keep-alives and questions about leases stay in etcd's memory;
 //! nothing is written for them.
@@ -32,22 +32,22 @@ pub struct Timing {
     /// After this the store itself drops its lock, also when nobody waits for it. Whole seconds.
     pub ttl: Duration,
     /// After this others take the lock from it. Whole seconds, fewer than `ttl`: stores tell no less.
-    pub silence: Duration,
+    pub staleness: Duration,
 }
 
 impl Timing {
     /// Three keep-alives may be lost before others call it silence, or one member of the store may let one hang.
     fn pace(self) -> Pace {
-        Pace { interval: self.silence / 4, limit: self.silence * 2 / 5 }
+        Pace { interval: self.staleness / 4, limit: self.staleness * 2 / 5 }
     }
 
     /// How often to look whether the leader is silent, and how long one member may take to tell.
     fn look(self) -> Pace {
-        Pace { interval: self.silence / 8, limit: self.pace().limit }
+        Pace { interval: self.staleness / 8, limit: self.pace().limit }
     }
 }
 
-/// Proof that this process was elected; not `Clone`, and only [`campaign`] makes one.
+/// ReadIndex that this process was elected; not `Clone`, and only [`campaign`] makes one.
 ///
 /// Dropping it stops the keep-alive, and another is elected when the TTL has passed.
 #[must_use = "leadership ends when this is dropped"]
@@ -166,7 +166,7 @@ async fn vacant(store: &Store, key: &str, timing: Timing) {
 /// Whether the store has heard nothing of the lock's holder for too long.
 async fn is_silent(store: &Store, lock: &KeyValue, timing: Timing) -> bool {
     match store.time_to_live(&lock.key, lock.lease, timing.look().limit).await {
-        Ok(Some(remaining)) => remaining.left + timing.silence < remaining.granted,
+        Ok(Some(remaining)) => remaining.left + timing.staleness < remaining.granted,
         // The store is about to drop the key by itself.
         Ok(None) => false,
         Err(e) => {
@@ -179,7 +179,7 @@ async fn is_silent(store: &Store, lock: &KeyValue, timing: Timing) -> bool {
 /// Takes the lock away from its holder, unless it is another's by now.
 async fn depose(store: &Store, lock: KeyValue, timing: Timing) {
     let holder = String::from_utf8_lossy(&lock.value);
-    tracing::warn!(key = lock.key, %holder, "no sign of life for {:?}; taking the lock from it", timing.silence);
+    tracing::warn!(key = lock.key, %holder, "no sign of life for {:?}; taking the lock from it", timing.staleness);
     let held = Guard::CreateRevision { key: lock.key.clone(), revision: lock.create_revision };
     // The watch tells what came of it.
     if let Err(e) = store.commit_again(Txn::new().guard(held).delete(lock.key)).await {
@@ -214,12 +214,12 @@ impl Leadership {
     }
 
     /// The revision at which it began: that of the lock's creation.
-    pub fn since(&self) -> i64 {
+    pub fn create_revision(&self) -> i64 {
         self.create_revision
     }
 
-    pub fn proof(&self) -> Proof {
-        Proof { store: self.store.clone(), key: self.key.clone(), create_revision: self.create_revision }
+    pub fn read_index(&self) -> ReadIndex {
+        ReadIndex { store: self.store.clone(), key: self.key.clone(), create_revision: self.create_revision }
     }
 
     /// Holds at the store only while this leadership does, and until [`Leadership::commit`] moves it.
@@ -248,15 +248,15 @@ impl Leadership {
 
 /// Asks the store about a leadership.
 #[derive(Clone)]
-pub struct Proof {
+pub struct ReadIndex {
     store: Store,
     key: String,
     create_revision: i64,
 }
 
-impl Proof {
+impl ReadIndex {
     /// Whether the store had this leader after the call began: nobody else wrote before.
-    pub async fn holds(&self) -> Result<bool, Error> {
+    pub async fn confirm(&self) -> Result<bool, Error> {
         let lock = self.store.get(&self.key).await?;
         Ok(lock.is_some_and(|lock| lock.create_revision == self.create_revision))
     }

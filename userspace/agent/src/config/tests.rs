@@ -1,12 +1,12 @@
 use super::*;
 
-fn read(arguments: &str) -> Result<Command, Stop> {
+fn read(arguments: &str) -> Result<Command, Exit> {
     Command::read(std::iter::once("netplugin").chain(arguments.split_whitespace()).map(Into::into))
 }
 
 fn bad(arguments: &str) -> String {
     match read(arguments) {
-        Err(Stop::Bad(line)) => line,
+        Err(Exit::Usage(line)) => line,
         other => panic!("{arguments}: {other:?}"),
     }
 }
@@ -87,8 +87,8 @@ fn what_cannot_be_used_is_one_line_that_names_it() {
 
 #[test]
 fn help_and_version_are_no_errors() {
-    assert!(matches!(read("--help"), Err(Stop::Told(text)) if text.contains("--datapath")));
-    assert!(matches!(read("--version"), Err(Stop::Told(text)) if text.contains(env!("CARGO_PKG_VERSION"))));
-    assert!(matches!(read("cleanup --help"), Err(Stop::Told(text)) if text.contains("--bpf-root")));
+    assert!(matches!(read("--help"), Err(Exit::Output(text)) if text.contains("--datapath")));
+    assert!(matches!(read("--version"), Err(Exit::Output(text)) if text.contains(env!("CARGO_PKG_VERSION"))));
+    assert!(matches!(read("cleanup --help"), Err(Exit::Output(text)) if text.contains("--bpf-root")));
     assert!(matches!(read("cleanup --datapath ebpf"), Ok(Command::Cleanup(_))));
 }

@@ -6,7 +6,7 @@ use contiv_model::{
     name::HostName,
     network::{self, Network},
     node,
-    policy::{Attached, Policy},
+    policy::{Policy, PolicyState},
     registry,
     service::{self, Providers, Service},
 };
@@ -30,7 +30,7 @@ pub fn decode(key: &Key, value: &KeyValue) -> Option<Result<Object, Rejected>> {
         Key::Group(key) => body::<group::State>(value)
             .and_then(|state| Group::try_from(&state).map_err(|e| e.to_string()))
             .and_then(|group| same_id(key.as_str(), group.key.as_str()).map(|()| Object::Group(group))),
-        Key::Policy(id) => body::<Attached>(value)
+        Key::Policy(id) => body::<PolicyState>(value)
             .and_then(|state| Policy::try_from(&state).map_err(|e| e.to_string()))
             .and_then(|policy| same_id(id.as_str(), policy.id.as_str()).map(|()| Object::Policy(policy))),
         Key::ServiceLb(id) => body::<service::State>(value)
@@ -39,7 +39,7 @@ pub fn decode(key: &Key, value: &KeyValue) -> Option<Result<Object, Rejected>> {
         Key::Providers(_) => body::<Providers>(value)
             .and_then(|providers| providers.addresses().map_err(|e| e.to_string()))
             .map(Object::Providers),
-        Key::Service { name, .. } if name == registry::VTEP => body::<registry::Service>(value)
+        Key::Service { name, .. } if name == registry::VTEP => body::<registry::ServiceInfo>(value)
             .and_then(|service| vtep(&service.hostname, &service.host_addr, service.port, value.mod_revision))
             .map(Object::Registration),
         Key::NodeStatus(host) => body::<node::Status>(value)

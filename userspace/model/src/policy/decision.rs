@@ -50,10 +50,10 @@ pub struct Decision<'a> {
     /// Whether it is let through.
     pub action: Action,
     /// The rule of the source's group that decided where the source lives; none if none matched.
-    pub out: Option<&'a Rule>,
+    pub out_rule: Option<&'a Rule>,
     /// The rule of the destination's group that decided where the destination lives. Told also when the source's
     /// side denies, though the packet then never comes there.
-    pub into: Option<&'a Rule>,
+    pub in_rule: Option<&'a Rule>,
     /// How the packets of the source are marked.
     pub dscp: Option<Dscp>,
 }
@@ -67,16 +67,16 @@ pub struct Decision<'a> {
 /// neighbour discovery are not asked about, nor packets that are not IP.
 pub fn decide<'a>(connection: &Connection<'a>) -> Decision<'a> {
     let Connection { source, destination, packet } = connection;
-    let out = deciding(source.rules, Direction::Out, source.address, destination, *packet);
-    let into = deciding(destination.rules, Direction::In, destination.address, source, *packet);
-    let denied = [out, into].into_iter().flatten().any(|rule| rule.action == Action::Deny);
+    let out_rule = deciding_rule(source.rules, Direction::Out, source.address, destination, *packet);
+    let in_rule = deciding_rule(destination.rules, Direction::In, destination.address, source, *packet);
+    let denied = [out_rule, in_rule].into_iter().flatten().any(|rule| rule.action == Action::Deny);
     let action = if denied { Action::Deny } else { Action::Allow };
-    Decision { action, out, into, dscp: source.dscp }
+    Decision { action, out_rule, in_rule, dscp: source.dscp }
 }
 
 /// The rule that decides on one side: of those that match the one with the highest priority; of several with that one
 /// a rule that denies; of several of those the one whose id comes first.
-pub fn deciding<'a>(
+pub fn deciding_rule<'a>(
     rules: &'a [Rule],
     direction: Direction,
     own: IpAddr,
@@ -85,9 +85,9 @@ pub fn deciding<'a>(
 ) -> Option<&'a Rule> {
     let matches = |rule: &&Rule| {
         rule.direction == direction
-            && rule.is_on(own)
-            && rule.peer.is(peer.address, peer.group)
-            && rule.is_about(packet.protocol, packet.port)
+            && rule.selects(own)
+            && rule.peer.matches(peer.address, peer.group)
+            && rule.matches_protocol(packet.protocol, packet.port)
     };
     rules
         .iter()

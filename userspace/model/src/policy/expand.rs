@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::Directed;
+use super::DirectionalRule;
 use crate::api::Rule;
 
 #[derive(Clone, Copy)]
@@ -45,10 +45,10 @@ pub fn expand(
     remote: i64,
     rule: &Rule,
     v6: Option<&str>,
-) -> BTreeMap<String, Directed> {
+) -> BTreeMap<String, DirectionalRule> {
     let one = |direction: &Direction, family: &str, rule: &Rule| {
         let id = format!("{attached}:{}:{}{family}", rule.key, direction.as_str());
-        (id.clone(), Directed { rule_id: id, ..in_direction(*direction, group, remote, rule) })
+        (id.clone(), DirectionalRule { rule_id: id, ..in_direction(*direction, group, remote, rule) })
     };
     let directions = Direction::of(rule);
     let more = v6.filter(|_| !rule.from_network.is_empty() || !rule.to_network.is_empty()).map(|v6| {
@@ -66,20 +66,20 @@ pub fn expand(
     directions.iter().map(|direction| one(direction, "", rule)).chain(more).collect()
 }
 
-fn in_direction(direction: Direction, group: i64, remote: i64, rule: &Rule) -> Directed {
+fn in_direction(direction: Direction, group: i64, remote: i64, rule: &Rule) -> DirectionalRule {
     let (from, to) = (rule.from_ip_address.clone(), rule.to_ip_address.clone());
     // The original keeps the low 16 bits of whatever it was given.
     let port = (rule.port & 0xffff) as u16;
     // Without a port only what opens a connection is matched: the rest of it passes.
     let opening = if rule.protocol == "tcp" && rule.port == 0 { "syn,!ack" } else { "" };
-    let rest = Directed {
+    let rest = DirectionalRule {
         priority: rule.priority,
         ip_protocol: protocol(&rule.protocol),
         action: rule.action.clone(),
-        ..Directed::default()
+        ..DirectionalRule::default()
     };
     match direction {
-        Direction::InRx => Directed {
+        Direction::InRx => DirectionalRule {
             src_endpoint_group: remote,
             dst_endpoint_group: group,
             src_ip_addr: from,
@@ -88,7 +88,7 @@ fn in_direction(direction: Direction, group: i64, remote: i64, rule: &Rule) -> D
             tcp_flags: opening.into(),
             ..rest
         },
-        Direction::InTx => Directed {
+        Direction::InTx => DirectionalRule {
             src_endpoint_group: group,
             dst_endpoint_group: remote,
             src_ip_addr: to,
@@ -96,14 +96,14 @@ fn in_direction(direction: Direction, group: i64, remote: i64, rule: &Rule) -> D
             src_port: port,
             ..rest
         },
-        Direction::OutRx => Directed {
+        Direction::OutRx => DirectionalRule {
             src_endpoint_group: remote,
             dst_endpoint_group: group,
             src_ip_addr: to,
             src_port: port,
             ..rest
         },
-        Direction::OutTx => Directed {
+        Direction::OutTx => DirectionalRule {
             src_endpoint_group: group,
             dst_endpoint_group: remote,
             dst_ip_addr: to,
@@ -128,12 +128,12 @@ fn protocol(name: &str) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::Attached;
+    use crate::policy::PolicyState;
 
     #[test]
     fn rules_come_to_what_the_original_made_of_them() {
         let body = r#"{"id":"default:eg:default:pe","EpgPolicyKey":"default:eg:default:pe","EndpointGroupID":3,"RuleMaps":{"default:pe:k1":{"Rule":{"key":"default:pe:k1","action":"allow","direction":"in","policyName":"pe","port":80,"priority":1,"protocol":"tcp","ruleId":"k1","tenantName":"default","toIpAddress":"41.1.0.2","link-sets":{"Policies":{"default:pe":{"type":"policy","key":"default:pe"}}},"links":{"MatchEndpointGroup":{}}},"OfnetRules":{"default:eg:default:pe:default:pe:k1:inRx":{"RuleId":"default:eg:default:pe:default:pe:k1:inRx","Priority":1,"SrcEndpointGroup":0,"DstEndpointGroup":3,"SrcIpAddr":"","DstIpAddr":"41.1.0.2","IpProtocol":6,"SrcPort":0,"DstPort":80,"TcpFlags":"","Action":"allow"},"default:eg:default:pe:default:pe:k1:inTx":{"RuleId":"default:eg:default:pe:default:pe:k1:inTx","Priority":1,"SrcEndpointGroup":3,"DstEndpointGroup":0,"SrcIpAddr":"41.1.0.2","DstIpAddr":"","IpProtocol":6,"SrcPort":80,"DstPort":0,"TcpFlags":"","Action":"allow"}}}}}"#;
-        let state: Attached = serde_json::from_str(body).unwrap();
+        let state: PolicyState = serde_json::from_str(body).unwrap();
         let expanded = &state.rules["default:pe:k1"];
         assert_eq!(expand(&state.id, state.group, 0, &expanded.rule, None), expanded.directed);
     }

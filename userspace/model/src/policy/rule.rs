@@ -75,13 +75,13 @@ impl Priority {
 /// A number that is no priority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("priority {0}: expected 1 to 100")]
-pub struct NoPriority(u8);
+pub struct InvalidPriority(u8);
 
 impl TryFrom<u8> for Priority {
-    type Error = NoPriority;
+    type Error = InvalidPriority;
 
-    fn try_from(number: u8) -> Result<Self, NoPriority> {
-        if (1..=100).contains(&number) { Ok(Priority(number)) } else { Err(NoPriority(number)) }
+    fn try_from(number: u8) -> Result<Self, InvalidPriority> {
+        if (1..=100).contains(&number) { Ok(Priority(number)) } else { Err(InvalidPriority(number)) }
     }
 }
 
@@ -119,20 +119,20 @@ pub struct Rule {
 
 impl Rule {
     /// Whether the protocol and port are the rule's.
-    pub fn is_about(&self, protocol: u8, port: Option<u16>) -> bool {
+    pub fn matches_protocol(&self, protocol: u8, port: Option<u16>) -> bool {
         let same = |wanted| wanted == protocol || (wanted == ICMP && protocol == ICMPV6);
         self.protocol.is_none_or(same) && self.port.is_none_or(|wanted| port == Some(wanted))
     }
 
     /// Whether the endpoint is one that the rule is about.
-    pub fn is_on(&self, own: IpAddr) -> bool {
+    pub fn selects(&self, own: IpAddr) -> bool {
         self.own.is_none_or(|subnet| subnet.contains(&own))
     }
 }
 
 impl Peer {
     /// Whether the other end is the one meant.
-    pub fn is(&self, address: IpAddr, group: Option<GroupNumber>) -> bool {
+    pub fn matches(&self, address: IpAddr, group: Option<GroupNumber>) -> bool {
         self.group.is_none_or(|wanted| group == Some(wanted))
             && self.subnet.is_none_or(|subnet| subnet.contains(&address))
     }

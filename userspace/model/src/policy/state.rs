@@ -8,7 +8,7 @@ use crate::{Invalid, api, group::GroupNumber, name::PolicyId};
 
 /// `/contiv.io/state/policy/<tenant>:<group>:<tenant>:<policy>`: a whole policy on one group (INVENTORY section 4).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Attached {
+pub struct PolicyState {
     /// The key's last part.
     pub id: String,
     /// The same as the id.
@@ -19,24 +19,24 @@ pub struct Attached {
     pub group: i64,
     /// By the rules' keys.
     #[serde(rename = "RuleMaps", default)]
-    pub rules: BTreeMap<String, Expanded>,
+    pub rules: BTreeMap<String, ExpandedRule>,
 }
 
 /// A rule, and what it comes to on one group.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Expanded {
+pub struct ExpandedRule {
     /// As the user wrote it.
     #[serde(rename = "Rule")]
     pub rule: api::Rule,
     /// By their ids. Empty when the rule names a group that is gone.
     #[serde(rename = "OfnetRules", default)]
-    pub directed: BTreeMap<String, Directed>,
+    pub directed: BTreeMap<String, DirectionalRule>,
 }
 
 /// What packets of one direction must look like, and what becomes of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
-pub struct Directed {
+pub struct DirectionalRule {
     /// `<policy on the group>:<rule's key>:<inRx, inTx, outRx or outTx>`; with a `6` for the IPv6 subnet of a network.
     pub rule_id: String,
     /// 1 to 100; the highest decides.
@@ -63,12 +63,12 @@ pub struct Directed {
 
 /// `/contiv.io/state/policyRule/<id>`: a rule of one direction, for operators. Agents read whole policies.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DirectedState {
+pub struct DirectionalRuleState {
     /// Always empty.
     pub id: String,
     /// The rule.
     #[serde(flatten)]
-    pub rule: Directed,
+    pub rule: DirectionalRule,
 }
 
 /// A policy on a group, as the agent sees it.
@@ -82,10 +82,10 @@ pub struct Policy {
     pub rules: Vec<Rule>,
 }
 
-impl TryFrom<&Attached> for Policy {
+impl TryFrom<&PolicyState> for Policy {
     type Error = Invalid;
 
-    fn try_from(state: &Attached) -> Result<Self, Invalid> {
+    fn try_from(state: &PolicyState) -> Result<Self, Invalid> {
         let object = format!("policy {}", state.id);
         let group = GroupNumber::read(state.group)
             .ok_or_else(|| Invalid::new(object, "EndpointGroupID", state.group, GroupNumber::EXPECTED))?;
@@ -99,7 +99,7 @@ impl TryFrom<&Attached> for Policy {
 
 /// Adds what `expanded` says of new connections. What it says of answers (`inTx`, `outRx`) was for switches without
 /// memory: connections have one, and an answer is never asked about.
-fn rules_of(expanded: &Expanded, group: GroupNumber, rules: &mut Vec<Rule>) -> Result<(), Invalid> {
+fn rules_of(expanded: &ExpandedRule, group: GroupNumber, rules: &mut Vec<Rule>) -> Result<(), Invalid> {
     let text = &expanded.rule.direction;
     let (direction, way) = match text.as_str() {
         "in" => (Direction::In, ":inRx"),
@@ -117,7 +117,7 @@ fn rules_of(expanded: &Expanded, group: GroupNumber, rules: &mut Vec<Rule>) -> R
 }
 
 fn add(
-    directed: &Directed,
+    directed: &DirectionalRule,
     direction: Direction,
     group: GroupNumber,
     rules: &mut Vec<Rule>,
@@ -179,12 +179,12 @@ mod tests {
 
     const BODY: &str = r#"{"id":"default:eg:default:pe","EpgPolicyKey":"default:eg:default:pe","EndpointGroupID":3,"RuleMaps":{"default:pe:k1":{"Rule":{"key":"default:pe:k1","action":"allow","direction":"in","policyName":"pe","port":80,"priority":1,"protocol":"tcp","ruleId":"k1","tenantName":"default","toIpAddress":"41.1.0.2","link-sets":{"Policies":{"default:pe":{"type":"policy","key":"default:pe"}}},"links":{"MatchEndpointGroup":{}}},"OfnetRules":{"default:eg:default:pe:default:pe:k1:inRx":{"RuleId":"default:eg:default:pe:default:pe:k1:inRx","Priority":1,"SrcEndpointGroup":0,"DstEndpointGroup":3,"SrcIpAddr":"","DstIpAddr":"41.1.0.2","IpProtocol":6,"SrcPort":0,"DstPort":80,"TcpFlags":"","Action":"allow"},"default:eg:default:pe:default:pe:k1:inTx":{"RuleId":"default:eg:default:pe:default:pe:k1:inTx","Priority":1,"SrcEndpointGroup":3,"DstEndpointGroup":0,"SrcIpAddr":"41.1.0.2","DstIpAddr":"","IpProtocol":6,"SrcPort":80,"DstPort":0,"TcpFlags":"","Action":"allow"}}}}}"#;
 
-    fn state() -> Attached {
+    fn state() -> PolicyState {
         serde_json::from_str(BODY).unwrap()
     }
 
     /// Of one rule, in the directions that netmaster makes of it.
-    fn directed(change: impl Fn(&mut Directed)) -> Result<Vec<Rule>, Invalid> {
+    fn directed(change: impl Fn(&mut DirectionalRule)) -> Result<Vec<Rule>, Invalid> {
         let mut state = state();
         for expanded in state.rules.values_mut() {
             expanded.directed.values_mut().for_each(&change);
@@ -196,7 +196,7 @@ mod tests {
     fn the_bodies_are_the_originals_to_the_byte() {
         assert_eq!(serde_json::to_string(&state()).unwrap(), BODY);
         let body = r#"{"id":"","RuleId":"default:web:default:p1:default:p1:8:outTx","Priority":1,"SrcEndpointGroup":6,"DstEndpointGroup":7,"SrcIpAddr":"","DstIpAddr":"","IpProtocol":6,"SrcPort":0,"DstPort":0,"TcpFlags":"syn,!ack","Action":"allow"}"#;
-        let state: DirectedState = serde_json::from_str(body).unwrap();
+        let state: DirectionalRuleState = serde_json::from_str(body).unwrap();
         assert_eq!(serde_json::to_string(&state).unwrap(), body);
     }
 
@@ -224,7 +224,7 @@ mod tests {
         expanded.rule.direction = "out".into();
         expanded.directed = [("x:outRx", 7, 3, "x"), ("x:outTx", 3, 7, "30.1.0.9/24")]
             .map(|(id, from, to, address)| {
-                let directed = Directed {
+                let directed = DirectionalRule {
                     rule_id: id.into(),
                     priority: 100,
                     src_endpoint_group: from,
@@ -233,7 +233,7 @@ mod tests {
                     ip_protocol: UDP,
                     dst_port: 53,
                     action: "deny".into(),
-                    ..Directed::default()
+                    ..DirectionalRule::default()
                 };
                 (id.to_owned(), directed)
             })
@@ -257,11 +257,11 @@ mod tests {
             ..api::Rule::default()
         };
         let directed = crate::policy::expand("t:g:t:p", 6, 0, &rule, Some("2001:db8::/64"));
-        let state = Attached {
+        let state = PolicyState {
             id: "t:g:t:p".into(),
             group: 6,
-            rules: [(rule.key.clone(), Expanded { rule, directed })].into(),
-            ..Attached::default()
+            rules: [(rule.key.clone(), ExpandedRule { rule, directed })].into(),
+            ..PolicyState::default()
         };
         let rules = Policy::try_from(&state).unwrap().rules;
         let subnets: Vec<_> =
@@ -295,7 +295,7 @@ mod tests {
 
     #[test]
     fn what_is_wrong_is_named() {
-        let why = |change: fn(&mut Directed)| directed(change).unwrap_err().to_string();
+        let why = |change: fn(&mut DirectionalRule)| directed(change).unwrap_err().to_string();
         assert_eq!(
             why(|d| d.priority = 101),
             "rule default:eg:default:pe:default:pe:k1:inRx: Priority is \"101\", expected 1 to 100"

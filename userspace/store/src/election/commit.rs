@@ -19,9 +19,9 @@ const LAST_WORDS: Duration = Duration::from_millis(300);
 
 impl Leadership {
     /// Writes all of it if its guards hold and this leadership does, else nothing. It takes two operations and one
-    /// guard less than [`crate::MAX_TXN_OPS`]. After an error with [`Error::outcome_unknown`], [`Leadership::settle`].
+    /// guard less than [`crate::MAX_TXN_OPS`]. After an error with [`Error::outcome_unknown`], [`Leadership::resolve_pending`].
     pub async fn commit(&self, txn: Txn) -> Result<Outcome, Error> {
-        if self.is_lost() || self.unsettled.load(Ordering::Acquire) != 0 && !self.settle().await? {
+        if self.is_lost() || self.unsettled.load(Ordering::Acquire) != 0 && !self.resolve_pending().await? {
             return Ok(Outcome::Conflict);
         }
         let (fence, start) = (self.fence.load(Ordering::Acquire), Instant::now());
@@ -65,7 +65,7 @@ impl Leadership {
     }
 
     /// From now on, no commit of this leadership can happen whose outcome is not known. False if the leadership is over.
-    pub async fn settle(&self) -> Result<bool, Error> {
+    pub async fn resolve_pending(&self) -> Result<bool, Error> {
         loop {
             let lock = self.store.get(&self.key).await?;
             let Some(lock) = lock.filter(|lock| lock.create_revision == self.create_revision) else {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 const KEY: &str = "/contiv.io/lock/netmaster/leader";
 /// The lease lasts longer than any of these tests: only silence makes room for another.
-const TIMING: Timing = Timing { ttl: Duration::from_secs(60), silence: Duration::from_secs(1) };
+const TIMING: Timing = Timing { ttl: Duration::from_secs(60), staleness: Duration::from_secs(1) };
 const SOON: Duration = Duration::from_secs(30);
 
 async fn holder(store: &Store) -> Result<String> {
@@ -29,7 +29,7 @@ pub(crate) async fn one_at_a_time_and_a_resignation_is_quick(peer: &mut Peer) ->
     let other = peer.store().await?;
     let second = tokio::spawn(async move { campaign(&other, KEY, "10.0.0.2:9999", TIMING).await });
     tokio::time::sleep(Duration::from_millis(2500)).await;
-    ensure!(first.proof().holds().await?);
+    ensure!(first.read_index().confirm().await?);
     ensure!(!second.is_finished() && !first.is_lost());
     let old = first.guard();
     let start = Instant::now();
@@ -103,7 +103,7 @@ pub(crate) async fn a_deleted_key_deposes(peer: &mut Peer) -> Result<()> {
     // Somebody's broom: not what the election does, but what an operator can do.
     store.commit(Txn::new().delete(KEY)).await?.committed()?;
     tokio::time::timeout(SOON, leadership.lost()).await?;
-    ensure!(!leadership.proof().holds().await?);
+    ensure!(!leadership.read_index().confirm().await?);
     ensure!(write_as(&leadership, &store, "late").await? == Outcome::Conflict);
     Ok(())
 }

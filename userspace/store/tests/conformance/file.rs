@@ -44,7 +44,7 @@ async fn shutdown_ends_streams_and_answers() -> Result<()> {
     let dir = scratch_dir("store")?;
     let server = Server::open(dir.path(), ANY).await?;
     let store = connect(&server).await?;
-    let kept = store.keep("k", "v", Duration::from_secs(60)).await?;
+    let kept = store.register("k", "v", Duration::from_secs(60)).await?;
     let mut watch = store.watch("k");
     for _ in 0..3 {
         watch.next().await.context("snapshot")?;

@@ -104,8 +104,8 @@ pub(crate) async fn revoking_and_asking(peer: &mut Peer) -> Result<()> {
 pub(crate) async fn a_kept_key_outlives_its_ttl_and_a_lost_lease(peer: &mut Peer) -> Result<()> {
     let (store, mut client) = (peer.store().await?, peer.client().await?);
     let ttl = Duration::from_secs(2);
-    let kept = store.keep("/service/a", "here", ttl).await?;
-    let dropped = store.keep("/service/b", "here", ttl).await?;
+    let kept = store.register("/service/a", "here", ttl).await?;
+    let dropped = store.register("/service/b", "here", ttl).await?;
     tokio::time::sleep(ttl * 2).await;
     let a = store.get("/service/a").await?.context("kept")?;
     ensure!(a.version == 1 && a.lease != 0 && &a.value[..] == b"here", "{a:?}");
@@ -125,11 +125,11 @@ pub(crate) async fn a_kept_key_outlives_its_ttl_and_a_lost_lease(peer: &mut Peer
 pub(crate) async fn a_kept_key_comes_back_when_somebody_else_had_it(peer: &mut Peer) -> Result<()> {
     let store = peer.store().await?;
     let ttl = Duration::from_secs(2);
-    let kept = store.keep("/service/a", "here", ttl).await?;
+    let kept = store.register("/service/a", "here", ttl).await?;
     store.commit(Txn::new().delete("/service/a")).await?.committed()?;
     wait_for(&store, "/service/a", true).await?;
 
-    let other = store.keep("/service/a", "there", ttl).await?;
+    let other = store.register("/service/a", "there", ttl).await?;
     tokio::time::sleep(ttl * 2).await;
     let a = store.get("/service/a").await?.context("kept by the other")?;
     ensure!(a.version == 2 && &a.value[..] == b"there", "they do not put it in turns: {a:?}");
@@ -142,7 +142,7 @@ pub(crate) async fn a_kept_key_comes_back_when_somebody_else_had_it(peer: &mut P
 pub(crate) async fn a_kept_key_survives_a_restart(peer: &mut Peer) -> Result<()> {
     let store = peer.store().await?;
     let ttl = Duration::from_secs(3);
-    let kept = store.keep("/service/a", "here", ttl).await?;
+    let kept = store.register("/service/a", "here", ttl).await?;
     let mut status = kept.status();
     peer.kill()?;
     let away = |s: &Status| matches!(s, Status::Retrying { .. });

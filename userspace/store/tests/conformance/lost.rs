@@ -13,7 +13,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 const LOCK: &str = "/lock";
 /// Nobody else wants to lead.
-const TIMING: Timing = Timing { ttl: Duration::from_secs(60), silence: Duration::from_secs(8) };
+const TIMING: Timing = Timing { ttl: Duration::from_secs(60), staleness: Duration::from_secs(8) };
 
 /// What a relay does with what it is given.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -93,7 +93,7 @@ pub(crate) async fn a_commit_whose_answer_is_lost_is_found(peer: &mut Peer) -> R
     let k = store.get("k").await?.context("k")?;
     ensure!(k.value == "2" && k.mod_revision == revision && k.version == 2, "{k:?}, told {revision}");
     ensure!(store.get("l").await?.is_none());
-    ensure!(!leadership.is_lost() && leadership.proof().holds().await?);
+    ensure!(!leadership.is_lost() && leadership.read_index().confirm().await?);
     leadership.commit(absent("m").put("m", "1")).await?.committed()?;
     Ok(())
 }
@@ -119,7 +119,7 @@ pub(crate) async fn a_conflict_is_one_also_when_it_is_told_late(peer: &mut Peer)
     relay.set(Passes::Requests);
     ensure!(leadership.commit(absent("k").put("k", "ours")).await? == Outcome::Conflict);
     ensure!(store.get("k").await?.context("k")?.value == "theirs");
-    ensure!(leadership.settle().await?);
+    ensure!(leadership.resolve_pending().await?);
     leadership.commit(absent("l").put("l", "1")).await?.committed()?;
     Ok(())
 }
@@ -138,7 +138,7 @@ pub(crate) async fn what_is_not_known_is_settled_before_the_next(peer: &mut Peer
     // The connection has lost bytes; it is made anew when that is found out.
     let settled = async {
         loop {
-            if let Ok(settled) = leadership.settle().await {
+            if let Ok(settled) = leadership.resolve_pending().await {
                 return settled;
             }
         }

@@ -4,7 +4,7 @@ use std::{net::Ipv4Addr, ops::Range};
 
 use anyhow::Result;
 use clap::ValueEnum;
-use contiv_model::policy::{Attached, Directed, Expanded};
+use contiv_model::policy::{DirectionalRule, ExpandedRule, PolicyState};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -70,20 +70,27 @@ impl Sort {
     }
 
     /// The rule with this number. The first one asks for all that others of the sort do.
-    fn rule(self, number: usize) -> Directed {
+    fn rule(self, number: usize) -> DirectionalRule {
         let length = self.length(number);
         // What is in another prefix comes before what is around, or it would not count.
-        let directed =
-            Directed { priority: i64::from(length), action: "deny".to_owned(), ..Directed::default() };
+        let directed = DirectionalRule {
+            priority: i64::from(length),
+            action: "deny".to_owned(),
+            ..DirectionalRule::default()
+        };
         let prefix = Sort::address(number).to_bits() >> (32 - length) << (32 - length);
         let dst_ip_addr = format!("{}/{length}", Ipv4Addr::from_bits(prefix));
         match self {
-            Sort::Hosts | Sort::Prefixes => Directed { dst_ip_addr, ..directed },
-            Sort::Protocols => Directed { dst_ip_addr, ip_protocol: [TCP, UDP, 1][number % 3], ..directed },
-            Sort::Ports => Directed { ip_protocol: TCP, dst_port: FIRST_PORT + number as u16, ..directed },
-            Sort::Groups if number == 0 => Directed { dst_endpoint_group: MEMBERS, ..directed },
-            Sort::Groups => Directed { dst_endpoint_group: FIRST_GROUP + number as i64, ..directed },
-            Sort::All if number == 0 => Directed {
+            Sort::Hosts | Sort::Prefixes => DirectionalRule { dst_ip_addr, ..directed },
+            Sort::Protocols => {
+                DirectionalRule { dst_ip_addr, ip_protocol: [TCP, UDP, 1][number % 3], ..directed }
+            }
+            Sort::Ports => {
+                DirectionalRule { ip_protocol: TCP, dst_port: FIRST_PORT + number as u16, ..directed }
+            }
+            Sort::Groups if number == 0 => DirectionalRule { dst_endpoint_group: MEMBERS, ..directed },
+            Sort::Groups => DirectionalRule { dst_endpoint_group: FIRST_GROUP + number as i64, ..directed },
+            Sort::All if number == 0 => DirectionalRule {
                 dst_ip_addr: "0.0.0.0/1".to_owned(),
                 dst_endpoint_group: MEMBERS,
                 ip_protocol: TCP,
@@ -92,7 +99,7 @@ impl Sort {
             },
             Sort::All => {
                 let kind = number / 25;
-                Directed {
+                DirectionalRule {
                     dst_ip_addr,
                     dst_endpoint_group: if kind.is_multiple_of(2) { 0 } else { MEMBERS + number as i64 % 3 },
                     ip_protocol: if kind.is_multiple_of(3) { 0 } else { TCP },
@@ -150,22 +157,22 @@ fn policy(
     group: usize,
     number: usize,
     rules: Range<usize>,
-    rule: impl Fn(usize) -> Directed,
+    rule: impl Fn(usize) -> DirectionalRule,
 ) -> Result<(String, Value)> {
     let id = format!("bench:g{group}:bench:p{number}");
     let rules = rules.map(|place| {
         let key = format!("bench:p{number}:{place}");
-        let directed = Directed {
+        let directed = DirectionalRule {
             rule_id: format!("{id}:{key}:outTx"),
             src_endpoint_group: group as i64,
             ..rule(place)
         };
-        let mut expanded = Expanded::default();
+        let mut expanded = ExpandedRule::default();
         expanded.rule.key.clone_from(&key);
         expanded.rule.direction = "out".to_owned();
         expanded.directed.insert(directed.rule_id.clone(), directed);
         (key, expanded)
     });
-    let body = Attached { id: id.clone(), key: id.clone(), group: group as i64, rules: rules.collect() };
+    let body = PolicyState { id: id.clone(), key: id.clone(), group: group as i64, rules: rules.collect() };
     Ok((format!("/contiv.io/state/policy/{id}"), serde_json::to_value(body)?))
 }

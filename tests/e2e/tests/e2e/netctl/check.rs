@@ -3,7 +3,7 @@
 use contiv_model::{
     endpoint,
     group::GroupNumber,
-    policy::{self, Action, Attached, Connection, Packet, Policy, Side},
+    policy::{self, Action, Connection, Packet, Policy, PolicyState, Side},
 };
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -171,7 +171,7 @@ fn it_says_what_the_nodes_are_told() {
     bench.ok(&["group", "rm", "-t", "blue", "gone"]);
 
     let policies: Vec<Policy> =
-        stored::<Attached>(&bench, "state/policy").iter().map(|body| body.try_into().unwrap()).collect();
+        stored::<PolicyState>(&bench, "state/policy").iter().map(|body| body.try_into().unwrap()).collect();
     let endpoints: Vec<endpoint::State> = stored(&bench, "state/eps");
     assert_eq!((policies.len(), endpoints.len()), (2, 3));
     let rules = |endpoint: &endpoint::State| -> Vec<policy::Rule> {
@@ -194,7 +194,7 @@ fn it_says_what_the_nodes_are_told() {
                 let args = format!("--from {} --to {} {text}", from.endpoint_id, to.endpoint_id);
                 let (said, code) = check(&bench, &args);
                 assert_eq!(code == 5, expected.action == Action::Deny, "{args}: {said}");
-                for (rule, side) in [(expected.out, "out"), (expected.into, "in")] {
+                for (rule, side) in [(expected.out_rule, "out"), (expected.in_rule, "in")] {
                     match rule {
                         Some(rule) => {
                             let key = said[side]["rule"].as_str().unwrap();

@@ -183,7 +183,7 @@ impl<'a> Segment<'a> {
     }
 
     fn home(&self, mac: Mac) -> Home<'a> {
-        if mac.is_group() {
+        if mac.is_multicast() {
             return Home::Everybody;
         }
         match (self.locals().find(|local| local.mac == mac), self.remotes().find(|remote| remote.mac == mac))
@@ -244,7 +244,7 @@ enum Home<'a> {
 /// The frame's addresses, if any bridge would forward it.
 fn sound(frame: &[u8]) -> Option<Ethernet> {
     // Pods do not choose their network, and networks are not nested.
-    Ethernet::read(frame).filter(|e| !e.is_tagged() && !e.source.is_group() && !e.is_for_bridges())
+    Ethernet::read(frame).filter(|e| !e.is_tagged() && !e.source.is_multicast() && !e.is_for_bridges())
 }
 
 fn to_pod(local: &Local, frame: Vec<u8>) -> Delivery {

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use contiv_abi::DropReason;
 use contiv_model::policy::Direction;
 use contiv_model::{
-    policy::{Action, Connection, Packet as Asked, Side, TCP, UDP, decide, deciding},
+    policy::{Action, Connection, Packet as Asked, Side, TCP, UDP, decide, deciding_rule},
     service::{Port, Resolution, resolve},
 };
 use netplugin::datapath::Service;
@@ -238,7 +238,7 @@ impl Oracle<'_> {
             return decide(&Connection { source, destination, packet }).action == Action::Allow;
         }
         // The other side's rules are for the other node to enforce.
-        let rule = deciding(source.rules, Direction::Out, source.address, &destination, packet);
+        let rule = deciding_rule(source.rules, Direction::Out, source.address, &destination, packet);
         rule.is_none_or(|rule| rule.action == Action::Allow)
     }
 

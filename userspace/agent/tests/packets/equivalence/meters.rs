@@ -18,7 +18,7 @@ use contiv_abi::{
     maps::{FROM_POD, METERS, PORTS},
     policy::{Meter, MeterKey},
 };
-use contiv_model::{bucket::Bucket, group::Rate};
+use contiv_model::{group::Rate, token_bucket::TokenBucket};
 use netplugin::datapath::{Group, Object, Op};
 use proptest::{
     collection::vec,
@@ -71,14 +71,14 @@ fn scenes() -> impl Strategy<Value = Scene> {
 
 /// What may be in a bucket.
 struct Bounds {
-    least: Bucket,
-    most: Bucket,
+    least: TokenBucket,
+    most: TokenBucket,
 }
 
 impl Bounds {
     fn full(rate: Rate, now: u64) -> Bounds {
         // The programs count in whole nanoseconds; a byte is that of more packets than there are.
-        let burst = |burst_bytes| Bucket::full(Rate { burst_bytes, ..rate }, now);
+        let burst = |burst_bytes| TokenBucket::full(Rate { burst_bytes, ..rate }, now);
         Bounds { least: burst(rate.burst_bytes.saturating_sub(1)), most: burst(rate.burst_bytes + 1) }
     }
 

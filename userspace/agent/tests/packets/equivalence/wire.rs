@@ -5,7 +5,7 @@ use std::{collections::HashSet, net::IpAddr};
 use anyhow::{Context as _, Result, ensure};
 use contiv_model::{
     group::GroupNumber,
-    policy::{Action, Direction, ICMP, ICMPV6, Packet as Asked, Side, TCP, UDP, deciding},
+    policy::{Action, Direction, ICMP, ICMPV6, Packet as Asked, Side, TCP, UDP, deciding_rule},
 };
 use testkit::packet::Packet;
 
@@ -97,7 +97,7 @@ impl Arriving<'_> {
         let Some(own) = scene.wired_group(self.arrival.to) else { return true };
         let peer = Side { group, ..Side::outside(address) };
         let rules = &scene.profile(self.oracle.stage, own).rules;
-        let rule = deciding(rules, direction, self.here(), &peer, asked);
+        let rule = deciding_rule(rules, direction, self.here(), &peer, asked);
         rule.is_none_or(|rule| rule.action == Action::Allow)
     }
 

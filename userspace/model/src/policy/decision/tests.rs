@@ -58,7 +58,7 @@ fn every_field_counts() {
             };
             let http = Packet { protocol: TCP, port: Some(80) };
             let matches = |rule: &Rule, peer: &Side<'_>, packet| {
-                deciding(std::slice::from_ref(rule), direction, own, peer, packet).is_some()
+                deciding_rule(std::slice::from_ref(rule), direction, own, peer, packet).is_some()
             };
             let there = side(peer, 7, &[]);
             assert!(matches(&full, &there, http));
@@ -113,8 +113,9 @@ fn families_are_apart() {
         ..rule("r", Direction::Out, Action::Deny)
     };
     let any = Packet { protocol: UDP, port: Some(1) };
-    let denies =
-        |rule: Rule, own, peer| deciding(&[rule], Direction::Out, own, &Side::outside(peer), any).is_some();
+    let denies = |rule: Rule, own, peer| {
+        deciding_rule(&[rule], Direction::Out, own, &Side::outside(peer), any).is_some()
+    };
     assert!(denies(about(v4_net), v4, v4_peer) && denies(about(v6_net), v6, v6_peer));
     assert!(!denies(about(v4_net), v6, v6_peer) && !denies(about(v6_net), v4, v4_peer));
     assert!(!denies(about("0.0.0.0/0".parse().unwrap()), v6, v6_peer));
@@ -135,7 +136,7 @@ fn icmp_is_of_both_families() {
         (ICMP, UDP, false),
         (SCTP, SCTP, true),
     ] {
-        assert_eq!(about(wanted).is_about(found, None), expected, "{wanted} {found}");
+        assert_eq!(about(wanted).matches_protocol(found, None), expected, "{wanted} {found}");
     }
 }
 
@@ -167,7 +168,7 @@ fn the_higher_priority_decides_then_deny_then_the_first_id() {
         };
         let (a, b) = (make("a", a), make("b", b));
         for rules in [[a.clone(), b.clone()], [b.clone(), a.clone()]] {
-            let decided = deciding(&rules, Direction::In, own, &peer, any).unwrap();
+            let decided = deciding_rule(&rules, Direction::In, own, &peer, any).unwrap();
             assert_eq!(decided.id.as_str(), winner, "{a:?} {b:?}");
         }
     }
@@ -194,8 +195,8 @@ fn both_sides_must_let_it_through() {
                 let decision = decide(&connection);
                 let denied = out == Some(Action::Deny) || into == Some(Action::Deny);
                 assert_eq!(decision.action == Action::Deny, denied);
-                assert_eq!(decision.out.map(|rule| rule.action), out);
-                assert_eq!(decision.into.map(|rule| rule.action), into);
+                assert_eq!(decision.out_rule.map(|rule| rule.action), out);
+                assert_eq!(decision.in_rule.map(|rule| rule.action), into);
             }
         }
     }
@@ -215,7 +216,7 @@ fn the_outside_is_filtered_and_not_trusted() {
     ];
     let to = side(inside, 2, &rules);
     let packet = Packet { protocol: TCP, port: Some(80) };
-    let from = |source| decide(&Connection { source, destination: to, packet }).into.unwrap().id.as_str();
+    let from = |source| decide(&Connection { source, destination: to, packet }).in_rule.unwrap().id.as_str();
     assert_eq!(from(Side::outside(outside)), "deny all");
     assert_eq!(from(side([10, 0, 0, 9].into(), 1, &[])), "allow group 1");
     assert_eq!(from(side([10, 0, 0, 9].into(), 3, &[])), "deny all");
@@ -313,7 +314,7 @@ fn connection<'a>((from, to, packet): Ends, out: &'a [Rule], into: &'a [Rule]) -
 
 /// What a decision says, without where the rules stand in memory.
 fn said(decision: &Decision<'_>) -> (Action, Option<Rule>, Option<Rule>) {
-    (decision.action, decision.out.cloned(), decision.into.cloned())
+    (decision.action, decision.out_rule.cloned(), decision.in_rule.cloned())
 }
 
 proptest! {
@@ -327,7 +328,7 @@ proptest! {
         let (a, b) = (connection(ends, &rules, &rules), connection(ends, &turned, &turned));
         let ids = |decision: Decision<'_>| {
             let id = |rule: Option<&Rule>| rule.map(|rule| rule.id.clone());
-            (decision.action, id(decision.out), id(decision.into))
+            (decision.action, id(decision.out_rule), id(decision.in_rule))
         };
         prop_assert_eq!(ids(decide(&a)), ids(decide(&b)));
     }
@@ -337,13 +338,13 @@ proptest! {
         let (own, (peer, group), packet) = ends;
         let there = Side { address: peer, group, rules: &[], dscp: None };
         for direction in [Direction::In, Direction::Out] {
-            let decided = deciding(&rules, direction, own.0, &there, packet);
+            let decided = deciding_rule(&rules, direction, own.0, &there, packet);
             for rule in &rules {
-                let alone = deciding(std::slice::from_ref(rule), direction, own.0, &there, packet).is_some();
+                let alone = deciding_rule(std::slice::from_ref(rule), direction, own.0, &there, packet).is_some();
                 prop_assert!(!alone || decided.is_some_and(|decided| !beats(rule, decided)));
             }
             if let Some(rule) = decided {
-                prop_assert!(deciding(std::slice::from_ref(rule), direction, own.0, &there, packet).is_some());
+                prop_assert!(deciding_rule(std::slice::from_ref(rule), direction, own.0, &there, packet).is_some());
             }
         }
     }
@@ -353,7 +354,7 @@ proptest! {
         let before = connection(ends, &rules, &rules);
         let decision = decide(&before);
         let left: Vec<Rule> =
-            [decision.out, decision.into].into_iter().flatten().cloned().collect();
+            [decision.out_rule, decision.in_rule].into_iter().flatten().cloned().collect();
         let after = connection(ends, &left, &left);
         prop_assert_eq!(said(&decision), said(&decide(&after)));
     }
@@ -373,7 +374,7 @@ proptest! {
                 let rules = [rules.clone(), vec![top.clone()]].concat();
                 let connection = connection(ends, &rules, &rules);
                 let decision = decide(&connection);
-                let decided = if direction == Direction::In { decision.into } else { decision.out };
+                let decided = if direction == Direction::In { decision.in_rule } else { decision.out_rule };
                 prop_assert_eq!(decided, Some(&top));
                 prop_assert!(action == Action::Allow || decision.action == Action::Deny);
             }
@@ -385,15 +386,15 @@ proptest! {
     fn only_a_denial_denies(ends in ends(), rules in rules()) {
         let kind: Vec<Rule> = rules.into_iter().filter(|rule| rule.action == Action::Allow).collect();
         prop_assert_eq!(decide(&connection(ends, &kind, &kind)).action, Action::Allow);
-        prop_assert_eq!(decide(&connection(ends, &[], &[])).out, None);
+        prop_assert_eq!(decide(&connection(ends, &[], &[])).out_rule, None);
     }
 
     /// Each side is decided by its own rules.
     #[test]
     fn sides_do_not_meddle(ends in ends(), a in rules(), b in rules(), c in rules()) {
         let (one, other) = (connection(ends, &a, &b), connection(ends, &a, &c));
-        prop_assert_eq!(decide(&one).out, decide(&other).out);
+        prop_assert_eq!(decide(&one).out_rule, decide(&other).out_rule);
         let other = connection(ends, &c, &b);
-        prop_assert_eq!(decide(&one).into, decide(&other).into);
+        prop_assert_eq!(decide(&one).in_rule, decide(&other).in_rule);
     }
 }

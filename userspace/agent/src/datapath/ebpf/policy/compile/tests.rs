@@ -141,7 +141,7 @@ proptest! {
             let mut loaded = Loaded::new(&compiled);
             for (own, peer, group, packet) in &questions {
                 let peer = Side { group: *group, ..Side::outside(*peer) };
-                let told = policy::deciding(&rules, direction, *own, &peer, *packet);
+                let told = policy::deciding_rule(&rules, direction, *own, &peer, *packet);
                 let told = told.map(|rule| (rule.id.clone(), rule.action));
                 prop_assert_eq!(loaded.deciding(*own, &peer, *packet), told, "{:?}", (own, peer, packet));
             }
@@ -250,7 +250,7 @@ fn kinds_that_would_multiply_are_kept_apart() {
         let group = (n > 0).then(|| GroupNumber::try_from(n).unwrap());
         let peer = Side { group, ..Side::outside(scattered(n, 32, false).addr()) };
         let packet = Packet { protocol: TCP, port: Some(port) };
-        let told = policy::deciding(&rules, Direction::In, own, &peer, packet);
+        let told = policy::deciding_rule(&rules, Direction::In, own, &peer, packet);
         assert_eq!(loaded.deciding(own, &peer, packet), told.map(|rule| (rule.id.clone(), rule.action)));
     }
 }
@@ -280,7 +280,7 @@ fn mixed_rules_are_told_apart_by_addresses_first() {
         let group = (n % 4 > 0).then(|| GroupNumber::try_from(n % 4).unwrap());
         let peer = Side { group, ..Side::outside(scattered(3 * n, 32, false).addr()) };
         let packet = Packet { protocol: TCP, port: Some(1000 + n as u16) };
-        let told = policy::deciding(&rules, Direction::In, own, &peer, packet);
+        let told = policy::deciding_rule(&rules, Direction::In, own, &peer, packet);
         assert_eq!(loaded.deciding(own, &peer, packet), told.map(|rule| (rule.id.clone(), rule.action)));
     }
     // Five branches of addresses, one of groups, one of ports.

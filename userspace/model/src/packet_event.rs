@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// Of what a line tells.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Event {
+pub enum EventKind {
     /// A packet went no further.
     #[default]
     Drop,
@@ -20,7 +20,7 @@ pub enum Event {
 /// One end of a packet's way.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct End {
+pub struct FlowEnd {
     /// Its address, where the frame tells.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ip: Option<IpAddr>,
@@ -41,13 +41,13 @@ pub struct End {
 /// A line of `GET /monitor`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Sight {
+pub struct PacketEvent {
     /// When, as in RFC 3339, in UTC.
     pub time: String,
     /// The node that tells.
     pub host: String,
     /// Of what.
-    pub event: Event,
+    pub event: EventKind,
     /// Why it was dropped.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub reason: String,
@@ -61,15 +61,15 @@ pub struct Sight {
     #[serde(skip_serializing_if = "String::is_empty")]
     pub protocol: String,
     /// Who sent it.
-    pub source: End,
+    pub source: FlowEnd,
     /// Whom it addresses.
-    pub destination: End,
+    pub destination: FlowEnd,
     /// The service at that address, `<service>:<tenant>`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub service: String,
     /// Where the service's address leads.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub backend: Option<End>,
+    pub backend: Option<FlowEnd>,
     /// The rules that decided, the source's first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub rules: Vec<String>,
@@ -85,7 +85,7 @@ fn is_zero<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-impl fmt::Display for End {
+impl fmt::Display for FlowEnd {
     /// `10.1.1.2:80 net.default-c1`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.ip, self.port) {
@@ -102,13 +102,13 @@ impl fmt::Display for End {
     }
 }
 
-impl fmt::Display for Sight {
+impl fmt::Display for PacketEvent {
     /// For people: what happened, and why; not when.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.event {
-            Event::Lost => return write!(f, "lost {} more packets than are shown", self.lost),
-            Event::Drop => write!(f, "drop {}", self.reason)?,
-            Event::Flow => f.write_str("flow")?,
+            EventKind::Lost => return write!(f, "lost {} more packets than are shown", self.lost),
+            EventKind::Drop => write!(f, "drop {}", self.reason)?,
+            EventKind::Flow => f.write_str("flow")?,
         }
         write!(f, " {} {} -> {}", self.protocol, self.source, self.destination)?;
         if !self.service.is_empty() {
@@ -133,24 +133,24 @@ impl fmt::Display for Sight {
 mod tests {
     use super::*;
 
-    fn end(ip: [u8; 4], port: u16, endpoint: &str) -> End {
-        End { ip: Some(ip.into()), port, endpoint: endpoint.into(), ..End::default() }
+    fn end(ip: [u8; 4], port: u16, endpoint: &str) -> FlowEnd {
+        FlowEnd { ip: Some(ip.into()), port, endpoint: endpoint.into(), ..FlowEnd::default() }
     }
 
     #[test]
     fn a_line_is_read_back_and_shown() {
-        let sight = Sight {
+        let sight = PacketEvent {
             reason: "policy".into(),
             network: "net.default".into(),
             interface: "vvport1".into(),
             protocol: "tcp".into(),
-            source: End { group: "web:default".into(), ..end([10, 1, 1, 2], 40000, "net.default-a") },
+            source: FlowEnd { group: "web:default".into(), ..end([10, 1, 1, 2], 40000, "net.default-a") },
             destination: end([10, 1, 1, 3], 80, ""),
             rules: vec!["deny-80:p:default".into()],
-            ..Sight::default()
+            ..PacketEvent::default()
         };
         let text = serde_json::to_string(&sight).unwrap();
-        assert_eq!(serde_json::from_str::<Sight>(&text).unwrap(), sight);
+        assert_eq!(serde_json::from_str::<PacketEvent>(&text).unwrap(), sight);
         assert!(!text.contains("lost") && !text.contains("backend"), "{text}");
         assert_eq!(
             sight.to_string(),

@@ -16,25 +16,25 @@ const PERIOD: Duration = Duration::from_secs(2);
 
 /// What `load` made of the files, as of the last time that it could.
 #[derive(Debug)]
-pub struct Watched<T>(watch::Receiver<Arc<T>>);
+pub struct Reloadable<T>(watch::Receiver<Arc<T>>);
 
-impl<T> Clone for Watched<T> {
+impl<T> Clone for Reloadable<T> {
     fn clone(&self) -> Self {
-        Watched(self.0.clone())
+        Reloadable(self.0.clone())
     }
 }
 
 /// What tells whether a file was written or replaced.
 type Mark = Option<(u64, u64, i64, i64)>;
 
-impl<T: Send + Sync + 'static> Watched<T> {
+impl<T: Send + Sync + 'static> Reloadable<T> {
     /// Loads, and gives what must be run for the value to follow the files: on SIGHUP, and within two seconds of a
     /// change. Files that cannot be used are told in the log, once for each change, and the last good value stays.
     pub fn load<E: std::error::Error>(
         what: &'static str,
         files: Vec<PathBuf>,
         load: impl Fn() -> Result<T, E> + Send + 'static,
-    ) -> Result<(Watched<T>, impl Future<Output = ()> + Send + 'static), E> {
+    ) -> Result<(Reloadable<T>, impl Future<Output = ()> + Send + 'static), E> {
         let mut marks = look(&files);
         let (sender, receiver) = watch::channel(Arc::new(load()?));
         let follow = async move {
@@ -68,7 +68,7 @@ impl<T: Send + Sync + 'static> Watched<T> {
                 }
             }
         };
-        Ok((Watched(receiver), follow))
+        Ok((Reloadable(receiver), follow))
     }
 
     pub fn now(&self) -> Arc<T> {
@@ -102,7 +102,7 @@ mod tests {
         fs::write(&path, "1").unwrap();
         let file = path.clone();
         let load = move || fs::read_to_string(&file).unwrap_or_default().parse::<u32>();
-        let (number, follow) = Watched::load("number", vec![path.clone()], load).unwrap();
+        let (number, follow) = Reloadable::load("number", vec![path.clone()], load).unwrap();
         let following = tokio::spawn(follow);
         let becomes = async |text: &str, expected: u32| {
             fs::write(&path, text).unwrap();
