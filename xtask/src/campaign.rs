@@ -1,4 +1,5 @@
-//! Tests of the agent, which the lab may not link, with more cases: `bench equivalence` and `bench fuzz`.
+//! `bench equivalence` and `bench fuzz`: tests of the agent with more cases. They are tests because the lab does not link
+//! the agent.
 
 use anyhow::Result;
 use clap::{Args, CommandFactory as _, Parser};
@@ -11,25 +12,25 @@ use crate::{
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask bench", bin_name = "cargo xtask bench")]
 pub(crate) enum Campaign {
-    /// Random policies, services and packets: the eBPF programs beside the model's oracle
+    /// Compare the eBPF programs with the model's oracle: random policies, services and packets
     Equivalence(Size),
-    /// Random mutations of packets: each has a verdict, and nothing but a counted drop happens
+    /// Send randomly mutated packets: each gets a verdict, and only counted drops happen
     Fuzz(Size),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Size {
-    /// Packets
+    /// Number of packets
     #[arg(long, default_value_t = 1_000_000)]
     cases: u64,
-    /// Where it begins: the same seed gives the same packets (as it comes, without)
+    /// Seed of the random numbers; the same seed gives the same packets [default: random]
     #[arg(long)]
     seed: Option<u64>,
 }
 
 impl Campaign {
-    /// Whether the words after `bench` are about one.
-    pub(crate) fn is_meant(word: &str) -> bool {
+    /// Whether the word after `bench` is a campaign.
+    pub(crate) fn exists(word: &str) -> bool {
         Campaign::command().find_subcommand(word).is_some()
     }
 

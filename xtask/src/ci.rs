@@ -1,11 +1,56 @@
+use std::{panic::resume_unwind, thread, time::Instant};
+
 use anyhow::Result;
 
-use crate::{lint, setup, suite, vm, workspace::Workspace};
+use crate::{
+    lint, setup,
+    steps::Steps,
+    suite::{
+        self, Failed,
+        programs::{self, Selection},
+    },
+    vm,
+    workspace::Workspace,
+};
 
-/// What the README promises. Other kernels come first, so that the last line of it all is that of the tests here.
+/// Runs what CI runs: setup, lint, all tests here, and a part of the tests on other kernels.
+///
+/// The kernels are emulated, which needs the processors, at a low priority; tests here wait most of the time. So both run at a
+/// time. The result of the tests here is the last line.
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
-    setup::run(workspace, &setup::Options::default())?;
-    lint::run(workspace, &lint::Options::default())?;
-    vm::run(workspace, &vm::Options::ci())?;
-    suite::run(workspace, &suite::Options::strict())
+    let mut steps = Steps::default();
+    let prepared = steps.run("setup", || {
+        setup::run(workspace, &setup::Options::default())?;
+        setup::ensure_vm(workspace)
+    });
+    if prepared.is_none() {
+        println!("{steps}");
+        return Err(Failed.into());
+    }
+    steps.run("lint", || lint::run(workspace, &lint::Options::default()));
+    let Some(built) = steps.run("build", || programs::build(workspace, &Selection::all())) else {
+        println!("{steps}");
+        return Err(Failed.into());
+    };
+    let (kernels, tests) = thread::scope(|scope| {
+        let kernels = scope.spawn(|| {
+            let start = Instant::now();
+            (vm::run_programs(workspace, &vm::Options::ci(), &built), start.elapsed())
+        });
+        let start = Instant::now();
+        let tests =
+            suite::run_programs(workspace, &suite::Options::strict(), &Selection::all(), built.clone());
+        let tests = (tests, start.elapsed());
+        (kernels.join().unwrap_or_else(|panic| resume_unwind(panic)), tests)
+    });
+    let (tests, time) = tests;
+    let passed = tests
+        .as_ref()
+        .map_err(|error| anyhow::anyhow!("{error:#}"))
+        .and_then(|summary| if summary.failed() { Err(Failed.into()) } else { Ok(()) });
+    steps.record("tests here", time, &passed);
+    steps.record("tests on other kernels, at the same time", kernels.1, &kernels.0);
+    println!("\n{steps}\n");
+    tests?.finish()?;
+    if steps.failed() { Err(Failed.into()) } else { Ok(()) }
 }

@@ -1,5 +1,5 @@
-//! Demo, benchmarks and replay run daemons, so they live in the `lab` program of `tests/e2e`; here they are built and
-//! started.
+//! Demo, benchmarks and replay run daemons: they are commands of the program `lab` of `tests/e2e`, which is built and
+//! started here.
 
 use std::{ffi::OsString, os::unix::process::CommandExt as _, path::PathBuf};
 
@@ -28,7 +28,7 @@ impl Program {
         }
     }
 
-    /// Figures of an unoptimised build mean nothing.
+    /// Benchmarks measure optimised builds.
     fn profile(self) -> Profile {
         match self {
             Program::Bench => Profile::Release,
@@ -45,44 +45,44 @@ enum Profile {
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// Handed on as they are
+    /// Arguments of the lab
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     words: Vec<OsString>,
 }
 
 impl Arguments {
-    fn is_about(&self, what: &str) -> bool {
+    fn starts_with(&self, what: &str) -> bool {
         self.words.first().is_some_and(|word| word == what)
     }
 
-    /// The words of a campaign, after the program's name.
-    fn of_campaign(&self, program: Program) -> Option<impl Iterator<Item = OsString>> {
+    /// The command line of a campaign, if the arguments are one.
+    fn campaign(&self, program: Program) -> Option<impl Iterator<Item = OsString>> {
         let about = self.words.first()?.to_str()?;
-        (program == Program::Bench && Campaign::is_meant(about))
+        (program == Program::Bench && Campaign::exists(about))
             .then(|| [OsString::from("bench")].into_iter().chain(self.words.iter().cloned()))
     }
 }
 
-/// Never returns when it goes well: the lab takes over this process, so that signals reach it.
+/// Replaces this process by the lab, so that signals reach it. Returns only on failure.
 pub(crate) fn run(workspace: &Workspace, program: Program, arguments: &Arguments) -> Result<()> {
-    if let Some(words) = arguments.of_campaign(program) {
+    if let Some(words) = arguments.campaign(program) {
         return Campaign::parse_from(words).run(workspace);
     }
-    let asks_only = arguments.words.iter().any(|word| word == "--help" || word == "-h");
-    if !asks_only {
+    let help_only = arguments.words.iter().any(|word| word == "--help" || word == "-h");
+    if !help_only {
         setup::ensure(workspace)?;
-        if program == Program::Bench && (arguments.words.is_empty() || arguments.is_about("lb")) {
+        if program == Program::Bench && (arguments.words.is_empty() || arguments.starts_with("lb")) {
             setup::offer_peers(workspace);
         }
     }
-    let lab = build(workspace, program.profile(), if asks_only { &["e2e"] } else { DAEMONS })?;
+    let lab = build(workspace, program.profile(), if help_only { &["e2e"] } else { DAEMONS })?;
     let error = workspace.command(&lab).arg(program.name()).args(&arguments.words).exec();
     Err(error).with_context(|| format!("start {}", lab.display()))
 }
 
-/// Whether the lab understands these words; nothing is run.
+/// Whether the lab accepts this command line; runs nothing.
 pub(crate) fn parses(workspace: &Workspace, program: Program, arguments: &Arguments) -> Result<(), String> {
-    if let Some(words) = arguments.of_campaign(program) {
+    if let Some(words) = arguments.campaign(program) {
         return Campaign::try_parse_from(words).map(drop).map_err(|error| error.to_string());
     }
     let lab = build(workspace, Profile::Dev, &["e2e"]).map_err(|error| format!("{error:#}"))?;

@@ -2,19 +2,21 @@
 
 mod commands;
 mod crates;
+mod documents;
 mod imports;
+mod links;
 mod locks;
 mod modules;
-
-use std::fs;
+mod words;
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
 
 use crate::{
+    docs,
     progress::step,
     setup,
-    workspace::{Workspace, execute, find_program, run_logged},
+    workspace::{Workspace, execute, find_program, install_tool},
 };
 
 const DENY_VERSION: &str = "0.20.2";
@@ -43,6 +45,10 @@ enum Check {
     Inherited,
     /// Lock files that agree
     Locks,
+    /// Words that have a standard term
+    Words,
+    /// Links, contents and length of the documents
+    Links,
     /// Formatting
     Format,
     /// Clippy of the workspace and of `ebpf/`
@@ -50,7 +56,9 @@ enum Check {
     /// Licences, banned crates and sources of crates
     Licences,
     /// Commands in the documents
-    Docs,
+    Commands,
+    /// Reference pages that agree with the code
+    Reference,
 }
 
 impl Check {
@@ -63,12 +71,15 @@ impl Check {
             Check::Format => format(workspace),
             Check::Clippy => clippy(workspace),
             Check::Licences => licences(workspace),
-            Check::Docs => report("commands in the documents", || commands::check(workspace)),
+            Check::Words => report("words", || words::check(workspace)),
+            Check::Links => report("links in the documents", || links::check(workspace)),
+            Check::Commands => report("commands in the documents", || commands::check(workspace)),
+            Check::Reference => report("reference pages", || docs::stale_reference(workspace)),
         }
     }
 
     fn needs_compilers(self) -> bool {
-        matches!(self, Check::Clippy | Check::Docs)
+        matches!(self, Check::Clippy | Check::Commands | Check::Reference)
     }
 }
 
@@ -131,33 +142,9 @@ fn clippy(workspace: &Workspace) -> Result<()> {
 
 /// Advisories are left out: they need a clone from GitHub, which CI may not reach.
 fn licences(workspace: &Workspace) -> Result<()> {
-    let own = workspace.tools().join("bin/cargo-deny");
     let deny = match find_program("cargo-deny") {
-        _ if own.is_file() => own,
         Some(found) => found,
-        None => {
-            step("cargo-deny: build", || {
-                fs::create_dir_all(workspace.tools())?;
-                let mut install = workspace.cargo();
-                // An unoptimised build takes a minute and still checks in a second.
-                install
-                    .args([
-                        "install",
-                        "cargo-deny",
-                        "--locked",
-                        "--debug",
-                        "--version",
-                        DENY_VERSION,
-                        "--root",
-                    ])
-                    .arg(workspace.tools())
-                    .env("CARGO_PROFILE_DEV_DEBUG", "0")
-                    .env("CARGO_TARGET_DIR", workspace.tools().join("build"));
-                run_logged(&mut install, &workspace.tools().join("cargo-deny.log"))?;
-                Ok(fs::remove_dir_all(workspace.tools().join("build"))?)
-            })?;
-            own
-        }
+        None => install_tool(workspace, "cargo-deny", DENY_VERSION)?,
     };
     step("licences, bans and sources", || {
         for manifest in ["Cargo.toml", "ebpf/Cargo.toml"] {

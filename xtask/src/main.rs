@@ -1,11 +1,14 @@
-//! `cargo xtask`: everything that is done with this repository beside editing it.
+//! `cargo xtask`: tasks of this repository.
 
 mod campaign;
 mod ci;
+mod docs;
 mod lab;
 mod lint;
+mod nightly;
 mod progress;
 mod setup;
+mod steps;
 mod suite;
 mod vm;
 mod workspace;
@@ -25,25 +28,29 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Bring what is missing: Debian packages, the BPF compiler, bpf-linker
+    /// Install what is missing: Debian packages, the BPF compiler, bpf-linker
     Setup(setup::Options),
-    /// Two nodes in namespaces, a master, agents, and pods that talk (`demo --help` tells the shapes)
+    /// Run a cluster of two nodes in network namespaces with pods (see `demo --help`)
     #[command(disable_help_flag = true)]
     Demo(lab::Arguments),
-    /// Run all tests, or those of one crate; ends with `N passed, N failed, N skipped`
+    /// Run the tests; the last line is `N passed, N failed, N skipped`
     Test(suite::Options),
-    /// Measure (`bench --help` tells what); `bench equivalence` and `bench fuzz` hold the eBPF programs to the model
+    /// Run benchmarks (see `bench --help`), and compare the eBPF programs with the model: `bench equivalence`, `bench fuzz`
     #[command(disable_help_flag = true)]
     Bench(lab::Arguments),
-    /// Run the packet and conformance tests on other kernels under qemu
+    /// Run the packet, conformance and OVS tests on other kernels under qemu
     Vm(vm::Options),
-    /// Play recorded REST conversations against a fresh netmaster and compare
+    /// Replay recorded REST conversations on a new netmaster and compare the answers
     #[command(disable_help_flag = true)]
     Replay(lab::Arguments),
-    /// Formatting, clippy, licences, import rules, and the commands in the documents
+    /// Check formatting, clippy, licences, imports between modules, wording and documents
     Lint(lint::Options),
-    /// What CI runs: setup, lint, tests here, tests on other kernels
+    /// Build the book and the API documentation
+    Docs(docs::Options),
+    /// Run what CI runs: setup, lint, all tests here, a part of the tests on other kernels
     Ci,
+    /// Run every check and test, also the slow ones, and print a summary
+    Nightly(nightly::Options),
 }
 
 fn main() -> ExitCode {
@@ -64,11 +71,13 @@ fn run(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Setup(options) => setup::run(&workspace, &options),
         Command::Demo(arguments) => lab::run(&workspace, lab::Program::Demo, &arguments),
-        Command::Test(options) => suite::run(&workspace, &options),
+        Command::Test(options) => suite::run(&workspace, &options)?.finish(),
         Command::Bench(arguments) => lab::run(&workspace, lab::Program::Bench, &arguments),
         Command::Vm(options) => vm::run(&workspace, &options),
         Command::Replay(arguments) => lab::run(&workspace, lab::Program::Replay, &arguments),
         Command::Lint(options) => lint::run(&workspace, &options),
+        Command::Docs(options) => docs::run(&workspace, &options),
         Command::Ci => ci::run(&workspace),
+        Command::Nightly(options) => nightly::run(&workspace, &options),
     }
 }

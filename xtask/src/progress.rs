@@ -10,12 +10,12 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 const TICK: Duration = Duration::from_millis(100);
 
-/// Does `work` while telling `what`, and how long it took.
+/// Runs `work`, shows `what` meanwhile, and prints how long it took.
 pub(crate) fn step<T>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let start = Instant::now();
     let spinner = stderr().is_terminal().then(|| {
         let spinner = ProgressBar::new_spinner().with_message(what.to_owned());
-        // A template that does not parse is no reason not to work.
+        // Without the template the default style is used.
         if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed}") {
             spinner.set_style(style);
         }
@@ -29,7 +29,7 @@ pub(crate) fn step<T>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<T>
     if let Some(spinner) = spinner {
         spinner.finish_and_clear();
     }
-    let mark = if result.is_ok() { "ok" } else { "no" };
+    let mark = if result.is_ok() { "ok" } else { "failed" };
     eprintln!("  {mark:>3} {what} ({:.1} s)", start.elapsed().as_secs_f64());
     result
 }

@@ -1,4 +1,4 @@
-//! Finds what the demo and the tests need, and brings what is missing where it can.
+//! Installs what the demo and the tests need.
 
 mod bpf;
 pub(crate) mod debian;
@@ -15,12 +15,12 @@ pub(crate) use bpf::available as bpf_compiler_available;
 
 #[derive(Debug, Default, Args)]
 pub(crate) struct Options {
-    /// Only tell what is missing; fails if anything is
+    /// Install nothing; list what is missing and fail if anything is
     #[arg(long)]
     check: bool,
 }
 
-/// Something that must be here, and the Debian package that has it.
+/// A requirement, and the Debian package that has it.
 #[derive(Debug)]
 struct Need {
     what: What,
@@ -30,12 +30,12 @@ struct Need {
 #[derive(Debug)]
 enum What {
     Program(&'static str),
-    /// A file that compilers include, below `include` beside some `bin`.
+    /// A file that compilers include, below `include` beside a folder of PATH.
     Include(&'static str),
 }
 
 impl What {
-    fn is_here(&self) -> bool {
+    fn is_present(&self) -> bool {
         match self {
             What::Program(program) => find_program(program).is_some(),
             What::Include(file) => {
@@ -72,7 +72,7 @@ const NEEDS: &[Need] = &[
     program("bpftool", "bpftool"),
 ];
 
-/// Only to measure services beside them.
+/// Only for benchmarks that compare services.
 const PEER_NEEDS: &[Need] = &[program("nft", "nftables"), program("iptables-legacy-restore", "iptables")];
 
 /// Only for tests on other kernels.
@@ -96,62 +96,63 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     } else {
         ensure_tests(workspace)?;
     }
-    println!("setup: everything is here ({:.1} s)", start.elapsed().as_secs_f64());
+    println!("setup: complete ({:.1} s)", start.elapsed().as_secs_f64());
     Ok(())
 }
 
-/// Makes sure that everything is here; quick and silent when it is.
+/// Installs what is missing; quick and silent if nothing is.
 pub(crate) fn ensure(workspace: &Workspace) -> Result<()> {
-    bring(workspace, NEEDS)?;
+    install(workspace, NEEDS)?;
     if bpf::available(workspace) {
         return Ok(());
     }
     if !debian::is_debian() {
-        bail!("{BROUGHT_ON_DEBIAN}:\n{}", missing_lines(workspace).join("\n"));
+        bail!("{NOT_INSTALLED}:\n{}", missing_lines(workspace).join("\n"));
     }
     bpf::install(workspace)
 }
 
-/// The same, and what only tests need.
+/// Like [`ensure`], with what only tests need.
 pub(crate) fn ensure_tests(workspace: &Workspace) -> Result<()> {
     ensure(workspace)?;
     python::ensure(workspace)
 }
 
-/// Makes sure that virtual machines can be run; quick and silent when they can.
+/// Installs what virtual machines need.
 pub(crate) fn ensure_vm(workspace: &Workspace) -> Result<()> {
-    bring(workspace, VM_NEEDS)
+    install(workspace, VM_NEEDS)
 }
 
-/// What services are measured beside. A measurement leaves out what is not to be had, and says so.
+/// Installs what services are compared with. Benchmarks leave out what cannot be installed.
 pub(crate) fn offer_peers(workspace: &Workspace) {
-    if let Err(error) = bring(workspace, PEER_NEEDS) {
-        eprintln!("warning: services will not be measured beside all that they replace: {error:#}");
+    if let Err(error) = install(workspace, PEER_NEEDS) {
+        eprintln!("warning: install what services are compared with: {error:#}");
     }
 }
 
-const BROUGHT_ON_DEBIAN: &str = "this is missing, and is brought without asking only on Debian and by root";
+const NOT_INSTALLED: &str =
+    "requirements are missing, and are installed automatically only on Debian as root";
 
-fn bring(workspace: &Workspace, needs: &'static [Need]) -> Result<()> {
-    let absent = missing(needs);
-    if absent.is_empty() {
+fn install(workspace: &Workspace, needs: &'static [Need]) -> Result<()> {
+    let to_install = missing(needs);
+    if to_install.is_empty() {
         return Ok(());
     }
     if !debian::is_debian() || !nix::unistd::geteuid().is_root() {
-        bail!("{BROUGHT_ON_DEBIAN}:\n{}", lines(needs).join("\n"));
+        bail!("{NOT_INSTALLED}:\n{}", lines(needs).join("\n"));
     }
-    let mut packages: Vec<_> = absent.iter().map(|need| need.package).collect();
+    let mut packages: Vec<_> = to_install.iter().map(|need| need.package).collect();
     packages.dedup();
     debian::install(workspace, &packages)?;
     let still: Vec<_> = missing(needs).iter().map(|need| need.what.name()).collect();
     if !still.is_empty() {
-        bail!("apt-get went through, but these are still not found: {}", still.join(", "));
+        bail!("apt-get succeeded, but these are still missing: {}", still.join(", "));
     }
     Ok(())
 }
 
 fn missing(needs: &'static [Need]) -> Vec<&'static Need> {
-    needs.iter().filter(|need| !need.what.is_here()).collect()
+    needs.iter().filter(|need| !need.what.is_present()).collect()
 }
 
 fn lines(needs: &'static [Need]) -> Vec<String> {

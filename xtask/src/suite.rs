@@ -1,13 +1,14 @@
-//! All tests with one verdict: `N passed, N failed, N skipped` is the last line, and what was skipped says why.
+//! All tests with one result: the last line is `N passed, N failed, N skipped`.
 
 mod outcome;
+pub(crate) mod programs;
+mod schedule;
 pub(crate) mod skips;
 
 use std::{
     env, error, fmt,
-    io::{BufRead as _, BufReader, Write as _, stdout},
+    io::{Write as _, stdout},
     path::Path,
-    process::{Command, Stdio},
 };
 
 use anyhow::{Context as _, Result};
@@ -18,18 +19,34 @@ pub(crate) use outcome::Outcome;
 
 use crate::{
     setup,
-    suite::skips::Expected,
-    workspace::{Workspace, execute},
+    suite::{
+        programs::{Selection, TestProgram},
+        schedule::{Done, Job, Load, Slots},
+        skips::Expected,
+    },
+    workspace::Workspace,
 };
 
-#[derive(Debug, Default, Args)]
+/// Programs that wait beside the one that is busy.
+const SLOTS: usize = 3;
+
+/// Read by libtest; by default as many threads as processors.
+const THREADS_VARIABLE: &str = "RUST_TEST_THREADS";
+/// Its tests run daemons and wait for them.
+const END_TO_END: &str = "e2e";
+const END_TO_END_THREADS: usize = 3;
+
+#[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// Crates by name or folder: `store`, `agent`, `contiv-model`; all if none
+    /// Crates by name or folder, such as `store`, `agent`, `contiv-model`; all if none is given
     crates: Vec<String>,
-    /// Fail on a skip that .ci/expected-skips does not list; also with CI=true
+    /// Fail on a skip that .ci/expected-skips does not list; default with CI=true
     #[arg(long)]
     strict: bool,
-    /// For the test programs: a filter, or flags such as `--nocapture`
+    /// Test programs that mostly wait to run beside one that uses the processors; 0 runs one program at a time
+    #[arg(long, value_name = "N", default_value_t = SLOTS)]
+    slots: usize,
+    /// Arguments of the test programs: a filter, or flags such as `--nocapture`
     #[arg(last = true)]
     arguments: Vec<String>,
 }
@@ -37,43 +54,99 @@ pub(crate) struct Options {
 impl Options {
     /// Everything, as CI runs it.
     pub(crate) fn strict() -> Options {
-        Options { strict: true, ..Options::default() }
+        Options { crates: vec![], strict: true, slots: SLOTS, arguments: vec![] }
     }
 }
 
-pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
-    let selection = select(&workspace.metadata()?.packages, workspace.root(), &options.crates)?;
+/// The end of a run: what was skipped, what failed, and the sums.
+#[derive(Debug)]
+pub(crate) struct Summary {
+    outcome: Outcome,
+    skipped: Vec<skips::Skip>,
+    unexpected: Vec<skips::Skip>,
+    times: Vec<(String, f64)>,
+}
+
+impl Summary {
+    pub(crate) fn failed(&self) -> bool {
+        self.outcome.failed() || !self.unexpected.is_empty()
+    }
+
+    /// Prints the summary; fails if tests failed.
+    pub(crate) fn finish(&self) -> Result<()> {
+        println!("slowest test programs:");
+        for (label, seconds) in self.times.iter().take(8) {
+            println!("  {seconds:7.1} s  {label}");
+        }
+        for skip in &self.skipped {
+            println!("SKIP {skip}");
+        }
+        for skip in &self.unexpected {
+            println!("FAILED skipped, but not listed in {}: {skip}", skips::EXPECTED);
+        }
+        for failure in self.outcome.failures() {
+            println!("FAILED {failure}");
+        }
+        println!("{}", self.outcome);
+        stdout().flush()?;
+        if self.failed() { Err(Failed.into()) } else { Ok(()) }
+    }
+}
+
+pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
     setup::ensure_tests(workspace)?;
-    build(workspace, &selection)?;
+    let selection = select(&workspace.metadata()?.packages, workspace.root(), &options.crates)?;
+    let programs = programs::build(workspace, &selection)?;
+    run_programs(workspace, options, &selection, programs)
+}
+
+/// Runs programs that are built already, and the documentation's tests.
+pub(crate) fn run_programs(
+    workspace: &Workspace,
+    options: &Options,
+    selection: &Selection,
+    mut programs: Vec<TestProgram>,
+) -> Result<Summary> {
     let log = skips::Log::create(workspace)?;
-    let mut tests = workspace.cargo();
-    tests.args(["test", "--no-fail-fast"]).args(&selection).arg("--").args(&options.arguments);
-    tests.env(skips::LOG_VARIABLE, log.path());
-    let mut outcome = watch(&mut tests)?;
+    schedule::sort(&mut programs);
+    let mut jobs: Vec<_> = programs.iter().map(|program| job(workspace, program, &log, options)).collect();
+    if let Some(crates) = selection.doc_arguments() {
+        let mut command = workspace.cargo();
+        command.args(["test", "--doc", "--no-fail-fast"]).args(crates).arg("--").args(&options.arguments);
+        jobs.push(Job { label: "documentation tests".to_owned(), command, load: Load::Busy });
+    }
+    let follow = options.arguments.iter().any(|argument| argument == "--nocapture");
+    let slots = if follow || options.slots == 0 { Slots::One } else { Slots::Waiting(options.slots) };
+    let mut outcome = Outcome::default();
+    let mut times = vec![];
+    for Done { label, outcome: results, time } in schedule::run(jobs, slots)? {
+        outcome.add(&label, results);
+        times.push((label, time.as_secs_f64()));
+    }
+    times.sort_by(|a, b| b.1.total_cmp(&a.1));
     let skipped = log.read()?;
     outcome.skip(&skipped);
-
-    for skip in &skipped {
-        println!("SKIP {skip}");
-    }
     let strict = options.strict || env::var("CI").is_ok_and(|value| value == "true");
     let unexpected =
         if strict { Expected::read(workspace, skips::EXPECTED)?.missing(&skipped) } else { vec![] };
-    for skip in &unexpected {
-        println!("FAILED skipped, but not listed in {}: {skip}", skips::EXPECTED);
-    }
-    for failure in outcome.failures() {
-        println!("FAILED {failure}");
-    }
-    println!("{outcome}");
-    stdout().flush()?;
-    if outcome.failed() || !unexpected.is_empty() {
-        return Err(Failed.into());
-    }
-    Ok(())
+    Ok(Summary { outcome, skipped, unexpected, times })
 }
 
-/// All that is to be said stands above the sums already, and these are the last line.
+fn job(workspace: &Workspace, program: &TestProgram, log: &skips::Log, options: &Options) -> Job {
+    let mut command = workspace.command(&program.file);
+    command
+        .args(&options.arguments)
+        .current_dir(&program.folder)
+        .env("CARGO_MANIFEST_DIR", &program.folder)
+        .env("CARGO_PKG_NAME", &program.package)
+        .env(skips::LOG_VARIABLE, log.path());
+    if program.package == END_TO_END && env::var_os(THREADS_VARIABLE).is_none() {
+        command.env(THREADS_VARIABLE, END_TO_END_THREADS.to_string());
+    }
+    Job { label: program.label(), command, load: schedule::load(program) }
+}
+
+/// Everything to report is printed already.
 #[derive(Debug)]
 pub(crate) struct Failed;
 
@@ -85,52 +158,22 @@ impl fmt::Display for Failed {
 
 impl error::Error for Failed {}
 
-/// cargo's arguments for the crates asked for.
-fn select(packages: &[Package], root: &Path, names: &[String]) -> Result<Vec<String>> {
+/// Finds the crates with these names or folders.
+fn select(packages: &[Package], root: &Path, names: &[String]) -> Result<Selection> {
     if names.is_empty() {
-        return Ok(vec!["--workspace".to_owned()]);
+        return Ok(Selection::all());
     }
-    let mut selection = vec![];
+    let mut selected = vec![];
     for name in names {
         let package = packages.iter().find(|package| {
             let folder = package.manifest_path.parent().and_then(|path| path.strip_prefix(root).ok());
             package.name.as_str() == name
                 || folder.is_some_and(|folder| folder == name || folder.file_name() == Some(name))
         });
-        let package = package.with_context(|| {
+        selected.push(package.with_context(|| {
             let known: Vec<_> = packages.iter().map(|package| package.name.as_str()).collect();
-            format!("no crate {name}; there are {} (or their folders)", known.join(", "))
-        })?;
-        selection.extend(["--package".to_owned(), package.name.to_string()]);
+            format!("no crate {name}; use one of {} or its folder", known.join(", "))
+        })?);
     }
-    Ok(selection)
-}
-
-/// Tests of `e2e` run the programs, so these are built first; with the tests, so that nothing is built twice.
-fn build(workspace: &Workspace, selection: &[String]) -> Result<()> {
-    let mut cargo = workspace.cargo();
-    cargo.args(["build", "--bins", "--tests"]).args(selection);
-    if selection.iter().any(|word| word == "e2e") {
-        for daemon in ["netmaster", "netplugin", "netctl", "contivk8s"] {
-            cargo.args(["--package", daemon]);
-        }
-    }
-    execute(&mut cargo)
-}
-
-/// Lets the output through and reads the results out of it.
-fn watch(tests: &mut Command) -> Result<Outcome> {
-    let mut child = tests.stdout(Stdio::piped()).spawn().context("run cargo test")?;
-    let mut outcome = Outcome::default();
-    if let Some(output) = child.stdout.take() {
-        for line in BufReader::new(output).split(b'\n') {
-            let line = line?;
-            let line = String::from_utf8_lossy(&line);
-            println!("{line}");
-            outcome.line(&line);
-        }
-    }
-    let status = child.wait()?;
-    outcome.end(status.success());
-    Ok(outcome)
+    Ok(Selection::of(&selected))
 }

@@ -1,4 +1,4 @@
-//! The tests of the datapaths on other kernels: Debian's, under qemu, with the host's root as theirs.
+//! The tests of the datapaths on Debian's kernels under qemu. The guests use the host's root file system.
 
 mod guest;
 mod kernel;
@@ -9,8 +9,10 @@ mod verifier;
 use std::{
     fs,
     io::{Write as _, stdout},
+    os::unix::process::ExitStatusExt as _,
     panic::resume_unwind,
     path::PathBuf,
+    process::ExitStatus,
     thread,
     time::{Duration, Instant},
 };
@@ -20,31 +22,35 @@ use clap::Args;
 
 use crate::{
     setup,
-    suite::{Failed, Outcome, skips},
+    suite::{
+        Failed, Outcome,
+        programs::{self as suite_programs, Selection, TestProgram},
+        skips,
+    },
     vm::{guest::Job, kernel::Kernel, verifier::Row},
     workspace::Workspace,
 };
 
-/// What `.ci/run` boots: the oldest kernel that is supported, and the newest that Debian 12 has.
+/// The oldest supported kernel, and the newest of Debian 12.
 const KERNELS: [&str; 2] = ["6.1", "6.12"];
-/// In minutes. Under emulation one test may take several.
+/// Minutes. Under emulation one test may take several.
 const SILENCE: u64 = 15;
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// A kernel of Debian's, by the start of its version; may be given more than once
+    /// Debian kernel, by the start of its version; can be repeated
     #[arg(long = "kernel", value_name = "VERSION", default_values = KERNELS)]
     kernels: Vec<String>,
-    /// A kernel that says nothing for so long counts as hung
+    /// Minutes without output after which a kernel counts as hung
     #[arg(long, value_name = "MINUTES", default_value_t = SILENCE)]
     silence: u64,
-    /// Keep to one part of the tests; all if none
+    /// Part of the tests to run; can be repeated; all if none is given
     #[arg(long, value_enum)]
     part: Vec<Part>,
-    /// What CI runs, instead of everything
+    /// Run the part that CI runs
     #[arg(long, conflicts_with_all = ["kernels", "part", "filter"])]
     ci: bool,
-    /// Only tests with one of these in their name
+    /// Run tests whose name contains one of these words; all if none is given
     filter: Vec<String>,
 }
 
@@ -61,20 +67,20 @@ impl Options {
     }
 }
 
-/// What of the tests means something on another kernel.
+/// Tests whose result depends on the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Part {
-    /// The BPF programs, packet by packet
+    /// BPF programs, packet by packet
     Packets,
-    /// The scenarios that every datapath passes, on the eBPF datapath
+    /// Conformance scenarios on the eBPF datapath
     Conformance,
-    /// The OVS datapath, with the kernel's switch
+    /// OVS datapath with the kernel's openvswitch module
     Ovs,
 }
 
 const PARTS: [Part; 3] = [Part::Packets, Part::Conformance, Part::Ovs];
 
-/// Of a part, the tests that have one of these in their names; all if none.
+/// Tests of one part whose name contains one of the words; all if there are none.
 #[derive(Debug, Clone)]
 struct Share {
     part: Part,
@@ -87,14 +93,13 @@ impl Share {
     }
 }
 
-/// What is done on a kernel.
+/// The tests to run on one kernel.
 struct Plan {
     version: String,
     shares: Vec<Share>,
 }
 
-/// The verifier, single frames through each program, policies and services, and what differs by how a kernel holds programs on
-/// interfaces.
+/// The verifier, single frames through each program, policies, services, and the kernel's ways of attaching programs.
 const FRAMES: [&str; 8] = [
     "verifier",
     "from_pod::",
@@ -105,7 +110,7 @@ const FRAMES: [&str; 8] = [
     "services::",
     "outside::hook::another_layout",
 ];
-/// What no frame of a packet test shows: a whole node with pods, its wire, and agents that come and go.
+/// A node with pods, its uplink, and restarts of the agent.
 const SCENARIOS: [&str; 12] = [
     "connections_go_to_backends",
     "backends_come_and_go",
@@ -120,10 +125,10 @@ const SCENARIOS: [&str; 12] = [
     "restart_writes_nothing",
     "cleanup_leaves_nothing",
 ];
-/// Pods of two nodes, and an agent that comes and goes, on the kernel's switch.
+/// Pods of two nodes and a restart of the agent, on the kernel's switch.
 const SWITCHED: [&str; 2] = ["vxlan_networks", "a_restarted_agent_finds"];
 
-/// What CI runs: the whole takes more than an hour under emulation.
+/// The part that CI runs. All tests take more than an hour under emulation: `cargo xtask nightly` runs them.
 fn ci_plans() -> Vec<Plan> {
     let [oldest, newest] = KERNELS.map(str::to_owned);
     let both = [Share::of(Part::Packets, &FRAMES), Share::of(Part::Conformance, &SCENARIOS)];
@@ -135,25 +140,30 @@ fn ci_plans() -> Vec<Plan> {
 }
 
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
+    setup::ensure(workspace)?;
+    setup::ensure_vm(workspace)?;
+    run_programs(workspace, options, &suite_programs::build(workspace, &Selection::all())?)
+}
+
+/// Runs test programs that are built already.
+pub(crate) fn run_programs(workspace: &Workspace, options: &Options, built: &[TestProgram]) -> Result<()> {
     let silence = Duration::from_secs(60 * options.silence);
     if options.ci {
-        return carry_out(workspace, &ci_plans(), silence);
+        return carry_out(workspace, &ci_plans(), built, silence);
     }
     let parts = if options.part.is_empty() { &PARTS[..] } else { &options.part };
     let shares: Vec<_> =
         parts.iter().map(|part| Share { part: *part, filter: options.filter.clone() }).collect();
     let plan = |version: &String| Plan { version: version.clone(), shares: shares.clone() };
-    carry_out(workspace, &options.kernels.iter().map(plan).collect::<Vec<_>>(), silence)
+    carry_out(workspace, &options.kernels.iter().map(plan).collect::<Vec<_>>(), built, silence)
 }
 
-/// All kernels at a time: while one of them waits, another works.
-fn carry_out(workspace: &Workspace, plans: &[Plan], silence: Duration) -> Result<()> {
-    setup::ensure(workspace)?;
-    setup::ensure_vm(workspace)?;
+/// Boots all kernels at a time: while one of them waits, another works.
+fn carry_out(workspace: &Workspace, plans: &[Plan], built: &[TestProgram], silence: Duration) -> Result<()> {
     let kernels: Vec<_> =
         plans.iter().map(|plan| Kernel::fetch(workspace, &plan.version)).collect::<Result<_>>()?;
     let folder = folder(workspace)?;
-    let programs = programs::build(workspace, &folder)?;
+    let programs = programs::strip(workspace, built, &folder)?;
     let reports: Vec<_> = thread::scope(|scope| {
         let booted: Vec<_> = plans
             .iter()
@@ -168,7 +178,7 @@ fn carry_out(workspace: &Workspace, plans: &[Plan], silence: Duration) -> Result
     });
     let mut rows = vec![];
     let mut failed = false;
-    // Each has been heard to its end.
+    // All of them have ended.
     for report in reports {
         let report = report?;
         failed |= report.failed;
@@ -191,7 +201,7 @@ fn carry_out(workspace: &Workspace, plans: &[Plan], silence: Duration) -> Result
 
 fn folder(workspace: &Workspace) -> Result<PathBuf> {
     let folder = workspace.metadata()?.target_directory.into_std_path_buf().join("vm");
-    fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
+    fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
     Ok(folder)
 }
 
@@ -200,8 +210,7 @@ struct Report {
     rows: Vec<Row>,
 }
 
-/// Boots one kernel, does the jobs, and tells what came of it, each line with the label. The sums are the last line of
-/// each kernel.
+/// Boots one kernel and runs the jobs. Each printed line starts with the label; the sums are the last line.
 fn boot(
     workspace: &Workspace,
     kernel: &Kernel,
@@ -211,12 +220,13 @@ fn boot(
 ) -> Result<Report> {
     let start = Instant::now();
     let folder = folder(workspace)?.join(kernel.release());
-    fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
+    fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
     println!("{label}== Linux {}", kernel.release());
     let mut outcome = Outcome::default();
     let (mut skipped, mut rows) = (vec![], vec![]);
     let script = guest::script(kernel, jobs);
-    let status = qemu::run(kernel, &folder, &script, silence, |line| {
+    let kept = guest::kept(workspace)?;
+    let status = qemu::run(kernel, &folder, &guest::Files { script, kept }, silence, |line| {
         println!("{label}{line}");
         outcome.line(line);
         skipped.extend(skips::Skip::parse(line));
@@ -225,7 +235,7 @@ fn boot(
     skipped.sort();
     skipped.dedup();
     outcome.skip(&skipped);
-    outcome.end(status == 0);
+    outcome.end(kernel.release(), ExitStatus::from_raw(status << 8));
     let expected = skips::Expected::read(workspace, skips::EXPECTED_VM)?;
     let unexpected = expected.missing(&skipped);
     for skip in &unexpected {
@@ -235,7 +245,7 @@ fn boot(
         println!("{label}FAILED {failure}");
     }
     if outcome.is_empty() {
-        bail!("Linux {}: no test has run; the kernel's log is in {}", kernel.release(), folder.display());
+        bail!("Linux {}: no test ran; see the kernel's log in {}", kernel.release(), folder.display());
     }
     println!("{label}Linux {}: {outcome} ({:.0} s)", kernel.release(), start.elapsed().as_secs_f64());
     Ok(Report { failed: outcome.failed() || !unexpected.is_empty(), rows })

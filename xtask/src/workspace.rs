@@ -1,15 +1,17 @@
-//! Where things are, and how programs are run.
+//! Paths of the checkout, and how programs are run.
 
 use std::{
     env,
     ffi::OsStr,
-    fs::File,
+    fs::{self, File},
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
 use anyhow::{Context as _, Result, bail};
 use cargo_metadata::{Metadata, MetadataCommand};
+
+use crate::progress::step;
 
 const TAIL_LINES: usize = 25;
 
@@ -23,7 +25,7 @@ impl Workspace {
     pub(crate) fn find() -> Result<Workspace> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("xtask has a parent folder")?;
         if !root.join("Cargo.toml").exists() {
-            bail!("{} has moved since xtask was built: run `cargo xtask` inside a checkout", root.display());
+            bail!("{} is no checkout any more; run `cargo xtask` inside a checkout", root.display());
         }
         Ok(Workspace { root: root.to_owned() })
     }
@@ -36,12 +38,12 @@ impl Workspace {
         self.root.join(relative)
     }
 
-    /// Programs that only this checkout uses, such as cargo-deny.
+    /// Folder of programs that only this checkout uses, such as cargo-deny.
     pub(crate) fn tools(&self) -> PathBuf {
         self.path(".tools")
     }
 
-    /// A program to be run in the root folder.
+    /// A command that runs in the root folder.
     pub(crate) fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
         command.current_dir(&self.root);
@@ -51,7 +53,7 @@ impl Workspace {
     pub(crate) fn cargo(&self) -> Command {
         // Set by cargo for the xtask it runs.
         let mut cargo = self.command(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        // Left over from `cargo run --package xtask`; in there they would cause rebuilds.
+        // Set by `cargo run --package xtask`; they would cause rebuilds.
         for variable in ["CARGO_MANIFEST_DIR", "CARGO_MANIFEST_PATH", "CARGO_PKG_NAME"] {
             cargo.env_remove(variable);
         }
@@ -65,7 +67,7 @@ impl Workspace {
     }
 }
 
-/// Runs to the end with our own output; an error unless it succeeds.
+/// Runs a command with our output; fails unless it succeeds.
 pub(crate) fn execute(command: &mut Command) -> Result<()> {
     let status = command.status().with_context(|| format!("run {}", describe(command)))?;
     if !status.success() {
@@ -74,7 +76,7 @@ pub(crate) fn execute(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs to the end with its output in `log`; on failure the last lines are part of the error.
+/// Runs a command with its output in `log`; an error has the last lines of it.
 pub(crate) fn run_logged(command: &mut Command, log: &Path) -> Result<()> {
     let output = File::create(log).with_context(|| format!("write {}", log.display()))?;
     let status = command
@@ -84,15 +86,15 @@ pub(crate) fn run_logged(command: &mut Command, log: &Path) -> Result<()> {
         .status()
         .with_context(|| format!("run {}", describe(command)))?;
     if !status.success() {
-        let text = String::from_utf8_lossy(&std::fs::read(log)?).into_owned();
+        let text = String::from_utf8_lossy(&fs::read(log)?).into_owned();
         let lines: Vec<_> = text.lines().collect();
         let tail = lines[lines.len().saturating_sub(TAIL_LINES)..].join("\n");
-        bail!("{}: {status}; it said:\n{tail}", describe(command));
+        bail!("{}: {status}; last lines of its output:\n{tail}", describe(command));
     }
     Ok(())
 }
 
-/// Runs to the end and takes its standard output.
+/// Runs a command and returns its standard output.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
     let output =
         command.stdin(Stdio::null()).output().with_context(|| format!("run {}", describe(command)))?;
@@ -109,7 +111,32 @@ fn describe(command: &Command) -> String {
     [program].into_iter().chain(arguments).collect::<Vec<_>>().join(" ")
 }
 
-/// Where a program is, if anywhere; also where a root login would look.
+/// Builds a program from the crate registry into `.tools` unless it is there in this version, and returns its path.
+pub(crate) fn install_tool(workspace: &Workspace, name: &str, version: &str) -> Result<PathBuf> {
+    let tools = workspace.tools();
+    let program = tools.join("bin").join(name);
+    let mark = tools.join(format!("{name}.version"));
+    if program.is_file() && fs::read_to_string(&mark).is_ok_and(|installed| installed == version) {
+        return Ok(program);
+    }
+    step(&format!("{name} {version}: build"), || {
+        fs::create_dir_all(&tools).with_context(|| format!("create {}", tools.display()))?;
+        let build = tools.join(format!("build-{name}"));
+        let mut install = workspace.cargo();
+        // Unoptimised, it builds in half the time and is fast enough.
+        install
+            .args(["install", name, "--locked", "--debug", "--force", "--version", version, "--root"])
+            .arg(&tools)
+            .env("CARGO_PROFILE_DEV_DEBUG", "0")
+            .env("CARGO_TARGET_DIR", &build);
+        run_logged(&mut install, &tools.join(format!("{name}.log")))?;
+        fs::write(&mark, version).with_context(|| format!("write {}", mark.display()))?;
+        fs::remove_dir_all(&build).with_context(|| format!("remove {}", build.display()))
+    })?;
+    Ok(program)
+}
+
+/// Finds a program in PATH and in the folders of a root login.
 pub(crate) fn find_program(program: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     env::split_paths(&path)

@@ -6,7 +6,7 @@ use toml::Table;
 use super::Findings;
 use crate::workspace::Workspace;
 
-/// Lints that a member does not inherit are lints that nobody keeps.
+/// Every crate must inherit the lints of the workspace.
 pub(super) fn check_lints(workspace: &Workspace) -> Result<Findings> {
     let mut findings = vec![];
     for package in workspace.metadata()?.packages {

@@ -6,7 +6,7 @@ use cargo_metadata::{DependencyKind, Package};
 use super::Findings;
 use crate::workspace::Workspace;
 
-/// The table of `docs/src/architecture.md`: a crate, and ours that it may import. An edge that is not here is refused.
+/// Each crate with those of ours that it may import. An import that is not listed is refused.
 const ALLOWED: &[(&str, &[&str])] = &[
     ("contiv-model", &[]),
     ("contiv-abi", &[]),
@@ -41,7 +41,7 @@ fn check_package(package: &Package) -> Findings {
     let name = package.name.as_str();
     let Some((_, allowed)) = ALLOWED.iter().find(|(crate_name, _)| *crate_name == name) else {
         return vec![format!(
-            "{name}: a new crate; say in the table of xtask/src/lint/imports.rs whom it may import"
+            "{name}: not in the table of xtask/src/lint/imports.rs; add it with the crates that it may import"
         )];
     };
     package

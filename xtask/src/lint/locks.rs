@@ -1,4 +1,4 @@
-//! `ebpf/` is a workspace of its own; what it shares with ours must be the same on both sides of the kernel line.
+//! `ebpf/` is a workspace of its own. Crates that both workspaces use must have the same version.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

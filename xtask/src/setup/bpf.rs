@@ -1,7 +1,7 @@
-//! The compiler for `bpfel-unknown-none`: found, or unpacked from Debian's packages into a folder of our own.
+//! The compiler for `bpfel-unknown-none`: an installed one, or Debian's packages unpacked into a folder of this checkout.
 //!
-//! Debian's `rustc-web` comes with a compiled `core` for BPF, so neither nightly nor rust-src is needed, and nothing
-//! is installed into the system.
+//! Debian's `rustc-web` has a compiled `core` for BPF, so neither nightly nor rust-src is needed, and nothing is
+//! installed into the system.
 
 use std::{
     env, fs, io,
@@ -23,19 +23,19 @@ pub(super) const ADVICE: &str = "a Rust compiler for BPF: `rustup toolchain inst
      lib/rustlib/bpfel-unknown-none and bin/bpf-linker";
 
 const PREFIX_VARIABLE: &str = "CONTIV_BPF_TOOLCHAIN";
-/// A ready object, for machines that cannot build one.
+/// A prebuilt object, for machines that cannot build one.
 const OBJECT_VARIABLE: &str = "CONTIV_EBPF_OBJECT";
 const LINKER_VERSION: &str = "0.13.0";
 const LIBRARIES: &str = "lib/rustlib/bpfel-unknown-none/lib";
 
-/// Whether something here can build `ebpf/`. The agent's build script looks in the same order: an object or a prefix
-/// that the environment names, our own, Debian's packages installed as usual, rustup's nightly with rust-src.
+/// Whether `ebpf/` can be built. The agent's build script searches in the same order: an object or a prefix from the
+/// environment, the prefix of this checkout, Debian's packages installed as usual, rustup's nightly with rust-src.
 pub(crate) fn available(workspace: &Workspace) -> bool {
     if env::var_os(OBJECT_VARIABLE).is_some() {
         return true;
     }
     if let Some(prefix) = env::var_os(PREFIX_VARIABLE) {
-        // Whoever names a folder wants that one.
+        // An explicit prefix is the only one that is used.
         return complete(Path::new(&prefix));
     }
     if complete(&default_prefix(workspace)) {
@@ -61,15 +61,15 @@ fn nightly_has_source(workspace: &Workspace) -> bool {
     sysroot.is_ok_and(|path| Path::new(path.trim()).join("lib/rustlib/src/rust/library/core").is_dir())
 }
 
-/// Builds the prefix beside its final place and renames it, so that what is there is always whole.
+/// Builds the prefix in a temporary folder and renames it, so that an existing prefix is complete.
 pub(super) fn install(workspace: &Workspace) -> Result<()> {
     let prefix = env::var_os(PREFIX_VARIABLE).map_or_else(|| default_prefix(workspace), PathBuf::from);
     let work = sibling(&prefix, "partial");
     remove(&work)?;
-    fs::create_dir_all(work.join("packages")).with_context(|| format!("make {}", work.display()))?;
+    fs::create_dir_all(work.join("packages")).with_context(|| format!("create {}", work.display()))?;
     let packages = packages(workspace)?;
     debian::install_missing(workspace, &packages.libraries)?;
-    step("BPF compiler: fetch (117 MB)", || {
+    step("BPF compiler: download (117 MB)", || {
         let names: Vec<_> = packages.names.iter().map(String::as_str).collect();
         debian::download(workspace, &names, &work.join("packages"), "bpf-fetch.log")
     })?;
@@ -78,9 +78,9 @@ pub(super) fn install(workspace: &Workspace) -> Result<()> {
     let previous = sibling(&prefix, "previous");
     remove(&previous)?;
     if prefix.exists() {
-        fs::rename(&prefix, &previous).context("set the incomplete BPF compiler aside")?;
+        fs::rename(&prefix, &previous).context("rename the incomplete BPF compiler")?;
     }
-    fs::rename(&work, &prefix).with_context(|| format!("put the BPF compiler at {}", prefix.display()))?;
+    fs::rename(&work, &prefix).with_context(|| format!("rename the BPF compiler to {}", prefix.display()))?;
     remove(&previous)
 }
 
@@ -100,13 +100,13 @@ fn remove(path: &Path) -> Result<()> {
 #[derive(Debug)]
 struct Packages {
     names: Vec<String>,
-    /// Major version of LLVM, which bpf-linker must be built for.
+    /// Major version of LLVM that bpf-linker is built for.
     llvm: String,
-    /// What LLVM itself is linked with; small and harmless, these are installed.
+    /// Shared libraries of LLVM; these are installed into the system.
     libraries: Vec<String>,
 }
 
-/// Two of the names carry versions that change with Debian's updates.
+/// Two package names have versions that change with Debian's updates.
 fn packages(workspace: &Workspace) -> Result<Packages> {
     let fixed = ["rustc-web", "libstd-rust-web-dev", "libstd-rust-web-dev-bpf"];
     debian::update_if_unknown(workspace, &fixed)?;
@@ -163,7 +163,7 @@ prefix=$(CDPATH= cd -- "$(dirname -- "$0")/.." && pwd)
 LD_LIBRARY_PATH="$prefix/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" exec "$prefix/libexec/rustc" --sysroot "$prefix" "$@"
 "#;
 
-/// bpf-linker looks for `libLLVM.so`, which only Debian's development package has.
+/// bpf-linker searches for `libLLVM.so`, which only Debian's development package has.
 fn link_llvm(library: &Path) -> Result<()> {
     let name = fs::read_dir(library)?
         .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
@@ -178,7 +178,7 @@ fn build_linker(workspace: &Workspace, work: &Path, llvm: &str) -> Result<()> {
         .args(["install", "bpf-linker", "--locked", "--no-default-features", "--version", LINKER_VERSION])
         .args(["--features", &format!("llvm-{llvm}"), "--root"])
         .arg(work)
-        // Its speed hardly matters, that of its build does.
+        // It builds faster and is fast enough.
         .env("CARGO_PROFILE_RELEASE_DEBUG", "0")
         .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1")
         .env("CARGO_TARGET_DIR", work.join("build"))
@@ -187,6 +187,6 @@ fn build_linker(workspace: &Workspace, work: &Path, llvm: &str) -> Result<()> {
     run_logged(&mut install, &debian::log(workspace, "bpf-linker.log")?)?;
     remove(&work.join("build"))?;
     let linker = work.join("bin/bpf-linker");
-    output(Command::new(&linker).arg("--version")).context("the linker that was just built")?;
+    output(Command::new(&linker).arg("--version")).context("run the new linker")?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Debian packages, with their services kept from starting.
+//! Debian packages, installed without starting their services.
 
 use std::{
     fs,
@@ -15,9 +15,9 @@ use crate::{
 };
 
 const POLICY: &str = "/usr/sbin/policy-rc.d";
-/// invoke-rc.d asks this program; 101 is "action forbidden".
+/// invoke-rc.d runs this program; exit status 101 forbids the action.
 const POLICY_TEXT: &str =
-    "#!/bin/sh\n# cargo xtask setup: packages are installed, their services stay stopped.\nexit 101\n";
+    "#!/bin/sh\n# cargo xtask setup: packages are installed without starting their services.\nexit 101\n";
 
 pub(super) fn is_debian() -> bool {
     Path::new("/etc/debian_version").exists() && crate::workspace::find_program("apt-get").is_some()
@@ -26,7 +26,7 @@ pub(super) fn is_debian() -> bool {
 pub(super) fn install(workspace: &Workspace, packages: &[&str]) -> Result<()> {
     update_if_unknown(workspace, packages)?;
     step(&format!("packages: {}", packages.join(" ")), || {
-        let _services_stay_stopped = Policy::put()?;
+        let _services_stay_stopped = Policy::install()?;
         with_fresh_lists(workspace, || {
             let mut apt = apt_get(workspace);
             apt.args(["install", "--yes", "--no-install-recommends"]).args(packages);
@@ -35,7 +35,7 @@ pub(super) fn install(workspace: &Workspace, packages: &[&str]) -> Result<()> {
     })
 }
 
-/// Fetches packages as files into `folder`, installing nothing.
+/// Downloads packages into `folder` without installing them.
 pub(crate) fn download(
     workspace: &Workspace,
     packages: &[&str],
@@ -44,17 +44,16 @@ pub(crate) fn download(
 ) -> Result<()> {
     with_fresh_lists(workspace, || {
         let mut fetch = Command::new("apt-get");
-        // apt drops its rights for downloads where it can; the folder is ours alone, so it need not.
+        // The user that apt downloads as cannot write to the folder.
         fetch.args(["-q", "-o", "APT::Sandbox::User=root", "download"]).args(packages);
         run_logged(fetch.current_dir(folder), &log(workspace, log_name)?)
     })
 }
 
-/// Lists that are older than the archive's last update name files that it no longer has: what fails is
-/// tried again once, with fresh lists.
+/// Retries once with updated package lists: old lists name files that the archive no longer has.
 fn with_fresh_lists(workspace: &Workspace, fetch: impl Fn() -> Result<()>) -> Result<()> {
     fetch().or_else(|stale| {
-        update(workspace).with_context(|| format!("after this: {stale:#}"))?;
+        update(workspace).with_context(|| format!("update package lists after {stale:#}"))?;
         fetch()
     })
 }
@@ -63,7 +62,7 @@ pub(crate) fn update(workspace: &Workspace) -> Result<()> {
     run_logged(apt_get(workspace).arg("update"), &log(workspace, "apt-update.log")?)
 }
 
-/// Of these packages, installs those that are not here.
+/// Installs those of the packages that are missing.
 pub(super) fn install_missing(workspace: &Workspace, packages: &[String]) -> Result<()> {
     let missing: Vec<_> =
         packages.iter().map(String::as_str).filter(|package| !installed(workspace, package)).collect();
@@ -71,7 +70,7 @@ pub(super) fn install_missing(workspace: &Workspace, packages: &[String]) -> Res
         return Ok(());
     }
     if !nix::unistd::geteuid().is_root() {
-        bail!("the packages {0} are missing: as root, `apt-get install {0}`", missing.join(" "));
+        bail!("packages {0} are missing; run `apt-get install {0}` as root", missing.join(" "));
     }
     install(workspace, &missing)
 }
@@ -82,7 +81,7 @@ fn installed(workspace: &Workspace, package: &str) -> bool {
     status.is_ok_and(|status| status == "installed")
 }
 
-/// Package lists are fetched only when a name is not in those that are here: a container image has none.
+/// Updates the package lists if a package is unknown: a container image has none.
 pub(super) fn update_if_unknown(workspace: &Workspace, packages: &[&str]) -> Result<()> {
     if packages.iter().all(|package| candidate(workspace, package)) {
         return Ok(());
@@ -90,9 +89,7 @@ pub(super) fn update_if_unknown(workspace: &Workspace, packages: &[&str]) -> Res
     step("package lists", || update(workspace))?;
     for package in packages {
         if !candidate(workspace, package) {
-            bail!(
-                "the package {package} is not in the configured suites: Debian 12 with its security suite has it"
-            );
+            bail!("package {package}: not in the configured suites; use Debian 12 with its security suite");
         }
     }
     Ok(())
@@ -119,18 +116,18 @@ pub(super) fn log(workspace: &Workspace, name: &str) -> Result<PathBuf> {
     Ok(tools.join(name))
 }
 
-/// While this lives, freshly installed services are not started. What was there before comes back.
+/// Keeps installed services from starting until it is dropped, then restores the previous policy.
 struct Policy {
     previous: Option<(Vec<u8>, fs::Permissions)>,
 }
 
 impl Policy {
-    fn put() -> Result<Policy> {
+    fn install() -> Result<Policy> {
         let previous = match fs::read(POLICY) {
             Ok(text) if text == POLICY_TEXT.as_bytes() => None, // left by a killed run
             Ok(text) => Some((text, fs::metadata(POLICY)?.permissions())),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
-            Err(error) => return Err(error).context("read the policy of services"),
+            Err(error) => return Err(error).with_context(|| format!("read {POLICY}")),
         };
         let policy = Policy { previous };
         let mut file = fs::OpenOptions::new()
@@ -139,7 +136,7 @@ impl Policy {
             .truncate(true)
             .mode(0o755)
             .open(POLICY)
-            .context("write the policy that keeps services stopped")?;
+            .with_context(|| format!("write {POLICY}"))?;
         std::io::Write::write_all(&mut file, POLICY_TEXT.as_bytes())?;
         file.set_permissions(fs::Permissions::from_mode(0o755))?;
         Ok(policy)
@@ -155,7 +152,7 @@ impl Drop for Policy {
             None => fs::remove_file(POLICY),
         };
         if let Err(error) = restored {
-            eprintln!("warning: {POLICY} could not be put back as it was: {error}");
+            eprintln!("warning: restore {POLICY}: {error}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Python programs that tests run: in a virtual environment of this checkout, every version pinned.
+//! Python programs that tests run, in a virtual environment of this checkout with pinned versions.
 
 use std::{fs, path::PathBuf};
 
@@ -13,12 +13,12 @@ use crate::{
 const REQUIREMENTS: &str = "tests/e2e/schemathesis/requirements.txt";
 const PACKAGES: [&str; 2] = ["python3", "python3-venv"];
 
-/// Where the programs are, in `bin`.
+/// Folder of the virtual environment.
 fn prefix(workspace: &Workspace) -> PathBuf {
     workspace.tools().join("python")
 }
 
-/// The versions that are installed, as they were asked for: written last, so that what has it is whole.
+/// The requirements that are installed. Written last, so that an environment that has it is complete.
 fn mark(workspace: &Workspace) -> PathBuf {
     prefix(workspace).join("requirements.txt")
 }
@@ -40,7 +40,7 @@ pub(super) fn ensure(workspace: &Workspace) -> Result<()> {
     let has_venv = || output(workspace.command("python3").args(["-c", "import venv, ensurepip"])).is_ok();
     if find_program("python3").is_none() || !has_venv() {
         if !debian::is_debian() || !nix::unistd::geteuid().is_root() {
-            bail!("python3 with its module venv is missing (Debian: apt-get install {})", PACKAGES.join(" "));
+            bail!("python3 with the module venv is missing; run `apt-get install {}`", PACKAGES.join(" "));
         }
         debian::install(workspace, &PACKAGES)?;
     }
@@ -62,5 +62,5 @@ pub(super) fn ensure(workspace: &Workspace) -> Result<()> {
         ]);
         run_logged(&mut pip, &debian::log(workspace, "python-packages.log")?)
     })?;
-    fs::write(mark(workspace), wanted(workspace)?).context("mark the Python packages as complete")
+    fs::write(mark(workspace), wanted(workspace)?).context("write the installed requirements")
 }

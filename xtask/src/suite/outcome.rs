@@ -1,8 +1,8 @@
-use std::fmt;
+use std::{fmt, process::ExitStatus};
 
 use super::skips::Skip;
 
-/// Sums over all test programs.
+/// Results of one or more test programs.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
     passed: usize,
@@ -12,7 +12,7 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
-    /// Takes one line of libtest's output.
+    /// Reads one line of libtest's output.
     pub(crate) fn line(&mut self, line: &str) {
         if let Some(counts) = line.strip_prefix("test result: ") {
             let count = |word: &str| {
@@ -32,21 +32,31 @@ impl Outcome {
         }
     }
 
-    /// A test that skipped itself returned, which libtest takes for a pass.
+    /// Counts tests that skipped themselves. They returned, so libtest counted them as passed.
     pub(crate) fn skip(&mut self, skipped: &[Skip]) {
         self.passed = self.passed.saturating_sub(skipped.len());
         self.skipped += skipped.len();
     }
 
-    /// A test program that was killed, or did not build, leaves no result line.
-    pub(crate) fn end(&mut self, success: bool) {
-        if !success && self.failed == 0 {
+    /// Ends a test program. One that crashed, was killed or did not build leaves no result line.
+    pub(crate) fn end(&mut self, program: &str, status: ExitStatus) {
+        if !status.success() && self.failed == 0 {
             self.failed = 1;
-            self.failures.push("a test program did not build or did not end by itself, see above".to_owned());
+            self.failures = vec![format!("did not finish: {status}")];
+        } else if !status.success() && self.failures.is_empty() {
+            self.failures.push(format!("{program} failed, see above"));
         }
     }
 
-    /// Not one test has ended.
+    /// Adds the results of a program.
+    pub(crate) fn add(&mut self, program: &str, other: Outcome) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped += other.skipped;
+        self.failures.extend(other.failures.iter().map(|failure| format!("{program}: {failure}")));
+    }
+
+    /// Whether no test has ended.
     pub(crate) fn is_empty(&self) -> bool {
         self.passed + self.skipped + self.failures.len() == 0
     }
@@ -68,6 +78,8 @@ impl fmt::Display for Outcome {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::ExitStatusExt as _;
+
     use super::*;
 
     #[test]
@@ -82,8 +94,8 @@ mod tests {
         ] {
             outcome.line(line);
         }
-        outcome.skip(&[Skip { test: "a::b".into(), reason: "no unicorn".into() }]);
-        outcome.end(false);
+        outcome.skip(&[Skip { test: "a::b".into(), reason: "no VLAN offload".into() }]);
+        outcome.end("unit", ExitStatus::from_raw(101 << 8));
         assert_eq!(outcome.to_string(), "13 passed, 1 failed, 2 skipped");
         assert_eq!(outcome.failures(), ["a::c"]);
     }
@@ -94,7 +106,7 @@ mod tests {
         outcome.line(
             "test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0s",
         );
-        outcome.end(false);
+        outcome.end("unit", ExitStatus::from_raw(9));
         assert!(outcome.failed());
         assert_eq!(outcome.to_string(), "2 passed, 1 failed, 0 skipped");
     }

@@ -1,4 +1,4 @@
-//! Tests that skipped themselves, and those that may.
+//! Tests that skipped themselves, and those that may skip.
 
 use std::{
     collections::BTreeSet,
@@ -13,7 +13,7 @@ use crate::workspace::Workspace;
 /// Read by `testkit::skip!`.
 pub(crate) const LOG_VARIABLE: &str = "CONTIV_SKIP_LOG";
 pub(crate) const EXPECTED: &str = ".ci/expected-skips";
-/// The same for the tests on other kernels.
+/// Tests that may skip on other kernels.
 pub(crate) const EXPECTED_VM: &str = ".ci/expected-vm-skips";
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -86,7 +86,7 @@ impl Expected {
                 continue;
             }
             let Some((test, _why)) = line.split_once(": ") else {
-                bail!("{file}:{number}: say `test name: why it may be skipped`");
+                bail!("{file}:{number}: expected `test name: why it may be skipped`");
             };
             tests.insert(test.to_owned());
         }

@@ -1,4 +1,4 @@
-//! What runs inside: the initial file system that makes the host's root ours, and the jobs.
+//! The guest: its initial file system, which mounts the host's root, and its jobs.
 
 use std::{
     fmt::Write as _,
@@ -9,21 +9,23 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 
-use super::{Part, Share, kernel::Kernel, programs::TestProgram};
-use crate::workspace::{find_program, output};
+use super::{Part, Share, kernel::Kernel};
+use crate::{
+    suite::programs::TestProgram,
+    workspace::{Workspace, find_program, output},
+};
 
-/// The guest's last line, followed by the exit status. Without it, it did not come to an end.
+/// Starts the guest's last line, followed by the exit status. Without this line the guest did not finish.
 pub(super) const END: &str = "VM_EXIT=";
 
-/// Loaded before the host's root can be read.
+/// Needed to mount the host's root.
 const ROOT_MODULES: &[&str] = &["virtio_pci", "virtio_rng", "9pnet_virtio", "9p", "overlay"];
-/// Asked for by the tests by name of a device or protocol, which the kernel would load by itself; loaded at start so
-/// that no test waits for it.
+/// The kernel would load these on demand; loaded at start so that no test waits for it.
 const MODULES: &[&str] = &["veth", "vxlan", "cls_bpf", "sch_ingress"];
-/// Before that, the switch starts no handler threads and every upcall is lost.
+/// Seconds. Before, ovs-vswitchd starts no handler threads and every upcall is lost.
 const SWITCH_UPTIME: u32 = 11;
 const SKIPS: &str = "/tmp/skips";
-/// The host goes through all of them; emulation is many times slower.
+/// Fewer cases than on the host: emulation is many times slower.
 const FEWER: &str = "CONTIV_EQUIVALENCE_CASES=2000 CONTIV_FUZZ_CASES=8000";
 
 /// One run of a test program.
@@ -37,7 +39,7 @@ pub(super) struct Job {
 
 pub(super) fn jobs(programs: &[TestProgram], shares: &[Share]) -> Vec<Job> {
     let job = |name: &str, prefix: &str, filter: &[String]| {
-        let program = programs.iter().find(|program| program.name == name)?.clone();
+        let program = programs.iter().find(|program| program.target == name)?.clone();
         // libtest runs what has any of the words in its name.
         let mut arguments: Vec<_> = filter.iter().map(|filter| format!("{prefix}{filter}")).collect();
         if arguments.is_empty() && !prefix.is_empty() {
@@ -56,7 +58,7 @@ pub(super) fn jobs(programs: &[TestProgram], shares: &[Share]) -> Vec<Job> {
     jobs.collect()
 }
 
-/// The shell script that does the jobs. Its status is that of the first job that failed.
+/// The shell script that runs the jobs. Its status is 1 if a job failed.
 pub(super) fn script(kernel: &Kernel, jobs: &[Job]) -> String {
     let mut text = format!(
         "status=0\nuname -a\nmount --bind {modules} /lib/modules/{release}\nfor module in {load}; do modprobe $module; done\n",
@@ -82,7 +84,7 @@ pub(super) fn script(kernel: &Kernel, jobs: &[Job]) -> String {
         _ = writeln!(
             text,
             "echo '-- {name} {words}'\ncd {folder} && CARGO_MANIFEST_DIR=$PWD {environment}{file} --test-threads 2 --nocapture {words} </dev/null || status=1",
-            name = job.program.name,
+            name = job.program.target,
             folder = quote(&job.program.folder),
             file = quote(&job.program.file),
             words = arguments.join(" "),
@@ -92,12 +94,12 @@ pub(super) fn script(kernel: &Kernel, jobs: &[Job]) -> String {
     text
 }
 
-/// For a POSIX shell.
+/// Quotes for a POSIX shell.
 fn quote(path: &Path) -> String {
     format!("'{}'", path.display().to_string().replace('\'', r"'\''"))
 }
 
-/// Runs before the host's root is there, from busybox.
+/// Runs from busybox before the host's root is mounted.
 const INIT: &str = r#"#!/bin/busybox sh
 busybox=/bin/busybox
 $busybox --install -s /bin
@@ -112,14 +114,16 @@ mount -t overlay -o lowerdir=/ro,upperdir=/rw/upper,workdir=/rw/work overlay /ro
 mount --move /proc /root/proc
 mount --move /dev /root/dev
 mount -t tmpfs -o mode=755 run /root/run
-cp /job /inside /root/run/
+cp /job /inside /kept-folders /root/run/
 exec switch_root /root /bin/sh /run/inside
 "#;
 
-/// Runs with the host's root as root; what is written goes to memory.
+/// Runs with the host's root. Writes go to memory. Folders of this checkout below /tmp stay visible.
 const INSIDE: &str = r#"export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C
 mount -t sysfs sys /sys
+while read -r folder; do mkdir -p /run/kept$folder && mount --bind $folder /run/kept$folder; done </run/kept-folders
 mount -t tmpfs tmp /tmp
+while read -r folder; do mkdir -p $folder && mount --bind /run/kept$folder $folder; done </run/kept-folders
 mkdir -p /dev/pts /dev/shm /lib/modules/$(uname -r) /var/run
 mount -t devpts pts /dev/pts
 mount -t tmpfs shm /dev/shm
@@ -139,8 +143,25 @@ echo o >/proc/sysrq-trigger
 sleep 10
 "#;
 
+/// What the initial file system has besides the programs that start the guest.
+#[derive(Debug)]
+pub(super) struct Files {
+    /// See [`script`].
+    pub(super) script: String,
+    /// See [`kept`].
+    pub(super) kept: Vec<PathBuf>,
+}
+
+/// Folders of this checkout that are below /tmp, which is empty in the guest otherwise.
+pub(super) fn kept(workspace: &Workspace) -> Result<Vec<PathBuf>> {
+    let target = workspace.metadata()?.target_directory.into_std_path_buf();
+    let toolchain = std::env::var_os("CONTIV_BPF_TOOLCHAIN").map(PathBuf::from);
+    let folders = [workspace.root().to_owned(), target].into_iter().chain(toolchain);
+    Ok(folders.filter(|folder| folder.starts_with("/tmp") && folder.is_dir()).collect())
+}
+
 /// Packs the initial file system into `folder`.
-pub(super) fn initial_file_system(kernel: &Kernel, folder: &Path, script: &str) -> Result<PathBuf> {
+pub(super) fn initial_file_system(kernel: &Kernel, folder: &Path, files: &Files) -> Result<PathBuf> {
     let tree = folder.join("initial");
     if tree.exists() {
         fs::remove_dir_all(&tree)?;
@@ -148,19 +169,21 @@ pub(super) fn initial_file_system(kernel: &Kernel, folder: &Path, script: &str) 
     for directory in ["bin", "modules", "proc", "dev", "ro", "rw", "root"] {
         fs::create_dir_all(tree.join(directory))?;
     }
-    let busybox = find_program("busybox").context("busybox-static has busybox")?;
+    let busybox = find_program("busybox").context("find busybox (Debian: busybox-static)")?;
     fs::copy(busybox, tree.join("bin/busybox"))?;
     for (number, file) in kernel.files_of(ROOT_MODULES)?.iter().enumerate() {
         insert_module(file, number, &tree.join("modules"))?;
     }
     fs::write(tree.join("init"), INIT)?;
     fs::write(tree.join("inside"), INSIDE)?;
-    fs::write(tree.join("job"), script)?;
+    fs::write(tree.join("job"), &files.script)?;
+    let kept: String = files.kept.iter().map(|folder| format!("{}\n", folder.display())).collect();
+    fs::write(tree.join("kept-folders"), kept)?;
     output(Command::new("chmod").arg("0755").arg(tree.join("init")))?;
     pack(&tree, &folder.join("initial.cpio"))
 }
 
-/// Debian compresses modules from 6.12 on; busybox cannot load such.
+/// Copies a module uncompressed: Debian compresses modules from 6.12 on, and busybox cannot load those.
 fn insert_module(file: &Path, number: usize, folder: &Path) -> Result<()> {
     let name = file.file_name().unwrap_or_default().to_string_lossy();
     let stem = name.split('.').next().unwrap_or_default();
@@ -169,7 +192,7 @@ fn insert_module(file: &Path, number: usize, folder: &Path) -> Result<()> {
         Some("ko") => return Ok(fs::copy(file, target).map(drop)?),
         Some("xz") => "xz",
         Some("zst") => "zstd",
-        _ => bail!("{}: a module in a form that is not known", file.display()),
+        _ => bail!("{}: unknown compression of a module", file.display()),
     };
     let plain = fs::File::create(&target).with_context(|| format!("write {}", target.display()))?;
     let mut command = Command::new(program);

@@ -1,4 +1,4 @@
-//! Debian's kernels, unpacked below `.tools/kernels`; nothing is installed.
+//! Debian's kernels, unpacked below `.tools/kernels` and not installed.
 
 use std::{
     fs,
@@ -22,14 +22,14 @@ pub(super) struct Kernel {
 }
 
 impl Kernel {
-    /// Debian's newest kernel whose version starts with `version`, fetched if it is not here.
+    /// Debian's newest kernel whose version starts with `version`, downloaded if it is missing.
     pub(super) fn fetch(workspace: &Workspace, version: &str) -> Result<Kernel> {
         ensure!(
             version.starts_with(|c: char| c.is_ascii_digit())
                 && version.chars().all(|c| c.is_ascii_alphanumeric() || ".+~-".contains(c)),
-            "--kernel {version}: say the start of a version, such as 6.1 or 6.12"
+            "--kernel {version}: not the start of a version such as 6.1 or 6.12"
         );
-        ensure!(cfg!(target_arch = "x86_64"), "kernels are booted on x86-64 only");
+        ensure!(cfg!(target_arch = "x86_64"), "boot a kernel: only x86-64 is supported");
         let package = package(workspace, version)?;
         let folder = workspace.tools().join("kernels");
         let root = folder.join(&package);
@@ -41,7 +41,7 @@ impl Kernel {
         Ok(Kernel { release: release.to_string_lossy().into_owned(), root })
     }
 
-    /// What `uname -r` says.
+    /// Output of `uname -r`.
     pub(super) fn release(&self) -> &str {
         &self.release
     }
@@ -54,11 +54,12 @@ impl Kernel {
         self.root.join("lib/modules").join(&self.release)
     }
 
-    /// The files of these modules and of all that they need, in the order of loading.
+    /// Files of these modules and of their dependencies, in the order of loading.
     pub(super) fn files_of(&self, modules: &[&str]) -> Result<Vec<PathBuf>> {
         let mut files = vec![];
         for module in modules {
-            let mut modprobe = Command::new(find_program("modprobe").context("kmod has modprobe")?);
+            let mut modprobe =
+                Command::new(find_program("modprobe").context("find modprobe (Debian: kmod)")?);
             modprobe.arg("--dirname").arg(&self.root).arg("--set-version").arg(&self.release);
             let text = output(modprobe.args(["--show-depends", module]))?;
             for file in text.lines().filter_map(|line| line.strip_prefix("insmod ")) {
@@ -72,7 +73,7 @@ impl Kernel {
     }
 }
 
-/// The kernel for 64-bit PCs: those for clouds have no 9p.
+/// The package of the kernel for 64-bit PCs: cloud kernels have no 9p.
 fn package(workspace: &Workspace, version: &str) -> Result<String> {
     let search = |pattern: &str| -> Result<Vec<String>> {
         let text = output(workspace.command("apt-cache").args(["search", "--names-only", pattern]))?;
@@ -81,7 +82,7 @@ fn package(workspace: &Workspace, version: &str) -> Result<String> {
     let pattern = format!("^linux-image-{}[0-9a-z.+~-]*-amd64$", version.replace('.', "[.]"));
     let is_kernel = |name: &String| {
         let rest = name.strip_prefix("linux-image-").and_then(|rest| rest.strip_prefix(version));
-        // 6.1 is no start of 6.12, and a package without a full version is only a name for another.
+        // 6.1 must not match 6.12. A package without a full version is a metapackage.
         rest.is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_digit()) && rest != "-amd64")
             && !["-cloud-", "-rt-", "-dbg", "-unsigned"].iter().any(|other| name.contains(other))
     };
@@ -96,17 +97,17 @@ fn package(workspace: &Workspace, version: &str) -> Result<String> {
     }
     debian::update(workspace)?;
     newest(search(&pattern)?).with_context(|| {
-        format!("--kernel {version}: the configured suites have no package like linux-image-{version}*-amd64")
+        format!("--kernel {version}: no suite of apt has a package linux-image-{version}*-amd64")
     })
 }
 
-/// Unpacks beside the final place and renames, so that what is there is always whole.
+/// Unpacks into a temporary folder and renames it, so that an existing folder is complete.
 fn unpack(workspace: &Workspace, package: &str, folder: &Path, root: &Path) -> Result<()> {
     let partial = folder.join(format!("{package}.partial-{}", std::process::id()));
     if partial.exists() {
         fs::remove_dir_all(&partial)?;
     }
-    fs::create_dir_all(&partial).with_context(|| format!("make {}", partial.display()))?;
+    fs::create_dir_all(&partial).with_context(|| format!("create {}", partial.display()))?;
     debian::download(workspace, &[package], &partial, "kernel-fetch.log")?;
     for entry in fs::read_dir(&partial)? {
         let archive = entry?.path();
@@ -115,12 +116,12 @@ fn unpack(workspace: &Workspace, package: &str, folder: &Path, root: &Path) -> R
     }
     let modules = fs::read_dir(partial.join("lib/modules"))?.next();
     let release = modules.with_context(|| format!("{package} has no modules"))??.file_name();
-    let mut depmod = Command::new(find_program("depmod").context("kmod has depmod")?);
+    let mut depmod = Command::new(find_program("depmod").context("find depmod (Debian: kmod)")?);
     output(depmod.arg("--basedir").arg(&partial).arg(&release))?;
     match fs::rename(&partial, root) {
-        // Another run was faster.
+        // Another run put it there.
         Err(_) if root.is_dir() => Ok(fs::remove_dir_all(&partial)?),
-        Err(error) => bail!("put the kernel at {}: {error}", root.display()),
+        Err(error) => bail!("rename to {}: {error}", root.display()),
         Ok(()) => Ok(()),
     }
 }

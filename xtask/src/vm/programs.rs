@@ -1,68 +1,33 @@
-//! The test programs, built here and run there.
+//! The test programs for the guests.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::Stdio,
-};
+use std::{fs, path::Path};
 
 use anyhow::{Context as _, Result, bail};
-use cargo_metadata::Message;
 
 use crate::{
-    progress::step,
+    suite::programs::TestProgram,
     workspace::{Workspace, output},
 };
 
 const PACKAGE: &str = "netplugin";
+const NAMES: [&str; 3] = ["packets", "conformance", "ovs"];
 
-/// A test program and where cargo would run it.
-#[derive(Debug, Clone)]
-pub(super) struct TestProgram {
-    pub(super) name: String,
-    pub(super) file: PathBuf,
-    pub(super) folder: PathBuf,
-}
-
-/// Without debug information they are a tenth of the size: the guest reads them through 9p.
-pub(super) fn build(workspace: &Workspace, folder: &Path) -> Result<Vec<TestProgram>> {
-    let mut cargo = workspace.cargo();
-    let names = ["packets", "conformance", "ovs"];
-    cargo.args([
-        "test",
-        "--no-run",
-        "--quiet",
-        "--message-format",
-        "json-render-diagnostics",
-        "--package",
-        PACKAGE,
-    ]);
-    cargo.args(names.iter().flat_map(|name| ["--test", name]));
-    let built = step("test programs", || {
-        let built = cargo.stderr(Stdio::inherit()).output().context("run cargo test --no-run")?;
-        if !built.status.success() {
-            bail!("cargo test --no-run: {}", built.status);
-        }
-        Ok(built.stdout)
-    })?;
+/// Copies the test programs that guests run into `folder`, without debug information: the guest reads them through 9p,
+/// and they shrink to a tenth.
+pub(super) fn strip(workspace: &Workspace, built: &[TestProgram], folder: &Path) -> Result<Vec<TestProgram>> {
     let mut programs = vec![];
-    for message in Message::parse_stream(&built[..]) {
-        let Message::CompilerArtifact(artifact) = message? else { continue };
-        let (Some(executable), true) = (artifact.executable, artifact.profile.test) else { continue };
-        let manifest = artifact.manifest_path.as_std_path();
-        let name = artifact.target.name;
-        let file = folder.join(&name);
+    for name in NAMES {
+        let is_it =
+            |program: &&TestProgram| program.package == PACKAGE && program.target == name && !program.unit;
+        let Some(program) = built.iter().find(is_it) else {
+            bail!("cargo has built no test program {name} of {PACKAGE}");
+        };
+        let file = folder.join(name);
         let partial = folder.join(format!("{name}.partial-{}", std::process::id()));
         let mut strip = workspace.command("strip");
-        output(strip.arg("--strip-debug").arg("-o").arg(&partial).arg(executable.as_std_path()))?;
-        fs::rename(&partial, &file).with_context(|| format!("put {}", file.display()))?;
-        let folder = manifest.parent().context("a manifest has a folder")?.to_owned();
-        programs.push(TestProgram { name, file, folder });
-    }
-    for name in names {
-        if !programs.iter().any(|program| program.name == name) {
-            bail!("cargo has built no test program {name} of {PACKAGE}");
-        }
+        output(strip.arg("--strip-debug").arg("-o").arg(&partial).arg(&program.file))?;
+        fs::rename(&partial, &file).with_context(|| format!("rename {}", file.display()))?;
+        programs.push(TestProgram { file, ..program.clone() });
     }
     Ok(programs)
 }

@@ -13,33 +13,36 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 
 use super::{
-    guest::{self, END},
+    guest::{self, END, Files},
     kernel::Kernel,
 };
 
 const MEMORY_MB: u32 = 3072;
 const CPUS: u32 = 2;
+const NICE: &str = "5";
 /// With five levels of page tables the kernel takes longer to start under emulation.
 const CPU: &str = "max,la57=off";
-/// `no_timer_check`: at the start the kernel waits for a few ticks of the timer, counted by its own clock, and panics
-/// without them; an emulated processor that had to wait for a real one has missed them.
+/// `no_timer_check`: at start the kernel waits for timer ticks and panics without them; an emulated processor that had
+/// to wait for a real one may miss them.
 const COMMAND_LINE: &str =
     "console=ttyS0 loglevel=4 mitigations=off panic=-1 oops=panic random.trust_cpu=on no_timer_check";
-/// Lines of the kernel's log that an error shows.
+/// Lines of the kernel's log in an error.
 const TAIL: usize = 30;
 
-/// Boots, hands each line of the jobs' output to `line`, and returns their exit status. A guest that says nothing for
+/// Boots, calls `line` for each line of the jobs' output, and returns their exit status. A guest without output for
 /// `silence` has hung.
 pub(super) fn run(
     kernel: &Kernel,
     folder: &Path,
-    script: &str,
+    files: &Files,
     silence: Duration,
     mut line: impl FnMut(&str),
 ) -> Result<i32> {
     let console = folder.join("console.log");
-    let initial = guest::initial_file_system(kernel, folder, script)?;
-    let mut qemu = Command::new("qemu-system-x86_64");
+    let initial = guest::initial_file_system(kernel, folder, files)?;
+    // Tests here, which mostly wait, go first.
+    let mut qemu = Command::new("nice");
+    qemu.args(["-n", NICE, "qemu-system-x86_64"]);
     qemu.args(["-accel", if kvm_works()? { "kvm" } else { "tcg,thread=multi" }, "-cpu", CPU]);
     qemu.args(["-M", "q35", "-nodefaults", "-display", "none", "-no-reboot"]);
     qemu.args(["-smp", &CPUS.to_string(), "-m", &MEMORY_MB.to_string()]);
@@ -75,18 +78,18 @@ pub(super) fn run(
         child.kill().context("end qemu")?;
     }
     child.wait().context("wait for qemu")?;
-    // It has ended with the pipe that it reads.
+    // The reader ends with the pipe.
     if reader.join().is_err() {
         bail!("the reader of qemu's output panicked");
     }
     match status {
-        _ if hung => bail!("not a word for {} minutes; {}", silence.as_secs() / 60, last_words(&console)),
+        _ if hung => bail!("no output for {} minutes; {}", silence.as_secs() / 60, console_tail(&console)),
         Some(status) => Ok(status),
-        None => bail!("the guest ended without a word about the tests; {}", last_words(&console)),
+        None => bail!("the guest ended without the result of the tests; {}", console_tail(&console)),
     }
 }
 
-/// A device that can be opened proves nothing: inside some virtual machines setting up a processor fails.
+/// Tries a virtual machine: in some nested ones /dev/kvm can be opened but setting up a processor fails.
 fn kvm_works() -> Result<bool> {
     if !Path::new("/dev/kvm").exists() {
         return Ok(false);
@@ -96,18 +99,18 @@ fn kvm_works() -> Result<bool> {
     probe.args(["-monitor", "stdio"]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
     let mut child = probe.spawn().context("run qemu-system-x86_64")?;
     if let Some(mut monitor) = child.stdin.take() {
-        // It may have ended before it could be asked to.
+        // A failed qemu has closed its input.
         drop(monitor.write_all(b"quit\n"));
     }
     Ok(child.wait()?.success())
 }
 
-fn last_words(console: &Path) -> String {
+fn console_tail(console: &Path) -> String {
     let text = fs::read(console).unwrap_or_default();
     let text = String::from_utf8_lossy(&text).into_owned();
     let lines: Vec<_> = text.lines().collect();
     format!(
-        "the kernel's last lines (all in {}):\n{}",
+        "last lines of the kernel's log {}:\n{}",
         console.display(),
         lines[lines.len().saturating_sub(TAIL)..].join("\n")
     )

@@ -1,10 +1,10 @@
-//! What a kernel's verifier made of the programs.
+//! Figures of a kernel's verifier.
 
 use std::fmt::{self, Write as _};
 
-/// Programs beyond this are a failure: older kernels may see more states than newer ones.
+/// Limit of processed instructions per program: older kernels may see more states than newer ones.
 const BUDGET: u32 = 15_000;
-/// Begins a line that the packet tests print for each program.
+/// Starts a line that the packet tests print for each program.
 const MARK: &str = "VERIFIER ";
 
 /// One program on one kernel.
@@ -36,7 +36,7 @@ impl Row {
 impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Row { program, kernel, instructions, .. } = self;
-        write!(f, "{program} on Linux {kernel}: {instructions} instructions processed, {BUDGET} may be")
+        write!(f, "{program} on Linux {kernel}: {instructions} instructions processed, limit {BUDGET}")
     }
 }
 
@@ -51,7 +51,7 @@ pub(super) fn table(rows: &[Row]) -> String {
     );
     for Row { kernel, program, instructions, load_us, xlated, jited } in rows {
         let load = format!("{}.{}", load_us / 1000, load_us % 1000 / 100);
-        // A String takes all that is written.
+        // Writing to a String cannot fail.
         _ = write!(text, "\n{program:16} {kernel:26} {instructions:>12} {load:>9} {xlated:>10} {jited:>10}");
     }
     text
@@ -67,7 +67,7 @@ mod tests {
         let row = Row::parse("6.1.0-56-amd64", line).unwrap();
         assert_eq!(
             beyond_budget(std::slice::from_ref(&row))[0].to_string(),
-            "ctv_from_pod on Linux 6.1.0-56-amd64: 15001 instructions processed, 15000 may be"
+            "ctv_from_pod on Linux 6.1.0-56-amd64: 15001 instructions processed, limit 15000"
         );
         assert_eq!(table(&[row]).lines().nth(1).unwrap().split_whitespace().nth(3), Some("41.2"));
         assert_eq!(Row::parse("6.1", "VERIFIER ctv_from_pod many"), None);

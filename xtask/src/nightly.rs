@@ -1,0 +1,64 @@
+//! `cargo xtask nightly`: every check and test in one command.
+
+use std::env;
+
+use anyhow::{Context as _, Result, bail};
+use clap::{Args, CommandFactory as _};
+
+use crate::{
+    Cli,
+    steps::Steps,
+    suite::Failed,
+    workspace::{Workspace, execute},
+};
+
+/// The steps in their order: name and command line of xtask.
+const STEPS: &[(&str, &str)] = &[
+    ("setup", "setup"),
+    ("lint", "lint"),
+    ("docs", "docs"),
+    ("test", "test --strict"),
+    ("kernels", "vm"),
+    ("equivalence", "bench equivalence --cases 1000000"),
+    ("fuzz", "bench fuzz --cases 1000000"),
+    ("package", "package --check"),
+    ("faults", "bench faults --seconds 120"),
+    ("replay-a", "replay tests/e2e/recordings/a"),
+    ("replay-b", "replay tests/e2e/recordings/b"),
+];
+
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// Step to leave out; can be repeated
+    #[arg(long, value_name = "STEP", value_parser = names(), conflicts_with = "only")]
+    skip: Vec<String>,
+    /// Step to run, instead of all; can be repeated
+    #[arg(long, value_name = "STEP", value_parser = names())]
+    only: Vec<String>,
+}
+
+fn names() -> Vec<&'static str> {
+    STEPS.iter().map(|(name, _)| *name).collect()
+}
+
+/// Runs the steps one after the other, each as a process of its own. A failed step does not stop the next ones.
+pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
+    let program = env::current_exe().context("find this program")?;
+    let mut steps = Steps::default();
+    for (name, words) in STEPS {
+        let selected = options.only.is_empty() || options.only.iter().any(|only| only == name);
+        if !selected || options.skip.iter().any(|skip| skip == name) {
+            steps.leave_out(name, "not selected");
+            continue;
+        }
+        steps.run(name, || {
+            let words: Vec<_> = words.split(' ').collect();
+            if Cli::command().find_subcommand(words[0]).is_none() {
+                bail!("xtask has no command {}", words[0]);
+            }
+            execute(workspace.command(&program).args(&words))
+        });
+    }
+    println!("\n{steps}");
+    if steps.failed() { Err(Failed.into()) } else { Ok(()) }
+}

@@ -1,0 +1,108 @@
+//! The test programs, built once for all users: the tests here and those on other kernels.
+
+use std::{path::PathBuf, process::Stdio};
+
+use anyhow::{Context as _, Result, bail};
+use cargo_metadata::{Message, Package, TargetKind};
+
+use crate::{progress::step, workspace::Workspace};
+
+/// A test program and the folder that cargo would run it in.
+#[derive(Debug, Clone)]
+pub(crate) struct TestProgram {
+    pub(crate) package: String,
+    pub(crate) target: String,
+    /// Unit tests of a library, or of a binary.
+    pub(crate) unit: bool,
+    pub(crate) file: PathBuf,
+    pub(crate) folder: PathBuf,
+}
+
+impl TestProgram {
+    pub(crate) fn label(&self) -> String {
+        let TestProgram { package, target, unit, .. } = self;
+        if *unit { format!("{package} unit tests ({target})") } else { format!("{package} {target}") }
+    }
+}
+
+/// Crates to test, as cargo's arguments. Everything is built with the same features whatever is selected from the
+/// whole workspace, so that no dependency is built twice.
+#[derive(Debug, Clone)]
+pub(crate) struct Selection {
+    packages: Vec<String>,
+    libraries: Vec<String>,
+    all: bool,
+}
+
+impl Selection {
+    pub(crate) fn all() -> Selection {
+        Selection { packages: vec![], libraries: vec![], all: true }
+    }
+
+    pub(crate) fn of(packages: &[&Package]) -> Selection {
+        let has_library =
+            |package: &&&Package| package.targets.iter().any(|target| target.kind.contains(&TargetKind::Lib));
+        Selection {
+            packages: packages.iter().map(|package| package.name.to_string()).collect(),
+            libraries: packages.iter().filter(has_library).map(|package| package.name.to_string()).collect(),
+            all: false,
+        }
+    }
+
+    fn arguments(packages: &[String]) -> Vec<String> {
+        packages.iter().flat_map(|package| ["--package".to_owned(), package.clone()]).collect()
+    }
+
+    /// Arguments of `cargo test --doc`; none if no selected crate has a library.
+    pub(crate) fn doc_arguments(&self) -> Option<Vec<String>> {
+        if self.all {
+            return Some(vec!["--workspace".to_owned()]);
+        }
+        (!self.libraries.is_empty()).then(|| Selection::arguments(&self.libraries))
+    }
+}
+
+/// Builds the programs and tests of the selection. Tests of `e2e` run the programs of all crates.
+pub(crate) fn build(workspace: &Workspace, selection: &Selection) -> Result<Vec<TestProgram>> {
+    let mut cargo = workspace.cargo();
+    cargo.args(["build", "--bins", "--tests", "--message-format", "json-render-diagnostics"]);
+    if selection.all {
+        cargo.arg("--workspace");
+    } else {
+        cargo.args(Selection::arguments(&selection.packages));
+        if selection.packages.iter().any(|package| package == "e2e") {
+            cargo.args(Selection::arguments(
+                &["netmaster", "netplugin", "netctl", "contivk8s"].map(str::to_owned),
+            ));
+        }
+    }
+    let built = step("build programs and tests", || {
+        let built =
+            cargo.stdin(Stdio::null()).stderr(Stdio::inherit()).output().context("run cargo build")?;
+        if !built.status.success() {
+            bail!("cargo build: {}", built.status);
+        }
+        Ok(built.stdout)
+    })?;
+    let packages = workspace.metadata()?.packages;
+    let mut programs = vec![];
+    for message in Message::parse_stream(&built[..]) {
+        let Message::CompilerArtifact(artifact) = message? else { continue };
+        let (Some(executable), true) = (artifact.executable, artifact.profile.test) else { continue };
+        let package = packages.iter().find(|package| package.id == artifact.package_id);
+        let package = package.with_context(|| format!("{} is no crate of ours", artifact.package_id))?;
+        if !selection.all && !selection.packages.contains(&package.name.to_string()) {
+            continue;
+        }
+        let folder = package.manifest_path.parent().context("a manifest has a folder")?;
+        programs.push(TestProgram {
+            package: package.name.to_string(),
+            unit: !artifact.target.kind.contains(&TargetKind::Test),
+            target: artifact.target.name,
+            file: executable.into_std_path_buf(),
+            folder: folder.as_std_path().to_owned(),
+        });
+    }
+    programs.sort_by_key(TestProgram::label);
+    Ok(programs)
+}
