@@ -1,10 +1,11 @@
 //! The REST API on the wire: routes, answers, errors (INVENTORY section 1).
 
-mod answer;
-mod gate;
-mod nodes;
+mod admission;
+pub mod openapi;
 mod path;
 mod proxy;
+mod reclaim;
+mod response;
 mod route;
 mod token;
 
@@ -18,18 +19,17 @@ use axum::middleware::from_fn_with_state;
 use axum::response::Response;
 use tokio::time::{Instant, sleep};
 
-pub use gate::Gate;
+pub use admission::Gate;
 pub use proxy::Proxy;
 use proxy::Unanswered;
-pub use route::{Identity, Leader};
+use route::Routes;
 pub use token::Tokens;
 
-use crate::committer::Shared;
+use crate::cache::Shared;
+use crate::go_json;
+use crate::leadership::{Identity, Role, Roles};
 use crate::metrics::Metrics;
-use crate::objects;
-use crate::openapi;
 use crate::problem::Problem;
-use crate::role::{Role, Roles};
 
 /// What serves requests, whoever leads.
 #[derive(Clone)]
@@ -45,20 +45,20 @@ pub struct App {
 
 impl App {
     pub fn router(self) -> Router {
-        let gate = from_fn_with_state(self.gate.clone(), gate::pass);
+        let gate = from_fn_with_state(self.gate.clone(), admission::pass);
         Router::new().fallback(serve).with_state(self).layer(gate)
     }
 }
 
 /// The leader answers; a follower asks the leader.
 async fn serve(State(app): State<App>, request: Request) -> Response<Body> {
-    let wants = answer::Wants::of(request.headers());
+    let wants = response::Wants::of(request.headers());
     if let Some(clean) = path::cleaned(request.uri()) {
-        return answer::moved(&clean);
+        return response::moved(&clean);
     }
     match (request.method(), request.uri().path()) {
-        (&Method::GET, "/healthz") => return answer::text("ok\n".into()),
-        (&Method::GET, openapi::PATH) => return answer::document(&openapi::DOCUMENT),
+        (&Method::GET, "/healthz") => return response::text("ok\n".into()),
+        (&Method::GET, openapi::PATH) => return response::document(&openapi::DOCUMENT),
         (&Method::GET, "/readyz") => return readiness(&app.roles.now(), wants),
         (&Method::GET, "/metrics") => return metrics(&app, wants),
         _ => {}
@@ -67,7 +67,7 @@ async fn serve(State(app): State<App>, request: Request) -> Response<Body> {
         (request.method(), request.uri().path(), app.roles.now())
     {
         let leader = leader.unwrap_or_default();
-        return wants.json(objects::json(&route::info(
+        return wants.json(go_json::encode(&route::info(
             &app.world.read(),
             "follower",
             &leader,
@@ -84,7 +84,7 @@ const PATIENCE: Duration = Duration::from_secs(6);
 const PAUSE: Duration = Duration::from_millis(50);
 
 impl App {
-    async fn answer(&self, mut request: Request, wants: answer::Wants) -> Response<Body> {
+    async fn answer(&self, mut request: Request, wants: response::Wants) -> Response<Body> {
         let start = Instant::now();
         let reads = request.method() == Method::GET && request.uri().path().starts_with("/api/");
         // A follower waits for the next leader itself.
@@ -92,9 +92,9 @@ impl App {
         let vacancy = if passed_on { Duration::ZERO } else { VACANCY };
         loop {
             let leader = match self.roles.settled(vacancy).await {
-                Role::Leading(leader) if !reads => return leader.answer(request, wants).await,
-                Role::Leading(leader) => match leader.may_tell().await {
-                    Ok(()) => return leader.answer(request, wants).await,
+                Role::Leading(leader) if !reads => return Routes(&leader).answer(request, wants).await,
+                Role::Leading(leader) => match leader.assurance.leads().await {
+                    Ok(()) => return Routes(&leader).answer(request, wants).await,
                     // It hears of it any moment.
                     Err(problem) if problem == Problem::deposed() && start.elapsed() < PATIENCE => {
                         sleep(PAUSE).await;
@@ -119,22 +119,22 @@ impl App {
 }
 
 /// Of this netmaster, whoever leads.
-fn metrics(app: &App, wants: answer::Wants) -> Response<Body> {
+fn metrics(app: &App, wants: response::Wants) -> Response<Body> {
     let text = match app.roles.now() {
         Role::Leading(leader) => app.metrics.text(Some(&leader.world.read())),
         Role::Following { .. } => app.metrics.text(None),
     };
     match text {
-        Ok(text) => answer::metrics(text),
+        Ok(text) => response::metrics(text),
         Err(error) => wants.problem(&Problem::unavailable(error.to_string())),
     }
 }
 
 /// Whether this netmaster can have requests answered, by itself or by the leader.
-fn readiness(role: &Role, wants: answer::Wants) -> Response<Body> {
+fn readiness(role: &Role, wants: response::Wants) -> Response<Body> {
     match role {
-        Role::Leading(_) => answer::text("leading\n".into()),
-        Role::Following { leader: Some(leader) } => answer::text(format!("following {leader}\n")),
+        Role::Leading(_) => response::text("leading\n".into()),
+        Role::Following { leader: Some(leader) } => response::text(format!("following {leader}\n")),
         Role::Following { leader: None } => wants.not_ready(),
     }
 }

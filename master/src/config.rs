@@ -1,5 +1,6 @@
 //! Flags and environment (INVENTORY 7.2).
 
+mod gateway_url;
 mod rest;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -10,8 +11,7 @@ use clap::{Args, Parser, ValueEnum};
 use contiv_daemon::flags::{Exit, parse};
 use contiv_daemon::modes::{FwdMode, Mode, NetMode, name};
 
-use crate::aci;
-
+pub use gateway_url::GatewayUrl;
 pub use rest::RestFlags;
 
 /// The control plane of contiv-rs: REST API, address and tag allocation.
@@ -41,7 +41,7 @@ pub struct Flags {
         default_value = "http://localhost:5000",
         value_name = "URL"
     )]
-    pub aci_gateway: aci::Address,
+    pub aci_gateway: GatewayUrl,
 
     /// Name of the plugin, where an orchestrator asks for one
     #[arg(long, env = "CONTIV_NETMASTER_PLUGIN_NAME", default_value = "netplugin")]

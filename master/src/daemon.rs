@@ -1,10 +1,10 @@
 //! The whole process: store, listeners, election, and what a leader does.
 
-mod feed;
-mod janitor;
-mod leading;
+mod cache_watch;
 mod listener;
-mod presence;
+mod node_gc;
+mod registration;
+mod term;
 
 use std::path::Path;
 use std::time::Duration;
@@ -24,16 +24,17 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::aci::Gateway;
-use crate::api::{App, Gate, Identity, Proxy, Tokens};
-use crate::committer::{Shared, one_line};
+use crate::api::{App, Gate, Proxy, Tokens};
+use crate::cache::Shared;
 use crate::config::{Flags, RestFlags};
+use crate::leadership::{Identity, Role, Roles};
 use crate::metrics::Metrics;
 use crate::objects::{Cluster, Defaults};
-use crate::role::{Role, Roles};
-use feed::Lock;
-use leading::Term;
+use crate::problem::one_line;
+use cache_watch::Lock;
 use listener::{Listener, Terms};
-use presence::Presence;
+use registration::Presence;
+use term::Term;
 
 /// Requests that are under way when the process is told to stop get so long.
 const DRAIN: Duration = Duration::from_secs(2);
@@ -82,7 +83,7 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
     let work = async {
         // Until then this netmaster is alive and not ready.
         let Some(store) = connect(&flags, embedded.as_ref(), &stop).await? else { return Ok(()) };
-        let taking_in = feed::run(store.clone(), world.clone(), lock.clone());
+        let taking_in = cache_watch::run(store.clone(), world.clone(), lock.clone());
         feed = Some(AbortOnDropHandle::new(tokio::spawn(taking_in)));
         let candidate = Candidate {
             flags: &flags,
@@ -259,7 +260,7 @@ async fn take_turns(candidate: &Candidate<'_>, stop: &CancellationToken) -> anyh
             node_gone_after: flags.node_gone_after.0,
             repair: flags.repair,
             metrics,
-            gateway: Gateway::new(flags.aci_gateway.clone()),
+            gateway: Gateway::new(flags.aci_gateway.to_string()),
             world,
             lock,
             presence: &presence,

@@ -1,12 +1,14 @@
 //! Which addresses a network has and which are free (INVENTORY section 2). Pure: values in, values out.
 
 mod hosts;
+mod ip_pool;
 mod journal;
 mod pool;
 mod runs;
 mod subnet;
 
 pub use hosts::{Hosts, HostsChange};
+pub use ip_pool::IpPool;
 pub use journal::Journal;
 pub use pool::{Pool, PoolChange};
 pub use runs::Runs;

@@ -1,25 +1,40 @@
-//! The control plane of contiv-rs: REST, address and tag allocation, election.
+//! The control plane of contiv-rs: REST API, address and tag allocation, leader election.
 //!
-//! The way of a request: [`api`] routes it, [`objects`] or [`plugin`] check it and make a plan of it, the
-//! [`committer`] plans it over the [`world`] and commits it as one transaction, and only then it is answered.
-//! Plans, [`ipam`] and [`tags`] are pure; [`daemon`] holds the rest together.
+//! A request passes these steps: [`api`] routes it, [`objects`] or [`plugin`] validates it and plans a
+//! [`cache::Draft`] over the [`cache`], [`commit`] writes the draft as one store transaction, and then the API
+//! answers.
+//!
+//! Modules are listed from the top layer to the bottom layer. A module imports only modules listed below it.
+
+pub mod daemon;
+
+pub mod config;
+
+pub mod api;
+
+pub mod leadership;
 
 pub mod aci;
-pub mod api;
-pub mod assurance;
-pub mod committer;
-pub mod config;
-pub mod daemon;
+
+pub mod commit;
+
+pub mod audit;
+pub mod repair;
+pub mod restore;
+
+pub mod objects;
+pub mod plugin;
+
+pub mod reports;
+
+pub mod domain;
+
+pub mod metrics;
+
+pub mod cache;
+
 pub mod go_json;
 pub mod ipam;
-pub mod metrics;
-pub mod objects;
-pub mod openapi;
-mod place;
-pub mod plugin;
 pub mod problem;
-pub mod role;
 pub mod schema;
-pub mod services;
 pub mod tags;
-pub mod world;

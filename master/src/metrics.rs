@@ -7,7 +7,7 @@ use prometheus_client::encoding::text;
 use prometheus_client::metrics::{counter::Counter, gauge::ConstGauge};
 use prometheus_client::registry::Registry;
 
-use crate::world::World;
+use crate::cache::World;
 
 /// What is counted as it happens, since this netmaster started. Everything else is looked up when it is asked for.
 #[derive(Clone, Debug, Default)]

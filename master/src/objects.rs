@@ -1,46 +1,33 @@
 //! The objects of `/api/v1`: for each type one description of its fields, and what it means to make, change and
 //! delete one.
 
-mod aci_gw;
-mod app_profile;
-mod attachment;
-mod audit;
+mod aci;
 mod bgp;
-mod ext_contracts;
 mod global;
 mod group;
-mod inspect;
 mod netprofile;
 mod network;
 mod policy;
-mod repair;
-mod restore;
 mod rule;
 mod service;
 mod tenant;
 mod volume;
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use contiv_model::{api, key::ObjectType};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-pub use audit::audit;
 pub use global::Defaults;
-pub use group::IpPool;
-pub use inspect::{find_endpoint, find_node, nodes};
-pub use repair::{mark_held, release_unheld};
-pub use restore::restore;
-pub use service::{service, services};
+pub use service::restore as restore_services;
 
-use crate::aci;
+use crate::cache::{Draft, Record, World};
+use crate::domain::fabric;
 use crate::go_json;
 use crate::problem::{Answer, Problem};
 use crate::schema::Shape;
-use crate::world::{Draft, Record, World};
 
 /// An object of the API.
 pub trait Object: Record + Clone {
@@ -187,14 +174,6 @@ fn not_found(kind: ObjectType) -> Problem {
     Problem::not_found(format!("{} not found", kind.as_str()))
 }
 
-/// The body of an answer, ended by a newline as Go's encoder ends it.
-pub fn json(value: &impl Serialize) -> Answer {
-    let mut body =
-        serde_json::to_vec(value).map_err(|e| Problem::unavailable(format!("encode the answer: {e}")))?;
-    body.push(b'\n');
-    Ok(body)
-}
-
 fn check<T: Object>(key: &str, body: &[u8]) -> Result<Fields, Problem> {
     let mut request = go_json::decode(body, T::SHAPE).map_err(Problem::invalid)?;
     request.insert("key".into(), key.into());
@@ -218,7 +197,7 @@ fn put<T: Object>(request: &Fields, draft: &mut Draft<'_>) -> Answer {
 /// Application profiles are told to a fabric by whoever changes them; what else it must know is noted.
 fn note_fabric<T: Object>(draft: &mut Draft<'_>) {
     if T::KIND != ObjectType::AppProfile {
-        aci::note(draft);
+        fabric::note(draft);
     }
 }
 
@@ -226,9 +205,9 @@ fn make_or_change<T: Object>(request: &Fields, draft: &mut Draft<'_>) -> Answer 
     let new: T = serde_json::from_value(Value::Object(request.clone()))
         .map_err(|e| Problem::invalid(format!("{}: {e}", T::KIND.as_str())))?;
     match draft.get::<T>(new.key()) {
-        None => json(&new.create(draft)?),
+        None => go_json::encode(&new.create(draft)?),
         Some(old) => {
-            let echo = json(&new.echo())?;
+            let echo = go_json::encode(&new.echo())?;
             new.update(&old, draft)?;
             Ok(echo)
         }
@@ -240,27 +219,22 @@ fn delete<T: Object>(key: &str, draft: &mut Draft<'_>) -> Answer {
     object.delete(draft)?;
     draft.delete::<T>(key);
     note_fabric::<T>(draft);
-    json(&key)
+    go_json::encode(&key)
 }
 
 fn list<T: Object>(world: &World) -> Answer {
-    json(&world.all::<T>().collect::<Vec<_>>())
+    go_json::encode(&world.all::<T>().collect::<Vec<_>>())
 }
 
 fn get<T: Object>(world: &World, key: &str) -> Answer {
-    json(world.get::<T>(key).ok_or_else(|| not_found(T::KIND))?)
+    go_json::encode(world.get::<T>(key).ok_or_else(|| not_found(T::KIND))?)
 }
 
 fn inspect<T: Object>(world: &World, key: &str, cluster: &Cluster) -> Answer {
     let config = world.get::<T>(key).ok_or_else(|| not_found(T::KIND))?;
     config.can_inspect(world)?;
     match config.oper(world, cluster) {
-        Some(oper) => json(&api::Inspect { config, oper }),
-        None => json(&BTreeMap::from([("Config", config)])),
+        Some(oper) => go_json::encode(&api::Inspect { config, oper }),
+        None => go_json::encode(&BTreeMap::from([("Config", config)])),
     }
-}
-
-/// `<tenant>:<name>`, the key of most objects.
-fn object_key(tenant: impl fmt::Display, name: impl fmt::Display) -> String {
-    format!("{tenant}:{name}")
 }

@@ -4,18 +4,18 @@ mod address;
 mod cleanup;
 mod container;
 mod endpoint;
-mod gone;
+mod node_gc;
 mod request;
 
 pub use cleanup::{Cleanup, clean_up};
-pub use gone::{Round, release};
+pub use node_gc::{Round, release};
 
 use request::Request as _;
 use schemars::{Schema, SchemaGenerator};
 
+use crate::cache::Draft;
 use crate::problem::{Answer, Problem};
 use crate::schema::Shape;
-use crate::world::Draft;
 
 /// A call that was decoded.
 #[derive(Clone, Debug)]

@@ -102,3 +102,9 @@ impl fmt::Display for Problem {
         f.write_str(&self.text)
     }
 }
+
+/// An error with its causes.
+pub fn one_line(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |e| e.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ").replace('\n', " ")
+}

@@ -1,9 +1,9 @@
 //! What a request may hold: one description per object, from which it is decoded and checked.
 
-pub mod form;
-mod rules;
+mod checks;
+pub mod format;
 
-pub use form::Form;
+pub use format::Form;
 use serde_json::{Map, Value};
 
 /// A struct type of the original, as its JSON decoder and its validator see it.

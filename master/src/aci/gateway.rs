@@ -1,10 +1,8 @@
 //! The gateway's HTTP API.
 
-use std::fmt;
-use std::str::FromStr;
 use std::time::Duration;
 
-use axum::http::{Method, Request, StatusCode, Uri, header};
+use axum::http::{Method, Request, StatusCode, header};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::client::legacy::{Client, connect::HttpConnector};
@@ -12,36 +10,13 @@ use hyper_util::rt::TokioExecutor;
 use serde::Deserialize;
 use tokio::time::timeout;
 
-use super::Spec;
-use crate::committer::one_line;
-use crate::problem::Problem;
-
-/// Where the gateway is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Address(String);
-
-impl FromStr for Address {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Address, Self::Err> {
-        const EXPECTED: &str = "expected http://HOST:PORT, as http://localhost:5000";
-        let uri: Uri = text.parse().map_err(|_| EXPECTED)?;
-        match (uri.scheme_str(), uri.authority(), uri.query()) {
-            (Some("http"), Some(_), None) => Ok(Address(text.trim_end_matches('/').to_owned())),
-            _ => Err(EXPECTED),
-        }
-    }
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
+use crate::domain::fabric::Spec;
+use crate::problem::{Problem, one_line};
 
 #[derive(Clone)]
 pub struct Gateway {
-    address: Address,
+    /// Without a trailing slash.
+    url: String,
     client: Client<HttpConnector, Full<Bytes>>,
 }
 
@@ -59,8 +34,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const LARGEST: usize = 1 << 20;
 
 impl Gateway {
-    pub fn new(address: Address) -> Gateway {
-        Gateway { address, client: Client::builder(TokioExecutor::new()).build_http() }
+    pub fn new(url: String) -> Gateway {
+        Gateway { url, client: Client::builder(TokioExecutor::new()).build_http() }
     }
 
     /// The fabric gets the profile.
@@ -85,7 +60,7 @@ impl Gateway {
     }
 
     async fn post(&self, call: &str, spec: &Spec) -> Result<Verdict, Problem> {
-        let url = format!("{}/{call}", self.address);
+        let url = format!("{}/{call}", self.url);
         let failed = |why: String| Problem::gateway(format!("ACI gateway: {url}: {why}"));
         let body = serde_json::to_vec(spec).map_err(|e| failed(e.to_string()))?;
         let request = Request::builder()

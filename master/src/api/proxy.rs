@@ -22,8 +22,8 @@ use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use tokio::time::{sleep, timeout};
 
-use crate::committer::one_line;
-use crate::role::Roles;
+use crate::leadership::Roles;
+use crate::problem::one_line;
 
 /// Keeps connections to the leader.
 #[derive(Clone)]

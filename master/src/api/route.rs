@@ -11,42 +11,22 @@ use contiv_model::{endpoint, key::ObjectType, registry};
 use http_body_util::BodyExt;
 use serde_json::json;
 
-use super::answer::{Wants, text};
-use super::nodes::{Orphan, reclaim};
 use super::path;
-use crate::aci::{Fabric, Plan};
-use crate::assurance::Assurance;
-use crate::committer::{Queue, Shared};
-use crate::objects::{self, Cluster, Type};
+use super::reclaim::{Orphan, reclaim};
+use super::response::{Wants, text};
+use crate::aci::Plan;
+use crate::cache::{Draft, World};
+use crate::go_json;
+use crate::leadership::{Identity, Leader};
+use crate::objects::{self, Type};
 use crate::plugin::{Call, Cleanup, clean_up};
 use crate::problem::{Answer, Problem};
-use crate::world::{Draft, World};
+use crate::reports;
 
-/// A netmaster that leads: what it reads from and where it writes.
-pub struct Leader {
-    pub world: Shared,
-    pub queue: Queue,
-    pub assurance: Assurance,
-    pub fabric: Arc<Fabric>,
-    pub cluster: Cluster,
-    pub identity: Identity,
-}
+/// Serves requests on the leader.
+pub(super) struct Routes<'l>(pub(super) &'l Leader);
 
-/// This netmaster, as others know it.
-#[derive(Clone, Debug)]
-pub struct Identity {
-    /// `ip:port` of the internal address.
-    pub address: String,
-    /// The ip of it.
-    pub ip: String,
-}
-
-impl Leader {
-    /// Whether what this netmaster remembers may be told. Whatever is written proves it by itself.
-    pub(super) async fn may_tell(&self) -> Result<(), Problem> {
-        self.assurance.leads().await
-    }
-
+impl Routes<'_> {
     pub(super) async fn answer(&self, request: Request, wants: Wants) -> Response<Body> {
         let (head, body) = request.into_parts();
         let parts = path::parts(&head.uri);
@@ -56,16 +36,16 @@ impl Leader {
                 wants.json(self.read(types, |t, world| (t.list)(world)))
             }
             (&Method::GET, ["api", "v1", "inspect", "endpoints", key, ""]) if !key.is_empty() => {
-                wants.json(objects::find_endpoint(&self.world.read(), key))
+                wants.json(reports::find_endpoint(&self.0.world.read(), key))
             }
             (&Method::GET, ["api", "v1", "inspect", "nodes", ""]) => {
-                wants.json(objects::json(&objects::nodes(&self.world.read())))
+                wants.json(go_json::encode(&reports::nodes(&self.0.world.read())))
             }
             (&Method::GET, ["api", "v1", "inspect", "nodes", host, ""]) if !host.is_empty() => {
-                wants.json(objects::find_node(&self.world.read(), host))
+                wants.json(reports::find_node(&self.0.world.read(), host))
             }
             (&Method::GET, ["api", "v1", "inspect", types, key, ""]) if is_object(types, key) => {
-                wants.json(self.read(types, |t, world| (t.inspect)(world, key, &self.cluster)))
+                wants.json(self.read(types, |t, world| (t.inspect)(world, key, &self.0.cluster)))
             }
             (&Method::GET, ["api", "v1", types, key, ""]) if is_object(types, key) => {
                 wants.json(self.read(types, |t, world| (t.get)(world, key)))
@@ -84,8 +64,8 @@ impl Leader {
             }
             (&Method::GET, ["version"]) => text(version()),
             (&Method::GET, ["info"]) => {
-                let own = &self.identity;
-                wants.json(objects::json(&info(&self.world.read(), "leader", &own.address, own)))
+                let own = &self.0.identity;
+                wants.json(go_json::encode(&info(&self.0.world.read(), "leader", &own.address, own)))
             }
             (&Method::DELETE, ["debug", "epcleanup", "tenant", tenant, kind, name]) => {
                 match self.clean_up(tenant, kind, name).await {
@@ -93,9 +73,9 @@ impl Leader {
                     Err(problem) => wants.problem(&problem),
                 }
             }
-            (&Method::GET, ["services"]) => wants.sniffed(objects::services(&self.world.read())),
+            (&Method::GET, ["services"]) => wants.sniffed(reports::service_states(&self.0.world.read())),
             (&Method::GET, ["service", id]) if !id.is_empty() => {
-                wants.sniffed(objects::service(&self.world.read(), id))
+                wants.sniffed(reports::service_state(&self.0.world.read(), id))
             }
             (&Method::GET, ["debug", "ofnet"]) => wants.problem(&no_ofnet()),
             _ => wants.no_route(),
@@ -103,7 +83,7 @@ impl Leader {
     }
 
     fn read(&self, types: &str, read: impl FnOnce(&objects::Operations, &World) -> Answer) -> Answer {
-        read(&object_type(types)?.operations, &self.world.read())
+        read(&object_type(types)?.operations, &self.0.world.read())
     }
 
     async fn put(&self, types: &str, key: &str, body: Body) -> Answer {
@@ -122,8 +102,8 @@ impl Leader {
     /// A fabric must agree to application profiles.
     async fn change(&self, t: &Type, key: &str, plan: Plan) -> Answer {
         match t.kind {
-            ObjectType::AppProfile => self.fabric.change(&self.world, &self.queue, key, plan).await,
-            _ => self.queue.submit(Box::new(move |draft| plan(draft)), t.operations.alone).await,
+            ObjectType::AppProfile => self.0.fabric.change(&self.0.world, &self.0.queue, key, plan).await,
+            _ => self.0.queue.submit(Box::new(move |draft| plan(draft)), t.operations.alone).await,
         }
     }
 
@@ -136,7 +116,7 @@ impl Leader {
             Ok(call) => call,
             Err(problem) => return Some(Err(problem)),
         };
-        Some(self.queue.submit(Box::new(move |draft| call.plan(draft)), false).await)
+        Some(self.0.queue.submit(Box::new(move |draft| call.plan(draft)), false).await)
     }
 
     /// Each endpoint goes whole; many of them in several transactions. Then the nodes that are there are asked to take
@@ -144,7 +124,7 @@ impl Leader {
     async fn clean_up(&self, tenant: &str, kind: &str, name: &str) -> Result<String, Problem> {
         let cleanup = Cleanup::read(tenant, kind, name)?;
         let (found, orphans) = {
-            let world = self.world.read();
+            let world = self.0.world.read();
             let found = cleanup.find(&world)?;
             let host = |id: &String| world.get::<endpoint::State>(id).map(|e| e.homing_host.clone());
             let orphan = |id: &String| Orphan::of(id, &host(id)?, &world);
@@ -153,7 +133,7 @@ impl Leader {
         };
         for some in found.chunks(Cleanup::AT_ONCE) {
             let some = some.to_vec();
-            self.queue.submit(Box::new(move |draft| clean_up(&some, draft)), true).await?;
+            self.0.queue.submit(Box::new(move |draft| clean_up(&some, draft)), true).await?;
         }
         let mut left = reclaim(orphans).await;
         if left.is_empty() {
@@ -206,7 +186,7 @@ fn is_json(headers: &HeaderMap) -> bool {
 
 async fn read_body(body: Body) -> Result<Bytes, Problem> {
     let body = body.collect().await;
-    body.map(|body| body.to_bytes()).map_err(|error| Problem::invalid(crate::committer::one_line(&error)))
+    body.map(|body| body.to_bytes()).map_err(|error| Problem::invalid(crate::problem::one_line(&error)))
 }
 
 fn version() -> String {

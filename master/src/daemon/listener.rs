@@ -152,7 +152,7 @@ impl Connection {
             }
         };
         if let Err(error) = ended {
-            tracing::debug!(peer = %self.peer, error = crate::committer::one_line(&error), "a connection broke off");
+            tracing::debug!(peer = %self.peer, error = crate::problem::one_line(&error), "a connection broke off");
         }
     }
 }

@@ -3,20 +3,20 @@
 use contiv_model::{api::Bgp, bgp::State, key::ObjectType, registry};
 
 use super::{Cluster, Object};
-use crate::aci;
+use crate::cache::{Draft, World};
+use crate::domain::fabric;
 use crate::problem::Problem;
-use crate::schema::{Form, Member, Shape, Type, form};
-use crate::world::{Draft, World};
+use crate::schema::{Form, Member, Shape, Type, format};
 
 static SHAPE: Shape = Shape {
     go_type: "contivModel.Bgp",
     members: &[
         Member::any("key", Type::Text),
         Member::text("as", 64, Form::Any),
-        Member::text("hostname", 256, form::NAME),
-        Member::text("neighbor", 15, form::IPV4_OR_EMPTY),
+        Member::text("hostname", 256, format::NAME),
+        Member::text("neighbor", 15, format::IPV4_OR_EMPTY),
         Member::text("neighbor-as", 64, Form::Any),
-        Member::text("routerip", usize::MAX, form::ROUTER_ADDRESS),
+        Member::text("routerip", usize::MAX, format::ROUTER_ADDRESS),
     ],
 };
 
@@ -31,7 +31,7 @@ impl Object for Bgp {
     }
 
     fn create(self, draft: &mut Draft<'_>) -> Result<Self, Problem> {
-        if aci::is_on(draft) {
+        if fabric::is_on(draft) {
             return Err(Problem::conflict("not supported in ACI fabric mode"));
         }
         let state = State {

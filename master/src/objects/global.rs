@@ -1,17 +1,17 @@
 //! The cluster's settings.
 
 use contiv_model::api::{Bgp, Global, GlobalOper, Tenant};
+use contiv_model::global;
 use contiv_model::key::ObjectType;
-use contiv_model::{global, group, network};
 
-use super::group::has_own_vlan;
-use super::restore::restore_policies;
 use super::{Cluster, Object};
-use crate::aci;
+use crate::cache::{Draft, ONLY, Record, World};
+use crate::domain::attachment::restore_policies;
+use crate::domain::fabric;
+use crate::domain::tag_pools::{pools, pools_with_networks, put_vlans, put_vxlans};
 use crate::problem::Problem;
-use crate::schema::{Form, Member, Shape, Type, form};
+use crate::schema::{Form, Member, Shape, Type, format};
 use crate::tags::{Range, Vlans, Vxlans, list};
-use crate::world::{Draft, Record, World};
 
 static SHAPE: Shape = Shape {
     go_type: "contivModel.Global",
@@ -21,17 +21,14 @@ static SHAPE: Shape = Shape {
         Member::text("fwdMode", 64, Form::Words(&["", "bridge", "routing"])),
         Member::text("name", 64, Form::Words(&["global"])),
         Member::text("networkInfraType", 64, Form::Words(&["", "aci", "aci-opflex", "default"])),
-        Member::text("pvtSubnet", usize::MAX, form::PRIVATE_SUBNET),
-        Member::text("vlans", usize::MAX, form::VLAN_RANGE),
-        Member::text("vxlans", usize::MAX, form::VXLAN_RANGE),
+        Member::text("pvtSubnet", usize::MAX, format::PRIVATE_SUBNET),
+        Member::text("vlans", usize::MAX, format::VLAN_RANGE),
+        Member::text("vxlans", usize::MAX, format::VXLAN_RANGE),
     ],
 };
 
 /// The only one's key.
 pub(super) const KEY: &str = "global";
-/// The id of what stands alone under its key.
-pub(super) const ONLY: &str = "";
-
 impl Object for Global {
     const KIND: ObjectType = ObjectType::Global;
     const SHAPE: &'static Shape = &SHAPE;
@@ -94,9 +91,9 @@ impl Object for Global {
             pvt_subnet: or(&self.pvt_subnet, config.pvt_subnet.clone()),
         };
         if changed != config {
-            let was_aci = aci::is_on(draft);
+            let was_aci = fabric::is_on(draft);
             draft.put(ONLY, changed);
-            if aci::is_on(draft) != was_aci {
+            if fabric::is_on(draft) != was_aci {
                 restore_policies(draft);
             }
         }
@@ -149,41 +146,6 @@ fn in_use((vlans, vxlans): &(Vlans, Vxlans)) -> Option<String> {
     (!parts.is_empty()).then(|| parts.join(" and "))
 }
 
-/// The pools of tags as they are.
-pub(super) fn pools(draft: &Draft<'_>) -> Result<(Vlans, Vxlans), Problem> {
-    let ready = |what| Problem::conflict(format!("Global configuration is not ready: {what}"));
-    let missing = || ready("global configuration is not ready");
-    let vlans = draft.get::<global::VlanPool>(ONLY).ok_or_else(missing)?;
-    let vlans_oper = draft.get::<global::VlanPoolOper>(ONLY).ok_or_else(missing)?;
-    let vxlans = draft.get::<global::VxlanPool>(ONLY).ok_or_else(missing)?;
-    let vxlans_oper = draft.get::<global::VxlanPoolOper>(ONLY).ok_or_else(missing)?;
-    let start = draft.get::<global::Oper>(ONLY).map_or(0, |oper| oper.free_vxlans_start);
-    Ok((Vlans::read(&vlans, &vlans_oper), Vxlans::read(&vxlans, &vxlans_oper, start)))
-}
-
-pub(super) fn put_vlans(vlans: &Vlans, draft: &mut Draft<'_>) {
-    let (pool, oper) = vlans.records();
-    put_changed(pool, draft);
-    put_changed(oper, draft);
-}
-
-pub(super) fn put_vxlans(vxlans: &Vxlans, draft: &mut Draft<'_>) {
-    let (pool, oper) = vxlans.records();
-    put_changed(pool, draft);
-    put_changed(oper, draft);
-    let old = draft.get::<global::Oper>(ONLY).map(|oper| (*oper).clone()).unwrap_or_default();
-    let start = vxlans.start();
-    if draft.get::<global::Oper>(ONLY).is_none() || old.free_vxlans_start != start {
-        draft.put(ONLY, global::Oper { free_vxlans_start: start, ..old });
-    }
-}
-
-fn put_changed<T: Record + PartialEq>(value: T, draft: &mut Draft<'_>) {
-    if draft.get::<T>(ONLY).is_none_or(|old| *old != value) {
-        draft.put(ONLY, value);
-    }
-}
-
 fn put_ranges(global: &Global, draft: &mut Draft<'_>) {
     let auto = global::TagRanges { vlans: global.vlans.clone(), vxlans: global.vxlans.clone() };
     draft.put(ONLY, global::State { id: String::new(), auto });
@@ -193,33 +155,6 @@ fn delete_only<T: Record>(draft: &mut Draft<'_>) {
     if draft.get::<T>(ONLY).is_some() {
         draft.delete::<T>(ONLY);
     }
-}
-
-/// New pools, in which the networks that exist have their tags: the settings may be deleted and made again while
-/// there are networks.
-fn pools_with_networks(world: &World, vlans: Range, vxlans: Range) -> Result<(Vlans, Vxlans), Problem> {
-    let (mut vlan_pool, mut vxlan_pool) = (Vlans::new(vlans), Vxlans::new(vxlans));
-    for ledger in world.ledgers::<network::State>() {
-        let body = &ledger.body;
-        let (kind, tag, claimed) = match body.pkt_tag_type.as_str() {
-            "vlan" => ("vlan", body.pkt_tag, vlan_pool.take(body.pkt_tag).is_ok()),
-            _ => ("vxlan", body.ext_pkt_tag, vxlan_pool.claim(body.ext_pkt_tag, body.pkt_tag)),
-        };
-        if !claimed {
-            let error = format!("cannot update the {kind} range due to existing {kind}s {tag}");
-            return Err(Problem::conflict(error));
-        }
-    }
-    for group in world.ledgers::<group::State>().map(|ledger| &ledger.body) {
-        let network =
-            world.ledger::<network::State>(&format!("{}.{}", group.network_name, group.tenant_name));
-        let tag = group.pkt_tag;
-        if network.is_some_and(|network| has_own_vlan(group, &network.body)) && vlan_pool.take(tag).is_err() {
-            let error = format!("cannot update the vlan range due to existing vlans {tag}");
-            return Err(Problem::conflict(error));
-        }
-    }
-    Ok((vlan_pool, vxlan_pool))
 }
 
 /// What a netmaster puts into a store that has no settings yet.

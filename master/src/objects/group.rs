@@ -5,32 +5,32 @@ use std::sync::Arc;
 use contiv_model::api::{
     EndpointGroup, EndpointGroupOper, ExtContractsGroup, Link, Netprofile, Network, Policy, Rule, Tenant,
 };
-use contiv_model::bitset::Bitset;
 use contiv_model::key::ObjectType;
 use contiv_model::{group, network};
 
-use super::attachment::{link_rules, refresh, rules_naming, state_key};
-use super::global::{ONLY, pools, put_vlans};
-use super::{Cluster, Object, inspect, object_key};
-use crate::aci;
-use crate::ipam::Subnet;
+use super::{Cluster, Object};
+use crate::cache::{Draft, GroupIds, Ledger, ONLY, Traffic, World};
+use crate::domain::attachment::{link_rules, refresh, rules_naming, state_key};
+use crate::domain::tag_pools::{has_own_vlan, pools, put_vlans};
+use crate::domain::{fabric, object_key};
+use crate::ipam::{IpPool, Subnet};
 use crate::problem::Problem;
-use crate::schema::{Form, LINK, Member, Shape, Type, form};
+use crate::reports;
+use crate::schema::{Form, LINK, Member, Shape, Type, format};
 use crate::tags::Vlans;
-use crate::world::{Draft, GroupIds, Ledger, Traffic, World};
 
 static SHAPE: Shape = Shape {
     go_type: "contivModel.EndpointGroup",
     members: &[
         Member::any("key", Type::Text),
-        Member::text("cfgdTag", 128, form::NAME_OR_NOTHING),
+        Member::text("cfgdTag", 128, format::NAME_OR_NOTHING),
         Member::any("extContractsGrps", Type::Texts),
-        Member::text("groupName", 64, form::NAME),
-        Member::text("ipPool", usize::MAX, form::ADDRESS_RANGE),
+        Member::text("groupName", 64, format::NAME),
+        Member::text("ipPool", usize::MAX, format::ADDRESS_RANGE),
         Member::text("netProfile", 64, Form::Any),
-        Member::text("networkName", 64, form::NAME),
+        Member::text("networkName", 64, format::NAME),
         Member::any("policies", Type::Texts),
-        Member::text("tenantName", 64, form::NAME),
+        Member::text("tenantName", 64, format::NAME),
         Member::any("link-sets", Type::Struct(&LINK_SETS)),
         Member::any("links", Type::Struct(&LINKS)),
     ],
@@ -188,7 +188,7 @@ impl Object for EndpointGroup {
 
     fn oper(&self, world: &World, _cluster: &Cluster) -> Option<EndpointGroupOper> {
         let ledger = world.ledger::<group::State>(&self.state_key());
-        Some(ledger.map(|ledger| inspect::group(ledger, world)).unwrap_or_default())
+        Some(ledger.map(|ledger| reports::group(ledger, world)).unwrap_or_default())
     }
 }
 
@@ -392,13 +392,9 @@ impl Parts for EndpointGroup {
     }
 }
 
-pub(super) fn has_own_vlan(group: &group::State, network: &network::State) -> bool {
-    group.pkt_tag_type == "vlan" && group.pkt_tag != network.pkt_tag
-}
-
 /// At an ACI fabric each group has a VLAN of its own, by which the fabric tells it from the others.
 fn own_vlan(network: &Ledger<network::State>, draft: &Draft<'_>) -> Result<Option<(Vlans, i64)>, Problem> {
-    if !aci::is_on(draft) {
+    if !fabric::is_on(draft) {
         return Ok(None);
     }
     if network.body.pkt_tag_type != "vlan" {
@@ -446,47 +442,6 @@ fn detach_profile(profile_key: &str, group: &str, draft: &mut Draft<'_>) {
 fn detach_contracts(contracts_key: &str, group: &str, draft: &mut Draft<'_>) {
     if let Some(contracts) = draft.edit::<ExtContractsGroup>(contracts_key) {
         contracts.link_sets.endpoint_groups.remove(group);
-    }
-}
-
-/// The host numbers from `first` to `last`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct IpPool {
-    pub first: usize,
-    pub last: usize,
-}
-
-impl IpPool {
-    /// Reads `a-b`; the empty text is no pool.
-    pub fn read(text: &str, subnet: &Subnet) -> Result<Option<IpPool>, Problem> {
-        if text.is_empty() {
-            return Ok(None);
-        }
-        let invalid = || Problem::invalid(format!("invalid ip-pool {text}"));
-        let (first, last) = text.split_once('-').ok_or_else(invalid)?;
-        let outside = |_| {
-            let error = format!("bad ip-pool {text}, EPG ip-pool must be a subset of network {subnet}");
-            Problem::invalid(error)
-        };
-        let pool =
-            IpPool { first: subnet.host(first).map_err(outside)?, last: subnet.host(last).map_err(outside)? };
-        if pool.last < pool.first { Err(invalid()) } else { Ok(Some(pool)) }
-    }
-
-    pub fn hosts(&self) -> std::ops::RangeInclusive<usize> {
-        self.first..=self.last
-    }
-
-    pub fn contains(&self, host: usize) -> bool {
-        self.hosts().contains(&host)
-    }
-
-    /// The map of `len` hosts with everything outside the pool taken.
-    fn map(&self, len: usize) -> Bitset {
-        let mut map = Bitset::new(len);
-        map.insert_range(0..self.first);
-        map.insert_range(self.last + 1..len);
-        map
     }
 }
 

@@ -3,18 +3,18 @@
 use contiv_model::api::{Link, Netprofile, Tenant};
 use contiv_model::{group, key::ObjectType};
 
-use super::attachment::state_key;
 use super::{Cluster, Object};
+use crate::cache::{Draft, Traffic, World};
+use crate::domain::attachment::state_key;
 use crate::problem::Problem;
-use crate::schema::{Form, LINK, Member, Shape, Type, form};
-use crate::world::{Draft, Traffic, World};
+use crate::schema::{Form, LINK, Member, Shape, Type, format};
 
 static SHAPE: Shape = Shape {
     go_type: "contivModel.Netprofile",
     members: &[
         Member::any("key", Type::Text),
         Member::int("DSCP", 63),
-        Member::text("bandwidth", 64, form::BANDWIDTH_OR_EMPTY),
+        Member::text("bandwidth", 64, format::BANDWIDTH_OR_EMPTY),
         Member::int("burst", 10_486),
         Member::text("profileName", 64, Form::Any),
         Member::any("tenantName", Type::Text),

@@ -4,28 +4,31 @@ use contiv_model::api::{EndpointGroup, Global, Link, Network, NetworkOper, Tenan
 use contiv_model::key::ObjectType;
 use contiv_model::network;
 
-use super::global::{self, pools, put_vlans, put_vxlans, ready};
-use super::{Cluster, Object, Preset, inspect, object_key};
+use super::global::{self, ready};
+use super::{Cluster, Object, Preset};
+use crate::cache::{Draft, World};
+use crate::domain::object_key;
+use crate::domain::tag_pools::{pools, put_vlans, put_vxlans};
 use crate::ipam::{Subnet, Subnet6, host_key};
 use crate::problem::Problem;
-use crate::schema::{LINK, Member, Shape, Type, form};
+use crate::reports;
+use crate::schema::{LINK, Member, Shape, Type, format};
 use crate::tags::{Vlans, Vxlans};
-use crate::world::{Draft, World};
 
 static SHAPE: Shape = Shape {
     go_type: "contivModel.Network",
     members: &[
         Member::any("key", Type::Text),
-        Member::text("cfgdTag", 128, form::NAME_OR_NOTHING),
+        Member::text("cfgdTag", 128, format::NAME_OR_NOTHING),
         Member::one_of("encap", &["vlan", "vxlan"]),
-        Member::text("gateway", usize::MAX, form::IPV4_OR_EMPTY),
-        Member::text("ipv6Gateway", usize::MAX, form::IPV6_OR_EMPTY),
-        Member::text("ipv6Subnet", usize::MAX, form::IPV6_SUBNET_OR_EMPTY),
-        Member::text("networkName", 64, form::NAME),
+        Member::text("gateway", usize::MAX, format::IPV4_OR_EMPTY),
+        Member::text("ipv6Gateway", usize::MAX, format::IPV6_OR_EMPTY),
+        Member::text("ipv6Subnet", usize::MAX, format::IPV6_SUBNET_OR_EMPTY),
+        Member::text("networkName", 64, format::NAME),
         Member::one_of("nwType", &["infra", "data"]),
         Member::int("pktTag", 16_777_216),
-        Member::text("subnet", usize::MAX, form::SUBNET),
-        Member::text("tenantName", 64, form::NAME),
+        Member::text("subnet", usize::MAX, format::SUBNET),
+        Member::text("tenantName", 64, format::NAME),
         Member::any("link-sets", Type::Struct(&LINK_SETS)),
         Member::any("links", Type::Struct(&LINKS)),
     ],
@@ -115,7 +118,7 @@ impl Object for Network {
 
     fn oper(&self, world: &World, _cluster: &Cluster) -> Option<NetworkOper> {
         let ledger = world.ledger::<network::State>(&self.id());
-        Some(ledger.map(|ledger| inspect::network(ledger, world)).unwrap_or_default())
+        Some(ledger.map(|ledger| reports::network(ledger, world)).unwrap_or_default())
     }
 }
 

@@ -4,17 +4,18 @@ use contiv_model::api::{EndpointGroup, Link, Policy, PolicyOper, Rule, Tenant};
 use contiv_model::key::ObjectType;
 
 use super::rule::unlink_remote;
-use super::{Cluster, Object, inspect};
+use super::{Cluster, Object};
+use crate::cache::{Draft, World};
 use crate::problem::Problem;
-use crate::schema::{LINK, Member, Shape, Type, form};
-use crate::world::{Draft, World};
+use crate::reports;
+use crate::schema::{LINK, Member, Shape, Type, format};
 
 static SHAPE: Shape = Shape {
     go_type: "contivModel.Policy",
     members: &[
         Member::any("key", Type::Text),
-        Member::text("policyName", 64, form::NAME),
-        Member::text("tenantName", 64, form::NAME),
+        Member::text("policyName", 64, format::NAME),
+        Member::text("tenantName", 64, format::NAME),
         Member::any("link-sets", Type::Struct(&LINK_SETS)),
         Member::any("links", Type::Struct(&LINKS)),
     ],
@@ -76,6 +77,6 @@ impl Object for Policy {
     }
 
     fn oper(&self, world: &World, _cluster: &Cluster) -> Option<PolicyOper> {
-        Some(inspect::policy(self, world))
+        Some(reports::policy(self, world))
     }
 }

@@ -5,11 +5,12 @@ use std::net::IpAddr;
 use contiv_model::api::{EndpointGroup, Link, Network, Policy, Rule};
 use contiv_model::{endpoint, key::ObjectType};
 
-use super::attachment::{refresh_rule, remote_name, state_key};
-use super::{Cluster, Object, Preset, object_key};
+use super::{Cluster, Object, Preset};
+use crate::cache::{Draft, World};
+use crate::domain::attachment::{refresh_rule, remote_name, state_key};
+use crate::domain::object_key;
 use crate::problem::Problem;
-use crate::schema::{LINK, Member, Shape, Type, form};
-use crate::world::{Draft, World};
+use crate::schema::{LINK, Member, Shape, Type, format};
 
 static SHAPE: Shape = Shape {
     go_type: "contivModel.Rule",
@@ -17,18 +18,18 @@ static SHAPE: Shape = Shape {
         Member::any("key", Type::Text),
         Member::one_of("action", &["allow", "deny"]),
         Member::one_of("direction", &["in", "out"]),
-        Member::text("fromEndpointGroup", 64, form::NAME_OR_EMPTY),
-        Member::text("fromIpAddress", usize::MAX, form::RULE_ADDRESS_OR_EMPTY),
-        Member::text("fromNetwork", 64, form::NAME_OR_EMPTY),
-        Member::text("policyName", 64, form::NAME),
+        Member::text("fromEndpointGroup", 64, format::NAME_OR_EMPTY),
+        Member::text("fromIpAddress", usize::MAX, format::RULE_ADDRESS_OR_EMPTY),
+        Member::text("fromNetwork", 64, format::NAME_OR_EMPTY),
+        Member::text("policyName", 64, format::NAME),
         Member::int("port", 65_535),
         Member::range("priority", 1, 100),
-        Member::text("protocol", usize::MAX, form::PROTOCOL_OR_EMPTY),
-        Member::text("ruleId", 64, form::NAME),
-        Member::text("tenantName", 64, form::NAME),
-        Member::text("toEndpointGroup", 64, form::NAME_OR_EMPTY),
-        Member::text("toIpAddress", usize::MAX, form::RULE_ADDRESS_OR_EMPTY),
-        Member::text("toNetwork", 64, form::NAME_OR_EMPTY),
+        Member::text("protocol", usize::MAX, format::PROTOCOL_OR_EMPTY),
+        Member::text("ruleId", 64, format::NAME),
+        Member::text("tenantName", 64, format::NAME),
+        Member::text("toEndpointGroup", 64, format::NAME_OR_EMPTY),
+        Member::text("toIpAddress", usize::MAX, format::RULE_ADDRESS_OR_EMPTY),
+        Member::text("toNetwork", 64, format::NAME_OR_EMPTY),
         Member::any("link-sets", Type::Struct(&LINK_SETS)),
         Member::any("links", Type::Struct(&LINKS)),
     ],

@@ -6,24 +6,26 @@ use contiv_model::api::{Link, Network, ServiceLb, ServiceLbOper, Tenant};
 use contiv_model::key::ObjectType;
 use contiv_model::service::{Port, Providers, State};
 
-use super::{Cluster, Object, inspect, json, object_key};
+use super::{Cluster, Object};
+use crate::cache::{Draft, Labels, World};
+use crate::domain::allocation::Place;
+use crate::domain::object_key;
+use crate::domain::services::{delete, gather, state_key};
 use crate::ipam::in_use;
-use crate::place::Place;
-use crate::problem::{Answer, Problem};
-use crate::schema::{LINK, Member, Shape, Type, form};
-use crate::services::{delete, gather, state_key};
-use crate::world::{Draft, Labels, World};
+use crate::problem::Problem;
+use crate::reports;
+use crate::schema::{LINK, Member, Shape, Type, format};
 
 static SHAPE: Shape = Shape {
     go_type: "contivModel.ServiceLB",
     members: &[
         Member::any("key", Type::Text),
-        Member::text("ipAddress", 15, form::IPV4_OR_EMPTY),
-        Member::text("networkName", 64, form::NAME),
+        Member::text("ipAddress", 15, format::IPV4_OR_EMPTY),
+        Member::text("networkName", 64, format::NAME),
         Member::any("ports", Type::Texts),
         Member::any("selectors", Type::Texts),
-        Member::text("serviceName", 256, form::NAME),
-        Member::text("tenantName", 64, form::NAME),
+        Member::text("serviceName", 256, format::NAME),
+        Member::text("tenantName", 64, format::NAME),
         Member::any("links", Type::Struct(&LINKS)),
     ],
 };
@@ -112,7 +114,7 @@ impl Object for ServiceLb {
     }
 
     fn oper(&self, world: &World, _cluster: &Cluster) -> Option<ServiceLbOper> {
-        world.get::<State>(&self.state_key()).map(|state| inspect::service(state, world))
+        world.get::<State>(&self.state_key()).map(|state| reports::service(state, world))
     }
 }
 
@@ -187,7 +189,7 @@ impl Parts for ServiceLb {
 }
 
 /// The states that follow from the objects, and from the labels of the endpoints; what is of none is deleted.
-pub(super) fn restore(draft: &mut Draft<'_>) {
+pub fn restore(draft: &mut Draft<'_>) {
     let world = draft.world();
     for service in world.all::<ServiceLb>() {
         let known = world.get::<State>(&service.state_key()).map(|state| Ok(state.ip_address.clone()));
@@ -203,26 +205,6 @@ pub(super) fn restore(draft: &mut Draft<'_>) {
     for id in strays.filter(|id| !wanted.contains(*id)) {
         delete(id, draft);
     }
-}
-
-/// The answer of `/services`: the states of all.
-pub fn services(world: &World) -> Answer {
-    listed(world.all::<State>())
-}
-
-/// The answer of `/service/<service>:<tenant>`: a list of one, or null.
-pub fn service(world: &World, id: &str) -> Answer {
-    match world.get::<State>(id) {
-        Some(state) => listed(std::iter::once(state)),
-        None => Ok(b"null".to_vec()),
-    }
-}
-
-fn listed<'w>(states: impl Iterator<Item = &'w State>) -> Answer {
-    let mut body = json(&states.collect::<Vec<_>>())?;
-    // Unlike the answers of the API.
-    body.pop();
-    Ok(body)
 }
 
 /// `name=value`; the same name again counts as it does last.

@@ -3,17 +3,18 @@
 use contiv_model::api::{LinkSet, Tenant, TenantOper};
 use contiv_model::key::ObjectType;
 
-use super::{Cluster, Object, inspect};
+use super::{Cluster, Object};
+use crate::cache::{Draft, World};
 use crate::problem::Problem;
-use crate::schema::{LINK, Member, Shape, Type, form};
-use crate::world::{Draft, World};
+use crate::reports;
+use crate::schema::{LINK, Member, Shape, Type, format};
 
 static SHAPE: Shape = Shape {
     go_type: "contivModel.Tenant",
     members: &[
         Member::any("key", Type::Text),
-        Member::text("defaultNetwork", 64, form::NAME_OR_EMPTY),
-        Member::text("tenantName", 64, form::NAME),
+        Member::text("defaultNetwork", 64, format::NAME_OR_EMPTY),
+        Member::text("tenantName", 64, format::NAME),
         Member::any("link-sets", Type::Struct(&LINK_SETS)),
     ],
 };
@@ -65,6 +66,6 @@ impl Object for Tenant {
     }
 
     fn oper(&self, world: &World, _cluster: &Cluster) -> Option<TenantOper> {
-        Some(inspect::tenant(self, world))
+        Some(reports::tenant(self, world))
     }
 }

@@ -5,9 +5,9 @@ use contiv_model::api::{Volume, VolumeProfile};
 use contiv_model::key::ObjectType;
 
 use super::{Cluster, Object};
+use crate::cache::{Draft, World};
 use crate::problem::Problem;
 use crate::schema::{LINK, Member, Shape, Type};
-use crate::world::{Draft, World};
 
 macro_rules! unhandled {
     ($($object:ident: $name:literal, used by $users:literal;)*) => {

@@ -7,11 +7,11 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::request::{AllocAddress, ReleaseAddress};
+use crate::cache::Draft;
+use crate::domain::allocation::Place;
+use crate::go_json;
 use crate::ipam::{Subnet6, in_use};
-use crate::objects::json;
-use crate::place::Place;
 use crate::problem::{Answer, Problem};
-use crate::world::Draft;
 
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "Address")]
@@ -33,7 +33,7 @@ pub(super) fn alloc(request: &AllocAddress, draft: &mut Draft<'_>) -> Answer {
         true => alloc6(&place, draft, &request.preferred)?,
         false => alloc4(&place, draft, &request.preferred)?,
     };
-    json(&Allocated { network_id: &request.network_id, address })
+    go_json::encode(&Allocated { network_id: &request.network_id, address })
 }
 
 fn alloc4<'w>(place: &Place<'w>, draft: &mut Draft<'w>, preferred: &str) -> Result<String, Problem> {
@@ -80,7 +80,7 @@ pub(super) fn release(request: &ReleaseAddress, draft: &mut Draft<'_>) -> Answer
         unless_held(draft, &network, place.subnet.address(host).into())?;
         place.release(draft, host);
     }
-    json(&"success")
+    go_json::encode(&"success")
 }
 
 /// Freeing the address of an endpoint or a service would give it to a second one.

@@ -6,8 +6,8 @@ use contiv_model::endpoint::{Oper, State};
 use contiv_model::network;
 
 use super::endpoint;
+use crate::cache::{Draft, World};
 use crate::problem::{Answer, Problem};
-use crate::world::{Draft, World};
 
 /// Which endpoints of a tenant are to go. Names are matched whole: the original took parts of them, of all tenants.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,10 +6,10 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::request::UpdateEndpoint;
-use crate::objects::json;
+use crate::cache::Draft;
+use crate::domain::services;
+use crate::go_json;
 use crate::problem::{Answer, Problem};
-use crate::services;
-use crate::world::Draft;
 
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "UpdateReply")]
@@ -21,10 +21,10 @@ pub(super) struct Reply<'a> {
 pub(super) fn update(request: &UpdateEndpoint, draft: &mut Draft<'_>) -> Answer {
     match request.event.as_str() {
         "start" => start(request, draft)?,
-        "die" if !die(request, draft)? => return json(&()),
+        "die" if !die(request, draft)? => return go_json::encode(&()),
         _ => {}
     }
-    json(&Reply { address: &request.ip_address })
+    go_json::encode(&Reply { address: &request.ip_address })
 }
 
 /// The endpoint's container runs, and has these labels besides those that it had.

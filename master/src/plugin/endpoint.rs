@@ -6,11 +6,11 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::request::{CreateEndpoint, DeleteEndpoint};
-use crate::objects::json;
-use crate::place::Place;
+use crate::cache::Draft;
+use crate::domain::allocation::Place;
+use crate::domain::services;
+use crate::go_json;
 use crate::problem::{Answer, Problem};
-use crate::services;
-use crate::world::Draft;
 
 /// The answer to both calls.
 #[derive(Serialize, JsonSchema)]
@@ -34,7 +34,7 @@ pub(super) fn create(request: &CreateEndpoint, draft: &mut Draft<'_>) -> Answer 
     let mut place = Place::find(draft, &network, None)?;
     // One that exists is what was asked for, whatever else the request says.
     if let Some(endpoint) = draft.get::<State>(&id) {
-        return json(&Reply { config: &endpoint });
+        return go_json::encode(&Reply { config: &endpoint });
     }
     // Infra networks carry nodes; those are in no group.
     if place.network.body.nw_type != "infra" {
@@ -67,7 +67,7 @@ pub(super) fn create(request: &CreateEndpoint, draft: &mut Draft<'_>) -> Answer 
         ep_common_name: request.common_name.clone(),
         ..State::default()
     };
-    let reply = json(&Reply { config: &endpoint });
+    let reply = go_json::encode(&Reply { config: &endpoint });
     draft.put(&id, endpoint);
     reply
 }
@@ -76,7 +76,7 @@ pub(super) fn delete(request: &DeleteEndpoint, draft: &mut Draft<'_>) -> Answer 
     let network = format!("{}.{}", request.network_name, request.tenant_name);
     let id = format!("{network}-{}", request.endpoint_id);
     let endpoint = draft.get::<State>(&id).ok_or_else(Problem::key_not_found)?;
-    let reply = json(&Reply { config: &endpoint })?;
+    let reply = go_json::encode(&Reply { config: &endpoint })?;
     remove(&endpoint, draft);
     Ok(reply)
 }

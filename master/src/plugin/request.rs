@@ -3,10 +3,10 @@
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 
+use crate::cache::Labels;
 use crate::go_json;
 use crate::problem::Problem;
 use crate::schema::{Member, Shape, Type};
-use crate::world::Labels;
 
 /// A body with the Go type that it is decoded as.
 pub(super) trait Request: DeserializeOwned {

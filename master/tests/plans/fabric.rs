@@ -218,7 +218,7 @@ fn what_a_fabric_must_hear_of_is_noted() {
         let noted = !lab.keys("/contiv.io/state/aci-pending/default:ap").is_empty();
         lab.run(|draft| {
             if noted {
-                draft.delete::<netmaster::aci::Pending>("default:ap");
+                draft.delete::<netmaster::cache::Pending>("default:ap");
             }
             Ok(vec![])
         })

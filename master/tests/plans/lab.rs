@@ -6,10 +6,10 @@ use contiv_model::event::Event;
 use contiv_model::policy::{DirectionalRuleState, PolicyState};
 use contiv_model::{endpoint, group, network, service};
 use contiv_store::{Guard, KeyValue, Op, Txn, Update};
+use netmaster::cache::{Draft, LedgerChange, World};
 use netmaster::objects::{Cluster, Defaults, Type};
 use netmaster::plugin::Call;
 use netmaster::problem::{Answer, Problem};
-use netmaster::world::{Draft, LedgerChange, World};
 use serde_json::{Value, json};
 
 #[derive(Default)]

@@ -2,7 +2,7 @@
 
 use contiv_model::api::NodeState;
 use contiv_model::{node, registry};
-use netmaster::objects::{find_node, nodes};
+use netmaster::reports::{find_node, nodes};
 use serde_json::{Value, json};
 
 use crate::lab::Lab;

@@ -124,7 +124,7 @@ proptest! {
         }
         let told = lab.told();
         lab.run(|draft| {
-            netmaster::objects::restore(draft);
+            netmaster::restore::restore(draft);
             Ok(vec![])
         })
         .unwrap();

@@ -1,6 +1,8 @@
 //! What a netmaster that begins to lead makes right.
 
-use netmaster::objects::{audit, mark_held, release_unheld, restore};
+use netmaster::audit::audit;
+use netmaster::repair::{mark_held, release_unheld};
+use netmaster::restore::restore;
 use serde_json::{Value, json};
 
 use crate::lab::Lab;
@@ -40,7 +42,7 @@ fn rule(lab: &mut Lab, policy: &str, id: &str, more: Value) {
 
 /// What was written and deleted.
 fn restored(lab: &mut Lab) -> String {
-    let plan = |draft: &mut netmaster::world::Draft<'_>| {
+    let plan = |draft: &mut netmaster::cache::Draft<'_>| {
         restore(draft);
         Ok(format!("{:?}", draft.counts()).into_bytes())
     };
@@ -126,7 +128,7 @@ fn links_to_what_is_gone_are_cleared() {
 
 #[test]
 fn books_that_are_wrong_are_told() {
-    let audited = |lab: &Lab| audit(&netmaster::world::Draft::new(&lab.world));
+    let audited = |lab: &Lab| audit(&netmaster::cache::Draft::new(&lab.world));
     let mut lab = lab();
     lab.network("six", "10.3.0.0/24", json!({"ipv6Subnet": "2001:db8::/64"}));
     lab.group("pooled", "net", "10.1.0.100-10.1.0.110");
@@ -181,7 +183,7 @@ fn addresses_are_those_of_the_endpoints_again() {
         }
         lab.edit(key, Some(&body));
     };
-    let run = |lab: &mut Lab, repair: fn(&mut netmaster::world::Draft<'_>) -> Vec<String>| -> Vec<String> {
+    let run = |lab: &mut Lab, repair: fn(&mut netmaster::cache::Draft<'_>) -> Vec<String>| -> Vec<String> {
         let lines = lab.run(|draft| Ok(serde_json::to_vec(&repair(draft)).unwrap())).unwrap();
         serde_json::from_slice(&lines).unwrap()
     };

@@ -262,7 +262,7 @@ fn events_that_are_wrong_change_nothing() {
 
 fn restore(lab: &mut Lab) {
     lab.run(|draft| {
-        netmaster::objects::restore(draft);
+        netmaster::restore::restore(draft);
         Ok(vec![])
     })
     .unwrap();

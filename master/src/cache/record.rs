@@ -1,0 +1,225 @@
+//! The kinds of entries that are kept as they are written.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use contiv_model::{
+    api, bgp, endpoint, global,
+    key::{Key, ObjectType},
+    node,
+    policy::{DirectionalRuleState, PolicyState},
+    registry, service,
+};
+use contiv_store::{KeyValue, Op};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+use super::World;
+use super::revisions::Revisions;
+
+/// A value and the revision of the store that it is of.
+#[derive(Debug)]
+pub struct Versioned<T> {
+    pub value: Arc<T>,
+    pub revision: i64,
+}
+
+/// By the last part of their keys; the empty one for what stands alone.
+pub type Table<T> = BTreeMap<String, Versioned<T>>;
+/// Id of a record that is alone under its key.
+pub const ONLY: &str = "";
+/// What a draft puts (`Some`) and deletes.
+pub(super) type Overlay<T> = BTreeMap<String, Option<Arc<T>>>;
+
+/// What the store keeps under a key of its own.
+pub trait Record: Serialize + DeserializeOwned + Send + Sync + 'static {
+    /// The key that it is kept under.
+    fn path(id: &str) -> String;
+    #[doc(hidden)]
+    fn table(tables: &Tables) -> &Table<Self>
+    where
+        Self: Sized;
+    #[doc(hidden)]
+    fn table_mut(tables: &mut Tables) -> &mut Table<Self>
+    where
+        Self: Sized;
+    #[doc(hidden)]
+    fn overlay(overlays: &Overlays) -> &Overlay<Self>
+    where
+        Self: Sized;
+    #[doc(hidden)]
+    fn overlay_mut(overlays: &mut Overlays) -> &mut Overlay<Self>
+    where
+        Self: Sized;
+}
+
+/// The number that the next group gets: `state/group-ids`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GroupIds {
+    pub id: String,
+    pub next: i64,
+}
+
+/// `/contiv.io/state/aci-pending/<tenant>:<profile>`: the gateway may not know what the store has of the profile.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pending {
+    /// `<tenant>:<profile>`.
+    pub id: String,
+}
+
+macro_rules! records {
+    ($($field:ident: $type:ty, |$id:ident| $key:expr;)*) => {
+        #[derive(Default)]
+        pub struct Tables { $($field: Table<$type>,)* }
+
+        #[derive(Default)]
+        pub struct Overlays { $($field: Overlay<$type>,)* }
+
+        $(impl Record for $type {
+            fn path($id: &str) -> String { $key.to_string() }
+            fn table(tables: &Tables) -> &Table<Self> { &tables.$field }
+            fn table_mut(tables: &mut Tables) -> &mut Table<Self> { &mut tables.$field }
+            fn overlay(overlays: &Overlays) -> &Overlay<Self> { &overlays.$field }
+            fn overlay_mut(overlays: &mut Overlays) -> &mut Overlay<Self> { &mut overlays.$field }
+        })*
+
+        impl Overlays {
+            pub(super) fn len(&self) -> usize {
+                0 $(+ self.$field.len())*
+            }
+
+            /// Of puts and of deletions.
+            pub(super) fn counts(&self) -> (usize, usize) {
+                let puts = 0 $(+ self.$field.values().flatten().count())*;
+                (puts, self.len() - puts)
+            }
+
+            /// Each change: its key, the revision that it builds on, and the operation.
+            pub(super) fn ops(&self, tables: &Tables, mut each: impl FnMut(String, i64, Option<Op>)) -> serde_json::Result<()> {
+                $(for (id, value) in &self.$field {
+                    let key = <$type>::path(id);
+                    let revision = tables.$field.get(id).map_or(0, |known| known.revision);
+                    let op = match value {
+                        Some(value) => Op::Put { key: key.clone(), value: serde_json::to_vec(&**value)?.into(), lease: None },
+                        None => Op::Delete { key: key.clone() },
+                    };
+                    each(key, revision, Some(op));
+                })*
+                Ok(())
+            }
+
+            /// Makes the changes part of the tables, where nothing newer is known; tells the deleted keys and when.
+            pub(super) fn apply(self, tables: &mut Tables, at: &Revisions, mut deleted: impl FnMut(String, i64)) {
+                $(for (id, value) in self.$field {
+                    let revision = at.of(&<$type>::path(&id));
+                    if tables.$field.get(&id).is_some_and(|known| known.revision > revision) {
+                        continue;
+                    }
+                    match value {
+                        Some(value) => {
+                            tables.$field.insert(id, Versioned { value, revision });
+                        }
+                        None => {
+                            tables.$field.remove(&id);
+                            deleted(<$type>::path(&id), revision);
+                        }
+                    }
+                })*
+            }
+        }
+    };
+}
+
+records! {
+    globals: api::Global, |id| Key::Object(ObjectType::Global, id.to_owned());
+    tenants: api::Tenant, |id| Key::Object(ObjectType::Tenant, id.to_owned());
+    networks: api::Network, |id| Key::Object(ObjectType::Network, id.to_owned());
+    groups: api::EndpointGroup, |id| Key::Object(ObjectType::EndpointGroup, id.to_owned());
+    netprofiles: api::Netprofile, |id| Key::Object(ObjectType::Netprofile, id.to_owned());
+    policies: api::Policy, |id| Key::Object(ObjectType::Policy, id.to_owned());
+    rules: api::Rule, |id| Key::Object(ObjectType::Rule, id.to_owned());
+    app_profiles: api::AppProfile, |id| Key::Object(ObjectType::AppProfile, id.to_owned());
+    ext_contracts: api::ExtContractsGroup, |id| Key::Object(ObjectType::ExtContractsGroup, id.to_owned());
+    aci_gws: api::AciGw, |id| Key::Object(ObjectType::AciGw, id.to_owned());
+    volumes: api::Volume, |id| Key::Object(ObjectType::Volume, id.to_owned());
+    volume_profiles: api::VolumeProfile, |id| Key::Object(ObjectType::VolumeProfile, id.to_owned());
+    aci_pending: Pending, |id| Key::AciPending(id.to_owned());
+    service_lbs: api::ServiceLb, |id| Key::Object(ObjectType::ServiceLb, id.to_owned());
+    service_states: service::State, |id| Key::ServiceLb(id.into());
+    providers: service::Providers, |id| Key::Providers(id.into());
+    attached: PolicyState, |id| Key::Policy(id.into());
+    bgps: api::Bgp, |id| Key::Object(ObjectType::Bgp, id.to_owned());
+    bgp_states: bgp::State, |id| Key::Bgp(id.into());
+    directed: DirectionalRuleState, |id| Key::PolicyRule(id.into());
+    config: global::Config, |_id| Key::MasterConfig;
+    global_state: global::State, |_id| Key::GlobalState;
+    global_oper: global::Oper, |_id| Key::GlobalOper;
+    vlans: global::VlanPool, |_id| Key::VlanPool;
+    vlans_oper: global::VlanPoolOper, |_id| Key::VlanPoolOper;
+    vxlans: global::VxlanPool, |_id| Key::VxlanPool;
+    vxlans_oper: global::VxlanPoolOper, |_id| Key::VxlanPoolOper;
+    group_ids: GroupIds, |_id| Key::GroupIds;
+    endpoints: endpoint::State, |id| Key::Endpoint(id.into());
+    endpoints_oper: endpoint::Oper, |id| Key::EndpointOper(id.into());
+    nodes: node::Status, |id| Key::NodeStatus(id.into());
+    gone_nodes: node::Gone, |id| Key::GoneNode(id.into());
+    // `<name>/<address>`.
+    services: registry::ServiceInfo, |id| {
+        let (name, address) = id.split_once('/').unwrap_or((id, ""));
+        Key::Service { name: name.to_owned(), address: address.to_owned() }
+    };
+}
+
+impl World {
+    pub(super) fn set_record(&mut self, key: &Key, kv: Option<&KeyValue>, revision: i64) {
+        match key {
+            Key::Object(ObjectType::Global, id) => self.set_value::<api::Global>(id, kv, revision),
+            Key::Object(ObjectType::Tenant, id) => self.set_value::<api::Tenant>(id, kv, revision),
+            Key::Object(ObjectType::Network, id) => self.set_value::<api::Network>(id, kv, revision),
+            Key::Object(ObjectType::EndpointGroup, id) => {
+                self.set_value::<api::EndpointGroup>(id, kv, revision);
+            }
+            Key::Object(ObjectType::Netprofile, id) => self.set_value::<api::Netprofile>(id, kv, revision),
+            Key::Object(ObjectType::Bgp, id) => self.set_value::<api::Bgp>(id, kv, revision),
+            Key::Object(ObjectType::Policy, id) => self.set_value::<api::Policy>(id, kv, revision),
+            Key::Object(ObjectType::Rule, id) => self.set_value::<api::Rule>(id, kv, revision),
+            Key::Object(ObjectType::AppProfile, id) => self.set_value::<api::AppProfile>(id, kv, revision),
+            Key::Object(ObjectType::ExtContractsGroup, id) => {
+                self.set_value::<api::ExtContractsGroup>(id, kv, revision);
+            }
+            Key::Object(ObjectType::AciGw, id) => self.set_value::<api::AciGw>(id, kv, revision),
+            Key::Object(ObjectType::Volume, id) => self.set_value::<api::Volume>(id, kv, revision),
+            Key::Object(ObjectType::VolumeProfile, id) => {
+                self.set_value::<api::VolumeProfile>(id, kv, revision);
+            }
+            Key::Object(ObjectType::ServiceLb, id) => self.set_value::<api::ServiceLb>(id, kv, revision),
+            Key::MasterConfig => self.set_value::<global::Config>("", kv, revision),
+            Key::GlobalState => self.set_value::<global::State>("", kv, revision),
+            Key::GlobalOper => self.set_value::<global::Oper>("", kv, revision),
+            Key::VlanPool => self.set_value::<global::VlanPool>("", kv, revision),
+            Key::VlanPoolOper => self.set_value::<global::VlanPoolOper>("", kv, revision),
+            Key::VxlanPool => self.set_value::<global::VxlanPool>("", kv, revision),
+            Key::VxlanPoolOper => self.set_value::<global::VxlanPoolOper>("", kv, revision),
+            Key::GroupIds => self.set_value::<GroupIds>("", kv, revision),
+            Key::Policy(id) => self.set_value::<PolicyState>(id.as_str(), kv, revision),
+            Key::PolicyRule(id) => self.set_value::<DirectionalRuleState>(id.as_str(), kv, revision),
+            Key::Bgp(host) => self.set_value::<bgp::State>(host.as_str(), kv, revision),
+            Key::AciPending(id) => self.set_value::<Pending>(id, kv, revision),
+            Key::ServiceLb(id) => self.set_service(id.as_str(), kv, revision),
+            Key::Providers(id) => self.set_value::<service::Providers>(id.as_str(), kv, revision),
+            Key::Endpoint(id) => self.set_endpoint(id.as_str(), kv, revision),
+            Key::EndpointOper(id) => self.set_value::<endpoint::Oper>(id.as_str(), kv, revision),
+            Key::NodeStatus(host) => self.set_value::<node::Status>(host.as_str(), kv, revision),
+            Key::GoneNode(host) => self.set_value::<node::Gone>(host.as_str(), kv, revision),
+            Key::Service { name, address } => {
+                self.set_value::<registry::ServiceInfo>(&format!("{name}/{address}"), kv, revision);
+            }
+            // Ledgers are set elsewhere; the rest is not netmaster's.
+            _ => {}
+        }
+    }
+
+    /// Drops what is known of the key, so that the same revision can be set again.
+    pub(super) fn forget_record(&mut self, key: &Key) {
+        self.set_record(key, None, i64::MAX);
+    }
+}

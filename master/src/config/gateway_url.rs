@@ -1,0 +1,29 @@
+//! The URL of the gateway to an ACI fabric.
+
+use std::fmt;
+use std::str::FromStr;
+
+use axum::http::Uri;
+
+/// Base URL of the gateway to an ACI fabric: `http://HOST:PORT`, without a trailing slash.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GatewayUrl(String);
+
+impl FromStr for GatewayUrl {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<GatewayUrl, Self::Err> {
+        const EXPECTED: &str = "expected http://HOST:PORT, as http://localhost:5000";
+        let uri: Uri = text.parse().map_err(|_| EXPECTED)?;
+        match (uri.scheme_str(), uri.authority(), uri.query()) {
+            (Some("http"), Some(_), None) => Ok(GatewayUrl(text.trim_end_matches('/').to_owned())),
+            _ => Err(EXPECTED),
+        }
+    }
+}
+
+impl fmt::Display for GatewayUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}

@@ -1,0 +1,14 @@
+//! Rules of the domain that objects and calls share, as changes to a draft.
+
+pub mod allocation;
+pub mod attachment;
+pub mod fabric;
+pub mod services;
+pub mod tag_pools;
+
+use std::fmt;
+
+/// `<tenant>:<name>`, the key of most objects.
+pub fn object_key(tenant: impl fmt::Display, name: impl fmt::Display) -> String {
+    format!("{tenant}:{name}")
+}
