@@ -1,4 +1,6 @@
-//! What is done to a packet.
+//! Actions and instructions: what a switch does with a packet that a flow matches.
+//!
+//! Follows OpenFlow 1.3.5 sections 5.9 to 5.12 and 7.2.3 to 7.2.5. Nicira actions are encoded in [`crate::nicira`].
 
 use bytes::BufMut;
 
@@ -7,69 +9,98 @@ use crate::nicira::{self, Ct, Learn, Nat, Slice};
 use crate::port::Port;
 use crate::wire::{DecodeError, EXPERIMENTER_NICIRA, Reader, put_tlv};
 
-/// The largest packet-in: the whole packet.
+/// `max_len` of an output to the controller that sends the whole packet (`OFPCML_NO_BUFFER`).
 pub const NO_BUFFER: u16 = 0xffff;
 
+/// One action of an action list or action set (`ofp_action_header`, OpenFlow 1.3.5 section 7.2.5), or an Open vSwitch
+/// extension (`nx_action_*` of `ofp-actions.c`).
+///
+/// Integers are in host byte order; the codec converts them to network byte order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// Sends the packet; `max_len` counts only for [`Port::CONTROLLER`].
+    /// Sends the packet to a port (`OFPAT_OUTPUT`).
     Output {
+        /// Destination port.
         port: Port,
+        /// Bytes of the packet to send; used only for [`Port::CONTROLLER`]. [`NO_BUFFER`] sends all of it.
         max_len: u16,
     },
-    /// Sends the packet to the port whose number a field holds.
+    /// Sends the packet to the port whose number is in a field (`NXAST_OUTPUT_REG`).
     OutputField {
+        /// Bits that contain the port number.
         port: Slice,
+        /// As in [`Action::Output`].
         max_len: u16,
     },
+    /// Processes the packet with the group of this id (`OFPAT_GROUP`).
     Group(u32),
+    /// Selects the egress queue of this id for a later output (`OFPAT_SET_QUEUE`).
     SetQueue(u32),
-    /// Adds a tag of this Ethernet type.
+    /// Pushes a VLAN tag of this EtherType, 0x8100 or 0x88a8 (`OFPAT_PUSH_VLAN`).
     PushVlan(u16),
+    /// Removes the outermost VLAN tag (`OFPAT_POP_VLAN`).
     PopVlan,
+    /// Decrements the IPv4 TTL or the IPv6 hop limit by one (`OFPAT_DEC_NW_TTL`).
     DecrementTtl,
+    /// Sets the IPv4 TTL or the IPv6 hop limit (`OFPAT_SET_NW_TTL`).
     SetTtl(u8),
-    /// Sets a whole field.
+    /// Sets a whole field (`OFPAT_SET_FIELD`).
     SetField {
+        /// Field to set.
         field: Field,
+        /// New value, right-aligned; bits above the width of the field must be 0.
         value: u128,
     },
-    /// Sets the bits of a field that are set in `mask`.
+    /// Sets the bits of a field that are set in `mask` (`NXAST_REG_LOAD2`).
     SetMasked {
+        /// Field to change.
         field: Field,
+        /// New value, right-aligned; bits outside `mask` must be 0.
         value: u128,
+        /// Bits to change.
         mask: u128,
     },
-    /// Sets some bits of a field (`load`).
+    /// Sets consecutive bits of a field (`load`, `NXAST_REG_LOAD`).
     Load {
+        /// New value of the bits, right-aligned.
         value: u64,
+        /// Bits to set; at most 64.
         to: Slice,
     },
-    /// Copies bits from field to field.
+    /// Copies bits of one field to another (`move`, `NXAST_REG_MOVE`).
     Move {
+        /// Source bits.
         from: Slice,
+        /// Destination bits; as many as in `from`.
         to: Slice,
     },
-    /// Searches a table and comes back; with `port`, as if the packet had come in there.
+    /// Looks the packet up in a table and then continues with the next action (`NXAST_RESUBMIT_TABLE`).
     Resubmit {
+        /// Ingress port for the lookup; `None` keeps that of the packet.
         port: Option<Port>,
+        /// Table to search.
         table: u8,
     },
-    /// This flow is alternative of dimension `clause` (from 0) of `clauses` of conjunction `id`.
+    /// Makes the flow one alternative of a clause of a conjunctive match (`NXAST_CONJUNCTION`, ovs-fields(7)).
     Conjunction {
+        /// Conjunction id, the value of [`Field::ConjId`] when all clauses match.
         id: u32,
+        /// Index of the clause, from 0.
         clause: u8,
+        /// Number of clauses, 2 to 64.
         clauses: u8,
     },
-    /// Through the connection tracker.
+    /// Sends the packet through connection tracking (`NXAST_CT`).
     Ct(Ct),
-    /// Inside [`Ct`]: translate addresses.
+    /// Translates addresses and ports (`NXAST_NAT`). Valid only inside [`Ct::exec`].
     Nat(Nat),
-    /// Adds a flow made from this packet.
+    /// Installs a flow that is derived from the packet (`NXAST_LEARN`).
     Learn(Learn),
-    /// An action this library does not know, kept as it came (type and body).
+    /// An action that this library does not decode.
     Other {
+        /// Action type.
         kind: u16,
+        /// Bytes after the type and length fields, padding included.
         body: Vec<u8>,
     },
 }
@@ -85,40 +116,42 @@ const SET_FIELD: u16 = 25;
 const EXPERIMENTER: u16 = 0xffff;
 
 impl Action {
-    /// Sends the packet out of `port`.
+    /// Returns an action that sends the packet to `port`.
     pub fn output(port: impl Into<Port>) -> Action {
         Action::Output { port: port.into(), max_len: 0 }
     }
 
-    /// Sends the whole packet to the controller.
+    /// Returns an action that sends the whole packet to the controller.
     pub fn controller() -> Action {
         Action::Output { port: Port::CONTROLLER, max_len: NO_BUFFER }
     }
 
+    /// Returns an action that sets `field` to `value`; bits above the width of the field are cut off.
     pub fn set(field: Field, value: impl Into<u128>) -> Action {
         Action::SetField { field, value: value.into() & field.mask() }
     }
 
-    /// Sets the tag's number on a packet that has a tag.
+    /// Returns an action that sets the VLAN id (1 to 4094) of a packet that has a VLAN tag.
     pub fn set_vlan(vid: u16) -> Action {
         Action::set(Field::VlanVid, vid | crate::matching::VLAN_PRESENT)
     }
 
-    /// Adds an 802.1Q tag.
+    /// Returns an action that pushes an 802.1Q tag (EtherType 0x8100).
     pub fn push_vlan() -> Action {
         Action::PushVlan(crate::matching::ETH_TYPE_VLAN)
     }
 
-    /// Copies the whole of a field to one as wide.
+    /// Returns an action that copies a whole field to another of the same width.
     pub fn copy(from: Field, to: Field) -> Action {
         Action::Move { from: Slice::whole(from), to: Slice::whole(to) }
     }
 
+    /// Returns an action that sets the bits `to` to `value`.
     pub fn load(value: u64, to: impl Into<Slice>) -> Action {
         Action::Load { value, to: to.into() }
     }
 
-    /// Searches `table` and comes back.
+    /// Returns an action that looks the packet up in `table` and then continues with the next action.
     pub fn resubmit(table: u8) -> Action {
         Action::Resubmit { port: None, table }
     }
@@ -200,20 +233,24 @@ pub(crate) fn decode_list(mut r: Reader<'_>) -> Result<Vec<Action>, DecodeError>
     Ok(actions)
 }
 
-/// What happens when a flow matches. Each instruction can be there once, in this fixed order.
+/// Instructions of a flow (`ofp_instruction`, OpenFlow 1.3.5 sections 5.9 and 7.2.4).
+///
+/// A flow has at most one instruction of each type; the switch executes them in the order of the fields below.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Instructions {
+    /// Id of the meter that the packet passes (`OFPIT_METER`).
     pub meter: Option<u32>,
-    /// Done at once, in order.
+    /// Actions that are executed immediately, in order (`OFPIT_APPLY_ACTIONS`).
     pub apply: Vec<Action>,
-    /// Empties the action set.
+    /// Clears the action set (`OFPIT_CLEAR_ACTIONS`).
     pub clear: bool,
-    /// Put into the action set, done when the pipeline ends.
+    /// Actions that are merged into the action set, which is executed at the end of the pipeline (`OFPIT_WRITE_ACTIONS`).
     pub write: Vec<Action>,
-    /// New value and the bits it replaces.
+    /// Value and mask of the metadata bits to write (`OFPIT_WRITE_METADATA`).
     pub metadata: Option<(u64, u64)>,
+    /// Table that processes the packet next, of a higher number than the flow's own (`OFPIT_GOTO_TABLE`).
     pub goto: Option<u8>,
-    /// Instructions this library does not know, kept as they came (type and body).
+    /// Instructions that this library does not decode: type and the bytes after type and length.
     pub other: Vec<(u16, Vec<u8>)>,
 }
 
@@ -225,6 +262,7 @@ const CLEAR_ACTIONS: u16 = 5;
 const METER: u16 = 6;
 
 impl Instructions {
+    /// Returns whether there is no instruction: the flow drops the packets that it matches.
     pub fn is_empty(&self) -> bool {
         *self == Instructions::default()
     }

@@ -1,4 +1,4 @@
-//! Cutting a stream of bytes into messages.
+//! Framing: splits a byte stream into messages by the length field of their headers (OpenFlow 1.3.5 section 7.1).
 
 use bytes::{Buf, BytesMut};
 use tokio_util::codec::Decoder;
@@ -6,14 +6,19 @@ use tokio_util::codec::Decoder;
 use crate::message::{HEADER, Message};
 use crate::wire::DecodeError;
 
-/// What came over the wire: a message, or one that could not be understood. The stream itself is sound.
+/// A frame of the stream. The stream remains usable when the frame does not decode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Received {
+    /// Transaction id of the header.
     pub xid: u32,
+    /// Decoded message, or the reason why it does not decode.
     pub message: Result<Message, DecodeError>,
 }
 
-/// Frames messages by the length in their header.
+/// Decoder for [`tokio_util::codec::FramedRead`].
+///
+/// It fails with [`std::io::ErrorKind::InvalidData`] when a header contains a length below 8; the stream cannot be
+/// resynchronised then.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Codec;
 
@@ -26,7 +31,7 @@ impl Decoder for Codec {
         let length = usize::from(u16::from_be_bytes([header[2], header[3]]));
         let xid = u32::from_be_bytes([header[4], header[5], header[6], header[7]]);
         if length < HEADER {
-            let text = format!("an OpenFlow message of {length} bytes is not possible");
+            let text = format!("decode OpenFlow header: length {length} is less than 8");
             return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, text));
         }
         if src.len() < length {

@@ -1,8 +1,8 @@
-//! A connection to one switch.
+//! Connection to a switch.
 
 mod bundle;
+mod pending;
 mod target;
-mod waiting;
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,49 +17,109 @@ use tokio::time::timeout;
 use tokio_util::codec::FramedRead;
 
 pub use self::bundle::Change;
+use self::pending::{PendingReplies, Replies};
 pub use self::target::{Target, TargetError};
-use self::waiting::{Replies, Waiting};
 use crate::codec::{Codec, Received};
+use crate::error_message::ErrorMessage;
 use crate::flow::{FlowFilter, FlowStats};
 use crate::group::Group;
 use crate::message::{Body, Message};
 use crate::multipart::{Aggregate, Desc, MultipartRequest, Parts, TableStats};
 use crate::port::PortDesc;
-use crate::rejection::Rejection;
 use crate::switch::{AsyncConfig, Features, Hello, SwitchConfig};
 use crate::wire::{DecodeError, TooLong};
 
-/// How long a switch may take to answer anything.
-const ANSWER_WITHIN: Duration = Duration::from_secs(10);
-/// Messages nobody has fetched yet; more are dropped.
-const NOTIFICATIONS: usize = 1024;
+/// Time limit of each reply.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
+/// Capacity of the notification queue. Notifications are dropped when it is full.
+const NOTIFICATION_QUEUE: usize = 1024;
 
+/// Error of a connection. `target` is the address of the switch, `request` names the request for display.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    /// The address of the switch is malformed.
     #[error(transparent)]
     Target(#[from] TargetError),
+    /// The connection attempt, or the hello exchange, failed.
     #[error("connect to switch {target}")]
-    Connect { target: Target, source: std::io::Error },
-    #[error("switch {target} does not speak OpenFlow 1.3: {why}")]
-    Version { target: Target, why: String },
+    Connect {
+        /// Switch.
+        target: Target,
+        /// Cause.
+        source: std::io::Error,
+    },
+    /// The switch does not support OpenFlow 1.3.
+    #[error("connect to switch {target}: no OpenFlow 1.3: {why}")]
+    Version {
+        /// Switch.
+        target: Target,
+        /// Cause.
+        why: String,
+    },
+    /// The connection is closed.
     #[error("connection to switch {target} is closed: {why}")]
-    Closed { target: Target, why: String },
-    #[error("switch {target} did not answer within {after:?}: {request}")]
-    Timeout { target: Target, request: String, after: Duration },
-    #[error("switch {target} refused: {request}")]
-    Refused { target: Target, request: String, source: Rejection },
-    #[error("answer of switch {target} to {request}")]
-    Undecodable { target: Target, request: String, source: DecodeError },
-    #[error("switch {target} answered something else to {request}")]
-    Unexpected { target: Target, request: String },
+    Closed {
+        /// Switch.
+        target: Target,
+        /// Cause.
+        why: String,
+    },
+    /// The switch did not reply in time. The connection remains open.
+    #[error("{request} on switch {target}: no reply within {after:?}")]
+    Timeout {
+        /// Switch.
+        target: Target,
+        /// Request without a reply.
+        request: String,
+        /// Time limit.
+        after: Duration,
+    },
+    /// The switch rejected the request with an error message.
+    #[error("{request} on switch {target}: rejected")]
+    Refused {
+        /// Switch.
+        target: Target,
+        /// Rejected request.
+        request: String,
+        /// Error message of the switch.
+        source: ErrorMessage,
+    },
+    /// The reply does not decode.
+    #[error("{request} on switch {target}: malformed reply")]
+    Undecodable {
+        /// Switch.
+        target: Target,
+        /// Request with the malformed reply.
+        request: String,
+        /// Cause.
+        source: DecodeError,
+    },
+    /// The reply is of another type than the request asks for.
+    #[error("{request} on switch {target}: unexpected reply type")]
+    Unexpected {
+        /// Switch.
+        target: Target,
+        /// Request with the unexpected reply.
+        request: String,
+    },
+    /// The request exceeds the maximum message length. It is not sent.
     #[error("{request}")]
-    TooLong { request: String, source: TooLong },
+    TooLong {
+        /// Oversized request.
+        request: String,
+        /// Cause.
+        source: TooLong,
+    },
 }
 
-/// What the switch says unasked: packets, ports, removed flows. Ends when the connection does.
+/// Asynchronous messages of the switch: packet-in, port status, flow removed. At most 1024 are queued, later ones are
+/// dropped. The channel closes with the connection.
 pub type Notifications = mpsc::Receiver<Message>;
 
-/// A switch, connected. Cheap to clone; closes when the last clone goes.
+/// An open connection. Clones share it; it closes when the last clone is dropped.
+///
+/// All methods can be called concurrently. The switch processes requests in the order in which they are sent. Each reply has
+/// a time limit of 10 seconds. The connection answers echo requests of the switch.
 #[derive(Clone)]
 pub struct Connection {
     inner: Arc<Inner>,
@@ -68,7 +128,8 @@ pub struct Connection {
 struct Inner {
     target: Target,
     out: mpsc::UnboundedSender<Vec<u8>>,
-    waiting: Arc<Waiting>,
+    pending: Arc<PendingReplies>,
+    /// Next bundle id.
     bundle: AtomicU32,
     tasks: [AbortHandle; 2],
 }
@@ -86,67 +147,76 @@ impl fmt::Debug for Connection {
 }
 
 impl Connection {
-    /// Connects and agrees on OpenFlow 1.3.
+    /// Connects to a switch and negotiates OpenFlow 1.3.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Connect`] if the socket cannot be connected within 10 seconds, [`Error::Version`] if the switch does
+    /// not support OpenFlow 1.3, and [`Error::Timeout`] or [`Error::Closed`] if it sends no hello.
     pub async fn connect(target: &Target) -> Result<(Connection, Notifications), Error> {
-        let opened = timeout(ANSWER_WITHIN, target.open())
+        let opened = timeout(REPLY_TIMEOUT, target.open())
             .await
             .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()));
         let (reader, writer) = opened.map_err(|source| Error::Connect { target: target.clone(), source })?;
         Connection::over(target.clone(), reader, writer).await
     }
 
-    /// The same over streams that are open already; `target` is for messages.
+    /// Negotiates OpenFlow 1.3 over streams that are already connected. `target` appears in error messages only.
+    ///
+    /// # Errors
+    ///
+    /// As [`Connection::connect`].
     pub async fn over(
         target: Target,
         reader: impl AsyncRead + Send + Unpin + 'static,
         mut writer: impl AsyncWrite + Send + Unpin + 'static,
     ) -> Result<(Connection, Notifications), Error> {
         let mut incoming = FramedRead::new(reader, Codec);
-        let hello = Message::new(0, Body::Hello(Hello::ours()));
+        let hello = Message::new(0, Body::Hello(Hello::openflow13()));
         let bytes = hello.to_bytes().map_err(|source| Error::TooLong { request: "hello".into(), source })?;
         let lost = |source| Error::Connect { target: target.clone(), source };
         writer.write_all(&bytes).await.map_err(lost)?;
-        match timeout(ANSWER_WITHIN, incoming.next()).await {
+        match timeout(REPLY_TIMEOUT, incoming.next()).await {
             Err(_) => {
                 let request = "hello".to_owned();
-                return Err(Error::Timeout { target, request, after: ANSWER_WITHIN });
+                return Err(Error::Timeout { target, request, after: REPLY_TIMEOUT });
             }
-            Ok(None) => return Err(Error::Closed { target, why: "no hello came".into() }),
+            Ok(None) => return Err(Error::Closed { target, why: "no hello received".into() }),
             Ok(Some(Err(source))) => return Err(Error::Connect { target, source }),
             Ok(Some(Ok(received))) => {
                 check_hello(received).map_err(|why| Error::Version { target: target.clone(), why })?;
             }
         }
         let (out, queue) = mpsc::unbounded_channel();
-        let (notify, notifications) = mpsc::channel(NOTIFICATIONS);
-        let waiting = Arc::new(Waiting::default());
+        let (notify, notifications) = mpsc::channel(NOTIFICATION_QUEUE);
+        let pending = Arc::new(PendingReplies::default());
         let tasks = [
-            tokio::spawn(write(writer, queue, waiting.clone())).abort_handle(),
-            tokio::spawn(read(incoming, out.clone(), waiting.clone(), notify)).abort_handle(),
+            tokio::spawn(write(writer, queue, pending.clone())).abort_handle(),
+            tokio::spawn(read(incoming, out.clone(), pending.clone(), notify)).abort_handle(),
         ];
-        let inner = Inner { target, out, waiting, bundle: AtomicU32::new(1), tasks };
+        let inner = Inner { target, out, pending, bundle: AtomicU32::new(1), tasks };
         Ok((Connection { inner: Arc::new(inner) }, notifications))
     }
 
-    /// Whether the connection was lost.
+    /// Returns whether the connection is closed.
     pub fn is_closed(&self) -> bool {
-        self.inner.waiting.closed().is_some()
+        self.inner.pending.closed().is_some()
     }
 
-    /// Resolves when the connection is lost.
+    /// Waits until the connection is closed.
     pub async fn closed(&self) {
-        self.inner.waiting.until_closed().await;
+        self.inner.pending.wait_closed().await;
     }
 
     fn closed_error(&self) -> Error {
-        let why = self.inner.waiting.closed().unwrap_or_else(|| "by us".into());
+        let why = self.inner.pending.closed().unwrap_or_else(|| "closed locally".into());
         Error::Closed { target: self.inner.target.clone(), why }
     }
 
-    /// Sends messages that are answered, if at all, under the returned xids (one each, in order).
+    /// Sends messages with consecutive transaction ids. Returns the first id and the receiver of their replies.
     fn send(&self, bodies: impl ExactSizeIterator<Item = Body>, what: &str) -> Result<(u32, Replies), Error> {
         let count = u32::try_from(bodies.len()).unwrap_or(u32::MAX);
-        let (first, replies) = self.inner.waiting.reserve(count).ok_or_else(|| self.closed_error())?;
+        let (first, replies) = self.inner.pending.reserve(count).ok_or_else(|| self.closed_error())?;
         let mut bytes = vec![];
         for (xid, body) in (first..).zip(bodies) {
             let message = Message::new(xid, bundle::with_xid(xid, body));
@@ -156,11 +226,11 @@ impl Connection {
         Ok((first, replies))
     }
 
-    /// The next message under the xids of `replies`.
+    /// Returns the next reply of `replies`.
     async fn reply(&self, replies: &mut Replies, what: &str) -> Result<Message, Error> {
         let target = || self.inner.target.clone();
-        match timeout(ANSWER_WITHIN, replies.next()).await {
-            Err(_) => Err(Error::Timeout { target: target(), request: what.into(), after: ANSWER_WITHIN }),
+        match timeout(REPLY_TIMEOUT, replies.next()).await {
+            Err(_) => Err(Error::Timeout { target: target(), request: what.into(), after: REPLY_TIMEOUT }),
             Ok(None) => Err(self.closed_error()),
             Ok(Some(Received { message, .. })) => message.map_err(|source| Error::Undecodable {
                 target: target(),
@@ -170,7 +240,7 @@ impl Connection {
         }
     }
 
-    fn refused(&self, what: impl Into<String>, source: Rejection) -> Error {
+    fn refused(&self, what: impl Into<String>, source: ErrorMessage) -> Error {
         Error::Refused { target: self.inner.target.clone(), request: what.into(), source }
     }
 
@@ -178,17 +248,26 @@ impl Connection {
         Error::Unexpected { target: self.inner.target.clone(), request: what.into() }
     }
 
-    /// Sends a request and waits for its only answer. `what` names it in errors.
+    /// Sends a request and waits for its single reply. `what` names the request in errors.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Refused`] if the switch rejects the request; otherwise [`Error::Timeout`], [`Error::Closed`],
+    /// [`Error::Undecodable`] or [`Error::TooLong`].
     pub async fn request(&self, body: Body, what: &str) -> Result<Body, Error> {
         let (_, mut replies) = self.send(std::iter::once(body), what)?;
         match self.reply(&mut replies, what).await?.body {
-            Body::Error(rejection) => Err(self.refused(what, rejection)),
+            Body::Error(error) => Err(self.refused(what, error)),
             body => Ok(body),
         }
     }
 
-    /// Sends messages that have no answer, and a barrier; the first that is refused is the error,
-    /// named by `what(its index)`.
+    /// Sends messages without replies, followed by a barrier, and waits for the barrier. `what(index)` names a message in
+    /// errors. The switch executes all messages that it does not reject.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Refused`] for the first rejected message; otherwise as [`Connection::request`].
     pub async fn send_all(&self, bodies: Vec<Body>, what: impl Fn(usize) -> String) -> Result<(), Error> {
         let count = bodies.len();
         let all = bodies.into_iter().chain([Body::BarrierRequest]).collect::<Vec<_>>();
@@ -198,22 +277,30 @@ impl Connection {
             let message = self.reply(&mut replies, "barrier").await?;
             let index = message.xid.wrapping_sub(first) as usize;
             match message.body {
-                Body::Error(rejection) if index < count => {
-                    refused.get_or_insert_with(|| self.refused(what(index), rejection));
+                Body::Error(error) if index < count => {
+                    refused.get_or_insert_with(|| self.refused(what(index), error));
                 }
-                Body::Error(rejection) => return Err(self.refused("barrier", rejection)),
+                Body::Error(error) => return Err(self.refused("barrier", error)),
                 Body::BarrierReply if index == count => return refused.map_or(Ok(()), Err),
                 _ => {}
             }
         }
     }
 
-    /// Waits until the switch has done all that was sent before.
+    /// Waits until the switch has processed all earlier messages.
+    ///
+    /// # Errors
+    ///
+    /// As [`Connection::request`].
     pub async fn barrier(&self) -> Result<(), Error> {
         self.send_all(vec![], |_| String::new()).await
     }
 
-    /// All the parts of an answer.
+    /// Sends a multipart request and returns the content of all reply messages. `what` names the request in errors.
+    ///
+    /// # Errors
+    ///
+    /// As [`Connection::request`], and [`Error::Unexpected`] for a reply of another type.
     pub async fn multipart(&self, request: MultipartRequest, what: &str) -> Result<Vec<Parts>, Error> {
         let (_, mut replies) = self.send(std::iter::once(Body::MultipartRequest(request)), what)?;
         let mut parts = vec![];
@@ -225,38 +312,58 @@ impl Connection {
                         return Ok(parts);
                     }
                 }
-                Body::Error(rejection) => return Err(self.refused(what, rejection)),
+                Body::Error(error) => return Err(self.refused(what, error)),
                 _ => return Err(self.unexpected(what)),
             }
         }
     }
 
+    /// Returns the flows that `filter` selects, with their counters.
+    ///
+    /// # Errors
+    ///
+    /// As [`Connection::multipart`].
     pub async fn dump_flows(&self, filter: FlowFilter) -> Result<Vec<FlowStats>, Error> {
-        let what = "dump of flows";
+        let what = "dump flows";
         self.list(MultipartRequest::Flows(filter), what, |parts| {
             if let Parts::Flows(flows) = parts { Some(flows) } else { None }
         })
         .await
     }
 
+    /// Returns all groups.
+    ///
+    /// # Errors
+    ///
+    /// As [`Connection::multipart`].
     pub async fn dump_groups(&self) -> Result<Vec<Group>, Error> {
-        let what = "dump of groups";
+        let what = "dump groups";
         self.list(MultipartRequest::Groups, what, |parts| {
             if let Parts::Groups(groups) = parts { Some(groups) } else { None }
         })
         .await
     }
 
+    /// Returns the descriptions of all ports.
+    ///
+    /// # Errors
+    ///
+    /// As [`Connection::multipart`].
     pub async fn ports(&self) -> Result<Vec<PortDesc>, Error> {
-        let what = "list of ports";
+        let what = "list ports";
         self.list(MultipartRequest::Ports, what, |parts| {
             if let Parts::Ports(ports) = parts { Some(ports) } else { None }
         })
         .await
     }
 
+    /// Returns the statistics of all tables.
+    ///
+    /// # Errors
+    ///
+    /// As [`Connection::multipart`].
     pub async fn tables(&self) -> Result<Vec<TableStats>, Error> {
-        let what = "table counters";
+        let what = "read table statistics";
         self.list(MultipartRequest::Tables, what, |parts| {
             if let Parts::Tables(tables) = parts { Some(tables) } else { None }
         })
@@ -276,57 +383,84 @@ impl Connection {
         Ok(all)
     }
 
-    /// Counters summed over the flows that `filter` selects.
+    /// Returns the counters summed over the flows that `filter` selects.
+    ///
+    /// # Errors
+    ///
+    /// As [`Connection::multipart`].
     pub async fn aggregate(&self, filter: FlowFilter) -> Result<Aggregate, Error> {
-        let what = "sum of flow counters";
+        let what = "read aggregate flow statistics";
         match self.multipart(MultipartRequest::Aggregate(filter), what).await?.pop() {
             Some(Parts::Aggregate(sum)) => Ok(sum),
             _ => Err(self.unexpected(what)),
         }
     }
 
-    /// Who made the switch.
+    /// Returns the description of the switch.
+    ///
+    /// # Errors
+    ///
+    /// As [`Connection::multipart`].
     pub async fn describe(&self) -> Result<Desc, Error> {
-        let what = "description";
+        let what = "read switch description";
         match self.multipart(MultipartRequest::Desc, what).await?.pop() {
             Some(Parts::Desc(desc)) => Ok(desc),
             _ => Err(self.unexpected(what)),
         }
     }
 
+    /// Returns the features of the switch.
+    ///
+    /// # Errors
+    ///
+    /// As [`Connection::request`], and [`Error::Unexpected`] for a reply of another type.
     pub async fn features(&self) -> Result<Features, Error> {
-        match self.request(Body::FeaturesRequest, "features").await? {
+        match self.request(Body::FeaturesRequest, "read features").await? {
             Body::FeaturesReply(features) => Ok(features),
-            _ => Err(self.unexpected("features")),
+            _ => Err(self.unexpected("read features")),
         }
     }
 
+    /// Returns the configuration of the switch.
+    ///
+    /// # Errors
+    ///
+    /// As [`Connection::request`], and [`Error::Unexpected`] for a reply of another type.
     pub async fn config(&self) -> Result<SwitchConfig, Error> {
-        match self.request(Body::GetConfigRequest, "configuration").await? {
+        match self.request(Body::GetConfigRequest, "read configuration").await? {
             Body::GetConfigReply(config) => Ok(config),
-            _ => Err(self.unexpected("configuration")),
+            _ => Err(self.unexpected("read configuration")),
         }
     }
 
+    /// Changes the configuration of the switch.
+    ///
+    /// # Errors
+    ///
+    /// As [`Connection::send_all`].
     pub async fn set_config(&self, config: SwitchConfig) -> Result<(), Error> {
         self.send_all(vec![Body::SetConfig(config)], |_| "set configuration".into()).await
     }
 
-    /// Chooses which messages come unasked.
+    /// Selects the asynchronous messages that the switch sends on this connection.
+    ///
+    /// # Errors
+    ///
+    /// As [`Connection::send_all`].
     pub async fn set_async(&self, config: AsyncConfig) -> Result<(), Error> {
-        self.send_all(vec![Body::SetAsync(config)], |_| "choose notifications".into()).await
+        self.send_all(vec![Body::SetAsync(config)], |_| "set asynchronous configuration".into()).await
     }
 }
 
 fn check_hello(received: Received) -> Result<(), String> {
     match received.message {
-        Ok(Message { body: Body::Hello(hello), .. }) if hello.speaks_ours() => Ok(()),
+        Ok(Message { body: Body::Hello(hello), .. }) if hello.supports_openflow13() => Ok(()),
         Ok(Message { body: Body::Hello(hello), .. }) => Err(format!(
-            "it speaks version {:#04x} only; set the bridge's `protocols` to OpenFlow13",
+            "the switch supports version {:#04x} only; add OpenFlow13 to the `protocols` of the bridge",
             hello.version
         )),
-        Ok(Message { body: Body::Error(rejection), .. }) => Err(rejection.to_string()),
-        Ok(_) => Err("its first message is not a hello".into()),
+        Ok(Message { body: Body::Error(error), .. }) => Err(error.to_string()),
+        Ok(_) => Err("the first message is not a hello".into()),
         Err(error) => Err(error.to_string()),
     }
 }
@@ -334,11 +468,11 @@ fn check_hello(received: Received) -> Result<(), String> {
 async fn write(
     mut writer: impl AsyncWrite + Unpin,
     mut queue: mpsc::UnboundedReceiver<Vec<u8>>,
-    waiting: Arc<Waiting>,
+    pending: Arc<PendingReplies>,
 ) {
     while let Some(bytes) = queue.recv().await {
         if let Err(error) = writer.write_all(&bytes).await {
-            waiting.close(error.to_string());
+            pending.close(error.to_string());
             return;
         }
     }
@@ -347,38 +481,38 @@ async fn write(
 async fn read(
     mut incoming: FramedRead<impl AsyncRead + Unpin, Codec>,
     out: mpsc::UnboundedSender<Vec<u8>>,
-    waiting: Arc<Waiting>,
+    pending: Arc<PendingReplies>,
     notify: mpsc::Sender<Message>,
 ) {
     let why = loop {
         match incoming.next().await {
-            None => break "the switch closed it".to_owned(),
+            None => break "closed by the switch".to_owned(),
             Some(Err(error)) => break error.to_string(),
-            Some(Ok(received)) => dispatch(received, &out, &waiting, &notify),
+            Some(Ok(received)) => dispatch(received, &out, &pending, &notify),
         }
     };
-    waiting.close(why);
+    pending.close(why);
 }
 
 fn dispatch(
     received: Received,
     out: &mpsc::UnboundedSender<Vec<u8>>,
-    waiting: &Waiting,
+    pending: &PendingReplies,
     notify: &mpsc::Sender<Message>,
 ) {
     match &received.message {
         Ok(Message { xid, body: Body::EchoRequest(data) }) => {
             if let Ok(bytes) = Message::new(*xid, Body::EchoReply(data.clone())).to_bytes() {
-                // A closed queue means that the connection is going: the reader will see it too.
+                // The queue is closed only when the connection is; the reader reports that.
                 let _sent = out.send(bytes);
             }
         }
         Ok(Message { body: Body::PacketIn(_) | Body::PortStatus(_) | Body::FlowRemoved(_), .. }) => {
             if let Ok(message) = received.message {
-                // Full: whoever does not fetch notifications does not want them.
+                // Dropped if the queue is full.
                 let _delivered = notify.try_send(message);
             }
         }
-        _ => waiting.deliver(received),
+        _ => pending.deliver(received),
     }
 }

@@ -1,4 +1,4 @@
-//! Flows: what they are, how they are changed, what the switch tells of them.
+//! Flow entries: their parts, modifications and statistics (OpenFlow 1.3.5 sections 5.2, 7.3.4.1 and 7.3.5.2).
 
 use bytes::BufMut;
 
@@ -7,57 +7,67 @@ use crate::matching::Match;
 use crate::port::Port;
 use crate::wire::{DecodeError, Reader};
 
-/// Asks for a flow-removed message when the flow goes.
+/// Flag: the switch sends a flow-removed message when the flow is deleted or expires (`OFPFF_SEND_FLOW_REM`).
 pub const SEND_FLOW_REMOVED: u16 = 1;
-/// Refuses an add that overlaps a flow of the same priority.
+/// Flag: the switch rejects an add that overlaps a flow of the same priority (`OFPFF_CHECK_OVERLAP`).
 pub const CHECK_OVERLAP: u16 = 2;
+/// Flag: a modification resets the counters of the flow (`OFPFF_RESET_COUNTS`).
 pub const RESET_COUNTS: u16 = 4;
-/// All tables, in a request or a delete.
+/// All tables, in a statistics request or a delete (`OFPTT_ALL`).
 pub const ALL_TABLES: u8 = 0xff;
-/// All groups, in a request or a delete.
+/// No restriction on the group, in a statistics request or a delete (`OFPG_ANY`).
 pub const ANY_GROUP: u32 = 0xffff_ffff;
 const NO_BUFFER: u32 = 0xffff_ffff;
 
-/// A row of a flow table. Table, priority and match are what identify it.
+/// A flow entry. The switch identifies it by table, priority and match.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Flow {
+    /// Table number, 0 to 254.
     pub table: u8,
+    /// Priority within the table; the highest matching priority wins.
     pub priority: u16,
+    /// Packets that the flow applies to.
     pub matching: Match,
-    /// The owner's mark; nothing to the switch.
+    /// Opaque value of the controller; filters and deletes can select flows by it.
     pub cookie: u64,
+    /// Treatment of matching packets.
     pub instructions: Instructions,
-    /// Seconds; 0 for never.
+    /// Seconds without a matching packet after which the flow expires; 0 for never.
     pub idle_timeout: u16,
+    /// Seconds after its installation at which the flow expires; 0 for never.
     pub hard_timeout: u16,
+    /// [`SEND_FLOW_REMOVED`], [`CHECK_OVERLAP`], [`RESET_COUNTS`] (`ofp_flow_mod_flags`).
     pub flags: u16,
 }
 
 impl Flow {
-    /// A flow that drops what it matches until it is told otherwise.
+    /// Returns a flow without instructions: it drops the packets that it matches.
     pub fn new(table: u8, priority: u16, matching: Match) -> Flow {
         Flow { table, priority, matching, ..Flow::default() }
     }
 
+    /// Sets the cookie.
     #[must_use]
     pub fn cookie(mut self, cookie: u64) -> Flow {
         self.cookie = cookie;
         self
     }
 
+    /// Appends actions to those that are executed immediately.
     #[must_use]
     pub fn apply(mut self, actions: impl IntoIterator<Item = Action>) -> Flow {
         self.instructions.apply.extend(actions);
         self
     }
 
-    /// Replaces the bits of the metadata that are set in `mask`.
+    /// Writes the bits of `value` that are set in `mask` to the metadata.
     #[must_use]
     pub fn write_metadata(mut self, value: u64, mask: u64) -> Flow {
         self.instructions.metadata = Some((value & mask, mask));
         self
     }
 
+    /// Continues with `table`, which must be higher than the flow's own.
     #[must_use]
     pub fn goto(mut self, table: u8) -> Flow {
         self.instructions.goto = Some(table);
@@ -65,27 +75,33 @@ impl Flow {
     }
 }
 
+/// Command of a flow modification (`ofp_flow_mod_command`, OpenFlow 1.3.5 section 6.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlowCommand {
-    /// Adds, or replaces the flow of the same table, priority and match.
+    /// Adds a flow, or replaces the one of the same table, priority and match.
     Add,
+    /// Changes the instructions of every flow that is equal to or more specific than the match.
     Modify,
+    /// Changes the instructions of the flow with the same priority and match.
     ModifyStrict,
-    /// Deletes every flow that is as narrow as the match or narrower.
+    /// Deletes every flow that is equal to or more specific than the match.
     Delete,
-    /// Deletes the flow of exactly this priority and match.
+    /// Deletes the flow with the same priority and match.
     DeleteStrict,
 }
 
-/// A change of flows.
+/// Flow modification message (`ofp_flow_mod`, OpenFlow 1.3.5 section 7.3.4.1). It is sent without a packet buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlowMod {
+    /// Operation.
     pub command: FlowCommand,
+    /// Flow to add, or the selection for the other commands. Strict commands use the priority too.
     pub flow: Flow,
-    /// For modify and delete: the bits of the cookie that must agree.
+    /// Modify and delete affect only flows whose cookie equals that of `flow` in these bits; 0 for no restriction.
     pub cookie_mask: u64,
-    /// For delete: only flows that send there.
+    /// Delete affects only flows with an output to this port; [`Port::ANY`] for no restriction.
     pub out_port: Port,
+    /// Delete affects only flows with this group action; [`ANY_GROUP`] for no restriction.
     pub out_group: u32,
 }
 
@@ -94,16 +110,18 @@ impl FlowMod {
         FlowMod { command, flow, cookie_mask: 0, out_port: Port::ANY, out_group: ANY_GROUP }
     }
 
+    /// Returns a message that adds or replaces `flow`.
     pub fn add(flow: Flow) -> FlowMod {
         FlowMod::new(FlowCommand::Add, flow)
     }
 
-    /// Deletes the flow that has this table, priority and match.
-    pub fn delete_exactly(flow: &Flow) -> FlowMod {
+    /// Returns a message that deletes the flow with the table, priority and match of `flow`.
+    pub fn delete_strict(flow: &Flow) -> FlowMod {
         FlowMod::new(FlowCommand::DeleteStrict, Flow::new(flow.table, flow.priority, flow.matching.clone()))
     }
 
-    /// Deletes all flows of `table` ([`ALL_TABLES`] for all) whose cookie agrees with `cookie` under `mask`.
+    /// Returns a message that deletes the flows of `table` (or [`ALL_TABLES`]) whose cookie equals `cookie` in the bits of
+    /// `mask`.
     pub fn delete_by_cookie(table: u8, cookie: u64, mask: u64) -> FlowMod {
         let flow = Flow::new(table, 0, Match::new()).cookie(cookie);
         FlowMod { cookie_mask: mask, ..FlowMod::new(FlowCommand::Delete, flow) }
@@ -155,16 +173,20 @@ impl FlowMod {
     }
 }
 
-/// Which flows to tell of.
+/// Selection of flows for statistics (`ofp_flow_stats_request`). The default selects all flows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlowFilter {
+    /// Table number, or [`ALL_TABLES`].
     pub table: u8,
+    /// Only flows with an output to this port; [`Port::ANY`] for no restriction.
     pub out_port: Port,
+    /// Only flows with this group action; [`ANY_GROUP`] for no restriction.
     pub out_group: u32,
+    /// Cookie to compare with.
     pub cookie: u64,
-    /// The bits of the cookie that must agree.
+    /// Bits of the cookie to compare; 0 for no restriction.
     pub cookie_mask: u64,
-    /// Flows as narrow as this or narrower.
+    /// Only flows that are equal to or more specific than this match.
     pub matching: Match,
 }
 
@@ -203,13 +225,18 @@ impl FlowFilter {
     }
 }
 
-/// A flow of the switch with its counters.
+/// A flow entry with its counters (`ofp_flow_stats`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlowStats {
+    /// Flow entry.
     pub flow: Flow,
+    /// Whole seconds since the installation of the flow.
     pub seconds: u32,
+    /// Nanoseconds beyond `seconds`.
     pub nanoseconds: u32,
+    /// Packets that matched.
     pub packets: u64,
+    /// Bytes of the packets that matched.
     pub bytes: u64,
 }
 
@@ -252,24 +279,35 @@ impl FlowStats {
     }
 }
 
+/// Reason for the removal of a flow (`ofp_flow_removed_reason`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RemovalReason {
+    /// The idle timeout expired.
     IdleTimeout,
+    /// The hard timeout expired.
     HardTimeout,
+    /// A flow modification deleted the flow.
     Deleted,
+    /// A group that the flow uses was deleted.
     GroupDeleted,
+    /// A reason that this library does not know.
     Other(u8),
 }
 
-/// A flow went that asked for this message.
+/// Flow-removed message (`ofp_flow_removed`, OpenFlow 1.3.5 section 7.4.2), sent for flows with [`SEND_FLOW_REMOVED`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlowRemoved {
+    /// Cause of the removal.
     pub reason: RemovalReason,
-    /// Without instructions: the switch does not tell them.
+    /// The removed flow. Instructions and flags are empty: the message does not contain them.
     pub flow: Flow,
+    /// Whole seconds between installation and removal.
     pub seconds: u32,
+    /// Nanoseconds beyond `seconds`.
     pub nanoseconds: u32,
+    /// Packets that matched.
     pub packets: u64,
+    /// Bytes of the packets that matched.
     pub bytes: u64,
 }
 

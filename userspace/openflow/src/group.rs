@@ -1,4 +1,4 @@
-//! Groups: one action that stands for several lists of actions.
+//! Group entries: sets of action buckets (OpenFlow 1.3.5 sections 5.6 and 7.3.4.2).
 
 use bytes::BufMut;
 
@@ -7,28 +7,34 @@ use crate::flow::ANY_GROUP;
 use crate::port::Port;
 use crate::wire::{DecodeError, Reader};
 
+/// Type of a group (`ofp_group_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GroupKind {
-    /// Every bucket gets a copy.
+    /// Executes every bucket on a copy of the packet.
     All,
-    /// One bucket, chosen by hash and weight.
+    /// Executes one bucket, chosen by the switch in proportion to the weights.
     Select,
-    /// The only bucket.
+    /// Executes the only bucket.
     Indirect,
-    /// The first bucket whose watched port is up.
+    /// Executes the first live bucket.
     FastFailover,
 }
 
+/// Bucket of a group (`ofp_bucket`).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Bucket {
-    /// For select groups.
+    /// Relative weight in a select group; 0 in groups of other types.
     pub weight: u16,
+    /// Port whose state decides whether the bucket is live, or [`Port::ANY`]. Fast failover groups only.
     pub watch_port: Port,
+    /// Group whose state decides whether the bucket is live, or [`ANY_GROUP`]. Fast failover groups only.
     pub watch_group: u32,
+    /// Actions of the bucket's action set.
     pub actions: Vec<Action>,
 }
 
 impl Bucket {
+    /// Returns a bucket of weight 0 that watches neither port nor group.
     pub fn new(actions: impl IntoIterator<Item = Action>) -> Bucket {
         Bucket {
             weight: 0,
@@ -38,6 +44,7 @@ impl Bucket {
         }
     }
 
+    /// Sets the weight.
     #[must_use]
     pub fn weight(mut self, weight: u16) -> Bucket {
         self.weight = weight;
@@ -65,10 +72,14 @@ impl Bucket {
     }
 }
 
+/// Group entry.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Group {
+    /// Group id, 0 to 0xffff_ff00.
     pub id: u32,
+    /// Group type.
     pub kind: GroupKind,
+    /// Buckets, in order.
     pub buckets: Vec<Bucket>,
 }
 
@@ -104,7 +115,7 @@ impl Group {
         Ok(Group { id, kind, buckets })
     }
 
-    /// As group descriptions have it.
+    /// Encodes the form of group descriptions (`ofp_group_desc`), which begins with a length.
     pub(crate) fn encode_desc(&self, out: &mut Vec<u8>) {
         let start = out.len();
         out.put_u16(0);
@@ -119,33 +130,40 @@ impl Group {
     }
 }
 
+/// Command of a group modification (`ofp_group_mod_command`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GroupCommand {
+    /// Adds a group. The switch rejects it if the id is in use.
     Add,
+    /// Replaces the type and buckets of an existing group.
     Modify,
-    /// Deletes the group and every flow that sends to it.
+    /// Deletes the group and every flow that uses it.
     Delete,
-    /// Open vSwitch's: modifies, or adds if there is none.
+    /// Adds or replaces a group (Open vSwitch extension `OFPGC11_ADD_OR_MOD`, 0x8000).
     AddOrModify,
 }
 
-/// A change of groups.
+/// Group modification message (`ofp_group_mod`, OpenFlow 1.3.5 section 7.3.4.2).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupMod {
+    /// Operation.
     pub command: GroupCommand,
+    /// Group to write; for a delete only its id is used.
     pub group: Group,
 }
 
 impl GroupMod {
+    /// Returns a message that adds `group`.
     pub fn add(group: Group) -> GroupMod {
         GroupMod { command: GroupCommand::Add, group }
     }
 
-    /// Makes the group be this, whether it was there or not.
-    pub fn put(group: Group) -> GroupMod {
+    /// Returns a message that adds `group` or replaces the one with the same id.
+    pub fn add_or_modify(group: Group) -> GroupMod {
         GroupMod { command: GroupCommand::AddOrModify, group }
     }
 
+    /// Returns a message that deletes the group `id` and every flow that uses it.
     pub fn delete(id: u32) -> GroupMod {
         GroupMod { command: GroupCommand::Delete, group: Group { id, kind: GroupKind::All, buckets: vec![] } }
     }

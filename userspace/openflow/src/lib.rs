@@ -1,10 +1,12 @@
-//! OpenFlow 1.3 and the extensions of Open vSwitch that go with it: a codec and an async connection.
+//! OpenFlow 1.3 with the Nicira extensions of Open vSwitch: a codec and an asynchronous connection.
 //!
-//! * [`Message`] encodes and decodes; decoders check every length and never panic.
-//! * [`Match`], [`Action`], [`Flow`], [`Group`] build flows from typed values and write them as
-//!   `ovs-ofctl` does.
-//! * [`Connection`] speaks with a switch: requests and replies, dumps, and bundles of changes that take
-//!   effect all at once or not at all.
+//! * [`Message`] encodes and decodes messages. Decoders check every length and do not panic.
+//! * [`Match`], [`Action`], [`Flow`] and [`Group`] describe table contents with typed values. Their `Display` form is the
+//!   syntax of `ovs-ofctl`.
+//! * [`Connection`] sends requests to a switch, dumps its tables, and applies bundles of changes atomically.
+//!
+//! Section numbers refer to the OpenFlow Switch Specification 1.3.5, `nx_*` names to the headers and sources of Open
+//! vSwitch. Integers are in host byte order; the codec converts them.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), openflow_rs::connection::Error> {
@@ -20,10 +22,14 @@
 //! # }
 //! ```
 
+#![deny(missing_docs)]
+#![deny(clippy::missing_errors_doc)]
+
 pub mod action;
 pub mod bundle;
 pub mod codec;
 pub mod connection;
+mod error_message;
 mod field;
 pub mod flow;
 pub mod group;
@@ -33,13 +39,13 @@ pub mod multipart;
 pub mod nicira;
 pub mod packet;
 pub mod port;
-mod rejection;
 pub mod switch;
 mod text;
 mod wire;
 
 pub use action::{Action, Instructions};
 pub use connection::{Change, Connection};
+pub use error_message::ErrorMessage;
 pub use field::Field;
 pub use flow::{Flow, FlowFilter, FlowMod, FlowStats};
 pub use group::{Bucket, Group, GroupKind, GroupMod};
@@ -47,5 +53,4 @@ pub use matching::{Masked, Match, ct_state};
 pub use message::{Body, Message};
 pub use nicira::{Ct, Nat, NatKind, NatRange, Slice, Zone};
 pub use port::Port;
-pub use rejection::Rejection;
 pub use wire::{DecodeError, TooLong};

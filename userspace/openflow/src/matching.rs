@@ -1,4 +1,4 @@
-//! Which packets a flow means.
+//! Flow matches: conditions on header and metadata fields (OpenFlow 1.3.5 sections 5.3 and 7.2.3).
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -8,31 +8,44 @@ use crate::field::Field;
 use crate::port::Port;
 use crate::wire::{DecodeError, Reader, pad8};
 
+/// EtherType of IPv4.
 pub const ETH_TYPE_IPV4: u16 = 0x0800;
+/// EtherType of ARP.
 pub const ETH_TYPE_ARP: u16 = 0x0806;
+/// EtherType of IPv6.
 pub const ETH_TYPE_IPV6: u16 = 0x86dd;
+/// EtherType of an 802.1Q tag.
 pub const ETH_TYPE_VLAN: u16 = 0x8100;
+/// IP protocol number of ICMP for IPv4.
 pub const IP_PROTO_ICMP: u8 = 1;
+/// IP protocol number of TCP.
 pub const IP_PROTO_TCP: u8 = 6;
+/// IP protocol number of UDP.
 pub const IP_PROTO_UDP: u8 = 17;
+/// IP protocol number of ICMPv6.
 pub const IP_PROTO_ICMPV6: u8 = 58;
+/// IP protocol number of SCTP.
 pub const IP_PROTO_SCTP: u8 = 132;
+/// ICMPv6 type of a neighbour solicitation (RFC 4861).
 pub const ICMPV6_NEIGHBOUR_SOLICITATION: u8 = 135;
+/// ICMPv6 type of a neighbour advertisement (RFC 4861).
 pub const ICMPV6_NEIGHBOUR_ADVERTISEMENT: u8 = 136;
 
-/// The bit of [`Field::VlanVid`] that says "there is a tag".
+/// Bit of [`Field::VlanVid`] that is set if the packet has a VLAN tag (`OFPVID_PRESENT`).
 pub const VLAN_PRESENT: u16 = 0x1000;
 
-/// What one field must be.
+/// Value and mask of one field, right-aligned in host byte order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Masked {
+    /// Required value of the bits in `mask`; the other bits are 0.
     pub value: u128,
+    /// Bits that are compared.
     pub mask: u128,
 }
 
-/// A set of conditions on fields, all of which must hold; the empty set matches every packet.
+/// A set of conditions on fields. A packet matches if all conditions hold; the empty set matches every packet.
 ///
-/// The methods that name a protocol's field also set its prerequisites:
+/// A method for a field of a protocol also sets the prerequisites of the field (OpenFlow 1.3.5 section 7.2.3.8):
 ///
 /// ```
 /// use openflow_rs::Match;
@@ -41,30 +54,33 @@ pub struct Masked {
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Match {
-    /// In the order of the fields: a switch has very many matches of very few fields.
+    /// Sorted by field. A vector, because matches are many and have few fields.
     fields: Vec<(Field, Masked)>,
 }
 
-/// A condition on a field that has no meaning without another one.
+/// A field of a match whose prerequisite is missing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a match on {field} needs {needs}", field = field.name())]
 pub struct MissingPrerequisite {
+    /// Field without its prerequisite.
     pub field: Field,
+    /// Missing prerequisite, for display.
     pub needs: &'static str,
 }
 
 impl Match {
+    /// Returns a match without conditions.
     pub fn new() -> Self {
         Match::default()
     }
 
-    /// Requires `field` to be exactly `value`; bits beyond the field's width are cut off.
+    /// Requires `field` to equal `value`; bits above the width of the field are cut off.
     #[must_use]
     pub fn field(self, field: Field, value: impl Into<u128>) -> Self {
         self.masked(field, value, field.mask())
     }
 
-    /// Requires the bits of `field` that are set in `mask` to be those of `value`.
+    /// Requires the bits of `field` in `mask` to equal those of `value`. A mask of 0 removes the condition.
     #[must_use]
     pub fn masked(mut self, field: Field, value: impl Into<u128>, mask: impl Into<u128>) -> Self {
         let mask = mask.into() & field.mask();
@@ -80,149 +96,168 @@ impl Match {
         self
     }
 
-    /// What is required of `field`.
+    /// Returns the condition on `field`.
     pub fn get(&self, field: Field) -> Option<Masked> {
         let at = self.fields.binary_search_by_key(&field, |(field, _)| *field).ok()?;
         Some(self.fields[at].1)
     }
 
-    /// The value of a field that is matched exactly.
+    /// Returns the value of `field` if all of its bits are compared.
     pub fn exact(&self, field: Field) -> Option<u128> {
         self.get(field).filter(|m| m.mask == field.mask()).map(|m| m.value)
     }
 
+    /// Iterates over the conditions in wire order.
     pub fn iter(&self) -> impl Iterator<Item = (Field, Masked)> + '_ {
         self.fields.iter().copied()
     }
 
+    /// Returns whether there is no condition: every packet matches.
     pub fn is_empty(&self) -> bool {
         self.fields.is_empty()
     }
 
+    /// Requires an ingress port.
     #[must_use]
     pub fn in_port(self, port: Port) -> Self {
         self.field(Field::InPort, port.0)
     }
 
+    /// Requires an EtherType (host byte order).
     #[must_use]
     pub fn eth_type(self, eth_type: u16) -> Self {
         self.field(Field::EthType, eth_type)
     }
 
+    /// Requires an Ethernet source address.
     #[must_use]
     pub fn eth_src(self, mac: [u8; 6]) -> Self {
         self.field(Field::EthSrc, mac_bits(mac))
     }
 
+    /// Requires an Ethernet destination address.
     #[must_use]
     pub fn eth_dst(self, mac: [u8; 6]) -> Self {
         self.field(Field::EthDst, mac_bits(mac))
     }
 
-    /// Frames to a group address, broadcast included.
+    /// Requires a multicast or broadcast destination (the group bit of the Ethernet address).
     #[must_use]
-    pub fn to_many(self) -> Self {
+    pub fn multicast_dst(self) -> Self {
         let bit = mac_bits([1, 0, 0, 0, 0, 0]);
         self.masked(Field::EthDst, bit, bit)
     }
 
-    /// Frames that claim to come from a group address, which no station may.
+    /// Requires a multicast source address, which IEEE 802 does not allow.
     #[must_use]
-    pub fn from_many(self) -> Self {
+    pub fn multicast_src(self) -> Self {
         let bit = mac_bits([1, 0, 0, 0, 0, 0]);
         self.masked(Field::EthSrc, bit, bit)
     }
 
-    /// Frames tagged `vid`.
+    /// Requires a VLAN tag with the id `vid` (1 to 4094).
     #[must_use]
     pub fn vlan(self, vid: u16) -> Self {
         self.field(Field::VlanVid, vid | VLAN_PRESENT)
     }
 
-    /// Frames with any tag.
+    /// Requires a VLAN tag with any id.
     #[must_use]
     pub fn any_vlan(self) -> Self {
         self.masked(Field::VlanVid, VLAN_PRESENT, VLAN_PRESENT)
     }
 
-    /// Frames without a tag.
+    /// Requires the absence of a VLAN tag.
     #[must_use]
     pub fn no_vlan(self) -> Self {
         self.field(Field::VlanVid, 0u16)
     }
 
+    /// Requires a tunnel id: the VNI of VXLAN, the key of GRE.
     #[must_use]
     pub fn tunnel_id(self, id: u64) -> Self {
         self.field(Field::TunnelId, id)
     }
 
+    /// Requires the metadata bits in `mask` to equal those of `value`.
     #[must_use]
     pub fn metadata(self, value: u64, mask: u64) -> Self {
         self.masked(Field::Metadata, value, mask)
     }
 
+    /// Requires an IP protocol number. The caller adds [`Match::ipv4`] or [`Match::ipv6`].
     #[must_use]
     pub fn ip_proto(self, proto: u8) -> Self {
         self.field(Field::IpProto, proto)
     }
 
+    /// Requires an IPv4 packet.
     #[must_use]
     pub fn ipv4(self) -> Self {
         self.eth_type(ETH_TYPE_IPV4)
     }
 
+    /// Requires an IPv6 packet.
     #[must_use]
     pub fn ipv6(self) -> Self {
         self.eth_type(ETH_TYPE_IPV6)
     }
 
+    /// Requires an IPv4 source in `address`/`prefix` (0 to 32 bits).
     #[must_use]
     pub fn ipv4_src(self, address: Ipv4Addr, prefix: u8) -> Self {
         self.ipv4().masked(Field::Ipv4Src, address.to_bits(), v4_mask(prefix))
     }
 
+    /// Requires an IPv4 destination in `address`/`prefix` (0 to 32 bits).
     #[must_use]
     pub fn ipv4_dst(self, address: Ipv4Addr, prefix: u8) -> Self {
         self.ipv4().masked(Field::Ipv4Dst, address.to_bits(), v4_mask(prefix))
     }
 
+    /// Requires an IPv6 source in `address`/`prefix` (0 to 128 bits).
     #[must_use]
     pub fn ipv6_src(self, address: Ipv6Addr, prefix: u8) -> Self {
         self.ipv6().masked(Field::Ipv6Src, address.to_bits(), v6_mask(prefix))
     }
 
+    /// Requires an IPv6 destination in `address`/`prefix` (0 to 128 bits).
     #[must_use]
     pub fn ipv6_dst(self, address: Ipv6Addr, prefix: u8) -> Self {
         self.ipv6().masked(Field::Ipv6Dst, address.to_bits(), v6_mask(prefix))
     }
 
+    /// Requires an ARP packet.
     #[must_use]
     pub fn arp(self) -> Self {
         self.eth_type(ETH_TYPE_ARP)
     }
 
-    /// 1 is a request, 2 a reply.
+    /// Requires an ARP operation: 1 is a request, 2 is a reply (RFC 826).
     #[must_use]
     pub fn arp_op(self, op: u16) -> Self {
         self.arp().field(Field::ArpOp, op)
     }
 
+    /// Requires an ARP sender protocol address.
     #[must_use]
     pub fn arp_spa(self, address: Ipv4Addr) -> Self {
         self.arp().field(Field::ArpSpa, address.to_bits())
     }
 
+    /// Requires an ARP target protocol address.
     #[must_use]
     pub fn arp_tpa(self, address: Ipv4Addr) -> Self {
         self.arp().field(Field::ArpTpa, address.to_bits())
     }
 
+    /// Requires an ICMPv6 message of type `kind`.
     #[must_use]
     pub fn icmpv6(self, kind: u8) -> Self {
         self.ipv6().ip_proto(IP_PROTO_ICMPV6).field(Field::Icmpv6Type, kind)
     }
 
-    /// A neighbour solicitation for `target`.
+    /// Requires a neighbour solicitation for `target` (RFC 4861 section 4.3).
     #[must_use]
     pub fn neighbour_solicitation(self, target: Ipv6Addr) -> Self {
         self.icmpv6(ICMPV6_NEIGHBOUR_SOLICITATION)
@@ -230,23 +265,30 @@ impl Match {
             .field(Field::NdTarget, target.to_bits())
     }
 
+    /// Requires TCP. The caller adds [`Match::ipv4`] or [`Match::ipv6`].
     #[must_use]
     pub fn tcp(self) -> Self {
         self.ip_proto(IP_PROTO_TCP)
     }
 
+    /// Requires UDP. The caller adds [`Match::ipv4`] or [`Match::ipv6`].
     #[must_use]
     pub fn udp(self) -> Self {
         self.ip_proto(IP_PROTO_UDP)
     }
 
-    /// Requires of the connection state that the bits of `mask` be those of `state`; see [`ct_state`].
+    /// Requires the connection state bits in `mask` to equal those of `state`; see [`ct_state`].
     #[must_use]
     pub fn ct_state(self, state: u32, mask: u32) -> Self {
         self.masked(Field::CtState, state, mask)
     }
 
-    /// The first field that would be refused for want of another.
+    /// Checks the prerequisites of all fields.
+    ///
+    /// # Errors
+    ///
+    /// Returns the first field, in wire order, whose prerequisite is missing. A switch rejects such a match with
+    /// `OFPBMC_BAD_PREREQ`.
     pub fn check(&self) -> Result<(), MissingPrerequisite> {
         self.fields.iter().try_for_each(|(field, _)| self.check_field(*field))
     }
@@ -289,7 +331,7 @@ impl Match {
         if met { Ok(()) } else { Err(MissingPrerequisite { field, needs }) }
     }
 
-    /// The `ofp_match` structure, padding included.
+    /// Encodes an `ofp_match` structure with its padding.
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         let start = out.len();
         out.put_u16(1);
@@ -321,7 +363,7 @@ impl Match {
     }
 }
 
-/// A MAC address as the number a field holds.
+/// Returns a MAC address as the value of a 48-bit field: the first octet is the most significant.
 pub fn mac_bits(mac: [u8; 6]) -> u64 {
     mac.iter().fold(0, |acc, byte| acc << 8 | u64::from(*byte))
 }
@@ -334,14 +376,22 @@ fn v6_mask(prefix: u8) -> u128 {
     u128::MAX.checked_shl(128 - u32::from(prefix.min(128))).unwrap_or(0)
 }
 
-/// Bits of [`Field::CtState`].
+/// Bits of [`Field::CtState`] (ovs-fields(7), `ct_state`).
 pub mod ct_state {
+    /// Connection that is not committed yet.
     pub const NEW: u32 = 0x01;
+    /// Connection that has seen packets in both directions, or is committed.
     pub const ESTABLISHED: u32 = 0x02;
+    /// Packet related to another connection, such as an ICMP error.
     pub const RELATED: u32 = 0x04;
+    /// Packet in the reply direction.
     pub const REPLY: u32 = 0x08;
+    /// Packet that connection tracking cannot assign.
     pub const INVALID: u32 = 0x10;
+    /// Packet that has passed connection tracking.
     pub const TRACKED: u32 = 0x20;
+    /// Packet whose source is translated.
     pub const SOURCE_NAT: u32 = 0x40;
+    /// Packet whose destination is translated.
     pub const DESTINATION_NAT: u32 = 0x80;
 }

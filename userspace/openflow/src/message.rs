@@ -1,63 +1,96 @@
-//! A whole message: its header, and one of the bodies.
+//! OpenFlow messages: header and typed body (OpenFlow 1.3.5 sections 7.1 and 7.3 to 7.5).
 
 use bytes::BufMut;
 
 use crate::bundle::BundleControl;
+use crate::error_message::ErrorMessage;
 use crate::flow::{FlowMod, FlowRemoved};
 use crate::group::GroupMod;
 use crate::multipart::{MultipartReply, MultipartRequest};
 use crate::packet::{PacketIn, PacketOut};
 use crate::port::PortStatus;
-use crate::rejection::Rejection;
 use crate::switch::{AsyncConfig, Features, Hello, RoleMessage, SwitchConfig, VERSION};
 use crate::wire::{DecodeError, EXPERIMENTER_ONF, Reader, TooLong};
 
-/// Bytes of the header of every message.
+/// Length of the header (`ofp_header`) in bytes.
 pub const HEADER: usize = 8;
 
+/// An OpenFlow message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// A reply has the xid of its request.
+    /// Transaction id. A reply has that of its request.
     pub xid: u32,
+    /// Typed content after the header.
     pub body: Body,
 }
 
+/// Typed body of a message (`ofp_type`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Body {
+    /// Version negotiation (`OFPT_HELLO`).
     Hello(Hello),
-    Error(Rejection),
+    /// Error report (`OFPT_ERROR`).
+    Error(ErrorMessage),
+    /// Liveness probe with arbitrary data (`OFPT_ECHO_REQUEST`).
     EchoRequest(Vec<u8>),
+    /// Answer to a probe, with its data (`OFPT_ECHO_REPLY`).
     EchoReply(Vec<u8>),
+    /// Request for the features (`OFPT_FEATURES_REQUEST`).
     FeaturesRequest,
+    /// Features of the switch (`OFPT_FEATURES_REPLY`).
     FeaturesReply(Features),
+    /// Request for the configuration (`OFPT_GET_CONFIG_REQUEST`).
     GetConfigRequest,
+    /// Configuration of the switch (`OFPT_GET_CONFIG_REPLY`).
     GetConfigReply(SwitchConfig),
+    /// New configuration (`OFPT_SET_CONFIG`).
     SetConfig(SwitchConfig),
+    /// Packet for the controller (`OFPT_PACKET_IN`).
     PacketIn(PacketIn),
+    /// Removal of a flow (`OFPT_FLOW_REMOVED`).
     FlowRemoved(FlowRemoved),
+    /// Change of a port (`OFPT_PORT_STATUS`).
     PortStatus(PortStatus),
+    /// Packet for the switch to send (`OFPT_PACKET_OUT`).
     PacketOut(PacketOut),
+    /// Flow modification (`OFPT_FLOW_MOD`).
     FlowMod(FlowMod),
+    /// Group modification (`OFPT_GROUP_MOD`).
     GroupMod(GroupMod),
+    /// Request for statistics or descriptions (`OFPT_MULTIPART_REQUEST`).
     MultipartRequest(MultipartRequest),
+    /// One part of the answer (`OFPT_MULTIPART_REPLY`).
     MultipartReply(MultipartReply),
+    /// Request to finish all earlier messages (`OFPT_BARRIER_REQUEST`).
     BarrierRequest,
+    /// All earlier messages are processed (`OFPT_BARRIER_REPLY`).
     BarrierReply,
+    /// Request for a controller role (`OFPT_ROLE_REQUEST`).
     RoleRequest(RoleMessage),
+    /// Current controller role (`OFPT_ROLE_REPLY`).
     RoleReply(RoleMessage),
+    /// Request for the asynchronous configuration (`OFPT_GET_ASYNC_REQUEST`).
     GetAsyncRequest,
+    /// Asynchronous configuration (`OFPT_GET_ASYNC_REPLY`).
     GetAsyncReply(AsyncConfig),
+    /// New asynchronous configuration (`OFPT_SET_ASYNC`).
     SetAsync(AsyncConfig),
+    /// Bundle operation (`ONFT_BUNDLE_CONTROL`).
     BundleControl(BundleControl),
-    /// A message that takes effect when the bundle is committed.
+    /// Message that the switch applies when the bundle is committed (`onf_bundle_add_msg`).
     BundleAdd {
+        /// Bundle id.
         bundle: u32,
+        /// Flags of the bundle.
         flags: u16,
+        /// Message to add. It needs the transaction id of the outer message.
         message: Box<Message>,
     },
-    /// A message that this library does not know: type and what follows the header.
+    /// A message that this library does not decode.
     Other {
+        /// Message type.
         kind: u8,
+        /// Bytes after the header.
         body: Vec<u8>,
     },
 }
@@ -101,7 +134,7 @@ impl Body {
     fn encode(&self, out: &mut Vec<u8>) -> Result<(), TooLong> {
         match self {
             Body::Hello(hello) => hello.encode(out),
-            Body::Error(rejection) => rejection.encode(out),
+            Body::Error(error) => error.encode(out),
             Body::EchoRequest(data) | Body::EchoReply(data) => out.extend_from_slice(data),
             Body::FeaturesRequest
             | Body::GetConfigRequest
@@ -145,7 +178,7 @@ impl Body {
         let r = &mut r;
         Ok(match kind {
             0 => Body::Hello(Hello::decode(version, r)),
-            1 => Body::Error(Rejection::decode(r)?),
+            1 => Body::Error(ErrorMessage::decode(r)?),
             2 => Body::EchoRequest(r.rest().to_vec()),
             3 => Body::EchoReply(r.rest().to_vec()),
             EXPERIMENTER => Body::decode_experimenter(r)?,
@@ -183,7 +216,7 @@ impl Body {
                 r.skip(2)?;
                 let flags = r.u16()?;
                 let inner = r.rest();
-                // A message within a message within a message has no meaning, but could be very deep.
+                // A bundle message inside a bundle message is invalid. Rejecting it also bounds the recursion.
                 if inner.get(1) == Some(&EXPERIMENTER) {
                     return Err(DecodeError::Value {
                         what: "message in a bundle",
@@ -198,11 +231,16 @@ impl Body {
 }
 
 impl Message {
+    /// Returns a message with the transaction id `xid`.
     pub fn new(xid: u32, body: Body) -> Message {
         Message { xid, body }
     }
 
-    /// Appends the message to `out`; on an error `out` is as before.
+    /// Appends the encoded message to `out`, in network byte order.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`TooLong`] if the message exceeds 65535 bytes. `out` is unchanged then.
     pub fn encode(&self, out: &mut Vec<u8>) -> Result<(), TooLong> {
         let start = out.len();
         let version = if let Body::Hello(hello) = &self.body { hello.version } else { VERSION };
@@ -220,13 +258,22 @@ impl Message {
         Ok(())
     }
 
+    /// Returns the encoded message, in network byte order.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`TooLong`] if the message exceeds 65535 bytes.
     pub fn to_bytes(&self) -> Result<Vec<u8>, TooLong> {
         let mut out = vec![];
         self.encode(&mut out)?;
         Ok(out)
     }
 
-    /// Decodes one whole message; bytes after its length are not looked at.
+    /// Decodes one message. Bytes after the length in its header are ignored.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`DecodeError`] if the bytes are truncated, a length is inconsistent, or a value or match field is unknown.
     pub fn decode(bytes: &[u8]) -> Result<Message, DecodeError> {
         let mut r = Reader::new(bytes, "message");
         let (version, kind) = (r.u8()?, r.u8()?);

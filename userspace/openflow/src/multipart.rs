@@ -1,4 +1,4 @@
-//! Requests whose answer may come in several messages.
+//! Multipart messages: requests whose reply can span several messages (OpenFlow 1.3.5 section 7.3.5).
 
 use bytes::BufMut;
 
@@ -16,19 +16,28 @@ const GROUP_DESC: u16 = 7;
 const PORT_DESC: u16 = 13;
 const MORE: u16 = 1;
 
+/// Multipart request (`ofp_multipart_request`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MultipartRequest {
+    /// Description of the switch (`OFPMP_DESC`).
     Desc,
+    /// Selected flows with counters (`OFPMP_FLOW`).
     Flows(FlowFilter),
-    /// The sum over the flows that the filter selects.
+    /// Counters summed over the selected flows (`OFPMP_AGGREGATE`).
     Aggregate(FlowFilter),
+    /// Statistics of all tables (`OFPMP_TABLE`).
     Tables,
-    /// [`Port::ANY`] for all.
+    /// Statistics of a port, or of all with [`Port::ANY`] (`OFPMP_PORT_STATS`).
     PortStats(Port),
+    /// Descriptions of all groups (`OFPMP_GROUP_DESC`).
     Groups,
+    /// Descriptions of all ports (`OFPMP_PORT_DESC`).
     Ports,
+    /// A request that this library does not decode.
     Other {
+        /// Multipart type.
         kind: u16,
+        /// Bytes after the multipart header.
         body: Vec<u8>,
     },
 }
@@ -77,67 +86,112 @@ impl MultipartRequest {
     }
 }
 
-/// Who made the switch.
+/// Description of the switch (`ofp_desc`). Texts are cut to their wire size when encoded: 255 bytes, 31 for `serial`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Desc {
+    /// Manufacturer.
     pub manufacturer: String,
+    /// Hardware.
     pub hardware: String,
+    /// Software version.
     pub software: String,
+    /// Serial number.
     pub serial: String,
+    /// Human-readable name of the datapath.
     pub datapath: String,
 }
 
+/// Counters summed over flows (`ofp_aggregate_stats_reply`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Aggregate {
+    /// Packets that matched.
     pub packets: u64,
+    /// Bytes of the packets that matched.
     pub bytes: u64,
+    /// Number of flows.
     pub flows: u32,
 }
 
+/// Statistics of a table (`ofp_table_stats`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableStats {
+    /// Table number.
     pub table: u8,
+    /// Number of flows in the table.
     pub active: u32,
+    /// Packets looked up.
     pub lookups: u64,
+    /// Packets that matched a flow.
     pub matched: u64,
 }
 
+/// Statistics of a port (`ofp_port_stats`). A counter that the switch does not support is all ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortStats {
+    /// Port number.
     pub port: Port,
+    /// Received packets.
     pub rx_packets: u64,
+    /// Sent packets.
     pub tx_packets: u64,
+    /// Received bytes.
     pub rx_bytes: u64,
+    /// Sent bytes.
     pub tx_bytes: u64,
+    /// Dropped packets on receive.
     pub rx_dropped: u64,
+    /// Dropped packets on send.
     pub tx_dropped: u64,
+    /// Receive errors.
     pub rx_errors: u64,
+    /// Send errors.
     pub tx_errors: u64,
+    /// Frame alignment errors.
     pub rx_frame_errors: u64,
+    /// Packets with receive overrun.
     pub rx_overruns: u64,
+    /// CRC errors.
     pub rx_crc_errors: u64,
+    /// Collisions.
     pub collisions: u64,
+    /// Whole seconds since the port was added.
     pub seconds: u32,
+    /// Nanoseconds beyond `seconds`.
     pub nanoseconds: u32,
 }
 
+/// Content of one multipart reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Parts {
+    /// Description of the switch.
     Desc(Desc),
+    /// Flows with counters.
     Flows(Vec<FlowStats>),
+    /// Summed counters.
     Aggregate(Aggregate),
+    /// Table statistics.
     Tables(Vec<TableStats>),
+    /// Port statistics.
     PortStats(Vec<PortStats>),
+    /// Group descriptions.
     Groups(Vec<Group>),
+    /// Port descriptions.
     Ports(Vec<PortDesc>),
-    Other { kind: u16, body: Vec<u8> },
+    /// A reply that this library does not decode.
+    Other {
+        /// Multipart type.
+        kind: u16,
+        /// Bytes after the multipart header.
+        body: Vec<u8>,
+    },
 }
 
-/// One message of an answer.
+/// One message of a multipart reply (`ofp_multipart_reply`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MultipartReply {
-    /// Another message follows.
+    /// Whether another message with the same transaction id follows (`OFPMPF_REPLY_MORE`).
     pub more: bool,
+    /// Content of this message.
     pub parts: Parts,
 }
 

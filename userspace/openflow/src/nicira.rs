@@ -1,4 +1,7 @@
-//! Actions that Open vSwitch adds to OpenFlow (the Nicira extensions).
+//! Nicira extension actions of Open vSwitch.
+//!
+//! Follows `enum ofp_raw_action_type` and the `nx_action_*` structures of `lib/ofp-actions.c` (experimenter 0x2320),
+//! described in ovs-actions(7).
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -9,24 +12,29 @@ use crate::field::Field;
 use crate::port::Port;
 use crate::wire::{DecodeError, Reader};
 
-/// Some consecutive bits of a field, counted from the least significant.
+/// Consecutive bits of a field (`mf_subfield`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Slice {
+    /// Field that contains the bits.
     pub field: Field,
+    /// Position of the lowest bit; 0 is the least significant bit of the field.
     pub offset: u16,
+    /// Number of bits, at least 1.
     pub width: u16,
 }
 
 impl Slice {
+    /// Returns all bits of a field.
     pub fn whole(field: Field) -> Slice {
         Slice { field, offset: 0, width: field.bits() }
     }
 
+    /// Returns `width` bits of a field from `offset` on.
     pub fn bits(field: Field, offset: u16, width: u16) -> Slice {
         Slice { field, offset, width }
     }
 
-    /// Offset and width in the one number that `load` and others use.
+    /// Returns offset and width in one number (`ofs_nbits`: offset << 6 | width - 1).
     fn packed(self) -> u16 {
         self.offset << 6 | (self.width.wrapping_sub(1) & 0x3f)
     }
@@ -42,25 +50,29 @@ impl From<Field> for Slice {
     }
 }
 
-/// A pass through the connection tracker.
+/// Arguments of connection tracking (`nx_action_conntrack`).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Ct {
-    /// Remember the connection.
+    /// Whether the connection is committed to the connection table.
     pub commit: bool,
-    /// With `commit`: forget it first if it is known the other way round.
+    /// With `commit`: whether an existing connection in the opposite direction is deleted first.
     pub force: bool,
+    /// Connection tracking zone.
     pub zone: Zone,
-    /// The table where the packet goes on with its connection state known.
+    /// Table that processes the packet with its connection state, in addition to the actions that follow.
     pub table: Option<u8>,
-    /// The application protocol to watch for related connections: a port, 21 for FTP; 0 for none.
+    /// Application layer gateway, by its well-known port: 21 for FTP, 69 for TFTP; 0 for none.
     pub alg: u16,
-    /// Done with the connection: `set` on its mark and label, `nat`.
+    /// Actions on the connection: [`Action::Nat`], and set or move of its mark and label.
     pub exec: Vec<Action>,
 }
 
+/// Connection tracking zone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Zone {
+    /// A constant.
     Number(u16),
+    /// The value of 16 bits of a field.
     From(Slice),
 }
 
@@ -70,70 +82,98 @@ impl Default for Zone {
     }
 }
 
-/// Address translation of a connection.
+/// Address and port translation (`nx_action_nat`), valid in [`Ct::exec`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Nat {
-    /// `None` translates packets of a connection that has a translation already.
+    /// Kind of the translation to set up; `None` applies the existing translation of the connection.
     pub kind: Option<NatKind>,
+    /// Whether the mapping persists across system restarts.
     pub persistent: bool,
+    /// Whether ports are selected by a hash.
     pub hash: bool,
+    /// Whether ports are selected randomly.
     pub random: bool,
+    /// Addresses to choose from; `None` keeps the address.
     pub addresses: Option<NatRange>,
-    /// First and last port.
+    /// First port and, for a range, last port; `None` keeps the port if it is free.
     pub ports: Option<(u16, Option<u16>)>,
 }
 
+/// Translated side of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum NatKind {
+    /// Source address and port (SNAT).
     Source,
+    /// Destination address and port (DNAT).
     Destination,
 }
 
-/// First and, if there are more, last address.
+/// Address range: first address and, for more than one, last address (inclusive).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum NatRange {
+    /// IPv4 addresses.
     V4(Ipv4Addr, Option<Ipv4Addr>),
+    /// IPv6 addresses.
     V6(Ipv6Addr, Option<Ipv6Addr>),
 }
 
-/// A flow to be added from a packet. The parts of the flow are kept as they are on the wire.
+/// Template of a flow that the switch installs for a packet (`nx_action_learn`).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Learn {
+    /// Idle timeout in seconds; 0 for none.
     pub idle_timeout: u16,
+    /// Hard timeout in seconds; 0 for none.
     pub hard_timeout: u16,
+    /// Priority of the learned flow.
     pub priority: u16,
+    /// Cookie of the learned flow.
     pub cookie: u64,
+    /// `NX_LEARN_F_*`: 1 sends flow-removed messages, 2 deletes the learned flows together with this one.
     pub flags: u16,
+    /// Table of the learned flow.
     pub table: u8,
+    /// Idle timeout in seconds after a TCP FIN or RST; 0 for no change.
     pub fin_idle_timeout: u16,
+    /// Hard timeout in seconds after a TCP FIN or RST; 0 for no change.
     pub fin_hard_timeout: u16,
+    /// Matches and actions of the learned flow.
     pub specs: Vec<LearnSpec>,
 }
 
-/// One part of a learned flow: where bits come from, and whether they become a condition or an action.
+/// One match or action of a learned flow (`flow_mod_spec`).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum LearnSpec {
-    /// The learned flow matches `to` against the packet's bits `from`.
+    /// The learned flow matches bits against the value that other bits have in the packet.
     MatchField {
+        /// Bits of the packet.
         from: Slice,
+        /// Matched bits; as many as in `from`.
         to: Slice,
     },
-    /// The learned flow matches `to` against a constant (most significant byte first).
+    /// The learned flow matches bits against a constant.
     MatchValue {
+        /// Constant in network byte order, right-aligned in an even number of bytes.
         value: Vec<u8>,
+        /// Matched bits.
         to: Slice,
     },
-    /// The learned flow loads the packet's bits `from` into `to`.
+    /// The learned flow sets bits to the value that other bits have in the packet.
     LoadField {
+        /// Bits of the packet.
         from: Slice,
+        /// Bits to set; as many as in `from`.
         to: Slice,
     },
+    /// The learned flow sets bits to a constant.
     LoadValue {
+        /// Constant in network byte order, right-aligned in an even number of bytes.
         value: Vec<u8>,
+        /// Bits to set.
         to: Slice,
     },
-    /// The learned flow sends to the port that the packet's bits say.
+    /// The learned flow outputs to the port whose number is in the packet's bits.
     Output {
+        /// Bits of the packet that contain the port number.
         from: Slice,
     },
 }
@@ -148,7 +188,7 @@ const CONJUNCTION: u16 = 34;
 const CT: u16 = 35;
 const NAT: u16 = 36;
 
-/// Everything after the experimenter's number.
+/// Encodes what follows the experimenter id.
 pub(crate) fn encode(action: &Action, out: &mut Vec<u8>) {
     match action {
         Action::OutputField { port, max_len } => {
@@ -195,7 +235,7 @@ pub(crate) fn encode(action: &Action, out: &mut Vec<u8>) {
     }
 }
 
-/// `None` for a subtype that is not known.
+/// Decodes what follows the experimenter id; `None` for an unknown subtype.
 pub(crate) fn decode(r: &mut Reader<'_>) -> Result<Option<Action>, DecodeError> {
     Ok(Some(match r.u16()? {
         OUTPUT_REG => {
@@ -400,7 +440,7 @@ fn decode_learn(r: &mut Reader<'_>) -> Result<Learn, DecodeError> {
     r.skip(1)?;
     let (fin_idle_timeout, fin_hard_timeout) = (r.u16()?, r.u16()?);
     let mut specs = vec![];
-    // What is left in the end is padding: zeroes.
+    // A header of zero begins the padding.
     while r.len() >= 2 {
         let header = r.u16()?;
         if header == 0 {

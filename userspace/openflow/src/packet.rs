@@ -1,4 +1,4 @@
-//! Packets to and from the controller.
+//! Packet-in and packet-out messages (OpenFlow 1.3.5 sections 7.3.7 and 7.4.1).
 
 use bytes::BufMut;
 
@@ -9,25 +9,33 @@ use crate::wire::{DecodeError, Reader};
 
 const NO_BUFFER: u32 = 0xffff_ffff;
 
+/// Reason for a packet-in (`ofp_packet_in_reason`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PacketInReason {
+    /// Table miss.
     NoMatch,
+    /// Output to the controller.
     Action,
+    /// Invalid TTL.
     InvalidTtl,
+    /// A reason that this library does not know.
     Other(u8),
 }
 
-/// A packet that a flow sent to the controller.
+/// Packet for the controller (`ofp_packet_in`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PacketIn {
-    /// Its length before it was cut to fit the message.
+    /// Length of the original packet in bytes; `data` can be shorter.
     pub total_len: u16,
+    /// Why the switch sent the packet.
     pub reason: PacketInReason,
+    /// Table of the flow that sent the packet.
     pub table: u8,
-    /// Of the flow that sent it.
+    /// Cookie of the flow that sent the packet.
     pub cookie: u64,
-    /// Where it came from: in_port, metadata, registers, tunnel.
+    /// Pipeline fields of the packet: ingress port, metadata, registers, tunnel.
     pub matching: Match,
+    /// The packet from its Ethernet header on.
     pub data: Vec<u8>,
 }
 
@@ -64,12 +72,14 @@ impl PacketIn {
     }
 }
 
-/// A packet for the switch to send.
+/// Packet for the switch to process (`ofp_packet_out`). It is sent without a packet buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PacketOut {
-    /// Where it is said to have come from; [`Port::CONTROLLER`] for nowhere.
+    /// Ingress port of the packet; [`Port::CONTROLLER`] for none.
     pub in_port: Port,
+    /// Actions to execute.
     pub actions: Vec<Action>,
+    /// The packet from its Ethernet header on.
     pub data: Vec<u8>,
 }
 
@@ -79,7 +89,7 @@ impl PacketOut {
         encode_list(&self.actions, &mut actions);
         out.put_u32(NO_BUFFER);
         out.put_u32(self.in_port.0);
-        // A length that wraps makes the whole message too long, which its framing refuses.
+        // If the length wraps, the whole message is too long and `Message::encode` rejects it.
         out.put_u16(actions.len() as u16);
         out.put_bytes(0, 6);
         out.extend_from_slice(&actions);

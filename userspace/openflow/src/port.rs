@@ -1,4 +1,4 @@
-//! Ports of a switch.
+//! Ports of a switch (OpenFlow 1.3.5 sections 4 and 7.2.1).
 
 use std::fmt;
 
@@ -6,22 +6,30 @@ use bytes::BufMut;
 
 use crate::wire::{DecodeError, Reader, put_text};
 
-/// An OpenFlow port number, real or reserved.
+/// An OpenFlow port number: physical and logical ports count from 1, the constants are reserved ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Port(pub u32);
 
 impl Port {
-    /// The port the packet came in by; `output` to a port never does that by itself.
+    /// The ingress port of the packet. An output to the number of the ingress port is dropped; this is the way to send the
+    /// packet back.
     pub const IN_PORT: Port = Port(0xffff_fff8);
+    /// Start of the pipeline; valid only in packet-out messages.
     pub const TABLE: Port = Port(0xffff_fff9);
+    /// Processing by the MAC-learning bridge.
     pub const NORMAL: Port = Port(0xffff_fffa);
+    /// All ports except the ingress port and those that do not flood.
     pub const FLOOD: Port = Port(0xffff_fffb);
+    /// All ports except the ingress port.
     pub const ALL: Port = Port(0xffff_fffc);
+    /// The controller.
     pub const CONTROLLER: Port = Port(0xffff_fffd);
+    /// The internal port of the bridge.
     pub const LOCAL: Port = Port(0xffff_fffe);
+    /// No restriction on the port; not a destination.
     pub const ANY: Port = Port(0xffff_ffff);
 
-    /// The 16-bit form of OpenFlow 1.0, which the Nicira actions kept.
+    /// Returns the 16-bit port number of OpenFlow 1.0, which the Nicira actions use.
     pub(crate) fn short(self) -> u16 {
         self.0 as u16
     }
@@ -53,21 +61,30 @@ impl fmt::Display for Port {
     }
 }
 
-/// A port as the switch describes it.
+/// Description of a port (`ofp_port`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortDesc {
+    /// Port number.
     pub port: Port,
+    /// Ethernet address.
     pub mac: [u8; 6],
+    /// Interface name, at most 15 bytes.
     pub name: String,
-    /// Bit 0: administratively down.
+    /// `ofp_port_config`: bit 0 is set if the port is administratively down.
     pub config: u32,
-    /// Bit 0: no link; bit 2: live.
+    /// `ofp_port_state`: bit 0 is set if there is no link, bit 2 if the port is live.
     pub state: u32,
+    /// Current features (`ofp_port_features`).
     pub current: u32,
+    /// Features that the port advertises.
     pub advertised: u32,
+    /// Features that the port supports.
     pub supported: u32,
+    /// Features that the link partner advertises.
     pub peer: u32,
+    /// Current bit rate in kbit/s.
     pub current_kbps: u32,
+    /// Maximum bit rate in kbit/s.
     pub max_kbps: u32,
 }
 
@@ -113,17 +130,23 @@ impl PortDesc {
     }
 }
 
+/// Reason for a port status message (`ofp_port_reason`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PortChange {
+    /// The port was added.
     Added,
+    /// The port was removed.
     Deleted,
+    /// The description of the port changed.
     Modified,
 }
 
-/// A port came, went or changed.
+/// Port status message (`ofp_port_status`, OpenFlow 1.3.5 section 7.4.3).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortStatus {
+    /// What happened.
     pub change: PortChange,
+    /// Description of the port after the change.
     pub port: PortDesc,
 }
 

@@ -1,29 +1,31 @@
-//! The switch as a whole: hello, features, configuration, role, which messages it sends unasked.
+//! Messages about the switch as a whole: hello, features, configuration, role, asynchronous configuration.
+//!
+//! Follows OpenFlow 1.3.5 sections 7.3.1, 7.3.2, 7.3.9, 7.3.10 and 7.5.1.
 
 use bytes::BufMut;
 
 use crate::wire::{DecodeError, Reader};
 
-/// OpenFlow 1.3.
+/// Wire protocol version of OpenFlow 1.3.
 pub const VERSION: u8 = 4;
 
-/// The versions that a peer speaks.
+/// Hello message: the protocol versions of the sender.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// The version in the message's header: the highest it speaks.
+    /// Version of the message header: the highest that the sender supports.
     pub version: u8,
-    /// Bit n for version n, if the peer told.
+    /// Version bitmap, bit n for version n; `None` if the message has no bitmap.
     pub versions: Option<u32>,
 }
 
 impl Hello {
-    /// Ours: OpenFlow 1.3 and nothing else.
-    pub fn ours() -> Hello {
+    /// Returns a hello that offers OpenFlow 1.3 only.
+    pub fn openflow13() -> Hello {
         Hello { version: VERSION, versions: Some(1 << VERSION) }
     }
 
-    /// Whether the peer can speak OpenFlow 1.3.
-    pub fn speaks_ours(&self) -> bool {
+    /// Returns whether the sender supports OpenFlow 1.3.
+    pub fn supports_openflow13(&self) -> bool {
         match self.versions {
             Some(versions) => versions & 1 << VERSION != 0,
             None => self.version >= VERSION,
@@ -38,7 +40,7 @@ impl Hello {
         }
     }
 
-    /// Elements that are not known or not whole are passed over, as the specification wants.
+    /// Ignores unknown and truncated elements, as section 7.5.1 requires.
     pub(crate) fn decode(version: u8, r: &mut Reader<'_>) -> Hello {
         let mut versions = None;
         while let Ok((kind, mut body)) = r.tlv("hello element") {
@@ -51,12 +53,18 @@ impl Hello {
     }
 }
 
+/// Features of the switch (`ofp_switch_features`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Features {
+    /// Datapath id: the low 48 bits are the Ethernet address of the bridge.
     pub datapath_id: u64,
+    /// Packets that the switch can buffer.
     pub buffers: u32,
+    /// Number of tables.
     pub tables: u8,
+    /// Id of an auxiliary connection; 0 for the main connection.
     pub auxiliary_id: u8,
+    /// `ofp_capabilities` bits.
     pub capabilities: u32,
 }
 
@@ -80,13 +88,13 @@ impl Features {
     }
 }
 
-/// How the switch treats fragments and packets for the controller.
+/// Configuration of the switch (`ofp_switch_config`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SwitchConfig {
-    /// 0 normal, 1 drop fragments, 2 reassemble.
+    /// Treatment of IP fragments (`ofp_config_flags`): 0 normal, 1 drop, 2 reassemble.
     pub flags: u16,
-    /// How much of a packet goes to the controller when no action says; not 0 also makes a
-    /// connection that the switch did not ask for receive packets at all.
+    /// Bytes of a packet that a table miss sends to the controller. Open vSwitch sends packet-ins on a passive connection
+    /// only if this is not 0.
     pub miss_send_len: u16,
 }
 
@@ -101,20 +109,25 @@ impl SwitchConfig {
     }
 }
 
+/// Role of a controller (`ofp_controller_role`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
+    /// Query of the current role.
     NoChange,
+    /// Full access, like all other equal controllers.
     Equal,
-    /// The one that may change things; others become secondary.
+    /// Full access; the previous primary becomes secondary.
     Primary,
-    /// Reads only.
+    /// Read-only access.
     Secondary,
 }
 
+/// Role request or reply (`ofp_role_request`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RoleMessage {
+    /// Requested or current role.
     pub role: Role,
-    /// Older requests than the newest the switch has seen are refused.
+    /// Master election generation. The switch rejects requests that are older than the newest it has seen.
     pub generation: u64,
 }
 
@@ -143,11 +156,15 @@ impl RoleMessage {
     }
 }
 
-/// Which unasked messages come, one bit per reason: the first for primary or equal, the second for secondary.
+/// Filter of asynchronous messages (`ofp_async_config`). Each mask has one bit per reason; the first applies to a primary
+/// or equal controller, the second to a secondary.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AsyncConfig {
+    /// Reasons of packet-in messages.
     pub packet_in: [u32; 2],
+    /// Reasons of port status messages.
     pub port_status: [u32; 2],
+    /// Reasons of flow-removed messages.
     pub flow_removed: [u32; 2],
 }
 

@@ -1,4 +1,4 @@
-//! Flows and groups as `ovs-ofctl` writes them.
+//! `ovs-ofctl` syntax of flows and groups.
 
 mod action;
 mod matching;
@@ -10,7 +10,7 @@ use crate::flow::{Flow, FlowCommand, FlowMod, FlowStats};
 use crate::group::{Bucket, Group, GroupCommand, GroupKind, GroupMod};
 use crate::port::Port;
 
-/// Like C's `%#x`: zero has no prefix.
+/// Formats like `%#x` of C: zero has no prefix.
 pub(crate) struct Hex(pub(crate) u128);
 
 impl fmt::Display for Hex {
@@ -51,7 +51,7 @@ impl fmt::Display for Instructions {
     }
 }
 
-/// `{:#}` also shows the cookie.
+/// The alternate form `{:#}` includes the cookie.
 impl fmt::Display for Flow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if f.alternate() {

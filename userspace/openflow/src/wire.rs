@@ -1,24 +1,49 @@
-//! Reading and writing the bytes: every read is checked, so a decoder cannot run past its input.
+//! Primitives of the codec. Every read checks the remaining length, so that decoders cannot read past their input.
 
 use bytes::BufMut;
 
-/// Bytes that are not the OpenFlow message they claim to be.
+/// Decoding error.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
-    #[error("{what}: {want} bytes needed, {have} left")]
-    Truncated { what: &'static str, want: usize, have: usize },
-    #[error("{what}: a length of {length} is not possible")]
-    Length { what: &'static str, length: usize },
-    #[error("{what}: value {value:#x} is not known")]
-    Value { what: &'static str, value: u64 },
-    #[error("match field {header:#010x} is not known")]
-    Field { header: u32 },
+    /// The input ends within a structure.
+    #[error("decode {what}: need {want} bytes, have {have}")]
+    Truncated {
+        /// Structure that was decoded.
+        what: &'static str,
+        /// Bytes required.
+        want: usize,
+        /// Bytes available.
+        have: usize,
+    },
+    /// A length field is inconsistent.
+    #[error("decode {what}: invalid length {length}")]
+    Length {
+        /// Structure that was decoded.
+        what: &'static str,
+        /// Length in bytes.
+        length: usize,
+    },
+    /// A type, command or reason is unknown.
+    #[error("decode {what}: unknown value {value:#x}")]
+    Value {
+        /// Field that was decoded.
+        what: &'static str,
+        /// Unknown value.
+        value: u64,
+    },
+    /// A match field is unknown.
+    #[error("decode match field: unknown header {header:#010x}")]
+    Field {
+        /// OXM or NXM header.
+        header: u32,
+    },
 }
 
-/// A message that does not fit OpenFlow's 16-bit length.
+/// Encoding error: a message exceeds the 16-bit length field.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a message of {length} bytes does not fit OpenFlow's limit of 65535")]
+#[error("encode message: {length} bytes exceed the maximum of 65535")]
 pub struct TooLong {
+    /// Length of the message in bytes, as far as it was encoded.
     pub length: usize,
 }
 
@@ -56,7 +81,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The next `n` bytes as a reader of their own.
+    /// Returns a reader of the next `n` bytes.
     pub(crate) fn take(&mut self, n: usize, what: &'static str) -> Result<Reader<'a>, DecodeError> {
         Ok(Reader { buf: self.bytes(n)?, what })
     }
@@ -65,7 +90,7 @@ impl<'a> Reader<'a> {
         self.bytes(n).map(|_| ())
     }
 
-    /// Padding that some peers leave out at the very end.
+    /// Skips padding that some peers omit at the end of a message.
     pub(crate) fn skip_up_to(&mut self, n: usize) {
         self.buf = self.buf.get(n..).unwrap_or_default();
     }
@@ -92,12 +117,12 @@ impl<'a> Reader<'a> {
         Ok(u64::from_be_bytes(self.array()?))
     }
 
-    /// A big-endian integer of `n` <= 16 bytes.
+    /// Reads a big-endian integer of `n` <= 16 bytes.
     pub(crate) fn uint(&mut self, n: usize) -> Result<u128, DecodeError> {
         Ok(self.bytes(n)?.iter().fold(0, |acc, byte| acc << 8 | u128::from(*byte)))
     }
 
-    /// A type-length-value element: the type and the bytes after the four of its header.
+    /// Reads a type-length-value element: returns the type and the bytes after the 4-byte header.
     pub(crate) fn tlv(&mut self, what: &'static str) -> Result<(u16, Reader<'a>), DecodeError> {
         let kind = self.u16()?;
         let length = usize::from(self.u16()?);
@@ -105,7 +130,7 @@ impl<'a> Reader<'a> {
         Ok((kind, self.take(body, what)?))
     }
 
-    /// A fixed field that holds text up to its first NUL.
+    /// Reads a fixed-size text field, which ends at its first NUL.
     pub(crate) fn text(&mut self, n: usize) -> Result<String, DecodeError> {
         let raw = self.bytes(n)?;
         let end = raw.iter().position(|byte| *byte == 0).unwrap_or(raw.len());
@@ -113,12 +138,12 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The lowest `n` bytes of `value`, big-endian.
+/// Writes the lowest `n` bytes of `value`, big-endian.
 pub(crate) fn put_uint(out: &mut Vec<u8>, value: u128, n: usize) {
     out.extend_from_slice(&value.to_be_bytes()[16 - n..]);
 }
 
-/// Zeroes until the part that began at `start` is a multiple of eight long.
+/// Pads the structure that begins at `start` with zeros to a multiple of 8 bytes.
 pub(crate) fn pad8(out: &mut Vec<u8>, start: usize) {
     let over = (out.len() - start) % 8;
     if over != 0 {
@@ -126,10 +151,9 @@ pub(crate) fn pad8(out: &mut Vec<u8>, start: usize) {
     }
 }
 
-/// Writes the length of the part that began at `start` into its 16-bit field at `start + at`.
+/// Writes the length of the structure that begins at `start` to its 16-bit field at `start + at`.
 ///
-/// It may wrap here; the message as a whole is then too long as well, and that is refused where
-/// messages are framed.
+/// The length can wrap; then the whole message is too long and `Message::encode` rejects it.
 pub(crate) fn patch_length(out: &mut [u8], start: usize, at: usize) {
     let length = (out.len() - start) as u16;
     if let Some(field) = out.get_mut(start + at..start + at + 2) {
@@ -137,7 +161,7 @@ pub(crate) fn patch_length(out: &mut [u8], start: usize, at: usize) {
     }
 }
 
-/// A type-length-value element, padded to eight; the length includes the padding.
+/// Writes a type-length-value element, padded to a multiple of 8 bytes. The length includes the padding.
 pub(crate) fn put_tlv(out: &mut Vec<u8>, kind: u16, body: impl FnOnce(&mut Vec<u8>)) {
     let start = out.len();
     out.put_u16(kind);
@@ -147,7 +171,7 @@ pub(crate) fn put_tlv(out: &mut Vec<u8>, kind: u16, body: impl FnOnce(&mut Vec<u
     patch_length(out, start, 2);
 }
 
-/// Text in a fixed field, cut to leave a final NUL.
+/// Writes text to a field of `n` bytes, truncated so that a final NUL remains.
 pub(crate) fn put_text(out: &mut Vec<u8>, text: &str, n: usize) {
     let bytes = text.as_bytes();
     let used = bytes.len().min(n.saturating_sub(1));

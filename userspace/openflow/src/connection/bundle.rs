@@ -1,4 +1,4 @@
-//! Changes that happen all at once or not at all.
+//! Atomic changes with bundles (ONF EXT-230).
 
 use std::fmt;
 use std::sync::atomic::Ordering;
@@ -10,10 +10,12 @@ use crate::flow::FlowMod;
 use crate::group::GroupMod;
 use crate::message::{Body, Message};
 
-/// A change of a switch's tables.
+/// A modification of the tables of a switch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
+    /// Flow modification.
     Flow(FlowMod),
+    /// Group modification.
     Group(GroupMod),
 }
 
@@ -48,13 +50,17 @@ impl Change {
 }
 
 impl Connection {
-    /// Makes all the changes, in order and at once, or none of them. The error names the first change
-    /// that was refused.
+    /// Applies all changes atomically and in order, in one bundle.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Refused`] with the first rejected change; no change takes effect then. After [`Error::Timeout`],
+    /// [`Error::Closed`] or [`Error::Unexpected`] the outcome is unknown.
     pub async fn apply_bundle(&self, changes: Vec<Change>) -> Result<(), Error> {
         let bundle = self.inner.bundle.fetch_add(1, Ordering::Relaxed);
         let flags = ATOMIC | ORDERED;
         let control = |step| Body::BundleControl(BundleControl { bundle, step, flags });
-        // The inner message takes the xid of the outer one when it is sent.
+        // `send` copies the transaction id of the outer message to the inner one.
         let add = |change: &Change| Body::BundleAdd {
             bundle,
             flags,
@@ -63,31 +69,30 @@ impl Connection {
         let messages =
             std::iter::once(control(BundleStep::OpenRequest)).chain(changes.iter().map(add)).collect();
         let name =
-            |index: usize| index.checked_sub(1).map_or("open a bundle".into(), |n| changes[n].to_string());
+            |index: usize| index.checked_sub(1).map_or("open bundle".into(), |n| changes[n].to_string());
 
-        // An add that is refused is left out of the bundle, so all must be known good before the commit.
+        // The switch leaves rejected messages out of the bundle, so that the commit must wait for all replies.
         let first = match self.fill(messages, name).await {
             Ok(first) => first,
             Err(error) => {
-                // The bundle must not stay open; what went wrong is what the caller needs to know.
-                let _discarded = self.request(control(BundleStep::DiscardRequest), "discard a bundle").await;
+                // Closes the bundle. The caller needs the first error, not that of the discard.
+                let _discarded = self.request(control(BundleStep::DiscardRequest), "discard bundle").await;
                 return Err(error);
             }
         };
         self.commit(control(BundleStep::CommitRequest), first, name).await
     }
 
-    /// Sends the messages of a bundle; returns the waiter on their xids, under which the commit
-    /// reports what failed.
+    /// Sends the messages of a bundle. Returns the receiver of their replies: the commit reports failures there.
     async fn fill(&self, bodies: Vec<Body>, name: impl Fn(usize) -> String) -> Result<(u32, Replies), Error> {
         let barrier = bodies.len();
         let all = bodies.into_iter().chain([Body::BarrierRequest]).collect::<Vec<_>>();
-        let (first, mut replies) = self.send(all.into_iter(), "bundle")?;
+        let (first, mut replies) = self.send(all.into_iter(), "add messages to bundle")?;
         loop {
-            let message = self.reply(&mut replies, "bundle").await?;
+            let message = self.reply(&mut replies, "add messages to bundle").await?;
             let index = message.xid.wrapping_sub(first) as usize;
             match message.body {
-                Body::Error(rejection) => return Err(self.refused(name(index.min(barrier - 1)), rejection)),
+                Body::Error(error) => return Err(self.refused(name(index.min(barrier - 1)), error)),
                 Body::BarrierReply => return Ok((first, replies)),
                 _ => {}
             }
@@ -100,21 +105,21 @@ impl Connection {
         (first, mut parts): (u32, Replies),
         name: impl Fn(usize) -> String,
     ) -> Result<(), Error> {
-        let answer = self.request(commit, "commit a bundle").await;
-        // The error of the message itself says more than "a message failed", and was sent before it.
-        if let (Err(_), Some(Received { xid, message: Ok(Message { body: Body::Error(rejection), .. }) })) =
+        let answer = self.request(commit, "commit bundle").await;
+        // The error of the failed message precedes the error of the commit and is more specific.
+        if let (Err(_), Some(Received { xid, message: Ok(Message { body: Body::Error(error), .. }) })) =
             (&answer, parts.try_next())
         {
-            return Err(self.refused(name(xid.wrapping_sub(first) as usize), rejection));
+            return Err(self.refused(name(xid.wrapping_sub(first) as usize), error));
         }
         match answer? {
             Body::BundleControl(BundleControl { step: BundleStep::CommitReply, .. }) => Ok(()),
-            _ => Err(self.unexpected("commit a bundle")),
+            _ => Err(self.unexpected("commit bundle")),
         }
     }
 }
 
-/// A message in a bundle must have the xid of the message that brings it.
+/// Copies the transaction id to the message in a bundle, which must have that of the outer message.
 pub(super) fn with_xid(xid: u32, body: Body) -> Body {
     match body {
         Body::BundleAdd { bundle, flags, mut message } => {

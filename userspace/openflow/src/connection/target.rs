@@ -1,4 +1,4 @@
-//! Where a switch listens.
+//! Addresses of switches.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -7,15 +7,18 @@ use std::str::FromStr;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 
-/// `unix:/run/openvswitch/br0.mgmt` or `tcp:127.0.0.1:6653`.
+/// Address of a switch. The text form is `unix:/run/openvswitch/br0.mgmt` or `tcp:127.0.0.1:6653`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
+    /// Path of a Unix stream socket, such as the `BRIDGE.mgmt` socket of ovs-vswitchd.
     Unix(PathBuf),
+    /// `HOST:PORT` of a passive TCP connection (`ptcp:` on the side of the switch).
     Tcp(String),
 }
 
+/// The text of a [`Target`] is malformed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("switch address {0:?}: write unix:PATH or tcp:HOST:PORT")]
+#[error("parse switch address {0:?}: expected unix:PATH or tcp:HOST:PORT")]
 pub struct TargetError(String);
 
 impl FromStr for Target {

@@ -1,4 +1,4 @@
-//! Actions in text.
+//! `ovs-ofctl` syntax of actions.
 
 use std::fmt;
 

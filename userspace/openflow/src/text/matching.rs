@@ -1,4 +1,4 @@
-//! Matches and values of fields in text.
+//! `ovs-ofctl` syntax of matches and field values.
 
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -34,7 +34,7 @@ const TCP_FLAGS: [&str; 12] =
     ["fin", "syn", "rst", "psh", "ack", "urg", "ece", "cwr", "ns", "[200]", "[400]", "[800]"];
 const CT_STATES: [&str; 8] = ["new", "est", "rel", "rpl", "inv", "trk", "snat", "dnat"];
 
-/// `+syn-ack`: the bits of the mask, each with its sign.
+/// Formats flags like `+syn-ack`: each bit of the mask with its required value.
 fn signed(names: &[&str], masked: Masked) -> String {
     let named = names.iter().enumerate().filter(|(bit, _)| masked.mask >> bit & 1 == 1);
     named
@@ -48,7 +48,7 @@ fn joined(names: &[&str], value: u128) -> String {
     if set.is_empty() { "0".into() } else { set.join("|") }
 }
 
-/// A value as `set_field` has it.
+/// Formats a value for `set_field`.
 pub(super) fn value(field: Field, value: u128) -> String {
     match field.spec().style {
         Style::Decimal => value.to_string(),
@@ -63,7 +63,7 @@ pub(super) fn value(field: Field, value: u128) -> String {
     }
 }
 
-/// One condition, e.g. `nw_dst=10.0.0.0/8`.
+/// Formats one condition, for example `nw_dst=10.0.0.0/8`.
 fn condition(f: &mut fmt::Formatter<'_>, field: Field, masked: Masked) -> fmt::Result {
     let Masked { value: bits, mask } = masked;
     let exact = mask == field.mask();
@@ -77,7 +77,7 @@ fn condition(f: &mut fmt::Formatter<'_>, field: Field, masked: Masked) -> fmt::R
         (Field::Ipv6Label, _) if exact => write!(f, "{name}=0x{bits:05x}"),
         (Field::Ipv6Label, _) => write!(f, "{name}=0x{bits:05x}/0x{mask:05x}"),
         (Field::EthType, _) => write!(f, "{name}=0x{bits:04x}"),
-        // All the states there are: as exact as it can be.
+        // All bits that exist: an exact match.
         (_, Style::CtState) if mask == 0xff => write!(f, "{name}={}", joined(&CT_STATES, bits)),
         (_, Style::CtState) => write!(f, "{name}={}", signed(&CT_STATES, masked)),
         (_, Style::TcpFlags) if !exact => write!(f, "{name}={}", signed(&TCP_FLAGS, masked)),
@@ -101,7 +101,7 @@ fn condition(f: &mut fmt::Formatter<'_>, field: Field, masked: Masked) -> fmt::R
     }
 }
 
-/// An address with its mask: as a prefix where it is one. `mask` is aligned to the left.
+/// Formats an address with its mask, as a prefix length where possible. `mask` is left-aligned.
 fn prefixed<A: fmt::Display>(
     f: &mut fmt::Formatter<'_>,
     name: &str,
@@ -118,7 +118,7 @@ fn prefixed<A: fmt::Display>(
     }
 }
 
-/// The word that stands for an Ethernet type and perhaps a protocol; the second says if it does.
+/// Returns the keyword for an EtherType and IP protocol, and whether it covers the protocol.
 fn protocol(matching: &Match) -> Option<(&'static str, bool)> {
     let proto = matching.exact(Field::IpProto);
     Some(match (matching.exact(Field::EthType)?, proto) {
@@ -139,8 +139,8 @@ fn protocol(matching: &Match) -> Option<(&'static str, bool)> {
     })
 }
 
-/// Where `ovs-ofctl` puts a field: fields are in wire order, in which the two that stand for a
-/// protocol come first.
+/// Returns the position of a field in the order of `ovs-ofctl`. It differs from the wire order, in which the two protocol
+/// fields come first.
 fn place(field: Field) -> Field {
     match field {
         Field::EthType => Field::EthDst,
@@ -160,7 +160,7 @@ impl fmt::Display for Match {
                 _ => true,
             })
             .collect();
-        // A stable sort by place puts `dl_type` before `dl_dst`; it belongs after.
+        // A stable sort by position puts `dl_type` before `dl_dst`; `ovs-ofctl` prints it after.
         fields.sort_by_key(|(field, _)| (place(*field), *field == Field::EthType));
         let mut word = word.map(|(word, _)| word);
         let mut comma = "";

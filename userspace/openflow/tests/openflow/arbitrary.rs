@@ -1,4 +1,4 @@
-//! Random flows, groups and messages that a switch would take.
+//! Strategies for random valid flows, groups and messages.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -16,7 +16,7 @@ use proptest::option::of;
 use proptest::prelude::*;
 use proptest::sample::select;
 
-/// Fields that may have any mask, and need no other field.
+/// Fields without prerequisites that accept any mask.
 const FREE: &[Field] = &[
     Field::PktMark,
     Field::CtMark,
@@ -62,7 +62,7 @@ fn protocol() -> impl Strategy<Value = Match> {
         )
             .prop_map(move |(dscp, ecn, ttl, f)| {
                 let m = exact(exact(Match::new().ipv4(), Field::IpDscp, dscp), Field::IpEcn, ecn);
-                // Fragment bits other than these are not a thing a packet can be.
+                // Other combinations of fragment bits do not exist.
                 with(
                     exact(m, Field::IpTtl, ttl),
                     f.into_iter().filter(|x| x.0 != Field::IpFragment || x.1 & 3 != 2).collect(),
@@ -143,7 +143,7 @@ fn ct() -> impl Strategy<Value = Action> {
         prop_oneof![any::<u16>().prop_map(Zone::Number), Just(Zone::From(Slice::bits(Field::Reg0, 0, 16)))];
     (any::<bool>(), zone, of(1u8..254), of(nat()), of(any::<u32>())).prop_map(
         |(commit, zone, table, nat, mark)| {
-            // Only a connection that is remembered can be given a translation.
+            // A translation is valid only for a committed connection.
             let nat = nat.filter(|nat| commit || *nat == Action::Nat(Nat::default()));
             let exec = nat
                 .into_iter()
@@ -345,7 +345,7 @@ fn switch_side() -> impl Strategy<Value = Body> {
         any::<u32>().prop_map(|v| Body::Hello(Hello { version: 6, versions: Some(v) })),
         (any::<u16>(), any::<u16>(), vec(any::<u8>(), 0..64)).prop_map(|(kind, code, data)| {
             let experimenter = (kind == 0xffff).then_some(7);
-            Body::Error(Rejection { kind, code, experimenter, data })
+            Body::Error(ErrorMessage { kind, code, experimenter, data })
         }),
         any::<(u64, u32, u8, u8, u32)>().prop_map(
             |(datapath_id, buffers, tables, auxiliary_id, capabilities)| {

@@ -1,4 +1,4 @@
-//! The codec against itself, against `ovs-ofctl`, and against a running switch.
+//! Tests of the codec against itself, against `ovs-ofctl` and against a running switch.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

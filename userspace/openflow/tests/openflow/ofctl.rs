@@ -1,4 +1,4 @@
-//! Our bytes and our text against those of `ovs-ofctl`.
+//! Comparison of the wire and text forms with `ovs-ofctl`.
 
 use std::process::Command;
 
@@ -9,13 +9,13 @@ use proptest::test_runner::TestRunner;
 
 use crate::arbitrary;
 
-/// Random values, the same in every run.
+/// Random values from a fixed seed.
 fn sample<S: Strategy>(strategy: S, count: usize) -> Vec<S::Value> {
     let mut runner = TestRunner::deterministic();
     (0..count).map(|_| strategy.new_tree(&mut runner).unwrap().current()).collect()
 }
 
-/// What `ovs-ofctl` reads in these messages.
+/// Text form of these messages by `ovs-ofctl ofp-parse`.
 fn ofp_parse(messages: impl IntoIterator<Item = Body>) -> Option<String> {
     let mut bytes = vec![];
     for body in messages {
@@ -32,7 +32,7 @@ fn reply(parts: Parts) -> Body {
     Body::MultipartReply(MultipartReply { more: false, parts })
 }
 
-/// `ovs-ofctl`'s line without counters and cookie, in our order.
+/// Line of `ovs-ofctl` without counters and cookie, in the order of this crate.
 fn without_counters(line: &str) -> String {
     let (head, rest) = line.split_once(", n_packets=0, n_bytes=0, ").unwrap();
     let table = head.split("table=").nth(1).unwrap();
@@ -44,7 +44,7 @@ fn without_counters(line: &str) -> String {
 }
 
 #[test]
-fn flows_read_and_written_as_by_ovs_ofctl() {
+fn flows_match_the_text_of_ovs_ofctl() {
     let flows = sample(arbitrary::flow(), 3000);
     let stats =
         |flow: &Flow| FlowStats { flow: flow.clone(), seconds: 0, nanoseconds: 0, packets: 0, bytes: 0 };
@@ -61,7 +61,7 @@ fn flows_read_and_written_as_by_ovs_ofctl() {
 }
 
 #[test]
-fn groups_read_and_written_as_by_ovs_ofctl() {
+fn groups_match_the_text_of_ovs_ofctl() {
     let groups: Vec<Group> = sample(arbitrary::group(), 1000);
     let Some(text) = ofp_parse(groups.iter().map(|group| reply(Parts::Groups(vec![group.clone()])))) else {
         testkit::skip!("no ovs-ofctl (install openvswitch-switch)");
@@ -76,10 +76,10 @@ fn groups_read_and_written_as_by_ovs_ofctl() {
 }
 
 #[test]
-fn other_messages_are_understood_by_ovs_ofctl() {
+fn ovs_ofctl_decodes_other_messages() {
     let messages = sample(arbitrary::message(), 1000);
     let Some(text) = ofp_parse(messages.into_iter().map(|message| message.body).filter(|body| {
-        // Of these, random contents may be refused although every byte is in its place.
+        // `ovs-ofctl` rejects some random contents of these messages although they are encoded correctly.
         !matches!(
             body,
             Body::FlowMod(_)

@@ -1,4 +1,4 @@
-//! What is encoded decodes to the same; garbage decodes to an error.
+//! Round trips of the codec, and decoding of invalid input.
 
 use openflow_rs::Message;
 use proptest::collection::vec;
@@ -10,13 +10,13 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_message_decodes_to_itself(message in arbitrary::message()) {
+    fn messages_round_trip(message in arbitrary::message()) {
         let bytes = message.to_bytes().unwrap();
         prop_assert_eq!(Message::decode(&bytes), Ok(message));
     }
 
     #[test]
-    fn garbage_never_panics(kind in 0u8..32, body in vec(any::<u8>(), 0..300)) {
+    fn decoding_random_bytes_does_not_panic(kind in 0u8..32, body in vec(any::<u8>(), 0..300)) {
         let mut bytes = vec![4, kind];
         bytes.extend((body.len() as u16 + 8).to_be_bytes());
         bytes.extend([0; 4]);
@@ -26,9 +26,9 @@ proptest! {
         }
     }
 
-    /// Truth with a few bytes changed or cut off reaches deeper than noise.
+    /// Corrupted valid messages reach deeper into the decoders than random bytes.
     #[test]
-    fn damage_never_panics(
+    fn decoding_corrupted_messages_does_not_panic(
         message in arbitrary::message(),
         damage in vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
         cut in any::<prop::sample::Index>(),
@@ -40,7 +40,7 @@ proptest! {
         }
         bytes.truncate(bytes.len().min(cut.index(bytes.len()) + 8));
         if let Ok(message) = Message::decode(&bytes) {
-            // Whatever was understood can be said and sent again.
+            // Decoded messages can be formatted and encoded.
             let _text = format!("{message:?}");
             let _bytes = message.to_bytes();
         }

@@ -1,4 +1,4 @@
-//! The connection against a running Open vSwitch.
+//! Tests of the connection against a running Open vSwitch.
 
 use anyhow::Result;
 use openflow_rs::connection::Error;
@@ -10,7 +10,7 @@ use openflow_rs::{
 use testkit::ovs::Switch;
 use testkit::{Netns, needs};
 
-/// A switch with a bridge `br0`, and a connection to it.
+/// Runs `test` with a switch that has a bridge `br0`, and a connection to the bridge.
 fn with_bridge(label: &str, test: impl AsyncFnOnce(&Switch, Connection) -> Result<()> + Send) -> Result<()> {
     let ns = Netns::new(label)?;
     let switch = Switch::start(&ns)?;
@@ -73,7 +73,7 @@ fn changes() -> Vec<Change> {
 }
 
 #[test]
-fn a_bundle_comes_back_as_it_went() -> Result<()> {
+fn dumps_return_the_contents_of_a_bundle() -> Result<()> {
     needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
     with_bridge("ofbundle", async |switch, connection| {
         connection.apply_bundle(changes()).await?;
@@ -84,7 +84,7 @@ fn a_bundle_comes_back_as_it_went() -> Result<()> {
         sent.sort_by_key(ToString::to_string);
         assert_eq!(dumped, sent);
         assert_eq!(connection.dump_groups().await?, [flood()]);
-        // The same by the eyes of ovs-ofctl.
+        // ovs-ofctl agrees.
         let text = switch.ofctl("dump-flows", "br0", &["--no-stats"])?;
         assert!(text.contains("table=1, priority=9,metadata=0x1/0x1,dl_vlan=5 actions=group:1"), "{text}");
         Ok(())
@@ -92,12 +92,12 @@ fn a_bundle_comes_back_as_it_went() -> Result<()> {
 }
 
 #[test]
-fn a_bundle_with_a_bad_message_changes_nothing_and_names_it() -> Result<()> {
+fn a_rejected_bundle_changes_nothing_and_names_the_message() -> Result<()> {
     needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
     with_bridge("ofbad", async |_, connection| {
-        // Refused when it is added: the match lacks a prerequisite.
+        // Rejected by the add: a prerequisite of the match is missing.
         let early = Flow::new(7, 1, Match::new().field(Field::TcpDst, 80u8));
-        // Refused when the bundle is committed: there is no such group.
+        // Rejected by the commit: the group does not exist.
         let late = Flow::new(8, 1, Match::new()).apply([Action::Group(99)]);
         for (bad, says) in [(early, "OFPBMC_BAD_PREREQ"), (late, "OFPBAC_BAD_OUT_GROUP")] {
             let name = bad.to_string();
@@ -137,7 +137,7 @@ fn twenty_thousand_flows_in_one_bundle_and_one_dump() -> Result<()> {
 }
 
 #[test]
-fn the_switch_describes_itself_and_refusals_have_words() -> Result<()> {
+fn the_switch_is_described_and_errors_are_named() -> Result<()> {
     needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
     with_bridge("ofdesc", async |_, connection| {
         assert_eq!(connection.describe().await?.hardware, "Open vSwitch");
@@ -158,7 +158,7 @@ fn the_switch_describes_itself_and_refusals_have_words() -> Result<()> {
 }
 
 #[test]
-fn a_lost_switch_is_noticed() -> Result<()> {
+fn a_lost_connection_is_reported() -> Result<()> {
     needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
     let ns = Netns::new("oflost")?;
     let mut switch = Switch::start(&ns)?;

@@ -107,7 +107,7 @@ pub(crate) fn pods_group(vni: u32, part: usize) -> u32 {
 pub(crate) fn scaffold(side: Side, solicitations: Solicitations) -> Vec<Flow> {
     let lead = |from: u8, to: u8| Flow::new(from, priority::MISS, Match::new()).goto(to);
     let mut flows = vec![
-        Flow::new(table::INPUT, priority::FIRST, Match::new().from_many()),
+        Flow::new(table::INPUT, priority::FIRST, Match::new().multicast_src()),
         lead(table::INPUT, table::ORIGIN),
         // Explicit, so that what is dropped here is counted.
         Flow::new(table::ORIGIN, priority::MISS, Match::new()),

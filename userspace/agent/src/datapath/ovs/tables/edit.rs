@@ -172,7 +172,9 @@ impl<'a> Edit<'a> {
         let (mut first, mut add, mut delete, mut last) = (vec![], vec![], vec![], vec![]);
         for (id, old) in &self.groups {
             match self.tables.groups.get(id) {
-                Some(new) if old.as_ref() != Some(new) => first.push(GroupMod::put(new.clone()).into()),
+                Some(new) if old.as_ref() != Some(new) => {
+                    first.push(GroupMod::add_or_modify(new.clone()).into())
+                }
                 Some(_) => {}
                 None if old.is_some() => last.push(GroupMod::delete(*id).into()),
                 None => {}
@@ -184,7 +186,7 @@ impl<'a> Edit<'a> {
                     add.push(FlowMod::add((*new.0).clone()).into());
                 }
                 Some(_) => {}
-                None if old.is_some() => delete.push(FlowMod::delete_exactly(&row.0).into()),
+                None if old.is_some() => delete.push(FlowMod::delete_strict(&row.0).into()),
                 None => {}
             }
         }
