@@ -77,7 +77,7 @@ pub(crate) fn is_over(flow: &Flow, key: &FlowKey, now: u32, answered: bool) -> b
     let idle = now.wrapping_sub(flow.seen);
     // The timeouts are looked up only when time has passed.
     idle != 0
-        && flow.flags & Flow::ALIAS == 0
+        && flow.flags & Flow::FORWARD_NAT == 0
         && idle
             > ctv_timeout(
                 key.protocol.into(),
@@ -150,7 +150,7 @@ extern "C" fn ctv_name(flags: u32, moved: u32) -> u32 {
     const EXISTS: i32 = -17;
     let Some(packet) = packet::in_hand() else { return GO_ON };
     let alias = &mut packet.timed.flow;
-    alias.flags = Flow::ALIAS | flags as u8 & (Flow::HAIRPIN | Flow::ASIDE);
+    alias.flags = Flow::FORWARD_NAT | flags as u8 & (Flow::HAIRPIN | Flow::COLLISION);
     alias.nat_ip.set_words(packet.tuple.source.words());
     alias.nat_port = packet.tuple.source_port;
     alias.nat_client_port = packet.tuple.destination_port;

@@ -1,7 +1,7 @@
 //! Making shortcuts: of what the stages have done with a packet of a busy flow.
 
 use aya_ebpf::{bindings::__sk_buff, btf_maps::PerCpuArray, macros::btf_map, programs::TcContext};
-use contiv_abi::{Changes, Epochs, Headers, Segment, Shortcut, Vtep};
+use contiv_abi::{Changes, Epochs, FlowCacheEntry, Headers, Segment, Vtep};
 
 use crate::{
     flows,
@@ -78,11 +78,11 @@ pub(crate) enum Way {
 pub(crate) fn note(ctx: &TcContext, way: Way) {
     let skb = ctx.skb.skb;
     match way {
-        Way::Pod { ifindex, group } => ctv_learn(skb, Shortcut::POD.into(), ifindex, group, 0),
+        Way::Pod { ifindex, group } => ctv_learn(skb, FlowCacheEntry::POD.into(), ifindex, group, 0),
         Way::Tunnel { ifindex, vni, to } => {
-            ctv_learn(skb, Shortcut::TUNNEL.into(), ifindex, vni, u32::from_ne_bytes(to))
+            ctv_learn(skb, FlowCacheEntry::TUNNEL.into(), ifindex, vni, u32::from_ne_bytes(to))
         }
-        Way::Wire { ifindex, tag } => ctv_learn(skb, Shortcut::WIRE.into(), ifindex, tag.into(), 0),
+        Way::Wire { ifindex, tag } => ctv_learn(skb, FlowCacheEntry::WIRE.into(), ifindex, tag.into(), 0),
     };
 }
 
@@ -95,11 +95,11 @@ extern "C" fn ctv_learn(skb: *mut __sk_buff, way: u32, out: u32, number: u32, to
     if packet.busy == 0 || noted.ready == 0 || !is_free(packet, noted) {
         return 0;
     }
-    let limit = if way as u16 == Shortcut::POD { rate::ctv_limit(number, out) } else { rate::GO };
+    let limit = if way as u16 == FlowCacheEntry::POD { rate::ctv_limit(number, out) } else { rate::GO };
     if limit > rate::WAIT || plain::ctv_headers(skb, &raw mut noted.becomes) == 0 || ctv_differs() == 0 {
         return 0;
     }
-    let way = way + limit * u32::from(Shortcut::PORT - Shortcut::POD);
+    let way = way + limit * u32::from(FlowCacheEntry::PORT - FlowCacheEntry::POD);
     let (Some(packet), Some(noted)) = (packet::in_hand(), candidate()) else { return 0 };
     ctv_settle(noted.place);
     let Some(shortcut) = shortcut::at(noted.place) else { return 0 };
@@ -119,7 +119,7 @@ extern "C" fn ctv_learn(skb: *mut __sk_buff, way: u32, out: u32, number: u32, to
     shortcut.generations = packet.judged_by;
     shortcut.way = way as u16;
     shortcut.out = out;
-    shortcut.segment = Segment::of(number, way as u16 == Shortcut::WIRE);
+    shortcut.segment = Segment::of(number, way as u16 == FlowCacheEntry::WIRE);
     shortcut.to = to.to_ne_bytes();
     shortcut.side = packet.reply.into();
     shortcut.service = packet.served;
@@ -129,7 +129,7 @@ extern "C" fn ctv_learn(skb: *mut __sk_buff, way: u32, out: u32, number: u32, to
 
 /// Lets the shortcut last until this time. The ticks and the time that is asked here move together.
 #[inline(always)]
-fn last(shortcut: &mut Shortcut, until: u64) {
+fn last(shortcut: &mut FlowCacheEntry, until: u64) {
     let Some(epochs) = shortcut::epochs() else { return };
     // SAFETY: the one value of the array.
     let ticks = unsafe { (*epochs).ticks };
@@ -140,7 +140,7 @@ fn last(shortcut: &mut Shortcut, until: u64) {
 
 /// Whether nothing has changed since the packet came; then the shortcut knows the epoch.
 #[inline(always)]
-fn is_still(shortcut: &mut Shortcut, packet: &Packet, noted: &Candidate) -> bool {
+fn is_still(shortcut: &mut FlowCacheEntry, packet: &Packet, noted: &Candidate) -> bool {
     let Some(epochs) = shortcut::epochs() else { return false };
     // SAFETY: the one value of the array. Others write there meanwhile, one number at a time.
     let epochs = unsafe { &*epochs };

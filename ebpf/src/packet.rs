@@ -105,7 +105,7 @@ pub(crate) struct Packet {
     pub(crate) again: u8,
     /// 1 when the packet begins a connection with the ports of one that has ended, which went to `spare`.
     pub(crate) reopens: u8,
-    /// `Flow::ASIDE` for a direct connection that needs another port.
+    /// `Flow::COLLISION` for a direct connection that needs another port.
     pub(crate) aside: u8,
     /// `Port::queue` of the sender,
     pub(crate) queue: u32,

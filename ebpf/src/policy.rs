@@ -10,10 +10,10 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use contiv_abi::{
-    Address, Be16, DropReason, FdbEntry, Flow, Judged, NeighKey,
+    Address, Be16, DropReason, FdbEntry, Flow, NeighKey, PolicyVerdict,
     maps::{RULE_COUNTS_CAPACITY, RULE_SETS_CAPACITY, RULES_CAPACITY},
     policy::{
-        Branch, GROUP_NUMBERS, Group, IN, OUT, Question, RuleCount, RuleEntry, RuleSet, Search, Tables,
+        Branch, GROUP_NUMBERS, Group, IN, LookupKey, OUT, RuleCount, RuleEntry, RuleSet, Search, Tables,
     },
 };
 
@@ -49,9 +49,9 @@ struct Inquiry {
     /// 1 for IPv6.
     ip6: u8,
     /// What the rules say on either side.
-    judged: [Judged; 2],
+    judged: [PolicyVerdict; 2],
     /// What is asked of the rules of one side.
-    question: Question,
+    question: LookupKey,
     /// The search for an answer.
     search: Search,
 }
@@ -188,7 +188,7 @@ extern "C" fn ctv_side(side: u32) -> u32 {
     let _turns = unsafe { bpf_loop(Search::TURNS, search_on as *mut c_void, ptr::null_mut(), 0) };
     let RuleEntry { rule, .. } = inquiry.search.best;
     let denies = inquiry.search.best.denies();
-    inquiry.judged[side] = Judged { generation: set, rule };
+    inquiry.judged[side] = PolicyVerdict { generation: set, rule };
     count(rule);
     u32::from(denies)
 }

@@ -13,9 +13,9 @@ use aya_ebpf::{
     programs::TcContext,
 };
 use contiv_abi::{
-    Address, Be16, DropCount, DropReason, FdbKey, FlowKey, Mac, NeighEntry, NeighKey, Relay, Relayed,
+    Address, Be16, DropCount, DropReason, DsrEntry, DsrHook, FdbKey, FlowKey, Mac, NeighEntry, NeighKey,
     Segment, TCP, Vip,
-    maps::{RELAY_STATS_SLOTS, RELAYS_CAPACITY, VIPS_CAPACITY},
+    maps::{DSR_FLOWS_CAPACITY, DSR_STATS_SLOTS, VIPS_CAPACITY},
     service_mac,
 };
 
@@ -32,10 +32,10 @@ use crate::{
 static VIPS: HashMap<NeighKey, Vip, VIPS_CAPACITY, NO_PREALLOC> = HashMap::new();
 
 #[btf_map(name = "ctv_relays")]
-static RELAYS: LruHashMap<FlowKey, Relay, RELAYS_CAPACITY> = LruHashMap::new();
+static DSR_FLOWS: LruHashMap<FlowKey, DsrEntry, DSR_FLOWS_CAPACITY> = LruHashMap::new();
 
 #[btf_map(name = "ctv_relaycnt")]
-static COUNTS: PerCpuArray<DropCount, RELAY_STATS_SLOTS> = PerCpuArray::new();
+static COUNTS: PerCpuArray<DropCount, DSR_STATS_SLOTS> = PerCpuArray::new();
 
 /// The service with this address, if the wire can reach it.
 #[inline(always)]
@@ -137,7 +137,7 @@ pub(crate) extern "C" fn ctv_known() -> u32 {
     let Some(packet) = packet::in_hand() else { return GO_ON };
     // Not handed over: to Linux 6.1 what is handed over is no key.
     let key = if packet.icmp_error != Told::NOTHING { &packet.key } else { &packet.alias };
-    let Some(relay) = RELAYS.get_ptr_mut(key) else { return GO_ON };
+    let Some(relay) = DSR_FLOWS.get_ptr_mut(key) else { return GO_ON };
     // SAFETY: an entry that was found.
     let relay = unsafe { &mut *relay };
     let opens = packet.tcp & (tcp::SYN | tcp::ACK) == tcp::SYN;
@@ -145,7 +145,7 @@ pub(crate) extern "C" fn ctv_known() -> u32 {
     if opens && relay.closing != 0
         || idle != 0 && idle > flows::ctv_timeout(key.protocol.into(), 1, relay.closing)
     {
-        let _over = RELAYS.remove(key);
+        let _over = DSR_FLOWS.remove(key);
         return GO_ON;
     }
     // Gone, or moved to this node: chosen anew, and the client learns from whoever gets it that there is no connection.
@@ -168,14 +168,14 @@ fn note(packet: &Packet) {
         return;
     }
     let closing = u32::from(packet.tcp & (tcp::FIN | tcp::RST));
-    let relay = Relay { backend: packet.wanted.destination, seen: packet.now, closing };
+    let relay = DsrEntry { backend: packet.wanted.destination, seen: packet.now, closing };
     // Without memory the ring alone decides, which says the same until the set changes.
-    let _noted = RELAYS.insert(&packet.alias, &relay, 0);
+    let _noted = DSR_FLOWS.insert(&packet.alias, &relay, 0);
 }
 
 /// Counts a frame that was sent on.
 #[inline(always)]
-pub(crate) fn count(by: Relayed, len: u32) {
+pub(crate) fn count(by: DsrHook, len: u32) {
     if let Some(count) = COUNTS.get_ptr_mut(by as u32) {
         // SAFETY: this CPU's own slot, as that of `maps::count_drop`.
         unsafe {

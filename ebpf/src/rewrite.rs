@@ -5,7 +5,7 @@ use aya_ebpf::{
     helpers::generated::bpf_l4_csum_replace,
     programs::TcContext,
 };
-use contiv_abi::{Changes, Shortcut, UDP};
+use contiv_abi::{Changes, FlowCacheEntry, UDP};
 
 use crate::{
     dscp,
@@ -16,7 +16,7 @@ use crate::{
 
 /// What is written is noted whole, so that little depends on what has changed.
 #[inline(always)]
-pub(crate) fn rewrite<const IP6: bool>(ctx: &TcContext, shortcut: &Shortcut) -> bool {
+pub(crate) fn rewrite<const IP6: bool>(ctx: &TcContext, shortcut: &FlowCacheEntry) -> bool {
     let becomes = &shortcut.becomes;
     if IP6
         && shortcut.changes.what & Changes::CLASS != 0
@@ -56,7 +56,7 @@ pub(crate) fn rewrite<const IP6: bool>(ctx: &TcContext, shortcut: &Shortcut) -> 
 /// with a sum over the packet beside it (`CHECKSUM_COMPLETE`) wants more: the header of IPv4 makes up for its addresses, the
 /// transport's checksum for addresses and ports, which leaves the addresses to take off. Of IPv6 nothing is left.
 #[inline(always)]
-fn sum<const IP6: bool>(ctx: &TcContext, shortcut: &Shortcut) -> bool {
+fn sum<const IP6: bool>(ctx: &TcContext, shortcut: &FlowCacheEntry) -> bool {
     let (data, end) = (ctx.data(), ctx.data_end());
     let place = data + (shortcut.changes.place & PLACES) as usize;
     if data + Place::<IP6>::TRANSPORT > end || place + 2 > end {
@@ -99,7 +99,7 @@ const fn zero(sum: u16) -> u16 {
 /// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_sum(skb: *mut __sk_buff, shortcut: *const Shortcut) -> u32 {
+extern "C" fn ctv_sum(skb: *mut __sk_buff, shortcut: *const FlowCacheEntry) -> u32 {
     let ctx = TcContext::new(skb);
     // SAFETY: the verifier sees to it that a pointer which is not null is to a whole value.
     let Some(shortcut) = (unsafe { shortcut.as_ref() }) else { return 0 };

@@ -11,7 +11,7 @@ use aya_ebpf::{
     macros::btf_map,
     programs::TcContext,
 };
-use contiv_abi::{DropReason, Epochs, Headers, Shortcut, maps::SHORTCUTS_CAPACITY};
+use contiv_abi::{DropReason, Epochs, FlowCacheEntry, Headers, maps::FLOW_CACHE_CAPACITY};
 
 use crate::{
     frame, learn,
@@ -23,7 +23,7 @@ use crate::{
 };
 
 #[btf_map(name = "ctv_fast")]
-static SHORTCUTS: PerCpuArray<Shortcut, SHORTCUTS_CAPACITY> = PerCpuArray::new();
+static FLOW_CACHE: PerCpuArray<FlowCacheEntry, FLOW_CACHE_CAPACITY> = PerCpuArray::new();
 
 /// The agent adds to it in its own memory.
 #[btf_map(name = "ctv_epochs")]
@@ -42,7 +42,7 @@ pub(crate) fn take(ctx: &TcContext) -> Option<i32> {
     verdict(ctx, find(ctx, 0, 0))
 }
 
-/// The same of a packet from an interface that is that of many: where it comes from is as `Shortcut` has it, without a node
+/// The same of a packet from an interface that is that of many: where it comes from is as `FlowCacheEntry` has it, without a node
 /// unless it came by a tunnel.
 #[inline(always)]
 pub(crate) fn take_from(ctx: &TcContext, from: Origin) -> Option<i32> {
@@ -88,8 +88,8 @@ fn find(ctx: &TcContext, vni: u32, vtep: u32) -> i32 {
 
 /// The shortcut in a place.
 #[inline(always)]
-pub(crate) fn at<'a>(place: u32) -> Option<&'a mut Shortcut> {
-    let shortcut = SHORTCUTS.get_ptr_mut(place & (SHORTCUTS_CAPACITY as u32 - 1))?;
+pub(crate) fn at<'a>(place: u32) -> Option<&'a mut FlowCacheEntry> {
+    let shortcut = FLOW_CACHE.get_ptr_mut(place & (FLOW_CACHE_CAPACITY as u32 - 1))?;
     // SAFETY: this CPU's own, as `packet::in_hand`.
     Some(unsafe { &mut *shortcut })
 }
@@ -116,7 +116,7 @@ pub(crate) fn ticks() -> u64 {
 
 /// Takes the shortcut of a packet, if it has one: it is rewritten. Else the result is [`STAGES`], or [`FAILED`].
 #[inline(always)]
-fn pass<'a, const IP6: bool>(ctx: &TcContext, vni: u32, vtep: u32) -> Result<&'a Shortcut, i32> {
+fn pass<'a, const IP6: bool>(ctx: &TcContext, vni: u32, vtep: u32) -> Result<&'a FlowCacheEntry, i32> {
     let (data, end) = (ctx.data(), ctx.data_end());
     if !is_plain::<IP6>(data, end) {
         return Err(STAGES);
@@ -149,7 +149,7 @@ fn pass<'a, const IP6: bool>(ctx: &TcContext, vni: u32, vtep: u32) -> Result<&'a
 
 /// Whether everything is as it was when the shortcut was made.
 #[inline(always)]
-fn is_right(shortcut: &Shortcut, epochs: &Epochs) -> bool {
+fn is_right(shortcut: &FlowCacheEntry, epochs: &Epochs) -> bool {
     shortcut.all == epochs.all
         && shortcut.epoch == epochs.of(shortcut.shard)
         && ticks() < shortcut.until_tick
@@ -158,16 +158,16 @@ fn is_right(shortcut: &Shortcut, epochs: &Epochs) -> bool {
 
 /// Sends the packet where the flow's packets go; the result is the kernel's code, or [`FAILED`].
 #[inline(always)]
-fn follow(ctx: &TcContext, shortcut: &Shortcut) -> i32 {
-    if shortcut.way == Shortcut::POD {
+fn follow(ctx: &TcContext, shortcut: &FlowCacheEntry) -> i32 {
+    if shortcut.way == FlowCacheEntry::POD {
         // SAFETY: the one value of the array, of which the agent alone writes this.
         let takes = epochs().is_some_and(|epochs| unsafe { (*epochs).takes } != 0);
         return crate::deliver(ctx, shortcut.out, takes).unwrap_or(FAILED);
     }
-    let addressed = if shortcut.way == Shortcut::TUNNEL {
+    let addressed = if shortcut.way == FlowCacheEntry::TUNNEL {
         let vni = shortcut.segment.vni().unwrap_or(0);
         tunnel::address(ctx, vni, shortcut.to, shortcut.becomes.class)
-    } else if shortcut.way == Shortcut::WIRE {
+    } else if shortcut.way == FlowCacheEntry::WIRE {
         pod::push_tag(ctx, shortcut.segment)
     } else {
         Ok(())

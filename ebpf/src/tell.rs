@@ -11,7 +11,7 @@ use aya_ebpf::{
     macros::btf_map,
     programs::TcContext,
 };
-use contiv_abi::{Address, Be16, DropReason, Event, Segment, Told, Watch, maps::EVENTS_BYTES};
+use contiv_abi::{Address, Be16, DropReason, Event, EventState, Segment, Watch, maps::EVENTS_BYTES};
 
 use crate::{
     flows,
@@ -28,7 +28,7 @@ static EVENTS: RingBuf<Event, EVENTS_BYTES> = RingBuf::new();
 static WATCH: Array<Watch, 1> = Array::new();
 
 #[btf_map(name = "ctv_told")]
-static TOLD: PerCpuArray<Told, 1> = PerCpuArray::new();
+static EVENT_STATE: PerCpuArray<EventState, 1> = PerCpuArray::new();
 
 #[inline(always)]
 fn is_watched() -> bool {
@@ -126,7 +126,7 @@ extern "C" fn ctv_look(skb: *mut __sk_buff, ifindex: u32) -> u32 {
 #[unsafe(no_mangle)]
 extern "C" fn ctv_tell(reason: u32, ifindex: u32, kind: u32) -> u32 {
     let (Some(packet), Some(watch)) = (packet::in_hand(), WATCH.get(0)) else { return 0 };
-    let Some(told) = TOLD.get_ptr_mut(0) else { return 0 };
+    let Some(told) = EVENT_STATE.get_ptr_mut(0) else { return 0 };
     // SAFETY: this CPU's own, as `packet::in_hand`.
     let told = unsafe { &mut *told };
     let now = flows::now();

@@ -83,8 +83,8 @@ fn look_up() -> u32 {
 extern "C" fn ctv_look_again(why: u32) -> u32 {
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
     if why == BESIDE {
-        packet.aside = Flow::ASIDE;
-        set_key(&packet.wanted, &raw mut packet.key, FlowKey::ASIDE);
+        packet.aside = Flow::COLLISION;
+        set_key(&packet.wanted, &raw mut packet.key, FlowKey::COLLISION);
     } else if let Some(flow) = flows::either(&packet.key) {
         policy::ctv_review(flow);
     }
@@ -140,7 +140,7 @@ extern "C" fn ctv_by(flow: *mut Flow, answered: u32) -> u32 {
     // make the entry another flow's at this very moment only when its time is over.
     let Some(flow) = (unsafe { flow.as_mut() }) else { return NEW };
     let answered = answered != 0;
-    if flow.flags & Flow::ALIAS != 0 {
+    if flow.flags & Flow::FORWARD_NAT != 0 {
         flow.translate(&mut packet.wanted);
         packet.from_low = set_key(&packet.wanted, &raw mut packet.key, FlowKey::FLOW);
         packet.translated = 1;
@@ -324,7 +324,7 @@ fn admit() -> u32 {
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
     if packet.aside != 0 {
         packet.translated = 1;
-        packet.alias.kind = FlowKey::ASIDE;
+        packet.alias.kind = FlowKey::COLLISION;
     }
     let code = ctv_judge();
     if code != packet::GO_ON {
@@ -420,7 +420,7 @@ extern "C" fn ctv_note() -> u32 {
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_reuse() -> u32 {
-    const KIND: u8 = Flow::NAT | Flow::HAIRPIN | Flow::ASIDE;
+    const KIND: u8 = Flow::NAT | Flow::HAIRPIN | Flow::COLLISION;
     let Some(packet) = packet::in_hand() else { return 0 };
     let (wanted, ended) = (&packet.wanted, &packet.spare);
     if wanted.source_port != ended.source_port
@@ -450,7 +450,7 @@ extern "C" fn ctv_reuse() -> u32 {
 #[unsafe(no_mangle)]
 extern "C" fn ctv_named() -> u32 {
     let Some(packet) = packet::in_hand() else { return FAILED };
-    packet.flow.flags = packet.flow.flags & !(Flow::NAT | Flow::NAMED) | Flow::ALIAS;
+    packet.flow.flags = packet.flow.flags & !(Flow::NAT | Flow::NAMED) | Flow::FORWARD_NAT;
     packet.flow.nat_ip = packet.wanted.destination;
     packet.flow.nat_port = packet.wanted.destination_port;
     packet.flow.nat_client_port = packet.wanted.source_port;

@@ -1,7 +1,7 @@
 //! Frames from the wire of VLAN networks.
 
 use aya_ebpf::{helpers::generated::bpf_skb_vlan_pop, programs::TcContext};
-use contiv_abi::{Be16, DropReason, FdbKey, Relayed, Segment, SegmentEntry};
+use contiv_abi::{Be16, DropReason, DsrHook, FdbKey, Segment, SegmentEntry};
 
 use crate::{
     delivery, flood,
@@ -89,7 +89,7 @@ fn forward(ctx: &TcContext, segment: Segment, entry: &SegmentEntry) -> Result<Ve
         let macs = Macs { destination: passed.destination, source: ethernet.destination };
         ctx.store(0, &macs, 0).map_err(|_| DropReason::RewriteFailed)?;
         pod::push_tag(ctx, segment)?;
-        relay::count(Relayed::Tc, ctx.len());
+        relay::count(DsrHook::Tc, ctx.len());
         return Ok(Verdict::Out(ifindex));
     }
     let place = delivery::from_outside(ctx, segment, passed.destination)?;

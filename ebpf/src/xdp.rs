@@ -3,7 +3,7 @@
 //! the uplink's ingress, which does the same and everything else.
 
 use aya_ebpf::programs::XdpContext;
-use contiv_abi::{Address, Be16, FlowKey, Mac, Relayed, Segment, TCP, Tuple, UDP, service_mac};
+use contiv_abi::{Address, Be16, DsrHook, FlowKey, Mac, Segment, TCP, Tuple, UDP, service_mac};
 
 use crate::{
     flows,
@@ -139,6 +139,6 @@ fn address(ctx: &XdpContext) -> Option<()> {
     let service = service_mac(&packet.tuple.destination);
     // SAFETY: in the frame, as was just seen; addresses of Ethernet are bytes.
     unsafe { macs.write_unaligned(Macs { destination: packet.destination_mac, source: service }) };
-    relay::count(Relayed::Xdp, (ctx.data_end() - ctx.data()) as u32);
+    relay::count(DsrHook::Xdp, (ctx.data_end() - ctx.data()) as u32);
     Some(())
 }

@@ -61,7 +61,7 @@ pub struct Watch {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
-pub struct Told {
+pub struct EventState {
     /// Events that were left out: over the limit, or no room in the ring.
     pub lost: u64,
     /// The second that `taken` is of.

@@ -71,7 +71,7 @@ pub struct FlowKey {
     pub high_port: Be16,
     /// The IP protocol.
     pub protocol: u8,
-    /// [`FlowKey::FLOW`] or [`FlowKey::ASIDE`].
+    /// [`FlowKey::FLOW`] or [`FlowKey::COLLISION`].
     pub kind: u8,
     /// Zero.
     pub zero: [u8; 2],
@@ -82,7 +82,7 @@ impl FlowKey {
     pub const FLOW: u8 = 0;
     /// The packet of a direct connection whose tuple a translated one has already on its far side. Only
     /// aliases have such keys.
-    pub const ASIDE: u8 = 1;
+    pub const COLLISION: u8 = 1;
 
     /// The key of a packet.
     #[inline(always)]
@@ -144,7 +144,7 @@ impl FlowKey {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
-pub struct Judged {
+pub struct PolicyVerdict {
     /// The generation of the rules that were asked; zero when this side is not on this node.
     pub generation: u32,
     /// Which rule decided.
@@ -176,9 +176,9 @@ pub struct Flow {
     /// The number of the service; zero when it is none.
     pub service: u32,
     /// What the source's rules said.
-    pub outward: Judged,
+    pub outward: PolicyVerdict,
     /// What the destination's rules said.
-    pub inward: Judged,
+    pub inward: PolicyVerdict,
     /// [`Flow::NAT`] and the following.
     pub flags: u8,
     /// 1 when the lower end began.
@@ -193,11 +193,11 @@ impl Flow {
     /// The flow is translated.
     pub const NAT: u8 = 1;
     /// Leads to a flow.
-    pub const ALIAS: u8 = 2;
+    pub const FORWARD_NAT: u8 = 2;
     /// Client and backend are the same pod, which sees the service as the client.
     pub const HAIRPIN: u8 = 4;
     /// A direct connection that appears with another port, because a translated one has its own.
-    pub const ASIDE: u8 = 8;
+    pub const COLLISION: u8 = 8;
     /// The rules of the source's group, as they are now, do not let it be.
     pub const DENIED_OUT: u8 = 16;
     /// Nor do those of the destination's.
@@ -258,7 +258,7 @@ impl Flow {
     /// The kind of the key of a translated flow's alias.
     #[inline(always)]
     pub const fn alias_kind(&self) -> u8 {
-        if self.flags & Flow::ASIDE != 0 { FlowKey::ASIDE } else { FlowKey::FLOW }
+        if self.flags & Flow::COLLISION != 0 { FlowKey::COLLISION } else { FlowKey::FLOW }
     }
 
     /// Where an alias leads: the client's packet beyond the translation. `to` is the client's packet before.
@@ -431,8 +431,8 @@ mod tests {
             seen: 0,
             made: 0,
             service: 0,
-            outward: Judged::default(),
-            inward: Judged::default(),
+            outward: PolicyVerdict::default(),
+            inward: PolicyVerdict::default(),
             flags,
             origin_is_low: u8::from(tuple.source_is_low()),
             tcp: [0; 2],
@@ -455,7 +455,7 @@ mod tests {
     #[test]
     fn a_translation_leads_there_and_back() {
         let sent = tuple((CLIENT, 4000), (VIP, 80));
-        let alias = flow(&sent, Flow::ALIAS, (BACKEND, 8080), 4001);
+        let alias = flow(&sent, Flow::FORWARD_NAT, (BACKEND, 8080), 4001);
         let mut beyond = sent;
         alias.translate(&mut beyond);
         assert_eq!(beyond, tuple((CLIENT, 4001), (BACKEND, 8080)));
@@ -468,7 +468,7 @@ mod tests {
     #[test]
     fn a_hairpin_shows_the_service_to_the_pod() {
         let sent = tuple((BACKEND, 4000), (VIP, 80));
-        let alias = flow(&sent, Flow::ALIAS | Flow::HAIRPIN, (BACKEND, 8080), 4000);
+        let alias = flow(&sent, Flow::FORWARD_NAT | Flow::HAIRPIN, (BACKEND, 8080), 4000);
         let mut beyond = sent;
         alias.translate(&mut beyond);
         assert_eq!(beyond, tuple((VIP, 4000), (BACKEND, 8080)));

@@ -15,30 +15,30 @@ mod address;
 mod drop_reason;
 mod event;
 mod flow;
+mod flow_cache;
 mod forward;
 pub mod maps;
 mod order;
 pub mod policy;
 mod segment;
 mod service;
-mod shortcut;
 mod words;
 
 pub use address::Address;
 pub use drop_reason::{DropCount, DropReason};
-pub use event::{Event, Told, Watch};
+pub use event::{Event, EventState, Watch};
 pub use flow::{
-    Flow, FlowEvent, FlowKey, FragmentKey, FragmentPorts, Judged, TCP, TimedFlow, Timeouts, Tuple, UDP,
-    bpf_timer,
+    Flow, FlowEvent, FlowKey, FragmentKey, FragmentPorts, PolicyVerdict, TCP, TimedFlow, Timeouts, Tuple,
+    UDP, bpf_timer,
 };
+pub use flow_cache::{Changes, Epochs, FlowCacheEntry, Headers};
 pub use forward::{FdbEntry, FdbKey, FloodKey, Mac, NeighEntry, NeighKey, Node, Port, SegmentEntry, Vtep};
 pub use order::{Be16, Be32};
 pub use segment::Segment;
 pub use service::{
-    AffinityBlock, Backend, Client, Member, Relay, Relayed, RingBlock, ServiceCount, ServiceEntry,
+    AffinityBlock, Backend, Client, DsrEntry, DsrHook, Member, RingBlock, ServiceCount, ServiceEntry,
     ServiceKey, Vip, mix, service_mac,
 };
-pub use shortcut::{Changes, Epochs, Headers, Shortcut};
 pub use words::{clear, cleared};
 
 /// The layout of the maps. Part of the pin path: an agent with another number leaves these maps alone until
@@ -81,7 +81,7 @@ map_types! {
     Client: 16;
     AffinityBlock: 64;
     Vip: 16;
-    Relay: 24;
+    DsrEntry: 24;
     policy::Group: 24;
     policy::RuleSet: 72;
     policy::Branch: 128;
@@ -90,9 +90,9 @@ map_types! {
     policy::RuleEntry: 8;
     policy::RuleCount: 16;
     Headers: 56;
-    Shortcut: 272;
+    FlowCacheEntry: 272;
     Epochs: 8224;
     Event: 112;
     Watch: 8;
-    Told: 128;
+    EventState: 128;
 }

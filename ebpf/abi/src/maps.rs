@@ -103,17 +103,17 @@ pub const VIPS: &str = "ctv_vips";
 /// Services; each has a port at least.
 pub const VIPS_CAPACITY: usize = SERVICES_CAPACITY;
 
-/// [`FlowKey`](crate::FlowKey) of what a client sends -> [`Relay`](crate::Relay): connections from outside to backends on other
+/// [`FlowKey`](crate::FlowKey) of what a client sends -> [`DsrEntry`](crate::DsrEntry): connections from outside to backends on other
 /// nodes. Full: the one that was unused for longest makes room; as long as the set of backends is what it was, its packets
 /// go the same way by the ring.
-pub const RELAYS: &str = "ctv_relays";
+pub const DSR_FLOWS: &str = "ctv_relays";
 /// Connections that pass by this node on their way to another.
-pub const RELAYS_CAPACITY: usize = 65_536;
+pub const DSR_FLOWS_CAPACITY: usize = 65_536;
 
-/// [`Relayed`](crate::Relayed) -> [`DropCount`](crate::DropCount) per CPU: frames that were sent on to another node.
-pub const RELAY_STATS: &str = "ctv_relaycnt";
+/// [`DsrHook`](crate::DsrHook) -> [`DropCount`](crate::DropCount) per CPU: frames that were sent on to another node.
+pub const DSR_STATS: &str = "ctv_relaycnt";
 /// By whom: TC or XDP.
-pub const RELAY_STATS_SLOTS: usize = 2;
+pub const DSR_STATS_SLOTS: usize = 2;
 
 /// A group's number -> [`Group`](crate::policy::Group). Indexed, never full; the agent has it in its memory.
 pub const GROUPS: &str = "ctv_groups";
@@ -142,11 +142,11 @@ pub const METERS: &str = "ctv_meters";
 /// Two for each port.
 pub const METERS_CAPACITY: usize = 2 * PORTS_CAPACITY;
 
-/// Number -> [`Shortcut`](crate::Shortcut) per CPU. Two flows with the same number on a CPU: one has it for a second, the other
+/// Number -> [`FlowCacheEntry`](crate::FlowCacheEntry) per CPU. Two flows with the same number on a CPU: one has it for a second, the other
 /// goes through the stages.
-pub const SHORTCUTS: &str = "ctv_fast";
+pub const FLOW_CACHE: &str = "ctv_fast";
 /// A power of two; half a megabyte for each CPU.
-pub const SHORTCUTS_CAPACITY: usize = 2048;
+pub const FLOW_CACHE_CAPACITY: usize = 2048;
 
 /// One [`Epochs`](crate::Epochs); the agent has it in its memory.
 pub const EPOCHS: &str = "ctv_epochs";
@@ -159,8 +159,8 @@ pub const EVENTS_BYTES: usize = 256 * 1024;
 /// One [`Watch`](crate::Watch): whether anybody wants to hear of drops and flows.
 pub const WATCH: &str = "ctv_watch";
 
-/// One [`Told`](crate::Told) for each CPU.
-pub const TOLD: &str = "ctv_told";
+/// One [`EventState`](crate::EventState) for each CPU.
+pub const EVENT_STATE: &str = "ctv_told";
 
 /// The hash of the object that the pinned programs come from, so that a restart can tell an upgrade.
 pub const BUILD: &str = "ctv_build";
@@ -188,18 +188,18 @@ pub const ALL: &[&str] = &[
     AFFINITY,
     SERVICE_COUNTS,
     VIPS,
-    RELAYS,
-    RELAY_STATS,
+    DSR_FLOWS,
+    DSR_STATS,
     GROUPS,
     RULE_SETS,
     RULES,
     RULE_COUNTS,
     METERS,
-    SHORTCUTS,
+    FLOW_CACHE,
     EPOCHS,
     EVENTS,
     WATCH,
-    TOLD,
+    EVENT_STATE,
     BUILD,
 ];
 

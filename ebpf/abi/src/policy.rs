@@ -291,11 +291,11 @@ impl MeterKey {
 /// [`Branch::way`] takes them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Question {
+pub struct LookupKey {
     after: [u64; word::COUNT],
 }
 
-impl Question {
+impl LookupKey {
     /// The group that the other end is in; zero for none.
     #[inline(always)]
     pub fn set_group(&mut self, group: u32) {
@@ -393,7 +393,7 @@ impl Search {
 
     /// To the end of a tree, or [`Search::STRIDE`] branches far. How far it was.
     #[inline(always)]
-    pub fn walk<T: Tables>(&mut self, tables: &T, question: &Question) -> u32 {
+    pub fn walk<T: Tables>(&mut self, tables: &T, question: &LookupKey) -> u32 {
         let mut at = self.at;
         let mut steps = 0;
         while steps < Search::STRIDE && at.is_branch() {
@@ -412,7 +412,7 @@ mod tests {
     #[test]
     fn words_are_in_the_order_of_addresses() {
         let words = |ip6, address: [u8; 16]| {
-            let mut question = Question::default();
+            let mut question = LookupKey::default();
             question.set_ends(ip6, &Address(address), &Address::default());
             [0, 1, 2].map(|word| question.after[word::PEER as usize + word])
         };

@@ -298,7 +298,7 @@ pub struct Vip {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
-pub struct Relay {
+pub struct DsrEntry {
     /// The backend.
     pub backend: Address,
     /// When the client's last packet passed, in seconds since boot.
@@ -310,17 +310,17 @@ pub struct Relay {
 /// Which program sent a frame on to another node; the number is the index in `ctv_relaycnt`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Relayed {
+pub enum DsrHook {
     /// The one on the ingress of the uplink.
     Tc = 0,
     /// The one of the driver.
     Xdp = 1,
 }
 
-impl Relayed {
+impl DsrHook {
     /// Both, with their names.
-    pub const ALL: [(Relayed, &'static str); crate::maps::RELAY_STATS_SLOTS] =
-        [(Relayed::Tc, "tc"), (Relayed::Xdp, "xdp")];
+    pub const ALL: [(DsrHook, &'static str); crate::maps::DSR_STATS_SLOTS] =
+        [(DsrHook::Tc, "tc"), (DsrHook::Xdp, "xdp")];
 }
 
 /// The Ethernet address of a service, as the original gives it: 02:02 and the last four bytes of the address.

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use contiv_abi::{
-    DropReason, Shortcut,
+    DropReason, FlowCacheEntry,
     maps::{FROM_POD, FROM_UPLINK},
 };
 use contiv_model::{
@@ -272,7 +272,7 @@ fn packets_to_the_node_take_shortcuts() -> Result<()> {
             let got = rig.node.ns.run(|| target.give(&sent.build()))?;
             ensure!(got == (Code::Redirect, shown.build()), "{got:?}");
         }
-        Ok(uncounted(&rig.node)?.iter().any(|shortcut| shortcut.way == Shortcut::PORT).then_some(()))
+        Ok(uncounted(&rig.node)?.iter().any(|shortcut| shortcut.way == FlowCacheEntry::PORT).then_some(()))
     })?;
     // Real ones: more of them than a second's first ones.
     let server = rig.node.ns.run(|| Ok(UdpSocket::bind((OWNER.ip(), 7000))?))?;

@@ -12,7 +12,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use contiv_abi::{DropReason, Flow, Headers, TCP, maps::SHORTCUTS_CAPACITY};
+use contiv_abi::{DropReason, Flow, Headers, TCP, maps::FLOW_CACHE_CAPACITY};
 use contiv_model::{
     group::Dscp,
     policy::{Action, Direction, Rule},
@@ -287,7 +287,7 @@ fn flows_that_share_a_place_lose_nothing() -> Result<()> {
         let word = |at: usize| u64::from_ne_bytes(frame[at..at + 8].try_into().unwrap());
         let ports = u32::from_ne_bytes(frame[34..38].try_into().unwrap());
         let headers = Headers { addresses: [word(26), 0, 0, 0], ports, protocol: TCP, ..Headers::default() };
-        headers.hash(ifindex) % SHORTCUTS_CAPACITY as u32
+        headers.hash(ifindex) % FLOW_CACHE_CAPACITY as u32
     };
     let (one, two) = (4000, (4001..).find(|port| place(*port) == place(4000)).unwrap());
     let packet = |port| between(HERE, OTHER).tcp(port, 90, ACK);

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use aya::maps::{HashMap, Map, MapData};
 use contiv_abi::{
-    Address, Be16, Flow, FlowKey, Judged, Segment, TCP, TimedFlow, Tuple, bpf_timer,
+    Address, Be16, Flow, FlowKey, PolicyVerdict, Segment, TCP, TimedFlow, Tuple, bpf_timer,
     maps::{FLOWS, FROM_POD, METERS, NEW_FLOWS, SERVICE_COUNTS},
 };
 use contiv_model::service::{Protocol, Readiness};
@@ -158,8 +158,8 @@ fn stranger(number: u32) -> (FlowKey, TimedFlow) {
         seen: 0,
         made: 0,
         service: 0,
-        outward: Judged::default(),
-        inward: Judged::default(),
+        outward: PolicyVerdict::default(),
+        inward: PolicyVerdict::default(),
         flags: 0,
         origin_is_low: 0,
         tcp: [0; 2],

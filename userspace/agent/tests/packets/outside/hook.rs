@@ -12,7 +12,7 @@ use std::{
 };
 
 use aya::maps::{Map, MapData, PerCpuArray};
-use contiv_abi::{ABI_VERSION, DropCount, Relayed, maps};
+use contiv_abi::{ABI_VERSION, DropCount, DsrHook, maps};
 use netplugin::datapath::ebpf::{Attachment, Ebpf};
 use testkit::wait_until;
 
@@ -196,15 +196,15 @@ struct SentOn(PerCpuArray<MapData, DropCount>);
 
 impl SentOn {
     fn open(node: &Node) -> Result<SentOn> {
-        let map = MapData::from_pin(node.datapath.maps_directory().join(maps::RELAY_STATS))?;
+        let map = MapData::from_pin(node.datapath.maps_directory().join(maps::DSR_STATS))?;
         Ok(SentOn(PerCpuArray::try_from(Map::PerCpuArray(map))?))
     }
 
     fn counts(&self) -> Result<(u64, u64)> {
-        let packets = |by: Relayed| -> Result<u64> {
+        let packets = |by: DsrHook| -> Result<u64> {
             Ok(self.0.get(&(by as u32), 0)?.iter().map(|count| count.packets).sum())
         };
-        Ok((packets(Relayed::Tc)?, packets(Relayed::Xdp)?))
+        Ok((packets(DsrHook::Tc)?, packets(DsrHook::Xdp)?))
     }
 }
 

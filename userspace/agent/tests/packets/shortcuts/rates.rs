@@ -3,7 +3,7 @@
 
 use anyhow::{Result, ensure};
 use aya::maps::{HashMap, Map, MapData};
-use contiv_abi::{Port, Shortcut, maps::PORTS};
+use contiv_abi::{FlowCacheEntry, Port, maps::PORTS};
 use contiv_model::{
     group::Rate,
     policy::{Action, Direction},
@@ -60,7 +60,10 @@ fn what_has_waited_takes_them() -> Result<()> {
     }
     // What is sent to it goes where it may have to wait, and to others at once.
     let ways: Vec<_> = rig.uncounted()?.iter().map(|shortcut| (shortcut.side, shortcut.way)).collect();
-    assert!(ways.iter().all(|(side, way)| *way == [Shortcut::POD, Shortcut::PORT][usize::from(*side)]));
+    assert!(
+        ways.iter()
+            .all(|(side, way)| *way == [FlowCacheEntry::POD, FlowCacheEntry::PORT][usize::from(*side)])
+    );
     Ok(())
 }
 

@@ -8,8 +8,8 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use aya::maps::{HashMap, Map, MapData, PerCpuArray};
 use contiv_abi::{
-    Flow, FlowKey, Shortcut, TimedFlow,
-    maps::{FLOWS, FROM_POD, FROM_QUEUE, FROM_UPLINK, SHORTCUTS, SHORTCUTS_CAPACITY},
+    Flow, FlowCacheEntry, FlowKey, TimedFlow,
+    maps::{FLOW_CACHE, FLOW_CACHE_CAPACITY, FLOWS, FROM_POD, FROM_QUEUE, FROM_UPLINK},
 };
 use contiv_model::{group::Rate, service::Readiness};
 use netplugin::datapath::{Group, Object, Op, Scope};
@@ -125,7 +125,7 @@ impl Rig {
     }
 
     /// What is not counted with its flow yet.
-    pub(crate) fn uncounted(&self) -> Result<Vec<Shortcut>> {
+    pub(crate) fn uncounted(&self) -> Result<Vec<FlowCacheEntry>> {
         uncounted(&self.node)
     }
 
@@ -166,7 +166,7 @@ impl Rig {
     pub(crate) fn flow(&self, port: u16) -> Result<(FlowKey, Flow)> {
         let flows = flows(&self.node)?;
         let of_port = |key: &FlowKey| key.low_port.get() == port || key.high_port.get() == port;
-        let found = flows.into_iter().find(|(key, flow)| of_port(key) && flow.flags & Flow::ALIAS == 0);
+        let found = flows.into_iter().find(|(key, flow)| of_port(key) && flow.flags & Flow::FORWARD_NAT == 0);
         found.with_context(|| format!("no flow with port {port}"))
     }
 
@@ -190,11 +190,12 @@ pub(crate) fn flows(node: &Node) -> Result<Vec<(FlowKey, Flow)>> {
     Ok(entries.into_iter().map(|(key, timed)| (key, timed.flow)).collect())
 }
 
-pub(crate) fn uncounted(node: &Node) -> Result<Vec<Shortcut>> {
-    let pin = node.datapath.maps_directory().join(SHORTCUTS);
-    let map: PerCpuArray<MapData, Shortcut> = Map::from_map_data(MapData::from_pin(pin)?)?.try_into()?;
+pub(crate) fn uncounted(node: &Node) -> Result<Vec<FlowCacheEntry>> {
+    let pin = node.datapath.maps_directory().join(FLOW_CACHE);
+    let map: PerCpuArray<MapData, FlowCacheEntry> =
+        Map::from_map_data(MapData::from_pin(pin)?)?.try_into()?;
     let mut found = vec![];
-    for place in 0..SHORTCUTS_CAPACITY as u32 {
+    for place in 0..FLOW_CACHE_CAPACITY as u32 {
         found.extend(map.get(&place, 0)?.iter().filter(|shortcut| shortcut.packets != 0));
     }
     Ok(found)

@@ -7,12 +7,12 @@ use aya::{
 };
 use aya_obj::programs::XdpAttachType;
 use contiv_abi::{
-    DropCount, DropReason, FdbEntry, FdbKey, FloodKey, FlowEvent, NeighEntry, NeighKey, Node, Port, Relayed,
+    DropCount, DropReason, DsrHook, FdbEntry, FdbKey, FloodKey, FlowEvent, NeighEntry, NeighKey, Node, Port,
     Segment, SegmentEntry, Timeouts, Vip, Vtep,
     maps::{
-        ALL, BACKENDS, BACKENDS_CAPACITY, BUILD, BUILD_LEN, DROPS, EPOCHS, FDB, FDB_CAPACITY, FLOOD,
-        FLOOD_CAPACITY, FLOW_STATS, FLOWS, GROUPS, METERS, NEIGH, NEIGH_CAPACITY, NODE, PEERS,
-        PEERS_CAPACITY, PORTS, PORTS_CAPACITY, RELAY_STATS, RING, RING_CAPACITY, RULE_COUNTS, RULE_SETS,
+        ALL, BACKENDS, BACKENDS_CAPACITY, BUILD, BUILD_LEN, DROPS, DSR_STATS, EPOCHS, FDB, FDB_CAPACITY,
+        FLOOD, FLOOD_CAPACITY, FLOW_STATS, FLOWS, GROUPS, METERS, NEIGH, NEIGH_CAPACITY, NODE, PEERS,
+        PEERS_CAPACITY, PORTS, PORTS_CAPACITY, RING, RING_CAPACITY, RULE_COUNTS, RULE_SETS,
         RULE_SETS_CAPACITY, RULES, RULES_CAPACITY, SEGMENTS, SEGMENTS_CAPACITY, SERVICE_COUNTS, SERVICES,
         SERVICES_CAPACITY, VIPS, VIPS_CAPACITY, VTEPS, XDP,
     },
@@ -115,7 +115,7 @@ impl Kernel {
             )?,
             vips: Table::new(VIPS, VIPS_CAPACITY, pins.open_map(VIPS)?, writes.clone()),
             flow_stats: pins.open_map(FLOW_STATS)?,
-            relay_stats: pins.open_map(RELAY_STATS)?,
+            relay_stats: pins.open_map(DSR_STATS)?,
             vteps: pins.open_map(VTEPS)?,
             node: pins.open_map(NODE)?,
             drops: pins.open_map(DROPS)?,
@@ -200,13 +200,13 @@ impl Kernel {
 
     /// Frames of services' clients that were sent on to other nodes, by the program that did it.
     pub(crate) fn relayed(&self) -> Result<Vec<(&'static str, DropCount)>, Error> {
-        let count = |by: Relayed| {
+        let count = |by: DsrHook| {
             let per_cpu = self.relay_stats.get(&(by as u32), 0);
             per_cpu
                 .map(|counts| sum(&counts))
-                .map_err(|error| failed(format!("read the map {RELAY_STATS}"), error))
+                .map_err(|error| failed(format!("read the map {DSR_STATS}"), error))
         };
-        Relayed::ALL.iter().map(|(by, name)| Ok((*name, count(*by)?))).collect()
+        DsrHook::ALL.iter().map(|(by, name)| Ok((*name, count(*by)?))).collect()
     }
 
     /// The list of peers that flooding walks.

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use aya::{Pod, util::nr_cpus};
 use contiv_abi::{
-    Flow, FlowKey, FragmentKey, FragmentPorts, Relay, Shortcut,
-    maps::{FRAGMENTS, METERS, NEW_FLOWS, RELAYS, RULE_COUNTS, SERVICE_COUNTS, SERVICE_COUNTS_CAPACITY},
+    DsrEntry, Flow, FlowCacheEntry, FlowKey, FragmentKey, FragmentPorts,
+    maps::{DSR_FLOWS, FRAGMENTS, METERS, NEW_FLOWS, RULE_COUNTS, SERVICE_COUNTS, SERVICE_COUNTS_CAPACITY},
     policy::{Meter, MeterKey, RuleCount},
 };
 
@@ -33,7 +33,7 @@ pub(crate) fn read(pins: &Pins, rules: &RuleNames, services: &ServiceNames) -> R
     })?;
     let counts = Counts::new(pins.open_data(SERVICE_COUNTS)?)?;
     let (mut by_service, rests) = pending::with_rests(pins, || Ok(counts.sums()))?;
-    let mut rests_by_service: HashMap<u32, Vec<&Shortcut>> = HashMap::new();
+    let mut rests_by_service: HashMap<u32, Vec<&FlowCacheEntry>> = HashMap::new();
     for rest in &rests {
         rests_by_service.entry(rest.service).or_default().push(rest);
     }
@@ -49,7 +49,7 @@ pub(crate) fn read(pins: &Pins, rules: &RuleNames, services: &ServiceNames) -> R
         usage::fill::<FlowKey, Flow>(pins, NEW_FLOWS, 1)?,
         usage::fill::<FragmentKey, FragmentPorts>(pins, FRAGMENTS, 1)?,
         usage::clients(pins)?,
-        usage::fill::<FlowKey, Relay>(pins, RELAYS, 1)?,
+        usage::fill::<FlowKey, DsrEntry>(pins, DSR_FLOWS, 1)?,
         usage::fill::<MeterKey, Meter>(pins, METERS, 1)?,
     ];
     let rules_room = usage::room(RULE_COUNTS, &pins.open_data(RULE_COUNTS)?)?;

@@ -7,8 +7,8 @@ use std::{
 
 use aya::maps::{Array, MapData, PerCpuArray, RingBuf};
 use contiv_abi::{
-    Address, Be16, DropReason, Event, Segment, Told, Watch,
-    maps::{EVENTS, TOLD, WATCH},
+    Address, Be16, DropReason, Event, EventState, Segment, Watch,
+    maps::{EVENT_STATE, EVENTS, WATCH},
 };
 use contiv_model::mac::Mac;
 use futures::future::BoxFuture;
@@ -67,7 +67,7 @@ impl Telemetry for MapTelemetry {
         let mut subscription = Subscription {
             ring,
             watch: self.pins.open_map(WATCH)?,
-            told: self.pins.open_map(TOLD)?,
+            told: self.pins.open_map(EVENT_STATE)?,
             before: 0,
             rules: self.rules.clone(),
         };
@@ -81,7 +81,7 @@ impl Telemetry for MapTelemetry {
 struct Subscription {
     ring: AsyncFd<RingBuf<MapData>>,
     watch: Array<MapData, Watch>,
-    told: PerCpuArray<MapData, Told>,
+    told: PerCpuArray<MapData, EventState>,
     /// What was lost before we came.
     before: u64,
     rules: RuleNames,
@@ -110,7 +110,8 @@ impl Subscription {
     }
 
     fn all_lost(&self) -> Result<u64, Error> {
-        let told = self.told.get(&0, 0).map_err(|error| failed(format!("read the map {TOLD}"), error))?;
+        let told =
+            self.told.get(&0, 0).map_err(|error| failed(format!("read the map {EVENT_STATE}"), error))?;
         Ok(told.iter().map(|told| told.lost).sum())
     }
 

@@ -7,7 +7,7 @@
 use std::mem::MaybeUninit;
 
 use aya::util::nr_cpus;
-use contiv_abi::{Shortcut, maps::SHORTCUTS};
+use contiv_abi::{FlowCacheEntry, maps::FLOW_CACHE};
 
 use crate::datapath::{
     Error,
@@ -24,7 +24,7 @@ const TRIES: usize = 5;
 pub(crate) fn with_rests<T>(
     pins: &Pins,
     mut read: impl FnMut() -> Result<T, Error>,
-) -> Result<(T, Vec<Shortcut>), Error> {
+) -> Result<(T, Vec<FlowCacheEntry>), Error> {
     let mut tries = 0;
     loop {
         let now = since_boot();
@@ -38,13 +38,20 @@ pub(crate) fn with_rests<T>(
 }
 
 /// Of shortcuts that were at rest at this time.
-fn rests(pins: &Pins, now: u64) -> Result<Vec<Shortcut>, Error> {
+fn rests(pins: &Pins, now: u64) -> Result<Vec<FlowCacheEntry>, Error> {
     let cpus = nr_cpus().map_err(|(_, error)| failed("count the CPUs", error))?;
     let mut found = vec![];
-    batch::read(SHORTCUTS, &pins.open_data(SHORTCUTS)?, cpus, |_place: u32, shortcuts: &[Shortcut]| {
-        found.extend(shortcuts.iter().filter(|shortcut| shortcut.packets != 0 && shortcut.is_at_rest(now)));
-        true
-    })?;
+    batch::read(
+        FLOW_CACHE,
+        &pins.open_data(FLOW_CACHE)?,
+        cpus,
+        |_place: u32, shortcuts: &[FlowCacheEntry]| {
+            found.extend(
+                shortcuts.iter().filter(|shortcut| shortcut.packets != 0 && shortcut.is_at_rest(now)),
+            );
+            true
+        },
+    )?;
     Ok(found)
 }
 

@@ -2,7 +2,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use contiv_abi::{
     Address, Be16,
-    policy::{Question, Search, Tables, word},
+    policy::{LookupKey, Search, Tables, word},
 };
 use contiv_model::{
     group::GroupNumber,
@@ -15,7 +15,7 @@ use super::*;
 /// What has been compiled, as the kernel has it, and what is asked.
 struct Loaded<'a> {
     compiled: &'a Compiled,
-    question: Question,
+    question: LookupKey,
     /// Branches on the way of the longest search.
     steps: u32,
 }
@@ -25,7 +25,7 @@ impl Loaded<'_> {
         for branch in &compiled.branches {
             assert!(branch.starts.is_sorted() && branch.starts[0] < 1 << 62, "{branch:?}");
         }
-        Loaded { compiled, question: Question::default(), steps: 0 }
+        Loaded { compiled, question: LookupKey::default(), steps: 0 }
     }
 
     /// The name of the deciding rule.

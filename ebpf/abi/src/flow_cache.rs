@@ -96,7 +96,7 @@ impl Changes {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
-pub struct Shortcut {
+pub struct FlowCacheEntry {
     /// The packet as it came.
     pub headers: Headers,
     /// Where it came from: the interface,
@@ -126,7 +126,7 @@ pub struct Shortcut {
     pub becomes: Headers,
     /// What is another then.
     pub changes: Changes,
-    /// Where it goes: [`Shortcut::POD`], [`Shortcut::TUNNEL`], [`Shortcut::WIRE`], [`Shortcut::PORT`].
+    /// Where it goes: [`FlowCacheEntry::POD`], [`FlowCacheEntry::TUNNEL`], [`FlowCacheEntry::WIRE`], [`FlowCacheEntry::PORT`].
     pub way: u16,
     /// 0 for a packet of the flow's first direction, 1 for an answer.
     pub side: u16,
@@ -144,7 +144,7 @@ pub struct Shortcut {
     pub bytes: u64,
 }
 
-impl Shortcut {
+impl FlowCacheEntry {
     /// To a pod here.
     pub const POD: u16 = 1;
     /// To another node.
@@ -152,7 +152,7 @@ impl Shortcut {
     /// To the uplink, with the network's tag.
     pub const WIRE: u16 = 3;
     /// To a port here by its host end's sending side: to the node's own, or to a pod's in front of which frames may have to wait.
-    pub const PORT: u16 = Shortcut::POD + 3;
+    pub const PORT: u16 = FlowCacheEntry::POD + 3;
 
     /// Whether no packet takes it any more, however far the clocks of processors are apart. `now` is in nanoseconds since
     /// boot.
