@@ -1,11 +1,22 @@
+//! `netmaster`: see the library.
+
+use std::ffi::OsString;
 use std::process::ExitCode;
 
+use clap::CommandFactory as _;
 use contiv_daemon::{flags, signals};
 use netmaster::config::Flags;
 use netmaster::daemon;
 
+/// Section of the manual for daemons.
+const SECTION: u8 = 8;
+
 fn main() -> ExitCode {
-    flags::run_main("netmaster", Flags::read(std::env::args_os()), run)
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    if let Some(code) = contiv_cli::print(Flags::command(), SECTION, &[], &arguments) {
+        return code;
+    }
+    flags::run_main("netmaster", Flags::read(arguments), run)
 }
 
 #[tokio::main]

@@ -1,12 +1,24 @@
 //! `netplugin`: see the library.
 
-use std::process::ExitCode;
+use std::{ffi::OsString, process::ExitCode};
 
+use clap::CommandFactory as _;
 use contiv_daemon::{flags, signals};
-use netplugin::{config::Command, run};
+use netplugin::{
+    config::{Cleanup, Command, Flags},
+    run,
+};
+
+/// Section of the manual for daemons.
+const SECTION: u8 = 8;
 
 fn main() -> ExitCode {
-    flags::run_main("netplugin", Command::read(std::env::args_os()), carry_out)
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    let command = || Flags::command().subcommand(Cleanup::command().name("cleanup"));
+    if let Some(code) = contiv_cli::print(command(), SECTION, &[], &arguments) {
+        return code;
+    }
+    flags::run_main("netplugin", Command::read(arguments), carry_out)
 }
 
 /// Our crates besides those that every daemon has.

@@ -5,6 +5,7 @@ pub mod etcd;
 pub mod flags;
 pub mod logging;
 pub mod modes;
+pub mod notify;
 pub mod reload;
 pub mod secret;
 pub mod signals;

@@ -16,6 +16,7 @@ pub fn shutdown_token(says: &'static str) -> io::Result<CancellationToken> {
             _ = interrupt.recv() => {}
         }
         tracing::info!("{says}");
+        crate::notify::stopping();
         stopping.cancel();
     });
     Ok(stop)

@@ -1,8 +1,8 @@
 //! `netctl`.
 
-use std::{io::Write as _, process::ExitCode};
+use std::{ffi::OsString, io::Write as _, process::ExitCode};
 
-use clap::{Parser as _, error::ErrorKind};
+use clap::{CommandFactory as _, Parser as _, error::ErrorKind};
 use netctl::{
     cli::{self, Cli},
     style,
@@ -19,7 +19,14 @@ fn typed() -> Result<Cli, clap::Error> {
     })
 }
 
+/// Section of the manual for programs of users.
+const SECTION: u8 = 1;
+
 fn main() -> ExitCode {
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    if let Some(code) = contiv_cli::print(Cli::command(), SECTION, &[], &arguments) {
+        return code;
+    }
     let cli = match typed() {
         Ok(cli) => cli,
         Err(error) => {
