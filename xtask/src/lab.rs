@@ -80,6 +80,11 @@ pub(crate) fn run(workspace: &Workspace, program: Program, arguments: &Arguments
     Err(error).with_context(|| format!("start {}", lab.display()))
 }
 
+/// The lab program, unoptimised, without the daemons.
+pub(crate) fn build_check(workspace: &Workspace) -> Result<PathBuf> {
+    build(workspace, Profile::Dev, &["e2e"])
+}
+
 /// Whether the lab accepts this command line; runs nothing.
 pub(crate) fn parses(workspace: &Workspace, program: Program, arguments: &Arguments) -> Result<(), String> {
     if let Some(words) = arguments.campaign(program) {

@@ -6,6 +6,7 @@ mod docs;
 mod lab;
 mod lint;
 mod nightly;
+mod package;
 mod progress;
 mod setup;
 mod steps;
@@ -45,6 +46,8 @@ enum Command {
     Replay(lab::Arguments),
     /// Check formatting, clippy, licences, imports between modules, wording and documents
     Lint(lint::Options),
+    /// Build the packages (.deb and tarball) into target/package; with --check, install and upgrade them on clean machines
+    Package(package::Options),
     /// Build the book and the API documentation
     Docs(docs::Options),
     /// Run what CI runs: setup, lint, all tests here, a part of the tests on other kernels
@@ -75,6 +78,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Bench(arguments) => lab::run(&workspace, lab::Program::Bench, &arguments),
         Command::Vm(options) => vm::run(&workspace, &options),
         Command::Replay(arguments) => lab::run(&workspace, lab::Program::Replay, &arguments),
+        Command::Package(options) => package::run(&workspace, &options),
         Command::Lint(options) => lint::run(&workspace, &options),
         Command::Docs(options) => docs::run(&workspace, &options),
         Command::Ci => ci::run(&workspace),

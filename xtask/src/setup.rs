@@ -85,6 +85,9 @@ const VM_NEEDS: &[Need] = &[
     program("strip", "binutils"),
 ];
 
+/// Only to make a clean Debian root that packages are installed in.
+const ROOT_NEEDS: &[Need] = &[program("mmdebstrap", "mmdebstrap")];
+
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let start = Instant::now();
     if options.check {
@@ -121,6 +124,11 @@ pub(crate) fn ensure_tests(workspace: &Workspace) -> Result<()> {
 /// Installs what virtual machines need.
 pub(crate) fn ensure_vm(workspace: &Workspace) -> Result<()> {
     install(workspace, VM_NEEDS)
+}
+
+/// Makes sure that a clean Debian root can be made.
+pub(crate) fn ensure_root_builder(workspace: &Workspace) -> Result<()> {
+    install(workspace, ROOT_NEEDS)
 }
 
 /// Installs what services are compared with. Benchmarks leave out what cannot be installed.

@@ -110,7 +110,7 @@ fn apt_get(workspace: &Workspace) -> Command {
     command
 }
 
-pub(super) fn log(workspace: &Workspace, name: &str) -> Result<PathBuf> {
+pub(crate) fn log(workspace: &Workspace, name: &str) -> Result<PathBuf> {
     let tools = workspace.tools();
     fs::create_dir_all(&tools).with_context(|| format!("make {}", tools.display()))?;
     Ok(tools.join(name))
