@@ -1,4 +1,4 @@
-//! Requests to netmaster.
+//! HTTP requests to netmaster.
 
 use std::{
     fs,
@@ -14,11 +14,12 @@ use ureq::{
     tls::{Certificate, ClientCert, PemItem, PrivateKey, RootCerts, TlsConfig, parse_pem},
 };
 
-use crate::{Error, cli::Server, token};
+use crate::{error::Error, flags::Server, token};
 
+/// Limit of a whole request.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A netmaster to ask.
+/// HTTP client of one netmaster.
 pub struct Client {
     agent: Agent,
     base: String,
@@ -26,7 +27,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// The netmaster at `server.netmaster`, e.g. `http://netmaster:9999` or `https://proxy:10000`.
+    /// Client for `server.netmaster`, such as `http://netmaster:9999` or `https://proxy:10000`.
     pub fn new(server: &Server) -> Result<Client, Error> {
         let url = &server.netmaster;
         let secure = url.starts_with("https://");
@@ -41,11 +42,11 @@ impl Client {
             .tls_config(tls(server)?)
             .build();
         let base = url.trim_end_matches('/').to_owned();
-        // A token in the clear is anybody's.
+        // A token is a secret: it is never sent over plain HTTP.
         let token = match &server.token_file {
             Some(_) if !secure => {
                 return Err(Error::Usage(format!(
-                    "--token-file is for https alone, and --netmaster is {url}"
+                    "--token-file requires an https URL, and --netmaster is {url}"
                 )));
             }
             Some(file) => Some(token::first_line(file)?),
@@ -60,37 +61,37 @@ impl Client {
         self.base.starts_with("https://")
     }
 
-    fn signed<B>(&self, request: RequestBuilder<B>) -> RequestBuilder<B> {
+    fn authorized<B>(&self, request: RequestBuilder<B>) -> RequestBuilder<B> {
         match &self.token {
             Some(token) => request.header("X-Auth-Token", token),
             None => request,
         }
     }
 
-    /// Asks the authentication proxy for a token.
+    /// Requests a token from the authentication proxy.
     pub fn login(&self, user: &str, password: &str) -> Result<String, Error> {
         let url = format!("{}/api/v1/auth_proxy/login/", self.base);
         let answer = self.agent.post(&url).send_json(json!({"username": user, "password": password}));
         match read("POST", url, answer)?.get("token").and_then(Value::as_str) {
             Some(token) => Ok(token.to_owned()),
-            None => Err(Error::Refused("login: the answer has no token".into())),
+            None => Err(Error::Refused("login: no token in the response".into())),
         }
     }
 
     /// GET of any path.
     pub fn get(&self, path: &str) -> Result<Value, Error> {
         let url = format!("{}{path}", self.base);
-        let answer = self.signed(self.agent.get(&url)).call();
+        let answer = self.authorized(self.agent.get(&url)).call();
         read("GET", url, answer)
     }
 
-    /// A body that goes on, of another server than netmaster: `url` is whole.
+    /// GET with a response body of unlimited duration, from a server other than netmaster; `url` is the complete URL.
     pub fn stream(&self, url: &str) -> Result<impl BufRead + use<>, Error> {
         let url = url.to_owned();
         let failed = |source| Error::Request {
             method: "GET",
             url: url.clone(),
-            hint: "is netplugin running there? --agent names its REST address",
+            hint: "check that netplugin runs there; --agent sets its REST address",
             source: Box::new(source),
         };
         let request =
@@ -104,35 +105,37 @@ impl Client {
         Err(refused("GET", &url, status, &text, "the agent"))
     }
 
-    /// All objects of a type.
+    /// Lists the objects of a type.
     pub fn list(&self, kind: ObjectType) -> Result<Vec<Value>, Error> {
         match self.get(&format!("/api/v1/{}s/", kind.as_str()))? {
             Value::Array(objects) => Ok(objects),
-            other => Err(Error::Refused(format!("expected a list of {}s, got {other}", kind.as_str()))),
+            other => {
+                Err(Error::Refused(format!("list {}s: expected a JSON array, got {other}", kind.as_str())))
+            }
         }
     }
 
-    /// One object.
+    /// Reads one object.
     pub fn object(&self, kind: ObjectType, key: &str) -> Result<Value, Error> {
         self.get(&format!("/api/v1/{}s/{key}/", kind.as_str()))
     }
 
-    /// One object and what is known of its use.
+    /// Reads one object with its operational state.
     pub fn inspect(&self, kind: &str, key: &str) -> Result<Value, Error> {
         self.get(&format!("/api/v1/inspect/{kind}s/{key}/"))
     }
 
-    /// Makes or changes an object.
+    /// Creates or updates an object.
     pub fn put(&self, kind: ObjectType, key: &str, object: &Value) -> Result<Value, Error> {
         let url = format!("{}/api/v1/{}s/{key}/", self.base, kind.as_str());
-        let answer = self.signed(self.agent.post(&url)).send_json(object);
+        let answer = self.authorized(self.agent.post(&url)).send_json(object);
         read("POST", url, answer)
     }
 
-    /// Removes an object.
+    /// Deletes an object.
     pub fn delete(&self, kind: ObjectType, key: &str) -> Result<(), Error> {
         let url = format!("{}/api/v1/{}s/{key}/", self.base, kind.as_str());
-        let answer = self.signed(self.agent.delete(&url)).call();
+        let answer = self.authorized(self.agent.delete(&url)).call();
         read("DELETE", url, answer).map(drop)
     }
 }
@@ -147,14 +150,16 @@ fn tls(server: &Server) -> Result<TlsConfig, Error> {
         (Some(cert), Some(key)) => {
             let text = fs::read(key).map_err(Error::file("read", key))?;
             let private = PrivateKey::from_pem(&text).map_err(|_| {
-                Error::Usage(format!("--key {}: there is no private key (PEM) in it", key.display()))
+                Error::Usage(format!("--key {}: no private key (PEM) in the file", key.display()))
             })?;
             Some(ClientCert::new_with_certs(&certificates("--cert", cert)?, private))
         }
         (Some(_), None) => {
-            return Err(Error::Usage("--cert needs --key, the certificate's private key".into()));
+            return Err(Error::Usage("--cert requires --key, the private key of the certificate".into()));
         }
-        (None, Some(_)) => return Err(Error::Usage("--key needs --cert, the key's certificate".into())),
+        (None, Some(_)) => {
+            return Err(Error::Usage("--key requires --cert, the certificate of the key".into()));
+        }
     };
     let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
     Ok(TlsConfig::builder()
@@ -174,18 +179,18 @@ fn certificates(flag: &str, file: &Path) -> Result<Vec<Certificate<'static>>, Er
         })
         .collect();
     match found.is_empty() {
-        true => Err(Error::Usage(format!("{flag} {}: there is no certificate (PEM) in it", file.display()))),
+        true => Err(Error::Usage(format!("{flag} {}: no certificate (PEM) in the file", file.display()))),
         false => Ok(found),
     }
 }
 
-/// What to try when a connection to `url` failed.
+/// Remedy for a failed connection to `url`.
 fn hint(url: &str, error: &ureq::Error) -> &'static str {
     use std::io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
 
-    let of_tls = match error {
+    let is_tls = match error {
         ureq::Error::Rustls(_) | ureq::Error::Tls(_) | ureq::Error::Pem(_) => true,
-        // A handshake that fails. A server that misses a certificate may hang up before its reason is read.
+        // A failed handshake. A server that requires a client certificate may close the connection before its alert is read.
         ureq::Error::Io(source) => {
             source.get_ref().is_some_and(|inner| inner.is::<rustls::Error>())
                 || url.starts_with("https://")
@@ -196,10 +201,10 @@ fn hint(url: &str, error: &ureq::Error) -> &'static str {
         }
         _ => false,
     };
-    if of_tls {
-        "--cacert names those who sign for netmaster, --cert and --key a certificate of your own if it asks for one"
+    if is_tls {
+        "--cacert sets the CA bundle for netmaster's certificate; --cert and --key set a client certificate if it requires one"
     } else {
-        "is netmaster running there? --netmaster or NETMASTER names another"
+        "check that netmaster runs there; --netmaster or NETMASTER sets the URL"
     }
 }
 
@@ -222,10 +227,10 @@ fn read(
     serde_json::from_str(&text).map_err(|source| Error::Answer { method, url, source })
 }
 
-fn refused(method: &str, url: &str, status: http::StatusCode, text: &str, who: &str) -> Error {
+fn refused(method: &str, url: &str, status: http::StatusCode, text: &str, server: &str) -> Error {
     let line = text.lines().next().unwrap_or_default();
     Error::Refused(if line.is_empty() {
-        format!("{method} {url}: {who} answered {status}")
+        format!("{method} {url}: {server} answered {status}")
     } else {
         line.to_owned()
     })

@@ -1,23 +1,23 @@
-//! `netctl login`, and the token that it keeps.
+//! The token of netmaster: `~/.netctl/config.json`, and `--token-file`.
 
 use std::{
     fs,
-    io::{self, BufRead as _, IsTerminal as _, Write},
+    io::{self, Write as _},
     os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
 };
 
 use serde_json::{Value, json};
 
-use crate::{Error, client::Client};
+use crate::error::Error;
 
 fn path() -> Result<PathBuf, Error> {
-    let home = std::env::var_os("HOME")
-        .ok_or_else(|| Error::Usage("HOME is not set: no place for a token".into()))?;
+    let home =
+        std::env::var_os("HOME").ok_or_else(|| Error::Usage("store the token: HOME is not set".into()))?;
     Ok(PathBuf::from(home).join(".netctl/config.json"))
 }
 
-/// The token, if somebody has logged in.
+/// Reads the token that `netctl login` stored, if there is one.
 pub fn read() -> Result<Option<String>, Error> {
     let Ok(path) = path() else { return Ok(None) };
     let text = match fs::read_to_string(&path) {
@@ -29,24 +29,23 @@ pub fn read() -> Result<Option<String>, Error> {
     Ok(config.get("token").and_then(Value::as_str).map(str::to_owned))
 }
 
-/// The token in a file that somebody names.
+/// Reads the token from the first line of a file.
 pub fn first_line(path: &Path) -> Result<String, Error> {
     let text = fs::read_to_string(path).map_err(Error::file("read", path))?;
     match text.lines().next().map(str::trim) {
         Some(token) if !token.is_empty() => Ok(token.to_owned()),
-        _ => {
-            Err(Error::Usage(format!("--token-file {}: there is no token in its first line", path.display())))
-        }
+        _ => Err(Error::Usage(format!("--token-file {}: no token in the first line", path.display()))),
     }
 }
 
-fn keep(token: &str) -> Result<(), Error> {
+/// Stores a token with mode 0600.
+pub fn store(token: &str) -> Result<(), Error> {
     let path = path()?;
     if let Some(folder) = path.parent() {
-        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
-        made.map_err(Error::file("make", folder))?;
+        let created = fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
+        created.map_err(Error::file("create", folder))?;
     }
-    // Renamed into place: never half a file, nor one that others could read.
+    // Renaming makes the replacement atomic, and the file is never readable by others.
     let new = path.with_extension("json.new");
     let write = || {
         let mut file =
@@ -55,27 +54,4 @@ fn keep(token: &str) -> Result<(), Error> {
         fs::rename(&new, &path)
     };
     write().map_err(Error::file("write", &path))
-}
-
-/// Asks for name and password, and keeps the token that they are good for.
-pub fn login(client: &Client, out: &mut dyn Write) -> Result<(), Error> {
-    if !client.is_secure() {
-        return Err(Error::Refused(
-            "login requires a https auth_proxy URL: --netmaster https://HOST:10000".into(),
-        ));
-    }
-    write!(out, "Username: ")?;
-    out.flush()?;
-    let stdin = io::stdin();
-    let mut user = String::new();
-    stdin.lock().read_line(&mut user)?;
-    let password = if stdin.is_terminal() {
-        rpassword::prompt_password("Password: ")?
-    } else {
-        let mut line = String::new();
-        stdin.lock().read_line(&mut line)?;
-        line.trim_end_matches(['\r', '\n']).to_owned()
-    };
-    keep(&client.login(user.trim(), &password)?)?;
-    Ok(writeln!(out, "Login successful")?)
 }

@@ -1,4 +1,4 @@
-//! netctl and netmaster, as people use them.
+//! netctl against a real netmaster.
 #![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 mod check;
@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use testkit::{free_port, scratch_dir};
 
-/// A netmaster on a store of its own, and a home for netctl.
+/// A netmaster with an embedded store, and a home directory for netctl.
 struct Bench {
     master: Master,
     folder: TempDir,
@@ -48,7 +48,7 @@ impl Bench {
         self.command(args).output().unwrap()
     }
 
-    /// What it prints; it must end well and complain of nothing.
+    /// Standard output of a command that succeeds without messages.
     #[track_caller]
     fn ok(&self, args: &[&str]) -> String {
         answer(self.run(args), args)
@@ -59,7 +59,7 @@ impl Bench {
         serde_json::from_str(&self.ok(args)).unwrap()
     }
 
-    /// The same, with something to read on standard input.
+    /// As [`Bench::ok`], with standard input.
     #[track_caller]
     fn fed(&self, args: &[&str], input: &str) -> String {
         let mut child = self
@@ -73,7 +73,7 @@ impl Bench {
         answer(child.wait_with_output().unwrap(), args)
     }
 
-    /// Its complaint, line by line; it must end with `code` and must not have printed anything.
+    /// Error lines of a command that fails with `code` and prints nothing.
     #[track_caller]
     fn refused(&self, args: &[&str], code: i32) -> Vec<String> {
         let output = self.run(args);
@@ -83,7 +83,7 @@ impl Bench {
         stderr.lines().map(|line| line.strip_prefix("netctl: ").unwrap().to_owned()).collect()
     }
 
-    /// Makes an endpoint; its address.
+    /// Creates an endpoint and returns its address.
     fn endpoint(&self, tenant: &str, network: &str, group: &str, container: &str) -> String {
         let body = json!({
             "TenantName": tenant, "NetworkName": network, "EndpointID": container,
@@ -120,7 +120,7 @@ fn answer(output: Output, args: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The example of the documentation.
+/// The example file of the documentation.
 fn example() -> &'static str {
     let text = include_str!("../../../../docs/src/netctl.md");
     let (_, rest) = text.split_once("```yaml\n").unwrap();

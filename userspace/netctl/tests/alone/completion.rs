@@ -1,4 +1,4 @@
-//! Completion scripts, run where the shell is there.
+//! Completion scripts, checked by their shells if those are installed.
 
 use std::process::Command;
 
@@ -10,7 +10,7 @@ fn script(shell: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// What bash offers for the last of `words`, sorted.
+/// Completions that bash offers for the last of `words`, sorted.
 fn offered(words: &[&str]) -> Vec<String> {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("netctl.bash");
@@ -42,13 +42,13 @@ fn bash_completes_commands_flags_and_values() {
 }
 
 #[test]
-fn every_shell_has_every_command() {
+fn every_script_has_every_command() {
     for shell in ["bash", "zsh", "fish"] {
         let script = script(shell);
         for command in ["network", "group", "policy", "rule-add", "node", "apply", "dry-run", "cacert"] {
             assert!(script.contains(command), "{shell}: {command}");
         }
-        // Reads it and runs nothing. Not every machine has all of them.
+        // `-n` parses the script without running it. Not every machine has every shell.
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("script");
         std::fs::write(&file, &script).unwrap();

@@ -1,4 +1,4 @@
-//! What netctl does without a netmaster, or when it does not get to one.
+//! netctl without a netmaster.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod completion;
@@ -10,7 +10,7 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
-/// With nothing of the caller's that would configure it.
+/// Command without the configuration of the environment.
 fn netctl(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_netctl"));
     for name in [
@@ -28,38 +28,41 @@ fn netctl(args: &[&str]) -> Command {
     command
 }
 
-/// Standard error, held to one line, and the exit code.
+/// Error line and exit code. Standard error must have exactly one line.
 #[track_caller]
-fn complaint(output: &Output) -> (String, i32) {
+fn error_line(output: &Output) -> (String, i32) {
     let stderr = String::from_utf8(output.stderr.clone()).unwrap();
     assert_eq!(stderr.lines().count(), 1, "{stderr}");
     assert!(output.stdout.is_empty());
     (stderr.trim_end().to_owned(), output.status.code().unwrap())
 }
 
-/// An address that nothing listens at.
-fn nowhere() -> String {
+/// URL of a port without a listener.
+fn unreachable() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     format!("http://{}", listener.local_addr().unwrap())
 }
 
 #[test]
-fn a_netmaster_that_is_not_there_is_a_line_that_says_what_to_try() {
-    let url = nowhere();
-    let (said, code) = complaint(&netctl(&["net", "ls"]).env("NETMASTER", &url).output().unwrap());
+fn unreachable_netmaster_is_reported_with_a_hint() {
+    let url = unreachable();
+    let (error, code) = error_line(&netctl(&["net", "ls"]).env("NETMASTER", &url).output().unwrap());
     let asked = format!("netctl: GET {url}/api/v1/tenants/default/");
-    assert!(said.starts_with(&asked), "{said}");
-    assert!(said.contains("is netmaster running there? --netmaster or NETMASTER names another"), "{said}");
+    assert!(error.starts_with(&asked), "{error}");
+    assert!(
+        error.contains("check that netmaster runs there; --netmaster or NETMASTER sets the URL"),
+        "{error}"
+    );
     assert_eq!(code, 2);
 
-    // The flag goes before the variable.
+    // The flag takes precedence over the variable.
     let mut command = netctl(&["--netmaster", &url, "tenant", "ls"]);
-    let (said, _) = complaint(&command.env("NETMASTER", "http://127.0.0.1:2").output().unwrap());
-    assert!(said.contains(&url), "{said}");
+    let (error, _) = error_line(&command.env("NETMASTER", "http://127.0.0.1:2").output().unwrap());
+    assert!(error.contains(&url), "{error}");
 }
 
 #[test]
-fn what_is_typed_wrongly_is_named() {
+fn invalid_arguments_are_named() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let empty = file.path().to_str().unwrap();
     for (args, words, code) in [
@@ -68,16 +71,16 @@ fn what_is_typed_wrongly_is_named() {
             &["--netmaster", "expected http://HOST:PORT"][..],
             1,
         ),
-        (&["--cert", "x", "version"], &["--cert needs --key"], 1),
-        (&["--key", "x", "version"], &["--key needs --cert"], 1),
+        (&["--cert", "x", "version"], &["--cert requires --key"], 1),
+        (&["--key", "x", "version"], &["--key requires --cert"], 1),
         (&["--cacert", "/nonexistent/ca", "version"], &["read /nonexistent/ca"], 4),
         (&["--cacert", empty, "version"], &["--cacert", "no certificate (PEM)"], 1),
         (&["--cert", empty, "--key", empty, "version"], &["--key", "no private key (PEM)"], 1),
-        (&["--token-file", "x", "version"], &["--token-file is for https alone"], 1),
+        (&["--token-file", "x", "version"], &["--token-file requires an https URL"], 1),
         (&["get", "nets0"], &["get nets0: expected all, global, aci-gw, tenant, net"], 1),
         (&["get", "all", "x"], &["`all` takes no name"], 1),
         (&["apply", "-f", "/nonexistent/x.yaml"], &["read /nonexistent/x.yaml"], 4),
-        (&["apply", "-f", empty], &["there is no document in it"], 3),
+        (&["apply", "-f", empty], &["no document in the file"], 3),
         (&["policy", "rule-add", "p", "1", "-e", "g"], &["Cant specify to-group for incoming rule"], 1),
         (
             &["policy", "rule-add", "p", "1", "-d", "out", "-i", "1.1.1.1"],
@@ -86,11 +89,11 @@ fn what_is_typed_wrongly_is_named() {
         ),
         (&["login"], &["login requires a https"], 3),
     ] {
-        let output = netctl(args).env("NETMASTER", nowhere()).output().unwrap();
-        let (said, got) = complaint(&output);
-        assert!(said.starts_with("netctl: "), "{args:?}: {said}");
-        assert!(words.iter().all(|word| said.contains(word)), "{args:?}: {said}");
-        assert_eq!(got, code, "{args:?}: {said}");
+        let output = netctl(args).env("NETMASTER", unreachable()).output().unwrap();
+        let (error, got) = error_line(&output);
+        assert!(error.starts_with("netctl: "), "{args:?}: {error}");
+        assert!(words.iter().all(|word| error.contains(word)), "{args:?}: {error}");
+        assert_eq!(got, code, "{args:?}: {error}");
     }
     for args in [
         &["net", "create", "-s", "10.0.0.0/8", "-g", "10.0", "n"][..],
@@ -104,14 +107,14 @@ fn what_is_typed_wrongly_is_named() {
 }
 
 #[test]
-fn a_folder_and_standard_input_are_read_and_all_mistakes_are_told() {
+fn folder_and_standard_input_are_read_and_all_errors_reported() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("b.json"), r#"{"kind": "network", "tenantName": "t", "nope": 1}"#)
         .unwrap();
     std::fs::write(folder.path().join("a.yml"), "kind: tenant\ntenantName: t_1").unwrap();
     std::fs::write(folder.path().join("notes.txt"), "kind: nothing").unwrap();
     let mut child = netctl(&["apply", "-f", "-", "-f", folder.path().to_str().unwrap()])
-        .env("NETMASTER", nowhere())
+        .env("NETMASTER", unreachable())
         .stdin(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
@@ -131,7 +134,7 @@ fn a_folder_and_standard_input_are_read_and_all_mistakes_are_told() {
 }
 
 #[test]
-fn the_commands_of_the_documentation_can_be_typed() {
+fn documented_commands_are_valid() {
     let text = include_str!("../../../../docs/src/netctl.md");
     let commands: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("    netctl ")).collect();
     assert!(commands.len() > 5, "{commands:?}");
@@ -145,7 +148,7 @@ fn the_commands_of_the_documentation_can_be_typed() {
 }
 
 #[test]
-fn a_reader_that_has_gone_away_is_no_mistake_to_tell_of() {
+fn closed_pipe_is_not_reported() {
     let mut child =
         netctl(&["completion", "zsh"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     drop(child.stdout.take());

@@ -1,16 +1,16 @@
-//! The original's netctl and ours, command by command: `original.txt` is what the original printed.
+//! Compares the output of every command with the original's, which `original.txt` holds.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
-mod double;
+mod fake_master;
 
 use std::process::Command;
 
-use double::Double;
+use fake_master::FakeMaster;
 
 struct Step {
     command: String,
     stdout: String,
-    /// The first line of the message.
+    /// First line of the error message.
     error: Option<String>,
     exit: i32,
 }
@@ -38,8 +38,8 @@ fn steps() -> Vec<Step> {
     steps
 }
 
-/// What we print or answer otherwise, wanted so: the reasons are in docs/src/compatibility.md.
-fn differs(step: &mut Step) {
+/// Applies the intended differences to the original's output. docs/src/compatibility.md has the reasons.
+fn apply_differences(step: &mut Step) {
     match step.command.as_str() {
         "version" => {
             let ours = format!("Version: {}\n", env!("CARGO_PKG_VERSION"));
@@ -61,7 +61,7 @@ fn differs(step: &mut Step) {
             step.exit = 1;
             step.stdout.clear();
         }
-        // Its help has another form.
+        // The help text has another format.
         "net" => "Usage: netctl network".clone_into(&mut step.stdout),
         _ if step.exit != 0 => step.stdout.clear(),
         _ => {}
@@ -69,18 +69,18 @@ fn differs(step: &mut Step) {
 }
 
 #[test]
-fn every_command_of_the_transcript_prints_the_same() {
-    let double = Double::start();
+fn output_equals_the_original_transcript() {
+    let master = FakeMaster::start();
     let mut failures = String::new();
     let all = steps();
-    assert_eq!(all.len(), 91, "the transcript was read wrongly");
+    assert_eq!(all.len(), 91, "number of commands in the transcript");
     for mut step in all {
-        differs(&mut step);
+        apply_differences(&mut step);
         let words = step.command.replace("10 mbps", "10_mbps");
         let words = words.split_whitespace().map(|word| word.replace("10_mbps", "10 mbps"));
         let ran = Command::new(env!("CARGO_BIN_EXE_netctl"))
             .args(words)
-            .env("NETMASTER", double.url())
+            .env("NETMASTER", master.url())
             .env_remove("INSECURE")
             .env("HOME", "/nonexistent")
             .output()
@@ -88,12 +88,12 @@ fn every_command_of_the_transcript_prints_the_same() {
         let (stdout, stderr) =
             (String::from_utf8(ran.stdout).unwrap(), String::from_utf8(ran.stderr).unwrap());
         let same = if step.command == "net" { stdout.contains(&step.stdout) } else { stdout == step.stdout };
-        let said = match &step.error {
-            // A message of netmaster, in one line; mistakes in what was typed are in clap's words.
+        let same_error = match &step.error {
+            // Exit code 3 is a message of netmaster, in one line; usage errors have the texts of clap.
             Some(error) if step.exit == 3 => stderr == format!("netctl: {error}\n"),
             _ => stderr.is_empty() == (step.exit == 0),
         };
-        if !same || !said || ran.status.code() != Some(step.exit) {
+        if !same || !same_error || ran.status.code() != Some(step.exit) {
             failures += &format!(
                 "$ netctl {}\n{stdout}stderr: {stderr}[{}]\nexpected [exit {}] {:?}\n{}\n",
                 step.command, ran.status, step.exit, step.error, step.stdout

@@ -19,17 +19,17 @@ fn check(bench: &Bench, args: &str) -> (Value, i32) {
 }
 
 #[test]
-fn the_oracle_names_the_rule_and_the_side() {
+fn check_names_the_deciding_rule_and_side() {
     let _machine = testkit::shared();
     let bench = Bench::new();
     bench.fed(&["apply", "-f", "-"], example());
     let web = bench.endpoint("blue", "lan", "web", "w1");
     let client = bench.endpoint("blue", "lan", "clients", "c1");
 
-    let (said, code) = check(&bench, "--from c1 --to w1 -l tcp -P 443");
+    let (trace, code) = check(&bench, "--from c1 --to w1 -l tcp -P 443");
     assert_eq!(code, 0);
     assert_eq!(
-        said,
+        trace,
         json!({
             "action": "allow", "decidedBy": null, "protocol": 6, "port": 443, "dscp": null, "out": null,
             "source": {"address": client, "endpoint": "c1", "group": "blue:clients", "network": "lan.blue", "node": "n1"},
@@ -37,20 +37,24 @@ fn the_oracle_names_the_rule_and_the_side() {
             "in": {"rule": "blue:web:2", "action": "allow", "priority": 10},
         })
     );
-    // Another port, and the outside, fall to the rule that denies all; by name, address or container.
+    // The rule that denies all decides for other ports and external sources. Endpoints are found by name, address or container.
     for args in [
         "--from c1 --to w1 -l tcp -P 80",
         &format!("--from {client} --to pod-w1 -l tcp -P 80"),
         "--from 192.0.2.7 --to w1 -l icmp",
     ] {
-        let (said, code) = check(&bench, args);
-        assert_eq!((code, &said["action"], &said["decidedBy"]), (5, &json!("deny"), &json!("in")), "{args}");
-        assert_eq!(said["in"], json!({"rule": "blue:web:1", "action": "deny", "priority": 1}), "{args}");
+        let (trace, code) = check(&bench, args);
+        assert_eq!(
+            (code, &trace["action"], &trace["decidedBy"]),
+            (5, &json!("deny"), &json!("in")),
+            "{args}"
+        );
+        assert_eq!(trace["in"], json!({"rule": "blue:web:1", "action": "deny", "priority": 1}), "{args}");
     }
-    let (said, code) = check(&bench, &format!("--from w1 --to {client} --protocol udp --port 53"));
-    assert_eq!((code, &said["in"], &said["dscp"]), (0, &Value::Null, &json!(46)));
+    let (trace, code) = check(&bench, &format!("--from w1 --to {client} --protocol udp --port 53"));
+    assert_eq!((code, &trace["in"], &trace["dscp"]), (0, &Value::Null, &json!(46)));
 
-    // On the sender's side.
+    // `out` rules decide on the side of the source.
     bench.ok(&[
         "policy",
         "rule-add",
@@ -65,17 +69,17 @@ fn the_oracle_names_the_rule_and_the_side() {
         "-j",
         "deny",
     ]);
-    let (said, code) = check(&bench, "--from w1 --to 198.51.100.9 -l udp -P 53");
-    assert_eq!((code, &said["decidedBy"], &said["out"]["rule"]), (5, &json!("out"), &json!("blue:web:9")));
-    assert_eq!(said["destination"]["endpoint"], Value::Null);
+    let (trace, code) = check(&bench, "--from w1 --to 198.51.100.9 -l udp -P 53");
+    assert_eq!((code, &trace["decidedBy"], &trace["out"]["rule"]), (5, &json!("out"), &json!("blue:web:9")));
+    assert_eq!(trace["destination"]["endpoint"], Value::Null);
 
-    // A group that is taken away from its policy is open.
+    // A group without a policy allows everything.
     bench.fed(&["apply", "-f", "-"], "{kind: group, tenantName: blue, groupName: web, networkName: lan}");
     assert_eq!(check(&bench, "--from c1 --to w1 -l tcp -P 80").1, 0);
 }
 
 #[test]
-fn it_tells_people_why() {
+fn text_output_names_the_rules() {
     let _machine = testkit::shared();
     let bench = Bench::new();
     bench.fed(&["apply", "-f", "-"], example());
@@ -85,26 +89,26 @@ fn it_tells_people_why() {
     assert_eq!(
         String::from_utf8(output.stdout).unwrap(),
         format!(
-            "deny: 192.0.2.7 (no endpoint) to {web} (w1), tcp port 80\n  out of the sender:    allow: it is outside\n  \
-             into the receiver:    deny by rule blue:web:1 (priority 1) of group blue:web\n"
+            "deny: 192.0.2.7 (no endpoint) to {web} (w1), tcp port 80\n  source (out rules):     allow: the address is external\n  \
+             destination (in rules): deny by rule blue:web:1 (priority 1) of group blue:web\n"
         )
     );
     assert_eq!(output.status.code(), Some(5));
 }
 
 #[test]
-fn what_cannot_be_asked_is_a_line() {
+fn invalid_checks_fail_with_one_line() {
     let _machine = testkit::shared();
     let bench = Bench::new();
     bench.fed(&["apply", "-f", "-"], example());
     bench.fed(&["apply", "-f", "-"], &example().replace("blue", "red"));
     let address = bench.endpoint("blue", "lan", "web", "w1");
     assert_eq!(bench.endpoint("red", "lan", "web", "r1"), address);
-    for (args, said, code) in [
-        ("--from w1 --to w --protocol tcp --port 1", "no endpoint is called w; did you mean w1?", 3),
-        ("--from nobody --to w1 -l icmp", "no endpoint is called nobody", 3),
-        ("--from w1 --to w1 -l tcp", "--port is needed with tcp and udp", 1),
-        ("--from w1 --to w1 -l icmp -P 1", "--port goes with tcp and udp only", 1),
+    for (args, trace, code) in [
+        ("--from w1 --to w --protocol tcp --port 1", "no endpoint w; did you mean w1?", 3),
+        ("--from absent --to w1 -l icmp", "no endpoint absent", 3),
+        ("--from w1 --to w1 -l tcp", "--port is required for tcp and udp", 1),
+        ("--from w1 --to w1 -l icmp -P 1", "--port is valid for tcp and udp only", 1),
         ("--from w1 --to 2001:db8::1 -l icmp", "endpoint w1 has no IPv6 address", 3),
         (
             "--from 1.1.1.1 --to 2001:db8::1 -l icmp",
@@ -113,17 +117,20 @@ fn what_cannot_be_asked_is_a_line() {
         ),
     ] {
         let args: Vec<&str> = args.split(' ').collect();
-        assert_eq!(bench.refused(&[&["policy", "check"], &args[..]].concat(), code), [said], "{args:?}");
+        assert_eq!(bench.refused(&[&["policy", "check"], &args[..]].concat(), code), [trace], "{args:?}");
     }
     let both = format!("--from 192.0.2.7 --to {address} -l icmp");
     let both: Vec<&str> = both.split(' ').collect();
-    let said = bench.refused(&[&["policy", "check"], &both[..]].concat(), 1);
-    assert!(said[0].contains("w1 on lan.blue and r1 on lan.red: name one of them, or --tenant"), "{said:?}");
-    let (said, code) = check(&bench, &format!("--from 192.0.2.7 --to {address} -l icmp --tenant red"));
-    assert_eq!((code, &said["destination"]["endpoint"]), (5, &json!("r1")));
+    let trace = bench.refused(&[&["policy", "check"], &both[..]].concat(), 1);
+    assert!(
+        trace[0].contains("w1 on lan.blue and r1 on lan.red; use an endpoint id or --tenant"),
+        "{trace:?}"
+    );
+    let (trace, code) = check(&bench, &format!("--from 192.0.2.7 --to {address} -l icmp --tenant red"));
+    assert_eq!((code, &trace["destination"]["endpoint"]), (5, &json!("r1")));
     // The other end tells which network is meant.
-    let (said, _) = check(&bench, &format!("--from r1 --to {address} -l icmp"));
-    assert_eq!(said["destination"]["endpoint"], "r1");
+    let (trace, _) = check(&bench, &format!("--from r1 --to {address} -l icmp"));
+    assert_eq!(trace["destination"]["endpoint"], "r1");
 }
 
 /// The bodies below a key, as the nodes' agents read them.
@@ -167,7 +174,7 @@ fn it_says_what_the_nodes_are_told() {
 - {kind: rule, tenantName: blue, policyName: more, ruleId: e, direction: in, action: deny, protocol: icmp}
 ";
     bench.fed(&["apply", "-f", "-"], more);
-    // What named it comes to nothing, and not to everybody.
+    // A rule that names a deleted group matches no peer.
     bench.ok(&["group", "rm", "-t", "blue", "gone"]);
 
     let policies: Vec<Policy> =
@@ -192,20 +199,20 @@ fn it_says_what_the_nodes_are_told() {
                 };
                 let expected = policy::decide(&connection);
                 let args = format!("--from {} --to {} {text}", from.endpoint_id, to.endpoint_id);
-                let (said, code) = check(&bench, &args);
-                assert_eq!(code == 5, expected.action == Action::Deny, "{args}: {said}");
+                let (trace, code) = check(&bench, &args);
+                assert_eq!(code == 5, expected.action == Action::Deny, "{args}: {trace}");
                 for (rule, side) in [(expected.out_rule, "out"), (expected.in_rule, "in")] {
                     match rule {
                         Some(rule) => {
-                            let key = said[side]["rule"].as_str().unwrap();
-                            assert!(rule.id.as_str().contains(&format!(":{key}:")), "{args}: {said}");
+                            let key = trace[side]["rule"].as_str().unwrap();
+                            assert!(rule.id.as_str().contains(&format!(":{key}:")), "{args}: {trace}");
                         }
-                        None => assert_eq!(said[side], Value::Null, "{args}"),
+                        None => assert_eq!(trace[side], Value::Null, "{args}"),
                     }
                 }
                 denied += i32::from(code == 5);
             }
         }
     }
-    assert!((5..22).contains(&denied), "both must be seen: {denied} of 27 are denied");
+    assert!((5..22).contains(&denied), "expected allowed and denied connections: {denied} of 27 are denied");
 }

@@ -1,4 +1,4 @@
-//! Lists, nodes, and the flags that make objects.
+//! Lists, nodes, and the flags that create objects.
 
 use serde_json::{Value, json};
 use testkit::{etcd::etcdctl, needs};
@@ -6,7 +6,7 @@ use testkit::{etcd::etcdctl, needs};
 use super::{Bench, example};
 
 #[test]
-fn every_list_has_every_form() {
+fn every_list_has_every_format() {
     let _machine = testkit::shared();
     let bench = Bench::new();
     bench.fed(
@@ -72,7 +72,7 @@ fn every_list_has_every_form() {
 }
 
 #[test]
-fn a_rule_has_every_field_that_a_flag_names() {
+fn rule_flags_set_every_field() {
     let _machine = testkit::shared();
     let bench = Bench::new();
     bench.fed(
@@ -121,12 +121,12 @@ fn a_rule_has_every_field_that_a_flag_names() {
     assert!(table.contains("\n10    7         clients"), "{table}");
     bench.ok(&["policy", "rule-rm", "web", "10"]);
     assert_eq!(bench.refused(&["get", "rule", "web:10"], 3), ["rule not found"]);
-    let said = bench.refused(&["policy", "rule-add", "web", "14", "-l", "gre"], 3);
-    assert_eq!(said, ["protocol string invalid format"]);
+    let error = bench.refused(&["policy", "rule-add", "web", "14", "-l", "gre"], 3);
+    assert_eq!(error, ["protocol string invalid format"]);
 }
 
 #[test]
-fn settings_that_are_not_named_stay() {
+fn settings_without_a_flag_keep_their_values() {
     let _machine = testkit::shared();
     let bench = Bench::new();
     bench.ok(&["global", "set", "-s", "172.20.0.0/16", "-v", "1-100"]);
@@ -147,7 +147,7 @@ fn settings_that_are_not_named_stay() {
 }
 
 #[test]
-fn nodes_tell_how_they_fare() {
+fn node_list_shows_state_and_reason() {
     needs!(binary("etcdctl"));
     let _machine = testkit::shared();
     let bench = Bench::new();

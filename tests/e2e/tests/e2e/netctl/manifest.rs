@@ -8,7 +8,7 @@ fn all(lines: &[&str], what: &str) -> String {
     lines.iter().map(|line| format!("{line} {what}\n")).collect()
 }
 
-/// In the order in which they are made.
+/// In creation order.
 const EXAMPLE: [&str; 8] = [
     "tenant blue",
     "network blue:lan",
@@ -21,20 +21,20 @@ const EXAMPLE: [&str; 8] = [
 ];
 
 #[test]
-fn the_documented_example_is_applied_found_again_and_removed() {
+fn documented_example_is_applied_listed_and_deleted() {
     let _machine = testkit::shared();
     let bench = Bench::new();
     let file = bench.file("cluster.yaml", example());
 
-    let foretold = bench.ok(&["apply", "-f", &file, "--dry-run"]);
+    let preview = bench.ok(&["apply", "-f", &file, "--dry-run"]);
     for object in EXAMPLE {
         assert!(
-            foretold.contains(&format!("{object} create\n--- netmaster\n+++ {file} document ")),
-            "{foretold}"
+            preview.contains(&format!("{object} create\n--- netmaster\n+++ {file} document ")),
+            "{preview}"
         );
     }
     assert!(
-        foretold.contains("@@ -0,0 +1,4 @@\n+tenantName: blue\n+profileName: gold\n+bandwidth: 10 mbps\n")
+        preview.contains("@@ -0,0 +1,4 @@\n+tenantName: blue\n+profileName: gold\n+bandwidth: 10 mbps\n")
     );
     assert_eq!(bench.ok(&["tenant", "ls", "-q"]), "default\n", "a dry run changes nothing");
 
@@ -43,7 +43,7 @@ fn the_documented_example_is_applied_found_again_and_removed() {
     assert_eq!(bench.ok(&["apply", "-f", &file]), all(&kinds_first, "unchanged"));
     assert_eq!(bench.ok(&["apply", "-f", &file, "--dry-run"]), all(&kinds_first, "unchanged"));
 
-    // What `get` shows is what `apply` takes, in both forms.
+    // `apply` accepts the output of `get` in both formats.
     for form in ["yaml", "json"] {
         let shown = bench.ok(&["get", "all", "-t", "blue", "-o", form]);
         let applied = bench.fed(&["apply", "-f", "-"], &shown);
@@ -65,7 +65,7 @@ fn the_documented_example_is_applied_found_again_and_removed() {
     );
 
     let mut reversed = EXAMPLE;
-    // The rule that names a group goes before that group, as all that names others does.
+    // Objects are deleted before the objects that they reference.
     reversed.reverse();
     assert_eq!(bench.ok(&["delete", "-f", &file, "--dry-run"]), all(&reversed, "delete"));
     assert_eq!(bench.ok(&["delete", "-f", &file]), all(&reversed, "deleted"));
@@ -74,7 +74,7 @@ fn the_documented_example_is_applied_found_again_and_removed() {
 }
 
 #[test]
-fn every_kind_goes_both_ways() {
+fn every_kind_is_applied_and_deleted() {
     let _machine = testkit::shared();
     let bench = Bench::new();
     let others = "\
@@ -112,11 +112,11 @@ fn every_kind_goes_both_ways() {
     assert!(again.lines().all(|line| line.ends_with(" unchanged")), "{again}");
     let file = bench
         .file("moved.yaml", &others.replace("networkName: lan", "networkName: lan, ipAddress: 10.36.1.9"));
-    let said = bench.refused(&["apply", "-f", &file], 3);
-    assert_eq!(said.len(), 1, "{said:?}");
+    let errors = bench.refused(&["apply", "-f", &file], 3);
+    assert_eq!(errors.len(), 1, "{errors:?}");
     assert!(
-        said[0].contains("serviceLB blue:vip: netmaster cannot change ipAddress: recreate it"),
-        "{said:?}"
+        errors[0].contains("serviceLB blue:vip: netmaster cannot change ipAddress: recreate it"),
+        "{errors:?}"
     );
 
     let file = bench.file("all.yaml", &format!("{}{others}", example()));
@@ -126,7 +126,7 @@ fn every_kind_goes_both_ways() {
 }
 
 #[test]
-fn what_differs_is_changed_and_what_cannot_be_is_named_before_anything_is_sent() {
+fn differences_are_updated_and_immutable_fields_reject_the_file() {
     let _machine = testkit::shared();
     let bench = Bench::new();
     let file = bench.file("a.yaml", example());
@@ -134,13 +134,13 @@ fn what_differs_is_changed_and_what_cannot_be_is_named_before_anything_is_sent()
 
     let changed = example().replace("10 mbps", "20 mbps").replace(", policies: [web], netProfile: gold", "");
     let file = bench.file("b.yaml", &changed);
-    let foretold = bench.ok(&["apply", "-f", &file, "--dry-run"]);
+    let preview = bench.ok(&["apply", "-f", &file, "--dry-run"]);
     let diff = format!(
         "netprofile blue:gold update\n--- netmaster\n+++ {file} document 3\n@@ -1,4 +1,4 @@\n tenantName: blue\n \
          profileName: gold\n-bandwidth: 10 mbps\n+bandwidth: 20 mbps\n DSCP: 46\n"
     );
-    assert!(foretold.contains(&diff), "{foretold}");
-    assert!(foretold.contains("-policies: [\"web\"]\n-netProfile: gold\n"), "{foretold}");
+    assert!(preview.contains(&diff), "{preview}");
+    assert!(preview.contains("-policies: [\"web\"]\n-netProfile: gold\n"), "{preview}");
     let applied = bench.ok(&["apply", "-f", &file]);
     assert!(
         applied.contains("netprofile blue:gold updated\n")
@@ -151,16 +151,16 @@ fn what_differs_is_changed_and_what_cannot_be_is_named_before_anything_is_sent()
         json!({"kind": "endpointGroup", "tenantName": "blue", "groupName": "web", "networkName": "lan"});
     assert_eq!(group, expected);
 
-    // A network does not change, nor does a group's network: nothing of the file is sent.
-    let impossible = example()
+    // Networks and rules are immutable: nothing of the file is sent.
+    let immutable = example()
         .replace("10.36.1.0/24", "10.36.2.0/24")
         .replace("10.36.1.254", "10.36.2.254")
         .replace("direction: in, action: deny", "direction: in, action: allow");
-    let file = bench.file("c.yaml", &impossible);
-    let said = bench.refused(&["apply", "-f", &file], 3);
+    let file = bench.file("c.yaml", &immutable);
+    let errors = bench.refused(&["apply", "-f", &file], 3);
     let reason = "recreate it with `netctl delete` and `netctl apply`; nothing was sent";
     assert_eq!(
-        said,
+        errors,
         [
             format!("{file} document 2: network blue:lan: netmaster cannot change subnet, gateway: {reason}"),
             format!("{file} document 5 item 1: rule blue:web:1: netmaster cannot change action: {reason}"),
@@ -168,16 +168,16 @@ fn what_differs_is_changed_and_what_cannot_be_is_named_before_anything_is_sent()
     );
     assert_eq!(bench.json(&["get", "group", "web", "-t", "blue", "-o", "json"]), expected);
     let dry = bench.run(&["apply", "-f", &file, "--dry-run"]);
-    let foretold = String::from_utf8(dry.stdout).unwrap();
+    let preview = String::from_utf8(dry.stdout).unwrap();
     assert!(
-        foretold.contains("network blue:lan cannot change subnet, gateway: recreate needed\n"),
-        "{foretold}"
+        preview.contains("network blue:lan cannot change subnet, gateway: recreate needed\n"),
+        "{preview}"
     );
     assert_eq!(dry.status.code(), Some(3));
 }
 
 #[test]
-fn settings_change_where_they_are_named_and_stay() {
+fn settings_keep_fields_that_a_file_omits() {
     let _machine = testkit::shared();
     let bench = Bench::new();
     let file = bench.file("g.json", r#"{"kind": "global", "name": "global", "arpMode": "flood"}"#);
@@ -185,11 +185,11 @@ fn settings_change_where_they_are_named_and_stay() {
     assert_eq!(bench.ok(&["apply", "-f", &file]), "global global unchanged\n");
     let info = bench.ok(&["global", "info"]);
     assert!(info.contains("ARP mode: flood\nVlan Range: 1-4094\n"), "{info}");
-    assert_eq!(bench.ok(&["delete", "-f", &file]), "global global kept: settings are changed, not removed\n");
+    assert_eq!(bench.ok(&["delete", "-f", &file]), "global global kept: settings cannot be deleted\n");
 }
 
 #[test]
-fn nothing_is_sent_when_anything_is_wrong() {
+fn nothing_is_sent_if_a_file_is_invalid() {
     let _machine = testkit::shared();
     let bench = Bench::new();
     let good = bench.file("good.yaml", "kind: tenant\ntenantName: red");
@@ -197,28 +197,28 @@ fn nothing_is_sent_when_anything_is_wrong() {
         "bad.yaml",
         "kind: group\ntenantName: red\ngroupName: g\nnetworkName: n\npolicies: [p]\nnetProfil: x\n---\nkind: tenant\n",
     );
-    let said = bench.refused(&["apply", "-f", &good, "-f", &bad], 3);
-    assert_eq!(said.len(), 2, "{said:?}");
-    assert!(said[0].starts_with(&format!("{bad} document 1: endpointGroup red:g: netProfil: no such field")));
-    assert!(said[1].starts_with(&format!("{bad} document 2: tenant : tenantName is missing")));
+    let errors = bench.refused(&["apply", "-f", &good, "-f", &bad], 3);
+    assert_eq!(errors.len(), 2, "{errors:?}");
+    assert!(
+        errors[0].starts_with(&format!("{bad} document 1: endpointGroup red:g: netProfil: no such field"))
+    );
+    assert!(errors[1].starts_with(&format!("{bad} document 2: tenant : tenantName is missing")));
 
     let lost = bench
         .file("lost.yaml", "kind: group\ntenantName: red\ngroupName: g\nnetworkName: n\npolicies: [p]\n");
-    let said = bench.refused(&["apply", "-f", &good, "-f", &lost], 3);
+    let errors = bench.refused(&["apply", "-f", &good, "-f", &lost], 3);
     let missing = |field, what| {
-        format!(
-            "{lost} document 1: endpointGroup red:g: {field}: there is no {what}, neither in the files nor at netmaster"
-        )
+        format!("{lost} document 1: endpointGroup red:g: {field}: no {what} in the files or at netmaster")
     };
-    assert_eq!(said, [missing("networkName", "network red:n"), missing("policies", "policy red:p")]);
+    assert_eq!(errors, [missing("networkName", "network red:n"), missing("policies", "policy red:p")]);
     assert_eq!(bench.ok(&["tenant", "ls", "-q"]), "default\n");
 }
 
 #[test]
-fn what_netmaster_refuses_stops_apply_and_not_delete() {
+fn rejection_stops_apply_but_not_delete() {
     let _machine = testkit::shared();
     let bench = Bench::new();
-    // Two subnets that overlap: that is for netmaster to find.
+    // netmaster, not netctl, detects overlapping subnets.
     let text = "\
 kind: tenant
 tenantName: red
@@ -234,13 +234,13 @@ tenantName: red
     assert_eq!(
         stderr,
         format!(
-            "netctl: {file} document 2 item 2: network red:n2: network n1 conflicts with subnet 10.1.0.0/25 (what comes \
-             after it was not sent: 1 more)\n"
+            "netctl: {file} document 2 item 2: network red:n2: network n1 conflicts with subnet 10.1.0.0/25 (later changes \
+             not sent: 1)\n"
         )
     );
     assert_eq!(output.status.code(), Some(3));
 
-    // Somebody else's network keeps the tenant, and that keeps nothing else.
+    // A network that is not in the file keeps the tenant. The other objects are deleted.
     bench.ok(&["net", "create", "-t", "red", "-s", "10.2.0.0/24", "other"]);
     let output = bench.run(&["delete", "-f", &file]);
     let deleted = "endpointGroup red:g absent\nnetwork red:n2 absent\nnetwork red:n1 deleted\n";

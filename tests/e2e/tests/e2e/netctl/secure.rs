@@ -1,4 +1,4 @@
-//! https, certificates, tokens, login.
+//! TLS, client certificates, tokens, login.
 
 use std::{
     io::{Read as _, Write as _},
@@ -21,7 +21,7 @@ use super::{Bench, command};
 
 const START: Duration = Duration::from_secs(20);
 
-/// A netmaster that speaks https, on a store of its own.
+/// A netmaster with TLS and an embedded store.
 fn netmaster(folder: &Path, flags: &[&str]) -> (Process, String) {
     let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port().unwrap()));
     let store = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port().unwrap()));
@@ -43,7 +43,7 @@ fn line(output: &Output) -> &str {
 }
 
 #[test]
-fn both_sides_show_certificates() {
+fn mutual_tls_and_tokens_are_required() {
     let _machine = testkit::shared();
     let folder = scratch_dir("netctl").unwrap();
     let authority = Authority::new().unwrap();
@@ -79,7 +79,7 @@ fn both_sides_show_certificates() {
     assert!(with(&["tenant", "create", "blue"], &ops).status.success());
     let names = with(&["tenant", "ls", "-q"], &board);
     assert_eq!(names.stdout, b"blue\ndefault\n");
-    // By the environment alone.
+    // Only with environment variables.
     let mut plain = command(&url, folder.path(), &["tenant", "ls", "-q"]);
     plain
         .env("NETCTL_CACERT", &ca)
@@ -87,14 +87,14 @@ fn both_sides_show_certificates() {
         .env("NETCTL_KEY", &key)
         .env("NETCTL_TOKEN_FILE", &board);
     assert_eq!(plain.output().unwrap().stdout, names.stdout);
-    // Nobody vouches for the server, only for this test.
+    // --insecure skips the verification of the server certificate.
     let insecure =
         netctl(&["--insecure", "--cert", &cert, "--key", &key, "--token-file", &ops, "tenant", "ls", "-q"]);
     assert_eq!(insecure.stdout, names.stdout);
 
     for (output, code, words) in [
-        (netctl(&["tenant", "ls"]), 2, "--cacert names those who sign for netmaster"),
-        (netctl(&["--cacert", &ca, "tenant", "ls"]), 2, "--cert and --key a certificate of your own"),
+        (netctl(&["tenant", "ls"]), 2, "--cacert sets the CA bundle"),
+        (netctl(&["--cacert", &ca, "tenant", "ls"]), 2, "--cert and --key set a client certificate"),
         (netctl(&[&known[..], &["tenant", "ls"]].concat()), 3, "token"),
         (with(&["tenant", "create", "red"], &board), 3, ""),
     ] {
@@ -103,7 +103,7 @@ fn both_sides_show_certificates() {
     }
 }
 
-/// A proxy that gives out tokens, and lets through to netmaster who has one. Serves until the process ends.
+/// Authentication proxy: issues tokens and forwards requests with a token to netmaster. Serves until the process ends.
 fn proxy(bench: &Bench, authority: &Authority) -> String {
     let files = authority.sign("proxy", &["localhost"]).unwrap();
     let chain = vec![CertificateDer::from_pem_file(&files.certificate).unwrap()];
@@ -122,7 +122,7 @@ fn proxy(bench: &Bench, authority: &Authority) -> String {
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let connection = ServerConnection::new(config.clone()).unwrap();
-            // Who does not trust the certificate leaves in the middle.
+            // A client that does not trust the certificate aborts the handshake.
             let _ = exchange(StreamOwned::new(connection, stream.unwrap()), master);
         }
     });
@@ -169,10 +169,10 @@ fn exchange(mut client: StreamOwned<ServerConnection, TcpStream>, master: Socket
 }
 
 #[test]
-fn login_keeps_a_token_that_is_sent_from_then_on() {
-    let _machine = testkit::shared();
+fn login_stores_the_token_for_later_requests() {
     use std::os::unix::fs::PermissionsExt as _;
 
+    let _machine = testkit::shared();
     let bench = Bench::new();
     let authority = Authority::new().unwrap();
     let url = proxy(&bench, &authority);
@@ -187,7 +187,7 @@ fn login_keeps_a_token_that_is_sent_from_then_on() {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        // Who does not ask for it leaves it.
+        // A command that does not read its input may close the pipe.
         let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
         child.wait_with_output().unwrap()
     };
@@ -205,7 +205,7 @@ fn login_keeps_a_token_that_is_sent_from_then_on() {
     assert_eq!(netctl(&["tenant", "ls", "-q"], "").stdout, b"default\n");
     assert!(netctl(&["tenant", "create", "blue"], "").status.success());
     assert_eq!(bench.ok(&["tenant", "ls", "-q"]), "blue\ndefault\n");
-    // A token file goes before it.
+    // --token-file takes precedence.
     let other = bench.file("token", "other\n");
     assert_eq!(netctl(&["--token-file", &other, "tenant", "ls"], "").status.code(), Some(3));
 }

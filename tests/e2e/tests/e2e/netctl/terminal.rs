@@ -1,4 +1,4 @@
-//! Terminals and pipes.
+//! Output to terminals and pipes.
 
 use std::{
     fs::File,
@@ -10,43 +10,43 @@ use nix::pty::openpty;
 
 use super::{Bench, example};
 
-/// What it writes to a terminal.
+/// Runs netctl on a pseudo-terminal and returns its output.
 fn on_terminal(bench: &Bench, args: &[&str], environment: &[(&str, &str)]) -> String {
     let pty = openpty(None, None).unwrap();
     let mut command = bench.command(args);
     command.env("TERM", "xterm-256color").envs(environment.iter().copied());
-    // Logs of CI systems show colours, whatever terminal they say they are.
+    // anstream enables colours if CI is set.
     command.env_remove("CI");
     command.stdout(Stdio::from(pty.slave.try_clone().unwrap())).stderr(Stdio::from(pty.slave));
     let mut child: Child = command.spawn().unwrap();
-    // It holds the other end.
+    // The command holds the other end of the terminal.
     drop(command);
-    let mut shown = vec![];
+    let mut output = vec![];
     let mut terminal = File::from(pty.master);
     let mut buffer = [0; 4096];
-    // Linux answers EIO when the last program has let go of the terminal.
+    // Linux returns EIO when the last process has closed the terminal.
     while let Ok(read @ 1..) = terminal.read(&mut buffer) {
-        shown.extend_from_slice(&buffer[..read]);
+        output.extend_from_slice(&buffer[..read]);
     }
     assert!(child.wait().unwrap().code().is_some());
-    String::from_utf8(shown).unwrap()
+    String::from_utf8(output).unwrap()
 }
 
 #[test]
-fn colours_are_for_terminals_alone() {
+fn colours_are_written_to_terminals_only() {
     let _machine = testkit::shared();
     let bench = Bench::new();
     let file = bench.file("a.yaml", example());
     let dry = ["apply", "-f", &file, "--dry-run"];
-    let wrong = ["get", "group", "nobody"];
+    let wrong = ["get", "group", "absent"];
     let green = "\u{1b}[32m+tenantName: blue\u{1b}[0m";
     assert!(on_terminal(&bench, &dry, &[]).contains(green));
     assert!(on_terminal(&bench, &wrong, &[]).contains("\u{1b}[31mnetctl:\u{1b}[0m endpointGroup not found"));
     for (args, environment) in
         [(&dry[..], ("NO_COLOR", "1")), (&dry, ("TERM", "dumb")), (&wrong, ("NO_COLOR", "1"))]
     {
-        let shown = on_terminal(&bench, args, &[environment]);
-        assert!(!shown.is_empty() && !shown.contains('\u{1b}'), "{environment:?}: {shown}");
+        let output = on_terminal(&bench, args, &[environment]);
+        assert!(!output.is_empty() && !output.contains('\u{1b}'), "{environment:?}: {output}");
     }
     let piped = bench.run(&dry);
     assert!(!piped.stdout.contains(&0x1b) && piped.stdout.contains(&b'+'));
@@ -55,7 +55,7 @@ fn colours_are_for_terminals_alone() {
 }
 
 #[test]
-fn a_reader_that_goes_away_stops_no_change_halfway() {
+fn closed_pipe_does_not_stop_changes() {
     let _machine = testkit::shared();
     let bench = Bench::new();
     let file = bench.file("a.yaml", example());

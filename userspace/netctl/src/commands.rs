@@ -1,0 +1,6 @@
+//! Commands that several kinds of object share.
+
+pub mod listing;
+pub mod login;
+pub mod object;
+pub mod settings;

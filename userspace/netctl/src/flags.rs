@@ -1,0 +1,142 @@
+//! Flags and arguments that several commands share.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+/// Connection to netmaster.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Connection")]
+pub struct Server {
+    /// URL of netmaster.
+    #[arg(
+        long,
+        env = "NETMASTER",
+        default_value = "http://netmaster:9999",
+        global = true,
+        value_name = "URL"
+    )]
+    pub netmaster: String,
+    /// Accept any certificate of an https netmaster. Insecure: for tests only.
+    #[arg(long, env = "INSECURE", global = true, value_parser = clap::builder::FalseyValueParser::new())]
+    pub insecure: bool,
+    /// CA bundle (PEM) used to verify netmaster's certificate [default: the system's CA certificates].
+    #[arg(long, env = "NETCTL_CACERT", global = true, value_name = "FILE")]
+    pub cacert: Option<PathBuf>,
+    /// Client certificate (PEM, with its intermediate certificates) for a netmaster that requires one; needs --key.
+    #[arg(long, env = "NETCTL_CERT", global = true, value_name = "FILE")]
+    pub cert: Option<PathBuf>,
+    /// Private key (PEM) of --cert.
+    #[arg(long, env = "NETCTL_KEY", global = true, value_name = "FILE")]
+    pub key: Option<PathBuf>,
+    /// File with a netmaster token in its first line; https only [default: the token stored by `login`].
+    #[arg(long, env = "NETCTL_TOKEN_FILE", global = true, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+}
+
+/// `--tenant`.
+#[derive(Args, Clone, Debug)]
+pub struct TenantFlag {
+    /// Tenant of the object.
+    #[arg(long, short, default_value = "default")]
+    pub tenant: String,
+}
+
+/// Output flags of a list.
+#[derive(Args, Clone, Debug)]
+pub struct ListFlags {
+    /// Print names only.
+    #[arg(long, short)]
+    pub quiet: bool,
+    /// Print the objects as a JSON array.
+    #[arg(long, short, conflicts_with = "quiet")]
+    pub json: bool,
+    /// Output format [default: table].
+    #[arg(long, short, value_enum, conflicts_with_all = ["quiet", "json"])]
+    pub output: Option<ListFormat>,
+}
+
+/// Output format of a list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[expect(missing_docs, reason = "the names say it")]
+pub enum ListFormat {
+    Table,
+    Json,
+    Yaml,
+    Name,
+}
+
+impl ListFlags {
+    /// Output format that the flags select.
+    pub fn format(&self) -> ListFormat {
+        match (self.output, self.json, self.quiet) {
+            (Some(format), ..) => format,
+            (None, true, _) => ListFormat::Json,
+            (None, _, true) => ListFormat::Name,
+            (None, false, false) => ListFormat::Table,
+        }
+    }
+}
+
+/// Output format of one object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[expect(missing_docs, reason = "the names say it")]
+pub enum ObjectFormat {
+    Json,
+    Yaml,
+}
+
+/// Output flags of `inspect`.
+#[derive(Args, Clone, Debug)]
+pub struct InspectFlags {
+    /// Output format.
+    #[arg(long, short, value_enum, default_value = "json")]
+    pub output: ObjectFormat,
+}
+
+/// Arguments of `inspect` for an object of a tenant.
+#[derive(Args, Clone, Debug)]
+pub struct InspectArgs {
+    /// Object to show.
+    #[command(flatten)]
+    pub object: ObjectName,
+    /// Output flags.
+    #[command(flatten)]
+    pub flags: InspectFlags,
+}
+
+/// Arguments of `ls` for objects of a tenant.
+#[derive(Args, Clone, Debug)]
+pub struct ListArgs {
+    /// Tenant of the objects.
+    #[command(flatten)]
+    pub tenant: TenantFlag,
+    /// List the objects of all tenants.
+    #[arg(long, short)]
+    pub all: bool,
+    /// Output flags.
+    #[command(flatten)]
+    pub flags: ListFlags,
+}
+
+/// Name of an object of a tenant.
+#[derive(Args, Clone, Debug)]
+pub struct ObjectName {
+    /// Tenant of the object.
+    #[command(flatten)]
+    pub tenant: TenantFlag,
+    /// Name of the object.
+    pub name: String,
+}
+
+impl ObjectName {
+    /// Tenant and name.
+    pub fn parts(&self) -> (&str, &str) {
+        (&self.tenant.tenant, &self.name)
+    }
+
+    /// `<tenant>:<name>`.
+    pub fn key(&self) -> String {
+        format!("{}:{}", self.tenant.tenant, self.name)
+    }
+}

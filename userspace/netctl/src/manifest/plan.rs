@@ -1,0 +1,211 @@
+//! Plans `apply` and `delete` from the objects of the files and the stored objects; no I/O.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+};
+
+use contiv_model::key::ObjectType;
+use serde_json::{Map, Value};
+
+use crate::{
+    manifest::document::Manifest,
+    objects,
+    schema::{Kind, Mutability},
+};
+
+/// Objects stored by netmaster, by type and key.
+pub type Stored = BTreeMap<ObjectType, BTreeMap<String, Value>>;
+
+/// Planned change of one object.
+#[derive(Debug)]
+pub struct Step<'a> {
+    /// Desired object.
+    pub manifest: &'a Manifest,
+    /// Stored spec, if the object exists.
+    pub before: Option<Map<String, Value>>,
+    /// Desired spec.
+    pub after: Map<String, Value>,
+    /// Operation.
+    pub action: Action,
+}
+
+/// Operation on one object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// The object does not exist.
+    Create,
+    /// Some fields differ.
+    Update,
+    /// The stored object equals the desired one.
+    Nothing,
+    /// These immutable fields differ.
+    Recreate(Vec<String>),
+}
+
+/// Types whose stored objects [`steps`] needs.
+pub fn needed(manifests: &[Manifest]) -> BTreeSet<ObjectType> {
+    let own = manifests.iter().map(|manifest| manifest.kind.object_type);
+    let named =
+        manifests.iter().flat_map(|manifest| references(manifest).into_iter().map(|(_, kind, _)| kind));
+    own.chain(named).collect()
+}
+
+/// Plans the steps, ordered so that referenced objects come first.
+///
+/// # Errors
+///
+/// Returns one line per reference to an object that neither exists nor is in the files.
+pub fn steps<'a>(manifests: &'a [Manifest], stored: &Stored) -> Result<Vec<Step<'a>>, Vec<String>> {
+    let missing = missing(manifests, stored);
+    if !missing.is_empty() {
+        return Err(missing);
+    }
+    let new = |manifest: &Manifest| find_stored(stored, manifest.kind.object_type, &manifest.key).is_none();
+    let ordered = ordered(manifests, |manifest| new(manifest));
+    Ok(ordered
+        .into_iter()
+        .map(|manifest| step(manifest, find_stored(stored, manifest.kind.object_type, &manifest.key)))
+        .collect())
+}
+
+/// Order of `delete`: objects come before the objects that they reference.
+pub fn removals(manifests: &[Manifest]) -> Vec<&Manifest> {
+    let mut ordered = ordered(manifests, |_| true);
+    ordered.reverse();
+    ordered
+}
+
+fn find_stored<'a>(stored: &'a Stored, kind: ObjectType, key: &str) -> Option<&'a Value> {
+    stored.get(&kind)?.get(key)
+}
+
+/// Field, type and key of each object that `it` references.
+fn references(manifest: &Manifest) -> Vec<(&'static str, ObjectType, String)> {
+    let mut found = vec![];
+    for field in manifest.kind.fields {
+        let Some(kind) = field.references else { continue };
+        let names: Vec<&str> = match manifest.object.get(field.name) {
+            Some(Value::String(name)) if !name.is_empty() => vec![name],
+            Some(Value::Array(names)) => names.iter().filter_map(Value::as_str).collect(),
+            _ => continue,
+        };
+        let tenant = manifest.object.get("tenantName").and_then(Value::as_str).unwrap_or_default();
+        let of_tenant = objects::by_type(kind).is_some_and(Kind::is_of_tenant);
+        let key = |name: &str| if of_tenant { format!("{tenant}:{name}") } else { name.to_owned() };
+        found.extend(names.into_iter().map(|name| (field.name, kind, key(name))));
+    }
+    found
+}
+
+fn missing(manifests: &[Manifest], stored: &Stored) -> Vec<String> {
+    let here: BTreeSet<_> =
+        manifests.iter().map(|manifest| (manifest.kind.object_type, manifest.key.as_str())).collect();
+    let mut missing = vec![];
+    for manifest in manifests {
+        for (field, kind, key) in references(manifest) {
+            if !here.contains(&(kind, key.as_str())) && find_stored(stored, kind, &key).is_none() {
+                missing.push(format!(
+                    "{}: {manifest}: {field}: no {} {key} in the files or at netmaster",
+                    manifest.origin,
+                    kind.as_str()
+                ));
+            }
+        }
+    }
+    missing
+}
+
+/// Orders by kind, then by position in the files. Referenced objects for which `first` is true come first.
+fn ordered(manifests: &[Manifest], first: impl Fn(&Manifest) -> bool) -> Vec<&Manifest> {
+    let mut positions: Vec<usize> = (0..manifests.len()).collect();
+    positions.sort_by_key(|&at| objects::rank(manifests[at].kind));
+    let index: BTreeMap<_, _> = manifests
+        .iter()
+        .enumerate()
+        .map(|(at, manifest)| ((manifest.kind.object_type, manifest.key.clone()), at))
+        .collect();
+    let mut seen = BTreeSet::new();
+    let mut order = vec![];
+    for at in positions {
+        visit(at, manifests, &index, &first, &mut seen, &mut order);
+    }
+    order
+}
+
+fn visit<'a>(
+    at: usize,
+    manifests: &'a [Manifest],
+    index: &BTreeMap<(ObjectType, String), usize>,
+    first: &impl Fn(&Manifest) -> bool,
+    seen: &mut BTreeSet<usize>,
+    order: &mut Vec<&'a Manifest>,
+) {
+    if !seen.insert(at) {
+        return;
+    }
+    for (_, kind, key) in references(&manifests[at]) {
+        if let Some(&other) = index.get(&(kind, key))
+            && first(&manifests[other])
+        {
+            visit(other, manifests, index, first, seen, order);
+        }
+    }
+    order.push(&manifests[at]);
+}
+
+fn step<'a>(manifest: &'a Manifest, stored: Option<&Value>) -> Step<'a> {
+    let kind = manifest.kind;
+    let before = stored.map(|stored| kind.spec(stored));
+    let mut after = kind.spec(&manifest.object);
+    let Some(now) = &before else { return Step { manifest, before, after, action: Action::Create } };
+    if kind.mutability == Mutability::Settings {
+        let mut both = now.clone();
+        both.extend(after);
+        after = kind.spec(&Value::Object(both));
+    }
+    let differs = |name: &&str| now.get(*name) != after.get(*name);
+    let different: Vec<&str> = kind.fields.iter().map(|field| field.name).filter(differs).collect();
+    let fixed = |name: &&&str| match kind.mutability {
+        Mutability::Immutable => true,
+        Mutability::Except(fixed) => fixed.contains(*name),
+        Mutability::Settings => false,
+    };
+    let fixed: Vec<String> = different.iter().filter(fixed).map(|name| (*name).to_owned()).collect();
+    let action = match (different.is_empty(), fixed.is_empty()) {
+        (true, _) => Action::Nothing,
+        (false, true) => Action::Update,
+        (false, false) => Action::Recreate(fixed),
+    };
+    Step { manifest, before, after, action }
+}
+
+impl Step<'_> {
+    /// Unified diff of the specs, one line per field.
+    pub fn diff(&self) -> String {
+        let line = |name: &str, value: &Value| match value {
+            Value::String(text) => format!("{name}: {text}"),
+            value => format!("{name}: {value}"),
+        };
+        let empty = Map::new();
+        let before = self.before.as_ref().unwrap_or(&empty);
+        let (mut lines, mut old, mut new) = (String::new(), 0, 0);
+        for field in self.manifest.kind.fields {
+            let name = field.name;
+            let (was, is) = (before.get(name), self.after.get(name));
+            old += usize::from(was.is_some());
+            new += usize::from(is.is_some());
+            if let (Some(value), true) = (was, was == is) {
+                lines += &format!(" {}\n", line(name, value));
+                continue;
+            }
+            lines.extend(was.map(|value| format!("-{}\n", line(name, value))));
+            lines.extend(is.map(|value| format!("+{}\n", line(name, value))));
+        }
+        let start = |count: usize| usize::from(count > 0);
+        let mut diff = format!("--- netmaster\n+++ {}\n", self.manifest.origin);
+        // Writing to a String cannot fail.
+        let _ = writeln!(diff, "@@ -{},{old} +{},{new} @@", start(old), start(new));
+        diff + &lines
+    }
+}

@@ -1,0 +1,8 @@
+//! Commands that show the state of the cluster and change nothing.
+
+pub mod endpoint;
+pub mod monitor;
+pub mod node;
+pub mod policy_check;
+pub mod policy_trace;
+pub mod version;

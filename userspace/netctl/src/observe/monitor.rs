@@ -1,0 +1,143 @@
+//! `netctl monitor`.
+
+use std::{
+    io::{BufRead, Write},
+    thread,
+    time::Duration,
+};
+
+use clap::{Args, ValueEnum};
+use contiv_model::{
+    api::Node,
+    packet_event::{EventKind, PacketEvent},
+};
+
+use crate::{client::Client, error::Error, observe::endpoint::read, output::style};
+
+/// Default REST port of agents.
+const PORT: u16 = 9090;
+
+/// Arguments of `netctl monitor`.
+#[derive(Args, Debug)]
+pub struct Monitor {
+    /// Host name of the node.
+    #[arg(long, required_unless_present = "agent", conflicts_with = "agent", value_name = "HOST")]
+    pub node: Option<String>,
+    /// REST URL of the node's agent, such as http://10.0.0.2:9090; netmaster is not used then.
+    #[arg(long, value_name = "URL")]
+    pub agent: Option<String>,
+    /// Show only dropped packets or only new flows [default: both].
+    #[arg(long, value_enum)]
+    pub only: Option<Only>,
+    /// Number of lines to print before exiting [default: unlimited].
+    #[arg(long, value_name = "LINES")]
+    pub count: Option<u64>,
+    /// Output format.
+    #[arg(long, short, value_enum, default_value = "text")]
+    pub output: LineFormat,
+}
+
+/// Kind of event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[expect(missing_docs, reason = "the names say it")]
+pub enum Only {
+    Drops,
+    Flows,
+}
+
+/// Output format of an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[expect(missing_docs, reason = "the names say it")]
+pub enum LineFormat {
+    Text,
+    Json,
+}
+
+/// Interval of connection attempts after the agent has ended.
+const RECONNECT_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Prints events until `--count` is reached or the reader closes the pipe. Reconnects when the agent restarts.
+pub fn run(client: &Client, args: &Monitor, out: &mut dyn Write) -> Result<(), Error> {
+    let base = match (&args.agent, &args.node) {
+        (Some(url), _) => url.trim_end_matches('/').to_owned(),
+        (None, Some(host)) => agent_of(client, host)?,
+        (None, None) => {
+            return Err(Error::Usage("no node; set --node HOST or --agent URL".into()));
+        }
+    };
+    let url = format!("{base}/monitor");
+    let mut left = args.count.unwrap_or(u64::MAX);
+    let mut stream = client.stream(&url)?;
+    loop {
+        // A truncated last line is discarded.
+        for line in stream.lines().map_while(Result::ok) {
+            let event: PacketEvent = serde_json::from_str(&line).map_err(|source| Error::Answer {
+                method: "GET",
+                url: url.clone(),
+                source,
+            })?;
+            if !args.wants(event.event) {
+                continue;
+            }
+            args.print(&line, &event, out)?;
+            left -= 1;
+            if left == 0 {
+                return Ok(());
+            }
+        }
+        eprintln!("{url}: connection closed by the agent; reconnecting");
+        stream = loop {
+            thread::sleep(RECONNECT_INTERVAL);
+            // The agent may not run yet, or its datapath may not be ready.
+            if let Ok(stream) = client.stream(&url) {
+                break stream;
+            }
+        };
+        eprintln!("{url}: reconnected");
+    }
+}
+
+impl Monitor {
+    /// Prints one event and flushes, also to a pipe.
+    fn print(&self, line: &str, event: &PacketEvent, out: &mut dyn Write) -> Result<(), Error> {
+        match self.output {
+            LineFormat::Json => writeln!(out, "{line}")?,
+            LineFormat::Text => writeln!(out, "{} {}", event.time, painted(event))?,
+        }
+        Ok(out.flush()?)
+    }
+
+    fn wants(&self, event: EventKind) -> bool {
+        match (self.only, event) {
+            (None, _) | (_, EventKind::Lost) => true,
+            (Some(only), event) => (only == Only::Drops) == (event == EventKind::Drop),
+        }
+    }
+}
+
+fn painted(event: &PacketEvent) -> String {
+    let colour = match event.event {
+        EventKind::Drop => style::BAD,
+        EventKind::Flow => style::GOOD,
+        EventKind::Lost => style::WARNING,
+    };
+    let text = event.to_string();
+    let (first, rest) = text.split_once(' ').unwrap_or((&text, ""));
+    format!("{} {rest}", style::paint(colour, first))
+}
+
+/// REST URL of a node's agent.
+fn agent_of(client: &Client, host: &str) -> Result<String, Error> {
+    let nodes: Vec<Node> = read(client.get("/api/v1/inspect/nodes/")?, "nodes")?;
+    let known = || nodes.iter().map(|node| node.status.host.as_str()).collect::<Vec<_>>().join(", ");
+    let node = nodes
+        .iter()
+        .find(|node| node.status.host == host)
+        .ok_or_else(|| Error::Usage(format!("--node {host}: no such node; known nodes: {}", known())))?;
+    let address = [&node.control_ip, &node.status.vtep_ip].into_iter().find(|address| !address.is_empty());
+    match address {
+        None => Err(Error::Refused(format!("node {host}: address unknown; set --agent URL"))),
+        Some(address) if address.contains(':') => Ok(format!("http://[{address}]:{PORT}")),
+        Some(address) => Ok(format!("http://{address}:{PORT}")),
+    }
+}

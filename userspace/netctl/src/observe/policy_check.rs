@@ -1,0 +1,246 @@
+//! `netctl policy check`.
+
+use std::{io::Write, net::IpAddr};
+
+use clap::{Args, ValueEnum};
+use contiv_model::{
+    api::{EndpointInspect, EndpointOper, Network},
+    key::ObjectType,
+    policy::{self, Packet},
+};
+
+use crate::{
+    client::Client,
+    error::{Error, Outcome},
+    observe::{
+        endpoint::{self, networks, read, typed},
+        policy_trace::{DecidingRule, Peer, PolicySet, PolicyTrace, SideTrace},
+    },
+    output::{self, style},
+};
+
+/// Arguments of `netctl policy check`: a connection.
+#[derive(Args, Debug)]
+pub struct Check {
+    /// Source: endpoint id, container id, container name, or an IP address inside or outside of the cluster.
+    #[arg(long, short, value_name = "EP")]
+    from: String,
+    /// Destination, in the same notation; for a service, one of its backends.
+    #[arg(long, value_name = "EP")]
+    to: String,
+    /// IP protocol: tcp, udp, icmp, sctp or a number from 0 to 255.
+    #[arg(long, short = 'l', value_parser = protocol)]
+    protocol: u8,
+    /// Destination port; required for tcp and udp.
+    #[arg(long, short = 'P')]
+    port: Option<u16>,
+    /// Use the IPv6 addresses of the endpoints.
+    #[arg(long, short = '6')]
+    ipv6: bool,
+    /// Tenant of the endpoints; required if an address or a name is ambiguous.
+    #[arg(long, short)]
+    tenant: Option<String>,
+    /// Output format.
+    #[arg(long, short, value_enum, default_value = "text")]
+    output: CheckFormat,
+}
+
+/// Output format of `policy check`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[expect(missing_docs, reason = "the names say it")]
+pub enum CheckFormat {
+    Text,
+    Json,
+    Yaml,
+}
+
+fn protocol(text: &str) -> Result<u8, &'static str> {
+    match text {
+        "tcp" => Ok(policy::TCP),
+        "udp" => Ok(policy::UDP),
+        "icmp" => Ok(policy::ICMP),
+        "sctp" => Ok(132),
+        number => number.parse().map_err(|_| "expected tcp, udp, icmp, sctp or a number from 0 to 255"),
+    }
+}
+
+/// Evaluates the policies for the connection and writes the result.
+pub fn run(client: &Client, check: &Check, out: &mut dyn Write) -> Result<Outcome, Error> {
+    let packet = packet(check)?;
+    let networks = networks(client, check.tenant.as_deref())?;
+    let finder = Finder { client, networks, tenant: check.tenant.as_deref() };
+    let (from, to) = finder.peers(&check.from, &check.to, check.ipv6)?;
+    let policies = PolicySet::new(
+        typed(client, ObjectType::EndpointGroup)?,
+        typed(client, ObjectType::Rule)?,
+        typed(client, ObjectType::Netprofile)?,
+        typed(client, ObjectType::Network)?,
+    );
+    let trace = policies.evaluate(&from, &to, packet).map_err(|error| Error::Refused(error.to_string()))?;
+    let value = trace.json(&from, &to, packet);
+    match check.output {
+        CheckFormat::Json => output::json(out, &value)?,
+        CheckFormat::Yaml => output::yaml(out, &value)?,
+        CheckFormat::Text => explain(&trace, &from, &to, packet, out)?,
+    }
+    Ok(if trace.allowed { Outcome::Done } else { Outcome::Denied })
+}
+
+fn packet(check: &Check) -> Result<Packet, Error> {
+    let has_ports = [policy::TCP, policy::UDP].contains(&check.protocol);
+    match (has_ports, check.port) {
+        (true, None) => Err(Error::Usage("--port is required for tcp and udp".into())),
+        (false, Some(_)) => Err(Error::Usage("--port is valid for tcp and udp only".into())),
+        (_, port) => Ok(Packet { protocol: check.protocol, port }),
+    }
+}
+
+/// Resolves the source and destination of the command line.
+struct Finder<'a> {
+    client: &'a Client,
+    networks: Vec<Network>,
+    tenant: Option<&'a str>,
+}
+
+impl Finder<'_> {
+    /// Resolves names before addresses: the network of a named endpoint disambiguates an address.
+    fn peers(&self, from: &str, to: &str, ipv6: bool) -> Result<(Peer, Peer), Error> {
+        let address = |text: &str| text.parse::<IpAddr>().ok();
+        let v6 = ipv6 || [from, to].into_iter().filter_map(address).any(|address| address.is_ipv6());
+        let named = |text: &str| match address(text) {
+            Some(_) => Ok(None),
+            None => self.by_name(text).and_then(|endpoint| peer(endpoint, v6)).map(Some),
+        };
+        let (mut source, mut destination) = (named(from)?, named(to)?);
+        let network = |peer: &Option<Peer>| Some(peer.as_ref()?.endpoint.as_ref()?.network.clone());
+        if let Some(address) = address(from) {
+            source = Some(self.by_address(address, network(&destination))?);
+        }
+        if let Some(address) = address(to) {
+            destination = Some(self.by_address(address, network(&source))?);
+        }
+        match (source, destination) {
+            (Some(source), Some(destination))
+                if source.address.is_ipv6() == destination.address.is_ipv6() =>
+            {
+                Ok((source, destination))
+            }
+            _ => Err(Error::Usage(format!("--from {from} --to {to}: one is IPv4, the other IPv6"))),
+        }
+    }
+
+    fn by_name(&self, name: &str) -> Result<EndpointOper, Error> {
+        let is = |e: &EndpointOper| {
+            [&e.endpoint_id, &e.container_id, &e.container_name].iter().any(|id| *id == name)
+        };
+        let found = match self.tenant {
+            Some(_) => self.on_networks(|_| true)?.into_iter().find(is),
+            None => match self.client.inspect("endpoint", name) {
+                Ok(answer) => Some(read::<EndpointInspect>(answer, "endpoints")?.oper),
+                Err(Error::Refused(message)) if message == "endpoint not found" => None,
+                Err(error) => return Err(error),
+            },
+        };
+        match found {
+            Some(endpoint) if is(&endpoint) => Ok(endpoint),
+            Some(like) => {
+                Err(Error::Refused(format!("no endpoint {name}; did you mean {}?", like.endpoint_id)))
+            }
+            None => Err(Error::Refused(format!("no endpoint {name}"))),
+        }
+    }
+
+    /// Finds the endpoint with the address on the network, or on any network. Without one, the address is external.
+    fn by_address(&self, address: IpAddr, network: Option<String>) -> Result<Peer, Error> {
+        let has = |e: &EndpointOper| e.ip_address.iter().any(|text| text.parse() == Ok(address));
+        let mut found = self.on_networks(|it| match &network {
+            Some(id) => *id == format!("{}.{}", it.network_name, it.tenant_name),
+            None => true,
+        })?;
+        found.retain(has);
+        if let [first, second, ..] = &found[..] {
+            return Err(Error::Usage(format!(
+                "{address} is ambiguous: {} on {} and {} on {}; use an endpoint id or --tenant",
+                first.endpoint_id, first.network, second.endpoint_id, second.network
+            )));
+        }
+        Ok(Peer { address, endpoint: found.pop() })
+    }
+
+    fn on_networks(&self, which: impl Fn(&Network) -> bool) -> Result<Vec<EndpointOper>, Error> {
+        endpoint::endpoints(self.client, self.networks.iter().filter(|network| which(network)))
+    }
+}
+
+fn peer(endpoint: EndpointOper, v6: bool) -> Result<Peer, Error> {
+    let text = &endpoint.ip_address[usize::from(v6)];
+    match text.parse() {
+        Ok(address) => Ok(Peer { address, endpoint: Some(endpoint) }),
+        Err(_) => Err(Error::Refused(format!(
+            "endpoint {} has no {} address",
+            endpoint.endpoint_id,
+            if v6 { "IPv6" } else { "IPv4" }
+        ))),
+    }
+}
+
+fn explain(
+    trace: &PolicyTrace,
+    from: &Peer,
+    to: &Peer,
+    packet: Packet,
+    out: &mut dyn Write,
+) -> Result<(), Error> {
+    let verdict = match trace.allowed {
+        true => style::paint(style::GOOD, "allow"),
+        false => style::paint(style::BAD, "deny"),
+    };
+    let what = match (packet.protocol, packet.port) {
+        (policy::TCP, Some(port)) => format!("tcp port {port}"),
+        (policy::UDP, Some(port)) => format!("udp port {port}"),
+        (policy::ICMP, _) => "icmp".into(),
+        (number, _) => format!("protocol {number}"),
+    };
+    writeln!(out, "{verdict}: {} to {}, {what}", named(from), named(to))?;
+    writeln!(out, "  source (out rules):     {}", reason(&trace.out, from))?;
+    writeln!(out, "  destination (in rules): {}", reason(&trace.into, to))?;
+    let network = |peer: &Peer| peer.endpoint.as_ref().map(|endpoint| endpoint.network.clone());
+    if let (Some(one), Some(other)) = (network(from), network(to))
+        && one != other
+    {
+        writeln!(
+            out,
+            "  note: {one} and {other} are different networks; policies do not route between them"
+        )?;
+    }
+    Ok(())
+}
+
+fn named(peer: &Peer) -> String {
+    match &peer.endpoint {
+        Some(endpoint) => format!("{} ({})", peer.address, endpoint.endpoint_id),
+        None => format!("{} (no endpoint)", peer.address),
+    }
+}
+
+fn reason(side: &SideTrace, peer: &Peer) -> String {
+    match (&side.rule, &side.group) {
+        (Some(DecidingRule { key, action, priority }), Some(group)) => {
+            format!("{action} by rule {key} (priority {priority}) of group {group}")
+        }
+        (_, Some(group)) => format!("allow: no rule of group {group} matches"),
+        (_, None) if peer.endpoint.is_some() => "allow: the endpoint is in no group".into(),
+        (_, None) => "allow: the address is external".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn protocol_is_a_name_or_a_number() {
+        assert_eq!((protocol("tcp"), protocol("sctp"), protocol("58")), (Ok(6), Ok(132), Ok(58)));
+        assert!(protocol("256").is_err() && protocol("gre").is_err());
+    }
+}
