@@ -1,4 +1,4 @@
-//! Certificates of the test's own.
+//! A certificate authority for tests.
 
 use std::{
     fs::{self, Permissions},
@@ -15,11 +15,11 @@ use tempfile::TempDir;
 
 use crate::scratch_dir;
 
-/// Signs certificates; all files are PEM and vanish with it.
+/// A certificate authority. All files are PEM and are removed with it.
 pub struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
     directory: TempDir,
-    /// Its own certificate.
+    /// File with the certificate of the authority.
     pub ca: PathBuf,
 }
 
@@ -43,8 +43,8 @@ impl Authority {
         Ok(Authority { issuer, directory, ca })
     }
 
-    /// For a server at any of `names` (DNS names or addresses), which may also be a client. Signing again under the
-    /// same label replaces the files.
+    /// Signs a certificate for servers at `names` (DNS names or addresses) and for clients. A second call with the same
+    /// label replaces the files.
     pub fn sign(&self, label: &str, names: &[&str]) -> Result<Certified> {
         let mut params =
             CertificateParams::new(names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>())?;
@@ -61,7 +61,7 @@ impl Authority {
     }
 }
 
-/// Only its owner may read it.
+/// Writes a file with mode 0600.
 pub fn write_secret(path: &Path, text: &str) -> Result<()> {
     if !path.exists() {
         fs::write(path, "")?;

@@ -21,10 +21,12 @@ static COUNT: AtomicU32 = AtomicU32::new(0);
 pub struct BpfDir(PathBuf);
 
 impl BpfDir {
-    /// Mounts the BPF file system if nobody has yet; it stays mounted.
+    /// Creates a directory. Mounts the BPF file system if it is not mounted, and leaves it mounted.
     pub fn new(label: &str) -> Result<BpfDir> {
         sweep::once();
-        if statfs(MOUNT_POINT).with_context(|| format!("look at {MOUNT_POINT}"))?.filesystem_type()
+        if statfs(MOUNT_POINT)
+            .with_context(|| format!("query the file system at {MOUNT_POINT}"))?
+            .filesystem_type()
             != BPF_FS_MAGIC
         {
             mount(Some("bpf"), MOUNT_POINT, Some("bpf"), MsFlags::empty(), None::<&str>)
@@ -32,7 +34,7 @@ impl BpfDir {
         }
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let path = Path::new(MOUNT_POINT).join(format!("{}{count}-{label}", scratch::owned_prefix()));
-        fs::create_dir(&path).with_context(|| format!("make {}", path.display()))?;
+        fs::create_dir(&path).with_context(|| format!("create {}", path.display()))?;
         Ok(BpfDir(path))
     }
 

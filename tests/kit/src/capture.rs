@@ -1,4 +1,4 @@
-//! Raw frames on a link, both ways.
+//! Raw frames on an interface: capture and injection.
 
 use std::{
     ffi::CString,
@@ -21,20 +21,20 @@ use nix::{
 use crate::Netns;
 
 const LONGEST_FRAME: usize = 65_536 + 18;
-/// Nothing in the tests is so slow to answer; a socket buffer of this size holds what came meanwhile.
+/// Receive buffer in bytes; large enough for all frames between two reads.
 const BUFFER: libc::c_int = 4 << 20;
 
-/// A frame as the link carried it, VLAN tag included.
+/// A frame on an interface, including its VLAN tag.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frame {
     pub bytes: Vec<u8>,
-    /// Sent by this end of the link (else: received).
+    /// Sent by this interface; otherwise received.
     pub outgoing: bool,
-    /// False when the sender left the L4 checksum to the (virtual) hardware.
+    /// False if the sender left the L4 checksum to checksum offload.
     pub checksum_ready: bool,
 }
 
-/// A packet socket on one link.
+/// A packet socket on one interface.
 #[derive(Debug)]
 pub struct Tap {
     socket: OwnedFd,
@@ -42,7 +42,7 @@ pub struct Tap {
 }
 
 impl Tap {
-    /// On `link` inside `namespace`; it must be up. Frames arriving from now on are kept until read.
+    /// Opens a socket on the interface `link` of `namespace`, which must be up. Frames are queued from now on.
     pub fn open(namespace: &Netns, link: &str) -> Result<Tap> {
         namespace.run(|| Tap::here(link))
     }
@@ -51,7 +51,7 @@ impl Tap {
         let socket =
             socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, None::<SockProtocol>)
                 .context("open a packet socket")?;
-        // Without the auxiliary data there is no telling a stripped VLAN tag.
+        // The kernel reports a stripped VLAN tag in the auxiliary data.
         set_option(&socket, libc::SOL_PACKET, libc::PACKET_AUXDATA, 1)?;
         set_option(&socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, BUFFER)?;
         bind(&socket, link).with_context(|| format!("listen on {link}"))?;
@@ -67,7 +67,7 @@ impl Tap {
         Ok(())
     }
 
-    /// The next frame that arrives on the link; none when `deadline` has passed.
+    /// Returns the next received frame, or none after `deadline`.
     pub fn receive(&self, deadline: Duration) -> Result<Option<Frame>> {
         let start = Instant::now();
         while let Some(frame) = self.next(deadline.saturating_sub(start.elapsed()))? {
@@ -78,7 +78,7 @@ impl Tap {
         Ok(None)
     }
 
-    /// The next frame either way.
+    /// Returns the next received or sent frame.
     pub fn next(&self, deadline: Duration) -> Result<Option<Frame>> {
         let timeout = PollTimeout::try_from(deadline)?;
         let mut wanted = [PollFd::new(std::os::fd::AsFd::as_fd(&self.socket), PollFlags::POLLIN)];
@@ -89,7 +89,7 @@ impl Tap {
         }
     }
 
-    /// Waits for an arriving frame that `pick` takes; others are passed over, and counted in the error.
+    /// Waits for a received frame for which `pick` returns a value. Other frames are skipped; the error has their number.
     pub fn expect<T>(
         &self,
         deadline: Duration,
@@ -104,10 +104,10 @@ impl Tap {
             }
             others += 1;
         }
-        bail!("waited {deadline:?} on {} for {what}; {others} other frames came", self.link)
+        bail!("waited {deadline:?} on {} for {what}; {others} other frames arrived", self.link)
     }
 
-    /// All that has arrived and was not read yet.
+    /// Returns all queued received frames.
     pub fn drain(&self) -> Result<Vec<Frame>> {
         let mut frames = vec![];
         while let Some(frame) = self.receive(Duration::ZERO)? {
@@ -140,7 +140,7 @@ fn bind(socket: &OwnedFd, link: &str) -> Result<()> {
     Ok(())
 }
 
-/// Room for one control message with a `tpacket_auxdata`, aligned as `cmsghdr` must be.
+/// Buffer for one control message with a `tpacket_auxdata`, aligned as `cmsghdr` must be.
 #[repr(C, align(8))]
 struct Control([u8; 64]);
 
@@ -182,7 +182,7 @@ fn auxiliary(message: &libc::msghdr) -> Option<libc::tpacket_auxdata> {
     Some(unsafe { libc::CMSG_DATA(header).cast::<libc::tpacket_auxdata>().read_unaligned() })
 }
 
-/// The kernel takes the tag out of the frame; the wire had it behind the addresses.
+/// Inserts the VLAN tag, which the kernel strips, after the MAC addresses.
 fn restore_tag(bytes: &mut Vec<u8>, protocol: u16, tag: u16) {
     const ADDRESSES: usize = 12;
     if bytes.len() >= ADDRESSES {

@@ -1,4 +1,4 @@
-//! A real etcd of the test's own.
+//! A real etcd, alone or as a cluster.
 
 use std::{
     io::{Read as _, Write as _},
@@ -12,12 +12,12 @@ use tempfile::TempDir;
 
 use crate::{Netns, Process, free_port, scratch_dir, skip::find_program};
 
-const START: Duration = Duration::from_secs(20);
-const ANSWER: Duration = Duration::from_secs(1);
+const START_TIMEOUT: Duration = Duration::from_secs(20);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 const CLIENT_PORT: u16 = 2379;
 const PEER_PORT: u16 = 2380;
 
-/// How to run it.
+/// Options of a member.
 #[derive(Debug)]
 pub struct Options {
     namespace: Option<Netns>,
@@ -25,14 +25,14 @@ pub struct Options {
     client_port: Option<u16>,
     peer_port: Option<u16>,
     name: String,
-    /// All members, as etcd's `--initial-cluster` has them; empty for one alone.
+    /// Members in the format of etcd's `--initial-cluster`; empty for a single member.
     cluster: String,
     fsync: bool,
     arguments: Vec<String>,
 }
 
 impl Options {
-    /// Inside a namespace, at an address that it has.
+    /// Runs etcd inside a namespace, at one of its addresses.
     pub fn in_netns(mut self, namespace: &Netns, address: Ipv4Addr) -> Self {
         self.namespace = Some(namespace.clone());
         self.address = address;
@@ -44,13 +44,13 @@ impl Options {
         self
     }
 
-    /// Tests lose nothing when the machine dies, so they go without; measurements must not.
+    /// Whether etcd calls fsync: tests do not need it, measurements do.
     pub fn fsync(mut self, fsync: bool) -> Self {
         self.fsync = fsync;
         self
     }
 
-    /// One more flag for etcd, such as `--max-txn-ops=16`.
+    /// Adds a flag for etcd, such as `--max-txn-ops=16`.
     pub fn argument(mut self, argument: &str) -> Self {
         self.arguments.push(argument.to_owned());
         self
@@ -71,7 +71,7 @@ impl Options {
     }
 }
 
-/// A running member of an etcd, mostly its only one; killed and its data removed when dropped.
+/// A running member. It is killed and its data removed when this is dropped.
 #[derive(Debug)]
 pub struct Etcd {
     options: Options,
@@ -82,7 +82,7 @@ pub struct Etcd {
 }
 
 impl Etcd {
-    /// On loopback ports of its own, without fsync.
+    /// Starts a single member on free loopback ports, without fsync.
     pub fn start() -> Result<Etcd> {
         Etcd::options().start()
     }
@@ -100,9 +100,9 @@ impl Etcd {
         }
     }
 
-    /// One cluster, a member in each of these homes, on the usual ports.
-    pub fn cluster(homes: &[(Netns, Ipv4Addr)], fsync: bool) -> Result<Vec<Etcd>> {
-        let peers: Vec<_> = homes
+    /// Starts a cluster with a member in each namespace, on the default ports.
+    pub fn cluster(hosts: &[(Netns, Ipv4Addr)], fsync: bool) -> Result<Vec<Etcd>> {
+        let peers: Vec<_> = hosts
             .iter()
             .enumerate()
             .map(|(number, (_, address))| format!("member{number}=http://{address}:{PEER_PORT}"))
@@ -115,7 +115,7 @@ impl Etcd {
             options.cluster = peers.join(",");
             options.launch()
         };
-        let mut members = homes.iter().enumerate().map(launch).collect::<Result<Vec<_>>>()?;
+        let mut members = hosts.iter().enumerate().map(launch).collect::<Result<Vec<_>>>()?;
         members.iter_mut().try_for_each(Etcd::wait_healthy)?;
         Ok(members)
     }
@@ -132,25 +132,25 @@ impl Etcd {
         &mut self.process
     }
 
-    /// kill -9; [`Etcd::restart`] brings it back with its data.
+    /// Sends SIGKILL; [`Etcd::restart`] starts the member again with its data.
     pub fn kill(&mut self) -> Result<()> {
         self.process.kill()
     }
 
-    /// Starts it again on the same ports and data, killing it first if it still runs.
+    /// Restarts the member on the same ports and data; kills it first if it runs.
     pub fn restart(&mut self) -> Result<()> {
         self.relaunch()?;
         self.wait_healthy()
     }
 
-    /// As [`Etcd::restart`], without waiting for it.
+    /// As [`Etcd::restart`], without waiting until it is healthy.
     pub fn relaunch(&mut self) -> Result<()> {
         self.process.kill()?;
         self.process = spawn(&self.options, &self.directory, self.client, self.peer)?;
         Ok(())
     }
 
-    /// Runs `etcdctl` (API v3) against it; its output.
+    /// Runs `etcdctl` (API v3) against this member and returns its output.
     pub fn ctl(&self, arguments: &[&str]) -> Result<String> {
         let run = || etcdctl(&self.endpoint(), arguments);
         match &self.options.namespace {
@@ -161,7 +161,7 @@ impl Etcd {
 
     pub fn wait_healthy(&mut self) -> Result<()> {
         let (namespace, address) = (self.options.namespace.clone(), self.client);
-        self.process.wait_ready(START, "etcd is healthy", || {
+        self.process.wait_ready(START_TIMEOUT, "etcd is healthy", || {
             let healthy = match &namespace {
                 Some(namespace) => namespace.run(|| healthy(address))?,
                 None => healthy(address)?,
@@ -199,7 +199,7 @@ fn spawn(options: &Options, directory: &TempDir, client: SocketAddr, peer: Socke
     }
 }
 
-/// Runs `etcdctl` (API v3) against any server that speaks its protocol.
+/// Runs `etcdctl` (API v3) against any server of the etcd API.
 pub fn etcdctl(endpoint: &str, arguments: &[&str]) -> Result<String> {
     let program =
         find_program("etcdctl").context("the program etcdctl is missing: run `cargo xtask setup`")?;
@@ -216,10 +216,10 @@ pub fn etcdctl(endpoint: &str, arguments: &[&str]) -> Result<String> {
 }
 
 fn healthy(address: SocketAddr) -> Result<bool> {
-    let mut stream = TcpStream::connect_timeout(&address, ANSWER)?;
-    stream.set_read_timeout(Some(ANSWER))?;
+    let mut stream = TcpStream::connect_timeout(&address, REQUEST_TIMEOUT)?;
+    stream.set_read_timeout(Some(REQUEST_TIMEOUT))?;
     stream.write_all(format!("GET /health HTTP/1.0\r\nHost: {address}\r\n\r\n").as_bytes())?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    Ok(answer.contains("\"health\":\"true\""))
+    let mut response = String::new();
+    stream.read_to_string(&mut response)?;
+    Ok(response.contains("\"health\":\"true\""))
 }

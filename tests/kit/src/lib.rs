@@ -1,8 +1,7 @@
-//! What a test needs to bring its own host: network namespaces, real peers (etcd, Open vSwitch),
-//! raw packets, and honest skips.
+//! Test fixtures: network namespaces, real peers (etcd, Open vSwitch), raw packets, and skips that CI checks.
 //!
-//! Everything here belongs to the process that made it, carries its pid in its name, goes away when
-//! dropped (also in a panic), and is swept by the next test process if its owner was killed.
+//! Every resource belongs to the process that creates it and has its pid in its name. It is removed when it is dropped,
+//! also during a panic. If the process was killed, the next test process removes it.
 
 mod authority;
 mod bpf;

@@ -24,7 +24,7 @@ pub(crate) const DIRECTORY: &str = "/run/netns";
 
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
-/// A network namespace under `/run/netns`, removed when its last clone is dropped. Its loopback is up.
+/// A network namespace under `/run/netns` with `lo` up; removed when its last clone is dropped.
 #[derive(Debug, Clone)]
 pub struct Netns(Arc<Owned>);
 
@@ -36,13 +36,13 @@ struct Owned {
 }
 
 impl Netns {
-    /// `label` makes the name readable; the pid and a counter make it unique.
+    /// Creates a namespace. Its name has the pid and a counter, which make it unique, and `label`.
     pub fn new(label: &str) -> Result<Netns> {
         sweep::once();
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("{}{count}-{label}", scratch::owned_prefix());
         let path = Path::new(DIRECTORY).join(&name);
-        create(&path).with_context(|| format!("make the network namespace {name}"))?;
+        create(&path).with_context(|| format!("create the network namespace {name}"))?;
         let handle = File::open(&path).with_context(|| format!("open {}", path.display()))?;
         let namespace = Netns(Arc::new(Owned { name, path, handle }));
         namespace.up("lo")?;
@@ -57,15 +57,15 @@ impl Netns {
         &self.0.path
     }
 
-    /// Runs `work` on a thread of its own inside the namespace, so nothing it does can leave the caller there.
-    /// A tokio runtime built inside `work` has all its threads there, and so do processes spawned in it.
+    /// Runs `work` on a separate thread inside the namespace; the caller's thread stays in its own namespace. Threads and
+    /// processes that `work` starts are in the namespace, too.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         let enter = || {
             setns(&self.0.handle, CloneFlags::CLONE_NEWNET)
                 .with_context(|| format!("enter the network namespace {}", self.name()))?;
             work()
         };
-        // The name of the test's thread, so that a panic inside tells which test it was.
+        // The name of the test's thread, which a panic message contains.
         let name = thread::current().name().unwrap_or("testkit").to_owned();
         thread::scope(|scope| {
             let thread = thread::Builder::new().name(name).spawn_scoped(scope, enter)?;
@@ -73,18 +73,18 @@ impl Netns {
         })
     }
 
-    /// `ip` in this namespace, words split at blanks: `ns.ip("route add default via 10.0.0.1")`.
+    /// Runs `ip` in this namespace; arguments are split at spaces: `ns.ip("route add default via 10.0.0.1")`.
     pub fn ip(&self, arguments: &str) -> Result<String> {
-        // Not `ip -n`, which makes a mount namespace for each call.
+        // Not `ip -n`, which creates a mount namespace for each call.
         self.output("ip", &arguments.split_whitespace().collect::<Vec<_>>())
     }
 
-    /// A veth pair, both ends down: `name` here, `peer_name` in `peer`.
+    /// Creates a veth pair, both ends down: `name` here, `peer_name` in `peer`.
     pub fn veth(&self, name: &str, peer: &Netns, peer_name: &str) -> Result<()> {
         self.ip(&format!("link add {name} type veth peer name {peer_name} netns {}", peer.name())).map(drop)
     }
 
-    /// `address` with prefix length; IPv6 addresses are usable at once (no duplicate detection).
+    /// Adds an address with prefix length; IPv6 addresses skip duplicate address detection.
     pub fn address(&self, link: &str, address: &str) -> Result<()> {
         let nodad = if address.contains(':') { " nodad" } else { "" };
         self.ip(&format!("addr add {address} dev {link}{nodad}")).map(drop)
@@ -102,12 +102,12 @@ impl Netns {
         self.ip(&format!("link set {link} up")).map(drop)
     }
 
-    /// Turns off transmit checksum offload: a userspace switch hands on what it gets, unfinished checksums and all.
+    /// Turns off transmit checksum offload: a userspace switch forwards frames without completing checksums.
     pub fn tx_checksum_off(&self, link: &str) -> Result<()> {
         self.run(|| run_program("ethtool", &["-K", link, "tx", "off"]).map(drop))
     }
 
-    /// Names of the links, without `lo`.
+    /// Names of the interfaces except `lo`.
     pub fn links(&self) -> Result<Vec<String>> {
         let listing = self.ip("-o link")?;
         Ok(listing
@@ -117,12 +117,12 @@ impl Netns {
             .collect())
     }
 
-    /// Runs a program here to its end; its output, or an error with what it said.
+    /// Runs a program in the namespace and returns its standard output; the error has its standard error.
     pub fn output(&self, program: &str, arguments: &[&str]) -> Result<String> {
         self.run(|| run_program(program, arguments))
     }
 
-    /// `count` pings, one each `interval`.
+    /// Sends `count` pings, one per `interval`.
     pub fn ping(&self, target: IpAddr, count: u32, interval: Duration) -> Result<Ping> {
         self.run(|| Ping::run(target, count, interval))
     }
@@ -136,7 +136,7 @@ impl Drop for Owned {
     }
 }
 
-/// Runs a program to its end; its standard output, or an error with what it said.
+/// Runs a program and returns its standard output; the error has its standard error.
 pub(crate) fn run_program(program: &str, arguments: &[&str]) -> Result<String> {
     let path = find_program(program)
         .with_context(|| format!("the program {program} is missing: run `cargo xtask setup`"))?;
@@ -146,8 +146,8 @@ pub(crate) fn run_program(program: &str, arguments: &[&str]) -> Result<String> {
         .output()
         .with_context(|| format!("run {program}"))?;
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        bail!("{program} {}: {}: {}", arguments.join(" "), output.status, said.trim());
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        bail!("{program} {}: {}: {}", arguments.join(" "), output.status, stderr.trim());
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
@@ -156,21 +156,21 @@ fn create(path: &Path) -> Result<()> {
     fs::create_dir_all(DIRECTORY)?;
     let _lock = share_directory()?;
     OpenOptions::new().write(true).create_new(true).open(path)?;
-    let made = thread::scope(|scope| {
+    let created = thread::scope(|scope| {
         let thread = scope.spawn(|| {
             unshare(CloneFlags::CLONE_NEWNET)?;
             mount(Some("/proc/thread-self/ns/net"), path, None::<&str>, MsFlags::MS_BIND, None::<&str>)
         });
         thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic))
     });
-    if made.is_err() {
+    if created.is_err() {
         fs::remove_file(path)?;
     }
-    made.context("needs root or CAP_SYS_ADMIN")
+    created.context("needs root or CAP_SYS_ADMIN")
 }
 
-/// As `ip netns add` does: makes the directory a shared mount of its own. Were that left to a later `ip netns add`,
-/// it would hide our mounts below its own, and unmounting would free only the upper one.
+/// Makes the directory a shared mount, as `ip netns add` does. A later `ip netns add` would otherwise mount over our
+/// namespaces, and unmounting would remove only the upper mount.
 fn share_directory() -> Result<Flock<File>> {
     let lock = Flock::lock(File::open(DIRECTORY)?, FlockArg::LockExclusive)
         .map_err(|(_, error)| error)
@@ -186,7 +186,7 @@ fn share_directory() -> Result<Flock<File>> {
 
 pub(crate) fn remove(path: &Path) -> io::Result<()> {
     match umount2(path, MntFlags::MNT_DETACH) {
-        // Not a mount point: `create` was cut short.
+        // Not a mount point: `create` was interrupted.
         Ok(()) | Err(nix::Error::EINVAL) => {}
         Err(nix::Error::ENOENT) => return Ok(()),
         Err(error) => return Err(error.into()),

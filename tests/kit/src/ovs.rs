@@ -19,15 +19,15 @@ use crate::{
 };
 
 const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
-const START: Duration = Duration::from_secs(20);
-const STOP: Duration = Duration::from_secs(20);
+const START_TIMEOUT: Duration = Duration::from_secs(20);
+const STOP_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Why no switch can be run here, if so.
+/// Returns the reason if Open vSwitch cannot run here.
 pub fn missing() -> Option<String> {
     root().or_else(|| binary("ovsdb-server")).or_else(|| binary("ovs-vswitchd"))
 }
 
-/// A switch with an empty database, in a namespace; it and what it made go when this is dropped.
+/// A switch with an empty database, in a namespace. It and its bridges are removed when this is dropped.
 #[derive(Debug)]
 pub struct Switch {
     namespace: Netns,
@@ -50,7 +50,7 @@ impl Switch {
         ));
         let mut database = Process::spawn_in(namespace, "ovsdb-server", command)?;
         let socket = path.join("db.sock");
-        database.wait_ready(START, "ovsdb-server listens", || {
+        database.wait_ready(START_TIMEOUT, "ovsdb-server listens", || {
             Ok(UnixStream::connect(&socket).map(drop).map(Some)?)
         })?;
         let mut switch = Switch { namespace: namespace.clone(), vswitchd: None, database, directory };
@@ -65,18 +65,18 @@ impl Switch {
         let mut command = program("ovs-vswitchd", path)?;
         command.arg(flag("unix:", path, "db.sock")).arg(flag("--unixctl=", path, "vs.ctl"));
         let mut vswitchd = Process::spawn_in(&self.namespace, "ovs-vswitchd", command)?;
-        vswitchd.wait_ready(START, "ovs-vswitchd has read its database", || {
-            // `cur_cfg` is written when the first configuration is in force.
+        vswitchd.wait_ready(START_TIMEOUT, "ovs-vswitchd has applied its database", || {
+            // ovs-vswitchd writes `cur_cfg` after it has applied the first configuration.
             let current = self.vsctl(&["get", "Open_vSwitch", ".", "cur_cfg", "ovs_version"]);
             self.appctl(&["version"])?;
             current.map(Some)
         })?;
         self.vswitchd = Some(vswitchd);
-        // Without --no-wait, ovs-vsctl returns when the switch has taken over the configuration.
+        // Without --no-wait, ovs-vsctl returns after the switch has applied the configuration.
         self.vsctl(&["--timeout=20", "set", "Open_vSwitch", ".", "external_ids:testkit=ready"]).map(drop)
     }
 
-    /// kill -9, as a crash would; the database goes on.
+    /// Sends SIGKILL to ovs-vswitchd; the database server keeps running.
     pub fn kill_vswitchd(&mut self) -> Result<()> {
         match self.vswitchd.take() {
             Some(mut vswitchd) => vswitchd.kill(),
@@ -84,12 +84,12 @@ impl Switch {
         }
     }
 
-    /// Where the agent finds the database: `--ovsdb unix:<this>`.
+    /// Socket of the database, for the agent's `--ovsdb unix:<path>`.
     pub fn socket(&self) -> PathBuf {
         self.directory.path().join("db.sock")
     }
 
-    /// Where the sockets are, `<bridge>.mgmt` among them.
+    /// Directory of the sockets, such as `<bridge>.mgmt`.
     pub fn directory(&self) -> &Path {
         self.directory.path()
     }
@@ -99,19 +99,19 @@ impl Switch {
         run_program("ovs-vsctl", &[&[database.as_str()], arguments].concat())
     }
 
-    /// `ovs-ofctl -O OpenFlow13 COMMAND BRIDGE ...`
+    /// Runs `ovs-ofctl -O OpenFlow13 COMMAND BRIDGE ...`.
     pub fn ofctl(&self, command: &str, bridge: &str, arguments: &[&str]) -> Result<String> {
         let target = format!("unix:{}", self.directory.path().join(format!("{bridge}.mgmt")).display());
         run_program("ovs-ofctl", &[&["-O", "OpenFlow13", command, &target], arguments].concat())
     }
 
-    /// `ovs-appctl` to the vswitchd.
+    /// Runs `ovs-appctl` for ovs-vswitchd.
     pub fn appctl(&self, arguments: &[&str]) -> Result<String> {
         let control = self.directory.path().join("vs.ctl");
         run_program("ovs-appctl", &[&["-t", &control.to_string_lossy()], arguments].concat())
     }
 
-    /// Ends both daemons in order and removes bridges and ports from the kernel.
+    /// Stops both daemons in order and removes bridges and ports from the kernel.
     pub fn stop(mut self) -> Result<()> {
         self.shut_down().map(drop)
     }
@@ -121,15 +121,15 @@ impl Switch {
         if vswitchd.ended()?.is_none() {
             self.appctl(&["exit", "--cleanup"])?;
         }
-        let status = vswitchd.wait(STOP)?;
-        self.database.terminate(STOP)?;
+        let status = vswitchd.wait(STOP_TIMEOUT)?;
+        self.database.terminate(STOP_TIMEOUT)?;
         Ok(Some(status))
     }
 }
 
 impl Drop for Switch {
     fn drop(&mut self) {
-        // The processes are killed in any case; this only asks nicely first.
+        // A graceful exit; the processes are killed in any case.
         if let Err(error) = self.shut_down() {
             eprintln!("stop Open vSwitch in {}: {error:#}", self.namespace.name());
         }
@@ -143,7 +143,7 @@ fn program(name: &str, directory: &Path) -> Result<Command> {
     for variable in ["OVS_RUNDIR", "OVS_LOGDIR", "OVS_DBDIR", "OVS_SYSCONFDIR"] {
         command.env(variable, directory);
     }
-    // No core-dump limit and no priority games: those need rights that a container may lack.
+    // No --mlockall and no changed limits: they need capabilities that a container may lack.
     command.args(["-vconsole:warn", "-vsyslog:off", "--no-chdir"]);
     Ok(command)
 }

@@ -1,6 +1,6 @@
-//! Frames by hand: what a test sends, and what it expects byte for byte.
+//! Builds the frames that tests send and expect.
 //!
-//! Lengths and checksums are computed here from the RFCs, on purpose without any code of the datapaths.
+//! Lengths and checksums are computed from the RFCs, independently of the code of the datapaths.
 //!
 //! ```
 //! use testkit::packet::{Packet, mac};
@@ -50,15 +50,15 @@ pub mod tcp_flags {
     pub const ACK: u8 = 0x10;
 }
 
-/// Of a neighbour advertisement.
+/// Flags of a neighbour advertisement.
 pub mod nd_flags {
     pub const ROUTER: u8 = 0x80;
     pub const SOLICITED: u8 = 0x40;
     pub const OVERRIDE: u8 = 0x20;
 }
 
-/// `mac("02:02:0a:01:01:02")`; panics on anything else, as a test should.
-#[expect(clippy::panic, reason = "a literal in a test is right or the test is wrong")]
+/// Parses a MAC address such as `02:02:0a:01:01:02`; panics if it is invalid.
+#[expect(clippy::panic, reason = "an invalid literal is an error of the test")]
 pub fn mac(text: &str) -> Mac {
     let octets: Option<Vec<u8>> = text.split(':').map(|octet| u8::from_str_radix(octet, 16).ok()).collect();
     match octets.and_then(|octets| Mac::try_from(octets).ok()) {
@@ -67,13 +67,13 @@ pub fn mac(text: &str) -> Mac {
     }
 }
 
-/// The group MAC that an IPv6 neighbour solicitation for `target` goes to.
+/// Multicast MAC address of an IPv6 neighbour solicitation for `target`.
 pub fn solicited_node_mac(target: Ipv6Addr) -> Mac {
     let octets = target.octets();
     [0x33, 0x33, 0xff, octets[13], octets[14], octets[15]]
 }
 
-/// The group address that an IPv6 neighbour solicitation for `target` goes to.
+/// Multicast IPv6 address of a neighbour solicitation for `target`.
 pub fn solicited_node(target: Ipv6Addr) -> Ipv6Addr {
     let [.., x, y, z] = target.octets();
     Ipv6Addr::from([0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff, x, y, z])
@@ -117,7 +117,7 @@ struct Ipv6 {
     flow_label: u32,
     hop_limit: u8,
     protocol: Option<u8>,
-    /// Offset in units of 8 bytes, more to come, identification.
+    /// Offset in units of 8 bytes, more-fragments flag, identification.
     fragment: Option<(u16, bool, u32)>,
 }
 
@@ -132,7 +132,7 @@ struct Tcp {
     options: Vec<u8>,
 }
 
-/// A frame being described, outermost layer first. Setters such as [`Packet::ttl`] mean the last layer that has it.
+/// A frame as a list of layers, outermost first. Setters such as [`Packet::ttl`] change the last layer with that field.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct Packet(Vec<Layer>);
@@ -173,7 +173,7 @@ impl Packet {
         self.with(Layer::Arp { operation, sender, target })
     }
 
-    /// TTL 64, not to be fragmented, identification 0; the setters change that.
+    /// IPv4 header with TTL 64, DF set and identification 0.
     pub fn ipv4(self, src: impl Into<Ipv4Addr>, dst: impl Into<Ipv4Addr>) -> Packet {
         self.with(Layer::Ipv4(Ipv4 {
             src: src.into(),
@@ -189,7 +189,7 @@ impl Packet {
         }))
     }
 
-    /// Hop limit 64.
+    /// IPv6 header with hop limit 64.
     pub fn ipv6(self, src: impl Into<Ipv6Addr>, dst: impl Into<Ipv6Addr>) -> Packet {
         self.with(Layer::Ipv6(Ipv6 {
             src: src.into(),
@@ -248,7 +248,7 @@ impl Packet {
         self.icmpv6(129, 0, pair(id, sequence))
     }
 
-    /// Who has `target`? From its owner-to-be in duplicate detection, `src` is `::` and the option is left out.
+    /// Neighbour solicitation. In duplicate address detection `src` is `::`, and the source link-layer option is omitted.
     pub fn neighbour_solicitation(src_mac: Mac, src: Ipv6Addr, target: Ipv6Addr) -> Packet {
         let message = Packet::eth(solicited_node_mac(target), src_mac)
             .ipv6(src, solicited_node(target))
@@ -258,7 +258,7 @@ impl Packet {
         if src.is_unspecified() { message } else { message.link_layer_option(1, src_mac) }
     }
 
-    /// `target` is at `target_mac`; `flags` of [`nd_flags`].
+    /// Neighbour advertisement: `target` is at `target_mac`; `flags` of [`nd_flags`].
     pub fn neighbour_advertisement(
         dst: (Mac, Ipv6Addr),
         target: (Mac, Ipv6Addr),
@@ -299,7 +299,7 @@ impl Packet {
         self.set_ip(|ip| ip.ttl = value, |ip| ip.hop_limit = value)
     }
 
-    /// Protocol or next header, where the following layer does not say it.
+    /// Protocol or next header, if the following layer does not determine it.
     pub fn protocol(self, value: u8) -> Packet {
         self.set_ip(|ip| ip.protocol = Some(value), |ip| ip.protocol = Some(value))
     }
@@ -326,7 +326,7 @@ impl Packet {
         )
     }
 
-    /// IPv4 options, filled up with zeros to a multiple of 4 bytes.
+    /// IPv4 options, padded with zeros to a multiple of 4 bytes.
     pub fn ip_options(self, options: &[u8]) -> Packet {
         self.set_ip(|ip| ip.options = padded(options), |_| {})
     }
@@ -339,7 +339,7 @@ impl Packet {
         self.set_tcp(|tcp| tcp.window = window)
     }
 
-    /// TCP options, filled up with zeros to a multiple of 4 bytes.
+    /// TCP options, padded with zeros to a multiple of 4 bytes.
     pub fn tcp_options(self, options: &[u8]) -> Packet {
         self.set_tcp(|tcp| tcp.options = padded(options))
     }

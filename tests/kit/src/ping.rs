@@ -5,12 +5,12 @@ use nix::sys::signal::Signal;
 
 use crate::{Netns, Process, skip::find_program};
 
-/// What `ping` counted.
+/// Result of `ping`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ping {
     pub sent: u32,
     pub received: u32,
-    /// Mean round trip; none when nothing came back.
+    /// Mean round-trip time; none without a reply.
     pub rtt: Option<Duration>,
 }
 
@@ -19,27 +19,26 @@ impl Ping {
         self.sent - self.received
     }
 
-    /// The first `count` requests, in the namespace of the calling thread. Losing packets is a result, not an error.
+    /// Sends `count` requests in the namespace of the calling thread. Packet loss is a result, not an error.
     ///
-    /// Goes on to ask until it has so many answers, or [`PATIENCE`] is over: without that, `ping` waits for the last
-    /// answer no longer than for twice the longest round trip until then, or its interval, and on a busy machine an
-    /// answer takes a hundred times as long as the one before.
+    /// `ping` sends further requests until it has `count` replies or [`REPLY_TIMEOUT`] has passed. Otherwise it would wait
+    /// for the last reply only twice the longest round-trip time so far, which is too short on a busy machine.
     pub fn run(target: IpAddr, count: u32, interval: Duration) -> Result<Ping> {
         let output = command(target, interval)?
-            .args(["-w", &PATIENCE.as_secs().to_string(), "-c", &count.to_string()])
+            .args(["-w", &REPLY_TIMEOUT.as_secs().to_string(), "-c", &count.to_string()])
             .output()
             .context("run ping")?;
         let text = String::from_utf8_lossy(&output.stdout);
-        of_first(&text, count).with_context(|| {
+        count_first(&text, count).with_context(|| {
             format!("ping {target}: {}{}", text.trim(), String::from_utf8_lossy(&output.stderr).trim())
         })
     }
 }
 
-/// How long an answer may take.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// Maximum time to wait for replies.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Pings until told to stop.
+/// A `ping` that runs until [`Pinger::finish`].
 #[derive(Debug)]
 pub struct Pinger {
     process: Process,
@@ -56,35 +55,35 @@ impl Pinger {
         self.target
     }
 
-    /// Number of answers so far.
+    /// Number of replies so far.
     pub fn answers(&self) -> usize {
         self.process.log().lines().filter(|line| line.contains("bytes from")).count()
     }
 
-    /// Stops, and counts up to the last answer: a request on its way at that moment is neither lost nor received.
+    /// Stops, and counts the requests up to the last reply: a request in flight is neither lost nor received.
     pub fn finish(mut self, deadline: Duration) -> Result<Ping> {
         self.process.signal(Signal::SIGINT)?;
         self.process.wait(deadline)?;
-        count(&self.process.log()).with_context(|| format!("ping said: {}", self.process.tail()))
+        count(&self.process.log()).with_context(|| format!("output of ping: {}", self.process.tail()))
     }
 }
 
-/// Of a `ping` that was stopped: up to the last answer.
+/// Counts the requests of an interrupted `ping` up to the last reply.
 fn count(text: &str) -> Option<Ping> {
     let answers = answers(text);
     let last = answers.keys().next_back()?;
     Some(sum(&answers, u32::try_from(*last).ok()?))
 }
 
-/// Of a `ping` that ended by itself: the answers to the first requests. `None` if it could not ask.
-fn of_first(text: &str, requests: u32) -> Option<Ping> {
+/// Counts the replies to the first requests of a `ping` that ended by itself. `None` if it sent none.
+fn count_first(text: &str, requests: u32) -> Option<Ping> {
     text.lines().find(|line| line.contains("packets transmitted"))?;
     let mut answers = answers(text);
     answers.retain(|sequence, _| *sequence <= requests.into());
     Some(sum(&answers, requests))
 }
 
-/// By their numbers, in milliseconds: lines such as `... icmp_seq=7 ttl=64 time=0.05 ms`. One that comes twice counts once.
+/// Parses lines such as `... icmp_seq=7 ttl=64 time=0.05 ms` to milliseconds by sequence number. Duplicates count once.
 fn answers(text: &str) -> BTreeMap<u64, f64> {
     let field = |line: &str, name: &str| line.split_once(name)?.1.split(' ').next()?.parse::<f64>().ok();
     let answers = text.lines().filter(|line| line.contains("bytes from"));
@@ -113,21 +112,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_requests_count_however_many_more_there_were() {
+    fn only_the_first_requests_count() {
         let text = "64 bytes from 10.0.0.2: icmp_seq=1 ttl=64 time=0.03 ms\n\
                     64 bytes from 10.0.0.2: icmp_seq=3 ttl=64 time=0.07 ms\n\
                     64 bytes from 10.0.0.2: icmp_seq=4 ttl=64 time=9.0 ms\n\
                     5 packets transmitted, 3 received, 40% packet loss, time 20ms\n";
-        let ping = of_first(text, 3).unwrap();
+        let ping = count_first(text, 3).unwrap();
         assert_eq!((ping.sent, ping.received, ping.lost()), (3, 2, 1));
         assert_eq!(ping.rtt, Some(Duration::from_micros(50)));
-        let none = of_first("2 packets transmitted, 0 received, 100% packet loss, time 1001ms\n", 2).unwrap();
+        let none =
+            count_first("2 packets transmitted, 0 received, 100% packet loss, time 1001ms\n", 2).unwrap();
         assert_eq!((none.received, none.rtt), (0, None));
-        assert_eq!(of_first("ping: unknown host", 1), None);
+        assert_eq!(count_first("ping: unknown host", 1), None);
     }
 
     #[test]
-    fn a_gap_is_a_loss_and_the_request_on_its_way_is_not() {
+    fn gap_is_a_loss_but_the_request_in_flight_is_not() {
         let log = "64 bytes from 10.0.0.2: icmp_seq=1 ttl=64 time=2.0 ms\n\
                    64 bytes from 10.0.0.2: icmp_seq=3 ttl=64 time=4.0 ms\n\
                    64 bytes from 10.0.0.2: icmp_seq=3 ttl=64 time=4.0 ms (DUP!)\n\

@@ -17,9 +17,9 @@ use tempfile::TempDir;
 use crate::{Netns, scratch_dir, sweep, wait_until};
 
 const TAIL_LINES: usize = 30;
-const FREEZE: Duration = Duration::from_secs(10);
+const FREEZE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A program that a test started: its output goes to a file, and it is killed when this is dropped.
+/// A child process. Its output goes to a file; it is killed when this is dropped.
 #[derive(Debug)]
 pub struct Process {
     label: String,
@@ -43,7 +43,7 @@ impl Process {
         let log = directory.path().join("log");
         let output = File::create(&log)?;
         command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
-        // Ctrl-C on a terminal is for whoever owns this process and ends it in order.
+        // Ctrl-C on the terminal must not reach the child: its owner stops it in order.
         command.process_group(0);
         let program = command.get_program().to_owned();
         let mut spawn = move || command.spawn().with_context(|| format!("start {}", program.display()));
@@ -56,7 +56,7 @@ impl Process {
         Ok(process)
     }
 
-    /// For the sweep after a killed test.
+    /// Records pid and start time for the cleanup after a killed test.
     fn record(&self) -> Result<()> {
         if let Some(started) = sweep::start_time(self.pid().as_raw()) {
             let record = self.log.with_file_name("child.pid");
@@ -66,7 +66,7 @@ impl Process {
     }
 
     pub fn pid(&self) -> Pid {
-        // Linux pids end at 2^22.
+        // Linux pids are below 2^22.
         Pid::from_raw(self.child.id().cast_signed())
     }
 
@@ -78,42 +78,43 @@ impl Process {
         &self.log
     }
 
-    /// All that it wrote so far.
+    /// Output so far.
     pub fn log(&self) -> String {
         fs::read(&self.log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
     }
 
-    /// The last lines that it wrote, for messages.
+    /// Last lines of the output, for error messages.
     pub fn tail(&self) -> String {
         let log = self.log();
         let lines: Vec<_> = log.lines().collect();
         lines[lines.len().saturating_sub(TAIL_LINES)..].join("\n")
     }
 
-    /// How it ended, if it has.
+    /// Exit status, if the process has ended.
     pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
         if self.ended.is_none() {
-            self.ended = self.child.try_wait().with_context(|| format!("look at {}", self.label))?;
+            self.ended =
+                self.child.try_wait().with_context(|| format!("query the status of {}", self.label))?;
         }
         Ok(self.ended)
     }
 
     pub fn signal(&self, signal: Signal) -> Result<()> {
         if self.ended.is_some() {
-            bail!("{} has ended already", self.label);
+            bail!("send {signal} to {}: it has ended", self.label);
         }
         kill(self.pid(), signal).with_context(|| format!("send {signal} to {}", self.label))
     }
 
-    /// Stops it where it is, until `SIGCONT`. None of its threads runs any more when this returns: a signal alone
-    /// reaches those on other processors a moment later.
+    /// Stops the process until `SIGCONT`, and waits until all of its threads are stopped: the signal reaches threads on
+    /// other CPUs with a delay.
     pub fn freeze(&self) -> Result<()> {
         self.signal(Signal::SIGSTOP)?;
         let tasks = format!("/proc/{}/task", self.pid());
         let frozen = || {
             for task in fs::read_dir(&tasks)? {
                 let stat = fs::read_to_string(task?.path().join("stat"))?;
-                // The name before it may hold anything (proc_pid_stat(5)).
+                // The name before it may contain any character (proc_pid_stat(5)).
                 let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
                 if state != Some('T') {
                     return Ok(None);
@@ -121,10 +122,10 @@ impl Process {
             }
             Ok(Some(()))
         };
-        wait_until(FREEZE, &format!("{} to stand still", self.label), frozen)
+        wait_until(FREEZE_TIMEOUT, &format!("{} to stop", self.label), frozen)
     }
 
-    /// kill -9, and waits for the end.
+    /// Sends SIGKILL and waits for the exit.
     pub fn kill(&mut self) -> Result<()> {
         if self.ended()?.is_none() {
             self.child.kill().with_context(|| format!("kill {}", self.label))?;
@@ -133,7 +134,7 @@ impl Process {
         Ok(())
     }
 
-    /// SIGTERM, and waits for the end.
+    /// Sends SIGTERM and waits for the exit.
     pub fn terminate(&mut self, deadline: Duration) -> Result<ExitStatus> {
         if self.ended()?.is_none() {
             self.signal(Signal::SIGTERM)?;
@@ -142,27 +143,27 @@ impl Process {
     }
 
     pub fn wait(&mut self, deadline: Duration) -> Result<ExitStatus> {
-        let what = format!("{} to end", self.label);
-        wait_until(deadline, &what, || self.ended()).with_context(|| format!("it said: {}", self.tail()))
+        let what = format!("{} to exit", self.label);
+        wait_until(deadline, &what, || self.ended()).with_context(|| format!("output: {}", self.tail()))
     }
 
-    /// As [`wait_until`], but gives up at once when the process has ended, and tells what it wrote.
+    /// As [`wait_until`], but fails at once when the process ends. The error has the last lines of its output.
     pub fn wait_ready<T>(
         &mut self,
         deadline: Duration,
         what: &str,
-        mut ask: impl FnMut() -> Result<Option<T>>,
+        mut poll: impl FnMut() -> Result<Option<T>>,
     ) -> Result<T> {
         let answer = wait_until(deadline, what, || match self.ended()? {
             Some(status) => Ok(Some(Err(status))),
-            None => ask().map(|answer| answer.map(Ok)),
+            None => poll().map(|answer| answer.map(Ok)),
         });
         match answer {
             Ok(Ok(value)) => Ok(value),
             Ok(Err(status)) => {
-                bail!("{} ended ({status}) before {what}; it said:\n{}", self.label, self.tail())
+                bail!("{} ended ({status}) before {what}; output:\n{}", self.label, self.tail())
             }
-            Err(error) => Err(error.context(format!("{} said:\n{}", self.label, self.tail()))),
+            Err(error) => Err(error.context(format!("output of {}:\n{}", self.label, self.tail()))),
         }
     }
 }
@@ -173,7 +174,7 @@ impl Drop for Process {
             eprintln!("{error:#}");
         }
         if thread::panicking() {
-            eprintln!("--- {} ({}) wrote at the end:\n{}\n---", self.label, self.child.id(), self.tail());
+            eprintln!("--- last output of {} ({}):\n{}\n---", self.label, self.child.id(), self.tail());
         }
     }
 }

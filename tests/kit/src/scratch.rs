@@ -3,10 +3,10 @@ use std::{path::Path, process};
 use anyhow::{Context as _, Result};
 use tempfile::TempDir;
 
-/// Unix sockets may have 108 bytes of path, so not `$TMPDIR`, which can be long.
+/// Not `$TMPDIR`, which can be long: the path of a Unix socket has at most 108 bytes.
 const PARENT: &str = "/tmp";
 
-/// Prefix of all that this process makes and a later one may sweep.
+/// Prefix of all resources of this process, which the cleanup of a later process recognises.
 pub(crate) fn owned_prefix() -> String {
     format!("ctvk{}-", process::id())
 }
@@ -20,11 +20,11 @@ pub(crate) fn parent() -> &'static Path {
     Path::new(PARENT)
 }
 
-/// A directory with a short path, removed when dropped.
+/// Creates a directory with a short path; it is removed when dropped.
 pub fn scratch_dir(label: &str) -> Result<TempDir> {
     crate::sweep::once();
     tempfile::Builder::new()
         .prefix(&format!("{}{label}-", owned_prefix()))
         .tempdir_in(PARENT)
-        .with_context(|| format!("make a directory for {label} in {PARENT}"))
+        .with_context(|| format!("create a directory for {label} in {PARENT}"))
 }

@@ -1,11 +1,11 @@
-//! A skip is a fact that CI must agree to, so it is printed in one fixed form and counted.
+//! Skipped tests. A skip is printed in a fixed format and logged, so that CI can compare it with its list.
 
 use std::{env, fs::OpenOptions, io::Write as _};
 
-/// The file that collects one line per skipped test, for a runner that cannot see captured output.
+/// Names the file that gets one line per skipped test, because test runners capture the output.
 pub const LOG_VARIABLE: &str = "CONTIV_SKIP_LOG";
 
-/// What a skipped test returns.
+/// Return value of a skipped test.
 pub trait Skipped {
     fn skipped() -> Self;
 }
@@ -20,7 +20,7 @@ impl<E> Skipped for Result<(), E> {
     }
 }
 
-/// Leaves the test with `SKIP <test>: <reason>`; CI fails unless `.ci/expected-skips` lists the test.
+/// Ends the test with `SKIP <test>: <reason>`; CI fails unless `.ci/expected-skips` lists the test.
 #[macro_export]
 macro_rules! skip {
     ($($reason:tt)+) => {{
@@ -29,7 +29,7 @@ macro_rules! skip {
     }};
 }
 
-/// Skips the test unless every need is met: `needs!(root(), binary("etcd"))`.
+/// Skips the test unless every requirement is met: `needs!(root(), binary("etcd"))`.
 #[macro_export]
 macro_rules! needs {
     ($($need:ident ( $($argument:expr),* )),+ $(,)?) => {
@@ -45,7 +45,7 @@ pub fn report<R: Skipped>(function: &str, reason: &str) -> R {
     println!("{line}");
     eprintln!("{line}");
     if let Some(path) = env::var_os(LOG_VARIABLE) {
-        // One write of a short line to a file in append mode: test processes do not tear each other's lines.
+        // One write of a short line in append mode is atomic between processes.
         let written = OpenOptions::new()
             .create(true)
             .append(true)
@@ -62,18 +62,18 @@ fn test_name(function: &str) -> String {
     function.trim_end_matches("::here").replace("::{{closure}}", "")
 }
 
-/// Why the test cannot act as root here, if so.
+/// Returns the reason if the process is not root.
 pub fn root() -> Option<String> {
     (!nix::unistd::geteuid().is_root()).then(|| "needs root (network namespaces)".to_owned())
 }
 
-/// Why `program` cannot be run here, if so.
+/// Returns the reason if `program` is not installed.
 pub fn binary(program: &str) -> Option<String> {
     let found = find_program(program).is_some();
     (!found).then(|| format!("needs the program {program}: run `cargo xtask setup`"))
 }
 
-/// Looks where a root login looks, too: test runners often have a shorter PATH.
+/// Searches PATH and the directories of a root login, which PATH of a test runner may lack.
 pub(crate) fn find_program(program: &str) -> Option<std::path::PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     env::split_paths(&path)
@@ -87,7 +87,7 @@ mod tests {
     use super::test_name;
 
     #[test]
-    fn the_name_is_that_of_the_test_also_in_a_closure() {
+    fn name_is_that_of_the_test_even_in_a_closure() {
         assert_eq!(test_name("conformance::vxlan::pings::{{closure}}::here"), "conformance::vxlan::pings");
         assert_eq!(test_name("kit::skips::here"), "kit::skips");
     }

@@ -1,5 +1,5 @@
-//! Removes what test processes left that were killed before they could tidy up: only names that carry the pid of a
-//! testkit process, and only when that process is gone.
+//! Removes the resources of test processes that were killed: only names with the pid of a testkit process that no longer
+//! runs.
 
 use std::{
     ffi::OsStr,
@@ -22,14 +22,14 @@ static ONCE: Once = Once::new();
 
 pub(crate) fn once() {
     ONCE.call_once(|| {
-        // Failing to tidy another run's rubbish must not fail this one; whoever comes next tries again.
+        // An error here must not fail the test. The next test process tries again.
         for error in sweep() {
             eprintln!("testkit: sweep of earlier runs: {error}");
         }
     });
 }
 
-/// What cannot be removed is told, and the rest goes.
+/// Removes all orphans; returns the errors.
 fn sweep() -> Vec<String> {
     let mut errors = vec![];
     let mut each = |folder: &Path, remove: fn(&Path) -> io::Result<()>| match orphans(folder) {
@@ -43,7 +43,7 @@ fn sweep() -> Vec<String> {
         }
     };
     each(Path::new(netns::DIRECTORY), |namespace| {
-        kill_inhabitants(namespace)?;
+        kill_processes(namespace)?;
         netns::remove(namespace)
     });
     each(Path::new(bpf::MOUNT_POINT), |pins| fs::remove_dir_all(pins));
@@ -55,7 +55,7 @@ fn sweep() -> Vec<String> {
     errors
 }
 
-/// Some tests mount a BPF file system of their own on their directory; the kernel's files in it cannot be removed.
+/// Unmounts the BPF file system that some tests mount on their directory; files in it cannot be removed otherwise.
 fn unmount(directory: &Path) -> io::Result<()> {
     match umount2(directory, MntFlags::MNT_DETACH) {
         Ok(()) | Err(Errno::EINVAL) => Ok(()), // EINVAL: nothing is mounted there
@@ -63,7 +63,7 @@ fn unmount(directory: &Path) -> io::Result<()> {
     }
 }
 
-/// What this process made and has not removed: namespaces, directories, pins. Empty when all was tidied up.
+/// Lists the namespaces, directories and pins of this process that are not removed.
 pub fn leftovers() -> io::Result<Vec<PathBuf>> {
     let ours = |name: &str| name.starts_with(&scratch::owned_prefix());
     let mut left = vec![];
@@ -73,7 +73,7 @@ pub fn leftovers() -> io::Result<Vec<PathBuf>> {
     Ok(left)
 }
 
-/// Names in `directory` whose owner no longer runs.
+/// Lists names in `directory` whose owner process no longer runs.
 fn orphans(directory: &Path) -> io::Result<Vec<String>> {
     names(directory, |name| {
         scratch::owner(name).is_some_and(|owner| !Path::new(&format!("/proc/{owner}")).exists())
@@ -93,15 +93,15 @@ fn names(directory: &Path, wanted: impl Fn(&str) -> bool) -> io::Result<Vec<Stri
     Ok(names)
 }
 
-/// Ends what still runs inside a namespace that nobody owns any more.
-fn kill_inhabitants(namespace: &Path) -> io::Result<()> {
+/// Kills all processes in an orphaned namespace.
+fn kill_processes(namespace: &Path) -> io::Result<()> {
     let inode = fs::metadata(namespace)?.ino();
     for entry in fs::read_dir("/proc")? {
         let entry = entry?;
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else {
             continue;
         };
-        // A process may end while we look at it.
+        // The process may end meanwhile.
         if fs::metadata(entry.path().join("ns/net")).is_ok_and(|found| found.ino() == inode) {
             let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
         }
@@ -109,7 +109,7 @@ fn kill_inhabitants(namespace: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Ends the process recorded in a scratch directory, if its pid still means the same process.
+/// Kills the process recorded in a scratch directory, unless its pid has been reused.
 fn kill_recorded(directory: &Path) {
     let Ok(entries) = fs::read_dir(directory) else { return };
     for entry in entries.flatten() {
@@ -124,9 +124,9 @@ fn kill_recorded(directory: &Path) {
     }
 }
 
-/// When the process started, in the kernel's ticks: with the pid, it names a process for good.
+/// Start time of the process in clock ticks since boot; with the pid it identifies a process uniquely.
 pub(crate) fn start_time(pid: i32) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The command name is in parentheses and may hold anything; field 22 is the 20th after it.
+    // The command name is in parentheses and may contain any character; field 22 is the 20th after it.
     stat.rsplit_once(')')?.1.split_whitespace().nth(19).map(str::to_owned)
 }

@@ -1,4 +1,4 @@
-//! How much gets from one namespace to another, as bits of frames in a second.
+//! Throughput between two namespaces, in bits of frames per second.
 
 use std::{
     fs,
@@ -14,36 +14,35 @@ use nix::sys::socket::{getsockopt, setsockopt, sockopt};
 
 use crate::Netns;
 
-/// Bytes of a frame that are not payload, without its check sequence: Ethernet and IPv4, and UDP or TCP with its
-/// timestamps.
+/// Header bytes of a frame without frame check sequence: Ethernet, IPv4, and UDP or TCP with timestamps.
 const UDP_HEADERS: usize = 14 + 20 + 8;
 const TCP_HEADERS: usize = 14 + 20 + 20 + 12;
-const PATIENCE: Duration = Duration::from_secs(10);
-/// From this many bits in a second on, a sender hands so many datagrams to its kernel at a time.
+const IO_TIMEOUT: Duration = Duration::from_secs(10);
+/// Rate in bits per second from which a sender passes `BATCH` datagrams per system call (UDP GSO).
 const FAST: u64 = 500_000_000;
-const AT_ONCE: usize = 16;
-/// And has room for what it offers in such a part of a second.
+const BATCH: usize = 16;
+/// The send buffer holds the datagrams of this fraction of a second.
 const PARTS: u64 = 20;
-/// How long the sender of datagrams sleeps between two looks at what is due.
+/// Minimum sleep of the datagram sender.
 const STEP: Duration = Duration::from_millis(1);
 const CHUNK: usize = 64 << 10;
 
-/// What is sent.
+/// Traffic to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Load {
-    /// One connection, as much as it can.
+    /// One connection at full speed.
     Tcp,
-    /// Datagrams that fill frames of an MTU, so many bits of frames in a second.
+    /// Datagrams that fill frames of an MTU, at a constant rate.
     Udp {
-        /// Bits in a second.
+        /// Bits of frames per second.
         offered: u64,
-        /// Of the interfaces.
+        /// MTU of the interfaces, in bytes.
         mtu: usize,
     },
 }
 
-/// What arrives at an IPv4 address, that of `eth0` of `to`, in bits of frames in a second: during `measured`, after `before` has
-/// passed since the sender began. Whoever else sends to it is counted, too.
+/// Measures the rate that `eth0` of `to`, which has the IPv4 `address`, receives, in bits of frames per second. Starts
+/// `before` after the sender and takes `measured`. Traffic of other senders is included.
 pub fn throughput(
     from: &Netns,
     to: &Netns,
@@ -79,7 +78,7 @@ pub fn throughput(
         }
         Load::Udp { offered, mtu } => {
             let payload = mtu + 14 - UDP_HEADERS;
-            // Nobody reads what comes: it has been counted before.
+            // The datagrams are not read: the interface has counted them.
             let socket = to.run(|| Ok(UdpSocket::bind((address, 0))?))?;
             let server = socket.local_addr()?;
             thread::scope(|scope| {
@@ -93,7 +92,7 @@ pub fn throughput(
     }
 }
 
-/// What an interface of the calling thread's namespace has received.
+/// Receive counters of an interface in the namespace of the calling thread.
 #[derive(Clone, Copy)]
 struct Count {
     at: Instant,
@@ -107,7 +106,7 @@ impl Count {
             let before = Instant::now();
             let text = fs::read_to_string("/proc/thread-self/net/dev")?;
             let at = Instant::now();
-            // Else the time is not that of the numbers.
+            // Retry if the thread was preempted: the time must match the counters.
             if at - before > STEP {
                 continue;
             }
@@ -120,12 +119,13 @@ impl Count {
         }
     }
 
-    /// Bits of frames in a second, each with `payload` bytes and `headers`; the kernel counts several frames of a connection
-    /// as one when it has not cut them up.
+    /// Rate in bits of frames per second, for frames of `payload` and `headers` bytes. Computed from bytes, because the
+    /// kernel counts the frames of a GSO packet as one.
     fn since(self, start: Count, payload: usize, headers: usize) -> Result<f64> {
         let (bytes, packets) = (self.bytes - start.bytes, self.packets - start.packets);
-        let data = bytes.checked_sub(packets * headers as u64).context("other frames came")? as f64;
-        ensure!(data > 0.0, "nothing came");
+        let data =
+            bytes.checked_sub(packets * headers as u64).context("frames smaller than their headers")? as f64;
+        ensure!(data > 0.0, "no data received");
         let frames = data * (payload + headers) as f64 / payload as f64;
         Ok(frames * 8.0 / (self.at - start.at).as_secs_f64())
     }
@@ -133,16 +133,16 @@ impl Count {
 
 fn discard(listener: &TcpListener) -> Result<()> {
     let (mut stream, _) = listener.accept()?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(IO_TIMEOUT))?;
     let mut buffer = vec![0; CHUNK];
     while stream.read(&mut buffer)? != 0 {}
     Ok(())
 }
 
-/// Sends until it is over; the payload of a full frame.
+/// Sends until `over` is set; returns the payload of a full frame in bytes.
 fn stream(server: SocketAddr, over: &AtomicBool) -> Result<usize> {
-    let mut stream = TcpStream::connect_timeout(&server, PATIENCE).context("connect")?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    let mut stream = TcpStream::connect_timeout(&server, IO_TIMEOUT).context("connect")?;
+    stream.set_write_timeout(Some(IO_TIMEOUT))?;
     let chunk = vec![0; CHUNK];
     while !over.load(Ordering::Relaxed) {
         stream.write_all(&chunk).context("send")?;
@@ -150,28 +150,28 @@ fn stream(server: SocketAddr, over: &AtomicBool) -> Result<usize> {
     Ok(getsockopt(&stream, sockopt::TcpMaxSeg)?.try_into()?)
 }
 
-/// Sends what is due until it is over. What does not find room is not sent later.
+/// Sends at the offered rate until `over` is set. Datagrams that do not fit the send buffer are not sent later.
 fn datagrams(server: SocketAddr, offered: u64, payload: usize, over: &AtomicBool) -> Result<()> {
     let socket = UdpSocket::bind(("0.0.0.0", 0))?;
     socket.connect(server)?;
-    let at_once = if offered < FAST { 1 } else { AT_ONCE };
-    if at_once > 1 {
+    let batch = if offered < FAST { 1 } else { BATCH };
+    if batch > 1 {
         setsockopt(&socket, sockopt::UdpGsoSegment, &payload.try_into()?)?;
-        // What waits in a queue is the sender's, which is not on its processor all the time: with less, the queue would run empty.
+        // The sender does not run all the time: with a smaller buffer the queue of the interface would run empty.
         setsockopt(&socket, sockopt::SndBufForce, &usize::try_from(offered / 8 / PARTS)?)
-            .context("make room for datagrams that wait")?;
+            .context("set the send buffer size")?;
     }
-    let datagrams = vec![0; at_once * payload];
-    let bits = at_once * (payload + UDP_HEADERS) * 8;
+    let datagrams = vec![0; batch * payload];
+    let bits = batch * (payload + UDP_HEADERS) * 8;
     let cost = Duration::from_secs_f64(bits as f64 / offered as f64);
     let mut due = Instant::now();
     while !over.load(Ordering::Relaxed) {
         let now = Instant::now();
         if now < due {
-            thread::sleep(STEP.max(due - now).min(PATIENCE));
+            thread::sleep(STEP.max(due - now).min(IO_TIMEOUT));
             continue;
         }
-        // A sender that was held up does not make up for all of it.
+        // A sender that was delayed catches up on at most 100 ms.
         due = due.max(now.checked_sub(100 * STEP).unwrap_or(now)) + cost;
         socket.send(&datagrams).context("send datagrams")?;
     }

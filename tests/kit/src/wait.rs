@@ -5,20 +5,20 @@ use std::{
 
 use anyhow::{Result, anyhow};
 
-const FIRST_PAUSE: Duration = Duration::from_millis(2);
-const LONGEST_PAUSE: Duration = Duration::from_millis(50);
+const FIRST_INTERVAL: Duration = Duration::from_millis(2);
+const MAX_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Asks until there is a value or the deadline has passed. An error is an answer of "not yet"; the last one is
-/// told when time is up.
+/// Polls until there is a value or `deadline` has passed. Errors count as "not yet"; the last one is returned when time is
+/// up.
 pub fn wait_until<T>(
     deadline: Duration,
     what: &str,
-    mut ask: impl FnMut() -> Result<Option<T>>,
+    mut poll: impl FnMut() -> Result<Option<T>>,
 ) -> Result<T> {
     let start = Instant::now();
-    let mut pause = FIRST_PAUSE;
+    let mut interval = FIRST_INTERVAL;
     loop {
-        let answer = ask();
+        let answer = poll();
         if let Ok(Some(value)) = answer {
             return Ok(value);
         }
@@ -29,8 +29,8 @@ pub fn wait_until<T>(
                 Ok(_) => anyhow!(waited),
             });
         }
-        thread::sleep(pause);
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        thread::sleep(interval);
+        interval = (interval * 2).min(MAX_INTERVAL);
     }
 }
 
@@ -39,18 +39,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_error_is_told() {
+    fn last_error_is_returned() {
         let error = wait_until::<()>(Duration::from_millis(20), "the answer", || Err(anyhow!("refused")))
             .unwrap_err();
         assert_eq!(format!("{error:#}"), "waited 20ms for the answer: refused");
     }
 
     #[test]
-    fn a_late_value_is_taken() {
-        let mut asked = 0;
+    fn late_value_is_returned() {
+        let mut polled = 0;
         let value = wait_until(Duration::from_secs(5), "three", || {
-            asked += 1;
-            Ok((asked == 3).then_some(asked))
+            polled += 1;
+            Ok((polled == 3).then_some(polled))
         });
         assert_eq!(value.unwrap(), 3);
     }

@@ -1,4 +1,4 @@
-//! The kit against the real kernel, etcd and Open vSwitch.
+//! testkit against the real kernel, etcd and Open vSwitch.
 #![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 use std::{
@@ -18,7 +18,7 @@ use testkit::{
     scratch_dir, skip, wait_until,
 };
 
-const SOON: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 const MAC_A: &str = "02:02:0a:4d:00:01";
 const MAC_B: &str = "02:02:0a:4d:00:02";
 
@@ -35,19 +35,19 @@ fn two_hosts() -> (Netns, Netns) {
 }
 
 #[test]
-fn namespaces_ping_each_other_and_vanish() {
+fn namespaces_ping_each_other_and_are_removed() {
     needs!(root(), binary("ip"), binary("ping"));
     let (a, b) = two_hosts();
     for target in ["10.77.0.2", "2001:db8::2"] {
         let ping = a.ping(target.parse().unwrap(), 3, Duration::from_millis(10)).unwrap();
         assert_eq!((ping.sent, ping.received), (3, 3), "{target}");
     }
-    let nobody = a.ping("10.77.0.3".parse().unwrap(), 1, Duration::from_millis(10)).unwrap();
-    assert_eq!((nobody.lost(), nobody.rtt), (1, None));
+    let unanswered = a.ping("10.77.0.3".parse().unwrap(), 1, Duration::from_millis(10)).unwrap();
+    assert_eq!((unanswered.lost(), unanswered.rtt), (1, None));
 
     let pinger = Pinger::start(&a, "10.77.0.2".parse().unwrap(), Duration::from_millis(10)).unwrap();
-    wait_until(SOON, "20 answers", || Ok((pinger.answers() >= 20).then_some(()))).unwrap();
-    let ping = pinger.finish(SOON).unwrap();
+    wait_until(TIMEOUT, "20 answers", || Ok((pinger.answers() >= 20).then_some(()))).unwrap();
+    let ping = pinger.finish(TIMEOUT).unwrap();
     assert!(ping.sent >= 20 && ping.lost() == 0, "{ping:?}");
 
     assert_eq!(a.links().unwrap(), ["eth0"]);
@@ -57,7 +57,7 @@ fn namespaces_ping_each_other_and_vanish() {
 }
 
 #[test]
-fn a_panic_inside_leaves_nothing() {
+fn namespace_is_removed_after_a_panic() {
     needs!(root(), binary("ip"));
     let mut path = PathBuf::new();
     let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
@@ -70,7 +70,7 @@ fn a_panic_inside_leaves_nothing() {
 }
 
 #[test]
-fn frames_are_seen_as_the_link_carried_them() {
+fn frames_are_captured_unchanged() {
     needs!(root(), binary("ip"), binary("ping"));
     let (a, b) = two_hosts();
     let tap = Tap::open(&b, "eth0").unwrap();
@@ -83,16 +83,16 @@ fn frames_are_seen_as_the_link_carried_them() {
         .payload(b"query")
         .build();
     sender.send(&tagged).unwrap();
-    tap.expect(SOON, "the tagged frame", |frame| (frame == tagged).then_some(())).unwrap();
+    tap.expect(TIMEOUT, "the tagged frame", |frame| (frame == tagged).then_some(())).unwrap();
 
-    // What the kernel itself builds must pass our checker, and an echo must come back as we compute it.
+    // Frames of the kernel pass `verify`, and its echo reply equals the built one.
     a.ping("10.77.0.2".parse().unwrap(), 1, Duration::from_millis(10)).unwrap();
-    let kernels = tap
-        .expect(SOON, "a ping of the kernel", |frame| {
+    let ping = tap
+        .expect(TIMEOUT, "an echo request of the kernel", |frame| {
             (frame[12..14] == ethertype::IPV4.to_be_bytes()).then(|| frame.to_vec())
         })
         .unwrap();
-    verify(&kernels).unwrap();
+    verify(&ping).unwrap();
     let echo = Packet::eth(mac(MAC_B), mac(MAC_A))
         .ipv6(
             "2001:db8::1".parse::<std::net::Ipv6Addr>().unwrap(),
@@ -108,24 +108,28 @@ fn frames_are_seen_as_the_link_carried_them() {
         )
         .icmpv6_echo_reply(7, 9)
         .payload(b"hello");
-    // The kernel chooses a flow label; beyond the first four bytes of the IP header all is ours to compute.
+    // The kernel chooses the flow label in the first four bytes of the IP header; the rest must be equal.
     sender
-        .expect(SOON, "the echo reply", |frame| {
+        .expect(TIMEOUT, "the echo reply", |frame| {
             (frame.len() == reply.build().len() && frame[18..] == reply.build()[18..]).then_some(())
         })
         .unwrap();
-    assert!(tap.receive(Duration::ZERO).is_ok());
+    // The receiver captured the injected request, and `drain` empties the queue.
+    let captured = tap.drain().unwrap();
+    assert!(captured.iter().any(|frame| frame.bytes == echo.build() && !frame.outgoing), "{captured:?}");
+    let left = tap.drain().unwrap();
+    assert!(left.iter().all(|frame| frame.bytes != echo.build()), "{left:?}");
 }
 
 #[test]
-fn a_process_lives_in_its_namespace_and_its_end_is_noticed() {
+fn process_runs_in_its_namespace_and_its_exit_is_detected() {
     needs!(root(), binary("ip"));
     let namespace = Netns::new("process").unwrap();
     let mut command = Command::new("sh");
     command.args(["-c", "readlink /proc/self/ns/net; exec sleep 1000"]);
     let mut process = Process::spawn_in(&namespace, "sleeper", command).unwrap();
-    let line =
-        wait_until(SOON, "its first line", || Ok(process.log().lines().next().map(str::to_owned))).unwrap();
+    let line = wait_until(TIMEOUT, "the first line", || Ok(process.log().lines().next().map(str::to_owned)))
+        .unwrap();
     let ours = fs::read_link("/proc/self/ns/net").unwrap();
     assert_ne!(line, ours.to_string_lossy());
     let pid = process.pid();
@@ -136,12 +140,12 @@ fn a_process_lives_in_its_namespace_and_its_end_is_noticed() {
     let mut command = Command::new("sh");
     command.args(["-c", "echo broken; exit 3"]);
     let mut process = Process::spawn("broken", command).unwrap();
-    let error = process.wait_ready::<()>(SOON, "readiness", || Ok(None)).unwrap_err().to_string();
+    let error = process.wait_ready::<()>(TIMEOUT, "readiness", || Ok(None)).unwrap_err().to_string();
     assert!(error.contains("exit status: 3") && error.ends_with("broken"), "{error}");
 }
 
 #[test]
-fn etcd_keeps_its_data_over_a_kill() {
+fn etcd_keeps_its_data_after_sigkill() {
     needs!(binary("etcd"), binary("etcdctl"));
     let mut etcd = Etcd::start().unwrap();
     etcd.ctl(&["put", "/a", "1"]).unwrap();
@@ -165,7 +169,7 @@ fn etcd_serves_a_namespace() {
 }
 
 #[test]
-fn a_private_switch_forwards() {
+fn private_switch_forwards() {
     if let Some(reason) = ovs::missing() {
         skip!("{reason}");
     }
@@ -200,7 +204,7 @@ fn a_private_switch_forwards() {
     switch.kill_vswitchd().unwrap();
     assert!(switch.appctl(&["version"]).is_err());
     switch.start_vswitchd().unwrap();
-    let ping = wait_until(SOON, "the switch forwards again", || {
+    let ping = wait_until(TIMEOUT, "the switch forwards again", || {
         let ping = pods[0].ping(peer, 1, Duration::from_millis(10))?;
         Ok((ping.received == 1).then_some(ping))
     });
@@ -212,7 +216,7 @@ fn a_private_switch_forwards() {
 }
 
 #[test]
-fn ports_differ_and_can_be_bound() {
+fn free_ports_are_distinct_and_bindable() {
     let ports = [free_port().unwrap(), free_port().unwrap()];
     assert_ne!(ports[0], ports[1]);
     let listener = TcpListener::bind(("127.0.0.1", ports[0])).unwrap();
@@ -220,7 +224,7 @@ fn ports_differ_and_can_be_bound() {
 }
 
 #[test]
-fn what_a_killed_test_left_is_swept() {
+fn resources_of_a_killed_test_are_removed() {
     needs!(root(), binary("ip"));
     // A child test process that is killed while it holds a namespace and a process.
     let directory = scratch_dir("victim").unwrap();
@@ -229,7 +233,7 @@ fn what_a_killed_test_left_is_swept() {
     command.args(["--exact", "victim", "--nocapture"]).env("TESTKIT_VICTIM", &note);
     let mut victim = Process::spawn("victim", command).unwrap();
     let text = victim
-        .wait_ready(SOON, "the victim is set up", || {
+        .wait_ready(TIMEOUT, "the victim is set up", || {
             Ok(fs::read_to_string(&note).ok().filter(|text| text.ends_with('\n')))
         })
         .unwrap();
@@ -238,15 +242,15 @@ fn what_a_killed_test_left_is_swept() {
     let sleeper = PathBuf::from(format!("/proc/{pid}"));
     assert!(PathBuf::from(namespace).exists() && sleeper.exists());
 
-    // Any later test process sweeps; another one may have been faster.
+    // Any later test process removes them.
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "a_panic_inside_leaves_nothing"]);
-    Process::spawn("sweeper", command).unwrap().wait(SOON).unwrap();
-    wait_until(SOON, "the sweep", || Ok((!PathBuf::from(namespace).exists()).then_some(()))).unwrap();
-    wait_until(SOON, "the sleeper's end", || Ok((!runs(&sleeper)).then_some(()))).unwrap();
+    command.args(["--exact", "namespace_is_removed_after_a_panic"]);
+    Process::spawn("sweeper", command).unwrap().wait(TIMEOUT).unwrap();
+    wait_until(TIMEOUT, "the sweep", || Ok((!PathBuf::from(namespace).exists()).then_some(()))).unwrap();
+    wait_until(TIMEOUT, "the exit of the sleeper", || Ok((!runs(&sleeper)).then_some(()))).unwrap();
 }
 
-/// Not a test of its own: see above.
+/// Helper process of the test above.
 #[test]
 fn victim() {
     let Some(note) = std::env::var_os("TESTKIT_VICTIM") else { return };
@@ -258,23 +262,23 @@ fn victim() {
     wait_until::<()>(Duration::from_secs(60), "the kill", || Ok(None)).unwrap();
 }
 
-/// A killed orphan stays a zombie where nothing reaps it.
+/// Whether the process runs; a killed orphan may stay a zombie.
 fn runs(process: &std::path::Path) -> bool {
     fs::read_to_string(process.join("stat")).is_ok_and(|stat| !stat.contains(") Z"))
 }
 
 #[test]
-fn a_skip_is_logged_once_in_its_fixed_form() {
+fn skip_is_logged_once_in_its_format() {
     let directory = scratch_dir("skip").unwrap();
     let log = directory.path().join("skips");
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "skipped"]).env("TESTKIT_SKIP", "1").env(skip::LOG_VARIABLE, &log);
-    let status = Process::spawn("skipper", command).unwrap().wait(SOON).unwrap();
+    let status = Process::spawn("skipper", command).unwrap().wait(TIMEOUT).unwrap();
     assert!(status.success());
     assert_eq!(fs::read_to_string(log).unwrap(), "SKIP kit::skipped: no unicorn, 2 wanted\n");
 }
 
-/// Not a test of its own: see above.
+/// Helper process of the test above.
 #[test]
 fn skipped() {
     if std::env::var_os("TESTKIT_SKIP").is_some() {
@@ -283,7 +287,7 @@ fn skipped() {
 }
 
 #[test]
-fn a_directory_for_pins_goes_with_its_pins() {
+fn pin_directory_is_removed_with_its_pins() {
     needs!(root());
     let directory = testkit::BpfDir::new("pins").unwrap();
     fs::create_dir(directory.path().join("node1")).unwrap();

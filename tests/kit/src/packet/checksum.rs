@@ -14,7 +14,7 @@ pub fn internet_checksum(parts: &[&[u8]]) -> u16 {
     !(sum as u16)
 }
 
-/// What L4 checksums cover beside the segment.
+/// Addresses of the pseudo header that L4 checksums cover.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Addresses {
     V4(Ipv4Addr, Ipv4Addr),
@@ -52,7 +52,7 @@ mod tests {
     use super::internet_checksum;
 
     #[test]
-    fn the_example_of_rfc_1071() {
+    fn example_of_rfc_1071() {
         let bytes = [0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7];
         assert_eq!(internet_checksum(&[&bytes]), !0xddf2);
         assert_eq!(internet_checksum(&[&bytes[..4], &bytes[4..]]), !0xddf2);

@@ -1,4 +1,4 @@
-//! From layers to bytes, inside out.
+//! Encodes layers to bytes, innermost first.
 
 use super::{Ipv4, Ipv6, Layer, Tcp, checksum::Addresses, ethertype, internet_checksum, protocol};
 
@@ -131,7 +131,7 @@ fn tcp_header(tcp: &Tcp) -> Vec<u8> {
     header
 }
 
-/// Fills in the checksum at `at`; without an IP header around there is nothing to compute it with.
+/// Fills in the checksum at `at`; leaves it zero without an outer IP header.
 fn with_checksum(mut segment: Vec<u8>, at: usize, outer: &[Layer], protocol: u8) -> Vec<u8> {
     let addresses = outer.iter().rev().find_map(|layer| match layer {
         Layer::Ipv4(ip) => Some(Addresses::V4(ip.src, ip.dst)),
@@ -140,7 +140,7 @@ fn with_checksum(mut segment: Vec<u8>, at: usize, outer: &[Layer], protocol: u8)
     });
     if let Some(addresses) = addresses {
         let checksum = match addresses.checksum(protocol, &segment) {
-            // In UDP zero means "none"; its one's complement twin is sent instead.
+            // In UDP zero means "no checksum"; 0xffff is sent instead.
             0 if protocol == protocol::UDP => 0xffff,
             checksum => checksum,
         };

@@ -1,4 +1,4 @@
-//! The other way round: are the lengths and checksums of a frame right?
+//! Verifies the lengths and checksums of a frame.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -6,8 +6,12 @@ use super::{checksum::Addresses, ethertype, internet_checksum, protocol};
 
 const VXLAN_PORT: u16 = 4789;
 
-/// Checks every length and checksum from Ethernet down, through VLAN tags and VXLAN on port 4789; says which is wrong.
-/// Fragments are checked up to IP. Padding after the IP packet is allowed.
+/// Checks every length and checksum from Ethernet down, through VLAN tags and VXLAN on port 4789. Fragments are checked up
+/// to IP. Padding after the IP packet is allowed.
+///
+/// # Errors
+///
+/// Names the field that is wrong.
 pub fn verify(frame: &[u8]) -> Result<(), String> {
     let mut kind = number(frame, 12)?;
     let mut at = 14;
@@ -72,7 +76,7 @@ fn transport(kind: u8, addresses: Addresses, segment: &[u8]) -> Result<(), Strin
             }
             if number(segment, 2)? == VXLAN_PORT {
                 part(segment, 0, 16)?;
-                return verify(&segment[16..]).map_err(|inner| format!("in VXLAN: {inner}"));
+                return verify(&segment[16..]).map_err(|inner| format!("VXLAN payload: {inner}"));
             }
             Ok(())
         }
@@ -101,7 +105,7 @@ mod tests {
     const B: [u8; 6] = [2, 2, 10, 1, 1, 2];
 
     #[test]
-    fn what_is_built_is_right_and_a_flipped_bit_is_seen() {
+    fn built_frames_verify_and_a_flipped_bit_is_detected() {
         let v6 = |last| Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, last);
         let inner =
             Packet::eth(B, A).ipv4([10, 1, 1, 1], [10, 1, 1, 2]).tcp(1, 2, tcp_flags::SYN).payload(b"odd");
@@ -127,7 +131,7 @@ mod tests {
         for (at, packet) in frames.iter().enumerate() {
             let frame = packet.build();
             assert_eq!(verify(&frame), Ok(()), "frame {at}");
-            // Not in an ARP packet nor in a fragment, which have no checksum that covers the last byte.
+            // ARP packets and fragments have no checksum that covers the last byte.
             if ![0, 1, frames.len() - 1].contains(&at) {
                 let mut bad = frame.clone();
                 let end = bad.len() - 1;
@@ -139,7 +143,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "is not a MAC address")]
-    fn a_bad_literal_is_told() {
+    fn invalid_mac_literal_panics() {
         mac("02:02:0a");
     }
 }
