@@ -1,8 +1,9 @@
-//! What the store holds, decoded: the leader plans over it and answers from it.
+//! Cluster cache: the decoded content of the store, which the leader plans on and answers reads
+//! from.
 //!
-//! Fed by the leader's own committed transactions and by its watch of the store. Each entry knows the revision it
-//! is of, and only what is newer replaces it, in whatever order the two arrive. Nothing is in here that is not in
-//! the store.
+//! Two inputs update the cache: the leader's own committed transactions and the watch of the store.
+//! Each entry has the store revision of its value, and only a newer revision replaces it, in
+//! whatever order the two inputs arrive. The cache holds nothing that is not in the store.
 
 mod allocation_record;
 mod index;
@@ -18,69 +19,72 @@ use std::sync::Arc;
 use contiv_model::{endpoint, event::Event, group, key::Key, network, service};
 use contiv_store::{KeyValue, Update};
 
-pub use allocation_record::{Body, Ledger, LedgerChange, Traffic};
+pub use allocation_record::{AllocationChange, AllocationRecord, RecordBody, Traffic};
 use index::Index;
-pub use index::{Holder, Labels};
+pub use index::{AddressOwner, Labels};
 use record::Tables;
-pub use record::{GroupIds, ONLY, Pending, Record, Table};
+pub use record::{Entry, GroupIds, ONLY, Pending, Table};
 pub use revisions::Revisions;
-pub use shared::Shared;
-pub use transaction::{Change, Draft, Edited};
+pub use shared::SharedCache;
+pub use transaction::{Change, Stageable, StagedTxn};
 
 #[derive(Default)]
-pub struct World {
+pub struct ClusterCache {
     tables: Tables,
-    networks: Ledgers<network::State>,
-    groups: Ledgers<group::State>,
+    networks: AllocationTable<network::State>,
+    groups: AllocationTable<group::State>,
     index: Index,
-    /// Records whose journals came by the watch: a journal tells all that changed since its record was written, and what
-    /// an older one of it told is part of the maps already. A leader reads them anew when it begins.
+    /// Keys of allocation records that must be read again, because the watch delivered a change of
+    /// their journal. A journal holds all changes since its record was written, and an older
+    /// version of it may already be merged into the bitmaps. A new leader reads these keys again.
     stale: BTreeSet<String>,
-    /// Keys deleted lately and when, so that the watch does not bring them back from an older change.
+    /// Revisions at which recently deleted keys were deleted. An older change from the watch must
+    /// not restore them.
     deleted: HashMap<String, i64>,
 }
 
-/// Networks or groups, and journals that came before their record.
-pub struct Ledgers<B> {
-    live: BTreeMap<String, Ledger<B>>,
-    early: HashMap<String, KeyValue>,
+/// Allocation records of networks or of groups, and journals that arrived before their record.
+pub struct AllocationTable<B> {
+    live: BTreeMap<String, AllocationRecord<B>>,
+    unmatched_journals: HashMap<String, KeyValue>,
 }
 
-impl<B> Default for Ledgers<B> {
+impl<B> Default for AllocationTable<B> {
     fn default() -> Self {
-        Ledgers { live: BTreeMap::new(), early: HashMap::new() }
+        AllocationTable { live: BTreeMap::new(), unmatched_journals: HashMap::new() }
     }
 }
 
-impl World {
-    pub fn get<T: Record>(&self, id: &str) -> Option<&T> {
+impl ClusterCache {
+    pub fn get<T: Entry>(&self, id: &str) -> Option<&T> {
         self.table::<T>().get(id).map(|entry| &*entry.value)
     }
 
-    pub fn table<T: Record>(&self) -> &Table<T> {
+    pub fn table<T: Entry>(&self) -> &Table<T> {
         T::table(&self.tables)
     }
 
-    /// In the order of their keys.
-    pub fn all<T: Record>(&self) -> impl Iterator<Item = &T> {
+    /// All entries, sorted by key.
+    pub fn all<T: Entry>(&self) -> impl Iterator<Item = &T> {
         self.table::<T>().values().map(|entry| &*entry.value)
     }
 
-    pub fn ledger<B: Body>(&self, id: &str) -> Option<&Ledger<B>> {
-        B::ledgers(self).live.get(id)
+    pub fn allocation<B: RecordBody>(&self, id: &str) -> Option<&AllocationRecord<B>> {
+        B::allocations(self).live.get(id)
     }
 
-    /// In the order of their ids.
-    pub fn ledgers<B: Body>(&self) -> impl Iterator<Item = &Ledger<B>> {
-        B::ledgers(self).live.values()
+    /// All allocation records, sorted by id.
+    pub fn allocations<B: RecordBody>(&self) -> impl Iterator<Item = &AllocationRecord<B>> {
+        B::allocations(self).live.values()
     }
 
-    /// The journals that the store has, by key, and their revisions.
+    /// Keys and revisions of all journals in the store.
     pub fn journals(&self) -> HashMap<String, i64> {
-        fn of<B: Body>(ledgers: &Ledgers<B>) -> impl Iterator<Item = (String, i64)> {
-            let journal =
-                |ledger: &Ledger<B>| Some((ledger.body.id().to_owned(), ledger.journal.as_ref()?.revision));
-            ledgers
+        fn of<B: RecordBody>(records: &AllocationTable<B>) -> impl Iterator<Item = (String, i64)> {
+            let journal = |record: &AllocationRecord<B>| {
+                Some((record.body.id().to_owned(), record.journal.as_ref()?.revision))
+            };
+            records
                 .live
                 .values()
                 .filter_map(journal)
@@ -89,37 +93,43 @@ impl World {
         of(&self.networks).chain(of(&self.groups)).collect()
     }
 
-    /// The endpoints of `network` that have `ip`.
-    pub fn holders(&self, network: &str, ip: IpAddr) -> &[String] {
-        self.index.holders(network, ip)
+    /// Ids of the endpoints on `network` that have address `ip`.
+    pub fn address_owners(&self, network: &str, ip: IpAddr) -> &[String] {
+        self.index.address_owners(network, ip)
     }
 
-    /// The service whose address on `network` is `ip`.
-    pub fn vip(&self, network: &str, ip: IpAddr) -> Option<&str> {
-        self.index.vip(network, ip)
+    /// Id of the service whose address on `network` is `ip`.
+    pub fn service_with_vip(&self, network: &str, ip: IpAddr) -> Option<&str> {
+        self.index.service_with_vip(network, ip)
     }
 
-    /// The endpoints of `network` that have the label.
-    pub fn labelled(&self, network: &str, label: (&str, &str)) -> impl Iterator<Item = &str> {
-        self.index.labelled(network, label)
+    /// Ids of the endpoints on `network` that have the label.
+    pub fn endpoints_with_label(&self, network: &str, label: (&str, &str)) -> impl Iterator<Item = &str> {
+        self.index.endpoints_with_label(network, label)
     }
 
-    /// Services of `tenant` that may select by the labels: the first of their selectors is among them.
-    pub fn selecting<'i>(&'i self, tenant: &str, labels: &'i Labels) -> impl Iterator<Item = &'i str> {
-        self.index.selecting(tenant, labels)
+    /// Ids of the services of `tenant` whose first selector is among `labels`. Callers check the
+    /// other selectors.
+    pub fn services_selecting<'i>(
+        &'i self,
+        tenant: &str,
+        labels: &'i Labels,
+    ) -> impl Iterator<Item = &'i str> {
+        self.index.services_selecting(tenant, labels)
     }
 
-    /// The services that the endpoint is behind.
-    pub fn provided(&self, endpoint: &str) -> impl Iterator<Item = &str> {
-        self.index.provided(endpoint)
+    /// Ids of the services that have the endpoint as a provider.
+    pub fn services_of(&self, endpoint: &str) -> impl Iterator<Item = &str> {
+        self.index.services_of(endpoint)
     }
 
-    /// The keys, records and journals, that have to be read anew before anything is planned on them.
+    /// Removes and returns the keys of records and journals that must be read again before
+    /// planning.
     pub fn take_stale(&mut self) -> Vec<String> {
         std::mem::take(&mut self.stale).into_iter().collect()
     }
 
-    /// Takes in what the watch tells. True when the first snapshot is complete.
+    /// Applies an update of the watch. Returns true when the first snapshot is complete.
     pub fn observe(&mut self, update: &Update) -> bool {
         match &update.event {
             Event::Init => {}
@@ -135,30 +145,32 @@ impl World {
         false
     }
 
-    /// The key is so, as of `revision`; older news is ignored.
+    /// Sets or deletes the key as of `revision`. Ignores revisions that are not newer than the
+    /// known one.
     fn set(&mut self, path: &str, kv: Option<&KeyValue>, revision: i64) {
         if self.deleted.get(path).is_some_and(|deleted| revision <= *deleted) {
             return;
         }
         let Ok(key) = path.parse::<Key>() else { return };
         match key {
-            Key::Network(id) => self.set_ledger::<network::State>(id.as_str(), kv, revision),
-            Key::Group(id) => self.set_ledger::<group::State>(id.as_str(), kv, revision),
+            Key::Network(id) => self.set_allocation::<network::State>(id.as_str(), kv, revision),
+            Key::Group(id) => self.set_allocation::<group::State>(id.as_str(), kv, revision),
             Key::NetworkJournal(id) => self.set_journal::<network::State>(id.as_str(), kv, revision),
             Key::GroupJournal(id) => self.set_journal::<group::State>(id.as_str(), kv, revision),
-            key => self.set_record(&key, kv, revision),
+            key => self.set_entry(&key, kv, revision),
         }
     }
 
-    /// As [`World::set`], of what was read anew when the store was `at` a revision: replaces what is known, also what is
-    /// as old. The watch may be far behind, and what it then tells of the time before must not bring back what is gone.
+    /// Like [`ClusterCache::set`], for a key that was read again when the store was at revision
+    /// `at`. Replaces the known value even if it is as new. Later updates of a lagging watch that
+    /// are older than `at` are ignored.
     pub fn reread(&mut self, path: &str, kv: Option<&KeyValue>, at: i64) {
         self.deleted.remove(path);
         match path.parse() {
-            Ok(Key::Network(id)) => self.networks.forget(id.as_str()),
-            Ok(Key::Group(id)) => self.groups.forget(id.as_str()),
+            Ok(Key::Network(id)) => self.networks.remove(id.as_str()),
+            Ok(Key::Group(id)) => self.groups.remove(id.as_str()),
             Ok(Key::NetworkJournal(_) | Key::GroupJournal(_)) => {}
-            Ok(key) => self.forget_record(&key),
+            Ok(key) => self.remove_entry(&key),
             Err(_) => {}
         }
         match kv {
@@ -170,7 +182,7 @@ impl World {
         }
     }
 
-    fn set_value<T: Record>(&mut self, id: &str, kv: Option<&KeyValue>, revision: i64) {
+    fn set_value<T: Entry>(&mut self, id: &str, kv: Option<&KeyValue>, revision: i64) {
         let table = T::table_mut(&mut self.tables);
         if table.get(id).is_some_and(|known| revision <= known.revision) {
             return;
@@ -183,7 +195,7 @@ impl World {
                 table.insert(id.to_owned(), record::Versioned { value: value.into(), revision });
             }
             Some(Err(error)) => {
-                tracing::warn!(key = T::path(id), %error, "unreadable value in the store; the last good one stays");
+                tracing::warn!(key = T::path(id), %error, "decode a value from the store: invalid; keeping the last valid one");
             }
         }
     }
@@ -202,54 +214,54 @@ impl World {
         self.index.service(old.as_deref(), new.as_deref());
     }
 
-    fn known<T: Record>(&self, id: &str) -> Option<Arc<T>> {
+    fn known<T: Entry>(&self, id: &str) -> Option<Arc<T>> {
         self.table::<T>().get(id).map(|entry| entry.value.clone())
     }
 
-    fn set_ledger<B: Body>(&mut self, id: &str, kv: Option<&KeyValue>, revision: i64) {
-        let ledgers = B::ledgers_mut(self);
-        let known = ledgers.live.get(id);
-        if known.is_some_and(|ledger| revision <= ledger.revision) {
+    fn set_allocation<B: RecordBody>(&mut self, id: &str, kv: Option<&KeyValue>, revision: i64) {
+        let records = B::allocations_mut(self);
+        let known = records.live.get(id);
+        if known.is_some_and(|record| revision <= record.revision) {
             return;
         }
-        let journaled = known.is_some_and(|ledger| ledger.journal.is_some());
+        let journaled = known.is_some_and(|record| record.journal.is_some());
         let Some(kv) = kv else {
-            ledgers.live.remove(id);
+            records.live.remove(id);
             return;
         };
-        let mut ledger = match Ledger::<B>::read(&kv.value, revision) {
-            Ok(ledger) => ledger,
+        let mut record = match AllocationRecord::<B>::read(&kv.value, revision) {
+            Ok(record) => record,
             Err(error) => {
-                tracing::warn!(key = kv.key, %error, "unreadable record in the store; the last good one stays");
+                tracing::warn!(key = kv.key, %error, "decode an allocation record from the store: invalid; keeping the last valid one");
                 return;
             }
         };
-        if let Some(journal) = known.and_then(|ledger| ledger.journal.clone()) {
-            ledger.adopt(journal);
-        } else if let Some(kv) = ledgers.early.remove(id) {
-            adopt(&mut ledger, &kv);
+        if let Some(journal) = known.and_then(|record| record.journal.clone()) {
+            record.adopt(journal);
+        } else if let Some(kv) = records.unmatched_journals.remove(id) {
+            adopt(&mut record, &kv);
         }
-        ledgers.live.insert(id.to_owned(), ledger);
+        records.live.insert(id.to_owned(), record);
         if journaled {
             self.mark_stale::<B>(id);
         }
     }
 
-    fn mark_stale<B: Body>(&mut self, id: &str) {
+    fn mark_stale<B: RecordBody>(&mut self, id: &str) {
         self.stale.extend([B::key(id).to_string(), B::journal_key(id).to_string()]);
     }
 
-    fn set_journal<B: Body>(&mut self, id: &str, kv: Option<&KeyValue>, revision: i64) {
-        let ledgers = B::ledgers_mut(self);
-        match (ledgers.live.get_mut(id), kv) {
+    fn set_journal<B: RecordBody>(&mut self, id: &str, kv: Option<&KeyValue>, revision: i64) {
+        let records = B::allocations_mut(self);
+        match (records.live.get_mut(id), kv) {
             (None, Some(kv)) => {
-                ledgers.early.insert(id.to_owned(), kv.clone());
+                records.unmatched_journals.insert(id.to_owned(), kv.clone());
             }
             (None, None) => {
-                ledgers.early.remove(id);
+                records.unmatched_journals.remove(id);
             }
-            (Some(ledger), kv) => match (&ledger.journal, kv) {
-                (None, Some(kv)) if revision > ledger.revision => adopt(ledger, kv),
+            (Some(record), kv) => match (&record.journal, kv) {
+                (None, Some(kv)) if revision > record.revision => adopt(record, kv),
                 (Some(journal), _) if revision > journal.revision => self.mark_stale::<B>(id),
                 _ => {}
             },
@@ -257,23 +269,22 @@ impl World {
     }
 }
 
-impl<B> Ledgers<B> {
-    fn forget(&mut self, id: &str) {
+impl<B> AllocationTable<B> {
+    fn remove(&mut self, id: &str) {
         self.live.remove(id);
     }
 }
 
-fn adopt<B: Body>(ledger: &mut Ledger<B>, kv: &KeyValue) {
+fn adopt<B: RecordBody>(record: &mut AllocationRecord<B>, kv: &KeyValue) {
     match allocation_record::read_journal(&kv.value, kv.mod_revision) {
         Ok((journal, counts)) => {
-            ledger.body.set_counts(counts);
-            ledger.adopt(journal);
+            record.body.set_counts(counts);
+            record.adopt(journal);
         }
         Err(error) => tracing::error!(
             key = kv.key,
             error,
-            "unreadable journal: addresses allocated since the record was written may be given twice; \
-             compare the record with the endpoints"
+            "decode an allocation journal: invalid; addresses allocated since the record was written may be allocated twice; compare the record with the endpoints"
         ),
     }
 }

@@ -1,4 +1,4 @@
-//! Flags and environment (INVENTORY 7.2).
+//! Command line flags and environment variables (INVENTORY 7.2).
 
 mod gateway_url;
 mod rest;
@@ -18,23 +18,24 @@ pub use rest::RestFlags;
 #[derive(Clone, Debug, Parser)]
 #[command(name = "netmaster", version, max_term_width = 100)]
 pub struct Flags {
-    /// Orchestrator that asks for endpoints: test, cni (docker, kubernetes and swarm-mode are not built yet)
+    /// Orchestrator that creates endpoints: test, cni (docker, kubernetes and swarm-mode are not
+    /// built yet)
     #[arg(long, aliases = ["plugin-mode", "cluster-mode"], env = "CONTIV_NETMASTER_MODE", value_enum)]
     pub mode: Mode,
 
-    /// Encapsulation that the cluster is meant for
+    /// Encapsulation of the cluster's networks
     #[arg(long, env = "CONTIV_NETMASTER_NET_MODE", value_enum)]
     pub netmode: NetMode,
 
-    /// How nodes forward between pods
+    /// Forwarding mode of the nodes
     #[arg(long, env = "CONTIV_NETMASTER_FORWARD_MODE", value_enum)]
     pub fwdmode: FwdMode,
 
-    /// Fabric below the nodes, for a store without settings: default, aci
+    /// Fabric type written to a store without settings: default, aci
     #[arg(long, env = "CONTIV_NETMASTER_INFRA", value_enum, default_value = "default")]
     pub infra: Infra,
 
-    /// Where the gateway to an ACI fabric is
+    /// URL of the gateway to an ACI fabric
     #[arg(
         long,
         env = "CONTIV_NETMASTER_ACI_GATEWAY",
@@ -43,11 +44,11 @@ pub struct Flags {
     )]
     pub aci_gateway: GatewayUrl,
 
-    /// Name of the plugin, where an orchestrator asks for one
+    /// Plugin name; accepted for compatibility
     #[arg(long, env = "CONTIV_NETMASTER_PLUGIN_NAME", default_value = "netplugin")]
     pub name: String,
 
-    /// Address that users and agents reach the API at
+    /// Address and port of the API for users and agents
     #[arg(
         long,
         alias = "listen-url",
@@ -56,15 +57,17 @@ pub struct Flags {
     )]
     pub external_address: SocketAddr,
 
-    /// Address that other netmasters reach this one at [default: this host's address, with the external port]
+    /// Address and port of this netmaster for other netmasters [default: this host's address, with
+    /// the external port]
     #[arg(long, alias = "control-url", env = "CONTIV_NETMASTER_INTERNAL_ADDRESS")]
     pub internal_address: Option<SocketAddr>,
 
-    /// How long a node may be gone before its endpoints are released, or never
-    #[arg(long, env = "CONTIV_NETMASTER_NODE_GONE_AFTER", default_value = "24h", value_parser = patience)]
-    pub node_gone_after: Patience,
+    /// Time after which the endpoints of a node without registration are released, or never
+    #[arg(long, env = "CONTIV_NETMASTER_NODE_GONE_AFTER", default_value = "24h", value_parser = gone_after)]
+    pub node_gone_after: WaitLimit,
 
-    /// Once this netmaster leads, release the addresses that are marked and that no endpoint, service or gateway has
+    /// Release allocated addresses without an endpoint, service or gateway when this netmaster
+    /// becomes leader
     #[arg(long, env = "CONTIV_NETMASTER_REPAIR")]
     pub repair: bool,
 
@@ -87,9 +90,9 @@ pub struct StoreFlags {
     #[command(flatten)]
     pub access: EtcdFlags,
 
-    /// How long to wait at the start for a store that does not answer, or forever
+    /// Time to wait at start for a store that does not respond, or forever
     #[arg(long, env = "CONTIV_NETMASTER_STORE_WAIT", default_value = "forever", value_parser = store_wait)]
-    pub store_wait: Patience,
+    pub store_wait: WaitLimit,
 
     /// Consul endpoints (not built yet)
     #[arg(
@@ -100,19 +103,20 @@ pub struct StoreFlags {
     )]
     pub consul: Option<String>,
 
-    /// A store of this one machine instead of etcd: embedded:DIR
+    /// Embedded store of a single machine, used instead of etcd: embedded:DIR
     #[arg(long, env = "CONTIV_NETMASTER_STORE", value_name = "embedded:DIR")]
     pub store: Option<EmbeddedDir>,
 
-    /// Where the embedded store serves etcd's protocol to agents and etcdctl
+    /// Address and port on which the embedded store serves the etcd protocol to agents and etcdctl
     #[arg(long, env = "CONTIV_NETMASTER_STORE_LISTEN", default_value = "127.0.0.1:2379")]
     pub store_listen: SocketAddr,
 
-    /// Seconds without a sign of life after which another netmaster takes over
+    /// Seconds without a lease keep-alive after which another netmaster takes over
     #[arg(long, env = "CONTIV_NETMASTER_FAILOVER_AFTER", default_value = "1", value_parser = seconds)]
     pub failover_after: Duration,
 
-    /// Seconds after which the lock of a netmaster that died is gone even if no other is there to take it
+    /// TTL of the leader's lease in seconds: the leader lock expires after it if no other netmaster
+    /// takes over
     #[arg(long, env = "CONTIV_NETMASTER_LEASE_TTL", default_value = "10", value_parser = seconds)]
     pub lease_ttl: Duration,
 }
@@ -126,7 +130,7 @@ pub enum Infra {
     Aci,
 }
 
-/// `embedded:DIR`.
+/// Directory of the embedded store: `embedded:DIR`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EmbeddedDir(pub PathBuf);
 
@@ -140,27 +144,29 @@ impl std::str::FromStr for EmbeddedDir {
     }
 }
 
-/// How long something is waited for; none for ever.
+/// Time limit; none for no limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Patience(pub Option<Duration>);
+pub struct WaitLimit(pub Option<Duration>);
 
-fn patience(text: &str) -> Result<Patience, String> {
-    Patience::read(text, "never")
+fn gone_after(text: &str) -> Result<WaitLimit, String> {
+    WaitLimit::read(text, "never")
 }
 
-fn store_wait(text: &str) -> Result<Patience, String> {
-    Patience::read(text, "forever")
+fn store_wait(text: &str) -> Result<WaitLimit, String> {
+    WaitLimit::read(text, "forever")
 }
 
-impl Patience {
-    /// `without_end` or a time.
-    fn read(text: &str, without_end: &str) -> Result<Patience, String> {
+impl WaitLimit {
+    /// Parses `without_end` or a duration.
+    fn read(text: &str, without_end: &str) -> Result<WaitLimit, String> {
         if text == without_end {
-            return Ok(Patience(None));
+            return Ok(WaitLimit(None));
         }
         match humantime::parse_duration(text) {
-            Ok(time) if time >= Duration::from_secs(1) => Ok(Patience(Some(time))),
-            _ => Err(format!("expected {without_end}, or at least 1s, written as 90s, 30m, 24h or 7days")),
+            Ok(time) if time >= Duration::from_secs(1) => Ok(WaitLimit(Some(time))),
+            _ => Err(format!(
+                "expected {without_end}, or a duration of at least 1s, such as 90s, 30m, 24h or 7days"
+            )),
         }
     }
 }
@@ -173,7 +179,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
 }
 
 impl Flags {
-    /// Reads the command line and the environment.
+    /// Parses the command line and the environment.
     pub fn read(args: impl IntoIterator<Item = std::ffi::OsString>) -> Result<Flags, Exit> {
         let flags: Flags = parse(args)?;
         flags.check().map_err(Exit::Usage)?;
@@ -188,22 +194,23 @@ impl Flags {
         }
         match &self.store {
             StoreFlags { consul: Some(_), etcd: Some(_), .. } => {
-                Err("--etcd and --consul exclude each other".into())
+                Err("--etcd and --consul are mutually exclusive".into())
             }
             StoreFlags { consul: Some(_), .. } => not_built("--consul", "use --etcd or --store embedded:DIR"),
             StoreFlags { etcd: Some(_), store: Some(_), .. } => {
-                Err("--etcd and --store embedded:DIR exclude each other".into())
+                Err("--etcd and --store embedded:DIR are mutually exclusive".into())
             }
             StoreFlags { access: EtcdFlags { etcd_ca, etcd_user, .. }, store: Some(_), .. }
                 if etcd_ca.is_some() || etcd_user.is_some() =>
             {
-                Err("--etcd-ca and --etcd-user are for etcd, not for --store embedded:DIR".into())
+                Err("--etcd-ca and --etcd-user require etcd and cannot be used with --store embedded:DIR"
+                    .into())
             }
             _ => Ok(()),
         }
     }
 
-    /// The value of `--mode`, as `inspect` tells it.
+    /// Value of `--mode`, as `inspect` reports it.
     pub fn mode_name(&self) -> String {
         name(&self.mode)
     }
@@ -216,7 +223,7 @@ impl Flags {
         name(&self.infra)
     }
 
-    /// Where other netmasters reach this one.
+    /// Address that other netmasters reach this one at.
     pub fn internal(&self) -> SocketAddr {
         self.internal_address.unwrap_or_else(|| {
             let ip = self.external_address.ip();
@@ -225,7 +232,7 @@ impl Flags {
         })
     }
 
-    /// What to listen on: the internal address too, unless the external one covers it.
+    /// Addresses to listen on. The internal address is left out if the external one includes it.
     pub fn listeners(&self) -> Vec<SocketAddr> {
         let (external, internal) = (self.external_address, self.internal());
         let covered =
@@ -234,14 +241,15 @@ impl Flags {
     }
 }
 
-/// The address that this host has on the way out, else the first that is not loopback.
+/// Source address of this host's default route, otherwise its first non-loopback address.
 fn own_ip() -> IpAddr {
     routed_ip().or_else(first_ip).unwrap_or(Ipv4Addr::LOCALHOST.into())
 }
 
 fn routed_ip() -> Option<IpAddr> {
     let socket = std::net::UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
-    // Sends nothing: connecting a UDP socket only looks up the route. The address is from the documentation range.
+    // Connecting a UDP socket sends nothing; it only selects the route. The address is in a
+    // documentation range.
     socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9)).ok()?;
     socket.local_addr().ok().map(|address| address.ip()).filter(|ip| !ip.is_unspecified())
 }
@@ -288,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_used_is_one_line_that_names_it() {
+    fn invalid_flags_are_reported_on_one_line() {
         for (args, parts) in [
             ("--netmode vlan --fwdmode bridge", &["--mode"][..]),
             ("--mode foo --netmode vlan --fwdmode bridge", &["--mode", "foo", "kubernetes"]),
@@ -321,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn help_and_version_are_no_errors() {
+    fn help_and_version_are_not_errors() {
         assert!(matches!(read("--help"), Err(Exit::Output(text)) if text.contains("--fwdmode")));
         assert!(
             matches!(read("--version"), Err(Exit::Output(text)) if text.contains(env!("CARGO_PKG_VERSION")))

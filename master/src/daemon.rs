@@ -1,4 +1,4 @@
-//! The whole process: store, listeners, election, and what a leader does.
+//! The netmaster process: store, listeners, election, and the term of a leader.
 
 mod cache_watch;
 mod listener;
@@ -24,90 +24,92 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::aci::Gateway;
-use crate::api::{App, Gate, Proxy, Tokens};
-use crate::cache::Shared;
+use crate::api::{Admission, App, Proxy, Tokens};
+use crate::cache::SharedCache;
 use crate::config::{Flags, RestFlags};
 use crate::leadership::{Identity, Role, Roles};
 use crate::metrics::Metrics;
 use crate::objects::{Cluster, Defaults};
 use crate::problem::one_line;
 use cache_watch::Lock;
-use listener::{Listener, Terms};
-use registration::Presence;
+use listener::{Listener, ListenerConfig};
+use registration::Registrations;
 use term::Term;
 
-/// Requests that are under way when the process is told to stop get so long.
-const DRAIN: Duration = Duration::from_secs(2);
+/// Time limit for requests in progress at shutdown.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Followers pass requests on to a netmaster that stops until they have heard who leads now. It listens so long for
-/// another to take the lock, and so long after that.
-const HAND_OVER: Duration = Duration::from_secs(1);
-const NEWS: Duration = Duration::from_millis(100);
+/// A leader that shuts down keeps listening until another leader holds the lock, at most for
+/// `HANDOVER_TIMEOUT`, and for `LEADER_PROPAGATION` more: followers forward requests to it until they see
+/// the new leader.
+const HANDOVER_TIMEOUT: Duration = Duration::from_secs(1);
+const LEADER_PROPAGATION: Duration = Duration::from_millis(100);
 
-/// A store that is not there is looked for so often, and it is told so often.
-const RETRY: Duration = Duration::from_millis(500);
-const TELL: Duration = Duration::from_secs(10);
+/// Interval of connection attempts to the store, and of log lines about it.
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 const DEFAULT_STORE: &str = "http://127.0.0.1:2379";
 
-/// Runs until `stop`.
+/// Runs until `stop` is cancelled.
 pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
     let embedded = open_embedded(&flags).await?;
     let internal = flags.internal();
     let identity = Identity { address: internal.to_string(), ip: internal.ip().to_string() };
     let (role, roles) = Roles::new(&identity.address);
 
-    let world = Shared::default();
+    let cache = SharedCache::default();
     let lock = watch::Sender::new(Lock::default());
     let mut servers = JoinSet::new();
     let mut files = JoinSet::new();
-    let (gate, proxy) = (gate(&flags.rest, &mut files)?, proxy(&flags.rest, &mut files)?);
-    let terms = terms(&flags.rest, &mut files)?;
+    let (admission, proxy) = (admission(&flags.rest, &mut files)?, proxy(&flags.rest, &mut files)?);
+    let listener_config = listener_config(&flags.rest, &mut files)?;
     let metrics = Metrics::default();
     let app = App {
         roles,
         proxy,
-        gate,
+        admission,
         metrics: metrics.clone(),
-        world: world.clone(),
+        cache: cache.clone(),
         identity: identity.clone(),
     }
     .router();
     let closing = CancellationToken::new();
     for address in flags.listeners() {
-        let listener = Listener::bind(address, terms.clone()).await?;
+        let listener = Listener::bind(address, listener_config.clone()).await?;
         servers.spawn(listener.serve(app.clone(), closing.clone()));
     }
 
-    let mut feed = None;
+    let mut cache_watch_task = None;
     let work = async {
-        // Until then this netmaster is alive and not ready.
+        // Without a store the process is alive and not ready.
         let Some(store) = connect(&flags, embedded.as_ref(), &stop).await? else { return Ok(()) };
-        let taking_in = cache_watch::run(store.clone(), world.clone(), lock.clone());
-        feed = Some(AbortOnDropHandle::new(tokio::spawn(taking_in)));
+        let watching = cache_watch::run(store.clone(), cache.clone(), lock.clone());
+        cache_watch_task = Some(AbortOnDropHandle::new(tokio::spawn(watching)));
         let candidate = Candidate {
             flags: &flags,
             store: &store,
             identity: &identity,
-            world: &world,
+            cache: &cache,
             lock: &lock,
             role: &role,
             metrics: &metrics,
         };
-        take_turns(&candidate, &stop).await
+        campaign_and_lead(&candidate, &stop).await
     };
     let result = tokio::select! {
         result = work => result,
-        Some(ended) = servers.join_next() => Err(anyhow::anyhow!("a listener ended: {ended:?}")),
+        Some(ended) = servers.join_next() => Err(anyhow::anyhow!("serve: a listener ended: {ended:?}")),
     };
-    // Requests that are here wait for the next leader; whoever does not close its connection is cut off.
+    // Requests in progress wait for the next leader. Connections that stay open are closed after
+    // `DRAIN_TIMEOUT`.
     let drain = async {
-        if feed.is_some() && others(&world, &identity) {
-            let _nobody = timeout(HAND_OVER, handed_over(&identity, &lock)).await;
+        if cache_watch_task.is_some() && has_other_netmasters(&cache, &identity) {
+            let _other_leader = timeout(HANDOVER_TIMEOUT, wait_for_other_leader(&identity, &lock)).await;
         }
         closing.cancel();
         let drained = async { while servers.join_next().await.is_some() {} };
-        timeout(DRAIN, drained).await
+        timeout(DRAIN_TIMEOUT, drained).await
     };
     let drained = tokio::select! {
         drained = drain => drained.is_ok(),
@@ -116,26 +118,26 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
     if !drained {
         servers.shutdown().await;
     }
-    drop(feed);
+    drop(cache_watch_task);
     if let Some(server) = embedded {
         server.shutdown().await.context("close the embedded store")?;
     }
     result
 }
 
-/// Whether another netmaster is there, which may be asked.
-fn others(world: &Shared, identity: &Identity) -> bool {
-    let world = world.read();
-    let mut netmasters = world.all::<ServiceInfo>().filter(|service| service.service_name == NETMASTER);
+/// Whether another netmaster is registered.
+fn has_other_netmasters(cache: &SharedCache, identity: &Identity) -> bool {
+    let cache = cache.read();
+    let mut netmasters = cache.all::<ServiceInfo>().filter(|service| service.service_name == NETMASTER);
     netmasters.any(|service| format!("{}:{}", service.host_addr, service.port) != identity.address)
 }
 
-/// Another leads, and who asks here has had time to hear of it.
-async fn handed_over(identity: &Identity, lock: &watch::Sender<Lock>) {
+/// Waits until another netmaster leads and followers have had time to see it.
+async fn wait_for_other_leader(identity: &Identity, lock: &watch::Sender<Lock>) {
     let other = |lock: &Lock| lock.holder.as_ref().is_some_and(|holder| *holder != identity.address);
-    // The sender is ours.
+    // This process owns the sender, so it cannot be closed.
     let _lock = lock.subscribe().wait_for(other).await.is_ok();
-    sleep(NEWS).await;
+    sleep(LEADER_PROPAGATION).await;
 }
 
 async fn open_embedded(flags: &Flags) -> anyhow::Result<Option<embedded::Server>> {
@@ -147,7 +149,7 @@ async fn open_embedded(flags: &Flags) -> anyhow::Result<Option<embedded::Server>
     Ok(Some(server))
 }
 
-/// Waits for a store that does not answer; none if told to stop meanwhile.
+/// Connects to the store, and retries while it does not respond. None if `stop` is cancelled first.
 async fn connect(
     flags: &Flags,
     embedded: Option<&embedded::Server>,
@@ -157,7 +159,7 @@ async fn connect(
         (Some(server), _) => Config::new([format!("http://{}", server.local_addr())]),
         (None, list) => flags.store.access.access().config(list.as_deref().unwrap_or(DEFAULT_STORE))?,
     };
-    let (start, mut told) = (Instant::now(), None::<Instant>);
+    let (start, mut logged) = (Instant::now(), None::<Instant>);
     loop {
         let error = tokio::select! {
             store = Store::connect(&config) => match store {
@@ -170,18 +172,18 @@ async fn connect(
         if late || !error.is_transient() {
             return Err(error.into());
         }
-        if told.is_none_or(|told| told.elapsed() >= TELL) {
+        if logged.is_none_or(|logged| logged.elapsed() >= LOG_INTERVAL) {
             tracing::warn!(error = one_line(&error), "waiting for the store; --store-wait limits this");
-            told = Some(Instant::now());
+            logged = Some(Instant::now());
         }
         tokio::select! {
-            () = sleep(RETRY) => {}
+            () = sleep(RETRY_INTERVAL) => {}
             () = stop.cancelled() => return Ok(None),
         }
     }
 }
 
-fn gate(flags: &RestFlags, files: &mut JoinSet<()>) -> anyhow::Result<Gate> {
+fn admission(flags: &RestFlags, files: &mut JoinSet<()>) -> anyhow::Result<Admission> {
     let tokens = match flags.token_file.clone() {
         None => None,
         Some(path) => {
@@ -192,10 +194,10 @@ fn gate(flags: &RestFlags, files: &mut JoinSet<()>) -> anyhow::Result<Gate> {
             Some(tokens)
         }
     };
-    Ok(Gate { tokens, body_timeout: flags.client_timeout, request_timeout: flags.request_timeout })
+    Ok(Admission { tokens, body_timeout: flags.client_timeout, request_timeout: flags.request_timeout })
 }
 
-fn terms(flags: &RestFlags, files: &mut JoinSet<()>) -> anyhow::Result<Terms> {
+fn listener_config(flags: &RestFlags, files: &mut JoinSet<()>) -> anyhow::Result<ListenerConfig> {
     let tls = match flags.tls() {
         None => None,
         Some(pair) => {
@@ -208,44 +210,46 @@ fn terms(flags: &RestFlags, files: &mut JoinSet<()>) -> anyhow::Result<Terms> {
             Some(config)
         }
     };
-    let room = Semaphore::new(flags.max_connections as usize).into();
-    Ok(Terms { tls, client_timeout: flags.client_timeout, room })
+    let connection_limit = Semaphore::new(flags.max_connections as usize).into();
+    Ok(ListenerConfig { tls, client_timeout: flags.client_timeout, connection_limit })
 }
 
-/// Followers show the leader the certificate that they serve with.
+/// The transport to the leader presents the certificate of the API as client certificate.
 fn proxy(flags: &RestFlags, files: &mut JoinSet<()>) -> anyhow::Result<Proxy> {
-    let shown = flags.tls().zip(flags.peers().map(Path::to_owned));
-    let watched = shown.iter().flat_map(|(pair, ca)| [&pair.certificate, &pair.key, ca]).cloned().collect();
-    let way = move || {
-        let config = shown.as_ref().map(|(pair, ca)| tls::client(ca, Some(pair)));
+    let presented = flags.tls().zip(flags.peers().map(Path::to_owned));
+    let watched =
+        presented.iter().flat_map(|(pair, ca)| [&pair.certificate, &pair.key, ca]).cloned().collect();
+    let transport = move || {
+        let config = presented.as_ref().map(|(pair, ca)| tls::client(ca, Some(pair)));
         Transport::new(config.transpose()?)
     };
-    let (proxy, follow) = Proxy::new(watched, way).context("set up the way to the leader (--peer-ca)")?;
+    let (proxy, follow) =
+        Proxy::new(watched, transport).context("set up the leader transport (--peer-ca)")?;
     files.spawn(follow);
     Ok(proxy)
 }
 
-/// What one needs to stand for election, and to lead.
+/// Dependencies of a candidate for leadership.
 struct Candidate<'a> {
     flags: &'a Flags,
     store: &'a Store,
     identity: &'a Identity,
-    world: &'a Shared,
+    cache: &'a SharedCache,
     lock: &'a watch::Sender<Lock>,
     role: &'a watch::Sender<Role>,
     metrics: &'a Metrics,
 }
 
-/// Follows until elected, leads until deposed, and again.
-async fn take_turns(candidate: &Candidate<'_>, stop: &CancellationToken) -> anyhow::Result<()> {
-    let Candidate { flags, store, identity, world, lock, role, metrics } = *candidate;
+/// Campaigns and leads, alternately, until `stop` is cancelled.
+async fn campaign_and_lead(candidate: &Candidate<'_>, stop: &CancellationToken) -> anyhow::Result<()> {
+    let Candidate { flags, store, identity, cache, lock, role, metrics } = *candidate;
     let timing = Timing { ttl: flags.store.lease_ttl, staleness: flags.store.failover_after };
     let defaults = Defaults { infra: flags.infra_name(), fwd_mode: flags.fwdmode_name() };
     let cluster = Cluster { mode: flags.mode_name() };
-    if let Err(error) = take_back_lock(store, identity).await {
-        tracing::warn!(error = one_line(&error), "could not look for the lock of an earlier run");
+    if let Err(error) = release_stale_lock(store, identity).await {
+        tracing::warn!(error = one_line(&error), "release the leader lock of an earlier run");
     }
-    let presence = Presence::register(store, identity);
+    let registrations = Registrations::register(store, identity);
     while !stop.is_cancelled() {
         let elected = tokio::select! {
             elected = election::campaign(store, key::LEADER, &identity.address, timing) => elected?,
@@ -261,48 +265,48 @@ async fn take_turns(candidate: &Candidate<'_>, stop: &CancellationToken) -> anyh
             repair: flags.repair,
             metrics,
             gateway: Gateway::new(flags.aci_gateway.to_string()),
-            world,
+            cache,
             lock,
-            presence: &presence,
+            registrations: &registrations,
             role,
         };
         term.lead(elected, stop).await;
     }
-    presence.withdraw().await;
+    registrations.withdraw().await;
     Ok(())
 }
 
-/// A netmaster that was killed leaves its lock until the lease runs out. The address in the lock is the one that we
-/// listen on now, so its holder is dead; and what it may still have on the way fails at the store, because the guard
-/// of its writes is the lock's creation.
-async fn take_back_lock(store: &Store, identity: &Identity) -> Result<(), Error> {
+/// Deletes the leader lock of an earlier run. A killed netmaster leaves its lock until the lease
+/// expires. The lock contains the address that this process listens on now, so the earlier process
+/// is dead. Its writes in flight fail, because they are guarded by the lock's creation revision.
+async fn release_stale_lock(store: &Store, identity: &Identity) -> Result<(), Error> {
     let Some(lock) = store.get(key::LEADER).await? else { return Ok(()) };
     if *lock.value != *identity.address.as_bytes() {
         return Ok(());
     }
     let held = Guard::CreateRevision { key: lock.key.clone(), revision: lock.create_revision };
     if let Outcome::Committed { .. } = store.commit(Txn::new().guard(held).delete(lock.key)).await? {
-        tracing::info!("took back the lock of an earlier run");
+        tracing::info!("released the leader lock of an earlier run");
     }
     Ok(())
 }
 
-/// Tells the followers' proxy who leads. Never ends.
+/// Publishes the current leader as role of this follower. Never returns.
 async fn follow(identity: &Identity, lock: &watch::Sender<Lock>, role: &watch::Sender<Role>) {
     let mut lock = lock.subscribe();
     loop {
-        // Our own lock, of a term that is over.
+        // A lock with our own address belongs to a term that is over.
         let other = |holder: &String| *holder != identity.address;
         let leader = lock.borrow_and_update().holder.clone().filter(other);
-        let news = role.send_if_modified(|role| {
+        let changed = role.send_if_modified(|role| {
             let known = matches!(role, Role::Following { leader: known } if *known == leader);
             if !known {
                 *role = Role::Following { leader: leader.clone() };
             }
             !known
         });
-        if news {
-            tracing::info!(leader = leader.as_deref().unwrap_or("nobody"), "following");
+        if changed {
+            tracing::info!(leader = leader.as_deref().unwrap_or("none"), "following");
         }
         if lock.changed().await.is_err() {
             std::future::pending::<()>().await;

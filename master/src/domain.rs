@@ -1,4 +1,4 @@
-//! Rules of the domain that objects and calls share, as changes to a draft.
+//! Domain rules shared by objects and plugin calls. They read and change a staged transaction.
 
 pub mod allocation;
 pub mod attachment;

@@ -1,4 +1,4 @@
-//! JSON read as Go's `encoding/json` reads it, down to the words of its errors: clients of the original show them.
+//! JSON as Go's `encoding/json` reads and writes it. Clients of the original show its error texts.
 
 mod decode;
 mod encode;

@@ -1,22 +1,22 @@
-//! Which addresses a network has and which are free (INVENTORY section 2). Pure: values in, values out.
+//! Address management of networks (INVENTORY section 2). Pure functions without I/O.
 
 mod hosts;
 mod ip_pool;
 mod journal;
 mod pool;
-mod runs;
+mod range_set;
 mod subnet;
 
 pub use hosts::{Hosts, HostsChange};
 pub use ip_pool::IpPool;
 pub use journal::Journal;
 pub use pool::{Pool, PoolChange};
-pub use runs::Runs;
+pub use range_set::RangeSet;
 pub use subnet::{Subnet, Subnet6, host_key};
 
 use crate::problem::Problem;
 
-/// An explicit address that somebody has already.
+/// Error for a requested address that is already allocated.
 pub fn in_use(address: impl std::fmt::Display) -> Problem {
     Problem::conflict(format!("address {address} is in use"))
 }

@@ -1,33 +1,33 @@
-//! Leadership as this process knows it, and what a leader serves requests with.
+//! Leadership as this process knows it, and the state of a leader.
 
-mod read_index;
+mod linearizable_read;
 mod role;
 
 use std::sync::Arc;
 
-use crate::aci::Fabric;
-use crate::cache::Shared;
+use crate::aci::FabricSync;
+use crate::cache::SharedCache;
 use crate::commit::Queue;
 use crate::objects::Cluster;
 
-pub use read_index::Assurance;
+pub use linearizable_read::LinearizableRead;
 pub use role::{Role, Roles};
 
-/// A netmaster that leads: what it reads from and where it writes.
+/// What a leader serves requests with.
 pub struct Leader {
-    pub world: Shared,
+    pub cache: SharedCache,
     pub queue: Queue,
-    pub assurance: Assurance,
-    pub fabric: Arc<Fabric>,
+    pub linearizable_read: LinearizableRead,
+    pub fabric: Arc<FabricSync>,
     pub cluster: Cluster,
     pub identity: Identity,
 }
 
-/// This netmaster, as others know it.
+/// Identity of this netmaster.
 #[derive(Clone, Debug)]
 pub struct Identity {
     /// `ip:port` of the internal address.
     pub address: String,
-    /// The ip of it.
+    /// IP of `address`.
     pub ip: String,
 }

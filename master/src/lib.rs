@@ -1,10 +1,11 @@
 //! The control plane of contiv-rs: REST API, address and tag allocation, leader election.
 //!
-//! A request passes these steps: [`api`] routes it, [`objects`] or [`plugin`] validates it and plans a
-//! [`cache::Draft`] over the [`cache`], [`commit`] writes the draft as one store transaction, and then the API
-//! answers.
+//! A request passes these steps: [`api`] routes it, [`objects`] or [`plugin`] validates it and
+//! plans changes in a [`cache::StagedTxn`], [`commit`] writes the staged transaction to the store,
+//! and then the API answers.
 //!
-//! Modules are listed from the top layer to the bottom layer. A module imports only modules listed below it.
+//! Modules are listed from the top layer to the bottom layer. A module imports only modules listed
+//! below it.
 
 pub mod daemon;
 

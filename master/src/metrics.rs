@@ -1,4 +1,4 @@
-//! Counts for `/metrics`.
+//! Metrics of `/metrics`.
 
 use std::fmt;
 
@@ -7,27 +7,27 @@ use prometheus_client::encoding::text;
 use prometheus_client::metrics::{counter::Counter, gauge::ConstGauge};
 use prometheus_client::registry::Registry;
 
-use crate::cache::World;
+use crate::cache::ClusterCache;
 
-/// What is counted as it happens, since this netmaster started. Everything else is looked up when it is asked for.
+/// Counters since the start of this netmaster. Gauges are computed from the cache for each scrape.
 #[derive(Clone, Debug, Default)]
 pub struct Metrics {
     /// Endpoints released because their node is gone.
     pub released: Counter,
-    /// Changes that were too large for one transaction.
+    /// Changes that needed more than one store transaction.
     pub large_changes: Counter,
-    /// Keys that did not follow from the objects, mended when this netmaster began to lead.
+    /// Keys restored when this netmaster became leader.
     pub restored: Counter,
 }
 
 impl Metrics {
-    /// The text that Prometheus reads; `world` of a netmaster that leads.
-    pub fn text(&self, world: Option<&World>) -> Result<String, fmt::Error> {
+    /// Metrics in OpenMetrics text format. `cache` is set while this netmaster leads.
+    pub fn text(&self, cache: Option<&ClusterCache>) -> Result<String, fmt::Error> {
         let mut registry = Registry::with_prefix("contiv_netmaster");
         let counters = [
-            ("endpoints_released", "Endpoints released because their node is gone", &self.released),
-            ("large_changes", "Changes made in more than one transaction", &self.large_changes),
-            ("restored_keys", "Keys mended when this netmaster began to lead", &self.restored),
+            ("endpoints_released", "Endpoints released because their node was gone", &self.released),
+            ("large_changes", "Changes committed in more than one store transaction", &self.large_changes),
+            ("restored_keys", "Keys restored when this netmaster became leader", &self.restored),
         ];
         for (name, help, counter) in counters {
             registry.register(name, help, counter.clone());
@@ -35,16 +35,16 @@ impl Metrics {
         let mut gauge = |name, help, n: usize| {
             registry.register(name, help, ConstGauge::new(i64::try_from(n).unwrap_or(i64::MAX)));
         };
-        gauge("leading", "1 when this netmaster leads", usize::from(world.is_some()));
-        if let Some(world) = world {
-            let agents = world.all::<registry::ServiceInfo>().filter(|s| s.service_name == registry::VTEP);
-            gauge("nodes", "Nodes whose agents are registered", agents.count());
-            gauge("nodes_gone", "Nodes whose registrations have run out", world.all::<node::Gone>().count());
-            gauge("networks", "Networks", world.ledgers::<network::State>().count());
-            gauge("groups", "Endpoint groups", world.ledgers::<group::State>().count());
-            gauge("endpoints", "Endpoints", world.all::<endpoint::State>().count());
-            gauge("policies", "Policies", world.all::<api::Policy>().count());
-            gauge("rules", "Rules of policies", world.all::<api::Rule>().count());
+        gauge("leading", "Whether this netmaster is the leader (1) or not (0)", usize::from(cache.is_some()));
+        if let Some(cache) = cache {
+            let agents = cache.all::<registry::ServiceInfo>().filter(|s| s.service_name == registry::VTEP);
+            gauge("nodes", "Nodes with a registered agent", agents.count());
+            gauge("nodes_gone", "Nodes whose registration expired", cache.all::<node::Gone>().count());
+            gauge("networks", "Networks", cache.allocations::<network::State>().count());
+            gauge("groups", "Endpoint groups", cache.allocations::<group::State>().count());
+            gauge("endpoints", "Endpoints", cache.all::<endpoint::State>().count());
+            gauge("policies", "Policies", cache.all::<api::Policy>().count());
+            gauge("rules", "Policy rules", cache.all::<api::Rule>().count());
         }
         let mut text = String::new();
         text::encode(&mut text, &registry)?;
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_leader_knows_the_world() {
+    fn gauges_are_reported_by_the_leader_only() {
         let metrics = Metrics::default();
         metrics.released.inc_by(3);
         let line = |text: &str, line: &str| text.lines().any(|l| l == line);
@@ -65,7 +65,7 @@ mod tests {
         assert!(line(&following, "contiv_netmaster_leading 0"), "{following}");
         assert!(line(&following, "contiv_netmaster_endpoints_released_total 3"), "{following}");
         assert!(!following.contains("contiv_netmaster_networks"), "{following}");
-        let leading = metrics.text(Some(&World::default())).unwrap();
+        let leading = metrics.text(Some(&ClusterCache::default())).unwrap();
         assert!(line(&leading, "contiv_netmaster_networks 0"), "{leading}");
     }
 }

@@ -1,5 +1,5 @@
-//! The objects of `/api/v1`: for each type one description of its fields, and what it means to make, change and
-//! delete one.
+//! Objects of `/api/v1`: a schema for each type, and the plans that create, update and delete its
+//! objects.
 
 mod aci;
 mod bgp;
@@ -16,58 +16,59 @@ mod volume;
 use std::collections::BTreeMap;
 
 use contiv_model::{api, key::ObjectType};
-use schemars::{JsonSchema, Schema, SchemaGenerator};
+use schemars::{JsonSchema, SchemaGenerator};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
 pub use global::Defaults;
 pub use service::restore as restore_services;
 
-use crate::cache::{Draft, Record, World};
+use crate::cache::{ClusterCache, Entry, StagedTxn};
 use crate::domain::fabric;
 use crate::go_json;
 use crate::problem::{Answer, Problem};
-use crate::schema::Shape;
+use crate::schema::Schema;
 
-/// An object of the API.
-pub trait Object: Record + Clone {
+/// A type of API object.
+pub trait Object: Entry + Clone {
     const KIND: ObjectType;
-    /// The fields, their types and rules; the links that clients may bring.
-    const SHAPE: &'static Shape;
-    /// The fields that make the key, joined by colons.
+    /// Fields with types and rules, including the links that clients may send.
+    const SCHEMA: &'static Schema;
+    /// Fields that form the key, joined by colons.
     const KEY: &'static [&'static str];
-    /// Filled in where a request leaves them empty; the answer shows them.
+    /// Defaults for fields that a request leaves empty. The response contains them.
     const DEFAULTS: &'static [(&'static str, Preset)] = &[];
-    /// What `inspect` tells beside the object.
+    /// Operational state that `inspect` reports.
     type Oper: Serialize + JsonSchema;
-    /// Requests are not planned together with others: they make or delete what the others look at.
-    const ALONE: bool = true;
+    /// Whether requests are planned in a transaction of their own, because they create or delete
+    /// objects that other plans read.
+    const EXCLUSIVE: bool = true;
 
     fn key(&self) -> &str;
 
-    /// What is answered to an update: the request, not what is stored.
+    /// Response to an update: the request, not the stored object.
     fn echo(&self) -> Self {
         self.clone()
     }
 
-    /// Makes it; gives what is stored.
-    fn create(self, draft: &mut Draft<'_>) -> Result<Self, Problem>;
+    /// Stages the creation, and returns the object as it is stored.
+    fn create(self, staged: &mut StagedTxn<'_>) -> Result<Self, Problem>;
 
-    /// Changes `old` into this.
-    fn update(self, old: &Self, draft: &mut Draft<'_>) -> Result<(), Problem>;
+    /// Stages the update of `old`.
+    fn update(self, old: &Self, staged: &mut StagedTxn<'_>) -> Result<(), Problem>;
 
-    fn delete(&self, draft: &mut Draft<'_>) -> Result<(), Problem>;
+    fn delete(&self, staged: &mut StagedTxn<'_>) -> Result<(), Problem>;
 
-    /// Is what `oper` tells at hand?
-    fn can_inspect(&self, _world: &World) -> Result<(), Problem> {
+    /// Checks whether operational state is available.
+    fn can_inspect(&self, _cache: &ClusterCache) -> Result<(), Problem> {
         Ok(())
     }
 
-    /// None for types of which there is nothing to tell.
-    fn oper(&self, world: &World, cluster: &Cluster) -> Option<Self::Oper>;
+    /// Operational state; none for types without any.
+    fn oper(&self, cache: &ClusterCache, cluster: &Cluster) -> Option<Self::Oper>;
 }
 
-/// The value of a field that a request leaves empty.
+/// Default value of a field.
 #[derive(Clone, Copy, Debug)]
 pub enum Preset {
     Text(&'static str),
@@ -89,43 +90,43 @@ impl Preset {
     }
 }
 
-/// What the daemon knows that is not in the store.
+/// Settings of this daemon that are not in the store.
 #[derive(Clone, Debug, Default)]
 pub struct Cluster {
-    /// `--mode`.
+    /// Value of `--mode`.
     pub mode: String,
 }
 
-/// A type of object as the routes see it.
+/// An object type as the routes use it.
 pub struct Type {
     pub kind: ObjectType,
     pub operations: Operations,
 }
 
-/// The fields of a request, as they are spelled in the store.
+/// Fields of a request, with the names used in the store.
 pub type Fields = Map<String, Value>;
 
-/// The operations on objects of one type. Bodies of answers are JSON.
+/// Operations on objects of one type. Response bodies are JSON.
 #[derive(Clone, Copy)]
 pub struct Operations {
-    /// See [`Object::SHAPE`], [`Object::KEY`], [`Object::DEFAULTS`].
-    pub shape: &'static Shape,
+    /// See [`Object::SCHEMA`], [`Object::KEY`], [`Object::DEFAULTS`].
+    pub schema: &'static Schema,
     pub key: &'static [&'static str],
     pub defaults: &'static [(&'static str, Preset)],
-    /// What `inspect` tells of it.
-    pub oper: fn(&mut SchemaGenerator) -> Schema,
-    /// See [`Object::ALONE`].
-    pub alone: bool,
-    /// Decodes and checks the body of a POST or PUT to `key`.
+    /// Schema of [`Object::Oper`].
+    pub oper: fn(&mut SchemaGenerator) -> schemars::Schema,
+    /// See [`Object::EXCLUSIVE`].
+    pub exclusive: bool,
+    /// Decodes and validates the body of a POST or PUT to `key`.
     pub check: fn(key: &str, body: &[u8]) -> Result<Fields, Problem>,
-    pub put: fn(request: &Fields, draft: &mut Draft<'_>) -> Answer,
-    pub delete: fn(key: &str, draft: &mut Draft<'_>) -> Answer,
-    pub list: fn(&World) -> Answer,
-    pub get: fn(&World, key: &str) -> Answer,
-    pub inspect: fn(&World, key: &str, &Cluster) -> Answer,
+    pub put: fn(request: &Fields, staged: &mut StagedTxn<'_>) -> Answer,
+    pub delete: fn(key: &str, staged: &mut StagedTxn<'_>) -> Answer,
+    pub list: fn(&ClusterCache) -> Answer,
+    pub get: fn(&ClusterCache, key: &str) -> Answer,
+    pub inspect: fn(&ClusterCache, key: &str, &Cluster) -> Answer,
 }
 
-/// Every type.
+/// All object types.
 pub static TYPES: [Type; 14] = [
     Type::of::<api::AciGw>(),
     Type::of::<api::AppProfile>(),
@@ -148,11 +149,11 @@ impl Type {
         Type {
             kind: T::KIND,
             operations: Operations {
-                shape: T::SHAPE,
+                schema: T::SCHEMA,
                 key: T::KEY,
                 defaults: T::DEFAULTS,
                 oper: SchemaGenerator::subschema_for::<T::Oper>,
-                alone: T::ALONE,
+                exclusive: T::EXCLUSIVE,
                 check: check::<T>,
                 put: put::<T>,
                 delete: delete::<T>,
@@ -163,7 +164,7 @@ impl Type {
         }
     }
 
-    /// By the plural that paths use: the name and an `s`.
+    /// Finds a type by the plural in paths: the type name and an `s`.
     pub fn by_plural(plural: &str) -> Option<&'static Type> {
         let name = plural.strip_suffix('s')?;
         TYPES.iter().find(|t| t.kind.as_str() == name)
@@ -175,7 +176,7 @@ fn not_found(kind: ObjectType) -> Problem {
 }
 
 fn check<T: Object>(key: &str, body: &[u8]) -> Result<Fields, Problem> {
-    let mut request = go_json::decode(body, T::SHAPE).map_err(Problem::invalid)?;
+    let mut request = go_json::decode(body, T::SCHEMA).map_err(Problem::invalid)?;
     request.insert("key".into(), key.into());
     for (name, default) in T::DEFAULTS {
         default.fill(&mut request, name);
@@ -184,56 +185,57 @@ fn check<T: Object>(key: &str, body: &[u8]) -> Result<Fields, Problem> {
     if T::KEY.iter().map(part).collect::<Vec<_>>().join(":") != key {
         return Err(Problem::invalid("Invalid Key"));
     }
-    T::SHAPE.check(&request).map_err(Problem::invalid)?;
+    T::SCHEMA.check(&request).map_err(Problem::invalid)?;
     Ok(request)
 }
 
-fn put<T: Object>(request: &Fields, draft: &mut Draft<'_>) -> Answer {
-    let answer = make_or_change::<T>(request, draft)?;
-    note_fabric::<T>(draft);
+fn put<T: Object>(request: &Fields, staged: &mut StagedTxn<'_>) -> Answer {
+    let answer = create_or_update::<T>(request, staged)?;
+    mark_fabric_pending::<T>(staged);
     Ok(answer)
 }
 
-/// Application profiles are told to a fabric by whoever changes them; what else it must know is noted.
-fn note_fabric<T: Object>(draft: &mut Draft<'_>) {
+/// Marks application profiles that the change affects. Requests for application profiles are sent
+/// to the gateway directly.
+fn mark_fabric_pending<T: Object>(staged: &mut StagedTxn<'_>) {
     if T::KIND != ObjectType::AppProfile {
-        fabric::note(draft);
+        fabric::mark_pending(staged);
     }
 }
 
-fn make_or_change<T: Object>(request: &Fields, draft: &mut Draft<'_>) -> Answer {
+fn create_or_update<T: Object>(request: &Fields, staged: &mut StagedTxn<'_>) -> Answer {
     let new: T = serde_json::from_value(Value::Object(request.clone()))
         .map_err(|e| Problem::invalid(format!("{}: {e}", T::KIND.as_str())))?;
-    match draft.get::<T>(new.key()) {
-        None => go_json::encode(&new.create(draft)?),
+    match staged.get::<T>(new.key()) {
+        None => go_json::encode(&new.create(staged)?),
         Some(old) => {
             let echo = go_json::encode(&new.echo())?;
-            new.update(&old, draft)?;
+            new.update(&old, staged)?;
             Ok(echo)
         }
     }
 }
 
-fn delete<T: Object>(key: &str, draft: &mut Draft<'_>) -> Answer {
-    let object = draft.get::<T>(key).ok_or_else(|| not_found(T::KIND))?;
-    object.delete(draft)?;
-    draft.delete::<T>(key);
-    note_fabric::<T>(draft);
+fn delete<T: Object>(key: &str, staged: &mut StagedTxn<'_>) -> Answer {
+    let object = staged.get::<T>(key).ok_or_else(|| not_found(T::KIND))?;
+    object.delete(staged)?;
+    staged.delete::<T>(key);
+    mark_fabric_pending::<T>(staged);
     go_json::encode(&key)
 }
 
-fn list<T: Object>(world: &World) -> Answer {
-    go_json::encode(&world.all::<T>().collect::<Vec<_>>())
+fn list<T: Object>(cache: &ClusterCache) -> Answer {
+    go_json::encode(&cache.all::<T>().collect::<Vec<_>>())
 }
 
-fn get<T: Object>(world: &World, key: &str) -> Answer {
-    go_json::encode(world.get::<T>(key).ok_or_else(|| not_found(T::KIND))?)
+fn get<T: Object>(cache: &ClusterCache, key: &str) -> Answer {
+    go_json::encode(cache.get::<T>(key).ok_or_else(|| not_found(T::KIND))?)
 }
 
-fn inspect<T: Object>(world: &World, key: &str, cluster: &Cluster) -> Answer {
-    let config = world.get::<T>(key).ok_or_else(|| not_found(T::KIND))?;
-    config.can_inspect(world)?;
-    match config.oper(world, cluster) {
+fn inspect<T: Object>(cache: &ClusterCache, key: &str, cluster: &Cluster) -> Answer {
+    let config = cache.get::<T>(key).ok_or_else(|| not_found(T::KIND))?;
+    config.can_inspect(cache)?;
+    match config.oper(cache, cluster) {
         Some(oper) => go_json::encode(&api::Inspect { config, oper }),
         None => go_json::encode(&BTreeMap::from([("Config", config)])),
     }

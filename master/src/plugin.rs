@@ -1,4 +1,4 @@
-//! The calls of `/plugin`: what agents ask for when a pod comes or goes (INVENTORY 1.6).
+//! Calls below `/plugin` that agents make when a pod is created or deleted (INVENTORY 1.6).
 
 mod address;
 mod cleanup;
@@ -8,16 +8,16 @@ mod node_gc;
 mod request;
 
 pub use cleanup::{Cleanup, clean_up};
-pub use node_gc::{Round, release};
+pub use node_gc::{NodeGcPlan, release_endpoints};
 
 use request::Request as _;
-use schemars::{Schema, SchemaGenerator};
+use schemars::SchemaGenerator;
 
-use crate::cache::Draft;
+use crate::cache::StagedTxn;
 use crate::problem::{Answer, Problem};
-use crate::schema::Shape;
+use crate::schema::Schema;
 
-/// A call that was decoded.
+/// A decoded call.
 #[derive(Clone, Debug)]
 pub enum Call {
     AllocAddress(request::AllocAddress),
@@ -27,50 +27,50 @@ pub enum Call {
     UpdateEndpoint(request::UpdateEndpoint),
 }
 
-/// A call, as it is described to others.
-pub struct CallForm {
+/// Description of a call for the OpenAPI document.
+pub struct CallSpec {
     pub name: &'static str,
     pub summary: &'static str,
-    pub shape: &'static Shape,
-    pub reply: fn(&mut SchemaGenerator) -> Schema,
+    pub schema: &'static Schema,
+    pub reply: fn(&mut SchemaGenerator) -> schemars::Schema,
 }
 
-/// Every call that [`Call::decode`] knows.
-pub static FORMS: &[CallForm] = &[
-    CallForm {
+/// All calls that [`Call::decode`] accepts.
+pub static CALLS: &[CallSpec] = &[
+    CallSpec {
         name: "allocAddress",
-        summary: "Gives out an address",
-        shape: request::AllocAddress::SHAPE,
+        summary: "Allocate an address",
+        schema: request::AllocAddress::SCHEMA,
         reply: SchemaGenerator::subschema_for::<address::Allocated<'_>>,
     },
-    CallForm {
+    CallSpec {
         name: "releaseAddress",
-        summary: "Takes an address back",
-        shape: request::ReleaseAddress::SHAPE,
+        summary: "Release an address",
+        schema: request::ReleaseAddress::SCHEMA,
         reply: SchemaGenerator::subschema_for::<String>,
     },
-    CallForm {
+    CallSpec {
         name: "createEndpoint",
-        summary: "Makes an endpoint, or gives the one that is there",
-        shape: request::CreateEndpoint::SHAPE,
+        summary: "Create an endpoint, or return the existing one",
+        schema: request::CreateEndpoint::SCHEMA,
         reply: SchemaGenerator::subschema_for::<endpoint::Reply<'_>>,
     },
-    CallForm {
+    CallSpec {
         name: "deleteEndpoint",
-        summary: "Removes an endpoint and its addresses",
-        shape: request::DeleteEndpoint::SHAPE,
+        summary: "Delete an endpoint and free its addresses",
+        schema: request::DeleteEndpoint::SCHEMA,
         reply: SchemaGenerator::subschema_for::<endpoint::Reply<'_>>,
     },
-    CallForm {
+    CallSpec {
         name: "updateEndpoint",
-        summary: "A container started, with labels by which services find it, or died",
-        shape: request::UpdateEndpoint::SHAPE,
+        summary: "Report that a container started (with labels for service selectors) or exited",
+        schema: request::UpdateEndpoint::SCHEMA,
         reply: SchemaGenerator::subschema_for::<Option<container::Reply<'_>>>,
     },
 ];
 
 impl Call {
-    /// Decodes the body of a POST to `/plugin/<name>`; none if there is no such call.
+    /// Decodes the body of a POST to `/plugin/<name>`; none for an unknown name.
     pub fn decode(name: &str, body: &[u8]) -> Option<Result<Call, Problem>> {
         Some(match name {
             "allocAddress" => request::decode(body).map(Call::AllocAddress),
@@ -82,14 +82,14 @@ impl Call {
         })
     }
 
-    /// Plans it; gives the body of the answer.
-    pub fn plan(&self, draft: &mut Draft<'_>) -> Answer {
+    /// Stages the changes and returns the body of the response.
+    pub fn plan(&self, staged: &mut StagedTxn<'_>) -> Answer {
         match self {
-            Call::AllocAddress(request) => address::alloc(request, draft),
-            Call::ReleaseAddress(request) => address::release(request, draft),
-            Call::CreateEndpoint(request) => endpoint::create(request, draft),
-            Call::DeleteEndpoint(request) => endpoint::delete(request, draft),
-            Call::UpdateEndpoint(request) => container::update(request, draft),
+            Call::AllocAddress(request) => address::alloc(request, staged),
+            Call::ReleaseAddress(request) => address::release(request, staged),
+            Call::CreateEndpoint(request) => endpoint::create(request, staged),
+            Call::DeleteEndpoint(request) => endpoint::delete(request, staged),
+            Call::UpdateEndpoint(request) => container::update(request, staged),
         }
     }
 }

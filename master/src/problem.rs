@@ -1,11 +1,12 @@
-//! Why a request was refused, in the words that clients know.
+//! Failed requests, with error texts that clients of the original expect.
 
 use std::fmt;
 
-/// A refused request: one line of text, and what kind of refusal it is.
+/// A failed request: one line of text and the kind of failure.
 ///
-/// The original answers every failure with status 500 and the text, and its clients read the text only then; the
-/// kind decides the status for clients that ask for RFC 9457 problems. [`Kind::Unavailable`] is 503 for everybody.
+/// The original answers every failure with status 500 and the text, and its clients read the text
+/// only with that status. The kind determines the status for clients that request RFC 9457 problem
+/// details. [`Kind::Unavailable`] is 503 for all clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     pub kind: Kind,
@@ -14,29 +15,29 @@ pub struct Problem {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The request itself is wrong.
+    /// The request is invalid.
     Invalid,
-    /// What it names is not there.
+    /// An object that the request refers to does not exist.
     NotFound,
-    /// It does not go together with what is there.
+    /// The request conflicts with existing objects.
     Conflict,
-    /// Its body is larger than any that means something.
+    /// The request body exceeds the size limit.
     TooLarge,
-    /// Its body did not come in time.
+    /// The request body did not arrive in time.
     TooSlow,
-    /// What netmaster had to ask for it refused, or did not answer.
+    /// A server that netmaster depends on failed or did not respond.
     Gateway,
-    /// Another time, or another netmaster, may do it.
+    /// Temporary failure; the client can retry.
     Unavailable,
-    /// The original does it; this release does not.
+    /// The original supports the request; this release does not.
     NotBuilt,
 }
 
-/// The body of an answer, or why there is none.
+/// Body of a response, or the failure.
 pub type Answer = Result<Vec<u8>, Problem>;
 
 impl Kind {
-    /// The status of an RFC 9457 problem.
+    /// HTTP status of the RFC 9457 problem.
     pub fn status(self) -> u16 {
         match self {
             Kind::Invalid => 400,
@@ -80,18 +81,18 @@ impl Problem {
         Problem { kind: Kind::Unavailable, text: text.into() }
     }
 
-    /// Nothing was done.
+    /// This netmaster is no longer the leader. Nothing was changed.
     pub fn deposed() -> Problem {
-        Problem::unavailable("this netmaster leads no more; try again")
+        Problem::unavailable("this netmaster is no longer the leader; retry")
     }
 
-    /// `what` is a plural or a call: "policy objects", "updateEndpoint".
+    /// `what` is a plural noun or a call: "policy objects", "updateEndpoint".
     pub fn not_built(what: impl fmt::Display) -> Problem {
         let verb = if what.to_string().ends_with('s') { "are" } else { "is" };
         Problem { kind: Kind::NotBuilt, text: format!("{what} {verb} not built yet") }
     }
 
-    /// The original's words for a key that its store does not have.
+    /// The original's text for a key that does not exist in its store.
     pub fn key_not_found() -> Problem {
         Problem::not_found("key not found")
     }
@@ -103,7 +104,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// An error with its causes.
+/// The error and its causes on one line.
 pub fn one_line(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(Some(error), |e| e.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ").replace('\n', " ")

@@ -1,33 +1,34 @@
-//! Books of addresses that somebody has edited, made right. What an endpoint has is taken, whatever they say: else it would
-//! be given out a second time. What nobody has is only released when that was asked for: it may be reserved, by
-//! `allocAddress`, for an endpoint that is yet to come.
+//! Repairs allocation records that another program changed. Addresses of endpoints are always
+//! marked as allocated; otherwise they would be allocated twice. Allocated addresses without an
+//! owner are released only on request (`--repair`): `allocAddress` may have reserved them for a
+//! future endpoint.
 
 use std::collections::HashSet;
 
 use contiv_model::{endpoint, group, network};
 
-use crate::cache::Draft;
-use crate::domain::allocation::{Place, is_taken};
+use crate::cache::StagedTxn;
+use crate::domain::allocation::{AllocationScope, is_taken};
 
-/// Marks the addresses that endpoints have; a line for each that was free.
-pub fn mark_held(draft: &mut Draft<'_>) -> Vec<String> {
-    let (world, mut lines) = (draft.world(), vec![]);
-    let groups = world.ledgers::<group::State>().map(|ledger| &ledger.body);
+/// Marks the addresses of endpoints as allocated. Returns one line for each address that was free.
+pub fn mark_in_use(staged: &mut StagedTxn<'_>) -> Vec<String> {
+    let (cache, mut lines) = (staged.cache(), vec![]);
+    let groups = cache.allocations::<group::State>().map(|record| &record.body);
     let pooled: HashSet<String> = groups
         .filter(|group| !group.ip_pool.is_empty())
         .map(|group| format!("{}.{}", group.network_name, group.tenant_name))
         .collect();
-    for endpoint in world.all::<endpoint::State>() {
+    for endpoint in cache.all::<endpoint::State>() {
         let network = &endpoint.net_id;
-        let Some(ledger) = world.ledger::<network::State>(network) else { continue };
-        // Addresses of pools are taken on the network, whoever has them.
+        let Some(record) = cache.allocation::<network::State>(network) else { continue };
+        // Addresses of a group's pool are always allocated in the network record.
         let may_be_free =
-            |address: &&String| pooled.contains(network) || is_taken(ledger, address) == Some(false);
+            |address: &&String| pooled.contains(network) || is_taken(record, address) == Some(false);
         for address in [&endpoint.ip_address, &endpoint.ipv6_address].into_iter().filter(may_be_free) {
-            let Ok(place) = Place::find(draft, network, None) else { continue };
-            if place.mark(draft, address) {
+            let Ok(scope) = AllocationScope::find(staged, network, None) else { continue };
+            if scope.mark_in_use(staged, address) {
                 lines.push(format!(
-                    "endpoint {} has {address}, which was free on network {network}",
+                    "endpoint {}: address {address} was not allocated on network {network}",
                     endpoint.id
                 ));
             }
@@ -36,17 +37,18 @@ pub fn mark_held(draft: &mut Draft<'_>) -> Vec<String> {
     lines
 }
 
-/// Releases the addresses that no endpoint, no service and no gateway has; a line for each network that had any.
-pub fn release_unheld(draft: &mut Draft<'_>) -> Vec<String> {
-    let (world, mut lines) = (draft.world(), vec![]);
-    for ledger in world.ledgers::<network::State>() {
-        let id = &ledger.body.id;
-        let Ok(place) = Place::find(draft, id, None) else { continue };
-        let hosts = ledger.pool.bits().iter().filter(|host| place.release(draft, *host)).count();
-        let hosts6: Vec<String> = place.addresses6().collect();
-        let hosts6 = hosts6.iter().filter(|address| place.release6(draft, address)).count();
+/// Releases addresses that no endpoint, service or gateway has. Returns one line for each network
+/// with such addresses.
+pub fn release_unused(staged: &mut StagedTxn<'_>) -> Vec<String> {
+    let (cache, mut lines) = (staged.cache(), vec![]);
+    for record in cache.allocations::<network::State>() {
+        let id = &record.body.id;
+        let Ok(scope) = AllocationScope::find(staged, id, None) else { continue };
+        let hosts = record.pool.bits().iter().filter(|host| scope.release(staged, *host)).count();
+        let hosts6: Vec<String> = scope.addresses_v6().collect();
+        let hosts6 = hosts6.iter().filter(|address| scope.release_v6(staged, address)).count();
         if hosts + hosts6 > 0 {
-            lines.push(format!("network {id}: {hosts} IPv4 and {hosts6} IPv6 addresses were nobody's"));
+            lines.push(format!("network {id}: {hosts} IPv4 and {hosts6} IPv6 addresses had no owner"));
         }
     }
     lines

@@ -1,4 +1,4 @@
-//! What `inspect` tells.
+//! Operational state of objects, endpoints and nodes, as `inspect` and `/services` report it.
 
 use std::collections::BTreeMap;
 
@@ -8,17 +8,17 @@ use contiv_model::api::{
 };
 use contiv_model::{endpoint, group, network, node, registry, service};
 
-use crate::cache::{Ledger, World};
+use crate::cache::{AllocationRecord, ClusterCache};
 use crate::domain::attachment::state_key;
 use crate::go_json;
 use crate::ipam::{IpPool, Subnet};
 use crate::problem::{Answer, Problem};
 
-pub fn network(ledger: &Ledger<network::State>, world: &World) -> NetworkOper {
-    let body = &ledger.body;
+pub fn network(record: &AllocationRecord<network::State>, cache: &ClusterCache) -> NetworkOper {
+    let body = &record.body;
     let mut oper = NetworkOper {
         allocated_addresses_count: body.ep_addr_count,
-        endpoints: endpoints(world, |endpoint| endpoint.net_id == body.id),
+        endpoints: endpoints(cache, |endpoint| endpoint.net_id == body.id),
         external_pkt_tag: body.ext_pkt_tag,
         network_tag: body.network_tag.clone(),
         num_endpoints: body.ep_count,
@@ -26,27 +26,27 @@ pub fn network(ledger: &Ledger<network::State>, world: &World) -> NetworkOper {
         ..NetworkOper::default()
     };
     if let Ok(subnet) = Subnet::of_state(body) {
-        let bits = ledger.pool.bits();
+        let bits = record.pool.bits();
         oper.allocated_ip_addresses = subnet.allocated(bits, subnet.first, subnet.last);
         oper.available_ip_addresses = subnet.available(bits);
     }
     oper
 }
 
-pub fn group(ledger: &Ledger<group::State>, world: &World) -> EndpointGroupOper {
-    let body = &ledger.body;
+pub fn group(record: &AllocationRecord<group::State>, cache: &ClusterCache) -> EndpointGroupOper {
+    let body = &record.body;
     let mut oper = EndpointGroupOper {
-        endpoints: endpoints(world, |endpoint| endpoint.endpoint_group_key == body.id),
+        endpoints: endpoints(cache, |endpoint| endpoint.endpoint_group_key == body.id),
         external_pkt_tag: body.ext_pkt_tag,
         group_tag: body.group_tag.clone(),
         num_endpoints: body.ep_count,
         pkt_tag: body.pkt_tag,
         ..EndpointGroupOper::default()
     };
-    let network = world.ledger::<network::State>(&format!("{}.{}", body.network_name, body.tenant_name));
+    let network = cache.allocation::<network::State>(&format!("{}.{}", body.network_name, body.tenant_name));
     let subnet = network.and_then(|network| Subnet::of_state(&network.body).ok());
     if let Some((subnet, pool)) = subnet.and_then(|s| Some((s, IpPool::read(&body.ip_pool, &s).ok()??))) {
-        let bits = ledger.pool.bits();
+        let bits = record.pool.bits();
         let (first, last) = (subnet.address(pool.first), subnet.address(pool.last));
         oper.allocated_ip_addresses = subnet.allocated(bits, first, last);
         oper.available_ip_addresses = subnet.available(bits);
@@ -54,16 +54,16 @@ pub fn group(ledger: &Ledger<group::State>, world: &World) -> EndpointGroupOper 
     oper
 }
 
-pub fn policy(policy: &Policy, world: &World) -> PolicyOper {
+pub fn policy(policy: &Policy, cache: &ClusterCache) -> PolicyOper {
     let groups: Vec<String> = policy.link_sets.endpoint_groups.keys().map(|key| state_key(key)).collect();
-    let endpoints = endpoints(world, |endpoint| groups.contains(&endpoint.endpoint_group_key));
+    let endpoints = endpoints(cache, |endpoint| groups.contains(&endpoint.endpoint_group_key));
     PolicyOper { num_endpoints: endpoints.len() as i64, endpoints }
 }
 
-/// The original fills in the service's name where a group's is told otherwise.
-pub fn service(service: &service::State, world: &World) -> ServiceLbOper {
+/// Like the original, this fills in the service name in each provider.
+pub fn service(service: &service::State, cache: &ClusterCache) -> ServiceLbOper {
     let providers = service.providers.iter().flat_map(|providers| providers.values());
-    let providers = providers.filter_map(|provider| world.get::<endpoint::State>(&provider.endpoint));
+    let providers = providers.filter_map(|provider| cache.get::<endpoint::State>(&provider.endpoint));
     let name = &service.service_name;
     let providers: Vec<_> =
         providers.map(|e| EndpointOper { service_name: name.clone(), ..endpoint(e) }).collect();
@@ -74,7 +74,7 @@ pub fn service(service: &service::State, world: &World) -> ServiceLbOper {
     }
 }
 
-pub fn tenant(tenant: &Tenant, world: &World) -> TenantOper {
+pub fn tenant(tenant: &Tenant, cache: &ClusterCache) -> TenantOper {
     let sets = &tenant.link_sets;
     let mut oper = TenantOper {
         total_app_profiles: sets.app_profiles.len() as i64,
@@ -85,11 +85,11 @@ pub fn tenant(tenant: &Tenant, world: &World) -> TenantOper {
         total_servicelbs: sets.servicelbs.len() as i64,
         ..TenantOper::default()
     };
-    // The original fills in neither the names and tags, nor the addresses of a group.
+    // Like the original, this omits names, tags and the addresses of groups.
     let name_of = |key: &String| key.split_once(':').map(|(_, name)| name.to_owned());
     for name in sets.endpoint_groups.keys().filter_map(name_of) {
-        if let Some(ledger) = world.ledger::<group::State>(&format!("{name}:{}", tenant.tenant_name)) {
-            let full = group(ledger, world);
+        if let Some(record) = cache.allocation::<group::State>(&format!("{name}:{}", tenant.tenant_name)) {
+            let full = group(record, cache);
             oper.endpoint_groups.push(EndpointGroupOper {
                 allocated_ip_addresses: String::new(),
                 available_ip_addresses: String::new(),
@@ -99,8 +99,8 @@ pub fn tenant(tenant: &Tenant, world: &World) -> TenantOper {
         }
     }
     for name in sets.networks.keys().filter_map(name_of) {
-        if let Some(ledger) = world.ledger::<network::State>(&format!("{name}.{}", tenant.tenant_name)) {
-            let full = network(ledger, world);
+        if let Some(record) = cache.allocation::<network::State>(&format!("{name}.{}", tenant.tenant_name)) {
+            let full = network(record, cache);
             oper.total_endpoints += full.num_endpoints;
             oper.networks.push(NetworkOper { network_tag: String::new(), ..full });
         }
@@ -108,29 +108,30 @@ pub fn tenant(tenant: &Tenant, world: &World) -> TenantOper {
     oper
 }
 
-/// The endpoint that `search` names: its id, its container's id or its name; else the first that has it as a part.
-pub fn find_endpoint(world: &World, search: &str) -> Answer {
+/// Finds an endpoint by id, container id or name; otherwise the first endpoint with `search` as a
+/// substring of one of them.
+pub fn find_endpoint(cache: &ClusterCache, search: &str) -> Answer {
     let names =
         |e: &endpoint::State| [e.endpoint_id.clone(), e.container_id.clone(), e.ep_common_name.clone()];
-    let all = || world.all::<endpoint::State>();
+    let all = || cache.all::<endpoint::State>();
     let found = all()
         .find(|e| names(e).iter().any(|name| name == search))
         .or_else(|| all().find(|e| names(e).iter().any(|name| name.contains(search))))
         .ok_or_else(|| Problem::not_found("endpoint not found"))?;
-    let oper = world.get::<endpoint::Oper>(&found.id);
+    let oper = cache.get::<endpoint::Oper>(&found.id);
     let virtual_port = oper.map(|oper| format!("v{}", oper.port_name)).unwrap_or_default();
     go_json::encode(&EndpointInspect {
         oper: EndpointOper { key: search.to_owned(), virtual_port, ..endpoint(found) },
     })
 }
 
-/// The nodes that agents have run on, in the order of their names.
-pub fn nodes(world: &World) -> Vec<Node> {
+/// Nodes that have run an agent, sorted by name.
+pub fn nodes(cache: &ClusterCache) -> Vec<Node> {
     let mut found: BTreeMap<&str, (node::Status, Option<&str>)> = BTreeMap::new();
-    for status in world.all::<node::Status>() {
+    for status in cache.all::<node::Status>() {
         found.insert(&status.host, (status.clone(), None));
     }
-    for service in world.all::<registry::ServiceInfo>() {
+    for service in cache.all::<registry::ServiceInfo>() {
         let entry = || (node::Status { host: service.hostname.clone(), ..node::Status::default() }, None);
         match service.service_name.as_str() {
             registry::NETPLUGIN => {
@@ -144,7 +145,7 @@ pub fn nodes(world: &World) -> Vec<Node> {
             _ => {}
         }
     }
-    let gone_since = |host: &str| world.get::<node::Gone>(host).map(|gone| gone.since.clone());
+    let gone_since = |host: &str| cache.get::<node::Gone>(host).map(|gone| gone.since.clone());
     let node = |(status, control): (node::Status, Option<&str>)| {
         let node = Node::new(status, control.map(str::to_owned));
         Node {
@@ -155,14 +156,14 @@ pub fn nodes(world: &World) -> Vec<Node> {
     found.into_values().map(node).collect()
 }
 
-/// The node called `host`.
-pub fn find_node(world: &World, host: &str) -> Answer {
-    let node = nodes(world).into_iter().find(|node| node.status.host == host);
+/// The node named `host`.
+pub fn find_node(cache: &ClusterCache, host: &str) -> Answer {
+    let node = nodes(cache).into_iter().find(|node| node.status.host == host);
     go_json::encode(&node.ok_or_else(|| Problem::not_found("node not found"))?)
 }
 
-fn endpoints(world: &World, pick: impl Fn(&endpoint::State) -> bool) -> Vec<EndpointOper> {
-    world.all::<endpoint::State>().filter(|e| pick(e)).map(endpoint).collect()
+fn endpoints(cache: &ClusterCache, pick: impl Fn(&endpoint::State) -> bool) -> Vec<EndpointOper> {
+    cache.all::<endpoint::State>().filter(|e| pick(e)).map(endpoint).collect()
 }
 
 fn endpoint(e: &endpoint::State) -> EndpointOper {
@@ -186,14 +187,14 @@ fn endpoint(e: &endpoint::State) -> EndpointOper {
     }
 }
 
-/// The answer of `/services`: the states of all.
-pub fn service_states(world: &World) -> Answer {
-    listed(world.all::<service::State>())
+/// Body of `/services`: all service states.
+pub fn service_states(cache: &ClusterCache) -> Answer {
+    listed(cache.all::<service::State>())
 }
 
-/// The answer of `/service/<service>:<tenant>`: a list of one, or null.
-pub fn service_state(world: &World, id: &str) -> Answer {
-    match world.get::<service::State>(id) {
+/// Body of `/service/<service>:<tenant>`: a list with one element, or null.
+pub fn service_state(cache: &ClusterCache, id: &str) -> Answer {
+    match cache.get::<service::State>(id) {
         Some(state) => listed(std::iter::once(state)),
         None => Ok(b"null".to_vec()),
     }
@@ -201,7 +202,7 @@ pub fn service_state(world: &World, id: &str) -> Answer {
 
 fn listed<'w>(states: impl Iterator<Item = &'w service::State>) -> Answer {
     let mut body = go_json::encode(&states.collect::<Vec<_>>())?;
-    // Unlike the answers of the API.
+    // These responses have no final newline.
     body.pop();
     Ok(body)
 }

@@ -1,30 +1,30 @@
-//! What a request may hold: one description per object, from which it is decoded and checked.
+//! Schemas of request bodies, used for decoding, validation and the OpenAPI document.
 
 mod checks;
 pub mod format;
 
-pub use format::Form;
+pub use format::Format;
 use serde_json::{Map, Value};
 
-/// A struct type of the original, as its JSON decoder and its validator see it.
+/// A struct type of the original.
 #[derive(Debug)]
-pub struct Shape {
-    /// With its package, as error texts spell it: `contivModel.Tenant`.
+pub struct Schema {
+    /// Name with package, as in error texts: `contivModel.Tenant`.
     pub go_type: &'static str,
-    /// In alphabetical order: the order in which they are checked.
-    pub members: &'static [Member],
+    /// Sorted by name. Fields are validated in this order.
+    pub fields: &'static [Field],
 }
 
-/// A member of a struct.
+/// A field of a struct.
 #[derive(Debug)]
-pub struct Member {
-    /// As it is spelled when written.
+pub struct Field {
+    /// Name in JSON.
     pub name: &'static str,
     pub kind: Type,
     pub rule: Rule,
 }
 
-/// The type of a member.
+/// Type of a field.
 #[derive(Clone, Copy, Debug)]
 pub enum Type {
     Text,
@@ -32,19 +32,19 @@ pub enum Type {
     Texts,
     /// `map[string]string`.
     TextMap,
-    Struct(&'static Shape),
+    Struct(&'static Schema),
     /// `map[string]` of a struct type.
-    StructMap(&'static Shape),
+    StructMap(&'static Schema),
 }
 
-/// What a member's value must be like. An absent text is checked as the empty one.
+/// Validation rule of a field. An absent text is validated as the empty text.
 #[derive(Clone, Copy, Debug)]
 pub enum Rule {
     Any,
-    /// Length in bytes at most `max`, then `form`.
+    /// At most `max` bytes, in the given format.
     Text {
         max: usize,
-        form: Form,
+        format: Format,
     },
     AtMost(i64),
     Within {
@@ -53,35 +53,35 @@ pub enum Rule {
     },
 }
 
-impl Member {
-    pub const fn any(name: &'static str, kind: Type) -> Member {
-        Member { name, kind, rule: Rule::Any }
+impl Field {
+    pub const fn any(name: &'static str, kind: Type) -> Field {
+        Field { name, kind, rule: Rule::Any }
     }
 
-    pub const fn text(name: &'static str, max: usize, form: Form) -> Member {
-        Member { name, kind: Type::Text, rule: Rule::Text { max, form } }
+    pub const fn text(name: &'static str, max: usize, format: Format) -> Field {
+        Field { name, kind: Type::Text, rule: Rule::Text { max, format } }
     }
 
-    /// One of these, of which the empty one may be left out.
-    pub const fn one_of(name: &'static str, words: &'static [&'static str]) -> Member {
-        Member { name, kind: Type::Text, rule: Rule::Text { max: usize::MAX, form: Form::Words(words) } }
+    /// A field with one of the given values. It may be absent only if the empty text is among them.
+    pub const fn one_of(name: &'static str, words: &'static [&'static str]) -> Field {
+        Field { name, kind: Type::Text, rule: Rule::Text { max: usize::MAX, format: Format::OneOf(words) } }
     }
 
-    pub const fn int(name: &'static str, max: i64) -> Member {
-        Member { name, kind: Type::Int, rule: Rule::AtMost(max) }
+    pub const fn int(name: &'static str, max: i64) -> Field {
+        Field { name, kind: Type::Int, rule: Rule::AtMost(max) }
     }
 
-    pub const fn range(name: &'static str, min: i64, max: i64) -> Member {
-        Member { name, kind: Type::Int, rule: Rule::Within { min, max } }
+    pub const fn range(name: &'static str, min: i64, max: i64) -> Field {
+        Field { name, kind: Type::Int, rule: Rule::Within { min, max } }
     }
 
     fn check(&self, object: &Map<String, Value>) -> Result<(), String> {
         let value = object.get(self.name);
         match self.rule {
             Rule::Any => Ok(()),
-            Rule::Text { max, form } => match value.and_then(Value::as_str).unwrap_or_default() {
+            Rule::Text { max, format } => match value.and_then(Value::as_str).unwrap_or_default() {
                 text if text.len() > max => Err(format!("{} string too long", self.name)),
-                text if !form.holds(text) => Err(format!("{} string invalid format", self.name)),
+                text if !format.matches(text) => Err(format!("{} string invalid format", self.name)),
                 _ => Ok(()),
             },
             Rule::AtMost(max) => self.within(value, i64::MIN, max),
@@ -97,15 +97,15 @@ impl Member {
     }
 }
 
-impl Shape {
-    /// The first rule that `object` breaks, in the original's words.
+impl Schema {
+    /// Validates the object. Returns the original's error text for the first violation.
     pub fn check(&self, object: &Map<String, Value>) -> Result<(), String> {
-        self.members.iter().try_for_each(|member| member.check(object))
+        self.fields.iter().try_for_each(|field| field.check(object))
     }
 }
 
-/// `modeldb.Link`.
-pub static LINK: Shape = Shape {
+/// Schema of `modeldb.Link`.
+pub static LINK: Schema = Schema {
     go_type: "modeldb.Link",
-    members: &[Member::any("type", Type::Text), Member::any("key", Type::Text)],
+    fields: &[Field::any("type", Type::Text), Field::any("key", Type::Text)],
 };

@@ -1,4 +1,4 @@
-//! The numbers that networks are told apart by on the wire, and the pools that they come from (INVENTORY 2.5).
+//! VLAN ids and VNIs of networks, and the pools they are allocated from (INVENTORY 2.5).
 
 mod range;
 mod vlan;
@@ -8,8 +8,8 @@ pub use range::Range;
 pub use vlan::Vlans;
 pub use vxlan::Vxlans;
 
-/// Ascending numbers as runs of neighbours, first and last.
-pub fn runs<N>(numbers: impl Iterator<Item = N>) -> impl Iterator<Item = (N, N)>
+/// Groups ascending numbers into ranges of consecutive numbers: first and last, both included.
+pub fn ranges<N>(numbers: impl Iterator<Item = N>) -> impl Iterator<Item = (N, N)>
 where
     N: Copy + PartialEq + std::ops::Add<Output = N> + From<u8>,
 {
@@ -24,8 +24,8 @@ where
     })
 }
 
-/// Numbers as operators read them: `1-8, 500`.
+/// Formats numbers for operators: `1-8, 500`.
 pub fn list(numbers: impl Iterator<Item = usize>) -> String {
-    let run = |(a, b)| if a == b { format!("{a}") } else { format!("{a}-{b}") };
-    runs(numbers).map(run).collect::<Vec<_>>().join(", ")
+    let range = |(a, b)| if a == b { format!("{a}") } else { format!("{a}-{b}") };
+    ranges(numbers).map(range).collect::<Vec<_>>().join(", ")
 }

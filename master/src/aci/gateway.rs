@@ -1,4 +1,4 @@
-//! The gateway's HTTP API.
+//! HTTP client of the ACI gateway.
 
 use std::time::Duration;
 
@@ -15,51 +15,52 @@ use crate::problem::{Problem, one_line};
 
 #[derive(Clone)]
 pub struct Gateway {
-    /// Without a trailing slash.
+    /// Base URL without a trailing slash.
     url: String,
     client: Client<HttpConnector, Full<Bytes>>,
 }
 
-/// What the gateway answers.
+/// Response of the gateway.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Verdict {
+struct Reply {
     result: String,
     info: String,
 }
 
-/// The gateway asks the fabric's controllers, which take their time.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// Of an answer.
-const LARGEST: usize = 1 << 20;
+/// Time limit for a request. The gateway waits for the fabric's controllers.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+/// Size limit of a response in bytes.
+const MAX_RESPONSE: usize = 1 << 20;
 
 impl Gateway {
     pub fn new(url: String) -> Gateway {
         Gateway { url, client: Client::builder(TokioExecutor::new()).build_http() }
     }
 
-    /// The fabric gets the profile.
+    /// Creates the profile in the fabric.
     pub async fn create(&self, spec: &Spec) -> Result<(), Problem> {
-        let verdict = self.post("createAppProf", spec).await?;
-        verdict.accepted("Validation failed. Error:")
+        let reply = self.post("createAppProf", spec).await?;
+        reply.accepted("Validation failed. Error:")
     }
 
-    /// The fabric has the profile no more.
+    /// Deletes the profile from the fabric.
     pub async fn delete(&self, spec: &Spec) -> Result<(), Problem> {
-        let verdict = self.post("deleteAppProf", spec).await?;
-        verdict.accepted("Delete failed. Error:")
+        let reply = self.post("deleteAppProf", spec).await?;
+        reply.accepted("Delete failed. Error:")
     }
 
-    /// As [`Gateway::delete`], of a profile that the fabric may not have: only who does not answer has failed.
-    pub async fn clear(&self, spec: &Spec) -> Result<(), Problem> {
-        let verdict = self.post("deleteAppProf", spec).await?;
-        if let Err(problem) = verdict.accepted("Delete failed. Error:") {
-            tracing::info!(%problem, "the ACI gateway may not have had the profile");
+    /// Like [`Gateway::delete`], for a profile that may not exist in the fabric: fails only if the
+    /// gateway does not respond.
+    pub async fn delete_if_present(&self, spec: &Spec) -> Result<(), Problem> {
+        let reply = self.post("deleteAppProf", spec).await?;
+        if let Err(problem) = reply.accepted("Delete failed. Error:") {
+            tracing::info!(%problem, "delete a profile from the ACI gateway: refused; the profile may not exist there");
         }
         Ok(())
     }
 
-    async fn post(&self, call: &str, spec: &Spec) -> Result<Verdict, Problem> {
+    async fn post(&self, call: &str, spec: &Spec) -> Result<Reply, Problem> {
         let url = format!("{}/{call}", self.url);
         let failed = |why: String| Problem::gateway(format!("ACI gateway: {url}: {why}"));
         let body = serde_json::to_vec(spec).map_err(|e| failed(e.to_string()))?;
@@ -70,28 +71,27 @@ impl Gateway {
             .body(Full::new(body.into()))
             .map_err(|e| failed(e.to_string()))?;
         let exchange = async {
-            let response =
-                self.client.request(request).await.map_err(|e| {
-                    failed(format!("{}; does it run, and is --aci-gateway right?", one_line(&e)))
-                })?;
+            let response = self.client.request(request).await.map_err(|e| {
+                failed(format!("{}; check that the gateway runs, and --aci-gateway", one_line(&e)))
+            })?;
             let status = response.status();
-            let body = Limited::new(response.into_body(), LARGEST).collect().await;
+            let body = Limited::new(response.into_body(), MAX_RESPONSE).collect().await;
             let body = body.map_err(|e| failed(e.to_string()))?.to_bytes();
             match status {
                 StatusCode::OK => {
-                    serde_json::from_slice(&body).map_err(|e| failed(format!("its answer: {e}")))
+                    serde_json::from_slice(&body).map_err(|e| failed(format!("decode the response: {e}")))
                 }
                 StatusCode::NOT_FOUND => Err(failed("page not found".into())),
                 StatusCode::FORBIDDEN => Err(failed("access denied".into())),
                 status => Err(failed(status.to_string())),
             }
         };
-        let slow = |_| failed(format!("no answer in {} seconds", PATIENCE.as_secs()));
-        timeout(PATIENCE, exchange).await.map_err(slow)?
+        let slow = |_| failed(format!("no response within {} s", REQUEST_TIMEOUT.as_secs()));
+        timeout(REQUEST_TIMEOUT, exchange).await.map_err(slow)?
     }
 }
 
-impl Verdict {
+impl Reply {
     fn accepted(&self, otherwise: &str) -> Result<(), Problem> {
         match self.result.as_str() {
             "success" => Ok(()),

@@ -1,4 +1,4 @@
-//! Keeps the fabric what the store says.
+//! Keeps the fabric in the state that the store describes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,123 +8,130 @@ use tokio::sync::Mutex;
 use tokio::time::sleep;
 
 use super::Gateway;
-use crate::cache::{Draft, Pending, Shared};
+use crate::cache::{Pending, SharedCache, StagedTxn};
 use crate::commit::Queue;
-use crate::domain::fabric::{Spec, is_on, is_on_in};
+use crate::domain::fabric::{Spec, is_enabled, is_enabled_in};
 use crate::problem::{Answer, Problem};
 
-/// A plan that can be tried before it is carried out.
-pub type Plan = Arc<dyn Fn(&mut Draft<'_>) -> Answer + Send + Sync>;
+/// A plan that is run once without a commit, and once more to commit it.
+pub type RepeatablePlan = Arc<dyn Fn(&mut StagedTxn<'_>) -> Answer + Send + Sync>;
 
-pub struct Fabric {
+pub struct FabricSync {
     gateway: Gateway,
-    /// Who tells the gateway something.
-    turn: Mutex<()>,
+    /// Serialises exchanges with the gateway.
+    exchange_lock: Mutex<()>,
 }
 
-/// Notes are looked for so often.
-const LOOK: Duration = Duration::from_secs(1);
-/// A gateway that does not answer is asked less and less often, up to this.
-const REST: Duration = Duration::from_secs(60);
+/// Interval for checking pending profiles.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// Longest interval between retries.
+const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(60);
 
-impl Fabric {
-    pub fn new(gateway: Gateway) -> Fabric {
-        Fabric { gateway, turn: Mutex::new(()) }
+impl FabricSync {
+    pub fn new(gateway: Gateway) -> FabricSync {
+        FabricSync { gateway, exchange_lock: Mutex::new(()) }
     }
 
-    /// Carries out `plan`, which makes, changes or deletes the application profile `key`.
-    pub async fn change(&self, world: &Shared, queue: &Queue, key: &str, plan: Plan) -> Answer {
-        if !is_on_in(&world.read()) {
-            return queue.submit(Box::new(move |draft| plan(draft)), true).await;
+    /// Commits `plan`, which creates, changes or deletes the application profile `key`, after the
+    /// gateway accepted it.
+    pub async fn change(
+        &self,
+        cache: &SharedCache,
+        queue: &Queue,
+        key: &str,
+        plan: RepeatablePlan,
+    ) -> Answer {
+        if !is_enabled_in(&cache.read()) {
+            return queue.submit(Box::new(move |staged| plan(staged)), true).await;
         }
-        let _turn = self.turn.lock().await;
-        let (known, wanted) = {
-            let world = world.read();
-            let mut draft = Draft::new(&world);
-            plan(&mut draft)?;
-            (world.get::<AppProfile>(key).is_some(), wanted(key, &draft)?)
+        let _exchange = self.exchange_lock.lock().await;
+        let (known, desired) = {
+            let cache = cache.read();
+            let mut staged = StagedTxn::new(&cache);
+            plan(&mut staged)?;
+            (cache.get::<AppProfile>(key).is_some(), desired(key, &staged)?)
         };
-        let note = key.to_owned();
-        let noted = move |draft: &mut Draft<'_>| {
-            draft.put(&note, Pending { id: note.clone() });
+        let id = key.to_owned();
+        let mark = move |staged: &mut StagedTxn<'_>| {
+            staged.put(&id, Pending { id: id.clone() });
             Ok(vec![])
         };
-        queue.submit(Box::new(noted), true).await?;
-        match &wanted {
+        queue.submit(Box::new(mark), true).await?;
+        match &desired {
             Some(spec) => {
                 if known {
-                    self.gateway.clear(&Spec::named(key)).await?;
+                    self.gateway.delete_if_present(&Spec::named(key)).await?;
                 }
                 self.gateway.create(spec).await?;
             }
             None => self.gateway.delete(&Spec::named(key)).await?,
         }
         let key = key.to_owned();
-        let told = move |draft: &mut Draft<'_>| {
-            let answer = plan(draft)?;
-            // What others have changed meanwhile, the gateway has still to hear.
-            if self::wanted(&key, draft).ok().as_ref() == Some(&wanted) {
-                forget(&key, draft);
+        let change = move |staged: &mut StagedTxn<'_>| {
+            let answer = plan(staged)?;
+            // If other changes were committed meanwhile, the profile stays pending.
+            if self::desired(&key, staged).ok().as_ref() == Some(&desired) {
+                clear_pending(&key, staged);
             }
             Ok(answer)
         };
-        queue.submit(Box::new(told), true).await
+        queue.submit(Box::new(change), true).await
     }
 
-    /// Tells the gateway what it may not know. Never ends.
-    pub async fn keep(&self, world: &Shared, queue: &Queue) {
-        let mut rest = LOOK;
+    /// Sends pending profiles to the gateway. Never returns.
+    pub async fn run(&self, cache: &SharedCache, queue: &Queue) {
+        let mut interval = POLL_INTERVAL;
         loop {
-            sleep(rest).await;
-            let pending: Vec<String> = world.read().table::<Pending>().keys().cloned().collect();
+            sleep(interval).await;
+            let pending: Vec<String> = cache.read().table::<Pending>().keys().cloned().collect();
             let mut failed = false;
             for key in pending {
-                if let Err(problem) = self.tell(world, queue, &key).await {
-                    tracing::warn!(profile = key, %problem, "the ACI gateway does not know what the store says; trying again");
+                if let Err(problem) = self.push(cache, queue, &key).await {
+                    tracing::warn!(profile = key, %problem, "synchronise a profile with the ACI gateway: failed; retrying");
                     failed = true;
                 }
             }
-            rest = if failed { (rest * 2).min(REST) } else { LOOK };
+            interval = if failed { (interval * 2).min(MAX_RETRY_INTERVAL) } else { POLL_INTERVAL };
         }
     }
 
-    async fn tell(&self, world: &Shared, queue: &Queue, key: &str) -> Result<(), Problem> {
-        let _turn = self.turn.lock().await;
-        let wanted = {
-            let world = world.read();
-            if world.get::<Pending>(key).is_none() {
+    async fn push(&self, cache: &SharedCache, queue: &Queue, key: &str) -> Result<(), Problem> {
+        let _exchange = self.exchange_lock.lock().await;
+        let desired = {
+            let cache = cache.read();
+            if cache.get::<Pending>(key).is_none() {
                 return Ok(());
             }
-            let draft = Draft::new(&world);
-            is_on(&draft).then(|| wanted(key, &draft)).transpose()?
+            let staged = StagedTxn::new(&cache);
+            is_enabled(&staged).then(|| desired(key, &staged)).transpose()?
         };
-        // A cluster that is at no fabric any more has nothing to tell.
-        if let Some(wanted) = &wanted {
-            self.gateway.clear(&Spec::named(key)).await?;
-            if let Some(spec) = wanted {
+        // Outside ACI mode there is nothing to send.
+        if let Some(desired) = &desired {
+            self.gateway.delete_if_present(&Spec::named(key)).await?;
+            if let Some(spec) = desired {
                 self.gateway.create(spec).await?;
             }
         }
-        let (note, told) = (key.to_owned(), wanted);
-        let heard = move |draft: &mut Draft<'_>| {
-            // What has changed meanwhile is told in the next round.
-            let now = is_on(draft).then(|| self::wanted(&note, draft)).transpose();
-            if now.ok().as_ref() == Some(&told) {
-                forget(&note, draft);
+        let (id, sent) = (key.to_owned(), desired);
+        let done = move |staged: &mut StagedTxn<'_>| {
+            // If the profile changed meanwhile, it stays pending.
+            let now = is_enabled(staged).then(|| self::desired(&id, staged)).transpose();
+            if now.ok().as_ref() == Some(&sent) {
+                clear_pending(&id, staged);
             }
             Ok(vec![])
         };
-        queue.submit(Box::new(heard), true).await.map(drop)
+        queue.submit(Box::new(done), true).await.map(drop)
     }
 }
 
-/// What the fabric is to have of the profile; none if there is none.
-fn wanted(key: &str, draft: &Draft<'_>) -> Result<Option<Spec>, Problem> {
-    draft.get::<AppProfile>(key).map(|profile| Spec::of(&profile, draft)).transpose()
+/// Desired state of the profile in the fabric; none if the profile does not exist.
+fn desired(key: &str, staged: &StagedTxn<'_>) -> Result<Option<Spec>, Problem> {
+    staged.get::<AppProfile>(key).map(|profile| Spec::of(&profile, staged)).transpose()
 }
 
-fn forget(key: &str, draft: &mut Draft<'_>) {
-    if draft.get::<Pending>(key).is_some() {
-        draft.delete::<Pending>(key);
+fn clear_pending(key: &str, staged: &mut StagedTxn<'_>) {
+    if staged.get::<Pending>(key).is_some() {
+        staged.delete::<Pending>(key);
     }
 }

@@ -1,4 +1,4 @@
-//! What a request must pass before anybody looks at what it asks.
+//! Admission of requests: authentication, body size and time limits.
 
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
@@ -15,146 +15,152 @@ use http_body_util::BodyExt as _;
 use hyper::body::Frame;
 use tokio::time::{Sleep, sleep, timeout};
 
-use super::response::Wants;
-use super::token::{Refusal, Tokens};
+use super::response::ErrorFormat;
+use super::token::{Denial, Tokens};
 use crate::problem::Problem;
 
-/// Who is let in, and for how long.
+/// Checks that every request passes.
 #[derive(Clone)]
-pub struct Gate {
-    /// None: everybody.
+pub struct Admission {
+    /// Accepted tokens; none if no token is required.
     pub tokens: Option<Reloadable<Tokens>>,
-    /// A body must have come by then.
+    /// Time limit for the request body.
     pub body_timeout: Duration,
-    /// And the answer must be ready by then.
+    /// Time limit for the response.
     pub request_timeout: Duration,
 }
 
-/// The largest body that is read: objects have a few hundred bytes, and the store takes 1.5 MB in one request.
-pub(super) const LARGEST_BODY: usize = 1 << 20;
-/// So much of a body that is too large is taken from the wire and thrown away, so that the client has not been cut off
-/// when it comes to read why.
-const LARGEST_WASTE: usize = 16 << 20;
+/// Largest accepted body in bytes. Objects have a few hundred bytes, and the store accepts 1.5 MB
+/// in one request.
+pub(super) const MAX_BODY: usize = 1 << 20;
+/// Bytes of a too large body that are read and discarded, so that the client can read the error
+/// response.
+const MAX_DRAINED: usize = 16 << 20;
 
-/// Answered to anybody: probes have no tokens, and a client finds out whom it talks to.
-const FREE: [&str; 3] = ["/healthz", "/readyz", "/version"];
+/// Paths that need no token: probes and the version.
+const UNAUTHENTICATED_PATHS: [&str; 3] = ["/healthz", "/readyz", "/version"];
 
-pub(super) async fn pass(State(gate): State<Gate>, request: Request, next: Next) -> Response<Body> {
+pub(super) async fn pass(State(admission): State<Admission>, request: Request, next: Next) -> Response<Body> {
     let persistent = keeps_alive(request.headers());
-    let mut response = gate.admit(request, next).await;
+    let mut response = admission.admit(request, next).await;
     if !persistent {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     response
 }
 
-/// Only where the client asks for it: those of the original are used to a connection for each request.
+/// Only on request of the client: clients of the original expect one request per connection.
 fn keeps_alive(headers: &HeaderMap) -> bool {
     let values = headers.get_all(header::CONNECTION).into_iter().filter_map(|value| value.to_str().ok());
     values.flat_map(|value| value.split(',')).any(|word| word.trim().eq_ignore_ascii_case("keep-alive"))
 }
 
-impl Gate {
+impl Admission {
     async fn admit(&self, request: Request, next: Next) -> Response<Body> {
-        let wants = Wants::of(request.headers());
-        if let Some(tokens) = self.tokens.as_ref().filter(|_| !FREE.contains(&request.uri().path())) {
-            match tokens.now().admit(request.method(), request.headers()) {
+        let format = ErrorFormat::of(request.headers());
+        if let Some(tokens) =
+            self.tokens.as_ref().filter(|_| !UNAUTHENTICATED_PATHS.contains(&request.uri().path()))
+        {
+            match tokens.now().authorize(request.method(), request.headers()) {
                 Ok(name) => tracing::debug!(token = name, method = %request.method(), uri = %request.uri()),
-                Err(Refusal::Unknown) => return wants.unauthorized(),
-                Err(Refusal::Forbidden) => return wants.forbidden(request.method()),
+                Err(Denial::Unauthenticated) => return format.unauthorized(),
+                Err(Denial::Forbidden) => return format.forbidden(request.method()),
             }
         }
-        let large = request.body().size_hint().lower() > LARGEST_BODY as u64;
+        let large = request.body().size_hint().lower() > MAX_BODY as u64;
         if large && request.headers().contains_key(header::EXPECT) {
-            // The client waits to be told before it sends anything.
-            return wants.problem(&too_large());
+            // With `Expect: 100-continue` the client has not sent the body yet.
+            return format.problem(&too_large());
         }
-        let broken: Broken = Arc::default();
+        let error: BodyError = Arc::default();
         let (head, body) = request.into_parts();
-        let mut body = Bounded {
+        let mut body = LimitedBody {
             body,
-            left: LARGEST_BODY,
-            due: Box::pin(sleep(self.body_timeout)),
-            broken: broken.clone(),
+            remaining: MAX_BODY,
+            deadline: Box::pin(sleep(self.body_timeout)),
+            error: error.clone(),
         };
         if large {
-            body.waste().await;
-            return wants.problem(&too_large());
+            body.drain().await;
+            return format.problem(&too_large());
         }
         let answer = next.run(Request::from_parts(head, Body::new(body)));
         let response = match timeout(self.request_timeout, answer).await {
             Ok(response) => response,
             Err(_) => {
                 let text = format!(
-                    "no answer within {} s; the request may have been carried out",
+                    "no response within {} s; the request may have been carried out",
                     self.request_timeout.as_secs()
                 );
-                wants.problem(&Problem::unavailable(text))
+                format.problem(&Problem::unavailable(text))
             }
         };
-        match broken.get() {
-            Some(problem) => wants.problem(problem),
+        match error.get() {
+            Some(problem) => format.problem(problem),
             None => response,
         }
     }
 }
 
 fn too_large() -> Problem {
-    Problem::too_large(format!("the request's body is too large: at most {LARGEST_BODY} bytes are read"))
+    Problem::too_large(format!("request body too large: the limit is {MAX_BODY} bytes"))
 }
 
-/// Why a body was not read to its end, if it was not.
-type Broken = Arc<OnceLock<Problem>>;
+/// Reason why reading the body failed, if it failed.
+type BodyError = Arc<OnceLock<Problem>>;
 
-/// A body that ends in an error when it is too large or comes too late.
-struct Bounded {
+/// A body that fails if it exceeds the size limit or the time limit.
+struct LimitedBody {
     body: Body,
-    left: usize,
-    due: Pin<Box<Sleep>>,
-    broken: Broken,
+    remaining: usize,
+    deadline: Pin<Box<Sleep>>,
+    error: BodyError,
 }
 
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-struct Cut(Problem);
+struct BodyReadError(Problem);
 
-impl Bounded {
-    fn cut<T>(&self, problem: Problem) -> Poll<Option<Result<T, Cut>>> {
-        let problem = self.broken.get_or_init(|| problem).clone();
-        Poll::Ready(Some(Err(Cut(problem))))
+impl LimitedBody {
+    fn fail<T>(&self, problem: Problem) -> Poll<Option<Result<T, BodyReadError>>> {
+        let problem = self.error.get_or_init(|| problem).clone();
+        Poll::Ready(Some(Err(BodyReadError(problem))))
     }
 
-    /// Takes a body that is too large from the wire, up to a point.
-    async fn waste(&mut self) {
-        self.left = LARGEST_WASTE;
+    /// Reads and discards a too large body.
+    async fn drain(&mut self) {
+        self.remaining = MAX_DRAINED;
         while let Some(Ok(_)) = self.frame().await {}
     }
 }
 
-impl HttpBody for Bounded {
+impl HttpBody for LimitedBody {
     type Data = Bytes;
-    type Error = Cut;
+    type Error = BodyReadError;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyReadError>>> {
         match Pin::new(&mut self.body).poll_frame(cx) {
             Poll::Ready(Some(Ok(frame))) => {
                 let size = frame.data_ref().map_or(0, Bytes::len);
-                match self.left.checked_sub(size) {
-                    Some(left) => {
-                        self.left = left;
+                match self.remaining.checked_sub(size) {
+                    Some(remaining) => {
+                        self.remaining = remaining;
                         Poll::Ready(Some(Ok(frame)))
                     }
-                    None => self.cut(too_large()),
+                    None => self.fail(too_large()),
                 }
             }
             Poll::Ready(Some(Err(error))) => {
-                let text = format!("read the request's body: {}", crate::problem::one_line(&error));
-                self.cut(Problem::invalid(text))
+                let text = format!("read the request body: {}", crate::problem::one_line(&error));
+                self.fail(Problem::invalid(text))
             }
             Poll::Ready(None) => Poll::Ready(None),
-            Poll::Pending => match self.due.as_mut().poll(cx) {
+            Poll::Pending => match self.deadline.as_mut().poll(cx) {
                 Poll::Pending => Poll::Pending,
-                Poll::Ready(()) => self.cut(Problem::too_slow("the request's body did not come in time")),
+                Poll::Ready(()) => self.fail(Problem::too_slow("read the request body: time limit exceeded")),
             },
         }
     }

@@ -1,4 +1,4 @@
-//! The API, described for programs: OpenAPI 3.1, from the same descriptions that requests are checked by.
+//! OpenAPI 3.1 description of the API, generated from the schemas that validate requests.
 
 mod objects;
 mod responses;
@@ -10,28 +10,28 @@ use schemars::SchemaGenerator;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
-/// Where it is served.
+/// Path of the document.
 pub const PATH: &str = "/api/v1/openapi.json";
 
-/// The document, as it is served.
+/// The document as JSON text.
 pub static DOCUMENT: LazyLock<String> = LazyLock::new(|| format!("{}\n", document()));
 
-/// A description in the making.
-struct Book {
+/// A document under construction.
+struct Builder {
     paths: Map<String, Value>,
     schemas: Map<String, Value>,
-    /// Describes the types that are answered, as they are written.
+    /// Generates schemas of response types.
     types: SchemaGenerator,
 }
 
-impl Book {
-    fn new() -> Book {
+impl Builder {
+    fn new() -> Builder {
         let settings = SchemaSettings::draft2020_12().for_serialize();
         let types = settings.with(|s| s.definitions_path = "/components/schemas".into()).into_generator();
-        Book { paths: Map::new(), schemas: Map::new(), types }
+        Builder { paths: Map::new(), schemas: Map::new(), types }
     }
 
-    /// Adds an operation on a path.
+    /// Adds an operation to a path.
     fn operation(&mut self, path: &str, method: &str, operation: Value) {
         let item = self.paths.entry(path).or_insert_with(|| json!({}));
         item[method] = operation;
@@ -39,27 +39,25 @@ impl Book {
 }
 
 fn document() -> Value {
-    let mut book = Book::new();
+    let mut builder = Builder::new();
     for t in &crate::objects::TYPES {
-        objects::describe(t, &mut book);
+        objects::describe(t, &mut builder);
     }
-    routes::describe(&mut book);
-    let mut schemas = book.schemas;
-    schemas.extend(book.types.take_definitions(true));
+    routes::describe(&mut builder);
+    let mut schemas = builder.schemas;
+    schemas.extend(builder.types.take_definitions(true));
     json!({
         "openapi": "3.1.0",
         "info": {
             "title": "netmaster",
-            "description": "The control plane of contiv-rs. Paths, bodies and texts are those of the original Contiv \
-                netmaster: every failure of an object or a call is status 500 with one line of text, unless the \
-                request says `Accept: application/problem+json`.",
+            "description": "The control plane of contiv-rs. Paths, bodies and error texts are those of the original Contiv netmaster: failures have status 500 and one line of text, unless the request has the header `Accept: application/problem+json`.",
             "version": env!("CARGO_PKG_VERSION"),
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
-        // Whether tokens are asked for is the operator's choice.
+        // Authentication is optional, depending on the configuration.
         "security": [{}, {"bearer": []}, {"token": []}],
-        "paths": book.paths,
+        "paths": builder.paths,
         "components": {
             "schemas": schemas,
             "responses": responses::components(),
@@ -95,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn references_lead_somewhere_and_operations_have_names_of_their_own() {
+    fn references_resolve_and_operation_ids_are_unique() {
         let document = document();
         let mut names = BTreeSet::new();
         each(&document, &mut |name, value| match (name, value) {
@@ -113,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn examples_pass_the_checks() {
+    fn examples_are_valid() {
         let document = document();
         for t in &crate::objects::TYPES {
             let path = format!("/api/v1/{}s/{{key}}/", t.kind.as_str());

@@ -1,9 +1,9 @@
-//! Paths, as the original's router takes them.
+//! Request paths, normalised and split as the original's router does.
 
 use axum::http::Uri;
 use percent_encoding::percent_decode_str;
 
-/// Where to go instead, if the path is not clean: `//`, `/./` and `/../` are taken out.
+/// Path to redirect to, if the path contains `//`, `/./` or `/../`.
 pub(super) fn cleaned(uri: &Uri) -> Option<String> {
     let path = uri.path();
     let mut parts: Vec<&str> = Vec::new();
@@ -27,7 +27,7 @@ pub(super) fn cleaned(uri: &Uri) -> Option<String> {
     })
 }
 
-/// The parts between slashes, decoded; a trailing slash is an empty last part.
+/// Percent-decoded path segments. A trailing slash yields an empty last segment.
 pub(super) fn parts(uri: &Uri) -> Vec<String> {
     let path = uri.path().strip_prefix('/').unwrap_or(uri.path());
     path.split('/').map(|part| percent_decode_str(part).decode_utf8_lossy().into_owned()).collect()
@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_clean_is_moved() {
+    fn unclean_paths_are_redirected() {
         let clean = |uri: &'static str| cleaned(&Uri::from_static(uri));
         assert_eq!(clean("/api/v1/tenants//"), Some("/api/v1/tenants/".into()));
         assert_eq!(clean("/a/../b/./c?x=1"), Some("/b/c?x=1".into()));
@@ -49,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_decoded() {
+    fn segments_are_decoded() {
         assert_eq!(parts(&Uri::from_static("/api/v1/tenants/a%3Ab/")), ["api", "v1", "tenants", "a:b", ""]);
         assert_eq!(parts(&Uri::from_static("/version")), ["version"]);
     }

@@ -1,48 +1,45 @@
-//! A follower asks the leader, and passes on what it says.
+//! Forwards requests from a follower to the leader.
 //!
-//! Bodies stream through in both directions. What surely was not carried out, because it did not reach a leader or
-//! because who got it says so, may go to the next one; what may have been carried out is never sent twice.
+//! Bodies are streamed in both directions. A request that was certainly not carried out (no
+//! connection to the leader, or the receiver answered that it is not the leader) is sent to the
+//! next leader. A request that may have been carried out is never sent twice.
 
 use std::path::PathBuf;
-use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::body::{Body, Bytes, HttpBody};
+use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header, request};
 use axum::response::Response;
 use contiv_daemon::client::{Connector, Transport};
 use contiv_daemon::reload::Reloadable;
 use contiv_daemon::tls;
-use futures::{StreamExt as _, stream};
-use hyper::body::{Frame, SizeHint};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use tokio::time::{sleep, timeout};
 
+use super::replay::{ReplayHandle, ReplayableBody};
 use crate::leadership::Roles;
 use crate::problem::one_line;
 
-/// Keeps connections to the leader.
+/// HTTP client with a connection pool to the leader.
 #[derive(Clone)]
-pub struct Proxy(Reloadable<Ways>);
+pub struct Proxy(Reloadable<LeaderClient>);
 
-struct Ways {
-    client: Client<Connector, Lent>,
+struct LeaderClient {
+    client: Client<Connector, ReplayableBody>,
     way: Transport,
 }
 
-/// A request that got no answer.
-pub(super) struct Unanswered {
-    /// One line that says why.
+/// A request without a response.
+pub(super) struct ForwardError {
+    /// Reason, on one line.
     pub(super) why: String,
-    /// The request, if it may be sent again.
+    /// The request, if it can be sent again.
     pub(super) request: Option<Request>,
 }
 
-/// Of one connection, not of the request (RFC 9110, section 7.6.1); and those that `Connection` names.
+/// Headers of the connection (RFC 9110, section 7.6.1). `Connection` may list more.
 const HOP_BY_HOP: [HeaderName; 6] = [
     header::CONNECTION,
     HeaderName::from_static("keep-alive"),
@@ -51,61 +48,66 @@ const HOP_BY_HOP: [HeaderName; 6] = [
     header::TRANSFER_ENCODING,
     header::UPGRADE,
 ];
-/// What a netmaster that passes a request on writes into `Via`.
+/// Entry of a forwarding netmaster in the `Via` header.
 const VIA: &str = "1.1 netmaster";
-/// In an answer to a follower: the request was not carried out, because who was asked leads no more.
+/// Response header for followers: the request was not carried out, because the receiver is not the
+/// leader.
 pub(super) const NOT_DONE: HeaderName = HeaderName::from_static("netmaster-not-done");
-/// Longer than the leader lets any request take.
-const ANSWER: Duration = Duration::from_secs(60);
-/// A leader that was deposed has so long to say what became of a request.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+/// Time limit for a response; the leader's own limit for a request is shorter.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time limit for a deposed leader to answer a request in progress.
+const DEPOSED_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Proxy {
-    /// What `way` makes of the files, and what must be run for it to follow them.
+    /// Creates the proxy and the task that reloads the transport when `files` change. The caller
+    /// must run the task.
     pub fn new(
         files: Vec<PathBuf>,
         way: impl Fn() -> Result<Transport, tls::Error> + Send + 'static,
     ) -> Result<(Proxy, impl Future<Output = ()> + Send + 'static), tls::Error> {
-        let ways = move || {
+        let client = move || {
             let way = way()?;
-            Ok(Ways { client: Client::builder(TokioExecutor::new()).build(way.connector()), way })
+            Ok(LeaderClient { client: Client::builder(TokioExecutor::new()).build(way.connector()), way })
         };
-        let (ways, follow) = Reloadable::load("certificates for the way to the leader", files, ways)?;
-        Ok((Proxy(ways), follow))
+        let (client, follow) = Reloadable::load("certificates of the leader transport", files, client)?;
+        Ok((Proxy(client), follow))
     }
 
-    /// The leader's answer; or that there is none, also because `leader` was deposed meanwhile.
+    /// Returns the leader's response. Fails if there is none, or if `leader` is deposed meanwhile.
     pub(super) async fn forward(
         &self,
         leader: &str,
         request: Request,
         roles: &Roles,
-    ) -> Result<Response<Body>, Unanswered> {
-        let ways = self.0.now();
+    ) -> Result<Response<Body>, ForwardError> {
+        let client = self.0.now();
         let (head, body) = request.into_parts();
         let path = head.uri.path_and_query().map_or("/", |path| path.as_str());
-        let Ok(uri) = ways.way.url(leader, path).parse::<Uri>() else {
-            let why = format!("the leader's lock holds {leader:?}, which is no address");
-            return Err(Unanswered { why, request: None });
+        let Ok(uri) = client.way.url(leader, path).parse::<Uri>() else {
+            let why = format!(
+                "forward to the leader: the leader lock contains {leader:?}, which is not an address"
+            );
+            return Err(ForwardError { why, request: None });
         };
         let mut onward = head.clone();
         onward.uri = uri;
         strip(&mut onward.headers);
         onward.headers.insert(header::CONNECTION, HeaderValue::from_static("keep-alive"));
         onward.headers.append(header::VIA, HeaderValue::from_static(VIA));
-        let (lent, owner) = Lent::new(body);
+        let (replayable, handle) = ReplayableBody::new(body);
 
-        let asked = timeout(ANSWER, ways.client.request(Request::from_parts(onward, lent)));
-        // One that hangs does not answer; one that stops in order answers what it has, or says that it did not do it.
+        let asked = timeout(RESPONSE_TIMEOUT, client.client.request(Request::from_parts(onward, replayable)));
+        // A deposed leader that hangs does not answer. One that shuts down answers, or reports that
+        // it did not carry out the request.
         let deposed = async {
             roles.deposed(leader).await;
             if !is_repeatable(&head.method) {
-                sleep(LAST_WORDS).await;
+                sleep(DEPOSED_TIMEOUT).await;
             }
         };
-        let (why, undone) = tokio::select! {
+        let (why, not_done) = tokio::select! {
             answer = asked => match answer {
-                Ok(Ok(response)) if response.headers().contains_key(NOT_DONE) => ("leads no more", true),
+                Ok(Ok(response)) if response.headers().contains_key(NOT_DONE) => ("is no longer the leader", true),
                 Ok(Ok(response)) => {
                     let (mut head, body) = response.into_parts();
                     strip(&mut head.headers);
@@ -113,31 +115,37 @@ impl Proxy {
                 }
                 Ok(Err(error)) => {
                     let unsent = error.is_connect();
-                    let what = if unsent { "cannot be reached" } else { "broke off before it had answered" };
-                    tracing::info!(leader, method = %head.method, path = %head.uri.path(), error = one_line(&error), "the leader {what}");
+                    let what = if unsent { "is unreachable" } else { "closed the connection before it responded" };
+                    tracing::info!(leader, method = %head.method, path = %head.uri.path(), error = one_line(&error), "forward a request: the leader {what}");
                     (what, unsent)
                 }
-                Err(_) => ("does not answer", false),
+                Err(_) => ("does not respond", false),
             },
-            () = deposed => ("leads no more", false),
+            () = deposed => ("is no longer the leader", false),
         };
-        let why =
-            format!("the leader, netmaster {leader}, {why}; try again: another takes over when it is gone");
-        Err(unanswered(why, undone, head, &owner))
+        let why = format!(
+            "forward to the leader: netmaster {leader} {why}; retry, another netmaster takes over if it has failed"
+        );
+        Err(forward_error(why, not_done, head, &handle))
     }
 }
 
-/// `undone`: it surely was not carried out.
-fn unanswered(mut why: String, undone: bool, head: request::Parts, owner: &Owner) -> Unanswered {
-    if !undone && !is_repeatable(&head.method) {
+/// `not_done`: the request was certainly not carried out.
+fn forward_error(
+    mut why: String,
+    not_done: bool,
+    head: request::Parts,
+    handle: &ReplayHandle,
+) -> ForwardError {
+    if !not_done && !is_repeatable(&head.method) {
         why += "; the request may have been carried out";
-        return Unanswered { why, request: None };
+        return ForwardError { why, request: None };
     }
-    Unanswered { why, request: owner.take_back().map(|body| Request::from_parts(head, body)) }
+    ForwardError { why, request: handle.take_back().map(|body| Request::from_parts(head, body)) }
 }
 
-/// Whether a follower asks.
-pub(super) fn is_passed_on(headers: &HeaderMap) -> bool {
+/// Whether the request was forwarded by a follower.
+pub(super) fn is_forwarded(headers: &HeaderMap) -> bool {
     let values = headers.get_all(header::VIA).into_iter().filter_map(|value| value.to_str().ok());
     values.flat_map(|value| value.split(',')).any(|by| by.trim() == VIA)
 }
@@ -155,66 +163,6 @@ fn strip(headers: &mut HeaderMap) {
     }
 }
 
-/// A request's body on loan to a connection.
-struct Lent(Arc<Mutex<Loan>>);
-
-/// Takes the body back, with what has been read of it.
-struct Owner(Arc<Mutex<Loan>>);
-
-struct Loan {
-    body: Option<Body>,
-    /// What has been read: no more than the gate lets pass.
-    read: Vec<Bytes>,
-}
-
-impl Lent {
-    fn new(body: Body) -> (Lent, Owner) {
-        let loan = Arc::new(Mutex::new(Loan { body: Some(body), read: Vec::new() }));
-        (Lent(loan.clone()), Owner(loan))
-    }
-}
-
-impl Owner {
-    fn take_back(&self) -> Option<Body> {
-        let mut loan = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let rest = loan.body.take()?;
-        let read = std::mem::take(&mut loan.read);
-        if read.is_empty() {
-            return Some(rest);
-        }
-        let read = stream::iter(read.into_iter().map(Ok::<_, axum::Error>));
-        Some(Body::from_stream(read.chain(rest.into_data_stream())))
-    }
-}
-
-impl HttpBody for Lent {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        let mut loan = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(body) = &mut loan.body else { return Poll::Ready(None) };
-        let frame = Pin::new(body).poll_frame(cx);
-        if let Poll::Ready(Some(Ok(frame))) = &frame {
-            loan.read.extend(frame.data_ref().cloned());
-        }
-        frame
-    }
-
-    fn is_end_stream(&self) -> bool {
-        let loan = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        loan.body.as_ref().is_none_or(HttpBody::is_end_stream)
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        let loan = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        loan.body.as_ref().map_or_else(SizeHint::default, HttpBody::size_hint)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -228,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_of_the_connection_stay_behind() {
+    fn hop_by_hop_headers_are_removed() {
         let mut map = headers(&[
             ("connection", "close, X-Mine"),
             ("connection", "keep-alive"),
@@ -244,23 +192,8 @@ mod tests {
     }
 
     #[test]
-    fn a_follower_is_known_on_any_line() {
-        assert!(!is_passed_on(&headers(&[("via", "1.0 fred")])));
-        assert!(is_passed_on(&headers(&[("via", "1.0 fred"), ("via", "1.1 wilma, 1.1 netmaster")])));
-    }
-
-    #[tokio::test]
-    async fn a_body_comes_back_whole() {
-        let pieces = || Body::from_stream(stream::iter(["one", "two"].map(Ok::<_, axum::Error>)));
-        for read in 0..=2 {
-            let (lent, owner) = Lent::new(pieces());
-            let mut lent = Body::new(lent).into_data_stream();
-            for _ in 0..read {
-                lent.next().await.unwrap().unwrap();
-            }
-            let back = axum::body::to_bytes(owner.take_back().unwrap(), 9).await.unwrap();
-            assert_eq!(back, "onetwo", "after {read} pieces");
-            assert!(lent.next().await.is_none() && owner.take_back().is_none());
-        }
+    fn forwarded_requests_are_recognised() {
+        assert!(!is_forwarded(&headers(&[("via", "1.0 fred")])));
+        assert!(is_forwarded(&headers(&[("via", "1.0 fred"), ("via", "1.1 wilma, 1.1 netmaster")])));
     }
 }

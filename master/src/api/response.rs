@@ -1,4 +1,4 @@
-//! Answers, in the form that the client understands.
+//! Responses, with errors in the format that the client accepts.
 
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
@@ -8,35 +8,36 @@ use serde_json::json;
 use super::proxy::NOT_DONE;
 use crate::problem::{Answer, Kind, Problem};
 
-/// How a client wants to be told of failures.
+/// Format of error responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wants {
-    /// Status 500 and one line of text: all that clients of the original understand. What another try may mend is 503.
+pub(super) enum ErrorFormat {
+    /// Status 500 and one line of text, as clients of the original expect. Temporary failures have
+    /// status 503.
     Text,
-    /// RFC 9457, with a status that fits.
-    Problems,
+    /// RFC 9457 problem details with a specific status.
+    ProblemDetails,
 }
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const METRICS: HeaderValue =
     HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
 const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
-/// Seconds: another leader is there by then.
+/// Seconds after which another leader has usually taken over.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
 
-impl Wants {
-    pub(super) fn of(headers: &HeaderMap) -> Wants {
+impl ErrorFormat {
+    pub(super) fn of(headers: &HeaderMap) -> ErrorFormat {
         let accept = headers.get_all(header::ACCEPT).into_iter().filter_map(|v| v.to_str().ok());
         let problems =
             |value: &str| value.split(',').any(|media| media.trim().starts_with("application/problem+json"));
-        if accept.into_iter().any(problems) { Wants::Problems } else { Wants::Text }
+        if accept.into_iter().any(problems) { ErrorFormat::ProblemDetails } else { ErrorFormat::Text }
     }
 
     pub(super) fn problem(self, problem: &Problem) -> Response<Body> {
         let unavailable = problem.kind == Kind::Unavailable;
         let mut response = match self {
-            Wants::Text => {
+            ErrorFormat::Text => {
                 let line = format!("{}\n", problem.text.replace('\n', " "));
                 let status = if unavailable {
                     StatusCode::SERVICE_UNAVAILABLE
@@ -45,7 +46,7 @@ impl Wants {
                 };
                 respond(status, TEXT, line)
             }
-            Wants::Problems => {
+            ErrorFormat::ProblemDetails => {
                 let status =
                     StatusCode::from_u16(problem.kind.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
                 problem_json(status, &problem.text)
@@ -60,42 +61,42 @@ impl Wants {
         response
     }
 
-    /// No such route.
+    /// Response for an unknown path.
     pub(super) fn no_route(self) -> Response<Body> {
         match self {
-            Wants::Text => respond(StatusCode::NOT_FOUND, TEXT, "404 page not found\n"),
-            Wants::Problems => problem_json(StatusCode::NOT_FOUND, "404 page not found"),
+            ErrorFormat::Text => respond(StatusCode::NOT_FOUND, TEXT, "404 page not found\n"),
+            ErrorFormat::ProblemDetails => problem_json(StatusCode::NOT_FOUND, "404 page not found"),
         }
     }
 
-    /// No token, or none that is known. The status is the same for everybody: clients of the original know it from
-    /// the proxy that asked for tokens there.
+    /// Response to a request without a valid token. The status is the same in both formats: clients
+    /// of the original know it from the original's authentication proxy.
     pub(super) fn unauthorized(self) -> Response<Body> {
-        let why = "a token is needed: Authorization: Bearer TOKEN, or X-Auth-Token: TOKEN (netctl login)";
+        let why = "token required: Authorization: Bearer TOKEN, or X-Auth-Token: TOKEN (netctl login)";
         let mut response = self.refused(StatusCode::UNAUTHORIZED, why);
         response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         response
     }
 
-    /// A token that may only read.
+    /// Response to a write request with a read-only token.
     pub(super) fn forbidden(self, method: &Method) -> Response<Body> {
-        self.refused(StatusCode::FORBIDDEN, &format!("the token may only read, and this is a {method}"))
+        self.refused(StatusCode::FORBIDDEN, &format!("the token is read-only: {method} is not allowed"))
     }
 
-    /// The status is for probes, which look at nothing else.
+    /// Readiness probes evaluate only the status.
     pub(super) fn not_ready(self) -> Response<Body> {
         self.refused(StatusCode::SERVICE_UNAVAILABLE, "Leader not found")
     }
 
     fn refused(self, status: StatusCode, why: &str) -> Response<Body> {
         match self {
-            Wants::Text => respond(status, TEXT, format!("{why}\n")),
-            Wants::Problems => problem_json(status, why),
+            ErrorFormat::Text => respond(status, TEXT, format!("{why}\n")),
+            ErrorFormat::ProblemDetails => problem_json(status, why),
         }
     }
 
-    /// JSON that the original does not declare: its server takes it for text.
-    pub(super) fn sniffed(self, answer: Answer) -> Response<Body> {
+    /// JSON body with content type text, which the original's server derives from the content.
+    pub(super) fn json_as_text(self, answer: Answer) -> Response<Body> {
         match answer {
             Ok(body) => respond(StatusCode::OK, TEXT, body),
             Err(problem) => self.problem(&problem),
@@ -114,12 +115,12 @@ pub(super) fn text(body: String) -> Response<Body> {
     respond(StatusCode::OK, TEXT, body)
 }
 
-/// What Prometheus reads.
+/// Response in OpenMetrics format.
 pub(super) fn metrics(body: String) -> Response<Body> {
     respond(StatusCode::OK, METRICS, body)
 }
 
-/// JSON that is always the same.
+/// Constant JSON body.
 pub(super) fn document(text: &'static str) -> Response<Body> {
     respond(StatusCode::OK, JSON, text)
 }
@@ -143,7 +144,7 @@ fn respond(status: StatusCode, content_type: HeaderValue, body: impl Into<Body>)
     let mut response = Response::new(body.into());
     *response.status_mut() = status;
     let headers = response.headers_mut();
-    // As the original's server marks its errors.
+    // The original's server sets this header on errors.
     if content_type == TEXT && !status.is_success() {
         headers
             .insert(HeaderName::from_static("x-content-type-options"), HeaderValue::from_static("nosniff"));

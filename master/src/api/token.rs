@@ -1,4 +1,4 @@
-//! Who may ask, and what: bearer tokens.
+//! Authentication and authorization by bearer tokens.
 
 use std::path::{Path, PathBuf};
 
@@ -6,12 +6,12 @@ use axum::http::{HeaderMap, Method, header};
 use contiv_daemon::secret;
 use subtle::ConstantTimeEq as _;
 
-/// What the holder of a token may do.
+/// Scope of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scope {
-    /// GET and HEAD.
+    /// GET and HEAD only.
     Read,
-    /// Everything.
+    /// All methods.
     Write,
 }
 
@@ -21,34 +21,35 @@ struct Token {
     secret: String,
 }
 
-/// The tokens that are let in. Nothing of it can be logged but the names.
+/// Accepted tokens. Only their names may be logged.
 pub struct Tokens(Vec<Token>);
 
-/// The file cannot be used.
+/// The token file is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("token file")]
     Secret(#[source] secret::Error),
-    #[error("{}:{line}: {why}; expected NAME read|write TOKEN, the token of {SHORTEST} characters or more", path.display())]
+    #[error("{}:{line}: {why}; expected NAME read|write TOKEN with a token of at least {MIN_LENGTH} characters", path.display())]
     Line { path: PathBuf, line: usize, why: &'static str },
-    #[error("{} has no token; expected lines of NAME read|write TOKEN", path.display())]
+    #[error("{}: no token; expected lines of NAME read|write TOKEN", path.display())]
     None { path: PathBuf },
 }
 
-/// A token that can be guessed is none.
-const SHORTEST: usize = 16;
+/// Minimum length of a token in characters.
+const MIN_LENGTH: usize = 16;
 
-/// Why a request is not let in.
+/// Reason for rejecting a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Refusal {
-    /// No token, or none that is known.
-    Unknown,
-    /// It is known, and may not do this.
+pub(super) enum Denial {
+    /// No token, or an unknown token.
+    Unauthenticated,
+    /// The token's scope does not include the method.
     Forbidden,
 }
 
 impl Tokens {
-    /// Lines of `NAME read|write TOKEN`; empty ones and those that begin with `#` mean nothing.
+    /// Parses lines of `NAME read|write TOKEN`. Empty lines and lines that start with `#` are
+    /// ignored.
     pub fn read(path: &Path) -> Result<Tokens, Error> {
         Tokens::parse(&secret::read(path).map_err(Error::Secret)?, path)
     }
@@ -61,40 +62,42 @@ impl Tokens {
             }
             let bad = |why| Error::Line { path: path.to_owned(), line: n, why };
             let words: Vec<&str> = line.split_whitespace().collect();
-            let [name, scope, secret] = words[..] else { return Err(bad("not three words")) };
+            let [name, scope, secret] = words[..] else { return Err(bad("expected three words")) };
             let scope = match scope {
                 "read" => Scope::Read,
                 "write" => Scope::Write,
-                _ => return Err(bad("neither read nor write")),
+                _ => return Err(bad("the scope is neither read nor write")),
             };
-            if secret.len() < SHORTEST {
-                return Err(bad("the token is too short"));
+            if secret.len() < MIN_LENGTH {
+                return Err(bad("token too short"));
             }
             if !secret.bytes().all(|b| b.is_ascii_graphic()) {
                 return Err(bad("the token is not printable ASCII"));
             }
             if tokens.iter().any(|known| known.name == name) {
-                return Err(bad("the name is there already"));
+                return Err(bad("duplicate name"));
             }
             if tokens.iter().any(|known| known.secret == secret) {
-                return Err(bad("the token is there already"));
+                return Err(bad("duplicate token"));
             }
             tokens.push(Token { name: name.to_owned(), scope, secret: secret.to_owned() });
         }
         if tokens.is_empty() { Err(Error::None { path: path.to_owned() }) } else { Ok(Tokens(tokens)) }
     }
 
-    /// The name of the token that lets the request in: `Authorization: Bearer`, or the original's `X-Auth-Token`.
-    pub(super) fn admit(&self, method: &Method, headers: &HeaderMap) -> Result<&str, Refusal> {
-        let given = presented(headers).ok_or(Refusal::Unknown)?;
-        // All are compared, each in constant time: how long it takes tells nothing but a token's length.
+    /// Returns the name of the token in `Authorization: Bearer` or in the original's
+    /// `X-Auth-Token`.
+    pub(super) fn authorize(&self, method: &Method, headers: &HeaderMap) -> Result<&str, Denial> {
+        let given = presented(headers).ok_or(Denial::Unauthenticated)?;
+        // All tokens are compared, each in constant time, so that the duration reveals only the
+        // length of a token.
         let same = |token: &Token| bool::from(token.secret.as_bytes().ct_eq(given));
         let found = self.0.iter().fold(None, |found, token| if same(token) { Some(token) } else { found });
-        let token = found.ok_or(Refusal::Unknown)?;
+        let token = found.ok_or(Denial::Unauthenticated)?;
         match token.scope {
             Scope::Write => Ok(&token.name),
             Scope::Read if [Method::GET, Method::HEAD].contains(method) => Ok(&token.name),
-            Scope::Read => Err(Refusal::Forbidden),
+            Scope::Read => Err(Denial::Forbidden),
         }
     }
 }
@@ -120,20 +123,20 @@ mod tests {
     }
 
     #[test]
-    fn a_token_lets_in_whom_it_names_and_no_further() {
+    fn tokens_authorize_their_scope_only() {
         let tokens = parse(FILE).unwrap();
         let ask = |method: Method, name: &'static str, value: &'static str| {
             let headers = HeaderMap::from_iter([(
                 axum::http::HeaderName::from_static(name),
                 HeaderValue::from_static(value),
             )]);
-            tokens.admit(&method, &headers).map(str::to_owned)
+            tokens.authorize(&method, &headers).map(str::to_owned)
         };
         assert_eq!(ask(Method::POST, "authorization", "Bearer 0123456789abcdef"), Ok("ops".into()));
         assert_eq!(ask(Method::DELETE, "x-auth-token", "0123456789abcdef"), Ok("ops".into()));
         assert_eq!(ask(Method::GET, "authorization", "bEARER fedcba9876543210"), Ok("board".into()));
         for method in [Method::POST, Method::PUT, Method::DELETE, Method::PATCH] {
-            assert_eq!(ask(method, "x-auth-token", "fedcba9876543210"), Err(Refusal::Forbidden));
+            assert_eq!(ask(method, "x-auth-token", "fedcba9876543210"), Err(Denial::Forbidden));
         }
         for (name, value) in [
             ("authorization", "Basic 0123456789abcdef"),
@@ -145,20 +148,20 @@ mod tests {
             ("x-auth-token", ""),
             ("cookie", "0123456789abcdef"),
         ] {
-            assert_eq!(ask(Method::GET, name, value), Err(Refusal::Unknown), "{name}: {value}");
+            assert_eq!(ask(Method::GET, name, value), Err(Denial::Unauthenticated), "{name}: {value}");
         }
     }
 
     #[test]
-    fn a_line_that_cannot_be_used_is_named_and_its_token_is_not() {
+    fn invalid_lines_are_reported_without_their_token() {
         for (text, why) in [
-            ("ops write", "tokens:1: not three words"),
-            ("\nops admin 0123456789abcdef", "tokens:2: neither read nor write"),
-            ("ops read 0123456789", "the token is too short"),
+            ("ops write", "tokens:1: expected three words"),
+            ("\nops admin 0123456789abcdef", "tokens:2: the scope is neither read nor write"),
+            ("ops read 0123456789", "token too short"),
             ("ops read 0123456789abcdé", "not printable ASCII"),
-            ("a read 0123456789abcdef\na read 0123456789abcdeF", "tokens:2: the name is there"),
-            ("a read 0123456789abcdef\nb read 0123456789abcdef", "tokens:2: the token is there"),
-            ("# none\n", "tokens has no token"),
+            ("a read 0123456789abcdef\na read 0123456789abcdeF", "tokens:2: duplicate name"),
+            ("a read 0123456789abcdef\nb read 0123456789abcdef", "tokens:2: duplicate token"),
+            ("# none\n", "tokens: no token"),
         ] {
             let error = parse(text).err().unwrap();
             assert!(error.contains(why) && !error.contains("01234"), "{text}: {error}");

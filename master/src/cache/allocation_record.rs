@@ -1,4 +1,4 @@
-//! Records that hold a bitmap: networks, and groups with a pool of their own.
+//! Allocation records: networks, and groups with an address pool of their own.
 
 use std::mem;
 
@@ -7,44 +7,44 @@ use contiv_store::Op;
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::revisions::Revisions;
-use super::{Ledgers, World};
+use super::{AllocationTable, ClusterCache};
 use crate::ipam::{Hosts, HostsChange, Journal, Pool, PoolChange};
 
-/// A record of the store whose maps are kept apart, decoded.
+/// Decoded record of a network or group. The bitmaps are kept apart from the other fields.
 #[derive(Clone, Debug)]
-pub struct Ledger<B> {
-    /// Without its maps; the counters are current.
+pub struct AllocationRecord<B> {
+    /// The record without its bitmaps. The counters are current.
     pub body: B,
     pub pool: Pool,
     pub hosts: Hosts,
     pub(super) revision: i64,
-    pub(super) journal: Option<Written>,
+    pub(super) journal: Option<JournalState>,
 }
 
-/// The changes that a journal key of the store holds.
+/// Content of a journal key.
 #[derive(Clone, Debug)]
-pub(super) struct Written {
+pub(super) struct JournalState {
     pub(super) revision: i64,
     pool: PoolChange,
     hosts: HostsChange,
 }
 
-/// What a plan does to a ledger.
+/// Staged change of an allocation record.
 #[derive(Clone, Debug, Default)]
-pub struct LedgerChange {
+pub struct AllocationChange {
     pub pool: PoolChange,
     pub hosts: HostsChange,
-    /// To the count of addresses.
+    /// Change of the number of allocated addresses.
     pub addresses: i64,
-    /// To the count of endpoints.
+    /// Change of the number of endpoints.
     pub endpoints: i64,
-    /// Write the record whole, whatever its size.
+    /// Write the whole record, whatever its size.
     pub checkpoint: bool,
-    /// Of a group.
+    /// New traffic settings; groups only.
     pub traffic: Option<Traffic>,
 }
 
-/// What a network profile says of a group's traffic; the default is no profile.
+/// Traffic settings that a network profile gives to a group. The default means no profile.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     pub dscp: i64,
@@ -57,98 +57,99 @@ impl Traffic {
         Traffic { dscp: profile.dscp, bandwidth: profile.bandwidth.clone(), burst: profile.burst }
     }
 
-    /// What the group's state says.
-    pub fn in_force(group: &group::State) -> Traffic {
+    /// Settings stored in the group's state.
+    pub fn of_group(group: &group::State) -> Traffic {
         Traffic { dscp: group.dscp, bandwidth: group.bandwidth.clone(), burst: group.burst }
     }
 }
 
-/// The record without its maps.
-pub trait Body: Clone + Serialize + DeserializeOwned + Send + Sync + 'static {
+/// A record without its bitmaps.
+pub trait RecordBody: Clone + Serialize + DeserializeOwned + Send + Sync + 'static {
     fn key(id: &str) -> Key;
     fn journal_key(id: &str) -> Key;
     fn id(&self) -> &str;
-    /// Takes the maps out.
+    /// Moves the bitmaps out of the record.
     fn split(&mut self) -> (Pool, Hosts);
-    /// The whole record again.
-    fn join(&self, pool: &Pool, hosts: &Hosts, change: &LedgerChange) -> Self;
-    /// Of addresses and of endpoints.
+    /// Builds the whole record, with `change` applied.
+    fn join(&self, pool: &Pool, hosts: &Hosts, change: &AllocationChange) -> Self;
+    /// Number of allocated addresses and number of endpoints.
     fn counts(&self) -> (i64, i64);
     fn set_counts(&mut self, counts: (i64, i64));
     fn set_traffic(&mut self, _traffic: &Traffic) {}
     #[doc(hidden)]
-    fn ledgers(world: &World) -> &Ledgers<Self>;
+    fn allocations(cache: &ClusterCache) -> &AllocationTable<Self>;
     #[doc(hidden)]
-    fn ledgers_mut(world: &mut World) -> &mut Ledgers<Self>;
+    fn allocations_mut(cache: &mut ClusterCache) -> &mut AllocationTable<Self>;
 }
 
-/// A bitmap of so many numbers is 16 KB in the store's form, a few etcd pages; larger ones are journaled.
-const LARGE: usize = 96 * 1024;
-/// The same of IPv6 hosts, which have 25 bytes and more each.
+/// Bitmaps with more bits are journaled. A bitmap of this size takes 16 KB in the store.
+const LARGE_BITMAP: usize = 96 * 1024;
+/// Same limit for IPv6 hosts, which take 25 bytes or more each.
 const LARGE_HOSTS: usize = 512;
-/// A journal is replaced by a checkpoint when it is longer than this, or has more runs of neighbours.
-const LONG_JOURNAL: usize = 8 * 1024;
-const MANY_RUNS: usize = 512;
+/// A journal with more bytes or more ranges is replaced by a checkpoint.
+const MAX_JOURNAL_BYTES: usize = 8 * 1024;
+const MAX_JOURNAL_RANGES: usize = 512;
 
-impl<B: Body> Ledger<B> {
-    pub(super) fn read(value: &[u8], revision: i64) -> serde_json::Result<Ledger<B>> {
-        Ok(Ledger::new(serde_json::from_slice(value)?, revision))
+impl<B: RecordBody> AllocationRecord<B> {
+    pub(super) fn read(value: &[u8], revision: i64) -> serde_json::Result<AllocationRecord<B>> {
+        Ok(AllocationRecord::new(serde_json::from_slice(value)?, revision))
     }
 
-    pub(super) fn new(mut body: B, revision: i64) -> Ledger<B> {
+    pub(super) fn new(mut body: B, revision: i64) -> AllocationRecord<B> {
         let (pool, hosts) = body.split();
-        Ledger { body, pool, hosts, revision, journal: None }
+        AllocationRecord { body, pool, hosts, revision, journal: None }
     }
 
-    /// Has the store a journal beside the record?
+    /// Whether the store has a journal for this record.
     pub fn is_journaled(&self) -> bool {
         self.journal.is_some()
     }
 
-    /// Makes the changes of a journal part of a record read from the store.
-    pub(super) fn adopt(&mut self, journal: Written) {
+    /// Applies a journal to a record read from the store.
+    pub(super) fn adopt(&mut self, journal: JournalState) {
         self.pool.apply(&journal.pool);
         self.hosts.apply(&journal.hosts);
         self.journal = Some(journal);
     }
 
-    /// The whole record, as the store would have it with `change` made.
-    pub fn whole(&self, change: &LedgerChange) -> B {
+    /// The whole record as the store holds it after `change`.
+    pub fn whole(&self, change: &AllocationChange) -> B {
         self.body.join(&self.pool, &self.hosts, change)
     }
 
-    fn counts_with(&self, change: &LedgerChange) -> (i64, i64) {
+    fn counts_with(&self, change: &AllocationChange) -> (i64, i64) {
         let (addresses, endpoints) = self.body.counts();
         (addresses + change.addresses, endpoints + change.endpoints)
     }
 
     fn is_large(&self) -> bool {
-        self.pool.bits().len() > LARGE || self.hosts.len() > LARGE_HOSTS
+        self.pool.bits().len() > LARGE_BITMAP || self.hosts.len() > LARGE_HOSTS
     }
 
-    /// Bytes that a whole record has, about.
-    pub(super) fn weight(&self) -> usize {
-        if self.is_large() { LONG_JOURNAL } else { self.pool.bits().len() / 6 + self.hosts.len() * 30 }
+    /// Approximate size of the whole record in bytes.
+    pub(super) fn size(&self) -> usize {
+        if self.is_large() { MAX_JOURNAL_BYTES } else { self.pool.bits().len() / 6 + self.hosts.len() * 30 }
     }
 
-    /// What writes `change`, as (key, revision that it builds on, operation or none), and the journal after.
+    /// Passes each operation that `change` needs to `each`: key, revision guard and operation
+    /// (none: guard only). Returns the new journal, if one is written.
     pub(super) fn write(
         &self,
-        change: &LedgerChange,
+        change: &AllocationChange,
         mut each: impl FnMut(String, i64, Option<Op>),
-    ) -> serde_json::Result<Option<Written>> {
+    ) -> serde_json::Result<Option<JournalState>> {
         let id = self.body.id();
         let (key, journal_key) = (B::key(id).to_string(), B::journal_key(id).to_string());
         let journal_revision = self.journal.as_ref().map_or(0, |journal| journal.revision);
-        // A journal has no place for the traffic.
+        // A journal has no field for traffic settings.
         if self.is_large() && !change.checkpoint && change.traffic.is_none() {
-            let mut written = self.journal.clone().unwrap_or_else(Written::nothing);
+            let mut written = self.journal.clone().unwrap_or_else(JournalState::nothing);
             written.pool.then(&change.pool);
             written.hosts.then(&change.hosts);
             let body = Journal::new(id, self.counts_with(change), &written.pool, &written.hosts);
             let value = serde_json::to_vec(&body)?;
-            if value.len() <= LONG_JOURNAL && written.runs() <= MANY_RUNS {
-                // The record itself must not have changed either: the journal is relative to it.
+            if value.len() <= MAX_JOURNAL_BYTES && written.ranges() <= MAX_JOURNAL_RANGES {
+                // The journal is relative to the record, so the record is guarded too.
                 let put = Op::Put { key: journal_key.clone(), value: value.into(), lease: None };
                 each(journal_key, journal_revision, Some(put));
                 each(key, self.revision, None);
@@ -163,8 +164,8 @@ impl<B: Body> Ledger<B> {
         Ok(None)
     }
 
-    /// Makes a committed `change` part of the ledger.
-    pub(super) fn apply(&mut self, change: &LedgerChange, written: Option<Written>, at: &Revisions) {
+    /// Applies a committed `change` to the record.
+    pub(super) fn apply(&mut self, change: &AllocationChange, written: Option<JournalState>, at: &Revisions) {
         self.body.set_counts(self.counts_with(change));
         if let Some(traffic) = &change.traffic {
             self.body.set_traffic(traffic);
@@ -175,7 +176,7 @@ impl<B: Body> Ledger<B> {
         match written {
             Some(journal) => {
                 let revision = at.of(&B::journal_key(id).to_string());
-                self.journal = Some(Written { revision, ..journal });
+                self.journal = Some(JournalState { revision, ..journal });
             }
             None => {
                 self.revision = at.of(&B::key(id).to_string());
@@ -185,25 +186,28 @@ impl<B: Body> Ledger<B> {
     }
 }
 
-impl Written {
-    fn nothing() -> Written {
-        Written { revision: 0, pool: PoolChange::default(), hosts: HostsChange::default() }
+impl JournalState {
+    fn nothing() -> JournalState {
+        JournalState { revision: 0, pool: PoolChange::default(), hosts: HostsChange::default() }
     }
 
-    fn runs(&self) -> usize {
+    fn ranges(&self) -> usize {
         let (pool, hosts) = (&self.pool, &self.hosts);
-        pool.taken.runs_len() + pool.freed.runs_len() + hosts.taken.runs_len() + hosts.freed.runs_len()
+        pool.taken.ranges_len()
+            + pool.freed.ranges_len()
+            + hosts.taken.ranges_len()
+            + hosts.freed.ranges_len()
     }
 }
 
-/// A journal as the store has it, and the counters in it.
-pub(super) fn read_journal(value: &[u8], revision: i64) -> Result<(Written, (i64, i64)), String> {
+/// Decodes a journal. Returns its changes and its counters.
+pub(super) fn read_journal(value: &[u8], revision: i64) -> Result<(JournalState, (i64, i64)), String> {
     let journal: Journal = serde_json::from_slice(value).map_err(|e| e.to_string())?;
     let (pool, hosts) = journal.changes()?;
-    Ok((Written { revision, pool, hosts }, (journal.ep_addr_count, journal.ep_count)))
+    Ok((JournalState { revision, pool, hosts }, (journal.ep_addr_count, journal.ep_count)))
 }
 
-impl Body for network::State {
+impl RecordBody for network::State {
     fn key(id: &str) -> Key {
         Key::Network(id.into())
     }
@@ -218,14 +222,14 @@ impl Body for network::State {
 
     fn split(&mut self) -> (Pool, Hosts) {
         let hosts = Hosts::of_state(self);
-        // That there was a map at all is kept.
+        // An empty map is kept: it marks a network with IPv6.
         if let Some(map) = &mut self.ipv6_alloc_map {
             map.clear();
         }
         (Pool::new(mem::take(&mut self.ip_alloc_map)), hosts)
     }
 
-    fn join(&self, pool: &Pool, hosts: &Hosts, change: &LedgerChange) -> Self {
+    fn join(&self, pool: &Pool, hosts: &Hosts, change: &AllocationChange) -> Self {
         network::State {
             ip_alloc_map: pool.with(&change.pool),
             ipv6_alloc_map: self.ipv6_alloc_map.as_ref().map(|_| hosts.map_with(&change.hosts)),
@@ -244,16 +248,16 @@ impl Body for network::State {
         (self.ep_addr_count, self.ep_count) = counts;
     }
 
-    fn ledgers(world: &World) -> &Ledgers<Self> {
-        &world.networks
+    fn allocations(cache: &ClusterCache) -> &AllocationTable<Self> {
+        &cache.networks
     }
 
-    fn ledgers_mut(world: &mut World) -> &mut Ledgers<Self> {
-        &mut world.networks
+    fn allocations_mut(cache: &mut ClusterCache) -> &mut AllocationTable<Self> {
+        &mut cache.networks
     }
 }
 
-impl Body for group::State {
+impl RecordBody for group::State {
     fn key(id: &str) -> Key {
         Key::Group(id.into())
     }
@@ -270,7 +274,7 @@ impl Body for group::State {
         (Pool::new(mem::take(&mut self.epg_ip_alloc_map)), Hosts::default())
     }
 
-    fn join(&self, pool: &Pool, _hosts: &Hosts, change: &LedgerChange) -> Self {
+    fn join(&self, pool: &Pool, _hosts: &Hosts, change: &AllocationChange) -> Self {
         let mut whole = group::State {
             epg_ip_alloc_map: pool.with(&change.pool),
             ep_count: self.ep_count + change.endpoints,
@@ -296,11 +300,11 @@ impl Body for group::State {
         self.ep_count = counts.1;
     }
 
-    fn ledgers(world: &World) -> &Ledgers<Self> {
-        &world.groups
+    fn allocations(cache: &ClusterCache) -> &AllocationTable<Self> {
+        &cache.groups
     }
 
-    fn ledgers_mut(world: &mut World) -> &mut Ledgers<Self> {
-        &mut world.groups
+    fn allocations_mut(cache: &mut ClusterCache) -> &mut AllocationTable<Self> {
+        &mut cache.groups
     }
 }

@@ -1,4 +1,4 @@
-//! Ways to find entries other than by their keys.
+//! Secondary indexes of the cache.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -6,48 +6,49 @@ use std::net::IpAddr;
 
 use contiv_model::{endpoint, name::NetworkId, service};
 
-/// The labels of a container, or what a service selects by.
+/// Labels of a container, or selectors of a service.
 pub type Labels = BTreeMap<String, String>;
 
-/// Kept right by whoever changes endpoints or the states of services.
+/// Updated with every change of an endpoint or of a service state.
 #[derive(Default)]
 pub(super) struct Index {
-    /// Endpoints by network and address: several only where the original gave an address twice.
-    holders: HashMap<(NetworkId, IpAddr), Vec<String>>,
-    /// Services by network and address.
+    /// Endpoint ids by network and address. More than one only if the original netmaster allocated
+    /// an address twice.
+    by_address: HashMap<(NetworkId, IpAddr), Vec<String>>,
+    /// Service ids by network and address.
     vips: HashMap<(NetworkId, IpAddr), String>,
-    /// Endpoints by their containers.
+    /// Endpoint ids by container id.
     containers: HashMap<String, BTreeSet<String>>,
-    /// Endpoints by network and label.
-    labelled: HashMap<NetworkId, HashMap<(String, String), BTreeSet<String>>>,
-    /// Services by tenant and the first of their selectors.
-    selecting: HashMap<String, HashMap<(String, String), BTreeSet<String>>>,
-    /// Services by the endpoints behind them.
-    provided: HashMap<String, BTreeSet<String>>,
+    /// Endpoint ids by network and label.
+    by_label: HashMap<NetworkId, HashMap<(String, String), BTreeSet<String>>>,
+    /// Service ids by tenant and first selector.
+    by_selector: HashMap<String, HashMap<(String, String), BTreeSet<String>>>,
+    /// Service ids by provider endpoint.
+    by_provider: HashMap<String, BTreeSet<String>>,
 }
 
-/// Who has an address.
+/// Object that an address is allocated to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Holder {
+pub enum AddressOwner {
     Endpoint(String),
     Service(String),
 }
 
-impl fmt::Display for Holder {
+impl fmt::Display for AddressOwner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Holder::Endpoint(id) => write!(f, "endpoint {id}"),
-            Holder::Service(id) => write!(f, "service {id}"),
+            AddressOwner::Endpoint(id) => write!(f, "endpoint {id}"),
+            AddressOwner::Service(id) => write!(f, "service {id}"),
         }
     }
 }
 
 impl Index {
-    pub(super) fn holders(&self, network: &str, ip: IpAddr) -> &[String] {
-        self.holders.get(&(network.into(), ip)).map_or(&[], Vec::as_slice)
+    pub(super) fn address_owners(&self, network: &str, ip: IpAddr) -> &[String] {
+        self.by_address.get(&(network.into(), ip)).map_or(&[], Vec::as_slice)
     }
 
-    pub(super) fn vip(&self, network: &str, ip: IpAddr) -> Option<&str> {
+    pub(super) fn service_with_vip(&self, network: &str, ip: IpAddr) -> Option<&str> {
         self.vips.get(&(network.into(), ip)).map(String::as_str)
     }
 
@@ -56,95 +57,103 @@ impl Index {
     }
 
     /// Endpoints of `network` that have the label.
-    pub(super) fn labelled(&self, network: &str, label: (&str, &str)) -> impl Iterator<Item = &str> {
-        let of_network = self.labelled.get(&NetworkId::from(network));
+    pub(super) fn endpoints_with_label(
+        &self,
+        network: &str,
+        label: (&str, &str),
+    ) -> impl Iterator<Item = &str> {
+        let of_network = self.by_label.get(&NetworkId::from(network));
         let found = of_network.and_then(|labels| labels.get(&owned(label)));
         found.into_iter().flatten().map(String::as_str)
     }
 
-    /// Services of `tenant` the first of whose selectors is among the labels.
-    pub(super) fn selecting<'i>(&'i self, tenant: &str, labels: &'i Labels) -> impl Iterator<Item = &'i str> {
-        let of_tenant = self.selecting.get(tenant);
+    /// Services of `tenant` whose first selector is among the labels.
+    pub(super) fn services_selecting<'i>(
+        &'i self,
+        tenant: &str,
+        labels: &'i Labels,
+    ) -> impl Iterator<Item = &'i str> {
+        let of_tenant = self.by_selector.get(tenant);
         let found =
             labels.iter().filter_map(move |(name, value)| of_tenant?.get(&(name.clone(), value.clone())));
         found.flatten().map(String::as_str)
     }
 
-    pub(super) fn provided(&self, endpoint: &str) -> impl Iterator<Item = &str> {
-        self.provided.get(endpoint).into_iter().flatten().map(String::as_str)
+    pub(super) fn services_of(&self, endpoint: &str) -> impl Iterator<Item = &str> {
+        self.by_provider.get(endpoint).into_iter().flatten().map(String::as_str)
     }
 
-    /// The endpoint was `old`, and is `new`.
+    /// Replaces the index entries of endpoint `old` by those of `new`.
     pub(super) fn endpoint(&mut self, old: Option<&endpoint::State>, new: Option<&endpoint::State>) {
         if let Some(old) = old {
-            self.forget_endpoint(old);
+            self.remove_endpoint(old);
         }
         let Some(new) = new else { return };
         let network = NetworkId::from(new.net_id.as_str());
         for ip in addresses(new) {
-            self.holders.entry((network.clone(), ip)).or_default().push(new.id.clone());
+            self.by_address.entry((network.clone(), ip)).or_default().push(new.id.clone());
         }
         if !new.container_id.is_empty() {
             self.containers.entry(new.container_id.clone()).or_default().insert(new.id.clone());
         }
         for label in new.labels.iter().flatten() {
-            let labels = self.labelled.entry(network.clone()).or_default();
+            let labels = self.by_label.entry(network.clone()).or_default();
             labels.entry(owned(label)).or_default().insert(new.id.clone());
         }
     }
 
-    fn forget_endpoint(&mut self, old: &endpoint::State) {
+    fn remove_endpoint(&mut self, old: &endpoint::State) {
         let network = NetworkId::from(old.net_id.as_str());
         for ip in addresses(old) {
-            let place = (network.clone(), ip);
-            if let Some(holders) = self.holders.get_mut(&place) {
+            let key = (network.clone(), ip);
+            if let Some(holders) = self.by_address.get_mut(&key) {
                 holders.retain(|id| *id != old.id);
                 if holders.is_empty() {
-                    self.holders.remove(&place);
+                    self.by_address.remove(&key);
                 }
             }
         }
         remove(&mut self.containers, &old.container_id, &old.id);
-        if let Some(labels) = self.labelled.get_mut(&network) {
+        if let Some(labels) = self.by_label.get_mut(&network) {
             old.labels.iter().flatten().for_each(|label| remove(labels, &owned(label), &old.id));
             if labels.is_empty() {
-                self.labelled.remove(&network);
+                self.by_label.remove(&network);
             }
         }
     }
 
-    /// The state of the service was `old`, and is `new`.
+    /// Replaces the index entries of service state `old` by those of `new`.
     pub(super) fn service(&mut self, old: Option<&service::State>, new: Option<&service::State>) {
         if let Some(old) = old {
-            self.forget_service(old);
+            self.remove_service(old);
         }
         let Some(new) = new else { return };
-        if let Some(place) = vip(new) {
-            self.vips.insert(place, new.id.clone());
+        if let Some(key) = vip(new) {
+            self.vips.insert(key, new.id.clone());
         }
         if let Some(first) = new.selectors.iter().flatten().next() {
-            let of_tenant = self.selecting.entry(new.tenant_name.clone()).or_default();
+            let of_tenant = self.by_selector.entry(new.tenant_name.clone()).or_default();
             of_tenant.entry(owned(first)).or_default().insert(new.id.clone());
         }
         for provider in new.providers.iter().flat_map(BTreeMap::values) {
-            self.provided.entry(provider.endpoint.clone()).or_default().insert(new.id.clone());
+            self.by_provider.entry(provider.endpoint.clone()).or_default().insert(new.id.clone());
         }
     }
 
-    fn forget_service(&mut self, old: &service::State) {
-        if let Some(place) = vip(old).filter(|place| self.vips.get(place) == Some(&old.id)) {
-            self.vips.remove(&place);
+    fn remove_service(&mut self, old: &service::State) {
+        if let Some(key) = vip(old).filter(|key| self.vips.get(key) == Some(&old.id)) {
+            self.vips.remove(&key);
         }
         if let (Some(first), Some(of_tenant)) =
-            (old.selectors.iter().flatten().next(), self.selecting.get_mut(&old.tenant_name))
+            (old.selectors.iter().flatten().next(), self.by_selector.get_mut(&old.tenant_name))
         {
             remove(of_tenant, &owned(first), &old.id);
             if of_tenant.is_empty() {
-                self.selecting.remove(&old.tenant_name);
+                self.by_selector.remove(&old.tenant_name);
             }
         }
         for provider in old.providers.iter().flat_map(BTreeMap::values) {
-            remove(&mut self.provided, &provider.endpoint, &old.id);
+            remove(&mut self.by_provider, &provider.endpoint, &old.id);
         }
     }
 }
@@ -162,7 +171,7 @@ fn remove<K: std::hash::Hash + Eq>(map: &mut HashMap<K, BTreeSet<String>>, key: 
     }
 }
 
-/// Each once.
+/// IPv4 and IPv6 address, where set.
 pub(super) fn addresses(endpoint: &endpoint::State) -> impl Iterator<Item = IpAddr> {
     [&endpoint.ip_address, &endpoint.ipv6_address].into_iter().filter_map(|ip| ip.parse().ok())
 }

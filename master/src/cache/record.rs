@@ -1,4 +1,4 @@
-//! The kinds of entries that are kept as they are written.
+//! Entries that the cache keeps exactly as the store has them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,26 +13,26 @@ use contiv_model::{
 use contiv_store::{KeyValue, Op};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use super::World;
+use super::ClusterCache;
 use super::revisions::Revisions;
 
-/// A value and the revision of the store that it is of.
+/// A value and the store revision of it.
 #[derive(Debug)]
 pub struct Versioned<T> {
     pub value: Arc<T>,
     pub revision: i64,
 }
 
-/// By the last part of their keys; the empty one for what stands alone.
+/// Entries by the last part of their key; [`ONLY`] for singletons.
 pub type Table<T> = BTreeMap<String, Versioned<T>>;
-/// Id of a record that is alone under its key.
+/// Id of a singleton: a key without a variable part.
 pub const ONLY: &str = "";
-/// What a draft puts (`Some`) and deletes.
+/// Staged changes of a table: a put (`Some`) or a deletion.
 pub(super) type Overlay<T> = BTreeMap<String, Option<Arc<T>>>;
 
-/// What the store keeps under a key of its own.
-pub trait Record: Serialize + DeserializeOwned + Send + Sync + 'static {
-    /// The key that it is kept under.
+/// A value with a key of its own in the store.
+pub trait Entry: Serialize + DeserializeOwned + Send + Sync + 'static {
+    /// Key of the value in the store.
     fn path(id: &str) -> String;
     #[doc(hidden)]
     fn table(tables: &Tables) -> &Table<Self>
@@ -52,14 +52,15 @@ pub trait Record: Serialize + DeserializeOwned + Send + Sync + 'static {
         Self: Sized;
 }
 
-/// The number that the next group gets: `state/group-ids`.
+/// Next endpoint group id: `state/group-ids`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupIds {
     pub id: String,
     pub next: i64,
 }
 
-/// `/contiv.io/state/aci-pending/<tenant>:<profile>`: the gateway may not know what the store has of the profile.
+/// `/contiv.io/state/aci-pending/<tenant>:<profile>`: the profile must be synchronised to the ACI
+/// gateway.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pending {
     /// `<tenant>:<profile>`.
@@ -74,7 +75,7 @@ macro_rules! records {
         #[derive(Default)]
         pub struct Overlays { $($field: Overlay<$type>,)* }
 
-        $(impl Record for $type {
+        $(impl Entry for $type {
             fn path($id: &str) -> String { $key.to_string() }
             fn table(tables: &Tables) -> &Table<Self> { &tables.$field }
             fn table_mut(tables: &mut Tables) -> &mut Table<Self> { &mut tables.$field }
@@ -87,13 +88,13 @@ macro_rules! records {
                 0 $(+ self.$field.len())*
             }
 
-            /// Of puts and of deletions.
+            /// Number of puts and of deletions.
             pub(super) fn counts(&self) -> (usize, usize) {
                 let puts = 0 $(+ self.$field.values().flatten().count())*;
                 (puts, self.len() - puts)
             }
 
-            /// Each change: its key, the revision that it builds on, and the operation.
+            /// Passes each change to `each`: key, revision guard and operation.
             pub(super) fn ops(&self, tables: &Tables, mut each: impl FnMut(String, i64, Option<Op>)) -> serde_json::Result<()> {
                 $(for (id, value) in &self.$field {
                     let key = <$type>::path(id);
@@ -107,7 +108,8 @@ macro_rules! records {
                 Ok(())
             }
 
-            /// Makes the changes part of the tables, where nothing newer is known; tells the deleted keys and when.
+            /// Applies the changes to the tables, except where the table has a newer revision.
+            /// Passes each deleted key and its revision to `deleted`.
             pub(super) fn apply(self, tables: &mut Tables, at: &Revisions, mut deleted: impl FnMut(String, i64)) {
                 $(for (id, value) in self.$field {
                     let revision = at.of(&<$type>::path(&id));
@@ -169,8 +171,8 @@ records! {
     };
 }
 
-impl World {
-    pub(super) fn set_record(&mut self, key: &Key, kv: Option<&KeyValue>, revision: i64) {
+impl ClusterCache {
+    pub(super) fn set_entry(&mut self, key: &Key, kv: Option<&KeyValue>, revision: i64) {
         match key {
             Key::Object(ObjectType::Global, id) => self.set_value::<api::Global>(id, kv, revision),
             Key::Object(ObjectType::Tenant, id) => self.set_value::<api::Tenant>(id, kv, revision),
@@ -213,13 +215,13 @@ impl World {
             Key::Service { name, address } => {
                 self.set_value::<registry::ServiceInfo>(&format!("{name}/{address}"), kv, revision);
             }
-            // Ledgers are set elsewhere; the rest is not netmaster's.
+            // Allocation records are handled separately; other keys do not belong to netmaster.
             _ => {}
         }
     }
 
-    /// Drops what is known of the key, so that the same revision can be set again.
-    pub(super) fn forget_record(&mut self, key: &Key) {
-        self.set_record(key, None, i64::MAX);
+    /// Removes the entry, so that the same revision can be set again.
+    pub(super) fn remove_entry(&mut self, key: &Key) {
+        self.set_entry(key, None, i64::MAX);
     }
 }

@@ -2,29 +2,30 @@
 
 use std::collections::HashMap;
 
-/// When the keys of a change were written.
+/// Store revisions at which the keys of a change were written.
 #[derive(Clone, Debug, Default)]
 pub struct Revisions {
     last: i64,
-    /// Of those that were written before the last.
+    /// Keys that an earlier step of a multi-step change wrote.
     before: HashMap<String, i64>,
 }
 
 impl From<i64> for Revisions {
-    /// All at once.
+    /// All keys were written in one transaction.
     fn from(revision: i64) -> Revisions {
         Revisions { last: revision, before: HashMap::new() }
     }
 }
 
 impl Revisions {
-    /// The `keys` were written at `revision`; all that is not named, with the last that are.
-    pub fn note(&mut self, keys: impl IntoIterator<Item = String>, revision: i64) {
+    /// Records that `keys` were written at `revision`. Keys that are never recorded count as
+    /// written at the last one.
+    pub fn record(&mut self, keys: impl IntoIterator<Item = String>, revision: i64) {
         self.before.extend(keys.into_iter().map(|key| (key, revision)));
         self.last = revision;
     }
 
-    /// The revision of a key of the change.
+    /// Revision at which `key` was written.
     pub fn of(&self, key: &str) -> i64 {
         self.before.get(key).copied().unwrap_or(self.last)
     }

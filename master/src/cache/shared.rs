@@ -1,30 +1,31 @@
-//! The cache as its readers and its writer share it.
+//! Shared handle of the cluster cache.
 
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use tokio::sync::{Mutex, MutexGuard};
 
-use super::World;
+use super::ClusterCache;
 
-/// The world as everybody reads it.
+/// Cluster cache with one writer at a time and many readers.
 #[derive(Clone, Default)]
-pub struct Shared {
-    world: Arc<RwLock<World>>,
+pub struct SharedCache {
+    cache: Arc<RwLock<ClusterCache>>,
     gate: Arc<Mutex<()>>,
 }
 
-impl Shared {
-    pub fn read(&self) -> RwLockReadGuard<'_, World> {
-        self.world.read().unwrap_or_else(PoisonError::into_inner)
+impl SharedCache {
+    pub fn read(&self) -> RwLockReadGuard<'_, ClusterCache> {
+        self.cache.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Held from the planning of a transaction until it is part of the world, and while the watch is taken in:
-    /// the watch may be faster than the answer to a commit, and would be taken for somebody else's change.
-    pub async fn gate(&self) -> MutexGuard<'_, ()> {
+    /// Held from planning a transaction until it is applied to the cache, and while updates of the
+    /// watch are applied. Without it the watch could deliver a commit before its response, and it
+    /// would look like a foreign change.
+    pub async fn lock_commits(&self) -> MutexGuard<'_, ()> {
         self.gate.lock().await
     }
 
-    pub fn write(&self) -> RwLockWriteGuard<'_, World> {
-        self.world.write().unwrap_or_else(PoisonError::into_inner)
+    pub fn write(&self) -> RwLockWriteGuard<'_, ClusterCache> {
+        self.cache.write().unwrap_or_else(PoisonError::into_inner)
     }
 }

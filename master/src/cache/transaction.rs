@@ -1,4 +1,5 @@
-//! A transaction in the making: changes on top of the world, seen by what is planned after them.
+//! Staged transaction: changes on top of the cache that later plans of the same transaction can
+//! read.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -7,22 +8,22 @@ use std::sync::Arc;
 use contiv_model::{endpoint, group, network, service};
 use contiv_store::{Guard, Op, Txn};
 
-use super::World;
-use super::allocation_record::{Body, Ledger, LedgerChange, Written};
-use super::index::{Holder, Index};
-use super::record::{Overlays, Record};
+use super::ClusterCache;
+use super::allocation_record::{AllocationChange, AllocationRecord, JournalState, RecordBody};
+use super::index::{AddressOwner, Index};
+use super::record::{Entry, Overlays};
 use super::revisions::Revisions;
 
-/// Plans change a draft; [`Draft::finish`] makes it a transaction and the [`Change`] to the world that the
-/// transaction, once committed, amounts to.
+/// Changes that plans stage. [`StagedTxn::finish`] turns them into a store transaction and the
+/// [`Change`] that is applied to the cache after the commit.
 ///
-/// A plan that fails must not have changed anything: it decides first, and writes then.
-pub struct Draft<'w> {
-    world: &'w World,
+/// A plan that fails must not have staged anything: it validates first, and stages afterwards.
+pub struct StagedTxn<'w> {
+    cache: &'w ClusterCache,
     overlays: Overlays,
     networks: Edits<network::State>,
     groups: Edits<group::State>,
-    /// Keys that were read and must not have changed.
+    /// Revisions of keys that were read and must be unchanged at commit.
     read: BTreeMap<String, i64>,
 }
 
@@ -30,27 +31,28 @@ type Edits<B> = BTreeMap<String, Edit<B>>;
 
 pub enum Edit<B> {
     Create(Box<B>),
-    Change(LedgerChange),
+    Change(AllocationChange),
     Delete,
 }
 
-/// What a committed transaction changed.
+/// Changes of a committed transaction.
 #[derive(Default)]
 pub struct Change {
     overlays: Overlays,
-    networks: Vec<(String, Edit<network::State>, Option<Written>)>,
-    groups: Vec<(String, Edit<group::State>, Option<Written>)>,
+    networks: Vec<(String, Edit<network::State>, Option<JournalState>)>,
+    groups: Vec<(String, Edit<group::State>, Option<JournalState>)>,
 }
 
-/// Room that one plan may need: a draft with fewer operations and guards left takes no further plan.
-const ROOM: usize = 24;
-/// etcd takes requests of 1.5 MB.
-const HEAVY: usize = 1 << 20;
+/// Operations and guards that one plan may need. A transaction with fewer left accepts no further
+/// plan.
+const PLAN_OPS: usize = 24;
+/// Size limit in bytes; etcd accepts requests of 1.5 MB.
+const MAX_BYTES: usize = 1 << 20;
 
-impl<'w> Draft<'w> {
-    pub fn new(world: &'w World) -> Draft<'w> {
-        Draft {
-            world,
+impl<'w> StagedTxn<'w> {
+    pub fn new(cache: &'w ClusterCache) -> StagedTxn<'w> {
+        StagedTxn {
+            cache,
             overlays: Overlays::default(),
             networks: Edits::new(),
             groups: Edits::new(),
@@ -58,170 +60,178 @@ impl<'w> Draft<'w> {
         }
     }
 
-    pub fn world(&self) -> &'w World {
-        self.world
+    pub fn cache(&self) -> &'w ClusterCache {
+        self.cache
     }
 
-    /// No room for another plan in the same transaction.
+    /// Whether the transaction has no capacity for another plan.
     pub fn is_full(&self) -> bool {
-        let ledgers = self.networks.len() + self.groups.len();
-        let weight: usize = self
+        let records = self.networks.len() + self.groups.len();
+        let size: usize = self
             .networks
             .keys()
-            .filter_map(|id| self.world.ledger::<network::State>(id))
-            .map(Ledger::weight)
+            .filter_map(|id| self.cache.allocation::<network::State>(id))
+            .map(AllocationRecord::size)
             .sum();
-        // A ledger may need two operations, each with its guard; the leader's guard comes on top.
-        self.overlays.len() + 2 * ledgers + self.read.len() + ROOM > contiv_store::MAX_TXN_OPS
-            || weight > HEAVY
+        // An allocation record may need two operations with a guard each. The leader's guard is
+        // added later.
+        self.overlays.len() + 2 * records + self.read.len() + PLAN_OPS > contiv_store::MAX_TXN_OPS
+            || size > MAX_BYTES
     }
 
-    pub fn get<T: Record>(&self, id: &str) -> Option<Arc<T>> {
+    pub fn get<T: Entry>(&self, id: &str) -> Option<Arc<T>> {
         match T::overlay(&self.overlays).get(id) {
             Some(value) => value.clone(),
-            None => self.world.table::<T>().get(id).map(|known| known.value.clone()),
+            None => self.cache.table::<T>().get(id).map(|known| known.value.clone()),
         }
     }
 
-    pub fn put<T: Record>(&mut self, id: &str, value: T) {
+    pub fn put<T: Entry>(&mut self, id: &str, value: T) {
         T::overlay_mut(&mut self.overlays).insert(id.to_owned(), Some(value.into()));
     }
 
-    /// To be changed in place; none if it is not there.
-    pub fn edit<T: Record + Clone>(&mut self, id: &str) -> Option<&mut T> {
+    /// Mutable staged copy of the entry; none if it does not exist.
+    pub fn edit<T: Entry + Clone>(&mut self, id: &str) -> Option<&mut T> {
         let overlay = T::overlay_mut(&mut self.overlays);
         if !overlay.contains_key(id) {
-            let known = self.world.table::<T>().get(id)?.value.clone();
+            let known = self.cache.table::<T>().get(id)?.value.clone();
             overlay.insert(id.to_owned(), Some(known));
         }
         overlay.get_mut(id)?.as_mut().map(Arc::make_mut)
     }
 
-    pub fn delete<T: Record>(&mut self, id: &str) {
+    pub fn delete<T: Entry>(&mut self, id: &str) {
         T::overlay_mut(&mut self.overlays).insert(id.to_owned(), None);
     }
 
-    /// The transaction holds only if the entry is still what the world says.
-    pub fn rely_on<T: Record>(&mut self, id: &str) {
-        let revision = self.world.table::<T>().get(id).map_or(0, |known| known.revision);
+    /// Adds a guard: the commit fails if the entry differs from the cached one.
+    pub fn guard_unchanged<T: Entry>(&mut self, id: &str) {
+        let revision = self.cache.table::<T>().get(id).map_or(0, |known| known.revision);
         self.read.insert(T::path(id), revision);
     }
 
-    /// The ledger, and what this draft does to it; none if it does not exist, or is made or deleted by this draft.
-    pub fn ledger<B: Edited>(&mut self, id: &str) -> Option<(&'w Ledger<B>, &mut LedgerChange)> {
-        let ledger = self.world.ledger::<B>(id)?;
+    /// The record and its staged change; none if it does not exist, or if this transaction creates
+    /// or deletes it.
+    pub fn allocation<B: Stageable>(
+        &mut self,
+        id: &str,
+    ) -> Option<(&'w AllocationRecord<B>, &mut AllocationChange)> {
+        let record = self.cache.allocation::<B>(id)?;
         let edit =
-            B::edits(self).entry(id.to_owned()).or_insert_with(|| Edit::Change(LedgerChange::default()));
+            B::edits(self).entry(id.to_owned()).or_insert_with(|| Edit::Change(AllocationChange::default()));
         match edit {
-            Edit::Change(change) => Some((ledger, change)),
+            Edit::Change(change) => Some((record, change)),
             Edit::Create(_) | Edit::Delete => None,
         }
     }
 
-    /// Only to look at, as it was before this draft.
-    pub fn ledger_before<B: Body>(&self, id: &str) -> Option<&'w Ledger<B>> {
-        self.world.ledger::<B>(id)
+    /// The record without the changes of this transaction.
+    pub fn committed<B: RecordBody>(&self, id: &str) -> Option<&'w AllocationRecord<B>> {
+        self.cache.allocation::<B>(id)
     }
 
-    /// The number of the group with the state `key`, also of one that this draft makes.
+    /// Id of the group with state key `key`. Includes groups that this transaction creates.
     pub fn group_number(&self, key: &str) -> Option<i64> {
         match self.groups.get(key) {
             Some(Edit::Create(body)) => Some(body.endpoint_group_id),
             Some(Edit::Delete) => None,
             Some(Edit::Change(_)) | None => {
-                self.world.ledger::<group::State>(key).map(|ledger| ledger.body.endpoint_group_id)
+                self.cache.allocation::<group::State>(key).map(|record| record.body.endpoint_group_id)
             }
         }
     }
 
-    pub fn create_ledger<B: Edited>(&mut self, body: B) {
+    pub fn create_allocation<B: Stageable>(&mut self, body: B) {
         B::edits(self).insert(body.id().to_owned(), Edit::Create(Box::new(body)));
     }
 
-    pub fn delete_ledger<B: Edited>(&mut self, id: &str) {
-        if self.world.ledger::<B>(id).is_some() {
+    pub fn delete_allocation<B: Stageable>(&mut self, id: &str) {
+        if self.cache.allocation::<B>(id).is_some() {
             B::edits(self).insert(id.to_owned(), Edit::Delete);
         }
     }
 
-    /// Who has `ip` on `network`.
-    pub fn holder(&self, network: &str, ip: IpAddr) -> Option<Holder> {
-        let overlay = <endpoint::State as Record>::overlay(&self.overlays);
+    /// Object that has `ip` on `network`, with staged changes applied.
+    pub fn address_owner(&self, network: &str, ip: IpAddr) -> Option<AddressOwner> {
+        let overlay = <endpoint::State as Entry>::overlay(&self.overlays);
         let text = ip.to_string();
         let planned = overlay.values().flatten().find(|endpoint| {
             endpoint.net_id == network && (endpoint.ip_address == text || endpoint.ipv6_address == text)
         });
-        let known = || self.world.holders(network, ip).iter().find(|id| !overlay.contains_key(*id)).cloned();
-        // Services are planned alone: only the one that is being changed is not as the world knows it.
+        let known =
+            || self.cache.address_owners(network, ip).iter().find(|id| !overlay.contains_key(*id)).cloned();
+        // Plans for services are exclusive, so only the service being changed can differ from the
+        // cache.
         let service = || {
-            let id = self.world.vip(network, ip)?;
-            self.get::<service::State>(id).map(|_| Holder::Service(id.to_owned()))
+            let id = self.cache.service_with_vip(network, ip)?;
+            self.get::<service::State>(id).map(|_| AddressOwner::Service(id.to_owned()))
         };
         let endpoint = planned.map(|endpoint| endpoint.id.clone()).or_else(known);
-        endpoint.map(Holder::Endpoint).or_else(service)
+        endpoint.map(AddressOwner::Endpoint).or_else(service)
     }
 
-    /// The endpoints of a container.
+    /// Ids of the endpoints of a container, with staged changes applied.
     pub fn of_container(&self, container: &str) -> BTreeSet<String> {
-        let overlay = <endpoint::State as Record>::overlay(&self.overlays).values().flatten();
+        let overlay = <endpoint::State as Entry>::overlay(&self.overlays).values().flatten();
         let planned = overlay.filter(|endpoint| endpoint.container_id == container);
         let planned = planned.map(|endpoint| endpoint.id.as_str());
-        let known = self.world.index.of_container(container);
+        let known = self.cache.index.of_container(container);
         let has = |id: &&str| self.get::<endpoint::State>(id).is_some_and(|e| e.container_id == container);
         planned.chain(known.filter(has)).map(str::to_owned).collect()
     }
 
-    /// So many entries are put, and so many deleted.
+    /// Number of staged puts and of staged deletions.
     pub fn counts(&self) -> (usize, usize) {
         self.overlays.counts()
     }
 
-    /// The transaction, without the leader's guard, and what it changes.
+    /// Builds the store transaction without the leader's guard, and the change to apply after the
+    /// commit.
     pub fn finish(self) -> serde_json::Result<(Txn, Change)> {
-        let Draft { world, overlays, networks, groups, mut read } = self;
+        let StagedTxn { cache, overlays, networks, groups, mut read } = self;
         let mut txn = Txn::new();
         let mut each = |key: String, revision, op: Option<Op>| {
             read.remove(&key);
             txn.guards.push(Guard::ModRevision { key, revision });
             txn.ops.extend(op);
         };
-        overlays.ops(&world.tables, &mut each)?;
-        let networks = write_ledgers(world, networks, &mut each)?;
-        let groups = write_ledgers(world, groups, &mut each)?;
+        overlays.ops(&cache.tables, &mut each)?;
+        let networks = write_allocations(cache, networks, &mut each)?;
+        let groups = write_allocations(cache, groups, &mut each)?;
         let read = read.into_iter().map(|(key, revision)| Guard::ModRevision { key, revision });
         txn.guards.extend(read);
         Ok((txn, Change { overlays, networks, groups }))
     }
 }
 
-type WrittenEdits<B> = Vec<(String, Edit<B>, Option<Written>)>;
+type StagedEdits<B> = Vec<(String, Edit<B>, Option<JournalState>)>;
 
-fn write_ledgers<B: Edited>(
-    world: &World,
+fn write_allocations<B: Stageable>(
+    cache: &ClusterCache,
     edits: Edits<B>,
     mut each: impl FnMut(String, i64, Option<Op>),
-) -> serde_json::Result<WrittenEdits<B>> {
+) -> serde_json::Result<StagedEdits<B>> {
     let mut written = Vec::with_capacity(edits.len());
     for (id, edit) in edits {
-        let known = world.ledger::<B>(&id);
+        let known = cache.allocation::<B>(&id);
         let journal = match (&edit, known) {
             (Edit::Create(body), known) => {
                 let key = B::key(&id).to_string();
                 let value = serde_json::to_vec(body)?.into();
-                let revision = known.map_or(0, |ledger| ledger.revision);
+                let revision = known.map_or(0, |record| record.revision);
                 each(key.clone(), revision, Some(Op::Put { key, value, lease: None }));
                 None
             }
-            (Edit::Change(change), Some(ledger)) => {
+            (Edit::Change(change), Some(record)) => {
                 if change.is_nothing() {
                     continue;
                 }
-                ledger.write(change, &mut each)?
+                record.write(change, &mut each)?
             }
-            (Edit::Delete, Some(ledger)) => {
+            (Edit::Delete, Some(record)) => {
                 let key = B::key(&id).to_string();
-                each(key.clone(), ledger.revision, Some(Op::Delete { key }));
-                if let Some(journal) = &ledger.journal {
+                each(key.clone(), record.revision, Some(Op::Delete { key }));
+                if let Some(journal) = &record.journal {
                     let key = B::journal_key(&id).to_string();
                     each(key.clone(), journal.revision, Some(Op::Delete { key }));
                 }
@@ -234,7 +244,7 @@ fn write_ledgers<B: Edited>(
     Ok(written)
 }
 
-impl LedgerChange {
+impl AllocationChange {
     fn is_nothing(&self) -> bool {
         self.pool.is_empty()
             && self.hosts.is_empty()
@@ -245,25 +255,25 @@ impl LedgerChange {
     }
 }
 
-/// A ledger that drafts edit.
-pub trait Edited: Body {
-    fn edits<'d>(draft: &'d mut Draft<'_>) -> &'d mut BTreeMap<String, Edit<Self>>;
+/// A record that transactions can stage changes for.
+pub trait Stageable: RecordBody {
+    fn edits<'d>(staged: &'d mut StagedTxn<'_>) -> &'d mut BTreeMap<String, Edit<Self>>;
 }
 
-impl Edited for network::State {
-    fn edits<'d>(draft: &'d mut Draft<'_>) -> &'d mut Edits<Self> {
-        &mut draft.networks
+impl Stageable for network::State {
+    fn edits<'d>(staged: &'d mut StagedTxn<'_>) -> &'d mut Edits<Self> {
+        &mut staged.networks
     }
 }
 
-impl Edited for group::State {
-    fn edits<'d>(draft: &'d mut Draft<'_>) -> &'d mut Edits<Self> {
-        &mut draft.groups
+impl Stageable for group::State {
+    fn edits<'d>(staged: &'d mut StagedTxn<'_>) -> &'d mut Edits<Self> {
+        &mut staged.groups
     }
 }
 
-impl World {
-    /// A change of ours was committed.
+impl ClusterCache {
+    /// Applies a committed change.
     pub fn commit(&mut self, change: Change, at: impl Into<Revisions>) {
         let at = at.into();
         self.newer::<endpoint::State>(&change, &at, Index::endpoint);
@@ -272,14 +282,14 @@ impl World {
         change.overlays.apply(&mut self.tables, &at, |key, revision| {
             deleted.insert(key, revision);
         });
-        commit_ledgers(&mut self.networks.live, deleted, change.networks, &at);
-        commit_ledgers(&mut self.groups.live, deleted, change.groups, &at);
+        commit_allocations(&mut self.networks.live, deleted, change.networks, &at);
+        commit_allocations(&mut self.groups.live, deleted, change.groups, &at);
     }
 }
 
-impl World {
-    /// Tells the index what of `T` the change makes anew.
-    fn newer<T: Record>(
+impl ClusterCache {
+    /// Passes the entries of `T` that the change replaces to the index.
+    fn newer<T: Entry>(
         &mut self,
         change: &Change,
         at: &Revisions,
@@ -295,24 +305,24 @@ impl World {
     }
 }
 
-fn commit_ledgers<B: Body>(
-    live: &mut BTreeMap<String, Ledger<B>>,
+fn commit_allocations<B: RecordBody>(
+    live: &mut BTreeMap<String, AllocationRecord<B>>,
     deleted: &mut HashMap<String, i64>,
-    edits: WrittenEdits<B>,
+    edits: StagedEdits<B>,
     at: &Revisions,
 ) {
     for (id, edit, written) in edits {
         let key = B::key(&id).to_string();
         let revision = at.of(&key);
-        let newer = live.get(&id).is_some_and(|ledger| ledger.revision >= revision);
+        let newer = live.get(&id).is_some_and(|record| record.revision >= revision);
         match edit {
             _ if newer => {}
             Edit::Create(body) => {
-                live.insert(id, Ledger::new(*body, revision));
+                live.insert(id, AllocationRecord::new(*body, revision));
             }
             Edit::Change(change) => {
-                if let Some(ledger) = live.get_mut(&id) {
-                    ledger.apply(&change, written, at);
+                if let Some(record) = live.get_mut(&id) {
+                    record.apply(&change, written, at);
                 }
             }
             Edit::Delete => {

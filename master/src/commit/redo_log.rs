@@ -1,89 +1,67 @@
-//! Changes that are too large for one transaction of the store: written down first, then carried out.
+//! Redo log for changes that are too large for one store transaction.
 //!
-//! etcd takes 128 operations and 1.5 MB at once. A larger change is cut into steps that the store takes, and each step is
-//! written under a key of its own. Then one key more, the head, says that the change is decided: before it, nothing
-//! has happened; from it on, the change is carried out whole, by this leader or, if it dies, by the next one before
-//! that does anything else. The transaction of a step also deletes what the step was written down in.
+//! etcd accepts 128 operations and 1.5 MB in one transaction. A larger change is split into steps,
+//! and each step is written under a key of its own. Then the commit record is written. Without a
+//! commit record the change has not happened. With it, the whole change is applied by this leader
+//! or, if it fails, by the next leader before it does anything else. The transaction that applies a
+//! step also deletes the step's key.
 //!
-//! Who reads the store meanwhile sees each key either before or after the change. A whole policy on a group is one key.
+//! Readers of the store see each key either before or after the change. All rules of a policy on a
+//! group are one key.
+
+mod step;
 
 use std::ops::ControlFlow;
 use std::time::Duration;
 
 use contiv_model::key::POLICY_RULES;
 use contiv_store::election::Leadership;
-use contiv_store::{Error, Guard, MAX_TXN_OPS, Op, Outcome, Store, Txn};
+use contiv_store::{Error, Guard, Op, Outcome, Store, Txn};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 use tokio::time::sleep;
+
+use step::{STEP_BYTES, STEP_OPS, decode, encode};
+pub(super) use step::{fits_one_txn, size};
 
 use crate::cache::Revisions;
 use crate::problem::one_line;
 
 const PREFIX: &str = "/contiv.io/master/pending/";
-/// There from the decision until the last step is done.
-pub const HEAD: &str = "/contiv.io/master/pending/head";
-/// The leader's lock, guarded and put, the deletions of a step's key and of the head go with the operations of a step.
-const STEP_OPS: usize = MAX_TXN_OPS - 5;
-/// Keys and values of a step, unless a single value has more.
-const STEP_BYTES: usize = 1 << 20;
-/// What is written down is longer than the transaction that it becomes, so that the store takes that, too.
-const MARGIN: usize = 64;
-const RETRY: Duration = Duration::from_millis(200);
+/// Exists from the commit of a redo log until its last step is applied.
+pub const COMMIT_RECORD: &str = "/contiv.io/master/pending/head";
+const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
-/// What a large change came to.
-pub(super) enum Done {
+/// Result of committing a large change.
+pub(super) enum LogOutcome {
     Committed(Revisions),
-    /// The store has changed meanwhile: nothing was written.
+    /// A guard failed; nothing was written.
     Conflict,
-    /// Another leads. If the change was decided, that one carries it out.
+    /// Another netmaster leads. It applies the change if the commit record was written.
     Deposed,
 }
 
-/// A change that is written down.
-pub(super) struct Intent {
+/// A large change and its encoded steps.
+pub(super) struct RedoLog {
     name: String,
     steps: Vec<Vec<Op>>,
-    /// What is written down of each step.
-    written: Vec<Vec<u8>>,
-    head: Vec<u8>,
+    /// Encoded steps.
+    encoded: Vec<Vec<u8>>,
+    commit_record: Vec<u8>,
 }
 
-/// The value of the head.
+/// Value of the commit record.
 #[derive(Serialize, Deserialize)]
-struct Head {
+struct CommitRecord {
     name: String,
     steps: usize,
 }
 
-/// The value of a step's key.
-#[derive(Serialize, Deserialize)]
-struct Step {
-    put: Map<String, Value>,
-    delete: Vec<String>,
-}
-
-/// Does the store take it in one transaction, with the leader's guard? See [`Leadership::commit`].
-pub(super) fn fits(txn: &Txn) -> bool {
-    let sizes = || txn.ops.iter().map(size);
-    // A single value of such a size has to be taken in any case.
-    let bytes = sizes().sum::<usize>() - sizes().max().unwrap_or(0);
-    txn.ops.len() + 2 <= MAX_TXN_OPS && txn.guards.len() < MAX_TXN_OPS && bytes <= STEP_BYTES
-}
-
-/// Bytes of the key and the value.
-pub(super) fn size(op: &Op) -> usize {
-    match op {
-        Op::Put { key, value, .. } => key.len() + value.len(),
-        Op::Delete { key } => key.len(),
-    }
-}
-
-impl Intent {
-    /// `name` is of no other intent that the store may have keys of. Fails when a value is no JSON: what cannot be
-    /// written down is not begun.
-    pub(super) fn new(name: String, mut ops: Vec<Op>) -> serde_json::Result<Intent> {
-        // What nodes read comes first, what follows from it and is for people comes last.
+impl RedoLog {
+    /// Splits `ops` into steps. `name` must differ from the names of all logs in the store. Fails
+    /// if a value is not JSON.
+    pub(super) fn new(name: String, mut ops: Vec<Op>) -> serde_json::Result<RedoLog> {
+        // Keys that nodes read come first. Keys for operators, which are derived from them, come
+        // last.
         ops.sort_by_key(|op| op.key().starts_with(POLICY_RULES));
         let mut steps: Vec<Vec<Op>> = vec![];
         let mut bytes = 0;
@@ -97,51 +75,51 @@ impl Intent {
                 }
             }
         }
-        let written = steps.iter().map(|ops| encode(ops)).collect::<serde_json::Result<_>>()?;
-        let head = serde_json::to_vec(&Head { name: name.clone(), steps: steps.len() })?;
-        Ok(Intent { name, steps, written, head })
+        let encoded = steps.iter().map(|ops| encode(ops)).collect::<serde_json::Result<_>>()?;
+        let commit_record = serde_json::to_vec(&CommitRecord { name: name.clone(), steps: steps.len() })?;
+        Ok(RedoLog { name, steps, encoded, commit_record })
     }
 
     fn key(&self, step: usize) -> String {
         format!("{PREFIX}{}/{step:06}", self.name)
     }
 
-    /// Writes it down and carries it out, if the `guards` hold. After an error nothing has happened.
+    /// Writes the log and applies it if the `guards` hold. After an error nothing has been changed.
     pub(super) async fn commit(
         self,
         store: &Store,
         leadership: &Leadership,
         guards: Vec<Guard>,
-    ) -> Result<Done, Error> {
-        let written = self.write_down(store, leadership, guards).await;
-        let done = match written {
-            Ok(Outcome::Committed { .. }) => return Ok(self.carry_out(leadership).await),
-            Ok(Outcome::Conflict) => Ok(Done::Conflict),
+    ) -> Result<LogOutcome, Error> {
+        let encoded = self.write_steps(store, leadership, guards).await;
+        let done = match encoded {
+            Ok(Outcome::Committed { .. }) => return Ok(self.apply(leadership).await),
+            Ok(Outcome::Conflict) => Ok(LogOutcome::Conflict),
             Err(error) => Err(error),
         };
         if let Err(error) =
-            sweep(leadership, &(0..self.steps.len()).map(|i| self.key(i)).collect::<Vec<_>>()).await
+            delete_keys(leadership, &(0..self.steps.len()).map(|i| self.key(i)).collect::<Vec<_>>()).await
         {
             tracing::debug!(
                 error = one_line(&error),
-                "what was written down stays until the next leader starts"
+                "delete a redo log: failed; the next leader deletes it"
             );
         }
         done
     }
 
-    /// The steps, and then the head.
-    async fn write_down(
+    /// Writes the steps, checks the guards, and writes the commit record.
+    async fn write_steps(
         &self,
         store: &Store,
         leadership: &Leadership,
         guards: Vec<Guard>,
     ) -> Result<Outcome, Error> {
         let mut guards = guards.chunks(STEP_OPS);
-        for (n, written) in self.written.iter().enumerate() {
+        for (n, encoded) in self.encoded.iter().enumerate() {
             let txn = Txn {
                 guards: guards.next().unwrap_or_default().to_vec(),
-                ops: vec![Op::Put { key: self.key(n), value: written.clone().into(), lease: None }],
+                ops: vec![Op::Put { key: self.key(n), value: encoded.clone().into(), lease: None }],
             };
             if leadership.commit(txn).await? == Outcome::Conflict {
                 return Ok(Outcome::Conflict);
@@ -153,28 +131,32 @@ impl Intent {
                 return Ok(Outcome::Conflict);
             }
         }
-        let txn = Txn::new().guard(Guard::absent(HEAD)).put(HEAD, self.head.clone());
+        let txn =
+            Txn::new().guard(Guard::absent(COMMIT_RECORD)).put(COMMIT_RECORD, self.commit_record.clone());
         match leadership.commit(txn).await {
-            Err(error) if error.outcome_unknown() => self.is_decided(store, leadership, error).await,
+            Err(error) if error.outcome_unknown() => self.is_committed(store, leadership, error).await,
             result => result,
         }
     }
 
-    /// The answer to the head was lost: has the store taken it?
-    async fn is_decided(
+    /// Finds out whether the commit record was written, after its response was lost.
+    async fn is_committed(
         &self,
         store: &Store,
         leadership: &Leadership,
         lost: Error,
     ) -> Result<Outcome, Error> {
         while !leadership.is_lost() {
-            let head = match leadership.resolve_pending().await {
-                Ok(true) => store.get(HEAD).await,
+            let commit_record = match leadership.resolve_pending().await {
+                Ok(true) => store.get(COMMIT_RECORD).await,
                 Ok(false) => return Err(lost),
                 Err(error) => Err(error),
             };
-            match head {
-                Ok(Some(kv)) if read_head(&kv.value).is_some_and(|head| head.name == self.name) => {
+            match commit_record {
+                Ok(Some(kv))
+                    if read_commit_record(&kv.value)
+                        .is_some_and(|commit_record| commit_record.name == self.name) =>
+                {
                     return Ok(Outcome::Committed { revision: kv.mod_revision });
                 }
                 Ok(_) => return Err(lost),
@@ -184,27 +166,28 @@ impl Intent {
         Err(lost)
     }
 
-    /// The steps, until all are done or another leads.
-    async fn carry_out(self, leadership: &Leadership) -> Done {
+    /// Applies the steps until all are done or leadership is lost.
+    async fn apply(self, leadership: &Leadership) -> LogOutcome {
         let mut revisions = Revisions::default();
         let last = self.steps.len();
         for (n, ops) in self.steps.iter().enumerate() {
             let step = Op::Delete { key: self.key(n) };
-            let head = (n + 1 == last).then(|| Op::Delete { key: HEAD.to_owned() });
+            let commit_record = (n + 1 == last).then(|| Op::Delete { key: COMMIT_RECORD.to_owned() });
             let keys: Vec<String> = ops.iter().map(|op| op.key().to_owned()).collect();
-            let txn = Txn { guards: vec![], ops: ops.iter().cloned().chain([step]).chain(head).collect() };
-            match persist(leadership, txn).await {
-                ControlFlow::Continue(revision) => revisions.note(keys, revision),
-                ControlFlow::Break(()) => return Done::Deposed,
+            let txn =
+                Txn { guards: vec![], ops: ops.iter().cloned().chain([step]).chain(commit_record).collect() };
+            match commit_until_done(leadership, txn).await {
+                ControlFlow::Continue(revision) => revisions.record(keys, revision),
+                ControlFlow::Break(()) => return LogOutcome::Deposed,
             }
         }
-        Done::Committed(revisions)
+        LogOutcome::Committed(revisions)
     }
 }
 
-/// What an earlier leader had decided and not carried out is carried out, and what it had not decided is forgotten.
-/// Breaks when another leads.
-pub(super) async fn finish(store: &Store, leadership: &Leadership) -> ControlFlow<()> {
+/// Applies the log of an earlier leader if it has a commit record, and deletes it otherwise. Breaks
+/// when leadership is lost.
+pub(super) async fn recover(store: &Store, leadership: &Leadership) -> ControlFlow<()> {
     let found = loop {
         if leadership.is_lost() {
             return ControlFlow::Break(());
@@ -214,26 +197,30 @@ pub(super) async fn finish(store: &Store, leadership: &Leadership) -> ControlFlo
             Err(error) => wait(leadership, &error).await,
         }
     };
-    let head = found.iter().find(|kv| kv.key == HEAD).and_then(|kv| read_head(&kv.value));
-    let mut strays: Vec<String> = vec![];
+    let commit_record =
+        found.iter().find(|kv| kv.key == COMMIT_RECORD).and_then(|kv| read_commit_record(&kv.value));
+    let mut orphans: Vec<String> = vec![];
     let mut steps = vec![];
     for kv in &found {
-        match head.as_ref().filter(|head| kv.key.starts_with(&format!("{PREFIX}{}/", head.name))) {
+        match commit_record
+            .as_ref()
+            .filter(|commit_record| kv.key.starts_with(&format!("{PREFIX}{}/", commit_record.name)))
+        {
             Some(_) => steps.push((kv.key.clone(), decode(&kv.key, &kv.value))),
-            None => strays.push(kv.key.clone()),
+            None => orphans.push(kv.key.clone()),
         }
     }
     if !steps.is_empty() {
-        tracing::info!(steps = steps.len(), "carrying out a change that an earlier leader had decided");
+        tracing::info!(steps = steps.len(), "applying the redo log of an earlier leader");
     }
     for (key, ops) in steps {
         let ops = ops.into_iter().chain([Op::Delete { key }]).collect();
-        if persist(leadership, Txn { guards: vec![], ops }).await.is_break() {
+        if commit_until_done(leadership, Txn { guards: vec![], ops }).await.is_break() {
             return ControlFlow::Break(());
         }
     }
-    // With the head, when all is done.
-    while let Err(error) = sweep(leadership, &strays).await {
+    // Includes the commit record, after all steps are applied.
+    while let Err(error) = delete_keys(leadership, &orphans).await {
         if leadership.is_lost() {
             return ControlFlow::Break(());
         }
@@ -242,18 +229,18 @@ pub(super) async fn finish(store: &Store, leadership: &Leadership) -> ControlFlo
     ControlFlow::Continue(())
 }
 
-/// Deletes the keys.
-async fn sweep(leadership: &Leadership, keys: &[String]) -> Result<(), Error> {
+async fn delete_keys(leadership: &Leadership, keys: &[String]) -> Result<(), Error> {
     for some in keys.chunks(STEP_OPS) {
         let ops = some.iter().map(|key| Op::Delete { key: key.clone() }).collect();
-        // A conflict means that another leads, who finds them.
+        // A conflict means that another netmaster leads. It deletes them.
         let _deposed = leadership.commit(Txn { guards: vec![], ops }).await?;
     }
     Ok(())
 }
 
-/// Commits, however often it takes: the transaction can be repeated. Gives the revision.
-async fn persist(leadership: &Leadership, txn: Txn) -> ControlFlow<(), i64> {
+/// Repeats the transaction until it is committed, and returns the revision. The transaction must be
+/// idempotent.
+async fn commit_until_done(leadership: &Leadership, txn: Txn) -> ControlFlow<(), i64> {
     while !leadership.is_lost() {
         match leadership.commit(txn.clone()).await {
             Ok(Outcome::Committed { revision }) => return ControlFlow::Continue(revision),
@@ -265,44 +252,15 @@ async fn persist(leadership: &Leadership, txn: Txn) -> ControlFlow<(), i64> {
 }
 
 async fn wait(leadership: &Leadership, error: &Error) {
-    tracing::warn!(error = one_line(error), "a large change waits for the store");
+    tracing::warn!(error = one_line(error), "redo log: the store does not accept a transaction; retrying");
     tokio::select! {
         () = leadership.lost() => {}
-        () = sleep(RETRY) => {}
+        () = sleep(RETRY_INTERVAL) => {}
     }
 }
 
-fn read_head(value: &[u8]) -> Option<Head> {
+fn read_commit_record(value: &[u8]) -> Option<CommitRecord> {
     serde_json::from_slice(value).ok()
-}
-
-fn encode(ops: &[Op]) -> serde_json::Result<Vec<u8>> {
-    let mut step = Step { put: Map::new(), delete: vec![] };
-    for op in ops {
-        match op {
-            Op::Put { key, value, .. } => {
-                step.put.insert(key.clone(), serde_json::from_slice(value)?);
-            }
-            Op::Delete { key } => step.delete.push(key.clone()),
-        }
-    }
-    let mut value = serde_json::to_vec(&step)?;
-    value.resize(value.len() + MARGIN * (ops.len() + 1), b' ');
-    Ok(value)
-}
-
-fn decode(key: &str, value: &[u8]) -> Vec<Op> {
-    let step: Step = match serde_json::from_slice(value) {
-        Ok(step) => step,
-        Err(error) => {
-            tracing::error!(key, %error, "somebody has edited a change that was decided; this step of it is left out");
-            return vec![];
-        }
-    };
-    let puts = step.put.into_iter().filter_map(|(key, value)| {
-        Some(Op::Put { key, value: serde_json::to_vec(&value).ok()?.into(), lease: None })
-    });
-    puts.chain(step.delete.into_iter().map(|key| Op::Delete { key })).collect()
 }
 
 #[cfg(test)]
@@ -315,26 +273,26 @@ mod tests {
     }
 
     #[test]
-    fn steps_are_of_a_size_that_the_store_takes_and_rules_for_people_come_last() {
+    fn steps_fit_the_store_and_rules_for_operators_come_last() {
         let rule = format!("{POLICY_RULES}r");
         let mut ops: Vec<Op> = vec![put(&rule, 1)];
         ops.extend((0..300).map(|n| put(&format!("k{n}"), 1)));
         ops.extend([put("big", 1_400_000), put("half", 600_000), put("half2", 600_000)]);
-        let intent = Intent::new("1-1".into(), ops.clone()).unwrap();
-        assert!(intent.steps.iter().all(|step| step.len() <= STEP_OPS));
-        for step in &intent.steps {
+        let log = RedoLog::new("1-1".into(), ops.clone()).unwrap();
+        assert!(log.steps.iter().all(|step| step.len() <= STEP_OPS));
+        for step in &log.steps {
             assert!(step.len() == 1 || step.iter().map(size).sum::<usize>() <= STEP_BYTES);
-            let txn = step.iter().map(size).sum::<usize>() + intent.key(0).len() + HEAD.len();
-            assert!(encode(step).unwrap().len() > txn, "what can be written down can be carried out");
+            let txn = step.iter().map(size).sum::<usize>() + log.key(0).len() + COMMIT_RECORD.len();
+            assert!(encode(step).unwrap().len() > txn, "what can be encoded down can be carried out");
             assert_eq!(decode("", &encode(step).unwrap()).len(), step.len());
         }
-        let order: Vec<&Op> = intent.steps.iter().flatten().collect();
+        let order: Vec<&Op> = log.steps.iter().flatten().collect();
         assert_eq!((order.len(), order.last().map(|op| op.key())), (ops.len(), Some(rule.as_str())));
-        assert!(!fits(&Txn { guards: vec![], ops }));
+        assert!(!fits_one_txn(&Txn { guards: vec![], ops }));
     }
 
     #[test]
-    fn what_is_written_down_is_read_back_to_the_byte() {
+    fn steps_are_decoded_byte_for_byte() {
         let body = r#"{"id":"b","a":1,"z":{"y":[],"x":null},"text":"ü\"\\"}"#;
         let ops = vec![
             Op::Put { key: "k".into(), value: body.as_bytes().to_vec().into(), lease: None },
@@ -344,13 +302,13 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_written_down_is_not_begun() {
+    fn a_log_with_invalid_json_is_rejected() {
         let op = Op::Put { key: "k".into(), value: b"no json".to_vec().into(), lease: None };
-        assert!(Intent::new("1".into(), vec![op]).is_err());
+        assert!(RedoLog::new("1".into(), vec![op]).is_err());
     }
 
-    /// A store of its own, and the leader of it.
-    async fn led(dir: &std::path::Path) -> (contiv_store::embedded::Server, Store, Leadership) {
+    /// Starts an embedded store and becomes its leader.
+    async fn start_leader(dir: &std::path::Path) -> (contiv_store::embedded::Server, Store, Leadership) {
         let server = contiv_store::embedded::Server::open(dir, ([127, 0, 0, 1], 0).into()).await.unwrap();
         let address = format!("http://{}", server.local_addr());
         let store = Store::connect(&contiv_store::Config::new([address])).await.unwrap();
@@ -375,59 +333,59 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_next_leader_carries_out_what_was_decided_and_nothing_else() {
+    async fn the_next_leader_applies_committed_logs_only() {
         let dir = tempfile::tempdir().unwrap();
-        let (_server, store, leadership) = led(dir.path()).await;
-        // Dies when all but the head is written.
-        let undecided = Intent::new("1".into(), many()).unwrap();
-        let txn = Txn::new().put(undecided.key(0), undecided.written[0].clone());
+        let (_server, store, leadership) = start_leader(dir.path()).await;
+        // The leader fails before the commit record is written.
+        let uncommitted = RedoLog::new("1".into(), many()).unwrap();
+        let txn = Txn::new().put(uncommitted.key(0), uncommitted.encoded[0].clone());
         let _committed = store.commit(txn).await.unwrap();
-        assert!(finish(&store, &leadership).await.is_continue());
+        assert!(recover(&store, &leadership).await.is_continue());
         assert_eq!((keys(&store, PREFIX).await, keys(&store, "k").await), (0, 0));
 
-        // Dies when the first step is carried out.
-        let decided = Intent::new("2".into(), many()).unwrap();
+        // The leader fails after the first step is applied.
+        let committed = RedoLog::new("2".into(), many()).unwrap();
         let guards = (0..300).map(|n| Guard::absent(format!("k{n}"))).collect();
-        let outcome = decided.write_down(&store, &leadership, guards).await.unwrap();
+        let outcome = committed.write_steps(&store, &leadership, guards).await.unwrap();
         assert!(matches!(outcome, Outcome::Committed { .. }));
         assert_eq!((keys(&store, PREFIX).await, keys(&store, "k").await), (4, 0));
-        let ops = decided.steps[0].iter().cloned().chain([Op::Delete { key: decided.key(0) }]).collect();
+        let ops = committed.steps[0].iter().cloned().chain([Op::Delete { key: committed.key(0) }]).collect();
         let _committed = store.commit(Txn { guards: vec![], ops }).await.unwrap();
         leadership.resign().await.unwrap();
         let leadership = lead(&store).await;
-        assert!(finish(&store, &leadership).await.is_continue());
+        assert!(recover(&store, &leadership).await.is_continue());
         assert_eq!((keys(&store, PREFIX).await, keys(&store, "k").await), (0, 300));
-        assert!(finish(&store, &leadership).await.is_continue(), "there is nothing left to do");
+        assert!(recover(&store, &leadership).await.is_continue(), "there is nothing left to do");
     }
 
     #[tokio::test]
-    async fn nothing_happens_when_a_guard_does_not_hold_or_another_leads() {
+    async fn a_failed_guard_or_lost_leadership_changes_nothing() {
         let dir = tempfile::tempdir().unwrap();
-        let (_server, store, leadership) = led(dir.path()).await;
+        let (_server, store, leadership) = start_leader(dir.path()).await;
         let _committed = store.commit(Txn::new().put("other", "1")).await.unwrap();
         for last in [0, 400] {
-            // In the first transaction that checks any, or after the steps.
+            // A failing guard in the first transaction, or after the steps.
             let mut guards: Vec<Guard> = (0..400).map(|n| Guard::absent(format!("k{n}"))).collect();
             guards.insert(last, Guard::absent("other"));
-            let done = Intent::new(format!("{last}"), many())
+            let done = RedoLog::new(format!("{last}"), many())
                 .unwrap()
                 .commit(&store, &leadership, guards)
                 .await
                 .unwrap();
-            assert!(matches!(done, Done::Conflict));
+            assert!(matches!(done, LogOutcome::Conflict));
             assert_eq!((keys(&store, PREFIX).await, keys(&store, "k").await), (0, 0));
         }
         let done =
-            Intent::new("c".into(), many()).unwrap().commit(&store, &leadership, vec![]).await.unwrap();
-        let Done::Committed(revisions) = done else { panic!("not committed") };
+            RedoLog::new("c".into(), many()).unwrap().commit(&store, &leadership, vec![]).await.unwrap();
+        let LogOutcome::Committed(revisions) = done else { panic!("not committed") };
         for kv in store.list("k").await.unwrap().items {
             assert_eq!(revisions.of(&kv.key), kv.mod_revision);
         }
 
         let _committed = store.commit(Txn::new().delete("lock")).await.unwrap();
         let done =
-            Intent::new("d".into(), vec![put("late", 1)]).unwrap().commit(&store, &leadership, vec![]).await;
-        assert!(matches!(done, Ok(Done::Conflict)));
+            RedoLog::new("d".into(), vec![put("late", 1)]).unwrap().commit(&store, &leadership, vec![]).await;
+        assert!(matches!(done, Ok(LogOutcome::Conflict)));
         assert_eq!(keys(&store, "late").await, 0);
     }
 }

@@ -1,4 +1,4 @@
-//! The URL of the gateway to an ACI fabric.
+//! URL of the gateway to an ACI fabric.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,7 +13,7 @@ impl FromStr for GatewayUrl {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<GatewayUrl, Self::Err> {
-        const EXPECTED: &str = "expected http://HOST:PORT, as http://localhost:5000";
+        const EXPECTED: &str = "expected http://HOST:PORT, such as http://localhost:5000";
         let uri: Uri = text.parse().map_err(|_| EXPECTED)?;
         match (uri.scheme_str(), uri.authority(), uri.query()) {
             (Some("http"), Some(_), None) => Ok(GatewayUrl(text.trim_end_matches('/').to_owned())),

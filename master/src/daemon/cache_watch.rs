@@ -1,4 +1,5 @@
-//! The store's watch, taken in: a follower's view is as current as the leader's, so that it can lead at once.
+//! Applies the store's watch to the cache. Followers do so too, so that a new leader has a current
+//! cache.
 
 use contiv_model::event::Event;
 use contiv_model::key;
@@ -6,51 +7,51 @@ use contiv_store::{Store, Update};
 use futures::StreamExt;
 use tokio::sync::watch;
 
-use crate::cache::Shared;
-use crate::commit::DECIDED;
+use crate::cache::SharedCache;
+use crate::commit::COMMIT_RECORD;
 
-/// Updates that the watch tells at once, at most: readers wait while they are taken in.
-const CHUNK: usize = 64;
+/// Updates applied in one batch at most; readers wait meanwhile.
+const BATCH: usize = 64;
 
-/// The leader's lock, as the view has it.
+/// State of the leader lock as of the cache's revision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Lock {
-    /// Who holds it.
+    /// Address of the holder.
     pub(super) holder: Option<String>,
-    /// The revision of its creation, or of the last one. The view holds everything up to then.
+    /// Creation revision of the current or last lock. The cache holds all changes up to it.
     pub(super) since: i64,
-    /// A change of several transactions is decided, and not carried out to its end.
+    /// A committed redo log has steps that are not applied.
     pub(super) pending: bool,
-    /// The first snapshot is in.
+    /// The first snapshot is complete.
     pub(super) complete: bool,
 }
 
-/// Takes in what the watch tells. Never ends.
-pub(super) async fn run(store: Store, world: Shared, lock: watch::Sender<Lock>) {
-    let mut watch = store.watch(key::ROOT).ready_chunks(CHUNK);
+/// Applies updates of the watch. Never returns.
+pub(super) async fn run(store: Store, cache: SharedCache, lock: watch::Sender<Lock>) {
+    let mut watch = store.watch(key::ROOT).ready_chunks(BATCH);
     while let Some(updates) = watch.next().await {
         {
-            let _gate = world.gate().await;
-            let mut world = world.write();
+            let _gate = cache.lock_commits().await;
+            let mut cache = cache.write();
             for update in &updates {
-                world.observe(update);
+                cache.observe(update);
             }
         }
-        lock.send_if_modified(|lock| updates.iter().filter(|update| lock.learn(update)).count() > 0);
+        lock.send_if_modified(|lock| updates.iter().filter(|update| lock.apply(update)).count() > 0);
     }
 }
 
 impl Lock {
-    /// True when it changed.
-    fn learn(&mut self, update: &Update) -> bool {
+    /// Applies an update. Returns true if the lock state may have changed.
+    fn apply(&mut self, update: &Update) -> bool {
         match &update.event {
             Event::InitApply(key, kv) | Event::Apply(key, kv) if key == key::LEADER => {
                 self.holder = Some(String::from_utf8_lossy(&kv.value).into_owned());
                 self.since = kv.create_revision;
             }
             Event::Delete(key) if key == key::LEADER => self.holder = None,
-            Event::InitApply(key, _) | Event::Apply(key, _) if key == DECIDED => self.pending = true,
-            Event::Delete(key) if key == DECIDED => self.pending = false,
+            Event::InitApply(key, _) | Event::Apply(key, _) if key == COMMIT_RECORD => self.pending = true,
+            Event::Delete(key) if key == COMMIT_RECORD => self.pending = false,
             Event::InitDone => self.complete = true,
             _ => return false,
         }

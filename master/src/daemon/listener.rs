@@ -1,4 +1,4 @@
-//! Connections: how many, how slow, encrypted or not.
+//! TCP listeners: connection limit, timeouts and TLS.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -21,66 +21,67 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
 
-/// How clients are served.
+/// Configuration shared by all listeners.
 #[derive(Clone)]
-pub(super) struct Terms {
-    /// None: plain http.
+pub(super) struct ListenerConfig {
+    /// TLS configuration; none for plain HTTP.
     pub(super) tls: Option<Reloadable<ServerConfig>>,
-    /// For a TLS handshake, for a request's headers, and for each piece of an answer.
+    /// Time limit for a TLS handshake, for the headers of a request, and for each write of a
+    /// response.
     pub(super) client_timeout: Duration,
-    /// Connections that may be open, over all listeners.
-    pub(super) room: Arc<Semaphore>,
+    /// Limit of open connections over all listeners.
+    pub(super) connection_limit: Arc<Semaphore>,
 }
 
 pub(super) struct Listener {
     tcp: TcpListener,
-    terms: Terms,
+    config: ListenerConfig,
 }
 
-/// Headers of one request, with the request line: more is answered 431.
+/// Size limit of the request line and headers in bytes; larger ones are answered with 431.
 const MAX_HEADER_BYTES: usize = 64 << 10;
 const MAX_HEADERS: usize = 100;
-/// After accept failed: mostly for want of file descriptors, which come back.
-const PAUSE: Duration = Duration::from_millis(100);
+/// Delay after `accept` failed, usually because no file descriptor was free.
+const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 impl Listener {
-    pub(super) async fn bind(address: SocketAddr, terms: Terms) -> anyhow::Result<Listener> {
+    pub(super) async fn bind(address: SocketAddr, config: ListenerConfig) -> anyhow::Result<Listener> {
         let tcp = TcpListener::bind(address)
             .await
             .with_context(|| format!("listen on {address} (is another netmaster running here?)"))?;
-        let scheme = if terms.tls.is_some() { "https" } else { "http" };
+        let scheme = if config.tls.is_some() { "https" } else { "http" };
         let bound = tcp.local_addr()?;
         tracing::info!(address = %bound, scheme, "listening");
-        if terms.tls.is_none() && !bound.ip().is_loopback() {
+        if config.tls.is_none() && !bound.ip().is_loopback() {
             tracing::warn!(
                 address = %bound,
-                "the API is served without TLS on an address that others reach; give --tls-cert and --tls-key"
+                "the API is served without TLS on a non-loopback address; set --tls-cert and --tls-key"
             );
         }
-        Ok(Listener { tcp, terms })
+        Ok(Listener { tcp, config })
     }
 
-    /// Until `closing`; then what is under way is answered.
+    /// Serves until `closing` is cancelled, and then completes requests in progress.
     pub(super) async fn serve(self, app: Router, closing: CancellationToken) {
         let mut connections = JoinSet::new();
         let mut full = false;
         loop {
-            let room = match self.terms.room.clone().try_acquire_owned() {
-                Ok(room) => {
+            let permit = match self.config.connection_limit.clone().try_acquire_owned() {
+                Ok(permit) => {
                     full = false;
-                    room
+                    permit
                 }
                 Err(_) => {
                     if !full {
                         tracing::warn!(
-                            "as many connections are open as may be (--max-connections); more wait"
+                            "connection limit reached (--max-connections); further connections wait"
                         );
                     }
                     full = true;
                     tokio::select! {
                         () = closing.cancelled() => break,
                         Some(_) = connections.join_next() => continue,
-                        Ok(room) = self.terms.room.clone().acquire_owned() => room,
+                        Ok(permit) = self.config.connection_limit.clone().acquire_owned() => permit,
                     }
                 }
             };
@@ -91,13 +92,17 @@ impl Listener {
             };
             match accepted {
                 Ok((stream, peer)) => {
-                    let connection =
-                        Connection { peer, terms: self.terms.clone(), closing: closing.clone(), _room: room };
+                    let connection = Connection {
+                        peer,
+                        config: self.config.clone(),
+                        closing: closing.clone(),
+                        _permit: permit,
+                    };
                     connections.spawn(connection.run(stream, app.clone()));
                 }
                 Err(error) => {
                     tracing::warn!(%error, "accept a connection");
-                    sleep(PAUSE).await;
+                    sleep(ACCEPT_RETRY_INTERVAL).await;
                 }
             }
         }
@@ -108,9 +113,9 @@ impl Listener {
 
 struct Connection {
     peer: SocketAddr,
-    terms: Terms,
+    config: ListenerConfig,
     closing: CancellationToken,
-    _room: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
 }
 
 impl Connection {
@@ -119,15 +124,15 @@ impl Connection {
             tracing::debug!(peer = %self.peer, %error, "set TCP_NODELAY");
         }
         let mut stream = TimeoutStream::new(stream);
-        // A client that does not take its answer; the time begins anew with each piece that it takes.
-        stream.set_write_timeout(Some(self.terms.client_timeout));
+        // Limits each write of a response to a slow client.
+        stream.set_write_timeout(Some(self.config.client_timeout));
         let stream = Box::pin(stream);
-        let Some(tls) = &self.terms.tls else { return self.http(stream, app).await };
+        let Some(tls) = &self.config.tls else { return self.http(stream, app).await };
         let handshake = TlsAcceptor::from(tls.now()).accept(stream);
-        match timeout(self.terms.client_timeout, handshake).await {
+        match timeout(self.config.client_timeout, handshake).await {
             Ok(Ok(stream)) => self.http(stream, app).await,
-            Ok(Err(error)) => tracing::info!(peer = %self.peer, %error, "refused a connection"),
-            Err(_) => tracing::info!(peer = %self.peer, "no TLS handshake in time"),
+            Ok(Err(error)) => tracing::info!(peer = %self.peer, %error, "TLS handshake failed"),
+            Err(_) => tracing::info!(peer = %self.peer, "TLS handshake: time limit exceeded"),
         }
     }
 
@@ -136,12 +141,12 @@ impl Connection {
         let mut server = http1::Builder::new();
         server
             .timer(TokioTimer::new())
-            .header_read_timeout(self.terms.client_timeout)
+            .header_read_timeout(self.config.client_timeout)
             .max_headers(MAX_HEADERS)
             .max_header_size(MAX_HEADER_BYTES)
-            // As the original writes them; some scripts look for them so.
+            // The original writes headers in title case, and scripts rely on it.
             .title_case_headers(true)
-            // A client may close its side when it has asked.
+            // Clients may close their sending side after the request.
             .half_close(true);
         let mut connection = std::pin::pin!(server.serve_connection(TokioIo::new(stream), service));
         let ended = tokio::select! {
@@ -152,7 +157,7 @@ impl Connection {
             }
         };
         if let Err(error) = ended {
-            tracing::debug!(peer = %self.peer, error = crate::problem::one_line(&error), "a connection broke off");
+            tracing::debug!(peer = %self.peer, error = crate::problem::one_line(&error), "connection closed with an error");
         }
     }
 }

@@ -1,54 +1,60 @@
-//! Releases the endpoints of nodes that are gone.
+//! Background task that releases the endpoints of nodes that are gone.
 
 use std::time::{Duration, SystemTime};
 
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::cache::{Draft, Shared};
+use crate::cache::{SharedCache, StagedTxn};
 use crate::commit::Queue;
 use crate::metrics::Metrics;
-use crate::plugin::{Cleanup, Round, release};
+use crate::plugin::{Cleanup, NodeGcPlan, release_endpoints};
 use crate::problem::Problem;
 
-/// How often the nodes are looked at: a small part of the patience, within these.
-const PERIOD: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
+/// Shortest and longest check interval.
+const CHECK_INTERVAL: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
 
-/// Looks after the nodes, until dropped. Without `patience`, nodes that are gone are noted and their endpoints stay.
-pub(super) async fn look_after(world: Shared, queue: Queue, metrics: Metrics, patience: Option<Duration>) {
-    let period = patience.map_or(PERIOD.1, |patience| (patience / 20).clamp(PERIOD.0, PERIOD.1));
+/// Checks nodes until dropped. Without `gone_after`, nodes are marked as gone and their endpoints
+/// are kept.
+pub(super) async fn run(cache: SharedCache, queue: Queue, metrics: Metrics, gone_after: Option<Duration>) {
+    let period = gone_after
+        .map_or(CHECK_INTERVAL.1, |gone_after| (gone_after / 20).clamp(CHECK_INTERVAL.0, CHECK_INTERVAL.1));
     let mut tick = interval(period);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tick.tick().await;
-        let round = Round::look(&world.read(), SystemTime::now(), patience);
-        if let Err(problem) = carry_out(&queue, &metrics, round).await {
-            tracing::warn!(%problem, "could not see to the nodes that are gone; trying again");
+        let gc = NodeGcPlan::new(&cache.read(), SystemTime::now(), gone_after);
+        if let Err(problem) = execute(&queue, &metrics, gc).await {
+            tracing::warn!(%problem, "collect nodes that are gone: failed; retrying");
         }
     }
 }
 
-async fn carry_out(queue: &Queue, metrics: &Metrics, round: Round) -> Result<(), Problem> {
-    if !round.vanished.is_empty() || !round.back.is_empty() {
-        for host in &round.vanished {
-            tracing::warn!(host, "the node's registration has run out");
+async fn execute(queue: &Queue, metrics: &Metrics, gc: NodeGcPlan) -> Result<(), Problem> {
+    if !gc.newly_gone.is_empty() || !gc.returned.is_empty() {
+        for host in &gc.newly_gone {
+            tracing::warn!(host, "node is gone: its registration expired");
         }
-        for host in &round.back {
-            tracing::info!(host, "the node is back, or forgotten");
+        for host in &gc.returned {
+            tracing::info!(host, "node registered again, or was deleted");
         }
-        let noted = round.clone();
-        let plan = move |draft: &mut Draft<'_>| noted.note(SystemTime::now(), draft);
+        let marks = gc.clone();
+        let plan = move |staged: &mut StagedTxn<'_>| marks.mark(SystemTime::now(), staged);
         queue.submit(Box::new(plan), true).await?;
     }
-    for (host, endpoints) in round.due {
-        tracing::warn!(host, endpoints = endpoints.len(), "the node stayed away: its endpoints are released");
-        let mut parts: Vec<Vec<String>> = endpoints.chunks(Cleanup::AT_ONCE).map(<[_]>::to_vec).collect();
+    for (host, endpoints) in gc.expired {
+        tracing::warn!(
+            host,
+            endpoints = endpoints.len(),
+            "node is gone for longer than --node-gone-after; releasing its endpoints"
+        );
+        let mut parts: Vec<Vec<String>> = endpoints.chunks(Cleanup::BATCH).map(<[_]>::to_vec).collect();
         if parts.is_empty() {
             parts.push(vec![]);
         }
         let last = parts.len();
         for (n, part) in (1..).zip(parts) {
             let host = host.clone();
-            let plan = move |draft: &mut Draft<'_>| release(&host, &part, n == last, draft);
+            let plan = move |staged: &mut StagedTxn<'_>| release_endpoints(&host, &part, n == last, staged);
             let released = queue.submit(Box::new(plan), true).await?;
             metrics.released.inc_by(serde_json::from_slice(&released).unwrap_or_default());
         }

@@ -1,4 +1,4 @@
-//! Where others find this netmaster.
+//! Registrations by which agents and netmasters find this netmaster.
 
 use std::time::Duration;
 
@@ -13,39 +13,40 @@ use tokio_util::sync::CancellationToken;
 use crate::leadership::Identity;
 use crate::problem::one_line;
 
-/// The registrations of this netmaster, kept by a task until they are withdrawn.
-pub(super) struct Presence {
+/// Registrations of this netmaster, kept by a task until they are withdrawn.
+pub(super) struct Registrations {
     role: watch::Sender<&'static str>,
     task: JoinHandle<()>,
     withdrawn: CancellationToken,
 }
 
 const TTL: Duration = Duration::from_secs(10);
-const RETRY: Duration = Duration::from_secs(1);
-/// What is not taken back by then ends with its TTL.
-const GOODBYE: Duration = Duration::from_secs(1);
-/// The port of the original's RPC between ofnet master and agents, which its agents look up.
-const RPC: (&str, u16) = ("netmaster.rpc", 9001);
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// Time limit for deleting the registrations. Those that remain expire with their TTL.
+const WITHDRAW_TIMEOUT: Duration = Duration::from_secs(1);
+/// Service name and port of the original's RPC_SERVICE between netmaster and agents. Agents of the original
+/// look it up.
+const RPC_SERVICE: (&str, u16) = ("netmaster.rpc", 9001);
 
-impl Presence {
-    /// Registers as a follower, as soon as the store lets it: a netmaster without registration can lead all the same.
-    pub(super) fn register(store: &Store, identity: &Identity) -> Presence {
+impl Registrations {
+    /// Registers as follower, in the background: leading does not depend on the registration.
+    pub(super) fn register(store: &Store, identity: &Identity) -> Registrations {
         let withdrawn = CancellationToken::new();
         let (role, roles) = watch::channel("follower");
         let (store, identity) = (store.clone(), identity.clone());
         let task = tokio::spawn(keep_current(store, identity, roles, withdrawn.clone()));
-        Presence { role, task, withdrawn }
+        Registrations { role, task, withdrawn }
     }
 
-    /// The registrations follow when they can; nobody waits for them.
-    pub(super) fn becomes(&self, role: &'static str) {
+    /// Updates the role in the registrations, in the background.
+    pub(super) fn set_role(&self, role: &'static str) {
         self.role.send_replace(role);
     }
 
     pub(super) async fn withdraw(self) {
         self.withdrawn.cancel();
-        if timeout(GOODBYE, self.task).await.is_err() {
-            tracing::debug!("registrations stay until their TTL ends");
+        if timeout(WITHDRAW_TIMEOUT, self.task).await.is_err() {
+            tracing::debug!("delete the registrations: time limit exceeded; they expire with their TTL");
         }
     }
 }
@@ -63,7 +64,7 @@ async fn keep_current(
         for service in services(&identity, role) {
             next.extend(withdrawn.run_until_cancelled(keep(&store, &service)).await);
         }
-        // The keys hang on the new leases by now.
+        // The keys belong to the new leases now.
         revoke(std::mem::replace(&mut current, next)).await;
         tokio::select! {
             changed = roles.changed() => if changed.is_err() { break },
@@ -76,14 +77,17 @@ async fn keep_current(
 async fn revoke(registrations: Vec<Registration>) {
     for registration in registrations {
         if let Err(error) = registration.revoke().await {
-            tracing::debug!(error = one_line(&error), "a registration stays until its TTL ends");
+            tracing::debug!(
+                error = one_line(&error),
+                "delete a registration: failed; it expires with its TTL"
+            );
         }
     }
 }
 
 fn services(identity: &Identity, role: &str) -> [ServiceInfo; 2] {
     let port = identity.address.rsplit(':').next().and_then(|port| port.parse().ok()).unwrap_or_default();
-    [(NETMASTER, port), RPC].map(|(name, port)| ServiceInfo {
+    [(NETMASTER, port), RPC_SERVICE].map(|(name, port)| ServiceInfo {
         service_name: name.to_owned(),
         role: role.to_owned(),
         version: String::new(),
@@ -102,9 +106,9 @@ async fn keep(store: &Store, service: &ServiceInfo) -> Registration {
                 tracing::warn!(
                     service = service.service_name,
                     error = one_line(&error),
-                    "could not register"
+                    "register this netmaster: failed; retrying"
                 );
-                sleep(RETRY).await;
+                sleep(RETRY_INTERVAL).await;
             }
         }
     }

@@ -1,4 +1,4 @@
-//! From election to deposition.
+//! The term of a leader, from election until leadership ends.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,58 +12,61 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::cache_watch::Lock;
 use super::node_gc;
-use super::registration::Presence;
-use crate::aci::{Fabric, Gateway};
-use crate::cache::{Draft, Shared};
+use super::registration::Registrations;
+use crate::aci::{FabricSync, Gateway};
+use crate::cache::{SharedCache, StagedTxn};
 use crate::commit::{Committer, Deposed};
 use crate::go_json;
-use crate::leadership::{Assurance, Identity, Leader, Role};
+use crate::leadership::{Identity, Leader, LinearizableRead, Role};
 use crate::metrics::Metrics;
 use crate::objects::{Cluster, Defaults};
 use crate::problem::one_line;
 use crate::{audit, repair, restore};
 
-/// So many differences in the books of addresses and tags are logged one by one.
-const DIFFERENCES_TOLD: usize = 20;
-/// A netmaster that stops carries out what it has accepted, as long as the store answers.
-const FINISH: Duration = Duration::from_secs(3);
-/// So long it tries to give its lock back.
-const RESIGN: Duration = Duration::from_secs(2);
-/// A netmaster that stops writes the records of large networks whole, if that does not hold up the next leader.
-const FOLD: Duration = Duration::from_secs(1);
+/// Differences that are logged one by one.
+const MAX_LOGGED_DIFFERENCES: usize = 20;
+/// Time limit for committing accepted requests at shutdown.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(3);
+/// Time limit for releasing the leader lock.
+const RESIGN_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time limit for merging journals at shutdown.
+const CHECKPOINT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// One turn at leading.
+/// One term of a leader.
 pub(super) struct Term<'a> {
     pub(super) store: &'a Store,
     pub(super) identity: &'a Identity,
     pub(super) cluster: &'a Cluster,
     pub(super) defaults: &'a Defaults,
     pub(super) node_gone_after: Option<Duration>,
-    /// Release the addresses that nobody has.
+    /// Release addresses without an owner.
     pub(super) repair: bool,
     pub(super) metrics: &'a Metrics,
     pub(super) gateway: Gateway,
-    pub(super) world: &'a Shared,
+    pub(super) cache: &'a SharedCache,
     pub(super) lock: &'a watch::Sender<Lock>,
-    pub(super) presence: &'a Presence,
+    pub(super) registrations: &'a Registrations,
     pub(super) role: &'a watch::Sender<Role>,
 }
 
 impl Term<'_> {
-    /// Leads until told to stop, or until another may lead.
+    /// Leads until `stop` is cancelled or leadership is lost.
     pub(super) async fn lead(self, leadership: Leadership, stop: &CancellationToken) {
-        // Until the view is current, requests wait: the lock names us, and `Role::Following` says so.
+        // Requests wait while this process is elected and its cache is not current yet.
         self.role.send_replace(Role::Following { leader: Some(self.identity.address.clone()) });
         let ended = self.term(&leadership, stop).await;
         self.role.send_replace(Role::Following { leader: None });
-        match timeout(RESIGN, leadership.resign()).await {
+        match timeout(RESIGN_TIMEOUT, leadership.resign()).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
-                tracing::warn!(error = one_line(&error), "could not resign; others wait for a sign of life");
+                tracing::warn!(
+                    error = one_line(&error),
+                    "release the leader lock: failed; it expires with the lease"
+                );
             }
-            Err(_) => tracing::warn!("the store does not answer; could not resign"),
+            Err(_) => tracing::warn!("release the leader lock: the store does not respond"),
         }
-        self.presence.becomes("follower");
+        self.registrations.set_role("follower");
         match ended {
             Ok(()) => tracing::info!("stopped leading"),
             Err(Deposed) => tracing::warn!("leadership lost; following"),
@@ -71,44 +74,41 @@ impl Term<'_> {
     }
 
     async fn term(&self, leadership: &Leadership, stop: &CancellationToken) -> Result<(), Deposed> {
-        Committer::finish(self.store, leadership).await?;
+        Committer::recover(self.store, leadership).await?;
         let mut lock = self.lock.subscribe();
         let current =
             |lock: &Lock| lock.complete && !lock.pending && lock.since >= leadership.create_revision();
         tokio::select! {
             () = leadership.lost() => return Err(Deposed),
             () = stop.cancelled() => return Ok(()),
-            // The sender is ours.
+            // This process owns the sender, so it cannot be closed.
             _ = lock.wait_for(current) => {}
         }
 
         let (queue, mut committer) =
-            Committer::new(self.store.clone(), self.world.clone(), self.metrics.clone());
-        committer.catch_up(leadership).await?;
+            Committer::new(self.store.clone(), self.cache.clone(), self.metrics.clone());
+        committer.reload_stale(leadership).await?;
         let defaults = self.defaults.clone();
-        let plan = move |draft: &mut Draft<'_>| defaults.put(draft).map(|()| vec![]);
+        let plan = move |staged: &mut StagedTxn<'_>| defaults.put(staged).map(|()| vec![]);
         if let Err(problem) = committer.commit(leadership, Box::new(plan)).await? {
-            tracing::error!(%problem, "could not put the default settings; set them with `netctl global set`");
+            tracing::error!(%problem, "write the default settings: failed; set them with `netctl global set`");
         }
         self.restore(&mut committer, leadership).await?;
 
-        let janitor = node_gc::look_after(
-            self.world.clone(),
-            queue.clone(),
-            self.metrics.clone(),
-            self.node_gone_after,
-        );
-        let _janitor = AbortOnDropHandle::new(tokio::spawn(janitor));
-        let fabric = Arc::new(Fabric::new(self.gateway.clone()));
-        let (keeper, known, wanted) = (fabric.clone(), self.world.clone(), queue.clone());
-        let _keeper = AbortOnDropHandle::new(tokio::spawn(async move { keeper.keep(&known, &wanted).await }));
-        let (assurance, answering) = Assurance::new(leadership.read_index());
-        let _answering = AbortOnDropHandle::new(tokio::spawn(answering));
-        self.presence.becomes("leader");
+        let node_gc =
+            node_gc::run(self.cache.clone(), queue.clone(), self.metrics.clone(), self.node_gone_after);
+        let _node_gc = AbortOnDropHandle::new(tokio::spawn(node_gc));
+        let fabric = Arc::new(FabricSync::new(self.gateway.clone()));
+        let (sync, cache, queue_of_sync) = (fabric.clone(), self.cache.clone(), queue.clone());
+        let _sync =
+            AbortOnDropHandle::new(tokio::spawn(async move { sync.run(&cache, &queue_of_sync).await }));
+        let (linearizable_read, confirming) = LinearizableRead::new(leadership.read_index());
+        let _confirming = AbortOnDropHandle::new(tokio::spawn(confirming));
+        self.registrations.set_role("leader");
         self.role.send_replace(Role::Leading(Arc::new(Leader {
-            world: self.world.clone(),
+            cache: self.cache.clone(),
             queue,
-            assurance,
+            linearizable_read,
             fabric,
             cluster: self.cluster.clone(),
             identity: self.identity.clone(),
@@ -129,64 +129,64 @@ impl Term<'_> {
             let mut run = std::pin::pin!(committer.run(leadership, stop));
             tokio::select! {
                 biased;
-                // Whoever asks from now on waits for the next leader.
+                // New requests wait for the next leader.
                 () = stop.cancelled() => {
                     self.role.send_replace(Role::Following { leader: None });
                 }
                 ended = &mut run => return ended,
             }
-            match timeout(FINISH, run).await {
+            match timeout(DRAIN_TIMEOUT, run).await {
                 Ok(ended) => ended?,
                 Err(_) => {
                     tracing::warn!(
-                        "the store does not answer; stopping without the requests that wait for it"
+                        "commit accepted requests: the store does not respond; stopping without them"
                     );
                     return Ok(());
                 }
             }
         }
-        // One that is cut off leaves a journal, which the next leader folds.
-        timeout(FOLD, committer.checkpoint(leadership, true)).await.unwrap_or(Ok(()))
+        // If the time limit is reached, the next leader merges the remaining journals.
+        timeout(CHECKPOINT_TIMEOUT, committer.checkpoint(leadership, true)).await.unwrap_or(Ok(()))
     }
 
-    /// Makes right what follows from the objects.
+    /// Restores and repairs derived state, and logs what remains inconsistent.
     async fn restore(&self, committer: &mut Committer, leadership: &Leadership) -> Result<(), Deposed> {
         let release = self.repair;
-        let plan = move |draft: &mut Draft<'_>| {
-            restore::restore(draft);
-            let mut mended = repair::mark_held(draft);
+        let plan = move |staged: &mut StagedTxn<'_>| {
+            restore::restore(staged);
+            let mut repaired = repair::mark_in_use(staged);
             if release {
-                mended.extend(repair::release_unheld(draft));
+                repaired.extend(repair::release_unused(staged));
             }
-            go_json::encode(&(draft.counts(), mended))
+            go_json::encode(&(staged.counts(), repaired))
         };
         match committer.commit(leadership, Box::new(plan)).await? {
-            Ok(told) => {
-                let ((written, deleted), mended): ((u64, u64), Vec<String>) =
-                    serde_json::from_slice(&told).unwrap_or_default();
-                for line in mended.iter().take(DIFFERENCES_TOLD) {
-                    tracing::warn!("mended: {line}");
+            Ok(result) => {
+                let ((written, deleted), repaired): ((u64, u64), Vec<String>) =
+                    serde_json::from_slice(&result).unwrap_or_default();
+                for line in repaired.iter().take(MAX_LOGGED_DIFFERENCES) {
+                    tracing::warn!("repaired: {line}");
                 }
-                if mended.len() > DIFFERENCES_TOLD {
-                    tracing::warn!(all = mended.len(), "mended the books of addresses");
+                if repaired.len() > MAX_LOGGED_DIFFERENCES {
+                    tracing::warn!(all = repaired.len(), "repaired allocation records");
                 }
-                let differences = audit::audit(&Draft::new(&self.world.read()));
+                let differences = audit::audit(&StagedTxn::new(&self.cache.read()));
                 if (written, deleted) != (0, 0) {
                     self.metrics.restored.inc_by(written + deleted);
-                    tracing::warn!(written, deleted, "the store did not have what follows from its objects");
+                    tracing::warn!(written, deleted, "restored derived keys in the store");
                 }
-                for difference in differences.iter().take(DIFFERENCES_TOLD) {
+                for difference in differences.iter().take(MAX_LOGGED_DIFFERENCES) {
                     tracing::warn!("{difference}");
                 }
                 if !differences.is_empty() {
                     tracing::warn!(
                         differences = differences.len(),
-                        "addresses or tags are not as the store's books say; they stay so"
+                        "allocation records are inconsistent; not repaired (run with --repair)"
                     );
                 }
             }
             Err(problem) => {
-                tracing::error!(%problem, "the store does not have all that follows from its objects; it stays so");
+                tracing::error!(%problem, "restore derived keys in the store: failed");
             }
         }
         Ok(())

@@ -1,45 +1,49 @@
-//! Where an address comes from and goes back to: a network, or the pool of a group on it.
+//! Allocation of addresses from a network, or from the address pool of a group on it.
 
 use std::net::IpAddr;
 
 use contiv_model::{api, group, network};
 
-use crate::cache::{Draft, Ledger};
+use crate::cache::{AllocationRecord, StagedTxn};
 use crate::ipam::{HostsChange, IpPool, PoolChange, Subnet, Subnet6, in_use};
 use crate::problem::Problem;
 
-/// A network, and a group if one is named.
-pub struct Place<'w> {
-    pub network: &'w Ledger<network::State>,
-    pub group: Option<&'w Ledger<group::State>>,
+/// The network, and optionally the group, that addresses are allocated from.
+pub struct AllocationScope<'w> {
+    pub network: &'w AllocationRecord<network::State>,
+    pub group: Option<&'w AllocationRecord<group::State>>,
     pub subnet: Subnet,
     pub subnet6: Option<Subnet6>,
 }
 
-/// An address that was chosen, and not taken yet.
-pub struct Choice {
+/// An IPv4 address that was selected and is not allocated yet.
+pub struct Candidate {
     pub host: usize,
-    /// The group whose pool it is of.
+    /// State key of the group whose pool contains the address.
     pool: Option<String>,
 }
 
-/// The same of IPv6.
-pub struct Choice6 {
+/// An IPv6 address that was selected and is not allocated yet.
+pub struct Candidate6 {
     pub host: u128,
     automatic: bool,
 }
 
-impl<'w> Place<'w> {
-    pub fn find(draft: &Draft<'w>, network: &str, group: Option<&str>) -> Result<Place<'w>, Problem> {
-        let network = draft.ledger_before::<network::State>(network).ok_or_else(Problem::key_not_found)?;
+impl<'w> AllocationScope<'w> {
+    pub fn find(
+        staged: &StagedTxn<'w>,
+        network: &str,
+        group: Option<&str>,
+    ) -> Result<AllocationScope<'w>, Problem> {
+        let network = staged.committed::<network::State>(network).ok_or_else(Problem::key_not_found)?;
         let group = match group {
-            Some(key) => Some(draft.ledger_before::<group::State>(key).ok_or_else(Problem::key_not_found)?),
+            Some(key) => Some(staged.committed::<group::State>(key).ok_or_else(Problem::key_not_found)?),
             None => None,
         };
-        Ok(Place {
+        Ok(AllocationScope {
             network,
             group,
-            subnet: subnet(draft, &network.body)?,
+            subnet: subnet(staged, &network.body)?,
             subnet6: Subnet6::of_state(&network.body).filter(|subnet| subnet.len > 0),
         })
     }
@@ -48,8 +52,8 @@ impl<'w> Place<'w> {
         &self.network.body.id
     }
 
-    /// The lowest free address of the group's pool, or of the network.
-    pub fn choose(&self, draft: &mut Draft<'w>) -> Result<Choice, Problem> {
+    /// Lowest free address of the group's pool, or of the network if the group has no pool.
+    pub fn lowest_free(&self, staged: &mut StagedTxn<'w>) -> Result<Candidate, Problem> {
         let failed = |of| Problem::conflict(format!("auto allocation failed - address exhaustion in {of}"));
         if let Some(group) = self.group.filter(|group| !group.body.ip_pool.is_empty()) {
             let body = &group.body;
@@ -58,160 +62,167 @@ impl<'w> Place<'w> {
                 let error = format!("group {group} has its addresses on network {network}");
                 return Err(Problem::conflict(error));
             }
-            let (ledger, change) =
-                draft.ledger::<group::State>(&body.id).ok_or_else(Problem::key_not_found)?;
-            let host = change.pool.lowest_free(&ledger.pool);
+            let (record, change) =
+                staged.allocation::<group::State>(&body.id).ok_or_else(Problem::key_not_found)?;
+            let host = change.pool.lowest_free(&record.pool);
             let host = host.ok_or_else(|| failed(format!("pool {}", body.ip_pool)))?;
-            return Ok(Choice { host, pool: Some(body.id.clone()) });
+            return Ok(Candidate { host, pool: Some(body.id.clone()) });
         }
-        let (ledger, change) =
-            draft.ledger::<network::State>(self.id()).ok_or_else(Problem::key_not_found)?;
-        let host = change.pool.lowest_free(&ledger.pool);
+        let (record, change) =
+            staged.allocation::<network::State>(self.id()).ok_or_else(Problem::key_not_found)?;
+        let host = change.pool.lowest_free(&record.pool);
         let host = host.ok_or_else(|| failed(format!("subnet {}", self.subnet)))?;
-        Ok(Choice { host, pool: None })
+        Ok(Candidate { host, pool: None })
     }
 
-    /// The address that was asked for, unless an endpoint has it or it is nobody's to have.
-    pub fn explicit(&self, draft: &Draft<'w>, address: &str) -> Result<Choice, Problem> {
+    /// The requested address. Fails if an endpoint or service has it, or if it is reserved.
+    pub fn requested(&self, staged: &StagedTxn<'w>, address: &str) -> Result<Candidate, Problem> {
         let host = self.subnet.host(address)?;
         let ip = self.subnet.address(host);
-        if self.is_reserved(host) || draft.holder(self.id(), ip.into()).is_some() {
+        if self.is_reserved(host) || staged.address_owner(self.id(), ip.into()).is_some() {
             return Err(in_use(ip));
         }
-        Ok(Choice { host, pool: self.pool_with(draft, host) })
+        Ok(Candidate { host, pool: self.pool_containing(staged, host) })
     }
 
-    /// Is the address that was chosen marked as taken? Then a caller of `allocAddress` has it.
-    pub fn is_taken(&self, draft: &mut Draft<'w>, choice: &Choice) -> bool {
-        match &choice.pool {
+    /// Whether the address is marked as allocated. An address without endpoint was allocated by
+    /// `allocAddress`.
+    pub fn is_taken(&self, staged: &mut StagedTxn<'w>, candidate: &Candidate) -> bool {
+        match &candidate.pool {
             Some(group) => {
-                let found = draft.ledger::<group::State>(group);
-                found.is_some_and(|(ledger, change)| change.pool.is_taken(&ledger.pool, choice.host))
+                let found = staged.allocation::<group::State>(group);
+                found.is_some_and(|(record, change)| change.pool.is_taken(&record.pool, candidate.host))
             }
             None => {
-                let found = draft.ledger::<network::State>(self.id());
-                found.is_some_and(|(ledger, change)| change.pool.is_taken(&ledger.pool, choice.host))
+                let found = staged.allocation::<network::State>(self.id());
+                found.is_some_and(|(record, change)| change.pool.is_taken(&record.pool, candidate.host))
             }
         }
     }
 
-    pub fn take(&self, draft: &mut Draft<'w>, choice: &Choice) {
-        let taken = match &choice.pool {
-            Some(group) => draft
-                .ledger::<group::State>(group)
-                .is_some_and(|(ledger, change)| change.pool.take(&ledger.pool, choice.host)),
-            None => draft
-                .ledger::<network::State>(self.id())
-                .is_some_and(|(ledger, change)| change.pool.take(&ledger.pool, choice.host)),
+    pub fn take(&self, staged: &mut StagedTxn<'w>, candidate: &Candidate) {
+        let taken = match &candidate.pool {
+            Some(group) => staged
+                .allocation::<group::State>(group)
+                .is_some_and(|(record, change)| change.pool.take(&record.pool, candidate.host)),
+            None => staged
+                .allocation::<network::State>(self.id())
+                .is_some_and(|(record, change)| change.pool.take(&record.pool, candidate.host)),
         };
-        self.count(draft, taken as i64);
+        self.count(staged, taken as i64);
     }
 
-    /// Takes an address that somebody has already; false if it was taken, or is not of the network.
-    pub fn mark(&self, draft: &mut Draft<'w>, address: &str) -> bool {
+    /// Marks an address that is already in use. Returns false if it was marked before, or is not in
+    /// the network.
+    pub fn mark_in_use(&self, staged: &mut StagedTxn<'w>, address: &str) -> bool {
         if address.contains(':') {
             let host = self.subnet6.and_then(|subnet| subnet.host(address, true).ok());
-            let choice = host.map(|host| Choice6 { host, automatic: false });
-            let free = choice.filter(|choice| !self.is_taken6(draft, choice));
-            return free.inspect(|choice| self.take6(draft, choice)).is_some();
+            let candidate = host.map(|host| Candidate6 { host, automatic: false });
+            let free = candidate.filter(|candidate| !self.is_taken_v6(staged, candidate));
+            return free.inspect(|candidate| self.take_v6(staged, candidate)).is_some();
         }
         let host = self.subnet.host(address).ok();
-        let choice = host.map(|host| Choice { host, pool: self.pool_with(draft, host) });
-        let free = choice.filter(|choice| !self.is_taken(draft, choice));
-        free.inspect(|choice| self.take(draft, choice)).is_some()
+        let candidate = host.map(|host| Candidate { host, pool: self.pool_containing(staged, host) });
+        let free = candidate.filter(|candidate| !self.is_taken(staged, candidate));
+        free.inspect(|candidate| self.take(staged, candidate)).is_some()
     }
 
-    /// The IPv6 addresses that are taken, before this draft.
-    pub fn addresses6(&self) -> impl Iterator<Item = String> {
+    /// IPv6 addresses allocated before this transaction.
+    pub fn addresses_v6(&self) -> impl Iterator<Item = String> {
         let subnet = self.subnet6;
         let hosts = subnet.iter().flat_map(|_| self.network.hosts.iter()).collect::<Vec<_>>();
         hosts.into_iter().filter_map(move |host| Some(subnet?.address(host).to_string()))
     }
 
-    /// Gives an address back; nothing happens, and false is returned, to one that is nobody's to give, or that is held by
-    /// an endpoint or a service.
-    pub fn release(&self, draft: &mut Draft<'w>, host: usize) -> bool {
+    /// Frees an address. Returns false and changes nothing if the address is reserved, outside the
+    /// range, or in use by an endpoint or service.
+    pub fn release(&self, staged: &mut StagedTxn<'w>, host: usize) -> bool {
         let ip = self.subnet.address(host);
-        let held = draft.holder(self.id(), ip.into()).is_some();
-        if self.is_reserved(host) || self.subnet.excludes(host) || held {
+        let held = staged.address_owner(self.id(), ip.into()).is_some();
+        if self.is_reserved(host) || self.subnet.is_outside_range(host) || held {
             return false;
         }
-        let freed = match self.pool_with(draft, host) {
-            Some(group) => draft
-                .ledger::<group::State>(&group)
-                .is_some_and(|(ledger, change)| change.pool.free(&ledger.pool, host)),
-            None => draft
-                .ledger::<network::State>(self.id())
-                .is_some_and(|(ledger, change)| change.pool.free(&ledger.pool, host)),
+        let freed = match self.pool_containing(staged, host) {
+            Some(group) => staged
+                .allocation::<group::State>(&group)
+                .is_some_and(|(record, change)| change.pool.free(&record.pool, host)),
+            None => staged
+                .allocation::<network::State>(self.id())
+                .is_some_and(|(record, change)| change.pool.free(&record.pool, host)),
         };
-        self.count(draft, -(freed as i64));
+        self.count(staged, -(freed as i64));
         freed
     }
 
-    /// The network's next IPv6 address, or the one that was asked for; none if the network has no IPv6.
-    pub fn choose6(&self, draft: &mut Draft<'w>, address: &str) -> Result<Option<Choice6>, Problem> {
+    /// The requested IPv6 address, or the next free one if `address` is empty. None if the network
+    /// has no IPv6.
+    pub fn next_free_v6(
+        &self,
+        staged: &mut StagedTxn<'w>,
+        address: &str,
+    ) -> Result<Option<Candidate6>, Problem> {
         let Some(subnet) = self.subnet6 else { return Ok(None) };
         if address.is_empty() {
-            // Refuses the prefixes that the original refuses.
+            // Rejects the prefix lengths that the original rejects.
             subnet.host(&subnet.base.to_string(), false)?;
-            let (ledger, change) =
-                draft.ledger::<network::State>(self.id()).ok_or_else(Problem::key_not_found)?;
-            let host = change.hosts.next_free(&ledger.hosts, &subnet)?;
-            return Ok(Some(Choice6 { host, automatic: true }));
+            let (record, change) =
+                staged.allocation::<network::State>(self.id()).ok_or_else(Problem::key_not_found)?;
+            let host = change.hosts.next_free(&record.hosts, &subnet)?;
+            return Ok(Some(Candidate6 { host, automatic: true }));
         }
         let host = subnet.host(address, true)?;
         let ip = subnet.address(host);
-        if self.is_gateway6(&subnet, host) || draft.holder(self.id(), ip.into()).is_some() {
+        if self.is_gateway6(&subnet, host) || staged.address_owner(self.id(), ip.into()).is_some() {
             return Err(in_use(ip));
         }
-        Ok(Some(Choice6 { host, automatic: false }))
+        Ok(Some(Candidate6 { host, automatic: false }))
     }
 
-    pub fn is_taken6(&self, draft: &mut Draft<'w>, choice: &Choice6) -> bool {
-        let found = draft.ledger::<network::State>(self.id());
-        found.is_some_and(|(ledger, change)| change.hosts.is_taken(&ledger.hosts, choice.host))
+    pub fn is_taken_v6(&self, staged: &mut StagedTxn<'w>, candidate: &Candidate6) -> bool {
+        let found = staged.allocation::<network::State>(self.id());
+        found.is_some_and(|(record, change)| change.hosts.is_taken(&record.hosts, candidate.host))
     }
 
-    pub fn take6(&self, draft: &mut Draft<'w>, choice: &Choice6) {
-        if let Some((ledger, change)) = draft.ledger::<network::State>(self.id()) {
-            let taken = change.hosts.take(&ledger.hosts, choice.host);
-            if choice.automatic {
-                change.hosts.last = Some(choice.host);
+    pub fn take_v6(&self, staged: &mut StagedTxn<'w>, candidate: &Candidate6) {
+        if let Some((record, change)) = staged.allocation::<network::State>(self.id()) {
+            let taken = change.hosts.take(&record.hosts, candidate.host);
+            if candidate.automatic {
+                change.hosts.last = Some(candidate.host);
             }
             change.addresses += taken as i64;
         }
     }
 
-    pub fn release6(&self, draft: &mut Draft<'w>, address: &str) -> bool {
+    pub fn release_v6(&self, staged: &mut StagedTxn<'w>, address: &str) -> bool {
         let Some(subnet) = self.subnet6 else { return false };
         let Ok(host) = subnet.host(address, true) else { return false };
-        let held = draft.holder(self.id(), IpAddr::V6(subnet.address(host))).is_some();
+        let held = staged.address_owner(self.id(), IpAddr::V6(subnet.address(host))).is_some();
         if self.is_gateway6(&subnet, host) || held {
             return false;
         }
-        let Some((ledger, change)) = draft.ledger::<network::State>(self.id()) else { return false };
-        let freed = change.hosts.free(&ledger.hosts, host);
+        let Some((record, change)) = staged.allocation::<network::State>(self.id()) else { return false };
+        let freed = change.hosts.free(&record.hosts, host);
         change.addresses -= freed as i64;
         freed
     }
 
-    /// An endpoint more or less.
-    pub fn count_endpoint(&self, draft: &mut Draft<'w>, more: i64) {
-        if let Some((_, change)) = draft.ledger::<network::State>(self.id()) {
+    /// Adds `more` to the endpoint counts of the network and of the group.
+    pub fn count_endpoint(&self, staged: &mut StagedTxn<'w>, more: i64) {
+        if let Some((_, change)) = staged.allocation::<network::State>(self.id()) {
             change.endpoints += more;
         }
-        if let Some((_, change)) = self.group.and_then(|g| draft.ledger::<group::State>(&g.body.id)) {
+        if let Some((_, change)) = self.group.and_then(|g| staged.allocation::<group::State>(&g.body.id)) {
             change.endpoints += more;
         }
     }
 
-    fn count(&self, draft: &mut Draft<'w>, more: i64) {
-        if let Some((_, change)) = draft.ledger::<network::State>(self.id()) {
+    fn count(&self, staged: &mut StagedTxn<'w>, more: i64) {
+        if let Some((_, change)) = staged.allocation::<network::State>(self.id()) {
             change.addresses += more;
         }
     }
 
-    /// The subnet's own address, its broadcast address and the gateway.
+    /// Whether the host number is the subnet address, the broadcast address or the gateway.
     fn is_reserved(&self, host: usize) -> bool {
         let gateway = self.subnet.host(&self.network.body.gateway).ok();
         host == 0 || host + 1 == self.subnet.size() || gateway == Some(host)
@@ -221,9 +232,9 @@ impl<'w> Place<'w> {
         subnet.host(&self.network.body.ipv6_gateway, false).is_ok_and(|gateway| gateway == host)
     }
 
-    /// The group on the network whose pool has `host`.
-    fn pool_with(&self, draft: &Draft<'w>, host: usize) -> Option<String> {
-        let has = |group: &Ledger<group::State>| {
+    /// State key of the group on the network whose pool contains `host`.
+    fn pool_containing(&self, staged: &StagedTxn<'w>, host: usize) -> Option<String> {
+        let has = |group: &AllocationRecord<group::State>| {
             let pool = IpPool::read(&group.body.ip_pool, &self.subnet).ok().flatten();
             pool.is_some_and(|pool| pool.contains(host))
         };
@@ -231,30 +242,30 @@ impl<'w> Place<'w> {
             return Some(group.body.id.clone());
         }
         let body = &self.network.body;
-        let network = draft.get::<api::Network>(&format!("{}:{}", body.tenant, body.network_name))?;
+        let network = staged.get::<api::Network>(&format!("{}:{}", body.tenant, body.network_name))?;
         let groups = network.link_sets.endpoint_groups.keys();
         groups.filter_map(|key| key.split_once(':')).find_map(|(tenant, group)| {
-            let ledger = draft.ledger_before::<group::State>(&format!("{group}:{tenant}"))?;
-            has(ledger).then(|| ledger.body.id.clone())
+            let record = staged.committed::<group::State>(&format!("{group}:{tenant}"))?;
+            has(record).then(|| record.body.id.clone())
         })
     }
 }
 
 /// The subnet as the user wrote it.
-fn subnet(draft: &Draft<'_>, body: &network::State) -> Result<Subnet, Problem> {
-    let object = draft.get::<api::Network>(&format!("{}:{}", body.tenant, body.network_name));
+fn subnet(staged: &StagedTxn<'_>, body: &network::State) -> Result<Subnet, Problem> {
+    let object = staged.get::<api::Network>(&format!("{}:{}", body.tenant, body.network_name));
     match object.and_then(|network| Subnet::parse(&network.subnet).ok()) {
         Some(subnet) => Ok(subnet),
         None => Subnet::of_state(body),
     }
 }
 
-/// None if the network has no such address.
-pub fn is_taken(ledger: &Ledger<network::State>, address: &str) -> Option<bool> {
+/// Whether the address is allocated; none if the network does not contain it.
+pub fn is_taken(record: &AllocationRecord<network::State>, address: &str) -> Option<bool> {
     if address.contains(':') {
-        let host = Subnet6::of_state(&ledger.body)?.host(address, true).ok()?;
-        return Some(HostsChange::default().is_taken(&ledger.hosts, host));
+        let host = Subnet6::of_state(&record.body)?.host(address, true).ok()?;
+        return Some(HostsChange::default().is_taken(&record.hosts, host));
     }
-    let host = Subnet::of_state(&ledger.body).ok()?.host(address).ok()?;
-    Some(PoolChange::default().is_taken(&ledger.pool, host))
+    let host = Subnet::of_state(&record.body).ok()?.host(address).ok()?;
+    Some(PoolChange::default().is_taken(&record.pool, host))
 }

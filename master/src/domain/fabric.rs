@@ -1,4 +1,4 @@
-//! What the gateway is told of an application profile, in the words of the original's `aci-gw` protocol.
+//! Application profiles as the ACI gateway receives them, in the original's `aci-gw` protocol.
 
 use std::collections::BTreeMap;
 
@@ -6,38 +6,38 @@ use contiv_model::api::{AciGw, AppProfile, EndpointGroup, ExtContractsGroup, Pol
 use contiv_model::{global, group, network};
 use serde::Serialize;
 
-use crate::cache::{Draft, Pending, World};
+use crate::cache::{ClusterCache, Pending, StagedTxn};
 use crate::problem::Problem;
 
-/// The infrastructure type of an ACI fabric.
+/// Infrastructure type of an ACI fabric.
 const ACI: &str = "aci";
 
-/// Is the cluster at an ACI fabric?
-pub fn is_on(draft: &Draft<'_>) -> bool {
-    draft.get::<global::Config>("").is_some_and(|config| config.nw_infra_type == ACI)
+/// Whether the cluster runs in ACI mode.
+pub fn is_enabled(staged: &StagedTxn<'_>) -> bool {
+    staged.get::<global::Config>("").is_some_and(|config| config.nw_infra_type == ACI)
 }
 
-pub fn is_on_in(world: &World) -> bool {
-    world.get::<global::Config>("").is_some_and(|config| config.nw_infra_type == ACI)
+pub fn is_enabled_in(cache: &ClusterCache) -> bool {
+    cache.get::<global::Config>("").is_some_and(|config| config.nw_infra_type == ACI)
 }
 
-/// Notes the profiles that the draft makes something else for the fabric.
-pub fn note(draft: &mut Draft<'_>) {
-    let world = draft.world();
-    if !is_on(draft) || world.table::<AppProfile>().is_empty() {
+/// Marks the profiles whose specification differs after this transaction as pending.
+pub fn mark_pending(staged: &mut StagedTxn<'_>) {
+    let cache = staged.cache();
+    if !is_enabled(staged) || cache.table::<AppProfile>().is_empty() {
         return;
     }
-    let before = Draft::new(world);
-    let was_on = is_on(&before);
-    for profile in world.all::<AppProfile>() {
-        let same = || Spec::of(profile, &before).ok() == Spec::of(profile, draft).ok();
+    let before = StagedTxn::new(cache);
+    let was_on = is_enabled(&before);
+    for profile in cache.all::<AppProfile>() {
+        let same = || Spec::of(profile, &before).ok() == Spec::of(profile, staged).ok();
         if !was_on || !same() {
-            draft.put(&profile.key, Pending { id: profile.key.clone() });
+            staged.put(&profile.key, Pending { id: profile.key.clone() });
         }
     }
 }
 
-/// The body of `createAppProf`; with the names alone, that of `deleteAppProf`.
+/// Body of `createAppProf`. With only the names set, body of `deleteAppProf`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Spec {
@@ -47,7 +47,7 @@ pub struct Spec {
     gw_config: Option<AciGw>,
     tenant: String,
     app_prof: String,
-    /// By their names: defined by the policies of the profile's groups.
+    /// Contracts by name, defined by the policies of the profile's groups.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     contract_defs: Vec<Contract>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -87,7 +87,7 @@ struct Link {
     contract_name: String,
     #[serde(rename = "contract-dn", skip_serializing_if = "String::is_empty")]
     contract_dn: String,
-    contract_kind: Whose,
+    contract_kind: ContractKind,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -97,39 +97,39 @@ enum Kind {
     Consume,
 }
 
-/// Whether this profile defines the contract, or the fabric has it.
+/// Whether the contract is defined by this profile or by the fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "UPPERCASE")]
-enum Whose {
+enum ContractKind {
     Internal,
     External,
 }
 
 const VERSION: &str = "v1.2";
-/// The key of the gateway's settings.
+/// Key of the gateway settings.
 const GATEWAY: &str = "aciGw";
 
 impl Spec {
-    /// By name only.
+    /// Specification with only the names, as `deleteAppProf` takes it.
     pub fn named(key: &str) -> Spec {
         let (tenant, profile) = key.split_once(':').unwrap_or(("", key));
         Spec { tenant: tenant.to_owned(), app_prof: profile.to_owned(), ..Spec::default() }
     }
 
-    /// All that the store, with the draft's changes, says of the profile.
-    pub fn of(profile: &AppProfile, draft: &Draft<'_>) -> Result<Spec, Problem> {
-        let profile = draft.get::<AppProfile>(&profile.key).ok_or_else(Problem::key_not_found)?;
+    /// Full specification of the profile, with staged changes applied.
+    pub fn of(profile: &AppProfile, staged: &StagedTxn<'_>) -> Result<Spec, Problem> {
+        let profile = staged.get::<AppProfile>(&profile.key).ok_or_else(Problem::key_not_found)?;
         let mut contracts = BTreeMap::new();
         let mut epgs = vec![];
         for key in profile.link_sets.endpoint_groups.keys() {
-            let group = draft.get::<EndpointGroup>(key);
+            let group = staged.get::<EndpointGroup>(key);
             let group = group.ok_or_else(|| Problem::not_found(format!("Epg {key} does not exist")))?;
-            epgs.push(Group::of(&group, draft, &mut contracts)?);
+            epgs.push(Group::of(&group, staged, &mut contracts)?);
         }
         let contract = |(name, filter_info)| Contract { name, filter_info };
         Ok(Spec {
             aci_gw_api_version: Some(VERSION),
-            gw_config: draft.get::<AciGw>(GATEWAY).map(|settings| (*settings).clone()),
+            gw_config: staged.get::<AciGw>(GATEWAY).map(|settings| (*settings).clone()),
             contract_defs: contracts.into_iter().map(contract).collect(),
             epgs,
             ..Spec::named(&profile.key)
@@ -137,35 +137,39 @@ impl Spec {
     }
 }
 
-/// Filters by the names of their contracts.
+/// Filters by contract name.
 type Contracts = BTreeMap<String, Vec<Filter>>;
 
 impl Group {
-    fn of(group: &EndpointGroup, draft: &Draft<'_>, contracts: &mut Contracts) -> Result<Group, Problem> {
+    fn of(
+        group: &EndpointGroup,
+        staged: &StagedTxn<'_>,
+        contracts: &mut Contracts,
+    ) -> Result<Group, Problem> {
         let (name, tenant) = (&group.group_name, &group.tenant_name);
         let missing = |what: String| Problem::not_found(format!("{what} has no state"));
-        let state = draft.ledger_before::<group::State>(&format!("{name}:{tenant}"));
+        let state = staged.committed::<group::State>(&format!("{name}:{tenant}"));
         let state = &state.ok_or_else(|| missing(format!("group {}", group.key)))?.body;
         let id = format!("{}.{tenant}", group.network_name);
-        let network = &draft.ledger_before::<network::State>(&id).ok_or_else(|| missing(id))?.body;
+        let network = &staged.committed::<network::State>(&id).ok_or_else(|| missing(id))?.body;
         let mut links = vec![];
         for policy in &group.policies {
-            let policy = draft.get::<Policy>(&format!("{tenant}:{policy}"));
+            let policy = staged.get::<Policy>(&format!("{tenant}:{policy}"));
             for rule in policy.iter().flat_map(|policy| policy.link_sets.rules.keys()) {
-                let Some(rule) = draft.get::<Rule>(rule) else { continue };
+                let Some(rule) = staged.get::<Rule>(rule) else { continue };
                 links.extend(define(&rule, contracts)?);
             }
         }
-        let matching = group.link_sets.match_rules.keys().filter_map(|key| draft.get::<Rule>(key));
+        let matching = group.link_sets.match_rules.keys().filter_map(|key| staged.get::<Rule>(key));
         links.extend(matching.filter(|rule| rule.action != "deny").map(|rule| Link::of_matched(&rule)));
         for name in &group.ext_contracts_grps {
-            let external = draft.get::<ExtContractsGroup>(&format!("{tenant}:{name}"));
+            let external = staged.get::<ExtContractsGroup>(&format!("{tenant}:{name}"));
             links.extend(external.iter().flat_map(|external| Link::of_external(external)));
         }
-        let mut once: Vec<Link> = vec![];
+        let mut unique: Vec<Link> = vec![];
         links.into_iter().for_each(|link| {
-            if !once.contains(&link) {
-                once.push(link);
+            if !unique.contains(&link) {
+                unique.push(link);
             }
         });
         Ok(Group {
@@ -173,13 +177,13 @@ impl Group {
             nw_name: group.network_name.clone(),
             gw_cidr: format!("{}/{}", network.gateway, network.subnet_len),
             vlan_tag: state.pkt_tag.to_string(),
-            contract_links: once,
+            contract_links: unique,
         })
     }
 }
 
-/// The rule becomes a filter of a contract that the group is linked to; one that denies becomes nothing, for what no
-/// contract allows is denied.
+/// Adds the rule as a filter of a contract, and returns the group's link to it. A deny rule adds
+/// nothing: traffic that no contract allows is denied.
 fn define(rule: &Rule, contracts: &mut Contracts) -> Result<Option<Link>, Problem> {
     let addresses = [&rule.from_ip_address, &rule.from_network, &rule.to_ip_address, &rule.to_network];
     if addresses.into_iter().any(|text| !text.is_empty()) {
@@ -214,11 +218,11 @@ impl Link {
             link_kind,
             contract_name: contract_name(rule),
             contract_dn: String::new(),
-            contract_kind: Whose::Internal,
+            contract_kind: ContractKind::Internal,
         }
     }
 
-    /// Of the group that the rule names: the other side.
+    /// Link of the group that the rule refers to: the other side of the contract.
     fn of_matched(rule: &Rule) -> Link {
         let kind = if rule.from_endpoint_group.is_empty() { Kind::Provide } else { Kind::Consume };
         Link::internal(kind, rule)
@@ -230,7 +234,7 @@ impl Link {
             link_kind,
             contract_name: String::new(),
             contract_dn: dn.clone(),
-            contract_kind: Whose::External,
+            contract_kind: ContractKind::External,
         })
     }
 }

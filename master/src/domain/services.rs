@@ -1,21 +1,21 @@
-//! Which endpoints are behind which services (INVENTORY 1.6).
+//! Providers of services (INVENTORY 1.6).
 //!
-//! There is one rule, whoever came first: an endpoint whose container runs is behind every service of its tenant whose
-//! selectors are all among its labels.
+//! An endpoint whose container runs is a provider of every service of its tenant whose selectors
+//! are all among the endpoint's labels. The order of creation does not matter.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use contiv_model::service::{Provider, Providers, State};
 use contiv_model::{api, endpoint, network};
 
-use crate::cache::{Draft, Labels};
+use crate::cache::{Labels, StagedTxn};
 
-/// `<service>:<tenant>`: the other way round than the object's key.
+/// State key `<service>:<tenant>`. The object key has the reverse order.
 pub fn state_key(service: &str, tenant: &str) -> String {
     format!("{service}:{tenant}")
 }
 
-/// The labels, if the container runs.
+/// Labels of the endpoint, if its container runs.
 fn labels(endpoint: &endpoint::State) -> Option<&Labels> {
     endpoint.labels.as_ref().filter(|_| !endpoint.container_id.is_empty())
 }
@@ -25,7 +25,7 @@ fn selects(service: &State, labels: &Labels) -> bool {
     selectors.peek().is_some() && selectors.all(|(name, value)| labels.get(name) == Some(value))
 }
 
-/// The key of a provider within its service.
+/// Key of a provider within its service.
 fn provider_key(endpoint: &endpoint::State, tenant: &str) -> String {
     format!("{}:{tenant}", endpoint.ip_address)
 }
@@ -43,114 +43,118 @@ fn provider(endpoint: &endpoint::State, network: &network::State, services: Vec<
     }
 }
 
-/// The endpoint, which was `old`, has changed or is gone in the draft: the services follow.
-pub fn follow(old: &endpoint::State, draft: &mut Draft<'_>) {
-    let Some(network) = draft.ledger_before::<network::State>(&old.net_id) else {
-        return drop_out(old, draft);
+/// Updates the services after an endpoint changed or was deleted. `old` is the endpoint before the
+/// change.
+pub fn update_providers(old: &endpoint::State, staged: &mut StagedTxn<'_>) {
+    let Some(network) = staged.committed::<network::State>(&old.net_id) else {
+        return remove_from_services(old, staged);
     };
     let network = &network.body;
-    let new = draft.get::<endpoint::State>(&old.id);
-    let chosen = |draft: &Draft<'_>, id: &str| {
+    let new = staged.get::<endpoint::State>(&old.id);
+    let chosen = |staged: &StagedTxn<'_>, id: &str| {
         let labels = new.as_deref().and_then(labels);
-        draft.get::<State>(id).zip(labels).is_some_and(|(service, labels)| selects(&service, labels))
+        staged.get::<State>(id).zip(labels).is_some_and(|(service, labels)| selects(&service, labels))
     };
-    let services = concerned(old, new.as_deref(), &network.tenant, draft);
-    let serves: Vec<String> = services.iter().filter(|id| chosen(draft, id)).cloned().collect();
+    let services = affected_services(old, new.as_deref(), &network.tenant, staged);
+    let serves: Vec<String> = services.iter().filter(|id| chosen(staged, id)).cloned().collect();
     let key = provider_key(old, &network.tenant);
     for id in &services {
         let entry = match new.as_deref() {
             Some(endpoint) if serves.contains(id) => Some(provider(endpoint, network, serves.clone())),
             _ => None,
         };
-        place(id, &key, &old.id, entry, draft);
+        set_provider(id, &key, &old.id, entry, staged);
     }
 }
 
-/// The endpoint is gone, and its network before it.
-fn drop_out(old: &endpoint::State, draft: &mut Draft<'_>) {
-    let services: Vec<String> = draft.world().provided(&old.id).map(str::to_owned).collect();
-    services.iter().for_each(|id| place(id, "", &old.id, None, draft));
+/// Removes an endpoint whose network was deleted before it.
+fn remove_from_services(old: &endpoint::State, staged: &mut StagedTxn<'_>) {
+    let services: Vec<String> = staged.cache().services_of(&old.id).map(str::to_owned).collect();
+    services.iter().for_each(|id| set_provider(id, "", &old.id, None, staged));
 }
 
-/// Those that have the endpoint, had it, or select it.
-fn concerned(
+/// Services that have the endpoint as a provider, or whose first selector matches its old or new
+/// labels.
+fn affected_services(
     old: &endpoint::State,
     new: Option<&endpoint::State>,
     tenant: &str,
-    draft: &Draft<'_>,
+    staged: &StagedTxn<'_>,
 ) -> BTreeSet<String> {
-    let world = draft.world();
+    let cache = staged.cache();
     let labels = [Some(old), new].into_iter().flatten().filter_map(|endpoint| endpoint.labels.as_ref());
-    let selecting = labels.flat_map(|labels| world.selecting(tenant, labels));
-    world.provided(&old.id).chain(selecting).map(str::to_owned).collect()
+    let selecting = labels.flat_map(|labels| cache.services_selecting(tenant, labels));
+    cache.services_of(&old.id).chain(selecting).map(str::to_owned).collect()
 }
 
-/// Puts the endpoint behind the service, or takes it away.
-fn place(id: &str, key: &str, endpoint: &str, entry: Option<Provider>, draft: &mut Draft<'_>) {
-    let Some(service) = draft.get::<State>(id) else { return };
+/// Adds, replaces or removes the endpoint as a provider of the service.
+fn set_provider(id: &str, key: &str, endpoint: &str, entry: Option<Provider>, staged: &mut StagedTxn<'_>) {
+    let Some(service) = staged.get::<State>(id) else { return };
     let has = |key: &str| service.providers.as_ref().and_then(|providers| providers.get(key));
-    // Another program may keep it under another key.
+    // Other programs may use another key for the same endpoint.
     let elsewhere = || {
         let mut all = service.providers.iter().flatten();
         all.find(|(known, p)| *known != key && p.endpoint == endpoint).map(|(known, _)| known.clone())
     };
-    let stray = match has(key) {
+    let obsolete = match has(key) {
         Some(known) if known.endpoint == endpoint => None,
         _ => elsewhere(),
     };
-    // An address that two endpoints have is somebody else's entry.
-    let mine = has(key).filter(|known| entry.is_some() || known.endpoint == endpoint);
-    if stray.is_none() && mine == entry.as_ref() {
+    // If two endpoints share an address, the entry may belong to the other one.
+    let current = has(key).filter(|known| entry.is_some() || known.endpoint == endpoint);
+    if obsolete.is_none() && current == entry.as_ref() {
         return;
     }
     let mut state = (*service).clone();
     let providers = state.providers.get_or_insert_default();
-    if let Some(stray) = stray {
-        providers.remove(&stray);
+    if let Some(obsolete) = obsolete {
+        providers.remove(&obsolete);
     }
     match entry {
         Some(entry) => drop(providers.insert(key.to_owned(), entry)),
-        None if mine.is_some() => drop(providers.remove(key)),
+        None if current.is_some() => drop(providers.remove(key)),
         None => {}
     }
-    put(state, draft);
+    put(state, staged);
 }
 
-/// Puts the state of a service with the endpoints that are behind it now. Not together with changes to endpoints.
-pub fn gather(mut state: State, draft: &mut Draft<'_>) {
+/// Puts the state of a service with its current providers. The transaction must not change
+/// endpoints as well.
+pub fn put_with_providers(mut state: State, staged: &mut StagedTxn<'_>) {
     let tenant = &state.tenant_name;
-    let known = draft.get::<State>(&state.id).and_then(|known| known.providers.clone()).unwrap_or_default();
+    let known = staged.get::<State>(&state.id).and_then(|known| known.providers.clone()).unwrap_or_default();
     let mut providers = BTreeMap::new();
-    for (network, endpoint, labels) in selected(&state, draft) {
-        let mut serves = concerned(endpoint, None, tenant, draft);
-        serves.retain(|id| draft.get::<State>(id).is_some_and(|service| selects(&service, labels)));
+    for (network, endpoint, labels) in selected(&state, staged) {
+        let mut serves = affected_services(endpoint, None, tenant, staged);
+        serves.retain(|id| staged.get::<State>(id).is_some_and(|service| selects(&service, labels)));
         serves.insert(state.id.clone());
         let key = provider_key(endpoint, tenant);
         let entry = provider(endpoint, network, serves.into_iter().collect());
-        // Which services it serves is told as of when the entry was made.
+        // The list of services in an entry is kept as of the time of its creation.
         let as_known = known
             .get(&key)
             .filter(|known| **known == Provider { services: known.services.clone(), ..entry.clone() });
         providers.insert(key, as_known.cloned().unwrap_or(entry));
     }
     state.providers = Some(providers);
-    put(state, draft);
+    put(state, staged);
 }
 
-/// The endpoints of the tenant that the service selects, with their networks and labels.
+/// Endpoints of the tenant that the service selects, with their networks and labels.
 fn selected<'w>(
     service: &State,
-    draft: &Draft<'w>,
+    staged: &StagedTxn<'w>,
 ) -> Vec<(&'w network::State, &'w endpoint::State, &'w Labels)> {
-    let (world, tenant) = (draft.world(), &service.tenant_name);
+    let (cache, tenant) = (staged.cache(), &service.tenant_name);
     let Some((name, value)) = service.selectors.iter().flatten().next() else { return vec![] };
-    let networks = draft.get::<api::Tenant>(tenant);
+    let networks = staged.get::<api::Tenant>(tenant);
     let networks = networks.iter().flat_map(|tenant| tenant.link_sets.networks.keys());
     let mut found = vec![];
     for network in networks.filter_map(|key| key.split_once(':')).map(|(_, name)| name) {
         let id = format!("{network}.{tenant}");
-        let Some(network) = world.ledger::<network::State>(&id) else { continue };
-        let endpoints = world.labelled(&id, (name, value)).filter_map(|id| world.get::<endpoint::State>(id));
+        let Some(network) = cache.allocation::<network::State>(&id) else { continue };
+        let endpoints =
+            cache.endpoints_with_label(&id, (name, value)).filter_map(|id| cache.get::<endpoint::State>(id));
         found.extend(endpoints.filter_map(|endpoint| {
             let labels = labels(endpoint).filter(|labels| selects(service, labels))?;
             Some((&network.body, endpoint, labels))
@@ -159,30 +163,30 @@ fn selected<'w>(
     found
 }
 
-/// The state, and the addresses that agents read beside it.
-fn put(state: State, draft: &mut Draft<'_>) {
+/// Puts the state and the list of provider addresses that agents read.
+fn put(state: State, staged: &mut StagedTxn<'_>) {
     let id = state.id.clone();
     let addresses: Vec<String> =
         state.providers.iter().flat_map(BTreeMap::values).map(|p| p.ip_address.clone()).collect();
     let providers = Providers {
         id: id.clone(),
         service_name: id.clone(),
-        // As the original writes an empty list.
+        // The original writes an empty list as null.
         providers: (!addresses.is_empty()).then_some(addresses),
     };
-    if draft.get::<Providers>(&id).is_none_or(|known| *known != providers) {
-        draft.put(&id, providers);
+    if staged.get::<Providers>(&id).is_none_or(|known| *known != providers) {
+        staged.put(&id, providers);
     }
-    if draft.get::<State>(&id).is_none_or(|known| *known != state) {
-        draft.put(&id, state);
+    if staged.get::<State>(&id).is_none_or(|known| *known != state) {
+        staged.put(&id, state);
     }
 }
 
-pub fn delete(id: &str, draft: &mut Draft<'_>) {
-    if draft.get::<Providers>(id).is_some() {
-        draft.delete::<Providers>(id);
+pub fn delete(id: &str, staged: &mut StagedTxn<'_>) {
+    if staged.get::<Providers>(id).is_some() {
+        staged.delete::<Providers>(id);
     }
-    if draft.get::<State>(id).is_some() {
-        draft.delete::<State>(id);
+    if staged.get::<State>(id).is_some() {
+        staged.delete::<State>(id);
     }
 }

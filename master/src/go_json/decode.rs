@@ -1,38 +1,38 @@
-//! A JSON text read into a struct type.
+//! Decodes JSON into a struct type.
 
 use serde_json::{Map, Value};
 
 use super::{Json, parse};
-use crate::schema::{Member, Shape, Type};
+use crate::schema::{Field, Schema, Type};
 
-/// The type as Go spells it.
+/// Name of the type in Go.
 fn go_name(kind: Type) -> String {
     match kind {
         Type::Text => "string".into(),
         Type::Int => "int".into(),
         Type::Texts => "[]string".into(),
         Type::TextMap => "map[string]string".into(),
-        Type::Struct(shape) => shape.go_type.into(),
-        Type::StructMap(shape) => format!("map[string]{}", shape.go_type),
+        Type::Struct(schema) => schema.go_type.into(),
+        Type::StructMap(schema) => format!("map[string]{}", schema.go_type),
     }
 }
 
-/// An exact match first, then one without regard to case.
-fn find(shape: &'static Shape, name: &str) -> Option<&'static Member> {
-    let exact = shape.members.iter().find(|m| m.name == name);
-    exact.or_else(|| shape.members.iter().find(|m| m.name.eq_ignore_ascii_case(name)))
+/// Finds a field by its exact name, otherwise ignoring case.
+fn find(schema: &'static Schema, name: &str) -> Option<&'static Field> {
+    let exact = schema.fields.iter().find(|m| m.name == name);
+    exact.or_else(|| schema.fields.iter().find(|m| m.name.eq_ignore_ascii_case(name)))
 }
 
-/// Reads `text` into `shape`. Members that the shape does not have are left out, absent ones and nulls stay absent.
-pub fn decode(text: &[u8], shape: &'static Shape) -> Result<Map<String, Value>, String> {
+/// Decodes `text`. Members that the schema does not have are ignored; null members count as absent.
+pub fn decode(text: &[u8], schema: &'static Schema) -> Result<Map<String, Value>, String> {
     let json = parse(text)?;
     let mut decoder = Decoder::default();
     let value = match json {
         Json::Null => Map::new(),
-        Json::Object(members) => decoder.members(members, shape),
+        Json::Object(members) => decoder.members(members, schema),
         other => {
             let found = describe(&other);
-            return Err(format!("json: cannot unmarshal {found} into Go value of type {}", shape.go_type));
+            return Err(format!("json: cannot unmarshal {found} into Go value of type {}", schema.go_type));
         }
     };
     match decoder.error {
@@ -41,24 +41,24 @@ pub fn decode(text: &[u8], shape: &'static Shape) -> Result<Map<String, Value>, 
     }
 }
 
-/// Goes on after a mismatch and reports the first, as Go does.
+/// Continues after a mismatch and reports the first one, as Go does.
 #[derive(Default)]
 struct Decoder {
-    /// Innermost struct type and the path of member names, for error texts.
+    /// Innermost struct types and path of field names, for error texts.
     structs: Vec<&'static str>,
     path: Vec<String>,
     error: Option<String>,
 }
 
 impl Decoder {
-    fn members(&mut self, members: Vec<(String, Json)>, shape: &'static Shape) -> Map<String, Value> {
+    fn members(&mut self, members: Vec<(String, Json)>, schema: &'static Schema) -> Map<String, Value> {
         let mut object = Map::new();
-        self.structs.push(shape.go_type.rsplit('.').next().unwrap_or(shape.go_type));
+        self.structs.push(schema.go_type.rsplit('.').next().unwrap_or(schema.go_type));
         for (name, json) in members {
-            let Some(member) = find(shape, &name) else { continue };
-            self.path.push(member.name.to_owned());
-            if let Some(value) = self.value(json, member.kind) {
-                object.insert(member.name.to_owned(), value);
+            let Some(field) = find(schema, &name) else { continue };
+            self.path.push(field.name.to_owned());
+            if let Some(value) = self.value(json, field.kind) {
+                object.insert(field.name.to_owned(), value);
             }
             self.path.pop();
         }
@@ -82,11 +82,13 @@ impl Decoder {
                 let entry = |(name, json)| (name, self.value(json, Type::Text).unwrap_or_else(|| "".into()));
                 Some(Value::Object(entries.into_iter().map(entry).collect()))
             }
-            (Type::Struct(shape), Json::Object(members)) => Some(Value::Object(self.members(members, shape))),
-            (Type::StructMap(shape), Json::Object(entries)) => {
+            (Type::Struct(schema), Json::Object(members)) => {
+                Some(Value::Object(self.members(members, schema)))
+            }
+            (Type::StructMap(schema), Json::Object(entries)) => {
                 let entry = |(name, json)| {
                     let empty = || Value::Object(Map::new());
-                    (name, self.value(json, Type::Struct(shape)).unwrap_or_else(empty))
+                    (name, self.value(json, Type::Struct(schema)).unwrap_or_else(empty))
                 };
                 Some(Value::Object(entries.into_iter().map(entry).collect()))
             }
@@ -122,20 +124,20 @@ fn describe(json: &Json) -> &'static str {
 mod tests {
     use super::*;
 
-    static INNER: Shape = Shape { go_type: "intent.ConfigEP", members: &[Member::any("Host", Type::Text)] };
-    static OUTER: Shape = Shape {
+    static INNER: Schema = Schema { go_type: "intent.ConfigEP", fields: &[Field::any("Host", Type::Text)] };
+    static OUTER: Schema = Schema {
         go_type: "contivModel.Tenant",
-        members: &[
-            Member::any("tenantName", Type::Text),
-            Member::any("tag", Type::Int),
-            Member::any("list", Type::Texts),
-            Member::any("ConfigEP", Type::Struct(&INNER)),
-            Member::any("set", Type::StructMap(&INNER)),
+        fields: &[
+            Field::any("tenantName", Type::Text),
+            Field::any("tag", Type::Int),
+            Field::any("list", Type::Texts),
+            Field::any("ConfigEP", Type::Struct(&INNER)),
+            Field::any("set", Type::StructMap(&INNER)),
         ],
     };
 
     #[test]
-    fn mismatches_are_gos_words() {
+    fn mismatches_have_gos_error_texts() {
         let field =
             |found: &str, rest: &str| format!("json: cannot unmarshal {found} into Go struct field {rest}");
         for (text, error) in [
@@ -156,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn members_are_found_without_regard_to_case_and_unknown_ones_left_out() {
+    fn members_match_case_insensitively_and_unknown_ones_are_ignored() {
         let text = br#"{"TenantNAME":"a","other":[{}],"tag":null,"configep":{"HOST":"h"},"set":{"k":{"host":"x"},"n":null}}"#;
         let value = Value::Object(decode(text, &OUTER).unwrap());
         let expected = r#"{"tenantName":"a","ConfigEP":{"Host":"h"},"set":{"k":{"Host":"x"},"n":{}}}"#;

@@ -1,13 +1,13 @@
-//! JSON written as Go's encoder ends it.
+//! Encoding of response bodies.
 
 use serde::Serialize;
 
 use crate::problem::{Answer, Problem};
 
-/// The body of an answer, ended by a newline as Go's encoder ends it.
+/// Encodes a response body. Like Go's encoder, it ends with a newline.
 pub fn encode(value: &impl Serialize) -> Answer {
     let mut body =
-        serde_json::to_vec(value).map_err(|e| Problem::unavailable(format!("encode the answer: {e}")))?;
+        serde_json::to_vec(value).map_err(|e| Problem::unavailable(format!("encode the response: {e}")))?;
     body.push(b'\n');
     Ok(body)
 }

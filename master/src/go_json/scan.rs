@@ -1,6 +1,6 @@
-//! The first JSON value of a text.
+//! Parser for the first JSON value of a text.
 
-/// A value with numbers as they were written.
+/// A JSON value. Numbers keep their notation.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Json {
     Null,
@@ -11,10 +11,10 @@ pub enum Json {
     Object(Vec<(String, Json)>),
 }
 
-/// Go refuses deeper nesting at 10,000; nothing of ours needs 100.
+/// Deepest nesting. Go rejects more than 10,000; no request needs 100.
 const MAX_DEPTH: usize = 100;
 
-/// Reads the first value of `text` and ignores what follows, as `json.Decoder` does.
+/// Parses the first value of `text` and ignores the rest, as `json.Decoder` does.
 pub fn parse(text: &[u8]) -> Result<Json, String> {
     let mut scanner = Scanner { text, at: 0 };
     scanner.blank();
@@ -193,7 +193,8 @@ impl Scanner<'_> {
         Ok(())
     }
 
-    /// What follows `\u`, with the second half of a surrogate pair; a lone half is replaced.
+    /// Parses the digits after `\\u` and the second half of a surrogate pair. A lone half is
+    /// replaced.
     fn unicode(&mut self) -> Result<char, String> {
         let first = self.hex4()?;
         if (0xd800..0xdc00).contains(&first) && self.text[self.at..].starts_with(b"\\u") {
@@ -226,7 +227,7 @@ fn unexpected(byte: u8, context: &str) -> String {
     format!("invalid character {} {context}", quote(byte))
 }
 
-/// A byte as Go's scanner quotes it.
+/// Formats a byte as Go's scanner quotes it.
 fn quote(byte: u8) -> String {
     match byte {
         b'\'' => r"'\''".into(),
@@ -250,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_are_gos_words() {
+    fn errors_have_gos_texts() {
         for (text, error) in [
             ("", "EOF"),
             (" \n", "EOF"),
@@ -280,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_the_first_value_is_left_alone() {
+    fn text_after_the_first_value_is_ignored() {
         assert_eq!(parse(b"{} trailing"), Ok(Json::Object(vec![])));
         assert_eq!(parse(b" -1.5e+3 "), Ok(Json::Number("-1.5e+3".into())));
     }
@@ -293,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn deep_nesting_is_refused() {
+    fn deep_nesting_is_rejected() {
         assert_eq!(parse(&b"[".repeat(100_000)), Err("exceeded max depth".into()));
     }
 }

@@ -1,48 +1,49 @@
-//! IPv6 host numbers in use. Too many to have a bit each: a set, given out round robin.
+//! Allocated IPv6 host numbers: a set instead of a bitmap, allocated in ascending order with
+//! wrap-around.
 
 use std::collections::BTreeMap;
 
 use contiv_model::network::State;
 
-use super::{Runs, Subnet6, host_key};
+use super::{RangeSet, Subnet6, host_key};
 use crate::problem::Problem;
 
-/// The host numbers of a network as the store has them.
+/// Allocated host numbers of a network.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Hosts {
-    used: Runs<u128>,
+    used: RangeSet<u128>,
     count: usize,
-    /// Given out last; the search goes on after it.
+    /// Last allocated number; the search continues after it.
     last: Option<u128>,
 }
 
-/// What a plan does to [`Hosts`].
+/// Staged change of [`Hosts`].
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct HostsChange {
-    /// Free in the set.
-    pub taken: Runs<u128>,
-    /// In the set.
-    pub freed: Runs<u128>,
+    /// Numbers to allocate; free in the set.
+    pub taken: RangeSet<u128>,
+    /// Numbers to free; allocated in the set.
+    pub freed: RangeSet<u128>,
     pub last: Option<u128>,
 }
 
 impl Hosts {
-    /// Reads the store's form, and clears stale prefix bytes that the original left in some keys.
+    /// Reads the stored map. Clears prefix bits that the original left in some keys.
     pub fn of_state(state: &State) -> Hosts {
         let Some(subnet) = Subnet6::of_state(state) else { return Hosts::default() };
         let host =
             |key: &str| key.parse::<std::net::Ipv6Addr>().ok().map(|ip| u128::from(ip) & subnet.host_mask());
         let used = state.ipv6_alloc_map.iter().flatten().filter(|(_, used)| **used);
-        let used: Runs<u128> = used.filter_map(|(key, _)| host(key)).collect();
+        let used: RangeSet<u128> = used.filter_map(|(key, _)| host(key)).collect();
         Hosts { count: used.iter().count(), used, last: host(&state.ipv6_last_host) }
     }
 
-    /// Those that are used, in order.
+    /// Allocated numbers, ascending.
     pub fn iter(&self) -> impl Iterator<Item = u128> + '_ {
         self.used.iter()
     }
 
-    /// How many are used.
+    /// Number of allocated numbers.
     pub fn len(&self) -> usize {
         self.count
     }
@@ -61,13 +62,13 @@ impl Hosts {
         self.last = change.last.or(self.last);
     }
 
-    /// The store's form of the set with `change` made.
+    /// The stored map with `change` applied.
     pub fn map_with(&self, change: &HostsChange) -> BTreeMap<String, bool> {
         let kept = self.used.iter().filter(|host| !change.freed.contains(*host));
         kept.chain(change.taken.iter()).map(|host| (host_key(host), true)).collect()
     }
 
-    /// The store's form of the number given out last.
+    /// The stored last number with `change` applied.
     pub fn last_with(&self, change: &HostsChange) -> String {
         change.last.or(self.last).map(host_key).unwrap_or_default()
     }
@@ -82,14 +83,15 @@ impl HostsChange {
         self.taken.contains(host) || hosts.used.contains(host) && !self.freed.contains(host)
     }
 
-    /// The next free number after the last, wrapping round. 0 is the subnet's own address and never given out.
+    /// Next free number after the last one, wrapping around. 0 is the subnet address and is never
+    /// returned.
     pub fn next_free(&self, hosts: &Hosts, subnet: &Subnet6) -> Result<u128, Problem> {
         let max = subnet.host_mask();
         let start = self.last.or(hosts.last).unwrap_or(0);
         let (mut host, mut wrapped) = (start, false);
         loop {
-            // Past a whole run at a time, so that the full front of a prefix costs one step.
-            let past = match self.taken.run_of(host).or_else(|| hosts.used.run_of(host)) {
+            // Skips a whole range at a time, so that a densely allocated prefix costs one step.
+            let past = match self.taken.range_of(host).or_else(|| hosts.used.range_of(host)) {
                 Some((_, last)) => match self.freed.next_from(host) {
                     Some(freed) if freed <= last => freed.saturating_sub(1).max(host),
                     _ => last,
@@ -111,7 +113,7 @@ impl HostsChange {
         }
     }
 
-    /// Takes `host`; false when it was taken already.
+    /// Allocates `host`. Returns false if it is already allocated.
     pub fn take(&mut self, hosts: &Hosts, host: u128) -> bool {
         if self.is_taken(hosts, host) {
             return false;
@@ -122,7 +124,7 @@ impl HostsChange {
         true
     }
 
-    /// Frees `host`; false when it was free already.
+    /// Frees `host`. Returns false if it is already free.
     pub fn free(&mut self, hosts: &Hosts, host: u128) -> bool {
         if !self.is_taken(hosts, host) {
             return false;
@@ -133,7 +135,7 @@ impl HostsChange {
         true
     }
 
-    /// Adds a `later` change.
+    /// Merges a later change into this one.
     pub fn then(&mut self, later: &HostsChange) {
         for host in later.taken.iter() {
             if !self.freed.remove(host) {
@@ -158,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_go_round_and_the_full_prefix_says_so() {
+    fn allocation_wraps_around_and_fails_when_full() {
         let subnet = Subnet6::parse("2001:db8::/126").unwrap();
         let (hosts, mut change) = (Hosts::default(), HostsChange::default());
         let give = |change: &mut HostsChange| {
@@ -189,7 +191,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn none_is_given_twice(steps in prop::collection::vec((0u8..4, 0u128..32), 0..200)) {
+        fn none_is_allocated_twice(steps in prop::collection::vec((0u8..4, 0u128..32), 0..200)) {
             let subnet = Subnet6::parse("fd00::/124").unwrap();
             let (mut hosts, mut change, mut model) = (Hosts::default(), HostsChange::default(), BTreeSet::new());
             for (what, n) in steps {

@@ -1,11 +1,11 @@
-//! The part of a network's addresses that a group has for itself.
+//! Address range of a network that is reserved for a group.
 
 use contiv_model::bitset::Bitset;
 
 use super::Subnet;
 use crate::problem::Problem;
 
-/// The host numbers from `first` to `last`.
+/// Host numbers from `first` to `last`, both included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IpPool {
     pub first: usize,
@@ -13,7 +13,7 @@ pub struct IpPool {
 }
 
 impl IpPool {
-    /// Reads `a-b`; the empty text is no pool.
+    /// Parses `a-b`; none for the empty string.
     pub fn read(text: &str, subnet: &Subnet) -> Result<Option<IpPool>, Problem> {
         if text.is_empty() {
             return Ok(None);
@@ -37,7 +37,7 @@ impl IpPool {
         self.hosts().contains(&host)
     }
 
-    /// The map of `len` hosts with everything outside the pool taken.
+    /// Bitmap of `len` hosts with all hosts outside the pool allocated.
     pub fn map(&self, len: usize) -> Bitset {
         let mut map = Bitset::new(len);
         map.insert_range(0..self.first);

@@ -1,27 +1,28 @@
-//! What changed in a large record since it was last written whole.
+//! Changes of a large record since it was last written as a whole.
 //!
-//! The record of a /12 is 175 KB of JSON. Writing it for each address would cost more as the subnet grows, so a
-//! record above a size is written whole only now and then (a checkpoint), and in between its transactions write
-//! this small key of ours beside it. Record and journal together are the state; at rest there is no journal.
+//! The record of a /12 has 175 KB of JSON, too much to write for each allocation. Large records are
+//! written as a whole only at checkpoints. In between, transactions write the journal key beside
+//! the record. Record and journal together are the state. An idle journal is merged into its
+//! record.
 
 use serde::{Deserialize, Serialize};
 
-use super::runs::Number;
-use super::{HostsChange, PoolChange, Runs};
+use super::range_set::Number;
+use super::{HostsChange, PoolChange, RangeSet};
 
-/// The body under `state/ipam/...`.
+/// Body below `state/ipam/...`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Journal {
-    /// The record's id.
+    /// Id of the record.
     pub id: String,
-    /// The counters, as they are now.
+    /// Current counters.
     pub ep_addr_count: i64,
     pub ep_count: i64,
-    /// Host numbers taken and freed since the record was written: `1-5000, 5007`.
+    /// Host numbers allocated and freed since the record was written, such as `1-5000, 5007`.
     pub taken: String,
     pub freed: String,
-    /// The same of IPv6, in hexadecimal.
+    /// IPv6 host numbers in hexadecimal.
     #[serde(rename = "taken6")]
     pub taken_v6: String,
     #[serde(rename = "freed6")]
@@ -44,7 +45,11 @@ impl Journal {
         }
     }
 
-    /// The changes, or the part of the journal that cannot be read.
+    /// Decodes the changes.
+    ///
+    /// # Errors
+    ///
+    /// The invalid field's text.
     pub fn changes(&self) -> Result<(PoolChange, HostsChange), String> {
         let numbers = |text| read(text, |n| n.parse::<usize>().ok());
         let hosts = |text| read(text, |n| u128::from_str_radix(n, 16).ok());
@@ -59,19 +64,19 @@ impl Journal {
     }
 }
 
-fn list<N: Number>(numbers: &Runs<N>, number: impl Fn(N) -> String) -> String {
+fn list<N: Number>(numbers: &RangeSet<N>, number: impl Fn(N) -> String) -> String {
     let run = |(a, b)| if a == b { number(a) } else { format!("{}-{}", number(a), number(b)) };
-    numbers.runs().map(run).collect::<Vec<_>>().join(", ")
+    numbers.ranges().map(run).collect::<Vec<_>>().join(", ")
 }
 
-/// The numbers, or the text if it is no list of them.
-fn read<N: Number>(text: &str, number: impl Fn(&str) -> Option<N>) -> Result<Runs<N>, String> {
-    let mut numbers = Runs::default();
+/// Parses a list of ranges. Returns the text if it is invalid.
+fn read<N: Number>(text: &str, number: impl Fn(&str) -> Option<N>) -> Result<RangeSet<N>, String> {
+    let mut numbers = RangeSet::default();
     for run in text.split(", ").filter(|run| !run.is_empty()) {
         let (a, b) = run.split_once('-').unwrap_or((run, run));
         let bounds = number(a).zip(number(b)).filter(|(a, b)| a <= b);
         let (a, b) = bounds.ok_or_else(|| text.to_owned())?;
-        numbers.insert_run(a, b);
+        numbers.insert_range(a, b);
     }
     Ok(numbers)
 }
@@ -83,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_short_and_readable() {
+    fn journals_are_compact() {
         let mut pool = PoolChange::default();
         pool.taken = (1..5000).chain([5007]).collect();
         let hosts = HostsChange { taken: (1..=17).collect(), last: Some(17), ..HostsChange::default() };
@@ -95,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_named() {
+    fn invalid_journals_are_reported() {
         for bad in ["x", "5-", "9-1", "-1", "1-2-3"] {
             let journal = Journal { taken: bad.into(), ..Journal::default() };
             assert_eq!(journal.changes(), Err(bad.to_owned()));
@@ -104,7 +109,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_read_back(
+        fn journals_round_trip(
             taken in prop::collection::btree_set(0usize..500, 0..200),
             freed in prop::collection::btree_set(0usize..500, 0..200),
             v6 in prop::collection::btree_set(any::<u128>(), 0..20),

@@ -1,25 +1,26 @@
-//! A map of numbers in use, and changes to it that are not written yet.
+//! Bitmap of allocated numbers, and staged changes of it.
 
 use contiv_model::bitset::Bitset;
 
-use super::Runs;
+use super::RangeSet;
 
-/// The numbers of a subnet, or of a group's pool in it, as the store has them.
+/// Allocated numbers of a subnet, or of a group's pool in it.
 #[derive(Clone, Debug, Default)]
 pub struct Pool {
     bits: Bitset,
-    /// No number below this is free: where the search begins, so that a full front costs once.
+    /// No number below this is free. Searches start here.
     low: usize,
 }
 
-/// What a plan does to a [`Pool`]. Costs memory and time in proportion to itself, however large the pool is.
+/// Staged change of a [`Pool`]. Its cost in memory and time does not depend on the size of the
+/// pool.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PoolChange {
-    /// Free in the pool.
-    pub taken: Runs<usize>,
-    /// Taken in the pool.
-    pub freed: Runs<usize>,
-    /// Everything free in the pool below this is in `taken`.
+    /// Numbers to allocate; free in the pool.
+    pub taken: RangeSet<usize>,
+    /// Numbers to free; allocated in the pool.
+    pub freed: RangeSet<usize>,
+    /// All numbers below this that are free in the pool are in `taken`.
     searched: usize,
 }
 
@@ -34,7 +35,7 @@ impl Pool {
         &self.bits
     }
 
-    /// Makes `change` part of the pool.
+    /// Applies `change`.
     pub fn apply(&mut self, change: &PoolChange) {
         for n in change.taken.iter() {
             self.bits.insert(n);
@@ -50,7 +51,7 @@ impl Pool {
         self.low = self.bits.next_clear(self.low).unwrap_or(self.bits.len());
     }
 
-    /// The map with `change` made.
+    /// The bitmap with `change` applied.
     pub fn with(&self, change: &PoolChange) -> Bitset {
         let mut bits = self.bits.clone();
         change.taken.iter().for_each(|n| {
@@ -72,12 +73,12 @@ impl PoolChange {
         self.taken.contains(n) || pool.bits.contains(n) && !self.freed.contains(n)
     }
 
-    /// The lowest number that is free. Constant time amortised.
+    /// Lowest free number, in amortised constant time.
     pub fn lowest_free(&mut self, pool: &Pool) -> Option<usize> {
         self.searched = self.searched.max(pool.low);
         let never_taken = loop {
             match pool.bits.next_clear(self.searched) {
-                Some(n) => match self.taken.run_of(n) {
+                Some(n) => match self.taken.range_of(n) {
                     Some((_, last)) => self.searched = last + 1,
                     None => break Some(n),
                 },
@@ -88,7 +89,7 @@ impl PoolChange {
         never_taken.into_iter().chain(freed).min()
     }
 
-    /// Takes `n`; false when it was taken already or lies beyond the end.
+    /// Allocates `n`. Returns false if it is already allocated or out of range.
     pub fn take(&mut self, pool: &Pool, n: usize) -> bool {
         if n >= pool.bits.len() || self.is_taken(pool, n) {
             return false;
@@ -99,7 +100,7 @@ impl PoolChange {
         true
     }
 
-    /// Frees `n`; false when it was free already.
+    /// Frees `n`. Returns false if it is already free.
     pub fn free(&mut self, pool: &Pool, n: usize) -> bool {
         if !self.is_taken(pool, n) {
             return false;
@@ -112,7 +113,7 @@ impl PoolChange {
         true
     }
 
-    /// Adds a `later` change, which was made on top of a pool that has this one.
+    /// Merges a later change, which was made after this one, into this one.
     pub fn then(&mut self, later: &PoolChange) {
         for n in later.taken.iter() {
             if !self.freed.remove(n) {
@@ -155,7 +156,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_gives_the_lowest_free_number_and_none_twice(
+        fn the_lowest_free_number_is_allocated_and_none_twice(
             len in 1usize..140,
             used in prop::collection::btree_set(0usize..140, 0..60),
             steps in prop::collection::vec(step(), 0..300),

@@ -1,4 +1,4 @@
-//! Subnets as users write them.
+//! Subnets in the notation of the API.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -6,23 +6,23 @@ use contiv_model::{bitset::Bitset, network::State};
 
 use crate::problem::Problem;
 
-/// An IPv4 subnet and the part of it that is given out.
+/// An IPv4 subnet and the range of it that is allocated from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Subnet {
     /// The network address.
     pub base: Ipv4Addr,
     pub len: u32,
-    /// As written: host bits of `10.3.0.77/24` make it begin at 77.
+    /// First address as written: 77 for `10.3.0.77/24`.
     pub first: Ipv4Addr,
     pub last: Ipv4Addr,
-    /// Written as `first-last/len`: nothing outside is given out.
+    /// Written as `first-last/len`: addresses outside the range are not allocated.
     ranged: bool,
 }
 
-const SHORTEST: u32 = 8;
+const MIN_PREFIX_LEN: u32 = 8;
 
 impl Subnet {
-    /// Reads `address/len` or `first-last/len`.
+    /// Parses `address/len` or `first-last/len`.
     pub fn parse(text: &str) -> Result<Subnet, Problem> {
         let bad = || Problem::invalid("Network subnet format not valid");
         let (range, len) = text.rsplit_once('/').ok_or_else(bad)?;
@@ -45,8 +45,8 @@ impl Subnet {
         Ok(Subnet { base: base.into(), len, first, last, ranged: range.contains('-') })
     }
 
-    /// Of a network that exists, where its object is not at hand. The state does not tell `10.3.0.77/24` from
-    /// `10.3.0.77-10.3.0.255/24`: then it is taken for the first.
+    /// Subnet of an existing network, from its state. The state does not distinguish `10.3.0.77/24`
+    /// from `10.3.0.77-10.3.0.255/24`; the first is assumed.
     pub fn of_state(state: &State) -> Result<Subnet, Problem> {
         let whole = Subnet::parse(&format!("{}/{}", state.subnet_ip, state.subnet_len))?;
         match Subnet::parse(&format!("{}/{}", state.ip_addr_range, state.subnet_len)) {
@@ -55,19 +55,19 @@ impl Subnet {
         }
     }
 
-    /// How many addresses, the two ends included.
+    /// Number of addresses, including the first and the last.
     pub fn size(&self) -> usize {
         1 << (32 - self.len)
     }
 
-    /// The address of `host`.
+    /// Address of the host number.
     pub fn address(&self, host: usize) -> Ipv4Addr {
         Ipv4Addr::from(u32::from(self.base) | host as u32)
     }
 
-    /// The host number of an address, in the original's words when it is none.
+    /// Host number of an address. Errors have the original's texts.
     pub fn host(&self, address: &str) -> Result<usize, Problem> {
-        if self.len < SHORTEST {
+        if self.len < MIN_PREFIX_LEN {
             return Err(Problem::invalid(format!("subnet length {} not supported", self.len)));
         }
         let ip: Ipv4Addr = address
@@ -86,15 +86,15 @@ impl Subnet {
         u32::from(ip).wrapping_sub(u32::from(self.base)) < self.size() as u32
     }
 
-    /// Outside the range that is given out.
-    pub fn excludes(&self, host: usize) -> bool {
+    /// Whether the host number is outside the range that is allocated from.
+    pub fn is_outside_range(&self, host: usize) -> bool {
         let ip = self.address(host);
         self.ranged && !(self.first..=self.last).contains(&ip)
     }
 
-    /// The map of a network that nobody is on yet.
-    pub fn fresh_map(&self) -> Result<Bitset, Problem> {
-        if self.len < SHORTEST {
+    /// Bitmap of a network without endpoints.
+    pub fn initial_bitmap(&self) -> Result<Bitset, Problem> {
+        if self.len < MIN_PREFIX_LEN {
             return Err(Problem::invalid(format!("subnet length {} not supported", self.len)));
         }
         let mut bits = Bitset::new(self.size());
@@ -107,7 +107,7 @@ impl Subnet {
         Ok(bits)
     }
 
-    /// Do the written ranges share an address?
+    /// Whether the written ranges share an address.
     pub fn overlaps(&self, other: &Subnet) -> bool {
         self.first <= other.last && other.first <= self.last
     }
@@ -116,14 +116,14 @@ impl Subnet {
         (u32::from(ip) - u32::from(self.base)) as usize
     }
 
-    /// `first-last`, as the store has it.
+    /// `first-last`, as in the store.
     pub fn range(&self) -> String {
         format!("{}-{}", self.first, self.last)
     }
 
-    /// Addresses as `a-b, c`.
+    /// Formats addresses as `a-b, c`.
     fn list(&self, bits: impl Iterator<Item = usize>) -> String {
-        crate::tags::runs(bits)
+        crate::tags::ranges(bits)
             .map(|(a, b)| match a == b {
                 true => self.address(a).to_string(),
                 false => format!("{}-{}", self.address(a), self.address(b)),
@@ -132,14 +132,15 @@ impl Subnet {
             .join(", ")
     }
 
-    /// The report of used addresses: from `first` to `last`, without the two ends of the subnet.
+    /// Report of allocated addresses from `first` to `last`, without the subnet and broadcast
+    /// address.
     pub fn allocated(&self, bits: &Bitset, first: Ipv4Addr, last: Ipv4Addr) -> String {
         let inside = |host: &usize| (first..=last).contains(&self.address(*host));
         let ends = |host: &usize| *host != 0 && *host + 1 != self.size();
         self.list(bits.iter().filter(inside).filter(ends))
     }
 
-    /// The report of free addresses.
+    /// Report of free addresses.
     pub fn available(&self, bits: &Bitset) -> String {
         let mut next = 0;
         self.list(std::iter::from_fn(move || {
@@ -161,12 +162,12 @@ impl std::fmt::Display for Subnet {
 pub struct Subnet6 {
     /// The network address.
     pub base: Ipv6Addr,
-    /// 0 to 128; 0 for a network without IPv6.
+    /// Prefix length, 0 to 128; 0 for a network without IPv6.
     pub len: u32,
 }
 
-/// The original gives no host numbers for shorter prefixes.
-const SHORTEST6: u32 = 16;
+/// Shortest prefix length that the original allocates from.
+const MIN_PREFIX_LEN_V6: u32 = 16;
 
 impl Subnet6 {
     pub fn parse(text: &str) -> Option<Subnet6> {
@@ -177,12 +178,12 @@ impl Subnet6 {
         Some(Subnet6 { base: (bits & !subnet.host_mask()).into(), len })
     }
 
-    /// Of a network that exists.
+    /// Subnet of an existing network, from its state.
     pub fn of_state(state: &State) -> Option<Subnet6> {
         Subnet6::parse(&format!("{}/{}", state.ipv6_subnet_ip, state.ipv6_subnet_len))
     }
 
-    /// The bits that number hosts.
+    /// Mask of the host bits.
     pub fn host_mask(&self) -> u128 {
         u128::MAX.checked_shr(self.len).unwrap_or(0)
     }
@@ -199,13 +200,13 @@ impl Subnet6 {
         self.contains(other.base) || other.contains(self.base)
     }
 
-    /// The host number of an address; `inside` refuses what is not of the subnet.
+    /// Host number of an address. With `inside`, fails if the subnet does not contain the address.
     pub fn host(&self, address: &str, inside: bool) -> Result<u128, Problem> {
-        if self.len < SHORTEST6 {
+        if self.len < MIN_PREFIX_LEN_V6 {
             return Err(Problem::invalid(format!("subnet length {} not supported", self.len)));
         }
         let ip: Ipv6Addr =
-            address.parse().map_err(|_| Problem::invalid(format!("{address} is no IPv6 address")))?;
+            address.parse().map_err(|_| Problem::invalid(format!("{address} is not an IPv6 address")))?;
         if inside && !self.contains(ip) {
             return Err(Problem::invalid(format!("hostIP {address} is exceeding beyond subnet {self}")));
         }
@@ -219,7 +220,7 @@ impl std::fmt::Display for Subnet6 {
     }
 }
 
-/// A host number as the store spells it: an address with the prefix cleared.
+/// A host number in the store's notation: an address with the prefix cleared.
 pub fn host_key(host: u128) -> String {
     Ipv6Addr::from(host).to_string()
 }
@@ -229,7 +230,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn subnets_are_read_as_written() {
+    fn subnets_are_parsed() {
         let plain = Subnet::parse("10.1.1.0/24").unwrap();
         assert_eq!((plain.range().as_str(), plain.size()), ("10.1.1.0-10.1.1.255", 256));
         let bits = Subnet::parse("10.3.0.77/24").unwrap();
@@ -237,22 +238,22 @@ mod tests {
             (bits.base.to_string().as_str(), bits.range().as_str()),
             ("10.3.0.0", "10.3.0.77-10.3.0.255")
         );
-        assert_eq!(bits.fresh_map().unwrap().next_clear(0), Some(1));
+        assert_eq!(bits.initial_bitmap().unwrap().next_clear(0), Some(1));
         let ranged = Subnet::parse("10.2.0.10-10.2.0.19/24").unwrap();
-        let map = ranged.fresh_map().unwrap();
+        let map = ranged.initial_bitmap().unwrap();
         assert_eq!((map.next_clear(0), map.count()), (Some(10), 246));
         for bad in ["10.1.2.50-10.1.2.40/24", "10.1.2.50-10.1.3.40/24"] {
             assert_eq!(Subnet::parse(bad).unwrap_err().text, "Network subnet format not valid");
         }
         assert_eq!(
-            Subnet::parse("10.0.0.0/7").unwrap().fresh_map().unwrap_err().text,
+            Subnet::parse("10.0.0.0/7").unwrap().initial_bitmap().unwrap_err().text,
             "subnet length 7 not supported"
         );
-        assert_eq!(Subnet::parse("10.0.0.0/31").unwrap().fresh_map().unwrap().next_clear(0), None);
+        assert_eq!(Subnet::parse("10.0.0.0/31").unwrap().initial_bitmap().unwrap().next_clear(0), None);
     }
 
     #[test]
-    fn addresses_outside_are_refused_in_the_originals_words() {
+    fn addresses_outside_are_rejected_with_the_originals_texts() {
         let subnet = Subnet::parse("10.1.2.0/24").unwrap();
         let text = |address| subnet.host(address).unwrap_err().text;
         assert_eq!(text("10.1.3.1"), "hostIP 10.1.3.1 is exceeding beyond subnet 10.1.2.0/24, hostID 257");
@@ -263,7 +264,7 @@ mod tests {
     #[test]
     fn reports_list_ranges() {
         let subnet = Subnet::parse("10.1.1.0/24").unwrap();
-        let mut map = subnet.fresh_map().unwrap();
+        let mut map = subnet.initial_bitmap().unwrap();
         map.insert(254);
         map.insert_range(1..4);
         assert_eq!(subnet.allocated(&map, subnet.first, subnet.last), "10.1.1.1-10.1.1.3, 10.1.1.254");

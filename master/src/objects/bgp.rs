@@ -1,28 +1,28 @@
-//! The BGP speakers of nodes.
+//! BGP speakers of nodes.
 
 use contiv_model::{api::Bgp, bgp::State, key::ObjectType, registry};
 
 use super::{Cluster, Object};
-use crate::cache::{Draft, World};
+use crate::cache::{ClusterCache, StagedTxn};
 use crate::domain::fabric;
 use crate::problem::Problem;
-use crate::schema::{Form, Member, Shape, Type, format};
+use crate::schema::{Field, Format, Schema, Type, format};
 
-static SHAPE: Shape = Shape {
+static SCHEMA: Schema = Schema {
     go_type: "contivModel.Bgp",
-    members: &[
-        Member::any("key", Type::Text),
-        Member::text("as", 64, Form::Any),
-        Member::text("hostname", 256, format::NAME),
-        Member::text("neighbor", 15, format::IPV4_OR_EMPTY),
-        Member::text("neighbor-as", 64, Form::Any),
-        Member::text("routerip", usize::MAX, format::ROUTER_ADDRESS),
+    fields: &[
+        Field::any("key", Type::Text),
+        Field::text("as", 64, Format::Any),
+        Field::text("hostname", 256, format::NAME),
+        Field::text("neighbor", 15, format::IPV4_OR_EMPTY),
+        Field::text("neighbor-as", 64, Format::Any),
+        Field::text("routerip", usize::MAX, format::ROUTER_ADDRESS),
     ],
 };
 
 impl Object for Bgp {
     const KIND: ObjectType = ObjectType::Bgp;
-    const SHAPE: &'static Shape = &SHAPE;
+    const SCHEMA: &'static Schema = &SCHEMA;
     const KEY: &'static [&'static str] = &["hostname"];
     type Oper = ();
 
@@ -30,8 +30,8 @@ impl Object for Bgp {
         &self.key
     }
 
-    fn create(self, draft: &mut Draft<'_>) -> Result<Self, Problem> {
-        if fabric::is_on(draft) {
+    fn create(self, staged: &mut StagedTxn<'_>) -> Result<Self, Problem> {
+        if fabric::is_enabled(staged) {
             return Err(Problem::conflict("not supported in ACI fabric mode"));
         }
         let state = State {
@@ -42,35 +42,35 @@ impl Object for Bgp {
             neighbor_as: self.neighbor_as.clone(),
             neighbor: self.neighbor.clone(),
         };
-        draft.put(&self.key, state);
-        draft.put(&self.key, self.clone());
+        staged.put(&self.key, state);
+        staged.put(&self.key, self.clone());
         Ok(self)
     }
 
-    fn update(self, _old: &Self, draft: &mut Draft<'_>) -> Result<(), Problem> {
-        self.create(draft).map(drop)
+    fn update(self, _old: &Self, staged: &mut StagedTxn<'_>) -> Result<(), Problem> {
+        self.create(staged).map(drop)
     }
 
-    fn delete(&self, draft: &mut Draft<'_>) -> Result<(), Problem> {
-        if draft.get::<State>(&self.key).is_some() {
-            draft.delete::<State>(&self.key);
+    fn delete(&self, staged: &mut StagedTxn<'_>) -> Result<(), Problem> {
+        if staged.get::<State>(&self.key).is_some() {
+            staged.delete::<State>(&self.key);
         }
         Ok(())
     }
 
-    /// The node would have to be asked, and has nothing to tell.
-    fn can_inspect(&self, world: &World) -> Result<(), Problem> {
+    /// Agents report no BGP state, so this always fails.
+    fn can_inspect(&self, cache: &ClusterCache) -> Result<(), Problem> {
         let host = &self.hostname;
         let known = |service: &registry::ServiceInfo| {
             service.service_name == registry::NETPLUGIN && service.hostname == *host
         };
-        match world.all::<registry::ServiceInfo>().any(known) {
+        match cache.all::<registry::ServiceInfo>().any(known) {
             true => Err(Problem::not_built(format!("BGP on node {host}"))),
-            false => Err(Problem::not_found(format!("no node {host} is registered, and so it has no BGP"))),
+            false => Err(Problem::not_found(format!("inspect BGP: node {host} is not registered"))),
         }
     }
 
-    fn oper(&self, _world: &World, _cluster: &Cluster) -> Option<()> {
+    fn oper(&self, _cache: &ClusterCache, _cluster: &Cluster) -> Option<()> {
         None
     }
 }

@@ -1,37 +1,37 @@
-//! The cluster's settings.
+//! Global settings of the cluster.
 
 use contiv_model::api::{Bgp, Global, GlobalOper, Tenant};
 use contiv_model::global;
 use contiv_model::key::ObjectType;
 
 use super::{Cluster, Object};
-use crate::cache::{Draft, ONLY, Record, World};
+use crate::cache::{ClusterCache, Entry, ONLY, StagedTxn};
 use crate::domain::attachment::restore_policies;
 use crate::domain::fabric;
 use crate::domain::tag_pools::{pools, pools_with_networks, put_vlans, put_vxlans};
 use crate::problem::Problem;
-use crate::schema::{Form, Member, Shape, Type, format};
+use crate::schema::{Field, Format, Schema, Type, format};
 use crate::tags::{Range, Vlans, Vxlans, list};
 
-static SHAPE: Shape = Shape {
+static SCHEMA: Schema = Schema {
     go_type: "contivModel.Global",
-    members: &[
-        Member::any("key", Type::Text),
-        Member::text("arpMode", 64, Form::Words(&["", "proxy", "flood"])),
-        Member::text("fwdMode", 64, Form::Words(&["", "bridge", "routing"])),
-        Member::text("name", 64, Form::Words(&["global"])),
-        Member::text("networkInfraType", 64, Form::Words(&["", "aci", "aci-opflex", "default"])),
-        Member::text("pvtSubnet", usize::MAX, format::PRIVATE_SUBNET),
-        Member::text("vlans", usize::MAX, format::VLAN_RANGE),
-        Member::text("vxlans", usize::MAX, format::VXLAN_RANGE),
+    fields: &[
+        Field::any("key", Type::Text),
+        Field::text("arpMode", 64, Format::OneOf(&["", "proxy", "flood"])),
+        Field::text("fwdMode", 64, Format::OneOf(&["", "bridge", "routing"])),
+        Field::text("name", 64, Format::OneOf(&["global"])),
+        Field::text("networkInfraType", 64, Format::OneOf(&["", "aci", "aci-opflex", "default"])),
+        Field::text("pvtSubnet", usize::MAX, format::PRIVATE_SUBNET),
+        Field::text("vlans", usize::MAX, format::VLAN_RANGE),
+        Field::text("vxlans", usize::MAX, format::VXLAN_RANGE),
     ],
 };
 
-/// The only one's key.
+/// Key of the only object.
 pub(super) const KEY: &str = "global";
 impl Object for Global {
     const KIND: ObjectType = ObjectType::Global;
-    const SHAPE: &'static Shape = &SHAPE;
+    const SCHEMA: &'static Schema = &SCHEMA;
     const KEY: &'static [&'static str] = &["name"];
     type Oper = GlobalOper;
 
@@ -39,10 +39,10 @@ impl Object for Global {
         &self.key
     }
 
-    fn create(self, draft: &mut Draft<'_>) -> Result<Self, Problem> {
+    fn create(self, staged: &mut StagedTxn<'_>) -> Result<Self, Problem> {
         let (vlans, vxlans) = (Range::vlans(&self.vlans)?, Range::vxlans(&self.vxlans)?);
-        let (vlans, vxlans) = pools_with_networks(draft.world(), vlans, vxlans)?;
-        draft.put(
+        let (vlans, vxlans) = pools_with_networks(staged.cache(), vlans, vxlans)?;
+        staged.put(
             ONLY,
             global::Config {
                 id: String::new(),
@@ -52,15 +52,15 @@ impl Object for Global {
                 pvt_subnet: self.pvt_subnet.clone(),
             },
         );
-        put_ranges(&self, draft);
-        put_vlans(&vlans, draft);
-        put_vxlans(&vxlans, draft);
-        draft.put(&self.key, self.clone());
+        put_ranges(&self, staged);
+        put_vlans(&vlans, staged);
+        put_vxlans(&vxlans, staged);
+        staged.put(&self.key, self.clone());
         Ok(self)
     }
 
-    fn update(self, old: &Self, draft: &mut Draft<'_>) -> Result<(), Problem> {
-        let pools = pools(draft)?;
+    fn update(self, old: &Self, staged: &mut StagedTxn<'_>) -> Result<(), Problem> {
+        let pools = pools(staged)?;
         let unused = |what: &str| match in_use(&pools) {
             Some(networks) => {
                 Err(Problem::conflict(format!("Unable to update {what} due to existing {networks}")))
@@ -69,7 +69,7 @@ impl Object for Global {
         };
         if self.fwd_mode != old.fwd_mode {
             unused("forwarding mode")?;
-            if old.fwd_mode == "routing" && draft.world().all::<Bgp>().next().is_some() {
+            if old.fwd_mode == "routing" && staged.cache().all::<Bgp>().next().is_some() {
                 return Err(Problem::conflict("please delete existing Bgp configs"));
             }
         }
@@ -80,8 +80,8 @@ impl Object for Global {
             unused("private subnet")?;
         }
 
-        // An empty text leaves the agents' setting as it is.
-        let config = draft.get::<global::Config>(ONLY).map(|c| (*c).clone()).unwrap_or_default();
+        // An empty field leaves the agents' setting unchanged.
+        let config = staged.get::<global::Config>(ONLY).map(|c| (*c).clone()).unwrap_or_default();
         let or = |new: &String, old: String| if new.is_empty() { old } else { new.clone() };
         let changed = global::Config {
             id: config.id.clone(),
@@ -91,39 +91,39 @@ impl Object for Global {
             pvt_subnet: or(&self.pvt_subnet, config.pvt_subnet.clone()),
         };
         if changed != config {
-            let was_aci = fabric::is_on(draft);
-            draft.put(ONLY, changed);
-            if fabric::is_on(draft) != was_aci {
-                restore_policies(draft);
+            let was_aci = fabric::is_enabled(staged);
+            staged.put(ONLY, changed);
+            if fabric::is_enabled(staged) != was_aci {
+                restore_policies(staged);
             }
         }
         if vlans.is_some() || vxlans.is_some() {
-            put_ranges(&self, draft);
+            put_ranges(&self, staged);
         }
         if let Some(vlans) = vlans {
-            put_vlans(&vlans, draft);
+            put_vlans(&vlans, staged);
         }
         if let Some(vxlans) = vxlans {
-            put_vxlans(&vxlans, draft);
+            put_vxlans(&vxlans, staged);
         }
-        draft.put(&self.key.clone(), self);
+        staged.put(&self.key.clone(), self);
         Ok(())
     }
 
-    fn delete(&self, draft: &mut Draft<'_>) -> Result<(), Problem> {
-        delete_only::<global::Config>(draft);
-        delete_only::<global::State>(draft);
-        delete_only::<global::Oper>(draft);
-        delete_only::<global::VlanPool>(draft);
-        delete_only::<global::VlanPoolOper>(draft);
-        delete_only::<global::VxlanPool>(draft);
-        delete_only::<global::VxlanPoolOper>(draft);
+    fn delete(&self, staged: &mut StagedTxn<'_>) -> Result<(), Problem> {
+        delete_only::<global::Config>(staged);
+        delete_only::<global::State>(staged);
+        delete_only::<global::Oper>(staged);
+        delete_only::<global::VlanPool>(staged);
+        delete_only::<global::VlanPoolOper>(staged);
+        delete_only::<global::VxlanPool>(staged);
+        delete_only::<global::VxlanPoolOper>(staged);
         Ok(())
     }
 
-    fn oper(&self, world: &World, cluster: &Cluster) -> Option<GlobalOper> {
-        let oper = world.get::<global::Oper>(ONLY).cloned().unwrap_or_default();
-        let (vlans, vxlans) = match pools(&Draft::new(world)) {
+    fn oper(&self, cache: &ClusterCache, cluster: &Cluster) -> Option<GlobalOper> {
+        let oper = cache.get::<global::Oper>(ONLY).cloned().unwrap_or_default();
+        let (vlans, vxlans) = match pools(&StagedTxn::new(cache)) {
             Ok((vlans, vxlans)) => (vlans.used().collect(), vxlans.used().collect()),
             Err(_) => (vec![], vec![]),
         };
@@ -138,7 +138,7 @@ impl Object for Global {
     }
 }
 
-/// `9 vlans and 2 vxlans`, or none.
+/// Number of tags in use, such as `9 vlans and 2 vxlans`; none if there are none.
 fn in_use((vlans, vxlans): &(Vlans, Vxlans)) -> Option<String> {
     let counted = |n: usize, what: &str| (n > 0).then(|| format!("{n} {what}"));
     let parts = [counted(vlans.used().count(), "vlans"), counted(vxlans.used().count(), "vxlans")];
@@ -146,44 +146,43 @@ fn in_use((vlans, vxlans): &(Vlans, Vxlans)) -> Option<String> {
     (!parts.is_empty()).then(|| parts.join(" and "))
 }
 
-fn put_ranges(global: &Global, draft: &mut Draft<'_>) {
+fn put_ranges(global: &Global, staged: &mut StagedTxn<'_>) {
     let auto = global::TagRanges { vlans: global.vlans.clone(), vxlans: global.vxlans.clone() };
-    draft.put(ONLY, global::State { id: String::new(), auto });
+    staged.put(ONLY, global::State { id: String::new(), auto });
 }
 
-fn delete_only<T: Record>(draft: &mut Draft<'_>) {
-    if draft.get::<T>(ONLY).is_some() {
-        draft.delete::<T>(ONLY);
+fn delete_only<T: Entry>(staged: &mut StagedTxn<'_>) {
+    if staged.get::<T>(ONLY).is_some() {
+        staged.delete::<T>(ONLY);
     }
 }
 
-/// What a netmaster puts into a store that has no settings yet.
+/// Settings for a store without any.
 #[derive(Clone, Debug)]
 pub struct Defaults {
-    /// `--infra`.
+    /// Value of `--infra`.
     pub infra: String,
-    /// `--fwdmode`.
+    /// Value of `--fwdmode`.
     pub fwd_mode: String,
 }
 
 impl Defaults {
-    /// The settings and the tenant `default`, the first time. Never again: the settings are the user's, and the
-    /// tenant may be deleted.
-    pub fn put(&self, draft: &mut Draft<'_>) -> Result<(), Problem> {
-        if let Some(global) = draft.get::<Global>(KEY) {
+    /// Creates the settings and the tenant `default` if the store has no settings. Existing
+    /// settings are not changed.
+    pub fn put(&self, staged: &mut StagedTxn<'_>) -> Result<(), Problem> {
+        if let Some(global) = staged.get::<Global>(KEY) {
             if !global.fwd_mode.is_empty() && global.fwd_mode != self.fwd_mode {
                 tracing::warn!(
                     store = global.fwd_mode,
                     flag = self.fwd_mode,
-                    "the forwarding mode in the store stays; `netctl global set --fwd-mode` changes it while there \
-                     are no networks"
+                    "--fwdmode differs from the forwarding mode in the store, which is used; change it with `netctl global set --fwd-mode` (only without networks)"
                 );
             }
             if !global.network_infra_type.is_empty() && global.network_infra_type != self.infra {
                 tracing::warn!(
                     store = global.network_infra_type,
                     flag = self.infra,
-                    "the infrastructure type in the store stays; `netctl global set --fabric-mode` changes it"
+                    "--infra differs from the infrastructure type in the store, which is used; change it with `netctl global set --fabric-mode`"
                 );
             }
             return Ok(());
@@ -198,19 +197,19 @@ impl Defaults {
             vlans: "1-4094".into(),
             vxlans: "1-10000".into(),
         };
-        global.create(draft)?;
+        global.create(staged)?;
         let name = "default";
-        if draft.get::<Tenant>(name).is_none() {
-            Tenant { key: name.into(), tenant_name: name.into(), ..Tenant::default() }.create(draft)?;
+        if staged.get::<Tenant>(name).is_none() {
+            Tenant { key: name.into(), tenant_name: name.into(), ..Tenant::default() }.create(staged)?;
         }
         Ok(())
     }
 }
 
-/// Is there all that a network needs?
-pub(super) fn ready(draft: &Draft<'_>) -> Result<(), Problem> {
+/// Fails if settings that a network needs are missing.
+pub(super) fn ready(staged: &StagedTxn<'_>) -> Result<(), Problem> {
     let not = |what: &str| Err(Problem::conflict(format!("Global configuration is not ready: {what}")));
-    match draft.get::<Global>(KEY) {
+    match staged.get::<Global>(KEY) {
         None => not("global configuration is not ready"),
         Some(global) if global.fwd_mode.is_empty() => not("global forwarding mode is not set"),
         Some(_) => Ok(()),

@@ -6,49 +6,49 @@ use contiv_model::network;
 
 use super::global::{self, ready};
 use super::{Cluster, Object, Preset};
-use crate::cache::{Draft, World};
+use crate::cache::{ClusterCache, StagedTxn};
 use crate::domain::object_key;
 use crate::domain::tag_pools::{pools, put_vlans, put_vxlans};
 use crate::ipam::{Subnet, Subnet6, host_key};
 use crate::problem::Problem;
 use crate::reports;
-use crate::schema::{LINK, Member, Shape, Type, format};
+use crate::schema::{Field, LINK, Schema, Type, format};
 use crate::tags::{Vlans, Vxlans};
 
-static SHAPE: Shape = Shape {
+static SCHEMA: Schema = Schema {
     go_type: "contivModel.Network",
-    members: &[
-        Member::any("key", Type::Text),
-        Member::text("cfgdTag", 128, format::NAME_OR_NOTHING),
-        Member::one_of("encap", &["vlan", "vxlan"]),
-        Member::text("gateway", usize::MAX, format::IPV4_OR_EMPTY),
-        Member::text("ipv6Gateway", usize::MAX, format::IPV6_OR_EMPTY),
-        Member::text("ipv6Subnet", usize::MAX, format::IPV6_SUBNET_OR_EMPTY),
-        Member::text("networkName", 64, format::NAME),
-        Member::one_of("nwType", &["infra", "data"]),
-        Member::int("pktTag", 16_777_216),
-        Member::text("subnet", usize::MAX, format::SUBNET),
-        Member::text("tenantName", 64, format::NAME),
-        Member::any("link-sets", Type::Struct(&LINK_SETS)),
-        Member::any("links", Type::Struct(&LINKS)),
+    fields: &[
+        Field::any("key", Type::Text),
+        Field::text("cfgdTag", 128, format::NAME_OR_NOTHING),
+        Field::one_of("encap", &["vlan", "vxlan"]),
+        Field::text("gateway", usize::MAX, format::IPV4_OR_EMPTY),
+        Field::text("ipv6Gateway", usize::MAX, format::IPV6_OR_EMPTY),
+        Field::text("ipv6Subnet", usize::MAX, format::IPV6_SUBNET_OR_EMPTY),
+        Field::text("networkName", 64, format::NAME),
+        Field::one_of("nwType", &["infra", "data"]),
+        Field::int("pktTag", 16_777_216),
+        Field::text("subnet", usize::MAX, format::SUBNET),
+        Field::text("tenantName", 64, format::NAME),
+        Field::any("link-sets", Type::Struct(&LINK_SETS)),
+        Field::any("links", Type::Struct(&LINKS)),
     ],
 };
 
-static LINK_SETS: Shape = Shape {
+static LINK_SETS: Schema = Schema {
     go_type: "contivModel.NetworkLinkSets",
-    members: &[
-        Member::any("EndpointGroups", Type::StructMap(&LINK)),
-        Member::any("Servicelbs", Type::StructMap(&LINK)),
-        Member::any("Services", Type::StructMap(&LINK)),
+    fields: &[
+        Field::any("EndpointGroups", Type::StructMap(&LINK)),
+        Field::any("Servicelbs", Type::StructMap(&LINK)),
+        Field::any("Services", Type::StructMap(&LINK)),
     ],
 };
 
-static LINKS: Shape =
-    Shape { go_type: "contivModel.NetworkLinks", members: &[Member::any("Tenant", Type::Struct(&LINK))] };
+static LINKS: Schema =
+    Schema { go_type: "contivModel.NetworkLinks", fields: &[Field::any("Tenant", Type::Struct(&LINK))] };
 
 impl Object for Network {
     const KIND: ObjectType = ObjectType::Network;
-    const SHAPE: &'static Shape = &SHAPE;
+    const SCHEMA: &'static Schema = &SCHEMA;
     const KEY: &'static [&'static str] = &["tenantName", "networkName"];
     const DEFAULTS: &'static [(&'static str, Preset)] = &[("nwType", Preset::Text("data"))];
     type Oper = NetworkOper;
@@ -57,34 +57,34 @@ impl Object for Network {
         &self.key
     }
 
-    fn create(mut self, draft: &mut Draft<'_>) -> Result<Self, Problem> {
-        ready(draft)?;
-        draft.rely_on::<Global>(global::KEY);
-        let tenant = draft.get::<Tenant>(&self.tenant_name);
+    fn create(mut self, staged: &mut StagedTxn<'_>) -> Result<Self, Problem> {
+        ready(staged)?;
+        staged.guard_unchanged::<Global>(global::KEY);
+        let tenant = staged.get::<Tenant>(&self.tenant_name);
         let tenant = tenant.ok_or_else(|| Problem::not_found("Tenant not found"))?;
-        self.free_of_conflicts(&tenant, draft)?;
-        self.is_name_of_an_interface()?;
+        self.check_conflicts(&tenant, staged)?;
+        self.check_interface_name()?;
         let mut state = self.state()?;
-        let (mut vlans, mut vxlans) = pools(draft)?;
+        let (mut vlans, mut vxlans) = pools(staged)?;
         take_tags(&mut state, self.pkt_tag, &mut vlans, &mut vxlans)?;
 
-        put_vlans(&vlans, draft);
-        put_vxlans(&vxlans, draft);
-        draft.create_ledger(state);
+        put_vlans(&vlans, staged);
+        put_vxlans(&vxlans, staged);
+        staged.create_allocation(state);
         let mut tenant = (*tenant).clone();
         tenant.link_sets.networks.insert(self.key.clone(), Link::to(ObjectType::Network, &self.key));
-        draft.put(&self.tenant_name, tenant);
+        staged.put(&self.tenant_name, tenant);
         self.links.tenant = Link::to(ObjectType::Tenant, &self.tenant_name);
-        draft.put(&self.key, self.clone());
+        staged.put(&self.key, self.clone());
         Ok(self)
     }
 
-    fn update(self, _old: &Self, _draft: &mut Draft<'_>) -> Result<(), Problem> {
+    fn update(self, _old: &Self, _draft: &mut StagedTxn<'_>) -> Result<(), Problem> {
         Err(Problem::conflict("Cant change network parameters after its created"))
     }
 
-    fn delete(&self, draft: &mut Draft<'_>) -> Result<(), Problem> {
-        let tenant = draft.get::<Tenant>(&self.tenant_name);
+    fn delete(&self, staged: &mut StagedTxn<'_>) -> Result<(), Problem> {
+        let tenant = staged.get::<Tenant>(&self.tenant_name);
         let tenant = tenant.ok_or_else(|| Problem::not_found("Tenant not found"))?;
         let name = &self.network_name;
         let refuse =
@@ -95,52 +95,53 @@ impl Object for Network {
             (n, _) => return refuse(n, "endpoint groups"),
         }
         let id = self.id();
-        let ledger = draft.ledger_before::<network::State>(&id);
-        if ledger.is_some_and(|l| l.body.nw_type != "infra" && l.body.ep_count > 0) {
+        let record = staged.committed::<network::State>(&id);
+        if record.is_some_and(|l| l.body.nw_type != "infra" && l.body.ep_count > 0) {
             return Err(Problem::conflict("Error: Network has active endpoints"));
         }
-        let pools = ledger.and_then(|_| pools(draft).ok());
+        let pools = record.and_then(|_| pools(staged).ok());
 
-        if let (Some(ledger), Some((mut vlans, mut vxlans))) = (ledger, pools) {
-            match ledger.body.pkt_tag_type.as_str() {
-                "vlan" => vlans.give(ledger.body.pkt_tag),
-                _ => vxlans.give(ledger.body.ext_pkt_tag, ledger.body.pkt_tag),
+        if let (Some(record), Some((mut vlans, mut vxlans))) = (record, pools) {
+            match record.body.pkt_tag_type.as_str() {
+                "vlan" => vlans.free_id(record.body.pkt_tag),
+                _ => vxlans.free_tags(record.body.ext_pkt_tag, record.body.pkt_tag),
             }
-            put_vlans(&vlans, draft);
-            put_vxlans(&vxlans, draft);
+            put_vlans(&vlans, staged);
+            put_vxlans(&vxlans, staged);
         }
-        draft.delete_ledger::<network::State>(&id);
+        staged.delete_allocation::<network::State>(&id);
         let mut tenant = (*tenant).clone();
         tenant.link_sets.networks.remove(&self.key);
-        draft.put(&self.tenant_name, tenant);
+        staged.put(&self.tenant_name, tenant);
         Ok(())
     }
 
-    fn oper(&self, world: &World, _cluster: &Cluster) -> Option<NetworkOper> {
-        let ledger = world.ledger::<network::State>(&self.id());
-        Some(ledger.map(|ledger| reports::network(ledger, world)).unwrap_or_default())
+    fn oper(&self, cache: &ClusterCache, _cluster: &Cluster) -> Option<NetworkOper> {
+        let record = cache.allocation::<network::State>(&self.id());
+        Some(record.map(|record| reports::network(record, cache)).unwrap_or_default())
     }
 }
 
-/// The parts of a network that are not one of its fields.
+/// Derived values and helpers.
 trait Parts {
     fn id(&self) -> String;
-    fn free_of_conflicts(&self, tenant: &Tenant, draft: &Draft<'_>) -> Result<(), Problem>;
-    fn is_name_of_an_interface(&self) -> Result<(), Problem>;
+    fn check_conflicts(&self, tenant: &Tenant, staged: &StagedTxn<'_>) -> Result<(), Problem>;
+    fn check_interface_name(&self) -> Result<(), Problem>;
     fn state(&self) -> Result<network::State, Problem>;
 }
 
 impl Parts for Network {
-    /// `<network>.<tenant>`.
+    /// State id `<network>.<tenant>`.
     fn id(&self) -> String {
         format!("{}.{}", self.network_name, self.tenant_name)
     }
 
-    /// No network of the tenant has the same addresses, no group the same name.
-    fn free_of_conflicts(&self, tenant: &Tenant, draft: &Draft<'_>) -> Result<(), Problem> {
+    /// Checks that the subnets overlap with no network of the tenant, and that no group has the
+    /// same name.
+    fn check_conflicts(&self, tenant: &Tenant, staged: &StagedTxn<'_>) -> Result<(), Problem> {
         let (mine, mine6) = (Subnet::parse(&self.subnet).ok(), Subnet6::parse(&self.ipv6_subnet));
         for key in tenant.link_sets.networks.keys() {
-            let Some(other) = draft.get::<Network>(key) else { continue };
+            let Some(other) = staged.get::<Network>(key) else { continue };
             let conflicts = |with: &str, subnet: &str| {
                 let error = format!("network {} conflicts with {with} {subnet}", other.network_name);
                 Err(Problem::conflict(error))
@@ -155,30 +156,30 @@ impl Parts for Network {
             }
         }
         let name = &self.network_name;
-        if draft.get::<EndpointGroup>(&object_key(&self.tenant_name, name)).is_some() {
+        if staged.get::<EndpointGroup>(&object_key(&self.tenant_name, name)).is_some() {
             return Err(Problem::conflict(format!("EndpointGroup {name} conflicts with the network name")));
         }
         Ok(())
     }
 
-    /// Nodes have interfaces that are called as their infra networks are.
-    fn is_name_of_an_interface(&self) -> Result<(), Problem> {
-        // Of the kernel, without the zero that ends it.
-        const LONGEST: usize = 15;
+    /// Checks the length of an infra network's name, which nodes use as an interface name.
+    fn check_interface_name(&self) -> Result<(), Problem> {
+        // IFNAMSIZ without the terminating zero.
+        const MAX_LENGTH: usize = 15;
         let name = &self.network_name;
-        if self.nw_type == "infra" && name.len() > LONGEST {
+        if self.nw_type == "infra" && name.len() > MAX_LENGTH {
             let error = format!(
-                "network name {name:?} is too long: an infra network's has {LONGEST} characters at most, as an interface's"
+                "network name {name:?} is too long: the limit for infra networks is {MAX_LENGTH} characters (interface name)"
             );
             return Err(Problem::invalid(error));
         }
         Ok(())
     }
 
-    /// The record, without tags.
+    /// The network state without tags.
     fn state(&self) -> Result<network::State, Problem> {
         let subnet = Subnet::parse(&self.subnet)?;
-        let mut map = subnet.fresh_map()?;
+        let mut map = subnet.initial_bitmap()?;
         if !self.gateway.is_empty() {
             map.insert(subnet.host(&self.gateway)?);
         }

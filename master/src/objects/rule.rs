@@ -1,4 +1,4 @@
-//! Rules of policies.
+//! Policy rules.
 
 use std::net::IpAddr;
 
@@ -6,64 +6,62 @@ use contiv_model::api::{EndpointGroup, Link, Network, Policy, Rule};
 use contiv_model::{endpoint, key::ObjectType};
 
 use super::{Cluster, Object, Preset};
-use crate::cache::{Draft, World};
+use crate::cache::{ClusterCache, StagedTxn};
 use crate::domain::attachment::{refresh_rule, remote_name, state_key};
 use crate::domain::object_key;
 use crate::problem::Problem;
-use crate::schema::{LINK, Member, Shape, Type, format};
+use crate::schema::{Field, LINK, Schema, Type, format};
 
-static SHAPE: Shape = Shape {
+static SCHEMA: Schema = Schema {
     go_type: "contivModel.Rule",
-    members: &[
-        Member::any("key", Type::Text),
-        Member::one_of("action", &["allow", "deny"]),
-        Member::one_of("direction", &["in", "out"]),
-        Member::text("fromEndpointGroup", 64, format::NAME_OR_EMPTY),
-        Member::text("fromIpAddress", usize::MAX, format::RULE_ADDRESS_OR_EMPTY),
-        Member::text("fromNetwork", 64, format::NAME_OR_EMPTY),
-        Member::text("policyName", 64, format::NAME),
-        Member::int("port", 65_535),
-        Member::range("priority", 1, 100),
-        Member::text("protocol", usize::MAX, format::PROTOCOL_OR_EMPTY),
-        Member::text("ruleId", 64, format::NAME),
-        Member::text("tenantName", 64, format::NAME),
-        Member::text("toEndpointGroup", 64, format::NAME_OR_EMPTY),
-        Member::text("toIpAddress", usize::MAX, format::RULE_ADDRESS_OR_EMPTY),
-        Member::text("toNetwork", 64, format::NAME_OR_EMPTY),
-        Member::any("link-sets", Type::Struct(&LINK_SETS)),
-        Member::any("links", Type::Struct(&LINKS)),
+    fields: &[
+        Field::any("key", Type::Text),
+        Field::one_of("action", &["allow", "deny"]),
+        Field::one_of("direction", &["in", "out"]),
+        Field::text("fromEndpointGroup", 64, format::NAME_OR_EMPTY),
+        Field::text("fromIpAddress", usize::MAX, format::RULE_ADDRESS_OR_EMPTY),
+        Field::text("fromNetwork", 64, format::NAME_OR_EMPTY),
+        Field::text("policyName", 64, format::NAME),
+        Field::int("port", 65_535),
+        Field::range("priority", 1, 100),
+        Field::text("protocol", usize::MAX, format::PROTOCOL_OR_EMPTY),
+        Field::text("ruleId", 64, format::NAME),
+        Field::text("tenantName", 64, format::NAME),
+        Field::text("toEndpointGroup", 64, format::NAME_OR_EMPTY),
+        Field::text("toIpAddress", usize::MAX, format::RULE_ADDRESS_OR_EMPTY),
+        Field::text("toNetwork", 64, format::NAME_OR_EMPTY),
+        Field::any("link-sets", Type::Struct(&LINK_SETS)),
+        Field::any("links", Type::Struct(&LINKS)),
     ],
 };
 
-static LINK_SETS: Shape = Shape {
-    go_type: "contivModel.RuleLinkSets",
-    members: &[Member::any("Policies", Type::StructMap(&LINK))],
-};
+static LINK_SETS: Schema =
+    Schema { go_type: "contivModel.RuleLinkSets", fields: &[Field::any("Policies", Type::StructMap(&LINK))] };
 
-static LINKS: Shape = Shape {
+static LINKS: Schema = Schema {
     go_type: "contivModel.RuleLinks",
-    members: &[Member::any("MatchEndpointGroup", Type::Struct(&LINK))],
+    fields: &[Field::any("MatchEndpointGroup", Type::Struct(&LINK))],
 };
 
 impl Object for Rule {
     const KIND: ObjectType = ObjectType::Rule;
-    const SHAPE: &'static Shape = &SHAPE;
+    const SCHEMA: &'static Schema = &SCHEMA;
     const KEY: &'static [&'static str] = &["tenantName", "policyName", "ruleId"];
     const DEFAULTS: &'static [(&'static str, Preset)] = &[("priority", Preset::Int(1))];
     type Oper = ();
-    /// Rules look at nothing that other rules or endpoints change.
-    const ALONE: bool = false;
+    /// Plans for rules read nothing that other rules or endpoints change.
+    const EXCLUSIVE: bool = false;
 
     fn key(&self) -> &str {
         &self.key
     }
 
-    fn create(mut self, draft: &mut Draft<'_>) -> Result<Self, Problem> {
-        sides(&self).map_err(Problem::invalid)?;
+    fn create(mut self, staged: &mut StagedTxn<'_>) -> Result<Self, Problem> {
+        check_peers(&self).map_err(Problem::invalid)?;
         let of_tenant = |name: &str| object_key(&self.tenant_name, name);
         let remote_key = of_tenant(remote_name(&self));
-        let missing = |name: &str| !name.is_empty() && draft.get::<Network>(&of_tenant(name)).is_none();
-        if !remote_name(&self).is_empty() && draft.get::<EndpointGroup>(&remote_key).is_none() {
+        let missing = |name: &str| !name.is_empty() && staged.get::<Network>(&of_tenant(name)).is_none();
+        if !remote_name(&self).is_empty() && staged.get::<EndpointGroup>(&remote_key).is_none() {
             return Err(Problem::not_found("endpoint group not found"));
         }
         if missing(&self.from_network) {
@@ -73,58 +71,58 @@ impl Object for Rule {
             return Err(Problem::not_found("to Network not found"));
         }
         let policy_key = of_tenant(&self.policy_name);
-        match draft.get::<Policy>(&policy_key) {
+        match staged.get::<Policy>(&policy_key) {
             None => return Err(Problem::not_found("Policy not found")),
             Some(policy) if self.direction == "in" && !self.to_ip_address.is_empty() => {
-                of_one_group(&self, &policy, draft)?;
+                check_single_group(&self, &policy, staged)?;
             }
             Some(_) => {}
         }
 
         let link = Link::to(ObjectType::Rule, &self.key);
-        if let Some(remote) = draft.edit::<EndpointGroup>(&remote_key) {
+        if let Some(remote) = staged.edit::<EndpointGroup>(&remote_key) {
             remote.link_sets.match_rules.insert(self.key.clone(), link.clone());
             self.links.match_endpoint_group = Link::to(ObjectType::EndpointGroup, &remote_key);
         }
-        if let Some(policy) = draft.edit::<Policy>(&policy_key) {
+        if let Some(policy) = staged.edit::<Policy>(&policy_key) {
             policy.link_sets.rules.insert(self.key.clone(), link);
         }
         self.link_sets.policies.insert(policy_key.clone(), Link::to(ObjectType::Policy, &policy_key));
-        draft.put(&self.key, self.clone());
-        refresh_rule(draft, &policy_key, &self.key);
-        // With the addresses of the network that it names, if it is on a group.
-        Ok(draft.get::<Rule>(&self.key).map_or(self, |rule| (*rule).clone()))
+        staged.put(&self.key, self.clone());
+        refresh_rule(staged, &policy_key, &self.key);
+        // The stored rule has resolved subnets if the policy is attached to a group.
+        Ok(staged.get::<Rule>(&self.key).map_or(self, |rule| (*rule).clone()))
     }
 
-    fn update(self, _old: &Self, _draft: &mut Draft<'_>) -> Result<(), Problem> {
+    fn update(self, _old: &Self, _draft: &mut StagedTxn<'_>) -> Result<(), Problem> {
         Err(Problem::conflict("can not update a rule after its created"))
     }
 
-    fn delete(&self, draft: &mut Draft<'_>) -> Result<(), Problem> {
-        unlink_remote(draft, self);
+    fn delete(&self, staged: &mut StagedTxn<'_>) -> Result<(), Problem> {
+        unlink_remote(staged, self);
         let policy_key = object_key(&self.tenant_name, &self.policy_name);
-        if let Some(policy) = draft.edit::<Policy>(&policy_key) {
+        if let Some(policy) = staged.edit::<Policy>(&policy_key) {
             policy.link_sets.rules.remove(&self.key);
         }
-        refresh_rule(draft, &policy_key, &self.key);
+        refresh_rule(staged, &policy_key, &self.key);
         Ok(())
     }
 
-    fn oper(&self, _world: &World, _cluster: &Cluster) -> Option<()> {
+    fn oper(&self, _cache: &ClusterCache, _cluster: &Cluster) -> Option<()> {
         None
     }
 }
 
-/// The group that the rule names does not know it any more.
-pub(super) fn unlink_remote(draft: &mut Draft<'_>, rule: &Rule) {
+/// Removes the rule from the group that it refers to.
+pub(super) fn unlink_remote(staged: &mut StagedTxn<'_>, rule: &Rule) {
     let key = &rule.links.match_endpoint_group.key;
-    if let Some(group) = draft.edit::<EndpointGroup>(key) {
+    if let Some(group) = staged.edit::<EndpointGroup>(key) {
         group.link_sets.match_rules.remove(&rule.key);
     }
 }
 
-/// What may not stand together.
-fn sides(rule: &Rule) -> Result<(), &'static str> {
+/// Rejects conflicting combinations of fields.
+fn check_peers(rule: &Rule) -> Result<(), &'static str> {
     let has = |text: &String| !text.is_empty();
     if rule.direction == "in" {
         if has(&rule.to_network) || has(&rule.to_endpoint_group) {
@@ -147,8 +145,9 @@ fn sides(rule: &Rule) -> Result<(), &'static str> {
     }
 }
 
-/// A rule about one endpoint of the policy's group: the policy must be on one group, and the endpoint in it.
-fn of_one_group(rule: &Rule, policy: &Policy, draft: &Draft<'_>) -> Result<(), Problem> {
+/// Validates a rule for a single endpoint address: the policy must be attached to exactly one
+/// group, and the endpoint must be in it.
+fn check_single_group(rule: &Rule, policy: &Policy, staged: &StagedTxn<'_>) -> Result<(), Problem> {
     let address = &rule.to_ip_address;
     let refuse = |why: String| Err(Problem::conflict(format!("failed to configure {address}, {why}")));
     let groups: Vec<_> = policy.link_sets.endpoint_groups.keys().collect();
@@ -156,20 +155,20 @@ fn of_one_group(rule: &Rule, policy: &Policy, draft: &Draft<'_>) -> Result<(), P
         let (n, name) = (groups.len(), &policy.policy_name);
         return refuse(format!("{n} endpoint groups linked to policy {name} "));
     };
-    if draft.world().all::<endpoint::State>().next().is_none() {
+    if staged.cache().all::<endpoint::State>().next().is_none() {
         return refuse("unable to read endpoint state".into());
     }
     let key = state_key(group);
     let wanted = host(address);
     let has = |text: &str| wanted.is_some() && text.parse().ok() == wanted;
-    let mut endpoints = draft.world().all::<endpoint::State>().filter(|e| e.endpoint_group_key == key);
+    let mut endpoints = staged.cache().all::<endpoint::State>().filter(|e| e.endpoint_group_key == key);
     match endpoints.any(|e| has(&e.ip_address) || has(&e.ipv6_address)) {
         true => Ok(()),
         false => refuse(format!("ip address is not in epg {key}")),
     }
 }
 
-/// The address, if it is one host's.
+/// The address if `text` is a single host.
 fn host(text: &str) -> Option<IpAddr> {
     match text.split_once('/') {
         None => text.parse().ok(),

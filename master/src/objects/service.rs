@@ -7,37 +7,37 @@ use contiv_model::key::ObjectType;
 use contiv_model::service::{Port, Providers, State};
 
 use super::{Cluster, Object};
-use crate::cache::{Draft, Labels, World};
-use crate::domain::allocation::Place;
+use crate::cache::{ClusterCache, Labels, StagedTxn};
+use crate::domain::allocation::AllocationScope;
 use crate::domain::object_key;
-use crate::domain::services::{delete, gather, state_key};
+use crate::domain::services::{delete, put_with_providers, state_key};
 use crate::ipam::in_use;
 use crate::problem::Problem;
 use crate::reports;
-use crate::schema::{LINK, Member, Shape, Type, format};
+use crate::schema::{Field, LINK, Schema, Type, format};
 
-static SHAPE: Shape = Shape {
+static SCHEMA: Schema = Schema {
     go_type: "contivModel.ServiceLB",
-    members: &[
-        Member::any("key", Type::Text),
-        Member::text("ipAddress", 15, format::IPV4_OR_EMPTY),
-        Member::text("networkName", 64, format::NAME),
-        Member::any("ports", Type::Texts),
-        Member::any("selectors", Type::Texts),
-        Member::text("serviceName", 256, format::NAME),
-        Member::text("tenantName", 64, format::NAME),
-        Member::any("links", Type::Struct(&LINKS)),
+    fields: &[
+        Field::any("key", Type::Text),
+        Field::text("ipAddress", 15, format::IPV4_OR_EMPTY),
+        Field::text("networkName", 64, format::NAME),
+        Field::any("ports", Type::Texts),
+        Field::any("selectors", Type::Texts),
+        Field::text("serviceName", 256, format::NAME),
+        Field::text("tenantName", 64, format::NAME),
+        Field::any("links", Type::Struct(&LINKS)),
     ],
 };
 
-static LINKS: Shape = Shape {
+static LINKS: Schema = Schema {
     go_type: "contivModel.ServiceLBLinks",
-    members: &[Member::any("Network", Type::Struct(&LINK)), Member::any("Tenant", Type::Struct(&LINK))],
+    fields: &[Field::any("Network", Type::Struct(&LINK)), Field::any("Tenant", Type::Struct(&LINK))],
 };
 
 impl Object for ServiceLb {
     const KIND: ObjectType = ObjectType::ServiceLb;
-    const SHAPE: &'static Shape = &SHAPE;
+    const SCHEMA: &'static Schema = &SCHEMA;
     const KEY: &'static [&'static str] = &["tenantName", "serviceName"];
     type Oper = ServiceLbOper;
 
@@ -45,86 +45,86 @@ impl Object for ServiceLb {
         &self.key
     }
 
-    /// The original makes the links of an update's request, too.
+    /// Like the original, the response to an update contains the links.
     fn echo(&self) -> Self {
         let mut echo = self.clone();
         echo.link();
         echo
     }
 
-    fn create(mut self, draft: &mut Draft<'_>) -> Result<Self, Problem> {
-        let selectors = self.check(draft)?;
-        let vip = self.take_vip(draft)?;
+    fn create(mut self, staged: &mut StagedTxn<'_>) -> Result<Self, Problem> {
+        let selectors = self.check(staged)?;
+        let vip = self.take_vip(staged)?;
         self.link();
-        gather(self.state(selectors, vip), draft);
-        if let Some(tenant) = draft.edit::<Tenant>(&self.links.tenant.key) {
+        put_with_providers(self.state(selectors, vip), staged);
+        if let Some(tenant) = staged.edit::<Tenant>(&self.links.tenant.key) {
             tenant.link_sets.servicelbs.insert(self.key.clone(), Link::to(ObjectType::ServiceLb, &self.key));
         }
-        if let Some(network) = draft.edit::<Network>(&self.links.network.key) {
+        if let Some(network) = staged.edit::<Network>(&self.links.network.key) {
             network.link_sets.servicelbs.insert(self.key.clone(), Link::to(ObjectType::ServiceLb, &self.key));
         }
-        draft.put(&self.key, self.clone());
+        staged.put(&self.key, self.clone());
         Ok(self)
     }
 
-    /// The address stays: one that the request asks for is kept in the object, and that is all.
-    fn update(self, old: &Self, draft: &mut Draft<'_>) -> Result<(), Problem> {
-        let selectors = self.check(draft)?;
+    /// The address does not change: a requested address is stored in the object without effect.
+    fn update(self, old: &Self, staged: &mut StagedTxn<'_>) -> Result<(), Problem> {
+        let selectors = self.check(staged)?;
         if self.network_name != old.network_name {
             return Err(Problem::conflict("Cannot change network association after service is created."));
         }
-        let known = draft.get::<State>(&self.state_key());
+        let known = staged.get::<State>(&self.state_key());
         let vip = match &known {
             Some(state) => state.ip_address.clone(),
-            None => self.take_vip(draft)?,
+            None => self.take_vip(staged)?,
         };
         let same = |state: &State| {
             state.ports.as_ref() == Some(&self.ports) && state.selectors.as_ref() == Some(&selectors)
         };
         if !known.is_some_and(|state| same(&state)) {
-            gather(self.state(selectors, vip), draft);
+            put_with_providers(self.state(selectors, vip), staged);
         }
-        draft.put(&old.key, ServiceLb { links: old.links.clone(), ..self });
+        staged.put(&old.key, ServiceLb { links: old.links.clone(), ..self });
         Ok(())
     }
 
-    fn delete(&self, draft: &mut Draft<'_>) -> Result<(), Problem> {
+    fn delete(&self, staged: &mut StagedTxn<'_>) -> Result<(), Problem> {
         let id = self.state_key();
-        let vip = draft.get::<State>(&id).map(|state| state.ip_address.clone());
-        delete(&id, draft);
-        if let (Some(vip), Ok(place)) = (vip, Place::find(draft, &self.network_id(), None))
-            && let Ok(host) = place.subnet.host(&vip)
+        let vip = staged.get::<State>(&id).map(|state| state.ip_address.clone());
+        delete(&id, staged);
+        if let (Some(vip), Ok(scope)) = (vip, AllocationScope::find(staged, &self.network_id(), None))
+            && let Ok(host) = scope.subnet.host(&vip)
         {
-            place.release(draft, host);
+            scope.release(staged, host);
         }
-        if let Some(tenant) = draft.edit::<Tenant>(&self.tenant_name) {
+        if let Some(tenant) = staged.edit::<Tenant>(&self.tenant_name) {
             tenant.link_sets.servicelbs.remove(&self.key);
         }
-        if let Some(network) = draft.edit::<Network>(&object_key(&self.tenant_name, &self.network_name)) {
+        if let Some(network) = staged.edit::<Network>(&object_key(&self.tenant_name, &self.network_name)) {
             network.link_sets.servicelbs.remove(&self.key);
         }
         Ok(())
     }
 
-    fn can_inspect(&self, world: &World) -> Result<(), Problem> {
-        match world.get::<State>(&self.state_key()) {
+    fn can_inspect(&self, cache: &ClusterCache) -> Result<(), Problem> {
+        match cache.get::<State>(&self.state_key()) {
             Some(_) => Ok(()),
             None => Err(Problem::not_found("invalid Service name. Oper state does not exist")),
         }
     }
 
-    fn oper(&self, world: &World, _cluster: &Cluster) -> Option<ServiceLbOper> {
-        world.get::<State>(&self.state_key()).map(|state| reports::service(state, world))
+    fn oper(&self, cache: &ClusterCache, _cluster: &Cluster) -> Option<ServiceLbOper> {
+        cache.get::<State>(&self.state_key()).map(|state| reports::service(state, cache))
     }
 }
 
-/// The parts of a service that are not one of its fields.
+/// Derived values and helpers.
 pub(super) trait Parts {
     fn state_key(&self) -> String;
     fn network_id(&self) -> String;
     fn link(&mut self);
-    fn check(&self, draft: &Draft<'_>) -> Result<Labels, Problem>;
-    fn take_vip(&self, draft: &mut Draft<'_>) -> Result<String, Problem>;
+    fn check(&self, staged: &StagedTxn<'_>) -> Result<Labels, Problem>;
+    fn take_vip(&self, staged: &mut StagedTxn<'_>) -> Result<String, Problem>;
     fn state(&self, selectors: Labels, vip: String) -> State;
 }
 
@@ -142,36 +142,36 @@ impl Parts for ServiceLb {
         self.links.network = Link::to(ObjectType::Network, object_key(&self.tenant_name, &self.network_name));
     }
 
-    /// In the original's order and words; gives the selectors.
-    fn check(&self, draft: &Draft<'_>) -> Result<Labels, Problem> {
+    /// Validates in the original's order, and returns the selectors.
+    fn check(&self, staged: &StagedTxn<'_>) -> Result<Labels, Problem> {
         if self.selectors.is_empty() {
             return Err(Problem::invalid("Invalid selector options"));
         }
         check_ports(&self.ports)?;
         let (tenant, network) = (&self.tenant_name, &self.network_name);
-        if draft.get::<Tenant>(tenant).is_none() {
+        if staged.get::<Tenant>(tenant).is_none() {
             return Err(Problem::not_found(format!("Tenant {tenant} not found")));
         }
-        if draft.get::<Network>(&object_key(tenant, network)).is_none() {
+        if staged.get::<Network>(&object_key(tenant, network)).is_none() {
             return Err(Problem::not_found(format!("Network {network} not found")));
         }
         self.selectors.iter().map(|text| selector(text)).collect()
     }
 
-    fn take_vip(&self, draft: &mut Draft<'_>) -> Result<String, Problem> {
-        let place = Place::find(draft, &self.network_id(), None)?;
-        let choice = match self.ip_address.as_str() {
-            "" => place.choose(draft)?,
+    fn take_vip(&self, staged: &mut StagedTxn<'_>) -> Result<String, Problem> {
+        let scope = AllocationScope::find(staged, &self.network_id(), None)?;
+        let candidate = match self.ip_address.as_str() {
+            "" => scope.lowest_free(staged)?,
             address => {
-                let choice = place.explicit(draft, address)?;
-                if !place.subnet.excludes(choice.host) && place.is_taken(draft, &choice) {
+                let candidate = scope.requested(staged, address)?;
+                if !scope.subnet.is_outside_range(candidate.host) && scope.is_taken(staged, &candidate) {
                     return Err(in_use(address));
                 }
-                choice
+                candidate
             }
         };
-        place.take(draft, &choice);
-        Ok(place.subnet.address(choice.host).to_string())
+        scope.take(staged, &candidate);
+        Ok(scope.subnet.address(candidate.host).to_string())
     }
 
     fn state(&self, selectors: Labels, vip: String) -> State {
@@ -188,26 +188,29 @@ impl Parts for ServiceLb {
     }
 }
 
-/// The states that follow from the objects, and from the labels of the endpoints; what is of none is deleted.
-pub fn restore(draft: &mut Draft<'_>) {
-    let world = draft.world();
-    for service in world.all::<ServiceLb>() {
-        let known = world.get::<State>(&service.state_key()).map(|state| Ok(state.ip_address.clone()));
+/// Restores the service states from the objects and the labels of endpoints, and deletes states
+/// without an object.
+pub fn restore(staged: &mut StagedTxn<'_>) {
+    let cache = staged.cache();
+    for service in cache.all::<ServiceLb>() {
+        let known = cache.get::<State>(&service.state_key()).map(|state| Ok(state.ip_address.clone()));
         let Ok(selectors) = service.selectors.iter().map(|text| selector(text)).collect() else { continue };
-        match known.unwrap_or_else(|| service.take_vip(draft)) {
-            Ok(vip) => gather(service.state(selectors, vip), draft),
-            Err(problem) => tracing::error!(service = service.key, %problem, "a service has no address"),
+        match known.unwrap_or_else(|| service.take_vip(staged)) {
+            Ok(vip) => put_with_providers(service.state(selectors, vip), staged),
+            Err(problem) => {
+                tracing::error!(service = service.key, %problem, "restore a service: no address allocated")
+            }
         }
     }
-    let mut wanted = world.all::<ServiceLb>().map(Parts::state_key).collect::<BTreeSet<_>>();
-    wanted.retain(|id| draft.get::<State>(id).is_some());
-    let strays = world.table::<State>().keys().chain(world.table::<Providers>().keys());
-    for id in strays.filter(|id| !wanted.contains(*id)) {
-        delete(id, draft);
+    let mut wanted = cache.all::<ServiceLb>().map(Parts::state_key).collect::<BTreeSet<_>>();
+    wanted.retain(|id| staged.get::<State>(id).is_some());
+    let obsolete = cache.table::<State>().keys().chain(cache.table::<Providers>().keys());
+    for id in obsolete.filter(|id| !wanted.contains(*id)) {
+        delete(id, staged);
     }
 }
 
-/// `name=value`; the same name again counts as it does last.
+/// Parses `name=value`. If a name occurs twice, the last value is used.
 fn selector(text: &str) -> Result<(String, String), Problem> {
     let parts = text.split_once('=').filter(|(name, value)| !name.is_empty() && !value.contains('='));
     let (name, value) = parts.ok_or_else(|| {
@@ -218,7 +221,8 @@ fn selector(text: &str) -> Result<(String, String), Problem> {
 
 const PORTS: &str = "Invalid Port maping . Port format is - Port:TargetPort:Protocol";
 
-/// All of them. What the original refuses, too, is refused in its words; it looks at the form of the first.
+/// Validates all ports. The original checks only the format of the first port, and its error text
+/// is used for what it rejects.
 fn check_ports(ports: &[String]) -> Result<(), Problem> {
     let mut seen = vec![];
     for (n, text) in ports.iter().enumerate() {
@@ -228,7 +232,7 @@ fn check_ports(ports: &[String]) -> Result<(), Problem> {
         })?;
         if seen.contains(&(port.protocol, port.port)) {
             let (port, protocol) = (port.port, port.protocol);
-            return Err(Problem::invalid(format!("{PORTS}; port {port} of {protocol} is there twice")));
+            return Err(Problem::invalid(format!("{PORTS}; duplicate port {port} of {protocol}")));
         }
         seen.push((port.protocol, port.port));
     }
@@ -238,7 +242,7 @@ fn check_ports(ports: &[String]) -> Result<(), Problem> {
     }
 }
 
-/// Two numbers, whatever they are, and a protocol.
+/// Whether the text has two numbers and a protocol.
 fn has_form(text: &str) -> bool {
     let parts: Vec<&str> = text.split(':').collect();
     let number = |text: &str| text.parse::<i64>().is_ok();

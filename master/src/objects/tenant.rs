@@ -4,38 +4,38 @@ use contiv_model::api::{LinkSet, Tenant, TenantOper};
 use contiv_model::key::ObjectType;
 
 use super::{Cluster, Object};
-use crate::cache::{Draft, World};
+use crate::cache::{ClusterCache, StagedTxn};
 use crate::problem::Problem;
 use crate::reports;
-use crate::schema::{LINK, Member, Shape, Type, format};
+use crate::schema::{Field, LINK, Schema, Type, format};
 
-static SHAPE: Shape = Shape {
+static SCHEMA: Schema = Schema {
     go_type: "contivModel.Tenant",
-    members: &[
-        Member::any("key", Type::Text),
-        Member::text("defaultNetwork", 64, format::NAME_OR_EMPTY),
-        Member::text("tenantName", 64, format::NAME),
-        Member::any("link-sets", Type::Struct(&LINK_SETS)),
+    fields: &[
+        Field::any("key", Type::Text),
+        Field::text("defaultNetwork", 64, format::NAME_OR_EMPTY),
+        Field::text("tenantName", 64, format::NAME),
+        Field::any("link-sets", Type::Struct(&LINK_SETS)),
     ],
 };
 
-static LINK_SETS: Shape = Shape {
+static LINK_SETS: Schema = Schema {
     go_type: "contivModel.TenantLinkSets",
-    members: &[
-        Member::any("AppProfiles", Type::StructMap(&LINK)),
-        Member::any("EndpointGroups", Type::StructMap(&LINK)),
-        Member::any("NetProfiles", Type::StructMap(&LINK)),
-        Member::any("Networks", Type::StructMap(&LINK)),
-        Member::any("Policies", Type::StructMap(&LINK)),
-        Member::any("Servicelbs", Type::StructMap(&LINK)),
-        Member::any("VolumeProfiles", Type::StructMap(&LINK)),
-        Member::any("Volumes", Type::StructMap(&LINK)),
+    fields: &[
+        Field::any("AppProfiles", Type::StructMap(&LINK)),
+        Field::any("EndpointGroups", Type::StructMap(&LINK)),
+        Field::any("NetProfiles", Type::StructMap(&LINK)),
+        Field::any("Networks", Type::StructMap(&LINK)),
+        Field::any("Policies", Type::StructMap(&LINK)),
+        Field::any("Servicelbs", Type::StructMap(&LINK)),
+        Field::any("VolumeProfiles", Type::StructMap(&LINK)),
+        Field::any("Volumes", Type::StructMap(&LINK)),
     ],
 };
 
 impl Object for Tenant {
     const KIND: ObjectType = ObjectType::Tenant;
-    const SHAPE: &'static Shape = &SHAPE;
+    const SCHEMA: &'static Schema = &SCHEMA;
     const KEY: &'static [&'static str] = &["tenantName"];
     type Oper = TenantOper;
 
@@ -43,16 +43,16 @@ impl Object for Tenant {
         &self.key
     }
 
-    fn create(self, draft: &mut Draft<'_>) -> Result<Self, Problem> {
-        draft.put(&self.key, self.clone());
+    fn create(self, staged: &mut StagedTxn<'_>) -> Result<Self, Problem> {
+        staged.put(&self.key, self.clone());
         Ok(self)
     }
 
-    fn update(self, _old: &Self, _draft: &mut Draft<'_>) -> Result<(), Problem> {
+    fn update(self, _old: &Self, _draft: &mut StagedTxn<'_>) -> Result<(), Problem> {
         Err(Problem::conflict("Cant change tenant parameters after its created"))
     }
 
-    fn delete(&self, _draft: &mut Draft<'_>) -> Result<(), Problem> {
+    fn delete(&self, _draft: &mut StagedTxn<'_>) -> Result<(), Problem> {
         let (name, sets) = (&self.tenant_name, &self.link_sets);
         let unless_empty = |set: &LinkSet, has: &str, what: &str| match set.len() {
             0 => Ok(()),
@@ -65,7 +65,7 @@ impl Object for Tenant {
         unless_empty(&sets.networks, &format!("cannot delete {name}"), "networks")
     }
 
-    fn oper(&self, world: &World, _cluster: &Cluster) -> Option<TenantOper> {
-        Some(reports::tenant(self, world))
+    fn oper(&self, cache: &ClusterCache, _cluster: &Cluster) -> Option<TenantOper> {
+        Some(reports::tenant(self, cache))
     }
 }

@@ -1,42 +1,42 @@
-//! Volumes and their profiles: types that the original has, and has nobody to handle. It reads their requests, checks
-//! the key, and refuses.
+//! Volumes and volume profiles. Like the original, netmaster decodes requests for them, checks the
+//! key, and rejects them.
 
 use contiv_model::api::{Volume, VolumeProfile};
 use contiv_model::key::ObjectType;
 
 use super::{Cluster, Object};
-use crate::cache::{Draft, World};
+use crate::cache::{ClusterCache, StagedTxn};
 use crate::problem::Problem;
-use crate::schema::{LINK, Member, Shape, Type};
+use crate::schema::{Field, LINK, Schema, Type};
 
-macro_rules! unhandled {
+macro_rules! unsupported_types {
     ($($object:ident: $name:literal, used by $users:literal;)*) => {
         $(impl Object for $object {
             const KIND: ObjectType = ObjectType::$object;
-            const SHAPE: &'static Shape = {
-                static LINK_SETS: Shape = Shape {
+            const SCHEMA: &'static Schema = {
+                static LINK_SETS: Schema = Schema {
                     go_type: concat!("contivModel.", stringify!($object), "LinkSets"),
-                    members: &[Member::any($users, Type::StructMap(&LINK))],
+                    fields: &[Field::any($users, Type::StructMap(&LINK))],
                 };
-                static LINKS: Shape = Shape {
+                static LINKS: Schema = Schema {
                     go_type: concat!("contivModel.", stringify!($object), "Links"),
-                    members: &[Member::any("Tenant", Type::Struct(&LINK))],
+                    fields: &[Field::any("Tenant", Type::Struct(&LINK))],
                 };
-                static SHAPE: Shape = Shape {
+                static SCHEMA: Schema = Schema {
                     go_type: concat!("contivModel.", stringify!($object)),
-                    members: &[
-                        Member::any("key", Type::Text),
-                        Member::any("datastoreType", Type::Text),
-                        Member::any("mountPoint", Type::Text),
-                        Member::any("poolName", Type::Text),
-                        Member::any("size", Type::Text),
-                        Member::any("tenantName", Type::Text),
-                        Member::any($name, Type::Text),
-                        Member::any("link-sets", Type::Struct(&LINK_SETS)),
-                        Member::any("links", Type::Struct(&LINKS)),
+                    fields: &[
+                        Field::any("key", Type::Text),
+                        Field::any("datastoreType", Type::Text),
+                        Field::any("mountPoint", Type::Text),
+                        Field::any("poolName", Type::Text),
+                        Field::any("size", Type::Text),
+                        Field::any("tenantName", Type::Text),
+                        Field::any($name, Type::Text),
+                        Field::any("link-sets", Type::Struct(&LINK_SETS)),
+                        Field::any("links", Type::Struct(&LINKS)),
                     ],
                 };
-                &SHAPE
+                &SCHEMA
             };
             const KEY: &'static [&'static str] = &["tenantName", $name];
             type Oper = ();
@@ -45,30 +45,30 @@ macro_rules! unhandled {
                 &self.key
             }
 
-            fn create(self, _draft: &mut Draft<'_>) -> Result<Self, Problem> {
-                Err(nobody())
+            fn create(self, _draft: &mut StagedTxn<'_>) -> Result<Self, Problem> {
+                Err(unsupported())
             }
 
-            fn update(self, _old: &Self, _draft: &mut Draft<'_>) -> Result<(), Problem> {
-                Err(nobody())
+            fn update(self, _old: &Self, _draft: &mut StagedTxn<'_>) -> Result<(), Problem> {
+                Err(unsupported())
             }
 
-            fn delete(&self, _draft: &mut Draft<'_>) -> Result<(), Problem> {
-                Err(nobody())
+            fn delete(&self, _draft: &mut StagedTxn<'_>) -> Result<(), Problem> {
+                Err(unsupported())
             }
 
-            fn oper(&self, _world: &World, _cluster: &Cluster) -> Option<()> {
+            fn oper(&self, _cache: &ClusterCache, _cluster: &Cluster) -> Option<()> {
                 None
             }
         })*
     };
 }
 
-unhandled! {
+unsupported_types! {
     Volume: "volumeName", used by "ServiceInstances";
     VolumeProfile: "volumeProfileName", used by "Services";
 }
 
-fn nobody() -> Problem {
+fn unsupported() -> Problem {
     Problem::invalid("Invalid object type")
 }

@@ -1,4 +1,4 @@
-//! `/debug/epcleanup`: endpoints whose pods went without a word.
+//! `/debug/epcleanup`: deletes endpoints whose pods no longer exist.
 
 use std::fmt;
 
@@ -6,106 +6,107 @@ use contiv_model::endpoint::{Oper, State};
 use contiv_model::network;
 
 use super::endpoint;
-use crate::cache::{Draft, World};
+use crate::cache::{ClusterCache, StagedTxn};
 use crate::problem::{Answer, Problem};
 
-/// Which endpoints of a tenant are to go. Names are matched whole: the original took parts of them, of all tenants.
+/// Selects endpoints of a tenant by exact names. (The original matched substrings, in all tenants.)
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cleanup {
     tenant: String,
-    of: Of,
+    selector: Selector,
     name: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Of {
+enum Selector {
     Network,
     Group,
     Endpoint,
 }
 
 impl Cleanup {
-    /// So many endpoints have room in one transaction, each in a group of its own.
-    pub const AT_ONCE: usize = 32;
+    /// Endpoints per transaction, even if each one is in a group of its own.
+    pub const BATCH: usize = 32;
 
-    /// Reads the parts of the path.
+    /// Parses the path segments.
     pub fn read(tenant: &str, kind: &str, name: &str) -> Result<Cleanup, Problem> {
-        let of = match kind {
-            "net" => Of::Network,
-            "group" => Of::Group,
-            "ep" => Of::Endpoint,
+        let selector = match kind {
+            "net" => Selector::Network,
+            "group" => Selector::Group,
+            "ep" => Selector::Endpoint,
             _ => return Err(Problem::invalid(format!("cannot clean up {kind}; try net, group or ep"))),
         };
-        Ok(Cleanup { tenant: tenant.to_owned(), of, name: name.to_owned() })
+        Ok(Cleanup { tenant: tenant.to_owned(), selector, name: name.to_owned() })
     }
 
-    /// The keys of the endpoints; it is an error if there are none.
-    pub fn find(&self, world: &World) -> Result<Vec<String>, Problem> {
-        let found = world.all::<State>().filter(|endpoint| self.is_about(endpoint, world));
+    /// Ids of the selected endpoints. Fails if there are none.
+    pub fn find(&self, cache: &ClusterCache) -> Result<Vec<String>, Problem> {
+        let found = cache.all::<State>().filter(|endpoint| self.matches(endpoint, cache));
         let found: Vec<String> = found.map(|endpoint| endpoint.id.clone()).collect();
         if found.is_empty() {
             let error =
-                format!("no endpoint to clean up: {} {} in tenant {}", self.of, self.name, self.tenant);
+                format!("no endpoint to clean up: {} {} in tenant {}", self.selector, self.name, self.tenant);
             return Err(Problem::not_found(error));
         }
         Ok(found)
     }
 
-    fn is_about(&self, endpoint: &State, world: &World) -> bool {
-        match self.of {
-            // A node's own interface on an infra network is there as long as the node is, and goes only by its key.
-            Of::Network | Of::Group if is_nodes_own(endpoint, world) => false,
-            Of::Network => endpoint.net_id == format!("{}.{}", self.name, self.tenant),
-            Of::Group => endpoint.endpoint_group_key == format!("{}:{}", self.name, self.tenant),
-            Of::Endpoint => {
+    fn matches(&self, endpoint: &State, cache: &ClusterCache) -> bool {
+        match self.selector {
+            // A node's own interface on an infra network exists as long as the node. It is deleted
+            // only by its id.
+            Selector::Network | Selector::Group if is_node_interface(endpoint, cache) => false,
+            Selector::Network => endpoint.net_id == format!("{}.{}", self.name, self.tenant),
+            Selector::Group => endpoint.endpoint_group_key == format!("{}:{}", self.name, self.tenant),
+            Selector::Endpoint => {
                 let names = [&endpoint.endpoint_id, &endpoint.container_id, &endpoint.id];
-                names.contains(&&self.name) && self.is_of_tenant(endpoint, world)
+                names.contains(&&self.name) && self.is_of_tenant(endpoint, cache)
             }
         }
     }
 
-    /// Names have dots: only the network itself knows where its tenant begins.
-    fn is_of_tenant(&self, endpoint: &State, world: &World) -> bool {
-        match world.ledger::<network::State>(&endpoint.net_id) {
+    /// Network names may contain dots, so the tenant is taken from the network if it exists.
+    fn is_of_tenant(&self, endpoint: &State, cache: &ClusterCache) -> bool {
+        match cache.allocation::<network::State>(&endpoint.net_id) {
             Some(network) => network.body.tenant == self.tenant,
             None => endpoint.net_id.ends_with(&format!(".{}", self.tenant)),
         }
     }
 
-    /// What is answered when it is done.
+    /// Body of the response.
     pub fn done(&self) -> String {
-        format!("Received request to cleanup {} with ID: {}\n", self.of, self.name)
+        format!("Received request to cleanup {} with ID: {}\n", self.selector, self.name)
     }
 }
 
-/// It has no container, or is called as the node.
-fn is_nodes_own(endpoint: &State, world: &World) -> bool {
+/// Whether the endpoint has no container, or has the name of its node.
+fn is_node_interface(endpoint: &State, cache: &ClusterCache) -> bool {
     let is_infra = || {
-        let network = world.ledger::<network::State>(&endpoint.net_id);
+        let network = cache.allocation::<network::State>(&endpoint.net_id);
         network.is_none_or(|network| network.body.nw_type == "infra")
     };
     endpoint.endpoint_id.is_empty() || endpoint.endpoint_id == endpoint.homing_host && is_infra()
 }
 
-impl fmt::Display for Of {
+impl fmt::Display for Selector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Of::Network => "Network",
-            Of::Group => "EPG",
-            Of::Endpoint => "Endpoint",
+            Selector::Network => "Network",
+            Selector::Group => "EPG",
+            Selector::Endpoint => "Endpoint",
         })
     }
 }
 
-/// Deletes the endpoints that are still there, with their addresses.
-pub fn clean_up(endpoints: &[String], draft: &mut Draft<'_>) -> Answer {
+/// Deletes the endpoints that exist, with their addresses.
+pub fn clean_up(endpoints: &[String], staged: &mut StagedTxn<'_>) -> Answer {
     for id in endpoints {
-        if let Some(endpoint) = draft.get::<State>(id) {
-            endpoint::remove(&endpoint, draft);
+        if let Some(endpoint) = staged.get::<State>(id) {
+            endpoint::remove(&endpoint, staged);
         }
-        // What a node made of it.
-        if draft.get::<Oper>(id).is_some() {
-            draft.delete::<Oper>(id);
+        // State written by the node's agent.
+        if staged.get::<Oper>(id).is_some() {
+            staged.delete::<Oper>(id);
         }
     }
     Ok(vec![])

@@ -1,4 +1,4 @@
-//! Containers start and die: what their endpoints are called, and which services they are behind.
+//! `updateEndpoint`: start and exit of containers.
 
 use contiv_model::endpoint::State;
 use contiv_model::{group, network};
@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::request::UpdateEndpoint;
-use crate::cache::Draft;
+use crate::cache::StagedTxn;
 use crate::domain::services;
 use crate::go_json;
 use crate::problem::{Answer, Problem};
@@ -18,21 +18,21 @@ pub(super) struct Reply<'a> {
     address: &'a str,
 }
 
-pub(super) fn update(request: &UpdateEndpoint, draft: &mut Draft<'_>) -> Answer {
+pub(super) fn update(request: &UpdateEndpoint, staged: &mut StagedTxn<'_>) -> Answer {
     match request.event.as_str() {
-        "start" => start(request, draft)?,
-        "die" if !die(request, draft)? => return go_json::encode(&()),
+        "start" => start(request, staged)?,
+        "die" if !die(request, staged)? => return go_json::encode(&()),
         _ => {}
     }
     go_json::encode(&Reply { address: &request.ip_address })
 }
 
-/// The endpoint's container runs, and has these labels besides those that it had.
-fn start(request: &UpdateEndpoint, draft: &mut Draft<'_>) -> Result<(), Problem> {
-    let id = format!("{}-{}", network_id(request, draft)?, request.endpoint_id);
-    let old = draft.get::<State>(&id).ok_or_else(Problem::key_not_found)?;
+/// Sets the container of the endpoint and adds the labels.
+fn start(request: &UpdateEndpoint, staged: &mut StagedTxn<'_>) -> Result<(), Problem> {
+    let id = format!("{}-{}", network_id(request, staged)?, request.endpoint_id);
+    let old = staged.get::<State>(&id).ok_or_else(Problem::key_not_found)?;
     if request.container_id.is_empty() {
-        return Err(nameless(request, &id));
+        return Err(missing_provider_id(request, &id));
     }
     let mut labels = old.labels.clone().unwrap_or_default();
     labels.extend(request.labels.clone().unwrap_or_default());
@@ -43,43 +43,43 @@ fn start(request: &UpdateEndpoint, draft: &mut Draft<'_>) -> Result<(), Problem>
         ..(*old).clone()
     };
     if new != *old {
-        draft.put(&id, new);
+        staged.put(&id, new);
     }
-    services::follow(&old, draft);
+    services::update_providers(&old, staged);
     Ok(())
 }
 
-/// The container runs no more, and its endpoint has no labels; false if nobody knows it.
-fn die(request: &UpdateEndpoint, draft: &mut Draft<'_>) -> Result<bool, Problem> {
+/// Removes the labels of the container's endpoints. Returns false if there are none.
+fn die(request: &UpdateEndpoint, staged: &mut StagedTxn<'_>) -> Result<bool, Problem> {
     if request.container_id.is_empty() {
         return Err(Problem::invalid("invalid containerID in UpdateEndpointRequest:(nil)"));
     }
     let mut known = false;
-    for id in draft.of_container(&request.container_id) {
-        let Some(old) = draft.get::<State>(&id).filter(|endpoint| endpoint.labels.is_some()) else {
+    for id in staged.of_container(&request.container_id) {
+        let Some(old) = staged.get::<State>(&id).filter(|endpoint| endpoint.labels.is_some()) else {
             continue;
         };
         known = true;
-        draft.put(&id, State { labels: None, ..(*old).clone() });
-        services::follow(&old, draft);
+        staged.put(&id, State { labels: None, ..(*old).clone() });
+        services::update_providers(&old, staged);
     }
     Ok(known)
 }
 
-/// What is called a network may be a group on one.
-fn network_id(request: &UpdateEndpoint, draft: &Draft<'_>) -> Result<String, Problem> {
+/// The network field may contain the name of a group.
+fn network_id(request: &UpdateEndpoint, staged: &StagedTxn<'_>) -> Result<String, Problem> {
     let (name, tenant) = (&request.network, &request.tenant);
     let network = format!("{name}.{tenant}");
-    if draft.ledger_before::<network::State>(&network).is_some() {
+    if staged.committed::<network::State>(&network).is_some() {
         return Ok(network);
     }
-    let group = draft.ledger_before::<group::State>(&format!("{name}:{tenant}"));
+    let group = staged.committed::<group::State>(&format!("{name}:{tenant}"));
     let group = group.ok_or_else(Problem::key_not_found)?;
     Ok(format!("{}.{tenant}", group.body.network_name))
 }
 
-/// In the original's words, which are a Go struct.
-fn nameless(request: &UpdateEndpoint, id: &str) -> Problem {
+/// The original's error text, which contains a formatted Go struct.
+fn missing_provider_id(request: &UpdateEndpoint, id: &str) -> Problem {
     let labels = request.labels.iter().flatten().map(|(name, value)| format!("{name}:{value}"));
     let labels = labels.collect::<Vec<_>>().join(" ");
     let (ip, tenant, network) = (&request.ip_address, &request.tenant, &request.network);

@@ -1,4 +1,4 @@
-//! Endpoints come and go.
+//! `createEndpoint` and `deleteEndpoint`.
 
 use contiv_model::endpoint::State;
 use contiv_model::mac::Mac;
@@ -6,13 +6,13 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::request::{CreateEndpoint, DeleteEndpoint};
-use crate::cache::Draft;
-use crate::domain::allocation::Place;
+use crate::cache::StagedTxn;
+use crate::domain::allocation::AllocationScope;
 use crate::domain::services;
 use crate::go_json;
 use crate::problem::{Answer, Problem};
 
-/// The answer to both calls.
+/// Response to both calls.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "EndpointReply")]
 pub(super) struct Reply<'a> {
@@ -20,7 +20,7 @@ pub(super) struct Reply<'a> {
     config: &'a State,
 }
 
-pub(super) fn create(request: &CreateEndpoint, draft: &mut Draft<'_>) -> Answer {
+pub(super) fn create(request: &CreateEndpoint, staged: &mut StagedTxn<'_>) -> Answer {
     let config = &request.config;
     let network = format!("{}.{}", request.network_name, request.tenant_name);
     let id = match config.container.as_str() {
@@ -31,35 +31,35 @@ pub(super) fn create(request: &CreateEndpoint, draft: &mut Draft<'_>) -> Answer 
         "" => None,
         name => Some(format!("{name}:{}", request.tenant_name)),
     };
-    let mut place = Place::find(draft, &network, None)?;
-    // One that exists is what was asked for, whatever else the request says.
-    if let Some(endpoint) = draft.get::<State>(&id) {
+    let mut scope = AllocationScope::find(staged, &network, None)?;
+    // An existing endpoint is returned unchanged, whatever the other fields are.
+    if let Some(endpoint) = staged.get::<State>(&id) {
         return go_json::encode(&Reply { config: &endpoint });
     }
-    // Infra networks carry nodes; those are in no group.
-    if place.network.body.nw_type != "infra" {
-        place = Place::find(draft, &network, group.as_deref())?;
+    // Endpoints on infra networks are nodes and belong to no group.
+    if scope.network.body.nw_type != "infra" {
+        scope = AllocationScope::find(staged, &network, group.as_deref())?;
     }
     let address = match config.ip_address.as_str() {
-        "" => place.choose(draft)?,
-        address => place.explicit(draft, address)?,
+        "" => scope.lowest_free(staged)?,
+        address => scope.requested(staged, address)?,
     };
-    let address6 = place.choose6(draft, &config.ipv6_address)?;
+    let address6 = scope.next_free_v6(staged, &config.ipv6_address)?;
 
-    let ip = place.subnet.address(address.host);
-    let ip6 = address6.as_ref().zip(place.subnet6).map(|(choice, subnet)| subnet.address(choice.host));
-    place.take(draft, &address);
-    if let Some(choice) = &address6 {
-        place.take6(draft, choice);
+    let ip = scope.subnet.address(address.host);
+    let ip6 = address6.as_ref().zip(scope.subnet6).map(|(candidate, subnet)| subnet.address(candidate.host));
+    scope.take(staged, &address);
+    if let Some(candidate) = &address6 {
+        scope.take_v6(staged, candidate);
     }
-    place.count_endpoint(draft, 1);
+    scope.count_endpoint(staged, 1);
     let endpoint = State {
         id: id.clone(),
         net_id: network,
         endpoint_id: config.container.clone(),
         service_name: config.service_name.clone(),
-        endpoint_group_id: place.group.map_or(0, |group| group.body.endpoint_group_id),
-        endpoint_group_key: place.group.map(|group| group.body.id.clone()).unwrap_or_default(),
+        endpoint_group_id: scope.group.map_or(0, |group| group.body.endpoint_group_id),
+        endpoint_group_key: scope.group.map(|group| group.body.id.clone()).unwrap_or_default(),
         ip_address: ip.to_string(),
         ipv6_address: ip6.map(|ip| ip.to_string()).unwrap_or_default(),
         mac_address: Mac::of_endpoint(ip).to_string(),
@@ -68,33 +68,34 @@ pub(super) fn create(request: &CreateEndpoint, draft: &mut Draft<'_>) -> Answer 
         ..State::default()
     };
     let reply = go_json::encode(&Reply { config: &endpoint });
-    draft.put(&id, endpoint);
+    staged.put(&id, endpoint);
     reply
 }
 
-pub(super) fn delete(request: &DeleteEndpoint, draft: &mut Draft<'_>) -> Answer {
+pub(super) fn delete(request: &DeleteEndpoint, staged: &mut StagedTxn<'_>) -> Answer {
     let network = format!("{}.{}", request.network_name, request.tenant_name);
     let id = format!("{network}-{}", request.endpoint_id);
-    let endpoint = draft.get::<State>(&id).ok_or_else(Problem::key_not_found)?;
+    let endpoint = staged.get::<State>(&id).ok_or_else(Problem::key_not_found)?;
     let reply = go_json::encode(&Reply { config: &endpoint })?;
-    remove(&endpoint, draft);
+    remove(&endpoint, staged);
     Ok(reply)
 }
 
-/// Deletes it, with its addresses; no service has it any more.
-pub(super) fn remove(endpoint: &State, draft: &mut Draft<'_>) {
+/// Deletes the endpoint, frees its addresses, and removes it from services.
+pub(super) fn remove(endpoint: &State, staged: &mut StagedTxn<'_>) {
     let network = &endpoint.net_id;
     let group = Some(endpoint.endpoint_group_key.as_str()).filter(|key| !key.is_empty());
 
-    draft.delete::<State>(&endpoint.id);
-    services::follow(endpoint, draft);
-    // The group, or an infra network, may be gone before its endpoints.
-    let place = Place::find(draft, network, group).or_else(|_| Place::find(draft, network, None));
-    if let Ok(place) = place {
-        if let Ok(host) = place.subnet.host(&endpoint.ip_address) {
-            place.release(draft, host);
+    staged.delete::<State>(&endpoint.id);
+    services::update_providers(endpoint, staged);
+    // The group or the infra network may have been deleted before.
+    let scope = AllocationScope::find(staged, network, group)
+        .or_else(|_| AllocationScope::find(staged, network, None));
+    if let Ok(scope) = scope {
+        if let Ok(host) = scope.subnet.host(&endpoint.ip_address) {
+            scope.release(staged, host);
         }
-        place.release6(draft, &endpoint.ipv6_address);
-        place.count_endpoint(draft, -1);
+        scope.release_v6(staged, &endpoint.ipv6_address);
+        scope.count_endpoint(staged, -1);
     }
 }

@@ -1,4 +1,4 @@
-//! The bodies of the calls.
+//! Request bodies of plugin calls.
 
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
@@ -6,15 +6,15 @@ use serde_json::Value;
 use crate::cache::Labels;
 use crate::go_json;
 use crate::problem::Problem;
-use crate::schema::{Member, Shape, Type};
+use crate::schema::{Field, Schema, Type};
 
-/// A body with the Go type that it is decoded as.
+/// A request body and the schema that decodes it.
 pub(super) trait Request: DeserializeOwned {
-    const SHAPE: &'static Shape;
+    const SCHEMA: &'static Schema;
 }
 
 pub(super) fn decode<R: Request>(body: &[u8]) -> Result<R, Problem> {
-    let members = go_json::decode(body, R::SHAPE).map_err(Problem::invalid)?;
+    let members = go_json::decode(body, R::SCHEMA).map_err(Problem::invalid)?;
     serde_json::from_value(Value::Object(members)).map_err(|e| Problem::invalid(e.to_string()))
 }
 
@@ -58,7 +58,7 @@ pub struct ConfigEp {
     pub ip_address: String,
     #[serde(rename = "IPv6Address")]
     pub ipv6_address: String,
-    /// The group: the one beside `ConfigEP` is not read.
+    /// Name of the group. The `ServiceName` outside `ConfigEP` is ignored.
     pub service_name: String,
 }
 
@@ -80,7 +80,7 @@ pub struct UpdateEndpoint {
     pub container_id: String,
     pub labels: Option<Labels>,
     pub tenant: String,
-    /// Of a network, or of a group on one.
+    /// Name of a network, or of a group.
     pub network: String,
     /// `start` or `die`.
     pub event: String,
@@ -91,73 +91,73 @@ pub struct UpdateEndpoint {
 }
 
 impl Request for AllocAddress {
-    const SHAPE: &'static Shape = &Shape {
+    const SCHEMA: &'static Schema = &Schema {
         go_type: "master.AddressAllocRequest",
-        members: &[
-            Member::any("AddressPool", Type::Text),
-            Member::any("NetworkID", Type::Text),
-            Member::any("PreferredIPv4Address", Type::Text),
+        fields: &[
+            Field::any("AddressPool", Type::Text),
+            Field::any("NetworkID", Type::Text),
+            Field::any("PreferredIPv4Address", Type::Text),
         ],
     };
 }
 
 impl Request for ReleaseAddress {
-    const SHAPE: &'static Shape = &Shape {
+    const SCHEMA: &'static Schema = &Schema {
         go_type: "master.AddressReleaseRequest",
-        members: &[Member::any("NetworkID", Type::Text), Member::any("IPv4Address", Type::Text)],
+        fields: &[Field::any("NetworkID", Type::Text), Field::any("IPv4Address", Type::Text)],
     };
 }
 
-static CONFIG_EP: Shape = Shape {
+static CONFIG_EP: Schema = Schema {
     go_type: "intent.ConfigEP",
-    members: &[
-        Member::any("Container", Type::Text),
-        Member::any("Host", Type::Text),
-        Member::any("IPAddress", Type::Text),
-        Member::any("IPv6Address", Type::Text),
-        Member::any("ServiceName", Type::Text),
+    fields: &[
+        Field::any("Container", Type::Text),
+        Field::any("Host", Type::Text),
+        Field::any("IPAddress", Type::Text),
+        Field::any("IPv6Address", Type::Text),
+        Field::any("ServiceName", Type::Text),
     ],
 };
 
 impl Request for CreateEndpoint {
-    const SHAPE: &'static Shape = &Shape {
+    const SCHEMA: &'static Schema = &Schema {
         go_type: "master.CreateEndpointRequest",
-        members: &[
-            Member::any("TenantName", Type::Text),
-            Member::any("NetworkName", Type::Text),
-            Member::any("ServiceName", Type::Text),
-            Member::any("EndpointID", Type::Text),
-            Member::any("EPCommonName", Type::Text),
-            Member::any("ConfigEP", Type::Struct(&CONFIG_EP)),
+        fields: &[
+            Field::any("TenantName", Type::Text),
+            Field::any("NetworkName", Type::Text),
+            Field::any("ServiceName", Type::Text),
+            Field::any("EndpointID", Type::Text),
+            Field::any("EPCommonName", Type::Text),
+            Field::any("ConfigEP", Type::Struct(&CONFIG_EP)),
         ],
     };
 }
 
 impl Request for DeleteEndpoint {
-    const SHAPE: &'static Shape = &Shape {
+    const SCHEMA: &'static Schema = &Schema {
         go_type: "master.DeleteEndpointRequest",
-        members: &[
-            Member::any("TenantName", Type::Text),
-            Member::any("NetworkName", Type::Text),
-            Member::any("ServiceName", Type::Text),
-            Member::any("EndpointID", Type::Text),
-            Member::any("IPv4Address", Type::Text),
+        fields: &[
+            Field::any("TenantName", Type::Text),
+            Field::any("NetworkName", Type::Text),
+            Field::any("ServiceName", Type::Text),
+            Field::any("EndpointID", Type::Text),
+            Field::any("IPv4Address", Type::Text),
         ],
     };
 }
 
 impl Request for UpdateEndpoint {
-    const SHAPE: &'static Shape = &Shape {
+    const SCHEMA: &'static Schema = &Schema {
         go_type: "master.UpdateEndpointRequest",
-        members: &[
-            Member::any("IPAddress", Type::Text),
-            Member::any("ContainerID", Type::Text),
-            Member::any("Labels", Type::TextMap),
-            Member::any("Tenant", Type::Text),
-            Member::any("Network", Type::Text),
-            Member::any("Event", Type::Text),
-            Member::any("EndpointID", Type::Text),
-            Member::any("EPCommonName", Type::Text),
+        fields: &[
+            Field::any("IPAddress", Type::Text),
+            Field::any("ContainerID", Type::Text),
+            Field::any("Labels", Type::TextMap),
+            Field::any("Tenant", Type::Text),
+            Field::any("Network", Type::Text),
+            Field::any("Event", Type::Text),
+            Field::any("EndpointID", Type::Text),
+            Field::any("EPCommonName", Type::Text),
         ],
     };
 }

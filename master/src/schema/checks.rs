@@ -1,4 +1,4 @@
-//! The forms that the original's regular expressions describe (INVENTORY 1.4).
+//! Check functions equivalent to the original's regular expressions (INVENTORY 1.4).
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -8,7 +8,7 @@ pub(super) fn is_name(text: &str) -> bool {
     name::is_name(text)
 }
 
-/// The last label may be missing.
+/// The last label may be empty.
 pub(super) fn is_name_or_empty(text: &str) -> bool {
     text.is_empty() || name::is_name(text) || text.strip_suffix('.').is_some_and(name::is_name)
 }
@@ -21,7 +21,7 @@ pub(super) fn is_ipv4_or_empty(text: &str) -> bool {
     text.is_empty() || is_ipv4(text)
 }
 
-/// `address` or `first-last`, or nothing.
+/// `address`, `first-last`, or the empty text.
 pub(super) fn is_address_range(text: &str) -> bool {
     match text.split_once('-') {
         Some((first, last)) => is_ipv4(first) && is_ipv4(last),
@@ -42,7 +42,7 @@ pub(super) fn is_router_address(text: &str) -> bool {
     is_ipv4(first) && (last == "0" || is_number(last, 1, 255)) && is_number(length, 1, 31)
 }
 
-/// A /16.
+/// An IPv4 subnet of length 16.
 pub(super) fn is_private_subnet(text: &str) -> bool {
     text.strip_suffix("/16").is_some_and(is_ipv4)
 }
@@ -51,24 +51,25 @@ pub(super) fn is_ipv6_or_empty(text: &str) -> bool {
     text.is_empty() || is_ipv6(text)
 }
 
-/// No form with an IPv4 tail.
+/// IPv6 notation without an IPv4 suffix.
 fn is_ipv6(text: &str) -> bool {
     !text.contains('.') && text.parse::<Ipv6Addr>().is_ok()
 }
 
-/// `(1[0-2][0-7]|[1-9][0-9]|[1-9])` is how the original spells 1 to 127; 108 and its like are left out.
+/// The original accepts `(1[0-2][0-7]|[1-9][0-9]|[1-9])` as length. This excludes numbers such as
+/// 108.
 pub(super) fn is_ipv6_subnet_or_empty(text: &str) -> bool {
     let Some((address, length)) = text.rsplit_once('/') else { return text.is_empty() };
     let sound = is_number(length, 1, 127) && (length.len() < 3 || !length.ends_with(['8', '9']));
     sound && !address.is_empty() && is_ipv6_or_empty(address)
 }
 
-/// A name or a number that `[0-9]{1,3}` lets through.
+/// A protocol name, or a number of up to three digits.
 pub(super) fn is_protocol_or_empty(text: &str) -> bool {
     ["", "tcp", "udp", "icmp"].contains(&text) || is_digits(text, 3)
 }
 
-/// An address of either family, or a subnet of it; `a.b.c.d-e` is taken as the original does.
+/// An IPv4 or IPv6 address or subnet. Like the original, this accepts `a.b.c.d-e`.
 pub(super) fn is_rule_address_or_empty(text: &str) -> bool {
     let (address, length) = match text.split_once('/') {
         Some((address, length)) => (address, Some(length)),
@@ -80,7 +81,8 @@ pub(super) fn is_rule_address_or_empty(text: &str) -> bool {
     text.is_empty() || is_ipv4(first) && octet && up_to(32) || is_ipv6(address) && up_to(128)
 }
 
-/// A number without leading zeros and a unit; the braces and the 1 are an oddity of the original's expression.
+/// A number without leading zeros and a unit. The original's expression also accepts braces and `1`
+/// as units.
 pub(super) fn is_bandwidth_or_empty(text: &str) -> bool {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
@@ -98,12 +100,12 @@ pub(super) fn is_bandwidth_or_empty(text: &str) -> bool {
     text.is_empty() || number.starts_with(|c: char| ('1'..='9').contains(&c)) && sound
 }
 
-/// `topology/pod-1/node-101`, several of them joined by commas, or nothing.
+/// A comma-separated list of `topology/pod-1/node-101`, or the empty text.
 pub(super) fn is_node_bindings(text: &str) -> bool {
     text.is_empty() || text.split(',').all(|node| fabric_node(node, "/node-").is_some_and(str::is_empty))
 }
 
-/// `topology/pod-1/paths-101/pathep-[eth1/14]`, several of them joined by commas, or nothing.
+/// A comma-separated list of `topology/pod-1/paths-101/pathep-[eth1/14]`, or the empty text.
 pub(super) fn is_path_bindings(text: &str) -> bool {
     let port = |rest: &str| {
         let port = rest.strip_prefix("/pathep-[eth")?.strip_suffix(']')?;
@@ -114,7 +116,7 @@ pub(super) fn is_path_bindings(text: &str) -> bool {
     text.is_empty() || text.split(',').all(path)
 }
 
-/// What follows on `topology/pod-N`, `kind` and a number.
+/// Rest of the text after `topology/pod-N`, `kind` and a number.
 fn fabric_node<'t>(text: &'t str, kind: &str) -> Option<&'t str> {
     let (pod, rest) = text.strip_prefix("topology/pod-")?.split_once(kind)?;
     let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
@@ -130,17 +132,17 @@ pub(super) fn is_vxlan_range(text: &str) -> bool {
     is_range(text, 8)
 }
 
-/// Two numbers of at most `digits` digits joined by a hyphen.
+/// Two numbers of at most `digits` digits, joined by a hyphen.
 fn is_range(text: &str, digits: usize) -> bool {
     text.split_once('-').is_some_and(|(a, b)| is_digits(a, digits) && is_digits(b, digits))
 }
 
-/// One digit to `most`.
+/// One to `most` digits.
 fn is_digits(text: &str, most: usize) -> bool {
     (1..=most).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_digit())
 }
 
-/// Without sign or leading zeros.
+/// A number from `min` to `max` without sign or leading zeros.
 fn is_number(text: &str, min: u8, max: u8) -> bool {
     text.starts_with(|c: char| ('1'..='9').contains(&c))
         && text.parse().is_ok_and(|n| (min..=max).contains(&n))
@@ -150,17 +152,17 @@ fn is_number(text: &str, min: u8, max: u8) -> bool {
 mod tests {
     use super::*;
 
-    fn holds(form: fn(&str) -> bool, good: &[&str], bad: &[&str]) {
+    fn holds(format: fn(&str) -> bool, good: &[&str], bad: &[&str]) {
         for text in good {
-            assert!(form(text), "{text:?} is refused");
+            assert!(format(text), "{text:?} is refused");
         }
         for text in bad {
-            assert!(!form(text), "{text:?} is accepted");
+            assert!(!format(text), "{text:?} is accepted");
         }
     }
 
     #[test]
-    fn forms_are_those_of_the_original() {
+    fn checks_match_the_original() {
         holds(is_name_or_empty, &["", "a", "a.", "a.b"], &[".", "a_b", "-a"]);
         holds(
             is_subnet,

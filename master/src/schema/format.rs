@@ -1,48 +1,48 @@
-//! The forms of texts, as code that checks them and as regular expressions that tell others.
+//! Formats of text fields: a check function and an equivalent regular expression.
 
 use super::checks;
 
-/// What a text may be like.
+/// Format of a text field.
 #[derive(Clone, Copy, Debug)]
-pub enum Form {
+pub enum Format {
     Any,
     /// One of these.
-    Words(&'static [&'static str]),
-    Like(&'static Like),
+    OneOf(&'static [&'static str]),
+    Pattern(&'static Pattern),
 }
 
-/// A form with a regular expression (ECMA 262) that says the same as the code.
+/// A check function and the regular expression (ECMA 262) that accepts the same texts.
 #[derive(Debug)]
-pub struct Like {
-    pub holds: fn(&str) -> bool,
-    pub pattern: &'static str,
-    /// For people, and a seed for those who try everything.
+pub struct Pattern {
+    pub matches: fn(&str) -> bool,
+    pub regex: &'static str,
+    /// An accepted text, for documentation and generated requests.
     pub example: &'static str,
 }
 
-impl Form {
-    pub fn holds(self, text: &str) -> bool {
+impl Format {
+    pub fn matches(self, text: &str) -> bool {
         match self {
-            Form::Any => true,
-            Form::Words(words) => words.contains(&text),
-            Form::Like(like) => (like.holds)(text),
+            Format::Any => true,
+            Format::OneOf(words) => words.contains(&text),
+            Format::Pattern(pattern) => (pattern.matches)(text),
         }
     }
 }
 
-/// Pieces of the patterns.
-macro_rules! piece {
+/// Parts of the regular expressions.
+macro_rules! part {
     (label) => {
         "[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?"
     };
     (name) => {
-        concat!(piece!(label), "(\\.", piece!(label), ")*")
+        concat!(part!(label), "(\\.", part!(label), ")*")
     };
     (octet) => {
         "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
     };
     (ip) => {
-        concat!("(", piece!(octet), "\\.){3}", piece!(octet))
+        concat!("(", part!(octet), "\\.){3}", part!(octet))
     };
     (len31) => {
         "([1-9]|[12][0-9]|3[01])"
@@ -59,81 +59,81 @@ macro_rules! piece {
     (ip6) => {
         concat!(
             "((",
-            piece!(h),
+            part!(h),
             ":){7}",
-            piece!(h),
+            part!(h),
             "|(",
-            piece!(h),
+            part!(h),
             ":){1,7}:",
             "|(",
-            piece!(h),
+            part!(h),
             ":){1,6}:",
-            piece!(h),
+            part!(h),
             "|(",
-            piece!(h),
+            part!(h),
             ":){1,5}(:",
-            piece!(h),
+            part!(h),
             "){1,2}",
             "|(",
-            piece!(h),
+            part!(h),
             ":){1,4}(:",
-            piece!(h),
+            part!(h),
             "){1,3}",
             "|(",
-            piece!(h),
+            part!(h),
             ":){1,3}(:",
-            piece!(h),
+            part!(h),
             "){1,4}",
             "|(",
-            piece!(h),
+            part!(h),
             ":){1,2}(:",
-            piece!(h),
+            part!(h),
             "){1,5}",
             "|",
-            piece!(h),
+            part!(h),
             ":(:",
-            piece!(h),
+            part!(h),
             "){1,6}",
             "|:((:",
-            piece!(h),
+            part!(h),
             "){1,7}|:))"
         )
     };
 }
 
-macro_rules! forms {
-    ($($(#[$doc:meta])* $name:ident: $holds:expr, $example:literal, $($pattern:expr),+;)*) => {
-        $($(#[$doc])* pub const $name: Form =
-            Form::Like(&Like { holds: $holds, pattern: concat!("^", $($pattern,)+ "$"), example: $example });)*
+macro_rules! formats {
+    ($($(#[$doc:meta])* $name:ident: $matches:expr, $example:literal, $($pattern:expr),+;)*) => {
+        $($(#[$doc])* pub const $name: Format =
+            Format::Pattern(&Pattern { matches: $matches, regex: concat!("^", $($pattern,)+ "$"), example: $example });)*
 
         #[cfg(test)]
-        const ALL: &[(&str, Form)] = &[$((stringify!($name), $name)),*];
+        const ALL: &[(&str, Format)] = &[$((stringify!($name), $name)),*];
     };
 }
 
-forms! {
-    NAME: checks::is_name, "web", piece!(name);
-    NAME_OR_NOTHING: |text| text.is_empty() || checks::is_name(text), "web", "(", piece!(name), ")?";
-    /// The last label may be missing.
-    NAME_OR_EMPTY: checks::is_name_or_empty, "web", "(", piece!(name), "\\.?)?";
-    IPV4_OR_EMPTY: checks::is_ipv4_or_empty, "10.1.1.254", "(", piece!(ip), ")?";
-    ADDRESS_RANGE: checks::is_address_range, "10.1.1.10-10.1.1.20", "(", piece!(ip), "(-", piece!(ip), ")?)?";
-    SUBNET: checks::is_subnet, "10.1.1.0/24", piece!(ip), "(-", piece!(ip), ")?/", piece!(len31);
+formats! {
+    NAME: checks::is_name, "web", part!(name);
+    NAME_OR_NOTHING: |text| text.is_empty() || checks::is_name(text), "web", "(", part!(name), ")?";
+    /// The last label may be empty.
+    NAME_OR_EMPTY: checks::is_name_or_empty, "web", "(", part!(name), "\\.?)?";
+    IPV4_OR_EMPTY: checks::is_ipv4_or_empty, "10.1.1.254", "(", part!(ip), ")?";
+    ADDRESS_RANGE: checks::is_address_range, "10.1.1.10-10.1.1.20", "(", part!(ip), "(-", part!(ip), ")?)?";
+    SUBNET: checks::is_subnet, "10.1.1.0/24", part!(ip), "(-", part!(ip), ")?/", part!(len31);
     ROUTER_ADDRESS: checks::is_router_address, "50.1.1.1/24",
-        piece!(ip), "(-(0|[1-9][0-9]?|1[0-9][0-9]|2[0-4][0-9]|25[0-5]))?/", piece!(len31);
-    PRIVATE_SUBNET: checks::is_private_subnet, "172.19.0.0/16", piece!(ip), "/16";
-    IPV6_OR_EMPTY: checks::is_ipv6_or_empty, "2001:db8::1", "(", piece!(ip6), ")?";
+        part!(ip), "(-(0|[1-9][0-9]?|1[0-9][0-9]|2[0-4][0-9]|25[0-5]))?/", part!(len31);
+    PRIVATE_SUBNET: checks::is_private_subnet, "172.19.0.0/16", part!(ip), "/16";
+    IPV6_OR_EMPTY: checks::is_ipv6_or_empty, "2001:db8::1", "(", part!(ip6), ")?";
     IPV6_SUBNET_OR_EMPTY: checks::is_ipv6_subnet_or_empty, "2001:db8::/64",
-        "(", piece!(ip6), "/([1-9][0-9]?|1[0-2][0-7]))?";
+        "(", part!(ip6), "/([1-9][0-9]?|1[0-2][0-7]))?";
     PROTOCOL_OR_EMPTY: checks::is_protocol_or_empty, "tcp", "(tcp|udp|icmp|[0-9]{1,3})?";
     RULE_ADDRESS_OR_EMPTY: checks::is_rule_address_or_empty, "10.1.1.0/24",
-        "(", piece!(ip), "(-(0|[1-9][0-9]?|1[0-9][0-9]|2[0-4][0-9]|25[0-5]))?(/([1-9]|[12][0-9]|3[0-2]))?|",
-        piece!(ip6), "(/([1-9][0-9]?|1[01][0-9]|12[0-8]))?)?";
+        "(", part!(ip), "(-(0|[1-9][0-9]?|1[0-9][0-9]|2[0-4][0-9]|25[0-5]))?(/([1-9]|[12][0-9]|3[0-2]))?|",
+        part!(ip6), "(/([1-9][0-9]?|1[01][0-9]|12[0-8]))?)?";
     BANDWIDTH_OR_EMPTY: checks::is_bandwidth_or_empty, "20 mbps",
         "([1-9][0-9]*( ?(kb|Kb|Gb|gb|Mb|mb|[kmgKMG](bps)?)| [{1}](bps)?))?";
-    NODE_BINDINGS: checks::is_node_bindings, "topology/pod-1/node-101", "(", piece!(node), "(,", piece!(node), ")*)?";
+    NODE_BINDINGS: checks::is_node_bindings, "topology/pod-1/node-101", "(", part!(node), "(,", part!(node), ")*)?";
     PATH_BINDINGS: checks::is_path_bindings, "topology/pod-1/paths-101/pathep-[eth1/14]",
-        "(", piece!(path), "(,", piece!(path), ")*)?";
+        "(", part!(path), "(,", part!(path), ")*)?";
     VLAN_RANGE: checks::is_vlan_range, "1-4094", "[0-9]{1,4}-[0-9]{1,4}";
     VXLAN_RANGE: checks::is_vxlan_range, "1-10000", "[0-9]{1,8}-[0-9]{1,8}";
 }
@@ -147,9 +147,9 @@ mod tests {
 
     use super::*;
 
-    /// Texts near what some form accepts: one of a kind of pieces after the other.
+    /// Texts that are similar to what some format accepts: concatenated fragments.
     fn near() -> impl Strategy<Value = String> {
-        let piece = prop::sample::select(vec![
+        let part = prop::sample::select(vec![
             "",
             "a",
             "Z9",
@@ -210,35 +210,35 @@ mod tests {
             "/pathep-[eth1/14]",
             "topology/pod-1/paths-1/pathep-[eth1/144]",
         ]);
-        prop::collection::vec(piece, 0..5).prop_map(|pieces| pieces.concat())
+        prop::collection::vec(part, 0..5).prop_map(|pieces| pieces.concat())
     }
 
-    static PATTERNS: LazyLock<Vec<(&str, &Like, Regex)>> = LazyLock::new(|| {
-        let like = |(name, form): &(&'static str, Form)| match form {
-            Form::Like(like) => Some((*name, *like, Regex::new(like.pattern).unwrap())),
+    static PATTERNS: LazyLock<Vec<(&str, &Pattern, Regex)>> = LazyLock::new(|| {
+        let pattern = |(name, format): &(&'static str, Format)| match format {
+            Format::Pattern(pattern) => Some((*name, *pattern, Regex::new(pattern.regex).unwrap())),
             _ => None,
         };
-        ALL.iter().filter_map(like).collect()
+        ALL.iter().filter_map(pattern).collect()
     });
 
     fn agree(text: &str) {
-        for (name, like, pattern) in &*PATTERNS {
-            assert_eq!(pattern.is_match(text), (like.holds)(text), "{name}: {text:?} and {pattern}");
+        for (name, pattern, regex) in &*PATTERNS {
+            assert_eq!(regex.is_match(text), (pattern.matches)(text), "{name}: {text:?} and {regex}");
         }
     }
 
     #[test]
-    fn examples_hold() {
-        for (name, like, _) in &*PATTERNS {
-            assert!((like.holds)(like.example), "{name}");
-            agree(like.example);
+    fn examples_are_accepted() {
+        for (name, pattern, _) in &*PATTERNS {
+            assert!((pattern.matches)(pattern.example), "{name}");
+            agree(pattern.example);
         }
     }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(4000))]
         #[test]
-        fn patterns_say_what_the_code_does(text in near()) {
+        fn regular_expressions_match_the_check_functions(text in near()) {
             agree(&text);
         }
     }

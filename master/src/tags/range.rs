@@ -1,4 +1,4 @@
-//! `a-b`, as users write it.
+//! Tag ranges in the notation of the API: `a-b`.
 
 use crate::problem::Problem;
 
@@ -9,8 +9,8 @@ pub struct Range {
     pub max: usize,
 }
 
-/// Each VXLAN pool has a bit for so many VNIs.
-const MOST_VXLANS: usize = 16_000;
+/// Number of VNIs that the bitmap of a VXLAN pool holds.
+const MAX_VXLANS: usize = 16_000;
 
 impl Range {
     pub fn vlans(text: &str) -> Result<Range, Problem> {
@@ -25,12 +25,12 @@ impl Range {
     pub fn vxlans(text: &str) -> Result<Range, Problem> {
         let range = Range::parse(text)?;
         if range.max > 65535 {
-            // "vlan" is the original's word here too.
+            // The original writes "vlan" here too.
             let error = format!("invalid range {text}, vlan values exceed 65535 max allowed");
             return Err(Problem::invalid(error));
         }
-        if range.max - range.min > MOST_VXLANS {
-            let error = format!("does not allow vxlan range to exceed {MOST_VXLANS} range {text}");
+        if range.max - range.min > MAX_VXLANS {
+            let error = format!("does not allow vxlan range to exceed {MAX_VXLANS} range {text}");
             return Err(Problem::invalid(error));
         }
         Ok(range)
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_are_the_originals() {
+    fn errors_have_the_originals_texts() {
         let vlans = |text| Range::vlans(text).unwrap_err().text;
         assert_eq!(vlans("1-5000"), "invalid range 1-5000, vlan values exceed 4095 max allowed");
         assert_eq!(vlans("0-10"), "invalid range 0-10, values less than 1");

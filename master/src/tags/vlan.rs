@@ -1,4 +1,4 @@
-//! The VLANs of the cluster.
+//! Pool of VLAN ids.
 
 use contiv_model::{
     bitset::Bitset,
@@ -8,18 +8,18 @@ use contiv_model::{
 use super::{Range, list};
 use crate::problem::Problem;
 
-/// Which VLANs there are and which are free: `state/auto-vlan` and `oper/auto-vlan`.
+/// All VLAN ids of the pool and the free ones: `state/auto-vlan` and `oper/auto-vlan`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Vlans {
     all: Bitset,
     free: Bitset,
 }
 
-/// 12 bits of VLAN id; 0 and 4095 are no VLANs.
+/// A VLAN id has 12 bits; 0 and 4095 are reserved.
 const IDS: usize = 4096;
 
 impl Vlans {
-    /// All free.
+    /// A pool with all ids free.
     pub fn new(range: Range) -> Vlans {
         let all = ids(range);
         Vlans { free: all.clone(), all }
@@ -41,7 +41,7 @@ impl Vlans {
         self.all.iter().filter(|id| !self.free.contains(*id))
     }
 
-    /// The same networks with another range.
+    /// The pool with another range and the same allocations.
     pub fn with_range(&self, range: Range) -> Result<Vlans, Problem> {
         let all = ids(range);
         if self.used().any(|id| !all.contains(id)) {
@@ -56,12 +56,12 @@ impl Vlans {
         Ok(Vlans { all, free })
     }
 
-    /// The VLAN for a network: the lowest free one, or the `requested` one.
+    /// Allocates the `requested` VLAN id, or the lowest free one for 0.
     pub fn take(&mut self, requested: i64) -> Result<usize, Problem> {
         let id = match requested {
             0 => self.free.next_set(0).ok_or_else(|| Problem::conflict("no vlans available"))?,
             id => {
-                // Go prints a negative tag as the unsigned number that it converts to.
+                // The original prints a negative tag converted to an unsigned number.
                 let error =
                     || Problem::conflict(format!("requested vlan not available - vlan:{}", id as u64));
                 usize::try_from(id).ok().filter(|id| self.free.contains(*id)).ok_or_else(error)?
@@ -71,8 +71,8 @@ impl Vlans {
         Ok(id)
     }
 
-    /// Gives a network's VLAN back.
-    pub fn give(&mut self, id: i64) {
+    /// Frees a VLAN id.
+    pub fn free_id(&mut self, id: i64) {
         if let Some(id) = usize::try_from(id).ok().filter(|id| self.all.contains(*id)) {
             self.free.insert(id);
         }
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refusals_are_the_originals() {
+    fn errors_have_the_originals_texts() {
         let mut vlans = Vlans::new(Range::vlans("1-4095").unwrap());
         assert_eq!(vlans.take(0), Ok(1));
         let text = |result: Result<usize, Problem>| result.unwrap_err().text;
@@ -106,13 +106,13 @@ mod tests {
         assert_eq!(narrow.unwrap_err().text, "cannot update the vlan range due to existing vlans 1, 500");
         let mut one = Vlans::new(Range { min: 7, max: 7 });
         assert_eq!((one.take(0), text(one.take(0))), (Ok(7), "no vlans available".into()));
-        one.give(7);
+        one.free_id(7);
         assert_eq!(one.take(0), Ok(7));
     }
 
     proptest! {
         #[test]
-        fn the_lowest_is_given_and_none_twice(ops in prop::collection::vec((any::<bool>(), 0i64..40), 0..200)) {
+        fn the_lowest_is_allocated_and_none_twice(ops in prop::collection::vec((any::<bool>(), 0i64..40), 0..200)) {
             let mut vlans = Vlans::new(Range { min: 3, max: 30 });
             let mut used = BTreeSet::new();
             for (take, id) in ops {
@@ -122,7 +122,7 @@ mod tests {
                     prop_assert_eq!(vlans.take(id).ok().map(|id| id as i64), expected);
                     used.extend(expected);
                 } else {
-                    vlans.give(id);
+                    vlans.free_id(id);
                     used.remove(&id);
                 }
                 prop_assert_eq!(vlans.used().map(|id| id as i64).collect::<BTreeSet<_>>(), used.clone());

@@ -1,4 +1,4 @@
-//! The VNIs of the cluster, and the local VLANs that stand for them inside the nodes' switches.
+//! Pool of VNIs, and of the local VLAN ids that nodes use for them.
 
 use contiv_model::{
     bitset::Bitset,
@@ -8,7 +8,7 @@ use contiv_model::{
 use super::{Range, list};
 use crate::problem::Problem;
 
-/// Which VNIs there are and which are free: `state/auto-vxlan` and `oper/auto-vxlan`.
+/// All VNIs of the pool and the free ones: `state/auto-vxlan` and `oper/auto-vxlan`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Vxlans {
     /// Bit n is VNI `start + n`.
@@ -19,11 +19,11 @@ pub struct Vxlans {
     free_local: Bitset,
 }
 
-/// Bits of a pool.
+/// Bits of the pool.
 const SLOTS: usize = 1 << 14;
 
 impl Vxlans {
-    /// All free.
+    /// A pool with all VNIs free.
     pub fn new(range: Range) -> Vxlans {
         let (all, start) = slots(range);
         let mut local = Bitset::new(4096);
@@ -31,7 +31,8 @@ impl Vxlans {
         Vxlans { free: all.clone(), all, start, free_local: local.clone(), local }
     }
 
-    /// `start` is `freeVXLANsStart` of the global record: the one in the pool is not always set by the original.
+    /// `start` is `freeVXLANsStart` of the global record. The original does not always set the one
+    /// in the pool.
     pub fn read(pool: &VxlanPool, oper: &VxlanPoolOper, start: i64) -> Vxlans {
         Vxlans {
             all: pool.vxlans.clone(),
@@ -67,7 +68,7 @@ impl Vxlans {
         self.all.iter().filter(|slot| !self.free.contains(*slot)).map(|slot| self.start + slot)
     }
 
-    /// The same networks with another range.
+    /// The pool with another range and the same allocations.
     pub fn with_range(&self, range: Range) -> Result<Vxlans, Problem> {
         if self.used().any(|vni| !range.contains(vni)) {
             let used = list(self.used());
@@ -82,7 +83,7 @@ impl Vxlans {
         Ok(Vxlans { all, free, start, ..self.clone() })
     }
 
-    /// A VNI, the lowest free one or the `requested` one, and a local VLAN for it.
+    /// Allocates the `requested` VNI, or the lowest free one for 0, and a local VLAN id.
     pub fn take(&mut self, requested: i64) -> Result<(usize, usize), Problem> {
         let slot = match requested {
             0 => self.free.next_set(0).ok_or_else(|| Problem::conflict("no vxlans available"))?,
@@ -102,15 +103,15 @@ impl Vxlans {
         Ok((self.start + slot, local))
     }
 
-    /// Marks the tags of a network that exists; false if they are not free.
+    /// Allocates the tags of an existing network. Returns false if they are not free.
     pub fn claim(&mut self, vni: i64, local: i64) -> bool {
         let slot = usize::try_from(vni).ok().and_then(|vni| vni.checked_sub(self.start));
         let tags = slot.zip(usize::try_from(local).ok());
         tags.is_some_and(|(slot, local)| self.free.remove(slot) && self.free_local.remove(local))
     }
 
-    /// Gives a network's tags back.
-    pub fn give(&mut self, vni: i64, local: i64) {
+    /// Frees a VNI and its local VLAN id.
+    pub fn free_tags(&mut self, vni: i64, local: i64) {
         let slot = usize::try_from(vni).ok().and_then(|vni| vni.checked_sub(self.start));
         if let Some(slot) = slot.filter(|slot| self.all.contains(*slot)) {
             self.free.insert(slot);
@@ -137,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refusals_are_the_originals() {
+    fn errors_have_the_originals_texts() {
         let mut vxlans = Vxlans::new(Range::vxlans("3000-4000").unwrap());
         assert_eq!(vxlans.take(0), Ok((3000, 1)));
         let text = |result: Result<(usize, usize), Problem>| result.unwrap_err().text;
@@ -154,13 +155,13 @@ mod tests {
         let mut wide = vxlans.with_range(Range::vxlans("1-10000").unwrap()).unwrap();
         assert_eq!(wide.used().collect::<Vec<_>>(), [3000, 3500]);
         assert_eq!(wide.take(0), Ok((1, 3)));
-        wide.give(3000, 1);
+        wide.free_tags(3000, 1);
         assert_eq!(wide.take(3000), Ok((3000, 1)));
     }
 
     proptest! {
         #[test]
-        fn the_lowest_is_given_and_none_twice(ops in prop::collection::vec((any::<bool>(), 0i64..60), 0..200)) {
+        fn the_lowest_is_allocated_and_none_twice(ops in prop::collection::vec((any::<bool>(), 0i64..60), 0..200)) {
             let mut vxlans = Vxlans::new(Range { min: 10, max: 40 });
             let mut used: BTreeSet<(i64, i64)> = BTreeSet::new();
             for (take, vni) in ops {
@@ -174,7 +175,7 @@ mod tests {
                     prop_assert_eq!(given, expected);
                     used.extend(expected);
                 } else if let Some(pair) = used.iter().find(|(v, _)| *v == vni).copied() {
-                    vxlans.give(pair.0, pair.1);
+                    vxlans.free_tags(pair.0, pair.1);
                     used.remove(&pair);
                 }
             }

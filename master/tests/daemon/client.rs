@@ -1,4 +1,4 @@
-//! HTTP as the original's clients speak it: one request, one connection.
+//! HTTP client that behaves like the original's clients: one request per connection.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -15,7 +15,7 @@ pub(crate) struct Answer {
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// An error means that nobody answered: the request may or may not have been carried out.
+/// An error means that there was no response: the request may have been carried out.
 pub(crate) fn call(
     to: SocketAddr,
     method: &str,
@@ -32,7 +32,7 @@ pub(crate) fn connect(to: SocketAddr) -> std::io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// As [`call`], over a connection.
+/// Like [`call`], on an open connection.
 pub(crate) fn exchange(
     stream: &mut (impl Read + Write),
     to: SocketAddr,
@@ -108,18 +108,18 @@ impl Answer {
         serde_json::from_str(&self.body).unwrap()
     }
 
-    /// The body of a success.
+    /// Body of a successful response.
     pub(crate) fn good(self) -> Value {
         assert_eq!(self.status, 200, "{self:?}");
         self.json()
     }
 
-    /// The line of a failure.
+    /// Error text of a failed response.
     pub(crate) fn bad(self) -> String {
         self.line(500)
     }
 
-    /// The line of a failure that another try may mend.
+    /// Error text of a 503 response.
     pub(crate) fn unavailable(self) -> String {
         self.line(503)
     }
@@ -152,7 +152,7 @@ pub(crate) fn delete_endpoint(to: SocketAddr, network: &str, id: &str) -> std::i
     post(to, "/plugin/deleteEndpoint", &body)
 }
 
-/// The address in the answer of `createEndpoint`.
+/// Address in the response to `createEndpoint`.
 pub(crate) fn address(answer: Answer) -> String {
     answer.good()["EndpointConfig"]["ipAddress"].as_str().unwrap().to_owned()
 }

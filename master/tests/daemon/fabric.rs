@@ -1,5 +1,4 @@
-//! The gateway to an ACI fabric is told of application profiles. It is a double here, which keeps what it is told and
-//! answers as the test wants.
+//! Synchronisation with an ACI gateway. The tests run a fake gateway that records its requests.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -12,46 +11,46 @@ use serde_json::{Value, json};
 use crate::client::{delete, get, post};
 use crate::master::{Master, PATIENCE};
 
-/// How the double answers.
+/// Behaviour of the fake gateway.
 #[derive(Clone, Debug)]
-enum Mood {
-    /// Status and body.
+enum Behaviour {
+    /// Responds with status and body.
     Says(u16, Value),
-    /// Not at all.
+    /// Does not respond.
     Silent,
 }
 
 struct Gateway {
     address: SocketAddr,
-    mood: Arc<Mutex<Mood>>,
+    behaviour: Arc<Mutex<Behaviour>>,
     calls: Receiver<(String, Value)>,
 }
 
-fn agrees() -> Mood {
-    Mood::Says(200, json!({"result": "success", "info": ""}))
+fn agrees() -> Behaviour {
+    Behaviour::Says(200, json!({"result": "success", "info": ""}))
 }
 
 impl Gateway {
     fn start() -> Gateway {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let mood = Arc::new(Mutex::new(agrees()));
-        let (told, calls) = channel();
-        let answers = mood.clone();
+        let behaviour = Arc::new(Mutex::new(agrees()));
+        let (sent, calls) = channel();
+        let answers = behaviour.clone();
         thread::spawn(move || {
             for stream in listener.incoming() {
-                let (told, mood) = (told.clone(), answers.clone());
-                thread::spawn(move || serve(&stream.unwrap(), &told, &mood));
+                let (sent, behaviour) = (sent.clone(), answers.clone());
+                thread::spawn(move || serve(&stream.unwrap(), &sent, &behaviour));
             }
         });
-        Gateway { address, mood, calls }
+        Gateway { address, behaviour, calls }
     }
 
-    fn feels(&self, mood: Mood) {
-        *self.mood.lock().unwrap() = mood;
+    fn set_behaviour(&self, behaviour: Behaviour) {
+        *self.behaviour.lock().unwrap() = behaviour;
     }
 
-    /// The next call that it gets.
+    /// The next recorded request.
     fn call(&self) -> (String, Value) {
         self.calls.recv_timeout(PATIENCE).unwrap()
     }
@@ -61,8 +60,8 @@ impl Gateway {
     }
 }
 
-/// One request after the other, until the other side hangs up.
-fn serve(stream: &TcpStream, told: &Sender<(String, Value)>, mood: &Mutex<Mood>) {
+/// Answers requests until the client closes the connection.
+fn serve(stream: &TcpStream, sent: &Sender<(String, Value)>, behaviour: &Mutex<Behaviour>) {
     let mut reader = BufReader::new(stream);
     loop {
         let mut line = String::new();
@@ -84,10 +83,10 @@ fn serve(stream: &TcpStream, told: &Sender<(String, Value)>, mood: &Mutex<Mood>)
         }
         let mut body = vec![0; length];
         reader.read_exact(&mut body).unwrap();
-        // The test may be over.
-        let _over = told.send((path, serde_json::from_slice(&body).unwrap()));
-        let mood = mood.lock().unwrap().clone();
-        let Mood::Says(status, body) = mood else { return thread::sleep(PATIENCE) };
+        // The test may have ended.
+        let _over = sent.send((path, serde_json::from_slice(&body).unwrap()));
+        let behaviour = behaviour.lock().unwrap().clone();
+        let Behaviour::Says(status, body) = behaviour else { return thread::sleep(PATIENCE) };
         let body = body.to_string();
         let response = format!("HTTP/1.1 {status} X\r\nContent-Length: {}\r\n\r\n{body}", body.len());
         if (&mut &*stream).write_all(response.as_bytes()).is_err() {
@@ -99,7 +98,8 @@ fn serve(stream: &TcpStream, told: &Sender<(String, Value)>, mood: &Mutex<Mood>)
 const PROFILE: &str = "/api/v1/appProfiles/default:ap/";
 
 fn master(dir: &std::path::Path, gateway: SocketAddr) -> Master {
-    let master = Master::unasked(dir, &["--infra", "aci", "--aci-gateway", &format!("http://{gateway}/")]);
+    let master =
+        Master::start_unprobed(dir, &["--infra", "aci", "--aci-gateway", &format!("http://{gateway}/")]);
     let to = master.address;
     let network = json!({"tenantName": "default", "networkName": "net", "encap": "vlan",
         "subnet": "10.1.0.0/24", "gateway": "10.1.0.254"});
@@ -120,7 +120,7 @@ fn named() -> Value {
 }
 
 #[test]
-fn the_gateway_is_told_in_the_originals_words() {
+fn profiles_are_sent_in_the_originals_protocol() {
     let (store, gateway) = (testkit::scratch_dir("store").unwrap(), Gateway::start());
     let master = master(store.path(), gateway.address);
     let to = master.address;
@@ -149,7 +149,7 @@ fn the_gateway_is_told_in_the_originals_words() {
     assert!(gateway.quiet());
 
     post(to, PROFILE, &profile(&["web", "db"])).unwrap().good();
-    let (call, told) = gateway.call();
+    let (call, sent) = gateway.call();
     assert_eq!(call, "/createAppProf");
     let mut settings = settings;
     settings["key"] = json!("aciGw");
@@ -172,9 +172,9 @@ fn the_gateway_is_told_in_the_originals_words() {
                     {"link-kind": "CONSUME", "contract-dn": "uni/tn-common/brc-x", "contract-kind": "EXTERNAL"}]},
         ],
     });
-    assert_eq!(told, wanted);
+    assert_eq!(sent, wanted);
 
-    // Changed, it is told as deleted and made; a rule alone makes that, too.
+    // An update is sent as deletion and creation; so is a change of a rule.
     post(to, PROFILE, &profile(&["web"])).unwrap().good();
     assert_eq!(gateway.call(), ("/deleteAppProf".into(), named()));
     assert_eq!(gateway.call().1["epgs"].as_array().unwrap().len(), 1);
@@ -189,63 +189,64 @@ fn the_gateway_is_told_in_the_originals_words() {
 }
 
 #[test]
-fn what_the_gateway_refuses_is_not_done() {
+fn a_change_that_the_gateway_rejects_is_not_committed() {
     let (store, gateway) = (testkit::scratch_dir("store").unwrap(), Gateway::start());
     let master = master(store.path(), gateway.address);
     let to = master.address;
-    gateway.feels(Mood::Says(200, json!({"result": "failed", "info": "no such domain"})));
+    gateway.set_behaviour(Behaviour::Says(200, json!({"result": "failed", "info": "no such domain"})));
     let refused = post(to, PROFILE, &profile(&["web"])).unwrap().bad();
     assert_eq!(refused, "Validation failed. Error: failed - no such domain");
     assert_eq!(get(to, PROFILE).unwrap().bad(), "appProfile not found");
     assert_eq!(gateway.call().0, "/createAppProf");
-    // Half of it may be in the fabric.
+    // The failed request may have changed the fabric partly.
     assert_eq!(gateway.call(), ("/deleteAppProf".into(), named()));
     delete(to, "/api/v1/endpointGroups/default:web/").unwrap().good();
 
-    gateway.feels(agrees());
+    gateway.set_behaviour(agrees());
     let made = post(to, PROFILE, &profile(&["db"])).unwrap().good();
     gateway.call();
-    gateway.feels(Mood::Says(404, json!({})));
+    gateway.set_behaviour(Behaviour::Says(404, json!({})));
     let refused = post(to, PROFILE, &profile(&[])).unwrap().bad();
     assert!(refused.ends_with("/deleteAppProf: page not found"), "{refused}");
     let refused = delete(to, PROFILE).unwrap().bad();
     assert!(refused.starts_with("ACI gateway: http://"), "{refused}");
     assert_eq!(get(to, PROFILE).unwrap().good(), made);
-    // As soon as the gateway works, it hears again what is so.
-    gateway.feels(agrees());
+    // As soon as the gateway works, the stored state is sent again.
+    gateway.set_behaviour(agrees());
     loop {
-        let (call, told) = gateway.call();
+        let (call, sent) = gateway.call();
         if call == "/createAppProf" {
-            assert_eq!(told["epgs"][0]["name"], "db");
+            assert_eq!(sent["epgs"][0]["name"], "db");
             break;
         }
-        assert_eq!((call.as_str(), told), ("/deleteAppProf", named()));
+        assert_eq!((call.as_str(), sent), ("/deleteAppProf", named()));
     }
 }
 
 #[test]
-fn a_gateway_that_is_away_is_named() {
+fn an_unreachable_gateway_is_reported() {
     let store = testkit::scratch_dir("store").unwrap();
-    let nobody = SocketAddr::from(([127, 0, 0, 1], testkit::free_port().unwrap()));
-    let master = master(store.path(), nobody);
+    let unreachable = SocketAddr::from(([127, 0, 0, 1], testkit::free_port().unwrap()));
+    let master = master(store.path(), unreachable);
     let refused = post(master.address, PROFILE, &profile(&["web"])).unwrap().bad();
-    assert!(refused.starts_with(&format!("ACI gateway: http://{nobody}/createAppProf: ")), "{refused}");
-    assert!(refused.ends_with("does it run, and is --aci-gateway right?"), "{refused}");
+    assert!(refused.starts_with(&format!("ACI gateway: http://{unreachable}/createAppProf: ")), "{refused}");
+    assert!(refused.ends_with("check that the gateway runs, and --aci-gateway"), "{refused}");
     assert_eq!(get(master.address, "/api/v1/appProfiles/").unwrap().good(), json!([]));
 }
 
 #[test]
-fn a_netmaster_killed_between_leaves_nothing_half_done() {
+fn a_netmaster_killed_during_a_change_leaves_no_partial_change() {
     let (store, gateway) = (testkit::scratch_dir("store").unwrap(), Gateway::start());
     let mut master = master(store.path(), gateway.address);
     let to = master.address;
-    gateway.feels(Mood::Silent);
+    gateway.set_behaviour(Behaviour::Silent);
     let client = thread::spawn(move || post(to, PROFILE, &profile(&["web"])));
     assert_eq!(gateway.call().0, "/createAppProf");
-    gateway.feels(agrees());
+    gateway.set_behaviour(agrees());
     master.restart();
     assert!(client.join().unwrap().is_err());
-    // The gateway may have made it; the store does not have it, and so neither does the fabric.
+    // The gateway may have created the profile. The store does not have it, so it is deleted from
+    // the fabric.
     assert_eq!(gateway.call(), ("/deleteAppProf".into(), named()));
     assert_eq!(get(to, PROFILE).unwrap().bad(), "appProfile not found");
     assert!(gateway.quiet());

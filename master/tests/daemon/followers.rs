@@ -10,13 +10,13 @@ use testkit::etcd::Etcd;
 use crate::client::{Answer, address, create_endpoint, get, make_network};
 use crate::master::{Master, PATIENCE};
 
-/// Answers that only a leader gives; until one is found, followers say what they know.
+/// Repeats the request until a leader answers it.
 fn patiently(what: &str, mut ask: impl FnMut() -> std::io::Result<Answer>) -> Answer {
     testkit::wait_until(PATIENCE, what, || Ok(ask().ok().filter(|answer| answer.status == 200))).unwrap()
 }
 
 #[test]
-fn followers_pass_on_to_the_leader_and_take_over() {
+fn followers_forward_to_the_leader_and_take_over() {
     testkit::needs!(binary("etcd"), binary("etcdctl"));
     let etcd = Etcd::start().unwrap();
     let mut first = Master::on_etcd(&etcd.endpoint());
@@ -32,7 +32,7 @@ fn followers_pass_on_to_the_leader_and_take_over() {
         "{services}"
     );
 
-    // Through the follower, as if it were the leader.
+    // Through the follower, with the leader's responses.
     make_network(second.address, "net", "10.0.0.0/24");
     assert_eq!(
         get(first.address, "/api/v1/networks/").unwrap().good(),
@@ -55,7 +55,7 @@ fn followers_pass_on_to_the_leader_and_take_over() {
     }
     assert_eq!(leader(&second), second.address.to_string());
 
-    // The killed one comes back as a follower, and leads when the leader resigns.
+    // The restarted netmaster follows, and leads after the leader resigns.
     first.restart();
     assert_eq!(leader(&first), second.address.to_string());
     second.stop();
@@ -70,16 +70,16 @@ fn followers_pass_on_to_the_leader_and_take_over() {
     );
 }
 
-/// The store is away for longer than the lease lasts.
+/// The store is unreachable for longer than the lease TTL.
 #[test]
-fn a_master_outlives_its_store() {
+fn a_master_survives_an_outage_of_the_store() {
     testkit::needs!(binary("etcd"), binary("etcdctl"));
     let mut etcd = Etcd::start().unwrap();
     let mut master = Master::on_etcd(&etcd.endpoint());
     make_network(master.address, "net", "10.0.0.0/24");
     assert_eq!(address(create_endpoint(master.address, "net", "a", "").unwrap()), "10.0.0.1");
     etcd.kill().unwrap();
-    // It says so instead of answering from memory, or hanging.
+    // It reports an error instead of hanging or answering from the cache.
     let away = create_endpoint(master.address, "net", "b", "").unwrap();
     assert!(away.status == 503 && away.body.lines().count() == 1, "{away:?}");
     assert_eq!(get(master.address, "/api/v1/networks/").unwrap().status, 503);
@@ -94,22 +94,22 @@ fn a_master_outlives_its_store() {
     assert!(master.process.ended().unwrap().is_none());
 }
 
-/// Somebody else holds the lock: whoever led before must not write any more, nor answer.
+/// Another client takes the leader lock: the former leader must neither write nor answer.
 #[test]
-fn who_loses_the_lock_follows() {
+fn a_leader_without_lock_follows() {
     testkit::needs!(binary("etcd"), binary("etcdctl"));
     let etcd = Etcd::start().unwrap();
     let master = Master::on_etcd(&etcd.endpoint());
     make_network(master.address, "net", "10.0.0.0/24");
-    let nobody = crate::master::loopback().to_string();
-    // Asleep, so that it does not take the lock itself at once.
+    let unreachable = crate::master::loopback().to_string();
+    // Stopped, so that it does not take the lock immediately.
     master.process.freeze().unwrap();
     etcd.ctl(&["del", key::LEADER]).unwrap();
-    etcd.ctl(&["put", key::LEADER, &nobody]).unwrap();
+    etcd.ctl(&["put", key::LEADER, &unreachable]).unwrap();
     master.process.signal(Signal::SIGCONT).unwrap();
     let stolen = testkit::wait_until(PATIENCE, "the new holder to be asked", || {
         let answer = get(master.address, "/api/v1/networks/").ok();
-        Ok(answer.filter(|answer| answer.status == 503 && answer.body.contains(&nobody)))
+        Ok(answer.filter(|answer| answer.status == 503 && answer.body.contains(&unreachable)))
     });
     stolen.unwrap();
     etcd.ctl(&["del", key::LEADER]).unwrap();
@@ -117,9 +117,9 @@ fn who_loses_the_lock_follows() {
     assert_eq!(address(answer), "10.0.0.1");
 }
 
-/// A leader that slept while another was elected wakes up and believes that it leads.
+/// A leader that was stopped while another one was elected continues.
 #[test]
-fn a_leader_that_slept_gives_no_address_twice() {
+fn a_stopped_leader_allocates_no_address_twice() {
     testkit::needs!(binary("etcd"), binary("etcdctl"));
     let etcd = Etcd::start().unwrap();
     let first = Master::on_etcd(&etcd.endpoint());
@@ -138,10 +138,10 @@ fn a_leader_that_slept_gives_no_address_twice() {
     }
 }
 
-/// Asked while it sleeps, it finds the request when it wakes, and believes that it leads. It may neither write nor
-/// tell what it remembers.
+/// A request is sent while the leader is stopped. When the leader continues, it must neither write
+/// nor answer from its cache.
 #[test]
-fn what_a_sleeping_leader_is_asked_is_not_answered_from_its_memory() {
+fn a_stopped_leader_does_not_answer_from_its_cache() {
     testkit::needs!(binary("etcd"));
     let etcd = Etcd::start().unwrap();
     let masters = [Master::on_etcd(&etcd.endpoint()), Master::on_etcd(&etcd.endpoint())];
@@ -164,10 +164,10 @@ fn what_a_sleeping_leader_is_asked_is_not_answered_from_its_memory() {
             let read = read.join().unwrap();
             if read.status != 503 {
                 let endpoints = read.good()["Oper"]["endpoints"].to_string();
-                assert!(endpoints.contains(&id("awake")), "it told what it remembered: {endpoints}");
+                assert!(endpoints.contains(&id("awake")), "it answered from its cache: {endpoints}");
             }
         });
-        // Whatever became of the request, it is not asleep any more.
+        // The process continues, whatever the result of the request is.
         let answer = patiently("an endpoint", || create_endpoint(to, "net", &id("asleep"), ""));
         given.insert(address(answer));
         let leads = || Ok((get(awake.address, "/info")?.good()["current-state"] == "leader").then_some(()));
@@ -176,9 +176,9 @@ fn what_a_sleeping_leader_is_asked_is_not_answered_from_its_memory() {
     assert_eq!(given.len(), 6, "{given:?}");
 }
 
-/// A leader that is told to stop hands over; who asks meanwhile is not turned away.
+/// A leader that shuts down hands over leadership without failing requests.
 #[test]
-fn a_hand_over_is_not_noticed_by_who_asks_a_follower() {
+fn a_handover_does_not_fail_requests_to_followers() {
     testkit::needs!(binary("etcd"));
     let etcd = Etcd::start().unwrap();
     let mut masters = [0; 3].map(|_| Master::on_etcd(&etcd.endpoint()));

@@ -1,4 +1,4 @@
-//! Policies with more rules than one transaction of the store has room for.
+//! Policies with more rules than fit into one store transaction.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,7 +24,7 @@ fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
 }
 
-/// What the store has below `prefix`, read past netmaster.
+/// Content of the store below `prefix`, read directly.
 fn stored(master: &Master, prefix: &str) -> Vec<KeyValue> {
     runtime().block_on(async {
         let store = Store::connect(&Config::new([master.store()])).await.unwrap();
@@ -49,7 +49,7 @@ fn rule(policy: &str, n: usize) -> (String, Value) {
     (format!("/api/v1/rules/default:{policy}:{n}/"), body)
 }
 
-/// Each of the `rules`, by several clients at once.
+/// Creates the rules with several concurrent clients.
 fn make_rules(to: SocketAddr, rules: &[(String, Value)]) {
     let next = AtomicUsize::new(0);
     thread::scope(|scope| {
@@ -72,7 +72,7 @@ fn big_policy(to: SocketAddr) {
     }
 }
 
-/// The groups that have the policy, which has all its rules there and nothing of it anywhere else.
+/// Groups that have the complete policy.
 fn whole(master: &Master) -> Vec<String> {
     let attached = stored(master, POLICIES);
     for kv in &attached {
@@ -83,7 +83,7 @@ fn whole(master: &Master) -> Vec<String> {
     attached.iter().map(name).collect()
 }
 
-/// And also all that is derived from it.
+/// Checks the derived keys as well.
 fn settled(master: &Master) -> Vec<String> {
     let groups = whole(master);
     assert_eq!(stored(master, POLICY_RULES).len(), groups.len() * RULES);
@@ -94,7 +94,7 @@ fn settled(master: &Master) -> Vec<String> {
     groups
 }
 
-fn a_large_policy_comes_and_goes(master: &Master) {
+fn create_and_delete_a_large_policy(master: &Master) {
     let to = master.address;
     big_policy(to);
     assert!(settled(master).is_empty());
@@ -109,7 +109,7 @@ fn a_large_policy_comes_and_goes(master: &Master) {
     assert!(settled(master).is_empty());
     delete(to, "/api/v1/policys/default:big/").unwrap().good();
     assert_eq!(stored(master, "/contiv.io/obj/modeldb/rule/"), []);
-    // And the next one is planned over what is really there.
+    // The next change is planned on the actual content of the store.
     policy(to, "big");
     make_rules(to, &(0..10).map(|n| rule("big", n)).collect::<Vec<_>>());
     group(to, "web", &["big"]).unwrap().good();
@@ -117,19 +117,19 @@ fn a_large_policy_comes_and_goes(master: &Master) {
 }
 
 #[test]
-fn a_large_policy_comes_and_goes_on_etcd() {
+fn a_large_policy_is_created_and_deleted_on_etcd() {
     testkit::needs!(binary("etcd"));
     let etcd = Etcd::start().unwrap();
-    a_large_policy_comes_and_goes(&Master::on_etcd(&etcd.endpoint()));
+    create_and_delete_a_large_policy(&Master::on_etcd(&etcd.endpoint()));
 }
 
 #[test]
-fn a_large_policy_comes_and_goes_in_the_embedded_store() {
+fn a_large_policy_is_created_and_deleted_in_the_embedded_store() {
     let store = testkit::scratch_dir("store").unwrap();
-    a_large_policy_comes_and_goes(&Master::embedded(store.path()));
+    create_and_delete_a_large_policy(&Master::embedded(store.path()));
 }
 
-/// Kills the master when the store has told of so many changes below `prefix`, which `ask` leads to.
+/// Kills the master after `changes` changes below `prefix` that `ask` causes.
 fn kill_after(master: &mut Master, prefix: &str, changes: usize, ask: impl FnOnce() + Send + 'static) {
     runtime().block_on(async {
         let store = Store::connect(&Config::new([master.store()])).await.unwrap();
@@ -144,8 +144,8 @@ fn kill_after(master: &mut Master, prefix: &str, changes: usize, ask: impl FnOnc
     });
 }
 
-/// `store_stays`: the store outlives the master.
-fn a_killed_master_leaves_no_half_policy(mut master: Master, store_stays: bool) {
+/// `store_stays`: the store keeps running when the master is killed.
+fn killed_master_leaves_no_partial_policy(mut master: Master, store_stays: bool) {
     let to = master.address;
     big_policy(to);
     for (n, (prefix, changes)) in
@@ -160,7 +160,8 @@ fn a_killed_master_leaves_no_half_policy(mut master: Master, store_stays: bool) 
         }
         master.restart();
         let now = settled(&master);
-        // The rules change only once it is decided; then the next master has to carry it out.
+        // The rules change only after the commit record is written. Then the next master applies
+        // the change.
         assert!(prefix == PENDING || now.is_empty() == wanted.is_empty(), "{prefix} {changes}: {now:?}");
         group(to, "web", wanted).unwrap().good();
         assert_eq!(settled(&master).is_empty(), wanted.is_empty());
@@ -168,20 +169,20 @@ fn a_killed_master_leaves_no_half_policy(mut master: Master, store_stays: bool) 
 }
 
 #[test]
-fn a_killed_master_leaves_no_half_policy_on_etcd() {
+fn a_killed_master_leaves_no_partial_policy_on_etcd() {
     testkit::needs!(binary("etcd"));
     let etcd = Etcd::start().unwrap();
-    a_killed_master_leaves_no_half_policy(Master::on_etcd(&etcd.endpoint()), true);
+    killed_master_leaves_no_partial_policy(Master::on_etcd(&etcd.endpoint()), true);
 }
 
 #[test]
-fn a_killed_master_leaves_no_half_policy_in_the_embedded_store() {
+fn a_killed_master_leaves_no_partial_policy_in_the_embedded_store() {
     let store = testkit::scratch_dir("store").unwrap();
-    a_killed_master_leaves_no_half_policy(Master::embedded(store.path()), false);
+    killed_master_leaves_no_partial_policy(Master::embedded(store.path()), false);
 }
 
 #[test]
-fn a_policy_that_the_store_cannot_hold_is_refused_and_a_profile_reaches_many_groups() {
+fn a_policy_too_large_for_the_store_is_rejected_and_a_profile_updates_many_groups() {
     let store = testkit::scratch_dir("store").unwrap();
     let master = Master::embedded(store.path());
     let to = master.address;
@@ -189,8 +190,8 @@ fn a_policy_that_the_store_cannot_hold_is_refused_and_a_profile_reaches_many_gro
     policy(to, "huge");
     make_rules(to, &(0..2600).map(|n| rule("huge", n)).collect::<Vec<_>>());
     let line = group(to, "web", &["huge"]).unwrap().bad();
-    assert!(line.starts_with("/contiv.io/state/policy/default:web:default:huge would have 1"), "{line}");
-    assert!(line.ends_with("spread the rules over several policies"), "{line}");
+    assert!(line.starts_with("commit /contiv.io/state/policy/default:web:default:huge: 1"), "{line}");
+    assert!(line.ends_with("distribute the rules over several policies"), "{line}");
     for prefix in ["/contiv.io/obj/modeldb/endpointGroup/", POLICIES, POLICY_RULES, PENDING] {
         assert_eq!(stored(&master, prefix), [], "nothing of it was done");
     }

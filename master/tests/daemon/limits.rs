@@ -1,4 +1,4 @@
-//! Clients that are slow, large, wrong or rude, over sockets of their own.
+//! Slow, large and invalid requests over raw sockets.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
@@ -8,8 +8,8 @@ use crate::master::Master;
 
 const PROBLEMS: &str = "Accept: application/problem+json\r\n";
 
-/// What comes until the other side closes; nothing more when it resets.
-fn rest(mut stream: TcpStream) -> String {
+/// Reads until the connection is closed or reset.
+fn read_to_end(mut stream: TcpStream) -> String {
     let mut text = Vec::new();
     if let Err(error) = stream.read_to_end(&mut text) {
         assert_eq!(error.kind(), ErrorKind::ConnectionReset, "the other side does not close: {error}");
@@ -17,12 +17,12 @@ fn rest(mut stream: TcpStream) -> String {
     String::from_utf8_lossy(&text).into_owned()
 }
 
-/// Sends, and reads until the other side closes.
+/// Sends `bytes` and reads until the connection is closed.
 fn say(master: &Master, bytes: &[u8]) -> String {
     let mut stream = connect(master.address).unwrap();
-    // It may be cut off while it still talks.
+    // The connection may be closed while it is sending.
     drop(stream.write_all(bytes));
-    rest(stream)
+    read_to_end(stream)
 }
 
 fn answer(master: &Master, request: &str) -> Answer {
@@ -42,10 +42,10 @@ fn problem(answer: &Answer, status: u16) -> String {
 }
 
 #[test]
-fn slow_clients_are_cut_off_and_hold_up_nobody() {
+fn slow_clients_are_disconnected_and_do_not_block_others() {
     let store = testkit::scratch_dir("store").unwrap();
-    let master = Master::unasked(store.path(), &["--client-timeout", "1", "--max-connections", "4"]);
-    // As many as may be open: without a byte, within the headers, within the body, and one that takes no answer.
+    let master = Master::start_unprobed(store.path(), &["--client-timeout", "1", "--max-connections", "4"]);
+    // Uses all connections: idle, partial headers, partial body, and a response that is not read.
     let silent = connect(master.address).unwrap();
     let mut headers = connect(master.address).unwrap();
     headers.write_all(b"GET /version HTTP/1.1\r\nHost: x\r\nX-Slow: ").unwrap();
@@ -57,21 +57,21 @@ fn slow_clients_are_cut_off_and_hold_up_nobody() {
     while deaf.write_all(&asked).is_ok() {}
 
     assert_eq!(get(master.address, "/version").unwrap().status, 200);
-    assert_eq!(rest(silent), "");
-    assert_eq!(rest(headers), "");
-    let late = rest(body);
-    assert_eq!(Answer::parse(&late).unwrap().bad(), "the request's body did not come in time");
-    rest(deaf);
+    assert_eq!(read_to_end(silent), "");
+    assert_eq!(read_to_end(headers), "");
+    let late = read_to_end(body);
+    assert_eq!(Answer::parse(&late).unwrap().bad(), "read the request body: time limit exceeded");
+    read_to_end(deaf);
     let late =
         format!("POST /api/v1/tenants/t/ HTTP/1.1\r\nHost: x\r\n{PROBLEMS}Content-Length: 100\r\n\r\n{{");
-    assert_eq!(problem(&answer(&master, &late), 408), "the request's body did not come in time");
+    assert_eq!(problem(&answer(&master, &late), 408), "read the request body: time limit exceeded");
 }
 
 #[test]
-fn what_is_too_large_is_refused_in_words() {
+fn too_large_requests_are_rejected_with_a_text() {
     let store = testkit::scratch_dir("store").unwrap();
-    let master = Master::unasked(store.path(), &[]);
-    let too_large = "the request's body is too large: at most 1048576 bytes are read";
+    let master = Master::start_unprobed(store.path(), &[]);
+    let too_large = "request body too large: the limit is 1048576 bytes";
     let head = "POST /api/v1/tenants/t/ HTTP/1.1\r\nHost: x\r\nConnection: close\r\n";
     let body = " ".repeat((1 << 20) + 1);
     for path in ["/api/v1/tenants/t/", "/plugin/createEndpoint", "/nowhere"] {
@@ -97,9 +97,9 @@ fn what_is_too_large_is_refused_in_words() {
 }
 
 #[test]
-fn garbage_is_refused_and_nothing_falls() {
+fn invalid_http_is_rejected() {
     let store = testkit::scratch_dir("store").unwrap();
-    let mut master = Master::unasked(store.path(), &["--client-timeout", "2"]);
+    let mut master = Master::start_unprobed(store.path(), &["--client-timeout", "2"]);
     let random: Vec<u8> = (0..4096_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     for bytes in [
         &random[..],
@@ -126,13 +126,13 @@ fn garbage_is_refused_and_nothing_falls() {
 }
 
 #[test]
-fn a_client_may_close_its_side_and_a_connection_stays_when_asked() {
+fn half_closed_and_persistent_connections_are_supported() {
     let store = testkit::scratch_dir("store").unwrap();
-    let master = Master::unasked(store.path(), &[]);
+    let master = Master::start_unprobed(store.path(), &[]);
     let mut half = connect(master.address).unwrap();
     half.write_all(b"GET /api/v1/globals/ HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
     half.shutdown(Shutdown::Write).unwrap();
-    let text = rest(half);
+    let text = read_to_end(half);
     assert_eq!(Answer::parse(&text).unwrap().status, 200);
     assert!(text.to_ascii_lowercase().contains("\r\nconnection: close\r\n"), "{text}");
 

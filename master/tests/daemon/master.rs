@@ -1,4 +1,4 @@
-//! A netmaster of the test's own.
+//! A netmaster process.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use crate::client::get;
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Can be killed and started again as it was.
+/// Can be killed and restarted with the same flags.
 pub(crate) struct Master {
     pub(crate) process: Process,
     pub(crate) address: SocketAddr,
@@ -35,8 +35,9 @@ impl Master {
         Master::embedded_with(dir, "2")
     }
 
-    /// With more flags. It is not asked whether it answers: its log says that it leads.
-    pub(crate) fn unasked(dir: &Path, more: &[&str]) -> Master {
+    /// Starts with additional flags, and waits for the log line of leadership instead of a
+    /// response.
+    pub(crate) fn start_unprobed(dir: &Path, more: &[&str]) -> Master {
         let mut flags = embedded_flags(dir);
         flags.extend(more.iter().map(|&flag| flag.to_owned()));
         Master::wait_leading(flags)
@@ -46,7 +47,7 @@ impl Master {
         Master::wait_word(flags, "leading; ready")
     }
 
-    /// There is a leader that it can ask.
+    /// Starts and waits until it knows a leader.
     pub(crate) fn follow(flags: Vec<String>) -> Master {
         Master::wait_word(flags, "following leader=\"127.0.0.1")
     }
@@ -60,7 +61,7 @@ impl Master {
         master
     }
 
-    /// `lease_ttl`: the seconds that a killed master's lock stays.
+    /// `lease_ttl`: seconds after which the lock of a killed master expires.
     pub(crate) fn embedded_with(dir: &Path, lease_ttl: &str) -> Master {
         Master::start(embedded_flags(dir), lease_ttl)
     }
@@ -73,7 +74,7 @@ impl Master {
         master
     }
 
-    /// Where its store listens.
+    /// Address of its embedded store.
     pub(crate) fn store(&self) -> String {
         let flag = |name: &str| self.flags.iter().skip_while(|flag| *flag != name).nth(1);
         let embedded = flag("--store-listen").map(|address| format!("http://{address}"));
@@ -96,7 +97,7 @@ impl Master {
 
     fn wait_ready(&mut self) {
         let address = self.address;
-        // One that was elected and is not ready says that it follows, itself.
+        // While it is elected and not ready, it reports that it follows itself.
         let settled = || {
             let Ok(answer) = get(address, "/info") else { return Ok(None) };
             let info = answer.json();

@@ -1,4 +1,4 @@
-//! Nodes that go away, and nodes that are asked to take interfaces away.
+//! Nodes that are gone, and requests to nodes to remove interfaces.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener};
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::client::{address, create_endpoint, delete, get, make_network, post};
 use crate::master::{Master, PATIENCE};
 
-/// What is written as an agent writes it; an empty text deletes.
+/// Writes keys as an agent does; an empty value deletes the key.
 fn write(master: &Master, keys: &[(String, String)]) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -54,9 +54,9 @@ fn states(to: SocketAddr) -> Vec<Value> {
 }
 
 #[test]
-fn endpoints_of_a_node_that_stays_away_are_released_by_the_next_leader_too() {
+fn endpoints_of_a_gone_node_are_released_also_by_the_next_leader() {
     let store = testkit::scratch_dir("store").unwrap();
-    let mut master = Master::unasked(store.path(), &["--node-gone-after", "8s", "--lease-ttl", "2"]);
+    let mut master = Master::start_unprobed(store.path(), &["--node-gone-after", "8s", "--lease-ttl", "2"]);
     let to = master.address;
     make_network(to, "net", "10.0.0.0/24");
     let keys = [
@@ -94,11 +94,11 @@ fn endpoints_of_a_node_that_stays_away_are_released_by_the_next_leader_too() {
     assert_eq!(endpoints(to), ["back", "here", "never-an-agent"]);
     assert_eq!(states(to), ["back", "here"]);
     assert_eq!(metric("contiv_netmaster_endpoints_released_total"), 40);
-    // Their addresses can be had again.
+    // The addresses are free again.
     assert_eq!(address(create_endpoint(to, "net", "new", "").unwrap()), "10.0.0.1");
 }
 
-/// An agent that knows one endpoint; tells what it was asked.
+/// A fake agent that knows one endpoint and records its requests.
 fn agent(ip: IpAddr, knows: &'static str) -> Arc<Mutex<Vec<String>>> {
     let listener = TcpListener::bind((ip, 9090)).unwrap();
     let asked = Arc::new(Mutex::new(vec![]));
@@ -130,12 +130,12 @@ fn agent(ip: IpAddr, knows: &'static str) -> Arc<Mutex<Vec<String>>> {
 }
 
 #[test]
-fn nodes_are_asked_to_take_interfaces_away() {
+fn nodes_are_requested_to_remove_interfaces() {
     let store = testkit::scratch_dir("store").unwrap();
     let master = Master::embedded(store.path());
     let to = master.address;
     make_network(to, "net", "10.0.0.0/24");
-    // Addresses of this process's own, since the port is given.
+    // Loopback addresses of this process, because the port is fixed.
     let [high, low] = (std::process::id() as u16).to_be_bytes();
     let there = IpAddr::from([127, high, low, 7]);
     let dead = IpAddr::from([127, high, low, 8]).to_string();
@@ -156,7 +156,7 @@ fn nodes_are_asked_to_take_interfaces_away() {
     assert_eq!(*asked.lock().unwrap(), ["DELETE /debug/reclaimEndpoint/net%2Edefault%2Dc1 HTTP/1.1"]);
     let oper = get(to, "/api/v1/inspect/endpoints/c1/").unwrap();
     assert_eq!(oper.bad(), "endpoint not found");
-    // A node that has nothing left, and one that is not there, are no reason to complain.
+    // A node without the interface and a node without registration are no errors.
     assert_eq!((clean("c2").body, clean("c3").body), (done("c2"), done("c3")));
     assert_eq!(asked.lock().unwrap().len(), 2);
     let line = clean("broken").unavailable();

@@ -1,6 +1,6 @@
-//! Each way in which a request is refused, as clients see it that know RFC 9457 and as the others do.
+//! Every kind of failure, in both error formats.
 //!
-//! A body that does not come in time (408) is among the slow clients of `limits`; 501 takes a node that is registered.
+//! Timeouts of request bodies (408) are tested in `limits`; 501 needs a registered node.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -15,8 +15,8 @@ use crate::master::{Master, PATIENCE};
 
 const READ: &str = "Bearer read-token-0123456789";
 const WRITE: &str = "Bearer write-token-0123456789";
-/// Nobody listens there, and nobody will: it needs a right to.
-const NOBODY: &str = "127.0.0.1:1";
+/// A port without a listener: binding it needs privileges.
+const UNREACHABLE: &str = "127.0.0.1:1";
 
 struct Case {
     name: &'static str,
@@ -30,7 +30,7 @@ fn case(name: &'static str, method: &'static str, path: &'static str, body: impl
     Case { name, token: Some(WRITE), method, path, body: body.to_string() }
 }
 
-/// What netmaster says to a request, in both forms.
+/// Records the responses to a request in both formats.
 fn answers(master: &Master, case: &Case, text: &mut String) {
     let Case { name, token, method, path, body } = case;
     let shown = if body.len() > 200 { format!("{} bytes", body.len()) } else { body.clone() };
@@ -44,13 +44,13 @@ fn answers(master: &Master, case: &Case, text: &mut String) {
 }
 
 #[test]
-fn each_problem_is_told_in_both_forms() {
+fn each_failure_is_reported_in_both_formats() {
     testkit::needs!(binary("etcd"), binary("etcdctl"));
     let dir = scratch_dir("problems").unwrap();
     let tokens = dir.path().join("tokens");
     let line = |name, role, token: &str| format!("{name} {role} {}\n", token.trim_start_matches("Bearer "));
     write_secret(&tokens, &(line("ops", "write", WRITE) + &line("board", "read", READ))).unwrap();
-    let master = Master::unasked(dir.path(), &["--token-file", tokens.to_str().unwrap()]);
+    let master = Master::start_unprobed(dir.path(), &["--token-file", tokens.to_str().unwrap()]);
     let network =
         json!({"tenantName": "default", "networkName": "n", "encap": "vlan", "subnet": "10.0.0.0/24"});
     let wrong =
@@ -81,22 +81,22 @@ fn each_problem_is_told_in_both_forms() {
         answers(&master, case, &mut text);
     }
     let etcd = Etcd::start().unwrap();
-    etcd.ctl(&["put", key::LEADER, NOBODY]).unwrap();
+    etcd.ctl(&["put", key::LEADER, UNREACHABLE]).unwrap();
     let follower = Master::on_etcd(&etcd.endpoint());
     answers(&follower, &case("the leader does not answer", "GET", "/api/v1/tenants/", ""), &mut text);
     let etcd = Etcd::start().unwrap();
-    let alone = Master::on_etcd(&etcd.endpoint());
+    let exclusive = Master::on_etcd(&etcd.endpoint());
     drop(etcd);
     let deposed = || {
-        let answer = get(alone.address, "/api/v1/tenants/")?;
+        let answer = get(exclusive.address, "/api/v1/tenants/")?;
         Ok((answer.body == "Leader not found\n").then_some(()))
     };
     wait_until(PATIENCE, "it knows that it leads no more", deposed).unwrap();
-    answers(&alone, &case("nobody leads", "GET", "/api/v1/tenants/", ""), &mut text);
+    answers(&exclusive, &case("no leader", "GET", "/api/v1/tenants/", ""), &mut text);
 
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/problems.txt");
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
         std::fs::write(&golden, &text).unwrap();
     }
-    assert_eq!(text, std::fs::read_to_string(&golden).unwrap(), "UPDATE_GOLDEN=1 writes it anew");
+    assert_eq!(text, std::fs::read_to_string(&golden).unwrap(), "UPDATE_GOLDEN=1 rewrites it");
 }

@@ -1,5 +1,5 @@
-//! A recorded conversation. What the original was recorded to answer is `cargo xtask replay`'s; this one holds what
-//! clients rely on, and what differs on purpose.
+//! A recorded conversation with everything that clients rely on, including intended differences
+//! from the original. Recordings of the original are checked by `cargo xtask replay`.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -18,14 +18,14 @@ struct Step {
 }
 
 #[test]
-fn the_conversation_is_as_recorded() {
+fn responses_match_the_recorded_conversation() {
     let store = testkit::scratch_dir("store").unwrap();
     let master = Master::embedded(store.path());
     let mut wrong = Vec::new();
     for (n, line) in include_str!("../golden/conversation.jsonl").lines().enumerate() {
         let step: Step = serde_json::from_str(line).unwrap();
         let body = match &step.body {
-            // A text is sent as it is: not every body is JSON.
+            // Text bodies are sent unchanged: not every body is JSON.
             Some(Value::String(text)) => text.clone(),
             Some(body) => body.to_string(),
             None => String::new(),

@@ -1,4 +1,4 @@
-//! kill -9 loses nothing that was answered, and gives no address twice.
+//! After kill -9 all acknowledged changes exist, and no address is allocated twice.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -13,15 +13,15 @@ use crate::master::{Master, PATIENCE};
 
 const CLIENTS: usize = 8;
 
-/// What clients were told: endpoint to address; and what they asked for without an answer.
+/// Acknowledged endpoints with their addresses, and requests without a response.
 #[derive(Default)]
-struct Told {
+struct Acknowledged {
     addresses: BTreeMap<String, String>,
     unknown: BTreeSet<String>,
 }
 
-/// Creates and deletes until told to stop.
-fn client(to: SocketAddr, n: usize, stop: &AtomicBool, told: &Mutex<Told>) {
+/// Creates and deletes endpoints until `stop`.
+fn client(to: SocketAddr, n: usize, stop: &AtomicBool, acknowledged: &Mutex<Acknowledged>) {
     for i in 0.. {
         if stop.load(Ordering::Relaxed) {
             return;
@@ -29,17 +29,17 @@ fn client(to: SocketAddr, n: usize, stop: &AtomicBool, told: &Mutex<Told>) {
         let id = format!("c{n}-{i}");
         match create_endpoint(to, "net", &id, "") {
             Ok(answer) if answer.status == 200 => {
-                told.lock().unwrap().addresses.insert(id.clone(), address(answer));
+                acknowledged.lock().unwrap().addresses.insert(id.clone(), address(answer));
             }
             Ok(_) | Err(_) => {
-                told.lock().unwrap().unknown.insert(id);
+                acknowledged.lock().unwrap().unknown.insert(id);
                 continue;
             }
         }
         if i % 3 == 0 {
-            told.lock().unwrap().addresses.remove(&id);
+            acknowledged.lock().unwrap().addresses.remove(&id);
             if !delete_endpoint(to, "net", &id).is_ok_and(|answer| answer.status == 200) {
-                told.lock().unwrap().unknown.insert(id);
+                acknowledged.lock().unwrap().unknown.insert(id);
             }
         }
     }
@@ -51,7 +51,7 @@ fn endpoints(oper: &Value) -> BTreeMap<String, String> {
     endpoints.iter().map(|e| (text(&e["endpointID"]), text(&e["ipAddress"][0]))).collect()
 }
 
-/// The addresses of `10.0.0.1-10.0.0.3, 10.0.0.7`.
+/// Expands address ranges such as `10.0.0.1-10.0.0.3, 10.0.0.7`.
 fn listed(oper: &Value) -> BTreeSet<String> {
     let number = |ip: &str| u32::from(ip.parse::<std::net::Ipv4Addr>().unwrap());
     let runs = oper["allocatedIPAddresses"].as_str().unwrap().split(", ");
@@ -62,22 +62,23 @@ fn listed(oper: &Value) -> BTreeSet<String> {
     .collect()
 }
 
-fn no_address_twice(subnet: &str) {
+fn check_no_address_twice(subnet: &str) {
     let store = testkit::scratch_dir("store").unwrap();
     let mut master = Master::embedded(store.path());
     make_network(master.address, "net", subnet);
-    let (stop, told) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Told::default())));
+    let (stop, acknowledged) =
+        (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Acknowledged::default())));
     let to = master.address;
     let clients: Vec<_> = (0..CLIENTS)
         .map(|n| {
-            let (stop, told) = (stop.clone(), told.clone());
-            thread::spawn(move || client(to, n, &stop, &told))
+            let (stop, acknowledged) = (stop.clone(), acknowledged.clone());
+            thread::spawn(move || client(to, n, &stop, &acknowledged))
         })
         .collect();
     for kills in 1..=2 {
         let enough = kills * 150;
         testkit::wait_until(PATIENCE, "endpoints", || {
-            Ok((told.lock().unwrap().addresses.len() >= enough).then_some(()))
+            Ok((acknowledged.lock().unwrap().addresses.len() >= enough).then_some(()))
         })
         .unwrap();
         master.restart();
@@ -85,21 +86,23 @@ fn no_address_twice(subnet: &str) {
     stop.store(true, Ordering::Relaxed);
     clients.into_iter().for_each(|client| client.join().unwrap());
 
-    let told = told.lock().unwrap();
+    let acknowledged = acknowledged.lock().unwrap();
     let oper = get(to, "/api/v1/inspect/networks/default:net/").unwrap().good()["Oper"].clone();
     let there = endpoints(&oper);
-    for (id, ip) in &told.addresses {
+    for (id, ip) in &acknowledged.addresses {
         assert_eq!(there.get(id), Some(ip), "{id} was answered and is not there");
     }
-    let unexpected = there.keys().find(|id| !told.addresses.contains_key(*id) && !told.unknown.contains(*id));
-    assert_eq!(unexpected, None, "nobody asked for it, or it was deleted");
+    let unexpected = there
+        .keys()
+        .find(|id| !acknowledged.addresses.contains_key(*id) && !acknowledged.unknown.contains(*id));
+    assert_eq!(unexpected, None, "not requested, or deleted");
     let addresses: BTreeSet<String> = there.values().cloned().collect();
     assert_eq!(addresses.len(), there.len(), "an address was given twice");
     assert_eq!(listed(&oper), addresses, "the bitmap and the endpoints differ");
     assert_eq!(oper["numEndpoints"], there.len());
     assert_eq!(oper["allocatedAddressesCount"], there.len());
 
-    // And at rest, what the store has is what was told before.
+    // At the end the store has exactly the acknowledged endpoints.
     master.stop();
     master.restart();
     let again = get(to, "/api/v1/inspect/networks/default:net/").unwrap().good()["Oper"].clone();
@@ -107,19 +110,19 @@ fn no_address_twice(subnet: &str) {
 }
 
 #[test]
-fn a_killed_master_gives_no_address_twice() {
-    no_address_twice("10.0.0.0/16");
+fn a_killed_master_allocates_no_address_twice() {
+    check_no_address_twice("10.0.0.0/16");
 }
 
-/// Its record is journaled.
+/// The record of a large network is journaled.
 #[test]
-fn a_killed_master_gives_no_address_twice_in_a_large_network() {
-    no_address_twice("10.0.0.0/12");
+fn a_killed_master_allocates_no_address_twice_in_a_large_network() {
+    check_no_address_twice("10.0.0.0/12");
 }
 
-/// Its own lock would stay for five minutes.
+/// The lock of the killed master would expire after five minutes.
 #[test]
-fn a_killed_master_does_not_wait_for_itself() {
+fn a_restarted_master_releases_its_own_lock() {
     let store = testkit::scratch_dir("store").unwrap();
     let mut master = Master::embedded_with(store.path(), "300");
     make_network(master.address, "net", "10.0.0.0/24");

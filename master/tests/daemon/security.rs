@@ -1,4 +1,4 @@
-//! Who is let in, and what others see of it.
+//! Authentication, authorization and TLS.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -23,7 +23,7 @@ fn pair(files: &Certified) -> KeyPair {
     KeyPair { certificate: files.certificate.clone(), key: files.key.clone() }
 }
 
-/// As `client::call`, by https; with the certificate that the server showed.
+/// Like `client::call` over HTTPS. Returns the server's certificate as well.
 fn secure(
     config: &Arc<ClientConfig>,
     to: SocketAddr,
@@ -49,7 +49,7 @@ fn text(path: &Path) -> &str {
 }
 
 #[test]
-fn only_clients_with_a_certificate_are_answered_and_new_ones_are_taken_up() {
+fn client_certificates_are_required_and_new_certificates_are_loaded() {
     let (authority, strangers) = (Authority::new().unwrap(), Authority::new().unwrap());
     let server = authority.sign("server", &["127.0.0.1"]).unwrap();
     let known = authority.sign("client", &["client"]).unwrap();
@@ -63,17 +63,17 @@ fn only_clients_with_a_certificate_are_answered_and_new_ones_are_taken_up() {
         "--client-ca",
         text(&authority.ca),
     ];
-    let master = Master::unasked(store.path(), &flags);
+    let master = Master::start_unprobed(store.path(), &flags);
     let version = |config: &_| secure(config, master.address, "GET", "/version", &[], "");
 
     let good = client(&authority.ca, Some(&known));
     let (answer, shown) = version(&good).unwrap();
     assert_eq!(answer.status, 200);
     assert!(version(&client(&authority.ca, None)).is_err(), "a client without a certificate is answered");
-    assert!(version(&client(&authority.ca, Some(&stranger))).is_err(), "somebody else's client is answered");
+    assert!(version(&client(&authority.ca, Some(&stranger))).is_err(), "a client of another CA is answered");
     assert!(
         version(&client(&strangers.ca, Some(&known))).is_err(),
-        "the server shows somebody else's certificate"
+        "the server presents a certificate of another CA"
     );
     assert!(call(master.address, "GET", "/version", &[], "").is_err(), "plain http is answered");
     let mut old = (*good).clone();
@@ -83,7 +83,7 @@ fn only_clients_with_a_certificate_are_answered_and_new_ones_are_taken_up() {
     authority.sign("server", &["127.0.0.1"]).unwrap();
     let renewed = || Ok(version(&good).ok().filter(|(_, now)| *now != shown));
     wait_until(PATIENCE, "the new certificate", renewed).unwrap();
-    // Half a pair: the last good one stays.
+    // Certificate and key do not match: the last valid pair stays in use.
     fs::write(&server.key, "nothing").unwrap();
     let log = || Ok(master.process.log().contains("the last good one stays").then_some(()));
     wait_until(PATIENCE, "a word about the key", log).unwrap();
@@ -91,11 +91,11 @@ fn only_clients_with_a_certificate_are_answered_and_new_ones_are_taken_up() {
 }
 
 #[test]
-fn tokens_decide_who_may_read_and_who_may_write() {
+fn token_scopes_are_enforced() {
     let dir = testkit::scratch_dir("store").unwrap();
     let file = dir.path().join("tokens");
     write_secret(&file, &format!("ops write {WRITE}\nboard read {READ}\n")).unwrap();
-    let master = Master::unasked(dir.path(), &["--token-file", text(&file), "--log-level", "trace"]);
+    let master = Master::start_unprobed(dir.path(), &["--token-file", text(&file), "--log-level", "trace"]);
     let tenant = json!({"tenantName": "t"}).to_string();
     let ask = |method, path, token: Option<&str>, problem: bool| {
         let bearer = token.map(|token| format!("Bearer {token}"));
@@ -147,7 +147,7 @@ fn tokens_decide_who_may_read_and_who_may_write() {
 }
 
 #[test]
-fn followers_ask_the_leader_by_https_and_tokens_pass_through() {
+fn followers_forward_over_https_with_the_clients_token() {
     testkit::needs!(binary("etcd"));
     let etcd = Etcd::start().unwrap();
     let authority = Authority::new().unwrap();
@@ -169,7 +169,7 @@ fn followers_ask_the_leader_by_https_and_tokens_pass_through() {
             text(&tokens),
             "--lease-ttl",
             "2",
-            // So long a follower's connection to the leader may be idle.
+            // Idle timeout of a follower's connection to the leader.
             "--client-timeout",
             "1",
         ];
@@ -190,7 +190,7 @@ fn followers_ask_the_leader_by_https_and_tokens_pass_through() {
     let ready = ask(&follower, "GET", "/readyz", "");
     assert_eq!(ready.body, format!("following {}\n", leader.address));
 
-    // Everything is signed anew, by somebody else.
+    // Certificates of a new CA.
     let other = Authority::new().unwrap();
     let renewed = other.sign("master", &["127.0.0.1"]).unwrap();
     for (new, old) in
@@ -210,7 +210,7 @@ fn followers_ask_the_leader_by_https_and_tokens_pass_through() {
 }
 
 #[test]
-fn files_that_cannot_be_used_end_the_start_with_one_line() {
+fn invalid_files_fail_the_start_with_one_line() {
     let dir = testkit::scratch_dir("files").unwrap();
     let authority = Authority::new().unwrap();
     let (one, other) = (authority.sign("one", &["a"]).unwrap(), authority.sign("other", &["a"]).unwrap());
@@ -253,14 +253,14 @@ fn files_that_cannot_be_used_end_the_start_with_one_line() {
 }
 
 #[test]
-fn etcd_may_ask_for_a_certificate_and_a_password() {
+fn etcd_client_certificates_and_passwords_are_supported() {
     testkit::needs!(binary("etcd"), binary("etcdctl"));
     let authority = Authority::new().unwrap();
     let (server, own) =
         (authority.sign("etcd", &["127.0.0.1"]).unwrap(), authority.sign("own", &["own"]).unwrap());
     let (plain, secured) = (loopback(), loopback());
     let argument = |flag: &str, value: &str| format!("--{flag}={value}");
-    // The plain port is for setting it up.
+    // The plain port is used for the setup.
     let etcd = Etcd::options()
         .client_port(plain.port())
         .argument(&argument("listen-client-urls", &format!("http://{plain},https://{secured}")))
@@ -319,7 +319,7 @@ fn etcd_may_ask_for_a_certificate_and_a_password() {
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && said.lines().last().unwrap().contains(words), "{drop}: {said}");
     };
-    // Without a password, the name in the certificate is the user, and etcd knows none of that name.
+    // Without a password the user is the name in the certificate, which etcd does not know.
     refused("--etcd-user", "permission denied");
     refused("--etcd-cert", "connect to the store");
 }

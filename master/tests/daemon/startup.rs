@@ -1,4 +1,4 @@
-//! How it starts, and how it says that it cannot.
+//! Start of the process, and errors at start.
 
 use std::process::Command;
 
@@ -8,7 +8,7 @@ use testkit::Process;
 use crate::client::{call, delete, get, post};
 use crate::master::{Master, PATIENCE, loopback, program};
 
-/// Exit code, and all that it said.
+/// Exit code and output.
 fn run(args: &[&str]) -> (Option<i32>, String) {
     let mut command = Command::new(program());
     command.args(["--mode", "test", "--netmode", "vlan", "--fwdmode", "bridge"]).args(args);
@@ -18,7 +18,7 @@ fn run(args: &[&str]) -> (Option<i32>, String) {
 }
 
 #[test]
-fn bad_flags_end_with_22_and_one_line() {
+fn invalid_flags_exit_with_22_and_one_line() {
     for (args, part) in [
         (&["--frobnicate"][..], "--frobnicate"),
         (&["--consul", "http://127.0.0.1:1"], "--consul"),
@@ -31,11 +31,11 @@ fn bad_flags_end_with_22_and_one_line() {
 }
 
 #[test]
-fn a_store_that_is_not_there_is_named() {
-    let nobody = loopback();
+fn an_unreachable_store_is_reported() {
+    let unreachable = loopback();
     let (code, said) = run(&[
         "--etcd",
-        &format!("http://{nobody}"),
+        &format!("http://{unreachable}"),
         "--external-address",
         &loopback().to_string(),
         "--store-wait",
@@ -43,11 +43,11 @@ fn a_store_that_is_not_there_is_named() {
     ]);
     assert_eq!(code, Some(1), "{said}");
     let last = said.lines().last().unwrap();
-    assert!(last.starts_with("netmaster: ") && last.contains(&nobody.to_string()), "{said}");
+    assert!(last.starts_with("netmaster: ") && last.contains(&unreachable.to_string()), "{said}");
 }
 
 #[test]
-fn a_store_that_comes_late_is_waited_for() {
+fn a_late_store_is_awaited() {
     testkit::needs!(binary("etcd"));
     let place = loopback();
     let flags = vec!["--etcd".into(), format!("http://{place}")];
@@ -63,13 +63,13 @@ fn a_store_that_comes_late_is_waited_for() {
 }
 
 #[test]
-fn one_that_waits_for_the_store_stops_when_it_is_told_to() {
+fn a_master_waiting_for_the_store_can_be_stopped() {
     let flags = vec!["--etcd".into(), format!("http://{}", loopback())];
     Master::wait_word(flags, "waiting for the store").stop();
 }
 
 #[test]
-fn an_address_in_use_is_named() {
+fn an_address_in_use_is_reported() {
     let store = testkit::scratch_dir("store").unwrap();
     let master = Master::embedded(store.path());
     let other = testkit::scratch_dir("store").unwrap();
@@ -103,7 +103,7 @@ fn the_users_settings_survive_a_restart() {
 }
 
 #[test]
-fn who_asks_for_problems_gets_them() {
+fn problem_details_are_returned_on_request() {
     let store = testkit::scratch_dir("store").unwrap();
     let master = Master::embedded(store.path());
     let accept = [("Accept", "application/problem+json")];

@@ -1,4 +1,4 @@
-//! What is in the store: other programs read it, and operators edit it.
+//! Content of the store, which other programs read and operators edit.
 
 use contiv_model::{endpoint, network};
 use serde_json::{Value, json};
@@ -19,7 +19,7 @@ fn keys(etcd: &Etcd, prefix: &str) -> Vec<String> {
 }
 
 #[test]
-fn records_are_the_originals() {
+fn records_have_the_originals_format() {
     testkit::needs!(binary("etcd"), binary("etcdctl"));
     let etcd = Etcd::start().unwrap();
     let mut master = Master::on_etcd(&etcd.endpoint());
@@ -51,7 +51,7 @@ fn records_are_the_originals() {
 }
 
 #[test]
-fn a_large_network_is_whole_at_rest() {
+fn idle_journals_are_merged() {
     testkit::needs!(binary("etcd"), binary("etcdctl"));
     let etcd = Etcd::start().unwrap();
     let mut master = Master::on_etcd(&etcd.endpoint());
@@ -59,7 +59,7 @@ fn a_large_network_is_whole_at_rest() {
     for n in 0..5 {
         address(create_endpoint(master.address, "net", &format!("c{n}"), "").unwrap());
     }
-    // A kill leaves record and journal; the next master makes them whole.
+    // A killed master leaves a record and a journal; the next master merges them.
     master.restart();
     let record = |etcd: &Etcd| serde_json::from_str::<network::State>(&value(etcd, NETWORK)).unwrap();
     testkit::wait_until(crate::master::PATIENCE, "the journal to be gone", || {
@@ -68,7 +68,7 @@ fn a_large_network_is_whole_at_rest() {
     .unwrap();
     let state = record(&etcd);
     assert_eq!((state.ep_count, state.ep_addr_count, state.ip_alloc_map.next_clear(0)), (5, 5, Some(6)));
-    // So does a while of rest, and the end.
+    // An idle journal is merged, and so is one at shutdown.
     address(create_endpoint(master.address, "net", "c5", "").unwrap());
     testkit::wait_until(crate::master::PATIENCE, "the record to be whole", || {
         Ok((record(&etcd).ep_count == 6 && keys(&etcd, "/contiv.io/state/ipam/").is_empty()).then_some(()))
@@ -77,7 +77,7 @@ fn a_large_network_is_whole_at_rest() {
     address(create_endpoint(master.address, "net", "c6", "").unwrap());
     master.stop();
     assert_eq!((record(&etcd).ep_count, keys(&etcd, "/contiv.io/state/ipam/").len()), (7, 0));
-    // Of large and small alike, the endpoints say the same.
+    // The state of the endpoints does not depend on the size of the network.
     let endpoints = keys(&etcd, "/contiv.io/state/eps/");
     let addresses = endpoints
         .iter()
@@ -86,7 +86,7 @@ fn a_large_network_is_whole_at_rest() {
 }
 
 #[test]
-fn what_operators_edit_counts() {
+fn changes_by_operators_are_applied() {
     testkit::needs!(binary("etcd"), binary("etcdctl"));
     let etcd = Etcd::start().unwrap();
     let master = Master::on_etcd(&etcd.endpoint());
@@ -108,14 +108,14 @@ fn what_operators_edit_counts() {
         (&"net".into(), 2)
     );
 
-    // A value that nobody can read hides nothing else, and the last good one stays.
+    // An invalid value affects no other key, and the last valid value stays in use.
     etcd.ctl(&["put", tenant, "{"]).unwrap();
     assert_eq!(get(master.address, "/api/v1/tenants/default/").unwrap().good(), now);
 }
 
-/// Keys whose values follow from others.
+/// Keys that are derived from others.
 #[test]
-fn what_is_derived_is_there_again_after_a_restart() {
+fn derived_keys_are_restored_after_a_restart() {
     testkit::needs!(binary("etcd"), binary("etcdctl"));
     let etcd = Etcd::start().unwrap();
     let mut master = Master::on_etcd(&etcd.endpoint());

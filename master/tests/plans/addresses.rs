@@ -1,4 +1,4 @@
-//! Who gets which address.
+//! Allocation of addresses.
 
 use contiv_model::event::Event;
 use contiv_store::Update;
@@ -15,7 +15,7 @@ fn lab() -> Lab {
 }
 
 #[test]
-fn ipv6_goes_round_and_comes_back() {
+fn ipv6_allocation_wraps_around() {
     let mut lab = lab();
     assert_eq!(lab.create("net", "a", "", "", ""), Ok(("10.1.0.1".into(), "2001:db8:1::2".into())));
     assert_eq!(lab.create("net", "b", "", "", "").unwrap().1, "2001:db8:1::3");
@@ -23,12 +23,12 @@ fn ipv6_goes_round_and_comes_back() {
     let state = lab.state("net");
     assert_eq!(state.ipv6_alloc_map.unwrap().into_keys().collect::<Vec<_>>(), ["::1", "::3"]);
     assert_eq!((state.ipv6_last_host.as_str(), state.ep_count, state.ep_addr_count), ("::3", 1, 2));
-    // The next one, not the one that was freed.
+    // The next address, not the freed one.
     assert_eq!(lab.create("net", "c", "", "", "").unwrap().1, "2001:db8:1::4");
 }
 
 #[test]
-fn explicit_addresses_have_one_owner() {
+fn requested_addresses_have_one_owner() {
     let mut lab = lab();
     lab.create("net", "a", "", "10.1.0.9", "2001:db8:1::9").unwrap();
     for (ip, ip6, error) in [
@@ -43,7 +43,7 @@ fn explicit_addresses_have_one_owner() {
     ] {
         assert_eq!(lab.create("net", "b", "", ip, ip6), Err(error.to_owned()));
     }
-    // Automatic ones pass over it.
+    // Automatic allocation skips it.
     for n in 2..9 {
         lab.create("net", &format!("c{n}"), "", "", "").unwrap();
     }
@@ -52,7 +52,7 @@ fn explicit_addresses_have_one_owner() {
 }
 
 #[test]
-fn a_reserved_address_is_for_one_endpoint() {
+fn a_reserved_address_is_used_by_one_endpoint() {
     let mut lab = lab();
     let reserved = lab.alloc("net.default", "", "").unwrap();
     assert_eq!(reserved, "10.1.0.1/24");
@@ -72,17 +72,17 @@ fn a_reserved_address_is_for_one_endpoint() {
 }
 
 #[test]
-fn what_is_nobodys_is_not_freed() {
+fn reserved_addresses_are_not_freed() {
     let mut lab = lab();
     lab.network("ranged", "10.2.0.10-10.2.0.12/24", json!({}));
     for (id, address) in
         [("net.default", "10.1.0.254"), ("net.default", "10.1.0.0"), ("ranged.default", "10.2.0.50")]
     {
-        let before = lab.told();
+        let before = lab.content();
         lab.release(id, address).unwrap();
-        assert_eq!(lab.told(), before, "{address}");
+        assert_eq!(lab.content(), before, "{address}");
     }
-    // An endpoint may have an address outside the range; the range stays what it is.
+    // An endpoint may have an address outside the range; the range is unchanged.
     lab.create("ranged", "x", "", "10.2.0.50", "").unwrap();
     assert_eq!(lab.create("ranged", "y", "", "10.2.0.50", ""), Err("address 10.2.0.50 is in use".into()));
     assert!(lab.alloc("ranged.default", "", "10.2.0.50").is_err());
@@ -93,7 +93,7 @@ fn what_is_nobodys_is_not_freed() {
         given.collect::<Vec<_>>(),
         [Ok("10.2.0.10".into()), Ok("10.2.0.11".into()), Ok("10.2.0.12".into()), Err(full)]
     );
-    // `10.3.0.77/24` is no range: all of the subnet is given out, and taken back.
+    // `10.3.0.77/24` is not a range: the whole subnet is allocated from.
     lab.network("bits", "10.3.0.77/24", json!({}));
     assert_eq!(lab.create("bits", "a", "", "", "").unwrap().0, "10.3.0.1");
     lab.remove("bits", "a").unwrap();
@@ -101,21 +101,21 @@ fn what_is_nobodys_is_not_freed() {
 }
 
 #[test]
-fn pools_are_their_groups() {
+fn pools_belong_to_their_groups() {
     let mut lab = lab();
     lab.group("web", "net", "10.1.0.100-10.1.0.101");
     assert_eq!(lab.create("net", "a", "web", "", "").unwrap().0, "10.1.0.100");
-    // Without the group's name the address is still the pool's.
+    // Addresses of a pool belong to it even if the request does not name the group.
     assert_eq!(lab.create("net", "b", "", "10.1.0.101", "").unwrap().0, "10.1.0.101");
     let full = "auto allocation failed - address exhaustion in pool 10.1.0.100-10.1.0.101";
     assert_eq!(lab.create("net", "c", "web", "", ""), Err(full.into()));
-    // Outside the pool it is the network's.
+    // Addresses outside the pool belong to the network.
     assert_eq!(lab.create("net", "d", "web", "10.1.0.1", "").unwrap().0, "10.1.0.1");
     assert_eq!(lab.create("net", "e", "", "", "").unwrap().0, "10.1.0.2");
     assert_eq!(lab.group_state("web").ep_count, 2);
     lab.remove("net", "b").unwrap();
     assert_eq!(lab.create("net", "f", "web", "", "").unwrap().0, "10.1.0.101");
-    // A group of another network has nothing to give here.
+    // Groups of another network are rejected.
     lab.network("other", "10.9.0.0/24", json!({}));
     let error = "group web has its addresses on network net";
     assert_eq!(lab.create("other", "g", "web", "", ""), Err(error.into()));
@@ -129,7 +129,7 @@ fn pools_are_their_groups() {
 }
 
 #[test]
-fn tags_are_kept_when_the_settings_are_made_anew() {
+fn tags_are_kept_when_the_settings_are_recreated() {
     let mut lab = lab();
     let global = json!({"name": "global", "fwdMode": "bridge", "vlans": "1-100", "vxlans": "1-100", "pvtSubnet": "172.19.0.0/16"});
     lab.delete("globals", "global").unwrap();
@@ -142,29 +142,30 @@ fn tags_are_kept_when_the_settings_are_made_anew() {
 }
 
 #[test]
-fn group_numbers_are_not_used_again_at_once() {
+fn group_ids_are_not_reused_immediately() {
     let mut lab = lab();
     lab.group("a", "net", "");
     lab.group("b", "net", "");
     lab.delete("endpointGroups", "default:b").unwrap();
-    // Not even by the next leader.
+    // The next leader does not reuse it either.
     let mut lab = lab.loaded();
     lab.group("c", "net", "");
     assert_eq!((lab.group_state("a").endpoint_group_id, lab.group_state("c").endpoint_group_id), (1, 3));
 }
 
-/// A leader that does not know what became of a transaction reads the keys anew, and the watch may be far behind.
+/// A leader that does not know the outcome of a transaction reads the keys again, while the watch
+/// may lag behind.
 #[test]
-fn news_of_the_watch_from_before_a_reading_bring_nothing_back() {
+fn updates_older_than_a_read_are_ignored() {
     let mut lab = lab();
     lab.create("net", "a", "", "", "").unwrap();
     let key = "/contiv.io/state/eps/net.default-a";
     let old = lab.stored(key);
     lab.remove("net", "a").unwrap();
     lab.reread(key);
-    lab.world.observe(&Update { revision: old.mod_revision, event: Event::Apply(key.into(), old) });
+    lab.cache.observe(&Update { revision: old.mod_revision, event: Event::Apply(key.into(), old) });
     assert!(lab.endpoints().is_empty());
-    // The address has no other holder: it comes back with whoever has it now.
+    // The address has no other owner; it is free again.
     assert_eq!(lab.create("net", "b", "", "", "").unwrap().0, "10.1.0.1");
     lab.remove("net", "b").unwrap();
     assert_eq!(lab.create("net", "c", "", "", "").unwrap().0, "10.1.0.1");

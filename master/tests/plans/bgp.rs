@@ -1,11 +1,11 @@
-//! The settings of BGP speakers.
+//! Settings of BGP speakers.
 
 use serde_json::json;
 
 use crate::lab::Lab;
 
 #[test]
-fn agents_find_what_was_set_last() {
+fn agents_read_the_latest_settings() {
     let mut lab = Lab::new();
     let set = |lab: &mut Lab, asn: &str| {
         let body = json!({"hostname": "h1", "routerip": "50.1.1.1/24", "as": asn, "neighbor": "50.1.1.2",
@@ -33,7 +33,7 @@ fn agents_find_what_was_set_last() {
 }
 
 #[test]
-fn the_mode_stays_routing_as_long_as_there_are_speakers() {
+fn routing_mode_is_kept_while_speakers_exist() {
     let mut lab = Lab::new();
     let mode = |lab: &mut Lab, mode: &str| {
         let body = json!({"name": "global", "networkInfraType": "default", "vlans": "1-4094",

@@ -1,4 +1,4 @@
-//! Endpoints that are cleaned up.
+//! Cleanup of endpoints.
 
 use netmaster::plugin::{Cleanup, clean_up};
 use serde_json::json;
@@ -6,14 +6,14 @@ use serde_json::json;
 use crate::lab::Lab;
 
 fn clean(lab: &mut Lab, tenant: &str, kind: &str, name: &str) -> Result<Vec<String>, String> {
-    let found = Cleanup::read(tenant, kind, name).and_then(|cleanup| cleanup.find(&lab.world));
+    let found = Cleanup::read(tenant, kind, name).and_then(|cleanup| cleanup.find(&lab.cache));
     let found = found.map_err(|problem| problem.text)?;
-    lab.run(|draft| clean_up(&found, draft)).unwrap();
+    lab.run(|staged| clean_up(&found, staged)).unwrap();
     Ok(found)
 }
 
 #[test]
-fn only_what_is_named_goes_and_its_addresses_come_back() {
+fn only_selected_endpoints_are_deleted_and_their_addresses_freed() {
     let mut lab = Lab::new();
     lab.put("tenants", "t", &json!({"tenantName": "t"})).unwrap();
     lab.network("net", "10.1.0.0/24", json!({}));
@@ -46,5 +46,5 @@ fn only_what_is_named_goes_and_its_addresses_come_back() {
     assert!(clean(&mut lab, "default", "net", "net2").is_err(), "the node's own stays");
     assert_eq!(clean(&mut lab, "default", "ep", "h-native-intf"), Ok(vec!["h-native-intf".into()]));
     assert!(lab.endpoints().is_empty());
-    assert_eq!(lab.loaded().told(), lab.told());
+    assert_eq!(lab.loaded().content(), lab.content());
 }

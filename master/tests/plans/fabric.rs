@@ -1,4 +1,4 @@
-//! An ACI fabric, and the objects that are for it: application profiles, external contracts, the gateway's settings.
+//! Objects of ACI mode: application profiles, external contracts and gateway settings.
 
 use serde_json::{Value, json};
 
@@ -30,7 +30,7 @@ fn profile_of(lab: &Lab, group: &str) -> Value {
 }
 
 #[test]
-fn profiles_and_their_groups_know_each_other() {
+fn profiles_and_groups_are_linked() {
     let mut lab = lab();
     for group in ["web", "db"] {
         lab.group(group, "net", "");
@@ -50,7 +50,7 @@ fn profiles_and_their_groups_know_each_other() {
         "cannot delete default, has 1 app profiles"
     );
 
-    // The answer to an update is the request with its groups linked, and no tenant.
+    // The response to an update is the request with links to its groups, without a tenant link.
     assert_eq!(
         profile(&mut lab, "ap", &["db"]).unwrap(),
         json!({"key": "default:ap", "appProfileName": "ap", "endpointGroups": ["db"], "tenantName": "default",
@@ -60,12 +60,12 @@ fn profiles_and_their_groups_know_each_other() {
     assert_eq!(object(&lab, "appProfile/default:ap")["links"]["Tenant"]["key"], "default");
     assert_eq!(profile(&mut lab, "ap", &["no"]), Err("EndpointGroup default:no not found".into()));
 
-    // A group that is in two knows the last, and then the one that is left.
+    // A group in two profiles links to the last one, and after its deletion to the other one.
     profile(&mut lab, "other", &["db"]).unwrap();
     assert_eq!(profile_of(&lab, "db"), "default:other");
     lab.delete("appProfiles", "default:other").unwrap();
     assert_eq!(profile_of(&lab, "db"), "default:ap");
-    assert_eq!(lab.loaded().told(), lab.told());
+    assert_eq!(lab.loaded().content(), lab.content());
     lab.delete("appProfiles", "default:ap").unwrap();
     assert_eq!(profile_of(&lab, "db"), Value::Null);
     assert_eq!(object(&lab, "tenant/default")["link-sets"]["AppProfiles"], Value::Null);
@@ -75,7 +75,7 @@ fn profiles_and_their_groups_know_each_other() {
 }
 
 #[test]
-fn contracts_are_kept_as_long_as_a_group_has_them() {
+fn contracts_in_use_are_not_deleted() {
     let mut lab = lab();
     assert_eq!(
         contracts(&mut lab, "c", "both"),
@@ -103,7 +103,7 @@ fn contracts_are_kept_as_long_as_a_group_has_them() {
     group(&mut lab, &[]).unwrap();
     assert_eq!(link(&lab), json!({}));
     group(&mut lab, &["c"]).unwrap();
-    assert_eq!(lab.loaded().told(), lab.told());
+    assert_eq!(lab.loaded().content(), lab.content());
     lab.delete("endpointGroups", "default:web").unwrap();
     assert_eq!(link(&lab), json!({}));
     lab.delete("extContractsGroups", "default:c").unwrap();
@@ -111,7 +111,7 @@ fn contracts_are_kept_as_long_as_a_group_has_them() {
 }
 
 #[test]
-fn the_gateway_stays_as_long_as_there_are_profiles() {
+fn gateway_settings_are_kept_while_profiles_exist() {
     let mut lab = lab();
     let set = |lab: &mut Lab, enforce: &str| {
         let body = json!({"name": "aciGw", "enforcePolicies": enforce, "includeCommonTenant": "no",
@@ -132,7 +132,7 @@ fn the_gateway_stays_as_long_as_there_are_profiles() {
 }
 
 #[test]
-fn nobody_handles_volumes() {
+fn volumes_are_rejected() {
     let mut lab = lab();
     let refused =
         |lab: &mut Lab, types: &str, body: Value| lab.put(types, "default:v", &body).unwrap_err().text;
@@ -153,7 +153,7 @@ fn in_use(lab: &Lab) -> Value {
 }
 
 #[test]
-fn groups_have_vlans_of_their_own_at_a_fabric() {
+fn groups_have_own_vlans_in_aci_mode() {
     let mut lab = Lab::at("aci");
     lab.network("net", "10.1.0.0/24", json!({"encap": "vlan"}));
     lab.network("tunnel", "10.2.0.0/24", json!({}));
@@ -168,7 +168,7 @@ fn groups_have_vlans_of_their_own_at_a_fabric() {
 
     lab.delete("endpointGroups", "default:web").unwrap();
     assert_eq!(in_use(&lab), "1, 3");
-    // Settings made anew leave the groups their VLANs.
+    // New settings keep the VLANs of the groups.
     let global = lab.value("/contiv.io/obj/modeldb/global/global").unwrap();
     lab.delete("globals", "global").unwrap();
     lab.put("globals", "global", &global).unwrap();
@@ -179,7 +179,7 @@ fn groups_have_vlans_of_their_own_at_a_fabric() {
 }
 
 #[test]
-fn the_fabric_does_what_policies_say() {
+fn policies_are_not_expanded_in_aci_mode() {
     let mut lab = Lab::at("aci");
     lab.network("net", "10.1.0.0/24", json!({"encap": "vlan"}));
     lab.put("policys", "default:p", &json!({"tenantName": "default", "policyName": "p"})).unwrap();
@@ -190,7 +190,7 @@ fn the_fabric_does_what_policies_say() {
     lab.put("rules", "default:p:1", &rule).unwrap();
     let rules = |lab: &Lab| lab.keys("/contiv.io/state/policy").len();
     assert_eq!(rules(&lab), 0);
-    assert_eq!(lab.loaded().told(), lab.told());
+    assert_eq!(lab.loaded().content(), lab.content());
     let mut set = |infra: &str| {
         let body = json!({"name": "global", "networkInfraType": infra, "vlans": "1-4094", "vxlans": "1-10000",
             "fwdMode": "bridge", "arpMode": "proxy", "pvtSubnet": "172.19.0.0/16"});
@@ -201,7 +201,7 @@ fn the_fabric_does_what_policies_say() {
 }
 
 #[test]
-fn what_a_fabric_must_hear_of_is_noted() {
+fn changes_that_affect_the_fabric_are_marked_pending() {
     let mut lab = Lab::at("aci");
     lab.network("net", "10.1.0.0/24", json!({"encap": "vlan"}));
     let group = |lab: &mut Lab, name: &str, policies: &[&str]| {
@@ -213,12 +213,12 @@ fn what_a_fabric_must_hear_of_is_noted() {
     group(&mut lab, "web", &[]);
     group(&mut lab, "db", &["p"]);
     profile(&mut lab, "ap", &["web"]).unwrap();
-    // Whoever changes a profile tells the gateway at once.
+    // Changes of a profile are sent to the gateway directly.
     let noted = |lab: &mut Lab| {
         let noted = !lab.keys("/contiv.io/state/aci-pending/default:ap").is_empty();
-        lab.run(|draft| {
+        lab.run(|staged| {
             if noted {
-                draft.delete::<netmaster::cache::Pending>("default:ap");
+                staged.delete::<netmaster::cache::Pending>("default:ap");
             }
             Ok(vec![])
         })

@@ -1,4 +1,4 @@
-//! Networks that the nodes themselves are on.
+//! Infra networks, whose endpoints are nodes.
 
 use netmaster::plugin::Cleanup;
 use serde_json::json;
@@ -10,23 +10,23 @@ fn infra(name: &str) -> serde_json::Value {
 }
 
 #[test]
-fn nodes_have_interfaces_of_the_networks_name() {
+fn infra_network_names_are_interface_names() {
     let mut lab = Lab::new();
     lab.put("networks", "default:contivh10000000", &infra("contivh10000000"))
         .expect("15 characters are a name");
     lab.delete("networks", "default:contivh10000000").unwrap();
     let refused = lab.put("networks", "default:contivh100000000", &infra("contivh100000000")).unwrap_err();
-    let why = "network name \"contivh100000000\" is too long: an infra network's has 15 characters at most, as an interface's";
+    let why = "network name \"contivh100000000\" is too long: the limit for infra networks is 15 characters (interface name)";
     assert_eq!(refused.text, why);
     lab.network("a-network-of-pods-only", "10.4.0.0/24", json!({}));
 }
 
 #[test]
-fn what_stands_for_a_node_is_not_cleaned_up_with_pods_and_may_outlive_its_network() {
+fn node_endpoints_are_not_cleaned_up_and_may_outlive_their_network() {
     let mut lab = Lab::new();
     lab.put("networks", "default:contivh1", &infra("contivh1")).unwrap();
     lab.create("contivh1", "h", "", "", "").unwrap();
-    let found = Cleanup::read("default", "net", "contivh1").and_then(|cleanup| cleanup.find(&lab.world));
+    let found = Cleanup::read("default", "net", "contivh1").and_then(|cleanup| cleanup.find(&lab.cache));
     assert!(found.is_err(), "{found:?}");
     lab.delete("networks", "default:contivh1").unwrap();
     assert_eq!(lab.endpoints().len(), 1);

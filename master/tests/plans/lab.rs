@@ -1,4 +1,4 @@
-//! A world on a store of a few lines.
+//! Cluster cache over a minimal store in memory.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use contiv_model::event::Event;
 use contiv_model::policy::{DirectionalRuleState, PolicyState};
 use contiv_model::{endpoint, group, network, service};
 use contiv_store::{Guard, KeyValue, Op, Txn, Update};
-use netmaster::cache::{Draft, LedgerChange, World};
+use netmaster::cache::{AllocationChange, ClusterCache, StagedTxn};
 use netmaster::objects::{Cluster, Defaults, Type};
 use netmaster::plugin::Call;
 use netmaster::problem::{Answer, Problem};
@@ -14,35 +14,35 @@ use serde_json::{Value, json};
 
 #[derive(Default)]
 pub(crate) struct Lab {
-    pub(crate) world: World,
+    pub(crate) cache: ClusterCache,
     store: BTreeMap<String, KeyValue>,
     revision: i64,
 }
 
 impl Lab {
-    /// With the settings of a first start.
+    /// A cluster with default settings.
     pub(crate) fn new() -> Lab {
         Lab::at("default")
     }
 
-    /// At a fabric of this type.
+    /// A cluster with this fabric type.
     pub(crate) fn at(infra: &str) -> Lab {
         let mut lab = Lab::default();
         let defaults = Defaults { infra: infra.into(), fwd_mode: "bridge".into() };
-        lab.run(|draft| defaults.put(draft).map(|()| vec![])).unwrap();
+        lab.run(|staged| defaults.put(staged).map(|()| vec![])).unwrap();
         lab
     }
 
-    /// Plans, commits if there is anything to, and answers.
-    pub(crate) fn run(&mut self, plan: impl Fn(&mut Draft<'_>) -> Answer) -> Answer {
-        let mut draft = Draft::new(&self.world);
-        let answer = plan(&mut draft);
-        let (txn, change) = draft.finish().unwrap();
+    /// Runs the plan and commits its changes.
+    pub(crate) fn run(&mut self, plan: impl Fn(&mut StagedTxn<'_>) -> Answer) -> Answer {
+        let mut staged = StagedTxn::new(&self.cache);
+        let answer = plan(&mut staged);
+        let (txn, change) = staged.finish().unwrap();
         if !txn.ops.is_empty() {
             assert!(answer.is_ok(), "a plan that fails must change nothing: {txn:?}");
             self.revision += 1;
             self.commit(txn);
-            self.world.commit(change, self.revision);
+            self.cache.commit(change, self.revision);
         }
         answer
     }
@@ -70,7 +70,7 @@ impl Lab {
         }
     }
 
-    /// As an operator does, behind the back of netmaster; the world knows when it is [`Lab::loaded`] again.
+    /// Changes the store directly. The cache reads the change in [`Lab::loaded`].
     pub(crate) fn edit(&mut self, key: &str, value: Option<&Value>) {
         self.revision += 1;
         let op = match value {
@@ -80,9 +80,9 @@ impl Lab {
         self.commit(Txn { guards: vec![], ops: vec![op] });
     }
 
-    /// What the store has under the key now, read anew.
+    /// Reads the key again from the store.
     pub(crate) fn reread(&mut self, key: &str) {
-        self.world.reread(key, self.store.get(key), self.revision);
+        self.cache.reread(key, self.store.get(key), self.revision);
     }
 
     pub(crate) fn stored(&self, key: &str) -> KeyValue {
@@ -92,22 +92,22 @@ impl Lab {
     pub(crate) fn put(&mut self, types: &str, key: &str, body: &Value) -> Result<Value, Problem> {
         let t = Type::by_plural(types).unwrap().operations;
         let request = (t.check)(key, body.to_string().as_bytes())?;
-        self.run(|draft| (t.put)(&request, draft)).map(read)
+        self.run(|staged| (t.put)(&request, staged)).map(read)
     }
 
     pub(crate) fn delete(&mut self, types: &str, key: &str) -> Result<Value, Problem> {
         let t = Type::by_plural(types).unwrap().operations;
-        self.run(|draft| (t.delete)(key, draft)).map(read)
+        self.run(|staged| (t.delete)(key, staged)).map(read)
     }
 
     pub(crate) fn inspect(&self, types: &str, key: &str) -> Result<Value, Problem> {
         let t = Type::by_plural(types).unwrap().operations;
-        (t.inspect)(&self.world, key, &Cluster::default()).map(read)
+        (t.inspect)(&self.cache, key, &Cluster::default()).map(read)
     }
 
     pub(crate) fn call(&mut self, name: &str, body: &Value) -> Result<Value, Problem> {
         let call = Call::decode(name, body.to_string().as_bytes()).unwrap()?;
-        self.run(|draft| call.plan(draft)).map(read)
+        self.run(|staged| call.plan(staged)).map(read)
     }
 
     pub(crate) fn network(&mut self, name: &str, subnet: &str, more: Value) {
@@ -123,7 +123,7 @@ impl Lab {
         self.put("endpointGroups", &format!("default:{name}"), &body).unwrap();
     }
 
-    /// The addresses of a new endpoint.
+    /// Addresses of a new endpoint.
     pub(crate) fn create(
         &mut self,
         network: &str,
@@ -157,34 +157,34 @@ impl Lab {
     }
 
     pub(crate) fn state(&self, network: &str) -> network::State {
-        self.world
-            .ledger::<network::State>(&format!("{network}.default"))
+        self.cache
+            .allocation::<network::State>(&format!("{network}.default"))
             .unwrap()
-            .whole(&LedgerChange::default())
+            .whole(&AllocationChange::default())
     }
 
     pub(crate) fn group_state(&self, group: &str) -> group::State {
-        self.world
-            .ledger::<group::State>(&format!("{group}:default"))
+        self.cache
+            .allocation::<group::State>(&format!("{group}:default"))
             .unwrap()
-            .whole(&LedgerChange::default())
+            .whole(&AllocationChange::default())
     }
 
     pub(crate) fn endpoints(&self) -> Vec<&endpoint::State> {
-        self.world.all::<endpoint::State>().collect()
+        self.cache.all::<endpoint::State>().collect()
     }
 
-    /// Keys of the store below a prefix.
+    /// Keys below a prefix.
     pub(crate) fn keys(&self, prefix: &str) -> Vec<&str> {
         self.store.keys().map(String::as_str).filter(|key| key.starts_with(prefix)).collect()
     }
 
-    /// What the store has under a key.
+    /// Value of a key.
     pub(crate) fn value(&self, key: &str) -> Option<Value> {
         self.store.get(key).map(|kv| serde_json::from_slice(&kv.value).unwrap())
     }
 
-    /// Somebody edits the store; `loaded` finds it.
+    /// Changes the store directly; `loaded` reads the change.
     pub(crate) fn break_key(&mut self, key: &str, value: Option<&Value>) {
         self.revision += 1;
         let Some(value) = value else { return drop(self.store.remove(key)) };
@@ -199,26 +199,29 @@ impl Lab {
         self.store.insert(key.to_owned(), kv);
     }
 
-    /// What a netmaster that starts now finds.
+    /// State of a netmaster that starts now.
     pub(crate) fn loaded(&self) -> Lab {
-        let mut world = World::default();
+        let mut cache = ClusterCache::default();
         let update = |event| Update { revision: self.revision, event };
-        world.observe(&update(Event::Init));
+        cache.observe(&update(Event::Init));
         for (key, kv) in &self.store {
-            world.observe(&update(Event::InitApply(key.clone(), kv.clone())));
+            cache.observe(&update(Event::InitApply(key.clone(), kv.clone())));
         }
-        assert!(world.observe(&update(Event::InitDone)));
-        Lab { world, store: self.store.clone(), revision: self.revision }
+        assert!(cache.observe(&update(Event::InitDone)));
+        Lab { cache, store: self.store.clone(), revision: self.revision }
     }
 
-    /// Everything that the world knows, for comparison.
-    pub(crate) fn told(&self) -> Value {
-        let networks: Vec<_> =
-            self.world.ledgers::<network::State>().map(|l| l.whole(&LedgerChange::default())).collect();
+    /// Complete content of the cache, for comparisons.
+    pub(crate) fn content(&self) -> Value {
+        let networks: Vec<_> = self
+            .cache
+            .allocations::<network::State>()
+            .map(|l| l.whole(&AllocationChange::default()))
+            .collect();
         let groups: Vec<_> =
-            self.world.ledgers::<group::State>().map(|l| l.whole(&LedgerChange::default())).collect();
+            self.cache.allocations::<group::State>().map(|l| l.whole(&AllocationChange::default())).collect();
         let list =
-            |types: &str| read((Type::by_plural(types).unwrap().operations.list)(&self.world).unwrap());
+            |types: &str| read((Type::by_plural(types).unwrap().operations.list)(&self.cache).unwrap());
         json!([
             networks,
             groups,
@@ -234,19 +237,19 @@ impl Lab {
             list("extContractsGroups"),
             list("aciGws"),
             list("serviceLBs"),
-            self.world.all::<service::State>().collect::<Vec<_>>(),
-            self.world.all::<service::Providers>().collect::<Vec<_>>(),
-            self.world.all::<PolicyState>().collect::<Vec<_>>(),
-            self.world.all::<DirectionalRuleState>().collect::<Vec<_>>()
+            self.cache.all::<service::State>().collect::<Vec<_>>(),
+            self.cache.all::<service::Providers>().collect::<Vec<_>>(),
+            self.cache.all::<PolicyState>().collect::<Vec<_>>(),
+            self.cache.all::<DirectionalRuleState>().collect::<Vec<_>>()
         ])
     }
 
-    /// Folds every journal into its record, as a leader at rest does.
+    /// Merges all journals into their records.
     pub(crate) fn checkpoint(&mut self) {
-        self.run(|draft| {
+        self.run(|staged| {
             for id in ["net.default", "big.default"] {
-                if let Some((ledger, change)) = draft.ledger::<network::State>(id) {
-                    change.checkpoint = ledger.is_journaled();
+                if let Some((record, change)) = staged.allocation::<network::State>(id) {
+                    change.checkpoint = record.is_journaled();
                 }
             }
             Ok(vec![])

@@ -1,5 +1,5 @@
-//! Plans over a world, without a store: what is planned, committed and loaded again is the same, and no address has two
-//! owners.
+//! Plans over a cache without a store. The result is the same when planned, committed and loaded
+//! again, and no address has two owners.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
@@ -7,9 +7,9 @@ mod addresses;
 mod bgp;
 mod cleanup;
 mod fabric;
-mod gone;
 mod infra;
 mod lab;
+mod node_gc;
 mod nodes;
 mod policies;
 mod property;

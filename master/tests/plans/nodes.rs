@@ -1,4 +1,4 @@
-//! What is told of the nodes.
+//! Reports of nodes.
 
 use contiv_model::api::NodeState;
 use contiv_model::{node, registry};
@@ -19,8 +19,8 @@ pub(crate) fn status(lab: &mut Lab, host: &str, ready: bool, failed: u64) {
         failed,
         degraded: vec![],
     };
-    lab.run(|draft| {
-        draft.put(host, status.clone());
+    lab.run(|staged| {
+        staged.put(host, status.clone());
         Ok(vec![])
     })
     .unwrap();
@@ -34,17 +34,17 @@ pub(crate) fn service(lab: &mut Lab, name: &str, host: &str, address: &str, port
         port,
         ..registry::ServiceInfo::default()
     };
-    lab.run(|draft| {
-        draft.put(&format!("{name}/{address}:{port}"), service.clone());
+    lab.run(|staged| {
+        staged.put(&format!("{name}/{address}:{port}"), service.clone());
         Ok(vec![])
     })
     .unwrap();
 }
 
 #[test]
-fn nodes_are_told_from_their_status_and_their_registrations() {
+fn nodes_are_reported_from_status_and_registrations() {
     let mut lab = Lab::new();
-    assert_eq!(nodes(&lab.world), []);
+    assert_eq!(nodes(&lab.cache), []);
     for (host, ready, failed) in [("d", true, 1), ("b", true, 0), ("a", true, 0), ("c", false, 0)] {
         status(&mut lab, host, ready, failed);
     }
@@ -56,7 +56,7 @@ fn nodes_are_told_from_their_status_and_their_registrations() {
     service(&mut lab, registry::VTEP, "original", "10.0.1.1", 4789);
     service(&mut lab, registry::NETMASTER, "", "10.0.0.9", 9999);
 
-    let found = nodes(&lab.world);
+    let found = nodes(&lab.cache);
     let states: Vec<_> = found.iter().map(|node| (node.status.host.as_str(), node.state)).collect();
     assert_eq!(
         states,
@@ -70,12 +70,12 @@ fn nodes_are_told_from_their_status_and_their_registrations() {
     );
     assert_eq!((found[4].status.vtep_ip.as_str(), found[4].control_ip.as_str()), ("10.0.1.1", "10.0.0.4"));
 
-    let told: Value = serde_json::from_slice(&find_node(&lab.world, "b").unwrap()).unwrap();
+    let content: Value = serde_json::from_slice(&find_node(&lab.cache, "b").unwrap()).unwrap();
     assert_eq!(
-        told,
+        content,
         json!({"state": "ready", "registered": true, "controlIP": "10.0.0.1", "host": "b", "datapath": "ovs",
             "vtepIP": "192.168.0.1", "vxlanPort": 4789, "version": "0.1.0", "ready": true, "appliedRevision": 7,
             "failed": 0, "degraded": []})
     );
-    assert_eq!(find_node(&lab.world, "x").unwrap_err().text, "node not found");
+    assert_eq!(find_node(&lab.cache, "x").unwrap_err().text, "node not found");
 }

@@ -1,4 +1,4 @@
-//! What becomes of policies, rules and network profiles.
+//! State derived from policies, rules and network profiles.
 
 use serde_json::{Value, json};
 
@@ -24,7 +24,7 @@ fn group(lab: &mut Lab, name: &str, more: Value) -> Result<Value, String> {
     lab.put("endpointGroups", &format!("default:{name}"), &body).map_err(|problem| problem.text)
 }
 
-/// The rules that nodes see, without the prefix.
+/// Keys of directed rules, without the prefix.
 fn directed(lab: &Lab) -> Vec<&str> {
     let prefix = "/contiv.io/state/policyRule/";
     lab.keys(prefix).into_iter().map(|key| key.strip_prefix(prefix).unwrap()).collect()
@@ -35,7 +35,7 @@ fn stored(lab: &Lab, key: &str) -> Value {
 }
 
 #[test]
-fn rules_follow_the_groups_that_have_their_policy() {
+fn rules_are_expanded_for_the_groups_of_their_policy() {
     let mut lab = lab();
     rule(&mut lab, "1", json!({"protocol": "tcp", "port": 80})).unwrap();
     assert_eq!(directed(&lab), [""; 0]);
@@ -64,7 +64,7 @@ fn rules_follow_the_groups_that_have_their_policy() {
     group(&mut lab, "web", json!({})).unwrap();
     assert_eq!(directed(&lab), [&app[2]]);
     assert_eq!(lab.delete("policys", "default:p").unwrap_err().text, "Policy is being used");
-    assert_eq!(lab.loaded().told(), lab.told());
+    assert_eq!(lab.loaded().content(), lab.content());
     lab.delete("endpointGroups", "default:app").unwrap();
     lab.delete("policys", "default:p").unwrap();
     for prefix in ["state/policy", "obj/modeldb/rule", "obj/modeldb/policy"] {
@@ -73,7 +73,7 @@ fn rules_follow_the_groups_that_have_their_policy() {
 }
 
 #[test]
-fn a_rule_about_a_group_that_is_gone_is_about_nothing() {
+fn a_rule_for_a_deleted_group_has_no_effect() {
     let mut lab = lab();
     group(&mut lab, "web", json!({"policies": ["p"]})).unwrap();
     group(&mut lab, "db", json!({})).unwrap();
@@ -86,17 +86,17 @@ fn a_rule_about_a_group_that_is_gone_is_about_nothing() {
     };
     assert_eq!(link(&lab), json!({}));
 
-    // Of the same name, with another number.
+    // A new group of the same name with another id.
     group(&mut lab, "db", json!({"policies": ["p"]})).unwrap();
     assert_eq!(link(&lab), json!({"type": "endpointGroup", "key": "default:db"}));
     let id = "default:web:default:p:default:p:1:inRx";
     assert_eq!(stored(&lab, &format!("/contiv.io/state/policyRule/{id}"))["SrcEndpointGroup"], 3);
     assert_eq!(directed(&lab), ["default:db:default:p:default:p:1:inRx", id]);
-    assert_eq!(lab.loaded().told(), lab.told());
+    assert_eq!(lab.loaded().content(), lab.content());
 }
 
 #[test]
-fn networks_in_rules_become_addresses_on_a_group() {
+fn networks_in_rules_are_resolved_when_attached() {
     let mut lab = lab();
     lab.network("other", "10.2.0.0/24", json!({}));
     let made = rule(&mut lab, "1", json!({"fromNetwork": "other"})).unwrap();
@@ -114,7 +114,7 @@ fn networks_in_rules_become_addresses_on_a_group() {
 }
 
 #[test]
-fn a_network_in_a_rule_is_its_ipv6_subnet_too() {
+fn a_network_in_a_rule_includes_its_ipv6_subnet() {
     let mut lab = lab();
     lab.network("six", "10.2.0.0/24", json!({"ipv6Subnet": "2001:db8::/64"}));
     group(&mut lab, "web", json!({"policies": ["p"]})).unwrap();
@@ -128,7 +128,7 @@ fn a_network_in_a_rule_is_its_ipv6_subnet_too() {
 }
 
 #[test]
-fn a_rule_about_one_endpoint_is_of_its_group() {
+fn a_rule_for_one_endpoint_requires_its_group() {
     let mut lab = lab();
     let about = |ip: &str| json!({"toIpAddress": ip});
     let refused = rule(&mut lab, "1", about("10.1.0.1")).unwrap_err();
@@ -144,7 +144,7 @@ fn a_rule_about_one_endpoint_is_of_its_group() {
 }
 
 #[test]
-fn groups_carry_what_their_profile_says() {
+fn groups_have_the_settings_of_their_profile() {
     let mut lab = lab();
     let profile = |lab: &mut Lab, name: &str, dscp: i64| {
         let body = json!({"tenantName": "default", "profileName": name, "DSCP": dscp, "bandwidth": "10 mbps",
@@ -165,10 +165,10 @@ fn groups_carry_what_their_profile_says() {
     group(&mut lab, "web", json!({"netProfile": "b"})).unwrap();
     lab.delete("netprofiles", "default:a").unwrap();
     assert_eq!(carried(&lab), (20, "10 mbps".into(), 100));
-    assert_eq!(lab.loaded().told(), lab.told());
+    assert_eq!(lab.loaded().content(), lab.content());
     group(&mut lab, "web", json!({})).unwrap();
     assert_eq!(carried(&lab), (0, String::new(), 0));
     assert_eq!(group(&mut lab, "web", json!({"netProfile": "x"})).unwrap_err(), "netprofile not found");
     lab.delete("netprofiles", "default:b").unwrap();
-    assert_eq!(lab.loaded().told(), lab.told());
+    assert_eq!(lab.loaded().content(), lab.content());
 }

@@ -1,4 +1,4 @@
-//! Any sequence of calls.
+//! Random sequences of calls.
 
 use std::collections::BTreeSet;
 
@@ -29,7 +29,7 @@ enum Step {
         ip: u8,
     },
     Checkpoint,
-    /// Another leads: it knows what is in the store.
+    /// A new leader loads the state from the store.
     TakeOver,
 }
 
@@ -50,7 +50,7 @@ fn lab() -> Lab {
     let mut lab = Lab::new();
     lab.network("net", "10.1.0.0/27", json!({"gateway": "10.1.0.30", "ipv6Subnet": "fd00::/123"}));
     lab.group("small", "net", "10.1.0.4-10.1.0.7");
-    // Large enough to be journaled, and so is its group's pool.
+    // Large enough for journals, also for its group's pool.
     lab.network("big", "10.16.0.0/15", json!({"gateway": "10.16.0.9"}));
     lab.group("large", "big", "10.16.0.4-10.16.0.7");
     lab
@@ -60,7 +60,7 @@ fn name(big: bool) -> (&'static str, &'static str, &'static str) {
     if big { ("big", "large", "10.16.0.") } else { ("net", "small", "10.1.0.") }
 }
 
-/// Carries it out; keeps account of what was reserved without an endpoint.
+/// Executes the step and records addresses reserved without an endpoint.
 fn carry_out(lab: &mut Lab, step: &Step, reserved: &mut BTreeSet<String>) {
     let text = |prefix: &str, ip: &Option<u8>| ip.map(|n| format!("{prefix}{n}")).unwrap_or_default();
     match step {
@@ -71,7 +71,7 @@ fn carry_out(lab: &mut Lab, step: &Step, reserved: &mut BTreeSet<String>) {
             if let Ok((given, _)) = lab.create(network, &format!("e{id}"), group, &text(prefix, ip), "")
                 && lab.endpoints().len() > known
             {
-                // The endpoint has what a caller of allocAddress had reserved for it.
+                // The endpoint takes over an address that allocAddress reserved.
                 reserved.remove(&given);
             }
         }
@@ -98,7 +98,7 @@ fn carry_out(lab: &mut Lab, step: &Step, reserved: &mut BTreeSet<String>) {
     }
 }
 
-/// Every address has one owner, and the maps say what the owners say.
+/// Every address has one owner, and the bitmaps match the owners.
 fn holds(lab: &Lab, reserved: &BTreeSet<String>) {
     for (network, group, prefix, gateway) in
         [("net", "small", "10.1.0.", 30), ("big", "large", "10.16.0.", 9)]
@@ -139,10 +139,10 @@ proptest! {
             carry_out(&mut lab, step, &mut reserved);
             holds(&lab, &reserved);
         }
-        // What a new leader reads is what the old one knew.
-        prop_assert_eq!(lab.loaded().told(), lab.told());
+        // A new leader loads the same state.
+        prop_assert_eq!(lab.loaded().content(), lab.content());
         lab.checkpoint();
         prop_assert_eq!(lab.keys("/contiv.io/state/ipam/nets/").len(), 0);
-        prop_assert_eq!(lab.loaded().told(), lab.told());
+        prop_assert_eq!(lab.loaded().content(), lab.content());
     }
 }

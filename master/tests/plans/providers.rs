@@ -1,5 +1,5 @@
-//! Whatever happens in whatever order: behind a service are the endpoints whose labels contain its selectors, and each
-//! address has one holder.
+//! Random sequences of steps: a service has exactly the providers whose labels match its selectors,
+//! and each address has one owner.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,7 +27,7 @@ enum Step {
         labels: Labels,
     },
     Die(u8),
-    /// Another netmaster takes over.
+    /// Another netmaster becomes leader.
     Load,
 }
 
@@ -56,7 +56,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 fn take(lab: &mut Lab, step: &Step) {
     let ip = |at: &Option<u8>| at.map(|n| format!("10.1.0.{n}")).unwrap_or_default();
-    // What is refused is refused, and changes nothing: the lab sees to that.
+    // Rejected steps change nothing; `Lab::run` checks that.
     let _refused = match step {
         Step::Service { name, selectors, at } => {
             let selectors: Vec<String> =
@@ -83,13 +83,13 @@ fn event(lab: &mut Lab, event: &str, id: u8, labels: Value) -> bool {
     lab.call("updateEndpoint", &body).is_err()
 }
 
-/// By looking at all of them.
+/// Computes the expected providers from all endpoints.
 fn check(lab: &Lab) {
     let mut held = BTreeSet::new();
     for endpoint in lab.endpoints() {
         assert!(held.insert(endpoint.ip_address.clone()), "{} twice", endpoint.ip_address);
     }
-    for service in lab.world.all::<service::State>() {
+    for service in lab.cache.all::<service::State>() {
         assert!(held.insert(service.ip_address.clone()), "{} twice", service.ip_address);
         let chosen = |labels: &BTreeMap<String, String>| {
             service.selectors.iter().flatten().all(|(name, value)| labels.get(name) == Some(value))
@@ -100,14 +100,14 @@ fn check(lab: &Lab) {
             .filter(|endpoint| endpoint.labels.as_ref().is_some_and(chosen))
             .map(|endpoint| endpoint.ip_address.clone())
             .collect();
-        let told = lab.world.get::<service::Providers>(&service.id).unwrap();
-        let told: BTreeSet<&String> = told.providers.iter().flatten().collect();
-        assert_eq!(told, behind.iter().collect(), "{}", service.id);
+        let content = lab.cache.get::<service::Providers>(&service.id).unwrap();
+        let content: BTreeSet<&String> = content.providers.iter().flatten().collect();
+        assert_eq!(content, behind.iter().collect(), "{}", service.id);
         let entries = service.providers.iter().flatten();
         let entries: BTreeSet<&String> = entries.map(|(_, provider)| &provider.ip_address).collect();
-        assert_eq!(entries, told);
+        assert_eq!(entries, content);
     }
-    // And the subnet's own address, its broadcast address and the gateway.
+    // Includes the subnet address, the broadcast address and the gateway.
     assert_eq!(lab.state("net").ip_alloc_map.count(), held.len() + 3);
     assert_eq!(lab.state("net").ep_addr_count as usize, held.len());
 }
@@ -115,20 +115,20 @@ fn check(lab: &Lab) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
     #[test]
-    fn providers_are_whom_the_labels_say(steps in prop::collection::vec(step(), 1..40)) {
+    fn providers_match_the_labels(steps in prop::collection::vec(step(), 1..40)) {
         let mut lab = Lab::new();
         lab.network("net", "10.1.0.0/28", json!({"gateway": "10.1.0.14"}));
         for step in &steps {
             take(&mut lab, step);
             check(&lab);
         }
-        let told = lab.told();
-        lab.run(|draft| {
-            netmaster::restore::restore(draft);
+        let content = lab.content();
+        lab.run(|staged| {
+            netmaster::restore::restore(staged);
             Ok(vec![])
         })
         .unwrap();
-        assert_eq!(lab.told(), told, "there is nothing to restore");
-        assert_eq!(lab.loaded().told(), told);
+        assert_eq!(lab.content(), content, "there is nothing to restore");
+        assert_eq!(lab.loaded().content(), content);
     }
 }

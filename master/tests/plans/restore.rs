@@ -1,13 +1,13 @@
-//! What a netmaster that begins to lead makes right.
+//! State that a new leader restores.
 
 use netmaster::audit::audit;
-use netmaster::repair::{mark_held, release_unheld};
+use netmaster::repair::{mark_in_use, release_unused};
 use netmaster::restore::restore;
 use serde_json::{Value, json};
 
 use crate::lab::Lab;
 
-/// Policies and profiles on groups, rules about groups and networks.
+/// Policies and profiles on groups, rules that refer to groups and networks.
 fn lab() -> Lab {
     let mut lab = Lab::new();
     lab.network("net", "10.1.0.0/24", json!({}));
@@ -40,17 +40,17 @@ fn rule(lab: &mut Lab, policy: &str, id: &str, more: Value) {
     lab.put("rules", &format!("default:{policy}:{id}"), &body).unwrap();
 }
 
-/// What was written and deleted.
+/// Number of keys written and deleted.
 fn restored(lab: &mut Lab) -> String {
-    let plan = |draft: &mut netmaster::cache::Draft<'_>| {
-        restore(draft);
-        Ok(format!("{:?}", draft.counts()).into_bytes())
+    let plan = |staged: &mut netmaster::cache::StagedTxn<'_>| {
+        restore(staged);
+        Ok(format!("{:?}", staged.counts()).into_bytes())
     };
     String::from_utf8(lab.run(plan).unwrap()).unwrap()
 }
 
 #[test]
-fn what_requests_left_needs_no_restoring() {
+fn nothing_is_restored_after_regular_requests() {
     let mut lab = lab();
     assert_eq!(restored(&mut lab), "(0, 0)");
     lab.delete("rules", "default:p:1").unwrap();
@@ -64,9 +64,9 @@ fn what_requests_left_needs_no_restoring() {
 }
 
 #[test]
-fn what_follows_from_the_objects_is_made_again() {
+fn derived_state_is_restored() {
     let good = lab();
-    let expected = good.told();
+    let expected = good.content();
     let link = |lab: &mut Lab, key: &str, part: &str| {
         let path = format!("/contiv.io/obj/modeldb/{key}");
         let mut object = lab.value(&path).unwrap();
@@ -98,15 +98,15 @@ fn what_follows_from_the_objects_is_made_again() {
     lab.edit("/contiv.io/state/endpointGroups/web:default", Some(&state));
 
     let mut lab = lab.loaded();
-    assert_ne!(lab.told(), expected);
+    assert_ne!(lab.content(), expected);
     restored(&mut lab);
-    assert_eq!(lab.told(), expected);
-    assert_eq!(lab.loaded().told(), expected);
+    assert_eq!(lab.content(), expected);
+    assert_eq!(lab.loaded().content(), expected);
     assert_eq!(restored(&mut lab), "(0, 0)");
 }
 
 #[test]
-fn links_to_what_is_gone_are_cleared() {
+fn links_to_missing_objects_are_cleared() {
     let mut lab = lab();
     lab.edit("/contiv.io/obj/modeldb/policy/default:q", None);
     lab.edit("/contiv.io/obj/modeldb/endpointGroup/default:db", None);
@@ -118,7 +118,7 @@ fn links_to_what_is_gone_are_cleared() {
         object(&lab, "endpointGroup/default:web")["link-sets"]["Policies"].as_object().unwrap().len(),
         1
     );
-    // A rule about a group that is gone is about nothing, and a policy that is gone is on no group.
+    // A rule that refers to a missing group has no effect, and a missing policy is on no group.
     let left = ["/contiv.io/state/policy/default:web:default:p"];
     assert_eq!(lab.keys("/contiv.io/state/policy/"), left);
     let left = ["/contiv.io/state/policyRule/default:web:default:p:default:p:2:inRx"];
@@ -127,8 +127,8 @@ fn links_to_what_is_gone_are_cleared() {
 }
 
 #[test]
-fn books_that_are_wrong_are_told() {
-    let audited = |lab: &Lab| audit(&netmaster::cache::Draft::new(&lab.world));
+fn inconsistent_allocation_records_are_reported() {
+    let audited = |lab: &Lab| audit(&netmaster::cache::StagedTxn::new(&lab.cache));
     let mut lab = lab();
     lab.network("six", "10.3.0.0/24", json!({"ipv6Subnet": "2001:db8::/64"}));
     lab.group("pooled", "net", "10.1.0.100-10.1.0.110");
@@ -152,21 +152,22 @@ fn books_that_are_wrong_are_told() {
         "/contiv.io/state/eps/gone.default-d",
         Some(&json!({"id": "gone.default-d", "netID": "gone.default"})),
     );
-    let told = audited(&lab.loaded());
+    let content = audited(&lab.loaded());
     for words in [
-        "10.1.0.1 on network net.default is that of net.default-a and of net.default-b",
-        "endpoint six.default-c has 2001:db8::1, which is free on network six.default",
-        "endpoint gone.default-d is on network gone.default, which is not there",
-        "VNI 1 is that of networks net.default and six.default",
+        "address 10.1.0.1 on network net.default: used by endpoints net.default-a and net.default-b",
+        "endpoint six.default-c: address 2001:db8::1 is not allocated on network six.default",
+        "endpoint gone.default-d: network gone.default does not exist",
+        "VNI 1: used by networks net.default and six.default",
     ] {
-        assert!(told.iter().any(|line| line == words), "{words}: {told:#?}");
+        assert!(content.iter().any(|line| line == words), "{words}: {content:#?}");
     }
-    assert_eq!(told.len(), 4, "{told:#?}");
+    assert_eq!(content.len(), 4, "{content:#?}");
 }
 
-/// What an endpoint has is not given out again; what nobody has comes back when it is asked for.
+/// Addresses of endpoints are not allocated again. Addresses without an owner are released on
+/// request.
 #[test]
-fn addresses_are_those_of_the_endpoints_again() {
+fn allocation_records_are_repaired() {
     let mut good = lab();
     good.network("six", "10.3.0.0/24", json!({"gateway": "10.3.0.254", "ipv6Subnet": "2001:db8::/64"}));
     good.group("pooled", "net", "10.1.0.100-10.1.0.110");
@@ -175,7 +176,7 @@ fn addresses_are_those_of_the_endpoints_again() {
     for (network, id, group) in [("six", "a", ""), ("six", "b", ""), ("net", "c", "pooled")] {
         good.create(network, id, group, "", "").unwrap();
     }
-    let expected = good.told();
+    let expected = good.content();
     let edit = |lab: &mut Lab, key: &str, maps: &Value, names: &[&str]| {
         let mut body = lab.value(key).unwrap();
         for name in names {
@@ -183,14 +184,15 @@ fn addresses_are_those_of_the_endpoints_again() {
         }
         lab.edit(key, Some(&body));
     };
-    let run = |lab: &mut Lab, repair: fn(&mut netmaster::cache::Draft<'_>) -> Vec<String>| -> Vec<String> {
-        let lines = lab.run(|draft| Ok(serde_json::to_vec(&repair(draft)).unwrap())).unwrap();
-        serde_json::from_slice(&lines).unwrap()
-    };
-    assert_eq!(run(&mut good, mark_held), [""; 0]);
-    assert_eq!(run(&mut good, release_unheld), [""; 0]);
+    let run =
+        |lab: &mut Lab, repair: fn(&mut netmaster::cache::StagedTxn<'_>) -> Vec<String>| -> Vec<String> {
+            let lines = lab.run(|staged| Ok(serde_json::to_vec(&repair(staged)).unwrap())).unwrap();
+            serde_json::from_slice(&lines).unwrap()
+        };
+    assert_eq!(run(&mut good, mark_in_use), [""; 0]);
+    assert_eq!(run(&mut good, release_unused), [""; 0]);
 
-    // Somebody has put back what the books were before.
+    // Another program restores the old records.
     let mut lab = good.loaded();
     let six = "/contiv.io/state/nets/six.default";
     edit(&mut lab, six, &fresh, &["ipAllocMap", "ipv6AllocMap", "epAddrCount"]);
@@ -198,23 +200,26 @@ fn addresses_are_those_of_the_endpoints_again() {
     let net = "/contiv.io/state/nets/net.default";
     edit(&mut lab, net, &json!({"epAddrCount": 0}), &["epAddrCount"]);
     let mut lab = lab.loaded();
-    let lines = run(&mut lab, mark_held);
-    assert_eq!(lines[0], "endpoint net.default-c has 10.1.0.100, which was free on network net.default");
+    let lines = run(&mut lab, mark_in_use);
+    assert_eq!(
+        lines[0],
+        "endpoint net.default-c: address 10.1.0.100 was not allocated on network net.default"
+    );
     assert_eq!(lines.len(), 5, "{lines:#?}");
-    assert_eq!(lab.told(), expected);
-    assert_eq!(lab.loaded().told(), expected);
+    assert_eq!(lab.content(), expected);
+    assert_eq!(lab.loaded().content(), expected);
 
-    // Endpoints that went without their addresses.
+    // Endpoints that were deleted without their addresses.
     let mut lab = good.loaded();
     lab.edit("/contiv.io/state/eps/six.default-b", None);
     lab.edit("/contiv.io/state/eps/net.default-c", None);
     let mut lab = lab.loaded();
-    assert_eq!(run(&mut lab, mark_held), [""; 0]);
+    assert_eq!(run(&mut lab, mark_in_use), [""; 0]);
     assert_eq!(
-        run(&mut lab, release_unheld),
+        run(&mut lab, release_unused),
         [
-            "network net.default: 1 IPv4 and 0 IPv6 addresses were nobody's",
-            "network six.default: 1 IPv4 and 1 IPv6 addresses were nobody's"
+            "network net.default: 1 IPv4 and 0 IPv6 addresses had no owner",
+            "network six.default: 1 IPv4 and 1 IPv6 addresses had no owner"
         ]
     );
     assert_eq!(lab.create("six", "d", "", "", "").unwrap().0, "10.3.0.2");

@@ -1,4 +1,4 @@
-//! Services: their addresses, and the endpoints behind them.
+//! Services: addresses and providers.
 
 use serde_json::{Value, json};
 
@@ -23,7 +23,7 @@ fn event(lab: &mut Lab, event: &str, id: &str, labels: Value) -> Result<Value, S
     lab.call("updateEndpoint", &body).map_err(|problem| problem.text)
 }
 
-/// Makes an endpoint and starts its container.
+/// Creates an endpoint and starts its container.
 fn pod(lab: &mut Lab, id: &str, labels: Value) -> String {
     let (ip, _) = lab.create("net", id, "", "", "").unwrap();
     assert_eq!(event(lab, "start", id, labels).unwrap(), json!({"IPAddress": "1.2.3.4"}));
@@ -38,13 +38,13 @@ fn vip(lab: &Lab, name: &str) -> Value {
     state(lab, name)["ipaddress"].clone()
 }
 
-/// The addresses that agents read.
+/// Provider addresses as agents read them.
 fn behind(lab: &Lab, name: &str) -> Value {
     lab.value(&format!("/contiv.io/state/provider/{name}:default")).unwrap()["Providers"].clone()
 }
 
 #[test]
-fn bodies_are_the_originals() {
+fn bodies_have_the_originals_format() {
     let mut lab = lab();
     let made = service(&mut lab, "s", &["app=web"], json!({})).unwrap();
     let links = json!({"Network": {"type": "network", "key": "default:net"},
@@ -76,7 +76,7 @@ fn bodies_are_the_originals() {
     let oper = lab.inspect("serviceLBs", "default:s").unwrap()["Oper"].clone();
     assert_eq!((&oper["numProviders"], &oper["providers"][0]["serviceName"]), (&json!(1), &json!("s")));
     assert_eq!(oper["providers"][0]["labels"], "map[app:web tier:1]");
-    assert_eq!(lab.loaded().told(), lab.told());
+    assert_eq!(lab.loaded().content(), lab.content());
 
     let refused = lab.delete("networks", "default:net").unwrap_err().text;
     assert_eq!(refused, "cannot delete net has 1 services ");
@@ -88,7 +88,7 @@ fn bodies_are_the_originals() {
 }
 
 #[test]
-fn what_is_wrong_is_said_in_the_originals_order() {
+fn errors_are_checked_in_the_originals_order() {
     let mut lab = lab();
     let ports = "Invalid Port maping . Port format is - Port:TargetPort:Protocol";
     let mut refused = |selectors: &[&str], more: Value| service(&mut lab, "s", selectors, more).unwrap_err();
@@ -96,7 +96,7 @@ fn what_is_wrong_is_said_in_the_originals_order() {
     for wrong in ["80", "80:8080", "x:8080:TCP", "80::TCP", "80:8080:SCTP"] {
         assert_eq!(refused(&["a=b"], json!({"ports": [wrong], "tenantName": "default"})), ports, "{wrong}");
     }
-    // The original took these.
+    // The original accepts these.
     for wrong in [
         json!(["80:8080:TCP", "x"]),
         json!(["0:8080:TCP"]),
@@ -119,7 +119,7 @@ fn what_is_wrong_is_said_in_the_originals_order() {
 }
 
 #[test]
-fn an_address_is_one_holders() {
+fn an_address_has_one_owner() {
     let mut lab = lab();
     let at = |lab: &mut Lab, name: &str, ip: &str| service(lab, name, &["a=b"], json!({"ipAddress": ip}));
     let taken = |ip: &str| Err(format!("address {ip} is in use"));
@@ -139,7 +139,7 @@ fn an_address_is_one_holders() {
     lab.delete("serviceLBs", "default:a").unwrap();
     at(&mut lab, "b", "10.1.0.9").unwrap();
 
-    // From a group's pool it goes back there.
+    // An address of a group's pool returns to the pool.
     lab.group("g", "net", "10.1.0.20-10.1.0.20");
     at(&mut lab, "c", "10.1.0.20").unwrap();
     assert!(lab.create("net", "e", "g", "", "").is_err());
@@ -150,7 +150,7 @@ fn an_address_is_one_holders() {
 }
 
 #[test]
-fn who_came_first_makes_no_difference() {
+fn the_order_of_creation_does_not_matter() {
     let mut before = lab();
     let mut after = lab();
     let pods = [
@@ -181,9 +181,9 @@ fn who_came_first_makes_no_difference() {
             json!(["all:default", "one:default"])
         );
     }
-    assert_eq!(before.loaded().told(), before.told());
+    assert_eq!(before.loaded().content(), before.content());
 
-    // A container that dies, one whose endpoint goes, and one that gets more labels.
+    // A container that exits, one whose endpoint is deleted, and one that gets more labels.
     for lab in [&mut before, &mut after] {
         assert_eq!(event(lab, "die", "c1", Value::Null).unwrap(), json!({"IPAddress": "1.2.3.4"}));
         assert_eq!(event(lab, "die", "c1", Value::Null).unwrap(), Value::Null);
@@ -194,7 +194,7 @@ fn who_came_first_makes_no_difference() {
         assert_eq!(behind(lab, "none"), json!(["10.1.0.3"]));
         let labels = lab.value("/contiv.io/state/eps/net.default-c3").unwrap()["labels"].clone();
         assert_eq!(labels, json!({"app": "x", "tier": "1"}));
-        assert_eq!(lab.loaded().told(), lab.told());
+        assert_eq!(lab.loaded().content(), lab.content());
     }
 }
 
@@ -220,11 +220,11 @@ fn a_changed_service_keeps_its_address() {
     lab.network("other", "10.2.0.0/24", json!({}));
     let moved = service(&mut lab, "s", &["app=db"], json!({"networkName": "other"}));
     assert_eq!(moved, Err("Cannot change network association after service is created.".into()));
-    assert_eq!(lab.loaded().told(), lab.told());
+    assert_eq!(lab.loaded().content(), lab.content());
 }
 
 #[test]
-fn events_that_are_wrong_change_nothing() {
+fn invalid_events_change_nothing() {
     let mut lab = lab();
     service(&mut lab, "s", &["app=web"], json!({})).unwrap();
     lab.group("g", "net", "");
@@ -247,10 +247,10 @@ fn events_that_are_wrong_change_nothing() {
     assert_eq!(call(&mut lab, json!({"Event": "pause"})), Ok(json!({"IPAddress": "10.1.0.2"})));
     assert_eq!(behind(&lab, "s"), Value::Null);
 
-    // A network may be called by a group on it.
+    // The network may be given by the name of a group on it.
     call(&mut lab, json!({"Network": "g"})).unwrap();
     assert_eq!(behind(&lab, "s"), json!(["10.1.0.2"]));
-    // Another tenant's services do not see it.
+    // Services of another tenant do not see it.
     lab.put("tenants", "t", &json!({"tenantName": "t"})).unwrap();
     let network = json!({"tenantName": "t", "networkName": "net", "encap": "vlan", "subnet": "10.1.0.0/24"});
     lab.put("networks", "t:net", &network).unwrap();
@@ -261,23 +261,24 @@ fn events_that_are_wrong_change_nothing() {
 }
 
 fn restore(lab: &mut Lab) {
-    lab.run(|draft| {
-        netmaster::restore::restore(draft);
+    lab.run(|staged| {
+        netmaster::restore::restore(staged);
         Ok(vec![])
     })
     .unwrap();
 }
 
 #[test]
-fn what_follows_from_services_is_restored() {
+fn service_states_are_restored() {
     let mut lab = lab();
     service(&mut lab, "s", &["app=web"], json!({})).unwrap();
     pod(&mut lab, "c1", json!({"app": "web"}));
-    // Made later: what the first service says of the endpoint is not touched by it, nor by the restoring.
+    // The list of services in an existing entry is unchanged by a later service and by the
+    // restoration.
     service(&mut lab, "t", &["app=web"], json!({})).unwrap();
-    let whole = lab.told();
+    let whole = lab.content();
     restore(&mut lab);
-    assert_eq!(lab.told(), whole);
+    assert_eq!(lab.content(), whole);
     lab.break_key("/contiv.io/state/provider/s:default", None);
     lab.break_key("/contiv.io/state/serviceLB/gone:default", Some(&json!({"id": "gone:default"})));
     let mut body = state(&lab, "t");
@@ -287,8 +288,8 @@ fn what_follows_from_services_is_restored() {
     tenant["link-sets"] = json!({});
     lab.break_key("/contiv.io/obj/modeldb/tenant/default", Some(&tenant));
     let mut lab = lab.loaded();
-    assert_ne!(lab.told(), whole);
+    assert_ne!(lab.content(), whole);
     restore(&mut lab);
-    assert_eq!(lab.told(), whole);
-    assert_eq!(lab.loaded().told(), whole);
+    assert_eq!(lab.content(), whole);
+    assert_eq!(lab.loaded().content(), whole);
 }

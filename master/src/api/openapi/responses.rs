@@ -1,25 +1,26 @@
-//! What every request may be answered.
+//! Responses common to all operations.
 
 use serde_json::{Map, Value, json};
 
 const TEXT: &str = "text/plain; charset=utf-8";
 const PROBLEM: &str = "application/problem+json";
 
-/// Statuses of problems, what they mean, and whether clients that did not ask for problems see them too.
+/// Status, name and description of each failure, and whether clients of the text format receive the
+/// status too.
 const FAILURES: [(&str, &str, &str, bool); 10] = [
-    ("400", "Invalid", "The request itself is wrong. Without a word of its own: it is no HTTP.", false),
-    ("401", "Unauthorized", "A token is needed, and there is none, or one that is not known.", true),
-    ("403", "Forbidden", "The token may only read.", true),
-    ("404", "NotFound", "There is no such object, or no such path.", true),
-    ("408", "TooSlow", "The request's body did not come in time.", false),
-    ("409", "Conflict", "It does not go together with what is there.", false),
-    ("413", "TooLarge", "The request's body is larger than any that means something.", false),
-    ("501", "NotBuilt", "The original does it; this release does not.", false),
-    ("502", "Gateway", "What netmaster had to ask for it refused, or did not answer.", false),
+    ("400", "Invalid", "The request is invalid. Without a body: it is not valid HTTP.", false),
+    ("401", "Unauthorized", "The request has no token, or an unknown one.", true),
+    ("403", "Forbidden", "The token is read-only.", true),
+    ("404", "NotFound", "The object or path does not exist.", true),
+    ("408", "TooSlow", "The request body did not arrive in time.", false),
+    ("409", "Conflict", "The request conflicts with existing objects.", false),
+    ("413", "TooLarge", "The request body exceeds the size limit.", false),
+    ("501", "NotBuilt", "The original supports the request; this release does not.", false),
+    ("502", "Gateway", "A server that netmaster depends on failed or did not respond.", false),
     (
         "503",
         "Unavailable",
-        "Another try may do it; the line says so when this one may have been carried out.",
+        "Temporarily unavailable; retry. The text says if the request may have been carried out.",
         true,
     ),
 ];
@@ -36,27 +37,27 @@ pub(super) fn components() -> Value {
     }
     responses["Unavailable"]["headers"] =
         json!({"Retry-After": {"description": "Seconds.", "schema": {"type": "string"}}});
-    let description = "The original's answer to everything that it cannot do: one line says why.";
+    let description = "Failure in the original's format: one line of text.";
     responses.insert("Failure".into(), json!({"description": description, "content": {TEXT: line}}));
     Value::Object(responses)
 }
 
-/// RFC 9457.
+/// Schema of RFC 9457 problem details.
 fn problem() -> Value {
     json!({
         "type": "object",
         "required": ["type", "title", "status", "detail"],
         "properties": {
             "type": {"const": "about:blank"},
-            "title": {"type": "string", "description": "The status, in words."},
+            "title": {"type": "string", "description": "Reason phrase of the status."},
             "status": {"type": "integer", "minimum": 400, "maximum": 599},
-            "detail": {"type": "string", "description": "What a client that did not ask for problems reads."},
+            "detail": {"type": "string", "description": "Same text as in the original's format."},
         },
         "additionalProperties": false,
     })
 }
 
-/// 200 with `good`, or any failure.
+/// Status 200 with `good`, and all failures.
 pub(super) fn responses(good: Value) -> Value {
     let mut responses = json!({"200": good});
     for (status, name, ..) in FAILURES {

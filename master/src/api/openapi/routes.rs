@@ -1,44 +1,44 @@
-//! What is not an object.
+//! Operations on paths other than objects.
 
 use contiv_model::api::{EndpointInspect, Node};
 use serde_json::{Value, json};
 
-use super::Book;
+use super::Builder;
 use super::responses::{json_body, responses, text_body};
 use crate::plugin;
-use crate::schema::{Shape, Type};
+use crate::schema::{Schema, Type};
 
-pub(super) fn describe(book: &mut Book) {
-    calls(book);
-    inspections(book);
+pub(super) fn describe(builder: &mut Builder) {
+    calls(builder);
+    inspections(builder);
     let text = |id: &str, tag: &str, summary: &str, description: &str| json!({"operationId": id, "tags": [tag], "summary": summary, "responses": responses(text_body(description))});
-    book.operation(
+    builder.operation(
         "/version",
         "get",
         text(
             "getVersion",
             "daemon",
-            "The program's version",
-            "JSON, labelled as text, as the original does.",
+            "Version of netmaster",
+            "JSON with content type text, as in the original.",
         ),
     );
     for (path, id, summary) in [
-        ("/healthz", "getHealth", "Whether this netmaster runs; not passed on to the leader"),
-        ("/readyz", "getReadiness", "Whether it leads, or knows who does; not passed on to the leader"),
+        ("/healthz", "getHealth", "Liveness of this netmaster; not forwarded to the leader"),
+        ("/readyz", "getReadiness", "Readiness: it leads, or knows the leader; not forwarded to the leader"),
     ] {
-        let mut operation = text(id, "daemon", summary, "It does.");
+        let mut operation = text(id, "daemon", summary, "Healthy or ready.");
         operation["security"] = json!([]);
-        book.operation(path, "get", operation);
+        builder.operation(path, "get", operation);
     }
-    book.operation(
+    builder.operation(
         "/info",
         "get",
         json!({
-            "operationId": "getInfo", "tags": ["daemon"], "summary": "Who leads, and who is there; not passed on",
-            "responses": responses(json_body("Of the netmaster that is asked.", &info())),
+            "operationId": "getInfo", "tags": ["daemon"], "summary": "Leader and registered services; not forwarded to the leader",
+            "responses": responses(json_body("Information of the netmaster that received the request.", &info())),
         }),
     );
-    book.operation(
+    builder.operation(
         super::PATH,
         "get",
         json!({
@@ -46,86 +46,91 @@ pub(super) fn describe(book: &mut Book) {
             "responses": responses(json_body("OpenAPI 3.1.", &json!({"type": "object"}))),
         }),
     );
-    let mut metrics =
-        text("getMetrics", "daemon", "Counters and gauges for Prometheus", "In its text format.");
+    let mut metrics = text("getMetrics", "daemon", "Metrics for Prometheus", "OpenMetrics text format.");
     let content =
         json!({"application/openmetrics-text; version=1.0.0; charset=utf-8": {"schema": {"type": "string"}}});
     metrics["responses"]["200"]["content"] = content;
-    book.operation("/metrics", "get", metrics);
-    let services = "JSON, labelled as text, as the original does.";
-    book.operation(
+    builder.operation("/metrics", "get", metrics);
+    let services = "JSON with content type text, as in the original.";
+    builder.operation(
         "/services",
         "get",
-        text("listServiceStates", "service", "All services and the endpoints behind them", services),
+        text("listServiceStates", "service", "List all services with their providers", services),
     );
     let mut service = text(
         "getServiceState",
         "service",
-        "A service and the endpoints behind it, in a list; else null",
+        "Get a service with its providers, as a list of one; null if it does not exist",
         services,
     );
     service["parameters"] = json!([{"name": "id", "in": "path", "required": true,
         "description": "`<service>:<tenant>`.", "schema": {"type": "string", "minLength": 1}}]);
-    book.operation("/service/{id}", "get", service);
+    builder.operation("/service/{id}", "get", service);
     let words = [("tenant", Value::Null), ("kind", json!(["net", "group", "ep"])), ("name", Value::Null)];
     let parameters = words.map(|(name, words)| {
         let schema =
             if words.is_null() { json!({"type": "string", "minLength": 1}) } else { json!({"enum": words}) };
         json!({"name": name, "in": "path", "required": true, "schema": schema})
     });
-    let mut clean_up =
-        text("cleanUpEndpoints", "debug", "Removes the endpoints of pods that are gone", "What was removed.");
+    let mut clean_up = text(
+        "cleanUpEndpoints",
+        "debug",
+        "Delete endpoints whose pods no longer exist",
+        "Names of what was deleted.",
+    );
     clean_up["parameters"] = json!(parameters);
-    book.operation("/debug/epcleanup/tenant/{tenant}/{kind}/{name}", "delete", clean_up);
+    builder.operation("/debug/epcleanup/tenant/{tenant}/{kind}/{name}", "delete", clean_up);
 }
 
-/// The calls of agents.
-fn calls(book: &mut Book) {
-    for call in plugin::FORMS {
-        let reply = (call.reply)(&mut book.types).to_value();
-        book.operation(&format!("/plugin/{}", call.name), "post", json!({
+/// Plugin calls of agents.
+fn calls(builder: &mut Builder) {
+    for call in plugin::CALLS {
+        let reply = (call.reply)(&mut builder.types).to_value();
+        builder.operation(&format!("/plugin/{}", call.name), "post", json!({
             "operationId": call.name, "tags": ["plugin"], "summary": call.summary,
-            "description": "The Content-Type must be exactly `application/json`, else the call is not found.",
-            "requestBody": {"required": true, "content": {"application/json": {"schema": body(call.shape)}}},
-            "responses": responses(json_body("Done.", &reply)),
+            "description": "The Content-Type must be exactly `application/json`; otherwise the status is 404.",
+            "requestBody": {"required": true, "content": {"application/json": {"schema": body(call.schema)}}},
+            "responses": responses(json_body("Result of the call.", &reply)),
         }));
     }
 }
 
-/// A body whose members may all be missing.
-fn body(shape: &Shape) -> Value {
+/// Schema of a body without required fields.
+fn body(object_schema: &Schema) -> Value {
     let property = |kind: Type| match kind {
         Type::Text => json!({"type": ["string", "null"]}),
         Type::Int => json!({"type": ["integer", "null"], "format": "int64"}),
         Type::Texts => json!({"type": ["array", "null"], "items": {"type": "string"}}),
         Type::TextMap => json!({"type": ["object", "null"], "additionalProperties": {"type": "string"}}),
-        Type::Struct(shape) => body(shape),
-        Type::StructMap(shape) => json!({"type": ["object", "null"], "additionalProperties": body(shape)}),
+        Type::Struct(object_schema) => body(object_schema),
+        Type::StructMap(object_schema) => {
+            json!({"type": ["object", "null"], "additionalProperties": body(object_schema)})
+        }
     };
     let properties: serde_json::Map<_, _> =
-        shape.members.iter().map(|member| (member.name.to_owned(), property(member.kind))).collect();
+        object_schema.fields.iter().map(|field| (field.name.to_owned(), property(field.kind))).collect();
     json!({"type": "object", "properties": properties})
 }
 
-fn inspections(book: &mut Book) {
-    let endpoint = book.types.subschema_for::<EndpointInspect>().to_value();
-    let node = book.types.subschema_for::<Node>().to_value();
+fn inspections(builder: &mut Builder) {
+    let endpoint = builder.types.subschema_for::<EndpointInspect>().to_value();
+    let node = builder.types.subschema_for::<Node>().to_value();
     let parameter = |name: &str, description: &str| {
         json!([{"name": name, "in": "path", "required": true, "description": description,
             "schema": {"type": "string", "minLength": 1}}])
     };
-    book.operation("/api/v1/inspect/endpoints/{name}/", "get", json!({
-        "operationId": "inspectEndpoint", "tags": ["endpoint"], "summary": "An endpoint",
-        "parameters": parameter("name", "Its id, its container's id or its name, or a part of one of them."),
+    builder.operation("/api/v1/inspect/endpoints/{name}/", "get", json!({
+        "operationId": "inspectEndpoint", "tags": ["endpoint"], "summary": "Get an endpoint",
+        "parameters": parameter("name", "Id, container id or name of the endpoint, or a substring of one of them."),
         "responses": responses(json_body("The endpoint.", &endpoint)),
     }));
-    book.operation("/api/v1/inspect/nodes/", "get", json!({
-        "operationId": "listNodes", "tags": ["node"], "summary": "All nodes that agents have run on",
-        "responses": responses(json_body("In the order of their names.", &json!({"type": "array", "items": node}))),
+    builder.operation("/api/v1/inspect/nodes/", "get", json!({
+        "operationId": "listNodes", "tags": ["node"], "summary": "List all nodes that have run an agent",
+        "responses": responses(json_body("Nodes sorted by name.", &json!({"type": "array", "items": node}))),
     }));
-    book.operation("/api/v1/inspect/nodes/{host}/", "get", json!({
-        "operationId": "inspectNode", "tags": ["node"], "summary": "A node",
-        "parameters": parameter("host", "Its name."), "responses": responses(json_body("The node.", &node)),
+    builder.operation("/api/v1/inspect/nodes/{host}/", "get", json!({
+        "operationId": "inspectNode", "tags": ["node"], "summary": "Get a node",
+        "parameters": parameter("host", "Name of the node."), "responses": responses(json_body("The node.", &node)),
     }));
 }
 
@@ -135,7 +140,7 @@ fn info() -> Value {
         "type": "object",
         "properties": {
             "current-state": {"enum": ["leader", "follower"]},
-            "leader-ip": {"type": "string", "description": "Address and port; empty while nobody leads."},
+            "leader-ip": {"type": "string", "description": "Address and port; empty while there is no leader."},
             "local-ip": {"type": "string"},
             "netmaster-nodes": addresses,
             "netplugin-nodes": addresses,

@@ -1,4 +1,4 @@
-//! What a follower passes on to the leader, byte by byte: the leader is a socket of the test's own.
+//! Requests that a follower forwards. The leader is a socket of the test.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -11,7 +11,7 @@ use testkit::etcd::Etcd;
 use crate::client::{call, get, post};
 use crate::master::{Master, PATIENCE};
 
-/// A follower of whoever listens on the socket.
+/// A follower of the test's socket.
 struct Lab {
     follower: Master,
     leader: TcpListener,
@@ -33,7 +33,7 @@ impl Lab {
     }
 }
 
-/// The head of a request: its first line, and the others in lower case.
+/// Request line, and headers in lower case.
 fn head(stream: &mut BufReader<TcpStream>) -> (String, Vec<String>) {
     let mut lines = Vec::new();
     loop {
@@ -49,7 +49,7 @@ fn head(stream: &mut BufReader<TcpStream>) -> (String, Vec<String>) {
 }
 
 #[test]
-fn method_query_and_headers_arrive_and_those_of_the_connection_do_not() {
+fn end_to_end_headers_are_forwarded_and_hop_by_hop_headers_are_not() {
     testkit::needs!(binary("etcd"), binary("etcdctl"));
     let lab = Lab::start();
     let to = lab.follower.address;
@@ -76,9 +76,9 @@ fn method_query_and_headers_arrive_and_those_of_the_connection_do_not() {
     assert_eq!((answer.status, answer.content_type.as_str(), answer.body.as_str()), (418, "x/y", "hi"));
 }
 
-/// The first half of a body is there before the second half is sent, in both directions.
+/// The first half of a body arrives before the second half is sent, in both directions.
 #[test]
-fn bodies_stream() {
+fn bodies_are_streamed() {
     testkit::needs!(binary("etcd"), binary("etcdctl"));
     let lab = Lab::start();
     let mut client = TcpStream::connect(lab.follower.address).unwrap();
@@ -111,11 +111,11 @@ fn bodies_stream() {
 }
 
 #[test]
-fn what_may_have_been_done_is_not_asked_twice() {
+fn a_request_that_may_have_been_carried_out_is_not_repeated() {
     testkit::needs!(binary("etcd"), binary("etcdctl"));
     let lab = Lab::start();
     let to = lab.follower.address;
-    // The leader takes the request and dies.
+    // The leader reads the request and closes the connection.
     let asked = thread::spawn(move || post(to, "/plugin/createEndpoint", &serde_json::json!({})).unwrap());
     assert!(head(&mut lab.accept()).0.starts_with("POST"));
     let answer = asked.join().unwrap();
@@ -125,7 +125,7 @@ fn what_may_have_been_done_is_not_asked_twice() {
     thread::sleep(Duration::from_millis(300));
     assert!(lab.leader.accept().is_err(), "it was sent again");
 
-    // What only reads is asked again.
+    // A read request is sent again.
     lab.leader.set_nonblocking(false).unwrap();
     let asked = thread::spawn(move || get(to, "/version").unwrap());
     assert!(head(&mut lab.accept()).0.starts_with("GET"));
@@ -135,9 +135,10 @@ fn what_may_have_been_done_is_not_asked_twice() {
     assert_eq!(asked.join().unwrap().body, "again");
 }
 
-/// One that leads no more says so at once, and a follower keeps what it sends until it knows better.
+/// A leader that was deposed says that it did not carry out the request; the follower sends it
+/// again.
 #[test]
-fn what_was_not_done_is_asked_again_whole() {
+fn a_request_that_was_not_carried_out_is_repeated() {
     testkit::needs!(binary("etcd"), binary("etcdctl"));
     let lab = Lab::start();
     let to = lab.follower.address;
@@ -155,20 +156,20 @@ fn what_was_not_done_is_asked_again_whole() {
     assert_eq!(asked.join().unwrap().body, "done");
 }
 
-/// A follower that is taken for the leader by another passes nothing on a second time.
+/// A follower does not forward a request that another follower forwarded to it.
 #[test]
-fn a_follower_does_nothing_for_a_follower() {
+fn a_follower_does_not_forward_for_a_follower() {
     testkit::needs!(binary("etcd"), binary("etcdctl"));
     let lab = Lab::start();
     let answer = call(lab.follower.address, "POST", "/some/thing", &[("Via", "1.1 netmaster")], "").unwrap();
-    assert_eq!(answer.unavailable(), "this netmaster leads no more; try again");
+    assert_eq!(answer.unavailable(), "this netmaster is no longer the leader; retry");
     lab.leader.set_nonblocking(true).unwrap();
     assert!(lab.leader.accept().is_err(), "it was passed on");
 }
 
-/// Nobody listens where the lock says: nothing was sent, so the next leader may be asked the same.
+/// The leader in the lock is unreachable: the request was not sent, so the next leader receives it.
 #[test]
-fn what_was_not_sent_waits_for_the_next_leader() {
+fn an_unsent_request_waits_for_the_next_leader() {
     testkit::needs!(binary("etcd"), binary("etcdctl"));
     let lab = Lab::start();
     let to = lab.follower.address;

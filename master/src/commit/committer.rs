@@ -1,0 +1,344 @@
+//! The committer: plans queued jobs and writes them to the store.
+
+use std::collections::{HashMap, VecDeque};
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+use contiv_model::{group, key::POLICIES, network};
+use contiv_store::election::Leadership;
+use contiv_store::{Error, Guard, Outcome, Store, Txn};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{MissedTickBehavior, interval, sleep};
+use tokio_util::sync::CancellationToken;
+
+use super::queue::{Job, Plan, QUEUE_LENGTH, Queue, answer, fail_all};
+use super::redo_log::{self, LogOutcome, RedoLog};
+use crate::cache::{Change, SharedCache, Stageable, StagedTxn};
+use crate::metrics::Metrics;
+use crate::problem::{Answer, Problem, one_line};
+
+/// Plans, commits and answers queued jobs while this netmaster leads.
+pub struct Committer {
+    store: Store,
+    cache: SharedCache,
+    jobs: mpsc::Receiver<Job>,
+    /// Jobs taken from the queue that are planned next.
+    deferred: VecDeque<Job>,
+    /// Keys and revisions of the journals at the last tick. A journal with the same revision at the
+    /// next tick is idle.
+    journals: HashMap<String, i64>,
+    metrics: Metrics,
+}
+
+/// Attempts to commit a batch when other programs change the same keys.
+const MAX_ATTEMPTS: usize = 5;
+/// An idle journal is merged into its record after this time.
+const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(1);
+const RETRY_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Another netmaster holds the leader lock.
+pub struct Deposed;
+
+/// Reason why a change was not written.
+#[derive(Debug, thiserror::Error)]
+enum CommitError {
+    #[error("write to the store")]
+    Store(#[from] Error),
+    #[error("encode a record")]
+    Encode(#[from] serde_json::Error),
+}
+
+impl Committer {
+    pub fn new(store: Store, cache: SharedCache, metrics: Metrics) -> (Queue, Committer) {
+        let (sender, jobs) = mpsc::channel(QUEUE_LENGTH);
+        (
+            Queue(sender),
+            Committer { store, cache, jobs, deferred: VecDeque::new(), journals: HashMap::new(), metrics },
+        )
+    }
+
+    /// Commits queued jobs until leadership is lost. After `stop`, commits the jobs queued by then
+    /// and returns.
+    pub async fn run(&mut self, leadership: &Leadership, stop: &CancellationToken) -> Result<(), Deposed> {
+        let mut tick = interval(CHECKPOINT_INTERVAL);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let job = match self.deferred.pop_front() {
+                Some(job) => job,
+                None => tokio::select! {
+                    biased;
+                    () = leadership.lost() => return Err(Deposed),
+                    () = stop.cancelled(), if !self.jobs.is_closed() => {
+                        self.jobs.close();
+                        continue;
+                    }
+                    _ = tick.tick() => {
+                        self.checkpoint(leadership, false).await?;
+                        continue;
+                    }
+                    job = self.jobs.recv() => match job {
+                        Some(job) => job,
+                        None => return Ok(()),
+                    },
+                },
+            };
+            if leadership.is_lost() {
+                return Err(Deposed);
+            }
+            self.batch(leadership, job).await?;
+        }
+    }
+
+    /// Applies the committed redo log of an earlier leader. Must run before the store is read.
+    pub async fn recover(store: &Store, leadership: &Leadership) -> Result<(), Deposed> {
+        match redo_log::recover(store, leadership).await {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(Deposed),
+        }
+    }
+
+    /// Commits a plan of this netmaster itself.
+    pub async fn commit(&mut self, leadership: &Leadership, plan: Plan) -> Result<Answer, Deposed> {
+        let (answer, mut answered) = oneshot::channel();
+        self.batch(leadership, Job { plan, exclusive: true, answer: Some(answer) }).await?;
+        Ok(answered.try_recv().unwrap_or_else(|_| Err(Problem::unavailable("no answer"))))
+    }
+
+    /// Merges journals into their records: idle ones, or `all`.
+    pub async fn checkpoint(&mut self, leadership: &Leadership, all: bool) -> Result<(), Deposed> {
+        let journals = self.cache.read().journals();
+        let idle = |key: &String, revision: &i64| all || self.journals.get(key) == Some(revision);
+        let due: Vec<String> = journals
+            .iter()
+            .filter(|(key, revision)| idle(key, revision))
+            .map(|(key, _)| key.clone())
+            .collect();
+        self.journals = journals;
+        for key in due {
+            let plan = move |staged: &mut StagedTxn<'_>| {
+                checkpoint::<network::State>(staged, &key);
+                checkpoint::<group::State>(staged, &key);
+                Ok(vec![])
+            };
+            if let Err(problem) = self.commit(leadership, Box::new(plan)).await? {
+                tracing::warn!(%problem, "write a checkpoint of an allocation record: failed; keeping its journal");
+            }
+        }
+        Ok(())
+    }
+
+    async fn batch(&mut self, leadership: &Leadership, first: Job) -> Result<(), Deposed> {
+        let mut jobs = vec![first];
+        let cache = self.cache.clone();
+        let _gate = cache.lock_commits().await;
+        for attempt in 0..MAX_ATTEMPTS {
+            let planned = self.plan(&mut jobs, attempt == 0);
+            let (answers, txn, change) = match planned {
+                Ok(planned) => planned,
+                Err(error) => {
+                    fail_all(jobs, &Problem::unavailable(format!("encode a record: {error}")));
+                    return Ok(());
+                }
+            };
+            if txn.ops.is_empty() {
+                return self.answer_read_only(leadership, jobs, answers).await;
+            }
+            let keys: Vec<String> = txn.guards.iter().map(|guard| key_of(guard).to_owned()).collect();
+            let largest = largest(&txn);
+            match self.write(leadership, txn).await {
+                Ok(LogOutcome::Committed(revisions)) => {
+                    self.cache.write().commit(change, revisions);
+                    answer(jobs, answers);
+                    return Ok(());
+                }
+                Ok(LogOutcome::Conflict) => {
+                    tracing::info!(attempt, ?keys, "keys changed in the store; reading them again");
+                    if self.reread(leadership, &keys).await.is_break() {
+                        fail_all(jobs, &Problem::deposed());
+                        return Err(Deposed);
+                    }
+                }
+                Ok(LogOutcome::Deposed) => {
+                    fail_all(jobs, &Problem::deposed());
+                    return Err(Deposed);
+                }
+                Err(CommitError::Encode(error)) => {
+                    fail_all(jobs, &Problem::unavailable(format!("encode a record: {error}")));
+                    return Ok(());
+                }
+                Err(CommitError::Store(error)) if error.is_too_large() => {
+                    self.refuse_too_large(jobs, &largest);
+                    return Ok(());
+                }
+                Err(CommitError::Store(error)) => {
+                    tracing::error!(error = one_line(&error), "commit a transaction");
+                    let done =
+                        if error.outcome_unknown() { "; the request may have been carried out" } else { "" };
+                    fail_all(jobs, &Problem::unavailable(format!("store: {}{done}", one_line(&error))));
+                    // The next plan needs the outcome, so the keys are read again.
+                    return match self.reread(leadership, &keys).await {
+                        ControlFlow::Continue(()) => Ok(()),
+                        ControlFlow::Break(()) => Err(Deposed),
+                    };
+                }
+            }
+        }
+        fail_all(
+            jobs,
+            &Problem::unavailable("commit: the keys of this request keep changing in the store; retry"),
+        );
+        Ok(())
+    }
+
+    /// Writes the changes atomically: in one transaction, or through the redo log if they are too
+    /// large for one.
+    async fn write(&mut self, leadership: &Leadership, txn: Txn) -> Result<LogOutcome, CommitError> {
+        if redo_log::fits_one_txn(&txn) {
+            match leadership.commit(txn.clone()).await {
+                Ok(Outcome::Committed { revision }) => return Ok(LogOutcome::Committed(revision.into())),
+                Ok(Outcome::Conflict) => return Ok(LogOutcome::Conflict),
+                Err(error) if error.is_too_large() => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let number = self.metrics.large_changes.inc();
+        let name = format!("{}-{number}", leadership.create_revision());
+        tracing::debug!(name, ops = txn.ops.len(), "committing a large change through the redo log");
+        Ok(RedoLog::new(name, txn.ops)?.commit(&self.store, leadership, txn.guards).await?)
+    }
+
+    /// Fails a single job that is too large. A batch is split, so that one large job does not fail
+    /// the others.
+    fn refuse_too_large(&mut self, jobs: Vec<Job>, largest: &(String, usize)) {
+        if jobs.len() > 1 {
+            self.deferred.extend(jobs.into_iter().map(|job| Job { exclusive: true, ..job }));
+            return;
+        }
+        let (key, bytes) = largest;
+        let advice = match key.starts_with(POLICIES) {
+            true => "distribute the rules over several policies",
+            false => "reduce the number of objects below it",
+        };
+        let error = format!(
+            "commit {key}: {bytes} bytes exceed the store's limit (etcd: --max-request-bytes, default 1.5 MB); {advice}"
+        );
+        fail_all(jobs, &Problem::conflict(error));
+    }
+
+    /// Answers plans that stage no change.
+    async fn answer_read_only(
+        &self,
+        leadership: &Leadership,
+        jobs: Vec<Job>,
+        answers: Vec<Answer>,
+    ) -> Result<(), Deposed> {
+        match leadership.read_index().confirm().await {
+            Ok(true) => answer(jobs, answers),
+            Ok(false) => {
+                fail_all(jobs, &Problem::deposed());
+                return Err(Deposed);
+            }
+            Err(error) => fail_all(jobs, &Problem::unavailable(format!("store: {}", one_line(&error)))),
+        }
+        Ok(())
+    }
+
+    /// Reads again the keys that the watch could not keep current while another netmaster led.
+    pub async fn reload_stale(&mut self, leadership: &Leadership) -> Result<(), Deposed> {
+        let stale = self.cache.write().take_stale();
+        match self.reread(leadership, &stale).await {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(Deposed),
+        }
+    }
+
+    /// Plans the jobs on top of each other. With `more`, adds queued jobs while the transaction has
+    /// capacity.
+    fn plan(&mut self, jobs: &mut Vec<Job>, more: bool) -> serde_json::Result<(Vec<Answer>, Txn, Change)> {
+        let cache = self.cache.read();
+        let mut staged = StagedTxn::new(&cache);
+        let mut answers: Vec<Answer> = jobs.iter().map(|job| (job.plan)(&mut staged)).collect();
+        while more && !jobs.iter().any(|job| job.exclusive) && !staged.is_full() {
+            let Ok(job) = self.jobs.try_recv() else { break };
+            if job.exclusive {
+                self.deferred.push_back(job);
+                break;
+            }
+            answers.push((job.plan)(&mut staged));
+            jobs.push(job);
+        }
+        let (txn, change) = staged.finish()?;
+        Ok((answers, txn, change))
+    }
+
+    /// Reads the keys again until the store answers. Breaks when leadership is lost.
+    async fn reread(&mut self, leadership: &Leadership, keys: &[String]) -> ControlFlow<()> {
+        loop {
+            if leadership.is_lost() {
+                return ControlFlow::Break(());
+            }
+            match self.try_reread(leadership, keys).await {
+                Ok(flow) => return flow,
+                Err(error) => {
+                    tracing::warn!(error = one_line(&error), "read keys again");
+                    tokio::select! {
+                        () = leadership.lost() => return ControlFlow::Break(()),
+                        () = sleep(RETRY_INTERVAL) => {}
+                    }
+                }
+            }
+        }
+    }
+
+    async fn try_reread(&self, leadership: &Leadership, keys: &[String]) -> Result<ControlFlow<()>, Error> {
+        if !leadership.resolve_pending().await? {
+            return Ok(ControlFlow::Break(()));
+        }
+        // Records are set before their journals.
+        let mut keys: Vec<&String> = keys.iter().collect();
+        keys.sort_by_key(|key| key.contains("/state/ipam/"));
+        let mut found = Vec::with_capacity(keys.len());
+        for key in keys {
+            found.push((key, self.store.get_with_revision(key).await?));
+        }
+        let mut cache = self.cache.write();
+        for (key, (kv, at)) in found {
+            cache.reread(key, kv.as_ref(), at);
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+}
+
+impl Drop for Committer {
+    /// Fails the jobs that were not started.
+    fn drop(&mut self) {
+        self.jobs.close();
+        let mut unstarted: Vec<Job> = self.deferred.drain(..).collect();
+        unstarted.extend(std::iter::from_fn(|| self.jobs.try_recv().ok()));
+        fail_all(unstarted, &Problem::deposed());
+    }
+}
+
+fn checkpoint<B: Stageable>(staged: &mut StagedTxn<'_>, journal_key: &str) {
+    let found = staged
+        .cache()
+        .allocations::<B>()
+        .find(|record| B::journal_key(record.body.id()).to_string() == journal_key);
+    if let Some(record) = found.filter(|record| record.is_journaled())
+        && let Some((_, change)) = staged.allocation::<B>(record.body.id())
+    {
+        change.checkpoint = true;
+    }
+}
+
+/// Key of the largest operation, and the size of key and value in bytes.
+fn largest(txn: &Txn) -> (String, usize) {
+    let op = txn.ops.iter().max_by_key(|op| redo_log::size(op));
+    op.map(|op| (op.key().to_owned(), redo_log::size(op))).unwrap_or_default()
+}
+
+fn key_of(guard: &Guard) -> &str {
+    match guard {
+        Guard::ModRevision { key, .. } | Guard::CreateRevision { key, .. } => key,
+    }
+}

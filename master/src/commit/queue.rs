@@ -1,0 +1,51 @@
+//! Queue of plans that wait for the committer.
+
+use tokio::sync::{mpsc, oneshot};
+
+use crate::cache::StagedTxn;
+use crate::problem::{Answer, Problem};
+
+pub(super) const QUEUE_LENGTH: usize = 1024;
+
+const OUTCOME_UNKNOWN: &str =
+    "this netmaster stopped before the store responded; the request may have been carried out";
+
+/// Stages changes and returns the body of the response. May be called again with another
+/// transaction after a conflict.
+pub type Plan = Box<dyn Fn(&mut StagedTxn<'_>) -> Answer + Send + Sync>;
+
+pub(super) struct Job {
+    pub(super) plan: Plan,
+    /// Planned in a transaction of its own: the plan creates or deletes objects that other plans
+    /// read.
+    pub(super) exclusive: bool,
+    pub(super) answer: Option<oneshot::Sender<Answer>>,
+}
+
+/// Sends plans to the committer.
+#[derive(Clone)]
+pub struct Queue(pub(super) mpsc::Sender<Job>);
+
+impl Queue {
+    /// Plans, commits and returns the response. `exclusive`: the plan creates or deletes networks
+    /// or groups.
+    pub async fn submit(&self, plan: Plan, exclusive: bool) -> Answer {
+        let (answer, answered) = oneshot::channel();
+        let job = Job { plan, exclusive, answer: Some(answer) };
+        self.0.send(job).await.map_err(|_| Problem::deposed())?;
+        // A job is lost only if the committer ends while its transaction is being written.
+        answered.await.map_err(|_| Problem::unavailable(OUTCOME_UNKNOWN))?
+    }
+}
+
+pub(super) fn answer(jobs: Vec<Job>, answers: Vec<Answer>) {
+    for (job, answer) in jobs.into_iter().zip(answers) {
+        // The client may have disconnected; its change is committed all the same.
+        let _disconnected = job.answer.map(|to| to.send(answer));
+    }
+}
+
+pub(super) fn fail_all(jobs: Vec<Job>, problem: &Problem) {
+    let answers = jobs.iter().map(|_| Err(problem.clone())).collect();
+    answer(jobs, answers);
+}

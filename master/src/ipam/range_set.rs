@@ -1,0 +1,174 @@
+//! Sets of numbers stored as ranges.
+
+use std::collections::BTreeMap;
+use std::ops::{Add, Sub};
+
+/// Compact if numbers are allocated in order: consecutive numbers are one entry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RangeSet<N> {
+    /// First to last number, both included. Ranges neither touch nor overlap.
+    ranges: BTreeMap<N, N>,
+}
+
+/// `usize` or `u128`.
+pub trait Number: Copy + Ord + Add<Output = Self> + Sub<Output = Self> + From<u8> {}
+impl Number for usize {}
+impl Number for u128 {}
+
+impl<N> Default for RangeSet<N> {
+    fn default() -> Self {
+        RangeSet { ranges: BTreeMap::new() }
+    }
+}
+
+impl<N: Number> RangeSet<N> {
+    pub fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
+    /// Number of ranges.
+    pub fn ranges_len(&self) -> usize {
+        self.ranges.len()
+    }
+
+    /// Range that contains `n`.
+    pub fn range_of(&self, n: N) -> Option<(N, N)> {
+        let (first, last) = self.ranges.range(..=n).next_back()?;
+        (n <= *last).then_some((*first, *last))
+    }
+
+    pub fn contains(&self, n: N) -> bool {
+        self.range_of(n).is_some()
+    }
+
+    /// Lowest number that is at least `n`.
+    pub fn next_from(&self, n: N) -> Option<N> {
+        if self.contains(n) { Some(n) } else { self.ranges.range(n..).next().map(|(first, _)| *first) }
+    }
+
+    pub fn first(&self) -> Option<N> {
+        self.ranges.keys().next().copied()
+    }
+
+    /// Returns false if the number was in the set.
+    pub fn insert(&mut self, n: N) -> bool {
+        if self.contains(n) {
+            return false;
+        }
+        let one = N::from(1);
+        let before = self.ranges.range(..n).next_back().filter(|(_, last)| **last + one == n);
+        let first = before.map_or(n, |(first, _)| *first);
+        let after = self.ranges.range(n..).next().map(|(first, last)| (*first, *last));
+        let last = match after.filter(|(first, _)| *first - one == n) {
+            Some((first, last)) => {
+                self.ranges.remove(&first);
+                last
+            }
+            None => n,
+        };
+        self.ranges.insert(first, last);
+        true
+    }
+
+    /// Inserts all numbers from `first` to `last`.
+    pub fn insert_range(&mut self, first: N, last: N) {
+        let one = N::from(1);
+        let (mut first, mut last) = (first, last);
+        // Merges ranges that overlap or touch it.
+        while let Some((a, b)) = self.ranges.range(..=last).next_back().map(|(a, b)| (*a, *b)) {
+            if b < first && first - b > one {
+                break;
+            }
+            self.ranges.remove(&a);
+            (first, last) = (first.min(a), last.max(b));
+        }
+        if let Some((a, b)) =
+            self.ranges.range(last..).next().map(|(a, b)| (*a, *b)).filter(|(a, _)| *a - last == one)
+        {
+            self.ranges.remove(&a);
+            last = b;
+        }
+        self.ranges.insert(first, last);
+    }
+
+    /// Returns false if the number was not in the set.
+    pub fn remove(&mut self, n: N) -> bool {
+        let Some((first, last)) = self.range_of(n) else { return false };
+        let one = N::from(1);
+        self.ranges.remove(&first);
+        if first < n {
+            self.ranges.insert(first, n - one);
+        }
+        if n < last {
+            self.ranges.insert(n + one, last);
+        }
+        true
+    }
+
+    /// First and last number of each range, ascending.
+    pub fn ranges(&self) -> impl Iterator<Item = (N, N)> + '_ {
+        self.ranges.iter().map(|(first, last)| (*first, *last))
+    }
+
+    /// All numbers, ascending.
+    pub fn iter(&self) -> impl Iterator<Item = N> + '_ {
+        self.ranges().flat_map(|(first, last)| {
+            std::iter::successors(Some(first), move |n| (*n < last).then(|| *n + N::from(1)))
+        })
+    }
+}
+
+impl<N: Number> Extend<N> for RangeSet<N> {
+    fn extend<I: IntoIterator<Item = N>>(&mut self, numbers: I) {
+        for n in numbers {
+            self.insert(n);
+        }
+    }
+}
+
+impl<N: Number> FromIterator<N> for RangeSet<N> {
+    fn from_iter<I: IntoIterator<Item = N>>(numbers: I) -> Self {
+        let mut ranges = RangeSet::default();
+        ranges.extend(numbers);
+        ranges
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn ranges_are_inserted(spans in prop::collection::vec((0usize..60, 0usize..9), 0..20)) {
+            let (mut ranges, mut model) = (RangeSet::default(), BTreeSet::new());
+            for (first, more) in spans {
+                ranges.insert_range(first, first + more);
+                model.extend(first..=first + more);
+            }
+            let listed: Vec<_> = crate::tags::ranges(model.into_iter()).collect();
+            prop_assert_eq!(ranges.ranges().collect::<Vec<_>>(), listed);
+        }
+
+        #[test]
+        fn range_sets_behave_like_sets(ops in prop::collection::vec((any::<bool>(), 0usize..60), 0..300)) {
+            let (mut ranges, mut model) = (RangeSet::default(), BTreeSet::new());
+            for (add, n) in ops {
+                if add {
+                    prop_assert_eq!(ranges.insert(n), model.insert(n));
+                } else {
+                    prop_assert_eq!(ranges.remove(n), model.remove(&n));
+                }
+                prop_assert_eq!(ranges.contains(n), model.contains(&n));
+                prop_assert_eq!(ranges.first(), model.first().copied());
+            }
+            prop_assert_eq!(ranges.iter().collect::<Vec<_>>(), model.iter().copied().collect::<Vec<_>>());
+            let listed: Vec<_> = crate::tags::ranges(model.into_iter()).collect();
+            prop_assert_eq!(ranges.ranges().collect::<Vec<_>>(), listed);
+        }
+    }
+}

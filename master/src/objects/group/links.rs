@@ -1,0 +1,180 @@
+//! Links of a group: policies, network profile and external contracts.
+
+use std::sync::Arc;
+
+use contiv_model::api::{EndpointGroup, ExtContractsGroup, Link, Netprofile, Network, Policy, Rule};
+use contiv_model::key::ObjectType;
+
+use crate::cache::StagedTxn;
+use crate::domain::attachment::{link_rules, refresh};
+use crate::domain::object_key;
+use crate::problem::Problem;
+
+/// Objects that a group is linked to.
+pub(super) trait Links {
+    fn profile_key(&self) -> Option<String>;
+    fn profile(&self, staged: &StagedTxn<'_>) -> Result<Option<Arc<Netprofile>>, Problem>;
+    fn check_references(&self, staged: &StagedTxn<'_>) -> Result<(), Problem>;
+    fn attach(&mut self, old: Option<&Self>, staged: &mut StagedTxn<'_>);
+    fn attach_policies(&mut self, staged: &mut StagedTxn<'_>);
+    fn attach_profile(&mut self, old: Option<&str>, staged: &mut StagedTxn<'_>);
+    fn attach_contracts(&mut self, old: Option<&Self>, staged: &mut StagedTxn<'_>);
+    fn detach_all(&self, staged: &mut StagedTxn<'_>);
+}
+
+impl Links for EndpointGroup {
+    fn profile_key(&self) -> Option<String> {
+        (!self.net_profile.is_empty()).then(|| object_key(&self.tenant_name, &self.net_profile))
+    }
+
+    fn profile(&self, staged: &StagedTxn<'_>) -> Result<Option<Arc<Netprofile>>, Problem> {
+        let find = |key: String| {
+            staged.get::<Netprofile>(&key).ok_or_else(|| Problem::not_found("netprofile not found"))
+        };
+        self.profile_key().map(find).transpose()
+    }
+
+    /// Checks that everything the group refers to exists.
+    fn check_references(&self, staged: &StagedTxn<'_>) -> Result<(), Problem> {
+        for name in &self.policies {
+            let policy = staged.get::<Policy>(&object_key(&self.tenant_name, name));
+            let policy = policy.ok_or_else(|| Problem::not_found("Policy not found"))?;
+            check_rule_networks(&policy, staged)?;
+        }
+        self.profile(staged)?;
+        let missing =
+            |name: &&String| staged.get::<ExtContractsGroup>(&object_key(&self.tenant_name, name)).is_none();
+        match self.ext_contracts_grps.iter().find(missing) {
+            Some(name) => Err(Problem::not_found(format!("External contracts group {name} not found"))),
+            None => Ok(()),
+        }
+    }
+
+    /// Creates the links that the fields require, puts the group, and removes obsolete links.
+    fn attach(&mut self, old: Option<&Self>, staged: &mut StagedTxn<'_>) {
+        let left: Vec<String> = match old {
+            Some(old) => old.link_sets.policies.keys().cloned().collect(),
+            None => vec![],
+        };
+        self.attach_policies(staged);
+        self.attach_profile(old.map(|old| old.links.net_profile.key.as_str()), staged);
+        self.attach_contracts(old, staged);
+        staged.put(&self.key, self.clone());
+        for policy in left.iter().filter(|key| !self.link_sets.policies.contains_key(*key)) {
+            detach_policy(policy, &self.key, staged);
+        }
+        for policy in self.link_sets.policies.keys() {
+            refresh(staged, &self.key, policy);
+        }
+    }
+
+    fn attach_policies(&mut self, staged: &mut StagedTxn<'_>) {
+        self.link_sets.policies.clear();
+        for name in &self.policies {
+            let key = object_key(&self.tenant_name, name);
+            let Some(policy) = staged.get::<Policy>(&key) else { continue };
+            if !policy.link_sets.endpoint_groups.contains_key(&self.key) {
+                let mut policy = (*policy).clone();
+                let link = Link::to(ObjectType::EndpointGroup, &self.key);
+                policy.link_sets.endpoint_groups.insert(self.key.clone(), link);
+                staged.put(&key, policy);
+            }
+            self.link_sets.policies.insert(key.clone(), Link::to(ObjectType::Policy, key));
+        }
+    }
+
+    /// Detaches the old profile and attaches the new one.
+    fn attach_profile(&mut self, old: Option<&str>, staged: &mut StagedTxn<'_>) {
+        let new = self.profile_key();
+        if let Some(old) = old.filter(|old| !old.is_empty() && Some(*old) != new.as_deref()) {
+            detach_profile(old, &self.key, staged);
+        }
+        self.links.net_profile = Link::default();
+        if let Some((key, profile)) = new.and_then(|key| Some((key.clone(), staged.get::<Netprofile>(&key)?)))
+        {
+            if !profile.link_sets.endpoint_groups.contains_key(&self.key) {
+                let mut profile = (*profile).clone();
+                let link = Link::to(ObjectType::EndpointGroup, &self.key);
+                profile.link_sets.endpoint_groups.insert(self.key.clone(), link);
+                staged.put(&key, profile);
+            }
+            self.links.net_profile = Link::to(ObjectType::Netprofile, key);
+        }
+    }
+
+    /// Detaches the old groups of contracts and attaches the new ones.
+    fn attach_contracts(&mut self, old: Option<&Self>, staged: &mut StagedTxn<'_>) {
+        let key = |name: &String| object_key(&self.tenant_name, name);
+        let link = |key: String| (key.clone(), Link::to(ObjectType::ExtContractsGroup, key));
+        self.link_sets.ext_contracts_grps = self.ext_contracts_grps.iter().map(key).map(link).collect();
+        let new = &self.link_sets.ext_contracts_grps;
+        for left in old.iter().flat_map(|old| old.link_sets.ext_contracts_grps.keys()) {
+            if !new.contains_key(left) {
+                detach_contracts(left, &self.key, staged);
+            }
+        }
+        for key in new.keys() {
+            if let Some(contracts) = staged.edit::<ExtContractsGroup>(key) {
+                let link = Link::to(ObjectType::EndpointGroup, &self.key);
+                contracts.link_sets.endpoint_groups.insert(self.key.clone(), link);
+            }
+        }
+    }
+
+    /// Removes all references to the deleted group.
+    fn detach_all(&self, staged: &mut StagedTxn<'_>) {
+        for policy in self.link_sets.policies.keys() {
+            detach_policy(policy, &self.key, staged);
+        }
+        if !self.links.net_profile.key.is_empty() {
+            detach_profile(&self.links.net_profile.key, &self.key, staged);
+        }
+        for contracts in self.link_sets.ext_contracts_grps.keys() {
+            detach_contracts(contracts, &self.key, staged);
+        }
+        let rules = self.link_sets.match_rules.keys().filter_map(|key| staged.get::<Rule>(key));
+        let rules = rules.map(|rule| (*rule).clone()).collect();
+        link_rules(staged, rules, None);
+    }
+}
+
+/// Checks that the networks of the policy's rules exist. They are resolved to subnets when the
+/// policy is first attached.
+fn check_rule_networks(policy: &Policy, staged: &StagedTxn<'_>) -> Result<(), Problem> {
+    for rule in policy.link_sets.rules.keys().filter_map(|key| staged.get::<Rule>(key)) {
+        let missing = |network: &str, address: &str| {
+            let key = object_key(&rule.tenant_name, network);
+            !network.is_empty() && address.is_empty() && staged.get::<Network>(&key).is_none()
+        };
+        if missing(&rule.from_network, &rule.from_ip_address) {
+            return Err(Problem::not_found("from Network not found"));
+        }
+        if missing(&rule.to_network, &rule.to_ip_address) {
+            return Err(Problem::not_found("to Network not found"));
+        }
+    }
+    Ok(())
+}
+
+fn detach_policy(policy_key: &str, group: &str, staged: &mut StagedTxn<'_>) {
+    if let Some(policy) = staged.get::<Policy>(policy_key) {
+        let mut policy = (*policy).clone();
+        policy.link_sets.endpoint_groups.remove(group);
+        staged.put(policy_key, policy);
+    }
+    refresh(staged, group, policy_key);
+}
+
+fn detach_profile(profile_key: &str, group: &str, staged: &mut StagedTxn<'_>) {
+    if let Some(profile) = staged.get::<Netprofile>(profile_key) {
+        let mut profile = (*profile).clone();
+        profile.link_sets.endpoint_groups.remove(group);
+        staged.put(profile_key, profile);
+    }
+}
+
+fn detach_contracts(contracts_key: &str, group: &str, staged: &mut StagedTxn<'_>) {
+    if let Some(contracts) = staged.edit::<ExtContractsGroup>(contracts_key) {
+        contracts.link_sets.endpoint_groups.remove(group);
+    }
+}
