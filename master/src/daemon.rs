@@ -3,6 +3,7 @@
 mod cache_watch;
 mod listener;
 mod node_gc;
+mod notify;
 mod registration;
 mod term;
 
@@ -62,6 +63,7 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
     let lock = watch::Sender::new(Lock::default());
     let mut servers = JoinSet::new();
     let mut files = JoinSet::new();
+    files.spawn(notify::report(role.subscribe(), identity.address.clone()));
     let (admission, proxy) = (admission(&flags.rest, &mut files)?, proxy(&flags.rest, &mut files)?);
     let listener_config = listener_config(&flags.rest, &mut files)?;
     let metrics = Metrics::default();

@@ -8,6 +8,7 @@ mod tasks;
 use std::{sync::Arc, time::Duration};
 
 use anyhow::Context as _;
+use contiv_daemon::notify;
 use contiv_store::Store;
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
@@ -105,6 +106,7 @@ async fn with<D: Datapath + 'static>(
         pods: pods.clone(),
         links: Arc::clone(&links),
     };
+    tasks.spawn("service manager", notify_ready(parts.clone(), stop.clone()));
     let stopping = stop.clone();
     tasks.spawn("rest", async move { rest.run(parts, stopping).await.context("serve REST requests") });
 
@@ -147,6 +149,24 @@ async fn with<D: Datapath + 'static>(
         async move { register::tell(&told, &telling, (status, troubles), reader, stop).await },
     );
     tasks.supervise().await
+}
+
+/// How often readiness is looked at until the agent is ready.
+const READY_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Tells the service manager once nothing is pending.
+async fn notify_ready(parts: rest::Parts, stop: CancellationToken) -> anyhow::Result<()> {
+    let ready = async {
+        while !parts.pending().is_empty() {
+            tokio::time::sleep(READY_INTERVAL).await;
+        }
+    };
+    tokio::select! {
+        () = stop.cancelled() => return Ok(()),
+        () = ready => notify::ready(),
+    }
+    stop.cancelled().await;
+    Ok(())
 }
 
 /// The kernel remembers what an earlier run attached.
