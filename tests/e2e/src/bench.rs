@@ -1,4 +1,4 @@
-//! Measurements, each beside what the same machine does at least for it in the same run.
+//! Benchmarks. Each measures a lower bound on the same machine in the same run, too.
 
 mod assembled;
 mod cni;
@@ -12,41 +12,45 @@ mod pinned;
 mod policy;
 mod rate;
 mod raw;
+mod report;
 
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
-use comfy_table::Table;
 use serde_json::Value;
 
-use crate::{binaries::Binary, cluster::Network, interrupt};
+use crate::{
+    bench::report::{Report, ReportSink},
+    binaries::Binary,
+    interrupt,
+};
 
 #[derive(Debug, Args)]
 pub struct Options {
     #[command(subcommand)]
-    what: Option<What>,
+    benchmark: Option<Benchmark>,
     /// Print JSON instead of tables
     #[arg(long, global = true)]
     json: bool,
-    /// Accept programs that were built without optimisation (only to see whether it runs)
+    /// Accept binaries of a debug build; the figures are meaningless then
     #[arg(long, global = true)]
     unoptimised: bool,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
-    /// Endpoints created by 1, 16 and 64 clients, beside bare store transactions of the same size
+enum Benchmark {
+    /// Creation of endpoints by 1, 16 and 64 clients, compared with transactions sent to the store directly
     Ipam(ipam::Options),
-    /// A netmaster on a store of 100,000 endpoints: start, inspect, change of leaders, memory
+    /// netmaster with a store of 100,000 endpoints: start, inspect, fail-over, memory
     Master(master::Options),
-    /// Members of etcd and masters killed, stopped, frozen and cut off under load: what it takes to write again
+    /// Time to the next write after faults of etcd members and netmasters under load: kill, stop, freeze, partition
     Faults(crate::faults::Options),
-    /// CNI ADD and DEL with 1 and with 200 pods on the node, on each datapath
+    /// Duration of CNI ADD and DEL with 1 and with 200 pods on the node, for each datapath
     Cni(cni::Options),
-    /// Packets to services on an eBPF node, by the number of services and of live flows; memory, loading
+    /// Services on an eBPF node: cost per packet by number of services and flows; memory and load times
     Lb(lb::Options),
-    /// First and later packets of connections on an eBPF node, by the number of rules; memory, loading; rates of groups
+    /// Policies on an eBPF node: cost per packet by number of rules; memory and load times; rate limits of groups
     Policy(PolicyOptions),
 }
 
@@ -56,38 +60,28 @@ struct PolicyOptions {
     policy: policy::Options,
     #[command(flatten)]
     rate: rate::Options,
-    /// Measure nothing but the rates of groups
+    /// Measure only the rate limits of groups
     #[arg(long)]
     only_rates: bool,
-    /// Measure all but the rates of groups
+    /// Skip the rate limits of groups
     #[arg(long, conflicts_with = "only_rates")]
     without_rates: bool,
 }
 
-fn policy_and_rate(options: &PolicyOptions, tell: &mut Tell<'_>) -> Result<()> {
+fn policy_and_rate(options: &PolicyOptions, report: &mut ReportSink<'_>) -> Result<()> {
     if !options.only_rates {
-        policy::measure(&options.policy, tell)?;
+        policy::measure(&options.policy, report)?;
     }
     if !options.without_rates {
-        tell("rate", &rate::measure(&options.rate)?)?;
+        report("rate", &rate::measure(&options.rate)?)?;
     }
     Ok(())
-}
-
-/// Takes a report under the name that it has in JSON.
-type Tell<'a> = dyn FnMut(&str, &dyn Report) -> Result<()> + 'a;
-
-/// A table for people, a value for programs.
-trait Report {
-    fn title(&self) -> String;
-    fn table(&self) -> Table;
-    fn value(&self) -> Result<Value>;
 }
 
 pub fn run(options: &Options) -> Result<()> {
     let binary: PathBuf = Binary::Netmaster.path()?;
     if !options.unoptimised && !binary.parent().is_some_and(|folder| folder.ends_with("release")) {
-        bail!("{} is not a release build: `cargo xtask bench` makes one", binary.display());
+        bail!("{} is not a release build; run `cargo xtask bench`", binary.display());
     }
     interrupt::catch()?;
     let machine = machine::describe()?;
@@ -96,41 +90,36 @@ pub fn run(options: &Options) -> Result<()> {
     if !options.json {
         println!("{machine}");
     }
-    let mut tell = |name: &str, report: &dyn Report| -> Result<()> {
+    let mut report = |name: &str, results_of: &dyn Report| -> Result<()> {
         if !options.json {
-            println!("{}\n{}", report.title(), report.table());
+            println!("{}\n{}", results_of.title(), results_of.table());
         }
-        results.insert(name.to_owned(), report.value()?);
+        results.insert(name.to_owned(), results_of.value()?);
         Ok(())
     };
-    match &options.what {
-        Some(What::Ipam(what)) => tell("ipam", &ipam::measure(what)?)?,
-        Some(What::Master(what)) => tell("master", &master::measure(what)?)?,
-        Some(What::Faults(what)) => {
-            let report = crate::faults::run(what)?;
-            tell("faults", &report)?;
-            report.verify()?;
+    match &options.benchmark {
+        Some(Benchmark::Ipam(options)) => report("ipam", &ipam::measure(options)?)?,
+        Some(Benchmark::Master(options)) => report("master", &master::measure(options)?)?,
+        Some(Benchmark::Faults(options)) => {
+            let outcome = crate::faults::run(options)?;
+            report("faults", &outcome)?;
+            outcome.verify()?;
         }
-        Some(What::Cni(what)) => tell("cni", &cni::measure(what)?)?,
-        Some(What::Lb(what)) => lb::measure(what, &mut tell)?,
-        Some(What::Policy(what)) => policy_and_rate(what, &mut tell)?,
+        Some(Benchmark::Cni(options)) => report("cni", &cni::measure(options)?)?,
+        Some(Benchmark::Lb(options)) => lb::measure(options, &mut report)?,
+        Some(Benchmark::Policy(options)) => policy_and_rate(options, &mut report)?,
         None => {
-            tell("ipam", &ipam::measure(&ipam::Options::default())?)?;
-            tell("master", &master::measure(&master::Options::default())?)?;
-            tell("cni", &cni::measure(&cni::Options::default())?)?;
-            lb::measure(&lb::Options::default(), &mut tell)?;
-            policy_and_rate(&PolicyOptions::default(), &mut tell)?;
+            report("ipam", &ipam::measure(&ipam::Options::default())?)?;
+            report("master", &master::measure(&master::Options::default())?)?;
+            report("cni", &cni::measure(&cni::Options::default())?)?;
+            lb::measure(&lb::Options::default(), &mut report)?;
+            policy_and_rate(&PolicyOptions::default(), &mut report)?;
         }
     }
     if options.json {
         println!("{:#}", Value::Object(results));
     }
     Ok(())
-}
-
-/// The network of the pods that are measured.
-fn network() -> Network {
-    Network { tenant: "bench".to_owned(), ..Network::pods() }
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The programs under test, as cargo built them.
+//! Paths of the binaries under test.
 
 use std::{
     env,
@@ -26,9 +26,9 @@ impl Binary {
         }
     }
 
-    /// Beside this program (the lab), or one folder up (a test in `deps/`): same build, same profile.
+    /// Path of the binary, which is in the folder of this program or, for a test in `deps/`, in its parent: the same profile.
     pub fn path(self) -> Result<PathBuf> {
-        let own = env::current_exe().context("find this program")?;
+        let own = env::current_exe().context("get the path of this program")?;
         let found = own
             .ancestors()
             .skip(1)
@@ -37,11 +37,11 @@ impl Binary {
             .find(|candidate| candidate.is_file());
         match found {
             Some(path) => Ok(path),
-            None => bail!("{} is not built: `cargo build --workspace --bins`", self.name()),
+            None => bail!("find {}: not built; run `cargo build --workspace --bins`", self.name()),
         }
     }
 
-    /// With no variables of the caller that would configure it.
+    /// Command without the environment variables that configure it.
     pub fn command(self) -> Result<Command> {
         let mut command = Command::new(self.path()?);
         for (name, _) in env::vars_os() {

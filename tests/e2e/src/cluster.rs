@@ -1,4 +1,4 @@
-//! Two nodes and a master in namespaces, wired as a small site would be:
+//! Two nodes and a master in namespaces, connected like a small site:
 //!
 //! ```text
 //!                fabric: store and netmaster at 10.77.0.1, a bridge for management
@@ -11,64 +11,21 @@
 mod fabric;
 mod node;
 mod pod;
+mod shape;
 
-use std::{net::Ipv4Addr, path::PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, bail};
-use clap::ValueEnum;
 use serde_json::json;
 
 pub use fabric::Fabric;
 pub use node::Node;
 pub use pod::{Call, Network, Pod};
+pub use shape::{Datapath, Encap, Shape, StoreKind};
 
 use crate::{http::Client, master::Master};
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub enum Datapath {
-    Ovs,
-    Ebpf,
-}
-
-impl Datapath {
-    pub fn name(self) -> &'static str {
-        match self {
-            Datapath::Ovs => "ovs",
-            Datapath::Ebpf => "ebpf",
-        }
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Encap {
-    Vxlan,
-    Vlan,
-}
-
-impl Encap {
-    pub fn name(self) -> &'static str {
-        match self {
-            Encap::Vxlan => "vxlan",
-            Encap::Vlan => "vlan",
-        }
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum StoreKind {
-    Embedded,
-    Etcd,
-}
-
-#[derive(Debug, Clone, Copy)]
-pub struct Shape {
-    /// Of node1, node2.
-    pub datapaths: [Datapath; 2],
-    pub encap: Encap,
-    pub store: StoreKind,
-}
-
-/// Fields are dropped in this order, so the master outlives the agents that talk to it.
+/// Fields are dropped in this order: agents stop before their master.
 #[derive(Debug)]
 pub struct Cluster {
     pub nodes: Vec<Node>,
@@ -109,7 +66,7 @@ impl Cluster {
         for node in &mut self.nodes {
             node.start_agent(&store, self.shape.encap)?;
         }
-        // Both first, then both ready: a node waits for nobody.
+        // Start both before waiting: a node does not need the other to become ready.
         for node in &mut self.nodes {
             node.wait_ready()?;
         }
@@ -120,7 +77,7 @@ impl Cluster {
         self.master.client()
     }
 
-    /// A tenant with one network in it.
+    /// Creates a tenant with one network.
     pub fn create_network(&self, network: &Network) -> Result<()> {
         let (tenant, name) = (&network.tenant, &network.name);
         self.client()
@@ -147,35 +104,30 @@ impl Cluster {
         self.client().delete(&format!("/api/v1/tenants/{tenant}/"))
     }
 
-    /// The last lines of each daemon.
+    /// Last lines of the output of each daemon.
     pub fn tails(&self) -> Vec<(String, String)> {
         let agents = self.nodes.iter().filter_map(|node| Some((node.name.clone(), node.tail()?)));
         agents.chain([("netmaster".to_owned(), self.master.tail())]).collect()
     }
 
-    /// Stops agents, switches, master and store in order; what they made is checked to be gone.
+    /// Stops agents, switches, master and store in order, and checks that their resources are removed.
     pub fn shut_down(mut self) -> Result<()> {
         for node in &mut self.nodes {
             node.stop()?;
         }
         self.master.stop()?;
-        let places = self.places();
+        let paths = self.paths();
         drop(self);
         let left: Vec<_> =
-            places.iter().filter(|place| place.exists()).map(|place| place.display().to_string()).collect();
+            paths.iter().filter(|path| path.exists()).map(|path| path.display().to_string()).collect();
         if !left.is_empty() {
-            bail!("left behind: {}", left.join(", "));
+            bail!("not removed: {}", left.join(", "));
         }
         Ok(())
     }
 
-    /// Namespaces, folders and pins that go with it.
-    fn places(&self) -> Vec<PathBuf> {
-        self.nodes.iter().flat_map(Node::places).chain(self.fabric.places()).collect()
+    /// Namespaces, folders and pins of the cluster.
+    fn paths(&self) -> Vec<PathBuf> {
+        self.nodes.iter().flat_map(Node::paths).chain(self.fabric.paths()).collect()
     }
-}
-
-/// On the management network.
-fn management_address(host: u8) -> Ipv4Addr {
-    Ipv4Addr::new(10, 77, 0, host)
 }

@@ -1,4 +1,4 @@
-//! Two nodes, two tenants with the same subnet, and proof that their pods reach whom they should and nobody else.
+//! Demo: two nodes, two tenants with the same subnet. Checks that pods reach pods of their tenant and no others.
 
 mod keep;
 mod matrix;
@@ -14,40 +14,40 @@ use serde_json::{Value, json};
 
 use crate::{
     cluster::{Cluster, Datapath, Encap, Network, Pod, Shape, StoreKind},
-    demo::{matrix::Matrix, service::Outcome},
+    demo::{matrix::Matrix, service::ServiceCheck},
     interrupt,
     progress::step,
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Mix {
+enum DatapathChoice {
     Ovs,
     Ebpf,
-    /// One node on each
+    /// One node with each datapath
     Mixed,
 }
 
 #[derive(Debug, Args)]
 pub struct Options {
-    /// What forwards on the nodes
+    /// Datapath of the nodes
     #[arg(long, value_enum, default_value = "mixed")]
-    datapath: Mix,
-    /// What carries packets between the nodes
+    datapath: DatapathChoice,
+    /// Encapsulation between the nodes
     #[arg(long, value_enum, default_value = "vxlan")]
     encap: Encap,
-    /// Where the master keeps its state
+    /// Store of netmaster
     #[arg(long, value_enum, default_value = "embedded")]
     store: StoreKind,
-    /// Pods of the first tenant on each node; the second tenant has one on each
+    /// Number of pods of the first tenant per node; the second tenant has one pod per node
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=200))]
     pods: u16,
-    /// Leave it running, and tell how to look at it and how to stop it
+    /// Keep the demo running after the checks, and print commands to inspect and stop it
     #[arg(long)]
     keep: bool,
-    /// Stop a demo that was left running
+    /// Stop a demo that was started with --keep
     #[arg(long, value_name = "NAME", exclusive = true)]
     stop: Option<String>,
-    /// This is the process that keeps the demo running
+    /// Internal: run as the process that owns a demo started with --keep
     #[arg(long, hide = true)]
     supervised: bool,
 }
@@ -57,7 +57,7 @@ pub fn run(options: &Options) -> Result<()> {
         return keep::stop(name);
     }
     if !nix::unistd::geteuid().is_root() {
-        bail!("the demo makes network namespaces and needs root: run it again with sudo");
+        bail!("start the demo: creating network namespaces requires root; run it with sudo");
     }
     if options.keep && !options.supervised {
         return keep::start_supervised();
@@ -65,27 +65,27 @@ pub fn run(options: &Options) -> Result<()> {
     interrupt::catch()?;
     let supervised = options.supervised.then(keep::Supervised::begin).transpose()?;
     let demo = Demo::start(options)?;
-    let outcome = demo.show();
+    let outcome = demo.run_checks();
     match (&outcome, &supervised) {
         (Ok(()), Some(supervised)) => {
-            report::how_to_look(&demo.cluster, &demo.pods, supervised.name());
+            report::print_commands(&demo.cluster, &demo.pods, supervised.name());
             supervised.leave_running()?;
         }
         (Err(_), _) if interrupt::check().is_ok() => demo.print_logs(),
         _ => {}
     }
-    // Ctrl-C ends the work, not the tidying up.
+    // An interrupt ends the checks; the cleanup still runs.
     interrupt::reset();
-    let stopped = step("take everything down", || demo.stop());
+    let stopped = step("clean up", || demo.stop());
     if let (Err(error), Some(_)) = (&stopped, &supervised) {
-        // Into the log, for whoever stops it: this process has no other reader left.
+        // Into the log, which `demo --stop` reads.
         eprintln!("error: {error:#}");
     }
-    // What went wrong first matters most.
+    // The first error is the cause.
     outcome.and(stopped)
 }
 
-/// A running cluster with its pods; everything goes when this is dropped.
+/// A running cluster with its pods; removed when dropped.
 struct Demo {
     pods: Vec<Pod>,
     networks: [Network; 2],
@@ -95,32 +95,32 @@ struct Demo {
 impl Demo {
     fn start(options: &Options) -> Result<Demo> {
         let datapaths = match options.datapath {
-            Mix::Ovs => [Datapath::Ovs; 2],
-            Mix::Ebpf => [Datapath::Ebpf; 2],
-            Mix::Mixed => [Datapath::Ovs, Datapath::Ebpf],
+            DatapathChoice::Ovs => [Datapath::Ovs; 2],
+            DatapathChoice::Ebpf => [Datapath::Ebpf; 2],
+            DatapathChoice::Mixed => [Datapath::Ovs, Datapath::Ebpf],
         };
         let shape = Shape { datapaths, encap: options.encap, store: options.store };
         let start = Instant::now();
-        let cluster = step("two nodes, a fabric, and netmaster", || Cluster::build(shape))?;
+        let cluster = step("start two nodes and netmaster", || Cluster::build(shape))?;
         let mut demo = Demo { pods: vec![], networks: networks(), cluster };
-        let made = demo.fill(options);
-        if made.is_err() && interrupt::check().is_ok() {
+        let filled = demo.fill(options);
+        if filled.is_err() && interrupt::check().is_ok() {
             demo.print_logs();
         }
-        made?;
-        eprintln!("  up after {:.1} s", start.elapsed().as_secs_f64());
+        filled?;
+        eprintln!("  ready after {:.1} s", start.elapsed().as_secs_f64());
         Ok(demo)
     }
 
     fn fill(&mut self, options: &Options) -> Result<()> {
-        step("agents", || self.cluster.start_agents())?;
-        step("two tenants, each with a network of the same subnet", || {
+        step("start the agents", || self.cluster.start_agents())?;
+        step("create two tenants with the same subnet", || {
             self.networks.iter().try_for_each(|network| self.cluster.create_network(network))
         })?;
-        step("a service, and a rule on the first tenant's pods", || {
+        step("create a service and a deny rule for the first tenant", || {
             service::prepare(self.cluster.client(), &self.networks[0])
         })?;
-        step("pods, by the CNI plugin", || self.add_pods(options.pods))
+        step("add pods with the CNI plugin", || self.add_pods(options.pods))
     }
 
     fn add_pods(&mut self, count: u16) -> Result<()> {
@@ -132,7 +132,7 @@ impl Demo {
                 self.pods.push(Pod::add_to(node, first, Some(service::GROUP), &name)?);
             }
         }
-        self.use_up_ipv6(second, self.pods.len())?;
+        self.skip_ipv6_addresses(second, self.pods.len())?;
         for node in &self.cluster.nodes {
             let name = format!("{}-{}-1", second.tenant, node.name);
             self.pods.push(Pod::add(node, second, &name)?);
@@ -140,9 +140,9 @@ impl Demo {
         Ok(())
     }
 
-    /// Both tenants number their IPv6 hosts from the start. That an address is not reached says something only if
-    /// no pod of the own tenant has it, so the second tenant begins behind the first one's.
-    fn use_up_ipv6(&self, network: &Network, count: usize) -> Result<()> {
+    /// Allocates and releases the first IPv6 addresses of a network. Both tenants allocate the same addresses otherwise, and
+    /// a ping to an address would not show which tenant's pod replies.
+    fn skip_ipv6_addresses(&self, network: &Network, count: usize) -> Result<()> {
         for number in 0..count {
             let endpoint = json!({
                 "TenantName": network.tenant,
@@ -156,30 +156,30 @@ impl Demo {
         Ok(())
     }
 
-    /// Everything that is to be seen; an error if anything is not as it should be.
-    fn show(&self) -> Result<()> {
+    /// Runs all checks and prints the results.
+    fn run_checks(&self) -> Result<()> {
         println!("{}", report::pods(&self.pods));
-        let matrix = step("pings between all pods, IPv4 and IPv6", || Matrix::measure(&self.pods))?;
+        let matrix = step("ping between all pods, IPv4 and IPv6", || Matrix::measure(&self.pods))?;
         println!("{}", matrix.table(&self.pods));
-        let service = step("connections to the service, and such as the rule forbids", || {
-            Outcome::measure(&self.cluster, &self.networks[0], &self.pods)
+        let service = step("connect to the service and to the denied port", || {
+            ServiceCheck::run(&self.cluster, &self.networks[0], &self.pods)
         })?;
         println!("{}", service.table());
-        let speeds = step("TCP between each kind of pair", || speed::measure(&self.pods))?;
+        let speeds = step("measure TCP between pods", || speed::measure(&self.pods))?;
         println!("{}", speed::table(&speeds));
-        let wrong = [matrix.wrong(&self.pods), service.wrong()].concat();
-        if !wrong.is_empty() {
-            bail!("not as it should be:\n  {}", wrong.join("\n  "));
+        let errors = [matrix.errors(&self.pods), service.errors()].concat();
+        if !errors.is_empty() {
+            bail!("checks failed:\n  {}", errors.join("\n  "));
         }
         println!("{}", matrix.summary());
         Ok(())
     }
 
-    /// CNI DEL for all pods, networks and tenants by the API, daemons by signal; nothing may be left.
+    /// Deletes pods, networks and tenants, stops the daemons, and checks that all resources are removed.
     fn stop(mut self) -> Result<()> {
         for pod in std::mem::take(&mut self.pods) {
             let node = self.cluster.nodes.iter().find(|node| node.name == pod.node);
-            pod.remove(node.context("the pod's node is gone")?)?;
+            pod.remove(node.context("the pod's node does not exist")?)?;
         }
         for node in &self.cluster.nodes {
             let left = node.pod_links()?;
@@ -193,10 +193,10 @@ impl Demo {
             self.cluster.delete_network(network)?;
         }
         self.cluster.shut_down()?;
-        // The cluster looked after its own; this process made nothing else that may stay.
+        // `shut_down` checks the resources of the cluster; this checks all resources of the process.
         let left: Vec<_> = testkit::leftovers()?.iter().map(|path| path.display().to_string()).collect();
         if !left.is_empty() {
-            bail!("left behind: {}", left.join(", "));
+            bail!("not removed: {}", left.join(", "));
         }
         Ok(())
     }
@@ -215,7 +215,7 @@ impl Demo {
     }
 }
 
-/// The same subnet twice; the ranges only keep the addresses apart, so that "reached" has one meaning.
+/// Both networks have the same subnet, with disjoint address ranges: a reply then identifies the pod.
 fn networks() -> [Network; 2] {
     [("blue", "10.1.1.1-10.1.100.254/16", "10.1.254.1"), ("red", "10.1.101.1-10.1.200.254/16", "10.1.254.2")]
         .map(|(tenant, subnet, gateway)| Network {

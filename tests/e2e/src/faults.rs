@@ -1,11 +1,11 @@
-//! Three members of etcd and three masters, hurt at random while clients work; then the books are checked.
+//! Fault injection: random faults of three etcd members and three netmasters under load. Checks the store afterwards.
 
-mod arena;
-mod chaos;
 mod client;
-mod floor;
+mod etcd_probe;
+mod inject;
 mod random;
 mod state;
+mod topology;
 
 use std::{
     collections::BTreeMap,
@@ -25,22 +25,23 @@ use serde_json::json;
 use testkit::wait_until;
 
 use crate::http;
-use arena::Arena;
-use chaos::Fault;
 use client::{Client, Log, Outcome};
-use state::{BEGIN, State};
+use inject::Fault;
+use state::{INITIAL_NETWORKS, State};
+use topology::Topology;
 
 #[derive(Debug, Clone, Args)]
 pub struct Options {
-    /// How long things go wrong
+    /// Duration of the fault injection in seconds
     #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86400))]
     pub seconds: u64,
+    /// Number of concurrent clients
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u8).range(1..=64))]
     pub clients: u8,
-    /// Of the choices of faults and clients [default: the time]
+    /// Seed of the random faults and requests [default: current time in seconds]
     #[arg(long)]
     pub seed: Option<u64>,
-    /// Let etcd write through to the disk, as a real one does
+    /// Run etcd with fsync, as in production
     #[arg(long)]
     pub fsync: bool,
 }
@@ -51,24 +52,24 @@ impl Default for Options {
     }
 }
 
-/// What happened.
+/// Results of a run.
 #[derive(Debug, Serialize)]
 pub struct Report {
     pub seed: u64,
     pub seconds: u64,
-    /// Acknowledged creates and deletes.
+    /// Number of acknowledged creates and deletes.
     pub acknowledged: usize,
     pub refused: usize,
-    /// Answers 503 that say that nothing was done, and refused connections.
+    /// Responses 503 to requests that were not executed, and refused connections.
     pub turned_away: usize,
-    /// Requests whose outcome the client does not know.
+    /// Requests with an unknown result.
     pub unanswered: usize,
     pub longest_without_a_write_ms: f64,
-    /// The same of keys that are put into etcd directly, through whichever member takes them.
+    /// Longest time without a successful put into etcd itself, through any member.
     pub longest_of_etcd_ms: f64,
-    /// By what was done to whom: how long until a write that began afterwards was acknowledged.
+    /// Times from a fault until the acknowledgement of a write that began after it, by kind of fault and target.
     pub recoveries: Vec<Recovery>,
-    /// What cannot be: none, if all is well.
+    /// Consistency violations; empty if the test passes.
     pub wrong: Vec<String>,
 }
 
@@ -78,67 +79,67 @@ pub struct Recovery {
     pub count: usize,
     pub p50_ms: f64,
     pub p99_ms: f64,
-    /// Until etcd itself took a write.
+    /// Times until a successful put into etcd itself.
     pub etcd_p50_ms: f64,
     pub etcd_p99_ms: f64,
 }
 
-const PATIENCE: Duration = Duration::from_secs(60);
-/// After the last fault, before clients stop.
-const AFTERMATH: Duration = Duration::from_secs(2);
-/// Requests that were held up somewhere are carried out by then, or never.
-const REST: Duration = Duration::from_secs(5);
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time from the last fault until the clients stop.
+const RECOVERY_TIME: Duration = Duration::from_secs(2);
+/// Delayed requests are executed within this time, or never.
+const QUIET_TIME: Duration = Duration::from_secs(5);
 
-/// Prints the seed first, so that it is known whatever happens.
+/// Runs the test. Prints the seed first, so that a failed run can be repeated.
 pub fn run(options: &Options) -> Result<Report> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let seed = options.seed.unwrap_or(now);
     eprintln!("faults: seed {seed}, {} s, {} clients", options.seconds, options.clients);
-    let arena = Arena::build(options.fsync)?;
-    arena.hub.run(|| begin(&arena))?;
-    let reserved = read(&arena)?.reserved()?;
+    let topology = Topology::build(options.fsync)?;
+    topology.hub.run(|| create_networks(&topology))?;
+    let reserved = read(&topology)?.reserved()?;
 
     let (log, stop) = (Log::default(), AtomicBool::new(false));
     let begin = Instant::now();
-    let (faults, outcomes, floor) = thread::scope(|scope| {
-        let servers: Vec<_> = arena.masters.iter().map(arena::Site::server).collect();
+    let (faults, outcomes, etcd_puts) = thread::scope(|scope| {
+        let servers: Vec<_> = topology.masters.iter().map(topology::Site::server).collect();
         let clients: Vec<_> = (0..options.clients)
             .map(|number| {
                 let client = Client::new(usize::from(number), seed + 100 + u64::from(number), &servers, &log);
-                let (hub, stop) = (&arena.hub, &stop);
+                let (hub, stop) = (&topology.hub, &stop);
                 scope.spawn(move || hub.run(|| client.run(stop)))
             })
             .collect();
-        let probes: Vec<_> = arena
+        let probes: Vec<_> = topology
             .endpoints()
             .into_iter()
             .map(|endpoint| {
-                let (hub, stop) = (&arena.hub, &stop);
-                scope.spawn(move || hub.run(|| floor::observe(&endpoint, stop)))
+                let (hub, stop) = (&topology.hub, &stop);
+                scope.spawn(move || hub.run(|| etcd_probe::run(&endpoint, stop)))
             })
             .collect();
         let end = begin + Duration::from_secs(options.seconds);
         let masters = scope.spawn({
-            let arena = &arena;
-            move || chaos::masters(arena, seed, end)
+            let topology = &topology;
+            move || inject::masters(topology, seed, end)
         });
-        let members = chaos::members(&arena, seed + 1, end);
+        let members = inject::members(&topology, seed + 1, end);
         let masters = join(masters);
-        thread::sleep(AFTERMATH);
+        thread::sleep(RECOVERY_TIME);
         stop.store(true, Ordering::Relaxed);
         let outcomes: Result<Vec<Outcome>> = clients.into_iter().map(join).collect();
-        let floor: Result<Vec<Vec<Write>>> = probes.into_iter().map(join).collect();
-        anyhow::Ok(([members?, masters?].concat(), outcomes?, floor?.concat()))
+        let etcd_puts: Result<Vec<Vec<Write>>> = probes.into_iter().map(join).collect();
+        anyhow::Ok(([members?, masters?].concat(), outcomes?, etcd_puts?.concat()))
     })?;
     let writes = log.take();
-    tell_gaps(begin, &faults, &writes, &floor);
-    settle(&arena)?;
-    let state = rested(&arena)?;
+    print_gaps(begin, &faults, &writes, &etcd_puts);
+    wait_healthy(&topology)?;
+    let state = settled(&topology)?;
     let histories: Vec<_> = outcomes.iter().map(|outcome| outcome.history.clone()).collect();
     let mut wrong = state::check(&state, &reserved, &histories)?;
     wrong.extend(outcomes.iter().flat_map(|outcome| outcome.wrong.clone()));
     if !wrong.is_empty() {
-        tell_all(&arena);
+        print_logs(&topology);
     }
     let sum = |of: fn(&Outcome) -> usize| outcomes.iter().map(of).sum();
     Ok(Report {
@@ -149,8 +150,8 @@ pub fn run(options: &Options) -> Result<Report> {
         turned_away: sum(|outcome| outcome.turned_away),
         unanswered: sum(|outcome| outcome.unanswered),
         longest_without_a_write_ms: millis(longest_gap(&writes)),
-        longest_of_etcd_ms: millis(longest_gap(&floor)),
-        recoveries: recoveries(&faults, &writes, &floor),
+        longest_of_etcd_ms: millis(longest_gap(&etcd_puts)),
+        recoveries: recoveries(&faults, &writes, &etcd_puts),
         wrong,
     })
 }
@@ -159,9 +160,9 @@ fn join<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic))
 }
 
-fn begin(arena: &Arena) -> Result<()> {
-    let client = http::Client::new(arena.masters.first().context("a master")?.server());
-    for (name, subnet) in BEGIN {
+fn create_networks(topology: &Topology) -> Result<()> {
+    let client = http::Client::new(topology.masters.first().context("no netmaster")?.server());
+    for (name, subnet) in INITIAL_NETWORKS {
         let network =
             json!({"tenantName": "default", "networkName": name, "encap": "vlan", "subnet": subnet});
         client.post_json(&format!("/api/v1/networks/default:{name}/"), &network)?;
@@ -169,49 +170,49 @@ fn begin(arena: &Arena) -> Result<()> {
     Ok(())
 }
 
-fn read(arena: &Arena) -> Result<State> {
-    let member = arena.members.first().context("a member")?;
+fn read(topology: &Topology) -> Result<State> {
+    let member = topology.members.first().context("no etcd member")?;
     State::read(&member.program.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Everybody is there again, and answers.
-fn settle(arena: &Arena) -> Result<()> {
-    for member in &arena.members {
+/// Waits until all members and netmasters are healthy.
+fn wait_healthy(topology: &Topology) -> Result<()> {
+    for member in &topology.members {
         member.program.lock().unwrap_or_else(PoisonError::into_inner).wait_healthy()?;
     }
-    for master in &arena.masters {
+    for master in &topology.masters {
         let mut program = master.program.lock().unwrap_or_else(PoisonError::into_inner);
         program.wait_leading()?;
     }
     Ok(())
 }
 
-/// When nothing changes any more.
-fn rested(arena: &Arena) -> Result<State> {
-    thread::sleep(REST);
-    wait_until(PATIENCE, "the store to come to rest", || {
-        let before = read(arena)?;
+/// Waits until the store does not change any more, and returns its state.
+fn settled(topology: &Topology) -> Result<State> {
+    thread::sleep(QUIET_TIME);
+    wait_until(SETTLE_TIMEOUT, "the store to settle", || {
+        let before = read(topology)?;
         thread::sleep(Duration::from_millis(500));
-        let after = read(arena)?;
+        let after = read(topology)?;
         Ok((!after.has_journals() && before.entries() == after.entries()).then_some(after))
     })
 }
 
-/// What the programs said, for whoever has to find out.
-fn tell_all(arena: &Arena) {
-    for site in &arena.masters {
+/// Prints the last output of the netmasters.
+fn print_logs(topology: &Topology) {
+    for site in &topology.masters {
         let program = site.program.lock().unwrap_or_else(PoisonError::into_inner);
-        eprintln!("--- {} said:\n{}", site.name, program.tail());
+        eprintln!("--- last output of {}:\n{}", site.name, program.tail());
     }
 }
 
-/// When it began and ended.
+/// Begin and end of a write.
 type Write = (Instant, Instant);
 
-/// Gaps that are worth a line.
-const LONG: Duration = Duration::from_millis(1500);
+/// Minimum length of a reported gap.
+const LONG_GAP: Duration = Duration::from_millis(1500);
 
-/// From the end of one write to that of the next.
+/// Intervals between the ends of consecutive writes.
 fn gaps(writes: &[Write]) -> Vec<Write> {
     let mut ends: Vec<_> = writes.iter().map(|(_, end)| *end).collect();
     ends.sort_unstable();
@@ -226,44 +227,44 @@ fn millis(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
 }
 
-/// Each long time without a write, what was going on, and how much of it etcd itself took no write.
-fn tell_gaps(begin: Instant, faults: &[Fault], writes: &[Write], floor: &[Write]) {
+/// Prints each long gap without a write, the faults during it, and the part of it in which etcd had no successful put.
+fn print_gaps(begin: Instant, faults: &[Fault], writes: &[Write], etcd_puts: &[Write]) {
     let at = |instant: Instant| instant.saturating_duration_since(begin).as_secs_f64();
-    let etcd = gaps(floor);
-    for (from, to) in gaps(writes).into_iter().filter(|(from, to)| *to - *from > LONG) {
+    let etcd = gaps(etcd_puts);
+    for (from, to) in gaps(writes).into_iter().filter(|(from, to)| *to - *from > LONG_GAP) {
         let etcd = etcd.iter().map(|(a, b)| (*b).min(to).saturating_duration_since((*a).max(from)));
         let etcd = etcd.max().unwrap_or_default();
         eprintln!(
-            "faults: no write from {:.2} s to {:.2} s, {:.0} ms; etcd itself took none for {:.0} ms of it",
+            "faults: no write from {:.2} s to {:.2} s, {:.0} ms; etcd itself {:.0} ms of it",
             at(from),
             at(to),
             millis(to - from),
             millis(etcd)
         );
-        for fault in faults.iter().filter(|fault| fault.begin < to && fault.end + LONG > from) {
+        for fault in faults.iter().filter(|fault| fault.begin < to && fault.end + LONG_GAP > from) {
             eprintln!("faults:     {fault}, from {:.2} s to {:.2} s", at(fault.begin), at(fault.end));
         }
     }
 }
 
-fn recoveries(faults: &[Fault], writes: &[Write], floor: &[Write]) -> Vec<Recovery> {
+fn recoveries(faults: &[Fault], writes: &[Write], etcd_puts: &[Write]) -> Vec<Recovery> {
     let mut by_class: BTreeMap<String, (Vec<Duration>, Vec<Duration>)> = BTreeMap::new();
     for fault in faults {
-        let again = |writes: &[Write]| {
+        let recovery = |writes: &[Write]| {
             let after = writes.iter().filter(|(begin, _)| *begin >= fault.begin).map(|(_, end)| *end).min();
             after.map_or(Duration::MAX, |end| end - fault.begin)
         };
-        let (took, etcd) = (again(writes), again(floor));
+        let (took, etcd) = (recovery(writes), recovery(etcd_puts));
         let class = by_class.entry(fault.class()).or_default();
         class.0.push(took);
         class.1.push(etcd);
         eprintln!(
-            "faults: {fault}: written again after {:.0} ms, etcd itself {:.0} ms",
+            "faults: {fault}: first write after {:.0} ms, etcd itself after {:.0} ms",
             millis(took),
             millis(etcd)
         );
     }
-    let rank = |all: &mut Vec<Duration>, percent: usize| {
+    let percentile = |all: &mut Vec<Duration>, percent: usize| {
         all.sort_unstable();
         millis(all[(all.len() * percent).div_ceil(100).max(1) - 1])
     };
@@ -272,19 +273,24 @@ fn recoveries(faults: &[Fault], writes: &[Write], floor: &[Write]) -> Vec<Recove
         .map(|(fault, (mut all, mut etcd))| Recovery {
             fault,
             count: all.len(),
-            p50_ms: rank(&mut all, 50),
-            p99_ms: rank(&mut all, 99),
-            etcd_p50_ms: rank(&mut etcd, 50),
-            etcd_p99_ms: rank(&mut etcd, 99),
+            p50_ms: percentile(&mut all, 50),
+            p99_ms: percentile(&mut all, 99),
+            etcd_p50_ms: percentile(&mut etcd, 50),
+            etcd_p99_ms: percentile(&mut etcd, 99),
         })
         .collect()
 }
 
 impl Report {
-    /// An error that names everything that cannot be.
+    /// Fails with all consistency violations.
     pub fn verify(&self) -> Result<()> {
         if !self.wrong.is_empty() {
-            bail!("seed {}: {} things cannot be:\n{}", self.seed, self.wrong.len(), self.wrong.join("\n"));
+            bail!(
+                "seed {}: {} consistency violations:\n{}",
+                self.seed,
+                self.wrong.len(),
+                self.wrong.join("\n")
+            );
         }
         Ok(())
     }
@@ -294,7 +300,7 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "seed {}, {} s: {} writes acknowledged, {} refused, {} turned away, {} without an answer",
+            "seed {}, {} s: {} writes acknowledged, {} rejected, {} unavailable, {} without a response",
             self.seed, self.seconds, self.acknowledged, self.refused, self.turned_away, self.unanswered
         )?;
         writeln!(
@@ -306,10 +312,10 @@ impl fmt::Display for Report {
             let Recovery { fault, count, p50_ms, p99_ms, etcd_p50_ms, etcd_p99_ms } = recovery;
             writeln!(
                 f,
-                "{fault:24} {count:4} times, written again after {p50_ms:.0} ms (p50), {p99_ms:.0} ms (p99); etcd \
+                "{fault:24} {count:4} times, first write after {p50_ms:.0} ms (p50), {p99_ms:.0} ms (p99); etcd \
                  itself {etcd_p50_ms:.0} ms, {etcd_p99_ms:.0} ms"
             )?;
         }
-        write!(f, "{} things that cannot be", self.wrong.len())
+        write!(f, "{} consistency violations", self.wrong.len())
     }
 }

@@ -1,4 +1,4 @@
-//! Ctrl-C and SIGTERM as a flag that work looks at, so that everything is taken down in order.
+//! SIGINT, SIGTERM and SIGHUP set a flag that long operations check, so that resources are removed in order.
 
 use std::{
     process,
@@ -18,11 +18,11 @@ use signal_hook::{
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 static WAITING: (Mutex<()>, Condvar) = (Mutex::new(()), Condvar::new());
 
-/// 128 + SIGINT, as shells have it.
+/// 128 + SIGINT, as in shells.
 const EXIT_CODE: i32 = 130;
 
-/// From now on signals only set the flag; the second one ends the process at once, and what is left is swept by the
-/// next run. Programs that are spawned get their signals as ever: handlers do not pass through exec.
+/// Installs the handlers. A second signal ends the process at once; the next run removes its resources then. Child
+/// processes keep the default handlers, because exec resets them.
 pub fn catch() -> Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("catch signals")?;
     thread::Builder::new().name("signals".to_owned()).spawn(move || {
@@ -30,7 +30,7 @@ pub fn catch() -> Result<()> {
             if INTERRUPTED.swap(true, Ordering::SeqCst) {
                 process::exit(EXIT_CODE);
             }
-            eprintln!("interrupted: taking everything down (once more ends at once)");
+            eprintln!("interrupted: cleaning up (interrupt again to exit at once)");
             let _guard = WAITING.0.lock().unwrap_or_else(PoisonError::into_inner);
             WAITING.1.notify_all();
         }
@@ -38,6 +38,7 @@ pub fn catch() -> Result<()> {
     Ok(())
 }
 
+/// Fails after a signal.
 pub fn check() -> Result<()> {
     if INTERRUPTED.load(Ordering::SeqCst) {
         bail!("interrupted");
@@ -45,12 +46,12 @@ pub fn check() -> Result<()> {
     Ok(())
 }
 
-/// Forgets the signal: it was the word to go on, with taking down.
+/// Clears the flag, so that the cleanup can run.
 pub fn reset() {
     INTERRUPTED.store(false, Ordering::SeqCst);
 }
 
-/// Until there is a signal.
+/// Blocks until there is a signal.
 pub fn wait() {
     let mut guard = WAITING.0.lock().unwrap_or_else(PoisonError::into_inner);
     while !INTERRUPTED.load(Ordering::SeqCst) {

@@ -1,5 +1,8 @@
-//! Runs the real binaries as their users do. The tests beside this folder and the `lab` program (demo, benchmarks,
-//! replay) share what is here; neither links the master or the agent.
+//! Runs the real binaries as users do. The end-to-end tests and the `lab` program (demo, benchmarks, replay) use this
+//! library; it does not link netmaster or netplugin.
+//!
+//! Modules from low to high: `binaries`, `processor`, `interrupt`, `http`; `progress`, `master`, `load`, `traffic`;
+//! `cluster`; `replay`, `faults`; `demo`; `bench`. A module imports only lower ones.
 
 pub mod bench;
 pub mod binaries;

@@ -1,4 +1,4 @@
-//! A netmaster of one's own.
+//! A netmaster process.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -11,13 +11,13 @@ use testkit::{Netns, Process, free_port};
 
 use crate::{binaries::Binary, http::Client};
 
-const START: Duration = Duration::from_secs(20);
-const STOP: Duration = Duration::from_secs(15);
+const START_TIMEOUT: Duration = Duration::from_secs(20);
+const STOP_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Where it keeps its state.
+/// Store of a netmaster.
 #[derive(Debug, Clone)]
 pub enum Store {
-    /// One file in this folder, served to others at the address.
+    /// Embedded store in this folder, served at the address.
     Embedded {
         folder: PathBuf,
         listen: SocketAddr,
@@ -28,7 +28,7 @@ pub enum Store {
 }
 
 impl Store {
-    /// For agents and etcdctl.
+    /// URL for agents and etcdctl.
     pub fn endpoint(&self) -> String {
         match self {
             Store::Embedded { listen, .. } => format!("http://{listen}"),
@@ -42,15 +42,15 @@ pub struct Options {
     pub mode: &'static str,
     pub netmode: &'static str,
     pub store: Store,
-    /// Its namespace, and its address there.
-    pub home: Option<(Netns, Ipv4Addr)>,
+    /// Namespace, and address in it; none for loopback.
+    pub location: Option<(Netns, Ipv4Addr)>,
     pub port: u16,
 }
 
 impl Options {
-    /// Alone on loopback, as the recordings were made.
+    /// A single netmaster on loopback, as in the recordings.
     pub fn alone(store: Store) -> Result<Options> {
-        Ok(Options { mode: "test", netmode: "vlan", store, home: None, port: free_port()? })
+        Ok(Options { mode: "test", netmode: "vlan", store, location: None, port: free_port()? })
     }
 }
 
@@ -62,17 +62,17 @@ pub struct Master {
 }
 
 impl Master {
-    /// Starts it and waits until somebody leads.
+    /// Starts netmaster and waits until it leads.
     pub fn start(options: Options) -> Result<Master> {
         let mut master = Master::launch(options)?;
         master.wait_leading()?;
         Ok(master)
     }
 
-    /// Starts it.
+    /// Starts netmaster.
     pub fn launch(options: Options) -> Result<Master> {
         let process = spawn(&options)?;
-        let client = match &options.home {
+        let client = match &options.location {
             Some((namespace, address)) => {
                 Client::within(namespace, SocketAddr::from((*address, options.port)))
             }
@@ -97,27 +97,27 @@ impl Master {
         &self.options.store
     }
 
-    /// kill -9.
+    /// Sends SIGKILL.
     pub fn kill(&mut self) -> Result<()> {
         self.process.kill()
     }
 
-    /// Starts it again on the same store and port, killing it first if it still runs.
+    /// Restarts netmaster on the same store and port; kills it first if it runs.
     pub fn restart(&mut self) -> Result<()> {
         self.relaunch()?;
         self.wait_leading()
     }
 
-    /// As [`Master::restart`], without waiting for it.
+    /// As [`Master::restart`], without waiting until it leads.
     pub fn relaunch(&mut self) -> Result<()> {
         self.process.kill()?;
         self.process = spawn(&self.options)?;
         Ok(())
     }
 
-    /// SIGTERM; it must end well.
+    /// Sends SIGTERM; fails unless netmaster exits with status 0.
     pub fn stop(&mut self) -> Result<()> {
-        let status = self.process.terminate(STOP)?;
+        let status = self.process.terminate(STOP_TIMEOUT)?;
         if !status.success() {
             bail!("netmaster ended with {status}: {}", self.process.tail());
         }
@@ -126,16 +126,16 @@ impl Master {
 
     pub fn wait_leading(&mut self) -> Result<()> {
         let client = &self.client;
-        self.process.wait_ready(START, "netmaster leads", || {
-            // The global object is made by whoever has just become leader.
-            let answer = client.get("/api/v1/globals/global/")?;
-            Ok((answer.status == 200).then_some(()))
+        self.process.wait_ready(START_TIMEOUT, "netmaster leads", || {
+            // A new leader creates the global object.
+            let response = client.get("/api/v1/globals/global/")?;
+            Ok((response.status == 200).then_some(()))
         })
     }
 }
 
 fn spawn(options: &Options) -> Result<Process> {
-    let address = options.home.as_ref().map_or(Ipv4Addr::LOCALHOST, |(_, address)| *address);
+    let address = options.location.as_ref().map_or(Ipv4Addr::LOCALHOST, |(_, address)| *address);
     let listen = SocketAddr::from((IpAddr::from(address), options.port));
     let mut command = Binary::Netmaster.command()?;
     command
@@ -151,7 +151,7 @@ fn spawn(options: &Options) -> Result<Process> {
             command.args(["--etcd", endpoint]);
         }
     }
-    match &options.home {
+    match &options.location {
         Some((namespace, _)) => Process::spawn_in(namespace, "netmaster", command),
         None => Process::spawn("netmaster", command),
     }

@@ -1,4 +1,4 @@
-//! Steps that take a while: a spinner on a terminal, plain lines in a pipe.
+//! Progress of long steps: a spinner on a terminal, plain lines otherwise.
 
 use std::{
     io::{IsTerminal as _, stderr},
@@ -12,13 +12,13 @@ use crate::interrupt;
 
 const TICK: Duration = Duration::from_millis(100);
 
-/// Does `work` while telling `what`; not begun when the user has interrupted.
+/// Runs `work` and shows `what`; fails without running it after an interrupt.
 pub fn step<T>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     interrupt::check()?;
     let start = Instant::now();
     let spinner = stderr().is_terminal().then(|| {
         let spinner = ProgressBar::new_spinner().with_message(what.to_owned());
-        // A template that does not parse is no reason not to work.
+        // An invalid template is not fatal.
         if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed}") {
             spinner.set_style(style);
         }
@@ -29,7 +29,7 @@ pub fn step<T>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     if let Some(spinner) = spinner {
         spinner.finish_and_clear();
     }
-    let mark = if result.is_ok() { "ok" } else { "no" };
+    let mark = if result.is_ok() { "ok" } else { "FAILED" };
     eprintln!("  {mark} {what} ({:.1} s)", start.elapsed().as_secs_f64());
     interrupt::check()?;
     result

@@ -1,58 +1,53 @@
-//! Plays recorded REST conversations of the original against a fresh netmaster of ours and compares.
+//! Replays recorded REST calls of the original against a new netmaster and compares the responses.
 
 mod compare;
 mod differences;
+mod instance;
 mod recording;
 mod stored;
 
 use std::{
     collections::BTreeMap,
-    net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
 };
 
 use anyhow::{Result, bail};
 use clap::Args;
-use tempfile::TempDir;
-use testkit::{free_port, scratch_dir};
 
-use crate::{
-    http::{Answer, Client},
-    master::{Master, Options as MasterOptions, Store},
-};
+use crate::http::{Client, Response};
 pub use differences::Differences;
 pub use recording::{Call, Recording};
 pub use stored::{Step, differing as store_differing};
 
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Folder of .jsonl files, played in name order
+    /// Folder with .jsonl files, replayed in the order of their names
     folder: PathBuf,
-    /// Differences that are meant, with what ours answers
+    /// File with the intended differences
     #[arg(long, value_name = "FILE", default_value = "docs/compatibility.toml")]
     differences: PathBuf,
-    /// Compare only calls on these objects (the rest is still played), such as `tenant,network`
+    /// Compare only calls for these objects, such as `tenant,network`; all calls are replayed [default: all]
     #[arg(long, value_name = "OBJECT", value_delimiter = ',')]
     only: Vec<String>,
-    /// Print what differs as entries for that file, to be given reasons
+    /// Print differences as entries for the file of --differences, without reasons
     #[arg(long)]
     declare: bool,
 }
 
-/// How one call went.
+/// Result of one call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
     Same,
-    /// Different as declared, for this reason.
+    /// Different as declared; with the reason.
     Known(String),
     Different {
         how: String,
-        answer: Option<Answer>,
+        response: Option<Response>,
     },
 }
 
 /// File and line of a call.
-pub type Place = (String, usize);
+pub type Location = (String, usize);
 
 #[derive(Debug, Default, Clone, Copy)]
 struct Count {
@@ -61,29 +56,29 @@ struct Count {
     failed: usize,
 }
 
-/// Whether all calls agree; the sums are the last line that it prints.
+/// Replays and prints a summary; returns whether all responses are as recorded or declared.
 pub fn run(options: &Options) -> Result<bool> {
     let recordings = Recording::read_folder(&options.folder)?;
     let differences = Differences::read(&options.differences)?;
-    let counts = play(&recordings, &differences, options)?.0;
+    let counts = replay(&recordings, &differences, options)?.0;
     let sum = summary(&counts);
     println!("{} passed, {} failed", sum.passed, sum.failed);
     Ok(sum.failed == 0)
 }
 
-/// Plays all calls against one fresh master; counts those on the objects asked for.
-fn play(
+/// Replays all calls against a new netmaster; counts those for the selected objects.
+fn replay(
     recordings: &[Recording],
     differences: &Differences,
     options: &Options,
-) -> Result<(BTreeMap<String, Count>, Vec<Place>)> {
-    let (_folder, mut master) = fresh_master()?;
+) -> Result<(BTreeMap<String, Count>, Vec<Location>)> {
+    let (_folder, mut master) = instance::start_master()?;
     let client = master.client().clone();
     let mut counts = BTreeMap::<String, Count>::new();
-    let mut places = vec![];
+    let mut locations = vec![];
     for recording in recordings {
         for call in &recording.calls {
-            let verdict = judge(&client, differences, recording, call);
+            let verdict = evaluate(&client, differences, recording, call);
             if let Some(status) = master.process().ended()? {
                 bail!(
                     "{}:{}: netmaster ended ({status}): {}",
@@ -102,12 +97,12 @@ fn play(
                     count.passed += 1;
                     count.known += 1;
                 }
-                Verdict::Different { how, answer } => {
+                Verdict::Different { how, response } => {
                     count.failed += 1;
-                    places.push((recording.name.clone(), call.line));
-                    match answer {
-                        Some(answer) if options.declare => {
-                            print!("{}", differences::entry(recording, call, &answer));
+                    locations.push((recording.name.clone(), call.line));
+                    match response {
+                        Some(response) if options.declare => {
+                            print!("{}", differences::entry(recording, call, &response));
                         }
                         _ => print_difference(recording, call, &how),
                     }
@@ -115,36 +110,28 @@ fn play(
             }
         }
     }
-    Ok((counts, places))
-}
-
-/// On an empty store, which lasts as long as its folder.
-fn fresh_master() -> Result<(TempDir, Master)> {
-    let folder = scratch_dir("replay")?;
-    let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()?));
-    let store = Store::Embedded { folder: folder.path().join("store"), listen };
-    Ok((folder, Master::start(MasterOptions::alone(store)?)?))
+    Ok((counts, locations))
 }
 
 fn print_difference(recording: &Recording, call: &Call, how: &str) {
     println!("{}:{}: {} {}{}\n{how}", recording.name, call.line, call.method, call.path, call.remark());
 }
 
-fn judge(client: &Client, differences: &Differences, recording: &Recording, call: &Call) -> Verdict {
-    let answer = client
+fn evaluate(client: &Client, differences: &Differences, recording: &Recording, call: &Call) -> Verdict {
+    let response = client
         .send(&call.method, &call.path, call.content_type.as_deref(), call.body.as_deref())
         .map_err(|error| format!("{error:#}"));
-    let how = match (compare::compare(call, &answer), differences.find(recording, call)) {
+    let how = match (compare::compare(call, &response), differences.find(recording, call)) {
         (Ok(()), None) => return Verdict::Same,
-        // A declared difference that is none is as wrong as an undeclared one: the documents would lie.
-        (Ok(()), Some(declared)) => format!("    is the same, but declared to differ: {}", declared.reason),
+        // A declared difference that does not exist is an error, too: the documentation would be wrong.
+        (Ok(()), Some(declared)) => format!("    no difference, but declared: {}", declared.reason),
         (Err(how), None) => how,
-        (Err(_), Some(declared)) if declared.agrees(&answer) => {
+        (Err(_), Some(declared)) if declared.agrees(&response) => {
             return Verdict::Known(declared.reason.clone());
         }
         (Err(how), Some(declared)) => format!("{how}\n    declared: {} {}", declared.status, declared.body),
     };
-    Verdict::Different { how, answer: answer.ok() }
+    Verdict::Different { how, response: response.ok() }
 }
 
 fn summary(counts: &BTreeMap<String, Count>) -> Count {
@@ -152,7 +139,7 @@ fn summary(counts: &BTreeMap<String, Count>) -> Count {
     table.load_preset(comfy_table::presets::NOTHING).set_header([
         "object",
         "passed",
-        "of these declared",
+        "declared differences",
         "failed",
     ]);
     let mut sum = Count::default();
@@ -171,8 +158,8 @@ fn summary(counts: &BTreeMap<String, Count>) -> Count {
     sum
 }
 
-/// Where the calls of `folder` are answered otherwise than recorded or declared.
-pub fn differing(folder: &Path, differences: &Path) -> Result<Vec<Place>> {
+/// Calls of `folder` whose responses are neither as recorded nor as declared.
+pub fn differing(folder: &Path, differences: &Path) -> Result<Vec<Location>> {
     let options = Options {
         folder: folder.to_owned(),
         differences: differences.to_owned(),
@@ -180,5 +167,5 @@ pub fn differing(folder: &Path, differences: &Path) -> Result<Vec<Place>> {
         declare: false,
     };
     let recordings = Recording::read_folder(folder)?;
-    play(&recordings, &Differences::read(differences)?, &options).map(|(_, places)| places)
+    replay(&recordings, &Differences::read(differences)?, &options).map(|(_, locations)| locations)
 }

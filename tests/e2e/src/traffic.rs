@@ -1,4 +1,4 @@
-//! TCP between namespaces: how much, how many connections, and how long one takes.
+//! TCP benchmarks between namespaces: throughput, connection rate, latency.
 
 mod server;
 
@@ -19,26 +19,26 @@ use nix::sys::{
 use testkit::Netns;
 
 use crate::processor;
-use server::{Duty, Served};
+use server::{Mode, Received};
 
-const PATIENCE: TimeVal = TimeVal::new(5, 0);
+const IO_TIMEOUT: TimeVal = TimeVal::new(5, 0);
 const CHUNK: usize = 128 << 10;
-/// In a namespace of which nobody else uses ports.
+/// Fixed port: each test has its own namespace.
 const PORT: u16 = 5201;
 
-/// Where the connections of a client go, and who answers them.
+/// Client, target and servers of a benchmark.
 #[derive(Debug, Clone)]
 pub struct Route {
     pub client: Netns,
-    /// What the client connects to: one of the servers, or an address that is translated to them.
+    /// Address that the client connects to: a server, or a service address in front of the servers.
     pub target: SocketAddr,
     pub servers: Vec<(Netns, SocketAddr)>,
-    /// Of the client's threads and of the server's; where the kernel wants them if none.
-    pub processors: Option<Processors>,
+    /// CPUs to pin the threads to; none leaves the choice to the kernel.
+    pub cpus: Option<Cpus>,
 }
 
 #[derive(Debug, Clone, Copy)]
-pub struct Processors {
+pub struct Cpus {
     pub client: usize,
     pub server: usize,
 }
@@ -46,18 +46,18 @@ pub struct Processors {
 #[derive(Debug, Clone, Copy)]
 pub struct ConnectionRate {
     pub per_second: f64,
-    /// Of processors' time for each, by both ends: what others do on the machine meanwhile is not in it.
-    pub processor_us: f64,
+    /// CPU time per connection of client and server together, in microseconds; excludes other processes.
+    pub cpu_us: f64,
 }
 
 impl Route {
-    /// To an address of a namespace.
+    /// Route to an address of a namespace.
     pub fn direct(client: &Netns, server: &Netns, address: IpAddr) -> Route {
         let target = SocketAddr::from((address, PORT));
-        Route { client: client.clone(), target, servers: vec![(server.clone(), target)], processors: None }
+        Route { client: client.clone(), target, servers: vec![(server.clone(), target)], cpus: None }
     }
 
-    /// Bits per second of one connection.
+    /// Throughput of one connection, in bits of payload per second.
     pub fn throughput(&self, duration: Duration) -> Result<f64> {
         let send = || -> Result<()> {
             let mut stream = connect(self.target)?;
@@ -67,15 +67,15 @@ impl Route {
             }
             Ok(())
         };
-        let (served, ()) = self.run(Duty::Swallow, send)?;
+        let (served, ()) = self.run(Mode::Discard, send)?;
         Ok(served.bytes as f64 * 8.0 / served.time.as_secs_f64())
     }
 
-    /// Connections per second by so many clients, each of which makes one after the other: connect, one byte there and
-    /// back, reset.
+    /// Rate of connections. Each of `clients` threads opens one connection after the other: connect, one byte in each
+    /// direction, reset.
     pub fn connection_rate(&self, clients: usize, duration: Duration) -> Result<ConnectionRate> {
         let count = || -> Result<ConnectionRate> {
-            let (start, spent) = (Instant::now(), processor::time_spent()?);
+            let (start, spent) = (Instant::now(), processor::cpu_time()?);
             let client = || -> Result<u64> {
                 let mut connections = 0;
                 while start.elapsed() < duration {
@@ -84,21 +84,21 @@ impl Route {
                 }
                 Ok(connections)
             };
-            let made = thread::scope(|scope| {
+            let connections = thread::scope(|scope| {
                 let clients: Vec<_> = (0..clients).map(|_| scope.spawn(client)).collect();
                 let join = |client: thread::ScopedJoinHandle<'_, Result<u64>>| {
                     client.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
                 };
                 clients.into_iter().map(join).sum::<Result<u64>>()
             })?;
-            let per_second = made as f64 / start.elapsed().as_secs_f64();
-            let spent = processor::time_spent()? - spent;
-            Ok(ConnectionRate { per_second, processor_us: spent.as_secs_f64() * 1e6 / made as f64 })
+            let per_second = connections as f64 / start.elapsed().as_secs_f64();
+            let spent = processor::cpu_time()? - spent;
+            Ok(ConnectionRate { per_second, cpu_us: spent.as_secs_f64() * 1e6 / connections as f64 })
         };
-        Ok(self.run(Duty::Echo, count)?.1)
+        Ok(self.run(Mode::Echo, count)?.1)
     }
 
-    /// How long each connection took from its socket to the answer; one after the other, at least one.
+    /// Duration of each connection from socket to response, one after the other; at least one.
     pub fn exchanges(&self, duration: Duration) -> Result<Vec<Duration>> {
         let measure = || -> Result<Vec<Duration>> {
             let (start, mut times) = (Instant::now(), vec![exchange(self.target)?]);
@@ -107,19 +107,19 @@ impl Route {
             }
             Ok(times)
         };
-        Ok(self.run(Duty::Echo, measure)?.1)
+        Ok(self.run(Mode::Echo, measure)?.1)
     }
 
-    /// Runs the server, and the client until its end; gives what both found.
-    fn run<T: Send>(&self, duty: Duty, client: impl FnOnce() -> Result<T> + Send) -> Result<(Served, T)> {
+    /// Runs the server until the client has ended; returns the results of both.
+    fn run<T: Send>(&self, mode: Mode, client: impl FnOnce() -> Result<T> + Send) -> Result<(Received, T)> {
         let listeners = self.listeners()?;
         let over = AtomicBool::new(false);
         let serve = || {
-            self.processors.map_or(Ok(()), |processors| processor::stay_on(processors.server))?;
-            server::serve(&listeners, duty, &over)
+            self.cpus.map_or(Ok(()), |cpus| processor::pin_to(cpus.server))?;
+            server::serve(&listeners, mode, &over)
         };
         let call = || {
-            self.processors.map_or(Ok(()), |processors| processor::stay_on(processors.client))?;
+            self.cpus.map_or(Ok(()), |cpus| processor::pin_to(cpus.client))?;
             client()
         };
         thread::scope(|scope| {
@@ -127,7 +127,7 @@ impl Route {
             let found = self.client.run(call).with_context(|| format!("TCP to {}", self.target));
             over.store(true, Ordering::SeqCst);
             let served = server.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            // The client's error is the one that tells what happened.
+            // The client's error has the cause; the server's follows from it.
             let found = found?;
             Ok((served?, found))
         })
@@ -141,7 +141,7 @@ impl Route {
     }
 }
 
-/// One connection, from its socket to the answer to a byte.
+/// Duration of one connection with one byte in each direction.
 fn exchange(target: SocketAddr) -> Result<Duration> {
     let start = Instant::now();
     let mut stream = connect(target)?;
@@ -153,13 +153,13 @@ fn exchange(target: SocketAddr) -> Result<Duration> {
     Ok(start.elapsed())
 }
 
-/// With fewer calls of the kernel than `TcpStream::connect_timeout` needs.
+/// Connects with fewer system calls than `TcpStream::connect_timeout`.
 fn connect(target: SocketAddr) -> Result<TcpStream> {
     let family = if target.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let socket = socket::socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
-    // Also how long it may take to connect.
-    setsockopt(&socket, sockopt::SendTimeout, &PATIENCE)?;
-    setsockopt(&socket, sockopt::ReceiveTimeout, &PATIENCE)?;
+    // Also limits connect(2).
+    setsockopt(&socket, sockopt::SendTimeout, &IO_TIMEOUT)?;
+    setsockopt(&socket, sockopt::ReceiveTimeout, &IO_TIMEOUT)?;
     socket::connect(socket.as_raw_fd(), &SockaddrStorage::from(target)).context("connect")?;
     Ok(TcpStream::from(socket))
 }
@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn connections_are_answered_in_another_namespace() {
+    fn route_measures_between_namespaces() {
         needs!(root(), binary("ip"));
         let (client, server) = (Netns::new("client").unwrap(), Netns::new("server").unwrap());
         client.veth("eth0", &server, "eth0").unwrap();
@@ -180,13 +180,13 @@ mod tests {
             namespace.up("eth0").unwrap();
         }
         let mut route = Route::direct(&client, &server, "10.9.0.2".parse().unwrap());
-        let moment = Duration::from_millis(50);
-        assert!(route.throughput(moment).unwrap() > 0.0);
-        assert!(route.connection_rate(2, moment).unwrap().per_second > 0.0);
-        route.processors = Some(Processors { client: 0, server: 0 });
-        assert!(!route.exchanges(moment).unwrap().is_empty());
+        let duration = Duration::from_millis(50);
+        assert!(route.throughput(duration).unwrap() > 0.0);
+        assert!(route.connection_rate(2, duration).unwrap().per_second > 0.0);
+        route.cpus = Some(Cpus { client: 0, server: 0 });
+        assert!(!route.exchanges(duration).unwrap().is_empty());
         route.target.set_port(9);
-        let error = route.exchanges(moment).unwrap_err();
+        let error = route.exchanges(duration).unwrap_err();
         assert!(format!("{error:#}").contains("TCP to 10.9.0.2:9: connect"), "{error:#}");
     }
 }

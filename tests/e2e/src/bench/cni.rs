@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::Value;
 use testkit::{Netns, ovs::Switch};
 
-use super::{Report, latency::Latency};
+use super::{latency::Latency, report::Report};
 use crate::{
     cluster::{Call, Cluster, Datapath, Encap, Network, Node, Shape, StoreKind},
     interrupt,
@@ -16,13 +16,13 @@ use crate::{
 
 #[derive(Debug, Args)]
 pub(super) struct Options {
-    /// Pods on the node for the second line
+    /// Number of pods on the node in the second measurement
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u16).range(2..=2000))]
     pods: u16,
-    /// ADD and DEL so often at each number of pods
+    /// Number of ADD and DEL calls per measurement
     #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u16).range(1..=10000))]
     rounds: u16,
-    /// Only this datapath
+    /// Datapath to measure [default: all]
     #[arg(long, value_enum)]
     datapath: Option<Datapath>,
 }
@@ -39,12 +39,12 @@ pub(super) struct Cni {
     floor: Floor,
 }
 
-/// What ADD and DEL cannot do without.
+/// Lower bounds of ADD and DEL.
 #[derive(Debug, Serialize)]
 struct Floor {
-    /// The plugin without a call to the agent (VERSION): what starting a process costs.
+    /// VERSION, which does not call the agent: the cost of starting the process.
     plugin: Latency,
-    /// The kernel's part, by `ip`: a veth pair into the pod's namespace, and its removal.
+    /// Creation and removal of a veth pair by `ip`.
     veth_add: Latency,
     veth_del: Latency,
 }
@@ -52,11 +52,11 @@ struct Floor {
 #[derive(Debug, Serialize)]
 struct Row {
     datapath: &'static str,
-    /// On the node while the measured one came and went, itself included.
+    /// Number of pods on the node, including the measured one.
     pods: u16,
     add: Latency,
     del: Latency,
-    /// With Open vSwitch: a bare `ovs-vsctl add-port` in the same switch, which waits until it is done as ADD does.
+    /// `ovs-vsctl add-port` in the same switch, which waits for ovs-vswitchd like ADD.
     switch_add_port: Option<Latency>,
 }
 
@@ -69,9 +69,9 @@ pub(super) fn measure(options: &Options) -> Result<Cni> {
     let mut floor = None;
     for datapath in datapaths {
         let shape = Shape { datapaths: [datapath; 2], encap: Encap::Vxlan, store: StoreKind::Embedded };
-        let mut cluster = step(&format!("{}: cluster", datapath.name()), || Cluster::build(shape))?;
+        let mut cluster = step(&format!("{}: start the cluster", datapath.name()), || Cluster::build(shape))?;
         cluster.start_agents()?;
-        let network = super::network();
+        let network = Network::bench();
         cluster.create_network(&network)?;
         let node = cluster.nodes.first().context("a cluster has nodes")?;
         step(&format!("{}: 1 pod", datapath.name()), || {
@@ -104,7 +104,7 @@ fn fill(node: &Node, network: &Network, count: u16) -> Result<Vec<(Call, Netns)>
     Ok(pods)
 }
 
-/// One pod that comes and goes; its namespace is there already, as it is for kubelet.
+/// Measures ADD and DEL of one pod; its namespace exists already, as for kubelet.
 fn measure_row(node: &Node, network: &Network, pods: u16, rounds: u16) -> Result<Row> {
     let (mut adds, mut dels) = (vec![], vec![]);
     for round in 0..rounds {
@@ -117,13 +117,13 @@ fn measure_row(node: &Node, network: &Network, pods: u16, rounds: u16) -> Result
     Ok(Row {
         datapath: node.datapath.name(),
         pods,
-        add: Latency::of_series(adds).context("no ADD was made")?,
-        del: Latency::of_series(dels).context("no DEL was made")?,
+        add: Latency::of_series(adds).context("no ADD was measured")?,
+        del: Latency::of_series(dels).context("no DEL was measured")?,
         switch_add_port: node.switch().map(|switch| measure_switch(node, switch, rounds)).transpose()?,
     })
 }
 
-/// On a bridge of its own, so that the agent has nothing to repair.
+/// Uses a separate bridge, which the agent does not manage.
 fn measure_switch(node: &Node, switch: &Switch, rounds: u16) -> Result<Latency> {
     const BRIDGE: &str = "br-bench";
     const PORT: &str = "bench0";
@@ -152,9 +152,9 @@ fn measure_floor(node: &Node, network: &Network, rounds: u16) -> Result<Floor> {
         dels.push(timed(|| node.netns().ip("link del floor0"))?);
     }
     Ok(Floor {
-        plugin: Latency::of_series(plugin).context("no VERSION was made")?,
-        veth_add: Latency::of_series(adds).context("no pair was made")?,
-        veth_del: Latency::of_series(dels).context("no pair was removed")?,
+        plugin: Latency::of_series(plugin).context("no VERSION was measured")?,
+        veth_add: Latency::of_series(adds).context("no veth pair was created")?,
+        veth_del: Latency::of_series(dels).context("no veth pair was removed")?,
     })
 }
 
@@ -168,8 +168,8 @@ impl Report for Cni {
     fn title(&self) -> String {
         let Floor { plugin, veth_add, veth_del } = &self.floor;
         format!(
-            "CNI calls as kubelet makes them. The plugin alone (VERSION): p50 {:.2} ms; the kernel alone (ip link): \
-             veth pair made p50 {:.2} ms, removed p50 {:.2} ms",
+            "CNI calls. Lower bounds: plugin process (VERSION) p50 {:.2} ms; kernel (ip link): \
+             create a veth pair p50 {:.2} ms, delete p50 {:.2} ms",
             plugin.p50_ms, veth_add.p50_ms, veth_del.p50_ms
         )
     }
@@ -183,7 +183,7 @@ impl Report for Cni {
             "p99 ms",
             "DEL p50 ms",
             "p99 ms",
-            "bare add-port p50 ms",
+            "ovs-vsctl add-port p50 ms",
             "rounds",
         ]);
         for row in &self.rows {

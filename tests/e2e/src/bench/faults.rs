@@ -2,7 +2,7 @@ use anyhow::Result;
 use comfy_table::{Table, presets};
 use serde_json::Value;
 
-use super::Report;
+use super::report::Report;
 use crate::faults;
 
 impl Report for faults::Report {
@@ -15,9 +15,9 @@ impl Report for faults::Report {
         table.load_preset(presets::UTF8_BORDERS_ONLY).set_header([
             "fault",
             "times",
-            "written again after p50 ms",
+            "first write after p50 ms",
             "p99 ms",
-            "etcd itself p50 ms",
+            "etcd put after p50 ms",
             "p99 ms",
         ]);
         for recovery in &self.recoveries {

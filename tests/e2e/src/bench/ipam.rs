@@ -11,7 +11,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use testkit::{etcd::Etcd, free_port, scratch_dir};
 
-use super::{Report, latency::Latency, raw};
+use super::{latency::Latency, raw, report::Report};
 use crate::{
     cluster::StoreKind,
     http::Client,
@@ -28,16 +28,16 @@ const SUBNETS: [&str; 2] = ["10.16.0.0/16", "10.16.0.0/12"];
 
 #[derive(Debug, Args)]
 pub(super) struct Options {
-    /// Seconds for each line
+    /// Duration of each measurement in seconds
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=600))]
     seconds: u64,
-    /// Numbers of clients
+    /// Numbers of concurrent clients, comma-separated
     #[arg(long, value_delimiter = ',', default_value = "1,16,64")]
     clients: Vec<usize>,
-    /// Without the policies and services that are there otherwise
+    /// Measure without policies and services
     #[arg(long)]
     plain: bool,
-    /// Only this store
+    /// Store to measure [default: all]
     #[arg(long, value_enum)]
     store: Option<StoreKind>,
 }
@@ -53,18 +53,18 @@ pub(super) struct Ipam {
     rows: Vec<Row>,
 }
 
-/// So many clients creating endpoints in one network, and the store alone under the same load.
+/// Clients that create endpoints in one network, and the store alone under the same load.
 #[derive(Debug, Serialize)]
 struct Row {
     store: &'static str,
     subnet: &'static str,
     clients: usize,
     create_endpoint: Latency,
-    /// Bare transactions with the writes of one createEndpoint.
+    /// Transactions with the writes of one createEndpoint, sent to the store directly.
     transaction: Latency,
     puts_per_transaction: usize,
     bytes_per_transaction: usize,
-    /// A request that reads nothing, by the same clients.
+    /// Requests that do not read the store, by the same clients.
     get_version: Latency,
 }
 
@@ -82,7 +82,7 @@ pub(super) fn measure(options: &Options) -> Result<Ipam> {
 
 fn measure_store(kind: StoreKind, options: &Options, rows: &mut Vec<Row>) -> Result<()> {
     let folder = scratch_dir("bench")?;
-    // With fsync, as a real one runs; dropped, and so stopped, after the master.
+    // With fsync, as in production; stops after netmaster.
     let etcd = match kind {
         StoreKind::Etcd => {
             Some(Etcd::options().fsync(true).argument("--quota-backend-bytes=8589934592").start()?)
@@ -124,9 +124,9 @@ fn measure_row(
     let network = NetworkName { tenant, group: if options.plain { "" } else { GROUP } };
     network.create(master.client(), subnet)?;
     if !options.plain {
-        network.furnish(master.client())?;
+        network.create_objects(master.client())?;
     }
-    // One request on its own shows what a request writes, all of it in one transaction.
+    // A single request shows the writes of a request, which are one transaction.
     let writes = raw.observe(STATE, ENDPOINTS, || network.create_endpoint(master.client(), "first"))?;
     let create_endpoint = in_parallel(clients, duration, |client, round| {
         network.create_endpoint(master.client(), &format!("ep-{client}-{round}"))
@@ -147,7 +147,7 @@ fn measure_row(
 
 struct NetworkName {
     tenant: String,
-    /// Of its endpoints, or empty.
+    /// Group of the endpoints, or empty.
     group: &'static str,
 }
 
@@ -160,8 +160,8 @@ impl NetworkName {
         client.post_json(&format!("/api/v1/networks/{tenant}:bench/"), &network).map(drop)
     }
 
-    /// A policy on the group of all endpoints, and services beside them.
-    fn furnish(&self, client: &Client) -> Result<()> {
+    /// Creates a policy on the group of all endpoints, and services.
+    fn create_objects(&self, client: &Client) -> Result<()> {
         let (tenant, group) = (&self.tenant, self.group);
         client.post_json(
             &format!("/api/v1/policys/{tenant}:policy/"),
@@ -202,7 +202,7 @@ impl NetworkName {
     }
 }
 
-/// `clients` threads that call until the time is up.
+/// Runs `call` in `clients` threads until `duration` has passed.
 fn in_parallel(
     clients: usize,
     duration: Duration,
@@ -227,12 +227,12 @@ fn in_parallel(
         }
         anyhow::Ok(())
     })?;
-    Latency::of(calls, start.elapsed()).context("no call was made")
+    Latency::of(calls, start.elapsed()).context("no call was measured")
 }
 
 impl Report for Ipam {
     fn title(&self) -> String {
-        "createEndpoint, beside bare store transactions that write the same (same store, same run)".to_owned()
+        "createEndpoint, compared with transactions of the same size sent to the store directly (same store, same run)".to_owned()
     }
 
     fn table(&self) -> Table {
@@ -244,7 +244,7 @@ impl Report for Ipam {
             "created/s",
             "p50 ms",
             "p99 ms",
-            "bare txn/s",
+            "store txn/s",
             "p50 ms",
             "p99 ms",
             "ratio",

@@ -2,18 +2,18 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-/// What one series of calls cost.
+/// Latency and rate of a series of calls.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct Latency {
     pub(super) count: usize,
-    /// Of all clients together.
+    /// Rate of all clients together.
     pub(super) per_second: f64,
     pub(super) p50_ms: f64,
     pub(super) p99_ms: f64,
 }
 
 impl Latency {
-    /// Of all calls that were made in `elapsed`; none if there were none.
+    /// Statistics of the calls of all clients within `elapsed`; none without calls.
     pub(super) fn of(mut calls: Vec<Duration>, elapsed: Duration) -> Option<Latency> {
         calls.sort_unstable();
         Some(Latency {
@@ -24,14 +24,14 @@ impl Latency {
         })
     }
 
-    /// Of calls that were made one after the other.
+    /// Statistics of sequential calls.
     pub(super) fn of_series(calls: Vec<Duration>) -> Option<Latency> {
         let sum = calls.iter().sum();
         Latency::of(calls, sum)
     }
 }
 
-/// The smallest value that `percent` of all do not exceed.
+/// Nearest-rank percentile.
 fn percentile(sorted: &[Duration], percent: usize) -> Option<Duration> {
     let rank = (sorted.len() * percent).div_ceil(100);
     sorted.get(rank.saturating_sub(1)).copied()

@@ -1,4 +1,4 @@
-//! Services on an eBPF node: what they cost, alone and beside what they replace.
+//! Services on an eBPF node: cost of packets and connections, compared with routing, nftables and iptables.
 
 mod clients;
 mod connections;
@@ -9,19 +9,20 @@ mod outside;
 mod packets;
 mod routed;
 mod rules;
+mod services;
 mod wire;
 mod xdp;
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 
-use super::Tell;
+use super::report::ReportSink;
 
-pub(super) use packets::{put, runtime};
+pub(super) use services::{put, runtime};
 
 #[derive(Debug, Default, Args)]
 pub(super) struct Options {
-    /// Only these parts
+    /// Parts to measure, comma-separated [default: all]
     #[arg(long = "part", value_enum, value_delimiter = ',')]
     parts: Vec<Part>,
     #[command(flatten)]
@@ -36,35 +37,35 @@ pub(super) struct Options {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Part {
-    /// What the programs take for a packet, by the number of services and of live flows; memory, loading
+    /// Duration of the programs per packet, by number of services and flows; memory and load times
     Packets,
-    /// TCP from pod to service beside direct routing, nftables and iptables
+    /// TCP from pod to service, compared with direct routing, nftables and iptables
     Connections,
-    /// What the programs take for each packet of a short connection
+    /// Duration of the programs for each packet of a short connection
     Exchange,
-    /// Live frames from outside through the XDP program beside a bare XDP_TX
+    /// Rate of frames from outside through the XDP program, compared with a bare XDP_TX
     Xdp,
 }
 
 impl Options {
-    fn wants(&self, part: Part) -> bool {
+    fn includes(&self, part: Part) -> bool {
         self.parts.is_empty() || self.parts.contains(&part)
     }
 }
 
-pub(super) fn measure(options: &Options, tell: &mut Tell<'_>) -> Result<()> {
-    if options.wants(Part::Packets) {
-        tell("lb", &packets::measure(&options.packets)?)?;
+pub(super) fn measure(options: &Options, report: &mut ReportSink<'_>) -> Result<()> {
+    if options.includes(Part::Packets) {
+        report("lb", &packets::measure(&options.packets)?)?;
     }
     let rounds = options.packets.rounds;
-    if options.wants(Part::Connections) {
-        tell("lb_connections", &connections::measure(&options.connections, rounds)?)?;
+    if options.includes(Part::Connections) {
+        report("lb_connections", &connections::measure(&options.connections, rounds)?)?;
     }
-    if options.wants(Part::Exchange) {
-        tell("lb_exchange", &exchange::measure(&options.exchange, options.connections.among)?)?;
+    if options.includes(Part::Exchange) {
+        report("lb_exchange", &exchange::measure(&options.exchange, options.connections.among)?)?;
     }
-    if options.wants(Part::Xdp) {
-        tell("lb_xdp", &xdp::measure(&options.xdp, rounds)?)?;
+    if options.includes(Part::Xdp) {
+        report("lb_xdp", &xdp::measure(&options.xdp, rounds)?)?;
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Figures mean nothing without the machine that they were taken on.
+//! Description of the machine that a benchmark runs on.
 
 use std::{fmt, fs, path::Path, thread};
 
@@ -15,7 +15,7 @@ pub(super) struct Machine {
     processor: String,
     processors: usize,
     load: String,
-    /// Where stores keep their files: on tmpfs, fsync costs nothing.
+    /// False if stores keep their files on tmpfs, where fsync is free.
     store_on_disk: bool,
 }
 
@@ -23,7 +23,7 @@ pub(super) fn describe() -> Result<Machine> {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo")?;
     let processor = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
     let load = fs::read_to_string("/proc/loadavg")?;
-    let scratch = testkit::scratch_dir("where")?;
+    let scratch = testkit::scratch_dir("machine")?;
     Ok(Machine {
         kernel: uname().context("uname")?.release().to_string_lossy().into_owned(),
         processor: processor.map_or_else(|| "unknown".to_owned(), |(_, name)| name.to_owned()),
@@ -34,12 +34,12 @@ pub(super) fn describe() -> Result<Machine> {
 }
 
 fn on_disk(path: &Path) -> Result<bool> {
-    Ok(statfs(path).context("look at the file system")?.filesystem_type() != TMPFS_MAGIC)
+    Ok(statfs(path).context("query the file system")?.filesystem_type() != TMPFS_MAGIC)
 }
 
 impl fmt::Display for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let store = if self.store_on_disk { "on disk" } else { "on tmpfs, so fsync is free" };
+        let store = if self.store_on_disk { "on disk" } else { "on tmpfs (fsync is free)" };
         write!(
             f,
             "Linux {}, {} x {}, load before {}, stores {store}",

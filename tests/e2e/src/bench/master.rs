@@ -13,7 +13,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use testkit::{etcd::Etcd, wait_until};
 
-use super::{Report, latency::Latency, raw};
+use super::{latency::Latency, raw, report::Report};
 use crate::{
     http::{Client, JSON},
     interrupt,
@@ -22,18 +22,19 @@ use crate::{
 };
 
 const TENANT: &str = "large";
-/// Endpoints of one network: an inspect lists them all.
+/// Endpoints per network; an inspect lists all of them.
 const PER_NETWORK: usize = 50_000;
 const CLIENTS: usize = 64;
-const PATIENCE: Duration = Duration::from_secs(60);
-const LOADING: Duration = Duration::from_secs(5);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time for a follower to load the store.
+const LOAD_TIME: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Args)]
 pub(super) struct Options {
-    /// In networks of 50,000
+    /// Number of endpoints, in networks of 50,000
     #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     endpoints: u32,
-    /// Of each measurement
+    /// Number of rounds of each measurement
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
 }
@@ -44,24 +45,24 @@ impl Default for Options {
     }
 }
 
-/// A netmaster whose store is large, on an etcd that writes through to the disk.
+/// Results for a netmaster with a large store, on an etcd with fsync.
 #[derive(Debug, Serialize)]
 pub(super) struct Large {
     endpoints: usize,
-    /// Of the store below `/contiv.io/`.
+    /// Number of keys below `/contiv.io/`.
     keys: usize,
     megabytes: f64,
-    /// The same read from the store and nothing done with it: the least that a start can take.
+    /// Reading all keys without processing: the lower bound of a start.
     bare_listing: Latency,
-    /// From the start of the process until it answers as the leader.
+    /// From the start of the process until it responds as leader.
     start: Latency,
-    /// One network with all its endpoints.
+    /// Inspect of one network with all endpoints.
     inspect: Latency,
     inspected_endpoints: usize,
     inspect_megabytes: f64,
-    /// From SIGTERM to the leader until a follower has written.
+    /// From SIGTERM to the leader until the first write of a follower.
     hand_over: Latency,
-    /// From kill -9 of the leader until a follower has written.
+    /// From SIGKILL of the leader until the first write of a follower.
     fail_over: Latency,
     leader_megabytes: Memory,
     follower_megabytes: Memory,
@@ -77,8 +78,10 @@ impl Memory {
     fn of(process: Pid) -> Result<Memory> {
         let status = fs::read_to_string(format!("/proc/{process}/status"))?;
         let megabytes = |name: &str| -> Result<f64> {
-            let line =
-                status.lines().find_map(|line| line.strip_prefix(name)).context("memory of a process")?;
+            let line = status
+                .lines()
+                .find_map(|line| line.strip_prefix(name))
+                .context("read the memory of a process")?;
             let kilobytes: f64 = line.trim_end_matches("kB").trim().parse()?;
             Ok(kilobytes / 1024.0)
         };
@@ -96,10 +99,10 @@ pub(super) fn measure(options: &Options) -> Result<Large> {
     let raw = raw::Store::connect(&etcd.endpoint())?;
     let series = |what: &str, round: &mut dyn FnMut() -> Result<Duration>| {
         let calls = step(what, || (0..options.rounds).map(|_| round()).collect::<Result<Vec<_>>>())?;
-        Latency::of_series(calls).context("no round")
+        Latency::of_series(calls).context("no round was measured")
     };
     let (mut keys, mut bytes) = (0, 0);
-    let bare_listing = series("the store read, and nothing done with it", &mut || {
+    let bare_listing = series("read the store", &mut || {
         let start = Instant::now();
         (keys, bytes) = raw.read_all("/contiv.io/")?;
         Ok(start.elapsed())
@@ -109,9 +112,9 @@ pub(super) fn measure(options: &Options) -> Result<Large> {
     let path = format!("/api/v1/inspect/networks/{TENANT}:net0/");
     let inspect = series("inspect", &mut || {
         let start = Instant::now();
-        let answer = first.client().get(&path)?;
+        let response = first.client().get(&path)?;
         let took = start.elapsed();
-        (inspect_bytes, inspected) = (answer.body.len(), answer.json()?["Oper"]["numEndpoints"].clone());
+        (inspect_bytes, inspected) = (response.body.len(), response.json()?["Oper"]["numEndpoints"].clone());
         Ok(took)
     })?;
     let start = series("start", &mut || {
@@ -124,7 +127,7 @@ pub(super) fn measure(options: &Options) -> Result<Large> {
     let (leader_megabytes, follower_megabytes) =
         (Memory::of(first.process().pid())?, Memory::of(second.process().pid())?);
     let mut number = 0;
-    // `first` leads when a round begins.
+    // `first` leads at the start of a round.
     let mut changes = |what: &str, end: fn(&mut Master) -> Result<()>| {
         series(what, &mut || {
             number += 1;
@@ -196,22 +199,22 @@ fn endpoint(network: usize, id: &str) -> Value {
     })
 }
 
-/// It has its view of the store: the names of the masters come late in it, and a while is left for the rest.
+/// Waits until netmaster has loaded the store: it knows the other netmasters, which come late, plus a fixed time.
 fn wait_current(master: &Master) -> Result<()> {
-    wait_until(PATIENCE, "the masters to know each other", || {
+    wait_until(WRITE_TIMEOUT, "the netmasters to know each other", || {
         let info = master.client().get_json("/info")?;
         Ok((info["netmaster-nodes"].as_array().is_some_and(|nodes| !nodes.is_empty())).then_some(()))
     })?;
-    thread::sleep(LOADING);
+    thread::sleep(LOAD_TIME);
     Ok(())
 }
 
-/// When a write that began after the call was acknowledged.
+/// Time when a write that began after the call was acknowledged.
 fn until_written(client: &Client, id: &str) -> Result<Instant> {
     let body = endpoint(0, id).to_string();
-    wait_until(PATIENCE, "a write", || {
-        let answer = client.send("POST", "/plugin/createEndpoint", Some(JSON), Some(&body))?;
-        Ok((answer.status == 200).then(Instant::now))
+    wait_until(WRITE_TIMEOUT, "a write", || {
+        let response = client.send("POST", "/plugin/createEndpoint", Some(JSON), Some(&body))?;
+        Ok((response.status == 200).then(Instant::now))
     })
 }
 
@@ -232,15 +235,15 @@ impl Report for Large {
 
     fn table(&self) -> Table {
         let mut table = Table::new();
-        table.load_preset(presets::UTF8_BORDERS_ONLY).set_header(["what", "rounds", "p50 ms", "p99 ms"]);
+        table.load_preset(presets::UTF8_BORDERS_ONLY).set_header(["operation", "rounds", "p50 ms", "p99 ms"]);
         let listed =
             format!("inspect, {} endpoints, {:.1} MB", self.inspected_endpoints, self.inspect_megabytes);
         for (what, latency) in [
-            ("read the store, and no more", self.bare_listing),
+            ("read the store (lower bound)", self.bare_listing),
             ("start", self.start),
             (listed.as_str(), self.inspect),
-            ("SIGTERM of the leader to a write", self.hand_over),
-            ("kill -9 of the leader to a write", self.fail_over),
+            ("SIGTERM of the leader to the next write", self.hand_over),
+            ("SIGKILL of the leader to the next write", self.fail_over),
         ] {
             table.add_row([
                 what.to_owned(),

@@ -1,4 +1,4 @@
-//! What an agent has pinned, seen from outside: programs that single frames are given to, and the memory of maps.
+//! Pinned programs and maps of an agent: runs single frames through programs, and reads run times and memory.
 
 use std::{
     fs,
@@ -17,10 +17,10 @@ use aya::{
 use super::assembled::{self, Kind};
 use crate::{cluster::Pod, processor};
 
-/// A program, and the interface that frames seem to come in by. In the namespace of the interface.
+/// A program, and the ingress interface of its frames. Use it in the namespace of the interface.
 pub(super) struct Target {
     program: SchedClassifier,
-    /// `struct __sk_buff`: all zero but the interface.
+    /// `struct __sk_buff`: zero except for the interface.
     context: [u8; 192],
 }
 
@@ -32,8 +32,9 @@ impl Target {
         Ok(Target { program, context })
     }
 
-    /// How long the program took, by the kernel's own clock, and what it made of the frame, in `out`.
-    pub(super) fn give(&self, frame: &[u8], out: &mut [u8]) -> Result<(u32, Duration)> {
+    /// Runs the program on a frame, writes the resulting frame to `out`, and returns the code and the duration that the
+    /// kernel measured.
+    pub(super) fn run(&self, frame: &[u8], out: &mut [u8]) -> Result<(u32, Duration)> {
         let options = TestRunOptions {
             data_in: Some(frame),
             data_out: Some(out),
@@ -45,12 +46,12 @@ impl Target {
     }
 }
 
-/// The programs of agents, and for how long they ran.
-pub(super) struct Clocked(Vec<SchedClassifier>);
+/// Programs whose run time is measured.
+pub(super) struct RunTime(Vec<SchedClassifier>);
 
-impl Clocked {
-    /// All of these programs that are pinned below these folders.
-    pub(super) fn open(folders: &[&Path], names: &[&str]) -> Result<Clocked> {
+impl RunTime {
+    /// Opens the named programs below each folder.
+    pub(super) fn open(folders: &[&Path], names: &[&str]) -> Result<RunTime> {
         let mut programs = vec![];
         for folder in folders {
             for name in names {
@@ -60,12 +61,12 @@ impl Clocked {
                 );
             }
         }
-        Ok(Clocked(programs))
+        Ok(RunTime(programs))
     }
 
-    /// For how long they run during some work, and how often. The kernel counts only meanwhile, for that costs time.
+    /// Measures run time and number of runs during `work`. The kernel keeps statistics only meanwhile, because they cost time.
     pub(super) fn during(&self, work: impl FnOnce() -> Result<()>) -> Result<(Duration, u64)> {
-        let _counting = enable_stats(Stats::RunTime).context("count how long programs run")?;
+        let _statistics = enable_stats(Stats::RunTime).context("enable run time statistics")?;
         let before = self.sum()?;
         work()?;
         let after = self.sum()?;
@@ -80,34 +81,34 @@ impl Clocked {
     }
 }
 
-/// Pins a program that does nothing: what is measured of it is the floor of the method.
+/// Pins an empty program, which measures the overhead of the method.
 pub(super) fn pin_empty(pin: &Path) -> Result<()> {
     const DROP: i32 = 2;
     assembled::pin(Kind::SchedCls, &assembled::returns(DROP), pin)
 }
 
-/// Reads cache lines that a chain leads to, of an array of so many bytes: the least that a look into tables of this size takes
-/// when nothing of them is in a processor's own cache.
+/// Reads a chain of cache lines of an array: the minimum duration of a lookup in tables of the same size that are not in the
+/// CPU cache.
 pub(super) struct Lines {
     target: Target,
     bytes: u32,
 }
 
 impl Lines {
-    /// How many a call reads.
+    /// Number of lines that a call reads.
     pub(super) const COUNT: u32 = 8;
-    /// Of a line.
+    /// Size of a line in bytes.
     pub(super) const BYTES: u32 = assembled::LINE;
 
-    /// Of tables of at least one line. Pinned for as long as it takes to open it.
+    /// Creates the array, rounded up to a power of two. The program is pinned only until it is open.
     pub(super) fn open(pin: &Path, bytes: u64, ifindex: u32) -> Result<Lines> {
         let bytes = u32::try_from(bytes.max(u64::from(assembled::LINE)).next_power_of_two())?;
         let count = bytes / assembled::LINE;
         let mut value = vec![0; bytes as usize];
-        for (line, room) in value.chunks_exact_mut(assembled::LINE as usize).enumerate() {
-            // Goes through all lines before one comes again, and no neighbours one after the other: full period modulo a power of two.
+        for (line, slot) in value.chunks_exact_mut(assembled::LINE as usize).enumerate() {
+            // Full period modulo a power of two: visits all lines before one repeats, and no neighbours in sequence.
             let next = (line as u32).wrapping_mul(0x9e37_79b1 & !3 | 1).wrapping_add(0x3c6e_f373) % count;
-            room[..4].copy_from_slice(&(next * assembled::LINE).to_le_bytes());
+            slot[..4].copy_from_slice(&(next * assembled::LINE).to_le_bytes());
         }
         let map = assembled::array(&value)?;
         assembled::pin(Kind::SchedCls, &assembled::reads_lines(&map, bytes, Lines::COUNT), pin)?;
@@ -116,28 +117,28 @@ impl Lines {
         Ok(Lines { target, bytes })
     }
 
-    /// As [`Target::give`]; begins anywhere, as the number says, of which the frame gets a part.
+    /// As [`Target::run`]; `number` selects the first line.
     pub(super) fn read(&self, number: u32, frame: &mut [u8], out: &mut [u8]) -> Result<Duration> {
         let line = spread(number) % (self.bytes / assembled::LINE);
         frame[30..34].copy_from_slice(&(line * assembled::LINE).to_le_bytes());
-        Ok(self.target.give(frame, out)?.1)
+        Ok(self.target.run(frame, out)?.1)
     }
 }
 
-/// Another number for each, with no order to see.
+/// Bijective hash of a number.
 pub(super) const fn spread(number: u32) -> u32 {
     let mixed = (number ^ number >> 16).wrapping_mul(0x7feb_352d);
     let mixed = (mixed ^ mixed >> 15).wrapping_mul(0x846c_a68b);
     mixed ^ mixed >> 16
 }
 
-/// Nanoseconds for a call of each side, of so many. With each number each side is called once, who is first by chance, and each as often:
-/// whatever comes back after so and so many calls hits them all, and all find the same in the processor's caches.
-pub(super) fn by_turns<const SIDES: usize>(
+/// Mean nanoseconds per call of each side. Each number calls every side once, in an order that varies: periodic disturbances
+/// and the state of the CPU caches affect all sides equally.
+pub(super) fn interleaved<const SIDES: usize>(
     calls: usize,
     mut call: impl FnMut(usize, usize) -> Result<Duration>,
 ) -> Result<[f64; SIDES]> {
-    // Longer than any, so the processor was taken away meanwhile.
+    // A longer call was preempted.
     const INTERRUPTED: Duration = Duration::from_micros(50);
     let mut sums = [(Duration::ZERO, 0_u32); SIDES];
     for number in 0..calls {
@@ -154,9 +155,9 @@ pub(super) fn by_turns<const SIDES: usize>(
     Ok(sums.map(|(sum, count)| sum.as_nanos() as f64 / f64::from(count)))
 }
 
-/// Finds a pin below a folder.
+/// Finds a pin below a folder, by name.
 pub(super) fn find(folder: &Path, name: &str) -> Result<PathBuf> {
-    search(folder, name)?.with_context(|| format!("nothing called {name} is pinned in {}", folder.display()))
+    search(folder, name)?.with_context(|| format!("find {name}: no such pin in {}", folder.display()))
 }
 
 fn search(folder: &Path, name: &str) -> Result<Option<PathBuf>> {
@@ -174,28 +175,25 @@ fn search(folder: &Path, name: &str) -> Result<Option<PathBuf>> {
     Ok(None)
 }
 
-/// The bytes that the kernel has for a map, as it tells them.
+/// Memory of a map in bytes, as the kernel reports it.
 pub(super) fn memory(pins: &Path, map: &str) -> Result<u64> {
     let data = MapData::from_pin(find(pins, map)?)?;
     let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", data.fd().as_fd().as_raw_fd()))?;
     let line = info.lines().find_map(|line| line.strip_prefix("memlock:"));
-    line.with_context(|| format!("the kernel does not tell the memory of {map}"))?
-        .trim()
-        .parse()
-        .context("memlock")
+    line.with_context(|| format!("no memlock of {map}"))?.trim().parse().context("memlock")
 }
 
-/// The index of the host end of a pod's link, which the pod's end tells.
+/// Index of the host end of a pod's veth pair.
 pub(super) fn port_of(pod: &Pod) -> Result<u32> {
     let line = pod.netns().ip("-o link show dev eth0")?;
     let peer = line.split_whitespace().find_map(|word| word.strip_prefix("eth0@if"));
     peer.and_then(|peer| peer.trim_end_matches(':').parse().ok())
-        .with_context(|| format!("no index of the other end in {line}"))
+        .with_context(|| format!("no peer index in {line}"))
 }
 
-/// Keeps the calling thread on one processor.
-pub(super) fn stay() -> Result<()> {
-    processor::stay_on(0)
+/// Pins the calling thread to one CPU.
+pub(super) fn pin_thread() -> Result<()> {
+    processor::pin_to(0)
 }
 
 pub(super) fn median(mut series: Vec<f64>) -> f64 {

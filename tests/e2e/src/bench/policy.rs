@@ -1,5 +1,5 @@
-//! Rules on the group of a pod: what the first packet of a connection costs, and those that follow, by the number and sort of
-//! rules; and what many groups with many rules take to load.
+//! Policy rules: cost of the first packet and of later packets of a connection, by number and kind of rules; load time of
+//! many groups with many rules.
 
 mod packets;
 mod rules;
@@ -19,36 +19,39 @@ use self::{
     packets::{Compared, Medians, Round},
     rules::{Peers, Sort},
 };
-use super::{Report, Tell, lb, pinned};
+use super::{
+    lb, pinned,
+    report::{Report, ReportSink},
+};
 use crate::{
     cluster::{Cluster, Encap, Network, Node, Pod},
     interrupt,
     progress::step,
 };
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const APPLY_TIMEOUT: Duration = Duration::from_secs(120);
 const MAPS: [&str; 4] = ["ctv_groups", "ctv_rulesets", "ctv_rules", "ctv_rulecnt"];
 
-/// Of a branch of a tree.
-const BRANCH_BYTES: u64 = 128;
-/// Groups on the node, when it has as many rules as it is to hold.
+/// Size of a tree node in bytes.
+const NODE_BYTES: u64 = 128;
+/// Number of groups in the measurement of a full node.
 const GROUPS: usize = 100;
 
 #[derive(Debug, Args)]
 pub(super) struct Options {
-    /// Rules on the group that is compared with one of one rule, one after the other
+    /// Numbers of rules to compare with one rule, comma-separated
     #[arg(long, value_delimiter = ',', default_values_t = [0, 1, 100, 1000, 15_000])]
     rules: Vec<usize>,
-    /// Sorts of rules, each on groups of its own
+    /// Kinds of rules, each on separate groups, comma-separated
     #[arg(long, value_delimiter = ',', default_values = ["hosts", "prefixes", "protocols", "ports", "groups", "all"])]
     sorts: Vec<Sort>,
-    /// Rules on the node, on 100 groups, at last; 0 for not
+    /// Number of rules in the measurement of a full node with 100 groups; 0 skips it
     #[arg(long, default_value_t = 100_000)]
     node: usize,
-    /// Calls of each measurement
+    /// Number of calls of each measurement
     #[arg(long, default_value_t = 200_000)]
     calls: usize,
-    /// Of each measurement, the median of which is told
+    /// Number of rounds; the results are medians
     #[arg(long, default_value_t = 5)]
     rounds: usize,
 }
@@ -92,51 +95,51 @@ struct Load {
     rules: usize,
     #[serde(flatten)]
     loaded: Loaded,
-    /// From the write of one more rule until the node has it.
+    /// From the write of an additional rule until the node has applied it.
     one_more_s: f64,
 }
 
 #[derive(Debug, Serialize)]
 struct Loaded {
     rules_of_node: usize,
-    /// From the first write to the store until the node has all of them.
+    /// From the first write to the store until the node has applied all rules.
     load_s: f64,
-    /// In use, of 128 bytes.
+    /// Number of tree nodes in use, 128 bytes each.
     branches: u64,
-    /// Of the maps, full or not.
+    /// Allocated memory of the maps in bytes.
     memory_bytes: u64,
 }
 
-/// The cluster, and the rules that there are.
+/// The cluster and the current rules.
 struct Bench<'a> {
     cluster: &'a Cluster,
     network: &'a Network,
     node: &'a Node,
     runtime: tokio::runtime::Runtime,
     store: String,
-    /// On the node.
+    /// Number of rules on the node.
     rules: usize,
-    /// Groups have numbers in the order in which they are made.
+    /// Number of groups; group ids follow the order of creation.
     groups: usize,
-    /// Connections of pods.
+    /// Number of connections so far.
     begun: usize,
 }
 
-/// A pod in a group of its own, which has so many rules.
-struct Ruled {
+/// A pod in a separate group with `rules` rules.
+struct GroupPod {
     pod: Pod,
     group: usize,
     rules: usize,
 }
 
-pub(super) fn measure(options: &Options, tell: &mut Tell<'_>) -> Result<()> {
-    let network = super::network();
-    let cluster = step("cluster", || Cluster::ebpf(Encap::Vxlan, &network))?;
+pub(super) fn measure(options: &Options, report: &mut ReportSink<'_>) -> Result<()> {
+    let network = Network::bench();
+    let cluster = step("start the cluster", || Cluster::ebpf(Encap::Vxlan, &network))?;
     let node = cluster.nodes.first().context("a cluster has nodes")?;
     let (runtime, store) = (lb::runtime()?, cluster.fabric.store_endpoint());
     let mut bench =
         Bench { cluster: &cluster, network: &network, node, runtime, store, rules: 0, groups: 0, begun: 0 };
-    // The first group is what rules name.
+    // Rules reference the first group.
     let member = bench.member("member")?.pod;
     let peers = Peers { server: Pod::add(node, &network, "server")?, member };
     let mut packets = Packets { calls: options.calls, rounds: options.rounds, rows: vec![] };
@@ -144,21 +147,21 @@ pub(super) fn measure(options: &Options, tell: &mut Tell<'_>) -> Result<()> {
     for sort in &options.sorts {
         bench.sort(options, *sort, &peers, &mut packets.rows, &mut loading.rows)?;
     }
-    tell("policy", &packets)?;
+    report("policy", &packets)?;
     loading.node = if options.node > 0 { Some(bench.load(options.node)?) } else { None };
-    tell("policy_loading", &loading)?;
+    report("policy_loading", &loading)?;
     peers.server.remove(node)?;
     peers.member.remove(node)?;
     cluster.shut_down()
 }
 
 impl Bench<'_> {
-    fn member(&mut self, name: &str) -> Result<Ruled> {
+    fn member(&mut self, name: &str) -> Result<GroupPod> {
         let body = json!({"tenantName": "bench", "groupName": name, "networkName": "pods"});
         self.cluster.client().post_json(&format!("/api/v1/endpointGroups/bench:{name}/"), &body)?;
         self.groups += 1;
         let pod = Pod::add_to(self.node, self.network, Some(name), name)?;
-        Ok(Ruled { pod, group: self.groups, rules: 0 })
+        Ok(GroupPod { pod, group: self.groups, rules: 0 })
     }
 
     fn sort(
@@ -175,9 +178,9 @@ impl Bench<'_> {
         for rules in options.rules.iter().copied() {
             let what = format!("{rules} rules, {}", sort.name());
             let loaded = step(&what, || self.change(sort, &mut many, rules))?;
-            let bytes = loaded.branches * BRANCH_BYTES;
+            let bytes = loaded.branches * NODE_BYTES;
             let mut rounds: Vec<Round> = (0..options.rounds).map(|_| Round::default()).collect();
-            // Then with the rules of each on the other, so that it is the same whose memory is where.
+            // Then with swapped rules, which cancels the effect of memory locations.
             for arrangement in 1..=2 {
                 step(&format!("{what}: packets, {arrangement} of 2"), || {
                     let clients = [&few.pod, &many.pod];
@@ -189,7 +192,7 @@ impl Bench<'_> {
                     self.begun += calls * options.rounds;
                     node.netns().run(|| packets.measure(&mut rounds, calls))
                 })?;
-                // Never the same number of all rules before and after.
+                // The total number of rules must change.
                 self.change(sort, &mut many, 0)?;
                 self.change(sort, &mut few, 0)?;
                 std::mem::swap(&mut few, &mut many);
@@ -209,9 +212,9 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// As many rules as the node is to hold, on many groups.
+    /// Loads the rules of a full node, on many groups.
     fn load(&mut self, rules: usize) -> Result<Loaded> {
-        let members: Vec<Ruled> = step(&format!("{GROUPS} groups"), || {
+        let members: Vec<GroupPod> = step(&format!("{GROUPS} groups"), || {
             (0..GROUPS).map(|group| self.member(&format!("g{group}"))).collect()
         })?;
         let groups: Vec<usize> = members.iter().map(|member| member.group).collect();
@@ -225,14 +228,14 @@ impl Bench<'_> {
         Ok(loaded)
     }
 
-    fn change(&mut self, sort: Sort, ruled: &mut Ruled, rules: usize) -> Result<Loaded> {
+    fn change(&mut self, sort: Sort, ruled: &mut GroupPod, rules: usize) -> Result<Loaded> {
         let bodies = sort.change(ruled.group, ruled.rules, rules)?;
         let loaded = self.put(&bodies, self.rules - ruled.rules + rules)?;
         ruled.rules = rules;
         Ok(loaded)
     }
 
-    /// Writes policies, and waits until the node has so many rules.
+    /// Writes policies, and waits until the node has applied the rules.
     fn put(&mut self, bodies: &[(String, Value)], rules: usize) -> Result<Loaded> {
         let start = Instant::now();
         self.rules = rules;
@@ -244,8 +247,8 @@ impl Bench<'_> {
                 break inspected.pointer("/entries/ctv_rules").and_then(Value::as_u64);
             }
             ensure!(
-                start.elapsed() < PATIENCE,
-                "of {} rules there are {}",
+                start.elapsed() < APPLY_TIMEOUT,
+                "{} rules expected, {} applied",
                 self.rules,
                 inspected["rulesInForce"]
             );
@@ -254,7 +257,7 @@ impl Bench<'_> {
         let load_s = start.elapsed().as_secs_f64();
         let memory: Vec<u64> =
             MAPS.iter().map(|map| pinned::memory(self.node.pins(), map)).collect::<Result<_>>()?;
-        let branches = branches.context("the node does not tell the entries of ctv_rules")?;
+        let branches = branches.context("no number of entries of ctv_rules")?;
         Ok(Loaded { rules_of_node: self.rules, load_s, branches, memory_bytes: memory.iter().sum() })
     }
 }
@@ -262,8 +265,8 @@ impl Bench<'_> {
 impl Report for Packets {
     fn title(&self) -> String {
         format!(
-            "Packets of a pod of an eBPF node with so many rules on its group, beside those of a pod with one rule, call by call in \
-             turns: nanoseconds for a packet, {} calls. \"more\" is the median of what it is more than with one rule, and the \
+            "Packets of a pod on an eBPF node, by number of rules of its group, interleaved with packets of a pod with one rule: \
+             nanoseconds per packet, {} calls. \"more\" is the median of what it is more than with one rule, and the \
              least and most, of {} rounds, in half of which the pods have each other's rules. First packets make a flow, and \
              nothing is known of it before; denied ones are found by a rule, counted and dropped, to one end or to another each \
              time. A cold line is one look into an array as large as the rules' trees, between such packets",
@@ -274,17 +277,17 @@ impl Report for Packets {
     fn table(&self) -> Table {
         let mut table = Table::new();
         table.load_preset(presets::UTF8_BORDERS_ONLY).set_header([
-            "rules about",
+            "kind of rules",
             "rules",
             "empty program",
-            "known connection",
+            "established connection",
             "more",
             "first packet",
             "more",
             "denied",
             "more",
-            "denied anywhere",
-            "a cold line",
+            "denied, other destinations",
+            "cache miss",
         ]);
         for Cost { sort, rules, medians } in &self.rows {
             let one = |number: Option<f64>| number.map(|number| format!("{number:.0}")).unwrap_or_default();
@@ -312,17 +315,17 @@ impl Report for Packets {
 
 impl Report for Loading {
     fn title(&self) -> String {
-        "What it takes until an eBPF node has the rules".to_owned()
+        "Time until an eBPF node has applied the rules".to_owned()
     }
 
     fn table(&self) -> Table {
         let mut table = Table::new();
         table.load_preset(presets::UTF8_BORDERS_ONLY).set_header([
-            "rules about",
+            "kind of rules",
             "rules",
-            "until the node has them s",
-            "one more s",
-            "branches in use",
+            "applied after s",
+            "one rule more s",
+            "tree nodes",
             "maps MB",
         ]);
         let mut row = |about: String, rules: String, loaded: &Loaded, one_more_s: Option<f64>| {

@@ -1,4 +1,4 @@
-//! A group with a rate: what its pods get through of it, with TCP and UDP, in both directions, on a node and between two.
+//! Rate limit of a group: rates that its pods reach with TCP and UDP, in both directions, on one node and between nodes.
 
 use std::{
     thread,
@@ -12,27 +12,27 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use testkit::{Load, throughput};
 
-use super::Report;
+use super::report::Report;
 use crate::{
-    cluster::{Cluster, Encap, Node, Pod},
+    cluster::{Cluster, Encap, Network, Node, Pod},
     interrupt,
     progress::step,
 };
 
-/// Of pods on a VXLAN over Ethernet.
+/// MTU of pods on VXLAN over Ethernet, in bytes.
 const MTU: usize = 1450;
-const PATIENCE: Duration = Duration::from_secs(30);
+const APPLY_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Args)]
 #[group(skip)]
 pub(super) struct Options {
-    /// Bandwidths of the group, one after the other, as a net profile has them
+    /// Bandwidths of the group in the format of network profiles, comma-separated
     #[arg(long, value_delimiter = ',', default_values_t = ["1 mbps", "10 mbps", "100 mbps", "1 gbps"].map(str::to_owned))]
     bandwidths: Vec<String>,
-    /// Burst of the group, in kilobits
+    /// Burst of the group in kilobits
     #[arg(long, default_value_t = 1000)]
     burst: u32,
-    /// Seconds of each measurement
+    /// Duration of each measurement in seconds
     #[arg(long, default_value_t = 5)]
     seconds: u64,
 }
@@ -54,17 +54,17 @@ pub(super) struct Reached {
 struct Row {
     bandwidth: String,
     bits_per_second: u64,
-    /// The other pod's place.
+    /// Location of the other pod.
     other: &'static str,
     load: &'static str,
-    /// Of the rate, in what the group's pod sends and in what it is sent.
+    /// Fractions of the rate that the pod of the group sends and receives.
     sends: f64,
     receives: f64,
 }
 
 pub(super) fn measure(options: &Options) -> Result<Reached> {
-    let network = super::network();
-    let cluster = step("cluster", || Cluster::ebpf(Encap::Vxlan, &network))?;
+    let network = Network::bench();
+    let cluster = step("start the cluster", || Cluster::ebpf(Encap::Vxlan, &network))?;
     let profile = |bandwidth: &str| {
         let body = json!({
             "tenantName": "bench", "profileName": "p", "bandwidth": bandwidth, "burst": options.burst,
@@ -89,7 +89,7 @@ pub(super) fn measure(options: &Options) -> Result<Reached> {
         for (place, other, _) in &others {
             for (name, load) in [("TCP", Load::Tcp), ("UDP", Load::Udp { offered: rate * 2, mtu: MTU })] {
                 interrupt::check()?;
-                // Until twice the burst could have been spent at the rate, which all that is offered beyond it takes.
+                // Twice the time in which traffic above the rate uses up the burst.
                 let burst = Duration::from_secs_f64(f64::from(options.burst) * 2e3 / rate as f64);
                 let part = |from: &Pod, to: &Pod| -> Result<f64> {
                     let address = to.ip.into();
@@ -125,24 +125,24 @@ pub(super) fn measure(options: &Options) -> Result<Reached> {
     Ok(Reached { seconds: options.seconds, rows })
 }
 
-/// Until the node holds the group to the bandwidth: the bits in a second that it stands for.
+/// Waits until the node applies the bandwidth; returns it in bits per second.
 fn wait(node: &Node, bandwidth: &str, start: Instant) -> Result<u64> {
     let wanted = bits(bandwidth)?;
-    let told = told(wanted);
+    let expected = tc_rate(wanted);
     loop {
         interrupt::check()?;
-        // Not there before the first pod with a rate is.
+        // The interface does not exist before the first pod with a rate.
         let class = node.netns().output("tc", &["class", "show", "dev", "contivq0"]).unwrap_or_default();
-        if class.contains(&told) {
+        if class.contains(&expected) {
             return Ok(wanted);
         }
-        ensure!(start.elapsed() < PATIENCE, "{bandwidth} is not in force ({told}): {class}");
+        ensure!(start.elapsed() < APPLY_TIMEOUT, "{bandwidth} is not applied ({expected}): {class}");
         thread::sleep(Duration::from_millis(20));
     }
 }
 
-/// As `tc` shows a rate: by thousands, as long as that leaves nothing or there are six digits.
-fn told(bits: u64) -> String {
+/// Formats a rate as `tc` does: divided by 1000 while the remainder is zero or the number has six digits.
+fn tc_rate(bits: u64) -> String {
     let (mut number, mut units) = (bits, ["", "K", "M", "G", "T"].iter());
     let mut unit = units.next();
     while number >= 1000 && (number % 1000 == 0 || number >= 1_000_000) {
@@ -152,9 +152,9 @@ fn told(bits: u64) -> String {
     format!(" rate {number}{}bit ", unit.unwrap_or(&""))
 }
 
-/// As the original reads a bandwidth: powers of 1024, whole kilobits of 1000 bits.
+/// Parses a bandwidth as the original does: powers of 1024, in units of 1000 bits.
 fn bits(bandwidth: &str) -> Result<u64> {
-    let (number, unit) = bandwidth.split_once(' ').context("expected such as `10 mbps`")?;
+    let (number, unit) = bandwidth.split_once(' ').context("expected a bandwidth such as `10 mbps`")?;
     let power = match unit {
         "kbps" => 1,
         "mbps" => 2,
@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn rates_are_as_tc_shows_them() {
-        let shown = ["1 mbps", "10 mbps", "100 mbps", "1 gbps"].map(|text| told(bits(text).unwrap()));
+        let shown = ["1 mbps", "10 mbps", "100 mbps", "1 gbps"].map(|text| tc_rate(bits(text).unwrap()));
         assert_eq!(shown, [" rate 1048Kbit ", " rate 10485Kbit ", " rate 104857Kbit ", " rate 1073Mbit "]);
     }
 }

@@ -1,4 +1,4 @@
-//! What the store does on its own: transactions like those of the master, without the master.
+//! Benchmarks of the store alone: transactions like those of netmaster.
 
 use std::time::{Duration, Instant};
 
@@ -8,9 +8,9 @@ use tokio::{runtime::Runtime, task::JoinSet, time::timeout};
 
 use super::latency::Latency;
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const WATCH_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Number of puts, bytes of keys and values: what one request wrote.
+/// Writes of one request: number of puts, bytes of keys and values.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Writes(Vec<Put>);
 
@@ -36,13 +36,13 @@ pub(super) struct Store {
 }
 
 impl Store {
-    /// All keys below `prefix`, in pages: how many, and bytes of keys and values.
+    /// Reads all keys below `prefix` in pages; returns their number, and the bytes of keys and values.
     pub(super) fn read_all(&self, prefix: &str) -> Result<(usize, usize)> {
         const PAGE: i64 = 1000;
         let mut client = self.client.clone();
         self.runtime.block_on(async {
             let (mut from, mut keys, mut bytes) = (prefix.as_bytes().to_vec(), 0, 0);
-            // Keys are ASCII, so this is above them all.
+            // Keys are ASCII; this is greater than all of them.
             let end = [prefix.as_bytes(), &[0xff]].concat();
             loop {
                 let options = GetOptions::new().with_range(end.clone()).with_limit(PAGE);
@@ -63,7 +63,7 @@ impl Store {
         Ok(Store { runtime, client })
     }
 
-    /// What `work` writes under `prefix` in the transaction that also writes a key under `marker`.
+    /// Returns the writes of `work` under `prefix` in the transaction that also writes a key under `marker`.
     pub(super) fn observe(
         &self,
         prefix: &str,
@@ -78,11 +78,12 @@ impl Store {
         work()?;
         let puts = self.runtime.block_on(async {
             loop {
-                let response = timeout(PATIENCE, stream.message()).await.context("no write was seen")??;
+                let response =
+                    timeout(WATCH_TIMEOUT, stream.message()).await.context("no write was observed")??;
                 let response = response.context("the watch ended")?;
                 let puts = response.events().iter().filter(|event| event.event_type() == EventType::Put);
                 let pairs: Vec<_> = puts.filter_map(|event| event.kv()).collect();
-                // Others write too: the leader its lock, for one.
+                // There are other writes, such as the lease of the leader lock.
                 if pairs.iter().any(|pair| pair.key().starts_with(marker.as_bytes())) {
                     let put = |pair: &&etcd_client::KeyValue| Put {
                         key: pair.key().len(),
@@ -95,7 +96,7 @@ impl Store {
         Ok(Writes(puts))
     }
 
-    /// Transactions of such writes, guarded by two compares, by so many clients at once.
+    /// Measures transactions of such writes with two compares, by concurrent clients.
     pub(super) fn transactions(
         &self,
         writes: &Writes,
@@ -112,7 +113,7 @@ impl Store {
             while let Some(done) = tasks.join_next().await {
                 calls.extend(done??);
             }
-            Latency::of(calls, start.elapsed()).context("no transaction was made")
+            Latency::of(calls, start.elapsed()).context("no transaction was measured")
         })
     }
 }
@@ -130,20 +131,20 @@ async fn series(
         let puts: Vec<_> = (0..)
             .zip(&writes.0)
             .map(|(at, put): (usize, _)| {
-                // New keys, as new endpoints are, of the length that the master's have.
+                // New keys, with the length of netmaster's keys.
                 let name = format!("/bench/{number}/{at}/{round}");
                 let key = format!("{name:/<length$}", length = put.key);
                 TxnOp::put(key, vec![b'x'; put.value], None)
             })
             .collect();
-        // As the master: is the leader still the same, and was nothing written meanwhile.
+        // As in netmaster: compares the leader lock and a revision that was read.
         let guards = vec![
             Compare::create_revision("/bench-leader", CompareOp::Equal, 0),
             Compare::mod_revision(format!("/bench-guard/{number}"), CompareOp::Equal, 0),
         ];
         let call = Instant::now();
         let response = client.txn(Txn::new().when(guards).and_then(puts)).await?;
-        anyhow::ensure!(response.succeeded(), "a transaction nobody contends for was refused");
+        anyhow::ensure!(response.succeeded(), "a transaction without contention failed");
         calls.push(call.elapsed());
     }
     Ok(calls)

@@ -1,4 +1,4 @@
-//! `cargo xtask demo | bench | replay` build the binaries and start this.
+//! `cargo xtask demo | bench | replay` build the binaries and run this program.
 
 use std::process::ExitCode;
 
@@ -7,7 +7,7 @@ use clap::{Parser, Subcommand};
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask", about = "Runs the real binaries")]
 struct Cli {
-    /// Only check that the words make sense
+    /// Check the arguments and exit
     #[arg(long, hide = true)]
     parse_only: bool,
     #[command(subcommand)]
@@ -16,11 +16,11 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Two nodes in namespaces, a master, agents, and pods that talk
+    /// Run two nodes, netmaster and pods in network namespaces, and check connectivity
     Demo(e2e::demo::Options),
-    /// Measure; `bench equivalence` and `bench fuzz` hold the eBPF programs to the model
+    /// Run benchmarks; `bench equivalence` and `bench fuzz` compare the eBPF programs with the policy model
     Bench(e2e::bench::Options),
-    /// Play recorded REST conversations against a fresh netmaster and compare
+    /// Replay recorded REST calls against a new netmaster and compare the responses
     Replay(e2e::replay::Options),
     /// Run the commands of the install page on three machines made from namespaces
     InstallCheck(e2e::install::Options),

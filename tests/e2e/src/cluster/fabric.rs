@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result};
 use tempfile::TempDir;
 use testkit::{Netns, etcd::Etcd, scratch_dir};
 
-use super::{Encap, StoreKind, management_address};
+use super::shape::{Encap, StoreKind, management_address};
 use crate::master::{Master, Options, Store};
 
 const BRIDGE: &str = "mgmt";
@@ -12,12 +12,12 @@ const HOST: u8 = 1;
 const MASTER_PORT: u16 = 9999;
 const STORE_PORT: u16 = 2379;
 
-/// The management network: a bridge, and on it the host of store and master.
+/// Management network: a bridge, and on it the host of store and master.
 #[derive(Debug)]
 pub struct Fabric {
     netns: Netns,
     kind: StoreKind,
-    /// Ours to keep alive.
+    /// Runs until the fabric is dropped.
     _etcd: Option<Etcd>,
     folder: TempDir,
 }
@@ -25,7 +25,7 @@ pub struct Fabric {
 impl Fabric {
     pub(super) fn new(kind: StoreKind) -> Result<Fabric> {
         let netns = Netns::new("fabric")?;
-        netns.ip(&format!("link add {BRIDGE} type bridge")).context("make the management bridge")?;
+        netns.ip(&format!("link add {BRIDGE} type bridge")).context("create the management bridge")?;
         netns.address(BRIDGE, &format!("{}/24", management_address(HOST)))?;
         netns.up(BRIDGE)?;
         let etcd = match kind {
@@ -41,7 +41,7 @@ impl Fabric {
         &self.netns
     }
 
-    pub(super) fn places(&self) -> Vec<PathBuf> {
+    pub(super) fn paths(&self) -> Vec<PathBuf> {
         vec![self.netns.path().to_owned(), self.folder.path().to_owned()]
     }
 
@@ -53,7 +53,7 @@ impl Fabric {
         self.store().endpoint()
     }
 
-    /// Plugs `link` of a node into the bridge.
+    /// Connects `link` of a node to the bridge.
     pub(super) fn connect(&self, node: &Netns, link: &str, port: &str) -> Result<()> {
         self.netns.veth(port, node, link)?;
         self.netns.ip(&format!("link set {port} master {BRIDGE} up")).map(drop)
@@ -64,7 +64,7 @@ impl Fabric {
             mode: "cni",
             netmode: encap.name(),
             store: self.store(),
-            home: Some((self.netns.clone(), management_address(HOST))),
+            location: Some((self.netns.clone(), management_address(HOST))),
             port: MASTER_PORT,
         })
     }

@@ -8,19 +8,22 @@ use anyhow::{Context as _, Result, bail};
 use tempfile::TempDir;
 use testkit::{BpfDir, Netns, Process, ovs::Switch, scratch_dir};
 
-use super::{Datapath, Encap, Fabric, management_address};
+use super::{
+    fabric::Fabric,
+    shape::{Datapath, Encap, management_address},
+};
 use crate::{binaries::Binary, http::Client};
 
 const MANAGEMENT: &str = "mgmt0";
 const UNDERLAY: &str = "underlay0";
 const UPLINK: &str = "uplink0";
-/// A userspace switch tunnels only through a port of its own, so the underlay's address moves to this bridge.
+/// Bridge with the underlay address: a userspace switch sends tunnel packets only through its own ports.
 const PHYSICAL_BRIDGE: &str = "br-phy";
 const REST_PORT: u16 = 9090;
-const START: Duration = Duration::from_secs(30);
-const STOP: Duration = Duration::from_secs(15);
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+const STOP_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// A simulated host: namespace, switch if it needs one, agent.
+/// A simulated host: namespace, agent, and a switch for the OVS datapath.
 #[derive(Debug)]
 pub struct Node {
     pub name: String,
@@ -67,14 +70,14 @@ impl Node {
             first.netns.veth(link, &second.netns, link)?;
             for node in [first, second] {
                 node.netns.up(link)?;
-                // No hardware will finish these checksums, and a userspace switch at the other end wants them whole.
+                // A userspace switch at the other end needs complete checksums, and no hardware completes them.
                 node.netns.tx_checksum_off(link)?;
             }
         }
         Ok(())
     }
 
-    /// What an administrator does before the agent comes: the address that tunnels use.
+    /// Configures the tunnel address, as an administrator does before starting the agent.
     pub(super) fn prepare_underlay(&mut self) -> Result<()> {
         let device = match &self.switch {
             Some(switch) => {
@@ -88,8 +91,8 @@ impl Node {
                     "datapath_type=netdev",
                 ])?;
                 switch.vsctl(&["add-port", PHYSICAL_BRIDGE, UNDERLAY])?;
-                // The kernel sees every frame of the port, too, and would answer for the bridge's address
-                // with the port's own.
+                // The kernel receives every frame of the port, too, and would reply to ARP requests for the bridge's
+                // address with the MAC address of the port.
                 self.netns.ip(&format!("link set {UNDERLAY} arp off"))?;
                 PHYSICAL_BRIDGE
             }
@@ -111,7 +114,7 @@ impl Node {
         self.pins.path()
     }
 
-    /// The agent's REST service.
+    /// Client of the agent's REST API.
     pub fn client(&self) -> &Client {
         &self.client
     }
@@ -124,7 +127,7 @@ impl Node {
         self.agent.as_mut().context("the agent was not started")
     }
 
-    pub(super) fn places(&self) -> Vec<PathBuf> {
+    pub(super) fn paths(&self) -> Vec<PathBuf> {
         vec![self.netns.path().to_owned(), self.pins().to_owned(), self.run.path().to_owned()]
     }
 
@@ -160,12 +163,12 @@ impl Node {
         words.into_iter().map(str::to_owned).collect()
     }
 
-    /// `netplugin cleanup --ports`, as an operator does who takes the node out of the cluster.
+    /// Runs `netplugin cleanup --ports`, which removes a node from the cluster.
     pub fn clean_up(&self) -> Result<()> {
         self.clean_up_with(&["--ports"])
     }
 
-    /// `netplugin cleanup` with these flags.
+    /// Runs `netplugin cleanup` with these flags.
     pub fn clean_up_with(&self, flags: &[&str]) -> Result<()> {
         let mut command = Binary::Netplugin.command()?;
         command.arg("cleanup").args(flags).args(self.datapath_flags());
@@ -176,7 +179,7 @@ impl Node {
         Ok(())
     }
 
-    /// What an agent with the other datapath says before it ends.
+    /// Starts an agent with the other datapath and returns its output; fails unless the agent exits with an error.
     pub fn refusal_of(&self, other: Datapath) -> Result<String> {
         let mut words = self.command.clone().context("the agent was not started")?;
         let flag = words.iter().position(|word| word == "--datapath").context("no --datapath")?;
@@ -184,7 +187,7 @@ impl Node {
         let mut command = Binary::Netplugin.command()?;
         command.args(words);
         let mut agent = Process::spawn_in(&self.netns, &format!("refused-{}", self.name), command)?;
-        if agent.wait(START)?.success() {
+        if agent.wait(START_TIMEOUT)?.success() {
             bail!("netplugin --datapath {} on {} ended without an error", other.name(), self.name);
         }
         Ok(agent.log())
@@ -198,56 +201,56 @@ impl Node {
         Ok(())
     }
 
-    /// Until the agent has applied what the store says.
+    /// Waits until the agent has applied the state of the store.
     pub fn wait_ready(&mut self) -> Result<()> {
         let client = self.client.clone();
-        self.agent()?.wait_ready(START, "the agent is ready", || {
-            let answer = client.get("/readyz")?;
-            match answer.status {
+        self.agent()?.wait_ready(START_TIMEOUT, "the agent is ready", || {
+            let response = client.get("/readyz")?;
+            match response.status {
                 200 => Ok(Some(())),
-                status => bail!("/readyz: {status} {}", answer.first_line()),
+                status => bail!("/readyz: {status} {}", response.first_line()),
             }
         })
     }
 
-    /// kill -9; forwarding goes on without it.
+    /// Sends SIGKILL to the agent; forwarding continues.
     pub fn kill_agent(&mut self) -> Result<()> {
         self.agent()?.kill()
     }
 
-    /// Starts it again as it was.
+    /// Restarts the agent with the same flags.
     pub fn restart_agent(&mut self) -> Result<()> {
         self.agent()?.kill()?;
         self.spawn_agent()?;
         self.wait_ready()
     }
 
-    /// Starts it again with more flags.
+    /// Restarts the agent with additional flags.
     pub fn restart_agent_with(&mut self, flags: &[&str]) -> Result<()> {
         let words = self.command.as_mut().context("the agent was not started")?;
         words.extend(flags.iter().map(|flag| (*flag).to_owned()));
         self.restart_agent()
     }
 
-    /// One counter or gauge of `/metrics`; labels included in `name` if it has any.
+    /// Value of a counter or gauge of `/metrics`; `name` includes its labels.
     pub fn metric(&self, name: &str) -> Result<f64> {
-        let answer = self.client.get("/metrics")?;
-        answer
+        let response = self.client.get("/metrics")?;
+        response
             .body
             .lines()
             .find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
             .with_context(|| format!("{} has no metric {name}", self.name))
     }
 
-    /// Links of pods that are still here.
+    /// Host interfaces of pods on this node.
     pub fn pod_links(&self) -> Result<Vec<String>> {
         Ok(self.netns.links()?.into_iter().filter(|link| link.starts_with("vvport")).collect())
     }
 
-    /// Agent, then switch. Forwarding state outlives the agent, so the switch takes its own away.
+    /// Stops the agent, then the switch, which removes the forwarding state.
     pub(super) fn stop(&mut self) -> Result<()> {
         if let Some(mut agent) = self.agent.take() {
-            let status = agent.terminate(STOP)?;
+            let status = agent.terminate(STOP_TIMEOUT)?;
             if !status.success() {
                 bail!("the agent of {} ended with {status}: {}", self.name, agent.tail());
             }

@@ -9,18 +9,18 @@ use anyhow::{Context as _, Result, bail};
 use serde_json::{Value, json};
 use testkit::Netns;
 
-use super::{Datapath, Node};
+use super::{node::Node, shape::Datapath};
 use crate::binaries::Binary;
 
 const INTERFACE: &str = "eth0";
 const CNI_VERSION: &str = "1.0.0";
 
-/// What pods of one tenant are put into.
+/// A network of a tenant.
 #[derive(Debug, Clone)]
 pub struct Network {
     pub tenant: String,
     pub name: String,
-    /// With or without a range of addresses: `10.1.1.10-10.1.1.99/24`.
+    /// Subnet, or a range of addresses in it: `10.1.1.10-10.1.1.99/24`.
     pub subnet: String,
     pub gateway: String,
     pub ipv6_subnet: String,
@@ -28,7 +28,12 @@ pub struct Network {
 }
 
 impl Network {
-    /// One of many that tests can do with.
+    /// Network of benchmarks.
+    pub fn bench() -> Network {
+        Network { tenant: "bench".to_owned(), ..Network::pods() }
+    }
+
+    /// Default network of tests.
     pub fn pods() -> Network {
         Network {
             tenant: "blue".to_owned(),
@@ -41,7 +46,7 @@ impl Network {
     }
 }
 
-/// A namespace that got its interface from the CNI plugin, as kubelet asks for it.
+/// A namespace with an interface from the CNI plugin.
 #[derive(Debug)]
 pub struct Pod {
     pub name: String,
@@ -55,7 +60,7 @@ pub struct Pod {
     netns: Netns,
 }
 
-/// All that kubelet tells the plugin.
+/// Parameters of a CNI call.
 #[derive(Debug, Clone)]
 pub struct Call {
     pub container_id: String,
@@ -69,9 +74,9 @@ impl Call {
         Call::at(&node.cni_socket(), network, pod, netns)
     }
 
-    /// To the agent that listens at `socket`.
+    /// Call to the agent that listens at `socket`.
     pub fn at(socket: &Path, network: &Network, pod: &str, netns: &Netns) -> Call {
-        // Long and hexadecimal, as runtimes make them; unique by the namespace's name.
+        // Hexadecimal like those of container runtimes; unique because the name of the namespace is.
         let container_id = netns.name().bytes().map(|byte| format!("{byte:02x}")).collect::<String>();
         Call {
             arguments: format!(
@@ -93,13 +98,13 @@ impl Call {
         }
     }
 
-    /// Runs the plugin on the node; whatever comes of it.
+    /// Runs the plugin on the node and returns its output, whatever its status.
     pub fn run(&self, node: &Node, verb: &str) -> Result<Output> {
         self.run_in(node.netns(), verb)
     }
 
-    /// Runs the plugin in the namespace that is its node; whatever comes of it.
-    pub fn run_in(&self, home: &Netns, verb: &str) -> Result<Output> {
+    /// Runs the plugin in the namespace of a node and returns its output, whatever its status.
+    pub fn run_in(&self, node: &Netns, verb: &str) -> Result<Output> {
         let binary = Binary::Contivk8s.path()?;
         let mut command = Binary::Contivk8s.command()?;
         command
@@ -107,17 +112,17 @@ impl Call {
             .env("CNI_CONTAINERID", &self.container_id)
             .env("CNI_NETNS", &self.netns)
             .env("CNI_IFNAME", INTERFACE)
-            .env("CNI_PATH", binary.parent().context("the plugin is in a folder")?)
+            .env("CNI_PATH", binary.parent().context("the path of the plugin has no parent")?)
             .env("CNI_ARGS", &self.arguments)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         let config = self.config.to_string();
-        home.run(move || {
+        node.run(move || {
             let mut child = command.spawn().context("run contivk8s")?;
             if let Some(mut stdin) = child.stdin.take() {
                 match stdin.write_all(config.as_bytes()) {
-                    // A plugin that refuses need not read on; its answer tells why.
+                    // A plugin that fails early does not read its input; its output has the cause.
                     Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {}
                     result => result.context("write the network configuration")?,
                 }
@@ -126,20 +131,20 @@ impl Call {
         })
     }
 
-    /// Runs the plugin; its standard output, or an error with what it said.
+    /// Runs the plugin and returns its standard output; the error has its output.
     pub fn expect(&self, node: &Node, verb: &str) -> Result<String> {
         let output = self.run(node, verb)?;
-        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
         if !output.status.success() {
             bail!(
                 "CNI {verb} on {}: {}: {}{}",
                 node.name,
                 output.status,
-                said.trim(),
+                stdout.trim(),
                 String::from_utf8_lossy(&output.stderr).trim()
             );
         }
-        Ok(said)
+        Ok(stdout)
     }
 }
 
@@ -148,7 +153,7 @@ impl Pod {
         Pod::add_to(node, network, None, name)
     }
 
-    /// In a group of the network's tenant.
+    /// Adds a pod to an endpoint group of the network's tenant.
     pub fn add_to(node: &Node, network: &Network, group: Option<&str>, name: &str) -> Result<Pod> {
         let netns = Netns::new(name)?;
         let mut call = Call::new(node, network, name, &netns);
@@ -171,7 +176,7 @@ impl Pod {
             tenant: network.tenant.clone(),
             node: node.name.clone(),
             datapath: node.datapath,
-            ip: ip.with_context(|| format!("no IPv4 address in the CNI result: {result}"))?,
+            ip: ip.with_context(|| format!("CNI result without IPv4 address: {result}"))?,
             ipv6,
             mac,
             call,
@@ -187,7 +192,7 @@ impl Pod {
         &self.call
     }
 
-    /// CNI DEL, then the namespace, as kubelet and the runtime do.
+    /// Runs CNI DEL and removes the namespace.
     pub fn remove(self, node: &Node) -> Result<()> {
         self.call.expect(node, "DEL").map(drop).with_context(|| format!("delete pod {}", self.name))
     }
@@ -195,9 +200,10 @@ impl Pod {
 
 fn addresses(result: &Value) -> Result<(Option<Ipv4Addr>, Option<Ipv6Addr>)> {
     let (mut v4, mut v6) = (None, None);
-    for entry in result["ips"].as_array().context("the CNI result has no ips")? {
-        let text = entry["address"].as_str().context("an address of the CNI result is no text")?;
-        let (address, _length) = text.split_once('/').with_context(|| format!("{text}: no prefix length"))?;
+    for entry in result["ips"].as_array().context("CNI result without ips")? {
+        let text = entry["address"].as_str().context("address in the CNI result is not a string")?;
+        let (address, _length) =
+            text.split_once('/').with_context(|| format!("{text}: missing prefix length"))?;
         match address.parse()? {
             std::net::IpAddr::V4(address) => v4 = Some(address),
             std::net::IpAddr::V6(address) => v6 = Some(address),

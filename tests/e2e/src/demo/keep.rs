@@ -1,4 +1,4 @@
-//! A demo that outlives its command: a process of its own session holds it and takes it down when told.
+//! `demo --keep`: a background process in its own session owns the demo until `demo --stop`.
 
 use std::{
     env, fs,
@@ -17,13 +17,12 @@ use testkit::wait_until;
 
 use crate::interrupt;
 
-/// One folder for each demo that runs: `ready` when it is up, `log` for what it says from then on.
+/// Parent of one folder per running demo: `ready` exists when the demo is ready, `log` has its later output.
 const FOLDER: &str = "/run/contiv-demo";
 const READY: &str = "ready";
 const LOG: &str = "log";
-/// A demo that is not up by then will not come.
-const START: Duration = Duration::from_secs(600);
-const STOP: Duration = Duration::from_secs(120);
+const START_TIMEOUT: Duration = Duration::from_secs(600);
+const STOP_TIMEOUT: Duration = Duration::from_secs(120);
 
 fn name_of(pid: u32) -> String {
     format!("demo{pid}")
@@ -33,7 +32,7 @@ fn folder(name: &str) -> PathBuf {
     Path::new(FOLDER).join(name)
 }
 
-/// Starts the process that will hold the demo and waits until it is up, or has failed.
+/// Starts the process that owns the demo, and waits until the demo is ready or has failed.
 pub(super) fn start_supervised() -> Result<()> {
     interrupt::catch()?;
     let mut supervisor = Command::new(env::current_exe()?)
@@ -41,14 +40,14 @@ pub(super) fn start_supervised() -> Result<()> {
         .arg("--supervised")
         .stdin(Stdio::null())
         .spawn()
-        .context("start the process that holds the demo")?;
+        .context("start the demo process")?;
     let pid = Pid::from_raw(supervisor.id().cast_signed());
     let ready = folder(&name_of(supervisor.id())).join(READY);
-    let mut told = false;
-    let ended = wait_until(START, "the demo to be up", || {
-        if interrupt::check().is_err() && !told {
+    let mut signalled = false;
+    let ended = wait_until(START_TIMEOUT, "the demo to be ready", || {
+        if interrupt::check().is_err() && !signalled {
             kill(pid, Signal::SIGTERM)?;
-            told = true;
+            signalled = true;
         }
         match supervisor.try_wait()? {
             Some(status) => Ok(Some(Some(status))),
@@ -57,11 +56,11 @@ pub(super) fn start_supervised() -> Result<()> {
     })?;
     match ended {
         None => Ok(()),
-        Some(status) => bail!("the demo did not stay up ({status})"),
+        Some(status) => bail!("the demo failed ({status})"),
     }
 }
 
-/// The process that holds a demo.
+/// State of the process that owns a demo.
 pub(super) struct Supervised {
     name: String,
     folder: PathBuf,
@@ -69,11 +68,11 @@ pub(super) struct Supervised {
 
 impl Supervised {
     pub(super) fn begin() -> Result<Supervised> {
-        // Away from the terminal: closing it must not end the demo.
-        setsid().context("leave the terminal's session")?;
+        // Closing the terminal must not end the demo.
+        setsid().context("create a session")?;
         let name = name_of(process::id());
         let folder = folder(&name);
-        fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
+        fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
         Ok(Supervised { name, folder })
     }
 
@@ -81,12 +80,12 @@ impl Supervised {
         &self.name
     }
 
-    /// Lets the user's command end, and waits to be told to stop.
+    /// Lets the user's command end, and waits for the stop signal.
     pub(super) fn leave_running(&self) -> Result<()> {
         let log = fs::File::create(self.folder.join(LOG))?;
         dup2_stdout(&log).context("redirect the output")?;
         dup2_stderr(&log).context("redirect the output")?;
-        fs::write(self.folder.join(READY), "").context("say that the demo is up")?;
+        fs::write(self.folder.join(READY), "").context("report that the demo is ready")?;
         interrupt::wait();
         interrupt::reset();
         Ok(())
@@ -104,26 +103,26 @@ impl Drop for Supervised {
 pub(super) fn stop(name: &str) -> Result<()> {
     let pid = name.strip_prefix("demo").and_then(|pid| pid.parse::<i32>().ok());
     let (Some(pid), true) = (pid, folder(name).is_dir()) else {
-        bail!("no demo {name} runs here; running: {}", running()?);
+        bail!("stop {name}: no such demo; running: {}", running()?);
     };
-    // Open before the folder goes: the end of it tells how it went.
+    // Open the log before the folder is removed: its end has the result.
     let mut log = fs::File::open(folder(name).join(LOG)).context("open the demo's log")?;
     match kill(Pid::from_raw(pid), Signal::SIGTERM) {
         Ok(()) => {}
         Err(nix::Error::ESRCH) => {
             fs::remove_dir_all(folder(name))?;
-            bail!("{name} was killed; what it left is swept by the next demo or test");
+            bail!("{name} was killed; the next demo or test removes its resources");
         }
         Err(error) => return Err(error).with_context(|| format!("stop {name}")),
     }
-    let stopped = wait_until(STOP, "the demo to end", || Ok((!folder(name).exists()).then_some(())));
-    let mut said = String::new();
-    log.read_to_string(&mut said)?;
-    stopped.with_context(|| format!("it said: {}", said.trim()))?;
-    match said.lines().find_map(|line| line.strip_prefix("error: ")) {
-        Some(error) => bail!("{name} is stopped, but: {error}"),
+    let stopped = wait_until(STOP_TIMEOUT, "the demo to stop", || Ok((!folder(name).exists()).then_some(())));
+    let mut output = String::new();
+    log.read_to_string(&mut output)?;
+    stopped.with_context(|| format!("output: {}", output.trim()))?;
+    match output.lines().find_map(|line| line.strip_prefix("error: ")) {
+        Some(error) => bail!("{name} stopped with an error: {error}"),
         None => {
-            println!("{name} is stopped, nothing is left");
+            println!("{name} stopped, all resources removed");
             Ok(())
         }
     }

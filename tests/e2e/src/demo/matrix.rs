@@ -5,22 +5,22 @@ use testkit::{Ping, wait_until};
 
 use crate::{cluster::Pod, demo::report};
 
-/// How long pods may take to see each other after their ADD.
+/// Limit of the time from ADD until pods reach each other.
 const CONVERGENCE: Duration = Duration::from_secs(15);
 const COUNT: u32 = 3;
 const INTERVAL: Duration = Duration::from_millis(20);
-/// Pings at a time.
-const AT_ONCE: usize = 32;
-/// More do not fit on a screen.
+/// Concurrent pings.
+const CONCURRENCY: usize = 32;
+/// Largest number of pods for which a table is printed.
 const LARGEST_TABLE: usize = 12;
 
-/// From, to (places in the list of pods), IPv6.
+/// Source and destination as indices of the list of pods, and whether the address is IPv6.
 type Path = (usize, usize, bool);
 
-/// Each pod pinged from each other, both ways.
+/// Pings between all pods, in both directions.
 #[derive(Debug)]
 pub(super) struct Matrix {
-    expected: usize,
+    allowed: usize,
     forbidden: usize,
     pings: BTreeMap<Path, (Ping, bool)>,
 }
@@ -28,40 +28,40 @@ pub(super) struct Matrix {
 impl Matrix {
     pub(super) fn measure(pods: &[Pod]) -> Result<Matrix> {
         let paths = paths(pods)?;
-        let wanted: Vec<_> = paths.iter().copied().filter(|path| may(pods, path)).collect();
-        // What is not there yet is given time to come; then it counts.
-        in_parallel(&wanted, |path| {
-            wait_until(CONVERGENCE, "the first answer", || {
+        let allowed: Vec<_> = paths.iter().copied().filter(|path| is_allowed(pods, path)).collect();
+        // Wait until the allowed paths work; only the pings below count.
+        in_parallel(&allowed, |path| {
+            wait_until(CONVERGENCE, "the first reply", || {
                 let answered = ping(pods, path, 1)?.received == 1;
                 Ok(answered.then_some(()))
             })
-            .or_else(|_| Ok(())) // told below, path by path
+            .or_else(|_| Ok(())) // reported below for each path
         })?;
         let pings = in_parallel(&paths, |path| ping(pods, path, COUNT))?;
-        let expected = wanted.len();
+        let allowed = allowed.len();
         Ok(Matrix {
-            forbidden: paths.len() - expected,
+            forbidden: paths.len() - allowed,
             pings: paths
                 .iter()
-                .map(|path| (*path, may(pods, path)))
+                .map(|path| (*path, is_allowed(pods, path)))
                 .zip(pings)
-                .map(|((path, may), ping)| (path, (ping, may)))
+                .map(|((path, allowed), ping)| (path, (ping, allowed)))
                 .collect(),
-            expected,
+            allowed,
         })
     }
 
-    /// One line for each path that is not as it should be.
-    pub(super) fn wrong(&self, pods: &[Pod]) -> Vec<String> {
+    /// One line per allowed path that lost pings and forbidden path that got replies.
+    pub(super) fn errors(&self, pods: &[Pod]) -> Vec<String> {
         self.pings
             .iter()
-            .filter(|(_, (ping, may))| !as_it_should(ping, *may))
-            .map(|((from, to, v6), (ping, may))| {
+            .filter(|(_, (ping, allowed))| !is_correct(ping, *allowed))
+            .map(|((from, to, v6), (ping, allowed))| {
                 let (from, to) = (&pods[*from], &pods[*to]);
-                let what = if *may { "must be reached" } else { "must not be reached" };
+                let what = if *allowed { "must be reachable" } else { "must not be reachable" };
                 let address = address(to, *v6).map(|address| address.to_string()).unwrap_or_default();
                 format!(
-                    "{} -> {} ({address}): {}/{} answers, {what}",
+                    "{} -> {} ({address}): {}/{} replies, {what}",
                     from.name, to.name, ping.received, ping.sent
                 )
             })
@@ -70,15 +70,15 @@ impl Matrix {
 
     pub(super) fn summary(&self) -> String {
         format!(
-            "{} paths that must work do, {} that must not do not (IPv4 and IPv6, each direction)",
-            self.expected, self.forbidden
+            "{} allowed paths work, {} forbidden paths are blocked (IPv4 and IPv6, each direction)",
+            self.allowed, self.forbidden
         )
     }
 
-    /// Round trips in ms (IPv4/IPv6), `.` where nothing may come and nothing came.
+    /// Round-trip times in ms (IPv4/IPv6), `.` for blocked paths.
     pub(super) fn table(&self, pods: &[Pod]) -> String {
         if pods.len() > LARGEST_TABLE {
-            return format!("({} pods: no table of pings)", pods.len());
+            return format!("({} pods: ping table omitted)", pods.len());
         }
         let mut table = report::table();
         table.set_header(
@@ -94,7 +94,9 @@ impl Matrix {
     fn cell(&self, from: usize, to: usize) -> String {
         let one = |v6| match self.pings.get(&(from, to, v6)) {
             None => String::new(),
-            Some((ping, may)) if !as_it_should(ping, *may) => if *may { "LOST" } else { "LEAK" }.to_owned(),
+            Some((ping, allowed)) if !is_correct(ping, *allowed) => {
+                if *allowed { "LOST" } else { "LEAK" }.to_owned()
+            }
             Some((Ping { rtt: Some(rtt), .. }, _)) => format!("{:.2}", rtt.as_secs_f64() * 1e3),
             Some(_) => ".".to_owned(),
         };
@@ -103,12 +105,12 @@ impl Matrix {
     }
 }
 
-fn as_it_should(ping: &Ping, may: bool) -> bool {
-    if may { ping.lost() == 0 } else { ping.received == 0 }
+fn is_correct(ping: &Ping, allowed: bool) -> bool {
+    if allowed { ping.lost() == 0 } else { ping.received == 0 }
 }
 
-/// Pods of one tenant reach each other, and nobody else.
-fn may(pods: &[Pod], (from, to, _): &Path) -> bool {
+/// Pods reach the pods of their tenant only.
+fn is_allowed(pods: &[Pod], (from, to, _): &Path) -> bool {
     pods[*from].tenant == pods[*to].tenant
 }
 
@@ -119,10 +121,7 @@ fn paths(pods: &[Pod]) -> Result<Vec<Path>> {
         for pod in pods {
             let Some(address) = address(pod, v6) else { bail!("{} has no IPv6 address", pod.name) };
             if let Some(other) = owners.insert(address, &pod.name) {
-                bail!(
-                    "{other} and {} both have {address}: isolation could not be told from delivery",
-                    pod.name
-                );
+                bail!("{other} and {} both have {address}: isolation cannot be checked", pod.name);
             }
         }
         for from in 0..pods.len() {
@@ -139,14 +138,14 @@ fn address(pod: &Pod, v6: bool) -> Option<IpAddr> {
 fn ping(pods: &[Pod], (from, to, v6): &Path, count: u32) -> Result<Ping> {
     match address(&pods[*to], *v6) {
         Some(address) => pods[*from].netns().ping(address, count, INTERVAL),
-        None => bail!("{} has no such address", pods[*to].name),
+        None => bail!("{} has no IPv6 address", pods[*to].name),
     }
 }
 
-/// In the order of `paths`.
+/// Runs `work` for each path; results are in the order of `paths`.
 fn in_parallel<T: Send>(paths: &[Path], work: impl Fn(&Path) -> Result<T> + Sync) -> Result<Vec<T>> {
     let mut results = vec![];
-    for some in paths.chunks(AT_ONCE) {
+    for some in paths.chunks(CONCURRENCY) {
         let work = &work;
         thread::scope(|scope| {
             let threads: Vec<_> = some.iter().map(|path| scope.spawn(move || work(path))).collect();

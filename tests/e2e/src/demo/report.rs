@@ -1,4 +1,4 @@
-//! What the demo prints.
+//! Output of the demo.
 
 use comfy_table::{Table, presets};
 
@@ -32,11 +32,11 @@ pub(super) fn pods(pods: &[Pod]) -> String {
     table.to_string()
 }
 
-/// Commands to be copied from the screen.
-pub(super) fn how_to_look(cluster: &Cluster, pods: &[Pod], name: &str) {
+/// Prints commands that inspect and stop the demo.
+pub(super) fn print_commands(cluster: &Cluster, pods: &[Pod], name: &str) {
     let fabric = format!("nsenter --net={}", cluster.fabric.netns().path().display());
     let url = cluster.fabric.master_url();
-    println!("\nIt goes on running. The master, from its namespace:");
+    println!("\nThe demo keeps running. netmaster, from its namespace:");
     if let Ok(netctl) = Binary::Netctl.path() {
         println!("  {fabric} {} --netmaster {url} network ls --all", netctl.display());
     }
@@ -56,15 +56,15 @@ pub(super) fn how_to_look(cluster: &Cluster, pods: &[Pod], name: &str) {
         println!("  nsenter --net={} ip link", node.netns().path().display());
     }
     if let [first, second, ..] = pods {
-        println!("A pod, from inside:");
+        println!("From a pod:");
         println!("  nsenter --net={} ping {}", first.netns().path().display(), second.ip);
     }
-    println!("To stop it:\n  cargo xtask demo --stop {name}");
+    println!("Stop the demo:\n  cargo xtask demo --stop {name}");
 }
 
-/// The ends of all logs, after something went wrong.
+/// Prints the last lines of all daemons, after an error.
 pub(super) fn logs(cluster: &Cluster) {
     for (name, tail) in cluster.tails() {
-        eprintln!("--- {name} wrote at the end:\n{tail}");
+        eprintln!("--- last output of {name}:\n{tail}");
     }
 }

@@ -1,7 +1,6 @@
-//! A service with a backend on each node, and a rule that denies; with what the nodes counted of both.
+//! A service with a backend on each node, and a rule that denies a port. Compares connections with the counters of nodes.
 //!
-//! Whoever begins a connection has to have a node that knows services and rules. A node that does not says so, and
-//! nothing is asked of it.
+//! Clients are pods of nodes whose datapath counts services and rules. Other nodes report the missing feature in `/readyz`.
 
 use std::{
     collections::BTreeMap,
@@ -27,25 +26,26 @@ use crate::{
     http::Client,
 };
 
-/// The group of the tenant's pods.
+/// Endpoint group of the tenant's pods.
 pub(super) const GROUP: &str = "web";
 const SERVICE: &str = "shop";
 const POLICY: &str = "house-rules";
 const RULE: &str = "no-echo";
-/// Of the service, and of its backends.
+/// Port of the service.
 const PORT: u16 = 80;
+/// Port of the backends.
 const TARGET: u16 = 8080;
-/// What the rule is about.
+/// Port that the rule denies.
 const DENIED: u16 = 7;
 const CONNECTIONS: usize = 20;
-const CONVERGENCE: Duration = Duration::from_secs(15);
-const PATIENCE: Duration = Duration::from_secs(2);
-/// A connection that is denied gets no answer.
-const SILENCE: Duration = Duration::from_millis(300);
-/// How often a server looks whether all is over.
-const LOOK: i64 = 50;
+const CONVERGENCE_TIMEOUT: Duration = Duration::from_secs(15);
+const IO_TIMEOUT: Duration = Duration::from_secs(2);
+/// Connection timeout for the denied port: its SYNs are dropped.
+const DENIED_TIMEOUT: Duration = Duration::from_millis(300);
+/// Interval of checks of the stop flag, in milliseconds.
+const STOP_CHECK_INTERVAL: i64 = 50;
 
-/// Before there are pods: the rule, the group that it is on, and the service.
+/// Creates the policy with its rule, the group and the service, before the pods.
 pub(super) fn prepare(client: &Client, network: &Network) -> Result<()> {
     let Network { tenant, name, .. } = network;
     for (path, body) in [
@@ -74,7 +74,7 @@ pub(super) fn prepare(client: &Client, network: &Network) -> Result<()> {
     Ok(())
 }
 
-/// After the pods.
+/// Deletes them, after the pods.
 pub(super) fn remove(client: &Client, network: &Network) -> Result<()> {
     let tenant = &network.tenant;
     for path in [
@@ -88,39 +88,39 @@ pub(super) fn remove(client: &Client, network: &Network) -> Result<()> {
     Ok(())
 }
 
-/// What came of it.
+/// Results of the check.
 #[derive(Debug)]
-pub(super) struct Outcome {
+pub(super) struct ServiceCheck {
     vip: IpAddr,
     backends: Vec<String>,
-    /// By the client's name.
-    clients: BTreeMap<String, Answers>,
-    /// What nodes say that they do not do, by their names.
-    unsupported: Vec<(String, String)>,
-    /// What the rule stopped, by node.
-    stopped: BTreeMap<String, u64>,
+    /// Results by name of the client pod.
+    clients: BTreeMap<String, ClientResult>,
+    /// Degraded conditions with the name of their node.
+    degraded: Vec<(String, String)>,
+    /// Packets that the rule dropped, by node.
+    dropped: BTreeMap<String, u64>,
 }
 
 #[derive(Debug, Default)]
-struct Answers {
-    /// By backend.
+struct ClientResult {
+    /// Connections by backend.
     served: Vec<usize>,
-    /// What the node counted of them.
+    /// Packets that the node counted for the service.
     packets: u64,
-    /// Connections that the rule forbids, and which came about all the same.
-    let_through: usize,
+    /// Connections to the denied port that were established.
+    allowed: usize,
 }
 
-impl Outcome {
-    /// Talks to the service from each pod of the tenant whose node knows it.
-    pub(super) fn measure(cluster: &Cluster, network: &Network, pods: &[Pod]) -> Result<Outcome> {
+impl ServiceCheck {
+    /// Connects to the service from each pod of the tenant on an eBPF node.
+    pub(super) fn run(cluster: &Cluster, network: &Network, pods: &[Pod]) -> Result<ServiceCheck> {
         let of_tenant = || pods.iter().filter(|pod| pod.tenant == network.tenant);
         let backends: Vec<&Pod> =
             cluster.nodes.iter().filter_map(|node| of_tenant().find(|pod| pod.node == node.name)).collect();
-        let vip = offer(cluster.client(), network, &backends)?;
-        let able: Vec<&Pod> = of_tenant().filter(|pod| pod.datapath == Datapath::Ebpf).collect();
+        let vip = register_backends(cluster.client(), network, &backends)?;
+        let clients: Vec<&Pod> = of_tenant().filter(|pod| pod.datapath == Datapath::Ebpf).collect();
         let over = AtomicBool::new(false);
-        // All of them, before anybody may be sent to one.
+        // All listeners exist before the first connection.
         let listeners = backends.iter().map(|pod| Ok([listen(pod, TARGET)?, listen(pod, DENIED)?]));
         let listeners = listeners.collect::<Result<Vec<_>>>()?;
         let clients = thread::scope(|scope| {
@@ -129,10 +129,13 @@ impl Outcome {
                 let over = &over;
                 servers.extend(listeners.iter().map(|it| scope.spawn(move || serve(it, number, over))));
             }
-            let clients: Result<BTreeMap<String, Answers>> = able
+            let clients: Result<BTreeMap<String, ClientResult>> = clients
                 .iter()
                 .map(|pod| {
-                    Ok((pod.name.clone(), talk(pod, vip, &backends).with_context(|| pod.name.clone())?))
+                    Ok((
+                        pod.name.clone(),
+                        connect_all(pod, vip, &backends).with_context(|| pod.name.clone())?,
+                    ))
                 })
                 .collect();
             over.store(true, Ordering::SeqCst);
@@ -143,97 +146,100 @@ impl Outcome {
         })?;
         let names = backends.iter().map(|pod| pod.name.clone()).collect();
         let mut outcome =
-            Outcome { vip, backends: names, clients, unsupported: vec![], stopped: BTreeMap::new() };
-        outcome.ask_nodes(cluster, pods)?;
+            ServiceCheck { vip, backends: names, clients, degraded: vec![], dropped: BTreeMap::new() };
+        outcome.read_counters(cluster, pods)?;
         Ok(outcome)
     }
 
-    /// What the nodes have counted, or say that they do not do.
-    fn ask_nodes(&mut self, cluster: &Cluster, pods: &[Pod]) -> Result<()> {
+    /// Reads counters and degraded conditions of the nodes.
+    fn read_counters(&mut self, cluster: &Cluster, pods: &[Pod]) -> Result<()> {
         for node in &cluster.nodes {
             let ready = node.client().get_json("/readyz")?;
             let degraded = ready["degraded"].as_array().into_iter().flatten().filter_map(Value::as_str);
-            self.unsupported.extend(degraded.map(|line| (node.name.clone(), line.to_owned())));
+            self.degraded.extend(degraded.map(|line| (node.name.clone(), line.to_owned())));
             if node.datapath != Datapath::Ebpf {
                 continue;
             }
             let stats = node.client().get_json("/svcstats")?;
             for pod in pods.iter().filter(|pod| pod.node == node.name) {
-                if let Some(answers) = self.clients.get_mut(&pod.name) {
+                if let Some(result) = self.clients.get_mut(&pod.name) {
                     let service = &stats[pod.ip.to_string()]["SvcStats"][self.vip.to_string()];
-                    answers.packets = service["SvcStats"]["PacketsIn"].as_u64().unwrap_or(0);
+                    result.packets = service["SvcStats"]["PacketsIn"].as_u64().unwrap_or(0);
                 }
             }
             let driver = node.client().get_json("/inspect/driver")?;
             let rules = driver["rules"].as_object().into_iter().flatten();
             let ours = rules.filter(|(id, _)| id.contains(RULE));
-            let stopped = ours.filter_map(|(_, count)| count["packets"].as_u64()).sum();
-            self.stopped.insert(node.name.clone(), stopped);
+            let dropped = ours.filter_map(|(_, count)| count["packets"].as_u64()).sum();
+            self.dropped.insert(node.name.clone(), dropped);
         }
         Ok(())
     }
 
-    /// One line for each thing that is not as it should be.
-    pub(super) fn wrong(&self) -> Vec<String> {
-        let mut wrong = vec![];
-        for (client, answers) in &self.clients {
-            if answers.served.iter().sum::<usize>() != CONNECTIONS {
-                wrong.push(format!("{client} -> {}:{PORT}: {:?} of {CONNECTIONS}", self.vip, answers.served));
-            }
-            // All to the same: a client stays with its backend.
-            if answers.served.iter().filter(|count| **count > 0).count() != 1 {
-                wrong.push(format!(
-                    "{client} -> {}:{PORT}: changed its backend, {:?}",
-                    self.vip, answers.served
+    /// One line per failed check.
+    pub(super) fn errors(&self) -> Vec<String> {
+        let mut errors = vec![];
+        for (client, result) in &self.clients {
+            if result.served.iter().sum::<usize>() != CONNECTIONS {
+                errors.push(format!(
+                    "{client} -> {}:{PORT}: connections by backend {:?}, expected {CONNECTIONS} in total",
+                    self.vip, result.served
                 ));
             }
-            if answers.packets == 0 {
-                wrong.push(format!("{client} -> {}:{PORT}: its node counted nothing", self.vip));
+            // Session affinity: a client keeps its backend.
+            if result.served.iter().filter(|count| **count > 0).count() != 1 {
+                errors.push(format!(
+                    "{client} -> {}:{PORT}: connections to several backends, {:?}",
+                    self.vip, result.served
+                ));
             }
-            if answers.let_through > 0 {
-                wrong.push(format!("{client}: rule {RULE} let {} connections through", answers.let_through));
+            if result.packets == 0 {
+                errors.push(format!("{client} -> {}:{PORT}: its node counted no packets", self.vip));
+            }
+            if result.allowed > 0 {
+                errors.push(format!("{client}: rule {RULE} did not deny {} connections", result.allowed));
             }
         }
-        for (node, stopped) in &self.stopped {
-            if *stopped == 0 {
-                wrong.push(format!("{node}: rule {RULE} counted nothing"));
+        for (node, dropped) in &self.dropped {
+            if *dropped == 0 {
+                errors.push(format!("{node}: rule {RULE} counted no packets"));
             }
         }
-        wrong
+        errors
     }
 
     pub(super) fn table(&self) -> String {
         let mut table = report::table();
         let columns = [format!("{SERVICE} {}:{PORT} from", self.vip)];
-        let backends = self.backends.iter().map(|name| format!("by {name}"));
-        let rest = ["packets counted".to_owned(), format!("port {DENIED} (rule {RULE})")];
+        let backends = self.backends.iter().map(|name| format!("to {name}"));
+        let rest = ["packets".to_owned(), format!("port {DENIED} (rule {RULE})")];
         table.set_header(columns.into_iter().chain(backends).chain(rest));
-        for (client, answers) in &self.clients {
-            let served = answers.served.iter().map(ToString::to_string);
-            let denied = if answers.let_through == 0 { "denied".to_owned() } else { "OPEN".to_owned() };
-            let rest = [answers.packets.to_string(), denied];
+        for (client, result) in &self.clients {
+            let served = result.served.iter().map(ToString::to_string);
+            let denied = if result.allowed == 0 { "denied".to_owned() } else { "OPEN".to_owned() };
+            let rest = [result.packets.to_string(), denied];
             table.add_row([client.clone()].into_iter().chain(served).chain(rest));
         }
         let mut text = if self.clients.is_empty() { String::new() } else { format!("{table}\n") };
-        for (node, stopped) in &self.stopped {
-            text += &format!("{node}: rule {RULE} stopped {stopped} packets\n");
+        for (node, dropped) in &self.dropped {
+            text += &format!("{node}: rule {RULE} dropped {dropped} packets\n");
         }
-        for (node, line) in &self.unsupported {
+        for (node, line) in &self.degraded {
             text += &format!("{node}: {line}\n");
         }
         text.trim_end().to_owned()
     }
 }
 
-/// Tells the master which pods are behind the service; its address.
-fn offer(client: &Client, network: &Network, backends: &[&Pod]) -> Result<IpAddr> {
+/// Registers the backends at netmaster; returns the address of the service.
+fn register_backends(client: &Client, network: &Network, backends: &[&Pod]) -> Result<IpAddr> {
     let Network { tenant, name, .. } = network;
     let answer = client.get_json(&format!("/api/v1/inspect/networks/{tenant}:{name}/"))?;
     let endpoints = serde_json::from_value::<Inspect<Value, NetworkOper>>(answer)?.oper.endpoints;
     for pod in backends {
         let ip = pod.ip.to_string();
         let known = endpoints.iter().find(|endpoint| endpoint.ip_address[0] == ip);
-        let known = known.with_context(|| format!("the master does not know {}", pod.name))?;
+        let known = known.with_context(|| format!("netmaster has no endpoint for {}", pod.name))?;
         let started = json!({
             "Event": "start", "Tenant": tenant, "Network": name, "EndpointID": known.endpoint_id,
             "ContainerID": pod.call().container_id, "EPCommonName": pod.name,
@@ -242,7 +248,7 @@ fn offer(client: &Client, network: &Network, backends: &[&Pod]) -> Result<IpAddr
         client.post_json("/plugin/updateEndpoint", &started)?;
     }
     let service = client.get_json(&format!("/api/v1/inspect/serviceLBs/{tenant}:{SERVICE}/"))?;
-    let vip = service["Oper"]["serviceVip"].as_str().context("the service has no address")?;
+    let vip = service["Oper"]["serviceVip"].as_str().context("no address of the service")?;
     Ok(vip.parse()?)
 }
 
@@ -250,16 +256,16 @@ fn listen(pod: &Pod, port: u16) -> Result<TcpListener> {
     pod.netns().run(|| {
         let listener =
             TcpListener::bind((pod.ip, port)).with_context(|| format!("listen on {}", pod.name))?;
-        setsockopt(&listener, sockopt::ReceiveTimeout, &TimeVal::milliseconds(LOOK))?;
+        setsockopt(&listener, sockopt::ReceiveTimeout, &TimeVal::milliseconds(STOP_CHECK_INTERVAL))?;
         Ok(listener)
     })
 }
 
-/// Says its number to whoever connects.
+/// Sends its number on each connection.
 fn serve(listener: &TcpListener, number: u8, over: &AtomicBool) -> Result<()> {
     while !over.load(Ordering::SeqCst) {
         match listener.accept() {
-            // Whoever has gone meanwhile does not want to know.
+            // The client may have closed the connection.
             Ok((mut stream, _)) => drop(stream.write_all(&[number])),
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
             Err(error) => return Err(error).context("accept"),
@@ -268,30 +274,30 @@ fn serve(listener: &TcpListener, number: u8, over: &AtomicBool) -> Result<()> {
     Ok(())
 }
 
-/// Connections to the service, and such as the rule forbids.
-fn talk(pod: &Pod, vip: IpAddr, backends: &[&Pod]) -> Result<Answers> {
-    let ask = || -> Result<usize> {
-        let mut stream = TcpStream::connect_timeout(&SocketAddr::new(vip, PORT), PATIENCE)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+/// Connects to the service and to the denied port.
+fn connect_all(pod: &Pod, vip: IpAddr, backends: &[&Pod]) -> Result<ClientResult> {
+    let connect = || -> Result<usize> {
+        let mut stream = TcpStream::connect_timeout(&SocketAddr::new(vip, PORT), IO_TIMEOUT)?;
+        stream.set_read_timeout(Some(IO_TIMEOUT))?;
         let mut number = [0];
         stream.read_exact(&mut number)?;
         Ok(number[0].into())
     };
     pod.netns().run(|| {
-        // What is not there yet is given time to come; then it counts.
-        wait_until(CONVERGENCE, "the service", || Ok(ask().ok()))?;
-        let mut answers = Answers { served: vec![0; backends.len()], ..Answers::default() };
+        // Wait until the service works; only the connections below count.
+        wait_until(CONVERGENCE_TIMEOUT, "the service", || Ok(connect().ok()))?;
+        let mut result = ClientResult { served: vec![0; backends.len()], ..ClientResult::default() };
         for _ in 0..CONNECTIONS {
-            let backend = ask().with_context(|| format!("connect to {vip}:{PORT}"))?;
-            match answers.served.get_mut(backend) {
+            let backend = connect().with_context(|| format!("connect to {vip}:{PORT}"))?;
+            match result.served.get_mut(backend) {
                 Some(count) => *count += 1,
-                None => bail!("{vip}:{PORT} is answered by a backend {backend}"),
+                None => bail!("{vip}:{PORT} unexpected backend number {backend}"),
             }
         }
         for backend in backends.iter().filter(|backend| backend.name != pod.name) {
             let denied = SocketAddr::new(backend.ip.into(), DENIED);
-            answers.let_through += usize::from(TcpStream::connect_timeout(&denied, SILENCE).is_ok());
+            result.allowed += usize::from(TcpStream::connect_timeout(&denied, DENIED_TIMEOUT).is_ok());
         }
-        Ok(answers)
+        Ok(result)
     })
 }

@@ -1,4 +1,4 @@
-//! Clients that create and delete, and know what they were told.
+//! Clients that create and delete objects, and record the acknowledged state.
 
 use std::{
     collections::BTreeMap,
@@ -17,43 +17,43 @@ use contiv_model::endpoint;
 use serde_json::{Value, json};
 
 use super::random::Random;
-use crate::http::{self, Answer, JSON};
+use crate::http::{self, JSON, Response};
 
-/// The network that all clients have endpoints on.
+/// Network that all clients create endpoints on.
 pub(super) const SHARED: &str = "shared";
-/// A client goes to another master when one does not answer for so long.
-const PATIENCE: Duration = Duration::from_secs(4);
-const PAUSE: Duration = Duration::from_millis(20);
-const MOST_ENDPOINTS: usize = 30;
-const MOST_NETWORKS: usize = 3;
-const MOST_GROUPS: usize = 3;
+/// Timeout of a request; the client uses another netmaster afterwards.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(4);
+const RETRY_INTERVAL: Duration = Duration::from_millis(20);
+const MAX_ENDPOINTS: usize = 30;
+const MAX_NETWORKS: usize = 3;
+const MAX_GROUPS: usize = 3;
 
-/// A thing of one client; each name is used once.
+/// An object of one client; each name is used once.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Thing {
+pub(super) enum Object {
     Network(String),
     Group { name: String, network: String },
     Endpoint { id: String, network: String, group: String },
 }
 
-/// What the client knows of it.
+/// State of an object according to the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Known {
-    /// Created, and an endpoint's address.
+    /// Created; with the address of an endpoint.
     Present(Option<Ipv4Addr>),
     Absent,
-    /// A request got no answer; it may still be carried out, even much later.
+    /// A request had no response; it may still be executed, even much later.
     Unknown,
 }
 
-pub(super) type History = BTreeMap<Thing, Known>;
+pub(super) type History = BTreeMap<Object, Known>;
 
-/// When acknowledged writes began and ended, of all clients together.
+/// Begin and end of the acknowledged writes of all clients.
 #[derive(Debug, Default)]
 pub(super) struct Log(Mutex<Vec<(Instant, Instant)>>);
 
 impl Log {
-    fn note(&self, begin: Instant) {
+    fn add(&self, begin: Instant) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push((begin, Instant::now()));
     }
 
@@ -62,14 +62,14 @@ impl Log {
     }
 }
 
-/// How one client fared.
+/// Results of one client.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
     pub(super) history: History,
     pub(super) unanswered: usize,
     pub(super) turned_away: usize,
     pub(super) refused: usize,
-    /// Answers that cannot be.
+    /// Inconsistent responses.
     pub(super) wrong: Vec<String>,
 }
 
@@ -77,7 +77,7 @@ pub(super) struct Client<'a> {
     number: usize,
     random: Random,
     masters: Vec<http::Client>,
-    /// The one that is asked.
+    /// Index of the current netmaster.
     at: usize,
     next: usize,
     log: &'a Log,
@@ -85,17 +85,19 @@ pub(super) struct Client<'a> {
 }
 
 enum Reply {
-    Done(Answer),
-    /// By a line of text: nothing was done.
+    Done(Response),
+    /// Rejected with an error text; not executed.
     Refused(String),
-    /// By everybody that was asked: nothing was done.
+    /// Unavailable; not executed.
     TurnedAway,
+    /// Unknown result.
     Nothing,
 }
 
 impl<'a> Client<'a> {
     pub(super) fn new(number: usize, seed: u64, servers: &[SocketAddr], log: &'a Log) -> Client<'a> {
-        let masters = servers.iter().map(|server| http::Client::impatient(*server, PATIENCE)).collect();
+        let masters =
+            servers.iter().map(|server| http::Client::with_timeout(*server, REQUEST_TIMEOUT)).collect();
         let outcome = Outcome::default();
         Client { number, random: Random::new(seed), masters, at: number, next: 0, log, outcome }
     }
@@ -105,7 +107,7 @@ impl<'a> Client<'a> {
             match self.random.below(100) {
                 0..8 => self.networks()?,
                 8..16 => self.groups()?,
-                16..22 => self.look()?,
+                16..22 => self.read()?,
                 _ => self.endpoints()?,
             }
         }
@@ -113,22 +115,22 @@ impl<'a> Client<'a> {
     }
 
     fn networks(&mut self) -> Result<()> {
-        let mine = self.present(|thing| matches!(thing, Thing::Network(_)));
-        if mine.len() < MOST_NETWORKS && self.random.percent(60) {
+        let mine = self.present(|object| matches!(object, Object::Network(_)));
+        if mine.len() < MAX_NETWORKS && self.random.percent(60) {
             let number = self.number();
-            let thing = Thing::Network(format!("n{}x{number}", self.number));
-            // Sixteen addresses each, in a /12 of this client's own.
+            let object = Object::Network(format!("n{}x{number}", self.number));
+            // Subnets of 16 addresses each, from a separate /8 per client.
             let base = u32::from(Ipv4Addr::new(64 + u8::try_from(self.number)?, 0, 0, 0));
             let subnet = Ipv4Addr::from(base + (u32::try_from(number)? << 4));
             let encap = if self.random.percent(50) { "vlan" } else { "vxlan" };
             let body = json!({
-                "tenantName": "default", "networkName": thing.name(), "encap": encap, "subnet": format!("{subnet}/28"),
+                "tenantName": "default", "networkName": object.name(), "encap": encap, "subnet": format!("{subnet}/28"),
             });
-            return self.create(thing, &body);
+            return self.create(object, &body);
         }
-        let free = |network: &Thing| {
-            self.outcome.history.iter().all(|(thing, known)| {
-                *known == Known::Absent || thing == network || thing.network() != network.name()
+        let free = |network: &Object| {
+            self.outcome.history.iter().all(|(object, known)| {
+                *known == Known::Absent || object == network || object.network() != network.name()
             })
         };
         let free: Vec<_> = mine.into_iter().filter(free).collect();
@@ -136,20 +138,20 @@ impl<'a> Client<'a> {
     }
 
     fn groups(&mut self) -> Result<()> {
-        let mine = self.present(|thing| matches!(thing, Thing::Group { .. }));
-        if mine.len() < MOST_GROUPS && self.random.percent(60) {
+        let mine = self.present(|object| matches!(object, Object::Group { .. }));
+        if mine.len() < MAX_GROUPS && self.random.percent(60) {
             let number = self.number();
-            let thing =
-                Thing::Group { name: format!("g{}x{number}", self.number), network: self.some_network() };
+            let object =
+                Object::Group { name: format!("g{}x{number}", self.number), network: self.some_network() };
             let body = json!({
-                "tenantName": "default", "groupName": thing.name(), "networkName": thing.network(),
+                "tenantName": "default", "groupName": object.name(), "networkName": object.network(),
             });
-            return self.create(thing, &body);
+            return self.create(object, &body);
         }
         let in_group =
-            |thing: &Thing, group: &str| matches!(thing, Thing::Endpoint { group: g, .. } if g == group);
-        let free = |group: &Thing| {
-            let members = self.outcome.history.iter().filter(|(thing, _)| in_group(thing, group.name()));
+            |object: &Object, group: &str| matches!(object, Object::Endpoint { group: g, .. } if g == group);
+        let free = |group: &Object| {
+            let members = self.outcome.history.iter().filter(|(object, _)| in_group(object, group.name()));
             members.into_iter().all(|(_, known)| *known == Known::Absent)
         };
         let free: Vec<_> = mine.into_iter().filter(free).collect();
@@ -157,11 +159,11 @@ impl<'a> Client<'a> {
     }
 
     fn endpoints(&mut self) -> Result<()> {
-        let mine = self.present(|thing| matches!(thing, Thing::Endpoint { .. }));
-        if mine.len() >= MOST_ENDPOINTS || !self.random.percent(55) {
+        let mine = self.present(|object| matches!(object, Object::Endpoint { .. }));
+        if mine.len() >= MAX_ENDPOINTS || !self.random.percent(55) {
             return self.delete_one(&mine);
         }
-        let groups = self.present(|thing| matches!(thing, Thing::Group { .. }));
+        let groups = self.present(|object| matches!(object, Object::Group { .. }));
         let group = if self.random.percent(40) { self.random.pick(&groups).cloned() } else { None };
         let network = match &group {
             Some(group) => group.network().to_owned(),
@@ -174,34 +176,34 @@ impl<'a> Client<'a> {
             "TenantName": "default", "NetworkName": network, "EndpointID": id,
             "ConfigEP": { "Container": id, "Host": "h1", "ServiceName": group },
         });
-        self.create(Thing::Endpoint { id, network, group }, &body)
+        self.create(Object::Endpoint { id, network, group }, &body)
     }
 
-    /// What is there must be found, whoever is asked.
-    fn look(&mut self) -> Result<()> {
+    /// Reads an existing object; every netmaster must return it.
+    fn read(&mut self) -> Result<()> {
         let mine = self.present(|_| true);
-        let Some(thing) = self.random.pick(&mine).cloned() else { return Ok(()) };
+        let Some(object) = self.random.pick(&mine).cloned() else { return Ok(()) };
         self.at += 1;
-        let path = match &thing {
-            Thing::Network(_) | Thing::Group { .. } => thing.path(),
-            Thing::Endpoint { id, .. } => format!("/api/v1/inspect/endpoints/{id}/"),
+        let path = match &object {
+            Object::Network(_) | Object::Group { .. } => object.path(),
+            Object::Endpoint { id, .. } => format!("/api/v1/inspect/endpoints/{id}/"),
         };
         if let Reply::Refused(line) = self.send("GET", &path, None) {
-            self.outcome.wrong.push(format!("{thing} was there, and was not found: {line}"));
+            self.outcome.wrong.push(format!("{object} exists but was not found: {line}"));
         }
         Ok(())
     }
 
     fn some_network(&mut self) -> String {
-        let mine = self.present(|thing| matches!(thing, Thing::Network(_)));
+        let mine = self.present(|object| matches!(object, Object::Network(_)));
         let mine = if self.random.percent(40) { self.random.pick(&mine) } else { None };
         mine.map_or_else(|| SHARED.to_owned(), |network| network.name().to_owned())
     }
 
-    fn present(&self, kind: impl Fn(&Thing) -> bool) -> Vec<Thing> {
+    fn present(&self, kind: impl Fn(&Object) -> bool) -> Vec<Object> {
         let known = self.outcome.history.iter();
-        let present = known.filter(|(thing, known)| matches!(known, Known::Present(_)) && kind(thing));
-        present.map(|(thing, _)| thing.clone()).collect()
+        let present = known.filter(|(object, known)| matches!(known, Known::Present(_)) && kind(object));
+        present.map(|(object, _)| object.clone()).collect()
     }
 
     fn number(&mut self) -> usize {
@@ -209,64 +211,64 @@ impl<'a> Client<'a> {
         self.next
     }
 
-    fn create(&mut self, thing: Thing, body: &Value) -> Result<()> {
-        let path = match &thing {
-            Thing::Endpoint { .. } => "/plugin/createEndpoint".to_owned(),
-            Thing::Network(_) | Thing::Group { .. } => thing.path(),
+    fn create(&mut self, object: Object, body: &Value) -> Result<()> {
+        let path = match &object {
+            Object::Endpoint { .. } => "/plugin/createEndpoint".to_owned(),
+            Object::Network(_) | Object::Group { .. } => object.path(),
         };
         let known = match self.send("POST", &path, Some(body)) {
-            Reply::Done(answer) => Known::Present(address(&thing, &answer)?),
+            Reply::Done(response) => Known::Present(address(&object, &response)?),
             Reply::Nothing => Known::Unknown,
             Reply::TurnedAway => Known::Absent,
             Reply::Refused(line) => {
-                // A network of 16 addresses may be full. Whatever it builds on is there.
+                // A network of 16 addresses may be full, but referenced objects exist.
                 if line.contains("not found") {
-                    self.outcome.wrong.push(format!("create {thing}: {line}"));
+                    self.outcome.wrong.push(format!("create {object}: {line}"));
                 }
                 self.outcome.refused += 1;
                 Known::Absent
             }
         };
-        self.outcome.history.insert(thing, known);
+        self.outcome.history.insert(object, known);
         Ok(())
     }
 
-    fn delete_one(&mut self, of: &[Thing]) -> Result<()> {
-        let Some(thing) = self.random.pick(of).cloned() else { return Ok(()) };
-        let reply = match &thing {
-            Thing::Endpoint { id, network, .. } => {
+    fn delete_one(&mut self, of: &[Object]) -> Result<()> {
+        let Some(object) = self.random.pick(of).cloned() else { return Ok(()) };
+        let reply = match &object {
+            Object::Endpoint { id, network, .. } => {
                 let body = json!({"TenantName": "default", "NetworkName": network, "EndpointID": id});
                 self.send("POST", "/plugin/deleteEndpoint", Some(&body))
             }
-            Thing::Network(_) | Thing::Group { .. } => self.send("DELETE", &thing.path(), None),
+            Object::Network(_) | Object::Group { .. } => self.send("DELETE", &object.path(), None),
         };
         match reply {
-            Reply::Done(_) => drop(self.outcome.history.insert(thing, Known::Absent)),
-            Reply::Nothing => drop(self.outcome.history.insert(thing, Known::Unknown)),
+            Reply::Done(_) => drop(self.outcome.history.insert(object, Known::Absent)),
+            Reply::Nothing => drop(self.outcome.history.insert(object, Known::Unknown)),
             Reply::TurnedAway => {}
             Reply::Refused(line) => {
                 self.outcome.refused += 1;
-                self.outcome.wrong.push(format!("delete {thing}: {line}"));
+                self.outcome.wrong.push(format!("delete {object}: {line}"));
             }
         }
         Ok(())
     }
 
-    /// Asks one master; the next request goes to another if this one is of no use.
+    /// Sends a request to the current netmaster; switches to another one if it is unavailable.
     fn send(&mut self, method: &str, path: &str, body: Option<&Value>) -> Reply {
         let begin = Instant::now();
         let master = &self.masters[self.at % self.masters.len()];
         let text = body.map(Value::to_string);
         match master.send(method, path, text.as_ref().map(|_| JSON), text.as_deref()) {
-            Ok(answer) if answer.status == 200 => {
+            Ok(response) if response.status == 200 => {
                 if method != "GET" {
-                    self.log.note(begin);
+                    self.log.add(begin);
                 }
-                Reply::Done(answer)
+                Reply::Done(response)
             }
-            Ok(answer) if answer.status == 503 => {
-                self.elsewhere();
-                if answer.body.contains("may have been carried out") {
+            Ok(response) if response.status == 503 => {
+                self.switch_master();
+                if response.body.contains("may have been carried out") {
                     self.outcome.unanswered += 1;
                     Reply::Nothing
                 } else {
@@ -274,9 +276,9 @@ impl<'a> Client<'a> {
                     Reply::TurnedAway
                 }
             }
-            Ok(answer) => Reply::Refused(answer.first_line().to_owned()),
+            Ok(response) => Reply::Refused(response.first_line().to_owned()),
             Err(error) => {
-                self.elsewhere();
+                self.switch_master();
                 let refused = error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>());
                 if refused.into_iter().any(|cause| cause.kind() == io::ErrorKind::ConnectionRefused) {
                     return Reply::TurnedAway;
@@ -287,48 +289,48 @@ impl<'a> Client<'a> {
         }
     }
 
-    fn elsewhere(&mut self) {
+    fn switch_master(&mut self) {
         self.at += 1;
-        thread::sleep(PAUSE);
+        thread::sleep(RETRY_INTERVAL);
     }
 }
 
-fn address(thing: &Thing, answer: &Answer) -> Result<Option<Ipv4Addr>> {
-    if !matches!(thing, Thing::Endpoint { .. }) {
+fn address(object: &Object, response: &Response) -> Result<Option<Ipv4Addr>> {
+    if !matches!(object, Object::Endpoint { .. }) {
         return Ok(None);
     }
-    let endpoint: endpoint::State = serde_json::from_value(answer.json()?["EndpointConfig"].clone())?;
+    let endpoint: endpoint::State = serde_json::from_value(response.json()?["EndpointConfig"].clone())?;
     Ok(Some(endpoint.ip_address.parse()?))
 }
 
-impl Thing {
+impl Object {
     pub(super) fn name(&self) -> &str {
         match self {
-            Thing::Network(name) | Thing::Group { name, .. } => name,
-            Thing::Endpoint { id, .. } => id,
+            Object::Network(name) | Object::Group { name, .. } => name,
+            Object::Endpoint { id, .. } => id,
         }
     }
 
-    /// The network that it is on.
+    /// Network of the object.
     pub(super) fn network(&self) -> &str {
         match self {
-            Thing::Network(name) => name,
-            Thing::Group { network, .. } | Thing::Endpoint { network, .. } => network,
+            Object::Network(name) => name,
+            Object::Group { network, .. } | Object::Endpoint { network, .. } => network,
         }
     }
 
     fn path(&self) -> String {
-        let types = if matches!(self, Thing::Network(_)) { "networks" } else { "endpointGroups" };
+        let types = if matches!(self, Object::Network(_)) { "networks" } else { "endpointGroups" };
         format!("/api/v1/{types}/default:{}/", self.name())
     }
 }
 
-impl fmt::Display for Thing {
+impl fmt::Display for Object {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Thing::Network(name) => write!(f, "network {name}"),
-            Thing::Group { name, network } => write!(f, "group {name} on {network}"),
-            Thing::Endpoint { id, network, group } => write!(f, "endpoint {id} on {network} in {group:?}"),
+            Object::Network(name) => write!(f, "network {name}"),
+            Object::Group { name, network } => write!(f, "group {name} on {network}"),
+            Object::Endpoint { id, network, group } => write!(f, "endpoint {id} on {network} in {group:?}"),
         }
     }
 }

@@ -1,4 +1,4 @@
-/// SplitMix64: the same seed, the same choices.
+/// Random numbers by SplitMix64; the same seed gives the same sequence.
 #[derive(Debug, Clone)]
 pub(super) struct Random(u64);
 
@@ -15,9 +15,9 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// 0 to `bound`, which is not among them.
+    /// Number from 0 to `bound`, exclusive.
     pub(super) fn below(&mut self, bound: usize) -> usize {
-        // Far fewer than 2^32 of anything, so the bias does not show.
+        // `bound` is far below 2^32, so the modulo bias is negligible.
         usize::try_from(self.next() >> 32).unwrap_or_default() % bound.max(1)
     }
 

@@ -1,4 +1,4 @@
-//! What the store holds afterwards, and whether it can be so.
+//! Checks the consistency of the store after the faults.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,14 +14,14 @@ use contiv_model::{
 use serde::de::DeserializeOwned;
 use testkit::etcd::Etcd;
 
-use super::client::{History, Known, SHARED, Thing};
+use super::client::{History, Known, Object, SHARED};
 
-/// The keys below `/contiv.io/` and their bodies.
+/// Keys below `/contiv.io/` and their values.
 pub(super) struct State {
     entries: BTreeMap<String, String>,
 }
 
-/// The bits of a network that no endpoint has, by the length of its prefix.
+/// Bits of the allocation map that are set in a network without endpoints, by prefix length.
 pub(super) type Reserved = BTreeMap<u32, BTreeSet<usize>>;
 
 impl State {
@@ -45,31 +45,31 @@ impl State {
         &self.entries
     }
 
-    /// Of networks that have no endpoint yet.
+    /// Reads the reserved bits; the networks must not have endpoints.
     pub(super) fn reserved(&self) -> Result<Reserved> {
-        let networks = self.below::<network::State>("state/nets/")?;
+        let networks = self.read_prefix::<network::State>("state/nets/")?;
         Ok(networks.into_values().map(|net| (net.subnet_len, net.ip_alloc_map.iter().collect())).collect())
     }
 
-    fn below<T: DeserializeOwned>(&self, place: &str) -> Result<BTreeMap<String, T>> {
-        let prefix = format!("/contiv.io/{place}");
-        let found = self.entries.iter().filter_map(|(key, body)| Some((key.strip_prefix(&prefix)?, body)));
+    fn read_prefix<T: DeserializeOwned>(&self, prefix: &str) -> Result<BTreeMap<String, T>> {
+        let path = format!("/contiv.io/{prefix}");
+        let found = self.entries.iter().filter_map(|(key, body)| Some((key.strip_prefix(&path)?, body)));
         found
             .map(|(key, body)| {
-                let value = serde_json::from_str(body).with_context(|| format!("read {place}{key}"))?;
+                let value = serde_json::from_str(body).with_context(|| format!("read {prefix}{key}"))?;
                 Ok((key.to_owned(), value))
             })
             .collect()
     }
 
-    fn one<T: DeserializeOwned>(&self, key: &str) -> Result<T> {
+    fn read_key<T: DeserializeOwned>(&self, key: &str) -> Result<T> {
         let body =
             self.entries.get(&format!("/contiv.io/{key}")).with_context(|| format!("{key} is missing"))?;
         serde_json::from_str(body).with_context(|| format!("read {key}"))
     }
 }
 
-/// All records, decoded, and what is wrong with them so far.
+/// Decoded records and the violations found so far.
 struct Check {
     networks: BTreeMap<String, network::State>,
     groups: BTreeMap<String, group::State>,
@@ -77,12 +77,12 @@ struct Check {
     wrong: Vec<String>,
 }
 
-/// Everything that cannot be: in the store by itself, and against what clients were told.
+/// Returns all violations: inconsistent records, and differences from the acknowledged writes of the clients.
 pub(super) fn check(state: &State, reserved: &Reserved, histories: &[History]) -> Result<Vec<String>> {
     let mut check = Check {
-        networks: state.below("state/nets/")?,
-        groups: state.below("state/endpointGroups/")?,
-        endpoints: state.below("state/eps/")?,
+        networks: state.read_prefix("state/nets/")?,
+        groups: state.read_prefix("state/endpointGroups/")?,
+        endpoints: state.read_prefix("state/eps/")?,
         wrong: Vec::new(),
     };
     check.addresses(reserved)?;
@@ -97,45 +97,46 @@ pub(super) fn check(state: &State, reserved: &Reserved, histories: &[History]) -
 
 impl Check {
     fn same<T: Ord + std::fmt::Debug>(&mut self, what: &str, found: &BTreeSet<T>, expected: &BTreeSet<T>) {
-        // Only what differs: a network has thousands of addresses.
+        // Only the difference: a network has thousands of addresses.
         if found != expected {
-            let stray: Vec<_> = found.difference(expected).collect();
+            let unexpected: Vec<_> = found.difference(expected).collect();
             let missing: Vec<_> = expected.difference(found).collect();
-            self.wrong.push(format!("{what}: {stray:?} must not be there, {missing:?} are missing"));
+            self.wrong.push(format!("{what}: unexpected {unexpected:?}, missing {missing:?}"));
         }
     }
 
     fn link(&mut self, what: &str, found: &str, expected: &str) {
         if found != expected {
-            self.wrong.push(format!("{what}: {found:?}, not {expected:?}"));
+            self.wrong.push(format!("{what}: found {found:?}, expected {expected:?}"));
         }
     }
 
-    /// Bitmaps and counts are those of the endpoints; no address is there twice.
+    /// Allocation maps and counters match the endpoints; no address is allocated twice.
     fn addresses(&mut self, reserved: &Reserved) -> Result<()> {
         let mut taken: BTreeMap<&str, BTreeSet<usize>> = BTreeMap::new();
         let mut wrong = Vec::new();
         for endpoint in self.endpoints.values() {
             let Some(network) = self.networks.get(&endpoint.net_id) else {
-                wrong.push(format!("endpoint {} is on no network", endpoint.id));
+                wrong.push(format!("endpoint {}: network does not exist", endpoint.id));
                 continue;
             };
             let (address, base): (Ipv4Addr, Ipv4Addr) =
                 (endpoint.ip_address.parse()?, network.subnet_ip.parse()?);
             let bit = usize::try_from(u32::from(address) - u32::from(base))?;
             if !taken.entry(&endpoint.net_id).or_default().insert(bit) {
-                wrong.push(format!("address {address} is there twice on {}", endpoint.net_id));
+                wrong.push(format!("address {address} allocated twice on {}", endpoint.net_id));
             }
         }
         let mut found = Vec::new();
         for (id, network) in &self.networks {
             let endpoints = taken.remove(id.as_str()).unwrap_or_default();
             let count = i64::try_from(endpoints.len())?;
-            let base = reserved.get(&network.subnet_len).context("a network of another size")?;
+            let base =
+                reserved.get(&network.subnet_len).context("no reserved bits for this prefix length")?;
             let expected: BTreeSet<usize> = base.union(&endpoints).copied().collect();
-            found.push((format!("bitmap of {id}"), network.ip_alloc_map.iter().collect(), expected));
-            wrong.extend(differ(&format!("endpoints counted on {id}"), network.ep_count, count));
-            wrong.extend(differ(&format!("addresses counted on {id}"), network.ep_addr_count, count));
+            found.push((format!("allocation map of {id}"), network.ip_alloc_map.iter().collect(), expected));
+            wrong.extend(differ(&format!("endpoint counter of {id}"), network.ep_count, count));
+            wrong.extend(differ(&format!("address counter of {id}"), network.ep_addr_count, count));
         }
         self.wrong.append(&mut wrong);
         for (what, found, expected) in found {
@@ -144,14 +145,14 @@ impl Check {
         Ok(())
     }
 
-    /// Each network has tags of its own, and the pools have all others.
+    /// Tags are unique, and the pools contain all others.
     fn tags(&mut self, state: &State) -> Result<()> {
         let (mut vlans, mut vnis, mut locals) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
         let mut wrong = Vec::new();
         for (id, network) in &self.networks {
             let mut once = |set: &mut BTreeSet<usize>, tag: i64, what: &str| {
                 if usize::try_from(tag).is_ok_and(|tag| tag == 0 || !set.insert(tag)) {
-                    wrong.push(format!("{what} {tag} of {id} is another's, or none"));
+                    wrong.push(format!("{what} {tag} of {id} is zero or not unique"));
                 }
             };
             if network.pkt_tag_type == "vxlan" {
@@ -166,10 +167,10 @@ impl Check {
             all.iter().filter(|bit| !free.contains(*bit)).collect()
         };
         let (pool, oper): (global::VlanPool, global::VlanPoolOper) =
-            (state.one("state/auto-vlan/global")?, state.one("oper/auto-vlan/global")?);
+            (state.read_key("state/auto-vlan/global")?, state.read_key("oper/auto-vlan/global")?);
         self.same("VLANs in use", &used(&pool.vlans, &oper.free_vlans), &vlans);
         let (pool, oper): (global::VxlanPool, global::VxlanPoolOper) =
-            (state.one("state/auto-vxlan/global")?, state.one("oper/auto-vxlan/global")?);
+            (state.read_key("state/auto-vxlan/global")?, state.read_key("oper/auto-vxlan/global")?);
         let start = usize::try_from(pool.free_vxlans_start)?;
         let used_vnis = used(&pool.vxlans, &oper.free_vxlans).into_iter().map(|slot| start + slot).collect();
         self.same("VNIs in use", &used_vnis, &vnis);
@@ -177,16 +178,16 @@ impl Check {
         Ok(())
     }
 
-    /// Objects and state are one to one, and links go both ways.
+    /// Every object has its state record and the reverse; links exist in both directions.
     fn links(&mut self, state: &State) -> Result<()> {
-        let networks = state.below::<Network>("obj/modeldb/network/")?;
-        let groups = state.below::<EndpointGroup>("obj/modeldb/endpointGroup/")?;
-        let tenant: Tenant = state.one("obj/modeldb/tenant/default")?;
+        let networks = state.read_prefix::<Network>("obj/modeldb/network/")?;
+        let groups = state.read_prefix::<EndpointGroup>("obj/modeldb/endpointGroup/")?;
+        let tenant: Tenant = state.read_key("obj/modeldb/tenant/default")?;
         let names = |keys: Vec<&String>| keys.into_iter().cloned().collect::<BTreeSet<_>>();
         let in_state = self.networks.values().map(|n| format!("{}:{}", n.tenant, n.network_name)).collect();
-        self.same("networks as objects and as state", &names(networks.keys().collect()), &in_state);
+        self.same("network objects and states", &names(networks.keys().collect()), &in_state);
         let in_state = self.groups.values().map(|g| format!("{}:{}", g.tenant_name, g.group_name)).collect();
-        self.same("groups as objects and as state", &names(groups.keys().collect()), &in_state);
+        self.same("group objects and states", &names(groups.keys().collect()), &in_state);
         let linked = names(tenant.link_sets.networks.keys().collect());
         self.same("networks of the tenant", &linked, &names(networks.keys().collect()));
         let linked = names(tenant.link_sets.endpoint_groups.keys().collect());
@@ -205,17 +206,17 @@ impl Check {
         Ok(())
     }
 
-    /// Numbers are given once, and members are counted.
+    /// Group ids are unique, and counters match the members.
     fn groups(&mut self, state: &State) -> Result<()> {
         let mut numbers = BTreeSet::new();
         let mut wrong = Vec::new();
         for (key, group) in &self.groups {
             if !numbers.insert(group.endpoint_group_id) {
-                wrong.push(format!("number {} of group {key} is another's", group.endpoint_group_id));
+                wrong.push(format!("id {} of group {key} is not unique", group.endpoint_group_id));
             }
             let members = self.endpoints.values().filter(|endpoint| endpoint.endpoint_group_key == *key);
             wrong.extend(differ(
-                &format!("endpoints counted in {key}"),
+                &format!("endpoint counter of {key}"),
                 group.ep_count,
                 i64::try_from(members.count())?,
             ));
@@ -223,34 +224,35 @@ impl Check {
         self.wrong.append(&mut wrong);
         let highest = numbers.last().copied().unwrap_or_default();
         let counter: serde_json::Value =
-            if numbers.is_empty() { 0.into() } else { state.one("state/group-ids/global")? };
+            if numbers.is_empty() { 0.into() } else { state.read_key("state/group-ids/global")? };
         let counted = counter.as_object().and_then(|o| o.values().find_map(serde_json::Value::as_i64));
         if counted.is_some_and(|counted| counted < highest) {
-            self.wrong.push(format!("group number {highest} is above the counter {counted:?}"));
+            self.wrong.push(format!("group id {highest} is above the counter {counted:?}"));
         }
         Ok(())
     }
 
-    /// What was acknowledged is so.
+    /// Acknowledged writes are in the store.
     fn history(&mut self, history: &History) -> Result<()> {
-        for (thing, known) in history {
-            let (there, address) = match thing {
-                Thing::Network(name) => (self.networks.contains_key(&format!("{name}.default")), None),
-                Thing::Group { name, .. } => (self.groups.contains_key(&format!("{name}:default")), None),
-                Thing::Endpoint { id, network, .. } => {
+        for (object, known) in history {
+            let (exists, address) = match object {
+                Object::Network(name) => (self.networks.contains_key(&format!("{name}.default")), None),
+                Object::Group { name, .. } => (self.groups.contains_key(&format!("{name}:default")), None),
+                Object::Endpoint { id, network, .. } => {
                     match self.endpoints.get(&format!("{network}.default-{id}")) {
                         Some(endpoint) => (true, Some(endpoint.ip_address.parse()?)),
                         None => (false, None),
                     }
                 }
             };
-            let explained = match known {
-                Known::Present(told) => there && *told == address,
-                Known::Absent => !there,
+            let consistent = match known {
+                Known::Present(expected) => exists && *expected == address,
+                Known::Absent => !exists,
                 Known::Unknown => true,
             };
-            if !explained {
-                self.wrong.push(format!("{thing}: told {known:?}; in the store: {there}, {address:?}"));
+            if !consistent {
+                self.wrong
+                    .push(format!("{object}: acknowledged {known:?}; in the store: {exists}, {address:?}"));
             }
         }
         Ok(())
@@ -258,8 +260,8 @@ impl Check {
 }
 
 fn differ(what: &str, found: i64, expected: i64) -> Option<String> {
-    (found != expected).then(|| format!("{what}: {found}, not {expected}"))
+    (found != expected).then(|| format!("{what}: found {found}, expected {expected}"))
 }
 
-/// The networks that the arena begins with: one for all clients, and one of the size that clients make.
-pub(super) const BEGIN: [(&str, &str); 2] = [(SHARED, "10.32.0.0/16"), ("small", "10.33.0.0/28")];
+/// Networks that exist before the clients start: one for all clients, and one of the size that clients create.
+pub(super) const INITIAL_NETWORKS: [(&str, &str); 2] = [(SHARED, "10.32.0.0/16"), ("small", "10.33.0.0/28")];

@@ -8,44 +8,45 @@ use std::{
 use anyhow::{Context as _, Result};
 use testkit::Netns;
 
-use super::{Over, PATIENCE, Pace, Worker, any, socket, would_block};
+use super::worker::{Pace, RESPONSE_TIMEOUT, Stop, Worker, any, socket, would_block};
 
-/// At a time; one after the other makes room for a new one, so that there are always young flows, too.
+/// Concurrent flows. Each is replaced in turn, so that some flows are always new.
 const FLOWS: usize = 16;
-const RENEWED_EVERY: Duration = Duration::from_millis(500);
+const RENEW_INTERVAL: Duration = Duration::from_millis(500);
 const BURST: u64 = 64;
-/// On the way at most, so that no queue on the way overflows when a machine has too much to do.
+/// Maximum number of unanswered datagrams, so that no queue overflows on a busy machine.
 const WINDOW: usize = 500;
 
-/// Datagrams to an echo, at a steady rate.
+/// Datagrams to an echo server, at a constant rate.
 #[derive(Debug)]
 pub struct Datagrams {
-    over: Over,
-    worker: Worker<Delivered>,
+    stop: Stop,
+    worker: Worker<DatagramCount>,
 }
 
-/// What became of the datagrams.
+/// Counters of [`Datagrams`].
 #[derive(Debug, Clone, Copy)]
-pub struct Delivered {
+pub struct DatagramCount {
     pub sent: u64,
-    /// Without an answer.
+    /// Datagrams without a response.
     pub lost: u64,
-    /// Source ports that were used.
+    /// Number of source ports used.
     pub flows: u64,
-    /// Datagrams a second; as many answers came back.
+    /// Datagrams per second.
     pub rate: f64,
 }
 
 impl Datagrams {
     pub fn start(from: &Netns, to: SocketAddr, per_second: u64) -> Result<Datagrams> {
-        let over = Over::default();
-        let theirs = over.clone();
-        let worker = Worker::start(from, "datagrams", move || Sender::new(to, per_second)?.run(&theirs))?;
-        Ok(Datagrams { over, worker })
+        let stop = Stop::default();
+        let worker_stop = stop.clone();
+        let worker =
+            Worker::start(from, "datagrams", move || Sender::new(to, per_second)?.run(&worker_stop))?;
+        Ok(Datagrams { stop, worker })
     }
 
-    pub fn stop(self) -> Result<Delivered> {
-        self.over.set();
+    pub fn stop(self) -> Result<DatagramCount> {
+        self.stop.set();
         self.worker.finish()
     }
 }
@@ -53,14 +54,14 @@ impl Datagrams {
 struct Sender {
     to: SocketAddr,
     flows: VecDeque<UdpSocket>,
-    /// Still to be listened to, since when.
+    /// Replaced flows that may still get responses, with the time of their replacement.
     retired: VecDeque<(UdpSocket, Instant)>,
-    /// When each was sent.
+    /// Unanswered datagrams, with the time of sending.
     waiting: HashMap<u64, Instant>,
     pace: Pace,
     next: u64,
     lost: u64,
-    made: u64,
+    flow_count: u64,
 }
 
 impl Sender {
@@ -74,33 +75,33 @@ impl Sender {
             pace: Pace::new(per_second),
             next: 0,
             lost: 0,
-            made: FLOWS as u64,
+            flow_count: FLOWS as u64,
         })
     }
 
-    fn run(mut self, over: &Over) -> Result<Delivered> {
+    fn run(mut self, stop: &Stop) -> Result<DatagramCount> {
         let mut renewed = Instant::now();
-        while !over.is_set() {
+        while !stop.is_set() {
             let room = WINDOW.saturating_sub(self.waiting.len()) as u64;
             for _ in 0..self.pace.due(BURST).min(room) {
                 self.send()?;
             }
-            if self.listen()? == 0 {
+            if self.receive()? == 0 {
                 thread::sleep(Duration::from_micros(200));
             }
-            if renewed.elapsed() > RENEWED_EVERY {
+            if renewed.elapsed() > RENEW_INTERVAL {
                 renewed = Instant::now();
-                self.give_up();
+                self.expire();
                 self.renew()?;
             }
         }
         let rate = self.pace.rate();
         while !self.waiting.is_empty() {
-            self.listen()?;
-            self.give_up();
+            self.receive()?;
+            self.expire();
             thread::sleep(Duration::from_micros(200));
         }
-        Ok(Delivered { sent: self.next, lost: self.lost, flows: self.made, rate })
+        Ok(DatagramCount { sent: self.next, lost: self.lost, flows: self.flow_count, rate })
     }
 
     fn send(&mut self) -> Result<()> {
@@ -108,7 +109,7 @@ impl Sender {
         self.waiting.insert(self.next, Instant::now());
         match flow.send(&self.next.to_be_bytes()) {
             Ok(_) => {}
-            // An ICMP error about an earlier one: that has no answer and is counted by that.
+            // An ICMP error for an earlier datagram, which is counted as lost.
             Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {}
             Err(error) => return Err(error).context("send a datagram"),
         }
@@ -117,8 +118,8 @@ impl Sender {
         Ok(())
     }
 
-    /// Takes the answers that are there; how many.
-    fn listen(&mut self) -> Result<usize> {
+    /// Receives the available responses; returns their number.
+    fn receive(&mut self) -> Result<usize> {
         let before = self.waiting.len();
         let mut bytes = [0; 64];
         for flow in self.flows.iter().chain(self.retired.iter().map(|(flow, _)| flow)) {
@@ -130,25 +131,25 @@ impl Sender {
                     }
                     Err(error) if would_block(&error) => break,
                     Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {}
-                    Err(error) => return Err(error).context("receive an answer"),
+                    Err(error) => return Err(error).context("receive a response"),
                 }
             }
         }
         Ok(before - self.waiting.len())
     }
 
-    fn give_up(&mut self) {
+    fn expire(&mut self) {
         let before = self.waiting.len();
-        self.waiting.retain(|_, sent| sent.elapsed() < PATIENCE);
+        self.waiting.retain(|_, sent| sent.elapsed() < RESPONSE_TIMEOUT);
         self.lost += (before - self.waiting.len()) as u64;
     }
 
-    /// The oldest flow makes room for one with another port.
+    /// Replaces the oldest flow by one with another port.
     fn renew(&mut self) -> Result<()> {
         self.flows.push_back(connected(self.to)?);
-        self.made += 1;
+        self.flow_count += 1;
         self.retired.extend(self.flows.pop_front().map(|flow| (flow, Instant::now())));
-        while self.retired.front().is_some_and(|(_, since)| since.elapsed() > PATIENCE) {
+        while self.retired.front().is_some_and(|(_, since)| since.elapsed() > RESPONSE_TIMEOUT) {
             self.retired.pop_front();
         }
         Ok(())

@@ -7,72 +7,72 @@ use std::{
 use anyhow::Result;
 use testkit::Netns;
 
-use super::{Over, Pace, Worker, any, socket, would_block};
+use super::worker::{Pace, Stop, Worker, any, socket, would_block};
 
-/// A denied connection that is tried is silent; nobody waits for it for long.
-const MOMENT: Duration = Duration::from_millis(5);
-/// Datagrams of one source port, before the next is new.
-const OF_ONE: u64 = 50;
+/// Connection timeout: denied connections get no response.
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(5);
+/// Datagrams per source port.
+const PER_PORT: u64 = 50;
 
-/// What the rules deny, tried all the time.
+/// Traffic that rules deny, sent continuously.
 #[derive(Debug)]
 pub struct Denied {
-    over: Over,
-    worker: Worker<Tried>,
+    stop: Stop,
+    worker: Worker<DeniedCount>,
 }
 
-/// What became of it.
+/// Counters of [`Denied`].
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Tried {
+pub struct DeniedCount {
     pub datagrams: u64,
     pub connections: u64,
-    /// Datagrams that were answered, connections that were made.
-    pub let_through: u64,
+    /// Datagrams with a response, and established connections.
+    pub allowed: u64,
 }
 
 impl Denied {
-    /// Turns from one target to the next.
+    /// Sends to the targets in turn.
     pub fn start(from: &Netns, targets: Vec<SocketAddr>, per_second: u64) -> Result<Denied> {
-        let over = Over::default();
-        let theirs = over.clone();
+        let stop = Stop::default();
+        let worker_stop = stop.clone();
         let worker = Worker::start(from, "denied", move || {
-            let mut tried = Tried::default();
+            let mut count = DeniedCount::default();
             let mut pace = Pace::new(per_second);
             for target in targets.iter().cycle() {
-                if theirs.is_set() || targets.is_empty() {
+                if worker_stop.is_set() || targets.is_empty() {
                     break;
                 }
-                datagrams(*target, &mut pace, &mut tried)?;
-                tried.connections += 1;
-                tried.let_through += u64::from(TcpStream::connect_timeout(target, MOMENT).is_ok());
+                datagrams(*target, &mut pace, &mut count)?;
+                count.connections += 1;
+                count.allowed += u64::from(TcpStream::connect_timeout(target, CONNECT_TIMEOUT).is_ok());
             }
-            Ok(tried)
+            Ok(count)
         })?;
-        Ok(Denied { over, worker })
+        Ok(Denied { stop, worker })
     }
 
-    pub fn stop(self) -> Result<Tried> {
-        self.over.set();
+    pub fn stop(self) -> Result<DeniedCount> {
+        self.stop.set();
         self.worker.finish()
     }
 }
 
-fn datagrams(target: SocketAddr, pace: &mut Pace, tried: &mut Tried) -> Result<()> {
+fn datagrams(target: SocketAddr, pace: &mut Pace, count: &mut DeniedCount) -> Result<()> {
     let socket = socket(any(target), 0)?;
     socket.connect(target)?;
     socket.set_nonblocking(true)?;
     let mut bytes = [0; 64];
     let mut sent = 0;
-    while sent < OF_ONE {
+    while sent < PER_PORT {
         let due = pace.due(8);
         for _ in 0..due {
-            socket.send(b"may I?")?;
+            socket.send(b"denied")?;
         }
-        (sent, tried.datagrams) = (sent + due, tried.datagrams + due);
+        (sent, count.datagrams) = (sent + due, count.datagrams + due);
         pace.did(due);
         thread::sleep(Duration::from_millis(1));
         match socket.recv(&mut bytes) {
-            Ok(_) => tried.let_through += 1,
+            Ok(_) => count.allowed += 1,
             Err(error) if would_block(&error) => {}
             Err(error) => return Err(error.into()),
         }

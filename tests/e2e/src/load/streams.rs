@@ -9,138 +9,139 @@ use anyhow::{Context as _, Result};
 use nix::sys::socket::{setsockopt, sockopt};
 use testkit::Netns;
 
-use super::{Over, PATIENCE, Pace, Worker};
+use super::worker::{Pace, RESPONSE_TIMEOUT, Stop, Worker};
 
-/// Connections that stay, and are all used again and again.
+/// Persistent connections, each with continuous requests.
 #[derive(Debug)]
 pub struct Streams {
-    over: Over,
-    worker: Worker<Kept>,
+    stop: Stop,
+    worker: Worker<StreamCount>,
 }
 
-/// What became of connections that should stay.
+/// Counters of [`Streams`].
 #[derive(Debug, Clone)]
-pub struct Kept {
+pub struct StreamCount {
     pub connections: usize,
-    /// Questions that were answered.
+    /// Answered requests.
     pub exchanges: u64,
-    /// Connections that ended, or did not answer.
+    /// Connections that were closed or did not respond.
     pub broken: usize,
-    /// The first of them.
-    pub why: Option<String>,
+    /// Error of the first broken connection.
+    pub first_error: Option<String>,
 }
 
 impl Streams {
-    /// Returns when all are made.
+    /// Returns when all connections are established.
     pub fn open(from: &Netns, to: SocketAddr, connections: usize) -> Result<Streams> {
         let streams = from.run(|| {
             (0..connections)
                 .map(|number| connect(to).with_context(|| format!("connection {number}")))
                 .collect::<Result<Vec<_>>>()
         })?;
-        let over = Over::default();
-        let theirs = over.clone();
-        let worker = Worker::start(from, "streams", move || Ok(use_all(streams, &theirs)))?;
-        Ok(Streams { over, worker })
+        let stop = Stop::default();
+        let worker_stop = stop.clone();
+        let worker = Worker::start(from, "streams", move || Ok(run(streams, &worker_stop)))?;
+        Ok(Streams { stop, worker })
     }
 
-    pub fn stop(self) -> Result<Kept> {
-        self.over.set();
+    pub fn stop(self) -> Result<StreamCount> {
+        self.stop.set();
         self.worker.finish()
     }
 }
 
 fn connect(to: SocketAddr) -> Result<TcpStream> {
-    let stream = TcpStream::connect_timeout(&to, PATIENCE).with_context(|| format!("connect to {to}"))?;
+    let stream =
+        TcpStream::connect_timeout(&to, RESPONSE_TIMEOUT).with_context(|| format!("connect to {to}"))?;
     stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
+    stream.set_write_timeout(Some(RESPONSE_TIMEOUT))?;
     Ok(stream)
 }
 
-fn use_all(mut streams: Vec<TcpStream>, over: &Over) -> Kept {
-    let mut kept = Kept { connections: streams.len(), exchanges: 0, broken: 0, why: None };
-    // Once more after the end, so that each is seen to be well.
+fn run(mut streams: Vec<TcpStream>, stop: &Stop) -> StreamCount {
+    let mut count = StreamCount { connections: streams.len(), exchanges: 0, broken: 0, first_error: None };
+    // One more round after the stop flag is set, so that every connection is checked.
     let mut last = false;
     loop {
-        streams.retain_mut(|stream| match ask(stream, kept.exchanges) {
+        streams.retain_mut(|stream| match exchange(stream, count.exchanges) {
             Ok(()) => {
-                kept.exchanges += 1;
+                count.exchanges += 1;
                 true
             }
             Err(error) => {
-                kept.broken += 1;
-                kept.why.get_or_insert_with(|| format!("{:?}: {error:#}", stream.local_addr()));
+                count.broken += 1;
+                count.first_error.get_or_insert_with(|| format!("{:?}: {error:#}", stream.local_addr()));
                 false
             }
         });
         if last || streams.is_empty() {
-            return kept;
+            return count;
         }
-        last = over.is_set();
+        last = stop.is_set();
         thread::sleep(Duration::from_millis(10));
     }
 }
 
-fn ask(stream: &mut TcpStream, number: u64) -> Result<()> {
-    let mut answer = [0; 8];
-    stream.write_all(&number.to_be_bytes()).context("ask")?;
-    stream.read_exact(&mut answer).context("read the answer")?;
-    anyhow::ensure!(u64::from_be_bytes(answer) == number, "another answer than its own");
+fn exchange(stream: &mut TcpStream, number: u64) -> Result<()> {
+    let mut response = [0; 8];
+    stream.write_all(&number.to_be_bytes()).context("send the request")?;
+    stream.read_exact(&mut response).context("read the response")?;
+    anyhow::ensure!(u64::from_be_bytes(response) == number, "response of another request");
     Ok(())
 }
 
-/// Connections that are made, used once and closed, one after the other.
+/// Short connections: opened, used for one request and closed, one after the other.
 #[derive(Debug)]
 pub struct NewStreams {
-    over: Over,
-    worker: Worker<Opened>,
+    stop: Stop,
+    worker: Worker<NewStreamCount>,
 }
 
-/// What became of new connections.
+/// Counters of [`NewStreams`].
 #[derive(Debug, Clone)]
-pub struct Opened {
-    pub made: u64,
+pub struct NewStreamCount {
+    pub opened: u64,
     pub failed: u64,
-    /// The first that failed.
-    pub why: Option<String>,
+    /// Error of the first failed connection.
+    pub first_error: Option<String>,
 }
 
 impl NewStreams {
     pub fn start(from: &Netns, to: SocketAddr, per_second: u64) -> Result<NewStreams> {
-        let over = Over::default();
-        let theirs = over.clone();
+        let stop = Stop::default();
+        let worker_stop = stop.clone();
         let worker = Worker::start(from, "new-streams", move || {
             let mut pace = Pace::new(per_second);
-            let mut opened = Opened { made: 0, failed: 0, why: None };
-            while !theirs.is_set() {
+            let mut count = NewStreamCount { opened: 0, failed: 0, first_error: None };
+            while !worker_stop.is_set() {
                 if pace.due(1) == 0 {
                     thread::sleep(Duration::from_millis(1));
                     continue;
                 }
                 pace.did(1);
-                match once(to, opened.made) {
-                    Ok(()) => opened.made += 1,
+                match once(to, count.opened) {
+                    Ok(()) => count.opened += 1,
                     Err(error) => {
-                        opened.failed += 1;
-                        opened.why.get_or_insert_with(|| format!("{error:#}"));
+                        count.failed += 1;
+                        count.first_error.get_or_insert_with(|| format!("{error:#}"));
                     }
                 }
             }
-            Ok(opened)
+            Ok(count)
         })?;
-        Ok(NewStreams { over, worker })
+        Ok(NewStreams { stop, worker })
     }
 
-    pub fn stop(self) -> Result<Opened> {
-        self.over.set();
+    pub fn stop(self) -> Result<NewStreamCount> {
+        self.stop.set();
         self.worker.finish()
     }
 }
 
 fn once(to: SocketAddr, number: u64) -> Result<()> {
     let mut stream = connect(to)?;
-    ask(&mut stream, number)?;
+    exchange(&mut stream, number)?;
     // A reset leaves no TIME_WAIT, so that ports do not run out.
     setsockopt(&stream, sockopt::Linger, &nix::libc::linger { l_onoff: 1, l_linger: 0 })?;
     Ok(())

@@ -1,30 +1,30 @@
-//! JSON by value, texts by their first line.
+//! Compares responses: JSON by value, texts by their first line.
 
 use serde_json::Value;
 
 use super::recording::{Call, Response};
-use crate::http::Answer;
+use crate::http;
 
-/// What differs, in lines ready to print.
-pub(super) fn compare(call: &Call, answer: &Result<Answer, String>) -> Result<(), String> {
+/// Compares a response with the recorded one; the error has the differences, ready to print.
+pub(super) fn compare(call: &Call, response: &Result<http::Response, String>) -> Result<(), String> {
     let (status, json, body) = match &call.response {
         Response::Dropped => (0, false, "(connection dropped)"),
         Response::Answered { status, json, body } => (*status, *json, body.as_str()),
     };
-    let answer = match answer {
-        Ok(answer) => answer,
+    let response = match response {
+        Ok(response) => response,
         Err(error) => {
-            return Err(format!("    want: {status} {}\n    have: no answer: {error}", body.trim()));
+            return Err(format!("    want: {status} {}\n    have: no response: {error}", body.trim()));
         }
     };
-    let same = answer.status == status
-        && if json { same_json(body, &answer.body) } else { same_text(body, &answer.body) };
+    let same = response.status == status
+        && if json { same_json(body, &response.body) } else { same_text(body, &response.body) };
     if same {
         return Ok(());
     }
     if json
-        && answer.status == status
-        && let (Ok(want), Ok(have)) = (serde_json::from_str(body), serde_json::from_str(&answer.body))
+        && response.status == status
+        && let (Ok(want), Ok(have)) = (serde_json::from_str(body), serde_json::from_str(&response.body))
     {
         let mut lines = vec![];
         difference("", &normalized(want), &normalized(have), &mut lines);
@@ -33,12 +33,12 @@ pub(super) fn compare(call: &Call, answer: &Result<Answer, String>) -> Result<()
     Err(format!(
         "    want: {status} {}\n    have: {} {}",
         body.trim_end(),
-        answer.status,
-        answer.first_line()
+        response.status,
+        response.first_line()
     ))
 }
 
-/// One line for each place where they differ.
+/// Appends one line per difference.
 pub(super) fn difference(path: &str, want: &Value, have: &Value, lines: &mut Vec<String>) {
     match (want, have) {
         (Value::Object(wanted), Value::Object(had)) => {
@@ -70,7 +70,7 @@ pub(super) fn same_json(want: &str, have: &str) -> bool {
     }
 }
 
-/// The original lists objects in the random order of Go's maps, so lists of objects are compared as sets.
+/// Sorts lists of objects: the original returns them in the random order of Go maps.
 fn normalized(value: Value) -> Value {
     match value {
         Value::Array(items) => {
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_differs_is_told() {
+    fn only_differences_are_reported() {
         let mut lines = vec![];
         let (want, have) = (
             serde_json::json!({"a": {"b": [1, 2]}, "c": 1}),

@@ -1,4 +1,4 @@
-//! Where ours answers otherwise on purpose: a file beside `docs/src/compatibility.md`, each entry with its reason.
+//! The file of intended differences from the original, each entry with its reason.
 
 use std::{fs, io, path::Path};
 
@@ -10,7 +10,7 @@ use super::{
     compare::{same_json, same_text},
     recording::{Call, Recording},
 };
-use crate::http::Answer;
+use crate::http::Response;
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -21,16 +21,17 @@ pub struct Differences {
     pub(super) stored: Vec<Stored>,
 }
 
-/// A key of the store that has another value on purpose.
+/// A key of the store with an intended difference.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Stored {
-    /// The file name of the original's dump; in all of them if there is none.
+    /// File name of the dump; none for all dumps.
     dump: Option<String>,
     key: String,
-    /// Where in the value, as a JSON pointer; the rest of it is the original's.
+    /// Part of the value, as a JSON pointer; the rest equals the original.
     at: Option<String>,
-    /// Ours, as JSON; empty if we do not have the key, not told if it may be any. Groups stand in it by their keys.
+    /// Expected value, as JSON; empty if the key must not exist, none if any value is accepted. Contains group keys in place
+    /// of group ids.
     pub(super) value: Option<String>,
     pub(super) reason: String,
 }
@@ -40,7 +41,7 @@ impl Stored {
         self.dump.as_deref().is_none_or(|known| known == dump) && self.key == key
     }
 
-    /// Whether ours is what is declared.
+    /// Whether the value is as declared.
     pub(super) fn agrees(&self, want: Option<&Value>, have: Option<&Value>) -> bool {
         let value = match self.value.as_deref() {
             None => return have.is_some(),
@@ -57,33 +58,33 @@ impl Stored {
     }
 }
 
-/// What is given of `file` to `note` must all match the call.
+/// An intended difference. Of `file` to `note`, all present fields must match the call.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Difference {
-    /// The end of the recording's path, such as `a/05_groups.jsonl`.
+    /// End of the path of the recording, such as `a/05_groups.jsonl`.
     file: Option<String>,
     lines: Option<Vec<usize>>,
     method: Option<String>,
     path: Option<String>,
     note: Option<String>,
-    /// What ours answers.
+    /// Expected status.
     pub(super) status: u16,
-    /// JSON (compared by value) or a text (its first line).
+    /// Expected body: JSON (compared by value) or text (compared by its first line).
     pub(super) body: String,
     pub(super) reason: String,
 }
 
-/// An entry for the file, without its reason.
-pub(super) fn entry(recording: &Recording, call: &Call, answer: &Answer) -> String {
+/// Formats an entry for the file, without its reason.
+pub(super) fn entry(recording: &Recording, call: &Call, response: &Response) -> String {
     let path = Path::new(&recording.name);
     let folder = path.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy();
     let file = path.file_name().unwrap_or_default().to_string_lossy();
-    let body = if answer.json().is_ok() { answer.body.trim_end() } else { answer.first_line() };
+    let body = if response.json().is_ok() { response.body.trim_end() } else { response.first_line() };
     format!(
         "[[difference]]\nfile = \"{folder}/{file}\"\nlines = [{}]\nstatus = {}\nbody = {}\nreason = \"\"\n\n",
         call.line,
-        answer.status,
+        response.status,
         toml::Value::from(body)
     )
 }
@@ -100,18 +101,14 @@ impl Differences {
             toml::from_str(&text).with_context(|| format!("parse {}", path.display()))?;
         for difference in &differences.difference {
             if difference.reason.trim().is_empty() {
-                bail!("{}: a difference without a reason: {:?}", path.display(), difference.body);
+                bail!("{}: difference without a reason: {:?}", path.display(), difference.body);
             }
             if difference.matches_everything() {
-                bail!(
-                    "{}: a difference that says no file, path or note: {:?}",
-                    path.display(),
-                    difference.body
-                );
+                bail!("{}: difference without file, path and note: {:?}", path.display(), difference.body);
             }
         }
         if let Some(stored) = differences.stored.iter().find(|stored| stored.reason.trim().is_empty()) {
-            bail!("{}: a difference without a reason: {}", path.display(), stored.key);
+            bail!("{}: difference without a reason: {}", path.display(), stored.key);
         }
         Ok(differences)
     }
@@ -136,11 +133,11 @@ impl Difference {
             && is(&self.note, call.note.as_deref())
     }
 
-    pub(super) fn agrees(&self, answer: &Result<Answer, String>) -> bool {
-        match answer {
-            Ok(answer) => {
-                answer.status == self.status
-                    && (same_json(&self.body, &answer.body) || same_text(&self.body, &answer.body))
+    pub(super) fn agrees(&self, response: &Result<Response, String>) -> bool {
+        match response {
+            Ok(response) => {
+                response.status == self.status
+                    && (same_json(&self.body, &response.body) || same_text(&self.body, &response.body))
             }
             Err(_) => false,
         }

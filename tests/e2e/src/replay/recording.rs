@@ -9,15 +9,15 @@ use serde_json::Value;
 
 use crate::http::JSON;
 
-/// One file of calls.
+/// A file of recorded calls.
 #[derive(Debug)]
 pub struct Recording {
-    /// The file, as the user named its folder.
+    /// Path of the file, below the folder as the user typed it.
     pub name: String,
     pub calls: Vec<Call>,
 }
 
-/// A request, and what the original answered.
+/// A request and the response of the original.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Call {
     pub line: usize,
@@ -26,7 +26,7 @@ pub struct Call {
     pub content_type: Option<String>,
     pub body: Option<String>,
     pub note: Option<String>,
-    /// What kind of object it is about, such as `network`; `plugin` and the like for the other routes.
+    /// Type of the object, such as `network`; `plugin` and similar for other routes.
     pub object: String,
     pub response: Response,
 }
@@ -64,7 +64,7 @@ impl Recording {
         }
         paths.sort();
         if paths.is_empty() {
-            bail!("{} has no .jsonl files", folder.display());
+            bail!("read {}: no .jsonl files", folder.display());
         }
         paths.iter().map(Recording::read).collect()
     }
@@ -83,10 +83,10 @@ impl Recording {
 
 impl Call {
     fn parse(number: usize, text: &str) -> Result<Call> {
-        let line: Line = serde_json::from_str(text).context("not a recorded call")?;
+        let line: Line = serde_json::from_str(text).context("parse the recorded call")?;
         let body = match line.request_body {
             Value::Null => None,
-            // Sent as it stands: broken JSON, mostly.
+            // Sent unchanged: mostly invalid JSON.
             Value::String(raw) => Some(raw),
             body => Some(body.to_string()),
         };
@@ -110,13 +110,13 @@ impl Call {
         })
     }
 
-    /// The note in parentheses, if there is one.
+    /// Note in parentheses, or an empty string.
     pub fn remark(&self) -> String {
         self.note.as_ref().map(|note| format!(" ({note})")).unwrap_or_default()
     }
 }
 
-/// The recordings tell of other content types in their notes only.
+/// Content type of the request, which only the notes of the recordings contain.
 fn content_type(note: Option<&str>) -> Option<String> {
     match note {
         Some("no content type" | "no content-type") => None,
@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn objects_are_named_by_their_path() {
+    fn object_type_is_parsed_from_the_path() {
         for (path, name) in [
             ("/api/v1/networks/default:n1/", "network"),
             ("/api/v1/inspect/endpointGroups/default:g/", "endpointGroup"),
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dropped_connection_and_a_raw_body_are_read() {
+    fn dropped_connection_and_raw_body_are_parsed() {
         let text = r#"{"method":"POST","path":"/plugin/allocAddress","request_body":"{x","status":0,
             "response_content_type":null,"response_body":"EXC","note":"other ctype"}"#;
         let call = Call::parse(3, &text.replace('\n', "")).unwrap();

@@ -1,4 +1,4 @@
-//! The store after some step of a recording: the original's, as it was dumped, against ours.
+//! Compares the store after a step of a recording with the dump of the original's store.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,27 +10,33 @@ use anyhow::{Context as _, Result, bail};
 use etcd_client::{Client, GetOptions};
 use serde_json::Value;
 
-use super::{Differences, Recording, compare::difference, differences::Stored};
+use super::{
+    compare::difference,
+    differences::{Differences, Stored},
+    instance,
+    recording::Recording,
+};
 
-/// Values by their keys, without what is under a lease.
+/// Values by key, without keys under leases.
 type Records = BTreeMap<String, Value>;
 
-/// A dump, and the call after which it was made.
+/// A dump, and the call after which the original was dumped.
 #[derive(Debug, Clone, Copy)]
 pub struct Step {
     pub dump: &'static str,
-    /// The recording's file, and the line of the call in it.
+    /// File of the recording, and line of the call.
     pub file: &'static str,
     pub line: usize,
 }
 
-/// What lies under leases, and so differs with who runs where.
+/// Prefixes of keys under leases, which depend on the host.
 const LEASED: [&str; 2] = ["/contiv.io/lock/", "/contiv.io/service/"];
 const GROUPS: &str = "/contiv.io/state/endpointGroups/";
-/// Fields that hold the number of a group.
-const NUMBERS: [&str; 4] = ["endpointGroupId", "EndpointGroupID", "SrcEndpointGroup", "DstEndpointGroup"];
+/// Fields with a group id.
+const GROUP_ID_FIELDS: [&str; 4] =
+    ["endpointGroupId", "EndpointGroupID", "SrcEndpointGroup", "DstEndpointGroup"];
 
-/// A key on a line, its value indented on the next.
+/// Reads a dump: each key on a line, its value indented on the next.
 fn read(path: &Path) -> Result<Records> {
     let text = fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
     let mut records = Records::new();
@@ -44,7 +50,7 @@ fn read(path: &Path) -> Result<Records> {
         records.insert(key.to_owned(), value);
     }
     if records.is_empty() {
-        bail!("{} has no keys", path.display());
+        bail!("read {}: no keys", path.display());
     }
     Ok(records)
 }
@@ -63,8 +69,7 @@ async fn fetch(endpoint: &str) -> Result<Records> {
     Ok(records)
 }
 
-/// Puts the groups' keys in the place of their numbers: which number a group has is the store's own affair, and the
-/// original's failed requests use numbers up.
+/// Replaces group ids by group keys. Ids differ between the stores, because failed requests of the original use up ids.
 fn name_groups(records: Records) -> Records {
     let number = |value: &Value| value["endpointGroupId"].as_i64();
     let groups: BTreeMap<i64, String> = records
@@ -80,7 +85,7 @@ fn named(value: Value, groups: &BTreeMap<i64, String>) -> Value {
             .into_iter()
             .map(|(name, value)| {
                 let group = value.as_i64().and_then(|number| groups.get(&number));
-                let value = match group.filter(|_| NUMBERS.contains(&name.as_str())) {
+                let value = match group.filter(|_| GROUP_ID_FIELDS.contains(&name.as_str())) {
                     Some(group) => Value::from(group.as_str()),
                     None => named(value, groups),
                 };
@@ -92,14 +97,14 @@ fn named(value: Value, groups: &BTreeMap<i64, String>) -> Value {
     }
 }
 
-/// A line for each key that differs, or that is declared to and does not.
+/// One line per undeclared difference, and per declared difference that does not exist.
 fn compare(dump: &str, want: &Records, have: &Records, declared: &[Stored]) -> Vec<String> {
     let keys: BTreeSet<&String> = want.keys().chain(have.keys()).collect();
     let mut lines = vec![];
     for key in keys {
         let (want, have) = (want.get(key), have.get(key));
         let line = match declared.iter().find(|stored| stored.is_about(dump, key)) {
-            Some(stored) if want == have => Some(format!("is the same, but declared: {}", stored.reason)),
+            Some(stored) if want == have => Some(format!("no difference, but declared: {}", stored.reason)),
             Some(stored) if stored.agrees(want, have) => None,
             Some(_) => Some(format!("not as declared: {}", how(want, have))),
             None if want == have => None,
@@ -117,18 +122,18 @@ fn how(want: Option<&Value>, have: Option<&Value>) -> String {
     lines.join("")
 }
 
-/// Plays the recordings of `folder`, and tells where the store differs from the `dumps` made at `steps`.
+/// Replays the recordings of `folder` and compares the store with the `dumps` at `steps`.
 pub fn differing(folder: &Path, dumps: &Path, steps: &[Step], differences: &Path) -> Result<Vec<String>> {
     let declared = Differences::read(differences)?.stored;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let (_folder, master) = super::fresh_master()?;
+    let (_folder, master) = instance::start_master()?;
     let (client, endpoint) = (master.client(), master.store().endpoint());
     let mut seen = 0;
     let mut lines = vec![];
     for recording in Recording::read_folder(folder)? {
         for call in &recording.calls {
-            // The original dropped the connection where ours answers; what counts is the store.
-            let _answer =
+            // Only the store is compared here.
+            let _response =
                 client.send(&call.method, &call.path, call.content_type.as_deref(), call.body.as_deref())?;
             let now = |step: &&Step| recording.name.ends_with(step.file) && call.line == step.line;
             for step in steps.iter().filter(now) {
@@ -140,7 +145,7 @@ pub fn differing(folder: &Path, dumps: &Path, steps: &[Step], differences: &Path
         }
     }
     if seen != steps.len() {
-        bail!("{seen} of {} steps are in {}", steps.len(), folder.display());
+        bail!("found {seen} of {} steps in {}", steps.len(), folder.display());
     }
     Ok(lines)
 }
@@ -161,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_groups_are_compared_by_whose_they_are() {
+    fn group_ids_are_compared_by_group_key() {
         let store = |web: i64, db: i64| {
             name_groups(records(&[
                 ("/contiv.io/state/endpointGroups/web:t", json!({"endpointGroupId": web, "pktTag": 5})),
@@ -172,7 +177,7 @@ mod tests {
                 ),
             ]))
         };
-        assert_ne!(store(1, 2), store(5, 6), "a priority is no group");
+        assert_ne!(store(1, 2), store(5, 6), "a priority is not a group id");
         let rule = |store: Records| store["/rule"]["rules"][0]["SrcEndpointGroup"].clone();
         assert_eq!(rule(store(1, 2)), "web:t");
         assert_eq!(store(1, 2), store(5, 2));
@@ -183,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_declared_difference_must_be_one() {
+    fn declared_difference_must_exist() {
         let declared =
             [stored("d", "/ours", r#"{"a":1}"#), stored("d", "/gone", ""), stored("other", "/x", "1")];
         let want = records(&[("/gone", json!(1)), ("/x", json!(1))]);

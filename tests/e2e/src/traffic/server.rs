@@ -13,33 +13,33 @@ use nix::{
     sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags},
 };
 
-/// How long the server waits before it looks whether all is over, in milliseconds.
-const LOOK: u16 = 50;
+/// Interval of checks of the stop flag, in milliseconds.
+const STOP_CHECK_INTERVAL: u16 = 50;
 const CHUNK: usize = 256 << 10;
 const EVENTS: usize = 64;
 
-/// What is done with what comes.
+/// What the server does with received data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Duty {
+pub(super) enum Mode {
     Echo,
-    Swallow,
+    Discard,
 }
 
-/// What came.
+/// Received data.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Served {
+pub(super) struct Received {
     pub(super) bytes: usize,
-    /// From the first byte to the last.
+    /// Time from the first to the last byte.
     pub(super) time: Duration,
 }
 
-/// Serves all connections with one thread, whatever namespaces the listeners are in, until all is over and nothing more comes.
-pub(super) fn serve(listeners: &[TcpListener], duty: Duty, over: &AtomicBool) -> Result<Served> {
+/// Serves all connections with one thread until `over` is set and no data is left. Listeners may be in any namespace.
+pub(super) fn serve(listeners: &[TcpListener], mode: Mode, over: &AtomicBool) -> Result<Received> {
     let mut server = Server {
         epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).context("epoll")?,
         listeners: listeners.iter().map(|listener| (listener.as_raw_fd(), listener)).collect(),
         streams: HashMap::new(),
-        duty,
+        mode,
         bytes: 0,
         span: None,
     };
@@ -49,7 +49,7 @@ pub(super) fn serve(listeners: &[TcpListener], duty: Duty, over: &AtomicBool) ->
     }
     let (mut events, mut buffer) = (vec![EpollEvent::empty(); EVENTS], vec![0; CHUNK]);
     loop {
-        let ready = match server.epoll.wait(&mut events, LOOK) {
+        let ready = match server.epoll.wait(&mut events, STOP_CHECK_INTERVAL) {
             Ok(0) if over.load(Ordering::SeqCst) => break,
             Ok(ready) => ready,
             Err(Errno::EINTR) => 0,
@@ -60,7 +60,7 @@ pub(super) fn serve(listeners: &[TcpListener], duty: Duty, over: &AtomicBool) ->
         }
     }
     let time = server.span.map_or(Duration::ZERO, |(first, last)| last - first);
-    Ok(Served { bytes: server.bytes, time })
+    Ok(Received { bytes: server.bytes, time })
 }
 
 fn readable(fd: RawFd) -> EpollEvent {
@@ -71,9 +71,9 @@ struct Server<'a> {
     epoll: Epoll,
     listeners: HashMap<RawFd, &'a TcpListener>,
     streams: HashMap<RawFd, TcpStream>,
-    duty: Duty,
+    mode: Mode,
     bytes: usize,
-    /// When the first and the last bytes came.
+    /// Arrival of the first and the last bytes.
     span: Option<(Instant, Instant)>,
 }
 
@@ -82,12 +82,12 @@ impl Server<'_> {
         if let Some(listener) = self.listeners.get(&fd) {
             return match listener.accept() {
                 Ok((stream, _)) => {
-                    // It stays blocking: it is only read when something is there.
+                    // The stream stays blocking: it is read only when it is readable.
                     self.epoll.add(&stream, readable(stream.as_raw_fd()))?;
                     self.streams.insert(stream.as_raw_fd(), stream);
                     Ok(())
                 }
-                // Reset before it was taken.
+                // Reset before accept(2).
                 Err(error)
                     if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::ConnectionAborted) =>
                 {
@@ -98,14 +98,14 @@ impl Server<'_> {
         }
         let Some(stream) = self.streams.get_mut(&fd) else { return Ok(()) };
         match stream.read(buffer) {
-            // Its client notices by itself when an answer is missing.
-            Ok(length @ 1..) if self.duty == Duty::Swallow || stream.write_all(&buffer[..length]).is_ok() => {
+            // The client detects a missing response.
+            Ok(length @ 1..) if self.mode == Mode::Discard || stream.write_all(&buffer[..length]).is_ok() => {
                 let now = Instant::now();
                 self.span = Some(self.span.map_or((now, now), |(first, _)| (first, now)));
                 self.bytes += length;
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-            // Closed, or reset; closing takes it out of the epoll.
+            // Closed or reset. close(2) removes the socket from the epoll set.
             Ok(_) | Err(_) => drop(self.streams.remove(&fd)),
         }
         Ok(())

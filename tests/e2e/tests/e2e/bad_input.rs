@@ -1,4 +1,4 @@
-//! Mistakes of people, and machines that lack something: one line that names it and what to try, and nothing left.
+//! Invalid input and missing prerequisites: one error line with cause and remedy, and no leftover resources.
 #![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 use std::{
@@ -17,15 +17,15 @@ use e2e::{
 use serde_json::{Value, json};
 use testkit::{BpfDir, Netns, Process, etcd::Etcd, free_port, needs, scratch_dir};
 
-/// Daemons tell within this what is wrong, however they find out.
+/// Daemons report errors within this time.
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// Must end by itself, unsuccessfully, with one line that holds all `words`.
+/// Asserts that the process fails with one error line that contains all `words`.
 #[track_caller]
-fn says(process: &mut Process, words: &[&str]) {
+fn fails_with(process: &mut Process, words: &[&str]) {
     let status = process.wait(DEADLINE).unwrap();
     let log = process.log();
-    // Daemons log what they do; the line that counts is the last one, and the only one that begins with their name.
+    // The error is the last line, and the only one that starts with the name of the daemon; the others are log lines.
     let lines: Vec<_> = log.lines().filter(|line| line.starts_with(process.label())).collect();
     assert!(!status.success(), "{log}");
     assert_eq!(lines.len(), 1, "{log}");
@@ -35,15 +35,15 @@ fn says(process: &mut Process, words: &[&str]) {
     }
 }
 
-/// Goes on, and says in one line what it waits for.
+/// Asserts that the process keeps running and logs one line that contains all `words`.
 #[track_caller]
-fn waits(process: &mut Process, words: &[&str]) {
+fn waits_for(process: &mut Process, words: &[&str]) {
     let log = process.log_path().to_owned();
-    let named = || {
+    let logged = || {
         let log = std::fs::read_to_string(&log)?;
         Ok(log.lines().any(|line| words.iter().all(|word| line.contains(word))).then_some(()))
     };
-    process.wait_ready(DEADLINE, &format!("a line that has {words:?}"), named).unwrap();
+    process.wait_ready(DEADLINE, &format!("a line with {words:?}"), logged).unwrap();
     assert!(process.terminate(DEADLINE).unwrap().success());
 }
 
@@ -56,32 +56,35 @@ fn netmaster(arguments: &[&str]) -> Process {
 const MASTER: [&str; 6] = ["--mode", "test", "--netmode", "vlan", "--fwdmode", "bridge"];
 
 #[test]
-fn netmaster_names_the_flag() {
+fn netmaster_names_the_invalid_flag() {
     let _machine = testkit::shared();
-    says(&mut netmaster(&["--nonsense"]), &["--nonsense"]);
-    says(&mut netmaster(&[]), &["--mode"]);
+    fails_with(&mut netmaster(&["--nonsense"]), &["--nonsense"]);
+    fails_with(&mut netmaster(&[]), &["--mode"]);
     let mut docker = netmaster(&["--mode", "docker", "--netmode", "vlan", "--fwdmode", "bridge"]);
-    says(&mut docker, &["docker", "not built yet"]);
+    fails_with(&mut docker, &["docker", "not built yet"]);
     assert_eq!(docker.ended().unwrap().and_then(|status| status.code()), Some(22));
-    says(
+    fails_with(
         &mut netmaster(&[&MASTER[..], &["--consul", "127.0.0.1:8500"]].concat()),
         &["consul", "not built yet"],
     );
 }
 
 #[test]
-fn netmaster_names_a_store_that_does_not_answer() {
+fn netmaster_names_an_unreachable_store() {
     let _machine = testkit::shared();
     let endpoint = format!("http://127.0.0.1:{}", free_port().unwrap());
     let own = format!("127.0.0.1:{}", free_port().unwrap());
     let arguments = ["--etcd", &endpoint, "--store-wait", "1s", "--external-address", &own];
-    says(&mut netmaster(&[&MASTER[..], &arguments].concat()), &[&endpoint, "etcd running"]);
-    says(&mut netmaster(&[&MASTER[..], &["--etcd", "ftp://x"]].concat()), &["ftp", "http://HOST:PORT"]);
-    says(&mut netmaster(&[&MASTER[..], &["--store", "embedded:/proc/nowhere"]].concat()), &["/proc/nowhere"]);
+    fails_with(&mut netmaster(&[&MASTER[..], &arguments].concat()), &[&endpoint, "etcd running"]);
+    fails_with(&mut netmaster(&[&MASTER[..], &["--etcd", "ftp://x"]].concat()), &["ftp", "http://HOST:PORT"]);
+    fails_with(
+        &mut netmaster(&[&MASTER[..], &["--store", "embedded:/proc/nowhere"]].concat()),
+        &["/proc/nowhere"],
+    );
 }
 
 #[test]
-fn netmaster_names_an_address_that_is_taken() {
+fn netmaster_names_an_address_in_use() {
     let _machine = testkit::shared();
     let folder = scratch_dir("store").unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -89,7 +92,7 @@ fn netmaster_names_an_address_that_is_taken() {
         (listener.local_addr().unwrap().to_string(), format!("embedded:{}", folder.path().display()));
     let listen = format!("127.0.0.1:{}", free_port().unwrap());
     let arguments = ["--store", &store, "--store-listen", &listen, "--external-address", &taken];
-    says(&mut netmaster(&[&MASTER[..], &arguments].concat()), &[&taken]);
+    fails_with(&mut netmaster(&[&MASTER[..], &arguments].concat()), &[&taken]);
 }
 
 fn netplugin(namespace: &Netns, words: &[&str]) -> Process {
@@ -100,17 +103,17 @@ fn netplugin(namespace: &Netns, words: &[&str]) -> Process {
 }
 
 #[test]
-fn netplugin_names_the_flag_and_the_store() {
+fn netplugin_names_the_invalid_flag_and_the_unreachable_store() {
     needs!(root(), binary("ip"));
     let _machine = testkit::shared();
     let namespace = Netns::new("node").unwrap();
-    says(&mut netplugin(&namespace, &["--nonsense"]), &["--nonsense"]);
+    fails_with(&mut netplugin(&namespace, &["--nonsense"]), &["--nonsense"]);
     let endpoint = format!("http://127.0.0.1:{}", free_port().unwrap());
-    says(&mut netplugin(&namespace, &["--etcd", &endpoint]), &[&endpoint]);
+    fails_with(&mut netplugin(&namespace, &["--etcd", &endpoint]), &[&endpoint]);
     assert_eq!(namespace.links().unwrap(), Vec::<String>::new());
 }
 
-/// A namespace with a store and a master in it.
+/// A namespace with a store and a netmaster.
 struct Site {
     _etcd: Etcd,
     _master: Master,
@@ -128,7 +131,7 @@ impl Site {
             mode: "cni",
             netmode: "vxlan",
             store: Store::Etcd { endpoint: Self::STORE.to_owned() },
-            home: Some((namespace.clone(), Ipv4Addr::LOCALHOST)),
+            location: Some((namespace.clone(), Ipv4Addr::LOCALHOST)),
             port: 9999,
         });
         Site { _etcd: etcd, _master: master.unwrap(), namespace }
@@ -136,20 +139,20 @@ impl Site {
 }
 
 #[test]
-fn netplugin_names_a_switch_that_does_not_answer() {
+fn netplugin_names_an_unreachable_switch() {
     needs!(root(), binary("ip"), binary("etcd"));
     let _machine = testkit::shared();
     let site = Site::new();
     let folder = scratch_dir("run").unwrap();
     let socket = folder.path().join("cni.sock").display().to_string();
-    let database = format!("unix:{}/nobody.sock", folder.path().display());
+    let database = format!("unix:{}/absent.sock", folder.path().display());
     let words = ["--etcd", Site::STORE, "--cni-socket", &socket, "--datapath", "ovs", "--ovsdb", &database];
-    waits(&mut netplugin(&site.namespace, &words), &["nobody.sock", "running"]);
+    waits_for(&mut netplugin(&site.namespace, &words), &["absent.sock", "running"]);
     assert_eq!(site.namespace.links().unwrap(), Vec::<String>::new());
 }
 
 #[test]
-fn netplugin_names_the_right_that_it_lacks() {
+fn netplugin_names_the_missing_capability() {
     needs!(root(), binary("ip"), binary("etcd"), binary("setpriv"));
     let _machine = testkit::shared();
     let site = Site::new();
@@ -157,20 +160,20 @@ fn netplugin_names_the_right_that_it_lacks() {
     let (socket, pins) =
         (folder.path().join("cni.sock").display().to_string(), pins.path().display().to_string());
     let mut command = Command::new("setpriv");
-    // Root in all else: what a container without the capabilities is.
+    // Root without these capabilities, as in an unprivileged container.
     command.arg("--bounding-set=-bpf,-perfmon,-sys_admin").arg(Binary::Netplugin.path().unwrap());
     command.args(["--mode", "cni", "--netmode", "vxlan", "--fwdmode", "bridge", "--host", "node1"]);
     command.args(["--ctrl-ip", "127.0.0.1", "--vtep-ip", "127.0.0.1", "--etcd", Site::STORE]);
     command.args(["--cni-socket", &socket, "--datapath", "ebpf", "--bpf-root", &pins]);
     let mut process = Process::spawn_in(&site.namespace, "netplugin", command).unwrap();
-    waits(&mut process, &["CAP_BPF"]);
+    waits_for(&mut process, &["CAP_BPF"]);
     assert_eq!(site.namespace.links().unwrap(), Vec::<String>::new());
 }
 
-/// Variables that are set otherwise, or not at all.
+/// Environment variables to change or, with none, to remove.
 type Changes<'a> = &'a [(&'a str, Option<&'a str>)];
 
-/// Runs the plugin as a runtime would, with these changes to a call that is right.
+/// Runs the plugin as a runtime does, with changes to a valid call.
 fn cni(changes: Changes<'_>, config: &str) -> Output {
     let mut command = Binary::Contivk8s.command().unwrap();
     command
@@ -188,12 +191,12 @@ fn cni(changes: Changes<'_>, config: &str) -> Output {
     }
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
-    // It may refuse before it reads.
+    // The plugin may fail before it reads its input.
     let _ = child.stdin.take().unwrap().write_all(config.as_bytes());
     child.wait_with_output().unwrap()
 }
 
-/// The error object of the CNI specification: its code, and its texts as one.
+/// Parses the error object of the CNI specification; returns its code, and message and details as one text.
 #[track_caller]
 fn cni_error(output: &Output) -> (u64, String) {
     let stdout = String::from_utf8_lossy(&output.stdout);
@@ -210,14 +213,14 @@ fn config() -> Value {
 }
 
 #[test]
-fn the_plugin_answers_in_the_words_of_the_specification() {
+fn plugin_reports_errors_as_the_specification_says() {
     let _machine = testkit::shared();
     let cases: [(Changes<'_>, String, u64, &str); 6] = [
         (&[], "{broken".to_owned(), 6, "JSON"),
         (&[], json!({ "cniVersion": "9.9.9", "name": "n", "type": "contivk8s" }).to_string(), 1, "9.9.9"),
         (&[("CNI_CONTAINERID", None)], config().to_string(), 4, "CNI_CONTAINERID"),
         (&[("CNI_NETNS", None)], config().to_string(), 4, "CNI_NETNS"),
-        (&[("CNI_NETNS", Some("/run/netns/nobody"))], config().to_string(), 4, "/run/netns/nobody"),
+        (&[("CNI_NETNS", Some("/run/netns/absent"))], config().to_string(), 4, "/run/netns/absent"),
         (&[("CNI_IFNAME", Some("a/b"))], config().to_string(), 4, "CNI_IFNAME"),
     ];
     for (changes, config, code, word) in cases {
@@ -228,14 +231,14 @@ fn the_plugin_answers_in_the_words_of_the_specification() {
 }
 
 #[test]
-fn the_plugin_names_an_agent_that_does_not_answer() {
+fn plugin_names_an_unreachable_agent() {
     let _machine = testkit::shared();
     let (_, text) = cni_error(&cni(&[], &config().to_string()));
     assert!(text.contains("/nowhere/contiv-cni.sock"), "{text}");
 }
 
 #[test]
-fn a_pod_that_cannot_be_plumbed_leaves_nothing() {
+fn failed_add_leaves_no_resources() {
     needs!(root(), binary("ovs-vswitchd"), binary("ethtool"));
     let _machine = testkit::shared();
     for datapath in [Datapath::Ovs, Datapath::Ebpf] {
@@ -246,20 +249,20 @@ fn a_pod_that_cannot_be_plumbed_leaves_nothing() {
         cluster.create_network(&network).unwrap();
         let node = &cluster.nodes[0];
         let pod = Netns::new("pod").unwrap();
-        // The name that the pod's interface should get is taken.
+        // The interface name of the pod is in use.
         pod.ip("link add eth0 type bridge").unwrap();
-        let call = Call::new(node, &network, "unlucky", &pod);
+        let call = Call::new(node, &network, "failing", &pod);
         let (_, text) = cni_error(&call.run(node, "ADD").unwrap());
         assert!(text.contains("eth0"), "{text}");
-        // No such network.
+        // The network does not exist.
         let other = Network { name: "nowhere".to_owned(), ..network.clone() };
-        let (_, text) = cni_error(&Call::new(node, &other, "lost", &pod).run(node, "ADD").unwrap());
+        let (_, text) = cni_error(&Call::new(node, &other, "missing", &pod).run(node, "ADD").unwrap());
         assert!(text.contains("nowhere"), "{text}");
         assert_eq!(node.pod_links().unwrap(), Vec::<String>::new());
         assert_eq!(pod.links().unwrap(), ["eth0"]);
         let state = cluster.client().get_json("/api/v1/inspect/networks/blue:pods/").unwrap();
         assert_eq!(state["Oper"]["numEndpoints"], Value::Null, "{state}");
-        // DEL of what never was is no error, also with the namespace gone.
+        // DEL of a pod that was never added succeeds, also without the namespace.
         drop(pod);
         call.expect(node, "DEL").unwrap();
         cluster.delete_network(&network).unwrap();
@@ -268,7 +271,7 @@ fn a_pod_that_cannot_be_plumbed_leaves_nothing() {
 }
 
 #[test]
-fn the_master_says_in_one_line_what_is_wrong_with_a_request() {
+fn netmaster_reports_invalid_requests_in_one_line() {
     let _machine = testkit::shared();
     let folder = scratch_dir("store").unwrap();
     let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port().unwrap()));

@@ -1,4 +1,4 @@
-//! An operator cleans up endpoints, and a node does not come back: real agents, interfaces and addresses.
+//! `epcleanup` of endpoints, and `netplugin cleanup` of a removed node.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use testkit::{needs, wait_until};
 const DEADLINE: Duration = Duration::from_secs(30);
 
 #[test]
-fn a_clean_up_takes_the_interfaces_from_the_nodes() {
+fn epcleanup_removes_the_interfaces_from_the_nodes() {
     needs!(root(), binary("ovs-vswitchd"), binary("ethtool"));
     let _machine = testkit::shared();
     let shape =
@@ -30,14 +30,18 @@ fn a_clean_up_takes_the_interfaces_from_the_nodes() {
         assert_eq!(node.pod_links().unwrap(), Vec::<String>::new(), "{}", node.name);
     }
     let inspected = client.get_json("/api/v1/inspect/networks/blue:pods/").unwrap();
-    assert_eq!(inspected["Oper"]["allocatedIPAddresses"], Network::pods().gateway, "its own, and no other");
+    assert_eq!(
+        inspected["Oper"]["allocatedIPAddresses"],
+        Network::pods().gateway,
+        "only the gateway is allocated"
+    );
 
-    // kubelet says goodbye later: nothing is left to do.
+    // A later DEL of kubelet succeeds.
     for pod in pods {
         let node = cluster.nodes.iter().find(|node| node.name == pod.node).unwrap();
         pod.remove(node).unwrap();
     }
-    // The addresses are to be had again, and forwarding goes on.
+    // The addresses are free again, and forwarding works.
     let pods: Vec<Pod> = cluster
         .nodes
         .iter()
@@ -57,7 +61,7 @@ fn a_clean_up_takes_the_interfaces_from_the_nodes() {
 }
 
 #[test]
-fn a_node_that_is_taken_out_keeps_nothing_of_what_its_agents_made() {
+fn cleanup_of_a_removed_node_removes_all_state() {
     needs!(root(), binary("ovs-vswitchd"), binary("ethtool"));
     let _machine = testkit::shared();
     let shape =
@@ -76,7 +80,7 @@ fn a_node_that_is_taken_out_keeps_nothing_of_what_its_agents_made() {
             let running = node.clean_up().unwrap_err().to_string();
             assert!(running.contains("another netplugin works with it (stop that one first"), "{running}");
         }
-        // It had no time for anything.
+        // SIGKILL: the agent cannot clean up itself.
         node.kill_agent().unwrap();
         let (other, what) = match node.datapath {
             Datapath::Ovs => (Datapath::Ebpf, "has contivVlanBridge and contivVxlanBridge of another agent"),
@@ -85,12 +89,12 @@ fn a_node_that_is_taken_out_keeps_nothing_of_what_its_agents_made() {
         let refused = node.refusal_of(other).unwrap();
         assert!(refused.contains(what) && refused.contains("netplugin cleanup --datapath"), "{refused}");
         node.clean_up().unwrap();
-        // Nothing is left for the second time.
+        // A second cleanup succeeds.
         node.clean_up().unwrap();
     }
     for (node, before) in cluster.nodes.iter().zip(before) {
         let mut links = node.netns().links().unwrap();
-        // A userspace switch makes devices of its own as it needs them.
+        // A userspace switch creates its own devices.
         links.retain(|link| !before.contains(link) && !link.starts_with("ovs-"));
         assert_eq!(links, Vec::<String>::new(), "{}", node.name);
         if node.datapath == Datapath::Ebpf {

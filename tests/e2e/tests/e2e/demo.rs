@@ -1,4 +1,4 @@
-//! The README's first command, in every shape.
+//! `cargo xtask demo` in all variants.
 #![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 use std::{path::Path, process::Command};
@@ -9,7 +9,7 @@ fn demo(arguments: &[&str]) {
     let output = Command::new(env!("CARGO_BIN_EXE_lab")).arg("demo").args(arguments).output().unwrap();
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "demo {arguments:?}: {}\n{stdout}\n{stderr}", output.status);
-    assert!(stdout.contains("paths that must work do"), "{stdout}");
+    assert!(stdout.contains("allowed paths work"), "{stdout}");
 }
 
 macro_rules! shapes {
@@ -24,7 +24,7 @@ macro_rules! shapes {
 }
 
 shapes! {
-    as_it_comes: [];
+    default_options: [];
     ovs_on_both: ["--datapath", "ovs"];
     ebpf_on_both: ["--datapath", "ebpf"];
     vlan: ["--encap", "vlan"];
@@ -34,7 +34,7 @@ shapes! {
 }
 
 #[test]
-fn a_kept_demo_is_stopped_by_its_name_and_leaves_nothing() {
+fn kept_demo_is_stopped_by_name_and_removes_all_resources() {
     needs!(root(), binary("ovs-vswitchd"), binary("ethtool"), binary("ping"));
     let _machine = testkit::shared();
     let output =

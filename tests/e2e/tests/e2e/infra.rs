@@ -1,4 +1,4 @@
-//! Networks of the type `infra`: the nodes themselves are on them, and talk to pods and services as pods do.
+//! Networks of type `infra`: nodes are endpoints, and communicate with pods and services like pods.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -18,7 +18,7 @@ const TICK: Duration = Duration::from_millis(20);
 const VIP: [u8; 4] = [10, 1, 200, 1];
 const WEB: u16 = 8080;
 
-/// Its interfaces are called as it is.
+/// Its host interfaces have the name of the network.
 fn network() -> Network {
     Network { name: "contivh9".to_owned(), ..Network::pods() }
 }
@@ -32,7 +32,7 @@ fn infra(cluster: &Cluster, name: &str, subnet: &str) -> Value {
             "subnet": subnet })
 }
 
-/// The network, and a service on it.
+/// Creates the network and a service.
 fn create(cluster: &Cluster) -> Result<()> {
     let network = network();
     put(cluster, "/api/v1/tenants/blue/", &json!({ "tenantName": "blue" }))?;
@@ -48,7 +48,7 @@ fn create(cluster: &Cluster) -> Result<()> {
     put(cluster, "/api/v1/serviceLBs/blue:web/", &body)
 }
 
-/// A pod behind the service.
+/// Adds a backend of the service.
 fn serve(cluster: &Cluster, node: &Node) -> Result<(Pod, Server)> {
     let pod = Pod::add(node, &network(), &format!("web-{}", node.name))?;
     let server = Server::start(pod.netns(), pod.ip.into(), WEB)?;
@@ -59,7 +59,7 @@ fn serve(cluster: &Cluster, node: &Node) -> Result<(Pod, Server)> {
     Ok((pod, server))
 }
 
-/// The node's own addresses on the network, of IPv4 and IPv6, when its interface is up.
+/// IPv4 and IPv6 address of the node on the network, if its interface is up.
 fn addresses_of(node: &Node) -> Result<Option<[IpAddr; 2]>> {
     if !node.netns().links()?.contains(&network().name) {
         return Ok(None);
@@ -73,7 +73,7 @@ fn addresses_of(node: &Node) -> Result<Option<[IpAddr; 2]>> {
 }
 
 fn wait_for_addresses(node: &Node) -> Result<[IpAddr; 2]> {
-    wait_until(DEADLINE, "the node is on the network", || addresses_of(node))
+    wait_until(DEADLINE, "the infra endpoint of the node", || addresses_of(node))
 }
 
 fn reaches(from: &Netns, to: IpAddr) -> Result<()> {
@@ -82,20 +82,20 @@ fn reaches(from: &Netns, to: IpAddr) -> Result<()> {
     })
 }
 
-fn asks_the_service(from: &Netns) -> Result<()> {
-    let kept = Streams::open(from, SocketAddr::from((VIP, 80)), 1)?.stop()?;
-    ensure!(kept.broken == 0, "{kept:?}");
+fn connects_to_service(from: &Netns) -> Result<()> {
+    let count = Streams::open(from, SocketAddr::from((VIP, 80)), 1)?.stop()?;
+    ensure!(count.broken == 0, "{count:?}");
     Ok(())
 }
 
-fn is_gone(node: &Node, name: &str) -> Result<()> {
-    wait_until(DEADLINE, &format!("{name} goes"), || {
+fn wait_removed(node: &Node, name: &str) -> Result<()> {
+    wait_until(DEADLINE, &format!("the removal of {name}"), || {
         Ok(node.netns().links()?.iter().all(|link| link != name && !link.starts_with("vvport")).then_some(()))
     })
 }
 
-/// What is in the way is said by the master, or else by the node.
-fn names_that_cannot_be(cluster: &Cluster) -> Result<()> {
+/// Invalid interface names are rejected by netmaster, conflicting names are reported by the node.
+fn invalid_names_are_reported(cluster: &Cluster) -> Result<()> {
     let name = "name-of-17-letter";
     let path = format!("/api/v1/networks/blue:{name}/");
     let refused = put(cluster, &path, &infra(cluster, name, "10.2.0.0/16")).map_err(|e| format!("{e:#}"));
@@ -103,7 +103,7 @@ fn names_that_cannot_be(cluster: &Cluster) -> Result<()> {
 
     put(cluster, "/api/v1/networks/blue:mgmt0/", &infra(cluster, "mgmt0", "10.3.0.0/16"))?;
     for node in &cluster.nodes {
-        wait_until(DEADLINE, "the node says that it has such an interface", || {
+        wait_until(DEADLINE, "the degraded condition of the node", || {
             let body = node.client().get("/readyz")?.body;
             Ok(body.contains("network mgmt0.blue").then_some(()).filter(|()| {
                 body.contains(
@@ -114,18 +114,22 @@ fn names_that_cannot_be(cluster: &Cluster) -> Result<()> {
     }
     cluster.client().delete("/api/v1/networks/blue:mgmt0/")?;
     for node in &cluster.nodes {
-        let forgotten = || Ok((!node.client().get("/readyz")?.body.contains("mgmt0")).then_some(()));
-        wait_until(DEADLINE, "what is no trouble any more is not told", forgotten)?;
+        let cleared = || Ok((!node.client().get("/readyz")?.body.contains("mgmt0")).then_some(()));
+        wait_until(DEADLINE, "the condition to be cleared", cleared)?;
     }
     Ok(())
 }
 
-/// Agents are killed, one after the other, while nodes talk to pods, to each other and to the service.
-fn agents_come_and_go(cluster: &mut Cluster, pods: &[Pod], addresses: &[[IpAddr; 2]]) -> Result<()> {
-    let shown = |cluster: &Cluster| -> Result<Vec<String>> {
+/// Restarts the agents one after the other under traffic from nodes to pods, nodes and the service.
+fn agent_restarts_lose_no_packets(
+    cluster: &mut Cluster,
+    pods: &[Pod],
+    addresses: &[[IpAddr; 2]],
+) -> Result<()> {
+    let interfaces = |cluster: &Cluster| -> Result<Vec<String>> {
         cluster.nodes.iter().map(|node| node.netns().ip("-o link show dev contivh9")).collect()
     };
-    let before = shown(cluster)?;
+    let before = interfaces(cluster)?;
     let mut pingers = vec![];
     let mut streams = vec![];
     for (node, other) in cluster.nodes.iter().zip(addresses.iter().rev()) {
@@ -137,29 +141,29 @@ fn agents_come_and_go(cluster: &mut Cluster, pods: &[Pod], addresses: &[[IpAddr;
     }
     for node in &mut cluster.nodes {
         node.kill_agent()?;
-        asks_the_service(node.netns())?;
+        connects_to_service(node.netns())?;
         node.restart_agent()?;
-        asks_the_service(node.netns())?;
+        connects_to_service(node.netns())?;
     }
     for pinger in pingers {
         let target = pinger.target();
-        wait_until(DEADLINE, "answers", || Ok((pinger.answers() > 10).then_some(())))?;
+        wait_until(DEADLINE, "replies", || Ok((pinger.answers() > 10).then_some(())))?;
         let ping = pinger.finish(DEADLINE)?;
         ensure!(ping.lost() == 0, "{target}: {ping:?}");
     }
     for streams in streams {
-        let kept = streams.stop()?;
-        ensure!((kept.connections, kept.broken) == (4, 0), "{kept:?}");
+        let count = streams.stop()?;
+        ensure!((count.connections, count.broken) == (4, 0), "{count:?}");
     }
-    ensure!(shown(cluster)? == before, "the interfaces are not what they were");
+    ensure!(interfaces(cluster)? == before, "the interfaces have changed");
     for (node, addresses) in cluster.nodes.iter().zip(addresses) {
         ensure!(addresses_of(node)? == Some(*addresses));
     }
     Ok(())
 }
 
-/// `serving` are the nodes with pods behind the service.
-fn nodes_are_on_the_network(shape: Shape, serving: &[usize]) -> Result<()> {
+/// `serving` are the indices of the nodes with backends.
+fn infra_network_works(shape: Shape, serving: &[usize]) -> Result<()> {
     let mut cluster = Cluster::build(shape)?;
     cluster.start_agents()?;
     create(&cluster)?;
@@ -167,9 +171,12 @@ fn nodes_are_on_the_network(shape: Shape, serving: &[usize]) -> Result<()> {
     let served = serving.iter().map(|at| serve(&cluster, &cluster.nodes[*at])).collect::<Result<Vec<_>>>()?;
     let (pods, servers): (Vec<Pod>, Vec<Server>) = served.into_iter().unzip();
 
-    let told = cluster.client().get_json("/api/v1/inspect/networks/blue:contivh9/")?.to_string();
+    let inspected = cluster.client().get_json("/api/v1/inspect/networks/blue:contivh9/")?.to_string();
     for (node, [ip, _]) in cluster.nodes.iter().zip(&addresses) {
-        ensure!(told.contains(&format!("\"{}\"", node.name)) && told.contains(&ip.to_string()), "{told}");
+        ensure!(
+            inspected.contains(&format!("\"{}\"", node.name)) && inspected.contains(&ip.to_string()),
+            "{inspected}"
+        );
         let routes = node.netns().ip("route show default dev contivh9")?;
         ensure!(routes.is_empty(), "{routes}");
         for to in addresses.iter().flatten().copied() {
@@ -180,13 +187,13 @@ fn nodes_are_on_the_network(shape: Shape, serving: &[usize]) -> Result<()> {
             reaches(node.netns(), pod.ipv6.context("the pod has no IPv6 address")?.into())?;
             reaches(pod.netns(), *ip)?;
         }
-        let asked = || Ok(asks_the_service(node.netns()).ok());
-        wait_until(DEADLINE, &format!("{} reaches the service", node.name), asked)?;
+        let connected = || Ok(connects_to_service(node.netns()).ok());
+        wait_until(DEADLINE, &format!("{} reaches the service", node.name), connected)?;
     }
-    names_that_cannot_be(&cluster)?;
-    agents_come_and_go(&mut cluster, &pods, &addresses)?;
+    invalid_names_are_reported(&cluster)?;
+    agent_restarts_lose_no_packets(&mut cluster, &pods, &addresses)?;
 
-    // Somebody takes an interface away: it comes again, with the same addresses.
+    // A deleted interface is created again with the same addresses.
     cluster.nodes[0].netns().ip("link del contivh9")?;
     cluster.nodes[0].restart_agent()?;
     ensure!(wait_for_addresses(&cluster.nodes[0])? == addresses[0]);
@@ -195,45 +202,44 @@ fn nodes_are_on_the_network(shape: Shape, serving: &[usize]) -> Result<()> {
     for (pod, at) in pods.into_iter().zip(serving) {
         pod.remove(&cluster.nodes[*at])?;
     }
-    // An agent that was dead when the network went lets it go when it is back.
+    // An agent that was not running removes the interface after its restart.
     cluster.nodes[1].kill_agent()?;
     cluster.client().delete("/api/v1/serviceLBs/blue:web/")?;
     cluster.client().delete("/api/v1/networks/blue:contivh9/")?;
-    is_gone(&cluster.nodes[0], "contivh9")?;
+    wait_removed(&cluster.nodes[0], "contivh9")?;
     cluster.nodes[1].restart_agent()?;
-    is_gone(&cluster.nodes[1], "contivh9")?;
+    wait_removed(&cluster.nodes[1], "contivh9")?;
     for node in &cluster.nodes {
         let path = format!("/api/v1/inspect/endpoints/{}/", node.name);
         let gone = || Ok((cluster.client().get(&path)?.status != 200).then_some(()));
-        wait_until(DEADLINE, "the master has let the endpoint go", gone)?;
+        wait_until(DEADLINE, "the release of the endpoint", gone)?;
     }
 
-    // A node that is taken out of the cluster takes its interface along.
+    // `netplugin cleanup` removes the interface.
     put(&cluster, "/api/v1/networks/blue:contivh9/", &infra(&cluster, "contivh9", "10.1.0.0/16"))?;
-    let there = |node: &Node| Ok(node.netns().links()?.contains(&network().name).then_some(()));
+    let exists = |node: &Node| Ok(node.netns().links()?.contains(&network().name).then_some(()));
     for node in &mut cluster.nodes {
-        wait_until(DEADLINE, "the node is on the network again", || there(node))?;
+        wait_until(DEADLINE, "the infra endpoint again", || exists(node))?;
         node.kill_agent()?;
         node.clean_up_with(&[])?;
-        is_gone(node, "contivh9")?;
+        wait_removed(node, "contivh9")?;
     }
     Ok(())
 }
 
 #[test]
-fn nodes_talk_to_pods_and_services_by_vxlan() {
+fn nodes_reach_pods_and_services_over_vxlan() {
     needs!(root(), binary("ping"), binary("ethtool"));
     let _machine = testkit::shared();
     let shape = Shape { datapaths: [Datapath::Ebpf; 2], encap: Encap::Vxlan, store: StoreKind::Embedded };
-    nodes_are_on_the_network(shape, &[0, 1]).unwrap();
+    infra_network_works(shape, &[0, 1]).unwrap();
 }
 
-/// The OVS node knows no services: to the other it is a host on the wire.
+/// The OVS node has no services: for the other node it is an external host.
 #[test]
-fn a_node_without_services_reaches_them_on_a_vlan() {
+fn node_without_services_reaches_them_over_vlan() {
     needs!(root(), binary("ping"), binary("ethtool"), binary("ovs-vswitchd"));
     let _machine = testkit::shared();
     let datapaths = [Datapath::Ovs, Datapath::Ebpf];
-    nodes_are_on_the_network(Shape { datapaths, encap: Encap::Vlan, store: StoreKind::Embedded }, &[1])
-        .unwrap();
+    infra_network_works(Shape { datapaths, encap: Encap::Vlan, store: StoreKind::Embedded }, &[1]).unwrap();
 }

@@ -1,4 +1,4 @@
-//! Addresses under load, while the master is killed.
+//! Address allocation under load while netmaster is killed.
 #![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 use std::{
@@ -15,7 +15,7 @@ use std::{
 use anyhow::Result;
 use contiv_model::{endpoint, network};
 use e2e::{
-    http::{Answer, Client, JSON},
+    http::{Client, JSON, Response},
     master::{Master, Options, Store},
 };
 use serde_json::json;
@@ -26,15 +26,15 @@ use testkit::{
 
 const ENDPOINTS: usize = 10_000;
 const CLIENTS: usize = 64;
-/// The master is killed when so many endpoints are there.
+/// netmaster is killed at these numbers of endpoints.
 const KILLS: [usize; 2] = [3_000, 6_500];
-/// Of ours, a leader that died is replaced after its lease, which is 10 s.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The lease of a killed leader expires after 10 s.
+const RECOVERY_TIMEOUT: Duration = Duration::from_secs(60);
 const SUBNET: Ipv4Addr = Ipv4Addr::new(10, 32, 0, 0);
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 32, 255, 254);
 
 #[test]
-fn ten_thousand_endpoints_outlive_two_kills_of_the_master_on_etcd() {
+fn no_address_is_lost_when_netmaster_is_killed_on_etcd() {
     needs!(binary("etcd"), binary("etcdctl"));
     let _machine = testkit::shared();
     let etcd = Etcd::start().unwrap();
@@ -42,7 +42,7 @@ fn ten_thousand_endpoints_outlive_two_kills_of_the_master_on_etcd() {
 }
 
 #[test]
-fn ten_thousand_endpoints_outlive_two_kills_of_the_master_on_the_embedded_store() {
+fn no_address_is_lost_when_netmaster_is_killed_on_the_embedded_store() {
     needs!(binary("etcdctl"));
     let _machine = testkit::shared();
     let folder = scratch_dir("store").unwrap();
@@ -61,46 +61,46 @@ fn ten_thousand_endpoints(store: Store) {
 
     let created = create_all(&mut master);
     let addresses: BTreeSet<_> = created.values().collect();
-    assert_eq!((created.len(), addresses.len()), (ENDPOINTS, ENDPOINTS), "an address was given twice");
+    assert_eq!((created.len(), addresses.len()), (ENDPOINTS, ENDPOINTS), "an address was allocated twice");
     let state = State::read(&master);
-    assert_eq!(state.endpoints, created, "the store holds other endpoints than were answered");
+    assert_eq!(state.endpoints, created, "stored endpoints differ from the responses");
     assert_eq!(
         state.taken,
         empty.taken.iter().copied().chain(hosts(&created)).collect(),
-        "bitmap and endpoints"
+        "allocation map and endpoints"
     );
     assert_eq!(state.count, 10_000);
 
     for_each_in_parallel(|number| {
-        until_done(&master.client().clone(), "/plugin/deleteEndpoint", number).map(drop)
+        retry(&master.client().clone(), "/plugin/deleteEndpoint", number).map(drop)
     });
     let state = State::read(&master);
     assert_eq!((state.endpoints.len(), state.count), (0, 0));
     assert_eq!(state.taken, empty.taken, "addresses leaked");
 }
 
-/// All endpoints by all clients, each client going on until it has its answer; the master dies twice meanwhile.
+/// Creates all endpoints; clients retry until they have a response. netmaster is killed twice meanwhile.
 fn create_all(master: &mut Master) -> BTreeMap<String, Ipv4Addr> {
     let client = master.client().clone();
     let (done, created) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
     thread::scope(|scope| {
         let clients = scope.spawn(|| {
             for_each_in_parallel(|number| {
-                let answer = until_done(&client, "/plugin/createEndpoint", number)?;
+                let response = retry(&client, "/plugin/createEndpoint", number)?;
                 let endpoint: endpoint::State =
-                    serde_json::from_value(answer.json()?["EndpointConfig"].clone())?;
+                    serde_json::from_value(response.json()?["EndpointConfig"].clone())?;
                 created.lock().unwrap().insert(endpoint.endpoint_id, endpoint.ip_address.parse()?);
                 done.fetch_add(1, Ordering::SeqCst);
                 Ok(())
             });
         });
         for count in KILLS {
-            wait_until(PATIENCE, "endpoints before the kill", || {
+            wait_until(RECOVERY_TIMEOUT, "endpoints before the kill", || {
                 Ok((done.load(Ordering::SeqCst) >= count).then_some(()))
             })
             .unwrap();
             master.kill().unwrap();
-            assert!(done.load(Ordering::SeqCst) < ENDPOINTS, "killed too late to prove anything");
+            assert!(done.load(Ordering::SeqCst) < ENDPOINTS, "killed after the last endpoint");
             master.restart().unwrap();
         }
         clients.join().unwrap();
@@ -125,25 +125,24 @@ fn for_each_in_parallel(work: impl Fn(usize) -> Result<()> + Sync) {
     });
 }
 
-/// As an agent does: asks again while there is no leader. Creating twice gives the same endpoint; an endpoint that is
-/// already deleted is an answer that got lost.
-fn until_done(client: &Client, path: &str, number: usize) -> Result<Answer> {
+/// Retries while there is no leader, like an agent. Both operations are idempotent, so a lost response is harmless.
+fn retry(client: &Client, path: &str, number: usize) -> Result<Response> {
     let id = format!("e{number}");
     let body = json!({
         "TenantName": "default", "NetworkName": "big", "EndpointID": id,
         "ConfigEP": { "Container": id, "Host": "h1" },
     })
     .to_string();
-    wait_until(PATIENCE, &format!("{path} of {id}"), || {
-        let answer = client.send("POST", path, Some(JSON), Some(&body))?;
-        match answer.status {
-            200 => Ok(Some(answer)),
-            _ => anyhow::bail!("{} {}", answer.status, answer.first_line()),
+    wait_until(RECOVERY_TIMEOUT, &format!("{path} of {id}"), || {
+        let response = client.send("POST", path, Some(JSON), Some(&body))?;
+        match response.status {
+            200 => Ok(Some(response)),
+            _ => anyhow::bail!("{} {}", response.status, response.first_line()),
         }
     })
 }
 
-/// What the store says, by itself.
+/// Records of the store.
 struct State {
     endpoints: BTreeMap<String, Ipv4Addr>,
     taken: BTreeSet<u32>,
@@ -157,8 +156,8 @@ impl State {
             let text = etcdctl(&store, &["get", "--prefix", prefix, "--print-value-only"]).unwrap();
             text.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect()
         };
-        // The record of a large network is written whole when it comes to rest.
-        wait_until(PATIENCE, "the journals to be gone", || {
+        // netmaster writes the complete record of a large network after the journal.
+        wait_until(RECOVERY_TIMEOUT, "the journals to be merged", || {
             Ok(values("/contiv.io/state/ipam/").is_empty().then_some(()))
         })
         .unwrap();

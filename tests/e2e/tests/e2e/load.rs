@@ -1,4 +1,4 @@
-//! The agent of an eBPF node is killed, restarted and upgraded under load.
+//! Agents of eBPF nodes are killed, restarted and upgraded under load.
 
 use std::{
     env, fs,
@@ -22,15 +22,15 @@ use testkit::{needs, wait_until};
 const DEADLINE: Duration = Duration::from_secs(30);
 const ROUNDS: usize = 20;
 const CONNECTIONS: usize = 1000;
-/// What a machine can do beside so many other tests; `CONTIV_LOAD_RATE` says otherwise.
+/// Datagrams per second; `CONTIV_LOAD_RATE` overrides it.
 const RATE: u64 = 10_000;
-/// In the order of the nodes.
+/// Service addresses, in the order of the nodes of their backends.
 const VIPS: [[u8; 4]; 2] = [[10, 1, 200, 1], [10, 1, 200, 2]];
 const WEB: u16 = 8080;
 const CLOSED: u16 = 9999;
 
-/// Clients on the first node, a server on each, a service for each of these, and a port that a rule closes. A client
-/// stays with a service's backend, so one service over both would leave one of the ways untried.
+/// Clients on the first node, and a server with a service and a denied port on each node. One service with both backends
+/// would not test both nodes, because of session affinity.
 struct Site {
     client: Pod,
     servers: Vec<Pod>,
@@ -68,8 +68,8 @@ impl Site {
         Ok(Site { client, servers, cluster })
     }
 
-    /// Closes the port, over TCP and UDP.
-    fn close(&self) -> Result<()> {
+    /// Adds rules that deny the port for TCP and UDP.
+    fn deny_port(&self) -> Result<()> {
         for (number, protocol) in ["tcp", "udp"].into_iter().enumerate() {
             let rule = json!({"tenantName": "blue", "policyName": "closed", "ruleId": number.to_string(),
                 "direction": "in", "protocol": protocol, "port": CLOSED, "action": "deny", "priority": 10});
@@ -78,11 +78,11 @@ impl Site {
         Ok(())
     }
 
-    fn closed(&self) -> Vec<SocketAddr> {
+    fn denied(&self) -> Vec<SocketAddr> {
         self.servers.iter().map(|server| SocketAddr::from((server.ip, CLOSED))).collect()
     }
 
-    /// Whether a closed port answers, over UDP.
+    /// Whether a port responds over UDP.
     fn answers(&self, target: SocketAddr) -> Result<bool> {
         self.client.netns().run(|| {
             let socket = std::net::UdpSocket::bind("0.0.0.0:0")?;
@@ -94,17 +94,17 @@ impl Site {
     }
 }
 
-/// As if another build had pinned the programs: the next agent replaces them in place.
-fn pretend_another_build(pins: &Path, mark: u8) -> Result<()> {
-    let pin = find(pins, "ctv_build")?.context("no map ctv_build is pinned")?;
+/// Changes the recorded build id of the pinned programs: the next agent replaces them in place.
+fn change_build_id(pins: &Path, mark: u8) -> Result<()> {
+    let pin = find(pins, "ctv_build")?.context("find the pinned map ctv_build")?;
     let mut build: Array<_, [u8; 16]> = Map::from_map_data(MapData::from_pin(pin)?)?.try_into()?;
     build.set(0, [mark; 16], 0)?;
     Ok(())
 }
 
-/// The kernel's number of the program for what pods send.
+/// Kernel id of the program for packets from pods.
 fn program(pins: &Path) -> Result<u32> {
-    let pin = find(pins, "ctv_from_pod")?.context("no program ctv_from_pod is pinned")?;
+    let pin = find(pins, "ctv_from_pod")?.context("find the pinned program ctv_from_pod")?;
     Ok(SchedClassifier::from_pin(pin)?.info()?.id())
 }
 
@@ -124,7 +124,7 @@ fn find(folder: &Path, name: &str) -> Result<Option<PathBuf>> {
 }
 
 #[test]
-fn nothing_is_lost_broken_or_let_through_when_agents_are_killed_and_upgraded() {
+fn agent_kills_and_upgrades_lose_nothing_and_allow_nothing() {
     needs!(root(), binary("ip"), binary("ethtool"));
     let _machine = testkit::exclusive();
     let rate = env::var("CONTIV_LOAD_RATE").map_or(RATE, |text| text.parse().unwrap());
@@ -133,13 +133,13 @@ fn nothing_is_lost_broken_or_let_through_when_agents_are_killed_and_upgraded() {
     let mut servers: Vec<Server> = site.servers.iter().map(|pod| server(pod, WEB)).collect();
     let forbidden: Vec<Server> = site.servers.iter().map(|pod| server(pod, CLOSED)).collect();
 
-    // Open, then closed: the rule is what makes the difference.
-    for target in site.closed() {
+    // The port responds before the rules and not after them: the rules are the reason.
+    for target in site.denied() {
         wait_until(DEADLINE, "the port is open", || Ok(site.answers(target)?.then_some(()))).unwrap();
     }
-    site.close().unwrap();
-    for target in site.closed() {
-        wait_until(DEADLINE, "the port is closed", || Ok((!site.answers(target)?).then_some(()))).unwrap();
+    site.deny_port().unwrap();
+    for target in site.denied() {
+        wait_until(DEADLINE, "the port is denied", || Ok((!site.answers(target)?).then_some(()))).unwrap();
     }
     let leaked = |forbidden: &[Server]| forbidden.iter().map(Server::seen).sum::<u64>();
     let before = leaked(&forbidden);
@@ -157,63 +157,67 @@ fn nothing_is_lost_broken_or_let_through_when_agents_are_killed_and_upgraded() {
     let dns = VIPS.map(|vip| SocketAddr::from((vip, 53)));
     let datagrams = dns.map(|to| Datagrams::start(netns, to, rate / dns.len() as u64).unwrap());
     let new = web.map(|to| NewStreams::start(netns, to, 25).unwrap());
-    let denied = Denied::start(netns, site.closed(), 500).unwrap();
+    let denied = Denied::start(netns, site.denied(), 500).unwrap();
 
     let mut upgrades = 0;
     for round in 0..ROUNDS {
-        // Both nodes in turn, each now with its own programs and now as an upgrade.
+        // Both nodes in turn, alternately with the same programs and as an upgrade.
         let node = &mut site.cluster.nodes[round % 2];
         node.kill_agent().unwrap();
         std::thread::sleep(Duration::from_millis(200));
         let programs = program(node.pins()).unwrap();
         let upgrade = round % 4 < 2;
         if upgrade {
-            pretend_another_build(node.pins(), round as u8 + 1).unwrap();
+            change_build_id(node.pins(), round as u8 + 1).unwrap();
             upgrades += 1;
         }
         node.restart_agent().unwrap();
         assert_eq!(
             program(node.pins()).unwrap() != programs,
             upgrade,
-            "round {round}: programs are replaced"
+            "round {round}: replacement of programs"
         );
         std::thread::sleep(Duration::from_millis(200));
     }
 
     let datagrams = datagrams.map(|datagrams| datagrams.stop().unwrap());
     let (new, denied) = (new.map(|new| new.stop().unwrap()), denied.stop().unwrap());
-    let kept = streams.map(|streams| streams.stop().unwrap());
+    let persistent = streams.map(|streams| streams.stop().unwrap());
     let seen: Vec<u64> = servers.iter().map(Server::seen).collect();
     let leaked = leaked(&forbidden) - before;
-    println!("{ROUNDS} kills, {upgrades} of them upgrades; {rate} datagrams a second were asked for");
-    for (way, service) in VIPS.iter().enumerate() {
-        let (datagrams, kept, new) = (&datagrams[way], &kept[way], &new[way]);
+    println!("{ROUNDS} kills, {upgrades} of them upgrades; target rate {rate} datagrams/s");
+    for (index, service) in VIPS.iter().enumerate() {
+        let (datagrams, persistent, new) = (&datagrams[index], &persistent[index], &new[index]);
         println!(
-            "{}: {} datagrams at {:.0} a second over {} flows, {} lost; {} connections, {} exchanges, {} broken; \
-             {} new connections, {} failed; the server saw {}",
+            "{}: {} datagrams at {:.0}/s over {} flows, {} lost; {} connections, {} requests, {} broken; \
+             {} new connections, {} failed; {} received by the server",
             IpAddr::from(*service),
             datagrams.sent,
             datagrams.rate,
             datagrams.flows,
             datagrams.lost,
-            kept.connections,
-            kept.exchanges,
-            kept.broken,
-            new.made,
+            persistent.connections,
+            persistent.exchanges,
+            persistent.broken,
+            new.opened,
             new.failed,
-            seen[way],
+            seen[index],
         );
         assert_eq!(datagrams.lost, 0, "{datagrams:?}");
-        assert_eq!((kept.connections, kept.broken), (CONNECTIONS / web.len(), 0), "{kept:?}");
+        assert_eq!(
+            (persistent.connections, persistent.broken),
+            (CONNECTIONS / web.len(), 0),
+            "{persistent:?}"
+        );
         assert_eq!(new.failed, 0, "{new:?}");
-        assert!(new.made > 0 && seen[way] > 0);
+        assert!(new.opened > 0 && seen[index] > 0);
     }
-    let let_through = denied.let_through + leaked;
+    let allowed = denied.allowed + leaked;
     println!(
-        "{} datagrams and {} connections denied, {let_through} let through",
+        "{} datagrams and {} connections to the denied port, {allowed} allowed",
         denied.datagrams, denied.connections
     );
-    assert_eq!(let_through, 0, "{denied:?}");
+    assert_eq!(allowed, 0, "{denied:?}");
     assert!(denied.datagrams > 0);
 
     servers.extend(forbidden);

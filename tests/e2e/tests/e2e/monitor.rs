@@ -1,4 +1,4 @@
-//! What an eBPF node tells of its packets: `netctl monitor`, `--bpf-log`, and counts by name.
+//! Packet events of an eBPF node: `netctl monitor`, `--bpf-log`, and counters by name.
 #![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 use std::{
@@ -19,7 +19,7 @@ const VIP: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 1, 200, 1));
 const WEB: u16 = 8080;
 const CLOSED: u16 = 9999;
 
-/// A client and a server on the first node, the server behind a service and with a port that a rule closes.
+/// A client and a server on the first node; the server is the backend of a service and has a denied port.
 struct Site {
     client: Pod,
     server: Pod,
@@ -52,7 +52,7 @@ impl Site {
         Ok(Site { client, server, cluster })
     }
 
-    /// A datagram from a port of its own, which begins a flow.
+    /// Sends a datagram from a new port, which creates a flow.
     fn send(&self, port: u16) -> Result<()> {
         self.client.netns().run(|| {
             let socket = UdpSocket::bind("0.0.0.0:0")?;
@@ -62,11 +62,11 @@ impl Site {
     }
 
     fn connects(&self, to: SocketAddr) -> Result<bool> {
-        let patience = Duration::from_millis(200);
-        self.client.netns().run(|| Ok(TcpStream::connect_timeout(&to, patience).is_ok()))
+        let timeout = Duration::from_millis(200);
+        self.client.netns().run(|| Ok(TcpStream::connect_timeout(&to, timeout).is_ok()))
     }
 
-    /// In JSON, until it is dropped.
+    /// Starts `netctl monitor` with JSON output; it ends when dropped.
     fn monitor(&self) -> Result<Process> {
         let mut netctl = Binary::Netctl.command()?;
         let master = format!("http://{}", self.cluster.client().server());
@@ -79,8 +79,8 @@ impl Site {
     }
 }
 
-/// What the monitor has told; what it says besides is for people.
-fn told(monitor: &Process) -> Vec<Value> {
+/// Events in the output of the monitor; other lines are messages.
+fn events(monitor: &Process) -> Vec<Value> {
     let log = monitor.log();
     log.lines()
         .filter(|line| line.starts_with('{'))
@@ -88,11 +88,15 @@ fn told(monitor: &Process) -> Vec<Value> {
         .collect()
 }
 
-/// The line that tells of it, made to happen as often as it takes: the monitor may have come a moment later.
-fn seen(monitor: &Process, mut happen: impl FnMut() -> Result<()>, is_it: impl Fn(&Value) -> bool) -> Value {
-    wait_until(DEADLINE, "the monitor tells of it", || {
-        happen()?;
-        Ok(told(monitor).into_iter().find(|line| is_it(line)))
+/// Waits for an event. Repeats `action`, because the monitor may have connected after it.
+fn wait_event(
+    monitor: &Process,
+    mut action: impl FnMut() -> Result<()>,
+    matches: impl Fn(&Value) -> bool,
+) -> Value {
+    wait_until(DEADLINE, "the event", || {
+        action()?;
+        Ok(events(monitor).into_iter().find(|line| matches(line)))
     })
     .with_context(|| monitor.tail())
     .unwrap()
@@ -103,12 +107,12 @@ fn is_flow_to(port: u16) -> impl Fn(&Value) -> bool {
 }
 
 #[test]
-fn packets_are_told_by_the_names_that_people_know_also_after_the_agent_was_away() {
+fn monitor_shows_names_and_reconnects_to_a_restarted_agent() {
     needs!(root(), binary("ip"), binary("ethtool"));
     let _machine = testkit::shared();
     let mut site = Site::build().unwrap();
     let mut monitor = site.monitor().unwrap();
-    let flow = seen(&monitor, || site.send(7001), is_flow_to(7001));
+    let flow = wait_event(&monitor, || site.send(7001), is_flow_to(7001));
     let end = |pod: &Pod, group: &str| (json!(Site::endpoint(pod)), json!(pod.ip.to_string()), json!(group));
     let ends = |line: &Value| {
         let end = |end: &Value| (end["endpoint"].clone(), end["ip"].clone(), end["group"].clone());
@@ -123,8 +127,9 @@ fn packets_are_told_by_the_names_that_people_know_also_after_the_agent_was_away(
 
     let admin = SocketAddr::from((site.server.ip, CLOSED));
     let try_admin = || site.connects(admin).map(|connected| assert!(!connected));
-    let drop =
-        seen(&monitor, try_admin, |line| line["event"] == "drop" && line["destination"]["port"] == CLOSED);
+    let drop = wait_event(&monitor, try_admin, |line| {
+        line["event"] == "drop" && line["destination"]["port"] == CLOSED
+    });
     assert_eq!((&drop["reason"], ends(&drop)), (&json!("policy"), here));
     let rule = drop["rules"][0].as_str().unwrap();
     assert!(rule.contains("closed") && rule.contains("no-admin"), "{rule}");
@@ -132,19 +137,20 @@ fn packets_are_told_by_the_names_that_people_know_also_after_the_agent_was_away(
     let web = site.server.netns().run(|| Ok(TcpListener::bind((site.server.ip, WEB))?)).unwrap();
     let shop = SocketAddr::new(VIP, 80);
     let connect = || site.connects(shop).map(std::mem::drop);
-    let service = seen(&monitor, connect, |line| line["event"] == "flow" && line["service"] == "shop:blue");
+    let service =
+        wait_event(&monitor, connect, |line| line["event"] == "flow" && line["service"] == "shop:blue");
     assert_eq!(service["backend"]["endpoint"], Site::endpoint(&site.server));
-    agrees(&site);
+    counters_are_equal(&site);
 
-    // An agent that goes and comes again.
+    // Agent restart.
     let node = &mut site.cluster.nodes[0];
     let quiet = node.agent().unwrap().log();
-    assert!(!quiet.contains("no-admin"), "without --bpf-log nothing is said of packets: {quiet}");
+    assert!(!quiet.contains("no-admin"), "packet events in the log without --bpf-log: {quiet}");
     node.kill_agent().unwrap();
     node.restart_agent_with(&["--bpf-log"]).unwrap();
-    seen(&monitor, || site.send(7002), is_flow_to(7002));
-    assert!(monitor.log().contains("waiting for it"), "{}", monitor.log());
-    // Now it says so, too, in its log.
+    wait_event(&monitor, || site.send(7002), is_flow_to(7002));
+    assert!(monitor.log().contains("reconnecting"), "{}", monitor.log());
+    // With --bpf-log the events are in the log of the agent, too.
     wait_until(DEADLINE, "the agent's log", || {
         site.send(7003)?;
         assert!(!site.connects(admin)?);
@@ -162,14 +168,14 @@ fn packets_are_told_by_the_names_that_people_know_also_after_the_agent_was_away(
     cluster.shut_down().unwrap();
 }
 
-/// The counts of the service, the rule and the endpoints are the same wherever they are asked for.
-fn agrees(site: &Site) {
+/// Counters of service, rule and endpoints are equal in all interfaces.
+fn counters_are_equal(site: &Site) {
     let node = &site.cluster.nodes[0];
     let shop = r#"service="shop:blue",protocol="tcp",port="80""#;
     let metric =
         |name: &str, labels: &str| node.metric(&format!("contiv_{name}{{{labels}}}")).unwrap() as u64;
-    // The last packets of a connection may be on their way.
-    let counts = wait_until(DEADLINE, "the same counts everywhere", || {
+    // The last packets of a connection may be in flight.
+    let counts = wait_until(DEADLINE, "equal counters", || {
         let driver = node.client().get_json("/inspect/driver")?;
         let stats = node.client().get_json("/svcstats")?;
         let inside = &driver["services"]["shop:blue:TCP:80"];
@@ -186,8 +192,8 @@ fn agrees(site: &Site) {
         let same = of_metrics == of_driver && of_driver == of_stats;
         Ok(same.then_some((of_metrics, inside["connections"].as_u64(), driver)))
     });
-    let ([there, back], connections, driver) = counts.unwrap();
-    assert!(there.0 > 0 && back.0 > 0);
+    let ([forward, reply], connections, driver) = counts.unwrap();
+    assert!(forward.0 > 0 && reply.0 > 0);
     assert_eq!(Some(metric("service_connections_total", shop)), connections);
     let rules = driver["rules"].as_object().unwrap();
     let (rule, count) = rules.iter().find(|(id, _)| id.contains("no-admin")).unwrap();

@@ -1,5 +1,5 @@
-//! The API's own description, and whether the API is as it says: a validator of OpenAPI 3.1 and schemathesis, which makes
-//! requests from the document, sound ones and others.
+//! Checks the OpenAPI document with a validator, and the API against the document with schemathesis, which generates valid and
+//! invalid requests.
 #![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 use std::{
@@ -13,15 +13,15 @@ use e2e::master::{Master, Options, Store};
 use serde_json::Value;
 use testkit::{etcd::Etcd, needs, scratch_dir, skip};
 
-/// At least so many requests.
+/// Minimum number of requests.
 const CASES: u64 = 2_000;
-/// Per operation, of which there are some hundred.
+/// Examples per operation; there are about a hundred operations.
 const EXAMPLES: &str = "30";
-/// Requests are the same in every run.
+/// Fixed seed: every run sends the same requests.
 const SEED: &str = "20261121";
-/// What a netmaster may hold when all is over, in KiB: it had 30 MB at the start, and the store has some hundred objects.
+/// Maximum resident memory of netmaster after the test in KiB; it starts with about 30 MB.
 const MEMORY: u64 = 200 << 10;
-/// The checks that can hold for an API whose failures are status 500. `failures_are_told` is ours.
+/// Checks that apply to an API whose failures have status 500. `failures_are_told` is defined in hooks.py.
 const CHECKS: &str = "failures_are_told,status_code_conformance,content_type_conformance,response_headers_conformance,\
                       response_schema_conformance";
 
@@ -29,19 +29,19 @@ fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Of the virtual environment that `cargo xtask setup` makes.
+/// Path of a program in the virtual environment of `cargo xtask setup`.
 fn python(program: &str) -> Option<PathBuf> {
     Some(workspace().join(".tools/python/bin").join(program)).filter(|path| path.is_file())
 }
 
-/// Must succeed; what it said.
+/// Runs a command that must succeed; returns its output.
 #[track_caller]
 fn run(command: &mut Command) -> String {
-    let output = command.output().unwrap();
-    let said =
-        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{command:?}: {}\n{said}", output.status);
-    said
+    let result = command.output().unwrap();
+    let output =
+        format!("{}{}", String::from_utf8_lossy(&result.stdout), String::from_utf8_lossy(&result.stderr));
+    assert!(result.status.success(), "{command:?}: {}\n{output}", result.status);
+    output
 }
 
 fn files(pid: nix::unistd::Pid) -> usize {
@@ -55,7 +55,7 @@ fn memory(pid: nix::unistd::Pid) -> u64 {
 }
 
 #[test]
-fn the_api_is_as_its_document_says() {
+fn api_conforms_to_its_openapi_document() {
     needs!(binary("etcd"));
     let _machine = testkit::shared();
     let (Some(schemathesis), Some(interpreter)) = (python("schemathesis"), python("python")) else {
@@ -74,7 +74,7 @@ fn the_api_is_as_its_document_says() {
     let pid = master.process().pid();
     let files_before = files(pid);
     let answers = folder.path().join("answers.json");
-    let said = run(Command::new(schemathesis)
+    let output = run(Command::new(schemathesis)
         .current_dir(folder.path())
         .env("PYTHONPATH", workspace().join("tests/e2e/schemathesis"))
         .env("PYTHONDONTWRITEBYTECODE", "1")
@@ -97,8 +97,8 @@ fn the_api_is_as_its_document_says() {
         serde_json::from_slice(&fs::read(answers).unwrap()).unwrap();
     let cases: u64 = answers.iter().map(|(.., n)| n).sum();
     println!("{cases} cases");
-    assert!(cases >= CASES, "{cases} cases\n{said}");
-    // Requests came through: every list was read, and objects of most types were made. Which ones is chance.
+    assert!(cases >= CASES, "{cases} cases\n{output}");
+    // Requests reached the API: every list was read, and objects of most types were created. Which ones is random.
     let good: BTreeSet<(&str, &str)> = answers
         .iter()
         .filter(|(.., status, _)| *status == 200)
@@ -108,15 +108,19 @@ fn the_api_is_as_its_document_says() {
     let paths = || document["paths"].as_object().unwrap().keys().map(String::as_str);
     let unread: Vec<&str> =
         paths().filter(|path| path.ends_with("s/") && !good.contains(&("GET", path))).collect();
-    assert_eq!(unread, [""; 0], "never answered 200\n{said}");
+    assert_eq!(unread, [""; 0], "never returned 200\n{output}");
     let objects = || {
         paths().filter(|path| {
             path.starts_with("/api/v1/") && !path.contains("inspect") && path.ends_with("{key}/")
         })
     };
-    let made =
+    let created =
         objects().filter(|path| ["POST", "PUT"].iter().any(|method| good.contains(&(*method, path)))).count();
-    assert!(made * 3 >= objects().count() * 2, "{made} of {} types were made\n{said}", objects().count());
+    assert!(
+        created * 3 >= objects().count() * 2,
+        "{created} of {} types were created\n{output}",
+        objects().count()
+    );
 
     assert!(master.process().ended().unwrap().is_none(), "{}", master.tail());
     let log = master.process().log();

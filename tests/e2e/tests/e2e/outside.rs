@@ -1,7 +1,7 @@
-//! Clients of services that are outside of the cluster, on the wire of a VLAN, behind switches that learn.
+//! Clients of services outside of the cluster, on a VLAN behind learning switches.
 //!
 //! ```text
-//!   client0 .. client3 -- edge (puts the tag on) -- learning bridge -- uplink0 of node1
+//!   client0 .. client3 -- edge (adds the tag) -- learning bridge -- uplink0 of node1
 //!                                                         \--------- uplink0 of node2
 //! ```
 
@@ -18,14 +18,14 @@ use testkit::{Netns, needs, ovs::Switch, wait_until};
 const DEADLINE: Duration = Duration::from_secs(30);
 const VIP: [u8; 4] = [10, 1, 200, 1];
 const WEB: u16 = 8080;
-/// The first network of a cluster has the first tag.
+/// VLAN id of the first network.
 const TAG: u16 = 1;
 const CLIENTS: usize = 4;
-/// From each client.
+/// Connections per client.
 const CONNECTIONS: usize = 5;
 const KILLS: usize = 5;
 
-/// A service with a pod on each node, and clients.
+/// A service with a backend on each node, and clients.
 struct Site {
     cluster: Cluster,
     pods: Vec<Pod>,
@@ -35,7 +35,7 @@ struct Site {
     _bridge: Netns,
 }
 
-/// What puts tags on frames and takes them off: the kernel may have no VLAN devices.
+/// Switch that adds and removes VLAN tags: the kernel may not support VLAN devices.
 struct Edge {
     switch: Switch,
     netns: Netns,
@@ -45,7 +45,7 @@ impl Site {
     fn build() -> Result<Site> {
         let shape = Shape { datapaths: [Datapath::Ebpf; 2], encap: Encap::Vlan, store: StoreKind::Embedded };
         let mut cluster = Cluster::build(shape)?;
-        let bridge = put_between(&cluster.nodes)?;
+        let bridge = insert_bridge(&cluster.nodes)?;
         let edge = Edge::new(&bridge)?;
         cluster.start_agents()?;
         let network = Network::pods();
@@ -73,13 +73,13 @@ impl Site {
         Ok(Site { cluster, pods, servers, clients, _edge: edge, _bridge: bridge })
     }
 
-    fn announced(&self, node: usize) -> Result<f64> {
+    fn announcements(&self, node: usize) -> Result<f64> {
         self.cluster.nodes[node].metric(r#"contiv_datapath_announced_total{outcome="sent"}"#)
     }
 }
 
-/// A bridge of the kernel in place of the cable between the nodes.
-fn put_between(nodes: &[Node]) -> Result<Netns> {
+/// Replaces the link between the nodes by a kernel bridge.
+fn insert_bridge(nodes: &[Node]) -> Result<Netns> {
     let bridge = Netns::new("bridge")?;
     bridge.ip("link add br0 type bridge")?;
     bridge.up("br0")?;
@@ -91,7 +91,7 @@ fn put_between(nodes: &[Node]) -> Result<Netns> {
     Ok(bridge)
 }
 
-/// A cable from a port of the bridge.
+/// Connects a namespace to a port of the bridge.
 fn plug(bridge: &Netns, port: &str, other: &Netns, link: &str) -> Result<()> {
     bridge.veth(port, other, link)?;
     bridge.ip(&format!("link set {port} master br0 up"))?;
@@ -128,19 +128,19 @@ fn service() -> SocketAddr {
 
 fn answers(client: &Netns) -> Result<()> {
     wait_until(DEADLINE, &format!("the service answers {}", client.name()), || {
-        let kept = Streams::open(client, service(), 1).and_then(Streams::stop);
-        Ok(kept.is_ok_and(|kept| kept.broken == 0).then_some(()))
+        let count = Streams::open(client, service(), 1).and_then(Streams::stop);
+        Ok(count.is_ok_and(|count| count.broken == 0).then_some(()))
     })
 }
 
 #[test]
-fn clients_outside_keep_their_connections_and_find_a_service_that_moves() {
+fn external_clients_keep_connections_and_follow_a_moved_service() {
     needs!(root(), binary("ip"), binary("ethtool"), binary("ovs-vswitchd"));
     let _machine = testkit::shared();
     let mut site = Site::build().unwrap();
     for client in &site.clients {
         answers(client).unwrap();
-        // From now on nobody asks: what a client knows of its neighbour is what it goes by.
+        // Permanent neighbour entries: the client sends no more ARP requests.
         let known = client.ip("neigh show 10.1.200.1 dev eth0").unwrap();
         let mac = known.split_whitespace().skip_while(|word| *word != "lladdr").nth(1);
         let mac = mac.context(known.clone()).unwrap();
@@ -149,7 +149,7 @@ fn clients_outside_keep_their_connections_and_find_a_service_that_moves() {
     let before: Vec<u64> = site.servers.iter().map(Server::seen).collect();
     let streams: Vec<Streams> =
         site.clients.iter().map(|client| Streams::open(client, service(), CONNECTIONS).unwrap()).collect();
-    let held = wait_until(DEADLINE, "the servers have taken all connections", || {
+    let held = wait_until(DEADLINE, "the servers to accept all connections", || {
         let held: Vec<u64> =
             site.servers.iter().zip(&before).map(|(server, before)| server.seen() - before).collect();
         Ok((held.iter().sum::<u64>() == (CLIENTS * CONNECTIONS) as u64).then_some(held))
@@ -157,9 +157,9 @@ fn clients_outside_keep_their_connections_and_find_a_service_that_moves() {
     .unwrap();
     let new = NewStreams::start(&site.clients[0], service(), 25).unwrap();
 
-    // Agents are killed and started again: nobody notices, and nothing is announced that was there before.
-    let announced = [site.announced(0).unwrap(), site.announced(1).unwrap()];
-    assert!(announced[0] >= 1.0 && announced[1] == 0.0, "{announced:?}");
+    // Agent restarts interrupt nothing, and do not repeat announcements.
+    let announcements = [site.announcements(0).unwrap(), site.announcements(1).unwrap()];
+    assert!(announcements[0] >= 1.0 && announcements[1] == 0.0, "{announcements:?}");
     for round in 0..KILLS {
         let node = &mut site.cluster.nodes[round % 2];
         node.kill_agent().unwrap();
@@ -167,18 +167,18 @@ fn clients_outside_keep_their_connections_and_find_a_service_that_moves() {
         node.restart_agent().unwrap();
     }
     let new = new.stop().unwrap();
-    assert!(new.made > 0 && new.failed == 0, "{new:?}");
-    assert_eq!([site.announced(0).unwrap(), site.announced(1).unwrap()], [0.0; 2]);
+    assert!(new.opened > 0 && new.failed == 0, "{new:?}");
+    assert_eq!([site.announcements(0).unwrap(), site.announcements(1).unwrap()], [0.0; 2]);
 
-    // The backend goes by which the first node answered for the service: the second node does now.
+    // Without its local backend the first node stops announcing the service, and the second node announces it.
     let (pod, server) = (site.pods.remove(0), site.servers.remove(0));
     pod.remove(&site.cluster.nodes[0]).unwrap();
     server.stop().unwrap();
-    wait_until(DEADLINE, "it is announced twice", || Ok((site.announced(1)? == 2.0).then_some(()))).unwrap();
+    wait_until(DEADLINE, "two announcements", || Ok((site.announcements(1)? == 2.0).then_some(()))).unwrap();
     for client in &site.clients {
         answers(client).unwrap();
     }
-    // Those of the backend that has stayed are well, and their way is another.
+    // Connections to the remaining backend survive on another path.
     let broken: usize = streams.into_iter().map(|streams| streams.stop().unwrap().broken).sum();
     assert_eq!(broken as u64, held[0], "of connections to the backends {held:?}");
 

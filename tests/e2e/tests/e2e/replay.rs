@@ -1,4 +1,4 @@
-//! The original's answers, recorded, against ours: all agree, but for the differences that are declared.
+//! Compares responses and store with recordings of the original; only declared differences are allowed.
 #![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use e2e::replay::{self, Step};
 
 #[track_caller]
-fn agrees(folder: &str) {
+fn assert_equal_responses(folder: &str) {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
     let recordings = package.join("recordings").join(folder);
     let differing = replay::differing(&recordings, &package.join("../../docs/compatibility.toml")).unwrap();
@@ -14,19 +14,19 @@ fn agrees(folder: &str) {
 }
 
 #[test]
-fn objects_and_their_errors_are_those_of_the_original() {
+fn object_responses_equal_the_original() {
     let _machine = testkit::shared();
-    agrees("a");
+    assert_equal_responses("a");
 }
 
 #[test]
-fn addresses_and_endpoints_are_those_of_the_original() {
+fn plugin_responses_equal_the_original() {
     let _machine = testkit::shared();
-    agrees("b");
+    assert_equal_responses("b");
 }
 
 #[track_caller]
-fn is_stored(folder: &str, steps: &[Step]) {
+fn assert_equal_store(folder: &str, steps: &[Step]) {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
     let recordings = package.join("recordings");
     let differences = package.join("../../docs/compatibility.toml");
@@ -37,9 +37,9 @@ fn is_stored(folder: &str, steps: &[Step]) {
 }
 
 #[test]
-fn the_store_after_each_recorded_step_is_the_originals() {
+fn store_equals_the_original_after_each_step() {
     let _machine = testkit::shared();
-    is_stored(
+    assert_equal_store(
         "a",
         &[
             Step { dump: "03_networks-01-n1.txt", file: "03_networks.jsonl", line: 2 },
@@ -49,7 +49,7 @@ fn the_store_after_each_recorded_step_is_the_originals() {
             Step { dump: "07_netprofiles-01-attached.txt", file: "07_netprofiles.jsonl", line: 26 },
         ],
     );
-    is_stored(
+    assert_equal_store(
         "b",
         &[
             Step { dump: "12_plugin_endpoints-01.txt", file: "12_plugin_endpoints.jsonl", line: 8 },

@@ -1,4 +1,4 @@
-//! An agent asks netmaster by https, with a certificate and a token of its own, for a pod.
+//! CNI calls with an agent that uses TLS, a client certificate and a token for netmaster.
 #![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 use std::{
@@ -21,9 +21,9 @@ const MASTER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALH
 const AGENT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9090);
 const OPS: &str = "token-of-the-agents-0123";
 const NEXT: &str = "token-of-the-next-month-0123";
-const BOARD: &str = "token-of-who-looks-0123";
+const BOARD: &str = "token-of-the-board-0123";
 
-/// Everything on the loopback of one namespace.
+/// All processes, on the loopback of one namespace.
 struct Site {
     folder: tempfile::TempDir,
     home: Netns,
@@ -69,7 +69,7 @@ impl Site {
         self.folder.path().join("cni.sock")
     }
 
-    /// What an operator says; it must be done.
+    /// Runs netctl, which must succeed, and returns its output.
     #[track_caller]
     fn netctl(&self, words: &[&str]) -> String {
         let mut command = Binary::Netctl.command().unwrap();
@@ -107,7 +107,7 @@ fn answer(output: &Output) -> Value {
 }
 
 #[test]
-fn pods_come_and_go_by_https_with_certificate_and_token() {
+fn pods_are_added_and_deleted_with_tls_and_token() {
     needs!(root());
     let _machine = testkit::shared();
     let (site, network) = (Site::new(), Network::pods());
@@ -117,7 +117,7 @@ fn pods_come_and_go_by_https_with_certificate_and_token() {
     let call = Call::at(&site.socket(), &network, "web-1", &pod);
     let endpoints = || site.netctl(&["endpoint", "ls", "-t", "blue", "-o", "json"]);
 
-    // A token that may only read: said at once, and nothing is left.
+    // A read-only token: ADD fails at once and leaves nothing.
     let mut agent = site.agent(BOARD);
     let refused = answer(&call.run_in(&site.home, "ADD").unwrap());
     assert!(
@@ -135,7 +135,7 @@ fn pods_come_and_go_by_https_with_certificate_and_token() {
     assert_eq!(pod.links().unwrap(), ["eth0"]);
     assert!(endpoints().contains("10.1.0.1"), "{}", endpoints());
 
-    // The token is replaced: the agent must come with the new one.
+    // The token is replaced: the agent must use the new one.
     write_secret(&site.folder.path().join("tokens"), &format!("agents write {NEXT}\n")).unwrap();
     write_secret(&site.token_file(OPS), NEXT).unwrap();
     for log in [agent.log_path(), site.master.log_path()].map(Path::to_owned) {

@@ -1,4 +1,4 @@
-//! Agents and master are killed while pods talk.
+//! Agents and netmaster are killed while pods communicate.
 #![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 use std::{collections::BTreeSet, time::Duration};
@@ -7,7 +7,7 @@ use e2e::cluster::{Cluster, Datapath, Encap, Network, Pod, Shape, StoreKind};
 use testkit::{Pinger, needs, wait_until};
 
 const DEADLINE: Duration = Duration::from_secs(30);
-/// 100 a second.
+/// 100 pings per second.
 const INTERVAL: Duration = Duration::from_millis(10);
 const WRITES: &str = "contiv_datapath_writes_total";
 
@@ -27,7 +27,7 @@ fn cluster(encap: Encap, store: StoreKind) -> (Cluster, Vec<Pod>) {
     (cluster, pods)
 }
 
-/// Between the nodes both ways and within each node, IPv4 and IPv6: every path that the agents set up.
+/// Pings between the nodes in both directions and within each node, IPv4 and IPv6: all paths.
 fn ping_everywhere(pods: &[Pod]) -> Vec<Pinger> {
     let mut pingers = vec![];
     for (from, to) in [(0, 2), (2, 0), (0, 1), (2, 3)] {
@@ -43,15 +43,15 @@ fn ping_everywhere(pods: &[Pod]) -> Vec<Pinger> {
     pingers
 }
 
-/// So many more answers on every path.
-fn go_on(pingers: &[Pinger], answers: usize) {
-    let wanted: Vec<_> = pingers.iter().map(|pinger| pinger.answers() + answers).collect();
+/// Waits for further replies on every path.
+fn wait_replies(pingers: &[Pinger], replies: usize) {
+    let wanted: Vec<_> = pingers.iter().map(|pinger| pinger.answers() + replies).collect();
     for (pinger, wanted) in pingers.iter().zip(wanted) {
-        wait_until(DEADLINE, "more answers", || Ok((pinger.answers() >= wanted).then_some(()))).unwrap();
+        wait_until(DEADLINE, "more replies", || Ok((pinger.answers() >= wanted).then_some(()))).unwrap();
     }
 }
 
-fn nothing_lost(pingers: Vec<Pinger>) {
+fn assert_no_loss(pingers: Vec<Pinger>) {
     for pinger in pingers {
         let target = pinger.target();
         let ping = pinger.finish(DEADLINE).unwrap();
@@ -59,20 +59,20 @@ fn nothing_lost(pingers: Vec<Pinger>) {
     }
 }
 
-fn agents_die_and_come_back(encap: Encap) {
+fn agent_restarts_lose_no_ping(encap: Encap) {
     let (mut cluster, pods) = cluster(encap, StoreKind::Embedded);
     let pingers = ping_everywhere(&pods);
-    go_on(&pingers, 50);
+    wait_replies(&pingers, 50);
     for number in 0..cluster.nodes.len() {
         let node = &mut cluster.nodes[number];
         node.kill_agent().unwrap();
-        go_on(&pingers, 100);
+        wait_replies(&pingers, 100);
         node.restart_agent().unwrap();
-        go_on(&pingers, 100);
-        // A new process counts from zero: what was right was left alone.
+        wait_replies(&pingers, 100);
+        // The counter of a new process starts at zero: the agent has not rewritten correct state.
         assert_eq!(node.metric(WRITES).unwrap(), 0.0, "{} wrote after its restart", node.name);
     }
-    nothing_lost(pingers);
+    assert_no_loss(pingers);
     for pod in pods {
         let node = cluster.nodes.iter().find(|node| node.name == pod.node).unwrap();
         pod.remove(node).unwrap();
@@ -84,28 +84,28 @@ fn agents_die_and_come_back(encap: Encap) {
 fn no_ping_is_lost_when_agents_are_killed_vxlan() {
     needs!(root(), binary("ovs-vswitchd"), binary("ethtool"), binary("ping"));
     let _machine = testkit::exclusive();
-    agents_die_and_come_back(Encap::Vxlan);
+    agent_restarts_lose_no_ping(Encap::Vxlan);
 }
 
 #[test]
 fn no_ping_is_lost_when_agents_are_killed_vlan() {
     needs!(root(), binary("ovs-vswitchd"), binary("ethtool"), binary("ping"));
     let _machine = testkit::exclusive();
-    agents_die_and_come_back(Encap::Vlan);
+    agent_restarts_lose_no_ping(Encap::Vlan);
 }
 
 #[test]
-fn a_killed_master_gives_no_address_twice_and_agents_go_on() {
+fn killed_netmaster_allocates_no_address_twice_and_forwarding_continues() {
     needs!(root(), binary("ovs-vswitchd"), binary("ethtool"), binary("ping"), binary("etcd"));
     let _machine = testkit::exclusive();
     for store in [StoreKind::Embedded, StoreKind::Etcd] {
         let (mut cluster, mut pods) = cluster(Encap::Vxlan, store);
         let pingers = ping_everywhere(&pods);
         cluster.master.kill().unwrap();
-        go_on(&pingers, 50);
+        wait_replies(&pingers, 50);
         cluster.master.restart().unwrap();
-        go_on(&pingers, 50);
-        nothing_lost(pingers);
+        wait_replies(&pingers, 50);
+        assert_no_loss(pingers);
         for node in &cluster.nodes {
             pods.push(Pod::add(node, &Network::pods(), &format!("{}-late", node.name)).unwrap());
         }

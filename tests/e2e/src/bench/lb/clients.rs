@@ -1,31 +1,33 @@
-//! Frames of a client of services, given to the pinned program of its pod by `BPF_PROG_TEST_RUN`, one call for each: a
-//! repeated call would see the packet already translated. The kernel's clock around the program is part of what is measured,
-//! so the same is done with an empty program in the same run.
+//! Runs frames of a client of services through the pinned program of its pod with `BPF_PROG_TEST_RUN`, one frame per call: a
+//! repeated call would get the translated packet. The duration includes the overhead of the kernel's clock, which an empty
+//! program measures in the same run.
 
 use std::net::Ipv4Addr;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use testkit::packet::{Packet, mac, tcp_flags};
 
-use super::packets::{Bench, PORTS, vip};
+use super::{
+    loading::PORTS,
+    services::{Bench, vip},
+};
 use crate::{
-    bench::pinned::{self, Lines, Target, by_turns},
+    bench::pinned::{self, Lines, Target, interleaved},
     interrupt,
     progress::step,
 };
 
 const FROM_POD: &str = "ctv_from_pod";
-/// Flows between two looks at whether the user has interrupted.
-const FLOWS_AT_ONCE: usize = 10_000;
-/// The first source port of connections that are kept.
+/// Flows between two checks for an interrupt.
+const FLOWS_PER_CHECK: usize = 10_000;
+/// First source port of persistent connections.
 const LIVE: u16 = 20_000;
-/// Of what the programs look at for a service, lines of a processor's cache: a bucket of the hash table, its entry, which is three,
-/// and a count.
+/// Cache lines that the programs read per service: a bucket of the hash table, an entry of three lines, and a counter.
 const LINES: u64 = 5;
-/// Ports that nobody serves.
+/// Ports without a service.
 const DIRECT: std::ops::Range<u16> = 1..900;
 
-/// A connection through a service, as the client sends it.
+/// A connection to a service, before translation.
 #[derive(Clone, Copy)]
 struct Flow {
     service: usize,
@@ -33,20 +35,20 @@ struct Flow {
     source_port: u16,
 }
 
-/// The client, and what it has told already.
+/// The client, and its connections so far.
 pub(super) struct Clients<'a> {
     bench: &'a Bench<'a>,
     floor: Target,
     client: Target,
     backends: Vec<(Ipv4Addr, Target)>,
-    /// All of the first service, which stays as it is; what is known of a flow is not looked up there again.
+    /// Flows to the first service, which does not change: established flows do not look the service up.
     flows: Vec<Flow>,
-    /// Client ports of new connections.
+    /// Source ports of new connections.
     spare: Vec<u16>,
     began: usize,
 }
 
-/// Nanoseconds for a packet.
+/// Nanoseconds per packet.
 #[derive(Clone, Copy)]
 pub(super) struct Took {
     pub(super) floor: f64,
@@ -54,12 +56,12 @@ pub(super) struct Took {
     pub(super) live: f64,
     pub(super) new: f64,
     pub(super) direct: f64,
-    /// For one cold line.
+    /// Nanoseconds per cache miss.
     pub(super) line: f64,
 }
 
 impl<'a> Clients<'a> {
-    /// In the namespace of the node. Opens the connections that are to live.
+    /// Opens the persistent connections. Must run in the namespace of the node.
     pub(super) fn new(bench: &'a Bench<'a>, flows: usize) -> Result<Clients<'a>> {
         let pin = pinned::find(bench.node.pins(), FROM_POD)?;
         let client = Target::open(&pin, pinned::port_of(bench.pods[0])?)?;
@@ -77,12 +79,12 @@ impl<'a> Clients<'a> {
                 source_port: LIVE + (number / usize::from(PORTS)) as u16,
             })
             .collect();
-        // More than the table of new flows has room for, with the ports of the other end.
+        // More combinations with the destination ports than the capacity of the table of new flows.
         let spare = (1024..LIVE).chain(live_end(flows.len())..=u16::MAX).collect();
         let clients = Clients { bench, floor, client, backends, flows, spare, began: 0 };
         let mut out = vec![0; 256];
         step(&format!("{} live flows", clients.flows.len()), || {
-            clients.flows.chunks(FLOWS_AT_ONCE).try_for_each(|some| {
+            clients.flows.chunks(FLOWS_PER_CHECK).try_for_each(|some| {
                 interrupt::check()?;
                 some.iter().try_for_each(|flow| clients.establish(*flow, &mut out))
             })
@@ -90,33 +92,34 @@ impl<'a> Clients<'a> {
         Ok(clients)
     }
 
-    /// One round: so many calls of each, with so many services.
+    /// One round with `calls` calls of each kind.
     pub(super) fn round(&mut self, services: usize, calls: usize) -> Result<Took> {
-        pinned::stay()?;
+        pinned::pin_thread()?;
         let (mut frame, mut out) = (self.frame(tcp_flags::ACK), vec![0; 256]);
         let mut known = |target: &Target, at: &dyn Fn(usize) -> Flow| -> Result<f64> {
-            let [took] = by_turns(calls, |_, number| {
+            let [took] = interleaved(calls, |_, number| {
                 address(&mut frame, at(number));
-                Ok(target.give(&frame, &mut out)?.1)
+                Ok(target.run(&frame, &mut out)?.1)
             })?;
             Ok(took)
         };
         let floor = known(&self.floor, &|_| self.flows[0])?;
         let hot = known(&self.client, &|_| self.flows[0])?;
-        // Comes to each flow, and is far from the last one in memory.
+        // Visits every flow; consecutive flows are not neighbours in memory.
         let live = known(&self.client, &|number| self.flows[number.wrapping_mul(7919) % self.flows.len()])?;
         let pin = self.bench.node.pins().join("lines");
         let port = pinned::port_of(self.bench.pods[0])?;
         let lines = Lines::open(&pin, services as u64 * LINES * u64::from(Lines::BYTES), port)?;
         let mut opening = self.frame(tcp_flags::SYN);
-        let mut straight: Vec<Vec<u8>> = (1..self.bench.pods.len()).map(|pod| self.straight(pod)).collect();
+        let mut straight: Vec<Vec<u8>> =
+            (1..self.bench.pods.len()).map(|pod| self.direct_frame(pod)).collect();
         let first = self.began;
         self.began += calls;
-        // In turns, so that what one does to the processor's caches it does to all.
-        let [new, direct, read] = by_turns(calls, |side, number| match side {
+        // Interleaved, so that the state of the CPU caches affects all kinds equally.
+        let [new, direct, read] = interleaved(calls, |side, number| match side {
             0 => {
                 address(&mut opening, self.new_flow(first + number, services));
-                Ok(self.client.give(&opening, &mut out)?.1)
+                Ok(self.client.run(&opening, &mut out)?.1)
             }
             1 => {
                 let call = first + number;
@@ -126,7 +129,7 @@ impl<'a> Clients<'a> {
                 let port = DIRECT.start + (call / self.spare.len()) as u16 % DIRECT.end;
                 frame[34..36].copy_from_slice(&source_port.to_be_bytes());
                 frame[36..38].copy_from_slice(&port.to_be_bytes());
-                Ok(self.client.give(frame, &mut out)?.1)
+                Ok(self.client.run(frame, &mut out)?.1)
             }
             _ => lines.read(number as u32, &mut frame, &mut out),
         })?;
@@ -134,7 +137,7 @@ impl<'a> Clients<'a> {
         Ok(Took { floor, hot, live, new, direct, line })
     }
 
-    /// Never one that is known: of more client ports than the table of new flows has room for, none twice in a row.
+    /// Returns a flow that the table of new flows does not contain any more.
     fn new_flow(&self, call: usize, services: usize) -> Flow {
         let service = call.wrapping_mul(7919) % services;
         let (port, client) = match service {
@@ -145,7 +148,7 @@ impl<'a> Clients<'a> {
     }
 
     fn frame(&self, flags: u8) -> Vec<u8> {
-        // The checksums are not right for all that is written into it; the programs only add the difference.
+        // The checksums become invalid when fields are changed; the programs only add differences.
         let client = self.bench.pods[0];
         Packet::eth([2; 6], mac(&client.mac))
             .ipv4(client.ip, vip(0))
@@ -154,8 +157,8 @@ impl<'a> Clients<'a> {
             .build()
     }
 
-    /// To a backend itself.
-    fn straight(&self, pod: usize) -> Vec<u8> {
+    /// Frame to a backend directly.
+    fn direct_frame(&self, pod: usize) -> Vec<u8> {
         let (client, pod) = (self.bench.pods[0], self.bench.pods[pod]);
         Packet::eth(mac(&pod.mac), mac(&client.mac))
             .ipv4(client.ip, pod.ip)
@@ -164,24 +167,24 @@ impl<'a> Clients<'a> {
             .build()
     }
 
-    /// Opens a connection, answers it from the backend that was chosen, and acknowledges that: one that is not
-    /// acknowledged would be forgotten before the last row.
+    /// Completes the handshake of a connection with the chosen backend: an incomplete connection would be evicted before the
+    /// last measurement.
     fn establish(&self, flow: Flow, out: &mut [u8]) -> Result<()> {
         const REDIRECT: u32 = 7;
         let [mut opening, mut acknowledging] =
             [tcp_flags::SYN, tcp_flags::ACK].map(|flags| self.frame(flags));
         address(&mut opening, flow);
         address(&mut acknowledging, flow);
-        let (code, _) = self.client.give(&opening, out)?;
+        let (code, _) = self.client.run(&opening, out)?;
         if code != REDIRECT {
             let inspected = self.bench.node.client().get("/inspect/driver")?.json()?;
-            bail!("the program says {code} to a connection to {}: {}", vip(flow.service), inspected["drops"]);
+            bail!("unexpected code {code} for a connection to {}: {}", vip(flow.service), inspected["drops"]);
         }
         let chosen: [u8; 4] = out[30..34].try_into()?;
         let backend = self.backends.iter().find(|(ip, _)| ip.octets() == chosen);
-        let (_, backend) =
-            backend.with_context(|| format!("sent to {}, which is no backend", Ipv4Addr::from(chosen)))?;
-        // The same with its ends exchanged.
+        let (_, backend) = backend
+            .with_context(|| format!("redirected to {}, which is not a backend", Ipv4Addr::from(chosen)))?;
+        // The frame with source and destination exchanged.
         let mut answer = out[..opening.len()].to_vec();
         for (a, b, len) in [(0, 6, 6), (26, 30, 4), (34, 36, 2)] {
             for at in 0..len {
@@ -189,20 +192,20 @@ impl<'a> Clients<'a> {
             }
         }
         answer[47] = tcp_flags::SYN | tcp_flags::ACK;
-        let (code, _) = backend.give(&answer, out)?;
-        ensure!(code == REDIRECT, "the program says {code} to an answer");
-        let (code, _) = self.client.give(&acknowledging, out)?;
-        ensure!(code == REDIRECT, "the program says {code} to the answer's acknowledgement");
+        let (code, _) = backend.run(&answer, out)?;
+        ensure!(code == REDIRECT, "unexpected code {code} for a SYN-ACK");
+        let (code, _) = self.client.run(&acknowledging, out)?;
+        ensure!(code == REDIRECT, "unexpected code {code} for an ACK");
         Ok(())
     }
 }
 
-/// The first source port after those of connections that are kept.
+/// First source port after those of persistent connections.
 fn live_end(flows: usize) -> u16 {
     LIVE.saturating_add(flows.div_ceil(usize::from(PORTS)) as u16)
 }
 
-/// Makes a frame one of the flow.
+/// Sets the addresses and ports of a flow in a frame.
 fn address(frame: &mut [u8], flow: Flow) {
     let vip = vip(flow.service).octets();
     frame[..2].copy_from_slice(&[2, 2]);

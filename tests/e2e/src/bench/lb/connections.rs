@@ -1,4 +1,4 @@
-//! TCP from a pod to a service, beside what it replaces: how much, how many connections, and how long one takes.
+//! TCP from a pod to a service, compared with routing, nftables and iptables: throughput, connection rate, latency.
 
 use std::{thread, time::Duration};
 
@@ -10,30 +10,30 @@ use serde_json::Value;
 
 use super::{
     lab::Lab,
-    packets::BACKENDS,
     routed::{Routed, Rules},
+    services::BACKENDS,
 };
 use crate::{
     bench::{
-        Report,
         latency::Latency,
-        pinned::{Clocked, median},
+        pinned::{RunTime, median},
+        report::Report,
     },
     interrupt,
     progress::step,
-    traffic::{Processors, Route},
+    traffic::{Cpus, Route},
 };
 
 #[derive(Debug, Args)]
 #[group(skip)]
 pub(super) struct Options {
-    /// Services that each side has while connections to one of them are measured
+    /// Number of services of each variant
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u16).range(3..=30_000))]
     pub(super) among: u16,
-    /// How long each measurement of connections takes
+    /// Duration of each measurement in seconds
     #[arg(long, default_value_t = 2.0)]
     seconds: f64,
-    /// At once, where connections are counted
+    /// Number of concurrent clients in measurements of the connection rate
     #[arg(long, default_value_t = 8)]
     clients: usize,
 }
@@ -50,19 +50,19 @@ const FAR: &str = "eBPF service, other node";
 const FAR_DIRECT: &str = "eBPF pods, other node";
 const ROUTED: &str = "routed, no rules";
 
-/// A way to a server.
+/// A measured variant.
 struct Side {
     name: String,
-    /// The same way without a service.
+    /// Name of the same route without a service.
     direct: &'static str,
     route: Route,
-    /// What it took until the services were there.
+    /// Time to load the services.
     load: Option<Duration>,
     programs: Option<Programs>,
     rounds: Vec<Figures>,
 }
 
-/// What our programs do for one connection, measured apart from all else: to measure it takes time, too.
+/// Run time of our programs per connection, measured separately because the statistics cost time.
 #[derive(Debug, Clone, Copy, Serialize)]
 struct Programs {
     us: f64,
@@ -73,7 +73,7 @@ struct Programs {
 struct Figures {
     gigabits_per_second: f64,
     connections_per_second: f64,
-    /// Of processors' time for each of them, by both ends.
+    /// CPU time per connection of both ends.
     processor_us: f64,
     p50_us: f64,
     p99_us: f64,
@@ -86,40 +86,39 @@ pub(super) struct Connections {
     clients: usize,
     seconds: f64,
     rounds: usize,
-    /// Of clients and servers where throughput and connections are counted; both ends are on the first where one
-    /// connection's time is taken.
+    /// CPUs of client and server for throughput and connection rate; for latency both run on the first one.
     processors: [usize; 2],
-    /// Sides that are not here, and why.
+    /// Variants that were not measured, with the reason.
     missing: Vec<String>,
     rows: Vec<Row>,
     aims: Vec<Aim>,
 }
 
-/// Medians of all rounds; a ratio is taken in each round.
+/// Medians of all rounds; ratios are computed per round.
 #[derive(Debug, Serialize)]
 struct Row {
     side: String,
     #[serde(flatten)]
     figures: Figures,
     of_direct: Figures,
-    /// Of a node that routes and has no rules.
+    /// Ratio to a node that routes without rules.
     of_routed: Figures,
     programs: Option<Programs>,
     load_s: Option<f64>,
 }
 
-/// Connections per second through our service, of those of another side.
+/// Ratio of the connection rate of our service to that of another variant.
 #[derive(Debug, Serialize)]
 struct Aim {
     beside: &'static str,
     wanted: f64,
     ratio: f64,
-    /// The same for each second of processors' time, which others on the machine do not disturb.
+    /// The same ratio per second of CPU time, which other processes do not disturb.
     by_processor: f64,
 }
 
 pub(super) fn measure(options: &Options, rounds: usize) -> Result<Connections> {
-    ensure!(rounds > 0 && options.clients > 0, "nothing is measured without rounds or clients");
+    ensure!(rounds > 0 && options.clients > 0, "rounds and clients must not be zero");
     let among = usize::from(options.among);
     let lab = Lab::build(among)?;
     let mut sides = ours(&lab)?;
@@ -128,10 +127,10 @@ pub(super) fn measure(options: &Options, rounds: usize) -> Result<Connections> {
         sides.extend(theirs(routed, among)?);
     }
     let last = thread::available_parallelism()?.get() - 1;
-    let [apart, together] = [last, 0].map(|server| Processors { client: 0, server });
+    let [apart, together] = [last, 0].map(|server| Cpus { client: 0, server });
     let duration = Duration::from_secs_f64(options.seconds);
     for side in &sides {
-        // Neighbours are asked for once.
+        // Resolves the neighbours before the measurement.
         side.on(together).exchanges(Duration::ZERO).with_context(|| side.name.clone())?;
     }
     for round in 1..=rounds {
@@ -160,7 +159,7 @@ pub(super) fn measure(options: &Options, rounds: usize) -> Result<Connections> {
     Ok(report)
 }
 
-/// Pods of eBPF nodes, to each other and to a service.
+/// Variants with pods of eBPF nodes: direct and through a service.
 fn ours(lab: &Lab) -> Result<Vec<Side>> {
     let ways = [
         (NEAR_DIRECT, NEAR_DIRECT, lab.near.direct()?, None),
@@ -170,18 +169,14 @@ fn ours(lab: &Lab) -> Result<Vec<Side>> {
     ];
     let side = |(name, direct, target, load): (&str, _, _, _)| {
         let servers = if direct == NEAR_DIRECT { &lab.near } else { &lab.far };
-        let route = Route {
-            client: lab.client.netns().clone(),
-            target,
-            servers: servers.listeners(),
-            processors: None,
-        };
+        let route =
+            Route { client: lab.client.netns().clone(), target, servers: servers.listeners(), cpus: None };
         Side { name: name.to_owned(), direct, route, load, programs: None, rounds: vec![] }
     };
     Ok(ways.map(side).into())
 }
 
-/// Those that can be had here, and why others cannot.
+/// Variants with routing that this machine supports, and the reasons for the others.
 fn peers(services: usize) -> Result<(Vec<Routed>, Vec<String>)> {
     let (mut there, mut missing) = (vec![], vec![]);
     for rules in Rules::ALL {
@@ -208,19 +203,19 @@ fn theirs(routed: &Routed, services: usize) -> Result<Vec<Side>> {
     let (load, name) = (Some(routed.load), routed.rules.name());
     Ok(match routed.rules {
         Rules::None => vec![side(ROUTED, routed.direct()?, None)],
-        // A look-up, wherever the service is.
+        // A hash lookup does not depend on the position of the service.
         Rules::Nftables => vec![side(name, routed.service(services - 1)?, load)],
         Rules::IptablesLegacy | Rules::IptablesNft => vec![
-            side(&format!("{name}, in the middle"), routed.service(services / 2)?, load),
-            side(&format!("{name}, the last"), routed.service(services - 1)?, load),
+            side(&format!("{name}, service in the middle"), routed.service(services / 2)?, load),
+            side(&format!("{name}, last service"), routed.service(services - 1)?, load),
         ],
     })
 }
 
-/// Each kind of measurement on all sides before the next, so that what is compared is close in time.
+/// Measures one kind on all variants before the next kind, so that compared results are close in time.
 fn run_round(
     sides: &[Side],
-    [apart, together]: [Processors; 2],
+    [apart, together]: [Cpus; 2],
     clients: usize,
     duration: Duration,
 ) -> Result<Vec<Figures>> {
@@ -237,12 +232,12 @@ fn run_round(
     })?;
     on_all(&mut found, &|side, figures| {
         let rate = side.on(apart).connection_rate(clients, duration)?;
-        (figures.connections_per_second, figures.processor_us) = (rate.per_second, rate.processor_us);
+        (figures.connections_per_second, figures.processor_us) = (rate.per_second, rate.cpu_us);
         Ok(())
     })?;
     on_all(&mut found, &|side, figures| {
         let times = side.on(together).exchanges(duration)?;
-        let latency = Latency::of_series(times).context("no connection was made")?;
+        let latency = Latency::of_series(times).context("no connection was measured")?;
         (figures.p50_us, figures.p99_us) = (latency.p50_ms * 1e3, latency.p99_ms * 1e3);
         Ok(())
     })?;
@@ -250,18 +245,18 @@ fn run_round(
 }
 
 impl Side {
-    fn clock(&self, programs: &Clocked, processors: Processors, duration: Duration) -> Result<Programs> {
+    fn clock(&self, programs: &RunTime, cpus: Cpus, duration: Duration) -> Result<Programs> {
         let mut connections = 0;
         let (time, runs) = programs.during(|| {
-            connections = self.on(processors).exchanges(duration)?.len();
+            connections = self.on(cpus).exchanges(duration)?.len();
             Ok(())
         })?;
         let each = |sum: f64| sum / connections as f64;
         Ok(Programs { us: each(time.as_secs_f64() * 1e6), runs: each(runs as f64) })
     }
 
-    fn on(&self, processors: Processors) -> Route {
-        Route { processors: Some(processors), ..self.route.clone() }
+    fn on(&self, cpus: Cpus) -> Route {
+        Route { cpus: Some(cpus), ..self.route.clone() }
     }
 }
 
@@ -277,7 +272,7 @@ fn rows(sides: &[Side]) -> Vec<Row> {
     sides.iter().map(row).collect()
 }
 
-/// Medians of what a side has in each round of what another has in the same.
+/// Medians of the ratios to another variant in the same round.
 fn ratios(sides: &[Side], side: &Side, beside: &str) -> Figures {
     let other = sides.iter().find(|side| side.name == beside).map_or(&[][..], |side| &side.rounds);
     Figures::of(|pick| {
@@ -299,7 +294,7 @@ fn aims(sides: &[Side]) -> Vec<Aim> {
 }
 
 impl Figures {
-    /// Each figure by itself.
+    /// Computes each figure separately.
     fn of(figure: impl Fn(fn(&Figures) -> f64) -> f64) -> Figures {
         Figures {
             gigabits_per_second: figure(|figures| figures.gigabits_per_second),
@@ -315,7 +310,7 @@ impl Report for Connections {
     fn title(&self) -> String {
         let [client, server] = self.processors;
         let mut lines = vec![format!(
-            "TCP to a service among {} with {} endpoints each, medians of {} rounds of {} s, sides in turn. One stream, and \
+            "TCP to a service among {} with {} endpoints each, medians of {} rounds of {} s, interleaved. One stream, and \
              connections (connect, a byte there and back, reset) by {} clients: clients on processor {client}, servers on \
              {server}. Time of one connection: both ends on processor {client}. Ratios are taken round by round: of the same way \
              without a service, and of routing without rules; our service keeps a client with its backend, the rules choose at random",
@@ -323,7 +318,7 @@ impl Report for Connections {
         )];
         lines.extend(self.aims.iter().map(|aim| {
             format!(
-                "connections/s through a service of \"{}\": {:.3} (aim: {:.2} or more); for each second of processors' time: {:.3}",
+                "connections/s through a service relative to \"{}\": {:.3} (target: at least {:.2}); per second of CPU time: {:.3}",
                 aim.beside, aim.ratio, aim.wanted, aim.by_processor
             )
         }));
@@ -334,20 +329,20 @@ impl Report for Connections {
     fn table(&self) -> Table {
         let mut table = Table::new();
         table.load_preset(presets::UTF8_BORDERS_ONLY).set_header([
-            "side",
+            "variant",
             "Gb/s",
-            "of direct",
+            "vs direct",
             "connections/s",
-            "of direct",
-            "of routed",
-            "processor µs each",
-            "of direct",
-            "one p50 µs",
-            "of direct",
+            "vs direct",
+            "vs routed",
+            "CPU µs per connection",
+            "vs direct",
+            "latency p50 µs",
+            "vs direct",
             "p99 µs",
-            "our programs µs",
+            "programs µs",
             "runs",
-            "services there after s",
+            "services loaded after s",
         ]);
         for Row { side, figures, of_direct, of_routed, programs, load_s } in &self.rows {
             table.add_row([

@@ -1,4 +1,4 @@
-//! One connection packet by packet, as the programs see it: where the time of a connection goes.
+//! Run time of the programs for each packet of one connection.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -12,8 +12,8 @@ use testkit::packet::{Packet, mac, tcp_flags};
 use super::lab::Lab;
 use crate::{
     bench::{
-        Report,
         pinned::{self, Target, median},
+        report::Report,
     },
     cluster::Pod,
     interrupt,
@@ -23,7 +23,7 @@ const REDIRECT: u32 = 7;
 const SYN_ACK: u8 = tcp_flags::SYN | tcp_flags::ACK;
 const RESET: u8 = tcp_flags::RST | tcp_flags::ACK;
 
-/// Whose it is, its flags, the bytes that it carries.
+/// Name, whether the client sends it, flags, payload.
 const PACKETS: [(&str, bool, u8, &[u8]); 6] = [
     ("SYN", true, tcp_flags::SYN, &[]),
     ("SYN-ACK", false, SYN_ACK, &[]),
@@ -38,7 +38,7 @@ const CONNECTIONS: u16 = 20_000;
 #[derive(Debug, Args)]
 #[group(skip)]
 pub(super) struct Options {
-    /// Connections that are measured packet by packet
+    /// Number of measured connections
     #[arg(long, default_value_t = CONNECTIONS, value_parser = clap::value_parser!(u16).range(1..=60_000))]
     exchanges: u16,
 }
@@ -66,7 +66,7 @@ struct Row {
 pub(super) fn measure(options: &Options, services: u16) -> Result<Exchange> {
     let lab = Lab::build(services.into())?;
     let rows = lab.node()?.netns().run(|| {
-        pinned::stay()?;
+        pinned::pin_thread()?;
         let stage = Stage::open(&lab)?;
         let ways = [("pods", lab.near.direct()?), ("service", lab.near.through_service())];
         let mut times = ways.map(|_| vec![vec![]; PACKETS.len()]);
@@ -87,7 +87,7 @@ pub(super) fn measure(options: &Options, services: u16) -> Result<Exchange> {
     Ok(Exchange { services, connections: options.exchanges, rows })
 }
 
-/// The program on the ports of the client and of each backend.
+/// The program on the interfaces of the client and of each backend.
 struct Stage<'a> {
     client: &'a Pod,
     from_client: Target,
@@ -102,13 +102,13 @@ impl<'a> Stage<'a> {
         Ok(Stage { client: &lab.client, from_client: target(&lab.client)?, backends })
     }
 
-    /// What each packet of a connection took.
+    /// Run time of each packet of a connection.
     fn exchange(&self, to: SocketAddr, port: u16) -> Result<Vec<Duration>> {
-        let SocketAddr::V4(to) = to else { bail!("{to} is no IPv4 address") };
+        let SocketAddr::V4(to) = to else { bail!("{to} is not an IPv4 address") };
         let direct = self.backends.iter().find(|(pod, _)| pod.ip == *to.ip());
         let [a, b, c, d] = to.ip().octets();
         let next = direct.map_or([2, 2, a, b, c, d], |(pod, _)| mac(&pod.mac));
-        // What the backend gets of the client's last packet.
+        // The client's last packet as the backend receives it.
         let mut there = vec![0; 256];
         let mut times = vec![];
         for (name, is_clients, flags, payload) in PACKETS {
@@ -119,24 +119,24 @@ impl<'a> Stage<'a> {
                     .tcp(port, to.port(), flags)
                     .payload(payload)
                     .build();
-                let result = self.from_client.give(&frame, &mut out)?;
+                let result = self.from_client.run(&frame, &mut out)?;
                 there = out;
                 result
             } else {
-                let frame = answer(&there, flags, payload)?;
+                let frame = reply(&there, flags, payload)?;
                 let backend = self.backends.iter().find(|(pod, _)| pod.ip.octets() == there[30..34]);
-                let (_, target) = backend.context("a packet went to no backend")?;
-                target.give(&frame, &mut out)?
+                let (_, target) = backend.context("a packet was not redirected to a backend")?;
+                target.run(&frame, &mut out)?
             };
-            ensure!(code == REDIRECT, "the program says {code} to the {name} of a connection to {to}");
+            ensure!(code == REDIRECT, "unexpected code {code} for the {name} of a connection to {to}");
             times.push(time);
         }
         Ok(times)
     }
 }
 
-/// From whom a packet went to, to whom it came from.
-fn answer(to: &[u8], flags: u8, payload: &[u8]) -> Result<Vec<u8>> {
+/// Builds the reply to a packet.
+fn reply(to: &[u8], flags: u8, payload: &[u8]) -> Result<Vec<u8>> {
     let address =
         |at: usize| -> Result<std::net::Ipv4Addr> { Ok(<[u8; 4]>::try_from(&to[at..at + 4])?.into()) };
     let port = |at: usize| u16::from_be_bytes([to[at], to[at + 1]]);
@@ -150,8 +150,8 @@ fn answer(to: &[u8], flags: u8, payload: &[u8]) -> Result<Vec<u8>> {
 impl Report for Exchange {
     fn title(&self) -> String {
         format!(
-            "One connection packet by packet, on the client's node, backends on the same, among {} services: nanoseconds in \
-             ctv_from_pod, medians of {} connections, to a pod and to a service in turn",
+            "Packets of one connection, client and backends on the same node, among {} services: nanoseconds in \
+             ctv_from_pod, medians of {} connections, interleaved for a pod and a service",
             self.services, self.connections
         )
     }
@@ -159,7 +159,7 @@ impl Report for Exchange {
     fn table(&self) -> Table {
         let mut table = Table::new();
         let names = PACKETS.iter().map(|packet| packet.0);
-        let header = std::iter::once("to").chain(names).chain(["all"]);
+        let header = std::iter::once("to").chain(names).chain(["total"]);
         table.load_preset(presets::UTF8_BORDERS_ONLY).set_header(header);
         for row in &self.rows {
             let sum: f64 = row.packets.iter().map(|(_, ns)| ns).sum();

@@ -1,38 +1,38 @@
-//! Pods and services of two eBPF nodes.
+//! Two eBPF nodes with pods and services.
 
 use std::{net::SocketAddr, path::Path, time::Duration};
 
 use anyhow::{Context as _, Result};
 use testkit::Netns;
 
-use super::packets::{self, BACKENDS, Bench, runtime};
+use super::services::{self, BACKENDS, Bench, runtime};
 use crate::{
-    bench::{network, pinned::Clocked},
+    bench::pinned::RunTime,
     cluster::{Cluster, Encap, Network, Node, Pod},
     progress::step,
 };
 
 pub(super) struct Lab {
-    /// On the first node.
+    /// Client pod, on the first node.
     pub(super) client: Pod,
     pub(super) near: Backends,
     pub(super) far: Backends,
-    /// From the first write to the store until the node had all services.
+    /// Time from the first write to the store until the node has applied all services.
     pub(super) load: Duration,
     cluster: Cluster,
 }
 
-/// Pods of one node, and the service before them.
+/// Pods of one node and their service.
 pub(super) struct Backends {
     pub(super) pods: Vec<Pod>,
     service: usize,
 }
 
 impl Lab {
-    /// So many services, the last two of which have the one backends on the client's node, the other on the other.
+    /// Builds the cluster with `services` services. The backends of the last two are on the client's node and on the other node.
     pub(super) fn build(services: usize) -> Result<Lab> {
-        let network = network();
-        let cluster = step("cluster", || Cluster::ebpf(Encap::Vxlan, &network))?;
+        let network = Network::bench();
+        let cluster = step("start the cluster", || Cluster::ebpf(Encap::Vxlan, &network))?;
         let [first, second] = &cluster.nodes[..] else { anyhow::bail!("a cluster has two nodes") };
         let client = Pod::add(first, &network, "client")?;
         let near = pods(first, &network)?;
@@ -53,15 +53,15 @@ impl Lab {
         Ok(Lab { client, near, far, load, cluster })
     }
 
-    /// The client's.
+    /// Node of the client.
     pub(super) fn node(&self) -> Result<&Node> {
         self.cluster.nodes.first().context("a cluster has nodes")
     }
 
-    /// The programs on all ways of pods.
-    pub(super) fn programs(&self) -> Result<Clocked> {
+    /// Programs that process packets of pods.
+    pub(super) fn programs(&self) -> Result<RunTime> {
         let pins: Vec<&Path> = self.cluster.nodes.iter().map(Node::pins).collect();
-        Clocked::open(&pins, &["ctv_from_pod", "ctv_from_vxlan"])
+        RunTime::open(&pins, &["ctv_from_pod", "ctv_from_vxlan"])
     }
 
     pub(super) fn shut_down(self) -> Result<()> {
@@ -78,19 +78,19 @@ fn pods(node: &Node, network: &Network) -> Result<Vec<Pod>> {
 }
 
 impl Backends {
-    /// To a backend itself.
+    /// Address of a backend.
     pub(super) fn direct(&self) -> Result<SocketAddr> {
         let pod = self.pods.first().context("no backend")?;
-        Ok((pod.ip, packets::target_port(self.service)).into())
+        Ok((pod.ip, services::target_port(self.service)).into())
     }
 
     pub(super) fn through_service(&self) -> SocketAddr {
-        (packets::vip(self.service), 80).into()
+        (services::vip(self.service), 80).into()
     }
 
-    /// Where the service's connections may go.
+    /// Namespaces and addresses of the backends.
     pub(super) fn listeners(&self) -> Vec<(Netns, SocketAddr)> {
-        let port = packets::target_port(self.service);
+        let port = services::target_port(self.service);
         self.pods.iter().map(|pod| (pod.netns().clone(), (pod.ip, port).into())).collect()
     }
 }

@@ -1,4 +1,4 @@
-//! How services come to a node: how long it takes, and what memory they have there.
+//! Load time of services on a node, and their memory.
 
 use std::{
     thread,
@@ -8,11 +8,12 @@ use std::{
 use anyhow::{Result, ensure};
 use serde::Serialize;
 
-use super::packets::{PATIENCE, PORTS};
 use crate::{bench::pinned, cluster::Node, interrupt};
 
-/// What there is for services alone, and for flows. Of `ctv_neigh`, which has the addresses of endpoints, too, the services'
-/// part is what it grows by.
+pub(super) const APPLY_TIMEOUT: Duration = Duration::from_secs(120);
+/// Ports of the first service, which has all persistent flows.
+pub(super) const PORTS: u16 = 16;
+/// Maps of services and of flows. `ctv_neigh` also has the addresses of endpoints; services account for its growth.
 pub(super) const OF_SERVICES: [&str; 5] =
     ["ctv_svc", "ctv_ring", "ctv_backends", "ctv_affinity", "ctv_svcnt"];
 pub(super) const OF_ALL: &str = "ctv_neigh";
@@ -20,9 +21,9 @@ pub(super) const OF_FLOWS: [&str; 2] = ["ctv_ct", "ctv_new"];
 
 #[derive(Debug, Serialize)]
 pub(super) struct Start {
-    /// From the start of the process.
+    /// Time from the start of the process.
     pub(super) seconds: f64,
-    /// Of these, planning and writing to maps.
+    /// Part of it for planning and map writes.
     pub(super) busy_s: f64,
 }
 
@@ -30,7 +31,7 @@ pub(super) fn bytes(node: &Node, maps: &[&str]) -> Result<u64> {
     maps.iter().map(|map| pinned::memory(node.pins(), map)).sum()
 }
 
-/// Takes away all that the datapath has, and starts the agent.
+/// Removes all state of the datapath and starts the agent.
 pub(super) fn start(node: &mut Node, services: usize) -> Result<Start> {
     node.kill_agent()?;
     node.clean_up()?;
@@ -41,24 +42,24 @@ pub(super) fn start(node: &mut Node, services: usize) -> Result<Start> {
     Ok(Start { seconds, busy_s: node.metric(BUSY)? })
 }
 
-/// Until the node has so many services.
+/// Waits until the node has applied the services.
 pub(super) fn wait_for(node: &Node, services: usize) -> Result<()> {
     let (ports, start) = (services + usize::from(PORTS) - 1, Instant::now());
     loop {
         interrupt::check()?;
-        let entries = node.metric(PORTS_THERE)?;
+        let entries = node.metric(TABLE_ENTRIES)?;
         if entries == ports as f64 {
             return Ok(());
         }
-        ensure!(start.elapsed() < PATIENCE, "of {ports} ports of services {entries} are there");
+        ensure!(start.elapsed() < APPLY_TIMEOUT, "{ports} service ports expected, {entries} applied");
         thread::sleep(Duration::from_millis(5));
     }
 }
 
-const PORTS_THERE: &str = "contiv_datapath_table_entries{table=\"ctv_svc\"}";
+const TABLE_ENTRIES: &str = "contiv_datapath_table_entries{table=\"ctv_svc\"}";
 pub(super) const BUSY: &str = "contiv_datapath_busy_seconds_total";
 
-/// What it took until services were in force.
+/// Time until services were applied.
 pub(super) struct Loaded {
     pub(super) store: Duration,
     pub(super) behind: Duration,
@@ -66,7 +67,7 @@ pub(super) struct Loaded {
 }
 
 impl Loaded {
-    /// From the first write to the store until the node had all.
+    /// Time from the first write to the store until the node has applied all services.
     pub(super) fn total(&self) -> Duration {
         self.store + self.behind
     }

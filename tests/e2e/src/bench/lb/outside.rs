@@ -1,4 +1,4 @@
-//! A client on the wire of a VLAN, and a service with backends on another node.
+//! A client on a VLAN outside of the cluster, and a service with backends on another node.
 
 use std::{
     net::Ipv4Addr,
@@ -12,36 +12,36 @@ use aya::programs::Xdp;
 use testkit::packet::Packet;
 
 use super::{
-    packets::{self, put, runtime},
+    services::{self, put, runtime},
     wire::{End, Wire},
 };
 use crate::{
-    bench::{network, pinned},
-    cluster::{Cluster, Encap, Node, Pod},
+    bench::pinned,
+    cluster::{Cluster, Encap, Network, Node, Pod},
 };
 
 pub(super) const PROGRAM: &str = "ctv_xdp";
 pub(super) const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 1, 200, 1);
-/// Where a tagged frame has the source port of UDP.
+/// Offset of the UDP source port in a tagged frame.
 pub(super) const SOURCE_PORT: i16 = 38;
 const UPLINK: &str = "uplink0";
 const SERVICE: usize = 0;
 const PORT: u16 = 80;
 const CLIENT_MAC: [u8; 6] = [2, 0x99, 0, 0, 0, 1];
-/// The smallest frame of Ethernet, less its checksum, has so many bytes after the headers.
+/// Payload bytes of the smallest Ethernet frame, without frame check sequence.
 const PAYLOAD: [u8; 14] = [0; 14];
-/// The first network of a cluster has the first tag.
+/// VLAN id of the first network.
 const TAG: u16 = 1;
-/// Clients that are tried until one has a backend on the other node.
+/// Maximum number of clients to try until one has a backend on the other node.
 const CLIENTS: u32 = 64;
-const PATIENCE: Duration = Duration::from_secs(15);
+const APPLY_TIMEOUT: Duration = Duration::from_secs(15);
 const PAUSE: Duration = Duration::from_millis(100);
 
 pub(super) struct Outside {
     pub(super) wire: Wire,
-    /// Our program, where it is pinned.
+    /// Pin of our program.
     pub(super) program: PathBuf,
-    /// Of a client whose backend is on the other node.
+    /// Frame of a client with a backend on the other node.
     pub(super) frame: Vec<u8>,
     _end: Xdp,
     _pods: Vec<Pod>,
@@ -49,24 +49,24 @@ pub(super) struct Outside {
 }
 
 impl Outside {
-    /// The other node is taken out once its pods are known; a program that drops takes its place on the wire. None if the agent
-    /// has no program for this.
+    /// Builds the setup. A program that drops frames replaces the other node after its pods are known. `None` if the agent does
+    /// not have the program.
     pub(super) fn build(drop: &Path, sender: &Path) -> Result<Option<Outside>> {
-        let network = network();
+        let network = Network::bench();
         let mut cluster = Cluster::ebpf(Encap::Vlan, &network)?;
         let [first, second] = &mut cluster.nodes[..] else { bail!("a cluster has two nodes") };
         if pinned::find(first.pins(), PROGRAM).is_err() {
             return Ok(None);
         }
-        // Of itself an agent puts nothing into the driver of a veth pair: what it sends back needs a program at the other end.
+        // By default the agent does not use native XDP on veth: XDP_TX requires a program at the other end.
         first.restart_agent_with(&["--xdp", "native"])?;
-        // The node of the first backend answers for the service.
+        // The node of the first backend announces the service.
         let mut pods = vec![Pod::add(first, &network, "first")?];
         for number in 0..3 {
             pods.push(Pod::add(second, &network, &format!("far-{number}"))?);
         }
         let backends: Vec<Ipv4Addr> = pods.iter().map(|pod| pod.ip).collect();
-        let keys = packets::bodies(SERVICE, &[format!("{PORT}:8080:UDP")], &backends);
+        let keys = services::bodies(SERVICE, &[format!("{PORT}:8080:UDP")], &backends);
         put(first, &runtime()?, &cluster.fabric.store_endpoint(), &keys)?;
         second.kill_agent()?;
         second.clean_up()?;
@@ -80,7 +80,7 @@ impl Outside {
     }
 }
 
-/// The frame of a client whose backend is on the other node. A client stays with its backend, whatever its port.
+/// Finds a client with a backend on the other node, and returns its frame. The backend does not depend on the port.
 fn relayed(node: &Node, wire: &Wire, sender: &Path) -> Result<Vec<u8>> {
     const SOME: u32 = 100;
     let start = Instant::now();
@@ -92,17 +92,17 @@ fn relayed(node: &Node, wire: &Wire, sender: &Path) -> Result<Vec<u8>> {
                 return Ok(frame);
             }
         }
-        if start.elapsed() > PATIENCE {
+        if start.elapsed() > APPLY_TIMEOUT {
             let inspected = node.client().get("/inspect/driver")?.body;
-            bail!("no frame of {CLIENTS} clients of a service is sent on to the other node: {inspected}");
+            bail!("no frame of {CLIENTS} clients is forwarded to the other node: {inspected}");
         }
         thread::sleep(PAUSE);
     }
 }
 
-/// To the service's address of Ethernet, from a client on the wire.
+/// Frame from an outside client to the MAC address of the service.
 pub(super) fn ethernet() -> [u8; 12] {
-    let [a, b, c, d] = packets::vip(SERVICE).octets();
+    let [a, b, c, d] = services::vip(SERVICE).octets();
     let mut bytes = [2, 2, a, b, c, d, 0, 0, 0, 0, 0, 0];
     bytes[6..].copy_from_slice(&CLIENT_MAC);
     bytes
@@ -113,7 +113,7 @@ pub(super) fn frame(client: Ipv4Addr) -> Vec<u8> {
     let destination = [to[0], to[1], to[2], to[3], to[4], to[5]];
     Packet::eth(destination, CLIENT_MAC)
         .vlan(TAG)
-        .ipv4(client, packets::vip(SERVICE))
+        .ipv4(client, services::vip(SERVICE))
         .udp(1024, PORT)
         .payload(&PAYLOAD)
         .build()

@@ -1,4 +1,4 @@
-//! What a service replaces: a node that routes between two namespaces, with the rules of kube-proxy or without any.
+//! Baseline: a node that routes between two namespaces, with the rules of kube-proxy or without rules.
 
 use std::{
     fs,
@@ -10,9 +10,9 @@ use anyhow::{Context as _, Result, bail};
 use testkit::{Netns, scratch_dir, skip};
 
 use super::rules::{self, Service};
-use crate::traffic::{Processors, Route};
+use crate::traffic::{Cpus, Route};
 
-/// Of the server, for the endpoints of the services that are measured.
+/// First address of the server; the endpoints of the measured services.
 const ENDPOINTS: Ipv4Addr = Ipv4Addr::new(10, 100, 2, 2);
 const PORT: u16 = 8080;
 
@@ -20,9 +20,9 @@ const PORT: u16 = 8080;
 pub(super) enum Rules {
     None,
     Nftables,
-    /// The kernel's own tables of iptables.
+    /// iptables with the legacy backend.
     IptablesLegacy,
-    /// The words of iptables, carried out by nf_tables.
+    /// iptables with the nf_tables backend.
     IptablesNft,
 }
 
@@ -39,7 +39,7 @@ impl Rules {
         }
     }
 
-    /// The program that loads them, and its Debian package.
+    /// Program that loads the rules, and its Debian package.
     fn loader(self) -> Option<(&'static str, &'static str)> {
         match self {
             Rules::None => None,
@@ -49,18 +49,18 @@ impl Rules {
         }
     }
 
-    /// Why they cannot be had here, if so.
+    /// Returns the reason if the program is not installed.
     pub(super) fn missing(self) -> Option<String> {
         let (program, package) = self.loader()?;
         skip::binary(program)?;
         Some(format!(
-            "{}: the program {program} is not here (Debian: apt-get install {package})",
+            "{}: the program {program} is not installed (Debian: apt-get install {package})",
             self.name()
         ))
     }
 }
 
-/// Three namespaces: a client, a node that routes, a server that has the addresses of all endpoints.
+/// Three namespaces: a client, a routing node, and a server with the addresses of all endpoints.
 #[derive(Debug)]
 pub(super) struct Routed {
     client: Netns,
@@ -68,13 +68,13 @@ pub(super) struct Routed {
     endpoints: Vec<SocketAddrV4>,
     services: Vec<Service>,
     pub(super) rules: Rules,
-    /// What it took to load the rules.
+    /// Time to load the rules.
     pub(super) load: Duration,
     _node: Netns,
 }
 
 impl Routed {
-    /// The services in the middle and at the end have endpoints that exist.
+    /// Builds the namespaces. The endpoints of the services in the middle and at the end exist.
     pub(super) fn build(rules: Rules, services: usize, endpoints: usize) -> Result<Routed> {
         let (client, node, server) = (Netns::new("client")?, Netns::new("router")?, Netns::new("server")?);
         let endpoints: Vec<SocketAddrV4> = (0..endpoints as u32)
@@ -102,12 +102,12 @@ impl Routed {
         Ok(Routed { client, server, endpoints, services, rules, load, _node: node })
     }
 
-    /// To the server's address itself.
+    /// Route to the address of the server.
     pub(super) fn direct(&self) -> Result<Route> {
         Ok(self.route(*self.endpoints.first().context("no endpoint")?))
     }
 
-    /// To a service by its place among the rules.
+    /// Route to a service, by its position in the rules.
     pub(super) fn service(&self, number: usize) -> Result<Route> {
         Ok(self.route(self.services.get(number).context("no such service")?.address))
     }
@@ -118,7 +118,7 @@ impl Routed {
             client: self.client.clone(),
             target: target.into(),
             servers: servers.collect(),
-            processors: None::<Processors>,
+            cpus: None::<Cpus>,
         }
     }
 }

@@ -1,22 +1,22 @@
-//! The rules that kube-proxy makes for services, as far as a packet from a pod to a service meets them. What it meets beside them
-//! (node ports, the chains of the filter table) is left out, to the advantage of the rules.
+//! Generates kube-proxy's rules for services, as far as packets from a pod to a service traverse them. Node ports and the
+//! filter table are omitted, in favour of the rules.
 
 use std::{
     fmt::Write as _,
     net::{Ipv4Addr, SocketAddrV4},
 };
 
-/// A service of TCP.
+/// A TCP service.
 #[derive(Debug, Clone)]
 pub(super) struct Service {
     pub(super) address: SocketAddrV4,
     pub(super) endpoints: Vec<SocketAddrV4>,
 }
 
-/// What marks packets that get the node's address as their source.
+/// Mark of packets to masquerade.
 const MARK: &str = "0x4000";
 
-/// For `nft -f`: one look-up of address, protocol and port leads to the chain of the service.
+/// Ruleset for `nft -f`: one map lookup of address, protocol and port selects the chain of the service.
 pub(super) fn nftables(services: &[Service]) -> String {
     let mut text = "table ip kube-proxy {\n\
          map service-ips { type ipv4_addr . inet_proto . inet_service : verdict; }\n\
@@ -54,10 +54,10 @@ pub(super) fn nftables(services: &[Service]) -> String {
     text
 }
 
-/// Whose packets are not masqueraded.
+/// Sources that are not masqueraded.
 const PODS: &str = "10.100.0.0/16";
 
-/// For `iptables-restore`: a packet meets the services one after the other.
+/// Ruleset for `iptables-restore`: a packet traverses the services in sequence.
 pub(super) fn iptables(services: &[Service]) -> String {
     let mut chains =
         "*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-MARK-MASQ - [0:0]\n:KUBE-POSTROUTING - [0:0]\n".to_owned();
@@ -104,11 +104,11 @@ pub(super) fn iptables(services: &[Service]) -> String {
 }
 
 fn line(text: &mut String, words: std::fmt::Arguments<'_>) {
-    // Writing to a string does not fail.
+    // Writing to a String cannot fail.
     let _ = writeln!(text, "{words}");
 }
 
-/// So many services, each with so many endpoints, of which only those that are named exist.
+/// Generates services with endpoints; only the endpoints in `real` exist.
 pub(super) fn services(count: usize, endpoints: usize, real: &[(usize, Vec<SocketAddrV4>)]) -> Vec<Service> {
     let made = |number: usize| {
         let at =
@@ -121,7 +121,7 @@ pub(super) fn services(count: usize, endpoints: usize, real: &[(usize, Vec<Socke
     (0..count).map(made).collect()
 }
 
-/// Addresses of services follow one another.
+/// Address of the first service; addresses are consecutive.
 const FIRST: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 1);
 const PORT: u16 = 80;
 
@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_service_has_its_place_and_chances_that_are_equal() {
+    fn services_are_ordered_and_endpoints_have_equal_probability() {
         let real: SocketAddrV4 = "10.100.2.2:80".parse().unwrap();
         let services = services(3, 2, &[(1, vec![real, real])]);
         assert_eq!(services[2].address.to_string(), "10.96.0.3:80");

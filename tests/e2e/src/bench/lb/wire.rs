@@ -1,5 +1,5 @@
-//! Frames by the million over a veth pair: `BPF_PROG_TEST_RUN` with live frames sends them from one end, a program on the other
-//! gets them in the driver, as from a network card.
+//! Millions of frames over a veth pair: `BPF_PROG_TEST_RUN` with live frames sends them from one end; a program on the other
+//! end processes them in native XDP mode.
 
 use std::{
     path::Path,
@@ -14,10 +14,9 @@ use testkit::Netns;
 
 use crate::{bench::pinned::median, processor};
 
-/// How long a program takes for a frame that is given to it alone, in nanoseconds; the median of so many calls. The thread
-/// stays on one processor from now on.
+/// Median duration of a program for single frames, in nanoseconds. Pins the thread to one CPU.
 pub(super) fn call(program: &Path, frame: &[u8], calls: usize) -> Result<f64> {
-    processor::stay_on(0)?;
+    processor::pin_to(0)?;
     let program = open(program)?;
     let mut out = vec![0; frame.len() + HEADROOM];
     let mut call = || -> Result<f64> {
@@ -28,10 +27,10 @@ pub(super) fn call(program: &Path, frame: &[u8], calls: usize) -> Result<f64> {
     Ok(median((0..calls).map(|_| call()).collect::<Result<_>>()?))
 }
 
-/// Room for what a program may put before a frame.
+/// Headroom before a frame, in bytes.
 const HEADROOM: usize = 256;
 
-/// As many frames as the kernel's driver takes at a time.
+/// Frames per batch, as in the kernel's driver.
 const BATCH: u32 = 64;
 
 /// One end of a veth pair.
@@ -42,7 +41,7 @@ pub(super) struct End {
 }
 
 impl End {
-    /// Puts a pinned program on it, in the driver, as long as the result lives.
+    /// Attaches a pinned program in native mode until the result is dropped.
     pub(super) fn attach(&self, program: &Path) -> Result<Xdp> {
         let what = || format!("attach {} to {}", program.display(), self.link);
         self.netns.run(|| {
@@ -54,24 +53,24 @@ impl End {
 
     fn received(&self) -> Result<u64> {
         let listing = self.netns.ip(&format!("-s -j link show dev {}", self.link))?;
-        let listing: Value = serde_json::from_str(&listing).context("what ip tells of a link")?;
+        let listing: Value = serde_json::from_str(&listing).context("parse the output of ip")?;
         let packets = listing.pointer("/0/stats64/rx/packets").and_then(Value::as_u64);
-        packets.with_context(|| format!("{} does not count packets: {listing}", self.link))
+        packets.with_context(|| format!("no packet counter of {}: {listing}", self.link))
     }
 }
 
-/// What became of frames.
+/// Counters of sent frames.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Flood {
     pub(super) sent: u32,
-    /// By the other end.
+    /// Frames received by the other end.
     pub(super) seen: u64,
-    /// At the sender's.
+    /// Frames received by the sender.
     pub(super) back: u64,
     pub(super) time: Duration,
 }
 
-/// Two ends. Something that drops must be on the sender's, for a driver without a program gets no frames from another.
+/// A veth pair. The sender's end needs a program that drops: the driver accepts XDP frames only with a program.
 #[derive(Debug, Clone)]
 pub(super) struct Wire {
     pub(super) sender: End,
@@ -79,11 +78,11 @@ pub(super) struct Wire {
 }
 
 impl Wire {
-    /// Sends copies of a frame, on one processor, with what the pinned program makes of each. All that they meet is done there, too.
+    /// Sends copies of a frame, modified by the pinned program, from one CPU, which also processes them at the other end.
     pub(super) fn flood(&self, program: &Path, frame: &[u8], frames: u32) -> Result<Flood> {
         let (seen, back) = (self.node.received()?, self.sender.received()?);
         let time = self.sender.netns.run(|| {
-            processor::stay_on(0)?;
+            processor::pin_to(0)?;
             let program = open(program)?;
             let ifindex = nix::net::if_::if_nametoindex(self.sender.link.as_str())?;
             // struct xdp_md: data, data_end, data_meta, ingress_ifindex, rx_queue_index, egress_ifindex.

@@ -1,5 +1,5 @@
-//! Frames from outside to a service with a backend on another node, which the XDP program sends on, beside a program that only
-//! sends them back.
+//! Frames from outside to a service with a backend on another node, which the XDP program forwards, compared with a program
+//! that only returns XDP_TX.
 
 use std::path::{Path, PathBuf};
 
@@ -16,9 +16,9 @@ use super::{
 };
 use crate::{
     bench::{
-        Report,
         assembled::{self, Kind},
         pinned::median,
+        report::Report,
     },
     interrupt,
     progress::step,
@@ -27,13 +27,13 @@ use crate::{
 const FRAMES: u32 = 4_000_000;
 const MANY: u16 = 4096;
 const CALLS: usize = 50_000;
-const DROP: &str = "XDP_DROP alone";
-const TX: &str = "XDP_TX alone";
+const DROP: &str = "bare XDP_DROP";
+const TX: &str = "bare XDP_TX";
 
 #[derive(Debug, Args)]
 #[group(skip)]
 pub(super) struct Options {
-    /// In each measurement of XDP
+    /// Number of frames of each XDP measurement
     #[arg(long, default_value_t = FRAMES, value_parser = clap::value_parser!(u32).range(1000..))]
     frames: u32,
 }
@@ -49,7 +49,7 @@ pub(super) struct Frames {
     frames: u32,
     frame_bytes: usize,
     rounds: usize,
-    /// Why our program was not measured, if so.
+    /// Reason if our program was not measured.
     missing: Option<String>,
     rows: Vec<Row>,
 }
@@ -60,32 +60,32 @@ struct Row {
     program: String,
     millions_per_second: f64,
     ns: f64,
-    /// Beyond what a frame takes that is dropped.
+    /// Difference to a dropped frame.
     own_ns: f64,
-    /// For a frame that is given to the program alone (BPF_PROG_TEST_RUN).
+    /// Single frame (BPF_PROG_TEST_RUN).
     call_ns: f64,
     of_bare_tx: f64,
-    /// Of the frames that were sent, those that were dropped or came back, as they should.
+    /// Fraction of the frames that were dropped or returned as expected.
     done: f64,
 }
 
-/// Something that frames are sent to.
+/// A measured variant.
 struct Side<'a> {
     name: String,
     wire: &'a Wire,
     sender: PathBuf,
     frame: &'a [u8],
-    /// What is on the node's end meanwhile.
+    /// Program on the node's end during the measurement.
     program: &'a Path,
-    /// Whether it is there anyway.
+    /// Whether it is attached permanently.
     stays: bool,
-    /// For a frame that is given to it alone.
+    /// Nanoseconds for a single frame.
     call_ns: f64,
     rounds: Vec<Flood>,
 }
 
 pub(super) fn measure(options: &Options, rounds: usize) -> Result<Frames> {
-    ensure!(rounds > 0, "nothing is measured without rounds");
+    ensure!(rounds > 0, "rounds must not be zero");
     let pins = BpfDir::new("xdp")?;
     let pin = |name: &str| pins.path().join(name);
     let (drop, tx) = (pin("drop"), pin("tx"));
@@ -100,7 +100,7 @@ pub(super) fn measure(options: &Options, rounds: usize) -> Result<Frames> {
     let _end = bare.sender.attach(&drop)?;
     let ethernet = outside::ethernet();
     let one = sender("one", ethernet, 1)?;
-    let ours = step("cluster", || Outside::build(&drop, &one))?;
+    let ours = step("start the cluster", || Outside::build(&drop, &one))?;
     let frame = outside::frame(outside::CLIENT);
     let side = |name: &str, program| Side {
         name: name.to_owned(),
@@ -143,12 +143,12 @@ pub(super) fn measure(options: &Options, rounds: usize) -> Result<Frames> {
         frames: options.frames,
         frame_bytes: frame.len(),
         rounds,
-        missing: ours.is_none().then(|| format!("the agent has no program {}", outside::PROGRAM)),
+        missing: ours.is_none().then(|| format!("the agent did not load {}", outside::PROGRAM)),
         rows,
     })
 }
 
-/// A veth pair of its own.
+/// Creates a separate veth pair.
 fn bare() -> Result<Wire> {
     let [sender, node] = ["sender", "receiver"].map(Netns::new);
     let (sender, node) = (sender?, node?);
@@ -206,8 +206,8 @@ fn rows(sides: &[Side<'_>]) -> Vec<Row> {
 impl Report for Frames {
     fn title(&self) -> String {
         let mut title = format!(
-            "Frames of {} bytes over a veth pair, {} each, medians of {} rounds, sides in turn. \
-             The sender is on the same processor: what it takes is in each figure, and is about what frames take that are dropped",
+            "Frames of {} bytes over a veth pair, {} each, medians of {} rounds, interleaved. \
+             The sender runs on the same CPU: every figure includes its time, which is about that of dropped frames",
             self.frame_bytes, self.frames, self.rounds
         );
         if let Some(why) = &self.missing {
@@ -221,11 +221,11 @@ impl Report for Frames {
         table.load_preset(presets::UTF8_BORDERS_ONLY).set_header([
             "program",
             "million frames/s",
-            "ns a frame",
-            "beyond a drop ns",
-            "one call ns",
-            "of bare XDP_TX",
-            "dropped or back as they should %",
+            "ns per frame",
+            "above drop ns",
+            "single call ns",
+            "vs bare XDP_TX",
+            "processed %",
         ]);
         for row in &self.rows {
             table.add_row([

@@ -1,5 +1,5 @@
-//! Packets of a pod of a group with one rule, and of a pod of one with many, call by call in turns: what they cost is compared over
-//! the same state of the kernel and of the processor's caches.
+//! Interleaved packets of two pods, whose groups have one rule and many rules: both are measured with the same state of the
+//! kernel and of the CPU caches.
 
 use std::net::Ipv4Addr;
 
@@ -9,7 +9,7 @@ use testkit::packet::{Packet, mac, tcp_flags};
 
 use super::rules::{OPEN, Peers, Sort};
 use crate::{
-    bench::pinned::{self, Lines, Target, by_turns, median},
+    bench::pinned::{self, Lines, Target, interleaved, median},
     cluster::{Node, Pod},
     interrupt,
 };
@@ -19,35 +19,35 @@ const DROPPED: u32 = 2;
 const REDIRECTED: u32 = 7;
 const CLIENT_PORT: u16 = 999;
 
-/// What is sent.
+/// Kind of packet.
 #[derive(Clone, Copy, Debug)]
 enum Sent {
-    /// Packets of a connection that was answered.
+    /// Packet of an established connection.
     Known,
-    /// The first packet of a connection that no rule is about. A flow is made of it.
+    /// First packet of a connection that no rule matches. It creates a flow.
     First,
-    /// A packet that a rule denies: found, counted, dropped, and nothing more.
+    /// Packet that a rule denies.
     Denied,
 }
 
-/// Nanoseconds of one round, of each arrangement of pods and rules; the first of a pair is of one rule.
+/// Nanoseconds of one round, for each assignment of rules to pods; the first of a pair is for one rule.
 #[derive(Debug, Default)]
 pub(super) struct Round {
     floor: Vec<f64>,
     known: Vec<[f64; 2]>,
     first: Vec<[f64; 2]>,
     denied: Vec<[f64; 2]>,
-    /// Of many rules alone.
+    /// Only for many rules.
     denied_anywhere: Vec<f64>,
     lines: Vec<f64>,
 }
 
-/// Nanoseconds.
+/// Nanoseconds per packet.
 #[derive(Debug, Serialize)]
 pub(super) struct Compared {
     pub(super) one: f64,
     pub(super) many: f64,
-    /// The median of the differences, and the least and the most, round by round.
+    /// Median, minimum and maximum of the differences of all rounds.
     pub(super) more: f64,
     pub(super) more_least: f64,
     pub(super) more_most: f64,
@@ -55,37 +55,37 @@ pub(super) struct Compared {
 
 #[derive(Debug, Serialize)]
 pub(super) struct Medians {
-    /// Of a program that does nothing.
+    /// Empty program.
     pub(super) floor_ns: f64,
     pub(super) known_ns: Compared,
     pub(super) first_ns: Compared,
-    /// To one end, by a rule that both have.
+    /// Denied to one destination, by a rule that both groups have.
     pub(super) denied_ns: Compared,
-    /// By another rule each time, of those that are about packets of TCP from this pod.
+    /// Denied by a different rule each time, of the rules that match TCP packets from this pod.
     pub(super) denied_anywhere_ns: Option<f64>,
-    /// One line of an array of as many bytes as the branches of the trees, as far away as the search finds them: between two
-    /// looks at it there is a packet of the column before.
+    /// One cache line of an array with the size of the rule trees, interleaved with the packets of the previous
+    /// column.
     pub(super) line_ns: Option<f64>,
 }
 
-/// Pods with rules, and those that they talk to.
+/// Pods with rules, and their peers.
 pub(super) struct Bench<'a> {
     pub(super) node: &'a Node,
     pub(super) sort: Sort,
-    /// With one rule, with many.
+    /// Pods with one rule and with many rules.
     pub(super) clients: [&'a Pod; 2],
     pub(super) peers: Peers<&'a Pod>,
     pub(super) rules: usize,
-    /// Connections that have begun before: none is told twice, not by pods that have one address after the other either.
+    /// Number of earlier connections; source ports are not reused.
     pub(super) before: usize,
-    /// Bytes of the branches of trees.
+    /// Size of the rule trees in bytes.
     pub(super) bytes: u64,
 }
 
 impl Bench<'_> {
-    /// Adds to each round what this arrangement takes, by so many calls.
+    /// Adds the measurements of this assignment of rules to each round.
     pub(super) fn measure(&self, rounds: &mut [Round], calls: usize) -> Result<()> {
-        pinned::stay()?;
+        pinned::pin_thread()?;
         let pin = pinned::find(self.node.pins(), FROM_POD)?;
         let open = |pod: &Pod| Target::open(&pin, pinned::port_of(pod)?);
         let clients = [open(self.clients[0])?, open(self.clients[1])?];
@@ -102,17 +102,17 @@ impl Bench<'_> {
         let there: Vec<(Ipv4Addr, u16)> =
             (0..self.rules).filter(|number| self.sort.denies_many(*number)).map(deny).collect();
         let mut out = vec![0; 256];
-        // A rule that decides for the first time is given memory to be counted in, which takes microseconds.
+        // The first match of a rule allocates its counter, which takes microseconds.
         let mut frame = self.frame(1, tcp_flags::SYN);
         for end in &there {
             to(&mut frame, *end);
-            clients[1].give(&frame, &mut out)?;
+            clients[1].run(&frame, &mut out)?;
         }
         for (number, round) in rounds.iter_mut().enumerate() {
             interrupt::check()?;
             let done = number * calls;
             let mut frame = self.frame(0, tcp_flags::ACK);
-            round.floor.extend(by_turns::<1>(calls, |_, _| Ok(floor.give(&frame, &mut out)?.1))?);
+            round.floor.extend(interleaved::<1>(calls, |_, _| Ok(floor.run(&frame, &mut out)?.1))?);
             for (sent, series) in [
                 (Sent::Known, &mut round.known),
                 (Sent::First, &mut round.first),
@@ -121,7 +121,7 @@ impl Bench<'_> {
                 let (flags, expected) = match sent {
                     Sent::Known => (tcp_flags::ACK, REDIRECTED),
                     Sent::First => (tcp_flags::SYN, REDIRECTED),
-                    // Without rules, nothing is.
+                    // Without rules nothing is denied.
                     Sent::Denied if self.rules == 0 => continue,
                     Sent::Denied => (tcp_flags::SYN, DROPPED),
                 };
@@ -129,15 +129,15 @@ impl Bench<'_> {
                 if let Sent::Denied = sent {
                     frames.iter_mut().for_each(|frame| to(frame, deny(0)));
                 }
-                series.push(by_turns(calls, |side, number| {
+                series.push(interleaved(calls, |side, number| {
                     let frame = &mut frames[side];
                     if let Sent::First = sent {
                         another(frame, self.before + done + number);
                     }
-                    let (code, took) = clients[side].give(frame, &mut out)?;
+                    let (code, took) = clients[side].run(frame, &mut out)?;
                     ensure!(
                         code == expected,
-                        "the program says {code} to {sent:?} of {} rules about {}",
+                        "unexpected code {code} for {sent:?} with {} rules of kind {}",
                         [1, self.rules][side],
                         self.sort.name()
                     );
@@ -149,14 +149,14 @@ impl Bench<'_> {
             }
             frame = self.frame(1, tcp_flags::SYN);
             let mut line = frame.clone();
-            let [denied, read] = by_turns(calls, |side, number| {
+            let [denied, read] = interleaved(calls, |side, number| {
                 let number = (done + number) as u32;
                 if side == 1 {
                     return lines.read(number, &mut line, &mut out);
                 }
                 to(&mut frame, there[pinned::spread(number) as usize % there.len()]);
-                let (code, took) = clients[1].give(&frame, &mut out)?;
-                ensure!(code == DROPPED, "the program says {code} to what a rule denies");
+                let (code, took) = clients[1].run(&frame, &mut out)?;
+                ensure!(code == DROPPED, "unexpected code {code} for a denied packet");
                 Ok(took)
             })?;
             let floor = round.floor.last().copied().unwrap_or(f64::NAN);
@@ -166,7 +166,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// From a client to the server, and back.
+    /// Frame from a client to the server.
     fn frame(&self, client: usize, flags: u8) -> Vec<u8> {
         let (client, server) = (self.clients[client], self.peers.server);
         Packet::eth(mac(&server.mac), mac(&client.mac))
@@ -186,8 +186,8 @@ impl Bench<'_> {
             );
             let opening = self.frame(client, tcp_flags::SYN);
             for (target, frame) in [(target, opening), (server, answer.build())] {
-                let (code, _) = target.give(&frame, &mut out)?;
-                ensure!(code == REDIRECTED, "the program says {code} to a connection that may be");
+                let (code, _) = target.run(&frame, &mut out)?;
+                ensure!(code == REDIRECTED, "unexpected code {code} for an allowed connection");
             }
         }
         Ok(())
@@ -195,7 +195,7 @@ impl Bench<'_> {
 }
 
 impl Round {
-    /// Over rounds, the halves of which are of both arrangements.
+    /// Medians over rounds; each round has both assignments.
     pub(super) fn medians(rounds: &[Round]) -> Medians {
         let all = |series: fn(&Round) -> &Vec<f64>| {
             let all: Vec<f64> = rounds.iter().flat_map(series).copied().collect();
@@ -224,13 +224,13 @@ impl Round {
     }
 }
 
-/// A frame to an address and port. The checksums are not looked at.
+/// Sets destination address and port of a frame. The programs do not verify checksums.
 fn to(frame: &mut [u8], (address, port): (Ipv4Addr, u16)) {
     frame[30..34].copy_from_slice(&address.octets());
     frame[36..38].copy_from_slice(&port.to_be_bytes());
 }
 
-/// A frame to the server with ports that none had before.
+/// Sets unused ports of a frame to the server.
 fn another(frame: &mut [u8], number: usize) {
     let count = usize::from(u16::MAX) - 1024;
     let (source, destination) = (1024 + number % count, 1 + number / count % usize::from(OPEN));

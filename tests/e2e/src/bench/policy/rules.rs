@@ -1,4 +1,4 @@
-//! Rules by the thousand, as netmaster writes them.
+//! Generates thousands of rules in the form that netmaster writes.
 
 use std::{net::Ipv4Addr, ops::Range};
 
@@ -10,41 +10,41 @@ use serde_json::Value;
 
 use crate::bench::pinned::spread;
 
-/// In one policy, so that its body is no larger than a store takes.
+/// Rules per policy, limited by the size of a value in the store.
 const PER_POLICY: usize = 1000;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
-/// Of a group that one pod is in, and what no rule but the first names. Groups have numbers in the order in which they are made.
+/// Id of a group with one pod, which only the first rule references. Group ids follow the order of creation.
 const MEMBERS: i64 = 1;
-/// The last of the ports that no rule names.
+/// Highest port that no rule matches.
 pub(super) const OPEN: u16 = 1000;
 const FIRST_PORT: u16 = 2000;
 const FIRST_GROUP: i64 = 2000;
 
-/// What rules are about. All deny, and none says anything of the ports up to [`OPEN`] of a pod without a group.
+/// Kind of rules. All rules deny; none matches ports up to [`OPEN`] of a pod without a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Sort {
-    /// Single addresses, all over
+    /// Single addresses
     Hosts,
-    /// Prefixes of 8 to 32 bits, many of them in others, all over
+    /// Nested prefixes of 8 to 32 bits
     Prefixes,
-    /// The same, for TCP, UDP or ICMP
+    /// Nested prefixes for TCP, UDP or ICMP
     Protocols,
-    /// Ports of TCP, from anywhere
+    /// TCP ports, any address
     Ports,
-    /// Groups of the other end
+    /// Peer groups
     Groups,
-    /// Prefixes for any protocol, for TCP, for a port of TCP; half of them for a group of the other end
+    /// Prefixes for any protocol, TCP or a TCP port; half of them for a peer group
     All,
 }
 
-/// Pods that connections are for.
+/// Destinations of connections.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Peers<T> {
-    /// In no group.
+    /// Pod without a group.
     pub(super) server: T,
-    /// In the group [`MEMBERS`].
+    /// Pod of the group [`MEMBERS`].
     pub(super) member: T,
 }
 
@@ -64,15 +64,15 @@ impl Sort {
         if self == Sort::Hosts { 32 } else { 8 + number as u32 % 25 }
     }
 
-    /// In the prefix of the rule with this number; no pod is.
+    /// Address in the prefix of rule `number`; no pod has it.
     fn address(number: usize) -> Ipv4Addr {
         Ipv4Addr::from_bits(1 << 31 | spread(number as u32) >> 2)
     }
 
-    /// The rule with this number. The first one asks for all that others of the sort do.
+    /// Rule `number`. The first one has all match fields of the kind.
     fn rule(self, number: usize) -> DirectionalRule {
         let length = self.length(number);
-        // What is in another prefix comes before what is around, or it would not count.
+        // Longer prefixes have a higher priority, or they would have no effect.
         let directed = DirectionalRule {
             priority: i64::from(length),
             action: "deny".to_owned(),
@@ -110,7 +110,7 @@ impl Sort {
         }
     }
 
-    /// Whom a packet of TCP is for, and for which port, that the rule with this number denies, or one that comes before it.
+    /// Destination of a TCP packet that rule `number` or one of higher priority denies.
     pub(super) fn denied(self, number: usize, peers: &Peers<Ipv4Addr>) -> (Ipv4Addr, u16) {
         match self {
             Sort::Groups => (peers.member, OPEN),
@@ -121,7 +121,7 @@ impl Sort {
         }
     }
 
-    /// Whether there are packets to many ends that rules deny, and the rule with this number is about one.
+    /// Whether rules of this kind deny many destinations, and rule `number` denies one of them.
     pub(super) fn denies_many(self, number: usize) -> bool {
         match self {
             Sort::Groups => false,
@@ -131,7 +131,7 @@ impl Sort {
         }
     }
 
-    /// What is to be written so that a group has so many rules instead of so many: policies of which none has too many.
+    /// Policies to write to change the number of rules of a group.
     pub(super) fn change(self, group: usize, before: usize, after: usize) -> Result<Vec<(String, Value)>> {
         let part = |number: usize, count: usize| {
             let first = number * PER_POLICY;
@@ -143,7 +143,7 @@ impl Sort {
             .collect()
     }
 
-    /// So many rules on many groups.
+    /// Policies with `each` rules on each group.
     pub(super) fn among(self, groups: &[usize], each: usize) -> Result<Vec<(String, Value)>> {
         let of_group = |(place, group): (usize, &usize)| {
             policy(*group, 0, 0..each, |number| self.rule(place * each + number))
@@ -152,7 +152,7 @@ impl Sort {
     }
 }
 
-/// A policy on a group as it is in the store.
+/// Expanded policy on a group, with its key in the store.
 fn policy(
     group: usize,
     number: usize,

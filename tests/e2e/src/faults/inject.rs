@@ -1,0 +1,186 @@
+//! Injects random faults.
+
+use std::{
+    fmt,
+    net::Ipv4Addr,
+    sync::PoisonError,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result};
+use nix::sys::signal::Signal;
+use testkit::{Process, etcd::Etcd};
+
+use super::{
+    random::Random,
+    topology::{EACH, Site, Topology},
+};
+use crate::{http::Client, interrupt, master::Master};
+
+/// Maximum time between two faults.
+const MAX_PAUSE: Duration = Duration::from_millis(2500);
+/// Maximum duration of a fault; the minimum is half of it.
+const MAX_FAULT: Duration = Duration::from_secs(4);
+const STOP_TIMEOUT: Duration = Duration::from_secs(15);
+/// Timeout of requests to `/info`.
+const INFO_TIMEOUT: Duration = Duration::from_millis(300);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Kill,
+    Stop,
+    Pause,
+    Disconnect,
+    /// Partition from one etcd member only.
+    Block,
+}
+
+const KINDS: [Kind; 5] = [Kind::Kill, Kind::Stop, Kind::Pause, Kind::Disconnect, Kind::Block];
+
+/// An injected fault.
+#[derive(Debug, Clone)]
+pub(super) struct Fault {
+    kind: Kind,
+    target: String,
+    pub(super) on_leader: bool,
+    pub(super) begin: Instant,
+    /// End of the fault.
+    pub(super) end: Instant,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = match self.kind {
+            Kind::Kill => "kill -9",
+            Kind::Stop => "SIGTERM",
+            Kind::Pause => "SIGSTOP",
+            Kind::Disconnect => "partition",
+            Kind::Block => "partial partition",
+        };
+        write!(f, "{what} {}{}", self.target, if self.on_leader { ", leading" } else { "" })
+    }
+}
+
+impl Fault {
+    /// Class for statistics: kind and target.
+    pub(super) fn class(&self) -> String {
+        let target = self.target.trim_end_matches(|c: char| c.is_ascii_digit());
+        let target = if self.on_leader { "leading master" } else { target };
+        format!("{:?} {target}", self.kind)
+    }
+}
+
+/// A process that faults are injected into.
+pub(super) trait Target {
+    fn process(&mut self) -> &mut Process;
+    fn relaunch(&mut self) -> Result<()>;
+}
+
+impl Target for Master {
+    fn process(&mut self) -> &mut Process {
+        Master::process(self)
+    }
+
+    fn relaunch(&mut self) -> Result<()> {
+        Master::relaunch(self)
+    }
+}
+
+impl Target for Etcd {
+    fn process(&mut self) -> &mut Process {
+        Etcd::process(self)
+    }
+
+    fn relaunch(&mut self) -> Result<()> {
+        Etcd::relaunch(self)
+    }
+}
+
+/// Injects faults into one member after the other, until `end`.
+pub(super) fn members(topology: &Topology, seed: u64, end: Instant) -> Result<Vec<Fault>> {
+    let mut random = Random::new(seed);
+    let mut faults = Vec::new();
+    while pause(&mut random, end)? {
+        let site = &topology.members[random.below(EACH)];
+        let other =
+            topology.members.iter().map(|member| member.address).filter(|other| *other != site.address);
+        let others: Vec<_> = other.collect();
+        faults.push(inject(topology, site, false, &mut random, &others)?);
+    }
+    Ok(faults)
+}
+
+/// Injects faults into one netmaster after the other, most of them into the leader, until `end`.
+pub(super) fn masters(topology: &Topology, seed: u64, end: Instant) -> Result<Vec<Fault>> {
+    let mut random = Random::new(seed);
+    let others: Vec<_> = topology.members.iter().map(|member| member.address).collect();
+    let mut faults = Vec::new();
+    while pause(&mut random, end)? {
+        let (chosen, at_leader) = (random.below(EACH), random.percent(60));
+        let leader = topology.hub.run(|| Ok(leader(topology)))?;
+        let target = if at_leader { leader.unwrap_or(chosen) } else { chosen };
+        let site = &topology.masters[target];
+        faults.push(inject(topology, site, leader == Some(target), &mut random, &others)?);
+    }
+    Ok(faults)
+}
+
+/// Waits until the next fault; returns false at the end of the test.
+fn pause(random: &mut Random, end: Instant) -> Result<bool> {
+    interrupt::check()?;
+    thread::sleep(MAX_PAUSE / 4 + MAX_PAUSE.mul_f64(random.below(75) as f64 / 100.0));
+    Ok(Instant::now() < end)
+}
+
+/// Index of the netmaster that reports to be the leader.
+fn leader(topology: &Topology) -> Option<usize> {
+    topology.masters.iter().position(|site| {
+        let info = Client::with_timeout(site.server(), INFO_TIMEOUT).get("/info");
+        info.and_then(|response| response.json()).is_ok_and(|info| info["current-state"] == "leader")
+    })
+}
+
+fn inject<P: Target>(
+    topology: &Topology,
+    site: &Site<P>,
+    on_leader: bool,
+    random: &mut Random,
+    others: &[Ipv4Addr],
+) -> Result<Fault> {
+    let kind = *random.pick(&KINDS).unwrap_or(&Kind::Kill);
+    let duration = MAX_FAULT / 2 + MAX_FAULT.mul_f64(random.below(50) as f64 / 100.0);
+    let other = *random.pick(others).unwrap_or(&site.address);
+    let mut program = site.program.lock().unwrap_or_else(PoisonError::into_inner);
+    let begin = Instant::now();
+    let done = match kind {
+        Kind::Kill => {
+            program.process().kill()?;
+            thread::sleep(duration);
+            program.relaunch()
+        }
+        Kind::Stop => {
+            program.process().terminate(STOP_TIMEOUT)?;
+            thread::sleep(duration);
+            program.relaunch()
+        }
+        Kind::Pause => {
+            program.process().freeze()?;
+            thread::sleep(duration);
+            program.process().signal(Signal::SIGCONT)
+        }
+        Kind::Disconnect => {
+            topology.disconnect(site)?;
+            thread::sleep(duration);
+            topology.reconnect(site)
+        }
+        Kind::Block => {
+            site.block(other)?;
+            thread::sleep(duration);
+            site.unblock(other)
+        }
+    };
+    let fault = Fault { kind, target: site.name.clone(), on_leader, begin, end: Instant::now() };
+    done.with_context(|| format!("end the fault {fault}"))?;
+    Ok(fault)
+}
