@@ -1,4 +1,4 @@
-//! Waiting between attempts: twice as long each time, bounded, and never in step with others.
+//! Exponential backoff with jitter between attempts.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
@@ -12,11 +12,12 @@ pub(crate) struct Backoff {
 }
 
 impl Backoff {
-    /// How long to wait after one more failure: between half and all of the current step.
+    /// Returns the pause before the next attempt: between half and all of the current step. Starts
+    /// at 50 ms, doubles, and stays below 5 s.
     pub(crate) fn next(&mut self) -> Duration {
         let step = FIRST.saturating_mul(1 << self.failures.min(10)).min(LONGEST);
         self.failures = self.failures.saturating_add(1);
-        // A fresh `RandomState` is seeded at random, which is all the randomness jitter needs.
+        // A fresh `RandomState` has a random seed, which is sufficient for jitter.
         let share = RandomState::new().hash_one(self.failures) % 1024;
         let half = step / 2;
         half + half.mul_f64(share as f64 / 1024.0)
@@ -30,7 +31,7 @@ impl Backoff {
         self.failures
     }
 
-    /// True for the 1st, 2nd, 4th, 8th... failure: often enough to be seen, too rare to flood.
+    /// Returns true for failure 1, 2, 4, 8 and so on, which bounds the number of log lines.
     pub(crate) fn worth_logging(&self) -> bool {
         self.failures.is_power_of_two()
     }

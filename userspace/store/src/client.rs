@@ -1,4 +1,4 @@
-//! The connection: reads, transactions, and how long and how often a request is tried.
+//! The client: reads and transactions, with their time limits and retries.
 
 use crate::backoff::Backoff;
 use crate::lease::{self, Registration, Remaining};
@@ -11,19 +11,21 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
+/// Time limit of [`Store::connect`].
 const CONNECT_LIMIT: Duration = Duration::from_secs(3);
-/// Where there are several members, each has so long to answer what may be asked again of the next ...
+/// With several members: time limit of one attempt of a request that may be repeated.
 pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(1);
-/// ... and so long to do what may not: an election among them takes less.
+/// With several members: time limit of one attempt of a request that may not be repeated. An
+/// election among the members takes less.
 const ONCE_LIMIT: Duration = Duration::from_secs(3);
-/// Longest pause before the next of several members is asked.
+/// Longest pause before the next of several members is tried.
 const PAUSE: Duration = Duration::from_millis(200);
-/// What a member may still answer when others have found that it does not.
+/// Time that a member still has to answer after another request has given it up.
 const GRACE: Duration = Duration::from_millis(300);
-/// Keys per request of a listing; small enough that a page of ordinary bodies stays below a few MB.
+/// Keys per page of a listing. A page of ordinary bodies stays below a few MB.
 const PAGE: i64 = 1000;
 
-/// A handle on the store; clones share the connections.
+/// A handle on the store. Clones share the connections.
 #[derive(Clone)]
 pub struct Store {
     shared: Arc<Shared>,
@@ -35,19 +37,24 @@ struct Shared {
     request_timeout: Duration,
 }
 
-/// Whether a request whose answer was lost may be sent again.
+/// Whether a request is sent again after its answer was lost.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Again {
-    /// It reads, or doing it twice is the same as doing it once.
+    /// The request only reads, or is idempotent.
     Always,
-    /// Whoever asks finds out what became of the request; not when the store has refused it.
+    /// The caller finds out whether the request took effect. Not repeated if the store refused it.
     Lost,
-    /// Only while it surely was not sent.
+    /// Only if the request certainly was not sent.
     Unsent,
 }
 
 impl Store {
-    /// Fails within a few seconds when no endpoint answers.
+    /// Connects to the first endpoint that answers.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the configuration is invalid, if a TLS file cannot be read, or within 3 s if no
+    /// endpoint answers.
     pub async fn connect(config: &Config) -> Result<Store, Error> {
         let urls = config.urls()?;
         let endpoints = urls.join(",");
@@ -79,12 +86,21 @@ impl Store {
         Ok(store)
     }
 
+    /// Reads one key. Returns `None` if the key does not exist. The read is linearizable.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store does not answer within the request timeout, or refuses the request.
     pub async fn get(&self, key: &str) -> Result<Option<KeyValue>, Error> {
         Ok(self.get_with_revision(key).await?.0)
     }
 
-    /// As [`Store::get`], and the store's revision at which it is so: whatever is told of the key as of an earlier one
-    /// is old.
+    /// Like [`Store::get`], and also returns the store's revision of the read. Watch updates of the
+    /// key with a lower revision are older than this value.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::get`].
     pub async fn get_with_revision(&self, key: &str) -> Result<(Option<KeyValue>, i64), Error> {
         let answer = self
             .request(Operation::Get, key, Again::Always, || {
@@ -96,12 +112,18 @@ impl Store {
         Ok((answer.0.kvs.into_iter().next().and_then(KeyValue::from_wire), revision))
     }
 
-    /// All keys that begin with `prefix`, read in pages at one revision.
+    /// Reads all keys that begin with `prefix`, in pages at one revision.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::get`].
     pub async fn list(&self, prefix: &str) -> Result<Listing, Error> {
         loop {
             match self.list_once(prefix).await {
-                // Compacted between two pages: the newer listing is as good.
-                Err(e) if e.is_compacted() => tracing::debug!(prefix, "compacted while listing, again"),
+                // The revision was compacted between two pages: a newer listing replaces it.
+                Err(e) if e.is_compacted() => {
+                    tracing::debug!(prefix, "compacted while listing; listing again");
+                }
                 result => return result,
             }
         }
@@ -137,12 +159,19 @@ impl Store {
         }
     }
 
-    /// Writes all of it or nothing. After an error with [`Error::outcome_unknown`] read before trying again.
+    /// Applies all operations of `txn` if all its guards hold, else none.
+    ///
+    /// # Errors
+    ///
+    /// Fails if `txn` has more than [`MAX_TXN_OPS`](crate::MAX_TXN_OPS) guards or operations, or if
+    /// the store does not answer or refuses it. After an error with [`Error::outcome_unknown`] the
+    /// transaction may have been applied: read the keys before a retry.
     pub async fn commit(&self, txn: Txn) -> Result<Outcome, Error> {
         self.commit_by(txn, Again::Unsent).await
     }
 
-    /// As [`Store::commit`], for what may be asked for again when the answer was lost: a conflict may be with itself.
+    /// Like [`Store::commit`], but repeats the request when the answer was lost. A conflict may
+    /// then be with the transaction's own earlier attempt.
     pub(crate) async fn commit_again(&self, txn: Txn) -> Result<Outcome, Error> {
         self.commit_by(txn, Again::Lost).await
     }
@@ -161,14 +190,21 @@ impl Store {
         Ok(if answer.succeeded { Outcome::Committed { revision } } else { Outcome::Conflict })
     }
 
-    /// Follows all keys that begin with `prefix`; see [`Watch`]. Nothing is sent before the first poll.
+    /// Watches all keys that begin with `prefix`; see [`Watch`]. Sends nothing before the first
+    /// poll.
     pub fn watch(&self, prefix: &str) -> Watch {
         Watch::new(self.clone(), prefix.to_owned())
     }
 
-    /// Puts a key under a lease and keeps it there until the registration is revoked or dropped.
+    /// Puts a key under a lease of `ttl` (rounded up to whole seconds) and keeps it until the
+    /// registration is revoked or dropped.
     ///
-    /// When the store has lost the lease (it was away for longer than `ttl`), or somebody has deleted the key, it is put again.
+    /// If the store loses the lease (after an outage longer than `ttl`) or the key is deleted, the
+    /// key is put again.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the lease cannot be granted or the key cannot be put.
     pub async fn register(
         &self,
         key: &str,
@@ -178,7 +214,7 @@ impl Store {
         lease::register(self.clone(), key.to_owned(), value.into(), ttl).await
     }
 
-    /// Puts unconditionally, which may be repeated when the answer was lost.
+    /// Puts without guards. Repeated when the answer was lost.
     pub(crate) async fn put(&self, key: &str, value: &Bytes, lease: i64) -> Result<(), Error> {
         self.request(Operation::Commit, key, Again::Always, || {
             let mut kv = self.shared.members.kv();
@@ -189,10 +225,10 @@ impl Store {
         .map(drop)
     }
 
-    /// A lease's id and the TTL that the store really gave.
+    /// Grants a lease. Returns its id and the TTL that the store granted.
     pub(crate) async fn grant(&self, key: &str, ttl: Duration) -> Result<(i64, Duration), Error> {
         let seconds = i64::try_from(ttl.as_secs() + u64::from(ttl.subsec_nanos() > 0)).unwrap_or(i64::MAX);
-        // A second grant after a lost answer leaves an unused lease behind, which expires.
+        // If the answer was lost, the repeated grant leaves an unused lease behind, which expires.
         let answer = self
             .request(Operation::Grant, key, Again::Always, || {
                 let mut lease = self.shared.members.lease();
@@ -202,7 +238,7 @@ impl Store {
         Ok((answer.id(), Duration::from_secs(u64::try_from(answer.ttl()).unwrap_or(0))))
     }
 
-    /// Revoking a lease that is gone already succeeds.
+    /// Revokes a lease. Succeeds if the lease does not exist.
     pub(crate) async fn revoke(&self, key: &str, lease: i64) -> Result<(), Error> {
         let revoked = self.request(Operation::Revoke, key, Again::Always, || {
             let mut client = self.shared.members.lease();
@@ -214,7 +250,8 @@ impl Store {
         }
     }
 
-    /// What is left of a lease; none if it is gone. Each member has `patience` to tell.
+    /// Reads the remaining time of a lease; `None` if the lease does not exist. Each member has
+    /// `patience` to answer.
     pub(crate) async fn time_to_live(
         &self,
         key: &str,
@@ -254,7 +291,7 @@ impl Store {
     }
 
     pub(crate) fn timeout(&self, operation: Operation, key: &str, limit: Duration) -> Error {
-        // Whole milliseconds, for people.
+        // Whole milliseconds, for readable messages.
         let limit = Duration::from_millis(u64::try_from(limit.as_millis()).unwrap_or(u64::MAX));
         Error::Timeout { operation, key: key.to_owned(), endpoints: self.shared.endpoints.clone(), limit }
     }
@@ -274,7 +311,7 @@ impl Store {
         self.request_within(limits, operation, key, again, send).await
     }
 
-    /// How long one member may take to answer.
+    /// Time limit of one attempt.
     fn patience(&self, again: Again) -> Duration {
         match again {
             _ if !self.shared.members.several() => self.shared.request_timeout,
@@ -283,7 +320,7 @@ impl Store {
         }
     }
 
-    /// The limits are for all attempts together, and for each.
+    /// Sends a request with limits for all attempts together and for each attempt.
     async fn request_within<T, F, A>(
         &self,
         (limit, patience): (Duration, Duration),
@@ -328,7 +365,7 @@ impl Store {
             if !retry || Instant::now() + wait >= deadline {
                 return Err(error);
             }
-            tracing::debug!(%operation, key, %error, "again in {wait:?}");
+            tracing::debug!(%operation, key, %error, "retrying in {wait:?}");
             tokio::time::sleep(wait).await;
         }
     }

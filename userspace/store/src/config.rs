@@ -1,4 +1,4 @@
-//! Where the store is and how to be let in.
+//! Configuration of the client: endpoints, TLS and credentials.
 
 use crate::Error;
 use etcd_client::{Certificate, ConnectOptions, TlsOptions};
@@ -13,40 +13,51 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 const PING_INTERVAL: Duration = Duration::from_secs(10);
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Configuration of a [`Store`](crate::Store).
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// `http://`, `https://` or `etcd://` (the original's word for http) and `HOST:PORT`, or `HOST:PORT` alone.
+    /// Addresses of the members: `http://`, `https://` or `etcd://` (the original's name for http)
+    /// and `HOST:PORT`, or `HOST:PORT` alone.
     pub endpoints: Vec<String>,
+    /// User and password, if etcd's authentication is enabled.
     pub auth: Option<Auth>,
+    /// TLS files. Required for `https://` endpoints.
     pub tls: Option<Tls>,
-    /// How long one request may take, retries on other endpoints included.
+    /// Time limit of one request, including retries on other endpoints. Default 5 s.
     pub request_timeout: Duration,
 }
 
+/// Credentials of an etcd user. `Debug` does not print the password.
 #[derive(Clone)]
 pub struct Auth {
+    /// Name of the user.
     pub user: String,
+    /// Password of the user.
     pub password: String,
 }
 
-/// Files in PEM form.
+/// TLS files in PEM format.
 #[derive(Clone, Debug, Default)]
 pub struct Tls {
-    /// Who signed the servers' certificates. Without it no server is trusted.
+    /// CA bundle used to verify the servers' certificates. Without it no server is trusted.
     pub ca: Option<PathBuf>,
-    /// The client's own certificate.
+    /// The client's certificate and key.
     pub identity: Option<Identity>,
-    /// The name in the servers' certificates, where it is not the host of the endpoint.
+    /// Expected name in the servers' certificates, if it is not the host of the endpoint.
     pub server_name: Option<String>,
 }
 
+/// A client certificate, in PEM format.
 #[derive(Clone, Debug)]
 pub struct Identity {
+    /// File with the certificate chain.
     pub certificate: PathBuf,
+    /// File with the private key.
     pub key: PathBuf,
 }
 
 impl Config {
+    /// A configuration for `endpoints` without TLS and credentials. The endpoints are not checked.
     pub fn new(endpoints: impl IntoIterator<Item = impl Into<String>>) -> Config {
         Config {
             endpoints: endpoints.into_iter().map(Into::into).collect(),
@@ -56,7 +67,11 @@ impl Config {
         }
     }
 
-    /// A comma-separated list, as the daemons' flags have it; every endpoint is checked here.
+    /// Parses a comma-separated list of endpoints, the form of the daemons' flags.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the list is empty or an endpoint is malformed.
     pub fn parse(list: &str) -> Result<Config, Error> {
         let config = Config::new(list.split(',').map(str::trim).filter(|e| !e.is_empty()));
         if config.endpoints.is_empty() {
@@ -68,7 +83,7 @@ impl Config {
         Ok(config)
     }
 
-    /// The endpoints in the form that the transport takes.
+    /// The endpoints in the form that the transport accepts.
     pub(crate) fn urls(&self) -> Result<Vec<String>, Error> {
         if self.endpoints.is_empty() {
             return Err(Error::NoEndpoint);
@@ -81,7 +96,8 @@ impl Config {
             .with_connect_timeout(CONNECT_TIMEOUT)
             .with_keep_alive(PING_INTERVAL, PING_TIMEOUT)
             .with_keep_alive_while_idle(true)
-            // Without it a member cut off from its cluster would keep watches open and silent.
+            // Without it, a member that is cut off from its cluster keeps watches open without
+            // updates.
             .with_require_leader(true)
             .with_auto_token_refresh(true);
         if let Some(auth) = &self.auth {
@@ -134,7 +150,7 @@ fn url(endpoint: &str, tls: bool) -> Result<String, Error> {
     match uri.authority() {
         _ if uri.path() != "/" || uri.query().is_some() => Err(fail("has a path")),
         Some(a) if a.as_str().contains('@') => {
-            Err(fail("has a user in it; give user and password by themselves"))
+            Err(fail("contains a user; pass user and password separately"))
         }
         Some(a) if a.host().is_empty() => Err(fail("has no host")),
         Some(a) if a.port_u16().is_none() => Err(fail("has no port")),
@@ -172,7 +188,7 @@ mod tests {
             ("127.0.0.1", "has no port"),
             ("http://a:99999", "\"http://a:99999\""),
             ("http://:2379", "has no host"),
-            ("http://u:p@h:1", "give user and password"),
+            ("http://u:p@h:1", "pass user and password"),
             ("http://h:1/v2", "has a path"),
             ("", "no store endpoint given"),
         ] {

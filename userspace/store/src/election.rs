@@ -1,16 +1,17 @@
-//! One leader at a time.
+//! Election of one leader.
 //!
-//! The leader is whoever made the lock key; the key hangs on the leader's lease. Whatever the leader writes, it
-//! writes by [`Leadership::commit`]: a deposed leader that has not noticed yet gets a conflict, not a write. What it
-//! answers from memory, it answers after [`ReadIndex::holds`].
+//! The leader is the process that created the lock key; the key is attached to the leader's lease.
+//! The leader writes by [`Leadership::commit`] only: the commit of a deposed leader that has not
+//! noticed yet conflicts. It answers reads from memory only after [`ReadIndex::confirm`].
 //!
-//! With that, taking the lock from a leader is always safe, and only has to be right most of the time. So nobody waits
-//! for the end of the lease, which etcd does not let be short: whoever waits for the lock asks the store how old
-//! the leader's last keep-alive is, and deletes the key of a leader that has been silent for longer than
-//! [`Timing::staleness`]. The store alone is asked, which makes one clock and one answer for all: a candidate that is cut
-//! off from the leader takes nothing from it, nor can one that is cut off from the store. When etcd elects a leader of
-//! its own, it gives every lease its full time again. Keep-alives and questions about leases stay in etcd's memory;
-//! nothing is written for them.
+//! These two make it safe to take the lock from a leader at any time; doing so only has to be right
+//! most of the time. Candidates therefore do not wait for the end of the lease, which has a lower
+//! bound in etcd: they read the remaining time of the leader's lease, which gives the age of its
+//! last keep-alive, and delete the key of a leader whose last keep-alive is older than
+//! [`Timing::staleness`]. The store's clock alone decides, so all candidates get the same answer: a
+//! candidate that is cut off from the leader cannot depose it, nor can one that is cut off from the
+//! store. When etcd elects a leader of its own, it restarts the full TTL of every lease.
+//! Keep-alives and reads of leases are served from etcd's memory and write nothing.
 
 mod commit;
 
@@ -26,66 +27,73 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// How long a leader that gives no sign of life stays.
+/// How long a leader that does not renew its lease keeps the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
-    /// After this the store itself drops its lock, also when nobody waits for it. Whole seconds.
+    /// Lease TTL: after this time without keep-alives the store deletes the lock, also without a
+    /// candidate. Whole seconds.
     pub ttl: Duration,
-    /// After this others take the lock from it. Whole seconds, fewer than `ttl`: stores tell no less.
+    /// Age of the last keep-alive after which candidates depose the leader. Whole seconds, less
+    /// than `ttl`: etcd reports no finer.
     pub staleness: Duration,
 }
 
 impl Timing {
-    /// Three keep-alives may be lost before others call it silence, or one member of the store may let one hang.
+    /// Three keep-alives may be lost, or one may hang at a member, before the lease is stale.
     fn pace(self) -> Pace {
         Pace { interval: self.staleness / 4, limit: self.staleness * 2 / 5 }
     }
 
-    /// How often to look whether the leader is silent, and how long one member may take to tell.
+    /// Interval at which candidates check the lease, and time limit of one check.
     fn look(self) -> Pace {
         Pace { interval: self.staleness / 8, limit: self.pace().limit }
     }
 }
 
-/// ReadIndex that this process was elected; not `Clone`, and only [`campaign`] makes one.
+/// Proof that this process was elected. It is not `Clone`, and only [`campaign`] creates one.
 ///
-/// Dropping it stops the keep-alive, and another is elected when the TTL has passed.
+/// Dropping it stops the keep-alives, and another process is elected at the latest when the TTL has
+/// passed.
 #[must_use = "leadership ends when this is dropped"]
 pub struct Leadership {
     key: String,
     value: String,
     lease: i64,
     create_revision: i64,
-    /// The revision of the lock's last put; see [`Leadership::commit`].
+    /// Revision of the lock's last put; see [`Leadership::commit`].
     fence: AtomicI64,
-    /// What the fence was for commits whose outcome is not known; 0 if there are none.
+    /// Value of `fence` for commits whose outcome is unknown; 0 if there are none.
     unsettled: AtomicI64,
     store: Store,
-    /// Ends when leadership does; gives the lease back.
+    /// Ends with the leadership; returns the lease.
     task: JoinHandle<Lease>,
     lost: CancellationToken,
     stop: DropGuard,
 }
 
-/// Waits until this process is elected: nobody holds `key`, and it is made with `value` under a lease of `timing.ttl`.
+/// Waits until this process is elected: no other process holds `key`, and it is created with
+/// `value` under a lease of `timing.ttl`.
 ///
-/// The store may come and go meanwhile; only an error that waiting does not mend is returned. Dropping the
-/// future withdraws, at the latest after the TTL.
+/// Outages of the store are waited out. Dropping the future withdraws, at the latest after the TTL.
+///
+/// # Errors
+///
+/// Fails with the first error that is not transient ([`Error::is_transient`]).
 pub async fn campaign(store: &Store, key: &str, value: &str, timing: Timing) -> Result<Leadership, Error> {
     let mut backoff = Backoff::default();
     loop {
-        match stand(store, key, value, timing).await {
+        match try_acquire(store, key, value, timing).await {
             Ok(Some(leadership)) => return Ok(leadership),
             Ok(None) => {
                 backoff.reset();
-                vacant(store, key, timing).await;
+                wait_released(store, key, timing).await;
             }
             Err(e) if e.is_transient() => {
                 let wait = backoff.next();
                 if backoff.worth_logging() {
                     tracing::warn!(
                         failures = backoff.failures(),
-                        "election: {}; again in {wait:?}",
+                        "election: {}; retrying in {wait:?}",
                         one_line(&e)
                     );
                 }
@@ -96,8 +104,13 @@ pub async fn campaign(store: &Store, key: &str, value: &str, timing: Timing) -> 
     }
 }
 
-/// One attempt; none if another holds the key.
-async fn stand(store: &Store, key: &str, value: &str, timing: Timing) -> Result<Option<Leadership>, Error> {
+/// Makes one attempt; returns `None` if another process holds the key.
+async fn try_acquire(
+    store: &Store,
+    key: &str,
+    value: &str,
+    timing: Timing,
+) -> Result<Option<Leadership>, Error> {
     if store.get(key).await?.is_some() {
         return Ok(None);
     }
@@ -109,7 +122,7 @@ async fn stand(store: &Store, key: &str, value: &str, timing: Timing) -> Result<
             Ok(Some(Leadership::begin(store, key, value, revision, lease)))
         }
         Ok(Outcome::Conflict) => match store.get(key).await? {
-            // An attempt whose answer was lost.
+            // An earlier attempt whose answer was lost.
             Some(lock) if lock.lease == lease.id() => {
                 Ok(Some(Leadership::begin(store, key, value, lock.create_revision, lease)))
             }
@@ -119,7 +132,7 @@ async fn stand(store: &Store, key: &str, value: &str, timing: Timing) -> Result<
             }
         },
         Err(e) => {
-            // The put may have happened; without its lease the key does not stay.
+            // The put may have been applied; without its lease the key is deleted.
             if let Err(revoke) = lease.revoke().await {
                 tracing::debug!(key, "after a failed attempt: {}", one_line(&revoke));
             }
@@ -128,24 +141,24 @@ async fn stand(store: &Store, key: &str, value: &str, timing: Timing) -> Result<
     }
 }
 
-/// Resolves when nobody holds the key.
-async fn vacant(store: &Store, key: &str, timing: Timing) {
+/// Resolves when the key does not exist.
+async fn wait_released(store: &Store, key: &str, timing: Timing) {
     let mut watch = store.watch(key);
     let mut look = tokio::time::interval(timing.look().interval);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut holder: Option<KeyValue> = None;
     loop {
-        let silent = async {
+        let stale = async {
             look.tick().await;
             match &holder {
-                // Without a lease somebody put it there by hand.
-                Some(lock) if lock.lease != 0 => is_silent(store, lock, timing).await.then(|| lock.clone()),
+                // A key without a lease was put by an operator.
+                Some(lock) if lock.lease != 0 => is_stale(store, lock, timing).await.then(|| lock.clone()),
                 _ => None,
             }
         };
         let update = tokio::select! {
-            // Dropped when the watch tells something, and then there is news of the holder.
-            lock = silent => {
+            // Cancelled by an update of the watch, which may change the holder.
+            lock = stale => {
                 if let Some(lock) = lock {
                     depose(store, lock, timing).await;
                 }
@@ -163,11 +176,11 @@ async fn vacant(store: &Store, key: &str, timing: Timing) {
     }
 }
 
-/// Whether the store has heard nothing of the lock's holder for too long.
-async fn is_silent(store: &Store, lock: &KeyValue, timing: Timing) -> bool {
+/// Returns true if the last keep-alive of the lock's holder is older than the limit.
+async fn is_stale(store: &Store, lock: &KeyValue, timing: Timing) -> bool {
     match store.time_to_live(&lock.key, lock.lease, timing.look().limit).await {
         Ok(Some(remaining)) => remaining.left + timing.staleness < remaining.granted,
-        // The store is about to drop the key by itself.
+        // The store is about to delete the key.
         Ok(None) => false,
         Err(e) => {
             tracing::debug!(key = lock.key, "{}", one_line(&e));
@@ -176,12 +189,12 @@ async fn is_silent(store: &Store, lock: &KeyValue, timing: Timing) -> bool {
     }
 }
 
-/// Takes the lock away from its holder, unless it is another's by now.
+/// Deletes the lock, unless another process holds it by now.
 async fn depose(store: &Store, lock: KeyValue, timing: Timing) {
     let holder = String::from_utf8_lossy(&lock.value);
-    tracing::warn!(key = lock.key, %holder, "no sign of life for {:?}; taking the lock from it", timing.staleness);
+    tracing::warn!(key = lock.key, %holder, "the leader has not renewed its lease for {:?}; deleting its lock", timing.staleness);
     let held = Guard::CreateRevision { key: lock.key.clone(), revision: lock.create_revision };
-    // The watch tells what came of it.
+    // The watch reports the result.
     if let Err(e) = store.commit_again(Txn::new().guard(held).delete(lock.key)).await {
         tracing::warn!("{}", one_line(&e));
     }
@@ -193,10 +206,11 @@ impl Leadership {
         let (lost, stop) = (CancellationToken::new(), CancellationToken::new());
         let term = Term { key: key.to_owned(), create_revision, lease, seen: false };
         let watch = store.watch(key);
-        let (told, stopped) = (lost.clone().drop_guard(), stop.clone());
+        let (lost_guard, stopped) = (lost.clone().drop_guard(), stop.clone());
         let task = tokio::spawn(async move {
-            // Dropped at the end of the task, however it ends: a panic must not look like leadership.
-            let _told = told;
+            // Dropped at the end of the task, also after a panic: leadership must not outlive the
+            // task.
+            let _lost_guard = lost_guard;
             term.run(watch, stopped).await
         });
         Leadership {
@@ -213,30 +227,43 @@ impl Leadership {
         }
     }
 
-    /// The revision at which it began: that of the lock's creation.
+    /// Revision at which the leadership began: that of the lock's creation. Grows with each leader.
     pub fn create_revision(&self) -> i64 {
         self.create_revision
     }
 
+    /// A handle that confirms this leadership for linearizable reads.
     pub fn read_index(&self) -> ReadIndex {
         ReadIndex { store: self.store.clone(), key: self.key.clone(), create_revision: self.create_revision }
     }
 
-    /// Holds at the store only while this leadership does, and until [`Leadership::commit`] moves it.
+    /// A guard that holds only during this leadership, and only until [`Leadership::commit`] moves
+    /// the fence.
     pub fn guard(&self) -> Guard {
         Guard::ModRevision { key: self.key.clone(), revision: self.fence.load(Ordering::Acquire) }
     }
 
-    /// Resolves when leadership is lost, or can not be proven for the rest of the TTL.
+    /// Resolves when leadership is lost, or cannot be confirmed for the rest of the TTL.
     pub async fn lost(&self) {
         self.lost.cancelled().await;
     }
 
+    /// Returns true if leadership is known to be lost.
     pub fn is_lost(&self) -> bool {
         self.lost.is_cancelled()
     }
 
-    /// Gives the key up at once, so that the next is elected without waiting for the TTL.
+    /// Deletes the lock at once, so that another process can be elected without waiting for the
+    /// TTL.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store does not answer or refuses the request; the lock then expires after its
+    /// TTL.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the task of the keep-alives panicked.
     pub async fn resign(self) -> Result<(), Error> {
         drop(self.stop);
         match self.task.await {
@@ -246,7 +273,7 @@ impl Leadership {
     }
 }
 
-/// Asks the store about a leadership.
+/// Confirms a leadership at the store, so that a read from the leader's memory is linearizable.
 #[derive(Clone)]
 pub struct ReadIndex {
     store: Store,
@@ -255,7 +282,12 @@ pub struct ReadIndex {
 }
 
 impl ReadIndex {
-    /// Whether the store had this leader after the call began: nobody else wrote before.
+    /// Returns true if this process still held the lock after the call began: no other leader has
+    /// written before.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store does not answer or refuses the read.
     pub async fn confirm(&self) -> Result<bool, Error> {
         let lock = self.store.get(&self.key).await?;
         Ok(lock.is_some_and(|lock| lock.create_revision == self.create_revision))
@@ -266,17 +298,17 @@ struct Term {
     key: String,
     create_revision: i64,
     lease: Lease,
-    /// The watch has shown the key.
+    /// The watch has reported the key.
     seen: bool,
 }
 
 impl Term {
-    /// Keeps the lease alive until told to stop or leadership is over.
+    /// Renews the lease until `stop` or until leadership is lost.
     async fn run(mut self, mut watch: Watch, stop: CancellationToken) -> Lease {
         let mut next = Instant::now() + self.lease.interval();
         let mut failures = 0_u32;
         loop {
-            // A little early: the holder has to stop before another can begin.
+            // Slightly early: the holder must stop before another process can begin.
             let deadline = self.lease.expires() - self.lease.interval() / 2;
             let why = tokio::select! {
                 () = stop.cancelled() => return self.lease,
@@ -312,9 +344,10 @@ impl Term {
         match event {
             Event::InitApply(key, kv) | Event::Apply(key, kv) if *key == self.key => {
                 self.seen = true;
-                (kv.create_revision != self.create_revision).then_some("another holds the key")
+                (kv.create_revision != self.create_revision).then_some("another process holds the key")
             }
-            // It was put before the watch began, so a first look without it means that it is gone already.
+            // The key was put before the watch began, so a first snapshot without it means that it
+            // was deleted.
             Event::InitDone if !self.seen => Some("the key was deleted"),
             Event::Delete(key) if *key == self.key => Some("the key was deleted"),
             _ => None,

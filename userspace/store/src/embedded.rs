@@ -1,12 +1,12 @@
-//! An etcd v3 server in one file, for one machine.
+//! An etcd v3 server for one machine, stored in one file.
 //!
-//! It serves KV, Watch and Lease, and what else `etcdctl` asks of a healthy member, without users and
-//! without TLS: whoever reaches the port may read and write everything, so it belongs on loopback or on a
-//! network of its own.
+//! It serves KV, Watch and Lease, and the requests that `etcdctl` makes of a healthy member,
+//! without authentication and without TLS: every client that reaches the port can read and write
+//! everything. It therefore listens on loopback, or on a trusted network.
 //!
-//! The last 10,000 revisions can be watched and read, fewer if they hold more than 64 MiB of replaced values;
-//! what is older is compacted by itself. Leases start anew with their full TTL when the store is opened. What was
-//! acknowledged is on disk.
+//! The last 10,000 revisions can be watched and read, fewer if they hold more than 64 MiB of
+//! replaced values; older ones are compacted automatically. Leases restart with their full TTL when
+//! the store is opened. Acknowledged writes are on disk.
 
 mod check;
 mod disk;
@@ -45,16 +45,16 @@ use tonic::transport::server::TcpIncoming;
 use watch_service::WatchService;
 use writer::{Command, Writer};
 
-/// What etcd's gRPC layer takes: the largest request and what the encoding adds.
+/// Largest gRPC message, as in etcd: the largest request and its encoding overhead.
 const MAX_MESSAGE: usize = check::MAX_REQUEST + (512 << 10);
-/// Streams end by themselves at once; this is for connections that do not.
-const GOODBYE: Duration = Duration::from_secs(2);
-/// Watches of clients that vanished without a word are found out by this.
+/// Time limit of a graceful shutdown. Streams end at once; this bounds connections that do not.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
+/// Interval of HTTP/2 pings, which detect clients that vanished.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Serves until it is shut down or dropped.
+/// A running server. It serves until it is shut down or dropped.
 ///
-/// After a drop the file is closed soon, after [`Server::shutdown`] it is closed already.
+/// After a drop the file is closed soon; after [`Server::shutdown`] it is closed.
 pub struct Server {
     address: SocketAddr,
     commands: Sender<Command>,
@@ -64,28 +64,45 @@ pub struct Server {
     writing: Option<thread::JoinHandle<()>>,
 }
 
+/// Why the embedded store cannot be opened or has failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// The file cannot be opened, read or written.
     #[error(transparent)]
     Disk(#[from] DiskError),
+    /// The address cannot be bound.
     #[error("listen at {address} for the embedded store; is an etcd or another store there already?")]
-    Listen { address: SocketAddr, source: io::Error },
+    Listen {
+        /// Address to listen at.
+        address: SocketAddr,
+        /// Underlying error.
+        source: io::Error,
+    },
+    /// The writer thread cannot be started.
     #[error("start the writer of the embedded store")]
     Thread(#[source] io::Error),
+    /// The gRPC server failed.
     #[error("serve the embedded store")]
     Serve(#[source] tonic::transport::Error),
+    /// A part of the server panicked.
     #[error("the {0} of the embedded store panicked")]
     Panicked(&'static str),
 }
 
 impl Server {
-    /// Opens or makes the store in `dir` and serves it at `listen`. Needs a tokio runtime.
+    /// Opens or creates the store in `dir` and serves it at `listen`. Must be called within a tokio
+    /// runtime.
+    ///
+    /// # Errors
+    ///
+    /// Fails if `listen` cannot be bound, if the file is damaged, in use or cannot be accessed, or
+    /// if the writer thread cannot be started.
     pub async fn open(dir: &Path, listen: SocketAddr) -> Result<Server, Error> {
         let bound = TcpListener::bind(listen).await.and_then(|l| Ok((l.local_addr()?, l)));
         let (address, listener) = bound.map_err(|source| Error::Listen { address: listen, source })?;
         if !address.ip().is_loopback() {
-            tracing::warn!(%address, "the embedded store asks nobody for a password; keep strangers off its network");
+            tracing::warn!(%address, "the embedded store has no authentication; restrict access to its network");
         }
         let opening = dir.to_owned();
         let opened = tokio::task::spawn_blocking(move || Disk::open(&opening)).await;
@@ -118,22 +135,25 @@ impl Server {
         Ok(Server { address, commands, stop, ended, serving: Some(serving), writing: Some(writing) })
     }
 
-    /// Where it really listens, for a `listen` with port 0.
+    /// The bound address, also for a `listen` with port 0.
     pub fn local_addr(&self) -> SocketAddr {
         self.address
     }
 
-    /// Resolves when the store has stopped by itself, which it never should: nothing is served or written any
-    /// more.
+    /// Resolves if the store has stopped because of a failure. It then serves and writes nothing.
     pub async fn failed(&self) {
         self.ended.cancelled().await;
     }
 
     /// Ends all streams and closes the file.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the gRPC server failed, or if a part of the server panicked.
     pub async fn shutdown(mut self) -> Result<(), Error> {
         self.stop.cancel();
         let served = match self.serving.take() {
-            Some(mut serving) => match tokio::time::timeout(GOODBYE, &mut serving).await {
+            Some(mut serving) => match tokio::time::timeout(SHUTDOWN_TIMEOUT, &mut serving).await {
                 Ok(Ok(result)) => result.map_err(Error::Serve),
                 Ok(Err(_)) => Err(Error::Panicked("server")),
                 Err(_) => {
@@ -143,7 +163,7 @@ impl Server {
             },
             None => Ok(()),
         };
-        // Fails only if the thread is gone, which its join tells.
+        // Fails only if the thread has ended, which its join reports.
         drop(self.commands.send(Command::Stop));
         if let Some(writing) = self.writing.take() {
             let joined = tokio::task::spawn_blocking(move || writing.join()).await;
@@ -160,7 +180,7 @@ impl Drop for Server {
     }
 }
 
-/// Whoever asks for `ended` learns of it also when this panics.
+/// Serves until `stop`. `_ended` is dropped also when this panics.
 async fn serve(
     listener: TcpListener,
     shared: Shared,

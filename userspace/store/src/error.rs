@@ -1,4 +1,4 @@
-//! Why the store did not do what it was asked.
+//! Errors of the store client.
 
 use crate::MAX_TXN_OPS;
 use std::fmt;
@@ -6,50 +6,109 @@ use std::path::PathBuf;
 use std::time::Duration;
 use tonic::Code;
 
-/// What was being done when it failed.
+/// The operation that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
+    /// Connecting to the store.
     Connect,
+    /// Reading one key.
     Get,
+    /// Reading all keys of a prefix.
     List,
+    /// Committing a transaction.
     Commit,
+    /// Watching a prefix.
     Watch,
+    /// Granting a lease.
     Grant,
+    /// Renewing a lease.
     KeepAlive,
+    /// Reading the remaining time of a lease.
     TimeToLive,
+    /// Revoking a lease.
     Revoke,
 }
 
+/// Why a request to the store failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// An endpoint in the configuration is malformed.
     #[error("store endpoint {endpoint:?}: {why}; write http://HOST:PORT, https://HOST:PORT or HOST:PORT")]
-    Endpoint { endpoint: String, why: String },
+    Endpoint {
+        /// The endpoint as configured.
+        endpoint: String,
+        /// What is wrong with it.
+        why: String,
+    },
 
+    /// The configuration has no endpoint.
     #[error("no store endpoint given; try http://127.0.0.1:2379")]
     NoEndpoint,
 
+    /// A TLS file cannot be read.
     #[error("read {what} {}", path.display())]
-    TlsFile { what: &'static str, path: PathBuf, source: std::io::Error },
+    TlsFile {
+        /// What the file contains.
+        what: &'static str,
+        /// Path of the file.
+        path: PathBuf,
+        /// Underlying error.
+        source: std::io::Error,
+    },
 
-    /// The request was never sent, or the connection broke before the answer came.
+    /// The request was not sent, or the connection broke before the answer arrived.
     #[error("{operation} {key}: no connection; is etcd running at {endpoints}?")]
-    Unreachable { operation: Operation, key: String, endpoints: String, source: Cause },
+    Unreachable {
+        /// Operation that failed.
+        operation: Operation,
+        /// Key or prefix that the request is for.
+        key: String,
+        /// Endpoints of the configuration, separated by commas.
+        endpoints: String,
+        /// Underlying error.
+        source: Cause,
+    },
 
+    /// The store did not answer in time.
     #[error("{operation} {key}: no answer within {limit:?}; is etcd running and healthy at {endpoints}?")]
-    Timeout { operation: Operation, key: String, endpoints: String, limit: Duration },
+    Timeout {
+        /// Operation that failed.
+        operation: Operation,
+        /// Key or prefix that the request is for.
+        key: String,
+        /// Endpoints of the configuration, separated by commas.
+        endpoints: String,
+        /// Time limit that was exceeded.
+        limit: Duration,
+    },
 
-    /// The store answered, and the answer is no.
+    /// The store refused the request.
     #[error("{operation} {key}")]
-    Refused { operation: Operation, key: String, source: Cause },
+    Refused {
+        /// Operation that failed.
+        operation: Operation,
+        /// Key or prefix that the request is for.
+        key: String,
+        /// Underlying error.
+        source: Cause,
+    },
 
+    /// A transaction exceeds [`MAX_TXN_OPS`].
     #[error(
         "commit {key}: {guards} guards and {ops} operations; a transaction has at most {MAX_TXN_OPS} of each"
     )]
-    TooManyOps { key: String, guards: usize, ops: usize },
+    TooManyOps {
+        /// Key or prefix that the request is for.
+        key: String,
+        /// Number of guards.
+        guards: usize,
+        /// Number of operations.
+        ops: usize,
+    },
 }
 
-/// What the store or the transport said.
+/// Error reported by the store or by the transport.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
 pub struct Cause {
@@ -59,20 +118,21 @@ pub struct Cause {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// The store's answer.
+    /// Status in the store's answer.
     Refused(Code),
-    /// The connection broke; the request may have had its effect.
+    /// The connection broke; the request may have taken effect.
     Broken,
-    /// The connection could not even be made.
+    /// The connection could not be established.
     Unsent,
 }
 
-/// etcd tells these apart by their text only: both are `OUT_OF_RANGE`.
+/// etcd distinguishes these two by the text only: both have the code `OUT_OF_RANGE`.
 const COMPACTED: &str = "etcdserver: mvcc: required revision has been compacted";
 const TOO_LARGE: &str = "etcdserver: request is too large";
 
 impl Error {
-    /// Trying again later can help: the store is away, overloaded or without a leader.
+    /// Returns true if a retry can succeed: the store is unavailable, overloaded or without a
+    /// leader.
     pub fn is_transient(&self) -> bool {
         match self {
             Error::Unreachable { .. } | Error::Timeout { .. } => true,
@@ -83,7 +143,8 @@ impl Error {
         }
     }
 
-    /// For a commit: the store may or may not have written it, because the answer was lost.
+    /// For a commit: returns true if the answer was lost, so that the transaction may or may not
+    /// have been applied.
     pub fn outcome_unknown(&self) -> bool {
         match self {
             Error::Timeout { .. } => true,
@@ -95,7 +156,8 @@ impl Error {
         }
     }
 
-    /// The store never takes so much at once: etcd by its `--max-request-bytes`, or gRPC before it.
+    /// Returns true if the request exceeds a size limit: etcd's `--max-request-bytes`, or gRPC's
+    /// message size.
     pub fn is_too_large(&self) -> bool {
         matches!(self, Error::Refused { source, .. }
             if source.text.contains(TOO_LARGE) || source.text.contains("larger than max"))
@@ -106,7 +168,7 @@ impl Error {
             if source.code() == Some(Code::OutOfRange) && source.text == COMPACTED)
     }
 
-    /// The lease that the request named is gone.
+    /// Returns true if the lease of the request does not exist.
     pub(crate) fn is_not_found(&self) -> bool {
         matches!(self, Error::Refused { source, .. } if source.code() == Some(Code::NotFound))
     }
@@ -117,7 +179,7 @@ impl Error {
 }
 
 impl Cause {
-    /// The status of the store's answer; none if the transport failed.
+    /// The gRPC status in the store's answer; `None` if the transport failed.
     pub fn code(&self) -> Option<Code> {
         match self.kind {
             Kind::Refused(code) => Some(code),
@@ -153,7 +215,7 @@ impl From<etcd_client::Error> for Cause {
 
 impl From<tonic::Status> for Cause {
     fn from(status: tonic::Status) -> Cause {
-        // A status with a source was made on this side, out of a transport error.
+        // tonic creates a status with a source locally, from a transport error.
         match std::error::Error::source(&status) {
             Some(source) => Cause::transport(source),
             None => Cause::refused(status.code(), status.message()),
@@ -161,7 +223,7 @@ impl From<tonic::Status> for Cause {
     }
 }
 
-/// The error and everything below it in one line, without the repetitions that transports make.
+/// The error and its sources in one line, without the repetitions of transport errors.
 fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
@@ -195,8 +257,8 @@ impl fmt::Display for Operation {
             Operation::Commit => "commit",
             Operation::Watch => "watch",
             Operation::Grant => "grant a lease for",
-            Operation::KeepAlive => "keep the lease alive of",
-            Operation::TimeToLive => "look at the lease of",
+            Operation::KeepAlive => "renew the lease of",
+            Operation::TimeToLive => "read the lease of",
             Operation::Revoke => "revoke the lease of",
         })
     }

@@ -1,37 +1,41 @@
-//! What a read returns.
+//! Results of reads.
 
 use bytes::Bytes;
 
-/// A key as the store holds it.
+/// A key with its value and revisions, as etcd's `mvccpb.KeyValue`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyValue {
+    /// The key, as text.
     pub key: String,
+    /// The value, as bytes.
     pub value: Bytes,
-    /// Revision of the put that made the key exist; changes when it is deleted and made again.
+    /// Revision of the put that created the key. Changes when the key is deleted and created again.
     pub create_revision: i64,
     /// Revision of the last put.
     pub mod_revision: i64,
-    /// Puts since the key exists, from 1.
+    /// Number of puts since the key was created, from 1.
     pub version: i64,
-    /// Lease that the key dies with; 0 for none.
+    /// Lease that the key is attached to; 0 for none.
     pub lease: i64,
 }
 
-/// All keys below a prefix, as they were at one revision.
+/// All keys with a prefix, at one revision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listing {
+    /// The store's revision of the listing.
     pub revision: i64,
-    /// In key order.
+    /// The keys, in key order.
     pub items: Vec<KeyValue>,
 }
 
 impl KeyValue {
-    /// None for a key that is not text: none of ours is, and one such key must not hide the others.
+    /// Returns `None` for a key that is not UTF-8. Contiv writes no such key, and it must not hide
+    /// the others.
     pub(crate) fn from_wire(kv: etcd_client::proto::PbKeyValue) -> Option<KeyValue> {
         let key = match String::from_utf8(kv.key) {
             Ok(key) => key,
             Err(e) => {
-                tracing::warn!(key = %String::from_utf8_lossy(e.as_bytes()), "key is not UTF-8, left out");
+                tracing::warn!(key = %String::from_utf8_lossy(e.as_bytes()), "key is not UTF-8; skipped");
                 return None;
             }
         };

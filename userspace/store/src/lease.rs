@@ -1,4 +1,4 @@
-//! Leases, and keys that live as long as the process that put them.
+//! Leases, and keys that exist as long as the process that put them.
 
 use crate::backoff::Backoff;
 use crate::watch::one_line;
@@ -12,28 +12,29 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// A lease of ours, and how long it surely lives.
+/// A lease of this process, and the time until which it is known to exist.
 pub(crate) struct Lease {
     store: Store,
-    /// What it is for, in errors.
+    /// Key that the lease is for; used in error messages.
     key: String,
     id: i64,
     ttl: Duration,
-    /// How often it is kept alive, and how long one attempt may take.
+    /// Interval and time limit of keep-alives.
     pace: Pace,
-    /// When the last request that the store answered was sent: it counts the TTL from later on.
+    /// Send time of the last request that the store answered. The store counts the TTL from a later
+    /// time.
     proven: Instant,
     link: Link,
 }
 
-/// The rhythm of keep-alives.
+/// Schedule of keep-alives.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pace {
     pub(crate) interval: Duration,
     pub(crate) limit: Duration,
 }
 
-/// What is left of a lease unless it is kept alive, and what it was granted; in whole seconds, rounded down.
+/// Remaining and granted time of a lease, in whole seconds, rounded down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Remaining {
     pub(crate) left: Duration,
@@ -47,7 +48,7 @@ enum Link {
 
 pub(crate) enum KeepAlive {
     Proven,
-    /// The store does not know the lease any more: its keys are gone.
+    /// The store does not know the lease: its keys are deleted.
     Gone,
 }
 
@@ -55,7 +56,7 @@ impl Lease {
     pub(crate) async fn grant(store: &Store, key: &str, ttl: Duration) -> Result<Lease, Error> {
         let proven = Instant::now();
         let (id, ttl) = store.grant(key, ttl).await?;
-        // Two attempts may fail before it expires.
+        // Two attempts may fail before the lease expires.
         let pace = Pace { interval: ttl / 3, limit: ttl / 3 };
         Ok(Lease { store: store.clone(), key: key.to_owned(), id, ttl, pace, proven, link: Link::Down })
     }
@@ -68,20 +69,21 @@ impl Lease {
         self.id
     }
 
-    /// How often to keep it alive.
+    /// Interval of keep-alives.
     pub(crate) fn interval(&self) -> Duration {
         self.pace.interval
     }
 
-    /// Until when no one else can have the keys.
+    /// Time until which no other process can hold the keys.
     pub(crate) fn expires(&self) -> Instant {
         self.proven + self.ttl
     }
 
-    /// One keep-alive.
+    /// Sends one keep-alive.
     pub(crate) async fn keep_alive(&mut self) -> Result<KeepAlive, Error> {
         let (limit, turn, sent) = (self.pace.limit, self.store.members().turn(), Instant::now());
-        // Taken: an attempt that is cut off leaves an answer behind, which must not count for the next.
+        // Taken: an attempt that times out leaves an answer behind, which must not count for the
+        // next.
         let link = std::mem::replace(&mut self.link, Link::Down);
         let beat = tokio::time::timeout(limit, self.beat(link)).await;
         let timeout = || self.store.timeout(Operation::KeepAlive, &self.key, limit);
@@ -117,7 +119,8 @@ impl Lease {
                 let mut client = self.store.lease_client();
                 match client.keep_alive(self.id).await {
                     Ok((keeper, answers)) => Ok(Some((self.ttl, Link::Up(keeper, Box::new(answers))))),
-                    // Either the lease is unknown or the stream broke; the library tells by text only.
+                    // Either the lease is unknown or the stream broke; the library distinguishes
+                    // them by text only.
                     Err(e @ etcd_client::Error::LeaseKeepAliveError(_)) => {
                         let left = client.time_to_live(self.id, None).await?.ttl();
                         if left > 0 { Err(e) } else { Ok(None) }
@@ -137,10 +140,10 @@ impl Lease {
     }
 }
 
-/// A key that the store drops soon after this process is gone.
+/// A key that the store deletes soon after this process ends.
 ///
-/// Dropping it stops the keep-alive, and the key goes when its TTL has passed; [`Registration::revoke`] removes it
-/// at once.
+/// Dropping it stops the keep-alives, and the store deletes the key when its TTL has passed.
+/// [`Registration::revoke`] deletes it at once.
 pub struct Registration {
     task: JoinHandle<Lease>,
     stop: DropGuard,
@@ -148,7 +151,16 @@ pub struct Registration {
 }
 
 impl Registration {
-    /// Removes the key.
+    /// Revokes the lease, which deletes the key.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store does not answer or refuses the request; the key then expires after its
+    /// TTL.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the task of the keep-alives panicked.
     pub async fn revoke(self) -> Result<(), Error> {
         drop(self.stop);
         match self.task.await {
@@ -157,7 +169,7 @@ impl Registration {
         }
     }
 
-    /// `Connected` while the key is surely in the store.
+    /// `Connected` while the key is known to be in the store.
     pub fn status(&self) -> watch::Receiver<Status> {
         self.status.clone()
     }
@@ -188,14 +200,14 @@ struct Keeper {
     value: Bytes,
     ttl: Duration,
     lease: Lease,
-    /// Somebody else keeps the key.
+    /// Another process holds the key.
     others: bool,
     backoff: Backoff,
     status: watch::Sender<Status>,
 }
 
 impl Keeper {
-    /// Until told to stop; gives the lease back for whoever wants to revoke it.
+    /// Runs until `stop`; returns the lease so that the caller can revoke it.
     async fn run(mut self, stop: CancellationToken) -> Lease {
         let mut wait = self.lease.interval();
         loop {
@@ -223,15 +235,16 @@ impl Keeper {
         match self.lease.keep_alive().await? {
             KeepAlive::Proven => self.look().await,
             KeepAlive::Gone => {
-                tracing::warn!(key = self.key, "the store has lost our lease; putting the key again");
+                tracing::warn!(key = self.key, "the lease does not exist any more; putting the key again");
                 self.lease = put(&self.store, &self.key, &self.value, self.ttl).await?;
                 Ok(())
             }
         }
     }
 
-    /// The lease may live, and the key not: somebody has put it under another lease, or has deleted it. What somebody else
-    /// keeps is left to them as long as they do, or both would put it for ever.
+    /// Checks the key. The lease may exist and the key not: another process has put the key under
+    /// its own lease, or has deleted it. A key that another process holds is left to it; otherwise
+    /// both would put it in turn.
     async fn look(&mut self) -> Result<(), Error> {
         let holder = self.store.get(&self.key).await?.map(|kv| kv.lease);
         match holder {
@@ -240,7 +253,7 @@ impl Keeper {
                 if !std::mem::replace(&mut self.others, true) {
                     tracing::warn!(
                         key = self.key,
-                        "another process has put our key, too: is one with our name running?"
+                        "another process holds our key; is a second one running with the same name?"
                     );
                 }
             }
@@ -257,7 +270,7 @@ impl Keeper {
         let wait = self.backoff.next().min(self.lease.interval());
         let text: Arc<str> = one_line(error).into();
         if self.backoff.worth_logging() {
-            tracing::warn!(failures = self.backoff.failures(), "{text}; again in {wait:?}");
+            tracing::warn!(failures = self.backoff.failures(), "{text}; retrying in {wait:?}");
         }
         self.status.send_replace(Status::Retrying { failures: self.backoff.failures(), error: text });
         wait

@@ -1,11 +1,14 @@
-//! The state store: an etcd v3 client in the words contiv needs, and an embedded store that
-//! speaks the same protocol for a single machine.
+//! The state store: a client for the parts of etcd v3 that contiv uses, and an embedded server of
+//! the same protocol for a single machine.
 //!
-//! * [`Store`]: reads, guarded transactions ([`Txn`]), snapshot-and-watch ([`Watch`]), keys that
-//!   live as long as their owner ([`Registration`]).
-//! * [`election`]: one leader at a time, and the guard that makes a deposed leader's writes fail.
-//! * [`embedded`]: a server for the part of the etcd API that this client and `etcdctl` use, kept
-//!   in one file. It is for one machine; a cluster runs etcd.
+//! * [`Store`]: reads, guarded transactions ([`Txn`]), list and watch ([`Watch`]), leased keys
+//!   ([`Registration`]).
+//! * [`election`]: election of one leader, and the guard that makes the writes of a deposed leader
+//!   fail.
+//! * [`embedded`]: a server for the part of the etcd API that this client and `etcdctl` use, stored
+//!   in one file. It serves one machine; a cluster runs etcd.
+
+#![deny(missing_docs, clippy::missing_errors_doc)]
 
 mod backoff;
 mod client;

@@ -1,7 +1,8 @@
-//! The store's members: one of them is asked, until it fails; then the next.
+//! The members of the store: requests go to one of them until it fails, then to the next.
 //!
-//! A member that is cut off from the others, or whose packets are lost, is noticed by the first request that it does
-//! not answer. Spreading requests over all members would let each of them meet it anew.
+//! A member that is cut off from the others, or whose packets are lost, is detected by the first
+//! request that it does not answer. Spreading requests over all members would expose each of them
+//! to the failure.
 
 use crate::Error;
 use etcd_client::{Client, ConnectOptions, KvClient, LeaseClient, WatchClient};
@@ -10,7 +11,7 @@ use std::time::Duration;
 use tokio::sync::{Mutex, watch};
 use tokio::time::{Instant, timeout};
 
-/// How often the members were changed so far.
+/// Number of changes of the current member so far.
 pub(crate) type Turn = usize;
 
 pub(crate) struct Members {
@@ -18,48 +19,49 @@ pub(crate) struct Members {
     options: ConnectOptions,
     clients: RwLock<Clients>,
     turn: watch::Sender<Turn>,
-    /// One move at a time.
+    /// Serialises changes of the member.
     place: Mutex<Place>,
 }
 
-/// Of the member that is asked. Another member means other clients: telling a client's channel of another address waits
-/// for requests on it, and those may wait for just that.
+/// Clients of the current member. Another member needs other clients: changing the address of a
+/// client's channel waits for the requests on it, and these may wait for that change.
 struct Clients {
     requests: Client,
-    /// On connections of its own: a watch that nobody polls fills its connection's window, and must not hold up
-    /// requests and keep-alives.
+    /// Separate connections: a watch that is not polled fills the window of its connection and must
+    /// not delay requests and keep-alives.
     watches: Client,
 }
 
 impl Clients {
-    /// Logs in when a user is given; a connection is only made by the first request.
+    /// Logs in if a user is given; otherwise the first request establishes the connection.
     async fn connect(url: &str, options: &ConnectOptions) -> Result<Clients, etcd_client::Error> {
         let requests = Client::connect([url], Some(options.clone())).await?;
         Ok(Clients { requests, watches: Client::connect([url], Some(options.clone())).await? })
     }
 }
 
-/// Who is asked, and what is known of the others.
+/// The current member, and the state of the others.
 struct Place {
-    /// Among the URLs.
+    /// Index of the current member in the URLs.
     asked: usize,
-    /// Those that did not answer, until when they are passed over.
+    /// Until when each member is skipped because it did not answer.
     silent: Vec<Option<Instant>>,
-    /// When the last move was.
+    /// Time of the last change.
     moved: Option<Instant>,
 }
 
-/// Listings of large bodies are larger than the 4 MiB that gRPC clients take by default.
+/// Largest message from the store. Listings of large bodies exceed gRPC's default of 4 MiB.
 const MAX_ANSWER: usize = 256 << 20;
-/// A member that did not answer is not asked again for so long, if there is another: each time would cost a time-out.
+/// Time for which a member that did not answer is skipped if there is another: each attempt would
+/// cost a timeout.
 const SILENCE: Duration = Duration::from_secs(3);
-/// A member that takes longer to let a user log in is none to turn to.
+/// Time limit of a login when changing the member.
 const LOGIN: Duration = Duration::from_secs(1);
-/// Moves that follow each other faster are not worth a line each.
+/// Changes of the member within this time of each other are logged at debug level.
 const QUIET: Duration = Duration::from_secs(5);
 
 impl Members {
-    /// Begins with the first. When a user is given, with the first that lets it log in.
+    /// Begins with the first member; with credentials, with the first one that accepts the login.
     pub(crate) async fn connect(
         urls: Vec<String>,
         options: &ConnectOptions,
@@ -87,7 +89,7 @@ impl Members {
         *self.turn.borrow()
     }
 
-    /// Another member is asked from now on, unless somebody saw to that since `turn`.
+    /// Changes to the next member, unless another request has done so since `turn`.
     pub(crate) async fn failed(&self, turn: Turn, error: &Error) {
         if !self.several() {
             return;
@@ -106,12 +108,13 @@ impl Members {
         let (from, to) = (&self.urls[from], &self.urls[place.asked]);
         match timeout(LOGIN, Clients::connect(to, &self.options)).await {
             Ok(Ok(clients)) => *self.clients.write().unwrap_or_else(PoisonError::into_inner) = clients,
-            // Requests go on failing at the member before, and then the next one's turn has come.
-            Ok(Err(error)) => tracing::warn!(%error, to, "could not turn to another member of the store"),
-            Err(_) => tracing::warn!(to, "this member of the store lets nobody log in within {LOGIN:?}"),
+            // Requests continue to fail at the previous member, and then it is the turn of the next
+            // one.
+            Ok(Err(error)) => tracing::warn!(%error, to, "connecting to another store member failed"),
+            Err(_) => tracing::warn!(to, "login to the store member timed out after {LOGIN:?}"),
         }
-        let what = "a member of the store does not answer as it should; asking the next";
-        // When all of them fail, that is told by whoever asks.
+        let what = "store member failed; changing to the next";
+        // When all members fail, the caller reports it.
         if place.moved.replace(now).is_none_or(|last| now.duration_since(last) > QUIET) {
             tracing::info!(from, to, %error, "{what}");
         } else {
@@ -120,7 +123,7 @@ impl Members {
         self.turn.send_replace(turn + 1);
     }
 
-    /// Resolves when another member than at `turn` is asked.
+    /// Resolves when the current member is not that of `turn`.
     pub(crate) async fn moved(&self, turn: Turn) {
         let mut turns = self.turn.subscribe();
         if turns.wait_for(|now| *now != turn).await.is_err() {
@@ -145,7 +148,7 @@ impl Members {
     }
 }
 
-/// The next one that is not silent; the next one, if all others are.
+/// The next member that is not skipped; the next one if all others are.
 fn next(from: usize, silent: &[Option<Instant>], now: Instant) -> usize {
     let others = || (1..silent.len()).map(|step| (from + step) % silent.len());
     let answers = |member: &usize| silent[*member].is_none_or(|until| until <= now);

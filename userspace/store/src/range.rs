@@ -1,6 +1,6 @@
-//! Key ranges as etcd writes them.
+//! Key ranges in etcd's encoding.
 
-/// The end of the range of all keys that begin with `prefix`; `[0]`, which means no end, where every
+/// The end of the range of all keys that begin with `prefix`; `[0]`, which means no end, if every
 /// longer key is larger.
 pub(crate) fn prefix_end(prefix: &[u8]) -> Vec<u8> {
     let mut end = prefix.to_vec();

@@ -1,40 +1,66 @@
-//! Guarded transactions: what one request changes, changes in one step or not at all.
+//! Guarded transactions: the changes of one request are applied together or not at all.
 
 use crate::Error;
 use bytes::Bytes;
 use etcd_client::{Compare, CompareOp, PutOptions, TxnOp};
 
-/// Operations (and guards) that the store takes in one transaction: etcd's default `--max-txn-ops`.
+/// Largest number of operations, and of guards, in one transaction: etcd's default `--max-txn-ops`.
 pub const MAX_TXN_OPS: usize = 128;
 
-/// Puts and deletes that happen together if every guard holds.
+/// Puts and deletes that are applied together if every guard holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Txn {
+    /// Conditions, all of which must hold.
     pub guards: Vec<Guard>,
+    /// Writes, in any order.
     pub ops: Vec<Op>,
 }
 
-/// A condition that the store checks in the same step as the writes.
+/// A condition that the store checks atomically with the writes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Guard {
     /// The key was last written at `revision`; 0: the key does not exist.
-    ModRevision { key: String, revision: i64 },
+    ModRevision {
+        /// Key to check.
+        key: String,
+        /// Expected revision, or 0.
+        revision: i64,
+    },
     /// The key was created at `revision`; 0: the key does not exist.
-    CreateRevision { key: String, revision: i64 },
+    CreateRevision {
+        /// Key to check.
+        key: String,
+        /// Expected revision, or 0.
+        revision: i64,
+    },
 }
 
-/// One write. A transaction may name a key only once.
+/// One write. A transaction names a key at most once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Op {
-    Put { key: String, value: Bytes, lease: Option<i64> },
-    Delete { key: String },
+    /// Sets the value of the key and attaches it to the lease, if one is given.
+    Put {
+        /// Key to write.
+        key: String,
+        /// New value.
+        value: Bytes,
+        /// Lease to attach the key to.
+        lease: Option<i64>,
+    },
+    /// Deletes the key if it exists.
+    Delete {
+        /// Key to delete.
+        key: String,
+    },
 }
 
-/// What became of a transaction that the store decided on.
+/// Result of a transaction that the store has decided on.
 #[must_use = "a conflict means that nothing was written"]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
+    /// All operations were applied.
     Committed {
+        /// The store's revision of the transaction.
         revision: i64,
     },
     /// A guard did not hold: nothing was written. Read again and decide anew.
@@ -42,22 +68,26 @@ pub enum Outcome {
 }
 
 impl Txn {
+    /// A transaction without guards and operations.
     pub fn new() -> Txn {
         Txn::default()
     }
 
+    /// Adds a condition.
     #[must_use]
     pub fn guard(mut self, guard: Guard) -> Txn {
         self.guards.push(guard);
         self
     }
 
+    /// Adds a put without a lease.
     #[must_use]
     pub fn put(mut self, key: impl Into<String>, value: impl Into<Bytes>) -> Txn {
         self.ops.push(Op::Put { key: key.into(), value: value.into(), lease: None });
         self
     }
 
+    /// Adds a delete.
     #[must_use]
     pub fn delete(mut self, key: impl Into<String>) -> Txn {
         self.ops.push(Op::Delete { key: key.into() });
@@ -66,12 +96,12 @@ impl Txn {
 }
 
 impl Txn {
-    /// What it is about, in errors.
+    /// Key that stands for the transaction in error messages.
     pub(crate) fn name(&self) -> &str {
         self.ops.first().map_or("nothing", Op::key)
     }
 
-    /// That the store takes so many.
+    /// Checks the number of guards and operations.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let (guards, ops) = (self.guards.len(), self.ops.len());
         match guards.max(ops) <= MAX_TXN_OPS {
@@ -97,7 +127,7 @@ impl Guard {
         }
     }
 
-    /// The key must not exist.
+    /// The condition that the key does not exist.
     pub fn absent(key: impl Into<String>) -> Guard {
         Guard::ModRevision { key: key.into(), revision: 0 }
     }
@@ -113,6 +143,7 @@ impl Op {
         }
     }
 
+    /// The key that the operation writes.
     pub fn key(&self) -> &str {
         match self {
             Op::Put { key, .. } | Op::Delete { key } => key,

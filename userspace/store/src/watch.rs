@@ -1,4 +1,4 @@
-//! Following a prefix: a snapshot, then every change, for ever.
+//! Watches on a prefix: a snapshot, then every change.
 
 mod known;
 
@@ -21,35 +21,42 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::Code;
 
-/// A watch that lived this long was no failure to open one.
+/// A watch that existed for this long resets the backoff when it ends.
 const SETTLED: Duration = Duration::from_secs(10);
 
-/// One step of what is known below the prefix.
+/// One change below the prefix, or a part of the snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Update {
-    /// Revision of the store at which this is so. Changes of one transaction have the same.
+    /// The store's revision of the change. Changes of one transaction have the same revision.
     pub revision: i64,
+    /// The change; the key is the full key.
     pub event: Event<String, KeyValue>,
 }
 
-/// How a watch is doing; for readiness and for operators.
+/// State of a watch or registration, for readiness checks and operators.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// The first snapshot is not here yet.
+    /// The first snapshot has not arrived.
     Connecting,
     /// Changes arrive as they happen.
     Connected,
-    /// What is known may be old. Tried again without end.
-    Retrying { failures: u32, error: Arc<str> },
+    /// The connection failed, and the known state may be stale. Retried without limit.
+    Retrying {
+        /// Failed attempts so far.
+        failures: u32,
+        /// Last error, in one line.
+        error: Arc<str>,
+    },
 }
 
 /// The stream of [`Update`]s; it never ends.
 ///
-/// `Init`, `InitApply`..., `InitDone` come once, first. Afterwards only `Apply` and `Delete`, and only for what
-/// really changed: when the store compacts, restarts or is away, the watch reads everything anew and tells the
-/// difference. Changes made in between are then told as one. Dropping a `next()` loses nothing.
+/// `Init`, `InitApply`..., `InitDone` come once, at the beginning. Afterwards there are only
+/// `Apply` and `Delete`, and only for real changes: after a compaction, a restart or an outage of
+/// the store, the watch lists the prefix again and reports the differences. Several changes of a
+/// key during an outage are reported as one. Dropping a `next()` future loses nothing.
 ///
-/// It makes progress only while it is polled, inside a tokio runtime.
+/// The watch makes progress only while it is polled, within a tokio runtime.
 pub struct Watch {
     updates: BoxStream<'static, Update>,
     status: watch::Receiver<Status>,
@@ -77,7 +84,7 @@ impl Watch {
         Watch { updates: updates.boxed(), status: receiver }
     }
 
-    /// Changes whenever the connection comes or goes.
+    /// Changes whenever the connection is established or lost.
     pub fn status(&self) -> watch::Receiver<Status> {
         self.status.clone()
     }
@@ -101,18 +108,18 @@ struct Follower {
 }
 
 enum State {
-    /// What is known, if anything, may be old.
+    /// The known state, if any, may be stale.
     Unlisted,
-    /// Everything up to `revision` is known.
+    /// The state up to `revision` is known.
     Listed { revision: i64 },
-    /// Everything up to `revision` is known and the rest will come by itself, from the member asked at `turn`.
+    /// The state up to `revision` is known, and the member of `turn` sends later changes.
     Watching { revision: i64, stream: Box<WatchStream>, since: Instant, turn: Turn },
-    /// Something failed; not before `until`.
+    /// A request failed; the next attempt is at `until`.
     Waiting { until: Instant },
 }
 
 impl Follower {
-    /// Goes on by one request or message. A step that is dropped half-way is taken again.
+    /// Takes one step: one request or one message. A step that is dropped half-way is taken again.
     async fn step(&mut self) -> Vec<Update> {
         match &mut self.state {
             State::Unlisted => match self.store.list(&self.prefix).await {
@@ -145,7 +152,8 @@ impl Follower {
                 let turn = *turn;
                 let message = tokio::select! {
                     message = stream.message() => message,
-                    // A member that does not answer others may be silent here for long.
+                    // A member that does not answer other requests may be silent here for a long
+                    // time.
                     () = self.store.members().moved(turn) => {
                         self.state = State::Listed { revision: *revision };
                         return Vec::new();
@@ -158,10 +166,10 @@ impl Follower {
                         self.lost(settled, cause)
                     }
                     Ok(Some(message)) => {
-                        // Not the header's revision: a server that has much to tell says its own there, ahead of
-                        // what it has told.
-                        let told = message.0.events.iter().filter_map(|e| Some(e.kv.as_ref()?.mod_revision));
-                        *revision = told.fold(*revision, i64::max);
+                        // Not the revision of the header: a server with a backlog reports its
+                        // current revision there, ahead of the events that it has sent.
+                        let sent = message.0.events.iter().filter_map(|e| Some(e.kv.as_ref()?.mod_revision));
+                        *revision = sent.fold(*revision, i64::max);
                         if !message.events().is_empty() {
                             self.backoff.reset();
                         }
@@ -179,7 +187,7 @@ impl Follower {
         }
     }
 
-    /// A stream whose watch the server has confirmed.
+    /// Opens a stream whose watch the server has confirmed.
     async fn open(&self, start: i64) -> Result<WatchStream, Error> {
         let limit = match self.store.members().several() {
             true => ANSWER_LIMIT,
@@ -203,7 +211,7 @@ impl Follower {
         }
     }
 
-    /// The stream ended, and with it perhaps the member.
+    /// Handles the end of the stream, which may mean that the member failed.
     async fn broken(&mut self, settled: bool, turn: Turn, cause: Cause) -> Vec<Update> {
         let error = self.store.error(Operation::Watch, &self.prefix, cause.clone());
         self.store.members().failed(turn, &error).await;
@@ -223,7 +231,7 @@ impl Follower {
         let wait = self.backoff.next();
         let text: Arc<str> = one_line(&error).into();
         if self.backoff.worth_logging() {
-            tracing::warn!(failures = self.backoff.failures(), "{text}; again in {wait:?}");
+            tracing::warn!(failures = self.backoff.failures(), "{text}; retrying in {wait:?}");
         }
         self.state = State::Waiting { until: Instant::now() + wait };
         self.status.send_replace(Status::Retrying { failures: self.backoff.failures(), error: text });

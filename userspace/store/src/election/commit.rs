@@ -1,9 +1,11 @@
-//! The leader's transactions: each happens once or not at all, and the leader learns which, as long as the store answers.
+//! The leader's transactions: each is applied once or not at all, and the leader learns which as
+//! long as the store answers.
 //!
-//! All are guarded by the revision of the lock's last put. When an attempt is not answered, the next one, mostly of
-//! another member, also puts the lock again, whether its guards hold or not: from then on no earlier attempt can happen
-//! any more, however long it is held up on its way. If its guards do not hold, it tells what the keys are by then: as
-//! the transaction makes them, and then an earlier attempt was the one; or not, and then there was none.
+//! All are guarded by the revision of the lock's last put (the fence). When an attempt is not
+//! answered, the next one, usually at another member, also puts the lock again, whether its guards
+//! hold or not: from then on no earlier attempt can be applied, however long it is delayed. If its
+//! guards do not hold, it returns the current values of the keys: equal to those of the
+//! transaction, then an earlier attempt was applied; or not, then none was.
 
 use super::Leadership;
 use crate::{Error, Guard, KeyValue, MAX_TXN_OPS, Op, Operation, Outcome, Txn, client::Again};
@@ -14,12 +16,17 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
-/// A leader that has lost its lock waits so long for the answer to what is under way.
-const LAST_WORDS: Duration = Duration::from_millis(300);
+/// Time that a leader that has lost its lock waits for the answer to a request in flight.
+const IN_FLIGHT_TIMEOUT: Duration = Duration::from_millis(300);
 
 impl Leadership {
-    /// Writes all of it if its guards hold and this leadership does, else nothing. It takes two operations and one
-    /// guard less than [`crate::MAX_TXN_OPS`]. After an error with [`Error::outcome_unknown`], [`Leadership::resolve_pending`].
+    /// Applies all operations of `txn` if its guards hold and this leadership is current, else
+    /// none. A transaction may have two operations and one guard less than [`crate::MAX_TXN_OPS`].
+    ///
+    /// # Errors
+    ///
+    /// Fails if `txn` is too large, or if the store does not answer or refuses it. After an error
+    /// with [`Error::outcome_unknown`], call [`Leadership::resolve_pending`].
     pub async fn commit(&self, txn: Txn) -> Result<Outcome, Error> {
         if self.is_lost() || self.unsettled.load(Ordering::Acquire) != 0 && !self.resolve_pending().await? {
             return Ok(Outcome::Conflict);
@@ -38,8 +45,8 @@ impl Leadership {
         let answer = tokio::select! {
             biased;
             answer = asked => answer.map(|answer| answer.0),
-            // Another leads, who may answer sooner.
-            () = async { self.lost().await; sleep(LAST_WORDS).await } => Err(unknown()),
+            // Another process leads and may answer sooner.
+            () = async { self.lost().await; sleep(IN_FLIGHT_TIMEOUT).await } => Err(unknown()),
         };
         let answer = answer.inspect_err(|error| {
             if error.outcome_unknown() {
@@ -56,7 +63,7 @@ impl Leadership {
             (false, 1) => Ok(Outcome::Conflict),
             (false, _) => {
                 let (lock, found) = Found::read(answer);
-                // Without the lock nothing is certain: others write by now.
+                // Without the lock nothing is known: other leaders write by now.
                 let lock = lock.filter(|lock| lock.create_revision == self.create_revision);
                 self.fence.store(lock.ok_or_else(unknown)?.mod_revision, Ordering::Release);
                 Ok(found.outcome(&txn, revision))
@@ -64,7 +71,12 @@ impl Leadership {
         }
     }
 
-    /// From now on, no commit of this leadership can happen whose outcome is not known. False if the leadership is over.
+    /// Ensures that no commit of this leadership with an unknown outcome can be applied from now
+    /// on. Returns false if the leadership is over.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store does not answer or refuses the request.
     pub async fn resolve_pending(&self) -> Result<bool, Error> {
         loop {
             let lock = self.store.get(&self.key).await?;
@@ -77,19 +89,19 @@ impl Leadership {
                 return Ok(true);
             }
             let held = Guard::ModRevision { key: lock.key, revision: lock.mod_revision };
-            // Whatever comes of it, the next look tells.
+            // The next read shows the result.
             let _outcome =
                 self.store.commit_again(Txn { guards: vec![held], ops: vec![self.lock()] }).await?;
         }
     }
 
-    /// Puts the lock as it is.
+    /// Puts the lock unchanged.
     fn lock(&self) -> Op {
         let (key, value) = (self.key.clone(), self.value.clone().into());
         Op::Put { key, value, lease: Some(self.lease) }
     }
 
-    /// What is asked for first.
+    /// The request of the first attempt.
     fn first(&self, txn: &Txn) -> Result<etcd_client::Txn, Error> {
         if txn.ops.len() + 2 > MAX_TXN_OPS {
             let (key, guards, ops) = (txn.name().to_owned(), txn.guards.len(), txn.ops.len());
@@ -100,11 +112,11 @@ impl Leadership {
         Ok(txn.into_wire())
     }
 
-    /// And then.
+    /// The request of later attempts.
     fn again(&self, txn: &Txn) -> etcd_client::Txn {
         let mut again = txn.clone().guard(self.guard());
         again.ops.push(self.lock());
-        // Only once: a late attempt must not move the fence behind our back.
+        // Only once: a delayed attempt must not move the fence later.
         let fence = Txn { guards: vec![self.guard()], ops: vec![self.lock()] };
         let fence = [TxnOp::txn(fence.into_wire()), TxnOp::get(self.key.as_str(), None)];
         let keys = txn.ops.iter().map(|op| TxnOp::get(op.key(), None));
@@ -112,11 +124,11 @@ impl Leadership {
     }
 }
 
-/// What the keys of a transaction were when it conflicted, in its order.
+/// The values of a transaction's keys when it conflicted, in its order.
 struct Found(Vec<Option<KeyValue>>);
 
 impl Found {
-    /// And the lock, before them.
+    /// Reads the lock, which comes first, and the keys.
     fn read(answer: PbTxnResponse) -> (Option<KeyValue>, Found) {
         let ranges = answer.responses.into_iter().filter_map(|response| match response.response {
             Some(PbTxnOpResponse::ResponseRange(range)) => Some(range.kvs.into_iter().next()),
@@ -126,10 +138,11 @@ impl Found {
         (found.next().flatten(), Found(found.collect()))
     }
 
-    /// `now`: the store's revision then.
+    /// Decides whether an earlier attempt was applied; `now` is the store's revision of the
+    /// conflict.
     fn outcome(&self, txn: &Txn, now: i64) -> Outcome {
         let ops = &txn.ops;
-        // As it was before.
+        // The value before the transaction.
         let old = |kv: &KeyValue| {
             let guard = Guard::ModRevision { key: kv.key.clone(), revision: kv.mod_revision };
             txn.guards.contains(&guard)
@@ -142,7 +155,7 @@ impl Found {
             });
         let mut written = self.0.iter().flatten().map(|kv| kv.mod_revision);
         let revision = written.next().unwrap_or(now);
-        // Guards alone leave no trace; and what one transaction has written is of one revision.
+        // Guards alone leave no trace; and the writes of one transaction have one revision.
         match done && !ops.is_empty() && written.all(|other| other == revision) {
             true => Outcome::Committed { revision },
             false => Outcome::Conflict,
@@ -164,14 +177,14 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_told_from_what_was_not() {
+    fn an_applied_transaction_is_recognised() {
         let ops = vec![put("a", "1"), put("b", "2"), Op::Delete { key: "c".into() }];
         let before = |key: &str| Guard::ModRevision { key: key.into(), revision: 5 };
         let txn = Txn { guards: vec![before("a"), before("b"), before("c")], ops };
         let outcome = |found: [Option<KeyValue>; 3]| Found(found.into()).outcome(&txn, 9);
         let committed = Outcome::Committed { revision: 7 };
         assert_eq!(outcome([found("a", "1", 7), found("b", "2", 7), None]), committed);
-        // Somebody else's, another time's, or none at all.
+        // Another writer's values, values of an earlier write, or none.
         assert_eq!(outcome([found("a", "x", 7), found("b", "2", 7), None]), Outcome::Conflict);
         assert_eq!(outcome([found("a", "1", 6), found("b", "2", 7), None]), Outcome::Conflict);
         assert_eq!(outcome([found("a", "1", 7), found("b", "2", 7), found("c", "", 3)]), Outcome::Conflict);

@@ -1,4 +1,4 @@
-//! What is wrong with a request, before any state is looked at. The order of checks is etcd's.
+//! Validation of requests that needs no state. The order of the checks is etcd's.
 
 use super::refusal::Refusal;
 use super::span::Span;
@@ -52,7 +52,7 @@ fn fits(bytes: usize) -> Result<(), Refusal> {
     if bytes > MAX_REQUEST { Err(Refusal::TooLarge) } else { Ok(()) }
 }
 
-/// Keys and values; what the encoding adds is small beside them.
+/// Bytes of keys and values; the overhead of the encoding is small beside them.
 fn size(request: &PbTxnRequest) -> usize {
     let ops = request.success.iter().chain(&request.failure).filter_map(|op| op.request.as_ref());
     let ops = ops.map(|op| match op {
@@ -64,7 +64,7 @@ fn size(request: &PbTxnRequest) -> usize {
     ops.sum::<usize>() + request.compare.iter().map(|c| c.key.len()).sum::<usize>()
 }
 
-/// A transaction inside another has what the outer one leaves of `limit`.
+/// A nested transaction may use what the outer one leaves of `limit`.
 fn ops(request: &PbTxnRequest, limit: usize) -> Result<(), Refusal> {
     let most = request.compare.len().max(request.success.len()).max(request.failure.len());
     let left = limit.checked_sub(most).ok_or(Refusal::TooManyOps)?;
@@ -93,7 +93,7 @@ impl Writes {
     }
 }
 
-/// One revision changes a key once: no key is put twice, or put and deleted.
+/// One revision changes a key once: a key is not put twice, nor put and deleted.
 fn writes(ops: &[PbTxnRequestOp]) -> Result<Writes, Refusal> {
     let mut all = Writes::default();
     for op in ops {

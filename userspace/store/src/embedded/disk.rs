@@ -1,4 +1,4 @@
-//! The file: versions by revision, leases, and a few numbers.
+//! The file: versions by revision, leases, and counters.
 
 use super::history::{History, NEVER_COMPACTED, Version};
 use super::leases::Leases;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 const FILE: &str = "store.redb";
-/// Everything is in memory; the file is read once, and its cache only serves the writing of pages.
+/// All data is in memory; the file is read once, and its cache serves writes only.
 const CACHE: usize = 16 << 20;
 const FORMAT: u64 = 1;
 
@@ -30,22 +30,41 @@ const MEMBER_KEY: &str = "member";
 const REVISION_KEY: &str = "revision";
 const COMPACTED_KEY: &str = "compacted";
 
+/// Why the store's file cannot be opened, read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {
+    /// The directory cannot be created or synced.
     #[error("make the directory {}", .0.display())]
     Directory(PathBuf, #[source] io::Error),
+    /// The file cannot be opened.
     #[error("open {}", .0.display())]
     File(PathBuf, #[source] io::Error),
+    /// Another process has the file open.
     #[error("{} is in use by another process; is a netmaster with this store running already?", .0.display())]
     InUse(PathBuf),
+    /// The file is not a redb database.
     #[error("open {} as a store", .0.display())]
     Open(PathBuf, #[source] DatabaseError),
+    /// The file was written by an incompatible version.
     #[error("{} has format {found}, this version reads {FORMAT}", .path.display())]
-    Format { path: PathBuf, found: u64 },
+    Format {
+        /// Path of the file.
+        path: PathBuf,
+        /// Format number in the file.
+        found: u64,
+    },
+    /// A record of the file cannot be decoded.
     #[error("{}: damaged record at revision {revision}", .path.display())]
-    Damaged { path: PathBuf, revision: i64 },
+    Damaged {
+        /// Path of the file.
+        path: PathBuf,
+        /// Revision of the record.
+        revision: i64,
+    },
+    /// The file cannot be read.
     #[error("read {}", .0.display())]
     Read(PathBuf, #[source] Box<redb::Error>),
+    /// The file cannot be written.
     #[error("write {}", .0.display())]
     Write(PathBuf, #[source] Box<redb::Error>),
 }
@@ -63,7 +82,8 @@ pub(super) struct Disk {
 }
 
 impl Disk {
-    /// Opens or makes the store; the file is for one process at a time and for its user only.
+    /// Opens or creates the store. One process at a time can open the file; only its user can read
+    /// it.
     pub(super) fn open(dir: &Path) -> Result<(Disk, Identity, State), DiskError> {
         let path = dir.join(FILE);
         make_dir(dir).map_err(|e| DiskError::Directory(dir.to_owned(), e))?;
@@ -74,7 +94,7 @@ impl Disk {
             DatabaseError::DatabaseAlreadyOpen => DiskError::InUse(path.clone()),
             other => DiskError::Open(path.clone(), other),
         })?;
-        // The file's name has to be as durable as what is written to it.
+        // The directory entry must be as durable as the file's contents.
         File::open(dir).and_then(|d| d.sync_all()).map_err(|e| DiskError::Directory(dir.to_owned(), e))?;
         let disk = Disk { database, path };
         let identity = disk.prepare()?;
@@ -86,7 +106,7 @@ impl Disk {
         fs::metadata(dir.join(FILE)).map_or(0, |m| m.len())
     }
 
-    /// Tables and identity of a new store; a look at the format of an old one.
+    /// Creates the tables and identity of a new store; checks the format of an existing one.
     fn prepare(&self) -> Result<Identity, DiskError> {
         let found = self.writing(|txn| {
             txn.open_table(VERSIONS)?;
@@ -101,7 +121,7 @@ impl Disk {
                 Ok(old.unwrap_or(new))
             };
             let format = settled(FORMAT_KEY, FORMAT)?;
-            // Both are i64 to some clients; 0 is none.
+            // Some clients read both as i64; 0 means none.
             let cluster = settled(CLUSTER_KEY, random.hash_one(CLUSTER_KEY) >> 1 | 1)?;
             let member = settled(MEMBER_KEY, random.hash_one(MEMBER_KEY) >> 1 | 1)?;
             Ok((format, Identity { cluster, member }))
@@ -144,7 +164,7 @@ impl Disk {
         Ok(State { history, leases, durable })
     }
 
-    /// Durable when it returns.
+    /// Writes the changes; they are durable when it returns.
     pub(super) fn commit(&self, changes: &Changes, revision: i64, compacted: i64) -> Result<(), DiskError> {
         self.writing(|txn| {
             let mut versions = txn.open_table(VERSIONS)?;
@@ -186,7 +206,8 @@ impl Disk {
     }
 }
 
-/// Only a directory that is made here gets its mode: another may be shared for a reason.
+/// Sets the mode only of a directory that is created here: an existing one may be shared on
+/// purpose.
 fn make_dir(dir: &Path) -> io::Result<()> {
     if dir.is_dir() {
         return Ok(());
@@ -199,7 +220,7 @@ fn encode(version: &Version, record: &mut Vec<u8>) {
     for number in [version.create_revision, version.version, version.lease] {
         record.extend_from_slice(&number.to_le_bytes());
     }
-    // A key is a part of a request, so at most 1.5 MiB.
+    // A key is part of a request, so it has at most 1.5 MiB.
     record.extend_from_slice(&u32::try_from(version.key.len()).unwrap_or(u32::MAX).to_le_bytes());
     record.extend_from_slice(&version.key);
     record.extend_from_slice(&version.value);

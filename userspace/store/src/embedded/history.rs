@@ -1,25 +1,28 @@
-//! Every key as it is and as it was: versions by key for reads, changes by revision for watches.
+//! All versions of all keys: by key for reads, by revision for watches.
 //!
-//! All of it is in memory; the file holds the same versions so that a restart can read them back.
+//! All of it is in memory; the file holds the same versions so that a restart can load them.
 
 use super::span::Span;
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Revisions kept for reads in the past and for watches that were away. etcd keeps all until told.
+/// Revisions kept for reads of the past and for watches that were interrupted. etcd keeps all until
+/// it is told to compact.
 pub(super) const KEEP_REVISIONS: i64 = 10_000;
-/// Compacting a few at a time would make every write pay for one removal more.
+/// Compacting in batches of this size; compacting a few at a time would add one removal to every
+/// write.
 const SLACK_REVISIONS: i64 = 500;
-/// A large value that is written often (an address bitmap) must not fill the memory with its past.
+/// Bound on replaced values, so that a large value that is written often (an address bitmap) does
+/// not fill the memory.
 const KEEP_BYTES: usize = 64 << 20;
 
-/// The store's own first revision, before any write; as in etcd the first write is revision 2.
+/// Revision of an empty store; as in etcd the first write has revision 2.
 const FIRST_REVISION: i64 = 1;
-/// As in etcd, where a first compaction to 0 is not one too many.
+/// As in etcd, so that a first compaction to 0 is accepted.
 pub(super) const NEVER_COMPACTED: i64 = -1;
 
-/// A key from one revision on: a put, or the mark of a deletion.
+/// A key from one revision on: a put, or a tombstone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Version {
     pub(super) key: Bytes,
@@ -28,7 +31,7 @@ pub(super) struct Version {
     pub(super) mod_revision: i64,
     /// Position among the changes of its revision.
     pub(super) sub: u32,
-    /// Puts since the key exists; 0 marks a deletion.
+    /// Puts since the key was created; 0 marks a tombstone.
     pub(super) version: i64,
     pub(super) lease: i64,
 }
@@ -50,30 +53,31 @@ impl Version {
 #[derive(Clone, Debug)]
 pub(super) struct Change {
     pub(super) now: Arc<Version>,
-    /// The put that this replaced or deleted.
+    /// The put that this change replaced or deleted.
     pub(super) before: Option<Arc<Version>>,
 }
 
 #[derive(Debug)]
 pub(super) struct History {
-    /// Oldest version first, never none.
+    /// Versions of each key, oldest first, never empty.
     keys: BTreeMap<Bytes, Vec<Arc<Version>>>,
-    /// From `compacted` on.
+    /// Changes from `compacted` on.
     log: BTreeMap<i64, Vec<Change>>,
     revision: i64,
     compacted: i64,
-    /// What compaction could free.
+    /// Bytes that a compaction could free.
     superseded: usize,
 }
 
 impl History {
-    /// Of a store that was last compacted at `compacted`; versions follow through [`History::append`].
+    /// An empty history of a store that was last compacted at `compacted`; [`History::append`] adds
+    /// the versions.
     pub(super) fn new(compacted: i64) -> History {
         let (keys, log) = (BTreeMap::new(), BTreeMap::new());
         History { keys, log, revision: FIRST_REVISION.max(compacted), compacted, superseded: 0 }
     }
 
-    /// Of the last change, durable or not.
+    /// Revision of the last change, durable or not.
     pub(super) fn revision(&self) -> i64 {
         self.revision
     }
@@ -82,16 +86,18 @@ impl History {
         self.compacted
     }
 
-    /// Deletions may have been compacted away, and their revision must not be given out again.
+    /// Raises the revision. Tombstones may have been compacted away, and their revisions must not
+    /// be reused.
     pub(super) fn advance(&mut self, revision: i64) {
         self.revision = self.revision.max(revision);
     }
 
-    /// Versions come in the order of revision and position. Returns what the key was before.
+    /// Adds a version. Versions come in the order of revision and position. Returns the previous
+    /// put of the key.
     pub(super) fn append(&mut self, version: Arc<Version>) -> Option<Arc<Version>> {
         let versions = self.keys.entry(version.key.clone()).or_default();
         let last = versions.last();
-        // A deletion is counted when it is superseded by nothing: it is garbage from the start.
+        // A tombstone is garbage from the start.
         self.superseded += last.filter(|v| !v.is_deletion()).map_or(0, |v| v.size());
         self.superseded += if version.is_deletion() { version.size() } else { 0 };
         let before = last.filter(|v| !v.is_deletion()).cloned();
@@ -104,12 +110,12 @@ impl History {
         before
     }
 
-    /// The key as it was at `revision`, if it existed.
+    /// The key at `revision`, if it existed.
     pub(super) fn at(&self, key: &[u8], revision: i64) -> Option<&Arc<Version>> {
         self.keys.get(key).and_then(|versions| live(versions, revision))
     }
 
-    /// In key order, as they were at `revision`.
+    /// The keys of `span` at `revision`, in key order.
     pub(super) fn range(&self, span: &Span, revision: i64) -> impl Iterator<Item = &Arc<Version>> {
         let bounds = (!span.is_empty()).then(|| span.bounds());
         bounds
@@ -124,7 +130,8 @@ impl History {
         revisions.into_iter().flatten().map(|(revision, changes)| (*revision, &changes[..]))
     }
 
-    /// Where to compact so that the past stays within its bounds, if it is beyond; at most `durable`.
+    /// Revision to compact at so that the history stays within its bounds, if it exceeds them; at
+    /// most `durable`.
     pub(super) fn overgrown(&self, durable: i64) -> Option<i64> {
         let mut target = self.compacted;
         if self.revision - self.compacted > KEEP_REVISIONS + SLACK_REVISIONS {
@@ -145,7 +152,7 @@ impl History {
         (target > self.compacted).then_some(target)
     }
 
-    /// Forgets how things were before `to`; what was then is kept. Returns the versions that are gone.
+    /// Removes all versions that are not visible at `to` or later. Returns the removed ones.
     pub(super) fn compact(&mut self, to: i64) -> Vec<(i64, u32)> {
         let mut gone = Vec::new();
         let touched: BTreeSet<Bytes> = self
@@ -156,7 +163,7 @@ impl History {
         for key in touched {
             let Some(versions) = self.keys.get_mut(&key) else { continue };
             let mut keep_from = versions.partition_point(|v| v.mod_revision <= to);
-            // The last of them is how the key was at `to`, which is still to be read.
+            // The last of them is visible at `to`.
             if keep_from > 0 && !versions[keep_from - 1].is_deletion() {
                 keep_from -= 1;
             }

@@ -1,4 +1,4 @@
-//! Leases, their deadlines, and the keys that hang on them.
+//! Leases, their deadlines, and the keys attached to them.
 
 use super::refusal::Refusal;
 use bytes::Bytes;
@@ -6,9 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
-/// etcd's bound, in seconds.
+/// etcd's upper bound, in seconds.
 const LONGEST: i64 = 9_000_000_000;
-/// etcd's depends on its election time-out (2 s by default); there is no election here.
+/// Lower bound, in seconds. etcd's depends on its election timeout (2 s by default); there is no
+/// election here.
 const SHORTEST: i64 = 1;
 
 #[derive(Debug, Default)]
@@ -18,13 +19,13 @@ pub(super) struct Leases {
 
 #[derive(Debug)]
 struct Lease {
-    /// Seconds.
+    /// In seconds.
     ttl: i64,
     deadline: Instant,
     keys: BTreeSet<Bytes>,
 }
 
-/// What there is to know about a lease.
+/// State of a lease.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Remaining {
     pub(super) seconds: i64,
@@ -33,7 +34,7 @@ pub(super) struct Remaining {
 }
 
 impl Leases {
-    /// Id 0 asks for any that is free.
+    /// Grants a lease. Id 0 requests a free one. Returns id and TTL.
     pub(super) fn grant(&mut self, id: i64, ttl: i64, now: Instant) -> Result<(i64, i64), Refusal> {
         if ttl > LONGEST {
             return Err(Refusal::LeaseTtlTooLarge);
@@ -47,7 +48,8 @@ impl Leases {
         Ok((id, ttl))
     }
 
-    /// One that was granted before a restart gets its full time again: its owner had no chance to renew it.
+    /// Adds a lease that was granted before a restart, with its full TTL: its owner could not renew
+    /// it.
     pub(super) fn restore(&mut self, id: i64, ttl: i64, now: Instant) {
         self.by_id.insert(id, Lease { ttl, deadline: deadline(now, ttl), keys: BTreeSet::new() });
     }
@@ -62,7 +64,7 @@ impl Leases {
         self.by_id.contains_key(&id)
     }
 
-    /// The full TTL from now on, unless it is over already.
+    /// Restarts the full TTL at `now`, unless the lease has expired.
     pub(super) fn renew(&mut self, id: i64, now: Instant) -> Option<i64> {
         let lease = self.by_id.get_mut(&id).filter(|lease| lease.deadline > now)?;
         lease.deadline = deadline(now, lease.ttl);
@@ -87,12 +89,12 @@ impl Leases {
         self.by_id.values().map(|lease| lease.deadline).min()
     }
 
-    /// Takes the lease away; its keys are left for the caller to delete.
+    /// Removes the lease and returns its keys, which the caller deletes.
     pub(super) fn remove(&mut self, id: i64) -> Option<BTreeSet<Bytes>> {
         self.by_id.remove(&id).map(|lease| lease.keys)
     }
 
-    /// The key moved from one lease to another; 0 is none.
+    /// Moves the key from one lease to another; 0 means none.
     pub(super) fn moved(&mut self, key: &Bytes, from: i64, to: i64) {
         if from == to {
             return;

@@ -1,4 +1,5 @@
-//! The little of `etcdserverpb.Cluster` and `Maintenance` that a cluster of one can answer.
+//! The requests of `etcdserverpb.Cluster` and `Maintenance` that a cluster of one member can
+//! answer.
 
 use super::disk::Disk;
 use super::shared::Shared;
@@ -14,7 +15,7 @@ use etcd_client::proto::{
 use futures::stream::Empty;
 use tonic::{Request, Response, Status};
 
-/// The release whose API this is.
+/// Release of etcd whose API this server implements.
 const VERSION: &str = "3.4.0";
 
 pub(super) struct MemberService(pub(super) Shared);
@@ -76,7 +77,7 @@ impl PbMaintenanceService for MemberService {
     }
 
     async fn alarm(&self, _: Request<PbAlarmRequest>) -> Answer<PbAlarmResponse> {
-        // There are none to list or to disarm.
+        // The server raises no alarms.
         Ok(Response::new(PbAlarmResponse { header: self.0.header_now(), alarms: Vec::new() }))
     }
 

@@ -1,4 +1,4 @@
-//! The answers that say no, in etcd's codes and words: clients tell them apart by both.
+//! Errors with etcd's codes and texts: clients distinguish them by both.
 
 use tonic::{Code, Status};
 

@@ -1,4 +1,5 @@
-//! What every service of the server holds: the state for reads, the way to the writer for the rest.
+//! State shared by the gRPC services: the store's state for reads, and the queue of the writer for
+//! changes.
 
 use super::disk::Identity;
 use super::state::State;
@@ -16,27 +17,27 @@ use tonic::Status;
 pub(super) struct Shared {
     pub(super) state: Arc<RwLock<State>>,
     pub(super) commands: Sender<Command>,
-    /// Moves after every commit.
+    /// The last durable revision; changes after every commit.
     pub(super) durable: watch::Receiver<i64>,
     pub(super) identity: Identity,
     pub(super) address: SocketAddr,
     pub(super) dir: PathBuf,
-    /// Ends every stream, so that the server can.
+    /// Ends every stream, so that the server can shut down.
     pub(super) stop: CancellationToken,
 }
 
 impl Shared {
-    /// Short: the writer waits meanwhile.
+    /// Reads the state. Must be short: the writer waits meanwhile.
     pub(super) fn read<T>(&self, look: impl FnOnce(&State) -> T) -> T {
         look(&self.state.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// For what needs no disk: renewing a lease.
+    /// Changes the state without the disk, for renewals of leases.
     pub(super) fn with_mut<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         change(&mut self.state.write().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Asks the writer and waits until what it answers is durable.
+    /// Sends a command to the writer and waits until its answer is durable.
     pub(super) async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Status> {
         let stopped = || Status::unavailable("embedded store: stopped");
         let (reply, answer) = oneshot::channel();
@@ -49,7 +50,7 @@ impl Shared {
         Some(PbResponseHeader { cluster_id: cluster, member_id: member, revision, raft_term: 1 })
     }
 
-    /// A header that has its revision already, made complete.
+    /// Completes a header that has its revision already.
     pub(super) fn complete(&self, header: Option<&PbResponseHeader>) -> Option<PbResponseHeader> {
         self.header(header.map_or(0, |h| h.revision))
     }

@@ -1,4 +1,4 @@
-//! The keys that a request is about.
+//! The range of keys of a request.
 
 use bytes::Bytes;
 use std::ops::Bound;
@@ -14,13 +14,14 @@ impl Span {
         Span { to: Bound::Included(key.clone()), from: key }
     }
 
-    /// As requests say it: no end is the one key, an end of `\0` is every key from there on.
+    /// Decodes a request's range: an empty `end` means the one key, an `end` of `\0` every key from
+    /// `key` on.
     pub(super) fn new(key: &[u8], end: &[u8]) -> Span {
         let from = Bytes::copy_from_slice(key);
         match end {
             [] => Span::one(from),
             [0] => Span { from, to: Bound::Unbounded },
-            // Backwards is empty, which a map's `range` would take as a mistake of the caller's.
+            // A reversed range is empty; `BTreeMap::range` would panic.
             end if end < key => Span { to: Bound::Excluded(from.clone()), from },
             end => Span { from, to: Bound::Excluded(Bytes::copy_from_slice(end)) },
         }

@@ -1,4 +1,4 @@
-//! The whole state in memory, and what one request does to it.
+//! The whole state in memory, and the effect of each request on it.
 
 use super::history::{History, Version};
 use super::leases::Leases;
@@ -19,11 +19,11 @@ use std::time::Instant;
 pub(super) struct State {
     pub(super) history: History,
     pub(super) leases: Leases,
-    /// The last revision that is on disk. Nobody outside the writer sees later ones.
+    /// The last revision that is on disk. Later ones are visible to the writer only.
     pub(super) durable: i64,
 }
 
-/// What a batch of requests changed, for the file.
+/// Changes of a batch of requests, for the file.
 #[derive(Debug, Default)]
 pub(super) struct Changes {
     pub(super) versions: Vec<Arc<Version>>,
@@ -39,11 +39,11 @@ impl Changes {
     }
 }
 
-/// A later revision than any.
+/// Later than every revision.
 const LATEST: i64 = i64::MAX;
 
 impl State {
-    /// A range as of the last durable revision, or of an older one.
+    /// Reads a range at the last durable revision, or at an older one.
     pub(super) fn read(&self, request: &PbRangeRequest) -> Result<PbRangeResponse, Refusal> {
         self.check_revision(request.revision, self.durable)?;
         let at = if request.revision > 0 { request.revision } else { self.durable };
@@ -60,7 +60,7 @@ impl State {
         }
     }
 
-    /// The changes of one request, all at one new revision.
+    /// Begins the changes of one request, all at one new revision.
     pub(super) fn step<'a>(&'a mut self, changes: &'a mut Changes) -> Step<'a> {
         let revision = self.history.revision() + 1;
         Step { state: self, changes, revision, sub: 0 }
@@ -77,7 +77,7 @@ impl State {
         Ok(granted)
     }
 
-    /// Ends a lease and deletes its keys, in one revision.
+    /// Revokes a lease and deletes its keys, in one revision.
     pub(super) fn revoke(&mut self, changes: &mut Changes, id: i64) -> Result<(), Refusal> {
         let keys = self.leases.remove(id).ok_or(Refusal::LeaseNotFound)?;
         changes.revoked.push(id);
@@ -88,7 +88,7 @@ impl State {
         Ok(())
     }
 
-    /// On a client's demand. What is not durable yet is the future to any client.
+    /// Compacts at a client's request. A revision that is not durable is a future one to clients.
     pub(super) fn compact(&mut self, changes: &mut Changes, to: i64) -> Result<(), Refusal> {
         if to <= self.history.compacted() {
             return Err(Refusal::Compacted);
@@ -105,7 +105,7 @@ impl State {
 pub(super) struct Step<'a> {
     state: &'a mut State,
     changes: &'a mut Changes,
-    /// Of the changes, if there are any.
+    /// Revision of the changes, if there are any.
     revision: i64,
     sub: u32,
 }
@@ -129,7 +129,7 @@ impl Step<'_> {
         }
     }
 
-    /// Nothing happens unless all of it can.
+    /// Applies a transaction: all of it, or nothing if a part is invalid.
     pub(super) fn txn(&mut self, request: PbTxnRequest) -> Result<PbTxnResponse, Refusal> {
         let taken = self.resolve(request);
         self.check(&taken)?;
@@ -272,7 +272,7 @@ fn range(history: &History, request: &PbRangeRequest, at: i64) -> PbRangeRespons
     response
 }
 
-/// 0 is no bound.
+/// 0 means no bound.
 fn within(revision: i64, min: i64, max: i64) -> bool {
     (min <= 0 || revision >= min) && (max <= 0 || revision <= max)
 }
@@ -294,7 +294,7 @@ fn sort(found: &mut [&Arc<Version>], request: &PbRangeRequest) {
     }
 }
 
-/// Of a range: whether it holds for every key there is.
+/// Decides a compare. For a range: whether it holds for every existing key.
 fn holds(history: &History, compare: &PbCompare) -> bool {
     let span = Span::new(&compare.key, &compare.range_end);
     let mut found = history.range(&span, LATEST).peekable();
@@ -333,7 +333,7 @@ fn holds_for(compare: &PbCompare, version: &Version) -> bool {
     }
 }
 
-/// The number that belongs to the target; one that belongs to another does not count.
+/// The number of the target; one of another target does not count.
 fn pick(wanted: &PbTargetUnion, target: etcd_client::proto::PbCompareTarget) -> Option<i64> {
     use etcd_client::proto::PbCompareTarget as Target;
     match (wanted, target) {

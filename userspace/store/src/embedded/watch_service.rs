@@ -1,5 +1,6 @@
-//! `etcdserverpb.Watch`. A watcher is a place in the history: whenever something became durable, each stream
-//! reads on from where its watchers are. One that cannot keep up is told that its place is compacted.
+//! `etcdserverpb.Watch`. A watcher is a position in the history: after each durable change, every
+//! stream reads on from the positions of its watchers. A watcher that cannot keep up is cancelled
+//! because its position was compacted.
 
 use super::history::Change;
 use super::shared::Shared;
@@ -18,15 +19,15 @@ use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-/// As etcd.
+/// Interval of progress notifications, as in etcd.
 const PROGRESS: Duration = Duration::from_secs(600);
-/// Responses that wait for a slow client; its place in the history waits with it.
+/// Responses queued for a slow client; its position in the history waits with it.
 const QUEUE: usize = 8;
-/// In one response, unless a single revision has more.
+/// Events in one response, unless a single revision has more.
 const MAX_EVENTS: usize = 1000;
 const MAX_BYTES: usize = 1 << 20;
 
-/// Answers that are about the stream, not about one watch.
+/// Watch id of responses about the stream.
 const NO_WATCH: i64 = -1;
 
 pub(super) struct WatchService(pub(super) Shared);
@@ -56,16 +57,16 @@ struct Session {
 
 struct Watcher {
     span: Span,
-    /// The first revision that it has not been told about.
+    /// The first revision that has not been sent.
     next: i64,
     puts: bool,
     deletes: bool,
     prev_kv: bool,
     progress: bool,
-    told: Instant,
+    last_sent: Instant,
 }
 
-/// The client or the server is gone.
+/// The client or the server has closed the stream.
 struct Gone;
 
 impl Session {
@@ -84,7 +85,7 @@ impl Session {
                         Ok(()) => self.deliver().await,
                         Err(_) => Err(Gone),
                     },
-                    _ = progress.tick() => self.tell_progress().await,
+                    _ = progress.tick() => self.send_progress().await,
                 };
                 if step.is_err() {
                     return;
@@ -94,9 +95,9 @@ impl Session {
         tokio::select! {
             () = serve => {}
             () = stop.cancelled() => {
-                let bye = Status::unavailable("embedded store: stopping");
-                // Not to wait for a client that does not read.
-                drop(out.try_send(Err(bye)));
+                let stopping = Status::unavailable("embedded store: stopping");
+                // Does not wait for a client that does not read.
+                drop(out.try_send(Err(stopping)));
             }
             () = out.closed() => {}
         }
@@ -119,7 +120,7 @@ impl Session {
                     deletes: !create.filters.contains(&(WatchFilterType::NoDelete as i32)),
                     prev_kv: create.prev_kv,
                     progress: create.progress_notify,
-                    told: Instant::now(),
+                    last_sent: Instant::now(),
                 };
                 self.create(create.watch_id, watcher, now).await
             }
@@ -133,7 +134,7 @@ impl Session {
             }
             Some(PbWatchRequestUnion::ProgressRequest(_)) => {
                 let now = *self.shared.durable.borrow();
-                // Whoever hears of a revision has heard of everything before it.
+                // A client that has received a revision has received everything before it.
                 self.deliver().await?;
                 self.send(PbWatchResponse { watch_id: NO_WATCH, ..Default::default() }, now).await
             }
@@ -181,13 +182,13 @@ impl Session {
         Ok(())
     }
 
-    /// Everything durable that the watcher has not been told.
+    /// Sends all durable changes that the watcher has not received.
     async fn deliver_to(&mut self, id: i64) -> Result<(), Gone> {
         while let Some(watcher) = self.watchers.get_mut(&id) {
             match self.shared.read(|state| watcher.read_on(state)) {
                 Portion::Nothing => return Ok(()),
                 Portion::Events { events, upto, rest } => {
-                    (watcher.next, watcher.told) = (upto + 1, Instant::now());
+                    (watcher.next, watcher.last_sent) = (upto + 1, Instant::now());
                     let response = PbWatchResponse { watch_id: id, events, ..Default::default() };
                     self.send(response, upto).await?;
                     if !rest {
@@ -209,15 +210,15 @@ impl Session {
         Ok(())
     }
 
-    /// For watchers that asked for it and have heard nothing for long.
-    async fn tell_progress(&mut self) -> Result<(), Gone> {
+    /// Notifies watchers that asked for it and have received nothing for a long time.
+    async fn send_progress(&mut self) -> Result<(), Gone> {
         let now = *self.shared.durable.borrow();
         self.deliver().await?;
-        let quiet = |w: &&mut Watcher| w.progress && w.told.elapsed() >= PROGRESS / 2;
+        let quiet = |w: &&mut Watcher| w.progress && w.last_sent.elapsed() >= PROGRESS / 2;
         let mut due = Vec::new();
         for (id, watcher) in &mut self.watchers {
             if let Some(watcher) = Some(watcher).filter(quiet) {
-                watcher.told = Instant::now();
+                watcher.last_sent = Instant::now();
                 due.push((*id, now.min(watcher.next - 1)));
             }
         }
@@ -235,7 +236,7 @@ enum Portion {
 }
 
 impl Watcher {
-    /// Moves over what does not concern it.
+    /// Reads the next changes; skips those of other keys.
     fn read_on(&mut self, state: &State) -> Portion {
         let (now, compacted) = (state.durable, state.history.compacted());
         if self.next < compacted {

@@ -1,5 +1,5 @@
-//! The one thread that changes the state: it takes everything that waits, applies each request at a revision
-//! of its own, makes all of it durable with one fsync, and only then answers.
+//! The thread that changes the state: it takes all queued requests, applies each at its own
+//! revision, makes them durable with one fsync, and then answers.
 
 use super::disk::{Disk, DiskError};
 use super::refusal::Refusal;
@@ -18,7 +18,7 @@ use tonic::Status;
 
 /// Requests in one commit. More would only delay the first of them.
 const BATCH: usize = 1024;
-/// A commit that takes so long makes leases of a second or two expire for nothing.
+/// Commits that take longer are logged: they let leases of a second or two expire.
 const SLOW: Duration = Duration::from_millis(500);
 const IDLE: Duration = Duration::from_secs(3600);
 
@@ -27,7 +27,7 @@ pub(super) enum Command {
     Delete(PbDeleteRequest, Reply<PbDeleteResponse>),
     Txn(PbTxnRequest, Reply<PbTxnResponse>),
     Compact(PbCompactionRequest, Reply<PbResponseHeader>),
-    /// Id and TTL as asked for and as granted.
+    /// Id and TTL as requested and as granted.
     Grant((i64, i64), Reply<(i64, i64)>),
     Revoke(i64, Reply<PbResponseHeader>),
     Stop,
@@ -35,17 +35,17 @@ pub(super) enum Command {
 
 pub(super) type Reply<T> = oneshot::Sender<Result<T, Status>>;
 
-/// An answer that waits for the commit.
+/// An answer that is sent after the commit.
 type Answer = Box<dyn FnOnce(Result<(), &Status>)>;
 
 pub(super) struct Writer {
     pub(super) dir: PathBuf,
-    /// None after a failed write, until the file could be opened again.
+    /// `None` after a failed write, until the file was opened again.
     pub(super) disk: Option<Disk>,
     pub(super) state: Arc<RwLock<State>>,
     pub(super) durable: watch::Sender<i64>,
     pub(super) commands: Receiver<Command>,
-    /// Tells, however the thread ends, that it did.
+    /// Signals the end of the thread, also after a panic.
     pub(super) _ended: DropGuard,
 }
 
@@ -73,7 +73,7 @@ impl Writer {
             let status = disk_status(&e);
             tracing::error!("{}", status.message());
             batch.into_iter().for_each(|command| refuse(command, &status));
-            // An expired lease keeps the thread coming back; not in a spin.
+            // An expired lease wakes the thread again; this prevents a busy loop.
             std::thread::sleep(Duration::from_millis(100));
             return;
         }
@@ -104,7 +104,7 @@ impl Writer {
             Err(e) => {
                 let status = disk_status(&e);
                 tracing::error!("{}", status.message());
-                // What the file holds now is the truth; `reopen` reads it before the next batch.
+                // The contents of the file count; `reopen` reads it before the next batch.
                 self.disk = None;
                 answers.into_iter().for_each(|answer| answer(Err(&status)));
             }
@@ -128,7 +128,7 @@ impl Writer {
     }
 }
 
-/// Changes the state in memory; what comes back answers the request once that is durable.
+/// Changes the state in memory. The returned answer is sent when the change is durable.
 fn apply(state: &mut State, changes: &mut Changes, command: Command) -> Option<Answer> {
     Some(match command {
         Command::Put(request, reply) => answer(reply, state.step(changes).put(request)),
@@ -147,11 +147,11 @@ fn apply(state: &mut State, changes: &mut Changes, command: Command) -> Option<A
     })
 }
 
-/// What the store does of itself: ends leases that are over, and forgets the past that nobody needs.
+/// Revokes expired leases and compacts the history.
 fn tidy(state: &mut State, changes: &mut Changes) {
     for id in state.leases.expired(Instant::now()) {
         tracing::debug!(lease = id, "expired");
-        // Cannot fail: it was found a moment ago, under the same lock.
+        // Cannot fail: the lease was found under the same lock.
         if let Err(refusal) = state.revoke(changes, id) {
             tracing::error!(lease = id, %refusal, "expired lease");
         }
@@ -173,7 +173,7 @@ fn answer<T: 'static>(reply: Reply<T>, result: Result<T, Refusal>) -> Answer {
             Ok(()) => result.map_err(Status::from),
             Err(status) => Err(status.clone()),
         };
-        // A client that went away does not wait for it.
+        // Fails if the client has gone away.
         drop(reply.send(result));
     })
 }

@@ -1,5 +1,5 @@
-//! What a watch has told so far, small enough to keep for every key, so that a new snapshot can be
-//! told as its difference.
+//! The keys that a watch has reported so far, in a compact form, so that a new snapshot can be
+//! reported as its difference.
 
 use crate::{KeyValue, Listing, Update};
 use contiv_model::event::Event;
@@ -10,12 +10,12 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 #[derive(Debug, Default)]
 pub(super) struct Known {
-    /// None until the first snapshot.
-    told: Option<BTreeMap<String, Seen>>,
+    /// `None` before the first snapshot.
+    reported: Option<BTreeMap<String, Seen>>,
 }
 
-/// The revision alone would do, were it not for stores that are emptied or restored from a backup,
-/// where a revision comes twice with different contents.
+/// Fingerprint of a key. The revision alone is not sufficient: a store that was emptied or restored
+/// from a backup reuses revisions for other contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Seen {
     mod_revision: i64,
@@ -31,12 +31,12 @@ impl Seen {
 }
 
 impl Known {
-    /// The first time everything, framed; later what is gone, then what is new or changed in the
-    /// order it was written.
+    /// Returns everything, framed, for the first snapshot; later the deleted keys, then new and
+    /// changed ones in the order of their writes.
     pub(super) fn snapshot(&mut self, listing: Listing) -> Vec<Update> {
         let revision = listing.revision;
         let now = listing.items.iter().map(|kv| (kv.key.clone(), Seen::of(kv))).collect::<BTreeMap<_, _>>();
-        let events: Vec<_> = match &self.told {
+        let events: Vec<_> = match &self.reported {
             None => std::iter::once(Event::Init)
                 .chain(listing.items.into_iter().map(|kv| Event::InitApply(kv.key.clone(), kv)))
                 .chain([Event::InitDone])
@@ -49,25 +49,25 @@ impl Known {
                 gone.chain(changed.into_iter().map(|kv| Event::Apply(kv.key.clone(), kv))).collect()
             }
         };
-        self.told = Some(now);
+        self.reported = Some(now);
         events.into_iter().map(|event| Update { revision, event }).collect()
     }
 
-    /// Changes in the order the server made them.
+    /// Returns the changes in the order of the server, without those that were reported before.
     pub(super) fn changes(&mut self, events: Vec<PbEvent>) -> Vec<Update> {
-        let told = self.told.get_or_insert_default();
+        let reported = self.reported.get_or_insert_default();
         let mut updates = Vec::with_capacity(events.len());
         for event in events {
             let put = event.r#type == EventType::Put as i32;
             let Some(kv) = event.kv.and_then(KeyValue::from_wire) else { continue };
             let revision = kv.mod_revision;
-            if told.get(&kv.key).is_some_and(|seen| seen.mod_revision >= revision) {
+            if reported.get(&kv.key).is_some_and(|seen| seen.mod_revision >= revision) {
                 continue;
             }
             if put {
-                told.insert(kv.key.clone(), Seen::of(&kv));
+                reported.insert(kv.key.clone(), Seen::of(&kv));
                 updates.push(Update { revision, event: Event::Apply(kv.key.clone(), kv) });
-            } else if told.remove(&kv.key).is_some() {
+            } else if reported.remove(&kv.key).is_some() {
                 updates.push(Update { revision, event: Event::Delete(kv.key) });
             }
         }
@@ -94,7 +94,7 @@ mod tests {
         PbEvent { r#type: kind as i32, kv: Some(kv), prev_kv: None }
     }
 
-    fn said(updates: &[Update]) -> Vec<String> {
+    fn described(updates: &[Update]) -> Vec<String> {
         updates
             .iter()
             .map(|u| match &u.event {
@@ -108,24 +108,24 @@ mod tests {
     }
 
     #[test]
-    fn a_second_snapshot_tells_only_the_difference() {
+    fn a_second_snapshot_reports_only_the_difference() {
         let mut known = Known::default();
         let first = known.snapshot(listing(5, &[("a", "1", 2), ("b", "1", 3), ("c", "1", 4)]));
-        assert_eq!(said(&first), ["init", "have a", "have b", "have c", "done"]);
+        assert_eq!(described(&first), ["init", "have a", "have b", "have c", "done"]);
         assert!(known.snapshot(listing(6, &[("a", "1", 2), ("b", "1", 3), ("c", "1", 4)])).is_empty());
         let second = known.snapshot(listing(9, &[("a", "2", 9), ("c", "1", 4), ("d", "1", 8)]));
-        assert_eq!(said(&second), ["-b@9", "d@8", "a@9"]);
+        assert_eq!(described(&second), ["-b@9", "d@8", "a@9"]);
     }
 
     #[test]
     fn a_restored_store_with_the_same_revisions_is_seen() {
         let mut known = Known::default();
         known.snapshot(listing(2, &[("a", "old", 2)]));
-        assert_eq!(said(&known.snapshot(listing(2, &[("a", "new", 2)]))), ["a@2"]);
+        assert_eq!(described(&known.snapshot(listing(2, &[("a", "new", 2)]))), ["a@2"]);
     }
 
     #[test]
-    fn what_was_told_is_not_told_again() {
+    fn reported_changes_are_not_repeated() {
         let mut known = Known::default();
         known.snapshot(listing(5, &[("a", "1", 5)]));
         let events = vec![
@@ -134,6 +134,6 @@ mod tests {
             event(EventType::Delete, "b", 7),
             event(EventType::Delete, "b", 7),
         ];
-        assert_eq!(said(&known.changes(events)), ["b@6", "-b@7"]);
+        assert_eq!(described(&known.changes(events)), ["b@6", "-b@7"]);
     }
 }

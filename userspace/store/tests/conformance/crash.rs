@@ -12,7 +12,7 @@ use std::time::Duration;
 const WRITERS: usize = 16;
 const KILLS: usize = 3;
 
-/// Writes numbers to its own two keys, always both, until told to stop. Returns the last acknowledged number and the
+/// Writes numbers to its own two keys, always both, until stopped. Returns the last acknowledged number and the
 /// last tried.
 async fn writer(
     store: Store,

@@ -1,4 +1,4 @@
-//! What operators look at the store with.
+//! `etcdctl`, as operators use it.
 
 use crate::peer::{Kind, Peer};
 use anyhow::{Context, Result, ensure};
@@ -69,11 +69,11 @@ fn etcdctl_works_with_the_embedded_store() -> Result<()> {
     watching.stdin(Stdio::null());
     let watch = Process::spawn("etcdctl-watch", watching)?;
     ensure!(ctl.run(&["del", "--prefix", "/k/"])? == "3\n");
-    let told = wait_until(Duration::from_secs(20), "etcdctl tells of the deletion", || {
+    let found = wait_until(Duration::from_secs(20), "etcdctl reports the deletion", || {
         let log = watch.log();
         Ok(log.contains("DELETE\n/k/c\n4\n/k/c\n").then_some(log))
     })?;
-    ensure!(told.starts_with("PUT\n\n\n/k/a\n1\n") || told.starts_with("PUT\n/k/a\n1\n"), "{told}");
+    ensure!(found.starts_with("PUT\n\n\n/k/a\n1\n") || found.starts_with("PUT\n/k/a\n1\n"), "{found}");
 
     ensure!(ctl.run(&["compaction", "5"])?.contains("compacted revision 5"));
     ensure!(

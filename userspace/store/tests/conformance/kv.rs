@@ -72,7 +72,7 @@ pub(crate) async fn ranges_are_cut_and_sorted(peer: &mut Peer) -> Result<()> {
     Ok(())
 }
 
-pub(crate) async fn the_past_can_be_read(peer: &mut Peer) -> Result<()> {
+pub(crate) async fn old_revisions_can_be_read(peer: &mut Peer) -> Result<()> {
     let mut client = peer.client().await?;
     for value in ["1", "2", "3"] {
         client.put("k", value, None).await?;
@@ -83,7 +83,7 @@ pub(crate) async fn the_past_can_be_read(peer: &mut Peer) -> Result<()> {
         let response = client.get("k", Some(GetOptions::new().with_revision(revision))).await?;
         let found = response.kvs().first().and_then(|kv| kv.value_str().ok());
         ensure!(found == value, "at {revision}: {found:?}");
-        ensure!(response.header().map(|h| h.revision()) == Some(6), "the header tells the present");
+        ensure!(response.header().map(|h| h.revision()) == Some(6), "the header has the current revision");
     }
     client.compact(4, None).await?;
     ensure!(client.get("k", Some(GetOptions::new().with_revision(3))).await.is_err());
@@ -92,7 +92,7 @@ pub(crate) async fn the_past_can_be_read(peer: &mut Peer) -> Result<()> {
     Ok(())
 }
 
-pub(crate) async fn puts_and_deletes_tell_what_was(peer: &mut Peer) -> Result<()> {
+pub(crate) async fn puts_and_deletes_return_previous_values(peer: &mut Peer) -> Result<()> {
     let mut client = peer.client().await?;
     let prev = PutOptions::new().with_prev_key();
     ensure!(client.put("a", "1", Some(prev.clone())).await?.prev_key().is_none());
@@ -115,8 +115,9 @@ pub(crate) async fn puts_and_deletes_tell_what_was(peer: &mut Peer) -> Result<()
     client.put("b", "1", None).await?;
     let deleted = client.delete("", Some(DeleteOptions::new().with_all_keys().with_prev_key())).await?;
     ensure!(deleted.deleted() == 2);
-    let told: Vec<_> = deleted.prev_kvs().iter().map(|kv| (kv.key().to_vec(), kv.value().to_vec())).collect();
-    ensure!(told == [(b"a".to_vec(), b"5".to_vec()), (b"b".to_vec(), b"1".to_vec())], "{told:?}");
+    let found: Vec<_> =
+        deleted.prev_kvs().iter().map(|kv| (kv.key().to_vec(), kv.value().to_vec())).collect();
+    ensure!(found == [(b"a".to_vec(), b"5".to_vec()), (b"b".to_vec(), b"1".to_vec())], "{found:?}");
     Ok(())
 }
 
@@ -128,7 +129,7 @@ pub(crate) async fn a_listing_has_many_pages_and_one_revision(peer: &mut Peer) -
         store.commit(txn).await?.committed()?;
     }
     store.commit(Txn::new().put("/manz", "v").put("/many", "v")).await?.committed()?;
-    // Writes go on while it lists; all pages show one moment nevertheless.
+    // Writes continue during the listing; all pages still have one revision.
     let (writer, stop) = (store.clone(), tokio_util::sync::CancellationToken::new());
     let stopped = stop.clone();
     let writing = tokio::spawn(async move {

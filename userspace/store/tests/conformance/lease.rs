@@ -101,7 +101,7 @@ pub(crate) async fn revoking_and_asking(peer: &mut Peer) -> Result<()> {
     Ok(())
 }
 
-pub(crate) async fn a_kept_key_outlives_its_ttl_and_a_lost_lease(peer: &mut Peer) -> Result<()> {
+pub(crate) async fn a_registration_outlives_its_ttl_and_a_lost_lease(peer: &mut Peer) -> Result<()> {
     let (store, mut client) = (peer.store().await?, peer.client().await?);
     let ttl = Duration::from_secs(2);
     let kept = store.register("/service/a", "here", ttl).await?;
@@ -122,7 +122,7 @@ pub(crate) async fn a_kept_key_outlives_its_ttl_and_a_lost_lease(peer: &mut Peer
     Ok(())
 }
 
-pub(crate) async fn a_kept_key_comes_back_when_somebody_else_had_it(peer: &mut Peer) -> Result<()> {
+pub(crate) async fn a_registration_returns_after_another_process_held_the_key(peer: &mut Peer) -> Result<()> {
     let store = peer.store().await?;
     let ttl = Duration::from_secs(2);
     let kept = store.register("/service/a", "here", ttl).await?;
@@ -139,7 +139,7 @@ pub(crate) async fn a_kept_key_comes_back_when_somebody_else_had_it(peer: &mut P
     kept.revoke().await.map_err(Into::into)
 }
 
-pub(crate) async fn a_kept_key_survives_a_restart(peer: &mut Peer) -> Result<()> {
+pub(crate) async fn a_registration_survives_a_restart(peer: &mut Peer) -> Result<()> {
     let store = peer.store().await?;
     let ttl = Duration::from_secs(3);
     let kept = store.register("/service/a", "here", ttl).await?;
@@ -147,7 +147,7 @@ pub(crate) async fn a_kept_key_survives_a_restart(peer: &mut Peer) -> Result<()>
     peer.kill()?;
     let away = |s: &Status| matches!(s, Status::Retrying { .. });
     tokio::time::timeout(SOON, status.wait_for(away)).await??;
-    // Away for longer than the TTL; whether the lease is known afterwards is the store's matter.
+    // Away for longer than the TTL; the store may or may not know the lease afterwards.
     tokio::time::sleep(ttl).await;
     tokio::task::block_in_place(|| peer.restart())?;
     tokio::time::timeout(SOON, status.wait_for(|s| *s == Status::Connected)).await??;

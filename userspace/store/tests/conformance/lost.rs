@@ -1,4 +1,4 @@
-//! Answers that get lost on their way: what the leader makes of its commits then.
+//! Commits of the leader whose answers are lost.
 
 use crate::kv::Committed;
 use crate::peer::Peer;
@@ -12,10 +12,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 const LOCK: &str = "/lock";
-/// Nobody else wants to lead.
+/// There is no other candidate.
 const TIMING: Timing = Timing { ttl: Duration::from_secs(60), staleness: Duration::from_secs(8) };
 
-/// What a relay does with what it is given.
+/// What the proxy forwards.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Passes {
     Everything,
@@ -24,14 +24,14 @@ enum Passes {
     Nothing,
 }
 
-/// A way to the store that can be told to lose things.
-struct Relay {
+/// A proxy to the store that can drop data.
+struct LossyProxy {
     address: String,
     passes: Arc<AtomicU8>,
 }
 
-impl Relay {
-    async fn to(endpoint: &str) -> Result<Relay> {
+impl LossyProxy {
+    async fn to(endpoint: &str) -> Result<LossyProxy> {
         let to = endpoint.strip_prefix("http://").context("an endpoint")?.to_owned();
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let (address, passes) = (listener.local_addr()?.to_string(), Arc::new(AtomicU8::new(0)));
@@ -44,7 +44,7 @@ impl Relay {
                 tokio::spawn(pass(far_in, near_out, state.clone(), Passes::Everything));
             }
         });
-        Ok(Relay { address, passes })
+        Ok(LossyProxy { address, passes })
     }
 
     fn set(&self, passes: Passes) {
@@ -52,7 +52,7 @@ impl Relay {
     }
 }
 
-/// As long as the relay passes as much as `up_to`; a connection that has lost something ends with what comes next.
+/// Forwards data while the proxy passes `up_to`; a connection that has lost data ends with the next data.
 async fn pass(
     mut from: tokio::net::tcp::OwnedReadHalf,
     mut to: tokio::net::tcp::OwnedWriteHalf,
@@ -69,12 +69,12 @@ async fn pass(
     }
 }
 
-/// A leader that asks the store through a relay, and directly when that fails it.
-async fn leader(peer: &Peer) -> Result<(Relay, Store, Leadership)> {
-    let relay = Relay::to(&peer.endpoint()).await?;
-    let store = Store::connect(&Config::new([relay.address.clone(), peer.endpoint()])).await?;
+/// A leader that connects through a proxy, and directly if the proxy fails.
+async fn leader(peer: &Peer) -> Result<(LossyProxy, Store, Leadership)> {
+    let proxy = LossyProxy::to(&peer.endpoint()).await?;
+    let store = Store::connect(&Config::new([proxy.address.clone(), peer.endpoint()])).await?;
     let leadership = campaign(&store, LOCK, "me", TIMING).await?;
-    Ok((relay, store, leadership))
+    Ok((proxy, store, leadership))
 }
 
 fn absent(key: &str) -> Txn {
@@ -82,26 +82,26 @@ fn absent(key: &str) -> Txn {
 }
 
 pub(crate) async fn a_commit_whose_answer_is_lost_is_found(peer: &mut Peer) -> Result<()> {
-    let (relay, store, leadership) = leader(peer).await?;
+    let (proxy, store, leadership) = leader(peer).await?;
     leadership.commit(absent("k").put("k", "1").put("l", "1")).await?.committed()?;
     let k = store.get("k").await?.context("k")?;
-    relay.set(Passes::Requests);
+    proxy.set(Passes::Requests);
     let txn = Txn::new().guard(Guard::ModRevision { key: "k".into(), revision: k.mod_revision });
     let Outcome::Committed { revision } = leadership.commit(txn.put("k", "2").delete("l")).await? else {
         anyhow::bail!("it conflicts with itself");
     };
     let k = store.get("k").await?.context("k")?;
-    ensure!(k.value == "2" && k.mod_revision == revision && k.version == 2, "{k:?}, told {revision}");
+    ensure!(k.value == "2" && k.mod_revision == revision && k.version == 2, "{k:?}, found {revision}");
     ensure!(store.get("l").await?.is_none());
     ensure!(!leadership.is_lost() && leadership.read_index().confirm().await?);
     leadership.commit(absent("m").put("m", "1")).await?.committed()?;
     Ok(())
 }
 
-pub(crate) async fn a_commit_that_is_lost_is_made_once(peer: &mut Peer) -> Result<()> {
-    let (relay, store, leadership) = leader(peer).await?;
+pub(crate) async fn a_lost_commit_is_applied_once(peer: &mut Peer) -> Result<()> {
+    let (proxy, store, leadership) = leader(peer).await?;
     let before = leadership.guard();
-    relay.set(Passes::Nothing);
+    proxy.set(Passes::Nothing);
     leadership.commit(absent("k").put("k", "1")).await?.committed()?;
     // What was held up all the time and arrives now comes too late, also when its other guards hold again.
     let k = store.get("k").await?.context("k")?;
@@ -113,10 +113,10 @@ pub(crate) async fn a_commit_that_is_lost_is_made_once(peer: &mut Peer) -> Resul
     Ok(())
 }
 
-pub(crate) async fn a_conflict_is_one_also_when_it_is_told_late(peer: &mut Peer) -> Result<()> {
-    let (relay, store, leadership) = leader(peer).await?;
+pub(crate) async fn a_conflict_whose_answer_is_late_is_a_conflict(peer: &mut Peer) -> Result<()> {
+    let (proxy, store, leadership) = leader(peer).await?;
     store.commit(Txn::new().put("k", "theirs")).await?.committed()?;
-    relay.set(Passes::Requests);
+    proxy.set(Passes::Requests);
     ensure!(leadership.commit(absent("k").put("k", "ours")).await? == Outcome::Conflict);
     ensure!(store.get("k").await?.context("k")?.value == "theirs");
     ensure!(leadership.resolve_pending().await?);
@@ -124,17 +124,17 @@ pub(crate) async fn a_conflict_is_one_also_when_it_is_told_late(peer: &mut Peer)
     Ok(())
 }
 
-/// Nobody answers for so long that the outcome is not known.
-pub(crate) async fn what_is_not_known_is_settled_before_the_next(peer: &mut Peer) -> Result<()> {
-    let relay = Relay::to(&peer.endpoint()).await?;
-    let config = Config { request_timeout: Duration::from_secs(2), ..Config::new([relay.address.clone()]) };
+/// No answer arrives for so long that the outcome is unknown.
+pub(crate) async fn an_unknown_outcome_is_resolved_before_the_next_commit(peer: &mut Peer) -> Result<()> {
+    let proxy = LossyProxy::to(&peer.endpoint()).await?;
+    let config = Config { request_timeout: Duration::from_secs(2), ..Config::new([proxy.address.clone()]) };
     let store = Store::connect(&config).await?;
     let leadership = campaign(&store, LOCK, "me", TIMING).await?;
     let before = leadership.guard();
-    relay.set(Passes::Nothing);
+    proxy.set(Passes::Nothing);
     let error = leadership.commit(absent("k").put("k", "1")).await.err().context("it is not answered")?;
     ensure!(error.outcome_unknown(), "{error}");
-    relay.set(Passes::Everything);
+    proxy.set(Passes::Everything);
     // The connection has lost bytes; it is made anew when that is found out.
     let settled = async {
         loop {

@@ -1,5 +1,4 @@
-//! One list of scenarios, run against a real etcd and against the embedded store: what holds of one holds of
-//! the other.
+//! One list of scenarios, run against a real etcd and against the embedded store: both must pass.
 
 mod access;
 mod crash;
@@ -44,12 +43,12 @@ macro_rules! scenarios {
 scenarios! {
     kv::every_write_is_one_revision,
     kv::ranges_are_cut_and_sorted,
-    kv::the_past_can_be_read,
-    kv::puts_and_deletes_tell_what_was,
+    kv::old_revisions_can_be_read,
+    kv::puts_and_deletes_return_previous_values,
     kv::a_listing_has_many_pages_and_one_revision,
     txn::every_compare_target,
     txn::branches_nest_and_see_their_own_writes,
-    txn::refusals_have_the_same_code_and_words,
+    txn::refusals_have_the_same_code_and_text,
     txn::a_commit_is_all_or_nothing,
     txn::sixty_four_writers_lose_no_update,
     watch::a_prefix_from_an_old_revision,
@@ -59,22 +58,22 @@ scenarios! {
     watch::progress_comes_after_what_it_covers,
     watch::a_revision_is_not_torn,
     watching::a_snapshot_and_then_changes,
-    watching::compaction_is_told_as_a_difference,
+    watching::compaction_is_reported_as_a_difference,
     watching::a_restart_misses_and_repeats_nothing,
-    watching::the_status_tells_when_the_store_is_away,
+    watching::the_status_reports_an_unavailable_store,
     lease::a_lease_ends_with_its_keys_in_one_revision,
     lease::keep_alive_keeps_alive,
     lease::revoking_and_asking,
-    lease::a_kept_key_outlives_its_ttl_and_a_lost_lease,
-    lease::a_kept_key_comes_back_when_somebody_else_had_it,
-    lease::a_kept_key_survives_a_restart,
-    election::one_at_a_time_and_a_resignation_is_quick,
+    lease::a_registration_outlives_its_ttl_and_a_lost_lease,
+    lease::a_registration_returns_after_another_process_held_the_key,
+    lease::a_registration_survives_a_restart,
+    election::one_leads_at_a_time_and_resigning_hands_over,
     election::a_dead_leader_is_replaced_before_its_lease_ends_and_fenced,
     election::a_leader_without_a_store_stops_in_time,
     election::a_deleted_key_deposes,
     lost::a_commit_whose_answer_is_lost_is_found,
-    lost::a_commit_that_is_lost_is_made_once,
-    lost::a_conflict_is_one_also_when_it_is_told_late,
-    lost::what_is_not_known_is_settled_before_the_next,
+    lost::a_lost_commit_is_applied_once,
+    lost::a_conflict_whose_answer_is_late_is_a_conflict,
+    lost::an_unknown_outcome_is_resolved_before_the_next_commit,
     crash::nothing_acknowledged_is_lost,
 }

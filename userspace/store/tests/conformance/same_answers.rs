@@ -196,8 +196,8 @@ impl Model {
                     let gone: Vec<String> = now.keys().filter(|k| inside(k, *from, *to)).cloned().collect();
                     changed |= !gone.is_empty();
                     let gone: Vec<_> = gone.iter().filter_map(|k| now.remove_entry(k)).collect();
-                    let told = line(gone.iter().filter(|_| *prev).map(|(k, kv)| (k.as_str(), kv)));
-                    format!("deleted {} {told}", gone.len())
+                    let found = line(gone.iter().filter(|_| *prev).map(|(k, kv)| (k.as_str(), kv)));
+                    format!("deleted {} {found}", gone.len())
                 }
                 Op::Get { from, to, back, limit, sort } => {
                     let at = back.map_or(0, |back| ago(begin, back));
@@ -212,9 +212,9 @@ impl Model {
         format!("@{} {}", self.revision(), answers.join("; "))
     }
 
-    /// What a watch of everything tells that begins at `from`.
+    /// The events of a watch on all keys that begins at `from`.
     fn changes(&self, from: i64) -> Vec<String> {
-        let mut told = Vec::new();
+        let mut found = Vec::new();
         for revision in from..=self.revision() {
             let (before, now) = (&self.past[revision as usize - 1], &self.past[revision as usize]);
             let puts = now.iter().filter(|(_, kv)| kv.modified == revision);
@@ -223,9 +223,9 @@ impl Model {
             lines.extend(gone.map(|k| format!("-{k} m{revision}")));
             // Within one revision the order is that of the operations, which is not compared here.
             lines.sort();
-            told.extend(lines);
+            found.extend(lines);
         }
-        told
+        found
     }
 }
 
@@ -275,7 +275,7 @@ fn get(
     if more {
         found.truncate(limit as usize);
     }
-    // How equals are sorted is nobody's promise: a cut through them can not be compared.
+    // The order of equal elements is unspecified: a limit that cuts through them cannot be compared.
     let line = if more && target != SortTarget::Key { String::new() } else { line(sorted(found)) };
     format!("got {count} {more} {line}")
 }
@@ -317,7 +317,7 @@ impl Wire {
         compare: &[(Target, CompareOp, Key, u8)],
         then: &[Op],
         otherwise: &[Op],
-        told: bool,
+        found: bool,
     ) -> Result<Answer, Error> {
         let compares = compare.iter().map(|(target, op, key, wanted)| match target {
             Target::Version => Compare::version(name(*key), *op, i64::from(*wanted)),
@@ -333,7 +333,7 @@ impl Wire {
             response.op_responses().iter().zip(taken).map(|(response, op)| answer(response, op)).collect();
         self.revision = response.header().map_or(0, |h| h.revision());
         let answer = format!("@{} {}", self.revision, answers.join("; "));
-        Ok(if told { format!("{} {answer}", response.succeeded()) } else { answer })
+        Ok(if found { format!("{} {answer}", response.succeeded()) } else { answer })
     }
 
     fn op(&self, op: &Op) -> TxnOp {
@@ -368,12 +368,12 @@ impl Wire {
     async fn changes(&mut self, from: i64, count: usize) -> Result<Vec<String>> {
         let options = WatchOptions::new().with_all_keys().with_start_revision(from);
         let mut stream = self.client.watch("", Some(options)).await?;
-        let mut told: Vec<(i64, String)> = Vec::new();
-        while told.len() < count {
+        let mut found: Vec<(i64, String)> = Vec::new();
+        while found.len() < count {
             let response = stream.message().await?.context("the watch ended")?;
             for event in response.events() {
                 let Some(kv) = event.kv() else { continue };
-                told.push((
+                found.push((
                     kv.mod_revision(),
                     match event.event_type() {
                         EventType::Put => line([(kv.key_str()?, &wire_kv(kv))]),
@@ -382,8 +382,8 @@ impl Wire {
                 ));
             }
         }
-        told.sort();
-        Ok(told.into_iter().map(|(_, line)| line).collect())
+        found.sort();
+        Ok(found.into_iter().map(|(_, line)| line).collect())
     }
 }
 
@@ -417,16 +417,17 @@ fn answer(response: &TxnOpResponse, op: &Op) -> String {
             let line = if get.more() && !by_key { String::new() } else { line(sorted(pairs(&kvs))) };
             format!("got {} {} {line}", get.count(), get.more())
         }
-        TxnOpResponse::Txn(_) => "a transaction, which nobody asked for".into(),
+        TxnOpResponse::Txn(_) => "an unexpected transaction".into(),
     }
 }
 
-/// Everything that still can be told is told alike. A deletion at the compacted revision itself need not be.
+/// All events that are still available are equal. A deletion at the compacted revision itself may be missing.
 async fn same_changes(wire: &mut Wire, model: &Model) -> Result<(), TestCaseError> {
     let from = (model.compacted + 1).max(2);
     let expected = model.changes(from);
-    let told = wire.changes(from, expected.len()).await.map_err(|e| TestCaseError::fail(format!("{e:#}")))?;
-    prop_assert_eq!(told, expected);
+    let found =
+        wire.changes(from, expected.len()).await.map_err(|e| TestCaseError::fail(format!("{e:#}")))?;
+    prop_assert_eq!(found, expected);
     Ok(())
 }
 
@@ -456,8 +457,8 @@ fn the_embedded_store_answers_as_the_model_does() -> Result<()> {
                     wire = Wire::connect(&server.local_addr().to_string()).await.map_err(fail)?;
                     wire.revision = revision;
                 }
-                let (told, expected) = (wire.answer(request).await.map_err(fail)?, model.answer(request));
-                prop_assert_eq!(told, expected, "{:?}", request);
+                let (found, expected) = (wire.answer(request).await.map_err(fail)?, model.answer(request));
+                prop_assert_eq!(found, expected, "{:?}", request);
             }
             same_changes(&mut wire, &model).await?;
             server.shutdown().await.map_err(fail)
@@ -477,8 +478,8 @@ fn etcd_answers_as_the_model_does() -> Result<()> {
             let mut wire = Wire::connect(&peer.endpoint()).await.map_err(fail)?;
             // Without restarts: killed, etcd 3.4 forgets a compaction, and may count a revision more.
             for request in &requests {
-                let (told, expected) = (wire.answer(request).await.map_err(fail)?, model.answer(request));
-                prop_assert_eq!(told, expected, "{:?}", request);
+                let (found, expected) = (wire.answer(request).await.map_err(fail)?, model.answer(request));
+                prop_assert_eq!(found, expected, "{:?}", request);
             }
             same_changes(&mut wire, &model).await
         })

@@ -85,7 +85,7 @@ pub(crate) async fn branches_nest_and_see_their_own_writes(peer: &mut Peer) -> R
     Ok(())
 }
 
-/// What was answered, as clients see it.
+/// The answer as clients see it.
 async fn refusal(client: &mut Client, txn: Txn) -> Result<String> {
     match client.txn(txn).await {
         Ok(_) => Ok("done".into()),
@@ -96,7 +96,7 @@ async fn refusal(client: &mut Client, txn: Txn) -> Result<String> {
     }
 }
 
-pub(crate) async fn refusals_have_the_same_code_and_words(peer: &mut Peer) -> Result<()> {
+pub(crate) async fn refusals_have_the_same_code_and_text(peer: &mut Peer) -> Result<()> {
     let mut client = peer.client().await?;
     for value in ["2", "3", "4"] {
         client.put("k", value, None).await?;

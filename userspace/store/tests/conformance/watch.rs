@@ -14,8 +14,8 @@ async fn message(stream: &mut WatchStream) -> Result<WatchResponse> {
     message.context("the watch ended")
 }
 
-/// `a=1@2` for a put, `-a@3` for a deletion, with what was before in brackets where it is told.
-fn said(response: &WatchResponse) -> Vec<String> {
+/// `a=1@2` for a put, `-a@3` for a deletion, with what was before in brackets if it is reported.
+fn described(response: &WatchResponse) -> Vec<String> {
     let mut said = Vec::new();
     for event in response.events() {
         let Some(kv) = event.kv() else { continue };
@@ -35,7 +35,7 @@ async fn events(stream: &mut WatchStream, count: usize) -> Result<Vec<String>> {
     while all.len() < count {
         let response = message(stream).await?;
         ensure!(!response.canceled(), "canceled: {}", response.cancel_reason());
-        all.extend(said(&response));
+        all.extend(described(&response));
     }
     Ok(all)
 }
@@ -110,7 +110,7 @@ pub(crate) async fn filters_and_previous_values(peer: &mut Peer) -> Result<()> {
     client.delete("k", None).await?; // 6
     ensure!(events(&mut puts, 3).await? == ["k=1@2", "k=2@3[1]", "k=3@5"]);
     ensure!(events(&mut deletes, 2).await? == ["-k@4[2]", "-k@6[3]"]);
-    // The same out of the past.
+    // The same from an old revision.
     let mut past = client.watch("k", Some(options(vec![]).with_start_revision(3))).await?;
     ensure!(message(&mut past).await?.created());
     ensure!(events(&mut past, 4).await? == ["k=2@3[1]", "-k@4[2]", "k=3@5", "-k@6[3]"]);

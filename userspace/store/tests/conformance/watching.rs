@@ -1,4 +1,4 @@
-//! Our own watch: a snapshot, then every difference, for ever.
+//! The watch of the client: a snapshot, then every difference.
 
 use crate::kv::Committed;
 use crate::peer::Peer;
@@ -16,7 +16,7 @@ async fn next(watch: &mut Watch) -> Result<Update> {
     update.context("the watch ended, which it never does")
 }
 
-fn said(update: &Update) -> String {
+fn described(update: &Update) -> String {
     match &update.event {
         Event::Init => "init".into(),
         Event::InitApply(key, kv) => format!("have {key}={}", String::from_utf8_lossy(&kv.value)),
@@ -29,7 +29,7 @@ fn said(update: &Update) -> String {
 async fn updates(watch: &mut Watch, count: usize) -> Result<Vec<String>> {
     let mut all = Vec::new();
     for _ in 0..count {
-        all.push(said(&next(watch).await?));
+        all.push(described(&next(watch).await?));
     }
     Ok(all)
 }
@@ -63,7 +63,7 @@ pub(crate) async fn a_snapshot_and_then_changes(peer: &mut Peer) -> Result<()> {
     Ok(())
 }
 
-pub(crate) async fn compaction_is_told_as_a_difference(peer: &mut Peer) -> Result<()> {
+pub(crate) async fn compaction_is_reported_as_a_difference(peer: &mut Peer) -> Result<()> {
     let store = peer.store().await?;
     for key in ["/w/changed", "/w/gone", "/w/same"] {
         put(&store, key, "1").await?;
@@ -82,7 +82,7 @@ pub(crate) async fn compaction_is_told_as_a_difference(peer: &mut Peer) -> Resul
     Ok(())
 }
 
-/// Follows a prefix and insists that nothing is told twice, out of order or without need.
+/// Follows a prefix and checks that nothing is reported twice, out of order or needlessly.
 #[derive(Default)]
 struct Mirror {
     live: BTreeMap<String, (i64, Vec<u8>)>,
@@ -98,7 +98,7 @@ impl Mirror {
                 if let Some((revision, _)) = self.live.insert(key, (kv.mod_revision, kv.value.to_vec())) {
                     ensure!(
                         revision < kv.mod_revision,
-                        "told twice: {} after {revision}: {}",
+                        "reported twice: {} after {revision}: {}",
                         kv.mod_revision,
                         kv.key
                     );
@@ -149,17 +149,17 @@ pub(crate) async fn a_restart_misses_and_repeats_nothing(peer: &mut Peer) -> Res
     let truth = store.list("/w/").await?.items;
     let truth: BTreeMap<_, _> =
         truth.into_iter().map(|kv| (kv.key, (kv.mod_revision, kv.value.to_vec()))).collect();
-    ensure!(mirror.live == truth, "told {:?}\nis {truth:?}", mirror.live);
+    ensure!(mirror.live == truth, "reported {:?}\nis {truth:?}", mirror.live);
     Ok(())
 }
 
-pub(crate) async fn the_status_tells_when_the_store_is_away(peer: &mut Peer) -> Result<()> {
+pub(crate) async fn the_status_reports_an_unavailable_store(peer: &mut Peer) -> Result<()> {
     let store = peer.store().await?;
     put(&store, "/w/a", "1").await?;
     let mut watch = store.watch("/w/");
     updates(&mut watch, 3).await?;
     let mut status = watch.status();
-    let follow = tokio::spawn(async move { anyhow::Ok(said(&next(&mut watch).await?)) });
+    let follow = tokio::spawn(async move { anyhow::Ok(described(&next(&mut watch).await?)) });
     tokio::time::timeout(SOON, status.wait_for(|s| *s == Status::Connected)).await??;
     peer.kill()?;
     let away = |s: &Status| matches!(s, Status::Retrying { failures, .. } if *failures >= 2);
@@ -172,6 +172,6 @@ pub(crate) async fn the_status_tells_when_the_store_is_away(peer: &mut Peer) -> 
     tokio::task::block_in_place(|| peer.restart())?;
     tokio::time::timeout(SOON, status.wait_for(|s| *s == Status::Connected)).await??;
     put(&store, "/w/b", "1").await?;
-    ensure!(follow.await?? == "/w/b=1", "and what did not change is not told");
+    ensure!(follow.await?? == "/w/b=1", "an unchanged key was reported");
     Ok(())
 }
