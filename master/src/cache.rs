@@ -130,7 +130,7 @@ impl ClusterCache {
     }
 
     /// Applies an update of the watch. Returns true when the first snapshot is complete.
-    pub fn observe(&mut self, update: &Update) -> bool {
+    pub fn apply_update(&mut self, update: &Update) -> bool {
         match &update.event {
             Event::Init => {}
             Event::InitDone => return true,
@@ -164,7 +164,7 @@ impl ClusterCache {
     /// Like [`ClusterCache::set`], for a key that was read again when the store was at revision
     /// `at`. Replaces the known value even if it is as new. Later updates of a lagging watch that
     /// are older than `at` are ignored.
-    pub fn reread(&mut self, path: &str, kv: Option<&KeyValue>, at: i64) {
+    pub fn reload(&mut self, path: &str, kv: Option<&KeyValue>, at: i64) {
         self.deleted.remove(path);
         match path.parse() {
             Ok(Key::Network(id)) => self.networks.remove(id.as_str()),
@@ -237,9 +237,9 @@ impl ClusterCache {
             }
         };
         if let Some(journal) = known.and_then(|record| record.journal.clone()) {
-            record.adopt(journal);
+            record.apply_journal(journal);
         } else if let Some(kv) = records.unmatched_journals.remove(id) {
-            adopt(&mut record, &kv);
+            apply_journal(&mut record, &kv);
         }
         records.live.insert(id.to_owned(), record);
         if journaled {
@@ -261,7 +261,7 @@ impl ClusterCache {
                 records.unmatched_journals.remove(id);
             }
             (Some(record), kv) => match (&record.journal, kv) {
-                (None, Some(kv)) if revision > record.revision => adopt(record, kv),
+                (None, Some(kv)) if revision > record.revision => apply_journal(record, kv),
                 (Some(journal), _) if revision > journal.revision => self.mark_stale::<B>(id),
                 _ => {}
             },
@@ -275,11 +275,11 @@ impl<B> AllocationTable<B> {
     }
 }
 
-fn adopt<B: RecordBody>(record: &mut AllocationRecord<B>, kv: &KeyValue) {
+fn apply_journal<B: RecordBody>(record: &mut AllocationRecord<B>, kv: &KeyValue) {
     match allocation_record::read_journal(&kv.value, kv.mod_revision) {
         Ok((journal, counts)) => {
             record.body.set_counts(counts);
-            record.adopt(journal);
+            record.apply_journal(journal);
         }
         Err(error) => tracing::error!(
             key = kv.key,

@@ -72,7 +72,7 @@ impl Admission {
             // With `Expect: 100-continue` the client has not sent the body yet.
             return format.problem(&too_large());
         }
-        let error: BodyError = Arc::default();
+        let error: SharedFailure = Arc::default();
         let (head, body) = request.into_parts();
         let mut body = LimitedBody {
             body,
@@ -107,14 +107,14 @@ fn too_large() -> Problem {
 }
 
 /// Reason why reading the body failed, if it failed.
-type BodyError = Arc<OnceLock<Problem>>;
+type SharedFailure = Arc<OnceLock<Problem>>;
 
 /// A body that fails if it exceeds the size limit or the time limit.
 struct LimitedBody {
     body: Body,
     remaining: usize,
     deadline: Pin<Box<Sleep>>,
-    error: BodyError,
+    error: SharedFailure,
 }
 
 #[derive(Debug, thiserror::Error)]

@@ -91,7 +91,7 @@ impl Proxy {
         };
         let mut onward = head.clone();
         onward.uri = uri;
-        strip(&mut onward.headers);
+        strip_hop_by_hop(&mut onward.headers);
         onward.headers.insert(header::CONNECTION, HeaderValue::from_static("keep-alive"));
         onward.headers.append(header::VIA, HeaderValue::from_static(VIA));
         let (replayable, handle) = ReplayableBody::new(body);
@@ -110,7 +110,7 @@ impl Proxy {
                 Ok(Ok(response)) if response.headers().contains_key(NOT_DONE) => ("is no longer the leader", true),
                 Ok(Ok(response)) => {
                     let (mut head, body) = response.into_parts();
-                    strip(&mut head.headers);
+                    strip_hop_by_hop(&mut head.headers);
                     return Ok(Response::from_parts(head, Body::new(body)));
                 }
                 Ok(Err(error)) => {
@@ -154,7 +154,7 @@ fn is_repeatable(method: &Method) -> bool {
     matches!(*method, Method::GET | Method::HEAD)
 }
 
-fn strip(headers: &mut HeaderMap) {
+fn strip_hop_by_hop(headers: &mut HeaderMap) {
     let named = headers.get_all(header::CONNECTION).into_iter().filter_map(|value| value.to_str().ok());
     let named: Vec<HeaderName> =
         named.flat_map(|value| value.split(',')).filter_map(|name| name.trim().parse().ok()).collect();
@@ -187,7 +187,7 @@ mod tests {
             ("x-yours", "2"),
             ("authorization", "Bearer t"),
         ]);
-        strip(&mut map);
+        strip_hop_by_hop(&mut map);
         assert_eq!(map, headers(&[("x-yours", "2"), ("authorization", "Bearer t")]));
     }
 

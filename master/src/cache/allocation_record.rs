@@ -106,14 +106,14 @@ impl<B: RecordBody> AllocationRecord<B> {
     }
 
     /// Applies a journal to a record read from the store.
-    pub(super) fn adopt(&mut self, journal: JournalState) {
+    pub(super) fn apply_journal(&mut self, journal: JournalState) {
         self.pool.apply(&journal.pool);
         self.hosts.apply(&journal.hosts);
         self.journal = Some(journal);
     }
 
     /// The whole record as the store holds it after `change`.
-    pub fn whole(&self, change: &AllocationChange) -> B {
+    pub fn full_record(&self, change: &AllocationChange) -> B {
         self.body.join(&self.pool, &self.hosts, change)
     }
 
@@ -144,8 +144,8 @@ impl<B: RecordBody> AllocationRecord<B> {
         // A journal has no field for traffic settings.
         if self.is_large() && !change.checkpoint && change.traffic.is_none() {
             let mut written = self.journal.clone().unwrap_or_else(JournalState::nothing);
-            written.pool.then(&change.pool);
-            written.hosts.then(&change.hosts);
+            written.pool.merge(&change.pool);
+            written.hosts.merge(&change.hosts);
             let body = Journal::new(id, self.counts_with(change), &written.pool, &written.hosts);
             let value = serde_json::to_vec(&body)?;
             if value.len() <= MAX_JOURNAL_BYTES && written.ranges() <= MAX_JOURNAL_RANGES {
@@ -156,7 +156,7 @@ impl<B: RecordBody> AllocationRecord<B> {
                 return Ok(Some(written));
             }
         }
-        let value = serde_json::to_vec(&self.whole(change))?;
+        let value = serde_json::to_vec(&self.full_record(change))?;
         each(key.clone(), self.revision, Some(Op::Put { key, value: value.into(), lease: None }));
         if self.journal.is_some() {
             each(journal_key.clone(), journal_revision, Some(Op::Delete { key: journal_key }));

@@ -52,7 +52,7 @@ impl Index {
         self.vips.get(&(network.into(), ip)).map(String::as_str)
     }
 
-    pub(super) fn of_container(&self, container: &str) -> impl Iterator<Item = &str> {
+    pub(super) fn endpoints_of_container(&self, container: &str) -> impl Iterator<Item = &str> {
         self.containers.get(container).into_iter().flatten().map(String::as_str)
     }
 

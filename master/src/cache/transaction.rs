@@ -171,11 +171,11 @@ impl<'w> StagedTxn<'w> {
     }
 
     /// Ids of the endpoints of a container, with staged changes applied.
-    pub fn of_container(&self, container: &str) -> BTreeSet<String> {
+    pub fn endpoints_of_container(&self, container: &str) -> BTreeSet<String> {
         let overlay = <endpoint::State as Entry>::overlay(&self.overlays).values().flatten();
         let planned = overlay.filter(|endpoint| endpoint.container_id == container);
         let planned = planned.map(|endpoint| endpoint.id.as_str());
-        let known = self.cache.index.of_container(container);
+        let known = self.cache.index.endpoints_of_container(container);
         let has = |id: &&str| self.get::<endpoint::State>(id).is_some_and(|e| e.container_id == container);
         planned.chain(known.filter(has)).map(str::to_owned).collect()
     }
@@ -223,7 +223,7 @@ fn write_allocations<B: Stageable>(
                 None
             }
             (Edit::Change(change), Some(record)) => {
-                if change.is_nothing() {
+                if change.is_empty() {
                     continue;
                 }
                 record.write(change, &mut each)?
@@ -245,7 +245,7 @@ fn write_allocations<B: Stageable>(
 }
 
 impl AllocationChange {
-    fn is_nothing(&self) -> bool {
+    fn is_empty(&self) -> bool {
         self.pool.is_empty()
             && self.hosts.is_empty()
             && self.addresses == 0
@@ -276,8 +276,8 @@ impl ClusterCache {
     /// Applies a committed change.
     pub fn commit(&mut self, change: Change, at: impl Into<Revisions>) {
         let at = at.into();
-        self.newer::<endpoint::State>(&change, &at, Index::endpoint);
-        self.newer::<service::State>(&change, &at, Index::service);
+        self.index_changes::<endpoint::State>(&change, &at, Index::endpoint);
+        self.index_changes::<service::State>(&change, &at, Index::service);
         let deleted = &mut self.deleted;
         change.overlays.apply(&mut self.tables, &at, |key, revision| {
             deleted.insert(key, revision);
@@ -289,7 +289,7 @@ impl ClusterCache {
 
 impl ClusterCache {
     /// Passes the entries of `T` that the change replaces to the index.
-    fn newer<T: Entry>(
+    fn index_changes<T: Entry>(
         &mut self,
         change: &Change,
         at: &Revisions,

@@ -130,7 +130,7 @@ impl Committer {
     async fn batch(&mut self, leadership: &Leadership, first: Job) -> Result<(), Deposed> {
         let mut jobs = vec![first];
         let cache = self.cache.clone();
-        let _gate = cache.lock_commits().await;
+        let _lock = cache.lock_commits().await;
         for attempt in 0..MAX_ATTEMPTS {
             let planned = self.plan(&mut jobs, attempt == 0);
             let (answers, txn, change) = match planned {
@@ -153,7 +153,7 @@ impl Committer {
                 }
                 Ok(LogOutcome::Conflict) => {
                     tracing::info!(attempt, ?keys, "keys changed in the store; reading them again");
-                    if self.reread(leadership, &keys).await.is_break() {
+                    if self.reload(leadership, &keys).await.is_break() {
                         fail_all(jobs, &Problem::deposed());
                         return Err(Deposed);
                     }
@@ -176,7 +176,7 @@ impl Committer {
                         if error.outcome_unknown() { "; the request may have been carried out" } else { "" };
                     fail_all(jobs, &Problem::unavailable(format!("store: {}{done}", one_line(&error))));
                     // The next plan needs the outcome, so the keys are read again.
-                    return match self.reread(leadership, &keys).await {
+                    return match self.reload(leadership, &keys).await {
                         ControlFlow::Continue(()) => Ok(()),
                         ControlFlow::Break(()) => Err(Deposed),
                     };
@@ -246,7 +246,7 @@ impl Committer {
     /// Reads again the keys that the watch could not keep current while another netmaster led.
     pub async fn reload_stale(&mut self, leadership: &Leadership) -> Result<(), Deposed> {
         let stale = self.cache.write().take_stale();
-        match self.reread(leadership, &stale).await {
+        match self.reload(leadership, &stale).await {
             ControlFlow::Continue(()) => Ok(()),
             ControlFlow::Break(()) => Err(Deposed),
         }
@@ -272,12 +272,12 @@ impl Committer {
     }
 
     /// Reads the keys again until the store answers. Breaks when leadership is lost.
-    async fn reread(&mut self, leadership: &Leadership, keys: &[String]) -> ControlFlow<()> {
+    async fn reload(&mut self, leadership: &Leadership, keys: &[String]) -> ControlFlow<()> {
         loop {
             if leadership.is_lost() {
                 return ControlFlow::Break(());
             }
-            match self.try_reread(leadership, keys).await {
+            match self.try_reload(leadership, keys).await {
                 Ok(flow) => return flow,
                 Err(error) => {
                     tracing::warn!(error = one_line(&error), "read keys again");
@@ -290,7 +290,7 @@ impl Committer {
         }
     }
 
-    async fn try_reread(&self, leadership: &Leadership, keys: &[String]) -> Result<ControlFlow<()>, Error> {
+    async fn try_reload(&self, leadership: &Leadership, keys: &[String]) -> Result<ControlFlow<()>, Error> {
         if !leadership.resolve_pending().await? {
             return Ok(ControlFlow::Break(()));
         }
@@ -303,7 +303,7 @@ impl Committer {
         }
         let mut cache = self.cache.write();
         for (key, (kv, at)) in found {
-            cache.reread(key, kv.as_ref(), at);
+            cache.reload(key, kv.as_ref(), at);
         }
         Ok(ControlFlow::Continue(()))
     }

@@ -31,10 +31,10 @@ pub(super) async fn run(store: Store, cache: SharedCache, lock: watch::Sender<Lo
     let mut watch = store.watch(key::ROOT).ready_chunks(BATCH);
     while let Some(updates) = watch.next().await {
         {
-            let _gate = cache.lock_commits().await;
+            let _lock = cache.lock_commits().await;
             let mut cache = cache.write();
             for update in &updates {
-                cache.observe(update);
+                cache.apply_update(update);
             }
         }
         lock.send_if_modified(|lock| updates.iter().filter(|update| lock.apply(update)).count() > 0);

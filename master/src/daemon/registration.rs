@@ -62,7 +62,7 @@ async fn keep_current(
         let role = *roles.borrow_and_update();
         let mut next = Vec::new();
         for service in services(&identity, role) {
-            next.extend(withdrawn.run_until_cancelled(keep(&store, &service)).await);
+            next.extend(withdrawn.run_until_cancelled(register_service(&store, &service)).await);
         }
         // The keys belong to the new leases now.
         revoke(std::mem::replace(&mut current, next)).await;
@@ -98,9 +98,9 @@ fn services(identity: &Identity, role: &str) -> [ServiceInfo; 2] {
     })
 }
 
-async fn keep(store: &Store, service: &ServiceInfo) -> Registration {
+async fn register_service(store: &Store, service: &ServiceInfo) -> Registration {
     loop {
-        match try_keep(store, service).await {
+        match try_register(store, service).await {
             Ok(registration) => return registration,
             Err(error) => {
                 tracing::warn!(
@@ -114,7 +114,7 @@ async fn keep(store: &Store, service: &ServiceInfo) -> Registration {
     }
 }
 
-async fn try_keep(store: &Store, service: &ServiceInfo) -> Result<Registration, Error> {
+async fn try_register(store: &Store, service: &ServiceInfo) -> Result<Registration, Error> {
     let address = format!("{}:{}", service.host_addr, service.port);
     let key = Key::Service { name: service.service_name.clone(), address };
     let value = serde_json::to_vec(service).unwrap_or_default();

@@ -172,7 +172,7 @@ impl<'w> AllocationScope<'w> {
         }
         let host = subnet.host(address, true)?;
         let ip = subnet.address(host);
-        if self.is_gateway6(&subnet, host) || staged.address_owner(self.id(), ip.into()).is_some() {
+        if self.is_gateway_v6(&subnet, host) || staged.address_owner(self.id(), ip.into()).is_some() {
             return Err(in_use(ip));
         }
         Ok(Some(Candidate6 { host, automatic: false }))
@@ -197,7 +197,7 @@ impl<'w> AllocationScope<'w> {
         let Some(subnet) = self.subnet6 else { return false };
         let Ok(host) = subnet.host(address, true) else { return false };
         let held = staged.address_owner(self.id(), IpAddr::V6(subnet.address(host))).is_some();
-        if self.is_gateway6(&subnet, host) || held {
+        if self.is_gateway_v6(&subnet, host) || held {
             return false;
         }
         let Some((record, change)) = staged.allocation::<network::State>(self.id()) else { return false };
@@ -228,7 +228,7 @@ impl<'w> AllocationScope<'w> {
         host == 0 || host + 1 == self.subnet.size() || gateway == Some(host)
     }
 
-    fn is_gateway6(&self, subnet: &Subnet6, host: u128) -> bool {
+    fn is_gateway_v6(&self, subnet: &Subnet6, host: u128) -> bool {
         subnet.host(&self.network.body.ipv6_gateway, false).is_ok_and(|gateway| gateway == host)
     }
 

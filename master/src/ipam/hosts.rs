@@ -136,7 +136,7 @@ impl HostsChange {
     }
 
     /// Merges a later change into this one.
-    pub fn then(&mut self, later: &HostsChange) {
+    pub fn merge(&mut self, later: &HostsChange) {
         for host in later.taken.iter() {
             if !self.freed.remove(host) {
                 self.taken.insert(host);

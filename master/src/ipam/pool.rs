@@ -114,7 +114,7 @@ impl PoolChange {
     }
 
     /// Merges a later change, which was made after this one, into this one.
-    pub fn then(&mut self, later: &PoolChange) {
+    pub fn merge(&mut self, later: &PoolChange) {
         for n in later.taken.iter() {
             if !self.freed.remove(n) {
                 self.taken.insert(n);
@@ -182,13 +182,13 @@ mod tests {
                     Step::Free(n) => prop_assert_eq!(change.free(&pool, n), model.remove(&n)),
                     Step::Write => {
                         prop_assert_eq!(&pool.with(&change), &{ let mut p = pool.clone(); p.apply(&change); p.bits });
-                        journal.then(&change);
+                        journal.merge(&change);
                         pool.apply(&change);
                         change = PoolChange::default();
                     }
                 }
             }
-            journal.then(&change);
+            journal.merge(&change);
             pool.apply(&change);
             prop_assert_eq!(pool.bits().iter().collect::<BTreeSet<_>>(), model);
             prop_assert_eq!(start.with(&journal), pool.bits().clone());

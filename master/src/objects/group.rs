@@ -193,7 +193,7 @@ impl Object for EndpointGroup {
 }
 
 /// Derived values and helpers.
-trait Parts {
+trait Derived {
     fn network_id(&self) -> String;
     fn state_key(&self) -> String;
     fn pool(&self, network: &AllocationRecord<network::State>) -> Result<Option<IpPool>, Problem>;
@@ -207,7 +207,7 @@ trait Parts {
     ) -> group::State;
 }
 
-impl Parts for EndpointGroup {
+impl Derived for EndpointGroup {
     fn network_id(&self) -> String {
         format!("{}.{}", self.network_name, self.tenant_name)
     }

@@ -123,14 +123,14 @@ impl Object for Network {
 }
 
 /// Derived values and helpers.
-trait Parts {
+trait Derived {
     fn id(&self) -> String;
     fn check_conflicts(&self, tenant: &Tenant, staged: &StagedTxn<'_>) -> Result<(), Problem>;
     fn check_interface_name(&self) -> Result<(), Problem>;
     fn state(&self) -> Result<network::State, Problem>;
 }
 
-impl Parts for Network {
+impl Derived for Network {
     /// State id `<network>.<tenant>`.
     fn id(&self) -> String {
         format!("{}.{}", self.network_name, self.tenant_name)

@@ -119,7 +119,7 @@ impl Object for ServiceLb {
 }
 
 /// Derived values and helpers.
-pub(super) trait Parts {
+pub(super) trait Derived {
     fn state_key(&self) -> String;
     fn network_id(&self) -> String;
     fn link(&mut self);
@@ -128,7 +128,7 @@ pub(super) trait Parts {
     fn state(&self, selectors: Labels, vip: String) -> State;
 }
 
-impl Parts for ServiceLb {
+impl Derived for ServiceLb {
     fn state_key(&self) -> String {
         state_key(&self.service_name, &self.tenant_name)
     }
@@ -198,11 +198,11 @@ pub fn restore(staged: &mut StagedTxn<'_>) {
         match known.unwrap_or_else(|| service.take_vip(staged)) {
             Ok(vip) => put_with_providers(service.state(selectors, vip), staged),
             Err(problem) => {
-                tracing::error!(service = service.key, %problem, "restore a service: no address allocated")
+                tracing::error!(service = service.key, %problem, "restore a service: no address allocated");
             }
         }
     }
-    let mut wanted = cache.all::<ServiceLb>().map(Parts::state_key).collect::<BTreeSet<_>>();
+    let mut wanted = cache.all::<ServiceLb>().map(Derived::state_key).collect::<BTreeSet<_>>();
     wanted.retain(|id| staged.get::<State>(id).is_some());
     let obsolete = cache.table::<State>().keys().chain(cache.table::<Providers>().keys());
     for id in obsolete.filter(|id| !wanted.contains(*id)) {

@@ -55,7 +55,7 @@ fn die(request: &UpdateEndpoint, staged: &mut StagedTxn<'_>) -> Result<bool, Pro
         return Err(Problem::invalid("invalid containerID in UpdateEndpointRequest:(nil)"));
     }
     let mut known = false;
-    for id in staged.of_container(&request.container_id) {
+    for id in staged.endpoints_of_container(&request.container_id) {
         let Some(old) = staged.get::<State>(&id).filter(|endpoint| endpoint.labels.is_some()) else {
             continue;
         };

@@ -152,7 +152,7 @@ fn is_number(text: &str, min: u8, max: u8) -> bool {
 mod tests {
     use super::*;
 
-    fn holds(format: fn(&str) -> bool, good: &[&str], bad: &[&str]) {
+    fn check_all(format: fn(&str) -> bool, good: &[&str], bad: &[&str]) {
         for text in good {
             assert!(format(text), "{text:?} is refused");
         }
@@ -163,8 +163,8 @@ mod tests {
 
     #[test]
     fn checks_match_the_original() {
-        holds(is_name_or_empty, &["", "a", "a.", "a.b"], &[".", "a_b", "-a"]);
-        holds(
+        check_all(is_name_or_empty, &["", "a", "a.", "a.b"], &[".", "a_b", "-a"]);
+        check_all(
             is_subnet,
             &["10.1.1.0/24", "10.1.1.5-10.1.1.9/24", "10.0.0.0/7", "10.0.0.0/31"],
             &[
@@ -178,24 +178,24 @@ mod tests {
                 "01.1.1.1/8",
             ],
         );
-        holds(
+        check_all(
             is_ipv6_subnet_or_empty,
             &["", "2001:db8::/8", "2001:db8::/64", "::/127", "fe80::1/107"],
             &["2001::/128", "2001::/108", "2001::/119", "zz::/64", "2001::", "/64", "::1.2.3.4/64", "::/0"],
         );
-        holds(is_vlan_range, &["1-4094", "100-50"], &["", "1", "1-", "1-10,20-30", "1-50000", "a-b"]);
-        holds(is_vxlan_range, &["1-10000", "1-12345678"], &["1-123456789"]);
-        holds(
+        check_all(is_vlan_range, &["1-4094", "100-50"], &["", "1", "1-", "1-10,20-30", "1-50000", "a-b"]);
+        check_all(is_vxlan_range, &["1-10000", "1-12345678"], &["1-123456789"]);
+        check_all(
             is_address_range,
             &["", "1.1.1.1", "1.1.1.1-1.1.1.9"],
             &["2001::1-2001::2", "1.1.1.1-", "1.1.1.1/2"],
         );
-        holds(
+        check_all(
             is_protocol_or_empty,
             &["", "tcp", "udp", "icmp", "0", "89", "999"],
             &["igmp", "1000", "-1", "TCP"],
         );
-        holds(
+        check_all(
             is_rule_address_or_empty,
             &[
                 "",
@@ -209,34 +209,34 @@ mod tests {
             ],
             &["1.1.1", "1.1.1.1/33", "1.1.1.1/0", "1.2.3.4-256", "1.2.3.4-1.2.3.9", "::1/129", "::1-5", "x"],
         );
-        holds(
+        check_all(
             is_bandwidth_or_empty,
             &["", "10 mbps", "10mbps", "10 Mb", "10 m", "1Gbps", "10 {bps", "10 1", "10kb"],
             &["0mbps", "10", "10 tbps", "10 KB", "10  m", "10{bps", "mbps", "10 "],
         );
-        holds(
+        check_all(
             is_router_address,
             &["50.1.1.1/24", "50.1.1.1-9/31"],
             &["", "50.1.1.1", "50.1.1.1/32", "::1/64"],
         );
         let port = "topology/pod-1/paths-101/pathep-[eth1/14]";
         let ports = format!("{port},{port}");
-        holds(
+        check_all(
             is_path_bindings,
             &["", port, &ports],
             &[",", "x", "topology/pod-1/node-1", &format!("{port},")],
         );
-        holds(
+        check_all(
             is_path_bindings,
             &["topology/pod-1/paths-1/pathep-[eth1/1]"],
             &["topology/pod-1/paths-1/pathep-[eth123/1]", "topology/pod-1/paths-1/pathep-[eth1]"],
         );
         let node = "topology/pod-1/node-101";
-        holds(
+        check_all(
             is_node_bindings,
             &["", node, "topology/pod-1/node-1,topology/pod-1234/node-2"],
             &["topology/pod-12345/node-1", "topology/pod-1/node-", "topology/pod-1/node-1/x", port],
         );
-        holds(is_private_subnet, &["172.19.0.0/16", "10.1.2.3/16"], &["", "10.0.0.0/24", "10.0.0/16"]);
+        check_all(is_private_subnet, &["172.19.0.0/16", "10.1.2.3/16"], &["", "10.0.0.0/24", "10.0.0/16"]);
     }
 }

@@ -11,7 +11,7 @@ use crate::client::{Answer, address, create_endpoint, get, make_network};
 use crate::master::{Master, PATIENCE};
 
 /// Repeats the request until a leader answers it.
-fn patiently(what: &str, mut ask: impl FnMut() -> std::io::Result<Answer>) -> Answer {
+fn retry_until_leader(what: &str, mut ask: impl FnMut() -> std::io::Result<Answer>) -> Answer {
     testkit::wait_until(PATIENCE, what, || Ok(ask().ok().filter(|answer| answer.status == 200))).unwrap()
 }
 
@@ -40,7 +40,7 @@ fn followers_forward_to_the_leader_and_take_over() {
     );
     let mut seen = BTreeSet::new();
     let mut create = |id: String, to| {
-        let answer = patiently("an endpoint", || create_endpoint(to, "net", &id, ""));
+        let answer = retry_until_leader("an endpoint", || create_endpoint(to, "net", &id, ""));
         assert!(seen.insert(address(answer)), "{id} has an address of another");
     };
     for n in 0..10 {
@@ -83,13 +83,13 @@ fn a_master_survives_an_outage_of_the_store() {
     let away = create_endpoint(master.address, "net", "b", "").unwrap();
     assert!(away.status == 503 && away.body.lines().count() == 1, "{away:?}");
     assert_eq!(get(master.address, "/api/v1/networks/").unwrap().status, 503);
-    testkit::wait_until(PATIENCE, "leadership to be given up", || {
+    testkit::wait_until(PATIENCE, "loss of leadership", || {
         let info = get(master.address, "/info")?.good();
         Ok((info["current-state"] == "follower" && info["leader-ip"] == "").then_some(()))
     })
     .unwrap();
     etcd.restart().unwrap();
-    let answer = patiently("an endpoint", || create_endpoint(master.address, "net", "c", ""));
+    let answer = retry_until_leader("an endpoint", || create_endpoint(master.address, "net", "c", ""));
     assert_eq!(address(answer), "10.0.0.2", "{}", master.process.log());
     assert!(master.process.ended().unwrap().is_none());
 }
@@ -107,13 +107,13 @@ fn a_leader_without_lock_follows() {
     etcd.ctl(&["del", key::LEADER]).unwrap();
     etcd.ctl(&["put", key::LEADER, &unreachable]).unwrap();
     master.process.signal(Signal::SIGCONT).unwrap();
-    let stolen = testkit::wait_until(PATIENCE, "the new holder to be asked", || {
+    let stolen = testkit::wait_until(PATIENCE, "requests to the new lock holder", || {
         let answer = get(master.address, "/api/v1/networks/").ok();
         Ok(answer.filter(|answer| answer.status == 503 && answer.body.contains(&unreachable)))
     });
     stolen.unwrap();
     etcd.ctl(&["del", key::LEADER]).unwrap();
-    let answer = patiently("an endpoint", || create_endpoint(master.address, "net", "a", ""));
+    let answer = retry_until_leader("an endpoint", || create_endpoint(master.address, "net", "a", ""));
     assert_eq!(address(answer), "10.0.0.1");
 }
 
@@ -126,14 +126,16 @@ fn a_stopped_leader_allocates_no_address_twice() {
     let second = Master::on_etcd(&etcd.endpoint());
     make_network(first.address, "net", "10.0.0.0/24");
     for round in 0..3 {
-        let (asleep, awake) = if round % 2 == 0 { (&first, &second) } else { (&second, &first) };
-        asleep.process.freeze().unwrap();
-        let answer =
-            patiently("an endpoint", || create_endpoint(awake.address, "net", &format!("a{round}"), ""));
+        let (stopped, running) = if round % 2 == 0 { (&first, &second) } else { (&second, &first) };
+        stopped.process.freeze().unwrap();
+        let answer = retry_until_leader("an endpoint", || {
+            create_endpoint(running.address, "net", &format!("a{round}"), "")
+        });
         assert_eq!(address(answer), format!("10.0.0.{}", 2 * round + 1));
-        asleep.process.signal(Signal::SIGCONT).unwrap();
-        let answer =
-            patiently("an endpoint", || create_endpoint(asleep.address, "net", &format!("b{round}"), ""));
+        stopped.process.signal(Signal::SIGCONT).unwrap();
+        let answer = retry_until_leader("an endpoint", || {
+            create_endpoint(stopped.address, "net", &format!("b{round}"), "")
+        });
         assert_eq!(address(answer), format!("10.0.0.{}", 2 * round + 2));
     }
 }
@@ -148,15 +150,17 @@ fn a_stopped_leader_does_not_answer_from_its_cache() {
     make_network(masters[0].address, "net", "10.0.0.0/24");
     let mut given = BTreeSet::new();
     for round in 0..3 {
-        let (asleep, awake) = (&masters[round % 2], &masters[(round + 1) % 2]);
-        let (to, id) = (asleep.address, |what: &str| format!("{what}{round}"));
-        asleep.process.freeze().unwrap();
+        let (stopped, running) = (&masters[round % 2], &masters[(round + 1) % 2]);
+        let (to, id) = (stopped.address, |what: &str| format!("{what}{round}"));
+        stopped.process.freeze().unwrap();
         std::thread::scope(|scope| {
-            let write = scope.spawn(|| create_endpoint(to, "net", &id("asleep"), "").unwrap());
+            let write = scope.spawn(|| create_endpoint(to, "net", &id("stopped"), "").unwrap());
             let read = scope.spawn(|| get(to, "/api/v1/inspect/networks/default:net/").unwrap());
-            let answer = patiently("an endpoint", || create_endpoint(awake.address, "net", &id("awake"), ""));
+            let answer = retry_until_leader("an endpoint", || {
+                create_endpoint(running.address, "net", &id("running"), "")
+            });
             assert!(given.insert(address(answer)));
-            asleep.process.signal(Signal::SIGCONT).unwrap();
+            stopped.process.signal(Signal::SIGCONT).unwrap();
             match write.join().unwrap() {
                 done if done.status == 200 => assert!(given.insert(address(done)), "given twice"),
                 refused => assert_eq!(refused.status, 503, "{refused:?}"),
@@ -164,14 +168,14 @@ fn a_stopped_leader_does_not_answer_from_its_cache() {
             let read = read.join().unwrap();
             if read.status != 503 {
                 let endpoints = read.good()["Oper"]["endpoints"].to_string();
-                assert!(endpoints.contains(&id("awake")), "it answered from its cache: {endpoints}");
+                assert!(endpoints.contains(&id("running")), "it answered from its cache: {endpoints}");
             }
         });
         // The process continues, whatever the result of the request is.
-        let answer = patiently("an endpoint", || create_endpoint(to, "net", &id("asleep"), ""));
+        let answer = retry_until_leader("an endpoint", || create_endpoint(to, "net", &id("stopped"), ""));
         given.insert(address(answer));
-        let leads = || Ok((get(awake.address, "/info")?.good()["current-state"] == "leader").then_some(()));
-        testkit::wait_until(PATIENCE, "the other to lead", leads).unwrap();
+        let leads = || Ok((get(running.address, "/info")?.good()["current-state"] == "leader").then_some(()));
+        testkit::wait_until(PATIENCE, "the other netmaster to lead", leads).unwrap();
     }
     assert_eq!(given.len(), 6, "{given:?}");
 }

@@ -12,18 +12,18 @@ use crate::client::{call, get, post};
 use crate::master::{Master, PATIENCE};
 
 /// A follower of the test's socket.
-struct Lab {
+struct TestLeader {
     follower: Master,
     leader: TcpListener,
     etcd: Etcd,
 }
 
-impl Lab {
-    fn start() -> Lab {
+impl TestLeader {
+    fn start() -> TestLeader {
         let etcd = Etcd::start().unwrap();
         let leader = TcpListener::bind("127.0.0.1:0").unwrap();
         etcd.ctl(&["put", key::LEADER, &leader.local_addr().unwrap().to_string()]).unwrap();
-        Lab { follower: Master::on_etcd(&etcd.endpoint()), leader, etcd }
+        TestLeader { follower: Master::on_etcd(&etcd.endpoint()), leader, etcd }
     }
 
     fn accept(&self) -> BufReader<TcpStream> {
@@ -51,13 +51,13 @@ fn head(stream: &mut BufReader<TcpStream>) -> (String, Vec<String>) {
 #[test]
 fn end_to_end_headers_are_forwarded_and_hop_by_hop_headers_are_not() {
     testkit::needs!(binary("etcd"), binary("etcdctl"));
-    let lab = Lab::start();
-    let to = lab.follower.address;
-    let asked = thread::spawn(move || {
+    let test_leader = TestLeader::start();
+    let to = test_leader.follower.address;
+    let request = thread::spawn(move || {
         let headers = [("X-Auth-Token", "t"), ("X-Hop", "h"), ("TE", "trailers"), ("Connection", "X-Hop")];
         call(to, "PATCH", "/api/v1/some/thing/?a=b%20c&d", &headers, "body").unwrap()
     });
-    let mut stream = lab.accept();
+    let mut stream = test_leader.accept();
     let (first, headers) = head(&mut stream);
     assert_eq!(first, "PATCH /api/v1/some/thing/?a=b%20c&d HTTP/1.1");
     for header in ["x-auth-token: t", "content-length: 4", &format!("host: {to}"), "via: 1.1 netmaster"] {
@@ -72,7 +72,7 @@ fn end_to_end_headers_are_forwarded_and_hop_by_hop_headers_are_not() {
     let answer =
         b"HTTP/1.1 418 Teapot\r\nContent-Type: x/y\r\nKeep-Alive: timeout=9\r\nContent-Length: 2\r\n\r\nhi";
     stream.get_mut().write_all(answer).unwrap();
-    let answer = asked.join().unwrap();
+    let answer = request.join().unwrap();
     assert_eq!((answer.status, answer.content_type.as_str(), answer.body.as_str()), (418, "x/y", "hi"));
 }
 
@@ -80,13 +80,13 @@ fn end_to_end_headers_are_forwarded_and_hop_by_hop_headers_are_not() {
 #[test]
 fn bodies_are_streamed() {
     testkit::needs!(binary("etcd"), binary("etcdctl"));
-    let lab = Lab::start();
-    let mut client = TcpStream::connect(lab.follower.address).unwrap();
+    let test_leader = TestLeader::start();
+    let mut client = TcpStream::connect(test_leader.follower.address).unwrap();
     client.set_read_timeout(Some(PATIENCE)).unwrap();
     client
         .write_all(b"POST /up HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nfirst\r\n")
         .unwrap();
-    let mut leader = lab.accept();
+    let mut leader = test_leader.accept();
     assert_eq!(head(&mut leader).0, "POST /up HTTP/1.1");
     let mut read = |expected: &str| {
         let mut bytes = vec![0; expected.len()];
@@ -113,26 +113,26 @@ fn bodies_are_streamed() {
 #[test]
 fn a_request_that_may_have_been_carried_out_is_not_repeated() {
     testkit::needs!(binary("etcd"), binary("etcdctl"));
-    let lab = Lab::start();
-    let to = lab.follower.address;
+    let test_leader = TestLeader::start();
+    let to = test_leader.follower.address;
     // The leader reads the request and closes the connection.
-    let asked = thread::spawn(move || post(to, "/plugin/createEndpoint", &serde_json::json!({})).unwrap());
-    assert!(head(&mut lab.accept()).0.starts_with("POST"));
-    let answer = asked.join().unwrap();
+    let request = thread::spawn(move || post(to, "/plugin/createEndpoint", &serde_json::json!({})).unwrap());
+    assert!(head(&mut test_leader.accept()).0.starts_with("POST"));
+    let answer = request.join().unwrap();
     assert_eq!(answer.status, 503, "{answer:?}");
     assert!(answer.body.ends_with("may have been carried out\n"), "{answer:?}");
-    lab.leader.set_nonblocking(true).unwrap();
+    test_leader.leader.set_nonblocking(true).unwrap();
     thread::sleep(Duration::from_millis(300));
-    assert!(lab.leader.accept().is_err(), "it was sent again");
+    assert!(test_leader.leader.accept().is_err(), "it was sent again");
 
     // A read request is sent again.
-    lab.leader.set_nonblocking(false).unwrap();
-    let asked = thread::spawn(move || get(to, "/version").unwrap());
-    assert!(head(&mut lab.accept()).0.starts_with("GET"));
-    let mut again = lab.accept();
+    test_leader.leader.set_nonblocking(false).unwrap();
+    let request = thread::spawn(move || get(to, "/version").unwrap());
+    assert!(head(&mut test_leader.accept()).0.starts_with("GET"));
+    let mut again = test_leader.accept();
     assert!(head(&mut again).0.starts_with("GET"));
     again.get_mut().write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nagain").unwrap();
-    assert_eq!(asked.join().unwrap().body, "again");
+    assert_eq!(request.join().unwrap().body, "again");
 }
 
 /// A leader that was deposed says that it did not carry out the request; the follower sends it
@@ -140,12 +140,12 @@ fn a_request_that_may_have_been_carried_out_is_not_repeated() {
 #[test]
 fn a_request_that_was_not_carried_out_is_repeated() {
     testkit::needs!(binary("etcd"), binary("etcdctl"));
-    let lab = Lab::start();
-    let to = lab.follower.address;
-    let asked = thread::spawn(move || call(to, "POST", "/some/thing", &[], "body").unwrap());
+    let test_leader = TestLeader::start();
+    let to = test_leader.follower.address;
+    let request = thread::spawn(move || call(to, "POST", "/some/thing", &[], "body").unwrap());
     let not_done = "HTTP/1.1 503 Service Unavailable\r\nNetmaster-Not-Done: 1\r\nContent-Length: 0\r\n\r\n";
     let done = "HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ndone";
-    let mut stream = lab.accept();
+    let mut stream = test_leader.accept();
     for answer in [not_done, not_done, done] {
         assert_eq!(head(&mut stream).0, "POST /some/thing HTTP/1.1");
         let mut body = [0; 4];
@@ -153,30 +153,31 @@ fn a_request_that_was_not_carried_out_is_repeated() {
         assert_eq!(&body, b"body");
         stream.get_mut().write_all(answer.as_bytes()).unwrap();
     }
-    assert_eq!(asked.join().unwrap().body, "done");
+    assert_eq!(request.join().unwrap().body, "done");
 }
 
 /// A follower does not forward a request that another follower forwarded to it.
 #[test]
 fn a_follower_does_not_forward_for_a_follower() {
     testkit::needs!(binary("etcd"), binary("etcdctl"));
-    let lab = Lab::start();
-    let answer = call(lab.follower.address, "POST", "/some/thing", &[("Via", "1.1 netmaster")], "").unwrap();
+    let test_leader = TestLeader::start();
+    let answer =
+        call(test_leader.follower.address, "POST", "/some/thing", &[("Via", "1.1 netmaster")], "").unwrap();
     assert_eq!(answer.unavailable(), "this netmaster is no longer the leader; retry");
-    lab.leader.set_nonblocking(true).unwrap();
-    assert!(lab.leader.accept().is_err(), "it was passed on");
+    test_leader.leader.set_nonblocking(true).unwrap();
+    assert!(test_leader.leader.accept().is_err(), "it was passed on");
 }
 
 /// The leader in the lock is unreachable: the request was not sent, so the next leader receives it.
 #[test]
 fn an_unsent_request_waits_for_the_next_leader() {
     testkit::needs!(binary("etcd"), binary("etcdctl"));
-    let lab = Lab::start();
-    let to = lab.follower.address;
-    let Lab { follower: _follower, leader, etcd } = lab;
+    let test_leader = TestLeader::start();
+    let to = test_leader.follower.address;
+    let TestLeader { follower: _follower, leader, etcd } = test_leader;
     drop(leader);
-    let asked = thread::spawn(move || crate::client::make_network(to, "net", "10.0.0.0/24"));
+    let request = thread::spawn(move || crate::client::make_network(to, "net", "10.0.0.0/24"));
     thread::sleep(Duration::from_millis(300));
     etcd.ctl(&["del", key::LEADER]).unwrap();
-    assert_eq!(asked.join().unwrap()["networkName"], "net");
+    assert_eq!(request.join().unwrap()["networkName"], "net");
 }

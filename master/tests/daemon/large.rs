@@ -73,7 +73,7 @@ fn big_policy(to: SocketAddr) {
 }
 
 /// Groups that have the complete policy.
-fn whole(master: &Master) -> Vec<String> {
+fn complete_groups(master: &Master) -> Vec<String> {
     let attached = stored(master, POLICIES);
     for kv in &attached {
         let state: PolicyState = serde_json::from_slice(&kv.value).unwrap();
@@ -85,7 +85,7 @@ fn whole(master: &Master) -> Vec<String> {
 
 /// Checks the derived keys as well.
 fn settled(master: &Master) -> Vec<String> {
-    let groups = whole(master);
+    let groups = complete_groups(master);
     assert_eq!(stored(master, POLICY_RULES).len(), groups.len() * RULES);
     assert_eq!(stored(master, PENDING), []);
     let object = get(master.address, "/api/v1/policys/default:big/").unwrap().good();
@@ -156,7 +156,7 @@ fn killed_master_leaves_no_partial_policy(mut master: Master, store_stays: bool)
         let wanted: &[&str] = if n % 2 == 0 { &["big"] } else { &[] };
         kill_after(&mut master, prefix, changes, move || drop(group(to, "web", wanted)));
         if store_stays {
-            whole(&master);
+            complete_groups(&master);
         }
         master.restart();
         let now = settled(&master);

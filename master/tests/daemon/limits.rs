@@ -18,7 +18,7 @@ fn read_to_end(mut stream: TcpStream) -> String {
 }
 
 /// Sends `bytes` and reads until the connection is closed.
-fn say(master: &Master, bytes: &[u8]) -> String {
+fn send(master: &Master, bytes: &[u8]) -> String {
     let mut stream = connect(master.address).unwrap();
     // The connection may be closed while it is sending.
     drop(stream.write_all(bytes));
@@ -26,7 +26,7 @@ fn say(master: &Master, bytes: &[u8]) -> String {
 }
 
 fn answer(master: &Master, request: &str) -> Answer {
-    let text = say(master, request.as_bytes());
+    let text = send(master, request.as_bytes());
     Answer::parse(&text).ok_or(text).unwrap()
 }
 
@@ -88,10 +88,10 @@ fn too_large_requests_are_rejected_with_a_text() {
     assert_eq!(answer(&master, &largest).bad(), "EOF");
 
     for headers in [format!("X: {}\r\n", "x".repeat(100_000)), "X: y\r\n".repeat(200)] {
-        let refused = say(&master, format!("GET /version HTTP/1.1\r\nHost: x\r\n{headers}\r\n").as_bytes());
+        let refused = send(&master, format!("GET /version HTTP/1.1\r\nHost: x\r\n{headers}\r\n").as_bytes());
         assert!(refused.starts_with("HTTP/1.1 431 "), "{refused}");
     }
-    let long = say(&master, format!("GET /{} HTTP/1.1\r\nHost: x\r\n\r\n", "x".repeat(100_000)).as_bytes());
+    let long = send(&master, format!("GET /{} HTTP/1.1\r\nHost: x\r\n\r\n", "x".repeat(100_000)).as_bytes());
     assert!(long.starts_with("HTTP/1.1 414 ") || long.starts_with("HTTP/1.1 431 "), "{long}");
     assert_eq!(get(master.address, "/version").unwrap().status, 200);
 }
@@ -113,7 +113,7 @@ fn invalid_http_is_rejected() {
         b"POST /plugin/allocAddress HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
         b"GET /\0 HTTP/1.1\r\nHost: x\r\n\r\n",
     ] {
-        let answer = say(&master, bytes);
+        let answer = send(&master, bytes);
         let fine = ["", "HTTP/1.1 400 ", "HTTP/1.1 404 ", "HTTP/1.1 500 "];
         assert!(
             answer.is_empty() || fine[1..].iter().any(|start| answer.starts_with(start)),
@@ -138,6 +138,6 @@ fn half_closed_and_persistent_connections_are_supported() {
 
     let ask = "GET /version HTTP/1.1\r\nHost: x\r\nConnection: keep-alive\r\n\r\n";
     let last = "GET /version HTTP/1.1\r\nHost: x\r\n\r\n";
-    let text = say(&master, format!("{ask}{ask}{last}{ask}").as_bytes());
+    let text = send(&master, format!("{ask}{ask}{last}{ask}").as_bytes());
     assert_eq!(text.matches("HTTP/1.1 200 OK").count(), 3, "{text}");
 }

@@ -88,8 +88,12 @@ fn endpoints_of_a_gone_node_are_released_also_by_the_next_leader() {
     master.restart();
     write(&master, &[keys[5].clone()]);
     gone(1);
-    testkit::wait_until(PATIENCE, "the endpoints to go", || Ok((endpoints(to).len() == 3).then_some(())))
-        .unwrap();
+    testkit::wait_until(
+        PATIENCE,
+        "release of the endpoints",
+        || Ok((endpoints(to).len() == 3).then_some(())),
+    )
+    .unwrap();
     gone(0);
     assert_eq!(endpoints(to), ["back", "here", "never-an-agent"]);
     assert_eq!(states(to), ["back", "here"]);

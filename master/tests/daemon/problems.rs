@@ -91,7 +91,7 @@ fn each_failure_is_reported_in_both_formats() {
         let answer = get(exclusive.address, "/api/v1/tenants/")?;
         Ok((answer.body == "Leader not found\n").then_some(()))
     };
-    wait_until(PATIENCE, "it knows that it leads no more", deposed).unwrap();
+    wait_until(PATIENCE, "loss of leadership", deposed).unwrap();
     answers(&exclusive, &case("no leader", "GET", "/api/v1/tenants/", ""), &mut text);
 
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/problems.txt");

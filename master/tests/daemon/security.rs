@@ -86,7 +86,7 @@ fn client_certificates_are_required_and_new_certificates_are_loaded() {
     // Certificate and key do not match: the last valid pair stays in use.
     fs::write(&server.key, "nothing").unwrap();
     let log = || Ok(master.process.log().contains("the last good one stays").then_some(()));
-    wait_until(PATIENCE, "a word about the key", log).unwrap();
+    wait_until(PATIENCE, "log line about the key", log).unwrap();
     assert_eq!(version(&good).unwrap().0.status, 200);
 }
 
@@ -140,7 +140,7 @@ fn token_scopes_are_enforced() {
     assert_eq!(ask("GET", "/info", Some(WRITE), false).status, 401);
     write_secret(&file, "ops wr1te yet-another-token\n").unwrap();
     let log = || Ok(master.process.log().contains("the last good one stays").then_some(()));
-    wait_until(PATIENCE, "a word about the file", log).unwrap();
+    wait_until(PATIENCE, "log line about the file", log).unwrap();
     assert_eq!(ask("GET", "/info", Some("another-token-0123456789"), false).status, 200);
     let log = master.process.log();
     assert!(!log.contains("token-0123456789") && !log.contains("yet-another"), "{log}");
@@ -206,7 +206,7 @@ fn followers_forward_over_https_with_the_clients_token() {
     let good = |answer: Option<(Answer, _)>| answer.filter(|(answer, _)| answer.status == 200);
     wait_until(PATIENCE, "the leader's new certificate", || Ok(good(ask(&leader)?))).unwrap();
     std::thread::sleep(std::time::Duration::from_secs(2));
-    wait_until(PATIENCE, "an answer by way of the follower", || Ok(good(ask(&follower)?))).unwrap();
+    wait_until(PATIENCE, "response through the follower", || Ok(good(ask(&follower)?))).unwrap();
 }
 
 #[test]

@@ -2,47 +2,47 @@
 
 use serde_json::json;
 
-use crate::lab::Lab;
+use crate::fixture::Fixture;
 
 #[test]
 fn agents_read_the_latest_settings() {
-    let mut lab = Lab::new();
-    let set = |lab: &mut Lab, asn: &str| {
+    let mut fixture = Fixture::new();
+    let set = |fixture: &mut Fixture, asn: &str| {
         let body = json!({"hostname": "h1", "routerip": "50.1.1.1/24", "as": asn, "neighbor": "50.1.1.2",
             "neighbor-as": "500"});
-        lab.put("Bgps", "h1", &body).unwrap()
+        fixture.put("Bgps", "h1", &body).unwrap()
     };
     assert_eq!(
-        set(&mut lab, "65000"),
+        set(&mut fixture, "65000"),
         json!({"key": "h1", "as": "65000", "hostname": "h1", "neighbor": "50.1.1.2", "neighbor-as": "500",
             "routerip": "50.1.1.1/24"})
     );
-    set(&mut lab, "65001");
+    set(&mut fixture, "65001");
     assert_eq!(
-        lab.value("/contiv.io/state/bgp/h1").unwrap(),
+        fixture.value("/contiv.io/state/bgp/h1").unwrap(),
         json!({"id": "h1", "hostname": "h1", "router-ip": "50.1.1.1/24", "as": "65001", "neighbor-as": "500",
             "neighbor": "50.1.1.2"})
     );
-    let refused = lab.put("Bgps", "h2", &json!({"hostname": "h2", "neighbor": "x"})).unwrap_err();
+    let refused = fixture.put("Bgps", "h2", &json!({"hostname": "h2", "neighbor": "x"})).unwrap_err();
     assert_eq!(refused.text, "neighbor string invalid format");
 
-    let mut lab = lab.loaded();
-    lab.delete("Bgps", "h1").unwrap();
-    assert_eq!(lab.keys("/contiv.io/state/bgp/"), [""; 0]);
-    assert_eq!(lab.keys("/contiv.io/obj/modeldb/Bgp/"), [""; 0]);
+    let mut fixture = fixture.loaded();
+    fixture.delete("Bgps", "h1").unwrap();
+    assert_eq!(fixture.keys("/contiv.io/state/bgp/"), [""; 0]);
+    assert_eq!(fixture.keys("/contiv.io/obj/modeldb/Bgp/"), [""; 0]);
 }
 
 #[test]
 fn routing_mode_is_kept_while_speakers_exist() {
-    let mut lab = Lab::new();
-    let mode = |lab: &mut Lab, mode: &str| {
+    let mut fixture = Fixture::new();
+    let mode = |fixture: &mut Fixture, mode: &str| {
         let body = json!({"name": "global", "networkInfraType": "default", "vlans": "1-4094",
             "vxlans": "1-10000", "fwdMode": mode, "arpMode": "proxy", "pvtSubnet": "172.19.0.0/16"});
-        lab.put("globals", "global", &body).map(drop).map_err(|problem| problem.text)
+        fixture.put("globals", "global", &body).map(drop).map_err(|problem| problem.text)
     };
-    mode(&mut lab, "routing").unwrap();
-    lab.put("Bgps", "h1", &json!({"hostname": "h1", "routerip": "50.1.1.1/24"})).unwrap();
-    assert_eq!(mode(&mut lab, "bridge"), Err("please delete existing Bgp configs".into()));
-    lab.delete("Bgps", "h1").unwrap();
-    mode(&mut lab, "bridge").unwrap();
+    mode(&mut fixture, "routing").unwrap();
+    fixture.put("Bgps", "h1", &json!({"hostname": "h1", "routerip": "50.1.1.1/24"})).unwrap();
+    assert_eq!(mode(&mut fixture, "bridge"), Err("please delete existing Bgp configs".into()));
+    fixture.delete("Bgps", "h1").unwrap();
+    mode(&mut fixture, "bridge").unwrap();
 }

@@ -3,48 +3,48 @@
 use netmaster::plugin::{Cleanup, clean_up};
 use serde_json::json;
 
-use crate::lab::Lab;
+use crate::fixture::Fixture;
 
-fn clean(lab: &mut Lab, tenant: &str, kind: &str, name: &str) -> Result<Vec<String>, String> {
-    let found = Cleanup::read(tenant, kind, name).and_then(|cleanup| cleanup.find(&lab.cache));
+fn clean(fixture: &mut Fixture, tenant: &str, kind: &str, name: &str) -> Result<Vec<String>, String> {
+    let found = Cleanup::read(tenant, kind, name).and_then(|cleanup| cleanup.find(&fixture.cache));
     let found = found.map_err(|problem| problem.text)?;
-    lab.run(|staged| clean_up(&found, staged)).unwrap();
+    fixture.run(|staged| clean_up(&found, staged)).unwrap();
     Ok(found)
 }
 
 #[test]
 fn only_selected_endpoints_are_deleted_and_their_addresses_freed() {
-    let mut lab = Lab::new();
-    lab.put("tenants", "t", &json!({"tenantName": "t"})).unwrap();
-    lab.network("net", "10.1.0.0/24", json!({}));
-    lab.network("net2", "10.2.0.0/24", json!({}));
-    lab.group("web", "net", "10.1.0.100-10.1.0.101");
-    let fresh = (lab.state("net"), lab.group_state("web"));
+    let mut fixture = Fixture::new();
+    fixture.put("tenants", "t", &json!({"tenantName": "t"})).unwrap();
+    fixture.network("net", "10.1.0.0/24", json!({}));
+    fixture.network("net2", "10.2.0.0/24", json!({}));
+    fixture.group("web", "net", "10.1.0.100-10.1.0.101");
+    let fresh = (fixture.state("net"), fixture.group_state("web"));
     for (network, id, group) in
         [("net", "c1", ""), ("net", "c13", "web"), ("net", "c2", "web"), ("net2", "c1", "")]
     {
-        lab.create(network, id, group, "", "").unwrap();
+        fixture.create(network, id, group, "", "").unwrap();
     }
-    lab.create("net2", "", "", "", "").unwrap();
+    fixture.create("net2", "", "", "", "").unwrap();
     let none = |what: &str, tenant: &str| Err(format!("no endpoint to clean up: {what} in tenant {tenant}"));
-    assert_eq!(clean(&mut lab, "default", "ep", "c"), none("Endpoint c", "default"));
-    assert_eq!(clean(&mut lab, "t", "ep", "c1"), none("Endpoint c1", "t"));
-    assert_eq!(clean(&mut lab, "t", "group", "web"), none("EPG web", "t"));
-    assert_eq!(clean(&mut lab, "default", "net", "ne"), none("Network ne", "default"));
+    assert_eq!(clean(&mut fixture, "default", "ep", "c"), none("Endpoint c", "default"));
+    assert_eq!(clean(&mut fixture, "t", "ep", "c1"), none("Endpoint c1", "t"));
+    assert_eq!(clean(&mut fixture, "t", "group", "web"), none("EPG web", "t"));
+    assert_eq!(clean(&mut fixture, "default", "net", "ne"), none("Network ne", "default"));
     assert_eq!(
-        clean(&mut lab, "default", "all", "x"),
+        clean(&mut fixture, "default", "all", "x"),
         Err("cannot clean up all; try net, group or ep".into())
     );
 
     let gone = ["net.default-c1", "net2.default-c1"].map(String::from);
-    assert_eq!(clean(&mut lab, "default", "ep", "c1"), Ok(gone.to_vec()));
+    assert_eq!(clean(&mut fixture, "default", "ep", "c1"), Ok(gone.to_vec()));
     let gone = ["net.default-c13", "net.default-c2"].map(String::from);
-    assert_eq!(clean(&mut lab, "default", "group", "web"), Ok(gone.to_vec()));
-    assert_eq!((lab.state("net"), lab.group_state("web")), fresh);
-    lab.create("net", "c4", "", "", "").unwrap();
-    assert_eq!(clean(&mut lab, "default", "net", "net"), Ok(vec!["net.default-c4".into()]));
-    assert!(clean(&mut lab, "default", "net", "net2").is_err(), "the node's own stays");
-    assert_eq!(clean(&mut lab, "default", "ep", "h-native-intf"), Ok(vec!["h-native-intf".into()]));
-    assert!(lab.endpoints().is_empty());
-    assert_eq!(lab.loaded().content(), lab.content());
+    assert_eq!(clean(&mut fixture, "default", "group", "web"), Ok(gone.to_vec()));
+    assert_eq!((fixture.state("net"), fixture.group_state("web")), fresh);
+    fixture.create("net", "c4", "", "", "").unwrap();
+    assert_eq!(clean(&mut fixture, "default", "net", "net"), Ok(vec!["net.default-c4".into()]));
+    assert!(clean(&mut fixture, "default", "net", "net2").is_err(), "the node's own stays");
+    assert_eq!(clean(&mut fixture, "default", "ep", "h-native-intf"), Ok(vec!["h-native-intf".into()]));
+    assert!(fixture.endpoints().is_empty());
+    assert_eq!(fixture.loaded().content(), fixture.content());
 }

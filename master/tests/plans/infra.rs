@@ -3,7 +3,7 @@
 use netmaster::plugin::Cleanup;
 use serde_json::json;
 
-use crate::lab::Lab;
+use crate::fixture::Fixture;
 
 fn infra(name: &str) -> serde_json::Value {
     json!({"tenantName": "default", "networkName": name, "nwType": "infra", "encap": "vlan", "subnet": "10.3.0.0/24"})
@@ -11,25 +11,27 @@ fn infra(name: &str) -> serde_json::Value {
 
 #[test]
 fn infra_network_names_are_interface_names() {
-    let mut lab = Lab::new();
-    lab.put("networks", "default:contivh10000000", &infra("contivh10000000"))
+    let mut fixture = Fixture::new();
+    fixture
+        .put("networks", "default:contivh10000000", &infra("contivh10000000"))
         .expect("15 characters are a name");
-    lab.delete("networks", "default:contivh10000000").unwrap();
-    let refused = lab.put("networks", "default:contivh100000000", &infra("contivh100000000")).unwrap_err();
+    fixture.delete("networks", "default:contivh10000000").unwrap();
+    let refused =
+        fixture.put("networks", "default:contivh100000000", &infra("contivh100000000")).unwrap_err();
     let why = "network name \"contivh100000000\" is too long: the limit for infra networks is 15 characters (interface name)";
     assert_eq!(refused.text, why);
-    lab.network("a-network-of-pods-only", "10.4.0.0/24", json!({}));
+    fixture.network("a-network-of-pods-only", "10.4.0.0/24", json!({}));
 }
 
 #[test]
 fn node_endpoints_are_not_cleaned_up_and_may_outlive_their_network() {
-    let mut lab = Lab::new();
-    lab.put("networks", "default:contivh1", &infra("contivh1")).unwrap();
-    lab.create("contivh1", "h", "", "", "").unwrap();
-    let found = Cleanup::read("default", "net", "contivh1").and_then(|cleanup| cleanup.find(&lab.cache));
+    let mut fixture = Fixture::new();
+    fixture.put("networks", "default:contivh1", &infra("contivh1")).unwrap();
+    fixture.create("contivh1", "h", "", "", "").unwrap();
+    let found = Cleanup::read("default", "net", "contivh1").and_then(|cleanup| cleanup.find(&fixture.cache));
     assert!(found.is_err(), "{found:?}");
-    lab.delete("networks", "default:contivh1").unwrap();
-    assert_eq!(lab.endpoints().len(), 1);
-    lab.remove("contivh1", "h").unwrap();
-    assert!(lab.endpoints().is_empty());
+    fixture.delete("networks", "default:contivh1").unwrap();
+    assert_eq!(fixture.endpoints().len(), 1);
+    fixture.remove("contivh1", "h").unwrap();
+    assert!(fixture.endpoints().is_empty());
 }

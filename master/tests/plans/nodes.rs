@@ -5,9 +5,9 @@ use contiv_model::{node, registry};
 use netmaster::reports::{find_node, nodes};
 use serde_json::{Value, json};
 
-use crate::lab::Lab;
+use crate::fixture::Fixture;
 
-pub(crate) fn status(lab: &mut Lab, host: &str, ready: bool, failed: u64) {
+pub(crate) fn status(fixture: &mut Fixture, host: &str, ready: bool, failed: u64) {
     let status = node::Status {
         host: host.into(),
         datapath: "ovs".into(),
@@ -19,14 +19,15 @@ pub(crate) fn status(lab: &mut Lab, host: &str, ready: bool, failed: u64) {
         failed,
         degraded: vec![],
     };
-    lab.run(|staged| {
-        staged.put(host, status.clone());
-        Ok(vec![])
-    })
-    .unwrap();
+    fixture
+        .run(|staged| {
+            staged.put(host, status.clone());
+            Ok(vec![])
+        })
+        .unwrap();
 }
 
-pub(crate) fn service(lab: &mut Lab, name: &str, host: &str, address: &str, port: u16) {
+pub(crate) fn service(fixture: &mut Fixture, name: &str, host: &str, address: &str, port: u16) {
     let service = registry::ServiceInfo {
         service_name: name.into(),
         hostname: host.into(),
@@ -34,29 +35,30 @@ pub(crate) fn service(lab: &mut Lab, name: &str, host: &str, address: &str, port
         port,
         ..registry::ServiceInfo::default()
     };
-    lab.run(|staged| {
-        staged.put(&format!("{name}/{address}:{port}"), service.clone());
-        Ok(vec![])
-    })
-    .unwrap();
+    fixture
+        .run(|staged| {
+            staged.put(&format!("{name}/{address}:{port}"), service.clone());
+            Ok(vec![])
+        })
+        .unwrap();
 }
 
 #[test]
 fn nodes_are_reported_from_status_and_registrations() {
-    let mut lab = Lab::new();
-    assert_eq!(nodes(&lab.cache), []);
+    let mut fixture = Fixture::new();
+    assert_eq!(nodes(&fixture.cache), []);
     for (host, ready, failed) in [("d", true, 1), ("b", true, 0), ("a", true, 0), ("c", false, 0)] {
-        status(&mut lab, host, ready, failed);
+        status(&mut fixture, host, ready, failed);
     }
     for (n, host) in (1..).zip(["b", "c", "d", "original"]) {
         for port in [9002, 9003] {
-            service(&mut lab, registry::NETPLUGIN, host, &format!("10.0.0.{n}"), port);
+            service(&mut fixture, registry::NETPLUGIN, host, &format!("10.0.0.{n}"), port);
         }
     }
-    service(&mut lab, registry::VTEP, "original", "10.0.1.1", 4789);
-    service(&mut lab, registry::NETMASTER, "", "10.0.0.9", 9999);
+    service(&mut fixture, registry::VTEP, "original", "10.0.1.1", 4789);
+    service(&mut fixture, registry::NETMASTER, "", "10.0.0.9", 9999);
 
-    let found = nodes(&lab.cache);
+    let found = nodes(&fixture.cache);
     let states: Vec<_> = found.iter().map(|node| (node.status.host.as_str(), node.state)).collect();
     assert_eq!(
         states,
@@ -70,12 +72,12 @@ fn nodes_are_reported_from_status_and_registrations() {
     );
     assert_eq!((found[4].status.vtep_ip.as_str(), found[4].control_ip.as_str()), ("10.0.1.1", "10.0.0.4"));
 
-    let content: Value = serde_json::from_slice(&find_node(&lab.cache, "b").unwrap()).unwrap();
+    let content: Value = serde_json::from_slice(&find_node(&fixture.cache, "b").unwrap()).unwrap();
     assert_eq!(
         content,
         json!({"state": "ready", "registered": true, "controlIP": "10.0.0.1", "host": "b", "datapath": "ovs",
             "vtepIP": "192.168.0.1", "vxlanPort": 4789, "version": "0.1.0", "ready": true, "appliedRevision": 7,
             "failed": 0, "degraded": []})
     );
-    assert_eq!(find_node(&lab.cache, "x").unwrap_err().text, "node not found");
+    assert_eq!(find_node(&fixture.cache, "x").unwrap_err().text, "node not found");
 }

@@ -2,173 +2,173 @@
 
 use serde_json::{Value, json};
 
-use crate::lab::Lab;
+use crate::fixture::Fixture;
 
-fn lab() -> Lab {
-    let mut lab = Lab::new();
-    lab.network("net", "10.1.0.0/24", json!({}));
-    lab.put("policys", "default:p", &json!({"tenantName": "default", "policyName": "p"})).unwrap();
-    lab
+fn fixture() -> Fixture {
+    let mut fixture = Fixture::new();
+    fixture.network("net", "10.1.0.0/24", json!({}));
+    fixture.put("policys", "default:p", &json!({"tenantName": "default", "policyName": "p"})).unwrap();
+    fixture
 }
 
-fn rule(lab: &mut Lab, id: &str, more: Value) -> Result<Value, String> {
+fn rule(fixture: &mut Fixture, id: &str, more: Value) -> Result<Value, String> {
     let mut body = json!({"tenantName": "default", "policyName": "p", "ruleId": id, "direction": "in",
         "action": "allow"});
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    lab.put("rules", &format!("default:p:{id}"), &body).map_err(|problem| problem.text)
+    fixture.put("rules", &format!("default:p:{id}"), &body).map_err(|problem| problem.text)
 }
 
-fn group(lab: &mut Lab, name: &str, more: Value) -> Result<Value, String> {
+fn group(fixture: &mut Fixture, name: &str, more: Value) -> Result<Value, String> {
     let mut body = json!({"tenantName": "default", "groupName": name, "networkName": "net"});
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    lab.put("endpointGroups", &format!("default:{name}"), &body).map_err(|problem| problem.text)
+    fixture.put("endpointGroups", &format!("default:{name}"), &body).map_err(|problem| problem.text)
 }
 
 /// Keys of directed rules, without the prefix.
-fn directed(lab: &Lab) -> Vec<&str> {
+fn directed(fixture: &Fixture) -> Vec<&str> {
     let prefix = "/contiv.io/state/policyRule/";
-    lab.keys(prefix).into_iter().map(|key| key.strip_prefix(prefix).unwrap()).collect()
+    fixture.keys(prefix).into_iter().map(|key| key.strip_prefix(prefix).unwrap()).collect()
 }
 
-fn stored(lab: &Lab, key: &str) -> Value {
-    lab.value(key).unwrap()
+fn stored(fixture: &Fixture, key: &str) -> Value {
+    fixture.value(key).unwrap()
 }
 
 #[test]
 fn rules_are_expanded_for_the_groups_of_their_policy() {
-    let mut lab = lab();
-    rule(&mut lab, "1", json!({"protocol": "tcp", "port": 80})).unwrap();
-    assert_eq!(directed(&lab), [""; 0]);
-    group(&mut lab, "web", json!({"policies": ["p"]})).unwrap();
-    group(&mut lab, "app", json!({})).unwrap();
-    rule(&mut lab, "2", json!({"protocol": "tcp", "fromEndpointGroup": "app"})).unwrap();
-    group(&mut lab, "app", json!({"policies": ["p", "p"]})).unwrap();
+    let mut fixture = fixture();
+    rule(&mut fixture, "1", json!({"protocol": "tcp", "port": 80})).unwrap();
+    assert_eq!(directed(&fixture), [""; 0]);
+    group(&mut fixture, "web", json!({"policies": ["p"]})).unwrap();
+    group(&mut fixture, "app", json!({})).unwrap();
+    rule(&mut fixture, "2", json!({"protocol": "tcp", "fromEndpointGroup": "app"})).unwrap();
+    group(&mut fixture, "app", json!({"policies": ["p", "p"]})).unwrap();
     let web = ["1:inRx", "1:inTx", "2:inRx"].map(|rule| format!("default:web:default:p:default:p:{rule}"));
     let app = ["1:inRx", "1:inTx", "2:inRx"].map(|rule| format!("default:app:default:p:default:p:{rule}"));
-    assert_eq!(directed(&lab), [app.clone(), web.clone()].concat());
-    let two = stored(&lab, &format!("/contiv.io/state/policyRule/{}", web[2]));
+    assert_eq!(directed(&fixture), [app.clone(), web.clone()].concat());
+    let two = stored(&fixture, &format!("/contiv.io/state/policyRule/{}", web[2]));
     assert_eq!(
         two,
         json!({"id": "", "RuleId": web[2], "Priority": 1, "SrcEndpointGroup": 2, "DstEndpointGroup": 1,
             "SrcIpAddr": "", "DstIpAddr": "", "IpProtocol": 6, "SrcPort": 0, "DstPort": 0,
             "TcpFlags": "syn,!ack", "Action": "allow"})
     );
-    let state = stored(&lab, "/contiv.io/state/policy/default:web:default:p");
+    let state = stored(&fixture, "/contiv.io/state/policy/default:web:default:p");
     assert_eq!(state["EndpointGroupID"], 1);
     assert_eq!(
         state["RuleMaps"]["default:p:2"]["Rule"],
-        stored(&lab, "/contiv.io/obj/modeldb/rule/default:p:2")
+        stored(&fixture, "/contiv.io/obj/modeldb/rule/default:p:2")
     );
 
-    lab.delete("rules", "default:p:1").unwrap();
-    group(&mut lab, "web", json!({})).unwrap();
-    assert_eq!(directed(&lab), [&app[2]]);
-    assert_eq!(lab.delete("policys", "default:p").unwrap_err().text, "Policy is being used");
-    assert_eq!(lab.loaded().content(), lab.content());
-    lab.delete("endpointGroups", "default:app").unwrap();
-    lab.delete("policys", "default:p").unwrap();
+    fixture.delete("rules", "default:p:1").unwrap();
+    group(&mut fixture, "web", json!({})).unwrap();
+    assert_eq!(directed(&fixture), [&app[2]]);
+    assert_eq!(fixture.delete("policys", "default:p").unwrap_err().text, "Policy is being used");
+    assert_eq!(fixture.loaded().content(), fixture.content());
+    fixture.delete("endpointGroups", "default:app").unwrap();
+    fixture.delete("policys", "default:p").unwrap();
     for prefix in ["state/policy", "obj/modeldb/rule", "obj/modeldb/policy"] {
-        assert_eq!(lab.keys(&format!("/contiv.io/{prefix}")), [""; 0]);
+        assert_eq!(fixture.keys(&format!("/contiv.io/{prefix}")), [""; 0]);
     }
 }
 
 #[test]
 fn a_rule_for_a_deleted_group_has_no_effect() {
-    let mut lab = lab();
-    group(&mut lab, "web", json!({"policies": ["p"]})).unwrap();
-    group(&mut lab, "db", json!({})).unwrap();
-    rule(&mut lab, "1", json!({"fromEndpointGroup": "db", "action": "deny"})).unwrap();
-    assert_eq!(directed(&lab).len(), 1);
-    lab.delete("endpointGroups", "default:db").unwrap();
-    assert_eq!(directed(&lab), [""; 0]);
-    let link = |lab: &Lab| {
-        stored(lab, "/contiv.io/obj/modeldb/rule/default:p:1")["links"]["MatchEndpointGroup"].clone()
+    let mut fixture = fixture();
+    group(&mut fixture, "web", json!({"policies": ["p"]})).unwrap();
+    group(&mut fixture, "db", json!({})).unwrap();
+    rule(&mut fixture, "1", json!({"fromEndpointGroup": "db", "action": "deny"})).unwrap();
+    assert_eq!(directed(&fixture).len(), 1);
+    fixture.delete("endpointGroups", "default:db").unwrap();
+    assert_eq!(directed(&fixture), [""; 0]);
+    let link = |fixture: &Fixture| {
+        stored(fixture, "/contiv.io/obj/modeldb/rule/default:p:1")["links"]["MatchEndpointGroup"].clone()
     };
-    assert_eq!(link(&lab), json!({}));
+    assert_eq!(link(&fixture), json!({}));
 
     // A new group of the same name with another id.
-    group(&mut lab, "db", json!({"policies": ["p"]})).unwrap();
-    assert_eq!(link(&lab), json!({"type": "endpointGroup", "key": "default:db"}));
+    group(&mut fixture, "db", json!({"policies": ["p"]})).unwrap();
+    assert_eq!(link(&fixture), json!({"type": "endpointGroup", "key": "default:db"}));
     let id = "default:web:default:p:default:p:1:inRx";
-    assert_eq!(stored(&lab, &format!("/contiv.io/state/policyRule/{id}"))["SrcEndpointGroup"], 3);
-    assert_eq!(directed(&lab), ["default:db:default:p:default:p:1:inRx", id]);
-    assert_eq!(lab.loaded().content(), lab.content());
+    assert_eq!(stored(&fixture, &format!("/contiv.io/state/policyRule/{id}"))["SrcEndpointGroup"], 3);
+    assert_eq!(directed(&fixture), ["default:db:default:p:default:p:1:inRx", id]);
+    assert_eq!(fixture.loaded().content(), fixture.content());
 }
 
 #[test]
 fn networks_in_rules_are_resolved_when_attached() {
-    let mut lab = lab();
-    lab.network("other", "10.2.0.0/24", json!({}));
-    let made = rule(&mut lab, "1", json!({"fromNetwork": "other"})).unwrap();
+    let mut fixture = fixture();
+    fixture.network("other", "10.2.0.0/24", json!({}));
+    let made = rule(&mut fixture, "1", json!({"fromNetwork": "other"})).unwrap();
     assert_eq!(made["fromIpAddress"], Value::Null);
-    group(&mut lab, "web", json!({"policies": ["p"]})).unwrap();
-    assert_eq!(stored(&lab, "/contiv.io/obj/modeldb/rule/default:p:1")["fromIpAddress"], "10.2.0.0/24");
-    let made = rule(&mut lab, "2", json!({"direction": "out", "toNetwork": "other"})).unwrap();
+    group(&mut fixture, "web", json!({"policies": ["p"]})).unwrap();
+    assert_eq!(stored(&fixture, "/contiv.io/obj/modeldb/rule/default:p:1")["fromIpAddress"], "10.2.0.0/24");
+    let made = rule(&mut fixture, "2", json!({"direction": "out", "toNetwork": "other"})).unwrap();
     assert_eq!(made["toIpAddress"], "10.2.0.0/24");
-    group(&mut lab, "web", json!({})).unwrap();
+    group(&mut fixture, "web", json!({})).unwrap();
 
-    rule(&mut lab, "3", json!({"fromNetwork": "other"})).unwrap();
-    lab.delete("networks", "default:other").unwrap();
-    let refused = group(&mut lab, "web", json!({"policies": ["p"]}));
+    rule(&mut fixture, "3", json!({"fromNetwork": "other"})).unwrap();
+    fixture.delete("networks", "default:other").unwrap();
+    let refused = group(&mut fixture, "web", json!({"policies": ["p"]}));
     assert_eq!(refused.unwrap_err(), "from Network not found");
 }
 
 #[test]
 fn a_network_in_a_rule_includes_its_ipv6_subnet() {
-    let mut lab = lab();
-    lab.network("six", "10.2.0.0/24", json!({"ipv6Subnet": "2001:db8::/64"}));
-    group(&mut lab, "web", json!({"policies": ["p"]})).unwrap();
-    rule(&mut lab, "1", json!({"direction": "out", "toNetwork": "six"})).unwrap();
+    let mut fixture = fixture();
+    fixture.network("six", "10.2.0.0/24", json!({"ipv6Subnet": "2001:db8::/64"}));
+    group(&mut fixture, "web", json!({"policies": ["p"]})).unwrap();
+    rule(&mut fixture, "1", json!({"direction": "out", "toNetwork": "six"})).unwrap();
     let ids = ["default:web:default:p:default:p:1:outTx", "default:web:default:p:default:p:1:outTx6"];
-    assert_eq!(directed(&lab), ids);
-    let more = stored(&lab, &format!("/contiv.io/state/policyRule/{}", ids[1]));
+    assert_eq!(directed(&fixture), ids);
+    let more = stored(&fixture, &format!("/contiv.io/state/policyRule/{}", ids[1]));
     assert_eq!(more["DstIpAddr"], "2001:db8::/64");
-    group(&mut lab, "web", json!({})).unwrap();
-    assert!(directed(&lab).is_empty());
+    group(&mut fixture, "web", json!({})).unwrap();
+    assert!(directed(&fixture).is_empty());
 }
 
 #[test]
 fn a_rule_for_one_endpoint_requires_its_group() {
-    let mut lab = lab();
+    let mut fixture = fixture();
     let about = |ip: &str| json!({"toIpAddress": ip});
-    let refused = rule(&mut lab, "1", about("10.1.0.1")).unwrap_err();
+    let refused = rule(&mut fixture, "1", about("10.1.0.1")).unwrap_err();
     assert_eq!(refused, "failed to configure 10.1.0.1, 0 endpoint groups linked to policy p ");
-    group(&mut lab, "web", json!({"policies": ["p"]})).unwrap();
-    let refused = rule(&mut lab, "1", about("10.1.0.1")).unwrap_err();
+    group(&mut fixture, "web", json!({"policies": ["p"]})).unwrap();
+    let refused = rule(&mut fixture, "1", about("10.1.0.1")).unwrap_err();
     assert_eq!(refused, "failed to configure 10.1.0.1, unable to read endpoint state");
-    lab.create("net", "a", "web", "10.1.0.1", "").unwrap();
-    let refused = rule(&mut lab, "1", about("10.1.0.2")).unwrap_err();
+    fixture.create("net", "a", "web", "10.1.0.1", "").unwrap();
+    let refused = rule(&mut fixture, "1", about("10.1.0.2")).unwrap_err();
     assert_eq!(refused, "failed to configure 10.1.0.2, ip address is not in epg web:default");
-    rule(&mut lab, "1", about("10.1.0.1/32")).unwrap();
-    assert_eq!(directed(&lab), ["default:web:default:p:default:p:1:inRx"]);
+    rule(&mut fixture, "1", about("10.1.0.1/32")).unwrap();
+    assert_eq!(directed(&fixture), ["default:web:default:p:default:p:1:inRx"]);
 }
 
 #[test]
 fn groups_have_the_settings_of_their_profile() {
-    let mut lab = lab();
-    let profile = |lab: &mut Lab, name: &str, dscp: i64| {
+    let mut fixture = fixture();
+    let profile = |fixture: &mut Fixture, name: &str, dscp: i64| {
         let body = json!({"tenantName": "default", "profileName": name, "DSCP": dscp, "bandwidth": "10 mbps",
             "burst": 100});
-        lab.put("netprofiles", &format!("default:{name}"), &body).unwrap();
+        fixture.put("netprofiles", &format!("default:{name}"), &body).unwrap();
     };
-    let carried = |lab: &Lab| {
-        let state = lab.group_state("web");
+    let carried = |fixture: &Fixture| {
+        let state = fixture.group_state("web");
         (state.dscp, state.bandwidth, state.burst)
     };
-    profile(&mut lab, "a", 10);
-    profile(&mut lab, "b", 20);
-    group(&mut lab, "web", json!({"netProfile": "a"})).unwrap();
-    assert_eq!(carried(&lab), (10, "10 mbps".into(), 100));
-    profile(&mut lab, "a", 11);
-    assert_eq!(carried(&lab), (11, "10 mbps".into(), 100));
-    assert_eq!(lab.delete("netprofiles", "default:a").unwrap_err().text, "NetProfile is being used");
-    group(&mut lab, "web", json!({"netProfile": "b"})).unwrap();
-    lab.delete("netprofiles", "default:a").unwrap();
-    assert_eq!(carried(&lab), (20, "10 mbps".into(), 100));
-    assert_eq!(lab.loaded().content(), lab.content());
-    group(&mut lab, "web", json!({})).unwrap();
-    assert_eq!(carried(&lab), (0, String::new(), 0));
-    assert_eq!(group(&mut lab, "web", json!({"netProfile": "x"})).unwrap_err(), "netprofile not found");
-    lab.delete("netprofiles", "default:b").unwrap();
-    assert_eq!(lab.loaded().content(), lab.content());
+    profile(&mut fixture, "a", 10);
+    profile(&mut fixture, "b", 20);
+    group(&mut fixture, "web", json!({"netProfile": "a"})).unwrap();
+    assert_eq!(carried(&fixture), (10, "10 mbps".into(), 100));
+    profile(&mut fixture, "a", 11);
+    assert_eq!(carried(&fixture), (11, "10 mbps".into(), 100));
+    assert_eq!(fixture.delete("netprofiles", "default:a").unwrap_err().text, "NetProfile is being used");
+    group(&mut fixture, "web", json!({"netProfile": "b"})).unwrap();
+    fixture.delete("netprofiles", "default:a").unwrap();
+    assert_eq!(carried(&fixture), (20, "10 mbps".into(), 100));
+    assert_eq!(fixture.loaded().content(), fixture.content());
+    group(&mut fixture, "web", json!({})).unwrap();
+    assert_eq!(carried(&fixture), (0, String::new(), 0));
+    assert_eq!(group(&mut fixture, "web", json!({"netProfile": "x"})).unwrap_err(), "netprofile not found");
+    fixture.delete("netprofiles", "default:b").unwrap();
+    assert_eq!(fixture.loaded().content(), fixture.content());
 }

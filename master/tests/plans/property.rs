@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 use serde_json::json;
 
-use crate::lab::Lab;
+use crate::fixture::Fixture;
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -46,14 +46,14 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn lab() -> Lab {
-    let mut lab = Lab::new();
-    lab.network("net", "10.1.0.0/27", json!({"gateway": "10.1.0.30", "ipv6Subnet": "fd00::/123"}));
-    lab.group("small", "net", "10.1.0.4-10.1.0.7");
+fn fixture() -> Fixture {
+    let mut fixture = Fixture::new();
+    fixture.network("net", "10.1.0.0/27", json!({"gateway": "10.1.0.30", "ipv6Subnet": "fd00::/123"}));
+    fixture.group("small", "net", "10.1.0.4-10.1.0.7");
     // Large enough for journals, also for its group's pool.
-    lab.network("big", "10.16.0.0/15", json!({"gateway": "10.16.0.9"}));
-    lab.group("large", "big", "10.16.0.4-10.16.0.7");
-    lab
+    fixture.network("big", "10.16.0.0/15", json!({"gateway": "10.16.0.9"}));
+    fixture.group("large", "big", "10.16.0.4-10.16.0.7");
+    fixture
 }
 
 fn name(big: bool) -> (&'static str, &'static str, &'static str) {
@@ -61,27 +61,27 @@ fn name(big: bool) -> (&'static str, &'static str, &'static str) {
 }
 
 /// Executes the step and records addresses reserved without an endpoint.
-fn carry_out(lab: &mut Lab, step: &Step, reserved: &mut BTreeSet<String>) {
+fn carry_out(fixture: &mut Fixture, step: &Step, reserved: &mut BTreeSet<String>) {
     let text = |prefix: &str, ip: &Option<u8>| ip.map(|n| format!("{prefix}{n}")).unwrap_or_default();
     match step {
         Step::Create { big, id, group, ip } => {
             let (network, with, prefix) = name(*big);
-            let known = lab.endpoints().len();
+            let known = fixture.endpoints().len();
             let group = if *group { with } else { "" };
-            if let Ok((given, _)) = lab.create(network, &format!("e{id}"), group, &text(prefix, ip), "")
-                && lab.endpoints().len() > known
+            if let Ok((given, _)) = fixture.create(network, &format!("e{id}"), group, &text(prefix, ip), "")
+                && fixture.endpoints().len() > known
             {
                 // The endpoint takes over an address that allocAddress reserved.
                 reserved.remove(&given);
             }
         }
         Step::Remove { big, id } => {
-            let _unknown = lab.remove(name(*big).0, &format!("e{id}"));
+            let _unknown = fixture.remove(name(*big).0, &format!("e{id}"));
         }
         Step::Alloc { big, group, ip } => {
             let (network, with, prefix) = name(*big);
             let id = if *group { format!("{network}:{with}.default") } else { format!("{network}.default") };
-            if let Ok(given) = lab.alloc(&id, "", &text(prefix, ip)) {
+            if let Ok(given) = fixture.alloc(&id, "", &text(prefix, ip)) {
                 let address = given.split('/').next().unwrap().to_owned();
                 assert!(reserved.insert(address), "{given} was reserved already");
             }
@@ -89,22 +89,22 @@ fn carry_out(lab: &mut Lab, step: &Step, reserved: &mut BTreeSet<String>) {
         Step::Release { big, ip } => {
             let (network, _, prefix) = name(*big);
             let address = format!("{prefix}{ip}");
-            if lab.release(&format!("{network}.default"), &address).is_ok() {
+            if fixture.release(&format!("{network}.default"), &address).is_ok() {
                 reserved.remove(&address);
             }
         }
-        Step::Checkpoint => lab.checkpoint(),
-        Step::TakeOver => *lab = lab.loaded(),
+        Step::Checkpoint => fixture.checkpoint(),
+        Step::TakeOver => *fixture = fixture.loaded(),
     }
 }
 
 /// Every address has one owner, and the bitmaps match the owners.
-fn holds(lab: &Lab, reserved: &BTreeSet<String>) {
+fn holds(fixture: &Fixture, reserved: &BTreeSet<String>) {
     for (network, group, prefix, gateway) in
         [("net", "small", "10.1.0.", 30), ("big", "large", "10.16.0.", 9)]
     {
         let endpoints: Vec<_> =
-            lab.endpoints().into_iter().filter(|e| e.net_id == format!("{network}.default")).collect();
+            fixture.endpoints().into_iter().filter(|e| e.net_id == format!("{network}.default")).collect();
         let owned: Vec<&str> = endpoints.iter().map(|e| e.ip_address.as_str()).collect();
         let taken: BTreeSet<&str> = owned
             .iter()
@@ -112,7 +112,7 @@ fn holds(lab: &Lab, reserved: &BTreeSet<String>) {
             .chain(reserved.iter().map(String::as_str).filter(|ip| ip.starts_with(prefix)))
             .collect();
         assert_eq!(owned.iter().collect::<BTreeSet<_>>().len(), owned.len(), "an address has two endpoints");
-        let (state, group) = (lab.state(network), lab.group_state(group));
+        let (state, group) = (fixture.state(network), fixture.group_state(group));
         let host = |ip: &&str| ip.rsplit('.').next().unwrap().parse::<usize>().unwrap();
         let (pool, rest): (BTreeSet<usize>, BTreeSet<usize>) =
             taken.iter().map(host).partition(|n| (4..=7).contains(n));
@@ -134,15 +134,15 @@ proptest! {
 
     #[test]
     fn every_address_has_one_owner(steps in prop::collection::vec(step(), 0..120)) {
-        let (mut lab, mut reserved) = (lab(), BTreeSet::new());
+        let (mut fixture, mut reserved) = (fixture(), BTreeSet::new());
         for step in &steps {
-            carry_out(&mut lab, step, &mut reserved);
-            holds(&lab, &reserved);
+            carry_out(&mut fixture, step, &mut reserved);
+            holds(&fixture, &reserved);
         }
         // A new leader loads the same state.
-        prop_assert_eq!(lab.loaded().content(), lab.content());
-        lab.checkpoint();
-        prop_assert_eq!(lab.keys("/contiv.io/state/ipam/nets/").len(), 0);
-        prop_assert_eq!(lab.loaded().content(), lab.content());
+        prop_assert_eq!(fixture.loaded().content(), fixture.content());
+        fixture.checkpoint();
+        prop_assert_eq!(fixture.keys("/contiv.io/state/ipam/nets/").len(), 0);
+        prop_assert_eq!(fixture.loaded().content(), fixture.content());
     }
 }

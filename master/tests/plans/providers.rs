@@ -7,7 +7,7 @@ use contiv_model::service;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use crate::lab::Lab;
+use crate::fixture::Fixture;
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -54,53 +54,53 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn take(lab: &mut Lab, step: &Step) {
+fn take(fixture: &mut Fixture, step: &Step) {
     let ip = |at: &Option<u8>| at.map(|n| format!("10.1.0.{n}")).unwrap_or_default();
-    // Rejected steps change nothing; `Lab::run` checks that.
+    // Rejected steps change nothing; `Fixture::run` checks that.
     let _refused = match step {
         Step::Service { name, selectors, at } => {
             let selectors: Vec<String> =
                 selectors.iter().map(|(name, value)| format!("{name}={value}")).collect();
             let body = json!({"tenantName": "default", "serviceName": format!("s{name}"), "networkName": "net",
                 "selectors": selectors, "ports": ["80:80:TCP"], "ipAddress": ip(at)});
-            lab.put("serviceLBs", &format!("default:s{name}"), &body).is_err()
+            fixture.put("serviceLBs", &format!("default:s{name}"), &body).is_err()
         }
-        Step::NoService(name) => lab.delete("serviceLBs", &format!("default:s{name}")).is_err(),
-        Step::Endpoint { id, at } => lab.create("net", &format!("c{id}"), "", &ip(at), "").is_err(),
-        Step::NoEndpoint(id) => lab.remove("net", &format!("c{id}")).is_err(),
-        Step::Start { id, labels } => event(lab, "start", *id, json!(labels)),
-        Step::Die(id) => event(lab, "die", *id, Value::Null),
+        Step::NoService(name) => fixture.delete("serviceLBs", &format!("default:s{name}")).is_err(),
+        Step::Endpoint { id, at } => fixture.create("net", &format!("c{id}"), "", &ip(at), "").is_err(),
+        Step::NoEndpoint(id) => fixture.remove("net", &format!("c{id}")).is_err(),
+        Step::Start { id, labels } => event(fixture, "start", *id, json!(labels)),
+        Step::Die(id) => event(fixture, "die", *id, Value::Null),
         Step::Load => {
-            *lab = lab.loaded();
+            *fixture = fixture.loaded();
             false
         }
     };
 }
 
-fn event(lab: &mut Lab, event: &str, id: u8, labels: Value) -> bool {
+fn event(fixture: &mut Fixture, event: &str, id: u8, labels: Value) -> bool {
     let body = json!({"Event": event, "Tenant": "default", "Network": "net", "EndpointID": format!("c{id}"),
         "ContainerID": format!("container{id}"), "Labels": labels});
-    lab.call("updateEndpoint", &body).is_err()
+    fixture.call("updateEndpoint", &body).is_err()
 }
 
 /// Computes the expected providers from all endpoints.
-fn check(lab: &Lab) {
+fn check(fixture: &Fixture) {
     let mut held = BTreeSet::new();
-    for endpoint in lab.endpoints() {
+    for endpoint in fixture.endpoints() {
         assert!(held.insert(endpoint.ip_address.clone()), "{} twice", endpoint.ip_address);
     }
-    for service in lab.cache.all::<service::State>() {
+    for service in fixture.cache.all::<service::State>() {
         assert!(held.insert(service.ip_address.clone()), "{} twice", service.ip_address);
         let chosen = |labels: &BTreeMap<String, String>| {
             service.selectors.iter().flatten().all(|(name, value)| labels.get(name) == Some(value))
         };
-        let behind: Vec<String> = lab
+        let behind: Vec<String> = fixture
             .endpoints()
             .into_iter()
             .filter(|endpoint| endpoint.labels.as_ref().is_some_and(chosen))
             .map(|endpoint| endpoint.ip_address.clone())
             .collect();
-        let content = lab.cache.get::<service::Providers>(&service.id).unwrap();
+        let content = fixture.cache.get::<service::Providers>(&service.id).unwrap();
         let content: BTreeSet<&String> = content.providers.iter().flatten().collect();
         assert_eq!(content, behind.iter().collect(), "{}", service.id);
         let entries = service.providers.iter().flatten();
@@ -108,27 +108,27 @@ fn check(lab: &Lab) {
         assert_eq!(entries, content);
     }
     // Includes the subnet address, the broadcast address and the gateway.
-    assert_eq!(lab.state("net").ip_alloc_map.count(), held.len() + 3);
-    assert_eq!(lab.state("net").ep_addr_count as usize, held.len());
+    assert_eq!(fixture.state("net").ip_alloc_map.count(), held.len() + 3);
+    assert_eq!(fixture.state("net").ep_addr_count as usize, held.len());
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
     #[test]
     fn providers_match_the_labels(steps in prop::collection::vec(step(), 1..40)) {
-        let mut lab = Lab::new();
-        lab.network("net", "10.1.0.0/28", json!({"gateway": "10.1.0.14"}));
+        let mut fixture = Fixture::new();
+        fixture.network("net", "10.1.0.0/28", json!({"gateway": "10.1.0.14"}));
         for step in &steps {
-            take(&mut lab, step);
-            check(&lab);
+            take(&mut fixture, step);
+            check(&fixture);
         }
-        let content = lab.content();
-        lab.run(|staged| {
+        let content = fixture.content();
+        fixture.run(|staged| {
             netmaster::restore::restore(staged);
             Ok(vec![])
         })
         .unwrap();
-        assert_eq!(lab.content(), content, "there is nothing to restore");
-        assert_eq!(lab.loaded().content(), content);
+        assert_eq!(fixture.content(), content, "there is nothing to restore");
+        assert_eq!(fixture.loaded().content(), content);
     }
 }

@@ -13,24 +13,24 @@ use netmaster::problem::{Answer, Problem};
 use serde_json::{Value, json};
 
 #[derive(Default)]
-pub(crate) struct Lab {
+pub(crate) struct Fixture {
     pub(crate) cache: ClusterCache,
     store: BTreeMap<String, KeyValue>,
     revision: i64,
 }
 
-impl Lab {
+impl Fixture {
     /// A cluster with default settings.
-    pub(crate) fn new() -> Lab {
-        Lab::at("default")
+    pub(crate) fn new() -> Fixture {
+        Fixture::at("default")
     }
 
     /// A cluster with this fabric type.
-    pub(crate) fn at(infra: &str) -> Lab {
-        let mut lab = Lab::default();
+    pub(crate) fn at(infra: &str) -> Fixture {
+        let mut fixture = Fixture::default();
         let defaults = Defaults { infra: infra.into(), fwd_mode: "bridge".into() };
-        lab.run(|staged| defaults.put(staged).map(|()| vec![])).unwrap();
-        lab
+        fixture.run(|staged| defaults.put(staged).map(|()| vec![])).unwrap();
+        fixture
     }
 
     /// Runs the plan and commits its changes.
@@ -70,7 +70,7 @@ impl Lab {
         }
     }
 
-    /// Changes the store directly. The cache reads the change in [`Lab::loaded`].
+    /// Changes the store directly. The cache reads the change in [`Fixture::loaded`].
     pub(crate) fn edit(&mut self, key: &str, value: Option<&Value>) {
         self.revision += 1;
         let op = match value {
@@ -81,8 +81,8 @@ impl Lab {
     }
 
     /// Reads the key again from the store.
-    pub(crate) fn reread(&mut self, key: &str) {
-        self.cache.reread(key, self.store.get(key), self.revision);
+    pub(crate) fn reload(&mut self, key: &str) {
+        self.cache.reload(key, self.store.get(key), self.revision);
     }
 
     pub(crate) fn stored(&self, key: &str) -> KeyValue {
@@ -160,14 +160,14 @@ impl Lab {
         self.cache
             .allocation::<network::State>(&format!("{network}.default"))
             .unwrap()
-            .whole(&AllocationChange::default())
+            .full_record(&AllocationChange::default())
     }
 
     pub(crate) fn group_state(&self, group: &str) -> group::State {
         self.cache
             .allocation::<group::State>(&format!("{group}:default"))
             .unwrap()
-            .whole(&AllocationChange::default())
+            .full_record(&AllocationChange::default())
     }
 
     pub(crate) fn endpoints(&self) -> Vec<&endpoint::State> {
@@ -200,15 +200,15 @@ impl Lab {
     }
 
     /// State of a netmaster that starts now.
-    pub(crate) fn loaded(&self) -> Lab {
+    pub(crate) fn loaded(&self) -> Fixture {
         let mut cache = ClusterCache::default();
         let update = |event| Update { revision: self.revision, event };
-        cache.observe(&update(Event::Init));
+        cache.apply_update(&update(Event::Init));
         for (key, kv) in &self.store {
-            cache.observe(&update(Event::InitApply(key.clone(), kv.clone())));
+            cache.apply_update(&update(Event::InitApply(key.clone(), kv.clone())));
         }
-        assert!(cache.observe(&update(Event::InitDone)));
-        Lab { cache, store: self.store.clone(), revision: self.revision }
+        assert!(cache.apply_update(&update(Event::InitDone)));
+        Fixture { cache, store: self.store.clone(), revision: self.revision }
     }
 
     /// Complete content of the cache, for comparisons.
@@ -216,10 +216,13 @@ impl Lab {
         let networks: Vec<_> = self
             .cache
             .allocations::<network::State>()
-            .map(|l| l.whole(&AllocationChange::default()))
+            .map(|l| l.full_record(&AllocationChange::default()))
             .collect();
-        let groups: Vec<_> =
-            self.cache.allocations::<group::State>().map(|l| l.whole(&AllocationChange::default())).collect();
+        let groups: Vec<_> = self
+            .cache
+            .allocations::<group::State>()
+            .map(|l| l.full_record(&AllocationChange::default()))
+            .collect();
         let list =
             |types: &str| read((Type::by_plural(types).unwrap().operations.list)(&self.cache).unwrap());
         json!([
