@@ -1,97 +1,74 @@
-//! Open vSwitch, programmed over OVSDB and OpenFlow 1.3.
+//! Datapath on Open vSwitch, programmed over OVSDB and OpenFlow 1.3.
 //!
-//! Two bridges, as Contiv always had them: `contivVlanBridge` and `contivVxlanBridge`. [`pipeline`] says
-//! what their tables do, [`desired`] turns objects into tables, [`switch::session`] speaks with the switch.
+//! The node has two bridges, `contivVlanBridge` and `contivVxlanBridge`. From low to high:
+//!
+//! * [`bridge`], [`options`], [`error`]: names of the bridges, configuration, errors.
+//! * [`pipeline`]: flows and groups of each object. No I/O.
+//! * [`tables`]: contents of the tables of one bridge, their changes, and the index of installed objects. No I/O.
+//! * [`desired`]: translation of objects to table contents, and comparison with the switch. No I/O.
+//! * [`switch`]: connections to ovsdb-server and ovs-vswitchd.
+//! * [`observe`], [`apply`]: the two operations of the datapath.
 
 mod apply;
+mod bridge;
 mod desired;
+mod error;
 mod observe;
+mod options;
 mod pipeline;
 mod switch;
 mod tables;
 
-use std::{net::IpAddr, path::PathBuf};
+pub use self::options::{DEFAULT_SOCKET, DatapathType, Options};
+
+use serde_json::{Value, json};
 
 use self::{
-    desired::State,
-    switch::{ovsdb, session::Session},
+    bridge::BridgeKind,
+    desired::model::SwitchModel,
+    error::{NotObserved, ovs_error},
+    switch::{drift, ovsdb, ports, session::Session},
 };
-use super::{Datapath, Desired, Error, FailedOp, Kind, Observed, Op, PortRequirements};
+use super::{Datapath, Desired, Error, FailedOp, Observed, Op, PortRequirements};
 
-/// Where Debian and most others have the database's socket.
-pub const DEFAULT_SOCKET: &str = "/var/run/openvswitch/db.sock";
-
-/// How the switch forwards.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum DatapathType {
-    /// By the kernel's module `openvswitch`.
-    #[default]
-    System,
-    /// In ovs-vswitchd itself.
-    Netdev,
-}
-
-impl DatapathType {
-    fn name(self) -> &'static str {
-        match self {
-            DatapathType::System => "system",
-            DatapathType::Netdev => "netdev",
-        }
-    }
-
-    fn solicitations(self) -> pipeline::Solicitations {
-        match self {
-            DatapathType::System => pipeline::Solicitations::Forwarded,
-            DatapathType::Netdev => pipeline::Solicitations::Answered,
-        }
-    }
-}
-
-/// What the datapath needs to know of its node.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// The database's socket; the bridges' are beside it.
-    pub socket: PathBuf,
-    pub datapath_type: DatapathType,
-    /// Interfaces that carry the VLAN networks: one, or several as a bond.
-    pub uplinks: Vec<String>,
-    /// The address that tunnels start from; the route to the other end decides if there is none.
-    pub vtep: Option<IpAddr>,
-}
-
-/// The Open vSwitch of this node.
+/// Datapath on the Open vSwitch of this node.
 pub struct Ovs {
     options: Options,
+    /// `None` before the first `observe` and after an error.
     session: Option<Session>,
-    state: State,
-    /// The configuration that the last call left, to notice what others change.
-    layout: u64,
+    model: SwitchModel,
+    /// Fingerprint of the bridge configuration after the last call; see [`drift`].
+    fingerprint: u64,
     writes: u64,
 }
 
-fn failed(
-    operation: impl Into<String>,
-    source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
-) -> Error {
-    Error::new(Kind::Ovs, operation, source)
-}
-
-#[derive(Debug, thiserror::Error)]
-#[error("observe comes before apply")]
-struct NotObserved;
-
 impl Ovs {
-    /// Nothing is connected before the first `observe`.
+    /// Creates a datapath. It connects to the switch at the first `observe`.
     pub fn new(options: Options) -> Ovs {
-        Ovs { options, session: None, state: State::default(), layout: 0, writes: 0 }
+        Ovs { options, session: None, model: SwitchModel::default(), fingerprint: 0, writes: 0 }
     }
 
-    /// The bridges that an agent has left in this node's switch; none where no switch answers.
+    /// Returns the bridges that an earlier agent created in this node's switch; none if no switch responds.
     pub async fn left_behind(&self) -> Vec<&'static str> {
         let Ok(client) = ovsdb::Client::connect(&self.options.socket).await else { return vec![] };
         let database = client.database();
-        let there = pipeline::Side::BOTH.iter().map(|side| side.bridge());
-        there.filter(|bridge| database.bridge(bridge).is_some()).collect()
+        let names = BridgeKind::ALL.iter().map(|bridge| bridge.name());
+        names.filter(|name| database.bridge(name).is_some()).collect()
+    }
+
+    fn bridge_json(&self, bridge: BridgeKind) -> Value {
+        let database = self.session.as_ref().map(Session::database);
+        let names = database.iter().flat_map(|database| ports::present(database));
+        let ports: serde_json::Map<_, _> = names
+            .filter(|(on, _)| *on == bridge)
+            .map(|(_, name)| {
+                let number = database.as_ref().and_then(|d| ports::find(d, name)?.interface.number());
+                let owner = self.model.index.port_owner(name).map(ToString::to_string);
+                (name.to_owned(), json!({"ofport": number, "owner": owner}))
+            })
+            .collect();
+        let tables = self.model.tables.get(bridge);
+        json!({"flows": tables.len(), "groups": tables.groups().len(), "ports": ports})
     }
 }
 
@@ -103,31 +80,35 @@ impl Datapath for Ovs {
             None => {
                 let options = &self.options;
                 let opened = Session::open(&options.socket, options.datapath_type, &options.uplinks).await;
-                opened.map_err(|error| failed("connect to the switch", error))?
+                opened.map_err(|error| ovs_error("connect to the switch", error))?
             }
         };
-        let observed = self.observe_on(&mut session, desired).await;
+        let result = observe::observe(&mut session, &self.options, desired).await;
         self.writes += session.take_writes();
-        let observed = observed?;
+        let observation = result?;
+        self.model = observation.model;
+        self.fingerprint = observation.fingerprint;
         self.session = Some(session);
-        Ok(observed)
+        Ok(observation.observed)
     }
 
     async fn apply(&mut self, ops: &[Op]) -> Result<Vec<FailedOp>, Error> {
-        let Some(mut session) = self.session.take() else { return Err(failed("apply changes", NotObserved)) };
-        // An error leaves no session: what the switch holds is not known any more.
-        let result = self.apply_on(&mut session, ops).await;
+        let Some(mut session) = self.session.take() else {
+            return Err(ovs_error("apply changes", NotObserved));
+        };
+        // An error drops the session: the state of the switch is unknown then.
+        let result = apply::apply(&mut session, &self.options, &mut self.model, ops).await;
         self.writes += session.take_writes();
         let failures = result?;
-        self.layout = observe::layout(&session.database());
+        self.fingerprint = drift::fingerprint(&session.database());
         self.session = Some(session);
         Ok(failures)
     }
 
     async fn resync_needed(&mut self) {
         let Some(session) = &self.session else { return std::future::pending().await };
-        observe::until_disturbed(session, self.layout).await;
-        // Told once; the next observation connects again.
+        drift::wait(session, self.fingerprint).await;
+        // Reports once; the next `observe` connects again.
         self.session = None;
     }
 
@@ -139,18 +120,27 @@ impl Datapath for Ovs {
         PortRequirements { disable_tx_offload: self.options.datapath_type == DatapathType::Netdev }
     }
 
-    fn inspect(&self) -> serde_json::Value {
-        observe::inspect(self)
+    fn inspect(&self) -> Value {
+        let bridges = BridgeKind::ALL.map(|bridge| (bridge.name().to_owned(), self.bridge_json(bridge)));
+        json!({
+            "datapath": "ovs",
+            "datapathType": self.options.datapath_type.name(),
+            "connected": self.session.as_ref().is_some_and(Session::is_open),
+            "objects": self.model.index.len(),
+            "writes": self.writes,
+            "uplinks": self.options.uplinks,
+            "bridges": serde_json::Map::from_iter(bridges),
+        })
     }
 
     async fn cleanup(&mut self) -> Result<(), Error> {
         self.session = None;
-        self.state = State::default();
+        self.model = SwitchModel::default();
         let database = ovsdb::Client::connect(&self.options.socket).await;
-        let database = database.map_err(|error| failed("remove the bridges", error))?;
-        let mut session = Session::over(database);
-        let removed = session.remove().await;
+        let database = database.map_err(|error| ovs_error("remove the bridges", error))?;
+        let mut session = Session::without_bridges(database);
+        let removed = session.remove_bridges().await;
         self.writes += session.take_writes();
-        removed.map_err(|error| failed("remove the bridges", error))
+        removed.map_err(|error| ovs_error("remove the bridges", error))
     }
 }

@@ -1,253 +1,276 @@
-//! The way of ops into the switch: ports first, then flows and groups, and ports that are not needed any longer
-//! last.
+//! Execution of ops: ports first, then flows and groups, then the removal of unused ports.
 
 use super::{
-    Ovs,
-    desired::{Batch, Ports},
-    failed, observe,
-    pipeline::Side,
+    bridge::BridgeKind,
+    desired::{
+        batch::Batch,
+        model::{BridgePorts, SwitchModel},
+    },
+    error::ovs_error,
+    options::{DatapathType, Options},
     switch::{
         ovsdb::{Database, Operation},
-        ports::{self, Wanted},
+        ports::{self, PortSpec},
         session::{self, Session},
+        tunnel, uplink,
     },
-    tables::index::{Held, Port},
+    tables::index::{BridgePort, FlowIndex, Installed},
 };
 use crate::datapath::{Error, FailedOp, Kind, Object, ObjectId, Op};
 
 #[derive(Debug, thiserror::Error)]
 enum PortError {
-    #[error("the switch cannot have the interface: {0}")]
-    Refused(String),
-    #[error("the switch gave the interface no port number")]
+    #[error("ovs-vswitchd cannot open the interface: {0}")]
+    Rejected(String),
+    #[error("ovs-vswitchd assigned no port number")]
     NoNumber,
 }
 
 /// A port that an op needs.
-struct Request {
+struct PortRequest {
+    /// Index of the op.
     op: usize,
     id: ObjectId,
-    port: Wanted,
+    port: PortSpec,
 }
 
-impl Request {
-    fn operations(requests: &[Request], database: &Database) -> Vec<Operation> {
+impl PortRequest {
+    fn operations(requests: &[PortRequest], database: &Database) -> Vec<Operation> {
         requests.iter().flat_map(|request| request.port.operations(database, request.op)).collect()
     }
 
     fn failed(&self, error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> FailedOp {
         FailedOp {
             index: self.op,
-            error: failed(format!("add port {} of {}", self.port.name, self.id), error),
+            error: ovs_error(format!("add port {} of {}", self.port.name, self.id), error),
         }
     }
 }
 
-impl Ovs {
-    pub(crate) async fn apply_on(
-        &mut self,
-        session: &mut Session,
-        ops: &[Op],
-    ) -> Result<Vec<FailedOp>, Error> {
-        let mut failures: Vec<FailedOp> =
-            ops.iter().enumerate().filter_map(|(op, what)| unsupported(op, what)).collect();
-        let requests = self.requests(&session.database(), ops);
-        let requests = add_ports(session, requests, &mut failures).await?;
-        let ports = number_ports(session, requests, &mut failures).await?;
-        let touched = ops.iter().filter_map(|op| match op {
-            Op::Set(object) => Some(object.id()),
-            Op::Delete(id) => Some(id.clone()),
-            Op::GarbageCollect => None,
-        });
-        let before: Vec<Held> = touched.filter_map(|id| self.state.books.get(&id).cloned()).collect();
-        self.program(session, ops, &ports, &mut failures).await?;
-        self.drop_ports(session, ops, &before).await?;
+/// Executes the ops and updates `model`. Returns the ops that failed.
+///
+/// After an `Err` the state of the switch is unknown.
+pub(crate) async fn apply(
+    session: &mut Session,
+    options: &Options,
+    model: &mut SwitchModel,
+    ops: &[Op],
+) -> Result<Vec<FailedOp>, Error> {
+    let mut failures: Vec<FailedOp> =
+        ops.iter().enumerate().filter_map(|(index, op)| unsupported(index, op)).collect();
+    let requests = port_requests(&session.database(), options, &model.index, ops);
+    let requests = add_ports(session, requests, &mut failures).await?;
+    let ports = number_ports(session, requests, &mut failures).await?;
+    let affected = ops.iter().filter_map(|op| match op {
+        Op::Set(object) => Some(object.id()),
+        Op::Delete(id) => Some(id.clone()),
+        Op::GarbageCollect => None,
+    });
+    let previous: Vec<Installed> = affected.filter_map(|id| model.index.get(&id).cloned()).collect();
+    program(session, model, ops, &ports, &mut failures).await?;
+    remove_unused_ports(session, options, &model.index, ops, &previous).await?;
+    if options.datapath_type == DatapathType::Netdev {
         let new_peers = ops.iter().filter_map(|op| match op {
-            Op::Set(Object::Peer(peer)) => self.state.books.peers().get(&peer.vtep).copied(),
+            Op::Set(Object::Peer(peer)) => model.index.peers().get(&peer.vtep).copied(),
             _ => None,
         });
-        self.find_way(session, new_peers).await;
-        failures.sort_by_key(|failed| failed.index);
-        Ok(failures)
+        tunnel::resolve_next_hops(session, new_peers).await;
     }
-
-    /// The ports that the ops need.
-    fn requests(&self, database: &Database, ops: &[Op]) -> Vec<Request> {
-        let mut requests: Vec<Request> = vec![];
-        for (op, object) in ops.iter().enumerate() {
-            let Op::Set(object) = object else { continue };
-            let id = object.id();
-            let port = match object {
-                Object::Local(local) => Wanted::local(local),
-                Object::Peer(peer) => {
-                    let taken = |name: &str| {
-                        self.state.books.owner_of_port(name).is_some_and(|owner| *owner != id)
-                            || requests.iter().any(|other| other.port.name == name && other.id != id)
-                    };
-                    let name = ports::tunnel_name(database, peer.vtep, taken);
-                    Wanted::tunnel(peer, name, self.options.vtep)
-                }
-                Object::Network(_) | Object::Group(_) | Object::Remote(_) | Object::Service(_) => continue,
-            };
-            // The last word on an object counts.
-            requests.retain(|request| request.id != id);
-            requests.push(Request { op, id, port });
-        }
-        requests
-    }
-
-    /// Tells both bridges; if they do not like something, one op at a time, to know which.
-    async fn program(
-        &mut self,
-        session: &mut Session,
-        ops: &[Op],
-        ports: &Ports,
-        failures: &mut Vec<FailedOp>,
-    ) -> Result<(), Error> {
-        let todo: Vec<usize> =
-            (0..ops.len()).filter(|op| failures.iter().all(|failed| failed.index != *op)).collect();
-        match self.program_some(session, ops, &todo, ports, failures).await {
-            Ok(()) => return Ok(()),
-            Err(error) if !session::is_refusal(&error) => return Err(failed("program the bridges", error)),
-            Err(_) => {}
-        }
-        for op in todo {
-            match self.program_some(session, ops, &[op], ports, failures).await {
-                Ok(()) => {}
-                Err(error) if session::is_refusal(&error) => {
-                    failures.push(FailedOp { index: op, error: failed(name(&ops[op]), error) });
-                }
-                Err(error) => return Err(failed("program the bridges", error)),
-            }
-        }
-        Ok(())
-    }
-
-    async fn program_some(
-        &mut self,
-        session: &mut Session,
-        ops: &[Op],
-        which: &[usize],
-        ports: &Ports,
-        failures: &mut Vec<FailedOp>,
-    ) -> Result<(), session::Error> {
-        let mut batch = Batch::on(&mut self.state);
-        let mut missing = vec![];
-        for op in which {
-            match &ops[*op] {
-                Op::Set(object) => {
-                    let id = object.id();
-                    if let Err(error) = batch.set(object.clone(), ports.get(&id).cloned()) {
-                        missing.push(FailedOp { index: *op, error: failed(format!("set {id}"), error) });
-                    }
-                }
-                Op::Delete(id) => batch.delete(id),
-                Op::GarbageCollect => batch.sweep(),
-            }
-        }
-        let changes = batch.changes();
-        let mut taken = vec![];
-        for (side, changes) in [(Side::Vlan, changes.vlan), (Side::Vxlan, changes.vxlan)] {
-            if let Err(error) = session.apply(side, changes).await {
-                batch.undo(&taken);
-                return Err(error);
-            }
-            taken.push(side);
-        }
-        batch.finish();
-        failures.extend(missing);
-        Ok(())
-    }
-
-    /// Removes the ports that no object in place has any longer.
-    async fn drop_ports(&mut self, session: &mut Session, ops: &[Op], before: &[Held]) -> Result<(), Error> {
-        let database = session.database();
-        let mut names: Vec<String> =
-            before.iter().filter_map(|held| held.port.as_ref()).map(|port| port.name.clone()).collect();
-        for op in ops {
-            match op {
-                Op::Set(_) => {}
-                Op::Delete(id) => names.extend(ports::of_object(&database, id)),
-                Op::GarbageCollect => {
-                    let strays = ports::present(&database).map(|(_, name)| name.to_owned());
-                    names.extend(strays.filter(|name| !observe::is_uplink(name, &self.options.uplinks)));
-                }
-            }
-        }
-        names.retain(|name| self.state.books.owner_of_port(name).is_none());
-        names.sort();
-        names.dedup();
-        let operations = names.iter().filter_map(|name| ports::removal(&database, name)).collect();
-        let removed = session.reconfigure(operations).await;
-        removed.map_err(|error| failed(format!("remove ports {}", names.join(", ")), error))
-    }
+    failures.sort_by_key(|failed| failed.index);
+    Ok(failures)
 }
 
-/// Puts ports into the database; those that it takes are returned.
-async fn add_ports(
+/// Returns the ports that the ops need.
+fn port_requests(database: &Database, options: &Options, index: &FlowIndex, ops: &[Op]) -> Vec<PortRequest> {
+    let mut requests: Vec<PortRequest> = vec![];
+    for (op, object) in ops.iter().enumerate() {
+        let Op::Set(object) = object else { continue };
+        let id = object.id();
+        let port = match object {
+            Object::Local(local) => PortSpec::local(local),
+            Object::Peer(peer) => {
+                let taken = |name: &str| {
+                    index.port_owner(name).is_some_and(|owner| *owner != id)
+                        || requests.iter().any(|other| other.port.name == name && other.id != id)
+                };
+                let name = ports::tunnel_name(database, peer.vtep, taken);
+                PortSpec::tunnel(peer, name, options.vtep)
+            }
+            Object::Network(_) | Object::Group(_) | Object::Remote(_) | Object::Service(_) => continue,
+        };
+        // The last op on an object wins.
+        requests.retain(|request| request.id != id);
+        requests.push(PortRequest { op, id, port });
+    }
+    requests
+}
+
+/// Writes the flows and groups of the ops to both bridges in one batch. If a bridge rejects the batch, writes each op
+/// alone to find the one that fails.
+async fn program(
     session: &mut Session,
-    requests: Vec<Request>,
+    model: &mut SwitchModel,
+    ops: &[Op],
+    ports: &BridgePorts,
     failures: &mut Vec<FailedOp>,
-) -> Result<Vec<Request>, Error> {
-    let database = session.database();
-    match session.reconfigure(Request::operations(&requests, &database)).await {
-        Ok(()) => return Ok(requests),
-        Err(error) if !session::is_refusal(&error) => return Err(failed("add ports", error)),
+) -> Result<(), Error> {
+    let pending: Vec<usize> =
+        (0..ops.len()).filter(|op| failures.iter().all(|failed| failed.index != *op)).collect();
+    match program_batch(session, model, ops, &pending, ports, failures).await {
+        Ok(()) => return Ok(()),
+        Err(error) if !session::is_rejection(&error) => return Err(ovs_error("program the bridges", error)),
         Err(_) => {}
     }
-    // One bad port spoils the transaction for all: find it.
-    let mut good = vec![];
-    for request in requests {
-        let operations = Request::operations(std::slice::from_ref(&request), &database);
-        match session.reconfigure(operations).await {
-            Ok(()) => good.push(request),
-            Err(error) if session::is_refusal(&error) => failures.push(request.failed(error)),
-            Err(error) => return Err(failed("add ports", error)),
+    for op in pending {
+        match program_batch(session, model, ops, &[op], ports, failures).await {
+            Ok(()) => {}
+            Err(error) if session::is_rejection(&error) => {
+                failures.push(FailedOp { index: op, error: ovs_error(describe(&ops[op]), error) });
+            }
+            Err(error) => return Err(ovs_error("program the bridges", error)),
         }
     }
-    Ok(good)
+    Ok(())
 }
 
-/// The OpenFlow numbers of ports that are in the database.
+/// Writes the ops with the indices `selected` in one batch. After an error `model` contains only what a bridge has
+/// accepted.
+async fn program_batch(
+    session: &mut Session,
+    model: &mut SwitchModel,
+    ops: &[Op],
+    selected: &[usize],
+    ports: &BridgePorts,
+    failures: &mut Vec<FailedOp>,
+) -> Result<(), session::Error> {
+    let mut batch = Batch::new(model);
+    let mut without_tunnel = vec![];
+    for op in selected {
+        match &ops[*op] {
+            Op::Set(object) => {
+                let id = object.id();
+                if let Err(error) = batch.set(object.clone(), ports.get(&id).cloned()) {
+                    without_tunnel
+                        .push(FailedOp { index: *op, error: ovs_error(format!("set {id}"), error) });
+                }
+            }
+            Op::Delete(id) => batch.delete(id),
+            Op::GarbageCollect => batch.collect_garbage(),
+        }
+    }
+    let changes = batch.changes();
+    let mut applied = vec![];
+    for (bridge, changes) in [(BridgeKind::Vlan, changes.vlan), (BridgeKind::Vxlan, changes.vxlan)] {
+        if let Err(error) = session.apply(bridge, changes).await {
+            batch.rollback(&applied);
+            return Err(error);
+        }
+        applied.push(bridge);
+    }
+    batch.commit();
+    failures.extend(without_tunnel);
+    Ok(())
+}
+
+/// Removes the ports that no installed object uses any longer. `previous` are the objects before the ops.
+async fn remove_unused_ports(
+    session: &mut Session,
+    options: &Options,
+    index: &FlowIndex,
+    ops: &[Op],
+    previous: &[Installed],
+) -> Result<(), Error> {
+    let database = session.database();
+    let mut names: Vec<String> = previous
+        .iter()
+        .filter_map(|installed| installed.port.as_ref())
+        .map(|port| port.name.clone())
+        .collect();
+    for op in ops {
+        match op {
+            Op::Set(_) => {}
+            Op::Delete(id) => names.extend(ports::of_object(&database, id)),
+            Op::GarbageCollect => {
+                let present = ports::present(&database).map(|(_, name)| name.to_owned());
+                names.extend(present.filter(|name| !uplink::is_uplink(name, &options.uplinks)));
+            }
+        }
+    }
+    names.retain(|name| index.port_owner(name).is_none());
+    names.sort();
+    names.dedup();
+    let operations = names.iter().filter_map(|name| ports::removal(&database, name)).collect();
+    let removed = session.reconfigure(operations).await;
+    removed.map_err(|error| ovs_error(format!("remove ports {}", names.join(", ")), error))
+}
+
+/// Writes the ports to the database. Returns the requests that the database accepted.
+async fn add_ports(
+    session: &mut Session,
+    requests: Vec<PortRequest>,
+    failures: &mut Vec<FailedOp>,
+) -> Result<Vec<PortRequest>, Error> {
+    let database = session.database();
+    match session.reconfigure(PortRequest::operations(&requests, &database)).await {
+        Ok(()) => return Ok(requests),
+        Err(error) if !session::is_rejection(&error) => return Err(ovs_error("add ports", error)),
+        Err(_) => {}
+    }
+    // One invalid port fails the whole transaction; separate transactions find it.
+    let mut accepted = vec![];
+    for request in requests {
+        let operations = PortRequest::operations(std::slice::from_ref(&request), &database);
+        match session.reconfigure(operations).await {
+            Ok(()) => accepted.push(request),
+            Err(error) if session::is_rejection(&error) => failures.push(request.failed(error)),
+            Err(error) => return Err(ovs_error("add ports", error)),
+        }
+    }
+    Ok(accepted)
+}
+
+/// Returns the OpenFlow port numbers of ports in the database.
 async fn number_ports(
     session: &mut Session,
-    requests: Vec<Request>,
+    requests: Vec<PortRequest>,
     failures: &mut Vec<FailedOp>,
-) -> Result<Ports, Error> {
-    let number = |database: &Database, port: &Wanted| ports::find(database, &port.name)?.interface.number();
+) -> Result<BridgePorts, Error> {
+    let number = |database: &Database, port: &PortSpec| ports::find(database, &port.name)?.interface.number();
     let database = session.database();
     if requests.iter().any(|request| number(&database, &request.port).is_none()) {
-        session.nudge().await.map_err(|error| failed("add ports", error))?;
+        session.reconfigure_unchanged().await.map_err(|error| ovs_error("add ports", error))?;
     }
     let database = session.database();
-    let mut numbered = Ports::new();
+    let mut numbered = BridgePorts::new();
     for request in requests {
         match number(&database, &request.port) {
-            Some(number) => drop(numbered.insert(request.id, Port { name: request.port.name, number })),
+            Some(number) => {
+                drop(numbered.insert(request.id, BridgePort { name: request.port.name, number }));
+            }
             None => {
                 let found = ports::find(&database, &request.port.name);
                 let why = found.and_then(|found| found.interface.error.clone());
-                failures.push(request.failed(why.map_or(PortError::NoNumber, PortError::Refused)));
+                failures.push(request.failed(why.map_or(PortError::NoNumber, PortError::Rejected)));
             }
         }
     }
     Ok(numbered)
 }
 
-/// What this datapath has no flows for yet: groups and services.
-fn unsupported(op: usize, what: &Op) -> Option<FailedOp> {
-    match what {
+/// Returns the failure of an op on an object that this datapath does not implement: a group or a service.
+fn unsupported(index: usize, op: &Op) -> Option<FailedOp> {
+    match op {
         Op::Set(object @ (Object::Group(_) | Object::Service(_))) => {
-            Some(FailedOp { index: op, error: Error::unsupported(Kind::Ovs, object) })
+            Some(FailedOp { index, error: Error::unsupported(Kind::Ovs, object) })
         }
         _ => None,
     }
 }
 
-fn name(op: &Op) -> String {
+fn describe(op: &Op) -> String {
     match op {
         Op::Set(object) => format!("set {}", object.id()),
         Op::Delete(id) => format!("delete {id}"),
-        Op::GarbageCollect => "remove strays".into(),
+        Op::GarbageCollect => "remove orphans".into(),
     }
 }

@@ -1,11 +1,15 @@
 //! Access to the Open vSwitch of this node.
 //!
 //! * [`ovsdb`]: client of the configuration database.
-//! * [`ports`]: Port and Interface rows of the database.
+//! * [`ports`]: Port and Interface rows of endpoints and tunnels.
+//! * [`uplink`]: ports of the VLAN uplinks.
 //! * [`session`]: connections to the database and to both bridges.
-//! * [`tunnel`]: next-hop resolution of new tunnels.
+//! * [`drift`]: detection of changes by other processes.
+//! * [`tunnel`]: next-hop resolution of tunnels in the userspace datapath.
 
+pub(crate) mod drift;
 pub(crate) mod ovsdb;
 pub(crate) mod ports;
 pub(crate) mod session;
 pub(crate) mod tunnel;
+pub(crate) mod uplink;

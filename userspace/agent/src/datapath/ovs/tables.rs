@@ -1,8 +1,8 @@
-//! Contents of the bridges' flow and group tables.
+//! Contents of the flow and group tables.
 //!
 //! * [`cookie`]: OpenFlow cookies that identify the object that owns a flow.
-//! * [`edit`]: the tables of one bridge, and the changes to them.
-//! * [`index`]: installed objects and the flow index.
+//! * [`edit`]: the tables of one bridge, and changes to them.
+//! * [`index`]: the index of installed objects.
 
 pub(crate) mod cookie;
 pub(crate) mod edit;

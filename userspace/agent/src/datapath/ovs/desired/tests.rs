@@ -1,16 +1,28 @@
-//! However a state was reached, it is the one that its objects ask for.
+//! Property test: a model depends only on its objects, not on the order of the changes.
 
 use contiv_model::{global::ArpMode, mac::Mac, name::EndpointId, tag::Encap};
 use proptest::{collection::vec, prelude::*};
 
-use super::*;
-use crate::datapath::{Local, Network, Owner, Peer, Remote};
+use std::net::IpAddr;
+
+use contiv_model::name::NetworkId;
+use openflow_rs::Change;
+
+use super::{compare::compare, *};
+use crate::datapath::{
+    Local, Network, ObjectId, Owner, Peer, Remote,
+    ovs::{
+        bridge::BridgeKind,
+        pipeline::{MAX_BUCKETS, PEER_GROUP},
+        tables::{edit::Tables, index::BridgePort},
+    },
+};
 
 fn network_id(n: u8) -> NetworkId {
     NetworkId::new(&format!("net{n}").parse().unwrap(), &"blue".parse().unwrap())
 }
 
-/// Networks 0 and 1 are VXLANs, the others VLANs; the variant is for networks that were made anew.
+/// Networks 0 and 1 are VXLANs, the others VLANs. The variant has another tag, as after deletion and creation.
 fn encap(network: u8, variant: bool) -> Encap {
     let tag = u16::from(network) + 1 + 10 * u16::from(variant);
     match network {
@@ -70,8 +82,8 @@ fn object() -> impl Strategy<Value = Object> {
     ]
 }
 
-/// Every port has a number of its own, fixed by its object.
-fn port_of(object: &Object) -> Option<Port> {
+/// Returns the port of an object, with a unique number that depends only on the object.
+fn port_of(object: &Object) -> Option<BridgePort> {
     let number = match object {
         Object::Peer(peer) => match peer.vtep {
             IpAddr::V4(ip) => 200 + u32::from(ip.octets()[3]),
@@ -80,12 +92,12 @@ fn port_of(object: &Object) -> Option<Port> {
         Object::Local(local) => 10 * u32::from(local.ip.octets()[1]) + u32::from(local.ip.octets()[3]) + 1,
         Object::Network(_) | Object::Group(_) | Object::Remote(_) | Object::Service(_) => return None,
     };
-    Some(Port { name: format!("port{number}"), number })
+    Some(BridgePort { name: format!("port{number}"), number })
 }
 
 fn sorted(tables: &Tables) -> (Vec<String>, Vec<String>) {
     let empty = Tables::default();
-    let mut flows: Vec<_> = tables.beyond(&empty).map(|flow| format!("{flow:#}")).collect();
+    let mut flows: Vec<_> = tables.difference(&empty).map(|flow| format!("{flow:#}")).collect();
     flows.sort();
     (flows, tables.groups().values().map(ToString::to_string).collect())
 }
@@ -94,90 +106,91 @@ fn sorted(tables: &Tables) -> (Vec<String>, Vec<String>) {
 enum Step {
     Set(Object),
     Delete(Object),
-    /// What was changed since the last of these, or of `Keep`, is refused by the switch.
-    Undo,
-    Keep,
-    Sweep,
+    /// The switch rejects the batch.
+    Reject,
+    /// The changes are computed before the end of the batch.
+    Compute,
+    CollectGarbage,
 }
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         6 => object().prop_map(Step::Set),
         3 => object().prop_map(Step::Delete),
-        1 => Just(Step::Undo),
-        2 => Just(Step::Keep),
-        1 => Just(Step::Sweep),
+        1 => Just(Step::Reject),
+        2 => Just(Step::Compute),
+        1 => Just(Step::CollectGarbage),
     ]
 }
 
-/// What is held, as desired, with the ports.
-fn held(state: &State) -> (Desired, Ports) {
-    let all: Vec<_> = state.books.ids().filter_map(|id| state.books.get(id)).cloned().collect();
-    let ports = all.iter().filter_map(|held| Some((held.object.id(), held.port.clone()?))).collect();
-    (all.into_iter().map(|held| held.object).collect(), ports)
+/// Returns the installed objects as the desired model, with their ports.
+fn installed(model: &SwitchModel) -> (Desired, BridgePorts) {
+    let all: Vec<_> = model.index.ids().filter_map(|id| model.index.get(id)).cloned().collect();
+    let ports = all.iter().filter_map(|entry| Some((entry.object.id(), entry.port.clone()?))).collect();
+    (all.into_iter().map(|entry| entry.object).collect(), ports)
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn changes_lead_to_what_is_expected(rounds in vec(vec(step(), 1..8), 1..8)) {
-        let mut state = State::default();
-        let mut first = Batch::on(&mut state);
-        first.scaffold();
-        first.finish();
+    fn changes_lead_to_the_expected_model(rounds in vec(vec(step(), 1..8), 1..8)) {
+        let mut model = SwitchModel::default();
+        let mut first = Batch::new(&mut model);
+        first.set_base_flows();
+        first.commit();
         for round in rounds {
-            let before = Side::BOTH.map(|side| sorted(state.tables.get(side)));
-            let mut batch = Batch::on(&mut state);
-            let mut refused = false;
+            let before = BridgeKind::ALL.map(|bridge| sorted(model.tables.get(bridge)));
+            let mut batch = Batch::new(&mut model);
+            let mut rejected = false;
             for step in round {
                 match step {
-                    // A node without a tunnel is for the caller to hear of; nothing has changed then.
+                    // Without a tunnel the call fails and changes nothing.
                     Step::Set(object) => drop(batch.set(object.clone(), port_of(&object))),
                     Step::Delete(object) => batch.delete(&object.id()),
-                    Step::Sweep => batch.sweep(),
-                    Step::Undo => refused = true,
-                    Step::Keep => drop(batch.changes()),
+                    Step::CollectGarbage => batch.collect_garbage(),
+                    Step::Reject => rejected = true,
+                    Step::Compute => drop(batch.changes()),
                 }
             }
-            if refused {
+            if rejected {
                 let _changes = batch.changes();
-                batch.undo(&[]);
-                prop_assert_eq!(&before, &Side::BOTH.map(|side| sorted(state.tables.get(side))));
+                batch.rollback(&[]);
+                prop_assert_eq!(&before, &BridgeKind::ALL.map(|bridge| sorted(model.tables.get(bridge))));
             } else {
-                batch.finish();
+                batch.commit();
             }
-            let (desired, ports) = held(&state);
-            // A peer that went leaves remote endpoints behind that are not reached: these are not expected at all.
-            let lonely = desired.iter().any(|(_, object)| matches!(object,
+            let (desired, ports) = installed(&model);
+            // A removed peer leaves remote endpoints without a tunnel, which the expected model omits.
+            let without_tunnel = desired.iter().any(|(_, object)| matches!(object,
                 Object::Remote(Remote { vtep: Some(vtep), .. }) if desired.get(&ObjectId::Peer(*vtep)).is_none()));
-            let expected = State::expected(&desired, &ports, Setting::default());
-            if !lonely {
-                for side in Side::BOTH {
-                    prop_assert_eq!(sorted(state.tables.get(side)), sorted(expected.tables.get(side)));
+            let expected_model = expected(&desired, &ports, BaseConfig::default());
+            if !without_tunnel {
+                for bridge in BridgeKind::ALL {
+                    prop_assert_eq!(sorted(model.tables.get(bridge)), sorted(expected_model.tables.get(bridge)));
                 }
-                let verdict = compare(&expected, &state.tables, &desired);
-                prop_assert!(verdict.wrong.is_empty() && verdict.strays == 0 && !verdict.scaffold, "{:?}", verdict);
+                let differences = compare(&expected_model, &model.tables, &desired);
+                prop_assert!(differences.out_of_sync.is_empty() && differences.orphans == 0 && !differences.base_flows, "{:?}", differences);
             }
         }
     }
 }
 
 #[test]
-fn very_many_pods_need_several_groups() {
-    let mut state = State::default();
-    let mut batch = Batch::on(&mut state);
-    batch.scaffold();
+fn many_pods_need_several_groups() {
+    let mut model = SwitchModel::default();
+    let mut batch = Batch::new(&mut model);
+    batch.set_base_flows();
     let network = Network { id: network_id(0), encap: encap(0, false), arp: ArpMode::Proxy };
     batch.set(Object::Network(network), None).unwrap();
-    let pods: Vec<_> = (0..2 * BUCKETS as u32 + 1)
+    let pods: Vec<_> = (0..2 * MAX_BUCKETS as u32 + 1)
         .map(|n| {
             let Object::Local(mut pod) = local(0, 0, false) else { unreachable!() };
             pod.id = EndpointId::new(&network_id(0), &format!("pod{n}"));
             pod.ip = (0x0a00_0000 + n).into();
             pod.mac = Mac::of_endpoint(pod.ip);
             pod.port = format!("vvport{n}");
-            let port = Port { name: pod.port.clone(), number: n + 1 };
+            let port = BridgePort { name: pod.port.clone(), number: n + 1 };
             (Object::Local(pod), port)
         })
         .collect();
@@ -185,15 +198,15 @@ fn very_many_pods_need_several_groups() {
         batch.set(pod.clone(), Some(port.clone())).unwrap();
     }
     let changes = batch.changes();
-    batch.finish();
+    batch.commit();
     for change in &changes.vxlan {
         if let Change::Group(change) = change {
             openflow_rs::Message::new(1, openflow_rs::Body::GroupMod(change.clone())).to_bytes().unwrap();
         }
     }
-    assert_eq!(state.tables.vxlan.groups().len(), 4);
-    let mut batch = Batch::on(&mut state);
+    assert_eq!(model.tables.vxlan.groups().len(), 4);
+    let mut batch = Batch::new(&mut model);
     pods.iter().skip(1).for_each(|(pod, _)| batch.delete(&pod.id()));
-    batch.finish();
-    assert_eq!(state.tables.vxlan.groups().keys().copied().collect::<Vec<_>>(), [PEERS, 2]);
+    batch.commit();
+    assert_eq!(model.tables.vxlan.groups().keys().copied().collect::<Vec<_>>(), [PEER_GROUP, 2]);
 }

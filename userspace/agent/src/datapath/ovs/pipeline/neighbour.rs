@@ -1,6 +1,7 @@
-//! ARP and ND requests answered where they are asked.
+//! ARP and ND requests.
 //!
-//! Whose address it is, is one flow an address; how an answer is made of a request, the same for all.
+//! Table 10 has one flow for each known address, which loads its Ethernet address. Table 11 turns the request into the
+//! reply with the same flows for all addresses.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -9,23 +10,47 @@ use openflow_rs::{
     matching::{ICMPV6_NEIGHBOUR_ADVERTISEMENT, ICMPV6_NEIGHBOUR_SOLICITATION, mac_bits},
 };
 
-use super::{ANSWER_MAC, Side, of_network, of_network_from, priority, table};
+use super::{
+    metadata::{network_match, network_match_from},
+    table::{self, priority},
+};
+use crate::datapath::ovs::bridge::BridgeKind;
 
 const ARP_REQUEST: u16 = 1;
 const ARP_REPLY: u8 = 2;
-/// "This is the target's link-layer address": a solicitation brings the sender's, of the same length.
+/// Type of the target link-layer address option (RFC 4861 section 4.6.1). It replaces that of the source link-layer
+/// address, an option of the same length.
 const TARGET_LINK_LAYER_ADDRESS: u8 = 2;
+/// S flag of an advertisement (RFC 4861 section 4.4).
 const SOLICITED: u32 = 0x4000_0000;
+/// O flag of an advertisement (RFC 4861 section 4.4).
 const OVERRIDE: u32 = 0x2000_0000;
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 const ALL_NODES_MAC: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
+/// Register that holds the Ethernet address of the reply, in its low 48 bits.
+const REPLY_MAC: Field = Field::XReg0;
 
-/// Sends the requests of pods on a network to the answering tables.
-pub(crate) fn asked(tag: u32) -> [Flow; 2] {
-    let from_pods = || of_network_from(tag, 0);
+/// Treatment of a pod's neighbour solicitation for a known address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum NdMode {
+    /// The switch replies with an advertisement.
+    #[default]
+    Answer,
+    /// The switch forwards the solicitation to the owner of the address, as unicast. For the kernel datapath, which cannot
+    /// rewrite the flags and options of ND messages.
+    Forward,
+}
+
+/// Returns flows that send the requests of local pods to the neighbour tables.
+pub(crate) fn intercept_requests(tag: u32) -> [Flow; 2] {
+    let from_pods = || network_match_from(tag, 0);
     [
-        Flow::new(table::SERVICE_DNAT, priority::FIRST, from_pods().arp_op(ARP_REQUEST)),
-        Flow::new(table::SERVICE_DNAT, priority::FIRST, from_pods().icmpv6(ICMPV6_NEIGHBOUR_SOLICITATION)),
+        Flow::new(table::SERVICE_DNAT, priority::INTERCEPT, from_pods().arp_op(ARP_REQUEST)),
+        Flow::new(
+            table::SERVICE_DNAT,
+            priority::INTERCEPT,
+            from_pods().icmpv6(ICMPV6_NEIGHBOUR_SOLICITATION),
+        ),
     ]
     .map(|flow| flow.goto(table::NEIGHBOUR))
 }
@@ -38,51 +63,53 @@ fn request6(matching: Match, ip: Ipv6Addr) -> Match {
     matching.neighbour_solicitation(ip)
 }
 
-/// An address that somebody on the network has.
-pub(crate) fn known(
+/// Returns flows that look up the addresses of an endpoint.
+pub(crate) fn known_address(
     tag: u32,
     mac: [u8; 6],
     ip: Ipv4Addr,
     ip6: Option<Ipv6Addr>,
 ) -> impl Iterator<Item = Flow> {
-    let six = ip6.map(|ip| request6(of_network(tag), ip));
-    std::iter::once(request4(of_network(tag), ip)).chain(six).map(move |request| {
+    let six = ip6.map(|ip| request6(network_match(tag), ip));
+    std::iter::once(request4(network_match(tag), ip)).chain(six).map(move |request| {
         Flow::new(table::NEIGHBOUR, priority::MATCH, request)
-            .apply([Action::set(ANSWER_MAC, mac_bits(mac))])
-            .goto(table::ANSWER)
+            .apply([Action::set(REPLY_MAC, mac_bits(mac))])
+            .goto(table::REPLY)
     })
 }
 
-/// A pod that asks for its own address looks for a duplicate, or tells all where it is. Of those we know nobody
-/// else has the address; a VLAN may have others, and switches that learn from it.
-pub(crate) fn own(
-    side: Side,
+/// Returns flows for the requests of a pod for its own addresses: duplicate address detection and gratuitous ARP.
+///
+/// A VXLAN network drops them, because all endpoints are known. A VLAN network floods them, because it can have unknown
+/// stations and switches that learn from the frames.
+pub(crate) fn own_address(
+    bridge: BridgeKind,
     tag: u32,
     port: u32,
     ip: Ipv4Addr,
     ip6: Option<Ipv6Addr>,
 ) -> impl Iterator<Item = Flow> {
-    let from_pod = move || of_network(tag).in_port(port.into());
+    let from_pod = move || network_match(tag).in_port(port.into());
     let six = ip6.map(|ip| request6(from_pod(), ip));
     std::iter::once(request4(from_pod(), ip)).chain(six).map(move |request| {
-        let flow = Flow::new(table::NEIGHBOUR, priority::OWN, request);
-        if side == Side::Vlan { flow.apply([Action::output(Port::NORMAL)]) } else { flow }
+        let flow = Flow::new(table::NEIGHBOUR, priority::OWN_ADDRESS, request);
+        if bridge == BridgeKind::Vlan { flow.apply([Action::output(Port::NORMAL)]) } else { flow }
     })
 }
 
 fn put_mac(to: Field) -> Action {
-    Action::Move { from: Slice::bits(ANSWER_MAC, 0, 48), to: Slice::whole(to) }
+    Action::Move { from: Slice::bits(REPLY_MAC, 0, 48), to: Slice::whole(to) }
 }
 
-/// An ARP request turned into its reply.
-pub(crate) fn arp_answer() -> Flow {
-    Flow::new(table::ANSWER, priority::MATCH, Match::new().arp_op(ARP_REQUEST)).apply([
+/// Returns the flow that turns an ARP request into its reply (RFC 826).
+pub(crate) fn arp_reply() -> Flow {
+    Flow::new(table::REPLY, priority::MATCH, Match::new().arp_op(ARP_REQUEST)).apply([
         Action::copy(Field::EthSrc, Field::EthDst),
         put_mac(Field::EthSrc),
         Action::set(Field::ArpOp, ARP_REPLY),
         Action::copy(Field::ArpSha, Field::ArpTha),
         put_mac(Field::ArpSha),
-        // The two addresses change places.
+        // Swaps sender and target address.
         Action::copy(Field::ArpTpa, Field::Reg2),
         Action::copy(Field::ArpSpa, Field::ArpTpa),
         Action::copy(Field::Reg2, Field::ArpSpa),
@@ -94,8 +121,8 @@ fn solicitation() -> Match {
     Match::new().icmpv6(ICMPV6_NEIGHBOUR_SOLICITATION).field(Field::Icmpv6Code, 0u8)
 }
 
-/// A neighbour solicitation turned into its advertisement.
-pub(crate) fn nd_answers() -> Vec<Flow> {
+/// Returns the flows that turn a neighbour solicitation into its advertisement (RFC 4861 section 7.2.4).
+pub(crate) fn nd_replies() -> Vec<Flow> {
     let back = Action::output(Port::IN_PORT);
     let advertise = |flags: u32| {
         [
@@ -104,7 +131,7 @@ pub(crate) fn nd_answers() -> Vec<Flow> {
             Action::set(Field::NdReserved, flags),
         ]
     };
-    let answer = Flow::new(table::ANSWER, priority::MATCH, solicitation())
+    let reply = Flow::new(table::REPLY, priority::MATCH, solicitation())
         .apply([Action::copy(Field::EthSrc, Field::EthDst), put_mac(Field::EthSrc)])
         .apply([Action::copy(Field::Ipv6Src, Field::Ipv6Dst)])
         .apply(advertise(SOLICITED | OVERRIDE))
@@ -113,19 +140,19 @@ pub(crate) fn nd_answers() -> Vec<Flow> {
     let advertisement = Match::new().icmpv6(ICMPV6_NEIGHBOUR_ADVERTISEMENT);
     let option = Flow::new(table::ND_OPTION, priority::MATCH, advertisement)
         .apply([put_mac(Field::NdTll), back.clone()]);
-    // Who asks from no address looks for a duplicate: all must hear that the address is taken. Such a
-    // request has no link-layer address that could be turned into that of the answer.
-    let duplicate = solicitation().ipv6_src(Ipv6Addr::UNSPECIFIED, 128);
-    let taken = Flow::new(table::ANSWER, priority::OWN, duplicate)
+    // Duplicate address detection has the unspecified source: the advertisement goes to all nodes. The request has no
+    // link-layer address option that the reply could reuse.
+    let detection = solicitation().ipv6_src(Ipv6Addr::UNSPECIFIED, 128);
+    let duplicate = Flow::new(table::REPLY, priority::OWN_ADDRESS, detection)
         .apply([Action::set(Field::EthDst, mac_bits(ALL_NODES_MAC)), put_mac(Field::EthSrc)])
         .apply([Action::set(Field::Ipv6Dst, ALL_NODES.to_bits())])
         .apply(advertise(OVERRIDE))
         .apply([back]);
-    vec![answer, option, taken]
+    vec![reply, option, duplicate]
 }
 
-/// A neighbour solicitation sent to the one who has the address.
-pub(crate) fn nd_to_owner() -> Flow {
+/// Returns the flow that forwards a neighbour solicitation to the owner of the address.
+pub(crate) fn nd_forward() -> Flow {
     let actions = [put_mac(Field::EthDst), Action::resubmit(table::DESTINATION)];
-    Flow::new(table::ANSWER, priority::MATCH, solicitation()).apply(actions)
+    Flow::new(table::REPLY, priority::MATCH, solicitation()).apply(actions)
 }

@@ -1,11 +1,13 @@
-//! The flows of each object, in the words of `ovs-ofctl`.
+//! Golden test: flows of each object in the syntax of `ovs-ofctl`.
 
 use std::{fmt::Write as _, fs, path::Path};
 
 use contiv_model::{global::ArpMode, name::NetworkId, tag::Encap};
 
+use openflow_rs::Flow;
+
 use super::*;
-use crate::datapath::{Local, Network, Owner, Remote};
+use crate::datapath::{Local, Network, Owner, Remote, ovs::bridge::BridgeKind};
 
 fn network_id() -> NetworkId {
     NetworkId::new(&"net".parse().unwrap(), &"blue".parse().unwrap())
@@ -52,7 +54,7 @@ fn network_in(encap: Encap, arp: ArpMode) -> Vec<Flow> {
     network(&Network { id: network_id(), encap, arp }, 1)
 }
 
-/// Compares with the file, or writes it when `UPDATE_GOLDEN` is set.
+/// Compares with the file; writes it if `UPDATE_GOLDEN` is set.
 fn golden(name: &str, sections: &[(&str, Vec<Flow>)]) {
     let mut text = String::new();
     for (title, flows) in sections {
@@ -67,43 +69,43 @@ fn golden(name: &str, sections: &[(&str, Vec<Flow>)]) {
         fs::write(&path, &text).unwrap();
     }
     let expected = fs::read_to_string(&path).unwrap_or_default();
-    assert_eq!(text, expected, "{}: UPDATE_GOLDEN=1 writes it anew", path.display());
+    assert_eq!(text, expected, "{}: set UPDATE_GOLDEN=1 to update it", path.display());
 }
 
 #[test]
-fn the_vxlan_bridge() {
+fn vxlan_bridge_flows() {
     golden(
         "vxlan.txt",
         &[
-            ("whatever is desired", scaffold(Side::Vxlan, Solicitations::Answered)),
-            ("the same, kernel datapath", scaffold(Side::Vxlan, Solicitations::Forwarded)),
-            ("a node behind port 9", vec![peer(9)]),
+            ("base flows", base_flows(BridgeKind::Vxlan, NdMode::Answer)),
+            ("base flows, kernel datapath", base_flows(BridgeKind::Vxlan, NdMode::Forward)),
+            ("tunnel at port 9", vec![peer(9)]),
             ("network blue.net, VNI 5000 (0x1388), ARP proxy", network_in(vxlan(), ArpMode::Proxy)),
-            ("the same, ARP flood", network_in(vxlan(), ArpMode::Flood)),
-            ("a pod at port 3", local(&local_in(vxlan()), 3)),
-            ("a pod on the node behind port 9", remote(&remote_in(vxlan()), Some(9))),
+            ("network with ARP flood", network_in(vxlan(), ArpMode::Flood)),
+            ("local pod at port 3", local(&local_in(vxlan()), 3)),
+            ("remote pod behind the tunnel at port 9", remote(&remote_in(vxlan()), Some(9))),
         ],
     );
 }
 
 #[test]
-fn the_vlan_bridge() {
+fn vlan_bridge_flows() {
     golden(
         "vlan.txt",
         &[
-            ("whatever is desired", scaffold(Side::Vlan, Solicitations::Answered)),
-            ("the same, kernel datapath", scaffold(Side::Vlan, Solicitations::Forwarded)),
-            ("an uplink at port 1", vec![uplink(1)]),
+            ("base flows", base_flows(BridgeKind::Vlan, NdMode::Answer)),
+            ("base flows, kernel datapath", base_flows(BridgeKind::Vlan, NdMode::Forward)),
+            ("uplink at port 1", vec![uplink(1)]),
             ("network blue.net, VLAN 100 (0x64), ARP proxy", network_in(vlan(), ArpMode::Proxy)),
-            ("the same, ARP flood", network_in(vlan(), ArpMode::Flood)),
-            ("a pod at port 3", local(&local_in(vlan()), 3)),
-            ("a pod on another node", remote(&remote_in(vlan()), None)),
+            ("network with ARP flood", network_in(vlan(), ArpMode::Flood)),
+            ("local pod at port 3", local(&local_in(vlan()), 3)),
+            ("remote pod", remote(&remote_in(vlan()), None)),
         ],
     );
 }
 
 #[test]
-fn no_match_lacks_a_prerequisite() {
+fn matches_have_their_prerequisites() {
     let objects = [vxlan(), vlan()].map(|encap| {
         let flows = [
             network_in(encap, ArpMode::Proxy),
@@ -112,8 +114,8 @@ fn no_match_lacks_a_prerequisite() {
         ];
         flows.concat()
     });
-    let kinds = [Solicitations::Answered, Solicitations::Forwarded];
-    let scaffolds = Side::BOTH.into_iter().flat_map(|side| kinds.map(|kind| scaffold(side, kind)));
-    let all = scaffolds.flatten().chain(objects.into_iter().flatten());
+    let modes = [NdMode::Answer, NdMode::Forward];
+    let base = BridgeKind::ALL.into_iter().flat_map(|bridge| modes.map(|mode| base_flows(bridge, mode)));
+    let all = base.flatten().chain(objects.into_iter().flatten());
     all.for_each(|flow| flow.matching.check().unwrap());
 }

@@ -1,8 +1,11 @@
-//! The configuration database of Open vSwitch, over its unix socket.
+//! Client of the configuration database of Open vSwitch (OVSDB, RFC 7047) over a Unix socket.
 //!
-//! A small client of our own: the published crate `ovsdb` (0.0.6) has no monitor, and a datapath that
-//! must learn port numbers and notice drift cannot do without one. What is monitored is kept as a live
-//! copy, so reading the configuration costs no round trip.
+//! The client monitors the columns that the datapath uses and keeps a copy, so that reads need no round trip. The published
+//! crate `ovsdb` (0.0.6) has no monitor, which port numbers and drift detection need.
+//!
+//! * [`operation`]: operations of a transaction.
+//! * [`rows`]: copy of the monitored tables.
+//! * [`stream`]: framing of JSON-RPC messages.
 
 mod operation;
 mod rows;
@@ -31,10 +34,11 @@ pub(crate) use self::{
     rows::{Bridge, Database, Interface, Port, Uuid},
 };
 
-/// The database's name, and that of its only table with one row.
+/// Name of the database, and of its root table, which has one row.
 pub(crate) const OPEN_VSWITCH: &str = "Open_vSwitch";
 
-const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+/// Time limit of each reply.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
@@ -42,17 +46,17 @@ pub(crate) enum Error {
     Connect { path: PathBuf, source: std::io::Error },
     #[error("connection to the Open vSwitch database at {path} is closed: {why}")]
     Closed { path: PathBuf, why: String },
-    #[error("the Open vSwitch database did not answer {method} within {ANSWER_WITHIN:?}")]
+    #[error("{method} on the Open vSwitch database: no reply within {REPLY_TIMEOUT:?}")]
     Timeout { method: &'static str },
-    #[error("the Open vSwitch database refused {method}: {why}")]
+    #[error("{method} on the Open vSwitch database: rejected: {why}")]
     Refused { method: &'static str, why: String },
-    #[error("the answer of the Open vSwitch database to {method} makes no sense: {why}")]
-    Nonsense { method: &'static str, why: String },
-    #[error("{what} did not happen within {after:?} (is ovs-vswitchd running on this node?)")]
-    NoReaction { what: String, after: Duration },
+    #[error("{method} on the Open vSwitch database: malformed reply: {why}")]
+    Malformed { method: &'static str, why: String },
+    #[error("{what}: not complete within {after:?} (is ovs-vswitchd running on this node?)")]
+    NotApplied { what: String, after: Duration },
 }
 
-/// A connection with a live copy of the rows we use. Closes when dropped.
+/// Connection with a copy of the monitored tables. It closes when dropped.
 pub(crate) struct Client {
     path: PathBuf,
     calls: Arc<Calls>,
@@ -67,18 +71,18 @@ impl Drop for Client {
     }
 }
 
-/// Requests that wait for their answer, by id.
+/// Pending requests by id.
 #[derive(Default)]
 struct Calls {
     next: AtomicU64,
-    waiting: Mutex<HashMap<u64, oneshot::Sender<Value>>>,
+    pending: Mutex<HashMap<u64, oneshot::Sender<Value>>>,
     closed: watch::Sender<Option<String>>,
 }
 
 impl Calls {
-    fn waiting(&self) -> MutexGuard<'_, HashMap<u64, oneshot::Sender<Value>>> {
-        // Nothing that can panic happens under the lock; were it so, the map would still be sound.
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    fn pending(&self) -> MutexGuard<'_, HashMap<u64, oneshot::Sender<Value>>> {
+        // No code that holds the lock can panic, and the map is consistent between statements.
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn close(&self, why: String) {
@@ -87,15 +91,15 @@ impl Calls {
             closed.get_or_insert(why);
             first
         });
-        // Dropped senders wake those who wait.
-        self.waiting().clear();
+        // Dropping the senders wakes all pending calls.
+        self.pending().clear();
     }
 }
 
 impl Client {
-    /// Connects, and returns when the copy of the database is complete.
+    /// Connects and waits for the initial contents of the monitored tables.
     pub(crate) async fn connect(path: &Path) -> Result<Client, Error> {
-        let stream = timeout(ANSWER_WITHIN, UnixStream::connect(path))
+        let stream = timeout(REPLY_TIMEOUT, UnixStream::connect(path))
             .await
             .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
             .map_err(|source| Error::Connect { path: path.into(), source })?;
@@ -111,17 +115,17 @@ impl Client {
         let mut client = Client { path: path.into(), calls, out, database, tasks };
         let columns = json!([OPEN_VSWITCH, MONITOR, rows::monitored()]);
         client.call("monitor", columns).await?;
-        // The reader published the contents before it woke us.
+        // The reader published the contents before it delivered the reply.
         client.database.mark_unchanged();
         Ok(client)
     }
 
-    /// The database as it is now.
+    /// Returns the current copy.
     pub(crate) fn database(&self) -> Arc<Database> {
         self.database.borrow().clone()
     }
 
-    /// A view for those who wait for changes.
+    /// Returns a receiver that observes changes of the copy.
     pub(crate) fn watch(&self) -> watch::Receiver<Arc<Database>> {
         self.database.clone()
     }
@@ -130,36 +134,36 @@ impl Client {
         self.calls.closed.borrow().is_some()
     }
 
-    /// Resolves when the connection is lost.
+    /// Waits until the connection is closed.
     pub(crate) fn closed(&self) -> impl Future<Output = ()> + Send + 'static {
         let mut closed = self.calls.closed.subscribe();
         async move {
-            // An error means that the client is gone, and the connection with it.
+            // An error means that the client is dropped and the connection closed.
             let _closed = closed.wait_for(Option::is_some).await;
         }
     }
 
     fn closed_error(&self) -> Error {
-        let why = self.calls.closed.borrow().clone().unwrap_or_else(|| "by us".into());
+        let why = self.calls.closed.borrow().clone().unwrap_or_else(|| "closed locally".into());
         Error::Closed { path: self.path.clone(), why }
     }
 
-    /// Returns when the copy has all that the database had when this was called.
+    /// Waits until the copy contains all changes that the server committed before the call.
     pub(crate) async fn catch_up(&self) -> Result<(), Error> {
-        // Answers and updates come in one order.
+        // The server sends replies and updates in one order.
         self.call("echo", json!([])).await.map(drop)
     }
 
     async fn call(&self, method: &'static str, params: Value) -> Result<Value, Error> {
         let id = self.calls.next.fetch_add(1, Ordering::Relaxed);
         let (answer, answered) = oneshot::channel();
-        self.calls.waiting().insert(id, answer);
+        self.calls.pending().insert(id, answer);
         if self.is_closed() || self.out.send(json!({"method": method, "params": params, "id": id})).is_err() {
             return Err(self.closed_error());
         }
-        let mut answer = match timeout(ANSWER_WITHIN, answered).await {
+        let mut answer = match timeout(REPLY_TIMEOUT, answered).await {
             Err(_) => {
-                self.calls.waiting().remove(&id);
+                self.calls.pending().remove(&id);
                 return Err(Error::Timeout { method });
             }
             Ok(Err(_)) => return Err(self.closed_error()),
@@ -171,16 +175,16 @@ impl Client {
         }
     }
 
-    /// Does all the operations or none.
+    /// Executes all operations in one transaction.
     pub(crate) async fn transact(&self, operations: &[Operation]) -> Result<(), Error> {
         let method = "transact";
         let params = std::iter::once(Value::from(OPEN_VSWITCH)).chain(operations.iter().map(Operation::json));
         let results = self.call(method, params.collect()).await?;
         let Value::Array(results) = results else {
-            return Err(Error::Nonsense { method, why: results.to_string() });
+            return Err(Error::Malformed { method, why: results.to_string() });
         };
-        // An operation that did not happen has an error; one that was not reached is null; an error of the
-        // whole stands after the last.
+        // RFC 7047 section 4.1.3: a failed operation has an error, operations after it are null, and an error of the commit
+        // follows the last result.
         for (n, result) in results.iter().enumerate() {
             if result.get("error").is_some() {
                 let name = operations.get(n).map_or("commit".into(), Operation::to_string);
@@ -193,13 +197,13 @@ impl Client {
         Ok(())
     }
 
-    /// Does the operations and waits until ovs-vswitchd has made the switch match them.
+    /// Executes the operations and waits until ovs-vswitchd has applied them (`next_cfg`, `cur_cfg`).
     pub(crate) async fn reconfigure(
         &self,
         mut operations: Vec<Operation>,
         within: Duration,
     ) -> Result<(), Error> {
-        operations.push(Operation::count_configuration());
+        operations.push(Operation::increment_next_cfg());
         self.transact(&operations).await?;
         let wanted = self.next_configuration().await?;
         let mut database = self.watch();
@@ -208,13 +212,13 @@ impl Client {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(_)) => Err(self.closed_error()),
             Err(_) => {
-                let what = "ovs-vswitchd taking over a changed configuration".to_owned();
-                Err(Error::NoReaction { what, after: within })
+                let what = "apply the configuration to ovs-vswitchd".to_owned();
+                Err(Error::NotApplied { what, after: within })
             }
         }
     }
 
-    /// The number that our transaction, or a later one, gave the configuration.
+    /// Returns `next_cfg`: the value that this transaction, or a later one, has set.
     async fn next_configuration(&self) -> Result<i64, Error> {
         let method = "transact";
         let select = json!({"op": "select", "table": OPEN_VSWITCH, "where": [], "columns": ["next_cfg"]});
@@ -222,14 +226,14 @@ impl Client {
         answer
             .pointer("/0/rows/0/next_cfg")
             .and_then(Value::as_i64)
-            .ok_or_else(|| Error::Nonsense { method, why: answer.to_string() })
+            .ok_or_else(|| Error::Malformed { method, why: answer.to_string() })
     }
 }
 
-/// Our name for the only monitor.
+/// Id of the monitor.
 const MONITOR: &str = "contiv";
 
-/// What the reader does with messages.
+/// Handler of received messages.
 struct Incoming {
     out: mpsc::UnboundedSender<Value>,
     calls: Arc<Calls>,
@@ -242,11 +246,11 @@ impl Incoming {
             Some("echo") => {
                 let reply =
                     json!({"result": message["params"].take(), "error": null, "id": message["id"].take()});
-                // A closed queue means that the connection is going: the reader will see it too.
+                // The queue is closed only when the connection is; the reader reports that.
                 let _sent = self.out.send(reply);
             }
             Some("update") => self.update(&message["params"][1]),
-            // Nothing else is asked of a client.
+            // The server sends no other requests.
             Some(_) => {}
             None => self.answer(message),
         }
@@ -258,12 +262,12 @@ impl Incoming {
 
     fn answer(&self, answer: Value) {
         let Some(id) = answer["id"].as_u64() else { return };
-        let Some(waiting) = self.calls.waiting().remove(&id) else { return };
-        // The first call is the monitor, and its answer the contents to begin with.
+        let Some(caller) = self.calls.pending().remove(&id) else { return };
+        // The first call is the monitor; its reply contains the initial contents.
         if id == 0 {
             self.update(&answer["result"]);
         }
-        // Whoever asked may have given up.
-        let _delivered = waiting.send(answer);
+        // Fails if the caller has timed out.
+        let _delivered = caller.send(answer);
     }
 }

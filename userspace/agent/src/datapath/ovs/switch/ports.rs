@@ -1,4 +1,4 @@
-//! The ports that the bridges should have, as rows of the database.
+//! Port and Interface rows of endpoints and tunnels.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,48 +10,46 @@ use serde_json::json;
 use super::ovsdb::{Bridge, Database, Interface, Operation, Port, Uuid, map, optional, set};
 use crate::datapath::{
     Local, ObjectId, Peer,
-    ovs::{
-        pipeline::{Side, place},
-        tables::cookie,
-    },
+    ovs::{bridge::BridgeKind, pipeline::bridge_and_tag, tables::cookie},
 };
 
-/// The key of `external_ids` that says whose a port is.
-const OWNER: &str = "endpoint-id";
-/// The owner of uplinks, and the name of a bond of several.
-pub(crate) const UPLINK: &str = "uplinkPort";
-/// Linux cuts the names of interfaces here.
-const NAME: usize = 15;
+/// Key of `external_ids` with the owner of a port.
+pub(super) const OWNER_KEY: &str = "endpoint-id";
+/// Owner of uplinks, and name of the port of a bond.
+pub(super) const UPLINK_OWNER: &str = "uplinkPort";
+/// Maximum length of an interface name in Linux (IFNAMSIZ - 1).
+const MAX_NAME: usize = 15;
 
-/// A port with one interface, as it should be.
+/// Desired configuration of a port with one interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Wanted {
-    pub(crate) side: Side,
+pub(crate) struct PortSpec {
+    pub(crate) bridge: BridgeKind,
     pub(crate) name: String,
+    /// Endpoint id, or empty.
     owner: String,
     tag: Option<i64>,
     vlan_mode: &'static str,
-    kind: &'static str,
+    interface_type: &'static str,
     options: BTreeMap<String, String>,
 }
 
-impl Wanted {
-    pub(crate) fn local(local: &Local) -> Wanted {
-        let (side, tag) = place(local.encap);
-        let access = side == Side::Vlan;
-        Wanted {
-            side,
+impl PortSpec {
+    pub(crate) fn local(local: &Local) -> PortSpec {
+        let (bridge, tag) = bridge_and_tag(local.encap);
+        let access = bridge == BridgeKind::Vlan;
+        PortSpec {
+            bridge,
             name: local.port.clone(),
             owner: local.id.to_string(),
-            // On the VXLAN bridge flows alone say which network a port is on.
+            // On the VXLAN bridge flows assign the network.
             tag: access.then_some(tag.into()),
             vlan_mode: if access { "access" } else { "" },
-            kind: "",
+            interface_type: "",
             options: BTreeMap::new(),
         }
     }
 
-    pub(crate) fn tunnel(peer: &Peer, name: String, from: Option<IpAddr>) -> Wanted {
+    pub(crate) fn tunnel(peer: &Peer, name: String, from: Option<IpAddr>) -> PortSpec {
         let options = [
             ("remote_ip", Some(peer.vtep.to_string())),
             ("local_ip", from.map(|ip| ip.to_string())),
@@ -59,54 +57,54 @@ impl Wanted {
             ("tos", Some("inherit".to_owned())),
             ("dst_port", Some(peer.port.to_string())),
         ];
-        Wanted {
-            side: Side::Vxlan,
+        PortSpec {
+            bridge: BridgeKind::Vxlan,
             name,
             owner: String::new(),
             tag: None,
             vlan_mode: "trunk",
-            kind: "vxlan",
+            interface_type: "vxlan",
             options: options.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect(),
         }
     }
 
-    pub(crate) fn uplink(name: &str) -> Wanted {
-        Wanted {
-            side: Side::Vlan,
+    pub(crate) fn uplink(name: &str) -> PortSpec {
+        PortSpec {
+            bridge: BridgeKind::Vlan,
             name: name.to_owned(),
-            owner: UPLINK.to_owned(),
+            owner: UPLINK_OWNER.to_owned(),
             tag: None,
             vlan_mode: "trunk",
-            kind: "",
+            interface_type: "",
             options: BTreeMap::new(),
         }
     }
 
     fn external_ids(&self) -> BTreeMap<String, String> {
-        let owner = (!self.owner.is_empty()).then(|| (OWNER.to_owned(), self.owner.clone()));
+        let owner = (!self.owner.is_empty()).then(|| (OWNER_KEY.to_owned(), self.owner.clone()));
         owner.into_iter().collect()
     }
 
-    /// Whether the port is there in every detail that we set.
-    pub(crate) fn is_there(&self, database: &Database) -> bool {
+    /// Returns whether the database has the port with this configuration.
+    pub(crate) fn is_in_sync(&self, database: &Database) -> bool {
         find(database, &self.name).is_some_and(|found| {
-            found.side(database) == Some(self.side)
-                && self.fits_port(found.port)
-                && self.fits_interface(found.interface)
+            found.bridge_kind(database) == Some(self.bridge)
+                && self.matches_port(found.port)
+                && self.matches_interface(found.interface)
         })
     }
 
-    fn fits_port(&self, port: &Port) -> bool {
+    fn matches_port(&self, port: &Port) -> bool {
         port.tag == self.tag
             && port.vlan_mode.as_deref().unwrap_or_default() == self.vlan_mode
             && port.external_ids == self.external_ids()
     }
 
-    fn fits_interface(&self, interface: &Interface) -> bool {
-        interface.kind == self.kind
+    fn matches_interface(&self, interface: &Interface) -> bool {
+        interface.interface_type == self.interface_type
             && interface.options == self.options
-            // ovs-vswitchd and others keep notes of their own there.
-            && interface.external_ids.get(OWNER).map_or("", String::as_str) == self.owner
+            // Other keys belong to ovs-vswitchd and to other programs.
+            && interface.external_ids.get(OWNER_KEY).map_or("", String::as_str) == self.owner
     }
 
     fn port_columns(&self) -> serde_json::Value {
@@ -119,20 +117,20 @@ impl Wanted {
     }
 
     fn interface_columns(&self) -> serde_json::Value {
-        json!({"type": self.kind, "options": map(&self.options), "external_ids": map(&self.external_ids())})
+        json!({"type": self.interface_type, "options": map(&self.options), "external_ids": map(&self.external_ids())})
     }
 
-    /// What makes the port be there just so; `n` makes names unique within the transaction.
+    /// Returns the operations that create or update the port. `n` makes row names unique within the transaction.
     pub(crate) fn operations(&self, database: &Database, n: usize) -> Vec<Operation> {
         let mut operations = vec![];
-        // Without its bridge the port cannot be; the next observation makes the bridge first.
-        let Some((bridge, _)) = database.bridge(self.side.bridge()) else { return operations };
+        // The next observation creates a missing bridge.
+        let Some((bridge, _)) = database.bridge(self.bridge.name()) else { return operations };
         if let Some(found) = find(database, &self.name) {
-            if found.side(database) == Some(self.side) {
-                if !self.fits_port(found.port) {
+            if found.bridge_kind(database) == Some(self.bridge) {
+                if !self.matches_port(found.port) {
                     operations.push(Operation::update("Port", found.port_uuid, self.port_columns()));
                 }
-                if !self.fits_interface(found.interface) {
+                if !self.matches_interface(found.interface) {
                     operations.push(Operation::update(
                         "Interface",
                         found.interface_uuid,
@@ -141,7 +139,7 @@ impl Wanted {
                 }
                 return operations;
             }
-            // On the wrong bridge: a port is of one bridge only.
+            // The port is on the other bridge.
             operations.extend(found.unlink(database));
         }
         let mut row = self.interface_columns();
@@ -160,23 +158,23 @@ impl Wanted {
     }
 }
 
-/// A port with one interface in the database.
-pub(crate) struct Found<'a> {
+/// Rows of a port and its first interface.
+pub(crate) struct PortRows<'a> {
     port_uuid: &'a Uuid,
     port: &'a Port,
     interface_uuid: &'a Uuid,
     pub(crate) interface: &'a Interface,
 }
 
-impl Found<'_> {
+impl PortRows<'_> {
     fn bridge<'d>(&self, database: &'d Database) -> Option<(&'d Uuid, &'d Bridge)> {
         database.bridges.iter().find(|(_, bridge)| bridge.ports.contains(self.port_uuid))
     }
 
-    /// Which of our bridges it is on.
-    fn side(&self, database: &Database) -> Option<Side> {
+    /// Returns which of the two bridges the port is on.
+    fn bridge_kind(&self, database: &Database) -> Option<BridgeKind> {
         let (_, bridge) = self.bridge(database)?;
-        Side::BOTH.into_iter().find(|side| side.bridge() == bridge.name)
+        BridgeKind::ALL.into_iter().find(|kind| kind.name() == bridge.name)
     }
 
     fn unlink(&self, database: &Database) -> Option<Operation> {
@@ -185,31 +183,31 @@ impl Found<'_> {
     }
 }
 
-/// The port of this name, on any bridge.
-pub(crate) fn find<'a>(database: &'a Database, name: &str) -> Option<Found<'a>> {
+/// Returns the port with this name, on any bridge.
+pub(crate) fn find<'a>(database: &'a Database, name: &str) -> Option<PortRows<'a>> {
     let (port_uuid, port) = database.ports.iter().find(|(_, port)| port.name == name)?;
     let (interface_uuid, interface) =
         port.interfaces.iter().find_map(|uuid| Some((uuid, database.interfaces.get(uuid)?)))?;
-    Some(Found { port_uuid, port, interface_uuid, interface })
+    Some(PortRows { port_uuid, port, interface_uuid, interface })
 }
 
-/// What takes a port off its bridge.
+/// Returns the operation that removes a port from its bridge.
 pub(crate) fn removal(database: &Database, name: &str) -> Option<Operation> {
     find(database, name)?.unlink(database)
 }
 
-/// The names of our bridges' ports, with the side, without the bridges' own.
-pub(crate) fn present(database: &Database) -> impl Iterator<Item = (Side, &str)> {
-    Side::BOTH.into_iter().flat_map(move |side| {
-        let bridge = database.bridge(side.bridge()).map(|(_, bridge)| bridge);
+/// Returns the names of the ports of both bridges, without their internal ports.
+pub(crate) fn present(database: &Database) -> impl Iterator<Item = (BridgeKind, &str)> {
+    BridgeKind::ALL.into_iter().flat_map(move |kind| {
+        let bridge = database.bridge(kind.name()).map(|(_, bridge)| bridge);
         let ports = bridge.into_iter().flat_map(move |bridge| database.ports_of(bridge));
         ports
-            .map(move |(_, port, _)| (side, port.name.as_str()))
-            .filter(move |(_, name)| *name != side.bridge())
+            .map(move |(_, port, _)| (kind, port.name.as_str()))
+            .filter(move |(_, name)| *name != kind.name())
     })
 }
 
-/// The names of the ports that say that they are the object's.
+/// Returns the names of the ports that belong to an object: tunnels by `remote_ip`, others by their owner.
 pub(crate) fn of_object(database: &Database, id: &ObjectId) -> BTreeSet<String> {
     let text = match id {
         ObjectId::Peer(vtep) => vtep.to_string(),
@@ -218,24 +216,24 @@ pub(crate) fn of_object(database: &Database, id: &ObjectId) -> BTreeSet<String> 
             return BTreeSet::new();
         }
     };
-    let is_its = |port: &Port, interface: &Interface| match id {
+    let is_owned = |port: &Port, interface: &Interface| match id {
         ObjectId::Peer(_) => leads_to(interface, &text),
-        _ => port.external_ids.get(OWNER) == Some(&text),
+        _ => port.external_ids.get(OWNER_KEY) == Some(&text),
     };
-    let bridges = Side::BOTH.into_iter().filter_map(|side| database.bridge(side.bridge()));
+    let bridges = BridgeKind::ALL.into_iter().filter_map(|kind| database.bridge(kind.name()));
     let ports = bridges.flat_map(|(_, bridge)| database.ports_of(bridge));
     ports
-        .filter(|(_, port, interfaces)| interfaces.iter().any(|(_, interface)| is_its(port, interface)))
+        .filter(|(_, port, interfaces)| interfaces.iter().any(|(_, interface)| is_owned(port, interface)))
         .map(|(_, port, _)| port.name.clone())
         .collect()
 }
 
 fn leads_to(interface: &Interface, vtep: &str) -> bool {
-    interface.kind == "vxlan" && interface.options.get("remote_ip").is_some_and(|ip| ip == vtep)
+    interface.interface_type == "vxlan" && interface.options.get("remote_ip").is_some_and(|ip| ip == vtep)
 }
 
-/// The name of the tunnel to a node: that of the tunnel which is there; else the original's, `vxif` and the
-/// digits of the address; else, where that is too long or another's (10.1.1.2 and 10.11.2 look alike), a hash.
+/// Returns the port name of the tunnel to a peer: that of an existing tunnel; else `vxif` and the digits of the address;
+/// else `vxif` and a hash, if the name is too long or in use (10.1.12.3 and 10.11.2.3 have the same digits).
 pub(crate) fn tunnel_name(database: &Database, vtep: IpAddr, taken: impl Fn(&str) -> bool) -> String {
     if let Some(name) = of_object(database, &ObjectId::Peer(vtep)).into_iter().next() {
         return name;
@@ -243,54 +241,9 @@ pub(crate) fn tunnel_name(database: &Database, vtep: IpAddr, taken: impl Fn(&str
     let text = vtep.to_string();
     let plain = format!("vxif{}", text.replace('.', ""));
     let free = |name: &str| !taken(name) && find(database, name).is_none();
-    if vtep.is_ipv4() && plain.len() <= NAME && free(&plain) {
+    if vtep.is_ipv4() && plain.len() <= MAX_NAME && free(&plain) {
         return plain;
     }
     let hash = cookie::hash(&text);
     format!("vxif{:011x}", hash >> 20)
-}
-
-/// What makes the uplinks be the VLAN bridge's: one a trunk, several a bond.
-pub(crate) fn uplinks(database: &Database, names: &[String]) -> Vec<Operation> {
-    match names {
-        [] => vec![],
-        [name] => Wanted::uplink(name).operations(database, 0),
-        many => bond(database, many),
-    }
-}
-
-fn bond(database: &Database, names: &[String]) -> Vec<Operation> {
-    let fallback = BTreeMap::from([("lacp-fallback-ab".to_owned(), "true".to_owned())]);
-    let owner = BTreeMap::from([(OWNER.to_owned(), UPLINK.to_owned())]);
-    let wanted: BTreeSet<_> = names.iter().map(String::as_str).collect();
-    let there = database.ports.values().any(|port| {
-        let members: BTreeSet<_> = port
-            .interfaces
-            .iter()
-            .filter_map(|uuid| database.interfaces.get(uuid))
-            .map(|i| i.name.as_str())
-            .collect();
-        port.name == UPLINK
-            && members == wanted
-            && port.bond_mode.as_deref() == Some("balance-tcp")
-            && port.lacp.as_deref() == Some("active")
-            && port.other_config == fallback
-    });
-    let bridge = database.bridge(Side::Vlan.bridge()).filter(|_| !there);
-    let Some((bridge, _)) = bridge else { return vec![] };
-    let mut operations: Vec<_> =
-        names.iter().map(String::as_str).chain([UPLINK]).filter_map(|name| removal(database, name)).collect();
-    let (inserts, members): (Vec<_>, Vec<_>) = names
-        .iter()
-        .enumerate()
-        .map(|(n, name)| Operation::insert("Interface", &format!("uplink{n}"), json!({"name": name})))
-        .unzip();
-    operations.extend(inserts);
-    let row = json!({
-        "name": UPLINK, "interfaces": set(members), "vlan_mode": "trunk", "bond_mode": "balance-tcp",
-        "lacp": "active", "other_config": map(&fallback), "external_ids": map(&owner),
-    });
-    let (insert, port) = Operation::insert("Port", "bond", row);
-    operations.extend([insert, Operation::link("Bridge", Some(bridge), "ports", &[port])]);
-    operations
 }

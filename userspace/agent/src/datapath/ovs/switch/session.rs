@@ -1,4 +1,4 @@
-//! The connections to one node's Open vSwitch: its database and both bridges.
+//! Connections to the database and to both bridges.
 
 use std::{
     collections::HashMap,
@@ -11,102 +11,111 @@ use serde_json::json;
 
 use super::{
     ovsdb::{self, Client, Database, OPEN_VSWITCH, Operation, set},
-    ports,
+    uplink,
 };
-use crate::datapath::ovs::{DatapathType, desired::Sides, pipeline::Side, tables::edit::Tables};
+use crate::datapath::ovs::{
+    bridge::{BridgeKind, PerBridge},
+    options::DatapathType,
+    tables::edit::Tables,
+};
 
-/// How long ovs-vswitchd may take to make a changed configuration true.
-const RECONFIGURE_WITHIN: Duration = Duration::from_secs(15);
+/// Time limit for ovs-vswitchd to apply a changed configuration.
+const RECONFIGURE_TIMEOUT: Duration = Duration::from_secs(15);
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error(transparent)]
     Database(#[from] ovsdb::Error),
     #[error(
-        "ovs-vswitchd could not make bridge {bridge} with datapath type {kind} (its log says why; type system \
-         needs the kernel module openvswitch, --ovs-datapath-type netdev does without)"
+        "create bridge {bridge} with datapath type {kind}: ovs-vswitchd failed; see its log (type system needs \
+         the kernel module openvswitch, --ovs-datapath-type netdev does not)"
     )]
-    NotMade { bridge: &'static str, kind: &'static str },
+    NotCreated { bridge: &'static str, kind: &'static str },
     #[error("bridge {bridge} (is ovs-vswitchd running on this node?)")]
     Bridge { bridge: &'static str, source: Box<connection::Error> },
     #[error("bridge {bridge}")]
     Refused { bridge: &'static str, source: Box<connection::Error> },
 }
 
+/// Connections to the Open vSwitch of this node.
 pub(crate) struct Session {
     database: Client,
-    /// Where the bridges' sockets are.
+    /// Directory of the management sockets of the bridges.
     directory: PathBuf,
-    bridges: Sides<Option<Connection>>,
-    /// Changes made through this session.
+    bridges: PerBridge<Option<Connection>>,
+    /// Number of changed rows, flows and groups since the last `take_writes`.
     writes: u64,
 }
 
-/// What the switch said of itself.
+/// Contents of the switch.
 pub(crate) struct Dump {
-    pub(crate) tables: Sides<Tables>,
-    /// The numbers of the ports that the switch has, by name.
-    pub(crate) ports: Sides<HashMap<String, u32>>,
+    pub(crate) tables: PerBridge<Tables>,
+    /// OpenFlow port numbers by port name.
+    pub(crate) ports: PerBridge<HashMap<String, u32>>,
 }
 
 impl Session {
-    /// Connects; makes bridges and uplinks if they are not there.
+    /// Connects to the database and the bridges. Creates missing bridges and uplinks.
     pub(crate) async fn open(
         socket: &Path,
-        kind: DatapathType,
+        datapath_type: DatapathType,
         uplinks: &[String],
     ) -> Result<Session, Error> {
         let database = Client::connect(socket).await?;
-        let mut session = Session::over(database);
+        let mut session = Session::without_bridges(database);
         session.directory = socket.parent().map(PathBuf::from).unwrap_or_default();
-        session.scaffold(kind, uplinks).await?;
+        session.ensure_bridges(datapath_type, uplinks).await?;
         Ok(session)
     }
 
-    /// Only the database: for what can be done without the bridges.
-    pub(crate) fn over(database: Client) -> Session {
-        Session { database, directory: PathBuf::new(), bridges: Sides::default(), writes: 0 }
+    /// Returns a session that has no connection to the bridges.
+    pub(crate) fn without_bridges(database: Client) -> Session {
+        Session { database, directory: PathBuf::new(), bridges: PerBridge::default(), writes: 0 }
     }
 
-    /// Makes bridges and uplinks be as they should, and the connections to them; does nothing when they are.
-    pub(crate) async fn scaffold(&mut self, kind: DatapathType, uplinks: &[String]) -> Result<(), Error> {
+    /// Creates or updates bridges and uplinks and connects to the bridges. Writes nothing if they are up to date.
+    pub(crate) async fn ensure_bridges(
+        &mut self,
+        datapath_type: DatapathType,
+        uplinks: &[String],
+    ) -> Result<(), Error> {
         self.database.catch_up().await?;
         let database = self.database.database();
-        for side in Side::BOTH {
-            let operations = bridge(&database, side, kind);
-            // A bridge made anew is not the one that we are connected to.
+        for kind in BridgeKind::ALL {
+            let operations = bridge_operations(&database, kind, datapath_type);
+            // The existing connection belongs to the replaced bridge.
             if !operations.is_empty() {
                 self.reconfigure(operations).await?;
-                *self.bridges.get_mut(side) = None;
+                *self.bridges.get_mut(kind) = None;
             }
-            if self.bridges.get(side).is_none() {
-                self.connect(side, kind).await?;
+            if self.bridges.get(kind).is_none() {
+                self.connect(kind, datapath_type).await?;
             }
         }
         let database = self.database.database();
-        self.reconfigure(ports::uplinks(&database, uplinks)).await
+        self.reconfigure(uplink::operations(&database, uplinks)).await
     }
 
-    async fn connect(&mut self, side: Side, kind: DatapathType) -> Result<(), Error> {
-        let path = self.directory.join(format!("{}.mgmt", side.bridge()));
+    async fn connect(&mut self, kind: BridgeKind, datapath_type: DatapathType) -> Result<(), Error> {
+        let path = self.directory.join(format!("{}.mgmt", kind.name()));
         match Connection::connect(&Target::Unix(path)).await {
-            // Nobody here listens to what the switch says unasked.
-            Ok((connection, _notifications)) => *self.bridges.get_mut(side) = Some(connection),
-            // The number of the bridge's own port tells nothing: the kernel does not take names as long as these.
-            Err(_) if self.database().bridge(side.bridge()).is_some_and(|(_, bridge)| !bridge.made) => {
-                return Err(Error::NotMade { bridge: side.bridge(), kind: kind.name() });
+            // The agent uses no notifications.
+            Ok((connection, _notifications)) => *self.bridges.get_mut(kind) = Some(connection),
+            // `ofport` of the internal port is no indication: its name exceeds the limit of the kernel.
+            Err(_) if self.database().bridge(kind.name()).is_some_and(|(_, bridge)| !bridge.created) => {
+                return Err(Error::NotCreated { bridge: kind.name(), kind: datapath_type.name() });
             }
-            Err(source) => return Err(failed(side, source)),
+            Err(source) => return Err(bridge_error(kind, source)),
         }
         Ok(())
     }
 
-    /// Connected, as far as is known.
+    /// Returns whether all connections are open.
     pub(crate) fn is_open(&self) -> bool {
-        let open = |side| {
-            self.bridges.get(side).as_ref().is_some_and(|connection: &Connection| !connection.is_closed())
+        let open = |kind| {
+            self.bridges.get(kind).as_ref().is_some_and(|connection: &Connection| !connection.is_closed())
         };
-        !self.database.is_closed() && Side::BOTH.into_iter().all(open)
+        !self.database.is_closed() && BridgeKind::ALL.into_iter().all(open)
     }
 
     pub(crate) fn client(&self) -> &Client {
@@ -117,69 +126,76 @@ impl Session {
         self.database.database()
     }
 
-    pub(crate) fn bridge(&self, side: Side) -> Option<&Connection> {
-        self.bridges.get(side).as_ref()
+    pub(crate) fn bridge(&self, kind: BridgeKind) -> Option<&Connection> {
+        self.bridges.get(kind).as_ref()
     }
 
-    /// Changes made since the last call.
+    /// Returns the number of changes since the last call.
     pub(crate) fn take_writes(&mut self) -> u64 {
         std::mem::take(&mut self.writes)
     }
 
-    /// Does the operations and waits for the switch to follow; nothing to do is no write.
+    /// Executes the operations and waits until ovs-vswitchd has applied them. Does nothing without operations.
     pub(crate) async fn reconfigure(&mut self, operations: Vec<Operation>) -> Result<(), Error> {
         if operations.is_empty() {
             return Ok(());
         }
         self.writes += operations.iter().filter(|operation| operation.is_write()).count() as u64;
-        Ok(self.database.reconfigure(operations, RECONFIGURE_WITHIN).await?)
+        Ok(self.database.reconfigure(operations, RECONFIGURE_TIMEOUT).await?)
     }
 
-    /// Has the switch try again what it could not do.
-    pub(crate) async fn nudge(&mut self) -> Result<(), Error> {
-        Ok(self.database.reconfigure(vec![], RECONFIGURE_WITHIN).await?)
+    /// Makes ovs-vswitchd apply the configuration again, so that it retries ports that it could not open.
+    pub(crate) async fn reconfigure_unchanged(&mut self) -> Result<(), Error> {
+        Ok(self.database.reconfigure(vec![], RECONFIGURE_TIMEOUT).await?)
     }
 
-    fn connection(&self, side: Side) -> Result<&Connection, Error> {
+    fn connection(&self, kind: BridgeKind) -> Result<&Connection, Error> {
         let closed = || {
-            let path = PathBuf::from(format!("{}.mgmt", side.bridge()));
-            failed(side, connection::Error::Closed { target: Target::Unix(path), why: "not opened".into() })
+            let path = PathBuf::from(format!("{}.mgmt", kind.name()));
+            bridge_error(
+                kind,
+                connection::Error::Closed { target: Target::Unix(path), why: "not connected".into() },
+            )
         };
-        self.bridges.get(side).as_ref().ok_or_else(closed)
+        self.bridges.get(kind).as_ref().ok_or_else(closed)
     }
 
+    /// Reads flows, groups and ports of both bridges.
     pub(crate) async fn dump(&self) -> Result<Dump, Error> {
-        let one = async |side| {
-            let connection = self.connection(side)?;
+        let one = async |kind| {
+            let connection = self.connection(kind)?;
             let flows = async { connection.dump_flows(FlowFilter::default()).await };
             let groups = async { connection.dump_groups().await };
             let ports = async { connection.ports().await };
             let all = futures::future::try_join3(flows, groups, ports).await;
-            let (flows, groups, ports) = all.map_err(|source| failed(side, source))?;
+            let (flows, groups, ports) = all.map_err(|source| bridge_error(kind, source))?;
             let tables = Tables::new(flows.into_iter().map(|stats| stats.flow), groups);
             let ports: HashMap<_, _> = ports.into_iter().map(|port| (port.name, port.port.0)).collect();
             Ok::<_, Error>((tables, ports))
         };
         let ((vlan, vlan_ports), (vxlan, vxlan_ports)) =
-            futures::future::try_join(one(Side::Vlan), one(Side::Vxlan)).await?;
-        Ok(Dump { tables: Sides { vlan, vxlan }, ports: Sides { vlan: vlan_ports, vxlan: vxlan_ports } })
+            futures::future::try_join(one(BridgeKind::Vlan), one(BridgeKind::Vxlan)).await?;
+        Ok(Dump {
+            tables: PerBridge { vlan, vxlan },
+            ports: PerBridge { vlan: vlan_ports, vxlan: vxlan_ports },
+        })
     }
 
-    /// Makes all changes of one bridge or none.
-    pub(crate) async fn apply(&mut self, side: Side, changes: Vec<Change>) -> Result<(), Error> {
+    /// Applies all changes to one bridge atomically.
+    pub(crate) async fn apply(&mut self, kind: BridgeKind, changes: Vec<Change>) -> Result<(), Error> {
         if changes.is_empty() {
             return Ok(());
         }
         let count = changes.len() as u64;
-        self.connection(side)?.apply_bundle(changes).await.map_err(|source| failed(side, source))?;
+        self.connection(kind)?.apply_bundle(changes).await.map_err(|source| bridge_error(kind, source))?;
         self.writes += count;
         Ok(())
     }
 
-    /// Removes both bridges and all that is on them.
-    pub(crate) async fn remove(&mut self) -> Result<(), Error> {
+    /// Removes both bridges with their ports and flows.
+    pub(crate) async fn remove_bridges(&mut self) -> Result<(), Error> {
         let database = self.database.database();
-        let ours: Vec<_> = Side::BOTH.iter().filter_map(|side| database.bridge(side.bridge())).collect();
+        let ours: Vec<_> = BridgeKind::ALL.iter().filter_map(|kind| database.bridge(kind.name())).collect();
         let ours: Vec<_> = ours.into_iter().map(|(uuid, _)| uuid.into()).collect();
         if ours.is_empty() {
             return Ok(());
@@ -188,33 +204,33 @@ impl Session {
     }
 }
 
-fn failed(side: Side, source: connection::Error) -> Error {
-    let (bridge, refused) = (
-        side.bridge(),
+fn bridge_error(kind: BridgeKind, source: connection::Error) -> Error {
+    let (bridge, rejected) = (
+        kind.name(),
         matches!(source, connection::Error::Refused { .. } | connection::Error::TooLong { .. }),
     );
     let source = Box::new(source);
-    if refused { Error::Refused { bridge, source } } else { Error::Bridge { bridge, source } }
+    if rejected { Error::Refused { bridge, source } } else { Error::Bridge { bridge, source } }
 }
 
-/// Whether the switch is sound and only did not like what it was told.
-pub(crate) fn is_refusal(error: &Error) -> bool {
+/// Returns whether the switch rejected a request. The session remains usable.
+pub(crate) fn is_rejection(error: &Error) -> bool {
     matches!(error, Error::Refused { .. } | Error::Database(ovsdb::Error::Refused { .. }))
 }
 
-/// What makes a bridge be as it should.
-fn bridge(database: &Database, side: Side, kind: DatapathType) -> Vec<Operation> {
-    let name = side.bridge();
+/// Returns the operations that create or update a bridge.
+fn bridge_operations(database: &Database, kind: BridgeKind, datapath_type: DatapathType) -> Vec<Operation> {
+    let name = kind.name();
     let columns = json!({
         "fail_mode": set(["secure"]),
         "protocols": set(["OpenFlow13"]),
-        "datapath_type": kind.name(),
+        "datapath_type": datapath_type.name(),
     });
     if let Some((uuid, bridge)) = database.bridge(name) {
         let fits = bridge.fail_mode.as_deref() == Some("secure")
             && bridge.protocols.iter().map(String::as_str).eq(["OpenFlow13"])
-            && (bridge.datapath_type == kind.name()
-                || bridge.datapath_type.is_empty() && kind == DatapathType::System);
+            && (bridge.datapath_type == datapath_type.name()
+                || bridge.datapath_type.is_empty() && datapath_type == DatapathType::System);
         return if fits { vec![] } else { vec![Operation::update("Bridge", uuid, columns)] };
     }
     let interface = json!({"name": name, "type": "internal"});

@@ -1,18 +1,18 @@
-//! Whose a flow is.
+//! Flow cookies.
 
 use crate::datapath::ObjectId;
 
-/// The mark of an object's flows: one byte of ours and of the object's kind, then a hash of its id. It is
-/// the same in every run and every version, so a restarted agent knows its flows again.
+/// Cookie of the flows of one object: 0xc in bits 60 to 63, the kind of the object in bits 56 to 59, and 56 bits of a
+/// hash of its id. It does not depend on the process or the version, so that a restarted agent recognises its flows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Cookie(pub(crate) u64);
 
-const OURS: u64 = 0xc0;
-const HASH: u64 = 0x00ff_ffff_ffff_ffff;
+const PREFIX: u64 = 0xc0;
+const HASH_MASK: u64 = 0x00ff_ffff_ffff_ffff;
 
 impl Cookie {
-    /// Of the flows that are there whatever is desired.
-    pub(crate) const SCAFFOLD: Cookie = Cookie(OURS << 56);
+    /// Cookie of the base flows, which exist for any desired state.
+    pub(crate) const BASE: Cookie = Cookie(PREFIX << 56);
 
     pub(crate) fn of(id: &ObjectId) -> Cookie {
         let (kind, text) = match id {
@@ -23,11 +23,11 @@ impl Cookie {
             ObjectId::Group(number) => (5, number.to_string()),
             ObjectId::Service(id) => (6, id.to_string()),
         };
-        Cookie((OURS | kind) << 56 | hash(&text) & HASH)
+        Cookie((PREFIX | kind) << 56 | hash(&text) & HASH_MASK)
     }
 }
 
-/// FNV-1a: short, and fixed for ever, which the hashes of the standard library are not.
+/// FNV-1a, 64 bits. The hashes of the standard library differ between versions.
 pub(crate) fn hash(text: &str) -> u64 {
     text.bytes()
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))

@@ -1,4 +1,4 @@
-//! What one bridge holds in its flow and group tables, and how it changes.
+//! Flow and group tables of one bridge, and changes to them.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -10,35 +10,36 @@ use openflow_rs::{Change, Flow, FlowMod, Group, GroupMod};
 
 use super::cookie::Cookie;
 
-/// A flow, known by what identifies it to the switch: table, priority and match.
+/// A flow that is compared by its identity in the switch: table, priority and match.
 #[derive(Clone, Debug)]
-struct Row(Arc<Flow>);
+struct FlowEntry(Arc<Flow>);
 
-impl Row {
+impl FlowEntry {
     fn identity(&self) -> (u8, u16, &openflow_rs::Match) {
         (self.0.table, self.0.priority, &self.0.matching)
     }
 }
 
-impl PartialEq for Row {
-    fn eq(&self, other: &Row) -> bool {
+impl PartialEq for FlowEntry {
+    fn eq(&self, other: &FlowEntry) -> bool {
         self.identity() == other.identity()
     }
 }
 
-impl Eq for Row {}
+impl Eq for FlowEntry {}
 
-impl Hash for Row {
+impl Hash for FlowEntry {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.identity().hash(state);
     }
 }
 
-/// The flows and groups of one bridge, by owner.
+/// Flows and groups of one bridge.
 #[derive(Debug, Default)]
 pub(crate) struct Tables {
-    rows: HashSet<Row>,
-    owners: HashMap<Cookie, HashSet<Row>>,
+    flows: HashSet<FlowEntry>,
+    /// Flows by cookie.
+    owners: HashMap<Cookie, HashSet<FlowEntry>>,
     groups: BTreeMap<u32, Group>,
 }
 
@@ -55,12 +56,12 @@ impl Tables {
         tables
     }
 
-    /// The flows that `other` does not hold just so.
-    pub(crate) fn beyond<'a>(&'a self, other: &'a Tables) -> impl Iterator<Item = &'a Flow> {
-        self.rows
+    /// Returns the flows that are missing or different in `other`.
+    pub(crate) fn difference<'a>(&'a self, other: &'a Tables) -> impl Iterator<Item = &'a Flow> {
+        self.flows
             .iter()
-            .filter(|row| other.rows.get(row).is_none_or(|held| held.0 != row.0))
-            .map(|row| &*row.0)
+            .filter(|entry| other.flows.get(entry).is_none_or(|present| present.0 != entry.0))
+            .map(|entry| &*entry.0)
     }
 
     pub(crate) fn groups(&self) -> &BTreeMap<u32, Group> {
@@ -68,82 +69,83 @@ impl Tables {
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.rows.len()
+        self.flows.len()
     }
 
-    /// Puts a flow in; what it replaces is returned.
+    /// Adds or replaces a flow; returns the replaced one.
     fn insert(&mut self, flow: Arc<Flow>) -> Option<Arc<Flow>> {
-        let row = Row(flow);
-        let old = self.rows.replace(row.clone()).map(|old| old.0);
+        let entry = FlowEntry(flow);
+        let old = self.flows.replace(entry.clone()).map(|old| old.0);
         if let Some(old) = &old {
-            self.disown(Cookie(old.cookie), old);
+            self.remove_owner(Cookie(old.cookie), old);
         }
-        self.owners.entry(Cookie(row.0.cookie)).or_default().replace(row);
+        self.owners.entry(Cookie(entry.0.cookie)).or_default().replace(entry);
         old
     }
 
     fn remove(&mut self, flow: &Arc<Flow>) -> Option<Arc<Flow>> {
-        let old = self.rows.take(&Row(flow.clone()))?.0;
-        self.disown(Cookie(old.cookie), &old);
+        let old = self.flows.take(&FlowEntry(flow.clone()))?.0;
+        self.remove_owner(Cookie(old.cookie), &old);
         Some(old)
     }
 
-    fn disown(&mut self, owner: Cookie, flow: &Arc<Flow>) {
-        if let Some(rows) = self.owners.get_mut(&owner) {
-            rows.remove(&Row(flow.clone()));
-            if rows.is_empty() {
+    fn remove_owner(&mut self, owner: Cookie, flow: &Arc<Flow>) {
+        if let Some(flows) = self.owners.get_mut(&owner) {
+            flows.remove(&FlowEntry(flow.clone()));
+            if flows.is_empty() {
                 self.owners.remove(&owner);
             }
         }
     }
 }
 
-/// Tables in the making: nothing reaches the switch before [`Edit::changes`] does, and an edit that failed there
-/// is undone here.
+/// Uncommitted changes of [`Tables`]. The tables change at once; [`Edit::changes`] returns the modifications for the
+/// switch, and [`Edit::rollback`] reverts the tables if the switch rejects them.
 pub(crate) struct Edit<'a> {
     tables: &'a mut Tables,
-    /// What stood there before, for each flow touched.
-    flows: HashMap<Row, Option<Arc<Flow>>>,
+    /// Previous flow for each changed identity.
+    flows: HashMap<FlowEntry, Option<Arc<Flow>>>,
+    /// Previous group for each changed id.
     groups: BTreeMap<u32, Option<Group>>,
 }
 
 impl<'a> Edit<'a> {
-    pub(crate) fn of(tables: &'a mut Tables) -> Edit<'a> {
+    pub(crate) fn new(tables: &'a mut Tables) -> Edit<'a> {
         Edit { tables, flows: HashMap::new(), groups: BTreeMap::new() }
     }
 
-    fn put(&mut self, flow: Flow) {
+    fn insert(&mut self, flow: Flow) {
         let flow = Arc::new(flow);
-        if self.tables.rows.get(&Row(flow.clone())).is_some_and(|row| *row.0 == *flow) {
+        if self.tables.flows.get(&FlowEntry(flow.clone())).is_some_and(|entry| *entry.0 == *flow) {
             return;
         }
         let old = self.tables.insert(flow.clone());
-        self.flows.entry(Row(flow)).or_insert(old);
+        self.flows.entry(FlowEntry(flow)).or_insert(old);
     }
 
-    fn take(&mut self, flow: &Arc<Flow>) {
+    fn remove(&mut self, flow: &Arc<Flow>) {
         if let Some(old) = self.tables.remove(flow) {
-            self.flows.entry(Row(flow.clone())).or_insert(Some(old));
+            self.flows.entry(FlowEntry(flow.clone())).or_insert(Some(old));
         }
     }
 
-    /// Makes `flows` be all that the owner has. A flow that another owner took over stays with it.
+    /// Replaces all flows of `owner` with `flows`. A flow that another owner has taken over stays.
     pub(crate) fn set(&mut self, owner: Cookie, flows: impl IntoIterator<Item = Flow>) {
         let mut old = self.tables.owners.get(&owner).cloned().unwrap_or_default();
         for flow in flows {
             let flow = flow.cookie(owner.0);
-            old.remove(&Row(Arc::new(flow.clone())));
-            self.put(flow);
+            old.remove(&FlowEntry(Arc::new(flow.clone())));
+            self.insert(flow);
         }
-        for row in old {
-            self.take(&row.0);
+        for entry in old {
+            self.remove(&entry.0);
         }
     }
 
-    /// Removes every flow whose owner does not count.
-    pub(crate) fn sweep(&mut self, counts: impl Fn(Cookie) -> bool) {
-        let strays: Vec<_> = self.tables.owners.keys().copied().filter(|owner| !counts(*owner)).collect();
-        for owner in strays {
+    /// Removes the flows of all owners for which `keep` returns false.
+    pub(crate) fn retain_owners(&mut self, keep: impl Fn(Cookie) -> bool) {
+        let orphans: Vec<_> = self.tables.owners.keys().copied().filter(|owner| !keep(*owner)).collect();
+        for owner in orphans {
             self.set(owner, []);
         }
     }
@@ -166,8 +168,8 @@ impl<'a> Edit<'a> {
         self.tables.groups.keys().copied()
     }
 
-    /// What the switch must be told, in an order in which nothing is missing at any time: groups before the
-    /// flows that send to them, what is new before what goes.
+    /// Returns the modifications for the switch, in an order that never leaves a gap: groups before the flows that use
+    /// them, additions before deletions.
     pub(crate) fn changes(&self) -> Vec<Change> {
         let (mut first, mut add, mut delete, mut last) = (vec![], vec![], vec![], vec![]);
         for (id, old) in &self.groups {
@@ -180,25 +182,25 @@ impl<'a> Edit<'a> {
                 None => {}
             }
         }
-        for (row, old) in &self.flows {
-            match self.tables.rows.get(row) {
+        for (entry, old) in &self.flows {
+            match self.tables.flows.get(entry) {
                 Some(new) if old.as_ref().is_none_or(|old| **old != *new.0) => {
                     add.push(FlowMod::add((*new.0).clone()).into());
                 }
                 Some(_) => {}
-                None if old.is_some() => delete.push(FlowMod::delete_strict(&row.0).into()),
+                None if old.is_some() => delete.push(FlowMod::delete_strict(&entry.0).into()),
                 None => {}
             }
         }
         [first, add, delete, last].concat()
     }
 
-    /// The tables become what they were.
-    pub(crate) fn undo(self) {
-        for (row, old) in self.flows {
+    /// Restores the previous contents of the tables.
+    pub(crate) fn rollback(self) {
+        for (entry, old) in self.flows {
             match old {
                 Some(old) => drop(self.tables.insert(old)),
-                None => drop(self.tables.remove(&row.0)),
+                None => drop(self.tables.remove(&entry.0)),
             }
         }
         for (id, old) in self.groups {
@@ -222,59 +224,59 @@ mod tests {
         Flow::new(1, 10, Match::new().in_port(port.into())).apply([Action::output(out)])
     }
 
-    fn told(edit: &Edit<'_>) -> Vec<String> {
-        let mut told: Vec<_> = edit.changes().iter().map(ToString::to_string).collect();
-        told.sort();
-        told
+    fn change_lines(edit: &Edit<'_>) -> Vec<String> {
+        let mut lines: Vec<_> = edit.changes().iter().map(ToString::to_string).collect();
+        lines.sort();
+        lines
     }
 
     #[test]
-    fn only_what_changed_is_told() {
+    fn only_differences_are_written() {
         let mut tables = Tables::default();
-        let mut edit = Edit::of(&mut tables);
+        let mut edit = Edit::new(&mut tables);
         edit.set(A, [flow(1, 5), flow(2, 5)]);
         assert_eq!(edit.changes().len(), 2);
-        let mut edit = Edit::of(&mut tables);
+        let mut edit = Edit::new(&mut tables);
         edit.set(A, [flow(2, 5), flow(1, 5)]);
         assert!(edit.changes().is_empty());
         edit.set(A, [flow(1, 5), flow(2, 6)]);
         edit.set(A, [flow(1, 5), flow(2, 7)]);
-        assert_eq!(told(&edit), ["add flow table=1, priority=10,in_port=2 actions=output:7"]);
+        assert_eq!(change_lines(&edit), ["add flow table=1, priority=10,in_port=2 actions=output:7"]);
     }
 
     #[test]
-    fn a_flow_that_moved_to_another_owner_stays() {
+    fn a_flow_taken_over_by_another_owner_stays() {
         let mut tables = Tables::default();
-        Edit::of(&mut tables).set(A, [flow(1, 5)]);
-        let mut edit = Edit::of(&mut tables);
+        Edit::new(&mut tables).set(A, [flow(1, 5)]);
+        let mut edit = Edit::new(&mut tables);
         edit.set(B, [flow(1, 6)]);
         edit.set(A, []);
-        assert_eq!(told(&edit), ["add flow table=1, priority=10,in_port=1 actions=output:6"]);
+        assert_eq!(change_lines(&edit), ["add flow table=1, priority=10,in_port=1 actions=output:6"]);
         assert_eq!(tables.len(), 1);
     }
 
     #[test]
-    fn groups_come_before_their_flows_and_go_after() {
+    fn groups_are_added_before_and_deleted_after_their_flows() {
         let group = Group { id: 7, kind: GroupKind::All, buckets: vec![] };
         let to_group = Flow::new(1, 10, Match::new()).apply([Action::Group(7)]);
         let mut tables = Tables::default();
-        let mut edit = Edit::of(&mut tables);
+        let mut edit = Edit::new(&mut tables);
         edit.set(A, [to_group]);
         edit.set_group(group);
         assert!(matches!(edit.changes()[..], [Change::Group(_), Change::Flow(_)]));
-        let mut edit = Edit::of(&mut tables);
+        let mut edit = Edit::new(&mut tables);
         edit.remove_group(7);
         edit.set(A, []);
         assert!(matches!(edit.changes()[..], [Change::Flow(_), Change::Group(_)]));
-        edit.undo();
+        edit.rollback();
         assert_eq!((tables.len(), tables.groups().len()), (1, 1));
     }
 
     #[test]
-    fn a_sweep_takes_what_nobody_owns() {
+    fn flows_of_other_owners_are_removed() {
         let mut tables = Tables::new([flow(1, 5).cookie(A.0), flow(2, 5).cookie(B.0), flow(3, 5)], []);
-        let mut edit = Edit::of(&mut tables);
-        edit.sweep(|owner| owner == A);
+        let mut edit = Edit::new(&mut tables);
+        edit.retain_owners(|owner| owner == A);
         assert_eq!(edit.changes().len(), 2);
         assert_eq!(tables.len(), 1);
     }

@@ -1,4 +1,4 @@
-//! Which objects are in place, and the indexes that a change needs so as not to look at all of them.
+//! Index of installed objects.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -8,86 +8,92 @@ use std::{
 use contiv_model::name::{EndpointId, NetworkId};
 
 use crate::datapath::{
-    Object, ObjectId,
-    ovs::pipeline::{Side, place},
+    Network, Object, ObjectId,
+    ovs::{bridge::BridgeKind, pipeline::bridge_and_tag},
 };
 
 /// A port of a bridge.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Port {
+pub(crate) struct BridgePort {
     pub(crate) name: String,
-    /// Its OpenFlow number.
+    /// OpenFlow port number.
     pub(crate) number: u32,
 }
 
-/// An object in place; a local endpoint and a peer have a port.
+/// An installed object. A local endpoint and a peer have a port.
 #[derive(Clone, Debug)]
-pub(crate) struct Held {
+pub(crate) struct Installed {
     pub(crate) object: Object,
-    pub(crate) port: Option<Port>,
+    pub(crate) port: Option<BridgePort>,
 }
 
+/// Installed objects by id, with secondary indexes so that a change does not scan all objects.
 #[derive(Debug, Default)]
-pub(crate) struct Books {
-    held: BTreeMap<ObjectId, Held>,
-    /// Where the pods of each VXLAN network are.
-    pods: BTreeMap<NetworkId, BTreeMap<EndpointId, u32>>,
+pub(crate) struct FlowIndex {
+    installed: BTreeMap<ObjectId, Installed>,
+    /// Port numbers of the local endpoints of each VXLAN network.
+    local_ports: BTreeMap<NetworkId, BTreeMap<EndpointId, u32>>,
+    /// Port numbers of tunnels, by the address of the peer.
     peers: BTreeMap<IpAddr, u32>,
-    /// The remote endpoints of each node.
-    behind: BTreeMap<IpAddr, BTreeSet<EndpointId>>,
-    /// Whose each port is.
-    ports: HashMap<String, ObjectId>,
+    /// Remote endpoints by the VTEP of their node.
+    remotes: BTreeMap<IpAddr, BTreeSet<EndpointId>>,
+    /// Owners of ports, by port name.
+    port_owners: HashMap<String, ObjectId>,
 }
 
-impl Books {
-    pub(crate) fn get(&self, id: &ObjectId) -> Option<&Held> {
-        self.held.get(id)
+impl FlowIndex {
+    pub(crate) fn get(&self, id: &ObjectId) -> Option<&Installed> {
+        self.installed.get(id)
     }
 
     pub(crate) fn ids(&self) -> impl Iterator<Item = &ObjectId> {
-        self.held.keys()
+        self.installed.keys()
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.held.len()
+        self.installed.len()
     }
 
-    pub(crate) fn networks(&self) -> impl Iterator<Item = &crate::datapath::Network> {
-        self.held.values().filter_map(|held| match &held.object {
+    pub(crate) fn networks(&self) -> impl Iterator<Item = &Network> {
+        self.installed.values().filter_map(|installed| match &installed.object {
             Object::Network(network) => Some(network),
             _ => None,
         })
     }
 
-    pub(crate) fn pods(&self, network: &NetworkId) -> impl ExactSizeIterator<Item = u32> + use<'_> {
+    /// Port numbers of the local endpoints of a VXLAN network.
+    pub(crate) fn local_ports(&self, network: &NetworkId) -> impl ExactSizeIterator<Item = u32> + use<'_> {
         static NONE: BTreeMap<EndpointId, u32> = BTreeMap::new();
-        self.pods.get(network).unwrap_or(&NONE).values().copied()
+        self.local_ports.get(network).unwrap_or(&NONE).values().copied()
     }
 
-    /// The ports that lead to other nodes, by their addresses.
+    /// Port numbers of tunnels, by the address of the peer.
     pub(crate) fn peers(&self) -> &BTreeMap<IpAddr, u32> {
         &self.peers
     }
 
-    pub(crate) fn behind(&self, vtep: IpAddr) -> Vec<EndpointId> {
-        self.behind.get(&vtep).into_iter().flatten().cloned().collect()
+    /// Remote endpoints on the node with this VTEP.
+    pub(crate) fn remotes_at(&self, vtep: IpAddr) -> Vec<EndpointId> {
+        self.remotes.get(&vtep).into_iter().flatten().cloned().collect()
     }
 
-    pub(crate) fn owner_of_port(&self, name: &str) -> Option<&ObjectId> {
-        self.ports.get(name)
+    pub(crate) fn port_owner(&self, name: &str) -> Option<&ObjectId> {
+        self.port_owners.get(name)
     }
 
-    pub(crate) fn put(&mut self, held: Held) -> Option<Held> {
-        let id = held.object.id();
-        let old = self.take(&id);
-        if let Some(port) = &held.port {
-            self.ports.insert(port.name.clone(), id.clone());
-            match &held.object {
+    /// Adds or replaces an object; returns the replaced one.
+    pub(crate) fn insert(&mut self, installed: Installed) -> Option<Installed> {
+        let id = installed.object.id();
+        let old = self.remove(&id);
+        if let Some(port) = &installed.port {
+            self.port_owners.insert(port.name.clone(), id.clone());
+            match &installed.object {
                 Object::Peer(peer) => {
                     self.peers.insert(peer.vtep, port.number);
                 }
-                Object::Local(local) if place(local.encap).0 == Side::Vxlan => {
-                    self.pods.entry(local.network.clone()).or_default().insert(local.id.clone(), port.number);
+                Object::Local(local) if bridge_and_tag(local.encap).0 == BridgeKind::Vxlan => {
+                    let ports = self.local_ports.entry(local.network.clone()).or_default();
+                    ports.insert(local.id.clone(), port.number);
                 }
                 Object::Local(_)
                 | Object::Network(_)
@@ -96,33 +102,33 @@ impl Books {
                 | Object::Service(_) => {}
             }
         }
-        if let Object::Remote(remote) = &held.object
+        if let Object::Remote(remote) = &installed.object
             && let Some(vtep) = remote.vtep
         {
-            self.behind.entry(vtep).or_default().insert(remote.id.clone());
+            self.remotes.entry(vtep).or_default().insert(remote.id.clone());
         }
-        self.held.insert(id, held);
+        self.installed.insert(id, installed);
         old
     }
 
-    pub(crate) fn take(&mut self, id: &ObjectId) -> Option<Held> {
-        let held = self.held.remove(id)?;
-        if let Some(port) = &held.port
-            && self.ports.get(&port.name) == Some(id)
+    pub(crate) fn remove(&mut self, id: &ObjectId) -> Option<Installed> {
+        let installed = self.installed.remove(id)?;
+        if let Some(port) = &installed.port
+            && self.port_owners.get(&port.name) == Some(id)
         {
-            self.ports.remove(&port.name);
+            self.port_owners.remove(&port.name);
         }
-        match &held.object {
+        match &installed.object {
             Object::Peer(peer) => {
                 self.peers.remove(&peer.vtep);
             }
-            Object::Local(local) => forget(&mut self.pods, &local.network, |pods| {
-                pods.remove(&local.id);
-                pods.is_empty()
+            Object::Local(local) => remove_if_empty(&mut self.local_ports, &local.network, |ports| {
+                ports.remove(&local.id);
+                ports.is_empty()
             }),
             Object::Remote(remote) => {
                 if let Some(vtep) = remote.vtep {
-                    forget(&mut self.behind, &vtep, |remotes| {
+                    remove_if_empty(&mut self.remotes, &vtep, |remotes| {
                         remotes.remove(&remote.id);
                         remotes.is_empty()
                     });
@@ -130,13 +136,13 @@ impl Books {
             }
             Object::Network(_) | Object::Group(_) | Object::Service(_) => {}
         }
-        Some(held)
+        Some(installed)
     }
 }
 
-/// Takes something out of an entry, and the entry when it is empty then.
-fn forget<K: Ord, V>(map: &mut BTreeMap<K, V>, key: &K, take: impl FnOnce(&mut V) -> bool) {
-    if map.get_mut(key).is_some_and(take) {
+/// Changes the value of a key with `change`, and removes the entry if `change` returns that the value is empty.
+fn remove_if_empty<K: Ord, V>(map: &mut BTreeMap<K, V>, key: &K, change: impl FnOnce(&mut V) -> bool) {
+    if map.get_mut(key).is_some_and(change) {
         map.remove(key);
     }
 }

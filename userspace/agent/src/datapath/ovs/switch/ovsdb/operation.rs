@@ -1,4 +1,4 @@
-//! The parts of a transaction.
+//! Operations of a transaction (RFC 7047 section 5.2).
 
 use std::{collections::BTreeMap, fmt};
 
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::{OPEN_VSWITCH, Uuid};
 
-/// A row that is there, or one that the same transaction makes.
+/// An existing row, or a row that the same transaction inserts.
 #[derive(Clone, Debug)]
 pub(crate) enum Reference {
     Row(Uuid),
@@ -28,48 +28,48 @@ impl From<&Uuid> for Reference {
     }
 }
 
-/// One step of a transaction.
+/// One operation of a transaction.
 #[derive(Clone, Debug)]
 pub(crate) struct Operation {
     json: Value,
-    /// Whether it changes what the operator configures, or only counts.
-    counts: bool,
+    /// Whether the operation counts as a write of configuration.
+    is_write: bool,
 }
 
 impl Operation {
     fn new(json: Value) -> Operation {
-        Operation { json, counts: true }
+        Operation { json, is_write: true }
     }
 
-    /// A new row, known as `name` within the transaction.
+    /// Inserts a row, which has the name `name` within the transaction.
     pub(crate) fn insert(table: &str, name: &str, row: Value) -> (Operation, Reference) {
         let json = json!({"op": "insert", "table": table, "row": row, "uuid-name": name});
         (Operation::new(json), Reference::New(name.into()))
     }
 
-    /// New values for some columns of a row.
+    /// Sets columns of a row.
     pub(crate) fn update(table: &str, row: &Uuid, columns: Value) -> Operation {
         let condition = json!([["_uuid", "==", ["uuid", row.0]]]);
         Operation::new(json!({"op": "update", "table": table, "where": condition, "row": columns}))
     }
 
-    /// Puts rows into a column that holds a set of them.
+    /// Adds references to a set column.
     pub(crate) fn link(table: &str, row: Option<&Uuid>, column: &str, add: &[Reference]) -> Operation {
         Operation::mutate(table, row, json!([[column, "insert", references(add)]]))
     }
 
-    /// Takes rows out of a column that holds a set of them. A row that nothing holds goes away.
+    /// Removes references from a set column. The server deletes rows without references.
     pub(crate) fn unlink(table: &str, row: Option<&Uuid>, column: &str, take: &[Reference]) -> Operation {
         Operation::mutate(table, row, json!([[column, "delete", references(take)]]))
     }
 
-    /// Tells ovs-vswitchd that there is something new, so that it tells when it is done.
-    pub(crate) fn count_configuration() -> Operation {
+    /// Increments `next_cfg`. ovs-vswitchd copies it to `cur_cfg` when it has applied the configuration.
+    pub(crate) fn increment_next_cfg() -> Operation {
         let operation = Operation::mutate(OPEN_VSWITCH, None, json!([["next_cfg", "+=", 1]]));
-        Operation { counts: false, ..operation }
+        Operation { is_write: false, ..operation }
     }
 
-    /// On one row, or on all where a table has only one.
+    /// Mutates one row, or all rows if `row` is `None`.
     fn mutate(table: &str, row: Option<&Uuid>, mutations: Value) -> Operation {
         let condition = row.map_or(json!([]), |uuid| json!([["_uuid", "==", ["uuid", uuid.0]]]));
         Operation::new(json!({"op": "mutate", "table": table, "where": condition, "mutations": mutations}))
@@ -79,9 +79,9 @@ impl Operation {
         self.json.clone()
     }
 
-    /// Whether it changes configuration.
+    /// Returns whether the operation changes configuration.
     pub(crate) fn is_write(&self) -> bool {
-        self.counts
+        self.is_write
     }
 }
 
@@ -100,12 +100,12 @@ fn references(rows: &[Reference]) -> Value {
     json!(["set", rows.iter().map(Reference::json).collect::<Vec<_>>()])
 }
 
-/// A set of rows or of plain values.
+/// Returns a set of references or values.
 pub(crate) fn set<T: Into<Value>>(items: impl IntoIterator<Item = T>) -> Value {
     json!(["set", items.into_iter().map(Into::into).collect::<Vec<Value>>()])
 }
 
-/// A column that may be empty.
+/// Returns the value of an optional column: a set of at most one.
 pub(crate) fn optional<T: Into<Value>>(item: Option<T>) -> Value {
     set(item)
 }
@@ -120,7 +120,7 @@ impl From<Reference> for Value {
     }
 }
 
-/// The words of an error object.
+/// Returns the text of an error object.
 pub(crate) fn failure(error: &Value) -> String {
     let word = |key: &str| error[key].as_str().unwrap_or_default();
     match (word("error"), word("details")) {

@@ -1,4 +1,4 @@
-//! The rows that we use, parsed once as they come.
+//! Copy of the monitored tables (ovs-vswitchd.conf.db(5)).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,19 +6,19 @@ use serde_json::{Value, json};
 
 use super::OPEN_VSWITCH;
 
-/// A row's name.
+/// UUID of a row.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Uuid(pub(crate) String);
 
-/// A live copy of the part of the database that we use.
+/// Copy of the monitored tables.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Database {
     pub(crate) bridges: BTreeMap<Uuid, Bridge>,
     pub(crate) ports: BTreeMap<Uuid, Port>,
     pub(crate) interfaces: BTreeMap<Uuid, Interface>,
-    /// The bridges that the switch should have; others wait to be collected as garbage.
+    /// Bridges that the root table references; the server deletes the others.
     pub(crate) root: BTreeSet<Uuid>,
-    /// The configuration that ovs-vswitchd has made true.
+    /// `cur_cfg`: the configuration that ovs-vswitchd has applied.
     pub(crate) current_configuration: i64,
 }
 
@@ -29,8 +29,8 @@ pub(crate) struct Bridge {
     pub(crate) fail_mode: Option<String>,
     pub(crate) protocols: BTreeSet<String>,
     pub(crate) datapath_type: String,
-    /// ovs-vswitchd could make it.
-    pub(crate) made: bool,
+    /// Whether ovs-vswitchd has created the bridge (`datapath_id` is set).
+    pub(crate) created: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,23 +48,24 @@ pub(crate) struct Port {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Interface {
     pub(crate) name: String,
-    pub(crate) kind: String,
+    /// `type` column.
+    pub(crate) interface_type: String,
     pub(crate) options: BTreeMap<String, String>,
     pub(crate) external_ids: BTreeMap<String, String>,
-    /// The OpenFlow port number; -1 when the switch could not have the interface.
+    /// OpenFlow port number; -1 if ovs-vswitchd could not open the interface.
     pub(crate) ofport: Option<i64>,
-    /// Why it could not.
+    /// Cause of the failure to open the interface.
     pub(crate) error: Option<String>,
 }
 
 impl Interface {
-    /// Its OpenFlow port number, if the switch has the interface.
+    /// Returns the OpenFlow port number, if ovs-vswitchd has opened the interface.
     pub(crate) fn number(&self) -> Option<u32> {
         self.ofport.and_then(|number| u32::try_from(number).ok()).filter(|number| *number > 0)
     }
 }
 
-/// What a monitor request asks for.
+/// Returns the columns of the monitor request.
 pub(crate) fn monitored() -> Value {
     json!({
         OPEN_VSWITCH: {"columns": ["bridges", "cur_cfg"]},
@@ -77,12 +78,12 @@ pub(crate) fn monitored() -> Value {
 }
 
 impl Database {
-    /// The bridge of this name.
+    /// Returns the bridge with this name.
     pub(crate) fn bridge(&self, name: &str) -> Option<(&Uuid, &Bridge)> {
         self.bridges.iter().find(|(uuid, bridge)| bridge.name == name && self.root.contains(uuid))
     }
 
-    /// The ports of a bridge, each with its interfaces.
+    /// Returns the ports of a bridge with their interfaces.
     pub(crate) fn ports_of<'a>(
         &'a self,
         bridge: &'a Bridge,
@@ -95,7 +96,7 @@ impl Database {
         })
     }
 
-    /// Takes over a monitor's update: for each row its new contents, or none when it is gone.
+    /// Applies an update of the monitor: the new contents of each row, or none for a deleted row.
     pub(crate) fn update(&mut self, updates: &Value) {
         let rows = |table: &str| updates[table].as_object().into_iter().flatten();
         for (_, change) in rows(OPEN_VSWITCH) {
@@ -134,7 +135,7 @@ impl Bridge {
             fail_mode: maybe_text(&row["fail_mode"]),
             protocols: items(&row["protocols"]).map(text).collect(),
             datapath_type: text(&row["datapath_type"]),
-            made: maybe_text(&row["datapath_id"]).is_some(),
+            created: maybe_text(&row["datapath_id"]).is_some(),
         }
     }
 }
@@ -158,7 +159,7 @@ impl Interface {
     fn parse(row: &Value) -> Interface {
         Interface {
             name: text(&row["name"]),
-            kind: text(&row["type"]),
+            interface_type: text(&row["type"]),
             options: pairs(&row["options"]),
             external_ids: pairs(&row["external_ids"]),
             ofport: items(&row["ofport"]).find_map(Value::as_i64),
@@ -167,7 +168,7 @@ impl Interface {
     }
 }
 
-/// The members of a set; a set of one is written as its member.
+/// Returns the members of a set. The wire form of a set with one member is the member.
 fn items(value: &Value) -> impl Iterator<Item = &Value> {
     let (many, one) = match value.as_array().map(Vec::as_slice) {
         Some([Value::String(kind), Value::Array(many)]) if kind == "set" => (many.as_slice(), None),
@@ -198,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_come_change_and_go() {
+    fn updates_insert_change_and_delete_rows() {
         let mut database = Database::default();
         let interface = |ofport: Value| {
             json!({"name": "p", "type": "vxlan", "options": ["map", [["key", "flow"]]],

@@ -1,4 +1,4 @@
-//! JSON objects one after another on a stream, with nothing between them.
+//! Framing of JSON-RPC: a stream of JSON objects without separators.
 
 use std::sync::Arc;
 
@@ -10,20 +10,20 @@ use tokio::{
 
 use super::{Calls, Incoming};
 
-/// Finds where an object ends, looking at each byte once.
+/// Finds the end of an object; reads each byte once.
 #[derive(Default)]
 struct Scanner {
     depth: usize,
     in_string: bool,
     escaped: bool,
-    /// Bytes looked at already.
-    seen: usize,
+    /// Number of bytes already scanned.
+    scanned: usize,
 }
 
 impl Scanner {
-    /// The length of the first whole object in `bytes`, if there is one.
+    /// Returns the length of the first complete object in `bytes`.
     fn object(&mut self, bytes: &[u8]) -> Option<usize> {
-        for (at, byte) in bytes.iter().enumerate().skip(self.seen) {
+        for (at, byte) in bytes.iter().enumerate().skip(self.scanned) {
             match byte {
                 _ if self.escaped => self.escaped = false,
                 b'\\' if self.in_string => self.escaped = true,
@@ -40,7 +40,7 @@ impl Scanner {
                 _ => {}
             }
         }
-        self.seen = bytes.len();
+        self.scanned = bytes.len();
         None
     }
 }
@@ -50,7 +50,7 @@ pub(crate) async fn read(mut reader: impl AsyncRead + Unpin, incoming: Incoming)
     let mut scanner = Scanner::default();
     let why = loop {
         match reader.read_buf(&mut bytes).await {
-            Ok(0) => break "the server closed it".to_owned(),
+            Ok(0) => break "closed by the server".to_owned(),
             Ok(_) => {}
             Err(error) => break error.to_string(),
         }
@@ -59,7 +59,7 @@ pub(crate) async fn read(mut reader: impl AsyncRead + Unpin, incoming: Incoming)
             match serde_json::from_slice::<Value>(&bytes[start..start + length]) {
                 Ok(message) => incoming.handle(message),
                 Err(error) => {
-                    return incoming.calls.close(format!("the server does not speak JSON: {error}"));
+                    return incoming.calls.close(format!("invalid JSON from the server: {error}"));
                 }
             }
             start += length;
@@ -86,17 +86,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn objects_are_found_however_they_are_cut() {
+    fn objects_are_found_in_any_fragmentation() {
         let objects = [r#"{"a":[1,{"b":"}\"]{"}]}"#, "{}", r#"{"c":"\\"}"#];
         let all = objects.concat().into_bytes();
         for cut in 1..all.len() {
             let mut scanner = Scanner::default();
-            let mut held = vec![];
+            let mut buffer = vec![];
             let mut found = vec![];
             for piece in all.chunks(cut) {
-                held.extend_from_slice(piece);
-                while let Some(length) = scanner.object(&held) {
-                    found.push(String::from_utf8(held.drain(..length).collect()).unwrap());
+                buffer.extend_from_slice(piece);
+                while let Some(length) = scanner.object(&buffer) {
+                    found.push(String::from_utf8(buffer.drain(..length).collect()).unwrap());
                 }
             }
             assert_eq!(found, objects);

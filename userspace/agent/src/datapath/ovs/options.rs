@@ -1,0 +1,39 @@
+//! Configuration of the datapath.
+
+use std::{net::IpAddr, path::PathBuf};
+
+/// Default path of the database socket, as in Debian.
+pub const DEFAULT_SOCKET: &str = "/var/run/openvswitch/db.sock";
+
+/// Packet processing of the bridges (`datapath_type` of ovs-vswitchd.conf.db(5)).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum DatapathType {
+    /// In the kernel, by the module `openvswitch`.
+    #[default]
+    System,
+    /// In userspace, by ovs-vswitchd.
+    Netdev,
+}
+
+impl DatapathType {
+    /// Value of the database column.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            DatapathType::System => "system",
+            DatapathType::Netdev => "netdev",
+        }
+    }
+}
+
+/// Configuration of the datapath on this node.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Socket of the database. The management sockets of the bridges are in the same directory.
+    pub socket: PathBuf,
+    /// Packet processing of the bridges.
+    pub datapath_type: DatapathType,
+    /// Interfaces that carry the VLAN networks. Several interfaces form one bond.
+    pub uplinks: Vec<String>,
+    /// Source address of tunnels; `None` selects the source address of the route to the peer.
+    pub vtep: Option<IpAddr>,
+}

@@ -1,0 +1,38 @@
+//! Base flows: they exist for any desired state.
+
+use openflow_rs::{Action, Flow, Match, Port};
+
+use super::{
+    neighbour::{self, NdMode},
+    table::{self, priority},
+};
+use crate::datapath::ovs::bridge::BridgeKind;
+
+/// Returns the base flows of a bridge, without cookie.
+pub(crate) fn base_flows(bridge: BridgeKind, nd_mode: NdMode) -> Vec<Flow> {
+    let lead = |from: u8, to: u8| Flow::new(from, priority::MISS, Match::new()).goto(to);
+    let mut flows = vec![
+        Flow::new(table::INPUT, priority::INTERCEPT, Match::new().multicast_src()),
+        lead(table::INPUT, table::SOURCE),
+        // An explicit drop, so that the flow counts the dropped frames.
+        Flow::new(table::SOURCE, priority::MISS, Match::new()),
+        lead(table::SERVICE_DNAT, table::DESTINATION_GROUP),
+        lead(table::DESTINATION_GROUP, table::POLICY),
+        lead(table::POLICY, table::SERVICE_SNAT),
+        lead(table::SERVICE_SNAT, table::DESTINATION),
+    ];
+    let miss = |table: u8| Flow::new(table, priority::MISS, Match::new());
+    flows.extend(match bridge {
+        // The bridge learns unknown stations.
+        BridgeKind::Vlan => {
+            [table::DESTINATION, table::NEIGHBOUR].map(|t| miss(t).apply([Action::output(Port::NORMAL)]))
+        }
+        BridgeKind::Vxlan => [table::DESTINATION, table::NEIGHBOUR].map(miss),
+    });
+    flows.push(neighbour::arp_reply());
+    flows.extend(match nd_mode {
+        NdMode::Answer => neighbour::nd_replies(),
+        NdMode::Forward => vec![neighbour::nd_forward()],
+    });
+    flows
+}

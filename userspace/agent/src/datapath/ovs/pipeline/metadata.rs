@@ -1,0 +1,22 @@
+//! Metadata bits. Bits 1 to 15 are reserved for the destination group, 16 to 30 for the source group, 32 to 39 for the
+//! tenant.
+
+use openflow_rs::Match;
+
+/// Set if the frame arrived through a tunnel.
+pub(super) const FROM_VTEP: u64 = 1;
+/// Position of the network's tag.
+pub(super) const NETWORK_SHIFT: u32 = 40;
+/// Mask of the network's tag, 24 bits.
+pub(super) const NETWORK: u64 = 0xff_ffff << NETWORK_SHIFT;
+
+/// Matches frames of a network.
+pub(super) fn network_match(tag: u32) -> Match {
+    Match::new().metadata(u64::from(tag) << NETWORK_SHIFT, NETWORK)
+}
+
+/// Matches frames of a network that come from a local pod (`origin` 0) or from a tunnel ([`FROM_VTEP`]).
+pub(super) fn network_match_from(tag: u32, origin: u64) -> Match {
+    let value = u64::from(tag) << NETWORK_SHIFT | origin;
+    Match::new().metadata(value, NETWORK | FROM_VTEP)
+}

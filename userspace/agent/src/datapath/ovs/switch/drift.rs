@@ -1,0 +1,45 @@
+//! Detection of configuration changes by other processes, and of lost connections.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use super::{ovsdb::Database, session::Session};
+use crate::datapath::ovs::bridge::BridgeKind;
+
+/// Returns a hash over the configuration of both bridges. It changes when a bridge, a port or a port number does.
+pub(crate) fn fingerprint(database: &Database) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    for kind in BridgeKind::ALL {
+        let Some((uuid, bridge)) = database.bridge(kind.name()) else { continue };
+        (uuid, &bridge.fail_mode, &bridge.protocols, &bridge.datapath_type).hash(&mut hasher);
+        for (uuid, port, interfaces) in database.ports_of(bridge) {
+            (uuid, &port.name, port.tag, &port.vlan_mode).hash(&mut hasher);
+            for (uuid, interface) in interfaces {
+                (uuid, &interface.interface_type, &interface.options, interface.number()).hash(&mut hasher);
+            }
+        }
+    }
+    hasher.finish()
+}
+
+/// Waits until a connection is closed, or the fingerprint differs from `expected`.
+pub(crate) async fn wait(session: &Session, expected: u64) {
+    let closed = BridgeKind::ALL.map(|bridge| {
+        let connection = session.bridge(bridge).cloned();
+        Box::pin(async move {
+            match connection {
+                Some(connection) => connection.closed().await,
+                None => std::future::pending().await,
+            }
+        })
+    });
+    let mut database = session.client().watch();
+    let changed = async {
+        // An error means that the connection to the database is closed.
+        let _changed = database.wait_for(|database| fingerprint(database) != expected).await;
+    };
+    tokio::select! {
+        _ = futures::future::select_all(closed) => {}
+        () = session.client().closed() => {}
+        () = changed => {}
+    }
+}

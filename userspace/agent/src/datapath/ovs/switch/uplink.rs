@@ -1,0 +1,69 @@
+//! Ports of the VLAN uplinks.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::json;
+
+use super::{
+    ovsdb::{Database, Operation, map, set},
+    ports::{OWNER_KEY, PortSpec, UPLINK_OWNER, removal},
+};
+use crate::datapath::ovs::bridge::BridgeKind;
+
+/// Returns whether a port of the VLAN bridge is an uplink: the interface itself, or the bond of several.
+pub(crate) fn is_uplink(name: &str, uplinks: &[String]) -> bool {
+    match uplinks {
+        [] => false,
+        [one] => one == name,
+        _ => name == UPLINK_OWNER,
+    }
+}
+
+/// Returns the operations that add the uplinks to the VLAN bridge: one as a trunk port, several as a bond.
+pub(crate) fn operations(database: &Database, names: &[String]) -> Vec<Operation> {
+    match names {
+        [] => vec![],
+        [name] => PortSpec::uplink(name).operations(database, 0),
+        many => bond(database, many),
+    }
+}
+
+fn bond(database: &Database, names: &[String]) -> Vec<Operation> {
+    let fallback = BTreeMap::from([("lacp-fallback-ab".to_owned(), "true".to_owned())]);
+    let owner = BTreeMap::from([(OWNER_KEY.to_owned(), UPLINK_OWNER.to_owned())]);
+    let wanted: BTreeSet<_> = names.iter().map(String::as_str).collect();
+    let present = database.ports.values().any(|port| {
+        let members: BTreeSet<_> = port
+            .interfaces
+            .iter()
+            .filter_map(|uuid| database.interfaces.get(uuid))
+            .map(|i| i.name.as_str())
+            .collect();
+        port.name == UPLINK_OWNER
+            && members == wanted
+            && port.bond_mode.as_deref() == Some("balance-tcp")
+            && port.lacp.as_deref() == Some("active")
+            && port.other_config == fallback
+    });
+    let bridge = database.bridge(BridgeKind::Vlan.name()).filter(|_| !present);
+    let Some((bridge, _)) = bridge else { return vec![] };
+    let mut operations: Vec<_> = names
+        .iter()
+        .map(String::as_str)
+        .chain([UPLINK_OWNER])
+        .filter_map(|name| removal(database, name))
+        .collect();
+    let (inserts, members): (Vec<_>, Vec<_>) = names
+        .iter()
+        .enumerate()
+        .map(|(n, name)| Operation::insert("Interface", &format!("uplink{n}"), json!({"name": name})))
+        .unzip();
+    operations.extend(inserts);
+    let row = json!({
+        "name": UPLINK_OWNER, "interfaces": set(members), "vlan_mode": "trunk", "bond_mode": "balance-tcp",
+        "lacp": "active", "other_config": map(&fallback), "external_ids": map(&owner),
+    });
+    let (insert, port) = Operation::insert("Port", "bond", row);
+    operations.extend([insert, Operation::link("Bridge", Some(bridge), "ports", &[port])]);
+    operations
+}
