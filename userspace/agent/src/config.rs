@@ -1,4 +1,4 @@
-//! Flags and environment (INVENTORY 7.2, and ours).
+//! Command line flags and environment variables (INVENTORY 7.2, and additions).
 
 mod address;
 mod conntrack;
@@ -23,24 +23,24 @@ use crate::{
     plan::Node,
 };
 
-/// The agent of contiv-rs: makes this node's datapath match the cluster's state.
+/// Agent of contiv-rs: keeps this node's datapath in sync with the cluster's state.
 #[derive(Clone, Debug, Parser)]
 #[command(
     name = "netplugin",
     version,
     max_term_width = 100,
-    after_help = "netplugin cleanup --help: removing everything that the datapath made"
+    after_help = "netplugin cleanup --help: remove everything that the datapath created"
 )]
 pub struct Flags {
-    /// Orchestrator that asks for endpoints: cni, test (docker, kubernetes and swarm-mode are not built yet)
+    /// Orchestrator that requests endpoints: cni, test (docker, kubernetes and swarm-mode are not built yet)
     #[arg(long, aliases = ["plugin-mode", "cluster-mode"], env = "CONTIV_NETPLUGIN_MODE", value_enum)]
     pub mode: Mode,
 
-    /// Encapsulation that the cluster is meant for
+    /// Encapsulation of the cluster's networks
     #[arg(long, env = "CONTIV_NETPLUGIN_NET_MODE", value_enum)]
     pub netmode: NetMode,
 
-    /// How nodes forward between pods: bridge (routing is not built yet)
+    /// Forwarding mode: bridge (routing is not built yet)
     #[arg(long, env = "CONTIV_NETPLUGIN_FORWARD_MODE", value_enum)]
     pub fwdmode: FwdMode,
 
@@ -63,19 +63,19 @@ pub struct Flags {
     )]
     pub consul: Option<String>,
 
-    /// This node's name in the cluster [default: the host's name]
+    /// Name of this node in the cluster [default: host name]
     #[arg(long, env = "CONTIV_NETPLUGIN_HOST")]
     pub host: Option<String>,
 
-    /// Address that this node is registered with [default: the one on the way out]
+    /// Control address of this node [default: source address of the default route]
     #[arg(long, env = "CONTIV_NETPLUGIN_CONTROL_IP", value_name = "IP")]
     pub ctrl_ip: Option<IpAddr>,
 
-    /// Address that this node's tunnels end at [default: that of --ctrl-ip]
+    /// VTEP address of this node [default: --ctrl-ip]
     #[arg(long, env = "CONTIV_NETPLUGIN_VTEP_IP", value_name = "IP")]
     pub vtep_ip: Option<IpAddr>,
 
-    /// UDP port of the tunnels, the same on every node
+    /// UDP port of VXLAN, the same on all nodes
     #[arg(long, env = "CONTIV_NETPLUGIN_VXLAN_PORT", default_value_t = ebpf::Options::VXLAN_PORT,
           value_parser = clap::value_parser!(u16).range(1..))]
     pub vxlan_port: u16,
@@ -86,11 +86,11 @@ pub struct Flags {
     #[command(flatten)]
     pub conntrack: ConntrackFlags,
 
-    /// Where contivk8s finds the agent
+    /// Unix socket for requests of contivk8s
     #[arg(long, env = "CONTIV_NETPLUGIN_CNI_SOCKET", value_name = "PATH", default_value = wire::SOCKET)]
     pub cni_socket: PathBuf,
 
-    /// Where health, metrics and inspection are served
+    /// Listening address for health checks, metrics and inspection
     #[arg(
         long,
         env = "CONTIV_NETPLUGIN_REST_ADDRESS",
@@ -103,14 +103,14 @@ pub struct Flags {
     pub log: LogFlags,
 }
 
-/// Removes everything that any run of the datapath made on this node.
+/// Remove everything that the datapath created on this node
 #[derive(Clone, Debug, Parser)]
 #[command(name = "netplugin cleanup", bin_name = "netplugin cleanup", max_term_width = 100)]
 pub struct Cleanup {
     #[command(flatten)]
     pub datapath: DatapathFlags,
 
-    /// Remove the pods' interfaces as well
+    /// Also remove the pods' interfaces
     #[arg(long)]
     pub ports: bool,
 
@@ -120,32 +120,32 @@ pub struct Cleanup {
 
 #[derive(Clone, Debug, Args)]
 pub struct DatapathFlags {
-    /// What forwards: ovs (Open vSwitch), ebpf (TC programs)
+    /// Datapath: ovs (Open vSwitch), ebpf (TC and XDP programs)
     #[arg(long, env = "CONTIV_NETPLUGIN_DATAPATH", value_enum, default_value = "ovs")]
     pub datapath: Kind,
 
-    /// Interfaces that carry the VLAN networks, separated by commas
+    /// Uplink interfaces for VLAN networks, separated by commas
     #[arg(long, env = "CONTIV_NETPLUGIN_VLAN_UPLINKS", value_name = "NAME[,NAME]", value_delimiter = ',')]
     pub vlan_uplinks: Vec<String>,
 
-    /// How Open vSwitch forwards: system (kernel module), netdev (in ovs-vswitchd)
+    /// Datapath type of Open vSwitch: system (kernel module), netdev (userspace, in ovs-vswitchd)
     #[arg(long, env = "CONTIV_NETPLUGIN_OVS_DATAPATH_TYPE", value_enum, default_value = "system")]
     pub ovs_datapath_type: ovs::DatapathType,
 
-    /// Open vSwitch's database
+    /// Socket of Open vSwitch's database server
     #[arg(long, env = "CONTIV_NETPLUGIN_OVSDB", value_name = "unix:PATH", value_parser = unix_path,
           default_value = "unix:/var/run/openvswitch/db.sock")]
     pub ovsdb: PathBuf,
 
-    /// Where eBPF programs and maps are pinned, on a BPF file system or where one can be mounted
+    /// Directory for pinned eBPF programs and maps, on a BPF file system or where one can be mounted
     #[arg(long, env = "CONTIV_NETPLUGIN_BPF_ROOT", value_name = "PATH", default_value = ebpf::Options::BPF_ROOT)]
     pub bpf_root: PathBuf,
 
-    /// Where XDP runs on the VLAN uplink, for services' clients outside: native (the driver), generic, auto, off
+    /// XDP mode on the VLAN uplink, for external clients of services: native (in the driver), generic, auto, off
     #[arg(long, env = "CONTIV_NETPLUGIN_XDP", value_enum, default_value = "auto")]
     pub xdp: ebpf::XdpWish,
 
-    /// Log what the eBPF programs drop, and the flows that begin (some hundreds in a second, the rest is counted)
+    /// Log packets dropped by eBPF programs and new flows (limited to some hundreds per second and CPU; the others are counted)
     #[arg(long, env = "CONTIV_NETPLUGIN_BPF_LOG")]
     pub bpf_log: bool,
 }
@@ -153,39 +153,39 @@ pub struct DatapathFlags {
 contiv_daemon::log_flags!("CONTIV_NETPLUGIN_");
 contiv_daemon::etcd_flags!("CONTIV_NETPLUGIN_");
 
-/// How netmaster is asked.
+/// Access to netmaster.
 #[derive(Clone, Debug, Default, Args)]
 pub struct MasterFlags {
-    /// Who signed netmaster's certificate, PEM; it is asked by https then
+    /// CA bundle (PEM) to verify netmaster's certificate; enables HTTPS
     #[arg(long, env = "CONTIV_NETPLUGIN_MASTER_CA", value_name = "FILE")]
     pub master_ca: Option<PathBuf>,
 
-    /// Client certificate for netmaster, PEM
+    /// Client certificate (PEM) for netmaster
     #[arg(long, env = "CONTIV_NETPLUGIN_MASTER_CERT", value_name = "FILE", requires_all = ["master_key", "master_ca"])]
     pub master_cert: Option<PathBuf>,
 
-    /// Key of --master-cert, PEM
+    /// Private key (PEM) of --master-cert
     #[arg(long, env = "CONTIV_NETPLUGIN_MASTER_KEY", value_name = "FILE", requires = "master_cert")]
     pub master_key: Option<PathBuf>,
 
-    /// File whose first line is a token that may write; mode 0600
+    /// File with an API token of a writing role on its first line; mode 0600
     #[arg(long, env = "CONTIV_NETPLUGIN_MASTER_TOKEN_FILE", value_name = "FILE")]
     pub master_token_file: Option<PathBuf>,
 }
 
-/// What the command line asks for.
+/// Parsed command line.
 #[derive(Clone, Debug)]
 pub enum Command {
-    /// Be the agent.
+    /// Run the agent.
     Run(Box<Flags>),
-    /// Remove what agents left.
+    /// Remove the datapath's state from this node.
     Cleanup(Cleanup),
 }
 
 const DEFAULT_STORE: &str = "http://127.0.0.1:2379";
 
 impl Command {
-    /// Reads the command line and the environment.
+    /// Parses the command line and the environment.
     pub fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Command, Exit> {
         let mut arguments: Vec<OsString> = arguments.into_iter().collect();
         if arguments.get(1).is_some_and(|word| word == "cleanup") {
@@ -215,11 +215,13 @@ impl Flags {
         contiv_store::Config::parse(self.store()).map_err(|e| format!("--etcd: {e}"))?;
         if self.netmode == NetMode::Vlan && self.datapath.uplinks().next().is_none() {
             return Err(
-                "--netmode vlan needs --vlan-uplinks NAME: the interface that carries the VLANs".into()
+                "--netmode vlan requires --vlan-uplinks NAME, the uplink interface for VLAN networks".into(),
             );
         }
         if self.datapath.datapath == Kind::Fake && self.mode != Mode::Test {
-            return Err("--datapath fake forwards nothing, it is for --mode test; accepted: ovs, ebpf".into());
+            return Err(
+                "--datapath fake forwards no packets and requires --mode test; accepted: ovs, ebpf".into()
+            );
         }
         if self.host.as_deref().is_some_and(|host| host.is_empty() || host.contains('/')) {
             return Err("--host: expected a name without '/'".into());
@@ -227,17 +229,17 @@ impl Flags {
         self.datapath.check()
     }
 
-    /// Where the store is.
+    /// Address of the store.
     pub fn store(&self) -> &str {
         self.etcd.as_deref().unwrap_or(DEFAULT_STORE)
     }
 
-    /// The address that this node is registered with.
+    /// Control address of this node.
     pub fn control_address(&self) -> IpAddr {
-        self.ctrl_ip.unwrap_or_else(address::own)
+        self.ctrl_ip.unwrap_or_else(address::default_address)
     }
 
-    /// For eBPF.
+    /// Options of the eBPF datapath.
     pub fn ebpf(&self, vtep: IpAddr) -> ebpf::Options {
         ebpf::Options {
             timeouts: self.conntrack.timeouts(),
@@ -246,7 +248,7 @@ impl Flags {
         }
     }
 
-    /// This node, as the plan sees it.
+    /// This node's name and VTEP.
     pub fn node(&self) -> Result<Node, std::io::Error> {
         let host = match &self.host {
             Some(host) => host.clone(),
@@ -261,19 +263,19 @@ impl DatapathFlags {
         let uplinks: Vec<_> = self.uplinks().collect();
         if self.datapath == Kind::Ebpf && uplinks.len() > 1 {
             return Err(format!(
-                "--vlan-uplinks {}: --datapath ebpf takes one; bond them and name the bond",
+                "--vlan-uplinks {}: --datapath ebpf supports one uplink; bond the interfaces and name the bond",
                 uplinks.join(",")
             ));
         }
         Ok(())
     }
 
-    /// The interfaces that carry the VLAN networks.
+    /// Uplink interfaces for VLAN networks.
     pub fn uplinks(&self) -> impl Iterator<Item = &str> {
         self.vlan_uplinks.iter().map(|name| name.trim()).filter(|name| !name.is_empty())
     }
 
-    /// For Open vSwitch.
+    /// Options of the OVS datapath.
     pub fn ovs(&self, vtep: Option<IpAddr>) -> ovs::Options {
         ovs::Options {
             socket: self.ovsdb.clone(),
@@ -283,7 +285,7 @@ impl DatapathFlags {
         }
     }
 
-    /// For eBPF.
+    /// Options of the eBPF datapath.
     pub fn ebpf(&self, vtep: Option<IpAddr>, vxlan_port: u16) -> ebpf::Options {
         ebpf::Options {
             bpf_root: self.bpf_root.clone(),

@@ -1,20 +1,17 @@
-//! The agent of contiv-rs: watches the state and makes one node's datapath match it.
+//! The agent of contiv-rs: watches the cluster's state and keeps the datapath of one node in sync with it.
 
+pub mod api;
+pub mod attach;
 pub mod backoff;
-pub mod cni;
 pub mod config;
 pub mod datapath;
 pub mod error;
-pub mod link;
 pub mod master;
-pub mod metrics;
-pub mod monitor;
 pub mod plan;
 pub mod ready;
 pub mod reconcile;
-pub mod register;
-pub mod rest;
+pub mod registration;
 pub mod run;
-pub mod service_stats;
 pub mod source;
 pub mod state;
+pub mod sysctl;

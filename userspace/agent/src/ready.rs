@@ -1,27 +1,27 @@
-//! What the agent still waits for, by name.
+//! Start-up conditions of the agent, by name.
 
 use std::{
     collections::BTreeSet,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-/// Ready when nothing is waited for.
+/// Set of pending conditions; the agent is ready when it is empty.
 #[derive(Clone, Debug, Default)]
 pub struct Ready(Arc<Mutex<BTreeSet<&'static str>>>);
 
-/// One thing that is waited for. Dropping it is not the same as being done: who died will never be ready.
+/// A pending condition. Dropping it does not complete it: a task that ended early leaves the agent not ready.
 #[must_use]
 #[derive(Debug)]
 pub struct Pending(Ready, &'static str);
 
 impl Ready {
-    /// Not ready before the answer is [`Pending::done`].
+    /// Adds a condition, pending until [`Pending::done`].
     pub fn wait_for(&self, name: &'static str) -> Pending {
         self.lock().insert(name);
         Pending(self.clone(), name)
     }
 
-    /// What is waited for.
+    /// Names of the pending conditions.
     pub fn pending(&self) -> Vec<&'static str> {
         self.lock().iter().copied().collect()
     }
@@ -32,7 +32,7 @@ impl Ready {
 }
 
 impl Pending {
-    /// It is there.
+    /// Completes the condition.
     pub fn done(self) {
         self.0.lock().remove(self.1);
     }
@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dying_is_not_being_done() {
+    fn dropped_condition_stays_pending() {
         let ready = Ready::default();
         let (store, maps) = (ready.wait_for("store"), ready.wait_for("maps"));
         maps.done();

@@ -1,7 +1,7 @@
-//! The agent as a whole: which parts there are, how they hang together, and how they end.
+//! Assembles the agent: creates its parts, runs their tasks, and stops them.
 
+mod conflict;
 mod leader;
-mod other;
 mod settings;
 mod tasks;
 
@@ -13,40 +13,37 @@ use contiv_store::Store;
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use crate::{
-    cni::{self, Pods},
+    api::{self, Monitor},
+    attach::{self, Pods, RequestMetrics, link::Links},
     config::{Cleanup, DatapathFlags, Flags},
     datapath::{Datapath, Kind, Owner, ebpf::Ebpf, fake::Fake, ovs::Ovs},
     error::one_line,
-    link::Links,
     master::{Access, Master},
-    metrics::Metrics,
-    monitor::Monitor,
     ready::Ready,
     reconcile::{Handle, Reconciler, Status},
-    register::{self, Identity},
-    rest,
+    registration::{self, Identity},
     source::{PREFIXES, Sources},
     state::{self, Attacher, Attachment, Reader, Writer},
 };
 use tasks::Tasks;
 
-/// How often everything is measured without a reason.
-const PERIOD: Duration = Duration::from_secs(60);
-/// How long the datapath may fail at the start, as the original waited for its switch.
-const FIRST_PATIENCE: Duration = Duration::from_secs(20);
+/// Interval between periodic full resyncs, and between checks of the node's interfaces.
+const RESYNC_INTERVAL: Duration = Duration::from_secs(60);
+/// Time limit for the first full resync to succeed after an error; the original waited as long for its switch.
+const FIRST_RESYNC_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Runs the agent until told to stop. Forwarding goes on afterwards.
+/// Runs the agent until `stop` is cancelled. Forwarding continues afterwards.
 pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
     let vtep = flags.node()?.vtep;
-    other::none_left(&flags.datapath).await?;
+    conflict::check(&flags.datapath).await?;
     match flags.datapath.datapath {
-        Kind::Ovs => with(Ovs::new(flags.datapath.ovs(Some(vtep))), flags, stop).await,
-        Kind::Ebpf => with(Ebpf::new(flags.ebpf(vtep)), flags, stop).await,
-        Kind::Fake => with(Fake::new(), flags, stop).await,
+        Kind::Ovs => run_with(Ovs::new(flags.datapath.ovs(Some(vtep))), flags, stop).await,
+        Kind::Ebpf => run_with(Ebpf::new(flags.ebpf(vtep)), flags, stop).await,
+        Kind::Fake => run_with(Fake::new(), flags, stop).await,
     }
 }
 
-async fn with<D: Datapath + 'static>(
+async fn run_with<D: Datapath + 'static>(
     datapath: D,
     flags: Flags,
     stop: CancellationToken,
@@ -60,63 +57,63 @@ async fn with<D: Datapath + 'static>(
     };
     tracing::info!(host = %node.host, vtep = %node.vtep, datapath = %identity.datapath, "starting");
     let ready = Ready::default();
-    let (registering, settling) = (ready.wait_for("registration"), ready.wait_for("global configuration"));
+    let (registered, configured) = (ready.wait_for("registration"), ready.wait_for("global configuration"));
 
-    // What can be missing is looked for before anything is done.
-    let rest = rest::Server::bind(flags.rest_address).await?;
-    let server = cni::Server::bind(&flags.cni_socket)?;
+    // Fallible preparations come before the first change.
+    let http = api::Server::bind(flags.rest_address).await?;
+    let server = attach::Server::bind(&flags.cni_socket)?;
     let store = Store::connect(&flags.access.access().config(flags.store())?).await?;
-    let (access, following) = Access::read(flags.master.clone())?;
+    let (access, reload) = Access::read(flags.master.clone())?;
     let links = Arc::new(Links::open().await?);
 
     let (writer, attacher, reader, changes) = state::new(PREFIXES);
     recover(&links, &attacher).await?;
-    let needs = datapath.port_requirements();
+    let requirements = datapath.port_requirements();
     let monitor = Monitor::new(datapath.telemetry(), node.host.clone(), reader.clone());
-    let (reconciler, Handle { settled, status, inspect }) =
-        Reconciler::new(datapath, node.clone(), reader.clone(), changes, PERIOD);
+    let (reconciler, Handle { waiters, status, inspect }) =
+        Reconciler::new(datapath, node.clone(), reader.clone(), changes, RESYNC_INTERVAL);
     let mut tasks = Tasks::new(stop.clone());
     let sources = Sources::new(&store);
     let connections = sources.statuses();
     tasks.spawn("state", follow(sources, writer, stop.clone()));
     let leader = tasks.leader(&store);
-    let _following = AbortOnDropHandle::new(tokio::spawn(following));
+    let _reload = AbortOnDropHandle::new(tokio::spawn(reload));
 
-    let metrics = Metrics::default();
-    let pods = Pods::new(cni::Parts {
+    let requests = RequestMetrics::default();
+    let pods = Pods::new(attach::Parts {
         node: node.clone(),
         master: Master::new(leader, access),
         links: Arc::clone(&links),
         store: store.clone(),
         attacher,
         reader: reader.clone(),
-        settled,
+        waiters,
         status: status.clone(),
-        needs,
+        requirements,
     });
-    let parts = rest::Parts {
+    let parts = api::Parts {
         datapath: identity.datapath,
         ready,
         reader: reader.clone(),
         status: status.clone(),
         store: connections,
         inspect,
-        metrics: metrics.clone(),
+        requests: requests.clone(),
         monitor: monitor.clone(),
         pods: pods.clone(),
         links: Arc::clone(&links),
     };
     tasks.spawn("service manager", notify_ready(parts.clone(), stop.clone()));
     let stopping = stop.clone();
-    tasks.spawn("rest", async move { rest.run(parts, stopping).await.context("serve REST requests") });
+    tasks.spawn("http", async move { http.run(parts, stopping).await.context("serve HTTP requests") });
 
-    // Nothing is touched while the cluster's settings may contradict this node's.
+    // The datapath is not changed while the global settings are unknown or contradict this node's.
     tokio::select! {
         () = stop.cancelled() => return tasks.end().await,
         failed = tasks.first_end() => return failed,
         settled = settings::wait(&reader, flags.fwdmode) => settled?,
     }
-    settling.done();
+    configured.done();
     let (mode, watched) = (flags.fwdmode, reader.clone());
     let stopping = stop.clone();
     tasks.spawn("settings", async move { settings::guard(&watched, mode, stopping).await });
@@ -126,36 +123,34 @@ async fn with<D: Datapath + 'static>(
         Ok(())
     });
     if flags.datapath.bpf_log {
-        let known = status.clone();
-        tasks.spawn("bpf log", log_packets(monitor, known, stop.clone()));
+        let bpf_status = status.clone();
+        tasks.spawn("bpf log", log_packets(monitor, bpf_status, stop.clone()));
     }
-    tasks.spawn("start", first_measure(status.clone(), stop.clone()));
-    let (stopping, requests) = (stop.clone(), pods.clone());
-    tasks.spawn(
-        "cni",
-        async move { server.run(requests, metrics, stopping).await.context("serve CNI requests") },
-    );
-    let (natives, troubles, stopping) = (pods.clone(), pods.troubles(), stop.clone());
-    tasks.spawn("infra", async move { natives.keep_node(stopping).await });
-    tasks.spawn("links", look_after(pods, reader.clone(), stop.clone()));
-    let (kept, told) = (identity.clone(), identity);
-    let (keeping, telling) = (store.clone(), store);
+    tasks.spawn("first resync", first_resync(status.clone(), stop.clone()));
+    let (stopping, cni_pods) = (stop.clone(), pods.clone());
+    tasks.spawn("cni", async move {
+        server.run(cni_pods, requests, stopping).await.context("serve CNI requests")
+    });
+    let (infra, warnings, stopping) = (pods.clone(), pods.warnings(), stop.clone());
+    tasks.spawn("infra", async move { infra.maintain_infra(stopping).await });
+    tasks.spawn("interfaces", check_interfaces(pods, reader.clone(), stop.clone()));
+    let (registration_identity, registration_store) = (identity.clone(), store.clone());
     let stopping = stop.clone();
     tasks.spawn("registration", async move {
-        register::keep(&kept, &keeping, || registering.done(), stopping).await
+        registration::maintain(&registration_identity, &registration_store, || registered.done(), stopping)
+            .await
     });
-    tasks.spawn(
-        "status",
-        async move { register::tell(&told, &telling, (status, troubles), reader, stop).await },
-    );
+    tasks.spawn("node status", async move {
+        registration::publish_status(&identity, &store, (status, warnings), reader, stop).await
+    });
     tasks.supervise().await
 }
 
-/// How often readiness is looked at until the agent is ready.
+/// Interval between checks whether the agent is ready.
 const READY_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Tells the service manager once nothing is pending.
-async fn notify_ready(parts: rest::Parts, stop: CancellationToken) -> anyhow::Result<()> {
+/// Notifies the service manager once no condition is pending.
+async fn notify_ready(parts: api::Parts, stop: CancellationToken) -> anyhow::Result<()> {
     let ready = async {
         while !parts.pending().is_empty() {
             tokio::time::sleep(READY_INTERVAL).await;
@@ -169,11 +164,11 @@ async fn notify_ready(parts: rest::Parts, stop: CancellationToken) -> anyhow::Re
     Ok(())
 }
 
-/// The kernel remembers what an earlier run attached.
+/// Restores the attachments of an earlier process, which the kernel stores.
 async fn recover(links: &Links, attacher: &Attacher) -> anyhow::Result<()> {
     let attachments = links.attachments().await?;
     if !attachments.is_empty() {
-        tracing::info!(interfaces = attachments.len(), "found the interfaces of pods");
+        tracing::info!(interfaces = attachments.len(), "recovered the interfaces of endpoints");
     }
     for attachment in attachments {
         attacher.attach(&attachment.endpoint, Attachment { port: attachment.port, owner: attachment.owner });
@@ -185,25 +180,26 @@ async fn follow(mut sources: Sources, mut writer: Writer, stop: CancellationToke
     loop {
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
-            update = sources.next() => writer.apply(update.context("the store's watches ended")?),
+            update = sources.next() => writer.apply(update.context("watches of the store ended")?),
         }
     }
 }
 
-/// A datapath that can not be had at the start is worth ending for; one that is lost later comes back.
-async fn first_measure(
+/// Ends the agent if the datapath is not available at the start. A datapath that is lost later is retried forever.
+async fn first_resync(
     mut status: tokio::sync::watch::Receiver<Status>,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
     let work = async {
-        if status.wait_for(|status| status.known || status.error.is_some()).await.is_err() {
+        if status.wait_for(|status| status.in_sync || status.error.is_some()).await.is_err() {
             return Ok(());
         }
-        let known =
-            tokio::time::timeout(FIRST_PATIENCE, status.wait_for(|status| status.known)).await.is_ok();
+        let in_sync = tokio::time::timeout(FIRST_RESYNC_TIMEOUT, status.wait_for(|status| status.in_sync))
+            .await
+            .is_ok();
         let error = status.borrow().error.clone();
         match error {
-            Some(error) if !known => Err(anyhow::anyhow!(error)),
+            Some(error) if !in_sync => Err(anyhow::anyhow!(error)),
             _ => Ok(()),
         }
     };
@@ -215,24 +211,24 @@ async fn first_measure(
     Ok(())
 }
 
-/// What the programs tell of packets, among what the agent says.
+/// Writes packet events to the agent's log (`--bpf-log`).
 async fn log_packets(
     monitor: Monitor,
     mut status: tokio::sync::watch::Receiver<Status>,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
     let work = async {
-        // When the reconciler has ended, the agent ends.
-        while status.wait_for(|status| status.known).await.is_ok() {
-            let mut listener = match monitor.listen() {
-                Ok(listener) => listener,
-                Err(refused) => {
-                    tracing::warn!("--bpf-log: {}", one_line(&refused));
+        // An error means that the reconciler, and thus the agent, has ended.
+        while status.wait_for(|status| status.in_sync).await.is_ok() {
+            let mut events = match monitor.subscribe() {
+                Ok(events) => events,
+                Err(error) => {
+                    tracing::warn!("--bpf-log: {}", one_line(&error));
                     return;
                 }
             };
-            while let Some(sight) = monitor.line(&mut listener).await {
-                tracing::info!(target: "netplugin::bpf", "{sight}");
+            while let Some(event) = monitor.next(&mut events).await {
+                tracing::info!(target: "netplugin::bpf", "{event}");
             }
         }
     };
@@ -244,27 +240,27 @@ async fn log_packets(
     Ok(())
 }
 
-async fn look_after(pods: Pods, reader: Reader, stop: CancellationToken) -> anyhow::Result<()> {
+async fn check_interfaces(pods: Pods, reader: Reader, stop: CancellationToken) -> anyhow::Result<()> {
     tokio::select! {
         () = stop.cancelled() => return Ok(()),
         () = reader.synced() => {}
     }
     loop {
-        if let Err(error) = pods.forget_vanished().await {
-            tracing::warn!("look for vanished interfaces: {error:#}");
+        if let Err(error) = pods.remove_vanished().await {
+            tracing::warn!("check for deleted interfaces: {error:#}");
         }
         if let Err(error) = pods.refresh_mtu().await {
-            tracing::warn!("look at the node's interfaces: {error:#}");
+            tracing::warn!("read the MTU of the node's interfaces: {error:#}");
         }
-        pods.report_unaccounted();
+        pods.report_orphans();
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
-            () = tokio::time::sleep(PERIOD) => {}
+            () = tokio::time::sleep(RESYNC_INTERVAL) => {}
         }
     }
 }
 
-/// Removes everything that the datapath made on this node.
+/// Removes everything that the datapath created on this node.
 pub async fn cleanup(flags: &Cleanup) -> anyhow::Result<()> {
     let DatapathFlags { datapath, .. } = flags.datapath;
     match datapath {
@@ -277,10 +273,10 @@ pub async fn cleanup(flags: &Cleanup) -> anyhow::Result<()> {
         Kind::Fake => {}
     }
     let links = Links::open().await?;
-    for attachment in links.attachments().await? {
-        // Its own interfaces are of no use to the node without a datapath, and nobody else would remove them.
-        if flags.ports || attachment.owner == Owner::Node {
-            links.detach(&attachment.port).await?;
+    for port in links.attachments().await? {
+        // Infra endpoints are useless without a datapath, and no CNI request deletes them.
+        if flags.ports || port.owner == Owner::Node {
+            links.detach(&port.port).await?;
         }
     }
     Ok(())

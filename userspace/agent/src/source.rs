@@ -1,7 +1,7 @@
-//! Where the state comes from.
+//! Sources of the state.
 
 mod decode;
-mod etcd;
+mod store;
 
 pub use decode::decode;
-pub use etcd::{PREFIXES, Sources};
+pub use store::{PREFIXES, Sources};

@@ -198,7 +198,7 @@ fn what_the_switch_cannot_do_is_told() {
     ];
     let waited = wait_until(PATIENCE, "the node to say what it does not do", || says(&all));
     assert!(waited.is_ok(), "{waited:?}: {}", agent.log());
-    assert_eq!(agent.log().matches("this node goes on without them").count(), 2, "{}", agent.log());
+    assert_eq!(agent.log().matches("the node continues without them").count(), 2, "{}", agent.log());
     node.etcd.ctl(&["del", "/contiv.io/state/serviceLB/web:default"]).unwrap();
     put("endpointGroups/gp:default", GROUP);
     wait_until(PATIENCE, "nothing to be left", || says(&[r#""degraded":[]"#, r#""failed":0"#])).unwrap();

@@ -3,8 +3,8 @@
 
 use std::{net::IpAddr, path::Path, time::Duration};
 
+use netplugin::attach::link::{AttachedPort, Error, Links, Netns, PodInterface};
 use netplugin::datapath::Owner;
-use netplugin::link::{Attachment, Error, Links, Netns, PodInterface};
 use testkit::needs;
 
 /// Runs `work` as an agent on `node` would: a runtime whose threads are all in the node's namespace.
@@ -37,7 +37,7 @@ fn a_pod_is_plumbed_and_found_again() {
         let attached = links.attach(&"n.t-c1".into(), &netns, &pod(5)).await.unwrap();
         assert_eq!(
             attached,
-            Attachment { port: "vvport1".into(), endpoint: "n.t-c1".into(), owner: Owner::Pod }
+            AttachedPort { port: "vvport1".into(), endpoint: "n.t-c1".into(), owner: Owner::Pod }
         );
         assert!(pod_ns.ip("-o link show eth0").unwrap().contains("state DOWN"));
         links.raise(&attached.port, &netns, &pod(5)).await.unwrap();
@@ -159,7 +159,7 @@ fn what_a_pod_sends_and_receives_is_counted_by_its_own_end() {
     });
     node.address("vvport1", "10.1.1.1/24").unwrap();
     let before = traffic();
-    assert_eq!(before[0].attachment, attached);
+    assert_eq!(before[0].port, attached);
     let ping = pod_ns.ping(IpAddr::from([10, 1, 1, 1]), 5, Duration::from_millis(10)).unwrap();
     assert_eq!(ping.lost(), 0);
     let (before, after) = (&before[0], &traffic()[0]);

@@ -74,7 +74,7 @@ impl Site {
     }
 
     fn announcements(&self, node: usize) -> Result<f64> {
-        self.cluster.nodes[node].metric(r#"contiv_datapath_announced_total{outcome="sent"}"#)
+        self.cluster.nodes[node].metric(r#"contiv_datapath_announcements_total{outcome="sent"}"#)
     }
 }
 

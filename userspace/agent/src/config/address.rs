@@ -2,14 +2,14 @@ use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 
 use nix::ifaddrs::{InterfaceAddress, getifaddrs};
 
-/// The address that this host has on the way out, else the first that is not loopback.
-pub(super) fn own() -> IpAddr {
+/// Source address of the default route, otherwise the first IPv4 address that is not a loopback address.
+pub(super) fn default_address() -> IpAddr {
     routed().or_else(first).unwrap_or(Ipv4Addr::LOCALHOST.into())
 }
 
 fn routed() -> Option<IpAddr> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
-    // Sends nothing: connecting a UDP socket only looks up the route. The address is from the documentation range.
+    // Connecting a UDP socket sends no packet; it only looks up the route. The address is from a documentation range.
     socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9)).ok()?;
     socket.local_addr().ok().map(|address| address.ip()).filter(|ip| !ip.is_unspecified())
 }

@@ -3,42 +3,42 @@ use std::time::Duration;
 use clap::Args;
 use contiv_abi::Timeouts;
 
-/// How connections are remembered.
+/// Connection tracking of the eBPF datapath.
 #[derive(Clone, Debug, Args)]
 pub struct ConntrackFlags {
-    /// Entries of the table of connections, two for each that goes to a service (eBPF). Another number than before is
-    /// refused while connections are remembered
+    /// Maximum entries of the connection table; a connection to a service uses two (eBPF). A change takes effect when the
+    /// table is empty
     #[arg(long, env = "CONTIV_NETPLUGIN_CONNTRACK_MAX", value_name = "ENTRIES",
           default_value_t = contiv_abi::maps::FLOWS_CAPACITY as u32,
           value_parser = clap::value_parser!(u32).range(1024..=1 << 24))]
     pub conntrack_max: u32,
 
-    /// How long a TCP connection is remembered without a packet (eBPF, as the next five)
+    /// Idle timeout of established TCP connections (eBPF, like the following timeouts)
     #[arg(long, env = "CONTIV_NETPLUGIN_CONNTRACK_TIMEOUT_TCP", value_name = "TIME", default_value = "8000s",
           value_parser = timeout)]
     pub conntrack_timeout_tcp: Duration,
 
-    /// A TCP connection before its first answer
+    /// Idle timeout of TCP connections before the first reply
     #[arg(long, env = "CONTIV_NETPLUGIN_CONNTRACK_TIMEOUT_TCP_OPENING", value_name = "TIME",
           default_value = "60s", value_parser = timeout)]
     pub conntrack_timeout_tcp_opening: Duration,
 
-    /// A TCP connection after a FIN or RST
+    /// Idle timeout of TCP connections after a FIN or RST
     #[arg(long, env = "CONTIV_NETPLUGIN_CONNTRACK_TIMEOUT_TCP_CLOSING", value_name = "TIME",
           default_value = "60s", value_parser = timeout)]
     pub conntrack_timeout_tcp_closing: Duration,
 
-    /// UDP that was answered
+    /// Idle timeout of replied UDP flows
     #[arg(long, env = "CONTIV_NETPLUGIN_CONNTRACK_TIMEOUT_UDP", value_name = "TIME", default_value = "180s",
           value_parser = timeout)]
     pub conntrack_timeout_udp: Duration,
 
-    /// Other protocols, answered
+    /// Idle timeout of replied flows of other protocols
     #[arg(long, env = "CONTIV_NETPLUGIN_CONNTRACK_TIMEOUT_OTHER", value_name = "TIME", default_value = "180s",
           value_parser = timeout)]
     pub conntrack_timeout_other: Duration,
 
-    /// All but TCP before the first answer
+    /// Idle timeout of unreplied flows other than TCP
     #[arg(long, env = "CONTIV_NETPLUGIN_CONNTRACK_TIMEOUT_UNANSWERED", value_name = "TIME",
           default_value = "30s", value_parser = timeout)]
     pub conntrack_timeout_unanswered: Duration,
@@ -46,7 +46,7 @@ pub struct ConntrackFlags {
 
 impl ConntrackFlags {
     pub(super) fn timeouts(&self) -> Timeouts {
-        // `timeout` lets no more through than fits.
+        // `timeout` limits the value to 30 days.
         let seconds = |time: Duration| time.as_secs() as u32;
         Timeouts {
             tcp: seconds(self.conntrack_timeout_tcp),

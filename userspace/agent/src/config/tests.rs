@@ -41,7 +41,7 @@ fn flags_and_their_aliases() {
 }
 
 #[test]
-fn connections_are_remembered_as_the_flags_say() {
+fn conntrack_flags_become_options() {
     let vtep = IpAddr::from([10, 0, 0, 1]);
     let (ours, default) = (flags(GOOD).ebpf(vtep), ebpf::Options::default());
     assert_eq!((ours.flows, ours.timeouts), (default.flows, default.timeouts));
@@ -53,7 +53,7 @@ fn connections_are_remembered_as_the_flags_say() {
 }
 
 #[test]
-fn what_cannot_be_used_is_one_line_that_names_it() {
+fn invalid_flags_are_reported_in_one_line() {
     for (arguments, parts) in [
         ("--netmode vlan --fwdmode bridge", &["--mode"][..]),
         ("--mode foo --netmode vlan --fwdmode bridge", &["--mode", "foo", "kubernetes"]),
@@ -86,7 +86,7 @@ fn what_cannot_be_used_is_one_line_that_names_it() {
 }
 
 #[test]
-fn help_and_version_are_no_errors() {
+fn help_and_version_succeed() {
     assert!(matches!(read("--help"), Err(Exit::Output(text)) if text.contains("--datapath")));
     assert!(matches!(read("--version"), Err(Exit::Output(text)) if text.contains(env!("CARGO_PKG_VERSION"))));
     assert!(matches!(read("cleanup --help"), Err(Exit::Output(text)) if text.contains("--bpf-root")));

@@ -1,18 +1,21 @@
+use std::net::IpAddr;
+
 use contiv_model::{
     endpoint::Endpoint,
     global::Config,
     group,
     key::Key,
     mac::Mac,
+    name::{HostName, NetworkId, ServiceId},
     network::{self, Kind},
     policy::{Action, Direction, Peer, Policy, Rule},
     service,
-    tag::{Vlan, Vni},
+    tag::{Encap, Vlan, Vni},
 };
 use proptest::prelude::*;
 
 use super::*;
-use crate::state::{self, Attachment, Vtep};
+use crate::state::{Attachment, ClusterObject, Vtep};
 
 pub(crate) fn node() -> Node {
     Node { host: "h0".into(), vtep: vtep_address(0) }
@@ -30,7 +33,7 @@ pub(crate) enum Event {
     Endpoint { n: u8, at: Option<(u8, u8, u8)>, group: u8 },
     Group { n: u8, profile: Option<(u8, u8)> },
     Policy { n: u8, on: Option<(u8, u8)> },
-    UnreadPolicy { n: u8 },
+    InvalidPolicy { n: u8 },
     Service { n: u8, at: Option<(u8, u8)> },
     Providers { n: u8, last: Option<Vec<u8>> },
     Registration { key: u8, at: Option<(u8, u8, u16)> },
@@ -58,7 +61,7 @@ pub(crate) fn event() -> impl Strategy<Value = Event> {
         2 => (0..3u8, prop::option::weighted(0.8, (1..3u8, 0..3u8)))
             .prop_map(|(n, profile)| Event::Group { n, profile }),
         3 => (0..3u8, prop::option::weighted(0.7, (1..3u8, 0..3u8))).prop_map(|(n, on)| Event::Policy { n, on }),
-        1 => (0..3u8).prop_map(|n| Event::UnreadPolicy { n }),
+        1 => (0..3u8).prop_map(|n| Event::InvalidPolicy { n }),
         2 => (0..2u8, prop::option::weighted(0.7, (0..3u8, 1..4u8)))
             .prop_map(|(n, at)| Event::Service { n, at }),
         2 => (0..2u8, prop::option::weighted(0.7, prop::collection::vec(1..9u8, 0..3)))
@@ -72,21 +75,21 @@ pub(crate) fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-pub(crate) fn happen(state: &mut State, event: Event, since: i64) -> Touched {
+pub(crate) fn happen(state: &mut State, event: Event, since: i64) -> DirtySet {
     match event {
         Event::Arp { flood } => {
             let arp_mode = if flood { "flood" } else { "proxy" }.to_owned();
             let config = Config { arp_mode, ..Config::default() };
-            state.set(&Key::MasterConfig, Some(state::Object::Config(config)))
+            state.set(&Key::MasterConfig, Some(ClusterObject::Config(config)))
         }
         Event::Network { n, encap } => {
-            let network = encap.map(|encap| state::Object::Network(network(n, encap)));
+            let network = encap.map(|encap| ClusterObject::Network(network(n, encap)));
             state.set(&Key::Network(network_id(n)), network)
         }
         Event::Endpoint { n, at, group } => {
             let endpoint = at.map(|(net, host, ip)| {
                 let group_number = number(group);
-                state::Object::Endpoint(Endpoint { group_number, ..endpoint(n, net, host, ip) })
+                ClusterObject::Endpoint(Endpoint { group_number, ..endpoint(n, net, host, ip) })
             });
             state.set(&Key::Endpoint(endpoint_id(n)), endpoint)
         }
@@ -94,7 +97,7 @@ pub(crate) fn happen(state: &mut State, event: Event, since: i64) -> Touched {
             let key: contiv_model::name::GroupKey = format!("g{n}:t").into();
             let group = profile.and_then(|(numbered, dscp)| {
                 let dscp = dscp.try_into().ok();
-                Some(state::Object::Group(group::Group {
+                Some(ClusterObject::Group(group::Group {
                     key: key.clone(),
                     number: number(numbered)?,
                     dscp,
@@ -107,29 +110,29 @@ pub(crate) fn happen(state: &mut State, event: Event, since: i64) -> Touched {
             let id = policy_id(n);
             let policy = on.and_then(|(group, rules)| {
                 let rules = (0..rules).map(|rule| self::rule(&format!("p{n}:{rule}"))).collect();
-                Some(state::Object::Policy(Policy { id: id.clone(), group: number(group)?, rules }))
+                Some(ClusterObject::Policy(Policy { id: id.clone(), group: number(group)?, rules }))
             });
             state.set(&Key::Policy(id), policy)
         }
-        Event::UnreadPolicy { n } => state.reject(&Key::Policy(policy_id(n))),
+        Event::InvalidPolicy { n } => state.reject(&Key::Policy(policy_id(n))),
         Event::Service { n, at } => {
-            let service = at.map(|(net, last)| state::Object::Service(service(n, net, last)));
+            let service = at.map(|(net, last)| ClusterObject::Service(service(n, net, last)));
             state.set(&Key::ServiceLb(service_id(n)), service)
         }
         Event::Providers { n, last } => {
             let address = |last| IpAddr::from([10, 0, last % 2, last]);
             let providers =
-                last.map(|list| state::Object::Providers(list.into_iter().map(address).collect()));
+                last.map(|list| ClusterObject::Providers(list.into_iter().map(address).collect()));
             state.set(&Key::Providers(service_id(n)), providers)
         }
         Event::Registration { key, at } => {
             let name = contiv_model::registry::VTEP.to_owned();
             let vtep =
-                at.map(|(host, address, port)| state::Object::Registration(vtep(host, address, port, since)));
+                at.map(|(host, address, port)| ClusterObject::Registration(vtep(host, address, port, since)));
             state.set(&Key::Service { name, address: key.to_string() }, vtep)
         }
         Event::Node { host, at } => {
-            let vtep = at.map(|(address, port)| state::Object::Node(vtep(host, address, port, since)));
+            let vtep = at.map(|(address, port)| ClusterObject::Node(vtep(host, address, port, since)));
             state.set(&Key::NodeStatus(host_name(host)), vtep)
         }
         Event::Attachment { n, port } => {
@@ -143,7 +146,7 @@ fn number(n: u8) -> Option<GroupNumber> {
     GroupNumber::try_from(u32::from(n)).ok()
 }
 
-fn policy_id(n: u8) -> contiv_model::name::PolicyId {
+fn policy_id(n: u8) -> PolicyId {
     format!("t:g{n}:t:p").into()
 }
 
@@ -224,11 +227,11 @@ proptest! {
     /// Whatever happens, and however it is batched, the incremental plan is the full one.
     #[test]
     fn incremental_is_full(events in prop::collection::vec((event(), any::<bool>()), 1..60)) {
-        let (mut state, mut desired, mut touched) = (State::default(), Desired::default(), Touched::default());
+        let (mut state, mut desired, mut dirty) = (State::default(), Desired::default(), DirtySet::default());
         for (since, (event, look)) in events.into_iter().enumerate() {
-            touched.merge(happen(&mut state, event, i64::try_from(since).unwrap()));
+            dirty.merge(happen(&mut state, event, i64::try_from(since).unwrap()));
             if look {
-                update(&mut desired, &state, &node(), &std::mem::take(&mut touched));
+                update(&mut desired, &state, &node(), &std::mem::take(&mut dirty));
                 prop_assert_eq!(&desired, &full(&state, &node()));
             }
         }

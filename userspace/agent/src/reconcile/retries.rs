@@ -8,40 +8,40 @@ use crate::{
     error::one_line,
 };
 
-/// Objects that are not in force, and why: each has its own pause, or waits for something else.
+/// Objects that failed: each is retried with its own backoff, waits for another object, or is not supported.
 #[derive(Debug, Default)]
 pub(super) struct Retries {
     all: BTreeMap<ObjectId, Retry>,
     counts: Failures,
-    /// How many wait for another.
+    /// Number of objects that wait for another object.
     waiting: usize,
 }
 
-/// How many objects of each kind are not in force.
+/// Number of failed objects of each kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Failures {
-    /// The datapath has no means for them: they are not tried again before they change.
+    /// Objects that the datapath does not support; not retried until they change.
     pub unsupported: BTreeMap<ObjectKind, usize>,
-    /// The datapath would not take them: they are tried again.
+    /// Objects that failed; retried.
     pub failed: BTreeMap<ObjectKind, usize>,
-    /// The first of those that failed, of each kind, and why it did.
-    pub such_as: BTreeMap<ObjectKind, (ObjectId, String)>,
+    /// First failed object of each kind, with its error.
+    pub first: BTreeMap<ObjectKind, (ObjectId, String)>,
 }
 
 impl Failures {
-    /// All together.
+    /// Total number of objects.
     pub fn count(&self) -> usize {
         self.unsupported.values().chain(self.failed.values()).sum()
     }
 
-    /// A line for each kind, for operators.
+    /// Formats one line per kind for operators.
     pub fn lines(&self) -> Vec<String> {
         let unsupported =
             self.unsupported.iter().map(|(kind, n)| (kind, n, "not supported by this datapath yet"));
         let unsupported = unsupported.map(|(kind, n, what)| format!("{kind}: {n} {what}"));
-        let failed = self.failed.iter().map(|(kind, n)| match self.such_as.get(kind) {
-            Some((id, why)) => format!("{kind}: {n} failed and will be tried again, such as {id}: {why}"),
-            None => format!("{kind}: {n} failed and will be tried again"),
+        let failed = self.failed.iter().map(|(kind, n)| match self.first.get(kind) {
+            Some((id, why)) => format!("{kind}: {n} failed, retrying; first: {id}: {why}"),
+            None => format!("{kind}: {n} failed, retrying"),
         });
         unsupported.chain(failed).collect()
     }
@@ -61,13 +61,13 @@ struct Retry {
     backoff: Backoff,
 }
 
-/// When it is tried again.
+/// When the object is retried.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Next {
     At(Instant),
-    /// When that object is in force, or not wanted any more.
+    /// When that object is in effect, or no longer desired.
     After(ObjectId),
-    /// Not before it changes.
+    /// When the object changes.
     Never,
 }
 
@@ -76,35 +76,35 @@ impl Retries {
         let text = one_line(error);
         let mut backoff = self.take(&id).map(|retry| retry.backoff).unwrap_or_default();
         let next = if error.is_unsupported() {
-            // There may be very many. The kind is told of as a whole.
+            // One warning per kind: there may be many objects.
             tracing::debug!("{id}: {text}");
             if !self.counts.unsupported.contains_key(&id.kind()) {
-                tracing::warn!("{}: {text}; this node goes on without them", id.kind());
+                tracing::warn!("{}: {text}; the node continues without them", id.kind());
             }
             Next::Never
         } else {
             let wait = backoff.pause();
-            tracing::warn!("{id}: {text}; again in {wait:?}");
+            tracing::warn!("{id}: {text}; retry in {wait:?}");
             Next::At(Instant::now() + wait)
         };
         self.put(id, Retry { error: text, next, backoff });
     }
 
-    /// The object may not be in force before `other` is.
-    pub(super) fn hold(&mut self, id: ObjectId, other: ObjectId) {
+    /// Delays an object until `other` is in effect.
+    pub(super) fn wait_for(&mut self, id: ObjectId, other: ObjectId) {
         let why = self.error(&other).unwrap_or_default();
-        let error = format!("{other} is not in force, and {id} waits for it: {why}");
+        let error = format!("{id} waits for {other}: {why}");
         tracing::warn!("{error}");
         let backoff = self.take(&id).map(|retry| retry.backoff).unwrap_or_default();
         self.put(id, Retry { error, next: Next::After(other), backoff });
     }
 
-    /// The object stays as it is until something else is known of it.
+    /// Leaves an object unchanged until its data changes.
     pub(super) fn block(&mut self, id: ObjectId, why: String) {
         if self.error(&id) == Some(&why) {
             return;
         }
-        tracing::warn!("{id} stays as it is, and new endpoints wait for it: {why}");
+        tracing::warn!("{id} is not updated, and its new endpoints wait: {why}");
         let backoff = self.take(&id).map(|retry| retry.backoff).unwrap_or_default();
         self.put(id.clone(), Retry { error: why, next: Next::After(id), backoff });
     }
@@ -114,17 +114,17 @@ impl Retries {
         self.release(|other| other == id);
     }
 
-    /// Forgets those that everything was measured without: they are right, or not wanted any more.
+    /// Keeps only the objects that `wrong` selects; the others are in sync, or no longer desired.
     pub(super) fn keep(&mut self, wrong: impl Fn(&ObjectId) -> bool) {
-        let right: Vec<_> = self.all.keys().filter(|id| !wrong(id)).cloned().collect();
-        for id in right {
+        let done: Vec<_> = self.all.keys().filter(|id| !wrong(id)).cloned().collect();
+        for id in done {
             self.take(&id);
         }
         self.release(|other| !wrong(other));
     }
 
-    /// Forgets what is not supported where it may be now: it will be tried again.
-    pub(super) fn forget_unsupported(&mut self, changed: impl Fn(&ObjectId) -> bool) {
+    /// Removes the unsupported objects that changed, so that they are tried again.
+    pub(super) fn clear_unsupported(&mut self, changed: impl Fn(&ObjectId) -> bool) {
         let gone: Vec<_> =
             self.all.keys().filter(|id| self.is_unsupported(id) && changed(id)).cloned().collect();
         for id in gone {
@@ -136,8 +136,8 @@ impl Retries {
         self.all.get(id).map(|retry| retry.error.as_str())
     }
 
-    /// It failed, and may not next time.
-    pub(super) fn is_awaited(&self, id: &ObjectId) -> bool {
+    /// Whether the object failed and will be retried.
+    pub(super) fn is_retried(&self, id: &ObjectId) -> bool {
         self.all.get(id).is_some_and(|retry| retry.next != Next::Never)
     }
 
@@ -167,9 +167,9 @@ impl Retries {
         self.all.iter().filter(|(_, retry)| is_due(retry)).map(|(id, _)| id.clone()).collect()
     }
 
-    /// What waits for these is due.
+    /// Makes the objects due that wait for one of the selected objects.
     fn release(&mut self, done: impl Fn(&ObjectId) -> bool) {
-        // Asked for each object that is made: not for each all those that failed.
+        // Called for each successful object: avoid the scan in the common case.
         if self.waiting == 0 {
             return;
         }
@@ -183,9 +183,9 @@ impl Retries {
 
     fn put(&mut self, id: ObjectId, retry: Retry) {
         if retry.next != Next::Never {
-            let first = self.counts.such_as.get(&id.kind()).is_none_or(|(first, _)| id <= *first);
+            let first = self.counts.first.get(&id.kind()).is_none_or(|(first, _)| id <= *first);
             if first {
-                self.counts.such_as.insert(id.kind(), (id.clone(), retry.error.clone()));
+                self.counts.first.insert(id.kind(), (id.clone(), retry.error.clone()));
             }
         }
         *self.counts.of(&retry.next).entry(id.kind()).or_default() += 1;
@@ -203,12 +203,12 @@ impl Retries {
                 counts.remove(&id.kind());
             }
         }
-        if self.counts.such_as.get(&id.kind()).is_some_and(|(first, _)| first == id) {
-            self.counts.such_as.remove(&id.kind());
+        if self.counts.first.get(&id.kind()).is_some_and(|(first, _)| first == id) {
+            self.counts.first.remove(&id.kind());
             let is_like =
                 |(other, retry): &(&ObjectId, &Retry)| other.kind() == id.kind() && retry.next != Next::Never;
             if let Some((next, retry)) = self.all.range(id..).find(is_like) {
-                self.counts.such_as.insert(id.kind(), (next.clone(), retry.error.clone()));
+                self.counts.first.insert(id.kind(), (next.clone(), retry.error.clone()));
             }
         }
         Some(retry)
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_supported_is_counted_and_not_tried_again() {
+    fn unsupported_objects_are_counted_and_not_retried() {
         let mut retries = Retries::default();
         for n in 1..4 {
             retries.failed(group(n).id(), &Error::unsupported(Kind::Ovs, &group(n)));
@@ -238,37 +238,31 @@ mod tests {
             ["groups with policies, DSCP or bandwidth: 3 not supported by this datapath yet"]
         );
         assert!(retries.take_due().is_empty());
-        assert!(retries.is_unsupported(&group(1).id()) && !retries.is_awaited(&group(1).id()));
+        assert!(retries.is_unsupported(&group(1).id()) && !retries.is_retried(&group(1).id()));
         retries.keep(|id| *id == group(1).id());
         assert_eq!(retries.counts().count(), 1);
         retries.failed(group(1).id(), &Error::new(Kind::Ovs, "set", "no"));
         assert_eq!(
             retries.counts().lines(),
             [
-                "groups with policies, DSCP or bandwidth: 1 failed and will be tried again, such as group 1: ovs datapath: set: no"
+                "groups with policies, DSCP or bandwidth: 1 failed, retrying; first: group 1: ovs datapath: set: no"
             ]
         );
         retries.failed(group(3).id(), &Error::new(Kind::Ovs, "set", "not this one"));
         retries.failed(group(2).id(), &Error::new(Kind::Ovs, "set", "nor this"));
         retries.failed(group(1).id(), &Error::new(Kind::Ovs, "set", "still no"));
-        let told = |retries: &Retries| retries.counts().lines().concat();
-        assert!(
-            told(&retries)
-                .contains("3 failed and will be tried again, such as group 1: ovs datapath: set: still no")
-        );
+        let lines = |retries: &Retries| retries.counts().lines().concat();
+        assert!(lines(&retries).contains("3 failed, retrying; first: group 1: ovs datapath: set: still no"));
         retries.succeeded(&group(1).id());
-        assert!(
-            told(&retries)
-                .contains("2 failed and will be tried again, such as group 2: ovs datapath: set: nor this")
-        );
+        assert!(lines(&retries).contains("2 failed, retrying; first: group 2: ovs datapath: set: nor this"));
     }
 
     #[test]
-    fn what_waits_for_another_is_due_when_that_is_there() {
+    fn waiting_object_is_due_when_its_dependency_succeeds() {
         let mut retries = Retries::default();
         let endpoint = ObjectId::Local("e".into());
         retries.failed(group(1).id(), &Error::new(Kind::Ebpf, "set group 1", "the map is full"));
-        retries.hold(endpoint.clone(), group(1).id());
+        retries.wait_for(endpoint.clone(), group(1).id());
         assert!(retries.error(&endpoint).unwrap().contains("the map is full"));
         assert!(retries.take_due().is_empty());
         retries.succeeded(&group(1).id());

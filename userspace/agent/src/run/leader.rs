@@ -4,7 +4,7 @@ use futures::StreamExt as _;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// Follows the lock's holder.
+/// Watches the lock key and publishes the leader's address.
 pub(super) async fn follow(
     store: Store,
     leader: watch::Sender<Option<String>>,
@@ -16,15 +16,15 @@ pub(super) async fn follow(
             () = stop.cancelled() => return Ok(()),
             update = watch.next() => update,
         };
-        let Some(update) = update else { anyhow::bail!("the watch of the leader's key ended") };
+        let Some(update) = update else { anyhow::bail!("watch of the leader key ended") };
         match update.event {
             Event::InitApply(key, value) | Event::Apply(key, value) if key == LEADER => {
-                let holder = String::from_utf8_lossy(&value.value).into_owned();
-                tracing::info!(leader = holder, "netmaster");
-                leader.send_replace(Some(holder));
+                let address = String::from_utf8_lossy(&value.value).into_owned();
+                tracing::info!(leader = address, "netmaster leader changed");
+                leader.send_replace(Some(address));
             }
             Event::Delete(key) if key == LEADER => {
-                tracing::info!("no netmaster leads");
+                tracing::info!("no netmaster leader");
                 leader.send_replace(None);
             }
             _ => {}

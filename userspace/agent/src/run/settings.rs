@@ -7,17 +7,17 @@ use tokio_util::sync::CancellationToken;
 
 use crate::state::Reader;
 
-/// How often an operator is told what is waited for.
-const REMINDER: Duration = Duration::from_secs(10);
+/// Interval between log lines while waiting.
+const REMINDER_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Waits for the cluster's settings, which must agree with this node's.
+/// Waits for the global settings and compares them with this node's.
 pub(super) async fn wait(reader: &Reader, mode: FwdMode) -> anyhow::Result<()> {
     loop {
-        // Without a mode it is not ready: netmaster has not got its flags into it yet.
-        let there = reader.wait(|state| {
+        // netmaster fills in the mode from its flags after its start.
+        let mode_set = reader.wait(|state| {
             state.config().map(|config| config.fwd_mode.clone()).filter(|mode| !mode.is_empty())
         });
-        match timeout(REMINDER, there).await {
+        match timeout(REMINDER_INTERVAL, mode_set).await {
             Ok(global) => return check(&global, mode),
             Err(_) => {
                 tracing::warn!("waiting for {} in the store (is netmaster running?)", Key::MasterConfig);
@@ -26,7 +26,7 @@ pub(super) async fn wait(reader: &Reader, mode: FwdMode) -> anyhow::Result<()> {
     }
 }
 
-/// Ends when they do not agree any more.
+/// Returns an error as soon as the global settings contradict this node's.
 pub(super) async fn guard(reader: &Reader, mode: FwdMode, stop: CancellationToken) -> anyhow::Result<()> {
     let local = name(&mode);
     let other = reader.wait(|state| {
@@ -39,7 +39,7 @@ pub(super) async fn guard(reader: &Reader, mode: FwdMode, stop: CancellationToke
     }
 }
 
-/// The original's words.
+/// Compares the forward modes. The error text is the original's.
 fn check(global: &str, mode: FwdMode) -> anyhow::Result<()> {
     let local = name(&mode);
     if global == local {

@@ -7,10 +7,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::leader;
 
-/// How long the tasks may take to end when they are asked to.
-const FAREWELL: Duration = Duration::from_secs(10);
+/// Time limit for the tasks to end after cancellation.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Every task of the agent. The first to end ends the agent: none of them is ever done by itself.
+/// All tasks of the agent. None of them ends on its own, so the first one to end stops the agent.
 pub(super) struct Tasks {
     set: JoinSet<(&'static str, anyhow::Result<()>)>,
     stop: CancellationToken,
@@ -29,26 +29,26 @@ impl Tasks {
         self.set.spawn(async move { (name, task.await) });
     }
 
-    /// Who leads, from now on.
+    /// Spawns the watch of the leader's address.
     pub(super) fn leader(&mut self, store: &Store) -> watch::Receiver<Option<String>> {
-        let (tell, leader) = watch::channel(None);
-        self.spawn("leader", leader::follow(store.clone(), tell, self.stop.clone()));
+        let (sender, leader) = watch::channel(None);
+        self.spawn("leader", leader::follow(store.clone(), sender, self.stop.clone()));
         leader
     }
 
-    /// Resolves when a task ends that should not have.
+    /// Waits until a task ends unexpectedly and returns its result.
     pub(super) async fn first_end(&mut self) -> anyhow::Result<()> {
-        let ended = self.set.join_next().await.context("no task runs")?;
+        let ended = self.set.join_next().await.context("no task is running")?;
         match ended {
             Ok((_, Ok(()))) if self.stop.is_cancelled() => Ok(()),
             Ok((name, Ok(()))) => Err(anyhow!("{name} ended early")),
-            // The error says what it is about.
+            // The error names its operation.
             Ok((_, Err(error))) => Err(error),
-            Err(panic) => Err(anyhow!("a task was broken off: {panic}")),
+            Err(panic) => Err(anyhow!("a task panicked: {panic}")),
         }
     }
 
-    /// Until told to stop, or until something ends by itself; then ends the rest, in order and in time.
+    /// Runs until `stop` is cancelled or a task ends, then stops all tasks within the time limit.
     pub(super) async fn supervise(mut self) -> anyhow::Result<()> {
         let stop = self.stop.clone();
         let result = tokio::select! {
@@ -59,9 +59,11 @@ impl Tasks {
         result
     }
 
+    /// Cancels all tasks and waits for them; aborts those that exceed the time limit.
     pub(super) async fn end(mut self) -> anyhow::Result<()> {
         self.stop.cancel();
-        let drained = timeout(FAREWELL, async { while self.set.join_next().await.is_some() {} }).await;
+        let drained =
+            timeout(SHUTDOWN_TIMEOUT, async { while self.set.join_next().await.is_some() {} }).await;
         if drained.is_err() {
             self.set.shutdown().await;
         }

@@ -13,38 +13,46 @@ use contiv_model::{
 use contiv_store::KeyValue;
 use serde::de::DeserializeOwned;
 
-use crate::state::{Object, Rejected, Vtep};
+use crate::state::{ClusterObject, Rejected, Vtep};
 
-/// What stands under a key: an object, or why it is none. `None` for keys that the agent has no use for.
-pub fn decode(key: &Key, value: &KeyValue) -> Option<Result<Object, Rejected>> {
+/// Decodes and validates the value at a key; `None` for keys that the agent does not use.
+pub fn decode(key: &Key, value: &KeyValue) -> Option<Result<ClusterObject, Rejected>> {
     let object = match key {
-        Key::MasterConfig => body::<Config>(value).map(Object::Config),
+        Key::MasterConfig => body::<Config>(value).map(ClusterObject::Config),
         Key::Network(id) => body::<network::State>(value)
             .and_then(|state| Network::try_from(&state).map_err(|e| e.to_string()))
-            .and_then(|network| same_id(id.as_str(), network.id.as_str()).map(|()| Object::Network(network))),
+            .and_then(|network| {
+                same_id(id.as_str(), network.id.as_str()).map(|()| ClusterObject::Network(network))
+            }),
         Key::Endpoint(id) => body::<endpoint::State>(value)
             .and_then(|state| Endpoint::try_from(&state).map_err(|e| e.to_string()))
             .and_then(|endpoint| {
-                same_id(id.as_str(), endpoint.id.as_str()).map(|()| Object::Endpoint(endpoint))
+                same_id(id.as_str(), endpoint.id.as_str()).map(|()| ClusterObject::Endpoint(endpoint))
             }),
         Key::Group(key) => body::<group::State>(value)
             .and_then(|state| Group::try_from(&state).map_err(|e| e.to_string()))
-            .and_then(|group| same_id(key.as_str(), group.key.as_str()).map(|()| Object::Group(group))),
+            .and_then(|group| {
+                same_id(key.as_str(), group.key.as_str()).map(|()| ClusterObject::Group(group))
+            }),
         Key::Policy(id) => body::<PolicyState>(value)
             .and_then(|state| Policy::try_from(&state).map_err(|e| e.to_string()))
-            .and_then(|policy| same_id(id.as_str(), policy.id.as_str()).map(|()| Object::Policy(policy))),
+            .and_then(|policy| {
+                same_id(id.as_str(), policy.id.as_str()).map(|()| ClusterObject::Policy(policy))
+            }),
         Key::ServiceLb(id) => body::<service::State>(value)
             .and_then(|state| Service::try_from(&state).map_err(|e| e.to_string()))
-            .and_then(|service| same_id(id.as_str(), service.id.as_str()).map(|()| Object::Service(service))),
+            .and_then(|service| {
+                same_id(id.as_str(), service.id.as_str()).map(|()| ClusterObject::Service(service))
+            }),
         Key::Providers(_) => body::<Providers>(value)
             .and_then(|providers| providers.addresses().map_err(|e| e.to_string()))
-            .map(Object::Providers),
+            .map(ClusterObject::Providers),
         Key::Service { name, .. } if name == registry::VTEP => body::<registry::ServiceInfo>(value)
             .and_then(|service| vtep(&service.hostname, &service.host_addr, service.port, value.mod_revision))
-            .map(Object::Registration),
+            .map(ClusterObject::Registration),
         Key::NodeStatus(host) => body::<node::Status>(value)
             .and_then(|status| vtep(host.as_str(), &status.vtep_ip, status.vxlan_port, value.mod_revision))
-            .map(Object::Node),
+            .map(ClusterObject::Node),
         _ => return None,
     };
     Some(object.map_err(|why| Rejected { key: value.key.clone(), why }))
@@ -59,7 +67,7 @@ fn same_id(key: &str, body: &str) -> Result<(), String> {
 }
 
 fn vtep(host: &str, address: &str, port: u16, since: i64) -> Result<Vtep, String> {
-    let bad = |_| format!("the address of the VTEP is {address:?}, expected an IP address");
+    let bad = |_| format!("VTEP address is {address:?}, expected an IP address");
     Ok(Vtep { host: HostName::from(host), address: address.parse().map_err(bad)?, port, since })
 }
 
@@ -67,7 +75,7 @@ fn vtep(host: &str, address: &str, port: u16, since: i64) -> Result<Vtep, String
 mod tests {
     use super::*;
 
-    fn decoded(key: &str, body: &str) -> Option<Result<Object, Rejected>> {
+    fn decoded(key: &str, body: &str) -> Option<Result<ClusterObject, Rejected>> {
         let value = KeyValue {
             key: key.to_owned(),
             value: body.as_bytes().to_vec().into(),
@@ -83,13 +91,13 @@ mod tests {
     const NETWORK: &str = include_str!("../../../model/tests/golden/network-vx2.json");
 
     #[test]
-    fn the_originals_bodies_become_objects() {
+    fn decodes_the_originals_records() {
         let good = |key, body| decoded(key, body).unwrap().unwrap();
-        assert!(matches!(good("/contiv.io/state/eps/en.default-c3", ENDPOINT), Object::Endpoint(_)));
-        assert!(matches!(good("/contiv.io/state/nets/vx2.default", NETWORK), Object::Network(_)));
+        assert!(matches!(good("/contiv.io/state/eps/en.default-c3", ENDPOINT), ClusterObject::Endpoint(_)));
+        assert!(matches!(good("/contiv.io/state/nets/vx2.default", NETWORK), ClusterObject::Network(_)));
         let registration = r#"{"ServiceName":"netplugin.vtep","Role":"","Version":"","TTL":10,
             "HostAddr":"192.168.77.12","Port":4789,"Hostname":"B"}"#;
-        let Object::Registration(vtep) =
+        let ClusterObject::Registration(vtep) =
             good("/contiv.io/service/netplugin.vtep/192.168.77.12:4789", registration)
         else {
             panic!("no registration")
@@ -103,20 +111,20 @@ mod tests {
         "selectors":{"app":"web"},"ipaddress":"10.1.1.9","providers":{}}"#;
 
     #[test]
-    fn so_do_the_bodies_of_policies_and_services() {
+    fn decodes_policies_and_services() {
         let good = |key, body| decoded(key, body).unwrap().unwrap();
-        assert!(matches!(good("/contiv.io/state/endpointGroups/gp:default", GROUP), Object::Group(_)));
-        assert!(matches!(good("/contiv.io/state/policy/t:g:t:p", POLICY), Object::Policy(_)));
-        assert!(matches!(good("/contiv.io/state/serviceLB/web:t", SERVICE), Object::Service(_)));
+        assert!(matches!(good("/contiv.io/state/endpointGroups/gp:default", GROUP), ClusterObject::Group(_)));
+        assert!(matches!(good("/contiv.io/state/policy/t:g:t:p", POLICY), ClusterObject::Policy(_)));
+        assert!(matches!(good("/contiv.io/state/serviceLB/web:t", SERVICE), ClusterObject::Service(_)));
         let providers = r#"{"id":"web:t","ServiceName":"web:t","Providers":["10.1.1.2"]}"#;
-        assert!(matches!(good("/contiv.io/state/provider/web:t", providers), Object::Providers(_)));
-        // Single rules are for operators.
+        assert!(matches!(good("/contiv.io/state/provider/web:t", providers), ClusterObject::Providers(_)));
+        // The agent does not use the records of single rules.
         assert!(decoded("/contiv.io/state/policyRule/t:g:t:p:t:p:1:inRx", "{").is_none());
     }
 
-    /// What the original's netmaster wrote, as it was recorded: keys, each with its value in the next line.
+    /// Recorded writes of the original netmaster: each key is followed by its value on the next line.
     #[test]
-    fn everything_that_was_recorded_is_understood() {
+    fn decodes_all_recorded_records() {
         let recorded = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/e2e/recordings/store");
         let mut rules = 0;
         for file in std::fs::read_dir(recorded).unwrap() {
@@ -124,18 +132,18 @@ mod tests {
             let lines: Vec<&str> = text.lines().map(str::trim).collect();
             for pair in lines.windows(2).filter(|pair| pair[0].starts_with("/contiv.io/state/")) {
                 match decoded(pair[0], pair[1]) {
-                    Some(Ok(Object::Policy(policy))) => rules += policy.rules.len(),
+                    Some(Ok(ClusterObject::Policy(policy))) => rules += policy.rules.len(),
                     Some(Err(rejected)) => panic!("{rejected:?}"),
                     _ => {}
                 }
             }
         }
-        // Of 12; one is about a range that is two prefixes.
+        // From 12 rules: one has a range that needs two prefixes.
         assert_eq!(rules, 13);
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn rejection_contains_the_reason() {
         let why = |key, body| decoded(key, body).unwrap().unwrap_err().why;
         assert!(why("/contiv.io/state/eps/en.default-c3", "{").starts_with("not valid JSON"));
         assert!(why("/contiv.io/state/eps/other", ENDPOINT).contains("expected \"other\""));

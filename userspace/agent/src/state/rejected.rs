@@ -1,25 +1,25 @@
 use serde::Serialize;
 
-/// An object of the store that is not understood. The last good version stays in force.
+/// An invalid object in the store. The last valid version stays in effect.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Rejected {
-    /// Where it stands.
+    /// Key in the store.
     pub key: String,
-    /// What is wrong with it.
+    /// Validation error.
     pub why: String,
 }
 
 impl Rejected {
-    /// So many are named to people; the others are counted.
-    const NAMED: usize = 5;
+    /// Maximum number of objects listed by [`lines`](Self::lines).
+    const LISTED: usize = 5;
 
-    /// For operators: a line for each of the first, and one for the others.
+    /// Formats the objects for operators: one line for each of the first five, and one with the number of the others.
     pub fn lines(all: &[Rejected]) -> Vec<String> {
-        let named = all.iter().take(Self::NAMED);
+        let listed = all.iter().take(Self::LISTED);
         let mut lines: Vec<String> =
-            named.map(|Rejected { key, why }| format!("not understood: {key}: {why}")).collect();
-        if all.len() > Self::NAMED {
-            lines.push(format!("not understood: {} more, see /inspect/driver", all.len() - Self::NAMED));
+            listed.map(|Rejected { key, why }| format!("invalid object {key}: {why}")).collect();
+        if all.len() > Self::LISTED {
+            lines.push(format!("{} more invalid objects; see /inspect/driver", all.len() - Self::LISTED));
         }
         lines
     }
@@ -30,11 +30,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_are_named() {
+    fn lists_the_first_and_counts_the_others() {
         let all: Vec<_> =
             (0..7).map(|n| Rejected { key: format!("/k/{n}"), why: "no JSON".into() }).collect();
-        assert_eq!(Rejected::lines(&all[..1]), ["not understood: /k/0: no JSON"]);
+        assert_eq!(Rejected::lines(&all[..1]), ["invalid object /k/0: no JSON"]);
         let lines = Rejected::lines(&all);
-        assert_eq!((lines.len(), lines[5].as_str()), (6, "not understood: 2 more, see /inspect/driver"));
+        assert_eq!((lines.len(), lines[5].as_str()), (6, "2 more invalid objects; see /inspect/driver"));
     }
 }

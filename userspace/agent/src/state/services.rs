@@ -8,13 +8,13 @@ use contiv_model::{
     service::Service,
 };
 
-use super::take_out;
+use super::index::remove_from;
 
-/// Services and what serves them, which are told apart.
+/// Services and their providers, which the store keeps under separate keys.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Services {
     services: BTreeMap<ServiceId, Service>,
-    of: BTreeMap<TenantName, BTreeSet<ServiceId>>,
+    by_tenant: BTreeMap<TenantName, BTreeSet<ServiceId>>,
     providers: BTreeMap<ServiceId, Vec<IpAddr>>,
 }
 
@@ -27,37 +27,37 @@ impl Services {
         self.services.values()
     }
 
-    pub(super) fn of(&self, tenant: &TenantName) -> impl Iterator<Item = &ServiceId> {
-        self.of.get(tenant).into_iter().flatten()
+    pub(super) fn of_tenant(&self, tenant: &TenantName) -> impl Iterator<Item = &ServiceId> {
+        self.by_tenant.get(tenant).into_iter().flatten()
     }
 
     pub(super) fn providers(&self, id: &ServiceId) -> &[IpAddr] {
         self.providers.get(id).map_or(&[], Vec::as_slice)
     }
 
-    /// Whether it was another before.
+    /// Returns whether the service changed.
     pub(super) fn set(&mut self, id: &ServiceId, service: Option<Service>) -> bool {
         if self.services.get(id) == service.as_ref() {
             return false;
         }
         if let Some(before) = self.services.remove(id) {
-            take_out(&mut self.of, &before.tenant, id);
+            remove_from(&mut self.by_tenant, &before.tenant, id);
         }
         if let Some(service) = service {
-            self.of.entry(service.tenant.clone()).or_default().insert(id.clone());
+            self.by_tenant.entry(service.tenant.clone()).or_default().insert(id.clone());
             self.services.insert(id.clone(), service);
         }
         true
     }
 
-    /// Whether they were others before.
+    /// Returns whether the providers changed.
     pub(super) fn set_providers(&mut self, id: &ServiceId, providers: Option<Vec<IpAddr>>) -> bool {
         let before = match providers {
             Some(providers) if self.providers(id) == providers => return false,
             Some(providers) => self.providers.insert(id.clone(), providers),
             None => self.providers.remove(id),
         };
-        // None and nobody are the same.
+        // A missing list equals an empty one.
         before.is_some_and(|before| !before.is_empty()) || !self.providers(id).is_empty()
     }
 }

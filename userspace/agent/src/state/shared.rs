@@ -6,61 +6,66 @@ use std::{
 use contiv_model::{event::Event, key::Key, name::EndpointId};
 use tokio::sync::watch;
 
-use super::{Attachment, Object, Rejected, State, Touched};
+use super::{
+    dirty::DirtySet,
+    object::{Attachment, ClusterObject},
+    rejected::Rejected,
+    snapshot::State,
+};
 
-/// What a source tells: an event of one prefix, with objects that were understood or not.
+/// An event of one source, with a validated or rejected object.
 #[derive(Clone, Debug)]
 pub struct Update {
-    /// The prefix that the source follows: a snapshot replaces everything below it.
+    /// Key prefix that the source watches. A snapshot replaces everything below it.
     pub source: &'static str,
-    /// The store revision at which this is so.
+    /// Store revision of the event.
     pub revision: i64,
-    /// What happened.
-    pub event: Event<Key, Result<Object, Rejected>>,
+    /// Event.
+    pub event: Event<Key, Result<ClusterObject, Rejected>>,
 }
 
 #[derive(Debug, Default)]
 struct Inner {
     state: State,
-    /// The newest revision that changed something here.
+    /// Newest store revision that changed the state.
     revision: i64,
-    touched: Touched,
+    dirty: DirtySet,
     rejected: BTreeMap<Key, Rejected>,
-    /// Sources that have not told everything yet.
+    /// Sources without a complete snapshot.
     awaited: BTreeSet<&'static str>,
-    /// Told so far of a snapshot that is not complete.
-    snapshots: BTreeMap<&'static str, BTreeMap<Key, Result<Object, Rejected>>>,
-    /// The keys that each source told of, understood or not.
+    /// Objects of incomplete snapshots.
+    snapshots: BTreeMap<&'static str, BTreeMap<Key, Result<ClusterObject, Rejected>>>,
+    /// Keys of each source, with valid or invalid values.
     live: BTreeMap<&'static str, BTreeSet<Key>>,
 }
 
 #[derive(Debug)]
 struct Shared {
     inner: RwLock<Inner>,
-    /// Counts changes, so that waiting readers look again.
+    /// Number of changes; wakes waiting readers.
     generation: watch::Sender<u64>,
 }
 
-/// The one who applies what the sources tell.
+/// Applies updates from the sources.
 #[derive(Debug)]
 pub struct Writer(Arc<Shared>);
 
-/// Tells of interfaces on this node.
+/// Records the interfaces on this node.
 #[derive(Clone, Debug)]
 pub struct Attacher(Arc<Shared>);
 
-/// Looks.
+/// Reads the state.
 #[derive(Clone, Debug)]
 pub struct Reader(Arc<Shared>);
 
-/// Hears what was touched; only one may, since hearing takes it.
+/// Receives the dirty set. There is one receiver, because receiving clears the set.
 #[derive(Debug)]
 pub struct Changes {
     shared: Arc<Shared>,
     generation: watch::Receiver<u64>,
 }
 
-/// An empty state that is complete when every one of `sources` has told everything.
+/// Creates an empty state, which is complete when each of `sources` has delivered a snapshot.
 pub fn new(sources: impl IntoIterator<Item = &'static str>) -> (Writer, Attacher, Reader, Changes) {
     let (generation, receiver) = watch::channel(0);
     let inner = Inner { awaited: sources.into_iter().collect(), ..Inner::default() };
@@ -75,7 +80,7 @@ pub fn new(sources: impl IntoIterator<Item = &'static str>) -> (Writer, Attacher
 
 impl Shared {
     fn read(&self) -> RwLockReadGuard<'_, Inner> {
-        // Each change is made in one call that does not panic half-way.
+        // A change is one call that does not panic in between.
         self.inner.read().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -90,7 +95,7 @@ impl Shared {
 }
 
 impl Writer {
-    /// Takes one update in.
+    /// Applies one update.
     pub fn apply(&mut self, update: Update) {
         self.0.change(|inner| inner.apply(update));
     }
@@ -107,13 +112,13 @@ impl Inner {
                 self.snapshots.entry(source).or_default().insert(key, object);
             }
             Event::InitDone => {
-                let told = self.snapshots.remove(source).unwrap_or_default();
+                let snapshot = self.snapshots.remove(source).unwrap_or_default();
                 let live = self.live.get(source).into_iter().flatten();
-                let gone: Vec<_> = live.filter(|key| !told.contains_key(key)).cloned().collect();
+                let gone: Vec<_> = live.filter(|key| !snapshot.contains_key(key)).cloned().collect();
                 for key in gone {
                     self.delete(source, &key);
                 }
-                for (key, object) in told {
+                for (key, object) in snapshot {
                     self.put(source, key, object);
                 }
                 self.awaited.remove(source);
@@ -132,9 +137,9 @@ impl Inner {
         }
     }
 
-    /// Whether it is of interest to the plan.
-    fn put(&mut self, source: &'static str, key: Key, object: Result<Object, Rejected>) -> bool {
-        let touched = match object {
+    /// Returns whether the change affects the plan.
+    fn put(&mut self, source: &'static str, key: Key, object: Result<ClusterObject, Rejected>) -> bool {
+        let dirty = match object {
             Ok(object) => {
                 self.rejected.remove(&key);
                 self.state.set(&key, Some(object))
@@ -146,7 +151,7 @@ impl Inner {
             }
         };
         self.live.entry(source).or_default().insert(key);
-        self.touch(touched)
+        self.mark(dirty)
     }
 
     fn delete(&mut self, source: &'static str, key: &Key) -> bool {
@@ -154,59 +159,59 @@ impl Inner {
         if let Some(live) = self.live.get_mut(source) {
             live.remove(key);
         }
-        let touched = self.state.set(key, None);
-        self.touch(touched)
+        let dirty = self.state.set(key, None);
+        self.mark(dirty)
     }
 
-    fn touch(&mut self, touched: Touched) -> bool {
-        let any = !touched.is_empty();
-        self.touched.merge(touched);
+    fn mark(&mut self, dirty: DirtySet) -> bool {
+        let any = !dirty.is_empty();
+        self.dirty.merge(dirty);
         any
     }
 }
 
 impl Attacher {
-    /// The interface is there.
+    /// Records an interface.
     pub fn attach(&self, id: &EndpointId, attachment: Attachment) {
         self.set(id, Some(attachment));
     }
 
-    /// The interface goes.
+    /// Removes the record of an interface.
     pub fn detach(&self, id: &EndpointId) {
         self.set(id, None);
     }
 
     fn set(&self, id: &EndpointId, attachment: Option<Attachment>) {
         self.0.change(|inner| {
-            let touched = inner.state.set_attachment(id, attachment);
-            inner.touch(touched);
+            let dirty = inner.state.set_attachment(id, attachment);
+            inner.mark(dirty);
         });
     }
 }
 
 impl Reader {
-    /// Looks at the state as it is now; changes wait meanwhile.
-    pub fn with<T>(&self, look: impl FnOnce(&State) -> T) -> T {
-        look(&self.0.read().state)
+    /// Calls `read` with the current state, under a lock that blocks changes.
+    pub fn with<T>(&self, read: impl FnOnce(&State) -> T) -> T {
+        read(&self.0.read().state)
     }
 
-    /// The newest revision that changed something here.
+    /// Newest store revision that changed the state.
     pub fn revision(&self) -> i64 {
         self.0.read().revision
     }
 
-    /// What was not understood.
+    /// Invalid objects.
     pub fn rejected(&self) -> Vec<Rejected> {
         self.0.read().rejected.values().cloned().collect()
     }
 
-    /// How many objects were not understood.
+    /// Number of invalid objects.
     pub fn rejected_count(&self) -> usize {
         self.0.read().rejected.len()
     }
 
-    /// What was not understood, as soon as it is other than `before`.
-    pub async fn rejected_other_than(&self, before: &[Rejected]) -> Vec<Rejected> {
+    /// Waits until the invalid objects differ from `before`, and returns them.
+    pub async fn rejected_changed(&self, before: &[Rejected]) -> Vec<Rejected> {
         let other = |inner: &Inner| {
             let same = inner.rejected.values().eq(before);
             (!same).then(|| inner.rejected.values().cloned().collect())
@@ -214,17 +219,17 @@ impl Reader {
         self.wait_inner(other).await
     }
 
-    /// The sources that have not told everything yet.
+    /// Sources without a complete snapshot.
     pub fn awaited(&self) -> Vec<&'static str> {
         self.0.read().awaited.iter().copied().collect()
     }
 
-    /// Looks after each change until there is something to see.
+    /// Calls `look` now and after each change, until it returns a value.
     pub async fn wait<T>(&self, mut look: impl FnMut(&State) -> Option<T>) -> T {
         self.wait_inner(|inner| look(&inner.state)).await
     }
 
-    /// Resolves when every source has told everything.
+    /// Waits until every source has delivered a snapshot.
     pub async fn synced(&self) {
         self.wait_inner(|inner| inner.awaited.is_empty().then_some(())).await;
     }
@@ -237,7 +242,7 @@ impl Reader {
                 return seen;
             }
             if generation.changed().await.is_err() {
-                // The sender is beside the state that we hold.
+                // Unreachable: `self` owns the sender.
                 std::future::pending::<()>().await;
             }
         }
@@ -245,13 +250,13 @@ impl Reader {
 }
 
 impl Changes {
-    /// Waits until something is touched, and takes it, with the revision that it brings the state to.
-    pub async fn next(&mut self) -> (Touched, i64) {
+    /// Waits until the dirty set is not empty, and takes it together with the state's revision.
+    pub async fn next(&mut self) -> (DirtySet, i64) {
         loop {
             self.generation.mark_unchanged();
-            let (touched, revision) = self.take();
-            if !touched.is_empty() {
-                return (touched, revision);
+            let (dirty, revision) = self.take();
+            if !dirty.is_empty() {
+                return (dirty, revision);
             }
             if self.generation.changed().await.is_err() {
                 std::future::pending::<()>().await;
@@ -259,16 +264,16 @@ impl Changes {
         }
     }
 
-    /// What was touched and not heard yet, and the revision of the state.
-    pub fn take(&mut self) -> (Touched, i64) {
+    /// Takes the dirty set, which may be empty, and the state's revision.
+    pub fn take(&mut self) -> (DirtySet, i64) {
         {
             let inner = self.shared.read();
-            if inner.touched.is_empty() {
-                return (Touched::default(), inner.revision);
+            if inner.dirty.is_empty() {
+                return (DirtySet::default(), inner.revision);
             }
         }
         let mut inner = self.shared.write();
-        (std::mem::take(&mut inner.touched), inner.revision)
+        (std::mem::take(&mut inner.dirty), inner.revision)
     }
 }
 
@@ -280,7 +285,7 @@ mod tests {
 
     const EPS: &str = "eps";
 
-    fn endpoint(name: &str) -> (Key, Result<Object, Rejected>) {
+    fn endpoint(name: &str) -> (Key, Result<ClusterObject, Rejected>) {
         let endpoint = Endpoint {
             id: name.into(),
             network: "n.t".into(),
@@ -292,7 +297,7 @@ mod tests {
             host: "h".into(),
             vtep: None,
         };
-        (Key::Endpoint(name.into()), Ok(Object::Endpoint(endpoint)))
+        (Key::Endpoint(name.into()), Ok(ClusterObject::Endpoint(endpoint)))
     }
 
     fn ids(reader: &Reader) -> Vec<String> {
@@ -300,53 +305,53 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_replaces_what_was_known_in_one_step() {
+    fn snapshot_replaces_the_state_atomically() {
         let (mut writer, _, reader, mut changes) = new([EPS]);
-        let mut tell = |revision, event| writer.apply(Update { source: EPS, revision, event });
+        let mut send = |revision, event| writer.apply(Update { source: EPS, revision, event });
         let apply = |name| {
             let (key, object) = endpoint(name);
             Event::InitApply(key, object)
         };
         for event in [Event::Init, apply("a"), apply("b"), Event::InitDone] {
-            tell(5, event);
+            send(5, event);
         }
         assert_eq!((ids(&reader), reader.revision()), (vec!["a".to_owned(), "b".to_owned()], 5));
         assert!(reader.awaited().is_empty());
         changes.take();
-        tell(9, Event::Init);
-        tell(9, apply("b"));
+        send(9, Event::Init);
+        send(9, apply("b"));
         assert_eq!(ids(&reader).len(), 2);
-        tell(9, Event::InitDone);
+        send(9, Event::InitDone);
         assert_eq!(ids(&reader), ["b"]);
-        let (touched, revision) = changes.take();
-        assert_eq!((touched.endpoints, revision), ([EndpointId::from("a")].into(), 9));
+        let (dirty, revision) = changes.take();
+        assert_eq!((dirty.endpoints, revision), ([EndpointId::from("a")].into(), 9));
     }
 
     #[test]
-    fn what_is_not_understood_leaves_the_last_good_version() {
+    fn invalid_object_keeps_the_last_valid_version() {
         let (mut writer, _, reader, _) = new([EPS]);
         let (key, object) = endpoint("a");
-        let mut tell = |event| writer.apply(Update { source: EPS, revision: 1, event });
-        tell(Event::Apply(key.clone(), object));
+        let mut send = |event| writer.apply(Update { source: EPS, revision: 1, event });
+        send(Event::Apply(key.clone(), object));
         let rejected = Rejected { key: key.to_string(), why: "no JSON".into() };
-        tell(Event::Apply(key.clone(), Err(rejected.clone())));
+        send(Event::Apply(key.clone(), Err(rejected.clone())));
         assert_eq!((ids(&reader), reader.rejected()), (vec!["a".to_owned()], vec![rejected]));
-        tell(Event::Delete(key));
+        send(Event::Delete(key));
         assert!(ids(&reader).is_empty() && reader.rejected().is_empty());
     }
 
     #[test]
-    fn what_was_not_understood_and_is_gone_is_forgotten() {
+    fn deleted_invalid_object_is_forgotten() {
         let (mut writer, _, reader, _) = new([EPS]);
         let ((a, object), (b, _)) = (endpoint("a"), endpoint("b"));
         let rejected = |key: &Key| Err(Rejected { key: key.to_string(), why: "no JSON".into() });
-        let mut snapshot = |told: &[(&Key, Result<Object, Rejected>)]| {
-            let mut tell = |event| writer.apply(Update { source: EPS, revision: 1, event });
-            tell(Event::Init);
-            for (key, object) in told {
-                tell(Event::InitApply((*key).clone(), object.clone()));
+        let mut snapshot = |objects: &[(&Key, Result<ClusterObject, Rejected>)]| {
+            let mut send = |event| writer.apply(Update { source: EPS, revision: 1, event });
+            send(Event::Init);
+            for (key, object) in objects {
+                send(Event::InitApply((*key).clone(), object.clone()));
             }
-            tell(Event::InitDone);
+            send(Event::InitDone);
         };
         snapshot(&[(&a, object), (&b, rejected(&b))]);
         snapshot(&[(&a, rejected(&a))]);
@@ -356,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_again_touches_nothing() {
+    fn unchanged_object_is_not_dirty() {
         let (mut writer, attacher, _, mut changes) = new([EPS]);
         let (key, object) = endpoint("a");
         writer.apply(Update { source: EPS, revision: 1, event: Event::Apply(key.clone(), object.clone()) });

@@ -2,51 +2,53 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use contiv_model::{name::NetworkId, network::Network, tag::Encap};
 
-/// A number that a network is told by on a switch or on the wire.
+/// A number that identifies a network on a switch or on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Tag {
     Vlan(u16),
     Vni(u32),
-    /// Inside the switch, for VXLAN networks.
+    /// VLAN id inside the switch, for VXLAN networks.
     Local(u16),
 }
 
-/// Which networks claim which tags. Two networks with one tag would see each other's frames, so only one is carried.
+/// Networks by the tags that they claim. Two networks with one tag would receive each other's frames, so only one is
+/// active.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Tags(BTreeMap<Tag, BTreeSet<NetworkId>>);
 
 impl Tags {
     /// Whether the network is the first to claim each of its tags.
-    pub(super) fn are_of(&self, network: &Network) -> bool {
+    pub(super) fn is_active(&self, network: &Network) -> bool {
         let first = |tag: &Tag| self.0.get(tag).and_then(BTreeSet::first) == Some(&network.id);
         tags(network.encap).iter().all(first)
     }
 
-    /// All networks that claim the tags of this one, which does from now on.
+    /// Adds the claims of a network and returns all networks with these tags.
     pub(super) fn claim(&mut self, network: &Network) -> BTreeSet<NetworkId> {
-        let mut concerned = BTreeSet::new();
+        let mut affected = BTreeSet::new();
         for tag in tags(network.encap) {
             let claims = self.0.entry(tag).or_default();
             claims.insert(network.id.clone());
-            concerned.extend(claims.iter().cloned());
+            affected.extend(claims.iter().cloned());
         }
-        concerned
+        affected
     }
 
-    /// All other networks that claim the tags that `before` has and its successor `after` has not.
+    /// Removes the claims of `before` that its successor `after` does not repeat, and returns the other networks with these
+    /// tags.
     pub(super) fn release(&mut self, before: &Network, after: Option<&Network>) -> BTreeSet<NetworkId> {
         let kept = after.map(|network| tags(network.encap)).unwrap_or_default();
-        let mut concerned = BTreeSet::new();
+        let mut affected = BTreeSet::new();
         for tag in tags(before.encap).into_iter().filter(|tag| !kept.contains(tag)) {
             if let Some(claims) = self.0.get_mut(&tag) {
                 claims.remove(&before.id);
-                concerned.extend(claims.iter().cloned());
+                affected.extend(claims.iter().cloned());
                 if claims.is_empty() {
                     self.0.remove(&tag);
                 }
             }
         }
-        concerned
+        affected
     }
 }
 

@@ -5,44 +5,44 @@ use std::{
 
 use contiv_model::name::HostName;
 
-/// Where a node's tunnels end.
+/// VXLAN tunnel endpoint of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vtep {
-    /// The node.
+    /// Node's name.
     pub host: HostName,
-    /// The address.
+    /// Address.
     pub address: IpAddr,
-    /// The UDP port.
+    /// UDP port.
     pub port: u16,
-    /// The store revision of the word: of two registrations of one node, the later is right.
+    /// Store revision of the record. Of two registrations of one node, the later one applies.
     pub since: i64,
 }
 
-/// The VTEPs of all nodes: registered by living agents, and left behind by all that ever ran.
+/// VTEPs of all nodes: those that running agents have registered, and those in node statuses.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Vteps {
-    /// By the registration's key, since one node may have two while an older one expires.
+    /// By registration key: a node has two while the lease of an older one expires.
     registrations: BTreeMap<String, Vtep>,
     registered: BTreeMap<HostName, BTreeSet<String>>,
-    left: BTreeMap<HostName, Vtep>,
-    /// Who claims an address, in either way.
-    claims: BTreeMap<IpAddr, BTreeSet<HostName>>,
+    statuses: BTreeMap<HostName, Vtep>,
+    /// Nodes by address, from registrations and statuses.
+    hosts: BTreeMap<IpAddr, BTreeSet<HostName>>,
 }
 
-/// What a change concerns.
+/// What a change affects.
 #[derive(Debug, Default)]
 pub(super) struct Changes {
     pub(super) addresses: BTreeSet<IpAddr>,
-    /// Nodes whose VTEP is another one than before.
+    /// Nodes whose VTEP changed.
     pub(super) moved: BTreeSet<HostName>,
 }
 
 impl Vteps {
-    /// A living agent's word goes before what it left behind.
+    /// A registration takes precedence over a node status.
     pub(super) fn of(&self, host: &HostName) -> Option<&Vtep> {
         let keys = self.registered.get(host).into_iter().flatten();
         let registered = keys.filter_map(|key| self.registrations.get(key)).max_by_key(|vtep| vtep.since);
-        registered.or_else(|| self.left.get(host))
+        registered.or_else(|| self.statuses.get(host))
     }
 
     pub(super) fn is_registered(&self, host: &HostName) -> bool {
@@ -50,11 +50,11 @@ impl Vteps {
     }
 
     pub(super) fn hosts_at(&self, address: IpAddr) -> impl Iterator<Item = &HostName> {
-        self.claims.get(&address).into_iter().flatten()
+        self.hosts.get(&address).into_iter().flatten()
     }
 
     pub(super) fn addresses(&self) -> impl Iterator<Item = IpAddr> {
-        self.claims.keys().copied()
+        self.hosts.keys().copied()
     }
 
     pub(super) fn register(&mut self, key: &str, vtep: Option<Vtep>) -> Changes {
@@ -79,9 +79,9 @@ impl Vteps {
         })
     }
 
-    pub(super) fn leave(&mut self, host: &HostName, vtep: Option<Vtep>) -> Changes {
-        let before = self.left.get(host).cloned();
-        // Written often, with the same VTEP.
+    pub(super) fn set_status(&mut self, host: &HostName, vtep: Option<Vtep>) -> Changes {
+        let before = self.statuses.get(host).cloned();
+        // Agents write their status often, with the same VTEP.
         let same = |a: &Vtep, b: &Vtep| (a.address, a.port) == (b.address, b.port);
         if before.is_none() && vtep.is_none()
             || before.as_ref().zip(vtep.as_ref()).is_some_and(|(a, b)| same(a, b))
@@ -89,9 +89,9 @@ impl Vteps {
             return Changes::default();
         }
         self.change(&before, &vtep.clone(), |vteps| {
-            vteps.left.remove(host);
+            vteps.statuses.remove(host);
             if let Some(vtep) = vtep {
-                vteps.left.insert(host.clone(), vtep);
+                vteps.statuses.insert(host.clone(), vtep);
             }
         })
     }
@@ -100,15 +100,15 @@ impl Vteps {
         &mut self,
         before: &Option<Vtep>,
         after: &Option<Vtep>,
-        make: impl FnOnce(&mut Vteps),
+        change: impl FnOnce(&mut Vteps),
     ) -> Changes {
-        let concerned: Vec<Vtep> = before.iter().chain(after).cloned().collect();
+        let affected: Vec<Vtep> = before.iter().chain(after).cloned().collect();
         let had: BTreeMap<HostName, Option<Vtep>> =
-            concerned.iter().map(|vtep| (vtep.host.clone(), self.of(&vtep.host).cloned())).collect();
-        make(self);
+            affected.iter().map(|vtep| (vtep.host.clone(), self.of(&vtep.host).cloned())).collect();
+        change(self);
         let mut changes = Changes::default();
-        for vtep in concerned {
-            self.reclaim(&vtep.host, vtep.address);
+        for vtep in affected {
+            self.reindex(&vtep.host, vtep.address);
             changes.addresses.insert(vtep.address);
         }
         for (host, had) in had {
@@ -122,19 +122,19 @@ impl Vteps {
         changes
     }
 
-    /// Whether `host` claims `address` may have changed.
-    fn reclaim(&mut self, host: &HostName, address: IpAddr) {
+    /// Updates the index entry of `host` at `address`.
+    fn reindex(&mut self, host: &HostName, address: IpAddr) {
         let keys = self.registered.get(host).into_iter().flatten();
-        let claimed = keys
+        let present = keys
             .filter_map(|key| self.registrations.get(key))
-            .chain(self.left.get(host))
+            .chain(self.statuses.get(host))
             .any(|vtep| vtep.address == address);
-        if claimed {
-            self.claims.entry(address).or_default().insert(host.clone());
-        } else if let Some(hosts) = self.claims.get_mut(&address) {
+        if present {
+            self.hosts.entry(address).or_default().insert(host.clone());
+        } else if let Some(hosts) = self.hosts.get_mut(&address) {
             hosts.remove(host);
             if hosts.is_empty() {
-                self.claims.remove(&address);
+                self.hosts.remove(&address);
             }
         }
     }

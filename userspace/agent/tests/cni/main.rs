@@ -61,7 +61,7 @@ fn a_name_that_is_taken_in_the_pod_is_told() {
     pod.ip("link add eth0 type bridge").unwrap();
     World::run(async |world| {
         let error = world.add("c1", pod.path()).await.unwrap_err();
-        assert!(error.details.contains("has an interface of that name already"), "{error:?}");
+        assert!(error.details.contains("already has an interface with this name"), "{error:?}");
         assert_eq!(world.master.created(), 1);
         world.assert_nothing_left().await;
     });
@@ -116,7 +116,7 @@ fn a_pod_whose_namespace_is_gone_is_let_go() {
         let pod = Netns::new("pod").unwrap();
         world.add("c1", pod.path()).await.unwrap();
         drop(pod);
-        world.pods.forget_vanished().await.unwrap();
+        world.pods.remove_vanished().await.unwrap();
         world.del("c1", None).await.unwrap();
         world.assert_nothing_left().await;
         world.del("never-seen", None).await.unwrap();

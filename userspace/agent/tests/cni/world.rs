@@ -9,11 +9,9 @@ use contiv_store::{Config, Store, Txn, embedded};
 use contivk8s::plugin;
 use master::Master;
 use netplugin::{
-    cni::{self, Pods},
+    attach::{self, Pods, RequestMetrics, link::Links},
     datapath::fake::{Fake, Switch},
     datapath::{Datapath as _, ObjectId},
-    link::Links,
-    metrics::Metrics,
     plan::Node,
     reconcile::{Handle, Reconciler},
     source::{PREFIXES, Sources},
@@ -82,11 +80,10 @@ impl World {
         let node = Node { host: HOST.into(), vtep: [192, 168, 0, 1].into() };
         let links = Arc::new(Links::open().await.unwrap());
         let (mut writer, attacher, reader, changes) = state::new(PREFIXES);
-        for attachment in links.attachments().await.unwrap() {
-            attacher
-                .attach(&attachment.endpoint, Attachment { port: attachment.port, owner: attachment.owner });
+        for port in links.attachments().await.unwrap() {
+            attacher.attach(&port.endpoint, Attachment { port: port.port, owner: port.owner });
         }
-        let (switch, needs) = (fake.switch().clone(), fake.port_requirements());
+        let (switch, requirements) = (fake.switch().clone(), fake.port_requirements());
         let (reconciler, handle) =
             Reconciler::new(fake, node.clone(), reader.clone(), changes, Duration::from_secs(3600));
         let (stop, mut tasks) = (CancellationToken::new(), JoinSet::new());
@@ -98,7 +95,7 @@ impl World {
             }
         });
         tasks.spawn(reconciler.run(stop.clone()));
-        let pods = Pods::new(cni::Parts {
+        let pods = Pods::new(attach::Parts {
             node,
             master: netplugin::master::Master::new(
                 master.leader(),
@@ -108,13 +105,13 @@ impl World {
             store: store.clone(),
             attacher,
             reader,
-            settled: handle.settled.clone(),
+            waiters: handle.waiters.clone(),
             status: handle.status.clone(),
-            needs,
+            requirements,
         });
-        let listener = cni::Server::bind(&directory.path().join("cni.sock")).unwrap();
+        let listener = attach::Server::bind(&directory.path().join("cni.sock")).unwrap();
         let (served, stopping) = (pods.clone(), stop.clone());
-        tasks.spawn(async move { listener.run(served, Metrics::default(), stopping).await.unwrap() });
+        tasks.spawn(async move { listener.run(served, RequestMetrics::default(), stopping).await.unwrap() });
         World { master, switch, pods, links, handle, store, server, directory, stop, tasks }
     }
 
@@ -216,7 +213,7 @@ impl World {
     }
 
     pub(crate) fn known(&self) -> bool {
-        self.handle.status.borrow().known
+        self.handle.status.borrow().in_sync
     }
 
     pub(crate) async fn ports(&self) -> Vec<String> {

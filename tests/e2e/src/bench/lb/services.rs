@@ -141,7 +141,7 @@ impl Bench<'_> {
         const WRITES: &str = "contiv_datapath_writes_total";
         const QUIET_TIME: Duration = Duration::from_millis(500);
         // Repeat if the periodic full resync of the agent ran meanwhile.
-        const OBSERVED: &str = "contiv_datapath_observed_total";
+        const OBSERVED: &str = "contiv_datapath_resyncs_total";
         loop {
             thread::sleep(QUIET_TIME);
             let observed = self.node.metric(OBSERVED)?;

@@ -26,7 +26,7 @@ use crate::{
             rate::qdisc::{Found, Limit},
         },
     },
-    link::silence,
+    sysctl::disable_ipv6,
 };
 
 /// What the classes are in front of.
@@ -254,7 +254,7 @@ async fn make(netlink: &Netlink, writes: &Writes) -> Result<Pair, Error> {
 async fn raise(netlink: &Netlink, pair: Pair, writes: &Writes) -> Result<(), Error> {
     for (name, index) in [(ENTRY, pair.entry), (EXIT, pair.exit)] {
         let what = || format!("bring up the interface {name}");
-        silence(name).map_err(|error| failed(what(), error))?;
+        disable_ipv6(name).map_err(|error| failed(what(), error))?;
         let up = LinkUnspec::new_with_index(index).up().build();
         writes.count();
         netlink.handle().link().set(up).execute().await.map_err(|error| failed(what(), error))?;

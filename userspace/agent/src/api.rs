@@ -1,0 +1,10 @@
+//! HTTP API of the agent: health, metrics, inspection and packet events.
+
+mod metrics;
+mod monitor;
+mod rest;
+mod service_stats;
+
+pub use metrics::{Measurements, encode as encode_metrics};
+pub use monitor::{Monitor, MonitorError};
+pub use rest::{Error, Parts, Server};

@@ -1,0 +1,361 @@
+//! Metrics for `/metrics` in the OpenMetrics text format.
+
+use std::fmt;
+
+use prometheus_client::{
+    encoding::{EncodeLabelSet, text},
+    metrics::{
+        counter::{ConstCounter, Counter},
+        family::Family,
+        gauge::{ConstGauge, Gauge},
+    },
+    registry::Registry,
+};
+
+use crate::{
+    attach::{RequestMetrics, link::PodTraffic},
+    datapath::telemetry::{Counters, ServiceCounters, Stats, Traffic},
+    reconcile::Status,
+    state::{Reader, State},
+};
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Drop {
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Flow {
+    event: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Outcome {
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Program {
+    program: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Hook {
+    hook: &'static str,
+    mode: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Table {
+    table: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Rule {
+    rule: String,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ServicePort {
+    service: String,
+    protocol: String,
+    port: u16,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ServiceTraffic {
+    service: String,
+    protocol: String,
+    port: u16,
+    direction: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Endpoint {
+    endpoint: String,
+    network: String,
+    group: String,
+    interface: String,
+    direction: &'static str,
+}
+
+/// Maximum number of series for rules, and for service ports. The series `other` has the sum of the remaining ones, in
+/// the order of their names. Endpoints have a series each: their number is bounded by the node's ports.
+const MAX_SERIES: usize = 1000;
+/// Label value for the remaining rules or services.
+const OTHER: &str = "other";
+
+/// Values read from the datapath and the kernel for one scrape.
+#[derive(Clone, Debug, Default)]
+pub struct Measurements {
+    /// Datapath's statistics.
+    pub stats: Stats,
+    /// Datapath's packet counters.
+    pub counters: Counters,
+    /// Traffic of the endpoints on this node.
+    pub pods: Vec<PodTraffic>,
+}
+
+/// Encodes all metrics.
+pub fn encode(
+    requests: &RequestMetrics,
+    status: &Status,
+    measurements: &Measurements,
+    reader: &Reader,
+) -> Result<String, fmt::Error> {
+    let Measurements { stats, counters, pods } = measurements;
+    let mut registry = Registry::with_prefix("contiv");
+    let mut counter = |name, help, value: u64| registry.register(name, help, ConstCounter::new(value));
+    counter("datapath_writes", "Writes to the switch or kernel", status.writes);
+    counter("datapath_ops", "Operations executed by the datapath", status.ops);
+    counter("datapath_ops_failed", "Operations that failed", status.ops_failed);
+    counter("datapath_resyncs", "Full resyncs of the datapath", status.resyncs);
+    let busy = ConstCounter::new(status.busy.as_secs_f64());
+    registry.register(
+        "datapath_busy_seconds",
+        "Time spent on planning, observing and applying, in seconds",
+        busy,
+    );
+    let (endpoints, networks, attachments) = reader
+        .with(|state| (state.endpoints().count(), state.networks().count(), state.attachments().count()));
+    let orphaned =
+        reader.with(|state| state.attachments().filter(|(id, _)| state.endpoint(id).is_none()).count());
+    let mut gauge = |name, help, value: i64| registry.register(name, help, ConstGauge::new(value));
+    let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
+    gauge(
+        "datapath_in_sync",
+        "1 if the last full resync succeeded and no error occurred since, else 0",
+        i64::from(status.in_sync),
+    );
+    gauge("datapath_objects", "Desired objects", count(status.objects));
+    gauge(
+        "datapath_objects_failed",
+        "Desired objects that failed or are not supported",
+        count(status.failures.count()),
+    );
+    gauge(
+        "datapath_objects_unsupported",
+        "Desired objects that the datapath does not support",
+        count(status.failures.unsupported.values().sum()),
+    );
+    gauge("state_revision", "Newest store revision that changed the state", reader.revision());
+    gauge("applied_revision", "Newest store revision that is in effect", status.revision);
+    gauge("state_invalid_objects", "Invalid objects in the store", count(reader.rejected_count()));
+    gauge("state_endpoints", "Endpoints in the cluster", count(endpoints));
+    gauge("state_networks", "Networks in the cluster", count(networks));
+    gauge("attachments", "Endpoint interfaces on this node", count(attachments));
+    gauge(
+        "attachments_orphaned",
+        "Endpoint interfaces on this node whose endpoint is not in the store",
+        count(orphaned),
+    );
+    let flows = Family::<Flow, Counter>::default();
+    for (event, count) in &stats.flows {
+        flows.get_or_create(&Flow { event }).inc_by(*count);
+    }
+    registry.register("datapath_flow_events", "Events of flow entries, by kind", flows);
+    let forwarded = Family::<Program, Counter>::default();
+    for (program, count) in &stats.dsr_forwarded {
+        forwarded.get_or_create(&Program { program }).inc_by(*count);
+    }
+    let help = "Service packets of external clients forwarded to the nodes of the backends (DSR), by program";
+    registry.register("datapath_dsr_packets", help, forwarded);
+    let announcements = Family::<Outcome, Counter>::default();
+    for (outcome, count) in &stats.announcements {
+        announcements.get_or_create(&Outcome { outcome }).inc_by(*count);
+    }
+    let help = "GARP and ND announcements of service addresses, by outcome";
+    registry.register("datapath_announcements", help, announcements);
+    let hooks = Family::<Hook, Gauge>::default();
+    for (hook, mode) in &stats.hooks {
+        hooks.get_or_create(&Hook { hook, mode: mode.clone() }).set(1);
+    }
+    registry.register("datapath_programs_attached", "Attach mode of the programs at a hook; value 1", hooks);
+    let (drops, entries, capacity) = tables(stats, counters);
+    registry.register("datapath_drops", "Dropped frames, by reason", drops);
+    registry.register("datapath_table_entries", "Entries in a table of the datapath", entries);
+    registry.register(
+        "datapath_table_capacity",
+        "Maximum number of entries in a table of the datapath",
+        capacity,
+    );
+    register_rules(&mut registry, counters);
+    register_services(&mut registry, counters);
+    reader.with(|state| register_endpoints(&mut registry, pods, state));
+    requests.register(&mut registry);
+    let mut text = String::new();
+    text::encode(&mut text, &registry)?;
+    Ok(text)
+}
+
+/// Families by drop reason and by table. Their size depends on the programs, not on the cluster.
+fn tables(
+    stats: &Stats,
+    counters: &Counters,
+) -> (Family<Drop, Counter>, Family<Table, Gauge>, Family<Table, Gauge>) {
+    let (drops, entries, capacity) = (Family::default(), Family::default(), Family::default());
+    for (reason, count) in &stats.drops {
+        Family::<Drop, Counter>::get_or_create(&drops, &Drop { reason }).inc_by(*count);
+    }
+    let number = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
+    for usage in stats.tables.iter().chain(&counters.tables) {
+        let table = Table { table: usage.table };
+        Family::<Table, Gauge>::get_or_create(&entries, &table).set(number(usage.entries));
+        Family::<Table, Gauge>::get_or_create(&capacity, &table).set(number(usage.capacity));
+    }
+    (drops, entries, capacity)
+}
+
+type CounterFamily<L> = Family<L, Counter>;
+
+fn register_rules(registry: &mut Registry, counters: &Counters) {
+    let (packets, bytes) = (CounterFamily::<Rule>::default(), CounterFamily::<Rule>::default());
+    for (index, (id, traffic)) in counters.rules.iter().enumerate() {
+        let rule = Rule { rule: if index < MAX_SERIES { id.to_string() } else { OTHER.to_owned() } };
+        packets.get_or_create(&rule).inc_by(traffic.packets);
+        bytes.get_or_create(&rule).inc_by(traffic.bytes);
+    }
+    let what = "Connections that a rule allowed, or packets that it denied";
+    registry.register("rule_packets", what, packets);
+    registry.register("rule_bytes", "Bytes of the packets that a rule decided", bytes);
+}
+
+fn register_services(registry: &mut Registry, counters: &Counters) {
+    let connections = CounterFamily::<ServicePort>::default();
+    let (packets, bytes) =
+        (CounterFamily::<ServiceTraffic>::default(), CounterFamily::<ServiceTraffic>::default());
+    for (index, (key, served)) in counters.services.iter().enumerate() {
+        let port = if index < MAX_SERIES {
+            let (service, protocol) = (key.service.to_string(), key.protocol.to_string().to_lowercase());
+            ServicePort { service, protocol, port: key.port }
+        } else {
+            ServicePort { service: OTHER.to_owned(), ..ServicePort::default() }
+        };
+        let ServiceCounters { connections: opened, to_backends, to_clients } = *served;
+        connections.get_or_create(&port).inc_by(opened);
+        let ServicePort { service, protocol, port } = port;
+        for (direction, traffic) in [(IN, to_backends), (OUT, to_clients)] {
+            let (service, protocol) = (service.clone(), protocol.clone());
+            let labels = ServiceTraffic { service, protocol, port, direction };
+            packets.get_or_create(&labels).inc_by(traffic.packets);
+            bytes.get_or_create(&labels).inc_by(traffic.bytes);
+        }
+    }
+    registry.register("service_connections", "Connections opened by local clients to a service", connections);
+    registry.register(
+        "service_packets",
+        "Packets from local clients to a service (in), and replies (out)",
+        packets,
+    );
+    registry.register(
+        "service_bytes",
+        "Bytes from local clients to a service (in), and of replies (out)",
+        bytes,
+    );
+}
+
+/// Direction towards the labelled object.
+const IN: &str = "in";
+/// Direction from the labelled object.
+const OUT: &str = "out";
+
+fn register_endpoints(registry: &mut Registry, pods: &[PodTraffic], state: &State) {
+    let (packets, bytes) = (CounterFamily::<Endpoint>::default(), CounterFamily::<Endpoint>::default());
+    let count = |pod: &PodTraffic, direction, traffic: Traffic| {
+        let record = state.endpoint(&pod.port.endpoint);
+        let group = record.and_then(|record| record.group.as_ref());
+        let labels = Endpoint {
+            endpoint: pod.port.endpoint.to_string(),
+            network: record.map(|record| record.network.to_string()).unwrap_or_default(),
+            group: group.map(ToString::to_string).unwrap_or_default(),
+            interface: pod.port.port.clone(),
+            direction,
+        };
+        packets.get_or_create(&labels).inc_by(traffic.packets);
+        bytes.get_or_create(&labels).inc_by(traffic.bytes);
+    };
+    for pod in pods {
+        count(pod, IN, pod.received);
+        count(pod, OUT, pod.sent);
+    }
+    registry.register(
+        "endpoint_packets",
+        "Packets that an endpoint on this node received (in) and sent (out)",
+        packets,
+    );
+    registry.register(
+        "endpoint_bytes",
+        "Bytes that an endpoint on this node received (in) and sent (out)",
+        bytes,
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use contiv_model::service::Protocol;
+
+    use super::*;
+    use crate::{
+        attach::{Verb, link::AttachedPort},
+        datapath::{
+            Owner,
+            telemetry::{self, TableUsage},
+        },
+    };
+
+    #[test]
+    fn metric_names_are_stable() {
+        let requests = RequestMetrics::default();
+        requests.record(Verb::Add, std::time::Duration::from_millis(3), false);
+        let (_, _, reader, _) = crate::state::new([]);
+        let stats = Stats {
+            drops: vec![("policy", 3)],
+            flows: vec![("made", 4)],
+            tables: vec![TableUsage { table: "ctv_fdb", entries: 2, capacity: 9 }],
+            dsr_forwarded: vec![("xdp", 5)],
+            announcements: vec![("sent", 6)],
+            hooks: vec![("xdp", "native".to_owned())],
+        };
+        let traffic = |packets| Traffic { packets, bytes: packets * 100 };
+        let web = telemetry::ServicePort { service: "web:t".into(), protocol: Protocol::Tcp, port: 80 };
+        let served = ServiceCounters { connections: 2, to_backends: traffic(12), to_clients: traffic(9) };
+        let rule = |n: usize| (format!("rule-{n:04}").as_str().into(), traffic(1));
+        let counters = Counters {
+            rules: (0..MAX_SERIES + 3).map(rule).collect(),
+            services: vec![(web, served)],
+            tables: vec![TableUsage { table: "ctv_ct", entries: 5, capacity: 8 }],
+        };
+        let pods = vec![PodTraffic {
+            port: AttachedPort { port: "vvport1".into(), endpoint: "n.t-c1".into(), owner: Owner::Pod },
+            sent: traffic(7),
+            received: traffic(8),
+        }];
+        let measurements = Measurements { stats, counters, pods };
+        let status = Status { writes: 7, ..Status::default() };
+        let text = encode(&requests, &status, &measurements, &reader).unwrap();
+        for line in [
+            "contiv_datapath_writes_total 7",
+            "contiv_state_invalid_objects 0",
+            r#"contiv_datapath_drops_total{reason="policy"} 3"#,
+            r#"contiv_datapath_flow_events_total{event="made"} 4"#,
+            r#"contiv_datapath_table_entries{table="ctv_fdb"} 2"#,
+            r#"contiv_datapath_dsr_packets_total{program="xdp"} 5"#,
+            r#"contiv_datapath_announcements_total{outcome="sent"} 6"#,
+            r#"contiv_datapath_programs_attached{hook="xdp",mode="native"} 1"#,
+            r#"contiv_datapath_table_capacity{table="ctv_fdb"} 9"#,
+            r#"contiv_datapath_table_entries{table="ctv_ct"} 5"#,
+            r#"contiv_rule_packets_total{rule="rule-0999"} 1"#,
+            r#"contiv_rule_bytes_total{rule="other"} 300"#,
+            r#"contiv_service_connections_total{service="web:t",protocol="tcp",port="80"} 2"#,
+            r#"contiv_service_packets_total{service="web:t",protocol="tcp",port="80",direction="in"} 12"#,
+            r#"contiv_service_bytes_total{service="web:t",protocol="tcp",port="80",direction="out"} 900"#,
+            r#"contiv_endpoint_packets_total{endpoint="n.t-c1",network="",group="",interface="vvport1",direction="in"} 8"#,
+            r#"contiv_endpoint_bytes_total{endpoint="n.t-c1",network="",group="",interface="vvport1",direction="out"} 700"#,
+            r#"contiv_cni_failures_total{verb="Add"} 1"#,
+            r#"contiv_cni_duration_seconds_count{verb="Add"} 1"#,
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line} in {text}");
+        }
+        assert_eq!(text.matches("contiv_rule_packets_total{").count(), MAX_SERIES + 1);
+    }
+}

@@ -1,0 +1,287 @@
+//! HTTP handlers: inspection for operators (INVENTORY 7.3), and health checks.
+
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+
+use axum::{
+    Json, Router,
+    body::Body,
+    extract::{Path, State},
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+    routing::{delete, get},
+};
+use contiv_model::{name::EndpointId, node};
+use futures::stream;
+use serde::Serialize;
+use serde_json::{Value, json};
+use tokio::{
+    net::TcpListener,
+    sync::{mpsc, oneshot, watch},
+    task::spawn_blocking,
+    time::timeout,
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    metrics::{self, Measurements},
+    monitor::{self, Monitor, MonitorError},
+    service_stats::service_stats,
+};
+use crate::{
+    attach::{
+        Pods, RequestMetrics,
+        link::{self, Links, PodTraffic},
+    },
+    datapath::{
+        Kind,
+        telemetry::{Stats, Traffic},
+    },
+    error::one_line,
+    ready::Ready,
+    reconcile::{Inspection, Status},
+    state::{Reader, Rejected},
+};
+
+/// The listening address cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("listen on {address} (is another netplugin running? otherwise set --rest-address IP:PORT)")]
+pub struct Error {
+    address: SocketAddr,
+    #[source]
+    source: io::Error,
+}
+
+/// Dependencies of the handlers.
+#[derive(Clone)]
+pub struct Parts {
+    /// Datapath in use.
+    pub datapath: Kind,
+    /// Start-up conditions.
+    pub ready: Ready,
+    /// State of this node.
+    pub reader: Reader,
+    /// Status of the reconciler.
+    pub status: watch::Receiver<Status>,
+    /// Status of the store's watches.
+    pub store: Vec<watch::Receiver<contiv_store::Status>>,
+    /// Sends requests to the datapath's owner.
+    pub inspect: mpsc::Sender<Inspection>,
+    /// Metrics of CNI requests.
+    pub requests: RequestMetrics,
+    /// Packet events and counters.
+    pub monitor: Monitor,
+    /// Attached endpoints.
+    pub pods: Pods,
+    /// Interfaces of this node.
+    pub links: Arc<Links>,
+}
+
+/// Body of `/readyz`.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Readiness {
+    ready: bool,
+    /// Conditions that are not met yet.
+    pending: Vec<String>,
+    revision: i64,
+    applied_revision: i64,
+    /// Degraded conditions, one line each. They do not affect readiness, because forwarding continues.
+    degraded: Vec<String>,
+    failed: usize,
+    rejected: usize,
+    /// Last error of the datapath.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+    /// Why the state may be stale.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    store: Option<String>,
+}
+
+impl Parts {
+    /// Debug dump of the datapath; `None` while the agent stops.
+    async fn dump(&self) -> Option<Value> {
+        let (reply, answer) = oneshot::channel();
+        self.inspect.send(Inspection::Dump(reply)).await.ok()?;
+        answer.await.ok()
+    }
+
+    /// Statistics of the datapath; `None` if it stays busy for longer than the timeout.
+    async fn stats(&self) -> Option<Stats> {
+        let (reply, answer) = oneshot::channel();
+        let request = async {
+            self.inspect.send(Inspection::Stats(reply)).await.ok()?;
+            answer.await.ok()
+        };
+        timeout(STATS_TIMEOUT, request).await.ok().flatten()
+    }
+
+    /// Reads the values for a scrape.
+    async fn measure(&self) -> Measurements {
+        let monitor = self.monitor.clone();
+        let counters = spawn_blocking(move || monitor.counters()).await;
+        let counters =
+            counters.map_err(|error| error.to_string()).and_then(|read| read.map_err(|e| one_line(&e)));
+        let traffic = self.links.traffic().await.map_err(|error| one_line(&error));
+        let failed = |what: &str, error: &str| tracing::warn!("read {what} for metrics: {error}");
+        Measurements {
+            stats: self.stats().await.unwrap_or_default(),
+            counters: counters.inspect_err(|error| failed("datapath counters", error)).unwrap_or_default(),
+            pods: traffic.inspect_err(|error| failed("interface counters", error)).unwrap_or_default(),
+        }
+    }
+
+    /// Conditions that are not met now, including those that were met before.
+    pub fn pending(&self) -> Vec<String> {
+        let started = self.ready.pending().into_iter().map(str::to_owned);
+        let state = self.reader.awaited().into_iter().map(|source| format!("state {source}"));
+        let datapath = (!self.status.borrow().in_sync).then(|| format!("{} datapath", self.datapath));
+        started.chain(state).chain(datapath).collect()
+    }
+}
+
+/// Time limit for the datapath's statistics in a scrape.
+const STATS_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// First error among the store's watches.
+fn store_error(connections: &[watch::Receiver<contiv_store::Status>]) -> Option<String> {
+    connections.iter().find_map(|connection| match &*connection.borrow() {
+        contiv_store::Status::Retrying { error, .. } => Some(error.to_string()),
+        _ => None,
+    })
+}
+
+/// HTTP server.
+pub struct Server(TcpListener);
+
+impl Server {
+    /// Binds the address.
+    pub async fn bind(address: SocketAddr) -> Result<Server, Error> {
+        TcpListener::bind(address).await.map(Server).map_err(|source| Error { address, source })
+    }
+
+    /// Serves requests until `stop` is cancelled.
+    pub async fn run(self, parts: Parts, stop: CancellationToken) -> io::Result<()> {
+        let router = Router::new()
+            .route("/healthz", get(|| async { "ok\n" }))
+            .route("/readyz", get(readyz))
+            .route("/metrics", get(scrape))
+            .route("/inspect/driver", get(inspect))
+            .route("/monitor", get(watch_packets))
+            .route("/svcstats", get(services))
+            .route("/debug/reclaimEndpoint/{id}", delete(reclaim))
+            .with_state(parts);
+        tokio::select! {
+            result = async { axum::serve(self.0, router).await } => result,
+            // Open connections do not delay the shutdown.
+            () = stop.cancelled() => Ok(()),
+        }
+    }
+}
+
+async fn readyz(State(parts): State<Parts>) -> Response {
+    let pending = parts.pending();
+    let status = parts.status.borrow().clone();
+    let rejected = parts.reader.rejected();
+    let warnings = parts.pods.warnings().borrow().clone();
+    let degraded = status.degraded().into_iter().chain(warnings.lines());
+    let body = Readiness {
+        ready: pending.is_empty(),
+        pending,
+        revision: parts.reader.revision(),
+        applied_revision: status.revision,
+        degraded: degraded.chain(Rejected::lines(&rejected)).collect(),
+        failed: status.failures.count(),
+        rejected: rejected.len(),
+        error: status.error,
+        store: store_error(&parts.store),
+    };
+    let code = if body.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (code, Json(body)).into_response()
+}
+
+async fn scrape(State(parts): State<Parts>) -> Response {
+    const TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    let status = parts.status.borrow().clone();
+    let measurements = parts.measure().await;
+    match metrics::encode(&parts.requests, &status, &measurements, &parts.reader) {
+        Ok(text) => ([(header::CONTENT_TYPE, TYPE)], text).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}
+
+async fn inspect(State(parts): State<Parts>) -> Response {
+    let Some(mut dump) = parts.dump().await else {
+        return (StatusCode::SERVICE_UNAVAILABLE, "the agent is stopping\n").into_response();
+    };
+    if let Value::Object(members) = &mut dump {
+        let status = parts.status.borrow().clone();
+        let failures = parts.reader.rejected();
+        members.insert("datapath".into(), json!(parts.datapath.to_string()));
+        members.insert("rejected".into(), json!(failures));
+        members.insert("endpoints".into(), endpoints(parts.links.traffic().await));
+        members.insert(
+            "status".into(),
+            json!({ "known": status.in_sync, "appliedRevision": status.revision, "objects": status.objects,
+                    "failed": status.failures.count(), "degraded": status.degraded(),
+                    "writes": status.writes, "error": status.error }),
+        );
+    }
+    Json(dump).into_response()
+}
+
+/// Traffic of each endpoint on this node.
+fn endpoints(traffic: Result<Vec<PodTraffic>, link::Error>) -> Value {
+    let count = |traffic: Traffic| json!({ "packets": traffic.packets, "bytes": traffic.bytes });
+    match traffic {
+        Ok(pods) => Value::Object(
+            pods.into_iter()
+                .map(|PodTraffic { port, sent, received }| {
+                    let counts = json!({ "interface": port.port, "in": count(received), "out": count(sent) });
+                    (port.endpoint.to_string(), counts)
+                })
+                .collect(),
+        ),
+        Err(error) => json!({ "error": one_line(&error) }),
+    }
+}
+
+/// Streams one line of JSON per dropped packet and per new flow, until the client disconnects.
+async fn watch_packets(State(parts): State<Parts>) -> Response {
+    let events = match parts.monitor.subscribe() {
+        Ok(events) => events,
+        Err(error) => {
+            let code = match error {
+                MonitorError::Unsupported => StatusCode::NOT_IMPLEMENTED,
+                MonitorError::Failed(_) => StatusCode::SERVICE_UNAVAILABLE,
+            };
+            return (code, format!("{}\n", one_line(&error))).into_response();
+        }
+    };
+    let lines = stream::unfold((parts.monitor, events), |(monitor, mut events)| async {
+        let event = monitor.next(&mut events).await?;
+        Some((monitor::encode(&event), (monitor, events)))
+    });
+    ([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines)).into_response()
+}
+
+/// Service statistics; empty for a datapath without services.
+async fn services(State(parts): State<Parts>) -> Response {
+    let refuse =
+        |why: String| (StatusCode::INTERNAL_SERVER_ERROR, format!("svcstats: {why}\n")).into_response();
+    // Reading the flow tables may take long.
+    match spawn_blocking(move || parts.monitor.connections()).await {
+        Ok(Ok(connections)) => Json(service_stats(&connections)).into_response(),
+        Ok(Err(error)) => refuse(one_line(&error)),
+        Err(error) => refuse(error.to_string()),
+    }
+}
+
+/// Answers like the original: `null`, or status 500 if the endpoint is not on this node.
+async fn reclaim(State(parts): State<Parts>, Path(id): Path<String>) -> Response {
+    let refuse = |why: String| (StatusCode::INTERNAL_SERVER_ERROR, format!("{why}\n")).into_response();
+    match parts.pods.reclaim(&EndpointId::from(id.as_str())).await {
+        Ok(true) => Json(Value::Null).into_response(),
+        Ok(false) => refuse(format!("endpoint {id} {}", node::NOTHING_TO_RECLAIM)),
+        Err(failure) => refuse(failure.to_string()),
+    }
+}

@@ -1,0 +1,24 @@
+//! Attaches and detaches endpoints: pods, as requested by container runtimes through `contivk8s`, and the node itself on
+//! infra networks.
+//!
+//! A request runs to its end even if the client disconnects. It succeeds as a whole, or its steps are rolled back.
+
+mod add;
+mod del;
+mod failure;
+mod infra;
+mod key_lock;
+pub mod link;
+mod metrics;
+mod pod;
+mod pods;
+mod server;
+mod undo;
+mod warnings;
+
+pub use failure::{Failure, Step};
+pub use metrics::{RequestMetrics, Verb};
+pub use pod::Pod;
+pub use pods::{Parts, Pods};
+pub use server::{Server, ServerError};
+pub use warnings::InfraWarnings;

@@ -1,0 +1,215 @@
+use std::time::Instant;
+
+use contiv_model::{
+    endpoint::{Endpoint, Oper, State},
+    key::Key,
+    name::EndpointId,
+    network::Network,
+};
+use contiv_store::Txn;
+use contivk8s::wire::{Reply, Request};
+use futures::FutureExt as _;
+use ipnet::{Ipv4Net, Ipv6Net};
+
+use super::{
+    failure::{Failure, Step},
+    link::{Netns, PodInterface},
+    pod::Pod,
+    pods::{Pods, STATE_TIMEOUT},
+    undo::{Rollback, RollbackStep},
+};
+use crate::{datapath::Owner, error::one_line, master::NewEndpoint, reconcile::Presence, state::Attachment};
+
+/// Prefix that the record's interface name lacks: the original's pair was `vport3` in the pod and `vvport3` on the node.
+const HOST_END_PREFIX: &str = "v";
+
+impl Pods {
+    /// Attaches a pod. Idempotent: for an attached pod the reply is the same.
+    pub async fn add(&self, request: &Request) -> Result<Reply, Failure> {
+        let pod = Pod::try_from(request)?;
+        let netns = Netns::open(&pod.netns).map_err(|e| Failure::link(Step::Plug, &e))?;
+        self.attach(&pod, &netns).await
+    }
+
+    /// Attaches a pod, or the node in the form of a pod.
+    pub(super) async fn attach(&self, pod: &Pod, netns: &Netns) -> Result<Reply, Failure> {
+        let _lock = self.0.locks.lock(&pod.endpoint).await;
+        if let Some(reply) = self.existing(pod, netns).await? {
+            return Ok(reply);
+        }
+        let mut rollback = Rollback::default();
+        match self.create(pod, netns, &mut rollback).await {
+            Ok(reply) => Ok(reply),
+            Err(failure) => Err(failure.and(&self.roll_back(rollback).await)),
+        }
+    }
+
+    async fn create(&self, pod: &Pod, netns: &Netns, rollback: &mut Rollback) -> Result<Reply, Failure> {
+        let start = Instant::now();
+        let log_step = |what| tracing::debug!(endpoint = pod.endpoint, after = ?start.elapsed(), "{what}");
+        let (state, endpoint) = self.create_at_master(pod, rollback).await?;
+        log_step("endpoint created at netmaster");
+        let network = self.network(&endpoint).await?;
+        let interface = self.interface(pod, &endpoint, &network).await?;
+        let parts = self.parts();
+        let attachment = parts
+            .links
+            .attach(&endpoint.id, netns, &interface)
+            .await
+            .map_err(|e| Failure::link(Step::Plug, &e))?;
+        let port = attachment.port;
+        rollback.push(RollbackStep::Interface(port.clone()));
+        log_step("interface created");
+
+        let reply = parts.waiters.wait(&endpoint.id, Presence::Present);
+        rollback.push(RollbackStep::Attachment(endpoint.id.clone()));
+        parts.attacher.attach(&endpoint.id, Attachment { port: port.clone(), owner: pod.owner });
+
+        let record = oper(&state, pod, &port, &self.parts().node.vtep.to_string());
+        rollback.push(RollbackStep::Record(endpoint.id.clone()));
+        let (recorded, settled) = tokio::join!(
+            self.record(&endpoint.id, &record).inspect(|_| log_step("record written")),
+            self.wait_for_datapath(reply, Presence::Present).inspect(|_| log_step("datapath set")),
+        );
+        recorded?;
+        settled.map_err(|why| Failure::new(Step::Datapath, why))?;
+        parts.links.raise(&port, netns, &interface).await.map_err(|e| Failure::link(Step::Raise, &e))?;
+        log_step("interface up");
+        self.reply(pod, &endpoint, &interface, &port).await
+    }
+
+    async fn create_at_master(
+        &self,
+        pod: &Pod,
+        rollback: &mut Rollback,
+    ) -> Result<(State, Endpoint), Failure> {
+        let parts = self.parts();
+        let new = NewEndpoint {
+            tenant: pod.tenant.to_string(),
+            network: pod.network.to_string(),
+            group: pod.group.as_ref().map(ToString::to_string).unwrap_or_default(),
+            endpoint: pod.endpoint.clone(),
+            common_name: pod.common_name.clone(),
+            host: parts.node.host.to_string(),
+        };
+        let state =
+            parts.master.create_endpoint(&new).await.map_err(|e| Failure::master(Step::Create, &e))?;
+        let endpoint = Endpoint::try_from(&state).map_err(|e| Failure::new(Step::Create, e.to_string()))?;
+        if endpoint.host != parts.node.host {
+            let why = format!("endpoint {} already exists on node {}", endpoint.id, endpoint.host);
+            return Err(Failure::new(Step::Create, why));
+        }
+        rollback.push(RollbackStep::Endpoint(pod.clone()));
+        Ok((state, endpoint))
+    }
+
+    /// Waits for the endpoint's network: the state may lag behind netmaster.
+    async fn network(&self, endpoint: &Endpoint) -> Result<Network, Failure> {
+        let id = &endpoint.network;
+        let network = self.parts().reader.wait(|state| state.network(id).cloned());
+        tokio::time::timeout(STATE_TIMEOUT, network).await.map_err(|_| {
+            let why = format!("network {id} has not arrived from the store within {STATE_TIMEOUT:?}");
+            Failure::new(Step::Create, why).temporary()
+        })
+    }
+
+    async fn interface(
+        &self,
+        pod: &Pod,
+        endpoint: &Endpoint,
+        network: &Network,
+    ) -> Result<PodInterface, Failure> {
+        let mtu = self.mtu(network.encap).await.map_err(|e| Failure::link(Step::Plug, &e))?;
+        Ok(PodInterface {
+            name: pod.ifname.clone(),
+            mac: endpoint.mac,
+            ip: (endpoint.ip, network.subnet.prefix_len()),
+            ip6: endpoint.ip6.map(|ip| (ip, network.subnet_v6.map_or(128, |net| net.prefix_len()))),
+            gateway: network.gateway.filter(|_| pod.owner == Owner::Pod),
+            gateway6: endpoint.ip6.and(network.gateway_v6).filter(|_| pod.owner == Owner::Pod),
+            mtu,
+            owner: pod.owner,
+            disable_tx_offload: self.parts().requirements.disable_tx_offload,
+        })
+    }
+
+    /// The reply for an endpoint that is already attached to this pod.
+    async fn existing(&self, pod: &Pod, netns: &Netns) -> Result<Option<Reply>, Failure> {
+        let id = pod.endpoint_id();
+        let parts = self.parts();
+        let known =
+            parts.reader.with(|state| Some((state.attachment(&id)?.clone(), state.endpoint(&id).cloned())));
+        let Some((attachment, endpoint)) = known else { return Ok(None) };
+        let is_pair = parts.links.is_pair(&attachment.port, netns, &pod.ifname).await;
+        let is_pair = is_pair.map_err(|e| Failure::link(Step::Plug, &e))?;
+        let (true, Some(endpoint)) = (is_pair, endpoint) else {
+            tracing::warn!(endpoint = %id, port = attachment.port, "replacing an interface that does not belong to the pod");
+            self.delete_interface(&id).await?;
+            return Ok(None);
+        };
+        let network = self.network(&endpoint).await?;
+        let interface = self.interface(pod, &endpoint, &network).await?;
+        // If the agent was killed during an ADD, the last step may be missing.
+        let reply = parts.waiters.wait(&id, Presence::Present);
+        parts.attacher.attach(&id, attachment.clone());
+        self.wait_for_datapath(reply, Presence::Present)
+            .await
+            .map_err(|why| Failure::new(Step::Datapath, why))?;
+        parts
+            .links
+            .raise(&attachment.port, netns, &interface)
+            .await
+            .map_err(|e| Failure::link(Step::Raise, &e))?;
+        self.reply(pod, &endpoint, &interface, &attachment.port).await.map(Some)
+    }
+
+    async fn reply(
+        &self,
+        pod: &Pod,
+        endpoint: &Endpoint,
+        interface: &PodInterface,
+        port: &str,
+    ) -> Result<Reply, Failure> {
+        let bad_length = |e: ipnet::PrefixLenError| Failure::new(Step::Raise, e.to_string());
+        let (ip, length) = interface.ip;
+        let ip6 = interface.ip6.map(|(ip, length)| Ipv6Net::new(ip, length)).transpose();
+        let port_mac = self.parts().links.mac(port).await.map_err(|e| Failure::link(Step::Raise, &e))?;
+        Ok(Reply {
+            endpoint: pod.endpoint.clone(),
+            ip: Some(Ipv4Net::new(ip, length).map_err(bad_length)?),
+            ip6: ip6.map_err(bad_length)?,
+            gateway: interface.gateway,
+            gateway6: interface.gateway6,
+            mac: endpoint.mac.to_string(),
+            port: port.to_owned(),
+            port_mac: port_mac.map(|mac| mac.to_string()).unwrap_or_default(),
+            mtu: interface.mtu,
+            ..Reply::default()
+        })
+    }
+
+    async fn record(&self, id: &EndpointId, oper: &Oper) -> Result<(), Failure> {
+        let body = serde_json::to_vec(oper).map_err(|e| Failure::new(Step::Record, e.to_string()))?;
+        let txn = Txn::new().put(Key::EndpointOper(id.clone()).to_string(), body);
+        // A transaction without guards cannot conflict.
+        let written = self.parts().store.commit(txn).await;
+        written.map(drop).map_err(|e| Failure::new(Step::Record, one_line(&e)).temporary())
+    }
+}
+
+fn oper(state: &State, pod: &Pod, port: &str, vtep: &str) -> Oper {
+    Oper {
+        id: state.id.clone(),
+        net_id: state.net_id.clone(),
+        endpoint_id: state.endpoint_id.clone(),
+        service_name: state.service_name.clone(),
+        cont_uuid: pod.endpoint.clone(),
+        ip_address: state.ip_address.clone(),
+        ipv6_address: state.ipv6_address.clone(),
+        mac_address: state.mac_address.clone(),
+        homing_host: state.homing_host.clone(),
+        intf_name: pod.ifname.clone(),
+        port_name: port.strip_prefix(HOST_END_PREFIX).unwrap_or(port).to_owned(),
+        vtep_ip: vtep.to_owned(),
+    }
+}

@@ -1,0 +1,95 @@
+use contiv_model::{key::Key, name::EndpointId};
+use contiv_store::Txn;
+use contivk8s::wire::{Reply, Request};
+
+use super::{
+    failure::{Failure, Step},
+    pod::Pod,
+    pods::Pods,
+    undo::interface_failure,
+};
+use crate::{error::one_line, reconcile::Presence};
+
+impl Pods {
+    /// Detaches a pod. Parts that do not exist are no failure. A failure does not stop the remaining steps.
+    pub async fn del(&self, request: &Request) -> Result<Reply, Failure> {
+        let pod = Pod::try_from(request)?;
+        let _lock = self.0.locks.lock(&pod.endpoint).await;
+        let mut first = None;
+        let mut others = vec![];
+        let mut note = |result: Result<(), Failure>| {
+            if let Err(failure) = result {
+                match &first {
+                    None => first = Some(failure),
+                    Some(_) => others.push(failure.to_string()),
+                }
+            }
+        };
+        for pod in self.matching(&pod) {
+            let id = pod.endpoint_id();
+            note(self.delete_interface(&id).await);
+            note(self.delete_at_master(&pod).await.map(drop));
+            note(self.delete_record(&id).await);
+        }
+        match first {
+            None => Ok(Reply { endpoint: pod.endpoint, ..Reply::default() }),
+            // The runtime retries until nothing remains.
+            Some(failure) => Err(failure.and(&others).temporary()),
+        }
+    }
+
+    /// Endpoints of this container and interface: the one that the labels select, and those on other networks, because
+    /// labels and configuration may have changed after the ADD.
+    fn matching(&self, pod: &Pod) -> Vec<Pod> {
+        let others = self.parts().reader.with(|state| {
+            let same = |id: &EndpointId| {
+                let endpoint = state.endpoint(id)?;
+                if EndpointId::new(&endpoint.network, &pod.endpoint) != *id {
+                    return None;
+                }
+                let network = state.network(&endpoint.network)?;
+                Some(Pod { tenant: network.tenant.clone(), network: network.name.clone(), ..pod.clone() })
+            };
+            state.on_host(&self.parts().node.host).filter_map(same).collect::<Vec<_>>()
+        });
+        let named = pod.endpoint_id();
+        let others = others.into_iter().filter(|other| other.endpoint_id() != named);
+        std::iter::once(pod.clone()).chain(others).collect()
+    }
+
+    /// Removes the endpoint from the datapath, then deletes its interface.
+    pub(super) async fn delete_interface(&self, id: &EndpointId) -> Result<(), Failure> {
+        let port = self.parts().reader.with(|state| state.attachment(id).map(|at| at.port.clone()));
+        let Some(port) = port else { return Ok(()) };
+        let detached = self.detach(id).await;
+        // Also after a failure: a deleted interface forwards nothing.
+        let removed = self.parts().links.detach(&port).await.map_err(interface_failure);
+        match (detached, removed) {
+            (Ok(()), Ok(_)) => Ok(()),
+            (Err(failure), Ok(_)) | (Ok(()), Err(failure)) => Err(failure),
+            (Err(failure), Err(more)) => Err(failure.and(&[more.to_string()])),
+        }
+    }
+
+    /// Removes the endpoint from the state and waits for the datapath.
+    pub(super) async fn detach(&self, id: &EndpointId) -> Result<(), Failure> {
+        let parts = self.parts();
+        let reply = parts.waiters.wait(id, Presence::Absent);
+        parts.attacher.detach(id);
+        self.wait_for_datapath(reply, Presence::Absent).await.map_err(|why| Failure::new(Step::Datapath, why))
+    }
+
+    /// Deletes the endpoint at netmaster; true if it existed.
+    pub(super) async fn delete_at_master(&self, pod: &Pod) -> Result<bool, Failure> {
+        let deleted =
+            self.parts().master.delete_endpoint(pod.tenant.as_str(), pod.network.as_str(), &pod.endpoint);
+        deleted.await.map_err(|e| Failure::master(Step::Delete, &e))
+    }
+
+    pub(super) async fn delete_record(&self, id: &EndpointId) -> Result<(), Failure> {
+        let txn = Txn::new().delete(Key::EndpointOper(id.clone()).to_string());
+        // A transaction without guards cannot conflict; deleting a missing key is no error.
+        let deleted = self.parts().store.commit(txn).await;
+        deleted.map(drop).map_err(|e| Failure::new(Step::Record, one_line(&e)).temporary())
+    }
+}

@@ -1,0 +1,111 @@
+use std::fmt;
+
+use contivk8s::{spec::Code, wire::Reply};
+
+use super::link;
+use crate::{error::one_line, master};
+
+/// Step at which a request failed. The texts match the original's (INVENTORY 6.1) where it has the step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Validation of tenant, network, group and interface.
+    Labels,
+    /// Creation of the endpoint at netmaster.
+    Create,
+    /// Creation of the interface.
+    Plug,
+    /// Activation of the interface.
+    Raise,
+    /// Change of the datapath.
+    Datapath,
+    /// Write or deletion of the operational record.
+    Record,
+    /// Deletion of the interface.
+    Unplug,
+    /// Deletion of the endpoint at netmaster.
+    Delete,
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Step::Labels => "Error getting labels",
+            Step::Create => "Error creating EP",
+            Step::Plug => "Error moving to netns",
+            Step::Raise => "Error setting interface attributes",
+            Step::Datapath => "Error programming the datapath",
+            Step::Record => "Error recording the EP",
+            Step::Unplug => "Error removing the interface",
+            Step::Delete => "Error deleting EP",
+        })
+    }
+}
+
+/// A failed request.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{step}: {why}")]
+pub struct Failure {
+    /// Failed step.
+    pub step: Step,
+    /// Cause, and the failures of the rollback.
+    pub why: String,
+    /// CNI error code for the runtime.
+    pub code: Code,
+}
+
+impl Failure {
+    /// A failure at `step`.
+    pub fn new(step: Step, why: impl Into<String>) -> Failure {
+        Failure { step, why: why.into(), code: Code::Agent }
+    }
+
+    /// Sets the code that asks the runtime to retry.
+    #[must_use]
+    pub fn temporary(self) -> Failure {
+        Failure { code: Code::TryAgain, ..self }
+    }
+
+    /// Sets the CNI error code.
+    #[must_use]
+    pub fn code(self, code: Code) -> Failure {
+        Failure { code, ..self }
+    }
+
+    /// A failure at `step` caused by a request to netmaster.
+    pub fn master(step: Step, error: &master::Error) -> Failure {
+        let failure = Failure::new(step, one_line(error));
+        match error {
+            master::Error::Unreachable { .. } => failure.temporary(),
+            _ => failure,
+        }
+    }
+
+    /// A failure at `step` caused by an interface.
+    pub fn link(step: Step, error: &link::Error) -> Failure {
+        let failure = Failure::new(step, one_line(error));
+        match error {
+            link::Error::Namespace { .. } => failure.code(Code::InvalidEnvironment),
+            _ => failure,
+        }
+    }
+
+    /// Appends the failures of the rollback or of the remaining steps.
+    #[must_use]
+    pub fn and(mut self, more: &[String]) -> Failure {
+        if !more.is_empty() {
+            self.why = format!("{}; rollback: {}", self.why, more.join("; "));
+        }
+        self
+    }
+
+    /// Reply to the CNI plugin.
+    pub fn reply(&self) -> Reply {
+        Reply {
+            result: 1,
+            error: self.step.to_string(),
+            reason: format!("Err: {}", self.why),
+            code: self.code.number(),
+            ..Reply::default()
+        }
+    }
+}

@@ -1,0 +1,22 @@
+//! Interfaces of endpoints, managed over netlink.
+//!
+//! The host end of a veth pair, `vvport<N>`, is in the node's network namespace; the other end is created in the pod's. The
+//! host end has the endpoint's id as its alias, so the kernel stores the attachments: a restarted agent reads them back,
+//! and no file can be incomplete.
+
+mod error;
+mod interface;
+mod links;
+mod netns;
+mod offload;
+mod pod_end;
+mod port;
+mod query;
+mod traffic;
+
+pub use error::Error;
+pub use interface::{AttachedPort, PodInterface};
+pub use links::Links;
+pub use netns::Netns;
+pub use port::Port;
+pub use traffic::PodTraffic;

@@ -1,0 +1,241 @@
+use std::{
+    collections::BTreeSet,
+    sync::Mutex,
+    time::{Duration, Instant},
+};
+
+use contiv_model::{mac::Mac, name::EndpointId};
+use futures::TryStreamExt as _;
+use rtnetlink::{
+    Handle, LinkMessageBuilder, LinkUnspec,
+    packet_route::link::{LinkAttribute, LinkMessage, State},
+};
+
+use super::{
+    error::{ACTIVE_TIMEOUT, Error, errno},
+    interface::{AttachedPort, PodInterface},
+    netns::Netns,
+    pod_end,
+    port::{self, Port},
+    query::{self, alias, find, name, owner},
+};
+use crate::sysctl;
+
+/// MTU of a node without interfaces of its own.
+const DEFAULT_MTU: u32 = 1500;
+/// Interval between checks whether a pair is active.
+const ACTIVE_POLL_INTERVAL: Duration = Duration::from_millis(1);
+
+/// Name prefixes of interfaces that serve pods and containers, or that do not carry their traffic.
+const EXCLUDED_PREFIXES: [&str; 10] =
+    ["lo", "docker", "veth", "vport", "vvport", "vxif", "contiv", "ovs-", "vxlan_sys_", "genev_sys_"];
+
+fn is_node_interface(name: &str) -> bool {
+    !EXCLUDED_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+}
+
+/// Interfaces of this node.
+#[derive(Debug)]
+pub struct Links {
+    handle: Handle,
+    ports: Mutex<port::Numbers>,
+    /// A netlink socket supports one dump at a time.
+    dump: tokio::sync::Mutex<()>,
+}
+
+impl Links {
+    /// Opens a netlink socket in the network namespace of the calling thread, and deletes the incomplete ports of an
+    /// earlier process. Other ports, for example those of the original netplugin, remain. Requires a tokio runtime.
+    pub async fn open() -> Result<Links, Error> {
+        let (connection, handle, _) =
+            rtnetlink::new_connection().map_err(Error::setting("open a netlink socket for", "this node"))?;
+        tokio::spawn(connection);
+        let links = Links { handle, ports: Mutex::default(), dump: tokio::sync::Mutex::default() };
+        for link in links.list().await? {
+            let Some(name) = name(&link) else { continue };
+            let Some(port) = Port::parse(name) else { continue };
+            if is_incomplete(&link) {
+                tracing::info!(port = name, "deleting an incomplete port");
+                links.delete(name).await?;
+            } else {
+                links.numbers().reserve(port);
+            }
+        }
+        Ok(links)
+    }
+
+    /// Lists the attached ports.
+    pub async fn attachments(&self) -> Result<Vec<AttachedPort>, Error> {
+        let attachment = |link: &LinkMessage| {
+            let port = name(link).filter(|name| Port::parse(name).is_some())?;
+            let owner = owner(link);
+            Some(AttachedPort { port: port.to_owned(), endpoint: alias(link)?.into(), owner })
+        };
+        Ok(self.list().await?.iter().filter_map(attachment).collect())
+    }
+
+    /// Creates a pair for `endpoint`: the host end is up, the pod's end is configured but down until [`Links::raise`]. An
+    /// error leaves no interface behind.
+    pub async fn attach(
+        &self,
+        endpoint: &EndpointId,
+        netns: &Netns,
+        pod: &PodInterface,
+    ) -> Result<AttachedPort, Error> {
+        let port = self.create(netns, pod).await?;
+        let name = port.to_string();
+        match self.finish(endpoint, &name, netns, pod).await {
+            Ok(()) => Ok(AttachedPort { port: name, endpoint: endpoint.clone(), owner: pod.owner }),
+            Err(error) => {
+                if let Err(undo) = self.detach(&name).await {
+                    tracing::error!(port = name, "roll back a failed attach: {undo}");
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Brings the pod's end up, sets its routes, and waits until the pair forwards frames.
+    pub async fn raise(&self, port: &str, netns: &Netns, pod: &PodInterface) -> Result<(), Error> {
+        let pod = pod.clone();
+        netns.run(move |handle| async move { pod_end::raise(&handle, &pod).await }).await?;
+        wait_until_active(&self.handle, port).await
+    }
+
+    /// Deletes a pair by its host end; true if it existed.
+    pub async fn detach(&self, port: &str) -> Result<bool, Error> {
+        let existed = self.delete(port).await?;
+        if let Some(port) = Port::parse(port) {
+            self.numbers().release(port);
+        }
+        Ok(existed)
+    }
+
+    /// Whether the pod's interface `name` is the other end of `port`.
+    pub async fn is_pair(&self, port: &str, netns: &Netns, name: &str) -> Result<bool, Error> {
+        let Some(index) = self.index(port).await? else { return Ok(false) };
+        let name = name.to_owned();
+        netns.run(move |handle| async move { pod_end::is_other_end(&handle, &name, index).await }).await
+    }
+
+    /// Whether the node has an interface with this name.
+    pub async fn exists(&self, name: &str) -> Result<bool, Error> {
+        Ok(self.index(name).await?.is_some())
+    }
+
+    /// Ethernet address of an interface of the node; `None` if the interface does not exist.
+    pub async fn mac(&self, name: &str) -> Result<Option<Mac>, Error> {
+        let Some(link) = find(&self.handle, name).await? else { return Ok(None) };
+        Ok(link.attributes.iter().find_map(|attribute| match attribute {
+            LinkAttribute::Address(octets) => octets.as_slice().try_into().ok().map(Mac),
+            _ => None,
+        }))
+    }
+
+    /// Lowest MTU of the node's own interfaces in bytes, which bounds the frames of pods.
+    pub async fn lowest_mtu(&self) -> Result<u32, Error> {
+        let links = self.list().await?;
+        // Excludes infra endpoints: their MTU comes from this function.
+        let ends: BTreeSet<u32> = links.iter().filter_map(query::node_end).collect();
+        let mtu = |link: &LinkMessage| {
+            name(link).filter(|name| is_node_interface(name) && !ends.contains(&link.header.index))?;
+            link.attributes.iter().find_map(|a| match a {
+                LinkAttribute::Mtu(mtu) => Some(*mtu),
+                _ => None,
+            })
+        };
+        Ok(links.iter().filter_map(mtu).min().unwrap_or(DEFAULT_MTU))
+    }
+
+    async fn create(&self, netns: &Netns, pod: &PodInterface) -> Result<Port, Error> {
+        loop {
+            let port = self.numbers().allocate().ok_or(Error::Exhausted)?;
+            let name = port.to_string();
+            match self.handle.link().add(pod_end::pair(&name, netns, pod)).execute().await {
+                Ok(()) => return Ok(port),
+                // Another program's interface has the name: the number stays reserved, try the next one.
+                Err(error) if errno(&error) == Some(libc::EEXIST) && self.index(&name).await?.is_some() => {}
+                Err(error) => {
+                    self.numbers().release(port);
+                    return Err(match errno(&error) {
+                        Some(libc::EEXIST) => {
+                            Error::Taken { name: pod.name.clone(), path: netns.path().to_owned() }
+                        }
+                        _ => Error::netlink("create the veth pair", &name)(error),
+                    });
+                }
+            }
+        }
+    }
+
+    /// Configures a new pair. The alias is set last: it marks the pair as complete.
+    async fn finish(
+        &self,
+        endpoint: &EndpointId,
+        port: &str,
+        netns: &Netns,
+        pod: &PodInterface,
+    ) -> Result<(), Error> {
+        // The pod must not receive the node's router solicitations and link-local traffic.
+        sysctl::disable_ipv6(port).map_err(Error::setting("disable IPv6 on", port))?;
+        let spec = pod.clone();
+        netns.run(move |handle| async move { pod_end::configure(&handle, &spec).await }).await?;
+        let message = LinkMessageBuilder::<LinkUnspec>::new()
+            .name(port)
+            .up()
+            .alias(endpoint.as_str())
+            .link_group(0)
+            .build();
+        self.handle.link().set(message).execute().await.map_err(Error::netlink("bring up", port))
+    }
+
+    async fn delete(&self, name: &str) -> Result<bool, Error> {
+        let Some(index) = self.index(name).await? else { return Ok(false) };
+        match self.handle.link().del(index).execute().await {
+            Ok(()) => Ok(true),
+            Err(error) if errno(&error) == Some(libc::ENODEV) => Ok(false),
+            Err(error) => Err(Error::netlink("delete", name)(error)),
+        }
+    }
+
+    async fn index(&self, name: &str) -> Result<Option<u32>, Error> {
+        query::index(&self.handle, name).await
+    }
+
+    pub(super) fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    pub(super) async fn list(&self) -> Result<Vec<LinkMessage>, Error> {
+        let _guard = self.dump.lock().await;
+        let links = self.handle.link().get().execute().try_collect().await;
+        links.map_err(Error::netlink("list", "the node's interfaces"))
+    }
+
+    fn numbers(&self) -> std::sync::MutexGuard<'_, port::Numbers> {
+        self.ports.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+/// Waits until the kernel has activated an interface, which happens shortly after its carrier is up. Until then the
+/// queueing discipline `noop` drops all frames.
+async fn wait_until_active(handle: &Handle, port: &str) -> Result<(), Error> {
+    let deadline = Instant::now() + ACTIVE_TIMEOUT;
+    loop {
+        match find(handle, port).await? {
+            Some(link) if is_active(&link) => return Ok(()),
+            _ if Instant::now() < deadline => tokio::time::sleep(ACTIVE_POLL_INTERVAL).await,
+            _ => return Err(Error::Inactive { port: port.to_owned() }),
+        }
+    }
+}
+
+fn is_active(link: &LinkMessage) -> bool {
+    let up = link.attributes.contains(&LinkAttribute::OperState(State::Up));
+    let sends = |a: &LinkAttribute| matches!(a, LinkAttribute::Qdisc(name) if name != "noop");
+    up && link.attributes.iter().any(sends)
+}
+
+fn is_incomplete(link: &LinkMessage) -> bool {
+    link.attributes.contains(&LinkAttribute::Group(pod_end::INCOMPLETE_GROUP))
+}

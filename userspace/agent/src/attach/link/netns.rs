@@ -1,0 +1,91 @@
+//! Execution inside a pod's network namespace.
+
+use std::{
+    fs::File,
+    future::Future,
+    io,
+    os::fd::{AsRawFd as _, RawFd},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use nix::sched::{CloneFlags, setns};
+use rtnetlink::Handle;
+use tokio::sync::oneshot;
+
+use super::error::Error;
+
+/// An open network namespace: the kernel keeps it while the value exists, and the path cannot come to name another one.
+#[derive(Clone, Debug)]
+pub struct Netns {
+    path: PathBuf,
+    file: Arc<File>,
+}
+
+impl Netns {
+    /// Opens the namespace at `path`, such as `/run/netns/NAME` or `/proc/PID/ns/net`.
+    pub fn open(path: &Path) -> Result<Netns, Error> {
+        let failed = |source| Error::Namespace { path: path.to_owned(), source };
+        let file = File::open(path).map_err(failed)?;
+        if !is_namespace(&file).map_err(failed)? {
+            return Err(failed(io::Error::other("not a network namespace")));
+        }
+        Ok(Netns { path: path.to_owned(), file: Arc::new(file) })
+    }
+
+    /// The network namespace of the calling thread.
+    pub fn current() -> Result<Netns, Error> {
+        Netns::open(Path::new("/proc/thread-self/ns/net"))
+    }
+
+    /// Path given to [`open`](Self::open).
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn fd(&self) -> RawFd {
+        self.file.as_raw_fd()
+    }
+
+    /// Runs `work` inside the namespace, on a thread of its own that ends afterwards: no thread of the runtime ever enters a
+    /// pod's namespace.
+    pub(super) async fn run<T, F, W>(&self, work: W) -> Result<T, Error>
+    where
+        T: Send + 'static,
+        W: FnOnce(Handle) -> F + Send + 'static,
+        F: Future<Output = Result<T, Error>>,
+    {
+        let (done, result) = oneshot::channel();
+        let namespace = self.clone();
+        let failed = |source| Error::Thread { path: self.path.clone(), source };
+        std::thread::Builder::new()
+            .name("pod netns".into())
+            .spawn(move || {
+                // The receiver is gone if the request was cancelled.
+                drop(done.send(namespace.enter(work)));
+            })
+            .map_err(failed)?;
+        result.await.unwrap_or_else(|_| Err(failed(io::Error::other("the thread ended early"))))
+    }
+
+    fn enter<T, F, W>(&self, work: W) -> Result<T, Error>
+    where
+        W: FnOnce(Handle) -> F,
+        F: Future<Output = Result<T, Error>>,
+    {
+        let failed = |source| Error::Thread { path: self.path.clone(), source };
+        setns(&*self.file, CloneFlags::CLONE_NEWNET).map_err(|e| failed(e.into()))?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().map_err(failed)?;
+        runtime.block_on(async {
+            let (connection, handle, _) = rtnetlink::new_connection().map_err(failed)?;
+            tokio::spawn(connection);
+            work(handle).await
+        })
+    }
+}
+
+fn is_namespace(file: &File) -> io::Result<bool> {
+    const NSFS_MAGIC: libc::c_long = 0x6e73_6673;
+    let stat = nix::sys::statfs::fstatfs(file)?;
+    Ok(stat.filesystem_type().0 as libc::c_long == NSFS_MAGIC)
+}

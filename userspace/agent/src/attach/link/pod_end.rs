@@ -1,0 +1,105 @@
+//! The pod's end of a veth pair.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use rtnetlink::{
+    Handle, LinkMessageBuilder, LinkUnspec, LinkVeth, RouteMessageBuilder,
+    packet_route::{
+        address::{AddressAttribute, AddressFlags},
+        link::{InfoData, InfoVeth, LinkAttribute, LinkMessage},
+    },
+};
+
+use super::{error::Error, interface::PodInterface, netns::Netns, offload, query};
+use crate::{datapath::Owner, sysctl};
+
+/// Interface group of an incomplete host end. It is set on creation, so a port that a crashed agent left behind can be
+/// distinguished from another program's.
+pub(super) const INCOMPLETE_GROUP: u32 = 0x0043_5456;
+
+/// Request that creates a pair with the other end directly in the pod's network namespace.
+pub(super) fn pair(port: &str, netns: &Netns, pod: &PodInterface) -> LinkMessage {
+    let peer = LinkMessageBuilder::<LinkUnspec>::new()
+        .name(&pod.name)
+        .address(pod.mac.0.to_vec())
+        .mtu(pod.mtu)
+        .setns_by_fd(netns.fd())
+        .build();
+    LinkMessageBuilder::<LinkVeth>::new(port, &pod.name)
+        .mtu(pod.mtu)
+        .link_group(INCOMPLETE_GROUP)
+        .set_info_data(InfoData::Veth(InfoVeth::Peer(peer)))
+        .build()
+}
+
+/// Configures the pod's end without bringing it up. Runs in the pod's network namespace.
+pub(super) async fn configure(handle: &Handle, pod: &PodInterface) -> Result<(), Error> {
+    if pod.disable_tx_offload {
+        offload::disable_tx_checksum(&pod.name)
+            .map_err(Error::setting("disable TX checksum offload of", &pod.name))?;
+    }
+    if pod.owner == Owner::Node {
+        // Pods must not change the node's routes.
+        sysctl::disable_ra(&pod.name)
+            .map_err(Error::setting("disable router advertisements on", &pod.name))?;
+    }
+    let index = find(handle, &pod.name).await?;
+    let (ip, length) = pod.ip;
+    address(handle, index, pod, ip.into(), length).await?;
+    if let Some((ip, length)) = pod.ip6 {
+        address(handle, index, pod, ip.into(), length).await?;
+    }
+    Ok(())
+}
+
+async fn address(
+    handle: &Handle,
+    index: u32,
+    pod: &PodInterface,
+    ip: IpAddr,
+    length: u8,
+) -> Result<(), Error> {
+    let mut request = handle.address().add(index, ip, length);
+    if ip.is_ipv6() {
+        // netmaster allocates addresses uniquely: duplicate address detection would only delay the pod by a second.
+        let message = request.message_mut();
+        message.attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
+    }
+    request.execute().await.map_err(Error::netlink("add an address to", &pod.name))
+}
+
+/// Brings up the pod's end and its loopback interface, then sets the default routes. Runs in the pod's network namespace.
+pub(super) async fn raise(handle: &Handle, pod: &PodInterface) -> Result<(), Error> {
+    up(handle, "lo").await?;
+    up(handle, &pod.name).await?;
+    let index = find(handle, &pod.name).await?;
+    let routes = [
+        pod.gateway.map(|via| {
+            RouteMessageBuilder::<Ipv4Addr>::new().gateway(via).output_interface(index).onlink().build()
+        }),
+        pod.gateway6.map(|via| {
+            RouteMessageBuilder::<Ipv6Addr>::new().gateway(via).output_interface(index).onlink().build()
+        }),
+    ];
+    for route in routes.into_iter().flatten() {
+        let added = handle.route().add(route).replace().execute().await;
+        added.map_err(Error::netlink("set the default route of", &pod.name))?;
+    }
+    Ok(())
+}
+
+/// Whether `name` exists and is the other end of the node's interface `index`. Runs in the pod's network namespace.
+pub(super) async fn is_other_end(handle: &Handle, name: &str, index: u32) -> Result<bool, Error> {
+    let link = query::find(handle, name).await?;
+    Ok(link.is_some_and(|link| link.attributes.contains(&LinkAttribute::Link(index))))
+}
+
+async fn up(handle: &Handle, name: &str) -> Result<(), Error> {
+    let message = LinkMessageBuilder::<LinkUnspec>::new().name(name).up().build();
+    handle.link().set(message).execute().await.map_err(Error::netlink("bring up", name))
+}
+
+async fn find(handle: &Handle, name: &str) -> Result<u32, Error> {
+    let gone = || std::io::Error::from_raw_os_error(libc::ENODEV);
+    query::index(handle, name).await?.ok_or_else(|| Error::setting("look up", name)(gone()))
+}

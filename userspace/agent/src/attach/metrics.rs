@@ -1,0 +1,65 @@
+use std::{fmt, time::Duration};
+
+use prometheus_client::{
+    encoding::{EncodeLabelSet, EncodeLabelValue},
+    metrics::{
+        counter::Counter,
+        family::Family,
+        histogram::{Histogram, exponential_buckets},
+    },
+    registry::Registry,
+};
+
+/// CNI command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
+pub enum Verb {
+    /// Attach an endpoint.
+    Add,
+    /// Detach an endpoint.
+    Del,
+}
+
+impl fmt::Display for Verb {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Verb::Add => "ADD",
+            Verb::Del => "DEL",
+        })
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Request {
+    verb: Verb,
+}
+
+/// Durations and failures of CNI requests.
+#[derive(Clone, Debug)]
+pub struct RequestMetrics {
+    durations: Family<Request, Histogram>,
+    failures: Family<Request, Counter>,
+}
+
+impl Default for RequestMetrics {
+    fn default() -> Self {
+        // 1 ms to 16 s.
+        let buckets = || Histogram::new(exponential_buckets(0.001, 2.0, 15));
+        RequestMetrics { durations: Family::new_with_constructor(buckets), failures: Family::default() }
+    }
+}
+
+impl RequestMetrics {
+    /// Records a finished request.
+    pub fn record(&self, verb: Verb, duration: Duration, succeeded: bool) {
+        self.durations.get_or_create(&Request { verb }).observe(duration.as_secs_f64());
+        if !succeeded {
+            self.failures.get_or_create(&Request { verb }).inc();
+        }
+    }
+
+    /// Registers the metrics with their current values.
+    pub fn register(&self, registry: &mut Registry) {
+        registry.register("cni_duration_seconds", "Duration of CNI requests", self.durations.clone());
+        registry.register("cni_failures", "Failed CNI requests", self.failures.clone());
+    }
+}

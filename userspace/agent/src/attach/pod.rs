@@ -1,0 +1,93 @@
+use std::path::PathBuf;
+
+use contiv_model::name::{EndpointId, GroupName, NetworkId, NetworkName, TenantName};
+use contivk8s::{
+    spec::Code,
+    wire::{Request, labels},
+};
+
+use super::failure::{Failure, Step};
+use crate::datapath::Owner;
+
+/// A validated request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pod {
+    /// Tenant of the network.
+    pub tenant: TenantName,
+    /// Network to attach to.
+    pub network: NetworkName,
+    /// Group that the endpoint joins, if any.
+    pub group: Option<GroupName>,
+    /// Orchestrator's name of the endpoint.
+    pub endpoint: String,
+    /// Pod's display name.
+    pub common_name: String,
+    /// Path of the network namespace; empty if it was deleted.
+    pub netns: PathBuf,
+    /// Name of the interface in the pod.
+    pub ifname: String,
+    /// Pod, or the node itself, which keeps its own default routes.
+    pub owner: Owner,
+}
+
+impl Pod {
+    /// Id of the network.
+    pub fn network_id(&self) -> NetworkId {
+        NetworkId::new(&self.network, &self.tenant)
+    }
+
+    /// Id of the endpoint at netmaster.
+    pub fn endpoint_id(&self) -> EndpointId {
+        EndpointId::new(&self.network_id(), &self.endpoint)
+    }
+}
+
+impl TryFrom<&Request> for Pod {
+    type Error = Failure;
+
+    fn try_from(request: &Request) -> Result<Self, Failure> {
+        let bad = |label: &str, why: &dyn std::fmt::Display| {
+            Failure::new(Step::Labels, format!("label {label}: {why}")).code(Code::InvalidConfig)
+        };
+        let tenant = request.label(labels::TENANT, labels::DEFAULT_TENANT);
+        let network = request.label(labels::NETWORK, labels::DEFAULT_NETWORK);
+        let group = request.label(labels::GROUP, "");
+        let endpoint = request.endpoint();
+        // The name becomes part of a store key.
+        if endpoint.is_empty() || endpoint.contains('/') {
+            let why = format!("CNI_CONTAINERID {endpoint:?}: expected a container id");
+            return Err(Failure::new(Step::Labels, why).code(Code::InvalidEnvironment));
+        }
+        Ok(Pod {
+            tenant: tenant.parse().map_err(|e| bad(labels::TENANT, &e))?,
+            network: network.parse().map_err(|e| bad(labels::NETWORK, &e))?,
+            group: (!group.is_empty())
+                .then(|| group.parse())
+                .transpose()
+                .map_err(|e| bad(labels::GROUP, &e))?,
+            endpoint,
+            common_name: request.pod_name.clone(),
+            netns: request.netns.clone(),
+            ifname: if request.ifname.is_empty() { "eth0".to_owned() } else { request.ifname.clone() },
+            owner: Owner::Pod,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_have_defaults_and_invalid_ones_are_reported() {
+        let mut request = Request { container: "c1".into(), ifname: "net1".into(), ..Request::default() };
+        let pod = Pod::try_from(&request).unwrap();
+        assert_eq!(pod.endpoint_id().as_str(), "default-net.default-c1-net1");
+        assert_eq!(pod.group, None);
+        request.labels.insert(labels::NETWORK.into(), "a_b".into());
+        let failure = Pod::try_from(&request).unwrap_err();
+        assert_eq!(failure.code, Code::InvalidConfig);
+        assert!(failure.why.starts_with("label io.contiv.network: network name \"a_b\""), "{failure}");
+        assert!(Pod::try_from(&Request::default()).is_err());
+    }
+}

@@ -1,0 +1,159 @@
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use contiv_model::{name::EndpointId, tag::Encap};
+use contiv_store::Store;
+use tokio::sync::watch;
+
+use super::{
+    failure::Failure,
+    key_lock::KeyLock,
+    link::{self, Links},
+    warnings::InfraWarnings,
+};
+use crate::{
+    datapath::PortRequirements,
+    master::Master,
+    plan::Node,
+    reconcile::{self, Presence, Waiters},
+    state::{Attacher, Attachment, Reader},
+};
+
+/// Time limit for the datapath to set or delete an endpoint.
+const DATAPATH_TIMEOUT: Duration = Duration::from_secs(15);
+/// Time limit for the state to catch up with netmaster.
+pub(super) const STATE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Bytes of the VXLAN, UDP, IPv4 and Ethernet headers of a tunnel.
+const VXLAN_OVERHEAD: u32 = 50;
+
+/// Attaches and detaches endpoints of this node.
+#[derive(Clone)]
+pub struct Pods(pub(super) Arc<Inner>);
+
+/// Dependencies of [`Pods`].
+pub struct Parts {
+    /// This node.
+    pub node: Node,
+    /// Client of netmaster, which creates and deletes endpoints.
+    pub master: Master,
+    /// Creates and deletes interfaces.
+    pub links: Arc<Links>,
+    /// Store for the endpoints' operational records.
+    pub store: Store,
+    /// Records interfaces in the state.
+    pub attacher: Attacher,
+    /// Reads networks and endpoints.
+    pub reader: Reader,
+    /// Waits until the datapath has set or deleted an endpoint.
+    pub waiters: Waiters,
+    /// Status of the reconciler, for the reason of a timeout.
+    pub status: watch::Receiver<reconcile::Status>,
+    /// Datapath's requirements for interfaces.
+    pub requirements: PortRequirements,
+}
+
+pub(super) struct Inner {
+    parts: Parts,
+    pub(super) locks: KeyLock,
+    /// MTU of the node in bytes; zero while unknown.
+    mtu: AtomicU32,
+    pub(super) warnings: watch::Sender<InfraWarnings>,
+}
+
+impl Pods {
+    /// Creates the service; it acts on requests only.
+    pub fn new(parts: Parts) -> Pods {
+        let (warnings, _) = watch::channel(InfraWarnings::default());
+        Pods(Arc::new(Inner { parts, locks: KeyLock::default(), mtu: AtomicU32::new(0), warnings }))
+    }
+
+    pub(super) fn parts(&self) -> &Parts {
+        &self.0.parts
+    }
+
+    /// Reads the lowest MTU of the node's interfaces again; new pods use it.
+    pub async fn refresh_mtu(&self) -> Result<u32, link::Error> {
+        let mtu = self.parts().links.lowest_mtu().await?;
+        self.0.mtu.store(mtu, Ordering::Relaxed);
+        Ok(mtu)
+    }
+
+    pub(super) async fn mtu(&self, encap: Encap) -> Result<u32, link::Error> {
+        let mtu = match self.0.mtu.load(Ordering::Relaxed) {
+            0 => self.refresh_mtu().await?,
+            known => known,
+        };
+        Ok(match encap {
+            Encap::Vlan(_) => mtu,
+            Encap::Vxlan { .. } => mtu.saturating_sub(VXLAN_OVERHEAD),
+        })
+    }
+
+    /// Removes the records of interfaces that no longer exist, for example because the pod's namespace was deleted.
+    pub async fn remove_vanished(&self) -> Result<(), link::Error> {
+        let Parts { links, reader, attacher, .. } = self.parts();
+        let before: Vec<_> =
+            reader.with(|state| state.attachments().map(|(id, at)| (id.clone(), at.port.clone())).collect());
+        // Listed afterwards, so that an interface created in between is found.
+        let existing = links.attachments().await?;
+        for (id, port) in before {
+            if !existing.iter().any(|attachment| attachment.port == port && attachment.endpoint == id) {
+                let still = |at: &Attachment| at.port == port;
+                if reader.with(|state| state.attachment(&id).is_some_and(still)) {
+                    tracing::warn!(endpoint = %id, port, "interface does not exist; its pod's namespace was deleted");
+                    attacher.detach(&id);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Logs interfaces whose endpoint is not in the store. They remain until their pods are deleted.
+    pub fn report_orphans(&self) {
+        self.parts().reader.with(|state| {
+            let orphans = state.attachments().filter(|(id, _)| state.endpoint(id).is_none());
+            for (id, attachment) in orphans {
+                tracing::warn!(endpoint = %id, port = attachment.port, "interface without an endpoint in the store");
+            }
+        });
+    }
+
+    /// Waits for the datapath to reach `wanted`.
+    pub(super) async fn wait_for_datapath(
+        &self,
+        reply: tokio::sync::oneshot::Receiver<Result<(), String>>,
+        wanted: Presence,
+    ) -> Result<(), String> {
+        let what = match wanted {
+            Presence::Present => "set the endpoint",
+            Presence::Absent => "delete the endpoint",
+        };
+        match tokio::time::timeout(DATAPATH_TIMEOUT, reply).await {
+            Ok(Ok(result)) => result,
+            Ok(Err(_)) => Err("the agent is stopping".to_owned()),
+            Err(_) => {
+                let why = self.parts().status.borrow().error.clone();
+                let why = why
+                    .unwrap_or_else(|| "the agent has not received the endpoint from the store".to_owned());
+                Err(format!("the datapath did not {what} within {DATAPATH_TIMEOUT:?}: {why}"))
+            }
+        }
+    }
+
+    /// Removes a local endpoint from the datapath and deletes its interface; true if it had one. The endpoint at netmaster
+    /// remains.
+    pub async fn reclaim(&self, id: &EndpointId) -> Result<bool, Failure> {
+        let _lock = self.0.locks.lock(id.as_str()).await;
+        let attached = self.parts().reader.with(|state| state.attachment(id).is_some());
+        if attached {
+            self.delete_interface(id).await?;
+            self.delete_record(id).await?;
+        }
+        Ok(attached)
+    }
+}

@@ -1,0 +1,146 @@
+use std::{
+    fs, io,
+    os::unix::{
+        fs::{DirBuilderExt as _, PermissionsExt as _},
+        net::UnixStream,
+    },
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use axum::{
+    Json, Router,
+    body::Bytes,
+    extract::State,
+    http::{HeaderMap, StatusCode, header},
+    response::{IntoResponse, Response},
+    routing::post,
+};
+use contivk8s::{
+    spec::Code,
+    wire::{self, Reply, Request},
+};
+use tokio::net::UnixListener;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::{
+    failure::{Failure, Step},
+    metrics::{RequestMetrics, Verb},
+    pods::Pods,
+};
+
+/// Time limit for running requests when the agent stops.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(4);
+
+/// The CNI socket cannot be opened.
+#[derive(Debug, thiserror::Error)]
+#[error("listen for CNI requests on {}{hint}", path.display())]
+pub struct ServerError {
+    path: PathBuf,
+    hint: &'static str,
+    #[source]
+    source: io::Error,
+}
+
+/// Serves requests of `contivk8s` on a Unix socket.
+pub struct Server {
+    listener: UnixListener,
+    path: PathBuf,
+}
+
+#[derive(Clone)]
+struct Shared {
+    pods: Pods,
+    metrics: RequestMetrics,
+    tasks: TaskTracker,
+}
+
+impl Server {
+    /// Creates the socket with mode 0600; creates a missing directory with mode 0700.
+    pub fn bind(path: &Path) -> Result<Server, ServerError> {
+        let failed = |hint| move |source| ServerError { path: path.to_owned(), hint, source };
+        if let Some(directory) = path.parent().filter(|directory| !directory.exists()) {
+            let make = fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
+            make.map_err(failed(" (is the directory writable?)"))?;
+        }
+        // A killed agent leaves its socket behind; connecting to it is refused.
+        match UnixStream::connect(path) {
+            Ok(_) => {
+                let used = io::Error::from(io::ErrorKind::AddrInUse);
+                return Err(failed(" (is another netplugin running on this node?)")(used));
+            }
+            Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
+                fs::remove_file(path).map_err(failed(""))?;
+            }
+            Err(_) => {}
+        }
+        let listener = UnixListener::bind(path).map_err(failed(" (try --cni-socket PATH)"))?;
+        fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(failed(""))?;
+        Ok(Server { listener, path: path.to_owned() })
+    }
+
+    /// Serves requests until `stop` is cancelled, then waits for running requests.
+    pub async fn run(self, pods: Pods, metrics: RequestMetrics, stop: CancellationToken) -> io::Result<()> {
+        let tasks = TaskTracker::new();
+        let shared = Shared { pods, metrics, tasks: tasks.clone() };
+        let router = Router::new()
+            .route(wire::ADD, post(|shared, headers, body| answer(Verb::Add, shared, headers, body)))
+            .route(wire::DEL, post(|shared, headers, body| answer(Verb::Del, shared, headers, body)))
+            .with_state(shared);
+        let served =
+            axum::serve(self.listener, router).with_graceful_shutdown(stop.clone().cancelled_owned());
+        let result = tokio::select! {
+            result = served => result,
+            // Idle connections do not delay the shutdown.
+            () = async { stop.cancelled().await; tokio::time::sleep(SHUTDOWN_TIMEOUT).await } => Ok(()),
+        };
+        tasks.close();
+        if tokio::time::timeout(SHUTDOWN_TIMEOUT, tasks.wait()).await.is_err() {
+            tracing::warn!(requests = tasks.len(), "stopping while CNI requests are running");
+        }
+        if let Err(error) = fs::remove_file(&self.path) {
+            tracing::debug!("remove {}: {error}", self.path.display());
+        }
+        result
+    }
+}
+
+async fn answer(verb: Verb, State(shared): State<Shared>, headers: HeaderMap, body: Bytes) -> Response {
+    let content_type = headers.get(header::CONTENT_TYPE).map(header::HeaderValue::as_bytes);
+    if content_type != Some(wire::CONTENT_TYPE.as_bytes()) {
+        return StatusCode::NOT_FOUND.into_response();
+    }
+    let request: Request = match serde_json::from_slice(&body) {
+        Ok(request) => request,
+        Err(e) => {
+            let failure = Failure::new(Step::Labels, format!("request is not valid JSON: {e}"));
+            return respond(Err(failure.code(Code::Decode)));
+        }
+    };
+    let start = Instant::now();
+    let endpoint = request.endpoint();
+    // A task of its own: this future is dropped when the client disconnects.
+    let pods = shared.pods.clone();
+    let work = shared.tasks.spawn(async move {
+        match verb {
+            Verb::Add => pods.add(&request).await,
+            Verb::Del => pods.del(&request).await,
+        }
+    });
+    let result =
+        work.await.unwrap_or_else(|e| Err(Failure::new(Step::Plug, format!("request handler failed: {e}"))));
+    let took = start.elapsed();
+    shared.metrics.record(verb, took, result.is_ok());
+    match &result {
+        Ok(reply) => tracing::info!(%verb, endpoint, ip = ?reply.ip, ?took, "CNI request done"),
+        Err(failure) => tracing::error!(%verb, endpoint, ?took, "{failure}"),
+    }
+    respond(result)
+}
+
+fn respond(result: Result<Reply, Failure>) -> Response {
+    match result {
+        Ok(reply) => Json(reply).into_response(),
+        Err(failure) => (StatusCode::INTERNAL_SERVER_ERROR, Json(failure.reply())).into_response(),
+    }
+}

@@ -1,0 +1,60 @@
+use contiv_model::name::EndpointId;
+
+use super::{
+    failure::{Failure, Step},
+    link,
+    pod::Pod,
+    pods::Pods,
+};
+use crate::error::one_line;
+
+/// Completed steps of an ADD, which a failure rolls back.
+#[derive(Debug, Default)]
+pub(super) struct Rollback(Vec<RollbackStep>);
+
+#[derive(Debug)]
+pub(super) enum RollbackStep {
+    /// Delete the endpoint at netmaster.
+    Endpoint(Pod),
+    /// Delete the interface.
+    Interface(String),
+    /// Remove the interface from the state and the datapath.
+    Attachment(EndpointId),
+    /// Delete the operational record in the store.
+    Record(EndpointId),
+}
+
+impl Rollback {
+    pub(super) fn push(&mut self, step: RollbackStep) {
+        self.0.push(step);
+    }
+}
+
+impl Pods {
+    /// Executes all steps in reverse order, also after a failure, and returns the failures.
+    pub(super) async fn roll_back(&self, rollback: Rollback) -> Vec<String> {
+        let mut failures = vec![];
+        for step in rollback.0.into_iter().rev() {
+            if let Err(failure) = self.roll_back_step(step).await {
+                failures.push(failure.to_string());
+            }
+        }
+        failures
+    }
+
+    async fn roll_back_step(&self, step: RollbackStep) -> Result<(), Failure> {
+        let parts = self.parts();
+        match step {
+            RollbackStep::Endpoint(pod) => self.delete_at_master(&pod).await.map(drop),
+            RollbackStep::Interface(port) => {
+                parts.links.detach(&port).await.map(drop).map_err(interface_failure)
+            }
+            RollbackStep::Attachment(id) => self.detach(&id).await,
+            RollbackStep::Record(id) => self.delete_record(&id).await,
+        }
+    }
+}
+
+pub(super) fn interface_failure(error: link::Error) -> Failure {
+    Failure::new(Step::Unplug, one_line(&error))
+}

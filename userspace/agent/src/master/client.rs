@@ -1,0 +1,309 @@
+use std::time::Duration;
+
+use bytes::Bytes;
+use contiv_model::endpoint;
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::{Request, StatusCode, header};
+use serde::{Deserialize, Serialize};
+use tokio::{
+    sync::watch,
+    time::{Instant, timeout_at},
+};
+
+use super::access::Access;
+
+/// Time limit for a request including its retries.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
+/// Pause between attempts; a change of the leader ends it early.
+const RETRY_INTERVAL: Duration = Duration::from_millis(200);
+/// Maximum size of a response body in bytes; an endpoint needs a few hundred.
+const MAX_RESPONSE: usize = 1 << 20;
+/// netmaster's error text if an endpoint, network or group does not exist.
+const NOT_FOUND: &str = "key not found";
+
+/// A request to netmaster failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// There is no leader, or it does not respond.
+    #[error("{operation} at netmaster (is a netmaster running? the store names {})", leader.as_deref().unwrap_or("no leader"))]
+    Unreachable {
+        /// Operation.
+        operation: String,
+        /// Leader's address in the lock key.
+        leader: Option<String>,
+        /// Error of the last attempt.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// netmaster rejected the request.
+    #[error("{operation}: netmaster refused: {message}")]
+    Refused {
+        /// Operation.
+        operation: String,
+        /// First line of the response body.
+        message: String,
+    },
+    /// A body cannot be encoded or decoded.
+    #[error("{operation}: decode netmaster's response")]
+    Response {
+        /// Operation.
+        operation: String,
+        /// JSON error.
+        #[source]
+        source: serde_json::Error,
+    },
+}
+
+/// Parameters of a new endpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewEndpoint {
+    /// Tenant name.
+    pub tenant: String,
+    /// Network name.
+    pub network: String,
+    /// Group name; empty for none.
+    pub group: String,
+    /// Orchestrator's name of the endpoint.
+    pub endpoint: String,
+    /// Pod's display name.
+    pub common_name: String,
+    /// Name of this node.
+    pub host: String,
+}
+
+/// Request body of `/plugin/createEndpoint` (INVENTORY 1.6).
+#[derive(Serialize)]
+#[serde(rename_all = "PascalCase")]
+struct CreateRequest<'a> {
+    tenant_name: &'a str,
+    network_name: &'a str,
+    service_name: &'a str,
+    #[serde(rename = "EndpointID")]
+    endpoint_id: &'a str,
+    #[serde(rename = "EPCommonName")]
+    common_name: &'a str,
+    #[serde(rename = "ConfigEP")]
+    config: Config<'a>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "PascalCase")]
+struct Config<'a> {
+    container: &'a str,
+    host: &'a str,
+    service_name: &'a str,
+}
+
+/// Request body of `/plugin/deleteEndpoint`.
+#[derive(Serialize)]
+#[serde(rename_all = "PascalCase")]
+struct DeleteRequest<'a> {
+    tenant_name: &'a str,
+    network_name: &'a str,
+    #[serde(rename = "EndpointID")]
+    endpoint_id: &'a str,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct CreateResponse {
+    endpoint_config: endpoint::State,
+}
+
+/// Client of the leading netmaster.
+#[derive(Clone)]
+pub struct Master {
+    access: Access,
+    leader: watch::Receiver<Option<String>>,
+}
+
+impl Master {
+    /// Sends requests to `leader`: the value of the lock key, `ip:port`.
+    pub fn new(leader: watch::Receiver<Option<String>>, access: Access) -> Master {
+        Master { access, leader }
+    }
+
+    /// Creates an endpoint, or returns the existing one.
+    pub async fn create_endpoint(&self, new: &NewEndpoint) -> Result<endpoint::State, Error> {
+        let operation = format!("create endpoint {} on {}.{}", new.endpoint, new.network, new.tenant);
+        let request = CreateRequest {
+            tenant_name: &new.tenant,
+            network_name: &new.network,
+            service_name: &new.group,
+            endpoint_id: &new.endpoint,
+            common_name: &new.common_name,
+            config: Config { container: &new.endpoint, host: &new.host, service_name: &new.group },
+        };
+        let body = self.post(&operation, "/plugin/createEndpoint", &request).await?;
+        let response = serde_json::from_slice::<CreateResponse>(&body);
+        response
+            .map(|response| response.endpoint_config)
+            .map_err(|source| Error::Response { operation, source })
+    }
+
+    /// Deletes an endpoint and frees its addresses; true if it existed.
+    pub async fn delete_endpoint(&self, tenant: &str, network: &str, endpoint: &str) -> Result<bool, Error> {
+        let operation = format!("delete endpoint {endpoint} on {network}.{tenant}");
+        let request = DeleteRequest { tenant_name: tenant, network_name: network, endpoint_id: endpoint };
+        match self.post(&operation, "/plugin/deleteEndpoint", &request).await {
+            Ok(_) => Ok(true),
+            Err(Error::Refused { message, .. }) if message == NOT_FOUND => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn post(&self, operation: &str, path: &str, body: &impl Serialize) -> Result<Bytes, Error> {
+        let failed = |source| Error::Response { operation: operation.to_owned(), source };
+        let body = Bytes::from(serde_json::to_vec(body).map_err(failed)?);
+        let deadline = Instant::now() + REQUEST_TIMEOUT;
+        let mut leader = self.leader.clone();
+        loop {
+            let address = leader.borrow_and_update().clone();
+            let attempt = timeout_at(deadline, self.attempt(address.as_deref(), path, body.clone()));
+            let source = match attempt.await {
+                Ok(Ok(Reply::Done(body))) => return Ok(body),
+                Ok(Ok(Reply::Refused(message))) => {
+                    return Err(Error::Refused { operation: operation.to_owned(), message });
+                }
+                Ok(Err(source)) => source,
+                Err(elapsed) => elapsed.into(),
+            };
+            if Instant::now() + RETRY_INTERVAL >= deadline {
+                return Err(Error::Unreachable { operation: operation.to_owned(), leader: address, source });
+            }
+            tracing::debug!("{operation}: {source}; retrying");
+            tokio::select! {
+                () = tokio::time::sleep(RETRY_INTERVAL) => {}
+                Ok(()) = leader.changed() => {}
+            }
+        }
+    }
+
+    /// Sends one request. An `Err` is temporary; [`Reply::Refused`] is final.
+    async fn attempt(
+        &self,
+        leader: Option<&str>,
+        path: &str,
+        body: Bytes,
+    ) -> Result<Reply, Box<dyn std::error::Error + Send + Sync>> {
+        let leader = leader.ok_or("no netmaster leads")?;
+        let credentials = self.access.current();
+        let mut request = Request::post(credentials.transport.url(leader, path))
+            .header(header::CONTENT_TYPE, "application/json")
+            // netmaster closes the connection after the response without this header.
+            .header(header::CONNECTION, "keep-alive")
+            .body(Full::new(body))?;
+        if let Some(token) = &credentials.token {
+            request.headers_mut().insert(header::AUTHORIZATION, token.clone());
+        }
+        let response = credentials.client.request(request).await?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), MAX_RESPONSE).collect().await?.to_bytes();
+        if status.is_success() {
+            return Ok(Reply::Done(body));
+        }
+        let text = String::from_utf8_lossy(&body);
+        let message = text.lines().next().unwrap_or_default().to_owned();
+        if status == StatusCode::SERVICE_UNAVAILABLE
+            || status == StatusCode::BAD_GATEWAY
+            || is_temporary(&message)
+        {
+            return Err(format!("{leader} answered {status}: {message}").into());
+        }
+        Ok(Reply::Refused(message))
+    }
+}
+
+enum Reply {
+    Done(Bytes),
+    Refused(String),
+}
+
+/// Error texts of a follower while the leader changes (INVENTORY 1.1). All errors have status 500.
+fn is_temporary(message: &str) -> bool {
+    matches!(message, "Leader not found" | "Self proxying error")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    };
+
+    use axum::{Router, extract::State, routing::post};
+
+    use super::*;
+
+    async fn serve(router: Router) -> String {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+        address
+    }
+
+    fn master(leader: watch::Receiver<Option<String>>) -> Master {
+        Master::new(leader, Access::plain().unwrap())
+    }
+
+    fn new_endpoint() -> NewEndpoint {
+        NewEndpoint {
+            tenant: "t".into(),
+            network: "n".into(),
+            group: "g".into(),
+            endpoint: "c1".into(),
+            common_name: "pod".into(),
+            host: "h".into(),
+        }
+    }
+
+    #[tokio::test]
+    async fn request_body_matches_the_original() {
+        let router = Router::new().route("/plugin/createEndpoint", post(|body: String| async move {
+            assert_eq!(
+                body,
+                r#"{"TenantName":"t","NetworkName":"n","ServiceName":"g","EndpointID":"c1","EPCommonName":"pod","ConfigEP":{"Container":"c1","Host":"h","ServiceName":"g"}}"#
+            );
+            r#"{"EndpointConfig":{"id":"n.t-c1","ipAddress":"10.0.0.1"}}"#
+        }));
+        let (_sender, leader) = watch::channel(Some(serve(router).await));
+        let endpoint = master(leader).create_endpoint(&new_endpoint()).await.unwrap();
+        assert_eq!((endpoint.id.as_str(), endpoint.ip_address.as_str()), ("n.t-c1", "10.0.0.1"));
+    }
+
+    #[tokio::test]
+    async fn request_is_repeated_until_the_leader_changes() {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let deposed = Router::new()
+            .route(
+                "/plugin/deleteEndpoint",
+                post(|State(asked): State<Arc<AtomicUsize>>| async move {
+                    asked.fetch_add(1, Ordering::Relaxed);
+                    (StatusCode::INTERNAL_SERVER_ERROR, "Leader not found\n")
+                }),
+            )
+            .with_state(asked.clone());
+        let new = Router::new().route("/plugin/deleteEndpoint", post(|| async { "{}" }));
+        let (sender, leader) = watch::channel(Some(serve(deposed).await));
+        let master = master(leader);
+        let deleting = tokio::spawn(async move { master.delete_endpoint("t", "n", "c1").await });
+        while asked.load(Ordering::Relaxed) == 0 {
+            tokio::task::yield_now().await;
+        }
+        sender.send(Some(serve(new).await)).unwrap();
+        assert!(deleting.await.unwrap().unwrap());
+    }
+
+    #[tokio::test]
+    async fn refusal_is_final_and_a_missing_endpoint_counts_as_deleted() {
+        let refuse_with = |message: &'static str| {
+            let refuse = move || async move { (StatusCode::INTERNAL_SERVER_ERROR, message) };
+            Router::new().route("/plugin/deleteEndpoint", post(refuse))
+        };
+        let (_sender, leader) = watch::channel(Some(serve(refuse_with("key not found\n")).await));
+        assert!(!master(leader).delete_endpoint("t", "n", "c1").await.unwrap());
+        let (_sender, leader) = watch::channel(Some(serve(refuse_with("no\nat all\n")).await));
+        let error = master(leader).delete_endpoint("t", "n", "c1").await.unwrap_err();
+        assert_eq!(error.to_string(), "delete endpoint c1 on n.t: netmaster refused: no");
+    }
+}

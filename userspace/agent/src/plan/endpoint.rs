@@ -1,0 +1,53 @@
+use contiv_model::{name::EndpointId, tag::Encap};
+
+use super::node::Node;
+use crate::{
+    datapath::{Local, Remote},
+    state::State,
+};
+
+/// The endpoint, if it is on another node and its network is active.
+pub(super) fn remote(state: &State, node: &Node, id: &EndpointId) -> Option<Remote> {
+    let endpoint = state.endpoint(id).filter(|endpoint| endpoint.host != node.host)?;
+    let network = state.active_network(&endpoint.network)?;
+    let vtep = match network.encap {
+        Encap::Vlan(_) => None,
+        Encap::Vxlan { .. } => {
+            let address = state.vtep(&endpoint.host)?.address;
+            // This node's tunnel would loop the frames back.
+            if address == node.vtep {
+                return None;
+            }
+            Some(address)
+        }
+    };
+    Some(Remote {
+        id: id.clone(),
+        network: network.id.clone(),
+        encap: network.encap,
+        vtep,
+        mac: endpoint.mac,
+        ip: endpoint.ip,
+        ip6: endpoint.ip6,
+        group: endpoint.group_number,
+    })
+}
+
+/// The endpoint, if it has an interface on this node and its network is active. After a reboot an endpoint's record
+/// exists without an interface until its pod is deleted.
+pub(super) fn local(state: &State, node: &Node, id: &EndpointId) -> Option<Local> {
+    let endpoint = state.endpoint(id).filter(|endpoint| endpoint.host == node.host)?;
+    let attachment = state.attachment(id)?;
+    let network = state.active_network(&endpoint.network)?;
+    Some(Local {
+        id: id.clone(),
+        network: network.id.clone(),
+        encap: network.encap,
+        port: attachment.port.clone(),
+        owner: attachment.owner,
+        mac: endpoint.mac,
+        ip: endpoint.ip,
+        ip6: endpoint.ip6,
+        group: endpoint.group_number,
+    })
+}

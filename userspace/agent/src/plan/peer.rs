@@ -1,0 +1,14 @@
+use std::net::IpAddr;
+
+use super::node::Node;
+use crate::{datapath::Peer, state::State};
+
+/// The peer at `address`, if an active node other than this one has its VTEP there.
+pub(super) fn peer(state: &State, node: &Node, address: IpAddr) -> Option<Peer> {
+    if address == node.vtep {
+        return None;
+    }
+    // Two nodes with one address are a configuration error; the first by name applies.
+    let vtep = state.vteps_at(address, &node.host).next()?;
+    Some(Peer { vtep: address, port: vtep.port })
+}

@@ -1,0 +1,289 @@
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use contiv_model::{group::GroupNumber, key::Key, name::PolicyId};
+use tokio::{
+    sync::{mpsc, watch},
+    time::Instant,
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    diff::{diff, ordered},
+    retries::Retries,
+    status::{Handle, Inspection, Status},
+    waiters::Waiters,
+};
+use crate::{
+    backoff::Backoff,
+    datapath::{Datapath, Desired, Error, FailedOp, Object, ObjectId, Op},
+    error::one_line,
+    plan::{self, Node},
+    state::{Changes, Reader},
+};
+
+/// Owns the datapath and runs the reconciliation loop.
+pub struct Reconciler<D> {
+    datapath: D,
+    node: Node,
+    reader: Reader,
+    changes: Changes,
+    waiters: Waiters,
+    inspections: mpsc::Receiver<Inspection>,
+    status: watch::Sender<Status>,
+    desired: Desired,
+    /// Groups of the plan whose rules are unknown, each with its invalid policy.
+    blocked: BTreeMap<GroupNumber, PolicyId>,
+    retries: Retries,
+    /// Time of the next full resync.
+    resync_at: Instant,
+    /// Interval between periodic full resyncs.
+    resync_interval: Duration,
+    backoff: Backoff,
+}
+
+impl<D: Datapath> Reconciler<D> {
+    /// Creates a reconciler; [`run`](Self::run) starts it.
+    pub fn new(
+        datapath: D,
+        node: Node,
+        reader: Reader,
+        changes: Changes,
+        resync_interval: Duration,
+    ) -> (Self, Handle) {
+        let (status, statuses) = watch::channel(Status::default());
+        let (inspect, inspections) = mpsc::channel(1);
+        let waiters = Waiters::default();
+        let handle = Handle { waiters: waiters.clone(), status: statuses, inspect };
+        let reconciler = Reconciler {
+            datapath,
+            node,
+            reader,
+            changes,
+            waiters,
+            inspections,
+            status,
+            desired: Desired::default(),
+            blocked: BTreeMap::new(),
+            retries: Retries::default(),
+            resync_at: Instant::now(),
+            resync_interval,
+            backoff: Backoff::default(),
+        };
+        (reconciler, handle)
+    }
+
+    /// Runs until `stop` is cancelled. The forwarding state remains.
+    pub async fn run(mut self, stop: CancellationToken) {
+        // An incomplete plan would delete objects that an earlier process created.
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = self.reader.synced() => {}
+        }
+        loop {
+            let in_sync = self.status.borrow().in_sync;
+            tokio::select! {
+                () = stop.cancelled() => return,
+                Some(inspection) = self.inspections.recv() => self.answer(inspection),
+                () = tokio::time::sleep_until(self.resync_at) => {
+                    let start = Instant::now();
+                    self.resync().await;
+                    self.add_busy_since(start);
+                }
+                (dirty, revision) = self.changes.next(), if in_sync => {
+                    let start = Instant::now();
+                    let ids = self.reader.with(|state| {
+                        self.blocked = plan::blocked_groups(state);
+                        plan::update(&mut self.desired, state, &self.node, &dirty)
+                    });
+                    self.change(ids, revision).await;
+                    self.add_busy_since(start);
+                }
+                () = self.retries.due(), if in_sync => {
+                    let (ids, revision) = (self.retries.take_due(), self.status.borrow().revision);
+                    self.change(ids, revision).await;
+                }
+                () = self.datapath.resync_needed(), if in_sync => {
+                    tracing::info!("datapath state may be lost; starting a full resync");
+                    self.resync_at = Instant::now();
+                    self.status.send_modify(|status| status.in_sync = false);
+                }
+            }
+        }
+    }
+
+    /// Answers a request; the receiver may have been dropped.
+    fn answer(&self, inspection: Inspection) {
+        match inspection {
+            Inspection::Dump(reply) => drop(reply.send(self.datapath.inspect())),
+            Inspection::Stats(reply) => drop(reply.send(self.datapath.stats())),
+        }
+    }
+
+    fn add_busy_since(&self, start: Instant) {
+        self.status.send_modify(|status| status.busy += start.elapsed());
+    }
+
+    async fn resync(&mut self) {
+        // The full plan includes the dirty objects.
+        let (_, revision) = self.changes.take();
+        let (desired, blocked) =
+            self.reader.with(|state| (plan::full(state, &self.node), plan::blocked_groups(state)));
+        self.blocked = blocked;
+        let before = std::mem::replace(&mut self.desired, desired);
+        self.retries.clear_unsupported(|id| before.get(id) != self.desired.get(id));
+        let result = self.observe_and_apply(revision).await;
+        if let Err(error) = result {
+            self.schedule_resync(&error);
+            return;
+        }
+        self.backoff.reset();
+        self.resync_at = Instant::now() + self.resync_interval;
+        self.status.send_modify(|status| {
+            status.in_sync = true;
+            status.error = None;
+        });
+        self.waiters.notify_all(&self.desired, &self.retries);
+    }
+
+    async fn observe_and_apply(&mut self, revision: i64) -> Result<(), Error> {
+        let observed = self.datapath.observe(&self.desired).await?;
+        let mut ops = diff(&self.desired, &observed);
+        // An unsupported object that did not change would fail again.
+        ops.retain(|op| !matches!(op, Op::Set(object) if self.retries.is_unsupported(&object.id())));
+        tracing::debug!(
+            objects = self.desired.len(),
+            in_sync = observed.in_sync.len(),
+            orphans = observed.orphans,
+            ops = ops.len(),
+            "observed the datapath"
+        );
+        if !ops.is_empty() && self.status.borrow().resyncs > 0 {
+            tracing::info!(ops = ops.len(), orphans = observed.orphans, "repairing the datapath");
+        }
+        let blocked = self.block_groups();
+        self.retries.keep(|id| {
+            self.desired.get(id).is_some() && (!observed.in_sync.contains(id) || blocked.contains(id))
+        });
+        self.apply(&ops).await?;
+        self.status.send_modify(|status| status.resyncs += 1);
+        self.report(revision);
+        Ok(())
+    }
+
+    /// Applies the plan for the objects `ids`.
+    async fn change(&mut self, ids: BTreeSet<ObjectId>, revision: i64) {
+        let ops = ordered(&ids, &self.desired);
+        match self.apply(&ops).await {
+            Ok(()) => {
+                self.report(revision);
+                self.waiters.notify(&ids, &self.desired, &self.retries);
+            }
+            Err(error) => self.schedule_resync(&error),
+        }
+    }
+
+    /// Blocks the planned groups with an invalid policy and returns their ids. The datapath keeps the state that it has for
+    /// them, possibly from an earlier process; endpoints that are not in the datapath yet wait.
+    fn block_groups(&mut self) -> BTreeSet<ObjectId> {
+        let mut blocked = BTreeSet::new();
+        for (number, policy) in &self.blocked {
+            let id = ObjectId::Group(*number);
+            if self.desired.get(&id).is_some() {
+                let key = Key::Policy(policy.clone());
+                self.retries.block(id.clone(), format!("{key} is invalid; see /inspect/driver"));
+                blocked.insert(id);
+            }
+        }
+        blocked
+    }
+
+    /// Applies groups before their endpoints: an endpoint without its group's rules would accept all traffic, so it waits
+    /// while its group fails. If the datapath does not support groups, endpoints do not wait and a warning is logged.
+    async fn apply(&mut self, ops: &[Op]) -> Result<(), Error> {
+        let is_group = |op: &Op| matches!(op, Op::Set(Object::Group(_)));
+        let (first, rest) = ops.split_at(ops.iter().rposition(is_group).map_or(0, |last| last + 1));
+        let blocked = self.block_groups();
+        if blocked.is_empty() {
+            self.apply_batch(first).await?;
+        } else {
+            let is_blocked = |op: &Op| matches!(op, Op::Set(object) if blocked.contains(&object.id()));
+            let allowed: Vec<Op> = first.iter().filter(|op| !is_blocked(op)).cloned().collect();
+            self.apply_batch(&allowed).await?;
+        }
+        let mut waiting = BTreeMap::new();
+        for op in rest {
+            if let Op::Set(Object::Local(local)) = op
+                && let Some(group) = local.group.map(ObjectId::Group)
+                && self.retries.is_retried(&group)
+            {
+                waiting.insert(ObjectId::Local(local.id.clone()), group);
+            }
+        }
+        if waiting.is_empty() {
+            return self.apply_batch(rest).await;
+        }
+        let must_wait = |op: &Op| matches!(op, Op::Set(object) if waiting.contains_key(&object.id()));
+        let ready: Vec<Op> = rest.iter().filter(|op| !must_wait(op)).cloned().collect();
+        for (id, group) in waiting {
+            self.retries.wait_for(id, group);
+        }
+        self.apply_batch(&ready).await
+    }
+
+    async fn apply_batch(&mut self, ops: &[Op]) -> Result<(), Error> {
+        if ops.is_empty() {
+            return Ok(());
+        }
+        let failed = self.datapath.apply(ops).await?;
+        let failed_count = failed.len() as u64;
+        for FailedOp { index: op, error } in &failed {
+            match ops.get(*op) {
+                Some(Op::Set(object)) => self.retries.failed(object.id(), error),
+                Some(Op::Delete(id)) => self.retries.failed(id.clone(), error),
+                // The next resync counts the orphans again.
+                Some(Op::GarbageCollect) | None => tracing::warn!("{}", one_line(error)),
+            }
+        }
+        let failed: BTreeSet<usize> = failed.iter().map(|failed| failed.index).collect();
+        for (_, op) in ops.iter().enumerate().filter(|(index, _)| !failed.contains(index)) {
+            match op {
+                Op::Set(object) => self.retries.succeeded(&object.id()),
+                Op::Delete(id) => self.retries.succeeded(id),
+                Op::GarbageCollect => {}
+            }
+        }
+        self.status.send_modify(|status| {
+            status.ops += ops.len() as u64;
+            status.ops_failed += failed_count;
+        });
+        Ok(())
+    }
+
+    fn report(&self, revision: i64) {
+        self.status.send_if_modified(|status| {
+            let before = status.clone();
+            status.revision = revision;
+            status.objects = self.desired.len();
+            if status.failures != *self.retries.counts() {
+                status.failures = self.retries.counts().clone();
+            }
+            status.warnings = self.datapath.warnings();
+            status.writes = self.datapath.writes();
+            *status != before
+        });
+    }
+
+    fn schedule_resync(&mut self, error: &Error) {
+        let wait = self.backoff.pause();
+        tracing::warn!("{}; next full resync in {wait:?}", one_line(error));
+        self.resync_at = Instant::now() + wait;
+        self.status.send_modify(|status| {
+            status.in_sync = false;
+            status.error = Some(one_line(error));
+            status.writes = self.datapath.writes();
+        });
+    }
+}

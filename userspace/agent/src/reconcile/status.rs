@@ -1,0 +1,60 @@
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot, watch};
+
+use super::{retries::Failures, waiters::Waiters};
+use crate::datapath::telemetry::Stats;
+
+/// State of the reconciler and its datapath.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Status {
+    /// Whether a full resync has succeeded and no error has occurred since.
+    pub in_sync: bool,
+    /// Newest store revision that is in effect.
+    pub revision: i64,
+    /// Number of desired objects.
+    pub objects: usize,
+    /// Desired objects that failed or are not supported.
+    pub failures: Failures,
+    /// [`Datapath::warnings`](crate::datapath::Datapath::warnings).
+    pub warnings: Vec<String>,
+    /// [`Datapath::writes`](crate::datapath::Datapath::writes).
+    pub writes: u64,
+    /// Ops executed since the start.
+    pub ops: u64,
+    /// Ops that failed since the start.
+    pub ops_failed: u64,
+    /// Full resyncs since the start.
+    pub resyncs: u64,
+    /// Time spent on planning, observing and applying since the start.
+    pub busy: Duration,
+    /// Last error that affected the datapath as a whole.
+    pub error: Option<String>,
+}
+
+impl Status {
+    /// Degraded conditions for operators: one line for each kind of failed objects, then the datapath's warnings.
+    pub fn degraded(&self) -> Vec<String> {
+        self.failures.lines().into_iter().chain(self.warnings.iter().cloned()).collect()
+    }
+}
+
+/// Request to the datapath's owner.
+#[derive(Debug)]
+pub enum Inspection {
+    /// Requests [`Datapath::inspect`](crate::datapath::Datapath::inspect).
+    Dump(oneshot::Sender<serde_json::Value>),
+    /// Requests [`Datapath::stats`](crate::datapath::Datapath::stats).
+    Stats(oneshot::Sender<Stats>),
+}
+
+/// Interface of the reconciler to other tasks.
+#[derive(Clone, Debug)]
+pub struct Handle {
+    /// Waits for single endpoints.
+    pub waiters: Waiters,
+    /// Current status.
+    pub status: watch::Receiver<Status>,
+    /// Sends requests to the datapath's owner.
+    pub inspect: mpsc::Sender<Inspection>,
+}

@@ -1,0 +1,93 @@
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use contiv_model::name::EndpointId;
+use tokio::sync::oneshot;
+
+use super::retries::Retries;
+use crate::datapath::{Desired, ObjectId};
+
+/// Condition to wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Presence {
+    /// The datapath forwards the endpoint's packets.
+    Present,
+    /// The datapath has no state of the endpoint.
+    Absent,
+}
+
+/// Notifies when the datapath has set or deleted a local endpoint.
+#[derive(Clone, Debug, Default)]
+pub struct Waiters(Arc<Mutex<BTreeMap<EndpointId, Vec<Waiter>>>>);
+
+#[derive(Debug)]
+struct Waiter {
+    wanted: Presence,
+    reply: oneshot::Sender<Result<(), String>>,
+}
+
+impl Waiters {
+    /// Registers a waiter. The reply arrives after the next change of the endpoint that reaches `wanted`, or fails to; call
+    /// this before making the change.
+    pub fn wait(&self, id: &EndpointId, wanted: Presence) -> oneshot::Receiver<Result<(), String>> {
+        let (reply, answer) = oneshot::channel();
+        let mut waiters = self.lock();
+        // Drop the waiters that timed out.
+        waiters.retain(|_, list| {
+            list.retain(|waiter| !waiter.reply.is_closed());
+            !list.is_empty()
+        });
+        waiters.entry(id.clone()).or_default().push(Waiter { wanted, reply });
+        answer
+    }
+
+    pub(super) fn notify(&self, ids: &BTreeSet<ObjectId>, desired: &Desired, retries: &Retries) {
+        let mut waiters = self.lock();
+        if waiters.is_empty() {
+            return;
+        }
+        for id in ids {
+            if let ObjectId::Local(endpoint) = id {
+                answer(&mut waiters, endpoint, desired, retries);
+            }
+        }
+    }
+
+    pub(super) fn notify_all(&self, desired: &Desired, retries: &Retries) {
+        let mut waiters = self.lock();
+        let all: Vec<_> = waiters.keys().cloned().collect();
+        for endpoint in all {
+            answer(&mut waiters, &endpoint, desired, retries);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<EndpointId, Vec<Waiter>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn answer(
+    waiters: &mut BTreeMap<EndpointId, Vec<Waiter>>,
+    endpoint: &EndpointId,
+    desired: &Desired,
+    retries: &Retries,
+) {
+    let Some(waiting) = waiters.remove(endpoint) else { return };
+    let id = ObjectId::Local(endpoint.clone());
+    let planned = if desired.get(&id).is_some() { Presence::Present } else { Presence::Absent };
+    let mut remaining = vec![];
+    for waiter in waiting {
+        if waiter.wanted != planned {
+            remaining.push(waiter);
+            continue;
+        }
+        let result = retries.error(&id).map_or(Ok(()), |error| Err(error.to_owned()));
+        // The receiver may have timed out.
+        let _ = waiter.reply.send(result);
+    }
+    if !remaining.is_empty() {
+        waiters.insert(endpoint.clone(), remaining);
+    }
+}

@@ -1,0 +1,37 @@
+use std::{collections::BTreeSet, net::IpAddr};
+
+use contiv_model::{
+    group::GroupNumber,
+    name::{EndpointId, NetworkId, ServiceId},
+};
+
+/// Ids of the objects that the plan must compute again.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DirtySet {
+    /// Networks, each including all of its endpoints.
+    pub networks: BTreeSet<NetworkId>,
+    /// Endpoints.
+    pub endpoints: BTreeSet<EndpointId>,
+    /// Groups, without their endpoints.
+    pub groups: BTreeSet<GroupNumber>,
+    /// Services.
+    pub services: BTreeSet<ServiceId>,
+    /// VTEP addresses.
+    pub vteps: BTreeSet<IpAddr>,
+}
+
+impl DirtySet {
+    /// Whether the set is empty.
+    pub fn is_empty(&self) -> bool {
+        *self == DirtySet::default()
+    }
+
+    /// Adds all ids of `other`.
+    pub fn merge(&mut self, other: DirtySet) {
+        self.networks.extend(other.networks);
+        self.endpoints.extend(other.endpoints);
+        self.groups.extend(other.groups);
+        self.services.extend(other.services);
+        self.vteps.extend(other.vteps);
+    }
+}

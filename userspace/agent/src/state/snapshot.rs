@@ -1,0 +1,311 @@
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use contiv_model::{
+    endpoint::Endpoint,
+    global::{ArpMode, Config},
+    group::{Group, GroupNumber},
+    key::Key,
+    name::{EndpointId, HostName, NetworkId, PolicyId, ServiceId, TenantName},
+    network::{Kind, Network},
+    policy::Policy,
+    service::Service,
+    tag::Encap,
+};
+
+use super::{
+    dirty::DirtySet,
+    groups::Groups,
+    index::remove_from,
+    object::{Attachment, ClusterObject},
+    services::Services,
+    tags::Tags,
+    vteps::{self, Vtep, Vteps},
+};
+
+/// The value of an object of the given kind; `None` if the object is of another kind.
+macro_rules! of_kind {
+    ($object:expr, $kind:ident) => {
+        match $object {
+            Some(ClusterObject::$kind(value)) => Some(value),
+            _ => None,
+        }
+    };
+}
+
+/// Snapshot of everything that this node knows, with the indices that make changes cheap.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct State {
+    config: Option<Config>,
+    networks: BTreeMap<NetworkId, Network>,
+    by_tenant: BTreeMap<TenantName, BTreeSet<NetworkId>>,
+    infra: BTreeSet<NetworkId>,
+    tags: Tags,
+    endpoints: BTreeMap<EndpointId, Endpoint>,
+    by_network: BTreeMap<NetworkId, BTreeSet<EndpointId>>,
+    by_host: BTreeMap<HostName, BTreeSet<EndpointId>>,
+    groups: Groups,
+    services: Services,
+    vteps: Vteps,
+    attachments: BTreeMap<EndpointId, Attachment>,
+}
+
+impl State {
+    /// Global settings.
+    pub fn config(&self) -> Option<&Config> {
+        self.config.as_ref()
+    }
+
+    /// How the datapath handles ARP and ND.
+    pub fn arp(&self) -> ArpMode {
+        self.config.as_ref().map(Config::arp_mode).unwrap_or_default()
+    }
+
+    /// Looks up a network.
+    pub fn network(&self, id: &NetworkId) -> Option<&Network> {
+        self.networks.get(id)
+    }
+
+    /// Iterates over all networks.
+    pub fn networks(&self) -> impl Iterator<Item = &Network> {
+        self.networks.values()
+    }
+
+    /// Iterates over the active networks of type infra, which the nodes themselves join.
+    pub fn infra_networks(&self) -> impl Iterator<Item = &Network> {
+        self.infra.iter().filter_map(|id| self.active_network(id))
+    }
+
+    /// Looks up a network that does not share a tag with another network. Of networks that share a tag only the first by
+    /// name is active.
+    pub fn active_network(&self, id: &NetworkId) -> Option<&Network> {
+        self.networks.get(id).filter(|network| self.tags.is_active(network))
+    }
+
+    /// Looks up an endpoint.
+    pub fn endpoint(&self, id: &EndpointId) -> Option<&Endpoint> {
+        self.endpoints.get(id)
+    }
+
+    /// Iterates over all endpoints.
+    pub fn endpoints(&self) -> impl Iterator<Item = &Endpoint> {
+        self.endpoints.values()
+    }
+
+    /// Ids of the endpoints on a network.
+    pub fn on_network(&self, id: &NetworkId) -> impl Iterator<Item = &EndpointId> {
+        self.by_network.get(id).into_iter().flatten()
+    }
+
+    /// Ids of the endpoints on a node.
+    pub fn on_host(&self, host: &HostName) -> impl Iterator<Item = &EndpointId> {
+        self.by_host.get(host).into_iter().flatten()
+    }
+
+    /// Looks up a group. Of two groups with one number, the first by name applies.
+    pub fn group(&self, number: GroupNumber) -> Option<&Group> {
+        self.groups.get(number)
+    }
+
+    /// Policies attached to a group, ordered by id.
+    pub fn policies_on(&self, number: GroupNumber) -> impl Iterator<Item = &Policy> {
+        self.groups.policies(number)
+    }
+
+    /// Groups with a policy that exists in the store but has never been valid, each with the first such policy. The rules
+    /// of these groups are unknown.
+    pub fn invalid_policies(&self) -> impl Iterator<Item = (GroupNumber, &PolicyId)> {
+        self.groups.invalid()
+    }
+
+    /// Whether the group is one of [`invalid_policies`](Self::invalid_policies).
+    pub fn has_invalid_policy(&self, number: GroupNumber) -> bool {
+        self.groups.has_invalid(number)
+    }
+
+    /// Groups with endpoints on a node.
+    pub fn groups_on(&self, host: &HostName) -> impl Iterator<Item = GroupNumber> {
+        self.groups.on_host(host)
+    }
+
+    /// Whether the group has endpoints on a node.
+    pub fn is_group_on(&self, number: GroupNumber, host: &HostName) -> bool {
+        self.groups.is_on_host(number, host)
+    }
+
+    /// Looks up a service.
+    pub fn service(&self, id: &ServiceId) -> Option<&Service> {
+        self.services.get(id)
+    }
+
+    /// Iterates over all services.
+    pub fn services(&self) -> impl Iterator<Item = &Service> {
+        self.services.iter()
+    }
+
+    /// Addresses of a service's providers.
+    pub fn providers(&self, id: &ServiceId) -> &[IpAddr] {
+        self.services.providers(id)
+    }
+
+    /// Tag of the tenant's network whose subnet contains `address`; `first` takes precedence.
+    pub fn encap_at(&self, tenant: &TenantName, first: Option<&NetworkId>, address: IpAddr) -> Option<Encap> {
+        let others = self.by_tenant.get(tenant).into_iter().flatten();
+        let mut networks = first.into_iter().chain(others).filter_map(|id| self.active_network(id));
+        networks.find(|network| network.contains(address)).map(|network| network.encap)
+    }
+
+    /// Looks up the VTEP of a node.
+    pub fn vtep(&self, host: &HostName) -> Option<&Vtep> {
+        self.vteps.of(host)
+    }
+
+    /// Iterates over the VTEP addresses in all registrations and node statuses.
+    pub fn vtep_addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.vteps.addresses()
+    }
+
+    /// VTEPs at `address` of the active nodes other than `us`. A node is active while its agent is registered or while it
+    /// has endpoints, which its switch serves without the agent.
+    pub fn vteps_at(&self, address: IpAddr, us: &HostName) -> impl Iterator<Item = &Vtep> {
+        let is_active = move |vtep: &&Vtep| {
+            vtep.address == address
+                && vtep.host != *us
+                && (self.vteps.is_registered(&vtep.host) || self.by_host.contains_key(&vtep.host))
+        };
+        self.vteps.hosts_at(address).filter_map(|host| self.vteps.of(host)).filter(is_active)
+    }
+
+    /// Looks up the interface of an endpoint.
+    pub fn attachment(&self, id: &EndpointId) -> Option<&Attachment> {
+        self.attachments.get(id)
+    }
+
+    /// Iterates over all interfaces.
+    pub fn attachments(&self) -> impl Iterator<Item = (&EndpointId, &Attachment)> {
+        self.attachments.iter()
+    }
+
+    /// Sets or deletes the object at `key` and returns what the change affects.
+    pub fn set(&mut self, key: &Key, object: Option<ClusterObject>) -> DirtySet {
+        let mut dirty = DirtySet::default();
+        match key {
+            Key::MasterConfig => {
+                let before = self.arp();
+                self.config = of_kind!(object, Config);
+                if before != self.arp() {
+                    dirty.networks.extend(self.networks.keys().cloned());
+                }
+            }
+            Key::Network(id) => self.set_network(id, of_kind!(object, Network), &mut dirty),
+            Key::Endpoint(id) => self.set_endpoint(id, of_kind!(object, Endpoint), &mut dirty),
+            Key::Group(key) => {
+                dirty.groups.extend(self.groups.set_group(key, of_kind!(object, Group)));
+            }
+            Key::Policy(id) => {
+                dirty.groups.extend(self.groups.set_policy(id, of_kind!(object, Policy)));
+            }
+            Key::ServiceLb(id) => {
+                dirty.services.extend(self.services.set(id, of_kind!(object, Service)).then(|| id.clone()));
+            }
+            Key::Providers(id) => {
+                let providers = of_kind!(object, Providers);
+                dirty.services.extend(self.services.set_providers(id, providers).then(|| id.clone()));
+            }
+            Key::Service { address, .. } => {
+                let hosts = self.vteps.register(address, of_kind!(object, Registration));
+                self.mark_hosts(hosts, &mut dirty);
+            }
+            Key::NodeStatus(host) => {
+                let hosts = self.vteps.set_status(host, of_kind!(object, Node));
+                self.mark_hosts(hosts, &mut dirty);
+            }
+            _ => {}
+        }
+        dirty
+    }
+
+    /// Records that the value at `key` is invalid and returns what that affects.
+    pub fn reject(&mut self, key: &Key) -> DirtySet {
+        let groups = match key {
+            Key::Policy(id) => self.groups.reject_policy(id).into_iter().collect(),
+            _ => BTreeSet::new(),
+        };
+        DirtySet { groups, ..DirtySet::default() }
+    }
+
+    fn set_network(&mut self, id: &NetworkId, network: Option<Network>, dirty: &mut DirtySet) {
+        let before = match network {
+            Some(network) if self.networks.get(id) == Some(&network) => return,
+            Some(network) => {
+                dirty.networks.extend(self.tags.claim(&network));
+                self.networks.insert(id.clone(), network)
+            }
+            None => self.networks.remove(id),
+        };
+        if let Some(before) = &before {
+            dirty.networks.extend(self.tags.release(before, self.networks.get(id)));
+            remove_from(&mut self.by_tenant, &before.tenant, id);
+            self.infra.remove(id);
+        }
+        if let Some(network) = self.networks.get(id) {
+            self.by_tenant.entry(network.tenant.clone()).or_default().insert(id.clone());
+            if network.kind == Kind::Infra {
+                self.infra.insert(id.clone());
+            }
+        }
+        dirty.networks.insert(id.clone());
+        let networks = dirty.networks.iter().filter_map(|id| self.networks.get(id)).chain(&before);
+        let services = networks.flat_map(|network| self.services.of_tenant(&network.tenant));
+        dirty.services.extend(services.cloned());
+    }
+
+    fn set_endpoint(&mut self, id: &EndpointId, endpoint: Option<Endpoint>, dirty: &mut DirtySet) {
+        if endpoint.as_ref() == self.endpoints.get(id) {
+            return;
+        }
+        dirty.endpoints.insert(id.clone());
+        let mut hosts = BTreeSet::new();
+        if let Some(before) = self.endpoints.remove(id) {
+            remove_from(&mut self.by_network, &before.network, id);
+            remove_from(&mut self.by_host, &before.host, id);
+            let group = before.group_number.filter(|number| self.groups.remove_member(*number, &before.host));
+            dirty.groups.extend(group);
+            hosts.insert(before.host);
+        }
+        if let Some(endpoint) = endpoint {
+            self.by_network.entry(endpoint.network.clone()).or_default().insert(id.clone());
+            self.by_host.entry(endpoint.host.clone()).or_default().insert(id.clone());
+            let group =
+                endpoint.group_number.filter(|number| self.groups.add_member(*number, &endpoint.host));
+            dirty.groups.extend(group);
+            hosts.insert(endpoint.host.clone());
+            self.endpoints.insert(id.clone(), endpoint);
+        }
+        // A node without an agent remains a peer while it has endpoints.
+        dirty.vteps.extend(hosts.iter().filter_map(|host| self.vteps.of(host)).map(|vtep| vtep.address));
+    }
+
+    fn mark_hosts(&self, changes: vteps::Changes, dirty: &mut DirtySet) {
+        dirty.vteps.extend(changes.addresses);
+        for host in changes.moved {
+            dirty.endpoints.extend(self.on_host(&host).cloned());
+        }
+    }
+
+    /// Sets or deletes an endpoint's interface and returns what the change affects.
+    pub fn set_attachment(&mut self, id: &EndpointId, attachment: Option<Attachment>) -> DirtySet {
+        match attachment {
+            Some(attachment) => {
+                self.attachments.insert(id.clone(), attachment);
+            }
+            None => {
+                self.attachments.remove(id);
+            }
+        }
+        // Also without a change: the caller waits for the datapath's confirmation.
+        DirtySet { endpoints: [id.clone()].into(), ..DirtySet::default() }
+    }
+}
