@@ -1,4 +1,5 @@
-//! Runs the commands of the documentation page *Install on three machines* verbatim, on machines made from namespaces.
+//! Runs the commands of the documentation pages *Install on three machines* and *Operate* verbatim, on machines made from
+//! namespaces. Two pods ping each other during the commands of *Operate*, and no ping may be lost.
 //!
 //! A machine has its own network, mount, PID and UTS namespaces; its root is an overlay of a root file system, so the
 //! packages are installed into it with `apt-get`, and the host does not change. Three programs of a real machine are
@@ -32,9 +33,9 @@ use crate::{interrupt, progress::step};
 /// Longest time that one block of the page may take.
 const BLOCK: Duration = Duration::from_secs(240);
 /// The page leaves the address of a pod on another machine in PEER.
-const PING: &str = "ip netns exec pod1 ping -q -i 0.01 $PEER > /run/upgrade-ping 2>&1 & PINGING=$!";
-const NO_LOSS: &str = "kill -INT $PINGING; wait $PINGING || true; cat /run/upgrade-ping
-                       grep -q ' 0% packet loss' /run/upgrade-ping";
+const PING: &str = "ip netns exec pod1 ping -q -i 0.01 $PEER > /run/pings 2>&1 & PINGING=$!";
+const NO_LOSS: &str = "kill -INT $PINGING; wait $PINGING || true; cat /run/pings
+                       grep -q ' 0% packet loss' /run/pings";
 /// The machines' default gateway.
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 
@@ -46,9 +47,10 @@ pub struct Options {
     /// Markdown page whose shell blocks are run
     #[arg(long, value_name = "FILE", default_value = "docs/src/install.md")]
     page: PathBuf,
-    /// Page whose shell blocks upgrade the machines while the pods ping, if DIR/next has packages
+    /// Page whose shell blocks are run afterwards, while the pods ping; those that install /srv/contiv/next are
+    /// skipped if there is no DIR/next
     #[arg(long, value_name = "FILE", default_value = "docs/src/operate.md")]
-    upgrade_page: PathBuf,
+    operate_page: PathBuf,
     /// Root file system that the machines' roots are overlays of
     #[arg(long, value_name = "DIR", default_value = "/")]
     root: PathBuf,
@@ -67,18 +69,21 @@ pub fn run(options: &Options) -> Result<()> {
     if page.machines.is_empty() {
         bail!("read {}: no table row `| node1 | ADDRESS |`", options.page.display());
     }
-    let upgrade = packages.join("next").is_dir().then(|| read(&options.upgrade_page)).transpose()?;
+    let mut operate = read(&options.operate_page)?;
+    if !packages.join("next").is_dir() {
+        operate.blocks.retain(|block| !block.text.contains("/srv/contiv/next"));
+    }
+    page.check(&page.machines).with_context(|| format!("check {}", options.page.display()))?;
+    operate.check(&page.machines).with_context(|| format!("check {}", options.operate_page.display()))?;
     let root = options.root.canonicalize().with_context(|| format!("find {}", options.root.display()))?;
     let files = Files { root, packages };
     interrupt::catch()?;
     let lan = Lan::new()?;
     let mut machines = step("start the machines", || lan.machines(&page, &files, options.verbose))?;
     run_page(&options.page, &page, &mut machines)?;
-    if let Some(upgrade) = upgrade {
-        machines[0].run(PING, BLOCK)?;
-        run_page(&options.upgrade_page, &upgrade, &mut machines)?;
-        step("no ping was lost during the upgrade", || machines[0].run(NO_LOSS, BLOCK))?;
-    }
+    machines[0].run(PING, BLOCK)?;
+    run_page(&options.operate_page, &operate, &mut machines)?;
+    step("no ping was lost meanwhile", || machines[0].run(NO_LOSS, BLOCK))?;
     Ok(())
 }
 

@@ -74,17 +74,17 @@ impl Page {
         if let Some(block) = open {
             bail!("line {}: the block has no end", block.line);
         }
-        page.check()?;
+        if page.blocks.is_empty() {
+            bail!("no block begins with {MARK}NAME");
+        }
         Ok(page)
     }
 
-    fn check(&self) -> Result<()> {
-        if self.blocks.is_empty() {
-            bail!("no block begins with {MARK}NAME");
-        }
+    /// Fails if a block is for a machine that is not one of `machines`.
+    pub(super) fn check(&self, machines: &[(String, Ipv4Addr)]) -> Result<()> {
         for block in &self.blocks {
             if let Machines::One(name) = &block.machines
-                && !self.machines.iter().any(|(known, _)| known == name)
+                && !machines.iter().any(|(known, _)| known == name)
             {
                 bail!("line {}: machine {name} is not in the table of machines", block.line);
             }
@@ -137,7 +137,8 @@ false
 
     #[test]
     fn a_block_for_an_unknown_machine_is_refused() {
-        let error = Page::parse("```sh,machine=node9\ntrue\n```\n").unwrap_err();
+        let page = Page::parse("```sh,machine=node9\ntrue\n```\n").unwrap();
+        let error = page.check(&page.machines).unwrap_err();
         assert_eq!(error.to_string(), "line 1: machine node9 is not in the table of machines");
     }
 
