@@ -161,6 +161,7 @@ pub fn stand_in() -> Option<ExitCode> {
         "systemctl" => systemctl::run(&arguments),
         "journalctl" => systemctl::journal(&arguments),
         "scp" => scp::run(&arguments),
+        "scpd" => scp::serve(),
         _ => return None,
     };
     Some(result.unwrap_or_else(|error| {

@@ -3,7 +3,6 @@
 use std::{
     env, fs,
     io::{BufRead as _, BufReader, Write as _},
-    net::TcpListener,
     os::unix::{fs::symlink, process::CommandExt as _},
     path::{Path, PathBuf},
     process::{Child, ChildStdin, Command, Stdio},
@@ -22,7 +21,7 @@ use nix::{
 use tempfile::TempDir;
 use testkit::{Netns, scratch_dir};
 
-use super::{scp, systemctl};
+use super::systemctl;
 
 /// Printed after a block; a block cannot print it by accident.
 const DONE: &str = "\u{1}done\u{1}";
@@ -154,8 +153,11 @@ impl Inside {
     /// Runs until the shell ends.
     pub fn run(&self) -> Result<bool> {
         self.enter().with_context(|| format!("make the file systems of {}", self.name))?;
-        let listener = TcpListener::bind(("0.0.0.0", scp::PORT)).context("listen for copies")?;
-        thread::spawn(move || scp::serve(&listener));
+        Command::new(Path::new(STAND_INS).join("scpd"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .context("start the server for copies")?;
         let shell = Command::new("bash")
             .env_clear()
             .envs([("PATH", PATH), ("HOME", "/root"), ("LANG", "C.UTF-8"), ("TERM", "dumb")])
@@ -195,6 +197,7 @@ impl Inside {
         let own = at(STAND_INS);
         fs::create_dir_all(&own)?;
         fs::copy(env::current_exe()?, own.join("lab"))?;
+        symlink("lab", own.join("scpd"))?;
         // Maintainer scripts of packages run with a PATH of dpkg's own.
         for name in ["systemctl", "journalctl", "scp"] {
             let path = at("/usr/bin").join(name);
