@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use contiv_daemon::metrics_page;
 use contiv_model::{api, endpoint, group, network, node, registry};
 use prometheus_client::encoding::text;
 use prometheus_client::metrics::{counter::Counter, gauge::ConstGauge};
@@ -50,6 +51,12 @@ impl Metrics {
         text::encode(&mut text, &registry)?;
         Ok(text)
     }
+}
+
+/// Page of the reference.
+pub fn reference_page() -> String {
+    let text = Metrics::default().text(Some(&ClusterCache::default())).unwrap_or_default();
+    metrics_page::page("Metrics of netmaster", &text)
 }
 
 #[cfg(test)]

@@ -38,6 +38,22 @@ impl Builder {
     }
 }
 
+/// Page of the reference: a row per operation, in the order of the document.
+pub fn reference_page() -> String {
+    let document = document();
+    let mut page = "# REST API of netmaster\n\nGenerated from the OpenAPI document, which a running netmaster serves at \
+        `/api/v1/openapi.json` with all schemas.\n\n| method | path | operation | summary |\n|---|---|---|---|\n"
+        .to_owned();
+    for (path, item) in document["paths"].as_object().into_iter().flatten() {
+        for (method, operation) in item.as_object().into_iter().flatten() {
+            let text = |name: &str| operation[name].as_str().unwrap_or_default().to_owned();
+            let (id, summary, method) = (text("operationId"), text("summary"), method.to_uppercase());
+            page.push_str(&format!("| {method} | `{path}` | `{id}` | {summary} |\n"));
+        }
+    }
+    page
+}
+
 fn document() -> Value {
     let mut builder = Builder::new();
     for t in &crate::objects::TYPES {

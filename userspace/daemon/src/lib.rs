@@ -4,6 +4,7 @@ pub mod client;
 pub mod etcd;
 pub mod flags;
 pub mod logging;
+pub mod metrics_page;
 pub mod modes;
 pub mod notify;
 pub mod reload;
