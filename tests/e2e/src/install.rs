@@ -48,9 +48,9 @@ pub struct Options {
     #[arg(long, value_name = "FILE", default_value = "docs/src/install.md")]
     page: PathBuf,
     /// Page whose shell blocks are run afterwards, while the pods ping; those that install /srv/contiv/next are
-    /// skipped if there is no DIR/next
-    #[arg(long, value_name = "FILE", default_value = "docs/src/operate.md")]
-    operate_page: PathBuf,
+    /// skipped if there is no DIR/next [default: operate.md beside the page]
+    #[arg(long, value_name = "FILE")]
+    operate_page: Option<PathBuf>,
     /// Root file system that the machines' roots are overlays of
     #[arg(long, value_name = "DIR", default_value = "/")]
     root: PathBuf,
@@ -69,12 +69,14 @@ pub fn run(options: &Options) -> Result<()> {
     if page.machines.is_empty() {
         bail!("read {}: no table row `| node1 | ADDRESS |`", options.page.display());
     }
-    let mut operate = read(&options.operate_page)?;
+    let operate_page =
+        options.operate_page.clone().unwrap_or_else(|| options.page.with_file_name("operate.md"));
+    let mut operate = read(&operate_page)?;
     if !packages.join("next").is_dir() {
         operate.blocks.retain(|block| !block.text.contains("/srv/contiv/next"));
     }
     page.check(&page.machines).with_context(|| format!("check {}", options.page.display()))?;
-    operate.check(&page.machines).with_context(|| format!("check {}", options.operate_page.display()))?;
+    operate.check(&page.machines).with_context(|| format!("check {}", operate_page.display()))?;
     let root = options.root.canonicalize().with_context(|| format!("find {}", options.root.display()))?;
     let files = Files { root, packages };
     interrupt::catch()?;
@@ -82,7 +84,7 @@ pub fn run(options: &Options) -> Result<()> {
     let mut machines = step("start the machines", || lan.machines(&page, &files, options.verbose))?;
     run_page(&options.page, &page, &mut machines)?;
     machines[0].run(PING, BLOCK)?;
-    run_page(&options.operate_page, &operate, &mut machines)?;
+    run_page(&operate_page, &operate, &mut machines)?;
     step("no ping was lost meanwhile", || machines[0].run(NO_LOSS, BLOCK))?;
     Ok(())
 }
