@@ -54,7 +54,7 @@ pub(crate) fn exchange(
     let mut response = Vec::new();
     stream.read_to_end(&mut response)?;
     Answer::parse(&String::from_utf8_lossy(&response))
-        .ok_or_else(|| std::io::Error::other("the connection broke off"))
+        .ok_or_else(|| std::io::Error::other("connection closed early"))
 }
 
 impl Answer {

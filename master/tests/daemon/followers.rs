@@ -162,7 +162,7 @@ fn a_stopped_leader_does_not_answer_from_its_cache() {
             assert!(given.insert(address(answer)));
             stopped.process.signal(Signal::SIGCONT).unwrap();
             match write.join().unwrap() {
-                done if done.status == 200 => assert!(given.insert(address(done)), "given twice"),
+                done if done.status == 200 => assert!(given.insert(address(done)), "allocated twice"),
                 refused => assert_eq!(refused.status, 503, "{refused:?}"),
             }
             let read = read.join().unwrap();

@@ -123,7 +123,7 @@ fn a_request_that_may_have_been_carried_out_is_not_repeated() {
     assert!(answer.body.ends_with("may have been carried out\n"), "{answer:?}");
     test_leader.leader.set_nonblocking(true).unwrap();
     thread::sleep(Duration::from_millis(300));
-    assert!(test_leader.leader.accept().is_err(), "it was sent again");
+    assert!(test_leader.leader.accept().is_err(), "the request was sent again");
 
     // A read request is sent again.
     test_leader.leader.set_nonblocking(false).unwrap();
@@ -165,7 +165,7 @@ fn a_follower_does_not_forward_for_a_follower() {
         call(test_leader.follower.address, "POST", "/some/thing", &[("Via", "1.1 netmaster")], "").unwrap();
     assert_eq!(answer.unavailable(), "this netmaster is no longer the leader; retry");
     test_leader.leader.set_nonblocking(true).unwrap();
-    assert!(test_leader.leader.accept().is_err(), "it was passed on");
+    assert!(test_leader.leader.accept().is_err(), "the request was forwarded");
 }
 
 /// The leader in the lock is unreachable: the request was not sent, so the next leader receives it.

@@ -193,7 +193,7 @@ fn a_policy_too_large_for_the_store_is_rejected_and_a_profile_updates_many_group
     assert!(line.starts_with("commit /contiv.io/state/policy/default:web:default:huge: 1"), "{line}");
     assert!(line.ends_with("distribute the rules over several policies"), "{line}");
     for prefix in ["/contiv.io/obj/modeldb/endpointGroup/", POLICIES, POLICY_RULES, PENDING] {
-        assert_eq!(stored(&master, prefix), [], "nothing of it was done");
+        assert_eq!(stored(&master, prefix), [], "nothing was written");
     }
 
     let profile = |dscp: usize| {

@@ -12,7 +12,7 @@ const PROBLEMS: &str = "Accept: application/problem+json\r\n";
 fn read_to_end(mut stream: TcpStream) -> String {
     let mut text = Vec::new();
     if let Err(error) = stream.read_to_end(&mut text) {
-        assert_eq!(error.kind(), ErrorKind::ConnectionReset, "the other side does not close: {error}");
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset, "the connection is not closed: {error}");
     }
     String::from_utf8_lossy(&text).into_owned()
 }
@@ -51,17 +51,17 @@ fn slow_clients_are_disconnected_and_do_not_block_others() {
     headers.write_all(b"GET /version HTTP/1.1\r\nHost: x\r\nX-Slow: ").unwrap();
     let mut body = connect(master.address).unwrap();
     body.write_all(b"POST /api/v1/tenants/t/ HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{").unwrap();
-    let mut deaf = connect(master.address).unwrap();
-    deaf.set_write_timeout(Some(std::time::Duration::from_millis(500))).unwrap();
-    let asked = b"GET /api/v1/globals/ HTTP/1.1\r\nHost: x\r\nConnection: keep-alive\r\n\r\n".repeat(64);
-    while deaf.write_all(&asked).is_ok() {}
+    let mut not_reading = connect(master.address).unwrap();
+    not_reading.set_write_timeout(Some(std::time::Duration::from_millis(500))).unwrap();
+    let requests = b"GET /api/v1/globals/ HTTP/1.1\r\nHost: x\r\nConnection: keep-alive\r\n\r\n".repeat(64);
+    while not_reading.write_all(&requests).is_ok() {}
 
     assert_eq!(get(master.address, "/version").unwrap().status, 200);
     assert_eq!(read_to_end(silent), "");
     assert_eq!(read_to_end(headers), "");
     let late = read_to_end(body);
     assert_eq!(Answer::parse(&late).unwrap().bad(), "read the request body: time limit exceeded");
-    read_to_end(deaf);
+    read_to_end(not_reading);
     let late =
         format!("POST /api/v1/tenants/t/ HTTP/1.1\r\nHost: x\r\n{PROBLEMS}Content-Length: 100\r\n\r\n{{");
     assert_eq!(problem(&answer(&master, &late), 408), "read the request body: time limit exceeded");

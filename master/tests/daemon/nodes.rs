@@ -167,5 +167,5 @@ fn nodes_are_requested_to_remove_interfaces() {
     assert!(line.contains("net.default-broken on there") && line.contains("unplug: busy"), "{line}");
     let line = clean("c4").unavailable();
     assert!(line.contains(&format!("net.default-c4 on dead ({dead}:9090")), "{line}");
-    assert!(endpoints(to).is_empty(), "what the master has is cleaned up in any case");
+    assert!(endpoints(to).is_empty(), "endpoints are deleted in any case");
 }

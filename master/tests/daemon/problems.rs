@@ -85,14 +85,14 @@ fn each_failure_is_reported_in_both_formats() {
     let follower = Master::on_etcd(&etcd.endpoint());
     answers(&follower, &case("the leader does not answer", "GET", "/api/v1/tenants/", ""), &mut text);
     let etcd = Etcd::start().unwrap();
-    let exclusive = Master::on_etcd(&etcd.endpoint());
+    let isolated = Master::on_etcd(&etcd.endpoint());
     drop(etcd);
     let deposed = || {
-        let answer = get(exclusive.address, "/api/v1/tenants/")?;
+        let answer = get(isolated.address, "/api/v1/tenants/")?;
         Ok((answer.body == "Leader not found\n").then_some(()))
     };
     wait_until(PATIENCE, "loss of leadership", deposed).unwrap();
-    answers(&exclusive, &case("no leader", "GET", "/api/v1/tenants/", ""), &mut text);
+    answers(&isolated, &case("no leader", "GET", "/api/v1/tenants/", ""), &mut text);
 
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/problems.txt");
     if std::env::var_os("UPDATE_GOLDEN").is_some() {

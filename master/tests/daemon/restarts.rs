@@ -97,7 +97,7 @@ fn check_no_address_twice(subnet: &str) {
         .find(|id| !acknowledged.addresses.contains_key(*id) && !acknowledged.unknown.contains(*id));
     assert_eq!(unexpected, None, "not requested, or deleted");
     let addresses: BTreeSet<String> = there.values().cloned().collect();
-    assert_eq!(addresses.len(), there.len(), "an address was given twice");
+    assert_eq!(addresses.len(), there.len(), "an address was allocated twice");
     assert_eq!(listed(&oper), addresses, "the bitmap and the endpoints differ");
     assert_eq!(oper["numEndpoints"], there.len());
     assert_eq!(oper["allocatedAddressesCount"], there.len());

@@ -43,7 +43,7 @@ fn only_selected_endpoints_are_deleted_and_their_addresses_freed() {
     assert_eq!((fixture.state("net"), fixture.group_state("web")), fresh);
     fixture.create("net", "c4", "", "", "").unwrap();
     assert_eq!(clean(&mut fixture, "default", "net", "net"), Ok(vec!["net.default-c4".into()]));
-    assert!(clean(&mut fixture, "default", "net", "net2").is_err(), "the node's own stays");
+    assert!(clean(&mut fixture, "default", "net", "net2").is_err(), "the node's own endpoint is kept");
     assert_eq!(clean(&mut fixture, "default", "ep", "h-native-intf"), Ok(vec!["h-native-intf".into()]));
     assert!(fixture.endpoints().is_empty());
     assert_eq!(fixture.loaded().content(), fixture.content());

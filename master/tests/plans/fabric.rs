@@ -221,19 +221,19 @@ fn changes_that_affect_the_fabric_are_marked_pending() {
     group(&mut fixture, "db", &["p"]);
     profile(&mut fixture, "ap", &["web"]).unwrap();
     // Changes of a profile are sent to the gateway directly.
-    let noted = |fixture: &mut Fixture| {
-        let noted = !fixture.keys("/contiv.io/state/aci-pending/default:ap").is_empty();
+    let is_pending = |fixture: &mut Fixture| {
+        let found = !fixture.keys("/contiv.io/state/aci-pending/default:ap").is_empty();
         fixture
             .run(|staged| {
-                if noted {
+                if found {
                     staged.delete::<netmaster::cache::Pending>("default:ap");
                 }
                 Ok(vec![])
             })
             .unwrap();
-        noted
+        found
     };
-    assert!(!noted(&mut fixture));
+    assert!(!is_pending(&mut fixture));
     let mut n = 0;
     let mut rule = |fixture: &mut Fixture, more: Value| {
         n += 1;
@@ -243,20 +243,20 @@ fn changes_that_affect_the_fabric_are_marked_pending() {
         fixture.put("rules", &format!("default:p:{n}"), &body).unwrap();
     };
     rule(&mut fixture, json!({}));
-    assert!(!noted(&mut fixture), "of a policy that is on no group of the profile");
+    assert!(!is_pending(&mut fixture), "rule of a policy on no group of the profile");
     rule(&mut fixture, json!({"fromEndpointGroup": "web"}));
-    assert!(noted(&mut fixture), "about a group of the profile");
+    assert!(is_pending(&mut fixture), "rule that refers to a group of the profile");
     group(&mut fixture, "web", &["p"]);
-    assert!(noted(&mut fixture));
+    assert!(is_pending(&mut fixture));
     rule(&mut fixture, json!({"port": 443}));
-    assert!(noted(&mut fixture));
+    assert!(is_pending(&mut fixture));
     rule(&mut fixture, json!({"action": "deny", "port": 444}));
-    assert!(!noted(&mut fixture), "no contract says that something is denied");
+    assert!(!is_pending(&mut fixture), "deny rules are not in contracts");
     fixture.delete("rules", "default:p:3").unwrap();
-    assert!(noted(&mut fixture));
+    assert!(is_pending(&mut fixture));
     let settings = json!({"name": "aciGw", "enforcePolicies": "yes", "includeCommonTenant": "no", "physicalDomain": "d"});
     fixture.put("aciGws", "aciGw", &settings).unwrap();
-    assert!(noted(&mut fixture));
+    assert!(is_pending(&mut fixture));
     fixture.network("other", "10.3.0.0/24", json!({"encap": "vlan"}));
-    assert!(!noted(&mut fixture));
+    assert!(!is_pending(&mut fixture));
 }
