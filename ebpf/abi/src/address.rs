@@ -1,21 +1,21 @@
-//! A network-layer address as a key.
+//! IP addresses as keys.
 
-/// An IPv6 address, or an IPv4 address mapped into `::ffff:0:0/96`. Aligned, so that the programs copy and
-/// compare it in two words; bytes, so that a map dump can be read.
+/// An IPv6 address, or an IPv4 address mapped into `::ffff:0:0/96`, in network byte order. Aligned,
+/// so that programs copy and compare it in two words; bytes, so that a map dump is readable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C, align(8))]
 pub struct Address(pub [u8; 16]);
 
 impl Address {
-    /// `::ffff:a.b.c.d`.
+    /// The mapped address `::ffff:a.b.c.d`.
     #[inline(always)]
     pub const fn v4(ip: [u8; 4]) -> Self {
-        // By words: a BPF program would otherwise put it together byte by byte.
+        // By words: a BPF program would otherwise assemble it byte by byte.
         Address::from_words([0, u64::from_ne_bytes([0, 0, 0xff, 0xff, ip[0], ip[1], ip[2], ip[3]])])
     }
 
-    /// The address in two words as they lie in memory; for comparing, not for counting.
+    /// The address as two words in memory order; for comparison, not for arithmetic.
     #[inline(always)]
     pub const fn words(&self) -> [u64; 2] {
         // SAFETY: of the same size and alignment, and every bit pattern is two numbers.
@@ -30,9 +30,9 @@ impl Address {
         Address([a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p])
     }
 
-    /// Becomes the address with these words. An assignment from one place in memory to another would be a loop over bytes
-    /// in a BPF program, where the compiler cannot tell that the places do not overlap; volatile, or it makes one of
-    /// these, too.
+    /// Assigns an address by words. An assignment between two places in memory would be a loop over
+    /// bytes in a BPF program if the compiler cannot prove that they do not overlap; volatile, so
+    /// that it does not create such a loop.
     #[inline(always)]
     pub fn set_words(&mut self, words: [u64; 2]) {
         let place = (&raw mut *self).cast::<u64>();
@@ -43,19 +43,19 @@ impl Address {
         }
     }
 
-    /// Whether it is an IPv4 address.
+    /// Returns true for a mapped IPv4 address.
     #[inline(always)]
     pub const fn is_v4(&self) -> bool {
         self.same(&Address::v4(self.low()))
     }
 
-    /// The last four bytes: the IPv4 address of a mapped one.
+    /// The last four bytes: the IPv4 address if it is mapped.
     #[inline(always)]
     pub const fn low(&self) -> [u8; 4] {
         [self.0[12], self.0[13], self.0[14], self.0[15]]
     }
 
-    /// Equality by words.
+    /// Compares by words.
     #[inline(always)]
     pub const fn same(&self, other: &Address) -> bool {
         let ([a, b], [c, d]) = (self.words(), other.words());

@@ -1,73 +1,74 @@
-//! What the programs tell of packets while somebody watches.
+//! Packet events: what the programs report to a monitor.
 
 use crate::{Address, Be16, Mac, Segment};
 
-/// A packet that was dropped, or the first of a flow.
+/// A dropped packet, or the first packet of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct Event {
-    /// When, in nanoseconds since boot (`CLOCK_MONOTONIC`).
+    /// Time, in nanoseconds since boot (`CLOCK_MONOTONIC`).
     pub at: u64,
-    /// The sender; all zero when the frame is not IP, or too short to tell.
+    /// Source address; all zero if the frame is not IP or too short.
     pub source: Address,
-    /// Whom it addresses.
+    /// Destination address.
     pub destination: Address,
-    /// Of a flow to a service: the backend. Else as `destination`.
+    /// Backend of a flow to a service, else as `destination`.
     pub backend: Address,
-    /// The network; all zero when it is not known.
+    /// Network; all zero if unknown.
     pub segment: Segment,
-    /// The rules that decided at the source and at the destination, by their numbers in `ctv_rulecnt`; zero for none.
+    /// Numbers in `ctv_rulecnt` of the rules that decided at the source and at the destination;
+    /// zero for none.
     pub rules: [u32; 2],
     /// [`ServiceEntry::number`](crate::ServiceEntry::number), or zero.
     pub service: u32,
-    /// The number of the [`DropReason`](crate::DropReason); zero of a flow that begins.
+    /// Number of the [`DropReason`](crate::DropReason); zero for a new flow.
     pub reason: u32,
-    /// The interface that it came in by; zero of a flow from outside.
+    /// Interface that the packet was received on; zero for a flow from outside.
     pub ifindex: u32,
-    /// Bytes of the frame.
+    /// Length of the frame in bytes.
     pub len: u32,
-    /// Port of the source; of an echo, its identifier.
+    /// Source port; the identifier of an ICMP echo.
     pub source_port: Be16,
-    /// Port of the destination.
+    /// Destination port.
     pub destination_port: Be16,
-    /// Port that belongs to `backend`.
+    /// Port of the backend.
     pub backend_port: Be16,
-    /// Ethernet's type.
+    /// EtherType.
     pub kind: Be16,
-    /// Ethernet address of the sender.
+    /// Source Ethernet address.
     pub source_mac: Mac,
-    /// Ethernet address of the receiver.
+    /// Destination Ethernet address.
     pub destination_mac: Mac,
-    /// The number of IP's protocol; zero when the frame is not IP.
+    /// IP protocol number; zero if the frame is not IP.
     pub protocol: u8,
     /// Zero.
     pub zero: [u8; 3],
 }
 
-/// Who watches.
+/// Whether events are requested.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct Watch {
-    /// Until when, in seconds since boot; zero for nobody. Who goes on watching renews it, so that nothing is told to an
-    /// agent that died.
+    /// End of the request, in seconds since boot; zero for none. The agent renews it while a client
+    /// monitors, so that events stop if the agent dies.
     pub until: u32,
-    /// What each CPU may tell in a second; more is counted as lost.
+    /// Events per CPU and second; further ones are counted as lost.
     pub limit: u32,
 }
 
-/// What one CPU has told.
+/// Event reporting of one CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct EventState {
-    /// Events that were left out: over the limit, or no room in the ring.
+    /// Events that were lost: over the limit, or the ring was full.
     pub lost: u64,
-    /// The second that `taken` is of.
+    /// Second that `taken` counts for, since boot.
     pub second: u32,
-    /// Events in it.
+    /// Events in this second.
     pub taken: u32,
-    /// Room for the event that is being made.
+    /// Scratch space for the event that is being built.
     pub event: Event,
 }

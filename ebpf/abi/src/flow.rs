@@ -1,28 +1,28 @@
-//! Connection tracking: the keys and entries of flows.
+//! Connection tracking: keys and entries of flows.
 
 use crate::{Address, Be16, Segment};
 
-/// The two ends of a packet, in its direction.
+/// Addresses, ports and protocol of a packet, in its direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct Tuple {
-    /// Whose it is.
+    /// Source address.
     pub source: Address,
-    /// Whom it is for.
+    /// Destination address.
     pub destination: Address,
-    /// Of TCP, UDP and SCTP; the identifier of an ICMP echo, else zero.
+    /// Source port of TCP, UDP and SCTP; the identifier of an ICMP echo; else zero.
     pub source_port: Be16,
-    /// Likewise.
+    /// Destination port, likewise.
     pub destination_port: Be16,
-    /// The IP protocol: the last next header of IPv6.
+    /// IP protocol number; for IPv6 that of the last header.
     pub protocol: u8,
     /// Zero.
     pub zero: [u8; 3],
 }
 
 impl Tuple {
-    /// That of an answer.
+    /// The tuple of the reply direction.
     #[inline(always)]
     pub fn reversed(&self) -> Tuple {
         let mut tuple = *self;
@@ -30,7 +30,7 @@ impl Tuple {
         tuple
     }
 
-    /// Makes it that of an answer.
+    /// Changes the tuple to that of the reply direction.
     #[inline(always)]
     pub fn reverse(&mut self) {
         let (source, port) = (self.source.words(), self.source_port);
@@ -40,7 +40,8 @@ impl Tuple {
         self.destination_port = port;
     }
 
-    /// Whether the source is the lower end of the key. Any order will do as long as both directions agree.
+    /// Returns true if the source is the lower end of the key. The order is arbitrary; both
+    /// directions agree on it.
     #[inline(always)]
     pub const fn source_is_low(&self) -> bool {
         let ([a, b], [c, d]) = (self.source.words(), self.destination.words());
@@ -54,22 +55,22 @@ impl Tuple {
     }
 }
 
-/// A flow's key: the same in both directions.
+/// Key of a flow, the same for both directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct FlowKey {
-    /// The network.
+    /// Network of the flow.
     pub segment: Segment,
-    /// The lower end.
+    /// Address of the lower end.
     pub low: Address,
-    /// The other.
+    /// Address of the higher end.
     pub high: Address,
-    /// The lower end's port.
+    /// Port of the lower end.
     pub low_port: Be16,
-    /// The other's.
+    /// Port of the higher end.
     pub high_port: Be16,
-    /// The IP protocol.
+    /// IP protocol number.
     pub protocol: u8,
     /// [`FlowKey::FLOW`] or [`FlowKey::COLLISION`].
     pub kind: u8,
@@ -78,10 +79,10 @@ pub struct FlowKey {
 }
 
 impl FlowKey {
-    /// The packet as it is seen.
+    /// The tuple of a packet as received.
     pub const FLOW: u8 = 0;
-    /// The packet of a direct connection whose tuple a translated one has already on its far side. Only
-    /// aliases have such keys.
+    /// The tuple of a direct connection that collides with that of a translated one beyond the
+    /// translation. Only forward NAT entries have such keys.
     pub const COLLISION: u8 = 1;
 
     /// The key of a packet.
@@ -101,7 +102,7 @@ impl FlowKey {
         key
     }
 
-    /// Makes it the key of a packet. In place, because the stack of a BPF program is small.
+    /// Assigns the key of a packet. In place, because the stack of a BPF program has 512 bytes.
     #[inline(always)]
     pub fn set(&mut self, segment: Segment, tuple: &Tuple, kind: u8) {
         self.segment = segment;
@@ -121,7 +122,8 @@ impl FlowKey {
         }
     }
 
-    /// The packets of the flow's first direction, if it began at the lower end or not.
+    /// The tuple of the flow's original direction; `origin_is_low` tells whether the lower end
+    /// initiated the flow.
     #[inline(always)]
     pub fn original(&self, origin_is_low: bool) -> Tuple {
         let (source, source_port) = (self.low, self.low_port);
@@ -140,110 +142,119 @@ impl FlowKey {
     }
 }
 
-/// What policy has said of one side of a flow.
+/// Result of the policy evaluation on one side of a flow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct PolicyVerdict {
-    /// The generation of the rules that were asked; zero when this side is not on this node.
+    /// Number of the rule set that was evaluated; zero if this side is not on this node.
     pub generation: u32,
-    /// Which rule decided.
+    /// Number of the rule that decided; zero for none.
     pub rule: u32,
 }
 
-/// A flow, by its tuple as it is beyond the translation; or an alias, by a tuple that is translated.
+/// A flow, keyed by its tuple beyond the translation; or a forward NAT entry, keyed by the tuple
+/// before the translation.
 ///
-/// Either direction writes its own half of what both count, so nothing is written by two CPUs at once
-/// except the time.
+/// Each direction writes its own half of the counters, so only the time stamp is written by two
+/// CPUs at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct Flow {
-    /// Packets of the first direction, and of answers.
+    /// Packets of the original and of the reply direction.
     pub packets: [u64; 2],
-    /// Their bytes, from the Ethernet header on.
+    /// Bytes of these packets, including the Ethernet header.
     pub bytes: [u64; 2],
-    /// Of a translated flow: whom the client addresses. Of an alias: whom its packets go to.
+    /// Translated flow: address that the client sends to. Forward NAT entry: address that its
+    /// packets are sent to.
     pub nat_ip: Address,
-    /// The port that belongs to `nat_ip`.
+    /// Port that belongs to `nat_ip`.
     pub nat_port: Be16,
-    /// Of a translated flow: the client's own port. Of an alias: the port that it appears with.
+    /// Translated flow: the client's own port. Forward NAT entry: the client's port after the
+    /// translation.
     pub nat_client_port: Be16,
-    /// When the last packet passed, in seconds since boot.
+    /// Time of the last packet, in seconds since boot.
     pub seen: u32,
-    /// When the first did.
+    /// Time of the first packet, in seconds since boot.
     pub made: u32,
-    /// The number of the service; zero when it is none.
+    /// Number of the service's port; zero for none.
     pub service: u32,
-    /// What the source's rules said.
+    /// Evaluation of the source's egress rules.
     pub outward: PolicyVerdict,
-    /// What the destination's rules said.
+    /// Evaluation of the destination's ingress rules.
     pub inward: PolicyVerdict,
     /// [`Flow::NAT`] and the following.
     pub flags: u8,
-    /// 1 when the lower end began.
+    /// 1 if the lower end initiated the flow.
     pub origin_is_low: u8,
-    /// The TCP flags that either direction has sent, FIN and RST only.
+    /// FIN and RST flags that each direction has sent.
     pub tcp: [u8; 2],
-    /// The groups of the source and of the destination, as far as they are here; zero for none.
+    /// Groups of the source and of the destination if they are on this node; zero for none.
     pub groups: [u16; 2],
 }
 
 impl Flow {
     /// The flow is translated.
     pub const NAT: u8 = 1;
-    /// Leads to a flow.
+    /// The entry is a forward NAT entry: it refers to a flow.
     pub const FORWARD_NAT: u8 = 2;
-    /// Client and backend are the same pod, which sees the service as the client.
+    /// Client and backend are the same pod, which sees the service's address as the client.
     pub const HAIRPIN: u8 = 4;
-    /// A direct connection that appears with another port, because a translated one has its own.
+    /// A direct connection whose source port is translated, because a translated connection has the
+    /// same tuple.
     pub const COLLISION: u8 = 8;
-    /// The rules of the source's group, as they are now, do not let it be.
+    /// The current rules of the source's group deny the flow.
     pub const DENIED_OUT: u8 = 16;
-    /// Nor do those of the destination's.
+    /// The current rules of the destination's group deny the flow.
     pub const DENIED_IN: u8 = 32;
-    /// Among the answered ones by its entry, which was a connection's that has ended, but not answered yet itself.
+    /// The flow reuses the established entry of a closed connection, and is itself unreplied.
     pub const OPENING: u8 = 64;
-    /// Not answered yet, and has its alias all the same: it began with something else than a SYN.
+    /// The flow is unreplied and has its forward NAT entry already, because it did not begin with a
+    /// SYN.
     pub const NAMED: u8 = 128;
-    /// One or the other.
+    /// Both denial flags.
     pub const DENIED: u8 = Flow::DENIED_OUT | Flow::DENIED_IN;
 
-    /// FIN of TCP.
+    /// FIN flag of TCP.
     pub const FIN: u8 = 1;
-    /// RST of TCP.
+    /// RST flag of TCP.
     pub const RST: u8 = 4;
 
-    /// Whether either side has ended the connection.
+    /// Returns true if either side has sent FIN or RST.
     #[inline(always)]
     pub const fn is_closing(&self) -> bool {
         (self.tcp[0] | self.tcp[1]) != 0
     }
 
-    /// 1 if a flow among the answered ones has been answered itself. Without a branch, which the verifier would follow.
+    /// Returns 1 if an established entry has been replied to by its current connection.
+    /// Branch-free, because the verifier would follow both branches.
     #[inline(always)]
     pub const fn is_answered(&self) -> u32 {
         (((self.flags / Flow::OPENING) & 1) ^ 1) as u32
     }
 
-    /// Whether it has been answered, if it is among those that have been, and neither side has ended the connection.
+    /// Returns true if an established entry has been replied to and neither side has closed the
+    /// connection.
     #[inline(always)]
     pub const fn is_open(&self) -> bool {
         (self.tcp[0] | self.tcp[1] | self.flags & Flow::OPENING) == 0
     }
 
-    /// The group of the source, or of the destination. Without a branch, which the verifier would follow.
+    /// Number of the source's or of the destination's group. Branch-free, because the verifier
+    /// would follow both branches.
     #[inline(always)]
     pub const fn group(&self, of_source: bool) -> u32 {
         let both = self.groups[0] as u32 | (self.groups[1] as u32) << 16;
         (both >> (16 * !of_source as u32)) & 0xffff
     }
 
-    /// What the client of a translated flow sends: the tuple of its alias. In place, as `FlowKey::set` is.
+    /// The tuple that the client of a translated flow sends: the key of the forward NAT entry. In
+    /// place, as `FlowKey::set`.
     #[inline(always)]
     pub fn untranslate(&self, key: &FlowKey, to: &mut Tuple) {
         let from_low = self.origin_is_low != 0;
-        // Of a pod that reaches itself, the backend's end is its own.
+        // For a pod that reaches itself, the backend's end is its own.
         let client_is_low = from_low != (self.flags & Flow::HAIRPIN != 0);
         let client = if client_is_low { key.low.words() } else { key.high.words() };
         to.source.set_words(client);
@@ -255,13 +266,13 @@ impl Flow {
         unsafe { crate::clear(&raw mut to.zero) };
     }
 
-    /// The kind of the key of a translated flow's alias.
+    /// Kind of the key of a translated flow's forward NAT entry.
     #[inline(always)]
     pub const fn alias_kind(&self) -> u8 {
         if self.flags & Flow::COLLISION != 0 { FlowKey::COLLISION } else { FlowKey::FLOW }
     }
 
-    /// Where an alias leads: the client's packet beyond the translation. `to` is the client's packet before.
+    /// Translates the client's packet by a forward NAT entry.
     #[inline(always)]
     pub fn translate(&self, to: &mut Tuple) {
         if self.flags & Flow::HAIRPIN != 0 {
@@ -273,9 +284,9 @@ impl Flow {
     }
 }
 
-/// TCP's protocol number.
+/// IP protocol number of TCP.
 pub const TCP: u8 = 6;
-/// UDP's.
+/// IP protocol number of UDP.
 pub const UDP: u8 = 17;
 
 /// The kernel's `struct bpf_timer`, which it finds in a map's value by this name.
@@ -283,50 +294,50 @@ pub const UDP: u8 = 17;
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct bpf_timer {
-    /// The kernel's; reads as zero.
+    /// Opaque; reads as zero.
     pub opaque: [u64; 2],
 }
 
-/// A flow that has been answered, with the clock that removes it.
+/// An established flow, with the timer that removes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct TimedFlow {
     /// The flow.
     pub flow: Flow,
-    /// Runs on the entry of a flow, not of an alias.
+    /// Armed on the entry of a flow, not on a forward NAT entry.
     pub timer: bpf_timer,
 }
 
-/// How long flows are remembered without a packet, in seconds.
+/// Timeouts of flows without packets, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct Timeouts {
-    /// TCP, answered.
+    /// TCP, established.
     pub tcp: u32,
-    /// TCP before the first answer.
+    /// TCP, unreplied.
     pub tcp_opening: u32,
-    /// TCP after a FIN or RST.
+    /// TCP, after a FIN or RST.
     pub tcp_closing: u32,
-    /// UDP, answered.
+    /// UDP, established.
     pub udp: u32,
-    /// All others, answered.
+    /// Other protocols, established.
     pub other: u32,
-    /// All but TCP, before the first answer.
+    /// All protocols but TCP, unreplied.
     pub unanswered: u32,
 }
 
 impl Default for Timeouts {
     fn default() -> Self {
-        // TCP keepalive begins after two hours of silence (RFC 9293 3.8.4); a closed connection may have
-        // packets on the way for two segment lifetimes of 30 s; RFC 4787 asks for two minutes of UDP.
+        // TCP keepalives begin after two hours (RFC 9293 3.8.4); packets of a closed connection may
+        // be in transit for two segment lifetimes of 30 s; RFC 4787 requires two minutes for UDP.
         Timeouts { tcp: 8000, tcp_opening: 60, tcp_closing: 60, udp: 180, other: 180, unanswered: 30 }
     }
 }
 
 impl Timeouts {
-    /// How long a flow is remembered without a packet.
+    /// The timeout of a flow in this state, in seconds.
     #[inline(always)]
     pub const fn of(&self, protocol: u8, answered: bool, closing: bool) -> u32 {
         match (protocol, answered) {
@@ -340,54 +351,56 @@ impl Timeouts {
     }
 }
 
-/// A packet that comes in pieces.
+/// A fragmented packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct FragmentKey {
-    /// The network.
+    /// Network of the packet.
     pub segment: Segment,
-    /// Whose it is.
+    /// Source address.
     pub source: Address,
-    /// Whom it is for.
+    /// Destination address.
     pub destination: Address,
-    /// The packet's number.
+    /// Identification in the IPv4 header or in the IPv6 fragment header.
     pub identification: u32,
-    /// The protocol.
+    /// IP protocol number.
     pub protocol: u32,
 }
 
-/// What the first piece told.
+/// Ports in the first fragment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct FragmentPorts {
-    /// Of the source.
+    /// Source port.
     pub source: Be16,
-    /// Of the destination.
+    /// Destination port.
     pub destination: Be16,
 }
 
-/// What is counted of flows; the number is the index in `ctv_ct_stats`.
+/// Events of connection tracking that are counted; the number is the index in `ctv_ct_stats`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum FlowEvent {
-    /// A flow was noted.
+    /// A flow was inserted.
     Made = 0,
-    /// A flow was answered and moved to the table that nothing pushes it out of.
+    /// A flow got its first reply and moved to the established table.
     Answered = 1,
     /// A flow ended by its timeout.
     Expired = 2,
-    /// A flow was answered but the table was full; it stays among the unanswered, which may be pushed out.
+    /// A flow got its first reply but the established table was full; it stays in the unreplied
+    /// table, where it may be evicted.
     Full = 3,
-    /// A flow could not be noted at all.
+    /// A flow could not be inserted.
     Failed = 4,
-    /// A new connection had the ports of one that was closed, or that was another pod's with the same address, in whose place it is.
+    /// A new connection reused the tuple of a closed one, or of another pod that had the same
+    /// address, and replaced its entry.
     Reused = 5,
 }
 
 impl FlowEvent {
-    /// All of them, with the labels of metrics.
+    /// All events, with their labels in metrics.
     pub const ALL: [(FlowEvent, &'static str); 6] = [
         (FlowEvent::Made, "made"),
         (FlowEvent::Answered, "answered"),
@@ -479,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_connection_shortens_its_memory() {
+    fn closing_a_connection_shortens_its_timeout() {
         let timeouts = Timeouts::default();
         assert_eq!(timeouts.of(TCP, true, false), timeouts.tcp);
         assert_eq!(timeouts.of(TCP, false, false), timeouts.tcp_opening);

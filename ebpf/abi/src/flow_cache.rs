@@ -1,32 +1,33 @@
-//! What a CPU has in front of the stages: what became of the last packets of busy flows.
+//! The flow cache: per CPU, the result of the stages for the last packets of busy flows.
 
 use crate::{Be16, FlowKey, Segment, Vtep};
 
-/// The headers of a packet that has a shortcut, as far as they tell one flow from another. Words as they lie in the frame.
+/// Headers that identify the flow of a packet. All words are in network byte order, as they are in
+/// the frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct Headers {
-    /// Source and destination: two words each, or halves of the first one of IPv4.
+    /// Source and destination address: two words each; for IPv4 the two halves of the first word.
     pub addresses: [u64; 4],
-    /// Of Ethernet: the destination, and the beginning of the source.
+    /// Destination Ethernet address, and the first two octets of the source address.
     pub ethernet: u64,
-    /// The rest of the source.
+    /// The last four octets of the source Ethernet address.
     pub ethernet_rest: u32,
-    /// Source and destination.
+    /// Source and destination port.
     pub ports: u32,
-    /// What Ethernet carries.
+    /// EtherType.
     pub kind: Be16,
-    /// The class (DSCP) in the place that it has in the TOS byte; the bits of ECN are zero.
+    /// DSCP in the upper six bits, as in the TOS byte; the ECN bits are zero.
     pub class: u8,
-    /// TCP or UDP.
+    /// IP protocol number: TCP or UDP.
     pub protocol: u8,
     /// Zero.
     pub zero: u32,
 }
 
 impl Headers {
-    /// Equality by words.
+    /// Compares by words.
     #[inline(always)]
     pub const fn is(&self, other: &Headers) -> bool {
         let ([a, b, c, d], [e, f, g, h]) = (self.addresses, other.addresses);
@@ -38,151 +39,161 @@ impl Headers {
             && self.protocol == other.protocol
     }
 
-    /// A number in which the headers of different flows mostly differ. The two directions of a flow do.
+    /// A hash of the headers and the interface index. The two directions of a flow have different
+    /// hashes.
     #[inline(always)]
     pub const fn hash(&self, ifindex: u32) -> u32 {
         Headers::place(self.addresses, self.ports, ifindex)
     }
 
-    /// The same of these headers' addresses and ports.
+    /// The same hash, of addresses and ports.
     #[inline(always)]
     pub const fn place(addresses: [u64; 4], ports: u32, ifindex: u32) -> u32 {
         const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
         let [a, b, c, d] = addresses;
         let ends = a ^ b.rotate_left(16) ^ c.rotate_left(32) ^ d.rotate_left(48);
+        // The high bits of a product depend on all bits of the factor, also on ports in its upper
+        // half.
         let rest = (ports as u64) << 32 | ifindex as u64;
         // The high bits of a product are those that depend on all of the factor: of ports that lie in its upper half, too.
         ((ends.wrapping_mul(SPREAD) ^ rest).wrapping_mul(SPREAD) >> 48) as u32
     }
 }
 
-/// What the stages change of a packet, and what that does to its checksums. Sums are of 16-bit words as they lie in the frame,
-/// in 16 bits.
+/// Header rewrites of a cached flow, and their effect on the checksums. Sums are one's complement
+/// sums of 16-bit words in network byte order (RFC 1071), folded to 16 bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct Changes {
-    /// What is added to the sum over the header of IPv4,
+    /// Difference of the sum over the IPv4 header.
     pub header_sum: u16,
-    /// by the addresses alone to that over the pseudo header,
+    /// Difference of the sum over the pseudo header, by the addresses alone.
     pub address_sum: u16,
-    /// and by the ports to that of the transport.
+    /// Difference of the transport checksum by the ports.
     pub port_sum: u16,
-    /// The sum over the pseudo header of the packet as it came, but for the length.
+    /// Sum over the pseudo header of the received packet, without the length.
     pub pseudo_sum: u16,
-    /// How the transport writes a checksum that is zero: 0xffff for UDP, where zero means that there is none.
+    /// Encoding of a transport checksum of zero: 0xffff for UDP, where zero means no checksum.
     pub zero: u16,
-    /// The place of the checksum in the frame.
+    /// Offset of the transport checksum in the frame, in bytes.
     pub place: u8,
-    /// [`Changes::CLASS`] and others of its kind: what is another than it was.
+    /// Flags of the rewritten fields: [`Changes::CLASS`] and the following.
     pub what: u8,
 }
 
 impl Changes {
-    /// The class is another.
+    /// The DSCP is rewritten.
     pub const CLASS: u8 = 1;
-    /// An Ethernet address is.
+    /// An Ethernet address is rewritten.
     pub const ETHERNET: u8 = 2;
-    /// An address is.
+    /// An IP address is rewritten.
     pub const ADDRESSES: u8 = 4;
-    /// A port is.
+    /// A port is rewritten.
     pub const PORTS: u8 = 8;
 }
 
-/// What the stages made of a packet of a flow, for the next packets with the same headers on the same CPU.
+/// Result of the stages for a packet of a flow, used for the next packets with the same headers on
+/// the same CPU.
 ///
-/// It is good until `until`, while the epoch is the same, and while the groups' rule sets are those that judged the flow. What
-/// it has let through is not in the flow's own counts before it is made anew or makes room.
+/// An entry is valid until `until`, while the epochs are unchanged, and while the groups have the
+/// rule sets that the flow was evaluated with. Its counters are added to the flow when the entry is
+/// renewed or replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct FlowCacheEntry {
-    /// The packet as it came.
+    /// Headers of the packet as received.
     pub headers: Headers,
-    /// Where it came from: the interface,
+    /// Interface that the packet was received on.
     pub ifindex: u32,
-    /// and where the interface is that of many, the network: the number of a tunnel's, the tag of a wire's; or the port of what
-    /// has waited. Of a tunnelled packet
+    /// For an interface of several networks, the network: VNI of a tunnel, tag of an uplink; or the
+    /// port of a packet that was queued.
     pub vni: u32,
-    /// also the node.
+    /// For a tunnelled packet, the VTEP of the sending node.
     pub vtep: Vtep,
-    /// Number of the word of [`Epochs::flows`] that is the flow's.
+    /// Index of the flow's word in [`Epochs::flows`].
     pub shard: u32,
-    /// Nanoseconds since boot; zero in an empty place.
+    /// End of validity, in nanoseconds since boot; zero in an empty entry.
     pub until: u64,
-    /// The same as a number of the kernel's ticks.
+    /// End of validity, in kernel ticks (jiffies).
     pub until_tick: u64,
-    /// [`Epochs::of`] the shard,
+    /// Value of [`Epochs::of`] the shard.
     pub epoch: u64,
-    /// and [`Epochs::all`].
+    /// Value of [`Epochs::all`].
     pub all: u64,
-    /// The groups whose rules judged the flow, of its first direction and of answers; zero for none.
+    /// Groups whose rules the flow was evaluated with, of the original direction and of the reply
+    /// direction; zero for none.
     pub groups: [u16; 2],
-    /// Their rule sets: the one `out` of the first, the one `in` of the second.
+    /// Rule sets of these groups: `out` of the first, `in` of the second.
     pub generations: [u32; 2],
-    /// The interface that it goes to.
+    /// Interface that the packet is sent to.
     pub out: u32,
-    /// The packet as it goes on.
+    /// Headers of the packet as sent.
     pub becomes: Headers,
-    /// What is another then.
+    /// Rewrites from `headers` to `becomes`.
     pub changes: Changes,
-    /// Where it goes: [`FlowCacheEntry::POD`], [`FlowCacheEntry::TUNNEL`], [`FlowCacheEntry::WIRE`], [`FlowCacheEntry::PORT`].
+    /// Kind of output: [`FlowCacheEntry::POD`], [`FlowCacheEntry::TUNNEL`],
+    /// [`FlowCacheEntry::WIRE`] or [`FlowCacheEntry::PORT`].
     pub way: u16,
-    /// 0 for a packet of the flow's first direction, 1 for an answer.
+    /// Direction: 0 for the original direction of the flow, 1 for the reply direction.
     pub side: u16,
-    /// The network there.
+    /// Network of the output.
     pub segment: Segment,
-    /// By tunnel, to this node.
+    /// VTEP of the receiving node, for a tunnel.
     pub to: Vtep,
-    /// The number of the service that the flow is to; zero for none.
+    /// Number of the flow's service port; zero for none.
     pub service: u32,
-    /// The flow.
+    /// Key of the flow.
     pub flow: FlowKey,
-    /// How many packets have taken it that the flow does not count yet.
+    /// Packets that the flow's counters do not contain yet.
     pub packets: u64,
-    /// Their bytes, from the Ethernet header on.
+    /// Bytes of these packets, including the Ethernet header.
     pub bytes: u64,
 }
 
 impl FlowCacheEntry {
-    /// To a pod here.
+    /// To a local pod, by `bpf_redirect_peer`.
     pub const POD: u16 = 1;
     /// To another node.
     pub const TUNNEL: u16 = 2;
     /// To the uplink, with the network's tag.
     pub const WIRE: u16 = 3;
-    /// To a port here by its host end's sending side: to the node's own, or to a pod's in front of which frames may have to wait.
+    /// To a local port by its egress: to the node's own port, or to a pod whose packets may be
+    /// queued.
     pub const PORT: u16 = FlowCacheEntry::POD + 3;
 
-    /// Whether no packet takes it any more, however far the clocks of processors are apart. `now` is in nanoseconds since
-    /// boot.
+    /// Returns true if no packet uses the entry any more, even if the clocks of the CPUs differ by
+    /// up to a second. `now` is in nanoseconds since boot.
     pub const fn is_at_rest(&self, now: u64) -> bool {
         self.until.saturating_add(1_000_000_000) < now
     }
 }
 
-/// Numbers that change when what shortcuts rely on has changed. Whoever makes a shortcut reads them before everything else.
+/// Counters that change when the assumptions of cache entries change. A program reads them before
+/// it builds an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct Epochs {
-    /// Grows with each change of anything that the agent writes.
+    /// Increases with each change that the agent writes.
     pub all: u64,
-    /// How often the kernel's clock ticks in a second, as the agent found it; zero before it has.
+    /// Kernel ticks per second (`CONFIG_HZ`), measured by the agent; zero before.
     pub ticks: u64,
-    /// 1 where the kernel takes what a program gives to a pod's end for the pod's own, as the agent found it.
+    /// 1 if `bpf_redirect_peer` works for pods on this kernel, measured by the agent.
     pub takes: u64,
-    /// Changes with each flow that is forgotten before its time, before the flow's own word does.
+    /// Changes with each flow that is removed before its timeout, before the flow's own word
+    /// changes.
     pub forgotten: u64,
-    /// Changes when a flow whose number this is was forgotten.
+    /// One word for each shard of flows; changes when a flow of the shard is removed.
     pub flows: [u64; Epochs::SHARDS],
 }
 
 impl Epochs {
-    /// A power of two.
+    /// Number of shards, a power of two.
     pub const SHARDS: usize = 1024;
 
-    /// Which word is a flow's.
+    /// Index of the flow's word.
     #[inline(always)]
     pub const fn shard(flow: &FlowKey) -> u32 {
         const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -192,14 +203,14 @@ impl Epochs {
         ((ends ^ ports).wrapping_mul(SPREAD) >> 32) as u32 & (Epochs::SHARDS as u32 - 1)
     }
 
-    /// The word of flows with this shard.
+    /// The word of a shard.
     #[inline(always)]
     pub fn of(&self, shard: u32) -> u64 {
         self.flows.get(shard as usize & (Epochs::SHARDS - 1)).map_or(0, now)
     }
 
-    /// What a word becomes that was `before`. Programs have no means to add in one step; so no two of them write the same
-    /// number: it has the time (nanoseconds) and the number of the processor in it.
+    /// The successor of the word `before`. Programs cannot add atomically with a result; so that no
+    /// two of them write the same value, it contains the time (nanoseconds) and the CPU number.
     #[inline(always)]
     pub const fn next(before: u64, time: u64, processor: u32) -> u64 {
         const PROCESSORS: u32 = 16;
@@ -208,17 +219,17 @@ impl Epochs {
         time << PROCESSORS | processor as u64 & ((1 << PROCESSORS) - 1)
     }
 
-    /// What whoever makes a shortcut reads before everything else, and again afterwards.
+    /// The words to compare before and after an entry is built.
     #[inline(always)]
     pub fn marks(&self) -> [u64; 2] {
         [now(&self.all), now(&self.forgotten)]
     }
 }
 
-/// A number that others change at any time: read where this says, not earlier or later.
+/// Reads a number that other CPUs change; neither moved nor repeated by the compiler.
 #[inline(always)]
 fn now(number: &u64) -> u64 {
-    // SAFETY: a place that is there.
+    // SAFETY: a valid reference.
     unsafe { core::ptr::from_ref(number).read_volatile() }
 }
 
@@ -230,7 +241,7 @@ mod tests {
     use crate::{Address, Tuple};
 
     #[test]
-    fn flows_spread_over_the_places() {
+    fn flows_are_spread_over_the_cache() {
         const PLACES: usize = 2048;
         let mut used = [false; PLACES];
         for port in 0..PLACES as u32 {
@@ -261,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_is_never_what_it_was() {
+    fn words_never_repeat() {
         let mut words = std::collections::BTreeSet::from([0]);
         let mut word = 0;
         // Clocks stand still and go back.

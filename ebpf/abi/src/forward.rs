@@ -2,62 +2,63 @@
 
 use crate::{Address, Segment, Timeouts};
 
-/// An Ethernet address.
+/// An Ethernet address, octets in transmission order.
 pub type Mac = [u8; 6];
 
-/// The IPv4 address of a tunnel end, in wire order.
+/// The IPv4 address of a VTEP, in network byte order.
 pub type Vtep = [u8; 4];
 
-/// A pod's port, by the interface index of the host end of its veth pair.
+/// A pod's port; the key is the interface index of the host end of its veth pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct Port {
-    /// The network that the pod is in.
+    /// Network of the pod.
     pub segment: Segment,
-    /// The pod's own address.
+    /// Ethernet address of the pod.
     pub mac: Mac,
-    /// Its class in that queue.
+    /// Class of the port in the queue.
     pub class: u16,
-    /// Where the port stands in the segment's flood list, so that it leaves the list in one step.
+    /// Slot of the port in the segment's flood list, so that it is removed in one step.
     pub slot: u32,
-    /// The pod's group, for policy; zero for none.
+    /// Number of the pod's group; zero for none.
     pub group: u32,
-    /// The pod's IPv4 address, in wire order. It sends from no other.
+    /// IPv4 address of the pod, in network byte order. Packets from other addresses are dropped.
     pub ip: [u8; 4],
-    /// The interface that what the pod sends waits in front of, and comes back from, when its group has a rate; zero when
-    /// it need not wait.
+    /// Interface with the queue for packets from the pod, if its group has a rate limit; zero for
+    /// none.
     pub queue: u32,
-    /// The pod's IPv6 address; all zero when it has none.
+    /// IPv6 address of the pod; all zero for none.
     pub ip6: Address,
 }
 
 impl Port {
-    /// What a class of a queue is called by the kernel's qdiscs, and in [`Port::class`]: this above, the class below.
+    /// Major number of the qdisc's handle; the minor number is [`Port::class`].
     pub const QUEUE: u16 = 0xc0;
 
-    /// The packet's priority that leads it to the port's class.
+    /// The `skb` priority that selects the port's class.
     #[inline(always)]
     pub const fn priority(&self) -> u32 {
         (Port::QUEUE as u32) << 16 | self.class as u32
     }
 }
 
-/// A network that this node takes part in.
+/// A network that this node has ports on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct SegmentEntry {
-    /// The interface towards other nodes: the VXLAN device or the VLAN uplink; zero when there is none.
+    /// Interface to other nodes: the VXLAN device or the VLAN uplink; zero for none.
     pub out: u32,
-    /// How many slots of the flood list are in use.
+    /// Number of used slots in the flood list.
     pub ports: u32,
-    /// [`SegmentEntry::PROXY`].
+    /// [`SegmentEntry::PROXY`] or zero.
     pub flags: u32,
 }
 
 impl SegmentEntry {
-    /// Requests for known neighbours are answered here (arp mode `proxy`).
+    /// ARP requests and neighbour solicitations for known addresses are answered here (ARP mode
+    /// `proxy`).
     pub const PROXY: u32 = 1;
 }
 
@@ -92,27 +93,27 @@ impl FdbKey {
     }
 }
 
-/// Where an Ethernet address is: exactly one of the two is not zero.
+/// Location of an Ethernet address: exactly one of `ifindex` and `vtep` is not zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct FdbEntry {
-    /// The host end of the local pod's veth pair.
+    /// Host end of the local pod's veth pair.
     pub ifindex: u32,
-    /// The node that the pod runs on.
+    /// VTEP of the pod's node.
     pub vtep: Vtep,
-    /// The group of a local pod, for policy and its rate, zero for none; or [`FdbEntry::NODE`].
+    /// Number of a local pod's group, zero for none; or [`FdbEntry::NODE`].
     pub group: u32,
 }
 
 impl FdbEntry {
-    /// In place of a group: the other end of the veth pair is the node's own. Frames for it have to leave by the host end's
-    /// sending side, because `bpf_redirect_peer` takes none to an interface of the same namespace. No group has so high a
-    /// number, and it is none in the lower half, which policy goes by.
+    /// Value of `group`: the other end of the veth pair is the node's own. Frames to it leave by
+    /// the egress of the host end, because `bpf_redirect_peer` does not redirect within a
+    /// namespace. Group numbers are smaller, and the lower half, which policy uses, is no group.
     pub const NODE: u32 = 1 << 31;
 }
 
-/// A network-layer address in a network.
+/// An IP address in a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
@@ -123,33 +124,34 @@ pub struct NeighKey {
     pub ip: Address,
 }
 
-/// Whose a network-layer address is.
+/// Owner of an IP address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct NeighEntry {
-    /// The owner's Ethernet address.
+    /// Ethernet address of the owner.
     pub mac: Mac,
-    /// [`NeighEntry::SERVICE`].
+    /// [`NeighEntry::SERVICE`] or zero.
     pub flags: u16,
-    /// The owner's port, zero for an owner on another node. A pod is never answered for its own address.
+    /// Port of the owner, zero for an owner on another node. A pod gets no answer for its own
+    /// address.
     pub ifindex: u32,
-    /// The owner's group, for policy; zero for none.
+    /// Number of the owner's group; zero for none.
     pub group: u32,
 }
 
 impl NeighEntry {
-    /// The address is that of a service; no endpoint has it.
+    /// The address is a service's; no endpoint has it.
     pub const SERVICE: u16 = 1;
 }
 
-/// What there is once per node.
+/// Settings of the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct Node {
-    /// How many slots of the list of peers are in use.
+    /// Number of used slots in the list of peers.
     pub peers: u32,
-    /// How long flows are remembered.
+    /// Timeouts of flows.
     pub timeouts: Timeouts,
 }

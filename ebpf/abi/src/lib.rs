@@ -1,12 +1,14 @@
-//! What the eBPF programs and the agent agree on: map names, capacities, keys, values, drop reasons.
+//! The ABI between the eBPF programs and the agent: map names, capacities, keys, values and drop
+//! reasons.
 //!
-//! Every type is `#[repr(C)]` without padding, because the kernel hashes keys byte by byte: with the
-//! feature `user` the derives of bytemuck refuse padding at compile time, and the sizes are asserted
-//! on both sides. Addresses are byte arrays in wire order, so that `bpftool map dump` reads as one
-//! writes them.
+//! Every type is `#[repr(C)]` without padding, because the kernel hashes keys byte by byte: with
+//! the feature `user` the derives of bytemuck refuse padding at compile time, and the sizes are
+//! asserted on both sides. Addresses are byte arrays in network byte order, so that `bpftool map
+//! dump` prints them as they are written. Integers are in host byte order unless their type is
+//! [`Be16`] or [`Be32`].
 
 #![no_std]
-#![deny(missing_docs)]
+#![deny(missing_docs, clippy::missing_errors_doc)]
 
 #[cfg(feature = "user")]
 extern crate std;
@@ -41,11 +43,11 @@ pub use service::{
 };
 pub use words::{clear, cleared};
 
-/// The layout of the maps. Part of the pin path: an agent with another number leaves these maps alone until
-/// its own are filled, and then takes the place of their programs.
+/// Version of the maps' layout. It is part of the pin path: an agent with another version leaves
+/// these maps in place until its own are filled, and then replaces their programs.
 pub const ABI_VERSION: u32 = 4;
 
-/// Derives what every type in a map needs, and fails to compile where the layout has changed.
+/// Implements what every type in a map needs, and fails to compile if the layout has changed.
 macro_rules! map_types {
     ($($name:ty: $size:literal;)*) => {$(
         const _: () = assert!(size_of::<$name>() == $size && align_of::<$name>() <= 8);

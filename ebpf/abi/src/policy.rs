@@ -1,107 +1,109 @@
-//! Policies as the programs read them, and the search, which the agent's tests run, too.
+//! Policies as the programs read them, and the lookup, which the agent's tests also run.
 //!
 //! ```text
-//! ctv_groups    group's number   -> its rule sets in and out, DSCP, rate
-//! ctv_rulesets  a set's number   -> where its trees begin
-//! ctv_rules     place            -> a branch of a tree
+//! ctv_groups    group's number -> its rule sets in and out, DSCP, rate
+//! ctv_rulesets  set's number   -> roots of its trees
+//! ctv_rules     index          -> a node of a tree
 //! ```
 //!
-//! A rule set is the rules of one group in one direction, as a decision: which rule is it for this group of the peer, this
-//! protocol and port, this address of the peer? What is asked is a handful of numbers, the [`word`]s; the space of each
-//! is cut at the places where an answer changes, into ranges that do not overlap. So rules of any lengths of prefixes,
-//! nested or not, priorities and denials are worked out by the agent, and a range has one answer. The ranges are the
-//! leaves of a tree of [`Branch`]es of eight (a static B+ tree), in which an answer may be a tree for the next word.
+//! A rule set is the rules of one group in one direction, compiled to a decision: which rule
+//! applies to this group of the peer, this protocol and port, this address of the peer? The lookup
+//! key is a handful of numbers, the [`word`]s. The range of each word is divided where the answer
+//! changes, into intervals that do not overlap. The agent resolves prefixes of any lengths, nested
+//! or not, priorities and denials, so that an interval has one answer. The intervals are the leaves
+//! of a tree of [`Branch`]es with eight children (a static B+ tree), in which an answer may be a
+//! tree for the next word.
 //!
-//! A search takes as many looks into an array as the trees on its way are high: one to three for a few rules, six for 15,000
-//! of any prefixes, never more than [`HEIGHT`] for a tree.
+//! A lookup reads as many array elements as the trees on its path are high: one to three for a few
+//! rules, six for 15,000 rules with any prefixes, never more than [`HEIGHT`] for one tree.
 
 use crate::{Address, Be16, maps::RULE_SETS_CAPACITY};
 
-/// Groups have numbers from 1 to one less than this.
+/// Group numbers are from 1 to one less than this.
 pub const GROUP_NUMBERS: usize = 32_768;
 
-/// The source's side of a connection, as an index.
+/// Index of the egress side: the source of a connection.
 pub const OUT: usize = 0;
-/// The destination's.
+/// Index of the ingress side: the destination of a connection.
 pub const IN: usize = 1;
 
-/// What the programs know of a group of endpoints.
+/// Settings of an endpoint group.
 ///
-/// Each number is written in one step: a packet is judged by the set of before or by that of after.
+/// Each number is written atomically: a packet is evaluated with the old set or with the new one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct Group {
-    /// The rule sets for connections from its endpoints ([`OUT`]) and to them ([`IN`]); zero for none. A change of
-    /// the rules is a set with another number, by which established connections learn that they have to be looked
-    /// at again.
+    /// Numbers of the rule sets for connections from the group's endpoints ([`OUT`]) and to them
+    /// ([`IN`]); zero for none. Changed rules are a set with a new number, by which established
+    /// connections are evaluated again.
     pub sets: [u32; 2],
-    /// Bits per second that an endpoint may send, and as many that it may receive; zero for no limit.
+    /// Rate limit of an endpoint, in each direction, in bits per second; zero for none.
     pub rate: u64,
-    /// Bytes beyond the rate that may pass at once.
+    /// Burst in bytes.
     pub burst: u32,
-    /// How packets from its endpoints are marked, 1 to 63; zero leaves them as they are.
+    /// DSCP of packets from the endpoints, 1 to 63; zero leaves it unchanged.
     pub dscp: u32,
 }
 
-/// What a connection is told by when rules are looked for: numbers of less than 2^62. Addresses take three.
+/// Words of a lookup key: numbers below 2^62. Addresses take three words.
 pub mod word {
-    /// The group of the peer; zero for none.
+    /// Number of the peer's group; zero for none.
     pub const GROUP: u32 = 0;
     /// Protocol in 8 bits, then port in 16.
     pub const PORT: u32 = 1;
     /// Address of the peer.
     pub const PEER: u32 = 2;
-    /// Address of this end.
+    /// Address of the local end.
     pub const OWN: u32 = 5;
-    /// How many there are.
+    /// Number of words.
     pub const COUNT: usize = 8;
 
-    /// IPv6: 48, 48, 32 bits. IPv4: all in the first, above those of IPv6.
+    /// Bits of an IPv6 address in each word. An IPv4 address is in the first, above those of IPv6.
     pub const ADDRESS_BITS: [u32; 3] = [48, 48, 32];
-    /// The first word of the first address of IPv4.
+    /// First word of the lowest IPv4 address.
     pub const IP4: u64 = 1 << ADDRESS_BITS[0];
 
-    /// Of a protocol and port.
+    /// Word of a protocol and port.
     #[inline(always)]
     pub const fn port(protocol: u8, port: u16) -> u64 {
         (protocol as u64) << 16 | port as u64
     }
 }
 
-/// More looks than a search in one tree takes. A tree of height 7 has more than 37,000 branches, one of height 8 would need more
-/// than there are; groups, being 32,768, come to a height of 6.
+/// Upper bound on the reads of a lookup in one tree. A tree of height 7 has more than 37,000 nodes,
+/// one of height 8 would need more than exist; the 32,768 groups need a height of 6.
 pub const HEIGHT: u32 = 6 + 4 * 7;
 
-/// How many ways there are from a branch.
+/// Number of children of a node.
 pub const WAYS: usize = 8;
 
-/// A part of a tree.
+/// A node of a tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct Branch {
-    /// Where the range of each way but the first begins; ascending, [`Branch::NEVER`] for ways that are not there.
+    /// Lowest word of each child but the first, ascending; [`Branch::NEVER`] for missing children.
     pub starts: [u64; WAYS - 1],
     /// Zero.
     pub zero: u64,
-    /// What is there.
+    /// The children.
     pub ways: [RuleEntry; WAYS],
 }
 
 impl Branch {
-    /// Above all that a word can be.
+    /// Greater than every word.
     pub const NEVER: u64 = i64::MAX as u64;
 
-    /// Without a way.
+    /// A node without children.
     pub const EMPTY: Branch =
         Branch { starts: [Branch::NEVER; WAYS - 1], zero: 0, ways: [RuleEntry::NONE; WAYS] };
 
-    /// The way of the word that is one less than `after`.
+    /// The child for the word `after - 1`.
     ///
-    /// Counts the starts that are less than `after` by the signs of the differences: without a branch, of which the
-    /// verifier would follow both sides, and the processor often the wrong one. Words are less than 2^62, so that no
-    /// difference overflows.
+    /// Counts the starts below `after` by the signs of the differences. Branch-free: the verifier
+    /// would follow both sides of a branch, and the CPU would often mispredict it. Words are below
+    /// 2^62, so that no difference overflows.
     #[inline(always)]
     pub fn way(&self, after: u64) -> RuleEntry {
         let [a, b, c, d, e, f, g] = self.starts;
@@ -111,34 +113,36 @@ impl Branch {
     }
 }
 
-/// The rules of a group in one direction, or of them those for endpoints with an address.
+/// Rules of a group in one direction, or those of them for endpoints with a given address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct RuleSet {
-    /// Its number; zero if there is no set in this place.
+    /// Number of the set; zero if the slot is free.
     pub number: u32,
-    /// How many rules, for people; with the first set of a group those of all.
+    /// Number of rules, for people; in the first set of a group that of all rules.
     pub rules: u32,
-    /// Trees, to be asked one after the other; from the end of them on [`RuleEntry::NONE`]. Of what they say, the
-    /// smallest order decides. One is enough unless rules of several kinds would have to be repeated too often. The last
-    /// may be about this end's address, and lead to a set of rules for such endpoints alone.
+    /// Trees, which are searched one after the other; [`RuleEntry::NONE`] after the last. Of their
+    /// results the smallest order decides. One tree suffices unless rules of several kinds would
+    /// have to be repeated too often. The last tree may be for the local address, and lead to a set
+    /// of rules for such endpoints alone.
     pub roots: [RuleEntry; RuleSet::ROOTS + 1],
-    /// Not zero if the group of the peer is asked for.
+    /// Not zero if the lookup depends on the peer's group.
     pub by_group: u32,
     /// Zero.
     pub zero: u32,
 }
 
 impl RuleSet {
-    /// Of rules: with a group of the peer or without; for a protocol and port, a protocol, or any.
+    /// Kinds of rules: with or without a group of the peer; for a protocol and port, a protocol, or
+    /// any.
     pub const ROOTS: usize = 6;
 
-    /// No set.
+    /// A free slot.
     pub const EMPTY: RuleSet =
         RuleSet { number: 0, rules: 0, roots: [RuleEntry::NONE; RuleSet::ROOTS + 1], by_group: 0, zero: 0 };
 
-    /// Where the set with this number is. Of sets that there are, no two are in one place.
+    /// Index of the set with this number. Existing sets have different indexes.
     #[inline(always)]
     pub const fn place(number: u32) -> u32 {
         number & (RULE_SETS_CAPACITY as u32 - 1)
@@ -147,96 +151,97 @@ impl RuleSet {
 
 const _: () = assert!(RULE_SETS_CAPACITY.is_power_of_two());
 
-/// The rule that decides, or where to look for it.
+/// A rule, or a reference to a node or set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct RuleEntry {
-    /// Of several rules that match, the smallest decides. From the top: a bit that is zero, 127 less the priority in 7 bits,
-    /// one that is set if the rule allows, and the place among all rules of the set by name.
+    /// Of several matching rules, the smallest order decides. From the top: a zero bit; 127 less
+    /// the priority in 7 bits; a bit that is set if the rule allows; the rank of the rule's name in
+    /// the set.
     pub order: u32,
-    /// The number of the rule on this node, for counting; of a set; or the place of a branch.
+    /// Number of the rule on this node, for counters; number of a set; or index of a node.
     pub rule: u32,
 }
 
 impl RuleEntry {
-    /// No rule; everything comes before it.
+    /// No rule; after all rules.
     pub const NONE: RuleEntry = RuleEntry { order: u32::MAX >> 1, rule: 0 };
-    /// What is led to is not there, which the agent never lets be: denies, before any rule.
+    /// The referenced node or set is missing, which is a defect: denies, before all rules.
     pub const LOST: RuleEntry = RuleEntry { order: 0, rule: 0 };
     /// Set in [`RuleEntry::order`] if the rule allows.
     pub const ALLOW: u32 = 1 << 23;
-    /// Rules of one set that can be told apart.
+    /// Number of distinct ranks in a set.
     pub const PLACES: u32 = 1 << 23;
-    /// Instead of an order: a set. As of the priority 0, which no rule has.
+    /// `order` of a reference to a set: that of the priority 0, which no rule has.
     const SET: u32 = 127 << 24;
-    /// Instead of an order: a branch. The lowest bits are the word that it is about.
+    /// `order` of a reference to a node. The lowest bits are the index of its word.
     const BRANCH: u32 = 1 << 31;
 
-    /// A rule of a priority from 1 to 100; `place` is below [`RuleEntry::PLACES`].
+    /// A rule with a priority from 1 to 100; `place` is below [`RuleEntry::PLACES`].
     pub const fn new(priority: u8, allow: bool, place: u32, rule: u32) -> Self {
         let urgency = 127 - (priority & 127) as u32;
         let allow = if allow { RuleEntry::ALLOW } else { 0 };
         RuleEntry { order: urgency << 24 | allow | (place & (RuleEntry::PLACES - 1)), rule }
     }
 
-    /// A further set.
+    /// A reference to a set.
     pub const fn set(number: u32) -> Self {
         RuleEntry { order: RuleEntry::SET, rule: number }
     }
 
-    /// A branch about a [`word`].
+    /// A reference to a node for a [`word`].
     pub const fn branch(word: u32, place: u32) -> Self {
         RuleEntry { order: RuleEntry::BRANCH | word, rule: place }
     }
 
-    /// True of a rule that denies. Without a rule, everything is allowed.
+    /// Returns true for a rule that denies. Without a rule, the packet is allowed.
     #[inline(always)]
     pub const fn denies(self) -> bool {
         self.order & RuleEntry::ALLOW == 0
     }
 
-    /// Whether there is anything.
+    /// Returns true unless the entry is [`RuleEntry::NONE`].
     #[inline(always)]
     pub const fn is_some(self) -> bool {
         self.order != RuleEntry::NONE.order
     }
 
-    /// Whether it is a set.
+    /// Returns true for a reference to a set.
     #[inline(always)]
     pub const fn is_set(self) -> bool {
         self.order == RuleEntry::SET
     }
 
-    /// Whether it is a branch.
+    /// Returns true for a reference to a node.
     #[inline(always)]
     pub const fn is_branch(self) -> bool {
         self.order & RuleEntry::BRANCH != 0
     }
 }
 
-/// What a rule has decided, on one CPU: new connections that it let through, packets that it stopped.
+/// Decisions of a rule on one CPU: new connections that it allowed, packets that it denied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct RuleCount {
-    /// Packets.
+    /// Number of packets.
     pub packets: u64,
-    /// Their bytes.
+    /// Bytes of these packets.
     pub bytes: u64,
 }
 
-/// A limit on what a port may send or be sent: a bucket of bytes, told by the time at which it will be full again.
+/// A token bucket for one direction of a port, represented by the time at which it is full again.
 ///
-/// Whatever is in the bucket lets a packet through, also one that is larger: pods' kernels leave it to others to cut
-/// up what they send, and a burst may be less than that. What it takes too much is paid for by what follows.
+/// A packet passes if the bucket is not empty, also if the packet is larger than its content: with
+/// segmentation offload packets may exceed the burst. The excess delays later packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct Meter {
-    /// Nanoseconds since boot.
+    /// Time at which the bucket is full, in nanoseconds since boot.
     pub full_at: u64,
-    /// Held while it is read and written.
+    /// Held while `full_at` is read and written.
     pub lock: bpf_spin_lock,
     /// Zero.
     pub zero: u32,
@@ -247,48 +252,48 @@ pub struct Meter {
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct bpf_spin_lock {
-    /// The kernel's; reads as zero.
+    /// Opaque; reads as zero.
     pub val: u32,
 }
 
 impl Meter {
-    /// When a meter that would be full at `full_at` will be so after a packet of `cost` has passed; `None` if it may
-    /// not. `burst` and `cost` are as [`Meter::cost`] has them.
+    /// The new `full_at` of a meter after a packet of `cost`; `None` if the packet exceeds the
+    /// rate. `burst` and `cost` are in nanoseconds, by [`Meter::cost`].
     #[inline(always)]
     pub const fn admit(full_at: u64, now: u64, burst: u64, cost: u64) -> Option<u64> {
         let full_at = if full_at > now { full_at } else { now };
         if full_at - now > burst { None } else { Some(full_at + cost) }
     }
 
-    /// How long so many bytes take, in nanoseconds; `rate` is in bits per second.
+    /// Time to send `bytes` at `rate` bits per second, in nanoseconds.
     #[inline(always)]
     pub const fn cost(bytes: u32, rate: u64) -> u64 {
-        // By bytes per second, because bits of 2^32 bytes times nanoseconds would overflow.
+        // By bytes per second, because 2^32 bytes in bits times nanoseconds would overflow.
         let rate = if rate < 8 { 1 } else { rate / 8 };
         bytes as u64 * 1_000_000_000 / rate
     }
 }
 
-/// A port, and a direction of it.
+/// A port and direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct MeterKey {
-    /// The host end of the pod's veth pair.
+    /// Host end of the pod's veth pair.
     pub ifindex: u32,
     /// [`MeterKey::SENDS`] or [`MeterKey::RECEIVES`].
     pub direction: u32,
 }
 
 impl MeterKey {
-    /// What the pod sends.
+    /// Packets from the pod.
     pub const SENDS: u32 = 0;
-    /// What it is sent.
+    /// Packets to the pod.
     pub const RECEIVES: u32 = 1;
 }
 
-/// What is asked about a new connection, seen from one of its ends: its [`word`]s, each one more than it is, as
-/// [`Branch::way`] takes them.
+/// Lookup key of a new connection, from the point of view of one end: its [`word`]s, each plus one,
+/// as [`Branch::way`] takes them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct LookupKey {
@@ -296,20 +301,21 @@ pub struct LookupKey {
 }
 
 impl LookupKey {
-    /// The group that the other end is in; zero for none.
+    /// Sets the number of the peer's group; zero for none.
     #[inline(always)]
     pub fn set_group(&mut self, group: u32) {
         self.after[word::GROUP as usize] = group as u64 + 1;
     }
 
-    /// The number in the IP header, or the last of the IPv6 headers; the destination port. Rules of a port are of TCP or
-    /// UDP, so what others have in its place is never asked for.
+    /// Sets the IP protocol number (of the last IPv6 header) and the destination port. Rules with a
+    /// port are for TCP or UDP, so the value for other protocols is not used.
     #[inline(always)]
     pub fn set_port(&mut self, protocol: u8, port: Be16) {
         self.after[word::PORT as usize] = word::port(protocol, port.get()) + 1;
     }
 
-    /// The addresses of the other end and of this one, which are mapped if they are of IPv4 (`ip6` is 0, else 1).
+    /// Sets the addresses of the peer and of the local end; IPv4 addresses are mapped (`ip6` is 0,
+    /// else 1).
     #[inline(always)]
     pub fn set_ends(&mut self, ip6: u8, peer: &Address, own: &Address) {
         self.set_address(word::PEER as usize, ip6, peer);
@@ -321,14 +327,14 @@ impl LookupKey {
         let [high, low] = address.words();
         let (high, low) = (u64::from_be(high), u64::from_be(low));
         let last = low & u64::from(u32::MAX);
-        // All ones for IPv4, of which the high part is zero.
+        // All ones for IPv4, whose high part is zero.
         let ip4 = u64::from(ip6 & 1).wrapping_sub(1);
         self.after[word] = (high >> 16 | (word::IP4 | last) & ip4) + 1;
         self.after[word + 1] = ((high & 0xffff) << 32 | low >> 32) + 1;
         self.after[word + 2] = last + 1;
     }
 
-    /// From a branch one step on.
+    /// The child of a node for this key.
     #[inline(always)]
     fn way(&self, branch: &Branch, at: RuleEntry) -> RuleEntry {
         let word = at.order as usize & (word::COUNT - 1);
@@ -336,32 +342,35 @@ impl LookupKey {
     }
 }
 
-/// Where the rules are: maps in the kernel.
+/// Access to the rule maps.
 pub trait Tables {
-    /// The set with this number, if it is there.
+    /// The set with this number, if it exists.
     fn set(&self, number: u32) -> Option<&RuleSet>;
-    /// The branch in this place, if there is one.
+    /// The node at this index, if it exists.
     fn branch(&self, place: u32) -> Option<&Branch>;
 }
 
-/// A search in a set, and the one that it leads to: [`Search::turn`], then [`Search::walk`], until the first says no.
-/// It is kept in memory between the two, so that the verifier knows nothing of it and all its parts are one to it.
+/// A lookup in a set, and in the one that it refers to: [`Search::turn`], then [`Search::walk`],
+/// until `turn` returns false. The state is kept in memory between the calls, so that the verifier
+/// does not track it and explores the steps once.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Search {
-    /// Where it is.
+    /// Current position.
     at: RuleEntry,
-    /// What decides, or [`RuleEntry::NONE`], when the search is over.
+    /// Rule that decides when the lookup has ended, or [`RuleEntry::NONE`].
     pub best: RuleEntry,
     set: u32,
-    /// Into [`RuleSet::roots`].
+    /// Index in [`RuleSet::roots`].
     root: u32,
 }
 
 impl Search {
-    /// Branches of one walk. Few trees are higher; the verifier follows these alone, not all of [`HEIGHT`].
+    /// Nodes of one walk. Few trees are higher; the verifier follows this many instead of
+    /// [`HEIGHT`].
     pub const STRIDE: u32 = 6;
-    /// More turns than any search takes: through all trees of two sets, and the one between them, and the last.
+    /// Upper bound on the turns of a lookup: through all trees of two sets, the one between them,
+    /// and the last turn.
     pub const TURNS: u32 = (2 * RuleSet::ROOTS as u32 + 1) * HEIGHT.div_ceil(Search::STRIDE) + 1;
 
     /// Begins with the set of a group.
@@ -370,7 +379,7 @@ impl Search {
         Search { at: RuleEntry::set(set), best: RuleEntry::NONE, set, root: 0 }
     }
 
-    /// From the end of a tree to the next one; false when there is none.
+    /// Advances from the end of a tree to the next one; returns false after the last.
     #[inline(always)]
     pub fn turn<T: Tables>(&mut self, tables: &T) -> bool {
         if self.at.is_branch() {
@@ -391,7 +400,7 @@ impl Search {
         self.at.is_some()
     }
 
-    /// To the end of a tree, or [`Search::STRIDE`] branches far. How far it was.
+    /// Descends to the end of a tree, or by [`Search::STRIDE`] nodes. Returns the number of nodes.
     #[inline(always)]
     pub fn walk<T: Tables>(&mut self, tables: &T, question: &LookupKey) -> u32 {
         let mut at = self.at;
@@ -423,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn a_branch_leads_by_ranges() {
+    fn a_node_selects_the_child_by_interval() {
         let mut branch = Branch::EMPTY;
         let starts = [1, 5, word::IP4, 1 << 61];
         branch.starts[..4].copy_from_slice(&starts);
@@ -446,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_rule_passes_for_none() {
+    fn references_are_not_rules() {
         let rule = RuleEntry::new(1, true, RuleEntry::PLACES - 1, 7);
         for (entry, set, branch) in
             [(rule, false, false), (RuleEntry::set(3), true, false), (RuleEntry::branch(7, 3), false, true)]

@@ -1,9 +1,9 @@
-//! The name of a network in the kernel.
+//! Identifier of a network in the kernel.
 
-/// One broadcast domain: a VXLAN network or a VLAN. Frames never pass from one to another.
+/// A broadcast domain: a VXLAN network or a VLAN. Frames are never bridged between segments.
 ///
-/// Exactly one of the two numbers is not zero; two fields rather than a tagged number, so that a map
-/// dump can be read.
+/// Exactly one of the two numbers, VNI and VLAN id, is not zero; two fields rather than a tagged
+/// number keep map dumps readable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
@@ -13,28 +13,28 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// The network with this VXLAN identifier.
+    /// The network with this VNI, 1 to 2^24 - 1.
     pub const fn vxlan(vni: u32) -> Self {
         Segment { vni, vlan: 0 }
     }
 
-    /// The network with this 802.1Q tag.
+    /// The network with this VLAN id, 1 to 4094.
     pub const fn vlan(vlan: u16) -> Self {
         Segment { vni: 0, vlan: vlan as u32 }
     }
 
-    /// The network with this number, tag or VXLAN identifier.
+    /// The network with this VLAN id or VNI.
     #[inline(always)]
     pub const fn of(number: u32, is_vlan: bool) -> Self {
         if is_vlan { Segment { vni: 0, vlan: number } } else { Segment { vni: number, vlan: 0 } }
     }
 
-    /// The VXLAN identifier, unless the network is a VLAN.
+    /// The VNI; `None` for a VLAN.
     pub const fn vni(self) -> Option<u32> {
         if self.vni != 0 { Some(self.vni) } else { None }
     }
 
-    /// The tag; zero for a VXLAN network.
+    /// The VLAN id; zero for a VXLAN network.
     pub const fn tag(self) -> u16 {
         self.vlan as u16
     }

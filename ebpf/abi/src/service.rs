@@ -1,4 +1,4 @@
-//! Services: an address and port that stand for any of a set of backends.
+//! Services: an address and port that are translated to one of a set of backends.
 
 use crate::{Address, Be16, Mac, Segment};
 
@@ -7,13 +7,13 @@ use crate::{Address, Be16, Mac, Segment};
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct ServiceKey {
-    /// The network whose pods see the service.
+    /// Network whose pods can use the service.
     pub segment: Segment,
-    /// Its address.
+    /// IP address of the service.
     pub ip: Address,
-    /// The port.
+    /// Port of the service.
     pub port: Be16,
-    /// TCP or UDP.
+    /// IP protocol number: TCP or UDP.
     pub protocol: u8,
     /// Zero.
     pub zero: [u8; 5],
@@ -27,34 +27,37 @@ impl ServiceKey {
     }
 }
 
-/// Where a service's connections go.
+/// Backends of a service's port.
 ///
-/// A set of few backends is in the entry itself, so that a connection costs one look-up, however many services there
-/// are: of each backend and the connection a score is made, and the highest wins (rendezvous, Thaler and Ravishankar,
-/// 1998). A backend that goes takes only its own connections with it. A larger set has a ring.
+/// A small set of backends is in the entry itself, so that a connection costs one lookup: each
+/// backend gets a score from a hash of the connection, and the highest wins (rendezvous hashing,
+/// Thaler and Ravishankar, 1998). Removing a backend moves only its own connections. A larger set
+/// has a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct ServiceEntry {
-    /// The number by which flows, affinities and counters know this port of the service; never zero.
+    /// Number of this port of the service in flows, affinity entries and counters; never zero.
     pub number: u32,
-    /// How long a client stays with its backend without a new connection, in seconds; zero for not at all.
+    /// Time after its last connection for which a client keeps its backend, in seconds; zero for no
+    /// affinity.
     pub affinity: u32,
-    /// Up to [`ServiceEntry::FEW`], how many members there are here, zero when there is no ready backend; else how many
-    /// slots the ring has, a power of two.
+    /// Up to [`ServiceEntry::FEW`]: number of members in this entry, zero without a ready backend.
+    /// Otherwise: number of slots of the ring, a power of two.
     pub slots: u32,
-    /// The first slot of the ring: the block of `ctv_ring` times [`RingBlock::LEN`].
+    /// First slot of the ring: index of the block in `ctv_ring` times [`RingBlock::LEN`].
     pub ring: u32,
-    /// The backends if they are few. Of a ring the first alone counts: [`Member::list`].
+    /// Backends of a small set. For a ring only the first is used: [`Member::list`].
     pub members: [Member; ServiceEntry::FEW],
 }
 
 impl ServiceEntry {
-    /// Backends that an entry has room for.
+    /// Number of backends that fit into an entry.
     pub const FEW: usize = 8;
 
-    /// The highest score that a member has with a hash of the connection. Its remainder by [`ServiceEntry::FEW`] is the
-    /// member's place; taken by who asks, so that the verifier sees it.
+    /// The highest score of a member for a hash of the connection. The score modulo
+    /// [`ServiceEntry::FEW`] is the member's index; the caller takes the remainder, so that the
+    /// verifier sees the bound.
     #[inline(always)]
     pub fn highest(&self, hash: u64, ip6: bool) -> u64 {
         let mut best = 0;
@@ -62,7 +65,7 @@ impl ServiceEntry {
             if place as u32 >= self.count() {
                 break;
             }
-            // The place is in the score, so that the largest tells it.
+            // The score contains the index.
             let score = member.score(hash, ip6) & !(Self::FEW as u64 - 1) | place as u64;
             if score > best {
                 best = score;
@@ -71,7 +74,7 @@ impl ServiceEntry {
         best
     }
 
-    /// Whether one of those that are here is this.
+    /// Returns true if a member of a small set is `wanted` ([`Member::word`]).
     #[inline(always)]
     pub fn has(&self, wanted: u64) -> bool {
         for (place, member) in self.members.iter().enumerate() {
@@ -85,45 +88,45 @@ impl ServiceEntry {
         false
     }
 
-    /// The number of members, read afresh each time: the verifier would otherwise follow what each comparison has said
-    /// of it.
+    /// Number of members, read anew each time: the verifier would otherwise track the result of
+    /// each comparison.
     #[inline(always)]
     fn count(&self) -> u32 {
-        // SAFETY: a field of a value that is there.
+        // SAFETY: a field of a valid reference.
         unsafe { (&raw const self.slots).read_volatile() }
     }
 }
 
-/// A backend as services and their clients name it.
+/// A backend as service entries and affinity entries store it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C, align(8))]
 pub struct Member {
-    /// The IPv4 address; of IPv6, [`Backend::mark`].
+    /// IPv4 address in network byte order; for IPv6 the hash [`Backend::mark`].
     pub mark: [u8; 4],
-    /// The port; of IPv6, the number in `ctv_backends`.
+    /// Port; for IPv6 the index in `ctv_backends`.
     pub at: u32,
 }
 
 impl Member {
-    /// A backend of IPv4.
+    /// An IPv4 backend.
     pub const fn v4(ip: [u8; 4], port: u16) -> Self {
         Member { mark: ip, at: port as u32 }
     }
 
-    /// Of a ring: where in `ctv_ring` the list of its members begins, two slots for each, in the order of their words, and
-    /// how many they are.
+    /// For a ring: index of the first slot in `ctv_ring` of the sorted list of its members, two
+    /// slots for each, and their number.
     pub const fn list(first: u32, len: u32) -> Self {
         Member { mark: first.to_ne_bytes(), at: len }
     }
 
-    /// What [`Member::list`] was made of.
+    /// The arguments of [`Member::list`].
     #[inline(always)]
     pub const fn as_list(&self) -> (u32, u32) {
         (u32::from_ne_bytes(self.mark), self.at)
     }
 
-    /// All of it, to be read and written in one piece.
+    /// The member as one word, which is read and written atomically.
     #[inline(always)]
     pub const fn word(&self) -> u64 {
         (self.at as u64) << 32 | u32::from_ne_bytes(self.mark) as u64
@@ -135,7 +138,7 @@ impl Member {
         Member { mark: (word as u32).to_ne_bytes(), at: (word >> 32) as u32 }
     }
 
-    /// How much a connection is drawn to the backend. Numbers are the node's own and do not count.
+    /// Score of the backend for a connection. Indexes are specific to the node and do not count.
     #[inline(always)]
     const fn score(&self, hash: u64, ip6: bool) -> u64 {
         let word = if ip6 { u32::from_ne_bytes(self.mark) as u64 } else { self.word() };
@@ -143,7 +146,7 @@ impl Member {
     }
 }
 
-/// The finalizer of MurmurHash3: what goes in is spread over all bits.
+/// The finalizer of MurmurHash3, which distributes the input over all bits.
 #[inline(always)]
 pub const fn mix(mut h: u64) -> u64 {
     h ^= h >> 33;
@@ -153,13 +156,13 @@ pub const fn mix(mut h: u64) -> u64 {
     h ^ h >> 33
 }
 
-/// A piece of a ring, or of the list of its backends: numbers of backends. The kernel keeps the values of an array at
-/// multiples of 8 bytes, so that a slot by itself would take twice its size.
+/// A part of a ring, or of the list of its backends: indexes of backends. A block has several slots
+/// because the kernel aligns values of an array to 8 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct RingBlock {
-    /// The slots.
+    /// Indexes in `ctv_backends`.
     pub slots: [u32; RingBlock::LEN],
 }
 
@@ -168,31 +171,31 @@ impl RingBlock {
     pub const LEN: usize = 16;
 }
 
-/// Where connections of services arrive.
+/// Address and port of a backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct Backend {
-    /// The address; all zero in a free slot.
+    /// IP address; all zero in a free slot.
     pub ip: Address,
-    /// The port.
+    /// Port, in host byte order.
     pub port: u16,
     /// Zero.
     pub zero: u16,
-    /// What tells it from others on every node alike, made of address and port.
+    /// Hash of address and port, the same on every node.
     pub mark: u32,
 }
 
 impl Backend {
-    /// At this address and port.
+    /// A backend at this address and port.
     pub const fn new(ip: Address, port: u16) -> Self {
         let [a, b] = ip.words();
         let mark = mix(a.rotate_left(16) ^ mix(b ^ port as u64)) as u32;
         Backend { ip, port, zero: 0, mark }
     }
 
-    /// As an entry of a service and the clients of one name it. The number in `ctv_backends` is of those only that have
-    /// no room for their address.
+    /// The backend as service entries and affinity entries store it. `number` is its index in
+    /// `ctv_backends`, used for IPv6 only.
     #[inline(always)]
     pub const fn member(&self, number: u32, ip6: bool) -> Member {
         if ip6 {
@@ -203,25 +206,27 @@ impl Backend {
     }
 }
 
-/// What clients of a port of a service have sent and were answered, on one processor.
+/// Traffic of a service's port on one CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct ServiceCount {
-    /// Whose it is; zero for nobody's. The flows of a service that is gone go on, and find another number here, or none.
+    /// Number of the service's port; zero if the slot is free. Flows of a removed service continue,
+    /// and find another number here, or none.
     pub number: u32,
     /// Zero.
     pub zero: u32,
-    /// Connections that began.
+    /// Number of new connections.
     pub connections: u64,
-    /// Packets to the backends, and back.
+    /// Packets to the backends and from them.
     pub packets: [u64; 2],
-    /// Their bytes, from the Ethernet header on.
+    /// Bytes of these packets, including the Ethernet header.
     pub bytes: [u64; 2],
 }
 
 impl ServiceCount {
-    /// Where a processor counts for the port of a service with this number. Of those that there are, no two are in one place.
+    /// Index of a CPU's counters for the service's port with this number. Existing ports have
+    /// different indexes.
     #[inline(always)]
     pub const fn place(processor: u32, number: u32) -> u32 {
         const PLACES: u32 = crate::maps::SERVICE_COUNTS_CAPACITY as u32;
@@ -231,29 +236,30 @@ impl ServiceCount {
 
 const _: () = assert!(crate::maps::SERVICE_COUNTS_CAPACITY.is_power_of_two());
 
-/// A client of a service that keeps clients with their backends.
+/// A client of a service with affinity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct Client {
-    /// What tells client and service from others in the block; zero for nobody. Should two be the same, the second stays
-    /// where the first is, if that is a backend of its service at all.
+    /// Hash that identifies client and service within the block; zero if the slot is free. Of two
+    /// clients with one tag, the second uses the first one's backend if it is a backend of its
+    /// service.
     pub tag: u32,
-    /// When the last connection was made, in seconds since boot.
+    /// Time of the last connection, in seconds since boot.
     pub seen: u32,
-    /// Whom it is with, as long as the service has it.
+    /// Backend of the client, as long as the service has it.
     pub with: Member,
 }
 
-/// The clients with one hash: a line of the processor's cache.
+/// The clients with one hash: a cache line.
 ///
-/// Nothing is locked. What two processors write at once may be half of either, which is no worse than two clients with
-/// one tag.
+/// Nothing is locked. Concurrent writes of two CPUs may mix two clients, which is no worse than two
+/// clients with one tag.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C, align(8))]
 pub struct AffinityBlock {
-    /// In no order.
+    /// The clients, in no order.
     pub clients: [Client; AffinityBlock::LEN],
 }
 
@@ -261,15 +267,16 @@ impl AffinityBlock {
     /// Clients of a block.
     pub const LEN: usize = 4;
 
-    /// The block and the tag of a client of a service. `hash` is of the client and the service's address.
+    /// Index of the block, and tag, of a client of a service. `hash` is of the client and the
+    /// service's address.
     #[inline(always)]
     pub const fn find(hash: u64, service: u32) -> (u32, u32) {
         let id = mix(hash ^ service as u64);
         (id as u32 & (crate::maps::AFFINITY_CAPACITY as u32 - 1), (id >> 32) as u32 | 1)
     }
 
-    /// The rank of the client with this tag, or else of the one that was away for longest. Its remainder by
-    /// [`AffinityBlock::LEN`] is the client's place.
+    /// Rank of the client with this tag, or else of the one that was inactive for longest. The rank
+    /// modulo [`AffinityBlock::LEN`] is the client's index.
     #[inline(always)]
     pub fn highest(&self, tag: u32, now: u32) -> u64 {
         let mut best = 0;
@@ -284,36 +291,36 @@ impl AffinityBlock {
     }
 }
 
-/// The address of a service on a VLAN that has ready backends.
+/// A service address on a VLAN, with ready backends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct Vip {
-    /// The lowest address among its ready backends: the node where that lives answers for the service on the wire, and
-    /// sends each connection to its backend. All nodes know the same, so that it is one node.
+    /// The lowest address of the ready backends. Its node answers for the service on the wire and
+    /// forwards each connection to its backend. All nodes compute the same one.
     pub first: Address,
 }
 
-/// A connection from outside that this node sends on to a backend on another.
+/// A connection from outside that this node forwards to a backend on another node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct DsrEntry {
-    /// The backend.
+    /// Address of the backend.
     pub backend: Address,
-    /// When the client's last packet passed, in seconds since boot.
+    /// Time of the client's last packet, in seconds since boot.
     pub seen: u32,
-    /// FIN and RST of TCP, as far as the client has sent them.
+    /// FIN and RST flags that the client has sent.
     pub closing: u32,
 }
 
-/// Which program sent a frame on to another node; the number is the index in `ctv_relaycnt`.
+/// Program that forwarded a frame to another node; the number is the index in `ctv_relaycnt`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum DsrHook {
-    /// The one on the ingress of the uplink.
+    /// The TC program on the ingress of the uplink.
     Tc = 0,
-    /// The one of the driver.
+    /// The XDP program of the uplink.
     Xdp = 1,
 }
 
@@ -323,7 +330,8 @@ impl DsrHook {
         [(DsrHook::Tc, "tc"), (DsrHook::Xdp, "xdp")];
 }
 
-/// The Ethernet address of a service, as the original gives it: 02:02 and the last four bytes of the address.
+/// Ethernet address of a service, as in the original: 02:02 and the last four bytes of the IP
+/// address.
 #[inline(always)]
 pub const fn service_mac(ip: &Address) -> Mac {
     let [a, b, c, d] = ip.low();

@@ -1,11 +1,11 @@
-//! Zeros, written by words: a loop over bytes, which the compiler makes of a plain assignment in a BPF program, is walked by
-//! the verifier and by every packet.
+//! Zeroing by words. For a plain assignment the compiler emits a loop over bytes in a BPF program,
+//! which the verifier and every packet have to walk.
 
-/// Makes all of a value zero.
+/// Sets all bytes of a value to zero.
 ///
 /// # Safety
 ///
-/// Zeros are a value of the type.
+/// `value` must be valid for writes, and all zeros must be a valid value of `T`.
 #[inline(always)]
 pub unsafe fn clear<T>(value: *mut T) {
     // SAFETY: the caller's promise; words that are no larger than the type's alignment.
@@ -19,11 +19,11 @@ pub unsafe fn clear<T>(value: *mut T) {
     }
 }
 
-/// Volatile, or the compiler makes a loop over bytes of this, too.
+/// Volatile writes, which the compiler does not turn into a loop over bytes.
 ///
 /// # Safety
 ///
-/// There are so many words.
+/// `words` must be valid for writes of `count` words.
 #[inline(always)]
 unsafe fn fill<W: From<u8>>(words: *mut W, count: usize) {
     for word in 0..count {
@@ -32,11 +32,11 @@ unsafe fn fill<W: From<u8>>(words: *mut W, count: usize) {
     }
 }
 
-/// A value that is all zeros.
+/// A value of all zeros.
 ///
 /// # Safety
 ///
-/// As of [`clear`].
+/// All zeros must be a valid value of `T`.
 #[inline(always)]
 pub unsafe fn cleared<T>() -> T {
     let mut value = core::mem::MaybeUninit::<T>::uninit();

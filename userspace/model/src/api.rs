@@ -1,5 +1,5 @@
-//! The objects of the REST API, as clients send and read them and as `obj/modeldb` keeps them
-//! (INVENTORY 1.4): same members, same order, nothing written that is empty.
+//! Objects of the REST API, as clients send and read them and as `obj/modeldb` keeps them
+//! (INVENTORY 1.4): the same members in the same order, without empty ones.
 
 mod aci_gw;
 mod app_profile;
@@ -38,7 +38,7 @@ pub use service_lb::{ServiceLb, ServiceLbLinks, ServiceLbOper};
 pub use tenant::{Tenant, TenantLinkSets};
 pub use volume::{Volume, VolumeLinkSets, VolumeLinks, VolumeProfile, VolumeProfileLinkSets};
 
-/// What `omitempty` leaves out of a number.
+/// Go's `omitempty` of a number.
 pub(crate) fn is_zero(n: &i64) -> bool {
     *n == 0
 }
@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_are_the_originals_to_the_byte() {
+    fn objects_match_the_original_byte_for_byte() {
         round_trips::<Global>(
             r#"{"key":"global","arpMode":"proxy","fwdMode":"bridge","name":"global","networkInfraType":"default","pvtSubnet":"172.19.0.0/16","vlans":"1-4094","vxlans":"1-10000"}"#,
         );
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_seen_of_an_object_is_the_originals_to_the_byte() {
+    fn inspected_objects_match_the_original_byte_for_byte() {
         round_trips::<Inspect<Tenant, TenantOper>>(
             r#"{"Config":{"key":"default","tenantName":"default","link-sets":{}},"Oper":{}}"#,
         );

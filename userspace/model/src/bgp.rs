@@ -1,22 +1,22 @@
-//! A node's BGP speaker under `state/bgp`.
+//! BGP speakers of the nodes, under `state/bgp`.
 
 use serde::{Deserialize, Serialize};
 
-/// `/contiv.io/state/bgp/<host>`: the settings as agents read them.
+/// The body of `/contiv.io/state/bgp/<host>`, which agents read.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct State {
-    /// The node's name.
+    /// Name of the node.
     pub id: String,
-    /// The node's name.
+    /// Name of the node.
     pub hostname: String,
-    /// The speaker's address, with the length of its subnet.
+    /// Address of the speaker, with the prefix length of its subnet.
     pub router_ip: String,
-    /// The node's AS.
+    /// AS number of the node.
     #[serde(rename = "as")]
     pub asn: String,
-    /// The neighbor's AS.
+    /// AS number of the neighbor.
     pub neighbor_as: String,
-    /// The neighbor's address.
+    /// Address of the neighbor.
     pub neighbor: String,
 }

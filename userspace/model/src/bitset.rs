@@ -1,4 +1,4 @@
-//! The bitmaps of the store: addresses, VLANs and VXLANs in use.
+//! Bitmaps of the store: allocated addresses, VLANs and VNIs.
 
 use std::fmt;
 
@@ -7,31 +7,31 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 /// A set of the numbers `0..len`.
 ///
-/// Kept in JSON as the original keeps it (INVENTORY section 3): URL-safe base64 with padding of the
-/// length in bits as a big-endian `u64`, followed by the words, big-endian, word 0 holding the bits
-/// 0 to 63 with bit 0 lowest.
+/// In JSON it has the original's form (INVENTORY section 3): padded URL-safe base64 of the length
+/// in bits as a big-endian `u64`, followed by big-endian 64-bit words, word 0 holding the bits 0 to
+/// 63 with bit 0 lowest.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Bitset {
     len: usize,
     words: Vec<u64>,
-    /// No bit below this word is clear: where the search for a clear bit starts.
+    /// Every word below this index is full: start of the search for a clear bit.
     first_open: usize,
 }
 
-/// Bytes that are no bitmap.
+/// Why a text is not a bitmap.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BitsetError {
-    /// Not base64 of the URL alphabet.
+    /// The text is not URL-safe base64.
     #[error("bitmap is not URL-safe base64")]
     Base64(#[from] base64::DecodeError),
-    /// The length does not fit the words that follow.
+    /// The length does not match the number of words.
     #[error("bitmap of {bits} bits needs {expected} bytes, has {found}")]
     Length {
-        /// The length that the first word claims.
+        /// Length in bits in the first word.
         bits: u64,
-        /// The bytes that this length needs.
+        /// Number of bytes for this length.
         expected: u64,
-        /// The bytes that are there.
+        /// Number of bytes in the text.
         found: usize,
     },
 }
@@ -44,22 +44,22 @@ impl Bitset {
         Bitset { len, words: vec![0; len.div_ceil(64)], first_open: 0 }
     }
 
-    /// How many numbers the set ranges over.
+    /// The number of bits, set or clear.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// True when the set ranges over nothing at all.
+    /// Returns true if the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether `bit` is in the set; false beyond the end.
+    /// Returns true if `bit` is set; false beyond the end.
     pub fn contains(&self, bit: usize) -> bool {
         bit < self.len && self.words[bit / 64] >> (bit % 64) & 1 == 1
     }
 
-    /// Adds `bit`; false when it was there already or lies beyond the end.
+    /// Sets `bit`. Returns false if it was set or lies beyond the end.
     pub fn insert(&mut self, bit: usize) -> bool {
         if bit >= self.len || self.contains(bit) {
             return false;
@@ -68,7 +68,7 @@ impl Bitset {
         true
     }
 
-    /// Takes `bit` out; false when it was not there.
+    /// Clears `bit`. Returns false if it was not set.
     pub fn remove(&mut self, bit: usize) -> bool {
         if !self.contains(bit) {
             return false;
@@ -78,15 +78,15 @@ impl Bitset {
         true
     }
 
-    /// Adds every number of `range` that lies within the set's length.
+    /// Sets the bits of `range` that lie within the length.
     pub fn insert_range(&mut self, range: std::ops::Range<usize>) {
         for bit in range.start..range.end.min(self.len) {
             self.insert(bit);
         }
     }
 
-    /// The lowest number that is not in the set. Constant time amortised: full words at the front
-    /// are passed over once, not at each call.
+    /// The lowest clear bit. Amortised constant time: full words at the front are skipped once, not
+    /// at each call.
     pub fn first_clear(&mut self) -> Option<usize> {
         while self.words.get(self.first_open).is_some_and(|w| *w == u64::MAX) {
             self.first_open += 1;
@@ -96,12 +96,12 @@ impl Bitset {
         (bit < self.len).then_some(bit)
     }
 
-    /// The lowest number at or after `from` that is in the set.
+    /// The lowest set bit at or after `from`.
     pub fn next_set(&self, from: usize) -> Option<usize> {
         self.scan(from, |word| word)
     }
 
-    /// The lowest number at or after `from` that is not in the set.
+    /// The lowest clear bit at or after `from`.
     pub fn next_clear(&self, from: usize) -> Option<usize> {
         self.scan(from, |word| !word)
     }
@@ -117,7 +117,7 @@ impl Bitset {
         (bit < self.len).then_some(bit)
     }
 
-    /// The numbers in the set, lowest first.
+    /// The set bits, lowest first.
     pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
         let mut next = 0;
         std::iter::from_fn(move || {
@@ -127,17 +127,17 @@ impl Bitset {
         })
     }
 
-    /// How many numbers are in the set.
+    /// The number of set bits.
     pub fn count(&self) -> usize {
         self.words.iter().map(|w| w.count_ones() as usize).sum()
     }
 
-    /// The words as they are, bit 0 of word 0 first.
+    /// The words, bit 0 of word 0 first.
     pub fn words(&self) -> &[u64] {
         &self.words
     }
 
-    /// The form of the store.
+    /// Encodes the set in the form of the store.
     pub fn encode(&self) -> String {
         let mut bytes = Vec::with_capacity(HEADER + self.words.len() * 8);
         bytes.extend_from_slice(&(self.len as u64).to_be_bytes());
@@ -147,7 +147,11 @@ impl Bitset {
         URL_SAFE.encode(bytes)
     }
 
-    /// Reads the form of the store.
+    /// Decodes the form of the store.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the text is not URL-safe base64, or if the length does not match.
     pub fn decode(text: &str) -> Result<Self, BitsetError> {
         let bytes = URL_SAFE.decode(text)?;
         let mut words = bytes.chunks_exact(8).map(|c| c.iter().fold(0, |w, b| w << 8 | u64::from(*b)));
@@ -157,7 +161,7 @@ impl Bitset {
             return Err(BitsetError::Length { bits, expected, found: bytes.len() });
         }
         let mut words: Vec<u64> = words.collect();
-        // The original leaves bits beyond the length as they fell; they mean nothing.
+        // Bits beyond the length are undefined in the original's bitmaps.
         let tail = bits % 64;
         if let (Some(last), 1..) = (words.last_mut(), tail) {
             *last &= (1 << tail) - 1;
@@ -194,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_form_is_the_originals() {
+    fn the_encoding_matches_the_original() {
         let mut slash30 = Bitset::new(4);
         slash30.insert(0);
         slash30.insert(3);
@@ -204,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_bitmap_is_refused() {
+    fn invalid_bitmaps_are_refused() {
         for bad in ["", "AAAA", "AAAAAAAAAAQ=", "AAAAAAAAAAAAAAAAAAAACQ==", "!!", "__________8="] {
             assert!(Bitset::decode(bad).is_err(), "{bad:?}");
         }

@@ -1,4 +1,4 @@
-//! An endpoint: one interface of a pod on a network.
+//! Endpoints: interfaces of pods on networks.
 
 use std::{
     collections::BTreeMap,
@@ -15,104 +15,104 @@ use crate::{
     network::optional,
 };
 
-/// `/contiv.io/state/eps/<network>.<tenant>-<endpoint id>`, and `EndpointConfig` in the replies of
-/// `/plugin/createEndpoint` and `/plugin/deleteEndpoint`.
+/// The body of `/contiv.io/state/eps/<network>.<tenant>-<endpoint id>`, and `EndpointConfig` in the
+/// answers of `/plugin/createEndpoint` and `/plugin/deleteEndpoint`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "schema", schemars(rename = "Endpoint"))]
 #[serde(rename_all = "camelCase", default)]
 pub struct State {
-    /// The key's last part.
+    /// Last part of the key.
     pub id: String,
-    /// `<network>.<tenant>`.
+    /// Network, `<network>.<tenant>`.
     #[serde(rename = "netID")]
     pub net_id: String,
-    /// What the orchestrator calls it.
+    /// Id of the endpoint in the orchestrator.
     #[serde(rename = "endpointID")]
     pub endpoint_id: String,
-    /// The group's name, or empty.
+    /// Name of the group, or empty.
     pub service_name: String,
-    /// The group's number, or 0.
+    /// Number of the group, or 0.
     pub endpoint_group_id: i64,
     /// `<group>:<tenant>`, or empty.
     pub endpoint_group_key: String,
-    /// The IPv4 address.
+    /// IPv4 address.
     pub ip_address: String,
-    /// The IPv6 address, or empty.
+    /// IPv6 address, or empty.
     #[serde(rename = "ipv6Address")]
     pub ipv6_address: String,
-    /// The Ethernet address.
+    /// Ethernet address.
     pub mac_address: String,
-    /// The node that it lives on.
+    /// Node of the endpoint.
     pub homing_host: String,
-    /// Unused by every client; kept for its place in the body.
+    /// Unused; part of the original's body.
     pub intf_name: String,
-    /// The address of the node's VTEP, when it is known here.
+    /// IP address of the node's VTEP, if known.
     #[serde(rename = "vtepIP")]
     pub vtep_ip: String,
-    /// The container's labels.
+    /// Labels of the container.
     pub labels: Option<BTreeMap<String, String>>,
-    /// The container's id.
+    /// Id of the container.
     pub container_id: String,
-    /// The container's or pod's name.
+    /// Name of the container or pod.
     pub ep_common_name: String,
 }
 
-/// `/contiv.io/oper/eps/<same id>`: what the agent made of it.
+/// The body of `/contiv.io/oper/eps/<same id>`: the endpoint as the agent has configured it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Oper {
-    /// The key's last part.
+    /// Last part of the key.
     pub id: String,
-    /// `<network>.<tenant>`.
+    /// Network, `<network>.<tenant>`.
     #[serde(rename = "netID")]
     pub net_id: String,
-    /// What the orchestrator calls it.
+    /// Id of the endpoint in the orchestrator.
     #[serde(rename = "endpointID")]
     pub endpoint_id: String,
-    /// The group's name, or empty.
+    /// Name of the group, or empty.
     pub service_name: String,
-    /// The container's id.
+    /// Id of the container.
     #[serde(rename = "contUUID")]
     pub cont_uuid: String,
-    /// The IPv4 address.
+    /// IPv4 address.
     pub ip_address: String,
-    /// The IPv6 address, or empty.
+    /// IPv6 address, or empty.
     #[serde(rename = "ipv6Address")]
     pub ipv6_address: String,
-    /// The Ethernet address.
+    /// Ethernet address.
     pub mac_address: String,
-    /// The node that it lives on.
+    /// Node of the endpoint.
     pub homing_host: String,
-    /// The interface's name in the pod.
+    /// Name of the interface in the pod.
     pub intf_name: String,
-    /// The port's name on the node, without the leading `v` of its host end (`vport3`).
+    /// Name of the port on the node, without the leading `v` of its host end (`vport3`).
     pub port_name: String,
-    /// The address of the node's VTEP.
+    /// IP address of the node's VTEP.
     #[serde(rename = "vtepIP")]
     pub vtep_ip: String,
 }
 
-/// An endpoint as the agent sees it.
+/// An endpoint, validated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
-    /// The key's last part.
+    /// Last part of the key.
     pub id: EndpointId,
-    /// The network that it is on.
+    /// Network of the endpoint.
     pub network: NetworkId,
-    /// The group that it belongs to.
+    /// Group of the endpoint.
     pub group: Option<GroupKey>,
-    /// The group's number.
+    /// Number of the group.
     pub group_number: Option<GroupNumber>,
-    /// The IPv4 address.
+    /// IPv4 address.
     pub ip: Ipv4Addr,
-    /// The IPv6 address.
+    /// IPv6 address.
     pub ip6: Option<Ipv6Addr>,
-    /// The Ethernet address.
+    /// Ethernet address.
     pub mac: Mac,
-    /// The node that it lives on.
+    /// Node of the endpoint.
     pub host: HostName,
-    /// The address of the node's VTEP, when the body has it.
+    /// IP address of the node's VTEP, if the body has it.
     pub vtep: Option<IpAddr>,
 }
 
@@ -149,7 +149,7 @@ mod tests {
     const C3: &str = include_str!("../tests/golden/endpoint-c3.json");
 
     #[test]
-    fn bodies_are_the_originals_to_the_byte() {
+    fn bodies_match_the_original_byte_for_byte() {
         for body in [C3, include_str!("../tests/golden/endpoint-native.json")] {
             let state: State = serde_json::from_str(body).unwrap();
             assert_eq!(serde_json::to_string(&state).unwrap(), body.trim_end());

@@ -1,25 +1,25 @@
-//! How a source tells what exists and what changed.
+//! Events of a source of keyed objects.
 
 /// A change of one keyed object, or the frame of a full snapshot.
 ///
-/// A snapshot is `Init`, then one `InitApply` for each object that exists, then `InitDone`; it
-/// replaces everything known before in one step, so half a snapshot removes nothing.
+/// A snapshot is `Init`, then one `InitApply` for each existing object, then `InitDone`. It
+/// replaces the previous state in one step, so an incomplete snapshot removes nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event<K, V> {
-    /// A snapshot begins.
+    /// Begin of a snapshot.
     Init,
     /// One object of the snapshot.
     InitApply(K, V),
-    /// The snapshot is complete: what it did not mention does not exist.
+    /// End of the snapshot: objects that it does not contain do not exist.
     InitDone,
-    /// The object exists with this value now.
+    /// The object was created or changed, and has this value.
     Apply(K, V),
-    /// The object is gone.
+    /// The object was deleted.
     Delete(K),
 }
 
 impl<K, V> Event<K, V> {
-    /// The same event about another kind of key or value.
+    /// Converts key and value.
     pub fn map<K2, V2>(self, key: impl FnOnce(K) -> K2, value: impl FnOnce(V) -> V2) -> Event<K2, V2> {
         match self {
             Event::Init => Event::Init,

@@ -1,10 +1,10 @@
-//! The cluster's settings, and the pools of tags.
+//! Cluster-wide settings, and the pools of tags.
 
 use serde::{Deserialize, Serialize};
 
 use crate::bitset::Bitset;
 
-/// `/contiv.io/master/config/global`: what the agents read.
+/// The body of `/contiv.io/master/config/global`, which agents read.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct Config {
@@ -16,11 +16,11 @@ pub struct Config {
     pub fwd_mode: String,
     /// `proxy` or `flood`.
     pub arp_mode: String,
-    /// The subnet for the nodes' own access to pods.
+    /// Subnet of the nodes' host access to pods.
     pub pvt_subnet: String,
 }
 
-/// `/contiv.io/state/global/global`: the ranges that tags are taken from.
+/// The body of `/contiv.io/state/global/global`: the ranges of the tags.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct State {
@@ -30,11 +30,11 @@ pub struct State {
     pub auto: TagRanges,
 }
 
-/// The ranges of [`State`], such as `1-4094`.
+/// Ranges of tags that are assigned automatically, such as `1-4094`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TagRanges {
-    /// VLANs.
+    /// VLAN ids.
     #[serde(rename = "VLANs")]
     pub vlans: String,
     /// VNIs.
@@ -42,31 +42,31 @@ pub struct TagRanges {
     pub vxlans: String,
 }
 
-/// `/contiv.io/oper/global/global`.
+/// The body of `/contiv.io/oper/global/global`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Oper {
     /// Always empty.
     pub id: String,
-    /// Never set (INVENTORY 2.5).
+    /// Always empty (INVENTORY 2.5).
     #[serde(rename = "defaultNetwork")]
     pub default_network: String,
-    /// The number that the bits of the VXLAN pool count from.
+    /// VNI of bit 0 in the VXLAN pool.
     #[serde(rename = "freeVXLANsStart")]
     pub free_vxlans_start: i64,
 }
 
-/// `/contiv.io/state/auto-vlan/global`: the VLANs of the range.
+/// The body of `/contiv.io/state/auto-vlan/global`: VLANs in the range.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct VlanPool {
     /// `global`.
     pub id: String,
-    /// Bit n: VLAN n belongs to the range.
+    /// Bit n: VLAN n is in the range.
     pub vlans: Bitset,
 }
 
-/// `/contiv.io/oper/auto-vlan/global`: the VLANs that are free.
+/// The body of `/contiv.io/oper/auto-vlan/global`: free VLANs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct VlanPoolOper {
@@ -77,23 +77,23 @@ pub struct VlanPoolOper {
     pub free_vlans: Bitset,
 }
 
-/// `/contiv.io/state/auto-vxlan/global`: the VNIs of the range.
+/// The body of `/contiv.io/state/auto-vxlan/global`: VNIs in the range.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct VxlanPool {
     /// `global`.
     pub id: String,
-    /// Bit n: VNI start + n belongs to the range.
+    /// Bit n: VNI start + n is in the range.
     pub vxlans: Bitset,
-    /// Bit n: local VLAN n belongs to the pool.
+    /// Bit n: local VLAN n is in the pool.
     #[serde(rename = "LocalVLANs")]
     pub local_vlans: Bitset,
-    /// The number that the bits count from.
+    /// VNI of bit 0.
     #[serde(rename = "FreeVXLANsStart")]
     pub free_vxlans_start: i64,
 }
 
-/// `/contiv.io/oper/auto-vxlan/global`: the VNIs that are free.
+/// The body of `/contiv.io/oper/auto-vxlan/global`: free VNIs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct VxlanPoolOper {
@@ -107,18 +107,18 @@ pub struct VxlanPoolOper {
     pub free_local_vlans: Bitset,
 }
 
-/// Whether ARP and neighbour discovery are answered for known endpoints or flooded.
+/// Whether ARP and neighbour solicitations for known endpoints are answered locally or flooded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ArpMode {
-    /// Answered where they are asked.
+    /// Answered by the node of the sender.
     #[default]
     Proxy,
-    /// Carried to everybody on the network.
+    /// Flooded to all endpoints of the network.
     Flood,
 }
 
 impl Config {
-    /// The ARP mode; anything but `flood` is proxy, as in the original.
+    /// The ARP mode. Every value except `flood` means proxy, as in the original.
     pub fn arp_mode(&self) -> ArpMode {
         if self.arp_mode == "flood" { ArpMode::Flood } else { ArpMode::Proxy }
     }
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn bodies_are_the_originals_to_the_byte() {
+    fn bodies_match_the_original_byte_for_byte() {
         round_trips::<Config>(include_str!("../tests/golden/master-config-global.json"));
         round_trips::<State>(include_str!("../tests/golden/state-global.json"));
         round_trips::<Oper>(include_str!("../tests/golden/oper-global.json"));

@@ -1,4 +1,4 @@
-//! An endpoint group: its number, and what its packets are marked with and held to.
+//! Endpoint groups: number, DSCP and rate limit.
 
 use std::{fmt, num::NonZeroU32};
 
@@ -6,19 +6,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Invalid, bitset::Bitset, name::GroupKey};
 
-/// `/contiv.io/state/endpointGroups/<group>:<tenant>`.
+/// The body of `/contiv.io/state/endpointGroups/<group>:<tenant>`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct State {
     /// `<group>:<tenant>`.
     pub id: String,
-    /// The group's name.
+    /// Name of the group.
     pub group_name: String,
-    /// The tenant's name.
+    /// Name of the tenant.
     pub tenant_name: String,
-    /// The network that the group's endpoints are on.
+    /// Network of the group's endpoints.
     pub network_name: String,
-    /// The number that stands for the group in policies.
+    /// Number that identifies the group in policies.
     pub endpoint_group_id: i64,
     /// The network's `pktTagType`.
     pub pkt_tag_type: String,
@@ -26,28 +26,29 @@ pub struct State {
     pub pkt_tag: i64,
     /// The network's `extPktTag`.
     pub ext_pkt_tag: i64,
-    /// Endpoints in the group.
+    /// Number of endpoints in the group.
     pub ep_count: i64,
-    /// The class for the group's packets, 0 for none.
+    /// DSCP of the group's packets, 0 for none.
     #[serde(rename = "DSCP")]
     pub dscp: i64,
-    /// The rate limit as the user wrote it, or empty.
+    /// Rate limit as the user wrote it, or empty.
     #[serde(rename = "Bandwidth")]
     pub bandwidth: String,
-    /// The burst of the rate limit in kilobits.
+    /// Burst of the rate limit in kilobits.
     #[serde(rename = "Burst")]
     pub burst: i64,
-    /// `a-b`, or empty when the group allocates from its network.
+    /// Address pool `a-b`, or empty if the group allocates from its network.
     #[serde(rename = "IPPool")]
     pub ip_pool: String,
-    /// The network's addresses with everything outside the pool set; empty without a pool.
+    /// Bitmap of the network's addresses in which addresses outside the pool are set; empty without
+    /// a pool.
     pub epg_ip_alloc_map: Bitset,
-    /// The tag given by the user, or `<group>.<tenant>`.
+    /// Tag configured by the user, or `<group>.<tenant>`.
     pub group_tag: String,
 }
 
-/// The number that stands for a group in policies and on switches. No two groups of a cluster share one, over all
-/// tenants. 0 is no group, as in the bodies.
+/// Number of a group in policies and on switches, unique in the cluster over all tenants. 0 means
+/// no group in the bodies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GroupNumber(NonZeroU32);
 
@@ -59,7 +60,7 @@ impl GroupNumber {
         self.0.get()
     }
 
-    /// None for what can be no number of a group.
+    /// Returns `None` if `number` is out of range.
     pub(crate) fn read(number: i64) -> Option<Self> {
         u32::try_from(number).ok()?.try_into().ok()
     }
@@ -79,8 +80,8 @@ impl fmt::Display for GroupNumber {
     }
 }
 
-/// The class in a packet's header (RFC 2474), 1 to 63. Packets of groups that have none keep the class that they came
-/// with.
+/// A Differentiated Services Code Point (RFC 2474), 1 to 63. Packets of groups without one keep
+/// their DSCP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Dscp(u8);
 
@@ -91,7 +92,7 @@ impl Dscp {
     }
 }
 
-/// A number that is no class.
+/// A number that is not a valid DSCP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("dscp {0}: expected 1 to 63")]
 pub struct InvalidDscp(u8);
@@ -104,22 +105,22 @@ impl TryFrom<u8> for Dscp {
     }
 }
 
-/// What each endpoint of a group may send, and be sent.
+/// Rate limit of each endpoint of a group, for each direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rate {
-    /// In the long run, in bits per second.
+    /// Average rate in bits per second.
     pub bits_per_second: u64,
-    /// At once, in bytes. It may be less than a packet.
+    /// Burst in bytes. May be less than a packet.
     pub burst_bytes: u64,
 }
 
-/// What the switch of the original takes for a burst that is not given, in kilobits.
+/// Burst in kilobits that OVS uses by default, as the original.
 const DEFAULT_BURST: u64 = 8000;
 
 impl Rate {
-    /// From a profile's bandwidth, such as `10 mbps`, and burst in kilobits, as the original reads them (INVENTORY 5.8):
-    /// the first number, times a power of 1024 by the first of `g`, `m`, `k` that the text has, in whole kilobits of
-    /// 1000 bits. None if the text is no bandwidth.
+    /// Parses a profile's bandwidth, such as `10 mbps`, and burst in kilobits, as the original does
+    /// (INVENTORY 5.8): the first number, times a power of 1024 by the first of `g`, `m`, `k` in
+    /// the text, in whole kilobits of 1000 bits. Returns `None` if the text is not a bandwidth.
     fn read(bandwidth: &str, burst: i64) -> Option<Rate> {
         let digits = bandwidth.trim_start_matches(|c: char| !c.is_ascii_digit());
         let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
@@ -132,16 +133,16 @@ impl Rate {
     }
 }
 
-/// A group as the agent sees it.
+/// A group, validated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
-    /// The key's last part.
+    /// Last part of the key.
     pub key: GroupKey,
-    /// Its number.
+    /// Number of the group.
     pub number: GroupNumber,
-    /// How its packets are marked.
+    /// DSCP of the group's packets.
     pub dscp: Option<Dscp>,
-    /// What its endpoints may send.
+    /// Rate limit of the group's endpoints.
     pub rate: Option<Rate>,
 }
 
@@ -174,7 +175,7 @@ impl TryFrom<&State> for Group {
             number: GroupNumber::read(s.endpoint_group_id)
                 .ok_or_else(|| bad("endpointGroupId", &s.endpoint_group_id, GroupNumber::EXPECTED))?,
             dscp,
-            // Too little to be a number of kilobits switches the limit off, as in the original.
+            // A rate below one kilobit disables the limit, as in the original.
             rate: rate.filter(|rate| rate.bits_per_second > 0),
         })
     }
@@ -217,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_invalid_field() {
         let why = |change: fn(&mut State)| Group::try_from(&state(change)).unwrap_err().to_string();
         assert_eq!(why(|s| s.dscp = 64), "group gp:default: DSCP is \"64\", expected 0 for none, or 1 to 63");
         assert!(why(|s| s.dscp = -1).contains("DSCP is \"-1\""));
@@ -227,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn the_body_is_the_originals_to_the_byte() {
+    fn the_body_matches_the_original_byte_for_byte() {
         let body = include_str!("../tests/golden/group-gp.json");
         let state: State = serde_json::from_str(body).unwrap();
         assert_eq!(state.epg_ip_alloc_map.next_clear(0), Some(10));

@@ -1,16 +1,16 @@
-//! Where things are kept. Each key can be written and read back.
+//! Keys of the store. Each key can be formatted and parsed.
 
 use std::{fmt, str::FromStr};
 
 use crate::name::{EndpointId, GroupKey, HostName, NetworkId, PolicyId, RuleId, ServiceId};
 
-/// The prefix of every key.
+/// Prefix of every key.
 pub const ROOT: &str = "/contiv.io/";
-/// The prefix of the API's objects.
+/// Prefix of the API's objects.
 pub const MODELDB: &str = "/contiv.io/obj/modeldb/";
-/// The prefix of the registrations of [`crate::registry`].
+/// Prefix of the registrations of [`crate::registry`].
 pub const SERVICE: &str = "/contiv.io/service/";
-/// The lock that the leading netmaster holds; its value is `ip:port`.
+/// Lock of the leading netmaster; its value is the leader's `ip:port`.
 pub const LEADER: &str = "/contiv.io/lock/netmaster/leader";
 
 /// A type of API object, by its name in paths and keys (INVENTORY 1.2).
@@ -34,7 +34,7 @@ pub enum ObjectType {
 }
 
 impl ObjectType {
-    /// Every type, in the order of their names.
+    /// All types, ordered by name.
     pub const ALL: [ObjectType; 14] = [
         ObjectType::AciGw,
         ObjectType::AppProfile,
@@ -52,7 +52,7 @@ impl ObjectType {
         ObjectType::VolumeProfile,
     ];
 
-    /// The name as paths and keys spell it.
+    /// The name in paths and keys.
     pub const fn as_str(self) -> &'static str {
         match self {
             ObjectType::AciGw => "aciGw",
@@ -73,7 +73,7 @@ impl ObjectType {
     }
 }
 
-/// A key of the store (INVENTORY section 3). `Display` writes it, `FromStr` reads it.
+/// A key of the store (INVENTORY section 3). `Display` formats it, `FromStr` parses it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Key {
     /// `/contiv.io/obj/modeldb/<type>/<key>`.
@@ -100,12 +100,14 @@ pub enum Key {
     EndpointOper(EndpointId),
     /// `/contiv.io/state/endpointGroups/<key>`.
     Group(GroupKey),
-    /// `/contiv.io/state/ipam/nets/<id>`: what changed in a large network's record since it was last written whole
-    /// (ours; gone when the network is at rest).
+    /// `/contiv.io/state/ipam/nets/<id>`: changes of a large network's record since the record was
+    /// last written as a whole. Not a key of the original; deleted when the changes are written to
+    /// the record.
     NetworkJournal(NetworkId),
-    /// `/contiv.io/state/ipam/endpointGroups/<key>`: the same of a group's pool.
+    /// `/contiv.io/state/ipam/endpointGroups/<key>`: as [`Key::NetworkJournal`], for a group's
+    /// address pool.
     GroupJournal(GroupKey),
-    /// `/contiv.io/state/group-ids/global`: the number that the next group gets (ours).
+    /// `/contiv.io/state/group-ids/global`: number of the next group. Not a key of the original.
     GroupIds,
     /// `/contiv.io/state/policy/<id>`.
     Policy(PolicyId),
@@ -119,28 +121,30 @@ pub enum Key {
     Bgp(HostName),
     /// `/contiv.io/service/<name>/<ip>:<port>`.
     Service {
-        /// The service's name.
+        /// Name of the service.
         name: String,
         /// `<ip>:<port>`.
         address: String,
     },
-    /// `/contiv.io/state/aci-pending/<tenant>:<profile>`: the ACI gateway may not know what the store has of the
-    /// application profile (ours).
+    /// `/contiv.io/state/aci-pending/<tenant>:<profile>`: the ACI gateway may not have the
+    /// application profile as the store has it. Not a key of the original.
     AciPending(String),
-    /// `/contiv.io/oper/node/<host>`: what a node's agent says of itself (ours; the original has none).
+    /// `/contiv.io/oper/node/<host>`: status that a node's agent reports. Not a key of the
+    /// original.
     NodeStatus(HostName),
-    /// `/contiv.io/state/gone-nodes/<host>`: since when a node's registrations are gone (ours).
+    /// `/contiv.io/state/gone-nodes/<host>`: time since which a node's registrations are missing.
+    /// Not a key of the original.
     GoneNode(HostName),
     /// `/contiv.io/lock/netmaster/leader`.
     Leader,
 }
 
-/// A key of the store that is none of ours.
+/// A key that contiv does not use.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown key {0:?}")]
 pub struct UnknownKey(pub String);
 
-/// The part of a path before the last name, for the kinds whose keys end in one name.
+/// Prefixes of the keys that end in one name.
 const NETWORKS: &str = "/contiv.io/state/nets/";
 const ENDPOINTS: &str = "/contiv.io/state/eps/";
 const ENDPOINTS_OPER: &str = "/contiv.io/oper/eps/";
@@ -148,9 +152,9 @@ const GROUPS: &str = "/contiv.io/state/endpointGroups/";
 const NODES: &str = "/contiv.io/oper/node/";
 const GONE_NODES: &str = "/contiv.io/state/gone-nodes/";
 const ACI_PENDING: &str = "/contiv.io/state/aci-pending/";
-/// The prefix of [`Key::Policy`].
+/// Prefix of [`Key::Policy`].
 pub const POLICIES: &str = "/contiv.io/state/policy/";
-/// The prefix of [`Key::PolicyRule`].
+/// Prefix of [`Key::PolicyRule`].
 pub const POLICY_RULES: &str = "/contiv.io/state/policyRule/";
 const SERVICES: &str = "/contiv.io/state/serviceLB/";
 const PROVIDERS: &str = "/contiv.io/state/provider/";
@@ -158,7 +162,7 @@ const BGPS: &str = "/contiv.io/state/bgp/";
 const NETWORK_JOURNALS: &str = "/contiv.io/state/ipam/nets/";
 const GROUP_JOURNALS: &str = "/contiv.io/state/ipam/endpointGroups/";
 
-/// What stands alone under its key.
+/// Keys without a variable part.
 const SINGLES: [(&str, Key); 9] = [
     ("/contiv.io/master/config/global", Key::MasterConfig),
     ("/contiv.io/state/global/global", Key::GlobalState),
@@ -308,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_key_is_refused() {
+    fn unknown_keys_are_refused() {
         for path in [
             "",
             "/",

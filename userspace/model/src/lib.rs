@@ -1,15 +1,16 @@
-//! What contiv-rs talks about: names, tags, networks, groups, endpoints, the keys and JSON bodies
-//! under which they are kept, and the events that change them.
+//! Domain types of contiv-rs: names, tags, networks, groups, endpoints, services and policies, the
+//! keys and JSON bodies under which the store keeps them, and the events that change them.
 //!
-//! Two layers, and a conversion between them. The *bodies* (`State` in [`network`], [`group`],
-//! [`endpoint`], [`service`] and [`bgp`], `PolicyState` in [`policy`]; everything in [`global`] and [`registry`]) have the fields, the order and the
-//! spelling of the original's JSON, because operators' scripts read them (INVENTORY section 3).
-//! The *domain types* beside them are what the rest of the program works with: strings are parsed
-//! once, in `TryFrom<&State>`, and a value that exists is valid.
+//! There are two layers with a conversion between them. The *bodies* (`State` in [`network`],
+//! [`group`], [`endpoint`], [`service`] and [`bgp`], `PolicyState` in [`policy`]; everything in
+//! [`global`] and [`registry`]) have the fields, the order and the spelling of the original's JSON,
+//! because operators' scripts read them (INVENTORY section 3). The *domain types* are what the rest
+//! of the program works with: strings are parsed once, in `TryFrom<&State>`, and a value that
+//! exists is valid.
 //!
-//! No I/O and no async here.
+//! This crate does no I/O and is not async.
 
-#![deny(missing_docs)]
+#![deny(missing_docs, clippy::missing_errors_doc)]
 
 pub mod api;
 pub mod bgp;

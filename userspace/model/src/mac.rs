@@ -4,24 +4,25 @@ use std::{fmt, net::Ipv4Addr, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// A 48-bit Ethernet address, written `02:02:0a:01:01:05`.
+/// A 48-bit Ethernet address, octets in transmission order, written `02:02:0a:01:01:05`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Mac(pub [u8; 6]);
 
-/// The text is not six hexadecimal octets.
+/// A text that is not six hexadecimal octets.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("MAC address {0:?}: expected six hexadecimal octets such as 02:02:0a:01:01:05")]
 pub struct MacError(String);
 
 impl Mac {
-    /// The address of the endpoint that owns `ip`: `02:02:` and the four octets (INVENTORY 2.5).
+    /// The Ethernet address of the endpoint with the IPv4 address `ip`: `02:02:` and the four
+    /// octets (INVENTORY 2.5).
     pub const fn of_endpoint(ip: Ipv4Addr) -> Mac {
         let [a, b, c, d] = ip.octets();
         Mac([2, 2, a, b, c, d])
     }
 
-    /// True of broadcast and multicast addresses.
+    /// Returns true for multicast and broadcast addresses (the I/G bit is set).
     pub const fn is_multicast(self) -> bool {
         self.0[0] & 1 == 1
     }
@@ -67,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_endpoints_address_comes_from_its_ip() {
+    fn an_endpoints_address_is_derived_from_its_ip() {
         assert_eq!(Mac::of_endpoint(Ipv4Addr::new(41, 1, 0, 254)).to_string(), "02:02:29:01:00:fe");
     }
 

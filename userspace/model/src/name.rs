@@ -1,10 +1,10 @@
-//! Names that users give, and the ids that are made of them.
+//! Names given by users, and the ids that are composed of them.
 
 use std::{fmt, str::FromStr, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
-/// A text that is no name.
+/// A text that is not a valid name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{kind} {value:?}: expected 1 to {max} letters, digits and hyphens, in labels joined by dots, \
@@ -16,7 +16,8 @@ pub struct NameError {
     max: usize,
 }
 
-/// NAME of INVENTORY 1.4: labels of letters, digits and inner hyphens, joined by dots.
+/// Returns true for a NAME of INVENTORY 1.4: labels of letters, digits and inner hyphens, joined by
+/// dots.
 pub fn is_name(text: &str) -> bool {
     text.split('.').all(|label| {
         let bytes = label.as_bytes();
@@ -92,13 +93,13 @@ macro_rules! text {
 }
 
 names! {
-    /// The name of a tenant.
+    /// Name of a tenant.
     TenantName = "tenant name", 64;
-    /// The name of a network within its tenant.
+    /// Name of a network within its tenant.
     NetworkName = "network name", 64;
-    /// The name of an endpoint group within its tenant.
+    /// Name of an endpoint group within its tenant.
     GroupName = "group name", 64;
-    /// The name of a service within its tenant.
+    /// Name of a service within its tenant.
     ServiceName = "service name", 256;
 }
 
@@ -133,18 +134,19 @@ macro_rules! ids {
 }
 
 ids! {
-    /// `<network>.<tenant>`. Opaque: both parts may hold dots, so it is built but never taken apart;
-    /// the body that it names says what the parts are.
+    /// `<network>.<tenant>`. Opaque: both parts may contain dots, so the id is composed but never
+    /// split; the body under it has the parts.
     NetworkId;
     /// `<group>:<tenant>`.
     GroupKey;
     /// `<network>.<tenant>-<endpoint id>`, or `<host>-native-intf`. Opaque, as [`NetworkId`].
     EndpointId;
-    /// A node's name as the agent registers it.
+    /// Name of a node as its agent registers it.
     HostName;
-    /// `<tenant>:<group>:<tenant>:<policy>`: a policy on a group.
+    /// `<tenant>:<group>:<tenant>:<policy>`: a policy attached to a group.
     PolicyId;
-    /// `<policy on a group>:<tenant>:<policy>:<rule>:<direction>`: a rule on a group. Opaque, as [`NetworkId`].
+    /// `<policy on a group>:<tenant>:<policy>:<rule>:<direction>`: a rule of a policy attached to a
+    /// group. Opaque, as [`NetworkId`].
     RuleId;
     /// `<service>:<tenant>`.
     ServiceId;
@@ -165,7 +167,8 @@ impl GroupKey {
 }
 
 impl PolicyId {
-    /// The group that it is on: names have no colons. `None` if this is not of the form that netmaster writes.
+    /// The group that the policy is attached to: names contain no colons. `None` if the id does not
+    /// have netmaster's form.
     pub fn group(&self) -> Option<GroupKey> {
         let parts: Vec<&str> = self.as_str().split(':').collect();
         match parts[..] {
@@ -183,12 +186,12 @@ impl ServiceId {
 }
 
 impl EndpointId {
-    /// The id of the endpoint that the orchestrator calls `endpoint` on `network`.
+    /// The id of an endpoint on `network`; `endpoint` is its id in the orchestrator.
     pub fn new(network: &NetworkId, endpoint: &str) -> Self {
         EndpointId(format!("{network}-{endpoint}").into())
     }
 
-    /// The id of the endpoint that stands for `host` itself on an infra network.
+    /// The id of the endpoint of the node `host` on an infra network.
     pub fn infra(host: &HostName) -> Self {
         EndpointId(format!("{host}-native-intf").into())
     }

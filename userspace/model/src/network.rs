@@ -1,4 +1,4 @@
-//! A network: its body under `state/nets`, and what the datapath needs of it.
+//! Networks: the body under `state/nets`, and the domain type.
 
 use std::{
     collections::BTreeMap,
@@ -15,92 +15,92 @@ use crate::{
     tag::{Encap, Vlan, Vni},
 };
 
-/// `/contiv.io/state/nets/<network>.<tenant>`.
+/// The body of `/contiv.io/state/nets/<network>.<tenant>`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct State {
     /// `<network>.<tenant>`.
     pub id: String,
-    /// The tenant's name.
+    /// Name of the tenant.
     pub tenant: String,
-    /// The network's name.
+    /// Name of the network.
     pub network_name: String,
     /// `data` or `infra`.
     pub nw_type: String,
     /// `vlan` or `vxlan`.
     pub pkt_tag_type: String,
-    /// The VLAN, or the local VLAN of a VXLAN network.
+    /// VLAN id, or the local VLAN id of a VXLAN network.
     pub pkt_tag: i64,
-    /// The VNI, or 0.
+    /// VNI of a VXLAN network, or 0.
     pub ext_pkt_tag: i64,
-    /// The IPv4 network address.
+    /// IPv4 network address.
     #[serde(rename = "subnetIP")]
     pub subnet_ip: String,
-    /// The IPv4 prefix length in bits.
+    /// IPv4 prefix length in bits.
     pub subnet_len: u32,
-    /// The IPv4 gateway, or empty.
+    /// IPv4 gateway, or empty.
     pub gateway: String,
-    /// First and last address of the range as configured, `a-b`.
+    /// First and last address of the configured range, `a-b`.
     pub ip_addr_range: String,
-    /// Addresses allocated automatically, less addresses released.
+    /// Number of addresses allocated automatically, less the released ones.
     pub ep_addr_count: i64,
-    /// Endpoints on the network.
+    /// Number of endpoints on the network.
     pub ep_count: i64,
-    /// Bit n is the address subnet + n.
+    /// Allocated IPv4 addresses: bit n is the address subnet + n.
     pub ip_alloc_map: Bitset,
-    /// The IPv6 network address, or empty.
+    /// IPv6 network address, or empty.
     #[serde(rename = "ipv6SubnetIP")]
     pub ipv6_subnet_ip: String,
-    /// The IPv6 prefix length in bits, 0 without IPv6.
+    /// IPv6 prefix length in bits, 0 without IPv6.
     #[serde(rename = "ipv6SubnetLen")]
     pub ipv6_subnet_len: u32,
-    /// The IPv6 gateway, or empty.
+    /// IPv6 gateway, or empty.
     #[serde(rename = "ipv6Gateway")]
     pub ipv6_gateway: String,
-    /// Host part (the address with the prefix cleared) to `true`.
+    /// Allocated IPv6 addresses: host part (the address with the prefix cleared) to `true`.
     #[serde(rename = "ipv6AllocMap")]
     pub ipv6_alloc_map: Option<BTreeMap<String, bool>>,
-    /// The host part allocated last.
+    /// Host part that was allocated last.
     #[serde(rename = "ipv6LastHost")]
     pub ipv6_last_host: String,
-    /// The tag given by the user, or the id.
+    /// Tag configured by the user, or the id.
     pub network_tag: String,
 }
 
-/// What a network is for.
+/// Purpose of a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
-    /// Carries pods.
+    /// Network of pods.
     Data,
-    /// Carries the nodes themselves: each gets an endpoint of its own.
+    /// Network of the nodes: each node has an endpoint on it.
     Infra,
 }
 
-/// A network as the agent sees it.
+/// A network, validated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Network {
     /// `<network>.<tenant>`.
     pub id: NetworkId,
-    /// The tenant.
+    /// Tenant of the network.
     pub tenant: TenantName,
-    /// The name within the tenant.
+    /// Name within the tenant.
     pub name: NetworkName,
-    /// Pods or nodes.
+    /// Network of pods or of nodes.
     pub kind: Kind,
-    /// The tag on the wire.
+    /// Encapsulation on the wire.
     pub encap: Encap,
-    /// The IPv4 subnet, host bits cleared.
+    /// IPv4 subnet, host bits cleared.
     pub subnet: Ipv4Net,
-    /// The IPv4 gateway.
+    /// IPv4 gateway.
     pub gateway: Option<Ipv4Addr>,
-    /// The IPv6 subnet, host bits cleared.
+    /// IPv6 subnet, host bits cleared.
     pub subnet_v6: Option<Ipv6Net>,
-    /// The IPv6 gateway.
+    /// IPv6 gateway.
     pub gateway_v6: Option<Ipv6Addr>,
 }
 
 impl Network {
-    /// Whether the address is in one of the network's subnets.
+    /// Returns true if the address is in one of the network's subnets.
     pub fn contains(&self, address: IpAddr) -> bool {
         match address {
             IpAddr::V4(address) => self.subnet.contains(&address),
@@ -171,7 +171,7 @@ fn encap(s: &State) -> Result<Encap, Invalid> {
     }
 }
 
-/// An address that may be left out.
+/// Parses an optional value; an empty text is `None`.
 pub(crate) fn optional<T: std::str::FromStr>(text: &str) -> Result<Option<T>, String> {
     if text.is_empty() { Ok(None) } else { text.parse().map(Some).map_err(|_| text.to_owned()) }
 }
@@ -184,7 +184,7 @@ mod tests {
     const N1: &str = include_str!("../tests/golden/network-n1.json");
 
     #[test]
-    fn bodies_are_the_originals_to_the_byte() {
+    fn bodies_match_the_original_byte_for_byte() {
         for body in [VX2, N1] {
             let state: State = serde_json::from_str(body).unwrap();
             assert_eq!(serde_json::to_string(&state).unwrap(), body.trim_end());
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_invalid_field() {
         let good: State = serde_json::from_str(N1).unwrap();
         let error = |change: fn(&mut State)| {
             let mut state = good.clone();

@@ -1,39 +1,40 @@
-//! What an agent tells of packets while somebody watches: a line of JSON each.
+//! Packet events: dropped packets and new flows, as an agent's `GET /monitor` reports them, one
+//! line of JSON each.
 
 use std::{fmt, net::IpAddr};
 
 use serde::{Deserialize, Serialize};
 
-/// Of what a line tells.
+/// What a line reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EventKind {
-    /// A packet went no further.
+    /// A dropped packet.
     #[default]
     Drop,
-    /// A flow began.
+    /// A new flow.
     Flow,
-    /// There was more than is told.
+    /// Events were lost because of the rate limit or a full ring.
     Lost,
 }
 
-/// One end of a packet's way.
+/// Source, destination or backend of a packet.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct FlowEnd {
-    /// Its address, where the frame tells.
+    /// IP address, if the frame has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ip: Option<IpAddr>,
-    /// Its port, where the protocol has one.
+    /// Port, if the protocol has ports; else 0.
     #[serde(skip_serializing_if = "is_zero")]
     pub port: u16,
-    /// Its Ethernet address.
+    /// Ethernet address.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub mac: String,
-    /// The endpoint that has the address, `<network>.<tenant>-<endpoint>`.
+    /// Endpoint with the address, `<network>.<tenant>-<endpoint>`; empty if there is none.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub endpoint: String,
-    /// Its group, `<group>:<tenant>`.
+    /// Group of the endpoint, `<group>:<tenant>`; empty if there is none.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub group: String,
 }
@@ -42,41 +43,42 @@ pub struct FlowEnd {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PacketEvent {
-    /// When, as in RFC 3339, in UTC.
+    /// Time of the event, RFC 3339, UTC.
     pub time: String,
-    /// The node that tells.
+    /// Node that reports the event.
     pub host: String,
-    /// Of what.
+    /// What the line reports.
     pub event: EventKind,
-    /// Why it was dropped.
+    /// Drop reason; empty for other events.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub reason: String,
-    /// `<network>.<tenant>`, or the tag where no network has it.
+    /// `<network>.<tenant>`, or the tag if no network has it.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub network: String,
-    /// By which interface of the node it came.
+    /// Interface of the node that the packet was received on.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub interface: String,
-    /// `tcp`, `udp`, `icmp`, `icmpv6`, `sctp` or the number of IP's protocol; `arp` or Ethernet's type.
+    /// `tcp`, `udp`, `icmp`, `icmpv6`, `sctp`, or the IP protocol number; `arp` or the EtherType if
+    /// the frame is not IP.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub protocol: String,
-    /// Who sent it.
+    /// Source of the packet.
     pub source: FlowEnd,
-    /// Whom it addresses.
+    /// Destination of the packet.
     pub destination: FlowEnd,
-    /// The service at that address, `<service>:<tenant>`.
+    /// Service at the destination, `<service>:<tenant>`; empty if there is none.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub service: String,
-    /// Where the service's address leads.
+    /// Backend that the service's address is translated to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backend: Option<FlowEnd>,
-    /// The rules that decided, the source's first.
+    /// Rules that decided, the source's first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub rules: Vec<String>,
-    /// Bytes of the frame.
+    /// Length of the frame in bytes.
     #[serde(skip_serializing_if = "is_zero")]
     pub bytes: u32,
-    /// How many packets are not told of.
+    /// Number of events that were lost; for [`EventKind::Lost`] only.
     #[serde(skip_serializing_if = "is_zero")]
     pub lost: u64,
 }
@@ -86,7 +88,7 @@ fn is_zero<T: Default + PartialEq>(value: &T) -> bool {
 }
 
 impl fmt::Display for FlowEnd {
-    /// `10.1.1.2:80 net.default-c1`.
+    /// Formats as `10.1.1.2:80 (net.default-c1)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.ip, self.port) {
             (None, _) => f.write_str(&self.mac)?,
@@ -103,7 +105,7 @@ impl fmt::Display for FlowEnd {
 }
 
 impl fmt::Display for PacketEvent {
-    /// For people: what happened, and why; not when.
+    /// Formats the event for people, without its time.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.event {
             EventKind::Lost => return write!(f, "lost {} more packets than are shown", self.lost),
@@ -138,8 +140,8 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_read_back_and_shown() {
-        let sight = PacketEvent {
+    fn a_line_is_parsed_and_displayed() {
+        let event = PacketEvent {
             reason: "policy".into(),
             network: "net.default".into(),
             interface: "vvport1".into(),
@@ -149,11 +151,11 @@ mod tests {
             rules: vec!["deny-80:p:default".into()],
             ..PacketEvent::default()
         };
-        let text = serde_json::to_string(&sight).unwrap();
-        assert_eq!(serde_json::from_str::<PacketEvent>(&text).unwrap(), sight);
+        let text = serde_json::to_string(&event).unwrap();
+        assert_eq!(serde_json::from_str::<PacketEvent>(&text).unwrap(), event);
         assert!(!text.contains("lost") && !text.contains("backend"), "{text}");
         assert_eq!(
-            sight.to_string(),
+            event.to_string(),
             "drop policy tcp 10.1.1.2:40000 (net.default-a, web:default) -> 10.1.1.3:80, rule deny-80:p:default \
              on net.default from vvport1"
         );

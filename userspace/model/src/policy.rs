@@ -1,7 +1,7 @@
-//! Policies: their bodies in the store, their rules, and what they come to for a connection.
+//! Policies: their bodies in the store, their rules, and the evaluation of a connection.
 //!
-//! [`decide`] is the one definition of what policies mean. It is written to be read, not to be fast: the datapaths and
-//! `netctl policy check` are held to it.
+//! [`decide`] is the definition of the semantics. It favours clarity over speed: the datapaths and
+//! `netctl policy check` are tested against it.
 
 mod decision;
 mod expand;

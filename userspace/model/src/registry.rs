@@ -1,32 +1,32 @@
-//! Who is there: daemons register under leased keys.
+//! Registrations of the daemons under leased keys.
 
 use serde::{Deserialize, Serialize};
 
-/// The service that netmasters register as.
+/// Service name of netmasters.
 pub const NETMASTER: &str = "netmaster";
-/// The service that agents register as.
+/// Service name of agents.
 pub const NETPLUGIN: &str = "netplugin";
-/// The service that agents register their VTEP as; the port is the VXLAN UDP port.
+/// Service name of the agents' VTEPs; the port is the VXLAN UDP port.
 pub const VTEP: &str = "netplugin.vtep";
 
-/// `/contiv.io/service/<name>/<ip>:<port>`.
+/// The body of `/contiv.io/service/<name>/<ip>:<port>`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct ServiceInfo {
-    /// The service's name.
+    /// Name of the service.
     pub service_name: String,
-    /// `leader` or `follower` of a netmaster, else empty.
+    /// `leader` or `follower` for a netmaster, else empty.
     pub role: String,
-    /// The program's version.
+    /// Version of the program.
     pub version: String,
-    /// Seconds that the registration outlives its owner.
+    /// TTL of the registration's lease, in seconds.
     #[serde(rename = "TTL")]
     pub ttl: i64,
-    /// The address to reach it at.
+    /// IP address of the service.
     pub host_addr: String,
-    /// The port to reach it at.
+    /// Port of the service.
     pub port: u16,
-    /// The node's name.
+    /// Name of the node.
     pub hostname: String,
 }
 
@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_body_is_the_originals_to_the_byte() {
+    fn the_body_matches_the_original_byte_for_byte() {
         let body = include_str!("../tests/golden/service-netmaster.json");
         let service: ServiceInfo = serde_json::from_str(body).unwrap();
         assert_eq!(serde_json::to_string(&service).unwrap(), body.trim_end());

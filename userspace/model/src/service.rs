@@ -1,4 +1,4 @@
-//! Services: an address that stands for many endpoints.
+//! Services: an address that is translated to one of several backends.
 
 mod state;
 
@@ -12,7 +12,7 @@ use crate::{
     policy::{TCP, UDP},
 };
 
-/// What a service can carry.
+/// Transport protocol of a service's port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Protocol {
     /// TCP.
@@ -22,7 +22,7 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// The number in the IP header.
+    /// The IP protocol number.
     pub const fn number(self) -> u8 {
         match self {
             Protocol::Tcp => TCP,
@@ -43,15 +43,15 @@ impl fmt::Display for Protocol {
 /// One port of a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Port {
-    /// Of what.
+    /// Transport protocol.
     pub protocol: Protocol,
-    /// At the service's address, 1 or more.
+    /// Port at the service's address, 1 or more.
     pub port: u16,
-    /// At the backends' addresses, 1 or more.
+    /// Port at the backends' addresses, 1 or more.
     pub target: u16,
 }
 
-/// A text that is no port of a service.
+/// A text that is not a port of a service.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?}: expected PORT:TARGETPORT:PROTOCOL, the ports 1 to 65535, the protocol TCP or UDP")]
 pub struct PortError(String);
@@ -59,7 +59,7 @@ pub struct PortError(String);
 impl FromStr for Port {
     type Err = PortError;
 
-    /// `80:8080:TCP`; the protocol in letters of either case.
+    /// Parses `80:8080:TCP`; the case of the protocol does not matter.
     fn from_str(text: &str) -> Result<Self, PortError> {
         let read = || {
             let mut parts = text.split(':');
@@ -83,34 +83,36 @@ impl fmt::Display for Port {
     }
 }
 
-/// Whether a backend takes new connections.
+/// Whether a backend gets new connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Readiness {
-    /// It does.
+    /// It gets new connections.
     Ready,
-    /// It only keeps those that it has.
+    /// It keeps its established connections only.
     Terminating,
 }
 
-/// A service as the agent sees it, without its backends: they are told apart, in [`Providers`] or by Kubernetes.
+/// A service, validated, without its backends: these come separately, by [`Providers`] or from
+/// Kubernetes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
-    /// The key's last part.
+    /// Last part of the key.
     pub id: ServiceId,
-    /// Whose it is: its backends' addresses are those of this tenant's networks.
+    /// Tenant of the service. The backends are on networks of this tenant.
     pub tenant: TenantName,
-    /// The network whose endpoints can use the address; none if all can.
+    /// Network whose endpoints can use the address; `None` if all can.
     pub network: Option<NetworkId>,
-    /// The service's address.
+    /// IP address of the service.
     pub vip: IpAddr,
-    /// What it serves: no two with the same protocol and port.
+    /// Ports of the service, unique by protocol and port.
     pub ports: Vec<Port>,
-    /// For how long after its last connection a client stays with its backend.
+    /// Time after its last connection for which a client keeps its backend; `None` without
+    /// affinity.
     pub affinity: Option<Duration>,
 }
 
-/// A client of the original's stayed with its backend for as long as both were there. Here it may stay away for as
-/// long as Kubernetes lets it (`ClientIP`'s default), so that the table of clients has an end.
+/// In the original a client keeps its backend as long as both exist. Here the affinity ends after
+/// the default of Kubernetes' `ClientIP`, which bounds the table of clients.
 const AFFINITY: Duration = Duration::from_hours(3);
 
 impl TryFrom<&State> for Service {
@@ -147,11 +149,11 @@ impl TryFrom<&State> for Service {
 }
 
 impl Providers {
-    /// The addresses, each once, in their order.
+    /// The addresses, sorted, without duplicates.
     ///
     /// # Errors
     ///
-    /// The first that is none.
+    /// Fails at the first text that is not an IP address.
     pub fn addresses(&self) -> Result<Vec<IpAddr>, Invalid> {
         let read = |text: &String| {
             let bad = |_| Invalid::new(format!("service {}", self.id), "Providers", text, "IP addresses");
@@ -165,27 +167,29 @@ impl Providers {
     }
 }
 
-/// Where the packets of a new connection may go.
+/// Possible destinations of a new connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Resolution {
-    /// Where they are addressed to: that is no service.
+    /// The address is not a service's: the packet's destination.
     Direct,
-    /// To one of these addresses, at this port.
+    /// One of these backends.
     To {
-        /// Of the backends that are ready, in order; never empty.
+        /// Addresses of the ready backends, in order; never empty.
         backends: Vec<IpAddr>,
-        /// The target port.
+        /// Port at the backends.
         port: u16,
     },
-    /// Back: the service has no backend that is ready. The client is told so at once.
+    /// The service has no ready backend: the client gets an error at once.
     Refused,
 }
 
-/// Where a new connection to `port` of a service's address may go: the service has these `ports` and `backends`.
+/// Possible destinations of a new connection to `port` of a service's address; `ports` and
+/// `backends` are those of the service.
 ///
-/// Which of the backends it is, is for the datapath to choose: the same for all packets of the connection, and while
-/// its affinity lasts for all connections of the client. Policies are asked about the backend's address and port, not
-/// the service's. A port that the service has not is nobody's, as an address that no endpoint has.
+/// The datapath chooses among the backends: the same one for all packets of the connection, and
+/// within the affinity for all connections of the client. Policies see the backend's address and
+/// port, not the service's. A port that the service does not have has no destination, like an
+/// address without an endpoint.
 pub fn resolve(
     ports: &[Port],
     backends: impl IntoIterator<Item = (IpAddr, Readiness)>,
@@ -217,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bodies_are_the_originals_to_the_byte() {
+    fn the_bodies_match_the_original_byte_for_byte() {
         let state: State = serde_json::from_str(BODY).unwrap();
         assert_eq!(serde_json::to_string(&state).unwrap(), BODY);
         let providers: Providers = serde_json::from_str(PROVIDERS).unwrap();
@@ -238,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_invalid_field() {
         let why = |change: fn(&mut State)| service(change).unwrap_err().to_string();
         assert!(why(|s| s.ip_address = "x".into()).contains("service web:default: ipaddress is \"x\""));
         for port in ["80", "80:80", "0:80:TCP", "80:65536:TCP", "80:80:SCTP", "80:80:TCP:x", ""] {

@@ -1,4 +1,4 @@
-//! The numbers that separate networks on the wire.
+//! Tags that separate networks on the wire.
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ pub struct Vlan(u16);
 #[serde(try_from = "u32", into = "u32")]
 pub struct Vni(u32);
 
-/// A number outside the range of its kind of tag.
+/// A number outside the range of its tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{kind} {value}: expected {min} to {max}")]
 pub struct TagError {
@@ -82,16 +82,16 @@ impl fmt::Display for Vni {
     }
 }
 
-/// How a network's frames are told apart between nodes.
+/// Encapsulation of a network's frames between nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Encap {
     /// An 802.1Q tag on the uplinks.
     Vlan(Vlan),
     /// A VXLAN tunnel between the nodes' VTEPs.
     Vxlan {
-        /// The identifier on the wire (`extPktTag`).
+        /// VNI on the wire (`extPktTag`).
         vni: Vni,
-        /// The cluster-wide number that stands for the network inside a node's switch (`pktTag`).
+        /// Cluster-wide number of the network inside a node's switch (`pktTag`).
         local: Vlan,
     },
 }

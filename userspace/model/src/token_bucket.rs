@@ -1,32 +1,34 @@
-//! What passes by a rate: the one definition, which datapaths that count packets themselves are held to.
+//! Token bucket: the definition of a rate limit, against which datapaths that limit rates
+//! themselves are tested.
 
 use crate::group::Rate;
 
-/// A bucket: full at first, and filled at the rate up to the burst. As long as it owes nothing, a packet passes and takes its
-/// bytes, also those that are not there.
+/// A token bucket: full at first, filled at the rate up to the burst. A packet passes if the level
+/// is not negative, and takes all its bytes, so that the level may become negative.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenBucket {
     rate: Rate,
-    /// What was in it then, in billionths of a bit.
+    /// Level at time `at`, in units of 1e-9 bit.
     level: i128,
-    /// Nanoseconds.
+    /// In nanoseconds.
     at: u64,
 }
 
 impl TokenBucket {
     const SECOND: i128 = 1_000_000_000;
 
-    /// A full one at this time, in nanoseconds.
+    /// A full bucket at time `at`, in nanoseconds.
     pub fn full(rate: Rate, at: u64) -> TokenBucket {
         TokenBucket { rate, level: TokenBucket::bits(rate.burst_bytes), at }
     }
 
-    /// Whether a packet passes at this time, which is not before that of the last one.
+    /// Returns true if a packet passes at time `now`, in nanoseconds. `now` must not be before the
+    /// last packet.
     pub fn admits(&self, now: u64) -> bool {
         self.level(now) >= 0
     }
 
-    /// A packet of so many bytes has passed.
+    /// Accounts for a packet of `bytes` that has passed at `now`, in nanoseconds.
     pub fn take(&mut self, now: u64, bytes: u64) {
         (self.level, self.at) = (self.level(now) - TokenBucket::bits(bytes), now);
     }
@@ -46,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_too_much_is_paid_for_by_what_follows() {
+    fn excess_delays_later_packets() {
         // A byte in a millisecond.
         let mut bucket = TokenBucket::full(Rate { bits_per_second: 8000, burst_bytes: 10 }, 5);
         let at = |milliseconds: u64| 5 + milliseconds * 1_000_000;
@@ -56,7 +58,7 @@ mod tests {
         assert!(bucket.admits(at(4)));
         bucket.take(at(4), 1);
         assert!(!bucket.admits(at(5) - 1));
-        // No more than the burst comes together.
+        // The bucket holds no more than the burst.
         bucket.take(at(1000), 11);
         assert!(!bucket.admits(at(1001) - 1) && bucket.admits(at(1001)));
     }

@@ -2,7 +2,7 @@ use serde::{Deserialize, Serialize};
 
 use super::is_zero;
 
-/// What the gateway to an ACI fabric is to do: the one object `aciGw`.
+/// Settings of the gateway to an ACI fabric: the one object `aciGw`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct AciGw {
@@ -11,7 +11,7 @@ pub struct AciGw {
     /// `yes` or `no`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub enforce_policies: String,
-    /// Whether objects are looked for in the tenant `common` too: `yes` or `no`.
+    /// Whether objects are also searched in the tenant `common`: `yes` or `no`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub include_common_tenant: String,
     /// `aciGw`.
@@ -20,20 +20,21 @@ pub struct AciGw {
     /// Nodes of the fabric, `topology/pod-1/node-101,...`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub node_bindings: String,
-    /// Ports of the fabric that the cluster is at, `topology/pod-1/paths-101/pathep-[eth1/14],...`.
+    /// Ports of the fabric that the cluster is connected to,
+    /// `topology/pod-1/paths-101/pathep-[eth1/14],...`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub path_bindings: String,
-    /// The name of the physical domain.
+    /// Name of the physical domain.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub physical_domain: String,
 }
 
-/// What `inspect` tells beside it.
+/// Operational state of the gateway, in `inspect`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct AciGwOper {
-    /// How many application profiles there are.
+    /// Number of application profiles.
     #[serde(skip_serializing_if = "is_zero")]
     pub num_app_profiles: i64,
 }

@@ -2,29 +2,29 @@ use serde::{Deserialize, Serialize};
 
 use super::{Link, LinkSet};
 
-/// An application profile: groups that a fabric is told of together.
+/// An application profile: groups that are exported to an ACI fabric together.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct AppProfile {
     /// `<tenant>:<profile>`.
     pub key: String,
-    /// The name within the tenant.
+    /// Name within the tenant.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub app_profile_name: String,
     /// Names of the groups.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub endpoint_groups: Vec<String>,
-    /// The tenant's name.
+    /// Name of the tenant.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub tenant_name: String,
-    /// What is in the profile.
+    /// Members of the profile.
     #[serde(rename = "link-sets")]
     pub link_sets: AppProfileLinkSets,
-    /// What the profile belongs to.
+    /// Owner of the profile.
     pub links: AppProfileLinks,
 }
 
-/// What is in an application profile.
+/// Members of an application profile.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct AppProfileLinkSets {
@@ -33,7 +33,7 @@ pub struct AppProfileLinkSets {
     pub endpoint_groups: LinkSet,
 }
 
-/// What an application profile belongs to.
+/// Owner of an application profile.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct AppProfileLinks {

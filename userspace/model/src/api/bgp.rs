@@ -1,24 +1,24 @@
 use serde::{Deserialize, Serialize};
 
-/// The BGP speaker of a node.
+/// BGP speaker of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct Bgp {
-    /// The node's name.
+    /// Name of the node.
     pub key: String,
-    /// The node's AS.
+    /// AS number of the node.
     #[serde(rename = "as", skip_serializing_if = "String::is_empty")]
     pub asn: String,
-    /// The node's name.
+    /// Name of the node.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub hostname: String,
-    /// The neighbor's address.
+    /// Address of the neighbor.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub neighbor: String,
-    /// The neighbor's AS.
+    /// AS number of the neighbor.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub neighbor_as: String,
-    /// The speaker's address, with the length of its subnet.
+    /// Address of the speaker, with the prefix length of its subnet.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub routerip: String,
 }

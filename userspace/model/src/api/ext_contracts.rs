@@ -2,30 +2,30 @@ use serde::{Deserialize, Serialize};
 
 use super::LinkSet;
 
-/// Contracts of the fabric that groups provide or consume.
+/// Contracts of the ACI fabric that groups provide or consume.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ExtContractsGroup {
-    /// `<tenant>:<group of contracts>`.
+    /// `<tenant>:<contracts group>`.
     pub key: String,
-    /// Their distinguished names in the fabric.
+    /// Distinguished names of the contracts in the fabric.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub contracts: Vec<String>,
-    /// The name within the tenant.
+    /// Name within the tenant.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub contracts_group_name: String,
     /// `provided` or `consumed`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub contracts_type: String,
-    /// The tenant's name.
+    /// Name of the tenant.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub tenant_name: String,
-    /// Who has them.
+    /// Groups that use the contracts.
     #[serde(rename = "link-sets")]
     pub link_sets: ExtContractsGroupLinkSets,
 }
 
-/// Who has a group of contracts.
+/// Groups that use the contracts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct ExtContractsGroupLinkSets {

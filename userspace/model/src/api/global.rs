@@ -1,6 +1,6 @@
 use serde::{Deserialize, Serialize};
 
-/// The cluster's settings: the one object `global`.
+/// Cluster-wide settings: the one object `global`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Global {
@@ -18,13 +18,13 @@ pub struct Global {
     /// `default`, `aci` or `aci-opflex`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub network_infra_type: String,
-    /// The subnet for the nodes' own access to pods, a /16.
+    /// Subnet of the nodes' host access to pods, a /16.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub pvt_subnet: String,
-    /// The range of VLANs, `a-b`.
+    /// Range of VLAN ids, `a-b`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub vlans: String,
-    /// The range of VNIs, `a-b`.
+    /// Range of VNIs, `a-b`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub vxlans: String,
 }

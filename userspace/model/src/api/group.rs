@@ -8,38 +8,38 @@ use super::{Link, LinkSet};
 pub struct EndpointGroup {
     /// `<tenant>:<group>`.
     pub key: String,
-    /// The tag that the user gave it.
+    /// Tag configured by the user.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub cfgd_tag: String,
-    /// Names of groups of external contracts.
+    /// Names of contracts groups.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ext_contracts_grps: Vec<String>,
-    /// The name within the tenant.
+    /// Name within the tenant.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub group_name: String,
-    /// The addresses that its endpoints get, `first-last`; empty for any of the network.
+    /// Address pool of the endpoints, `first-last`; empty for all addresses of the network.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub ip_pool: String,
-    /// The name of the network profile.
+    /// Name of the network profile.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub net_profile: String,
-    /// The name of the network.
+    /// Name of the network.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub network_name: String,
     /// Names of the policies.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub policies: Vec<String>,
-    /// The tenant's name.
+    /// Name of the tenant.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub tenant_name: String,
-    /// What is attached to the group.
+    /// Objects attached to the group.
     #[serde(rename = "link-sets")]
     pub link_sets: EndpointGroupLinkSets,
-    /// What the group belongs to.
+    /// Objects that the group belongs to.
     pub links: EndpointGroupLinks,
 }
 
-/// What is attached to a group.
+/// Objects attached to a group.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 #[expect(missing_docs, reason = "each holds the objects that its name says")]
@@ -54,7 +54,7 @@ pub struct EndpointGroupLinkSets {
     pub services: LinkSet,
 }
 
-/// What a group belongs to.
+/// Objects that a group belongs to.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 #[expect(missing_docs, reason = "each names the object that its name says")]

@@ -8,10 +8,10 @@ use crate::key::ObjectType;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Link {
-    /// The type's name, as in paths.
+    /// Name of the type, as in paths.
     #[serde(rename = "type", skip_serializing_if = "String::is_empty")]
     pub kind: String,
-    /// The object's key.
+    /// Key of the object.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub key: String,
 }

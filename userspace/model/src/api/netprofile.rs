@@ -2,35 +2,35 @@ use serde::{Deserialize, Serialize};
 
 use super::{Link, LinkSet, is_zero};
 
-/// A network profile: what the traffic of a group may take, and how it is marked.
+/// A network profile: rate limit and DSCP of the traffic of groups.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Netprofile {
     /// `<tenant>:<profile>`.
     pub key: String,
-    /// The class for packets, 0 for none.
+    /// DSCP of the packets, 0 for none.
     #[serde(rename = "DSCP", skip_serializing_if = "is_zero")]
     pub dscp: i64,
-    /// The rate limit, such as `10 mbps`.
+    /// Rate limit, such as `10 mbps`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub bandwidth: String,
-    /// The burst of the rate limit in kilobits.
+    /// Burst of the rate limit in kilobits.
     #[serde(skip_serializing_if = "is_zero")]
     pub burst: i64,
-    /// The name within the tenant.
+    /// Name within the tenant.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub profile_name: String,
-    /// The tenant's name.
+    /// Name of the tenant.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub tenant_name: String,
-    /// What has the profile.
+    /// Groups with the profile.
     #[serde(rename = "link-sets")]
     pub link_sets: NetprofileLinkSets,
-    /// What the profile belongs to.
+    /// Owner of the profile.
     pub links: NetprofileLinks,
 }
 
-/// What has a profile.
+/// Groups with a profile.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct NetprofileLinkSets {
@@ -39,7 +39,7 @@ pub struct NetprofileLinkSets {
     pub endpoint_groups: LinkSet,
 }
 
-/// What a profile belongs to.
+/// Owner of a profile.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct NetprofileLinks {

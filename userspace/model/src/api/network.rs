@@ -8,7 +8,7 @@ use super::{Link, LinkSet, is_zero};
 pub struct Network {
     /// `<tenant>:<network>`.
     pub key: String,
-    /// The tag that the user gave it.
+    /// Tag configured by the user.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub cfgd_tag: String,
     /// `vlan` or `vxlan`.
@@ -23,29 +23,29 @@ pub struct Network {
     /// The IPv6 subnet, `address/length`.
     #[serde(rename = "ipv6Subnet", skip_serializing_if = "String::is_empty")]
     pub ipv6_subnet: String,
-    /// The name within the tenant.
+    /// Name within the tenant.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub network_name: String,
     /// `data` or `infra`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub nw_type: String,
-    /// The VLAN or VNI that the user asked for, or 0.
+    /// VLAN or VNI requested by the user, or 0.
     #[serde(skip_serializing_if = "is_zero")]
     pub pkt_tag: i64,
     /// The IPv4 subnet, `address/length` or `first-last/length`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub subnet: String,
-    /// The tenant's name.
+    /// Name of the tenant.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub tenant_name: String,
-    /// What is on the network.
+    /// Objects on the network.
     #[serde(rename = "link-sets")]
     pub link_sets: NetworkLinkSets,
-    /// What the network belongs to.
+    /// Owner of the network.
     pub links: NetworkLinks,
 }
 
-/// What is on a network.
+/// Objects on a network.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 #[expect(missing_docs, reason = "each holds the objects that its name says")]
@@ -58,7 +58,7 @@ pub struct NetworkLinkSets {
     pub services: LinkSet,
 }
 
-/// What a network belongs to.
+/// Owner of a network.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct NetworkLinks {

@@ -1,4 +1,4 @@
-//! What `inspect` tells of the nodes; the original has no such list.
+//! Nodes in `inspect`; the original has no such list.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,40 +9,41 @@ use crate::node;
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct Node {
-    /// What the other members amount to.
+    /// State derived from the other members.
     pub state: NodeState,
-    /// Whether the agent's leased registration is there: it runs, and reaches the store.
+    /// Whether the agent's leased registration exists: the agent runs and reaches the store.
     pub registered: bool,
-    /// The address that the agent is reached at; empty when it is not registered.
+    /// IP address of the agent; empty if it is not registered.
     #[serde(rename = "controlIP", skip_serializing_if = "String::is_empty")]
     pub control_ip: String,
-    /// When the leading netmaster noticed that the registration had run out, as in RFC 3339; empty while it is there.
+    /// Time at which the leading netmaster noticed that the registration had expired, RFC 3339;
+    /// empty while it exists.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub gone_since: String,
-    /// What the agent last said of itself. A node that never said anything has its name and VTEP here, from its
-    /// registration.
+    /// Last status that the agent has reported. A node without one has its name and VTEP here, from
+    /// its registration.
     #[serde(flatten)]
     pub status: node::Status,
 }
 
-/// How a node fares.
+/// State of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum NodeState {
-    /// Its datapath holds all that the state asks for.
+    /// Its datapath has applied all of the state.
     Ready,
-    /// It runs, and its datapath refused some objects.
+    /// The agent runs, and its datapath refused some objects.
     Degraded,
-    /// It runs, and has not taken in the state yet.
+    /// The agent runs, and has not applied the state yet.
     #[default]
     Starting,
-    /// Its registration has run out. Its datapath may well forward on.
+    /// Its registration has expired. Its datapath may still forward.
     Gone,
 }
 
 impl NodeState {
-    /// The word, as it is written.
+    /// The name in JSON.
     pub const fn as_str(self) -> &'static str {
         match self {
             NodeState::Ready => "ready",
@@ -54,7 +55,7 @@ impl NodeState {
 }
 
 impl Node {
-    /// `control_ip`: of the agent's registration, if it has one.
+    /// Derives the state. `control_ip` is that of the agent's registration, if it has one.
     pub fn new(status: node::Status, control_ip: Option<String>) -> Node {
         let state = match (&control_ip, &status) {
             (None, _) => NodeState::Gone,
@@ -73,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_state_is_the_worst_that_is_true() {
+    fn the_state_is_the_worst_that_applies() {
         let status = |ready, failed| node::Status { ready, failed, ..node::Status::default() };
         let state = |status, ip: Option<&str>| Node::new(status, ip.map(str::to_owned)).state;
         assert_eq!(state(status(true, 0), Some("10.0.0.1")), NodeState::Ready);
@@ -83,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn members_of_the_status_stand_beside_the_others() {
+    fn members_of_the_status_are_flattened() {
         let status = node::Status { host: "n1".into(), vxlan_port: 4789, ..node::Status::default() };
         let node = Node::new(status, Some("10.0.0.1".into()));
         let json = serde_json::to_string(&node).unwrap();

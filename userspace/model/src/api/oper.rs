@@ -1,4 +1,4 @@
-//! What `inspect` tells beside the object itself.
+//! Operational state of objects in `inspect`.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +11,7 @@ use super::is_zero;
 pub struct Inspect<C, O> {
     /// The object.
     pub config: C,
-    /// What became of it.
+    /// Its operational state.
     pub oper: O,
 }
 
@@ -24,94 +24,94 @@ pub struct EndpointInspect {
     pub oper: EndpointOper,
 }
 
-/// Of the cluster.
+/// Operational state of the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct GlobalOper {
-    /// The daemon's `--mode`.
+    /// Value of netmaster's `--mode`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub cluster_mode: String,
-    /// Never set.
+    /// Always empty.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub default_network: String,
-    /// The number that the VXLAN pool counts from.
+    /// VNI of bit 0 in the VXLAN pool.
     #[serde(rename = "freeVXLANsStart", skip_serializing_if = "is_zero")]
     pub free_vxlans_start: i64,
-    /// VLANs and VNIs in use.
+    /// Number of VLANs and VNIs in use.
     #[serde(skip_serializing_if = "is_zero")]
     pub num_networks: i64,
-    /// Such as `1-8, 500`.
+    /// VLANs in use, such as `1-8, 500`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub vlans_in_use: String,
-    /// Such as `1-8, 500`.
+    /// VNIs in use, such as `1-8, 500`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub vxlans_in_use: String,
 }
 
-/// Of an endpoint.
+/// Operational state of an endpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct EndpointOper {
-    /// What was searched for; only when an endpoint is inspected by itself.
+    /// The search term; only when a single endpoint is inspected.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub key: String,
-    /// The container's id.
+    /// Id of the container.
     #[serde(rename = "containerID", skip_serializing_if = "String::is_empty")]
     pub container_id: String,
-    /// The container's or pod's name.
+    /// Name of the container or pod.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub container_name: String,
-    /// The group's number.
+    /// Number of the group.
     #[serde(skip_serializing_if = "is_zero")]
     pub endpoint_group_id: i64,
     /// `<group>:<tenant>`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub endpoint_group_key: String,
-    /// What the orchestrator calls it.
+    /// Id of the endpoint in the orchestrator.
     #[serde(rename = "endpointID", skip_serializing_if = "String::is_empty")]
     pub endpoint_id: String,
-    /// The node.
+    /// Node of the endpoint.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub homing_host: String,
     /// Unused.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub intf_name: String,
-    /// IPv4, and IPv6 or an empty text.
+    /// IPv4 address, and IPv6 address or an empty text.
     pub ip_address: [String; 2],
-    /// As Go prints a map: `map[a:b c:d]`.
+    /// Labels in Go's format of a map: `map[a:b c:d]`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub labels: String,
-    /// The Ethernet address.
+    /// Ethernet address.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub mac_address: String,
     /// `<network>.<tenant>`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub network: String,
-    /// The group's name.
+    /// Name of the group.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub service_name: String,
-    /// The port on the node, such as `vvport3`.
+    /// Port on the node, such as `vvport3`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub virtual_port: String,
-    /// The node's VTEP.
+    /// IP address of the node's VTEP.
     #[serde(rename = "vtepIP", skip_serializing_if = "String::is_empty")]
     pub vtep_ip: String,
 }
 
-/// Of a network.
+/// Operational state of a network.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct NetworkOper {
-    /// Addresses given out.
+    /// Number of allocated addresses.
     #[serde(skip_serializing_if = "is_zero")]
     pub allocated_addresses_count: i64,
-    /// Such as `10.1.1.1-10.1.1.3, 10.1.1.254`.
+    /// Allocated addresses, such as `10.1.1.1-10.1.1.3, 10.1.1.254`.
     #[serde(rename = "allocatedIPAddresses", skip_serializing_if = "String::is_empty")]
     pub allocated_ip_addresses: String,
-    /// The same of what is free.
+    /// Free addresses, in the same form.
     #[serde(rename = "availableIPAddresses", skip_serializing_if = "String::is_empty")]
     pub available_ip_addresses: String,
     /// The endpoints on the network.
@@ -120,10 +120,10 @@ pub struct NetworkOper {
     /// The VNI.
     #[serde(skip_serializing_if = "is_zero")]
     pub external_pkt_tag: i64,
-    /// The user's tag, or `<network>.<tenant>`.
+    /// Tag configured by the user, or `<network>.<tenant>`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub network_tag: String,
-    /// How many endpoints.
+    /// Number of endpoints.
     #[serde(skip_serializing_if = "is_zero")]
     pub num_endpoints: i64,
     /// The VLAN.
@@ -131,15 +131,15 @@ pub struct NetworkOper {
     pub pkt_tag: i64,
 }
 
-/// Of a group.
+/// Operational state of a group.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct EndpointGroupOper {
-    /// Of the group's pool.
+    /// Allocated addresses of the group's pool.
     #[serde(rename = "allocatedIPAddresses", skip_serializing_if = "String::is_empty")]
     pub allocated_ip_addresses: String,
-    /// Of the group's pool.
+    /// Free addresses of the group's pool.
     #[serde(rename = "availableIPAddresses", skip_serializing_if = "String::is_empty")]
     pub available_ip_addresses: String,
     /// The endpoints in the group.
@@ -148,10 +148,10 @@ pub struct EndpointGroupOper {
     /// The VNI.
     #[serde(skip_serializing_if = "is_zero")]
     pub external_pkt_tag: i64,
-    /// The user's tag, or `<group>.<tenant>`.
+    /// Tag configured by the user, or `<group>.<tenant>`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub group_tag: String,
-    /// How many endpoints.
+    /// Number of endpoints.
     #[serde(skip_serializing_if = "is_zero")]
     pub num_endpoints: i64,
     /// The VLAN.
@@ -159,49 +159,49 @@ pub struct EndpointGroupOper {
     pub pkt_tag: i64,
 }
 
-/// Of a tenant.
+/// Operational state of a tenant.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct TenantOper {
-    /// Of each group, without its name.
+    /// Operational state of each group, without its name.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub endpoint_groups: Vec<EndpointGroupOper>,
-    /// Of each network, without its name.
+    /// Operational state of each network, without its name.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub networks: Vec<NetworkOper>,
-    /// How many.
+    /// Number of application profiles.
     #[serde(skip_serializing_if = "is_zero")]
     pub total_app_profiles: i64,
-    /// How many.
+    /// Number of groups.
     #[serde(rename = "totalEPGs", skip_serializing_if = "is_zero")]
     pub total_epgs: i64,
-    /// How many.
+    /// Number of endpoints.
     #[serde(skip_serializing_if = "is_zero")]
     pub total_endpoints: i64,
-    /// How many.
+    /// Number of network profiles.
     #[serde(skip_serializing_if = "is_zero")]
     pub total_netprofiles: i64,
-    /// How many.
+    /// Number of networks.
     #[serde(skip_serializing_if = "is_zero")]
     pub total_networks: i64,
-    /// How many.
+    /// Number of policies.
     #[serde(skip_serializing_if = "is_zero")]
     pub total_policies: i64,
-    /// How many.
+    /// Number of services.
     #[serde(skip_serializing_if = "is_zero")]
     pub total_servicelbs: i64,
 }
 
-/// Of a policy.
+/// Operational state of a policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct PolicyOper {
-    /// The endpoints of the groups that have it.
+    /// Endpoints of the groups that the policy is attached to.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub endpoints: Vec<EndpointOper>,
-    /// How many.
+    /// Number of endpoints.
     #[serde(skip_serializing_if = "is_zero")]
     pub num_endpoints: i64,
 }

@@ -2,22 +2,22 @@ use serde::{Deserialize, Serialize};
 
 use super::{Link, LinkSet};
 
-/// A policy: a set of rules that groups have.
+/// A policy: a set of rules that is attached to groups.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Policy {
     /// `<tenant>:<policy>`.
     pub key: String,
-    /// The name within the tenant.
+    /// Name within the tenant.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub policy_name: String,
-    /// The tenant's name.
+    /// Name of the tenant.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub tenant_name: String,
-    /// Its rules, and the groups that it is attached to.
+    /// Rules of the policy, and the groups that it is attached to.
     #[serde(rename = "link-sets")]
     pub link_sets: PolicyLinkSets,
-    /// What the policy belongs to.
+    /// Owner of the policy.
     pub links: PolicyLinks,
 }
 
@@ -32,7 +32,7 @@ pub struct PolicyLinkSets {
     pub rules: LinkSet,
 }
 
-/// What a policy belongs to.
+/// Owner of a policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct PolicyLinks {

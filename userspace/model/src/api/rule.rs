@@ -11,57 +11,57 @@ pub struct Rule {
     /// `allow` or `deny`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub action: String,
-    /// `in` or `out`, as the groups with the policy see it.
+    /// `in` or `out`, from the point of view of the groups with the policy.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub direction: String,
-    /// The group that traffic comes from.
+    /// Group of the sender.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub from_endpoint_group: String,
-    /// The address or subnet that traffic comes from.
+    /// Address or subnet of the sender.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub from_ip_address: String,
-    /// The network that traffic comes from.
+    /// Network of the sender.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub from_network: String,
-    /// The policy's name.
+    /// Name of the policy.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub policy_name: String,
-    /// The port of TCP or UDP, 0 for any.
+    /// TCP or UDP port, 0 for any.
     #[serde(skip_serializing_if = "is_zero")]
     pub port: i64,
-    /// 1 to 100; of the rules that match, the highest decides.
+    /// 1 to 100; the highest matching rule decides.
     #[serde(skip_serializing_if = "is_zero")]
     pub priority: i64,
     /// `tcp`, `udp`, `icmp`, a number, or empty for any.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub protocol: String,
-    /// The name within the policy.
+    /// Name within the policy.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub rule_id: String,
-    /// The tenant's name.
+    /// Name of the tenant.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub tenant_name: String,
-    /// The group that traffic goes to.
+    /// Group of the receiver.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub to_endpoint_group: String,
-    /// The address or subnet that traffic goes to.
+    /// Address or subnet of the receiver.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub to_ip_address: String,
-    /// The network that traffic goes to.
+    /// Network of the receiver.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub to_network: String,
-    /// The policy that it is of.
+    /// Policy of the rule.
     #[serde(rename = "link-sets")]
     pub link_sets: RuleLinkSets,
-    /// The group that it names.
+    /// Group that the rule names.
     pub links: RuleLinks,
 }
 
-/// The policy that a rule is of.
+/// Policy of a rule.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct RuleLinkSets {
-    /// One policy.
+    /// The one policy.
     #[serde(skip_serializing_if = "LinkSet::is_empty")]
     pub policies: LinkSet,
 }
@@ -70,6 +70,6 @@ pub struct RuleLinkSets {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct RuleLinks {
-    /// As `fromEndpointGroup` or `toEndpointGroup`.
+    /// Group in `fromEndpointGroup` or `toEndpointGroup`.
     pub match_endpoint_group: Link,
 }

@@ -2,35 +2,35 @@ use serde::{Deserialize, Serialize};
 
 use super::{EndpointOper, Link, is_zero};
 
-/// A service: an address of a network behind which are the endpoints with some labels.
+/// A service: an address of a network that is translated to the endpoints with given labels.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ServiceLb {
     /// `<tenant>:<service>`.
     pub key: String,
-    /// The address that the user asked for.
+    /// IP address requested by the user.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub ip_address: String,
-    /// The network that the address is of.
+    /// Name of the network of the address.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub network_name: String,
     /// `port:target port:protocol`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<String>,
-    /// `name=value`: the labels of the endpoints behind it.
+    /// Labels of the service's endpoints, `name=value`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub selectors: Vec<String>,
-    /// The name within the tenant.
+    /// Name within the tenant.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub service_name: String,
-    /// The tenant's name.
+    /// Name of the tenant.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub tenant_name: String,
-    /// What the service belongs to.
+    /// Owners of the service.
     pub links: ServiceLbLinks,
 }
 
-/// What a service belongs to.
+/// Owners of a service.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 #[expect(missing_docs, reason = "each names the object that its name says")]
@@ -39,18 +39,18 @@ pub struct ServiceLbLinks {
     pub tenant: Link,
 }
 
-/// What `inspect` tells beside it.
+/// Operational state of a service.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ServiceLbOper {
-    /// How many endpoints are behind it.
+    /// Number of providers.
     #[serde(skip_serializing_if = "is_zero")]
     pub num_providers: i64,
-    /// The endpoints behind it.
+    /// Endpoints of the service.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub providers: Vec<EndpointOper>,
-    /// Its address.
+    /// IP address of the service.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub service_vip: String,
 }

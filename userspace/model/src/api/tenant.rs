@@ -6,20 +6,20 @@ use super::LinkSet;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Tenant {
-    /// The tenant's name.
+    /// Name of the tenant.
     pub key: String,
-    /// Kept for clients; nothing uses it.
+    /// Unused; accepted for clients.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub default_network: String,
-    /// The name.
+    /// Name of the tenant.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub tenant_name: String,
-    /// What belongs to the tenant.
+    /// Objects of the tenant.
     #[serde(rename = "link-sets")]
     pub link_sets: TenantLinkSets,
 }
 
-/// What belongs to a tenant.
+/// Objects of a tenant.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 #[expect(missing_docs, reason = "each holds the objects that its name says")]

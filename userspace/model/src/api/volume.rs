@@ -27,7 +27,7 @@ macro_rules! volumes {
             pub links: VolumeLinks,
         }
 
-        /// What uses it.
+        /// Objects that use the volume.
         #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
         #[serde(rename_all = "PascalCase", default)]
         #[expect(missing_docs, reason = "nothing uses them")]
@@ -39,13 +39,13 @@ macro_rules! volumes {
 }
 
 volumes! {
-    /// A volume. The original has the type and handles none, and so do we.
+    /// A volume. The original defines the type without handling it; so does contiv-rs.
     Volume(volume_name), used as VolumeLinkSets by service_instances;
-    /// The form of a volume. Handled as little as the volume.
+    /// A profile of volumes. Not handled, as [`Volume`].
     VolumeProfile(volume_profile_name), used as VolumeProfileLinkSets by services;
 }
 
-/// What a volume or its profile belongs to.
+/// Owner of a volume or of its profile.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct VolumeLinks {

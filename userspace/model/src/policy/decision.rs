@@ -3,68 +3,69 @@ use std::{cmp::Reverse, net::IpAddr};
 use super::{Action, Direction, Rule};
 use crate::group::{Dscp, GroupNumber};
 
-/// One end of a connection, with all that policies know of it.
+/// One end of a connection, with the facts that policies depend on.
 #[derive(Clone, Copy, Debug)]
 pub struct Side<'a> {
-    /// Its address. Of a service, the backend's: policies do not see the service's own.
+    /// IP address. For a service the backend's: policies do not see the service's address.
     pub address: IpAddr,
-    /// The group of the endpoint that has the address on this network; none for endpoints without a group, and for the
-    /// outside.
+    /// Group of the endpoint with the address on this network; `None` for endpoints without a group
+    /// and for outside addresses.
     pub group: Option<GroupNumber>,
-    /// The rules of all policies on the group, in any order.
+    /// Rules of all policies attached to the group, in any order.
     pub rules: &'a [Rule],
-    /// How the group's packets are marked.
+    /// DSCP of the group's packets.
     pub dscp: Option<Dscp>,
 }
 
 impl Side<'_> {
-    /// What is in no group: nothing is known of it but its address.
+    /// An end without a group: only its address is known.
     pub fn outside(address: IpAddr) -> Side<'static> {
         Side { address, group: None, rules: &[], dscp: None }
     }
 }
 
-/// What opens a connection: the protocol and the destination port, which only TCP and UDP have.
+/// Protocol and destination port of the packet that opens a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// The number in the IP header, or the last of the IPv6 headers.
+    /// Protocol number in the IP header, or of the last IPv6 header.
     pub protocol: u8,
-    /// The destination port.
+    /// Destination port; TCP and UDP only.
     pub port: Option<u16>,
 }
 
-/// A connection that `source` opens to `destination`.
+/// A connection from `source` to `destination`.
 #[derive(Clone, Copy, Debug)]
 pub struct Connection<'a> {
-    /// Who sends the first packet.
+    /// Sender of the first packet.
     pub source: Side<'a>,
-    /// Who is to have it.
+    /// Receiver of the first packet.
     pub destination: Side<'a>,
-    /// What it is.
+    /// Protocol and port.
     pub packet: Packet,
 }
 
-/// What becomes of a connection.
+/// Result of the evaluation of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decision<'a> {
-    /// Whether it is let through.
+    /// Whether the connection is allowed.
     pub action: Action,
-    /// The rule of the source's group that decided where the source lives; none if none matched.
+    /// Rule of the source's group that decided on the source's node; `None` if none matched.
     pub out_rule: Option<&'a Rule>,
-    /// The rule of the destination's group that decided where the destination lives. Told also when the source's
-    /// side denies, though the packet then never comes there.
+    /// Rule of the destination's group that decided on the destination's node. Also set if the
+    /// source's side denies, although the packet then does not arrive there.
     pub in_rule: Option<&'a Rule>,
-    /// How the packets of the source are marked.
+    /// DSCP of the packets of the source.
     pub dscp: Option<Dscp>,
 }
 
-/// What becomes of `connection`: it is let through unless one of the two sides denies it, each by the rule of its group
-/// that decides. Where no rule matches, it is let through.
+/// Evaluates the policies for `connection`: it is allowed unless one of the two sides denies it,
+/// each by the deciding rule of its group. Without a matching rule it is allowed.
 ///
-/// It is asked once for each connection, and for those that are there when the rules change; the answers of what is let
-/// through, and ICMP errors about it, are let through. The sides are the endpoints that have the addresses in the
-/// packet, whatever the Ethernet addresses say: a packet to an address of many has no destination with rules. ARP and
-/// neighbour discovery are not asked about, nor packets that are not IP.
+/// Each connection is evaluated once, and again when the rules change; replies of an allowed
+/// connection, and ICMP errors about it, are allowed. The sides are the endpoints with the
+/// addresses in the packet, regardless of the Ethernet addresses: a packet to a multicast or
+/// broadcast address has no destination with rules. ARP, neighbour discovery and packets that are
+/// not IP are not evaluated.
 pub fn decide<'a>(connection: &Connection<'a>) -> Decision<'a> {
     let Connection { source, destination, packet } = connection;
     let out_rule = deciding_rule(source.rules, Direction::Out, source.address, destination, *packet);
@@ -74,8 +75,8 @@ pub fn decide<'a>(connection: &Connection<'a>) -> Decision<'a> {
     Decision { action, out_rule, in_rule, dscp: source.dscp }
 }
 
-/// The rule that decides on one side: of those that match the one with the highest priority; of several with that one
-/// a rule that denies; of several of those the one whose id comes first.
+/// The rule that decides on one side. Of the matching rules the one with the highest priority;
+/// among equals one that denies; among those the one with the lowest id.
 pub fn deciding_rule<'a>(
     rules: &'a [Rule],
     direction: Direction,

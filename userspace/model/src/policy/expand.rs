@@ -1,4 +1,4 @@
-//! What a rule of a policy comes to on a group, by direction (INVENTORY section 4).
+//! Expansion of a policy's rule to directional rules on a group (INVENTORY section 4).
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ enum Direction {
 }
 
 impl Direction {
-    /// Rules of a port let the answers through, too: rules have no memory.
+    /// Rules with a port also allow replies: the original's rules are stateless.
     fn of(rule: &Rule) -> &'static [Direction] {
         let answered = ["tcp", "udp"].contains(&rule.protocol.as_str()) && rule.port != 0;
         match (rule.direction.as_str(), answered) {
@@ -35,10 +35,12 @@ impl Direction {
     }
 }
 
-/// What `rule` comes to on the group with number `group`; `remote` is the number of the group that it names, or 0.
+/// Expands `rule` on the group with number `group`; `remote` is the number of the group that the
+/// rule names, or 0. `attached` is the id of the policy on the group.
 ///
-/// The rule has the IPv4 subnet of a network that it names in place of an address. If that has an IPv6 subnet, too, it
-/// is `v6`, and comes to a rule more for what opens connections (`inRx6`, `outTx6`; ours).
+/// If the rule names a network, its address is the network's IPv4 subnet. If the network also has
+/// an IPv6 subnet, `v6` is that subnet, and the rule expands to one more directional rule for new
+/// connections (`inRx6`, `outTx6`; the original has none).
 pub fn expand(
     attached: &str,
     group: i64,
@@ -68,9 +70,9 @@ pub fn expand(
 
 fn in_direction(direction: Direction, group: i64, remote: i64, rule: &Rule) -> DirectionalRule {
     let (from, to) = (rule.from_ip_address.clone(), rule.to_ip_address.clone());
-    // The original keeps the low 16 bits of whatever it was given.
+    // The original keeps the low 16 bits.
     let port = (rule.port & 0xffff) as u16;
-    // Without a port only what opens a connection is matched: the rest of it passes.
+    // Without a port only packets that open a connection match.
     let opening = if rule.protocol == "tcp" && rule.port == 0 { "syn,!ack" } else { "" };
     let rest = DirectionalRule {
         priority: rule.priority,
@@ -120,7 +122,7 @@ fn protocol(name: &str) -> u8 {
         "igmp" => 2,
         "tcp" => 6,
         "udp" => 17,
-        // 256 and more are taken for any, as by the original.
+        // 256 and more mean any protocol, as in the original.
         number => number.parse().unwrap_or(0),
     }
 }
@@ -131,7 +133,7 @@ mod tests {
     use crate::policy::PolicyState;
 
     #[test]
-    fn rules_come_to_what_the_original_made_of_them() {
+    fn rules_expand_as_in_the_original() {
         let body = r#"{"id":"default:eg:default:pe","EpgPolicyKey":"default:eg:default:pe","EndpointGroupID":3,"RuleMaps":{"default:pe:k1":{"Rule":{"key":"default:pe:k1","action":"allow","direction":"in","policyName":"pe","port":80,"priority":1,"protocol":"tcp","ruleId":"k1","tenantName":"default","toIpAddress":"41.1.0.2","link-sets":{"Policies":{"default:pe":{"type":"policy","key":"default:pe"}}},"links":{"MatchEndpointGroup":{}}},"OfnetRules":{"default:eg:default:pe:default:pe:k1:inRx":{"RuleId":"default:eg:default:pe:default:pe:k1:inRx","Priority":1,"SrcEndpointGroup":0,"DstEndpointGroup":3,"SrcIpAddr":"","DstIpAddr":"41.1.0.2","IpProtocol":6,"SrcPort":0,"DstPort":80,"TcpFlags":"","Action":"allow"},"default:eg:default:pe:default:pe:k1:inTx":{"RuleId":"default:eg:default:pe:default:pe:k1:inTx","Priority":1,"SrcEndpointGroup":3,"DstEndpointGroup":0,"SrcIpAddr":"41.1.0.2","DstIpAddr":"","IpProtocol":6,"SrcPort":80,"DstPort":0,"TcpFlags":"","Action":"allow"}}}}}"#;
         let state: PolicyState = serde_json::from_str(body).unwrap();
         let expanded = &state.rules["default:pe:k1"];
@@ -139,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_out_are_turned_round_for_what_comes_back() {
+    fn out_rules_are_reversed_for_replies() {
         let rule = Rule {
             key: "t:p:5".into(),
             action: "deny".into(),

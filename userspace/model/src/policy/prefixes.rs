@@ -2,9 +2,9 @@ use std::net::Ipv4Addr;
 
 use ipnet::{IpNet, Ipv4Net, Ipv4Subnets};
 
-/// The prefixes that an address of a rule stands for, in none of its forms more than are needed: `a`, `a/length`,
-/// `a-b/length` (a network's subnet with its range), `a-n` and `a-n/length` (`n` is the last octet of the last
-/// address). Nothing stands for no prefix, which is any address.
+/// Parses an address of a rule to the smallest list of prefixes. The forms are `a`, `a/length`,
+/// `a-b/length` (a network's subnet with its range), `a-n` and `a-n/length` (`n` is the last octet
+/// of the last address). An empty text means any address and yields no prefix.
 pub(super) fn read(text: &str) -> Option<Vec<IpNet>> {
     if text.is_empty() {
         return Some(vec![]);
@@ -23,7 +23,7 @@ fn one(text: &str) -> Option<IpNet> {
     Some(net.trunc())
 }
 
-/// The length says how large the network is, which is no matter when the range is known.
+/// The length is that of the network's subnet, which is irrelevant if the range is known.
 fn range(first: &str, rest: &str) -> Option<Vec<IpNet>> {
     let first: Ipv4Addr = first.parse().ok()?;
     let (last, length) = rest.split_once('/').unwrap_or((rest, "32"));
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_nothing() {
+    fn invalid_addresses_are_refused() {
         for text in
             ["x", "10.1", "10.1.1.1/33", "1.2.3.9-4", "1.2.3.4-256", "1.2.3.4-1.2.3.5/x", "::1-2", "-", "/"]
         {

@@ -13,12 +13,12 @@ pub const UDP: u8 = 17;
 /// The protocol number of ICMP for IPv6.
 pub const ICMPV6: u8 = 58;
 
-/// Which of a group's connections a rule is about.
+/// Direction of the connections that a rule applies to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Direction {
-    /// Those that others open to the group's endpoints.
+    /// Connections to the group's endpoints.
     In,
-    /// Those that the group's endpoints open.
+    /// Connections from the group's endpoints.
     Out,
 }
 
@@ -31,10 +31,10 @@ impl fmt::Display for Direction {
     }
 }
 
-/// What becomes of a connection.
+/// What a rule does with a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Action {
-    /// It is let through, and so are its answers.
+    /// The connection and its replies are allowed.
     Allow,
     /// Its packets are dropped.
     Deny,
@@ -61,7 +61,7 @@ impl FromStr for Action {
     }
 }
 
-/// 1 to 100; of the rules that match, the highest decides.
+/// Priority of a rule, 1 to 100; the highest matching rule decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Priority(u8);
 
@@ -72,7 +72,7 @@ impl Priority {
     }
 }
 
-/// A number that is no priority.
+/// A number that is not a valid priority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("priority {0}: expected 1 to 100")]
 pub struct InvalidPriority(u8);
@@ -85,53 +85,53 @@ impl TryFrom<u8> for Priority {
     }
 }
 
-/// The other end of a connection: when both are given, both must match.
+/// The other end of a connection. If both are given, both must match.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Peer {
-    /// The group that it is in, or any, also none.
+    /// Group of the peer; `None` for any peer, also without a group.
     pub group: Option<GroupNumber>,
-    /// Where its address is, or anywhere. Host bits are cleared.
+    /// Prefix with the peer's address, host bits cleared; `None` for any address.
     pub subnet: Option<IpNet>,
 }
 
-/// A rule of a policy on a group, about new connections of one direction.
+/// A rule of a policy on a group, for new connections of one direction.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rule {
     /// Its name under `state/policyRule`, for people. Rules that come of one that has a range of addresses share it,
     /// and differ in nothing but the subnets.
     pub id: RuleId,
-    /// Which way.
+    /// Direction of the connections.
     pub direction: Direction,
-    /// With whom.
+    /// The other end.
     pub peer: Peer,
-    /// Which of the group's endpoints, by address; all if not given. Host bits are cleared.
+    /// Prefix that selects endpoints of the group by address, host bits cleared; `None` for all.
     pub own: Option<IpNet>,
-    /// The number in the IP header (or the last of the IPv6 headers), or any. [`ICMP`] stands for ICMP of either
-    /// family: it matches [`ICMPV6`], too.
+    /// Protocol number in the IP header (or of the last IPv6 header); `None` for any. [`ICMP`]
+    /// stands for ICMP of both families: it also matches [`ICMPV6`].
     pub protocol: Option<u8>,
-    /// The destination port, or any; only given when the protocol is [`TCP`] or [`UDP`].
+    /// Destination port; `None` for any. Only given if the protocol is [`TCP`] or [`UDP`].
     pub port: Option<u16>,
-    /// What becomes of the connection.
+    /// What the rule does with the connection.
     pub action: Action,
-    /// Which rule decides.
+    /// Priority of the rule.
     pub priority: Priority,
 }
 
 impl Rule {
-    /// Whether the protocol and port are the rule's.
+    /// Returns true if protocol and port match.
     pub fn matches_protocol(&self, protocol: u8, port: Option<u16>) -> bool {
         let same = |wanted| wanted == protocol || (wanted == ICMP && protocol == ICMPV6);
         self.protocol.is_none_or(same) && self.port.is_none_or(|wanted| port == Some(wanted))
     }
 
-    /// Whether the endpoint is one that the rule is about.
+    /// Returns true if the rule applies to the endpoint with the address `own`.
     pub fn selects(&self, own: IpAddr) -> bool {
         self.own.is_none_or(|subnet| subnet.contains(&own))
     }
 }
 
 impl Peer {
-    /// Whether the other end is the one meant.
+    /// Returns true if address and group match.
     pub fn matches(&self, address: IpAddr, group: Option<GroupNumber>) -> bool {
         self.group.is_none_or(|wanted| group == Some(wanted))
             && self.subnet.is_none_or(|subnet| subnet.contains(&address))

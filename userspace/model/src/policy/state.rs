@@ -6,62 +6,65 @@ use serde::{Deserialize, Serialize};
 use super::{Direction, Peer, Rule, TCP, UDP, prefixes};
 use crate::{Invalid, api, group::GroupNumber, name::PolicyId};
 
-/// `/contiv.io/state/policy/<tenant>:<group>:<tenant>:<policy>`: a whole policy on one group (INVENTORY section 4).
+/// The body of `/contiv.io/state/policy/<tenant>:<group>:<tenant>:<policy>`: a whole policy
+/// attached to one group (INVENTORY section 4).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PolicyState {
-    /// The key's last part.
+    /// Last part of the key.
     pub id: String,
-    /// The same as the id.
+    /// The same as `id`.
     #[serde(rename = "EpgPolicyKey")]
     pub key: String,
-    /// The group's number.
+    /// Number of the group.
     #[serde(rename = "EndpointGroupID")]
     pub group: i64,
-    /// By the rules' keys.
+    /// Rules, by their keys.
     #[serde(rename = "RuleMaps", default)]
     pub rules: BTreeMap<String, ExpandedRule>,
 }
 
-/// A rule, and what it comes to on one group.
+/// A rule, and its directional rules on one group.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExpandedRule {
-    /// As the user wrote it.
+    /// The rule as the user wrote it.
     #[serde(rename = "Rule")]
     pub rule: api::Rule,
-    /// By their ids. Empty when the rule names a group that is gone.
+    /// Directional rules, by their ids. Empty if the rule names a group that was deleted.
     #[serde(rename = "OfnetRules", default)]
     pub directed: BTreeMap<String, DirectionalRule>,
 }
 
-/// What packets of one direction must look like, and what becomes of them.
+/// A rule for packets of one direction.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct DirectionalRule {
-    /// `<policy on the group>:<rule's key>:<inRx, inTx, outRx or outTx>`; with a `6` for the IPv6 subnet of a network.
+    /// `<policy on the group>:<rule's key>:<inRx, inTx, outRx or outTx>`; with a suffix `6` for the
+    /// IPv6 subnet of a network.
     pub rule_id: String,
     /// 1 to 100; the highest decides.
     pub priority: i64,
-    /// The sender's group, 0 for any.
+    /// Number of the sender's group, 0 for any.
     pub src_endpoint_group: i64,
-    /// The receiver's group, 0 for any.
+    /// Number of the receiver's group, 0 for any.
     pub dst_endpoint_group: i64,
-    /// The sender's address or subnet, or empty.
+    /// Address or subnet of the sender, or empty.
     pub src_ip_addr: String,
-    /// The receiver's address or subnet, or empty.
+    /// Address or subnet of the receiver, or empty.
     pub dst_ip_addr: String,
-    /// 0 for any.
+    /// IP protocol number, 0 for any.
     pub ip_protocol: u8,
-    /// 0 for any.
+    /// Source port, 0 for any.
     pub src_port: u16,
-    /// 0 for any.
+    /// Destination port, 0 for any.
     pub dst_port: u16,
-    /// `syn,!ack` for what opens a connection, or empty.
+    /// `syn,!ack` for packets that open a connection, or empty.
     pub tcp_flags: String,
     /// `allow` or `deny`.
     pub action: String,
 }
 
-/// `/contiv.io/state/policyRule/<id>`: a rule of one direction, for operators. Agents read whole policies.
+/// The body of `/contiv.io/state/policyRule/<id>`: a directional rule, for operators. Agents read
+/// whole policies.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DirectionalRuleState {
     /// Always empty.
@@ -71,14 +74,14 @@ pub struct DirectionalRuleState {
     pub rule: DirectionalRule,
 }
 
-/// A policy on a group, as the agent sees it.
+/// A policy on a group, validated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// The key's last part.
+    /// Last part of the key.
     pub id: PolicyId,
-    /// The group that it is on.
+    /// Group that the policy is attached to.
     pub group: GroupNumber,
-    /// What it says, in the order of the ids.
+    /// Rules, in the order of their ids.
     pub rules: Vec<Rule>,
 }
 
@@ -97,8 +100,8 @@ impl TryFrom<&PolicyState> for Policy {
     }
 }
 
-/// Adds what `expanded` says of new connections. What it says of answers (`inTx`, `outRx`) was for switches without
-/// memory: connections have one, and an answer is never asked about.
+/// Adds the rules of `expanded` for new connections. The rules for replies (`inTx`, `outRx`) are
+/// for stateless switches; here connections are tracked, and replies are not evaluated.
 fn rules_of(expanded: &ExpandedRule, group: GroupNumber, rules: &mut Vec<Rule>) -> Result<(), Invalid> {
     let text = &expanded.rule.direction;
     let (direction, way) = match text.as_str() {
@@ -193,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bodies_are_the_originals_to_the_byte() {
+    fn the_bodies_match_the_original_byte_for_byte() {
         assert_eq!(serde_json::to_string(&state()).unwrap(), BODY);
         let body = r#"{"id":"","RuleId":"default:web:default:p1:default:p1:8:outTx","Priority":1,"SrcEndpointGroup":6,"DstEndpointGroup":7,"SrcIpAddr":"","DstIpAddr":"","IpProtocol":6,"SrcPort":0,"DstPort":0,"TcpFlags":"syn,!ack","Action":"allow"}"#;
         let state: DirectionalRuleState = serde_json::from_str(body).unwrap();
@@ -201,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_becomes_a_policy_of_what_it_says_of_new_connections() {
+    fn a_body_becomes_a_policy_for_new_connections() {
         let policy = Policy::try_from(&state()).unwrap();
         assert_eq!((policy.id.as_str(), policy.group.get()), ("default:eg:default:pe", 3));
         let rule = Rule {
@@ -218,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_out_are_about_where_traffic_goes() {
+    fn out_rules_match_destinations() {
         let mut state = state();
         let expanded = state.rules.get_mut("default:pe:k1").unwrap();
         expanded.rule.direction = "out".into();
@@ -287,14 +290,14 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_about_a_group_that_is_gone_says_nothing() {
+    fn a_rule_for_a_deleted_group_has_no_effect() {
         let mut state = state();
         state.rules.values_mut().for_each(|expanded| expanded.directed.clear());
         assert_eq!(Policy::try_from(&state).unwrap().rules, []);
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_invalid_field() {
         let why = |change: fn(&mut DirectionalRule)| directed(change).unwrap_err().to_string();
         assert_eq!(
             why(|d| d.priority = 101),

@@ -2,72 +2,73 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// `/contiv.io/state/serviceLB/<service>:<tenant>`, and an element of `/services`.
+/// The body of `/contiv.io/state/serviceLB/<service>:<tenant>`, and an element of `/services`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct State {
     /// `<service>:<tenant>`.
     pub id: String,
-    /// The service's name.
+    /// Name of the service.
     #[serde(rename = "servicename")]
     pub service_name: String,
-    /// The tenant's name.
+    /// Name of the tenant.
     #[serde(rename = "tenantname")]
     pub tenant_name: String,
-    /// The name of the network that the service's address is of.
+    /// Name of the network of the service's address.
     #[serde(rename = "subnet")]
     pub network_name: String,
-    /// `<port>:<target port>:<TCP or UDP>` each.
+    /// Ports, each `<port>:<target port>:<TCP or UDP>`.
     pub ports: Option<Vec<String>>,
-    /// What a provider's labels must contain.
+    /// Labels that a provider must have.
     pub selectors: Option<BTreeMap<String, String>>,
-    /// The service's address.
+    /// IP address of the service.
     #[serde(rename = "ipaddress")]
     pub ip_address: String,
-    /// By `<address>:<tenant>`.
+    /// Providers, by `<address>:<tenant>`.
     pub providers: Option<BTreeMap<String, Provider>>,
 }
 
-/// A container that serves.
+/// A container that is a backend of services.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Provider {
-    /// Its IPv4 address.
+    /// IPv4 address.
     #[serde(rename = "IPAddress")]
     pub ip_address: String,
-    /// Its container's id.
+    /// Id of the container.
     #[serde(rename = "ContainerID")]
     pub container_id: String,
-    /// The container's labels.
+    /// Labels of the container.
     #[serde(rename = "Labels")]
     pub labels: Option<BTreeMap<String, String>>,
-    /// Its tenant's name.
+    /// Name of the tenant.
     #[serde(rename = "Tenant")]
     pub tenant: String,
-    /// Its network's name, or its group's, as it was told.
+    /// Name of the network or group, as requested.
     #[serde(rename = "Network")]
     pub network: String,
-    /// The ids of the services that it serves.
+    /// Ids of the services whose selectors match.
     #[serde(rename = "Services")]
     pub services: Option<Vec<String>>,
-    /// The endpoint as the orchestrator calls it.
+    /// Id of the endpoint in the orchestrator.
     #[serde(rename = "Container")]
     pub container: String,
-    /// The endpoint's id.
+    /// Id of the endpoint.
     #[serde(rename = "EpIDKey")]
     pub endpoint: String,
 }
 
-/// `/contiv.io/state/provider/<service>:<tenant>`: what agents read of a service's providers, also when it has none.
+/// The body of `/contiv.io/state/provider/<service>:<tenant>`: providers of a service, which agents
+/// read. It exists also for a service without providers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Providers {
     /// `<service>:<tenant>`.
     pub id: String,
-    /// The id again.
+    /// The same as `id`.
     #[serde(rename = "ServiceName")]
     pub service_name: String,
-    /// Their addresses.
+    /// IP addresses of the providers.
     #[serde(rename = "Providers")]
     pub providers: Option<Vec<String>>,
 }

@@ -104,9 +104,9 @@ fn opposite(direction: Direction) -> Direction {
     }
 }
 
-/// An address of one family is in no subnet of the other.
+/// A prefix of one family contains no address of the other.
 #[test]
-fn families_are_apart() {
+fn address_families_are_separate() {
     let [(v4, v4_peer, [.., v4_net, _]), (v6, v6_peer, [.., v6_net, _])] = pairs();
     let about = |subnet| Rule {
         peer: Peer { group: None, subnet: Some(subnet) },
@@ -120,13 +120,13 @@ fn families_are_apart() {
     assert!(!denies(about(v4_net), v6, v6_peer) && !denies(about(v6_net), v4, v4_peer));
     assert!(!denies(about("0.0.0.0/0".parse().unwrap()), v6, v6_peer));
     assert!(!denies(about("::/0".parse().unwrap()), v4, v4_peer));
-    // A rule about no address is about both.
+    // A rule without a prefix applies to both.
     assert!(denies(rule("r", Direction::Out, Action::Deny), v6, v6_peer));
 }
 
-/// `icmp` is ICMP of either family; the number of ICMPv6 is that alone.
+/// `icmp` means ICMP of both families; the number of ICMPv6 means ICMPv6 only.
 #[test]
-fn icmp_is_of_both_families() {
+fn icmp_covers_both_families() {
     let about = |protocol| Rule { protocol: Some(protocol), ..rule("r", Direction::In, Action::Deny) };
     for (wanted, found, expected) in [
         (ICMP, ICMP, true),
@@ -174,9 +174,9 @@ fn the_higher_priority_decides_then_deny_then_the_first_id() {
     }
 }
 
-/// Nothing, allow and deny on either side, all nine: both sides must let it through.
+/// Nothing, allow and deny on either side, all nine: both sides must allow.
 #[test]
-fn both_sides_must_let_it_through() {
+fn both_sides_must_allow() {
     let outcomes = [None, Some(Action::Allow), Some(Action::Deny)];
     for out in outcomes {
         for into in outcomes {
@@ -202,7 +202,7 @@ fn both_sides_must_let_it_through() {
     }
 }
 
-/// Rules are about endpoints of their group, whoever is at the other end.
+/// Rules apply to the endpoints of their group, regardless of the peer.
 #[test]
 fn the_outside_is_filtered_and_not_trusted() {
     let (inside, outside): (IpAddr, IpAddr) = ([10, 0, 0, 1].into(), [192, 0, 2, 1].into());
@@ -223,7 +223,7 @@ fn the_outside_is_filtered_and_not_trusted() {
 }
 
 #[test]
-fn packets_are_marked_as_the_source_is() {
+fn packets_get_the_dscp_of_the_source() {
     let dscp = |n: u8| n.try_into().ok();
     let (a, b): (IpAddr, IpAddr) = ([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
     let packet = Packet { protocol: TCP, port: Some(80) };
@@ -288,8 +288,8 @@ fn rules() -> impl Strategy<Value = Vec<Rule>> {
     prop::collection::vec(any_rule(), 0..12)
 }
 
-/// Whether `a` goes before `b` when both match, written another way.
-fn beats(a: &Rule, b: &Rule) -> bool {
+/// Whether `a` precedes `b` if both match, by an independent implementation.
+fn precedes(a: &Rule, b: &Rule) -> bool {
     match a.priority.cmp(&b.priority) {
         std::cmp::Ordering::Equal => match (a.action, b.action) {
             (Action::Deny, Action::Allow) => true,
@@ -312,14 +312,14 @@ fn connection<'a>((from, to, packet): Ends, out: &'a [Rule], into: &'a [Rule]) -
     Connection { source: side(from, out), destination: side(to, into), packet }
 }
 
-/// What a decision says, without where the rules stand in memory.
-fn said(decision: &Decision<'_>) -> (Action, Option<Rule>, Option<Rule>) {
+/// A decision by value.
+fn by_value(decision: &Decision<'_>) -> (Action, Option<Rule>, Option<Rule>) {
     (decision.action, decision.out_rule.cloned(), decision.in_rule.cloned())
 }
 
 proptest! {
     #[test]
-    fn the_order_of_rules_says_nothing(ends in ends(), rules in rules(), seed in any::<prop::sample::Index>()) {
+    fn the_order_of_rules_is_irrelevant(ends in ends(), rules in rules(), seed in any::<prop::sample::Index>()) {
         let mut turned = rules.clone();
         if !turned.is_empty() {
             turned.rotate_left(seed.index(rules.len()));
@@ -334,14 +334,14 @@ proptest! {
     }
 
     #[test]
-    fn no_matching_rule_beats_the_one_that_decides(ends in ends(), rules in rules()) {
+    fn no_matching_rule_precedes_the_deciding_one(ends in ends(), rules in rules()) {
         let (own, (peer, group), packet) = ends;
         let there = Side { address: peer, group, rules: &[], dscp: None };
         for direction in [Direction::In, Direction::Out] {
             let decided = deciding_rule(&rules, direction, own.0, &there, packet);
             for rule in &rules {
                 let alone = deciding_rule(std::slice::from_ref(rule), direction, own.0, &there, packet).is_some();
-                prop_assert!(!alone || decided.is_some_and(|decided| !beats(rule, decided)));
+                prop_assert!(!alone || decided.is_some_and(|decided| !precedes(rule, decided)));
             }
             if let Some(rule) = decided {
                 prop_assert!(deciding_rule(std::slice::from_ref(rule), direction, own.0, &there, packet).is_some());
@@ -350,24 +350,24 @@ proptest! {
     }
 
     #[test]
-    fn rules_that_do_not_decide_can_go(ends in ends(), rules in rules()) {
+    fn rules_that_do_not_decide_can_be_removed(ends in ends(), rules in rules()) {
         let before = connection(ends, &rules, &rules);
         let decision = decide(&before);
         let left: Vec<Rule> =
             [decision.out_rule, decision.in_rule].into_iter().flatten().cloned().collect();
         let after = connection(ends, &left, &left);
-        prop_assert_eq!(said(&decision), said(&decide(&after)));
+        prop_assert_eq!(by_value(&decision), by_value(&decide(&after)));
     }
 
     #[test]
-    fn to_say_it_twice_changes_nothing(ends in ends(), rules in rules()) {
+    fn duplicate_rules_change_nothing(ends in ends(), rules in rules()) {
         let twice = [rules.clone(), rules.clone()].concat();
         let (once, twice) = (connection(ends, &rules, &rules), connection(ends, &twice, &twice));
-        prop_assert_eq!(said(&decide(&once)), said(&decide(&twice)));
+        prop_assert_eq!(by_value(&decide(&once)), by_value(&decide(&twice)));
     }
 
     #[test]
-    fn the_highest_denial_denies_all_and_its_allowance_only_what_none_denies(ends in ends(), rules in rules()) {
+    fn the_highest_rule_decides_on_its_side(ends in ends(), rules in rules()) {
         for direction in [Direction::In, Direction::Out] {
             for action in [Action::Allow, Action::Deny] {
                 let top = Rule { priority: 100.try_into().unwrap(), ..rule("top", direction, action) };
@@ -383,15 +383,15 @@ proptest! {
 
     /// Without rules that deny, and without rules, everything passes.
     #[test]
-    fn only_a_denial_denies(ends in ends(), rules in rules()) {
-        let kind: Vec<Rule> = rules.into_iter().filter(|rule| rule.action == Action::Allow).collect();
-        prop_assert_eq!(decide(&connection(ends, &kind, &kind)).action, Action::Allow);
+    fn only_deny_rules_deny(ends in ends(), rules in rules()) {
+        let allowing: Vec<Rule> = rules.into_iter().filter(|rule| rule.action == Action::Allow).collect();
+        prop_assert_eq!(decide(&connection(ends, &allowing, &allowing)).action, Action::Allow);
         prop_assert_eq!(decide(&connection(ends, &[], &[])).out_rule, None);
     }
 
     /// Each side is decided by its own rules.
     #[test]
-    fn sides_do_not_meddle(ends in ends(), a in rules(), b in rules(), c in rules()) {
+    fn sides_are_independent(ends in ends(), a in rules(), b in rules(), c in rules()) {
         let (one, other) = (connection(ends, &a, &b), connection(ends, &a, &c));
         prop_assert_eq!(decide(&one).out_rule, decide(&other).out_rule);
         let other = connection(ends, &c, &b);
