@@ -108,7 +108,7 @@ const FRAMES: [&str; 8] = [
     "malformed::",
     "policy::",
     "services::",
-    "outside::hook::another_layout",
+    "external::xdp::another_abi_version",
 ];
 /// A node with pods, its uplink, and restarts of the agent.
 const SCENARIOS: [&str; 12] = [

@@ -143,7 +143,7 @@ pub struct DatapathFlags {
 
     /// XDP mode on the VLAN uplink, for external clients of services: native (in the driver), generic, auto, off
     #[arg(long, env = "CONTIV_NETPLUGIN_XDP", value_enum, default_value = "auto")]
-    pub xdp: ebpf::XdpWish,
+    pub xdp: ebpf::XdpPreference,
 
     /// Log packets dropped by eBPF programs and new flows (limited to some hundreds per second and CPU; the others are counted)
     #[arg(long, env = "CONTIV_NETPLUGIN_BPF_LOG")]

@@ -78,7 +78,7 @@ fn cleanup_of_a_removed_node_removes_all_state() {
     for node in &mut cluster.nodes {
         if node.datapath == Datapath::Ebpf {
             let running = node.clean_up().unwrap_err().to_string();
-            assert!(running.contains("another netplugin works with it (stop that one first"), "{running}");
+            assert!(running.contains("another netplugin uses it; stop that process first"), "{running}");
         }
         // SIGKILL: the agent cannot clean up itself.
         node.kill_agent().unwrap();

@@ -1,4 +1,5 @@
-//! Tests that go on for as long as one likes, from a seed that repeats them: `cargo xtask bench equivalence` and `bench fuzz`.
+//! Tests that run for a configurable number of cases, from a seed that reproduces them: `cargo xtask bench
+//! equivalence` and `cargo xtask bench fuzz`.
 
 use std::{
     env,
@@ -9,31 +10,31 @@ use std::{
 
 use anyhow::{Context as _, Result};
 
-/// Between two lines about how far it is.
+/// Interval between two progress lines.
 const PERIOD: Duration = Duration::from_secs(5);
 
-/// `CONTIV_<NAME>_CASES` and `CONTIV_<NAME>_SEED` say how much, and where it begins.
+/// A campaign; `CONTIV_<NAME>_CASES` and `CONTIV_<NAME>_SEED` set the number of cases and the seed.
 pub(crate) struct Campaign {
     name: &'static str,
     pub(crate) cases: u64,
     pub(crate) seed: u64,
     began: Instant,
-    told: Instant,
+    reported: Instant,
 }
 
 impl Campaign {
-    /// So many cases when nobody says how many. Without a usual seed, each run begins somewhere else.
+    /// Starts a campaign with `cases` cases by default. Without a default seed, each run uses a random one.
     pub(crate) fn new(name: &'static str, cases: u64, seed: Option<u64>) -> Result<Campaign> {
         let cases = setting(&format!("CONTIV_{name}_CASES"))?.unwrap_or(cases);
         let seed = setting(&format!("CONTIV_{name}_SEED"))?.or(seed).map_or_else(drawn, Ok)?;
         println!("{name} {cases} cases from seed {seed}");
-        Ok(Campaign { name, cases, seed, began: Instant::now(), told: Instant::now() })
+        Ok(Campaign { name, cases, seed, began: Instant::now(), reported: Instant::now() })
     }
 
-    /// Tells how far it is, now and then; `seed` begins with what comes next.
+    /// Prints the progress at intervals; `seed` reproduces the next cases.
     pub(crate) fn progress(&mut self, done: u64, seed: u64) {
-        if self.told.elapsed() >= PERIOD {
-            self.told = Instant::now();
+        if self.reported.elapsed() >= PERIOD {
+            self.reported = Instant::now();
             let (Campaign { name, cases, .. }, rate) = (&*self, self.rate(done));
             println!("{name} {done} of {cases} cases, {rate:.0} a second; next seed {seed}");
         }

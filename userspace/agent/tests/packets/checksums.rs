@@ -1,7 +1,8 @@
-//! Checksums that come to zero, which is 0xffff in one's complement: UDP writes the one, because the other means "none"
-//! (RFC 768, RFC 8200 8.1), TCP and ICMP the other. In each way of rewriting, in packets and in what errors quote of them.
+//! Checksums that become zero, which is 0xffff in one's complement. UDP writes 0xffff because zero means "no
+//! checksum" (RFC 768; RFC 8200, section 8.1); TCP and ICMP write zero. Covers every kind of rewriting, in packets
+//! and in packets quoted by ICMP errors.
 //!
-//! The bytes that come to zero are found by trying; every checksum is the kit's own.
+//! The payloads are found by search; the kit computes every expected checksum.
 
 use anyhow::{Context as _, Result};
 use testkit::{
@@ -10,17 +11,17 @@ use testkit::{
 };
 
 use crate::{
-    node::Who,
-    shortcuts::rig::{HERE, OTHER, Rig, VIP},
+    flow_cache::rig::{HERE, OTHER, Rig, VIP},
+    node::Endpoint,
 };
 
 const ACK: u8 = tcp_flags::ACK;
 
-/// A family of addresses, and where a packet of it has its checksums.
+/// An address family, and the offsets of the checksums.
 #[derive(Clone, Copy)]
 struct Family {
     ip6: bool,
-    /// Where the transport begins.
+    /// Offset of the L4 header.
     transport: usize,
 }
 
@@ -36,19 +37,19 @@ impl Family {
         }
     }
 
-    /// From one to another, by Ethernet between `macs`.
-    fn packet(self, macs: ([u8; 6], [u8; 6]), from: Who, to: Who) -> Packet {
+    /// A packet between two endpoints with the MAC addresses `macs`.
+    fn packet(self, macs: ([u8; 6], [u8; 6]), from: Endpoint, to: Endpoint) -> Packet {
         let eth = Packet::eth(macs.1, macs.0);
         if self.ip6 { eth.ipv6(from.ip6(), to.ip6()) } else { eth.ipv4(from.ip(), to.ip()) }
     }
 
-    /// Of the service, by Ethernet.
+    /// MAC address of the service.
     fn vip_mac(self) -> [u8; 6] {
         let [.., a, b, c, d] = VIP.ip6().octets();
         if self.ip6 { [2, 2, a, b, c, d] } else { VIP.mac() }
     }
 
-    /// From the client, as it is sent and as it arrives.
+    /// A packet from the client, as sent and as received.
     fn there(self) -> [Packet; 2] {
         [
             self.packet((HERE.mac(), self.vip_mac()), HERE, VIP),
@@ -56,7 +57,7 @@ impl Family {
         ]
     }
 
-    /// From the backend, likewise.
+    /// A packet from the backend, as sent and as received.
     fn back(self) -> [Packet; 2] {
         [
             self.packet((OTHER.mac(), HERE.mac()), OTHER, HERE),
@@ -79,7 +80,7 @@ impl Transport {
         }
     }
 
-    /// The place of the checksum in the header.
+    /// Offset of the checksum in the header.
     fn sum_at(self) -> usize {
         match self {
             Transport::Udp => 6,
@@ -87,7 +88,7 @@ impl Transport {
         }
     }
 
-    /// How it writes a checksum that is zero.
+    /// Representation of a zero checksum.
     fn zero(self) -> [u8; 2] {
         match self {
             Transport::Udp => [0xff; 2],
@@ -100,15 +101,15 @@ impl Transport {
     }
 }
 
-/// Makes a packet with this payload, as it is sent and as it arrives.
+/// Builds a packet with this payload, as sent and as received.
 type Packets<'a> = dyn Fn(&[u8]) -> (Packet, Packet) + 'a;
 
-/// A word of which this is true.
+/// The first word that satisfies the condition.
 fn word(is: impl Fn([u8; 2]) -> bool) -> Result<[u8; 2]> {
     (0..=u16::MAX).map(u16::to_be_bytes).find(|word| is(*word)).context("no word does it")
 }
 
-/// Packets to a service and from it, which come to zero as they are sent or as they arrive.
+/// Packets to and from a service whose checksum is zero as sent or as received.
 fn packets_that_come_to_zero(label: &str, family: Family, transport: Transport) -> Result<()> {
     let rig = family.rig(label)?;
     let both = |[sent, arrives]: [Packet; 2], [(a, b), (c, d)]: [(u16, u16); 2], payload: &[u8]| {
@@ -116,7 +117,7 @@ fn packets_that_come_to_zero(label: &str, family: Family, transport: Transport) 
     };
     let there = |payload: &[u8]| both(family.there(), [(4000, 80), (4000, 8080)], payload);
     let back = |payload: &[u8]| both(family.back(), [(8080, 4000), (80, 4000)], payload);
-    let ways: [(Who, &Packets<'_>); 2] = [(HERE, &there), (OTHER, &back)];
+    let ways: [(Endpoint, &Packets<'_>); 2] = [(HERE, &there), (OTHER, &back)];
     let mut zeros = vec![];
     for (from, packets) in ways {
         for side in [0, 1] {
@@ -127,20 +128,20 @@ fn packets_that_come_to_zero(label: &str, family: Family, transport: Transport) 
             zeros.push((from, packets, word));
         }
     }
-    // Through the stages, with and without what makes the header one that is not plain.
+    // Through the slow path, with and without a header option that prevents caching.
     for (from, packets, word) in &zeros {
         let (sent, arrives) = packets(word);
         rig.becomes(*from, &sent, &arrives);
         rig.becomes(*from, &sent.ip_options(&[1; 4]), &arrives.ip_options(&[1; 4]));
     }
     for (from, packets, word) in &zeros {
-        rig.until_taken(*from, |_| packets(word))?;
+        rig.until_cached(*from, |_| packets(word))?;
     }
     Ok(())
 }
 
 #[test]
-fn checksums_of_packets_may_come_to_zero() -> Result<()> {
+fn translated_packets_may_have_a_zero_checksum() -> Result<()> {
     needs!(root());
     for family in [V4, V6] {
         packets_that_come_to_zero("sum-udp", family, Transport::Udp)?;
@@ -149,14 +150,14 @@ fn checksums_of_packets_may_come_to_zero() -> Result<()> {
     Ok(())
 }
 
-/// Errors about packets with such checksums, which come to zero themselves.
+/// ICMP errors about packets with such checksums, whose own checksum is zero.
 fn errors_that_come_to_zero(label: &str, family: Family, transport: Transport) -> Result<()> {
     let rig = family.rig(label)?;
     let [to_vip, to_pod] = family.there();
     let (sent, arrived) = (transport.of(to_vip, 4000, 80), transport.of(to_pod, 4000, 8080));
     rig.becomes(HERE, &sent, &arrived);
     let [error, shown] = family.back();
-    // Unreachable. What has room for an MTU in other errors is zero here by the book, and is not looked at.
+    // Unreachable. The field for the MTU is zero here (RFC 792) and ignored.
     let say = |packet: Packet, rest: [u8; 2], quoted: &Packet| {
         let rest = [0, 0, rest[0], rest[1]];
         let packet = if family.ip6 { packet.icmpv6(1, 4, rest) } else { packet.icmp(3, 3, rest) };
@@ -180,7 +181,7 @@ fn errors_that_come_to_zero(label: &str, family: Family, transport: Transport) -
 }
 
 #[test]
-fn checksums_in_what_errors_quote_may_come_to_zero() -> Result<()> {
+fn packets_quoted_in_icmp_errors_may_have_a_zero_checksum() -> Result<()> {
     needs!(root());
     for family in [V4, V6] {
         errors_that_come_to_zero("sum-equdp", family, Transport::Udp)?;
@@ -189,9 +190,9 @@ fn checksums_in_what_errors_quote_may_come_to_zero() -> Result<()> {
     Ok(())
 }
 
-/// UDP may do without, over IPv6 where both ends know that (RFC 6935): what has none is not given one.
+/// UDP without checksum, over IPv6 by agreement of both ends (RFC 6935): the programs add none.
 #[test]
-fn datagrams_without_a_checksum_are_left_without() -> Result<()> {
+fn datagrams_without_checksum_stay_without() -> Result<()> {
     needs!(root());
     for family in [V4, V6] {
         let rig = family.rig("sum-none")?;
@@ -206,7 +207,7 @@ fn datagrams_without_a_checksum_are_left_without() -> Result<()> {
         rig.becomes(OTHER, &say(error, &arrived), &say(shown, &sent));
         let [answer, shown] = family.back();
         rig.becomes(OTHER, &answer.udp_unchecked(8080, 4000), &shown.udp_unchecked(80, 4000));
-        rig.until_taken(HERE, |_| (sent.clone(), arrived.clone()))?;
+        rig.until_cached(HERE, |_| (sent.clone(), arrived.clone()))?;
     }
     Ok(())
 }

@@ -1,12 +1,12 @@
-//! Random policies, services and packets: what the programs do with each packet is what the model's oracle says.
+//! Random policies, services and packets: the programs treat each packet as the model's oracle does.
 //!
 //! ```text
-//! scene     endpoints in groups, rules before and after a change, services, packets: generated, and shrunk
-//! expected  what the oracle allows to become of a packet that a pod sends
-//! errors    what it says of ICMP errors about such packets
-//! meters    rates where there are no queues
-//! wire      the same for packets that come from the uplink of a second network, and for the answers to them
-//! rig       a node that is given one scene after the other
+//! scene     endpoints in groups, rules before and after a change, services, packets: generated and shrunk
+//! expected  the results that the oracle allows for a packet from a pod
+//! errors    the results for ICMP errors about such packets
+//! meters    bandwidth limits without queues
+//! wire      the results for packets from the uplink of a second network, and for replies to them
+//! rig       a node that is configured with one scene after the other
 //! ```
 //!
 //! A case is one packet; `cargo xtask bench equivalence` runs a million.
@@ -34,9 +34,10 @@ use rig::{From, Rig, forget};
 use scene::{Piece, Probe, Scene, Stage, scenes};
 
 const CASES: u64 = 20_000;
-/// Packets of a connection that is known, one after the other: the second one leaves a shortcut behind, which the third one takes.
+/// Number of times that a packet is repeated: the second packet of an established connection creates a flow cache
+/// entry, which the third one uses.
 const BUSY: usize = 3;
-/// Scenes between two looks at the number of cases.
+/// Number of scenes between two checks of the number of cases.
 const SCENES: u32 = 20;
 
 #[test]
@@ -44,7 +45,7 @@ fn the_programs_agree_with_the_oracle() -> Result<()> {
     needs!(root());
     let mut campaign = Campaign::new("EQUIVALENCE", CASES, None)?;
     let rig = RefCell::new(Rig::new()?);
-    let told = Cell::new(Told::default());
+    let reported = Cell::new(EventState::default());
     let config = Config {
         cases: SCENES,
         failure_persistence: Some(Box::new(FileFailurePersistence::Direct(
@@ -55,28 +56,28 @@ fn the_programs_agree_with_the_oracle() -> Result<()> {
         max_shrink_time: 60_000,
         ..Config::default()
     };
-    // A seed of its own for each round, so that what a late one finds is found again at once.
+    // Each round has its own seed, so that a late failure is reproduced at once.
     let mut seed = campaign.seed;
-    while told.get().cases < campaign.cases {
-        campaign.progress(told.get().cases, seed);
+    while reported.get().cases < campaign.cases {
+        campaign.progress(reported.get().cases, seed);
         TestRunner::new(Config { rng_seed: RngSeed::Fixed(seed), ..config.clone() })
             .run(&scenes(), |scene| {
                 let mut rig = rig.borrow_mut();
                 let found = check(&mut rig, &scene);
                 let found = found.map_err(|error| TestCaseError::fail(format!("{error:#}")))?;
-                told.set(told.get().and(found));
+                reported.set(reported.get().and(found));
                 Ok(())
             })
             .map_err(|error| anyhow!("seed {seed}: {error}"))?;
         seed = seed.wrapping_add(1);
     }
-    campaign.finish(told.get().cases, &told.get());
+    campaign.finish(reported.get().cases, &reported.get());
     rig.into_inner().settle()
 }
 
-/// What was seen, so that one can tell that it was not always the same.
+/// Statistics, to verify that the scenes vary.
 #[derive(Clone, Copy, Default)]
-struct Told {
+struct EventState {
     cases: u64,
     arrived: usize,
     translated: usize,
@@ -90,9 +91,9 @@ struct Told {
     short: u64,
 }
 
-impl Told {
-    fn and(self, other: Told) -> Told {
-        Told {
+impl EventState {
+    fn and(self, other: EventState) -> EventState {
+        EventState {
             cases: self.cases + other.cases,
             arrived: self.arrived + other.arrived,
             translated: self.translated + other.translated,
@@ -108,9 +109,9 @@ impl Told {
     }
 }
 
-impl std::fmt::Display for Told {
+impl std::fmt::Display for EventState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Told {
+        let EventState {
             cases: _,
             arrived,
             translated,
@@ -126,45 +127,45 @@ impl std::fmt::Display for Told {
         write!(
             f,
             "{arrived} arrived ({translated} translated, {answers} as answers), {denied} denied, \
-             {refused} refused by services; {waited} in queues, {pieces} fragments, {from_wire} from the wire, {errors} ICMP errors, {short} by shortcuts and more"
+             {refused} refused by services; {waited} in queues, {pieces} fragments, {from_wire} from the wire, {errors} ICMP errors, {short} by entries and more"
         )
     }
 }
 
-/// Connections that were made.
+/// Connections created.
 #[derive(Default)]
 struct Made {
-    /// Whom their packets have come to.
+    /// Destinations that received their packets.
     fates: HashMap<usize, Fate>,
     answered: HashSet<usize>,
 }
 
-fn check(rig: &mut Rig, scene: &Scene) -> Result<Told> {
-    let mut told = Told::default();
+fn check(rig: &mut Rig, scene: &Scene) -> Result<EventState> {
+    let mut reported = EventState::default();
     let (mut made, mut accepted) = (Made::default(), HashSet::new());
     for stage in [Stage::Before, Stage::After] {
         rig.stage(scene, stage)?;
-        let before = rig.taken()?;
+        let before = rig.cached()?;
         let oracle = Oracle { scene, stage };
         rig.within(|| {
-            packets(rig, &oracle, &mut made, &mut told)?;
-            wire::packets(rig, &oracle, &mut accepted, &mut told)
+            packets(rig, &oracle, &mut made, &mut reported)?;
+            wire::packets(rig, &oracle, &mut accepted, &mut reported)
         })
         .with_context(|| format!("{stage:?}"))?;
-        told.short += rig.taken()?.saturating_sub(before);
+        reported.short += rig.cached()?.saturating_sub(before);
     }
-    Ok(told)
+    Ok(reported)
 }
 
-fn packets(rig: &Rig, oracle: &Oracle<'_>, made: &mut Made, told: &mut Told) -> Result<()> {
-    // Those that are there are judged again by what is first seen of them, which is an error or an answer here.
-    complaints(rig, oracle, made, told, 2).context("errors first")?;
-    answers(rig, oracle, made, told).context("answers first")?;
+fn packets(rig: &Rig, oracle: &Oracle<'_>, made: &mut Made, reported: &mut EventState) -> Result<()> {
+    // The first packet after a change re-evaluates an existing connection; here it is an ICMP error or a reply.
+    complaints(rig, oracle, made, reported, 2).context("errors first")?;
+    answers(rig, oracle, made, reported).context("answers first")?;
     for (number, probe) in oracle.scene.probes.iter().enumerate() {
-        let fate = sent(rig, oracle, number, probe, made.fates.get(&number), told)
+        let fate = sent(rig, oracle, number, probe, made.fates.get(&number), reported)
             .with_context(|| format!("packet {number}, {probe:?}"))?;
-        // Once more: now it is a packet of a connection that is known, if there is one.
-        let again = sent(rig, oracle, number, probe, made.fates.get(&number).or(Some(&fate)), told)
+        // Repeat the packet: it belongs to an established connection, if there is one.
+        let again = sent(rig, oracle, number, probe, made.fates.get(&number).or(Some(&fate)), reported)
             .with_context(|| format!("packet {number} again, {probe:?}"))?;
         let same = fate == again || (fate.is_denied() && again.is_denied());
         ensure!(same, "packet {number}, {probe:?}: first {fate:?}, then {again:?}");
@@ -173,31 +174,37 @@ fn packets(rig: &Rig, oracle: &Oracle<'_>, made: &mut Made, told: &mut Told) -> 
         }
     }
     clients_stay(oracle, &made.fates)?;
-    complaints(rig, oracle, made, told, 1).context("before the answers")?;
-    answers(rig, oracle, made, told)?;
-    // And as one of a connection that has been answered: through the stages, and past them.
+    complaints(rig, oracle, made, reported, 1).context("before the answers")?;
+    answers(rig, oracle, made, reported)?;
+    // And as a packet of a replied connection: through the slow path and the flow cache.
     for (number, probe) in oracle.scene.probes.iter().enumerate() {
         let Some(fate) = made.fates.get(&number) else { continue };
         for _ in 0..BUSY {
-            sent(rig, oracle, number, probe, Some(fate), told)
+            sent(rig, oracle, number, probe, Some(fate), reported)
                 .with_context(|| format!("packet {number} after the answer, {probe:?}"))?;
         }
     }
     for _ in 0..BUSY {
-        answers(rig, oracle, made, told).context("answers once more")?;
+        answers(rig, oracle, made, reported).context("answers once more")?;
     }
-    complaints(rig, oracle, made, told, 1)
+    complaints(rig, oracle, made, reported, 1)
 }
 
-/// Errors are sent, each of them or every second.
-fn complaints(rig: &Rig, oracle: &Oracle<'_>, made: &Made, told: &mut Told, step: usize) -> Result<()> {
+/// Sends the ICMP errors, all of them or every second one.
+fn complaints(
+    rig: &Rig,
+    oracle: &Oracle<'_>,
+    made: &Made,
+    reported: &mut EventState,
+    step: usize,
+) -> Result<()> {
     for complaint in oracle.scene.complaints.iter().step_by(step) {
         let Some(error) = oracle.complaint(complaint, made) else { continue };
         let waits = oracle.waits(error.from);
         let outcome = rig.run(From::Pod(error.from), &error.frame, waits)?;
-        told.cases += 1;
-        told.errors += 1;
-        told.waited += usize::from(waits);
+        reported.cases += 1;
+        reported.errors += 1;
+        reported.waited += usize::from(waits);
         ensure!(
             error.fate.is(&outcome),
             "{complaint:?}, about {:?}: {:02x?} became {outcome:02x?}, but should have become {:02x?}",
@@ -209,83 +216,82 @@ fn complaints(rig: &Rig, oracle: &Oracle<'_>, made: &Made, told: &mut Told, step
     Ok(())
 }
 
-/// Sends a probe; what became of it is one of the things that the oracle allows. `before` is what became of the same
-/// packet earlier.
+/// Sends a probe. Its result must be one that the oracle allows. `before` is the result of the same packet earlier.
 fn sent(
     rig: &Rig,
     oracle: &Oracle<'_>,
     number: usize,
     probe: &Probe,
     before: Option<&Fate>,
-    told: &mut Told,
+    reported: &mut EventState,
 ) -> Result<Fate> {
-    let mut fate = piece(rig, oracle, number, probe, (probe.pieces()[0], before), told)?;
+    let mut fate = piece(rig, oracle, number, probe, (probe.pieces()[0], before), reported)?;
     for later in &probe.pieces()[1..] {
-        // What has been refused was refused as a whole.
+        // A probe that was dropped before was dropped entirely.
         if fate.is_refused() {
             break;
         }
         let first = std::mem::replace(&mut fate, Fate::Back);
-        piece(rig, oracle, number, probe, (*later, Some(&first)), told).context("the later piece")?;
+        piece(rig, oracle, number, probe, (*later, Some(&first)), reported).context("the later piece")?;
         fate = first;
     }
     Ok(fate)
 }
 
-/// Sends a piece of a probe, or all of it.
+/// Sends a fragment of a probe, or all of it.
 fn piece(
     rig: &Rig,
     oracle: &Oracle<'_>,
     number: usize,
     probe: &Probe,
     (piece, before): (Piece, Option<&Fate>),
-    told: &mut Told,
+    reported: &mut EventState,
 ) -> Result<Fate> {
     let mut allowed = oracle.fates(number, probe, piece);
-    // A connection stays with its backend, whatever the rules become.
+    // A connection keeps its backend after a change of the rules.
     if let Some(backend) = before.and_then(Fate::place) {
         allowed.retain(|fate| fate.backend() == Some(backend));
     }
     let waits = oracle.waits(probe.from);
     let outcome = rig.run(From::Pod(probe.from), &oracle.frame(number, probe, piece), waits)?;
-    told.cases += 1;
-    told.waited += usize::from(waits);
-    told.pieces += usize::from(piece != Piece::Whole);
+    reported.cases += 1;
+    reported.waited += usize::from(waits);
+    reported.pieces += usize::from(piece != Piece::Whole);
     match allowed.iter().find(|fate| fate.is(&outcome)) {
         Some(fate) => {
-            told.arrived += usize::from(fate.place().is_some());
-            told.translated += usize::from(fate.is_translated());
-            told.denied += usize::from(fate.is_denied());
-            told.refused += usize::from(fate.is_refused());
+            reported.arrived += usize::from(fate.place().is_some());
+            reported.translated += usize::from(fate.is_translated());
+            reported.denied += usize::from(fate.is_denied());
+            reported.refused += usize::from(fate.is_refused());
             Ok(fate.clone())
         }
         None => bail!("it became {outcome:?}, but should have become one of {allowed:#?}"),
     }
 }
 
-/// Connections are answered, as long as they may be.
-fn answers(rig: &Rig, oracle: &Oracle<'_>, made: &mut Made, told: &mut Told) -> Result<()> {
+/// Sends replies on the connections that the rules still allow.
+fn answers(rig: &Rig, oracle: &Oracle<'_>, made: &mut Made, reported: &mut EventState) -> Result<()> {
     let mut numbers: Vec<_> = made.fates.keys().copied().collect();
     numbers.sort_unstable();
     for number in numbers {
         let probe = &oracle.scene.probes[number];
         let Some(answer) = oracle.answer(number, probe, &made.fates[&number]) else { continue };
         let outcome = rig.run(From::Pod(answer.from), &answer.frame, oracle.waits(answer.from))?;
-        told.cases += 1;
+        reported.cases += 1;
         ensure!(
             answer.fate.is(&outcome),
             "the answer to packet {number}, {probe:?}: it became {outcome:?}, but should have become {:?}",
             answer.fate
         );
         if answer.fate.place().is_some() {
-            told.answers += 1;
+            reported.answers += 1;
             made.answered.insert(number);
         }
     }
     Ok(())
 }
 
-/// Of a service with affinity: each client is with one backend.
+/// With session affinity, each client has one backend.
 fn clients_stay(oracle: &Oracle<'_>, made: &HashMap<usize, Fate>) -> Result<()> {
     let mut with: HashMap<(IpAddr, usize, usize), IpAddr> = HashMap::new();
     for (number, fate) in made {

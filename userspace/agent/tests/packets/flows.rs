@@ -1,4 +1,4 @@
-//! Connection tracking: what is remembered, for how long, and what a pod may say of itself.
+//! Connection tracking: which flows are tracked and for how long, and anti-spoofing.
 
 use std::{
     path::PathBuf,
@@ -22,14 +22,14 @@ use testkit::{
 };
 
 use crate::{
-    node::{Node, Pod, Who, network, vtep, vxlan},
+    node::{Endpoint, Node, Pod, network, vtep, vxlan},
     run::{Outcome, run},
 };
 
-const HERE: Who = Who(1);
-const OTHER: Who = Who(2);
-const FAR: Who = Who(3);
-const SOON: Duration = Duration::from_secs(10);
+const HERE: Endpoint = Endpoint(1);
+const OTHER: Endpoint = Endpoint(2);
+const FAR: Endpoint = Endpoint(3);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 struct Rig {
     node: Node,
@@ -59,7 +59,7 @@ impl Rig {
         self.node.datapath.maps_directory().join(name)
     }
 
-    /// What is remembered of flows that were answered.
+    /// Tracked established flows.
     fn answered(&self) -> Result<Vec<(FlowKey, Flow)>> {
         let map: HashMap<MapData, FlowKey, TimedFlow> =
             Map::from_map_data(MapData::from_pin(self.map(FLOWS))?)?.try_into()?;
@@ -81,7 +81,7 @@ impl Rig {
         self.node.datapath.inspect()["flows"][name].as_u64().unwrap()
     }
 
-    /// There and back.
+    /// One packet in each direction.
     fn exchange(&self, there: &Packet, back: &Packet) -> Result<()> {
         self.from(&self.first, there)?.assert_sent_on(&there.build());
         self.from(&self.second, back)?.assert_sent_on(&back.build());
@@ -89,16 +89,16 @@ impl Rig {
     }
 }
 
-fn between(from: Who, to: Who) -> Packet {
+fn between(from: Endpoint, to: Endpoint) -> Packet {
     Packet::eth(to.mac(), from.mac()).ipv4(from.ip(), to.ip())
 }
 
-fn tcp(from: (Who, u16), to: (Who, u16), flags: u8) -> Packet {
+fn tcp(from: (Endpoint, u16), to: (Endpoint, u16), flags: u8) -> Packet {
     between(from.0, to.0).tcp(from.1, to.1, flags)
 }
 
 #[test]
-fn a_flow_counts_both_ways_and_is_answered_once() -> Result<()> {
+fn a_flow_counts_both_directions_and_is_established_once() -> Result<()> {
     needs!(root());
     let rig = Rig::new("ct-count")?;
     let (there, back) = (between(HERE, OTHER).udp(5, 6), between(OTHER, HERE).udp(6, 5).payload(b"longer"));
@@ -117,19 +117,19 @@ fn a_flow_counts_both_ways_and_is_answered_once() -> Result<()> {
 }
 
 #[test]
-fn a_flow_that_is_silent_is_forgotten_by_the_kernel() -> Result<()> {
+fn an_idle_flow_expires() -> Result<()> {
     needs!(root());
     let rig = Rig::with("ct-silent", |options| options.timeouts.udp = 1)?;
     rig.exchange(&between(HERE, OTHER).udp(5, 6), &between(OTHER, HERE).udp(6, 5))?;
     assert_eq!(rig.answered()?.len(), 1);
-    // Nobody does anything: no agent, no packet.
-    wait_until(SOON, "the timer", || Ok(rig.answered()?.is_empty().then_some(())))?;
+    // Flows expire without an agent and without packets.
+    wait_until(TIMEOUT, "the timer", || Ok(rig.answered()?.is_empty().then_some(())))?;
     assert_eq!(rig.event("expired"), 1);
     Ok(())
 }
 
 #[test]
-fn a_connection_that_is_closed_is_forgotten_sooner() -> Result<()> {
+fn a_closed_connection_expires_sooner() -> Result<()> {
     needs!(root());
     let rig = Rig::with("ct-close", |options| options.timeouts.tcp_closing = 1)?;
     let (client, server) = ((HERE, 5), (OTHER, 6));
@@ -144,9 +144,9 @@ fn a_connection_that_is_closed_is_forgotten_sooner() -> Result<()> {
     open(7)?;
     let fin = tcp_flags::FIN | tcp_flags::ACK;
     rig.exchange(&tcp(client, server, fin), &tcp(server, client, fin))?;
-    wait_until(SOON, "the timer", || Ok((rig.answered()?.len() == 1).then_some(())))?;
+    wait_until(TIMEOUT, "the timer", || Ok((rig.answered()?.len() == 1).then_some(())))?;
     assert_eq!(rig.answered()?[0].0.low_port.get(), 7);
-    // The ports of one that has closed may be used again at once, as a connection of its own.
+    // The ports of a closed connection may be reused at once, as a new connection.
     let rst = tcp((HERE, 7), server, tcp_flags::RST);
     rig.from(&rig.first, &rst)?.assert_sent_on(&rst.build());
     open(7)?;
@@ -155,7 +155,7 @@ fn a_connection_that_is_closed_is_forgotten_sooner() -> Result<()> {
 }
 
 #[test]
-fn a_connection_has_the_entry_of_one_that_has_ended_with_its_ports() -> Result<()> {
+fn a_connection_reuses_the_entry_of_a_closed_one_with_the_same_ports() -> Result<()> {
     needs!(root());
     let rig = Rig::new("ct-reuse")?;
     let (client, server) = ((HERE, 5), (OTHER, 6));
@@ -168,12 +168,12 @@ fn a_connection_has_the_entry_of_one_that_has_ended_with_its_ports() -> Result<(
     let [(_, flow)] = rig.answered()?[..] else { panic!("one flow") };
     assert_eq!((flow.packets, flow.tcp, flow.flags), ([2, 1], [Flow::RST, 0], 0));
     assert_eq!((rig.event("made"), rig.event("answered"), rig.event("reused")), (2, 2, 1));
-    // One that nobody has answered.
+    // An unreplied connection.
     rig.from(&rig.first, &syn)?.assert_sent_on(&syn.build());
     let [(_, flow)] = rig.answered()?[..] else { panic!("one flow") };
     assert_eq!((flow.packets, flow.tcp, flow.flags), ([1, 0], [0, 0], Flow::OPENING));
     assert_eq!(rig.young()?, 0);
-    // From the other end it is a connection of its own.
+    // From the other end it is a new connection.
     rig.exchange(&syn, &syn_ack)?;
     rig.from(&rig.first, &rst)?.assert_sent_on(&rst.build());
     let syn = tcp(server, client, tcp_flags::SYN);
@@ -185,7 +185,7 @@ fn a_connection_has_the_entry_of_one_that_has_ended_with_its_ports() -> Result<(
 }
 
 #[test]
-fn an_entry_that_is_used_again_is_forgotten_when_nobody_answers() -> Result<()> {
+fn a_reused_entry_expires_when_it_stays_unreplied() -> Result<()> {
     needs!(root());
     let rig = Rig::with("ct-reuse-un", |options| {
         (options.timeouts.tcp_closing, options.timeouts.tcp_opening) = (2, 1);
@@ -195,10 +195,10 @@ fn an_entry_that_is_used_again_is_forgotten_when_nobody_answers() -> Result<()> 
     rig.exchange(&syn, &tcp(server, client, tcp_flags::SYN | tcp_flags::ACK))?;
     rig.from(&rig.first, &tcp(client, server, tcp_flags::RST))?;
     rig.from(&rig.first, &syn)?.assert_sent_on(&syn.build());
-    wait_until(SOON, "the timer", || Ok(rig.answered()?.is_empty().then_some(())))
+    wait_until(TIMEOUT, "the timer", || Ok(rig.answered()?.is_empty().then_some(())))
 }
 
-/// As many runs as there are frames, without looking anything up in between.
+/// Runs the program once per frame, without reading counters in between.
 fn flood(rig: &Rig, frames: impl Iterator<Item = Vec<u8>> + Send) -> Result<()> {
     let ifindex = rig.node.ifindex(&rig.first.local.port)?;
     let pin = rig.node.pin(FROM_POD);
@@ -218,7 +218,7 @@ fn flood(rig: &Rig, frames: impl Iterator<Item = Vec<u8>> + Send) -> Result<()> 
 }
 
 #[test]
-fn a_flood_of_new_flows_pushes_out_none_that_was_answered() -> Result<()> {
+fn a_flood_of_new_flows_evicts_no_established_flow() -> Result<()> {
     needs!(root());
     let rig = Rig::new("ct-flood")?;
     rig.exchange(&between(HERE, OTHER).udp(5, 6), &between(OTHER, HERE).udp(6, 5))?;
@@ -230,14 +230,14 @@ fn a_flood_of_new_flows_pushes_out_none_that_was_answered() -> Result<()> {
     assert_eq!(rig.answered()?, before);
     assert!(rig.young()? <= NEW_FLOWS_CAPACITY);
     assert_eq!(rig.event("made"), u64::from(count) + 1);
-    // And the one that was there goes on as before.
+    // The existing connection continues.
     rig.exchange(&between(HERE, OTHER).udp(5, 6), &between(OTHER, HERE).udp(6, 5))?;
     assert_eq!(rig.answered()?[0].1.packets, [2, 2]);
     Ok(())
 }
 
 #[test]
-fn a_full_table_holds_nobody_up() -> Result<()> {
+fn packets_pass_when_the_flow_table_is_full() -> Result<()> {
     needs!(root());
     let rig = Rig::with("ct-full", |options| options.flows = 4)?;
     for port in 0..10 {
@@ -253,7 +253,7 @@ fn a_full_table_holds_nobody_up() -> Result<()> {
 }
 
 #[test]
-fn the_tables_size_changes_when_nothing_is_lost_by_it() -> Result<()> {
+fn the_flow_table_is_resized_only_when_it_is_empty() -> Result<()> {
     needs!(root());
     let mut rig = Rig::with("ct-size", |options| (options.flows, options.timeouts.udp) = (64, 1))?;
     rig.exchange(&between(HERE, OTHER).udp(5, 6), &between(OTHER, HERE).udp(6, 5))?;
@@ -261,15 +261,15 @@ fn the_tables_size_changes_when_nothing_is_lost_by_it() -> Result<()> {
     rig.node.restart();
     rig.node.observe()?;
     let size = |rig: &Rig| Ok::<_, anyhow::Error>(MapData::from_pin(rig.map(FLOWS))?.info()?.max_entries());
-    assert_eq!(size(&rig)?, 64, "who is connected stays so");
-    let told = rig.node.datapath.warnings().concat();
-    let why = "connections: room for 64, not for the 128 of --conntrack-max, until the map ctv_ct is empty";
-    assert!(told.starts_with(why) && told.contains("netplugin cleanup"), "{told}");
-    // What forwards goes on meanwhile, and nothing is written.
+    assert_eq!(size(&rig)?, 64, "established connections keep their entries");
+    let reported = rig.node.datapath.warnings().concat();
+    let why = "connections: capacity 64 instead of 128 (--conntrack-max) until the map ctv_ct is empty";
+    assert!(reported.starts_with(why) && reported.contains("netplugin cleanup"), "{reported}");
+    // Forwarding continues meanwhile, and nothing is written.
     rig.from(&rig.first, &between(HERE, OTHER).udp(5, 6))?;
     assert_eq!((rig.answered()?.len(), rig.node.datapath.writes()), (1, 0));
-    wait_until(SOON, "the timer", || Ok(rig.answered()?.is_empty().then_some(())))?;
-    // The agent sees it when it measures, and need not start again.
+    wait_until(TIMEOUT, "the timer", || Ok(rig.answered()?.is_empty().then_some(())))?;
+    // The agent detects it with the next `observe`, without a restart.
     rig.node.converge()?;
     assert_eq!(size(&rig)?, 128);
     assert_eq!(rig.node.datapath.warnings(), Vec::<String>::new());
@@ -282,7 +282,7 @@ fn the_tables_size_changes_when_nothing_is_lost_by_it() -> Result<()> {
 }
 
 #[test]
-fn a_pod_speaks_for_itself_alone() -> Result<()> {
+fn a_pod_sends_only_with_its_own_addresses() -> Result<()> {
     needs!(root());
     let rig = Rig::new("spoof")?;
     let dropped = |frame: Packet, reason| -> Result<()> {
@@ -296,14 +296,14 @@ fn a_pod_speaks_for_itself_alone() -> Result<()> {
     dropped(Packet::eth(FAR.mac(), HERE.mac()).ipv4([0, 0, 0, 0], FAR.ip()).udp(1, 2), spoofed_ip)?;
     let link_local: std::net::Ipv6Addr = "fe80::1".parse()?;
     dropped(Packet::eth(FAR.mac(), HERE.mac()).ipv6(link_local, FAR.ip6()).udp(1, 2), spoofed_ip)?;
-    // ARP that claims another's address, by asking or by answering.
+    // ARP requests and replies with the address of another endpoint.
     dropped(Packet::arp_request(HERE.mac(), OTHER.ip(), FAR.ip()), spoofed_ip)?;
     dropped(Packet::arp_reply(HERE.mac(), OTHER.ip(), FAR.mac(), FAR.ip()), spoofed_ip)?;
     dropped(
         Packet::eth(BROADCAST, HERE.mac()).arp(2, (OTHER.mac(), HERE.ip()), (FAR.mac(), FAR.ip())),
         spoofed_ip,
     )?;
-    // ND that claims another's.
+    // ND with the address of another endpoint.
     let claim =
         Packet::neighbour_advertisement((FAR.mac(), FAR.ip6()), (HERE.mac(), OTHER.ip6()), HERE.mac(), 0);
     dropped(claim, spoofed_ip)?;
@@ -315,7 +315,7 @@ fn a_pod_speaks_for_itself_alone() -> Result<()> {
     let mut claim = claim;
     claim[62..78].copy_from_slice(&OTHER.ip6().octets());
     run(&rig.node, FROM_POD, &rig.first.local.port, &claim)?.assert_dropped(spoofed_ip);
-    // What a stack says before it has an address: to all, and ICMPv6 of the link.
+    // Packets of a stack without an address: broadcasts, and link-local ICMPv6.
     let ask = Packet::eth(BROADCAST, HERE.mac()).ipv4([0, 0, 0, 0], [255, 255, 255, 255]).udp(68, 67);
     rig.from(&rig.first, &ask)?.assert_flooded();
     let report = Packet::eth(mac("33:33:00:00:00:16"), HERE.mac())
@@ -327,7 +327,7 @@ fn a_pod_speaks_for_itself_alone() -> Result<()> {
 }
 
 #[test]
-fn extension_headers_are_followed_so_far() -> Result<()> {
+fn extension_headers_are_parsed_up_to_a_limit() -> Result<()> {
     needs!(root());
     let rig = Rig::new("ext")?;
     let chain = |count: usize| {

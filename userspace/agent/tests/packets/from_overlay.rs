@@ -1,5 +1,5 @@
-//! What comes through tunnels, frame by frame. A run of a single frame cannot carry a tunnel key, so
-//! the other node here is a socket that speaks VXLAN.
+//! Frames from tunnels. A program run on a single frame cannot carry a tunnel key, so the other node is a socket that
+//! speaks VXLAN.
 
 use std::{net::UdpSocket, time::Duration};
 
@@ -15,17 +15,17 @@ use testkit::{
 };
 
 use crate::{
-    node::{Node, Pod, Who, network, vtep, vxlan},
+    node::{Endpoint, Node, Pod, network, vtep, vxlan},
     run::run,
 };
 
-const HERE: Who = Who(1);
-const THERE: Who = Who(2);
-const FAR: Who = Who(3);
+const HERE: Endpoint = Endpoint(1);
+const THERE: Endpoint = Endpoint(2);
+const FAR: Endpoint = Endpoint(3);
 pub(crate) const VNI: u32 = 10_001;
-const SOON: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A node with a pod, and a wire to somebody who sends what it likes.
+/// A node with a pod, connected to a peer that sends arbitrary frames.
 pub(crate) struct Rig {
     pub(crate) node: Node,
     pub(crate) pod: Pod,
@@ -50,7 +50,7 @@ impl Rig {
         let pod = node.pod(&n1, HERE)?;
         node.converge()?;
         let socket = outside.run(|| Ok(UdpSocket::bind((vtep(2), Options::VXLAN_PORT))?))?;
-        socket.set_read_timeout(Some(SOON))?;
+        socket.set_read_timeout(Some(TIMEOUT))?;
         Ok(Rig { node, pod, outside, socket })
     }
 
@@ -58,13 +58,11 @@ impl Rig {
         send_from(&self.socket, vni, inner)
     }
 
-    /// Waits for one drop of this reason and no other.
+    /// Waits for one drop with this reason and no other.
     pub(crate) fn expect_drop(&self, reason: DropReason) -> Result<()> {
-        wait_until(
-            SOON,
-            reason.as_str(),
-            || Ok((self.node.drops()?.get(&reason) == Some(&1)).then_some(())),
-        )?;
+        wait_until(TIMEOUT, reason.as_str(), || {
+            Ok((self.node.drops()?.get(&reason) == Some(&1)).then_some(()))
+        })?;
         assert_eq!(self.node.drops()?.len(), 1);
         Ok(())
     }
@@ -97,20 +95,20 @@ fn a_known_destination_gets_the_frame() -> Result<()> {
     let frame = udp(HERE.mac(), THERE.mac());
     rig.send(VNI, &frame)?;
     let bytes = frame.build();
-    tap.expect(SOON, "the frame", |frame| (frame == bytes).then_some(()))?;
-    // And so does a broadcast, and what is for an address that nobody told us of.
+    tap.expect(TIMEOUT, "the frame", |frame| (frame == bytes).then_some(()))?;
+    // Broadcasts and frames to unknown destinations are delivered, too.
     for target in [mac("ff:ff:ff:ff:ff:ff"), mac("02:02:0a:01:01:63")] {
         let frame = udp(target, THERE.mac());
         rig.send(VNI, &frame)?;
         let bytes = frame.build();
-        tap.expect(SOON, "the flooded frame", |frame| (frame == bytes).then_some(()))?;
+        tap.expect(TIMEOUT, "the flooded frame", |frame| (frame == bytes).then_some(()))?;
     }
     assert!(rig.node.drops()?.is_empty());
     Ok(())
 }
 
 #[test]
-fn strangers_and_strange_networks_are_refused() -> Result<()> {
+fn unknown_peers_and_networks_are_refused() -> Result<()> {
     needs!(root());
     let rig = Rig::new("ovl-stranger")?;
     let stranger = rig.outside.run(|| Ok(UdpSocket::bind((vtep(9), 0))?))?;
@@ -119,7 +117,7 @@ fn strangers_and_strange_networks_are_refused() -> Result<()> {
 }
 
 #[test]
-fn a_network_that_is_not_here_is_refused() -> Result<()> {
+fn a_network_without_local_pods_is_refused() -> Result<()> {
     needs!(root());
     let rig = Rig::new("ovl-noseg")?;
     rig.send(VNI + 1, &udp(HERE.mac(), THERE.mac()))?;
@@ -127,7 +125,7 @@ fn a_network_that_is_not_here_is_refused() -> Result<()> {
 }
 
 #[test]
-fn tunnels_are_not_joined() -> Result<()> {
+fn frames_are_not_forwarded_between_tunnels() -> Result<()> {
     needs!(root());
     let rig = Rig::new("ovl-join")?;
     rig.send(VNI, &udp(FAR.mac(), THERE.mac()))?;
@@ -139,17 +137,17 @@ fn a_group_source_is_refused() -> Result<()> {
     needs!(root());
     let rig = Rig::new("ovl-group")?;
     rig.send(VNI, &udp(HERE.mac(), mac("03:00:00:00:00:01")))?;
-    // The device itself may have refused it before us; then nothing is counted, but nothing comes either.
+    // The VXLAN device may drop the frame first, without a count.
     let tap = Tap::open(&rig.pod.ns, "eth0")?;
     let good = udp(HERE.mac(), THERE.mac());
     rig.send(VNI, &good)?;
     let bytes = good.build();
-    tap.expect(SOON, "the next frame", |frame| (frame == bytes).then_some(()))?;
+    tap.expect(TIMEOUT, "the next frame", |frame| (frame == bytes).then_some(()))?;
     assert!(rig.node.drops()?.keys().all(|reason| *reason == DropReason::GroupSource));
     Ok(())
 }
 
-/// The inner frame of the next tunnelled message.
+/// The inner frame of the next tunnelled packet.
 fn receive(socket: &UdpSocket) -> Result<(u32, Vec<u8>)> {
     let mut buffer = [0; 2048];
     let length = socket.recv(&mut buffer)?;
@@ -158,7 +156,7 @@ fn receive(socket: &UdpSocket) -> Result<(u32, Vec<u8>)> {
 }
 
 #[test]
-fn questions_about_local_pods_are_answered_through_the_tunnel() -> Result<()> {
+fn requests_for_local_pods_are_answered_through_the_tunnel() -> Result<()> {
     needs!(root());
     let rig = Rig::new("ovl-arp")?;
     let tap = Tap::open(&rig.pod.ns, "eth0")?;
@@ -176,16 +174,16 @@ fn questions_about_local_pods_are_answered_through_the_tunnel() -> Result<()> {
     assert_eq!(receive(&rig.socket)?, (VNI, answer.build()));
     assert!(tap.drain()?.is_empty(), "the pod was bothered");
 
-    // Those of other nodes are answered there; here the question goes to the pods like any broadcast.
+    // The nodes of other endpoints answer for them; here the request is flooded to the pods.
     let question = Packet::arp_request(THERE.mac(), THERE.ip(), FAR.ip());
     rig.send(VNI, &question)?;
     let bytes = question.build();
-    tap.expect(SOON, "the question", |frame| (frame == bytes).then_some(()))?;
+    tap.expect(TIMEOUT, "the question", |frame| (frame == bytes).then_some(()))?;
     Ok(())
 }
 
 #[test]
-fn what_leaves_is_what_ovs_nodes_expect() -> Result<()> {
+fn encapsulated_frames_match_those_of_ovs_nodes() -> Result<()> {
     needs!(root());
     let rig = Rig::new("ovl-out")?;
     let wire = Tap::open(&rig.outside, "wire")?;
@@ -195,7 +193,7 @@ fn what_leaves_is_what_ovs_nodes_expect() -> Result<()> {
         (Packet::eth(THERE.mac(), HERE.mac()).ipv6(HERE.ip6(), THERE.ip6()).dscp(10).udp(1, 2), 10 << 2),
     ] {
         pod.send(&inner.build())?;
-        let outer = wire.expect(SOON, "the tunnelled frame", |frame| {
+        let outer = wire.expect(TIMEOUT, "the tunnelled frame", |frame| {
             let tunnelled = frame.get(23) == Some(&17) && frame.get(36..38) == Some(&4789_u16.to_be_bytes());
             tunnelled.then(|| frame.to_vec())
         })?;
@@ -209,7 +207,7 @@ fn what_leaves_is_what_ovs_nodes_expect() -> Result<()> {
 }
 
 #[test]
-fn nothing_comes_behind_two_tags() -> Result<()> {
+fn frames_with_two_tags_are_dropped() -> Result<()> {
     needs!(root());
     let rig = Rig::new("ovl-tags")?;
     let eth = Packet::eth(HERE.mac(), THERE.mac()).vlan(0).vlan(0);

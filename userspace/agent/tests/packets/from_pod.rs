@@ -1,4 +1,4 @@
-//! What pods send, frame by frame.
+//! Frames from pods.
 
 use std::{net::Ipv6Addr, time::Duration};
 
@@ -13,17 +13,17 @@ use testkit::{
 };
 
 use crate::{
-    node::{Node, Pod, Who, network, vlan, vtep, vxlan},
+    node::{Endpoint, Node, Pod, network, vlan, vtep, vxlan},
     run::{Outcome, run},
 };
 
 const NOWHERE: &str = "02:02:0a:01:01:63";
-const HERE: Who = Who(1);
-const OTHER: Who = Who(2);
-const FAR: Who = Who(3);
-const STRANGER: Who = Who(99);
+const HERE: Endpoint = Endpoint(1);
+const OTHER: Endpoint = Endpoint(2);
+const FAR: Endpoint = Endpoint(3);
+const STRANGER: Endpoint = Endpoint(99);
 
-/// A node with two pods here and one elsewhere, all on one network.
+/// A node with two local pods and one remote endpoint on one network.
 struct Rig {
     node: Node,
     first: Pod,
@@ -59,14 +59,14 @@ fn udp_to(target: [u8; 6]) -> Packet {
 }
 
 #[test]
-fn known_destinations_are_sent_on_unchanged() -> Result<()> {
+fn frames_to_known_destinations_are_forwarded_unchanged() -> Result<()> {
     needs!(root());
     let rig = Rig::new("pod-known")?;
     for target in [OTHER.mac(), FAR.mac()] {
         let frame = udp_to(target).build();
         rig.run_bytes(&frame)?.assert_sent_on(&frame);
     }
-    // Options change nothing; a first fragment tells the ports of the others.
+    // IP options are irrelevant; the first fragment provides the ports of later ones.
     for odd in [
         udp_to(OTHER.mac()).ip_options(&[7, 3, 4, 0]),
         udp_to(FAR.mac()).fragment(7, 0, true),
@@ -103,7 +103,7 @@ fn frames_that_no_bridge_forwards_are_dropped() -> Result<()> {
 }
 
 #[test]
-fn an_interface_that_is_no_port_may_not_send() -> Result<()> {
+fn frames_from_an_interface_that_is_not_a_port_are_dropped() -> Result<()> {
     needs!(root());
     let rig = Rig::new("pod-noport")?;
     let frame = udp_to(OTHER.mac()).build();
@@ -112,7 +112,7 @@ fn an_interface_that_is_no_port_may_not_send() -> Result<()> {
 }
 
 #[test]
-fn a_port_of_a_network_that_is_gone_may_not_send() -> Result<()> {
+fn frames_from_a_port_of_a_deleted_network_are_dropped() -> Result<()> {
     needs!(root());
     let mut rig = Rig::new("pod-noseg")?;
     let gone = netplugin::datapath::Op::Delete(netplugin::datapath::ObjectId::Network("n1.t".into()));
@@ -129,12 +129,12 @@ fn arp_for_known_endpoints_is_answered() -> Result<()> {
         let question = Packet::arp_request(HERE.mac(), HERE.ip(), owner.ip());
         let answer = Packet::arp_reply(owner.mac(), owner.ip(), HERE.mac(), HERE.ip()).build();
         rig.run(&question)?.assert_answered(&answer);
-        // A probe before use, from nobody's address, must learn that the address is taken.
+        // An address probe, from the unspecified address, is answered.
         let probe = Packet::arp_request(HERE.mac(), [0, 0, 0, 0], owner.ip());
         let answer = Packet::arp_reply(owner.mac(), owner.ip(), HERE.mac(), [0, 0, 0, 0]).build();
         rig.run(&probe)?.assert_answered(&answer);
     }
-    // Padded to the shortest frame of a wire: so is the answer.
+    // Padded to the minimum frame length, like the reply.
     let mut question = Packet::arp_request(HERE.mac(), HERE.ip(), FAR.ip()).build();
     question.resize(60, 0);
     let mut answer = Packet::arp_reply(FAR.mac(), FAR.ip(), HERE.mac(), HERE.ip()).build();
@@ -148,7 +148,7 @@ fn arp_for_others_is_flooded() -> Result<()> {
     needs!(root());
     let rig = Rig::new("pod-arpflood")?;
     let tap = Tap::open(&rig.second.ns, "eth0")?;
-    // Nobody knows the stranger; and a pod is not told about its own address, asked plainly or announced.
+    // Requests for an unknown address are flooded; a pod's request for its own address is not answered.
     for (sender, target) in
         [(HERE.ip(), STRANGER.ip()), (HERE.ip(), HERE.ip()), ([0, 0, 0, 0].into(), HERE.ip())]
     {
@@ -166,7 +166,7 @@ fn other_arp_is_an_ordinary_frame() -> Result<()> {
     let rig = Rig::new("pod-arpother")?;
     let reply = Packet::arp_reply(HERE.mac(), HERE.ip(), OTHER.mac(), OTHER.ip()).build();
     rig.run_bytes(&reply)?.assert_sent_on(&reply);
-    // A request for another kind of hardware.
+    // A request for another hardware type.
     let mut strange = Packet::arp_request(HERE.mac(), HERE.ip(), FAR.ip()).build();
     strange[15] = 6;
     rig.run_bytes(&strange)?.assert_flooded();
@@ -187,7 +187,7 @@ fn solicitations_for_known_endpoints_are_answered() -> Result<()> {
         );
         rig.run(&question)?.assert_answered(&answer.build());
 
-        // The same without the option, as a probe of a known neighbour is, and with one more option.
+        // Without the option, as in a probe of a known neighbour, and with an additional option.
         let bare = |options: &[u8]| {
             Packet::eth(solicited_node_mac(owner.ip6()), HERE.mac())
                 .ipv6(HERE.ip6(), solicited_node(owner.ip6()))
@@ -206,7 +206,9 @@ fn duplicate_detection_fails_for_the_addresses_of_others_only() -> Result<()> {
     needs!(root());
     let rig = Rig::new("pod-dad")?;
     let tap = Tap::open(&rig.second.ns, "eth0")?;
-    let probe = |who: Who| Packet::neighbour_solicitation(HERE.mac(), Ipv6Addr::UNSPECIFIED, who.ip6());
+    let probe = |endpoint: Endpoint| {
+        Packet::neighbour_solicitation(HERE.mac(), Ipv6Addr::UNSPECIFIED, endpoint.ip6())
+    };
     let all_nodes = (mac("33:33:00:00:00:01"), Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1));
     let answer =
         Packet::neighbour_advertisement(all_nodes, (FAR.mac(), FAR.ip6()), FAR.mac(), nd_flags::OVERRIDE);
@@ -219,7 +221,7 @@ fn duplicate_detection_fails_for_the_addresses_of_others_only() -> Result<()> {
 }
 
 #[test]
-fn what_only_looks_like_a_solicitation_is_flooded() -> Result<()> {
+fn malformed_solicitations_are_flooded() -> Result<()> {
     needs!(root());
     let rig = Rig::new("pod-ndother")?;
     let solicitation = |ttl, kind, code| {
@@ -229,7 +231,7 @@ fn what_only_looks_like_a_solicitation_is_flooded() -> Result<()> {
             .icmpv6(kind, code, [0; 4])
             .payload(&FAR.ip6().octets())
     };
-    // Through a router; another code; a redirect; a fragment.
+    // Forwarded by a router; another code; a redirect; a fragment.
     for packet in [
         solicitation(254, 135, 0),
         solicitation(255, 135, 1),
@@ -244,7 +246,7 @@ fn what_only_looks_like_a_solicitation_is_flooded() -> Result<()> {
 }
 
 #[test]
-fn in_flood_mode_everybody_is_asked() -> Result<()> {
+fn in_flood_mode_requests_are_flooded() -> Result<()> {
     needs!(root());
     let rig = Rig::with("pod-flood", ArpMode::Flood)?;
     rig.run(&Packet::arp_request(HERE.mac(), HERE.ip(), FAR.ip()))?.assert_flooded();
@@ -253,7 +255,7 @@ fn in_flood_mode_everybody_is_asked() -> Result<()> {
 }
 
 #[test]
-fn an_unknown_address_on_vxlan_is_flooded_but_not_back() -> Result<()> {
+fn unknown_unicast_on_vxlan_is_flooded_but_not_reflected() -> Result<()> {
     needs!(root());
     let rig = Rig::new("pod-unknown")?;
     let (own, other) = (Tap::open(&rig.first.ns, "eth0")?, Tap::open(&rig.second.ns, "eth0")?);
@@ -275,9 +277,9 @@ fn a_vlan_without_uplink_is_local() -> Result<()> {
     let send = |packet: &Packet| run(&node, FROM_POD, &first.local.port, &packet.build());
     let frame = udp_to(OTHER.mac());
     send(&frame)?.assert_sent_on(&frame.build());
-    // The way out is by the uplink only; there is none.
+    // Without an uplink there is no other way out.
     send(&udp_to(FAR.mac()))?.assert_dropped(DropReason::NoUplink);
-    // A broadcast still reaches who is here.
+    // A broadcast still reaches the local pods.
     let tap = Tap::open(&second.ns, "eth0")?;
     let broadcast = Packet::arp_request(HERE.mac(), HERE.ip(), STRANGER.ip());
     send(&broadcast)?.assert_flooded();
@@ -286,9 +288,9 @@ fn a_vlan_without_uplink_is_local() -> Result<()> {
     Ok(())
 }
 
-/// What the first piece quotes has a number of its own.
+/// The quoted fragment has a fragment id of its own.
 #[test]
-fn pieces_of_an_error_belong_together() -> Result<()> {
+fn fragments_of_an_icmp_error_belong_together() -> Result<()> {
     needs!(root());
     let rig = Rig::new("pod-errpiece")?;
     let answer = Packet::eth(OTHER.mac(), HERE.mac()).ipv4(HERE.ip(), OTHER.ip());

@@ -1,4 +1,4 @@
-//! What comes from the wire of VLAN networks, frame by frame.
+//! Frames from the uplink of VLAN networks.
 
 use std::{net::UdpSocket, time::Duration};
 
@@ -14,15 +14,15 @@ use testkit::{
 };
 
 use crate::{
-    node::{Node, Pod, Who, network, vlan},
+    node::{Endpoint, Node, Pod, network, vlan},
     policy,
     run::{Code, Outcome, run},
 };
 
-const HERE: Who = Who(1);
-const THERE: Who = Who(2);
+const HERE: Endpoint = Endpoint(1);
+const THERE: Endpoint = Endpoint(2);
 const TAG: u16 = 100;
-const SOON: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 struct Rig {
     node: Node,
@@ -66,11 +66,11 @@ fn the_hosts_own_traffic_is_left_to_the_host() -> Result<()> {
 }
 
 #[test]
-fn a_tag_of_ours_is_taken_off() -> Result<()> {
+fn the_tag_of_a_network_is_removed() -> Result<()> {
     needs!(root());
     let rig = Rig::new("upl-pop")?;
     rig.run(&tagged(HERE.mac(), TAG))?.assert_sent_on(&plain(HERE.mac()).build());
-    // The priority bits do not matter.
+    // The priority bits are ignored.
     let mut frame = tagged(HERE.mac(), TAG).build();
     frame[14] |= 0xe0;
     run(&rig.node, FROM_UPLINK, "trunk", &frame)?.assert_sent_on(&plain(HERE.mac()).build());
@@ -78,7 +78,7 @@ fn a_tag_of_ours_is_taken_off() -> Result<()> {
 }
 
 #[test]
-fn what_is_for_others_is_dropped() -> Result<()> {
+fn frames_for_other_hosts_are_dropped() -> Result<()> {
     needs!(root());
     let rig = Rig::new("upl-others")?;
     rig.run(&tagged(mac("02:02:0a:01:01:63"), TAG))?.assert_dropped(DropReason::NotLocal);
@@ -94,7 +94,7 @@ fn broadcasts_reach_the_pods() -> Result<()> {
     let tap = Tap::open(&rig.pod.ns, "eth0")?;
     rig.run(&tagged(BROADCAST, TAG))?.assert_flooded();
     let frame = plain(BROADCAST).build();
-    tap.expect(SOON, "the broadcast", |bytes| (bytes == frame).then_some(()))?;
+    tap.expect(TIMEOUT, "the broadcast", |bytes| (bytes == frame).then_some(()))?;
     Ok(())
 }
 
@@ -105,24 +105,24 @@ fn frames_on_the_wire_carry_the_tag_both_ways() -> Result<()> {
     let (wire, pod) = (Tap::open(&rig.outside, "wire")?, Tap::open(&rig.pod.ns, "eth0")?);
     wire.send(&tagged(HERE.mac(), TAG).build())?;
     let frame = plain(HERE.mac()).build();
-    pod.expect(SOON, "the untagged frame", |bytes| (bytes == frame).then_some(()))?;
+    pod.expect(TIMEOUT, "the untagged frame", |bytes| (bytes == frame).then_some(()))?;
 
-    // To an endpoint elsewhere, to a gateway that nobody told us of, and to all.
+    // To a remote endpoint, to an unknown gateway, and to all.
     for target in [THERE.mac(), mac("02:02:0a:01:01:fe"), BROADCAST] {
         let out = |packet: Packet| packet.ipv4(HERE.ip(), THERE.ip()).udp(4000, 53).build();
         pod.send(&out(Packet::eth(target, HERE.mac())))?;
         let expected = out(Packet::eth(target, HERE.mac()).vlan(TAG));
-        wire.expect(SOON, "the tagged frame", |bytes| (bytes == expected).then_some(()))?;
+        wire.expect(TIMEOUT, "the tagged frame", |bytes| (bytes == expected).then_some(()))?;
     }
     Ok(())
 }
 
 #[test]
-fn questions_about_local_pods_are_answered_with_the_tag() -> Result<()> {
+fn requests_for_local_pods_are_answered_with_the_tag() -> Result<()> {
     needs!(root());
     let rig = Rig::new("upl-arp")?;
     let (wire, pod) = (Tap::open(&rig.outside, "wire")?, Tap::open(&rig.pod.ns, "eth0")?);
-    let request = |target: Who| {
+    let request = |target: Endpoint| {
         let (sender, asked) = ((THERE.mac(), THERE.ip()), ([0; 6], target.ip()));
         Packet::eth(BROADCAST, THERE.mac()).vlan(TAG).arp(1, sender, asked)
     };
@@ -131,12 +131,12 @@ fn questions_about_local_pods_are_answered_with_the_tag() -> Result<()> {
         .vlan(TAG)
         .arp(2, (HERE.mac(), HERE.ip()), (THERE.mac(), THERE.ip()))
         .build();
-    wire.expect(SOON, "the answer", |bytes| (bytes == answer).then_some(()))?;
+    wire.expect(TIMEOUT, "the answer", |bytes| (bytes == answer).then_some(()))?;
     assert!(pod.drain()?.is_empty(), "the pod was bothered");
     Ok(())
 }
 
-/// A tag below that of the network is the pod's own affair: it keeps it.
+/// A second tag belongs to the pod and stays.
 #[test]
 fn a_second_tag_stays() -> Result<()> {
     needs!(root());
@@ -145,14 +145,14 @@ fn a_second_tag_stays() -> Result<()> {
     let inner = |packet: Packet| packet.vlan(7).ipv4(THERE.ip(), HERE.ip()).udp(4000, 53);
     wire.send(&inner(Packet::eth(HERE.mac(), THERE.mac()).vlan(TAG)).build())?;
     let frame = inner(Packet::eth(HERE.mac(), THERE.mac())).build();
-    pod.expect(SOON, "the frame with its second tag", |bytes| (bytes == frame).then_some(()))?;
+    pod.expect(TIMEOUT, "the frame with its second tag", |bytes| (bytes == frame).then_some(()))?;
     Ok(())
 }
 
-/// A kernel takes packets behind any number of tags without a network (VLAN 0) for its own. Programs see one tag beside the bytes,
-/// and would take a packet behind another one for no packet of IP, which no rule is about.
+/// A kernel accepts packets behind any number of priority tags (VLAN 0). Programs read one hardware-accelerated tag,
+/// and would treat a packet behind a further tag as non-IP, to which no rule applies.
 #[test]
-fn rules_are_not_passed_by_behind_tags() -> Result<()> {
+fn rules_apply_to_frames_with_several_tags() -> Result<()> {
     needs!(root());
     let mut rig = Rig::new("upl-tags")?;
     let denying = policy::group(1, vec![policy::rule("deny", Direction::In, Action::Deny, 10)]);

@@ -1,6 +1,6 @@
-//! Frames that nobody would send: whatever comes, there is a verdict, and what is dropped is counted.
+//! Malformed frames: every frame has a verdict, and every drop is counted.
 //!
-//! `cargo xtask bench fuzz` gives a million of them.
+//! `cargo xtask bench fuzz` runs a million frames.
 
 use std::collections::BTreeSet;
 
@@ -20,22 +20,22 @@ use testkit::{
 
 use crate::{
     campaign::Campaign,
-    node::{Node, Pod, Who, network, vlan, vxlan},
+    node::{Endpoint, Node, Pod, network, vlan, vxlan},
     run::{Code, Target},
     services::service,
 };
 
-const HERE: Who = Who(1);
-const OTHER: Who = Who(2);
-const STRANGER: Who = Who(99);
-const VIP: Who = Who(250);
+const HERE: Endpoint = Endpoint(1);
+const OTHER: Endpoint = Endpoint(2);
+const STRANGER: Endpoint = Endpoint(99);
+const VIP: Endpoint = Endpoint(250);
 const FRAMES: u64 = 40_000;
-/// A test run takes no IPv4 packet without its whole fixed header, and none of IPv6.
+/// A test run refuses IPv4 packets without the whole fixed header, and all IPv6 packets that lack theirs.
 const SHORTEST: [usize; 3] = [15, 14 + 20, 14 + 40];
-/// Frames between two looks at the counts.
+/// Number of frames between two checks of the counters.
 const BATCH: u64 = 500;
 
-/// SplitMix64: the same frames each time.
+/// SplitMix64: the same frames for the same seed.
 struct Dice(u64);
 
 impl Dice {
@@ -51,7 +51,7 @@ impl Dice {
         (self.roll() % end as u64) as usize
     }
 
-    /// Changes a frame from `keep` on.
+    /// Mutates a frame from offset `keep` on.
     fn mutate(&mut self, frame: &mut Vec<u8>, keep: usize, others: &[Vec<u8>]) {
         const ODD: [u8; 8] = [0, 1, 0x45, 0x60, 0x7f, 0x80, 0xfe, 0xff];
         for _ in 0..=self.below(4) {
@@ -62,14 +62,14 @@ impl Dice {
                 2 => frame[at] = self.roll() as u8,
                 3 => frame.truncate(at.max(SHORTEST[0])),
                 4 => frame.extend((0..self.below(64)).map(|n| n as u8)),
-                // The rest of another frame, at any place: headers inside headers.
+                // Copies the end of another frame to any offset: headers inside headers.
                 5 => {
                     let other = &others[self.below(others.len())];
                     let from = self.below(other.len());
                     frame.truncate(at.max(SHORTEST[0]));
                     frame.extend_from_slice(&other[from..]);
                 }
-                // The lengths, offsets and protocols of IP.
+                // Length, offset and protocol fields of IP.
                 _ => {
                     let field = 14 + self.below(26);
                     if let Some(byte) = frame.get_mut(field) {
@@ -79,7 +79,7 @@ impl Dice {
             }
         }
         frame.truncate(1500);
-        // What a test run refuses to take.
+        // Frames that a test run refuses.
         let whole = match frame.get(12..14) {
             Some([0x08, 0x00]) => SHORTEST[1],
             Some([0x86, 0xdd]) => SHORTEST[2],
@@ -91,7 +91,7 @@ impl Dice {
     }
 }
 
-/// Every chain of headers that the programs read, and some that they do not.
+/// Every chain of headers that the programs parse, and some others.
 fn corpus() -> Vec<Vec<u8>> {
     let to = || Packet::eth(OTHER.mac(), HERE.mac());
     let v4 = || to().ipv4(HERE.ip(), OTHER.ip());
@@ -143,7 +143,7 @@ fn corpus() -> Vec<Vec<u8>> {
     .collect()
 }
 
-/// A node with a network of two pods, and pods of other networks that are to hear nothing.
+/// A node with a network of two pods, and pods of other networks, which must not receive anything.
 struct Rig {
     node: Node,
     first: Pod,
@@ -156,7 +156,7 @@ impl Rig {
     fn new() -> Result<Rig> {
         let (mut node, outside) = Node::on_wire("fuzz")?;
         let mine = network("n1.t", vxlan(10_001));
-        let backends = [HERE, OTHER].map(|who| (who.ip().into(), Readiness::Ready));
+        let backends = [HERE, OTHER].map(|endpoint| (endpoint.ip().into(), Readiness::Ready));
         node.want_network(&mine).want(Object::Service(service(VIP.ip().into(), &backends)));
         let (first, second) = (node.pod(&mine, HERE)?, node.pod(&mine, OTHER)?);
         let mut strangers = vec![];
@@ -170,14 +170,14 @@ impl Rig {
         Ok(Rig { node, first, _second: second, _outside: outside, strangers })
     }
 
-    /// Drops, and those among them whose senders may have been told.
+    /// Number of drops, and of drops whose sender may have received a reply.
     fn counted(&self) -> Result<(u64, u64)> {
         let drops = self.node.drops()?;
         let refused = [DropReason::NoService, DropReason::NoBackend];
         Ok((drops.values().sum(), refused.iter().filter_map(|reason| drops.get(reason)).sum()))
     }
 
-    /// A batch of frames for one receiver that is known: each is sent on, answered, or a drop that is counted.
+    /// A batch of frames to one known receiver: each is forwarded, answered, or dropped and counted.
     fn batch(&self, target: &Target, dice: &mut Dice, seeds: &[Vec<u8>], keep: usize) -> Result<()> {
         let before = self.counted()?;
         let mut shot = 0;
@@ -195,7 +195,8 @@ impl Rig {
         }
         let (counted, refused) = self.counted()?;
         let (counted, refused) = (counted - before.0, refused - before.1);
-        // A frame for many is shot when its copies have gone; one for a known receiver only as a drop.
+        // A flooded frame ends with `TC_ACT_SHOT` after its copies were sent; a frame to a known receiver only if it
+        // is dropped.
         let known = seeds.iter().all(|frame| frame[..6] == OTHER.mac()) && keep >= 6;
         ensure!(
             counted <= shot + refused && (!known || counted >= shot),
@@ -206,12 +207,14 @@ impl Rig {
 }
 
 #[test]
-fn whatever_comes_has_a_verdict_and_every_drop_is_counted() -> Result<()> {
+fn every_frame_has_a_verdict_and_every_drop_is_counted() -> Result<()> {
     needs!(root());
     let mut campaign = Campaign::new("FUZZ", FRAMES, Some(1))?;
     let rig = Rig::new()?;
     let seeds = corpus();
-    let to = |who: Who| seeds.iter().filter(move |frame| frame[..6] == who.mac()).cloned().collect();
+    let to = |endpoint: Endpoint| {
+        seeds.iter().filter(move |frame| frame[..6] == endpoint.mac()).cloned().collect()
+    };
     let (for_one, for_service): (Vec<_>, Vec<_>) = (to(OTHER), to(VIP));
     let tagged: Vec<Vec<u8>> =
         seeds.iter().map(|frame| [&frame[..12], &[0x81, 0, 0, 200], &frame[12..]].concat()).collect();
@@ -222,12 +225,12 @@ fn whatever_comes_has_a_verdict_and_every_drop_is_counted() -> Result<()> {
         for batch in 0..campaign.cases.div_ceil(BATCH) {
             campaign.progress(batch * BATCH, campaign.seed);
             match batch % 5 {
-                // Both Ethernet addresses stay, and the frame gets past the first checks.
+                // Keep both MAC addresses, so that the frame passes the first checks.
                 0 | 1 => rig.batch(&from_pod, &mut dice, &for_one, 12)?,
                 2 => rig.batch(&from_pod, &mut dice, &seeds, 0)?,
-                // Nobody has the service's Ethernet address: what is not for the service goes everywhere.
+                // No endpoint has the service's MAC address: other frames to it are flooded.
                 3 => rig.batch(&from_pod, &mut dice, &for_service, 12)?,
-                // A tag that is no network's: the host's business, unless a mutation makes it ours.
+                // A tag without a network: the host's frame, unless a mutation makes the tag ours.
                 _ => rig.batch(&from_uplink, &mut dice, &tagged, 0)?,
             }
         }
@@ -237,10 +240,10 @@ fn whatever_comes_has_a_verdict_and_every_drop_is_counted() -> Result<()> {
     campaign.finish(campaign.cases, &format!("drops: {:?}", rig.node.drops()?));
     assert!(reasons.len() >= 6, "only {reasons:?} were met");
     for (pod, tap) in &rig.strangers {
-        // From the first network; those of the uplink may be for the third by their tag.
-        let heard = tap.drain()?;
-        let theirs = heard.iter().filter(|frame| frame.bytes.get(6..12) == Some(&HERE.mac()[..]));
-        assert!(pod.local.network.to_string() != "n2.t" || theirs.count() == 0, "{heard:02x?}");
+        // From the first network; frames from the uplink may belong to the third by their tag.
+        let received = tap.drain()?;
+        let theirs = received.iter().filter(|frame| frame.bytes.get(6..12) == Some(&HERE.mac()[..]));
+        assert!(pod.local.network.to_string() != "n2.t" || theirs.count() == 0, "{received:02x?}");
     }
     Ok(())
 }

@@ -1,32 +1,32 @@
-//! The eBPF datapath, frame by frame and with real traffic.
+//! Tests of the eBPF datapath with single frames and with real traffic.
 //!
-//! `node` brings a node: a namespace, a BPF file system of its own, the datapath in it, and pods. `run`
-//! gives single frames to the pinned programs through `BPF_PROG_TEST_RUN`: bytes in, verdict and bytes
-//! out. What such a run cannot carry (a tunnel key, a tag beside the frame, where a redirect leads) is
-//! tested with frames on links.
+//! `node` creates a node: a network namespace, its own BPF file system, the datapath in it, and pods. `run` passes
+//! single frames to the pinned programs with `BPF_PROG_TEST_RUN` and returns verdict and bytes. Tests with frames on
+//! links cover what such a run cannot carry: tunnel keys, hardware-accelerated VLAN tags, and the target of a
+//! redirect.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod campaign;
 mod checksums;
+mod counters;
 mod equivalence;
+mod external;
+mod flow_cache;
 mod flows;
 mod from_overlay;
 mod from_pod;
 mod from_uplink;
 mod fuzz;
+mod infra;
 mod malformed;
 mod monitor;
 mod node;
-mod outside;
-mod own;
 mod policy;
 mod rates;
 mod restart;
 mod run;
 mod scale;
 mod services;
-mod shortcuts;
-mod tallies;
 mod traffic;
 mod verifier;

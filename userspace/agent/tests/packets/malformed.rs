@@ -1,4 +1,4 @@
-//! Frames that end anywhere.
+//! Truncated frames.
 
 use std::time::Duration;
 
@@ -15,18 +15,18 @@ use testkit::{
 };
 
 use crate::{
-    node::{Node, Pod, Who, network, vlan, vxlan},
+    node::{Endpoint, Node, Pod, network, vlan, vxlan},
     run::{Code, run},
 };
 
-const HERE: Who = Who(1);
-const OTHER: Who = Who(2);
-/// An Ethernet header alone is taken neither by a test run nor by a packet socket.
+const HERE: Endpoint = Endpoint(1);
+const OTHER: Endpoint = Endpoint(2);
+/// Length of an Ethernet header, which neither a test run nor a packet socket accepts alone.
 const SHORTEST: usize = 15;
-/// Ethernet and the IP header: a test run takes nothing shorter, so such frames go by a link.
+/// Length of Ethernet and IP headers: a test run refuses shorter frames, so these are sent on a link.
 const WHOLE_IPV4: usize = 14 + 20;
 const WHOLE_IPV6: usize = 14 + 40;
-const SOON: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 struct Rig {
     node: Node,
@@ -44,7 +44,7 @@ impl Rig {
         Ok(Rig { node, first, _second: second })
     }
 
-    /// The lengths from `shortest` on: malformed until the question is complete, then answered.
+    /// Runs all lengths from `shortest` on: malformed until the request is complete, then answered.
     fn assert_answered_from(&self, frame: &[u8], shortest: usize, complete: usize) -> Result<()> {
         for length in shortest..=frame.len() {
             let outcome = run(&self.node, FROM_POD, &self.first.local.port, &frame[..length])?;
@@ -59,30 +59,30 @@ impl Rig {
 }
 
 #[test]
-fn no_length_of_a_question_misleads() -> Result<()> {
+fn truncated_requests_are_handled() -> Result<()> {
     needs!(root());
     let rig = Rig::new("short-ask")?;
     let arp = Packet::arp_request(HERE.mac(), HERE.ip(), OTHER.ip()).build();
     rig.assert_answered_from(&arp, SHORTEST, arp.len())?;
-    // The target is complete, and with it the question, before the option begins.
+    // The target, and with it the request, is complete before the option begins.
     let solicitation = Packet::neighbour_solicitation(HERE.mac(), HERE.ip6(), OTHER.ip6()).build();
     rig.assert_answered_from(&solicitation, WHOLE_IPV6, WHOLE_IPV6 + 24)?;
     Ok(())
 }
 
 #[test]
-fn no_beginning_of_an_ip_header_misleads() -> Result<()> {
+fn arbitrary_ip_headers_are_handled() -> Result<()> {
     needs!(root());
     let rig = Rig::new("short-ip")?;
     let sender = Tap::open(&rig.first.ns, "eth0")?;
     let solicitation = Packet::neighbour_solicitation(HERE.mac(), HERE.ip6(), OTHER.ip6()).build();
-    // Until the next header and the hop limit are there, nobody can tell what it is.
+    // Without next header and hop limit, the kind of packet is unknown.
     const READABLE: usize = 14 + 8;
     for length in SHORTEST..READABLE {
         sender.send(&solicitation[..length])?;
         let count = u64::try_from(length + 1 - SHORTEST)?;
         let counted = || Ok((rig.node.drops()?.get(&DropReason::Malformed) == Some(&count)).then_some(()));
-        wait_until(SOON, "the drop", counted)?;
+        wait_until(TIMEOUT, "the drop", counted)?;
     }
     let before = rig.node.drops()?.get(&DropReason::Malformed).copied().unwrap_or(0);
     let udp = Packet::eth(OTHER.mac(), HERE.mac()).ipv4(HERE.ip(), OTHER.ip()).udp(1, 2).build();
@@ -90,17 +90,17 @@ fn no_beginning_of_an_ip_header_misleads() -> Result<()> {
         sender.send(&udp[..length])?;
         let count = before + u64::try_from(length + 1 - SHORTEST)?;
         let counted = || Ok((rig.node.drops()?.get(&DropReason::Malformed) == Some(&count)).then_some(()));
-        wait_until(SOON, "the drop", counted)?;
+        wait_until(TIMEOUT, "the drop", counted)?;
     }
     Ok(())
 }
 
 #[test]
-fn no_length_of_other_frames_misleads() -> Result<()> {
+fn truncated_frames_are_handled() -> Result<()> {
     needs!(root());
     let rig = Rig::new("short-any")?;
     let to_other = || Packet::eth(OTHER.mac(), HERE.mac());
-    // Of UDP the ports are needed, of TCP the flags; whether the rest is whole is the receiver's to judge.
+    // UDP needs the ports, TCP the flags; the receiver checks the rest.
     for (packet, needed) in [
         (to_other().ipv4(HERE.ip(), OTHER.ip()).udp(1, 2), 34 + 4),
         (to_other().ipv4(HERE.ip(), OTHER.ip()).ip_options(&[7, 3, 4, 0]).tcp(1, 2, 2), 38 + 14),
@@ -109,7 +109,7 @@ fn no_length_of_other_frames_misleads() -> Result<()> {
         let frame = packet.build();
         for length in WHOLE_IPV4..=frame.len() {
             let frame = &frame[..length];
-            // A test run takes no IPv6 packet without its whole header.
+            // A test run refuses IPv6 packets without the whole header.
             if frame[12] == 0x86 && length < WHOLE_IPV6 {
                 continue;
             }
@@ -125,7 +125,7 @@ fn no_length_of_other_frames_misleads() -> Result<()> {
 }
 
 #[test]
-fn no_length_of_tagged_frames_misleads() -> Result<()> {
+fn truncated_tagged_frames_are_handled() -> Result<()> {
     needs!(root());
     let (mut node, _outside) = Node::on_wire("short-up")?;
     let n1 = network("n1.t", vlan(100));
@@ -137,9 +137,9 @@ fn no_length_of_tagged_frames_misleads() -> Result<()> {
     for length in SHORTEST..=frame.len() {
         let outcome = run(&node, FROM_UPLINK, "trunk", &frame[..length])?;
         match length {
-            // Without the whole tag it is not known to be ours.
+            // Without the whole tag, the frame is not known to belong to a network.
             ..16 => assert_eq!(outcome.code, Code::Next, "{length} bytes"),
-            // The tag cannot be taken off, or nothing that we can read follows.
+            // The tag cannot be removed, or the rest cannot be parsed.
             16..46 => assert_eq!(outcome.code, Code::Shot, "{length} bytes"),
             _ => assert_eq!(outcome.code, Code::Redirect, "{length} bytes"),
         }

@@ -1,4 +1,4 @@
-//! What the programs tell of packets.
+//! Packet events.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -13,14 +13,14 @@ use testkit::{needs, packet::Packet};
 use tokio::time::timeout;
 
 use crate::{
-    node::{Node, Pod, Who, network, runtime, vxlan},
+    node::{Endpoint, Node, Pod, network, runtime, vxlan},
     policy,
     run::{Target, run},
 };
 
-const HERE: Who = Who(1);
-const OTHER: Who = Who(2);
-const SOON: Duration = Duration::from_secs(5);
+const HERE: Endpoint = Endpoint(1);
+const OTHER: Endpoint = Endpoint(2);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 fn rig(label: &str) -> Result<(Node, Pod, Pod)> {
     let mut node = Node::new(label)?;
@@ -31,20 +31,20 @@ fn rig(label: &str) -> Result<(Node, Pod, Pod)> {
     Ok((node, first, second))
 }
 
-/// Sends frames while somebody watches; what is seen, and how much was lost.
+/// Sends frames with a subscription. Returns the events and the number of lost events.
 fn seen(node: &Node, port: &str, frames: &[Vec<u8>], expected: usize) -> Result<(Vec<PacketEvent>, u64)> {
     let watcher = node.datapath.telemetry().context("the datapath tells nothing")?;
     node.ns.run(|| {
         runtime()?.block_on(async {
-            let mut sightings = watcher.subscribe()?;
+            let mut events = watcher.subscribe()?;
             for frame in frames {
                 run(node, FROM_POD, port, frame)?;
             }
             let mut seen = vec![];
             while seen.len() < expected {
-                seen.push(timeout(SOON, sightings.next()).await.context("it is not told")??);
+                seen.push(timeout(TIMEOUT, events.next()).await.context("no event")??);
             }
-            let lost = sightings.lost()?;
+            let lost = events.lost()?;
             Ok((seen, lost))
         })
     })
@@ -55,7 +55,7 @@ fn udp(source: [u8; 6], port: u16) -> Vec<u8> {
 }
 
 #[test]
-fn drops_and_flows_are_told_with_their_ends() -> Result<()> {
+fn events_of_drops_and_flows_contain_both_addresses() -> Result<()> {
     needs!(root());
     let (node, first, _second) = rig("see")?;
     let ip6 = Packet::eth(OTHER.mac(), HERE.mac()).ipv6(OTHER.ip6(), HERE.ip6()).tcp(7, 80, 2).build();
@@ -65,19 +65,19 @@ fn drops_and_flows_are_told_with_their_ends() -> Result<()> {
     assert_eq!(lost, 0);
     let ends = |of: &PacketEvent| [(of.source.ip, of.source.port), (of.destination.ip, of.destination.port)];
     let (here, other): (IpAddr, IpAddr) = (first.ip(), OTHER.ip().into());
-    // A flow once, however many packets it has.
+    // One event per flow, whatever its number of packets.
     let flow = &seen[0];
     assert_eq!((flow.dropped, flow.protocol, flow.ethertype), (None, 17, 0x0800));
     assert_eq!(ends(flow), [(Some(here), 4000), (Some(other), 53)]);
     assert_eq!((flow.tag, flow.backend), (Some(Tag::Vxlan(10_001)), None));
-    // Dropped before it was read: it is read for who watches.
+    // Dropped before the programs parse it: they parse it for the event.
     let spoofed = &seen[1];
     assert_eq!((spoofed.dropped, ends(spoofed)), (Some("spoofed-mac"), ends(flow)));
     assert_eq!((spoofed.source.mac.0, spoofed.len), (OTHER.mac(), u32::try_from(frames[2].len())?));
     assert_eq!(spoofed.interface.as_deref(), Some(&first.local.port[..]));
     let spoofed = &seen[2];
     assert_eq!((spoofed.dropped, spoofed.protocol), (Some("spoofed-ip"), 6));
-    let ip6 = |who: Who| Some(IpAddr::from(who.ip6()));
+    let ip6 = |endpoint: Endpoint| Some(IpAddr::from(endpoint.ip6()));
     assert_eq!(ends(spoofed), [(ip6(OTHER), 7), (ip6(HERE), 80)]);
     let other = &seen[3];
     assert_eq!((other.dropped, other.protocol), (Some("link-local-group"), 0));
@@ -94,7 +94,7 @@ fn govern(node: &mut Node, id: &str, action: Action) -> Result<()> {
 }
 
 #[test]
-fn a_drop_tells_the_rule_also_of_a_flow_that_was_let_through() -> Result<()> {
+fn a_drop_event_names_the_rule_also_for_an_established_flow() -> Result<()> {
     needs!(root());
     let mut node = Node::new("see-rule")?;
     let n1 = network("n1.t", vxlan(10_001));
@@ -104,7 +104,7 @@ fn a_drop_tells_the_rule_also_of_a_flow_that_was_let_through() -> Result<()> {
     let frame = udp(HERE.mac(), 4000);
     let (flow, _) = seen(&node, &first.local.port, std::slice::from_ref(&frame), 1)?;
     assert_eq!((flow[0].dropped, &flow[0].rules[..]), (None, &[][..]));
-    // The rule comes when the flow is there.
+    // The rule is set after the flow is established.
     govern(&mut node, "keep-out", Action::Deny)?;
     let new = udp(HERE.mac(), 4001);
     let (drops, _) = seen(&node, &first.local.port, &[frame, new], 2)?;
@@ -119,7 +119,7 @@ fn a_drop_tells_the_rule_also_of_a_flow_that_was_let_through() -> Result<()> {
 }
 
 #[test]
-fn a_flood_is_told_in_part_and_counted() -> Result<()> {
+fn events_above_the_rate_limit_are_counted_as_lost() -> Result<()> {
     needs!(root());
     let (node, first, _second) = rig("see-flood")?;
     let watcher = node.datapath.telemetry().context("the datapath tells nothing")?;
@@ -128,33 +128,33 @@ fn a_flood_is_told_in_part_and_counted() -> Result<()> {
     const FLOOD: u64 = 3000;
     node.ns.run(|| {
         runtime()?.block_on(async {
-            let mut sightings = watcher.subscribe()?;
+            let mut events = watcher.subscribe()?;
             for _ in 0..FLOOD {
                 target.give(&frame)?;
             }
-            let mut told = 0;
-            while timeout(Duration::from_millis(50), sightings.next()).await.is_ok() {
-                told += 1;
+            let mut reported = 0;
+            while timeout(Duration::from_millis(50), events.next()).await.is_ok() {
+                reported += 1;
             }
-            // The lease may have run out on a slow machine, and then nobody counts either.
-            assert!(told > 0 && told + sightings.lost()? <= FLOOD, "{told} and {}", sightings.lost()?);
+            // On a slow machine the lease may have expired; then lost events are not counted either.
+            assert!(reported > 0 && reported + events.lost()? <= FLOOD, "{reported} and {}", events.lost()?);
             Ok(())
         })
     })
 }
 
 #[test]
-fn nothing_is_told_to_nobody() -> Result<()> {
+fn without_a_subscriber_there_are_no_events() -> Result<()> {
     needs!(root());
     let (node, first, _second) = rig("see-not")?;
-    // Somebody was there, and is gone.
+    // The subscription has ended.
     seen(&node, &first.local.port, &[udp(HERE.mac(), 1)], 1)?;
     for port in 2..10 {
         run(&node, FROM_POD, &first.local.port, &udp(HERE.mac(), port))?;
     }
     let (seen, lost) = seen(&node, &first.local.port, &[udp(HERE.mac(), 100)], 1)?;
     assert_eq!((seen[0].source.port, seen.len(), lost), (100, 1, 0));
-    // Flows are remembered, and none of them is to a service.
-    assert!(node.datapath.telemetry().context("no watcher")?.connections()?.is_empty());
+    // Flows are tracked, none of them to a service.
+    assert!(node.datapath.telemetry().context("no telemetry")?.connections()?.is_empty());
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! A node of the cluster for a test, with pods.
+//! A node with pods.
 
 use std::{
     collections::BTreeMap,
@@ -15,7 +15,7 @@ use contiv_model::{
 };
 use netplugin::datapath::{
     Datapath as _, Desired, FailedOp, Local, Network, Object, Observed, Op, Owner, Peer, Remote,
-    ebpf::{Attachment, Ebpf, Options},
+    ebpf::{AttachMode, Ebpf, Options},
 };
 use nix::mount::{MntFlags, umount2};
 use tempfile::TempDir;
@@ -33,11 +33,11 @@ pub(crate) fn network(id: &str, encap: Encap) -> Network {
     Network { id: id.into(), encap, arp: ArpMode::Proxy }
 }
 
-/// An endpoint by its number: 10.1.1.`n`, fd00::`n`, and the address that netmaster would give it.
+/// An endpoint by its number `n`: 10.1.1.`n`, fd00::`n`, and the MAC address that netmaster would assign.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Who(pub(crate) u8);
+pub(crate) struct Endpoint(pub(crate) u8);
 
-impl Who {
+impl Endpoint {
     pub(crate) fn ip(self) -> Ipv4Addr {
         Ipv4Addr::new(10, 1, 1, self.0)
     }
@@ -64,34 +64,34 @@ impl Who {
     }
 }
 
-/// A pod: a namespace with `eth0`.
+/// A pod: a network namespace with `eth0`.
 pub(crate) struct Pod {
-    pub(crate) who: Who,
+    pub(crate) endpoint: Endpoint,
     pub(crate) ns: Netns,
     pub(crate) local: Local,
 }
 
 impl Pod {
     pub(crate) fn ip(&self) -> IpAddr {
-        self.who.ip().into()
+        self.endpoint.ip().into()
     }
 
     pub(crate) fn ip6(&self) -> IpAddr {
-        self.who.ip6().into()
+        self.endpoint.ip6().into()
     }
 }
 
-/// Where the datapath pins; unmounted when dropped.
+/// Directory of the pins; unmounted on drop.
 struct BpfRoot(TempDir);
 
 impl Drop for BpfRoot {
     fn drop(&mut self) {
-        // Not mounted when the test ended before the datapath began.
+        // Not mounted if the test ended before the first `observe`.
         let _unmounted = umount2(self.0.path(), MntFlags::MNT_DETACH);
     }
 }
 
-/// The fields are dropped in order: what is attached goes before what it is attached to.
+/// The fields are dropped in order: the datapath before the interfaces.
 pub(crate) struct Node {
     pub(crate) datapath: Ebpf,
     pub(crate) desired: Desired,
@@ -106,7 +106,7 @@ impl Node {
         Node::with(label, |_| {})
     }
 
-    /// `adjust` changes the options before the datapath is made.
+    /// A node with options changed by `adjust`.
     pub(crate) fn with(label: &str, adjust: impl FnOnce(&mut Options)) -> Result<Node> {
         let ns = Netns::new(label)?;
         let root = BpfRoot(scratch_dir("bpf")?);
@@ -118,15 +118,15 @@ impl Node {
     }
 
     pub(crate) fn clsact(options: &mut Options) {
-        options.attachment = Attachment::Clsact;
+        options.attach_mode = AttachMode::Clsact;
     }
 
-    /// A node with a link for tunnels, and one for VLANs, to a node made the same way.
+    /// Two nodes, connected by a link for tunnels and a link for VLANs.
     pub(crate) fn pair(label: &str) -> Result<(Node, Node)> {
         Node::pair_with(label, |_| {})
     }
 
-    /// A node whose uplink ends in a namespace outside, as `wire`.
+    /// A node whose uplink is connected to the interface `wire` in another namespace.
     pub(crate) fn on_wire(label: &str) -> Result<(Node, Netns)> {
         let node = Node::with(label, |options| options.uplink = Some("trunk".into()))?;
         let outside = Netns::new(&format!("{label}-out"))?;
@@ -136,7 +136,7 @@ impl Node {
         Ok((node, outside))
     }
 
-    /// `adjust` changes the options of both.
+    /// As `pair`, with the options of both nodes changed by `adjust`.
     pub(crate) fn pair_with(label: &str, adjust: impl Fn(&mut Options)) -> Result<(Node, Node)> {
         let node = |n: u8| {
             Node::with(&format!("{label}{n}"), |options| {
@@ -158,7 +158,7 @@ impl Node {
         Ok((a, b))
     }
 
-    /// Adds an object to what is desired.
+    /// Adds an object to the desired state.
     pub(crate) fn want(&mut self, object: Object) -> &mut Self {
         self.desired.insert(object);
         self
@@ -172,43 +172,50 @@ impl Node {
         self.want(Object::Peer(Peer { vtep: vtep(n).into(), port: Options::VXLAN_PORT }))
     }
 
-    /// A pod on this node, and desired.
-    pub(crate) fn pod(&mut self, network: &Network, who: Who) -> Result<Pod> {
-        let ns = Netns::new(&format!("pod{}", who.0))?;
-        self.endpoint(network, who, ns, "eth0", Owner::Pod)
+    /// Creates a pod on this node and adds it to the desired state.
+    pub(crate) fn pod(&mut self, network: &Network, endpoint: Endpoint) -> Result<Pod> {
+        let ns = Netns::new(&format!("pod{}", endpoint.0))?;
+        self.endpoint(network, endpoint, ns, "eth0", Owner::Pod)
     }
 
-    /// The node itself as an endpoint: what it sends and is sent there goes by its interface [`OWN`].
-    pub(crate) fn own(&mut self, network: &Network, who: Who) -> Result<Pod> {
-        self.endpoint(network, who, self.ns.clone(), OWN, Owner::Node)
+    /// Adds the node itself as an endpoint, with the interface [`OWN`].
+    pub(crate) fn own(&mut self, network: &Network, endpoint: Endpoint) -> Result<Pod> {
+        self.endpoint(network, endpoint, self.ns.clone(), OWN, Owner::Node)
     }
 
-    fn endpoint(&mut self, network: &Network, who: Who, ns: Netns, name: &str, owner: Owner) -> Result<Pod> {
+    fn endpoint(
+        &mut self,
+        network: &Network,
+        endpoint: Endpoint,
+        ns: Netns,
+        name: &str,
+        owner: Owner,
+    ) -> Result<Pod> {
         self.pods += 1;
         let port = format!("vvport{}", self.pods);
         self.ns.veth(&port, &ns, name)?;
-        ns.mac(name, &Mac(who.mac()).to_string())?;
+        ns.mac(name, &Mac(endpoint.mac()).to_string())?;
         ns.mtu(name, 1450)?;
-        // Nothing but what a test sends, so that counts can be exact.
+        // Only frames of the test may be sent, so that counters are exact.
         ns.output("sysctl", &["-qw", &format!("net.ipv6.conf.{name}.addr_gen_mode=1")])?;
         self.ns.output("sysctl", &["-qw", &format!("net.ipv6.conf.{port}.disable_ipv6=1")])?;
-        ns.address(name, &format!("{}/24", who.ip()))?;
-        ns.address(name, &format!("{}/64", who.ip6()))?;
+        ns.address(name, &format!("{}/24", endpoint.ip()))?;
+        ns.address(name, &format!("{}/64", endpoint.ip6()))?;
         ns.up(name)?;
         self.ns.up(&port)?;
         let local = Local {
-            id: format!("{}-{}", network.id, who.0).into(),
+            id: format!("{}-{}", network.id, endpoint.0).into(),
             network: network.id.clone(),
             encap: network.encap,
             port,
             owner,
-            mac: Mac(who.mac()),
-            ip: who.ip(),
-            ip6: Some(who.ip6()),
+            mac: Mac(endpoint.mac()),
+            ip: endpoint.ip(),
+            ip6: Some(endpoint.ip6()),
             group: None,
         };
         self.want(Object::Local(local.clone()));
-        Ok(Pod { who, ns, local })
+        Ok(Pod { endpoint, ns, local })
     }
 
     pub(crate) fn ifindex(&self, link: &str) -> Result<u32> {
@@ -226,7 +233,8 @@ impl Node {
         ns.run(|| Ok(runtime()?.block_on(datapath.apply(ops))?))
     }
 
-    /// What the reconciler does: sets what is not the same, then sweeps; all must be well afterwards.
+    /// Runs one cycle of the reconciler: sets missing objects and collects garbage. Fails unless everything is in
+    /// sync then.
     pub(crate) fn converge(&mut self) -> Result<()> {
         let observed = self.observe()?;
         let missing = self.desired.iter().filter(|(id, _)| !observed.in_sync.contains(id));
@@ -236,11 +244,11 @@ impl Node {
         ensure!(failed.is_empty(), "{failed:?}");
         let observed = self.observe()?;
         ensure!(observed.in_sync.len() == self.desired.len(), "only {:?} are in place", observed.in_sync);
-        ensure!(observed.orphans == 0, "{} strays", observed.orphans);
+        ensure!(observed.orphans == 0, "{} orphans", observed.orphans);
         Ok(())
     }
 
-    /// As a new process would: nothing but the options survives. What was there before it is returned.
+    /// Replaces the datapath as a new process would; only the options are kept. Returns the previous datapath.
     pub(crate) fn restart(&mut self) -> Ebpf {
         std::mem::replace(&mut self.datapath, Ebpf::new(self.options.clone()))
     }
@@ -267,12 +275,12 @@ impl Node {
 /// The node's own interface on a network.
 pub(crate) const OWN: &str = "mgmt";
 
-/// The tunnel end of node `n`.
+/// Tunnel address of node `n`.
 pub(crate) fn vtep(n: u8) -> Ipv4Addr {
     Ipv4Addr::new(192, 0, 2, n)
 }
 
-/// On the calling thread, so that its sockets are in the thread's namespace.
+/// A runtime on the calling thread, so that its sockets are in the thread's network namespace.
 pub(crate) fn runtime() -> Result<tokio::runtime::Runtime> {
     Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
 }

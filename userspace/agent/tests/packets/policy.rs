@@ -1,4 +1,4 @@
-//! Rules, classes and rates of groups, frame by frame.
+//! Rules, DSCP and rates of groups, with single frames.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -20,17 +20,17 @@ use testkit::{
 };
 
 use crate::{
-    node::{Node, Pod, Who, network, vlan, vtep, vxlan},
+    node::{Endpoint, Node, Pod, network, vlan, vtep, vxlan},
     restart::chain,
     run::{Code, Outcome, run},
 };
 
-mod heirs;
+mod ip_reuse;
 mod oracle;
 
-const CLIENT: Who = Who(1);
-const SERVER: Who = Who(2);
-const FAR: Who = Who(3);
+const CLIENT: Endpoint = Endpoint(1);
+const SERVER: Endpoint = Endpoint(2);
+const FAR: Endpoint = Endpoint(3);
 
 pub(crate) fn number(n: u32) -> GroupNumber {
     GroupNumber::try_from(n).unwrap()
@@ -97,21 +97,21 @@ impl Rig {
 pub(crate) fn pod(
     node: &mut Node,
     network: &netplugin::datapath::Network,
-    who: Who,
+    endpoint: Endpoint,
     group: u32,
 ) -> Result<Pod> {
-    let mut pod = node.pod(network, who)?;
+    let mut pod = node.pod(network, endpoint)?;
     pod.local.group = Some(number(group));
     node.want(Object::Local(pod.local.clone()));
     Ok(pod)
 }
 
-fn to(who: Who) -> Packet {
-    Packet::eth(who.mac(), CLIENT.mac()).ipv4(CLIENT.ip(), who.ip())
+fn to(endpoint: Endpoint) -> Packet {
+    Packet::eth(endpoint.mac(), CLIENT.mac()).ipv4(CLIENT.ip(), endpoint.ip())
 }
 
-fn to6(who: Who) -> Packet {
-    Packet::eth(who.mac(), CLIENT.mac()).ipv6(CLIENT.ip6(), who.ip6())
+fn to6(endpoint: Endpoint) -> Packet {
+    Packet::eth(endpoint.mac(), CLIENT.mac()).ipv6(CLIENT.ip6(), endpoint.ip6())
 }
 
 fn back() -> Packet {
@@ -124,7 +124,7 @@ fn passes(outcome: &Outcome) {
 }
 
 #[test]
-fn a_rule_stops_what_it_is_about_and_is_counted() -> Result<()> {
+fn a_rule_drops_matching_packets_and_counts_them() -> Result<()> {
     needs!(root());
     let mut rig = Rig::new("pol-stop")?;
     let deny = Rule { protocol: Some(TCP), port: Some(80), ..rule("deny", Direction::In, Action::Deny, 10) };
@@ -135,13 +135,13 @@ fn a_rule_stops_what_it_is_about_and_is_counted() -> Result<()> {
         passes(&rig.send(&ip.udp(4000, 80))?);
     }
     assert_eq!(rig.packets("deny")?, 2);
-    // The way there is not the way back.
+    // The rule does not apply to the other direction.
     passes(&rig.answer(&back().tcp(4001, 80, 2))?);
     Ok(())
 }
 
 #[test]
-fn of_rules_that_match_the_most_urgent_decides() -> Result<()> {
+fn the_matching_rule_of_highest_priority_decides() -> Result<()> {
     needs!(root());
     let mut rig = Rig::new("pol-urgent")?;
     let from = |subnet: &str| Peer { group: None, subnet: Some(subnet.parse::<IpNet>().unwrap()) };
@@ -163,7 +163,7 @@ fn of_rules_that_match_the_most_urgent_decides() -> Result<()> {
 }
 
 #[test]
-fn the_senders_rules_are_asked_where_it_lives() -> Result<()> {
+fn egress_rules_are_enforced_on_the_node_of_the_source() -> Result<()> {
     needs!(root());
     let mut rig = Rig::new("pol-out")?;
     let peer = Peer { group: Some(number(3)), subnet: None };
@@ -174,7 +174,7 @@ fn the_senders_rules_are_asked_where_it_lives() -> Result<()> {
 }
 
 #[test]
-fn answers_pass_and_a_change_reaches_what_is_established() -> Result<()> {
+fn replies_pass_and_a_policy_change_applies_to_established_connections() -> Result<()> {
     needs!(root());
     let mut rig = Rig::new("pol-change")?;
     let all = || rule("all", Direction::In, Action::Deny, 1);
@@ -182,7 +182,7 @@ fn answers_pass_and_a_change_reaches_what_is_established() -> Result<()> {
     rig.set(group(1, vec![all()]))?;
     rig.set(group(2, vec![all(), web()]))?;
     passes(&rig.send(&to(SERVER).tcp(4000, 80, 2))?);
-    // Nobody may begin anything with group 1, but this was begun by it.
+    // Group 1 accepts no connections, but it has opened this one.
     passes(&rig.answer(&back().tcp(80, 4000, 0x12))?);
     passes(&rig.send(&to(SERVER).tcp(4000, 80, 0x10))?);
     assert_eq!(rig.packets("web")?, 1);
@@ -191,7 +191,7 @@ fn answers_pass_and_a_change_reaches_what_is_established() -> Result<()> {
     rig.set(group(2, vec![all()]))?;
     rig.send(&to(SERVER).tcp(4000, 80, 0x10))?.assert_dropped(DropReason::Policy);
     rig.answer(&back().tcp(80, 4000, 0x10))?.assert_dropped(DropReason::Policy);
-    // And back: it was never forgotten.
+    // The flow entry still exists when the rule returns.
     rig.set(group(2, vec![all(), web()]))?;
     passes(&rig.answer(&back().tcp(80, 4000, 0x10))?);
     passes(&rig.send(&to(SERVER).tcp(4000, 80, 0x10))?);
@@ -199,10 +199,10 @@ fn answers_pass_and_a_change_reaches_what_is_established() -> Result<()> {
 }
 
 #[test]
-fn a_group_that_goes_leaves_nothing_behind() -> Result<()> {
+fn a_deleted_group_leaves_no_entries() -> Result<()> {
     needs!(root());
     let mut rig = Rig::new("pol-gone")?;
-    let peer = |n: u8| Peer { group: None, subnet: Some(IpNet::new(Who(n).ip().into(), 32).unwrap()) };
+    let peer = |n: u8| Peer { group: None, subnet: Some(IpNet::new(Endpoint(n).ip().into(), 32).unwrap()) };
     let rules =
         (1..100).map(|n| Rule { peer: peer(n), ..rule(&format!("r{n}"), Direction::In, Action::Deny, 1) });
     rig.set(group(2, rules.collect()))?;
@@ -219,7 +219,7 @@ fn a_group_that_goes_leaves_nothing_behind() -> Result<()> {
 }
 
 #[test]
-fn a_restart_finds_the_rules_as_they_are_and_mends_them_when_they_are_not() -> Result<()> {
+fn a_restart_adopts_rules_and_repairs_damaged_ones() -> Result<()> {
     needs!(root());
     let mut rig = Rig::new("pol-restart")?;
     let own = Some(IpNet::new(SERVER.ip().into(), 32).unwrap());
@@ -242,7 +242,7 @@ fn a_restart_finds_the_rules_as_they_are_and_mends_them_when_they_are_not() -> R
     rig.send(&to(SERVER).udp(4001, 53))?.assert_dropped(DropReason::Policy);
     assert_eq!(rig.packets("own")?, 2);
 
-    // Somebody changes a rule behind our back.
+    // Another process changes a rule.
     let map = aya::maps::MapData::from_pin(rig.node.datapath.maps_directory().join("ctv_rules"))?;
     let mut branches: aya::maps::Array<_, Branch> = aya::maps::Array::try_from(aya::maps::Map::Array(map))?;
     let first = branches.get(&0, 0)?;
@@ -254,10 +254,10 @@ fn a_restart_finds_the_rules_as_they_are_and_mends_them_when_they_are_not() -> R
     Ok(())
 }
 
-/// So that neighbours differ in their first bits and in their last.
+/// Scrambles the bits, so that adjacent numbers differ in their first and last bits.
 const SPREAD: u128 = 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
 
-/// Rules that take as much room as any: each about one host of IPv6, at a port of its own.
+/// The rules that need the most nodes: each for one IPv6 host and its own port.
 fn hosts(direction: Direction, numbers: std::ops::Range<u32>) -> impl Iterator<Item = Rule> {
     numbers.map(move |n| {
         let host = std::net::Ipv6Addr::from_bits(u128::from(n).wrapping_mul(SPREAD));
@@ -268,13 +268,13 @@ fn hosts(direction: Direction, numbers: std::ops::Range<u32>) -> impl Iterator<I
 }
 
 #[test]
-fn rules_without_room_are_refused_whole_and_the_group_keeps_what_it_had() -> Result<()> {
+fn too_many_rules_are_refused_and_the_group_keeps_its_rules() -> Result<()> {
     needs!(root());
     let mut rig = Rig::new("pol-full")?;
     let web = || Rule { protocol: Some(TCP), port: Some(80), ..rule("web", Direction::In, Action::Deny, 2) };
     let ssh = || Rule { protocol: Some(TCP), port: Some(22), ..rule("ssh", Direction::In, Action::Deny, 2) };
     rig.set(group(2, vec![web()]))?;
-    // Room for these, but not for them twice.
+    // The rules fit once, but not twice.
     rig.set(group(3, hosts(Direction::In, 0..50_000).collect()))?;
     let entries = |rig: &Rig| netplugin::datapath::Datapath::inspect(&rig.node.datapath)["entries"].clone();
     let before = entries(&rig);
@@ -284,7 +284,7 @@ fn rules_without_room_are_refused_whole_and_the_group_keeps_what_it_had() -> Res
         assert_eq!(entries(rig), before);
         Ok(())
     };
-    // A change of one in many; a group whose rules of one direction have room; one whose rules have none.
+    // A change of one rule in many; a group whose rules of one direction fit; a group whose rules do not.
     for refused in [
         group(3, hosts(Direction::In, 1..50_001).collect()),
         group(2, hosts(Direction::Out, 0..50_000).chain([web(), ssh()]).collect()),
@@ -296,7 +296,7 @@ fn rules_without_room_are_refused_whole_and_the_group_keeps_what_it_had() -> Res
         assert!(said.contains("the map ctv_rules, which is full (262144 entries)"), "{said}");
         as_before(&rig)?;
     }
-    // What has room is set, and what goes makes room.
+    // Groups that fit are set, and deleted groups free their nodes.
     rig.set(group(2, vec![web(), ssh()]))?;
     rig.send(&to(SERVER).tcp(4001, 22, 2))?.assert_dropped(DropReason::Policy);
     assert!(rig.node.apply(&[Op::Delete(ObjectId::Group(number(3)))])?.is_empty());
@@ -307,7 +307,7 @@ fn rules_without_room_are_refused_whole_and_the_group_keeps_what_it_had() -> Res
 }
 
 #[test]
-fn a_packet_for_one_does_not_go_past_the_rules_in_a_frame_for_many() -> Result<()> {
+fn rules_apply_to_unicast_ip_in_l2_multicast() -> Result<()> {
     needs!(root());
     let rig = Rig::new("pol-many")?;
     for to_all in [
@@ -322,14 +322,14 @@ fn a_packet_for_one_does_not_go_past_the_rules_in_a_frame_for_many() -> Result<(
 }
 
 #[test]
-fn packets_are_marked_with_the_class_of_their_group() -> Result<()> {
+fn packets_are_marked_with_the_dscp_of_their_group() -> Result<()> {
     needs!(root());
     let mut rig = Rig::new("pol-dscp")?;
     rig.set(Group { dscp: Some(Dscp::try_from(46).unwrap()), ..group(1, vec![]) })?;
-    for who in [SERVER, FAR] {
-        // ECN is the connection's own affair.
+    for endpoint in [SERVER, FAR] {
+        // The ECN bits belong to the connection.
         for (before, after) in [(0x00, 0xb8), (0x03, 0xbb), (0x28, 0xb8)] {
-            for ip in [to(who), to6(who)] {
+            for ip in [to(endpoint), to6(endpoint)] {
                 let sent = ip.udp(4000, 53).payload(b"query");
                 let outcome = rig.send(&sent.clone().tos(before))?;
                 outcome.assert_sent_on(&sent.tos(after).build());
@@ -337,27 +337,27 @@ fn packets_are_marked_with_the_class_of_their_group() -> Result<()> {
             }
         }
     }
-    // Only what the group sends.
+    // Only packets that the group sends.
     let sent = back().udp(53, 4000).build();
     rig.answer(&back().udp(53, 4000))?.assert_sent_on(&sent);
     Ok(())
 }
 
 #[test]
-fn a_pod_sends_and_is_sent_no_more_than_its_burst_at_once() -> Result<()> {
+fn a_pod_sends_and_receives_at_most_its_burst_at_once() -> Result<()> {
     needs!(root());
     let mut rig = Rig::new("pol-rate")?;
-    // What the pods' own stacks report of their groups (RFC 3810), seconds after the start, would be too much as well.
+    // MLD reports of the pods' stacks (RFC 3810), seconds after the start, would also use tokens.
     for pod in [&rig.client, &rig.server] {
         pod.ns.output("ip", &["link", "set", "eth0", "down"])?;
     }
     let frame = to(SERVER).udp(4000, 53).payload(&[0; 958]);
     assert_eq!(frame.build().len(), 1000);
-    // So slow that the time between two packets counts for nothing: a byte takes 8 seconds.
+    // So slow that refill is negligible: a byte takes 8 seconds.
     let rate = Some(Rate { bits_per_second: 1, burst_bytes: 4000 });
     for limited in [1, 2] {
         rig.set(Group { rate, ..group(limited, vec![]) })?;
-        // What is in the bucket lets a packet through, so one more than it holds.
+        // The bucket passes a packet while it is not empty, so one more than its content.
         for _ in 0..5 {
             passes(&rig.send(&frame)?);
         }
@@ -369,7 +369,7 @@ fn a_pod_sends_and_is_sent_no_more_than_its_burst_at_once() -> Result<()> {
 }
 
 #[test]
-fn rules_hold_for_what_comes_from_the_wire() -> Result<()> {
+fn rules_apply_to_frames_from_the_uplink() -> Result<()> {
     needs!(root());
     let (mut node, _outside) = Node::on_wire("pol-wire")?;
     let n1 = network("n1.t", vlan(100));
@@ -380,7 +380,7 @@ fn rules_hold_for_what_comes_from_the_wire() -> Result<()> {
     node.want(Object::Group(group(2, vec![Rule { protocol: Some(UDP), ..deny }])));
     node.converge()?;
     let from = |ip: [u8; 4]| {
-        let frame = Packet::eth(server.who.mac(), [2, 0, 0, 0, 0, 9]).vlan(100).ipv4(ip, SERVER.ip());
+        let frame = Packet::eth(server.endpoint.mac(), [2, 0, 0, 0, 0, 9]).vlan(100).ipv4(ip, SERVER.ip());
         run(&node, FROM_UPLINK, "trunk", &frame.udp(4000, 53).build())
     };
     from([192, 0, 2, 1])?.assert_dropped(DropReason::Policy);
@@ -388,7 +388,7 @@ fn rules_hold_for_what_comes_from_the_wire() -> Result<()> {
     Ok(())
 }
 
-/// As the oracle takes it.
-pub(crate) fn address(who: Who, ip6: bool) -> IpAddr {
-    if ip6 { who.ip6().into() } else { who.ip().into() }
+/// The same rules for the oracle.
+pub(crate) fn address(endpoint: Endpoint, ip6: bool) -> IpAddr {
+    if ip6 { endpoint.ip6().into() } else { endpoint.ip().into() }
 }

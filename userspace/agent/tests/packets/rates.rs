@@ -1,4 +1,4 @@
-//! What pods of groups with a rate get through, and what becomes of the queues in which the rest waits.
+//! Throughput of pods of groups with a bandwidth limit, and their queues.
 
 use std::{
     fs,
@@ -16,20 +16,21 @@ use netplugin::datapath::{Datapath as _, Group, Local, Network, Object, ObjectId
 use testkit::{needs, packet::Packet, wait_until};
 
 use crate::{
-    node::{Node, Pod, Who, network, vlan, vtep, vxlan},
+    node::{Endpoint, Node, Pod, network, vlan, vtep, vxlan},
     policy::number,
     run::{Code, Target, run},
 };
 
 const MTU: usize = 1450;
-/// A rate so low that what passes is little beside what is sent, also on a machine that is busy for seconds.
+/// A rate so low that the passed traffic is small compared with the offered traffic, also on a machine that is busy
+/// for seconds.
 const RATE: u64 = 400_000;
 const BURST: u64 = 125_000;
-/// Datagrams that are sent at once.
+/// Number of datagrams sent at once.
 const DATAGRAMS: u32 = 2000;
-/// Bytes that a connection carries: more than pass at once, and than would in ten times the rate.
+/// Bytes that a connection transfers: more than the burst, and more than in ten times the rate.
 const STREAM: usize = 250_000;
-/// The largest packet that a pod's kernel leaves to others to cut up. A bucket lets a packet through that it has a part of.
+/// Largest GSO packet. A bucket passes a packet while it is not empty.
 const PACKET: u64 = 64 << 10;
 const PATIENCE: Duration = Duration::from_secs(60);
 const ONE: u32 = 1;
@@ -40,27 +41,27 @@ fn limited(rate: Option<u64>) -> Object {
     Object::Group(Group { number: number(ONE), dscp: None, rate, rules: Arc::from([]) })
 }
 
-/// A pod in the group.
-fn member(node: &mut Node, network: &Network, who: Who) -> Result<Pod> {
-    let mut pod = node.pod(network, who)?;
+/// Creates a pod in the group.
+fn member(node: &mut Node, network: &Network, endpoint: Endpoint) -> Result<Pod> {
+    let mut pod = node.pod(network, endpoint)?;
     pod.local = Local { group: Some(number(ONE)), ..pod.local };
     node.want(Object::Local(pod.local.clone()));
     Ok(pod)
 }
 
-/// Two pods of a node, the first of them in the group.
+/// Two pods of a node, the first one in the group.
 fn pods(node: &mut Node) -> Result<(Pod, Pod)> {
     let n1 = network("n1.t", vxlan(10_001));
     node.want_network(&n1);
-    Ok((member(node, &n1, Who(1))?, node.pod(&n1, Who(2))?))
+    Ok((member(node, &n1, Endpoint(1))?, node.pod(&n1, Endpoint(2))?))
 }
 
-/// What may have come through since then: a slower machine gives it more time, and never less.
+/// Maximum number of bytes that may have passed since then. A slow machine allows more, never less.
 fn at_most(start: Instant, packet: u64) -> u64 {
     BURST + (start.elapsed().as_secs_f64() * (RATE / 8) as f64) as u64 + packet
 }
 
-/// Bytes that have come to a pod.
+/// Number of bytes that a pod has received.
 fn arrived(pod: &Pod) -> Result<u64> {
     let text = pod.ns.run(|| Ok(fs::read_to_string("/proc/thread-self/net/dev")?))?;
     let line = text.lines().find_map(|line| line.trim_start().strip_prefix("eth0:"));
@@ -68,7 +69,7 @@ fn arrived(pod: &Pod) -> Result<u64> {
     Ok(first.with_context(|| format!("no eth0 in {text}"))?.parse()?)
 }
 
-/// Far more datagrams than may pass. The burst does, and what there is room for waits and comes, too.
+/// Sends far more datagrams than may pass. The burst arrives at once, the queued datagrams later.
 fn datagrams_are_held(from: &Pod, to: &Pod) -> Result<()> {
     let frame = MTU as u64 + 14;
     let receiver = to.ns.run(|| Ok(UdpSocket::bind((to.ip(), 0))?))?;
@@ -78,7 +79,7 @@ fn datagrams_are_held(from: &Pod, to: &Pod) -> Result<()> {
     let (start, before) = (Instant::now(), arrived(to)?);
     for _ in 0..DATAGRAMS {
         match sender.send(&[7; MTU - 28]) {
-            // As many wait as the socket may have.
+            // The queue holds as many as the socket's send buffer allows.
             Err(error) if error.kind() == ErrorKind::WouldBlock => thread::sleep(Duration::from_millis(1)),
             sent => assert_eq!(sent?, MTU - 28),
         }
@@ -89,7 +90,7 @@ fn datagrams_are_held(from: &Pod, to: &Pod) -> Result<()> {
     wait_until(PATIENCE, "what waits", || Ok((arrived(to)? - before > BURST + 10 * frame).then_some(())))
 }
 
-/// A connection gets there, and no faster.
+/// A connection completes, within the rate.
 fn streams_are_held(from: &Pod, to: &Pod) -> Result<()> {
     let listener = to.ns.run(|| Ok(TcpListener::bind((to.ip(), 0))?))?;
     let address = listener.local_addr()?;
@@ -104,12 +105,12 @@ fn streams_are_held(from: &Pod, to: &Pod) -> Result<()> {
     sending.join().map_err(|_| anyhow!("the sender panicked"))?.context("send")
 }
 
-/// In both directions; and the kernel says the rate that the group has.
+/// Checks both directions, and that the kernel reports the group's rate.
 fn assert_held(node: &Node, limited: &Pod, other: &Pod) -> Result<()> {
     let shown = format!(" rate {}Kbit ", RATE / 1000);
     for (kind, link) in [("class", "contivq0"), ("qdisc", &limited.local.port)] {
-        let told = node.ns.output("tc", &[kind, "show", "dev", link])?;
-        ensure!(told.contains(&shown), "{link}: {told}");
+        let reported = node.ns.output("tc", &[kind, "show", "dev", link])?;
+        ensure!(reported.contains(&shown), "{link}: {reported}");
     }
     for (from, to) in [(limited, other), (other, limited)] {
         datagrams_are_held(from, to)?;
@@ -119,7 +120,7 @@ fn assert_held(node: &Node, limited: &Pod, other: &Pod) -> Result<()> {
 }
 
 #[test]
-fn pods_of_a_node_are_held_to_their_rate() -> Result<()> {
+fn pods_of_one_node_are_limited_to_their_rate() -> Result<()> {
     needs!(root());
     let mut node = Node::new("rate-local")?;
     let (a, b) = pods(&mut node)?;
@@ -130,17 +131,19 @@ fn pods_of_a_node_are_held_to_their_rate() -> Result<()> {
     Ok(())
 }
 
-/// By the tunnel and by the uplink.
+/// Through the tunnel and through the uplink.
 #[test]
-fn pods_of_two_nodes_are_held_to_their_rate() -> Result<()> {
+fn pods_of_two_nodes_are_limited_to_their_rate() -> Result<()> {
     needs!(root());
     for encap in [vxlan(10_001), vlan(100)] {
         let (mut here, mut there) = Node::pair("rate-two")?;
         let n1 = network("n1.t", encap);
-        let (a, b) = (member(&mut here, &n1, Who(1))?, there.pod(&n1, Who(2))?);
-        let remote = |who: Who, n| Object::Remote(who.remote(&n1, (encap == vxlan(10_001)).then(|| vtep(n))));
-        here.want_network(&n1).want_peer(2).want(remote(b.who, 2)).want(limited(Some(RATE)));
-        there.want_network(&n1).want_peer(1).want(remote(a.who, 1));
+        let (a, b) = (member(&mut here, &n1, Endpoint(1))?, there.pod(&n1, Endpoint(2))?);
+        let remote = |endpoint: Endpoint, n| {
+            Object::Remote(endpoint.remote(&n1, (encap == vxlan(10_001)).then(|| vtep(n))))
+        };
+        here.want_network(&n1).want_peer(2).want(remote(b.endpoint, 2)).want(limited(Some(RATE)));
+        there.want_network(&n1).want_peer(1).want(remote(a.endpoint, 1));
         here.converge()?;
         there.converge()?;
         assert_held(&here, &a, &b)?;
@@ -149,12 +152,12 @@ fn pods_of_two_nodes_are_held_to_their_rate() -> Result<()> {
 }
 
 #[test]
-fn queues_stay_over_restarts_and_go_with_their_pods() -> Result<()> {
+fn queues_survive_restarts_and_are_deleted_with_their_pods() -> Result<()> {
     needs!(root());
     let mut node = Node::new("rate-life")?;
     let (a, b) = pods(&mut node)?;
     node.converge()?;
-    assert!(node.ifindex("contivq0").is_err(), "nobody has a rate yet");
+    assert!(node.ifindex("contivq0").is_err(), "no group has a rate yet");
     for rate in [Some(FOUR_MEGABITS), Some(1_048_000), Some(80_000_000_000), None, Some(FOUR_MEGABITS)] {
         node.want(limited(rate));
         node.converge()?;
@@ -173,7 +176,7 @@ fn queues_stay_over_restarts_and_go_with_their_pods() -> Result<()> {
         let failed = node.apply(&[Op::Delete(id)])?;
         ensure!(failed.is_empty(), "{failed:?}");
         let observed = node.observe()?;
-        ensure!(observed.orphans == 0, "{} strays", observed.orphans);
+        ensure!(observed.orphans == 0, "{} orphans", observed.orphans);
     }
     assert_eq!(classes(&node)?, 0);
     node.cleanup()?;
@@ -187,7 +190,7 @@ fn classes(node: &Node) -> Result<usize> {
 }
 
 #[test]
-fn queues_that_somebody_changed_are_mended() -> Result<()> {
+fn changed_queues_are_repaired() -> Result<()> {
     needs!(root());
     let mut node = Node::new("rate-drift")?;
     let (a, _b) = pods(&mut node)?;
@@ -209,31 +212,37 @@ fn queues_that_somebody_changed_are_mended() -> Result<()> {
         assert!(!node.observe()?.in_sync.contains(&id), "{damage}");
         node.converge()?;
     }
-    // Litter.
+    // Add orphans.
     node.ns.output("tc", &["class", "add", "dev", "contivq0", "classid", "c0:77", "htb", "rate", "1mbit"])?;
     assert_eq!(node.observe()?.orphans, 1);
     node.converge()
 }
 
 #[test]
-fn what_has_waited_goes_on_as_of_its_port() -> Result<()> {
+fn queued_packets_are_processed_as_packets_of_their_port() -> Result<()> {
     needs!(root());
     let mut node = Node::new("rate-queue")?;
     let (a, b) = pods(&mut node)?;
     node.want(limited(Some(FOUR_MEGABITS)));
     node.converge()?;
-    let frame = Packet::eth(b.who.mac(), a.who.mac()).ipv4(a.who.ip(), b.who.ip()).udp(4000, 53).build();
-    // Into the queue as it was sent.
+    let frame = Packet::eth(b.endpoint.mac(), a.endpoint.mac())
+        .ipv4(a.endpoint.ip(), b.endpoint.ip())
+        .udp(4000, 53)
+        .build();
+    // The frame enters the queue unchanged.
     run(&node, FROM_POD, &a.local.port, &frame)?.assert_sent_on(&frame);
-    let spoofed = Packet::eth(b.who.mac(), a.who.mac()).ipv4([10, 1, 1, 9], b.who.ip()).udp(4000, 53).build();
+    let spoofed = Packet::eth(b.endpoint.mac(), a.endpoint.mac())
+        .ipv4([10, 1, 1, 9], b.endpoint.ip())
+        .udp(4000, 53)
+        .build();
     run(&node, FROM_POD, &a.local.port, &spoofed)?.assert_dropped(contiv_abi::DropReason::SpoofedIp);
     let marked = Target::new(&node, FROM_QUEUE, "contivq1")?.marked(node.ifindex(&a.local.port)?);
     let (code, bytes) = node.ns.run(|| marked.give(&frame))?;
     assert_eq!((code, bytes), (Code::Redirect, frame.clone()));
-    // A port that has gone meanwhile.
+    // The port was deleted meanwhile.
     let gone = Target::new(&node, FROM_QUEUE, "contivq1")?.marked(9999);
     assert_eq!(node.ns.run(|| gone.give(&frame))?.0, Code::Shot);
-    // Nobody's.
+    // The mark of no port.
     let unmarked = Target::new(&node, FROM_QUEUE, "contivq1")?;
     assert_eq!(node.ns.run(|| unmarked.give(&frame))?.0, Code::Next);
     Ok(())

@@ -1,4 +1,4 @@
-//! The agent comes and goes; forwarding stays.
+//! Restarts of the agent, without interruption of forwarding.
 
 use std::{fs, time::Duration};
 
@@ -14,11 +14,11 @@ use contiv_abi::{
 };
 use netplugin::datapath::{
     Datapath as _, Object, ObjectId, Op, Peer,
-    ebpf::{Attachment, Ebpf},
+    ebpf::{AttachMode, Ebpf},
 };
 use testkit::{Pinger, needs, wait_until};
 
-use crate::node::{Node, Pod, Who, network, runtime, vtep, vxlan};
+use crate::node::{Endpoint, Node, Pod, network, runtime, vtep, vxlan};
 
 fn node_with_pods(
     label: &str,
@@ -27,8 +27,8 @@ fn node_with_pods(
     let mut node = Node::with(label, adjust)?;
     let n1 = network("n1.t", vxlan(10_001));
     node.want_network(&n1).want_peer(2).want_peer(3);
-    node.want(Object::Remote(Who(9).remote(&n1, Some(vtep(2)))));
-    let pods = [1, 2, 3].map(|n| node.pod(&n1, Who(n)).unwrap());
+    node.want(Object::Remote(Endpoint(9).remote(&n1, Some(vtep(2)))));
+    let pods = [1, 2, 3].map(|n| node.pod(&n1, Endpoint(n)).unwrap());
     Ok((node, pods.into()))
 }
 
@@ -44,7 +44,7 @@ fn a_restart_adopts_without_a_write_or_a_lost_ping() -> Result<()> {
         node.restart();
         let observed = node.observe()?;
         assert_eq!((observed.in_sync.len(), observed.orphans), (node.desired.len(), 0));
-        // Setting what is there already is no write either.
+        // Setting existing objects writes nothing.
         let ops: Vec<Op> = node.desired.iter().map(|(_, object)| Op::Set(object.clone())).collect();
         assert!(node.apply(&ops)?.is_empty());
         assert!(node.apply(&[Op::GarbageCollect])?.is_empty());
@@ -58,13 +58,13 @@ fn a_restart_adopts_without_a_write_or_a_lost_ping() -> Result<()> {
 }
 
 #[test]
-fn another_build_takes_over_in_place() -> Result<()> {
+fn programs_of_another_build_are_replaced_in_place() -> Result<()> {
     needs!(root(), binary("ping"));
     let (mut node, pods) = node_with_pods("upgrade", |_| {})?;
     node.converge()?;
     let pinger = Pinger::start(&pods[0].ns, pods[1].ip(), Duration::from_millis(10))?;
     wait_until(Duration::from_secs(5), "pings", || Ok((pinger.answers() > 20).then_some(())))?;
-    // As if another build had pinned the programs.
+    // Pretend that another build has pinned the programs.
     let build = node.datapath.maps_directory().join("ctv_build");
     let mut map: aya::maps::Array<_, [u8; 16]> =
         aya::maps::Map::from_map_data(aya::maps::MapData::from_pin(build)?)?.try_into()?;
@@ -74,7 +74,7 @@ fn another_build_takes_over_in_place() -> Result<()> {
     let observed = node.observe()?;
     assert_eq!(observed.orphans, 0);
     assert_ne!(program_id(&node)?, old);
-    // Links have been given the new program already; filters get it when their endpoint is set.
+    // Links have the new program already; filters get it when their endpoint is set.
     if node.datapath.inspect()["attachment"] == "tcx" {
         assert_eq!(observed.in_sync.len(), node.desired.len());
     }
@@ -95,12 +95,12 @@ fn program_id(node: &Node) -> Result<u32> {
 }
 
 #[test]
-fn drift_is_seen_and_repaired() -> Result<()> {
+fn drift_is_detected_and_repaired() -> Result<()> {
     needs!(root(), binary("ping"));
     let (mut node, mut pods) = node_with_pods("drift", |_| {})?;
     node.converge()?;
-    // An interface goes and comes again, another index under the same name; an object is no longer
-    // wanted; the VXLAN device is deleted.
+    // Recreate an interface under the same name with another index, stop desiring an object, and delete the VXLAN
+    // device.
     let gone = pods.remove(0);
     node.ns.ip(&format!("link del {}", gone.local.port))?;
     node.desired.remove(&ObjectId::Peer(vtep(3).into()));
@@ -108,7 +108,7 @@ fn drift_is_seen_and_repaired() -> Result<()> {
     node.restart();
     let observed = node.observe()?;
     assert!(!observed.in_sync.contains(&Object::Local(gone.local.clone()).id()));
-    // Networks, peers' list, the pod's entries: all of it is found to be wrong in some way.
+    // Networks, the peer list and the pod's entries are all out of sync.
     assert!(observed.orphans > 0);
 
     node.desired.remove(&Object::Local(gone.local).id());
@@ -119,7 +119,7 @@ fn drift_is_seen_and_repaired() -> Result<()> {
 }
 
 #[test]
-fn a_device_that_is_taken_away_disturbs() -> Result<()> {
+fn a_deleted_device_requests_a_resync() -> Result<()> {
     needs!(root());
     let (mut node, _pods) = node_with_pods("disturb", |_| {})?;
     let Node { ns, datapath, desired, .. } = &mut node;
@@ -141,7 +141,7 @@ fn a_device_that_is_taken_away_disturbs() -> Result<()> {
 }
 
 #[test]
-fn a_program_that_was_taken_off_is_put_back() -> Result<()> {
+fn a_detached_program_is_attached_again() -> Result<()> {
     needs!(root(), binary("ping"));
     let (mut node, pods) = node_with_pods("unhook", |_| {})?;
     node.converge()?;
@@ -159,11 +159,11 @@ fn a_program_that_was_taken_off_is_put_back() -> Result<()> {
     Ok(())
 }
 
-/// As if all that there is on the node were of the layout before. What has made it is returned.
+/// Turns everything on the node into state of the previous ABI version. Returns the datapath that created it.
 pub(crate) fn age(node: &mut Node, links: &[&str]) -> Result<Ebpf> {
     let (ours, theirs) = (format!("v{ABI_VERSION}"), format!("v{}", ABI_VERSION - 1));
     if node.datapath.inspect()["attachment"] == "clsact" {
-        // The handle tells the layout.
+        // The handle encodes the ABI version.
         let [ours, theirs] = [0xbe, 0xbd].map(|layout_0| TcHandle::new(0, layout_0 + ABI_VERSION as u16));
         for link in links {
             let pin = node.pin(if link.starts_with("vvport") { FROM_POD } else { FROM_OVERLAY });
@@ -185,7 +185,7 @@ pub(crate) fn age(node: &mut Node, links: &[&str]) -> Result<Ebpf> {
     Ok(node.restart())
 }
 
-/// Another layout takes over from the one before, and no ping is lost.
+/// Takes over from the previous ABI version without a lost ping.
 fn takes_over(node: &mut Node, links: &[&str], from: &Pod, to: &Pod) -> Result<()> {
     let pinger = Pinger::start(&from.ns, to.ip(), Duration::from_millis(5))?;
     wait_until(Duration::from_secs(5), "pings", || Ok((pinger.answers() > 20).then_some(())))?;
@@ -208,10 +208,10 @@ fn takes_over(node: &mut Node, links: &[&str], from: &Pod, to: &Pod) -> Result<(
 }
 
 #[test]
-fn what_an_older_layout_left_forwards_until_ours_is_filled() -> Result<()> {
+fn programs_of_an_older_abi_version_forward_until_the_maps_are_filled() -> Result<()> {
     needs!(root(), binary("ping"));
-    for attachment in [|_: &mut _| {}, Node::clsact] {
-        let (mut node, pods) = node_with_pods("layout", attachment)?;
+    for mode in [|_: &mut _| {}, Node::clsact] {
+        let (mut node, pods) = node_with_pods("abi", mode)?;
         node.converge()?;
         for _ in 0..2 {
             takes_over(&mut node, &["vvport1", "vvport2", "vvport3", "contivvx0"], &pods[0], &pods[1])?;
@@ -221,17 +221,17 @@ fn what_an_older_layout_left_forwards_until_ours_is_filled() -> Result<()> {
 }
 
 #[test]
-fn what_comes_by_a_tunnel_is_forwarded_by_an_older_layout_until_ours_is_filled() -> Result<()> {
+fn an_older_abi_version_forwards_tunnel_frames_until_the_maps_are_filled() -> Result<()> {
     needs!(root(), binary("ping"));
-    for attachment in [Attachment::Auto, Attachment::Clsact] {
-        let (mut a, mut b) = Node::pair_with("layout", |options| options.attachment = attachment)?;
+    for mode in [AttachMode::Auto, AttachMode::Clsact] {
+        let (mut a, mut b) = Node::pair_with("abi", |options| options.attach_mode = mode)?;
         let n1 = network("n1.t", vxlan(10_001));
-        let (pod_a, pod_b) = (a.pod(&n1, Who(1))?, b.pod(&n1, Who(2))?);
-        a.want_network(&n1).want_peer(2).want(Object::Remote(pod_b.who.remote(&n1, Some(vtep(2)))));
-        b.want_network(&n1).want_peer(1).want(Object::Remote(pod_a.who.remote(&n1, Some(vtep(1)))));
-        // So many that the maps take a while to be filled.
+        let (pod_a, pod_b) = (a.pod(&n1, Endpoint(1))?, b.pod(&n1, Endpoint(2))?);
+        a.want_network(&n1).want_peer(2).want(Object::Remote(pod_b.endpoint.remote(&n1, Some(vtep(2)))));
+        b.want_network(&n1).want_peer(1).want(Object::Remote(pod_a.endpoint.remote(&n1, Some(vtep(1)))));
+        // Enough entries that filling the maps takes a while.
         for n in 0..300_u32 {
-            let mut remote = Who(9).remote(&n1, Some(vtep(1)));
+            let mut remote = Endpoint(9).remote(&n1, Some(vtep(1)));
             (remote.id, remote.ip6) = (format!("n1.t-far{n}").as_str().into(), None);
             remote.ip = std::net::Ipv4Addr::from(0x0a02_0000 + n);
             remote.mac = contiv_model::mac::Mac::of_endpoint(remote.ip);
@@ -247,7 +247,7 @@ fn what_comes_by_a_tunnel_is_forwarded_by_an_older_layout_until_ours_is_filled()
 }
 
 #[test]
-fn pins_of_a_first_start_that_did_not_end_are_adopted() -> Result<()> {
+fn pins_of_an_interrupted_first_start_are_adopted() -> Result<()> {
     needs!(root(), binary("ping"));
     let (mut node, pods) = node_with_pods("half", |_| {})?;
     node.converge()?;
@@ -257,7 +257,7 @@ fn pins_of_a_first_start_that_did_not_end_are_adopted() -> Result<()> {
         .map(|map| format!("maps/{map}"))
         .chain(programs.iter().map(|program| format!("programs/{program}")))
         .collect();
-    // Killed after so many pins; and before the last word, when all are there.
+    // The process died after this number of pins, or before it recorded the build.
     for made in [1, 7, ALL.len() - 1, ALL.len(), ALL.len() + 1, order.len() - 1, order.len()] {
         let folder = node.bpf_root().join(format!("v{ABI_VERSION}/node"));
         for pin in &order[made..] {
@@ -292,7 +292,7 @@ fn deleting_everything_leaves_empty_maps() -> Result<()> {
     let ops: Vec<Op> = ops.into_iter().rev().collect();
     assert!(node.apply(&ops)?.is_empty());
     let writes = node.datapath.writes();
-    // Once more is no fault and no write.
+    // A repeated deletion succeeds and writes nothing.
     assert!(node.apply(&ops)?.is_empty());
     assert_eq!(node.datapath.writes(), writes);
     node.desired = netplugin::datapath::Desired::default();
@@ -304,7 +304,7 @@ fn deleting_everything_leaves_empty_maps() -> Result<()> {
 }
 
 #[test]
-fn objects_that_cannot_be_are_refused_alone() -> Result<()> {
+fn invalid_objects_fail_alone() -> Result<()> {
     needs!(root());
     let (mut node, pods) = node_with_pods("refuse", |_| {})?;
     node.converge()?;
@@ -346,8 +346,8 @@ fn a_full_map_is_named() -> Result<()> {
     node.converge()?;
     let failed = node.apply(&[Op::Set(peer(capacity))])?;
     let said = chain(&failed[0].error);
-    assert!(said.contains("the map ctv_vteps (room for 8192 nodes)"), "{said}");
-    // What was there is as it was, and there is room again when one leaves.
+    assert!(said.contains("the map ctv_vteps (capacity 8192 nodes)"), "{said}");
+    // Existing entries are unchanged, and a removal frees capacity.
     let observed = node.observe()?;
     assert_eq!((observed.in_sync.len(), observed.orphans), (node.desired.len(), 0));
     assert!(node.apply(&[Op::Delete(peer(0).id()), Op::Set(peer(capacity))])?.is_empty());
@@ -355,17 +355,17 @@ fn a_full_map_is_named() -> Result<()> {
 }
 
 #[test]
-fn what_is_pinned_has_one_agent() -> Result<()> {
+fn the_pins_are_locked_by_one_agent() -> Result<()> {
     needs!(root());
     let mut node = Node::new("alone")?;
     node.want(Object::Network(network("n1.t", vxlan(10))));
     node.converge()?;
     let other = node.restart();
     let refused = chain(node.observe().unwrap_err().as_ref());
-    assert!(refused.contains("another netplugin works with it (stop that one first"), "{refused}");
+    assert!(refused.contains("another netplugin uses it; stop that process first"), "{refused}");
     let refused = chain(node.cleanup().unwrap_err().as_ref());
-    assert!(refused.contains("another netplugin works with it (stop that one first"), "{refused}");
-    // However the other ended.
+    assert!(refused.contains("another netplugin uses it; stop that process first"), "{refused}");
+    // However the other process ended.
     drop(other);
     let observed = node.observe()?;
     assert_eq!((observed.in_sync.len(), node.datapath.writes()), (1, 0));
@@ -383,11 +383,11 @@ fn a_missing_privilege_is_named() -> Result<()> {
     })?;
     let said = chain(&error);
     assert!(said.contains("(the agent needs CAP_BPF and CAP_NET_ADMIN)"), "{said}");
-    // With the privilege the same value goes on.
+    // With the capability, the same value works.
     node.converge()
 }
 
-/// Of the calling thread, for good.
+/// Drops the capabilities of the calling thread permanently.
 fn drop_capabilities() -> Result<()> {
     #[repr(C)]
     struct Header {
@@ -397,7 +397,7 @@ fn drop_capabilities() -> Result<()> {
     const VERSION_3: u32 = 0x2008_0522;
     let header = Header { version: VERSION_3, pid: 0 };
     let none = [0_u32; 6];
-    // SAFETY: both pointers are to live structures of the lengths that version 3 says.
+    // SAFETY: both pointers refer to live structures with the lengths of version 3.
     let result = unsafe { libc::syscall(libc::SYS_capset, &raw const header, &raw const none) };
     nix::errno::Errno::result(result)?;
     Ok(())
@@ -409,7 +409,7 @@ pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
 }
 
 #[test]
-fn cleanup_leaves_nothing() -> Result<()> {
+fn cleanup_removes_everything() -> Result<()> {
     needs!(root());
     for (label, adjust) in [("clean-tcx", (|_| {}) as fn(&mut _)), ("clean-cls", Node::clsact)] {
         let (mut node, _pods) = node_with_pods(label, adjust)?;
@@ -418,22 +418,22 @@ fn cleanup_leaves_nothing() -> Result<()> {
         node.restart();
         node.cleanup()?;
         assert!(!node.ns.links()?.contains(&"contivvx0".to_owned()));
-        // The kernel itself puts files such as `maps.debug` into every BPF file system.
+        // The kernel creates files such as `maps.debug` in every BPF file system.
         assert!(fs::read_dir(node.bpf_root())?.all(|entry| entry.unwrap().path().is_file()));
-        // The kernel takes links down a moment after their last reference has gone.
+        // The kernel detaches links shortly after their last reference is closed.
         wait_until(Duration::from_secs(5), "no program", || {
             Ok((attached(&node, "vvport1")? == 0).then_some(()))
         })?;
-        // Nothing to clean is fine, too.
+        // A cleanup without anything to remove succeeds.
         node.restart();
         node.cleanup()?;
     }
     Ok(())
 }
 
-/// How many programs are on the ingress of a link, either way.
+/// Number of programs on the ingress of a link, TCX and clsact.
 fn attached(node: &Node, link: &str) -> Result<usize> {
-    // An older kernel does not know the question.
+    // Older kernels do not support the query.
     let tcx = node.ns.run(|| Ok(SchedClassifier::query_tcx(link, TcAttachType::Ingress)))?;
     let tcx = tcx.map_or(0, |(_, programs)| programs.len());
     let filters = node.ns.output("tc", &["filter", "show", "dev", link, "ingress"]).unwrap_or_default();
@@ -441,7 +441,7 @@ fn attached(node: &Node, link: &str) -> Result<usize> {
 }
 
 #[test]
-fn kernels_without_tcx_are_served_by_filters() -> Result<()> {
+fn kernels_without_tcx_use_clsact_filters() -> Result<()> {
     needs!(root(), binary("ping"));
     let (mut node, pods) = node_with_pods("clsact", Node::clsact)?;
     node.converge()?;
@@ -455,7 +455,7 @@ fn kernels_without_tcx_are_served_by_filters() -> Result<()> {
     let pod = Object::Local(pods[2].local.clone()).id();
     assert!(node.apply(&[Op::Delete(pod.clone())])?.is_empty());
     assert_eq!(attached(&node, "vvport3")?, 0);
-    // One that goes while nobody looks is a stray, filter and all.
+    // The filter of a pod that is deleted while no agent runs is an orphan.
     assert!(node.apply(&[Op::Set(Object::Local(pods[2].local.clone()))])?.is_empty());
     assert_eq!(attached(&node, "vvport3")?, 1);
     node.desired.remove(&pod);

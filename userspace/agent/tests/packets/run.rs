@@ -1,4 +1,4 @@
-//! One frame through one pinned program.
+//! Runs one frame through one pinned program.
 
 use std::os::fd::{AsFd as _, AsRawFd as _};
 
@@ -9,14 +9,14 @@ use nix::{errno::Errno, libc};
 
 use crate::node::Node;
 
-/// What the program said, in the kernel's codes.
+/// Return code of a TC program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Code {
-    /// For the next program and the host's stack (`TC_ACT_UNSPEC`).
+    /// Continue with the next program and the host's stack (`TC_ACT_UNSPEC`).
     Next,
-    /// No further (`TC_ACT_SHOT`): dropped, or all copies sent.
+    /// Stop (`TC_ACT_SHOT`): dropped, or all copies sent.
     Shot,
-    /// To another interface (`TC_ACT_REDIRECT`).
+    /// Redirect to another interface (`TC_ACT_REDIRECT`).
     Redirect,
 }
 
@@ -24,12 +24,12 @@ pub(crate) enum Code {
 pub(crate) struct Outcome {
     pub(crate) code: Code,
     pub(crate) bytes: Vec<u8>,
-    /// The reasons that were counted meanwhile.
+    /// Drop reasons counted during the run.
     pub(crate) dropped: Vec<DropReason>,
 }
 
 impl Outcome {
-    /// Says where it goes, and that it is as it was.
+    /// Asserts that the frame is redirected unchanged.
     #[track_caller]
     pub(crate) fn assert_sent_on(&self, frame: &[u8]) {
         assert_eq!((self.code, &self.bytes[..], &self.dropped[..]), (Code::Redirect, frame, &[][..]));
@@ -46,14 +46,14 @@ impl Outcome {
         assert_eq!((self.code, &self.dropped[..]), (Code::Shot, &[reason][..]));
     }
 
-    /// Copies have gone out and the frame itself is done with.
+    /// Asserts that copies were sent and the frame itself ended.
     #[track_caller]
     pub(crate) fn assert_flooded(&self) {
         assert_eq!((self.code, &self.dropped[..]), (Code::Shot, &[][..]));
     }
 }
 
-/// Gives `frame` to a program as if it had come in by `link`.
+/// Runs a program on `frame` with `link` as the ingress interface.
 pub(crate) fn run(node: &Node, program: &str, link: &str, frame: &[u8]) -> Result<Outcome> {
     let before = node.drops()?;
     let target = Target::new(node, program, link)?;
@@ -67,10 +67,10 @@ pub(crate) fn run(node: &Node, program: &str, link: &str, frame: &[u8]) -> Resul
     Ok(Outcome { code, bytes, dropped })
 }
 
-/// A pinned program, and the interface that frames seem to come in by.
+/// A pinned program and an ingress interface.
 pub(crate) struct Target {
     program: SchedClassifier,
-    /// `struct __sk_buff`: all zero but the interface.
+    /// `struct __sk_buff`: zero except for the interface.
     context: [u8; 192],
 }
 
@@ -81,13 +81,13 @@ impl Target {
         Ok(Target { program: SchedClassifier::from_pin(node.pin(program))?, context })
     }
 
-    /// The same for frames with a mark.
+    /// The same target for frames with a mark.
     pub(crate) fn marked(mut self, mark: u32) -> Target {
         self.context[8..12].copy_from_slice(&mark.to_ne_bytes());
         self
     }
 
-    /// What the program says of a frame, and what it made of it. In the namespace of the interface.
+    /// Runs the program in the namespace of the interface. Returns the code and the frame.
     pub(crate) fn give(&self, frame: &[u8]) -> Result<(Code, Vec<u8>)> {
         let mut bytes = vec![0; 4096];
         let options = TestRunOptions {
@@ -110,14 +110,14 @@ impl Target {
         Ok((code, bytes))
     }
 
-    /// Gives the program a frame with the sum over it that a device may have made (`CHECKSUM_COMPLETE`). It fails with
-    /// `EBADMSG` if that is another than the packet's afterwards, with `EINVAL` on kernels that do not know this kind of run.
-    pub(crate) fn give_summed(&self, frame: &[u8]) -> Result<(), Errno> {
+    /// Runs the program on a frame with a checksum computed by the device (`CHECKSUM_COMPLETE`). Fails with `EBADMSG`
+    /// if the checksum does not match the packet afterwards, and with `EINVAL` on kernels without support.
+    pub(crate) fn give_checksum_complete(&self, frame: &[u8]) -> Result<(), Errno> {
         const TEST_RUN: libc::c_int = 10;
         const CHECKSUM_COMPLETE: u64 = 1 << 2;
         let program = self.program.fd().map_err(|_| Errno::EBADF)?.as_fd().as_raw_fd();
         let mut attributes = [0_u64; 10];
-        // The program; the frame and its length; how often; the context and its length; the flags.
+        // Program; frame and length; repeat; context and length; flags.
         attributes[0] = u64::from(program.cast_unsigned());
         attributes[1] = frame.len() as u64;
         attributes[2] = frame.as_ptr() as u64;
@@ -125,7 +125,7 @@ impl Target {
         attributes[5] = self.context.len() as u64;
         attributes[6] = self.context.as_ptr() as u64;
         attributes[8] = CHECKSUM_COMPLETE;
-        // SAFETY: the kernel reads what the pointers are to, which outlives the call, and writes into `attributes`.
+        // SAFETY: the kernel reads the frame and the context, which outlive the call, and writes into `attributes`.
         let result = unsafe {
             libc::syscall(libc::SYS_bpf, TEST_RUN, attributes.as_mut_ptr(), size_of_val(&attributes))
         };

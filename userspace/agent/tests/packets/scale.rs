@@ -1,4 +1,4 @@
-//! As many services as a large cluster has. What they cost is for `cargo xtask bench lb`.
+//! As many services as a large cluster has. `cargo xtask bench lb` measures their cost.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -7,22 +7,23 @@ use contiv_model::service::{Port, Protocol, Readiness};
 use netplugin::datapath::{Backend, Datapath as _, Object, Op, Scope, Service};
 use testkit::needs;
 
-use crate::node::{Node, Pod, Who, network, vtep, vxlan};
+use crate::node::{Endpoint, Node, Pod, network, vtep, vxlan};
 
-const HERE: Who = Who(1);
-/// Backends of each service, on another node.
-const BACKENDS: [Who; 4] = [Who(11), Who(12), Who(13), Who(14)];
-/// The address of the first service; the others follow.
+const HERE: Endpoint = Endpoint(1);
+/// Remote backends of each service.
+const BACKENDS: [Endpoint; 4] = [Endpoint(11), Endpoint(12), Endpoint(13), Endpoint(14)];
+/// First service address; the others follow.
 const FIRST: Ipv4Addr = Ipv4Addr::new(10, 64, 0, 0);
 
 fn vip(number: u32) -> Ipv4Addr {
     Ipv4Addr::from(u32::from(FIRST) + number)
 }
 
-/// No two have a backend in common, the target ports being different.
+/// The services share no backends, because their target ports differ.
 fn service(number: u32) -> Object {
     let encap = vxlan(10_001);
-    let backend = |who: &Who| Backend { ip: who.ip().into(), encap, readiness: Readiness::Ready };
+    let backend =
+        |endpoint: &Endpoint| Backend { ip: endpoint.ip().into(), encap, readiness: Readiness::Ready };
     Object::Service(Service {
         id: format!("s{number}:t").into(),
         scope: Some(Scope { network: "n1.t".into(), encap }),
@@ -37,8 +38,8 @@ fn node(label: &str) -> Result<(Node, Pod)> {
     let mut node = Node::new(label)?;
     let n1 = network("n1.t", vxlan(10_001));
     node.want_network(&n1).want_peer(2);
-    for who in BACKENDS {
-        node.want(Object::Remote(who.remote(&n1, Some(vtep(2)))));
+    for endpoint in BACKENDS {
+        node.want(Object::Remote(endpoint.remote(&n1, Some(vtep(2)))));
     }
     let pod = node.pod(&n1, HERE)?;
     node.converge()?;
@@ -46,7 +47,7 @@ fn node(label: &str) -> Result<(Node, Pod)> {
 }
 
 #[test]
-fn thirty_thousand_services_fit_and_are_found_again() -> Result<()> {
+fn thirty_thousand_services_fit_and_are_adopted_after_a_restart() -> Result<()> {
     needs!(root());
     const COUNT: u32 = 30_000;
     let (mut node, _pod) = node("svc-many")?;
@@ -59,7 +60,7 @@ fn thirty_thousand_services_fit_and_are_found_again() -> Result<()> {
     node.restart();
     let observed = node.observe()?;
     assert_eq!((observed.in_sync.len(), observed.orphans), (node.desired.len(), 0));
-    // One that changes costs what it changes, not what there is.
+    // The cost of a change depends on the change, not on the number of services.
     let Object::Service(mut changed) = service(COUNT - 1) else { unreachable!() };
     changed.backends.pop();
     assert!(node.apply(&[Op::Set(Object::Service(changed))])?.is_empty());

@@ -1,4 +1,4 @@
-//! Pods that talk: real stacks, real links.
+//! Traffic between pods, with real stacks and links.
 
 use std::{
     io::{Read as _, Write as _},
@@ -13,7 +13,7 @@ use netplugin::datapath::{Network, Object, Scope};
 use testkit::{capture::Tap, needs};
 
 use crate::{
-    node::{Node, Pod, Who, network, vlan, vtep, vxlan},
+    node::{Endpoint, Node, Pod, network, vlan, vtep, vxlan},
     services::service,
 };
 
@@ -32,7 +32,7 @@ fn assert_cut_off(from: &Pod, to: IpAddr) -> Result<()> {
     Ok(())
 }
 
-/// A megabyte there and its sum back.
+/// Sends 1 MB; the server returns its sum.
 fn assert_tcp(client: &Pod, server: &Pod, address: IpAddr) -> Result<()> {
     const SIZE: usize = 1 << 20;
     let listener = server.ns.run(|| Ok(TcpListener::bind(SocketAddr::new(address, 0))?))?;
@@ -69,70 +69,70 @@ fn assert_all_ways(a: &Pod, b: &Pod) -> Result<()> {
     Ok(())
 }
 
-/// What a pod has heard, without the multicast reports by which stacks announce the groups that they
+/// Frames received by a pod, without the MLD and IGMP reports that stacks send at any time.
 /// listen to, whenever they like.
-fn heard(tap: &Tap) -> Result<Vec<Vec<u8>>> {
+fn received(tap: &Tap) -> Result<Vec<Vec<u8>>> {
     const HOP_BY_HOP: u8 = 0;
     let is_report = |frame: &[u8]| frame[12..14] == [0x86, 0xdd] && frame[20] == HOP_BY_HOP;
     let frames = tap.drain()?.into_iter().map(|frame| frame.bytes);
     Ok(frames.filter(|frame| !is_report(frame)).collect())
 }
 
-/// Both nodes know the network, each other and both pods.
+/// Configures both nodes with the network, each other, and both pods.
 fn introduce(a: (&mut Node, &Pod), b: (&mut Node, &Pod), network: &Network) {
     let tunnelled = matches!(network.encap, contiv_model::tag::Encap::Vxlan { .. });
     let place = |n| tunnelled.then(|| vtep(n));
-    a.0.want_network(network).want_peer(2).want(Object::Remote(b.1.who.remote(network, place(2))));
-    b.0.want_network(network).want_peer(1).want(Object::Remote(a.1.who.remote(network, place(1))));
+    a.0.want_network(network).want_peer(2).want(Object::Remote(b.1.endpoint.remote(network, place(2))));
+    b.0.want_network(network).want_peer(1).want(Object::Remote(a.1.endpoint.remote(network, place(1))));
 }
 
 #[test]
-fn two_pods_of_a_node_talk_and_their_questions_stay_here() -> Result<()> {
+fn two_pods_of_a_node_communicate_and_their_requests_stay_local() -> Result<()> {
     needs!(root(), binary("ping"));
     let mut node = Node::new("local")?;
     let n1 = network("n1.t", vxlan(10_001));
     node.want_network(&n1);
-    let pods = [1, 2, 3].map(|n| node.pod(&n1, Who(n)).unwrap());
+    let pods = [1, 2, 3].map(|n| node.pod(&n1, Endpoint(n)).unwrap());
     node.converge()?;
     let bystander = Tap::open(&pods[2].ns, "eth0")?;
     assert_all_ways(&pods[0], &pods[1])?;
-    let heard = heard(&bystander)?;
-    assert!(heard.is_empty(), "the third pod heard {heard:02x?}");
+    let received = received(&bystander)?;
+    assert!(received.is_empty(), "the third pod received {received:02x?}");
     Ok(())
 }
 
 #[test]
-fn networks_with_the_same_addresses_do_not_meet() -> Result<()> {
+fn networks_with_equal_addresses_are_isolated() -> Result<()> {
     needs!(root(), binary("ping"));
     let mut node = Node::new("two-nets")?;
     let (red, blue) = (network("n1.red", vxlan(10_001)), network("n1.blue", vxlan(10_002)));
     node.want_network(&red).want_network(&blue);
-    let (red_1, _red_2) = (node.pod(&red, Who(1))?, node.pod(&red, Who(2))?);
-    let (blue_1, blue_3) = (node.pod(&blue, Who(1))?, node.pod(&blue, Who(3))?);
+    let (red_1, _red_2) = (node.pod(&red, Endpoint(1))?, node.pod(&red, Endpoint(2))?);
+    let (blue_1, blue_3) = (node.pod(&blue, Endpoint(1))?, node.pod(&blue, Endpoint(3))?);
     node.converge()?;
     let tap = Tap::open(&blue_1.ns, "eth0")?;
-    assert_reaches(&red_1, Who(2).ip().into())?;
-    assert_reaches(&blue_1, Who(3).ip().into())?;
+    assert_reaches(&red_1, Endpoint(2).ip().into())?;
+    assert_reaches(&blue_1, Endpoint(3).ip().into())?;
     tap.drain()?;
     assert_cut_off(&red_1, blue_3.ip())?;
     assert_cut_off(&red_1, blue_3.ip6())?;
-    assert_cut_off(&blue_1, Who(2).ip().into())?;
-    // The blue pod heard its own vain questions go out, and nothing of red's.
-    let heard = heard(&tap)?;
-    assert!(heard.is_empty(), "{heard:02x?}");
+    assert_cut_off(&blue_1, Endpoint(2).ip().into())?;
+    // The blue pod received only its own unanswered requests, and nothing of the red network.
+    let received = received(&tap)?;
+    assert!(received.is_empty(), "{received:02x?}");
     Ok(())
 }
 
 #[test]
-fn pods_of_two_nodes_talk_over_vxlan() -> Result<()> {
+fn pods_of_two_nodes_communicate_over_vxlan() -> Result<()> {
     needs!(root(), binary("ping"));
     let (mut a, mut b) = Node::pair("vx")?;
     let n1 = network("n1.t", vxlan(10_001));
-    let (pod_a, pod_b) = (a.pod(&n1, Who(1))?, b.pod(&n1, Who(2))?);
+    let (pod_a, pod_b) = (a.pod(&n1, Endpoint(1))?, b.pod(&n1, Endpoint(2))?);
     introduce((&mut a, &pod_a), (&mut b, &pod_b), &n1);
     a.converge()?;
     b.converge()?;
-    // A stack that comes up reports its groups when it likes: to a node that did not know the network yet, perhaps.
+    // A stack may send reports at any time, also before the node knows the network.
     let before = (a.drops()?, b.drops()?);
     assert_all_ways(&pod_a, &pod_b)?;
     assert_eq!((a.drops()?, b.drops()?), before);
@@ -140,15 +140,15 @@ fn pods_of_two_nodes_talk_over_vxlan() -> Result<()> {
 }
 
 #[test]
-fn pods_of_two_nodes_talk_over_a_vlan_trunk() -> Result<()> {
+fn pods_of_two_nodes_communicate_over_a_vlan_trunk() -> Result<()> {
     needs!(root(), binary("ping"));
     let (mut a, mut b) = Node::pair("vl")?;
     let (n1, n2) = (network("n1.t", vlan(100)), network("n2.t", vlan(200)));
-    let (pod_a, pod_b) = (a.pod(&n1, Who(1))?, b.pod(&n1, Who(2))?);
+    let (pod_a, pod_b) = (a.pod(&n1, Endpoint(1))?, b.pod(&n1, Endpoint(2))?);
     introduce((&mut a, &pod_a), (&mut b, &pod_b), &n1);
-    // Another tag with the same addresses: its pod on b is not to be reached from a.
+    // Another tag with the same addresses: its pod on b is unreachable from a.
     b.want_network(&n2);
-    let other = b.pod(&n2, Who(3))?;
+    let other = b.pod(&n2, Endpoint(3))?;
     a.converge()?;
     b.converge()?;
     assert_all_ways(&pod_a, &pod_b)?;
@@ -156,32 +156,32 @@ fn pods_of_two_nodes_talk_over_a_vlan_trunk() -> Result<()> {
 }
 
 #[test]
-fn an_endpoint_that_nobody_told_of_is_found_by_flooding() -> Result<()> {
+fn an_unknown_endpoint_is_reached_by_flooding() -> Result<()> {
     needs!(root(), binary("ping"));
     let (mut a, mut b) = Node::pair("fl")?;
     let n1 = network("n1.t", vxlan(10_001));
     a.want_network(&n1).want_peer(2);
     b.want_network(&n1).want_peer(1);
-    let (pod_a, pod_b) = (a.pod(&n1, Who(1))?, b.pod(&n1, Who(2))?);
+    let (pod_a, pod_b) = (a.pod(&n1, Endpoint(1))?, b.pod(&n1, Endpoint(2))?);
     a.converge()?;
     b.converge()?;
     assert_all_ways(&pod_a, &pod_b)
 }
 
 #[test]
-fn an_endpoint_that_moves_is_followed() -> Result<()> {
+fn a_moved_endpoint_is_reached() -> Result<()> {
     needs!(root(), binary("ping"));
     let (mut a, mut b) = Node::pair("mv")?;
     let n1 = network("n1.t", vxlan(10_001));
-    let (pod_a, pod_b) = (a.pod(&n1, Who(1))?, b.pod(&n1, Who(2))?);
+    let (pod_a, pod_b) = (a.pod(&n1, Endpoint(1))?, b.pod(&n1, Endpoint(2))?);
     introduce((&mut a, &pod_a), (&mut b, &pod_b), &n1);
     a.converge()?;
     b.converge()?;
     assert_reaches(&pod_a, pod_b.ip())?;
 
-    // Its namespace is now on a, under the id that stood for it as remote; the old entry goes after.
-    let remote = Object::Remote(Who(2).remote(&n1, Some(vtep(2)))).id();
-    let moved = a.pod(&n1, Who(2))?;
+    // The namespace moves to a. Its id was a remote endpoint there; the old entry is removed afterwards.
+    let remote = Object::Remote(Endpoint(2).remote(&n1, Some(vtep(2)))).id();
+    let moved = a.pod(&n1, Endpoint(2))?;
     assert!(
         a.apply(&[
             netplugin::datapath::Op::Set(Object::Local(moved.local.clone())),
@@ -195,9 +195,9 @@ fn an_endpoint_that_moves_is_followed() -> Result<()> {
     assert_reaches(&pod_a, moved.ip())
 }
 
-/// TCP to a service whose one backend is `server`, over IPv4, with the agent of the client's node coming and going.
+/// TCP over IPv4 to a service with `server` as its only backend, while the agent of the client's node restarts.
 fn assert_served(client: (&mut Node, &Pod), server: &Pod, network: &Network) -> Result<()> {
-    const VIP: Who = Who(250);
+    const VIP: Endpoint = Endpoint(250);
     const PORT: u16 = 8080;
     let (node, pod) = client;
     let mut service = service(VIP.ip().into(), &[(server.ip(), Readiness::Ready)]);
@@ -208,7 +208,10 @@ fn assert_served(client: (&mut Node, &Pod), server: &Pod, network: &Network) -> 
     let listener = server.ns.run(|| Ok(TcpListener::bind(SocketAddr::new(server.ip(), PORT))?))?;
     let echo = thread::spawn(move || -> Result<()> {
         let (mut stream, from) = listener.accept()?;
-        ensure!(from.ip() == IpAddr::from(Who(1).ip()) || from.ip() == IpAddr::from(VIP.ip()), "from {from}");
+        ensure!(
+            from.ip() == IpAddr::from(Endpoint(1).ip()) || from.ip() == IpAddr::from(VIP.ip()),
+            "from {from}"
+        );
         let mut data = [0; 1 << 14];
         loop {
             match stream.read(&mut data)? {
@@ -239,16 +242,16 @@ fn assert_served(client: (&mut Node, &Pod), server: &Pod, network: &Network) -> 
 }
 
 #[test]
-fn services_are_reached_by_either_encapsulation_while_agents_come_and_go() -> Result<()> {
+fn services_work_over_both_encapsulations_while_agents_restart() -> Result<()> {
     needs!(root());
     for network in [network("n1.t", vxlan(10_001)), network("n1.t", vlan(100))] {
         let (mut a, mut b) = Node::pair("svc")?;
-        let (pod_a, pod_b) = (a.pod(&network, Who(1))?, b.pod(&network, Who(2))?);
+        let (pod_a, pod_b) = (a.pod(&network, Endpoint(1))?, b.pod(&network, Endpoint(2))?);
         introduce((&mut a, &pod_a), (&mut b, &pod_b), &network);
         b.converge()?;
-        // On another node, on the same one, and by the way of the pod to itself.
+        // A backend on another node, on the same node, and the client itself.
         assert_served((&mut a, &pod_a), &pod_b, &network)?;
-        let near = a.pod(&network, Who(3))?;
+        let near = a.pod(&network, Endpoint(3))?;
         assert_served((&mut a, &pod_a), &near, &network)?;
         assert_served((&mut a, &pod_a), &pod_a, &network)?;
     }

@@ -1,4 +1,4 @@
-//! What the kernel's verifier made of the programs.
+//! Verifier statistics of the programs.
 
 use std::time::Instant;
 
@@ -10,14 +10,14 @@ use aya::{
 use netplugin::datapath::ebpf::OBJECT;
 use testkit::needs;
 
-/// No program may come near the point where an older kernel, which sees fewer states as equal, gives up.
+/// Limit far below the verifier's maximum, because older kernels prune fewer states.
 const BUDGET: u32 = 15_000;
 
-/// Prints the rows of `cargo xtask vm`'s table, one for each program.
+/// Prints one row per program for the table of `cargo xtask vm`.
 #[test]
 fn programs_stay_within_their_budget() -> Result<()> {
     needs!(root());
-    // The maps are pinned by the agent and by this test not at all: they go with the object.
+    // This test does not pin the maps: they are freed with the object.
     let mut object = EbpfLoader::new().load(OBJECT)?;
     for (name, program) in object.programs_mut() {
         let start = Instant::now();

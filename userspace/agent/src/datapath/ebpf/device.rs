@@ -1,4 +1,4 @@
-//! Interfaces: the VXLAN device, the uplink, and what the kernel can be asked about them.
+//! Interfaces: netlink and ethtool requests for the VXLAN device and the uplink.
 
 use std::{
     ffi::CString,
@@ -27,7 +27,7 @@ use crate::datapath::{
     },
 };
 
-/// Netlink in the namespace of the calling thread, for as long as the value lives.
+/// Netlink socket in the network namespace of the calling thread.
 pub(crate) struct Netlink {
     handle: Handle,
     task: tokio::task::JoinHandle<()>,
@@ -55,11 +55,11 @@ impl Netlink {
         match links.try_next().await {
             Ok(link) => Ok(link),
             Err(error) if errno(&error) == Some(libc::ENODEV) => Ok(None),
-            Err(error) => Err(failed(format!("look for the interface {name}"), error)),
+            Err(error) => Err(failed(format!("query the interface {name}"), error)),
         }
     }
 
-    /// The index of the VXLAN device, which is made or made anew if it is not as it must be.
+    /// Creates the VXLAN device, or replaces a device with other parameters. Returns its index.
     pub(crate) async fn ensure_vxlan(&self, name: &str, port: u16, writes: &Writes) -> Result<u32, Error> {
         if let Some(link) = self.link(name).await? {
             if is_our_vxlan(&link, port) {
@@ -81,12 +81,12 @@ impl Netlink {
         self.handle.link().add(message).execute().await.map_err(|error| {
             let advice = match errno(&error) {
                 Some(libc::EEXIST) => {
-                    " (another VXLAN device on this port? see `ip -d link show type vxlan`)"
+                    "; check for another VXLAN device on this port with `ip -d link show type vxlan`"
                 }
-                Some(libc::EOPNOTSUPP) => " (the kernel has no VXLAN: modprobe vxlan)",
+                Some(libc::EOPNOTSUPP) => "; load the kernel module with `modprobe vxlan`",
                 _ => "",
             };
-            failed(format!("make the VXLAN device {name} on UDP port {port}{advice}"), error)
+            failed(format!("create the VXLAN device {name} on UDP port {port}{advice}"), error)
         })?;
         match self.link(name).await? {
             Some(link) => Ok(link.header.index),
@@ -97,12 +97,12 @@ impl Netlink {
         }
     }
 
-    /// The index of the uplink, listening to the addresses of all pods. Brought up only with that, the
-    /// first time: an operator who takes it down later means it.
+    /// Makes the uplink promiscuous, so that it receives frames for all pods, and returns its index. Brings it up only
+    /// together with that change: an operator may take it down later on purpose.
     pub(crate) async fn ensure_uplink(&self, name: &str, writes: &Writes) -> Result<u32, Error> {
         let Some(link) = self.link(name).await? else {
             let missing = io::Error::from_raw_os_error(libc::ENODEV);
-            return Err(failed(format!("find the VLAN uplink {name} (see --vlan-uplinks)"), missing));
+            return Err(failed(format!("find the VLAN uplink {name}; check --vlan-uplinks"), missing));
         };
         let index = link.header.index;
         if !link.header.flags.contains(LinkFlags::Promisc) {
@@ -112,7 +112,7 @@ impl Netlink {
         Ok(index)
     }
 
-    /// The uplink listens to its own address alone again; it stays up, with the node's own traffic.
+    /// Ends the promiscuous mode of the uplink. It stays up for the traffic of the node.
     pub(crate) async fn release_uplink(&self, name: &str, writes: &Writes) -> Result<(), Error> {
         match self.link(name).await? {
             Some(link) if link.header.flags.contains(LinkFlags::Promisc) => {
@@ -135,7 +135,7 @@ impl Netlink {
         deleted.map_err(|error| failed(format!("delete the interface {name}"), error))
     }
 
-    /// The names of all interfaces.
+    /// Names of all interfaces.
     pub(crate) async fn names(&self) -> Result<Vec<String>, Error> {
         let links: Vec<LinkMessage> = self
             .handle
@@ -149,33 +149,33 @@ impl Netlink {
     }
 }
 
-/// News of interfaces, from the moment when it was made.
-pub(crate) struct Watch {
-    news: UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>,
+/// Subscription to interface notifications.
+pub(crate) struct InterfaceMonitor {
+    notifications: UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>,
     task: tokio::task::JoinHandle<()>,
 }
 
-impl Drop for Watch {
+impl Drop for InterfaceMonitor {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-impl Watch {
-    pub(crate) fn open() -> Result<Watch, Error> {
-        let (connection, _, news) = rtnetlink::new_multicast_connection(&[MulticastGroup::Link])
-            .map_err(|error| failed("open a netlink socket for news of interfaces", error))?;
-        Ok(Watch { news, task: tokio::spawn(connection) })
+impl InterfaceMonitor {
+    pub(crate) fn open() -> Result<InterfaceMonitor, Error> {
+        let (connection, _, notifications) = rtnetlink::new_multicast_connection(&[MulticastGroup::Link])
+            .map_err(|error| failed("open a netlink socket for interface notifications", error))?;
+        Ok(InterfaceMonitor { notifications, task: tokio::spawn(connection) })
     }
 
-    /// Whether news may still come.
+    /// Whether the subscription is still active.
     pub(crate) fn is_open(&self) -> bool {
         !self.task.is_finished()
     }
 
-    /// Resolves when one of the interfaces has gone, or when there is no telling any more.
-    pub(crate) async fn gone(&mut self, interfaces: &[u32]) {
-        while let Some((message, _)) = self.news.next().await {
+    /// Resolves when one of the interfaces is deleted, or the subscription ends.
+    pub(crate) async fn deleted(&mut self, interfaces: &[u32]) {
+        while let Some((message, _)) = self.notifications.next().await {
             if let NetlinkPayload::InnerMessage(RouteNetlinkMessage::DelLink(link)) = message.payload
                 && interfaces.contains(&link.header.index)
             {
@@ -205,13 +205,13 @@ fn is_our_vxlan(link: &LinkMessage, port: u16) -> bool {
     })
 }
 
-/// The index of an interface in the namespace of the calling thread.
+/// Index of an interface in the network namespace of the calling thread.
 pub(crate) fn ifindex(name: &str) -> Option<u32> {
     nix::net::if_::if_nametoindex(name).ok()
 }
 
-/// The interface that has this address.
-pub(crate) fn holder_of(address: Ipv4Addr) -> Option<String> {
+/// Name of the interface with this address.
+pub(crate) fn with_address(address: Ipv4Addr) -> Option<String> {
     let interfaces = nix::ifaddrs::getifaddrs().ok()?;
     interfaces
         .filter(|interface| {
@@ -223,9 +223,9 @@ pub(crate) fn holder_of(address: Ipv4Addr) -> Option<String> {
         .next()
 }
 
-/// True of an end of a veth pair: what is sent there never sees hardware that would finish a checksum.
+/// Whether the interface is a veth, which does not complete partial checksums.
 pub(crate) fn is_veth(name: &str) -> bool {
-    /// `struct ethtool_drvinfo`; only the driver's name matters.
+    /// `struct ethtool_drvinfo`, of which only the driver's name is used.
     #[repr(C)]
     struct DriverInfo {
         command: u32,
@@ -237,7 +237,7 @@ pub(crate) fn is_veth(name: &str) -> bool {
     ethtool(name, &mut info).is_ok() && info.driver.starts_with(b"veth\0")
 }
 
-/// Makes the kernel finish checksums before frames leave by this interface.
+/// Disables TX checksum offload, so that the kernel completes checksums before it sends frames by this interface.
 pub(crate) fn ensure_tx_checksum_off(name: &str, writes: &Writes) -> Result<(), Error> {
     /// `struct ethtool_value`.
     #[repr(C)]
@@ -247,7 +247,7 @@ pub(crate) fn ensure_tx_checksum_off(name: &str, writes: &Writes) -> Result<(), 
     }
     const ETHTOOL_GTXCSUM: u32 = 0x16;
     const ETHTOOL_STXCSUM: u32 = 0x17;
-    let what = |error| failed(format!("turn off transmit checksum offload of {name}"), error);
+    let what = |error| failed(format!("disable TX checksum offload of {name}"), error);
     let mut value = Value { command: ETHTOOL_GTXCSUM, data: 0 };
     ethtool(name, &mut value).map_err(what)?;
     if value.data != 0 {
@@ -257,8 +257,9 @@ pub(crate) fn ensure_tx_checksum_off(name: &str, writes: &Writes) -> Result<(), 
     Ok(())
 }
 
-/// Whether the hardware takes VLAN tags out of the frames that it receives. What cannot be asked does not.
-pub(crate) fn takes_tags_off(name: &str) -> bool {
+/// Whether RX VLAN offload is enabled, which removes VLAN tags from received frames. False if the driver does not
+/// report it.
+pub(crate) fn has_rx_vlan_offload(name: &str) -> bool {
     /// `struct ethtool_value`; the data are `enum ethtool_flags`.
     #[repr(C)]
     struct Value {
@@ -271,12 +272,12 @@ pub(crate) fn takes_tags_off(name: &str) -> bool {
     ethtool(name, &mut value).is_ok() && value.data & ETH_FLAG_RXVLAN != 0
 }
 
-/// One ethtool request. `T` begins with the command and is as long as the command's structure.
+/// Executes an ethtool request. `T` must be the structure of the command, and start with the command.
 fn ethtool<T>(name: &str, request: &mut T) -> io::Result<()> {
     const SIOCETHTOOL: libc::c_ulong = 0x8946;
     let socket: OwnedFd = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
     let name = CString::new(name)?;
-    // SAFETY: ifreq is plain numbers and pointers, for which all zeros is a value.
+    // SAFETY: all fields of ifreq are integers and pointers, for which zero is a valid value.
     let mut ifreq: libc::ifreq = unsafe { std::mem::zeroed() };
     let bytes = name.as_bytes_with_nul();
     if bytes.len() > ifreq.ifr_name.len() {
@@ -286,7 +287,7 @@ fn ethtool<T>(name: &str, request: &mut T) -> io::Result<()> {
         *to = *from as libc::c_char;
     }
     ifreq.ifr_ifru.ifru_data = std::ptr::from_mut(request).cast();
-    // SAFETY: `ifreq` names a live structure of the command's size, which outlives the call.
+    // SAFETY: `ifreq` points to a structure of the command's size, which outlives the call.
     let result = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut ifreq) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

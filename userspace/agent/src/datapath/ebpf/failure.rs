@@ -1,10 +1,10 @@
-//! Failures of the kernel, said so that an operator can act.
+//! Errors of kernel operations.
 
 use std::{error::Error as StdError, io};
 
 use crate::datapath::{Error, Kind};
 
-/// `operation` failed; if the reason is a missing privilege, says which.
+/// Error of `operation`. Names the required capabilities if the cause is a missing privilege.
 pub(crate) fn failed(
     operation: impl Into<String>,
     source: impl Into<Box<dyn StdError + Send + Sync>>,
@@ -16,7 +16,7 @@ pub(crate) fn failed(
     Error::new(Kind::Ebpf, operation, source)
 }
 
-/// The kernel's error number, however deep a library has wrapped it.
+/// Error number of the kernel, from the chain of sources.
 pub(crate) fn errno(error: &(dyn StdError + 'static)) -> Option<i32> {
     let mut next = Some(error);
     while let Some(error) = next {
@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_privilege_says_which() {
+    fn a_missing_privilege_is_named() {
         let error = failed("load the programs", io::Error::from_raw_os_error(libc::EPERM));
         assert_eq!(
             error.to_string(),

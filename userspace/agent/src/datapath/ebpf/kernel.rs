@@ -1,5 +1,13 @@
-//! Everything that the agent keeps in the kernel, and the objects that the entries belong to.
+//! The state in the kernel, and the objects that its entries belong to. From low to high:
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`entry`] | one item in the kernel |
+//! | [`encode`] | objects to entries, pure |
+//! | [`tables`] | all maps and programs |
+//! | [`installed`] | the entries in the kernel, their owners, and orphans |
 
 pub(crate) mod encode;
+pub(crate) mod entry;
 pub(crate) mod installed;
 pub(crate) mod tables;

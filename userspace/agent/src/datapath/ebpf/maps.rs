@@ -1,4 +1,16 @@
-//! Access to pinned BPF maps.
+//! Access to the pinned BPF maps. From low to high:
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`writes`] | count of the changes made in the kernel |
+//! | [`rcu`] | wait for programs that may still use removed entries |
+//! | [`names`] | names of the rules and services behind the numbers in the maps |
+//! | [`pins`] | paths of pinned maps, programs and links |
+//! | [`mmap`] | array maps in the memory of the process |
+//! | [`batch`] | batched lookup and delete |
+//! | [`table`] | hash maps with a copy in the process |
+//! | [`usage`] | number of entries in the maps that programs fill |
+//! | [`generation`] | invalidation of the programs' flow cache |
 
 pub(crate) mod batch;
 pub(crate) mod generation;

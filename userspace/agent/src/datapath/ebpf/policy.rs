@@ -1,20 +1,22 @@
-//! Policies, DSCP and rates of groups: what the programs look up, made from the rules and kept in the kernel.
+//! Policies, DSCP and rates of groups: the tables that the programs search, compiled from the rules.
 //!
-//! A change of a group's rules is written as a new rule set beside the old one; then one word of the group is
-//! changed, by which every endpoint of it has the new rules at once; and when no program can have the old set in hand any
-//! more, that is removed.
+//! A change of a group's rules is written as a new rule set. One word in the entry of the group then refers to it, so
+//! every endpoint of the group has the new rules at once. The old set is removed after an RCU grace period. From low to
+//! high:
 //!
-//! ```text
-//! compile   rules -> trees, pure
-//! groups    the array of groups, mapped into memory
-//! sets      the sets in the kernel, their trees, and room for more
-//! store     which sets are in the kernel, and for whom
-//! ```
+//! | module | contents |
+//! |---|---|
+//! | [`slots`] | allocator of slots in an array |
+//! | [`compile`] | rules to search trees, pure |
+//! | [`groups`] | the array of groups |
+//! | [`rule_sets`] | rule sets and their trees in the kernel |
+//! | [`policies`] | the rule sets of each group |
 
 mod compile;
 mod groups;
-mod sets;
-mod store;
+mod policies;
+mod rule_sets;
+mod slots;
 
-pub(crate) use sets::Sets;
-pub(crate) use store::{Policies, Wanted};
+pub(crate) use policies::{DesiredGroup, Policies};
+pub(crate) use rule_sets::RuleSets;

@@ -1,5 +1,15 @@
-//! BPF programs: attachment to interfaces.
+//! The BPF programs and their attachment to interfaces. From low to high:
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`clsact`] | filters of the clsact qdisc, for kernels without TCX |
+//! | [`tc`] | attachment to the TC ingress hook |
+//! | [`xdp`] | attachment to the XDP hook of the uplink |
+//! | [`load`] | the compiled object: load, pin, open |
+//! | [`interfaces`] | the VXLAN device, the uplink, and the programs on them |
 
 pub(crate) mod clsact;
+pub(crate) mod interfaces;
+pub(crate) mod load;
 pub(crate) mod tc;
 pub(crate) mod xdp;

@@ -1,7 +1,19 @@
-//! Services: ports, backends, counters and their announcement.
+//! Services: ports, backends, counters, and announcement of addresses. From low to high:
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`buddy`] | allocator of slots in the map of Maglev tables |
+//! | [`maglev`] | assignment of slots to backends |
+//! | [`counters`] | counters per service port |
+//! | [`backends`] | backend sets in the kernel |
+//! | [`ports`] | service ports in the kernel |
+//! | [`vips`] | services for which this node answers ARP and ND on the VLAN uplink |
+//! | [`announcer`] | GARP and NA announcements |
 
-pub(crate) mod announce;
+pub(crate) mod announcer;
+pub(crate) mod backends;
 pub(crate) mod buddy;
-pub(crate) mod counts;
-pub(crate) mod ring;
-pub(crate) mod table;
+pub(crate) mod counters;
+pub(crate) mod maglev;
+pub(crate) mod ports;
+pub(crate) mod vips;

@@ -1,4 +1,12 @@
-//! Counters, connections and packet events for operators.
+//! Counters, connections and packet events for operators. From low to high:
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`pending`] | counters that the flow cache has not flushed yet |
+//! | [`counters`] | counters of rules and services |
+//! | [`connections`] | tracked connections to services |
+//! | [`events`] | packet events |
+//! | [`dump`] | counters in the debug dump |
 
 pub(crate) mod connections;
 pub(crate) mod counters;

@@ -1,8 +1,8 @@
-//! What the oracle says of ICMP errors.
+//! Results that the oracle allows for ICMP errors.
 //!
-//! One about a packet of a connection belongs to the connection, whoever has sent it to the packet's sender: it may be as long as
-//! the connection may, and is translated as its packets are, with what it quotes. Any other is a packet of ICMP, alone; so is
-//! what a client says of an answer to its SYN to a service that nobody has given.
+//! An error about a packet of a connection belongs to the connection, from whatever source: it passes while the
+//! connection may, and is translated like its packets, including the quoted packet. Any other error is a plain ICMP
+//! packet, and so is an error from a client about a reply to a SYN to a service that was never sent.
 
 use std::net::IpAddr;
 
@@ -15,12 +15,12 @@ use super::{
     expected::{Described, Ends, Fate, Message, Oracle, Way},
     scene::{Complaint, Content, LOCALS, SCTP, Trouble, address},
 };
-use crate::node::Who;
+use crate::node::Endpoint;
 
-/// Added to the source port, and identifier, of a packet that nobody has sent.
+/// Added to the source port or identifier of a packet that was never sent.
 pub(super) const INVENTED: usize = 20_000;
 
-/// An ICMP error, before it is a frame.
+/// An ICMP error without frame.
 pub(super) struct Error<'a> {
     pub(super) trouble: Trouble,
     pub(super) tos: u8,
@@ -47,12 +47,12 @@ impl Error<'_> {
 /// The beginning of a packet, as errors quote it.
 pub(super) struct Quote {
     pub(super) bytes: Vec<u8>,
-    /// Whether it tells the connection.
+    /// Whether the quote identifies the connection.
     pub(super) is_readable: bool,
 }
 
 impl Quote {
-    /// So many bytes, or one less: half a checksum could not follow a translation.
+    /// Truncates the quote to `len` bytes, or one less: half a checksum cannot be updated.
     pub(super) fn new(described: &Described, ends: ((IpAddr, u16), (IpAddr, u16)), length: usize) -> Quote {
         let mut bytes = described.build(Packet::bare(), ends.0, ends.1);
         let is_piece = matches!(described.way, Way::There(piece) if piece.is_part());
@@ -60,7 +60,7 @@ impl Quote {
             TCP => (Some(16), 4),
             UDP => (Some(6), 4),
             SCTP => (None, 4),
-            // The identifier of an echo.
+            // The identifier of an echo request.
             ICMP | ICMPV6 => (None, 6),
             _ => (None, 0),
         };
@@ -73,18 +73,18 @@ impl Quote {
 }
 
 impl Oracle<'_> {
-    /// The error as it is sent, and what becomes of it. None if nobody here would send it.
+    /// The error as sent, and its allowed results. `None` if no endpoint here would send it.
     pub(super) fn complaint(&self, complaint: &Complaint, made: &Made) -> Option<Message> {
         let Complaint { of_answer, by, trouble, quoted, invented, .. } = *complaint;
         let number = complaint.about.index(self.scene.probes.len());
         let probe = &self.scene.probes[number];
         let known = made.fates.get(&number).filter(|_| !invented);
-        // Of a SYN to a service, nothing is known on the client's side before the first answer.
+        // The client's node tracks a SYN to a service under the service address until the first reply.
         let is_early = of_answer
             && probe.content.opens()
             && known.is_some_and(Fate::is_translated)
             && !made.answered.contains(&number);
-        // What has no ports is all one connection.
+        // Protocols without ports have one connection per address pair.
         if known.is_none() && !invented || invented && matches!(probe.content, Content::Gre) {
             return None;
         }
@@ -95,7 +95,7 @@ impl Oracle<'_> {
             None => self.sent_to(number, probe),
         };
         let by = if of_answer { probe.from } else { by.or_else(|| self.local(seen.to.0))? };
-        // A pod that reaches itself sees the service instead; without one, nothing comes back to it.
+        // In a hairpin connection the pod sees the service address; without a service, it receives no error.
         let (is_own, is_hairpin) = (sent.from.0 == sent.to.0, seen.from.0 == sent.to.0);
         if is_own || by == probe.from && !of_answer && !is_hairpin {
             return None;
@@ -117,20 +117,25 @@ impl Oracle<'_> {
             false => (if is_hairpin { sent.macs.0 } else { sent.macs.1 }, seen.from.0),
         };
         let (written, marked) = (quote(if of_answer { &sent } else { &seen }), self.marked(by, probe.tos));
-        let frame = error(&written, probe.tos, (mac, Who(by).mac()), own, to);
+        let frame = error(&written, probe.tos, (mac, Endpoint(by).mac()), own, to);
         let fate = if known.is_none() || is_early || !written.is_readable {
-            let bytes = error(&written, marked, (mac, Who(by).mac()), own, to);
+            let bytes = error(&written, marked, (mac, Endpoint(by).mac()), own, to);
             self.alone(probe.ip6, (own, to), mac, bytes)
         } else if !self.may(probe, seen.to) {
             Fate::Denied { backend: None }
         } else {
             let (mac, from, to) = match of_answer {
                 true => (seen.macs.0, seen.from.0, seen.to.0),
-                // A router on the way stays the source.
+                // A router on the path keeps its source address.
                 false => (sent.macs.1, if own == seen.to.0 { sent.to.0 } else { own }, sent.from.0),
             };
-            let bytes =
-                error(&quote(if of_answer { &seen } else { &sent }), marked, (mac, Who(by).mac()), from, to);
+            let bytes = error(
+                &quote(if of_answer { &seen } else { &sent }),
+                marked,
+                (mac, Endpoint(by).mac()),
+                from,
+                to,
+            );
             let translated = known.is_some_and(Fate::is_translated);
             Fate::Arrives { place: to, bytes, translated }
         };
@@ -138,10 +143,10 @@ impl Oracle<'_> {
     }
 
     fn local(&self, ip: IpAddr) -> Option<u8> {
-        LOCALS.into_iter().find(|who| address(*who, ip.is_ipv6()) == ip)
+        LOCALS.into_iter().find(|endpoint| address(*endpoint, ip.is_ipv6()) == ip)
     }
 
-    /// A packet of ICMP that makes no connection.
+    /// An ICMP packet that creates no connection.
     fn alone(&self, ip6: bool, ends: (IpAddr, IpAddr), mac: [u8; 6], bytes: Vec<u8>) -> Fate {
         let packet = Asked { protocol: if ip6 { ICMPV6 } else { ICMP }, port: None };
         if self.is_service(ends.1) {

@@ -1,4 +1,4 @@
-//! What the oracle allows to become of a packet.
+//! Results that the oracle allows for a packet.
 
 use std::net::IpAddr;
 
@@ -13,35 +13,35 @@ use testkit::packet::Packet;
 
 use super::scene::{Content, LOCALS, Piece, Probe, Scene, Stage, Target, address, outside};
 use crate::{
-    node::Who,
+    node::Endpoint,
     run::{Code, Outcome},
 };
 
-/// The first source port, and identifier, of a probe: no two have the same.
+/// First source port or identifier of a probe; each probe has its own.
 const FIRST: u16 = 20_000;
-/// Nobody's Ethernet address.
-const NOBODY: [u8; 6] = [2, 2, 9, 9, 9, 9];
-/// The remote endpoint that leads outside.
+/// An unassigned MAC address.
+const UNASSIGNED: [u8; 6] = [2, 2, 9, 9, 9, 9];
+/// The remote endpoint that is the gateway.
 const ROUTER: u8 = 11;
 
-/// What may become of a packet.
+/// Result of a packet.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Fate {
-    /// It is sent on to whom its Ethernet address names, with these bytes.
+    /// Forwarded by its destination MAC address, with these bytes.
     Arrives {
-        /// The address that it goes to.
+        /// The destination address.
         place: IpAddr,
         bytes: Vec<u8>,
-        /// By way of a service.
+        /// Whether the destination is a service.
         translated: bool,
     },
-    /// Copies go to all, as to an unknown Ethernet address.
+    /// Flooded, as for an unknown destination MAC address.
     Flooded { bytes: Vec<u8> },
-    /// The rules are against it. `backend` is whom it would have gone to.
+    /// Dropped by policy. `backend` is the destination it would have had.
     Denied { backend: Option<IpAddr> },
-    /// There is nobody behind the service's address.
+    /// The service has no backend.
     Refused(DropReason),
-    /// No switch sends a frame back to where it came from.
+    /// The destination is the ingress port.
     Back,
 }
 
@@ -50,7 +50,7 @@ impl Fate {
         let Outcome { code, bytes: found, dropped } = outcome;
         match self {
             Fate::Arrives { bytes, translated, .. } => {
-                // The service's own Ethernet address or the backend's: the model does not say.
+                // The model does not define whether the MAC address is the service's or the backend's.
                 let same = if *translated {
                     found.len() == bytes.len() && found[..6] == bytes[..6] && found[12..] == bytes[12..]
                 } else {
@@ -67,7 +67,7 @@ impl Fate {
         }
     }
 
-    /// Whom it has come to.
+    /// Endpoint that received the packet.
     pub(super) fn place(&self) -> Option<IpAddr> {
         match self {
             Fate::Arrives { place, .. } => Some(*place),
@@ -75,7 +75,7 @@ impl Fate {
         }
     }
 
-    /// Whom it has come to, or would have.
+    /// Endpoint that received the packet, or would have.
     pub(super) fn backend(&self) -> Option<IpAddr> {
         match self {
             Fate::Denied { backend } => *backend,
@@ -100,21 +100,21 @@ impl Fate {
     }
 }
 
-/// What an endpoint here says to a packet that it got.
+/// A packet that an endpoint here sends in reply.
 pub(super) struct Message {
     pub(super) from: u8,
     pub(super) frame: Vec<u8>,
     pub(super) fate: Fate,
 }
 
-/// The model, asked about a scene.
+/// The model applied to a scene.
 #[derive(Clone, Copy)]
 pub(super) struct Oracle<'a> {
     pub(super) scene: &'a Scene,
     pub(super) stage: Stage,
 }
 
-/// The ends of a packet, as they are in its bytes.
+/// Source and destination of a packet.
 pub(super) struct Ends {
     pub(super) macs: ([u8; 6], [u8; 6]),
     pub(super) from: (IpAddr, u16),
@@ -126,38 +126,42 @@ impl Oracle<'_> {
         address(probe.from, probe.ip6)
     }
 
-    /// The packet as it is sent.
+    /// The packet as sent.
     pub(super) fn frame(&self, number: usize, probe: &Probe, piece: Piece) -> Vec<u8> {
         self.packet(number, probe, &self.sent_to(number, probe), probe.tos, Way::There(piece))
     }
 
-    /// Whether what an endpoint here sends waits for its turn.
-    pub(super) fn waits(&self, who: u8) -> bool {
-        let group = self.scene.group_of(who);
+    /// Whether the sender's packets are queued.
+    pub(super) fn waits(&self, endpoint: u8) -> bool {
+        let group = self.scene.group_of(endpoint);
         group.is_some_and(|group| self.scene.profile(self.stage, group).rate.is_some())
     }
 
     pub(super) fn sent_to(&self, number: usize, probe: &Probe) -> Ends {
         let (mac, to) = match probe.to {
-            Target::Endpoint(who) => (Who(who).mac(), address(who, probe.ip6)),
+            Target::Endpoint(endpoint) => (Endpoint(endpoint).mac(), address(endpoint, probe.ip6)),
             Target::Outside { which, by_router } => {
-                (if by_router { Who(ROUTER).mac() } else { NOBODY }, outside(which, probe.ip6))
+                (if by_router { Endpoint(ROUTER).mac() } else { UNASSIGNED }, outside(which, probe.ip6))
             }
             Target::Service(at) => match self.service(probe, at) {
                 Some(service) => (mac_of(service.vip), service.vip),
-                None => (NOBODY, outside(0, probe.ip6)),
+                None => (UNASSIGNED, outside(0, probe.ip6)),
             },
         };
         let port = FIRST + number as u16;
-        Ends { macs: (mac, Who(probe.from).mac()), from: (self.source(probe), port), to: (to, probe.port) }
+        Ends {
+            macs: (mac, Endpoint(probe.from).mac()),
+            from: (self.source(probe), port),
+            to: (to, probe.port),
+        }
     }
 
-    /// The service, if its address is of the packet's family.
+    /// The service, if its address has the packet's family.
     fn service(&self, probe: &Probe, at: usize) -> Option<Service> {
         self.scene.service(at).filter(|service| service.vip.is_ipv6() == probe.ip6)
     }
 
-    /// The port of a service with affinity that a packet is for, as the places of both.
+    /// Indices of the service with affinity and of its port, if the packet is for one.
     pub(super) fn sticky_port(&self, probe: &Probe) -> Option<(usize, usize)> {
         let Target::Service(at) = probe.to else { return None };
         let service = self.service(probe, at)?;
@@ -167,7 +171,7 @@ impl Oracle<'_> {
         Some((at, service.ports.iter().position(is)?))
     }
 
-    /// All that may become of the packet, or of a piece of it.
+    /// All allowed results of the packet, or of a fragment of it.
     pub(super) fn fates(&self, number: usize, probe: &Probe, piece: Piece) -> Vec<Fate> {
         let ends = self.sent_to(number, probe);
         let tos = self.marked(probe.from, probe.tos);
@@ -180,7 +184,7 @@ impl Oracle<'_> {
         };
         let service = match probe.to {
             Target::Service(at) => self.service(probe, at),
-            Target::Endpoint(who) if who == probe.from => {
+            Target::Endpoint(endpoint) if endpoint == probe.from => {
                 let denied = !self.may(probe, ends.to);
                 return vec![if denied { Fate::Denied { backend: None } } else { Fate::Back }];
             }
@@ -199,9 +203,9 @@ impl Oracle<'_> {
         }
     }
 
-    /// To whom it is for.
+    /// Destination of the packet.
     pub(super) fn sent_on(&self, mac: [u8; 6], place: IpAddr, bytes: Vec<u8>) -> Fate {
-        if mac == NOBODY {
+        if mac == UNASSIGNED {
             Fate::Flooded { bytes }
         } else {
             Fate::Arrives { place, bytes, translated: false }
@@ -218,14 +222,14 @@ impl Oracle<'_> {
         Fate::Arrives { place: to.0, bytes, translated: true }
     }
 
-    /// The ends of the packet as its backend sees them. One that is the client sees the service.
+    /// Source and destination as the backend sees them. A backend that is the client sees the service address.
     fn beyond(&self, number: usize, probe: &Probe, to: (IpAddr, u16)) -> Ends {
         let sent = self.sent_to(number, probe);
         let source = if to.0 == sent.from.0 { sent.to.0 } else { sent.from.0 };
         Ends { macs: (mac_of_owner(to.0), sent.macs.1), from: (source, sent.from.1), to }
     }
 
-    /// Whether the rules on this node let the connection be.
+    /// Whether the rules enforced on this node allow the connection.
     pub(super) fn may(&self, probe: &Probe, to: (IpAddr, u16)) -> bool {
         let protocol = probe.content.protocol(probe.ip6);
         let packet = Asked { protocol, port: matches!(protocol, TCP | UDP).then_some(to.1) };
@@ -234,56 +238,56 @@ impl Oracle<'_> {
 
     pub(super) fn lets(&self, from: IpAddr, to: IpAddr, packet: Asked) -> bool {
         let (source, destination) = (self.side(from), self.side(to));
-        if LOCALS.into_iter().any(|who| address(who, to.is_ipv6()) == to) {
+        if LOCALS.into_iter().any(|endpoint| address(endpoint, to.is_ipv6()) == to) {
             return decide(&Connection { source, destination, packet }).action == Action::Allow;
         }
-        // The other side's rules are for the other node to enforce.
+        // The other node enforces the rules of the other side.
         let rule = deciding_rule(source.rules, Direction::Out, source.address, &destination, packet);
         rule.is_none_or(|rule| rule.action == Action::Allow)
     }
 
     fn side(&self, ip: IpAddr) -> Side<'_> {
-        let Some(group) = owner(ip).and_then(|who| self.scene.group_of(who)) else {
+        let Some(group) = owner(ip).and_then(|endpoint| self.scene.group_of(endpoint)) else {
             return Side::outside(ip);
         };
         let profile = self.scene.profile(self.stage, group);
         Side { address: ip, group: Some(group), rules: &profile.rules, dscp: None }
     }
 
-    /// The TOS byte that packets of an endpoint here go on with.
-    pub(super) fn marked(&self, who: u8, tos: u8) -> u8 {
-        let group = self.scene.group_of(who);
+    /// TOS byte of forwarded packets of an endpoint here.
+    pub(super) fn marked(&self, endpoint: u8, tos: u8) -> u8 {
+        let group = self.scene.group_of(endpoint);
         match group.and_then(|group| self.scene.profile(self.stage, group).dscp) {
             Some(dscp) => dscp << 2 | tos & 3,
             None => tos,
         }
     }
 
-    /// What whoever has got the packet sends back, and what becomes of that: it arrives, as from whom the packet was
-    /// sent to, unless the rules of today are against the connection.
+    /// The reply of the receiver, and its result: it arrives with the address to which the packet was sent, unless
+    /// the current rules deny the connection.
     pub(super) fn answer(&self, number: usize, probe: &Probe, fate: &Fate) -> Option<Message> {
         let Fate::Arrives { place, translated, .. } = fate else { return None };
-        let from = LOCALS.into_iter().find(|who| address(*who, probe.ip6) == *place)?;
+        let from = LOCALS.into_iter().find(|endpoint| address(*endpoint, probe.ip6) == *place)?;
         let sent = self.sent_to(number, probe);
         let seen = self.seen(number, probe, fate)?;
         let back = |ends: &Ends, macs| Ends { macs, from: ends.to, to: ends.from };
-        // A pod that reaches itself answers to the service.
+        // A pod in a hairpin connection replies to the service.
         let next = if *translated && seen.from.0 == sent.to.0 { sent.macs.0 } else { sent.macs.1 };
         let answer = Probe { content: probe.content.answer(), ..probe.clone() };
         let frame =
-            self.packet(number, &answer, &back(&seen, (next, Who(from).mac())), answer.tos, Way::Back);
+            self.packet(number, &answer, &back(&seen, (next, Endpoint(from).mac())), answer.tos, Way::Back);
         let denied = !self.may(probe, seen.to);
         let fate = if denied {
             Fate::Denied { backend: None }
         } else {
-            let heard = back(&sent, (sent.macs.1, sent.macs.0));
-            let bytes = self.packet(number, &answer, &heard, self.marked(from, answer.tos), Way::Back);
+            let received = back(&sent, (sent.macs.1, sent.macs.0));
+            let bytes = self.packet(number, &answer, &received, self.marked(from, answer.tos), Way::Back);
             Fate::Arrives { place: sent.from.0, bytes, translated: *translated }
         };
         Some(Message { from, frame, fate })
     }
 
-    /// The ends of a packet as whoever has got it sees them.
+    /// Source and destination as the receiver sees them.
     pub(super) fn seen(&self, number: usize, probe: &Probe, fate: &Fate) -> Option<Ends> {
         let Fate::Arrives { place, translated, .. } = fate else { return None };
         if !translated {
@@ -297,7 +301,7 @@ impl Oracle<'_> {
         Some(self.beyond(number, probe, (*place, port.target)))
     }
 
-    /// Whether the address is a service's.
+    /// Whether the address belongs to a service.
     pub(super) fn is_service(&self, ip: IpAddr) -> bool {
         (0..self.scene.services.len())
             .filter_map(|at| self.scene.service(at))
@@ -321,7 +325,7 @@ impl Oracle<'_> {
     }
 }
 
-/// Where a packet goes, and what of it.
+/// Destination of a packet, and its form.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
     There(Piece),
@@ -329,13 +333,13 @@ pub(super) enum Way {
 }
 
 impl Way {
-    /// Without the header of what IP carries.
+    /// Without the L4 header.
     pub(super) fn is_later(self) -> bool {
         self == Way::There(Piece::Later)
     }
 }
 
-/// What is the same in all forms of a packet.
+/// Fields that all forms of a packet share.
 pub(super) struct Described {
     pub(super) content: Content,
     pub(super) ip6: bool,
@@ -345,9 +349,9 @@ pub(super) struct Described {
 }
 
 impl Described {
-    /// What is in a frame from one end to another.
+    /// Part of a packet.
     pub(super) fn build(&self, packet: Packet, from: (IpAddr, u16), to: (IpAddr, u16)) -> Vec<u8> {
-        /// What of the packet the first piece has, with the header of UDP: a multiple of 8 bytes.
+        /// Bytes of the first fragment, including the UDP header: a multiple of 8.
         const FIRST_PIECE: &[u8] = b"sixteen bytes 16";
         let packet = match (from.0, to.0) {
             (IpAddr::V4(from), IpAddr::V4(to)) => packet.ipv4(from, to),
@@ -371,7 +375,7 @@ impl Described {
             (Content::Echo, false, true) => packet.icmp_echo_reply(id, 1),
             (Content::Echo, true, false) => packet.icmpv6_echo_request(id, 1),
             (Content::Echo, true, true) => packet.icmpv6_echo_reply(id, 1),
-            // The common header: ports, verification tag, checksum.
+            // Common header of SCTP: ports, verification tag, checksum.
             (Content::Sctp, ..) => {
                 let [a, b] = from.1.to_be_bytes();
                 let [c, d] = to.1.to_be_bytes();
@@ -384,16 +388,16 @@ impl Described {
     }
 }
 
-/// Whose address it is.
+/// Endpoint that has the address.
 fn owner(ip: IpAddr) -> Option<u8> {
-    LOCALS.chain(super::scene::REMOTES).find(|who| address(*who, ip.is_ipv6()) == ip)
+    LOCALS.chain(super::scene::REMOTES).find(|endpoint| address(*endpoint, ip.is_ipv6()) == ip)
 }
 
 fn mac_of_owner(ip: IpAddr) -> [u8; 6] {
-    owner(ip).map_or(NOBODY, |who| Who(who).mac())
+    owner(ip).map_or(UNASSIGNED, |endpoint| Endpoint(endpoint).mac())
 }
 
-/// Of a service.
+/// Service that has the address.
 fn mac_of(vip: IpAddr) -> [u8; 6] {
     let [a, b, c, d] = match vip {
         IpAddr::V4(ip) => ip.octets(),

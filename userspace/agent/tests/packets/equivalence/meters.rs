@@ -1,8 +1,9 @@
-//! Rates where the programs count packets themselves, because a port has no queue: what passes and what is dropped is what
-//! the model's buckets say.
+//! Bandwidth limits that the programs enforce themselves because a port has no queue. The model's token buckets
+//! predict which packets pass.
 //!
-//! In which nanosecond a program looks at the clock is not known, but a time before it and one after: there is a bucket that
-//! fills as late as may be, and one that does so as early. Where they differ, either is right; that is counted.
+//! The exact time at which a program reads the clock is unknown, but it lies between two known times. One bucket is
+//! filled as late as possible, one as early as possible. Where they differ, both results are allowed, and the case is
+//! counted.
 
 use std::{
     collections::HashMap,
@@ -31,14 +32,14 @@ use testkit::{needs, packet::Packet};
 
 use super::forget;
 use crate::{
-    node::{Node, Pod, Who, network, vxlan},
+    node::{Endpoint, Node, Pod, network, vxlan},
     policy::{self, pod},
     run::{Code, Target},
 };
 
 const PODS: u8 = 3;
 
-/// The rates of the pods' groups, and packets.
+/// Rates of the pods' groups, and packets.
 #[derive(Clone, Debug)]
 struct Scene {
     rates: Vec<Option<Rate>>,
@@ -48,7 +49,7 @@ struct Scene {
 #[derive(Clone, Debug)]
 struct Sent {
     from: u8,
-    /// One of the others.
+    /// A packet from one of the pods to another.
     to: u8,
     payload: usize,
     pause: Duration,
@@ -69,7 +70,7 @@ fn scenes() -> impl Strategy<Value = Scene> {
         .prop_map(|(rates, sent)| Scene { rates, sent })
 }
 
-/// What may be in a bucket.
+/// Bounds of the tokens in a bucket.
 struct Bounds {
     least: TokenBucket,
     most: TokenBucket,
@@ -77,12 +78,12 @@ struct Bounds {
 
 impl Bounds {
     fn full(rate: Rate, now: u64) -> Bounds {
-        // The programs count in whole nanoseconds; a byte is that of more packets than there are.
+        // The programs compute in whole nanoseconds; one byte covers the rounding errors of all packets.
         let burst = |burst_bytes| TokenBucket::full(Rate { burst_bytes, ..rate }, now);
         Bounds { least: burst(rate.burst_bytes.saturating_sub(1)), most: burst(rate.burst_bytes + 1) }
     }
 
-    /// Whether a packet between these times surely passes, and whether it may.
+    /// Whether a packet between these times certainly passes, and whether it may pass.
     fn passes(&self, time: [u64; 2]) -> (bool, bool) {
         (self.least.admits(time[0]), self.most.admits(time[1]))
     }
@@ -94,7 +95,7 @@ impl Bounds {
 }
 
 #[derive(Default, Debug)]
-struct Told {
+struct EventState {
     passed: usize,
     dropped: usize,
     either: usize,
@@ -111,7 +112,7 @@ impl Rig {
         let n1 = network("n1.t", vxlan(10_001));
         node.want_network(&n1);
         let pods = (0..PODS)
-            .map(|n| pod(&mut node, &n1, Who(n + 1), u32::from(n) + 1))
+            .map(|n| pod(&mut node, &n1, Endpoint(n + 1), u32::from(n) + 1))
             .collect::<Result<Vec<_>>>()?;
         node.converge()?;
         let target = |pod: Pod| Ok((Target::new(&node, FROM_POD, &pod.local.port)?, pod));
@@ -119,7 +120,7 @@ impl Rig {
         Ok(Rig { pods: pods.into_iter().map(|(target, pod)| (pod, target)).collect(), node })
     }
 
-    /// Groups with these rates, ports without queues, and buckets that are full.
+    /// Sets groups with these rates, ports without queues, and full buckets.
     fn set(&mut self, rates: &[Option<Rate>]) -> Result<()> {
         let group =
             |(number, rate): (u32, &Option<Rate>)| Group { rate: *rate, ..policy::group(number, vec![]) };
@@ -137,7 +138,7 @@ impl Rig {
         forget::<MeterKey, Meter>(&maps.join(METERS))
     }
 
-    fn check(&mut self, scene: &Scene, told: &mut Told) -> Result<()> {
+    fn check(&mut self, scene: &Scene, reported: &mut EventState) -> Result<()> {
         self.set(&scene.rates)?;
         let mut buckets = HashMap::new();
         for (number, rate) in scene.rates.iter().enumerate() {
@@ -149,7 +150,7 @@ impl Rig {
         let Rig { pods, node } = &*self;
         node.ns.run(|| {
             for (number, sent) in scene.sent.iter().enumerate() {
-                packet(pods, &mut buckets, sent, told)
+                packet(pods, &mut buckets, sent, reported)
                     .with_context(|| format!("packet {number}, {sent:?}"))?;
             }
             Ok(())
@@ -161,10 +162,10 @@ fn packet(
     pods: &[(Pod, Target)],
     buckets: &mut HashMap<(u8, u32), Bounds>,
     sent: &Sent,
-    told: &mut Told,
+    reported: &mut EventState,
 ) -> Result<()> {
     thread::sleep(sent.pause);
-    let (from, to) = (Who(sent.from + 1), Who(sent.to + 1));
+    let (from, to) = (Endpoint(sent.from + 1), Endpoint(sent.to + 1));
     let packet = Packet::eth(to.mac(), from.mac()).ipv4(from.ip(), to.ip());
     let frame = packet.udp(5000, 5000).payload(&vec![7; sent.payload]).build();
     let before = now();
@@ -177,15 +178,15 @@ fn packet(
     let passed = match code {
         Code::Redirect => true,
         Code::Shot => false,
-        Code::Next => return Err(anyhow!("it was nobody's")),
+        Code::Next => return Err(anyhow!("the frame was passed to the host")),
     };
     ensure!(bytes == frame, "it was changed");
     ensure!(maybe || !passed, "it has passed, and must not");
     ensure!(!surely || passed, "it was dropped, and must pass");
-    told.passed += usize::from(passed);
-    told.dropped += usize::from(!passed);
-    told.either += usize::from(maybe != surely);
-    // What is sent counts when the receiver gets it and when it does not.
+    reported.passed += usize::from(passed);
+    reported.dropped += usize::from(!passed);
+    reported.either += usize::from(maybe != surely);
+    // A sent packet counts for the sender whether or not the receiver gets it.
     let mut take = |end, (surely, maybe): (bool, bool)| {
         let Some(bucket) = buckets.get_mut(&end) else { return };
         if passed || surely {
@@ -201,7 +202,7 @@ fn packet(
     Ok(())
 }
 
-/// Nanoseconds on the programs' clock (`CLOCK_MONOTONIC`), since some time.
+/// `CLOCK_MONOTONIC` in nanoseconds, the clock of the programs.
 fn now() -> u64 {
     static START: LazyLock<Instant> = LazyLock::new(Instant::now);
     START.elapsed().as_nanos() as u64
@@ -211,17 +212,17 @@ fn now() -> u64 {
 fn meters_agree_with_the_model() -> Result<()> {
     needs!(root());
     let mut rig = Rig::new()?;
-    let mut told = Told::default();
+    let mut reported = EventState::default();
     let config = Config { cases: 60, failure_persistence: None, max_shrink_iters: 200, ..Config::default() };
-    let run = std::cell::RefCell::new((&mut rig, &mut told));
+    let run = std::cell::RefCell::new((&mut rig, &mut reported));
     TestRunner::new(config)
         .run(&scenes(), |scene| {
-            let (rig, told) = &mut *run.borrow_mut();
-            rig.check(&scene, told).map_err(|error| TestCaseError::fail(format!("{error:#}")))
+            let (rig, reported) = &mut *run.borrow_mut();
+            rig.check(&scene, reported).map_err(|error| TestCaseError::fail(format!("{error:#}")))
         })
         .map_err(|error| anyhow!("{error}"))?;
-    println!("{told:?}");
-    ensure!(told.dropped > 100 && told.passed > 100, "{told:?}");
+    println!("{reported:?}");
+    ensure!(reported.dropped > 100 && reported.passed > 100, "{reported:?}");
     let drops = rig.node.drops()?;
     ensure!(drops.keys().all(|reason| *reason == DropReason::RateLimit), "{drops:?}");
     Ok(())

@@ -1,4 +1,4 @@
-//! A node that is given one scene after the other.
+//! A node that is configured with one scene after the other.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -22,16 +22,16 @@ use testkit::Netns;
 
 use super::scene::{LOCALS, NETWORK, REMOTES, Scene, Stage, VLAN, VNI, WIRED, WIRED_NETWORK};
 use crate::{
-    node::{Node, Pod, Who, network, vlan, vtep, vxlan},
+    flow_cache::rig::{pending, stay},
+    node::{Endpoint, Node, Pod, network, vlan, vtep, vxlan},
     policy::number,
     run::{Code, Outcome, Target},
-    shortcuts::rig::{stay, uncounted},
 };
 
 pub(super) struct Rig {
-    /// What frames are given to, by where they come from.
+    /// Program and ingress interface of each source.
     targets: HashMap<From, Target>,
-    /// The counters as they were after the last packet.
+    /// Counters after the last packet.
     drops: Mutex<BTreeMap<DropReason, u64>>,
     pods: Vec<Pod>,
     wired: Vec<Pod>,
@@ -40,20 +40,20 @@ pub(super) struct Rig {
     wired_network: Network,
     /// The other end of the uplink.
     _outside: Netns,
-    /// What the node has is not known: a change has failed.
+    /// A change has failed, so the state of the node is unknown.
     suspect: bool,
 }
 
-/// Where a frame comes from.
+/// Source of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum From {
     /// An endpoint of the first network.
     Pod(u8),
-    /// The queue in which what it sends has waited.
+    /// The queue of an endpoint of the first network.
     Queue(u8),
     /// An endpoint of the second network.
     Wired(u8),
-    /// The queue, again.
+    /// The queue of an endpoint of the second network.
     WiredQueue(u8),
     Wire,
 }
@@ -61,8 +61,8 @@ pub(super) enum From {
 impl From {
     fn waiting(self) -> From {
         match self {
-            From::Pod(who) => From::Queue(who),
-            From::Wired(who) => From::WiredQueue(who),
+            From::Pod(endpoint) => From::Queue(endpoint),
+            From::Wired(endpoint) => From::WiredQueue(endpoint),
             other => other,
         }
     }
@@ -74,9 +74,11 @@ impl Rig {
         let (mut node, outside) = Node::on_wire("equal")?;
         let (network, wired_network) = (network(NETWORK, vxlan(VNI)), network(WIRED_NETWORK, vlan(VLAN)));
         node.want_network(&network).want_network(&wired_network).want_peer(2);
-        let pods: Vec<Pod> = LOCALS.map(|who| node.pod(&network, Who(who))).collect::<Result<_>>()?;
-        let wired: Vec<Pod> = WIRED.map(|who| node.pod(&wired_network, Who(who))).collect::<Result<_>>()?;
-        // So that there is a queue from the beginning.
+        let pods: Vec<Pod> =
+            LOCALS.map(|endpoint| node.pod(&network, Endpoint(endpoint))).collect::<Result<_>>()?;
+        let wired: Vec<Pod> =
+            WIRED.map(|endpoint| node.pod(&wired_network, Endpoint(endpoint))).collect::<Result<_>>()?;
+        // The queue must exist from the start.
         let rate = Some(Rate { bits_per_second: 1_048_000, burst_bytes: 125_000 });
         let first = Local { group: Some(number(1)), ..pods[0].local.clone() };
         node.want(Object::Group(Group { number: number(1), dscp: None, rate, rules: Arc::from([]) }));
@@ -84,7 +86,9 @@ impl Rig {
         node.converge()?;
         let mut targets = HashMap::from([(From::Wire, Target::new(&node, FROM_UPLINK, "trunk")?)]);
         let ways = [(&pods, From::Pod as fn(u8) -> From), (&wired, From::Wired)];
-        for (pod, from) in ways.iter().flat_map(|(pods, way)| pods.iter().map(|pod| (pod, way(pod.who.0)))) {
+        for (pod, from) in
+            ways.iter().flat_map(|(pods, way)| pods.iter().map(|pod| (pod, way(pod.endpoint.0))))
+        {
             let waited = Target::new(&node, FROM_QUEUE, "contivq1")?.marked(node.ifindex(&pod.local.port)?);
             targets.insert(from.waiting(), waited);
             targets.insert(from, Target::new(&node, FROM_POD, &pod.local.port)?);
@@ -94,7 +98,7 @@ impl Rig {
         Ok(Rig { targets, drops, pods, wired, node, network, wired_network, _outside, suspect })
     }
 
-    /// Makes the node what the scene says of the stage. Before the first, what is remembered of packets is forgotten.
+    /// Configures the node with a stage of the scene. Before the first stage, removes the state of earlier packets.
     pub(super) fn stage(&mut self, scene: &Scene, stage: Stage) -> Result<()> {
         let wanted = self.desired(scene, stage);
         if std::mem::take(&mut self.suspect) {
@@ -129,32 +133,32 @@ impl Rig {
     }
 
     fn desired(&self, scene: &Scene, stage: Stage) -> Desired {
-        let local = |pod: &Pod| Local { group: scene.group_of(pod.who.0), ..pod.local.clone() };
-        let remote = |who| {
-            let remote = Who(who).remote(&self.network, Some(vtep(2)));
-            netplugin::datapath::Remote { group: scene.group_of(who), ..remote }
+        let local = |pod: &Pod| Local { group: scene.group_of(pod.endpoint.0), ..pod.local.clone() };
+        let remote = |endpoint| {
+            let remote = Endpoint(endpoint).remote(&self.network, Some(vtep(2)));
+            netplugin::datapath::Remote { group: scene.group_of(endpoint), ..remote }
         };
-        let wired = |pod: &Pod| Local { group: scene.wired_group(pod.who.0), ..pod.local.clone() };
-        let far = |who| {
-            let remote = Who(who).remote(&self.wired_network, None);
-            netplugin::datapath::Remote { group: scene.group_of(who), ..remote }
+        let wired = |pod: &Pod| Local { group: scene.wired_group(pod.endpoint.0), ..pod.local.clone() };
+        let far = |endpoint| {
+            let remote = Endpoint(endpoint).remote(&self.wired_network, None);
+            netplugin::datapath::Remote { group: scene.group_of(endpoint), ..remote }
         };
         let peer = netplugin::datapath::Peer { vtep: vtep(2).into(), port: 4789 };
         let networks = [&self.network, &self.wired_network].map(|network| Object::Network(network.clone()));
         networks
             .into_iter()
             .chain([Object::Peer(peer)])
-            .chain(REMOTES.map(|who| Object::Remote(far(who))))
+            .chain(REMOTES.map(|endpoint| Object::Remote(far(endpoint))))
             .chain(self.wired.iter().map(|pod| Object::Local(wired(pod))))
             .chain(scene.groups(stage))
-            .chain(REMOTES.map(|who| Object::Remote(remote(who))))
+            .chain(REMOTES.map(|endpoint| Object::Remote(remote(endpoint))))
             .chain(scene.services())
             .chain(self.pods.iter().map(|pod| Object::Local(local(pod))))
             .collect()
     }
 
-    /// Gives a frame to the program as if it came from there; one that `waits` also to the one behind the queue. Only
-    /// [`within`](Rig::within).
+    /// Runs the program of the source on a frame, and the program behind the queue if the frame `waits`. Call it
+    /// within [`within`](Rig::within).
     pub(super) fn run(&self, from: From, frame: &[u8], waits: bool) -> Result<Outcome> {
         let outcome = self.give(from, frame)?;
         if !waits {
@@ -178,17 +182,17 @@ impl Rig {
         Ok(Outcome { code, bytes, dropped: counts.into_iter().flat_map(new).collect() })
     }
 
-    /// Packets that have taken shortcuts which are there still.
-    pub(super) fn taken(&self) -> Result<u64> {
-        Ok(uncounted(&self.node)?.iter().map(|shortcut| shortcut.packets).sum())
+    /// Number of packets that used existing flow cache entries.
+    pub(super) fn cached(&self) -> Result<u64> {
+        Ok(pending(&self.node)?.iter().map(|entry| entry.packets).sum())
     }
 
-    /// In the node's namespace, where the interfaces are.
+    /// Runs the function in the node's network namespace.
     pub(super) fn within<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         self.node.ns.run(work)
     }
 
-    /// After so many changes, everything is as desired and nothing else is there.
+    /// Asserts that after all changes the desired state is in sync, without orphans.
     pub(super) fn settle(mut self) -> Result<()> {
         self.node.restart();
         let observed = self.node.observe()?;
@@ -200,7 +204,7 @@ impl Rig {
             .map(|(id, _)| id)
             .collect();
         ensure!(missing.is_empty(), "not in place any more: {missing:?}");
-        ensure!(observed.orphans == 0, "{} strays", observed.orphans);
+        ensure!(observed.orphans == 0, "{} orphans", observed.orphans);
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! What is generated.
+//! Generated scenes.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
@@ -22,37 +22,37 @@ use proptest::{
 };
 use testkit::packet::tcp_flags;
 
-use crate::node::{Who, vxlan};
+use crate::node::{Endpoint, vxlan};
 
 /// Endpoints on the node.
 pub(super) const LOCALS: Range<u8> = 1..5;
-/// Endpoints on the node in the second network, with addresses that the first has, too.
+/// Endpoints on the node in the second network, with addresses that also exist in the first.
 pub(super) const WIRED: Range<u8> = 1..3;
-/// Endpoints on another, in both networks.
+/// Endpoints on another node, in both networks.
 pub(super) const REMOTES: Range<u8> = 11..14;
 pub(super) const VNI: u32 = 10_001;
 pub(super) const NETWORK: &str = "n1.t";
 pub(super) const VLAN: u16 = 100;
 pub(super) const WIRED_NETWORK: &str = "n2.t";
-/// Addresses of services are those of endpoints from here on.
+/// Number of the first service address.
 const VIPS: u8 = 200;
 const SERVICES: usize = 3;
 const GROUPS: u32 = 5;
 pub(super) const SCTP: u8 = 132;
 /// A protocol without ports.
 const GRE: u8 = 47;
-/// Of what connections go to, and of what rules and services are about.
+/// Ports of connections, rules and services.
 const PORTS: [u16; 5] = [53, 80, 443, 5353, 8080];
 const PROBES: usize = 80;
 const ARRIVALS: usize = 20;
 const COMPLAINTS: usize = 40;
 
-/// A node's state, before and after a change of the rules, and packets.
+/// State of a node before and after a change of the rules, and packets.
 #[derive(Clone, Debug)]
 pub(super) struct Scene {
-    /// By endpoint: the locals, then the remotes.
+    /// Group of each endpoint: first local, then remote endpoints.
     pub(super) members: Vec<Option<u32>>,
-    /// Those of the second network here.
+    /// Groups of the local endpoints of the second network.
     pub(super) wired: Vec<Option<u32>>,
     pub(super) before: Vec<Profile>,
     pub(super) after: Vec<Profile>,
@@ -68,11 +68,11 @@ pub(super) enum Stage {
     After,
 }
 
-/// What holds for a group; the group's number is its place, from 1.
+/// Configuration of a group. The group's number is its index plus 1.
 #[derive(Clone, Debug)]
 pub(super) struct Profile {
     pub(super) dscp: Option<u8>,
-    /// Bits in a second.
+    /// Bits per second.
     pub(super) rate: Option<u64>,
     pub(super) rules: Arc<[Rule]>,
 }
@@ -85,51 +85,51 @@ pub(super) struct Balanced {
     affinity: bool,
 }
 
-/// A packet that an endpoint here sends, the first of a connection.
+/// A packet from an endpoint here: the first of a connection.
 #[derive(Clone, Debug)]
 pub(super) struct Probe {
     pub(super) from: u8,
     pub(super) to: Target,
     pub(super) ip6: bool,
     pub(super) content: Content,
-    /// The destination port.
+    /// Destination port.
     pub(super) port: u16,
     pub(super) tos: u8,
-    /// In two pieces.
+    /// Sent in two fragments.
     pub(super) cut: bool,
 }
 
-/// A packet that comes from the wire of the second network, the first of a connection.
+/// A packet from the uplink of the second network: the first of a connection.
 #[derive(Clone, Debug)]
 pub(super) struct Arrival {
     pub(super) from: Stranger,
     pub(super) to: u8,
     pub(super) ip6: bool,
     pub(super) content: Content,
-    /// The destination port.
+    /// Destination port.
     pub(super) port: u16,
     pub(super) tos: u8,
 }
 
-/// An ICMP error that an endpoint here sends.
+/// An ICMP error from an endpoint here.
 #[derive(Clone, Debug)]
 pub(super) struct Complaint {
-    /// Which of the packets it is about.
+    /// Index of the packet that it is about.
     pub(super) about: Index,
-    /// Or about the answer to it, which its sender got.
+    /// About the reply to the packet instead, which the packet's sender received.
     pub(super) of_answer: bool,
-    /// Who sends it, when it is about the packet; without one, who got that.
+    /// Sender, if the error is about the packet; `None` for the receiver of the packet.
     pub(super) by: Option<u8>,
     pub(super) trouble: Trouble,
-    /// Bytes of the packet.
+    /// Bytes of the quoted packet.
     pub(super) quoted: usize,
-    /// Nobody has sent such a packet.
+    /// The quoted packet was never sent.
     pub(super) invented: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Trouble {
-    /// With its code.
+    /// ICMP type with code.
     Unreachable(u8),
     TooBig,
     TimeExceeded,
@@ -139,7 +139,7 @@ pub(super) enum Trouble {
 impl Trouble {
     const MTU: [u8; 2] = 1400_u16.to_be_bytes();
 
-    /// Type, code, and the second word of ICMP (RFC 792).
+    /// Type, code, and second word of ICMP (RFC 792).
     pub(super) fn v4(self) -> (u8, u8, [u8; 4]) {
         let [a, b] = Trouble::MTU;
         match self {
@@ -150,7 +150,7 @@ impl Trouble {
         }
     }
 
-    /// Those of ICMPv6 (RFC 4443).
+    /// Type, code, and second word of ICMPv6 (RFC 4443).
     pub(super) fn v6(self) -> (u8, u8, [u8; 4]) {
         let [a, b] = Trouble::MTU;
         match self {
@@ -166,11 +166,11 @@ impl Trouble {
 pub(super) enum Stranger {
     /// An endpoint on another node.
     Endpoint(u8),
-    /// Nobody's address.
+    /// An unassigned address.
     Outside(u8),
 }
 
-/// Of a packet that is sent in two.
+/// Part of a packet that is sent in two fragments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Piece {
     Whole,
@@ -193,12 +193,12 @@ impl Probe {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Target {
     Endpoint(u8),
-    /// Nobody's address, at an Ethernet address that is that of a remote endpoint or nobody's.
+    /// An unassigned address, at the MAC address of a remote endpoint or at an unassigned one.
     Outside {
         which: u8,
         by_router: bool,
     },
-    /// A service by its place; there may be none.
+    /// A service by its index, which may not exist.
     Service(usize),
 }
 
@@ -212,7 +212,7 @@ pub(super) enum Content {
 }
 
 impl Content {
-    /// What comes back.
+    /// Replies.
     pub(super) fn answer(self) -> Content {
         match self {
             Content::Tcp { .. } => Content::Tcp { flags: tcp_flags::SYN | tcp_flags::ACK },
@@ -220,12 +220,12 @@ impl Content {
         }
     }
 
-    /// Whether it begins a TCP connection as the client's stack does.
+    /// Whether the packet opens a TCP connection like a client's stack.
     pub(super) fn opens(self) -> bool {
         matches!(self, Content::Tcp { flags } if flags & (tcp_flags::SYN | tcp_flags::ACK) == tcp_flags::SYN)
     }
 
-    /// The protocol's number.
+    /// Protocol number.
     pub(super) fn protocol(self, ip6: bool) -> u8 {
         match self {
             Content::Tcp { .. } => TCP,
@@ -238,18 +238,18 @@ impl Content {
     }
 }
 
-/// Where an endpoint's group stands in [`Scene::members`].
-fn place(who: u8) -> Option<usize> {
-    LOCALS.chain(REMOTES).position(|known| known == who)
+/// Index of an endpoint in [`Scene::members`].
+fn place(endpoint: u8) -> Option<usize> {
+    LOCALS.chain(REMOTES).position(|known| known == endpoint)
 }
 
 impl Scene {
-    pub(super) fn group_of(&self, who: u8) -> Option<GroupNumber> {
-        self.members[place(who)?].map(|number| number.try_into().unwrap())
+    pub(super) fn group_of(&self, endpoint: u8) -> Option<GroupNumber> {
+        self.members[place(endpoint)?].map(|number| number.try_into().unwrap())
     }
 
-    pub(super) fn wired_group(&self, who: u8) -> Option<GroupNumber> {
-        let place = WIRED.into_iter().position(|known| known == who)?;
+    pub(super) fn wired_group(&self, endpoint: u8) -> Option<GroupNumber> {
+        let place = WIRED.into_iter().position(|known| known == endpoint)?;
         self.wired[place].map(|number| number.try_into().unwrap())
     }
 
@@ -261,10 +261,11 @@ impl Scene {
         &profiles[group.get() as usize - 1]
     }
 
-    /// The groups with endpoints here. One about which there is nothing to say is left out, as the agent does it.
+    /// Groups with endpoints here. Groups without configuration are omitted, as the agent does.
     pub(super) fn groups(&self, stage: Stage) -> Vec<Object> {
-        let wired = WIRED.filter_map(|who| self.wired_group(who));
-        let mut numbers: Vec<_> = LOCALS.filter_map(|who| self.group_of(who)).chain(wired).collect();
+        let wired = WIRED.filter_map(|endpoint| self.wired_group(endpoint));
+        let mut numbers: Vec<_> =
+            LOCALS.filter_map(|endpoint| self.group_of(endpoint)).chain(wired).collect();
         numbers.sort_unstable();
         numbers.dedup();
         let group = |number: GroupNumber| {
@@ -273,15 +274,16 @@ impl Scene {
             let dscp = dscp.map(|class| Dscp::try_from(class).unwrap());
             Group { number, dscp, rate, rules: rules.clone() }
         };
-        let told = |group: &Group| group.dscp.is_some() || group.rate.is_some() || !group.rules.is_empty();
-        numbers.into_iter().map(group).filter(told).map(Object::Group).collect()
+        let reported =
+            |group: &Group| group.dscp.is_some() || group.rate.is_some() || !group.rules.is_empty();
+        numbers.into_iter().map(group).filter(reported).map(Object::Group).collect()
     }
 
     pub(super) fn service(&self, at: usize) -> Option<Service> {
         let balanced = self.services.get(at)?;
         let encap = vxlan(VNI);
-        let backend = |(who, readiness): &(u8, Readiness)| Backend {
-            ip: address(*who, balanced.ip6),
+        let backend = |(endpoint, readiness): &(u8, Readiness)| Backend {
+            ip: address(*endpoint, balanced.ip6),
             encap,
             readiness: *readiness,
         };
@@ -306,12 +308,12 @@ impl Scene {
     }
 }
 
-/// The address of an endpoint, or of a service.
-pub(super) fn address(who: u8, ip6: bool) -> IpAddr {
-    if ip6 { Who(who).ip6().into() } else { Who(who).ip().into() }
+/// Address of an endpoint or a service.
+pub(super) fn address(endpoint: u8, ip6: bool) -> IpAddr {
+    if ip6 { Endpoint(endpoint).ip6().into() } else { Endpoint(endpoint).ip().into() }
 }
 
-/// Nobody's: within the network and without.
+/// Unassigned addresses inside and outside of the network.
 pub(super) fn outside(which: u8, ip6: bool) -> IpAddr {
     const V4: [Ipv4Addr; 3] =
         [Ipv4Addr::new(10, 1, 1, 77), Ipv4Addr::new(192, 0, 2, 9), Ipv4Addr::new(198, 51, 100, 7)];
@@ -348,7 +350,7 @@ pub(super) fn scenes() -> impl Strategy<Value = Scene> {
 }
 
 impl Probe {
-    /// For a service that is there, and for one of its ports.
+    /// A packet for an existing service and one of its ports.
     fn aimed(self, services: &[Balanced], port: Index) -> Probe {
         let Target::Service(at) = self.to else { return self };
         let Some(service) = services.get(at) else { return self };
@@ -380,7 +382,7 @@ fn rule() -> impl Strategy<Value = Rule> {
         5 => select(vec![TCP, UDP]).prop_map(Some),
         2 => select(vec![ICMP, ICMPV6, SCTP, GRE]).prop_map(Some),
     ];
-    // Few, so that rules meet.
+    // Few values, so that rules overlap.
     let priority = prop_oneof![4 => 1_u8..4, 1 => 1_u8..=100];
     (
         (any::<bool>(), prop::bool::weighted(0.6), priority),
@@ -402,11 +404,11 @@ fn rule() -> impl Strategy<Value = Rule> {
         })
 }
 
-/// Around an address that packets have.
+/// A subnet near an address of the packets.
 fn subnet() -> impl Strategy<Value = IpNet> {
-    let who: Vec<u8> = LOCALS.chain(REMOTES).collect();
+    let endpoint: Vec<u8> = LOCALS.chain(REMOTES).collect();
     let addresses = prop_oneof![
-        3 => (select(who), any::<bool>()).prop_map(|(who, ip6)| address(who, ip6)),
+        3 => (select(endpoint), any::<bool>()).prop_map(|(endpoint, ip6)| address(endpoint, ip6)),
         1 => (0_u8..3, any::<bool>()).prop_map(|(which, ip6)| outside(which, ip6)),
     ];
     let length = prop_oneof![3 => Just(u8::MAX), 3 => 0_u8..=128, 1 => Just(0), 2 => 24_u8..=32];
@@ -421,16 +423,16 @@ fn balanced() -> impl Strategy<Value = Balanced> {
         (any::<bool>(), select(PORTS.to_vec()), select(PORTS.to_vec())).prop_map(|(tcp, port, target)| {
             Port { protocol: if tcp { Protocol::Tcp } else { Protocol::Udp }, port, target }
         });
-    let who: Vec<u8> = LOCALS.chain(REMOTES).collect();
+    let endpoint: Vec<u8> = LOCALS.chain(REMOTES).collect();
     let readiness = prop_oneof![4 => Just(Readiness::Ready), 1 => Just(Readiness::Terminating)];
-    (any::<bool>(), vec(port, 1..5), vec((select(who), readiness), 0..5), prop::bool::weighted(0.3))
+    (any::<bool>(), vec(port, 1..5), vec((select(endpoint), readiness), 0..5), prop::bool::weighted(0.3))
         .prop_map(|(ip6, ports, backends, affinity)| Balanced { ip6, ports, backends, affinity })
 }
 
 fn probe() -> impl Strategy<Value = Probe> {
-    let who: Vec<u8> = LOCALS.chain(REMOTES).collect();
+    let endpoint: Vec<u8> = LOCALS.chain(REMOTES).collect();
     let target = prop_oneof![
-        5 => select(who).prop_map(Target::Endpoint),
+        5 => select(endpoint).prop_map(Target::Endpoint),
         1 => (0_u8..3, any::<bool>()).prop_map(|(which, by_router)| Target::Outside { which, by_router }),
         4 => (0..SERVICES).prop_map(Target::Service),
     ];
@@ -438,8 +440,8 @@ fn probe() -> impl Strategy<Value = Probe> {
     (LOCALS, target, any::<bool>(), content(), select(PORTS.to_vec()), any::<u8>(), cut).prop_map(
         |(from, to, ip6, content, port, tos, cut)| {
             let content = match (content, to) {
-                // Without ports, what is sent the other way would be its answer.
-                (Content::Gre, Target::Endpoint(who)) if who < from => Content::Udp,
+                // Without ports, a packet in the other direction would be a reply.
+                (Content::Gre, Target::Endpoint(endpoint)) if endpoint < from => Content::Udp,
                 _ => content,
             };
             let cut = cut && matches!(content, Content::Udp);
@@ -459,9 +461,9 @@ fn content() -> impl Strategy<Value = Content> {
 }
 
 fn arrival() -> impl Strategy<Value = Arrival> {
-    let who: Vec<u8> = REMOTES.collect();
+    let endpoint: Vec<u8> = REMOTES.collect();
     let from = prop_oneof![
-        3 => select(who).prop_map(Stranger::Endpoint),
+        3 => select(endpoint).prop_map(Stranger::Endpoint),
         1 => (0_u8..3).prop_map(Stranger::Outside),
     ];
     (from, WIRED, any::<bool>(), content(), select(PORTS.to_vec()), any::<u8>())
@@ -476,7 +478,7 @@ fn complaint() -> impl Strategy<Value = Complaint> {
         1 => Just(Trouble::BadHeader),
     ];
     let by = option::weighted(0.3, select(LOCALS.collect::<Vec<_>>()));
-    // What RFC 792 asks for, and anything.
+    // The minimum of RFC 792, or any length.
     let quoted = prop_oneof![1 => Just(28_usize), 1 => Just(48_usize), 4 => 0..100_usize];
     let invented = prop::bool::weighted(0.2);
     (any::<Index>(), any::<bool>(), by, trouble, quoted, invented).prop_map(

@@ -1,4 +1,4 @@
-//! Packets that come from the wire of the second network, and what its endpoints here answer.
+//! Packets from the uplink of the second network, and the replies of its endpoints here.
 
 use std::{collections::HashSet, net::IpAddr};
 
@@ -10,49 +10,49 @@ use contiv_model::{
 use testkit::packet::Packet;
 
 use super::{
-    BUSY, Told,
+    BUSY, EventState,
     errors::{Error, INVENTED, Quote},
     expected::{Described, Fate, Oracle, Way},
     rig::{From, Rig},
     scene::{Arrival, Complaint, Content, Piece, Stranger, VLAN, address, outside},
 };
-use crate::node::Who;
+use crate::node::Endpoint;
 
-/// The first source port, and identifier.
+/// First source port or identifier.
 const FIRST: u16 = 30_000;
-/// What frames from nobody's address are from.
+/// MAC address of frames from unassigned addresses.
 const ROUTER: [u8; 6] = [2, 2, 9, 9, 9, 1];
 
-/// All packets that come, twice, and the answers of those that came through; some may have done so in an earlier stage.
+/// Sends all packets twice, and replies to those that arrived; some may have arrived in an earlier stage.
 pub(super) fn packets(
     rig: &Rig,
     oracle: &Oracle<'_>,
     accepted: &mut HashSet<usize>,
-    told: &mut Told,
+    reported: &mut EventState,
 ) -> Result<()> {
     for (number, arrival) in oracle.scene.arrivals.iter().enumerate() {
         let arriving = Arriving { oracle, number, arrival };
         let before = accepted.contains(&number);
-        // What is seen first of a connection after a change of the rules may be either.
+        // After a change of the rules, the first packet may come from either side.
         match number % 3 {
-            0 if before => arriving.is_answered(rig, told).context("first")?,
-            1 => arriving.errors(rig, before, told).context("errors first")?,
+            0 if before => arriving.is_answered(rig, reported).context("first")?,
+            1 => arriving.errors(rig, before, reported).context("errors first")?,
             _ => {}
         }
         for _ in 0..2 {
-            arriving.comes(rig, told).with_context(|| format!("from the wire, {number}, {arrival:?}"))?;
+            arriving.comes(rig, reported).with_context(|| format!("from the wire, {number}, {arrival:?}"))?;
         }
         if before || arriving.may() {
             accepted.insert(number);
-            arriving.is_answered(rig, told)?;
+            arriving.is_answered(rig, reported)?;
             for _ in 0..BUSY {
-                arriving.comes(rig, told).with_context(|| format!("answered, {number}, {arrival:?}"))?;
+                arriving.comes(rig, reported).with_context(|| format!("answered, {number}, {arrival:?}"))?;
             }
             for _ in 0..BUSY {
-                arriving.is_answered(rig, told)?;
+                arriving.is_answered(rig, reported)?;
             }
         }
-        arriving.errors(rig, before || arriving.may(), told)?;
+        arriving.errors(rig, before || arriving.may(), reported)?;
     }
     Ok(())
 }
@@ -66,19 +66,19 @@ struct Arriving<'a> {
 impl Arriving<'_> {
     fn source(&self) -> (IpAddr, [u8; 6]) {
         match self.arrival.from {
-            Stranger::Endpoint(who) => (address(who, self.arrival.ip6), Who(who).mac()),
+            Stranger::Endpoint(endpoint) => (address(endpoint, self.arrival.ip6), Endpoint(endpoint).mac()),
             Stranger::Outside(which) => (outside(which, self.arrival.ip6), ROUTER),
         }
     }
 
     fn group(&self) -> Option<GroupNumber> {
         match self.arrival.from {
-            Stranger::Endpoint(who) => self.oracle.scene.group_of(who),
+            Stranger::Endpoint(endpoint) => self.oracle.scene.group_of(endpoint),
             Stranger::Outside(_) => None,
         }
     }
 
-    /// Whether the rules on this node let the connection be: those of the sender are for its own node.
+    /// Whether the rules enforced on this node allow the connection; the sender's node enforces the sender's rules.
     fn may(&self) -> bool {
         let Arrival { ip6, content, port, .. } = *self.arrival;
         let protocol = content.protocol(ip6);
@@ -86,7 +86,7 @@ impl Arriving<'_> {
         self.lets(Direction::In, (self.source().0, self.group()), asked)
     }
 
-    /// Likewise of a packet between the endpoint here and somebody.
+    /// Whether the rules on this node allow a packet between the endpoint here and another one.
     fn lets(
         &self,
         direction: Direction,
@@ -101,12 +101,12 @@ impl Arriving<'_> {
         rule.is_none_or(|rule| rule.action == Action::Allow)
     }
 
-    /// The address of the endpoint here.
+    /// Address of the endpoint here.
     fn here(&self) -> IpAddr {
         address(self.arrival.to, self.arrival.ip6)
     }
 
-    /// What packets of the endpoint here are marked with, and whether they wait.
+    /// DSCP of the packets of the endpoint here, and whether they are queued.
     fn treated(&self) -> (u8, bool) {
         let scene = self.oracle.scene;
         let profile = scene.wired_group(self.arrival.to).map(|group| scene.profile(self.oracle.stage, group));
@@ -119,12 +119,12 @@ impl Arriving<'_> {
         Described { content, ip6: self.arrival.ip6, id: FIRST + self.number as u16, tos, way }
     }
 
-    fn comes(&self, rig: &Rig, told: &mut Told) -> Result<()> {
+    fn comes(&self, rig: &Rig, reported: &mut EventState) -> Result<()> {
         let Arrival { to, ip6, content, port, tos, .. } = *self.arrival;
         let (source, mac) = self.source();
         let ends = ((source, FIRST + self.number as u16), (address(to, ip6), port));
         let described = self.described(content, tos, Way::There(Piece::Whole));
-        let eth = || Packet::eth(Who(to).mac(), mac);
+        let eth = || Packet::eth(Endpoint(to).mac(), mac);
         let fate = if self.may() {
             Fate::Arrives {
                 place: ends.1.0,
@@ -135,37 +135,37 @@ impl Arriving<'_> {
             Fate::Denied { backend: None }
         };
         let outcome = rig.run(From::Wire, &described.build(eth().vlan(VLAN), ends.0, ends.1), false)?;
-        told.cases += 1;
-        told.from_wire += 1;
-        told.arrived += usize::from(fate.place().is_some());
-        told.denied += usize::from(fate.is_denied());
+        reported.cases += 1;
+        reported.from_wire += 1;
+        reported.arrived += usize::from(fate.place().is_some());
+        reported.denied += usize::from(fate.is_denied());
         ensure!(fate.is(&outcome), "it became {outcome:?}, but should have become {fate:?}");
         Ok(())
     }
 
-    /// The receiver sends an answer: it goes out by the uplink, unless the rules of today are against the connection.
-    fn is_answered(&self, rig: &Rig, told: &mut Told) -> Result<()> {
+    /// The receiver replies through the uplink, unless the current rules deny the connection.
+    fn is_answered(&self, rig: &Rig, reported: &mut EventState) -> Result<()> {
         let Arrival { to, ip6, content, port, tos, .. } = *self.arrival;
         let (source, mac) = self.source();
         let ends = ((address(to, ip6), port), (source, FIRST + self.number as u16));
         let (marked, waits) = self.treated();
         let frame = |tos| {
             self.described(content.answer(), tos, Way::Back).build(
-                Packet::eth(mac, Who(to).mac()),
+                Packet::eth(mac, Endpoint(to).mac()),
                 ends.0,
                 ends.1,
             )
         };
         let fate = if self.may() {
-            // The tag is beside the bytes.
+            // The tag is hardware-accelerated, not in the bytes.
             Fate::Arrives { place: source, bytes: frame(marked), translated: false }
         } else {
             Fate::Denied { backend: None }
         };
         let outcome = rig.run(From::Wired(to), &frame(tos), waits)?;
-        told.cases += 1;
-        told.waited += usize::from(waits);
-        told.answers += usize::from(fate.place().is_some());
+        reported.cases += 1;
+        reported.waited += usize::from(waits);
+        reported.answers += usize::from(fate.place().is_some());
         ensure!(
             fate.is(&outcome),
             "the answer to {}, {:?}: it became {outcome:?}, but should have become {fate:?}",
@@ -175,26 +175,27 @@ impl Arriving<'_> {
         Ok(())
     }
 
-    /// ICMP errors about packets of the connection, which is there if it is `known`.
-    fn errors(&self, rig: &Rig, known: bool, told: &mut Told) -> Result<()> {
+    /// ICMP errors about packets of the connection, which exists if it is `known`.
+    fn errors(&self, rig: &Rig, known: bool, reported: &mut EventState) -> Result<()> {
         let scene = self.oracle.scene;
         let about =
             scene.complaints.iter().filter(|error| error.about.index(scene.arrivals.len()) == self.number);
         for complaint in about.filter(|error| known || error.invented) {
-            // What has no ports is all one connection.
+            // Protocols without ports have one connection per address pair.
             if !(complaint.invented && matches!(self.arrival.content, Content::Gre)) {
-                self.error(complaint, rig, told)
+                self.error(complaint, rig, reported)
                     .with_context(|| format!("{complaint:?}, about {:?}", self.arrival))?;
             }
         }
         Ok(())
     }
 
-    /// From the wire about what the endpoint here has sent, by the other end or a router; or from here about what has come.
-    fn error(&self, complaint: &Complaint, rig: &Rig, told: &mut Told) -> Result<()> {
+    /// Errors from the uplink about packets of the endpoint here, from the other end or a router; or errors from here
+    /// about received packets.
+    fn error(&self, complaint: &Complaint, rig: &Rig, reported: &mut EventState) -> Result<()> {
         let Complaint { of_answer, by, trouble, quoted, invented, .. } = *complaint;
         let Arrival { to, ip6, content, port, tos, .. } = *self.arrival;
-        let ((source, mac), own) = (self.source(), Who(to).mac());
+        let ((source, mac), own) = (self.source(), Endpoint(to).mac());
         let number = self.number + if invented { INVENTED } else { 0 };
         let (there, here) = ((source, FIRST + number as u16), (self.here(), port));
         let described = |content, way| Described { content, ip6, id: FIRST + number as u16, tos, way };
@@ -222,9 +223,9 @@ impl Arriving<'_> {
             false => Fate::Denied { backend: None },
         };
         let outcome = rig.run(way, &frame, waits)?;
-        told.cases += 1;
-        told.errors += 1;
-        told.waited += usize::from(waits);
+        reported.cases += 1;
+        reported.errors += 1;
+        reported.waited += usize::from(waits);
         ensure!(fate.is(&outcome), "{frame:02x?} became {outcome:02x?}, but should have become {fate:02x?}");
         Ok(())
     }

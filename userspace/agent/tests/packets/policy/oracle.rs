@@ -1,4 +1,4 @@
-//! Random rules and packets: the programs decide what the oracle decides.
+//! Random rules and packets: the programs decide as the oracle does.
 
 use std::{
     cell::{Cell, RefCell},
@@ -18,18 +18,18 @@ use testkit::{needs, packet::Packet};
 use super::*;
 use crate::run::Target;
 
-/// Configurations; each is asked about [`PACKETS`].
+/// Number of configurations, each with [`PACKETS`] packets.
 const CONFIGURATIONS: u32 = 200;
 const PACKETS: usize = 100;
 const SCTP: u8 = 132;
 
-/// A prefix of an address near those of the pods.
+/// A prefix near the addresses of the pods.
 fn prefix() -> impl Strategy<Value = IpNet> {
     (any::<bool>(), 0..4_u8, 0..=128_u8).prop_map(|(ip6, near, length)| {
         if ip6 {
-            IpNet::new(Who(near).ip6().into(), length)
+            IpNet::new(Endpoint(near).ip6().into(), length)
         } else {
-            IpNet::new(Who(near).ip().into(), length % 33)
+            IpNet::new(Endpoint(near).ip().into(), length % 33)
         }
         .unwrap()
         .trunc()
@@ -62,7 +62,7 @@ prop_compose! {
 
 #[derive(Clone, Copy, Debug)]
 struct Sent {
-    to: Who,
+    to: Endpoint,
     ip6: bool,
     protocol: u8,
     port: u16,
@@ -70,7 +70,7 @@ struct Sent {
 
 prop_compose! {
     fn sent()(
-        to in prop::sample::select(vec![SERVER, FAR, Who(77)]),
+        to in prop::sample::select(vec![SERVER, FAR, Endpoint(77)]),
         ip6 in any::<bool>(),
         protocol in prop::sample::select(vec![ICMP, TCP, UDP, SCTP, 47]),
         port in prop::sample::select(vec![53_u16, 80, 443]),
@@ -81,7 +81,7 @@ prop_compose! {
 }
 
 impl Sent {
-    /// `n` makes it a connection of its own.
+    /// The packet; `n` makes it a connection of its own.
     fn packet(self, n: u16) -> Packet {
         let ip = if self.ip6 { to6(self.to) } else { to(self.to) };
         match self.protocol {
@@ -97,9 +97,9 @@ impl Sent {
         }
     }
 
-    /// What the oracle lets through here: the rules of the far endpoint are asked where it lives.
+    /// Whether the oracle allows it here: the rules of a remote endpoint are enforced on its node.
     fn passes(self, client: &[Rule], server: &[Rule]) -> bool {
-        let at = |who| address(who, self.ip6);
+        let at = |endpoint| address(endpoint, self.ip6);
         let destination: IpAddr = at(self.to);
         let destination = match self.to {
             SERVER => Side { group: Some(number(2)), rules: server, ..Side::outside(destination) },
@@ -113,7 +113,7 @@ impl Sent {
     }
 }
 
-/// The client's program, and how many packets rules have stopped.
+/// The client's program, and the number of packets dropped by policy.
 struct Gate<'a> {
     rig: &'a Rig,
     program: Target,
@@ -133,13 +133,13 @@ impl Gate<'_> {
 }
 
 #[test]
-fn programs_decide_as_the_oracle_does() -> Result<()> {
+fn programs_and_oracle_agree() -> Result<()> {
     needs!(root());
     let rig = RefCell::new(Rig::new("pol-oracle")?);
     let mut runner = TestRunner::new(Config { cases: CONFIGURATIONS, ..Config::default() });
     let rules = || prop::collection::vec(any_rule(), 0..25);
     let strategy = (rules(), rules(), prop::collection::vec(sent(), PACKETS));
-    // Ports that make each packet a connection of its own, and one that has not been seen for long.
+    // Each packet gets a port that was not used recently, so it opens a connection of its own.
     let port = Cell::new(0_u16);
     let outcome = runner.run(&strategy, |(client, server, packets)| {
         let check = || -> Result<Option<Sent>> {

@@ -1,38 +1,37 @@
-//! A list without gaps in a map that has no lists: members in slots 0 to length - 1, each of which
-//! knows its slot, so that joining and leaving cost the same however long the list is.
+//! A list without gaps, stored in a map: the members occupy slots 0 to length - 1. Each member stores its slot, so
+//! insertion and removal take constant time.
 
 /// The members, by slot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Roster<T> {
+pub(crate) struct DenseList<T> {
     slots: Vec<T>,
 }
 
-/// One write. The order of a plan's steps is such that whoever reads the list between two of them
-/// finds every member that stays; at worst one of them twice.
+/// One map write. Between any two steps of a plan, a reader of the list finds every member that stays in the list, and
+/// at most one member twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step<T> {
-    /// The slot holds this member.
+    /// Write the member into the slot.
     Put { slot: u32, member: T },
-    /// The member knows this as its slot.
-    Seat { member: T, slot: u32 },
-    /// The list has this many slots.
-    Len(u32),
-    /// The slot, which is beyond the end now, holds nobody.
+    /// Store the slot with the member.
+    SetSlot { member: T, slot: u32 },
+    /// Set the length of the list.
+    SetLen(u32),
+    /// Clear a slot beyond the end of the list.
     Clear { slot: u32 },
 }
 
-impl<T: Copy + PartialEq> Roster<T> {
-    /// The list as it was found.
+impl<T: Copy + PartialEq> DenseList<T> {
     pub(crate) fn from_slots(slots: Vec<T>) -> Self {
-        Roster { slots }
+        DenseList { slots }
     }
 
     pub(crate) fn len(&self) -> u32 {
-        // A list longer than its map's capacity (a few thousand) cannot be.
+        // The length is limited by the capacity of the map, a few thousand.
         self.slots.len() as u32
     }
 
-    pub(crate) fn at(&self, slot: u32) -> Option<T> {
+    pub(crate) fn get(&self, slot: u32) -> Option<T> {
         self.slots.get(slot as usize).copied()
     }
 
@@ -40,33 +39,34 @@ impl<T: Copy + PartialEq> Roster<T> {
         self.slots.iter().enumerate().map(|(slot, member)| (slot as u32, *member))
     }
 
-    /// How `member` joins.
-    pub(crate) fn plan_join(&self, member: T) -> Vec<Step<T>> {
+    /// Steps that append `member`. Call [`inserted`](Self::inserted) after their execution.
+    pub(crate) fn plan_insert(&self, member: T) -> Vec<Step<T>> {
         let slot = self.len();
-        vec![Step::Put { slot, member }, Step::Seat { member, slot }, Step::Len(slot + 1)]
+        vec![Step::Put { slot, member }, Step::SetSlot { member, slot }, Step::SetLen(slot + 1)]
     }
 
-    /// How whoever sits in `slot` leaves: the last member takes the place.
-    pub(crate) fn plan_leave(&self, slot: u32) -> Vec<Step<T>> {
+    /// Steps that remove the member in `slot`: the last member moves into the slot. Call [`removed`](Self::removed) after
+    /// their execution.
+    pub(crate) fn plan_remove(&self, slot: u32) -> Vec<Step<T>> {
         let Some((last, member)) = self.iter().next_back() else { return vec![] };
         if slot > last {
             return vec![];
         }
         let mut steps = vec![];
         if slot != last {
-            steps.extend([Step::Put { slot, member }, Step::Seat { member, slot }]);
+            steps.extend([Step::Put { slot, member }, Step::SetSlot { member, slot }]);
         }
-        steps.extend([Step::Len(last), Step::Clear { slot: last }]);
+        steps.extend([Step::SetLen(last), Step::Clear { slot: last }]);
         steps
     }
 
-    /// The steps have been taken.
-    pub(crate) fn joined(&mut self, member: T) {
+    /// Records that the steps of [`plan_insert`](Self::plan_insert) are done.
+    pub(crate) fn inserted(&mut self, member: T) {
         self.slots.push(member);
     }
 
-    /// The steps have been taken.
-    pub(crate) fn left(&mut self, slot: u32) {
+    /// Records that the steps of [`plan_remove`](Self::plan_remove) are done.
+    pub(crate) fn removed(&mut self, slot: u32) {
         if (slot as usize) < self.slots.len() {
             self.slots.swap_remove(slot as usize);
         }
@@ -81,58 +81,58 @@ mod tests {
 
     use super::*;
 
-    /// What the kernel holds.
+    /// The maps in the kernel.
     #[derive(Default)]
     struct Maps {
         slots: BTreeMap<u32, u32>,
-        seats: BTreeMap<u32, u32>,
+        slot_of: BTreeMap<u32, u32>,
         len: u32,
     }
 
     impl Maps {
-        fn take(&mut self, step: Step<u32>) {
+        fn execute(&mut self, step: Step<u32>) {
             match step {
                 Step::Put { slot, member } => drop(self.slots.insert(slot, member)),
-                Step::Seat { member, slot } => drop(self.seats.insert(member, slot)),
-                Step::Len(len) => self.len = len,
+                Step::SetSlot { member, slot } => drop(self.slot_of.insert(member, slot)),
+                Step::SetLen(len) => self.len = len,
                 Step::Clear { slot } => drop(self.slots.remove(&slot)),
             }
         }
 
-        fn reached(&self) -> BTreeSet<u32> {
+        fn reachable(&self) -> BTreeSet<u32> {
             (0..self.len).filter_map(|slot| self.slots.get(&slot).copied()).collect()
         }
     }
 
     proptest! {
         #[test]
-        fn whoever_stays_is_reached_between_any_two_writes(
+        fn members_that_stay_are_reachable_between_any_two_writes(
             changes in prop::collection::vec((any::<bool>(), 0..20_u32), 0..80)
         ) {
-            let mut roster = Roster::default();
+            let mut list = DenseList::default();
             let mut maps = Maps::default();
-            for (joins, member) in changes {
-                let slot = roster.iter().find(|(_, m)| *m == member).map(|(slot, _)| slot);
-                let (before, steps) = (maps.reached(), match (joins, slot) {
-                    (true, None) => roster.plan_join(member),
-                    (false, Some(slot)) => roster.plan_leave(slot),
+            for (inserts, member) in changes {
+                let slot = list.iter().find(|(_, m)| *m == member).map(|(slot, _)| slot);
+                let (before, steps) = (maps.reachable(), match (inserts, slot) {
+                    (true, None) => list.plan_insert(member),
+                    (false, Some(slot)) => list.plan_remove(slot),
                     _ => continue,
                 });
                 for step in steps {
-                    maps.take(step);
-                    prop_assert!(before.iter().filter(|m| **m != member).all(|m| maps.reached().contains(m)));
+                    maps.execute(step);
+                    prop_assert!(before.iter().filter(|m| **m != member).all(|m| maps.reachable().contains(m)));
                 }
                 match slot {
-                    None => roster.joined(member),
-                    Some(slot) => roster.left(slot),
+                    None => list.inserted(member),
+                    Some(slot) => list.removed(slot),
                 }
-                prop_assert_eq!(maps.reached().contains(&member), joins);
-                prop_assert_eq!(maps.len, roster.len());
-                for (slot, member) in roster.iter() {
-                    prop_assert_eq!(maps.seats[&member], slot);
+                prop_assert_eq!(maps.reachable().contains(&member), inserts);
+                prop_assert_eq!(maps.len, list.len());
+                for (slot, member) in list.iter() {
+                    prop_assert_eq!(maps.slot_of[&member], slot);
                     prop_assert_eq!(maps.slots[&slot], member);
                 }
-                prop_assert_eq!(maps.slots.len(), roster.len() as usize);
+                prop_assert_eq!(maps.slots.len(), list.len() as usize);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! From objects to what the kernel holds for them. Pure.
+//! Encodes objects as kernel entries. Pure.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -10,147 +10,85 @@ use contiv_abi::{
 };
 use contiv_model::{global::ArpMode, group::GroupNumber, name::RuleId, service::Readiness, tag::Encap};
 
+use super::entry::Entry;
 use crate::datapath::{
     self, Group, Local, Network, Object, Owner, Peer, Remote, Service,
-    ebpf::{policy::Wanted, service::table::Target},
+    ebpf::{policy::DesiredGroup, programs::interfaces::Devices, service::ports::Target},
 };
 
-/// One thing in the kernel, whole.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Entry {
-    /// A node of the list of peers.
-    Peer(Vtep),
-    /// A network. How many ports it floods to is not the network's affair but theirs.
-    Segment { segment: Segment, out: u32, flags: u32 },
-    /// A port of a flood list. Its slot is not the pod's affair but the list's.
-    Port { ifindex: u32, port: Port },
-    /// A destination.
-    Fdb(FdbKey, FdbEntry),
-    /// An answer to ARP or ND.
-    Neigh(NeighKey, NeighEntry),
-    /// A port of a service.
-    Service(ServiceKey, Target),
-    /// The address of a service on the wire.
-    Vip(NeighKey, Vip),
-    /// The program on a port.
-    Hook { ifindex: u32, interface: String },
-}
-
-/// What an [`Entry`] is found by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum EntryKey {
-    Peer(Vtep),
-    Segment(Segment),
-    Port(u32),
-    Fdb(FdbKey),
-    Neigh(NeighKey),
-    Service(ServiceKey),
-    Vip(NeighKey),
-    Hook(u32),
-}
-
-impl Entry {
-    pub(crate) fn key(&self) -> EntryKey {
-        match self {
-            Entry::Peer(vtep) => EntryKey::Peer(*vtep),
-            Entry::Segment { segment, .. } => EntryKey::Segment(*segment),
-            Entry::Port { ifindex, .. } => EntryKey::Port(*ifindex),
-            Entry::Fdb(key, _) => EntryKey::Fdb(*key),
-            Entry::Neigh(key, _) => EntryKey::Neigh(*key),
-            Entry::Service(key, _) => EntryKey::Service(*key),
-            Entry::Vip(key, _) => EntryKey::Vip(*key),
-            Entry::Hook { ifindex, .. } => EntryKey::Hook(*ifindex),
-        }
-    }
-}
-
-/// The interfaces that entries name by number.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Devices {
-    /// The VXLAN device.
-    pub(crate) overlay: u32,
-    /// The UDP port that it sends to and listens on.
-    pub(crate) overlay_port: u16,
-    /// The VLAN uplink; zero when there is none.
-    pub(crate) uplink: u32,
-}
-
-/// An object that this datapath cannot hold.
+/// An object that this datapath does not support.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Refused {
-    #[error("tunnels over IPv6 are not supported (give the node an IPv4 VTEP address)")]
+pub(crate) enum EncodeError {
+    #[error("tunnels over IPv6 are not supported; give the node an IPv4 VTEP address")]
     Ipv6Vtep,
-    #[error("the node listens on UDP port {theirs}, we on {ours} (one VXLAN port for the whole cluster)")]
+    #[error("the node uses VXLAN port {theirs}, this node {ours}; configure the same port on all nodes")]
     OtherPort { theirs: u16, ours: u16 },
-    #[error("a VXLAN endpoint without its node's VTEP")]
+    #[error("the VXLAN endpoint has no VTEP")]
     NoVtep,
     #[error("no interface {0}")]
     NoInterface(String),
-    #[error("rule {rule}: group {number} has no room in the table of groups ({GROUP_NUMBERS})")]
+    #[error("rule {rule}: group {number} exceeds the maximum group number ({GROUP_NUMBERS})")]
     PeerNumber { rule: RuleId, number: GroupNumber },
-    #[error("a number below {GROUP_NUMBERS} is needed")]
+    #[error("the group number must be below {GROUP_NUMBERS}")]
     GroupNumber,
-    #[error("services of the whole cluster are not supported yet (give the service a network)")]
+    #[error("services without a network are not supported yet; give the service a network")]
     WholeCluster,
-    #[error("the backend {0} is on another network than the service (backends have to be on the service's)")]
+    #[error("the backend {0} is not on the network of the service")]
     BackendElsewhere(IpAddr),
-    #[error(
-        "the backend {0} is not of the address family of the service (it can have backends of its own only)"
-    )]
+    #[error("the backend {0} and the service have different address families")]
     OtherFamily(IpAddr),
-    #[error("there is no program for it yet")]
+    #[error("not supported")]
     Unsupported,
 }
 
-/// The entries of an object, in the order of writing: what a packet may lead to comes before what
-/// leads there. `ifindex` finds an interface by name.
+/// Encodes an object. The entries are in the order in which they must be written: an entry precedes those that refer to it.
+/// `ifindex` returns the index of an interface.
 pub(crate) fn encode(
     object: &Object,
     devices: &Devices,
     ifindex: impl FnOnce(&str) -> Option<u32>,
-) -> Result<Vec<Entry>, Refused> {
+) -> Result<Vec<Entry>, EncodeError> {
     match object {
         Object::Peer(peer) => encode_peer(peer, devices),
         Object::Network(network) => Ok(encode_network(network, devices)),
-        Object::Group(_) => Err(Refused::Unsupported),
+        Object::Group(_) => Err(EncodeError::Unsupported),
         Object::Service(service) => encode_service(service),
         Object::Remote(remote) => encode_remote(remote),
         Object::Local(local) => {
-            let index = ifindex(&local.port).ok_or_else(|| Refused::NoInterface(local.port.clone()))?;
+            let index = ifindex(&local.port).ok_or_else(|| EncodeError::NoInterface(local.port.clone()))?;
             Ok(encode_local(local, index))
         }
     }
 }
 
-/// The number of a group as programs have it.
-pub(crate) fn number_of(group: GroupNumber) -> Option<u16> {
+/// The group number in the kernel; `None` if it exceeds the table.
+pub(crate) fn group_number(group: GroupNumber) -> Option<u16> {
     u16::try_from(group.get()).ok().filter(|number| usize::from(*number) < GROUP_NUMBERS)
 }
 
-/// The group of an endpoint as programs have it: rules about one without a number there are refused, and nothing else
-/// asks.
-fn group_of(group: Option<GroupNumber>) -> u32 {
-    group.and_then(number_of).map_or(0, u32::from)
+/// The group number of an endpoint; zero if it exceeds the table. Rules cannot refer to such a group ([`group`]).
+fn endpoint_group(group: Option<GroupNumber>) -> u32 {
+    group.and_then(group_number).map_or(0, u32::from)
 }
 
-/// A group as programs have it. What nobody can count to in bytes is no limit to a burst.
-pub(crate) fn wanted(group: &Group) -> Result<Wanted<'_>, Refused> {
-    let number = number_of(group.number).ok_or(Refused::GroupNumber)?;
-    for rule in group.rules.iter() {
+/// Encodes a group. A burst above 4 GiB - 1 is limited to that value.
+pub(crate) fn group(object: &Group) -> Result<DesiredGroup<'_>, EncodeError> {
+    let number = group_number(object.number).ok_or(EncodeError::GroupNumber)?;
+    for rule in object.rules.iter() {
         if let Some(number) = rule.peer.group
-            && number_of(number).is_none()
+            && group_number(number).is_none()
         {
-            return Err(Refused::PeerNumber { rule: rule.id.clone(), number });
+            return Err(EncodeError::PeerNumber { rule: rule.id.clone(), number });
         }
     }
-    let rate = group.rate;
-    let entry = policy::Group {
+    let rate = object.rate;
+    let group = policy::Group {
         sets: [0; 2],
         rate: rate.map_or(0, |rate| rate.bits_per_second),
         burst: rate.map_or(0, |rate| u32::try_from(rate.burst_bytes).unwrap_or(u32::MAX)),
-        dscp: group.dscp.map_or(0, |dscp| dscp.get().into()),
+        dscp: object.dscp.map_or(0, |dscp| dscp.get().into()),
     };
-    Ok(Wanted { number, group: entry, rules: &group.rules })
+    Ok(DesiredGroup { number, group, rules: &object.rules })
 }
 
 pub(crate) fn segment_of(encap: Encap) -> Segment {
@@ -160,9 +98,9 @@ pub(crate) fn segment_of(encap: Encap) -> Segment {
     }
 }
 
-fn encode_peer(peer: &Peer, devices: &Devices) -> Result<Vec<Entry>, Refused> {
+fn encode_peer(peer: &Peer, devices: &Devices) -> Result<Vec<Entry>, EncodeError> {
     if peer.port != devices.overlay_port {
-        return Err(Refused::OtherPort { theirs: peer.port, ours: devices.overlay_port });
+        return Err(EncodeError::OtherPort { theirs: peer.port, ours: devices.overlay_port });
     }
     Ok(vec![Entry::Peer(vtep(peer.vtep)?)])
 }
@@ -179,16 +117,16 @@ fn encode_network(network: &Network, devices: &Devices) -> Vec<Entry> {
     vec![Entry::Segment { segment: segment_of(network.encap), out, flags }]
 }
 
-fn encode_remote(remote: &Remote) -> Result<Vec<Entry>, Refused> {
+fn encode_remote(remote: &Remote) -> Result<Vec<Entry>, EncodeError> {
     let segment = segment_of(remote.encap);
     let mut entries = vec![];
     if segment.vni().is_some() {
-        let vtep = vtep(remote.vtep.ok_or(Refused::NoVtep)?)?;
+        let vtep = vtep(remote.vtep.ok_or(EncodeError::NoVtep)?)?;
         entries.push(Entry::Fdb(FdbKey::new(segment, remote.mac.0), FdbEntry { ifindex: 0, vtep, group: 0 }));
     }
     entries.extend(neighbours(
         segment,
-        NeighEntry { mac: remote.mac.0, flags: 0, ifindex: 0, group: group_of(remote.group) },
+        NeighEntry { mac: remote.mac.0, flags: 0, ifindex: 0, group: endpoint_group(remote.group) },
         remote.ip,
         remote.ip6,
     ));
@@ -198,8 +136,8 @@ fn encode_remote(remote: &Remote) -> Result<Vec<Entry>, Refused> {
 fn encode_local(local: &Local, ifindex: u32) -> Vec<Entry> {
     let segment = segment_of(local.encap);
     let mac = local.mac.0;
-    let group = group_of(local.group);
-    // Rates are for pods, the node limits itself.
+    let group = endpoint_group(local.group);
+    // Bandwidth limits do not apply to the node itself.
     let receiver = match local.owner {
         Owner::Pod => group,
         Owner::Node => FdbEntry::NODE | group,
@@ -224,35 +162,35 @@ fn encode_local(local: &Local, ifindex: u32) -> Vec<Entry> {
     entries
 }
 
-fn encode_service(service: &Service) -> Result<Vec<Entry>, Refused> {
-    let scope = service.scope.as_ref().ok_or(Refused::WholeCluster)?;
+fn encode_service(service: &Service) -> Result<Vec<Entry>, EncodeError> {
+    let scope = service.scope.as_ref().ok_or(EncodeError::WholeCluster)?;
     if let Some(elsewhere) = service.backends.iter().find(|backend| backend.encap != scope.encap) {
-        return Err(Refused::BackendElsewhere(elsewhere.ip));
+        return Err(EncodeError::BackendElsewhere(elsewhere.ip));
     }
     let of_other_family = |backend: &&datapath::Backend| backend.ip.is_ipv4() != service.vip.is_ipv4();
     if let Some(other) = service.backends.iter().find(of_other_family) {
-        return Err(Refused::OtherFamily(other.ip));
+        return Err(EncodeError::OtherFamily(other.ip));
     }
     let (segment, ip) = (segment_of(scope.encap), Address::from(service.vip));
     let ready = || service.backends.iter().filter(|backend| backend.readiness == Readiness::Ready);
-    // A second at least: less than that would be nothing, which means "for ever" in the kernel.
+    // At least one second: the kernel side treats zero as no expiry.
     let affinity = service.affinity.map_or(0, |time| time.as_secs().clamp(1, u32::MAX.into()) as u32);
     let mut entries: Vec<Entry> = service
         .ports
         .iter()
         .map(|port| {
-            let at = |ip| Backend::new(Address::from(ip), port.target);
-            let mut backends: Vec<Backend> = ready().map(|backend| at(backend.ip)).collect();
+            let backend = |ip| Backend::new(Address::from(ip), port.target);
+            let mut backends: Vec<Backend> = ready().map(|ready| backend(ready.ip)).collect();
             backends.sort_unstable();
             backends.dedup();
             let key = ServiceKey::new(segment, ip, Be16::new(port.port), port.protocol.number());
             Entry::Service(key, Target { backends, affinity })
         })
         .collect();
-    // Clients are told where the address is when there is something.
+    // The programs answer ARP and ND for the service address.
     let owner = NeighEntry { mac: service_mac(&ip), flags: NeighEntry::SERVICE, ifindex: 0, group: 0 };
     entries.push(Entry::Neigh(NeighKey { segment, ip }, owner));
-    // The wire of a VLAN has others than nodes on it; a tunnel has not.
+    // Hosts that are not nodes of the cluster reach services on VLANs only.
     if segment.vni().is_none()
         && let Some(first) = ready().map(|backend| Address::from(backend.ip)).min()
     {
@@ -271,10 +209,10 @@ fn neighbours(
     addresses.map(move |ip| Entry::Neigh(NeighKey { segment, ip: Address::from(ip) }, owner))
 }
 
-fn vtep(address: IpAddr) -> Result<Vtep, Refused> {
+fn vtep(address: IpAddr) -> Result<Vtep, EncodeError> {
     match address {
         IpAddr::V4(address) => Ok(address.octets()),
-        IpAddr::V6(_) => Err(Refused::Ipv6Vtep),
+        IpAddr::V6(_) => Err(EncodeError::Ipv6Vtep),
     }
 }
 
@@ -308,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_local_endpoint_is_reached_before_it_may_send() {
+    fn the_program_of_a_local_endpoint_is_attached_last() {
         let entries = encode(&Object::Local(local()), &DEVICES, |_| Some(9)).unwrap();
         assert!(matches!(entries[0], Entry::Port { ifindex: 9, .. }));
         assert_eq!(entries.iter().filter(|e| matches!(e, Entry::Neigh(_, o) if o.ifindex == 9)).count(), 2);
@@ -316,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nodes_own_port_says_so_to_whoever_sends_there() {
+    fn the_forwarding_entry_of_the_nodes_own_port_has_the_node_flag() {
         let local = Local { owner: Owner::Node, ..local() };
         let entries = encode(&Object::Local(local), &DEVICES, |_| Some(9)).unwrap();
         assert!(matches!(entries[1], Entry::Fdb(_, FdbEntry { ifindex: 9, group: FdbEntry::NODE, .. })));
@@ -324,8 +262,8 @@ mod tests {
 
     #[test]
     fn a_missing_interface_is_named() {
-        let refused = encode(&Object::Local(local()), &DEVICES, |_| None).unwrap_err();
-        assert_eq!(refused.to_string(), "no interface vvport1");
+        let error = encode(&Object::Local(local()), &DEVICES, |_| None).unwrap_err();
+        assert_eq!(error.to_string(), "no interface vvport1");
     }
 
     #[test]
@@ -341,18 +279,18 @@ mod tests {
             group: None,
         };
         let entries = encode(&Object::Remote(remote.clone()), &DEVICES, |_| None).unwrap();
-        let place = FdbEntry { ifindex: 0, vtep: [192, 0, 2, 2], group: 0 };
-        assert!(matches!(&entries[0], Entry::Fdb(_, entry) if *entry == place));
+        let expected = FdbEntry { ifindex: 0, vtep: [192, 0, 2, 2], group: 0 };
+        assert!(matches!(&entries[0], Entry::Fdb(_, entry) if *entry == expected));
 
         remote.vtep = None;
-        assert_eq!(encode(&Object::Remote(remote.clone()), &DEVICES, |_| None), Err(Refused::NoVtep));
+        assert_eq!(encode(&Object::Remote(remote.clone()), &DEVICES, |_| None), Err(EncodeError::NoVtep));
         remote.encap = Encap::Vlan(Vlan::try_from(100).unwrap());
         let entries = encode(&Object::Remote(remote), &DEVICES, |_| None).unwrap();
         assert!(matches!(entries[..], [Entry::Neigh(..)]));
     }
 
     #[test]
-    fn networks_leave_by_the_device_of_their_kind() {
+    fn networks_use_the_device_of_their_encapsulation() {
         let network = |encap, arp| Object::Network(Network { id: "n1.t".into(), encap, arp });
         let vlan = Encap::Vlan(Vlan::try_from(100).unwrap());
         let entries = encode(&network(vlan, ArpMode::Flood), &DEVICES, |_| None).unwrap();
@@ -363,11 +301,11 @@ mod tests {
     }
 
     #[test]
-    fn peers_that_cannot_be_reached_are_refused() {
+    fn unreachable_peers_are_refused() {
         let peer = |vtep: &str, port| Object::Peer(Peer { vtep: vtep.parse().unwrap(), port });
         assert_eq!(encode(&peer("192.0.2.2", 4789), &DEVICES, |_| None).unwrap().len(), 1);
-        assert_eq!(encode(&peer("2001:db8::2", 4789), &DEVICES, |_| None), Err(Refused::Ipv6Vtep));
-        let refused = Refused::OtherPort { theirs: 8472, ours: 4789 };
-        assert_eq!(encode(&peer("192.0.2.2", 8472), &DEVICES, |_| None), Err(refused));
+        assert_eq!(encode(&peer("2001:db8::2", 4789), &DEVICES, |_| None), Err(EncodeError::Ipv6Vtep));
+        let error = EncodeError::OtherPort { theirs: 8472, ours: 4789 };
+        assert_eq!(encode(&peer("192.0.2.2", 8472), &DEVICES, |_| None), Err(error));
     }
 }

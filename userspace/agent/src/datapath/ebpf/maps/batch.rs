@@ -1,4 +1,4 @@
-//! Many entries of a hash map in one call. aya has no such calls (Linux 5.6, `man 2 bpf`).
+//! Batched lookup and delete in hash maps (Linux 5.6, `man 2 bpf`), which aya does not provide.
 
 use std::{
     io,
@@ -8,18 +8,16 @@ use std::{
 
 use aya::{Pod, maps::MapData};
 
-use crate::datapath::{
-    Error,
-    ebpf::{failure::failed, maps::writes::Writes},
-};
+use super::writes::Writes;
+use crate::datapath::{Error, ebpf::failure::failed};
 
-/// Entries per call: enough to make the call itself cheap, and less than half a megabyte.
+/// Entries per call. Amortises the system call; the buffers stay below 512 KiB.
 const CHUNK: usize = 8192;
 
 const BPF_MAP_LOOKUP_BATCH: libc::c_int = 24;
 const BPF_MAP_DELETE_BATCH: libc::c_int = 27;
 
-/// The part of `union bpf_attr` that these commands read (`include/uapi/linux/bpf.h`).
+/// The part of `union bpf_attr` for batch commands (`include/uapi/linux/bpf.h`).
 #[derive(Default)]
 #[repr(C)]
 struct Attributes {
@@ -33,7 +31,7 @@ struct Attributes {
     flags: u64,
 }
 
-/// A hash map that is read and emptied by the thousand, and of which no copy is kept.
+/// A hash map that is accessed in batches, without a copy in the process.
 pub(crate) struct BatchMap<K, V> {
     name: &'static str,
     map: MapData,
@@ -42,32 +40,32 @@ pub(crate) struct BatchMap<K, V> {
 }
 
 impl<K: Pod, V: Pod> BatchMap<K, V> {
-    /// Fails unless keys and values of the map have the sizes of `K` and `V`.
+    /// Fails if the map's keys or values differ in size from `K` or `V`.
     pub(crate) fn new(name: &'static str, map: MapData, writes: Writes) -> Result<Self, Error> {
         let what = || format!("open the map {name}");
         let info = map.info().map_err(|error| failed(what(), error))?;
         if (info.key_size() as usize, info.value_size() as usize) != (size_of::<K>(), size_of::<V>()) {
-            return Err(failed(what(), "its keys or values have another size than ours"));
+            return Err(failed(what(), "its keys or values have an unexpected size"));
         }
         Ok(BatchMap { name, map, writes, types: PhantomData })
     }
 
-    /// Every entry.
+    /// Reads every entry.
     pub(crate) fn read(&self) -> Result<Vec<(K, V)>, Error> {
         entries(self.name, &self.map)
     }
 
-    /// Removes entries; those that are not there are none the less gone.
+    /// Removes entries. Ignores keys without an entry.
     pub(crate) fn remove(&self, keys: &[K]) -> Result<(), Error> {
         for mut part in keys.chunks(CHUNK) {
             while !part.is_empty() {
                 let mut attributes =
                     Attributes { keys: part.as_ptr() as u64, count: part.len() as u32, ..self.attributes() };
                 self.writes.count();
-                // SAFETY: `count` keys of the size that `new` compared.
+                // SAFETY: `keys` has `count` keys of the size that `new` checked.
                 match unsafe { call(BPF_MAP_DELETE_BATCH, &mut attributes) } {
                     Ok(()) => break,
-                    // It stops there: the count is of those before.
+                    // The call stops at a missing key; `count` is the number of keys before it.
                     Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {
                         part = part.get(attributes.count as usize + 1..).unwrap_or_default();
                     }
@@ -83,7 +81,7 @@ impl<K: Pod, V: Pod> BatchMap<K, V> {
     }
 }
 
-/// Every entry of a hash map whose keys and values have the sizes of `K` and `V`.
+/// Reads every entry of a hash map. Its keys and values must have the sizes of `K` and `V`.
 pub(crate) fn entries<K: Pod, V: Pod>(name: &'static str, map: &MapData) -> Result<Vec<(K, V)>, Error> {
     let mut entries = vec![];
     read(name, map, 1, |key, values: &[V]| {
@@ -93,8 +91,10 @@ pub(crate) fn entries<K: Pod, V: Pod>(name: &'static str, map: &MapData) -> Resu
     Ok(entries)
 }
 
-/// Reads a hash map whose keys and values have the sizes of `K` and `V`, with `copies` values to each key, until `each`
-/// has enough. Where it stopped: after so many buckets; `None` at the end of the map.
+/// Calls `each` for the entries of a hash map until it returns false. The map's keys and values must have the sizes of
+/// `K` and `V`; `copies` is the number of values per key (the number of CPUs for a per-CPU map).
+///
+/// Returns the number of buckets read, or `None` at the end of the map.
 pub(crate) fn read<K: Pod, V: Pod>(
     name: &'static str,
     map: &MapData,
@@ -106,7 +106,7 @@ pub(crate) fn read<K: Pod, V: Pod>(
     loop {
         let mut keys: Vec<K> = Vec::with_capacity(chunk);
         let mut values: Vec<V> = Vec::with_capacity(chunk * copies);
-        // Where the next call goes on: the number of a bucket.
+        // Index of the bucket at which the next call continues.
         let mut next = 0_u32;
         let mut attributes = Attributes {
             in_batch: position.as_ref().map_or(0, |position: &u32| &raw const *position as u64),
@@ -117,13 +117,13 @@ pub(crate) fn read<K: Pod, V: Pod>(
             map: map.fd().as_fd().as_raw_fd() as u32,
             ..Attributes::default()
         };
-        // SAFETY: there is room for `count` keys and values of the sizes that the caller promises, and for the
-        // position, which has four bytes for a hash map.
+        // SAFETY: the buffers hold `count` keys and values of the sizes that the caller guarantees; the position of a
+        // hash map has four bytes.
         let result = unsafe { call(BPF_MAP_LOOKUP_BATCH, &mut attributes) };
         let last = match result {
             Ok(()) => false,
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => true,
-            // One bucket has more entries than there is room for.
+            // One bucket has more entries than the buffers hold.
             Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {
                 chunk *= 2;
                 continue;
@@ -131,7 +131,7 @@ pub(crate) fn read<K: Pod, V: Pod>(
             Err(error) => return Err(failed(format!("read the map {name}"), error)),
         };
         let count = (attributes.count as usize).min(chunk);
-        // SAFETY: the kernel has written so many, and every bit pattern is valid (`Pod`).
+        // SAFETY: the kernel has written `count` entries, and every bit pattern is valid (`Pod`).
         unsafe {
             keys.set_len(count);
             values.set_len(count * copies);
@@ -152,9 +152,9 @@ pub(crate) fn read<K: Pod, V: Pod>(
 
 /// # Safety
 ///
-/// The addresses in `attributes` are those of memory that the command may read or write as it says.
+/// The addresses in `attributes` must point to memory that the command may read or write.
 unsafe fn call(command: libc::c_int, attributes: &mut Attributes) -> io::Result<()> {
-    // SAFETY: the caller's promise; the kernel reads and writes no more of the attributes than their size.
+    // SAFETY: guaranteed by the caller; the kernel accesses only `size_of::<Attributes>()` bytes of the attributes.
     let result = unsafe {
         libc::syscall(libc::SYS_bpf, command, &raw mut *attributes, size_of::<Attributes>() as libc::c_uint)
     };

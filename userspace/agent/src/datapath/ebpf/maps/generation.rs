@@ -1,4 +1,4 @@
-//! When the programs' shortcuts end: with every change of what they rely on.
+//! Generation of the configuration, which invalidates the programs' flow cache.
 
 use std::{
     mem::MaybeUninit,
@@ -9,68 +9,63 @@ use std::{
 use aya::{maps::MapData, util::KernelVersion};
 use contiv_abi::{Epochs as Shared, maps::EPOCHS};
 
-use crate::datapath::{
-    Error,
-    ebpf::{
-        failure::failed,
-        maps::{mmap::Mapping, writes::Writes},
-    },
-};
+use super::{mmap::MmapArray, writes::Writes};
+use crate::datapath::{Error, ebpf::failure::failed};
 
-/// `ctv_epochs`, and what it stands for.
-pub(crate) struct Epochs {
-    memory: Mapping<Shared>,
+/// `ctv_epochs`: the generation, and properties of the kernel that the programs cannot query.
+pub(crate) struct Generation {
+    memory: MmapArray<Shared>,
     writes: Writes,
-    /// How many writes there were when the programs were told last.
-    told: u64,
+    /// Number of writes when the generation was last bumped.
+    published: u64,
 }
 
-impl Epochs {
-    /// What was written before, by whomever, is told at once.
+impl Generation {
+    /// Bumps the generation: an earlier process may have written entries without doing so.
     pub(crate) fn new(map: MapData, writes: Writes) -> Result<Self, Error> {
         let memory =
-            Mapping::new(map, 1).map_err(|error| failed(format!("map {EPOCHS} into memory"), error))?;
-        let epochs = Epochs { memory, told: writes.get(), writes };
-        epochs.tell_kernel();
-        epochs.end();
-        Ok(epochs)
+            MmapArray::new(map, 1).map_err(|error| failed(format!("map {EPOCHS} into memory"), error))?;
+        let generation = Generation { memory, published: writes.get(), writes };
+        generation.publish_kernel_properties();
+        generation.bump();
+        Ok(generation)
     }
 
-    /// What the programs cannot ask the kernel: how long a tick is, of which they have the number at hand, where the time is a
-    /// call; and whether it makes a pod's own of what they give to a pod.
-    fn tell_kernel(&self) {
-        let Some(place) = self.memory.place(0).map(NonNull::as_ptr) else { return };
-        // SAFETY: numbers in the mapping, which the programs read at any time.
+    /// Writes the tick rate, by which programs convert jiffies to time, and whether the kernel scrubs redirected packets.
+    fn publish_kernel_properties(&self) {
+        let Some(shared) = self.memory.pointer(0).map(NonNull::as_ptr) else { return };
+        // SAFETY: integers in the mapping, which programs read at any time.
         let (ticks, takes) = unsafe {
-            (AtomicU64::from_ptr(&raw mut (*place).ticks), AtomicU64::from_ptr(&raw mut (*place).takes))
+            (AtomicU64::from_ptr(&raw mut (*shared).ticks), AtomicU64::from_ptr(&raw mut (*shared).takes))
         };
-        ticks.store(ticks_in_a_second(), Ordering::Release);
-        takes.store(u64::from(takes_what_is_given()), Ordering::Release);
+        ticks.store(ticks_per_second(), Ordering::Release);
+        takes.store(u64::from(redirect_peer_scrubs()), Ordering::Release);
     }
 
-    /// To be called when a change is whole: from then on the programs go by it. Nothing is done unless something was written.
-    pub(crate) fn turn(&mut self) {
+    /// Makes the programs use the changes written so far. Call it when a change is complete. Does nothing if nothing was
+    /// written since the last call.
+    pub(crate) fn bump_if_written(&mut self) {
         let written = self.writes.get();
-        if written != self.told {
-            self.told = written;
-            self.end();
+        if written != self.published {
+            self.published = written;
+            self.bump();
         }
     }
 
-    fn end(&self) {
-        if let Some(place) = self.memory.place(0) {
-            // SAFETY: a number in the mapping, which the programs read at any time and nobody else writes.
-            let all = unsafe { AtomicU64::from_ptr(&raw mut (*place.as_ptr()).all) };
+    fn bump(&self) {
+        if let Some(shared) = self.memory.pointer(0) {
+            // SAFETY: an integer in the mapping, which programs read at any time and only this process writes.
+            let all = unsafe { AtomicU64::from_ptr(&raw mut (*shared.as_ptr()).all) };
             all.fetch_add(1, Ordering::Release);
         }
     }
 }
 
-/// `CONFIG_HZ` of the kernel: its coarse clocks move with the ticks.
-fn ticks_in_a_second() -> u64 {
+/// `CONFIG_HZ` of the kernel, from the resolution of its coarse clock.
+fn ticks_per_second() -> u64 {
     const SECOND: u64 = 1_000_000_000;
     let mut time = MaybeUninit::<libc::timespec>::uninit();
-    // SAFETY: the call fills what it is given; it fails only for clocks that are not there.
+    // SAFETY: the call fills the structure; it fails only for unknown clocks.
     let time = unsafe {
         libc::clock_getres(libc::CLOCK_MONOTONIC_COARSE, time.as_mut_ptr());
         time.assume_init()
@@ -79,8 +74,8 @@ fn ticks_in_a_second() -> u64 {
     (SECOND + tick / 2) / tick
 }
 
-/// Whether `bpf_redirect_peer` scrubs the packet, its type included ("bpf: Scrub packet on bpf_redirect_peer"). Where that
-/// cannot be told, the programs do it.
-fn takes_what_is_given() -> bool {
+/// Whether `bpf_redirect_peer` scrubs the packet, including its type (Linux 6.15, "bpf: Scrub packet on
+/// bpf_redirect_peer"). If the version is unknown, the programs scrub.
+fn redirect_peer_scrubs() -> bool {
     KernelVersion::current().is_ok_and(|kernel| kernel >= KernelVersion::new(6, 15, 0))
 }

@@ -1,4 +1,4 @@
-//! An array map in the agent's own memory: thousands of slots are written without a call for each.
+//! Array maps in the memory of the process: a write needs no system call.
 
 use std::{
     io,
@@ -9,26 +9,25 @@ use std::{
 use aya::maps::MapData;
 use bytemuck::Pod;
 
-/// The values of an array map, mapped. The kernel's programs read them at any time, so whoever writes sees to it
-/// that nothing leads to a slot before it is whole.
-pub(crate) struct Mapping<V> {
+/// A memory-mapped array map (`BPF_F_MMAPABLE`). Programs read the values at any time: a writer must complete a value
+/// before another map refers to it.
+pub(crate) struct MmapArray<V> {
     values: NonNull<V>,
     len: usize,
-    /// The map is there as long as the mapping.
+    /// Keeps the map alive as long as the mapping.
     _map: MapData,
 }
 
-// SAFETY: memory of the process, not of a thread.
-unsafe impl<V: Send> Send for Mapping<V> {}
-// SAFETY: to write takes a `&mut`.
-unsafe impl<V: Sync> Sync for Mapping<V> {}
+// SAFETY: the memory belongs to the process, not to a thread.
+unsafe impl<V: Send> Send for MmapArray<V> {}
+// SAFETY: a write needs `&mut`.
+unsafe impl<V: Sync> Sync for MmapArray<V> {}
 
-impl<V: Pod> Mapping<V> {
-    /// Of the first `len` values of an array map that was made mappable. The kernel keeps values at multiples
-    /// of 8 bytes.
+impl<V: Pod> MmapArray<V> {
+    /// Maps the first `len` values. The kernel aligns values to 8 bytes, so the size of `V` must be a multiple of 8.
     pub(crate) fn new(map: MapData, len: usize) -> io::Result<Self> {
         const { assert!(size_of::<V>().is_multiple_of(8)) };
-        // SAFETY: a new mapping, of a descriptor that is open.
+        // SAFETY: a new mapping of an open descriptor.
         let address = unsafe {
             libc::mmap(
                 ptr::null_mut(),
@@ -44,37 +43,37 @@ impl<V: Pod> Mapping<V> {
         }
         let values =
             NonNull::new(address.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::AddrNotAvailable))?;
-        Ok(Mapping { values, len, _map: map })
+        Ok(MmapArray { values, len, _map: map })
     }
 
-    /// The value in a slot, if there is such a slot.
-    pub(crate) fn get(&self, slot: u32) -> Option<V> {
-        let slot = slot as usize;
-        // SAFETY: inside of the mapping; nobody but us writes there.
-        (slot < self.len).then(|| unsafe { self.values.add(slot).read_volatile() })
+    /// The value at `index`; `None` if the index is out of range.
+    pub(crate) fn get(&self, index: u32) -> Option<V> {
+        let index = index as usize;
+        // SAFETY: the index is inside the mapping, and only this process writes there.
+        (index < self.len).then(|| unsafe { self.values.add(index).read_volatile() })
     }
 
-    /// Where a slot lies, if there is such a slot; for what the programs change, too.
-    pub(crate) fn place(&self, slot: u32) -> Option<NonNull<V>> {
-        let slot = slot as usize;
-        // SAFETY: inside of the mapping.
-        (slot < self.len).then(|| unsafe { self.values.add(slot) })
+    /// Address of the value at `index`, for fields that programs also write; `None` if the index is out of range.
+    pub(crate) fn pointer(&self, index: u32) -> Option<NonNull<V>> {
+        let index = index as usize;
+        // SAFETY: the index is inside the mapping.
+        (index < self.len).then(|| unsafe { self.values.add(index) })
     }
 
-    /// Writes a slot; false if there is no such slot.
-    pub(crate) fn set(&mut self, slot: u32, value: V) -> bool {
-        let slot = slot as usize;
-        if slot < self.len {
-            // SAFETY: inside of the mapping.
-            unsafe { self.values.add(slot).write_volatile(value) };
+    /// Writes the value at `index`; false if the index is out of range.
+    pub(crate) fn set(&mut self, index: u32, value: V) -> bool {
+        let index = index as usize;
+        if index < self.len {
+            // SAFETY: the index is inside the mapping.
+            unsafe { self.values.add(index).write_volatile(value) };
         }
-        slot < self.len
+        index < self.len
     }
 }
 
-impl<V> Drop for Mapping<V> {
+impl<V> Drop for MmapArray<V> {
     fn drop(&mut self) {
-        // SAFETY: the mapping that `new` made. It cannot fail for what is mapped.
+        // SAFETY: the mapping that `new` created. The call cannot fail for mapped memory.
         let _unmapped = unsafe { libc::munmap(self.values.as_ptr().cast(), self.len * size_of::<V>()) };
     }
 }

@@ -1,4 +1,4 @@
-//! What the numbers in the programs stand for.
+//! Names behind the numbers that the programs use.
 
 use std::{
     collections::HashMap,
@@ -9,13 +9,13 @@ use contiv_model::name::RuleId;
 
 use crate::datapath::telemetry::ServicePort;
 
-/// Names by number, for those who read counts and events while the datapath is at work.
+/// Names by number. Clones share the table, so telemetry tasks can resolve numbers while the datapath changes them.
 #[derive(Debug)]
 pub(crate) struct Names<T>(Arc<RwLock<HashMap<u32, T>>>);
 
-/// Of rules.
+/// Names of rules.
 pub(crate) type RuleNames = Names<RuleId>;
-/// Of ports of services.
+/// Names of service ports.
 pub(crate) type ServiceNames = Names<ServicePort>;
 
 impl<T> Clone for Names<T> {
@@ -31,26 +31,28 @@ impl<T> Default for Names<T> {
 }
 
 impl<T: Clone> Names<T> {
-    pub(crate) fn learn<'a>(&self, named: impl IntoIterator<Item = (&'a T, &'a u32)>)
+    pub(crate) fn insert<'a>(&self, names: impl IntoIterator<Item = (&'a T, &'a u32)>)
     where
         T: 'a,
     {
-        self.write().extend(named.into_iter().map(|(name, number)| (*number, name.clone())));
+        self.write().extend(names.into_iter().map(|(name, number)| (*number, name.clone())));
     }
 
-    pub(crate) fn forget(&self, number: u32) {
+    pub(crate) fn remove(&self, number: u32) {
         self.write().remove(&number);
     }
 
-    pub(crate) fn of<const N: usize>(&self, numbers: [u32; N]) -> Vec<T> {
+    /// Names of the numbers. Omits unknown numbers.
+    pub(crate) fn lookup<const N: usize>(&self, numbers: [u32; N]) -> Vec<T> {
         let names = self.read();
         numbers.iter().filter_map(|number| names.get(number)).cloned().collect()
     }
 
-    /// Each with its name; those without one are left out.
-    pub(crate) fn named<C>(&self, counts: Vec<(u32, C)>) -> Vec<(T, C)> {
+    /// Replaces the number of each counter with its name. Omits unknown numbers.
+    pub(crate) fn resolve<C>(&self, counters: Vec<(u32, C)>) -> Vec<(T, C)> {
         let names = self.read();
-        counts.into_iter().filter_map(|(number, count)| Some((names.get(&number)?.clone(), count))).collect()
+        let resolve = |(number, counter)| Some((names.get(&number)?.clone(), counter));
+        counters.into_iter().filter_map(resolve).collect()
     }
 
     fn read(&self) -> RwLockReadGuard<'_, HashMap<u32, T>> {

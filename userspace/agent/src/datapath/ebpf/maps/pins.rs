@@ -1,4 +1,4 @@
-//! Where the kernel's objects are kept so that they outlive the agent.
+//! Paths of the pinned maps, programs and links, which outlive the agent.
 
 use std::{
     fs::{self, File},
@@ -17,10 +17,10 @@ use nix::{
 
 use crate::datapath::{Error, ebpf::failure::failed};
 
-/// Where every distribution mounts it.
+/// Mount point of the BPF file system on every distribution.
 const BPFFS: &str = "/sys/fs/bpf";
 
-/// `<root>/v<ABI>/<instance>/{maps,programs,links}`.
+/// The directory `<root>/v<ABI version>/<instance>`, which contains `maps`, `programs` and `links`.
 #[derive(Clone, Debug)]
 pub(crate) struct Pins {
     root: PathBuf,
@@ -32,15 +32,15 @@ impl Pins {
         Pins { root: root.to_owned(), directory: root.join(format!("v{ABI_VERSION}")).join(instance) }
     }
 
-    /// Those that an agent with another layout of the maps has left for this instance.
-    pub(crate) fn of_other_layouts(&self) -> Vec<Pins> {
+    /// Directories of this instance that agents with another ABI version created.
+    pub(crate) fn other_abi_versions(&self) -> Vec<Pins> {
         let (Ok(entries), Some(instance)) = (fs::read_dir(&self.root), self.directory.file_name()) else {
             return vec![];
         };
-        let layout = |name: &str| name.strip_prefix('v')?.parse::<u32>().ok();
-        let others = entries.flatten().filter_map(|entry| layout(entry.file_name().to_str()?));
-        let others = others.filter(|layout| *layout != ABI_VERSION);
-        let directories = others.map(|layout| self.root.join(format!("v{layout}")).join(instance));
+        let version = |name: &str| name.strip_prefix('v')?.parse::<u32>().ok();
+        let others = entries.flatten().filter_map(|entry| version(entry.file_name().to_str()?));
+        let others = others.filter(|version| *version != ABI_VERSION);
+        let directories = others.map(|version| self.root.join(format!("v{version}")).join(instance));
         directories
             .filter(|directory| directory.is_dir())
             .map(|directory| Pins { root: self.root.clone(), directory })
@@ -67,20 +67,20 @@ impl Pins {
         self.directory.join("links")
     }
 
-    /// Makes the directories, and mounts the file system where it is not.
+    /// Creates the directories, and mounts the BPF file system if necessary.
     pub(crate) fn prepare(&self) -> Result<(), Error> {
         self.mount()?;
         for directory in [self.maps(), self.directory.join("programs"), self.links()] {
             fs::create_dir_all(&directory)
-                .map_err(|error| failed(format!("make the directory {}", directory.display()), error))?;
+                .map_err(|error| failed(format!("create the directory {}", directory.display()), error))?;
         }
         Ok(())
     }
 
-    /// Sees to it that nobody else works with what is pinned, of whatever layout, as long as the value lives: two who write
-    /// would each undo what the other does. None where nothing was ever pinned.
-    pub(crate) fn claim(&self) -> Result<Option<Flock<File>>, Error> {
-        let what = || format!("have {} alone", self.root.display());
+    /// Locks the root against other agents, of any ABI version, as long as the returned value lives: two writers would
+    /// revert each other's changes. `None` if the root does not exist.
+    pub(crate) fn lock(&self) -> Result<Option<Flock<File>>, Error> {
+        let what = || format!("lock {}", self.root.display());
         let directory = match File::open(&self.root) {
             Ok(directory) => directory,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -89,24 +89,24 @@ impl Pins {
         Flock::lock(directory, FlockArg::LockExclusiveNonblock).map(Some).map_err(|(_, errno)| match errno {
             Errno::EWOULDBLOCK => failed(
                 what(),
-                "another netplugin works with it (stop that one first; agents of several nodes on one machine need a \
-                 --bpf-root each)",
+                "another netplugin uses it; stop that process first (on a machine with several nodes, give each agent its \
+                 own --bpf-root)",
             ),
             other => failed(what(), other),
         })
     }
 
     fn mount(&self) -> Result<(), Error> {
-        // The root may not be there yet: what is the file system of the nearest directory that is?
-        let there = self.root.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
-        let found = statfs(there)
-            .map_err(|error| failed(format!("look at the file system of {}", there.display()), error))?;
+        // The root may not exist yet: check the file system of its nearest existing ancestor.
+        let existing = self.root.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
+        let found = statfs(existing)
+            .map_err(|error| failed(format!("query the file system of {}", existing.display()), error))?;
         if found.filesystem_type() == BPF_FS_MAGIC {
             return Ok(());
         }
         let place = if self.root.starts_with(BPFFS) { Path::new(BPFFS) } else { &self.root };
         fs::create_dir_all(place)
-            .map_err(|error| failed(format!("make the directory {}", place.display()), error))?;
+            .map_err(|error| failed(format!("create the directory {}", place.display()), error))?;
         let options = Some("mode=0700");
         mount(Some("bpf"), place, Some("bpf"), MsFlags::MS_NOSUID | MsFlags::MS_NODEV, options).map_err(
             |error| {
@@ -132,7 +132,7 @@ impl Pins {
             .map_err(|error| failed(format!("open the map {}", self.map(name).display()), error))
     }
 
-    /// The names of the pinned links.
+    /// Names of the pinned links.
     pub(crate) fn link_names(&self) -> Result<Vec<String>, Error> {
         let directory = self.links();
         let listed = fs::read_dir(&directory).and_then(|entries| {
@@ -144,7 +144,7 @@ impl Pins {
         }
     }
 
-    /// Removes a pin; true if it was there.
+    /// Removes a pin; false if it does not exist.
     pub(crate) fn unpin(&self, path: &Path) -> Result<bool, Error> {
         match fs::remove_file(path) {
             Ok(()) => Ok(true),
@@ -153,7 +153,7 @@ impl Pins {
         }
     }
 
-    /// Removes all pins of the instance, and the directories above that are empty then.
+    /// Removes all pins of the instance, and its parent directories if they become empty. Returns the number of pins.
     pub(crate) fn remove_all(&self) -> Result<usize, Error> {
         let what = || format!("remove the pins in {}", self.directory.display());
         let mut removed = 0;
@@ -175,7 +175,7 @@ impl Pins {
             match fs::remove_dir(directory) {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                // Other instances, or a mount point.
+                // Not empty because of other instances, or a mount point.
                 Err(_) => break,
             }
         }

@@ -1,12 +1,12 @@
-//! Waits for BPF programs that may still hold a reference to removed entries.
+//! Waits for BPF programs that may still use removed entries.
 
-/// Returns when every program that ran when it was called has ended, so that what was taken out of their reach may be
-/// removed.
+/// Returns when every program run that started before the call has ended. Entries that programs can no longer reach may
+/// then be reused.
 ///
-/// `MEMBARRIER_CMD_GLOBAL` waits for a grace period of RCU, in which the programs run. A kernel with cores set aside
-/// (`nohz_full`) refuses it; there, programs of microseconds are given long enough.
+/// `MEMBARRIER_CMD_GLOBAL` waits for an RCU grace period, and BPF programs run inside RCU read-side sections. Kernels with
+/// `nohz_full` cores refuse the command; the function then sleeps for 50 ms, far longer than a program runs.
 pub(crate) fn synchronize() {
-    // SAFETY: a call without memory.
+    // SAFETY: the call passes no memory.
     let result = unsafe { libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_GLOBAL, 0, 0) };
     if result < 0 {
         std::thread::sleep(std::time::Duration::from_millis(50));

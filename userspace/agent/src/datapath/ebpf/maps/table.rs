@@ -1,4 +1,4 @@
-//! A map and what we know to be in it.
+//! Hash maps with a copy in the process.
 
 use std::{collections::HashMap, hash::Hash};
 
@@ -7,22 +7,20 @@ use aya::{
     maps::{self, IterableMap as _, MapData},
 };
 
+use super::{batch, writes::Writes};
 use crate::datapath::{
     Error,
-    ebpf::{
-        failure::{errno, failed},
-        maps::{batch, writes::Writes},
-    },
+    ebpf::failure::{errno, failed},
     telemetry::TableUsage,
 };
 
-/// A hash map and a copy of it. We are the only writer, so the copy is true from `read` on, and what
-/// is there already is not written again.
+/// A hash map and a copy of its entries. The agent is the only writer, so the copy is accurate after
+/// [`read`](Self::read), and [`set`](Self::set) skips entries that are already present.
 pub(crate) struct Table<K, V> {
     name: &'static str,
     capacity: usize,
     map: maps::HashMap<MapData, K, V>,
-    known: HashMap<K, V>,
+    entries: HashMap<K, V>,
     writes: Writes,
 }
 
@@ -33,39 +31,35 @@ impl<K: Pod + Eq + Hash, V: Pod + PartialEq> Table<K, V> {
         map: maps::HashMap<MapData, K, V>,
         writes: Writes,
     ) -> Self {
-        Table { name, capacity, map, known: HashMap::new(), writes }
+        Table { name, capacity, map, entries: HashMap::new(), writes }
     }
 
-    /// Makes the copy afresh.
+    /// Reads the map into the copy.
     pub(crate) fn read(&mut self) -> Result<(), Error> {
-        self.known = batch::entries(self.name, self.map.map())?.into_iter().collect();
+        self.entries = batch::entries(self.name, self.map.map())?.into_iter().collect();
         Ok(())
     }
 
     pub(crate) fn get(&self, key: &K) -> Option<&V> {
-        self.known.get(key)
+        self.entries.get(key)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
-        self.known.iter()
+        self.entries.iter()
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.known.len()
-    }
-
-    pub(crate) fn fill(&self) -> TableUsage {
-        TableUsage { table: self.name, entries: self.known.len(), capacity: self.capacity }
+    pub(crate) fn usage(&self) -> TableUsage {
+        TableUsage { table: self.name, entries: self.entries.len(), capacity: self.capacity }
     }
 
     pub(crate) fn set(&mut self, key: K, value: V) -> Result<(), Error> {
-        if self.known.get(&key) == Some(&value) {
+        if self.entries.get(&key) == Some(&value) {
             return Ok(());
         }
         self.writes.count();
         match self.map.insert(key, value, 0) {
             Ok(()) => {
-                self.known.insert(key, value);
+                self.entries.insert(key, value);
                 Ok(())
             }
             Err(error) if errno(&error) == Some(libc::E2BIG) => {
@@ -77,8 +71,9 @@ impl<K: Pod + Eq + Hash, V: Pod + PartialEq> Table<K, V> {
         }
     }
 
+    /// Removes an entry. Succeeds if there is no such entry.
     pub(crate) fn remove(&mut self, key: &K) -> Result<(), Error> {
-        if !self.known.contains_key(key) {
+        if !self.entries.contains_key(key) {
             return Ok(());
         }
         self.writes.count();
@@ -88,7 +83,7 @@ impl<K: Pod + Eq + Hash, V: Pod + PartialEq> Table<K, V> {
             }
             _ => {}
         }
-        self.known.remove(key);
+        self.entries.remove(key);
         Ok(())
     }
 }

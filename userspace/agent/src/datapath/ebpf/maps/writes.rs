@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-/// Counts what is changed in the kernel.
+/// Counter of kernel writes: map entries, attachments, interfaces. Clones share the counter.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Writes(Arc<AtomicU64>);
 

@@ -1,14 +1,16 @@
-//! From the rules of a group to the trees that the programs search. Pure.
+//! Compiles the rules of a group into search trees for the programs. Pure. From low to high:
 //!
-//! ```text
-//! kinds    which rules are put into one tree: all, unless some would have to be repeated too often
-//! layers   prefixes in each other -> for each range of addresses what is left to be told apart by group and port
-//! tree     rules -> ranges of groups, of protocols and ports, of addresses; ranges -> branches
-//! ranges   prefixes -> ranges of addresses that do not overlap, each with the rule that decides there
-//! ```
+//! | module | contents |
+//! |---|---|
+//! | [`clause`] | a rule without its local subnet |
+//! | [`ranges`] | nested prefixes to disjoint ranges |
+//! | [`address_first`] | clauses partitioned by peer address |
+//! | [`partition`] | clauses to trees: one, unless clauses would be repeated too often |
+//! | [`tree`] | clauses to ranges of groups, of ports and of addresses; ranges to tree nodes |
 
-mod kinds;
-mod layers;
+mod address_first;
+mod clause;
+mod partition;
 mod ranges;
 mod tree;
 
@@ -17,53 +19,35 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use contiv_abi::policy::{Branch, RuleEntry, RuleSet};
 use contiv_model::{
     name::RuleId,
-    policy::{Action, Direction, ICMP, ICMPV6, Rule},
+    policy::{Action, Direction, Rule},
 };
 use ipnet::IpNet;
 
-pub(crate) use self::kinds::Limit;
-use self::{kinds::Tree, tree::Trees};
+use self::clause::{Clause, Match};
+pub(crate) use self::partition::Limit;
+use self::{partition::Tree, tree::Trees};
 
-/// The rules of a group in one direction, with numbers of its own, all from zero: of sets in [`RuleSet::number`] and in
-/// entries that are sets, of branches in entries that are such, of rules in all other entries.
+/// The compiled rules of a group in one direction. Sets, tree nodes and rules are numbered from zero; the numbers are in
+/// [`RuleSet::number`] and in the entries that refer to sets, nodes and rules.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Compiled {
-    /// The first is for all endpoints, the others each for those with an address.
+    /// The first set applies to all endpoints, each other set to endpoints in one local subnet.
     pub(crate) sets: Vec<RuleSet>,
-    /// Each is led to by others before it, or after it, or by a set.
-    pub(crate) branches: Vec<Branch>,
-    /// By number.
+    /// Tree nodes. Another node or a set refers to each, from any position.
+    pub(crate) nodes: Vec<Branch>,
+    /// Rules by number.
     pub(crate) rules: Vec<RuleId>,
-    /// Within [`Limit::TIGHT`] it would be smaller.
-    pub(crate) roomy: bool,
+    /// A tree searches addresses first. With [`Limit::COMPACT`] the result would be smaller.
+    pub(crate) address_first: bool,
 }
 
-/// What a rule asks for of the connection, but for the addresses of this end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-struct Asked {
-    group: Option<u16>,
-    about: About,
-    subnet: Option<IpNet>,
-}
-
-/// Protocol and port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-enum About {
-    All,
-    Protocol(u8),
-    Port(u8, u16),
-}
-
-/// What is asked for, and the rule that decides of those that ask for just this.
-type Case = (Asked, RuleEntry);
-
-/// Compiles the rules of one direction; no rules come to no set.
+/// Compiles the rules of one direction. Without rules, the result has no sets.
 pub(crate) fn compile(rules: &[Rule], direction: Direction, limit: Limit) -> Compiled {
     let rules: Vec<&Rule> = rules.iter().filter(|rule| rule.direction == direction).collect();
     if rules.is_empty() {
         return Compiled::default();
     }
-    // In order of names, so that the number of a rule is its place among equals, too.
+    // Ordered by name, so that among rules of equal priority and action the name decides.
     let mut names: Vec<&RuleId> = rules.iter().map(|rule| &rule.id).collect();
     names.sort_unstable();
     names.dedup();
@@ -73,64 +57,48 @@ pub(crate) fn compile(rules: &[Rule], direction: Direction, limit: Limit) -> Com
         RuleEntry::new(rule.priority.get(), rule.action == Action::Allow, number, number)
     };
 
-    let narrow: BTreeSet<IpNet> = rules.iter().filter_map(|rule| rule.own).collect();
+    let subnets: BTreeSet<IpNet> = rules.iter().filter_map(|rule| rule.own).collect();
     let mut trees = Trees::new(limit);
-    let wide = rules.iter().filter(|rule| rule.own.is_none());
-    let mut wide = trees.set(0, wide.map(|rule| (*rule, entry(rule))));
-    wide.rules = rules.len() as u32;
-    let own = trees.own(narrow.iter().copied().zip(1..));
-    if let Some(root) = wide.roots.iter_mut().find(|root| !root.is_some()) {
-        *root = own;
+    let global = rules.iter().filter(|rule| rule.own.is_none());
+    let mut global = trees.set(0, global.map(|rule| (*rule, entry(rule))));
+    global.rules = rules.len() as u32;
+    let local = trees.local_subnets(subnets.iter().copied().zip(1..));
+    if let Some(root) = global.roots.iter_mut().find(|root| !root.is_some()) {
+        *root = local;
     }
-    let mut sets = vec![wide];
-    for (net, number) in narrow.iter().zip(1..) {
-        let here = rules.iter().filter(|rule| rule.own.is_some_and(|own| own.contains(net)));
-        sets.push(trees.set(number, here.map(|rule| (*rule, entry(rule)))));
+    let mut sets = vec![global];
+    for (net, number) in subnets.iter().zip(1..) {
+        let matching = rules.iter().filter(|rule| rule.own.is_some_and(|own| own.contains(net)));
+        sets.push(trees.set(number, matching.map(|rule| (*rule, entry(rule)))));
     }
-    // Asked of the first alone, for all of them.
+    // The programs read the flag of the first set only.
     let by_group = sets.iter().any(|set| set.by_group != 0);
     sets[0].by_group = by_group.into();
     let rules = names.into_iter().cloned().collect();
-    Compiled { sets, branches: trees.branches, rules, roomy: trees.roomy }
+    Compiled { sets, nodes: trees.nodes, rules, address_first: trees.address_first }
 }
 
 impl Trees {
     fn set<'a>(&mut self, number: u32, rules: impl Iterator<Item = (&'a Rule, RuleEntry)>) -> RuleSet {
-        let mut cases: BTreeMap<Asked, RuleEntry> = BTreeMap::new();
+        let mut clauses: BTreeMap<Match, RuleEntry> = BTreeMap::new();
         let mut count = 0;
         for (rule, entry) in rules {
             count += 1;
-            for asked in Asked::by(rule) {
-                let decides = cases.entry(asked).or_insert(entry);
+            for condition in Match::of(rule) {
+                let decides = clauses.entry(condition).or_insert(entry);
                 *decides = entry.min(*decides);
             }
         }
-        let cases: Vec<Case> = cases.into_iter().collect();
-        let by_group = cases.iter().any(|(asked, _)| asked.group.is_some());
+        let clauses: Vec<Clause> = clauses.into_iter().collect();
+        let by_group = clauses.iter().any(|(condition, _)| condition.group.is_some());
         let mut set = RuleSet { number, rules: count, by_group: by_group.into(), ..RuleSet::EMPTY };
-        for (root, tree) in set.roots.iter_mut().zip(kinds::together(&cases, self.limit)) {
+        for (root, tree) in set.roots.iter_mut().zip(partition::partition(&clauses, self.limit)) {
             *root = match tree {
-                Tree::ByGroup(cases) => self.of_groups(&cases),
-                Tree::ByAddress(layers) => self.of_layers(&layers),
+                Tree::GroupFirst(clauses) => self.of_groups(&clauses),
+                Tree::AddressFirst(partition) => self.of_addresses_first(&partition),
             };
         }
         set
-    }
-}
-
-impl Asked {
-    fn by(rule: &Rule) -> impl Iterator<Item = Asked> {
-        // ICMP of a rule is that of both families.
-        let alias = (rule.protocol == Some(ICMP)).then_some(Some(ICMPV6));
-        std::iter::once(rule.protocol).chain(alias).map(|protocol| Asked {
-            group: rule.peer.group.map(|group| group.get() as u16),
-            about: match (protocol, rule.port) {
-                (None, _) => About::All,
-                (Some(protocol), None) => About::Protocol(protocol),
-                (Some(protocol), Some(port)) => About::Port(protocol, port),
-            },
-            subnet: rule.peer.subnet,
-        })
     }
 }
 

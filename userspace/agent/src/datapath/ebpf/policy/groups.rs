@@ -1,4 +1,4 @@
-//! The array of groups, which is mapped: a word of it is written in one step, without a call.
+//! The array of groups in the memory of the process: a word is written atomically and without a system call.
 
 use std::{
     io,
@@ -18,7 +18,7 @@ use crate::datapath::{
     ebpf::{failure::failed, maps::writes::Writes},
 };
 
-/// [`Group`] as it lies in memory that programs read.
+/// [`Group`] in the memory that programs read.
 #[repr(C)]
 struct Shared {
     sets: [AtomicU32; 2],
@@ -34,7 +34,7 @@ pub(crate) struct Groups {
     writes: Writes,
 }
 
-// SAFETY: the memory is the process's, not a thread's, and all access to it is atomic.
+// SAFETY: the memory belongs to the process, not to a thread, and all access is atomic.
 unsafe impl Send for Groups {}
 // SAFETY: as above.
 unsafe impl Sync for Groups {}
@@ -43,29 +43,29 @@ const BYTES: usize = GROUP_NUMBERS * size_of::<Shared>();
 
 impl Groups {
     pub(crate) fn new(map: &MapData, writes: Writes) -> Result<Groups, Error> {
-        let what = || format!("map the map {GROUPS} into memory");
+        let what = || format!("map {GROUPS} into memory");
         let info = map.info().map_err(|error| failed(what(), error))?;
         if info.value_size() as usize != size_of::<Shared>() || info.max_entries() as usize != GROUP_NUMBERS {
-            return Err(failed(what(), "it has another size than ours"));
+            return Err(failed(what(), "it has an unexpected size"));
         }
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let fd = map.fd().as_fd().as_raw_fd();
-        // SAFETY: a new mapping where the kernel likes it; the map has so many bytes.
+        // SAFETY: a new mapping at an address chosen by the kernel; the map has `BYTES` bytes.
         let address = unsafe { libc::mmap(ptr::null_mut(), BYTES, access, libc::MAP_SHARED, fd, 0) };
         if address == libc::MAP_FAILED {
             return Err(failed(what(), io::Error::last_os_error()));
         }
-        let memory = NonNull::new(address.cast()).ok_or_else(|| failed(what(), "it lies nowhere"))?;
+        let memory = NonNull::new(address.cast()).ok_or_else(|| failed(what(), "the address is null"))?;
         Ok(Groups { memory, writes })
     }
 
     fn all(&self) -> &[Shared] {
-        // SAFETY: the mapping has so many, is aligned to a page, and lives as long as `self`; every bit pattern
-        // is valid, and all access is atomic.
+        // SAFETY: the mapping contains `GROUP_NUMBERS` values, is page-aligned, and lives as long as `self`; every bit
+        // pattern is valid, and all access is atomic.
         unsafe { std::slice::from_raw_parts(self.memory.as_ptr(), GROUP_NUMBERS) }
     }
 
-    /// The groups that are not all zero.
+    /// Groups whose entry is not zero.
     pub(crate) fn read(&self) -> impl Iterator<Item = (u16, Group)> {
         let groups = self.all().iter().enumerate().map(|(number, group)| (number as u16, group.load()));
         groups.filter(|(_, group)| *group != Group::default())
@@ -75,7 +75,7 @@ impl Groups {
         self.all().get(usize::from(number)).map_or(Group::default(), Shared::load)
     }
 
-    /// Writes what is not so yet.
+    /// Writes the entry unless it is equal.
     pub(crate) fn set(&self, number: u16, group: Group) {
         if self.get(number) != group
             && let Some(shared) = self.all().get(usize::from(number))
@@ -96,7 +96,7 @@ impl Shared {
         }
     }
 
-    /// Each field in one step; the sets last.
+    /// Writes each field atomically, the references to rule sets last.
     fn store(&self, group: Group) {
         self.burst.store(group.burst, Ordering::Relaxed);
         self.rate.store(group.rate, Ordering::Relaxed);
@@ -109,7 +109,7 @@ impl Shared {
 
 impl Drop for Groups {
     fn drop(&mut self) {
-        // SAFETY: our own mapping, which nobody has a reference into any more. A failure leaves it mapped.
+        // SAFETY: the mapping that `new` created; no reference into it exists. After a failure it stays mapped.
         unsafe { libc::munmap(self.memory.as_ptr().cast(), BYTES) };
     }
 }

@@ -1,7 +1,7 @@
-//! Programs as filters of the clsact qdisc, for kernels without TCX.
+//! Filters of the clsact qdisc, for kernels without TCX.
 //!
-//! Filters run in the order of their priorities. Those of another layout of the maps stay first: an agent puts its own
-//! behind them, and takes them away when its maps are filled. A filter's handle tells which layout it is of.
+//! Filters run in the order of their priorities. The agent attaches its filters behind those of other ABI versions, and
+//! removes the others when its maps are complete. The handle of a filter encodes the ABI version.
 
 use aya::programs::{
     SchedClassifier, TcAttachType,
@@ -19,24 +19,24 @@ use crate::datapath::{
     },
 };
 
-/// Of ours, where no others are.
+/// Priority of the first filter.
 const PRIORITY: u16 = 0xc0;
-/// Of ours. The first layout with filters, 2, has 0xc0.
+/// Handle of the current ABI version. ABI version 2, the first with filters, has 0xc0.
 const HANDLE: TcHandle = TcHandle::new(0, 0xbe + ABI_VERSION as u16);
-/// What our programs' names begin with.
+/// Prefix of the names of our programs.
 const PREFIX: &str = "ctv_";
 
-/// A program of this or another layout, as a filter on the ingress of an interface.
+/// An ingress filter with one of our programs, of any ABI version.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Filter {
+pub(crate) struct ClsactFilter {
     priority: u16,
     handle: TcHandle,
-    /// The kernel's number of it.
+    /// Id of the program.
     pub(crate) program: u32,
 }
 
-impl Filter {
-    pub(crate) fn is_of_another_layout(&self) -> bool {
+impl ClsactFilter {
+    pub(crate) fn has_other_abi_version(&self) -> bool {
         self.handle != HANDLE
     }
 
@@ -46,7 +46,7 @@ impl Filter {
         Ok(aya::programs::links::Link::detach(link)?)
     }
 
-    fn parse(message: &TcMessage) -> Option<Filter> {
+    fn parse(message: &TcMessage) -> Option<ClsactFilter> {
         let options = message.attributes.iter().filter_map(|attribute| match attribute {
             TcAttribute::Options(options) => Some(options),
             _ => None,
@@ -66,30 +66,30 @@ impl Filter {
         })?;
         let header = &message.header;
         let handle = TcHandle::new(header.handle.major, header.handle.minor);
-        // The upper half; the lower is the protocol.
-        Some(Filter { priority: (header.info >> 16) as u16, handle, program })
+        // The upper half of `tcm_info` is the priority, the lower half the protocol.
+        Some(ClsactFilter { priority: (header.info >> 16) as u16, handle, program })
     }
 }
 
-/// Those on an interface; none where there is no clsact qdisc, or no interface any more.
-pub(crate) async fn on(netlink: &Netlink, ifindex: u32) -> Result<Vec<Filter>, Error> {
+/// Filters on an interface. Empty if the interface or its clsact qdisc does not exist.
+pub(crate) async fn list(netlink: &Netlink, ifindex: u32) -> Result<Vec<ClsactFilter>, Error> {
     let what = || format!("list the filters of interface {ifindex}");
     let index = i32::try_from(ifindex).map_err(|error| failed(what(), error))?;
     let filters: Result<Vec<_>, _> =
         netlink.handle().traffic_filter(index).get().ingress().execute().try_collect().await;
     match filters {
-        Ok(filters) => Ok(filters.iter().filter_map(Filter::parse).collect()),
+        Ok(filters) => Ok(filters.iter().filter_map(ClsactFilter::parse).collect()),
         Err(error) if matches!(errno(&error), Some(libc::EINVAL | libc::ENOENT | libc::ENODEV)) => Ok(vec![]),
         Err(error) => Err(failed(what(), error)),
     }
 }
 
-/// Puts the program on an interface that has the filters `there`: in place of an older one of its own layout, or behind
-/// those of others.
+/// Attaches the program to an interface with the filters `existing`: replaces the filter of the same ABI version, or
+/// appends a filter.
 pub(crate) fn attach(
     program: &mut SchedClassifier,
     interface: &str,
-    there: &[Filter],
+    existing: &[ClsactFilter],
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     match tc::qdisc_add_clsact(interface) {
         Err(error) if errno(&error) != Some(libc::EEXIST) && !matches!(error, TcError::AlreadyAttached) => {
@@ -97,16 +97,16 @@ pub(crate) fn attach(
         }
         _ => {}
     }
-    let id = match there.iter().find(|filter| !filter.is_of_another_layout()) {
-        Some(ours) => program.attach_to_link(SchedClassifierLink::attached(
+    let id = match existing.iter().find(|filter| !filter.has_other_abi_version()) {
+        Some(current) => program.attach_to_link(SchedClassifierLink::attached(
             interface,
             TcAttachType::Ingress,
-            ours.priority,
+            current.priority,
             HANDLE,
             None,
         )?)?,
         None => {
-            let last = there.iter().map(|filter| filter.priority).max();
+            let last = existing.iter().map(|filter| filter.priority).max();
             let priority = last.map_or(PRIORITY, |last| last.saturating_add(1));
             let options = NlOptions { priority, handle: HANDLE, classid: None };
             program.attach_with_options(
@@ -116,7 +116,7 @@ pub(crate) fn attach(
             )?
         }
     };
-    // Dropping it would detach the program; the filter is to stay.
+    // A drop of the link would detach the program.
     std::mem::forget(program.take_link(id)?);
     Ok(())
 }

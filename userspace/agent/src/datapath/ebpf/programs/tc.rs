@@ -1,4 +1,4 @@
-//! Programs on the ingress of interfaces: by TCX links where the kernel has them, else by clsact.
+//! AttachMode of programs to the TC ingress hook: TCX links, or clsact filters on older kernels.
 
 use std::{
     io,
@@ -26,32 +26,32 @@ use crate::datapath::{
     },
 };
 
-/// How programs are attached.
+/// How TC programs are attached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Attachment {
-    /// TCX from Linux 6.6 on, clsact before.
+pub enum AttachMode {
+    /// TCX on Linux 6.6 and later, else clsact.
     #[default]
     Auto,
-    /// Links that are pinned and replaced in one step.
+    /// Pinned TCX links, which are replaced atomically.
     Tcx,
-    /// Filters of the clsact qdisc, which stay by themselves.
+    /// Filters of the clsact qdisc, which outlive the agent without pins.
     Clsact,
 }
 
-impl Attachment {
-    pub(crate) fn resolve(self) -> Attachment {
+impl AttachMode {
+    pub(crate) fn resolve(self) -> AttachMode {
         match self {
-            Attachment::Auto => {
-                // A kernel that will not say what it is gets what every kernel has.
+            AttachMode::Auto => {
+                // Clsact if the version is unknown: every kernel has it.
                 let tcx = KernelVersion::current().is_ok_and(|kernel| kernel >= KernelVersion::new(6, 6, 0));
-                if tcx { Attachment::Tcx } else { Attachment::Clsact }
+                if tcx { AttachMode::Tcx } else { AttachMode::Clsact }
             }
             other => other,
         }
     }
 }
 
-/// Which program an interface gets.
+/// Kind of interface, which determines its program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     Pod,
@@ -81,38 +81,38 @@ impl Role {
         }
     }
 
-    /// The name of the pin. By index: a dot, which bpffs does not take, may be in an interface's name.
+    /// Name of the pin. It contains the index: bpffs refuses dots, which interface names may contain.
     pub(crate) fn pin(self, ifindex: u32) -> String {
         format!("{}{ifindex}", self.prefix())
     }
 
-    pub(crate) fn of_pin(pin: &str) -> Option<(Role, u32)> {
+    pub(crate) fn from_pin(pin: &str) -> Option<(Role, u32)> {
         Role::ALL.iter().find_map(|role| Some((*role, pin.strip_prefix(role.prefix())?.parse().ok()?)))
     }
 }
 
-/// How long the kernel may take to let go of a link.
-pub(crate) const LET_GO_WITHIN: Duration = Duration::from_secs(2);
-pub(crate) const ASK_AGAIN_AFTER: Duration = Duration::from_millis(2);
+/// Time limit for the kernel to release an unpinned link.
+pub(crate) const DETACH_TIMEOUT: Duration = Duration::from_secs(2);
+pub(crate) const DETACH_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Attaches and detaches, one way or the other.
+/// Attaches and detaches TC programs.
 #[derive(Clone, Debug)]
-pub(crate) struct Hooks {
-    attachment: Attachment,
+pub(crate) struct TcHooks {
+    mode: AttachMode,
     pins: Pins,
     writes: Writes,
 }
 
-impl Hooks {
-    pub(crate) fn new(attachment: Attachment, pins: Pins, writes: Writes) -> Self {
-        Hooks { attachment: attachment.resolve(), pins, writes }
+impl TcHooks {
+    pub(crate) fn new(mode: AttachMode, pins: Pins, writes: Writes) -> Self {
+        TcHooks { mode: mode.resolve(), pins, writes }
     }
 
-    pub(crate) fn attachment(&self) -> Attachment {
-        self.attachment
+    pub(crate) fn mode(&self) -> AttachMode {
+        self.mode
     }
 
-    /// Whether this very program runs on the interface.
+    /// Whether exactly this program is attached to the interface.
     pub(crate) async fn is_attached(
         &self,
         program: &SchedClassifier,
@@ -121,28 +121,45 @@ impl Hooks {
         ifindex: u32,
         netlink: &Netlink,
     ) -> Result<bool, Error> {
-        let what = || format!("ask for the programs on {interface}");
+        let what = || format!("query the programs of {interface}");
         let id = program.info().map_err(|error| failed(what(), error))?.id();
-        match self.attachment {
-            Attachment::Tcx | Attachment::Auto => {
-                // A link without a pin is one that the kernel is about to take down.
+        match self.mode {
+            AttachMode::Tcx | AttachMode::Auto => {
+                // The kernel is about to remove a link without a pin.
                 if !self.pins.link(&role.pin(ifindex)).exists() {
                     return Ok(false);
                 }
-                let asked = SchedClassifier::query_tcx(interface, TcAttachType::Ingress);
-                let programs = match asked {
+                let result = SchedClassifier::query_tcx(interface, TcAttachType::Ingress);
+                let programs = match result {
                     Ok((_, programs)) => programs,
-                    // Gone meanwhile.
+                    // The interface has been deleted.
                     Err(error) if errno(&error) == Some(libc::ENODEV) => return Ok(false),
                     Err(error) => return Err(failed(what(), error)),
                 };
                 Ok(programs.iter().any(|program| program.id() == id))
             }
-            Attachment::Clsact => Ok(clsact::on(netlink, ifindex).await?.iter().any(|is| is.program == id)),
+            AttachMode::Clsact => {
+                Ok(clsact::list(netlink, ifindex).await?.iter().any(|filter| filter.program == id))
+            }
         }
     }
 
-    /// Puts the program on the interface, in place of an older one of ours.
+    /// Attaches the program to the interface unless it is attached.
+    pub(crate) async fn ensure(
+        &self,
+        program: &mut SchedClassifier,
+        role: Role,
+        interface: &str,
+        ifindex: u32,
+        netlink: &Netlink,
+    ) -> Result<(), Error> {
+        if !self.is_attached(program, role, interface, ifindex, netlink).await? {
+            self.attach(program, role, interface, ifindex).await?;
+        }
+        Ok(())
+    }
+
+    /// Attaches the program to the interface; replaces an earlier program of ours.
     pub(crate) async fn attach(
         &self,
         program: &mut SchedClassifier,
@@ -152,10 +169,10 @@ impl Hooks {
     ) -> Result<(), Error> {
         let what = || format!("attach {} to {interface}", role.program());
         self.writes.count();
-        match self.attachment {
-            Attachment::Tcx | Attachment::Auto => {
+        match self.mode {
+            AttachMode::Tcx | AttachMode::Auto => {
                 let path = self.pins.link(&role.pin(ifindex));
-                // A link that is not on the interface any more is of no use.
+                // The existing link is not attached to this interface any more.
                 self.pins.unpin(&path)?;
                 let id = attach_tcx(program, interface).await.map_err(|error| failed(what(), error))?;
                 let link = program.take_link(id).map_err(|error| failed(what(), error))?;
@@ -163,24 +180,24 @@ impl Hooks {
                 link.pin(&path).map_err(|error| failed(what(), error))?;
                 Ok(())
             }
-            Attachment::Clsact => {
-                let there = clsact::on(&Netlink::open()?, ifindex).await?;
-                clsact::attach(program, interface, &there).map_err(|error| failed(what(), error))
+            AttachMode::Clsact => {
+                let existing = clsact::list(&Netlink::open()?, ifindex).await?;
+                clsact::attach(program, interface, &existing).map_err(|error| failed(what(), error))
             }
         }
     }
 
-    /// Takes the program off the interface, which may be gone already.
+    /// Detaches the program. Succeeds if the interface does not exist.
     pub(crate) fn detach(&self, role: Role, interface: Option<&str>, ifindex: u32) -> Result<(), Error> {
-        match (self.attachment, interface) {
-            (Attachment::Tcx | Attachment::Auto, _) => {
+        match (self.mode, interface) {
+            (AttachMode::Tcx | AttachMode::Auto, _) => {
                 if self.pins.unpin(&self.pins.link(&role.pin(ifindex)))? {
                     self.writes.count();
                 }
                 Ok(())
             }
-            (Attachment::Clsact, None) => Ok(()),
-            (Attachment::Clsact, Some(interface)) => {
+            (AttachMode::Clsact, None) => Ok(()),
+            (AttachMode::Clsact, Some(interface)) => {
                 match tc::qdisc_detach_program(interface, TcAttachType::Ingress, role.program()) {
                     Ok(()) => self.writes.count(),
                     Err(error) if is_absent(&error) => {}
@@ -193,30 +210,31 @@ impl Hooks {
         }
     }
 
-    /// Takes the filters of other layouts of the maps off every interface.
-    pub(crate) async fn retire(&self, netlink: &Netlink) -> Result<(), Error> {
-        if self.attachment != Attachment::Clsact {
+    /// Removes the filters of other ABI versions from every interface.
+    pub(crate) async fn detach_other_abi_versions(&self, netlink: &Netlink) -> Result<(), Error> {
+        if self.mode != AttachMode::Clsact {
             return Ok(());
         }
         for interface in netlink.names().await? {
             let Some(ifindex) = device::ifindex(&interface) else { continue };
             for old in
-                clsact::on(netlink, ifindex).await?.iter().filter(|filter| filter.is_of_another_layout())
+                clsact::list(netlink, ifindex).await?.iter().filter(|filter| filter.has_other_abi_version())
             {
                 self.writes.count();
-                old.detach(&interface)
-                    .map_err(|error| failed(format!("take an older program off {interface}"), error))?;
+                old.detach(&interface).map_err(|error| {
+                    failed(format!("detach the filter of another ABI version from {interface}"), error)
+                })?;
             }
         }
         Ok(())
     }
 
-    /// The pinned links, by role and interface index.
+    /// Pinned links: role and interface index.
     pub(crate) fn pinned(&self) -> Result<Vec<(Role, u32)>, Error> {
-        Ok(self.pins.link_names()?.iter().filter_map(|name| Role::of_pin(name)).collect())
+        Ok(self.pins.link_names()?.iter().filter_map(|name| Role::from_pin(name)).collect())
     }
 
-    /// Puts a new version of a program in the place of the old one, on every interface, without a gap.
+    /// Replaces the program of every pinned link of the role atomically.
     pub(crate) fn replace(&self, role: Role, program: &mut SchedClassifier) -> Result<(), Error> {
         for (pinned_role, ifindex) in self.pinned()? {
             if pinned_role != role {
@@ -228,7 +246,7 @@ impl Hooks {
                 if errno(&*error) != Some(libc::ENOLINK) {
                     return Err(failed(format!("replace {} on interface {ifindex}", role.program()), error));
                 }
-                // Its interface has gone.
+                // The interface has been deleted.
                 self.pins.unpin(&path)?;
             }
         }
@@ -236,18 +254,18 @@ impl Hooks {
     }
 }
 
-/// A link whose pin is gone keeps its place on the interface until the kernel has let go of it, after an
-/// RCU grace period; until then the same program is refused there.
+/// Attaches by TCX. An unpinned link stays attached until an RCU grace period ends; until then the kernel refuses the same
+/// program with EEXIST, so the call is repeated.
 async fn attach_tcx(
     program: &mut SchedClassifier,
     interface: &str,
 ) -> Result<SchedClassifierLinkId, ProgramError> {
-    let deadline = Instant::now() + LET_GO_WITHIN;
+    let deadline = Instant::now() + DETACH_TIMEOUT;
     loop {
         let options = TcAttachOptions::TcxOrder(LinkOrder::last());
         match program.attach_with_options(interface, TcAttachType::Ingress, options) {
             Err(error) if errno(&error) == Some(libc::EEXIST) && Instant::now() < deadline => {
-                tokio::time::sleep(ASK_AGAIN_AFTER).await;
+                tokio::time::sleep(DETACH_POLL_INTERVAL).await;
             }
             result => return result,
         }
@@ -260,7 +278,7 @@ fn replace_link(
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let link = FdLink::from(PinnedLink::from_pin(path)?);
     let id = program.attach_to_link(SchedClassifierLink::try_from(link)?)?;
-    // Only our handle of it goes; the pin keeps the link.
+    // Closes the descriptor; the pin keeps the link.
     drop(program.take_link(id)?);
     Ok(())
 }

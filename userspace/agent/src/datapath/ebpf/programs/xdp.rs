@@ -1,5 +1,4 @@
-//! The program that sees the uplink's frames first: in the driver, or, where the driver has no place for programs, between
-//! it and the kernel's stack.
+//! Attachment of the XDP program to the uplink: native in the driver, or generic if the driver does not support XDP.
 
 use std::{
     fs,
@@ -21,178 +20,179 @@ use crate::{
             device::{self, Netlink},
             failure::{errno, failed},
             maps::{pins::Pins, writes::Writes},
-            programs::tc::{ASK_AGAIN_AFTER, LET_GO_WITHIN},
+            programs::tc::{DETACH_POLL_INTERVAL, DETACH_TIMEOUT},
         },
     },
     error::one_line,
 };
 
-/// Where the operator wants XDP.
+/// Configured XDP mode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum XdpWish {
-    /// In the driver where it can, else in front of the stack.
+pub enum XdpPreference {
+    /// Native if the driver supports it, else generic, else off.
     #[default]
     Auto,
-    /// In the driver.
+    /// Native: in the driver.
     Native,
-    /// In front of the stack.
+    /// Generic: after the driver, before the network stack.
     Generic,
-    /// Nowhere: the program on the ingress does it all.
+    /// Off: the TC program processes all frames.
     Off,
 }
 
-/// Where it is.
+/// Mode of an attached program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum AttachedMode {
     Native,
     Generic,
 }
 
-impl Place {
+impl AttachedMode {
     pub(crate) fn as_str(self) -> &'static str {
         match self {
-            Place::Native => "native",
-            Place::Generic => "generic",
+            AttachedMode::Native => "native",
+            AttachedMode::Generic => "generic",
         }
     }
 
-    fn mode(self) -> XdpMode {
+    fn flag(self) -> XdpMode {
         match self {
-            Place::Native => XdpMode::Driver,
-            Place::Generic => XdpMode::Skb,
+            AttachedMode::Native => XdpMode::Driver,
+            AttachedMode::Generic => XdpMode::Skb,
         }
     }
 }
 
-/// What came of the wish.
+/// Result of the attachment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Outcome {
-    /// There is no uplink, or XDP is off.
+pub(crate) enum XdpStatus {
+    /// There is no uplink, or XDP is configured off.
     #[default]
-    Nowhere,
-    /// It runs.
-    At(Place),
-    /// It was to run wherever it could, and can nowhere; why not.
-    Refused(String),
+    Off,
+    /// The program is attached.
+    Attached(AttachedMode),
+    /// The kernel refused every mode; contains the cause.
+    Unavailable(String),
 }
 
-impl Outcome {
-    /// For people and scripts.
+impl XdpStatus {
+    /// Name in the debug dump and in metrics.
     pub(crate) fn as_str(&self) -> &'static str {
         match self {
-            Outcome::Nowhere | Outcome::Refused(_) => "off",
-            Outcome::At(place) => place.as_str(),
+            XdpStatus::Off | XdpStatus::Unavailable(_) => "off",
+            XdpStatus::Attached(mode) => mode.as_str(),
         }
     }
 }
 
-/// The names of its pins begin so; the interface's index follows.
+/// Prefix of the pin, before the interface index.
 const PREFIX: &str = "xdp-";
 
-/// Puts the program where it is wanted.
+/// Attaches and detaches the XDP program.
 #[derive(Clone, Debug)]
 pub(crate) struct XdpHook {
-    wish: XdpWish,
+    preference: XdpPreference,
     pins: Pins,
     writes: Writes,
 }
 
 impl XdpHook {
-    pub(crate) fn new(wish: XdpWish, pins: Pins, writes: Writes) -> Self {
-        XdpHook { wish, pins, writes }
+    pub(crate) fn new(preference: XdpPreference, pins: Pins, writes: Writes) -> Self {
+        XdpHook { preference, pins, writes }
     }
 
-    pub(crate) fn wish(&self) -> XdpWish {
-        self.wish
+    pub(crate) fn preference(&self) -> XdpPreference {
+        self.preference
     }
 
-    fn places(&self, interface: &str) -> &'static [Place] {
-        match self.wish {
-            XdpWish::Off => &[],
-            XdpWish::Native => &[Place::Native],
-            XdpWish::Generic => &[Place::Generic],
-            // The driver of veth pairs has a place for programs, but what one sends back stays lying there unless there is one
-            // at the other end, too: nobody can know that.
-            XdpWish::Auto if device::is_veth(interface) => &[Place::Generic],
-            XdpWish::Auto => &[Place::Native, Place::Generic],
+    fn modes(&self, interface: &str) -> &'static [AttachedMode] {
+        match self.preference {
+            XdpPreference::Off => &[],
+            XdpPreference::Native => &[AttachedMode::Native],
+            XdpPreference::Generic => &[AttachedMode::Generic],
+            // The veth driver supports native XDP, but XDP_TX on one end needs an XDP program on the other end as well.
+            XdpPreference::Auto if device::is_veth(interface) => &[AttachedMode::Generic],
+            XdpPreference::Auto => &[AttachedMode::Native, AttachedMode::Generic],
         }
     }
 
-    /// Sees to it that this very program runs on the interface where it is wanted, and nowhere else. Where that of another
-    /// layout of the maps runs, it goes on until [`take_over`](XdpHook::take_over): an interface has one place for them.
+    /// Attaches this program to the interface in the preferred mode, and detaches it from all other interfaces. A program
+    /// of another ABI version stays attached until [`take_over`](XdpHook::take_over): an interface has one XDP program.
     pub(crate) async fn ensure(
         &self,
         program: &mut Xdp,
         netlink: &Netlink,
         interface: &str,
         ifindex: u32,
-    ) -> Result<Outcome, Error> {
-        let places = self.places(interface);
+    ) -> Result<XdpStatus, Error> {
+        let modes = self.modes(interface);
         let pin = format!("{PREFIX}{ifindex}");
-        self.remove(|name| name != pin || places.is_empty())?;
-        if places.is_empty() {
-            return Ok(Outcome::Nowhere);
+        self.remove(|name| name != pin || modes.is_empty())?;
+        if modes.is_empty() {
+            return Ok(XdpStatus::Off);
         }
         let what = || format!("attach {} to {interface} as XDP (see --xdp)", contiv_abi::maps::XDP);
         let id = program.info().map_err(|error| failed(what(), error))?.id();
         let path = self.pins.link(&pin);
-        if let Some((place, running)) = netlink.link(interface).await?.as_ref().and_then(running) {
-            let is_ours = path.exists() && running == id && places.contains(&place);
-            let is_older = !path.exists() && self.link_of_another_layout(&pin).is_some();
-            if is_ours || is_older {
-                return Ok(Outcome::At(place));
+        if let Some((mode, running)) = netlink.link(interface).await?.as_ref().and_then(attached) {
+            let is_current = path.exists() && running == id && modes.contains(&mode);
+            let is_other_version = !path.exists() && self.link_of_other_abi_version(&pin).is_some();
+            if is_current || is_other_version {
+                return Ok(XdpStatus::Attached(mode));
             }
         }
-        // A link that is elsewhere, or not on the interface any more.
-        let was_there = self.pins.unpin(&path)?;
+        // The existing link has another mode, or is not attached to this interface any more.
+        let was_pinned = self.pins.unpin(&path)?;
         let mut last = None;
-        for place in places {
+        for mode in modes {
             self.writes.count();
-            match attach(program, ifindex, *place, was_there).await.and_then(|link| Ok(link.pin(&path)?)) {
-                // Our handle goes; the pin keeps the link.
-                Ok(_pinned) => return Ok(Outcome::At(*place)),
+            match attach(program, ifindex, *mode, was_pinned).await.and_then(|link| Ok(link.pin(&path)?)) {
+                // Closes the descriptor; the pin keeps the link.
+                Ok(_pinned) => return Ok(XdpStatus::Attached(*mode)),
                 Err(error) => last = Some(error),
             }
         }
         match last {
-            Some(error) if self.wish == XdpWish::Auto => Ok(Outcome::Refused(one_line(&*error))),
+            Some(error) if self.preference == XdpPreference::Auto => {
+                Ok(XdpStatus::Unavailable(one_line(&*error)))
+            }
             Some(error) => Err(failed(what(), error)),
-            None => Ok(Outcome::Nowhere),
+            None => Ok(XdpStatus::Off),
         }
     }
 
-    /// Puts this program into the link that another layout of the maps has on the interface, and makes the link ours: no
-    /// frame finds the interface without a program. True if there was one.
+    /// Replaces the program in the link of another ABI version, and adopts the link, so that the interface always has a
+    /// program. False if there is no such link.
     pub(crate) fn take_over(&self, program: &mut Xdp, ifindex: u32) -> Result<bool, Error> {
         let pin = format!("{PREFIX}{ifindex}");
-        let Some(theirs) = self.link_of_another_layout(&pin) else { return Ok(false) };
-        let ours = self.pins.link(&pin);
-        // Where XDP is off, or where a link of ours is, theirs goes with their other pins.
-        if self.wish == XdpWish::Off || ours.exists() {
+        let Some(other) = self.link_of_other_abi_version(&pin) else { return Ok(false) };
+        let own = self.pins.link(&pin);
+        // If XDP is off, or the current version has a link, the link goes with the other pins of its version.
+        if self.preference == XdpPreference::Off || own.exists() {
             return Ok(false);
         }
-        let what = || format!("take over the link {}", theirs.display());
+        let what = || format!("take over the link {}", other.display());
         self.writes.count();
-        match replace_link(program, &theirs) {
-            Ok(()) => fs::rename(&theirs, &ours).map_err(|error| failed(what(), error))?,
-            // It is on no interface any more.
-            Err(error) if errno(&*error) == Some(libc::ENOLINK) => drop(self.pins.unpin(&theirs)?),
+        match replace_link(program, &other) {
+            Ok(()) => fs::rename(&other, &own).map_err(|error| failed(what(), error))?,
+            // Its interface has been deleted.
+            Err(error) if errno(&*error) == Some(libc::ENOLINK) => drop(self.pins.unpin(&other)?),
             Err(error) => return Err(failed(what(), error)),
         }
         Ok(true)
     }
 
-    fn link_of_another_layout(&self, pin: &str) -> Option<PathBuf> {
-        self.pins.of_other_layouts().iter().map(|other| other.link(pin)).find(|path| path.exists())
+    fn link_of_other_abi_version(&self, pin: &str) -> Option<PathBuf> {
+        self.pins.other_abi_versions().iter().map(|other| other.link(pin)).find(|path| path.exists())
     }
 
-    /// Takes the program off every interface.
+    /// Detaches the program from every interface.
     pub(crate) fn remove_all(&self) -> Result<(), Error> {
         self.remove(|_| true)
     }
 
-    fn remove(&self, is_stray: impl Fn(&str) -> bool) -> Result<(), Error> {
-        for name in self.pinned()?.into_iter().filter(|name| is_stray(name)) {
+    fn remove(&self, selected: impl Fn(&str) -> bool) -> Result<(), Error> {
+        for name in self.pinned()?.into_iter().filter(|name| selected(name)) {
             if self.pins.unpin(&self.pins.link(&name))? {
                 self.writes.count();
             }
@@ -204,7 +204,7 @@ impl XdpHook {
         Ok(self.pins.link_names()?.into_iter().filter(|name| name.starts_with(PREFIX)).collect())
     }
 
-    /// Puts a new version of the program in the place of the old one without a gap.
+    /// Replaces the program of every pinned link atomically.
     pub(crate) fn replace(&self, program: &mut Xdp) -> Result<(), Error> {
         for name in self.pinned()? {
             let path = self.pins.link(&name);
@@ -213,7 +213,7 @@ impl XdpHook {
                 if errno(&*error) != Some(libc::ENOLINK) {
                     return Err(failed(format!("replace {} at {name}", contiv_abi::maps::XDP), error));
                 }
-                // Its interface has gone.
+                // The interface has been deleted.
                 self.pins.unpin(&path)?;
             }
         }
@@ -223,13 +223,18 @@ impl XdpHook {
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// A link whose pin is gone keeps its place until the kernel has let go of it.
-async fn attach(program: &mut Xdp, ifindex: u32, place: Place, was_there: bool) -> Result<FdLink, Failure> {
-    let deadline = Instant::now() + LET_GO_WITHIN;
+/// Attaches the program. If an unpinned link is still attached, repeats the call until the kernel has released it.
+async fn attach(
+    program: &mut Xdp,
+    ifindex: u32,
+    mode: AttachedMode,
+    was_pinned: bool,
+) -> Result<FdLink, Failure> {
+    let deadline = Instant::now() + DETACH_TIMEOUT;
     let id = loop {
-        match program.attach_to_if_index(ifindex, place.mode()) {
-            Err(error) if was_there && is_taken(&error) && Instant::now() < deadline => {
-                tokio::time::sleep(ASK_AGAIN_AFTER).await;
+        match program.attach_to_if_index(ifindex, mode.flag()) {
+            Err(error) if was_pinned && is_busy(&error) && Instant::now() < deadline => {
+                tokio::time::sleep(DETACH_POLL_INTERVAL).await;
             }
             result => break result?,
         }
@@ -237,32 +242,32 @@ async fn attach(program: &mut Xdp, ifindex: u32, place: Place, was_there: bool) 
     Ok(FdLink::try_from(program.take_link(id)?)?)
 }
 
-fn is_taken(error: &ProgramError) -> bool {
+fn is_busy(error: &ProgramError) -> bool {
     matches!(errno(error), Some(libc::EBUSY | libc::EEXIST))
 }
 
 fn replace_link(program: &mut Xdp, path: &Path) -> Result<(), Failure> {
     let link = FdLink::from(PinnedLink::from_pin(path)?);
     let id = program.attach_to_link(XdpLink::try_from(link)?)?;
-    // Only our handle of it goes; the pin keeps the link.
+    // Closes the descriptor; the pin keeps the link.
     drop(program.take_link(id)?);
     Ok(())
 }
 
-/// Which program runs on an interface, and where.
-fn running(link: &LinkMessage) -> Option<(Place, u32)> {
-    let about = link.attributes.iter().find_map(|attribute| match attribute {
-        LinkAttribute::Xdp(about) => Some(about),
+/// Mode and id of the program attached to an interface.
+fn attached(link: &LinkMessage) -> Option<(AttachedMode, u32)> {
+    let attributes = link.attributes.iter().find_map(|attribute| match attribute {
+        LinkAttribute::Xdp(attributes) => Some(attributes),
         _ => None,
     })?;
-    let place = about.iter().find_map(|part| match part {
-        LinkXdp::Attached(XdpAttached::Driver) => Some(Place::Native),
-        LinkXdp::Attached(XdpAttached::SocketBuffer) => Some(Place::Generic),
+    let mode = attributes.iter().find_map(|attribute| match attribute {
+        LinkXdp::Attached(XdpAttached::Driver) => Some(AttachedMode::Native),
+        LinkXdp::Attached(XdpAttached::SocketBuffer) => Some(AttachedMode::Generic),
         _ => None,
     })?;
-    let id = about.iter().find_map(|part| match part {
+    let id = attributes.iter().find_map(|attribute| match attribute {
         LinkXdp::ProgId(id) => Some(*id),
         _ => None,
     })?;
-    Some((place, id))
+    Some((mode, id))
 }

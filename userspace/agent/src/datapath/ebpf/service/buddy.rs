@@ -1,26 +1,26 @@
-//! Room of blocks whose sizes are powers of two: buddies. Pure.
+//! Buddy allocator: blocks of slots whose sizes are powers of two. Pure.
 
 use std::collections::BTreeSet;
 
-/// Which ranges of slots are free. A block of `n` slots begins at a multiple of `n`.
+/// Allocator of slots 0 to capacity - 1. A block of `n` slots starts at a multiple of `n`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Arena {
+pub(crate) struct BuddyAllocator {
     capacity: u32,
-    /// By the power of two: where free blocks begin.
+    /// First slots of the free blocks, by binary logarithm of the size.
     free: Vec<BTreeSet<u32>>,
 }
 
-impl Arena {
-    /// All of it free; `capacity` is a power of two.
+impl BuddyAllocator {
+    /// An allocator without allocated blocks. `capacity` must be a power of two.
     pub(crate) fn new(capacity: u32) -> Self {
         let top = capacity.trailing_zeros() as usize;
         let mut free = vec![BTreeSet::new(); top + 1];
         free[top].insert(0);
-        Arena { capacity, free }
+        BuddyAllocator { capacity, free }
     }
 
-    /// Takes a block of `size` slots, a power of two; none when there is no room in one piece.
-    pub(crate) fn take(&mut self, size: u32) -> Option<u32> {
+    /// Allocates a block of `size` slots, a power of two. `None` if no free block is large enough.
+    pub(crate) fn allocate(&mut self, size: u32) -> Option<u32> {
         let order = size.trailing_zeros() as usize;
         let found = (order..self.free.len()).find(|order| !self.free[*order].is_empty())?;
         let at = self.free[found].pop_first()?;
@@ -28,7 +28,7 @@ impl Arena {
         Some(at)
     }
 
-    /// Takes a block that is known to be in use; false when a part of it is taken already, or it cannot be.
+    /// Allocates the given block. False if the block is invalid or a part of it is allocated.
     pub(crate) fn reserve(&mut self, at: u32, size: u32) -> bool {
         if !size.is_power_of_two()
             || !at.is_multiple_of(size)
@@ -38,31 +38,31 @@ impl Arena {
             return false;
         }
         let order = size.trailing_zeros() as usize;
-        let around = (order..self.free.len()).find_map(|order| {
-            let begins = at >> order << order;
-            self.free[order].contains(&begins).then_some((order, begins))
+        let containing = (order..self.free.len()).find_map(|order| {
+            let start = at >> order << order;
+            self.free[order].contains(&start).then_some((order, start))
         });
-        let Some((found, begins)) = around else { return false };
-        self.free[found].remove(&begins);
-        self.split(begins, found, order, at);
+        let Some((found, start)) = containing else { return false };
+        self.free[found].remove(&start);
+        self.split(start, found, order, at);
         true
     }
 
-    /// Frees what of the block at `begins` is not the smaller block at `keep`.
-    fn split(&mut self, mut begins: u32, from: usize, to: usize, keep: u32) {
+    /// Splits the block at `start`, of order `from`, and frees all parts but the block at `keep`, of order `to`.
+    fn split(&mut self, mut start: u32, from: usize, to: usize, keep: u32) {
         for order in (to..from).rev() {
-            let middle = begins + (1 << order);
+            let middle = start + (1 << order);
             if keep < middle {
                 self.free[order].insert(middle);
             } else {
-                self.free[order].insert(begins);
-                begins = middle;
+                self.free[order].insert(start);
+                start = middle;
             }
         }
     }
 
-    /// Gives a block back.
-    pub(crate) fn give(&mut self, mut at: u32, size: u32) {
+    /// Frees a block, and merges it with its free buddies.
+    pub(crate) fn free(&mut self, mut at: u32, size: u32) {
         let mut order = size.trailing_zeros() as usize;
         while order + 1 < self.free.len() && self.free[order].remove(&(at ^ (1 << order))) {
             at &= !(1 << order);
@@ -71,7 +71,7 @@ impl Arena {
         self.free[order].insert(at);
     }
 
-    /// Slots in use.
+    /// Number of allocated slots.
     pub(crate) fn used(&self) -> u32 {
         let free: u32 =
             self.free.iter().enumerate().map(|(order, blocks)| (blocks.len() as u32) << order).sum();
@@ -87,38 +87,41 @@ mod tests {
 
     proptest! {
         #[test]
-        fn blocks_never_overlap_and_all_come_back(steps in prop::collection::vec((any::<bool>(), 0..6_u32), 0..80)) {
-            let mut arena = Arena::new(256);
+        fn blocks_never_overlap_and_are_merged_when_freed(steps in prop::collection::vec((any::<bool>(), 0..6_u32), 0..80)) {
+            let mut allocator = BuddyAllocator::new(256);
             let mut blocks: Vec<(u32, u32)> = vec![];
-            for (takes, order) in steps {
+            for (allocate, order) in steps {
                 let size = 1 << order;
-                if takes {
-                    if let Some(at) = arena.take(size) {
+                if allocate {
+                    if let Some(at) = allocator.allocate(size) {
                         prop_assert!(at % size == 0 && at + size <= 256);
                         prop_assert!(blocks.iter().all(|(a, s)| at + size <= *a || a + s <= at));
                         blocks.push((at, size));
                     }
                 } else if !blocks.is_empty() {
                     let (at, size) = blocks.swap_remove(order as usize % blocks.len());
-                    arena.give(at, size);
+                    allocator.free(at, size);
                 }
-                prop_assert_eq!(arena.used(), blocks.iter().map(|(_, size)| size).sum::<u32>());
-                // Another that is told what is in use says the same.
-                let mut again = Arena::new(256);
-                prop_assert!(blocks.iter().all(|(at, size)| again.reserve(*at, *size)));
-                prop_assert_eq!(&again, &arena);
+                prop_assert_eq!(allocator.used(), blocks.iter().map(|(_, size)| size).sum::<u32>());
+                // A new allocator with the same blocks reserved has the same state.
+                let mut other = BuddyAllocator::new(256);
+                prop_assert!(blocks.iter().all(|(at, size)| other.reserve(*at, *size)));
+                prop_assert_eq!(&other, &allocator);
             }
-            blocks.iter().for_each(|(at, size)| arena.give(*at, *size));
-            prop_assert_eq!(arena, Arena::new(256));
+            blocks.iter().for_each(|(at, size)| allocator.free(*at, *size));
+            prop_assert_eq!(allocator, BuddyAllocator::new(256));
         }
     }
 
     #[test]
-    fn what_cannot_be_is_not_reserved() {
-        let mut arena = Arena::new(16);
+    fn invalid_blocks_are_not_reserved() {
+        let mut allocator = BuddyAllocator::new(16);
         assert!(
-            !arena.reserve(1, 2) && !arena.reserve(0, 3) && !arena.reserve(16, 1) && !arena.reserve(0, 32)
+            !allocator.reserve(1, 2)
+                && !allocator.reserve(0, 3)
+                && !allocator.reserve(16, 1)
+                && !allocator.reserve(0, 32)
         );
-        assert!(arena.reserve(4, 4) && !arena.reserve(4, 1) && !arena.reserve(0, 8));
+        assert!(allocator.reserve(4, 4) && !allocator.reserve(4, 1) && !allocator.reserve(0, 8));
     }
 }

@@ -1,4 +1,4 @@
-//! What packets have left behind: counts of rules and services, and how full the maps are that the programs fill.
+//! Counters of rules and services, and usage of the maps that the programs fill.
 
 use std::collections::HashMap;
 
@@ -9,6 +9,7 @@ use contiv_abi::{
     policy::{Meter, MeterKey, RuleCount},
 };
 
+use super::pending;
 use crate::datapath::{
     Error,
     ebpf::{
@@ -19,47 +20,46 @@ use crate::datapath::{
             pins::Pins,
             usage,
         },
-        service::counts::Counts,
-        telemetry::pending,
+        service::counters::CounterMap,
     },
     telemetry::{Counters, TableUsage, Traffic},
 };
 
-/// Reads them; nothing is written by it.
+/// Reads all counters. Writes nothing.
 pub(crate) fn read(pins: &Pins, rules: &RuleNames, services: &ServiceNames) -> Result<Counters, Error> {
     let cpus = nr_cpus().map_err(|(_, error)| failed("count the CPUs", error))?;
     let by_rule = sums(pins, RULE_COUNTS, cpus, |counts: &[RuleCount]| {
         traffic(counts.iter().map(|count| (count.packets, count.bytes)))
     })?;
-    let counts = Counts::new(pins.open_data(SERVICE_COUNTS)?)?;
-    let (mut by_service, rests) = pending::with_rests(pins, || Ok(counts.sums()))?;
-    let mut rests_by_service: HashMap<u32, Vec<&FlowCacheEntry>> = HashMap::new();
-    for rest in &rests {
-        rests_by_service.entry(rest.service).or_default().push(rest);
+    let counters = CounterMap::new(pins.open_data(SERVICE_COUNTS)?)?;
+    let (mut by_service, pending) = pending::with_pending(pins, || Ok(counters.sums()))?;
+    let mut pending_by_service: HashMap<u32, Vec<&FlowCacheEntry>> = HashMap::new();
+    for entry in &pending {
+        pending_by_service.entry(entry.service).or_default().push(entry);
     }
-    for (number, served) in &mut by_service {
-        for rest in rests_by_service.get(number).into_iter().flatten() {
-            let side = if rest.side == 0 { &mut served.to_backends } else { &mut served.to_clients };
-            side.packets += rest.packets;
-            side.bytes += rest.bytes;
+    for (number, counters) in &mut by_service {
+        for entry in pending_by_service.get(number).into_iter().flatten() {
+            let side = if entry.side == 0 { &mut counters.to_backends } else { &mut counters.to_clients };
+            side.packets += entry.packets;
+            side.bytes += entry.bytes;
         }
     }
     let mut tables = vec![
-        usage::flows(pins)?,
-        usage::fill::<FlowKey, Flow>(pins, NEW_FLOWS, 1)?,
-        usage::fill::<FragmentKey, FragmentPorts>(pins, FRAGMENTS, 1)?,
-        usage::clients(pins)?,
-        usage::fill::<FlowKey, DsrEntry>(pins, DSR_FLOWS, 1)?,
-        usage::fill::<MeterKey, Meter>(pins, METERS, 1)?,
+        usage::of_flows(pins)?,
+        usage::of_hash::<FlowKey, Flow>(pins, NEW_FLOWS, 1)?,
+        usage::of_hash::<FragmentKey, FragmentPorts>(pins, FRAGMENTS, 1)?,
+        usage::of_affinity(pins)?,
+        usage::of_hash::<FlowKey, DsrEntry>(pins, DSR_FLOWS, 1)?,
+        usage::of_hash::<MeterKey, Meter>(pins, METERS, 1)?,
     ];
-    let rules_room = usage::room(RULE_COUNTS, &pins.open_data(RULE_COUNTS)?)?;
-    tables.push(TableUsage { table: RULE_COUNTS, entries: by_rule.len(), capacity: rules_room });
+    let capacity = usage::capacity(RULE_COUNTS, &pins.open_data(RULE_COUNTS)?)?;
+    tables.push(TableUsage { table: RULE_COUNTS, entries: by_rule.len(), capacity });
     tables.push(TableUsage {
         table: SERVICE_COUNTS,
         entries: by_service.len(),
         capacity: SERVICE_COUNTS_CAPACITY,
     });
-    let (mut rules, mut services) = (rules.named(by_rule), services.named(by_service));
+    let (mut rules, mut services) = (rules.resolve(by_rule), services.resolve(by_service));
     rules.sort_unstable_by(|a, b| a.0.cmp(&b.0));
     services.sort_unstable_by(|a, b| a.0.cmp(&b.0));
     Ok(Counters { rules, services, tables })
@@ -72,14 +72,14 @@ fn traffic(counts: impl Iterator<Item = (u64, u64)>) -> Traffic {
     })
 }
 
-/// The entries of a map that each CPU has its own values in, summed up.
+/// Entries of a per-CPU map, with the values of all CPUs summed.
 fn sums<V: Pod, S>(
     pins: &Pins,
     name: &'static str,
     cpus: usize,
     sum: impl Fn(&[V]) -> S,
 ) -> Result<Vec<(u32, S)>, Error> {
-    // The kernel gives out each CPU's value rounded up to eight bytes.
+    // The kernel pads the value of each CPU to eight bytes.
     const { assert!(size_of::<V>().is_multiple_of(8)) };
     let mut counts = vec![];
     batch::read(name, &pins.open_data(name)?, cpus, |number, values| {

@@ -1,4 +1,4 @@
-//! What was counted, for `/inspect/driver`.
+//! Counters in the debug dump (`/inspect/driver`).
 
 use serde_json::{Map, Value, json};
 
@@ -10,11 +10,11 @@ use crate::{
     error::one_line,
 };
 
-/// Rules, services by `<service>:<protocol>:<port>`, and the entries of the tables that packets fill. Why not, if they
-/// cannot be read.
-pub(crate) fn counted(tallies: &Result<Counters, Error>) -> [Value; 3] {
-    let Counters { rules, services, tables } = match tallies {
-        Ok(tallies) => tallies,
+/// Renders the counters of rules, of services by `<service>:<protocol>:<port>`, and the number of entries of the tables
+/// that packets fill. Each is an object with the field `error` if the counters cannot be read.
+pub(crate) fn render(counters: &Result<Counters, Error>) -> [Value; 3] {
+    let Counters { rules, services, tables } = match counters {
+        Ok(counters) => counters,
         Err(error) => {
             let error = one_line(error);
             return [(); 3].map(|()| json!({ "error": error }));
@@ -23,14 +23,25 @@ pub(crate) fn counted(tallies: &Result<Counters, Error>) -> [Value; 3] {
     let rules: Map<_, _> = rules.iter().map(|(id, traffic)| (id.to_string(), count(*traffic))).collect();
     let services: Map<_, _> = services
         .iter()
-        .map(|(port, served)| {
-            let served = json!({ "connections": served.connections, "in": count(served.to_backends),
-                "out": count(served.to_clients) });
-            (port.to_string(), served)
+        .map(|(port, counters)| {
+            let counters = json!({ "connections": counters.connections, "in": count(counters.to_backends),
+                "out": count(counters.to_clients) });
+            (port.to_string(), counters)
         })
         .collect();
-    let tables: Map<_, _> = tables.iter().map(|fill| (fill.table.to_owned(), fill.entries.into())).collect();
+    let tables: Map<_, _> =
+        tables.iter().map(|usage| (usage.table.to_owned(), usage.entries.into())).collect();
     [rules, services, tables].map(Value::Object)
+}
+
+/// Renders a result as an object of names and values, or as an object with the field `error`.
+pub(crate) fn object<V: Into<Value>>(values: Result<Vec<(&'static str, V)>, Error>) -> Value {
+    match values {
+        Ok(values) => {
+            Value::Object(values.into_iter().map(|(name, value)| (name.to_owned(), value.into())).collect())
+        }
+        Err(error) => json!({ "error": error.to_string() }),
+    }
 }
 
 fn count(traffic: Traffic) -> Value {

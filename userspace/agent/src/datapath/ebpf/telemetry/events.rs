@@ -1,4 +1,4 @@
-//! What the programs tell of packets while somebody watches.
+//! Packet events, which the programs report while there is a subscriber.
 
 use std::{
     net::IpAddr,
@@ -28,12 +28,12 @@ use crate::datapath::{
     telemetry::{Connection, Counters, PacketAddress, PacketEvent, PacketEvents, Tag, Telemetry},
 };
 
-/// What each CPU may tell in a second.
-const LIMIT: u32 = 500;
-/// How long the programs go on telling without a word from us.
+/// Maximum number of events per CPU and second.
+const EVENTS_PER_SECOND: u32 = 500;
+/// Seconds after the last renewal during which the programs report events.
 const LEASE: u64 = 5;
 
-/// Begins to watch; of use at any time, also while the datapath is at work.
+/// Access to counters and packet events through the pinned maps, independent of the datapath's own handles.
 #[derive(Clone, Debug)]
 pub(crate) struct MapTelemetry {
     pins: Pins,
@@ -56,22 +56,22 @@ impl Telemetry for MapTelemetry {
         connections::to_services(&self.pins)
     }
 
-    /// There is one ring, and an event that is read from it is gone.
+    /// All subscribers share one ring buffer: an event that one of them reads is lost for the others.
     fn subscribe(&self) -> Result<Box<dyn PacketEvents>, Error> {
         let mut ring: RingBuf<MapData> = self.pins.open_map(EVENTS)?;
-        // Of an earlier time.
+        // Discard events of an earlier subscription.
         while ring.next().is_some() {}
-        // SAFETY: the ring keeps its file open as long as it lives, and does not give it away.
+        // SAFETY: the ring owns its descriptor and keeps it open.
         let ring = unsafe { AsyncFd::register(ring) }
             .map_err(|error| failed(format!("wait for the map {EVENTS}"), error))?;
         let mut subscription = Subscription {
             ring,
             watch: self.pins.open_map(WATCH)?,
-            told: self.pins.open_map(EVENT_STATE)?,
-            before: 0,
+            reported: self.pins.open_map(EVENT_STATE)?,
+            lost_before: 0,
             rules: self.rules.clone(),
         };
-        subscription.before = subscription.all_lost()?;
+        subscription.lost_before = subscription.total_lost()?;
         subscription.renew()?;
         Ok(Box::new(subscription))
     }
@@ -81,9 +81,9 @@ impl Telemetry for MapTelemetry {
 struct Subscription {
     ring: AsyncFd<RingBuf<MapData>>,
     watch: Array<MapData, Watch>,
-    told: PerCpuArray<MapData, EventState>,
-    /// What was lost before we came.
-    before: u64,
+    reported: PerCpuArray<MapData, EventState>,
+    /// Events lost before the subscription.
+    lost_before: u64,
     rules: RuleNames,
 }
 
@@ -109,10 +109,10 @@ impl Subscription {
         }
     }
 
-    fn all_lost(&self) -> Result<u64, Error> {
-        let told =
-            self.told.get(&0, 0).map_err(|error| failed(format!("read the map {EVENT_STATE}"), error))?;
-        Ok(told.iter().map(|told| told.lost).sum())
+    fn total_lost(&self) -> Result<u64, Error> {
+        let reported =
+            self.reported.get(&0, 0).map_err(|error| failed(format!("read the map {EVENT_STATE}"), error))?;
+        Ok(reported.iter().map(|cpu| cpu.lost).sum())
     }
 
     fn set(&mut self, watch: Watch) -> Result<(), Error> {
@@ -127,25 +127,25 @@ impl PacketEvents for Subscription {
 
     fn renew(&mut self) -> Result<(), Error> {
         let until = (since_boot().as_secs() + LEASE) as u32;
-        self.set(Watch { until, limit: LIMIT })
+        self.set(Watch { until, limit: EVENTS_PER_SECOND })
     }
 
     fn lost(&self) -> Result<u64, Error> {
-        Ok(self.all_lost()?.saturating_sub(self.before))
+        Ok(self.total_lost()?.saturating_sub(self.lost_before))
     }
 }
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        // Without it, it ends by itself soon.
-        let _ended = self.set(Watch::default());
+        // After an error, the lease expires.
+        let _result = self.set(Watch::default());
     }
 }
 
-/// `CLOCK_MONOTONIC`, which the programs go by.
+/// `CLOCK_MONOTONIC`, the clock of the programs.
 fn since_boot() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the kernel writes to a place of ours of the right type. It fails for unknown clocks alone.
+    // SAFETY: the kernel fills the structure; the call fails only for unknown clocks.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
@@ -155,7 +155,8 @@ fn packet_event(event: &Event, rules: &RuleNames) -> PacketEvent {
     let ip = |address: Address| {
         (event.protocol != 0 || address != Address::default()).then(|| IpAddr::from(address))
     };
-    let end = |address, port: Be16, mac| PacketAddress { ip: ip(address), port: port.get(), mac: Mac(mac) };
+    let address =
+        |ip_address, port: Be16, mac| PacketAddress { ip: ip(ip_address), port: port.get(), mac: Mac(mac) };
     let translated = (event.backend, event.backend_port) != (event.destination, event.destination_port);
     PacketEvent {
         at: SystemTime::now() - age,
@@ -164,10 +165,11 @@ fn packet_event(event: &Event, rules: &RuleNames) -> PacketEvent {
         interface: name(event.ifindex),
         ethertype: event.kind.get(),
         protocol: event.protocol,
-        source: end(event.source, event.source_port, event.source_mac),
-        destination: end(event.destination, event.destination_port, event.destination_mac),
-        backend: (event.service != 0 && translated).then(|| end(event.backend, event.backend_port, [0; 6])),
-        rules: rules.of(event.rules),
+        source: address(event.source, event.source_port, event.source_mac),
+        destination: address(event.destination, event.destination_port, event.destination_mac),
+        backend: (event.service != 0 && translated)
+            .then(|| address(event.backend, event.backend_port, [0; 6])),
+        rules: rules.lookup(event.rules),
         len: event.len,
     }
 }
@@ -177,7 +179,7 @@ fn reason(number: u32) -> Option<&'static str> {
         return None;
     }
     let known = DropReason::ALL.iter().find(|reason| **reason as u32 == number);
-    Some(known.map_or("a reason of another version", |reason| reason.as_str()))
+    Some(known.map_or("unknown", |reason| reason.as_str()))
 }
 
 fn tag(segment: Segment) -> Option<Tag> {
@@ -188,7 +190,7 @@ fn tag(segment: Segment) -> Option<Tag> {
     }
 }
 
-/// Of an interface that is still there.
+/// Name of an interface; `None` if it does not exist any more.
 fn name(ifindex: u32) -> Option<String> {
     (ifindex != 0).then(|| if_indextoname(ifindex).ok()?.into_string().ok()).flatten()
 }

@@ -1,8 +1,8 @@
-//! What has taken the programs' shortcuts and is not counted elsewhere yet.
+//! Pending counters of the programs' flow cache.
 //!
-//! A shortcut that is in use hands over what it has let through once in a second. One that no packet takes any more keeps the
-//! rest until its place is needed; so whoever reads counts adds that. What has passed in the last two seconds may be missing;
-//! nothing is ever told twice, and no count goes back.
+//! A cache entry in use flushes its counters to the flow and the service once per second. An idle entry keeps its counters
+//! until it is evicted, so readers add them. The result may lack the traffic of the last two seconds. It never counts a
+//! packet twice, and never decreases.
 
 use std::mem::MaybeUninit;
 
@@ -17,48 +17,47 @@ use crate::datapath::{
     },
 };
 
-/// How often counts are read until nothing was handed over meanwhile.
-const TRIES: usize = 5;
+/// Maximum number of attempts to read a consistent snapshot.
+const MAX_ATTEMPTS: usize = 5;
 
-/// Reads counts, and the rests that belong to them.
-pub(crate) fn with_rests<T>(
+/// Reads counters together with the pending counters of idle cache entries. Repeats the read if an entry was flushed
+/// meanwhile.
+pub(crate) fn with_pending<T>(
     pins: &Pins,
     mut read: impl FnMut() -> Result<T, Error>,
 ) -> Result<(T, Vec<FlowCacheEntry>), Error> {
-    let mut tries = 0;
+    let mut attempts = 0;
     loop {
         let now = since_boot();
-        let before = rests(pins, now)?;
-        let counts = read()?;
-        tries += 1;
-        if rests(pins, now)? == before || tries == TRIES {
-            return Ok((counts, before));
+        let before = pending(pins, now)?;
+        let counters = read()?;
+        attempts += 1;
+        if pending(pins, now)? == before || attempts == MAX_ATTEMPTS {
+            return Ok((counters, before));
         }
     }
 }
 
-/// Of shortcuts that were at rest at this time.
-fn rests(pins: &Pins, now: u64) -> Result<Vec<FlowCacheEntry>, Error> {
+/// Cache entries with pending counters that are idle at the time `now`.
+fn pending(pins: &Pins, now: u64) -> Result<Vec<FlowCacheEntry>, Error> {
     let cpus = nr_cpus().map_err(|(_, error)| failed("count the CPUs", error))?;
     let mut found = vec![];
     batch::read(
         FLOW_CACHE,
         &pins.open_data(FLOW_CACHE)?,
         cpus,
-        |_place: u32, shortcuts: &[FlowCacheEntry]| {
-            found.extend(
-                shortcuts.iter().filter(|shortcut| shortcut.packets != 0 && shortcut.is_at_rest(now)),
-            );
+        |_index: u32, entries: &[FlowCacheEntry]| {
+            found.extend(entries.iter().filter(|entry| entry.packets != 0 && entry.is_at_rest(now)));
             true
         },
     )?;
     Ok(found)
 }
 
-/// In nanoseconds, as the programs tell the time.
+/// `CLOCK_MONOTONIC` in nanoseconds, the clock of the programs.
 fn since_boot() -> u64 {
     let mut time = MaybeUninit::<libc::timespec>::uninit();
-    // SAFETY: the call fills what it is given; it fails only for clocks that are not there.
+    // SAFETY: the call fills the structure; it fails only for unknown clocks.
     let time = unsafe {
         libc::clock_gettime(libc::CLOCK_MONOTONIC, time.as_mut_ptr());
         time.assume_init()

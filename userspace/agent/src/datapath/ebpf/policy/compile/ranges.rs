@@ -1,19 +1,20 @@
-//! From prefixes to ranges that do not overlap.
+//! Converts nested prefixes to disjoint ranges.
 
 use contiv_abi::policy::RuleEntry;
 use ipnet::IpNet;
 
-/// Ranges by where they begin, ascending: each goes on to the next, the last one to the end. Neighbours differ.
+/// Ranges in ascending order of their first number. Each ends before the next; the last is unbounded. Adjacent ranges have
+/// different values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Ranges<N, A = RuleEntry>(Vec<(N, A)>);
 
 impl<N: Copy + Ord, A: PartialEq> Ranges<N, A> {
-    /// One for all.
+    /// One range from `begin` on.
     pub(super) fn new(begin: N, entry: A) -> Self {
         Ranges(vec![(begin, entry)])
     }
 
-    /// From `begin` on it is `entry`; not before the last one begins.
+    /// Appends a range. `begin` must not be below the start of the last range.
     pub(super) fn push(&mut self, begin: N, entry: A) {
         if self.0.last().is_some_and(|(last, _)| *last == begin) {
             self.0.pop();
@@ -28,7 +29,7 @@ impl<N: Copy + Ord, A: PartialEq> Ranges<N, A> {
     }
 }
 
-/// The first and last address of a prefix; those of IPv4 as numbers of 32 bits.
+/// First and last address of a prefix. IPv4 addresses are 32-bit numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Span {
     first: u128,
@@ -46,22 +47,22 @@ impl Span {
     }
 }
 
-/// Of the whole family, in which it is `all` where no span is; `within` tells what it is in a span by what it is around. Of spans that
-/// overlap, one is in the other.
+/// Converts spans, which must be nested or disjoint, to ranges of the whole family. The value outside of all spans is `all`;
+/// `nest` computes the value in a span from the value around it.
 pub(super) fn flatten<A: Copy + PartialEq, T>(
     all: A,
     mut spans: Vec<(Span, T)>,
-    mut within: impl FnMut(A, T) -> A,
+    mut nest: impl FnMut(A, T) -> A,
 ) -> Ranges<u128, A> {
-    // What is around comes before what is in it.
+    // Outer spans come first.
     spans.sort_by_key(|(span, _)| (span.first, u128::MAX - span.last));
     let mut ranges = Ranges::new(0, all);
-    // Those that are open, from the outermost, each with what is in it.
+    // Spans that have not ended, from the outermost, with their values.
     let mut open: Vec<(u128, A)> = vec![];
     for (span, inner) in spans {
         close(&mut ranges, &mut open, all, |last| last < span.first);
         let around = open.last().map_or(all, |(_, entry)| *entry);
-        let entry = within(around, inner);
+        let entry = nest(around, inner);
         ranges.push(span.first, entry);
         open.push((span.last, entry));
     }
@@ -69,7 +70,7 @@ pub(super) fn flatten<A: Copy + PartialEq, T>(
     ranges
 }
 
-/// Ends the open spans whose last address is such.
+/// Ends the open spans whose last address satisfies `over`.
 fn close<A: Copy + PartialEq>(
     ranges: &mut Ranges<u128, A>,
     open: &mut Vec<(u128, A)>,

@@ -6,41 +6,41 @@ use contiv_abi::{
 };
 use contiv_model::{
     group::GroupNumber,
-    policy::{self, Packet, Peer, Priority, Side, TCP, UDP},
+    policy::{self, ICMP, ICMPV6, Packet, Peer, Priority, Side, TCP, UDP},
 };
 use proptest::prelude::*;
 
 use super::*;
 
-/// What has been compiled, as the kernel has it, and what is asked.
+/// Compiled rules, and the lookup key of a search.
 struct Loaded<'a> {
     compiled: &'a Compiled,
-    question: LookupKey,
-    /// Branches on the way of the longest search.
+    key: LookupKey,
+    /// Number of nodes in the longest search.
     steps: u32,
 }
 
 impl Loaded<'_> {
     fn new(compiled: &Compiled) -> Loaded<'_> {
-        for branch in &compiled.branches {
-            assert!(branch.starts.is_sorted() && branch.starts[0] < 1 << 62, "{branch:?}");
+        for node in &compiled.nodes {
+            assert!(node.starts.is_sorted() && node.starts[0] < 1 << 62, "{node:?}");
         }
-        Loaded { compiled, question: LookupKey::default(), steps: 0 }
+        Loaded { compiled, key: LookupKey::default(), steps: 0 }
     }
 
-    /// The name of the deciding rule.
+    /// Name and action of the deciding rule.
     fn deciding(&mut self, own: IpAddr, peer: &Side<'_>, packet: Packet) -> Option<(RuleId, Action)> {
         let set = self.compiled.sets.first()?;
         let address = |ip: IpAddr| Address::from(ip);
-        let question = &mut self.question;
-        question.set_ends(own.is_ipv6().into(), &address(peer.address), &address(own));
-        // A frame's port is of the destination, or what stands in its place.
-        question.set_port(packet.protocol, Be16::new(packet.port.unwrap_or(77)));
-        question.set_group(if set.by_group == 0 { 0 } else { peer.group.map_or(0, GroupNumber::get) });
+        let key = &mut self.key;
+        key.set_ends(own.is_ipv6().into(), &address(peer.address), &address(own));
+        // Without ports, the field contains arbitrary bytes.
+        key.set_port(packet.protocol, Be16::new(packet.port.unwrap_or(77)));
+        key.set_group(if set.by_group == 0 { 0 } else { peer.group.map_or(0, GroupNumber::get) });
         let mut search = Search::new(0);
         let (mut steps, mut walks) = (0, 0);
         while search.turn(self) {
-            steps += search.walk(self, &self.question);
+            steps += search.walk(self, &self.key);
             walks += 1;
         }
         assert!(walks < Search::TURNS);
@@ -58,12 +58,12 @@ impl Tables for Loaded<'_> {
         self.compiled.sets.get(number as usize)
     }
 
-    fn branch(&self, place: u32) -> Option<&Branch> {
-        self.compiled.branches.get(place as usize)
+    fn branch(&self, slot: u32) -> Option<&Branch> {
+        self.compiled.nodes.get(slot as usize)
     }
 }
 
-/// Addresses that have much in common, so that prefixes of one cover another.
+/// Similar addresses, so that prefixes of one contain another.
 fn address() -> impl Strategy<Value = IpAddr> {
     let flips = || prop::collection::vec(0..128_u32, 0..3);
     prop_oneof![
@@ -102,7 +102,7 @@ prop_compose! {
         priority in 1..4_u8,
     ) -> Rule {
         Rule {
-            // Rules of one name differ in nothing but the subnets.
+            // Rules with the same name differ only in the subnets.
             id: format!("{direction}{id}{deny}{priority}").as_str().into(),
             direction,
             peer: Peer { group, subnet },
@@ -116,7 +116,7 @@ prop_compose! {
 }
 
 prop_compose! {
-    fn question()(
+    fn packet_and_ends()(
         (own, peer) in (address(), address()).prop_filter("one family", |(a, b)| a.is_ipv4() == b.is_ipv4()),
         group in prop::option::of(group()),
         protocol in prop::sample::select(vec![ICMP, TCP, UDP, ICMPV6, 132, 47, 0]),
@@ -129,29 +129,29 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn the_rule_is_the_oracles(
+    fn the_deciding_rule_equals_the_oracles(
         rules in prop::collection::vec(rule(), 0..40),
-        questions in prop::collection::vec(question(), 100),
+        packets in prop::collection::vec(packet_and_ends(), 100),
     ) {
         let cases = [Direction::In, Direction::Out].map(|direction| {
-            [Limit::USUAL, Limit::TIGHT, Limit::NOTHING, Limit::ADDRESSES].map(|limit| (direction, limit))
+            [Limit::DEFAULT, Limit::COMPACT, Limit::SEPARATE, Limit::ADDRESS_FIRST].map(|limit| (direction, limit))
         });
         for (direction, limit) in cases.into_iter().flatten() {
             let compiled = compile(&rules, direction, limit);
             let mut loaded = Loaded::new(&compiled);
-            for (own, peer, group, packet) in &questions {
+            for (own, peer, group, packet) in &packets {
                 let peer = Side { group: *group, ..Side::outside(*peer) };
-                let told = policy::deciding_rule(&rules, direction, *own, &peer, *packet);
-                let told = told.map(|rule| (rule.id.clone(), rule.action));
-                prop_assert_eq!(loaded.deciding(*own, &peer, *packet), told, "{:?}", (own, peer, packet));
+                let expected = policy::deciding_rule(&rules, direction, *own, &peer, *packet);
+                let expected = expected.map(|rule| (rule.id.clone(), rule.action));
+                prop_assert_eq!(loaded.deciding(*own, &peer, *packet), expected, "{:?}", (own, peer, packet));
             }
         }
     }
 }
 
 #[test]
-fn no_rules_come_to_nothing() {
-    assert_eq!(compile(&[], Direction::In, Limit::USUAL), Compiled::default());
+fn no_rules_compile_to_no_set() {
+    assert_eq!(compile(&[], Direction::In, Limit::DEFAULT), Compiled::default());
 }
 
 fn deny(id: impl std::fmt::Display, subnet: Option<IpNet>, port: Option<u16>) -> Rule {
@@ -167,7 +167,7 @@ fn deny(id: impl std::fmt::Display, subnet: Option<IpNet>, port: Option<u16>) ->
     }
 }
 
-/// Spread over all addresses of a family.
+/// The n-th of many prefixes scattered over all addresses of a family.
 fn scattered(n: u32, length: u8, ip6: bool) -> IpNet {
     let bits = n.wrapping_mul(0x9e37_79b1);
     let ip: IpAddr = if ip6 {
@@ -179,7 +179,7 @@ fn scattered(n: u32, length: u8, ip6: bool) -> IpNet {
     IpNet::new(ip, length).unwrap().trunc()
 }
 
-/// How far the programs go for one packet to each subnet, at most.
+/// Maximum number of search steps for one packet from each subnet.
 fn steps(compiled: &Compiled, subnets: &[IpNet]) -> u32 {
     let mut loaded = Loaded::new(compiled);
     for subnet in subnets {
@@ -190,46 +190,46 @@ fn steps(compiled: &Compiled, subnets: &[IpNet]) -> u32 {
     loaded.steps
 }
 
-/// What so many rules of one port come to: branches, and the longest search.
+/// Compiles rules for one port with the given subnets. Returns the number of nodes, and of steps in the longest search.
 fn of_subnets(count: u32, subnet: impl Fn(u32) -> IpNet) -> (usize, u32) {
     let subnets: Vec<IpNet> = (0..count).map(subnet).collect();
     let rules: Vec<Rule> = subnets.iter().enumerate().map(|(n, net)| deny(n, Some(*net), Some(80))).collect();
-    let compiled = compile(&rules, Direction::In, Limit::USUAL);
+    let compiled = compile(&rules, Direction::In, Limit::DEFAULT);
     let used = compiled.sets[0].roots.iter().filter(|root| root.is_some()).count();
     assert_eq!((compiled.sets.len(), used), (1, 1));
-    (compiled.branches.len(), steps(&compiled, &subnets))
+    (compiled.nodes.len(), steps(&compiled, &subnets))
 }
 
 #[test]
-fn a_search_is_no_longer_by_mixed_lengths() {
+fn mixed_prefix_lengths_do_not_lengthen_a_search() {
     let lengths: [&dyn Fn(u32) -> IpNet; 3] =
         [&|n| scattered(n, 32, false), &|n| scattered(n, 8 + (n % 25) as u8, false), &|n| {
             scattered(n, 48, true)
         }];
     for subnet in lengths {
         assert!(of_subnets(1, subnet).1 <= 2);
-        let (branches, steps) = of_subnets(15_000, subnet);
-        // One for the port. Eight ways from each branch, 30,001 ranges at most.
-        assert!(steps <= 6 && branches <= 4290, "{steps}, {branches}");
+        let (nodes, steps) = of_subnets(15_000, subnet);
+        // One node for the port. Eight children per node, at most 30,001 ranges.
+        assert!(steps <= 6 && nodes <= 4290, "{steps}, {nodes}");
     }
-    // Hosts of IPv6 go through all three words.
-    let (branches, steps) = of_subnets(15_000, |n| scattered(n, 33 + (n % 96) as u8, true));
-    assert!(steps <= 8 && branches < 3 * 15_000, "{steps}, {branches}");
+    // IPv6 host prefixes use all three words.
+    let (nodes, steps) = of_subnets(15_000, |n| scattered(n, 33 + (n % 96) as u8, true));
+    assert!(steps <= 8 && nodes < 3 * 15_000, "{steps}, {nodes}");
 }
 
 #[test]
-fn what_is_about_any_peer_needs_no_addresses() {
+fn rules_for_any_peer_need_no_address_nodes() {
     let all = Rule { protocol: None, ..deny("all", None, None) };
     let rules: Vec<Rule> = (0..1000).map(|port| deny(port, None, Some(port))).chain([all]).collect();
-    let compiled = compile(&rules, Direction::In, Limit::USUAL);
-    // 1002 ranges: those of the ports are side by side.
-    assert!(compiled.branches.len() <= 1002 / 7 + 5, "{}", compiled.branches.len());
+    let compiled = compile(&rules, Direction::In, Limit::DEFAULT);
+    // 1002 ranges: the ports are adjacent.
+    assert!(compiled.nodes.len() <= 1002 / 7 + 5, "{}", compiled.nodes.len());
     assert!(!compiled.sets[0].roots[1].is_some() && compiled.sets[0].by_group == 0);
 }
 
-/// Subnets of any port, and ports of any subnet: together they would be a million ranges.
+/// Subnets for any port, and ports for one subnet: a common tree would have a million ranges.
 #[test]
-fn kinds_that_would_multiply_are_kept_apart() {
+fn clauses_that_would_multiply_go_to_several_trees() {
     let subnets = (0..1000).map(|n| Rule { protocol: None, ..deny(n, Some(scattered(n, 24, false)), None) });
     let ports = (0..1000_u16)
         .map(|port| deny(10_000 + u32::from(port), Some(scattered(7, 8, false)), Some(2 * port)));
@@ -238,57 +238,57 @@ fn kinds_that_would_multiply_are_kept_apart() {
         Rule { peer, ..deny(20_000 + n, None, Some(80)) }
     });
     let rules: Vec<Rule> = subnets.chain(ports).chain(groups).collect();
-    let compiled = compile(&rules, Direction::In, Limit::USUAL);
+    let compiled = compile(&rules, Direction::In, Limit::DEFAULT);
     let roots = compiled.sets[0].roots.iter().filter(|root| root.is_some()).count();
-    // What is about groups, and the rest by addresses first.
+    // One tree for the clauses with groups, one address-first tree for the others.
     assert_eq!((roots, compiled.sets[0].by_group), (2, 1));
-    assert!(compiled.branches.len() < 3000, "{}", compiled.branches.len());
+    assert!(compiled.nodes.len() < 3000, "{}", compiled.nodes.len());
     let mut loaded = Loaded::new(&compiled);
-    let questions = (0..1500_u32).flat_map(|n| [(n, 80), (3 * n, 1000), (n, 1001)]);
-    for (n, port) in questions {
+    let keys = (0..1500_u32).flat_map(|n| [(n, 80), (3 * n, 1000), (n, 1001)]);
+    for (n, port) in keys {
         let own = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
         let group = (n > 0).then(|| GroupNumber::try_from(n).unwrap());
         let peer = Side { group, ..Side::outside(scattered(n, 32, false).addr()) };
         let packet = Packet { protocol: TCP, port: Some(port) };
-        let told = policy::deciding_rule(&rules, Direction::In, own, &peer, packet);
-        assert_eq!(loaded.deciding(own, &peer, packet), told.map(|rule| (rule.id.clone(), rule.action)));
+        let expected = policy::deciding_rule(&rules, Direction::In, own, &peer, packet);
+        assert_eq!(loaded.deciding(own, &peer, packet), expected.map(|rule| (rule.id.clone(), rule.action)));
     }
 }
 
-/// Prefixes in each other, for any protocol, for TCP and for ports; with groups that would be too much for one tree.
+/// Nested prefixes for any protocol, for TCP and for ports, with groups: too much for one group-first tree.
 #[test]
-fn mixed_rules_are_told_apart_by_addresses_first() {
+fn mixed_rules_compile_to_an_address_first_tree() {
     let rules: Vec<Rule> = (0..3000)
         .map(|n| {
-            let kind = n / 25;
+            let variant = n / 25;
             let rule = deny(n, Some(scattered(n, 8 + (n % 25) as u8, false)), None);
-            let group = (kind % 2 == 1).then(|| GroupNumber::try_from(1 + n % 3).unwrap());
-            let protocol = (kind % 3 != 0).then_some(TCP);
-            let port = (kind % 3 == 2).then_some(1000 + n as u16 % 1000);
+            let group = (variant % 2 == 1).then(|| GroupNumber::try_from(1 + n % 3).unwrap());
+            let protocol = (variant % 3 != 0).then_some(TCP);
+            let port = (variant % 3 == 2).then_some(1000 + n as u16 % 1000);
             Rule { peer: Peer { group, ..rule.peer }, protocol, port, ..rule }
         })
         .collect();
-    let compiled = compile(&rules, Direction::In, Limit::USUAL);
-    let small = compile(&rules, Direction::In, Limit::TIGHT);
-    assert!(compiled.roomy && !small.roomy && small.branches.len() < rules.len());
+    let compiled = compile(&rules, Direction::In, Limit::DEFAULT);
+    let small = compile(&rules, Direction::In, Limit::COMPACT);
+    assert!(compiled.address_first && !small.address_first && small.nodes.len() < rules.len());
     let roots = compiled.sets[0].roots.iter().filter(|root| root.is_some()).count();
     assert_eq!(roots, 1);
-    assert!(compiled.branches.len() < 4 * rules.len(), "{}", compiled.branches.len());
+    assert!(compiled.nodes.len() < 4 * rules.len(), "{}", compiled.nodes.len());
     let mut loaded = Loaded::new(&compiled);
     for n in 0..1000_u32 {
         let own = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
         let group = (n % 4 > 0).then(|| GroupNumber::try_from(n % 4).unwrap());
         let peer = Side { group, ..Side::outside(scattered(3 * n, 32, false).addr()) };
         let packet = Packet { protocol: TCP, port: Some(1000 + n as u16) };
-        let told = policy::deciding_rule(&rules, Direction::In, own, &peer, packet);
-        assert_eq!(loaded.deciding(own, &peer, packet), told.map(|rule| (rule.id.clone(), rule.action)));
+        let expected = policy::deciding_rule(&rules, Direction::In, own, &peer, packet);
+        assert_eq!(loaded.deciding(own, &peer, packet), expected.map(|rule| (rule.id.clone(), rule.action)));
     }
-    // Five branches of addresses, one of groups, one of ports.
+    // Five nodes for addresses, one for groups, one for ports.
     assert!(loaded.steps <= 7, "{}", loaded.steps);
 }
 
 #[test]
-fn families_do_not_meet() {
+fn prefixes_match_only_their_family() {
     let all = |net: &str| deny(net, Some(net.parse().unwrap()), None);
     let packet = Packet { protocol: TCP, port: Some(80) };
     for (net, inside, outside) in [
@@ -300,7 +300,7 @@ fn families_do_not_meet() {
             ["0.0.0.0", "ffff:ffff:fffe::"],
         ),
     ] {
-        let compiled = compile(&[all(net)], Direction::In, Limit::USUAL);
+        let compiled = compile(&[all(net)], Direction::In, Limit::DEFAULT);
         let mut loaded = Loaded::new(&compiled);
         for (ips, found) in [(inside, true), (outside, false)] {
             for ip in ips {
@@ -312,7 +312,7 @@ fn families_do_not_meet() {
 }
 
 #[test]
-fn words_have_room_for_addresses() {
+fn words_hold_whole_addresses() {
     assert_eq!(word::ADDRESS_BITS.iter().sum::<u32>(), 128);
     assert!(word::ADDRESS_BITS.iter().all(|bits| *bits < 62));
 }

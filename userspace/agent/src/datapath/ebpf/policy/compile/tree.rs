@@ -1,4 +1,4 @@
-//! Trees of branches.
+//! Search trees.
 
 use std::collections::BTreeMap;
 
@@ -6,48 +6,48 @@ use contiv_abi::policy::{Branch, RuleEntry, WAYS, word};
 use ipnet::IpNet;
 
 use super::{
-    About, Asked, Case,
-    kinds::Limit,
-    layers::Layers,
+    address_first::AddressPartition,
+    clause::{Clause, L4Match, Match},
+    partition::Limit,
     ranges::{Ranges, Span, flatten},
 };
 
-/// The branches of all trees of a group, and where they are.
+/// The nodes of all trees of a group.
 #[derive(Debug)]
 pub(super) struct Trees {
-    pub(super) branches: Vec<Branch>,
+    pub(super) nodes: Vec<Branch>,
     pub(super) limit: Limit,
-    /// Some are by addresses first.
-    pub(super) roomy: bool,
+    /// A tree searches addresses first.
+    pub(super) address_first: bool,
 }
 
-/// Cases of one protocol.
+/// Clauses of one protocol.
 #[derive(Default)]
 struct OfProtocol {
-    any_port: Vec<Case>,
-    ports: BTreeMap<u16, Vec<Case>>,
+    any_port: Vec<Clause>,
+    ports: BTreeMap<u16, Vec<Clause>>,
 }
 
 impl Trees {
     pub(super) fn new(limit: Limit) -> Trees {
-        Trees { branches: vec![], limit, roomy: false }
+        Trees { nodes: vec![], limit, address_first: false }
     }
 
-    /// By address of the peer, then as [`Trees::of_groups`].
-    pub(super) fn of_layers(&mut self, layers: &Layers) -> RuleEntry {
-        self.roomy = true;
-        let mut trees: Vec<Option<RuleEntry>> = vec![None; layers.left.len()];
-        let [ip4, ip6] = layers.ranges.each_ref().map(|ranges| {
-            let entries = ranges.iter().map(|(begin, place)| {
-                // Made where it is led to: what is all taken by longer prefixes is nowhere.
-                let tree = trees[*place].unwrap_or_else(|| {
-                    let left = layers.left[*place].iter();
-                    let asked = |((group, about), entry): (&(Option<u16>, About), &RuleEntry)| {
-                        (Asked { group: *group, about: *about, subnet: None }, *entry)
+    /// A tree by address of the peer, then as [`of_groups`](Self::of_groups).
+    pub(super) fn of_addresses_first(&mut self, partition: &AddressPartition) -> RuleEntry {
+        self.address_first = true;
+        let mut trees: Vec<Option<RuleEntry>> = vec![None; partition.residuals.len()];
+        let [ip4, ip6] = partition.ranges.each_ref().map(|ranges| {
+            let entries = ranges.iter().map(|(begin, index)| {
+                // Built on first use: a residual may be covered by longer prefixes everywhere.
+                let tree = trees[*index].unwrap_or_else(|| {
+                    let residual = partition.residuals[*index].iter();
+                    let clause = |((group, l4), entry): (&(Option<u16>, L4Match), &RuleEntry)| {
+                        (Match { group: *group, l4: *l4, subnet: None }, *entry)
                     };
-                    self.of_groups(&left.map(asked).collect::<Vec<Case>>())
+                    self.of_groups(&residual.map(clause).collect::<Vec<Clause>>())
                 });
-                trees[*place] = Some(tree);
+                trees[*index] = Some(tree);
                 (*begin, tree)
             });
             entries.collect::<Vec<(u128, RuleEntry)>>()
@@ -55,36 +55,36 @@ impl Trees {
         self.of_both(word::PEER, ip4, ip6)
     }
 
-    /// By group of the peer, then as [`Trees::of_ports`].
-    pub(super) fn of_groups(&mut self, cases: &[Case]) -> RuleEntry {
-        let mut groups: BTreeMap<u16, Vec<Case>> = BTreeMap::new();
+    /// A tree by group of the peer, then as [`of_ports`](Self::of_ports).
+    pub(super) fn of_groups(&mut self, clauses: &[Clause]) -> RuleEntry {
+        let mut groups: BTreeMap<u16, Vec<Clause>> = BTreeMap::new();
         let mut of_any = vec![];
-        for case in cases {
-            match case.0.group {
-                Some(group) => groups.entry(group).or_default().push(*case),
-                None => of_any.push(*case),
+        for clause in clauses {
+            match clause.0.group {
+                Some(group) => groups.entry(group).or_default().push(*clause),
+                None => of_any.push(*clause),
             }
         }
         let others = self.of_ports(&of_any);
         let mut ranges = Ranges::new(0, others);
-        for (group, mut cases) in groups {
-            cases.extend(&of_any);
-            ranges.push(group.into(), self.of_ports(&cases));
+        for (group, mut clauses) in groups {
+            clauses.extend(&of_any);
+            ranges.push(group.into(), self.of_ports(&clauses));
             ranges.push(u64::from(group) + 1, others);
         }
         self.tree(word::GROUP, ranges)
     }
 
-    /// By protocol and port, then by address of the peer.
-    fn of_ports(&mut self, cases: &[Case]) -> RuleEntry {
+    /// A tree by protocol and port, then by address of the peer.
+    fn of_ports(&mut self, clauses: &[Clause]) -> RuleEntry {
         let mut of_all = vec![];
         let mut protocols: BTreeMap<u8, OfProtocol> = BTreeMap::new();
-        for case in cases {
-            match case.0.about {
-                About::All => of_all.push(*case),
-                About::Protocol(protocol) => protocols.entry(protocol).or_default().any_port.push(*case),
-                About::Port(protocol, port) => {
-                    protocols.entry(protocol).or_default().ports.entry(port).or_default().push(*case);
+        for clause in clauses {
+            match clause.0.l4 {
+                L4Match::Any => of_all.push(*clause),
+                L4Match::Protocol(protocol) => protocols.entry(protocol).or_default().any_port.push(*clause),
+                L4Match::Port(protocol, port) => {
+                    protocols.entry(protocol).or_default().ports.entry(port).or_default().push(*clause);
                 }
             }
         }
@@ -95,9 +95,9 @@ impl Trees {
             any_port.extend(&of_all);
             let other_ports = self.of_peers(&any_port);
             ranges.push(first, other_ports);
-            for (port, mut cases) in ports {
-                cases.extend(&any_port);
-                ranges.push(first + u64::from(port), self.of_peers(&cases));
+            for (port, mut clauses) in ports {
+                clauses.extend(&any_port);
+                ranges.push(first + u64::from(port), self.of_peers(&clauses));
                 ranges.push(first + u64::from(port) + 1, other_ports);
             }
             ranges.push(first + (1 << 16), others);
@@ -105,19 +105,20 @@ impl Trees {
         self.tree(word::PORT, ranges)
     }
 
-    fn of_peers(&mut self, cases: &[Case]) -> RuleEntry {
-        let anywhere = cases.iter().filter(|(asked, _)| asked.subnet.is_none()).map(|(_, entry)| *entry);
+    fn of_peers(&mut self, clauses: &[Clause]) -> RuleEntry {
+        let anywhere =
+            clauses.iter().filter(|(condition, _)| condition.subnet.is_none()).map(|(_, entry)| *entry);
         let anywhere = anywhere.min().unwrap_or(RuleEntry::NONE);
-        let subnets = cases.iter().filter_map(|(asked, entry)| Some((asked.subnet?, *entry)));
+        let subnets = clauses.iter().filter_map(|(condition, entry)| Some((condition.subnet?, *entry)));
         self.of_addresses(word::PEER, anywhere, subnets)
     }
 
-    /// By this end's address: sets for some, of which the longest prefix decides.
-    pub(super) fn own(&mut self, sets: impl Iterator<Item = (IpNet, u32)>) -> RuleEntry {
-        // Longer ones come later in the order of prefixes that are in each other, and are to be smaller.
+    /// A tree by the local address, which leads to the set of the longest matching prefix.
+    pub(super) fn local_subnets(&mut self, sets: impl Iterator<Item = (IpNet, u32)>) -> RuleEntry {
+        // The smaller entry wins, so a longer prefix has a smaller order.
         let sets = sets.map(|(net, set)| {
-            let longer = u32::from(net.max_prefix_len() - net.prefix_len());
-            (net, RuleEntry { order: longer, rule: set })
+            let order = u32::from(net.max_prefix_len() - net.prefix_len());
+            (net, RuleEntry { order, rule: set })
         });
         let sets: Vec<(IpNet, RuleEntry)> = sets.collect();
         let as_set = |(begin, entry): (u128, RuleEntry)| {
@@ -139,7 +140,7 @@ impl Trees {
         self.of_both(word, ip4, ip6)
     }
 
-    /// IPv4 is above IPv6 in the first word.
+    /// A tree for both families. In the first word, IPv4 addresses follow the IPv6 addresses.
     fn of_both(&mut self, word: u32, ip4: Vec<(u128, RuleEntry)>, ip6: Vec<(u128, RuleEntry)>) -> RuleEntry {
         let mut ranges = self.in_words(word, &ip6, 0);
         for (begin, entry) in ip4 {
@@ -148,56 +149,56 @@ impl Trees {
         self.tree(word, ranges)
     }
 
-    /// Ranges of numbers of several words as ranges of the first of these; where one does not end with a number of this
-    /// word, there is a tree for the next.
-    fn in_words(&mut self, word: u32, ranges: &[(u128, RuleEntry)], place: usize) -> Ranges<u64> {
-        let rest: u32 = word::ADDRESS_BITS.iter().skip(place + 1).sum();
+    /// Converts ranges of addresses to ranges of one word of the address. A number of this word that contains several ranges
+    /// gets a tree for the next word. `index` is the index of the word.
+    fn in_words(&mut self, word: u32, ranges: &[(u128, RuleEntry)], index: usize) -> Ranges<u64> {
+        let lower_bits: u32 = word::ADDRESS_BITS.iter().skip(index + 1).sum();
         let mut before = ranges.first().map_or(RuleEntry::NONE, |(_, entry)| *entry);
         let mut out = Ranges::new(0, before);
-        for part in ranges.chunk_by(|a, b| a.0 >> rest == b.0 >> rest) {
+        for part in ranges.chunk_by(|a, b| a.0 >> lower_bits == b.0 >> lower_bits) {
             let (Some((begin, first)), Some((_, last))) = (part.first(), part.last()) else { continue };
-            let here = begin >> rest;
-            let begins_here = *begin == here << rest;
-            if part.len() == 1 && begins_here {
-                out.push(here as u64, *first);
+            let number = begin >> lower_bits;
+            let starts_at_boundary = *begin == number << lower_bits;
+            if part.len() == 1 && starts_at_boundary {
+                out.push(number as u64, *first);
             } else {
-                let inside = part.iter().map(|(begin, entry)| (begin - (here << rest), *entry));
-                let around = (!begins_here).then_some((0, before));
+                let inside = part.iter().map(|(begin, entry)| (begin - (number << lower_bits), *entry));
+                let around = (!starts_at_boundary).then_some((0, before));
                 let inside: Vec<(u128, RuleEntry)> = around.into_iter().chain(inside).collect();
-                let inside = self.in_words(word + 1, &inside, place + 1);
+                let inside = self.in_words(word + 1, &inside, index + 1);
                 let tree = self.tree(word + 1, inside);
-                out.push(here as u64, tree);
-                out.push(here as u64 + 1, *last);
+                out.push(number as u64, tree);
+                out.push(number as u64 + 1, *last);
             }
             before = *last;
         }
         out
     }
 
-    /// From the leaves up, each branch full but the last of its level.
+    /// Builds a tree from the leaves up. All nodes of a level are full except the last.
     fn tree(&mut self, word: u32, ranges: Ranges<u64>) -> RuleEntry {
         let mut level = ranges.into_inner();
         while level.len() > 1 {
-            level = level.chunks(WAYS).filter_map(|ways| self.branch(word, ways)).collect();
+            level = level.chunks(WAYS).filter_map(|children| self.node(word, children)).collect();
         }
         level.first().map_or(RuleEntry::NONE, |(_, entry)| *entry)
     }
 
-    fn branch(&mut self, word: u32, ways: &[(u64, RuleEntry)]) -> Option<(u64, RuleEntry)> {
-        let (first, others) = ways.split_first()?;
+    fn node(&mut self, word: u32, children: &[(u64, RuleEntry)]) -> Option<(u64, RuleEntry)> {
+        let (first, others) = children.split_first()?;
         if others.is_empty() {
             return Some(*first);
         }
-        let mut branch = Branch::EMPTY;
-        branch.ways.iter_mut().zip(ways).for_each(|(way, (_, entry))| *way = *entry);
-        branch.starts.iter_mut().zip(others).for_each(|(start, (begin, _))| *start = *begin);
-        let place = self.branches.len() as u32;
-        self.branches.push(branch);
-        Some((first.0, RuleEntry::branch(word, place)))
+        let mut node = Branch::EMPTY;
+        node.ways.iter_mut().zip(children).for_each(|(child, (_, entry))| *child = *entry);
+        node.starts.iter_mut().zip(others).for_each(|(start, (begin, _))| *start = *begin);
+        let slot = self.nodes.len() as u32;
+        self.nodes.push(node);
+        Some((first.0, RuleEntry::branch(word, slot)))
     }
 }
 
-/// Of IPv4 and IPv6.
+/// Ranges of IPv4 and of IPv6 addresses.
 fn by_family(anywhere: RuleEntry, nets: impl Iterator<Item = (IpNet, RuleEntry)>) -> [Ranges<u128>; 2] {
     let nets: Vec<(IpNet, RuleEntry)> = nets.collect();
     let (ip4, ip6): (Vec<_>, Vec<_>) = nets.into_iter().partition(|(net, _)| matches!(net, IpNet::V4(_)));

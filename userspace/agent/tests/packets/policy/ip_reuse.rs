@@ -1,4 +1,5 @@
-//! An address that goes from one endpoint to another of another group: what was judged for the one does not count for the other.
+//! IP reuse: an address moves to an endpoint of another group. Verdicts for the previous endpoint do not apply to the
+//! new one.
 
 use std::time::Duration;
 
@@ -8,19 +9,19 @@ use testkit::{capture::Tap, wait_until};
 use super::*;
 use crate::from_overlay;
 
-const SOON: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 fn n1() -> Network {
     network("n1.t", vxlan(10_001))
 }
 
-/// The pod leaves, and another one of group `group` gets its addresses.
+/// Deletes the pod, and creates another one of group `group` with its addresses.
 fn replace(node: &mut Node, network: &Network, old: &Pod, group: u32) -> Result<Pod> {
     let id = ObjectId::Local(old.local.id.clone());
     node.desired.remove(&id);
     anyhow::ensure!(node.apply(&[Op::Delete(id)])?.is_empty(), "the old pod stays");
     node.ns.ip(&format!("link del {}", old.local.port))?;
-    let heir = pod(node, network, old.who, group)?;
+    let heir = pod(node, network, old.endpoint, group)?;
     node.converge()?;
     Ok(heir)
 }
@@ -29,7 +30,7 @@ fn all(direction: Direction) -> Vec<Rule> {
     vec![rule("all", direction, Action::Deny, 1)]
 }
 
-/// Connections to the server, and answers.
+/// Opens connections to the server, with replies.
 fn connections() -> [(Packet, Packet); 2] {
     [
         (to(SERVER).tcp(4000, 80, 0x10), back().tcp(80, 4000, 0x10)),
@@ -48,7 +49,7 @@ fn connect(rig: &Rig, answered: bool) -> Result<()> {
 }
 
 #[test]
-fn a_new_pod_is_not_reached_by_what_the_old_one_was_allowed_to_hear() -> Result<()> {
+fn a_new_pod_does_not_receive_flows_allowed_for_its_predecessor() -> Result<()> {
     needs!(root());
     for answered in [false, true] {
         let mut rig = Rig::new("heir-in")?;
@@ -59,7 +60,7 @@ fn a_new_pod_is_not_reached_by_what_the_old_one_was_allowed_to_hear() -> Result<
             rig.send(&there)?.assert_dropped(DropReason::StaleFlow);
             rig.send(&there)?.assert_dropped(DropReason::Policy);
         }
-        // And where its rules have nothing against it, it goes on.
+        // If its rules allow the flow, it continues.
         rig.set(group(4, vec![]))?;
         for (there, _) in connections() {
             passes(&rig.send(&there)?);
@@ -69,7 +70,7 @@ fn a_new_pod_is_not_reached_by_what_the_old_one_was_allowed_to_hear() -> Result<
 }
 
 #[test]
-fn a_new_pod_does_not_speak_where_the_old_one_was_allowed_to() -> Result<()> {
+fn a_new_pod_does_not_send_in_flows_allowed_for_its_predecessor() -> Result<()> {
     needs!(root());
     for answered in [false, true] {
         let mut rig = Rig::new("heir-out")?;
@@ -81,7 +82,7 @@ fn a_new_pod_does_not_speak_where_the_old_one_was_allowed_to() -> Result<()> {
                 rig.send(&there)?.assert_dropped(DropReason::Policy);
             }
         }
-        // Nor does anybody else speak to it as if it had asked.
+        // Packets to it are not treated as replies either.
         for (_, answer) in connections() {
             rig.answer(&answer)?.assert_dropped(DropReason::StaleFlow);
         }
@@ -90,7 +91,7 @@ fn a_new_pod_does_not_speak_where_the_old_one_was_allowed_to() -> Result<()> {
 }
 
 #[test]
-fn an_answer_of_the_new_pod_is_no_answer() -> Result<()> {
+fn a_reply_of_a_new_pod_belongs_to_no_flow_of_its_predecessor() -> Result<()> {
     needs!(root());
     let mut rig = Rig::new("heir-answer")?;
     rig.set(group(4, all(Direction::Out)))?;
@@ -103,7 +104,7 @@ fn an_answer_of_the_new_pod_is_no_answer() -> Result<()> {
 }
 
 #[test]
-fn what_comes_from_the_wire_is_judged_by_the_rules_of_who_is_there_now() -> Result<()> {
+fn frames_from_the_uplink_are_evaluated_with_the_rules_of_the_current_pod() -> Result<()> {
     needs!(root());
     let (mut node, _outside) = Node::on_wire("heir-wire")?;
     let n1 = network("n1.t", vlan(100));
@@ -120,25 +121,27 @@ fn what_comes_from_the_wire_is_judged_by_the_rules_of_who_is_there_now() -> Resu
     Ok(())
 }
 
-/// A sender that keeps a flow alive to an address that nobody has yet.
+/// A sender keeps a flow to an unassigned address alive.
 #[test]
-fn what_was_sent_before_there_was_a_pod_is_judged_by_its_rules() -> Result<()> {
+fn flows_that_precede_a_pod_are_evaluated_with_its_rules() -> Result<()> {
     needs!(root());
     let mut rig = from_overlay::Rig::new("heir-late")?;
     let n1 = network("n1.t", vxlan(from_overlay::VNI));
     rig.node.want(Object::Group(group(4, all(Direction::In))));
     rig.node.converge()?;
-    let (from, to) = (Who(2), Who(7));
+    let (from, to) = (Endpoint(2), Endpoint(7));
     let sent = Packet::eth(to.mac(), from.mac()).ipv4(from.ip(), to.ip()).udp(4000, 53);
     let flood = Tap::open(&rig.pod.ns, "eth0")?;
     rig.send(from_overlay::VNI, &sent)?;
     let bytes = sent.build();
-    flood.expect(SOON, "the flooded frame", |frame| (frame == bytes).then_some(()))?;
+    flood.expect(TIMEOUT, "the flooded frame", |frame| (frame == bytes).then_some(()))?;
     let _heir = pod(&mut rig.node, &n1, to, 4)?;
     rig.node.converge()?;
     for reason in [DropReason::StaleFlow, DropReason::Policy] {
         rig.send(from_overlay::VNI, &sent)?;
-        wait_until(SOON, reason.as_str(), || Ok((rig.node.drops()?.get(&reason) == Some(&1)).then_some(())))?;
+        wait_until(TIMEOUT, reason.as_str(), || {
+            Ok((rig.node.drops()?.get(&reason) == Some(&1)).then_some(()))
+        })?;
     }
     assert_eq!(rig.node.drops()?.len(), 2);
     Ok(())

@@ -1,4 +1,4 @@
-//! Where XDP runs, and who has the place.
+//! Attachment of XDP programs, and occupied hooks.
 
 use std::{
     fs,
@@ -13,7 +13,7 @@ use std::{
 
 use aya::maps::{Map, MapData, PerCpuArray};
 use contiv_abi::{ABI_VERSION, DropCount, DsrHook, maps};
-use netplugin::datapath::ebpf::{Attachment, Ebpf};
+use netplugin::datapath::ebpf::{AttachMode, Ebpf};
 use testkit::wait_until;
 
 use super::*;
@@ -22,15 +22,15 @@ use crate::{
     restart::{age, chain},
 };
 
-/// How `ip link` calls a place of ours.
-const PLACES: [(XdpWish, &str, &str); 2] =
-    [(XdpWish::Generic, "generic", "xdpgeneric"), (XdpWish::Native, "native", "xdp")];
+/// Preferences and their names in the debug dump and in `ip link`.
+const PLACES: [(XdpPreference, &str, &str); 2] =
+    [(XdpPreference::Generic, "generic", "xdpgeneric"), (XdpPreference::Native, "native", "xdp")];
 
 fn mode(node: &Node) -> String {
     node.datapath.inspect()["xdp"]["mode"].as_str().unwrap().to_owned()
 }
 
-/// Where a program runs on the uplink, in the words of `ip link`, and its number.
+/// Mode of the program on the uplink as `ip link` prints it, and its id.
 fn running(node: &Node) -> Result<Option<(String, u32)>> {
     let shown = node.ns.ip("-d -o link show trunk")?;
     let words: Vec<_> = shown.split_whitespace().collect();
@@ -39,7 +39,7 @@ fn running(node: &Node) -> Result<Option<(String, u32)>> {
     Ok(Some(((*place).to_owned(), words[at + 2].parse()?)))
 }
 
-/// The number of the program that is pinned.
+/// Id of the pinned program.
 fn ours(node: &Node) -> Result<u32> {
     Ok(Xdp::from_pin(node.pin(XDP), XdpAttachType::Interface)?.info()?.id())
 }
@@ -49,8 +49,8 @@ fn assert_ours_runs(node: &Node, place: &str) -> Result<()> {
     Ok(())
 }
 
-/// A rig whose program is where it is wanted.
-fn rig(label: &str, wish: XdpWish) -> Result<Rig> {
+/// A rig with XDP in the preferred mode.
+fn rig(label: &str, wish: XdpPreference) -> Result<Rig> {
     let mut rig = Rig::v4(label, &[HERE, THERE])?;
     rig.node.options.xdp = wish;
     rig.node.restart();
@@ -59,24 +59,24 @@ fn rig(label: &str, wish: XdpWish) -> Result<Rig> {
 }
 
 #[test]
-fn xdp_is_where_it_is_wanted_and_stays_there() -> Result<()> {
+fn xdp_is_attached_in_the_preferred_mode_and_stays_attached() -> Result<()> {
     needs!(root());
     let mut rig = Rig::v4("out-modes", &[HERE, THERE])?;
-    // On a veth pair, whose other end may not take what the driver's program sends.
+    // Generic on a veth pair: its peer may not deliver frames that native XDP transmits.
     assert_eq!(mode(&rig.node), "generic");
     for (wish, name, shown) in [
-        (XdpWish::Generic, "generic", Some("xdpgeneric")),
-        (XdpWish::Native, "native", Some("xdp")),
-        (XdpWish::Auto, "generic", Some("xdpgeneric")),
-        (XdpWish::Off, "off", None),
-        (XdpWish::Native, "native", Some("xdp")),
+        (XdpPreference::Generic, "generic", Some("xdpgeneric")),
+        (XdpPreference::Native, "native", Some("xdp")),
+        (XdpPreference::Auto, "generic", Some("xdpgeneric")),
+        (XdpPreference::Off, "off", None),
+        (XdpPreference::Native, "native", Some("xdp")),
     ] {
         rig.node.options.xdp = wish;
         rig.node.restart();
         rig.node.converge()?;
         let there = running(&rig.node)?;
         assert_eq!(there, shown.map(|place| (place.to_owned(), ours(&rig.node).unwrap())));
-        // Found again, nothing is touched; the program is there all the while.
+        // A restart writes nothing, and the program stays attached.
         rig.node.restart();
         let observed = rig.node.observe()?;
         assert_eq!((rig.node.datapath.writes(), observed.orphans), (0, 0));
@@ -85,49 +85,49 @@ fn xdp_is_where_it_is_wanted_and_stays_there() -> Result<()> {
         assert!(rig.node.datapath.stats().hooks.contains(&("xdp", name.to_owned())));
     }
     rig.node.cleanup()?;
-    wait_until(SOON, "the program is off the uplink", || Ok(running(&rig.node)?.is_none().then_some(())))
+    wait_until(TIMEOUT, "the program is off the uplink", || Ok(running(&rig.node)?.is_none().then_some(())))
 }
 
 #[test]
-fn how_programs_are_attached_is_told() -> Result<()> {
+fn the_attach_mode_is_reported() -> Result<()> {
     needs!(root());
-    for attachment in [Attachment::Auto, Attachment::Clsact] {
-        let mut rig = Rig::v4("out-told", &[HERE, THERE])?;
+    for mode in [AttachMode::Auto, AttachMode::Clsact] {
+        let mut rig = Rig::v4("out-mode", &[HERE, THERE])?;
         rig.node.cleanup()?;
-        rig.node.options.attachment = attachment;
+        rig.node.options.attach_mode = mode;
         rig.node.restart();
         rig.node.converge()?;
-        let told = rig.node.datapath.inspect()["attachment"].as_str().unwrap().to_owned();
-        assert!(rig.node.datapath.stats().hooks.contains(&("tc", told.clone())));
-        assert!(attachment == Attachment::Auto || told == "clsact", "{told}");
+        let reported = rig.node.datapath.inspect()["attachment"].as_str().unwrap().to_owned();
+        assert!(rig.node.datapath.stats().hooks.contains(&("tc", reported.clone())));
+        assert!(mode == AttachMode::Auto || reported == "clsact", "{reported}");
         let pinned =
             links(&rig.node).join(format!("pod-{}", rig.node.ifindex(&rig.pod.local.port)?)).exists();
         let filters = rig.node.ns.output("tc", &["filter", "show", "dev", &rig.pod.local.port, "ingress"])?;
         assert_eq!(
             (pinned, filters.contains(FROM_POD)),
-            (told == "tcx", told == "clsact"),
-            "{told}: {filters}"
+            (reported == "tcx", reported == "clsact"),
+            "{reported}: {filters}"
         );
     }
     Ok(())
 }
 
-/// What another has put there stays.
+/// A foreign program stays attached.
 #[test]
-fn a_place_that_is_taken_is_told() -> Result<()> {
+fn an_occupied_xdp_hook_is_reported() -> Result<()> {
     needs!(root());
-    let mut rig = rig("out-taken", XdpWish::Off)?;
+    let mut rig = rig("out-taken", XdpPreference::Off)?;
     let other = Rig::v4("out-other", &[HERE, THERE])?;
     let mut program = Xdp::from_pin(other.node.pin(XDP), XdpAttachType::Interface)?;
     let theirs = program.info()?.id();
     rig.node.ns.run(|| Ok(program.attach("trunk", XdpMode::Skb)?))?;
-    rig.node.options.xdp = XdpWish::Auto;
+    rig.node.options.xdp = XdpPreference::Auto;
     rig.node.restart();
     rig.node.converge()?;
-    let told = rig.node.datapath.inspect()["xdp"].clone();
-    assert_eq!((&told["wanted"], &told["mode"]), (&"auto".into(), &"off".into()));
-    assert!(told["why"].as_str().unwrap().contains("busy"), "{told}");
-    rig.node.options.xdp = XdpWish::Native;
+    let reported = rig.node.datapath.inspect()["xdp"].clone();
+    assert_eq!((&reported["wanted"], &reported["mode"]), (&"auto".into(), &"off".into()));
+    assert!(reported["why"].as_str().unwrap().contains("busy"), "{reported}");
+    rig.node.options.xdp = XdpPreference::Native;
     rig.node.restart();
     let said = chain(&*rig.node.observe().unwrap_err());
     assert!(said.contains("attach ctv_xdp to trunk as XDP (see --xdp)"), "{said}");
@@ -139,9 +139,9 @@ fn links(node: &Node) -> PathBuf {
     node.bpf_root().join(format!("v{ABI_VERSION}/node/links"))
 }
 
-/// Frames of the service's client, one after the other, that are all for a backend elsewhere.
+/// A stream of frames from an external client, all for a remote backend.
 struct Stream {
-    /// What was sent on before, by TC and by XDP.
+    /// Frames forwarded earlier by TC and by XDP.
     before: (u64, u64),
     done: Arc<AtomicBool>,
     sent: Arc<AtomicU64>,
@@ -173,10 +173,10 @@ impl Stream {
     fn wait(&self, more: u64) -> Result<()> {
         let sent = || self.sent.load(Ordering::Relaxed);
         let goal = sent() + more;
-        wait_until(SOON, "frames", || Ok((sent() >= goal).then_some(())))
+        wait_until(TIMEOUT, "frames", || Ok((sent() >= goal).then_some(())))
     }
 
-    /// How many there were.
+    /// Number of frames.
     fn finish(self) -> Result<u64> {
         self.done.store(true, Ordering::Relaxed);
         self.thread.join().map_err(|_| anyhow::anyhow!("the sender panicked"))??;
@@ -184,14 +184,14 @@ impl Stream {
     }
 }
 
-/// Frames that were sent on, by TC and by XDP.
+/// Frames forwarded by TC and by XDP.
 pub(super) fn sent_on(datapath: &Ebpf) -> Result<(u64, u64)> {
-    let counts = datapath.relayed()?;
+    let counts = datapath.dsr_forwarded()?;
     let of = |name| counts.iter().find(|(by, _)| *by == name).map_or(0, |(_, count)| count.packets);
     Ok((of("tc"), of("xdp")))
 }
 
-/// The same of maps that no datapath has open any more.
+/// The same counters from the maps of another ABI version.
 struct SentOn(PerCpuArray<MapData, DropCount>);
 
 impl SentOn {
@@ -209,7 +209,7 @@ impl SentOn {
 }
 
 #[test]
-fn another_layout_takes_the_place_over_and_no_frame_goes_by() -> Result<()> {
+fn another_abi_version_takes_over_the_link_without_a_gap() -> Result<()> {
     needs!(root());
     for (wish, name, shown) in PLACES {
         let mut rig = rig("out-over", wish)?;
@@ -220,7 +220,7 @@ fn another_layout_takes_the_place_over_and_no_frame_goes_by() -> Result<()> {
             let then = SentOn::open(&rig.node)?;
             drop(age(&mut rig.node, &[])?);
             let theirs = running(&rig.node)?;
-            // As long as our maps are not filled, the older one goes on.
+            // Until the new maps are filled, the older program processes the frames.
             rig.node.observe()?;
             assert_eq!(running(&rig.node)?, theirs);
             assert_eq!(mode(&rig.node), name);
@@ -234,7 +234,7 @@ fn another_layout_takes_the_place_over_and_no_frame_goes_by() -> Result<()> {
                 let (then, now) = (then.counts()?, sent_on(&rig.node.datapath)?);
                 Ok((then.0 - before.0 + now.0, then.1 - before.1 + now.1))
             };
-            drop(wait_until(SOON, "counts", || Ok((counted()?.1 >= sent).then_some(()))));
+            drop(wait_until(TIMEOUT, "counts", || Ok((counted()?.1 >= sent).then_some(()))));
             assert_eq!(counted()?, (0, sent));
             rig.node.restart();
             rig.node.observe()?;
@@ -245,13 +245,13 @@ fn another_layout_takes_the_place_over_and_no_frame_goes_by() -> Result<()> {
 }
 
 #[test]
-fn another_layout_may_be_wanted_in_another_place() -> Result<()> {
+fn another_abi_version_may_prefer_another_mode() -> Result<()> {
     needs!(root());
     for (was, wish, shown) in [
-        (XdpWish::Native, XdpWish::Generic, Some("xdpgeneric")),
-        (XdpWish::Generic, XdpWish::Native, Some("xdp")),
-        (XdpWish::Native, XdpWish::Off, None),
-        (XdpWish::Off, XdpWish::Native, Some("xdp")),
+        (XdpPreference::Native, XdpPreference::Generic, Some("xdpgeneric")),
+        (XdpPreference::Generic, XdpPreference::Native, Some("xdp")),
+        (XdpPreference::Native, XdpPreference::Off, None),
+        (XdpPreference::Off, XdpPreference::Native, Some("xdp")),
     ] {
         let mut rig = rig("out-move", was)?;
         rig.node.options.xdp = wish;
@@ -259,15 +259,15 @@ fn another_layout_may_be_wanted_in_another_place() -> Result<()> {
         rig.node.converge()?;
         match shown {
             Some(place) => assert_ours_runs(&rig.node, place)?,
-            None => wait_until(SOON, "no program", || Ok(running(&rig.node)?.is_none().then_some(())))?,
+            None => wait_until(TIMEOUT, "no program", || Ok(running(&rig.node)?.is_none().then_some(())))?,
         }
     }
     Ok(())
 }
 
-/// Killed while another build took over, the links' programs replaced and theirs not pinned yet.
+/// State after a process died while another build took over: the links have new programs, which are not pinned yet.
 #[test]
-fn a_link_of_a_run_that_died_while_it_took_over_is_found() -> Result<()> {
+fn a_link_of_an_interrupted_takeover_is_adopted() -> Result<()> {
     needs!(root());
     for (wish, name, shown) in PLACES {
         let mut rig = rig("out-half", wish)?;
@@ -286,9 +286,9 @@ fn a_link_of_a_run_that_died_while_it_took_over_is_found() -> Result<()> {
     Ok(())
 }
 
-/// The pins of an uplink that was made anew while no agent ran, under the same number and under another one.
+/// Pins of an uplink that was recreated while no agent ran, with the same index and with another one.
 #[test]
-fn links_of_an_uplink_that_has_gone_are_made_anew() -> Result<()> {
+fn links_of_a_deleted_uplink_are_replaced() -> Result<()> {
     needs!(root());
     for (wish, _, shown) in PLACES {
         let mut rig = rig("out-anew", wish)?;
@@ -307,7 +307,7 @@ fn links_of_an_uplink_that_has_gone_are_made_anew() -> Result<()> {
                 rig.outside.up("wire")?;
                 rig.node.restart();
                 rig.node.converge()?;
-                // What an older layout has left keeps nobody from the place.
+                // Pins of an older ABI version do not prevent the attachment.
                 assert_ours_runs(&rig.node, shown)?;
                 let pinned: Vec<_> = fs::read_dir(links(&rig.node))?
                     .filter_map(|entry| entry.ok()?.file_name().into_string().ok())

@@ -1,4 +1,4 @@
-//! What the programs count of services: for each processor an array with a place for each port of a service, in our memory.
+//! Counters of services, in memory shared with the programs.
 
 use std::{collections::BTreeSet, num::NonZeroU32};
 
@@ -10,53 +10,55 @@ use contiv_abi::{
 
 use crate::datapath::{
     Error,
-    ebpf::{failure::failed, maps::mmap::Mapping},
+    ebpf::{failure::failed, maps::mmap::MmapArray},
     telemetry::{ServiceCounters, Traffic},
 };
 
-/// As many places as the map has.
+/// Number of entries of the map: one per service port and CPU.
 pub(crate) fn size() -> Result<usize, Error> {
-    Ok(SERVICE_COUNTS_CAPACITY * processors()? as usize)
+    Ok(SERVICE_COUNTS_CAPACITY * cpus()? as usize)
 }
 
-fn processors() -> Result<u32, Error> {
+fn cpus() -> Result<u32, Error> {
     nr_cpus().map(|count| count as u32).map_err(|(_, error)| failed("count the CPUs", error))
 }
 
-/// The counts. Whoever is given a number has a place that is nobody else's.
-pub(crate) struct Counts {
-    places: Mapping<ServiceCount>,
-    processors: u32,
+/// `ctv_service_counts`. Each service port has a number; the number modulo the capacity selects its entries, which contain
+/// the number. Number 0 marks a free entry.
+pub(crate) struct CounterMap {
+    entries: MmapArray<ServiceCount>,
+    cpus: u32,
 }
 
-impl Counts {
-    pub(crate) fn new(map: MapData) -> Result<Counts, Error> {
+impl CounterMap {
+    pub(crate) fn new(map: MapData) -> Result<CounterMap, Error> {
         let what = || format!("map {SERVICE_COUNTS} into memory");
-        let places = Mapping::new(map, size()?).map_err(|error| failed(what(), error))?;
-        Ok(Counts { places, processors: processors()? })
+        let entries = MmapArray::new(map, size()?).map_err(|error| failed(what(), error))?;
+        Ok(CounterMap { entries, cpus: cpus()? })
     }
 
-    /// Gives the next number from `from` on that has a place, all its counts zero; `None` when all places are taken.
-    pub(crate) fn begin(&mut self, from: NonZeroU32) -> Option<NonZeroU32> {
-        let all = (0..SERVICE_COUNTS_CAPACITY as u32).map(|ahead| from.get().wrapping_add(ahead));
+    /// Allocates the first number from `from` on whose entries are free, and resets the counters. `None` if no entry is
+    /// free.
+    pub(crate) fn allocate(&mut self, from: NonZeroU32) -> Option<NonZeroU32> {
+        let all = (0..SERVICE_COUNTS_CAPACITY as u32).map(|offset| from.get().wrapping_add(offset));
         let number = all.filter_map(NonZeroU32::new).find(|number| self.owner(number.get()) == Some(0))?;
         self.fill(number.get(), ServiceCount { number: number.get(), ..ServiceCount::default() });
         Some(number)
     }
 
-    /// What was counted for the number is gone, and nothing is counted for it any more.
-    pub(crate) fn end(&mut self, number: u32) {
+    /// Frees the number and resets its counters.
+    pub(crate) fn free(&mut self, number: u32) {
         if self.owner(number) == Some(number) {
             self.fill(number, ServiceCount::default());
         }
     }
 
-    /// Nobody but these has a place, and they do.
-    pub(crate) fn keep(&mut self, numbers: &BTreeSet<u32>) {
-        for place in 0..SERVICE_COUNTS_CAPACITY as u32 {
-            let owner = self.owner(place).unwrap_or(0);
+    /// Frees all other numbers, and allocates those of `numbers` that have no entries.
+    pub(crate) fn retain(&mut self, numbers: &BTreeSet<u32>) {
+        for index in 0..SERVICE_COUNTS_CAPACITY as u32 {
+            let owner = self.owner(index).unwrap_or(0);
             if owner != 0 && !numbers.contains(&owner) {
-                self.end(owner);
+                self.free(owner);
             }
         }
         for number in numbers.iter().filter_map(|number| NonZeroU32::new(*number)) {
@@ -66,10 +68,9 @@ impl Counts {
         }
     }
 
-    /// Of each number that anything was counted for.
+    /// Counters of all CPUs, by number. Omits numbers whose counters are zero.
     pub(crate) fn sums(&self) -> Vec<(u32, ServiceCounters)> {
-        let places = 0..SERVICE_COUNTS_CAPACITY as u32;
-        let sums = places.filter_map(|place| match self.owner(place)? {
+        let sums = (0..SERVICE_COUNTS_CAPACITY as u32).filter_map(|index| match self.owner(index)? {
             0 => None,
             owner => Some((owner, self.sum(owner))),
         });
@@ -78,8 +79,8 @@ impl Counts {
 
     fn sum(&self, number: u32) -> ServiceCounters {
         let mut sum = ServiceCounters::default();
-        for processor in 0..self.processors {
-            let count = self.places.get(ServiceCount::place(processor, number)).unwrap_or_default();
+        for cpu in 0..self.cpus {
+            let count = self.entries.get(ServiceCount::place(cpu, number)).unwrap_or_default();
             if count.number == number {
                 let [to_backends, to_clients] =
                     [0, 1].map(|side| Traffic { packets: count.packets[side], bytes: count.bytes[side] });
@@ -91,14 +92,14 @@ impl Counts {
         sum
     }
 
-    /// Who has the place of the number; zero for nobody.
+    /// Number to which the entries belong that `number` selects; zero if they are free.
     fn owner(&self, number: u32) -> Option<u32> {
-        self.places.get(ServiceCount::place(0, number)).map(|count| count.number)
+        self.entries.get(ServiceCount::place(0, number)).map(|count| count.number)
     }
 
     fn fill(&mut self, number: u32, count: ServiceCount) {
-        for processor in 0..self.processors {
-            self.places.set(ServiceCount::place(processor, number), count);
+        for cpu in 0..self.cpus {
+            self.entries.set(ServiceCount::place(cpu, number), count);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What packets leave behind: counts by name, and how full the tables are.
+//! Counters by name, and usage of tables.
 
 use std::time::{Duration, Instant};
 
@@ -20,14 +20,14 @@ use testkit::{
 };
 
 use crate::{
-    node::{Node, Pod, Who, network, vxlan},
+    node::{Endpoint, Node, Pod, network, vxlan},
     run::run,
     services::service,
 };
 
-const HERE: Who = Who(1);
-const OTHER: Who = Who(2);
-const VIP: Who = Who(250);
+const HERE: Endpoint = Endpoint(1);
+const OTHER: Endpoint = Endpoint(2);
+const VIP: Endpoint = Endpoint(250);
 
 struct Rig {
     node: Node,
@@ -46,7 +46,7 @@ fn rig(label: &str) -> Result<Rig> {
 }
 
 impl Rig {
-    /// A connection with `rounds` packets each way.
+    /// A connection with `rounds` packets in each direction.
     fn connect(&self, port: u16, rounds: usize) -> Result<()> {
         for round in 0..rounds {
             let (ask, answer) = if round == 0 {
@@ -64,33 +64,33 @@ impl Rig {
     }
 }
 
-fn entries(tallies: &Counters, table: &str) -> usize {
-    tallies.tables.iter().find(|fill| fill.table == table).map_or(usize::MAX, |fill| fill.entries)
+fn entries(counters: &Counters, table: &str) -> usize {
+    counters.tables.iter().find(|fill| fill.table == table).map_or(usize::MAX, |fill| fill.entries)
 }
 
 #[test]
-fn a_service_is_counted_by_its_name_and_as_its_flows_are() -> Result<()> {
+fn service_counters_equal_those_of_its_flows() -> Result<()> {
     needs!(root());
-    let mut rig = rig("tally-svc")?;
+    let mut rig = rig("count-svc")?;
     assert_eq!(rig.node.datapath.counters()?.services, []);
     rig.connect(4000, 3)?;
     rig.connect(4001, 1)?;
     let web = ServicePort { service: "web:t".into(), protocol: Protocol::Tcp, port: 80 };
     let traffic = |packets, len| Traffic { packets, bytes: packets * len };
     let served = ServiceCounters { connections: 2, to_backends: traffic(4, 54), to_clients: traffic(4, 60) };
-    // What has taken a shortcut is told two seconds later.
-    let tallies = wait_until(Duration::from_secs(10), "all packets in the counts", || {
-        let tallies = rig.node.datapath.counters()?;
-        Ok((tallies.services == [(web.clone(), served)]).then_some(tallies))
+    // Packets of the flow cache are counted within two seconds.
+    let counters = wait_until(Duration::from_secs(10), "all packets in the counts", || {
+        let counters = rig.node.datapath.counters()?;
+        Ok((counters.services == [(web.clone(), served)]).then_some(counters))
     })?;
-    assert_eq!(entries(&tallies, SERVICE_COUNTS), 1);
-    // A flow and its alias each.
+    assert_eq!(entries(&counters, SERVICE_COUNTS), 1);
+    // Each flow has two entries: the flow and its forward NAT entry.
     assert_eq!(
-        (entries(&tallies, FLOWS), entries(&tallies, NEW_FLOWS), entries(&tallies, METERS)),
+        (entries(&counters, FLOWS), entries(&counters, NEW_FLOWS), entries(&counters, METERS)),
         (4, 0, 0)
     );
-    // What `/svcstats` goes by.
-    let connections = rig.node.datapath.telemetry().context("no watcher")?.connections()?;
+    // The data behind `/svcstats`.
+    let connections = rig.node.datapath.telemetry().context("no telemetry")?.connections()?;
     let sum = connections.iter().fold((0, 0), |(there, back), connection| {
         (there + connection.to_backend.bytes, back + connection.to_client.bytes)
     });
@@ -100,7 +100,7 @@ fn a_service_is_counted_by_its_name_and_as_its_flows_are() -> Result<()> {
     assert_eq!(inside["services"]["web:t:TCP:80"]["in"]["packets"], 4);
     assert_eq!(inside["entriesOfPackets"]["ctv_ct"], 4);
 
-    // Another process counts on.
+    // A new process continues the counters.
     rig.node.restart();
     rig.node.observe()?;
     rig.connect(4002, 1)?;
@@ -108,19 +108,19 @@ fn a_service_is_counted_by_its_name_and_as_its_flows_are() -> Result<()> {
         rig.node.datapath.counters()?.services,
         [(web, ServiceCounters { connections: 3, to_backends: traffic(5, 54), to_clients: traffic(5, 60) })]
     );
-    // The counts go with the service; flows that go on bring none back.
+    // The counters are removed with the service; continuing flows create none.
     rig.node.desired.remove(&ObjectId::Service("web:t".into()));
     rig.node.converge()?;
     rig.connect(4000, 1)?;
-    let tallies = rig.node.datapath.counters()?;
-    assert_eq!((tallies.services, entries(&rig.node.datapath.counters()?, SERVICE_COUNTS)), (vec![], 0));
+    let counters = rig.node.datapath.counters()?;
+    assert_eq!((counters.services, entries(&rig.node.datapath.counters()?, SERVICE_COUNTS)), (vec![], 0));
     Ok(())
 }
 
 #[test]
-fn a_first_packet_that_comes_again_begins_no_other_connection() -> Result<()> {
+fn a_retransmitted_first_packet_opens_no_further_connection() -> Result<()> {
     needs!(root());
-    let rig = rig("tally-again")?;
+    let rig = rig("count-again")?;
     let there = Packet::eth(VIP.mac(), HERE.mac()).ipv4(HERE.ip(), VIP.ip()).tcp(4000, 80, tcp_flags::SYN);
     for _ in 0..3 {
         run(&rig.node, FROM_POD, &rig.client.local.port, &there.build())?;
@@ -129,17 +129,17 @@ fn a_first_packet_that_comes_again_begins_no_other_connection() -> Result<()> {
     assert_eq!((served.connections, served.to_backends.packets), (1, 3));
     assert_eq!(rig.node.datapath.inspect()["flows"]["made"], 1);
     let tables = rig.node.datapath.counters()?;
-    // By the service: a connection that nobody has answered has one entry.
+    // One entry, by the service address: the connection is unreplied.
     assert_eq!((entries(&tables, FLOWS), entries(&tables, NEW_FLOWS)), (0, 1));
     rig.connect(4000, 2)?;
     let tables = rig.node.datapath.counters()?;
     assert_eq!((entries(&tables, FLOWS), entries(&tables, NEW_FLOWS)), (2, 0));
-    let connections = rig.node.datapath.telemetry().context("no watcher")?.connections()?;
+    let connections = rig.node.datapath.telemetry().context("no telemetry")?.connections()?;
     assert_eq!(connections.iter().map(|connection| connection.to_backend.packets).sum::<u64>(), 5);
     Ok(())
 }
 
-/// A flow of nobody, as unlike others as its number.
+/// A synthetic flow, distinct for each number.
 fn stranger(number: u32) -> (FlowKey, TimedFlow) {
     let tuple = Tuple {
         source: Address::v4(number.to_be_bytes()),
@@ -170,17 +170,17 @@ fn stranger(number: u32) -> (FlowKey, TimedFlow) {
 }
 
 #[test]
-fn a_table_with_many_flows_is_not_read_as_a_whole_and_its_size_is_known_all_the_same() -> Result<()> {
+fn the_size_of_a_large_flow_table_is_estimated() -> Result<()> {
     needs!(root());
     const FLOWS_THERE: usize = 100_000;
-    let rig = rig("tally-many")?;
+    let rig = rig("count-many")?;
     let pin = rig.node.datapath.maps_directory().join(FLOWS);
     let mut map: HashMap<MapData, FlowKey, TimedFlow> =
         Map::from_map_data(MapData::from_pin(pin)?)?.try_into()?;
     for number in 0..FLOWS_THERE {
         let (key, value) = stranger(number as u32);
         map.insert(key, value, 0)?;
-        // Up to the sample, each is counted.
+        // Up to the sample size, the count is exact.
         if number == 9_999 {
             assert_eq!(entries(&rig.node.datapath.counters()?, FLOWS), 10_000);
         }
@@ -188,7 +188,7 @@ fn a_table_with_many_flows_is_not_read_as_a_whole_and_its_size_is_known_all_the_
     let started = Instant::now();
     let counted = entries(&rig.node.datapath.counters()?, FLOWS);
     println!("{counted} of {FLOWS_THERE} flows counted in {:?}", started.elapsed());
-    // Seven times what chance does.
+    // Seven standard deviations.
     assert!(counted.abs_diff(FLOWS_THERE) < FLOWS_THERE * 7 / 128, "{counted}");
     Ok(())
 }

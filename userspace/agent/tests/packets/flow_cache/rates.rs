@@ -1,5 +1,5 @@
-//! Of pods whose groups have a rate: what they send takes shortcuts behind the queue, and what they are sent leaves by the
-//! host end's sending side, in front of which it may have to wait.
+//! Pods whose groups have a bandwidth limit: sent packets use the flow cache behind the queue; received packets leave
+//! by the TX path of the host's interface, where they may be queued.
 
 use anyhow::{Result, ensure};
 use aya::maps::{HashMap, Map, MapData};
@@ -35,12 +35,12 @@ fn back(n: u32) -> (Packet, Packet) {
 }
 
 #[test]
-fn what_has_waited_takes_them() -> Result<()> {
+fn queued_packets_use_the_flow_cache() -> Result<()> {
     needs!(root());
     let rig = Rig::behind_queue("cut-queue")?;
     let sent = open(&rig, 4000)?;
-    let more = rig.until_taken(HERE, there)?;
-    rig.until_taken(OTHER, back)?;
+    let more = rig.until_cached(HERE, there)?;
+    rig.until_cached(OTHER, back)?;
     assert_eq!(rig.counts(4000)?[0].0, sent + more);
     let direct = |n| {
         let packet = vary6(between6(HERE, OTHER).udp(5000, 6000), n);
@@ -49,17 +49,17 @@ fn what_has_waited_takes_them() -> Result<()> {
     rig.becomes(HERE, &direct(0).0, &direct(0).0);
     let answer = between6(OTHER, HERE).udp(6000, 5000);
     rig.becomes(OTHER, &answer, &answer);
-    rig.until_taken(HERE, direct)?;
-    // The pod itself still sends into the queue, whatever is known behind it.
+    rig.until_cached(HERE, direct)?;
+    // The pod still sends into the queue, whatever is cached behind it.
     let pod = crate::run::Target::new(&rig.node, contiv_abi::maps::FROM_POD, &rig.first.local.port)?;
     for n in 0..20 {
-        let before = rig.taken()?;
+        let before = rig.cached()?;
         let frame = there(n).0.build();
         assert_eq!(rig.node.ns.run(|| pod.give(&frame))?, (Code::Redirect, frame.clone()));
-        ensure!(rig.taken()? <= before, "a packet has taken a shortcut past the queue");
+        ensure!(rig.cached()? <= before, "a packet has bypassed the queue");
     }
-    // What is sent to it goes where it may have to wait, and to others at once.
-    let ways: Vec<_> = rig.uncounted()?.iter().map(|shortcut| (shortcut.side, shortcut.way)).collect();
+    // Packets to the pod go to the interface where they may be queued, packets to others are delivered directly.
+    let ways: Vec<_> = rig.pending()?.iter().map(|entry| (entry.side, entry.way)).collect();
     assert!(
         ways.iter()
             .all(|(side, way)| *way == [FlowCacheEntry::POD, FlowCacheEntry::PORT][usize::from(*side)])
@@ -68,7 +68,7 @@ fn what_has_waited_takes_them() -> Result<()> {
 }
 
 #[test]
-fn what_ends_them_ends_them_behind_the_queue() -> Result<()> {
+fn changes_invalidate_entries_behind_the_queue() -> Result<()> {
     needs!(root());
     let mut rig = Rig::behind_queue("cut-qend")?;
     open(&rig, 4000)?;
@@ -77,8 +77,8 @@ fn what_ends_them_ends_them_behind_the_queue() -> Result<()> {
     rig.set(Object::Group(group(2, vec![deny])))?;
     assert_eq!(rig.give(HERE, &there(0).0)?.0, Code::Shot);
     rig.set(Object::Group(group(2, vec![])))?;
-    rig.until_taken(HERE, there)?;
-    // The port has gone while its packets waited.
+    rig.until_cached(HERE, there)?;
+    // The port was deleted while its packets were queued.
     let gone = ObjectId::Local(rig.first.local.id.clone());
     rig.node.desired.remove(&gone);
     ensure!(rig.node.apply(&[Op::Delete(gone)])?.is_empty());
@@ -87,40 +87,40 @@ fn what_ends_them_ends_them_behind_the_queue() -> Result<()> {
     Ok(())
 }
 
-/// Pods of two networks may have one address, and the queue is that of all.
+/// Pods of two networks may have the same address, and all ports share the queue interface.
 #[test]
-fn the_queue_tells_ports_apart() -> Result<()> {
+fn entries_behind_the_queue_are_per_port() -> Result<()> {
     needs!(root());
     let mut rig = Rig::behind_queue("cut-qport")?;
     let packet = between(HERE, OTHER).udp(5000, 6000);
     let answer = between(OTHER, HERE).udp(6000, 5000);
     rig.becomes(HERE, &packet, &packet);
     rig.becomes(OTHER, &answer, &answer);
-    rig.until_taken(HERE, |_| (packet.clone(), packet.clone()))?;
-    // Nobody else is in the other one, and nothing may leave.
+    rig.until_cached(HERE, |_| (packet.clone(), packet.clone()))?;
+    // The other network has no such endpoint, and frames to it are dropped.
     let n2 = crate::node::network("n2.t", crate::node::vlan(7));
     rig.node.want_network(&n2);
-    let twin = crate::policy::pod(&mut rig.node, &n2, HERE, 1)?;
+    let other = crate::policy::pod(&mut rig.node, &n2, HERE, 1)?;
     rig.node.converge()?;
-    let port = rig.node.ifindex(&twin.local.port)?;
+    let port = rig.node.ifindex(&other.local.port)?;
     let target = crate::run::Target::new(&rig.node, contiv_abi::maps::FROM_QUEUE, "contivq1")?.marked(port);
-    rig.until_taken(HERE, |_| (packet.clone(), packet.clone()))?;
+    rig.until_cached(HERE, |_| (packet.clone(), packet.clone()))?;
     let frame = packet.build();
     assert_eq!(rig.node.ns.run(|| target.give(&frame))?.0, Code::Shot);
     assert_eq!(rig.node.drops()?.get(&contiv_abi::DropReason::NoUplink), Some(&1));
     Ok(())
 }
 
-/// Where the kernel has no queues, and as long as a port has not got its own, each packet is asked about.
+/// Without queues in the kernel, or before a port has its queue, the meter applies to each packet.
 #[test]
-fn what_is_metered_has_none() -> Result<()> {
+fn metered_packets_are_not_cached() -> Result<()> {
     needs!(root());
     let mut rig = Rig::new("cut-meter")?;
     for number in [1, 2] {
         rig.becomes(HERE, &between(HERE, VIP).tcp(4000, 80, SYN), &between(HERE, OTHER).tcp(4000, 8080, SYN));
         let (sent, arrives) = back(0);
         rig.becomes(OTHER, &sent, &arrives);
-        rig.until_taken(HERE, there)?;
+        rig.until_cached(HERE, there)?;
         rig.set(limited(number))?;
         let pin = rig.node.datapath.maps_directory().join(PORTS);
         let mut ports: HashMap<MapData, u32, Port> =
@@ -131,7 +131,7 @@ fn what_is_metered_has_none() -> Result<()> {
             ports.insert(index, Port { queue: 0, ..port }, 0)?;
         }
         let (sent, arrives) = there(1);
-        rig.never_taken(HERE, &sent, &arrives)?;
+        rig.never_cached(HERE, &sent, &arrives)?;
         rig.set(Object::Group(group(number, vec![])))?;
         rig.node.converge()?;
     }

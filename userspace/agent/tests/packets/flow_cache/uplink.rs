@@ -1,4 +1,4 @@
-//! Of packets that come from the wire of a VLAN.
+//! Packets from the uplink of a VLAN.
 
 use anyhow::{Result, ensure};
 use contiv_abi::DropReason;
@@ -12,16 +12,16 @@ use super::{
     vary, vary6,
 };
 use crate::{
-    node::{Who, network, vlan},
+    node::{Endpoint, network, vlan},
     policy::{group, pod, rule},
     run::Code,
 };
 
-fn tagged(tag: u16, to: Who) -> Packet {
+fn tagged(tag: u16, to: Endpoint) -> Packet {
     Packet::eth(to.mac(), HERE.mac()).vlan(tag).ipv4(HERE.ip(), to.ip())
 }
 
-/// What a pod gets of what was sent to the service: from the client, by Ethernet too.
+/// A packet to the service as its backend receives it, with the client's MAC address.
 fn arrived() -> Packet {
     Packet::eth(OTHER.mac(), HERE.mac()).ipv4(HERE.ip(), OTHER.ip())
 }
@@ -38,22 +38,23 @@ fn rig(label: &str) -> Result<Rig> {
     Rig::on_wire(label, VIP.ip().into(), OTHER.ip().into())
 }
 
-/// A connection to the service, and one past it, with shortcuts from the wire. Returns the packets to the service.
+/// A connection to the service and a direct one, with flow cache entries for the uplink. Returns the number of
+/// packets to the service.
 fn open(rig: &Rig) -> Result<u64> {
     rig.becomes(HERE, &tagged(TAG, VIP).tcp(4000, 80, SYN), &arrived().tcp(4000, 8080, SYN));
     let answer = Packet::eth(HERE.mac(), OTHER.mac()).ipv4(OTHER.ip(), HERE.ip());
     let sent = answer.clone().tcp(8080, 4000, SYN | ACK);
     rig.becomes(OTHER, &sent, &answer_of(OTHER, HERE).tcp(80, 4000, SYN | ACK));
-    let count = rig.until_taken(HERE, there)?;
+    let count = rig.until_cached(HERE, there)?;
     rig.becomes(HERE, &direct(0).0, &direct(0).1);
     let answer = answer.udp(6000, 5000);
     rig.becomes(OTHER, &answer, &answer);
-    rig.until_taken(HERE, direct)?;
+    rig.until_cached(HERE, direct)?;
     Ok(count + 1)
 }
 
 #[test]
-fn packets_become_what_the_stages_make_of_them() -> Result<()> {
+fn cached_packets_are_translated_as_by_the_slow_path() -> Result<()> {
     needs!(root());
     let rig = rig("cut-wire")?;
     let mut count = open(&rig)?;
@@ -62,14 +63,14 @@ fn packets_become_what_the_stages_make_of_them() -> Result<()> {
         rig.becomes(HERE, &sent, &arrives);
         count += 1;
     }
-    // Counted once each, as the frames are without their tag.
+    // Each frame is counted once, without its tag.
     assert_eq!(rig.counts(4000)?[0].0, count);
     assert!(rig.node.drops()?.is_empty(), "{:?}", rig.node.drops()?);
     Ok(())
 }
 
 #[test]
-fn packets_of_ipv6_do_so_too() -> Result<()> {
+fn cached_ipv6_packets_are_translated_as_by_the_slow_path() -> Result<()> {
     needs!(root());
     let rig = Rig::on_wire("cut-wire6", VIP.ip6().into(), OTHER.ip6().into())?;
     let [.., a, b, c, d] = VIP.ip6().octets();
@@ -88,48 +89,48 @@ fn packets_of_ipv6_do_so_too() -> Result<()> {
         } else {
             rig.becomes(OTHER, &back.tcp(8080, port, SYN | ACK), &shown.tcp(80, port, SYN | ACK));
         }
-        rig.until_taken(HERE, |n| (vary6(of(to_vip(), 80, ACK), n), vary6(of(arrived(), 8080, ACK), n)))?;
+        rig.until_cached(HERE, |n| (vary6(of(to_vip(), 80, ACK), n), vary6(of(arrived(), 8080, ACK), n)))?;
     }
     Ok(())
 }
 
 #[test]
-fn what_is_no_plain_packet_goes_through_the_stages() -> Result<()> {
+fn unusual_packets_take_the_slow_path() -> Result<()> {
     needs!(root());
     let rig = rig("cut-wodd")?;
     open(&rig)?;
     let (sent, arrives) = there(1);
-    rig.never_taken(HERE, &sent.clone().ip_options(&[1; 4]), &arrives.clone().ip_options(&[1; 4]))?;
+    rig.never_cached(HERE, &sent.clone().ip_options(&[1; 4]), &arrives.clone().ip_options(&[1; 4]))?;
     let fin = (tagged(TAG, VIP).tcp(4000, 80, FIN), arrived().tcp(4000, 8080, FIN));
-    rig.never_taken(HERE, &fin.0, &fin.1)?;
-    // A tag below the one that is taken off travels beside the bytes.
+    rig.never_cached(HERE, &fin.0, &fin.1)?;
+    // A second tag is hardware-accelerated after the removal of the first.
     let below = Packet::eth(OTHER.mac(), HERE.mac()).vlan(TAG).vlan(7).ipv4(HERE.ip(), OTHER.ip());
-    rig.never_taken(HERE, &below.udp(5000, 6000), &direct(0).1)?;
+    rig.never_cached(HERE, &below.udp(5000, 6000), &direct(0).1)?;
     Ok(())
 }
 
 /// Two networks may have the same addresses.
 #[test]
-fn another_network_is_another() -> Result<()> {
+fn entries_are_per_network() -> Result<()> {
     needs!(root());
     let mut rig = rig("cut-wtag")?;
     let n2 = network("n2.t", vlan(TAG + 1));
     let deny = rule("deny", Direction::In, Action::Deny, 10);
     rig.node.want_network(&n2).want(Object::Group(group(3, vec![deny])));
-    let _twin = pod(&mut rig.node, &n2, OTHER, 3)?;
+    let _other = pod(&mut rig.node, &n2, OTHER, 3)?;
     rig.node.converge()?;
     open(&rig)?;
-    rig.until_taken(HERE, direct)?;
+    rig.until_cached(HERE, direct)?;
     assert_eq!(rig.give(HERE, &tagged(TAG + 1, OTHER).udp(5000, 6000))?.0, Code::Shot);
     assert_eq!(rig.node.drops()?.get(&DropReason::Policy), Some(&1));
-    // And one that the node has not is the host's, as it is.
+    // Frames of an unknown network go to the host unchanged.
     let strange = tagged(TAG + 2, OTHER).udp(5000, 6000);
     assert_eq!(rig.give(HERE, &strange)?, (Code::Next, strange.build()));
     Ok(())
 }
 
 #[test]
-fn what_has_changed_ends_them() -> Result<()> {
+fn changes_invalidate_entries() -> Result<()> {
     needs!(root());
     let mut rig = rig("cut-wend")?;
     open(&rig)?;
@@ -140,15 +141,15 @@ fn what_has_changed_ends_them() -> Result<()> {
     }
     assert_eq!(rig.node.drops()?.get(&DropReason::Policy), Some(&2));
     rig.set(Object::Group(group(2, vec![])))?;
-    rig.until_taken(HERE, there)?;
-    rig.until_taken(HERE, direct)?;
+    rig.until_cached(HERE, there)?;
+    rig.until_cached(HERE, direct)?;
     let remove = |rig: &mut Rig, id: ObjectId| {
         rig.node.desired.remove(&id);
         let failed = rig.node.apply(&[Op::Delete(id)])?;
         ensure!(failed.is_empty(), "{failed:?}");
         Ok(())
     };
-    // The service has gone: its Ethernet address is nobody's. Then the pod, and its network.
+    // Without the service, its MAC address is unknown. Then the pod is deleted.
     remove(&mut rig, ObjectId::Service("web:t".into()))?;
     assert_eq!(rig.give(HERE, &there(0).0)?.0, Code::Shot);
     rig.becomes(HERE, &direct(0).0, &direct(0).1);

@@ -1,7 +1,8 @@
-//! Services for clients on the wire of a VLAN: who answers for the address, to whom a connection is sent on, and who
-//! translates it. XDP and TC choose alike.
+//! Services for external clients on a VLAN: the node that answers ARP and ND, selection of a backend, forwarding to
+//! its node (DSR), and translation. XDP and TC select the same backend.
 
-mod hook;
+mod traffic;
+mod xdp;
 
 use std::{
     io::{Read as _, Write as _},
@@ -19,7 +20,7 @@ use contiv_abi::{
 use contiv_model::service::{Port, Readiness};
 use netplugin::datapath::{
     Backend, Datapath as _, Object, Op, Scope, Service,
-    ebpf::{Options, XdpWish},
+    ebpf::{Options, XdpPreference},
 };
 use testkit::{
     Netns,
@@ -29,20 +30,20 @@ use testkit::{
 };
 
 use crate::{
-    node::{Node, Pod, Who, network, vlan},
+    node::{Endpoint, Node, Pod, network, vlan},
     run::{Code, Outcome, run},
 };
 
-const HERE: Who = Who(1);
-const THERE: Who = Who(2);
-const FAR: Who = Who(3);
-const CLIENT: Who = Who(90);
-const VIP: Who = Who(250);
+const HERE: Endpoint = Endpoint(1);
+const THERE: Endpoint = Endpoint(2);
+const FAR: Endpoint = Endpoint(3);
+const CLIENT: Endpoint = Endpoint(90);
+const VIP: Endpoint = Endpoint(250);
 const TAG: u16 = 100;
 const SYN: u8 = tcp_flags::SYN;
 const ACK: u8 = tcp_flags::ACK;
 const FIN: u8 = tcp_flags::FIN | tcp_flags::ACK;
-const SOON: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 fn web(vip: IpAddr, backends: impl IntoIterator<Item = IpAddr>) -> Service {
     let encap = vlan(TAG);
@@ -63,14 +64,14 @@ struct Rig {
     outside: Netns,
 }
 
-/// A pod is here, others are elsewhere.
+/// One pod is here, other backends are remote.
 impl Rig {
     fn new(label: &str, service: Service) -> Result<Rig> {
         let (mut node, outside) = Node::on_wire(label)?;
         let n1 = network("n1.t", vlan(TAG));
         node.want_network(&n1);
-        for who in [THERE, FAR] {
-            node.want(Object::Remote(who.remote(&n1, None)));
+        for endpoint in [THERE, FAR] {
+            node.want(Object::Remote(endpoint.remote(&n1, None)));
         }
         let pod = node.pod(&n1, HERE)?;
         node.want(Object::Service(service));
@@ -78,16 +79,17 @@ impl Rig {
         Ok(Rig { node, pod, outside })
     }
 
-    fn v4(label: &str, backends: &[Who]) -> Result<Rig> {
-        Rig::new(label, web(VIP.ip().into(), backends.iter().map(|who| who.ip().into())))
+    fn v4(label: &str, backends: &[Endpoint]) -> Result<Rig> {
+        Rig::new(label, web(VIP.ip().into(), backends.iter().map(|endpoint| endpoint.ip().into())))
     }
 
-    fn v6(label: &str, backends: &[Who]) -> Result<Rig> {
-        Rig::new(label, web(VIP.ip6().into(), backends.iter().map(|who| who.ip6().into())))
+    fn v6(label: &str, backends: &[Endpoint]) -> Result<Rig> {
+        Rig::new(label, web(VIP.ip6().into(), backends.iter().map(|endpoint| endpoint.ip6().into())))
     }
 
-    fn set(&mut self, backends: &[Who]) -> Result<()> {
-        let object = Object::Service(web(VIP.ip().into(), backends.iter().map(|who| who.ip().into())));
+    fn set(&mut self, backends: &[Endpoint]) -> Result<()> {
+        let object =
+            Object::Service(web(VIP.ip().into(), backends.iter().map(|endpoint| endpoint.ip().into())));
         self.node.want(object.clone());
         let failed = self.node.apply(&[Op::Set(object)])?;
         ensure!(failed.is_empty(), "{failed:?}");
@@ -98,7 +100,7 @@ impl Rig {
         run(&self.node, FROM_UPLINK, "trunk", &frame.build())
     }
 
-    /// What XDP sends back to the wire; none if it leaves the frame, as it is, to others.
+    /// The frame that XDP sends back; `None` if XDP passes the frame unchanged.
     fn xdp(&self, frame: &Packet) -> Result<Option<Vec<u8>>> {
         const PASS: u32 = 2;
         const TX: u32 = 3;
@@ -118,47 +120,48 @@ impl Rig {
         }
     }
 
-    /// Whom a packet of the client goes to, by either program; `to` makes it from its Ethernet header.
-    fn asked(&self, from_client: impl Fn(Packet) -> Packet) -> Result<Who> {
+    /// The backend that both programs select for a packet of the client; `to` builds the packet on its Ethernet
+    /// header.
+    fn asked(&self, from_client: impl Fn(Packet) -> Packet) -> Result<Endpoint> {
         let to = |mac| from_client(Packet::eth(mac, CLIENT.mac()).vlan(TAG));
-        // As it is, but for its addresses.
-        let sent_on = |who: Who, tagged: bool| {
-            let packet = Packet::eth(who.mac(), vip_mac(&to(VIP.mac())));
+        // Unchanged except for the MAC addresses.
+        let sent_on = |endpoint: Endpoint, tagged: bool| {
+            let packet = Packet::eth(endpoint.mac(), vip_mac(&to(VIP.mac())));
             from_client(if tagged { packet.vlan(TAG) } else { packet }).build()
         };
         let frame = to(vip_mac(&to(VIP.mac())));
         let early = self.xdp(&frame)?;
         let outcome = self.tc(&frame)?;
         ensure!(outcome.code == Code::Redirect && outcome.dropped.is_empty(), "{outcome:?}");
-        for who in [THERE, FAR] {
-            // The tag is beside what TC sends.
-            if outcome.bytes == sent_on(who, false) {
-                ensure!(early == Some(sent_on(who, true)), "XDP: {early:02x?}, TC: {who:?}");
-                return Ok(who);
+        for endpoint in [THERE, FAR] {
+            // TC sends the tag hardware-accelerated.
+            if outcome.bytes == sent_on(endpoint, false) {
+                ensure!(early == Some(sent_on(endpoint, true)), "XDP: {early:02x?}, TC: {endpoint:?}");
+                return Ok(endpoint);
             }
         }
         ensure!(early.is_none(), "XDP: {early:02x?}, TC: {outcome:?}");
-        ensure!(outcome.bytes[..6] == HERE.mac(), "to nobody: {outcome:?}");
+        ensure!(outcome.bytes[..6] == HERE.mac(), "no destination: {outcome:?}");
         testkit::packet::verify(&outcome.bytes).map_err(|why| anyhow::anyhow!(why))?;
         Ok(HERE)
     }
 
-    fn asked_tcp(&self, port: u16, flags: u8) -> Result<Who> {
+    fn asked_tcp(&self, port: u16, flags: u8) -> Result<Endpoint> {
         self.asked(|eth| eth.ipv4(CLIENT.ip(), VIP.ip()).tcp(port, 80, flags).payload(b"x"))
     }
 
-    /// A port of the client whose connections go there.
-    fn port_to(&self, who: Who) -> Result<u16> {
+    /// A port of the client whose connections go to the endpoint.
+    fn port_to(&self, endpoint: Endpoint) -> Result<u16> {
         let found = (4000..4100).find_map(|port| match self.asked_tcp(port, SYN) {
-            Ok(asked) if asked == who => Some(Ok(port)),
+            Ok(asked) if asked == endpoint => Some(Ok(port)),
             Ok(_) => None,
             Err(error) => Some(Err(error)),
         });
-        found.with_context(|| format!("no connection goes to {who:?}"))?
+        found.with_context(|| format!("no connection goes to {endpoint:?}"))?
     }
 }
 
-/// The Ethernet address of the service that the frame is for.
+/// MAC address of the service to which the frame is sent.
 fn vip_mac(frame: &Packet) -> [u8; 6] {
     let bytes = frame.build();
     let to = if bytes[16..18] == [0x86, 0xdd] { &bytes[18 + 36..18 + 40] } else { &bytes[18 + 16..18 + 20] };
@@ -166,26 +169,26 @@ fn vip_mac(frame: &Packet) -> [u8; 6] {
 }
 
 #[test]
-fn connections_go_on_to_their_backends_as_they_are() -> Result<()> {
+fn connections_are_forwarded_to_backends_unchanged() -> Result<()> {
     needs!(root());
     let rig = Rig::v4("out-v4", &[HERE, THERE, FAR])?;
     let mut asked = vec![];
     for port in 4000..4040 {
-        let who = rig.asked_tcp(port, SYN)?;
-        // All of a connection goes one way, and so do datagrams.
-        assert_eq!((rig.asked_tcp(port, ACK)?, rig.asked_tcp(port, ACK)?), (who, who));
+        let endpoint = rig.asked_tcp(port, SYN)?;
+        // All packets of a connection go to one backend, and so do datagrams.
+        assert_eq!((rig.asked_tcp(port, ACK)?, rig.asked_tcp(port, ACK)?), (endpoint, endpoint));
         let datagram = |eth: Packet| eth.ipv4(CLIENT.ip(), VIP.ip()).udp(port, 80).payload(b"x");
         assert_eq!(rig.asked(datagram)?, rig.asked(datagram)?);
-        asked.push(who);
+        asked.push(endpoint);
     }
-    assert!([HERE, THERE, FAR].iter().all(|who| asked.contains(who)), "{asked:?}");
-    let relayed = rig.node.datapath.relayed()?;
+    assert!([HERE, THERE, FAR].iter().all(|endpoint| asked.contains(endpoint)), "{asked:?}");
+    let relayed = rig.node.datapath.dsr_forwarded()?;
     assert!(relayed.iter().all(|(_, count)| count.packets > 0 && count.bytes > 0), "{relayed:?}");
     Ok(())
 }
 
 #[test]
-fn ipv6_goes_on_alike() -> Result<()> {
+fn ipv6_connections_are_forwarded_to_backends_unchanged() -> Result<()> {
     needs!(root());
     let rig = Rig::v6("out-v6", &[HERE, THERE])?;
     let mut asked = vec![];
@@ -198,7 +201,7 @@ fn ipv6_goes_on_alike() -> Result<()> {
 }
 
 #[test]
-fn a_connection_stays_with_its_backend_when_the_set_changes() -> Result<()> {
+fn a_connection_keeps_its_backend_when_the_set_changes() -> Result<()> {
     needs!(root());
     let mut rig = Rig::v4("out-stay", &[HERE, THERE, FAR])?;
     let (here, there) = (rig.port_to(HERE)?, rig.port_to(THERE)?);
@@ -208,12 +211,12 @@ fn a_connection_stays_with_its_backend_when_the_set_changes() -> Result<()> {
     for port in 5000..5020 {
         assert_ne!(rig.asked_tcp(port, SYN)?, THERE);
     }
-    // This node does not even answer for the service any more; what it has, it keeps.
+    // This node no longer answers for the service, but keeps its connections.
     rig.set(&[FAR])?;
     assert_eq!((rig.asked_tcp(here, ACK)?, rig.asked_tcp(there, ACK)?), (HERE, THERE));
     let late = Packet::eth(VIP.mac(), CLIENT.mac()).vlan(TAG).ipv4(CLIENT.ip(), VIP.ip()).tcp(6000, 80, SYN);
     rig.tc(&late)?.assert_dropped(DropReason::NotLocal);
-    // What ends makes room for another from the same port.
+    // The port of a closed connection may be reused.
     rig.set(&[HERE, FAR])?;
     assert_eq!((rig.asked_tcp(there, FIN)?, rig.asked_tcp(there, ACK)?), (THERE, THERE));
     let again = rig.asked_tcp(there, SYN)?;
@@ -234,7 +237,7 @@ fn the_node_of_the_first_backend_answers_for_the_service() -> Result<()> {
         .vlan(TAG)
         .arp(2, (VIP.mac(), VIP.ip()), (CLIENT.mac(), CLIENT.ip()))
         .build();
-    wire.expect(SOON, "the answer", |bytes| (bytes == answer).then_some(()))?;
+    wire.expect(TIMEOUT, "the answer", |bytes| (bytes == answer).then_some(()))?;
     rig.set(&[THERE, FAR])?;
     rig.tc(&who_has(VIP.ip()))?.assert_flooded();
     let syn = Packet::eth(VIP.mac(), CLIENT.mac()).vlan(TAG).ipv4(CLIENT.ip(), VIP.ip()).tcp(4000, 80, SYN);
@@ -244,7 +247,7 @@ fn the_node_of_the_first_backend_answers_for_the_service() -> Result<()> {
 }
 
 #[test]
-fn neighbours_are_told_of_ipv6_services() -> Result<()> {
+fn solicitations_for_ipv6_services_are_answered() -> Result<()> {
     needs!(root());
     let rig = Rig::v6("out-nd", &[HERE])?;
     let wire = Tap::open(&rig.outside, "wire")?;
@@ -252,16 +255,16 @@ fn neighbours_are_told_of_ipv6_services() -> Result<()> {
     let tag = [0x81, 0, 0, TAG as u8];
     wire.send(&[&solicitation[..12], &tag, &solicitation[12..]].concat())?;
     let [.., a, b, c, d] = VIP.ip6().octets();
-    wire.expect(SOON, "the advertisement", |bytes| {
+    wire.expect(TIMEOUT, "the advertisement", |bytes| {
         (bytes[6..12] == [2, 2, a, b, c, d] && bytes[..6] == CLIENT.mac()).then_some(())
     })?;
     Ok(())
 }
 
 #[test]
-fn the_backends_node_translates_for_the_pod_that_was_chosen() -> Result<()> {
+fn the_backends_node_translates_to_the_selected_pod() -> Result<()> {
     needs!(root());
-    // Whatever its own choice would be: it does not answer for the service.
+    // The node does not select a backend: it does not answer for the service.
     let rig = Rig::v4("out-arrive", &[HERE, THERE])?;
     for port in 4000..4010 {
         let sent_on = |flags| {
@@ -272,7 +275,7 @@ fn the_backends_node_translates_for_the_pod_that_was_chosen() -> Result<()> {
             |flags| Packet::eth(HERE.mac(), VIP.mac()).ipv4(CLIENT.ip(), HERE.ip()).tcp(port, 8080, flags);
         assert_eq!(rig.xdp(&sent_on(SYN))?, None);
         rig.tc(&sent_on(SYN))?.assert_sent_on(&arrives(SYN).build());
-        let answer = |from: Who, from_port| {
+        let answer = |from: Endpoint, from_port| {
             let eth = Packet::eth(CLIENT.mac(), HERE.mac());
             eth.ipv4(from.ip(), CLIENT.ip()).tcp(from_port, port, SYN | ACK).build()
         };
@@ -284,7 +287,7 @@ fn the_backends_node_translates_for_the_pod_that_was_chosen() -> Result<()> {
 }
 
 #[test]
-fn nobody_waits_for_a_port_that_the_service_has_not() -> Result<()> {
+fn connections_to_an_unknown_service_port_are_rejected() -> Result<()> {
     needs!(root());
     let rig = Rig::v4("out-refuse", &[HERE, THERE])?;
     let syn = Packet::eth(VIP.mac(), CLIENT.mac()).vlan(TAG).ipv4(CLIENT.ip(), VIP.ip()).tcp(4000, 81, SYN);
@@ -302,12 +305,12 @@ fn nobody_waits_for_a_port_that_the_service_has_not() -> Result<()> {
 }
 
 #[test]
-fn errors_about_a_connection_follow_it() -> Result<()> {
+fn icmp_errors_are_forwarded_to_the_backend_of_their_connection() -> Result<()> {
     needs!(root());
     let rig = Rig::v4("out-icmp", &[HERE, THERE])?;
     let port = rig.port_to(THERE)?;
     assert_eq!(rig.asked_tcp(port, ACK)?, THERE);
-    // A router on the way to the client could not carry what the service answered.
+    // A router on the path to the client could not forward the reply of the service.
     let answer = Packet::bare().ipv4(VIP.ip(), CLIENT.ip()).tcp(80, port, ACK).build();
     let error = |to: [u8; 6], from: [u8; 6]| {
         let eth = Packet::eth(to, from);
@@ -323,7 +326,7 @@ fn errors_about_a_connection_follow_it() -> Result<()> {
 }
 
 #[test]
-fn fragments_go_on_together() -> Result<()> {
+fn fragments_are_forwarded_to_one_backend() -> Result<()> {
     needs!(root());
     let rig = Rig::v4("out-frags", &[THERE, HERE])?;
     let mut sent_on = 0;
@@ -354,7 +357,7 @@ fn fragments_go_on_together() -> Result<()> {
 }
 
 #[test]
-fn xdp_leaves_everything_else_alone() -> Result<()> {
+fn xdp_passes_all_other_frames() -> Result<()> {
     needs!(root());
     let rig = Rig::v4("out-pass", &[HERE, THERE])?;
     let port = rig.port_to(THERE)?;
@@ -383,144 +386,9 @@ fn xdp_leaves_everything_else_alone() -> Result<()> {
             data_out: Some(&mut bytes),
             ..TestRunOptions::new()
         };
-        // The flags are the last that is looked at.
+        // The flags are the last field that the program reads.
         let through = if len >= 18 + 20 + 14 { 3 } else { 2 };
         assert_eq!(program.test_run(options)?.return_value, through, "{len} bytes");
     }
     Ok(())
-}
-
-/// The client's node has the network and no service: to the others it is a host on the wire.
-struct Wire {
-    client: (Node, Pod),
-    first: (Node, Pod),
-    second: (Node, Pod),
-    /// On the switch's ends.
-    _takers: Vec<Xdp>,
-    _switch: Netns,
-}
-
-impl Wire {
-    fn new(label: &str, xdp: XdpWish) -> Result<Wire> {
-        let switch = Netns::new(&format!("{label}-sw"))?;
-        switch.ip("link add br0 type bridge")?;
-        switch.up("br0")?;
-        let n1 = network("n1.t", vlan(TAG));
-        let service = web(VIP.ip().into(), [HERE.ip().into(), THERE.ip().into()]);
-        let node = |name: &str, who: Who, others: &[Who]| -> Result<(Node, Pod)> {
-            let mut node = Node::with(&format!("{label}{name}"), |options: &mut Options| {
-                options.uplink = Some("trunk".into());
-                options.xdp = xdp;
-            })?;
-            node.ns.veth("trunk", &switch, name)?;
-            switch.ip(&format!("link set dev {name} master br0"))?;
-            // As with a switch: tags are in the frames.
-            switch.output("ethtool", &["-K", name, "txvlan", "off"])?;
-            switch.up(name)?;
-            node.ns.up("trunk")?;
-            node.want_network(&n1);
-            for other in others {
-                node.want(Object::Remote(other.remote(&n1, None)));
-            }
-            if who != CLIENT {
-                node.want(Object::Service(service.clone()));
-            }
-            let pod = node.pod(&n1, who)?;
-            node.converge()?;
-            Ok((node, pod))
-        };
-        let client = node("to-c", CLIENT, &[])?;
-        let (first, second) = (node("to-a", HERE, &[THERE])?, node("to-b", THERE, &[HERE])?);
-        // What a program in a veth's driver sends back is taken where there is one, too. The client's knows no service, so
-        // that it lets everything pass.
-        let taker = |name: &str| {
-            let mut program = Xdp::from_pin(client.0.pin(XDP), XdpAttachType::Interface)?;
-            switch.run(|| Ok(program.attach(name, XdpMode::Driver)?))?;
-            Ok(program)
-        };
-        let ends: &[&str] = if xdp == XdpWish::Native { &["to-a", "to-b", "to-c"] } else { &[] };
-        let takers = ends.iter().map(|name| taker(name)).collect::<Result<_>>()?;
-        Ok(Wire { client, first, second, _takers: takers, _switch: switch })
-    }
-
-    fn connect(&self) -> Result<(TcpStream, Who)> {
-        let address = SocketAddr::new(VIP.ip().into(), 80);
-        let mut stream = self.client.1.ns.run(|| Ok(TcpStream::connect_timeout(&address, SOON)?))?;
-        stream.set_read_timeout(Some(SOON))?;
-        let who = ask(&mut stream)?;
-        Ok((stream, who))
-    }
-}
-
-/// Which backend is at the other end.
-fn ask(stream: &mut TcpStream) -> Result<Who> {
-    let mut answer = [0];
-    stream.write_all(b"?")?;
-    stream.read_exact(&mut answer)?;
-    Ok(Who(answer[0]))
-}
-
-/// Answers each byte with the pod's number.
-fn serve(pod: &Pod) -> Result<()> {
-    let listener = pod.ns.run(|| Ok(TcpListener::bind("0.0.0.0:8080")?))?;
-    let who = pod.who;
-    std::thread::spawn(move || {
-        for stream in listener.incoming() {
-            std::thread::spawn(move || {
-                let Ok(mut stream) = stream else { return };
-                let mut question = [0];
-                while stream.read_exact(&mut question).is_ok() && stream.write_all(&[who.0]).is_ok() {}
-            });
-        }
-    });
-    Ok(())
-}
-
-fn a_client_on_the_wire_is_served(label: &str, xdp: XdpWish) -> Result<()> {
-    let mut wire = Wire::new(label, xdp)?;
-    serve(&wire.first.1)?;
-    serve(&wire.second.1)?;
-    let mut connections = vec![];
-    for _ in 0..24 {
-        connections.push(wire.connect()?);
-    }
-    for who in [HERE, THERE] {
-        ensure!(connections.iter().any(|(_, asked)| *asked == who), "{who:?} was not asked");
-    }
-    let (tc, early) = hook::sent_on(&wire.first.0.datapath)?;
-    ensure!(if xdp == XdpWish::Off { tc > 0 && early == 0 } else { early > 0 }, "{tc} by TC, {early} by XDP");
-    ensure!(wire.second.0.datapath.relayed()?.iter().all(|(_, count)| count.packets == 0));
-
-    // One backend is to get no more; the agents start anew.
-    let service = Object::Service(web(VIP.ip().into(), [HERE.ip().into()]));
-    for (node, _) in [&mut wire.first, &mut wire.second] {
-        node.want(service.clone());
-        node.restart();
-        node.converge()?;
-    }
-    for (stream, who) in &mut connections {
-        ensure!(ask(stream)? == *who, "not with {who:?} any more");
-    }
-    for _ in 0..8 {
-        ensure!(wire.connect()?.1 == HERE);
-    }
-    Ok(())
-}
-
-#[test]
-fn a_client_is_served_by_tc() -> Result<()> {
-    needs!(root(), binary("ethtool"));
-    a_client_on_the_wire_is_served("out-tc", XdpWish::Off)
-}
-
-#[test]
-fn a_client_is_served_by_generic_xdp() -> Result<()> {
-    needs!(root(), binary("ethtool"));
-    a_client_on_the_wire_is_served("out-skb", XdpWish::Generic)
-}
-
-#[test]
-fn a_client_is_served_by_native_xdp() -> Result<()> {
-    needs!(root(), binary("ethtool"));
-    a_client_on_the_wire_is_served("out-drv", XdpWish::Native)
 }

@@ -1,5 +1,5 @@
-//! The node itself on a network: what is sent to its port comes out of its own interface, and what it sends is as what a
-//! pod sends.
+//! The node itself as an endpoint of a network: frames to its port arrive on its own interface, and its frames are
+//! processed like those of a pod.
 
 use std::{
     net::{IpAddr, SocketAddr, UdpSocket},
@@ -24,25 +24,25 @@ use testkit::{
 };
 
 use crate::{
+    flow_cache::rig::{pending, stay},
     from_overlay,
-    node::{Node, OWN, Pod, Who, network, vlan, vxlan},
+    node::{Endpoint, Node, OWN, Pod, network, vlan, vxlan},
     policy::{group, number, pod, rule},
     run::{Code, Outcome, Target, run},
     services::service,
-    shortcuts::rig::{stay, uncounted},
 };
 
-const HERE: Who = Who(1);
-const THERE: Who = Who(2);
+const HERE: Endpoint = Endpoint(1);
+const THERE: Endpoint = Endpoint(2);
 /// The node.
-const OWNER: Who = Who(9);
-const VIP: Who = Who(250);
+const OWNER: Endpoint = Endpoint(9);
+const VIP: Endpoint = Endpoint(250);
 const TAG: u16 = 100;
 const SYN: u8 = tcp_flags::SYN;
 const ACK: u8 = tcp_flags::ACK;
-const SOON: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A pod of group 1, the node in group 2, and a service of the pod.
+/// A pod of group 1, the node in group 2, and a service with the pod as backend.
 struct Rig {
     node: Node,
     pod: Pod,
@@ -100,11 +100,11 @@ impl Rig {
     }
 }
 
-fn between(from: Who, to: Who) -> Packet {
+fn between(from: Endpoint, to: Endpoint) -> Packet {
     Packet::eth(to.mac(), from.mac()).ipv4(from.ip(), to.ip())
 }
 
-fn between6(from: Who, to: Who) -> Packet {
+fn between6(from: Endpoint, to: Endpoint) -> Packet {
     Packet::eth(to.mac(), from.mac()).ipv6(from.ip6(), to.ip6())
 }
 
@@ -125,10 +125,10 @@ fn pods_reach_the_node_and_it_reaches_them() -> Result<()> {
             rig.becomes(sender, &packet, &packet);
             here.send(&packet.build())?;
             let frame = packet.build();
-            there.expect(SOON, "the packet", |bytes| (bytes == frame).then_some(()))?;
+            there.expect(TIMEOUT, "the packet", |bytes| (bytes == frame).then_some(()))?;
         }
     }
-    // Not by somebody else's addresses.
+    // Spoofed addresses are dropped.
     rig.from(&rig.own, &between(THERE, HERE).udp(1, 2))?.assert_dropped(DropReason::SpoofedMac);
     let spoofed = Packet::eth(HERE.mac(), OWNER.mac()).ipv4(THERE.ip(), HERE.ip()).udp(1, 2);
     rig.from(&rig.own, &spoofed)?.assert_dropped(DropReason::SpoofedIp);
@@ -136,7 +136,7 @@ fn pods_reach_the_node_and_it_reaches_them() -> Result<()> {
 }
 
 #[test]
-fn questions_about_the_node_are_answered() -> Result<()> {
+fn requests_for_the_node_are_answered() -> Result<()> {
     needs!(root());
     let rig = Rig::v4("own-arp")?;
     let request = Packet::arp_request(HERE.mac(), HERE.ip(), OWNER.ip());
@@ -176,12 +176,13 @@ fn the_node_uses_services() -> Result<()> {
 }
 
 #[test]
-fn rules_count_for_the_node_and_for_pods_towards_it() -> Result<()> {
+fn rules_apply_between_the_node_and_pods() -> Result<()> {
     needs!(root());
     let mut rig = Rig::v4("own-rules")?;
     let of_group = |n| Peer { group: Some(number(n)), subnet: None };
     let deny = |direction, peer| Rule { peer, ..rule("deny", direction, Action::Deny, 10) };
-    // Of the pod about the node's group, of the node about the pod's address; the other way is open each time.
+    // Rules of the pod for the node's group, and of the node for the pod's address; the other direction is open each
+    // time.
     let subnet = Some(format!("{}/32", HERE.ip()).parse()?);
     for (number, direction, peer, denied) in [
         (1, Direction::Out, of_group(2), HERE),
@@ -205,7 +206,7 @@ fn rules_count_for_the_node_and_for_pods_towards_it() -> Result<()> {
 }
 
 #[test]
-fn tunnels_lead_to_the_node() -> Result<()> {
+fn the_node_receives_frames_from_tunnels() -> Result<()> {
     needs!(root());
     let mut rig = from_overlay::Rig::new("own-ovl")?;
     let n1 = network("n1.t", vxlan(from_overlay::VNI));
@@ -220,9 +221,9 @@ fn tunnels_lead_to_the_node() -> Result<()> {
     ] {
         rig.send(from_overlay::VNI, &packet)?;
         let frame = packet.build();
-        tap.expect(SOON, "the packet", |bytes| (bytes == frame).then_some(()))?;
+        tap.expect(TIMEOUT, "the packet", |bytes| (bytes == frame).then_some(()))?;
     }
-    // Unless its rules are against it.
+    // A rule of the node may drop them.
     let denying = Object::Group(group(2, vec![rule("deny", Direction::In, Action::Deny, 10)]));
     rig.node.want(denying.clone());
     ensure!(rig.node.apply(&[Op::Set(denying)])?.is_empty());
@@ -231,7 +232,7 @@ fn tunnels_lead_to_the_node() -> Result<()> {
 }
 
 #[test]
-fn the_wire_leads_to_the_node() -> Result<()> {
+fn the_node_receives_frames_from_the_uplink() -> Result<()> {
     needs!(root());
     let rig = Rig::on_wire("own-wire")?;
     let outside = rig.outside.as_ref().context("no wire")?;
@@ -243,19 +244,19 @@ fn the_wire_leads_to_the_node() -> Result<()> {
         run(&rig.node, FROM_UPLINK, "trunk", &sent.build())?.assert_sent_on(&arrives.build());
         wire.send(&sent.build())?;
         let frame = arrives.build();
-        own.expect(SOON, "the packet", |bytes| (bytes == frame).then_some(()))?;
+        own.expect(TIMEOUT, "the packet", |bytes| (bytes == frame).then_some(()))?;
     }
-    // And back, with the tag.
+    // In the other direction, with the tag.
     let answer = |eth: Packet| eth.ipv4(OWNER.ip(), THERE.ip()).udp(53, 4000).payload(b"answer").build();
     own.send(&answer(Packet::eth(THERE.mac(), OWNER.mac())))?;
     let frame = answer(Packet::eth(THERE.mac(), OWNER.mac()).vlan(TAG));
-    wire.expect(SOON, "the answer", |bytes| (bytes == frame).then_some(()))?;
+    wire.expect(TIMEOUT, "the answer", |bytes| (bytes == frame).then_some(()))?;
     Ok(())
 }
 
-/// Packets of busy flows leave by the host end's sending side all the same, and so arrive.
+/// Cached packets leave by the TX path of the host's interface, and arrive.
 #[test]
-fn packets_to_the_node_take_shortcuts() -> Result<()> {
+fn packets_to_the_node_use_the_flow_cache() -> Result<()> {
     needs!(root());
     stay()?;
     let rig = Rig::v4("own-cut")?;
@@ -267,18 +268,18 @@ fn packets_to_the_node_take_shortcuts() -> Result<()> {
         &between(OWNER, VIP).tcp(4000, 80, SYN),
         &between(OWNER, HERE).tcp(4000, 8080, SYN),
     );
-    testkit::wait_until(Duration::from_secs(20), "a shortcut", || {
+    testkit::wait_until(Duration::from_secs(20), "a flow cache entry", || {
         for _ in 0..4 {
             let got = rig.node.ns.run(|| target.give(&sent.build()))?;
             ensure!(got == (Code::Redirect, shown.build()), "{got:?}");
         }
-        Ok(uncounted(&rig.node)?.iter().any(|shortcut| shortcut.way == FlowCacheEntry::PORT).then_some(()))
+        Ok(pending(&rig.node)?.iter().any(|entry| entry.way == FlowCacheEntry::PORT).then_some(()))
     })?;
-    // Real ones: more of them than a second's first ones.
+    // Real traffic: more packets than a second's first ones.
     let server = rig.node.ns.run(|| Ok(UdpSocket::bind((OWNER.ip(), 7000))?))?;
     let client = rig.pod.ns.run(|| Ok(UdpSocket::bind((HERE.ip(), 0))?))?;
     for socket in [&server, &client] {
-        socket.set_read_timeout(Some(SOON))?;
+        socket.set_read_timeout(Some(TIMEOUT))?;
     }
     client.connect(SocketAddr::from((OWNER.ip(), 7000)))?;
     let mut buffer = [0; 64];

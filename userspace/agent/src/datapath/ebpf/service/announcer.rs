@@ -1,9 +1,9 @@
-//! Telling the wire of a VLAN that a service is here now: switches send what is for its Ethernet address to where they
-//! have last heard from it, and clients go on using what they know.
+//! GARP and NA announcer: sends gratuitous ARP replies and unsolicited neighbour advertisements on a VLAN when this node
+//! starts to answer for a service, so that switches learn the port of the service's Ethernet address.
 //!
-//! What is announced is an *answer* that nobody asked for: the node that answered before may still do so for a moment, and
-//! would reply to a question, upon which the switches would send everything back to it. For the same moment everything is
-//! announced a second time. Both go out by a thread of their own, so that nobody waits for the wire.
+//! Announcements are replies, not requests: the previous node may still answer for a moment, and its reply to a request
+//! would make the switches learn its port again. Each announcement is repeated once for the same reason. A thread sends
+//! the frames, so the reconciler does not wait.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -20,15 +20,15 @@ use std::{
 
 use contiv_abi::{Mac, NeighKey, maps::VIPS_CAPACITY, service_mac};
 
-/// Between two announcements: each is a frame for every pod of the network on every node.
-const PACE: Duration = Duration::from_millis(4);
-/// Until an address is announced for the second time (`ANNOUNCE_INTERVAL` of RFC 5227 1.1).
-const AGAIN_AFTER: Duration = Duration::from_secs(2);
+/// Interval between frames. Each frame is flooded to every pod of the network on every node.
+const SEND_INTERVAL: Duration = Duration::from_millis(4);
+/// Interval between the two announcements of an address (`ANNOUNCE_INTERVAL` in RFC 5227, section 1.1).
+const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(2);
 
-/// The services that this node answers for on the wire, and the thread that announces those that are new.
+/// The services for which this node answers ARP and ND on the uplink, and the thread that announces new ones.
 #[derive(Default)]
-pub(crate) struct Herald {
-    /// None before it is known what an earlier run answered for: that has been announced.
+pub(crate) struct Announcer {
+    /// Answered services; `None` until the services that an earlier process has announced are known.
     answered: Option<HashSet<NeighKey>>,
     shared: Arc<Shared>,
     thread: Option<thread::JoinHandle<()>>,
@@ -40,85 +40,85 @@ struct Shared {
     changed: Condvar,
     sent: AtomicU64,
     failed: AtomicU64,
-    left_out: AtomicU64,
+    skipped: AtomicU64,
 }
 
 #[derive(Default)]
 struct Pending {
-    /// By which interface each is still to be announced.
-    wanted: HashMap<NeighKey, u32>,
+    /// Uplink on which each service must still be announced.
+    services: HashMap<NeighKey, u32>,
     first: VecDeque<NeighKey>,
-    again: VecDeque<(Instant, NeighKey)>,
-    over: bool,
+    repeat: VecDeque<(Instant, NeighKey)>,
+    stopped: bool,
 }
 
-impl Herald {
-    /// Takes note of all services that the node answers for; those that are new are announced by the interface `uplink`.
-    pub(crate) fn compare(&mut self, uplink: u32, answers: HashSet<NeighKey>) {
+impl Announcer {
+    /// Replaces the set of answered services, and announces new ones on the interface `uplink`.
+    pub(crate) fn replace(&mut self, uplink: u32, answers: HashSet<NeighKey>) {
         if let Some(before) = &self.answered {
             let ended: Vec<NeighKey> = before.difference(&answers).copied().collect();
-            let begun: Vec<NeighKey> = answers.difference(before).copied().collect();
-            self.tell(uplink, &begun, &ended);
+            let started: Vec<NeighKey> = answers.difference(before).copied().collect();
+            self.enqueue(uplink, &started, &ended);
         }
         self.answered = Some(answers);
     }
 
-    /// Takes note of services about which something has changed, and whether the node answers for them.
-    pub(crate) fn note(&mut self, uplink: u32, changed: impl IntoIterator<Item = (NeighKey, bool)>) {
+    /// Updates services; the flag says whether this node answers for the service.
+    pub(crate) fn update(&mut self, uplink: u32, changed: impl IntoIterator<Item = (NeighKey, bool)>) {
         let Some(answered) = &mut self.answered else { return };
-        let (mut begun, mut ended) = (vec![], vec![]);
+        let (mut started, mut ended) = (vec![], vec![]);
         for (service, answers) in changed {
             if answers && answered.insert(service) {
-                begun.push(service);
+                started.push(service);
             } else if !answers && answered.remove(&service) {
                 ended.push(service);
             }
         }
-        self.tell(uplink, &begun, &ended);
+        self.enqueue(uplink, &started, &ended);
     }
 
-    fn tell(&mut self, uplink: u32, begun: &[NeighKey], ended: &[NeighKey]) {
-        if begun.is_empty() && ended.is_empty() {
+    fn enqueue(&mut self, uplink: u32, started: &[NeighKey], ended: &[NeighKey]) {
+        if started.is_empty() && ended.is_empty() {
             return;
         }
         {
             let mut pending = self.shared.lock();
             for service in ended {
-                pending.wanted.remove(service);
+                pending.services.remove(service);
             }
-            for service in begun {
-                // Somebody who cannot keep up is not helped by more.
+            for service in started {
+                // The thread is too far behind.
                 if pending.first.len() >= VIPS_CAPACITY {
-                    self.shared.left_out.fetch_add(1, Relaxed);
+                    self.shared.skipped.fetch_add(1, Relaxed);
                     continue;
                 }
-                pending.wanted.insert(*service, uplink);
+                pending.services.insert(*service, uplink);
                 pending.first.push_back(*service);
             }
         }
         self.shared.changed.notify_one();
-        if !begun.is_empty() && self.thread.is_none() {
+        if !started.is_empty() && self.thread.is_none() {
             let shared = Arc::clone(&self.shared);
             let started = thread::Builder::new().name("announce".to_owned()).spawn(move || shared.run());
             match started {
                 Ok(thread) => self.thread = Some(thread),
-                Err(error) => tracing::warn!("announce services on the wire: start a thread: {error}"),
+                Err(error) => tracing::warn!("start the announcer thread: {error}"),
             }
         }
     }
 
-    /// What has become of announcements.
+    /// Number of announcements, by result.
     pub(crate) fn counts(&self) -> Vec<(&'static str, u64)> {
-        let Shared { sent, failed, left_out, .. } = &*self.shared;
-        [("sent", sent), ("failed", failed), ("left-out", left_out)]
+        let Shared { sent, failed, skipped, .. } = &*self.shared;
+        [("sent", sent), ("failed", failed), ("left-out", skipped)]
             .map(|(name, n)| (name, n.load(Relaxed)))
             .into()
     }
 }
 
-impl Drop for Herald {
+impl Drop for Announcer {
     fn drop(&mut self) {
-        self.shared.lock().over = true;
+        self.shared.lock().stopped = true;
         self.shared.changed.notify_one();
     }
 }
@@ -128,10 +128,10 @@ impl Shared {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Until the end.
+    /// Sends announcements until the announcer is dropped.
     fn run(&self) {
         let mut socket = None;
-        let mut was_well = true;
+        let mut last_sent = true;
         while let Some((service, uplink)) = self.next() {
             let sent = send(&mut socket, uplink, &frame(&service));
             match &sent {
@@ -139,46 +139,46 @@ impl Shared {
                 Err(_) => self.failed.fetch_add(1, Relaxed),
             };
             if let Err(error) = &sent
-                && was_well
+                && last_sent
             {
                 let address = IpAddr::from(service.ip);
                 tracing::warn!(
-                    "announce {address} on the wire (interface {uplink}): {error}; \
-                     the wire finds it when clients ask for it again"
+                    "announce {address} on interface {uplink}: {error}; \
+                     clients find the address with their next ARP or ND request"
                 );
             }
-            was_well = sent.is_ok();
-            thread::sleep(PACE);
+            last_sent = sent.is_ok();
+            thread::sleep(SEND_INTERVAL);
         }
     }
 
-    /// What is to be announced next, and by which interface; none at the end.
+    /// Waits for the next service to announce, and its uplink. `None` when the announcer has been dropped.
     fn next(&self) -> Option<(NeighKey, u32)> {
         let mut pending = self.lock();
         loop {
-            if pending.over {
+            if pending.stopped {
                 return None;
             }
-            if let Some(next) = pending.take(Instant::now()) {
+            if let Some(next) = pending.pop(Instant::now()) {
                 return Some(next);
             }
-            let due = pending.again.front().map(|(due, _)| due.saturating_duration_since(Instant::now()));
-            let waited = self.changed.wait_timeout(pending, due.unwrap_or(AGAIN_AFTER));
+            let due = pending.repeat.front().map(|(due, _)| due.saturating_duration_since(Instant::now()));
+            let waited = self.changed.wait_timeout(pending, due.unwrap_or(ANNOUNCE_INTERVAL));
             pending = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }
 
 impl Pending {
-    fn take(&mut self, now: Instant) -> Option<(NeighKey, u32)> {
-        while let Some((_, service)) = self.again.pop_front_if(|(due, _)| *due <= now) {
-            if let Some(uplink) = self.wanted.remove(&service) {
+    fn pop(&mut self, now: Instant) -> Option<(NeighKey, u32)> {
+        while let Some((_, service)) = self.repeat.pop_front_if(|(due, _)| *due <= now) {
+            if let Some(uplink) = self.services.remove(&service) {
                 return Some((service, uplink));
             }
         }
         while let Some(service) = self.first.pop_front() {
-            if let Some(uplink) = self.wanted.get(&service) {
-                self.again.push_back((now + AGAIN_AFTER, service));
+            if let Some(uplink) = self.services.get(&service) {
+                self.repeat.push_back((now + ANNOUNCE_INTERVAL, service));
                 return Some((service, *uplink));
             }
         }
@@ -191,11 +191,11 @@ fn send(socket: &mut Option<OwnedFd>, uplink: u32, frame: &[u8]) -> io::Result<(
         Some(socket) => socket,
         None => socket.insert(open()?),
     };
-    // SAFETY: plain numbers, for which all zeros is a value.
+    // SAFETY: all fields are integers, for which zero is a valid value.
     let mut to: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
     to.sll_family = libc::AF_PACKET as u16;
     to.sll_ifindex = i32::try_from(uplink).map_err(io::Error::other)?;
-    // SAFETY: the frame and the address are as long as the lengths say, and outlive the call.
+    // SAFETY: the frame and the address have the given lengths and outlive the call.
     let sent = unsafe {
         libc::sendto(
             socket.as_raw_fd(),
@@ -209,22 +209,22 @@ fn send(socket: &mut Option<OwnedFd>, uplink: u32, frame: &[u8]) -> io::Result<(
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// For whole frames. Receives nothing.
+/// Opens a packet socket that sends Ethernet frames and receives none.
 fn open() -> io::Result<OwnedFd> {
-    // SAFETY: makes a new descriptor or fails.
+    // SAFETY: creates a descriptor or fails.
     let socket = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
     if socket < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: just made, and nobody else's.
+    // SAFETY: the descriptor is new and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(socket) })
 }
 
 const BROADCAST: Mac = [0xff; 6];
 const VLAN: u16 = 0x8100;
 
-/// A reply for everybody (RFC 5227 3), or an advertisement that nobody asked for (RFC 4861 7.2.6), with the tag of the
-/// network.
+/// A gratuitous ARP reply (RFC 5227, section 3) or an unsolicited neighbour advertisement (RFC 4861, section 7.2.6), with
+/// the VLAN tag of the network.
 fn frame(service: &NeighKey) -> Vec<u8> {
     let mac = service_mac(&service.ip);
     let (to, kind, body) = match IpAddr::from(service.ip) {
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn the_wire_hears_whose_address_it_is() {
+    fn ipv4_services_are_announced_by_arp_replies() {
         let ip = Ipv4Addr::new(10, 1, 1, 250);
         let mac = [2, 2, 10, 1, 1, 250];
         let expected = Packet::eth(BROADCAST, mac).vlan(100).arp(2, (mac, ip), (BROADCAST, ip));
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn and_of_ipv6_with_a_checksum() {
+    fn ipv6_services_are_announced_by_advertisements_with_checksum() {
         let ip: Ipv6Addr = "fd00::fa".parse().unwrap();
         let frame = frame(&service(ip));
         verify(&frame).unwrap();
@@ -292,31 +292,31 @@ mod tests {
     }
 
     #[test]
-    fn each_is_announced_twice_unless_it_has_gone_elsewhere() {
+    fn a_service_is_announced_twice_while_the_node_answers_for_it() {
         let [a, b] = [1, 2].map(|n| service([10, 1, 1, n]));
         let mut pending =
-            Pending { wanted: [(a, 7), (b, 7)].into(), first: [a, b].into(), ..Pending::default() };
+            Pending { services: [(a, 7), (b, 7)].into(), first: [a, b].into(), ..Pending::default() };
         let now = Instant::now();
         assert_eq!(
-            [pending.take(now), pending.take(now), pending.take(now)],
+            [pending.pop(now), pending.pop(now), pending.pop(now)],
             [Some((a, 7)), Some((b, 7)), None]
         );
-        pending.wanted.remove(&a);
-        let later = now + AGAIN_AFTER;
-        assert_eq!([pending.take(later), pending.take(later)], [Some((b, 7)), None]);
-        assert!(pending.wanted.is_empty());
+        pending.services.remove(&a);
+        let later = now + ANNOUNCE_INTERVAL;
+        assert_eq!([pending.pop(later), pending.pop(later)], [Some((b, 7)), None]);
+        assert!(pending.services.is_empty());
     }
 
     #[test]
-    fn what_an_earlier_run_answered_for_is_not_announced() {
+    fn services_of_an_earlier_process_are_not_announced() {
         let [a, b] = [1, 2].map(|n| service([10, 1, 1, n]));
-        // Its thread would send: nothing is to be sent here.
-        let mut herald = Herald::default();
-        herald.note(7, [(a, true)]);
-        herald.compare(7, [a].into());
-        herald.note(7, [(a, true), (b, false)]);
-        assert!(herald.thread.is_none() && herald.shared.lock().wanted.is_empty());
-        herald.note(7, [(a, false)]);
-        assert_eq!(herald.answered, Some([].into()));
+        // No frame may be sent, so no thread may run.
+        let mut announcer = Announcer::default();
+        announcer.update(7, [(a, true)]);
+        announcer.replace(7, [a].into());
+        announcer.update(7, [(a, true), (b, false)]);
+        assert!(announcer.thread.is_none() && announcer.shared.lock().services.is_empty());
+        announcer.update(7, [(a, false)]);
+        assert_eq!(announcer.answered, Some([].into()));
     }
 }

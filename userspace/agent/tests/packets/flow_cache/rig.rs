@@ -1,4 +1,4 @@
-//! A node whose packets may take shortcuts.
+//! A node for tests of the flow cache.
 
 use std::{
     net::IpAddr,
@@ -20,29 +20,29 @@ use nix::{
 use testkit::{Netns, packet::Packet};
 
 use crate::{
-    node::{Node, Pod, Who, network, vlan, vtep, vxlan},
+    node::{Endpoint, Node, Pod, network, vlan, vtep, vxlan},
     policy::{group, pod},
     run::{Code, Target},
     services::service,
 };
 
-pub(crate) const HERE: Who = Who(1);
-pub(crate) const OTHER: Who = Who(2);
-pub(crate) const FAR: Who = Who(3);
-pub(crate) const VIP: Who = Who(250);
-/// Of the network of a VLAN.
+pub(crate) const HERE: Endpoint = Endpoint(1);
+pub(crate) const OTHER: Endpoint = Endpoint(2);
+pub(crate) const FAR: Endpoint = Endpoint(3);
+pub(crate) const VIP: Endpoint = Endpoint(250);
+/// VLAN id of the network.
 pub(crate) const TAG: u16 = 100;
-/// A shortcut is made of the third packet of a second at the latest, unless a second ends meanwhile.
-pub(crate) const SOON: Duration = Duration::from_secs(20);
+/// Limit for the creation of an entry: the third packet of a second at the latest, unless the second ends meanwhile.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// What is known of flows is each processor's own.
+/// Pins the thread to one CPU, because the flow cache is per CPU.
 pub(crate) fn stay() -> Result<()> {
     let mut first = CpuSet::new();
     first.set(0)?;
     Ok(sched_setaffinity(Pid::from_raw(0), &first)?)
 }
 
-/// Two pods of groups 1 and 2, a service of the second, and an endpoint on another node.
+/// Two pods in groups 1 and 2, a service with the second as backend, and an endpoint on another node.
 pub(crate) struct Rig {
     pub(crate) here: Target,
     pub(crate) other: Target,
@@ -71,7 +71,7 @@ impl Rig {
         Ok(Rig { here, other, first, second, node, _outside: None })
     }
 
-    /// The first pod's packets come out of the queue of its group's rate.
+    /// A rig whose first pod's packets are queued because of its group's rate.
     pub(crate) fn behind_queue(label: &str) -> Result<Rig> {
         let mut rig = Rig::new(label)?;
         let rate = Some(Rate { bits_per_second: 1_000_000_000, burst_bytes: 1_000_000 });
@@ -81,7 +81,7 @@ impl Rig {
         Ok(rig)
     }
 
-    /// The network is that of a VLAN; `HERE` is on the wire, and the first pod is somebody else.
+    /// A rig on a VLAN: `HERE` is an external endpoint, and the first pod is another endpoint.
     pub(crate) fn on_wire(label: &str, vip: IpAddr, backend: IpAddr) -> Result<Rig> {
         stay()?;
         let (mut node, outside) = Node::on_wire(label)?;
@@ -90,7 +90,7 @@ impl Rig {
         served.scope = Some(Scope { network: n1.id.clone(), encap: n1.encap });
         served.backends[0].encap = n1.encap;
         node.want_network(&n1).want(Object::Remote(HERE.remote(&n1, None))).want(Object::Service(served));
-        let (first, second) = (pod(&mut node, &n1, Who(4), 1)?, pod(&mut node, &n1, OTHER, 2)?);
+        let (first, second) = (pod(&mut node, &n1, Endpoint(4), 1)?, pod(&mut node, &n1, OTHER, 2)?);
         node.converge()?;
         let here = Target::new(&node, FROM_UPLINK, "trunk")?;
         let other = Target::new(&node, FROM_POD, &second.local.port)?;
@@ -104,61 +104,61 @@ impl Rig {
         Ok(())
     }
 
-    pub(crate) fn serve(&mut self, backends: &[(Who, Readiness)]) -> Result<()> {
-        let backends: Vec<_> = backends.iter().map(|(who, is)| (who.ip().into(), *is)).collect();
+    pub(crate) fn serve(&mut self, backends: &[(Endpoint, Readiness)]) -> Result<()> {
+        let backends: Vec<_> = backends.iter().map(|(endpoint, is)| (endpoint.ip().into(), *is)).collect();
         self.set(Object::Service(service(VIP.ip().into(), &backends)))
     }
 
-    pub(crate) fn give(&self, from: Who, packet: &Packet) -> Result<(Code, Vec<u8>)> {
+    pub(crate) fn give(&self, from: Endpoint, packet: &Packet) -> Result<(Code, Vec<u8>)> {
         let target = if from == HERE { &self.here } else { &self.other };
         self.node.ns.run(|| target.give(&packet.build()))
     }
 
     #[track_caller]
-    pub(crate) fn becomes(&self, from: Who, sent: &Packet, arrives: &Packet) {
+    pub(crate) fn becomes(&self, from: Endpoint, sent: &Packet, arrives: &Packet) {
         let (code, bytes) = self.give(from, sent).unwrap();
-        assert_eq!(
-            (code, bytes),
-            (Code::Redirect, arrives.build()),
-            "left: what came, right: what should have"
-        );
+        assert_eq!((code, bytes), (Code::Redirect, arrives.build()), "left: received, right: expected");
     }
 
-    /// What is not counted with its flow yet.
-    pub(crate) fn uncounted(&self) -> Result<Vec<FlowCacheEntry>> {
-        uncounted(&self.node)
+    /// Entries with counters that are not flushed.
+    pub(crate) fn pending(&self) -> Result<Vec<FlowCacheEntry>> {
+        pending(&self.node)
     }
 
-    /// How many packets have taken shortcuts since they were made.
-    pub(crate) fn taken(&self) -> Result<u64> {
-        Ok(self.uncounted()?.iter().map(|shortcut| shortcut.packets).sum())
+    /// Number of packets that used existing entries.
+    pub(crate) fn cached(&self) -> Result<u64> {
+        Ok(self.pending()?.iter().map(|entry| entry.packets).sum())
     }
 
-    /// Sends packets of a flow until one has taken a shortcut; each has to arrive as it should. `packets` makes the next
-    /// one, and what it is to become. Returns how many there were.
-    pub(crate) fn until_taken(&self, from: Who, packets: impl Fn(u32) -> (Packet, Packet)) -> Result<u64> {
+    /// Sends packets of a flow until one has used the flow cache, and checks each result. `packets` returns the next
+    /// packet as sent and as received. Returns the number of packets.
+    pub(crate) fn until_cached(
+        &self,
+        from: Endpoint,
+        packets: impl Fn(u32) -> (Packet, Packet),
+    ) -> Result<u64> {
         let started = Instant::now();
         let mut count = 0;
         loop {
-            let before = self.taken()?;
+            let before = self.cached()?;
             for _ in 0..4 {
                 let (sent, arrives) = packets(count as u32);
                 self.becomes(from, &sent, &arrives);
                 count += 1;
             }
-            if self.taken()? > before {
+            if self.cached()? > before {
                 return Ok(count);
             }
-            ensure!(started.elapsed() < SOON, "{count} packets, and none of them took a shortcut");
+            ensure!(started.elapsed() < TIMEOUT, "{count} packets, and none of them used the flow cache");
         }
     }
 
-    /// A packet that comes just after one has taken a shortcut of the same flow takes it, too, unless the second has ended.
-    pub(crate) fn never_taken(&self, from: Who, sent: &Packet, arrives: &Packet) -> Result<()> {
+    /// Sends packets of a flow, none of which may use the flow cache.
+    pub(crate) fn never_cached(&self, from: Endpoint, sent: &Packet, arrives: &Packet) -> Result<()> {
         for _ in 0..20 {
-            let before = self.taken()?;
+            let before = self.cached()?;
             self.becomes(from, sent, arrives);
-            ensure!(self.taken()? <= before, "a packet has taken a shortcut");
+            ensure!(self.cached()? <= before, "a packet used the flow cache");
         }
         Ok(())
     }
@@ -170,13 +170,13 @@ impl Rig {
         found.with_context(|| format!("no flow with port {port}"))
     }
 
-    /// Packets and bytes in both directions, wherever they are counted.
+    /// Packets and bytes in both directions, from the flow and its cache entries.
     pub(crate) fn counts(&self, port: u16) -> Result<[(u64, u64); 2]> {
         let (key, flow) = self.flow(port)?;
         let mut sums = [0, 1].map(|side| (flow.packets[side], flow.bytes[side]));
-        for shortcut in self.uncounted()?.iter().filter(|shortcut| shortcut.flow == key) {
-            let sum = &mut sums[shortcut.side as usize];
-            *sum = (sum.0 + shortcut.packets, sum.1 + shortcut.bytes);
+        for entry in self.pending()?.iter().filter(|entry| entry.flow == key) {
+            let sum = &mut sums[entry.side as usize];
+            *sum = (sum.0 + entry.packets, sum.1 + entry.bytes);
         }
         Ok(sums)
     }
@@ -190,13 +190,13 @@ pub(crate) fn flows(node: &Node) -> Result<Vec<(FlowKey, Flow)>> {
     Ok(entries.into_iter().map(|(key, timed)| (key, timed.flow)).collect())
 }
 
-pub(crate) fn uncounted(node: &Node) -> Result<Vec<FlowCacheEntry>> {
+pub(crate) fn pending(node: &Node) -> Result<Vec<FlowCacheEntry>> {
     let pin = node.datapath.maps_directory().join(FLOW_CACHE);
     let map: PerCpuArray<MapData, FlowCacheEntry> =
         Map::from_map_data(MapData::from_pin(pin)?)?.try_into()?;
     let mut found = vec![];
     for place in 0..FLOW_CACHE_CAPACITY as u32 {
-        found.extend(map.get(&place, 0)?.iter().filter(|shortcut| shortcut.packets != 0));
+        found.extend(map.get(&place, 0)?.iter().filter(|entry| entry.packets != 0));
     }
     Ok(found)
 }

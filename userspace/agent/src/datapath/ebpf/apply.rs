@@ -1,0 +1,67 @@
+//! Executes operations.
+
+use super::{
+    device,
+    failure::failed,
+    kernel::{
+        encode::{EncodeError, encode},
+        installed::{Installed, QueueError},
+    },
+    programs::interfaces::Interfaces,
+};
+use crate::datapath::{Error, FailedOp, Kind, Object, ObjectId, Op};
+
+/// Executes the operations. Returns those that failed.
+///
+/// # Errors
+/// The state of the kernel is unknown.
+pub(super) async fn execute(
+    installed: &mut Installed,
+    interfaces: &mut Interfaces,
+    ops: &[Op],
+) -> Result<Vec<FailedOp>, Error> {
+    let mut failures = vec![];
+    for (index, op) in ops.iter().enumerate() {
+        if let Err(error) = execute_one(installed, interfaces, op).await {
+            failures.push(FailedOp { index, error });
+        }
+        installed.kernel_mut().generation.bump_if_written();
+    }
+    for QueueError { owner, group, error } in installed.flush().await? {
+        match ops.iter().position(|op| concerns(op, owner.as_ref(), group)) {
+            Some(index) => failures.push(FailedOp { index, error }),
+            None => return Err(error),
+        }
+    }
+    Ok(failures)
+}
+
+async fn execute_one(installed: &mut Installed, interfaces: &mut Interfaces, op: &Op) -> Result<(), Error> {
+    match op {
+        Op::Set(Object::Group(group)) => installed.set_group(group),
+        Op::Set(object) => {
+            let id = object.id();
+            let entries =
+                encode(object, interfaces.devices(), device::ifindex).map_err(|error| match error {
+                    EncodeError::Unsupported => Error::unsupported(Kind::Ebpf, object),
+                    other => failed(format!("set {id}"), other),
+                })?;
+            installed.set(&id, &entries).await
+        }
+        Op::Delete(id) => installed.delete(id),
+        Op::GarbageCollect => {
+            installed.collect_garbage()?;
+            interfaces.take_over_xdp(&mut installed.kernel_mut().programs).await?;
+            interfaces.remove_other_abi_versions().await
+        }
+    }
+}
+
+/// Whether the operation sets the object that owns a port, or the port's group.
+fn concerns(op: &Op, owner: Option<&ObjectId>, group: u32) -> bool {
+    match op {
+        Op::Set(Object::Group(set)) => set.number.get() == group,
+        Op::Set(object) => owner == Some(&object.id()),
+        Op::Delete(_) | Op::GarbageCollect => false,
+    }
+}

@@ -1,0 +1,54 @@
+//! One item in the kernel: a map entry, a list member, or an attached program.
+
+use contiv_abi::{FdbEntry, FdbKey, NeighEntry, NeighKey, Port, Segment, ServiceKey, Vip, Vtep};
+
+use crate::datapath::ebpf::service::ports::Target;
+
+/// An item that belongs to one object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Entry {
+    /// A tunnel peer.
+    Peer(Vtep),
+    /// A network, without the length of its flood list.
+    Segment { segment: Segment, out: u32, flags: u32 },
+    /// A port and its membership in the flood list, without slot, class and queue.
+    Port { ifindex: u32, port: Port },
+    /// A forwarding database entry.
+    Fdb(FdbKey, FdbEntry),
+    /// A neighbour entry, with which the programs answer ARP and ND.
+    Neigh(NeighKey, NeighEntry),
+    /// A service port.
+    Service(ServiceKey, Target),
+    /// A service address on the VLAN uplink.
+    Vip(NeighKey, Vip),
+    /// The program on a pod's port.
+    Hook { ifindex: u32, interface: String },
+}
+
+/// Key of an [`Entry`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum EntryKey {
+    Peer(Vtep),
+    Segment(Segment),
+    Port(u32),
+    Fdb(FdbKey),
+    Neigh(NeighKey),
+    Service(ServiceKey),
+    Vip(NeighKey),
+    Hook(u32),
+}
+
+impl Entry {
+    pub(crate) fn key(&self) -> EntryKey {
+        match self {
+            Entry::Peer(vtep) => EntryKey::Peer(*vtep),
+            Entry::Segment { segment, .. } => EntryKey::Segment(*segment),
+            Entry::Port { ifindex, .. } => EntryKey::Port(*ifindex),
+            Entry::Fdb(key, _) => EntryKey::Fdb(*key),
+            Entry::Neigh(key, _) => EntryKey::Neigh(*key),
+            Entry::Service(key, _) => EntryKey::Service(*key),
+            Entry::Vip(key, _) => EntryKey::Vip(*key),
+            Entry::Hook { ifindex, .. } => EntryKey::Hook(*ifindex),
+        }
+    }
+}

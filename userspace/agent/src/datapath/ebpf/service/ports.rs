@@ -1,0 +1,183 @@
+//! Service ports in the kernel.
+//!
+//! A change is written in the order of references reversed: backends, the Maglev table, then the entry of the port, which
+//! is replaced atomically. A new connection uses either the old or the new backend set. Session affinity is stored by the
+//! programs; they check that the client's backend is still a member of the set.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    num::NonZeroU32,
+};
+
+use contiv_abi::{
+    Backend, ServiceEntry, ServiceKey, TCP,
+    maps::{
+        BACKENDS, BACKENDS_CAPACITY, RING, RING_CAPACITY, SERVICE_COUNTS, SERVICE_COUNTS_CAPACITY, SERVICES,
+        SERVICES_CAPACITY,
+    },
+};
+use contiv_model::{name::ServiceId, service::Protocol};
+
+use super::{
+    backends::{BackendSets, full},
+    counters::CounterMap,
+};
+use crate::datapath::{
+    Error,
+    ebpf::maps::{names::ServiceNames, pins::Pins, table::Table, writes::Writes},
+    telemetry::{ServicePort, TableUsage},
+};
+
+/// Destination of the connections to a service port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Target {
+    /// Ready backends, sorted and without duplicates.
+    pub(crate) backends: Vec<Backend>,
+    /// Session affinity in seconds; zero for none.
+    pub(crate) affinity: u32,
+}
+
+/// `ctv_services`, and the backend sets and counters of its entries.
+pub(crate) struct ServicePorts {
+    ports: Table<ServiceKey, ServiceEntry>,
+    backends: BackendSets,
+    counters: CounterMap,
+    names: ServiceNames,
+    /// Backend set of each port that has one and whose entry is valid.
+    sets: HashMap<ServiceKey, Vec<Backend>>,
+    next_number: NonZeroU32,
+    writes: Writes,
+}
+
+impl ServicePorts {
+    pub(crate) fn open(pins: &Pins, names: ServiceNames, writes: &Writes) -> Result<Self, Error> {
+        Ok(ServicePorts {
+            ports: Table::new(SERVICES, SERVICES_CAPACITY, pins.open_map(SERVICES)?, writes.clone()),
+            backends: BackendSets::new(pins.open_data(RING)?, pins.open_data(BACKENDS)?, writes.clone())?,
+            counters: CounterMap::new(pins.open_data(SERVICE_COUNTS)?)?,
+            names,
+            sets: HashMap::new(),
+            next_number: NonZeroU32::MIN,
+            writes: writes.clone(),
+        })
+    }
+
+    /// Reads the maps, and adopts the backend sets that are valid.
+    pub(crate) fn read(&mut self) -> Result<(), Error> {
+        self.ports.read()?;
+        self.sets.clear();
+        self.backends.clear();
+        self.next_number = NonZeroU32::MIN;
+        let mut ports: Vec<(ServiceKey, ServiceEntry)> = self.ports.iter().map(|(k, e)| (*k, *e)).collect();
+        ports.sort_unstable_by_key(|(key, _)| *key);
+        let mut large: HashMap<(u32, u32), Option<Vec<Backend>>> = HashMap::new();
+        let mut numbers = BTreeSet::new();
+        for (key, entry) in ports {
+            self.next_number = self.next_number.max(next(entry.number));
+            numbers.insert(entry.number);
+            let set = if entry.slots as usize <= ServiceEntry::FEW {
+                self.backends.adopt_small(&key, &entry)
+            } else if let Some(adopted) = large.get(&(entry.ring, entry.slots)) {
+                adopted.clone()
+            } else {
+                let adopted = self.backends.adopt_large(&entry);
+                large.insert((entry.ring, entry.slots), adopted.clone());
+                adopted
+            };
+            if let Some(set) = set.filter(|set| !set.is_empty()) {
+                self.backends.add_user(&set);
+                self.sets.insert(key, set);
+            }
+        }
+        self.counters.retain(&numbers);
+        Ok(())
+    }
+
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &ServiceKey> {
+        self.ports.iter().map(|(key, _)| key)
+    }
+
+    pub(crate) fn usage(&self) -> [TableUsage; 3] {
+        let [blocks, backends] = self.backends.usage();
+        [
+            self.ports.usage(),
+            TableUsage { table: RING, entries: blocks, capacity: RING_CAPACITY },
+            TableUsage { table: BACKENDS, entries: backends, capacity: BACKENDS_CAPACITY },
+        ]
+    }
+
+    /// Whether the port has this target.
+    pub(crate) fn is_current(&self, key: &ServiceKey, target: &Target) -> bool {
+        let set = self.sets.get(key).map_or(&[][..], Vec::as_slice);
+        self.ports.get(key).is_some_and(|entry| {
+            entry.affinity == target.affinity
+                && set == target.backends
+                && (entry.slots == 0) == target.backends.is_empty()
+        })
+    }
+
+    /// Writes the port unless it has this target.
+    pub(crate) fn set(&mut self, key: ServiceKey, target: &Target) -> Result<(), Error> {
+        if self.is_current(&key, target) {
+            return Ok(());
+        }
+        self.backends.end_quarantine();
+        let number = match self.ports.get(&key) {
+            Some(entry) => entry.number,
+            // After an error below, the number stays allocated until the next read.
+            None => self.allocate_number()?,
+        };
+        let entry = self.backends.acquire(&target.backends)?;
+        let entry = ServiceEntry { number, affinity: target.affinity, ..entry };
+        if let Err(error) = self.ports.set(key, entry) {
+            self.backends.release(&target.backends);
+            return Err(error);
+        }
+        let previous = if target.backends.is_empty() {
+            self.sets.remove(&key)
+        } else {
+            self.sets.insert(key, target.backends.clone())
+        };
+        if let Some(previous) = previous {
+            self.backends.release(&previous);
+        }
+        Ok(())
+    }
+
+    /// Records the service that the port belongs to, for telemetry.
+    pub(crate) fn set_name(&self, key: &ServiceKey, service: &ServiceId) {
+        if let Some(entry) = self.ports.get(key) {
+            let protocol = if key.protocol == TCP { Protocol::Tcp } else { Protocol::Udp };
+            let name = ServicePort { service: service.clone(), protocol, port: key.port.get() };
+            self.names.insert([(&name, &entry.number)]);
+        }
+    }
+
+    /// Allocates a number with counters for a new port.
+    fn allocate_number(&mut self) -> Result<u32, Error> {
+        let number = self.counters.allocate(self.next_number);
+        let number = number.ok_or_else(|| full(SERVICE_COUNTS, SERVICE_COUNTS_CAPACITY))?;
+        self.next_number = next(number.get());
+        Ok(number.get())
+    }
+
+    /// Removes the port and its counters.
+    pub(crate) fn remove(&mut self, key: &ServiceKey) -> Result<(), Error> {
+        let entry = self.ports.get(key).copied();
+        self.ports.remove(key)?;
+        if let Some(entry) = entry {
+            self.names.remove(entry.number);
+            self.writes.count();
+            self.counters.free(entry.number);
+        }
+        if let Some(set) = self.sets.remove(key) {
+            self.backends.release(&set);
+        }
+        Ok(())
+    }
+}
+
+/// The number after `number`; never zero.
+fn next(number: u32) -> NonZeroU32 {
+    NonZeroU32::new(number.wrapping_add(1)).unwrap_or(NonZeroU32::MIN)
+}

@@ -1,0 +1,118 @@
+//! Neighbour entries, and the services for which this node answers ARP and ND on the VLAN uplink.
+//!
+//! On a VLAN, the node of a service's first ready backend answers for the service. A node recognises its own endpoints by
+//! the neighbour entry of the backend.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+use contiv_abi::{
+    NeighEntry, NeighKey, Vip,
+    maps::{NEIGH, NEIGH_CAPACITY, VIPS, VIPS_CAPACITY},
+};
+
+use crate::datapath::{
+    Error,
+    ebpf::maps::{pins::Pins, table::Table, writes::Writes},
+    telemetry::TableUsage,
+};
+
+/// `ctv_neigh` and `ctv_vips`.
+pub(crate) struct Vips {
+    neighbours: Table<NeighKey, NeighEntry>,
+    vips: Table<NeighKey, Vip>,
+    /// Services by the address of their first backend.
+    by_first_backend: HashMap<NeighKey, BTreeSet<NeighKey>>,
+    /// Services whose answering node may have changed.
+    changed: BTreeSet<NeighKey>,
+}
+
+impl Vips {
+    pub(crate) fn open(pins: &Pins, writes: &Writes) -> Result<Self, Error> {
+        Ok(Vips {
+            neighbours: Table::new(NEIGH, NEIGH_CAPACITY, pins.open_map(NEIGH)?, writes.clone()),
+            vips: Table::new(VIPS, VIPS_CAPACITY, pins.open_map(VIPS)?, writes.clone()),
+            by_first_backend: HashMap::new(),
+            changed: BTreeSet::new(),
+        })
+    }
+
+    /// Reads the maps.
+    pub(crate) fn read(&mut self) -> Result<(), Error> {
+        self.neighbours.read()?;
+        self.vips.read()?;
+        self.by_first_backend.clear();
+        self.changed.clear();
+        for (service, vip) in self.vips.iter() {
+            self.by_first_backend.entry(first_backend(service, vip)).or_default().insert(*service);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn neighbours(&self) -> &Table<NeighKey, NeighEntry> {
+        &self.neighbours
+    }
+
+    pub(crate) fn vips(&self) -> &Table<NeighKey, Vip> {
+        &self.vips
+    }
+
+    pub(crate) fn usage(&self) -> [TableUsage; 2] {
+        [self.neighbours.usage(), self.vips.usage()]
+    }
+
+    /// Services for which this node answers.
+    pub(crate) fn answered(&self) -> HashSet<NeighKey> {
+        self.vips.iter().map(|(service, _)| *service).filter(|service| self.is_answered(service)).collect()
+    }
+
+    /// Services whose answering node may have changed since the last call, and whether this node answers for them.
+    pub(crate) fn take_changed(&mut self) -> Vec<(NeighKey, bool)> {
+        let changed = std::mem::take(&mut self.changed);
+        changed.into_iter().map(|service| (service, self.is_answered(&service))).collect()
+    }
+
+    fn is_answered(&self, service: &NeighKey) -> bool {
+        let vip = self.vips.get(service);
+        let first = vip.and_then(|vip| self.neighbours.get(&first_backend(service, vip)));
+        first.is_some_and(|neighbour| neighbour.ifindex != 0)
+    }
+
+    /// Writes or removes a service.
+    pub(crate) fn set_vip(&mut self, service: NeighKey, vip: Option<Vip>) -> Result<(), Error> {
+        let before = self.vips.get(&service).map(|vip| first_backend(&service, vip));
+        if let Some(before) = before
+            && let Some(services) = self.by_first_backend.get_mut(&before)
+        {
+            services.remove(&service);
+            if services.is_empty() {
+                self.by_first_backend.remove(&before);
+            }
+        }
+        self.changed.insert(service);
+        match vip {
+            Some(vip) => {
+                self.by_first_backend.entry(first_backend(&service, &vip)).or_default().insert(service);
+                self.vips.set(service, vip)
+            }
+            None => self.vips.remove(&service),
+        }
+    }
+
+    /// Writes or removes a neighbour entry.
+    pub(crate) fn set_neighbour(
+        &mut self,
+        key: NeighKey,
+        neighbour: Option<NeighEntry>,
+    ) -> Result<(), Error> {
+        self.changed.extend(self.by_first_backend.get(&key).into_iter().flatten());
+        match neighbour {
+            Some(neighbour) => self.neighbours.set(key, neighbour),
+            None => self.neighbours.remove(&key),
+        }
+    }
+}
+
+/// Neighbour key of a service's first backend.
+fn first_backend(service: &NeighKey, vip: &Vip) -> NeighKey {
+    NeighKey { segment: service.segment, ip: vip.first }
+}
