@@ -3,8 +3,10 @@
 use std::{ffi::OsString, process::ExitCode};
 
 use clap::CommandFactory as _;
+use contiv_cli::Page;
 use contiv_daemon::{flags, signals};
 use netplugin::{
+    api,
     config::{Cleanup, Command, Flags},
     run,
 };
@@ -12,10 +14,12 @@ use netplugin::{
 /// Section of the manual for daemons.
 const SECTION: u8 = 8;
 
+const PAGES: [Page; 1] = [Page { name: "metrics", render: api::metrics_reference }];
+
 fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
     let command = || Flags::command().subcommand(Cleanup::command().name("cleanup"));
-    if let Some(code) = contiv_cli::print(command(), SECTION, &[], &arguments) {
+    if let Some(code) = contiv_cli::print(command(), SECTION, &PAGES, &arguments) {
         return code;
     }
     flags::run_main("netplugin", Command::read(arguments), carry_out)

@@ -1,5 +1,7 @@
 //! Metrics for `/metrics` in the OpenMetrics text format.
 
+mod reference;
+
 use std::fmt;
 
 use prometheus_client::{
@@ -11,6 +13,8 @@ use prometheus_client::{
     },
     registry::Registry,
 };
+
+pub use reference::reference_page;
 
 use crate::{
     attach::{RequestMetrics, link::PodTraffic},
@@ -292,46 +296,12 @@ fn register_endpoints(registry: &mut Registry, pods: &[PodTraffic], state: &Stat
 
 #[cfg(test)]
 mod tests {
-    use contiv_model::service::Protocol;
-
     use super::*;
-    use crate::{
-        attach::{Verb, link::AttachedPort},
-        datapath::{
-            Owner,
-            telemetry::{self, TableUsage},
-        },
-    };
 
     #[test]
     fn metric_names_are_stable() {
-        let requests = RequestMetrics::default();
-        requests.record(Verb::Add, std::time::Duration::from_millis(3), false);
+        let (requests, status, measurements) = reference::sample(MAX_SERIES + 3);
         let (_, _, reader, _) = crate::state::new([]);
-        let stats = Stats {
-            drops: vec![("policy", 3)],
-            flows: vec![("made", 4)],
-            tables: vec![TableUsage { table: "ctv_fdb", entries: 2, capacity: 9 }],
-            dsr_forwarded: vec![("xdp", 5)],
-            announcements: vec![("sent", 6)],
-            hooks: vec![("xdp", "native".to_owned())],
-        };
-        let traffic = |packets| Traffic { packets, bytes: packets * 100 };
-        let web = telemetry::ServicePort { service: "web:t".into(), protocol: Protocol::Tcp, port: 80 };
-        let served = ServiceCounters { connections: 2, to_backends: traffic(12), to_clients: traffic(9) };
-        let rule = |n: usize| (format!("rule-{n:04}").as_str().into(), traffic(1));
-        let counters = Counters {
-            rules: (0..MAX_SERIES + 3).map(rule).collect(),
-            services: vec![(web, served)],
-            tables: vec![TableUsage { table: "ctv_ct", entries: 5, capacity: 8 }],
-        };
-        let pods = vec![PodTraffic {
-            port: AttachedPort { port: "vvport1".into(), endpoint: "n.t-c1".into(), owner: Owner::Pod },
-            sent: traffic(7),
-            received: traffic(8),
-        }];
-        let measurements = Measurements { stats, counters, pods };
-        let status = Status { writes: 7, ..Status::default() };
         let text = encode(&requests, &status, &measurements, &reader).unwrap();
         for line in [
             "contiv_datapath_writes_total 7",

@@ -1,0 +1,57 @@
+//! The page of the reference. Families without a sample are not encoded, so each has one here.
+
+use std::time::Duration;
+
+use contiv_daemon::metrics_page;
+use contiv_model::service::Protocol;
+
+use super::{Measurements, encode};
+use crate::{
+    attach::{
+        RequestMetrics, Verb,
+        link::{AttachedPort, PodTraffic},
+    },
+    datapath::{
+        Owner,
+        telemetry::{Counters, ServiceCounters, ServicePort, Stats, TableUsage, Traffic},
+    },
+    reconcile::Status,
+};
+
+/// Markdown with a row per metric.
+pub fn reference_page() -> String {
+    let (requests, status, measurements) = sample(1);
+    let (_, _, reader, _) = crate::state::new([]);
+    let text = encode(&requests, &status, &measurements, &reader).unwrap_or_default();
+    metrics_page::page("Metrics of netplugin", &text)
+}
+
+/// A failed ADD of 3 ms, and one sample of each family, but `rules` rules.
+pub(super) fn sample(rules: usize) -> (RequestMetrics, Status, Measurements) {
+    let requests = RequestMetrics::default();
+    requests.record(Verb::Add, Duration::from_millis(3), false);
+    let stats = Stats {
+        drops: vec![("policy", 3)],
+        flows: vec![("made", 4)],
+        tables: vec![TableUsage { table: "ctv_fdb", entries: 2, capacity: 9 }],
+        dsr_forwarded: vec![("xdp", 5)],
+        announcements: vec![("sent", 6)],
+        hooks: vec![("xdp", "native".to_owned())],
+    };
+    let traffic = |packets| Traffic { packets, bytes: packets * 100 };
+    let web = ServicePort { service: "web:t".into(), protocol: Protocol::Tcp, port: 80 };
+    let served = ServiceCounters { connections: 2, to_backends: traffic(12), to_clients: traffic(9) };
+    let rule = |n: usize| (format!("rule-{n:04}").as_str().into(), traffic(1));
+    let counters = Counters {
+        rules: (0..rules).map(rule).collect(),
+        services: vec![(web, served)],
+        tables: vec![TableUsage { table: "ctv_ct", entries: 5, capacity: 8 }],
+    };
+    let pods = vec![PodTraffic {
+        port: AttachedPort { port: "vvport1".into(), endpoint: "n.t-c1".into(), owner: Owner::Pod },
+        sent: traffic(7),
+        received: traffic(8),
+    }];
+    let status = Status { writes: 7, ..Status::default() };
+    (requests, status, Measurements { stats, counters, pods })
+}
