@@ -1,7 +1,7 @@
-//! One POST on a unix socket.
+//! One HTTP POST on a unix socket.
 //!
-//! By hand, because it is so little: the clients that speak HTTP over a unix socket bring an async runtime or a TLS
-//! stack along. HTTP/1.0, so that the answer ends where the connection does.
+//! Implemented here because it is short: HTTP clients for unix sockets depend on an async runtime
+//! or a TLS stack. HTTP/1.0, so that the answer ends with the connection.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -20,7 +20,7 @@ const LONGEST_ANSWER: u64 = 1 << 20;
 pub(crate) enum Error {
     #[error("connect to the agent at {}", path.display())]
     Connect { path: PathBuf, source: io::Error },
-    #[error("talk to the agent at {}", path.display())]
+    #[error("exchange with the agent at {}", path.display())]
     Exchange { path: PathBuf, source: io::Error },
     #[error("the agent at {} did not answer within {limit:?}", path.display())]
     Timeout { path: PathBuf, limit: Duration },
@@ -34,8 +34,8 @@ pub(crate) struct Response {
     pub(crate) body: Vec<u8>,
 }
 
-/// Returns within `limit` whatever the agent does: connecting to a full backlog blocks without end, and no time-out
-/// of a socket covers that.
+/// Returns within `limit`. Connecting to a full backlog blocks without limit, which no socket
+/// timeout covers; hence the thread.
 pub(crate) fn post(
     socket: &Path,
     route: &'static str,
@@ -44,7 +44,7 @@ pub(crate) fn post(
 ) -> Result<Response, Error> {
     let (answer, answered) = mpsc::channel();
     let path = socket.to_owned();
-    // Not joined: after a time-out the process ends, and the thread with it.
+    // Not joined: after a timeout the process ends.
     thread::spawn(move || answer.send(exchange(&path, route, &body)));
     answered.recv_timeout(limit).unwrap_or_else(|_| Err(Error::Timeout { path: socket.to_owned(), limit }))
 }
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_are_taken_apart() {
+    fn answers_are_parsed() {
         let answer =
             b"HTTP/1.0 500 Internal Server Error\r\ncontent-type: application/json\r\n\r\n{}\r\n\r\n";
         let expected = Response { status: 500, body: b"{}\r\n\r\n".to_vec() };

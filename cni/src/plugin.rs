@@ -1,4 +1,4 @@
-//! One call of the plugin.
+//! One invocation of the plugin.
 
 use std::{
     io::Read,
@@ -12,23 +12,23 @@ use crate::{
     wire,
 };
 
-/// Larger than any configuration with a previous result in it.
+/// Limit in bytes, larger than a configuration with a previous result.
 const LONGEST_CONF: u64 = 1 << 20;
-/// Longer than the agent allows itself, shorter than runtimes wait.
+/// Longer than the agent's own limits, shorter than the runtimes' limits.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Overrides the agent's socket; the configuration's `socket` goes before it.
+/// Environment variable with the agent's socket; the configuration's `socket` takes precedence.
 pub const SOCKET_VARIABLE: &str = "CONTIV_CNI_SOCKET";
 
-/// What to print and how to exit.
+/// Output and exit status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// For standard output, as it is.
+    /// Text for standard output.
     pub stdout: String,
-    /// The exit status.
+    /// Exit status.
     pub status: u8,
 }
 
-/// Answers one call: everything that it needs comes from the variables and the reader.
+/// Serves one invocation; all input comes from `env` and `stdin`.
 pub fn run(env: impl Fn(&str) -> Option<String>, stdin: impl Read) -> Outcome {
     let mut conf = Vec::new();
     let read = stdin.take(LONGEST_CONF + 1).read_to_end(&mut conf).map_err(|e| {
@@ -45,7 +45,7 @@ pub fn run(env: impl Fn(&str) -> Option<String>, stdin: impl Read) -> Outcome {
     match answer {
         Ok(stdout) => Outcome { stdout, status: 0 },
         Err(error) => Outcome {
-            // Serializing three strings and a number does not fail.
+            // Serialising three strings and a number does not fail.
             stdout: error.to_json(version()).unwrap_or_else(|e| e.to_string()),
             status: 1,
         },
@@ -61,7 +61,7 @@ fn answer(env: &impl Fn(&str) -> Option<String>, conf: &[u8]) -> Result<String, 
     if conf.version < command.since() {
         let text = format!("{} needs cniVersion {} or newer", command.as_str(), command.since());
         return Err(Error::new(Code::IncompatibleVersion, text)
-            .details(format!("the network configuration says {}", conf.version)));
+            .details(format!("the network configuration has cniVersion {}", conf.version)));
     }
     match command {
         Command::Add => {
@@ -70,8 +70,8 @@ fn answer(env: &impl Fn(&str) -> Option<String>, conf: &[u8]) -> Result<String, 
             call.add(&conf)
         }
         Command::Del => Call::prepare(command, env, &conf)?.del(),
-        // The specification knows no code for a command that is missing; its reference implementation answers
-        // unknown commands with this one.
+        // The specification has no code for an unsupported command; its reference implementation
+        // uses this one.
         Command::Check | Command::Status | Command::Gc | Command::Version => Err(Error::new(
             Code::InvalidEnvironment,
             format!("CNI_COMMAND {} is not supported yet", command.as_str()),
@@ -86,7 +86,7 @@ fn versions(conf: &[u8]) -> Result<String, Error> {
     Ok(body.to_string())
 }
 
-/// A request on its way to the agent.
+/// A request to the agent.
 struct Call {
     socket: PathBuf,
     limit: Duration,
@@ -97,7 +97,7 @@ impl Call {
     fn prepare(command: Command, env: &impl Fn(&str) -> Option<String>, conf: &Conf) -> Result<Call, Error> {
         let target = Target::parse(command, env)?;
         let args = Args::parse(&env("CNI_ARGS").unwrap_or_default())?;
-        // What the runtime says of this pod goes before what the network's configuration says of all.
+        // Labels of the pod take precedence over those of the network configuration.
         let labels = conf.labels.clone().into_iter().chain(args.labels).collect();
         let from_env = || env(SOCKET_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
         Ok(Call {
@@ -116,7 +116,7 @@ impl Call {
         })
     }
 
-    /// Without this the agent would find out, after the master has made an endpoint.
+    /// Otherwise the agent would fail after netmaster has created an endpoint.
     fn check_netns(&self) -> Result<(), Error> {
         std::fs::metadata(&self.request.netns).map(drop).map_err(|e| {
             let path = self.request.netns.display();
@@ -152,23 +152,21 @@ impl Call {
             http::post(&self.socket, route, body, self.limit).map_err(|e| unreachable(&e, &self.socket))?;
         let reply: wire::Reply = serde_json::from_slice(&response.body).map_err(|e| {
             let text = String::from_utf8_lossy(&response.body);
-            Error::new(Code::Agent, format!("the agent answered {} and no JSON", response.status))
+            Error::new(Code::Agent, format!("the agent answered {} without JSON", response.status))
                 .details(format!("{e}: {}", text.trim()))
         })?;
         if response.status == 200 && reply.result == 0 {
             return Ok(reply);
         }
         let code = if reply.code == 0 { Code::Agent } else { Code::from(reply.code) };
-        // The original's words, which operators grep for.
+        // The original's text, which operators search for.
         Err(Error::new(code, format!("Contiv:{}", reply.error)).details(reply.reason))
     }
 }
 
-/// The agent is away: it comes back, so the runtime should try again.
+/// The agent is not running; the runtime should retry.
 fn unreachable(error: &http::Error, socket: &Path) -> Error {
     let why = std::error::Error::source(error).map(|e| format!(": {e}")).unwrap_or_default();
-    Error::new(Code::TryAgain, error.to_string()).details(format!(
-        "is netplugin running on this node, and does it listen at {}?{why}",
-        socket.display()
-    ))
+    Error::new(Code::TryAgain, error.to_string())
+        .details(format!("check that netplugin runs on this node and listens at {}{why}", socket.display()))
 }

@@ -1,4 +1,4 @@
-//! The CNI specification in types.
+//! Types of the CNI specification.
 
 mod args;
 mod command;

@@ -1,5 +1,5 @@
-//! What the plugin and the agent say to each other: HTTP on a unix socket, JSON of the original (INVENTORY 6.1) and
-//! a few members more, which the original's programs ignore.
+//! Protocol between the plugin and the agent: HTTP on a unix socket, with the JSON of the original
+//! (INVENTORY 6.1) and additional members, which the original's programs ignore.
 
 use std::{
     collections::BTreeMap,
@@ -10,62 +10,62 @@ use std::{
 use ipnet::{Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Serialize};
 
-/// Where the agent listens.
+/// Default socket of the agent.
 pub const SOCKET: &str = "/run/contiv/contiv-cni.sock";
-/// The path of ADD.
+/// Path of ADD.
 pub const ADD: &str = "/ContivCNI.AddPod";
-/// The path of DEL.
+/// Path of DEL.
 pub const DEL: &str = "/ContivCNI.DelPod";
-/// The only content type that is taken.
+/// The only accepted content type.
 pub const CONTENT_TYPE: &str = "application/json";
 
-/// The labels that say where a pod belongs.
+/// Labels that select a pod's tenant, network and group.
 pub mod labels {
-    /// What they begin with.
+    /// Prefix of the labels.
     pub const PREFIX: &str = "io.contiv.";
-    /// The tenant; [`DEFAULT_TENANT`] without it.
+    /// Tenant; [`DEFAULT_TENANT`] without it.
     pub const TENANT: &str = "io.contiv.tenant";
-    /// The network; [`DEFAULT_NETWORK`] without it.
+    /// Network; [`DEFAULT_NETWORK`] without it.
     pub const NETWORK: &str = "io.contiv.network";
-    /// The endpoint group; none without it.
+    /// Endpoint group; none without it.
     pub const GROUP: &str = "io.contiv.net-group";
-    /// The tenant of pods that name none.
+    /// Tenant of pods without the label.
     pub const DEFAULT_TENANT: &str = "default";
-    /// The network of pods that name none.
+    /// Network of pods without the label.
     pub const DEFAULT_NETWORK: &str = "default-net";
 }
 
-/// The body of ADD and DEL.
+/// Body of ADD and DEL.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Request {
-    /// The pod's name, or empty.
+    /// Name of the pod, or empty.
     #[serde(rename = "K8S_POD_NAME")]
     pub pod_name: String,
-    /// The pod's namespace, or empty.
+    /// Namespace of the pod, or empty.
     #[serde(rename = "K8S_POD_NAMESPACE")]
     pub pod_namespace: String,
-    /// The id of the container that holds the pod's namespaces, or empty.
+    /// Id of the container that holds the pod's namespaces, or empty.
     #[serde(rename = "K8S_POD_INFRA_CONTAINER_ID")]
     pub infra_container: String,
-    /// The path of the network namespace; empty when it is gone.
+    /// Path of the network namespace; empty if it does not exist any more.
     #[serde(rename = "CNI_NETNS")]
     pub netns: PathBuf,
-    /// The interface's name in the container.
+    /// Name of the interface in the container.
     #[serde(rename = "CNI_IFNAME")]
     pub ifname: String,
-    /// The runtime's id of the container; ours.
+    /// Id of the container in the runtime. Not in the original.
     #[serde(rename = "CNI_CONTAINERID")]
     pub container: String,
-    /// Of the network configuration; ours.
+    /// Version of the network configuration. Not in the original.
     #[serde(rename = "cniVersion")]
     pub cni_version: String,
-    /// From the network configuration and CNI_ARGS; ours.
+    /// Labels of the network configuration and of CNI_ARGS. Not in the original.
     pub labels: BTreeMap<String, String>,
 }
 
 impl Request {
-    /// What the orchestrator calls the endpoint: the container, and the interface if it is not the usual one.
+    /// Id of the endpoint: the container, and the interface unless it is `eth0`.
     pub fn endpoint(&self) -> String {
         let container = if self.infra_container.is_empty() { &self.container } else { &self.infra_container };
         match self.ifname.as_str() {
@@ -74,7 +74,7 @@ impl Request {
         }
     }
 
-    /// A label's value, or `default`.
+    /// Value of a label, or `default`.
     pub fn label<'a>(&'a self, key: &str, default: &'a str) -> &'a str {
         self.labels.get(key).map(String::as_str).filter(|value| !value.is_empty()).unwrap_or(default)
     }
@@ -87,40 +87,40 @@ pub struct Reply {
     /// 0, or 1 on failure.
     #[serde(skip_serializing_if = "is_zero")]
     pub result: u32,
-    /// What the orchestrator calls the endpoint.
+    /// Id of the endpoint.
     #[serde(rename = "endpointid", skip_serializing_if = "String::is_empty")]
     pub endpoint: String,
-    /// The address and its prefix length.
+    /// IPv4 address and prefix length.
     #[serde(rename = "ipaddress", skip_serializing_if = "Option::is_none")]
     pub ip: Option<Ipv4Net>,
-    /// The IPv6 address and its prefix length.
+    /// IPv6 address and prefix length.
     #[serde(rename = "ipv6address", skip_serializing_if = "Option::is_none")]
     pub ip6: Option<Ipv6Net>,
     /// What failed.
     #[serde(rename = "errmsg", skip_serializing_if = "String::is_empty")]
     pub error: String,
-    /// Why.
+    /// Cause of the failure.
     #[serde(rename = "errinfo", skip_serializing_if = "String::is_empty")]
     pub reason: String,
-    /// The network's gateway; ours.
+    /// IPv4 gateway of the network. Not in the original.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gateway: Option<Ipv4Addr>,
-    /// The network's IPv6 gateway; ours.
+    /// IPv6 gateway of the network. Not in the original.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gateway6: Option<Ipv6Addr>,
-    /// The Ethernet address of the container's end; ours.
+    /// Ethernet address of the container's end. Not in the original.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub mac: String,
-    /// The name of the node's end; ours.
+    /// Name of the interface on the node. Not in the original.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub port: String,
-    /// The Ethernet address of the node's end; ours.
+    /// Ethernet address of the interface on the node. Not in the original.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub port_mac: String,
-    /// Of both ends; ours.
+    /// MTU of both ends, in bytes. Not in the original.
     #[serde(skip_serializing_if = "is_zero")]
     pub mtu: u32,
-    /// The specification's number of the failure; ours.
+    /// Error code of the CNI specification. Not in the original.
     #[serde(skip_serializing_if = "is_zero")]
     pub code: u32,
 }

@@ -1,4 +1,4 @@
-//! Whole calls of the plugin against an agent that answers from a script.
+//! Invocations of the plugin against a scripted agent.
 #![expect(clippy::unwrap_used, reason = "a test may fail")]
 
 use std::{
@@ -16,7 +16,7 @@ use contivk8s::{
 };
 use tempfile::TempDir;
 
-/// Answers one request and tells what was asked.
+/// Answers one request and returns it.
 struct Agent {
     directory: TempDir,
     asked: JoinHandle<(String, wire::Request)>,
@@ -59,7 +59,7 @@ fn read_request(stream: &mut impl std::io::Read) -> (String, Vec<u8>) {
     (head, body)
 }
 
-/// The plugin only looks whether it is there.
+/// The plugin only checks that it exists.
 const NETNS: &str = "/dev/null";
 
 fn call(command: &str, socket: &str, version: &str, extra: &[(&str, &str)]) -> Outcome {
@@ -110,7 +110,7 @@ fn results_are_those_of_the_configurations_version() {
 }
 
 #[test]
-fn what_the_original_printed_is_still_there() {
+fn results_contain_the_members_of_the_original() {
     let recorded = r#"{"cniVersion":"0.3.1","ips":[{"version":"4","address":"20.1.1.1/24"},
                        {"version":"6","address":"2001:db8:4::1/64"}],"dns":{"domain":"x"}}"#;
     let agent = Agent::answering("200 OK", serde_json::to_string(&reply()).unwrap());
@@ -119,7 +119,7 @@ fn what_the_original_printed_is_still_there() {
     assert_within(&serde_json::from_str(recorded).unwrap(), &ours);
 }
 
-/// Everything in `part` is in `whole` with the same value.
+/// Checks that every member of `part` is in `whole` with the same value.
 fn assert_within(part: &serde_json::Value, whole: &serde_json::Value) {
     match (part, whole) {
         (serde_json::Value::Object(part), serde_json::Value::Object(_)) => {
@@ -138,7 +138,7 @@ fn assert_within(part: &serde_json::Value, whole: &serde_json::Value) {
 }
 
 #[test]
-fn the_agent_is_asked_in_the_originals_words() {
+fn requests_have_the_form_of_the_original() {
     let agent = Agent::answering("200 OK", serde_json::to_string(&reply()).unwrap());
     let outcome = call("ADD", &agent.socket(), "0.3.1", &[]);
     assert_eq!(outcome.status, 0, "{outcome:?}");
@@ -148,13 +148,13 @@ fn the_agent_is_asked_in_the_originals_words() {
     assert_eq!((request.pod_name.as_str(), request.pod_namespace.as_str()), ("p1", "default"));
     assert_eq!((request.container.as_str(), request.ifname.as_str()), ("cid-p1", "eth0"));
     assert_eq!(request.netns, Path::new(NETNS));
-    // CNI_ARGS go before the configuration.
+    // CNI_ARGS take precedence over the configuration.
     assert_eq!(request.label(wire::labels::TENANT, ""), "t1");
     assert_eq!(request.label(wire::labels::NETWORK, ""), "n1");
 }
 
 #[test]
-fn the_agents_refusal_is_told_as_the_specification_wants() {
+fn errors_of_the_agent_have_the_form_of_the_specification() {
     let failed = wire::Reply {
         result: 1,
         error: "Error creating EP".into(),
@@ -180,7 +180,7 @@ fn code(outcome: &Outcome) -> u64 {
 }
 
 #[test]
-fn del_says_nothing_and_needs_no_namespace() {
+fn del_prints_nothing_and_needs_no_namespace() {
     let agent = Agent::answering("200 OK", "{}".into());
     let outcome = call("DEL", &agent.socket(), "1.0.0", &[("CNI_NETNS", "")]);
     assert_eq!(outcome, Outcome { stdout: String::new(), status: 0 });
@@ -190,11 +190,11 @@ fn del_says_nothing_and_needs_no_namespace() {
 }
 
 #[test]
-fn every_way_to_fail_has_its_code_and_names_the_thing() {
+fn every_error_has_its_code_and_names_the_object() {
     let none = "/nonexistent/agent.sock";
     for (command, version, extra, expected, what) in [
         ("ADD", "1.1.0", ("X", ""), 11, "connect to the agent at /nonexistent/agent.sock"),
-        ("DEL", "1.1.0", ("X", ""), 11, "is netplugin running on this node"),
+        ("DEL", "1.1.0", ("X", ""), 11, "check that netplugin runs on this node"),
         ("ADD", "1.1.0", ("CNI_NETNS", "/run/netns/none"), 4, "no network namespace at /run/netns/none"),
         ("ADD", "1.1.0", ("CNI_ARGS", "x"), 4, "CNI_ARGS"),
         ("ADD", "1.1.0", ("CNI_CONTAINERID", ""), 4, "CNI_CONTAINERID"),
@@ -214,7 +214,7 @@ fn every_way_to_fail_has_its_code_and_names_the_thing() {
 }
 
 #[test]
-fn version_lists_what_is_spoken() {
+fn version_lists_the_supported_versions() {
     let outcome = call("VERSION", "", "0.4.0", &[]);
     let body: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();
     assert_eq!((outcome.status, body["cniVersion"].as_str()), (0, Some("0.4.0")));
@@ -222,7 +222,7 @@ fn version_lists_what_is_spoken() {
 }
 
 #[test]
-fn an_agent_that_does_not_answer_is_given_up() {
+fn a_request_without_an_answer_times_out() {
     let directory = tempfile::tempdir_in("/tmp").unwrap();
     let socket = directory.path().join("agent.sock");
     let _listener = UnixListener::bind(&socket).unwrap();

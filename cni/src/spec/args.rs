@@ -5,8 +5,8 @@ use crate::wire::labels;
 
 /// `CNI_ARGS`: `KEY=VALUE;KEY=VALUE`.
 ///
-/// Keys that are not known are left alone, whether or not `IgnoreUnknown` says so: the runtime's other plugins
-/// get the same variable.
+/// Unknown keys are ignored, regardless of `IgnoreUnknown`: other plugins of the runtime get the
+/// same variable.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Args {
     /// `K8S_POD_NAME`.
@@ -15,12 +15,12 @@ pub struct Args {
     pub pod_namespace: String,
     /// `K8S_POD_INFRA_CONTAINER_ID`.
     pub infra_container: String,
-    /// Labels given here: every `io.contiv.*` key, and `TENANT`, `NETWORK`, `GROUP` for the three known ones.
+    /// Labels: every `io.contiv.*` key, and `TENANT`, `NETWORK`, `GROUP` for the three known ones.
     pub labels: BTreeMap<String, String>,
 }
 
 impl Args {
-    /// Reads the variable's value.
+    /// Parses the value of the variable.
     pub fn parse(text: &str) -> Result<Args, Error> {
         let mut args = Args::default();
         for pair in text.split(';').map(str::trim).filter(|pair| !pair.is_empty()) {
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_without_a_value_is_named() {
+    fn a_key_without_a_value_is_named() {
         let error = Args::parse("A=b;nonsense").unwrap_err();
         assert_eq!(error.code, Code::InvalidEnvironment);
         assert!(error.msg.contains("\"nonsense\""), "{error}");

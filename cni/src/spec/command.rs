@@ -5,25 +5,25 @@ use std::{
 
 use super::{Code, Error, Version};
 
-/// `CNI_COMMAND`.
+/// Command of an invocation, `CNI_COMMAND`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Attach the container to the network.
+    /// Attaches the container to the network.
     Add,
-    /// Undo that.
+    /// Removes the attachment.
     Del,
-    /// Is the attachment as ADD left it?
+    /// Checks that the attachment is as ADD left it.
     Check,
-    /// Could the plugin serve an ADD?
+    /// Checks that the plugin can serve an ADD.
     Status,
-    /// Free what no listed attachment owns.
+    /// Frees resources that no listed attachment owns.
     Gc,
-    /// Which versions are spoken?
+    /// Lists the supported versions.
     Version,
 }
 
 impl Command {
-    /// The oldest version that has the command.
+    /// The first version of the specification with the command.
     pub const fn since(self) -> Version {
         match self {
             Command::Add | Command::Del | Command::Version => Version::V0_1_0,
@@ -32,7 +32,7 @@ impl Command {
         }
     }
 
-    /// The text of the variable.
+    /// Value of the variable.
     pub const fn as_str(self) -> &'static str {
         match self {
             Command::Add => "ADD",
@@ -58,19 +58,19 @@ impl FromStr for Command {
     }
 }
 
-/// Which interface of which container is meant.
+/// Container and interface of an invocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
     /// `CNI_CONTAINERID`.
     pub container: String,
     /// `CNI_IFNAME`.
     pub ifname: String,
-    /// `CNI_NETNS`, absolute; none when empty, as it may be for DEL.
+    /// `CNI_NETNS`, absolute; `None` if it is empty, as it may be for DEL.
     pub netns: Option<PathBuf>,
 }
 
 impl Target {
-    /// Checks the three variables; says all that are missing at once.
+    /// Checks the three variables; an error names all that are missing.
     pub fn parse(command: Command, env: impl Fn(&str) -> Option<String>) -> Result<Target, Error> {
         let get = |name| env(name).filter(|value| !value.is_empty());
         let (container, ifname, netns) = (get("CNI_CONTAINERID"), get("CNI_IFNAME"), get("CNI_NETNS"));
@@ -106,7 +106,7 @@ fn check_container(id: &str) -> Result<(), Error> {
         .details("expected letters, digits, '_', '.' and '-', the first of them a letter or digit"))
 }
 
-/// What Linux takes as an interface's name.
+/// Linux's rules for an interface name.
 fn check_ifname(name: &str) -> Result<(), Error> {
     let good = name.len() <= 15
         && name != "."
@@ -115,18 +115,18 @@ fn check_ifname(name: &str) -> Result<(), Error> {
     if good {
         return Ok(());
     }
-    Err(Error::new(Code::InvalidEnvironment, format!("CNI_IFNAME {name:?} is no interface name"))
+    Err(Error::new(Code::InvalidEnvironment, format!("CNI_IFNAME {name:?} is not a valid interface name"))
         .details("expected 1 to 15 bytes without '/', ':' and blanks"))
 }
 
-/// The agent works elsewhere: relative paths and `/proc/self` mean something else to it.
+/// The agent has another working directory and another `/proc/self`.
 fn absolute(path: &Path) -> PathBuf {
     for own in ["/proc/self", "/proc/thread-self"] {
         if let Ok(rest) = path.strip_prefix(own) {
             return Path::new("/proc").join(std::process::id().to_string()).join(rest);
         }
     }
-    // Fails only where there is no current directory; the agent then says that it finds no such file.
+    // Fails only without a current directory; the agent then reports that the file does not exist.
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_is_missing_is_named_at_once() {
+    fn all_missing_variables_are_named() {
         let error = target(Command::Add, &[("CNI_IFNAME", "eth0"), ("CNI_NETNS", "")]).unwrap_err();
         assert_eq!(error.code, Code::InvalidEnvironment);
         assert_eq!(error.msg, "required environment variables are missing: CNI_CONTAINERID, CNI_NETNS");
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn the_namespace_means_the_same_to_the_agent() {
+    fn the_namespace_path_is_valid_for_the_agent() {
         let netns = |path| {
             let vars = [("CNI_CONTAINERID", "c1"), ("CNI_IFNAME", "eth0"), ("CNI_NETNS", path)];
             target(Command::Add, &vars).unwrap().netns.unwrap()

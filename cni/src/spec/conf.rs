@@ -4,20 +4,20 @@ use serde::Deserialize;
 
 use super::{Code, Dns, Error, Version};
 
-/// The network configuration on standard input, as far as it concerns us.
+/// The network configuration on standard input: the fields that the plugin uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Conf {
-    /// The version of the answer.
+    /// Version of the specification, also of the answer.
     pub version: Version,
-    /// The network's name: the runtime's, not one of the cluster's networks.
+    /// Name of the network in the runtime; not one of the cluster's networks.
     pub name: String,
     /// Labels from `args.cni.labels`.
     pub labels: BTreeMap<String, String>,
-    /// `socket`: where the agent listens, if not where it does by default.
+    /// `socket`: the agent's socket, if not the default.
     pub socket: Option<PathBuf>,
-    /// `timeout`, in seconds: how long the agent may take.
+    /// `timeout`, in seconds: time limit of the agent's answer.
     pub timeout: Option<Duration>,
-    /// `dns`, handed on in the result.
+    /// `dns`, copied to the result.
     pub dns: Dns,
 }
 
@@ -50,7 +50,7 @@ struct CniArgs {
     labels: Option<Labels>,
 }
 
-/// The convention is a list of pairs; a map is what people write.
+/// The convention is a list of pairs; users also write a map.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Labels {
@@ -65,7 +65,7 @@ struct Label {
 }
 
 impl Conf {
-    /// Reads the configuration.
+    /// Parses the configuration.
     pub fn parse(text: &[u8]) -> Result<Conf, Error> {
         let decode = |e: serde_json::Error| {
             Error::new(Code::Decode, "the network configuration on standard input is not valid JSON")
@@ -73,7 +73,7 @@ impl Conf {
         };
         let value: serde_json::Value = serde_json::from_slice(text).map_err(decode)?;
         let body: Body = serde_json::from_value(value).map_err(|e| {
-            Error::new(Code::Decode, "the network configuration has a field of the wrong form")
+            Error::new(Code::Decode, "the network configuration has a field of the wrong type")
                 .details(e.to_string())
         })?;
         let version = body.cni_version.parse()?;
@@ -97,7 +97,7 @@ impl Conf {
     }
 }
 
-/// The version in a configuration that is otherwise not understood, for the answer to carry.
+/// The version in a configuration that is otherwise invalid, for the answer.
 pub(crate) fn version_of(text: &[u8]) -> Option<Version> {
     let value: serde_json::Value = serde_json::from_slice(text).ok()?;
     value.get("cniVersion")?.as_str()?.parse().ok()
@@ -118,13 +118,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_by_code() {
+    fn errors_have_the_code_of_their_cause() {
         for (text, code, what) in [
             ("{", Code::Decode, "not valid JSON"),
-            (r#"{"name":7}"#, Code::Decode, "wrong form"),
+            (r#"{"name":7}"#, Code::Decode, "wrong type"),
             (r#"{"cniVersion":"9.9.9","name":"n"}"#, Code::IncompatibleVersion, "\"9.9.9\""),
             (r#"{"cniVersion":"1.0.0"}"#, Code::InvalidConfig, "has no name"),
-            (r#"{"cniVersion":"1.0.0","name":"n","args":{"cni":{"labels":[1]}}}"#, Code::Decode, "form"),
+            (r#"{"cniVersion":"1.0.0","name":"n","args":{"cni":{"labels":[1]}}}"#, Code::Decode, "type"),
         ] {
             let error = Conf::parse(text.as_bytes()).unwrap_err();
             assert_eq!(error.code, code, "{text}");
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_configuration_without_a_version_is_of_the_first() {
+    fn a_configuration_without_a_version_means_the_first_version() {
         assert_eq!(Conf::parse(br#"{"name":"n"}"#).unwrap().version, Version::V0_1_0);
     }
 }

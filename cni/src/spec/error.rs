@@ -2,33 +2,33 @@ use serde::Serialize;
 
 use super::Version;
 
-/// What kind of failure it is, for the runtime. Numbers from 100 on are the plugin's own.
+/// Error code of the specification. Codes from 100 on are specific to the plugin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Code {
-    /// The configuration's version is none that the plugin speaks, or too old for the command.
+    /// The configuration's version is not supported, or too old for the command.
     IncompatibleVersion,
     /// A field of the configuration is not supported.
     UnsupportedField,
-    /// The container is unknown.
+    /// The container does not exist.
     UnknownContainer,
-    /// An environment variable is missing or wrong.
+    /// An environment variable is missing or invalid.
     InvalidEnvironment,
     /// Reading or writing failed.
     Io,
-    /// The configuration is no JSON of the right form.
+    /// The configuration is not valid JSON, or a field has the wrong type.
     Decode,
-    /// The configuration does not make sense.
+    /// The configuration is invalid.
     InvalidConfig,
-    /// Something passing: the runtime should try again.
+    /// A temporary failure: the runtime should retry.
     TryAgain,
-    /// The agent could not do what was asked.
+    /// The agent failed to serve the request.
     Agent,
-    /// Any other number, as the agent gave it.
+    /// Another code, as returned by the agent.
     Other(u32),
 }
 
 impl Code {
-    /// The number on the wire.
+    /// The number in JSON.
     pub const fn number(self) -> u32 {
         match self {
             Code::IncompatibleVersion => 1,
@@ -62,15 +62,15 @@ impl From<u32> for Code {
     }
 }
 
-/// A failure as the specification wants it told: on standard output, with exit status 1.
+/// An error in the specification's form: printed to standard output, with exit status 1.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{msg}{}{details}", if details.is_empty() { "" } else { ": " })]
 pub struct Error {
-    /// What kind.
+    /// Error code.
     pub code: Code,
     /// What failed, in one line.
     pub msg: String,
-    /// Why, and what to try.
+    /// Cause, and what to do.
     pub details: String,
 }
 
@@ -85,18 +85,18 @@ struct Body<'a> {
 }
 
 impl Error {
-    /// A failure without details.
+    /// An error without details.
     pub fn new(code: Code, msg: impl Into<String>) -> Error {
         Error { code, msg: msg.into(), details: String::new() }
     }
 
-    /// The same failure with the reason.
+    /// Adds the details.
     #[must_use]
     pub fn details(self, details: impl Into<String>) -> Error {
         Error { details: details.into(), ..self }
     }
 
-    /// The JSON of `version`, in one line.
+    /// JSON of `version`, in one line.
     pub fn to_json(&self, version: Version) -> Result<String, serde_json::Error> {
         serde_json::to_string(&Body {
             cni_version: version.as_str(),

@@ -5,35 +5,35 @@ use serde::{Deserialize, Serialize};
 
 use super::Version;
 
-/// What ADD made.
+/// Result of ADD.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attachment {
-    /// The end of the veth pair on the node.
+    /// End of the veth pair on the node.
     pub host: Interface,
-    /// The end in the container, and the path of its namespace.
+    /// End of the veth pair in the container.
     pub container: Interface,
-    /// The namespace of the container's end.
+    /// Path of the container's network namespace.
     pub sandbox: String,
-    /// The IPv4 address and its gateway.
+    /// IPv4 address and gateway.
     pub ipv4: Option<(Ipv4Net, Option<Ipv4Addr>)>,
-    /// The IPv6 address and its gateway.
+    /// IPv6 address and gateway.
     pub ipv6: Option<(Ipv6Net, Option<Ipv6Addr>)>,
-    /// Handed on from the configuration.
+    /// DNS settings of the configuration.
     pub dns: Dns,
 }
 
 /// One end of a veth pair.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Interface {
-    /// Its name.
+    /// Name of the interface.
     pub name: String,
-    /// Its Ethernet address; empty when not known.
+    /// Ethernet address; empty if unknown.
     pub mac: String,
-    /// Its MTU; 0 when not known.
+    /// MTU in bytes; 0 if unknown.
     pub mtu: u32,
 }
 
-/// Name resolution, as the specification writes it.
+/// DNS settings in the specification's form.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the fields of resolv.conf(5)")]
@@ -48,7 +48,7 @@ pub struct Dns {
     pub options: Vec<String>,
 }
 
-/// 0.3.0 and later.
+/// Result of 0.3.0 and later.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Body<'a> {
@@ -90,7 +90,7 @@ struct RouteBody {
     gw: IpAddr,
 }
 
-/// 0.1.0 and 0.2.0.
+/// Result of 0.1.0 and 0.2.0.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct OldBody<'a> {
@@ -114,7 +114,7 @@ struct OldIp {
 const CONTAINER: usize = 1;
 
 impl Attachment {
-    /// The result of ADD in the form of `version`, indented as the original's.
+    /// The result in the form of `version`, indented as in the original.
     pub fn to_json(&self, version: Version) -> Result<String, serde_json::Error> {
         let mut text = Vec::new();
         let indent = serde_json::ser::PrettyFormatter::with_indent(b"    ");

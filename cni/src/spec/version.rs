@@ -2,7 +2,7 @@ use std::{fmt, str::FromStr};
 
 use super::{Code, Error};
 
-/// A version of the specification that the plugin speaks.
+/// A supported version of the specification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[expect(missing_docs, reason = "each is the version that its name spells")]
 pub enum Version {
@@ -16,7 +16,7 @@ pub enum Version {
 }
 
 impl Version {
-    /// Every version, oldest first.
+    /// All versions, oldest first.
     pub const ALL: [Version; 7] = [
         Version::V0_1_0,
         Version::V0_2_0,
@@ -27,7 +27,7 @@ impl Version {
         Version::V1_1_0,
     ];
 
-    /// The version of an answer to a caller who did not say his.
+    /// Version of an answer if the request has none.
     pub const NEWEST: Version = Version::V1_1_0;
 
     /// The text in `cniVersion`.
@@ -53,7 +53,7 @@ impl fmt::Display for Version {
 impl FromStr for Version {
     type Err = Error;
 
-    /// An empty text means 0.1.0: configurations of that time had no version.
+    /// An empty text means 0.1.0: configurations of that version had no `cniVersion`.
     fn from_str(text: &str) -> Result<Self, Error> {
         if text.is_empty() {
             return Ok(Version::V0_1_0);
@@ -61,7 +61,7 @@ impl FromStr for Version {
         Version::ALL.into_iter().find(|v| v.as_str() == text).ok_or_else(|| {
             let known: Vec<_> = Version::ALL.iter().map(|v| v.as_str()).collect();
             Error::new(Code::IncompatibleVersion, format!("cniVersion {text:?} is not supported"))
-                .details(format!("this plugin speaks {}", known.join(", ")))
+                .details(format!("supported versions: {}", known.join(", ")))
         })
     }
 }

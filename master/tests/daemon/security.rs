@@ -85,7 +85,7 @@ fn client_certificates_are_required_and_new_certificates_are_loaded() {
     wait_until(PATIENCE, "the new certificate", renewed).unwrap();
     // Certificate and key do not match: the last valid pair stays in use.
     fs::write(&server.key, "nothing").unwrap();
-    let log = || Ok(master.process.log().contains("the last good one stays").then_some(()));
+    let log = || Ok(master.process.log().contains("the last valid version stays").then_some(()));
     wait_until(PATIENCE, "log line about the key", log).unwrap();
     assert_eq!(version(&good).unwrap().0.status, 200);
 }
@@ -139,7 +139,7 @@ fn token_scopes_are_enforced() {
     wait_until(PATIENCE, "the new token", taken_up).unwrap();
     assert_eq!(ask("GET", "/info", Some(WRITE), false).status, 401);
     write_secret(&file, "ops wr1te yet-another-token\n").unwrap();
-    let log = || Ok(master.process.log().contains("the last good one stays").then_some(()));
+    let log = || Ok(master.process.log().contains("the last valid version stays").then_some(()));
     wait_until(PATIENCE, "log line about the file", log).unwrap();
     assert_eq!(ask("GET", "/info", Some("another-token-0123456789"), false).status, 200);
     let log = master.process.log();

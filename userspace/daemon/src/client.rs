@@ -1,4 +1,4 @@
-//! How the daemons ask a netmaster.
+//! HTTP transport to netmaster.
 
 use std::time::Duration;
 
@@ -8,12 +8,12 @@ use rustls::ClientConfig;
 
 use crate::tls::{self, Error};
 
-/// Speaks both http and https.
+/// Connects by http or https, as the URL says.
 pub type Connector = HttpsConnector<HttpConnector>;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A way to the addresses in the leader's lock, which name no scheme.
+/// Scheme and connector for the addresses in the leader's lock, which contain no scheme.
 #[derive(Clone)]
 pub struct Transport {
     connector: Connector,
@@ -21,10 +21,10 @@ pub struct Transport {
 }
 
 impl Transport {
-    /// By https with `tls`, else by plain http.
+    /// Uses https with `tls`, else plain http.
     pub fn new(tls: Option<ClientConfig>) -> Result<Transport, Error> {
         let scheme = if tls.is_some() { "https" } else { "http" };
-        let config = tls.map_or_else(tls::distrustful, Ok)?;
+        let config = tls.map_or_else(tls::without_trust, Ok)?;
         let mut http = HttpConnector::new();
         http.set_nodelay(true);
         http.enforce_http(false);

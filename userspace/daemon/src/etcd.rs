@@ -1,4 +1,4 @@
-//! How the daemons reach etcd, and are let in.
+//! Flags and configuration of the etcd client.
 
 use std::path::PathBuf;
 
@@ -7,18 +7,18 @@ use contiv_store::{Auth, Config, Identity, Tls};
 use crate::secret;
 use crate::tls::KeyPair;
 
-/// What the flags of a daemon say beside the endpoints.
+/// TLS files and credentials in a daemon's flags.
 #[derive(Clone, Debug, Default)]
 pub struct EtcdAccess {
     pub ca: Option<PathBuf>,
     pub own: Option<KeyPair>,
-    /// The name in the servers' certificates, where it is not the endpoint's host.
+    /// Expected name in the servers' certificates, if it is not the endpoint's host.
     pub server_name: Option<String>,
     pub user: Option<String>,
     pub password_file: Option<PathBuf>,
 }
 
-/// etcd cannot be reached as the flags say.
+/// The flags do not make a valid configuration of the etcd client.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("--etcd")]
@@ -28,7 +28,7 @@ pub enum Error {
 }
 
 impl EtcdAccess {
-    /// With the endpoints in `list`.
+    /// The configuration with the endpoints in `list`.
     pub fn config(&self, list: &str) -> Result<Config, Error> {
         let mut config = Config::parse(list).map_err(Error::Endpoints)?;
         if self.ca.is_some() || self.own.is_some() {
@@ -48,13 +48,13 @@ impl EtcdAccess {
     }
 }
 
-/// The flags of [`EtcdAccess`], with environment variables that begin with `$prefix`.
+/// Defines the flags of [`EtcdAccess`], with environment variables that begin with `$prefix`.
 #[macro_export]
 macro_rules! etcd_flags {
     ($prefix:literal) => {
         #[derive(Clone, Debug, clap::Args)]
         pub struct EtcdFlags {
-            /// Who signed etcd's certificates, PEM; the endpoints are https then
+            /// CA bundle (PEM) used to verify etcd's certificates; enables https
             #[arg(long, env = concat!($prefix, "ETCD_CA"), value_name = "FILE")]
             pub etcd_ca: Option<std::path::PathBuf>,
 
@@ -62,19 +62,19 @@ macro_rules! etcd_flags {
             #[arg(long, env = concat!($prefix, "ETCD_CERT"), value_name = "FILE", requires_all = ["etcd_key", "etcd_ca"])]
             pub etcd_cert: Option<std::path::PathBuf>,
 
-            /// Key of --etcd-cert, PEM
+            /// Private key of --etcd-cert, PEM
             #[arg(long, env = concat!($prefix, "ETCD_KEY"), value_name = "FILE", requires = "etcd_cert")]
             pub etcd_key: Option<std::path::PathBuf>,
 
-            /// Name in etcd's certificates [default: each endpoint's host]
+            /// Expected name in etcd's certificates [default: each endpoint's host]
             #[arg(long, env = concat!($prefix, "ETCD_SERVER_NAME"), value_name = "NAME", requires = "etcd_ca")]
             pub etcd_server_name: Option<String>,
 
-            /// User of etcd
+            /// etcd user name
             #[arg(long, env = concat!($prefix, "ETCD_USER"), value_name = "NAME", requires = "etcd_password_file")]
             pub etcd_user: Option<String>,
 
-            /// File whose first line is the user's password; mode 0600
+            /// File whose first line is the etcd user's password; mode 0600
             #[arg(long, env = concat!($prefix, "ETCD_PASSWORD_FILE"), value_name = "FILE", requires = "etcd_user")]
             pub etcd_password_file: Option<std::path::PathBuf>,
         }

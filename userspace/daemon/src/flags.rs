@@ -1,4 +1,4 @@
-//! What all daemons do with command lines.
+//! Command lines of the daemons.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -6,19 +6,19 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-/// How a process ends whose command line cannot be used.
+/// How a process ends that does not run with its command line.
 #[derive(Debug)]
 pub enum Exit {
-    /// `--help` and `--version`: text for standard output, and success.
+    /// `--help` and `--version`: text for standard output, exit code 0.
     Output(String),
-    /// One line for standard error, and [`BAD_FLAGS`].
+    /// One line for standard error, exit code [`BAD_FLAGS`].
     Usage(String),
 }
 
-/// The original's exit code for flags that it cannot use.
+/// Exit code for invalid flags, as in the original.
 pub const BAD_FLAGS: u8 = 22;
 
-/// Reads the flags, and the environment for those that are not given.
+/// Parses the flags; flags that are not given are taken from the environment.
 pub fn parse<F: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result<F, Exit> {
     F::try_parse_from(arguments).map_err(|error| match error.use_stderr() {
         false => Exit::Output(error.to_string()),
@@ -26,13 +26,13 @@ pub fn parse<F: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result
     })
 }
 
-/// clap's message, up to its first empty line, on one line.
+/// clap's message up to the first empty line, on one line.
 fn first_paragraph(text: &str) -> String {
     let lines = text.lines().take_while(|line| !line.trim().is_empty());
     lines.map(str::trim).collect::<Vec<_>>().join(" ").trim_start_matches("error: ").to_owned()
 }
 
-/// The body of `main`: runs `run` with the flags, and says on standard error why it did not end well.
+/// The body of `main`: calls `run` with the flags, and prints its error to standard error.
 pub fn run_main<F, E: fmt::Display>(
     program: &str,
     flags: Result<F, Exit>,

@@ -1,4 +1,4 @@
-//! What both daemons are made with, and has nothing to do with what they are for.
+//! Parts shared by the daemons netmaster and netplugin: flags, logging, TLS, secrets and signals.
 
 pub mod client;
 pub mod etcd;

@@ -1,4 +1,4 @@
-//! Where log lines go.
+//! Log output.
 
 use std::io::{self, Write};
 use std::net::{SocketAddr, UdpSocket};
@@ -12,7 +12,7 @@ use tracing_subscriber::fmt::{self, MakeWriter};
 use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// Least severe messages that are logged.
+/// Lowest severity that is logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogLevel {
     Trace,
@@ -24,7 +24,7 @@ pub enum LogLevel {
     Error,
 }
 
-/// Syslog cannot be reached even in theory.
+/// The socket to syslog cannot be opened.
 #[derive(Debug, thiserror::Error)]
 #[error("--syslog-url udp://{address}")]
 pub struct SyslogError {
@@ -32,17 +32,18 @@ pub struct SyslogError {
     source: io::Error,
 }
 
-/// What the flags of a daemon say.
+/// Log settings in a daemon's flags.
 #[derive(Clone, Copy, Debug)]
 pub struct Logging {
     pub level: LogLevel,
     pub json: bool,
-    /// Else standard error.
+    /// Address of syslog; standard error if `None`.
     pub syslog: Option<SocketAddr>,
 }
 
 impl Logging {
-    /// Starts it. The level is for what `ours`, crates, say; of the libraries only what went wrong is logged.
+    /// Starts logging. The level applies to the crates `ours`; libraries are logged from level
+    /// warn.
     pub fn start(self, program: &'static str, ours: &[&'static str]) -> Result<(), SyslogError> {
         let level = match self.level {
             LogLevel::Trace => LevelFilter::TRACE,
@@ -70,13 +71,14 @@ impl Logging {
     }
 }
 
-/// Reads `udp://IP:PORT`.
+/// Parses `udp://IP:PORT`.
 pub fn syslog_url(text: &str) -> Result<SocketAddr, String> {
     let address = text.strip_prefix("udp://").and_then(|address| address.parse().ok());
     address.ok_or_else(|| "expected udp://IP:PORT; other transports are not built".into())
 }
 
-/// `LogFlags` of a daemon, whose environment variables begin with the prefix; [`LogFlags::logging`] is what they say.
+/// Defines `LogFlags` of a daemon, with environment variables that begin with the prefix;
+/// [`LogFlags::logging`] returns the settings.
 ///
 /// [`LogFlags::logging`]: Logging
 #[macro_export]
@@ -84,11 +86,11 @@ macro_rules! log_flags {
     ($prefix:literal) => {
         #[derive(Clone, Debug, clap::Args)]
         pub struct LogFlags {
-            /// Least severe messages that are logged
+            /// Lowest severity that is logged
             #[arg(long, env = concat!($prefix, "LOG_LEVEL"), default_value = "info", value_enum, ignore_case = true)]
             pub log_level: $crate::logging::LogLevel,
 
-            /// Log JSON
+            /// Log in JSON
             #[arg(
                 long,
                 env = concat!($prefix, "USE_JSON_LOG"),
@@ -104,7 +106,7 @@ macro_rules! log_flags {
             )]
             pub use_syslog: bool,
 
-            /// Where syslog listens: udp://IP:PORT
+            /// Address of syslog: udp://IP:PORT
             #[arg(
                 long,
                 env = concat!($prefix, "SYSLOG_URL"),
@@ -133,7 +135,7 @@ struct Syslog {
     pid: u32,
 }
 
-/// "daemon" of RFC 3164.
+/// The facility "daemon" of RFC 3164.
 const FACILITY: u8 = 3;
 
 impl Syslog {
@@ -189,7 +191,7 @@ impl Write for Line<'_> {
 
 impl Drop for Line<'_> {
     fn drop(&mut self) {
-        // Nobody may be listening, and there is nowhere else to say so.
+        // Sending fails if syslog does not listen, and there is no other place to report it.
         let _lost = self.to.send(self.text.trim_ascii_end());
     }
 }

@@ -1,8 +1,8 @@
-//! What the original's daemons are told of the cluster that they are in.
+//! Cluster-wide modes in the flags of the original's daemons.
 
 use clap::ValueEnum;
 
-/// Who asks for endpoints.
+/// Orchestrator that requests endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
     Cni,
@@ -12,7 +12,7 @@ pub enum Mode {
     SwarmMode,
 }
 
-/// Encapsulation that the cluster is meant for.
+/// Encapsulation of the cluster's networks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum NetMode {
     Vlan,
@@ -27,7 +27,7 @@ pub enum FwdMode {
 }
 
 impl Mode {
-    /// One line if this release cannot be told so.
+    /// Fails with one line if this release does not support the mode.
     pub fn check(self) -> Result<(), String> {
         match self {
             Mode::Cni | Mode::Test => Ok(()),
@@ -38,7 +38,7 @@ impl Mode {
     }
 }
 
-/// As the command line spells it.
+/// The value as the command line spells it.
 pub fn name(value: &impl ValueEnum) -> String {
     value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_built_is_refused_by_its_name() {
+    fn unsupported_modes_are_refused() {
         assert_eq!(Mode::Cni.check(), Ok(()));
         let refused = Mode::SwarmMode.check().unwrap_err();
         assert_eq!(refused, "--mode swarm-mode is not built yet; accepted: cni, test");

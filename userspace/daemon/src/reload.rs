@@ -1,4 +1,4 @@
-//! A value made of files, made again when they change.
+//! Values that are loaded from files, and loaded again when the files change.
 
 use std::fs;
 use std::future::Future;
@@ -11,10 +11,11 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 
-/// How often files are looked at. Every platform and file system tells their times; not every one tells of changes.
+/// Interval of checks of the files. Modification times work on every file system; change
+/// notifications do not.
 const PERIOD: Duration = Duration::from_secs(2);
 
-/// What `load` made of the files, as of the last time that it could.
+/// The value of the last successful load.
 #[derive(Debug)]
 pub struct Reloadable<T>(watch::Receiver<Arc<T>>);
 
@@ -24,12 +25,13 @@ impl<T> Clone for Reloadable<T> {
     }
 }
 
-/// What tells whether a file was written or replaced.
+/// Inode, size and modification time, by which a changed or replaced file is detected.
 type Mark = Option<(u64, u64, i64, i64)>;
 
 impl<T: Send + Sync + 'static> Reloadable<T> {
-    /// Loads, and gives what must be run for the value to follow the files: on SIGHUP, and within two seconds of a
-    /// change. Files that cannot be used are told in the log, once for each change, and the last good value stays.
+    /// Loads the value. Returns it with a future that reloads it while it is polled: on SIGHUP, and
+    /// within two seconds of a change. A failed reload is logged, once for each change, and the
+    /// last valid value stays.
     pub fn load<E: std::error::Error>(
         what: &'static str,
         files: Vec<PathBuf>,
@@ -42,28 +44,28 @@ impl<T: Send + Sync + 'static> Reloadable<T> {
             let mut ticks = interval(PERIOD);
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
-                let told = async {
+                let hung_up = async {
                     match &mut hangup {
                         Some(hangup) => hangup.recv().await,
                         None => std::future::pending().await,
                     }
                 };
-                let asked = tokio::select! {
-                    _ = told => true,
+                let requested = tokio::select! {
+                    _ = hung_up => true,
                     _ = ticks.tick() => false,
                 };
                 let now = look(&files);
-                if !asked && now == marks {
+                if !requested && now == marks {
                     continue;
                 }
                 marks = now;
                 match load() {
                     Ok(value) => {
                         sender.send_replace(Arc::new(value));
-                        tracing::info!("{what} loaded again");
+                        tracing::info!("{what}: reloaded");
                     }
                     Err(error) => {
-                        tracing::error!("{what}: {}; the last good one stays in use", chain(&error));
+                        tracing::error!("{what}: {}; the last valid version stays in use", chain(&error));
                     }
                 }
             }
@@ -76,7 +78,7 @@ impl<T: Send + Sync + 'static> Reloadable<T> {
     }
 }
 
-/// Follows links, as Kubernetes replaces mounted secrets by turning a link.
+/// Follows symbolic links: Kubernetes replaces mounted secrets by changing a link.
 fn look(files: &[PathBuf]) -> Vec<Mark> {
     let mark = |path: &PathBuf| {
         let meta = fs::metadata(path).ok()?;
@@ -85,7 +87,7 @@ fn look(files: &[PathBuf]) -> Vec<Mark> {
     files.iter().map(mark).collect()
 }
 
-/// An error and its causes, on one line.
+/// An error and its sources, on one line.
 fn chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(Some(error), |error| error.source());
     causes.map(|error| error.to_string().replace('\n', " ")).collect::<Vec<_>>().join(": ")
@@ -96,7 +98,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn the_value_follows_the_file_and_outlives_a_bad_one() {
+    async fn a_changed_file_is_reloaded_and_an_invalid_one_ignored() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("number");
         fs::write(&path, "1").unwrap();
@@ -106,7 +108,7 @@ mod tests {
         let following = tokio::spawn(follow);
         let becomes = async |text: &str, expected: u32| {
             fs::write(&path, text).unwrap();
-            // Paused time runs as soon as everybody waits.
+            // Paused time advances as soon as all tasks wait.
             tokio::time::sleep(PERIOD * 3).await;
             assert_eq!(*number.now(), expected);
         };

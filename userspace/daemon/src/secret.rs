@@ -1,11 +1,11 @@
-//! Files that nobody else may read: tokens, passwords.
+//! Files that only their owner may read: tokens, passwords.
 
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-/// A secret could not be had.
+/// A secret cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("read {}", path.display())]
@@ -14,13 +14,17 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
-    #[error("{} may be read by others (mode {mode:04o}): chmod 600 it", path.display())]
+    #[error("{} is accessible to others (mode {mode:04o}); chmod 600 it", path.display())]
     Exposed { path: PathBuf, mode: u32 },
     #[error("{} is empty", path.display())]
     Empty { path: PathBuf },
 }
 
-/// The text of a file that only its owner may read.
+/// Reads a file that only its owner may read.
+///
+/// # Errors
+///
+/// Fails if the file cannot be read, or if its mode allows access by group or others.
 pub fn read(path: &Path) -> Result<String, Error> {
     let failed = |source| Error::Read { path: path.to_owned(), source };
     let mut file = File::open(path).map_err(failed)?;
@@ -33,7 +37,11 @@ pub fn read(path: &Path) -> Result<String, Error> {
     Ok(text)
 }
 
-/// The first line of such a file, without the space around it.
+/// The first line of such a file, without surrounding white space.
+///
+/// # Errors
+///
+/// As [`read`], and if the line is empty.
 pub fn read_line(path: &Path) -> Result<String, Error> {
     match read(path)?.lines().next().map(str::trim) {
         Some(line) if !line.is_empty() => Ok(line.to_owned()),
@@ -48,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_others_may_read_is_no_secret() {
+    fn files_readable_by_others_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("token");
         fs::write(&path, " s3cret \n# more\n").unwrap();

@@ -1,11 +1,11 @@
-//! SIGTERM and SIGINT: the daemon is to end in order.
+//! Graceful shutdown by SIGTERM and SIGINT.
 
 use std::io;
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-/// Cancelled by the first of the signals, which `says` what follows from it in the log.
+/// Returns a token that the first of the signals cancels; `says` is logged then.
 pub fn shutdown_token(says: &'static str) -> io::Result<CancellationToken> {
     let stop = CancellationToken::new();
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);

@@ -9,14 +9,14 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
-/// Files of a certificate chain, the owner's first, and its key.
+/// Files of a certificate chain, the owner's certificate first, and its private key, in PEM format.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyPair {
     pub certificate: PathBuf,
     pub key: PathBuf,
 }
 
-/// The files do not make a TLS configuration.
+/// The files do not make a valid TLS configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("read the {what} in {}", path.display())]
@@ -26,7 +26,7 @@ pub enum Error {
         #[source]
         source: pem::Error,
     },
-    #[error("{} holds no certificate; PEM is expected", path.display())]
+    #[error("{} contains no certificate; PEM is expected", path.display())]
     NoCertificate { path: PathBuf },
     #[error("a certificate in {} cannot be trusted", path.display())]
     Untrusted {
@@ -50,7 +50,8 @@ pub enum Error {
     Versions(#[source] rustls::Error),
 }
 
-/// Serves with `own`; with `client_ca`, clients must show a certificate that it signed.
+/// A server's configuration with the certificate `own`. With `client_ca`, clients must present a
+/// certificate that it signed.
 pub fn server(own: &KeyPair, client_ca: Option<&Path>) -> Result<ServerConfig, Error> {
     let builder = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(rustls::DEFAULT_VERSIONS)
@@ -71,13 +72,13 @@ pub fn server(own: &KeyPair, client_ca: Option<&Path>) -> Result<ServerConfig, E
     Ok(config)
 }
 
-/// Trusts servers that `ca` vouches for, and shows them `own`.
+/// A client's configuration that verifies servers by `ca` and presents the certificate `own`.
 pub fn client(ca: &Path, own: Option<&KeyPair>) -> Result<ClientConfig, Error> {
     client_of(roots(ca)?, own)
 }
 
-/// Trusts no server.
-pub(crate) fn distrustful() -> Result<ClientConfig, Error> {
+/// A client's configuration that trusts no server.
+pub(crate) fn without_trust() -> Result<ClientConfig, Error> {
     client_of(RootCertStore::empty(), None)
 }
 
@@ -126,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_that_do_not_fit_are_named() {
+    fn errors_name_the_invalid_file() {
         let dir = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| {
             let path = dir.path().join(name);
@@ -148,7 +149,7 @@ mod tests {
         let missing = KeyPair { key: dir.path().join("none.pem"), ..pair.clone() };
         assert!(server(&missing, None).unwrap_err().to_string().contains("none.pem"));
         let empty = write("empty.pem", "nothing\n");
-        assert!(client(&empty, None).unwrap_err().to_string().contains("holds no certificate"));
+        assert!(client(&empty, None).unwrap_err().to_string().contains("contains no certificate"));
         assert!(server(&pair, Some(&empty)).unwrap_err().to_string().contains("empty.pem"));
     }
 }

@@ -1,10 +1,9 @@
 //! The client: reads and transactions, with their time limits and retries.
 
 use crate::backoff::Backoff;
-use crate::lease::{self, Registration, Remaining};
 use crate::members::Members;
 use crate::range::prefix_end;
-use crate::{Cause, Config, Error, KeyValue, Listing, Operation, Outcome, Txn, Watch};
+use crate::{Cause, Config, Error, KeyValue, Listing, Operation, Outcome, Txn};
 use bytes::Bytes;
 use etcd_client::{GetOptions, LeaseClient, PutOptions, WatchClient};
 use std::sync::Arc;
@@ -35,6 +34,13 @@ struct Shared {
     members: Members,
     endpoints: String,
     request_timeout: Duration,
+}
+
+/// Remaining and granted time of a lease, in whole seconds, rounded down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Remaining {
+    pub(crate) left: Duration,
+    pub(crate) granted: Duration,
 }
 
 /// Whether a request is sent again after its answer was lost.
@@ -188,30 +194,6 @@ impl Store {
             .0;
         let revision = answer.header.as_ref().map_or(0, |h| h.revision);
         Ok(if answer.succeeded { Outcome::Committed { revision } } else { Outcome::Conflict })
-    }
-
-    /// Watches all keys that begin with `prefix`; see [`Watch`]. Sends nothing before the first
-    /// poll.
-    pub fn watch(&self, prefix: &str) -> Watch {
-        Watch::new(self.clone(), prefix.to_owned())
-    }
-
-    /// Puts a key under a lease of `ttl` (rounded up to whole seconds) and keeps it until the
-    /// registration is revoked or dropped.
-    ///
-    /// If the store loses the lease (after an outage longer than `ttl`) or the key is deleted, the
-    /// key is put again.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the lease cannot be granted or the key cannot be put.
-    pub async fn register(
-        &self,
-        key: &str,
-        value: impl Into<Bytes>,
-        ttl: Duration,
-    ) -> Result<Registration, Error> {
-        lease::register(self.clone(), key.to_owned(), value.into(), ttl).await
     }
 
     /// Puts without guards. Repeated when the answer was lost.

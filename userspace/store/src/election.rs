@@ -16,8 +16,8 @@
 mod commit;
 
 use crate::backoff::Backoff;
+use crate::error::one_line;
 use crate::lease::{KeepAlive, Lease, Pace};
-use crate::watch::one_line;
 use crate::{Error, Guard, KeyValue, Op, Outcome, Store, Txn, Watch};
 use contiv_model::event::Event;
 use futures::StreamExt;

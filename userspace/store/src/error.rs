@@ -237,6 +237,14 @@ fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     text
 }
 
+/// The error and its source in one line.
+pub(crate) fn one_line(error: &Error) -> String {
+    match std::error::Error::source(error) {
+        Some(source) => format!("{error}: {source}"),
+        None => error.to_string(),
+    }
+}
+
 fn is_connect(error: &(dyn std::error::Error + 'static)) -> bool {
     let mut next = Some(error);
     while let Some(e) = next {

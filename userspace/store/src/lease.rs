@@ -1,7 +1,7 @@
 //! Leases, and keys that exist as long as the process that put them.
 
 use crate::backoff::Backoff;
-use crate::watch::one_line;
+use crate::error::one_line;
 use crate::{Cause, Error, Operation, Status, Store};
 use bytes::Bytes;
 use etcd_client::{LeaseKeepAliveStream, LeaseKeeper};
@@ -32,13 +32,6 @@ pub(crate) struct Lease {
 pub(crate) struct Pace {
     pub(crate) interval: Duration,
     pub(crate) limit: Duration,
-}
-
-/// Remaining and granted time of a lease, in whole seconds, rounded down.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Remaining {
-    pub(crate) left: Duration,
-    pub(crate) granted: Duration,
 }
 
 enum Link {
@@ -148,6 +141,26 @@ pub struct Registration {
     task: JoinHandle<Lease>,
     stop: DropGuard,
     status: watch::Receiver<Status>,
+}
+
+impl Store {
+    /// Puts a key under a lease of `ttl` (rounded up to whole seconds) and keeps it until the
+    /// registration is revoked or dropped.
+    ///
+    /// If the store loses the lease (after an outage longer than `ttl`) or the key is deleted, the
+    /// key is put again.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the lease cannot be granted or the key cannot be put.
+    pub async fn register(
+        &self,
+        key: &str,
+        value: impl Into<Bytes>,
+        ttl: Duration,
+    ) -> Result<Registration, Error> {
+        register(self.clone(), key.to_owned(), value.into(), ttl).await
+    }
 }
 
 impl Registration {

@@ -1,11 +1,8 @@
 //! Guarded transactions: the changes of one request are applied together or not at all.
 
-use crate::Error;
+use crate::{Error, MAX_TXN_OPS};
 use bytes::Bytes;
 use etcd_client::{Compare, CompareOp, PutOptions, TxnOp};
-
-/// Largest number of operations, and of guards, in one transaction: etcd's default `--max-txn-ops`.
-pub const MAX_TXN_OPS: usize = 128;
 
 /// Puts and deletes that are applied together if every guard holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

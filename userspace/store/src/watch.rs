@@ -4,6 +4,7 @@ mod known;
 
 use crate::backoff::Backoff;
 use crate::client::ANSWER_LIMIT;
+use crate::error::one_line;
 use crate::members::Turn;
 use crate::{Cause, Error, KeyValue, Operation, Store};
 use contiv_model::event::Event;
@@ -60,6 +61,14 @@ pub enum Status {
 pub struct Watch {
     updates: BoxStream<'static, Update>,
     status: watch::Receiver<Status>,
+}
+
+impl Store {
+    /// Watches all keys that begin with `prefix`; see [`Watch`]. Sends nothing before the first
+    /// poll.
+    pub fn watch(&self, prefix: &str) -> Watch {
+        Watch::new(self.clone(), prefix.to_owned())
+    }
 }
 
 impl Watch {
@@ -247,11 +256,4 @@ fn canceled(message: &PbWatchResponse) -> Cause {
     let reason =
         if message.cancel_reason.is_empty() { "canceled by the server" } else { &message.cancel_reason };
     Cause::refused(Code::Aborted, reason)
-}
-
-pub(crate) fn one_line(error: &Error) -> String {
-    match std::error::Error::source(error) {
-        Some(source) => format!("{error}: {source}"),
-        None => error.to_string(),
-    }
 }

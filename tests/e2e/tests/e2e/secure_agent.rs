@@ -139,7 +139,7 @@ fn pods_are_added_and_deleted_with_tls_and_token() {
     write_secret(&site.folder.path().join("tokens"), &format!("agents write {NEXT}\n")).unwrap();
     write_secret(&site.token_file(OPS), NEXT).unwrap();
     for log in [agent.log_path(), site.master.log_path()].map(Path::to_owned) {
-        let loaded = || Ok(std::fs::read_to_string(&log)?.contains("loaded again").then_some(()));
+        let loaded = || Ok(std::fs::read_to_string(&log)?.contains(": reloaded").then_some(()));
         testkit::wait_until(DEADLINE, "the new token is read", loaded).unwrap();
     }
     let deleted = call.run_in(&site.home, "DEL").unwrap();
