@@ -1,7 +1,7 @@
-"""What schemathesis must know of netmaster beside its OpenAPI document.
+"""schemathesis hooks for netmaster: information that the OpenAPI document does not have.
 
-Requests get past the first check (the key is made of the body's members), name things that may be there, and ask for
-problems now and then. A failure is either the original's, status 500 with one line of text, or a problem.
+Requests pass the first check (the key consists of fields of the body), reference objects that may exist, and sometimes
+accept problem details (RFC 9457). An error is either status 500 with one line of text, as in the original, or a problem.
 """
 
 import atexit
@@ -77,10 +77,10 @@ def before_call(context, case, kwargs):
     raw = case.operation.definition.raw
     dice = hashlib.sha256(repr((case.path, case.method, case.path_parameters, case.body)).encode()).digest()
     if isinstance(case.body, dict) and dice[0] % 4:
-        members = known(case)
+        fields = fields_of(case)
         for n, (name, values) in enumerate(NAMES.items()):
             throw = dice[n % 28] + n
-            if name in members and (name in case.body or dice[0] % 2) and (dice[0] % 8 or throw % 4):
+            if name in fields and (name in case.body or dice[0] % 2) and (dice[0] % 8 or throw % 4):
                 case.body[name] = values[throw % len(values)]
     if "x-key" in raw and isinstance(case.body, dict) and dice[30] % 8:
         parts = [case.body.get(part) for part in raw["x-key"]]
@@ -97,8 +97,8 @@ def before_call(context, case, kwargs):
         case.headers = {**(case.headers or {}), "Accept": "application/problem+json"}
 
 
-def known(case):
-    """The members that the operation's body may have."""
+def fields_of(case):
+    """Fields that the body of the operation may have."""
     content = case.operation.definition.raw.get("requestBody", {}).get("content", {})
     schema = content.get("application/json", {}).get("schema", {})
     while "$ref" in schema:
@@ -106,32 +106,32 @@ def known(case):
     return schema.get("properties", {})
 
 
-ANSWERS = collections.Counter()
+RESPONSES = collections.Counter()
 
 
 @atexit.register
-def tell():
-    """What was answered to what, for the test to see that requests came through."""
-    if path := os.environ.get("ANSWERS"):
+def write_responses():
+    """Writes the number of responses by method, path and status, which the test evaluates."""
+    if path := os.environ.get("RESPONSES"):
         with open(path, "w") as file:
-            json.dump([[*key, n] for key, n in sorted(ANSWERS.items())], file)
+            json.dump([[*key, n] for key, n in sorted(RESPONSES.items())], file)
 
 
 @schemathesis.check
-def failures_are_told(ctx, response, case):
-    ANSWERS[case.method, case.path, response.status_code] += 1
+def errors_have_text(ctx, response, case):
+    RESPONSES[case.method, case.path, response.status_code] += 1
     if response.status_code < 400:
         return
     kind = response.headers.get("content-type", [""])[0]
     text = response.text
     if kind == "application/problem+json":
         problem = json.loads(text)
-        assert problem["status"] == response.status_code, f"{response.status_code}, and the problem says {text}"
+        assert problem["status"] == response.status_code, f"status {response.status_code} differs from the problem: {text}"
         assert problem["detail"].strip() and "\n" not in problem["detail"], text
         return
-    # Without a word: what is no HTTP is refused before it is read.
+    # No text: invalid HTTP is rejected before the request is read.
     if response.status_code in (400, 414, 431) and not text:
         return
     assert kind == "text/plain; charset=utf-8", f"{response.status_code} {kind}: {text!r}"
     assert response.status_code in (404, 500), f"{response.status_code} {text!r}"
-    assert text.endswith("\n") and text.count("\n") == 1 and text.strip(), f"not one line: {text!r}"
+    assert text.endswith("\n") and text.count("\n") == 1 and text.strip(), f"expected one line: {text!r}"

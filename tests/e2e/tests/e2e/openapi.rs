@@ -21,8 +21,8 @@ const EXAMPLES: &str = "30";
 const SEED: &str = "20261121";
 /// Maximum resident memory of netmaster after the test in KiB; it starts with about 30 MB.
 const MEMORY: u64 = 200 << 10;
-/// Checks that apply to an API whose failures have status 500. `failures_are_told` is defined in hooks.py.
-const CHECKS: &str = "failures_are_told,status_code_conformance,content_type_conformance,response_headers_conformance,\
+/// Checks that apply to an API whose failures have status 500. `errors_have_text` is defined in hooks.py.
+const CHECKS: &str = "errors_have_text,status_code_conformance,content_type_conformance,response_headers_conformance,\
                       response_schema_conformance";
 
 fn workspace() -> PathBuf {
@@ -73,13 +73,13 @@ fn api_conforms_to_its_openapi_document() {
 
     let pid = master.process().pid();
     let files_before = files(pid);
-    let answers = folder.path().join("answers.json");
+    let responses = folder.path().join("responses.json");
     let output = run(Command::new(schemathesis)
         .current_dir(folder.path())
         .env("PYTHONPATH", workspace().join("tests/e2e/schemathesis"))
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .env("SCHEMATHESIS_HOOKS", "hooks")
-        .env("ANSWERS", &answers)
+        .env("RESPONSES", &responses)
         .args(["run", "--url", &format!("http://{}/", master.client().server()), "openapi.json"])
         .args(["--checks", CHECKS, "--phases", "examples,fuzzing", "--max-examples", EXAMPLES])
         .args([
@@ -93,13 +93,13 @@ fn api_conforms_to_its_openapi_document() {
             "--no-color",
         ]));
 
-    let answers: Vec<(String, String, u16, u64)> =
-        serde_json::from_slice(&fs::read(answers).unwrap()).unwrap();
-    let cases: u64 = answers.iter().map(|(.., n)| n).sum();
+    let responses: Vec<(String, String, u16, u64)> =
+        serde_json::from_slice(&fs::read(responses).unwrap()).unwrap();
+    let cases: u64 = responses.iter().map(|(.., n)| n).sum();
     println!("{cases} cases");
     assert!(cases >= CASES, "{cases} cases\n{output}");
     // Requests reached the API: every list was read, and objects of most types were created. Which ones is random.
-    let good: BTreeSet<(&str, &str)> = answers
+    let good: BTreeSet<(&str, &str)> = responses
         .iter()
         .filter(|(.., status, _)| *status == 200)
         .map(|(method, path, ..)| (&**method, &**path))

@@ -128,7 +128,7 @@ fn invalid_checks_fail_with_one_line() {
     );
     let (trace, code) = check(&bench, &format!("--from 192.0.2.7 --to {address} -l icmp --tenant red"));
     assert_eq!((code, &trace["destination"]["endpoint"]), (5, &json!("r1")));
-    // The other end tells which network is meant.
+    // The network of the other end disambiguates the address.
     let (trace, _) = check(&bench, &format!("--from r1 --to {address} -l icmp"));
     assert_eq!(trace["destination"]["endpoint"], "r1");
 }
@@ -155,7 +155,7 @@ fn side<'a>(endpoint: &endpoint::State, rules: &'a [policy::Rule]) -> Side<'a> {
 }
 
 #[test]
-fn it_says_what_the_nodes_are_told() {
+fn check_agrees_with_the_stored_policies() {
     needs!(binary("etcdctl"));
     let _machine = testkit::shared();
     let bench = Bench::new();
