@@ -13,7 +13,7 @@ use rcgen::{
 };
 use tempfile::TempDir;
 
-use crate::scratch_dir;
+use crate::resource::scratch::scratch_dir;
 
 /// A certificate authority. All files are PEM and are removed with it.
 pub struct Authority {

@@ -18,7 +18,7 @@ use nix::{
     },
 };
 
-use crate::Netns;
+use crate::resource::netns::Netns;
 
 const LONGEST_FRAME: usize = 65_536 + 18;
 /// Receive buffer in bytes; large enough for all frames between two reads.

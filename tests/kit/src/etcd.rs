@@ -10,7 +10,11 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use tempfile::TempDir;
 
-use crate::{Netns, Process, free_port, scratch_dir, skip::find_program};
+use crate::{
+    process::Process,
+    resource::{netns::Netns, port::free_port, scratch::scratch_dir},
+    skip::find_program,
+};
 
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);

@@ -4,30 +4,24 @@
 //! also during a panic. If the process was killed, the next test process removes it.
 
 mod authority;
-mod bpf;
 pub mod capture;
 pub mod etcd;
 mod machine_lock;
-mod netns;
 pub mod ovs;
 pub mod packet;
 mod ping;
-mod port;
+mod pinger;
 mod process;
-mod scratch;
+mod resource;
 pub mod skip;
-mod sweep;
 mod throughput;
 mod wait;
 
 pub use authority::{Authority, Certified, write_secret};
-pub use bpf::BpfDir;
 pub use machine_lock::{MachineLock, TIMES_VARIABLE, exclusive, shared};
-pub use netns::Netns;
-pub use ping::{Ping, Pinger};
-pub use port::free_port;
+pub use ping::Ping;
+pub use pinger::Pinger;
 pub use process::Process;
-pub use scratch::scratch_dir;
-pub use sweep::leftovers;
+pub use resource::{bpf::BpfDir, netns::Netns, port::free_port, scratch::scratch_dir, sweep::leftovers};
 pub use throughput::{Load, throughput};
 pub use wait::wait_until;

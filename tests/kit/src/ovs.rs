@@ -12,9 +12,11 @@ use anyhow::{Context as _, Result};
 use tempfile::TempDir;
 
 use crate::{
-    Netns, Process,
-    netns::run_program,
-    scratch_dir,
+    process::Process,
+    resource::{
+        netns::{Netns, run_program},
+        scratch::scratch_dir,
+    },
     skip::{binary, find_program, root},
 };
 

@@ -1,9 +1,8 @@
 use std::{collections::BTreeMap, net::IpAddr, process::Command, time::Duration};
 
 use anyhow::{Context as _, Result};
-use nix::sys::signal::Signal;
 
-use crate::{Netns, Process, skip::find_program};
+use crate::skip::find_program;
 
 /// Result of `ping`.
 #[derive(Debug, Clone, PartialEq)]
@@ -38,38 +37,8 @@ impl Ping {
 /// Maximum time to wait for replies.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// A `ping` that runs until [`Pinger::finish`].
-#[derive(Debug)]
-pub struct Pinger {
-    process: Process,
-    target: IpAddr,
-}
-
-impl Pinger {
-    pub fn start(namespace: &Netns, target: IpAddr, interval: Duration) -> Result<Pinger> {
-        let process = Process::spawn_in(namespace, "ping", command(target, interval)?)?;
-        Ok(Pinger { process, target })
-    }
-
-    pub fn target(&self) -> IpAddr {
-        self.target
-    }
-
-    /// Number of replies so far.
-    pub fn answers(&self) -> usize {
-        self.process.log().lines().filter(|line| line.contains("bytes from")).count()
-    }
-
-    /// Stops, and counts the requests up to the last reply: a request in flight is neither lost nor received.
-    pub fn finish(mut self, deadline: Duration) -> Result<Ping> {
-        self.process.signal(Signal::SIGINT)?;
-        self.process.wait(deadline)?;
-        count(&self.process.log()).with_context(|| format!("output of ping: {}", self.process.tail()))
-    }
-}
-
 /// Counts the requests of an interrupted `ping` up to the last reply.
-fn count(text: &str) -> Option<Ping> {
+pub(crate) fn count(text: &str) -> Option<Ping> {
     let answers = answers(text);
     let last = answers.keys().next_back()?;
     Some(sum(&answers, u32::try_from(*last).ok()?))
@@ -100,7 +69,7 @@ fn sum(answers: &BTreeMap<u64, f64>, sent: u32) -> Ping {
     }
 }
 
-fn command(target: IpAddr, interval: Duration) -> Result<Command> {
+pub(crate) fn command(target: IpAddr, interval: Duration) -> Result<Command> {
     let ping = find_program("ping").context("the program ping is missing: run `cargo xtask setup`")?;
     let mut command = Command::new(ping);
     command.env("LC_ALL", "C").args(["-n", "-i", &interval.as_secs_f64().to_string(), &target.to_string()]);

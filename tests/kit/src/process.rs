@@ -14,7 +14,10 @@ use nix::{
 };
 use tempfile::TempDir;
 
-use crate::{Netns, scratch_dir, sweep, wait_until};
+use crate::{
+    resource::{netns::Netns, scratch::scratch_dir, sweep},
+    wait::wait_until,
+};
 
 const TAIL_LINES: usize = 30;
 const FREEZE_TIMEOUT: Duration = Duration::from_secs(10);

@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::socket::{getsockopt, setsockopt, sockopt};
 
-use crate::Netns;
+use crate::resource::netns::Netns;
 
 /// Header bytes of a frame without frame check sequence: Ethernet, IPv4, and UDP or TCP with timestamps.
 const UDP_HEADERS: usize = 14 + 20 + 8;

@@ -10,9 +10,10 @@ use nix::{
     sys::statfs::{BPF_FS_MAGIC, statfs},
 };
 
-use crate::{scratch, sweep};
-
-pub(crate) const MOUNT_POINT: &str = "/sys/fs/bpf";
+use super::{
+    names::{BPF_MOUNT_POINT, owned_prefix},
+    sweep,
+};
 
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
@@ -24,16 +25,16 @@ impl BpfDir {
     /// Creates a directory. Mounts the BPF file system if it is not mounted, and leaves it mounted.
     pub fn new(label: &str) -> Result<BpfDir> {
         sweep::once();
-        if statfs(MOUNT_POINT)
-            .with_context(|| format!("query the file system at {MOUNT_POINT}"))?
+        if statfs(BPF_MOUNT_POINT)
+            .with_context(|| format!("query the file system at {BPF_MOUNT_POINT}"))?
             .filesystem_type()
             != BPF_FS_MAGIC
         {
-            mount(Some("bpf"), MOUNT_POINT, Some("bpf"), MsFlags::empty(), None::<&str>)
-                .with_context(|| format!("mount the BPF file system at {MOUNT_POINT}: needs root"))?;
+            mount(Some("bpf"), BPF_MOUNT_POINT, Some("bpf"), MsFlags::empty(), None::<&str>)
+                .with_context(|| format!("mount the BPF file system at {BPF_MOUNT_POINT}: needs root"))?;
         }
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let path = Path::new(MOUNT_POINT).join(format!("{}{count}-{label}", scratch::owned_prefix()));
+        let path = Path::new(BPF_MOUNT_POINT).join(format!("{}{count}-{label}", owned_prefix()));
         fs::create_dir(&path).with_context(|| format!("create {}", path.display()))?;
         Ok(BpfDir(path))
     }

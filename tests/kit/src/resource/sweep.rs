@@ -16,7 +16,7 @@ use nix::{
     unistd::Pid,
 };
 
-use crate::{bpf, netns, scratch};
+use super::names::{BPF_MOUNT_POINT, NETNS_DIRECTORY, SCRATCH_PARENT, owned_prefix, owner, remove_netns};
 
 static ONCE: Once = Once::new();
 
@@ -42,12 +42,12 @@ fn sweep() -> Vec<String> {
             }
         }
     };
-    each(Path::new(netns::DIRECTORY), |namespace| {
+    each(Path::new(NETNS_DIRECTORY), |namespace| {
         kill_processes(namespace)?;
-        netns::remove(namespace)
+        remove_netns(namespace)
     });
-    each(Path::new(bpf::MOUNT_POINT), |pins| fs::remove_dir_all(pins));
-    each(scratch::parent(), |directory| {
+    each(Path::new(BPF_MOUNT_POINT), |pins| fs::remove_dir_all(pins));
+    each(Path::new(SCRATCH_PARENT), |directory| {
         kill_recorded(directory);
         unmount(directory)?;
         fs::remove_dir_all(directory)
@@ -65,9 +65,9 @@ fn unmount(directory: &Path) -> io::Result<()> {
 
 /// Lists the namespaces, directories and pins of this process that are not removed.
 pub fn leftovers() -> io::Result<Vec<PathBuf>> {
-    let ours = |name: &str| name.starts_with(&scratch::owned_prefix());
+    let ours = |name: &str| name.starts_with(&owned_prefix());
     let mut left = vec![];
-    for directory in [Path::new(netns::DIRECTORY), scratch::parent(), Path::new(bpf::MOUNT_POINT)] {
+    for directory in [Path::new(NETNS_DIRECTORY), Path::new(SCRATCH_PARENT), Path::new(BPF_MOUNT_POINT)] {
         left.extend(names(directory, ours)?.into_iter().map(|name| directory.join(name)));
     }
     Ok(left)
@@ -75,9 +75,7 @@ pub fn leftovers() -> io::Result<Vec<PathBuf>> {
 
 /// Lists names in `directory` whose owner process no longer runs.
 fn orphans(directory: &Path) -> io::Result<Vec<String>> {
-    names(directory, |name| {
-        scratch::owner(name).is_some_and(|owner| !Path::new(&format!("/proc/{owner}")).exists())
-    })
+    names(directory, |name| owner(name).is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()))
 }
 
 fn names(directory: &Path, wanted: impl Fn(&str) -> bool) -> io::Result<Vec<String>> {

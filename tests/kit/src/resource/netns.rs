@@ -1,6 +1,5 @@
 use std::{
     fs::{self, File, OpenOptions},
-    io,
     net::IpAddr,
     panic,
     path::{Path, PathBuf},
@@ -14,13 +13,15 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use nix::{
     fcntl::{Flock, FlockArg},
-    mount::{MntFlags, MsFlags, mount, umount2},
+    mount::{MsFlags, mount},
     sched::{CloneFlags, setns, unshare},
 };
 
-use crate::{Ping, scratch, skip::find_program, sweep};
-
-pub(crate) const DIRECTORY: &str = "/run/netns";
+use super::{
+    names::{NETNS_DIRECTORY, owned_prefix, remove_netns},
+    sweep,
+};
+use crate::{ping::Ping, skip::find_program};
 
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
@@ -40,8 +41,8 @@ impl Netns {
     pub fn new(label: &str) -> Result<Netns> {
         sweep::once();
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("{}{count}-{label}", scratch::owned_prefix());
-        let path = Path::new(DIRECTORY).join(&name);
+        let name = format!("{}{count}-{label}", owned_prefix());
+        let path = Path::new(NETNS_DIRECTORY).join(&name);
         create(&path).with_context(|| format!("create the network namespace {name}"))?;
         let handle = File::open(&path).with_context(|| format!("open {}", path.display()))?;
         let namespace = Netns(Arc::new(Owned { name, path, handle }));
@@ -130,7 +131,7 @@ impl Netns {
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        if let Err(error) = remove(&self.path) {
+        if let Err(error) = remove_netns(&self.path) {
             eprintln!("remove the network namespace {}: {error}", self.name);
         }
     }
@@ -153,7 +154,7 @@ pub(crate) fn run_program(program: &str, arguments: &[&str]) -> Result<String> {
 }
 
 fn create(path: &Path) -> Result<()> {
-    fs::create_dir_all(DIRECTORY)?;
+    fs::create_dir_all(NETNS_DIRECTORY)?;
     let _lock = share_directory()?;
     OpenOptions::new().write(true).create_new(true).open(path)?;
     let created = thread::scope(|scope| {
@@ -172,27 +173,14 @@ fn create(path: &Path) -> Result<()> {
 /// Makes the directory a shared mount, as `ip netns add` does. A later `ip netns add` would otherwise mount over our
 /// namespaces, and unmounting would remove only the upper mount.
 fn share_directory() -> Result<Flock<File>> {
-    let lock = Flock::lock(File::open(DIRECTORY)?, FlockArg::LockExclusive)
+    let lock = Flock::lock(File::open(NETNS_DIRECTORY)?, FlockArg::LockExclusive)
         .map_err(|(_, error)| error)
-        .with_context(|| format!("lock {DIRECTORY}"))?;
+        .with_context(|| format!("lock {NETNS_DIRECTORY}"))?;
     let share = MsFlags::MS_SHARED | MsFlags::MS_REC;
-    if mount(None::<&str>, DIRECTORY, None::<&str>, share, None::<&str>).is_err() {
+    if mount(None::<&str>, NETNS_DIRECTORY, None::<&str>, share, None::<&str>).is_err() {
         let bind = MsFlags::MS_BIND | MsFlags::MS_REC;
-        mount(Some(DIRECTORY), DIRECTORY, None::<&str>, bind, None::<&str>)?;
-        mount(None::<&str>, DIRECTORY, None::<&str>, share, None::<&str>)?;
+        mount(Some(NETNS_DIRECTORY), NETNS_DIRECTORY, None::<&str>, bind, None::<&str>)?;
+        mount(None::<&str>, NETNS_DIRECTORY, None::<&str>, share, None::<&str>)?;
     }
     Ok(lock)
-}
-
-pub(crate) fn remove(path: &Path) -> io::Result<()> {
-    match umount2(path, MntFlags::MNT_DETACH) {
-        // Not a mount point: `create` was interrupted.
-        Ok(()) | Err(nix::Error::EINVAL) => {}
-        Err(nix::Error::ENOENT) => return Ok(()),
-        Err(error) => return Err(error.into()),
-    }
-    match fs::remove_file(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        result => result,
-    }
 }
