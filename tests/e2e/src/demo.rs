@@ -6,7 +6,7 @@ mod report;
 mod service;
 mod speed;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
@@ -47,6 +47,9 @@ pub struct Options {
     /// Stop a demo that was started with --keep
     #[arg(long, value_name = "NAME", exclusive = true)]
     stop: Option<String>,
+    /// Duration of each throughput and connection rate measurement in seconds
+    #[arg(long, hide = true, default_value_t = 0.7)]
+    speed_seconds: f64,
     /// Internal: run as the process that owns a demo started with --keep
     #[arg(long, hide = true)]
     supervised: bool,
@@ -65,7 +68,7 @@ pub fn run(options: &Options) -> Result<()> {
     interrupt::catch()?;
     let supervised = options.supervised.then(keep::Supervised::begin).transpose()?;
     let demo = Demo::start(options)?;
-    let outcome = demo.run_checks();
+    let outcome = demo.run_checks(Duration::from_secs_f64(options.speed_seconds));
     match (&outcome, &supervised) {
         (Ok(()), Some(supervised)) => {
             report::print_commands(&demo.cluster, &demo.pods, supervised.name());
@@ -157,7 +160,7 @@ impl Demo {
     }
 
     /// Runs all checks and prints the results.
-    fn run_checks(&self) -> Result<()> {
+    fn run_checks(&self, speed_duration: Duration) -> Result<()> {
         println!("{}", report::pods(&self.pods));
         let matrix = step("ping between all pods, IPv4 and IPv6", || Matrix::measure(&self.pods))?;
         println!("{}", matrix.table(&self.pods));
@@ -165,7 +168,7 @@ impl Demo {
             ServiceCheck::run(&self.cluster, &self.networks[0], &self.pods)
         })?;
         println!("{}", service.table());
-        let speeds = step("measure TCP between pods", || speed::measure(&self.pods))?;
+        let speeds = step("measure TCP between pods", || speed::measure(&self.pods, speed_duration))?;
         println!("{}", speed::table(&speeds));
         let errors = [matrix.errors(&self.pods), service.errors()].concat();
         if !errors.is_empty() {

@@ -4,8 +4,6 @@ use anyhow::{Context as _, Result};
 
 use crate::{cluster::Pod, demo::report, traffic::Route};
 
-const DURATION: Duration = Duration::from_millis(700);
-
 /// TCP between two pods of one tenant.
 #[derive(Debug)]
 pub(super) struct Speed {
@@ -16,8 +14,8 @@ pub(super) struct Speed {
     connections_per_second: f64,
 }
 
-/// One pair of each kind: the datapaths of both ends, and whether they share a node.
-pub(super) fn measure(pods: &[Pod]) -> Result<Vec<Speed>> {
+/// Measures one pair of each kind: the datapaths of both ends, and whether they share a node.
+pub(super) fn measure(pods: &[Pod], duration: Duration) -> Result<Vec<Speed>> {
     let mut seen = BTreeSet::new();
     let mut speeds = vec![];
     for from in pods {
@@ -26,22 +24,25 @@ pub(super) fn measure(pods: &[Pod]) -> Result<Vec<Speed>> {
                 continue;
             }
             if seen.insert((from.datapath, to.datapath, from.node == to.node)) {
-                speeds.push(measure_pair(from, to).with_context(|| format!("{} -> {}", from.name, to.name))?);
+                speeds.push(
+                    measure_pair(from, to, duration)
+                        .with_context(|| format!("{} -> {}", from.name, to.name))?,
+                );
             }
         }
     }
     Ok(speeds)
 }
 
-fn measure_pair(from: &Pod, to: &Pod) -> Result<Speed> {
+fn measure_pair(from: &Pod, to: &Pod, duration: Duration) -> Result<Speed> {
     let place = if from.node == to.node { "same node" } else { "other node" };
     let route = Route::direct(from.netns(), to.netns(), to.ip.into());
     Ok(Speed {
         kind: format!("{} -> {}, {place}", from.datapath.name(), to.datapath.name()),
         from: from.name.clone(),
         to: to.name.clone(),
-        bits_per_second: route.throughput(DURATION)?,
-        connections_per_second: route.connection_rate(1, DURATION)?.per_second,
+        bits_per_second: route.throughput(duration)?,
+        connections_per_second: route.connection_rate(1, duration)?.per_second,
     })
 }
 

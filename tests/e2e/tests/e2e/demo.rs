@@ -6,7 +6,11 @@ use std::{path::Path, process::Command};
 use testkit::needs;
 
 fn demo(arguments: &[&str]) {
-    let output = Command::new(env!("CARGO_BIN_EXE_lab")).arg("demo").args(arguments).output().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_lab"))
+        .args(["demo", "--speed-seconds", "0.1"])
+        .args(arguments)
+        .output()
+        .unwrap();
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "demo {arguments:?}: {}\n{stdout}\n{stderr}", output.status);
     assert!(stdout.contains("allowed paths work"), "{stdout}");
@@ -37,8 +41,10 @@ shapes! {
 fn kept_demo_is_stopped_by_name_and_removes_all_resources() {
     needs!(root(), binary("ovs-vswitchd"), binary("ethtool"), binary("ping"));
     let _machine = testkit::shared();
-    let output =
-        Command::new(env!("CARGO_BIN_EXE_lab")).args(["demo", "--keep", "--pods", "1"]).output().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_lab"))
+        .args(["demo", "--keep", "--pods", "1", "--speed-seconds", "0.1"])
+        .output()
+        .unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
     let name = text.trim().rsplit(' ').next().unwrap();

@@ -7,7 +7,7 @@ use testkit::needs;
 fn store_is_consistent_after_faults() {
     needs!(binary("etcd"), binary("etcdctl"), binary("ip"), root());
     let _machine = testkit::exclusive();
-    let report = faults::run(&Options { seconds: 60, ..Options::default() }).unwrap();
+    let report = faults::run(&Options { seconds: 40, ..Options::default() }).unwrap();
     println!("{report}");
     report.verify().unwrap();
     // The test is meaningless without enough successful writes and faults.
