@@ -84,7 +84,7 @@ fn cleanup_of_a_removed_node_removes_all_state() {
         node.kill_agent().unwrap();
         let (other, what) = match node.datapath {
             Datapath::Ovs => (Datapath::Ebpf, "has contivVlanBridge and contivVxlanBridge of another agent"),
-            Datapath::Ebpf => (Datapath::Ovs, "the eBPF programs of another agent have the frames"),
+            Datapath::Ebpf => (Datapath::Ovs, "eBPF programs of another agent are attached"),
         };
         let refused = node.refusal_of(other).unwrap();
         assert!(refused.contains(what) && refused.contains("netplugin cleanup --datapath"), "{refused}");

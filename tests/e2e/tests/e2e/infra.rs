@@ -99,7 +99,12 @@ fn invalid_names_are_reported(cluster: &Cluster) -> Result<()> {
     let name = "name-of-17-letter";
     let path = format!("/api/v1/networks/blue:{name}/");
     let refused = put(cluster, &path, &infra(cluster, name, "10.2.0.0/16")).map_err(|e| format!("{e:#}"));
-    ensure!(refused.as_ref().is_err_and(|why| why.contains("has 15 characters at most")), "{refused:?}");
+    ensure!(
+        refused
+            .as_ref()
+            .is_err_and(|why| why.contains("is too long: the limit for infra networks is 15 characters")),
+        "{refused:?}"
+    );
 
     put(cluster, "/api/v1/networks/blue:mgmt0/", &infra(cluster, "mgmt0", "10.3.0.0/16"))?;
     for node in &cluster.nodes {
@@ -107,7 +112,7 @@ fn invalid_names_are_reported(cluster: &Cluster) -> Result<()> {
             let body = node.client().get("/readyz")?.body;
             Ok(body.contains("network mgmt0.blue").then_some(()).filter(|()| {
                 body.contains(
-                    "the node has an interface mgmt0 already (rename it, or give the network another name)",
+                    "interface mgmt0 already exists on the node; rename it, or give the network another name",
                 )
             }))
         })?;
