@@ -1,4 +1,4 @@
-//! `netplugin`: see the library.
+//! Entry point of `netplugin`; see the library.
 
 use std::{ffi::OsString, process::ExitCode};
 
@@ -22,22 +22,22 @@ fn main() -> ExitCode {
     if let Some(code) = contiv_cli::print(command(), SECTION, &PAGES, &arguments) {
         return code;
     }
-    flags::run_main("netplugin", Command::read(arguments), carry_out)
+    flags::run_main("netplugin", Command::read(arguments), execute)
 }
 
-/// Our crates besides those that every daemon has.
-const OURS: [&str; 1] = ["openflow"];
+/// Crates that log at the configured level, besides those of every daemon.
+const LOGGED_CRATES: [&str; 1] = ["openflow"];
 
 #[tokio::main]
-async fn carry_out(command: Command) -> anyhow::Result<()> {
+async fn execute(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Cleanup(flags) => {
-            flags.log.logging().start("netplugin", &OURS)?;
+            flags.log.logging().start("netplugin", &LOGGED_CRATES)?;
             run::cleanup(&flags).await
         }
         Command::Run(flags) => {
-            flags.log.logging().start("netplugin", &OURS)?;
-            let stop = signals::shutdown_token("stopping; forwarding goes on")?;
+            flags.log.logging().start("netplugin", &LOGGED_CRATES)?;
+            let stop = signals::shutdown_token("stopping; forwarding continues")?;
             run::run(*flags, stop).await
         }
     }

@@ -1,4 +1,4 @@
-//! The program as operators start it, mostly wrongly.
+//! The program's command line, start-up errors and shutdown.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::{
@@ -9,7 +9,7 @@ use std::{
 
 use testkit::{Netns, Process, etcd::Etcd, needs, scratch_dir, wait_until};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const GOOD: [&str; 6] = ["--netmode", "vxlan", "--fwdmode", "bridge", "--host", "node-of-the-test"];
 const CNI: [&str; 2] = ["--mode", "cni"];
 const FAKE: [&str; 4] = ["--mode", "test", "--datapath", "fake"];
@@ -20,66 +20,69 @@ fn netplugin(words: &[&str]) -> Command {
     command
 }
 
-/// What it says before it ends with `status`.
-fn refusal(command: &mut Command, status: i32) -> String {
+/// Standard error of a command that exits with `status`.
+fn exit_error(command: &mut Command, status: i32) -> String {
     let output = command.output().unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(status), "{said}");
-    said
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(status), "{stderr}");
+    stderr
 }
 
 #[test]
-fn bad_flags_end_it_with_the_originals_status_and_one_line() {
+fn invalid_flags_exit_with_the_originals_status_and_one_line() {
     for (words, what) in [
         (&["--frobnicate"][..], "--frobnicate"),
         (&["--mode", "kubernetes", "--netmode", "vxlan", "--fwdmode", "bridge"], "not built yet"),
         (&["--mode", "cni", "--netmode", "vlan", "--fwdmode", "bridge"], "--vlan-uplinks"),
     ] {
-        let said = refusal(&mut netplugin(words), 22);
-        assert!(said.contains(what) && said.lines().count() == 1, "{said}");
+        let stderr = exit_error(&mut netplugin(words), 22);
+        assert!(stderr.contains(what) && stderr.lines().count() == 1, "{stderr}");
     }
 }
 
 #[test]
-fn flags_come_from_the_environment_too() {
+fn flags_are_read_from_the_environment() {
     let mut command = netplugin(&[]);
     command.env("CONTIV_NETPLUGIN_MODE", "cni").env("CONTIV_NETPLUGIN_NET_MODE", "vxlan");
     command.env("CONTIV_NETPLUGIN_FORWARD_MODE", "routing");
-    assert!(refusal(&mut command, 22).contains("--fwdmode routing"));
+    assert!(exit_error(&mut command, 22).contains("--fwdmode routing"));
 }
 
-/// Everything that it makes on the way goes into this directory.
-fn places(directory: &std::path::Path) -> Vec<String> {
+/// Flags for a socket in `directory` and a free HTTP port.
+fn listen_flags(directory: &std::path::Path) -> Vec<String> {
     let path = |name: &str| directory.join(name).display().to_string();
     let rest = format!("127.0.0.1:{}", testkit::free_port().unwrap());
     ["--cni-socket".into(), path("cni.sock"), "--rest-address".into(), rest].into()
 }
 
 #[test]
-fn a_store_that_is_away_is_named() {
+fn unreachable_store_is_reported() {
     needs!(root());
     let directory = scratch_dir("agent").unwrap();
     let store = format!("http://127.0.0.1:{}", testkit::free_port().unwrap());
     let start = Instant::now();
-    let said = refusal(netplugin(&GOOD).args(CNI).args(places(directory.path())).args(["--etcd", &store]), 1);
-    let last = said.lines().last().unwrap();
-    assert!(last.contains(&store) && last.contains("is etcd running"), "{said}");
-    assert!(start.elapsed() < PATIENCE);
+    let stderr = exit_error(
+        netplugin(&GOOD).args(CNI).args(listen_flags(directory.path())).args(["--etcd", &store]),
+        1,
+    );
+    let last = stderr.lines().last().unwrap();
+    assert!(last.contains(&store) && last.contains("is etcd running"), "{stderr}");
+    assert!(start.elapsed() < TIMEOUT);
 }
 
 #[test]
-fn an_address_in_use_is_named() {
+fn address_in_use_is_reported() {
     needs!(root());
     let directory = scratch_dir("agent").unwrap();
-    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = taken.local_addr().unwrap().to_string();
-    let mut places = places(directory.path());
-    places[3] = address.clone();
-    let said = refusal(netplugin(&GOOD).args(CNI).args(places), 1);
-    assert!(said.contains(&address) && said.contains("--rest-address"), "{said}");
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let mut flags = listen_flags(directory.path());
+    flags[3] = address.clone();
+    let stderr = exit_error(netplugin(&GOOD).args(CNI).args(flags), 1);
+    assert!(stderr.contains(&address) && stderr.contains("--rest-address"), "{stderr}");
 }
 
-/// A node with an etcd in it that says what netmaster would.
+/// A node with an etcd that contains netmaster's records.
 struct Node {
     directory: tempfile::TempDir,
     etcd: Etcd,
@@ -96,7 +99,7 @@ impl Node {
 
     fn start(&self, words: &[&str]) -> Process {
         let mut command = netplugin(&GOOD);
-        command.args(places(self.directory.path())).args(["--etcd", &self.etcd.endpoint()]).args(words);
+        command.args(listen_flags(self.directory.path())).args(["--etcd", &self.etcd.endpoint()]).args(words);
         Process::spawn_in(&self.netns, "netplugin", command).unwrap()
     }
 }
@@ -104,30 +107,30 @@ impl Node {
 const BRIDGE: &str = r#"{"id":"","nw-infra-type":"default","fwd-mode":"bridge","arp-mode":"proxy","pvt-subnet":"172.19.0.0/16"}"#;
 
 #[test]
-fn a_switch_that_is_away_is_named_at_once_and_given_up_later() {
+fn unreachable_switch_is_reported_and_ends_the_agent() {
     needs!(root(), binary("etcd"), binary("etcdctl"));
     let node = Node::with_settings(BRIDGE);
     let mut agent = node.start(&[&CNI[..], &["--ovsdb", "unix:/nonexistent/db.sock"]].concat());
-    let told = |log: String| log.contains("/nonexistent/db.sock").then_some(());
-    wait_until(PATIENCE, "the switch to be named", || Ok(told(agent.log()))).unwrap();
-    assert_eq!(agent.wait(PATIENCE).unwrap().code(), Some(1));
+    let reported = |log: String| log.contains("/nonexistent/db.sock").then_some(());
+    wait_until(TIMEOUT, "the switch in the log", || Ok(reported(agent.log()))).unwrap();
+    assert_eq!(agent.wait(TIMEOUT).unwrap().code(), Some(1));
     let log = agent.log();
     let last = log.lines().last().unwrap();
     assert!(last.starts_with("netplugin: ovs datapath") && last.contains("/nonexistent/db.sock"), "{log}");
 }
 
 #[test]
-fn settings_that_contradict_it_are_fatal_in_the_originals_words() {
+fn contradicting_settings_are_fatal_with_the_originals_text() {
     needs!(root(), binary("etcd"), binary("etcdctl"));
     let node = Node::with_settings(&BRIDGE.replace("\"bridge\"", "\"routing\""));
     let mut agent = node.start(&FAKE);
-    assert_eq!(agent.wait(PATIENCE).unwrap().code(), Some(1));
+    assert_eq!(agent.wait(TIMEOUT).unwrap().code(), Some(1));
     let expected = r#"netplugin's local forward mode "bridge" doesn't match global settings "routing""#;
     assert!(agent.log().contains(expected), "{}", agent.log());
 }
 
 #[test]
-fn it_registers_tells_its_status_and_stops_when_asked() {
+fn registers_publishes_its_status_and_stops_on_sigterm() {
     needs!(root(), binary("etcd"), binary("etcdctl"));
     let node = Node::with_settings(BRIDGE);
     let addresses = ["--ctrl-ip", "10.0.0.1", "--vtep-ip", "10.0.0.2"];
@@ -138,11 +141,11 @@ fn it_registers_tells_its_status_and_stops_when_asked() {
         ("/contiv.io/service/netplugin.vtep/10.0.0.2:4789", r#""HostAddr":"10.0.0.2""#),
         ("/contiv.io/oper/node/node-of-the-test", r#""datapath":"fake""#),
     ] {
-        wait_until(PATIENCE, key, || Ok(node.etcd.ctl(&["get", key])?.contains(what).then_some(()))).unwrap();
+        wait_until(TIMEOUT, key, || Ok(node.etcd.ctl(&["get", key])?.contains(what).then_some(()))).unwrap();
     }
-    let status = agent.terminate(PATIENCE).unwrap();
+    let status = agent.terminate(TIMEOUT).unwrap();
     assert!(status.success(), "{}", agent.log());
-    // Others must go on sending to this node.
+    // Other nodes continue to send to this node.
     let kept = node.etcd.ctl(&["get", "/contiv.io/oper/node/node-of-the-test"]).unwrap();
     assert!(kept.contains("10.0.0.2"));
 }
@@ -154,10 +157,10 @@ const GROUP: &str = include_str!("../../model/tests/golden/group-gp.json");
 const SERVICE: &str = r#"{"id":"web:default","servicename":"web","tenantname":"default","subnet":"vx2",
     "ports":["80:8080:TCP"],"ipaddress":"20.1.2.9"}"#;
 
-/// A switch without flows for policies and services: the node is ready, and says what it does not do, until there is no
-/// more of it.
+/// With an OVS datapath that supports neither policies nor services, the node is ready and reports them as degraded until
+/// they are deleted.
 #[test]
-fn what_the_switch_cannot_do_is_told() {
+fn unsupported_objects_are_reported() {
     needs!(
         root(),
         binary("etcd"),
@@ -184,7 +187,7 @@ fn what_the_switch_cannot_do_is_told() {
     command.args(["--etcd", &node.etcd.endpoint()]);
     node.netns.up("lo").unwrap();
     let agent = Process::spawn_in(&node.netns, "netplugin", command).unwrap();
-    let says = |what: &[&str]| {
+    let reports = |what: &[&str]| {
         let ready = node.netns.output("curl", &["--silent", "--fail", &format!("http://{rest}/readyz")]);
         let ready = ready.unwrap_or_default();
         let status = node.etcd.ctl(&["get", "/contiv.io/oper/node/node-of-the-test"])?;
@@ -196,10 +199,11 @@ fn what_the_switch_cannot_do_is_told() {
         r#""failed":2"#,
         r#""ready":true"#,
     ];
-    let waited = wait_until(PATIENCE, "the node to say what it does not do", || says(&all));
+    let waited = wait_until(TIMEOUT, "the unsupported objects in the status", || reports(&all));
     assert!(waited.is_ok(), "{waited:?}: {}", agent.log());
     assert_eq!(agent.log().matches("the node continues without them").count(), 2, "{}", agent.log());
     node.etcd.ctl(&["del", "/contiv.io/state/serviceLB/web:default"]).unwrap();
     put("endpointGroups/gp:default", GROUP);
-    wait_until(PATIENCE, "nothing to be left", || says(&[r#""degraded":[]"#, r#""failed":0"#])).unwrap();
+    wait_until(TIMEOUT, "no degraded conditions", || reports(&[r#""degraded":[]"#, r#""failed":0"#]))
+        .unwrap();
 }

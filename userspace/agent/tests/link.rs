@@ -1,4 +1,4 @@
-//! The plumbing, against the kernel.
+//! Interface management against the kernel.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::{net::IpAddr, path::Path, time::Duration};
@@ -7,7 +7,7 @@ use netplugin::attach::link::{AttachedPort, Error, Links, Netns, PodInterface};
 use netplugin::datapath::Owner;
 use testkit::needs;
 
-/// Runs `work` as an agent on `node` would: a runtime whose threads are all in the node's namespace.
+/// Runs `work` on a runtime with all threads in the node's network namespace, like an agent on `node`.
 fn on_node<T: Send>(node: &testkit::Netns, work: impl AsyncFnOnce() -> T + Send) -> T {
     node.run(|| Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(work())))
         .unwrap()
@@ -28,7 +28,7 @@ fn pod(octet: u8) -> PodInterface {
 }
 
 #[test]
-fn a_pod_is_plumbed_and_found_again() {
+fn attached_pod_is_recovered() {
     needs!(root());
     let (node, pod_ns) = (testkit::Netns::new("node").unwrap(), testkit::Netns::new("pod").unwrap());
     let netns = Netns::open(pod_ns.path()).unwrap();
@@ -51,9 +51,9 @@ fn a_pod_is_plumbed_and_found_again() {
     assert!(pod_ns.ip("route").unwrap().contains("default via 10.1.1.254 dev eth0"));
     let offload = pod_ns.output("ethtool", &["-k", "eth0"]).unwrap();
     assert!(offload.contains("tx-checksumming: off"), "{offload}");
-    assert!(!node.ip("-o addr").unwrap().contains("fe80"), "the node's own IPv6 is off");
+    assert!(!node.ip("-o addr").unwrap().contains("fe80"), "IPv6 is disabled on the host end");
 
-    // The pod reaches the other end of its own pair.
+    // The pod reaches the host end of its pair.
     node.address("vvport1", "10.1.1.1/24").unwrap();
     let ping = pod_ns.ping(IpAddr::from([10, 1, 1, 1]), 2, Duration::from_millis(10)).unwrap();
     assert_eq!(ping.lost(), 0);
@@ -62,14 +62,14 @@ fn a_pod_is_plumbed_and_found_again() {
         let links = Links::open().await.unwrap();
         assert_eq!(links.attachments().await.unwrap(), std::slice::from_ref(&attached));
         assert!(links.detach(&attached.port).await.unwrap());
-        assert!(!links.detach(&attached.port).await.unwrap(), "gone already");
+        assert!(!links.detach(&attached.port).await.unwrap(), "already deleted");
         assert!(links.attachments().await.unwrap().is_empty());
     });
     assert!(pod_ns.links().unwrap().is_empty());
 }
 
 #[test]
-fn a_failed_attach_leaves_nothing() {
+fn failed_attach_leaves_no_interface() {
     needs!(root());
     let (node, pod_ns) = (testkit::Netns::new("node").unwrap(), testkit::Netns::new("pod").unwrap());
     let netns = Netns::open(pod_ns.path()).unwrap();
@@ -78,11 +78,11 @@ fn a_failed_attach_leaves_nothing() {
         links.attach(&"n.t-c1".into(), &netns, &pod(5)).await.unwrap();
         let taken = links.attach(&"n.t-c2".into(), &netns, &pod(6)).await.unwrap_err();
         assert!(matches!(taken, Error::Taken { .. }), "{taken}");
-        // An address that the kernel refuses, after the pair was made.
+        // The kernel rejects the prefix length after the pair exists.
         let mut wrong = PodInterface { name: "eth1".into(), ..pod(7) };
         wrong.ip.1 = 33;
         let refused = links.attach(&"n.t-c3".into(), &netns, &wrong).await.unwrap_err();
-        assert_eq!(refused.to_string(), "give an address to eth1");
+        assert_eq!(refused.to_string(), "add an address to eth1");
         assert_eq!(links.attachments().await.unwrap().len(), 1);
     });
     assert_eq!(node.links().unwrap(), ["vvport1"]);
@@ -90,10 +90,10 @@ fn a_failed_attach_leaves_nothing() {
 }
 
 #[test]
-fn ports_made_at_the_same_time_have_names_of_their_own() {
+fn concurrent_attaches_use_different_port_names() {
     needs!(root());
     let node = testkit::Netns::new("node").unwrap();
-    // A name that somebody else has already taken.
+    // The name is in use by another program.
     node.ip("link add vvport2 type veth peer name other").unwrap();
     node.ip("link set vvport2 alias not-ours").unwrap();
     let pods: Vec<_> = (0..8).map(|_| testkit::Netns::new("pod").unwrap()).collect();
@@ -112,16 +112,16 @@ fn ports_made_at_the_same_time_have_names_of_their_own() {
 }
 
 #[test]
-fn what_was_never_finished_goes_and_what_is_not_ours_stays() {
+fn incomplete_ports_are_deleted_and_foreign_ports_remain() {
     needs!(root());
-    let node = testkit::Netns::new("node").unwrap();
+    // Outlives the last check: deleting the pod's namespace deletes the pair.
+    let (node, pod_ns) = (testkit::Netns::new("node").unwrap(), testkit::Netns::new("pod").unwrap());
+    let netns = Netns::open(pod_ns.path()).unwrap();
     node.ip("link add vvport1 group 4412502 type veth peer name a").unwrap();
     node.ip("link add vvport2 type veth peer name b").unwrap();
     on_node(&node, async || {
         let links = Links::open().await.unwrap();
         assert!(links.attachments().await.unwrap().is_empty());
-        let pod_ns = testkit::Netns::new("pod").unwrap();
-        let netns = Netns::open(pod_ns.path()).unwrap();
         let made = links.attach(&"n.t-c1".into(), &netns, &pod(5)).await.unwrap();
         assert_eq!(made.port, "vvport1");
         let second = PodInterface { name: "eth1".into(), ..pod(6) };
@@ -132,7 +132,7 @@ fn what_was_never_finished_goes_and_what_is_not_ours_stays() {
 }
 
 #[test]
-fn what_is_no_namespace_is_refused() {
+fn path_without_namespace_is_rejected() {
     for path in ["/run/netns/there-is-none", "/etc/hostname", "/"] {
         let error = Netns::open(Path::new(path)).unwrap_err();
         assert!(error.to_string().contains(path), "{error}");
@@ -140,7 +140,7 @@ fn what_is_no_namespace_is_refused() {
 }
 
 #[test]
-fn what_a_pod_sends_and_receives_is_counted_by_its_own_end() {
+fn traffic_is_read_from_the_pods_end() {
     needs!(root(), binary("ping"));
     let (node, pod_ns) = (testkit::Netns::new("node").unwrap(), testkit::Netns::new("pod").unwrap());
     let netns = Netns::open(pod_ns.path()).unwrap();
@@ -164,11 +164,13 @@ fn what_a_pod_sends_and_receives_is_counted_by_its_own_end() {
     assert_eq!(ping.lost(), 0);
     let (before, after) = (&before[0], &traffic()[0]);
     for (before, after) in [(before.sent, after.sent), (before.received, after.received)] {
-        // An address was asked for, too.
+        // Includes ARP.
         assert!(after.packets - before.packets >= 5 && after.bytes - before.bytes >= 5 * 98, "{after:?}");
     }
-    // A pod that has gone is left out.
+    // A deleted pod is omitted.
     drop((netns, pod_ns));
-    testkit::wait_until(Duration::from_secs(5), "the pair to go", || Ok(traffic().is_empty().then_some(())))
-        .unwrap();
+    testkit::wait_until(Duration::from_secs(5), "the pair to disappear", || {
+        Ok(traffic().is_empty().then_some(()))
+    })
+    .unwrap();
 }

@@ -70,7 +70,7 @@ impl Stats {
 /// Aggregates connections by client and service.
 pub(super) fn service_stats(connections: &[Connection]) -> ServiceStats {
     let mut sorted: Vec<&Connection> = connections.iter().collect();
-    // The first port of an address has the original's key.
+    // The first port of an address uses the address alone as its key, like the original.
     sorted.sort_by_key(|connection| (connection.client, connection.service, connection.protocol));
     let mut stats = ServiceStats::new();
     for connection in sorted {

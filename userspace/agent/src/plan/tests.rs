@@ -25,7 +25,7 @@ fn vtep_address(n: u8) -> IpAddr {
     [192, 168, 0, 10 + n].into()
 }
 
-/// One thing that can happen, over so few names that they meet often.
+/// A change of the state. There are few names, so that changes of one object are frequent.
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
     Arp { flood: bool },
@@ -75,7 +75,7 @@ pub(crate) fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-pub(crate) fn happen(state: &mut State, event: Event, since: i64) -> DirtySet {
+pub(crate) fn apply_event(state: &mut State, event: Event, since: i64) -> DirtySet {
     match event {
         Event::Arp { flood } => {
             let arp_mode = if flood { "flood" } else { "proxy" }.to_owned();
@@ -224,12 +224,12 @@ fn endpoint(n: u8, net: u8, host: u8, ip: u8) -> Endpoint {
 }
 
 proptest! {
-    /// Whatever happens, and however it is batched, the incremental plan is the full one.
+    /// The incremental plan equals the full plan after any changes in any batches.
     #[test]
-    fn incremental_is_full(events in prop::collection::vec((event(), any::<bool>()), 1..60)) {
+    fn incremental_plan_equals_full_plan(events in prop::collection::vec((event(), any::<bool>()), 1..60)) {
         let (mut state, mut desired, mut dirty) = (State::default(), Desired::default(), DirtySet::default());
         for (since, (event, look)) in events.into_iter().enumerate() {
-            dirty.merge(happen(&mut state, event, i64::try_from(since).unwrap()));
+            dirty.merge(apply_event(&mut state, event, i64::try_from(since).unwrap()));
             if look {
                 update(&mut desired, &state, &node(), &std::mem::take(&mut dirty));
                 prop_assert_eq!(&desired, &full(&state, &node()));
@@ -239,10 +239,10 @@ proptest! {
 
     /// Two networks of one node never share a tag of one kind.
     #[test]
-    fn tags_tell_networks_apart(events in prop::collection::vec(event(), 1..40)) {
+    fn tags_are_unique(events in prop::collection::vec(event(), 1..40)) {
         let mut state = State::default();
         for event in events {
-            happen(&mut state, event, 0);
+            apply_event(&mut state, event, 0);
         }
         let desired = full(&state, &node());
         let encaps: Vec<_> = desired
@@ -270,33 +270,33 @@ fn vxlan(n: u8) -> Event {
 fn planned(events: Vec<Event>) -> Vec<String> {
     let mut state = State::default();
     for (since, event) in events.into_iter().enumerate() {
-        happen(&mut state, event, i64::try_from(since).unwrap());
+        apply_event(&mut state, event, i64::try_from(since).unwrap());
     }
     full(&state, &node()).iter().map(|(id, _)| id.to_string()).collect()
 }
 
 #[test]
-fn a_remote_endpoint_needs_its_nodes_vtep() {
+fn remote_endpoint_needs_its_nodes_vtep() {
     let endpoint = Event::Endpoint { n: 1, at: Some((1, 1, 7)), group: 0 };
     assert_eq!(planned(vec![vxlan(1), endpoint.clone()]), ["network n1.t"]);
     let registered = Event::Registration { key: 1, at: Some((1, 1, 4789)) };
     let with = ["peer 192.168.0.11", "network n1.t", "remote endpoint e1"];
     assert_eq!(planned(vec![vxlan(1), endpoint.clone(), registered]), with);
-    // Its agent is dead for longer than its lease, its switch is not.
+    // The agent's lease has expired, but its switch still forwards.
     let left = Event::Node { host: 1, at: Some((1, 4789)) };
     assert_eq!(planned(vec![vxlan(1), endpoint, left.clone()]), with);
     assert_eq!(planned(vec![vxlan(1), left]), ["network n1.t"]);
 }
 
 #[test]
-fn on_a_vlan_the_tag_is_enough() {
+fn remote_endpoint_on_a_vlan_needs_no_vtep() {
     let network = Event::Network { n: 1, encap: Some(Encap::Vlan(5.try_into().unwrap())) };
     let endpoint = Event::Endpoint { n: 1, at: Some((1, 1, 7)), group: 0 };
     assert_eq!(planned(vec![network, endpoint]), ["network n1.t", "remote endpoint e1"]);
 }
 
 #[test]
-fn an_endpoint_here_needs_its_interface() {
+fn local_endpoint_needs_its_interface() {
     let endpoint = Event::Endpoint { n: 1, at: Some((1, 0, 7)), group: 0 };
     assert_eq!(planned(vec![vxlan(1), endpoint.clone()]), ["network n1.t"]);
     let attached = Event::Attachment { n: 1, port: Some(3) };
@@ -305,37 +305,43 @@ fn an_endpoint_here_needs_its_interface() {
 }
 
 #[test]
-fn the_later_of_two_registrations_is_right() {
+fn later_registration_applies() {
     let old = Event::Registration { key: 1, at: Some((1, 1, 4789)) };
     let new = Event::Registration { key: 2, at: Some((1, 2, 4789)) };
     assert_eq!(planned(vec![old, new]), ["peer 192.168.0.12"]);
 }
 
-fn here(n: u8, group: u8) -> Event {
+fn local_endpoint(n: u8, group: u8) -> Event {
     Event::Endpoint { n, at: Some((1, 0, n)), group }
 }
 
 #[test]
-fn a_group_is_planned_where_it_has_endpoints_and_something_to_say() {
+fn group_is_planned_with_local_endpoints_and_settings() {
     let policy = Event::Policy { n: 1, on: Some((1, 2)) };
-    let there = Event::Endpoint { n: 1, at: Some((1, 1, 7)), group: 1 };
-    assert_eq!(planned(vec![policy.clone(), there]), [""; 0]);
-    // Before the interface, and before the network.
-    assert_eq!(planned(vec![policy.clone(), here(1, 1)]), ["group 1"]);
-    assert_eq!(planned(vec![here(1, 1), policy.clone(), Event::Policy { n: 1, on: None }]), [""; 0]);
-    assert_eq!(planned(vec![policy, here(1, 1), here(1, 2)]), [""; 0]);
-    let marked = |dscp| Event::Group { n: 1, profile: Some((1, dscp)) };
-    assert_eq!(planned(vec![marked(0), here(1, 1)]), [""; 0]);
-    assert_eq!(planned(vec![marked(46), here(1, 1)]), ["group 1"]);
+    let remote = Event::Endpoint { n: 1, at: Some((1, 1, 7)), group: 1 };
+    assert_eq!(planned(vec![policy.clone(), remote]), [""; 0]);
+    // Planned before the interface and the network exist.
+    assert_eq!(planned(vec![policy.clone(), local_endpoint(1, 1)]), ["group 1"]);
+    assert_eq!(
+        planned(vec![local_endpoint(1, 1), policy.clone(), Event::Policy { n: 1, on: None }]),
+        [""; 0]
+    );
+    assert_eq!(planned(vec![policy, local_endpoint(1, 1), local_endpoint(1, 2)]), [""; 0]);
+    let with_dscp = |dscp| Event::Group { n: 1, profile: Some((1, dscp)) };
+    assert_eq!(planned(vec![with_dscp(0), local_endpoint(1, 1)]), [""; 0]);
+    assert_eq!(planned(vec![with_dscp(46), local_endpoint(1, 1)]), ["group 1"]);
 }
 
 #[test]
-fn a_group_has_the_rules_of_all_its_policies() {
+fn group_has_the_rules_of_all_its_policies() {
     let mut state = State::default();
-    let events =
-        [here(1, 1), Event::Policy { n: 2, on: Some((1, 2)) }, Event::Policy { n: 1, on: Some((1, 1)) }];
+    let events = [
+        local_endpoint(1, 1),
+        Event::Policy { n: 2, on: Some((1, 2)) },
+        Event::Policy { n: 1, on: Some((1, 1)) },
+    ];
     for event in events {
-        happen(&mut state, event, 0);
+        apply_event(&mut state, event, 0);
     }
     let id = ObjectId::Group(number(1).unwrap());
     let Some(Object::Group(group)) = object(&state, &node(), &id) else { panic!("a group") };
@@ -344,19 +350,19 @@ fn a_group_has_the_rules_of_all_its_policies() {
 }
 
 #[test]
-fn a_service_has_the_backends_that_its_tenants_networks_have() {
+fn backends_are_in_a_network_of_the_tenant() {
     let mut state = State::default();
     let providers = Event::Providers { n: 1, last: Some(vec![2, 3, 4]) };
     let service = Event::Service { n: 1, at: Some((1, 1)) };
     for event in [providers, service, vxlan(1)] {
-        happen(&mut state, event, 0);
+        apply_event(&mut state, event, 0);
     }
     let id = ObjectId::Service(service_id(1));
     let Some(Object::Service(service)) = object(&state, &node(), &id) else { panic!("a service") };
-    // The third is in no subnet.
+    // 10.0.1.3 is in no subnet.
     let backends: Vec<_> = service.backends.iter().map(|backend| backend.ip.to_string()).collect();
     assert_eq!(backends, ["10.0.0.2", "10.0.0.4"]);
     assert_eq!(service.scope.map(|scope| scope.network), Some(network_id(1)));
-    happen(&mut state, Event::Network { n: 1, encap: None }, 0);
+    apply_event(&mut state, Event::Network { n: 1, encap: None }, 0);
     assert_eq!(object(&state, &node(), &id), None);
 }

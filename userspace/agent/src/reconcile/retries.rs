@@ -149,7 +149,7 @@ impl Retries {
         &self.counts
     }
 
-    /// Resolves when one is due; never when there is none.
+    /// Waits until an object is due; waits forever if there is none.
     pub(super) async fn due(&self) {
         let due = self.all.values().filter_map(|retry| match retry.next {
             Next::At(due) => Some(due),

@@ -26,7 +26,7 @@ use crate::{
     },
     plan::{
         self, Node,
-        tests::{event, happen, node},
+        tests::{apply_event, event, node},
     },
     state::{self, Attacher, Attachment, ClusterObject, DirtySet, State, Update, Writer},
 };
@@ -365,7 +365,7 @@ proptest! {
         for batch in batches {
             let (before, mut dirty) = (desired.clone(), DirtySet::default());
             for event in batch {
-                dirty.merge(happen(&mut state, event, 0));
+                dirty.merge(apply_event(&mut state, event, 0));
             }
             let ids = plan::update(&mut desired, &state, &node(), &dirty);
             let writes = fake.writes();

@@ -1,5 +1,5 @@
-//! CNI requests from the plugin to the kernel: real namespaces, a real store, the fake datapath, and a master that does
-//! as it is told.
+//! CNI requests from the plugin to the kernel, with real namespaces, a real store, the fake datapath and a scripted
+//! netmaster.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 mod world;
@@ -9,7 +9,7 @@ use testkit::{Netns, needs};
 use world::World;
 
 #[test]
-fn a_pod_comes_and_goes_and_leaves_nothing() {
+fn add_and_del_leave_nothing_behind() {
     needs!(root());
     let pod = Netns::new("pod").unwrap();
     World::run(async |world| {
@@ -24,7 +24,7 @@ fn a_pod_comes_and_goes_and_leaves_nothing() {
         let record = world.record("n.t-c1").await.unwrap();
         assert_eq!((record.port_name.as_str(), record.intf_name.as_str()), ("vport1", "eth0"));
 
-        // Asked again, it answers the same and changes nothing.
+        // A repeated ADD returns the same result and changes nothing.
         let writes = world.writes();
         assert_eq!(world.add("c1", pod.path()).await.unwrap(), result);
         assert_eq!((world.writes(), world.master.created()), (writes, 1));
@@ -38,7 +38,7 @@ fn a_pod_comes_and_goes_and_leaves_nothing() {
 }
 
 #[test]
-fn what_the_datapath_will_not_take_is_undone() {
+fn add_is_rolled_back_if_the_datapath_fails() {
     needs!(root());
     let pod = Netns::new("pod").unwrap();
     World::run(async |world| {
@@ -46,7 +46,7 @@ fn what_the_datapath_will_not_take_is_undone() {
         let error = world.add("c1", pod.path()).await.unwrap_err();
         assert_eq!(error.code, 100);
         assert!(error.msg.contains("Error programming the datapath"), "{error:?}");
-        // It may still try to delete what it could not make.
+        // The rollback's deletion may still be retried.
         world.switch.heal();
         world.assert_nothing_left().await;
         assert!(pod.links().unwrap().is_empty());
@@ -55,7 +55,7 @@ fn what_the_datapath_will_not_take_is_undone() {
 }
 
 #[test]
-fn a_name_that_is_taken_in_the_pod_is_told() {
+fn existing_interface_in_the_pod_is_reported() {
     needs!(root());
     let pod = Netns::new("pod").unwrap();
     pod.ip("link add eth0 type bridge").unwrap();
@@ -69,7 +69,7 @@ fn a_name_that_is_taken_in_the_pod_is_told() {
 }
 
 #[test]
-fn a_file_that_is_no_namespace_is_told_before_the_master_is_asked() {
+fn invalid_namespace_is_reported_before_a_request_to_netmaster() {
     needs!(root());
     World::run(async |world| {
         let error = world.add("c1", std::path::Path::new("/dev/null")).await.unwrap_err();
@@ -80,7 +80,7 @@ fn a_file_that_is_no_namespace_is_told_before_the_master_is_asked() {
 }
 
 #[test]
-fn what_the_master_refuses_is_told_in_its_words() {
+fn error_of_netmaster_is_reported_verbatim() {
     needs!(root());
     let pod = Netns::new("pod").unwrap();
     World::run(async |world| {
@@ -92,16 +92,16 @@ fn what_the_master_refuses_is_told_in_its_words() {
 }
 
 #[test]
-fn without_a_master_nothing_is_made_and_del_asks_to_be_repeated() {
+fn without_a_leader_add_is_rolled_back_and_del_requests_a_retry() {
     needs!(root());
     let (pod, other) = (Netns::new("pod").unwrap(), Netns::new("pod").unwrap());
     World::run(async |world| {
         world.add("c1", pod.path()).await.unwrap();
-        world.master.leave();
+        world.master.resign();
         let (added, deleted) = tokio::join!(world.add("c2", other.path()), world.del("c1", Some(pod.path())));
         assert_eq!((added.unwrap_err().code, deleted.unwrap_err().code), (11, 11));
         assert!(other.links().unwrap().is_empty());
-        // What could be removed without it, is.
+        // The parts on this node are removed without netmaster.
         assert!(pod.links().unwrap().is_empty() && world.local_endpoints().is_empty());
         world.master.lead();
         world.del("c1", None).await.unwrap();
@@ -110,7 +110,7 @@ fn without_a_master_nothing_is_made_and_del_asks_to_be_repeated() {
 }
 
 #[test]
-fn a_pod_whose_namespace_is_gone_is_let_go() {
+fn pod_with_deleted_namespace_is_detached() {
     needs!(root());
     World::run(async |world| {
         let pod = Netns::new("pod").unwrap();
@@ -124,7 +124,7 @@ fn a_pod_whose_namespace_is_gone_is_let_go() {
 }
 
 #[test]
-fn del_finds_the_endpoint_whatever_the_labels_say_now() {
+fn del_finds_the_endpoint_after_its_labels_changed() {
     needs!(root());
     let pod = Netns::new("pod").unwrap();
     World::run(async |world| {
@@ -135,7 +135,7 @@ fn del_finds_the_endpoint_whatever_the_labels_say_now() {
 }
 
 #[test]
-fn requests_run_beside_each_other() {
+fn requests_run_concurrently() {
     needs!(root());
     let pods: Vec<_> = (0..8).map(|_| Netns::new("pod").unwrap()).collect();
     World::run(async |world| {
@@ -155,28 +155,28 @@ fn requests_run_beside_each_other() {
 }
 
 #[test]
-fn a_caller_that_goes_away_does_not_leave_half_a_pod() {
+fn add_completes_after_the_client_disconnects() {
     needs!(root());
     let pod = Netns::new("pod").unwrap();
     World::run(async |world| {
         world.master.hold();
-        world.call_and_hang_up("c1", pod.path()).await;
-        world.master.asked().await;
+        world.call_and_disconnect("c1", pod.path()).await;
+        world.master.request_received().await;
         world.master.release();
-        world.until("the pod is attached all the same", || world.local_endpoints() == ["n.t-c1"]).await;
+        world.until("the pod is attached", || world.local_endpoints() == ["n.t-c1"]).await;
         world.del("c1", None).await.unwrap();
         world.assert_nothing_left().await;
     });
 }
 
 #[test]
-fn an_agent_that_starts_again_knows_its_pods() {
+fn restarted_agent_recovers_its_pods() {
     needs!(root());
     let pod = Netns::new("pod").unwrap();
     World::run(async |world| {
         let before = world.add("c1", pod.path()).await.unwrap();
         let world = world.restart().await;
-        world.until("the datapath is measured", || world.known()).await;
+        world.until("the datapath is in sync", || world.in_sync()).await;
         assert_eq!((world.writes(), world.local_endpoints()), (0, vec!["n.t-c1".to_owned()]));
         assert_eq!(world.add("c1", pod.path()).await.unwrap(), before);
         assert_eq!(world.writes(), 0);

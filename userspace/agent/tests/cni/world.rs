@@ -1,4 +1,4 @@
-//! A node with everything but a switch and a real master.
+//! A node with a fake datapath and a scripted netmaster.
 
 mod master;
 
@@ -23,7 +23,7 @@ use tempfile::TempDir;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 pub(crate) const HOST: &str = "node-under-test";
 
 /// The error that the plugin prints.
@@ -49,7 +49,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// Runs `test` in a namespace of its own that stands for the node.
+    /// Runs `test` in a network namespace that represents the node.
     pub(crate) fn run(test: impl AsyncFnOnce(World) + Send) {
         let node = testkit::Netns::new("node").unwrap();
         let run = || {
@@ -180,8 +180,8 @@ impl World {
         }
     }
 
-    /// An ADD whose caller does not wait for the answer.
-    pub(crate) async fn call_and_hang_up(&self, container: &str, netns: &Path) {
+    /// Sends an ADD and disconnects without reading the response.
+    pub(crate) async fn call_and_disconnect(&self, container: &str, netns: &Path) {
         use tokio::io::AsyncWriteExt as _;
         let body = serde_json::json!({
             "CNI_CONTAINERID": container, "CNI_NETNS": netns, "CNI_IFNAME": "eth0",
@@ -195,11 +195,11 @@ impl World {
         let mut stream =
             tokio::net::UnixStream::connect(self.directory.path().join("cni.sock")).await.unwrap();
         stream.write_all(request.as_bytes()).await.unwrap();
-        self.master.asked().await;
+        self.master.request_received().await;
         drop(stream);
     }
 
-    /// Endpoints that the datapath forwards for.
+    /// Local endpoints in the datapath.
     pub(crate) fn local_endpoints(&self) -> Vec<String> {
         let name = |id: &ObjectId| match id {
             ObjectId::Local(id) => Some(id.to_string()),
@@ -212,12 +212,12 @@ impl World {
         self.handle.status.borrow().writes
     }
 
-    pub(crate) fn known(&self) -> bool {
+    pub(crate) fn in_sync(&self) -> bool {
         self.handle.status.borrow().in_sync
     }
 
     pub(crate) async fn ports(&self) -> Vec<String> {
-        self.links.attachments().await.unwrap().into_iter().map(|attachment| attachment.port).collect()
+        self.links.attachments().await.unwrap().into_iter().map(|attached| attached.port).collect()
     }
 
     pub(crate) async fn record(&self, endpoint: &str) -> Option<Oper> {
@@ -225,26 +225,26 @@ impl World {
         found.map(|record| serde_json::from_slice(&record.value).unwrap())
     }
 
-    /// No interface, no endpoint, no record.
+    /// Asserts that no interface, endpoint or record remains.
     pub(crate) async fn assert_nothing_left(&self) {
         assert_eq!(self.ports().await, Vec::<String>::new());
         for prefix in ["/contiv.io/state/eps/", "/contiv.io/oper/eps/"] {
             assert_eq!(self.store.list(prefix).await.unwrap().items, []);
         }
-        self.until("the datapath has let go", || self.local_endpoints().is_empty()).await;
+        self.until("the datapath has no local endpoint", || self.local_endpoints().is_empty()).await;
     }
 
-    pub(crate) async fn until(&self, what: &str, mut is_so: impl FnMut() -> bool) {
+    pub(crate) async fn until(&self, what: &str, mut condition: impl FnMut() -> bool) {
         let wait = async {
-            while !is_so() {
+            while !condition() {
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
         };
-        assert!(tokio::time::timeout(PATIENCE, wait).await.is_ok(), "waited for: {what}");
+        assert!(tokio::time::timeout(TIMEOUT, wait).await.is_ok(), "timeout: {what}");
     }
 }
 
-/// What the store must hold before the test begins.
+/// Writes a record to the store.
 pub(crate) async fn put(store: &Store, key: &Key, body: &impl serde::Serialize) {
     let txn = Txn::new().put(key.to_string(), serde_json::to_vec(body).unwrap());
     assert!(matches!(store.commit(txn).await.unwrap(), contiv_store::Outcome::Committed { .. }));

@@ -11,7 +11,7 @@ use tokio::sync::{Notify, Semaphore, watch};
 
 use super::{HOST, put};
 
-/// Makes endpoints on the network `n` of the tenant `t`.
+/// Scripted netmaster that creates endpoints on the network `n` of the tenant `t`.
 pub(crate) struct Master {
     shared: Arc<Shared>,
     address: String,
@@ -22,8 +22,8 @@ struct Shared {
     store: Store,
     last: AtomicU8,
     created: AtomicUsize,
-    asked: Notify,
-    /// Requests need one to go on.
+    received: Notify,
+    /// Each request needs a permit.
     gate: Semaphore,
 }
 
@@ -49,7 +49,7 @@ impl Master {
             store,
             last: AtomicU8::new(0),
             created: AtomicUsize::new(0),
-            asked: Notify::new(),
+            received: Notify::new(),
             gate: Semaphore::new(1000),
         });
         let router = Router::new()
@@ -67,7 +67,7 @@ impl Master {
         self.leader.subscribe()
     }
 
-    pub(crate) fn leave(&self) {
+    pub(crate) fn resign(&self) {
         self.leader.send_replace(None);
     }
 
@@ -84,13 +84,13 @@ impl Master {
         self.shared.gate.add_permits(1000);
     }
 
-    /// Resolves when a request is under way.
-    pub(crate) async fn asked(&self) {
-        self.shared.asked.notified().await;
-        self.shared.asked.notify_one();
+    /// Waits until a request has arrived.
+    pub(crate) async fn request_received(&self) {
+        self.shared.received.notified().await;
+        self.shared.received.notify_one();
     }
 
-    /// How often it was asked for an endpoint.
+    /// Number of requests for a new endpoint.
     pub(crate) fn created(&self) -> usize {
         self.shared.created.load(Ordering::Relaxed)
     }
@@ -102,8 +102,8 @@ fn not_found() -> Answer {
     (StatusCode::INTERNAL_SERVER_ERROR, "key not found\n".to_owned())
 }
 
-async fn pass(shared: &Shared) {
-    shared.asked.notify_one();
+async fn admit(shared: &Shared) {
+    shared.received.notify_one();
     drop(shared.gate.acquire().await.unwrap());
 }
 
@@ -115,7 +115,7 @@ fn id(request: &Value) -> Option<EndpointId> {
 
 async fn create(State(shared): State<Arc<Shared>>, body: Bytes) -> Answer {
     shared.created.fetch_add(1, Ordering::Relaxed);
-    pass(&shared).await;
+    admit(&shared).await;
     let request: Value = serde_json::from_slice(&body).unwrap();
     assert_eq!(request["ConfigEP"]["Host"], HOST);
     let Some(id) = id(&request) else { return not_found() };
@@ -136,7 +136,7 @@ async fn create(State(shared): State<Arc<Shared>>, body: Bytes) -> Answer {
 }
 
 async fn delete(State(shared): State<Arc<Shared>>, body: Bytes) -> Answer {
-    pass(&shared).await;
+    admit(&shared).await;
     let request: Value = serde_json::from_slice(&body).unwrap();
     let Some(id) = id(&request) else { return not_found() };
     let key = Key::Endpoint(id).to_string();
