@@ -1,4 +1,4 @@
-//! A datapath in memory, for tests: it holds objects, forwards frames by them, and breaks when told to.
+//! In-memory datapath for tests: stores objects, forwards frames accordingly, and injects faults.
 //!
 //! ```
 //! use netplugin::datapath::{Datapath as _, Desired, fake::Fake};
@@ -7,7 +7,7 @@
 //! let mut first = Fake::new();
 //! let switch = first.switch().clone();
 //! first.observe(&Desired::default()).await?;
-//! drop(first); // the agent dies, the switch lives
+//! drop(first); // the agent stops, the switch remains
 //! assert_eq!(Fake::reopen(&switch).writes(), 0);
 //! # Ok::<_, netplugin::datapath::Error>(())
 //! # }).unwrap();
@@ -23,131 +23,132 @@ mod traffic;
 use std::{collections::BTreeSet, future::Future};
 
 pub use forward::{Delivery, Origin, Target, deliver};
-pub use switch::{Switch, Trouble};
+pub use switch::{Fault, Switch};
 
-use super::{Datapath, Desired, Error, FailedOp, Kind, Object, ObjectId, Observed, Op, PortRequirements};
+use super::{Datapath, Desired, Error, FailedOp, Kind, ObjectId, Observed, Op, PortRequirements};
 
-/// An agent's connection to a [`Switch`].
+/// Connection of an agent to a [`Switch`].
 #[derive(Debug, Default)]
 pub struct Fake {
     switch: Switch,
     writes: u64,
-    known: Option<Known>,
+    /// `None` before the first `observe` and after an error.
+    observation: Option<Observation>,
 }
 
-/// What the last `observe` found.
+/// Orphans that the last `observe` found.
 #[derive(Debug, Default)]
-struct Known {
-    /// Objects there that were not desired.
-    strays: BTreeSet<ObjectId>,
-    /// Things there that are no objects.
-    debris: usize,
+struct Observation {
+    /// Objects that are not desired.
+    orphans: BTreeSet<ObjectId>,
+    /// Number of items that are not objects.
+    foreign: usize,
 }
 
 impl Fake {
-    /// With a new and empty switch.
+    /// Returns a datapath with a new, empty switch.
     pub fn new() -> Fake {
         Fake::default()
     }
 
-    /// With a switch that is there already, as after a restart of the agent.
+    /// Returns a datapath with an existing switch, as after a restart of the agent.
     pub fn reopen(switch: &Switch) -> Fake {
         Fake { switch: switch.clone(), ..Fake::default() }
     }
 
-    /// What this value is connected to. Clones of it show and change the same switch.
+    /// Returns the switch. Its clones share its state.
     pub fn switch(&self) -> &Switch {
         &self.switch
     }
 
-    fn measure(&mut self, desired: &Desired) -> Result<Observed, Error> {
-        self.known = None;
-        self.switch.trouble_in_observe().map_err(|trouble| failed("observe", trouble))?;
-        let held = self.switch.objects();
+    fn compare(&mut self, desired: &Desired) -> Result<Observed, Error> {
+        self.observation = None;
+        self.switch.fault_in_observe().map_err(|fault| failed("observe", fault))?;
+        let objects = self.switch.objects();
         let mut observed = Observed::default();
-        let mut known = Known { debris: self.switch.debris(), ..Known::default() };
-        for (id, object) in held.iter() {
+        let mut observation = Observation { foreign: self.switch.foreign_items(), ..Observation::default() };
+        for (id, object) in objects.iter() {
             match desired.get(id) {
                 Some(wanted) if wanted == object => {
                     observed.in_sync.insert(id.clone());
                 }
-                // It will be replaced, so it is no stray.
+                // Out of sync; the agent replaces it.
                 Some(_) => {}
                 None => {
-                    known.strays.insert(id.clone());
+                    observation.orphans.insert(id.clone());
                 }
             }
         }
-        observed.orphans = known.strays.len() + known.debris;
-        self.known = Some(known);
+        observed.orphans = observation.orphans.len() + observation.foreign;
+        self.observation = Some(observation);
         Ok(observed)
     }
 
-    fn carry_out(&mut self, ops: &[Op]) -> Result<Vec<FailedOp>, Error> {
-        if let Err(trouble) = self.switch.trouble_in_apply() {
-            self.known = None;
-            return Err(failed("apply", trouble));
+    fn execute(&mut self, ops: &[Op]) -> Result<Vec<FailedOp>, Error> {
+        if let Err(fault) = self.switch.fault_in_apply() {
+            self.observation = None;
+            return Err(failed("apply", fault));
         }
-        let Some(mut known) = self.known.take() else {
-            return Err(failed("apply", Trouble::NotObserved));
+        let Some(mut observation) = self.observation.take() else {
+            return Err(failed("apply", Fault::NotObserved));
         };
         let mut failures = vec![];
         for (at, op) in ops.iter().enumerate() {
-            match self.carry_out_one(op, &mut known) {
+            match self.execute_op(op, &mut observation) {
                 Ok(writes) => self.writes += writes,
                 Err(error) => failures.push(FailedOp { index: at, error }),
             }
         }
-        self.known = Some(known);
+        self.observation = Some(observation);
         Ok(failures)
     }
 
-    /// The number of writes.
-    fn carry_out_one(&self, op: &Op, known: &mut Known) -> Result<u64, Error> {
-        let what = match op {
+    /// Executes one op; returns the number of writes.
+    fn execute_op(&self, op: &Op, observation: &mut Observation) -> Result<u64, Error> {
+        let operation = match op {
             Op::Set(object) => format!("set {}", object.id()),
             Op::Delete(id) => format!("delete {id}"),
-            Op::GarbageCollect => "sweep".to_owned(),
+            Op::GarbageCollect => "remove orphans".to_owned(),
         };
         if let Op::Set(object) = op
             && !self.switch.supports(object)
         {
             return Err(Error::unsupported(Kind::Fake, object));
         }
-        self.switch.trouble_with(op).map_err(|trouble| failed(what, trouble))?;
+        self.switch.fault_in_op(op).map_err(|fault| failed(operation, fault))?;
         Ok(match op {
             Op::Set(object) => {
-                known.strays.remove(&object.id());
+                observation.orphans.remove(&object.id());
                 u64::from(self.switch.set(object))
             }
             Op::Delete(id) => {
-                known.strays.remove(id);
+                observation.orphans.remove(id);
                 u64::from(self.switch.delete(id))
             }
             Op::GarbageCollect => {
-                let strays = std::mem::take(known);
-                let objects = strays.strays.iter().filter(|id| self.switch.delete(id)).count();
-                (objects + self.switch.clear_debris(strays.debris)) as u64
+                let garbage = std::mem::take(observation);
+                let objects = garbage.orphans.iter().filter(|id| self.switch.delete(id)).count();
+                (objects + self.switch.remove_foreign_items(garbage.foreign)) as u64
             }
         })
     }
 }
 
-fn failed(operation: impl Into<String>, trouble: Trouble) -> Error {
-    Error::new(Kind::Fake, operation, trouble)
+fn failed(operation: impl Into<String>, fault: Fault) -> Error {
+    Error::new(Kind::Fake, operation, fault)
 }
 
 impl Datapath for Fake {
     fn observe(&mut self, desired: &Desired) -> impl Future<Output = Result<Observed, Error>> + Send {
-        std::future::ready(self.measure(desired))
+        std::future::ready(self.compare(desired))
     }
 
     fn apply(&mut self, ops: &[Op]) -> impl Future<Output = Result<Vec<FailedOp>, Error>> + Send {
-        std::future::ready(self.carry_out(ops))
+        std::future::ready(self.execute(ops))
     }
 
     fn resync_needed(&mut self) -> impl Future<Output = ()> + Send {
-        self.switch.wait_for_disturbance()
+        self.switch.wait_for_resync_request()
     }
 
     fn writes(&self) -> u64 {
@@ -163,7 +164,7 @@ impl Datapath for Fake {
     }
 
     fn cleanup(&mut self) -> impl Future<Output = Result<(), Error>> + Send {
-        self.known = None;
+        self.observation = None;
         self.writes += self.switch.clear() as u64;
         std::future::ready(Ok(()))
     }

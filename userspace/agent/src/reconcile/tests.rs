@@ -176,11 +176,11 @@ async fn failed_object_is_retried_alone() {
         status.degraded(),
         [
             "remote endpoints: 1 failed, retrying; first: remote endpoint e2: fake datapath: set remote endpoint \
-          e2: it was told to fail"
+          e2: injected fault"
         ]
     );
     assert!(installed(&world.switch).contains(&"remote endpoint e3".to_owned()));
-    world.switch.heal();
+    world.switch.clear_faults();
     let status = world.until(|status| status.failures.count() == 0).await;
     assert_eq!((installed(&world.switch).len(), status.resyncs), (4, 1));
     world.stop().await;
@@ -201,11 +201,11 @@ async fn error_causes_a_full_resync() {
 #[tokio::test]
 async fn requested_resync_repairs_the_datapath() {
     let mut world = World::populated(Fake::new()).await;
-    world.switch.lose(&ObjectId::Network("n.t".into()));
-    world.switch.litter(2);
-    world.switch.disturb();
+    world.switch.drop_object(&ObjectId::Network("n.t".into()));
+    world.switch.add_foreign_items(2);
+    world.switch.request_resync();
     world.until(|status| status.in_sync && status.resyncs == 2).await;
-    assert_eq!((installed(&world.switch).len(), world.switch.debris()), (2, 0));
+    assert_eq!((installed(&world.switch).len(), world.switch.foreign_items()), (2, 0));
     world.stop().await;
 }
 
@@ -232,11 +232,11 @@ async fn waiter_is_notified_when_the_endpoint_is_set() {
     tokio::time::timeout(TIMEOUT, reply).await.unwrap().unwrap().unwrap();
     assert!(!installed(&world.switch).contains(&"local endpoint e4".to_owned()));
 
-    world.switch.lose_interface("vvport4");
+    world.switch.remove_interface("vvport4");
     let reply = world.handle.waiters.wait(&id, Presence::Present);
     world.attacher.attach(&id, here());
     let error = tokio::time::timeout(TIMEOUT, reply).await.unwrap().unwrap().unwrap_err();
-    assert!(error.contains("there is no interface vvport4"), "{error}");
+    assert!(error.contains("no interface vvport4"), "{error}");
     world.stop().await;
 }
 
@@ -268,7 +268,7 @@ async fn endpoint_waits_for_its_group() {
     let error = tokio::time::timeout(TIMEOUT, reply).await.unwrap().unwrap().unwrap_err();
     assert!(error.contains("waits for group 5"), "{error}");
     assert_eq!(installed(&world.switch), ["network n.t", "local endpoint e1"]);
-    world.switch.heal();
+    world.switch.clear_faults();
     world.until(|status| status.failures.count() == 0 && status.objects == 4).await;
     assert_eq!(
         installed(&world.switch),
@@ -305,7 +305,7 @@ async fn invalid_policy_blocks_new_endpoints() {
     world.attacher.attach(&id, Attachment::of_pod("vvport4"));
     let error = tokio::time::timeout(TIMEOUT, reply).await.unwrap().unwrap().unwrap_err();
     assert!(error.contains("/contiv.io/state/policy/t:g5:t:p is invalid"), "{error}");
-    world.switch.disturb();
+    world.switch.request_resync();
     world.until(|status| status.in_sync && status.resyncs == 2).await;
     assert_eq!(world.switch.objects(), before);
 
@@ -338,7 +338,7 @@ async fn unsupported_policies_are_reported_and_do_not_block() {
     );
     // A full resync does not retry unsupported objects; a change does.
     let failed = status.ops_failed;
-    world.switch.disturb();
+    world.switch.request_resync();
     let status = world.until(|status| status.in_sync && status.resyncs == 2).await;
     assert_eq!((status.ops_failed, status.failures.count()), (failed, 1));
     world.put(group_with_dscp(5, 0));

@@ -47,7 +47,7 @@ fn add_is_rolled_back_if_the_datapath_fails() {
         assert_eq!(error.code, 100);
         assert!(error.msg.contains("Error programming the datapath"), "{error:?}");
         // The rollback's deletion may still be retried.
-        world.switch.heal();
+        world.switch.clear_faults();
         world.assert_nothing_left().await;
         assert!(pod.links().unwrap().is_empty());
         world.add("c1", pod.path()).await.unwrap();

@@ -1,4 +1,4 @@
-//! One node with its pods and its wire, whatever forwards inside.
+//! Interface to a node under test with its pods and its wire, for any datapath.
 
 mod ebpf;
 mod fake;
@@ -18,16 +18,16 @@ pub(crate) type OvsNode = real::Real<ovs::OvsSite>;
 pub(crate) type EbpfNode = real::Real<ebpf::EbpfSite>;
 
 pub(crate) trait Harness: Sized {
-    /// Where this datapath is known to do otherwise than the oracle.
+    /// Known differences of this datapath from the oracle.
     const DIFFERENCES: &'static [Difference] = &[];
 
-    /// Why it cannot run here, if so.
+    /// Reason why the datapath cannot run on this machine.
     fn missing() -> Option<String>;
 
-    /// A node without pods. Other nodes' tunnel ends at [`crate::topology::VTEPS`] are on its wire.
+    /// Creates a node without pods. The VTEPs of other nodes, [`crate::topology::VTEPS`], are on its wire.
     fn start() -> Result<Self>;
 
-    /// A pod whose interface's host end has this name.
+    /// Creates a pod whose host interface has this name.
     fn plug(&mut self, port: &str) -> Result<()>;
 
     fn observe(&mut self, desired: &Desired) -> Result<Observed>;
@@ -36,58 +36,57 @@ pub(crate) trait Harness: Sized {
 
     fn writes(&self) -> u64;
 
-    /// The agent dies and another one starts.
+    /// Replaces the agent's datapath by a new instance.
     fn restart(&mut self) -> Result<()>;
 
-    /// The agent removes all that it and its predecessors made.
+    /// Removes everything that this and earlier instances created.
     fn cleanup(&mut self) -> Result<()>;
 
     fn emit(&mut self, from: &Origin, frame: &[u8]) -> Result<()>;
 
-    /// What came out at the pods and on the wire since the last call.
+    /// Returns the frames that arrived at pods and on the wire since the last call.
     fn arrivals(&mut self) -> Result<Vec<Delivery>>;
 
-    /// Returns when what was learned from frames is in force.
+    /// Waits until addresses learned from frames are in effect.
     fn settle(&self) -> Result<()>;
 
-    /// Something changes behind the agent's back.
+    /// Changes the state of the datapath without the agent.
     fn damage(&mut self, damage: Damage) -> Result<()>;
 }
 
-/// What pods or the wire can see of which datapath is in use. A scenario that meets one says exactly what comes instead,
-/// so it fails when the difference is mended, and the entry can go.
+/// Differences from the oracle that pods or the wire can observe. Scenarios state the exact result for each difference, so
+/// that they fail when it is fixed and its entry can be removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Difference {
-    /// On a VLAN it learns where addresses are from the frames that it sees. A frame for a pod that it was told of but
-    /// has not heard yet is flooded, to the uplink too; one for an address that moved away goes the old way until the
-    /// bridge forgets.
+    /// VLAN networks use MAC learning. A frame to an installed pod whose address is not learned yet is flooded, also to the
+    /// uplink. A frame to an address that moved goes to the old port until the entry expires.
     LearnsOnVlan,
-    /// On a VXLAN, a pod that asks for its own address (an announcement, a probe, duplicate detection) is heard by nobody,
-    /// where the oracle carries that to the network as any other broadcast.
+    /// VXLAN networks drop requests of a pod for its own address (gratuitous ARP, probes, duplicate address detection). The
+    /// oracle floods them.
     HidesAnnouncementsOnVxlan,
-    /// What other nodes ask is not answered but flooded to all pods of the network, of which one answers.
+    /// Requests of other nodes are not answered but flooded to all pods of the network, of which one replies.
     LetsPodsAnswerOutside,
-    /// A frame from a tunnel for an endpoint on a third node is flooded to the pods here, not dropped.
+    /// A frame from a tunnel to an endpoint on a third node is flooded to local pods instead of dropped.
     FloodsStrayUnicast,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Damage {
-    /// Where endpoints are is forgotten.
+    /// Forwarding entries of endpoints are lost.
     Forwarding,
-    /// The pod's port is not the datapath's any more.
+    /// The port of the pod is detached from the datapath.
     Port(&'static str),
-    /// Something is there that nobody wanted.
-    Litter,
+    /// A foreign item is added.
+    ForeignItem,
 }
 
-/// A node on which programs can talk.
+/// A node whose pods run programs.
 pub(crate) trait Programs: Harness {
     fn pod(&self, port: &str) -> Result<&Netns>;
 
-    /// Where the other nodes are.
+    /// Namespace of the other nodes.
     fn wire(&self) -> &Netns;
 
-    /// Makes the pod a host with addresses, as the agent's plumbing does it.
+    /// Configures addresses and routes of the pod as the agent does.
     fn give_addresses(&self, port: &str, last: u8) -> Result<()>;
 }

@@ -1,4 +1,4 @@
-//! What must be true on every datapath. Each scenario makes its own node.
+//! Scenarios. Each creates its own node.
 
 pub(crate) mod change;
 pub(crate) mod drift;

@@ -1,4 +1,4 @@
-//! The objects that the scenarios are about. Every network has the same addresses, on purpose.
+//! Objects of the scenarios. All networks have the same addresses, on purpose.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -15,11 +15,11 @@ use netplugin::datapath::{
 };
 use testkit::packet::Packet;
 
-/// The tunnel end of the node under test.
+/// VTEP of the node under test.
 pub(crate) const NODE: Ipv4Addr = Ipv4Addr::new(192, 168, 50, 1);
-/// Those of other nodes.
+/// VTEPs of other nodes.
 pub(crate) const VTEPS: [Ipv4Addr; 2] = [Ipv4Addr::new(192, 168, 50, 2), Ipv4Addr::new(192, 168, 50, 3)];
-/// One on the same wire that is of no node.
+/// Address on the same wire that is not a VTEP of a node.
 pub(crate) const STRANGER: Ipv4Addr = Ipv4Addr::new(192, 168, 50, 9);
 pub(crate) const VXLAN_PORT: u16 = 4789;
 
@@ -40,7 +40,7 @@ impl Net {
         Ok(Net { id: format!("vlan{tag}.t").into(), encap: Encap::Vlan(tag.try_into()?) })
     }
 
-    /// One of each kind.
+    /// Returns a VXLAN and a VLAN network.
     pub(crate) fn kinds() -> Result<[Net; 2]> {
         Ok([Net::vxlan(1)?, Net::vlan(100)?])
     }
@@ -67,7 +67,7 @@ impl Net {
         })
     }
 
-    /// Behind `VTEPS[node]`, if the network has tunnels at all.
+    /// Remote endpoint on the node `VTEPS[node]`; without VTEP on a VLAN network.
     pub(crate) fn remote(&self, node: usize, last: u8) -> Object {
         let vtep = matches!(self.encap, Encap::Vxlan { .. }).then_some(IpAddr::V4(VTEPS[node]));
         Object::Remote(Remote {
@@ -94,7 +94,7 @@ impl Net {
         ObjectId::Network(self.id.clone())
     }
 
-    /// From the node `VTEPS[node]`, or by the uplink.
+    /// Origin of frames from the node `VTEPS[node]`, or from the uplink.
     pub(crate) fn outside(&self, node: usize) -> Origin {
         match self.encap {
             Encap::Vxlan { vni, .. } => Origin::Tunnel { vtep: VTEPS[node].into(), vni },
@@ -102,7 +102,7 @@ impl Net {
         }
     }
 
-    /// As the outside sends it: tagged on a VLAN, bare in a tunnel.
+    /// Frame as the outside sends it: tagged on a VLAN, untagged in a tunnel.
     pub(crate) fn on_wire(&self, frame: &[u8]) -> Vec<u8> {
         match self.encap {
             Encap::Vxlan { .. } => frame.to_vec(),
@@ -110,7 +110,7 @@ impl Net {
         }
     }
 
-    /// To the node `VTEPS[node]`, or to the uplink with the tag.
+    /// Delivery to the node `VTEPS[node]`, or tagged to the uplink.
     pub(crate) fn to_node(&self, node: usize, packet: &Packet) -> Delivery {
         self.to_node_with(node, packet, 0)
     }
@@ -125,14 +125,14 @@ impl Net {
         Delivery { to, frame: self.on_wire(&packet.build()) }
     }
 
-    /// What flooding sends to other nodes: a copy for each, or one for the uplink.
+    /// Deliveries of a flooded frame to other nodes: one for each, or one to the uplink.
     pub(crate) fn to_other_nodes(&self, packet: &Packet) -> Vec<Delivery> {
         let count = if matches!(self.encap, Encap::Vxlan { .. }) { VTEPS.len() } else { 1 };
         (0..count).map(|node| self.to_node(node, packet)).collect()
     }
 }
 
-/// The other nodes.
+/// Peers for the other nodes.
 pub(crate) fn peers() -> [Object; 2] {
     VTEPS.map(|vtep| Object::Peer(Peer { vtep: vtep.into(), port: VXLAN_PORT }))
 }
@@ -161,7 +161,7 @@ pub(crate) fn mac(last: u8) -> [u8; 6] {
     Mac::of_endpoint(ip(last)).0
 }
 
-/// A datagram from one endpoint to another, told apart by its text.
+/// Datagram from one endpoint to another, identified by its text.
 pub(crate) fn udp(from: u8, to: u8, text: &str) -> Packet {
     Packet::eth(mac(to), mac(from)).ipv4(ip(from), ip(to)).udp(4000, 5000).payload(text.as_bytes())
 }

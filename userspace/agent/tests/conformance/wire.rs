@@ -1,4 +1,4 @@
-//! Frames between nodes: what the outer headers say.
+//! Outer headers of frames between nodes.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -10,10 +10,10 @@ use testkit::packet::{Packet, ethertype, protocol, verify};
 use crate::topology::{NODE, VXLAN_PORT};
 
 const ETHERNET: usize = 14;
-/// To the end of the VXLAN header; the outer IP header has no options.
+/// Length of the outer headers up to the VXLAN header; the outer IP header has no options.
 const TUNNEL: usize = ETHERNET + 20 + 8 + 8;
 
-/// A whole inner frame in the tunnel of the node at `vtep`, for the node under test.
+/// Encapsulates a frame from the node at `vtep` for the node under test.
 pub(crate) fn encapsulated(macs: ([u8; 6], [u8; 6]), vtep: Ipv4Addr, vni: Vni, inner: &[u8]) -> Vec<u8> {
     let vxlan = [&[8, 0, 0, 0][..], &(vni.get() << 8).to_be_bytes()].concat();
     Packet::eth(macs.1, macs.0)
@@ -23,7 +23,7 @@ pub(crate) fn encapsulated(macs: ([u8; 6], [u8; 6]), vtep: Ipv4Addr, vni: Vni, i
         .build()
 }
 
-/// The inner frame of what the node under test sent by a tunnel; none if it is something else.
+/// Decapsulates a frame that the node under test sent through a tunnel; `None` for other frames.
 pub(crate) fn decapsulated(outer: &[u8]) -> Result<Option<Delivery>> {
     let field = |at: usize| Some(u16::from_be_bytes([*outer.get(at)?, *outer.get(at + 1)?]));
     let is_vxlan = field(12) == Some(ethertype::IPV4)
@@ -32,7 +32,7 @@ pub(crate) fn decapsulated(outer: &[u8]) -> Result<Option<Delivery>> {
     if !is_vxlan {
         return Ok(None);
     }
-    // The inner frame may be nonsense on purpose; the outer headers may not.
+    // The inner frame can be invalid on purpose; the outer headers must be valid.
     let total = field(ETHERNET + 2).map(usize::from);
     ensure!(total == Some(outer.len() - ETHERNET), "outer IP length {total:?} in {} bytes", outer.len());
     ensure!(outer[ETHERNET] == 0x45, "outer IP header with options");
@@ -45,7 +45,7 @@ pub(crate) fn decapsulated(outer: &[u8]) -> Result<Option<Delivery>> {
         field(40).unwrap_or(0)
     );
     ensure!(outer[42..46] == [8, 0, 0, 0] && outer[49] == 0, "VXLAN header {:02x?}", &outer[42..50]);
-    // No network's: a userspace switch finds its way to the other node (`datapath::ovs::tunnel`).
+    // VNI 0: a test frame of the userspace datapath (`datapath::ovs::switch::tunnel`).
     if outer[46..49] == [0; 3] {
         return Ok(None);
     }
@@ -63,7 +63,7 @@ pub(crate) fn decapsulated(outer: &[u8]) -> Result<Option<Delivery>> {
 
 fn verify_outer(outer: &[u8]) -> Result<()> {
     verify(outer).or_else(|complaint| {
-        // What is inside may be wrong on purpose.
+        // The payload can be invalid on purpose.
         if complaint.starts_with("in VXLAN") { Ok(()) } else { Err(anyhow!("outer header: {complaint}")) }
     })
 }

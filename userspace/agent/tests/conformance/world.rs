@@ -1,4 +1,4 @@
-//! A node under test and what it was told.
+//! A node under test with its installed objects.
 
 use std::{fmt::Write as _, net::Ipv6Addr, time::Duration};
 
@@ -27,14 +27,14 @@ const MARKERS_MAC: [u8; 6] = [2, 0xfe, 0, 0, 0, 1];
 
 pub(crate) struct World<H> {
     pub(crate) node: H,
-    /// What it was told and did not fail to do.
-    told: Desired,
+    /// Installed objects.
+    installed: Desired,
     markers: u32,
     early: Vec<Delivery>,
 }
 
 impl<H: Harness> World<H> {
-    /// A node that holds the objects, with a pod for each local endpoint.
+    /// Creates a node with the objects and a pod for each local endpoint.
     pub(crate) fn new(objects: impl IntoIterator<Item = Object>) -> Result<World<H>> {
         let desired: Desired = objects.into_iter().collect();
         let mut node = H::start()?;
@@ -43,19 +43,19 @@ impl<H: Harness> World<H> {
                 node.plug(&local.port)?;
             }
         }
-        let mut world = World { node, told: Desired::default(), markers: 0, early: vec![] };
+        let mut world = World { node, installed: Desired::default(), markers: 0, early: vec![] };
         world.reconcile(&desired).context("make the node")?;
         Ok(world)
     }
 
-    /// The agent's way: measure, mend, and find that nothing is left to mend.
+    /// Resyncs the node as the agent does, and checks that nothing remains out of sync.
     pub(crate) fn reconcile(&mut self, desired: &Desired) -> Result<Observed> {
         let before = self.node.observe(desired)?;
         let ops = diff(desired, &before);
         let failures = self.node.apply(&ops)?;
-        ensure!(failures.is_empty(), "ops failed: {}", tell_failures(&ops, &failures));
-        self.told = desired.clone();
-        self.in_place()?;
+        ensure!(failures.is_empty(), "ops failed: {}", describe_failures(&ops, &failures));
+        self.installed = desired.clone();
+        self.check_in_sync()?;
         self.introduce(desired.iter().map(|(_, object)| object))?;
         Ok(before)
     }
@@ -64,29 +64,29 @@ impl<H: Harness> World<H> {
         H::DIFFERENCES.contains(&how)
     }
 
-    pub(crate) fn told(&self) -> &Desired {
-        &self.told
+    pub(crate) fn installed(&self) -> &Desired {
+        &self.installed
     }
 
-    /// Fails unless the node says that it holds what it was told and nothing else.
-    pub(crate) fn in_place(&mut self) -> Result<()> {
-        let observed = self.node.observe(&self.told)?;
+    /// Checks that the installed objects are in sync and that there are no orphans.
+    pub(crate) fn check_in_sync(&mut self) -> Result<()> {
+        let observed = self.node.observe(&self.installed)?;
         let missing: Vec<String> = self
-            .told
+            .installed
             .iter()
             .filter(|(id, _)| !observed.in_sync.contains(id))
             .map(|(id, _)| id.to_string())
             .collect();
         ensure!(missing.is_empty(), "not in place: {}", missing.join(", "));
-        ensure!(observed.orphans == 0, "{} strays", observed.orphans);
+        ensure!(observed.orphans == 0, "{} orphans", observed.orphans);
         Ok(())
     }
 
-    /// Ops that must all happen.
+    /// Applies ops that must all succeed.
     pub(crate) fn apply(&mut self, ops: impl IntoIterator<Item = Op>) -> Result<()> {
         let ops: Vec<Op> = ops.into_iter().collect();
         let failures = self.try_apply(&ops)?;
-        ensure!(failures.is_empty(), "ops failed: {}", tell_failures(&ops, &failures));
+        ensure!(failures.is_empty(), "ops failed: {}", describe_failures(&ops, &failures));
         Ok(())
     }
 
@@ -97,20 +97,20 @@ impl<H: Harness> World<H> {
                 continue;
             }
             match op {
-                Op::Set(object) => drop(self.told.insert(object.clone())),
-                Op::Delete(id) => drop(self.told.remove(id)),
+                Op::Set(object) => drop(self.installed.insert(object.clone())),
+                Op::Delete(id) => drop(self.installed.remove(id)),
                 Op::GarbageCollect => {}
             }
         }
         let now_there = ops.iter().filter_map(|op| match op {
-            Op::Set(object) if self.told.get(&object.id()) == Some(object) => Some(object),
+            Op::Set(object) if self.installed.get(&object.id()) == Some(object) => Some(object),
             _ => None,
         });
         self.introduce(now_there.collect::<Vec<_>>())?;
         Ok(failures)
     }
 
-    /// A bridge that learns must have heard an endpoint before it sends frames for it to nobody else.
+    /// Sends a frame from each endpoint, so that learning bridges know its port and stop flooding frames to it.
     fn introduce<'a>(&mut self, objects: impl IntoIterator<Item = &'a Object>) -> Result<()> {
         if !self.differs(Difference::LearnsOnVlan) {
             return Ok(());
@@ -137,7 +137,7 @@ impl<H: Harness> World<H> {
         self.apply([Op::Delete(id)])
     }
 
-    /// Sends a frame and fails unless exactly these come out, everywhere.
+    /// Sends a frame and checks that exactly these copies leave the node.
     pub(crate) fn sends(
         &mut self,
         from: &Origin,
@@ -167,11 +167,11 @@ impl<H: Harness> World<H> {
         Ok(())
     }
 
-    /// All that comes out because of this frame, sorted.
+    /// Sends a frame and returns all copies that leave the node, sorted.
     pub(crate) fn outcome(&mut self, from: &Origin, frame: &[u8]) -> Result<Vec<Delivery>> {
         self.node.emit(from, frame)?;
-        // Frames of one origin are handled in their order, so what comes before a marker is all that comes.
-        // A second one, sent when the first has come: copies of one batch leave by several ports in any order.
+        // Frames of one origin are processed in order, so all copies precede that of a marker frame. The second marker is
+        // sent after the first has arrived, because copies of one batch leave several ports in any order.
         self.fence(from)?;
         self.fence(from)?;
         let mut came = std::mem::take(&mut self.early);
@@ -179,7 +179,7 @@ impl<H: Harness> World<H> {
         Ok(came)
     }
 
-    /// Sends a marker and waits until it comes out somewhere.
+    /// Sends a marker frame and waits for a copy of it.
     fn fence(&mut self, from: &Origin) -> Result<()> {
         self.markers += 1;
         let text = [MARK, &self.markers.to_be_bytes()].concat();
@@ -199,7 +199,7 @@ impl<H: Harness> World<H> {
         })
     }
 
-    /// A frame that must come out somewhere, if possible from the same place.
+    /// Returns a marker frame that is delivered somewhere, if possible from the same origin.
     fn marker(&self, from: &Origin, text: &[u8]) -> Result<(Origin, Vec<u8>)> {
         let other_origins = self.origins();
         let same_wire = other_origins
@@ -207,17 +207,17 @@ impl<H: Harness> World<H> {
             .filter(|origin| std::mem::discriminant(*origin) == std::mem::discriminant(from));
         for origin in [from].into_iter().chain(same_wire).chain(&other_origins) {
             for frame in self.broadcasts(origin, text) {
-                if !deliver(&self.told, &frame, origin).is_empty() {
+                if !deliver(&self.installed, &frame, origin).is_empty() {
                     return Ok((origin.clone(), frame));
                 }
             }
         }
-        bail!("no frame from anywhere would come out, so what comes out cannot be told from what is late")
+        bail!("no origin delivers a marker frame, so late copies cannot be excluded")
     }
 
     fn origins(&self) -> Vec<Origin> {
         let mut origins = vec![Origin::Uplink];
-        for (_, object) in self.told.iter() {
+        for (_, object) in self.installed.iter() {
             match object {
                 Object::Local(local) => origins.push(pod(&local.port)),
                 Object::Peer(peer) => {
@@ -233,7 +233,7 @@ impl<H: Harness> World<H> {
     }
 
     fn networks(&self) -> impl Iterator<Item = Encap> {
-        self.told.iter().filter_map(|(_, object)| match object {
+        self.installed.iter().filter_map(|(_, object)| match object {
             Object::Network(network) => Some(network.encap),
             _ => None,
         })
@@ -243,7 +243,7 @@ impl<H: Harness> World<H> {
         let frame = |source| Packet::eth(BROADCAST, source).payload(text).build();
         match origin {
             Origin::Pod(port) => {
-                let mac = self.told.iter().find_map(|(_, object)| match object {
+                let mac = self.installed.iter().find_map(|(_, object)| match object {
                     Object::Local(local) if local.port == *port => Some(local.mac.0),
                     _ => None,
                 });
@@ -265,8 +265,8 @@ fn is_marker(frame: &[u8]) -> bool {
     frame.windows(MARK.len()).any(|window| window == MARK)
 }
 
-/// Whether a node tells the wire where a service is, which it does when it likes: an answer of ARP that says of its sender
-/// where it is, or an advertisement to all nodes.
+/// Whether a frame announces a service, which a node does at any time: a gratuitous ARP reply, or an unsolicited
+/// neighbour advertisement to all nodes.
 fn is_announcement(arrival: &Delivery) -> bool {
     const TAG: [u8; 2] = [0x81, 0];
     const ARP_REPLY: [u8; 10] = [0x08, 0x06, 0, 1, 8, 0, 6, 4, 0, 2];
@@ -279,7 +279,7 @@ fn is_announcement(arrival: &Delivery) -> bool {
     arrival.to == Target::Uplink && (tells_of_sender || tells_everybody)
 }
 
-fn tell_failures(ops: &[Op], failures: &[FailedOp]) -> String {
+fn describe_failures(ops: &[Op], failures: &[FailedOp]) -> String {
     let one =
         |failed: &FailedOp| format!("{:?}: {}: {}", ops.get(failed.index), failed.error, failed.error.source);
     failures.iter().map(one).collect::<Vec<_>>().join("; ")
@@ -293,7 +293,7 @@ fn tell_deliveries(deliveries: &[Delivery]) -> String {
             Target::Tunnel { vtep, port, vni, dscp } => format!("{vtep}:{port} vni {vni} dscp {dscp}"),
             Target::Uplink => "uplink".to_owned(),
         };
-        // Writing to a string cannot fail.
+        // Writing to a string does not fail.
         let _ = writeln!(text, "  {to}: {}", tell_frame(&delivery.frame));
     }
     text

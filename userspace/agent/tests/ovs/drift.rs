@@ -1,4 +1,4 @@
-//! Others meddle with the bridges; the next observation sees it and the ops that follow repair it.
+//! Changes by other processes: the next observation finds them and the ops after it repair them.
 
 use anyhow::Result;
 use contiv_model::global::ArpMode;
@@ -8,7 +8,7 @@ use testkit::needs;
 use crate::node::{Node, SOON, network, peer, remote, vlan, vtep, vxlan};
 
 #[test]
-fn whatever_is_broken_is_found_and_repaired() -> Result<()> {
+fn drift_is_found_and_repaired() -> Result<()> {
     needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
     let node = Node::new("drift", &[])?;
     node.converge()?;
@@ -27,39 +27,39 @@ fn whatever_is_broken_is_found_and_repaired() -> Result<()> {
     };
     let one_id = [one.object.id()];
     let all = node.desired.borrow().iter().map(|(id, _)| id.clone()).collect::<Vec<_>>();
-    type Break<'a> = (&'a str, Box<dyn Fn() -> Result<()> + 'a>, Option<Vec<netplugin::datapath::ObjectId>>);
-    let breaks: Vec<Break<'_>> = vec![
+    type Fault<'a> = (&'a str, Box<dyn Fn() -> Result<()> + 'a>, Option<Vec<netplugin::datapath::ObjectId>>);
+    let faults: Vec<Fault<'_>> = vec![
         (
-            "a flow is gone",
+            "missing flow",
             Box::new(|| ofctl("del-flows", "table=9,dl_dst=02:02:0a:01:00:01")),
             Some(one_id.to_vec()),
         ),
         (
-            "a flow does something else",
+            "changed flow",
             Box::new(|| ofctl("mod-flows", "table=9,dl_dst=02:02:0a:01:00:01,actions=drop")),
             Some(one_id.to_vec()),
         ),
         (
-            "a flow nobody asked for",
+            "foreign flow",
             Box::new(|| ofctl("add-flow", "table=0,priority=500,icmp,actions=drop")),
             Some(vec![]),
         ),
-        ("no flows at all", Box::new(|| ofctl("del-flows", "table=255")), None),
-        ("no groups at all", Box::new(|| ofctl("del-groups", "")), None),
+        ("no flows", Box::new(|| ofctl("del-flows", "table=255")), None),
+        ("no groups", Box::new(|| ofctl("del-groups", "")), None),
         (
-            "a group with too few",
+            "group without a bucket",
             Box::new(|| ofctl("mod-group", "group_id=10000,type=all,bucket=actions=output:1")),
             Some(vec![Object::Network(blue.clone()).id()]),
         ),
-        ("a group nobody asked for", Box::new(|| ofctl("add-group", "group_id=77,type=all")), Some(vec![])),
+        ("foreign group", Box::new(|| ofctl("add-group", "group_id=77,type=all")), Some(vec![])),
         (
-            "a port is gone",
+            "missing port",
             Box::new(|| vsctl(&["del-port", "vvport1"])),
-            // Its network's group sends to a port that is not there any more.
+            // The group of the network refers to the removed port.
             Some(vec![Object::Network(blue.clone()).id(), one.object.id()]),
         ),
         (
-            "a port nobody asked for",
+            "foreign port",
             Box::new(|| {
                 vsctl(&[
                     "add-port",
@@ -75,61 +75,64 @@ fn whatever_is_broken_is_found_and_repaired() -> Result<()> {
             Some(vec![]),
         ),
         (
-            "a pod's tag is another",
+            "changed VLAN tag",
             Box::new(|| vsctl(&["set", "port", "vvport3", "tag=101"])),
             Some(vec![green_one.object.id()]),
         ),
         (
-            "a tunnel leads elsewhere",
+            "changed tunnel",
             Box::new(|| vsctl(&["set", "interface", "vxif19216892", "options:dst_port=4790"])),
             Some(vec![peer(vtep(1)).id()]),
         ),
-        ("a bridge is gone", Box::new(|| vsctl(&["del-br", "contivVxlanBridge"])), None),
+        ("missing bridge", Box::new(|| vsctl(&["del-br", "contivVxlanBridge"])), None),
         (
-            "a bridge opens itself",
+            "changed fail mode",
             Box::new(|| vsctl(&["set", "bridge", "contivVxlanBridge", "fail_mode=standalone"])),
             None,
         ),
     ];
-    for (what, meddle, hurt) in breaks {
-        meddle()?;
+    for (fault, inject, affected) in faults {
+        inject()?;
         let found = node.converge()?;
-        if let Some(hurt) = hurt {
-            assert_eq!(found, hurt, "{what}");
+        if let Some(affected) = affected {
+            assert_eq!(found, affected, "{fault}");
         }
         assert!(found.iter().all(|id| all.contains(id)));
         one.reaches(2)?;
         two.reaches(1)?;
         let writes = node.writes();
-        assert_eq!(node.converge()?, [], "{what}");
-        assert_eq!(node.writes(), writes, "{what}");
+        assert_eq!(node.converge()?, [], "{fault}");
+        assert_eq!(node.writes(), writes, "{fault}");
     }
-    // Port numbers may have changed, nothing else.
-    assert_eq!(node.tables()?.map_len(), before.map_len());
+    // Port numbers can have changed, nothing else.
+    assert_eq!(node.tables()?.lengths(), before.lengths());
     Ok(())
 }
 
 trait Lengths {
-    fn map_len(&self) -> Vec<usize>;
+    fn lengths(&self) -> Vec<usize>;
 }
 
 impl<K> Lengths for std::collections::BTreeMap<K, Vec<String>> {
-    fn map_len(&self) -> Vec<usize> {
+    fn lengths(&self) -> Vec<usize> {
         self.values().map(Vec::len).collect()
     }
 }
 
-/// A changed configuration is noticed at once, our own changes are not.
+/// The datapath requests a resync after a change by another process, and not after its own changes.
 #[test]
-fn a_meddled_port_is_noticed() -> Result<()> {
+fn a_foreign_change_requests_a_resync() -> Result<()> {
     needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
-    let node = Node::new("meddle", &[])?;
+    let node = Node::new("foreign", &[])?;
     node.converge()?;
     let blue = network("blue", vxlan(5000), ArpMode::Proxy);
     node.add([Object::Network(blue.clone())])?;
     let _pod = node.run_pod(&blue, 1)?;
-    assert!(!node.resync_needed(SOON / 20));
-    node.switch.borrow().vsctl(&["--timeout=20", "del-port", "vvport1"])?;
+    // Committed by the database before `resync_needed` is polled, and not part of the bridges.
+    let vsctl = |words: &[&str]| node.switch.borrow().vsctl(&[&["--timeout=20"], words].concat());
+    vsctl(&["set", "Open_vSwitch", ".", "external_ids:foreign=yes"])?;
+    assert!(!node.resync_requested());
+    vsctl(&["del-port", "vvport1"])?;
     assert!(node.resync_needed(SOON));
     node.converge()?;
     Ok(())

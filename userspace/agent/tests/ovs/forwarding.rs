@@ -1,4 +1,4 @@
-//! Pods reach those of their network, on this node and on another, and nobody else.
+//! Pods reach only pods of their network, on this node and on another.
 
 use anyhow::Result;
 use contiv_model::{global::ArpMode, tag::Encap};
@@ -17,7 +17,7 @@ fn two_networks_on_two_nodes(label: &str, encaps: [Encap; 2], arp: ArpMode) -> R
     let one = spread(&nodes, 0, &blue, 1)?;
     let two = spread(&nodes, 0, &blue, 2)?;
     let three = spread(&nodes, 1, &blue, 3)?;
-    // The same addresses in another network.
+    // Same addresses in another network.
     let green_one = spread(&nodes, 0, &green, 1)?;
     let green_four = spread(&nodes, 1, &green, 4)?;
     one.reaches(2)?;
@@ -60,12 +60,12 @@ fn vlan_networks_that_flood_arp() -> Result<()> {
     two_networks_on_two_nodes("vlf", [vlan(100), vlan(4094)], ArpMode::Flood)
 }
 
-/// A userspace switch drops the frame for which it has to find the next hop: that must be none of a pod's.
+/// The userspace datapath drops the frame that starts next-hop resolution; it must not be a frame of a pod.
 #[test]
-fn the_way_to_a_peer_is_known_before_there_are_pods() -> Result<()> {
+fn the_next_hop_of_a_tunnel_is_resolved_before_pods_exist() -> Result<()> {
     needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
     if kind() == DatapathType::System {
-        skip!("a kernel's tunnel queues the frame");
+        skip!("the kernel datapath queues the frame");
     }
     let nodes = Node::pair("way")?;
     for (node, other) in nodes.iter().zip([vtep(1), vtep(0)]) {
@@ -80,9 +80,9 @@ fn the_way_to_a_peer_is_known_before_there_are_pods() -> Result<()> {
     Ok(())
 }
 
-/// The broadcast of a pod reaches the pods of its network, once each, and not itself.
+/// A broadcast reaches each other pod of the network once, and not its sender.
 #[test]
-fn a_broadcast_reaches_everybody_once() -> Result<()> {
+fn a_broadcast_reaches_each_pod_once() -> Result<()> {
     needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
     let nodes = Node::pair("bc")?;
     let blue = network("blue", vxlan(5000), ArpMode::Proxy);
@@ -102,7 +102,7 @@ fn a_broadcast_reaches_everybody_once() -> Result<()> {
     for tap in &taps[1..] {
         tap.expect(SOON, "the broadcast", |bytes| (bytes == frame).then_some(()))?;
     }
-    // A pod's answer came after any second copy would have.
+    // A second copy would precede these replies.
     pods[0].reaches(3)?;
     pods[2].reaches(2)?;
     for tap in &taps {
@@ -111,10 +111,9 @@ fn a_broadcast_reaches_everybody_once() -> Result<()> {
     Ok(())
 }
 
-/// A pod cannot choose its network by a tag, nor send from a group address; a frame from one node is not
-/// sent on to another.
+/// Drops tagged frames of pods and frames with a multicast source; does not forward between tunnels.
 #[test]
-fn what_a_frame_claims_does_not_count() -> Result<()> {
+fn forged_frames_are_dropped() -> Result<()> {
     needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
     let node = Node::new("claims", &[])?;
     let blue = network("blue", vxlan(5000), ArpMode::Proxy);

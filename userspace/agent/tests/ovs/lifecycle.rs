@@ -1,4 +1,4 @@
-//! Agents and switches come and go.
+//! Restarts, removal, and invalid objects.
 
 use std::time::Duration;
 
@@ -9,8 +9,8 @@ use testkit::{Netns, Pinger, needs};
 
 use crate::node::{Node, Pod, SOON, addresses, network, peer, remote, vlan, vtep, vxlan};
 
-/// A node with something of everything.
-fn busy(label: &str) -> Result<(Node, Vec<Pod>)> {
+/// Creates a node with peers, both kinds of networks, remote endpoints and pods.
+fn populated_node(label: &str) -> Result<(Node, Vec<Pod>)> {
     let node = Node::new(label, &[])?;
     node.converge()?;
     let [blue, green] =
@@ -27,9 +27,9 @@ fn busy(label: &str) -> Result<(Node, Vec<Pod>)> {
 }
 
 #[test]
-fn a_restarted_agent_finds_everything_as_it_was() -> Result<()> {
+fn a_restarted_agent_finds_everything_in_sync() -> Result<()> {
     needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
-    let (node, pods) = busy("again")?;
+    let (node, pods) = populated_node("again")?;
     let before = node.tables()?;
     let pinger = Pinger::start(&pods[0].namespace, addresses(2).0.into(), Duration::from_millis(10))?;
     testkit::wait_until(SOON, "pings run", || Ok((pinger.answers() > 5).then_some(())))?;
@@ -38,7 +38,7 @@ fn a_restarted_agent_finds_everything_as_it_was() -> Result<()> {
     assert_eq!(observed.in_sync.len(), node.desired.borrow().len());
     assert_eq!((observed.orphans, node.writes()), (0, 0));
     assert_eq!(node.tables()?, before);
-    // What is told again is true already.
+    // Setting the same objects again writes nothing.
     let again: Vec<_> = node.desired.borrow().iter().map(|(_, object)| Op::Set(object.clone())).collect();
     assert!(node.apply(&again)?.is_empty() && node.apply(&[Op::GarbageCollect])?.is_empty());
     assert_eq!(node.writes(), 0);
@@ -47,13 +47,13 @@ fn a_restarted_agent_finds_everything_as_it_was() -> Result<()> {
 }
 
 #[test]
-fn a_change_costs_what_it_changes() -> Result<()> {
+fn a_change_writes_only_its_differences() -> Result<()> {
     needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
-    let (node, _pods) = busy("cost")?;
+    let (node, _pods) = populated_node("cost")?;
     let blue = network("blue", vxlan(5000), ArpMode::Proxy);
     let before = node.writes();
     node.add([remote(&blue, 9, Some(vtep(1)))])?;
-    // Where it is, and its two addresses.
+    // Its destination and its two addresses.
     assert_eq!(node.writes() - before, 3);
     let before = node.writes();
     node.add([Object::Network(network("blue", vxlan(5000), ArpMode::Flood))])?;
@@ -62,11 +62,11 @@ fn a_change_costs_what_it_changes() -> Result<()> {
 }
 
 #[test]
-fn what_is_removed_leaves_nothing() -> Result<()> {
+fn removal_leaves_nothing() -> Result<()> {
     needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
     let fresh = Node::new("fresh", &[])?;
     fresh.converge()?;
-    let (node, _pods) = busy("gone")?;
+    let (node, _pods) = populated_node("gone")?;
     let ids: Vec<_> = node.desired.borrow().iter().map(|(id, _)| id.clone()).collect();
     node.remove(ids.into_iter().rev())?;
     assert_eq!(node.tables()?, fresh.tables()?);
@@ -77,15 +77,15 @@ fn what_is_removed_leaves_nothing() -> Result<()> {
     let mut datapath = node.datapath.borrow_mut();
     node.runtime.block_on(datapath.cleanup())?;
     assert_eq!(node.switch.borrow().vsctl(&["list-br"])?, "");
-    // Once more is no error.
+    // A second cleanup succeeds.
     node.runtime.block_on(datapath.cleanup())?;
     Ok(())
 }
 
 #[test]
-fn a_restarted_switch_is_noticed_and_filled_again() -> Result<()> {
+fn a_restarted_switch_is_detected_and_restored() -> Result<()> {
     needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
-    let (node, pods) = busy("crash")?;
+    let (node, pods) = populated_node("crash")?;
     let before = node.tables()?;
     node.switch.borrow_mut().kill_vswitchd()?;
     assert!(node.resync_needed(SOON));
@@ -95,15 +95,14 @@ fn a_restarted_switch_is_noticed_and_filled_again() -> Result<()> {
 
     node.switch.borrow_mut().start_vswitchd()?;
     node.converge()?;
-    let sorted = |tables: &std::collections::BTreeMap<_, Vec<String>>| tables["contivVxlanBridge"].len();
-    assert_eq!(sorted(&node.tables()?), sorted(&before));
+    assert_eq!(node.tables()?, before);
     pods[0].reaches(2)?;
     pods[2].reaches(2)?;
     Ok(())
 }
 
 #[test]
-fn an_absent_switch_is_named() -> Result<()> {
+fn a_missing_database_is_reported() -> Result<()> {
     needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
     let options = netplugin::datapath::ovs::Options {
         socket: "/nonexistent/db.sock".into(),
@@ -119,9 +118,9 @@ fn an_absent_switch_is_named() -> Result<()> {
     Ok(())
 }
 
-/// Where the kernel has the module this works; where not, the operator is told.
+/// A bridge of type system works if and only if the kernel has the module; otherwise the error names the module.
 #[test]
-fn a_kernel_without_the_module_is_named() -> Result<()> {
+fn a_missing_kernel_module_is_reported() -> Result<()> {
     needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
     let node = Node::new("kernel", &[])?;
     let options = netplugin::datapath::ovs::Options {
@@ -131,18 +130,31 @@ fn a_kernel_without_the_module_is_named() -> Result<()> {
         vtep: None,
     };
     let mut datapath = netplugin::datapath::ovs::Ovs::new(options);
-    if let Err(error) = node.runtime.block_on(datapath.observe(&Default::default())) {
-        let text = format!("{:#}", anyhow::Error::from(error));
-        assert!(text.contains("kernel module openvswitch"), "{text}");
+    let observed = node.runtime.block_on(datapath.observe(&Default::default()));
+    match (observed, kernel_has_openvswitch()?) {
+        (Ok(observed), true) => assert_eq!(observed.in_sync.len(), 0),
+        (Err(error), false) => {
+            let text = format!("{:#}", anyhow::Error::from(error));
+            assert!(text.contains("kernel module openvswitch"), "{text}");
+        }
+        (Ok(_), false) => panic!("a bridge of type system exists without the kernel module"),
+        (Err(error), true) => return Err(error.into()),
     }
     node.runtime.block_on(datapath.cleanup())?;
     assert_eq!(node.switch.borrow().vsctl(&["list-br"])?, "");
     Ok(())
 }
 
-/// Several uplinks are one bond; an agent that starts again leaves it alone.
+/// Returns whether the kernel has the generic netlink family of the module `openvswitch`, whether loaded or built in.
+fn kernel_has_openvswitch() -> Result<bool> {
+    let families = std::process::Command::new("genl").args(["ctrl", "list"]).output()?;
+    anyhow::ensure!(families.status.success(), "{}", String::from_utf8_lossy(&families.stderr));
+    Ok(String::from_utf8_lossy(&families.stdout).contains("Name: ovs_datapath"))
+}
+
+/// Several uplinks form one bond; a restarted agent does not change it.
 #[test]
-fn several_uplinks_are_bonded() -> Result<()> {
+fn several_uplinks_form_a_bond() -> Result<()> {
     needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
     let outside = Netns::new("bond-out")?;
     let inside = Netns::new("bond-in")?;
@@ -164,9 +176,9 @@ fn several_uplinks_are_bonded() -> Result<()> {
     Ok(())
 }
 
-/// An endpoint whose interface is not there fails alone, and is right when the interface comes.
+/// An endpoint without its interface fails alone, and is installed when the interface exists.
 #[test]
-fn one_bad_port_spoils_nothing() -> Result<()> {
+fn an_invalid_port_fails_alone() -> Result<()> {
     needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
     let node = Node::new("badport", &[])?;
     node.converge()?;
@@ -185,7 +197,7 @@ fn one_bad_port_spoils_nothing() -> Result<()> {
         failures.into_iter().map(|f| (f.index, format!("{:#}", anyhow::Error::from(f.error)))).collect();
     assert_eq!(texts.iter().map(|(op, _)| *op).collect::<Vec<_>>(), [1, 2]);
     assert!(texts[0].1.contains("vvport99") && texts[0].1.contains("No such device"), "{texts:?}");
-    assert!(texts[1].1.contains("the tunnel to 192.168.9.1 is not there"), "{texts:?}");
+    assert!(texts[1].1.contains("no tunnel to 192.168.9.1"), "{texts:?}");
     let observed = node.observe()?;
     assert!(observed.in_sync.contains(&good.object.id()) && observed.in_sync.len() == 2, "{observed:?}");
 
@@ -197,10 +209,9 @@ fn one_bad_port_spoils_nothing() -> Result<()> {
     good.reaches(2)
 }
 
-/// Groups and services, for which there are no flows yet, are refused each for itself; nothing is written for them, and
-/// the rest stands.
+/// Groups and services are not implemented: each fails alone, nothing is written for them, and other objects remain.
 #[test]
-fn what_is_not_supported_is_refused_alone() -> Result<()> {
+fn unsupported_objects_fail_alone() -> Result<()> {
     needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
     let node = Node::new("refuse", &[])?;
     node.converge()?;
@@ -232,16 +243,16 @@ fn what_is_not_supported_is_refused_alone() -> Result<()> {
     }
     let observed = node.observe()?;
     assert_eq!((observed.in_sync, observed.orphans), ([Object::Network(blue).id()].into(), 0));
-    let goodbye = ops.map(|op| match op {
+    let deletes = ops.map(|op| match op {
         Op::Set(object) => Op::Delete(object.id()),
         other => other,
     });
-    assert!(node.apply(&goodbye)?.is_empty());
+    assert!(node.apply(&deletes)?.is_empty());
     assert_eq!(node.writes(), writes);
     Ok(())
 }
 
-/// An endpoint moves: make before break, and nothing of the old place stays.
+/// An endpoint moves between nodes: the new flows precede the removal, and no old flow remains.
 #[test]
 fn an_endpoint_moves_between_nodes() -> Result<()> {
     needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
@@ -271,7 +282,7 @@ fn an_endpoint_moves_between_nodes() -> Result<()> {
 }
 
 #[test]
-fn two_thousand_endpoints_and_back() -> Result<()> {
+fn two_thousand_endpoints_are_added_and_removed() -> Result<()> {
     needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
     let node = Node::new("many", &[])?;
     node.converge()?;

@@ -1,5 +1,5 @@
-//! The OVS datapath against a real Open vSwitch with the userspace datapath, and real pods.
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+//! Tests of the OVS datapath with a running Open vSwitch and pods in network namespaces.
+#![expect(clippy::unwrap_used, reason = "a failed setup step fails the test")]
 
 mod drift;
 mod forwarding;

@@ -1,10 +1,10 @@
-//! A node: a namespace with a switch of its own, our datapath, and pods.
+//! A test node: a namespace with its own switch, the datapath, and pods.
 
 use std::{
     cell::{Cell, RefCell},
     collections::BTreeMap,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, ensure};
@@ -23,9 +23,10 @@ use testkit::{Netns, ovs::Switch, wait_until};
 use tokio::runtime::Runtime;
 
 pub(crate) const VTEP_PORT: u16 = 4789;
+/// Time limit of events that are expected promptly.
 pub(crate) const SOON: Duration = Duration::from_secs(10);
-/// Several times as long as the datapath itself waits for the switch.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Time limit of a resync: several time limits of the datapath itself.
+const RESYNC_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(crate) fn vxlan(vni: u32) -> Encap {
     Encap::Vxlan { vni: vni.try_into().unwrap(), local: 2.try_into().unwrap() }
@@ -35,12 +36,12 @@ pub(crate) fn vlan(tag: u16) -> Encap {
     Encap::Vlan(tag.try_into().unwrap())
 }
 
-/// Network `name` of its own tenant.
+/// Network `name` of the tenant `net`.
 pub(crate) fn network(name: &str, encap: Encap, arp: ArpMode) -> Network {
     Network { id: NetworkId::new(&"net".parse().unwrap(), &name.parse().unwrap()), encap, arp }
 }
 
-/// A pod's addresses by its number: 10.1.0.n and fd00::n.
+/// Addresses of pod `n`: 10.1.0.n and fd00::n.
 pub(crate) fn addresses(n: u8) -> (Ipv4Addr, Ipv6Addr) {
     (Ipv4Addr::new(10, 1, 0, n), Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, n.into()))
 }
@@ -53,7 +54,7 @@ pub(crate) fn peer(vtep: IpAddr) -> Object {
     Object::Peer(Peer { vtep, port: VTEP_PORT })
 }
 
-/// Pod `n` of `network`, as other nodes see it.
+/// Remote endpoint of pod `n` of `network`.
 pub(crate) fn remote(network: &Network, n: u8, vtep: Option<IpAddr>) -> Object {
     let (ip, ip6) = addresses(n);
     let (id, network_id) = (endpoint(network, n), network.id.clone());
@@ -77,11 +78,11 @@ pub(crate) struct Pod {
 }
 
 impl Pod {
-    /// Waits until the other pod answers, over IPv4 and IPv6.
+    /// Waits until the other pod replies, over IPv4 and IPv6.
     pub(crate) fn reaches(&self, n: u8) -> Result<()> {
         let (ip, ip6) = addresses(n);
         for target in [IpAddr::from(ip), ip6.into()] {
-            wait_until(SOON, &format!("{target} answers"), || {
+            wait_until(SOON, &format!("echo reply of {target}"), || {
                 let ping = self.namespace.ping(target, 1, Duration::from_millis(200))?;
                 Ok((ping.lost() == 0).then_some(()))
             })?;
@@ -93,7 +94,7 @@ impl Pod {
         let (ip, ip6) = addresses(n);
         for target in [IpAddr::from(ip), ip6.into()] {
             let ping = self.namespace.ping(target, 2, Duration::from_millis(200))?;
-            ensure!(ping.lost() == 2, "{target} answered");
+            ensure!(ping.lost() == 2, "{target} replied");
         }
         Ok(())
     }
@@ -125,7 +126,7 @@ impl Node {
         Ok(Node { namespace, switch, runtime, datapath, desired, uplinks, pods: Cell::new(0) })
     }
 
-    /// Two nodes with a wire between them: VTEPs 192.168.9.1 and .2 on a bridge beside ours, and `trunk0` for VLANs.
+    /// Two connected nodes: VTEPs 192.168.9.1 and .2 on an underlay bridge, and `trunk0` for VLANs.
     pub(crate) fn pair(label: &str) -> Result<[Node; 2]> {
         let spaces = [Netns::new(&format!("{label}1"))?, Netns::new(&format!("{label}2"))?];
         for wire in ["under0", "trunk0"] {
@@ -139,7 +140,7 @@ impl Node {
         let nodes = [one?, two?];
         for (node, other) in [(0, 1), (1, 0)] {
             let mut under = "under0";
-            // The userspace switch sends tunnelled frames by a bridge of its own, the kernel's by any link.
+            // The userspace datapath needs a bridge for tunnelled frames, the kernel datapath uses any link.
             if kind() == DatapathType::Netdev {
                 under = "underlay";
                 let add =
@@ -154,7 +155,7 @@ impl Node {
         Ok(nodes)
     }
 
-    /// The agent dies and a new one starts.
+    /// Replaces the datapath by a new instance, as after a restart of the agent.
     pub(crate) fn restart_agent(&self) {
         let fresh = datapath(&self.switch.borrow(), &self.uplinks);
         *self.datapath.borrow_mut() = fresh;
@@ -170,33 +171,71 @@ impl Node {
         self.runtime.block_on(datapath.apply(ops))
     }
 
-    /// Whether the datapath notices within this time that something happened behind its back.
+    /// Returns whether the datapath requests a resync within this time.
     pub(crate) fn resync_needed(&self, within: Duration) -> bool {
         let datapath = &mut *self.datapath.borrow_mut();
         self.runtime.block_on(async { tokio::time::timeout(within, datapath.resync_needed()).await.is_ok() })
+    }
+
+    /// Returns whether a resync is requested once the datapath has seen all earlier changes of the database.
+    ///
+    /// `ovs-vsctl` runs between two polls, so that the connection receives all updates that precede it.
+    pub(crate) fn resync_requested(&self) -> bool {
+        let datapath = &mut *self.datapath.borrow_mut();
+        let switch = self.switch.borrow();
+        self.runtime.block_on(async {
+            let mut resync = std::pin::pin!(datapath.resync_needed());
+            let polled = futures::poll!(&mut resync).is_ready();
+            let round_trip = switch.vsctl(&["--timeout=20", "list-br"]);
+            // Lets the tasks of the connection handle what has arrived.
+            for _ in 0..16 {
+                tokio::task::yield_now().await;
+            }
+            polled || round_trip.is_err() || futures::poll!(&mut resync).is_ready()
+        })
     }
 
     pub(crate) fn writes(&self) -> u64 {
         self.datapath.borrow().writes()
     }
 
-    /// What is wrong in the switch is put right, as the agent does it; says what was wrong.
+    /// Resyncs the switch as the agent does. Returns the objects that were out of sync.
     pub(crate) fn converge(&self) -> Result<Vec<ObjectId>> {
-        // Of a switch that is too busy to answer, an agent asks again.
-        let observed = wait_until(PATIENCE, "the switch is observed", || Ok(Some(self.observe()?)))?;
+        let observed = self.observe_with_retries()?;
         let desired = self.desired.borrow().clone();
-        let wrong = || desired.iter().filter(|(id, _)| !observed.in_sync.contains(id));
-        let sets = wrong().map(|(_, object)| Op::Set(object.clone()));
+        let out_of_sync = || desired.iter().filter(|(id, _)| !observed.in_sync.contains(id));
+        let sets = out_of_sync().map(|(_, object)| Op::Set(object.clone()));
         let ops: Vec<_> = sets.chain((observed.orphans > 0).then_some(Op::GarbageCollect)).collect();
         let failures = self.apply(&ops)?;
         ensure!(failures.is_empty(), "{failures:?}");
         let after = self.observe()?;
-        let still: Vec<_> = desired.iter().filter(|(id, _)| !after.in_sync.contains(id)).collect();
-        ensure!(still.is_empty() && after.orphans == 0, "still wrong: {still:?}, {} strays", after.orphans);
-        Ok(wrong().map(|(id, _)| id.clone()).collect())
+        let remaining: Vec<_> = desired.iter().filter(|(id, _)| !after.in_sync.contains(id)).collect();
+        ensure!(
+            remaining.is_empty() && after.orphans == 0,
+            "out of sync after resync: {remaining:?}, {} orphans",
+            after.orphans
+        );
+        Ok(out_of_sync().map(|(id, _)| id.clone()).collect())
     }
 
-    /// Adds objects as the agent does when they come.
+    /// Observes the switch, with retries while it is too busy to reply. Fails with the last error.
+    fn observe_with_retries(&self) -> Result<Observed> {
+        let deadline = Instant::now() + RESYNC_TIMEOUT;
+        loop {
+            match self.observe() {
+                Ok(observed) => return Ok(observed),
+                Err(error) if Instant::now() < deadline => {
+                    eprintln!("observe, will retry: {:#}", anyhow::Error::from(error));
+                    std::thread::sleep(Duration::from_millis(100));
+                }
+                Err(error) => {
+                    return Err(error).with_context(|| format!("observe the switch for {RESYNC_TIMEOUT:?}"));
+                }
+            }
+        }
+    }
+
+    /// Sets objects in the desired state and in the switch.
     pub(crate) fn add(&self, objects: impl IntoIterator<Item = Object>) -> Result<()> {
         let ops: Vec<_> = objects.into_iter().map(Op::Set).collect();
         for op in &ops {
@@ -221,7 +260,7 @@ impl Node {
         Ok(())
     }
 
-    /// A pod with number `n` on `network`, its interface made; its object is not told yet.
+    /// Creates pod `n` on `network` with its interface, without setting its object.
     pub(crate) fn pod(&self, network: &Network, n: u8) -> Result<Pod> {
         let count = self.pods.get() + 1;
         self.pods.set(count);
@@ -250,14 +289,14 @@ impl Node {
         Ok(Pod { namespace, object, mac: mac.0 })
     }
 
-    /// A pod that is told.
+    /// Creates pod `n` on `network` and sets its object.
     pub(crate) fn run_pod(&self, network: &Network, n: u8) -> Result<Pod> {
         let pod = self.pod(network, n)?;
         self.add([pod.object.clone()])?;
         Ok(pod)
     }
 
-    /// All flows and groups of both bridges, without counters, in order.
+    /// Returns all flows and groups of both bridges, sorted, without counters.
     pub(crate) fn tables(&self) -> Result<BTreeMap<&'static str, Vec<String>>> {
         let switch = self.switch.borrow();
         let mut tables = BTreeMap::new();
@@ -275,13 +314,13 @@ impl Node {
         Ok(tables)
     }
 
-    /// What `ofproto/trace` says happens to a packet.
+    /// Returns the output of `ofproto/trace` for a packet.
     pub(crate) fn trace(&self, bridge: &str, packet: &str) -> Result<String> {
         self.switch.borrow().appctl(&["ofproto/trace", bridge, packet])
     }
 }
 
-/// The userspace switch, which runs everywhere; `CONTIV_TEST_OVS=system` is for machines with the kernel's.
+/// Datapath type under test: netdev, or system with `CONTIV_TEST_OVS=system` on machines with the kernel module.
 pub(crate) fn kind() -> DatapathType {
     let system = std::env::var_os("CONTIV_TEST_OVS").is_some_and(|kind| kind == "system");
     if system { DatapathType::System } else { DatapathType::Netdev }
@@ -296,12 +335,12 @@ fn datapath(switch: &Switch, uplinks: &[String]) -> Ovs {
     })
 }
 
-/// The address of a node of a pair.
+/// VTEP of a node of a pair.
 pub(crate) fn vtep(node: usize) -> IpAddr {
     [[192, 168, 9, 1], [192, 168, 9, 2]][node].into()
 }
 
-/// Pod `n` runs on the first node; both nodes know.
+/// Creates pod `n` on node `on`, and its remote endpoint on the other node.
 pub(crate) fn spread(nodes: &[Node; 2], on: usize, network: &Network, n: u8) -> Result<Pod> {
     let pod = nodes[on].run_pod(network, n)?;
     let through = matches!(network.encap, Encap::Vxlan { .. }).then(|| vtep(on));

@@ -1,4 +1,4 @@
-//! What every datapath does with a frame, in its simplest form: the oracle that they are held against.
+//! Layer 2 forwarding in its simplest form: the oracle for the other datapaths.
 
 use std::net::IpAddr;
 
@@ -8,66 +8,66 @@ use contiv_model::{
     tag::{Encap, Vni},
 };
 
-use super::frame::{self, Ethernet, Question};
+use super::frame::{self, Ethernet, NeighbourRequest};
 use crate::datapath::{Desired, Local, Network, Object, Peer, Remote, Service};
 
-/// Where a frame comes from.
+/// Source of a frame.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Origin {
-    /// The pod behind the port of this name.
+    /// The pod at the port with this name.
     Pod(String),
-    /// Another node's tunnel; the frame is the inner one.
+    /// A tunnel to another node; the frame is the inner one.
     Tunnel {
-        /// The address of the other end.
+        /// VTEP of the other node.
         vtep: IpAddr,
-        /// The network's number.
+        /// VNI of the network.
         vni: Vni,
     },
-    /// The VLAN uplink; the frame has its tag, if any.
+    /// The VLAN uplink; the frame includes its tag, if any.
     Uplink,
 }
 
-/// Where a frame goes.
+/// Destination of a frame.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Target {
-    /// The pod behind the port of this name.
+    /// The pod at the port with this name.
     Pod(String),
-    /// Another node's tunnel; the frame is the inner one.
+    /// A tunnel to another node; the frame is the inner one.
     Tunnel {
-        /// The address of the other end.
+        /// VTEP of the other node.
         vtep: IpAddr,
-        /// The UDP port of the other end.
+        /// UDP port of the other node.
         port: u16,
-        /// The network's number.
+        /// VNI of the network.
         vni: Vni,
-        /// The class of service in the outer header, that of the inner one.
+        /// DSCP of the outer header, copied from the inner one.
         dscp: u8,
     },
-    /// The VLAN uplink; the frame has its tag.
+    /// The VLAN uplink; the frame includes its tag.
     Uplink,
 }
 
-/// One copy of a frame.
+/// One copy of a frame that leaves the node.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Delivery {
-    /// Where it goes.
+    /// Destination.
     pub to: Target,
-    /// Its bytes.
+    /// Frame from its Ethernet header on.
     pub frame: Vec<u8>,
 }
 
-/// What a node that holds `objects` does with a frame: every copy that leaves it.
+/// Forwards a frame on a node with `objects`; returns all copies that leave the node.
 pub fn deliver(objects: &Desired, frame: &[u8], from: &Origin) -> Vec<Delivery> {
     decide(objects, frame, from).unwrap_or_default()
 }
 
-/// None: dropped.
+/// `None` for a dropped frame.
 fn decide(objects: &Desired, frame: &[u8], from: &Origin) -> Option<Vec<Delivery>> {
     match from {
         Origin::Pod(port) => {
             let local = locals(objects).find(|local| local.port == *port)?;
             let segment = Segment::find(objects, local.encap)?;
-            segment.of_pod(frame, local)
+            segment.from_pod(frame, local)
         }
         Origin::Tunnel { vtep, vni } => {
             let peer = peers(objects).find(|peer| peer.vtep == *vtep)?;
@@ -75,12 +75,12 @@ fn decide(objects: &Desired, frame: &[u8], from: &Origin) -> Option<Vec<Delivery
                 objects,
                 |encap| matches!(encap, Encap::Vxlan { vni: known, .. } if known == *vni),
             )?;
-            segment.of_outside(frame, |frame| segment.to_peer(peer, *vni, frame))
+            segment.from_outside(frame, |frame| segment.to_peer(peer, *vni, frame))
         }
         Origin::Uplink => {
             let (vlan, inner) = frame::untag(frame)?;
             let segment = Segment::find(objects, Encap::Vlan(vlan))?;
-            segment.of_outside(&inner, |frame| to_uplink(frame::tagged(&frame, vlan)))
+            segment.from_outside(&inner, |frame| to_uplink(frame::tagged(&frame, vlan)))
         }
     }
 }
@@ -104,93 +104,92 @@ impl<'a> Segment<'a> {
         networks.find(|network| is_it(network.encap)).map(|network| Segment { objects, network })
     }
 
-    fn of_pod(&self, frame: &[u8], sender: &Local) -> Option<Vec<Delivery>> {
-        let ethernet = sound(frame)?;
-        if let Some(question) = self.question(frame)
-            && let Some(owner) = self.owner(&question, Some(sender))
+    fn from_pod(&self, frame: &[u8], sender: &Local) -> Option<Vec<Delivery>> {
+        let ethernet = forwardable(frame)?;
+        if let Some(request) = self.request(frame)
+            && let Some(owner) = self.owner(&request, Some(sender))
         {
-            return Some(vec![to_pod(sender, question.answer(owner))]);
+            return Some(vec![to_pod(sender, request.reply(owner))]);
         }
         let others = self.locals().filter(|local| local.port != sender.port);
-        let copies = match self.home(ethernet.destination) {
-            Home::Here(local) if local.port == sender.port => vec![],
-            Home::Here(local) => vec![to_pod(local, frame.to_vec())],
-            Home::At(remote) => self.to_remote(remote, frame),
-            Home::Everybody => {
+        let copies = match self.locate(ethernet.destination) {
+            Location::Local(local) if local.port == sender.port => vec![],
+            Location::Local(local) => vec![to_pod(local, frame.to_vec())],
+            Location::Remote(remote) => self.to_remote(remote, frame),
+            Location::Multicast => {
                 others.map(|local| to_pod(local, frame.to_vec())).chain(self.to_other_nodes(frame)).collect()
             }
-            Home::Unknown => match self.network.encap {
+            Location::Unknown => match self.network.encap {
                 Encap::Vxlan { .. } => others
                     .map(|local| to_pod(local, frame.to_vec()))
                     .chain(self.to_other_nodes(frame))
                     .collect(),
-                // The switches outside find the way.
+                // The physical network floods or learns.
                 Encap::Vlan(_) => self.to_other_nodes(frame),
             },
         };
         Some(copies)
     }
 
-    /// `back` sends a frame where this one came from.
-    fn of_outside(&self, frame: &[u8], back: impl Fn(Vec<u8>) -> Delivery) -> Option<Vec<Delivery>> {
-        let ethernet = sound(frame)?;
-        if let Some(question) = self.question(frame)
-            && let Some(owner) = self.owner(&question, None)
+    /// Forwards a frame from a tunnel or uplink. `back` returns the delivery to that source.
+    fn from_outside(&self, frame: &[u8], back: impl Fn(Vec<u8>) -> Delivery) -> Option<Vec<Delivery>> {
+        let ethernet = forwardable(frame)?;
+        if let Some(request) = self.request(frame)
+            && let Some(owner) = self.owner(&request, None)
         {
-            return Some(vec![back(question.answer(owner))]);
+            return Some(vec![back(request.reply(owner))]);
         }
         let everybody = || self.locals().map(|local| to_pod(local, frame.to_vec())).collect();
-        Some(match (self.home(ethernet.destination), self.network.encap) {
-            (Home::Here(local), _) => vec![to_pod(local, frame.to_vec())],
-            (Home::Everybody, _) | (Home::Unknown, Encap::Vxlan { .. }) => everybody(),
-            // Never from one node to another: each sends to all of them itself. And the uplink hears
-            // much that is for others.
-            (Home::At(_), _) | (Home::Unknown, Encap::Vlan(_)) => vec![],
+        Some(match (self.locate(ethernet.destination), self.network.encap) {
+            (Location::Local(local), _) => vec![to_pod(local, frame.to_vec())],
+            (Location::Multicast, _) | (Location::Unknown, Encap::Vxlan { .. }) => everybody(),
+            // Split horizon: the sending node replicates to all nodes. The uplink also receives frames for other nodes.
+            (Location::Remote(_), _) | (Location::Unknown, Encap::Vlan(_)) => vec![],
         })
     }
 
-    fn question(&self, frame: &[u8]) -> Option<Question> {
+    fn request(&self, frame: &[u8]) -> Option<NeighbourRequest> {
         match self.network.arp {
-            ArpMode::Proxy => Question::read(frame),
+            ArpMode::Proxy => NeighbourRequest::read(frame),
             ArpMode::Flood => None,
         }
     }
 
-    /// Whose the address is, among those for whom the asker is answered: a pod for everyone but itself, the
-    /// outside for the pods here, as the others' nodes answer for theirs.
-    fn owner(&self, question: &Question, asker: Option<&Local>) -> Option<Mac> {
-        let has = |ip: std::net::Ipv4Addr, ip6: Option<std::net::Ipv6Addr>| match question {
-            Question::Arp { target, .. } => ip == *target,
-            Question::Solicitation { target, .. } => ip6 == Some(*target),
+    /// Returns the Ethernet address of the owner. Pods get replies for all addresses but their own; the outside gets replies
+    /// for local pods only, because other nodes reply for theirs.
+    fn owner(&self, request: &NeighbourRequest, requester: Option<&Local>) -> Option<Mac> {
+        let has = |ip: std::net::Ipv4Addr, ip6: Option<std::net::Ipv6Addr>| match request {
+            NeighbourRequest::Arp { target, .. } => ip == *target,
+            NeighbourRequest::Solicitation { target, .. } => ip6 == Some(*target),
         };
         let here = self.locals().find(|local| has(local.ip, local.ip6));
-        match (here, asker) {
-            (Some(local), Some(asker)) if local.port == asker.port => None,
+        match (here, requester) {
+            (Some(local), Some(requester)) if local.port == requester.port => None,
             (Some(local), _) => Some(local.mac),
             (None, Some(_)) => {
                 let there = self.remotes().find(|remote| has(remote.ip, remote.ip6)).map(|remote| remote.mac);
-                there.or_else(|| self.service_mac(question))
+                there.or_else(|| self.service_mac(request))
             }
             (None, None) => None,
         }
     }
 
-    /// A service's address looks like that of an endpoint. What is sent there is addressed anew before it is forwarded.
-    fn service_mac(&self, question: &Question) -> Option<Mac> {
-        let Question::Arp { target, .. } = question else { return None };
+    /// Returns the Ethernet address of an IPv4 service. Frames to it are translated before they are forwarded.
+    fn service_mac(&self, request: &NeighbourRequest) -> Option<Mac> {
+        let NeighbourRequest::Arp { target, .. } = request else { return None };
         let mut services = services_on(self.objects, self.network.encap);
         services.find(|service| service.vip == IpAddr::V4(*target)).map(|_| Mac::of_endpoint(*target))
     }
 
-    fn home(&self, mac: Mac) -> Home<'a> {
+    fn locate(&self, mac: Mac) -> Location<'a> {
         if mac.is_multicast() {
-            return Home::Everybody;
+            return Location::Multicast;
         }
         match (self.locals().find(|local| local.mac == mac), self.remotes().find(|remote| remote.mac == mac))
         {
-            (Some(local), _) => Home::Here(local),
-            (None, Some(remote)) => Home::At(remote),
-            (None, None) => Home::Unknown,
+            (Some(local), _) => Location::Local(local),
+            (None, Some(remote)) => Location::Remote(remote),
+            (None, None) => Location::Unknown,
         }
     }
 
@@ -233,18 +232,18 @@ impl<'a> Segment<'a> {
     }
 }
 
-/// Where a MAC address is.
-enum Home<'a> {
-    Here(&'a Local),
-    At(&'a Remote),
-    Everybody,
+/// Location of an Ethernet address.
+enum Location<'a> {
+    Local(&'a Local),
+    Remote(&'a Remote),
+    Multicast,
     Unknown,
 }
 
-/// The frame's addresses, if any bridge would forward it.
-fn sound(frame: &[u8]) -> Option<Ethernet> {
-    // Pods do not choose their network, and networks are not nested.
-    Ethernet::read(frame).filter(|e| !e.is_tagged() && !e.source.is_multicast() && !e.is_for_bridges())
+/// Returns the header of a frame that a bridge may forward.
+fn forwardable(frame: &[u8]) -> Option<Ethernet> {
+    // Pods cannot choose their network by a tag, and networks are not nested.
+    Ethernet::read(frame).filter(|e| !e.is_tagged() && !e.source.is_multicast() && !e.is_link_local())
 }
 
 fn to_pod(local: &Local, frame: Vec<u8>) -> Delivery {
@@ -269,7 +268,7 @@ pub(super) fn locals(objects: &Desired) -> impl Iterator<Item = &Local> {
     })
 }
 
-/// The services whose addresses the endpoints of a network can use.
+/// Returns the services that the endpoints of a network can use.
 pub(super) fn services_on(objects: &Desired, encap: Encap) -> impl Iterator<Item = &Service> {
     objects.iter().filter_map(move |(_, object)| match object {
         Object::Service(service) if service.scope.as_ref().is_none_or(|scope| scope.encap == encap) => {

@@ -1,4 +1,4 @@
-//! As much of a frame as forwarding at layer 2 looks at.
+//! Ethernet, VLAN, ARP and ND: what layer 2 forwarding reads.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -9,13 +9,13 @@ pub(super) const IPV4: u16 = 0x0800;
 pub(super) const IPV6: u16 = 0x86dd;
 const TAGS: [u16; 2] = [0x8100, 0x88a8];
 pub(super) const ETHERNET: usize = 14;
-/// Ethernet and IPv4, lengths 6 and 4.
-const ARP_FORM: [u8; 6] = [0, 1, 8, 0, 6, 4];
+/// ARP header for Ethernet (address length 6) and IPv4 (address length 4).
+const ARP_HEADER: [u8; 6] = [0, 1, 8, 0, 6, 4];
 const ICMPV6: u8 = 58;
-/// Neighbour discovery counts only when no router has touched it.
-const FROM_THE_LINK: u8 = 255;
+/// Hop limit of neighbour discovery: the packet has passed no router (RFC 4861 section 11.2).
+const ND_HOP_LIMIT: u8 = 255;
 
-/// The addresses and the protocol.
+/// Ethernet header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ethernet {
     pub(super) destination: Mac,
@@ -36,13 +36,13 @@ impl Ethernet {
         TAGS.contains(&self.kind)
     }
 
-    /// For the bridge itself, such as spanning tree; no bridge forwards it.
-    pub(super) fn is_for_bridges(self) -> bool {
+    /// Whether the destination is link-local (IEEE 802.1D table 7-10), which bridges do not forward.
+    pub(super) fn is_link_local(self) -> bool {
         matches!(self.destination.0, [0x01, 0x80, 0xc2, 0, 0, 0..=0x0f])
     }
 }
 
-/// Takes the 802.1Q tag off; none when there is none, or only a priority.
+/// Removes the 802.1Q tag; `None` without a tag or with VLAN id 0.
 pub(super) fn untag(frame: &[u8]) -> Option<(Vlan, Vec<u8>)> {
     let [protocol, tag]: [u16; 2] =
         [bytes(frame, 12)?, bytes(frame, ETHERNET)?].map(|field: [u8; 2]| u16::from_be_bytes(field));
@@ -50,13 +50,13 @@ pub(super) fn untag(frame: &[u8]) -> Option<(Vlan, Vec<u8>)> {
     Some((vlan, [&frame[..12], &frame[16..]].concat()))
 }
 
-/// Puts an 802.1Q tag of priority 0 on.
+/// Adds an 802.1Q tag with priority 0.
 pub(super) fn tagged(frame: &[u8], vlan: Vlan) -> Vec<u8> {
     let (addresses, rest) = frame.split_at(frame.len().min(12));
     [addresses, &TAGS[0].to_be_bytes(), &vlan.get().to_be_bytes(), rest].concat()
 }
 
-/// The class of service that an outer header takes over.
+/// Returns the DSCP, which a tunnel copies to its outer header.
 pub(super) fn dscp(frame: &[u8]) -> u8 {
     match (Ethernet::read(frame), frame.get(ETHERNET..)) {
         (Some(Ethernet { kind: IPV4, .. }), Some([_, tos, ..])) => tos >> 2,
@@ -65,26 +65,30 @@ pub(super) fn dscp(frame: &[u8]) -> u8 {
     }
 }
 
-/// A question about who has an address.
+/// An ARP request or a neighbour solicitation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Question {
+pub(super) enum NeighbourRequest {
     Arp { from: Mac, sender: (Mac, Ipv4Addr), target: Ipv4Addr },
     Solicitation { from: Mac, source: Ipv6Addr, target: Ipv6Addr },
 }
 
-impl Question {
-    pub(super) fn read(frame: &[u8]) -> Option<Question> {
+impl NeighbourRequest {
+    pub(super) fn read(frame: &[u8]) -> Option<NeighbourRequest> {
         let ethernet = Ethernet::read(frame)?;
         let body = &frame[ETHERNET..];
         match ethernet.kind {
-            ARP if bytes(body, 0) == Some(ARP_FORM) && bytes(body, 6) == Some([0, 1]) => {
+            ARP if bytes(body, 0) == Some(ARP_HEADER) && bytes(body, 6) == Some([0, 1]) => {
                 let sender = (Mac(bytes(body, 8)?), Ipv4Addr::from(bytes::<4>(body, 14)?));
                 let target = Ipv4Addr::from(bytes::<4>(body, 24)?);
-                // Nobody asks for his own address: he announces it.
-                (sender.1 != target).then_some(Question::Arp { from: ethernet.source, sender, target })
+                // A request for the own address is gratuitous ARP.
+                (sender.1 != target).then_some(NeighbourRequest::Arp {
+                    from: ethernet.source,
+                    sender,
+                    target,
+                })
             }
-            IPV6 if bytes(body, 6) == Some([ICMPV6, FROM_THE_LINK]) && bytes(body, 40) == Some([135, 0]) => {
-                Some(Question::Solicitation {
+            IPV6 if bytes(body, 6) == Some([ICMPV6, ND_HOP_LIMIT]) && bytes(body, 40) == Some([135, 0]) => {
+                Some(NeighbourRequest::Solicitation {
                     from: ethernet.source,
                     source: Ipv6Addr::from(bytes::<16>(body, 8)?),
                     target: Ipv6Addr::from(bytes::<16>(body, 48)?),
@@ -94,14 +98,14 @@ impl Question {
         }
     }
 
-    /// The frame that says: it is at `owner`.
-    pub(super) fn answer(self, owner: Mac) -> Vec<u8> {
+    /// Returns the reply that the address is at `owner`.
+    pub(super) fn reply(self, owner: Mac) -> Vec<u8> {
         match self {
-            Question::Arp { from, sender, target } => [
+            NeighbourRequest::Arp { from, sender, target } => [
                 &from.0[..],
                 &owner.0,
                 &ARP.to_be_bytes(),
-                &ARP_FORM,
+                &ARP_HEADER,
                 &[0, 2],
                 &owner.0,
                 &target.octets(),
@@ -109,7 +113,9 @@ impl Question {
                 &sender.1.octets(),
             ]
             .concat(),
-            Question::Solicitation { from, source, target } => advertisement(from, source, target, owner),
+            NeighbourRequest::Solicitation { from, source, target } => {
+                advertisement(from, source, target, owner)
+            }
         }
     }
 }
@@ -118,7 +124,7 @@ fn advertisement(from: Mac, source: Ipv6Addr, target: Ipv6Addr, owner: Mac) -> V
     const SOLICITED: u8 = 0x40;
     const OVERRIDE: u8 = 0x20;
     let all_nodes = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
-    // Who asks from no address is detecting a duplicate, and everybody hears the answer.
+    // Duplicate address detection: the advertisement goes to all nodes (RFC 4861 section 7.2.4).
     let (mac, destination, flags) = if source.is_unspecified() {
         (Mac([0x33, 0x33, 0, 0, 0, 1]), all_nodes, OVERRIDE)
     } else {
@@ -132,7 +138,7 @@ fn advertisement(from: Mac, source: Ipv6Addr, target: Ipv6Addr, owner: Mac) -> V
         &IPV6.to_be_bytes(),
         &[0x60, 0, 0, 0],
         &length,
-        &[ICMPV6, FROM_THE_LINK],
+        &[ICMPV6, ND_HOP_LIMIT],
         &target.octets(),
         &destination.octets(),
         &message,

@@ -1,4 +1,4 @@
-//! The inside as JSON.
+//! Debug dump as JSON.
 
 use contiv_model::{
     group::{Dscp, GroupNumber},
@@ -6,12 +6,13 @@ use contiv_model::{
 };
 use serde_json::{Value, json};
 
-use super::{Object, Switch};
+use super::switch::Switch;
+use crate::datapath::Object;
 
 pub(super) fn switch(switch: &Switch) -> Value {
     let objects = switch.objects();
     let objects: Vec<Value> = objects.iter().map(|(_, object)| self::object(object)).collect();
-    json!({ "objects": objects, "debris": switch.debris() })
+    json!({ "objects": objects, "debris": switch.foreign_items() })
 }
 
 fn object(object: &Object) -> Value {

@@ -1,4 +1,4 @@
-//! As much of a packet as policies and services look at.
+//! IP packets: what policies and services read and rewrite.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -10,10 +10,10 @@ use contiv_model::{
 
 use super::frame::{ETHERNET, IPV4, IPV6, bytes};
 
-/// One end: the address, and the port if there are ports. Of an echo, which has one number for both ends, that number.
+/// Address and port of one side of a connection; for ICMP echo the identifier instead of a port.
 pub(super) type End = (IpAddr, u16);
 
-/// What tells connections apart.
+/// Connection tuple.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Tuple {
     pub(super) protocol: u8,
@@ -22,8 +22,8 @@ pub(super) struct Tuple {
 }
 
 impl Tuple {
-    /// As policies are asked about it when the destination is `port`.
-    pub(super) fn asked(self, port: u16) -> policy::Packet {
+    /// Returns the packet for policy evaluation with the destination port `port`.
+    pub(super) fn policy_packet(self, port: u16) -> policy::Packet {
         let port = matches!(self.protocol, TCP | UDP).then_some(port);
         policy::Packet { protocol: self.protocol, port }
     }
@@ -35,9 +35,9 @@ impl Tuple {
 pub(super) struct Packet {
     pub(super) tuple: Tuple,
     v6: bool,
-    /// Where the header of TCP, UDP or ICMP begins.
+    /// Offset of the TCP, UDP or ICMP header.
     body: usize,
-    /// It is not there in fragments after the first.
+    /// False for fragments after the first.
     has_body: bool,
     kind: u8,
 }
@@ -71,20 +71,20 @@ impl Packet {
         Some(Packet { tuple, v6, body, has_body, kind })
     }
 
-    /// Neighbour discovery, which makes IPv6 work at all and is nothing that a policy is asked about.
+    /// Whether the packet is neighbour discovery, which policies do not apply to.
     pub(super) fn is_neighbour_discovery(&self) -> bool {
         self.v6 && self.tuple.protocol == ICMPV6 && matches!(self.kind, 133..=137)
     }
 
-    /// Sends it to another end, at that Ethernet address.
-    pub(super) fn readdress(&self, frame: &mut [u8], to: End, mac: Mac) {
+    /// Rewrites destination address and port, and the destination Ethernet address.
+    pub(super) fn rewrite_destination(&self, frame: &mut [u8], to: End, mac: Mac) {
         frame[..6].copy_from_slice(&mac.0);
         let at = if self.v6 { ETHERNET + 24 } else { ETHERNET + 16 };
         self.translate(frame, at, self.body + 2, to);
     }
 
-    /// Makes it come from another end.
-    pub(super) fn pretend(&self, frame: &mut [u8], from: End) {
+    /// Rewrites source address and port.
+    pub(super) fn rewrite_source(&self, frame: &mut [u8], from: End) {
         let at = if self.v6 { ETHERNET + 8 } else { ETHERNET + 12 };
         self.translate(frame, at, self.body, from);
     }
@@ -99,8 +99,8 @@ impl Packet {
         }
     }
 
-    /// Puts the class into the header.
-    pub(super) fn mark(&self, frame: &mut [u8], dscp: Dscp) {
+    /// Sets the DSCP.
+    pub(super) fn set_dscp(&self, frame: &mut [u8], dscp: Dscp) {
         let class = dscp.get();
         if self.v6 {
             let [first, second] = [frame[ETHERNET], frame[ETHERNET + 1]];
@@ -112,14 +112,14 @@ impl Packet {
         }
     }
 
-    /// Writes at an even place, and keeps the checksums right that cover it (RFC 1624).
+    /// Writes at an even offset and updates the checksums that cover it (RFC 1624).
     fn write(&self, frame: &mut [u8], at: usize, new: &[u8]) {
         let Some(old) = frame.get(at..at + new.len()).map(<[u8]>::to_vec) else { return };
         frame[at..at + new.len()].copy_from_slice(new);
         if !self.v6 && at < self.body {
             adjust(frame, ETHERNET + 10, &old, new);
         }
-        // Of the IP header, only the addresses count in the checksum of what is inside.
+        // The pseudo header contains only the addresses of the IP header.
         let covered = at >= ETHERNET + if self.v6 { 8 } else { 12 };
         let sum = match self.tuple.protocol {
             TCP => self.body + 16,
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_changed_stays_sound() {
+    fn rewritten_packets_have_valid_checksums() {
         for before in frames() {
             let mut frame = before.build();
             let packet = Packet::read(&frame).unwrap();
@@ -182,9 +182,9 @@ mod tests {
                 true => ["2001:db8::7", "2001:db8::8"].map(|ip| ip.parse().unwrap()),
                 false => ["10.0.0.7", "192.0.2.8"].map(|ip| ip.parse().unwrap()),
             };
-            packet.readdress(&mut frame, (to, 8080), Mac([6; 6]));
-            packet.pretend(&mut frame, (from, 443));
-            packet.mark(&mut frame, 46.try_into().unwrap());
+            packet.rewrite_destination(&mut frame, (to, 8080), Mac([6; 6]));
+            packet.rewrite_source(&mut frame, (from, 443));
+            packet.set_dscp(&mut frame, 46.try_into().unwrap());
             verify(&frame).unwrap();
             let after = Packet::read(&frame).unwrap().tuple;
             assert_eq!((after.source.0, after.destination.0), (from, to));

@@ -1,4 +1,4 @@
-//! What outlives the agent, and what a test does to it behind the agent's back.
+//! State that outlives the agent, with fault injection and drift for tests.
 
 use std::{
     collections::BTreeSet,
@@ -8,46 +8,54 @@ use std::{
 
 use tokio::sync::Notify;
 
-use super::{Delivery, Desired, Object, ObjectId, Op, Origin, traffic::Traffic};
+use super::{
+    forward::{Delivery, Origin},
+    traffic::Traffic,
+};
+use crate::datapath::{Desired, Object, ObjectId, Op};
 
-/// A node's forwarding state. Clones are the same switch.
+/// Forwarding state of a node. Clones share it.
 #[derive(Clone, Default)]
 pub struct Switch {
-    inside: Arc<Mutex<Inside>>,
-    disturbance: Arc<Notify>,
+    state: Arc<Mutex<SwitchState>>,
+    resync_request: Arc<Notify>,
 }
 
 #[derive(Debug, Default)]
-struct Inside {
+struct SwitchState {
     objects: Desired,
     traffic: Traffic,
-    debris: usize,
+    /// Number of items that are not objects.
+    foreign: usize,
     faults: Faults,
     changes: Vec<Op>,
 }
 
-/// What will go wrong.
+/// Injected faults.
 #[derive(Debug, Default)]
 struct Faults {
+    /// Number of calls of `observe` that fail.
     observes: usize,
+    /// Number of calls of `apply` that fail.
     applies: usize,
+    /// Number of ops that fail.
     ops: usize,
     objects: BTreeSet<ObjectId>,
     missing_interfaces: BTreeSet<String>,
     only_forwarding: bool,
 }
 
-/// Why the switch refused.
+/// Reason of a failure.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Trouble {
-    /// A test wanted it so.
-    #[error("it was told to fail")]
-    Ordered,
-    /// As when a pod's veth pair is gone.
-    #[error("there is no interface {0}")]
+pub enum Fault {
+    /// Injected by the test.
+    #[error("injected fault")]
+    Injected,
+    /// The veth pair of a pod does not exist.
+    #[error("no interface {0}")]
     NoInterface(String),
-    /// The caller's fault.
-    #[error("nothing was observed since the start or the last error")]
+    /// The caller did not observe after the start or the last error.
+    #[error("observe must precede apply")]
     NotObserved,
 }
 
@@ -58,108 +66,108 @@ impl fmt::Debug for Switch {
 }
 
 impl Switch {
-    /// All that it holds.
+    /// Returns all objects.
     pub fn objects(&self) -> Desired {
         self.lock().objects.clone()
     }
 
-    /// How many things are in it that are no objects.
-    pub fn debris(&self) -> usize {
-        self.lock().debris
+    /// Returns the number of items that are not objects.
+    pub fn foreign_items(&self) -> usize {
+        self.lock().foreign
     }
 
-    /// What happens to a frame.
+    /// Forwards a frame; returns the copies that leave the node.
     pub fn deliver(&self, frame: &[u8], from: &Origin) -> Vec<Delivery> {
-        let inside = &mut *self.lock();
-        inside.traffic.carry(&inside.objects, frame, from)
+        let state = &mut *self.lock();
+        state.traffic.forward(&state.objects, frame, from)
     }
 
-    /// The changes that agents made, in their order and without those that changed nothing.
+    /// Returns the changes by agents, in order, without ops that had no effect.
     pub fn changes(&self) -> Vec<Op> {
         self.lock().changes.clone()
     }
 
-    /// The next `count` observes fail.
+    /// Makes the next `count` calls of `observe` fail.
     pub fn fail_observe(&self, count: usize) {
         self.lock().faults.observes = count;
     }
 
-    /// The next `count` applies fail as a whole.
+    /// Makes the next `count` calls of `apply` fail.
     pub fn fail_apply(&self, count: usize) {
         self.lock().faults.applies = count;
     }
 
-    /// The next `count` ops fail.
+    /// Makes the next `count` ops fail.
     pub fn fail_ops(&self, count: usize) {
         self.lock().faults.ops = count;
     }
 
-    /// Ops on this object fail until [`Switch::heal`].
+    /// Makes ops on this object fail until [`Switch::clear_faults`].
     pub fn fail_object(&self, id: ObjectId) {
         self.lock().faults.objects.insert(id);
     }
 
-    /// The interface of this name is missing until [`Switch::heal`].
-    pub fn lose_interface(&self, name: &str) {
+    /// Makes the interface unavailable until [`Switch::clear_faults`].
+    pub fn remove_interface(&self, name: &str) {
         self.lock().faults.missing_interfaces.insert(name.to_owned());
     }
 
-    /// It knows no groups and no services, as a datapath that is not finished, until [`Switch::heal`].
+    /// Rejects groups and services as unsupported until [`Switch::clear_faults`].
     pub fn support_only_forwarding(&self) {
         self.lock().faults.only_forwarding = true;
     }
 
-    /// Nothing fails any more.
-    pub fn heal(&self) {
+    /// Removes all injected faults.
+    pub fn clear_faults(&self) {
         self.lock().faults = Faults::default();
     }
 
-    /// Drift: removes an object; false when it was not there.
-    pub fn lose(&self, id: &ObjectId) -> bool {
+    /// Drift: removes an object; returns whether it existed.
+    pub fn drop_object(&self, id: &ObjectId) -> bool {
         self.lock().objects.remove(id).is_some()
     }
 
-    /// Drift: an object is there, or is another one than the agent made.
-    pub fn tamper(&self, object: Object) {
+    /// Drift: adds or replaces an object.
+    pub fn put_object(&self, object: Object) {
         self.lock().objects.insert(object);
     }
 
-    /// Drift: things that are no objects, as a flow of nobody's.
-    pub fn litter(&self, count: usize) {
-        self.lock().debris += count;
+    /// Drift: adds items that are not objects, such as foreign flows.
+    pub fn add_foreign_items(&self, count: usize) {
+        self.lock().foreign += count;
     }
 
-    /// Resolves the agent's `disturbed`; if nobody waits, that of the next to wait.
-    pub fn disturb(&self) {
-        self.disturbance.notify_one();
+    /// Resolves a pending `resync_needed`, or the next one.
+    pub fn request_resync(&self) {
+        self.resync_request.notify_one();
     }
 
-    pub(super) async fn wait_for_disturbance(&self) {
-        self.disturbance.notified().await;
+    pub(super) async fn wait_for_resync_request(&self) {
+        self.resync_request.notified().await;
     }
 
-    pub(super) fn trouble_in_observe(&self) -> Result<(), Trouble> {
-        spend(&mut self.lock().faults.observes)
+    pub(super) fn fault_in_observe(&self) -> Result<(), Fault> {
+        consume(&mut self.lock().faults.observes)
     }
 
-    pub(super) fn trouble_in_apply(&self) -> Result<(), Trouble> {
-        spend(&mut self.lock().faults.applies)
+    pub(super) fn fault_in_apply(&self) -> Result<(), Fault> {
+        consume(&mut self.lock().faults.applies)
     }
 
-    pub(super) fn trouble_with(&self, op: &Op) -> Result<(), Trouble> {
+    pub(super) fn fault_in_op(&self, op: &Op) -> Result<(), Fault> {
         let faults = &mut self.lock().faults;
-        spend(&mut faults.ops)?;
+        consume(&mut faults.ops)?;
         let id = match op {
             Op::Set(object) => object.id(),
             Op::Delete(id) => id.clone(),
             Op::GarbageCollect => return Ok(()),
         };
         if faults.objects.contains(&id) {
-            return Err(Trouble::Ordered);
+            return Err(Fault::Injected);
         }
         match op {
             Op::Set(Object::Local(local)) if faults.missing_interfaces.contains(&local.port) => {
-                Err(Trouble::NoInterface(local.port.clone()))
+                Err(Fault::NoInterface(local.port.clone()))
             }
             _ => Ok(()),
         }
@@ -169,54 +177,54 @@ impl Switch {
         !(self.lock().faults.only_forwarding && matches!(object, Object::Group(_) | Object::Service(_)))
     }
 
-    /// Whether that changed anything.
+    /// Returns whether the object changed.
     pub(super) fn set(&self, object: &Object) -> bool {
-        let mut inside = self.lock();
-        let changed = inside.objects.insert(object.clone()).as_ref() != Some(object);
+        let mut state = self.lock();
+        let changed = state.objects.insert(object.clone()).as_ref() != Some(object);
         if changed {
-            inside.changes.push(Op::Set(object.clone()));
+            state.changes.push(Op::Set(object.clone()));
         }
         changed
     }
 
-    /// Whether there was anything.
+    /// Returns whether the object existed.
     pub(super) fn delete(&self, id: &ObjectId) -> bool {
-        let mut inside = self.lock();
-        let changed = inside.objects.remove(id).is_some();
+        let mut state = self.lock();
+        let changed = state.objects.remove(id).is_some();
         if changed {
-            inside.changes.push(Op::Delete(id.clone()));
+            state.changes.push(Op::Delete(id.clone()));
         }
         changed
     }
 
-    /// How much of it there was.
-    pub(super) fn clear_debris(&self, count: usize) -> usize {
-        let mut inside = self.lock();
-        let cleared = count.min(inside.debris);
-        inside.debris -= cleared;
+    /// Removes at most `count` items; returns how many.
+    pub(super) fn remove_foreign_items(&self, count: usize) -> usize {
+        let mut state = self.lock();
+        let cleared = count.min(state.foreign);
+        state.foreign -= cleared;
         cleared
     }
 
-    /// How much there was.
+    /// Removes everything; returns the number of objects and items.
     pub(super) fn clear(&self) -> usize {
-        let mut inside = self.lock();
-        let cleared = inside.objects.len() + inside.debris;
-        inside.objects = Desired::default();
-        inside.debris = 0;
+        let mut state = self.lock();
+        let cleared = state.objects.len() + state.foreign;
+        state.objects = Desired::default();
+        state.foreign = 0;
         cleared
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inside> {
-        // Every change is one step, so a panic elsewhere leaves nothing half done.
-        self.inside.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, SwitchState> {
+        // Each change is a single step, so that the state is consistent after a panic.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn spend(faults: &mut usize) -> Result<(), Trouble> {
+fn consume(faults: &mut usize) -> Result<(), Fault> {
     match faults.checked_sub(1) {
         Some(left) => {
             *faults = left;
-            Err(Trouble::Ordered)
+            Err(Fault::Injected)
         }
         None => Ok(()),
     }

@@ -13,7 +13,7 @@ use futures::{executor::block_on, poll};
 use testkit::packet::{Packet, ethertype, nd_flags};
 
 use super::*;
-use crate::datapath::{Local, Network, Owner, Peer, Remote};
+use crate::datapath::{Local, Network, Object, Owner, Peer, Remote};
 
 fn vni() -> Vni {
     10_001.try_into().unwrap()
@@ -85,7 +85,7 @@ fn sets(desired: &Desired) -> Vec<Op> {
     desired.iter().map(|(_, object)| Op::Set(object.clone())).collect()
 }
 
-/// A switch that holds `desired`, and the agent that made it so.
+/// Returns a datapath whose switch contains `desired`.
 fn made(desired: &Desired) -> Fake {
     let mut fake = Fake::new();
     block_on(fake.observe(desired)).unwrap();
@@ -94,13 +94,13 @@ fn made(desired: &Desired) -> Fake {
 }
 
 #[test]
-fn what_is_there_is_not_written_again() {
+fn existing_objects_are_not_written_again() {
     let desired = node();
     let mut fake = made(&desired);
     assert_eq!((fake.writes(), fake.switch().objects()), (5, desired.clone()));
     assert!(block_on(fake.apply(&sets(&desired))).unwrap().is_empty());
     assert!(
-        block_on(fake.apply(&[Op::Delete(ObjectId::Local("nobody".into())), Op::GarbageCollect]))
+        block_on(fake.apply(&[Op::Delete(ObjectId::Local("absent".into())), Op::GarbageCollect]))
             .unwrap()
             .is_empty()
     );
@@ -108,7 +108,7 @@ fn what_is_there_is_not_written_again() {
 }
 
 #[test]
-fn a_restart_finds_what_is_there() {
+fn a_restarted_agent_finds_existing_objects() {
     let desired = node();
     let mut fake = Fake::reopen(made(&desired).switch());
     let observed = block_on(fake.observe(&desired)).unwrap();
@@ -116,14 +116,14 @@ fn a_restart_finds_what_is_there() {
 }
 
 #[test]
-fn drift_is_seen_and_swept() {
+fn drift_is_observed_and_removed() {
     let mut desired = node();
     let mut fake = made(&desired);
     let switch = fake.switch().clone();
     desired.remove(&ObjectId::Local("b".into()));
-    switch.lose(&ObjectId::Peer(VTEP));
-    switch.tamper(remote(9));
-    switch.litter(2);
+    switch.drop_object(&ObjectId::Peer(VTEP));
+    switch.put_object(remote(9));
+    switch.add_foreign_items(2);
     let observed = block_on(fake.observe(&desired)).unwrap();
     let same = [ObjectId::Network("n".into()), ObjectId::Local("a".into())];
     assert_eq!((observed.in_sync, observed.orphans), (same.into(), 3));
@@ -131,11 +131,11 @@ fn drift_is_seen_and_swept() {
     assert!(
         block_on(fake.apply(&[Op::Set(peer()), Op::Set(remote(3)), Op::GarbageCollect])).unwrap().is_empty()
     );
-    assert_eq!((switch.objects(), switch.debris(), fake.writes()), (desired, 0, 5 + 2 + 3));
+    assert_eq!((switch.objects(), switch.foreign_items(), fake.writes()), (desired, 0, 5 + 2 + 3));
 }
 
 #[test]
-fn a_stray_that_is_wanted_after_all_is_not_swept() {
+fn an_orphan_that_becomes_desired_is_kept() {
     let desired = node();
     let mut fake = made(&desired);
     block_on(fake.observe(&Desired::default())).unwrap();
@@ -144,7 +144,7 @@ fn a_stray_that_is_wanted_after_all_is_not_swept() {
 }
 
 #[test]
-fn it_fails_as_told_and_the_rest_stands() {
+fn injected_faults_fail_single_ops() {
     let mut fake = Fake::new();
     let switch = fake.switch().clone();
     let far = ObjectId::Remote("far".into());
@@ -152,46 +152,46 @@ fn it_fails_as_told_and_the_rest_stands() {
     assert!(block_on(fake.observe(&node())).is_err());
     block_on(fake.observe(&node())).unwrap();
     switch.fail_object(far.clone());
-    switch.lose_interface("b");
+    switch.remove_interface("b");
     switch.fail_ops(1);
     let failures = block_on(fake.apply(&sets(&node()))).unwrap();
     assert_eq!(failures.iter().map(|failed| failed.index).collect::<Vec<_>>(), [0, 2, 4]);
     assert_eq!(failures[1].error.to_string(), "fake datapath: set remote endpoint far");
-    assert_eq!(failures[2].error.source.to_string(), "there is no interface b");
+    assert_eq!(failures[2].error.source.to_string(), "no interface b");
     assert_eq!(switch.objects().len(), 2);
-    switch.heal();
+    switch.clear_faults();
     assert!(block_on(fake.apply(&sets(&node()))).unwrap().is_empty());
     assert_eq!(fake.writes(), 5);
 }
 
 #[test]
-fn after_an_error_observe_comes_first() {
+fn apply_requires_observe_after_an_error() {
     let mut fake = Fake::new();
     let refusal =
         |fake: &mut Fake| block_on(fake.apply(&[Op::GarbageCollect])).unwrap_err().source.to_string();
-    assert_eq!(refusal(&mut fake), Trouble::NotObserved.to_string());
+    assert_eq!(refusal(&mut fake), Fault::NotObserved.to_string());
     block_on(fake.observe(&Desired::default())).unwrap();
     fake.switch().fail_apply(1);
-    assert_eq!(refusal(&mut fake), Trouble::Ordered.to_string());
-    assert_eq!(refusal(&mut fake), Trouble::NotObserved.to_string());
+    assert_eq!(refusal(&mut fake), Fault::Injected.to_string());
+    assert_eq!(refusal(&mut fake), Fault::NotObserved.to_string());
     block_on(fake.observe(&Desired::default())).unwrap();
     assert!(block_on(fake.apply(&[Op::GarbageCollect])).unwrap().is_empty());
 }
 
 #[test]
-fn a_disturbance_is_told_also_to_one_who_listens_later() {
+fn a_resync_request_is_kept_until_it_is_awaited() {
     let mut fake = Fake::new();
     let switch = fake.switch().clone();
     block_on(async {
         assert_eq!(poll!(std::pin::pin!(fake.resync_needed())), Poll::Pending);
-        switch.disturb();
+        switch.request_resync();
         assert_eq!(poll!(std::pin::pin!(fake.resync_needed())), Poll::Ready(()));
         assert_eq!(poll!(std::pin::pin!(fake.resync_needed())), Poll::Pending);
     });
 }
 
 #[test]
-fn it_can_be_looked_into_and_cleaned_up() {
+fn inspect_lists_objects_and_cleanup_removes_them() {
     let mut fake = made(&node());
     let inside = fake.inspect();
     let ids: Vec<_> = inside["objects"].as_array().unwrap().iter().map(|object| &object["id"]).collect();
@@ -212,7 +212,7 @@ fn to_pod(port: &str, packet: &Packet) -> Delivery {
 }
 
 #[test]
-fn questions_are_answered_to_the_byte() {
+fn requests_get_exact_replies() {
     let node = node();
     for owner in [2, 3] {
         let request = Packet::arp_request(mac(1), ip(1), ip(owner)).build();
@@ -234,7 +234,7 @@ fn questions_are_answered_to_the_byte() {
 }
 
 #[test]
-fn the_outside_is_answered_for_local_pods_alone() {
+fn the_outside_gets_replies_for_local_pods_only() {
     let node = node();
     let tunnel = Origin::Tunnel { vtep: VTEP, vni: vni() };
     let ask = |target| Packet::arp_request(mac(3), ip(3), ip(target)).build();
@@ -244,14 +244,14 @@ fn the_outside_is_answered_for_local_pods_alone() {
         answers,
         [Delivery { to: Target::Tunnel { vtep: VTEP, port: 4789, vni: vni(), dscp: 0 }, frame }]
     );
-    // A gratuitous one, for the pods' caches.
+    // Gratuitous ARP, which updates the caches of the pods.
     let gratuitous = Packet::arp_request(mac(3), ip(3), ip(3));
-    let heard = deliver(&node, &gratuitous.build(), &tunnel);
-    assert_eq!(heard, [to_pod("a", &gratuitous), to_pod("b", &gratuitous)]);
+    let copies = deliver(&node, &gratuitous.build(), &tunnel);
+    assert_eq!(copies, [to_pod("a", &gratuitous), to_pod("b", &gratuitous)]);
 }
 
 #[test]
-fn frames_that_no_bridge_forwards_go_nowhere() {
+fn invalid_frames_are_dropped() {
     let node = node();
     let group = [1, 0, 0x5e, 0, 0, 1];
     for frame in [
@@ -263,14 +263,14 @@ fn frames_that_no_bridge_forwards_go_nowhere() {
     ] {
         assert_eq!(deliver(&node, &frame, &pod("a")), []);
     }
-    assert_eq!(deliver(&node, &Packet::eth(mac(2), mac(9)).build(), &pod("nobody")), []);
-    let stranger = Origin::Tunnel { vtep: "192.168.0.9".parse().unwrap(), vni: vni() };
-    assert_eq!(deliver(&node, &Packet::eth(mac(2), mac(9)).build(), &stranger), []);
+    assert_eq!(deliver(&node, &Packet::eth(mac(2), mac(9)).build(), &pod("absent")), []);
+    let unknown_peer = Origin::Tunnel { vtep: "192.168.0.9".parse().unwrap(), vni: vni() };
+    assert_eq!(deliver(&node, &Packet::eth(mac(2), mac(9)).build(), &unknown_peer), []);
     assert_eq!(deliver(&node, &Packet::eth(mac(2), mac(9)).vlan(1).build(), &Origin::Uplink), []);
 }
 
 #[test]
-fn the_outer_class_of_service_is_the_inner_one() {
+fn the_outer_dscp_is_the_inner_one() {
     for inner in [
         Packet::eth(mac(3), mac(1)).ipv4(ip(1), ip(3)).dscp(46).udp(1, 2),
         Packet::eth(mac(3), mac(1)).ipv6(ip6(1), ip6(3)).dscp(46).udp(1, 2),

@@ -1,9 +1,9 @@
-//! What policies, profiles and services do with packets, by the oracle of the model.
+//! Policies, DSCP and services, evaluated by the oracle of the model.
 //!
-//! Connections have a memory: who opened it, and which backend was chosen. Everything else is decided anew for each
-//! packet, so a change of the rules is in force for all. Simpler than a real datapath in this: it knows nothing of
-//! connections' ends, of fragments after the first, and of errors about translated packets; backends are those of the
-//! service's own network; who is refused is told nothing; and there is no limit to what may be sent.
+//! A connection stores its initiator and its backend. Everything else is evaluated for each packet, so that a change of the
+//! rules applies to established connections. Simplifications compared with a real datapath: connections do not end;
+//! fragments after the first and ICMP errors about translated packets are not handled; backends are those of the network of
+//! the service; rejected clients get no reply; rates are not limited.
 
 use std::net::IpAddr;
 
@@ -22,16 +22,16 @@ use super::{
 };
 use crate::datapath::{Desired, Group, Local, Object, ObjectId, Remote, Service};
 
-/// The connections that passed.
+/// Established connections.
 #[derive(Debug, Default)]
 pub(super) struct Traffic(Vec<Connection>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Connection {
     encap: Encap,
-    /// As it was opened.
+    /// Tuple of the first packet.
     tuple: Tuple,
-    /// Where it leads: its destination, or the backend.
+    /// Destination, or the backend of a service.
     to: End,
 }
 
@@ -42,20 +42,20 @@ impl Connection {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
-    There,
-    Back,
+enum Direction {
+    Original,
+    Reply,
 }
 
 impl Traffic {
-    /// What a node that holds `objects` does with a frame.
-    pub(super) fn carry(&mut self, objects: &Desired, frame: &[u8], from: &Origin) -> Vec<Delivery> {
+    /// Forwards a frame on a node with `objects`; returns all copies that leave the node.
+    pub(super) fn forward(&mut self, objects: &Desired, frame: &[u8], from: &Origin) -> Vec<Delivery> {
         self.decide(objects, frame, from).unwrap_or_default()
     }
 
-    /// None: dropped.
+    /// `None` for a dropped frame.
     fn decide(&mut self, objects: &Desired, frame: &[u8], from: &Origin) -> Option<Vec<Delivery>> {
-        let as_it_is = || Some(deliver(objects, frame, from));
+        let unmodified = || Some(deliver(objects, frame, from));
         let (mut inner, encap, sender) = match from {
             Origin::Pod(port) => {
                 let local = locals(objects).find(|local| local.port == *port)?;
@@ -63,7 +63,7 @@ impl Traffic {
             }
             Origin::Tunnel { vni, .. } => match vxlan(objects, *vni) {
                 Some(encap) => (frame.to_vec(), encap, None),
-                None => return as_it_is(),
+                None => return unmodified(),
             },
             Origin::Uplink => {
                 let (vlan, inner) = untag(frame)?;
@@ -72,25 +72,25 @@ impl Traffic {
         };
         let network = Network { objects, encap };
         let packet = Packet::read(&inner).filter(|packet| !packet.is_neighbour_discovery());
-        let Some(packet) = packet else { return as_it_is() };
-        let (connection, way) = match self.find(encap, packet.tuple) {
+        let Some(packet) = packet else { return unmodified() };
+        let (connection, direction) = match self.find(encap, packet.tuple) {
             Some(known) => known,
-            None => (network.open(packet.tuple, sender.is_some())?, Way::There),
+            None => (network.open(packet.tuple, sender.is_some())?, Direction::Original),
         };
         if network.verdict(&connection) == Action::Deny {
             return None;
         }
-        match way {
-            Way::There if connection.is_translated() => {
-                packet.readdress(&mut inner, connection.to, network.mac(connection.to.0)?);
+        match direction {
+            Direction::Original if connection.is_translated() => {
+                packet.rewrite_destination(&mut inner, connection.to, network.mac(connection.to.0)?);
             }
-            Way::Back if connection.is_translated() => {
-                packet.pretend(&mut inner, connection.tuple.destination);
+            Direction::Reply if connection.is_translated() => {
+                packet.rewrite_source(&mut inner, connection.tuple.destination);
             }
             _ => {}
         }
         if let Some(dscp) = sender.and_then(|sender| network.group(sender.group?)?.dscp) {
-            packet.mark(&mut inner, dscp);
+            packet.set_dscp(&mut inner, dscp);
         }
         if !self.0.contains(&connection) {
             self.0.push(connection);
@@ -102,15 +102,15 @@ impl Traffic {
         Some(deliver(objects, &frame, from))
     }
 
-    fn find(&self, encap: Encap, tuple: Tuple) -> Option<(Connection, Way)> {
+    fn find(&self, encap: Encap, tuple: Tuple) -> Option<(Connection, Direction)> {
         let of_network = || self.0.iter().filter(|known| known.encap == encap).copied();
-        let there = of_network().find(|known| known.tuple == tuple).map(|known| (known, Way::There));
+        let there = of_network().find(|known| known.tuple == tuple).map(|known| (known, Direction::Original));
         there.or_else(|| {
             let back = |known: &Connection| {
                 let opened = known.tuple;
                 tuple == Tuple { source: known.to, destination: opened.source, ..opened }
             };
-            of_network().find(back).map(|known| (known, Way::Back))
+            of_network().find(back).map(|known| (known, Direction::Reply))
         })
     }
 }
@@ -125,7 +125,7 @@ fn vxlan(objects: &Desired, number: contiv_model::tag::Vni) -> Option<Encap> {
     })
 }
 
-/// One network as this node knows it.
+/// Objects of one network.
 #[derive(Clone, Copy)]
 struct Network<'a> {
     objects: &'a Desired,
@@ -133,7 +133,8 @@ struct Network<'a> {
 }
 
 impl<'a> Network<'a> {
-    /// None if the client is refused. Services are for pods: what comes from another node was translated there.
+    /// Returns a new connection; `None` if the service rejects it. Only local pods use services: traffic from another node
+    /// is already translated.
     fn open(&self, tuple: Tuple, by_pod: bool) -> Option<Connection> {
         let (encap, (vip, port)) = (self.encap, tuple.destination);
         let direct = Connection { encap, tuple, to: tuple.destination };
@@ -153,15 +154,15 @@ impl<'a> Network<'a> {
         }
     }
 
-    /// By the rules of those of its ends that live here.
+    /// Evaluates the rules of the local endpoints of a connection.
     fn verdict(&self, connection: &Connection) -> Action {
         let Connection { tuple, to, .. } = connection;
-        let asked = policy::Connection {
+        let connection = policy::Connection {
             source: self.side(tuple.source.0),
             destination: self.side(to.0),
-            packet: tuple.asked(to.1),
+            packet: tuple.policy_packet(to.1),
         };
-        decide(&asked).action
+        decide(&connection).action
     }
 
     fn side(&self, address: IpAddr) -> Side<'a> {
@@ -178,7 +179,7 @@ impl<'a> Network<'a> {
         }
     }
 
-    /// Of the endpoint that has the address, and whether it is here.
+    /// Returns the group of the endpoint with this address, and whether the endpoint is local.
     fn group_at(&self, address: IpAddr) -> Option<(Option<GroupNumber>, bool)> {
         let here =
             self.locals().find(|local| has(address, local.ip, local.ip6)).map(|local| (local.group, true));

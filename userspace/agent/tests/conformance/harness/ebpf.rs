@@ -1,4 +1,4 @@
-//! What is particular to the TC programs.
+//! Site of the eBPF datapath.
 
 use std::{
     fs, io,
@@ -36,7 +36,7 @@ static COUNT: AtomicU32 = AtomicU32::new(0);
 static SWEEP: Once = Once::new();
 
 pub(crate) struct EbpfSite {
-    /// Goes with everything in it.
+    /// Removed with its contents on drop.
     root: PathBuf,
 }
 
@@ -87,12 +87,12 @@ impl Site for EbpfSite {
     }
 
     fn neighbour(&self, _vtep: IpAddr, _mac: &str) -> Result<()> {
-        // The kernel keeps a frame until it knows where to send it.
+        // The kernel queues a frame until its next hop is resolved.
         Ok(())
     }
 
     fn settle(&self) -> Result<()> {
-        // What is in a map is in force.
+        // Map entries take effect at once.
         Ok(())
     }
 
@@ -115,21 +115,21 @@ impl Site for EbpfSite {
                     return host.output("tc", &["qdisc", "del", "dev", port, "clsact"]).map(drop);
                 }
                 fs::remove_file(&link).with_context(|| format!("remove {}", link.display()))?;
-                // The kernel takes the program off some time after the last pin of its link has gone.
+                // The kernel detaches the program some time after the last pin of its link is removed.
                 let bare = || host.run(|| Ok(is_bare(port)?.then_some(())));
                 wait_until(SOON, &format!("no program is on {port}"), bare)?;
             }
-            Damage::Litter => {
+            Damage::ForeignItem => {
                 let mut fdb = HashMap::<_, FdbKey, FdbEntry>::try_from(self.map(maps::FDB)?)?;
-                let nobody = FdbKey::new(Segment::vxlan(77), [2, 0, 0, 0, 0, 77]);
-                fdb.insert(nobody, FdbEntry { ifindex: 0, vtep: [192, 168, 50, 77], group: 0 }, 0)?;
+                let unknown = FdbKey::new(Segment::vxlan(77), [2, 0, 0, 0, 0, 77]);
+                fdb.insert(unknown, FdbEntry { ifindex: 0, vtep: [192, 168, 50, 77], group: 0 }, 0)?;
             }
         }
         Ok(())
     }
 }
 
-/// No program of the newer kind is on the interface.
+/// Returns whether the interface has no TCX program.
 fn is_bare(port: &str) -> Result<bool> {
     let (_, programs) = SchedClassifier::query_tcx(port, TcAttachType::Ingress)?;
     Ok(programs.is_empty())
@@ -149,7 +149,7 @@ fn remove(root: &Path) {
     }
 }
 
-/// Removes what test processes left that were killed.
+/// Removes leftovers of killed test processes.
 fn sweep() {
     for entry in fs::read_dir(BPFFS).into_iter().flatten().flatten() {
         let name = entry.file_name();

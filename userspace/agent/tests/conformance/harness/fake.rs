@@ -1,4 +1,4 @@
-//! The oracle as a node: frames arrive in the moment in which they are sent.
+//! The oracle as a node: frames arrive as soon as they are sent.
 
 use std::collections::BTreeSet;
 
@@ -28,7 +28,7 @@ impl Harness for FakeNode {
 
     fn plug(&mut self, port: &str) -> Result<()> {
         ensure!(self.pods.insert(port.to_owned()), "a pod is on {port} already");
-        self.fake.switch().heal();
+        self.fake.switch().clear_faults();
         Ok(())
     }
 
@@ -41,7 +41,7 @@ impl Harness for FakeNode {
             if let Op::Set(netplugin::datapath::Object::Local(local)) = op
                 && !self.pods.contains(&local.port)
             {
-                self.fake.switch().lose_interface(&local.port);
+                self.fake.switch().remove_interface(&local.port);
             }
         }
         Ok(block_on(self.fake.apply(ops))?)
@@ -79,7 +79,7 @@ impl Harness for FakeNode {
             Damage::Forwarding => {
                 for (id, _) in switch.objects().iter() {
                     if matches!(id, ObjectId::Local(_) | ObjectId::Remote(_)) {
-                        switch.lose(id);
+                        switch.drop_object(id);
                     }
                 }
             }
@@ -89,9 +89,9 @@ impl Harness for FakeNode {
                     netplugin::datapath::Object::Local(local) if local.port == port => Some(id),
                     _ => None,
                 });
-                switch.lose(id.with_context(|| format!("find the endpoint on {port}"))?);
+                switch.drop_object(id.with_context(|| format!("find the endpoint on {port}"))?);
             }
-            Damage::Litter => switch.litter(1),
+            Damage::ForeignItem => switch.add_foreign_items(1),
         }
         Ok(())
     }

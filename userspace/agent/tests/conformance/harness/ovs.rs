@@ -1,4 +1,4 @@
-//! What is particular to Open vSwitch.
+//! Site of the OVS datapath.
 
 use std::net::IpAddr;
 
@@ -12,9 +12,9 @@ use super::{
 };
 use crate::topology::NODE;
 
-/// The userspace switch sends tunnelled frames only by a bridge of its own, so the NIC is on this one.
+/// Bridge with the NIC: the userspace datapath sends tunnelled frames only through a bridge.
 const UNDERLAY_BRIDGE: &str = "br-phy";
-/// Else its address changes when it gets its port, and the wire may have asked for it before.
+/// Fixed Ethernet address: otherwise it changes with the first port, after the wire may have resolved it.
 const UNDERLAY_MAC: &str = "other_config:hwaddr=02:00:00:00:50:01";
 const BRIDGES: [&str; 2] = ["contivVlanBridge", "contivVxlanBridge"];
 
@@ -25,13 +25,13 @@ pub(crate) struct OvsSite {
 impl Site for OvsSite {
     type Path = Ovs;
 
-    /// `ovs-netdev` is the switch's own.
+    /// `ovs-netdev` belongs to the switch.
     const LINKS: &'static [&'static str] = &[UNDERLAY, UPLINK, UNDERLAY_BRIDGE, "ovs-netdev"];
 
     const DIFFERENCES: &'static [Difference] = &[
-        // As the original: NORMAL where a VLAN's frames leave the tables.
+        // As in the original: frames of VLAN networks leave the tables by NORMAL.
         Difference::LearnsOnVlan,
-        // As the original: its proxy ignored them.
+        // As in the original, whose ARP proxy ignored them.
         Difference::HidesAnnouncementsOnVxlan,
         Difference::LetsPodsAnswerOutside,
         Difference::FloodsStrayUnicast,
@@ -50,7 +50,7 @@ impl Site for OvsSite {
             &["--", "add-port", UNDERLAY_BRIDGE, UNDERLAY],
         ];
         switch.vsctl(&commands.concat())?;
-        // The kernel hears the NIC's frames too, and would answer ARP for the bridge's address with the NIC's own.
+        // The kernel also receives the frames of the NIC and would answer ARP requests for the bridge with the NIC's address.
         host.ip(&format!("link set {UNDERLAY} arp off"))?;
         host.address(UNDERLAY_BRIDGE, &format!("{NODE}/24"))?;
         host.up(UNDERLAY_BRIDGE)?;
@@ -70,14 +70,14 @@ impl Site for OvsSite {
         UNDERLAY_BRIDGE
     }
 
-    /// The userspace switch drops the frame for which it has to ask.
+    /// The userspace datapath drops the frame that starts next-hop resolution.
     fn neighbour(&self, vtep: IpAddr, mac: &str) -> Result<()> {
         self.switch.appctl(&["tnl/arp/set", UNDERLAY_BRIDGE, &vtep.to_string(), mac]).map(drop)
     }
 
-    /// The switch caches what its flow tables say, and mends the cache a moment after it has confirmed a change.
+    /// The switch revalidates its datapath flows some time after it has confirmed a change of the tables.
     fn settle(&self) -> Result<()> {
-        // Empties the cache; to wait until it is mended (revalidator/wait) takes half a second each time.
+        // Removes the datapath flows; waiting for revalidation (revalidator/wait) takes 0.5 s each time.
         self.switch.appctl(&["revalidator/purge"]).map(drop)
     }
 
@@ -91,10 +91,10 @@ impl Site for OvsSite {
             Damage::Port(port) => {
                 self.switch.vsctl(&["--timeout=20", "del-port", port])?;
             }
-            Damage::Litter => {
+            Damage::ForeignItem => {
                 let flow = "table=9,priority=77,dl_dst=02:00:00:00:00:77,actions=drop";
                 for bridge in BRIDGES {
-                    self.switch.ofctl("add-flow", bridge, &[flow]).context("add a flow of nobody's")?;
+                    self.switch.ofctl("add-flow", bridge, &[flow]).context("add a foreign flow")?;
                 }
             }
         }

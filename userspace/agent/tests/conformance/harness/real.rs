@@ -1,4 +1,4 @@
-//! A node that is a network namespace, with pods that are others and a wire that is one more.
+//! A node in a network namespace, with one more namespace for each pod and one for the wire.
 
 use std::{collections::BTreeMap, fs, net::IpAddr, time::Duration};
 
@@ -23,30 +23,30 @@ use crate::{
     wire,
 };
 
-/// What differs between the datapaths.
+/// Datapath-specific parts of a node.
 pub(crate) trait Site: Sized + Sync + Send {
     type Path: Datapath;
 
     const DIFFERENCES: &'static [Difference] = &[];
 
-    /// Those of the node that are not the datapath's, without the pods'.
+    /// Interfaces of the node that belong neither to the datapath nor to pods.
     const LINKS: &'static [&'static str];
 
     fn missing() -> Option<String>;
 
-    /// In a node whose NIC [`UNDERLAY`] is up. Gives it its address.
+    /// Sets up a node whose NIC [`UNDERLAY`] is up, with its address.
     fn start(host: &Netns) -> Result<Self>;
 
-    /// A new agent's datapath.
+    /// Creates a new instance of the datapath.
     async fn open(&self) -> Result<Self::Path>;
 
-    /// The link that has the node's address.
+    /// Interface with the address of the node.
     fn underlay(&self) -> &'static str;
 
-    /// Another node's tunnel end is at this address.
+    /// Announces the VTEP of another node.
     fn neighbour(&self, vtep: IpAddr, mac: &str) -> Result<()>;
 
-    /// Returns when what was applied is in force.
+    /// Waits until applied changes are in effect.
     fn settle(&self) -> Result<()>;
 
     fn damage(&self, host: &Netns, damage: Damage) -> Result<()>;
@@ -56,11 +56,11 @@ pub(crate) const UNDERLAY: &str = "eth0";
 pub(crate) const UPLINK: &str = "up0";
 const SOON: Duration = Duration::from_secs(5);
 const PODS_LINK: &str = "eth0";
-/// Leaves room for the tunnel's headers on an Ethernet of 1500.
+/// MTU of pods: 1500 bytes less the outer headers of a tunnel.
 const PODS_MTU: u16 = 1450;
 
 pub(crate) struct Real<S: Site> {
-    // Dropped from the top: first the agent, then its threads, then what it worked on.
+    // Dropped in this order: the datapath, its threads, then its environment.
     path: Option<S::Path>,
     runtime: Runtime,
     site: S,
@@ -75,7 +75,7 @@ struct Pod {
     tap: Tap,
 }
 
-/// Everything outside the node.
+/// The network outside of the node.
 struct Wire {
     namespace: Netns,
     underlay: Tap,
@@ -112,7 +112,7 @@ impl Wire {
     }
 }
 
-/// Its links say nothing of their own accord.
+/// Creates a namespace whose links send no frames of their own.
 fn quiet_namespace(label: &str) -> Result<Netns> {
     let namespace = Netns::new(label)?;
     for links in ["all", "default"] {
@@ -127,14 +127,14 @@ fn ip6(namespace: &Netns, link: &str, on: bool) -> Result<()> {
     namespace.run(|| fs::write(&path, value).with_context(|| format!("write {path}")))
 }
 
-/// As text, since sysfs shows the namespace that it was mounted in.
+/// Reads from `ip`, because sysfs shows the namespace of its mount.
 fn mac_of(namespace: &Netns, link: &str) -> Result<String> {
     let listing = namespace.ip(&format!("-o link show dev {link}"))?;
     let mac = listing.split_whitespace().skip_while(|word| *word != "link/ether").nth(1);
     mac.map(str::to_owned).with_context(|| format!("find the MAC address in {listing:?}"))
 }
 
-/// Waits until the link sends what it is given: a while after both ends are up, it still drops everything.
+/// Waits until the link forwards frames: it drops them for some time after both ends are up.
 fn carries(namespace: &Netns, link: &str) -> Result<()> {
     wait_until(SOON, &format!("{link} to carry frames"), || {
         let listing = namespace.ip(&format!("-o link show dev {link}"))?;
@@ -143,7 +143,7 @@ fn carries(namespace: &Netns, link: &str) -> Result<()> {
 }
 
 impl<S: Site> Real<S> {
-    /// Does something with the agent's datapath, in the node.
+    /// Runs a function with the datapath in the namespace of the node.
     fn with_path<T: Send>(
         &mut self,
         work: impl AsyncFnOnce(&mut S::Path) -> Result<T, netplugin::datapath::Error> + Send,
@@ -168,7 +168,7 @@ impl<S: Site> Programs for Real<S> {
         ip6(pod, PODS_LINK, true)?;
         pod.address(PODS_LINK, &format!("{}/24", topology::ip(last)))?;
         pod.address(PODS_LINK, &format!("{}/64", topology::ip6(last)))?;
-        // The kernel takes an IPv6 address into use some time after it has said yes.
+        // The kernel uses an IPv6 address some time after it has confirmed it.
         let address = topology::ip6(last).to_string();
         wait_until(SOON, &format!("{address} is in use"), || {
             Ok(pod.ip(&format!("-6 route get {address}"))?.starts_with("local").then_some(()))
@@ -191,7 +191,7 @@ impl<S: Site> Harness for Real<S> {
             site.neighbour(vtep.into(), &mac_of(&wire.namespace, "eth0")?)?;
         }
         let node_mac = mac(&mac_of(&host, site.underlay())?);
-        // Threads that are started in the namespace stay there.
+        // Threads inherit the namespace of their creator.
         let runtime =
             host.run(|| Ok(Builder::new_multi_thread().worker_threads(1).enable_all().build()?))?;
         let path = host.run(|| runtime.block_on(site.open()))?;

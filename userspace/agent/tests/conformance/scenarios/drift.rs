@@ -1,4 +1,4 @@
-//! What changes behind the agent's back is found and mended by the ordinary way.
+//! Drift is found and repaired by a resync.
 
 use anyhow::{Result, ensure};
 use testkit::packet::{BROADCAST, Packet};
@@ -10,7 +10,7 @@ use crate::{
     world::World,
 };
 
-/// Damages, mends, and sees that all is as before; also by an agent that did not see it happen.
+/// Causes drift, resyncs, and checks that forwarding is restored; then again with a restarted agent.
 fn repaired<H: Harness>(damage: Damage) -> Result<()> {
     let [tunnelled, tagged] = Net::kinds()?;
     let more = [tagged.network(), tagged.local("pc", 1), tagged.local("pd", 2), tagged.remote(0, 11)];
@@ -21,13 +21,13 @@ fn repaired<H: Harness>(damage: Damage) -> Result<()> {
         if restarted {
             world.node.restart()?;
         }
-        let told = world.told().clone();
-        let observed = world.reconcile(&told)?;
-        let lost = told.len() - observed.in_sync.len();
+        let installed = world.installed().clone();
+        let observed = world.reconcile(&installed)?;
+        let lost = installed.len() - observed.in_sync.len();
         ensure!(lost > 0 || observed.orphans > 0, "{damage:?} was not noticed");
         match damage {
-            Damage::Litter => ensure!(lost == 0, "{lost} objects pass for lost"),
-            Damage::Port(_) => ensure!(lost < told.len(), "everything passes for lost"),
+            Damage::ForeignItem => ensure!(lost == 0, "{lost} objects pass for lost"),
+            Damage::Port(_) => ensure!(lost < installed.len(), "every object is out of sync"),
             Damage::Forwarding => {}
         }
         for (net, a, b) in [(&tunnelled, "pa", "pb"), (&tagged, "pc", "pd")] {
@@ -37,9 +37,9 @@ fn repaired<H: Harness>(damage: Damage) -> Result<()> {
             world.sends(&pod(a), &frame, [net.to_node(0, &frame)])?;
             let frame = udp(11, 1, "from there");
             world.sends_bytes(&net.outside(0), &net.on_wire(&frame.build()), [to_pod(a, &frame)])?;
-            let frame = Packet::eth(BROADCAST, mac(2)).payload(b"everybody");
-            let everybody = net.to_other_nodes(&frame).into_iter().chain([to_pod(a, &frame)]);
-            world.sends(&pod(b), &frame, everybody)?;
+            let frame = Packet::eth(BROADCAST, mac(2)).payload(b"flooded");
+            let flooded = net.to_other_nodes(&frame).into_iter().chain([to_pod(a, &frame)]);
+            world.sends(&pod(b), &frame, flooded)?;
         }
     }
     Ok(())
@@ -54,6 +54,6 @@ pub(crate) fn lost_port_is_repaired<H: Harness>() -> Result<()> {
     repaired::<H>(Damage::Port("pd"))
 }
 
-pub(crate) fn litter_is_swept<H: Harness>() -> Result<()> {
-    repaired::<H>(Damage::Litter)
+pub(crate) fn orphans_are_removed<H: Harness>() -> Result<()> {
+    repaired::<H>(Damage::ForeignItem)
 }

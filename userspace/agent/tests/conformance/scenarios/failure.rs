@@ -1,4 +1,4 @@
-//! One thing goes wrong among many.
+//! Failure of a single op.
 
 use anyhow::{Result, ensure};
 use netplugin::datapath::Op;
@@ -9,7 +9,7 @@ use crate::{
     world::World,
 };
 
-/// A pod whose interface is not there: told for that op alone, and mended when it is there.
+/// A pod without its interface fails its own op only, and is installed when the interface exists.
 pub(crate) fn missing_interface_fails_alone<H: Harness>() -> Result<()> {
     for net in Net::kinds()? {
         let mut world = World::<H>::new(peers().into_iter().chain([net.network(), net.local("pa", 1)]))?;
@@ -27,19 +27,19 @@ pub(crate) fn missing_interface_fails_alone<H: Harness>() -> Result<()> {
         ] {
             world.sends(&pod("pa"), &frame, [expected])?;
         }
-        // It is wanted still, so what there is of it is no stray.
-        let mut wanted = world.told().clone();
-        wanted.insert(net.local("ghost", 2));
-        let observed = world.node.observe(&wanted)?;
-        ensure!(observed.orphans == 0, "{} strays", observed.orphans);
-        ensure!(observed.in_sync.len() == wanted.len() - 1, "not all but one in place: {observed:?}");
+        // The object is desired, so its parts are no orphans.
+        let mut desired = world.installed().clone();
+        desired.insert(net.local("ghost", 2));
+        let observed = world.node.observe(&desired)?;
+        ensure!(observed.orphans == 0, "{} orphans", observed.orphans);
+        ensure!(observed.in_sync.len() == desired.len() - 1, "expected all but one in sync: {observed:?}");
         ensure!(!observed.in_sync.contains(&net.local_id("ghost")), "a ghost is in place");
 
         world.node.plug("ghost")?;
         world.set(net.local("ghost", 2))?;
         let frame = udp(1, 2, "here at last");
         world.sends(&pod("pa"), &frame, [to_pod("ghost", &frame)])?;
-        world.in_place()?;
+        world.check_in_sync()?;
     }
     Ok(())
 }

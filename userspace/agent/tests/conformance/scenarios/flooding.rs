@@ -1,4 +1,4 @@
-//! Frames for many, or for nobody that we know.
+//! Broadcast, multicast and unknown unicast.
 
 use std::net::Ipv6Addr;
 
@@ -11,7 +11,7 @@ use crate::{
     world::World,
 };
 
-/// Pods of another network are there to hear nothing.
+/// The pods of the other network must receive nothing.
 fn world<H: Harness>(net: &Net) -> Result<World<H>> {
     let others = [Net::vxlan(9)?, Net::vlan(900)?];
     let objects =
@@ -44,7 +44,7 @@ fn group_frames(from: u8) -> [Packet; 4] {
     ]
 }
 
-/// One copy for each other pod of the network and one for each other node; none back.
+/// One copy for each other pod of the network and one for each other node; none for the sender.
 pub(crate) fn broadcast_and_multicast<H: Harness>() -> Result<()> {
     for net in Net::kinds()? {
         let mut world = world::<H>(&net)?;
@@ -56,7 +56,7 @@ pub(crate) fn broadcast_and_multicast<H: Harness>() -> Result<()> {
     Ok(())
 }
 
-/// One copy for each pod, and none to the wire again.
+/// One copy for each pod, and none back to the wire.
 pub(crate) fn flooding_from_outside<H: Harness>() -> Result<()> {
     for net in Net::kinds()? {
         let mut world = world::<H>(&net)?;
@@ -68,7 +68,7 @@ pub(crate) fn flooding_from_outside<H: Harness>() -> Result<()> {
     Ok(())
 }
 
-/// It may be an address that a pod gave itself.
+/// The address can be one that a pod has configured itself.
 pub(crate) fn unknown_unicast_on_vxlan<H: Harness>() -> Result<()> {
     let net = Net::vxlan(1)?;
     let mut world = world::<H>(&net)?;

@@ -1,16 +1,16 @@
-//! Networks do not see each other.
+//! Isolation of networks.
 
 use anyhow::Result;
 use testkit::packet::{BROADCAST, Packet};
 
 use crate::{
     harness::{Difference, Harness},
-    scenarios::neighbours::question_and_answer,
+    scenarios::neighbours::request_and_reply,
     topology::{Net, mac, peers, pod, tagged, to_pod, udp, udp6},
     world::World,
 };
 
-/// Four networks, each with pods of the same addresses here and elsewhere.
+/// Four networks with the same addresses, each with local and remote pods.
 struct Quartet {
     nets: [Net; 4],
     ports: [[&'static str; 2]; 4],
@@ -46,8 +46,8 @@ pub(crate) fn networks_with_the_same_addresses<H: Harness>() -> Result<()> {
         let frame = Packet::eth(BROADCAST, mac(1)).payload(a.as_bytes());
         let expected = net.to_other_nodes(&frame).into_iter().chain([to_pod(b, &frame)]);
         world.sends(&pod(a), &frame, expected)?;
-        let (question, answer) = question_and_answer(1, 2);
-        world.sends(&pod(a), &question, [to_pod(a, &answer)])?;
+        let (request, reply) = request_and_reply(1, 2);
+        world.sends(&pod(a), &request, [to_pod(a, &reply)])?;
     }
     Ok(())
 }
@@ -61,20 +61,19 @@ pub(crate) fn the_outside_stays_in_its_network<H: Harness>() -> Result<()> {
         let frame = Packet::eth(BROADCAST, mac(11)).payload(b.as_bytes());
         let expected = [a, b].map(|port| to_pod(port, &frame));
         world.sends_bytes(&net.outside(0), &net.on_wire(&frame.build()), expected)?;
-        let (question, answer) = question_and_answer(11, 2);
+        let (request, reply) = request_and_reply(11, 2);
         let expected = if world.differs(Difference::LetsPodsAnswerOutside) {
-            [a, b].map(|port| to_pod(port, &question)).to_vec()
+            [a, b].map(|port| to_pod(port, &request)).to_vec()
         } else {
-            vec![net.to_node(0, &answer)]
+            vec![net.to_node(0, &reply)]
         };
-        world.sends_bytes(&net.outside(0), &net.on_wire(&question.build()), expected)?;
+        world.sends_bytes(&net.outside(0), &net.on_wire(&request.build()), expected)?;
     }
     Ok(())
 }
 
-/// A tag that a pod puts on takes it nowhere: neither into the network of that tag, on the wire or within the switch, nor
-/// anywhere else.
-pub(crate) fn pods_choose_no_network<H: Harness>() -> Result<()> {
+/// Frames that a pod tags are dropped: they reach neither the network of that tag nor the wire.
+pub(crate) fn pods_cannot_choose_their_network<H: Harness>() -> Result<()> {
     let quartet = Quartet::new()?;
     let mut world = quartet.world::<H>()?;
     for [a, _] in quartet.ports {

@@ -13,23 +13,23 @@ use crate::{
     world::World,
 };
 
-const NOBODY: u8 = 77;
+const UNKNOWN: u8 = 77;
 
-/// Two pods here, one on each other node.
+/// Creates a node with two local pods and one pod on each other node.
 fn world<H: Harness>(net: &Net, arp: ArpMode) -> Result<World<H>> {
     let objects =
         [net.network_with(arp), net.local("pa", 1), net.local("pb", 2), net.remote(0, 11), net.remote(1, 12)];
     World::new(peers().into_iter().chain(objects))
 }
 
-fn asks(from: u8, target: u8) -> [Packet; 2] {
+fn requests(from: u8, target: u8) -> [Packet; 2] {
     [
         Packet::arp_request(mac(from), ip(from), ip(target)),
         Packet::neighbour_solicitation(mac(from), ip6(from), ip6(target)),
     ]
 }
 
-fn answers(from: u8, target: u8) -> [Packet; 2] {
+fn replies(from: u8, target: u8) -> [Packet; 2] {
     let flags = nd_flags::SOLICITED | nd_flags::OVERRIDE;
     let owner = (mac(target), ip6(target));
     [
@@ -38,29 +38,29 @@ fn answers(from: u8, target: u8) -> [Packet; 2] {
     ]
 }
 
-/// The asker hears the answer, and nobody hears the question.
-pub(crate) fn questions_are_answered_in_place<H: Harness>() -> Result<()> {
+/// The sender receives the reply, and no other pod or node receives the request.
+pub(crate) fn requests_are_answered_locally<H: Harness>() -> Result<()> {
     for net in Net::kinds()? {
         let mut world = world::<H>(&net, ArpMode::Proxy)?;
         for (port, from, target) in [("pa", 1, 2), ("pb", 2, 1), ("pa", 1, 11), ("pb", 2, 12)] {
-            for (question, answer) in asks(from, target).iter().zip(&answers(from, target)) {
-                world.sends(&pod(port), question, [to_pod(port, answer)])?;
+            for (request, reply) in requests(from, target).iter().zip(&replies(from, target)) {
+                world.sends(&pod(port), request, [to_pod(port, reply)])?;
             }
         }
-        // A kernel that renews what it knows asks the one address directly.
+        // A kernel refreshes an entry with a unicast request.
         let renewal = Packet::eth(mac(11), mac(1)).arp(1, (mac(1), ip(1)), ([0; 6], ip(11)));
-        let [answer, _] = answers(1, 11);
-        world.sends(&pod("pa"), &renewal, [to_pod("pa", &answer)])?;
-        // One that looks whether the address is taken has none itself.
+        let [reply, _] = replies(1, 11);
+        world.sends(&pod("pa"), &renewal, [to_pod("pa", &reply)])?;
+        // Duplicate address detection has the unspecified source.
         let probe = Packet::arp_request(mac(1), Ipv4Addr::UNSPECIFIED, ip(2));
-        let answer = Packet::arp_reply(mac(2), ip(2), mac(1), Ipv4Addr::UNSPECIFIED);
-        world.sends(&pod("pa"), &probe, [to_pod("pa", &answer)])?;
+        let reply = Packet::arp_reply(mac(2), ip(2), mac(1), Ipv4Addr::UNSPECIFIED);
+        world.sends(&pod("pa"), &probe, [to_pod("pa", &reply)])?;
     }
     Ok(())
 }
 
-/// A pod that announces itself, or looks whether its own address is taken, must not hear that it is. Everybody else may
-/// want to know: other pods' caches, the switches between VLAN nodes.
+/// Gratuitous ARP and duplicate address detection of a pod for its own address get no reply. They are flooded: they update
+/// the caches of other pods and the switches between VLAN nodes.
 pub(crate) fn own_addresses_are_not_answered<H: Harness>() -> Result<()> {
     for net in Net::kinds()? {
         let mut world = world::<H>(&net, ArpMode::Proxy)?;
@@ -81,23 +81,23 @@ pub(crate) fn own_addresses_are_not_answered<H: Harness>() -> Result<()> {
     Ok(())
 }
 
-/// Duplicate address detection for an address that is somebody else's: all nodes hear whose it is.
+/// Duplicate address detection for the address of another endpoint gets an advertisement to all nodes.
 pub(crate) fn duplicates_are_detected<H: Harness>() -> Result<()> {
     for net in Net::kinds()? {
         let mut world = world::<H>(&net, ArpMode::Proxy)?;
         for owner in [2, 11] {
-            let question = Packet::neighbour_solicitation(mac(1), Ipv6Addr::UNSPECIFIED, ip6(owner));
-            let came = world.outcome(&pod("pa"), &question.build())?;
-            let [defence] = &came[..] else { anyhow::bail!("expected one answer, came {came:?}") };
-            ensure!(defence.to == Target::Pod("pa".to_owned()), "the answer went to {:?}", defence.to);
+            let request = Packet::neighbour_solicitation(mac(1), Ipv6Addr::UNSPECIFIED, ip6(owner));
+            let came = world.outcome(&pod("pa"), &request.build())?;
+            let [defence] = &came[..] else { anyhow::bail!("expected one reply, came {came:?}") };
+            ensure!(defence.to == Target::Pod("pa".to_owned()), "the reply went to {:?}", defence.to);
             is_defence(&defence.frame, owner).with_context(|| format!("{net:?}: {:02x?}", defence.frame))?;
         }
     }
     Ok(())
 }
 
-/// An advertisement to all nodes that `owner` has its address. Its option, which the receiver does not need to know that
-/// its address is taken, may be missing: a switch cannot add one to a solicitation that has none.
+/// Checks for an advertisement to all nodes that `owner` has its address. The link-layer address option can be missing: OVS
+/// cannot add it to a solicitation without options, and duplicate address detection does not need it.
 fn is_defence(frame: &[u8], owner: u8) -> Result<()> {
     verify(frame).map_err(anyhow::Error::msg)?;
     ensure!(frame.len() == 78 || frame.len() == 86, "{} bytes", frame.len());
@@ -120,35 +120,35 @@ fn is_defence(frame: &[u8], owner: u8) -> Result<()> {
     Ok(())
 }
 
-/// Somebody may answer of whom nobody told us.
-pub(crate) fn unknown_addresses_are_asked_everywhere<H: Harness>() -> Result<()> {
+/// An unknown station can own the address.
+pub(crate) fn requests_for_unknown_addresses_are_flooded<H: Harness>() -> Result<()> {
     for net in Net::kinds()? {
         let mut world = world::<H>(&net, ArpMode::Proxy)?;
-        for question in asks(1, NOBODY) {
-            let expected = net.to_other_nodes(&question).into_iter().chain([to_pod("pb", &question)]);
-            world.sends(&pod("pa"), &question, expected)?;
+        for request in requests(1, UNKNOWN) {
+            let expected = net.to_other_nodes(&request).into_iter().chain([to_pod("pb", &request)]);
+            world.sends(&pod("pa"), &request, expected)?;
         }
     }
     Ok(())
 }
 
-/// For pods here the node answers; for others their nodes do, and here they are heard as what they are.
-pub(crate) fn the_outside_is_answered_for_local_pods<H: Harness>() -> Result<()> {
+/// The node replies for local pods. Requests for other endpoints are flooded to local pods; their own nodes reply.
+pub(crate) fn the_outside_gets_replies_for_local_pods<H: Harness>() -> Result<()> {
     for net in Net::kinds()? {
         let mut world = world::<H>(&net, ArpMode::Proxy)?;
-        for (question, answer) in asks(12, 2).iter().zip(&answers(12, 2)) {
-            let frame = net.on_wire(&question.build());
+        for (request, reply) in requests(12, 2).iter().zip(&replies(12, 2)) {
+            let frame = net.on_wire(&request.build());
             let expected = if world.differs(Difference::LetsPodsAnswerOutside) {
-                ["pa", "pb"].map(|port| to_pod(port, question)).to_vec()
+                ["pa", "pb"].map(|port| to_pod(port, request)).to_vec()
             } else {
-                vec![net.to_node(1, answer)]
+                vec![net.to_node(1, reply)]
             };
             world.sends_bytes(&net.outside(1), &frame, expected)?;
         }
-        for target in [11, NOBODY] {
-            for question in asks(12, target) {
-                let frame = net.on_wire(&question.build());
-                let expected = ["pa", "pb"].map(|port| to_pod(port, &question));
+        for target in [11, UNKNOWN] {
+            for request in requests(12, target) {
+                let frame = net.on_wire(&request.build());
+                let expected = ["pa", "pb"].map(|port| to_pod(port, &request));
                 world.sends_bytes(&net.outside(1), &frame, expected)?;
             }
         }
@@ -156,37 +156,37 @@ pub(crate) fn the_outside_is_answered_for_local_pods<H: Harness>() -> Result<()>
     Ok(())
 }
 
-/// Without proxy everybody is asked, as on a cable.
-pub(crate) fn questions_are_flooded_in_flood_mode<H: Harness>() -> Result<()> {
+/// Without the ARP proxy requests are flooded.
+pub(crate) fn requests_are_flooded_in_flood_mode<H: Harness>() -> Result<()> {
     for net in Net::kinds()? {
         let mut world = world::<H>(&net, ArpMode::Flood)?;
-        for target in [1, 2, 11, NOBODY] {
-            for question in asks(1, target) {
-                let expected = net.to_other_nodes(&question).into_iter().chain([to_pod("pb", &question)]);
-                world.sends(&pod("pa"), &question, expected)?;
+        for target in [1, 2, 11, UNKNOWN] {
+            for request in requests(1, target) {
+                let expected = net.to_other_nodes(&request).into_iter().chain([to_pod("pb", &request)]);
+                world.sends(&pod("pa"), &request, expected)?;
             }
         }
-        for question in asks(11, 1) {
-            let frame = net.on_wire(&question.build());
-            let expected = ["pa", "pb"].map(|port| to_pod(port, &question));
+        for request in requests(11, 1) {
+            let frame = net.on_wire(&request.build());
+            let expected = ["pa", "pb"].map(|port| to_pod(port, &request));
             world.sends_bytes(&net.outside(0), &frame, expected)?;
         }
-        // The answers are ordinary frames.
-        let [reply, advertisement] = answers(1, 2);
-        for answer in [reply, advertisement] {
-            world.sends(&pod("pb"), &answer, [to_pod("pa", &answer)])?;
+        // Replies are forwarded as unicast.
+        let [reply, advertisement] = replies(1, 2);
+        for reply in [reply, advertisement] {
+            world.sends(&pod("pb"), &reply, [to_pod("pa", &reply)])?;
         }
     }
     Ok(())
 }
 
-/// For other scenarios: what tells the two modes apart.
-pub(crate) fn question_and_answer(from: u8, target: u8) -> (Packet, Packet) {
-    let ([question, _], [answer, _]) = (asks(from, target), answers(from, target));
-    (question, answer)
+/// Request and proxy reply, for scenarios that distinguish the two ARP modes.
+pub(crate) fn request_and_reply(from: u8, target: u8) -> (Packet, Packet) {
+    let ([request, _], [reply, _]) = (requests(from, target), replies(from, target));
+    (request, reply)
 }
 
-/// For other scenarios: the objects of [`world`] without the network.
+/// Objects of [`world`] without the network.
 pub(crate) fn endpoints(net: &Net) -> Vec<Object> {
     let objects = [net.local("pa", 1), net.local("pb", 2), net.remote(0, 11), net.remote(1, 12)];
     peers().into_iter().chain(objects).collect()

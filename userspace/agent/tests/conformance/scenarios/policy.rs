@@ -1,4 +1,4 @@
-//! Policies and net profiles: what the model's oracle says of a connection is what happens to its packets.
+//! Policies and net profiles: packets are treated as the oracle of the model decides.
 
 use anyhow::Result;
 use contiv_model::{
@@ -10,12 +10,12 @@ use testkit::packet::Packet;
 
 use crate::{
     harness::Harness,
-    scenarios::neighbours::question_and_answer,
+    scenarios::neighbours::request_and_reply,
     topology::{Net, ip, ip6, mac, peers, pod, to_pod, udp, udp6},
     world::World,
 };
 
-/// The groups of the pods 1 and 2 here, and of 11 elsewhere. 12, elsewhere too, is in none.
+/// Groups of the local pods 1 and 2, and of the remote pod 11. The remote pod 12 has no group.
 const ONE: u32 = 1;
 const TWO: u32 = 2;
 const ELEVEN: u32 = 11;
@@ -38,7 +38,7 @@ pub(crate) fn group(n: u32, rules: impl IntoIterator<Item = Rule>) -> Result<Obj
     Ok(Object::Group(Group { number: number(n)?, dscp: None, rate: None, rules }))
 }
 
-/// About everything.
+/// Returns a rule that matches all traffic.
 pub(crate) fn rule(direction: Direction, action: Action, priority: u8) -> Result<Rule> {
     Ok(Rule {
         id: format!("{direction} {action} {priority}").as_str().into(),
@@ -62,7 +62,7 @@ fn world<H: Harness>(net: &Net) -> Result<World<H>> {
     ]))
 }
 
-/// From one endpoint's port to another's, in both families.
+/// Datagrams from one endpoint and port to another, IPv4 and IPv6.
 fn from_to(from: (u8, u16), to: (u8, u16)) -> [Packet; 2] {
     let eth = || Packet::eth(mac(to.0), mac(from.0));
     let text = b"policies";
@@ -85,8 +85,7 @@ impl<H: Harness> World<H> {
     }
 }
 
-/// Rules out are enforced where the source lives, whether the destination is here or not; only what they are about is
-/// dropped.
+/// Outgoing rules are enforced at the source, for local and remote destinations. Other traffic passes.
 pub(crate) fn rules_out_hold_at_the_source<H: Harness>() -> Result<()> {
     for net in Net::kinds()? {
         let mut world = world::<H>(&net)?;
@@ -107,14 +106,14 @@ pub(crate) fn rules_out_hold_at_the_source<H: Harness>() -> Result<()> {
         for frame in from_to((1, 4003), (11, 5000)) {
             world.sends(&pod("pa"), &frame, [net.to_node(0, &frame)])?;
         }
-        // The other group is free.
+        // The other group has no rules.
         world.passes(("pb", 2, 4000), ("pa", 1, 5000))?;
-        world.in_place()?;
+        world.check_in_sync()?;
     }
     Ok(())
 }
 
-/// Rules in are enforced where the destination lives, also for what comes from other nodes and from nobody.
+/// Incoming rules are enforced at the destination, also for traffic from other nodes and from unknown addresses.
 pub(crate) fn rules_in_hold_at_the_destination<H: Harness>() -> Result<()> {
     for net in Net::kinds()? {
         let mut world = world::<H>(&net)?;
@@ -136,7 +135,7 @@ pub(crate) fn rules_in_hold_at_the_destination<H: Harness>() -> Result<()> {
     Ok(())
 }
 
-/// Who may ask is answered, by the one who was asked and at the port that asked.
+/// Replies of an allowed connection pass, and only those.
 pub(crate) fn answers_pass<H: Harness>() -> Result<()> {
     for net in Net::kinds()? {
         let mut world = world::<H>(&net)?;
@@ -157,8 +156,7 @@ pub(crate) fn answers_pass<H: Harness>() -> Result<()> {
     Ok(())
 }
 
-/// A change of the rules is in force at once, for connections that are there as for new ones; and when the rules are gone,
-/// everything passes.
+/// A change of the rules applies at once, to established and new connections. Without rules everything passes.
 pub(crate) fn a_change_is_in_force_at_once<H: Harness>() -> Result<()> {
     for net in Net::kinds()? {
         let mut world = world::<H>(&net)?;
@@ -174,12 +172,12 @@ pub(crate) fn a_change_is_in_force_at_once<H: Harness>() -> Result<()> {
         world.is_dropped(("pa", 1, 4000), (2, 5000))?;
         world.delete(ObjectId::Group(number(TWO)?))?;
         world.passes(("pa", 1, 4000), ("pb", 2, 5000))?;
-        world.in_place()?;
+        world.check_in_sync()?;
     }
     Ok(())
 }
 
-/// Of several rules that match, the highest priority decides; at one priority, what denies.
+/// The matching rule with the highest priority decides; at equal priority deny wins.
 pub(crate) fn the_highest_priority_decides<H: Harness>() -> Result<()> {
     let net = Net::vxlan(1)?;
     let mut world = world::<H>(&net)?;
@@ -200,8 +198,8 @@ pub(crate) fn the_highest_priority_decides<H: Harness>() -> Result<()> {
     Ok(())
 }
 
-/// Rules about subnets and about single endpoints of the group, in both families.
-pub(crate) fn addresses_count<H: Harness>() -> Result<()> {
+/// Rules with subnets and single addresses, IPv4 and IPv6.
+pub(crate) fn rules_match_addresses<H: Harness>() -> Result<()> {
     let net = Net::vxlan(1)?;
     let mut world = world::<H>(&net)?;
     let deny = rule(Direction::In, Action::Deny, 1)?;
@@ -213,7 +211,7 @@ pub(crate) fn addresses_count<H: Harness>() -> Result<()> {
     world.is_dropped(("pa", 1, 4000), (2, 5000))?;
     world.set(group(TWO, [from("10.7.0.2/31")?, from("2001:db8:7::2/127")?])?)?;
     world.passes(("pa", 1, 4000), ("pb", 2, 5000))?;
-    // Only one family.
+    // A subnet of one family.
     world.set(group(TWO, [from("10.7.0.0/24")?])?)?;
     world.sends(&pod("pa"), &udp(1, 2, "four"), [])?;
     let six = udp6(1, 2, "six");
@@ -227,8 +225,8 @@ pub(crate) fn addresses_count<H: Harness>() -> Result<()> {
     world.is_dropped(("pa", 1, 4200), (2, 5000))
 }
 
-/// A rule about ICMP is about that of both families.
-pub(crate) fn icmp_is_of_both_families<H: Harness>() -> Result<()> {
+/// A rule for ICMP applies to ICMP and ICMPv6.
+pub(crate) fn icmp_rules_match_both_families<H: Harness>() -> Result<()> {
     let net = Net::vxlan(1)?;
     let mut world = world::<H>(&net)?;
     let eth = || Packet::eth(mac(2), mac(1));
@@ -249,24 +247,22 @@ pub(crate) fn icmp_is_of_both_families<H: Harness>() -> Result<()> {
     Ok(())
 }
 
-/// A pod that may talk to nobody is still told where everybody is; and what goes to an Ethernet address of many is no
-/// way round a policy.
-pub(crate) fn neighbours_are_found_whatever_the_policy<H: Harness>() -> Result<()> {
+/// A pod whose rules deny all traffic still gets ARP and ND replies. Policies apply to multicast Ethernet destinations.
+pub(crate) fn policies_do_not_apply_to_neighbour_discovery<H: Harness>() -> Result<()> {
     let net = Net::vxlan(1)?;
     let mut world = world::<H>(&net)?;
     let shut = [rule(Direction::In, Action::Deny, 1)?, rule(Direction::Out, Action::Deny, 1)?];
     world.set(group(ONE, shut)?)?;
-    let (question, answer) = question_and_answer(1, 2);
-    world.sends(&pod("pa"), &question, [to_pod("pa", &answer)])?;
-    let (question, answer) = question_and_answer(2, 1);
-    world.sends(&pod("pb"), &question, [to_pod("pb", &answer)])?;
+    let (request, reply) = request_and_reply(1, 2);
+    world.sends(&pod("pa"), &request, [to_pod("pa", &reply)])?;
+    let (request, reply) = request_and_reply(2, 1);
+    world.sends(&pod("pb"), &request, [to_pod("pb", &reply)])?;
     let round = Packet::eth(testkit::packet::BROADCAST, mac(2)).ipv4(ip(2), ip(1)).udp(4000, 5000);
     world.sends(&pod("pb"), &round, [])
 }
 
-/// Packets of a group are marked with its class, of both families and in the outer header; those of others are as they
-/// were.
-pub(crate) fn packets_are_marked<H: Harness>() -> Result<()> {
+/// Packets of a group get its DSCP, IPv4 and IPv6, also in the outer header. Packets of other groups are unchanged.
+pub(crate) fn packets_get_the_dscp_of_their_group<H: Harness>() -> Result<()> {
     for net in Net::kinds()? {
         let mut world = world::<H>(&net)?;
         let Object::Group(plain) = group(ONE, [])? else { unreachable!() };
@@ -282,7 +278,7 @@ pub(crate) fn packets_are_marked<H: Harness>() -> Result<()> {
             let eight = frame.dscp(8);
             world.sends(&pod("pb"), &eight, [to_pod("pa", &eight)])?;
         }
-        world.in_place()?;
+        world.check_in_sync()?;
     }
     Ok(())
 }

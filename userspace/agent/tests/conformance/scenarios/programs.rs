@@ -1,4 +1,4 @@
-//! With programs and kernels instead of single frames.
+//! Traffic of programs instead of single frames.
 
 use std::{
     io::{Read as _, Write as _},
@@ -21,14 +21,14 @@ use crate::{
 const SOON: Duration = Duration::from_secs(10);
 const QUICKLY: Duration = Duration::from_millis(5);
 const PORT: u16 = 7000;
-/// More than fits the buffers on the way.
+/// Bytes per direction: more than all buffers on the path.
 const LENGTH: usize = 8 << 20;
 
 fn addresses(last: u8) -> [IpAddr; 2] {
     [ip(last).into(), ip6(last).into()]
 }
 
-/// Not with a number of pings: after the last one, `ping` waits no longer than twice the longest way so far.
+/// Runs without a packet count: after the last request, `ping` waits only twice the longest round-trip time.
 fn pings(from: &Netns, last: u8) -> Result<()> {
     for address in addresses(last) {
         let pinger = Pinger::start(from, address, QUICKLY)?;
@@ -40,7 +40,7 @@ fn pings(from: &Netns, last: u8) -> Result<()> {
     Ok(())
 }
 
-/// Every byte arrives, in both directions at once.
+/// Transfers data in both directions at once and checks all bytes.
 fn talks(client: &Netns, server: &Netns, last: u8) -> Result<()> {
     for address in addresses(last) {
         let address = SocketAddr::new(address, PORT);
@@ -56,7 +56,7 @@ fn talks(client: &Netns, server: &Netns, last: u8) -> Result<()> {
             let stream = client.run(|| Ok(TcpStream::connect_timeout(&address, SOON)?));
             let exchanged = stream.and_then(exchange);
             if exchanged.is_err() {
-                // The other side waits for a connection, maybe.
+                // The peer can be waiting for the connection.
                 drop(server.run(|| Ok(TcpStream::connect(address)?)));
             }
             let echo = echo.join().map_err(|_| anyhow::anyhow!("the echo panicked"));
@@ -87,7 +87,7 @@ fn exchange(mut stream: TcpStream) -> Result<bool> {
     })
 }
 
-/// Two pods on the node.
+/// Creates a node with two pods.
 fn pair<N: Programs>(net: &Net) -> Result<World<N>> {
     let objects = [net.network(), net.local("pa", 1), net.local("pb", 2)];
     let world = World::<N>::new(peers().into_iter().chain(objects))?;
@@ -107,7 +107,7 @@ pub(crate) fn local_pods_talk<N: Programs>() -> Result<()> {
     Ok(())
 }
 
-/// With the kernel's own tunnel at the other end.
+/// The peer is a VXLAN device of the kernel.
 pub(crate) fn pods_talk_by_vxlan<N: Programs>() -> Result<()> {
     let net = Net::vxlan(1)?;
     let Encap::Vxlan { vni, .. } = net.encap else { anyhow::bail!("{net:?} has no number") };
@@ -124,7 +124,7 @@ pub(crate) fn pods_talk_by_vxlan<N: Programs>() -> Result<()> {
     wire.run(|| Ok(std::fs::write("/proc/sys/net/ipv6/conf/far/disable_ipv6", "0")?))?;
     wire.address("far", &format!("{}/24", ip(11)))?;
     wire.address("far", &format!("{}/64", ip6(11)))?;
-    // Its checksums are finished before the tunnel: what a wire without hardware must do.
+    // The device computes checksums before the encapsulation, as without hardware offload.
     wire.tx_checksum_off("far")?;
     wire.up("far")?;
     pings(a, 11)?;
@@ -133,7 +133,7 @@ pub(crate) fn pods_talk_by_vxlan<N: Programs>() -> Result<()> {
     talks(wire, a, 1)
 }
 
-/// Agents come and go, and a ping does not notice.
+/// Restarts of the agent lose no ping.
 pub(crate) fn restart_loses_no_ping<N: Programs>() -> Result<()> {
     for net in Net::kinds()? {
         let mut world = pair::<N>(&net)?;
@@ -150,7 +150,7 @@ pub(crate) fn restart_loses_no_ping<N: Programs>() -> Result<()> {
         for round in 1..=3 {
             world.node.restart()?;
             let before = pingers.iter().map(Pinger::answers).max().unwrap_or(0);
-            world.in_place()?;
+            world.check_in_sync()?;
             ensure!(world.node.writes() == 0, "{} writes in round {round}", world.node.writes());
             go_on(before + 5)?;
         }
@@ -162,7 +162,7 @@ pub(crate) fn restart_loses_no_ping<N: Programs>() -> Result<()> {
     Ok(())
 }
 
-/// Also not when other pods come and go, nor when everything is told once more.
+/// Changes of other pods, and setting all objects again, lose no ping.
 pub(crate) fn changes_lose_no_ping<N: Programs>() -> Result<()> {
     for net in Net::kinds()? {
         let mut world = pair::<N>(&net)?;
@@ -173,8 +173,8 @@ pub(crate) fn changes_lose_no_ping<N: Programs>() -> Result<()> {
             world.node.plug(&port)?;
             world.set(net.local(&port, 20 + round))?;
             world.set(net.remote(0, 40 + round))?;
-            let told: Desired = world.told().clone();
-            world.reconcile(&told)?;
+            let installed: Desired = world.installed().clone();
+            world.reconcile(&installed)?;
             world.delete(net.local_id(&port))?;
             world.delete(net.remote_id(40 + round))?;
         }

@@ -1,11 +1,11 @@
-//! The agent dies; the next one adopts what it finds.
+//! A restarted agent adopts the existing state.
 
 use anyhow::{Result, ensure};
 use netplugin::datapath::{Desired, Object};
 
 use crate::{
     harness::Harness,
-    scenarios::neighbours::{endpoints, question_and_answer},
+    scenarios::neighbours::{endpoints, request_and_reply},
     topology::{Net, pod, to_pod, udp, udp6},
     world::World,
 };
@@ -25,8 +25,8 @@ fn forwards<H: Harness>(world: &mut World<H>) -> Result<()> {
         for frame in [udp(2, 11, "there"), udp6(2, 11, "there")] {
             world.sends(&pod(b), &frame, [net.to_node(0, &frame)])?;
         }
-        let (question, answer) = question_and_answer(1, 11);
-        world.sends(&pod(a), &question, [to_pod(a, &answer)])?;
+        let (request, reply) = request_and_reply(1, 11);
+        world.sends(&pod(a), &request, [to_pod(a, &reply)])?;
     }
     Ok(())
 }
@@ -35,44 +35,44 @@ pub(crate) fn restart_writes_nothing<H: Harness>() -> Result<()> {
     let mut world = World::<H>::new(both_kinds()?)?;
     for _ in 0..2 {
         world.node.restart()?;
-        // In force before anybody has looked at anything.
+        // Forwarding works before the first observation.
         forwards(&mut world)?;
-        world.in_place()?;
+        world.check_in_sync()?;
         ensure!(world.node.writes() == 0, "{} writes", world.node.writes());
-        // What the agent would do if it did not trust the answer.
-        let told = world.told().clone();
-        world.reconcile(&told)?;
+        // Setting all objects again writes nothing.
+        let installed = world.installed().clone();
+        world.reconcile(&installed)?;
         ensure!(world.node.writes() == 0, "{} writes", world.node.writes());
     }
     forwards(&mut world)
 }
 
-/// Also what a predecessor made; and from nothing all can be made again.
+/// Cleanup removes the state of earlier instances too; afterwards everything can be installed again.
 pub(crate) fn cleanup_leaves_nothing<H: Harness>() -> Result<()> {
     let mut world = World::<H>::new(both_kinds()?)?;
-    let told = world.told().clone();
+    let installed = world.installed().clone();
     world.node.restart()?;
     world.node.cleanup()?;
-    let observed = world.node.observe(&told)?;
+    let observed = world.node.observe(&installed)?;
     ensure!(observed.in_sync.is_empty() && observed.orphans == 0, "left: {observed:?}");
-    world.reconcile(&told)?;
+    world.reconcile(&installed)?;
     forwards(&mut world)
 }
 
-/// While the agent was away, things were deleted, others changed and others came.
-pub(crate) fn restart_finds_what_is_not_wanted_any_more<H: Harness>() -> Result<()> {
+/// Objects are deleted, changed and added while the agent is stopped.
+pub(crate) fn restart_finds_orphans<H: Harness>() -> Result<()> {
     let mut world = World::<H>::new(both_kinds()?)?;
     let [tunnelled, tagged] = Net::kinds()?;
-    let mut wanted: Desired = world.told().clone();
+    let mut desired: Desired = world.installed().clone();
     for id in [tagged.local_id("pc"), tagged.local_id("pd"), tagged.remote_id(11), tagged.network_id()] {
-        wanted.remove(&id);
+        desired.remove(&id);
     }
-    wanted.remove(&tunnelled.remote_id(11));
-    wanted.insert(tunnelled.remote(0, 12));
-    wanted.insert(tunnelled.remote(1, 13));
+    desired.remove(&tunnelled.remote_id(11));
+    desired.insert(tunnelled.remote(0, 12));
+    desired.insert(tunnelled.remote(1, 13));
     world.node.restart()?;
-    let observed = world.reconcile(&wanted)?;
-    ensure!(observed.orphans > 0, "no strays");
+    let observed = world.reconcile(&desired)?;
+    ensure!(observed.orphans > 0, "no orphans");
     ensure!(!observed.in_sync.contains(&tunnelled.remote_id(12)), "the moved endpoint passes for unchanged");
     ensure!(observed.in_sync.contains(&tunnelled.local_id("pa")), "an unchanged endpoint passes for changed");
 
@@ -80,8 +80,8 @@ pub(crate) fn restart_finds_what_is_not_wanted_any_more<H: Harness>() -> Result<
     world.sends(&pod("pa"), &frame, [tunnelled.to_node(0, &frame)])?;
     let frame = udp(1, 13, "new");
     world.sends(&pod("pa"), &frame, [tunnelled.to_node(1, &frame)])?;
-    let (question, _) = question_and_answer(1, 11);
-    let everybody = tunnelled.to_other_nodes(&question).into_iter().chain([to_pod("pb", &question)]);
-    world.sends(&pod("pa"), &question, everybody)?;
+    let (request, _) = request_and_reply(1, 11);
+    let flooded = tunnelled.to_other_nodes(&request).into_iter().chain([to_pod("pb", &request)]);
+    world.sends(&pod("pa"), &request, flooded)?;
     world.sends(&pod("pc"), &udp(1, 2, "gone"), [])
 }

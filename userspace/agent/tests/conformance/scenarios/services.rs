@@ -1,4 +1,4 @@
-//! Services: connections to their addresses go to their backends, and the answers come from the service.
+//! Services: connections go to backends, and replies have the address of the service.
 
 use std::net::Ipv4Addr;
 
@@ -20,7 +20,7 @@ use crate::{
 
 const VIP: u8 = 200;
 
-/// UDP port 53 of the service is 5353 of the backends.
+/// Returns a service that maps UDP port 53 to port 5353 of the backends.
 fn service(net: &Net, backends: &[(u8, Readiness)]) -> Result<Object> {
     let Object::Network(network) = net.network() else { bail!("a network") };
     let backend = |(last, readiness): &(u8, Readiness)| Backend {
@@ -56,12 +56,12 @@ fn datagram(macs: (u8, u8), from: (Ipv4Addr, u16), to: (Ipv4Addr, u16)) -> Packe
     Packet::eth(mac(macs.0), mac(macs.1)).ipv4(from.0, to.0).udp(from.1, to.1).payload(b"service")
 }
 
-/// Pod 1 asks the service.
-fn question(port: u16) -> Packet {
+/// Datagram of pod 1 to the service.
+fn request(port: u16) -> Packet {
     datagram((VIP, 1), (ip(1), port), (ip(VIP), 53))
 }
 
-/// What a backend gets of it.
+/// Delivery of the datagram to a backend.
 fn arrival(net: &Net, backend: u8, port: u16) -> Delivery {
     let frame = datagram((backend, 1), (ip(1), port), (ip(backend), 5353));
     match backend {
@@ -72,9 +72,9 @@ fn arrival(net: &Net, backend: u8, port: u16) -> Delivery {
 }
 
 impl<H: Harness> World<H> {
-    /// Asks, and tells which of the backends was asked: one, and nobody else.
+    /// Sends a datagram and returns the single backend that received it.
     fn asks(&mut self, net: &Net, port: u16, backends: &[u8]) -> Result<u8> {
-        let came = self.outcome(&pod("pa"), &question(port).build())?;
+        let came = self.outcome(&pod("pa"), &request(port).build())?;
         let asked = backends.iter().find(|backend| came == [arrival(net, **backend, port)]);
         match asked {
             Some(backend) => Ok(*backend),
@@ -82,26 +82,26 @@ impl<H: Harness> World<H> {
         }
     }
 
-    /// The backend answers, and the client hears the service.
+    /// Sends the reply of the backend; the client receives it from the address of the service.
     fn is_answered(&mut self, net: &Net, backend: u8, port: u16) -> Result<()> {
-        let answer = datagram((1, backend), (ip(backend), 5353), (ip(1), port));
-        let heard = datagram((1, backend), (ip(VIP), 53), (ip(1), port));
-        let expected = [to_pod("pa", &heard)];
+        let reply = datagram((1, backend), (ip(backend), 5353), (ip(1), port));
+        let translated = datagram((1, backend), (ip(VIP), 53), (ip(1), port));
+        let expected = [to_pod("pa", &translated)];
         match backend {
-            2 => self.sends(&pod("pb"), &answer, expected),
-            3 => self.sends(&pod("pc"), &answer, expected),
-            _ => self.sends_bytes(&net.outside(0), &net.on_wire(&answer.build()), expected),
+            2 => self.sends(&pod("pb"), &reply, expected),
+            3 => self.sends(&pod("pc"), &reply, expected),
+            _ => self.sends_bytes(&net.outside(0), &net.on_wire(&reply.build()), expected),
         }
     }
 }
 
-/// Each of the backends gets some of the connections, a connection goes to one, and answers come from the service.
+/// Every backend gets connections, each connection stays at one backend, and replies come from the service.
 pub(crate) fn connections_go_to_backends<H: Harness>() -> Result<()> {
     for net in Net::kinds()? {
         let mut world = world::<H>(&net)?;
         let all = [2, 3, 11];
         world.set(service(&net, &ready(&all))?)?;
-        world.in_place()?;
+        world.check_in_sync()?;
         let mut asked = vec![];
         for port in 4000..4030 {
             let backend = world.asks(&net, port, &all)?;
@@ -114,28 +114,27 @@ pub(crate) fn connections_go_to_backends<H: Harness>() -> Result<()> {
     Ok(())
 }
 
-/// The service's address looks like an endpoint's on its network, and is nobody's on another.
-pub(crate) fn the_address_is_answered_on_its_network<H: Harness>() -> Result<()> {
+/// The network of the service answers ARP requests for its address; other networks do not.
+pub(crate) fn arp_requests_for_the_address_are_answered<H: Harness>() -> Result<()> {
     let (net, other) = (Net::vxlan(1)?, Net::vxlan(2)?);
     let objects = [net.local("pa", 1), net.local("pb", 2), other.local("oa", 1), other.local("ob", 2)];
     let mut world = World::<H>::new([net.network(), other.network()].into_iter().chain(objects))?;
     world.set(service(&net, &[])?)?;
-    let question = Packet::arp_request(mac(1), ip(1), ip(VIP));
-    let answer =
-        Packet::eth(mac(1), mac(VIP)).arp(2, (Mac::of_endpoint(ip(VIP)).0, ip(VIP)), (mac(1), ip(1)));
-    world.sends(&pod("pa"), &question, [to_pod("pa", &answer)])?;
-    world.sends(&pod("oa"), &question, [to_pod("ob", &question)])
+    let request = Packet::arp_request(mac(1), ip(1), ip(VIP));
+    let reply = Packet::eth(mac(1), mac(VIP)).arp(2, (Mac::of_endpoint(ip(VIP)).0, ip(VIP)), (mac(1), ip(1)));
+    world.sends(&pod("pa"), &request, [to_pod("pa", &reply)])?;
+    world.sends(&pod("oa"), &request, [to_pod("ob", &request)])
 }
 
-/// Backends that come get new connections; of those that are to go, only what they have.
+/// New backends get new connections; draining backends keep only established ones.
 pub(crate) fn backends_come_and_go<H: Harness>() -> Result<()> {
     let net = Net::vxlan(1)?;
     let mut world = world::<H>(&net)?;
     world.set(service(&net, &ready(&[2]))?)?;
     ensure!(world.asks(&net, 4000, &[2, 3])? == 2);
     world.set(service(&net, &[(2, Readiness::Terminating), (3, Readiness::Ready)])?)?;
-    world.in_place()?;
-    // The established one drains, where it is.
+    world.check_in_sync()?;
+    // The established connection stays at its draining backend.
     ensure!(world.asks(&net, 4000, &[2, 3])? == 2);
     world.is_answered(&net, 2, 4000)?;
     for port in 4001..4010 {
@@ -144,20 +143,20 @@ pub(crate) fn backends_come_and_go<H: Harness>() -> Result<()> {
     Ok(())
 }
 
-/// A backend is still there under its own address, also for a client that uses the service.
-pub(crate) fn backends_are_reached_beside_the_service<H: Harness>() -> Result<()> {
+/// A backend is reachable by its own address, also for a client of the service.
+pub(crate) fn backends_are_reachable_directly<H: Harness>() -> Result<()> {
     let net = Net::vxlan(1)?;
     let mut world = world::<H>(&net)?;
     world.set(service(&net, &ready(&[2]))?)?;
     world.asks(&net, 4000, &[2])?;
     let direct = datagram((2, 1), (ip(1), 4001), (ip(2), 5353));
     world.sends(&pod("pa"), &direct, [to_pod("pb", &direct)])?;
-    let answer = datagram((1, 2), (ip(2), 5353), (ip(1), 4001));
-    world.sends(&pod("pb"), &answer, [to_pod("pa", &answer)])?;
+    let reply = datagram((1, 2), (ip(2), 5353), (ip(1), 4001));
+    world.sends(&pod("pb"), &reply, [to_pod("pa", &reply)])?;
     world.is_answered(&net, 2, 4000)
 }
 
-/// Policies are asked about the backend's address and port, never the service's.
+/// Policies see the address and port of the backend, not those of the service.
 pub(crate) fn policies_see_the_backend<H: Harness>() -> Result<()> {
     let net = Net::vxlan(1)?;
     let mut world =
@@ -169,9 +168,9 @@ pub(crate) fn policies_see_the_backend<H: Harness>() -> Result<()> {
     world.set(group(1, [deny(53)?])?)?;
     world.asks(&net, 4000, &[2])?;
     world.set(group(1, [deny(5353)?])?)?;
-    world.sends(&pod("pa"), &question(4001), [])?;
+    world.sends(&pod("pa"), &request(4001), [])?;
     let theirs = Rule { direction: Direction::In, ..deny(5353)? };
     world.set(group(1, [])?)?;
     world.set(group(2, [theirs])?)?;
-    world.sends(&pod("pa"), &question(4002), [])
+    world.sends(&pod("pa"), &request(4002), [])
 }

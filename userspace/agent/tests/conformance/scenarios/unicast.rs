@@ -1,4 +1,4 @@
-//! From pod to pod on one node.
+//! Unicast between pods on one node.
 
 use anyhow::Result;
 
@@ -9,7 +9,7 @@ use crate::{
 };
 use testkit::packet::Packet;
 
-/// Both ways, both versions of IP and something else; a third pod and the wire see nothing.
+/// Both directions, IPv4, IPv6 and another EtherType; a third pod and the wire receive nothing.
 pub(crate) fn local_unicast<H: Harness>() -> Result<()> {
     for net in Net::kinds()? {
         let pods = [net.local("pa", 1), net.local("pb", 2), net.local("pc", 3)];
@@ -24,8 +24,8 @@ pub(crate) fn local_unicast<H: Harness>() -> Result<()> {
     Ok(())
 }
 
-/// A frame for the sender's own address is not sent back, nor to anybody else.
-pub(crate) fn own_mac_goes_nowhere<H: Harness>() -> Result<()> {
+/// A frame to the address of its sender is dropped.
+pub(crate) fn frames_to_the_own_mac_are_dropped<H: Harness>() -> Result<()> {
     for net in Net::kinds()? {
         let mut world = World::<H>::new(peers().into_iter().chain([
             net.network(),

@@ -1,4 +1,4 @@
-//! Between nodes by tag.
+//! VLAN networks between nodes.
 
 use anyhow::{Result, ensure};
 use netplugin::datapath::fake::{Origin, Target};
@@ -26,12 +26,12 @@ pub(crate) fn vlan_unicast<H: Harness>() -> Result<()> {
             world.sends_bytes(&Origin::Uplink, &net.on_wire(&frame.build()), [to_pod(port, &frame)])?;
         }
     }
-    // The priority in the tag is between the switches.
+    // The priority of the tag is ignored.
     let frame = udp(11, 1, "urgent");
     world.sends_bytes(&Origin::Uplink, &tagged(&frame.build(), 100 | 5 << 13), [to_pod("pa", &frame)])
 }
 
-/// What is untagged on the wire, or tagged for others, reaches no pod.
+/// Untagged frames, and frames with other tags, reach no pod.
 pub(crate) fn foreign_tags<H: Harness>() -> Result<()> {
     let net = Net::vlan(100)?;
     let mut world = world::<H>(&net)?;
@@ -46,7 +46,7 @@ pub(crate) fn foreign_tags<H: Harness>() -> Result<()> {
     Ok(())
 }
 
-/// The switches outside find the way to an address that nobody told of. A bridge that learns also floods it here.
+/// Unknown unicast goes to the uplink. A learning bridge also floods it to local pods.
 pub(crate) fn unknown_unicast_on_vlan<H: Harness>() -> Result<()> {
     let net = Net::vlan(100)?;
     let mut world = world::<H>(&net)?;

@@ -1,4 +1,4 @@
-//! Between nodes by tunnel.
+//! VXLAN networks between nodes.
 
 use anyhow::Result;
 use contiv_model::tag::Encap;
@@ -17,7 +17,7 @@ fn world<H: Harness>(net: &Net) -> Result<World<H>> {
     World::new(peers().into_iter().chain(objects))
 }
 
-/// Out to the right node with the network's number, in to the right pod, bytes unchanged.
+/// Frames go to the node of the destination with the VNI of the network, and arrive unchanged.
 pub(crate) fn vxlan_unicast<H: Harness>() -> Result<()> {
     let net = Net::vxlan(1)?;
     let mut world = world::<H>(&net)?;
@@ -29,15 +29,14 @@ pub(crate) fn vxlan_unicast<H: Harness>() -> Result<()> {
             world.sends(&net.outside(node), &frame, [to_pod(port, &frame)])?;
         }
     }
-    // As long as fits the wire with the tunnel's headers.
+    // The longest frame that fits the wire with the outer headers.
     let long = udp(1, 11, &"x".repeat(1450 - 28));
     world.sends(&pod("pa"), &long, [net.to_node(0, &long)])?;
     let long = udp(11, 1, &"x".repeat(1450 - 28));
     world.sends(&net.outside(0), &long, [to_pod("pa", &long)])
 }
 
-/// Nothing comes in from who is no peer, or for a network that is not here; and nothing from another node leaves again
-/// for another node.
+/// Drops frames from unknown VTEPs and for unknown VNIs, and does not forward between tunnels.
 pub(crate) fn unknown_vteps_and_networks<H: Harness>() -> Result<()> {
     let net = Net::vxlan(1)?;
     let mut world = world::<H>(&net)?;
@@ -58,7 +57,7 @@ pub(crate) fn unknown_vteps_and_networks<H: Harness>() -> Result<()> {
     world.sends(&net.outside(0), &frame, expected)
 }
 
-pub(crate) fn outer_class_of_service<H: Harness>() -> Result<()> {
+pub(crate) fn outer_dscp<H: Harness>() -> Result<()> {
     let net = Net::vxlan(1)?;
     let mut world = world::<H>(&net)?;
     for frame in [
