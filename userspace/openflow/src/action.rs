@@ -2,12 +2,14 @@
 //!
 //! Follows OpenFlow 1.3.5 sections 5.9 to 5.12 and 7.2.3 to 7.2.5. Nicira actions are encoded in [`crate::nicira`].
 
+pub mod nicira;
+
 use bytes::BufMut;
 
 use crate::field::Field;
-use crate::nicira::{self, Ct, Learn, Nat, Slice};
 use crate::port::Port;
 use crate::wire::{DecodeError, EXPERIMENTER_NICIRA, Reader, put_tlv};
+use nicira::{Ct, Learn, Nat, Slice};
 
 /// `max_len` of an output to the controller that sends the whole packet (`OFPCML_NO_BUFFER`).
 pub const NO_BUFFER: u16 = 0xffff;

@@ -36,14 +36,13 @@ pub mod group;
 pub mod matching;
 pub mod message;
 pub mod multipart;
-pub mod nicira;
 pub mod packet;
 pub mod port;
 pub mod switch;
 mod text;
 mod wire;
 
-pub use action::{Action, Instructions};
+pub use action::{Action, Instructions, nicira};
 pub use connection::{Change, Connection};
 pub use error_message::ErrorMessage;
 pub use field::Field;
