@@ -1,3 +1,5 @@
+use std::str::FromStr;
+
 use serde::Serialize;
 
 use super::Version;
@@ -103,6 +105,22 @@ impl Error {
             code: self.code.number(),
             msg: &self.msg,
             details: &self.details,
+        })
+    }
+}
+
+impl FromStr for Version {
+    type Err = Error;
+
+    /// An empty text means 0.1.0: configurations of that version had no `cniVersion`.
+    fn from_str(text: &str) -> Result<Self, Error> {
+        if text.is_empty() {
+            return Ok(Version::V0_1_0);
+        }
+        Version::ALL.into_iter().find(|v| v.as_str() == text).ok_or_else(|| {
+            let known: Vec<_> = Version::ALL.iter().map(|v| v.as_str()).collect();
+            Error::new(Code::IncompatibleVersion, format!("cniVersion {text:?} is not supported"))
+                .details(format!("supported versions: {}", known.join(", ")))
         })
     }
 }

@@ -1,6 +1,4 @@
-use std::{fmt, str::FromStr};
-
-use super::{Code, Error};
+use std::fmt;
 
 /// A supported version of the specification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -47,21 +45,5 @@ impl Version {
 impl fmt::Display for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
-    }
-}
-
-impl FromStr for Version {
-    type Err = Error;
-
-    /// An empty text means 0.1.0: configurations of that version had no `cniVersion`.
-    fn from_str(text: &str) -> Result<Self, Error> {
-        if text.is_empty() {
-            return Ok(Version::V0_1_0);
-        }
-        Version::ALL.into_iter().find(|v| v.as_str() == text).ok_or_else(|| {
-            let known: Vec<_> = Version::ALL.iter().map(|v| v.as_str()).collect();
-            Error::new(Code::IncompatibleVersion, format!("cniVersion {text:?} is not supported"))
-                .details(format!("supported versions: {}", known.join(", ")))
-        })
     }
 }
