@@ -322,8 +322,8 @@ fn invalid_objects_fail_alone() -> Result<()> {
             (0, "ebpf datapath: set local endpoint n1.t-lost: no interface vvport99".to_owned()),
             (
                 1,
-                "ebpf datapath: set peer 2001:db8::1: tunnels over IPv6 are not supported (give the node an \
-                 IPv4 VTEP address)"
+                "ebpf datapath: set peer 2001:db8::1: tunnels over IPv6 are not supported; give the node an \
+                 IPv4 VTEP address"
                     .to_owned()
             ),
         ]

@@ -50,9 +50,9 @@ fn assert_ours_runs(node: &Node, place: &str) -> Result<()> {
 }
 
 /// A rig with XDP in the preferred mode.
-fn rig(label: &str, wish: XdpPreference) -> Result<Rig> {
+fn rig(label: &str, preference: XdpPreference) -> Result<Rig> {
     let mut rig = Rig::v4(label, &[HERE, THERE])?;
-    rig.node.options.xdp = wish;
+    rig.node.options.xdp = preference;
     rig.node.restart();
     rig.node.converge()?;
     Ok(rig)
@@ -64,14 +64,14 @@ fn xdp_is_attached_in_the_preferred_mode_and_stays_attached() -> Result<()> {
     let mut rig = Rig::v4("out-modes", &[HERE, THERE])?;
     // Generic on a veth pair: its peer may not deliver frames that native XDP transmits.
     assert_eq!(mode(&rig.node), "generic");
-    for (wish, name, shown) in [
+    for (preference, name, shown) in [
         (XdpPreference::Generic, "generic", Some("xdpgeneric")),
         (XdpPreference::Native, "native", Some("xdp")),
         (XdpPreference::Auto, "generic", Some("xdpgeneric")),
         (XdpPreference::Off, "off", None),
         (XdpPreference::Native, "native", Some("xdp")),
     ] {
-        rig.node.options.xdp = wish;
+        rig.node.options.xdp = preference;
         rig.node.restart();
         rig.node.converge()?;
         let there = running(&rig.node)?;
@@ -211,8 +211,8 @@ impl SentOn {
 #[test]
 fn another_abi_version_takes_over_the_link_without_a_gap() -> Result<()> {
     needs!(root());
-    for (wish, name, shown) in PLACES {
-        let mut rig = rig("out-over", wish)?;
+    for (preference, name, shown) in PLACES {
+        let mut rig = rig("out-over", preference)?;
         for _ in 0..2 {
             let stream = Stream::start(&rig)?;
             let before = stream.before;
@@ -247,14 +247,14 @@ fn another_abi_version_takes_over_the_link_without_a_gap() -> Result<()> {
 #[test]
 fn another_abi_version_may_prefer_another_mode() -> Result<()> {
     needs!(root());
-    for (was, wish, shown) in [
+    for (was, preference, shown) in [
         (XdpPreference::Native, XdpPreference::Generic, Some("xdpgeneric")),
         (XdpPreference::Generic, XdpPreference::Native, Some("xdp")),
         (XdpPreference::Native, XdpPreference::Off, None),
         (XdpPreference::Off, XdpPreference::Native, Some("xdp")),
     ] {
         let mut rig = rig("out-move", was)?;
-        rig.node.options.xdp = wish;
+        rig.node.options.xdp = preference;
         age(&mut rig.node, &[])?;
         rig.node.converge()?;
         match shown {
@@ -269,8 +269,8 @@ fn another_abi_version_may_prefer_another_mode() -> Result<()> {
 #[test]
 fn a_link_of_an_interrupted_takeover_is_adopted() -> Result<()> {
     needs!(root());
-    for (wish, name, shown) in PLACES {
-        let mut rig = rig("out-half", wish)?;
+    for (preference, name, shown) in PLACES {
+        let mut rig = rig("out-half", preference)?;
         let link = fs::metadata(links(&rig.node).join(format!("xdp-{}", rig.node.ifindex("trunk")?)))?.ino();
         for pin in [XDP, FROM_UPLINK] {
             fs::remove_file(rig.node.pin(pin))?;
@@ -290,8 +290,8 @@ fn a_link_of_an_interrupted_takeover_is_adopted() -> Result<()> {
 #[test]
 fn links_of_a_deleted_uplink_are_replaced() -> Result<()> {
     needs!(root());
-    for (wish, _, shown) in PLACES {
-        let mut rig = rig("out-anew", wish)?;
+    for (preference, _, shown) in PLACES {
+        let mut rig = rig("out-anew", preference)?;
         for aged in [false, true] {
             let index = rig.node.ifindex("trunk")?;
             for index in [index, index + 100] {
