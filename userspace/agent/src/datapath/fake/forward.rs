@@ -67,7 +67,7 @@ fn decide(objects: &Desired, frame: &[u8], from: &Origin) -> Option<Vec<Delivery
         Origin::Pod(port) => {
             let local = locals(objects).find(|local| local.port == *port)?;
             let segment = Segment::find(objects, local.encap)?;
-            segment.from_pod(frame, local)
+            segment.forward_from_pod(frame, local)
         }
         Origin::Tunnel { vtep, vni } => {
             let peer = peers(objects).find(|peer| peer.vtep == *vtep)?;
@@ -75,12 +75,12 @@ fn decide(objects: &Desired, frame: &[u8], from: &Origin) -> Option<Vec<Delivery
                 objects,
                 |encap| matches!(encap, Encap::Vxlan { vni: known, .. } if known == *vni),
             )?;
-            segment.from_outside(frame, |frame| segment.to_peer(peer, *vni, frame))
+            segment.forward_from_outside(frame, |frame| segment.to_peer(peer, *vni, frame))
         }
         Origin::Uplink => {
             let (vlan, inner) = frame::untag(frame)?;
             let segment = Segment::find(objects, Encap::Vlan(vlan))?;
-            segment.from_outside(&inner, |frame| to_uplink(frame::tagged(&frame, vlan)))
+            segment.forward_from_outside(&inner, |frame| to_uplink(frame::tagged(&frame, vlan)))
         }
     }
 }
@@ -104,7 +104,7 @@ impl<'a> Segment<'a> {
         networks.find(|network| is_it(network.encap)).map(|network| Segment { objects, network })
     }
 
-    fn from_pod(&self, frame: &[u8], sender: &Local) -> Option<Vec<Delivery>> {
+    fn forward_from_pod(&self, frame: &[u8], sender: &Local) -> Option<Vec<Delivery>> {
         let ethernet = forwardable(frame)?;
         if let Some(request) = self.request(frame)
             && let Some(owner) = self.owner(&request, Some(sender))
@@ -132,7 +132,11 @@ impl<'a> Segment<'a> {
     }
 
     /// Forwards a frame from a tunnel or uplink. `back` returns the delivery to that source.
-    fn from_outside(&self, frame: &[u8], back: impl Fn(Vec<u8>) -> Delivery) -> Option<Vec<Delivery>> {
+    fn forward_from_outside(
+        &self,
+        frame: &[u8],
+        back: impl Fn(Vec<u8>) -> Delivery,
+    ) -> Option<Vec<Delivery>> {
         let ethernet = forwardable(frame)?;
         if let Some(request) = self.request(frame)
             && let Some(owner) = self.owner(&request, None)

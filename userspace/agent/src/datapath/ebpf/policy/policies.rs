@@ -100,7 +100,7 @@ impl Policies {
         for direction in DIRECTIONS {
             match self.compiled(desired.rules, direction, current.sets[side(direction)]) {
                 (compiled, Some(numbers)) => {
-                    self.record_rules(desired.number, direction, &compiled, &numbers)
+                    self.record_rules(desired.number, direction, &compiled, &numbers);
                 }
                 (_, None) => same = false,
             }

@@ -175,7 +175,7 @@ impl<'a> Edit<'a> {
         for (id, old) in &self.groups {
             match self.tables.groups.get(id) {
                 Some(new) if old.as_ref() != Some(new) => {
-                    first.push(GroupMod::add_or_modify(new.clone()).into())
+                    first.push(GroupMod::add_or_modify(new.clone()).into());
                 }
                 Some(_) => {}
                 None if old.is_some() => last.push(GroupMod::delete(*id).into()),
