@@ -161,7 +161,7 @@ impl ClusterCache {
         }
     }
 
-    /// Like [`ClusterCache::set`], for a key that was read again when the store was at revision
+    /// Like `set`, for a key that was read again when the store was at revision
     /// `at`. Replaces the known value even if it is as new. Later updates of a lagging watch that
     /// are older than `at` are ignored.
     pub fn reload(&mut self, path: &str, kv: Option<&KeyValue>, at: i64) {

@@ -53,9 +53,12 @@ impl Workspace {
     pub(crate) fn cargo(&self) -> Command {
         // Set by cargo for the xtask it runs.
         let mut cargo = self.command(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        // Set by `cargo run --package xtask`; they would cause rebuilds.
-        for variable in ["CARGO_MANIFEST_DIR", "CARGO_MANIFEST_PATH", "CARGO_PKG_NAME"] {
-            cargo.env_remove(variable);
+        // Set by `cargo run --package xtask`. Build scripts that depend on them would run again.
+        for (name, _) in env::vars_os() {
+            let text = name.to_string_lossy();
+            if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
+                cargo.env_remove(name);
+            }
         }
         cargo
     }

@@ -3,7 +3,7 @@
 //!
 //! A machine has its own network, mount, PID and UTS namespaces; its root is an overlay of a root file system, so the
 //! packages are installed into it with `apt-get`, and the host does not change. Three programs of a real machine are
-//! replaced: systemd (`systemctl` and `journalctl` start a unit's own `ExecStart`, see [`systemctl`]) and `scp`.
+//! replaced: systemd (`systemctl` and `journalctl` start a unit's own `ExecStart`, see `systemctl.rs`) and `scp`.
 
 mod machine;
 mod page;

@@ -20,7 +20,7 @@ impl Ping {
 
     /// Sends `count` requests in the namespace of the calling thread. Packet loss is a result, not an error.
     ///
-    /// `ping` sends further requests until it has `count` replies or [`REPLY_TIMEOUT`] has passed. Otherwise it would wait
+    /// `ping` sends further requests until it has `count` replies or 3 s have passed. Otherwise it would wait
     /// for the last reply only twice the longest round-trip time so far, which is too short on a busy machine.
     pub fn run(target: IpAddr, count: u32, interval: Duration) -> Result<Ping> {
         let output = command(target, interval)?

@@ -2,12 +2,12 @@
 //!
 //! The node has two bridges, `contivVlanBridge` and `contivVxlanBridge`. From low to high:
 //!
-//! * [`bridge`], [`options`], [`error`]: names of the bridges, configuration, errors.
-//! * [`pipeline`]: flows and groups of each object. No I/O.
-//! * [`tables`]: contents of the tables of one bridge, their changes, and the index of installed objects. No I/O.
-//! * [`desired`]: translation of objects to table contents, and comparison with the switch. No I/O.
-//! * [`switch`]: connections to ovsdb-server and ovs-vswitchd.
-//! * [`observe`], [`apply`]: the two operations of the datapath.
+//! * `bridge`, `options`, `error`: names of the bridges, configuration, errors.
+//! * `pipeline`: flows and groups of each object. No I/O.
+//! * `tables`: contents of the tables of one bridge, their changes, and the index of installed objects. No I/O.
+//! * `desired`: translation of objects to table contents, and comparison with the switch. No I/O.
+//! * `switch`: connections to ovsdb-server and ovs-vswitchd.
+//! * `observe`, `apply`: the two operations of the datapath.
 
 mod apply;
 mod bridge;
