@@ -78,6 +78,17 @@ pub(crate) enum Part {
     Ovs,
 }
 
+impl Part {
+    /// What the names of its tests start with: program and module.
+    fn names(self) -> &'static str {
+        match self {
+            Part::Packets => "packets::",
+            Part::Conformance => "conformance::ebpf::",
+            Part::Ovs => "ovs::",
+        }
+    }
+}
+
 const PARTS: [Part; 3] = [Part::Packets, Part::Conformance, Part::Ovs];
 
 /// Tests of one part whose name contains one of the words; all if there are none.
@@ -162,6 +173,7 @@ pub(crate) fn run_programs(workspace: &Workspace, options: &Options, built: &[Te
 fn carry_out(workspace: &Workspace, plans: &[Plan], built: &[TestProgram], silence: Duration) -> Result<()> {
     let kernels: Vec<_> =
         plans.iter().map(|plan| Kernel::fetch(workspace, &plan.version)).collect::<Result<_>>()?;
+    check_names(workspace, plans, built)?;
     let folder = folder(workspace)?;
     let programs = programs::strip(workspace, built, &folder)?;
     let reports: Vec<_> = thread::scope(|scope| {
@@ -195,6 +207,29 @@ fn carry_out(workspace: &Workspace, plans: &[Plan], built: &[TestProgram], silen
     stdout().flush()?;
     if failed || !beyond.is_empty() {
         return Err(Failed.into());
+    }
+    Ok(())
+}
+
+/// Fails if a filter of the plans, or a name in the list of expected skips, matches no test: tests are renamed.
+fn check_names(workspace: &Workspace, plans: &[Plan], built: &[TestProgram]) -> Result<()> {
+    let mut names = vec![];
+    for program in built.iter().filter(|program| programs::is_guest_program(program)) {
+        names.extend(program.tests()?);
+    }
+    let shares = plans.iter().flat_map(|plan| &plan.shares);
+    for (part, filter) in shares.flat_map(|share| share.filter.iter().map(|filter| (share.part, filter))) {
+        let start = part.names();
+        if !names
+            .iter()
+            .any(|name| name.strip_prefix(start).is_some_and(|name| name.contains(filter.as_str())))
+        {
+            bail!("no test of {start} has {filter} in its name");
+        }
+    }
+    let expected = skips::Expected::read(workspace, skips::EXPECTED_VM)?;
+    if let Some(test) = expected.tests().find(|test| !names.iter().any(|name| name == test)) {
+        bail!("{}: {test}: no such test", skips::EXPECTED_VM);
     }
     Ok(())
 }

@@ -1,11 +1,17 @@
 //! The test programs, built once for all users: the tests here and those on other kernels.
 
-use std::{path::PathBuf, process::Stdio};
+use std::{
+    path::PathBuf,
+    process::{Command, Stdio},
+};
 
 use anyhow::{Context as _, Result, bail};
 use cargo_metadata::{Message, Package, TargetKind};
 
-use crate::{progress::step, workspace::Workspace};
+use crate::{
+    progress::step,
+    workspace::{Workspace, output},
+};
 
 /// A test program and the folder that cargo would run it in.
 #[derive(Debug, Clone)]
@@ -19,6 +25,13 @@ pub(crate) struct TestProgram {
 }
 
 impl TestProgram {
+    /// Names of its tests, each with the program's name in front, as skips name them.
+    pub(crate) fn tests(&self) -> Result<Vec<String>> {
+        let list = output(Command::new(&self.file).arg("--list").current_dir(&self.folder))?;
+        let names = list.lines().filter_map(|line| line.strip_suffix(": test"));
+        Ok(names.map(|name| format!("{}::{name}", self.target.replace('-', "_"))).collect())
+    }
+
     pub(crate) fn label(&self) -> String {
         let TestProgram { package, target, unit, .. } = self;
         if *unit { format!("{package} unit tests ({target})") } else { format!("{package} {target}") }

@@ -93,6 +93,11 @@ impl Expected {
         Ok(Expected(tests))
     }
 
+    /// Names of the listed tests.
+    pub(crate) fn tests(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(String::as_str)
+    }
+
     pub(crate) fn missing(&self, skipped: &[Skip]) -> Vec<Skip> {
         skipped.iter().filter(|skip| !self.0.contains(&skip.test)).cloned().collect()
     }

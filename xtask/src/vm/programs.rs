@@ -12,13 +12,16 @@ use crate::{
 const PACKAGE: &str = "netplugin";
 const NAMES: [&str; 3] = ["packets", "conformance", "ovs"];
 
+pub(super) fn is_guest_program(program: &TestProgram) -> bool {
+    program.package == PACKAGE && NAMES.contains(&program.target.as_str()) && !program.unit
+}
+
 /// Copies the test programs that guests run into `folder`, without debug information: the guest reads them through 9p,
 /// and they shrink to a tenth.
 pub(super) fn strip(workspace: &Workspace, built: &[TestProgram], folder: &Path) -> Result<Vec<TestProgram>> {
     let mut programs = vec![];
     for name in NAMES {
-        let is_it =
-            |program: &&TestProgram| program.package == PACKAGE && program.target == name && !program.unit;
+        let is_it = |program: &&TestProgram| is_guest_program(program) && program.target == name;
         let Some(program) = built.iter().find(is_it) else {
             bail!("cargo has built no test program {name} of {PACKAGE}");
         };
