@@ -99,7 +99,9 @@ fn debs(workspace: &Workspace, cargo_deb: &Path, folder: &Path, revision: Option
     fs::create_dir_all(folder).with_context(|| format!("make {}", folder.display()))?;
     for name in CRATES {
         let mut deb = workspace.command(cargo_deb);
-        deb.args(["--quiet", "--no-build", "--package", name, "--output"]).arg(folder);
+        // An unoptimised cargo-deb compresses slowly, the system's xz does not.
+        deb.args(["--quiet", "--no-build", "--strip", "--compress-system", "--package", name, "--output"])
+            .arg(folder);
         deb.args(revision.iter().flat_map(|revision| ["--deb-revision", revision]));
         output(&mut deb).with_context(|| format!("package {name}"))?;
     }

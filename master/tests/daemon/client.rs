@@ -13,7 +13,7 @@ pub(crate) struct Answer {
     pub(crate) body: String,
 }
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// An error means that there was no response: the request may have been carried out.
 pub(crate) fn call(
@@ -27,8 +27,8 @@ pub(crate) fn call(
 }
 
 pub(crate) fn connect(to: SocketAddr) -> std::io::Result<TcpStream> {
-    let stream = TcpStream::connect_timeout(&to, PATIENCE)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    let stream = TcpStream::connect_timeout(&to, RESPONSE_TIMEOUT)?;
+    stream.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
     Ok(stream)
 }
 

@@ -9,7 +9,7 @@ use std::thread;
 use serde_json::{Value, json};
 
 use crate::client::{delete, get, post};
-use crate::master::{Master, PATIENCE};
+use crate::master::{Master, WAIT_TIMEOUT};
 
 /// Behaviour of the fake gateway.
 #[derive(Clone, Debug)]
@@ -52,7 +52,7 @@ impl Gateway {
 
     /// The next recorded request.
     fn call(&self) -> (String, Value) {
-        self.calls.recv_timeout(PATIENCE).unwrap()
+        self.calls.recv_timeout(WAIT_TIMEOUT).unwrap()
     }
 
     fn quiet(&self) -> bool {
@@ -86,7 +86,7 @@ fn serve(stream: &TcpStream, sent: &Sender<(String, Value)>, behaviour: &Mutex<B
         // The test may have ended.
         let _over = sent.send((path, serde_json::from_slice(&body).unwrap()));
         let behaviour = behaviour.lock().unwrap().clone();
-        let Behaviour::Says(status, body) = behaviour else { return thread::sleep(PATIENCE) };
+        let Behaviour::Says(status, body) = behaviour else { return thread::sleep(WAIT_TIMEOUT) };
         let body = body.to_string();
         let response = format!("HTTP/1.1 {status} X\r\nContent-Length: {}\r\n\r\n{body}", body.len());
         if (&mut &*stream).write_all(response.as_bytes()).is_err() {

@@ -8,11 +8,11 @@ use nix::sys::signal::Signal;
 use testkit::etcd::Etcd;
 
 use crate::client::{Answer, address, create_endpoint, get, make_network};
-use crate::master::{Master, PATIENCE};
+use crate::master::{Master, WAIT_TIMEOUT};
 
 /// Repeats the request until a leader answers it.
 fn retry_until_leader(what: &str, mut ask: impl FnMut() -> std::io::Result<Answer>) -> Answer {
-    testkit::wait_until(PATIENCE, what, || Ok(ask().ok().filter(|answer| answer.status == 200))).unwrap()
+    testkit::wait_until(WAIT_TIMEOUT, what, || Ok(ask().ok().filter(|answer| answer.status == 200))).unwrap()
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn a_master_survives_an_outage_of_the_store() {
     let away = create_endpoint(master.address, "net", "b", "").unwrap();
     assert!(away.status == 503 && away.body.lines().count() == 1, "{away:?}");
     assert_eq!(get(master.address, "/api/v1/networks/").unwrap().status, 503);
-    testkit::wait_until(PATIENCE, "loss of leadership", || {
+    testkit::wait_until(WAIT_TIMEOUT, "loss of leadership", || {
         let info = get(master.address, "/info")?.good();
         Ok((info["current-state"] == "follower" && info["leader-ip"] == "").then_some(()))
     })
@@ -107,7 +107,7 @@ fn a_leader_without_lock_follows() {
     etcd.ctl(&["del", key::LEADER]).unwrap();
     etcd.ctl(&["put", key::LEADER, &unreachable]).unwrap();
     master.process.signal(Signal::SIGCONT).unwrap();
-    let stolen = testkit::wait_until(PATIENCE, "requests to the new lock holder", || {
+    let stolen = testkit::wait_until(WAIT_TIMEOUT, "requests to the new lock holder", || {
         let answer = get(master.address, "/api/v1/networks/").ok();
         Ok(answer.filter(|answer| answer.status == 503 && answer.body.contains(&unreachable)))
     });
@@ -175,7 +175,7 @@ fn a_stopped_leader_does_not_answer_from_its_cache() {
         let answer = retry_until_leader("an endpoint", || create_endpoint(to, "net", &id("stopped"), ""));
         given.insert(address(answer));
         let leads = || Ok((get(running.address, "/info")?.good()["current-state"] == "leader").then_some(()));
-        testkit::wait_until(PATIENCE, "the other netmaster to lead", leads).unwrap();
+        testkit::wait_until(WAIT_TIMEOUT, "the other netmaster to lead", leads).unwrap();
     }
     assert_eq!(given.len(), 6, "{given:?}");
 }

@@ -9,7 +9,7 @@ use contiv_model::key;
 use testkit::etcd::Etcd;
 
 use crate::client::{call, get, post};
-use crate::master::{Master, PATIENCE};
+use crate::master::{Master, WAIT_TIMEOUT};
 
 /// A follower of the test's socket.
 struct TestLeader {
@@ -28,7 +28,7 @@ impl TestLeader {
 
     fn accept(&self) -> BufReader<TcpStream> {
         let stream = self.leader.accept().unwrap().0;
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
         BufReader::new(stream)
     }
 }
@@ -82,7 +82,7 @@ fn bodies_are_streamed() {
     testkit::needs!(binary("etcd"), binary("etcdctl"));
     let test_leader = TestLeader::start();
     let mut client = TcpStream::connect(test_leader.follower.address).unwrap();
-    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    client.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
     client
         .write_all(b"POST /up HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nfirst\r\n")
         .unwrap();

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use testkit::etcd::Etcd;
 
 use crate::client::{Answer, delete, get, make_network, post};
-use crate::master::{Master, PATIENCE};
+use crate::master::{Master, WAIT_TIMEOUT};
 
 const CLIENTS: usize = 32;
 const PENDING: &str = "/contiv.io/master/pending/";
@@ -137,7 +137,7 @@ fn kill_after(master: &mut Master, prefix: &str, changes: usize, ask: impl FnOnc
         while !matches!(watch.next().await.unwrap().event, Event::InitDone) {}
         let asked = thread::spawn(ask);
         for _ in 0..changes {
-            tokio::time::timeout(PATIENCE, watch.next()).await.unwrap().unwrap();
+            tokio::time::timeout(WAIT_TIMEOUT, watch.next()).await.unwrap().unwrap();
         }
         master.kill();
         asked.join().unwrap();

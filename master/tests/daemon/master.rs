@@ -9,7 +9,7 @@ use testkit::Process;
 
 use crate::client::get;
 
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const WAIT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Can be killed and restarted with the same flags.
 pub(crate) struct Master {
@@ -57,7 +57,7 @@ impl Master {
         let mut master = Master { process: spawn(address, &flags), address, flags };
         let log = master.process.log_path().to_owned();
         let said = || Ok(std::fs::read_to_string(&log)?.contains(word).then_some(()));
-        master.process.wait_ready(PATIENCE, word, said).unwrap();
+        master.process.wait_ready(WAIT_TIMEOUT, word, said).unwrap();
         master
     }
 
@@ -92,7 +92,7 @@ impl Master {
     }
 
     pub(crate) fn stop(&mut self) {
-        assert!(self.process.terminate(PATIENCE).unwrap().success(), "{}", self.process.tail());
+        assert!(self.process.terminate(WAIT_TIMEOUT).unwrap().success(), "{}", self.process.tail());
     }
 
     fn wait_ready(&mut self) {
@@ -104,7 +104,7 @@ impl Master {
             let follows = info["leader-ip"] != "" && info["leader-ip"] != address.to_string();
             Ok((follows || info["current-state"] == "leader").then_some(()))
         };
-        self.process.wait_ready(PATIENCE, "it leads, or follows another", settled).unwrap();
+        self.process.wait_ready(WAIT_TIMEOUT, "it leads, or follows another", settled).unwrap();
     }
 }
 

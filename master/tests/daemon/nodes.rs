@@ -9,7 +9,7 @@ use contiv_store::{Config, Store, Txn};
 use serde_json::{Value, json};
 
 use crate::client::{address, create_endpoint, delete, get, make_network, post};
-use crate::master::{Master, PATIENCE};
+use crate::master::{Master, WAIT_TIMEOUT};
 
 /// Writes keys as an agent does; an empty value deletes the key.
 fn write(master: &Master, keys: &[(String, String)]) {
@@ -82,17 +82,15 @@ fn endpoints_of_a_gone_node_are_released_also_by_the_next_leader() {
     };
     let gone = |n: u64| {
         let found = || Ok((metric("contiv_netmaster_nodes_gone") == n).then_some(()));
-        testkit::wait_until(PATIENCE, "nodes that are gone", found).unwrap();
+        testkit::wait_until(WAIT_TIMEOUT, "nodes that are gone", found).unwrap();
     };
     gone(2);
     master.restart();
     write(&master, &[keys[5].clone()]);
     gone(1);
-    testkit::wait_until(
-        PATIENCE,
-        "release of the endpoints",
-        || Ok((endpoints(to).len() == 3).then_some(())),
-    )
+    testkit::wait_until(WAIT_TIMEOUT, "release of the endpoints", || {
+        Ok((endpoints(to).len() == 3).then_some(()))
+    })
     .unwrap();
     gone(0);
     assert_eq!(endpoints(to), ["back", "here", "never-an-agent"]);

@@ -11,7 +11,7 @@ use testkit::etcd::Etcd;
 use testkit::{scratch_dir, wait_until, write_secret};
 
 use crate::client::{call, get};
-use crate::master::{Master, PATIENCE};
+use crate::master::{Master, WAIT_TIMEOUT};
 
 const READ: &str = "Bearer read-token-0123456789";
 const WRITE: &str = "Bearer write-token-0123456789";
@@ -91,7 +91,7 @@ fn each_failure_is_reported_in_both_formats() {
         let answer = get(isolated.address, "/api/v1/tenants/")?;
         Ok((answer.body == "Leader not found\n").then_some(()))
     };
-    wait_until(PATIENCE, "loss of leadership", deposed).unwrap();
+    wait_until(WAIT_TIMEOUT, "loss of leadership", deposed).unwrap();
     answers(&isolated, &case("no leader", "GET", "/api/v1/tenants/", ""), &mut text);
 
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/problems.txt");

@@ -9,7 +9,7 @@ use std::thread;
 use serde_json::Value;
 
 use crate::client::{address, create_endpoint, delete_endpoint, get, make_network};
-use crate::master::{Master, PATIENCE};
+use crate::master::{Master, WAIT_TIMEOUT};
 
 const CLIENTS: usize = 8;
 
@@ -77,7 +77,7 @@ fn check_no_address_twice(subnet: &str) {
         .collect();
     for kills in 1..=2 {
         let enough = kills * 150;
-        testkit::wait_until(PATIENCE, "endpoints", || {
+        testkit::wait_until(WAIT_TIMEOUT, "endpoints", || {
             Ok((acknowledged.lock().unwrap().addresses.len() >= enough).then_some(()))
         })
         .unwrap();

@@ -14,7 +14,7 @@ use testkit::etcd::Etcd;
 use testkit::{Authority, Certified, wait_until, write_secret};
 
 use crate::client::{Answer, call, connect, exchange, make_network};
-use crate::master::{Master, PATIENCE, loopback, program};
+use crate::master::{Master, WAIT_TIMEOUT, loopback, program};
 
 const READ: &str = "read-token-0123456789";
 const WRITE: &str = "write-token-0123456789";
@@ -82,11 +82,11 @@ fn client_certificates_are_required_and_new_certificates_are_loaded() {
 
     authority.sign("server", &["127.0.0.1"]).unwrap();
     let renewed = || Ok(version(&good).ok().filter(|(_, now)| *now != shown));
-    wait_until(PATIENCE, "the new certificate", renewed).unwrap();
+    wait_until(WAIT_TIMEOUT, "the new certificate", renewed).unwrap();
     // Certificate and key do not match: the last valid pair stays in use.
     fs::write(&server.key, "nothing").unwrap();
     let log = || Ok(master.process.log().contains("the last valid version stays").then_some(()));
-    wait_until(PATIENCE, "log line about the key", log).unwrap();
+    wait_until(WAIT_TIMEOUT, "log line about the key", log).unwrap();
     assert_eq!(version(&good).unwrap().0.status, 200);
 }
 
@@ -136,11 +136,11 @@ fn token_scopes_are_enforced() {
     write_secret(&file, "ops write another-token-0123456789\n").unwrap();
     let taken_up =
         || Ok((ask("GET", "/info", Some("another-token-0123456789"), false).status == 200).then_some(()));
-    wait_until(PATIENCE, "the new token", taken_up).unwrap();
+    wait_until(WAIT_TIMEOUT, "the new token", taken_up).unwrap();
     assert_eq!(ask("GET", "/info", Some(WRITE), false).status, 401);
     write_secret(&file, "ops wr1te yet-another-token\n").unwrap();
     let log = || Ok(master.process.log().contains("the last valid version stays").then_some(()));
-    wait_until(PATIENCE, "log line about the file", log).unwrap();
+    wait_until(WAIT_TIMEOUT, "log line about the file", log).unwrap();
     assert_eq!(ask("GET", "/info", Some("another-token-0123456789"), false).status, 200);
     let log = master.process.log();
     assert!(!log.contains("token-0123456789") && !log.contains("yet-another"), "{log}");
@@ -204,9 +204,9 @@ fn followers_forward_over_https_with_the_clients_token() {
         anyhow::Ok(secure(&config, master.address, "GET", "/api/v1/tenants/t/", &headers, "").ok())
     };
     let good = |answer: Option<(Answer, _)>| answer.filter(|(answer, _)| answer.status == 200);
-    wait_until(PATIENCE, "the leader's new certificate", || Ok(good(ask(&leader)?))).unwrap();
+    wait_until(WAIT_TIMEOUT, "the leader's new certificate", || Ok(good(ask(&leader)?))).unwrap();
     std::thread::sleep(std::time::Duration::from_secs(2));
-    wait_until(PATIENCE, "response through the follower", || Ok(good(ask(&follower)?))).unwrap();
+    wait_until(WAIT_TIMEOUT, "response through the follower", || Ok(good(ask(&follower)?))).unwrap();
 }
 
 #[test]

@@ -6,14 +6,14 @@ use serde_json::json;
 use testkit::Process;
 
 use crate::client::{call, delete, get, post};
-use crate::master::{Master, PATIENCE, loopback, program};
+use crate::master::{Master, WAIT_TIMEOUT, loopback, program};
 
 /// Exit code and output.
 fn run(args: &[&str]) -> (Option<i32>, String) {
     let mut command = Command::new(program());
     command.args(["--mode", "test", "--netmode", "vlan", "--fwdmode", "bridge"]).args(args);
     let mut process = Process::spawn("netmaster", command).unwrap();
-    let status = process.wait(PATIENCE).unwrap();
+    let status = process.wait(WAIT_TIMEOUT).unwrap();
     (status.code(), process.log())
 }
 
@@ -58,7 +58,7 @@ fn a_late_store_is_awaited() {
     assert_eq!(get(master.address, "/readyz").unwrap().status, 503);
     let etcd = testkit::etcd::Etcd::options().client_port(place.port()).start().unwrap();
     let ready = || Ok((get(master.address, "/readyz")?.status == 200).then_some(()));
-    testkit::wait_until(PATIENCE, "it to lead", ready).unwrap();
+    testkit::wait_until(WAIT_TIMEOUT, "it to lead", ready).unwrap();
     drop((master, etcd));
 }
 

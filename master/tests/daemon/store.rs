@@ -62,7 +62,7 @@ fn idle_journals_are_merged() {
     // A killed master leaves a record and a journal; the next master merges them.
     master.restart();
     let record = |etcd: &Etcd| serde_json::from_str::<network::State>(&value(etcd, NETWORK)).unwrap();
-    testkit::wait_until(crate::master::PATIENCE, "the journal to be gone", || {
+    testkit::wait_until(crate::master::WAIT_TIMEOUT, "the journal to be gone", || {
         Ok(keys(&etcd, "/contiv.io/state/ipam/").is_empty().then_some(()))
     })
     .unwrap();
@@ -70,7 +70,7 @@ fn idle_journals_are_merged() {
     assert_eq!((state.ep_count, state.ep_addr_count, state.ip_alloc_map.next_clear(0)), (5, 5, Some(6)));
     // An idle journal is merged, and so is one at shutdown.
     address(create_endpoint(master.address, "net", "c5", "").unwrap());
-    testkit::wait_until(crate::master::PATIENCE, "the record to be whole", || {
+    testkit::wait_until(crate::master::WAIT_TIMEOUT, "the record to be whole", || {
         Ok((record(&etcd).ep_count == 6 && keys(&etcd, "/contiv.io/state/ipam/").is_empty()).then_some(()))
     })
     .unwrap();

@@ -1,11 +1,7 @@
 //! The program's command line, start-up errors and shutdown.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use std::{
-    net::Ipv4Addr,
-    process::Command,
-    time::{Duration, Instant},
-};
+use std::{net::Ipv4Addr, process::Command, time::Duration};
 
 use testkit::{Netns, Process, etcd::Etcd, needs, scratch_dir, wait_until};
 
@@ -60,14 +56,12 @@ fn unreachable_store_is_reported() {
     needs!(root());
     let directory = scratch_dir("agent").unwrap();
     let store = format!("http://127.0.0.1:{}", testkit::free_port().unwrap());
-    let start = Instant::now();
     let stderr = exit_error(
         netplugin(&GOOD).args(CNI).args(listen_flags(directory.path())).args(["--etcd", &store]),
         1,
     );
     let last = stderr.lines().last().unwrap();
     assert!(last.contains(&store) && last.contains("is etcd running"), "{stderr}");
-    assert!(start.elapsed() < TIMEOUT);
 }
 
 #[test]

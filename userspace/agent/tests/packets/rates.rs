@@ -32,7 +32,7 @@ const DATAGRAMS: u32 = 2000;
 const STREAM: usize = 250_000;
 /// Largest GSO packet. A bucket passes a packet while it is not empty.
 const PACKET: u64 = 64 << 10;
-const PATIENCE: Duration = Duration::from_secs(60);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 const ONE: u32 = 1;
 const FOUR_MEGABITS: u64 = 4_194_000;
 
@@ -87,7 +87,7 @@ fn datagrams_are_held(from: &Pod, to: &Pod) -> Result<()> {
     let came = arrived(to)? - before;
     let may = at_most(start, 2 * frame);
     ensure!(came <= may, "{came} bytes from {}, {may} may have", from.ip());
-    wait_until(PATIENCE, "what waits", || Ok((arrived(to)? - before > BURST + 10 * frame).then_some(())))
+    wait_until(WAIT_TIMEOUT, "what waits", || Ok((arrived(to)? - before > BURST + 10 * frame).then_some(())))
 }
 
 /// A connection completes, within the rate.
@@ -98,7 +98,7 @@ fn streams_are_held(from: &Pod, to: &Pod) -> Result<()> {
     let mut sender = from.ns.run(|| Ok(TcpStream::connect(address)?))?;
     let sending = thread::spawn(move || sender.write_all(&[7; STREAM]));
     let (mut receiver, _) = listener.accept()?;
-    receiver.set_read_timeout(Some(PATIENCE))?;
+    receiver.set_read_timeout(Some(WAIT_TIMEOUT))?;
     receiver.read_exact(&mut [0; STREAM])?;
     let may = at_most(start, PACKET);
     ensure!(STREAM as u64 <= may, "{STREAM} bytes from {}, {may} may have", from.ip());
