@@ -43,7 +43,7 @@ pub(super) fn ensure(workspace: &Workspace) -> Result<PathBuf> {
         build.arg(format!("--include={}", PACKAGES.join(",")));
         // Services are started by the tests that need them.
         build.arg("--setup-hook=mkdir -p \"$1/usr/sbin\"; printf '#!/bin/sh\\nexit 101\\n' >\"$1/usr/sbin/policy-rc.d\"; chmod 755 \"$1/usr/sbin/policy-rc.d\"");
-        // The suites and mirror of this machine: the empty mirror argument takes its sources.
+        // From Debian's mirrors, with updates and security; apt's proxy settings of this machine apply.
         build.arg(SUITE).arg(&root);
         run_logged(&mut build, &setup::debian::log(workspace, "debian-root.log")?)?;
         fs::write(&mark, &wanted).context("mark the Debian root as complete")

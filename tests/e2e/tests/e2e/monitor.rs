@@ -212,10 +212,10 @@ fn counters_are_equal(site: &Site) {
         }
     }
     for table in ["ctv_ct", "ctv_new", "ctv_frags", "ctv_affinity", "ctv_meters"] {
-        let (entries, room) = (
+        let (entries, capacity) = (
             metric("datapath_table_entries", &format!(r#"table="{table}""#)),
-            metric("datapath_table_room", &format!(r#"table="{table}""#)),
+            metric("datapath_table_capacity", &format!(r#"table="{table}""#)),
         );
-        assert!(entries <= room && room > 0, "{table}: {entries} of {room}");
+        assert!(entries <= capacity && capacity > 0, "{table}: {entries} of {capacity}");
     }
 }
