@@ -117,8 +117,9 @@ fn tarball(workspace: &Workspace, release: &Path, folder: &Path) -> Result<()> {
     let stage = folder.join(&name);
     fs::create_dir_all(stage.join("bin")).with_context(|| format!("make {}", stage.display()))?;
     for program in PROGRAMS {
-        fs::copy(release.join(program), stage.join("bin").join(program))
-            .with_context(|| format!("copy {program}"))?;
+        let copy = stage.join("bin").join(program);
+        fs::copy(release.join(program), &copy).with_context(|| format!("copy {program}"))?;
+        output(workspace.command("strip").arg("--strip-debug").arg(copy))?;
     }
     let copied = [
         (workspace.path("deploy/systemd"), "systemd"),
