@@ -21,9 +21,9 @@ fn replace(node: &mut Node, network: &Network, old: &Pod, group: u32) -> Result<
     node.desired.remove(&id);
     anyhow::ensure!(node.apply(&[Op::Delete(id)])?.is_empty(), "the old pod stays");
     node.ns.ip(&format!("link del {}", old.local.port))?;
-    let heir = pod(node, network, old.endpoint, group)?;
+    let successor = pod(node, network, old.endpoint, group)?;
     node.converge()?;
-    Ok(heir)
+    Ok(successor)
 }
 
 fn all(direction: Direction) -> Vec<Rule> {
@@ -52,7 +52,7 @@ fn connect(rig: &Rig, answered: bool) -> Result<()> {
 fn a_new_pod_does_not_receive_flows_allowed_for_its_predecessor() -> Result<()> {
     needs!(root());
     for answered in [false, true] {
-        let mut rig = Rig::new("heir-in")?;
+        let mut rig = Rig::new("reuse-in")?;
         rig.set(group(4, all(Direction::In)))?;
         connect(&rig, answered)?;
         rig.server = replace(&mut rig.node, &n1(), &rig.server, 4)?;
@@ -73,7 +73,7 @@ fn a_new_pod_does_not_receive_flows_allowed_for_its_predecessor() -> Result<()> 
 fn a_new_pod_does_not_send_in_flows_allowed_for_its_predecessor() -> Result<()> {
     needs!(root());
     for answered in [false, true] {
-        let mut rig = Rig::new("heir-out")?;
+        let mut rig = Rig::new("reuse-out")?;
         rig.set(group(4, all(Direction::Out)))?;
         connect(&rig, answered)?;
         rig.client = replace(&mut rig.node, &n1(), &rig.client, 4)?;
@@ -93,7 +93,7 @@ fn a_new_pod_does_not_send_in_flows_allowed_for_its_predecessor() -> Result<()> 
 #[test]
 fn a_reply_of_a_new_pod_belongs_to_no_flow_of_its_predecessor() -> Result<()> {
     needs!(root());
-    let mut rig = Rig::new("heir-answer")?;
+    let mut rig = Rig::new("reuse-answer")?;
     rig.set(group(4, all(Direction::Out)))?;
     connect(&rig, true)?;
     rig.server = replace(&mut rig.node, &n1(), &rig.server, 4)?;
@@ -106,7 +106,7 @@ fn a_reply_of_a_new_pod_belongs_to_no_flow_of_its_predecessor() -> Result<()> {
 #[test]
 fn frames_from_the_uplink_are_evaluated_with_the_rules_of_the_current_pod() -> Result<()> {
     needs!(root());
-    let (mut node, _outside) = Node::on_wire("heir-wire")?;
+    let (mut node, _outside) = Node::on_wire("reuse-wire")?;
     let n1 = network("n1.t", vlan(100));
     node.want_network(&n1).want(Object::Remote(FAR.remote(&n1, None)));
     node.want(Object::Group(group(4, all(Direction::In))));
@@ -125,7 +125,7 @@ fn frames_from_the_uplink_are_evaluated_with_the_rules_of_the_current_pod() -> R
 #[test]
 fn flows_that_precede_a_pod_are_evaluated_with_its_rules() -> Result<()> {
     needs!(root());
-    let mut rig = from_overlay::Rig::new("heir-late")?;
+    let mut rig = from_overlay::Rig::new("reuse-late")?;
     let n1 = network("n1.t", vxlan(from_overlay::VNI));
     rig.node.want(Object::Group(group(4, all(Direction::In))));
     rig.node.converge()?;
