@@ -1,4 +1,4 @@
-//! Domain types of contiv-rs: names, tags, networks, groups, endpoints, services and policies, the
+//! Domain types of contiv-rs: names, tags, networks, routes, groups, endpoints, services and policies, the
 //! keys and JSON bodies under which the store keeps them, and the events that change them.
 //!
 //! There are two layers with a conversion between them. The *bodies* (`State` in [`network`],
@@ -12,6 +12,7 @@
 
 #![deny(missing_docs, clippy::missing_errors_doc)]
 
+pub mod addresses;
 pub mod api;
 pub mod bgp;
 pub mod bitset;
@@ -27,9 +28,11 @@ pub mod node;
 pub mod packet_event;
 pub mod policy;
 pub mod registry;
+pub mod route;
 pub mod service;
 pub mod tag;
 pub mod token_bucket;
+pub mod vrf;
 
 mod invalid;
 pub use invalid::Invalid;

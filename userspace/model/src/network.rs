@@ -5,7 +5,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
-use ipnet::{Ipv4Net, Ipv6Net};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -100,6 +100,11 @@ pub struct Network {
 }
 
 impl Network {
+    /// The subnets, IPv4 first.
+    pub fn subnets(&self) -> impl Iterator<Item = IpNet> {
+        [Some(IpNet::V4(self.subnet)), self.subnet_v6.map(IpNet::V6)].into_iter().flatten()
+    }
+
     /// Returns true if the address is in one of the network's subnets.
     pub fn contains(&self, address: IpAddr) -> bool {
         match address {

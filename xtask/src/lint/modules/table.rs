@@ -145,8 +145,9 @@ pub(super) const RULES: &[Rules] = &[
                 &["policy"],
                 &["api", "endpoint"],
                 &["network", "token_bucket"],
-                &["global", "group", "key"],
+                &["global", "group", "key", "route", "vrf"],
                 &[
+                    "addresses",
                     "bitset",
                     "bgp",
                     "event",
