@@ -157,7 +157,7 @@ const _: () = assert!(RULE_SETS_CAPACITY.is_power_of_two());
 #[repr(C)]
 pub struct RuleEntry {
     /// Of several matching rules, the smallest order decides. From the top: a zero bit; 127 less
-    /// the priority in 7 bits; a bit that is set if the rule allows; the rank of the rule's name in
+    /// the rank of its layer and priority in 7 bits; a bit that is set if the rule allows; the rank of the rule's name in
     /// the set.
     pub order: u32,
     /// Number of the rule on this node, for counters; number of a set; or index of a node.
@@ -173,14 +173,14 @@ impl RuleEntry {
     pub const ALLOW: u32 = 1 << 23;
     /// Number of distinct ranks in a set.
     pub const PLACES: u32 = 1 << 23;
-    /// `order` of a reference to a set: that of the priority 0, which no rule has.
+    /// `order` of a reference to a set: that of the rank 0, which no rule has.
     const SET: u32 = 127 << 24;
     /// `order` of a reference to a node. The lowest bits are the index of its word.
     const BRANCH: u32 = 1 << 31;
 
-    /// A rule with a priority from 1 to 100; `place` is below [`RuleEntry::PLACES`].
-    pub const fn new(priority: u8, allow: bool, place: u32, rule: u32) -> Self {
-        let urgency = 127 - (priority & 127) as u32;
+    /// A rule with a rank from 1 to 126, of which the highest decides; `place` is below [`RuleEntry::PLACES`].
+    pub const fn new(rank: u8, allow: bool, place: u32, rule: u32) -> Self {
+        let urgency = 127 - (rank & 127) as u32;
         let allow = if allow { RuleEntry::ALLOW } else { 0 };
         RuleEntry { order: urgency << 24 | allow | (place & (RuleEntry::PLACES - 1)), rule }
     }

@@ -14,7 +14,7 @@ pub mod telemetry;
 
 pub use error::{Error, Kind, Unsupported};
 pub use object::{
-    Backend, Desired, Group, Local, Network, Object, ObjectId, ObjectKind, Owner, Peer, Remote, Scope,
-    Service,
+    Backend, Desired, Family, Gateway, Group, Local, Network, Object, ObjectId, ObjectKind, Owner, Peer,
+    Remote, Route, RouteId, Scope, ScopeNetwork, Service, Subnet, SubnetId,
 };
 pub use op::{Datapath, FailedOp, Observed, Op, PortRequirements};

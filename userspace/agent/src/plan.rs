@@ -14,21 +14,21 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use contiv_model::{
     group::GroupNumber,
-    name::{EndpointId, PolicyId},
+    name::{EndpointId, NetworkId, PolicyId},
 };
 
 pub use node::Node;
 
 use crate::{
-    datapath::{Desired, Object, ObjectId},
+    datapath::{Desired, Family, Object, ObjectId, SubnetId},
     state::{DirtySet, State},
 };
 
 /// Computes the plan from scratch.
 pub fn full(state: &State, node: &Node) -> Desired {
     let peers = state.vtep_addresses().map(ObjectId::Peer);
-    let networks = state.networks().map(|network| ObjectId::Network(network.id.clone()));
-    let groups = state.groups_on(&node.host).map(ObjectId::Group);
+    let networks = state.networks().flat_map(|network| of_network(&network.id));
+    let groups = state.groups_on(&node.host).map(|number| ObjectId::Group(number.into()));
     let services = state.services().map(|service| ObjectId::Service(service.id.clone()));
     let endpoints = state.endpoints().flat_map(|endpoint| both(&endpoint.id));
     let all = peers.chain(networks).chain(groups).chain(services).chain(endpoints);
@@ -56,13 +56,23 @@ pub fn update(desired: &mut Desired, state: &State, node: &Node, dirty: &DirtySe
 pub fn affected(state: &State, dirty: &DirtySet) -> BTreeSet<ObjectId> {
     let networks = dirty.networks.iter().flat_map(|id| {
         let endpoints = state.on_network(id).flat_map(both);
-        std::iter::once(ObjectId::Network(id.clone())).chain(endpoints)
+        of_network(id).chain(endpoints)
     });
     let peers = dirty.vteps.iter().copied().map(ObjectId::Peer);
-    let groups = dirty.groups.iter().copied().map(ObjectId::Group);
+    let groups = dirty.groups.iter().map(|number| ObjectId::Group((*number).into()));
     let services = dirty.services.iter().cloned().map(ObjectId::Service);
     let endpoints = dirty.endpoints.iter().flat_map(both);
     peers.chain(networks).chain(groups).chain(services).chain(endpoints).collect()
+}
+
+/// A network and its subnets.
+fn of_network(id: &NetworkId) -> impl Iterator<Item = ObjectId> + use<> {
+    let id = id.clone();
+    let subnet = {
+        let network = id.clone();
+        move |family| ObjectId::Subnet(SubnetId { network: network.clone(), family })
+    };
+    std::iter::once(ObjectId::Network(id)).chain(Family::ALL.into_iter().map(subnet))
 }
 
 /// An endpoint is local or remote.
@@ -75,7 +85,9 @@ pub fn object(state: &State, node: &Node, id: &ObjectId) -> Option<Object> {
     match id {
         ObjectId::Peer(address) => peer::peer(state, node, *address).map(Object::Peer),
         ObjectId::Network(id) => network::network(state, id).map(Object::Network),
-        ObjectId::Group(number) => group::group(state, node, *number).map(Object::Group),
+        ObjectId::Subnet(id) => network::subnet(state, id).map(Object::Subnet),
+        ObjectId::Route(_) => None,
+        ObjectId::Group(identity) => group::group(state, node, *identity).map(Object::Group),
         ObjectId::Remote(id) => endpoint::remote(state, node, id).map(Object::Remote),
         ObjectId::Service(id) => service::service(state, id).map(Object::Service),
         ObjectId::Local(id) => endpoint::local(state, node, id).map(Object::Local),

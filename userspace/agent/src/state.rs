@@ -6,12 +6,14 @@
 mod dirty;
 mod groups;
 mod index;
+mod members;
 mod object;
 mod rejected;
 mod services;
 mod shared;
 mod snapshot;
 mod tags;
+mod vrfs;
 mod vteps;
 
 pub use dirty::DirtySet;

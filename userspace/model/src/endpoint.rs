@@ -9,10 +9,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Invalid,
+    addresses::Addresses,
     group::GroupNumber,
     mac::Mac,
     name::{EndpointId, GroupKey, HostName, NetworkId},
     network::optional,
+    policy::Identity,
 };
 
 /// The body of `/contiv.io/state/eps/<network>.<tenant>-<endpoint id>`, and `EndpointConfig` in the
@@ -114,6 +116,18 @@ pub struct Endpoint {
     pub host: HostName,
     /// IP address of the node's VTEP, if the body has it.
     pub vtep: Option<IpAddr>,
+}
+
+impl Endpoint {
+    /// Addresses of the endpoint.
+    pub fn addresses(&self) -> Addresses {
+        (self.ip, self.ip6).into()
+    }
+
+    /// What policies distinguish the endpoint by: its group.
+    pub fn identity(&self) -> Option<Identity> {
+        self.group_number.map(Identity::from)
+    }
 }
 
 impl TryFrom<&State> for Endpoint {

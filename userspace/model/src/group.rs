@@ -60,6 +60,10 @@ impl GroupNumber {
         self.0.get()
     }
 
+    pub(crate) const fn non_zero(self) -> NonZeroU32 {
+        self.0
+    }
+
     /// Returns `None` if `number` is out of range.
     pub(crate) fn read(number: i64) -> Option<Self> {
         u32::try_from(number).ok()?.try_into().ok()

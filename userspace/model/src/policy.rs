@@ -3,13 +3,23 @@
 //! [`decide`] is the definition of the semantics. It favours clarity over speed: the datapaths and
 //! `netctl policy check` are tested against it.
 
+mod action;
 mod decision;
 mod expand;
+mod identity;
+mod peer;
+mod ports;
 mod prefixes;
 mod rule;
 mod state;
+mod tier;
 
-pub use decision::{Connection, Decision, Packet, Side, decide, deciding_rule};
+pub use action::Action;
+pub use decision::{Connection, Decision, Outcome, Packet, Party, Side, decide, deciding_rule};
 pub use expand::expand;
-pub use rule::{Action, Direction, ICMP, ICMPV6, Peer, Priority, Rule, TCP, UDP};
+pub use identity::{Identity, IdentitySet};
+pub use peer::{IpBlock, Peer};
+pub use ports::PortRange;
+pub use rule::{Direction, ICMP, ICMPV6, Rule, TCP, UDP};
 pub use state::{DirectionalRule, DirectionalRuleState, ExpandedRule, Policy, PolicyState};
+pub use tier::{InvalidPriority, Layer, Priority, Tier};

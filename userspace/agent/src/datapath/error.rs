@@ -15,15 +15,40 @@ pub struct Error {
     pub source: Box<dyn std::error::Error + Send + Sync>,
 }
 
-/// The datapath does not implement the requested feature; a retry cannot succeed.
+/// The datapath does not implement what the object requests; a retry cannot succeed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not supported by this datapath yet")]
-pub struct Unsupported;
+pub enum Unsupported {
+    /// No object of this kind.
+    #[error("not supported by this datapath yet")]
+    Object,
+    /// Not this value of a field.
+    #[error("{field}: not supported by this datapath yet; use {accepted}")]
+    Value {
+        /// Field of the object.
+        field: &'static str,
+        /// Values that are supported.
+        accepted: &'static str,
+    },
+}
+
+impl Unsupported {
+    /// Several addresses of one family, or none of IPv4.
+    pub const ADDRESSES: Unsupported =
+        Unsupported::Value { field: "addresses", accepted: "one IPv4 address and at most one IPv6 address" };
+    /// A next hop that is not that of the network: see [`NextHop::is_on`](contiv_model::route::NextHop::is_on).
+    pub const NEXT_HOP: Unsupported = Unsupported::Value {
+        field: "next hop",
+        accepted: "a VTEP with the network's VNI, or any uplink with the network's VLAN",
+    };
+    /// A gateway that the node implements.
+    pub const GATEWAY: Unsupported =
+        Unsupported::Value { field: "gateway", accepted: "a router on the network: the node does not route" };
+}
 
 impl Error {
-    /// An error for an `object` that `datapath` does not implement.
-    pub fn unsupported(datapath: Kind, object: &Object) -> Self {
-        Error::new(datapath, format!("set {}", object.id()), Unsupported)
+    /// An error for an `object` that `datapath` does not implement, or not with its values.
+    pub fn unsupported(datapath: Kind, object: &Object, unsupported: Unsupported) -> Self {
+        Error::new(datapath, format!("set {}", object.id()), unsupported)
     }
 
     /// Whether the cause is [`Unsupported`].

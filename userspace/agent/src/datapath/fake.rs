@@ -111,9 +111,9 @@ impl Fake {
             Op::GarbageCollect => "remove orphans".to_owned(),
         };
         if let Op::Set(object) = op
-            && !self.switch.supports(object)
+            && let Err(unsupported) = self.switch.support(object)
         {
-            return Err(Error::unsupported(Kind::Fake, object));
+            return Err(Error::unsupported(Kind::Fake, object, unsupported));
         }
         self.switch.fault_in_op(op).map_err(|fault| failed(operation, fault))?;
         Ok(match op {

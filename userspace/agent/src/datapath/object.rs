@@ -1,149 +1,21 @@
-use std::{
-    collections::BTreeMap,
-    fmt,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    sync::Arc,
-    time::Duration,
-};
+//! Objects of the datapath, in terms of the domain.
+
+mod endpoint;
+mod network;
+mod policy;
+mod service;
+
+use std::{collections::BTreeMap, fmt, net::IpAddr};
 
 use contiv_model::{
-    global::ArpMode,
-    group::{Dscp, GroupNumber, Rate},
-    mac::Mac,
     name::{EndpointId, NetworkId, ServiceId},
-    policy::Rule,
-    service::{Port, Readiness},
-    tag::Encap,
+    policy::Identity,
 };
 
-/// A network present on this node.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Network {
-    /// Network's id.
-    pub id: NetworkId,
-    /// Encapsulation tag. Unique within a [`Desired`] among tags of the same kind.
-    pub encap: Encap,
-    /// Whether the datapath answers ARP and ND for known endpoints, or floods the requests.
-    pub arp: ArpMode,
-}
-
-/// Owner of the other end of a port's veth pair.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Owner {
-    /// A pod; the other end is in the pod's network namespace.
-    #[default]
-    Pod,
-    /// The node; both ends are in the node's network namespace.
-    Node,
-}
-
-/// An endpoint whose interface is on this node.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Local {
-    /// Endpoint's id.
-    pub id: EndpointId,
-    /// Network that the endpoint belongs to.
-    pub network: NetworkId,
-    /// Tag of the network.
-    pub encap: Encap,
-    /// Name of the host end of the veth pair, e.g. `vvport3`. The interface exists before the object is set, and is
-    /// removed after the object is deleted.
-    pub port: String,
-    /// Owner of the other end of the veth pair.
-    pub owner: Owner,
-    /// Ethernet address.
-    pub mac: Mac,
-    /// IPv4 address.
-    pub ip: Ipv4Addr,
-    /// IPv6 address, if any.
-    pub ip6: Option<Ipv6Addr>,
-    /// Group that the endpoint belongs to, if any.
-    pub group: Option<GroupNumber>,
-}
-
-/// An endpoint on another node.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Remote {
-    /// Endpoint's id.
-    pub id: EndpointId,
-    /// Network that the endpoint belongs to.
-    pub network: NetworkId,
-    /// Tag of the network.
-    pub encap: Encap,
-    /// VTEP of the endpoint's node; `None` on VLAN networks, where the tag alone selects the destination. On a VXLAN
-    /// network an endpoint whose node is unknown is not planned.
-    pub vtep: Option<IpAddr>,
-    /// Ethernet address.
-    pub mac: Mac,
-    /// IPv4 address.
-    pub ip: Ipv4Addr,
-    /// IPv6 address, if any.
-    pub ip6: Option<Ipv6Addr>,
-    /// Group that the endpoint belongs to, if any.
-    pub group: Option<GroupNumber>,
-}
-
-/// The VTEP of another node: the datapath accepts VXLAN frames from it and floods frames to it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Peer {
-    /// Address of the remote VTEP.
-    pub vtep: IpAddr,
-    /// UDP port of the remote VTEP.
-    pub port: u16,
-}
-
-/// Settings for a group's endpoints on this node. A group without settings, or without endpoints on this node, has no
-/// object.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Group {
-    /// Group's number.
-    pub number: GroupNumber,
-    /// DSCP of the packets that the endpoints send, IPv4 and IPv6, also set in the outer header of a tunnel.
-    pub dscp: Option<Dscp>,
-    /// Bandwidth limit per endpoint, for each direction.
-    pub rate: Option<Rate>,
-    /// Input of [`contiv_model::policy::decide`]: `out` rules if these endpoints are the source, `in` rules if they
-    /// are the destination. A change takes effect atomically: no packet is evaluated against a mix of the old and the
-    /// new rules. Rules that differ only in their subnets share an id.
-    pub rules: Arc<[Rule]>,
-}
-
-/// A virtual address that selects among backends.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Service {
-    /// Service's id.
-    pub id: ServiceId,
-    /// Network whose endpoints can use the address; `None` for services of the whole cluster.
-    pub scope: Option<Scope>,
-    /// Virtual address. The Ethernet address of an IPv4 one is [`Mac::of_endpoint`], as for an endpoint.
-    pub vip: IpAddr,
-    /// Ports, unique by protocol and port.
-    pub ports: Vec<Port>,
-    /// Backends, unique and sorted by address. Without a ready backend, clients are refused.
-    pub backends: Vec<Backend>,
-    /// Time for which a client keeps its backend after its last connection.
-    pub affinity: Option<Duration>,
-}
-
-/// Network of a service.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Scope {
-    /// Network's id.
-    pub network: NetworkId,
-    /// Tag of the network.
-    pub encap: Encap,
-}
-
-/// Backend of a service.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Backend {
-    /// Backend's address.
-    pub ip: IpAddr,
-    /// Tag of the network that contains the address; may differ from the service's network.
-    pub encap: Encap,
-    /// Whether the backend accepts new connections.
-    pub readiness: Readiness,
-}
+pub use endpoint::{Local, Owner, Remote};
+pub use network::{Family, Gateway, Network, Peer, Route, RouteId, Subnet, SubnetId};
+pub use policy::Group;
+pub use service::{Backend, Scope, ScopeNetwork, Service};
 
 /// An object of the datapath.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -152,7 +24,11 @@ pub enum Object {
     Peer(Peer),
     /// Network.
     Network(Network),
-    /// Settings of a group's local endpoints.
+    /// Subnet of a network.
+    Subnet(Subnet),
+    /// Route to addresses that are in no subnet.
+    Route(Route),
+    /// Settings of local endpoints with one identity.
     Group(Group),
     /// Endpoint on another node.
     Remote(Remote),
@@ -170,8 +46,12 @@ pub enum ObjectId {
     Peer(IpAddr),
     /// Network.
     Network(NetworkId),
-    /// Settings of a group's local endpoints.
-    Group(GroupNumber),
+    /// Subnet of a network.
+    Subnet(SubnetId),
+    /// Route to addresses that are in no subnet.
+    Route(RouteId),
+    /// Settings of local endpoints with one identity.
+    Group(Identity),
     /// Endpoint on another node.
     Remote(EndpointId),
     /// Service.
@@ -186,7 +66,9 @@ impl Object {
         match self {
             Object::Peer(peer) => ObjectId::Peer(peer.vtep),
             Object::Network(network) => ObjectId::Network(network.id.clone()),
-            Object::Group(group) => ObjectId::Group(group.number),
+            Object::Subnet(subnet) => ObjectId::Subnet(subnet.id()),
+            Object::Route(route) => ObjectId::Route(route.id.clone()),
+            Object::Group(group) => ObjectId::Group(group.identity),
             Object::Remote(remote) => ObjectId::Remote(remote.id.clone()),
             Object::Service(service) => ObjectId::Service(service.id.clone()),
             Object::Local(local) => ObjectId::Local(local.id.clone()),
@@ -200,6 +82,8 @@ impl Object {
 pub enum ObjectKind {
     Peer,
     Network,
+    Subnet,
+    Route,
     Group,
     Remote,
     Service,
@@ -212,6 +96,8 @@ impl fmt::Display for ObjectKind {
         f.write_str(match self {
             ObjectKind::Peer => "peers",
             ObjectKind::Network => "networks",
+            ObjectKind::Subnet => "subnets",
+            ObjectKind::Route => "routes",
             ObjectKind::Group => "groups with policies, DSCP or bandwidth",
             ObjectKind::Remote => "remote endpoints",
             ObjectKind::Service => "services",
@@ -226,6 +112,8 @@ impl ObjectId {
         match self {
             ObjectId::Peer(_) => ObjectKind::Peer,
             ObjectId::Network(_) => ObjectKind::Network,
+            ObjectId::Subnet(_) => ObjectKind::Subnet,
+            ObjectId::Route(_) => ObjectKind::Route,
             ObjectId::Group(_) => ObjectKind::Group,
             ObjectId::Remote(_) => ObjectKind::Remote,
             ObjectId::Service(_) => ObjectKind::Service,
@@ -239,7 +127,9 @@ impl fmt::Display for ObjectId {
         match self {
             ObjectId::Peer(vtep) => write!(f, "peer {vtep}"),
             ObjectId::Network(id) => write!(f, "network {id}"),
-            ObjectId::Group(number) => write!(f, "group {number}"),
+            ObjectId::Subnet(id) => write!(f, "subnet {id}"),
+            ObjectId::Route(id) => write!(f, "route {id}"),
+            ObjectId::Group(identity) => write!(f, "group {identity}"),
             ObjectId::Remote(id) => write!(f, "remote endpoint {id}"),
             ObjectId::Service(id) => write!(f, "service {id}"),
             ObjectId::Local(id) => write!(f, "local endpoint {id}"),

@@ -1,4 +1,4 @@
-use contiv_model::{name::EndpointId, tag::Encap};
+use contiv_model::{name::EndpointId, route::NextHop};
 
 use super::node::Node;
 use crate::{
@@ -10,26 +10,20 @@ use crate::{
 pub(super) fn remote(state: &State, node: &Node, id: &EndpointId) -> Option<Remote> {
     let endpoint = state.endpoint(id).filter(|endpoint| endpoint.host != node.host)?;
     let network = state.active_network(&endpoint.network)?;
-    let vtep = match network.encap {
-        Encap::Vlan(_) => None,
-        Encap::Vxlan { .. } => {
-            let address = state.vtep(&endpoint.host)?.address;
-            // This node's tunnel would loop the frames back.
-            if address == node.vtep {
-                return None;
-            }
-            Some(address)
-        }
-    };
+    let next_hop = NextHop::on(network.encap, state.vtep(&endpoint.host).map(|vtep| vtep.address))?;
+    // This node's tunnel would loop the frames back.
+    if next_hop.vtep() == Some(node.vtep) {
+        return None;
+    }
     Some(Remote {
         id: id.clone(),
         network: network.id.clone(),
+        vrf: state.vrf(network),
         encap: network.encap,
-        vtep,
+        next_hop,
         mac: endpoint.mac,
-        ip: endpoint.ip,
-        ip6: endpoint.ip6,
-        group: endpoint.group_number,
+        addresses: endpoint.addresses(),
+        identity: endpoint.identity(),
     })
 }
 
@@ -42,12 +36,12 @@ pub(super) fn local(state: &State, node: &Node, id: &EndpointId) -> Option<Local
     Some(Local {
         id: id.clone(),
         network: network.id.clone(),
+        vrf: state.vrf(network),
         encap: network.encap,
         port: attachment.port.clone(),
         owner: attachment.owner,
         mac: endpoint.mac,
-        ip: endpoint.ip,
-        ip6: endpoint.ip6,
-        group: endpoint.group_number,
+        addresses: endpoint.addresses(),
+        identity: endpoint.identity(),
     })
 }

@@ -10,5 +10,6 @@ pub(super) fn peer(state: &State, node: &Node, address: IpAddr) -> Option<Peer> 
     }
     // Two nodes with one address are a configuration error; the first by name applies.
     let vtep = state.vteps_at(address, &node.host).next()?;
-    Some(Peer { vtep: address, port: vtep.port })
+    let networks = state.networks_on(&vtep.host).cloned().collect();
+    Some(Peer { networks, ..Peer::new(address, vtep.port) })
 }

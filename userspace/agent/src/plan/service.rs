@@ -1,23 +1,24 @@
-use contiv_model::{name::ServiceId, service::Readiness};
+use contiv_model::name::ServiceId;
 
 use crate::{
-    datapath::{Backend, Scope, Service},
+    datapath::{Backend, Scope, ScopeNetwork, Service},
     state::State,
 };
 
 /// The service, if its network is active. Backends are the providers whose address is in a network of the tenant.
 pub(super) fn service(state: &State, id: &ServiceId) -> Option<Service> {
     let service = state.service(id)?;
-    let scope = match &service.network {
+    let network = match &service.network {
         Some(network) => {
             let network = state.active_network(network)?;
-            Some(Scope { network: network.id.clone(), encap: network.encap })
+            Some(ScopeNetwork { id: network.id.clone(), encap: network.encap })
         }
         None => None,
     };
+    let scope = Scope { vrf: state.vrf_of_service(service), network };
     let backend = |ip| {
         let encap = state.encap_at(&service.tenant, service.network.as_ref(), ip)?;
-        Some(Backend { ip, encap, readiness: Readiness::Ready })
+        Some(Backend::on(encap, ip))
     };
     Some(Service {
         id: id.clone(),

@@ -32,12 +32,12 @@ mod tests {
     use crate::datapath::{Network, Object, Peer};
 
     fn peer(n: u8) -> Object {
-        Object::Peer(Peer { vtep: [10, 0, 0, n].into(), port: 4789 })
+        Object::Peer(Peer::new([10, 0, 0, n], 4789))
     }
 
     fn network(name: &str) -> Object {
         let encap = contiv_model::tag::Encap::Vlan(5.try_into().unwrap());
-        Object::Network(Network { id: name.into(), encap, arp: Default::default() })
+        Object::Network(Network::new(name, encap))
     }
 
     #[test]

@@ -190,7 +190,7 @@ impl<D: Datapath> Reconciler<D> {
     fn block_groups(&mut self) -> BTreeSet<ObjectId> {
         let mut blocked = BTreeSet::new();
         for (number, policy) in &self.blocked {
-            let id = ObjectId::Group(*number);
+            let id = ObjectId::Group((*number).into());
             if self.desired.get(&id).is_some() {
                 let key = Key::Policy(policy.clone());
                 self.retries.block(id.clone(), format!("{key} is invalid; see /inspect/driver"));
@@ -216,7 +216,7 @@ impl<D: Datapath> Reconciler<D> {
         let mut waiting = BTreeMap::new();
         for op in rest {
             if let Op::Set(Object::Local(local)) = op
-                && let Some(group) = local.group.map(ObjectId::Group)
+                && let Some(group) = local.identity.map(ObjectId::Group)
                 && self.retries.is_retried(&group)
             {
                 waiting.insert(ObjectId::Local(local.id.clone()), group);

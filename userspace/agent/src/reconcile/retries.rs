@@ -217,21 +217,20 @@ impl Retries {
 
 #[cfg(test)]
 mod tests {
-    use contiv_model::group::GroupNumber;
+    use contiv_model::policy::Identity;
 
     use super::*;
-    use crate::datapath::{Group, Kind, Object};
+    use crate::datapath::{Group, Kind, Object, Unsupported};
 
     fn group(number: u32) -> Object {
-        let number = GroupNumber::try_from(number).unwrap();
-        Object::Group(Group { number, dscp: None, rate: None, rules: [].into() })
+        Object::Group(Group::new(Identity::try_from(number).unwrap(), []))
     }
 
     #[test]
     fn unsupported_objects_are_counted_and_not_retried() {
         let mut retries = Retries::default();
         for n in 1..4 {
-            retries.failed(group(n).id(), &Error::unsupported(Kind::Ovs, &group(n)));
+            retries.failed(group(n).id(), &Error::unsupported(Kind::Ovs, &group(n), Unsupported::Object));
         }
         assert_eq!(
             retries.counts().lines(),

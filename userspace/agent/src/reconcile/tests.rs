@@ -72,7 +72,7 @@ impl World {
         self.send(Event::Apply(key, object));
     }
 
-    /// Sends one network and one endpoint with its interface as a complete snapshot.
+    /// Sends one network, which has a subnet, and one endpoint with its interface as a complete snapshot.
     fn populate(&mut self) {
         for object in [network(), endpoint("e1", "h0", 1)] {
             self.put(object);
@@ -141,12 +141,12 @@ async fn deletes_nothing_before_the_state_is_complete() {
     let mut world = World::start(Fake::reopen(&switch));
     world.put(network());
     tokio::task::yield_now().await;
-    assert_eq!(installed(&switch), ["network n.t", "local endpoint e1"]);
+    assert_eq!(installed(&switch), ["network n.t", "subnet n.t ipv4", "local endpoint e1"]);
     world.populate();
     let status = world.until(|status| status.in_sync).await;
-    assert_eq!((status.writes, status.objects, status.failures.count()), (0, 2, 0));
+    assert_eq!((status.writes, status.objects, status.failures.count()), (0, 3, 0));
     world.stop().await;
-    assert_eq!(installed(&switch).len(), 2);
+    assert_eq!(installed(&switch).len(), 3);
 }
 
 #[tokio::test]
@@ -155,12 +155,12 @@ async fn change_causes_only_its_own_ops() {
     world.populate();
     let before = world.until(|status| status.in_sync).await;
     world.put(endpoint("e2", "h1", 2));
-    let status = world.until(|status| status.objects == 3).await;
+    let status = world.until(|status| status.objects == 4).await;
     // Two ops: the endpoint may have been local before.
     assert_eq!((status.writes - before.writes, status.ops - before.ops, status.resyncs), (1, 2, 1));
     world.send(Event::Delete(Key::Endpoint("e2".into())));
-    world.until(|status| status.objects == 2).await;
-    assert_eq!(installed(&world.switch), ["network n.t", "local endpoint e1"]);
+    world.until(|status| status.objects == 3).await;
+    assert_eq!(installed(&world.switch), ["network n.t", "subnet n.t ipv4", "local endpoint e1"]);
     world.stop().await;
 }
 
@@ -171,7 +171,7 @@ async fn failed_object_is_retried_alone() {
     let mut world = World::populated(fake).await;
     world.put(endpoint("e2", "h1", 2));
     world.put(endpoint("e3", "h1", 3));
-    let status = world.until(|status| status.objects == 4 && status.ops_failed > 1).await;
+    let status = world.until(|status| status.objects == 5 && status.ops_failed > 1).await;
     assert_eq!(
         status.degraded(),
         [
@@ -182,7 +182,7 @@ async fn failed_object_is_retried_alone() {
     assert!(installed(&world.switch).contains(&"remote endpoint e3".to_owned()));
     world.switch.clear_faults();
     let status = world.until(|status| status.failures.count() == 0).await;
-    assert_eq!((installed(&world.switch).len(), status.resyncs), (4, 1));
+    assert_eq!((installed(&world.switch).len(), status.resyncs), (5, 1));
     world.stop().await;
 }
 
@@ -192,7 +192,7 @@ async fn error_causes_a_full_resync() {
     world.switch.fail_apply(1);
     world.put(endpoint("e2", "h1", 2));
     let status = world.until(|status| status.resyncs == 2).await;
-    assert_eq!(installed(&world.switch).len(), 3);
+    assert_eq!(installed(&world.switch).len(), 4);
     assert!(status.ops_failed == 0);
     world.until(|status| status.in_sync && status.error.is_none()).await;
     world.stop().await;
@@ -205,7 +205,7 @@ async fn requested_resync_repairs_the_datapath() {
     world.switch.add_foreign_items(2);
     world.switch.request_resync();
     world.until(|status| status.in_sync && status.resyncs == 2).await;
-    assert_eq!((installed(&world.switch).len(), world.switch.foreign_items()), (2, 0));
+    assert_eq!((installed(&world.switch).len(), world.switch.foreign_items()), (3, 0));
     world.stop().await;
 }
 
@@ -257,7 +257,7 @@ fn group_with_dscp(number: u32, dscp: u8) -> (Key, ClusterObject) {
 #[tokio::test]
 async fn endpoint_waits_for_its_group() {
     let fake = Fake::new();
-    let five = ObjectId::Group(GroupNumber::try_from(5).unwrap());
+    let five = ObjectId::Group(GroupNumber::try_from(5).unwrap().into());
     fake.switch().fail_object(five.clone());
     let mut world = World::populated(fake).await;
     let id: contiv_model::name::EndpointId = "e4".into();
@@ -267,12 +267,12 @@ async fn endpoint_waits_for_its_group() {
     world.attacher.attach(&id, Attachment::of_pod("vvport4"));
     let error = tokio::time::timeout(TIMEOUT, reply).await.unwrap().unwrap().unwrap_err();
     assert!(error.contains("waits for group 5"), "{error}");
-    assert_eq!(installed(&world.switch), ["network n.t", "local endpoint e1"]);
+    assert_eq!(installed(&world.switch), ["network n.t", "subnet n.t ipv4", "local endpoint e1"]);
     world.switch.clear_faults();
-    world.until(|status| status.failures.count() == 0 && status.objects == 4).await;
+    world.until(|status| status.failures.count() == 0 && status.objects == 5).await;
     assert_eq!(
         installed(&world.switch),
-        ["network n.t", "group 5", "local endpoint e1", "local endpoint e4"]
+        ["network n.t", "subnet n.t ipv4", "group 5", "local endpoint e1", "local endpoint e4"]
     );
     world.stop().await;
 }
@@ -286,7 +286,7 @@ async fn invalid_policy_blocks_new_endpoints() {
     for object in [group_with_dscp(5, 46), group_of(endpoint("e1", "h0", 1), 5)] {
         world.put(object);
     }
-    world.until(|status| status.in_sync && status.objects == 3).await;
+    world.until(|status| status.in_sync && status.objects == 4).await;
     let before = world.switch.objects();
     let key = Key::Policy("t:g5:t:p".into());
     let rejected = state::Rejected { key: key.to_string(), why: "no JSON".into() };
@@ -313,9 +313,9 @@ async fn invalid_policy_blocks_new_endpoints() {
     world.until(|status| status.failures.count() == 0).await;
     assert_eq!(
         installed(&world.switch),
-        ["network n.t", "group 5", "local endpoint e1", "local endpoint e4"]
+        ["network n.t", "subnet n.t ipv4", "group 5", "local endpoint e1", "local endpoint e4"]
     );
-    let five = ObjectId::Group(GroupNumber::try_from(5).unwrap());
+    let five = ObjectId::Group(GroupNumber::try_from(5).unwrap().into());
     assert_ne!(world.switch.objects().get(&five), before.get(&five));
     world.stop().await;
 }
@@ -351,7 +351,7 @@ async fn debug_dump_is_available() {
     let world = World::populated(Fake::new()).await;
     let (reply, answer) = oneshot::channel();
     world.handle.inspect.send(Inspection::Dump(reply)).await.unwrap();
-    assert_eq!(answer.await.unwrap()["objects"].as_array().unwrap().len(), 2);
+    assert_eq!(answer.await.unwrap()["objects"].as_array().unwrap().len(), 3);
     world.stop().await;
 }
 

@@ -2,13 +2,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use contiv_model::{
     group::{Group, GroupNumber},
-    name::{GroupKey, HostName, PolicyId},
+    name::{GroupKey, PolicyId},
     policy::Policy,
 };
 
 use super::index::remove_from;
 
-/// Groups, the policies attached to them, and the number of their endpoints per node.
+/// Groups, and the policies attached to them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Groups {
     groups: BTreeMap<GroupKey, Group>,
@@ -18,8 +18,6 @@ pub(super) struct Groups {
     by_group: BTreeMap<GroupNumber, BTreeSet<PolicyId>>,
     /// Policies that exist in the store but have never been valid, by the group in their ids.
     invalid: BTreeMap<GroupKey, BTreeSet<PolicyId>>,
-    /// Number of endpoints per node and group.
-    members: BTreeMap<HostName, BTreeMap<GroupNumber, usize>>,
 }
 
 impl Groups {
@@ -29,14 +27,6 @@ impl Groups {
 
     pub(super) fn policies(&self, number: GroupNumber) -> impl Iterator<Item = &Policy> {
         self.by_group.get(&number).into_iter().flatten().filter_map(|id| self.policies.get(id))
-    }
-
-    pub(super) fn on_host(&self, host: &HostName) -> impl Iterator<Item = GroupNumber> {
-        self.members.get(host).into_iter().flat_map(|counts| counts.keys().copied())
-    }
-
-    pub(super) fn is_on_host(&self, number: GroupNumber, host: &HostName) -> bool {
-        self.members.get(host).is_some_and(|counts| counts.contains_key(&number))
     }
 
     /// Returns the numbers of the affected groups.
@@ -103,27 +93,5 @@ impl Groups {
     pub(super) fn has_invalid(&self, number: GroupNumber) -> bool {
         let keys = self.numbered.get(&number).into_iter().flatten();
         keys.into_iter().any(|key| self.invalid.contains_key(key))
-    }
-
-    /// Counts an endpoint on the node; true if it is the first of its group there.
-    pub(super) fn add_member(&mut self, number: GroupNumber, host: &HostName) -> bool {
-        let count = self.members.entry(host.clone()).or_default().entry(number).or_default();
-        *count += 1;
-        *count == 1
-    }
-
-    /// Uncounts an endpoint on the node; true if it was the last of its group there.
-    pub(super) fn remove_member(&mut self, number: GroupNumber, host: &HostName) -> bool {
-        let Some(counts) = self.members.get_mut(host) else { return false };
-        let Some(count) = counts.get_mut(&number) else { return false };
-        *count -= 1;
-        let last = *count == 0;
-        if last {
-            counts.remove(&number);
-            if counts.is_empty() {
-                self.members.remove(host);
-            }
-        }
-        last
     }
 }

@@ -13,15 +13,18 @@ use contiv_model::{
     policy::Policy,
     service::Service,
     tag::Encap,
+    vrf::Vrf,
 };
 
 use super::{
     dirty::DirtySet,
     groups::Groups,
     index::remove_from,
+    members::Members,
     object::{Attachment, ClusterObject},
     services::Services,
     tags::Tags,
+    vrfs::Vrfs,
     vteps::{self, Vtep, Vteps},
 };
 
@@ -43,10 +46,13 @@ pub struct State {
     by_tenant: BTreeMap<TenantName, BTreeSet<NetworkId>>,
     infra: BTreeSet<NetworkId>,
     tags: Tags,
+    vrfs: Vrfs,
     endpoints: BTreeMap<EndpointId, Endpoint>,
     by_network: BTreeMap<NetworkId, BTreeSet<EndpointId>>,
     by_host: BTreeMap<HostName, BTreeSet<EndpointId>>,
+    networks_on: Members<NetworkId>,
     groups: Groups,
+    groups_on: Members<GroupNumber>,
     services: Services,
     vteps: Vteps,
     attachments: BTreeMap<EndpointId, Attachment>,
@@ -82,6 +88,18 @@ impl State {
     /// name is active.
     pub fn active_network(&self, id: &NetworkId) -> Option<&Network> {
         self.networks.get(id).filter(|network| self.tags.is_active(network))
+    }
+
+    /// VRF of a network that [`network`](Self::network) returns: that of its tenant, or its own if its subnets overlap those of
+    /// a network of the tenant that precedes it by id.
+    pub fn vrf(&self, network: &Network) -> Vrf {
+        self.vrfs.of(network)
+    }
+
+    /// VRF of a service: that of its network, or of its tenant.
+    pub fn vrf_of_service(&self, service: &Service) -> Vrf {
+        let network = service.network.as_ref().and_then(|id| self.networks.get(id));
+        network.map_or_else(|| service.tenant.clone().into(), |network| self.vrf(network))
     }
 
     /// Looks up an endpoint.
@@ -125,14 +143,19 @@ impl State {
         self.groups.has_invalid(number)
     }
 
+    /// Networks with endpoints on a node.
+    pub fn networks_on(&self, host: &HostName) -> impl Iterator<Item = &NetworkId> {
+        self.networks_on.on_host(host)
+    }
+
     /// Groups with endpoints on a node.
     pub fn groups_on(&self, host: &HostName) -> impl Iterator<Item = GroupNumber> {
-        self.groups.on_host(host)
+        self.groups_on.on_host(host).copied()
     }
 
     /// Whether the group has endpoints on a node.
     pub fn is_group_on(&self, number: GroupNumber, host: &HostName) -> bool {
-        self.groups.is_on_host(number, host)
+        self.groups_on.is_on_host(&number, host)
     }
 
     /// Looks up a service.
@@ -256,6 +279,7 @@ impl State {
                 self.infra.insert(id.clone());
             }
         }
+        dirty.networks.extend(self.vrfs.update(&self.networks, id, before.as_ref()));
         dirty.networks.insert(id.clone());
         let networks = dirty.networks.iter().filter_map(|id| self.networks.get(id)).chain(&before);
         let services = networks.flat_map(|network| self.services.of_tenant(&network.tenant));
@@ -267,24 +291,27 @@ impl State {
             return;
         }
         dirty.endpoints.insert(id.clone());
+        // Nodes on which a network has its first or no endpoints. A node without an agent remains a peer while it has endpoints.
         let mut hosts = BTreeSet::new();
         if let Some(before) = self.endpoints.remove(id) {
             remove_from(&mut self.by_network, &before.network, id);
             remove_from(&mut self.by_host, &before.host, id);
-            let group = before.group_number.filter(|number| self.groups.remove_member(*number, &before.host));
+            let group = before.group_number.filter(|number| self.groups_on.remove(number, &before.host));
             dirty.groups.extend(group);
-            hosts.insert(before.host);
+            if self.networks_on.remove(&before.network, &before.host) {
+                hosts.insert(before.host);
+            }
         }
         if let Some(endpoint) = endpoint {
             self.by_network.entry(endpoint.network.clone()).or_default().insert(id.clone());
             self.by_host.entry(endpoint.host.clone()).or_default().insert(id.clone());
-            let group =
-                endpoint.group_number.filter(|number| self.groups.add_member(*number, &endpoint.host));
+            let group = endpoint.group_number.filter(|number| self.groups_on.add(number, &endpoint.host));
             dirty.groups.extend(group);
-            hosts.insert(endpoint.host.clone());
+            if self.networks_on.add(&endpoint.network, &endpoint.host) {
+                hosts.insert(endpoint.host.clone());
+            }
             self.endpoints.insert(id.clone(), endpoint);
         }
-        // A node without an agent remains a peer while it has endpoints.
         dirty.vteps.extend(hosts.iter().filter_map(|host| self.vteps.of(host)).map(|vtep| vtep.address));
     }
 

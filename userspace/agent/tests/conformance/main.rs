@@ -49,7 +49,7 @@ on_every_datapath!([
         arp_mode_changes, set_twice_writes_once, removal_stops_traffic_and_leaves_nothing;
     restart: restart_writes_nothing, restart_finds_orphans, cleanup_leaves_nothing;
     drift: lost_forwarding_is_repaired, lost_port_is_repaired, orphans_are_removed;
-    failure: missing_interface_fails_alone;
+    failure: missing_interface_fails_alone, unsupported_values_fail_alone;
 ], [
     programs: local_pods_talk, pods_talk_by_vxlan, restart_loses_no_ping, changes_lose_no_ping;
 ], [

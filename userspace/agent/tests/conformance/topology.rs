@@ -7,10 +7,11 @@ use contiv_model::{
     global::ArpMode,
     mac::Mac,
     name::{EndpointId, NetworkId},
+    route::NextHop,
     tag::{Encap, Vlan, Vni},
 };
 use netplugin::datapath::{
-    Local, Network, Object, ObjectId, Owner, Peer, Remote,
+    Local, Network, Object, ObjectId, Peer, Remote,
     fake::{Delivery, Origin, Target},
 };
 use testkit::packet::Packet;
@@ -50,36 +51,30 @@ impl Net {
     }
 
     pub(crate) fn network_with(&self, arp: ArpMode) -> Object {
-        Object::Network(Network { id: self.id.clone(), encap: self.encap, arp })
+        Object::Network(Network { arp, ..self.plain() })
+    }
+
+    /// The network with ARP proxy.
+    pub(crate) fn plain(&self) -> Network {
+        Network::new(self.id.clone(), self.encap)
     }
 
     pub(crate) fn local(&self, port: &str, last: u8) -> Object {
-        Object::Local(Local {
-            id: EndpointId::new(&self.id, port),
-            network: self.id.clone(),
-            encap: self.encap,
-            port: port.to_owned(),
-            owner: Owner::Pod,
-            mac: Mac(mac(last)),
-            ip: ip(last),
-            ip6: Some(ip6(last)),
-            group: None,
-        })
+        let id = EndpointId::new(&self.id, port);
+        let addresses = (ip(last), Some(ip6(last)));
+        Object::Local(Local::new(id, &self.plain(), port, Mac(mac(last)), addresses))
     }
 
-    /// Remote endpoint on the node `VTEPS[node]`; without VTEP on a VLAN network.
+    /// Remote endpoint on the node `VTEPS[node]`; behind the uplink on a VLAN network.
     pub(crate) fn remote(&self, node: usize, last: u8) -> Object {
-        let vtep = matches!(self.encap, Encap::Vxlan { .. }).then_some(IpAddr::V4(VTEPS[node]));
-        Object::Remote(Remote {
-            id: EndpointId::new(&self.id, &format!("far{last}")),
-            network: self.id.clone(),
-            encap: self.encap,
-            vtep,
-            mac: Mac(mac(last)),
-            ip: ip(last),
-            ip6: Some(ip6(last)),
-            group: None,
-        })
+        let vtep = IpAddr::V4(VTEPS[node]);
+        let next_hop = match self.encap {
+            Encap::Vxlan { vni, .. } => NextHop::Vtep { address: vtep, vni },
+            Encap::Vlan(vlan) => NextHop::Uplink { vlan, link: None },
+        };
+        let id = EndpointId::new(&self.id, &format!("far{last}"));
+        let addresses = (ip(last), Some(ip6(last)));
+        Object::Remote(Remote::new(id, &self.plain(), next_hop, Mac(mac(last)), addresses))
     }
 
     pub(crate) fn remote_id(&self, last: u8) -> ObjectId {
@@ -134,7 +129,7 @@ impl Net {
 
 /// Peers for the other nodes.
 pub(crate) fn peers() -> [Object; 2] {
-    VTEPS.map(|vtep| Object::Peer(Peer { vtep: vtep.into(), port: VXLAN_PORT }))
+    VTEPS.map(|vtep| Object::Peer(Peer::new(vtep, VXLAN_PORT)))
 }
 
 pub(crate) fn peer_id(node: usize) -> ObjectId {

@@ -226,7 +226,7 @@ impl<H: Harness> World<H> {
                         Encap::Vlan(_) => None,
                     }));
                 }
-                Object::Network(_) | Object::Group(_) | Object::Remote(_) | Object::Service(_) => {}
+                _ => {}
             }
         }
         origins

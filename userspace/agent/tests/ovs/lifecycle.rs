@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use contiv_model::global::ArpMode;
+use contiv_model::{global::ArpMode, policy::Identity};
 use netplugin::datapath::{Datapath as _, Group, Object, ObjectId, Op, Scope, Service};
 use testkit::{Netns, Pinger, needs};
 
@@ -217,19 +217,10 @@ fn unsupported_objects_fail_alone() -> Result<()> {
     node.converge()?;
     let blue = network("blue", vxlan(5000), ArpMode::Proxy);
     node.add([Object::Network(blue.clone())])?;
-    let group = Object::Group(Group {
-        number: 5.try_into()?,
-        dscp: Some(46.try_into()?),
-        rate: None,
-        rules: [].into(),
-    });
+    let group = Object::Group(Group { dscp: Some(46.try_into()?), ..Group::new(Identity::try_from(5)?, []) });
     let service = Object::Service(Service {
-        id: "web:t".into(),
-        scope: Some(Scope { network: blue.id.clone(), encap: blue.encap }),
-        vip: [10, 1, 1, 9].into(),
         ports: vec!["80:8080:TCP".parse()?],
-        backends: vec![],
-        affinity: None,
+        ..Service::new("web:t", Scope::network(&blue), [10, 1, 1, 9])
     });
     let ops = [group, service].map(Op::Set);
     let writes = node.writes();
@@ -262,7 +253,7 @@ fn an_endpoint_moves_between_nodes() -> Result<()> {
     node.add([peer(vtep(0)), Object::Network(blue.clone()), remote(&blue, 1, Some(vtep(0)))])?;
     let elsewhere = node.tables()?;
     let pod = node.pod(&blue, 1)?;
-    let there: ObjectId = remote(&blue, 1, None).id();
+    let there: ObjectId = remote(&blue, 1, Some(vtep(0))).id();
     for ops in [
         [Op::Set(pod.object.clone()), Op::Delete(there.clone())],
         [Op::Set(remote(&blue, 1, Some(vtep(0)))), Op::Delete(pod.object.id())],

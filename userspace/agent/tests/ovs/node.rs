@@ -12,11 +12,11 @@ use contiv_model::{
     global::ArpMode,
     mac::Mac,
     name::{EndpointId, NetworkId},
+    route::NextHop,
     tag::Encap,
 };
 use netplugin::datapath::{
-    Datapath as _, Desired, Error, FailedOp, Local, Network, Object, ObjectId, Observed, Op, Owner, Peer,
-    Remote,
+    Datapath as _, Desired, Error, FailedOp, Local, Network, Object, ObjectId, Observed, Op, Peer, Remote,
     ovs::{DatapathType, Options, Ovs},
 };
 use testkit::{Netns, ovs::Switch, wait_until};
@@ -38,7 +38,8 @@ pub(crate) fn vlan(tag: u16) -> Encap {
 
 /// Network `name` of the tenant `net`.
 pub(crate) fn network(name: &str, encap: Encap, arp: ArpMode) -> Network {
-    Network { id: NetworkId::new(&"net".parse().unwrap(), &name.parse().unwrap()), encap, arp }
+    let id = NetworkId::new(&"net".parse().unwrap(), &name.parse().unwrap());
+    Network { arp, ..Network::new(id, encap) }
 }
 
 /// Addresses of pod `n`: 10.1.0.n and fd00::n.
@@ -51,24 +52,15 @@ fn endpoint(network: &Network, n: u8) -> EndpointId {
 }
 
 pub(crate) fn peer(vtep: IpAddr) -> Object {
-    Object::Peer(Peer { vtep, port: VTEP_PORT })
+    Object::Peer(Peer::new(vtep, VTEP_PORT))
 }
 
 /// Remote endpoint of pod `n` of `network`.
 pub(crate) fn remote(network: &Network, n: u8, vtep: Option<IpAddr>) -> Object {
     let (ip, ip6) = addresses(n);
-    let (id, network_id) = (endpoint(network, n), network.id.clone());
-    let mac = Mac::of_endpoint(ip);
-    Object::Remote(Remote {
-        id,
-        network: network_id,
-        encap: network.encap,
-        vtep,
-        mac,
-        ip,
-        ip6: Some(ip6),
-        group: None,
-    })
+    let next_hop = NextHop::on(network.encap, vtep).unwrap();
+    let addresses = (ip, Some(ip6));
+    Object::Remote(Remote::new(endpoint(network, n), network, next_hop, Mac::of_endpoint(ip), addresses))
 }
 
 pub(crate) struct Pod {
@@ -275,17 +267,7 @@ impl Node {
         namespace.address("eth0", &format!("{ip6}/64"))?;
         namespace.up("eth0")?;
         self.namespace.up(&port)?;
-        let object = Object::Local(Local {
-            id: endpoint(network, n),
-            network: network.id.clone(),
-            encap: network.encap,
-            port,
-            owner: Owner::Pod,
-            mac,
-            ip,
-            ip6: Some(ip6),
-            group: None,
-        });
+        let object = Object::Local(Local::new(endpoint(network, n), network, port, mac, (ip, Some(ip6))));
         Ok(Pod { namespace, object, mac: mac.0 })
     }
 

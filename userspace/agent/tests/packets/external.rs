@@ -17,7 +17,7 @@ use contiv_abi::{
     DropReason,
     maps::{FROM_POD, FROM_UPLINK, XDP},
 };
-use contiv_model::service::{Port, Readiness};
+use contiv_model::service::Port;
 use netplugin::datapath::{
     Backend, Datapath as _, Object, Op, Scope, Service,
     ebpf::{Options, XdpPreference},
@@ -47,14 +47,10 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 
 fn web(vip: IpAddr, backends: impl IntoIterator<Item = IpAddr>) -> Service {
     let encap = vlan(TAG);
-    let backends = backends.into_iter().map(|ip| Backend { ip, encap, readiness: Readiness::Ready });
     Service {
-        id: "web:t".into(),
-        scope: Some(Scope { network: "n1.t".into(), encap }),
-        vip,
         ports: ["80:8080:TCP", "80:8080:UDP"].map(|port| port.parse::<Port>().unwrap()).into(),
-        backends: backends.collect(),
-        affinity: None,
+        backends: backends.into_iter().map(|ip| Backend::on(encap, ip)).collect(),
+        ..Service::new("web:t", Scope::network(&network("n1.t", encap)), vip)
     }
 }
 

@@ -156,7 +156,7 @@ fn rules_apply_to_frames_with_several_tags() -> Result<()> {
     needs!(root());
     let mut rig = Rig::new("upl-tags")?;
     let denying = policy::group(1, vec![policy::rule("deny", Direction::In, Action::Deny, 10)]);
-    let local = Local { group: Some(policy::number(1)), ..rig.pod.local.clone() };
+    let local = Local { identity: Some(policy::number(1)), ..rig.pod.local.clone() };
     rig.node.want(Object::Group(denying)).want(Object::Local(local));
     rig.node.converge()?;
     let socket = rig.pod.ns.run(|| Ok(UdpSocket::bind((HERE.ip(), 53))?))?;

@@ -72,12 +72,12 @@ impl Rig {
     ) -> Result<Rig> {
         let n1 = network("n1.t", encap);
         let mut served = service(vip, &[(backend, Readiness::Ready)]);
-        served.scope = Some(Scope { network: n1.id.clone(), encap });
-        served.backends[0].encap = encap;
+        served.scope = Scope::network(&n1);
+        served.backends[0].encap = Some(encap);
         node.want_network(&n1).want(Object::Service(served));
         let pod = pod(&mut node, &n1, HERE, 1)?;
         let mut own = node.own(&n1, OWNER)?;
-        own.local.group = Some(number(2));
+        own.local.identity = Some(number(2));
         node.want(Object::Local(own.local.clone()));
         node.converge()?;
         Ok(Rig { node, pod, own, outside })
@@ -179,7 +179,7 @@ fn the_node_uses_services() -> Result<()> {
 fn rules_apply_between_the_node_and_pods() -> Result<()> {
     needs!(root());
     let mut rig = Rig::v4("own-rules")?;
-    let of_group = |n| Peer { group: Some(number(n)), subnet: None };
+    let of_group = |n| Peer::identity(number(n));
     let deny = |direction, peer| Rule { peer, ..rule("deny", direction, Action::Deny, 10) };
     // Rules of the pod for the node's group, and of the node for the pod's address; the other direction is open each
     // time.
@@ -187,8 +187,8 @@ fn rules_apply_between_the_node_and_pods() -> Result<()> {
     for (number, direction, peer, denied) in [
         (1, Direction::Out, of_group(2), HERE),
         (1, Direction::In, of_group(2), OWNER),
-        (2, Direction::Out, Peer { group: None, subnet }, OWNER),
-        (2, Direction::In, Peer { group: None, subnet }, HERE),
+        (2, Direction::Out, Peer::new(None, subnet), OWNER),
+        (2, Direction::In, Peer::new(None, subnet), HERE),
     ] {
         rig.set(Object::Group(group(number, vec![deny(direction, peer)])))?;
         for (from, to, sender) in [(HERE, OWNER, &rig.pod), (OWNER, HERE, &rig.own)] {
@@ -211,7 +211,7 @@ fn the_node_receives_frames_from_tunnels() -> Result<()> {
     let mut rig = from_overlay::Rig::new("own-ovl")?;
     let n1 = network("n1.t", vxlan(from_overlay::VNI));
     let mut own = rig.node.own(&n1, OWNER)?;
-    own.local.group = Some(number(2));
+    own.local.identity = Some(number(2));
     rig.node.want(Object::Local(own.local.clone()));
     rig.node.converge()?;
     let tap = Tap::open(&rig.node.ns, OWN)?;

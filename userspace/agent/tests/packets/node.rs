@@ -9,8 +9,8 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use contiv_abi::{DropCount, DropReason};
 use contiv_model::{
-    global::ArpMode,
     mac::Mac,
+    route::NextHop,
     tag::{Encap, Vlan, Vni},
 };
 use netplugin::datapath::{
@@ -30,7 +30,7 @@ pub(crate) fn vlan(tag: u16) -> Encap {
 }
 
 pub(crate) fn network(id: &str, encap: Encap) -> Network {
-    Network { id: id.into(), encap, arp: ArpMode::Proxy }
+    Network::new(id, encap)
 }
 
 /// An endpoint by its number `n`: 10.1.1.`n`, fd00::`n`, and the MAC address that netmaster would assign.
@@ -51,16 +51,9 @@ impl Endpoint {
     }
 
     pub(crate) fn remote(self, network: &Network, vtep: Option<Ipv4Addr>) -> Remote {
-        Remote {
-            id: format!("{}-{}", network.id, self.0).into(),
-            network: network.id.clone(),
-            encap: network.encap,
-            vtep: vtep.map(IpAddr::from),
-            mac: Mac(self.mac()),
-            ip: self.ip(),
-            ip6: Some(self.ip6()),
-            group: None,
-        }
+        let next_hop = NextHop::on(network.encap, vtep.map(IpAddr::from)).unwrap();
+        let id = format!("{}-{}", network.id, self.0);
+        Remote::new(id, network, next_hop, Mac(self.mac()), (self.ip(), Some(self.ip6())))
     }
 }
 
@@ -169,7 +162,7 @@ impl Node {
     }
 
     pub(crate) fn want_peer(&mut self, n: u8) -> &mut Self {
-        self.want(Object::Peer(Peer { vtep: vtep(n).into(), port: Options::VXLAN_PORT }))
+        self.want(Object::Peer(Peer::new(vtep(n), Options::VXLAN_PORT)))
     }
 
     /// Creates a pod on this node and adds it to the desired state.
@@ -203,17 +196,9 @@ impl Node {
         ns.address(name, &format!("{}/64", endpoint.ip6()))?;
         ns.up(name)?;
         self.ns.up(&port)?;
-        let local = Local {
-            id: format!("{}-{}", network.id, endpoint.0).into(),
-            network: network.id.clone(),
-            encap: network.encap,
-            port,
-            owner,
-            mac: Mac(endpoint.mac()),
-            ip: endpoint.ip(),
-            ip6: Some(endpoint.ip6()),
-            group: None,
-        };
+        let id = format!("{}-{}", network.id, endpoint.0);
+        let addresses = (endpoint.ip(), Some(endpoint.ip6()));
+        let local = Local { owner, ..Local::new(id, network, port, Mac(endpoint.mac()), addresses) };
         self.want(Object::Local(local.clone()));
         Ok(Pod { endpoint, ns, local })
     }

@@ -1,6 +1,6 @@
 //! Rules, DSCP and rates of groups, with single frames.
 
-use std::{net::IpAddr, sync::Arc};
+use std::net::IpAddr;
 
 use anyhow::Result;
 use contiv_abi::{
@@ -9,8 +9,8 @@ use contiv_abi::{
     policy::Branch,
 };
 use contiv_model::{
-    group::{Dscp, GroupNumber, Rate},
-    policy::{Action, Direction, Peer, Priority, Rule, TCP, UDP},
+    group::{Dscp, Rate},
+    policy::{Action, Direction, Identity, Peer, PortRange, Rule, TCP, UDP},
 };
 use ipnet::IpNet;
 use netplugin::datapath::{Group, Object, ObjectId, Op};
@@ -32,25 +32,16 @@ const CLIENT: Endpoint = Endpoint(1);
 const SERVER: Endpoint = Endpoint(2);
 const FAR: Endpoint = Endpoint(3);
 
-pub(crate) fn number(n: u32) -> GroupNumber {
-    GroupNumber::try_from(n).unwrap()
+pub(crate) fn number(n: u32) -> Identity {
+    Identity::try_from(n).unwrap()
 }
 
 pub(crate) fn rule(id: &str, direction: Direction, action: Action, priority: u8) -> Rule {
-    Rule {
-        id: id.into(),
-        direction,
-        peer: Peer::default(),
-        own: None,
-        protocol: None,
-        port: None,
-        action,
-        priority: Priority::try_from(priority).unwrap(),
-    }
+    Rule::new(id, direction, action, priority.try_into().unwrap())
 }
 
 pub(crate) fn group(n: u32, rules: Vec<Rule>) -> Group {
-    Group { number: number(n), dscp: None, rate: None, rules: Arc::from(rules) }
+    Group::new(number(n), rules)
 }
 
 /// A client in group 1 and a server in group 2 on one node, and an endpoint of group 3 on another.
@@ -64,7 +55,7 @@ impl Rig {
     fn new(label: &str) -> Result<Rig> {
         let mut node = Node::new(label)?;
         let n1 = network("n1.t", vxlan(10_001));
-        let far = netplugin::datapath::Remote { group: Some(number(3)), ..FAR.remote(&n1, Some(vtep(2))) };
+        let far = netplugin::datapath::Remote { identity: Some(number(3)), ..FAR.remote(&n1, Some(vtep(2))) };
         node.want_network(&n1).want_peer(2).want(Object::Remote(far));
         let client = pod(&mut node, &n1, CLIENT, 1)?;
         let server = pod(&mut node, &n1, SERVER, 2)?;
@@ -101,7 +92,7 @@ pub(crate) fn pod(
     group: u32,
 ) -> Result<Pod> {
     let mut pod = node.pod(network, endpoint)?;
-    pod.local.group = Some(number(group));
+    pod.local.identity = Some(number(group));
     node.want(Object::Local(pod.local.clone()));
     Ok(pod)
 }
@@ -127,7 +118,8 @@ fn passes(outcome: &Outcome) {
 fn a_rule_drops_matching_packets_and_counts_them() -> Result<()> {
     needs!(root());
     let mut rig = Rig::new("pol-stop")?;
-    let deny = Rule { protocol: Some(TCP), port: Some(80), ..rule("deny", Direction::In, Action::Deny, 10) };
+    let deny =
+        Rule { protocol: Some(TCP), ports: Some(80.into()), ..rule("deny", Direction::In, Action::Deny, 10) };
     rig.set(group(2, vec![deny]))?;
     for ip in [to(SERVER), to6(SERVER)] {
         rig.send(&ip.clone().tcp(4000, 80, 2))?.assert_dropped(DropReason::Policy);
@@ -144,13 +136,13 @@ fn a_rule_drops_matching_packets_and_counts_them() -> Result<()> {
 fn the_matching_rule_of_highest_priority_decides() -> Result<()> {
     needs!(root());
     let mut rig = Rig::new("pol-urgent")?;
-    let from = |subnet: &str| Peer { group: None, subnet: Some(subnet.parse::<IpNet>().unwrap()) };
+    let from = |subnet: &str| Peer::prefix(subnet.parse::<IpNet>().unwrap());
     let all = rule("all", Direction::In, Action::Deny, 1);
     let some = Rule { peer: from("10.1.0.0/16"), ..rule("some", Direction::In, Action::Allow, 2) };
-    let group_1 = Peer { group: Some(number(1)), subnet: None };
+    let group_1 = Peer::identity(number(1));
     let few = Rule {
         peer: group_1,
-        port: Some(80),
+        ports: Some(80.into()),
         protocol: Some(TCP),
         ..rule("few", Direction::In, Action::Deny, 3)
     };
@@ -166,7 +158,7 @@ fn the_matching_rule_of_highest_priority_decides() -> Result<()> {
 fn egress_rules_are_enforced_on_the_node_of_the_source() -> Result<()> {
     needs!(root());
     let mut rig = Rig::new("pol-out")?;
-    let peer = Peer { group: Some(number(3)), subnet: None };
+    let peer = Peer::identity(number(3));
     rig.set(group(1, vec![Rule { peer, ..rule("far", Direction::Out, Action::Deny, 1) }]))?;
     rig.send(&to(FAR).udp(4000, 53))?.assert_dropped(DropReason::Policy);
     passes(&rig.send(&to(SERVER).udp(4000, 53))?);
@@ -178,7 +170,11 @@ fn replies_pass_and_a_policy_change_applies_to_established_connections() -> Resu
     needs!(root());
     let mut rig = Rig::new("pol-change")?;
     let all = || rule("all", Direction::In, Action::Deny, 1);
-    let web = || Rule { protocol: Some(TCP), port: Some(80), ..rule("web", Direction::In, Action::Allow, 2) };
+    let web = || Rule {
+        protocol: Some(TCP),
+        ports: Some(80.into()),
+        ..rule("web", Direction::In, Action::Allow, 2)
+    };
     rig.set(group(1, vec![all()]))?;
     rig.set(group(2, vec![all(), web()]))?;
     passes(&rig.send(&to(SERVER).tcp(4000, 80, 2))?);
@@ -202,7 +198,7 @@ fn replies_pass_and_a_policy_change_applies_to_established_connections() -> Resu
 fn a_deleted_group_leaves_no_entries() -> Result<()> {
     needs!(root());
     let mut rig = Rig::new("pol-gone")?;
-    let peer = |n: u8| Peer { group: None, subnet: Some(IpNet::new(Endpoint(n).ip().into(), 32).unwrap()) };
+    let peer = |n: u8| Peer::prefix(IpNet::new(Endpoint(n).ip().into(), 32).unwrap());
     let rules =
         (1..100).map(|n| Rule { peer: peer(n), ..rule(&format!("r{n}"), Direction::In, Action::Deny, 1) });
     rig.set(group(2, rules.collect()))?;
@@ -227,7 +223,7 @@ fn a_restart_adopts_rules_and_repairs_damaged_ones() -> Result<()> {
     let rules = || {
         vec![
             Rule { own, ..rule("own", Direction::In, Action::Deny, 5) },
-            Rule { peer: Peer { group: None, subnet }, ..rule("net", Direction::In, Action::Allow, 4) },
+            Rule { peer: Peer::new(None, subnet), ..rule("net", Direction::In, Action::Allow, 4) },
             rule("out", Direction::Out, Action::Allow, 4),
         ]
     };
@@ -261,9 +257,10 @@ const SPREAD: u128 = 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
 fn hosts(direction: Direction, numbers: std::ops::Range<u32>) -> impl Iterator<Item = Rule> {
     numbers.map(move |n| {
         let host = std::net::Ipv6Addr::from_bits(u128::from(n).wrapping_mul(SPREAD));
-        let peer = Peer { group: None, subnet: Some(IpNet::new(host.into(), 128).unwrap()) };
-        let (protocol, port) = (Some(if n < 60_000 { TCP } else { UDP }), Some((n % 60_000) as u16));
-        Rule { peer, protocol, port, ..rule(&format!("{direction}{n}"), direction, Action::Deny, 1) }
+        let peer = Peer::prefix(IpNet::new(host.into(), 128).unwrap());
+        let protocol = Some(if n < 60_000 { TCP } else { UDP });
+        let ports = Some(PortRange::from((n % 60_000) as u16));
+        Rule { peer, protocol, ports, ..rule(&format!("{direction}{n}"), direction, Action::Deny, 1) }
     })
 }
 
@@ -271,8 +268,16 @@ fn hosts(direction: Direction, numbers: std::ops::Range<u32>) -> impl Iterator<I
 fn too_many_rules_are_refused_and_the_group_keeps_its_rules() -> Result<()> {
     needs!(root());
     let mut rig = Rig::new("pol-full")?;
-    let web = || Rule { protocol: Some(TCP), port: Some(80), ..rule("web", Direction::In, Action::Deny, 2) };
-    let ssh = || Rule { protocol: Some(TCP), port: Some(22), ..rule("ssh", Direction::In, Action::Deny, 2) };
+    let web = || Rule {
+        protocol: Some(TCP),
+        ports: Some(80.into()),
+        ..rule("web", Direction::In, Action::Deny, 2)
+    };
+    let ssh = || Rule {
+        protocol: Some(TCP),
+        ports: Some(22.into()),
+        ..rule("ssh", Direction::In, Action::Deny, 2)
+    };
     rig.set(group(2, vec![web()]))?;
     // The rules fit once, but not twice.
     rig.set(group(3, hosts(Direction::In, 0..50_000).collect()))?;
@@ -376,7 +381,7 @@ fn rules_apply_to_frames_from_the_uplink() -> Result<()> {
     node.want_network(&n1);
     let server = pod(&mut node, &n1, SERVER, 2)?;
     let subnet = Some("192.0.2.0/25".parse().unwrap());
-    let deny = Rule { peer: Peer { group: None, subnet }, ..rule("deny", Direction::In, Action::Deny, 1) };
+    let deny = Rule { peer: Peer::new(None, subnet), ..rule("deny", Direction::In, Action::Deny, 1) };
     node.want(Object::Group(group(2, vec![Rule { protocol: Some(UDP), ..deny }])));
     node.converge()?;
     let from = |ip: [u8; 4]| {

@@ -4,7 +4,6 @@ use std::{
     fs,
     io::{ErrorKind, Read as _, Write as _},
     net::{TcpListener, TcpStream, UdpSocket},
-    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
@@ -38,13 +37,13 @@ const FOUR_MEGABITS: u64 = 4_194_000;
 
 fn limited(rate: Option<u64>) -> Object {
     let rate = rate.map(|bits_per_second| Rate { bits_per_second, burst_bytes: BURST });
-    Object::Group(Group { number: number(ONE), dscp: None, rate, rules: Arc::from([]) })
+    Object::Group(Group { rate, ..Group::new(number(ONE), []) })
 }
 
 /// Creates a pod in the group.
 fn member(node: &mut Node, network: &Network, endpoint: Endpoint) -> Result<Pod> {
     let mut pod = node.pod(network, endpoint)?;
-    pod.local = Local { group: Some(number(ONE)), ..pod.local };
+    pod.local = Local { identity: Some(number(ONE)), ..pod.local };
     node.want(Object::Local(pod.local.clone()));
     Ok(pod)
 }
@@ -167,7 +166,7 @@ fn queues_survive_restarts_and_are_deleted_with_their_pods() -> Result<()> {
     }
     assert_eq!(classes(&node)?, 1);
     // The other pod joins the group.
-    node.want(Object::Local(Local { group: Some(number(ONE)), ..b.local.clone() }));
+    node.want(Object::Local(Local { identity: Some(number(ONE)), ..b.local.clone() }));
     node.converge()?;
     assert_eq!(classes(&node)?, 2);
     for pod in [&a, &b] {

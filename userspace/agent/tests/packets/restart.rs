@@ -232,9 +232,9 @@ fn an_older_abi_version_forwards_tunnel_frames_until_the_maps_are_filled() -> Re
         // Enough entries that filling the maps takes a while.
         for n in 0..300_u32 {
             let mut remote = Endpoint(9).remote(&n1, Some(vtep(1)));
-            (remote.id, remote.ip6) = (format!("n1.t-far{n}").as_str().into(), None);
-            remote.ip = std::net::Ipv4Addr::from(0x0a02_0000 + n);
-            remote.mac = contiv_model::mac::Mac::of_endpoint(remote.ip);
+            let ip = std::net::Ipv4Addr::from(0x0a02_0000 + n);
+            (remote.id, remote.addresses) = (format!("n1.t-far{n}").as_str().into(), ip.into());
+            remote.mac = contiv_model::mac::Mac::of_endpoint(ip);
             b.want(Object::Remote(remote));
         }
         a.converge()?;
@@ -310,8 +310,8 @@ fn invalid_objects_fail_alone() -> Result<()> {
     node.converge()?;
     let mut lost = pods[0].local.clone();
     (lost.id, lost.port) = ("n1.t-lost".into(), "vvport99".into());
-    let six = Object::Peer(Peer { vtep: "2001:db8::1".parse()?, port: 4789 });
-    let good = Object::Peer(Peer { vtep: vtep(7).into(), port: 4789 });
+    let six = Object::Peer(Peer::new("2001:db8::1".parse::<std::net::IpAddr>()?, 4789));
+    let good = Object::Peer(Peer::new(vtep(7), 4789));
     let ops = [Op::Set(Object::Local(lost)), Op::Set(six), Op::Set(good)];
     let failed = node.apply(&ops)?;
     let said: Vec<_> =
@@ -337,7 +337,7 @@ fn a_full_map_is_named() -> Result<()> {
     let mut node = Node::new("full")?;
     let peer = |n: u32| {
         let vtep = std::net::Ipv4Addr::from(0x0a00_0000 + n);
-        Object::Peer(Peer { vtep: vtep.into(), port: 4789 })
+        Object::Peer(Peer::new(vtep, 4789))
     };
     let capacity = u32::try_from(contiv_abi::maps::PEERS_CAPACITY)?;
     for n in 0..capacity {

@@ -1,9 +1,9 @@
 //! As many services as a large cluster has. `cargo xtask bench lb` measures their cost.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::Ipv4Addr;
 
 use anyhow::Result;
-use contiv_model::service::{Port, Protocol, Readiness};
+use contiv_model::service::{Port, Protocol};
 use netplugin::datapath::{Backend, Datapath as _, Object, Op, Scope, Service};
 use testkit::needs;
 
@@ -22,15 +22,11 @@ fn vip(number: u32) -> Ipv4Addr {
 /// The services share no backends, because their target ports differ.
 fn service(number: u32) -> Object {
     let encap = vxlan(10_001);
-    let backend =
-        |endpoint: &Endpoint| Backend { ip: endpoint.ip().into(), encap, readiness: Readiness::Ready };
+    let scope = Scope::network(&network("n1.t", encap));
     Object::Service(Service {
-        id: format!("s{number}:t").into(),
-        scope: Some(Scope { network: "n1.t".into(), encap }),
-        vip: IpAddr::from(vip(number)),
         ports: vec![Port { protocol: Protocol::Tcp, port: 80, target: 1000 + number as u16 }],
-        backends: BACKENDS.iter().map(backend).collect(),
-        affinity: None,
+        backends: BACKENDS.iter().map(|endpoint| Backend::on(encap, endpoint.ip())).collect(),
+        ..Service::new(format!("s{number}:t"), scope, vip(number))
     })
 }
 

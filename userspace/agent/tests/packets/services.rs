@@ -43,15 +43,12 @@ const RST: u8 = tcp_flags::RST | tcp_flags::ACK;
 /// A service with port 80 and target port 8080, for TCP and UDP.
 pub(crate) fn service(vip: IpAddr, backends: &[(IpAddr, Readiness)]) -> Service {
     let encap = vxlan(10_001);
-    let backends =
-        backends.iter().map(|(ip, readiness)| Backend { ip: *ip, encap, readiness: *readiness }).collect();
+    let backend =
+        |(ip, readiness): &(IpAddr, Readiness)| Backend { readiness: *readiness, ..Backend::on(encap, *ip) };
     Service {
-        id: "web:t".into(),
-        scope: Some(Scope { network: "n1.t".into(), encap }),
-        vip,
         ports: ["80:8080:TCP", "80:8080:UDP"].map(|port| port.parse::<Port>().unwrap()).into(),
-        backends,
-        affinity: None,
+        backends: backends.iter().map(backend).collect(),
+        ..Service::new("web:t", Scope::network(&network("n1.t", encap)), vip)
     }
 }
 

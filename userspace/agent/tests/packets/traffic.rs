@@ -201,8 +201,8 @@ fn assert_served(client: (&mut Node, &Pod), server: &Pod, network: &Network) -> 
     const PORT: u16 = 8080;
     let (node, pod) = client;
     let mut service = service(VIP.ip().into(), &[(server.ip(), Readiness::Ready)]);
-    service.scope = Some(Scope { network: network.id.clone(), encap: network.encap });
-    service.backends[0].encap = network.encap;
+    service.scope = Scope::network(network);
+    service.backends[0].encap = Some(network.encap);
     node.want(Object::Service(service));
     node.converge()?;
     let listener = server.ns.run(|| Ok(TcpListener::bind(SocketAddr::new(server.ip(), PORT))?))?;

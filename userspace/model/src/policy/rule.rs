@@ -1,8 +1,9 @@
-use std::{fmt, net::IpAddr, str::FromStr};
+use std::{fmt, net::IpAddr};
 
 use ipnet::IpNet;
 
-use crate::{group::GroupNumber, name::RuleId};
+use super::{Action, Peer, PortRange, Tier};
+use crate::name::RuleId;
 
 /// The protocol number of ICMP.
 pub const ICMP: u8 = 1;
@@ -31,69 +32,6 @@ impl fmt::Display for Direction {
     }
 }
 
-/// What a rule does with a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Action {
-    /// The connection and its replies are allowed.
-    Allow,
-    /// Its packets are dropped.
-    Deny,
-}
-
-impl fmt::Display for Action {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Action::Allow => "allow",
-            Action::Deny => "deny",
-        })
-    }
-}
-
-impl FromStr for Action {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Self, ()> {
-        match text {
-            "allow" => Ok(Action::Allow),
-            "deny" => Ok(Action::Deny),
-            _ => Err(()),
-        }
-    }
-}
-
-/// Priority of a rule, 1 to 100; the highest matching rule decides.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Priority(u8);
-
-impl Priority {
-    /// The number, 1 to 100.
-    pub const fn get(self) -> u8 {
-        self.0
-    }
-}
-
-/// A number that is not a valid priority.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("priority {0}: expected 1 to 100")]
-pub struct InvalidPriority(u8);
-
-impl TryFrom<u8> for Priority {
-    type Error = InvalidPriority;
-
-    fn try_from(number: u8) -> Result<Self, InvalidPriority> {
-        if (1..=100).contains(&number) { Ok(Priority(number)) } else { Err(InvalidPriority(number)) }
-    }
-}
-
-/// The other end of a connection. If both are given, both must match.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Peer {
-    /// Group of the peer; `None` for any peer, also without a group.
-    pub group: Option<GroupNumber>,
-    /// Prefix with the peer's address, host bits cleared; `None` for any address.
-    pub subnet: Option<IpNet>,
-}
-
 /// A rule of a policy on a group, for new connections of one direction.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rule {
@@ -109,43 +47,36 @@ pub struct Rule {
     /// Protocol number in the IP header (or of the last IPv6 header); `None` for any. [`ICMP`]
     /// stands for ICMP of both families: it also matches [`ICMPV6`].
     pub protocol: Option<u8>,
-    /// Destination port; `None` for any. Only given if the protocol is [`TCP`] or [`UDP`].
-    pub port: Option<u16>,
+    /// Destination ports; `None` for any. Only given if the protocol is [`TCP`] or [`UDP`].
+    pub ports: Option<PortRange>,
     /// What the rule does with the connection.
     pub action: Action,
-    /// Priority of the rule.
-    pub priority: Priority,
+    /// Position of the rule in the order of evaluation.
+    pub tier: Tier,
 }
 
 impl Rule {
+    /// A rule for any connection of one direction.
+    pub fn new(id: impl Into<RuleId>, direction: Direction, action: Action, tier: Tier) -> Self {
+        let id = id.into();
+        Rule { id, direction, peer: Peer::any(), own: None, protocol: None, ports: None, action, tier }
+    }
+
+    /// The isolation of endpoints that a Kubernetes NetworkPolicy selects in one direction: what no
+    /// rule of [`Tier::NetworkPolicy`] allows is denied.
+    pub fn isolation(id: impl Into<RuleId>, direction: Direction) -> Self {
+        Rule::new(id, direction, Action::Deny, Tier::NetworkPolicy)
+    }
+
     /// Returns true if protocol and port match.
     pub fn matches_protocol(&self, protocol: u8, port: Option<u16>) -> bool {
         let same = |wanted| wanted == protocol || (wanted == ICMP && protocol == ICMPV6);
-        self.protocol.is_none_or(same) && self.port.is_none_or(|wanted| port == Some(wanted))
+        self.protocol.is_none_or(same)
+            && self.ports.is_none_or(|wanted| port.is_some_and(|port| wanted.contains(port)))
     }
 
     /// Returns true if the rule applies to the endpoint with the address `own`.
     pub fn selects(&self, own: IpAddr) -> bool {
         self.own.is_none_or(|subnet| subnet.contains(&own))
-    }
-}
-
-impl Peer {
-    /// Returns true if address and group match.
-    pub fn matches(&self, address: IpAddr, group: Option<GroupNumber>) -> bool {
-        self.group.is_none_or(|wanted| group == Some(wanted))
-            && self.subnet.is_none_or(|subnet| subnet.contains(&address))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn priorities_are_1_to_100() {
-        assert_eq!(Priority::try_from(100).unwrap().get(), 100);
-        assert_eq!(Priority::try_from(0).unwrap_err().to_string(), "priority 0: expected 1 to 100");
-        assert!(Priority::try_from(101).is_err());
     }
 }

@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use super::{Direction, Peer, Rule, TCP, UDP, prefixes};
+use super::{Direction, Identity, Peer, Rule, TCP, UDP, prefixes};
 use crate::{Invalid, api, group::GroupNumber, name::PolicyId};
 
 /// The body of `/contiv.io/state/policy/<tenant>:<group>:<tenant>:<policy>`: a whole policy
@@ -138,12 +138,12 @@ fn add(
     if own.1 != i64::from(group.get()) {
         return Err(bad(own.0, &own.1, "the number of the policy's group"));
     }
-    let peer_group = match peer.1 {
+    let identity = match peer.1 {
         0 => None,
-        number => Some(
+        number => Some(Identity::from(
             GroupNumber::read(number)
                 .ok_or_else(|| bad(peer.0, &number, "0 for any, or a group's number"))?,
-        ),
+        )),
     };
     let nets = |field, text: &str| {
         prefixes::read(text).ok_or_else(|| bad(field, &text, "an address, a subnet, a range or nothing"))
@@ -153,12 +153,12 @@ fn add(
     let rule = Rule {
         id: d.rule_id.as_str().into(),
         direction,
-        peer: Peer { group: peer_group, subnet: None },
+        peer: Peer::any(),
         own: None,
         protocol: Some(d.ip_protocol).filter(|protocol| *protocol != 0),
-        port: Some(d.dst_port).filter(|port| ports && *port != 0),
+        ports: Some(d.dst_port).filter(|port| ports && *port != 0).map(Into::into),
         action: d.action.parse().map_err(|()| bad("Action", &d.action, "allow or deny"))?,
-        priority: u8::try_from(d.priority)
+        tier: u8::try_from(d.priority)
             .ok()
             .and_then(|priority| priority.try_into().ok())
             .ok_or_else(|| bad("Priority", &d.priority, "1 to 100"))?,
@@ -169,7 +169,7 @@ fn add(
     let (owns, subnets) = (any(owns), any(subnets));
     for own in owns {
         for subnet in &subnets {
-            rules.push(Rule { own, peer: Peer { subnet: *subnet, ..rule.peer }, ..rule.clone() });
+            rules.push(Rule { own, peer: Peer::new(identity, *subnet), ..rule.clone() });
         }
     }
     Ok(())
@@ -178,7 +178,7 @@ fn add(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::Action;
+    use crate::policy::{Action, IpBlock};
 
     const BODY: &str = r#"{"id":"default:eg:default:pe","EpgPolicyKey":"default:eg:default:pe","EndpointGroupID":3,"RuleMaps":{"default:pe:k1":{"Rule":{"key":"default:pe:k1","action":"allow","direction":"in","policyName":"pe","port":80,"priority":1,"protocol":"tcp","ruleId":"k1","tenantName":"default","toIpAddress":"41.1.0.2","link-sets":{"Policies":{"default:pe":{"type":"policy","key":"default:pe"}}},"links":{"MatchEndpointGroup":{}}},"OfnetRules":{"default:eg:default:pe:default:pe:k1:inRx":{"RuleId":"default:eg:default:pe:default:pe:k1:inRx","Priority":1,"SrcEndpointGroup":0,"DstEndpointGroup":3,"SrcIpAddr":"","DstIpAddr":"41.1.0.2","IpProtocol":6,"SrcPort":0,"DstPort":80,"TcpFlags":"","Action":"allow"},"default:eg:default:pe:default:pe:k1:inTx":{"RuleId":"default:eg:default:pe:default:pe:k1:inTx","Priority":1,"SrcEndpointGroup":3,"DstEndpointGroup":0,"SrcIpAddr":"41.1.0.2","DstIpAddr":"","IpProtocol":6,"SrcPort":80,"DstPort":0,"TcpFlags":"","Action":"allow"}}}}}"#;
 
@@ -193,6 +193,12 @@ mod tests {
             expanded.directed.values_mut().for_each(&change);
         }
         Policy::try_from(&state).map(|policy| policy.rules)
+    }
+
+    /// Prefixes of the rules' peers.
+    fn subnets(rules: &[Rule]) -> Vec<String> {
+        let blocks = rules.iter().filter_map(|rule| rule.peer.blocks.as_deref()).flatten();
+        blocks.flat_map(IpBlock::prefixes).map(|net| net.to_string()).collect()
     }
 
     #[test]
@@ -210,12 +216,12 @@ mod tests {
         let rule = Rule {
             id: "default:eg:default:pe:default:pe:k1:inRx".into(),
             direction: Direction::In,
-            peer: Peer::default(),
+            peer: Peer::any(),
             own: Some("41.1.0.2/32".parse().unwrap()),
             protocol: Some(TCP),
-            port: Some(80),
+            ports: Some(80.into()),
             action: Action::Allow,
-            priority: 1.try_into().unwrap(),
+            tier: 1.try_into().unwrap(),
         };
         assert_eq!(policy.rules, [rule]);
     }
@@ -243,9 +249,9 @@ mod tests {
             .into();
         let [rule] = &Policy::try_from(&state).unwrap().rules[..] else { panic!("one rule") };
         assert_eq!((rule.direction, rule.action, rule.own), (Direction::Out, Action::Deny, None));
-        assert_eq!(rule.peer.group.map(GroupNumber::get), Some(7));
-        assert_eq!(rule.peer.subnet, Some("30.1.0.0/24".parse().unwrap()));
-        assert_eq!((rule.protocol, rule.port), (Some(UDP), Some(53)));
+        let peer = Peer::new(Identity::try_from(7).ok(), Some("30.1.0.0/24".parse().unwrap()));
+        assert_eq!(rule.peer, peer);
+        assert_eq!((rule.protocol, rule.ports), (Some(UDP), Some(53.into())));
     }
 
     #[test]
@@ -267,25 +273,21 @@ mod tests {
             ..PolicyState::default()
         };
         let rules = Policy::try_from(&state).unwrap().rules;
-        let subnets: Vec<_> =
-            rules.iter().filter_map(|rule| rule.peer.subnet).map(|n| n.to_string()).collect();
-        assert_eq!(subnets, ["30.1.0.0/24", "2001:db8::/64"]);
+        assert_eq!(subnets(&rules), ["30.1.0.0/24", "2001:db8::/64"]);
     }
 
     #[test]
     fn a_port_needs_a_protocol_that_has_ports() {
-        assert_eq!(directed(|d| d.ip_protocol = 0).unwrap()[0].port, None);
-        assert_eq!(directed(|d| d.ip_protocol = 1).unwrap()[0].port, None);
-        assert_eq!(directed(|d| d.dst_port = 0).unwrap()[0].port, None);
-        assert_eq!(directed(|_| ()).unwrap()[0].port, Some(80));
+        assert_eq!(directed(|d| d.ip_protocol = 0).unwrap()[0].ports, None);
+        assert_eq!(directed(|d| d.ip_protocol = 1).unwrap()[0].ports, None);
+        assert_eq!(directed(|d| d.dst_port = 0).unwrap()[0].ports, None);
+        assert_eq!(directed(|_| ()).unwrap()[0].ports, Some(80.into()));
     }
 
     #[test]
     fn a_range_is_the_prefixes_that_it_is_made_of() {
         let rules = directed(|d| d.src_ip_addr = "10.1.1.10-10.1.1.12/24".into()).unwrap();
-        let subnets: Vec<_> =
-            rules.iter().filter_map(|rule| rule.peer.subnet).map(|n| n.to_string()).collect();
-        assert_eq!(subnets, ["10.1.1.10/31", "10.1.1.12/32"]);
+        assert_eq!(subnets(&rules), ["10.1.1.10/31", "10.1.1.12/32"]);
         assert_eq!(rules[0].id, rules[1].id);
     }
 

@@ -226,7 +226,8 @@ fn named(peer: &Peer) -> String {
 fn reason(side: &SideTrace, peer: &Peer) -> String {
     match (&side.rule, &side.group) {
         (Some(DecidingRule { key, action, priority }), Some(group)) => {
-            format!("{action} by rule {key} (priority {priority}) of group {group}")
+            let priority = priority.map(|priority| format!(" (priority {priority})")).unwrap_or_default();
+            format!("{action} by rule {key}{priority} of group {group}")
         }
         (_, Some(group)) => format!("allow: no rule of group {group} matches"),
         (_, None) if peer.endpoint.is_some() => "allow: the endpoint is in no group".into(),

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::IpAddr};
 use contiv_model::{
     api::{EndpointGroup, EndpointOper, Netprofile, Network, Rule},
     group::{Dscp, GroupNumber},
-    policy::{self, Connection, ExpandedRule, Packet, Policy, PolicyState, Side, expand},
+    policy::{self, Connection, ExpandedRule, Packet, Party, Policy, PolicyState, Priority, Side, expand},
 };
 use serde_json::{Value, json};
 
@@ -57,13 +57,13 @@ pub struct DecidingRule {
     /// `allow` or `deny`.
     pub action: policy::Action,
     /// 1 to 100.
-    pub priority: u8,
+    pub priority: Option<u8>,
 }
 
 /// Group, rules and DSCP of one side: the data that [`Side`] borrows.
 struct SideConfig {
     group: Option<String>,
-    number: Option<GroupNumber>,
+    party: Party,
     rules: Vec<policy::Rule>,
     dscp: Option<Dscp>,
 }
@@ -102,24 +102,24 @@ impl PolicySet {
             rule: rule.map(|rule| DecidingRule {
                 key: rule_key(rule.id.as_str()).to_owned(),
                 action: rule.action,
-                priority: rule.priority.get(),
+                priority: rule.tier.priority().map(Priority::get),
             }),
         };
         Ok(PolicyTrace {
             allowed: decision.action == policy::Action::Allow,
-            out: trace(&source, decision.out_rule),
-            into: trace(&destination, decision.in_rule),
+            out: trace(&source, decision.out_rule()),
+            into: trace(&destination, decision.in_rule()),
             dscp: decision.dscp.map(Dscp::get),
         })
     }
 
     fn config(&self, peer: &Peer) -> Result<SideConfig, contiv_model::Invalid> {
-        let no_group = SideConfig { group: None, number: None, rules: vec![], dscp: None };
-        let Some(endpoint) = &peer.endpoint else { return Ok(no_group) };
+        let without_group = |party| SideConfig { group: None, party, rules: vec![], dscp: None };
+        let Some(endpoint) = &peer.endpoint else { return Ok(without_group(Party::Outside)) };
         let key =
             endpoint.endpoint_group_key.split_once(':').map(|(name, tenant)| format!("{tenant}:{name}"));
         let Some((number, group)) = key.as_ref().and_then(|key| self.groups.get(key)) else {
-            return Ok(no_group);
+            return Ok(without_group(Party::Endpoint(None)));
         };
         let mut rules = vec![];
         for policy in &group.policies {
@@ -129,7 +129,8 @@ impl PolicySet {
             profile.tenant_name == group.tenant_name && profile.profile_name == group.net_profile
         });
         let dscp = profile.and_then(|profile| u8::try_from(profile.dscp).ok()?.try_into().ok());
-        Ok(SideConfig { group: key, number: Some(*number), rules, dscp })
+        let party = Party::Endpoint(Some((*number).into()));
+        Ok(SideConfig { group: key, party, rules, dscp })
     }
 
     /// Expands a policy on a group as netmaster does, with the same ids.
@@ -167,7 +168,7 @@ impl PolicySet {
 }
 
 fn side(address: IpAddr, config: &SideConfig) -> Side<'_> {
-    Side { address, group: config.number, rules: &config.rules, dscp: config.dscp }
+    Side { address, party: config.party, rules: &config.rules, dscp: config.dscp }
 }
 
 /// Extracts `<tenant>:<policy>:<rule>` from `<policy on the group>:<tenant>:<policy>:<rule>:<direction>`.

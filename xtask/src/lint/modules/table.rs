@@ -142,8 +142,9 @@ pub(super) const RULES: &[Rules] = &[
             parent: "",
             order: &[
                 &["service"],
+                &["endpoint"],
                 &["policy"],
-                &["api", "endpoint"],
+                &["api"],
                 &["network", "token_bucket"],
                 &["global", "group", "key", "route", "vrf"],
                 &[

@@ -3,7 +3,7 @@
 use contiv_model::{
     endpoint,
     group::GroupNumber,
-    policy::{self, Action, Connection, Packet, Policy, PolicyState, Side},
+    policy::{self, Action, Connection, Identity, Packet, Policy, PolicyState, Side},
 };
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -146,12 +146,8 @@ fn stored<T: DeserializeOwned>(bench: &Bench, below: &str) -> Vec<T> {
 }
 
 fn side<'a>(endpoint: &endpoint::State, rules: &'a [policy::Rule]) -> Side<'a> {
-    Side {
-        address: endpoint.ip_address.parse().unwrap(),
-        group: GroupNumber::try_from(endpoint.endpoint_group_id as u32).ok(),
-        rules,
-        dscp: None,
-    }
+    let identity = Identity::try_from(endpoint.endpoint_group_id as u32).ok();
+    Side::endpoint(endpoint.ip_address.parse().unwrap(), identity, rules)
 }
 
 #[test]
@@ -201,7 +197,7 @@ fn check_agrees_with_the_stored_policies() {
                 let args = format!("--from {} --to {} {text}", from.endpoint_id, to.endpoint_id);
                 let (trace, code) = check(&bench, &args);
                 assert_eq!(code == 5, expected.action == Action::Deny, "{args}: {trace}");
-                for (rule, side) in [(expected.out_rule, "out"), (expected.in_rule, "in")] {
+                for (rule, side) in [(expected.out_rule(), "out"), (expected.in_rule(), "in")] {
                     match rule {
                         Some(rule) => {
                             let key = trace[side]["rule"].as_str().unwrap();

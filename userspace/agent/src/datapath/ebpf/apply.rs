@@ -43,7 +43,9 @@ async fn execute_one(installed: &mut Installed, interfaces: &mut Interfaces, op:
             let id = object.id();
             let entries =
                 encode(object, interfaces.devices(), device::ifindex).map_err(|error| match error {
-                    EncodeError::Unsupported => Error::unsupported(Kind::Ebpf, object),
+                    EncodeError::Unsupported(unsupported) => {
+                        Error::unsupported(Kind::Ebpf, object, unsupported)
+                    }
                     other => failed(format!("set {id}"), other),
                 })?;
             installed.set(&id, &entries).await
@@ -60,7 +62,7 @@ async fn execute_one(installed: &mut Installed, interfaces: &mut Interfaces, op:
 /// Whether the operation sets the object that owns a port, or the port's group.
 fn concerns(op: &Op, owner: Option<&ObjectId>, group: u32) -> bool {
     match op {
-        Op::Set(Object::Group(set)) => set.number.get() == group,
+        Op::Set(Object::Group(set)) => set.identity.get() == group,
         Op::Set(object) => owner == Some(&object.id()),
         Op::Delete(_) | Op::GarbageCollect => false,
     }

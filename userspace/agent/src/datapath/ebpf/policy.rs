@@ -18,5 +18,6 @@ mod policies;
 mod rule_sets;
 mod slots;
 
+pub(crate) use compile::{OverlappingPorts, check_ports};
 pub(crate) use policies::{DesiredGroup, Policies};
 pub(crate) use rule_sets::RuleSets;

@@ -162,16 +162,17 @@ impl<'a> Segment<'a> {
     /// Returns the Ethernet address of the owner. Pods get replies for all addresses but their own; the outside gets replies
     /// for local pods only, because other nodes reply for theirs.
     fn owner(&self, request: &NeighbourRequest, requester: Option<&Local>) -> Option<Mac> {
-        let has = |ip: std::net::Ipv4Addr, ip6: Option<std::net::Ipv6Addr>| match request {
-            NeighbourRequest::Arp { target, .. } => ip == *target,
-            NeighbourRequest::Solicitation { target, .. } => ip6 == Some(*target),
+        let target = match request {
+            NeighbourRequest::Arp { target, .. } => IpAddr::V4(*target),
+            NeighbourRequest::Solicitation { target, .. } => IpAddr::V6(*target),
         };
-        let here = self.locals().find(|local| has(local.ip, local.ip6));
+        let here = self.locals().find(|local| local.addresses.contains(target));
         match (here, requester) {
             (Some(local), Some(requester)) if local.port == requester.port => None,
             (Some(local), _) => Some(local.mac),
             (None, Some(_)) => {
-                let there = self.remotes().find(|remote| has(remote.ip, remote.ip6)).map(|remote| remote.mac);
+                let there =
+                    self.remotes().find(|remote| remote.addresses.contains(target)).map(|remote| remote.mac);
                 there.or_else(|| self.service_mac(request))
             }
             (None, None) => None,
@@ -198,7 +199,7 @@ impl<'a> Segment<'a> {
     }
 
     fn to_remote(&self, remote: &Remote, frame: &[u8]) -> Vec<Delivery> {
-        match (self.network.encap, remote.vtep) {
+        match (self.network.encap, remote.vtep()) {
             (Encap::Vxlan { vni, .. }, Some(vtep)) => {
                 let peer = peers(self.objects).find(|peer| peer.vtep == vtep);
                 peer.map(|peer| self.to_peer(peer, vni, frame.to_vec())).into_iter().collect()
@@ -274,10 +275,17 @@ pub(super) fn locals(objects: &Desired) -> impl Iterator<Item = &Local> {
 
 /// Returns the services that the endpoints of a network can use.
 pub(super) fn services_on(objects: &Desired, encap: Encap) -> impl Iterator<Item = &Service> {
+    let networks = objects.iter().filter_map(|(_, object)| match object {
+        Object::Network(network) => Some(network),
+        _ => None,
+    });
+    let vrf = networks.filter(|network| network.encap == encap).map(|network| &network.vrf).next();
+    let is_usable = move |service: &Service| match &service.scope.network {
+        Some(network) => network.encap == encap,
+        None => vrf == Some(&service.scope.vrf),
+    };
     objects.iter().filter_map(move |(_, object)| match object {
-        Object::Service(service) if service.scope.as_ref().is_none_or(|scope| scope.encap == encap) => {
-            Some(service)
-        }
+        Object::Service(service) if is_usable(service) => Some(service),
         _ => None,
     })
 }

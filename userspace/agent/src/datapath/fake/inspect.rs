@@ -1,9 +1,8 @@
 //! Debug dump as JSON.
 
-use contiv_model::{
-    group::{Dscp, GroupNumber},
-    service::Port,
-};
+use std::net::IpAddr;
+
+use contiv_model::{addresses::Addresses, group::Dscp, policy::Identity, route::NextHop, service::Port};
 use serde_json::{Value, json};
 
 use super::switch::Switch;
@@ -18,14 +17,28 @@ pub(super) fn switch(switch: &Switch) -> Value {
 fn object(object: &Object) -> Value {
     let id = object.id().to_string();
     match object {
-        Object::Peer(peer) => json!({ "id": id, "vtep": peer.vtep, "port": peer.port }),
+        Object::Peer(peer) => {
+            json!({ "id": id, "vtep": peer.vtep, "port": peer.port, "networks": peer.networks })
+        }
         Object::Network(network) => {
             json!({
                 "id": id,
+                "vrf": network.vrf.to_string(),
                 "encap": network.encap.to_string(),
                 "arp": format!("{:?}", network.arp).to_lowercase(),
             })
         }
+        Object::Subnet(subnet) => json!({
+            "id": id,
+            "vrf": subnet.vrf.to_string(),
+            "prefix": subnet.prefix,
+            "gateway": subnet.gateway.map(|gateway| gateway.ip),
+            "gatewayMac": subnet.gateway.and_then(|gateway| gateway.mac).map(|mac| mac.to_string()),
+        }),
+        Object::Route(route) => json!({
+            "id": id,
+            "nextHops": route.next_hops.iter().map(NextHop::to_string).collect::<Vec<_>>(),
+        }),
         Object::Group(group) => json!({
             "id": id,
             "dscp": group.dscp.map(Dscp::get),
@@ -35,7 +48,8 @@ fn object(object: &Object) -> Value {
         }),
         Object::Service(service) => json!({
             "id": id,
-            "network": service.scope.as_ref().map(|scope| &scope.network),
+            "vrf": service.scope.vrf.to_string(),
+            "network": service.scope.network.as_ref().map(|network| &network.id),
             "vip": service.vip,
             "ports": service.ports.iter().map(Port::to_string).collect::<Vec<_>>(),
             "backends": service.backends.iter().map(|backend| backend.ip).collect::<Vec<_>>(),
@@ -43,22 +57,26 @@ fn object(object: &Object) -> Value {
         Object::Remote(remote) => json!({
             "id": id,
             "network": remote.network,
+            "vrf": remote.vrf.to_string(),
             "encap": remote.encap.to_string(),
-            "vtep": remote.vtep,
+            "nextHop": remote.next_hop.to_string(),
             "mac": remote.mac,
-            "ip": remote.ip,
-            "ip6": remote.ip6,
-            "group": remote.group.map(GroupNumber::get),
+            "addresses": addresses(&remote.addresses),
+            "identity": remote.identity.map(Identity::get),
         }),
         Object::Local(local) => json!({
             "id": id,
             "network": local.network,
+            "vrf": local.vrf.to_string(),
             "encap": local.encap.to_string(),
             "port": local.port,
             "mac": local.mac,
-            "ip": local.ip,
-            "ip6": local.ip6,
-            "group": local.group.map(GroupNumber::get),
+            "addresses": addresses(&local.addresses),
+            "identity": local.identity.map(Identity::get),
         }),
     }
+}
+
+fn addresses(addresses: &Addresses) -> Vec<IpAddr> {
+    addresses.iter().collect()
 }

@@ -12,7 +12,7 @@ use super::{
     forward::{Delivery, Origin},
     traffic::Traffic,
 };
-use crate::datapath::{Desired, Object, ObjectId, Op};
+use crate::datapath::{Desired, Object, ObjectId, Op, Unsupported};
 
 /// Forwarding state of a node. Clones share it.
 #[derive(Clone, Default)]
@@ -173,8 +173,16 @@ impl Switch {
         }
     }
 
-    pub(super) fn supports(&self, object: &Object) -> bool {
-        !(self.lock().faults.only_forwarding && matches!(object, Object::Group(_) | Object::Service(_)))
+    pub(super) fn support(&self, object: &Object) -> Result<(), Unsupported> {
+        match object {
+            Object::Route(_) => Err(Unsupported::Object),
+            Object::Subnet(subnet) if subnet.is_routed() => Err(Unsupported::GATEWAY),
+            Object::Remote(remote) if !remote.next_hop.is_on(remote.encap) => Err(Unsupported::NEXT_HOP),
+            Object::Group(_) | Object::Service(_) if self.lock().faults.only_forwarding => {
+                Err(Unsupported::Object)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Returns whether the object changed.

@@ -4,16 +4,15 @@ use std::{
 };
 
 use contiv_model::{
-    global::ArpMode,
     mac::Mac,
-    name::{EndpointId, NetworkId},
+    route::NextHop,
     tag::{Encap, Vlan, Vni},
 };
 use futures::{executor::block_on, poll};
 use testkit::packet::{Packet, ethertype, nd_flags};
 
 use super::*;
-use crate::datapath::{Local, Network, Object, Owner, Peer, Remote};
+use crate::datapath::{Local, Network, Object, Peer, Remote};
 
 fn vni() -> Vni {
     10_001.try_into().unwrap()
@@ -28,7 +27,7 @@ fn vxlan() -> Encap {
 }
 
 fn network(name: &str, encap: Encap) -> Object {
-    Object::Network(Network { id: NetworkId::from(name), encap, arp: ArpMode::Proxy })
+    Object::Network(Network::new(name, encap))
 }
 
 fn ip(last: u8) -> Ipv4Addr {
@@ -44,36 +43,20 @@ fn mac(last: u8) -> [u8; 6] {
 }
 
 fn local(encap: Encap, port: &str, last: u8) -> Object {
-    Object::Local(Local {
-        id: EndpointId::from(port),
-        network: "n".into(),
-        encap,
-        port: port.to_owned(),
-        owner: Owner::Pod,
-        mac: Mac(mac(last)),
-        ip: ip(last),
-        ip6: Some(ip6(last)),
-        group: None,
-    })
+    let addresses = (ip(last), Some(ip6(last)));
+    Object::Local(Local::new(port, &Network::new("n", encap), port, Mac(mac(last)), addresses))
 }
 
 fn remote(last: u8) -> Object {
-    Object::Remote(Remote {
-        id: EndpointId::from("far"),
-        network: "n".into(),
-        encap: vxlan(),
-        vtep: Some(VTEP),
-        mac: Mac(mac(last)),
-        ip: ip(last),
-        ip6: Some(ip6(last)),
-        group: None,
-    })
+    let addresses = (ip(last), Some(ip6(last)));
+    let next_hop = NextHop::Vtep { address: VTEP, vni: vni() };
+    Object::Remote(Remote::new("far", &Network::new("n", vxlan()), next_hop, Mac(mac(last)), addresses))
 }
 
 const VTEP: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 168, 0, 2));
 
 fn peer() -> Object {
-    Object::Peer(Peer { vtep: VTEP, port: 4789 })
+    Object::Peer(Peer::new(VTEP, 4789))
 }
 
 fn node() -> Desired {

@@ -8,9 +8,8 @@
 use std::net::IpAddr;
 
 use contiv_model::{
-    group::GroupNumber,
     mac::Mac,
-    policy::{self, Action, Side, decide},
+    policy::{self, Action, Identity, Side, decide},
     service::{Resolution, resolve},
     tag::Encap,
 };
@@ -89,7 +88,7 @@ impl Traffic {
             }
             _ => {}
         }
-        if let Some(dscp) = sender.and_then(|sender| network.group(sender.group?)?.dscp) {
+        if let Some(dscp) = sender.and_then(|sender| network.group(sender.identity?)?.dscp) {
             packet.set_dscp(&mut inner, dscp);
         }
         if !self.0.contains(&connection) {
@@ -141,7 +140,7 @@ impl<'a> Network<'a> {
         let Some(service) = self.services().find(|service| by_pod && service.vip == vip) else {
             return Some(direct);
         };
-        let backends = service.backends.iter().filter(|backend| backend.encap == encap);
+        let backends = service.backends.iter().filter(|backend| backend.encap == Some(encap));
         let backends = backends.map(|backend| (backend.ip, backend.readiness));
         match resolve(&service.ports, backends, tuple.protocol, port) {
             Resolution::Direct => Some(direct),
@@ -166,32 +165,37 @@ impl<'a> Network<'a> {
     }
 
     fn side(&self, address: IpAddr) -> Side<'a> {
-        let Some((group, is_here)) = self.group_at(address) else { return Side::outside(address) };
-        let group_here = group.filter(|_| is_here).and_then(|number| self.group(number));
+        let Some((identity, is_here)) = self.identity_at(address) else { return Side::outside(address) };
+        let group_here = identity.filter(|_| is_here).and_then(|identity| self.group(identity));
         let rules = group_here.map_or(&[][..], |group| &group.rules);
-        Side { address, group, rules, dscp: group_here.and_then(|group| group.dscp) }
+        let dscp = group_here.and_then(|group| group.dscp);
+        Side { dscp, ..Side::endpoint(address, identity, rules) }
     }
 
-    fn group(&self, number: GroupNumber) -> Option<&'a Group> {
-        match self.objects.get(&ObjectId::Group(number))? {
+    fn group(&self, identity: Identity) -> Option<&'a Group> {
+        match self.objects.get(&ObjectId::Group(identity))? {
             Object::Group(group) => Some(group),
             _ => None,
         }
     }
 
-    /// Returns the group of the endpoint with this address, and whether the endpoint is local.
-    fn group_at(&self, address: IpAddr) -> Option<(Option<GroupNumber>, bool)> {
-        let here =
-            self.locals().find(|local| has(address, local.ip, local.ip6)).map(|local| (local.group, true));
-        let there = || self.remotes().find(|remote| has(address, remote.ip, remote.ip6));
-        here.or_else(|| there().map(|remote| (remote.group, false)))
+    /// Returns the identity of the endpoint with this address, and whether the endpoint is local.
+    fn identity_at(&self, address: IpAddr) -> Option<(Option<Identity>, bool)> {
+        let here = self.local_at(address).map(|local| (local.identity, true));
+        here.or_else(|| self.remote_at(address).map(|remote| (remote.identity, false)))
     }
 
     fn mac(&self, address: IpAddr) -> Option<Mac> {
-        let here = self.locals().find(|local| has(address, local.ip, local.ip6)).map(|local| local.mac);
-        here.or_else(|| {
-            self.remotes().find(|remote| has(address, remote.ip, remote.ip6)).map(|remote| remote.mac)
-        })
+        let here = self.local_at(address).map(|local| local.mac);
+        here.or_else(|| self.remote_at(address).map(|remote| remote.mac))
+    }
+
+    fn local_at(&self, address: IpAddr) -> Option<&'a Local> {
+        self.locals().find(|local| local.addresses.contains(address))
+    }
+
+    fn remote_at(&self, address: IpAddr) -> Option<&'a Remote> {
+        self.remotes().find(|remote| remote.addresses.contains(address))
     }
 
     fn locals(self) -> impl Iterator<Item = &'a Local> {
@@ -207,12 +211,5 @@ impl<'a> Network<'a> {
 
     fn services(self) -> impl Iterator<Item = &'a Service> {
         services_on(self.objects, self.encap)
-    }
-}
-
-fn has(address: IpAddr, ip: std::net::Ipv4Addr, ip6: Option<std::net::Ipv6Addr>) -> bool {
-    match address {
-        IpAddr::V4(address) => ip == address,
-        IpAddr::V6(address) => ip6 == Some(address),
     }
 }

@@ -5,6 +5,7 @@ use super::{
     desired::{
         batch::Batch,
         model::{BridgePorts, SwitchModel},
+        support,
     },
     error::ovs_error,
     options::{DatapathType, Options},
@@ -85,6 +86,9 @@ fn port_requests(database: &Database, options: &Options, index: &FlowIndex, ops:
     let mut requests: Vec<PortRequest> = vec![];
     for (op, object) in ops.iter().enumerate() {
         let Op::Set(object) = object else { continue };
+        if support(object).is_err() {
+            continue;
+        }
         let id = object.id();
         let port = match object {
             Object::Local(local) => PortSpec::local(local),
@@ -96,7 +100,7 @@ fn port_requests(database: &Database, options: &Options, index: &FlowIndex, ops:
                 let name = ports::tunnel_name(database, peer.vtep, taken);
                 PortSpec::tunnel(peer, name, options.vtep)
             }
-            Object::Network(_) | Object::Group(_) | Object::Remote(_) | Object::Service(_) => continue,
+            _ => continue,
         };
         // The last op on an object wins.
         requests.retain(|request| request.id != id);
@@ -257,14 +261,11 @@ async fn number_ports(
     Ok(numbered)
 }
 
-/// Returns the failure of an op on an object that this datapath does not implement: a group or a service.
+/// Returns the failure of an op on an object that this datapath does not implement.
 fn unsupported(index: usize, op: &Op) -> Option<FailedOp> {
-    match op {
-        Op::Set(object @ (Object::Group(_) | Object::Service(_))) => {
-            Some(FailedOp { index, error: Error::unsupported(Kind::Ovs, object) })
-        }
-        _ => None,
-    }
+    let Op::Set(object) = op else { return None };
+    let unsupported = support(object).err()?;
+    Some(FailedOp { index, error: Error::unsupported(Kind::Ovs, object, unsupported) })
 }
 
 fn describe(op: &Op) -> String {

@@ -11,7 +11,9 @@ pub(crate) mod model;
 use batch::Batch;
 use model::{BaseConfig, BridgePorts, SwitchModel};
 
-use crate::datapath::{Desired, Object};
+use contiv_model::addresses::Addresses;
+
+use crate::datapath::{Desired, Object, Unsupported};
 
 /// Returns the contents of both bridges for `desired`. Omits objects without their port, remote endpoints without a
 /// tunnel, and objects that this datapath does not implement.
@@ -21,7 +23,7 @@ pub(crate) fn expected(desired: &Desired, ports: &BridgePorts, base: BaseConfig)
     batch.set_base_flows();
     for (id, object) in desired.iter() {
         let port = ports.get(id).cloned();
-        if matches!(object, Object::Group(_) | Object::Service(_)) {
+        if support(object).is_err() {
             continue;
         }
         if port.is_some() || !needs_port(object) {
@@ -35,6 +37,21 @@ pub(crate) fn expected(desired: &Desired, ports: &BridgePorts, base: BaseConfig)
 
 fn needs_port(object: &Object) -> bool {
     matches!(object, Object::Local(_) | Object::Peer(_))
+}
+
+/// Checks that this datapath implements the object.
+pub(crate) fn support(object: &Object) -> Result<(), Unsupported> {
+    let dual_stack = |addresses: &Addresses| addresses.dual_stack().map(drop).ok_or(Unsupported::ADDRESSES);
+    match object {
+        Object::Peer(_) | Object::Network(_) => Ok(()),
+        // Bridging needs no flows for a subnet.
+        Object::Subnet(subnet) if subnet.is_routed() => Err(Unsupported::GATEWAY),
+        Object::Subnet(_) => Ok(()),
+        Object::Route(_) | Object::Group(_) | Object::Service(_) => Err(Unsupported::Object),
+        Object::Remote(remote) if !remote.next_hop.is_on(remote.encap) => Err(Unsupported::NEXT_HOP),
+        Object::Remote(remote) => dual_stack(&remote.addresses),
+        Object::Local(local) => dual_stack(&local.addresses),
+    }
 }
 
 #[cfg(test)]

@@ -91,7 +91,7 @@ fn object_ports(
                 let name = ports::tunnel_name(database, peer.vtep, |_| false);
                 PortSpec::tunnel(peer, name, options.vtep)
             }
-            Object::Network(_) | Object::Group(_) | Object::Remote(_) | Object::Service(_) => continue,
+            _ => continue,
         };
         if !spec.is_in_sync(database) {
             out_of_sync.insert(id.clone());
@@ -124,7 +124,7 @@ fn orphan_ports(database: &Database, options: &Options, desired: &Desired) -> us
         match object {
             Object::Local(local) => drop(owned.insert(local.port.clone())),
             Object::Peer(_) => owned.extend(ports::of_object(database, id)),
-            Object::Network(_) | Object::Group(_) | Object::Remote(_) | Object::Service(_) => {}
+            _ => {}
         }
     }
     let present = ports::present(database).map(|(_, name)| name);

@@ -1,11 +1,15 @@
 //! Failure of a single op.
 
 use anyhow::{Result, ensure};
-use netplugin::datapath::Op;
+use contiv_model::{
+    mac::Mac,
+    route::{NextHop, NextHops},
+};
+use netplugin::datapath::{Gateway, Object, Op, Remote, Route, RouteId, Subnet};
 
 use crate::{
     harness::Harness,
-    topology::{Net, peers, pod, to_pod, udp},
+    topology::{Net, ip, mac, peers, pod, to_pod, udp},
     world::World,
 };
 
@@ -39,6 +43,44 @@ pub(crate) fn missing_interface_fails_alone<H: Harness>() -> Result<()> {
         world.set(net.local("ghost", 2))?;
         let frame = udp(1, 2, "here at last");
         world.sends(&pod("pa"), &frame, [to_pod("ghost", &frame)])?;
+        world.check_in_sync()?;
+    }
+    Ok(())
+}
+
+/// A subnet whose gateway is a router on the network needs no writes. What needs routing fails alone as
+/// unsupported.
+pub(crate) fn unsupported_values_fail_alone<H: Harness>() -> Result<()> {
+    for net in Net::kinds()? {
+        let network = net.plain();
+        let subnet = |mac| {
+            let gateway = Some(Gateway { ip: ip(254).into(), mac });
+            let (network, vrf) = (network.id.clone(), network.vrf.clone());
+            Ok::<_, anyhow::Error>(Object::Subnet(Subnet {
+                network,
+                vrf,
+                prefix: "10.7.0.0/24".parse()?,
+                gateway,
+            }))
+        };
+        let objects = [net.network(), subnet(None)?, net.local("pa", 1), net.remote(0, 11)];
+        let mut world = World::<H>::new(peers().into_iter().chain(objects))?;
+        let next_hop = NextHop::Local { endpoint: "elsewhere".into() };
+        let id = RouteId { vrf: network.vrf.clone(), prefix: "0.0.0.0/0".parse()? };
+        let route = Route { id, next_hops: NextHops::from(next_hop.clone()) };
+        let Object::Remote(far) = net.remote(0, 12) else { unreachable!() };
+        let ops = [
+            Op::Set(subnet(Some(Mac(mac(254))))?),
+            Op::Set(Object::Route(route)),
+            Op::Set(Object::Remote(Remote { next_hop, ..far })),
+            Op::Set(net.remote(0, 13)),
+        ];
+        let failures = world.try_apply(&ops)?;
+        let which: Vec<usize> = failures.iter().map(|failed| failed.index).collect();
+        ensure!(which == [0, 1, 2], "ops that failed: {which:?}");
+        ensure!(failures.iter().all(|failed| failed.error.is_unsupported()), "{failures:?}");
+        let frame = udp(1, 13, "far");
+        world.sends(&pod("pa"), &frame, [net.to_node(0, &frame)])?;
         world.check_in_sync()?;
     }
     Ok(())

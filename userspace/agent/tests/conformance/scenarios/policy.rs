@@ -1,10 +1,7 @@
 //! Policies and net profiles: packets are treated as the oracle of the model decides.
 
 use anyhow::Result;
-use contiv_model::{
-    group::GroupNumber,
-    policy::{Action, Direction, ICMP, Peer, Priority, Rule, UDP},
-};
+use contiv_model::policy::{Action, Direction, ICMP, Identity, Peer, Rule, UDP};
 use netplugin::datapath::{Group, Object, ObjectId};
 use testkit::packet::Packet;
 
@@ -20,36 +17,27 @@ const ONE: u32 = 1;
 const TWO: u32 = 2;
 const ELEVEN: u32 = 11;
 
-pub(crate) fn number(n: u32) -> Result<GroupNumber> {
+pub(crate) fn number(n: u32) -> Result<Identity> {
     Ok(n.try_into()?)
 }
 
 pub(crate) fn in_group(object: Object, n: u32) -> Result<Object> {
-    let group = Some(number(n)?);
+    let identity = Some(number(n)?);
     Ok(match object {
-        Object::Local(local) => Object::Local(netplugin::datapath::Local { group, ..local }),
-        Object::Remote(remote) => Object::Remote(netplugin::datapath::Remote { group, ..remote }),
+        Object::Local(local) => Object::Local(netplugin::datapath::Local { identity, ..local }),
+        Object::Remote(remote) => Object::Remote(netplugin::datapath::Remote { identity, ..remote }),
         other => other,
     })
 }
 
 pub(crate) fn group(n: u32, rules: impl IntoIterator<Item = Rule>) -> Result<Object> {
-    let rules = rules.into_iter().collect();
-    Ok(Object::Group(Group { number: number(n)?, dscp: None, rate: None, rules }))
+    Ok(Object::Group(Group::new(number(n)?, rules.into_iter().collect::<Vec<_>>())))
 }
 
 /// Returns a rule that matches all traffic.
 pub(crate) fn rule(direction: Direction, action: Action, priority: u8) -> Result<Rule> {
-    Ok(Rule {
-        id: format!("{direction} {action} {priority}").as_str().into(),
-        direction,
-        peer: Peer::default(),
-        own: None,
-        protocol: None,
-        port: None,
-        action,
-        priority: Priority::try_from(priority)?,
-    })
+    let id = format!("{direction} {action} {priority}");
+    Ok(Rule::new(id, direction, action, priority.try_into()?))
 }
 
 fn world<H: Harness>(net: &Net) -> Result<World<H>> {
@@ -89,13 +77,13 @@ impl<H: Harness> World<H> {
 pub(crate) fn rules_out_hold_at_the_source<H: Harness>() -> Result<()> {
     for net in Net::kinds()? {
         let mut world = world::<H>(&net)?;
-        let about = |peer, port| -> Result<Rule> {
+        let about = |peer, port: u16| -> Result<Rule> {
             let deny = rule(Direction::Out, Action::Deny, 1)?;
             Ok(Rule {
                 id: format!("port {port}").as_str().into(),
-                peer: Peer { group: Some(number(peer)?), subnet: None },
+                peer: Peer::identity(number(peer)?),
                 protocol: Some(UDP),
-                port: Some(port),
+                ports: Some(port.into()),
                 ..deny
             })
         };
@@ -117,10 +105,8 @@ pub(crate) fn rules_out_hold_at_the_source<H: Harness>() -> Result<()> {
 pub(crate) fn rules_in_hold_at_the_destination<H: Harness>() -> Result<()> {
     for net in Net::kinds()? {
         let mut world = world::<H>(&net)?;
-        let friends = Rule {
-            peer: Peer { group: Some(number(ELEVEN)?), subnet: None },
-            ..rule(Direction::In, Action::Allow, 2)?
-        };
+        let friends =
+            Rule { peer: Peer::identity(number(ELEVEN)?), ..rule(Direction::In, Action::Allow, 2)? };
         world.set(group(ONE, [rule(Direction::In, Action::Deny, 1)?, friends])?)?;
         world.is_dropped(("pb", 2, 4000), (1, 5000))?;
         for (from, passes) in [(11, true), (12, false), (99, false)] {
@@ -164,7 +150,8 @@ pub(crate) fn a_change_is_in_force_at_once<H: Harness>() -> Result<()> {
         let deny = rule(Direction::In, Action::Deny, 5)?;
         world.set(group(TWO, [deny.clone()])?)?;
         world.is_dropped(("pa", 1, 4000), (2, 5000))?;
-        let allow = Rule { port: Some(5000), protocol: Some(UDP), ..rule(Direction::In, Action::Allow, 6)? };
+        let allow =
+            Rule { ports: Some(5000.into()), protocol: Some(UDP), ..rule(Direction::In, Action::Allow, 6)? };
         world.set(group(TWO, [deny.clone(), allow])?)?;
         world.passes(("pa", 1, 4000), ("pb", 2, 5000))?;
         world.is_dropped(("pa", 1, 4000), (2, 5001))?;
@@ -204,7 +191,7 @@ pub(crate) fn rules_match_addresses<H: Harness>() -> Result<()> {
     let mut world = world::<H>(&net)?;
     let deny = rule(Direction::In, Action::Deny, 1)?;
     let from = |subnet: &str| -> Result<Rule> {
-        let peer = Peer { group: None, subnet: Some(subnet.parse()?) };
+        let peer = Peer::prefix(subnet.parse()?);
         Ok(Rule { id: subnet.into(), peer, ..deny.clone() })
     };
     world.set(group(TWO, [from("10.7.0.0/31")?, from("2001:db8:7::/127")?])?)?;

@@ -22,19 +22,14 @@ const VIP: u8 = 200;
 
 /// Returns a service that maps UDP port 53 to port 5353 of the backends.
 fn service(net: &Net, backends: &[(u8, Readiness)]) -> Result<Object> {
-    let Object::Network(network) = net.network() else { bail!("a network") };
     let backend = |(last, readiness): &(u8, Readiness)| Backend {
-        ip: ip(*last).into(),
-        encap: net.encap,
         readiness: *readiness,
+        ..Backend::on(net.encap, ip(*last))
     };
     Ok(Object::Service(Service {
-        id: "dns:t".into(),
-        scope: Some(Scope { network: network.id, encap: net.encap }),
-        vip: ip(VIP).into(),
         ports: vec!["53:5353:UDP".parse()?],
         backends: backends.iter().map(backend).collect(),
-        affinity: None,
+        ..Service::new("dns:t", Scope::network(&net.plain()), ip(VIP))
     }))
 }
 
@@ -162,8 +157,8 @@ pub(crate) fn policies_see_the_backend<H: Harness>() -> Result<()> {
     let mut world =
         World::<H>::new([net.network(), in_group(net.local("pa", 1), 1)?, in_group(net.local("pb", 2), 2)?])?;
     world.set(service(&net, &ready(&[2]))?)?;
-    let deny = |port| -> Result<Rule> {
-        Ok(Rule { protocol: Some(UDP), port: Some(port), ..rule(Direction::Out, Action::Deny, 1)? })
+    let deny = |port: u16| -> Result<Rule> {
+        Ok(Rule { protocol: Some(UDP), ports: Some(port.into()), ..rule(Direction::Out, Action::Deny, 1)? })
     };
     world.set(group(1, [deny(53)?])?)?;
     world.asks(&net, 4000, &[2])?;

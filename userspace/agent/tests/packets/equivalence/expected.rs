@@ -251,7 +251,7 @@ impl Oracle<'_> {
             return Side::outside(ip);
         };
         let profile = self.scene.profile(self.stage, group);
-        Side { address: ip, group: Some(group), rules: &profile.rules, dscp: None }
+        Side::endpoint(ip, Some(group), &profile.rules)
     }
 
     /// TOS byte of forwarded packets of an endpoint here.

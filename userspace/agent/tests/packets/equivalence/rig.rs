@@ -4,7 +4,7 @@ use std::{
     collections::{BTreeMap, HashMap},
     fmt::Debug,
     path::Path,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Mutex, PoisonError},
 };
 
 use anyhow::{Context as _, Result, ensure};
@@ -80,8 +80,8 @@ impl Rig {
             WIRED.map(|endpoint| node.pod(&wired_network, Endpoint(endpoint))).collect::<Result<_>>()?;
         // The queue must exist from the start.
         let rate = Some(Rate { bits_per_second: 1_048_000, burst_bytes: 125_000 });
-        let first = Local { group: Some(number(1)), ..pods[0].local.clone() };
-        node.want(Object::Group(Group { number: number(1), dscp: None, rate, rules: Arc::from([]) }));
+        let first = Local { identity: Some(number(1)), ..pods[0].local.clone() };
+        node.want(Object::Group(Group { rate, ..Group::new(number(1), []) }));
         node.want(Object::Local(first));
         node.converge()?;
         let mut targets = HashMap::from([(From::Wire, Target::new(&node, FROM_UPLINK, "trunk")?)]);
@@ -133,17 +133,17 @@ impl Rig {
     }
 
     fn desired(&self, scene: &Scene, stage: Stage) -> Desired {
-        let local = |pod: &Pod| Local { group: scene.group_of(pod.endpoint.0), ..pod.local.clone() };
+        let local = |pod: &Pod| Local { identity: scene.group_of(pod.endpoint.0), ..pod.local.clone() };
         let remote = |endpoint| {
             let remote = Endpoint(endpoint).remote(&self.network, Some(vtep(2)));
-            netplugin::datapath::Remote { group: scene.group_of(endpoint), ..remote }
+            netplugin::datapath::Remote { identity: scene.group_of(endpoint), ..remote }
         };
-        let wired = |pod: &Pod| Local { group: scene.wired_group(pod.endpoint.0), ..pod.local.clone() };
+        let wired = |pod: &Pod| Local { identity: scene.wired_group(pod.endpoint.0), ..pod.local.clone() };
         let far = |endpoint| {
             let remote = Endpoint(endpoint).remote(&self.wired_network, None);
-            netplugin::datapath::Remote { group: scene.group_of(endpoint), ..remote }
+            netplugin::datapath::Remote { identity: scene.group_of(endpoint), ..remote }
         };
-        let peer = netplugin::datapath::Peer { vtep: vtep(2).into(), port: 4789 };
+        let peer = netplugin::datapath::Peer::new(vtep(2), 4789);
         let networks = [&self.network, &self.wired_network].map(|network| Object::Network(network.clone()));
         networks
             .into_iter()

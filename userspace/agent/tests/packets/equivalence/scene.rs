@@ -8,8 +8,8 @@ use std::{
 };
 
 use contiv_model::{
-    group::{Dscp, GroupNumber, Rate},
-    policy::{Action, Direction, ICMP, ICMPV6, Peer, Rule, TCP, UDP},
+    group::{Dscp, Rate},
+    policy::{Action, Direction, ICMP, ICMPV6, Identity, Peer, Rule, TCP, UDP},
     service::{Port, Protocol, Readiness},
 };
 use ipnet::IpNet;
@@ -22,7 +22,7 @@ use proptest::{
 };
 use testkit::packet::tcp_flags;
 
-use crate::node::{Endpoint, vxlan};
+use crate::node::{Endpoint, network, vxlan};
 
 /// Endpoints on the node.
 pub(super) const LOCALS: Range<u8> = 1..5;
@@ -244,16 +244,16 @@ fn place(endpoint: u8) -> Option<usize> {
 }
 
 impl Scene {
-    pub(super) fn group_of(&self, endpoint: u8) -> Option<GroupNumber> {
+    pub(super) fn group_of(&self, endpoint: u8) -> Option<Identity> {
         self.members[place(endpoint)?].map(|number| number.try_into().unwrap())
     }
 
-    pub(super) fn wired_group(&self, endpoint: u8) -> Option<GroupNumber> {
+    pub(super) fn wired_group(&self, endpoint: u8) -> Option<Identity> {
         let place = WIRED.into_iter().position(|known| known == endpoint)?;
         self.wired[place].map(|number| number.try_into().unwrap())
     }
 
-    pub(super) fn profile(&self, stage: Stage, group: GroupNumber) -> &Profile {
+    pub(super) fn profile(&self, stage: Stage, group: Identity) -> &Profile {
         let profiles = match stage {
             Stage::Before => &self.before,
             Stage::After => &self.after,
@@ -268,11 +268,11 @@ impl Scene {
             LOCALS.filter_map(|endpoint| self.group_of(endpoint)).chain(wired).collect();
         numbers.sort_unstable();
         numbers.dedup();
-        let group = |number: GroupNumber| {
+        let group = |number: Identity| {
             let Profile { dscp, rate, rules } = self.profile(stage, number);
             let rate = rate.map(|bits_per_second| Rate { bits_per_second, burst_bytes: 125_000 });
             let dscp = dscp.map(|class| Dscp::try_from(class).unwrap());
-            Group { number, dscp, rate, rules: rules.clone() }
+            Group { dscp, rate, ..Group::new(number, rules.clone()) }
         };
         let reported =
             |group: &Group| group.dscp.is_some() || group.rate.is_some() || !group.rules.is_empty();
@@ -283,9 +283,8 @@ impl Scene {
         let balanced = self.services.get(at)?;
         let encap = vxlan(VNI);
         let backend = |(endpoint, readiness): &(u8, Readiness)| Backend {
-            ip: address(*endpoint, balanced.ip6),
-            encap,
             readiness: *readiness,
+            ..Backend::on(encap, address(*endpoint, balanced.ip6))
         };
         let mut backends: Vec<Backend> = balanced.backends.iter().map(backend).collect();
         backends.sort_unstable();
@@ -293,14 +292,10 @@ impl Scene {
         let mut ports = balanced.ports.clone();
         ports.sort_unstable();
         ports.dedup_by_key(|port| (port.protocol, port.port));
-        Some(Service {
-            id: format!("s{at}:t").as_str().into(),
-            scope: Some(Scope { network: NETWORK.into(), encap }),
-            vip: address(VIPS + at as u8, balanced.ip6),
-            ports,
-            backends,
-            affinity: balanced.affinity.then_some(Duration::from_secs(3600)),
-        })
+        let scope = Scope::network(&network(NETWORK, encap));
+        let vip = address(VIPS + at as u8, balanced.ip6);
+        let affinity = balanced.affinity.then_some(Duration::from_secs(3600));
+        Some(Service { ports, backends, affinity, ..Service::new(format!("s{at}:t"), scope, vip) })
     }
 
     pub(super) fn services(&self) -> impl Iterator<Item = Object> {
@@ -392,15 +387,16 @@ fn rule() -> impl Strategy<Value = Rule> {
         protocol,
         option::weighted(0.7, select(PORTS.to_vec())),
     )
-        .prop_map(|((out, deny, priority), group, subnet, own, protocol, port)| Rule {
-            id: "".into(),
-            direction: if out { Direction::Out } else { Direction::In },
-            peer: Peer { group: group.map(|number| number.try_into().unwrap()), subnet },
-            own,
-            protocol,
-            port: port.filter(|_| matches!(protocol, Some(TCP | UDP))),
-            action: if deny { Action::Deny } else { Action::Allow },
-            priority: priority.try_into().unwrap(),
+        .prop_map(|((out, deny, priority), group, subnet, own, protocol, port)| {
+            let direction = if out { Direction::Out } else { Direction::In };
+            let action = if deny { Action::Deny } else { Action::Allow };
+            Rule {
+                peer: Peer::new(group.map(|number| number.try_into().unwrap()), subnet),
+                own,
+                protocol,
+                ports: port.filter(|_| matches!(protocol, Some(TCP | UDP))).map(Into::into),
+                ..Rule::new("", direction, action, priority.try_into().unwrap())
+            }
         })
 }
 

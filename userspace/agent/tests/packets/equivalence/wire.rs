@@ -3,9 +3,8 @@
 use std::{collections::HashSet, net::IpAddr};
 
 use anyhow::{Context as _, Result, ensure};
-use contiv_model::{
-    group::GroupNumber,
-    policy::{Action, Direction, ICMP, ICMPV6, Packet as Asked, Side, TCP, UDP, deciding_rule},
+use contiv_model::policy::{
+    Action, Direction, ICMP, ICMPV6, Identity, Packet as Asked, Side, TCP, UDP, deciding_rule,
 };
 use testkit::packet::Packet;
 
@@ -71,7 +70,7 @@ impl Arriving<'_> {
         }
     }
 
-    fn group(&self) -> Option<GroupNumber> {
+    fn group(&self) -> Option<Identity> {
         match self.arrival.from {
             Stranger::Endpoint(endpoint) => self.oracle.scene.group_of(endpoint),
             Stranger::Outside(_) => None,
@@ -87,15 +86,10 @@ impl Arriving<'_> {
     }
 
     /// Whether the rules on this node allow a packet between the endpoint here and another one.
-    fn lets(
-        &self,
-        direction: Direction,
-        (address, group): (IpAddr, Option<GroupNumber>),
-        asked: Asked,
-    ) -> bool {
+    fn lets(&self, direction: Direction, (address, group): (IpAddr, Option<Identity>), asked: Asked) -> bool {
         let scene = self.oracle.scene;
         let Some(own) = scene.wired_group(self.arrival.to) else { return true };
-        let peer = Side { group, ..Side::outside(address) };
+        let peer = Side::endpoint(address, group, &[]);
         let rules = &scene.profile(self.oracle.stage, own).rules;
         let rule = deciding_rule(rules, direction, self.here(), &peer, asked);
         rule.is_none_or(|rule| rule.action == Action::Allow)

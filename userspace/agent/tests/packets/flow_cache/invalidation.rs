@@ -11,7 +11,7 @@ fn a_deny_rule_invalidates_the_entry() -> Result<()> {
         let mut rig = Rig::new(name)?;
         rig.set(Object::Group(group(
             number,
-            vec![Rule { port: Some(1), protocol: Some(TCP), ..deny(direction) }],
+            vec![Rule { ports: Some(1.into()), protocol: Some(TCP), ..deny(direction) }],
         )))?;
         open(&rig, 4000)?;
         rig.set(Object::Group(group(number, vec![deny(direction)])))?;
@@ -43,7 +43,7 @@ fn packets_are_not_sent_to_moved_or_deleted_endpoints() -> Result<()> {
     rig.until_cached(OTHER, |_| (back.clone(), back.clone()))?;
     // The sender has another address.
     let mut local = rig.first.local.clone();
-    local.ip = Endpoint(9).ip();
+    local.addresses = (Endpoint(9).ip(), Some(HERE.ip6())).into();
     rig.set(Object::Local(local))?;
     assert_eq!(rig.give(HERE, &packet)?.0, Code::Shot);
     assert_eq!(rig.node.drops()?.get(&DropReason::SpoofedIp), Some(&1));

@@ -87,8 +87,8 @@ impl Rig {
         let (mut node, outside) = Node::on_wire(label)?;
         let n1 = network("n1.t", vlan(TAG));
         let mut served = service(vip, &[(backend, Readiness::Ready)]);
-        served.scope = Some(Scope { network: n1.id.clone(), encap: n1.encap });
-        served.backends[0].encap = n1.encap;
+        served.scope = Scope::network(&n1);
+        served.backends[0].encap = Some(n1.encap);
         node.want_network(&n1).want(Object::Remote(HERE.remote(&n1, None))).want(Object::Service(served));
         let (first, second) = (pod(&mut node, &n1, Endpoint(4), 1)?, pod(&mut node, &n1, OTHER, 2)?);
         node.converge()?;

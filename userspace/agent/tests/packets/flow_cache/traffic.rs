@@ -21,8 +21,8 @@ fn real_traffic_uses_the_flow_cache_on_both_nodes() -> Result<()> {
             let ip = if family == 4 { backend.ip() } else { backend.ip6() };
             let mut served = service(vip, &[(ip, Readiness::Ready)]);
             served.id = format!("{vip}:t").into();
-            served.scope = Some(Scope { network: n1.id.clone(), encap: n1.encap });
-            served.backends[0].encap = n1.encap;
+            served.scope = Scope::network(&n1);
+            served.backends[0].encap = Some(n1.encap);
             a.want(Object::Service(served));
         }
         a.converge()?;

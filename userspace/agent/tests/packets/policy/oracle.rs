@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::{Result, ensure};
 use contiv_abi::{DropReason, maps::FROM_POD};
-use contiv_model::policy::{self, Connection, ICMP, ICMPV6, Side};
+use contiv_model::policy::{self, Connection, ICMP, ICMPV6, Side, Tier};
 use netplugin::datapath::Op;
 use proptest::{
     prelude::*,
@@ -36,26 +36,36 @@ fn prefix() -> impl Strategy<Value = IpNet> {
     })
 }
 
+/// One identity or several, a prefix, both or neither.
+fn peer() -> impl Strategy<Value = Peer> {
+    let identities = prop::collection::vec((1..4_u32).prop_map(number), 1..3);
+    (prop::option::of(identities), prop::option::of(prefix())).prop_map(|(identities, prefix)| Peer {
+        identities: identities.map(|identities| identities.into_iter().collect()),
+        ..Peer::new(None, prefix)
+    })
+}
+
 prop_compose! {
     fn any_rule()(
         id in 0..50_u32,
         out in any::<bool>(),
-        group in prop::option::of((1..4_u32).prop_map(number)),
-        subnet in prop::option::of(prefix()),
+        peer in peer(),
         own in prop::option::weighted(0.2, prefix()),
         protocol in prop::option::of(prop::sample::select(vec![ICMP, TCP, UDP, ICMPV6, SCTP])),
-        port in prop::option::of(prop::sample::select(vec![53_u16, 80])),
+        ports in prop::option::of(prop::sample::select(vec![(53, 53), (80, 80), (60, 443)])),
         deny in any::<bool>(),
-        priority in 1..4_u8,
+        priority in prop::option::weighted(0.8, prop_oneof![3 => 1..4_u8, 1 => 50..52_u8]),
     ) -> Rule {
         let direction = if out { Direction::Out } else { Direction::In };
         let action = if deny { Action::Deny } else { Action::Allow };
+        let ports = ports.and_then(|(first, last)| PortRange::new(first, last));
+        let tier = priority.map_or(Tier::NetworkPolicy, |priority| priority.try_into().unwrap());
         Rule {
-            peer: Peer { group, subnet },
+            peer,
             own,
             protocol,
-            port: port.filter(|_| [Some(TCP), Some(UDP)].contains(&protocol)),
-            ..rule(&format!("{out}{id}{deny}{priority}"), direction, action, priority)
+            ports: ports.filter(|_| [Some(TCP), Some(UDP)].contains(&protocol)),
+            ..Rule::new(format!("{out}{id}{deny}{priority:?}"), direction, action, tier)
         }
     }
 }
@@ -102,11 +112,11 @@ impl Sent {
         let at = |endpoint| address(endpoint, self.ip6);
         let destination: IpAddr = at(self.to);
         let destination = match self.to {
-            SERVER => Side { group: Some(number(2)), rules: server, ..Side::outside(destination) },
-            FAR => Side { group: Some(number(3)), ..Side::outside(destination) },
+            SERVER => Side::endpoint(destination, Some(number(2)), server),
+            FAR => Side::endpoint(destination, Some(number(3)), &[]),
             _ => Side::outside(destination),
         };
-        let source = Side { group: Some(number(1)), rules: client, ..Side::outside(at(CLIENT)) };
+        let source = Side::endpoint(at(CLIENT), Some(number(1)), client);
         let port = [TCP, UDP].contains(&self.protocol).then_some(self.port);
         let packet = policy::Packet { protocol: self.protocol, port };
         policy::decide(&Connection { source, destination, packet }).action == Action::Allow

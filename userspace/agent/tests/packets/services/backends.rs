@@ -210,7 +210,7 @@ fn a_backend_on_another_network_is_refused() -> Result<()> {
     needs!(root());
     let mut rig = Rig::new("svc-where", &[OTHER])?;
     let mut service = service(VIP.ip().into(), &[(FAR.ip().into(), Readiness::Ready)]);
-    service.backends[0].encap = vxlan(10_002);
+    service.backends[0].encap = Some(vxlan(10_002));
     let failed = rig.node.apply(&[Op::Set(Object::Service(service))])?;
     let text = format!("{:#}", anyhow::Error::from(failed.into_iter().next().unwrap().error));
     assert!(text.contains("the backend 10.1.1.3 is not on the network of the service"), "{text}");

@@ -8,12 +8,18 @@ use contiv_abi::{
     policy::{self, GROUP_NUMBERS},
     service_mac,
 };
-use contiv_model::{global::ArpMode, group::GroupNumber, name::RuleId, service::Readiness, tag::Encap};
+use contiv_model::{
+    addresses::Addresses, global::ArpMode, name::RuleId, policy::Identity, service::Readiness, tag::Encap,
+};
 
 use super::entry::Entry;
 use crate::datapath::{
-    self, Group, Local, Network, Object, Owner, Peer, Remote, Service,
-    ebpf::{policy::DesiredGroup, programs::interfaces::Devices, service::ports::Target},
+    self, Group, Local, Network, Object, Owner, Peer, Remote, Service, Unsupported,
+    ebpf::{
+        policy::{DesiredGroup, OverlappingPorts, check_ports},
+        programs::interfaces::Devices,
+        service::ports::Target,
+    },
 };
 
 /// An object that this datapath does not support.
@@ -23,22 +29,22 @@ pub(crate) enum EncodeError {
     Ipv6Vtep,
     #[error("the node uses VXLAN port {theirs}, this node {ours}; configure the same port on all nodes")]
     OtherPort { theirs: u16, ours: u16 },
-    #[error("the VXLAN endpoint has no VTEP")]
-    NoVtep,
     #[error("no interface {0}")]
     NoInterface(String),
-    #[error("rule {rule}: group {number} exceeds the maximum group number ({GROUP_NUMBERS})")]
-    PeerNumber { rule: RuleId, number: GroupNumber },
+    #[error("rule {rule}: group {identity} exceeds the maximum group number ({GROUP_NUMBERS})")]
+    PeerIdentity { rule: RuleId, identity: Identity },
     #[error("the group number must be below {GROUP_NUMBERS}")]
-    GroupNumber,
+    Identity,
+    #[error(transparent)]
+    Ports(#[from] OverlappingPorts),
     #[error("services without a network are not supported yet; give the service a network")]
-    WholeCluster,
+    WholeVrf,
     #[error("the backend {0} is not on the network of the service")]
     BackendElsewhere(IpAddr),
     #[error("the backend {0} and the service have different address families")]
     OtherFamily(IpAddr),
-    #[error("not supported")]
-    Unsupported,
+    #[error(transparent)]
+    Unsupported(#[from] Unsupported),
 }
 
 /// Encodes an object. The entries are in the order in which they must be written: an entry precedes those that refer to it.
@@ -51,36 +57,40 @@ pub(crate) fn encode(
     match object {
         Object::Peer(peer) => encode_peer(peer, devices),
         Object::Network(network) => Ok(encode_network(network, devices)),
-        Object::Group(_) => Err(EncodeError::Unsupported),
+        // Bridging needs no entries for a subnet.
+        Object::Subnet(subnet) if subnet.is_routed() => Err(Unsupported::GATEWAY.into()),
+        Object::Subnet(_) => Ok(vec![]),
+        // Groups have no entries: see [`group`].
+        Object::Route(_) | Object::Group(_) => Err(Unsupported::Object.into()),
         Object::Service(service) => encode_service(service),
         Object::Remote(remote) => encode_remote(remote),
         Object::Local(local) => {
             let index = ifindex(&local.port).ok_or_else(|| EncodeError::NoInterface(local.port.clone()))?;
-            Ok(encode_local(local, index))
+            encode_local(local, index)
         }
     }
 }
 
-/// The group number in the kernel; `None` if it exceeds the table.
-pub(crate) fn group_number(group: GroupNumber) -> Option<u16> {
-    u16::try_from(group.get()).ok().filter(|number| usize::from(*number) < GROUP_NUMBERS)
+/// The number of an identity in the kernel; `None` if it exceeds the table.
+pub(crate) fn identity_number(identity: Identity) -> Option<u16> {
+    u16::try_from(identity.get()).ok().filter(|number| usize::from(*number) < GROUP_NUMBERS)
 }
 
-/// The group number of an endpoint; zero if it exceeds the table. Rules cannot refer to such a group ([`group`]).
-fn endpoint_group(group: Option<GroupNumber>) -> u32 {
-    group.and_then(group_number).map_or(0, u32::from)
+/// The number of an endpoint's identity; zero if it exceeds the table. Rules cannot refer to such an identity ([`group`]).
+fn endpoint_identity(identity: Option<Identity>) -> u32 {
+    identity.and_then(identity_number).map_or(0, u32::from)
 }
 
 /// Encodes a group. A burst above 4 GiB - 1 is limited to that value.
 pub(crate) fn group(object: &Group) -> Result<DesiredGroup<'_>, EncodeError> {
-    let number = group_number(object.number).ok_or(EncodeError::GroupNumber)?;
+    let number = identity_number(object.identity).ok_or(EncodeError::Identity)?;
     for rule in object.rules.iter() {
-        if let Some(number) = rule.peer.group
-            && group_number(number).is_none()
-        {
-            return Err(EncodeError::PeerNumber { rule: rule.id.clone(), number });
+        let mut identities = rule.peer.identities.iter().flat_map(|set| set.iter());
+        if let Some(identity) = identities.find(|identity| identity_number(*identity).is_none()) {
+            return Err(EncodeError::PeerIdentity { rule: rule.id.clone(), identity });
         }
     }
+    check_ports(&object.rules)?;
     let rate = object.rate;
     let group = policy::Group {
         sets: [0; 2],
@@ -118,25 +128,27 @@ fn encode_network(network: &Network, devices: &Devices) -> Vec<Entry> {
 }
 
 fn encode_remote(remote: &Remote) -> Result<Vec<Entry>, EncodeError> {
+    if !remote.next_hop.is_on(remote.encap) {
+        return Err(Unsupported::NEXT_HOP.into());
+    }
     let segment = segment_of(remote.encap);
     let mut entries = vec![];
-    if segment.vni().is_some() {
-        let vtep = vtep(remote.vtep.ok_or(EncodeError::NoVtep)?)?;
+    if let Some(address) = remote.vtep() {
+        let vtep = vtep(address)?;
         entries.push(Entry::Fdb(FdbKey::new(segment, remote.mac.0), FdbEntry { ifindex: 0, vtep, group: 0 }));
     }
-    entries.extend(neighbours(
-        segment,
-        NeighEntry { mac: remote.mac.0, flags: 0, ifindex: 0, group: endpoint_group(remote.group) },
-        remote.ip,
-        remote.ip6,
-    ));
+    let group = endpoint_identity(remote.identity);
+    let owner = NeighEntry { mac: remote.mac.0, flags: 0, ifindex: 0, group };
+    let (ip, ip6) = dual_stack(&remote.addresses)?;
+    entries.extend(neighbours(segment, owner, ip, ip6));
     Ok(entries)
 }
 
-fn encode_local(local: &Local, ifindex: u32) -> Vec<Entry> {
+fn encode_local(local: &Local, ifindex: u32) -> Result<Vec<Entry>, EncodeError> {
     let segment = segment_of(local.encap);
     let mac = local.mac.0;
-    let group = endpoint_group(local.group);
+    let group = endpoint_identity(local.identity);
+    let (ip, ip6) = dual_stack(&local.addresses)?;
     // Bandwidth limits do not apply to the node itself.
     let receiver = match local.owner {
         Owner::Pod => group,
@@ -148,30 +160,31 @@ fn encode_local(local: &Local, ifindex: u32) -> Vec<Entry> {
         class: 0,
         slot: 0,
         group,
-        ip: local.ip.octets(),
+        ip: ip.octets(),
         queue: 0,
-        ip6: local.ip6.map_or(Address::default(), |ip| Address(ip.octets())),
+        ip6: ip6.map_or(Address::default(), |ip| Address(ip.octets())),
     };
     let mut entries = vec![
         Entry::Port { ifindex, port },
         Entry::Fdb(FdbKey::new(segment, mac), FdbEntry { ifindex, vtep: [0; 4], group: receiver }),
     ];
     let owner = NeighEntry { mac, flags: 0, ifindex, group };
-    entries.extend(neighbours(segment, owner, local.ip, local.ip6));
+    entries.extend(neighbours(segment, owner, ip, ip6));
     entries.push(Entry::Hook { ifindex, interface: local.port.clone() });
-    entries
+    Ok(entries)
 }
 
 fn encode_service(service: &Service) -> Result<Vec<Entry>, EncodeError> {
-    let scope = service.scope.as_ref().ok_or(EncodeError::WholeCluster)?;
-    if let Some(elsewhere) = service.backends.iter().find(|backend| backend.encap != scope.encap) {
+    let network = service.scope.network.as_ref().ok_or(EncodeError::WholeVrf)?;
+    let is_elsewhere = |backend: &&datapath::Backend| backend.encap != Some(network.encap);
+    if let Some(elsewhere) = service.backends.iter().find(is_elsewhere) {
         return Err(EncodeError::BackendElsewhere(elsewhere.ip));
     }
     let of_other_family = |backend: &&datapath::Backend| backend.ip.is_ipv4() != service.vip.is_ipv4();
     if let Some(other) = service.backends.iter().find(of_other_family) {
         return Err(EncodeError::OtherFamily(other.ip));
     }
-    let (segment, ip) = (segment_of(scope.encap), Address::from(service.vip));
+    let (segment, ip) = (segment_of(network.encap), Address::from(service.vip));
     let ready = || service.backends.iter().filter(|backend| backend.readiness == Readiness::Ready);
     // At least one second: the kernel side treats zero as no expiry.
     let affinity = service.affinity.map_or(0, |time| time.as_secs().clamp(1, u32::MAX.into()) as u32);
@@ -199,6 +212,10 @@ fn encode_service(service: &Service) -> Result<Vec<Entry>, EncodeError> {
     Ok(entries)
 }
 
+fn dual_stack(addresses: &Addresses) -> Result<(Ipv4Addr, Option<Ipv6Addr>), Unsupported> {
+    addresses.dual_stack().ok_or(Unsupported::ADDRESSES)
+}
+
 fn neighbours(
     segment: Segment,
     owner: NeighEntry,
@@ -220,10 +237,12 @@ fn vtep(address: IpAddr) -> Result<Vtep, EncodeError> {
 mod tests {
     use contiv_model::{
         mac,
+        route::NextHop,
         tag::{Vlan, Vni},
     };
 
     use super::*;
+    use crate::datapath::{Backend, Gateway, Scope, Subnet};
 
     const DEVICES: Devices = Devices { overlay: 7, overlay_port: 4789, uplink: 3 };
 
@@ -231,18 +250,21 @@ mod tests {
         Encap::Vxlan { vni: Vni::try_from(10_001).unwrap(), local: Vlan::try_from(1).unwrap() }
     }
 
+    fn vlan() -> Encap {
+        Encap::Vlan(Vlan::try_from(100).unwrap())
+    }
+
     fn local() -> Local {
-        Local {
-            id: "n1.t-a".into(),
-            network: "n1.t".into(),
-            encap: vxlan(),
-            port: "vvport1".into(),
-            owner: Owner::Pod,
-            mac: mac::Mac([2, 2, 10, 1, 1, 1]),
-            ip: Ipv4Addr::new(10, 1, 1, 1),
-            ip6: Some(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
-            group: None,
-        }
+        let ip6 = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
+        let addresses = (Ipv4Addr::new(10, 1, 1, 1), Some(ip6));
+        let mac = mac::Mac([2, 2, 10, 1, 1, 1]);
+        Local::new("n1.t-a", &Network::new("n1.t", vxlan()), "vvport1", mac, addresses)
+    }
+
+    fn remote(encap: Encap) -> Remote {
+        let next_hop = NextHop::on(encap, Some(Ipv4Addr::new(192, 0, 2, 2).into())).unwrap();
+        let mac = mac::Mac([2, 2, 10, 1, 1, 2]);
+        Remote::new("n1.t-b", &Network::new("n1.t", encap), next_hop, mac, Ipv4Addr::new(10, 1, 1, 2))
     }
 
     #[test]
@@ -268,32 +290,55 @@ mod tests {
 
     #[test]
     fn remote_endpoints_have_a_destination_on_vxlan_only() {
-        let mut remote = Remote {
-            id: "n1.t-b".into(),
-            network: "n1.t".into(),
-            encap: vxlan(),
-            vtep: Some(Ipv4Addr::new(192, 0, 2, 2).into()),
-            mac: mac::Mac([2, 2, 10, 1, 1, 2]),
-            ip: Ipv4Addr::new(10, 1, 1, 2),
-            ip6: None,
-            group: None,
-        };
-        let entries = encode(&Object::Remote(remote.clone()), &DEVICES, |_| None).unwrap();
+        let entries = encode(&Object::Remote(remote(vxlan())), &DEVICES, |_| None).unwrap();
         let expected = FdbEntry { ifindex: 0, vtep: [192, 0, 2, 2], group: 0 };
         assert!(matches!(&entries[0], Entry::Fdb(_, entry) if *entry == expected));
-
-        remote.vtep = None;
-        assert_eq!(encode(&Object::Remote(remote.clone()), &DEVICES, |_| None), Err(EncodeError::NoVtep));
-        remote.encap = Encap::Vlan(Vlan::try_from(100).unwrap());
-        let entries = encode(&Object::Remote(remote), &DEVICES, |_| None).unwrap();
+        let entries = encode(&Object::Remote(remote(vlan())), &DEVICES, |_| None).unwrap();
         assert!(matches!(entries[..], [Entry::Neigh(..)]));
     }
 
     #[test]
+    fn what_is_not_implemented_is_refused() {
+        let refused = |object| encode(&object, &DEVICES, |_| Some(9)).unwrap_err();
+        let address = Ipv4Addr::new(192, 0, 2, 2).into();
+        for (encap, next_hop) in [
+            (vxlan(), NextHop::on(vlan(), None).unwrap()),
+            (vxlan(), NextHop::Vtep { address, vni: Vni::try_from(7).unwrap() }),
+            (vxlan(), NextHop::Local { endpoint: "e".into() }),
+            (vlan(), NextHop::Uplink { vlan: Vlan::try_from(100).unwrap(), link: Some("eth1".into()) }),
+        ] {
+            let remote = Remote { next_hop, ..remote(encap) };
+            assert_eq!(refused(Object::Remote(remote)), Unsupported::NEXT_HOP.into());
+        }
+        let six = NextHop::on(vxlan(), Some(Ipv6Addr::LOCALHOST.into())).unwrap();
+        let remote = Remote { next_hop: six, ..remote(vxlan()) };
+        assert_eq!(refused(Object::Remote(remote)), EncodeError::Ipv6Vtep);
+        let several: [IpAddr; 2] = [Ipv4Addr::new(10, 1, 1, 1).into(), Ipv4Addr::new(10, 1, 1, 2).into()];
+        for addresses in [Addresses::new(several), Addresses::new([Ipv6Addr::LOCALHOST.into()])] {
+            let local = Local { addresses: addresses.unwrap(), ..local() };
+            assert_eq!(refused(Object::Local(local)), Unsupported::ADDRESSES.into());
+        }
+        let network = Network::new("n1.t", vxlan());
+        let gateway = Gateway { ip: Ipv4Addr::new(10, 1, 1, 254).into(), mac: None };
+        let prefix = "10.1.1.0/24".parse().unwrap();
+        let subnet = |gateway| {
+            let gateway = Some(gateway);
+            Object::Subnet(Subnet { network: network.id.clone(), vrf: network.vrf.clone(), prefix, gateway })
+        };
+        assert_eq!(encode(&subnet(gateway), &DEVICES, |_| None), Ok(vec![]));
+        let routed = Gateway { mac: Some(mac::Mac([2; 6])), ..gateway };
+        assert_eq!(refused(subnet(routed)), Unsupported::GATEWAY.into());
+        let service = Service::new("s:t", Scope::vrf(network.vrf.clone()), Ipv4Addr::new(10, 1, 1, 9));
+        assert_eq!(refused(Object::Service(service.clone())), EncodeError::WholeVrf);
+        let backend = Backend { encap: None, ..Backend::on(vxlan(), Ipv4Addr::new(192, 0, 2, 9)) };
+        let elsewhere = Service { scope: Scope::network(&network), backends: vec![backend], ..service };
+        assert_eq!(refused(Object::Service(elsewhere)), EncodeError::BackendElsewhere(backend.ip));
+    }
+
+    #[test]
     fn networks_use_the_device_of_their_encapsulation() {
-        let network = |encap, arp| Object::Network(Network { id: "n1.t".into(), encap, arp });
-        let vlan = Encap::Vlan(Vlan::try_from(100).unwrap());
-        let entries = encode(&network(vlan, ArpMode::Flood), &DEVICES, |_| None).unwrap();
+        let network = |encap, arp| Object::Network(Network { arp, ..Network::new("n1.t", encap) });
+        let entries = encode(&network(vlan(), ArpMode::Flood), &DEVICES, |_| None).unwrap();
         assert_eq!(entries, [Entry::Segment { segment: Segment::vlan(100), out: 3, flags: 0 }]);
         let entries = encode(&network(vxlan(), ArpMode::Proxy), &DEVICES, |_| None).unwrap();
         let flags = SegmentEntry::PROXY;
@@ -302,7 +347,7 @@ mod tests {
 
     #[test]
     fn unreachable_peers_are_refused() {
-        let peer = |vtep: &str, port| Object::Peer(Peer { vtep: vtep.parse().unwrap(), port });
+        let peer = |vtep: &str, port| Object::Peer(Peer::new(vtep.parse::<IpAddr>().unwrap(), port));
         assert_eq!(encode(&peer("192.0.2.2", 4789), &DEVICES, |_| None).unwrap().len(), 1);
         assert_eq!(encode(&peer("2001:db8::2", 4789), &DEVICES, |_| None), Err(EncodeError::Ipv6Vtep));
         let error = EncodeError::OtherPort { theirs: 8472, ours: 4789 };

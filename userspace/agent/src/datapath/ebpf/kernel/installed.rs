@@ -160,16 +160,16 @@ impl Installed {
     /// Writes a group.
     pub(crate) fn set_group(&mut self, group: &Group) -> Result<(), Error> {
         let desired =
-            encode::group(group).map_err(|error| failed(format!("set group {}", group.number), error))?;
+            encode::group(group).map_err(|error| failed(format!("set group {}", group.identity), error))?;
         self.rates_changed = true;
         self.kernel.policies.set(&desired)
     }
 
     /// Removes the entries of an object in reverse order.
     pub(crate) fn delete(&mut self, id: &ObjectId) -> Result<(), Error> {
-        if let ObjectId::Group(number) = id {
+        if let ObjectId::Group(identity) = id {
             // A group whose number exceeds the table was never set.
-            if let Some(number) = encode::group_number(*number) {
+            if let Some(number) = encode::identity_number(*identity) {
                 self.kernel.policies.delete(number);
                 self.rates_changed = true;
             }

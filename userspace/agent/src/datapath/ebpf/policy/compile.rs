@@ -2,7 +2,9 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`clause`] | a rule without its local subnet |
+//! | [`clause`] | a rule without its local subnet, for one identity and one prefix |
+//! | [`intervals`] | overlapping port ranges to intervals |
+//! | [`overlap`] | limit of overlapping port ranges |
 //! | [`ranges`] | nested prefixes to disjoint ranges |
 //! | [`address_first`] | clauses partitioned by peer address |
 //! | [`partition`] | clauses to trees: one, unless clauses would be repeated too often |
@@ -10,6 +12,8 @@
 
 mod address_first;
 mod clause;
+mod intervals;
+mod overlap;
 mod partition;
 mod ranges;
 mod tree;
@@ -19,12 +23,15 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use contiv_abi::policy::{Branch, RuleEntry, RuleSet};
 use contiv_model::{
     name::RuleId,
-    policy::{Action, Direction, Rule},
+    policy::{Action, Direction, Layer, Priority, Rule},
 };
 use ipnet::IpNet;
 
 use self::clause::{Clause, Match};
-pub(crate) use self::partition::Limit;
+pub(crate) use self::{
+    overlap::{OverlappingPorts, check_ports},
+    partition::Limit,
+};
 use self::{partition::Tree, tree::Trees};
 
 /// The compiled rules of a group in one direction. Sets, tree nodes and rules are numbered from zero; the numbers are in
@@ -54,7 +61,7 @@ pub(crate) fn compile(rules: &[Rule], direction: Direction, limit: Limit) -> Com
     let numbers: HashMap<&RuleId, u32> = names.iter().copied().zip(0..).collect();
     let entry = |rule: &Rule| {
         let number = numbers.get(&rule.id).copied().unwrap_or_default();
-        RuleEntry::new(rule.priority.get(), rule.action == Action::Allow, number, number)
+        RuleEntry::new(rank(rule), rule.action == Action::Allow, number, number)
     };
 
     let subnets: BTreeSet<IpNet> = rules.iter().filter_map(|rule| rule.own).collect();
@@ -78,19 +85,31 @@ pub(crate) fn compile(rules: &[Rule], direction: Direction, limit: Limit) -> Com
     Compiled { sets, nodes: trees.nodes, rules, address_first: trees.address_first }
 }
 
+/// Position of a rule among the layers, 1 to 102; the highest of the matching rules decides. At equal rank a rule that
+/// denies decides, so that the isolation by network policies is below the rules that allow.
+fn rank(rule: &Rule) -> u8 {
+    let priority = rule.tier.priority().map_or(0, Priority::get);
+    match (rule.tier.layer(), rule.action) {
+        (Layer::AfterNetworkPolicy, _) => priority,
+        (Layer::NetworkPolicy, Action::Deny) => 51,
+        (Layer::NetworkPolicy, Action::Allow) => 52,
+        (Layer::BeforeNetworkPolicy, _) => priority + 2,
+    }
+}
+
 impl Trees {
     fn set<'a>(&mut self, number: u32, rules: impl Iterator<Item = (&'a Rule, RuleEntry)>) -> RuleSet {
         let mut clauses: BTreeMap<Match, RuleEntry> = BTreeMap::new();
-        let mut count = 0;
+        let (mut count, mut by_group) = (0, false);
         for (rule, entry) in rules {
             count += 1;
+            by_group |= rule.peer.names_identity();
             for condition in Match::of(rule) {
                 let decides = clauses.entry(condition).or_insert(entry);
                 *decides = entry.min(*decides);
             }
         }
         let clauses: Vec<Clause> = clauses.into_iter().collect();
-        let by_group = clauses.iter().any(|(condition, _)| condition.group.is_some());
         let mut set = RuleSet { number, rules: count, by_group: by_group.into(), ..RuleSet::EMPTY };
         for (root, tree) in set.roots.iter_mut().zip(partition::partition(&clauses, self.limit)) {
             *root = match tree {

@@ -75,7 +75,7 @@ impl<'a> Batch<'a> {
     /// Adds or replaces an object. Fails without a change if a remote endpoint has no tunnel.
     pub(crate) fn set(&mut self, object: Object, port: Option<BridgePort>) -> Result<(), NoTunnel> {
         if let Object::Remote(remote) = &object
-            && let Some(vtep) = remote.vtep
+            && let Some(vtep) = remote.vtep()
             && !self.index.peers().contains_key(&vtep)
         {
             return Err(NoTunnel(vtep));
@@ -84,9 +84,12 @@ impl<'a> Batch<'a> {
         self.mark_dirty(&id);
         let old = self.index.insert(Installed { object: object.clone(), port });
         self.mark_group_members(old.as_ref(), Some(&object));
+        let old_port = old.as_ref().and_then(|installed| installed.port.as_ref()).map(|port| port.number);
         self.previous.push((id.clone(), old));
         self.update_flows(&id);
-        if let Object::Peer(peer) = &object {
+        if let Object::Peer(peer) = &object
+            && self.index.peers().get(&peer.vtep).copied() != old_port
+        {
             for remote in self.index.remotes_at(peer.vtep) {
                 self.update_flows(&ObjectId::Remote(remote));
             }
@@ -166,7 +169,7 @@ impl<'a> Batch<'a> {
             ObjectId::Network(network) => {
                 self.dirty_networks.insert(network.clone());
             }
-            ObjectId::Group(_) | ObjectId::Remote(_) | ObjectId::Service(_) | ObjectId::Local(_) => {}
+            _ => {}
         }
     }
 
@@ -197,13 +200,12 @@ impl<'a> Batch<'a> {
                 (pipeline::bridge_and_tag(local.encap).0, pipeline::local(local, port))
             }
             (Object::Remote(remote), _) => {
-                let port = remote.vtep.and_then(|vtep| self.index.peers().get(&vtep).copied());
+                let port = remote.vtep().and_then(|vtep| self.index.peers().get(&vtep).copied());
                 (pipeline::bridge_and_tag(remote.encap).0, pipeline::remote(remote, port))
             }
-            // The flows of a network depend on its number of groups: see `update_network`.
-            // Groups and services are not implemented.
-            (Object::Network(_) | Object::Peer(_) | Object::Local(_), _)
-            | (Object::Group(_) | Object::Service(_), _) => return,
+            // The flows of a network depend on its number of groups: see `update_network`. A subnet has none.
+            (Object::Network(_) | Object::Subnet(_) | Object::Peer(_) | Object::Local(_), _)
+            | (Object::Route(_) | Object::Group(_) | Object::Service(_), _) => return,
         };
         self.set_flows(id, bridge, flows);
     }

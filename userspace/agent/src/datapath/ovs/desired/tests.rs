@@ -1,6 +1,6 @@
 //! Property test: a model depends only on its objects, not on the order of the changes.
 
-use contiv_model::{global::ArpMode, mac::Mac, name::EndpointId, tag::Encap};
+use contiv_model::{global::ArpMode, mac::Mac, name::EndpointId, route::NextHop, tag::Encap};
 use proptest::{collection::vec, prelude::*};
 
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use openflow_rs::Change;
 
 use super::{compare::compare, *};
 use crate::datapath::{
-    Local, Network, ObjectId, Owner, Peer, Remote,
+    Local, Network, ObjectId, Peer, Remote,
     ovs::{
         bridge::BridgeKind,
         pipeline::{MAX_BUCKETS, PEER_GROUP},
@@ -43,41 +43,23 @@ fn endpoint(network: u8, n: u8) -> (EndpointId, Mac, std::net::Ipv4Addr) {
 fn local(network: u8, n: u8, variant: bool) -> Object {
     let (id, mac, ip) = endpoint(network, n);
     let port = format!("vvport{network}{n}");
-    Object::Local(Local {
-        id,
-        network: network_id(network),
-        encap: encap(network, variant),
-        port,
-        owner: Owner::Pod,
-        mac,
-        ip,
-        ip6: None,
-        group: None,
-    })
+    let network = Network::new(network_id(network), encap(network, variant));
+    Object::Local(Local::new(id, &network, port, mac, ip))
 }
 
 fn object() -> impl Strategy<Value = Object> {
     prop_oneof![
-        (0u8..3).prop_map(|n| Object::Peer(Peer { vtep: vtep(n), port: 4789 })),
+        (0u8..3).prop_map(|n| Object::Peer(Peer::new(vtep(n), 4789))),
         (0u8..4, any::<bool>(), any::<bool>()).prop_map(|(n, variant, flood)| {
             let arp = if flood { ArpMode::Flood } else { ArpMode::Proxy };
-            Object::Network(Network { id: network_id(n), encap: encap(n, variant), arp })
+            Object::Network(Network { arp, ..Network::new(network_id(n), encap(n, variant)) })
         }),
         (0u8..4, 0u8..4, any::<bool>()).prop_map(|(network, n, variant)| local(network, n, variant)),
         (0u8..4, 4u8..8, 0u8..3, any::<bool>()).prop_map(|(network, n, node, variant)| {
             let (id, mac, ip) = endpoint(network, n);
-            let encap = encap(network, variant);
-            let vtep = matches!(encap, Encap::Vxlan { .. }).then(|| vtep(node));
-            Object::Remote(Remote {
-                id,
-                network: network_id(network),
-                encap,
-                vtep,
-                mac,
-                ip,
-                ip6: None,
-                group: None,
-            })
+            let network = Network::new(network_id(network), encap(network, variant));
+            let next_hop = NextHop::on(network.encap, Some(vtep(node))).unwrap();
+            Object::Remote(Remote::new(id, &network, next_hop, mac, ip))
         }),
     ]
 }
@@ -89,8 +71,11 @@ fn port_of(object: &Object) -> Option<BridgePort> {
             IpAddr::V4(ip) => 200 + u32::from(ip.octets()[3]),
             IpAddr::V6(_) => return None,
         },
-        Object::Local(local) => 10 * u32::from(local.ip.octets()[1]) + u32::from(local.ip.octets()[3]) + 1,
-        Object::Network(_) | Object::Group(_) | Object::Remote(_) | Object::Service(_) => return None,
+        Object::Local(local) => {
+            let [_, network, _, n] = local.addresses.v4().next()?.octets();
+            10 * u32::from(network) + u32::from(n) + 1
+        }
+        _ => return None,
     };
     Some(BridgePort { name: format!("port{number}"), number })
 }
@@ -163,7 +148,7 @@ proptest! {
             let (desired, ports) = installed(&model);
             // A removed peer leaves remote endpoints without a tunnel, which the expected model omits.
             let without_tunnel = desired.iter().any(|(_, object)| matches!(object,
-                Object::Remote(Remote { vtep: Some(vtep), .. }) if desired.get(&ObjectId::Peer(*vtep)).is_none()));
+                Object::Remote(remote) if remote.vtep().is_some_and(|vtep| desired.get(&ObjectId::Peer(vtep)).is_none())));
             let expected_model = expected(&desired, &ports, BaseConfig::default());
             if !without_tunnel {
                 for bridge in BridgeKind::ALL {
@@ -181,14 +166,14 @@ fn many_pods_need_several_groups() {
     let mut model = SwitchModel::default();
     let mut batch = Batch::new(&mut model);
     batch.set_base_flows();
-    let network = Network { id: network_id(0), encap: encap(0, false), arp: ArpMode::Proxy };
+    let network = Network::new(network_id(0), encap(0, false));
     batch.set(Object::Network(network), None).unwrap();
     let pods: Vec<_> = (0..2 * MAX_BUCKETS as u32 + 1)
         .map(|n| {
             let Object::Local(mut pod) = local(0, 0, false) else { unreachable!() };
             pod.id = EndpointId::new(&network_id(0), &format!("pod{n}"));
-            pod.ip = (0x0a00_0000 + n).into();
-            pod.mac = Mac::of_endpoint(pod.ip);
+            let ip = (0x0a00_0000 + n).into();
+            (pod.addresses, pod.mac) = (Addresses::from(ip), Mac::of_endpoint(ip));
             pod.port = format!("vvport{n}");
             let port = BridgePort { name: pod.port.clone(), number: n + 1 };
             (Object::Local(pod), port)

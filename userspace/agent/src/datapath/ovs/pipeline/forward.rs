@@ -75,15 +75,15 @@ pub(crate) fn local(local: &Local, port: u32) -> Vec<Flow> {
         let destination = network_match(tag).eth_dst(local.mac.0);
         flows.push(Flow::new(table::DESTINATION, priority::MATCH, destination).apply([Action::output(port)]));
     }
-    flows.extend(neighbour::known_address(tag, local.mac.0, local.ip, local.ip6));
-    flows.extend(neighbour::own_address(bridge, tag, port, local.ip, local.ip6));
+    flows.extend(neighbour::known_addresses(tag, local.mac.0, &local.addresses));
+    flows.extend(neighbour::own_addresses(bridge, tag, port, &local.addresses));
     flows
 }
 
 /// Returns the flows of a remote endpoint. `port` is the tunnel to its node; `None` on a VLAN network.
 pub(crate) fn remote(remote: &Remote, port: Option<u32>) -> Vec<Flow> {
     let (_, tag) = bridge_and_tag(remote.encap);
-    let mut flows: Vec<_> = neighbour::known_address(tag, remote.mac.0, remote.ip, remote.ip6).collect();
+    let mut flows: Vec<_> = neighbour::known_addresses(tag, remote.mac.0, &remote.addresses).collect();
     if let Some(port) = port {
         // Split horizon: frames from a tunnel are not sent into another.
         let destination = network_match_from(tag, 0).eth_dst(remote.mac.0);

@@ -3,7 +3,9 @@
 //! Table 10 has one flow for each known address, which loads its Ethernet address. Table 11 turns the request into the
 //! reply with the same flows for all addresses.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr};
+
+use contiv_model::addresses::Addresses;
 
 use openflow_rs::{
     Action, Field, Flow, Match, Port, Slice,
@@ -55,24 +57,17 @@ pub(crate) fn intercept_requests(tag: u32) -> [Flow; 2] {
     .map(|flow| flow.goto(table::NEIGHBOUR))
 }
 
-fn request4(matching: Match, ip: Ipv4Addr) -> Match {
-    matching.arp_op(ARP_REQUEST).arp_tpa(ip)
-}
-
-fn request6(matching: Match, ip: Ipv6Addr) -> Match {
-    matching.neighbour_solicitation(ip)
+fn request(matching: Match, ip: IpAddr) -> Match {
+    match ip {
+        IpAddr::V4(ip) => matching.arp_op(ARP_REQUEST).arp_tpa(ip),
+        IpAddr::V6(ip) => matching.neighbour_solicitation(ip),
+    }
 }
 
 /// Returns flows that look up the addresses of an endpoint.
-pub(crate) fn known_address(
-    tag: u32,
-    mac: [u8; 6],
-    ip: Ipv4Addr,
-    ip6: Option<Ipv6Addr>,
-) -> impl Iterator<Item = Flow> {
-    let six = ip6.map(|ip| request6(network_match(tag), ip));
-    std::iter::once(request4(network_match(tag), ip)).chain(six).map(move |request| {
-        Flow::new(table::NEIGHBOUR, priority::MATCH, request)
+pub(crate) fn known_addresses(tag: u32, mac: [u8; 6], addresses: &Addresses) -> impl Iterator<Item = Flow> {
+    addresses.iter().map(move |ip| {
+        Flow::new(table::NEIGHBOUR, priority::MATCH, request(network_match(tag), ip))
             .apply([Action::set(REPLY_MAC, mac_bits(mac))])
             .goto(table::REPLY)
     })
@@ -82,17 +77,15 @@ pub(crate) fn known_address(
 ///
 /// A VXLAN network drops them, because all endpoints are known. A VLAN network floods them, because it can have unknown
 /// stations and switches that learn from the frames.
-pub(crate) fn own_address(
+pub(crate) fn own_addresses(
     bridge: BridgeKind,
     tag: u32,
     port: u32,
-    ip: Ipv4Addr,
-    ip6: Option<Ipv6Addr>,
+    addresses: &Addresses,
 ) -> impl Iterator<Item = Flow> {
-    let from_pod = move || network_match(tag).in_port(port.into());
-    let six = ip6.map(|ip| request6(from_pod(), ip));
-    std::iter::once(request4(from_pod(), ip)).chain(six).map(move |request| {
-        let flow = Flow::new(table::NEIGHBOUR, priority::OWN_ADDRESS, request);
+    addresses.iter().map(move |ip| {
+        let from_pod = network_match(tag).in_port(port.into());
+        let flow = Flow::new(table::NEIGHBOUR, priority::OWN_ADDRESS, request(from_pod, ip));
         if bridge == BridgeKind::Vlan { flow.apply([Action::output(Port::NORMAL)]) } else { flow }
     })
 }

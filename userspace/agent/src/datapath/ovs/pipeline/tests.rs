@@ -2,12 +2,17 @@
 
 use std::{fmt::Write as _, fs, path::Path};
 
-use contiv_model::{global::ArpMode, name::NetworkId, tag::Encap};
+use contiv_model::{
+    global::ArpMode,
+    name::{EndpointId, NetworkId},
+    route::NextHop,
+    tag::Encap,
+};
 
 use openflow_rs::Flow;
 
 use super::*;
-use crate::datapath::{Local, Network, Owner, Remote, ovs::bridge::BridgeKind};
+use crate::datapath::{Local, Network, Remote, ovs::bridge::BridgeKind};
 
 fn network_id() -> NetworkId {
     NetworkId::new(&"net".parse().unwrap(), &"blue".parse().unwrap())
@@ -22,36 +27,22 @@ fn vlan() -> Encap {
 }
 
 fn local_in(encap: Encap) -> Local {
-    let network = network_id();
-    Local {
-        id: contiv_model::name::EndpointId::new(&network, "pod1"),
-        network,
-        encap,
-        port: "vvport1".into(),
-        owner: Owner::Pod,
-        mac: "02:02:0a:01:00:01".parse().unwrap(),
-        ip: [10, 1, 0, 1].into(),
-        ip6: Some("2001:db8::1".parse().unwrap()),
-        group: None,
-    }
+    let network = Network::new(network_id(), encap);
+    let id = EndpointId::new(&network.id, "pod1");
+    let addresses = ([10, 1, 0, 1].into(), Some("2001:db8::1".parse().unwrap()));
+    Local::new(id, &network, "vvport1", "02:02:0a:01:00:01".parse().unwrap(), addresses)
 }
 
 fn remote_in(encap: Encap) -> Remote {
-    let network = network_id();
-    Remote {
-        id: contiv_model::name::EndpointId::new(&network, "pod2"),
-        network,
-        encap,
-        vtep: None,
-        mac: "02:02:0a:01:00:02".parse().unwrap(),
-        ip: [10, 1, 0, 2].into(),
-        ip6: Some("2001:db8::2".parse().unwrap()),
-        group: None,
-    }
+    let network = Network::new(network_id(), encap);
+    let id = EndpointId::new(&network.id, "pod2");
+    let next_hop = NextHop::on(encap, Some([192, 0, 2, 2].into())).unwrap();
+    let addresses = ([10, 1, 0, 2].into(), Some("2001:db8::2".parse().unwrap()));
+    Remote::new(id, &network, next_hop, "02:02:0a:01:00:02".parse().unwrap(), addresses)
 }
 
 fn network_in(encap: Encap, arp: ArpMode) -> Vec<Flow> {
-    network(&Network { id: network_id(), encap, arp }, 1)
+    network(&Network { arp, ..Network::new(network_id(), encap) }, 1)
 }
 
 /// Compares with the file; writes it if `UPDATE_GOLDEN` is set.

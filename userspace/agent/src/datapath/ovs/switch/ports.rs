@@ -212,9 +212,12 @@ pub(crate) fn of_object(database: &Database, id: &ObjectId) -> BTreeSet<String> 
     let text = match id {
         ObjectId::Peer(vtep) => vtep.to_string(),
         ObjectId::Local(id) => id.to_string(),
-        ObjectId::Network(_) | ObjectId::Group(_) | ObjectId::Remote(_) | ObjectId::Service(_) => {
-            return BTreeSet::new();
-        }
+        ObjectId::Network(_)
+        | ObjectId::Subnet(_)
+        | ObjectId::Route(_)
+        | ObjectId::Group(_)
+        | ObjectId::Remote(_)
+        | ObjectId::Service(_) => return BTreeSet::new(),
     };
     let is_owned = |port: &Port, interface: &Interface| match id {
         ObjectId::Peer(_) => leads_to(interface, &text),

@@ -20,8 +20,10 @@ impl Cookie {
             ObjectId::Network(id) => (2, id.to_string()),
             ObjectId::Remote(id) => (3, id.to_string()),
             ObjectId::Local(id) => (4, id.to_string()),
-            ObjectId::Group(number) => (5, number.to_string()),
+            ObjectId::Group(identity) => (5, identity.to_string()),
             ObjectId::Service(id) => (6, id.to_string()),
+            ObjectId::Subnet(id) => (7, id.to_string()),
+            ObjectId::Route(id) => (8, id.to_string()),
         };
         Cookie((PREFIX | kind) << 56 | hash(&text) & HASH_MASK)
     }

@@ -95,15 +95,11 @@ impl FlowIndex {
                     let ports = self.local_ports.entry(local.network.clone()).or_default();
                     ports.insert(local.id.clone(), port.number);
                 }
-                Object::Local(_)
-                | Object::Network(_)
-                | Object::Group(_)
-                | Object::Remote(_)
-                | Object::Service(_) => {}
+                _ => {}
             }
         }
         if let Object::Remote(remote) = &installed.object
-            && let Some(vtep) = remote.vtep
+            && let Some(vtep) = remote.vtep()
         {
             self.remotes.entry(vtep).or_default().insert(remote.id.clone());
         }
@@ -127,14 +123,14 @@ impl FlowIndex {
                 ports.is_empty()
             }),
             Object::Remote(remote) => {
-                if let Some(vtep) = remote.vtep {
+                if let Some(vtep) = remote.vtep() {
                     remove_if_empty(&mut self.remotes, &vtep, |remotes| {
                         remotes.remove(&remote.id);
                         remotes.is_empty()
                     });
                 }
             }
-            Object::Network(_) | Object::Group(_) | Object::Service(_) => {}
+            _ => {}
         }
         Some(installed)
     }

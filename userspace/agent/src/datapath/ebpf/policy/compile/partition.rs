@@ -1,15 +1,18 @@
 //! Partitions the clauses into trees.
 //!
-//! A tree repeats the clauses for any port in the range of each port that occurs, and likewise for groups. If that adds
+//! A tree repeats a clause in each interval of ports that its port range contains, and likewise for groups. If that adds
 //! little, there is one tree to search. If many subnets meet many ports or groups, the size would multiply. The tree then
 //! searches addresses first, if few subnets are nested ([`AddressPartition`]). If that would multiply as well, the
 //! clauses go to several trees, and the programs search all of them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+
+use contiv_model::policy::PortRange;
 
 use super::{
     address_first::AddressPartition,
     clause::{Clause, L4Match},
+    intervals::intervals,
 };
 
 /// Limit of the repetition in a tree.
@@ -66,7 +69,7 @@ pub(super) fn partition(clauses: &[Clause], limit: Limit) -> Vec<Tree> {
         let mut by_l4: [Vec<Clause>; 3] = Default::default();
         for clause in clauses {
             let index = match clause.0.l4 {
-                L4Match::Port(..) => 0,
+                L4Match::Ports(..) => 0,
                 L4Match::Protocol(_) => 1,
                 L4Match::Any => 2,
             };
@@ -105,25 +108,38 @@ fn fits(clauses: &[Clause], limit: Limit) -> bool {
 
 /// Number of port ranges, plus the number of subnets in all of them.
 fn port_ranges<'a>(clauses: impl Iterator<Item = &'a Clause>) -> usize {
-    let mut ranges: BTreeSet<L4Match> = BTreeSet::new();
-    let (mut of_all, mut of_ports) = (0, 0);
-    let mut of_protocols: BTreeMap<u8, usize> = BTreeMap::new();
+    /// Clauses of one protocol.
+    #[derive(Default)]
+    struct OfProtocol {
+        /// 1 if there are clauses for any port.
+        any_port: usize,
+        /// Number of subnets of clauses for any port.
+        subnets: usize,
+        /// Port ranges with their number of subnets.
+        ports: Vec<(PortRange, usize)>,
+    }
+    let (mut any, mut of_all) = (0, 0);
+    let mut protocols: BTreeMap<u8, OfProtocol> = BTreeMap::new();
     for (condition, _) in clauses {
-        ranges.insert(condition.l4);
         let subnets = usize::from(condition.subnet.is_some());
         match condition.l4 {
-            L4Match::Any => of_all += subnets,
-            L4Match::Protocol(protocol) => *of_protocols.entry(protocol).or_default() += subnets,
-            L4Match::Port(..) => of_ports += subnets,
+            L4Match::Any => (any, of_all) = (1, of_all + subnets),
+            L4Match::Protocol(protocol) => {
+                let of_protocol = protocols.entry(protocol).or_default();
+                (of_protocol.any_port, of_protocol.subnets) = (1, of_protocol.subnets + subnets);
+            }
+            L4Match::Ports(protocol, ports) => {
+                protocols.entry(protocol).or_default().ports.push((ports, subnets));
+            }
         }
     }
-    let of_protocol = |protocol: &u8| of_protocols.get(protocol).copied().unwrap_or(0);
-    let repeated: usize = ranges
-        .iter()
-        .map(|range| match range {
-            L4Match::Any => 0,
-            L4Match::Protocol(protocol) | L4Match::Port(protocol, _) => of_protocol(protocol) + of_all,
-        })
-        .sum();
-    ranges.len() + of_ports + of_all + repeated
+    let of_protocols = protocols.into_values().map(|OfProtocol { any_port, subnets, ports }| {
+        let (mut ranges, mut of_ports) = (any_port, 0);
+        intervals(&ports, |_, of_interval| {
+            ranges += usize::from(!of_interval.is_empty());
+            of_ports += of_interval.into_iter().sum::<usize>();
+        });
+        ranges + of_ports + ranges * (subnets + of_all)
+    });
+    any + of_all + of_protocols.sum::<usize>()
 }

@@ -4,9 +4,8 @@ use contiv_abi::{
     Address, Be16,
     policy::{LookupKey, Search, Tables, word},
 };
-use contiv_model::{
-    group::GroupNumber,
-    policy::{self, ICMP, ICMPV6, Packet, Peer, Priority, Side, TCP, UDP},
+use contiv_model::policy::{
+    self, ICMP, ICMPV6, Identity, IdentitySet, IpBlock, Packet, Peer, PortRange, Side, TCP, Tier, UDP,
 };
 use proptest::prelude::*;
 
@@ -36,7 +35,7 @@ impl Loaded<'_> {
         key.set_ends(own.is_ipv6().into(), &address(peer.address), &address(own));
         // Without ports, the field contains arbitrary bytes.
         key.set_port(packet.protocol, Be16::new(packet.port.unwrap_or(77)));
-        key.set_group(if set.by_group == 0 { 0 } else { peer.group.map_or(0, GroupNumber::get) });
+        key.set_group(if set.by_group == 0 { 0 } else { peer.party.identity().map_or(0, Identity::get) });
         let mut search = Search::new(0);
         let (mut steps, mut walks) = (0, 0);
         while search.turn(self) {
@@ -85,45 +84,73 @@ fn subnet() -> impl Strategy<Value = IpNet> {
     })
 }
 
-fn group() -> impl Strategy<Value = GroupNumber> {
-    (1..4_u32).prop_map(|number| GroupNumber::try_from(number).unwrap())
+fn identity(number: u32) -> Identity {
+    Identity::try_from(number).unwrap()
+}
+
+fn any_identity() -> impl Strategy<Value = Identity> {
+    (1..4_u32).prop_map(identity)
+}
+
+fn peer() -> impl Strategy<Value = Peer> {
+    let identities = prop::collection::vec(any_identity(), 0..3);
+    let identities = identities.prop_map(|identities| identities.into_iter().collect::<IdentitySet>());
+    // The exceptions are long prefixes: a short prefix would leave many small ones.
+    let block = (subnet(), prop::collection::vec(address(), 0..2))
+        .prop_map(|(prefix, except)| IpBlock::new(prefix, except.into_iter().map(IpNet::from)));
+    let blocks = prop_oneof![
+        6 => subnet().prop_map(|subnet| vec![IpBlock::from(subnet)]),
+        1 => prop::collection::vec(block, 0..3),
+    ];
+    (prop::option::of(identities), prop::option::weighted(0.7, blocks))
+        .prop_map(|(identities, blocks)| Peer { identities, blocks: blocks.map(Into::into) })
+}
+
+fn ports() -> impl Strategy<Value = PortRange> {
+    prop_oneof![
+        prop::sample::select(vec![53_u16, 80]).prop_map(PortRange::from),
+        (50..90_u16, 0..40_u16).prop_map(|(first, more)| PortRange::new(first, first + more).unwrap()),
+        prop::sample::select(vec![(0, u16::MAX), (80, u16::MAX), (0, 0)])
+            .prop_map(|(first, last)| PortRange::new(first, last).unwrap()),
+    ]
+}
+
+/// A tier and whether the rule denies.
+fn tier() -> impl Strategy<Value = (Tier, bool)> {
+    let priority = prop_oneof![3 => 1..4_u8, 1 => 49..53_u8, 1 => Just(100)];
+    prop_oneof![
+        4 => (priority, any::<bool>()).prop_map(|(priority, deny)| (priority.try_into().unwrap(), deny)),
+        1 => any::<bool>().prop_map(|deny| (Tier::NetworkPolicy, deny)),
+    ]
 }
 
 prop_compose! {
     fn rule()(
         id in 0..20_u32,
         direction in prop::sample::select(vec![Direction::In, Direction::Out]),
-        group in prop::option::of(group()),
-        subnet in prop::option::weighted(0.7, subnet()),
+        peer in peer(),
         own in prop::option::weighted(0.2, subnet()),
         protocol in prop::option::of(prop::sample::select(vec![ICMP, TCP, UDP, ICMPV6, 132])),
-        port in prop::option::of(prop::sample::select(vec![53_u16, 80])),
-        deny in any::<bool>(),
-        priority in 1..4_u8,
+        ports in prop::option::of(ports()),
+        (tier, deny) in tier(),
     ) -> Rule {
-        Rule {
-            // Rules with the same name differ only in the subnets.
-            id: format!("{direction}{id}{deny}{priority}").as_str().into(),
-            direction,
-            peer: Peer { group, subnet },
-            own,
-            protocol,
-            port: port.filter(|_| [Some(TCP), Some(UDP)].contains(&protocol)),
-            action: if deny { Action::Deny } else { Action::Allow },
-            priority: Priority::try_from(priority).unwrap(),
-        }
+        let action = if deny { Action::Deny } else { Action::Allow };
+        // Rules with the same name differ only in the subnets.
+        let id = format!("{direction}{id}{deny}{tier:?}");
+        let ports = ports.filter(|_| [Some(TCP), Some(UDP)].contains(&protocol));
+        Rule { peer, own, protocol, ports, ..Rule::new(id, direction, action, tier) }
     }
 }
 
 prop_compose! {
     fn packet_and_ends()(
         (own, peer) in (address(), address()).prop_filter("one family", |(a, b)| a.is_ipv4() == b.is_ipv4()),
-        group in prop::option::of(group()),
+        identity in prop::option::of(any_identity()),
         protocol in prop::sample::select(vec![ICMP, TCP, UDP, ICMPV6, 132, 47, 0]),
-        port in prop::sample::select(vec![53_u16, 80, 0, 443]),
-    ) -> (IpAddr, IpAddr, Option<GroupNumber>, Packet) {
+        port in prop_oneof![prop::sample::select(vec![53_u16, 80, 0, 443, u16::MAX]), 48..100_u16],
+    ) -> (IpAddr, IpAddr, Option<Identity>, Packet) {
         let port = [TCP, UDP].contains(&protocol).then_some(port);
-        (own, peer, group, Packet { protocol, port })
+        (own, peer, identity, Packet { protocol, port })
     }
 }
 
@@ -139,8 +166,8 @@ proptest! {
         for (direction, limit) in cases.into_iter().flatten() {
             let compiled = compile(&rules, direction, limit);
             let mut loaded = Loaded::new(&compiled);
-            for (own, peer, group, packet) in &packets {
-                let peer = Side { group: *group, ..Side::outside(*peer) };
+            for (own, peer, identity, packet) in &packets {
+                let peer = Side::endpoint(*peer, *identity, &[]);
                 let expected = policy::deciding_rule(&rules, direction, *own, &peer, *packet);
                 let expected = expected.map(|rule| (rule.id.clone(), rule.action));
                 prop_assert_eq!(loaded.deciding(*own, &peer, *packet), expected, "{:?}", (own, peer, packet));
@@ -156,14 +183,10 @@ fn no_rules_compile_to_no_set() {
 
 fn deny(id: impl std::fmt::Display, subnet: Option<IpNet>, port: Option<u16>) -> Rule {
     Rule {
-        id: format!("r{id:0>7}").as_str().into(),
-        direction: Direction::In,
-        peer: Peer { group: None, subnet },
-        own: None,
+        peer: Peer::new(None, subnet),
         protocol: Some(TCP),
-        port,
-        action: Action::Deny,
-        priority: Priority::try_from(1).unwrap(),
+        ports: port.map(PortRange::from),
+        ..Rule::new(format!("r{id:0>7}"), Direction::In, Action::Deny, 1.try_into().unwrap())
     }
 }
 
@@ -233,10 +256,8 @@ fn clauses_that_would_multiply_go_to_several_trees() {
     let subnets = (0..1000).map(|n| Rule { protocol: None, ..deny(n, Some(scattered(n, 24, false)), None) });
     let ports = (0..1000_u16)
         .map(|port| deny(10_000 + u32::from(port), Some(scattered(7, 8, false)), Some(2 * port)));
-    let groups = (1..1000_u32).map(|n| {
-        let peer = Peer { group: Some(GroupNumber::try_from(n).unwrap()), subnet: None };
-        Rule { peer, ..deny(20_000 + n, None, Some(80)) }
-    });
+    let groups =
+        (1..1000_u32).map(|n| Rule { peer: Peer::identity(identity(n)), ..deny(20_000 + n, None, Some(80)) });
     let rules: Vec<Rule> = subnets.chain(ports).chain(groups).collect();
     let compiled = compile(&rules, Direction::In, Limit::DEFAULT);
     let roots = compiled.sets[0].roots.iter().filter(|root| root.is_some()).count();
@@ -247,8 +268,7 @@ fn clauses_that_would_multiply_go_to_several_trees() {
     let keys = (0..1500_u32).flat_map(|n| [(n, 80), (3 * n, 1000), (n, 1001)]);
     for (n, port) in keys {
         let own = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
-        let group = (n > 0).then(|| GroupNumber::try_from(n).unwrap());
-        let peer = Side { group, ..Side::outside(scattered(n, 32, false).addr()) };
+        let peer = Side::endpoint(scattered(n, 32, false).addr(), (n > 0).then(|| identity(n)), &[]);
         let packet = Packet { protocol: TCP, port: Some(port) };
         let expected = policy::deciding_rule(&rules, Direction::In, own, &peer, packet);
         assert_eq!(loaded.deciding(own, &peer, packet), expected.map(|rule| (rule.id.clone(), rule.action)));
@@ -261,11 +281,12 @@ fn mixed_rules_compile_to_an_address_first_tree() {
     let rules: Vec<Rule> = (0..3000)
         .map(|n| {
             let variant = n / 25;
-            let rule = deny(n, Some(scattered(n, 8 + (n % 25) as u8, false)), None);
-            let group = (variant % 2 == 1).then(|| GroupNumber::try_from(1 + n % 3).unwrap());
+            let subnet = Some(scattered(n, 8 + (n % 25) as u8, false));
+            let group = (variant % 2 == 1).then(|| identity(1 + n % 3));
             let protocol = (variant % 3 != 0).then_some(TCP);
             let port = (variant % 3 == 2).then_some(1000 + n as u16 % 1000);
-            Rule { peer: Peer { group, ..rule.peer }, protocol, port, ..rule }
+            let ports = port.map(PortRange::from);
+            Rule { peer: Peer::new(group, subnet), protocol, ports, ..deny(n, None, None) }
         })
         .collect();
     let compiled = compile(&rules, Direction::In, Limit::DEFAULT);
@@ -277,8 +298,8 @@ fn mixed_rules_compile_to_an_address_first_tree() {
     let mut loaded = Loaded::new(&compiled);
     for n in 0..1000_u32 {
         let own = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
-        let group = (n % 4 > 0).then(|| GroupNumber::try_from(n % 4).unwrap());
-        let peer = Side { group, ..Side::outside(scattered(3 * n, 32, false).addr()) };
+        let group = (n % 4 > 0).then(|| identity(n % 4));
+        let peer = Side::endpoint(scattered(3 * n, 32, false).addr(), group, &[]);
         let packet = Packet { protocol: TCP, port: Some(1000 + n as u16) };
         let expected = policy::deciding_rule(&rules, Direction::In, own, &peer, packet);
         assert_eq!(loaded.deciding(own, &peer, packet), expected.map(|rule| (rule.id.clone(), rule.action)));

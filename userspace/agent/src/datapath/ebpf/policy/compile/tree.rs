@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 
 use contiv_abi::policy::{Branch, RuleEntry, WAYS, word};
+use contiv_model::policy::PortRange;
 use ipnet::IpNet;
 
 use super::{
     address_first::AddressPartition,
     clause::{Clause, L4Match, Match},
+    intervals::intervals,
     partition::Limit,
     ranges::{Ranges, Span, flatten},
 };
@@ -25,7 +27,7 @@ pub(super) struct Trees {
 #[derive(Default)]
 struct OfProtocol {
     any_port: Vec<Clause>,
-    ports: BTreeMap<u16, Vec<Clause>>,
+    ports: Vec<(PortRange, Clause)>,
 }
 
 impl Trees {
@@ -83,8 +85,8 @@ impl Trees {
             match clause.0.l4 {
                 L4Match::Any => of_all.push(*clause),
                 L4Match::Protocol(protocol) => protocols.entry(protocol).or_default().any_port.push(*clause),
-                L4Match::Port(protocol, port) => {
-                    protocols.entry(protocol).or_default().ports.entry(port).or_default().push(*clause);
+                L4Match::Ports(protocol, ports) => {
+                    protocols.entry(protocol).or_default().ports.push((ports, *clause));
                 }
             }
         }
@@ -95,11 +97,15 @@ impl Trees {
             any_port.extend(&of_all);
             let other_ports = self.of_peers(&any_port);
             ranges.push(first, other_ports);
-            for (port, mut clauses) in ports {
-                clauses.extend(&any_port);
-                ranges.push(first + u64::from(port), self.of_peers(&clauses));
-                ranges.push(first + u64::from(port) + 1, other_ports);
-            }
+            intervals(&ports, |port, mut clauses| {
+                let tree = if clauses.is_empty() {
+                    other_ports
+                } else {
+                    clauses.extend(&any_port);
+                    self.of_peers(&clauses)
+                };
+                ranges.push(first + u64::from(port), tree);
+            });
             ranges.push(first + (1 << 16), others);
         }
         self.tree(word::PORT, ranges)

@@ -1,0 +1,85 @@
+use std::{net::IpAddr, time::Duration};
+
+use contiv_model::{
+    name::{NetworkId, ServiceId},
+    service::{Port, Readiness},
+    tag::Encap,
+    vrf::Vrf,
+};
+
+use super::Network;
+
+/// A virtual address that selects among backends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Service {
+    /// Service's id.
+    pub id: ServiceId,
+    /// Endpoints that can use the address.
+    pub scope: Scope,
+    /// Virtual address. The Ethernet address of an IPv4 one is
+    /// [`Mac::of_endpoint`](contiv_model::mac::Mac::of_endpoint), as for an endpoint.
+    pub vip: IpAddr,
+    /// Ports, unique by protocol and port.
+    pub ports: Vec<Port>,
+    /// Backends, unique and sorted by address. Without a ready backend, clients are refused.
+    pub backends: Vec<Backend>,
+    /// Time for which a client keeps its backend after its last connection.
+    pub affinity: Option<Duration>,
+}
+
+impl Service {
+    /// A service without ports, backends and affinity.
+    pub fn new(id: impl Into<ServiceId>, scope: Scope, vip: impl Into<IpAddr>) -> Self {
+        Service { id: id.into(), scope, vip: vip.into(), ports: vec![], backends: vec![], affinity: None }
+    }
+}
+
+/// Endpoints that can use a service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Scope {
+    /// VRF of the endpoints; the service's address is in it.
+    pub vrf: Vrf,
+    /// Network of the endpoints; `None` for all networks of the VRF.
+    pub network: Option<ScopeNetwork>,
+}
+
+/// Network of a service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ScopeNetwork {
+    /// Network's id.
+    pub id: NetworkId,
+    /// Tag of the network.
+    pub encap: Encap,
+}
+
+impl Scope {
+    /// The endpoints of one network.
+    pub fn network(network: &Network) -> Self {
+        let one = ScopeNetwork { id: network.id.clone(), encap: network.encap };
+        Scope { vrf: network.vrf.clone(), network: Some(one) }
+    }
+
+    /// The endpoints of all networks of a VRF.
+    pub fn vrf(vrf: impl Into<Vrf>) -> Self {
+        Scope { vrf: vrf.into(), network: None }
+    }
+}
+
+/// Backend of a service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Backend {
+    /// Backend's address.
+    pub ip: IpAddr,
+    /// Tag of the network of the VRF that contains the address, which may differ from the service's network; `None` for
+    /// an address outside of the VRF's networks.
+    pub encap: Option<Encap>,
+    /// Whether the backend accepts new connections.
+    pub readiness: Readiness,
+}
+
+impl Backend {
+    /// A ready backend on the network with this tag.
+    pub fn on(encap: Encap, ip: impl Into<IpAddr>) -> Self {
+        Backend { ip: ip.into(), encap: Some(encap), readiness: Readiness::Ready }
+    }
+}
