@@ -4,11 +4,11 @@
 //! that must leave the node. The fake datapath is the oracle: a scenario that passes there and fails elsewhere has found a
 //! difference.
 
-mod harness;
+#[path = "../node/mod.rs"]
+mod node;
 mod scenarios;
-mod topology;
-mod wire;
-mod world;
+
+use node::{harness, topology, world};
 
 /// Defines a `#[test]` for each scenario, named by datapath and scenario.
 macro_rules! on {

@@ -7,7 +7,7 @@ use contiv_model::tag::Vni;
 use netplugin::datapath::fake::{Delivery, Target};
 use testkit::packet::{Packet, ethertype, protocol, verify};
 
-use crate::topology::{NODE, VXLAN_PORT};
+use crate::node::topology::{NODE, VXLAN_PORT};
 
 const ETHERNET: usize = 14;
 /// Length of the outer headers up to the VXLAN header; the outer IP header has no options.

@@ -18,7 +18,7 @@ use testkit::{
 use tokio::runtime::{Builder, Runtime};
 
 use super::{Damage, Difference, Harness, Programs};
-use crate::{
+use crate::node::{
     topology::{self, VTEPS},
     wire,
 };

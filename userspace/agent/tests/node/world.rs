@@ -16,7 +16,7 @@ use testkit::{
     wait_until,
 };
 
-use crate::{
+use crate::node::{
     harness::{Difference, Harness},
     topology::{self, pod},
 };

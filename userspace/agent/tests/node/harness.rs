@@ -24,7 +24,7 @@ pub(crate) trait Harness: Sized {
     /// Reason why the datapath cannot run on this machine.
     fn missing() -> Option<String>;
 
-    /// Creates a node without pods. The VTEPs of other nodes, [`crate::topology::VTEPS`], are on its wire.
+    /// Creates a node without pods. The VTEPs of other nodes, [`crate::node::topology::VTEPS`], are on its wire.
     fn start() -> Result<Self>;
 
     /// Creates a pod whose host interface has this name.

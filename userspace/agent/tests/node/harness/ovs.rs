@@ -10,7 +10,7 @@ use super::{
     Damage, Difference,
     real::{Site, UNDERLAY, UPLINK},
 };
-use crate::topology::NODE;
+use crate::node::topology::NODE;
 
 /// Bridge with the NIC: the userspace datapath sends tunnelled frames only through a bridge.
 const UNDERLAY_BRIDGE: &str = "br-phy";

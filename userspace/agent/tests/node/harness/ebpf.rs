@@ -25,7 +25,7 @@ use super::{
     Damage,
     real::{Site, UNDERLAY, UPLINK},
 };
-use crate::topology::NODE;
+use crate::node::topology::NODE;
 
 const BPFFS: &str = "/sys/fs/bpf";
 const PREFIX: &str = "ctvk";

@@ -1,0 +1,239 @@
+//! Forged ICMP errors. An error belongs to a flow if it comes from the flow's other end, or from a router on the way, of which
+//! a bridged network has none: never from an endpoint that is neither.
+
+use testkit::packet::{BROADCAST, Packet, tcp_flags};
+
+use crate::{
+    attack::{ANYWHERE, Attack, Family, OUTSIDE, Step, V4, V6},
+    rules::{FRIEND, PORT, Rules, Station, WITNESS},
+    scene::{PAYLOAD, Scene, ip},
+};
+
+const ERRORS_V4: [(&str, u8, u8, [u8; 4]); 12] = [
+    ("port unreachable", 3, 3, [0; 4]),
+    ("host unreachable", 3, 1, [0; 4]),
+    ("network unreachable", 3, 0, [0; 4]),
+    ("protocol unreachable", 3, 2, [0; 4]),
+    ("fragmentation needed", 3, 4, [0, 0, 2, 64]),
+    ("source route failed", 3, 5, [0; 4]),
+    ("administratively prohibited", 3, 13, [0; 4]),
+    ("source quench", 4, 0, [0; 4]),
+    ("redirect", 5, 1, [10, 7, 0, 1]),
+    ("time exceeded", 11, 0, [0; 4]),
+    ("reassembly time exceeded", 11, 1, [0; 4]),
+    ("parameter problem", 12, 0, [9, 0, 0, 0]),
+];
+const ERRORS_V6: [(&str, u8, u8, [u8; 4]); 9] = [
+    ("port unreachable", 1, 4, [0; 4]),
+    ("address unreachable", 1, 3, [0; 4]),
+    ("no route", 1, 0, [0; 4]),
+    ("administratively prohibited", 1, 1, [0; 4]),
+    ("packet too big", 2, 0, [0, 0, 5, 0]),
+    ("time exceeded", 3, 0, [0; 4]),
+    ("parameter problem", 4, 1, [0, 0, 0, 6]),
+    ("experimental error", 100, 0, [0; 4]),
+    ("reserved error", 127, 0, [0; 4]),
+];
+
+pub(super) fn attacks() -> Vec<Attack> {
+    let attacks = [about_others(), about_nothing(), odd_quotes()].into_iter().flatten();
+    // The control: the victim sends to the attacker, whose kernel has no such port.
+    attacks.map(|attack| attack.honest(genuine)).collect()
+}
+
+type Kind = (&'static str, u8, u8, [u8; 4]);
+
+/// Continues headers with an error about a packet.
+fn error(s: &Scene, headers: Packet, (_, kind, code, rest): Kind, quoted: &[u8]) -> Packet {
+    match s.family {
+        Family::V4 => headers.icmp(kind, code, rest).payload(quoted),
+        Family::V6 => headers.icmpv6(kind, code, rest).payload(quoted),
+    }
+}
+
+fn port_unreachable(s: &Scene) -> Kind {
+    match s.family {
+        Family::V4 => ERRORS_V4[0],
+        Family::V6 => ERRORS_V6[0],
+    }
+}
+
+/// The IP packet of a frame.
+fn packet_of(frame: &Packet) -> Vec<u8> {
+    frame.build()[14..].to_vec()
+}
+
+fn genuine(s: &Scene) -> Vec<Step> {
+    let question = s.ip_of_victim(s.attacker).udp(s.sport(), 33_434).payload(PAYLOAD);
+    vec![
+        s.send_by(s.victim, &question),
+        s.send(&error(s, s.ip(), port_unreachable(s), &packet_of(&question))).arrives(),
+    ]
+}
+
+/// A flow of UDP that the victim has with somebody else, answered.
+fn flow(s: &Scene, peer: Station) -> (Vec<Step>, Vec<u8>) {
+    let question = s.ip_of_victim(peer).udp(s.sport(), 53).payload(b"question");
+    let answer =
+        ip(Packet::eth(s.victim.mac(), peer.mac()), peer.address(s.family), s.to()).udp(53, s.sport());
+    (vec![s.send_by(s.victim, &question), s.send_by(peer, &answer.payload(b"answer"))], packet_of(&question))
+}
+
+/// The same of TCP. Numbers of the client and the server: 1000 and 5000.
+fn connection(s: &Scene, peer: Station) -> Vec<Step> {
+    let there = |flags| s.ip_of_victim(peer).tcp(s.sport(), 80, flags);
+    let back = || ip(Packet::eth(s.victim.mac(), peer.mac()), peer.address(s.family), s.to());
+    vec![
+        s.send_by(s.victim, &there(tcp_flags::SYN).sequence(1000, 0)),
+        s.send_by(peer, &back().tcp(80, s.sport(), tcp_flags::SYN | tcp_flags::ACK).sequence(5000, 1001)),
+        s.send_by(s.victim, &there(tcp_flags::ACK).sequence(1001, 5001)),
+    ]
+}
+
+fn about_others() -> Vec<Attack> {
+    let about_udp = |kind: Kind, families| {
+        let (name, ..) = kind;
+        Attack::new("E26", format!("{name} about another's datagram"), move |s| {
+            let (mut steps, quoted) = flow(s, WITNESS);
+            steps.push(s.send(&error(s, s.ip(), kind, &quoted)));
+            steps
+        })
+        .by(families)
+    };
+    let about_tcp = |kind: Kind, families| {
+        let (name, ..) = kind;
+        Attack::new("E26", format!("{name} about another's segment"), move |s| {
+            let mut steps = connection(s, WITNESS);
+            for sequence in [1001, 77_777] {
+                let quoted =
+                    s.ip_of_victim(WITNESS).tcp(s.sport(), 80, tcp_flags::ACK).sequence(sequence, 5001);
+                steps.push(s.send(&error(s, s.ip(), kind, &packet_of(&quoted))));
+            }
+            steps
+        })
+        .by(families)
+    };
+    let mut attacks: Vec<Attack> = ERRORS_V4.into_iter().map(|kind| about_udp(kind, V4)).collect();
+    attacks.extend(ERRORS_V6.into_iter().map(|kind| about_udp(kind, V6)));
+    attacks.extend([ERRORS_V4[0], ERRORS_V4[4]].map(|kind| about_tcp(kind, V4)));
+    attacks.extend([ERRORS_V6[0], ERRORS_V6[4]].map(|kind| about_tcp(kind, V6)));
+    attacks.extend([
+        Attack::new("E26", "error about another's datagram in a broadcast frame", |s| {
+            let (mut steps, quoted) = flow(s, WITNESS);
+            steps.push(s.send(&error(s, s.ip_in(BROADCAST), port_unreachable(s), &quoted)));
+            steps
+        }),
+        Attack::new("E26", "error about a datagram that was not answered", |s| {
+            let question = s.ip_of_victim(WITNESS).udp(s.sport(), 53).payload(b"question");
+            let forged = error(s, s.ip(), port_unreachable(s), &packet_of(&question));
+            vec![s.send_by(s.victim, &question), s.send(&forged)]
+        }),
+        Attack::new("E26", "error about another's echo request", |s| {
+            let question = s.echo(s.ip_of_victim(WITNESS));
+            let forged = error(s, s.ip(), port_unreachable(s), &packet_of(&question));
+            vec![s.send_by(s.victim, &question), s.send(&forged)]
+        }),
+        // The address of the flow's other end, which is on the node.
+        Attack::new("E24", "error from outside in the name of a pod on the node", |s| {
+            let (mut steps, quoted) = flow(s, WITNESS);
+            steps.push(s.send(&error(s, s.ip_from(WITNESS.address(s.family)), port_unreachable(s), &quoted)));
+            steps
+        })
+        .from(OUTSIDE),
+        Attack::new("E21/E26", "error from the attacker's link-local address", |s| {
+            let (mut steps, quoted) = flow(s, WITNESS);
+            let headers = s.eth().ipv6(s.attacker.link_local(), s.victim.ip6());
+            steps.push(s.send(&error(s, headers, port_unreachable(s), &quoted)));
+            steps
+        })
+        .by(V6),
+    ]);
+    // Without rules, too: the error is about a flow that the attacker has no part in.
+    attacks
+        .into_iter()
+        .map(|attack| {
+            attack.against(&[
+                Rules::DenyAll,
+                Rules::DenyGroup,
+                Rules::DenyPort,
+                Rules::DenyOut,
+                Rules::FriendsOnly,
+                Rules::Unprotected,
+            ])
+        })
+        .collect()
+}
+
+/// Errors about packets that the victim has not sent are judged as what they are: packets from the attacker.
+fn about_nothing() -> Vec<Attack> {
+    let quoting = |name: &str, packet: fn(&Scene) -> Packet| {
+        Attack::new("E26", format!("error about {name}"), move |s| {
+            vec![s.send(&error(s, s.ip(), port_unreachable(s), &packet_of(&packet(s))))]
+        })
+        .against(Rules::DENIES_ANY)
+        .from(ANYWHERE)
+    };
+    vec![
+        quoting("a datagram of the victim to the attacker that was not sent", |s| {
+            s.ip_of_victim(s.attacker).udp(PORT, s.sport()).payload(PAYLOAD)
+        }),
+        quoting("a datagram of the victim to another that was not sent", |s| {
+            s.ip_of_victim(FRIEND).udp(PORT, s.sport()).payload(PAYLOAD)
+        }),
+        quoting("a segment that was not sent", |s| {
+            s.ip_of_victim(s.attacker).tcp(PORT, s.sport(), tcp_flags::ACK)
+        }),
+        quoting("a datagram of the attacker itself", |s| s.datagram()),
+        quoting("a flow between others", |s| {
+            ip(Packet::eth(FRIEND.mac(), WITNESS.mac()), WITNESS.address(s.family), FRIEND.address(s.family))
+                .udp(1, 2)
+        }),
+        Attack::new("E26", "error about the own datagram that was denied", |s| {
+            let denied = s.datagram();
+            let answer = s.ip_of_victim(s.attacker).udp(PORT, s.sport()).payload(PAYLOAD);
+            vec![
+                s.send(&denied),
+                s.send(&error(s, s.ip(), port_unreachable(s), &packet_of(&denied))),
+                s.send(&error(s, s.ip(), port_unreachable(s), &packet_of(&answer))),
+            ]
+        })
+        .against(Rules::DENIES_ANY),
+    ]
+}
+
+fn odd_quotes() -> Vec<Attack> {
+    let quoting = |name: &str, quote: fn(&Scene) -> Vec<u8>| {
+        Attack::new("E26", format!("error that quotes {name}"), move |s| {
+            let (mut steps, _) = flow(s, WITNESS);
+            steps.push(s.send(&error(s, s.ip(), port_unreachable(s), &quote(s))));
+            steps
+        })
+        .against(Rules::DENIES_ANY)
+    };
+    fn question(s: &Scene) -> Vec<u8> {
+        packet_of(&s.ip_of_victim(WITNESS).udp(s.sport(), 53).payload(b"question"))
+    }
+    vec![
+        quoting("nothing", |_| vec![]),
+        quoting("half an IP header", |s| question(s)[..12].to_vec()),
+        quoting("an IP header alone", |s| {
+            let length = if s.family == Family::V4 { 20 } else { 40 };
+            question(s)[..length].to_vec()
+        }),
+        quoting("a fragment", |s| {
+            packet_of(&s.ip_of_victim(WITNESS).protocol(17).fragment(s.id(), 4, false).payload(&[0; 16]))
+        }),
+        quoting("a first fragment", |s| {
+            packet_of(&s.ip_of_victim(WITNESS).fragment(s.id(), 0, true).udp(s.sport(), 53).payload(&[0; 16]))
+        }),
+        quoting("an error", |s| {
+            packet_of(&error(s, s.ip_of_victim(WITNESS), port_unreachable(s), &question(s)))
+        }),
+        quoting("another version of IP", |s| {
+            let mut quoted = question(s);
+            quoted[0] ^= 0x20;
+            quoted
+        }),
+        quoting("a long packet", |s| [question(s), vec![0; 800]].concat()),
+    ]
+}

@@ -1,0 +1,287 @@
+//! The endpoints of a node under attack, and the rules that protect them.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use anyhow::Result;
+use contiv_model::{
+    group::GroupNumber,
+    policy::{Action, Direction, Peer, Priority, Rule, TCP, UDP},
+};
+use netplugin::datapath::{Group, Local, Object, Remote, fake::Origin};
+use testkit::packet::Mac;
+
+use crate::{
+    attack::{Family, Place},
+    node::topology::{self, Net, pod},
+};
+
+/// Port of TCP and UDP that [`Rules::DenyPort`] denies. All rules that deny at all deny this one.
+pub(crate) const PORT: u16 = 5000;
+/// Port that [`Rules::DenyPort`] does not deny.
+pub(crate) const OTHER_PORT: u16 = 5001;
+
+/// Rules between attacker and victim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Rules {
+    /// The victim's group denies all that comes in.
+    DenyAll,
+    /// The victim's group denies what comes in from the attacker's group.
+    DenyGroup,
+    /// The victim's group denies TCP and UDP to [`PORT`].
+    DenyPort,
+    /// The attacker's group denies what goes out to the victim's group, which has no rules.
+    DenyOut,
+    /// The victim's group denies all that comes in, except from the group of [`FRIEND`] and [`FAR_FRIEND`].
+    FriendsOnly,
+    /// The victim has no group.
+    Unprotected,
+    /// The victim's group allows all that comes in.
+    AllowAll,
+}
+
+impl Rules {
+    /// Those that deny a datagram or segment to [`PORT`].
+    pub(crate) const DENIES: &'static [Rules] =
+        &[Rules::DenyAll, Rules::DenyGroup, Rules::DenyPort, Rules::DenyOut, Rules::FriendsOnly];
+    /// Those that deny any packet, whatever its protocol.
+    pub(crate) const DENIES_ANY: &'static [Rules] =
+        &[Rules::DenyAll, Rules::DenyGroup, Rules::DenyOut, Rules::FriendsOnly];
+    /// Rules about ports alone.
+    pub(crate) const PORTS: &'static [Rules] = &[Rules::DenyPort];
+    /// Rules that tell peers apart.
+    pub(crate) const PEERS: &'static [Rules] = &[Rules::DenyGroup, Rules::FriendsOnly];
+    /// For attacks that no rule is needed to forbid.
+    pub(crate) const ANY: &'static [Rules] = &[Rules::Unprotected, Rules::DenyAll, Rules::FriendsOnly];
+    pub(crate) const NONE: &'static [Rules] = &[Rules::Unprotected];
+
+    pub(crate) fn victim(self) -> Station {
+        let (port, last) = match self {
+            Rules::DenyAll => ("deny-all", 21),
+            Rules::DenyGroup => ("deny-group", 22),
+            Rules::DenyPort => ("deny-port", 23),
+            Rules::DenyOut => ("deny-out", 24),
+            Rules::FriendsOnly => ("friends-only", 25),
+            Rules::Unprotected => ("unprotected", 26),
+            Rules::AllowAll => ("allow-all", 27),
+        };
+        Station::pod(port, last)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Attacker {
+    /// Has no group.
+    Plain,
+    /// Has the group that [`Rules::DenyGroup`] denies.
+    Named,
+    /// Has the group that must not reach the victim of [`Rules::DenyOut`].
+    Bound,
+    /// Has no record on the node.
+    Unknown,
+}
+
+/// Returns the attackers that send from a place and that these rules deny.
+pub(crate) fn attackers(place: Place, rules: Rules) -> &'static [Attacker] {
+    use Attacker::{Bound, Named, Plain, Unknown};
+    match (place, rules) {
+        (Place::Stranger, _) => &[Plain],
+        (Place::Pod, Rules::DenyOut) => &[Bound],
+        // The other node enforces what its endpoints may send.
+        (Place::Outside, Rules::DenyOut) => &[],
+        (Place::Pod, Rules::DenyGroup) => &[Named],
+        (Place::Outside, Rules::DenyGroup) => &[Named, Unknown],
+        (Place::Outside, Rules::DenyAll | Rules::FriendsOnly) => &[Plain, Named, Unknown],
+        (_, Rules::DenyAll | Rules::DenyPort | Rules::FriendsOnly) => &[Plain, Named],
+        (_, Rules::Unprotected | Rules::AllowAll) => &[Plain, Named],
+    }
+}
+
+impl Attacker {
+    pub(crate) fn at(self, place: Place) -> Station {
+        match (self, place) {
+            (Attacker::Plain, Place::Pod) => Station::pod("plain", 1),
+            (Attacker::Named, Place::Pod) => Station::pod("named", 2),
+            (Attacker::Bound, _) => Station::pod("bound", 3),
+            (Attacker::Plain, _) => FAR,
+            (Attacker::Named, _) => Station::far(0, 32),
+            (Attacker::Unknown, _) => Station::far(0, 77),
+        }
+    }
+}
+
+/// An endpoint, or an address without one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Station {
+    pub(crate) last: u8,
+    /// Its interface on the node.
+    pub(crate) port: Option<&'static str>,
+    /// Index of its node, if that is another one.
+    node: usize,
+}
+
+/// A pod without a group, where frames arrive that show that earlier ones have been processed.
+pub(crate) const WITNESS: Station = Station::pod("witness", 4);
+/// A pod of the group that [`Rules::FriendsOnly`] allows.
+pub(crate) const FRIEND: Station = Station::pod("friend", 5);
+/// An endpoint of that group, on another node than the attackers.
+pub(crate) const FAR_FRIEND: Station = Station::far(1, 33);
+/// An endpoint without a group on the node of the attackers.
+pub(crate) const FAR: Station = Station::far(0, 31);
+/// An address of the subnet that no endpoint has.
+pub(crate) const NOBODY: Station = Station::far(0, 99);
+/// The network's gateway, which has no record.
+pub(crate) const GATEWAY: Station = Station::far(0, 254);
+
+impl Station {
+    const fn pod(port: &'static str, last: u8) -> Station {
+        Station { last, port: Some(port), node: 0 }
+    }
+
+    const fn far(node: usize, last: u8) -> Station {
+        Station { last, port: None, node }
+    }
+
+    pub(crate) fn mac(self) -> Mac {
+        topology::mac(self.last)
+    }
+
+    pub(crate) fn ip(self) -> Ipv4Addr {
+        topology::ip(self.last)
+    }
+
+    pub(crate) fn ip6(self) -> Ipv6Addr {
+        topology::ip6(self.last)
+    }
+
+    pub(crate) fn address(self, family: Family) -> IpAddr {
+        match family {
+            Family::V4 => self.ip().into(),
+            Family::V6 => self.ip6().into(),
+        }
+    }
+
+    /// The link-local address that its kernel makes of its Ethernet address (RFC 4291, appendix A).
+    pub(crate) fn link_local(self) -> Ipv6Addr {
+        let [a, b, c, d, e, f] = self.mac();
+        Ipv6Addr::from([0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f])
+    }
+
+    pub(crate) fn origin(self, net: &Net) -> Origin {
+        match self.port {
+            Some(port) => pod(port),
+            None => net.outside(self.node),
+        }
+    }
+}
+
+/// All pods on the network under attack.
+pub(crate) fn pods() -> Vec<Station> {
+    let attackers = [Attacker::Plain, Attacker::Named, Attacker::Bound].map(|one| one.at(Place::Pod));
+    let victims = [
+        Rules::DenyAll,
+        Rules::DenyGroup,
+        Rules::DenyPort,
+        Rules::DenyOut,
+        Rules::FriendsOnly,
+        Rules::Unprotected,
+        Rules::AllowAll,
+    ];
+    [WITNESS, FRIEND].into_iter().chain(attackers).chain(victims.map(Rules::victim)).collect()
+}
+
+const NAMED: u32 = 1;
+const BOUND: u32 = 2;
+const FRIENDS: u32 = 3;
+
+/// Objects of the node: all attackers and victims are on it at the same time.
+pub(crate) fn objects(net: &Net, other: &Net) -> Result<Vec<Object>> {
+    let here =
+        |station: Station, group| in_group(net.local(station.port.unwrap_or_default(), station.last), group);
+    let victim = |rules: Rules, group| here(rules.victim(), group);
+    let mut objects = vec![
+        net.network(),
+        here(Attacker::Plain.at(Place::Pod), None),
+        here(Attacker::Named.at(Place::Pod), Some(NAMED)),
+        here(Attacker::Bound.at(Place::Pod), Some(BOUND)),
+        here(WITNESS, None),
+        here(FRIEND, Some(FRIENDS)),
+        victim(Rules::DenyAll, Some(21)),
+        victim(Rules::DenyGroup, Some(22)),
+        victim(Rules::DenyPort, Some(23)),
+        victim(Rules::DenyOut, Some(24)),
+        victim(Rules::FriendsOnly, Some(25)),
+        victim(Rules::Unprotected, None),
+        victim(Rules::AllowAll, Some(27)),
+        remote(net, FAR, None),
+        remote(net, Attacker::Named.at(Place::Outside), Some(NAMED)),
+        remote(net, FAR_FRIEND, Some(FRIENDS)),
+        remote(net, Station::far(1, 34), None),
+        group(BOUND, [about(rule(Direction::Out, Action::Deny, 1)?, 24)?])?,
+        group(21, [rule(Direction::In, Action::Deny, 1)?])?,
+        group(22, [about(rule(Direction::In, Action::Deny, 1)?, NAMED)?])?,
+        group(
+            23,
+            [
+                to_port(rule(Direction::In, Action::Deny, 1)?, UDP),
+                to_port(rule(Direction::In, Action::Deny, 2)?, TCP),
+            ],
+        )?,
+        group(
+            25,
+            [rule(Direction::In, Action::Deny, 1)?, about(rule(Direction::In, Action::Allow, 2)?, FRIENDS)?],
+        )?,
+        group(27, [rule(Direction::In, Action::Allow, 1)?])?,
+        // The same addresses in a network of the same kind, without rules.
+        other.network(),
+        other.local("elsewhere", Rules::DenyAll.victim().last),
+    ];
+    objects.extend(topology::peers());
+    Ok(objects)
+}
+
+/// The record of an endpoint on another node.
+fn remote(net: &Net, station: Station, group: Option<u32>) -> Object {
+    in_group(net.remote(station.node, station.last), group)
+}
+
+/// The record of [`Attacker::Unknown`], in the group that [`Rules::DenyGroup`] denies or in none.
+pub(crate) fn record(net: &Net, is_named: bool) -> Object {
+    remote(net, Attacker::Unknown.at(Place::Outside), is_named.then_some(NAMED))
+}
+
+/// Without a group if the number is invalid, which fails the controls.
+fn in_group(object: Object, number: Option<u32>) -> Object {
+    let group = number.and_then(|number| GroupNumber::try_from(number).ok());
+    match object {
+        Object::Local(local) => Object::Local(Local { group, ..local }),
+        Object::Remote(remote) => Object::Remote(Remote { group, ..remote }),
+        other => other,
+    }
+}
+
+fn group(number: u32, rules: impl IntoIterator<Item = Rule>) -> Result<Object> {
+    let rules = rules.into_iter().collect();
+    Ok(Object::Group(Group { number: number.try_into()?, dscp: None, rate: None, rules }))
+}
+
+/// A rule that matches all traffic.
+fn rule(direction: Direction, action: Action, priority: u8) -> Result<Rule> {
+    Ok(Rule {
+        id: format!("{direction} {action} {priority}").as_str().into(),
+        direction,
+        peer: Peer::default(),
+        own: None,
+        protocol: None,
+        port: None,
+        action,
+        priority: Priority::try_from(priority)?,
+    })
+}
+
+fn about(rule: Rule, group: u32) -> Result<Rule> {
+    Ok(Rule { peer: Peer { group: Some(group.try_into()?), subnet: None }, ..rule })
+}
+
+fn to_port(rule: Rule, protocol: u8) -> Rule {
+    Rule { protocol: Some(protocol), port: Some(PORT), ..rule }
+}

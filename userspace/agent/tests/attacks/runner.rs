@@ -1,0 +1,232 @@
+//! Runs the list on a node: one node for each kind of network, all attackers and victims on it.
+
+use std::{env, time::Duration};
+
+use anyhow::{Context as _, Result, ensure};
+use netplugin::datapath::{
+    Object, ObjectId,
+    fake::{Delivery, Origin, Target},
+};
+use nix::{
+    sched::{CpuSet, sched_getcpu, sched_setaffinity},
+    unistd::Pid,
+};
+use testkit::{packet::Packet, wait_until};
+
+use crate::{
+    attack::{Attack, Expect, Kind, Step},
+    cases,
+    node::{
+        harness::Harness,
+        topology::{self, Net},
+        world::World,
+    },
+    report::{Report, Success},
+    rules::{self, FAR, FAR_FRIEND, FRIEND, Station, WITNESS},
+    scene::Scene,
+};
+
+const SELECTION: &str = "CONTIV_ATTACKS";
+const SOON: Duration = Duration::from_secs(5);
+const MARK: &[u8] = b"end of a step ";
+
+/// Tries all attacks and their controls on both kinds of networks. Fails if an attack succeeds or a control does not.
+pub(crate) fn run<H: Harness>(datapath: &'static str) -> Result<()> {
+    let selection = env::var(SELECTION).unwrap_or_default();
+    let mut attacks = cases::all();
+    attacks.retain(|attack| attack.name.contains(&selection) || attack.defect == selection);
+    ensure!(!attacks.is_empty(), "no attack has {selection:?} in its name");
+    let mut report = Report::new(datapath, attacks.len());
+    for (net, other) in [(Net::vxlan(1)?, Net::vxlan(2)?), (Net::vlan(100)?, Net::vlan(200)?)] {
+        let mut arena = Arena::<H>::new(net, &other)?;
+        for attack in &attacks {
+            arena.run(attack, &mut report).with_context(|| format!("{}, in {:?}", attack.name, arena.net))?;
+        }
+        arena.world.check_in_sync()?;
+    }
+    report.finish()
+}
+
+/// A node with all attackers and victims.
+struct Arena<H> {
+    world: World<H>,
+    net: Net,
+    /// Number of the last try.
+    tries: u16,
+    steps: u32,
+}
+
+impl<H: Harness> Arena<H> {
+    fn new(net: Net, other: &Net) -> Result<Arena<H>> {
+        let world = World::new(rules::objects(&net, other)?)?;
+        stay_on_this_cpu()?;
+        Ok(Arena { world, net, tries: 0, steps: 0 })
+    }
+
+    fn run(&mut self, attack: &Attack, report: &mut Report) -> Result<()> {
+        let net = self.net.clone();
+        let kind = Kind::of(&net);
+        for of in attack.tries(&net) {
+            self.tries += 1;
+            let scene = Scene::new(&net, &of, self.tries);
+            let failure = self.play(&scene, attack.hostile(&scene)).with_context(|| format!("{of:?}"))?;
+            report.tried();
+            if let Some(harm) = failure {
+                report.succeeded(Success {
+                    attack: attack.name.clone(),
+                    defect: attack.defect,
+                    of,
+                    kind,
+                    harm,
+                });
+            }
+        }
+        for of in attack.controls(&net) {
+            self.tries += 1;
+            let scene = Scene::new(&net, &of, self.tries);
+            let failure =
+                self.play(&scene, attack.honest_steps(&scene)).with_context(|| format!("control {of:?}"))?;
+            report.controlled();
+            if let Some(harm) = failure {
+                report.failed(Success { attack: attack.name.clone(), defect: attack.defect, of, kind, harm });
+            }
+        }
+        Ok(())
+    }
+
+    /// Plays a script to its end; returns the first expectation that was not met.
+    fn play(&mut self, scene: &Scene, steps: Vec<Step>) -> Result<Option<String>> {
+        let mut failure = None;
+        let mut has_arrived = false;
+        for (at, step) in steps.into_iter().enumerate() {
+            let (from, frame, expect) = match step {
+                Step::Send { from, frame, expect } => (from, frame, expect),
+                Step::Answer(_) if !has_arrived => continue,
+                Step::Answer(frame) => (scene.victim.origin(&self.net), frame, Expect::Anything),
+                Step::Set(object) => {
+                    self.set(object)?;
+                    continue;
+                }
+                Step::Delete(id) => {
+                    self.delete(id)?;
+                    continue;
+                }
+            };
+            let came = self.outcome(&from, &frame).with_context(|| format!("step {at}"))?;
+            let at_victim = |delivery: &&Delivery| is_at(delivery, scene.victim);
+            has_arrived = came.iter().find(at_victim).is_some();
+            let unmet = check(scene, &from, &frame, expect, &came);
+            failure = failure.or(unmet.map(|text| format!("step {at}: {text}")));
+        }
+        Ok(failure)
+    }
+
+    fn set(&mut self, object: Object) -> Result<()> {
+        self.world.set(object)
+    }
+
+    fn delete(&mut self, id: ObjectId) -> Result<()> {
+        self.world.delete(id)
+    }
+
+    /// Sends a frame and returns all copies that leave the node.
+    fn outcome(&mut self, from: &Origin, frame: &[u8]) -> Result<Vec<Delivery>> {
+        self.world.node.emit(from, frame)?;
+        self.steps += 1;
+        let text = [MARK, &self.steps.to_be_bytes()].concat();
+        let (origin, marker) = self.marker(from, &text);
+        self.world.node.emit(&origin, &marker)?;
+        let (node, mut came) = (&mut self.world.node, vec![]);
+        let mut collect = |seen: &mut bool| -> Result<()> {
+            for arrival in node.arrivals()? {
+                if arrival.frame.ends_with(&text) {
+                    *seen = true;
+                } else {
+                    came.push(arrival);
+                }
+            }
+            Ok(())
+        };
+        wait_until(SOON, &format!("a datagram from {origin:?} that follows the frame"), || {
+            let mut seen = false;
+            collect(&mut seen)?;
+            Ok(seen.then_some(()))
+        })?;
+        // Ports that were read before the marker arrived at the witness.
+        collect(&mut false)?;
+        Ok(came)
+    }
+
+    /// Returns a datagram to the witness that nothing forbids, from the same origin if that is one of the cluster. It is
+    /// unicast, so that storm control does not count it.
+    fn marker(&self, from: &Origin, text: &[u8]) -> (Origin, Vec<u8>) {
+        let sender = self.sender(from);
+        let origin = sender.origin(&self.net);
+        let to = if sender == WITNESS { FRIEND } else { WITNESS };
+        let marker = Packet::eth(to.mac(), sender.mac()).ipv4(sender.ip(), to.ip()).udp(7, 9).payload(text);
+        let frame = marker.build();
+        let frame = if origin == Origin::Uplink { self.net.on_wire(&frame) } else { frame };
+        (origin, frame)
+    }
+
+    /// Returns the endpoint that sends the marker after a frame from this origin.
+    fn sender(&self, from: &Origin) -> Station {
+        match from {
+            Origin::Pod(port) => {
+                rules::pods().into_iter().find(|pod| pod.port == Some(port)).unwrap_or(FRIEND)
+            }
+            Origin::Tunnel { vtep, .. } if *vtep == topology::VTEPS[1] => FAR_FRIEND,
+            Origin::Tunnel { .. } | Origin::Uplink => FAR,
+        }
+    }
+}
+
+fn is_at(delivery: &Delivery, station: Station) -> bool {
+    matches!(&delivery.to, Target::Pod(port) if Some(port.as_str()) == station.port)
+}
+
+/// Returns how the deliveries differ from what is expected.
+fn check(scene: &Scene, from: &Origin, frame: &[u8], expect: Expect, came: &[Delivery]) -> Option<String> {
+    let at_victim = || came.iter().find(|delivery| is_at(delivery, scene.victim));
+    match expect {
+        Expect::Anything => None,
+        Expect::NotAtVictim => at_victim().map(|_| "arrives at the victim".to_owned()),
+        Expect::Nowhere => {
+            let harm = came.iter().find(|delivery| !is_back(&delivery.to, from))?;
+            Some(format!("arrives at {:?}", harm.to))
+        }
+        Expect::NotOnWire => {
+            let harm = came.iter().find(|delivery| !matches!(delivery.to, Target::Pod(_)))?;
+            Some(format!("arrives at {:?}", harm.to))
+        }
+        Expect::AtVictim => {
+            let inner = if *from == Origin::Uplink { untagged(frame) } else { frame.to_vec() };
+            match at_victim() {
+                Some(delivery) if delivery.frame == inner => None,
+                Some(_) => Some("arrives modified".to_owned()),
+                None => Some("does not arrive".to_owned()),
+            }
+        }
+    }
+}
+
+/// Whether this is where a frame came from.
+fn is_back(to: &Target, from: &Origin) -> bool {
+    match (to, from) {
+        (Target::Pod(to), Origin::Pod(from)) => to == from,
+        (Target::Tunnel { vtep: to, .. }, Origin::Tunnel { vtep: from, .. }) => to == from,
+        (Target::Uplink, Origin::Uplink) => true,
+        _ => false,
+    }
+}
+
+fn untagged(frame: &[u8]) -> Vec<u8> {
+    [&frame[..12], &frame[16..]].concat()
+}
+
+/// Frames that one CPU sends are processed in order.
+fn stay_on_this_cpu() -> Result<()> {
+    let mut cpus = CpuSet::new();
+    cpus.set(sched_getcpu()?)?;
+    sched_setaffinity(Pid::from_raw(0), &cpus).context("stay on this CPU")
+}
