@@ -55,6 +55,8 @@ pub(crate) enum Expect {
     NotOnWire,
     /// The frame arrives at the victim, unmodified.
     AtVictim,
+    /// A frame arrives at the victim.
+    ReachesVictim,
 }
 
 #[derive(Clone, Debug)]
@@ -83,8 +85,16 @@ impl Step {
         self.expecting(Expect::Nowhere)
     }
 
+    pub(crate) fn not_at_victim(self) -> Step {
+        self.expecting(Expect::NotAtVictim)
+    }
+
     pub(crate) fn anything(self) -> Step {
         self.expecting(Expect::Anything)
+    }
+
+    pub(crate) fn reaches(self) -> Step {
+        self.expecting(Expect::ReachesVictim)
     }
 
     pub(crate) fn arrives(self) -> Step {
@@ -95,7 +105,7 @@ impl Step {
 type Script = Box<dyn Fn(&Scene) -> Vec<Step>>;
 
 pub(crate) struct Attack {
-    /// Defect of `E1` to `E27` that lets it succeed, or `held` where none was known.
+    /// Defect of `E1` to `E27` that lets it succeed, `new` for one that the list found, or `held` where none was known.
     pub(crate) defect: &'static str,
     pub(crate) name: String,
     places: &'static [Place],

@@ -8,6 +8,8 @@ mod fragments;
 mod headers;
 mod icmp;
 mod nd;
+mod reuse;
+mod services;
 mod source;
 mod state;
 mod tunnel;
@@ -28,6 +30,8 @@ pub(crate) fn all() -> Vec<Attack> {
         icmp::attacks(),
         tunnel::attacks(),
         state::attacks(),
+        services::attacks(),
+        reuse::attacks(),
         unknown::attacks(),
     ]
     .into_iter()

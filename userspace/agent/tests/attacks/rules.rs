@@ -6,8 +6,9 @@ use anyhow::Result;
 use contiv_model::{
     group::GroupNumber,
     policy::{Action, Direction, Peer, Priority, Rule, TCP, UDP},
+    service::Readiness,
 };
-use netplugin::datapath::{Group, Local, Object, Remote, fake::Origin};
+use netplugin::datapath::{Backend, Group, Local, Object, Remote, Scope, Service, fake::Origin};
 use testkit::packet::Mac;
 
 use crate::{
@@ -129,6 +130,10 @@ pub(crate) const FAR_FRIEND: Station = Station::far(1, 33);
 pub(crate) const FAR: Station = Station::far(0, 31);
 /// An address of the subnet that no endpoint has.
 pub(crate) const NOBODY: Station = Station::far(0, 99);
+/// A pod whose place another one takes.
+pub(crate) const HANDOVER: Station = Station::pod("handover", 6);
+/// The same on another node.
+pub(crate) const FAR_HANDOVER: Station = Station::far(0, 36);
 /// The network's gateway, which has no record.
 pub(crate) const GATEWAY: Station = Station::far(0, 254);
 
@@ -174,19 +179,20 @@ impl Station {
     }
 }
 
+const VICTIMS: [Rules; 7] = [
+    Rules::DenyAll,
+    Rules::DenyGroup,
+    Rules::DenyPort,
+    Rules::DenyOut,
+    Rules::FriendsOnly,
+    Rules::Unprotected,
+    Rules::AllowAll,
+];
+
 /// All pods on the network under attack.
 pub(crate) fn pods() -> Vec<Station> {
     let attackers = [Attacker::Plain, Attacker::Named, Attacker::Bound].map(|one| one.at(Place::Pod));
-    let victims = [
-        Rules::DenyAll,
-        Rules::DenyGroup,
-        Rules::DenyPort,
-        Rules::DenyOut,
-        Rules::FriendsOnly,
-        Rules::Unprotected,
-        Rules::AllowAll,
-    ];
-    [WITNESS, FRIEND].into_iter().chain(attackers).chain(victims.map(Rules::victim)).collect()
+    [WITNESS, FRIEND, HANDOVER].into_iter().chain(attackers).chain(VICTIMS.map(Rules::victim)).collect()
 }
 
 const NAMED: u32 = 1;
@@ -205,6 +211,7 @@ pub(crate) fn objects(net: &Net, other: &Net) -> Result<Vec<Object>> {
         here(Attacker::Bound.at(Place::Pod), Some(BOUND)),
         here(WITNESS, None),
         here(FRIEND, Some(FRIENDS)),
+        here(HANDOVER, None),
         victim(Rules::DenyAll, Some(21)),
         victim(Rules::DenyGroup, Some(22)),
         victim(Rules::DenyPort, Some(23)),
@@ -213,6 +220,7 @@ pub(crate) fn objects(net: &Net, other: &Net) -> Result<Vec<Object>> {
         victim(Rules::Unprotected, None),
         victim(Rules::AllowAll, Some(27)),
         remote(net, FAR, None),
+        remote(net, FAR_HANDOVER, None),
         remote(net, Attacker::Named.at(Place::Outside), Some(NAMED)),
         remote(net, FAR_FRIEND, Some(FRIENDS)),
         remote(net, Station::far(1, 34), None),
@@ -235,6 +243,9 @@ pub(crate) fn objects(net: &Net, other: &Net) -> Result<Vec<Object>> {
         other.network(),
         other.local("elsewhere", Rules::DenyAll.victim().last),
     ];
+    for victim in VICTIMS.map(Rules::victim) {
+        objects.push(service(net, victim)?);
+    }
     objects.extend(topology::peers());
     Ok(objects)
 }
@@ -247,6 +258,51 @@ fn remote(net: &Net, station: Station, group: Option<u32>) -> Object {
 /// The record of [`Attacker::Unknown`], in the group that [`Rules::DenyGroup`] denies or in none.
 pub(crate) fn record(net: &Net, is_named: bool) -> Object {
     remote(net, Attacker::Unknown.at(Place::Outside), is_named.then_some(NAMED))
+}
+
+/// The object of [`HANDOVER`] or [`FAR_HANDOVER`] with the group that victims allow or deny, or with none.
+pub(crate) fn successor(net: &Net, place: Place, membership: Membership) -> Object {
+    let group = match membership {
+        Membership::None => None,
+        Membership::Named => Some(NAMED),
+        Membership::Friends => Some(FRIENDS),
+    };
+    match place {
+        Place::Pod => in_group(net.local("handover", HANDOVER.last), group),
+        Place::Outside | Place::Stranger => remote(net, FAR_HANDOVER, group),
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Membership {
+    None,
+    Named,
+    Friends,
+}
+
+/// The address of a service whose only backend is this pod.
+pub(crate) fn vip(victim: Station) -> Ipv4Addr {
+    topology::ip(victim.last + 100)
+}
+
+/// Port of the services; the backends' is [`PORT`].
+pub(crate) const SERVICE_PORT: u16 = 80;
+
+fn service(net: &Net, victim: Station) -> Result<Object> {
+    let scope = match net.network() {
+        Object::Network(network) => Some(Scope { network: network.id, encap: net.encap }),
+        _ => None,
+    };
+    let ports = ["UDP", "TCP"].map(|protocol| format!("{SERVICE_PORT}:{PORT}:{protocol}").parse());
+    let backend = Backend { ip: victim.ip().into(), encap: net.encap, readiness: Readiness::Ready };
+    Ok(Object::Service(Service {
+        id: format!("to{}:t", victim.last).as_str().into(),
+        scope,
+        vip: vip(victim).into(),
+        ports: ports.into_iter().collect::<Result<_, _>>()?,
+        backends: vec![backend],
+        affinity: None,
+    }))
 }
 
 /// Without a group if the number is invalid, which fails the controls.

@@ -267,7 +267,7 @@ fn is_marker(frame: &[u8]) -> bool {
 
 /// Whether a frame announces a service, which a node does at any time: a gratuitous ARP reply, or an unsolicited
 /// neighbour advertisement to all nodes.
-fn is_announcement(arrival: &Delivery) -> bool {
+pub(crate) fn is_announcement(arrival: &Delivery) -> bool {
     const TAG: [u8; 2] = [0x81, 0];
     const ARP_REPLY: [u8; 10] = [0x08, 0x06, 0, 1, 8, 0, 6, 4, 0, 2];
     const ALL_NODES: [u8; 16] = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1).octets();

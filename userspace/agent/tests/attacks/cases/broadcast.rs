@@ -5,8 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use testkit::packet::{BROADCAST, Mac, Packet, solicited_node, solicited_node_mac, tcp_flags};
 
 use crate::{
-    attack::{Attack, POD, Step, V4, V6},
-    rules::{GATEWAY, PORT, Rules, WITNESS},
+    attack::{Attack, POD, Step, V4, V6, VXLAN},
+    rules::{GATEWAY, NOBODY, PORT, Rules, WITNESS},
     scene::{PAYLOAD, Scene, Transport, ip},
 };
 
@@ -100,6 +100,21 @@ fn other_destinations() -> Vec<Attack> {
             vec![s.send(&s.udp(s.ip_to(s.victim.mac(), mapped)))]
         })
         .by(V6),
+    );
+    // Unknown unicast is flooded on VXLAN, to receivers that are judged each.
+    attacks.push(
+        Attack::new("E2", "victim's address in frames to an unknown MAC", |s| {
+            let mac = [2, 2, 10, 7, 0, 99];
+            vec![s.send(&s.udp(s.ip_in(mac))), s.send(&s.syn(s.ip_in(mac)))]
+        })
+        .on(VXLAN),
+    );
+    attacks.push(
+        Attack::new("E2", "unknown address in frames to an unknown MAC", |s| {
+            let headers = || s.ip_to(NOBODY.mac(), NOBODY.address(s.family));
+            vec![s.send(&s.udp(headers())), s.send(&s.syn(headers()))]
+        })
+        .on(VXLAN),
     );
     attacks.push(Attack::new("E14", "victim's address in frames to another pod", |s| {
         vec![s.send(&s.udp(s.ip_in(WITNESS.mac()))), s.send(&s.syn(s.ip_in(WITNESS.mac())))]

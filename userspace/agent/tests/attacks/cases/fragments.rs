@@ -64,7 +64,7 @@ fn first() -> Vec<Attack> {
                 s.send(&piece(s, TCP, 0, true).payload(&rest)),
             ]
         }),
-        Attack::new("held", "first fragment in a broadcast frame", |s| {
+        Attack::new("E1", "first fragment in a broadcast frame", |s| {
             let headers = ip(Packet::eth(BROADCAST, s.attacker.mac()), s.from(), s.to()).protocol(UDP);
             vec![s.send(&s.udp(headers.fragment(s.id(), 0, true)))]
         }),
@@ -191,7 +191,7 @@ fn of_ipv6() -> Vec<Attack> {
                 s.ip().protocol(44).payload(&fragment(s, 44, 0, false)).payload(&fragment(s, UDP, 4, false));
             vec![s.send(&s.udp(headers))]
         }),
-        Attack::new("held", "fragments from the link-local address", |s| {
+        Attack::new("E21", "fragments from the link-local address", |s| {
             let headers = s.eth().ipv6(s.attacker.link_local(), s.victim.link_local()).protocol(58);
             vec![s.send(&s.echo(headers.fragment(s.id(), 0, true)))]
         })

@@ -5,7 +5,7 @@ use testkit::packet::{BROADCAST, Packet, tcp_flags};
 
 use crate::{
     attack::{ANYWHERE, Attack, Family, OUTSIDE, Step, V4, V6},
-    rules::{FRIEND, PORT, Rules, Station, WITNESS},
+    rules::{Attacker, FAR_FRIEND, FRIEND, PORT, Rules, Station, WITNESS},
     scene::{PAYLOAD, Scene, ip},
 };
 
@@ -90,6 +90,36 @@ fn connection(s: &Scene, peer: Station) -> Vec<Step> {
     ]
 }
 
+/// An error in the name of the connection's other end, from somebody who does not see the connection: the sequence number is
+/// not one that is on the way (RFC 5927, 4.1).
+fn blind() -> Attack {
+    let quoting = |s: &Scene, sequence| {
+        let quoted = s
+            .ip_of_victim(FAR_FRIEND)
+            .tcp(s.sport(), 80, tcp_flags::ACK)
+            .sequence(sequence, 5001)
+            .payload(PAYLOAD);
+        let headers = ip(Packet::eth(s.victim.mac(), FAR_FRIEND.mac()), FAR_FRIEND.address(s.family), s.to());
+        s.send_by(FAR_FRIEND, &error(s, headers, port_unreachable(s), &packet_of(&quoted)))
+    };
+    let data = |s: &Scene| {
+        let segment = s.ip_of_victim(FAR_FRIEND).tcp(s.sport(), 80, tcp_flags::ACK).sequence(1001, 5001);
+        s.send_by(s.victim, &segment.payload(PAYLOAD))
+    };
+    Attack::new(
+        "E26",
+        "error about a segment that is not on the way, in the name of the connection's end",
+        move |s| {
+            let forged =
+                [77_777, 1_000_000_000, 3_000_000_000].map(|sequence| quoting(s, sequence).not_at_victim());
+            [connection(s, FAR_FRIEND), vec![data(s)], forged.to_vec()].concat()
+        },
+    )
+    .from(OUTSIDE)
+    .only(Attacker::Plain)
+    .honest(move |s| [connection(s, FAR_FRIEND), vec![data(s), quoting(s, 1001).arrives()]].concat())
+}
+
 fn about_others() -> Vec<Attack> {
     let about_udp = |kind: Kind, families| {
         let (name, ..) = kind;
@@ -148,6 +178,7 @@ fn about_others() -> Vec<Attack> {
         })
         .by(V6),
     ]);
+    attacks.push(blind());
     // Without rules, too: the error is about a flow that the attacker has no part in.
     attacks
         .into_iter()

@@ -66,7 +66,7 @@ fn from_pods() -> Vec<Attack> {
         .from(POD)
         .against(Rules::ANY)
         .by(V6),
-        Attack::new("held", "link-local source address of a friend", |s| {
+        Attack::new("E25", "link-local source address of a friend", |s| {
             packets(s, FRIEND.link_local().into())
         })
         .from(POD)

@@ -144,7 +144,7 @@ fn replies() -> Vec<Attack> {
             vec![s.send_by(s.victim, &question), s.send(&reply)]
         })
         .against(Rules::DENIES_ANY),
-        Attack::new("held", "echo request with the identifier of the victim's", |s| {
+        Attack::new("new", "echo request with the identifier of the victim's", |s| {
             // Same identifier, other direction: RFC 5508 makes no session of it, but a question is no reply.
             let question = s.echo(s.ip_of_victim(s.attacker));
             vec![s.send_by(s.victim, &question), s.send(&s.echo(s.ip()))]
