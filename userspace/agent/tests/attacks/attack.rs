@@ -114,6 +114,8 @@ pub(crate) struct Attack {
     kinds: &'static [Kind],
     /// The one attacker who can try it.
     only: Option<Attacker>,
+    /// Whether its frames are for a group.
+    is_for_group: bool,
     hostile: Script,
     honest: Script,
     /// Rules of the receiver in the control.
@@ -144,6 +146,7 @@ impl Attack {
             families: &[Family::V4, Family::V6],
             kinds: &[Kind::Vxlan, Kind::Vlan],
             only: None,
+            is_for_group: false,
             hostile: Box::new(hostile),
             honest: Box::new(|s| vec![s.send(&s.datagram()).arrives()]),
             control: Rules::AllowAll,
@@ -170,6 +173,11 @@ impl Attack {
         Attack { only: Some(attacker), ..self }
     }
 
+    /// Excludes victims on other nodes: the sender's node cannot judge the receivers of a group there.
+    pub(crate) fn for_groups(self) -> Attack {
+        Attack { is_for_group: true, ..self }
+    }
+
     /// Sets the control: an honest script that must succeed against an endpoint whose rules allow everything.
     pub(crate) fn honest(self, honest: impl Fn(&Scene) -> Vec<Step> + 'static) -> Attack {
         Attack { honest: Box::new(honest), ..self }
@@ -183,7 +191,13 @@ impl Attack {
     /// Returns who tries the attack on whom in this network.
     pub(crate) fn tries(&self, net: &Net) -> Vec<Try> {
         let is_one = |attacker: &Attacker| self.only.is_none_or(|only| only == *attacker);
-        self.each(net, self.rules, |place, rules| {
+        let rules: Vec<Rules> = self
+            .rules
+            .iter()
+            .copied()
+            .filter(|rules| !(self.is_for_group && *rules == Rules::DenyOutFar))
+            .collect();
+        self.each(net, &rules, |place, rules| {
             attackers(place, rules).iter().copied().filter(is_one).collect()
         })
     }

@@ -32,6 +32,8 @@ pub(crate) enum Rules {
     DenyPort,
     /// The attacker's group denies what goes out to the victim's group, which has no rules.
     DenyOut,
+    /// The same for a victim on another node.
+    DenyOutFar,
     /// The victim's group denies all that comes in, except from the group of [`FRIEND`] and [`FAR_FRIEND`].
     FriendsOnly,
     /// The victim has no group.
@@ -42,11 +44,17 @@ pub(crate) enum Rules {
 
 impl Rules {
     /// Those that deny a datagram or segment to [`PORT`].
-    pub(crate) const DENIES: &'static [Rules] =
-        &[Rules::DenyAll, Rules::DenyGroup, Rules::DenyPort, Rules::DenyOut, Rules::FriendsOnly];
+    pub(crate) const DENIES: &'static [Rules] = &[
+        Rules::DenyAll,
+        Rules::DenyGroup,
+        Rules::DenyPort,
+        Rules::DenyOut,
+        Rules::DenyOutFar,
+        Rules::FriendsOnly,
+    ];
     /// Those that deny any packet, whatever its protocol.
     pub(crate) const DENIES_ANY: &'static [Rules] =
-        &[Rules::DenyAll, Rules::DenyGroup, Rules::DenyOut, Rules::FriendsOnly];
+        &[Rules::DenyAll, Rules::DenyGroup, Rules::DenyOut, Rules::DenyOutFar, Rules::FriendsOnly];
     /// Rules about ports alone.
     pub(crate) const PORTS: &'static [Rules] = &[Rules::DenyPort];
     /// Rules that tell peers apart.
@@ -64,6 +72,7 @@ impl Rules {
             Rules::FriendsOnly => ("friends-only", 25),
             Rules::Unprotected => ("unprotected", 26),
             Rules::AllowAll => ("allow-all", 27),
+            Rules::DenyOutFar => return Station::far(1, 37),
         };
         Station::pod(port, last)
     }
@@ -86,9 +95,9 @@ pub(crate) fn attackers(place: Place, rules: Rules) -> &'static [Attacker] {
     use Attacker::{Bound, Named, Plain, Unknown};
     match (place, rules) {
         (Place::Stranger, _) => &[Plain],
-        (Place::Pod, Rules::DenyOut) => &[Bound],
+        (Place::Pod, Rules::DenyOut | Rules::DenyOutFar) => &[Bound],
         // The other node enforces what its endpoints may send.
-        (Place::Outside, Rules::DenyOut) => &[],
+        (Place::Outside, Rules::DenyOut | Rules::DenyOutFar) => &[],
         (Place::Pod, Rules::DenyGroup) => &[Named],
         (Place::Outside, Rules::DenyGroup) => &[Named, Unknown],
         (Place::Outside, Rules::DenyAll | Rules::FriendsOnly) => &[Plain, Named, Unknown],
@@ -117,7 +126,7 @@ pub(crate) struct Station {
     /// Its interface on the node.
     pub(crate) port: Option<&'static str>,
     /// Index of its node, if that is another one.
-    node: usize,
+    pub(crate) node: usize,
 }
 
 /// A pod without a group, where frames arrive that show that earlier ones have been processed.
@@ -179,6 +188,7 @@ impl Station {
     }
 }
 
+/// Rules whose victims are pods.
 const VICTIMS: [Rules; 7] = [
     Rules::DenyAll,
     Rules::DenyGroup,
@@ -221,6 +231,7 @@ pub(crate) fn objects(net: &Net, other: &Net) -> Result<Vec<Object>> {
         victim(Rules::AllowAll, Some(27)),
         remote(net, FAR, None),
         remote(net, FAR_HANDOVER, None),
+        remote(net, Rules::DenyOutFar.victim(), Some(24)),
         remote(net, Attacker::Named.at(Place::Outside), Some(NAMED)),
         remote(net, FAR_FRIEND, Some(FRIENDS)),
         remote(net, Station::far(1, 34), None),
@@ -243,7 +254,7 @@ pub(crate) fn objects(net: &Net, other: &Net) -> Result<Vec<Object>> {
         other.network(),
         other.local("elsewhere", Rules::DenyAll.victim().last),
     ];
-    for victim in VICTIMS.map(Rules::victim) {
+    for victim in VICTIMS.map(Rules::victim).into_iter().chain([Rules::DenyOutFar.victim()]) {
         objects.push(service(net, victim)?);
     }
     objects.extend(topology::peers());

@@ -18,7 +18,7 @@ use crate::{
     cases,
     node::{
         harness::Harness,
-        topology::{self, Net},
+        topology::{Net, VTEPS},
         world::{World, is_announcement},
     },
     report::{Report, Success},
@@ -27,6 +27,8 @@ use crate::{
 };
 
 const SELECTION: &str = "CONTIV_ATTACKS";
+/// Tries after which there is a new node: connections of the oracle do not end.
+const TRIES_PER_NODE: u16 = 4000;
 const SOON: Duration = Duration::from_secs(5);
 const MARK: &[u8] = b"end of a step ";
 
@@ -40,8 +42,12 @@ pub(crate) fn run<H: Harness>(datapath: &'static str) -> Result<()> {
     ensure!(!attacks.is_empty(), "no attack has {selection:?} in its name");
     let mut report = Report::new(datapath, attacks.len());
     for (net, other) in [(Net::vxlan(1)?, Net::vxlan(2)?), (Net::vlan(100)?, Net::vlan(200)?)] {
-        let mut arena = Arena::<H>::new(net, &other)?;
+        let mut arena = Arena::<H>::new(net.clone(), &other)?;
         for attack in &attacks {
+            if arena.tries > TRIES_PER_NODE {
+                arena.world.check_in_sync()?;
+                arena = Arena::new(net.clone(), &other)?;
+            }
             arena.run(attack, &mut report).with_context(|| format!("{}, in {:?}", attack.name, arena.net))?;
         }
         arena.world.check_in_sync()?;
@@ -104,7 +110,11 @@ impl<H: Harness> Arena<H> {
             let (from, frame, expect) = match step {
                 Step::Send { from, frame, expect } => (from, frame, expect),
                 Step::Answer(_) if !has_arrived => continue,
-                Step::Answer(frame) => (scene.victim.origin(&self.net), frame, Expect::Anything),
+                Step::Answer(frame) => {
+                    let from = scene.victim.origin(&self.net);
+                    let frame = if from == Origin::Uplink { self.net.on_wire(&frame) } else { frame };
+                    (from, frame, Expect::Anything)
+                }
                 Step::Set(object) => {
                     self.set(object)?;
                     continue;
@@ -177,7 +187,7 @@ impl<H: Harness> Arena<H> {
             Origin::Pod(port) => {
                 rules::pods().into_iter().find(|pod| pod.port == Some(port)).unwrap_or(FRIEND)
             }
-            Origin::Tunnel { vtep, .. } if *vtep == topology::VTEPS[1] => FAR_FRIEND,
+            Origin::Tunnel { vtep, .. } if *vtep == VTEPS[1] => FAR_FRIEND,
             Origin::Tunnel { .. } | Origin::Uplink => FAR,
         }
     }
@@ -189,7 +199,12 @@ fn defect_of(attack: &Attack, of: &Try) -> &'static str {
 }
 
 fn is_at(delivery: &Delivery, station: Station) -> bool {
-    matches!(&delivery.to, Target::Pod(port) if Some(port.as_str()) == station.port)
+    match (&delivery.to, station.port) {
+        (Target::Pod(to), Some(port)) => to == port,
+        (Target::Tunnel { vtep, .. }, None) => *vtep == VTEPS[station.node],
+        (Target::Uplink, None) => true,
+        _ => false,
+    }
 }
 
 /// Returns how the deliveries differ from what is expected.

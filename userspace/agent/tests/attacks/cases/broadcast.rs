@@ -11,10 +11,15 @@ use crate::{
 };
 
 pub(super) fn attacks() -> Vec<Attack> {
-    [unicast_in_groups(), other_destinations(), to_groups(), answers_to_groups()]
-        .into_iter()
-        .flatten()
-        .collect()
+    [
+        unicast_in_groups(),
+        other_destinations(),
+        to_groups().into_iter().map(Attack::for_groups).collect(),
+        answers_to_groups(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 /// The kernel of a pod takes a packet for its address from a frame to a group as well.
@@ -114,7 +119,8 @@ fn other_destinations() -> Vec<Attack> {
             let headers = || s.ip_to(NOBODY.mac(), NOBODY.address(s.family));
             vec![s.send(&s.udp(headers())), s.send(&s.syn(headers()))]
         })
-        .on(VXLAN),
+        .on(VXLAN)
+        .for_groups(),
     );
     attacks.push(Attack::new("E14", "victim's address in frames to another pod", |s| {
         vec![s.send(&s.udp(s.ip_in(WITNESS.mac()))), s.send(&s.syn(s.ip_in(WITNESS.mac())))]

@@ -36,6 +36,7 @@ pub(super) fn attacks() -> Vec<Attack> {
         .by(V6),
         Attack::new("E2", "DHCP client past the rules", |s| vec![s.send(&discover(s))])
             .against(Rules::DENIES_ANY)
+            .for_groups()
             .honest(|s| vec![s.send(&discover(s)).arrives()])
             .control(Rules::Unprotected),
     ]

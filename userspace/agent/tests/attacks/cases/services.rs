@@ -50,7 +50,8 @@ pub(super) fn attacks() -> Vec<Attack> {
 }
 
 fn attack(name: &str, hostile: fn(&Scene) -> Vec<Step>) -> Attack {
-    Attack::new("held", format!("through a service: {name}"), hostile)
+    let defect = if name.contains("broadcast") { "E1" } else { "held" };
+    Attack::new(defect, format!("through a service: {name}"), hostile)
         .from(POD)
         .by(V4)
         .honest(|s| vec![s.send(&datagram(to_service(s)(), s)).reaches()])

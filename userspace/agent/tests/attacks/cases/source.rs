@@ -11,7 +11,10 @@ use crate::{
 };
 
 pub(super) fn attacks() -> Vec<Attack> {
-    [from_pods(), invalid(), unspecified(), from_outside()].into_iter().flatten().collect()
+    [from_pods(), invalid(), unspecified().into_iter().map(Attack::for_groups).collect(), from_outside()]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 /// Packets from this address with each transport, with the attacker's own Ethernet address.

@@ -97,7 +97,8 @@ fn invalid() -> Vec<Attack> {
             let site = Ipv6Addr::new(0xff05, 0, 0, 0, 0, 0, 0, 2);
             let eth = Packet::eth([0x33, 0x33, 0, 0, 0, 2], s.attacker.mac());
             vec![s.send(&valid(s, 135).packet(eth, s.attacker.ip6(), site))]
-        }),
+        })
+        .for_groups(),
         Attack::new("E22", "ICMPv6 type 135: data behind the packet", |s| {
             let mut bytes = valid(s, 135).packet(s.eth(), s.attacker.ip6(), s.victim.ip6()).build();
             bytes.extend([b'x'; 400]);
@@ -154,12 +155,14 @@ fn from_link_local() -> Vec<Attack> {
                 s.send(&s.echo(eth().ipv6(from, s.victim.link_local()))),
                 s.send(&s.echo(eth().ipv6(from, s.victim.ip6()))),
             ]
-        }),
+        })
+        .for_groups(),
         Attack::new("E21", "echo request from the link-local address to the solicited-node group", |s| {
             let target = s.victim.ip6();
             let eth = Packet::eth(solicited_node_mac(target), s.attacker.mac());
             vec![s.send(&s.echo(eth.ipv6(s.attacker.link_local(), solicited_node(target))))]
-        }),
+        })
+        .for_groups(),
     ]);
     attacks
 }
@@ -178,6 +181,7 @@ fn mld() -> Vec<Attack> {
         .into_iter()
         .map(|kind| {
             Attack::new("E2", format!("MLD type {kind}"), move |s| vec![s.send(&message(s, kind))])
+                .for_groups()
                 .honest(move |s| vec![s.send(&message(s, kind)).arrives()])
                 .control(Rules::Unprotected)
         })
