@@ -138,7 +138,7 @@ pub(crate) const FAR_FRIEND: Station = Station::far(1, 33);
 /// An endpoint without a group on the node of the attackers.
 pub(crate) const FAR: Station = Station::far(0, 31);
 /// An address of the subnet that no endpoint has.
-pub(crate) const NOBODY: Station = Station::far(0, 99);
+pub(crate) const UNUSED: Station = Station::far(0, 99);
 /// A pod whose place another one takes.
 pub(crate) const HANDOVER: Station = Station::pod("handover", 6);
 /// The same on another node.

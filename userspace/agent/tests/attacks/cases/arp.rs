@@ -6,7 +6,7 @@ use testkit::packet::{BROADCAST, Mac, Packet};
 
 use crate::{
     attack::{ANYWHERE, Attack, OUTSIDE, POD, Step, V4, VXLAN},
-    rules::{FAR_FRIEND, FRIEND, GATEWAY, NOBODY, Rules, Station, WITNESS},
+    rules::{FAR_FRIEND, FRIEND, GATEWAY, Rules, Station, UNUSED, WITNESS},
     scene::{Scene, frame},
 };
 
@@ -26,13 +26,13 @@ fn arp(s: &Scene, to: Mac, operation: u16, sender: (Mac, Ipv4Addr), target: (Mac
 
 /// Claims of an address in each form that a kernel learns from: reply, request, and announcements by either.
 fn claims(s: &Scene, sender: (Mac, Ipv4Addr)) -> Vec<Step> {
-    let (victim, nobody) = ((s.victim.mac(), s.victim.ip()), [0; 6]);
+    let (victim, unspecified) = ((s.victim.mac(), s.victim.ip()), [0; 6]);
     let unknown = Ipv4Addr::new(10, 7, 0, 99);
     vec![
         arp(s, victim.0, 2, sender, victim),
-        arp(s, victim.0, 1, sender, (nobody, victim.1)),
-        arp(s, BROADCAST, 1, sender, (nobody, unknown)),
-        arp(s, BROADCAST, 1, sender, (nobody, sender.1)),
+        arp(s, victim.0, 1, sender, (unspecified, victim.1)),
+        arp(s, BROADCAST, 1, sender, (unspecified, unknown)),
+        arp(s, BROADCAST, 1, sender, (unspecified, sender.1)),
         arp(s, BROADCAST, 2, sender, (BROADCAST, sender.1)),
         arp(s, victim.0, 2, sender, (victim.0, sender.1)),
     ]
@@ -57,7 +57,7 @@ fn claims_of_pods() -> Vec<Attack> {
         of("a pod", FRIEND),
         of("an endpoint on another node", FAR_FRIEND),
         of("the gateway", GATEWAY),
-        of("no endpoint", NOBODY),
+        of("no endpoint", UNUSED),
         Attack::new("held", "ARP: own MAC for the victim's address", |s| {
             claims(s, (s.attacker.mac(), s.victim.ip()))
         })
@@ -87,8 +87,8 @@ fn claims_of_pods() -> Vec<Attack> {
         // Announcing 0.0.0.0 tells nothing, but a probe for another's address makes it believe in a conflict (RFC 5227): the
         // node answers it.
         Attack::new("held", "ARP: probe for the victim's address", |s| {
-            let nobody = (s.attacker.mac(), Ipv4Addr::UNSPECIFIED);
-            vec![arp(s, BROADCAST, 1, nobody, ([0; 6], s.victim.ip()))]
+            let unspecified = (s.attacker.mac(), Ipv4Addr::UNSPECIFIED);
+            vec![arp(s, BROADCAST, 1, unspecified, ([0; 6], s.victim.ip()))]
         })
         .from(POD)
         .against(Rules::ANY),

@@ -6,7 +6,7 @@ use testkit::packet::{BROADCAST, Mac, Packet, solicited_node, solicited_node_mac
 
 use crate::{
     attack::{Attack, POD, Step, V4, V6, VXLAN},
-    rules::{GATEWAY, NOBODY, PORT, Rules, WITNESS},
+    rules::{GATEWAY, PORT, Rules, UNUSED, WITNESS},
     scene::{PAYLOAD, Scene, Transport, ip},
 };
 
@@ -116,7 +116,7 @@ fn other_destinations() -> Vec<Attack> {
     );
     attacks.push(
         Attack::new("E2", "unknown address in frames to an unknown MAC", |s| {
-            let headers = || s.ip_to(NOBODY.mac(), NOBODY.address(s.family));
+            let headers = || s.ip_to(UNUSED.mac(), UNUSED.address(s.family));
             vec![s.send(&s.udp(headers())), s.send(&s.syn(headers()))]
         })
         .on(VXLAN)

@@ -6,7 +6,7 @@ use testkit::packet::{BROADCAST, Packet};
 
 use crate::{
     attack::{ANYWHERE, Attack, Family, OUTSIDE, POD, Step, V4, V6, VXLAN},
-    rules::{FAR, FAR_FRIEND, FRIEND, GATEWAY, NOBODY, Rules, Station, WITNESS},
+    rules::{FAR, FAR_FRIEND, FRIEND, GATEWAY, Rules, Station, UNUSED, WITNESS},
     scene::{Scene, Transport, ip},
 };
 
@@ -34,7 +34,7 @@ fn from_pods() -> Vec<Attack> {
         of_station("held", "another pod", WITNESS).from(POD),
         of_station("held", "an endpoint on another node", FAR).from(POD),
         of_station("held", "the gateway", GATEWAY).from(POD),
-        of_station("held", "no endpoint", NOBODY).from(POD),
+        of_station("held", "no endpoint", UNUSED).from(POD),
         Attack::new("held", "source address outside the cluster", |s| {
             let source = match s.family {
                 Family::V4 => Ipv4Addr::new(192, 0, 2, 1).into(),
@@ -84,7 +84,7 @@ fn from_pods() -> Vec<Attack> {
     ]
 }
 
-/// Addresses that are nobody's source, from pods and from outside.
+/// Addresses that no endpoint sends from, from pods and from outside.
 fn invalid() -> Vec<Attack> {
     let v4: [(&str, Ipv4Addr); 7] = [
         ("127.0.0.1", Ipv4Addr::LOCALHOST),
