@@ -12,12 +12,19 @@ use crate::{
 
 pub(super) fn attacks() -> Vec<Attack> {
     let attacks = [claims_of_pods(), malformed(), from_outside()].into_iter().flatten();
-    // The control: the attacker announces its own address, which rules do not judge.
-    attacks.map(|attack| attack.by(V4).honest(|s| vec![s.send(&own_announcement(s)).arrives()])).collect()
+    attacks.map(|attack| attack.by(V4).honest(honest).control(Rules::DenyAll)).collect()
 }
 
-fn own_announcement(s: &Scene) -> Packet {
-    Packet::arp_request(s.attacker.mac(), s.attacker.ip(), s.attacker.ip())
+/// What rules do not judge: announcements, probes and replies for the own address.
+fn honest(s: &Scene) -> Vec<Step> {
+    let (mac, address) = (s.attacker.mac(), s.attacker.ip());
+    let frames = [
+        Packet::arp_request(mac, address, address),
+        Packet::arp_request(mac, Ipv4Addr::UNSPECIFIED, address),
+        Packet::eth(BROADCAST, mac).arp(2, (mac, address), (BROADCAST, address)),
+        Packet::arp_reply(mac, address, s.victim.mac(), s.victim.ip()),
+    ];
+    frames.iter().map(|frame| s.send(frame).arrives()).collect()
 }
 
 fn arp(s: &Scene, to: Mac, operation: u16, sender: (Mac, Ipv4Addr), target: (Mac, Ipv4Addr)) -> Step {

@@ -37,8 +37,8 @@ const ERRORS_V6: [(&str, u8, u8, [u8; 4]); 9] = [
 
 pub(super) fn attacks() -> Vec<Attack> {
     let attacks = [about_others(), about_nothing(), odd_quotes()].into_iter().flatten();
-    // The control: the victim sends to the attacker, whose kernel has no such port.
-    attacks.map(|attack| attack.honest(genuine)).collect()
+    // The control: the victim sends to the attacker, whose kernel has no such port. Rules for what comes in do not stop it.
+    attacks.map(|attack| attack.honest(genuine).control(Rules::DenyAll)).chain([blind()]).collect()
 }
 
 type Kind = (&'static str, u8, u8, [u8; 4]);
@@ -117,6 +117,8 @@ fn blind() -> Attack {
     )
     .from(OUTSIDE)
     .only(Attacker::Plain)
+    .against(&[Rules::DenyAll, Rules::DenyPort, Rules::FriendsOnly, Rules::Unprotected])
+    .control(Rules::DenyAll)
     .honest(move |s| [connection(s, FAR_FRIEND), vec![data(s), quoting(s, 1001).arrives()]].concat())
 }
 
@@ -178,7 +180,6 @@ fn about_others() -> Vec<Attack> {
         })
         .by(V6),
     ]);
-    attacks.push(blind());
     // Without rules, too: the error is about a flow that the attacker has no part in.
     attacks
         .into_iter()

@@ -122,6 +122,7 @@ fn replies() -> Vec<Attack> {
             let answer = s.ip().udp(53, s.sport()).payload(b"answer");
             vec![s.send_by(s.victim, &begun(s)), s.send(&answer).arrives()]
         })
+        .control(Rules::DenyAll)
     };
     vec![
         attack("to another port", |s| s.ip().udp(53, PORT).payload(PAYLOAD)),

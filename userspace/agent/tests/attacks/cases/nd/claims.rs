@@ -13,15 +13,28 @@ use crate::{
 
 pub(super) fn attacks() -> Vec<Attack> {
     let attacks = [advertisements(), behind_headers(), solicitations(), routers()].into_iter().flatten();
-    // The control: the attacker announces its own address.
-    attacks.map(|attack| attack.honest(|s| vec![s.send(&own_announcement(s)).arrives()])).collect()
+    attacks.map(|attack| attack.honest(honest).control(Rules::DenyAll)).collect()
 }
 
-fn own_announcement(s: &Scene) -> Packet {
-    let message = Message::advertisement(s.attacker.ip6(), s.attacker.mac());
-    // Unsolicited: RFC 4861, 7.2.6.
-    let message = Message { rest: [0x20, 0, 0, 0], ..message };
-    message.packet(Packet::eth(ALL_NODES_MAC, s.attacker.mac()), s.attacker.ip6(), ALL_NODES)
+/// What rules do not judge: announcements, duplicate address detection, resolution and its replies, for the own addresses.
+fn honest(s: &Scene) -> Vec<Step> {
+    let (mac, global, link_local) = (s.attacker.mac(), s.attacker.ip6(), s.attacker.link_local());
+    let advertisement =
+        |target, flags| Message { rest: [flags, 0, 0, 0], ..Message::advertisement(target, mac) };
+    let to_all = || Packet::eth(ALL_NODES_MAC, mac);
+    let frames = [
+        // Unsolicited: RFC 4861, 7.2.6.
+        advertisement(global, 0x20).packet(to_all(), global, ALL_NODES),
+        advertisement(link_local, 0x20).packet(to_all(), link_local, ALL_NODES),
+        advertisement(global, 0x60).packet(s.eth(), global, s.victim.ip6()),
+        advertisement(global, 0x60).packet(s.eth(), link_local, s.victim.link_local()),
+        Packet::neighbour_solicitation(mac, Ipv6Addr::UNSPECIFIED, global),
+        Packet::neighbour_solicitation(mac, Ipv6Addr::UNSPECIFIED, link_local),
+        // The node does not answer for link-local addresses.
+        Packet::neighbour_solicitation(mac, link_local, s.victim.link_local()),
+        Message::solicitation(s.victim.link_local(), mac).packet(s.eth(), global, s.victim.link_local()),
+    ];
+    frames.iter().map(|frame| s.send(frame).arrives()).collect()
 }
 
 /// A claim to all places that a kernel takes it from, from the attacker's addresses of both scopes.
