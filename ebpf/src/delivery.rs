@@ -7,7 +7,7 @@ use crate::{
     learn::{self, Way},
     maps,
     packet::{self, Packet},
-    track,
+    policy, track,
 };
 
 /// To the port in `Packet::place`.
@@ -19,6 +19,7 @@ const NOBODY: u32 = 0x103;
 #[inline(always)]
 pub(crate) fn to_port(ctx: &TcContext, packet: &mut Packet, place: FdbEntry) -> Result<u32, DropReason> {
     packet.place = place;
+    policy::admits_receiver(packet, place.group)?;
     track::receives(place.group)?;
     learn::note(ctx, Way::Pod { ifindex: place.ifindex, group: place.group });
     Ok(TO_POD)

@@ -6,9 +6,10 @@ use contiv_abi::{
     maps::{PEERS_CAPACITY, PORTS_CAPACITY},
 };
 
-use crate::{maps, tunnel};
+use crate::{maps, packet, policy, tunnel};
 
-/// One copy to every port of the network but `source` (zero: a frame from another node has no port here).
+/// One copy to every port of the network that the packet metadata admits, except `source` (zero: a frame from another node has no
+/// port here).
 #[inline(always)]
 pub(crate) fn to_ports(ctx: &TcContext, segment: Segment, entry: &SegmentEntry, source: u32) {
     let mut walk = PortWalk { skb: ctx.skb.skb, segment, source };
@@ -55,7 +56,11 @@ extern "C" fn port_copy(slot: u64, walk: *mut PortWalk) -> i64 {
     let Some(ifindex) = maps::flood_slot(&FloodKey { segment: walk.segment, slot: slot as u32 }) else {
         return NEXT;
     };
-    if ifindex != walk.source {
+    if ifindex == walk.source {
+        return NEXT;
+    }
+    // A receiver that rules exclude is no dropped frame; the rule counts it.
+    if policy::ctv_admits(ifindex) == packet::GO_ON {
         clone_to(walk.skb, ifindex);
     }
     NEXT

@@ -10,7 +10,8 @@ pub(crate) const ARP: Be16 = Be16::new(0x0806);
 pub(crate) const IPV4: Be16 = Be16::new(0x0800);
 pub(crate) const IPV6: Be16 = Be16::new(0x86dd);
 pub(crate) const VLAN: Be16 = Be16::new(0x8100);
-pub(crate) const QINQ: Be16 = Be16::new(0x88a8);
+/// Tags: 802.1Q, 802.1ad, and the numbers that equipment used for the latter before.
+const TAGS: [Be16; 5] = [VLAN, Be16::new(0x88a8), Be16::new(0x9100), Be16::new(0x9200), Be16::new(0x9300)];
 
 /// The Ethernet header.
 #[derive(Clone, Copy)]
@@ -29,15 +30,18 @@ impl Ethernet {
         if is_group(&ethernet.source) { Err(DropReason::GroupSource) } else { Ok(ethernet) }
     }
 
-    /// The same of what comes from outside. Of tags the kernel takes one out of the bytes; behind another one nobody would see the
-    /// packet, but a pod's kernel takes it for its own when the tags name no network.
+    /// As [`Ethernet::read`] for a frame from outside. The kernel removes one tag from the bytes; rules would not see a packet
+    /// behind another one, but a pod's kernel accepts it if the tags name no network.
     #[inline(always)]
     pub(crate) fn from_outside(ctx: &TcContext) -> Result<Ethernet, DropReason> {
         let ethernet = Ethernet::read(ctx)?;
-        if ethernet.is_tagged() { Err(DropReason::TaggedTwice) } else { Ok(ethernet) }
+        if ethernet.is_tagged() {
+            return Err(DropReason::TaggedTwice);
+        }
+        if ethernet.is_link_local() { Err(DropReason::LinkLocalGroup) } else { Ok(ethernet) }
     }
 
-    /// True of a frame for many.
+    /// True of a frame to a multicast or broadcast address.
     #[inline(always)]
     pub(crate) fn is_group(&self) -> bool {
         is_group(&self.destination)
@@ -54,12 +58,13 @@ impl Ethernet {
     /// True of a frame with a tag in its bytes.
     #[inline(always)]
     pub(crate) fn is_tagged(&self) -> bool {
-        self.kind == VLAN || self.kind == QINQ
+        let [a, b, c, d, e] = TAGS;
+        self.kind == a || self.kind == b || self.kind == c || self.kind == d || self.kind == e
     }
 }
 
 #[inline(always)]
-fn is_group(mac: &Mac) -> bool {
+pub(crate) fn is_group(mac: &Mac) -> bool {
     mac[0] & 1 == 1
 }
 

@@ -1,6 +1,8 @@
 //! Headers as they are on the wire, to be read and to be written.
 
-use contiv_abi::Be16;
+use contiv_abi::{Be16, Mac};
+
+use crate::frame;
 
 /// The fixed header of IPv4 (RFC 791 3.1).
 #[derive(Clone, Copy)]
@@ -31,3 +33,32 @@ pub(crate) struct Ipv6 {
     pub(crate) destination: [u8; 16],
 }
 const _: () = assert!(size_of::<Ipv6>() == 40);
+
+/// ARP for IPv4 over Ethernet (RFC 826), behind the Ethernet header.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Arp {
+    pub(crate) form: ArpForm,
+    pub(crate) operation: Be16,
+    pub(crate) sender_mac: Mac,
+    pub(crate) sender_ip: [u8; 4],
+    pub(crate) target_mac: Mac,
+    pub(crate) target_ip: [u8; 4],
+}
+
+/// Types and lengths of the addresses.
+#[derive(Clone, Copy, PartialEq)]
+#[repr(C)]
+pub(crate) struct ArpForm {
+    hardware: Be16,
+    protocol: Be16,
+    address_lengths: Be16,
+}
+
+impl Arp {
+    pub(crate) const ETHERNET_IPV4: ArpForm =
+        ArpForm { hardware: Be16::new(1), protocol: frame::IPV4, address_lengths: Be16::new(0x0604) };
+    pub(crate) const REQUEST: Be16 = Be16::new(1);
+    pub(crate) const REPLY: Be16 = Be16::new(2);
+}
+const _: () = assert!(size_of::<Arp>() == 28);

@@ -2,12 +2,12 @@
 //! and is translated when the flow is.
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
-use contiv_abi::{Address, DropReason, Mac, NeighKey, Segment, SegmentEntry};
+use contiv_abi::{DropReason, Mac, NeighKey, Segment, SegmentEntry};
 
 use crate::{
-    frame::{self, ETHERNET, Ethernet},
-    maps, nat,
-    packet::{self, AGAIN, GO_ON, NEW, REFUSE},
+    frame::{self, Ethernet},
+    guard, maps, nat,
+    packet::{self, AGAIN, Admission, GO_ON, NEW, REFUSE},
     parse, refuse, track,
 };
 
@@ -58,9 +58,11 @@ pub(crate) fn pass<const WIRE: bool>(
         Passed { destination: ethernet.destination, translated: false, relayed: false, refused: 0 };
     let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
     packet.receiver = packet::ANYBODY;
+    packet.admission = if ethernet.kind == frame::ARP { Admission::ALL } else { Admission::WITHOUT_RULES };
     if !(ip6 || ethernet.kind == frame::IPV4) {
         return Ok(passed);
     }
+    packet.admission = Admission::ALL;
     packet.segment = segment;
     packet.segment_flags = entry.flags;
     packet.source_port = sender.port;
@@ -85,29 +87,18 @@ pub(crate) fn pass<const WIRE: bool>(
     Ok(passed)
 }
 
-/// Refuses a packet for an endpoint in a frame for many: the kernel of a pod takes what is for its address from such a
-/// frame, too, past the rules of its group.
+/// Prepares the evaluation of an IP packet in a broadcast or multicast frame for each port that may receive it. Refuses one to
+/// the unicast address of an endpoint: the kernel of a pod accepts what is for its address from such a frame, too.
 ///
 /// A function of its own for the verifier; the result is that of `packet::code`.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_for_many(skb: *mut __sk_buff) -> u32 {
-    const DESTINATION: usize = ETHERNET + 16;
-    const DESTINATION6: usize = ETHERNET + 24;
-    let ctx = TcContext::new(skb);
+extern "C" fn ctv_bum() -> u32 {
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
-    let ip = if packet.ip6 != 0 {
-        frame::load(&ctx, DESTINATION6)
-    } else {
-        frame::load(&ctx, DESTINATION).map(Address::v4)
-    };
-    packet::code(ip.and_then(|ip| match maps::neighbour(&NeighKey { segment: packet.segment, ip }) {
-        // Rules of its sender are asked here, and those of its receiver if that is here.
-        Some(owner) if packet.source_group != 0 || (owner.ifindex != 0 && owner.group != 0) => {
-            Err(DropReason::ForOneOnly)
-        }
-        _ => Ok(()),
-    }))
+    if maps::neighbour(&NeighKey { segment: packet.segment, ip: packet.tuple.destination }).is_some() {
+        return DropReason::UnicastInMulticast as u32;
+    }
+    GO_ON
 }
 
 /// The stages themselves. A function of its own for the verifier; the result is that of `packet::code`,
@@ -127,14 +118,25 @@ extern "C" fn ctv_pass_wire(skb: *mut __sk_buff) -> u32 {
 
 #[inline(always)]
 fn stages(skb: *mut __sk_buff, open: impl FnOnce() -> u32) -> u32 {
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
-    if packet.for_many != 0 {
-        return ctv_for_many(skb);
-    }
+    // First, because the stack has no room for one more call on the way to the parser.
     let code = parse::ctv_parse(skb);
     if code != GO_ON {
-        // Of the link itself: no flow, and no business of policy.
+        // Neighbour discovery has no flow, and policies do not apply to it.
         return if code == AGAIN { GO_ON } else { code };
+    }
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    packet.admission = Admission::RULES;
+    let for_many = packet.for_many != 0;
+    let code = guard::ctv_guard_ports();
+    if code != GO_ON {
+        return code;
+    }
+    if for_many {
+        return ctv_bum();
+    }
+    let code = guard::ctv_guard_destination();
+    if code != GO_ON {
+        return code;
     }
     let mut code = track::ctv_track(skb);
     if code == NEW {

@@ -21,16 +21,19 @@
     reason = "a key that is handed over by value is copied to the stack, which has 512 bytes for all"
 )]
 
+mod claim;
 mod delivery;
 mod dscp;
 mod flood;
 mod flows;
 mod frame;
+mod guard;
 mod header;
 mod ip;
 mod learn;
 mod maps;
 mod nat;
+mod nd;
 mod neighbour;
 mod overlay;
 mod packet;

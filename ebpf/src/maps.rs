@@ -5,8 +5,8 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use contiv_abi::{
-    DropCount, FdbEntry, FdbKey, FloodKey, NeighEntry, NeighKey, Node, Port, Segment, SegmentEntry, Timeouts,
-    Vtep,
+    Be16, DropCount, FdbEntry, FdbKey, FloodKey, NeighEntry, NeighKey, Node, Port, Segment, SegmentEntry,
+    Timeouts, Vtep,
     maps::{
         BUILD_LEN, DROP_REASONS, FDB_CAPACITY, FLOOD_CAPACITY, NEIGH_CAPACITY, PEERS_CAPACITY,
         PORTS_CAPACITY, SEGMENTS_CAPACITY,
@@ -70,6 +70,13 @@ copy_out!(/// Where an Ethernet address is.
 copy_out!(/// Whose a network-layer address is.
     neighbour, NEIGH, NeighKey => NeighEntry);
 
+/// The port with this interface index, in its place: a copy takes 48 bytes of the stack.
+#[inline(always)]
+pub(crate) fn port_in_place(ifindex: u32) -> Option<&'static Port> {
+    // SAFETY: the entry may be replaced meanwhile, so that what is read of it is a mix of two; both are of the same port.
+    PORTS.get_ptr(&ifindex).map(|port| unsafe { &*port })
+}
+
 /// Whether tunnelled frames are taken from this node.
 #[inline(always)]
 pub(crate) fn is_peer(vtep: &Vtep) -> bool {
@@ -86,6 +93,18 @@ pub(crate) fn peer_slot(slot: u32) -> Option<Vtep> {
 #[inline(always)]
 pub(crate) fn peer_count() -> u32 {
     NODE.get(0).map_or(0, |node| node.peers)
+}
+
+/// VTEP of this node, and the UDP port of the tunnels.
+#[inline(always)]
+pub(crate) fn tunnel() -> Option<(Vtep, Be16)> {
+    NODE.get(0).map(|node| (node.vtep, node.tunnel_port))
+}
+
+/// Broadcast, unknown unicast and multicast frames that a port may send in a second; zero for no limit.
+#[inline(always)]
+pub(crate) fn bum_rate() -> u32 {
+    NODE.get(0).map_or(0, |node| node.bum_rate)
 }
 
 /// How long flows are remembered.

@@ -12,6 +12,7 @@ use contiv_abi::{Address, Be16, DropReason, Mac, NeighEntry, NeighKey, Segment, 
 
 use crate::{
     frame::{self, ETHERNET, Ethernet},
+    header::Arp,
     maps,
     packet::{self, Packet},
     relay,
@@ -122,31 +123,6 @@ fn owner_of<const WIRE: bool>(packet: &Packet, ip: Address) -> Option<NeighEntry
     (gets(packet, &owner) || spoken_for()).then_some(owner)
 }
 
-/// ARP for IPv4 over Ethernet, after the Ethernet header.
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Arp {
-    form: ArpForm,
-    operation: Be16,
-    sender_mac: Mac,
-    sender_ip: [u8; 4],
-    target_mac: Mac,
-    target_ip: [u8; 4],
-}
-
-#[derive(Clone, Copy, PartialEq)]
-#[repr(C)]
-struct ArpForm {
-    hardware: Be16,
-    protocol: Be16,
-    address_lengths: Be16,
-}
-
-const ETHERNET_IPV4: ArpForm =
-    ArpForm { hardware: Be16::new(1), protocol: frame::IPV4, address_lengths: Be16::new(0x0604) };
-const REQUEST: Be16 = Be16::new(1);
-const REPLY: Be16 = Be16::new(2);
-
 #[repr(C)]
 struct ArpFrame {
     ethernet: Ethernet,
@@ -157,7 +133,7 @@ const _: () = assert!(size_of::<ArpFrame>() == 42);
 #[inline(always)]
 fn answer_arp<const WIRE: bool>(ctx: &TcContext, packet: &Packet) -> Result<bool, DropReason> {
     let question = frame::load::<Arp>(ctx, ETHERNET)?;
-    if question.form != ETHERNET_IPV4 || question.operation != REQUEST {
+    if question.form != Arp::ETHERNET_IPV4 || question.operation != Arp::REQUEST {
         return Ok(false);
     }
     let Some(owner) = owner_of::<WIRE>(packet, Address::v4(question.target_ip)) else {
@@ -166,8 +142,8 @@ fn answer_arp<const WIRE: bool>(ctx: &TcContext, packet: &Packet) -> Result<bool
     let reply = ArpFrame {
         ethernet: Ethernet { destination: packet.source_mac, source: owner.mac, kind: frame::ARP },
         arp: Arp {
-            form: ETHERNET_IPV4,
-            operation: REPLY,
+            form: Arp::ETHERNET_IPV4,
+            operation: Arp::REPLY,
             sender_mac: owner.mac,
             sender_ip: question.target_ip,
             target_mac: question.sender_mac,

@@ -6,9 +6,11 @@ use contiv_abi::{DropReason, Segment};
 use crate::{
     delivery, flood,
     frame::{self, Ethernet},
+    guard,
     ip::{self, Sender},
     maps,
     neighbour::{self, Asker},
+    packet::{self, Ingress, passes},
     tunnel::{self, Origin},
     verdict::Verdict,
 };
@@ -26,6 +28,9 @@ fn forward(ctx: &TcContext, origin: Origin) -> Result<Verdict, DropReason> {
     let segment = Segment::vxlan(origin.vni);
     let entry = maps::segment(&segment).ok_or(DropReason::UnknownSegment)?;
     let ethernet = Ethernet::from_outside(ctx)?;
+    packet::from_outside(&ethernet, segment, Ingress::TUNNEL, origin.vtep)?;
+    passes(guard::ctv_guard(ctx.skb.skb))?;
+    passes(guard::ctv_guard_source(ctx.skb.skb))?;
     if neighbour::answer(ctx, &ethernet, segment, &entry, Asker::Outside)? {
         tunnel::address(
             ctx,

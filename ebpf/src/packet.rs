@@ -1,9 +1,9 @@
 //! What the stages know of the packet in hand, and what they make of it.
 
 use aya_ebpf::{btf_maps::PerCpuArray, macros::btf_map};
-use contiv_abi::{Be16, DropReason, FdbEntry, Flow, FlowKey, Mac, Segment, Tuple};
+use contiv_abi::{Be16, DropReason, FdbEntry, Flow, FlowKey, Mac, Segment, Tuple, Vtep};
 
-use crate::refuse::Tcp;
+use crate::{frame::Ethernet, refuse::Tcp};
 
 /// The packet in hand.
 ///
@@ -57,8 +57,12 @@ pub(crate) struct Packet {
     pub(crate) inner_l4: u32,
     /// The place of what follows the headers that were read last.
     pub(crate) next: u32,
-    /// Of a fragment: the packet's number.
+    /// Identification of a fragmented packet.
     pub(crate) identification: u32,
+    /// Offset of the end of the IP packet, which may be before that of the frame.
+    pub(crate) end: u32,
+    /// VTEP of the node that sent the frame by a tunnel.
+    pub(crate) vtep: Vtep,
     /// Number of the service that a new flow is to.
     pub(crate) service: u32,
     /// The rule that decided last, by its number; zero for none.
@@ -81,8 +85,18 @@ pub(crate) struct Packet {
     pub(crate) ip6: u8,
     /// 1 when the frame is from the wire for a service, and not for a port.
     pub(crate) to_service: u8,
-    /// 1 when the frame is for many.
+    /// 1 for a frame to a multicast or broadcast Ethernet address.
     pub(crate) for_many: u8,
+    /// [`Ingress`].
+    pub(crate) ingress: u8,
+    /// 1 for valid neighbour discovery, which policies do not apply to.
+    pub(crate) nd: u8,
+    /// 1 for duplicate address detection of a pod for an address that is not its own.
+    pub(crate) probe: u8,
+    /// [`Admission`].
+    pub(crate) admission: u8,
+    /// Protocol by which all fragments of a packet are found.
+    pub(crate) fragment_protocol: u8,
     /// [`Piece`].
     pub(crate) piece: u8,
     /// [`Told`].
@@ -134,6 +148,30 @@ pub(crate) struct TimedRoom {
     pub(crate) room: [u64; 2],
 }
 
+/// Where a frame comes from, as [`Packet::ingress`] has it.
+pub(crate) struct Ingress;
+
+impl Ingress {
+    /// A pod of this node.
+    pub(crate) const POD: u8 = 0;
+    /// A tunnel from another node.
+    pub(crate) const TUNNEL: u8 = 1;
+    /// The wire of a VLAN.
+    pub(crate) const WIRE: u8 = 2;
+}
+
+/// What decides whether a port receives a copy of a replicated frame, as [`Packet::admission`] has it.
+pub(crate) struct Admission;
+
+impl Admission {
+    /// Every port receives it: ARP and neighbour discovery.
+    pub(crate) const ALL: u8 = 0;
+    /// The rules of both endpoints.
+    pub(crate) const RULES: u8 = 1;
+    /// Ports without rules receive it: EtherTypes that rules cannot evaluate.
+    pub(crate) const WITHOUT_RULES: u8 = 2;
+}
+
 /// What of a packet this is, as [`Packet::piece`] has it.
 pub(crate) struct Piece;
 
@@ -180,6 +218,26 @@ pub(crate) fn in_hand<'a>() -> Option<&'a mut Packet> {
     // SAFETY: this CPU's own; see `Packet` for why nobody else has it meanwhile. Whoever calls a function that
     // takes it, takes it afresh afterwards: the compiler believes that nothing else changes what it has.
     Some(unsafe { &mut *packet })
+}
+
+/// Puts a frame from outside into the packet metadata. `vtep` is the node that sent it by a tunnel.
+#[inline(always)]
+pub(crate) fn from_outside(
+    ethernet: &Ethernet,
+    segment: Segment,
+    ingress: u8,
+    vtep: Vtep,
+) -> Result<(), DropReason> {
+    let packet = in_hand().ok_or(DropReason::Malformed)?;
+    packet.segment = segment;
+    packet.ingress = ingress;
+    packet.vtep = vtep;
+    packet.source_port = 0;
+    packet.source_group = 0;
+    packet.kind = ethernet.kind;
+    packet.destination_mac = ethernet.destination;
+    packet.source_mac = ethernet.source;
+    Ok(())
 }
 
 /// Makes the key of a tuple in the packet's network. Not zero if the source is the lower end.
@@ -239,4 +297,10 @@ pub(crate) fn reason(code: u32) -> DropReason {
     }
     // SAFETY: the numbers are dense from one to as many as there are.
     unsafe { core::mem::transmute::<u32, DropReason>(code) }
+}
+
+/// The result of a stage that is a function of its own.
+#[inline(always)]
+pub(crate) fn passes(code: u32) -> Result<(), DropReason> {
+    if code == GO_ON { Ok(()) } else { Err(reason(code)) }
 }

@@ -9,6 +9,7 @@ use contiv_abi::{
 use crate::{
     frame::{self, ETHERNET},
     header::{Ipv4, Ipv6},
+    nd,
     packet::{self, ICMP, ICMPV6, Packet, Piece, SCTP, Told},
 };
 
@@ -26,11 +27,10 @@ mod next {
     pub(super) const OPTIONS: u8 = 60;
 }
 
-/// Reads the headers of IP, and what they carry, into the packet in hand. The caller has set its segment,
-/// `ip6` and Ethernet addresses.
+/// Reads the headers of IP, and what they carry, into the packet metadata. The caller has set its segment,
+/// `ip6`, `nd` and Ethernet addresses.
 ///
-/// A function of its own for the verifier; its result is that of `packet::code`, or `AGAIN` for what keeps the
-/// link itself going.
+/// A function of its own for the verifier; its result is that of `packet::code`, or `AGAIN` for valid neighbour discovery.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_parse(skb: *mut __sk_buff) -> u32 {
@@ -54,16 +54,17 @@ fn parse(ctx: &TcContext) -> Result<bool, DropReason> {
     packet.service = 0;
     packet.ruled = 0;
     packet.aside = 0;
-    match ctv_ip(ctx.skb.skb, packet.l3) {
-        packet::GO_ON => {}
-        reason => return Err(packet::reason(reason)),
-    }
+    packet::passes(ctv_end(ctx.skb.skb))?;
+    packet::passes(ctv_ip(ctx.skb.skb, packet.l3))?;
     let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
     packet.tuple = packet.spare;
     packet.protocol = packet.tuple.protocol;
     packet.l4 = packet.next;
-    // What an error quotes may be a piece, too.
-    let (piece, identification) = (packet.piece, packet.identification);
+    if packet.l4 > packet.end {
+        return Err(DropReason::Malformed);
+    }
+    // A packet that an error quotes may be a fragment, too.
+    let (piece, identification, protocol) = (packet.piece, packet.identification, packet.fragment_protocol);
     let mut ours = true;
     if piece == Piece::LATER {
         recall(packet)?;
@@ -73,12 +74,35 @@ fn parse(ctx: &TcContext) -> Result<bool, DropReason> {
         let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
         packet.piece = piece;
         packet.identification = identification;
+        packet.fragment_protocol = protocol;
         packet.wanted = packet.tuple;
         if piece == Piece::FIRST {
             remember(packet);
         }
     }
     Ok(ours)
+}
+
+/// Finds the end of the packet, which is not behind that of the frame.
+///
+/// A function of its own for the stack; its result is that of `packet::code`.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_end(skb: *mut __sk_buff) -> u32 {
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    packet::code(end(&TcContext::new(skb), packet))
+}
+
+#[inline(always)]
+fn end(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
+    const TOTAL: usize = ETHERNET + 2;
+    const PAYLOAD: usize = ETHERNET + 4;
+    let (at, header) = if packet.ip6 != 0 { (PAYLOAD, size_of::<Ipv6>() as u32) } else { (TOTAL, 0) };
+    let length = u32::from(frame::load::<Be16>(ctx, at)?.get());
+    // A packet of more than 64 KiB that the kernel has not segmented yet has no length.
+    let unsegmented = length == 0 && ctx.len() > u16::MAX.into();
+    packet.end = if unsegmented { ctx.len() } else { ETHERNET as u32 + header + length };
+    if packet.end > ctx.len() { Err(DropReason::Malformed) } else { Ok(()) }
 }
 
 /// Reads the headers of IP that begin at `at`: the ends without ports into `spare`, what follows into `next`,
@@ -109,6 +133,7 @@ fn ipv4(ctx: &TcContext, packet: &mut Packet, at: u32) -> Result<(), DropReason>
     packet.spare.destination = Address::v4(header.destination);
     packet.spare.protocol = header.protocol;
     packet.identification = header.identification.wire().into();
+    packet.fragment_protocol = header.protocol;
     packet.next = at + length;
     let fragment = header.fragment.get();
     if fragment & OFFSET != 0 {
@@ -128,6 +153,7 @@ fn ipv6(ctx: &TcContext, packet: &mut Packet, at: u32) -> Result<(), DropReason>
     packet.spare.source = Address(header.source);
     packet.spare.destination = Address(header.destination);
     packet.spare.protocol = header.next;
+    packet.fragment_protocol = header.next;
     packet.next = at + size_of::<Ipv6>() as u32;
     for _ in 0..EXTENSIONS {
         match ctv_extension(ctx.skb.skb) {
@@ -167,6 +193,7 @@ fn extension(ctx: &TcContext, packet: &mut Packet) -> Result<bool, DropReason> {
     packet.spare.protocol = next;
     if scale == 0 {
         let [_, offset, high, low] = frame::load::<[Be16; 4]>(ctx, packet.next as usize)?;
+        packet.fragment_protocol = next;
         packet.identification = u32::from(high.wire()) << 16 | u32::from(low.wire());
         // A lone fragment that is the whole packet (RFC 6946) is a whole packet.
         if offset.get() >> 3 != 0 {
@@ -185,26 +212,37 @@ fn extension(ctx: &TcContext, packet: &mut Packet) -> Result<bool, DropReason> {
 #[inline(always)]
 fn transport(ctx: &TcContext, packet: &mut Packet) -> Result<bool, DropReason> {
     const TCP_FLAGS: u32 = 13;
+    const PORTS: u32 = 4;
     const IDENTIFIER: u32 = 4;
     let at = packet.l4;
     match packet.protocol {
         TCP | UDP | SCTP => {
+            let tcp = packet.protocol == TCP;
+            // Bytes behind the end of the packet are not its ports.
+            if at + if tcp { TCP_FLAGS + 1 } else { PORTS } > packet.end {
+                return Err(DropReason::Malformed);
+            }
             ports(ctx, at, &mut packet.tuple)?;
-            if packet.protocol == TCP {
+            if tcp {
                 packet.tcp = frame::load::<u8>(ctx, (at + TCP_FLAGS) as usize)?;
             }
         }
         ICMP | ICMPV6 => {
             let kind = frame::load::<u8>(ctx, at as usize)?;
-            match Message::of(packet.protocol, kind) {
+            match Message::of(packet, kind) {
                 Message::Echo => {
                     let identifier = frame::load::<Be16>(ctx, (at + IDENTIFIER) as usize)?;
                     packet.tuple.source_port = identifier;
                     packet.tuple.destination_port = identifier;
                 }
                 Message::Error => about(ctx, packet)?,
-                Message::OfTheLink => return Ok(false),
-                Message::Other => {}
+                // Valid neighbour discovery has been checked. The kernel of a pod also accepts some that is not valid, but only
+                // with the hop limit of the link.
+                Message::Discovery if packet.nd != 0 => return Ok(false),
+                Message::Discovery if hop_limit(ctx, packet)? == nd::HOP_LIMIT => {
+                    return Err(DropReason::InvalidNeighbour);
+                }
+                Message::Discovery | Message::Other => {}
             }
         }
         _ => {}
@@ -216,22 +254,28 @@ enum Message {
     Echo,
     Error,
     /// Router and neighbour discovery (RFC 4861).
-    OfTheLink,
+    Discovery,
     Other,
 }
 
 impl Message {
     #[inline(always)]
-    fn of(protocol: u8, kind: u8) -> Message {
+    fn of(packet: &Packet, kind: u8) -> Message {
         // Echo; unreachable, source quench, redirect, time exceeded, parameter problem (RFC 792); and those of
-        // RFC 4443, where every type below 128 is an error.
-        match (protocol, kind) {
-            (ICMP, 0 | 8) | (ICMPV6, 128 | 129) => Message::Echo,
-            (ICMP, 3 | 4 | 5 | 11 | 12) | (ICMPV6, 0..=127) => Message::Error,
-            (ICMPV6, 133..=137) => Message::OfTheLink,
+        // RFC 4443, where every type below 128 is an error. Protocol 58 over IPv4 has no meaning.
+        match (packet.protocol, packet.ip6, kind) {
+            (ICMP, 0, 0 | 8) | (ICMPV6, 1, 128 | 129) => Message::Echo,
+            (ICMP, 0, 3 | 4 | 5 | 11 | 12) | (ICMPV6, 1, 0..=127) => Message::Error,
+            (ICMPV6, 1, 133..=137) => Message::Discovery,
             _ => Message::Other,
         }
     }
+}
+
+#[inline(always)]
+fn hop_limit(ctx: &TcContext, packet: &Packet) -> Result<u8, DropReason> {
+    const HOP_LIMIT: u32 = 7;
+    frame::load::<u8>(ctx, (packet.l3 + HOP_LIMIT) as usize)
 }
 
 #[inline(always)]
@@ -283,15 +327,18 @@ fn fragment_key(packet: &Packet) -> FragmentKey {
         source: packet.tuple.source,
         destination: packet.tuple.destination,
         identification: packet.identification,
-        protocol: packet.protocol.into(),
+        protocol: packet.fragment_protocol.into(),
     }
 }
 
 /// Later fragments will ask.
 #[inline(always)]
 fn remember(packet: &Packet) {
-    let ports =
-        FragmentPorts { source: packet.tuple.source_port, destination: packet.tuple.destination_port };
+    let ports = FragmentPorts {
+        source: packet.tuple.source_port,
+        destination: packet.tuple.destination_port,
+        protocol: packet.protocol.into(),
+    };
     // Without memory the later fragments are dropped, and counted.
     let _noted = FRAGMENTS.insert(fragment_key(packet), ports, 0);
 }
@@ -302,5 +349,7 @@ fn recall(packet: &mut Packet) -> Result<(), DropReason> {
     let ports = unsafe { FRAGMENTS.get(fragment_key(packet)) }.copied().ok_or(DropReason::UnknownFragment)?;
     packet.tuple.source_port = ports.source;
     packet.tuple.destination_port = ports.destination;
+    packet.protocol = ports.protocol as u8;
+    packet.tuple.protocol = packet.protocol;
     Ok(())
 }

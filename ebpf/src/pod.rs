@@ -7,12 +7,13 @@ use crate::{
     delivery::{self, TO_POD},
     dscp, flood,
     frame::{self, Ethernet},
+    guard,
     ip::{self, Sender},
     learn::{self, Way},
     maps,
     neighbour::{self, Asker},
-    packet::{self, Packet},
-    rate, source, tunnel,
+    packet::{self, Packet, passes},
+    policy, rate, source, tunnel,
     verdict::Verdict,
 };
 
@@ -55,8 +56,12 @@ fn forward(ctx: &TcContext) -> Result<Verdict, DropReason> {
     let (destination, source) = (packet.destination_mac, packet.source_mac);
     let ethernet = Ethernet { destination, source, kind: packet.kind };
     let entry = maps::segment(&segment).ok_or(DropReason::UnknownSegment)?;
+    passes(guard::ctv_guard(ctx.skb.skb))?;
     if neighbour::answer(ctx, &ethernet, segment, &entry, Asker::Port(ifindex))? {
         return Ok(Verdict::Out(ifindex));
+    }
+    if packet::in_hand().ok_or(DropReason::Malformed)?.probe != 0 {
+        return Err(DropReason::SpoofedIp);
     }
     let sender = Sender { port: ifindex, group, to_service: false };
     let passed = ip::pass::<false>(ctx, &ethernet, segment, &entry, sender)?;
@@ -65,6 +70,7 @@ fn forward(ctx: &TcContext) -> Result<Verdict, DropReason> {
     }
     dscp::mark(ctx, group)?;
     let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+    policy::admits_sender(packet)?;
     packet.out = entry.out;
     packet.ports = entry.ports;
     match ctv_onward(ctx.skb.skb) {
@@ -113,10 +119,11 @@ fn onward(ctx: &TcContext, packet: &mut Packet) -> Result<u32, DropReason> {
     let is_nowhere = place.vtep == [0; 4];
     // A unicast frame for an address that nobody told us of goes everywhere on VXLAN, as the OVS bridge does it: it may be
     // an address that a pod gave itself. On VLAN the switches outside find the way, to other nodes and to gateways alike.
-    if for_many || vni.is_some() && is_nowhere {
+    if for_many || vni.is_some() && is_nowhere && known.is_none() {
+        rate::storm(from)?;
         let entry = SegmentEntry { out, ports: packet.ports, flags: 0 };
         flood::to_ports(ctx, segment, &entry, from);
-        if out == 0 {
+        if out == 0 || policy::ctv_leaves() == 0 {
             return Ok(DELIVERED);
         }
     } else if out == 0 {

@@ -10,7 +10,7 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use contiv_abi::{
-    Address, Be16, DropReason, FdbEntry, Flow, NeighKey, PolicyVerdict,
+    Address, Be16, DropReason, FdbEntry, FdbKey, Flow, Mac, NeighKey, PolicyVerdict,
     maps::{RULE_COUNTS_CAPACITY, RULE_SETS_CAPACITY, RULES_CAPACITY},
     policy::{
         Branch, GROUP_NUMBERS, Group, IN, LookupKey, OUT, RuleCount, RuleEntry, RuleSet, Search, Tables,
@@ -19,7 +19,7 @@ use contiv_abi::{
 
 use crate::{
     maps::{self, NO_PREALLOC},
-    packet::{self, Packet},
+    packet::{self, Admission, Packet},
 };
 
 #[btf_map(name = "ctv_groups")]
@@ -46,6 +46,10 @@ struct Inquiry {
     of_peer: NeighKey,
     /// Their groups, as far as they are here; zero for none.
     groups: [u32; 2],
+    /// The groups of both, wherever they are; [`BY_ADDRESS`] for one that is looked up when it is needed.
+    identities: [u32; 2],
+    /// The Ethernet addresses of both: an endpoint that uses an address without a record keeps its group.
+    macs: [Mac; 2],
     /// 1 for IPv6.
     ip6: u8,
     /// What the rules say on either side.
@@ -55,6 +59,11 @@ struct Inquiry {
     /// The search for an answer.
     search: Search,
 }
+
+/// The group is that of the endpoint with the address.
+const BY_ADDRESS: u32 = u32::MAX;
+/// The part of `FdbEntry::group` that is the group.
+const GROUP: u32 = u16::MAX as u32;
 
 #[btf_map(name = "ctv_inquiry")]
 static INQUIRY: PerCpuArray<Inquiry, 1> = PerCpuArray::new();
@@ -86,7 +95,12 @@ pub(crate) fn allows(packet: &mut Packet, place: Option<FdbEntry>) -> bool {
     inquiry.protocol = packet.protocol;
     inquiry.of_peer.segment = packet.segment;
     inquiry.ip6 = packet.ip6;
-    inquiry.groups = [packet.source_group, place.map_or(0, |place| place.group & u32::from(u16::MAX))];
+    let here = place.filter(|place| place.ifindex != 0);
+    inquiry.groups = [packet.source_group, here.map_or(0, |place| place.group & GROUP)];
+    // The Ethernet address decides who receives the packet, so that of an endpoint decides whose rules are asked.
+    let source = if packet.source_port != 0 { packet.source_group } else { BY_ADDRESS };
+    inquiry.identities = [source, place.map_or(BY_ADDRESS, |place| place.group & GROUP)];
+    inquiry.macs = [packet.source_mac, packet.destination_mac];
     packet.flow.groups = [inquiry.groups[0] as u16, inquiry.groups[1] as u16];
     // SAFETY: numbers.
     unsafe { contiv_abi::clear(&raw mut inquiry.judged) };
@@ -151,6 +165,12 @@ pub(crate) extern "C" fn ctv_review(flow: *mut Flow) -> u32 {
     inquiry.ip6 = packet.ip6;
     let [out, into] = flow.groups;
     inquiry.groups = [out.into(), into.into()];
+    let identity = |group: u16| if group == 0 { BY_ADDRESS } else { group.into() };
+    inquiry.identities = [identity(out), identity(into)];
+    // The packet may be of either direction.
+    let there = usize::from(flow.origin_is_low ^ packet.from_low) & 1;
+    inquiry.macs[there] = packet.source_mac;
+    inquiry.macs[there ^ 1] = packet.destination_mac;
     // SAFETY: numbers.
     unsafe { contiv_abi::clear(&raw mut inquiry.judged) };
     let denied = ctv_side(OUT as u32) as u8 & 1;
@@ -179,9 +199,12 @@ extern "C" fn ctv_side(side: u32) -> u32 {
     question.set_port(inquiry.protocol, inquiry.port);
     question.set_group(0);
     if Maps.set(set).is_some_and(|set| set.by_group != 0) {
-        inquiry.of_peer.ip.set_words(inquiry.ends[side ^ 1].words());
-        let peer = maps::neighbour(&inquiry.of_peer);
-        question.set_group(peer.map_or(0, |peer| peer.group));
+        let mut identity = inquiry.identities[side ^ 1];
+        if identity == BY_ADDRESS {
+            inquiry.of_peer.ip.set_words(inquiry.ends[side ^ 1].words());
+            identity = ctv_identity(side as u32 ^ 1);
+        }
+        question.set_group(identity);
     }
     inquiry.search = Search::new(set);
     // SAFETY: `search_on` takes nothing.
@@ -191,6 +214,108 @@ extern "C" fn ctv_side(side: u32) -> u32 {
     inquiry.judged[side] = PolicyVerdict { generation: set, rule };
     count(rule);
     u32::from(denies)
+}
+
+/// The group of the endpoint with the peer's IP address, or with its Ethernet address: an address that a pod gave itself does
+/// not hide its group. `peer` is 0 for the source and 1 for the destination.
+///
+/// A function of its own for the verifier.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_identity(peer: u32) -> u32 {
+    let Some(inquiry) = inquiry() else { return 0 };
+    if let Some(owner) = maps::neighbour(&inquiry.of_peer) {
+        return owner.group;
+    }
+    let Some(mac) = inquiry.macs.get(peer as usize & 1) else { return 0 };
+    let place = maps::destination(&FdbKey::new(inquiry.of_peer.segment, *mac));
+    place.map_or(0, |place| place.group & GROUP)
+}
+
+/// Whether a group has rules.
+#[inline(always)]
+fn has_rules(group: u32) -> bool {
+    GROUPS.get(group).is_some_and(|group| group.sets[OUT] | group.sets[IN] != 0)
+}
+
+/// Whether the sending endpoint may send a frame of this EtherType.
+#[inline(always)]
+pub(crate) fn admits_sender(packet: &Packet) -> Result<(), DropReason> {
+    admits_receiver(packet, packet.source_group)
+}
+
+/// Whether an endpoint of this group may receive a frame of this EtherType.
+#[inline(always)]
+pub(crate) fn admits_receiver(packet: &Packet, group: u32) -> Result<(), DropReason> {
+    if packet.admission == Admission::WITHOUT_RULES && has_rules(group & GROUP) {
+        Err(DropReason::UnknownEtherType)
+    } else {
+        Ok(())
+    }
+}
+
+/// Whether the port receives its copy of a replicated frame. Each receiver is evaluated as if the packet were for it alone; no
+/// flow is inserted, so that replies are new connections.
+///
+/// A function of its own for the verifier; its result is that of `packet::code`.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ctv_admits(ifindex: u32) -> u32 {
+    let (Some(packet), Some(inquiry)) = (packet::in_hand(), inquiry()) else {
+        return DropReason::Malformed as u32;
+    };
+    if packet.admission == Admission::ALL {
+        return packet::GO_ON;
+    }
+    let Some(port) = maps::port_in_place(ifindex) else { return DropReason::UnknownPort as u32 };
+    if packet.admission == Admission::WITHOUT_RULES {
+        return packet::code(admits_receiver(packet, port.group));
+    }
+    let own = if packet.ip6 != 0 { port.ip6.words() } else { Address::v4(port.ip).words() };
+    replicated(packet, inquiry, own);
+    inquiry.groups = [packet.source_group, port.group];
+    inquiry.identities[1] = port.group;
+    if ctv_side(OUT as u32) != 0 || ctv_side(IN as u32) != 0 {
+        DropReason::Policy as u32
+    } else {
+        packet::GO_ON
+    }
+}
+
+/// Whether a replicated frame of a pod may leave the node, where its receivers are not known. Not zero if so: not if rules of
+/// its sender depend on the group of the receiver.
+///
+/// A function of its own for the verifier.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ctv_leaves() -> u32 {
+    let (Some(packet), Some(inquiry)) = (packet::in_hand(), inquiry()) else { return 0 };
+    if packet.admission != Admission::RULES {
+        return 1;
+    }
+    let Some(group) = GROUPS.get(packet.source_group) else { return 0 };
+    if Maps.set(group.sets[OUT]).is_some_and(|set| set.by_group != 0) {
+        return 0;
+    }
+    replicated(packet, inquiry, packet.tuple.destination.words());
+    inquiry.groups = [packet.source_group, 0];
+    inquiry.identities[1] = 0;
+    u32::from(ctv_side(OUT as u32) == 0)
+}
+
+/// Begins the evaluation of a replicated packet for a receiver with the address `own`.
+#[inline(always)]
+fn replicated(packet: &Packet, inquiry: &mut Inquiry, own: [u64; 2]) {
+    inquiry.ends[0].set_words(packet.tuple.source.words());
+    inquiry.ends[1].set_words(own);
+    inquiry.port = packet.tuple.destination_port;
+    inquiry.protocol = packet.protocol;
+    inquiry.of_peer.segment = packet.segment;
+    inquiry.ip6 = packet.ip6;
+    inquiry.identities[0] = if packet.source_port != 0 { packet.source_group } else { BY_ADDRESS };
+    inquiry.macs = [packet.source_mac, packet.destination_mac];
+    // SAFETY: numbers.
+    unsafe { contiv_abi::clear(&raw mut inquiry.judged) };
 }
 
 /// Sets and their trees are not changed as long as a group leads to them.

@@ -77,21 +77,40 @@ extern "C" fn ctv_admit(group: u32, ifindex: u32, direction: u32, bytes: u32) ->
     }
     let Some(limit) = policy::group(group) else { return GO };
     let (rate, burst) = (limit.rate, limit.burst);
+    ctv_meter(ifindex, direction, Meter::cost(bytes, rate), Meter::cost(burst, rate))
+}
+
+/// Storm control: whether the port may send one more broadcast, unknown unicast or multicast frame. A burst of one second is
+/// allowed.
+#[inline(always)]
+pub(crate) fn storm(ifindex: u32) -> Result<(), DropReason> {
+    const SECOND: u64 = 1_000_000_000;
+    let rate = u64::from(maps::bum_rate());
+    if rate == 0 || ctv_meter(ifindex, MeterKey::BUM, SECOND / rate, SECOND) == GO {
+        Ok(())
+    } else {
+        Err(DropReason::StormControl)
+    }
+}
+
+/// Takes `cost` from a meter, or returns [`DROP`] if that exceeds its `burst`; both in nanoseconds.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_meter(ifindex: u32, direction: u32, cost: u64, burst: u64) -> u32 {
     let key = MeterKey { ifindex, direction };
     if METERS.get_ptr(key).is_none() {
         // SAFETY: numbers, and a lock that is open.
         let none = unsafe { contiv_abi::cleared::<Meter>() };
-        // When another CPU was faster, that is as well.
+        // If another CPU was faster, its meter serves as well.
         let _made = METERS.insert(key, &none, BPF_NOEXIST.into());
     }
     // No room: there are meters for more ports than there can be.
     let Some(meter) = METERS.get_ptr_mut(key) else { return GO };
-    let (cost, burst) = (Meter::cost(bytes, rate), Meter::cost(burst, rate));
     // SAFETY: a helper without arguments.
     let now = unsafe { bpf_ktime_get_ns() };
     // SAFETY: the place of a field of an entry that was found.
     let lock = unsafe { &raw mut (*meter).lock }.cast();
-    // SAFETY: an entry that was found, and its lock, which is let go of at once; nothing is called meanwhile.
+    // SAFETY: an entry that was found, and its lock, which is released at once; nothing is called meanwhile.
     unsafe {
         bpf_spin_lock(lock);
         let next = Meter::admit((*meter).full_at, now, burst, cost);

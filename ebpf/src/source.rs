@@ -6,7 +6,7 @@ use contiv_abi::{Address, DropReason, Mac, Port};
 use crate::{
     frame::{self, ETHERNET, Ethernet},
     maps,
-    packet::{self, ICMPV6},
+    packet::{self, ICMPV6, Ingress},
 };
 
 /// Puts into the packet in hand who sends a frame on a pod's port, if it is the pod, and the frame one that pods may send.
@@ -56,15 +56,15 @@ fn note(ifindex: u32, port: &Port, ethernet: &Ethernet) -> Result<(), DropReason
     packet.destination_mac = ethernet.destination;
     packet.source_mac = ethernet.source;
     packet.kind = ethernet.kind;
+    packet.ingress = Ingress::POD;
     packet.translated = 0;
     Ok(())
 }
 
 /// Checks the addresses that a pod sends from against its own.
 ///
-/// Without an address yet, a pod may ask for one: IPv4 from 0.0.0.0 and IPv6 from `::` pass to groups, and an
-/// ARP probe names nobody as its sender. Link-local addresses of IPv6 (which the pod's kernel makes) pass for
-/// ICMPv6 and to groups.
+/// A pod without an address may ask for one: IPv4 from 0.0.0.0 and ICMPv6 from `::` pass in multicast frames, and an ARP probe
+/// has no sender address. What neighbour discovery claims is checked in `nd`.
 #[inline(always)]
 fn check(ctx: &TcContext, port: &Port, ethernet: &Ethernet) -> Result<(), DropReason> {
     if !same(&ethernet.source, &port.mac) {
@@ -102,37 +102,27 @@ fn ipv4(ctx: &TcContext, port: &Port, ethernet: &Ethernet) -> Result<(), DropRea
 fn ipv6(ctx: &TcContext, port: &Port, ethernet: &Ethernet) -> Result<(), DropReason> {
     const NEXT: usize = ETHERNET + 6;
     const SOURCE: usize = ETHERNET + 8;
-    const TYPE: usize = ETHERNET + 40;
-    const TARGET: usize = ETHERNET + 40 + 8;
-    const ADVERTISEMENT: u8 = 136;
+    const HOP_BY_HOP: u8 = 0;
     let source = frame::load::<Address>(ctx, SOURCE)?;
+    if is_own_v6(port, &source) {
+        return Ok(());
+    }
     let [high, low] = source.words();
-    // An advertisement claims its target, whoever it is from.
-    if frame::load::<u8>(ctx, NEXT)? == ICMPV6
-        && let Ok(ADVERTISEMENT) = frame::load::<u8>(ctx, TYPE)
-    {
-        let target = frame::load::<Address>(ctx, TARGET)?;
-        if !target.same(&port.ip6) && !is_link_local(&target) {
-            return Err(DropReason::SpoofedIp);
+    if high | low == 0 && ethernet.is_group() {
+        // Duplicate address detection, and reports of multicast listeners behind a router alert.
+        let next = frame::load::<u8>(ctx, NEXT)?;
+        if next == ICMPV6 || next == HOP_BY_HOP {
+            return Ok(());
         }
-    }
-    if source.same(&port.ip6) && high | low != 0 {
-        return Ok(());
-    }
-    let link_local = is_link_local(&source);
-    let unspecified = high | low == 0;
-    if (link_local || unspecified) && ethernet.is_group() {
-        return Ok(());
-    }
-    if link_local && frame::load::<u8>(ctx, NEXT)? == ICMPV6 {
-        return Ok(());
     }
     Err(DropReason::SpoofedIp)
 }
 
+/// Whether a port has this IPv6 address: the assigned one, or the link-local address that its kernel forms.
 #[inline(always)]
-fn is_link_local(address: &Address) -> bool {
-    address.0[0] == 0xfe && address.0[1] & 0xc0 == 0x80
+pub(crate) fn is_own_v6(port: &Port, ip: &Address) -> bool {
+    let [high, low] = ip.words();
+    ip.same(&port.ip6) && high | low != 0 || ip.same(&Address::link_local(&port.mac))
 }
 
 #[inline(always)]

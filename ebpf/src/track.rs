@@ -6,7 +6,7 @@
 //! for the other: when the tuples beyond the translation would be the same, the later flow gets another port.
 
 use aya_ebpf::{bindings::__sk_buff, cty::c_void, helpers::generated::bpf_loop, programs::TcContext};
-use contiv_abi::{Be16, DropReason, FdbKey, Flow, FlowEvent, FlowKey, TCP};
+use contiv_abi::{Be16, DropReason, FdbKey, Flow, FlowEvent, FlowKey, NeighKey, TCP};
 
 use crate::{
     flows, maps,
@@ -235,7 +235,15 @@ extern "C" fn ctv_inside() -> u32 {
     packet.wanted = packet.inner;
     packet.wanted.reverse();
     let is_for_sender = packet.wanted.destination.same(&packet.tuple.destination);
-    if packet.icmp_error == Told::FLOW && is_for_sender { packet::GO_ON } else { NEW }
+    if packet.icmp_error == Told::FLOW && is_for_sender && is_on_path(packet) { packet::GO_ON } else { NEW }
+}
+
+/// Whether an ICMP error comes from the receiver of the packet that it quotes, or from a router: no endpoint is one.
+#[inline(always)]
+fn is_on_path(packet: &Packet) -> bool {
+    let source = &packet.tuple.source;
+    source.same(&packet.inner.destination)
+        || maps::neighbour(&NeighKey { segment: packet.segment, ip: *source }).is_none()
 }
 
 /// What the error itself is to be, and what it quotes.
@@ -263,6 +271,10 @@ extern "C" fn ctv_outside() -> u32 {
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_open() -> u32 {
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    // An endpoint would believe an error about a flow that is not known here.
+    if packet.icmp_error != Told::NOTHING {
+        return DropReason::UnrelatedIcmpError as u32;
+    }
     begin(packet);
     // Services are translated where their clients are.
     if packet.source_port != 0 {
@@ -274,9 +286,7 @@ pub(crate) extern "C" fn ctv_open() -> u32 {
             return REFUSE | code;
         }
     }
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
-    // Errors are noted by nobody: each is judged by itself.
-    if packet.icmp_error != Told::NOTHING { ctv_judge() } else { admit() }
+    admit()
 }
 
 /// The same of a packet from the wire of a VLAN: for clients there, services are translated where the backend is. The
@@ -289,7 +299,7 @@ pub(crate) extern "C" fn ctv_open_wire() -> u32 {
     begin(packet);
     if error != Told::NOTHING {
         let relayed = to_service && error == Told::FLOW && relay::ctv_known() == RELAY;
-        return if relayed { RELAY } else { ctv_judge() };
+        return if relayed { RELAY } else { DropReason::UnrelatedIcmpError as u32 };
     }
     let mut code = if to_service { relay::ctv_relay() } else { relay::ctv_arrive() };
     if code == AGAIN && !to_service {

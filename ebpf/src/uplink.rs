@@ -6,10 +6,12 @@ use contiv_abi::{Be16, DropReason, DsrHook, FdbKey, Segment, SegmentEntry};
 use crate::{
     delivery, flood,
     frame::{self, ETHERNET, Ethernet},
+    guard,
     ip::{self, Sender},
     maps,
     neighbour::{self, Asker},
-    packet, pod,
+    packet::{self, Ingress, passes},
+    pod,
     relay::{self, Macs},
     verdict::Verdict,
 };
@@ -65,21 +67,21 @@ fn tag_of(ctx: &TcContext) -> Option<u16> {
 fn forward(ctx: &TcContext, segment: Segment, entry: &SegmentEntry) -> Result<Verdict, DropReason> {
     let ifindex = crate::arrival(ctx);
     let ethernet = Ethernet::from_outside(ctx)?;
+    packet::from_outside(&ethernet, segment, Ingress::WIRE, [0; 4])?;
+    passes(guard::ctv_guard(ctx.skb.skb))?;
     if neighbour::answer(ctx, &ethernet, segment, entry, Asker::Wire)? {
         pod::push_tag(ctx, segment)?;
         return Ok(Verdict::Out(ifindex));
     }
-    if ethernet.is_group() {
-        flood::to_ports(ctx, segment, entry, 0);
-        return Ok(Verdict::Delivered);
-    }
+    let is_group = ethernet.is_group();
     let place = maps::destination(&FdbKey::new(segment, ethernet.destination));
     let is_here = place.is_some_and(|place| place.ifindex != 0);
     // The uplink listens to everything; most of it is for others, and no flow of ours.
-    if !is_here && !relay::is_for_service(ctx, segment) {
+    if !is_here && !is_group && !relay::is_for_service(ctx, segment) {
         return Err(DropReason::NotLocal);
     }
-    let passed = ip::pass::<true>(ctx, &ethernet, segment, entry, Sender::outside(!is_here))?;
+    passes(guard::ctv_guard_source(ctx.skb.skb))?;
+    let passed = ip::pass::<true>(ctx, &ethernet, segment, entry, Sender::outside(!is_here && !is_group))?;
     if passed.refused != 0 {
         // A refusal goes where the packet came from.
         pod::push_tag(ctx, segment)?;
@@ -91,6 +93,10 @@ fn forward(ctx: &TcContext, segment: Segment, entry: &SegmentEntry) -> Result<Ve
         pod::push_tag(ctx, segment)?;
         relay::count(DsrHook::Tc, ctx.len());
         return Ok(Verdict::Out(ifindex));
+    }
+    if is_group {
+        flood::to_ports(ctx, segment, entry, 0);
+        return Ok(Verdict::Delivered);
     }
     let place = delivery::from_outside(ctx, segment, passed.destination)?;
     Ok(Verdict::to_pod(&place.ok_or(DropReason::NotLocal)?))

@@ -1,5 +1,7 @@
 //! IP addresses as keys.
 
+use crate::Mac;
+
 /// An IPv6 address, or an IPv4 address mapped into `::ffff:0:0/96`, in network byte order. Aligned,
 /// so that programs copy and compare it in two words; bytes, so that a map dump is readable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -49,6 +51,17 @@ impl Address {
         self.same(&Address::v4(self.low()))
     }
 
+    /// The link-local address that a kernel forms from an Ethernet address (RFC 4291 appendix A).
+    #[inline(always)]
+    pub const fn link_local(mac: &Mac) -> Self {
+        let [a, b, c, d, e, f] = *mac;
+        // By words, as `v4`.
+        Address::from_words([
+            u64::from_ne_bytes([0xfe, 0x80, 0, 0, 0, 0, 0, 0]),
+            u64::from_ne_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f]),
+        ])
+    }
+
     /// The last four bytes: the IPv4 address if it is mapped.
     #[inline(always)]
     pub const fn low(&self) -> [u8; 4] {
@@ -94,5 +107,11 @@ mod tests {
         assert_eq!(copy, ip);
         assert_eq!(ip.low(), [10, 1, 2, 3]);
         assert!(ip.same(&ip) && !ip.same(&Address([0; 16])));
+    }
+
+    #[test]
+    fn link_local_addresses_are_those_of_the_kernel() {
+        let expected = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 2, 0x0a, 0xff, 0xfe, 1, 1, 9];
+        assert_eq!(Address::link_local(&[2, 2, 0x0a, 1, 1, 9]).0, expected);
     }
 }

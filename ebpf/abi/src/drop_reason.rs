@@ -87,9 +87,9 @@ drop_reasons! {
     NoPort = 23, "no-port";
     /// The packet has more extension headers than the programs parse.
     TooManyHeaders = 24, "too-many-headers";
-    /// A unicast IP packet in a multicast or broadcast frame, which would bypass the rules of a
-    /// group.
-    ForOneOnly = 25, "for-one-only";
+    /// A unicast IP packet in a multicast or broadcast frame, which would bypass the rules of its
+    /// receiver (RFC 1122 3.3.6).
+    UnicastInMulticast = 25, "unicast-in-multicast";
     /// A frame from outside has more tags than one below that of the network: a pod's kernel would
     /// look behind them, rules do not.
     TaggedTwice = 26, "tagged-twice";
@@ -97,6 +97,30 @@ drop_reasons! {
     /// was elsewhere: the flow is removed, and later packets are evaluated with the rules of the
     /// current endpoint.
     StaleFlow = 27, "stale-flow";
+    /// ARP or neighbour discovery that is not well formed: other hardware types, wrong lengths,
+    /// unknown options, extension headers (RFC 826, RFC 4861 7.1, RFC 6980).
+    InvalidNeighbour = 28, "invalid-neighbour";
+    /// A router advertisement or redirect. Gateways are configured, not discovered (RFC 6105).
+    RouterDiscovery = 29, "router-discovery";
+    /// A frame that is neither IP nor ARP, from or to an endpoint with rules.
+    UnknownEtherType = 30, "unknown-ethertype";
+    /// The source is inside a network of the cluster but not a known endpoint, and the rules of the
+    /// destination name groups.
+    UnknownSource = 31, "unknown-source";
+    /// A frame from outside with a source address that belongs to an endpoint elsewhere: on this
+    /// node, behind another VTEP, or with another Ethernet address.
+    ForeignSource = 32, "foreign-source";
+    /// The destination Ethernet address is not that of the endpoint with the destination IP
+    /// address.
+    AddressMismatch = 33, "address-mismatch";
+    /// The port has exceeded its rate of broadcast, unknown unicast and multicast frames.
+    StormControl = 34, "storm-control";
+    /// A pod sent a packet to the tunnel port of a node.
+    TunnelFromPod = 35, "tunnel-from-pod";
+    /// A DHCP server's packet: addresses are assigned by netmaster.
+    DhcpServer = 36, "dhcp-server";
+    /// An ICMP error about no known flow, or from an endpoint that is not on the flow's path.
+    UnrelatedIcmpError = 37, "unrelated-icmp-error";
 }
 
 #[cfg(test)]

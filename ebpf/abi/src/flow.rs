@@ -364,11 +364,12 @@ pub struct FragmentKey {
     pub destination: Address,
     /// Identification in the IPv4 header or in the IPv6 fragment header.
     pub identification: u32,
-    /// IP protocol number.
+    /// Protocol in the IPv4 header, or the next header in the IPv6 fragment header: the same in all
+    /// fragments of a packet, also if the first one has further extension headers.
     pub protocol: u32,
 }
 
-/// Ports in the first fragment.
+/// What only the first fragment shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
@@ -377,6 +378,8 @@ pub struct FragmentPorts {
     pub source: Be16,
     /// Destination port.
     pub destination: Be16,
+    /// IP protocol number; for IPv6 that of the last header.
+    pub protocol: u32,
 }
 
 /// Events of connection tracking that are counted; the number is the index in `ctv_ct_stats`.

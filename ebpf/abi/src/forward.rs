@@ -1,6 +1,6 @@
 //! Keys and values of the forwarding maps.
 
-use crate::{Address, Segment, Timeouts};
+use crate::{Address, Be16, Segment, Timeouts};
 
 /// An Ethernet address, octets in transmission order.
 pub type Mac = [u8; 6];
@@ -93,7 +93,8 @@ impl FdbKey {
     }
 }
 
-/// Location of an Ethernet address: exactly one of `ifindex` and `vtep` is not zero.
+/// Location of an Ethernet address: at most one of `ifindex` and `vtep` is not zero. Both are zero
+/// for an endpoint on another node of a VLAN, which the wire delivers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
@@ -102,7 +103,7 @@ pub struct FdbEntry {
     pub ifindex: u32,
     /// VTEP of the pod's node.
     pub vtep: Vtep,
-    /// Number of a local pod's group, zero for none; or [`FdbEntry::NODE`].
+    /// Number of the endpoint's group, zero for none; and [`FdbEntry::NODE`].
     pub group: u32,
 }
 
@@ -152,6 +153,15 @@ impl NeighEntry {
 pub struct Node {
     /// Number of used slots in the list of peers.
     pub peers: u32,
+    /// Broadcast, unknown unicast and multicast frames that a port may send in a second; zero for
+    /// no limit.
+    pub bum_rate: u32,
+    /// VTEP of this node; all zero for none.
+    pub vtep: Vtep,
+    /// UDP port of the tunnels.
+    pub tunnel_port: Be16,
+    /// Zero.
+    pub zero: [u8; 2],
     /// Timeouts of flows.
     pub timeouts: Timeouts,
 }

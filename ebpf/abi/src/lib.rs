@@ -67,13 +67,13 @@ map_types! {
     FdbEntry: 12;
     NeighKey: 24;
     NeighEntry: 16;
-    Node: 28;
+    Node: 40;
     DropCount: 16;
     FlowKey: 48;
     Flow: 88;
     TimedFlow: 104;
     FragmentKey: 48;
-    FragmentPorts: 4;
+    FragmentPorts: 8;
     ServiceKey: 32;
     ServiceEntry: 80;
     Member: 8;

@@ -28,8 +28,8 @@ pub const FDB_CAPACITY: usize = 262_144;
 /// [`NeighKey`](crate::NeighKey) -> [`NeighEntry`](crate::NeighEntry). Full: requests for the address are
 /// flooded and the owner answers.
 pub const NEIGH: &str = "ctv_neigh";
-/// Two addresses per endpoint.
-pub const NEIGH_CAPACITY: usize = 2 * FDB_CAPACITY;
+/// Three addresses per endpoint: IPv4, IPv6, and the link-local address of IPv6.
+pub const NEIGH_CAPACITY: usize = 3 * FDB_CAPACITY;
 
 /// Slot -> [`Vtep`](crate::Vtep), the list that flooding walks.
 pub const VTEPS: &str = "ctv_vteps";
@@ -144,10 +144,10 @@ pub const RULE_COUNTS: &str = "ctv_rulecnt";
 pub const RULE_COUNTS_CAPACITY: usize = 131_072;
 
 /// [`MeterKey`](crate::policy::MeterKey) -> [`Meter`](crate::policy::Meter). Created by the first
-/// packet; sized for both directions of each port.
+/// packet; sized for both directions and the storm control of each port.
 pub const METERS: &str = "ctv_meters";
-/// Two for each port.
-pub const METERS_CAPACITY: usize = 2 * PORTS_CAPACITY;
+/// Three for each port.
+pub const METERS_CAPACITY: usize = 3 * PORTS_CAPACITY;
 
 /// Hash -> [`FlowCacheEntry`](crate::FlowCacheEntry) per CPU. Of two flows with the same hash on a
 /// CPU, one uses the entry for a second and the other takes the slow path.

@@ -281,7 +281,7 @@ impl Meter {
 pub struct MeterKey {
     /// Host end of the pod's veth pair.
     pub ifindex: u32,
-    /// [`MeterKey::SENDS`] or [`MeterKey::RECEIVES`].
+    /// [`MeterKey::SENDS`], [`MeterKey::RECEIVES`] or [`MeterKey::BUM`].
     pub direction: u32,
 }
 
@@ -290,6 +290,8 @@ impl MeterKey {
     pub const SENDS: u32 = 0;
     /// Packets to the pod.
     pub const RECEIVES: u32 = 1;
+    /// Broadcast, unknown unicast and multicast frames from the pod.
+    pub const BUM: u32 = 2;
 }
 
 /// Lookup key of a new connection, from the point of view of one end: its [`word`]s, each plus one,

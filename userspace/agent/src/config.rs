@@ -145,6 +145,11 @@ pub struct DatapathFlags {
     #[arg(long, env = "CONTIV_NETPLUGIN_XDP", value_enum, default_value = "auto")]
     pub xdp: ebpf::XdpPreference,
 
+    /// Storm control of the eBPF datapath: broadcast, unknown unicast and multicast frames that a pod may send in a second; 0 for
+    /// no limit
+    #[arg(long, env = "CONTIV_NETPLUGIN_STORM_CONTROL", value_name = "FRAMES", default_value_t = ebpf::Options::BUM_RATE)]
+    pub storm_control: u32,
+
     /// Log packets dropped by eBPF programs and new flows (limited to some hundreds per second and CPU; the others are counted)
     #[arg(long, env = "CONTIV_NETPLUGIN_BPF_LOG")]
     pub bpf_log: bool,
@@ -296,6 +301,7 @@ impl DatapathFlags {
             },
             uplink: self.uplinks().next().map(str::to_owned),
             xdp: self.xdp,
+            bum_rate: self.storm_control,
             ..ebpf::Options::default()
         }
     }

@@ -1,6 +1,10 @@
 //! Ethernet addresses.
 
-use std::{fmt, net::Ipv4Addr, str::FromStr};
+use std::{
+    fmt,
+    net::{Ipv4Addr, Ipv6Addr},
+    str::FromStr,
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -20,6 +24,19 @@ impl Mac {
     pub const fn of_endpoint(ip: Ipv4Addr) -> Mac {
         let [a, b, c, d] = ip.octets();
         Mac([2, 2, a, b, c, d])
+    }
+
+    /// The IPv6 link-local address that a kernel forms from the address (RFC 4291 appendix A).
+    pub const fn link_local(self) -> Ipv6Addr {
+        let [a, b, c, d, e, f] = self.0;
+        let words = [[a ^ 2, b], [c, 0xff], [0xfe, d], [e, f]];
+        let [g, h, i, j] = [
+            u16::from_be_bytes(words[0]),
+            u16::from_be_bytes(words[1]),
+            u16::from_be_bytes(words[2]),
+            u16::from_be_bytes(words[3]),
+        ];
+        Ipv6Addr::new(0xfe80, 0, 0, 0, g, h, i, j)
     }
 
     /// Returns true for multicast and broadcast addresses (the I/G bit is set).
@@ -70,6 +87,11 @@ mod tests {
     #[test]
     fn an_endpoints_address_is_derived_from_its_ip() {
         assert_eq!(Mac::of_endpoint(Ipv4Addr::new(41, 1, 0, 254)).to_string(), "02:02:29:01:00:fe");
+    }
+
+    #[test]
+    fn the_link_local_address_is_that_of_the_kernel() {
+        assert_eq!(Mac([2, 2, 10, 1, 1, 9]).link_local().to_string(), "fe80::2:aff:fe01:109");
     }
 
     #[test]

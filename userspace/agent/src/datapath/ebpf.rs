@@ -50,6 +50,7 @@ mod telemetry;
 
 use device::{InterfaceMonitor, Netlink};
 use failure::failed;
+use forward::peers::Settings;
 use kernel::{installed::Installed, tables::Kernel};
 use maps::{
     names::{RuleNames, ServiceNames},
@@ -88,6 +89,8 @@ pub struct Options {
     pub xdp: XdpPreference,
     /// Timeouts of tracked flows.
     pub timeouts: Timeouts,
+    /// Broadcast, unknown unicast and multicast frames that a port may send in a second; zero for no limit.
+    pub bum_rate: u32,
     /// Capacity of the flow table. A translated connection uses two entries. A table of another capacity is replaced when
     /// it is empty.
     pub flows: u32,
@@ -100,6 +103,8 @@ impl Options {
     pub const VXLAN_DEVICE: &'static str = "contivvx0";
     /// Default of `vxlan_port`, assigned by IANA.
     pub const VXLAN_PORT: u16 = 4789;
+    /// Default of `bum_rate`: far above what address resolution and discovery need.
+    pub const BUM_RATE: u32 = 1000;
 }
 
 impl Default for Options {
@@ -114,6 +119,7 @@ impl Default for Options {
             attach_mode: AttachMode::default(),
             xdp: XdpPreference::default(),
             timeouts: Timeouts::default(),
+            bum_rate: Options::BUM_RATE,
             flows: FLOWS_CAPACITY as u32,
         }
     }
@@ -266,7 +272,12 @@ impl Datapath for Ebpf {
         };
         let queue = device::ifindex(queues::EXIT);
         self.interfaces.ensure(&netlink, &mut installed.kernel_mut().programs, queue).await?;
-        installed.kernel_mut().ensure_timeouts(self.options.timeouts)?;
+        installed.kernel_mut().ensure_settings(Settings {
+            timeouts: self.options.timeouts,
+            bum_rate: self.options.bum_rate,
+            vtep: self.options.vtep,
+            tunnel_port: self.options.vxlan_port,
+        })?;
         installed.kernel_mut().generation.bump_if_written();
         let mut observed = observe::compare(&netlink, &mut installed, &self.interfaces, desired).await?;
         observed.orphans += self.pins.other_abi_versions().len();

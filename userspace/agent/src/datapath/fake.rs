@@ -15,6 +15,7 @@
 
 mod forward;
 mod frame;
+mod guard;
 mod inspect;
 mod packet;
 mod switch;

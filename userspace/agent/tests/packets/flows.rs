@@ -14,6 +14,7 @@ use contiv_abi::{
     DropReason, Flow, FlowKey, TimedFlow,
     maps::{FLOWS, FROM_POD, NEW_FLOWS, NEW_FLOWS_CAPACITY},
 };
+use contiv_model::mac::Mac;
 use netplugin::datapath::{Datapath as _, Object, ebpf::Options};
 use testkit::{
     needs,
@@ -294,8 +295,14 @@ fn a_pod_sends_only_with_its_own_addresses() -> Result<()> {
     dropped(Packet::eth(FAR.mac(), HERE.mac()).ipv4(OTHER.ip(), FAR.ip()).udp(1, 2), spoofed_ip)?;
     dropped(Packet::eth(FAR.mac(), HERE.mac()).ipv6(OTHER.ip6(), FAR.ip6()).udp(1, 2), spoofed_ip)?;
     dropped(Packet::eth(FAR.mac(), HERE.mac()).ipv4([0, 0, 0, 0], FAR.ip()).udp(1, 2), spoofed_ip)?;
-    let link_local: std::net::Ipv6Addr = "fe80::1".parse()?;
-    dropped(Packet::eth(FAR.mac(), HERE.mac()).ipv6(link_local, FAR.ip6()).udp(1, 2), spoofed_ip)?;
+    let foreign: std::net::Ipv6Addr = "fe80::1".parse()?;
+    dropped(Packet::eth(FAR.mac(), HERE.mac()).ipv6(foreign, FAR.ip6()).udp(1, 2), spoofed_ip)?;
+    dropped(
+        Packet::eth(FAR.mac(), HERE.mac()).ipv6(foreign, FAR.ip6()).icmpv6_echo_request(1, 1),
+        spoofed_ip,
+    )?;
+    // The address that the pod's kernel forms.
+    let link_local = Mac(HERE.mac()).link_local();
     // ARP requests and replies with the address of another endpoint.
     dropped(Packet::arp_request(HERE.mac(), OTHER.ip(), FAR.ip()), spoofed_ip)?;
     dropped(Packet::arp_reply(HERE.mac(), OTHER.ip(), FAR.mac(), FAR.ip()), spoofed_ip)?;

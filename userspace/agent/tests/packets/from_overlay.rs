@@ -97,8 +97,8 @@ fn a_known_destination_gets_the_frame() -> Result<()> {
     let bytes = frame.build();
     tap.expect(TIMEOUT, "the frame", |frame| (frame == bytes).then_some(()))?;
     // Broadcasts and frames to unknown destinations are delivered, too.
-    for target in [mac("ff:ff:ff:ff:ff:ff"), mac("02:02:0a:01:01:63")] {
-        let frame = udp(target, THERE.mac());
+    for (target, ip) in [("ff:ff:ff:ff:ff:ff", [255; 4]), ("02:02:0a:01:01:63", [10, 1, 1, 99])] {
+        let frame = Packet::eth(mac(target), THERE.mac()).ipv4(THERE.ip(), ip).udp(4000, 53);
         rig.send(VNI, &frame)?;
         let bytes = frame.build();
         tap.expect(TIMEOUT, "the flooded frame", |frame| (frame == bytes).then_some(()))?;
@@ -128,7 +128,7 @@ fn a_network_without_local_pods_is_refused() -> Result<()> {
 fn frames_are_not_forwarded_between_tunnels() -> Result<()> {
     needs!(root());
     let rig = Rig::new("ovl-join")?;
-    rig.send(VNI, &udp(FAR.mac(), THERE.mac()))?;
+    rig.send(VNI, &Packet::eth(FAR.mac(), THERE.mac()).ipv4(THERE.ip(), FAR.ip()).udp(4000, 53))?;
     rig.expect_drop(DropReason::NotLocal)
 }
 

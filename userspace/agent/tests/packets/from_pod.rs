@@ -54,23 +54,23 @@ impl Rig {
     }
 }
 
-fn udp_to(target: [u8; 6]) -> Packet {
-    Packet::eth(target, HERE.mac()).ipv4(HERE.ip(), OTHER.ip()).udp(4000, 53).payload(b"query")
+fn udp_to(target: Endpoint) -> Packet {
+    Packet::eth(target.mac(), HERE.mac()).ipv4(HERE.ip(), target.ip()).udp(4000, 53).payload(b"query")
 }
 
 #[test]
 fn frames_to_known_destinations_are_forwarded_unchanged() -> Result<()> {
     needs!(root());
     let rig = Rig::new("pod-known")?;
-    for target in [OTHER.mac(), FAR.mac()] {
+    for target in [OTHER, FAR] {
         let frame = udp_to(target).build();
         rig.run_bytes(&frame)?.assert_sent_on(&frame);
     }
     // IP options are irrelevant; the first fragment provides the ports of later ones.
     for odd in [
-        udp_to(OTHER.mac()).ip_options(&[7, 3, 4, 0]),
-        udp_to(FAR.mac()).fragment(7, 0, true),
-        udp_to(FAR.mac()).fragment(7, 64, true),
+        udp_to(OTHER).ip_options(&[7, 3, 4, 0]),
+        udp_to(FAR).fragment(7, 0, true),
+        udp_to(FAR).fragment(7, 64, true),
     ] {
         let frame = odd.build();
         rig.run_bytes(&frame)?.assert_sent_on(&frame);
@@ -98,7 +98,7 @@ fn frames_that_no_bridge_forwards_are_dropped() -> Result<()> {
     rig.run(&from_group)?.assert_dropped(DropReason::GroupSource);
     let to_bridge = Packet::eth(mac("01:80:c2:00:00:0e"), HERE.mac()).ipv4(HERE.ip(), OTHER.ip()).udp(1, 2);
     rig.run(&to_bridge)?.assert_dropped(DropReason::LinkLocalGroup);
-    rig.run(&udp_to(HERE.mac()))?.assert_dropped(DropReason::Hairpin);
+    rig.run(&udp_to(HERE))?.assert_dropped(DropReason::Hairpin);
     Ok(())
 }
 
@@ -106,7 +106,7 @@ fn frames_that_no_bridge_forwards_are_dropped() -> Result<()> {
 fn frames_from_an_interface_that_is_not_a_port_are_dropped() -> Result<()> {
     needs!(root());
     let rig = Rig::new("pod-noport")?;
-    let frame = udp_to(OTHER.mac()).build();
+    let frame = udp_to(OTHER).build();
     run(&rig.node, FROM_POD, "lo", &frame)?.assert_dropped(DropReason::UnknownPort);
     Ok(())
 }
@@ -117,7 +117,7 @@ fn frames_from_a_port_of_a_deleted_network_are_dropped() -> Result<()> {
     let mut rig = Rig::new("pod-noseg")?;
     let gone = netplugin::datapath::Op::Delete(netplugin::datapath::ObjectId::Network("n1.t".into()));
     assert!(rig.node.apply(&[gone])?.is_empty());
-    rig.run(&udp_to(OTHER.mac()))?.assert_dropped(DropReason::UnknownSegment);
+    rig.run(&udp_to(OTHER))?.assert_dropped(DropReason::UnknownSegment);
     Ok(())
 }
 
@@ -161,7 +161,7 @@ fn arp_for_others_is_flooded() -> Result<()> {
 }
 
 #[test]
-fn other_arp_is_an_ordinary_frame() -> Result<()> {
+fn other_arp_is_forwarded_if_it_is_valid() -> Result<()> {
     needs!(root());
     let rig = Rig::new("pod-arpother")?;
     let reply = Packet::arp_reply(HERE.mac(), HERE.ip(), OTHER.mac(), OTHER.ip()).build();
@@ -169,7 +169,10 @@ fn other_arp_is_an_ordinary_frame() -> Result<()> {
     // A request for another hardware type.
     let mut strange = Packet::arp_request(HERE.mac(), HERE.ip(), FAR.ip()).build();
     strange[15] = 6;
-    rig.run_bytes(&strange)?.assert_flooded();
+    rig.run_bytes(&strange)?.assert_dropped(DropReason::InvalidNeighbour);
+    // Bytes behind the request would pass every rule.
+    let long = [Packet::arp_request(HERE.mac(), HERE.ip(), FAR.ip()).build(), vec![0; 23]].concat();
+    rig.run_bytes(&long)?.assert_dropped(DropReason::InvalidNeighbour);
     Ok(())
 }
 
@@ -214,6 +217,8 @@ fn duplicate_detection_fails_for_the_addresses_of_others_only() -> Result<()> {
         Packet::neighbour_advertisement(all_nodes, (FAR.mac(), FAR.ip6()), FAR.mac(), nd_flags::OVERRIDE);
     rig.run(&probe(FAR))?.assert_answered(&answer.build());
 
+    // One that is not answered is not forwarded: it would end the detection of the address's owner.
+    rig.run(&probe(STRANGER))?.assert_dropped(DropReason::SpoofedIp);
     rig.run(&probe(HERE))?.assert_flooded();
     let own = probe(HERE).build();
     tap.expect(Duration::from_secs(5), "the probe", |frame| (frame == own).then_some(()))?;
@@ -221,7 +226,7 @@ fn duplicate_detection_fails_for_the_addresses_of_others_only() -> Result<()> {
 }
 
 #[test]
-fn malformed_solicitations_are_flooded() -> Result<()> {
+fn malformed_solicitations_are_dropped() -> Result<()> {
     needs!(root());
     let rig = Rig::new("pod-ndother")?;
     let solicitation = |ttl, kind, code| {
@@ -231,14 +236,16 @@ fn malformed_solicitations_are_flooded() -> Result<()> {
             .icmpv6(kind, code, [0; 4])
             .payload(&FAR.ip6().octets())
     };
-    // Forwarded by a router; another code; a redirect; a fragment.
-    for packet in [
-        solicitation(254, 135, 0),
-        solicitation(255, 135, 1),
-        solicitation(255, 137, 0),
-        solicitation(255, 135, 0).fragment(1, 0, true),
+    // Forwarded by a router, which the kernel of a pod ignores: a packet like any other.
+    rig.run(&solicitation(254, 135, 0))?.assert_flooded();
+    // Another code; a redirect; an advertisement of a router; a fragment.
+    for (packet, reason) in [
+        (solicitation(255, 135, 1), DropReason::InvalidNeighbour),
+        (solicitation(255, 137, 0), DropReason::RouterDiscovery),
+        (solicitation(255, 134, 0), DropReason::RouterDiscovery),
+        (solicitation(255, 135, 0).fragment(1, 0, true), DropReason::InvalidNeighbour),
     ] {
-        rig.run(&packet)?.assert_flooded();
+        rig.run(&packet)?.assert_dropped(reason);
     }
     let stranger = Packet::neighbour_solicitation(HERE.mac(), HERE.ip6(), STRANGER.ip6());
     rig.run(&stranger)?.assert_flooded();
@@ -259,7 +266,7 @@ fn unknown_unicast_on_vxlan_is_flooded_but_not_reflected() -> Result<()> {
     needs!(root());
     let rig = Rig::new("pod-unknown")?;
     let (own, other) = (Tap::open(&rig.first.ns, "eth0")?, Tap::open(&rig.second.ns, "eth0")?);
-    let frame = udp_to(mac(NOWHERE)).build();
+    let frame = Packet::eth(mac(NOWHERE), HERE.mac()).ipv4(HERE.ip(), STRANGER.ip()).udp(4000, 53).build();
     rig.run_bytes(&frame)?.assert_flooded();
     other.expect(Duration::from_secs(5), "the copy", |bytes| (bytes == frame).then_some(()))?;
     assert!(own.drain()?.iter().all(|sent| sent.bytes != frame));
@@ -275,10 +282,10 @@ fn a_vlan_without_uplink_is_local() -> Result<()> {
     let (first, second) = (node.pod(&n1, HERE)?, node.pod(&n1, OTHER)?);
     node.converge()?;
     let send = |packet: &Packet| run(&node, FROM_POD, &first.local.port, &packet.build());
-    let frame = udp_to(OTHER.mac());
+    let frame = udp_to(OTHER);
     send(&frame)?.assert_sent_on(&frame.build());
     // Without an uplink there is no other way out.
-    send(&udp_to(FAR.mac()))?.assert_dropped(DropReason::NoUplink);
+    send(&udp_to(FAR))?.assert_dropped(DropReason::NoUplink);
     // A broadcast still reaches the local pods.
     let tap = Tap::open(&second.ns, "eth0")?;
     let broadcast = Packet::arp_request(HERE.mac(), HERE.ip(), STRANGER.ip());
@@ -293,6 +300,8 @@ fn a_vlan_without_uplink_is_local() -> Result<()> {
 fn fragments_of_an_icmp_error_belong_together() -> Result<()> {
     needs!(root());
     let rig = Rig::new("pod-errpiece")?;
+    let request = Packet::eth(HERE.mac(), OTHER.mac()).ipv4(OTHER.ip(), HERE.ip()).udp(53, 4000);
+    run(&rig.node, FROM_POD, &rig.second.local.port, &request.build())?.assert_sent_on(&request.build());
     let answer = Packet::eth(OTHER.mac(), HERE.mac()).ipv4(HERE.ip(), OTHER.ip());
     let about = Packet::bare().ipv4(OTHER.ip(), HERE.ip()).ip_id(7).udp(53, 4000).payload(b"four").build();
     let first = answer.clone().fragment(9, 0, true).icmp(3, 3, [0; 4]).payload(&about);

@@ -92,8 +92,9 @@ fn broadcasts_reach_the_pods() -> Result<()> {
     needs!(root());
     let rig = Rig::new("upl-bcast")?;
     let tap = Tap::open(&rig.pod.ns, "eth0")?;
-    rig.run(&tagged(BROADCAST, TAG))?.assert_flooded();
-    let frame = plain(BROADCAST).build();
+    let to_all = |packet: Packet| packet.ipv4(THERE.ip(), [255; 4]).udp(4000, 53);
+    rig.run(&to_all(Packet::eth(BROADCAST, THERE.mac()).vlan(TAG)))?.assert_flooded();
+    let frame = to_all(Packet::eth(BROADCAST, THERE.mac())).build();
     tap.expect(TIMEOUT, "the broadcast", |bytes| (bytes == frame).then_some(()))?;
     Ok(())
 }
@@ -108,8 +109,11 @@ fn frames_on_the_wire_carry_the_tag_both_ways() -> Result<()> {
     pod.expect(TIMEOUT, "the untagged frame", |bytes| (bytes == frame).then_some(()))?;
 
     // To a remote endpoint, to an unknown gateway, and to all.
-    for target in [THERE.mac(), mac("02:02:0a:01:01:fe"), BROADCAST] {
-        let out = |packet: Packet| packet.ipv4(HERE.ip(), THERE.ip()).udp(4000, 53).build();
+    let gateway = mac("02:02:0a:01:01:fe");
+    for (target, ip) in
+        [(THERE.mac(), THERE.ip()), (gateway, [192, 0, 2, 77].into()), (BROADCAST, [255; 4].into())]
+    {
+        let out = |packet: Packet| packet.ipv4(HERE.ip(), ip).udp(4000, 53).build();
         pod.send(&out(Packet::eth(target, HERE.mac())))?;
         let expected = out(Packet::eth(target, HERE.mac()).vlan(TAG));
         wire.expect(TIMEOUT, "the tagged frame", |bytes| (bytes == expected).then_some(()))?;

@@ -319,7 +319,7 @@ fn rules_apply_to_unicast_ip_in_l2_multicast() -> Result<()> {
         Packet::eth(BROADCAST, CLIENT.mac()).ipv4(CLIENT.ip(), SERVER.ip()).udp(4000, 53),
         Packet::eth(BROADCAST, CLIENT.mac()).ipv6(CLIENT.ip6(), SERVER.ip6()).udp(4000, 53),
     ] {
-        rig.send(&to_all)?.assert_dropped(DropReason::ForOneOnly);
+        rig.send(&to_all)?.assert_dropped(DropReason::UnicastInMulticast);
     }
     let to_all = Packet::eth(BROADCAST, CLIENT.mac()).ipv4(CLIENT.ip(), [255, 255, 255, 255]).udp(68, 67);
     rig.send(&to_all)?.assert_flooded();

@@ -11,7 +11,7 @@ use rtnetlink::{
 };
 
 use super::{error::Error, interface::PodInterface, netns::Netns, offload, query};
-use crate::{datapath::Owner, sysctl};
+use crate::sysctl;
 
 /// Interface group of an incomplete host end. It is set on creation, so a port that a crashed agent left behind can be
 /// distinguished from another program's.
@@ -38,11 +38,11 @@ pub(super) async fn configure(handle: &Handle, pod: &PodInterface) -> Result<(),
         offload::disable_tx_checksum(&pod.name)
             .map_err(Error::setting("disable TX checksum offload of", &pod.name))?;
     }
-    if pod.owner == Owner::Node {
-        // Pods must not change the node's routes.
-        sysctl::disable_ra(&pod.name)
-            .map_err(Error::setting("disable router advertisements on", &pod.name))?;
-    }
+    // The gateway is configured; no advertisement of another pod or host may change it.
+    sysctl::disable_ra(&pod.name).map_err(Error::setting("disable router advertisements on", &pod.name))?;
+    // The datapath accepts only this link-local address from the pod.
+    sysctl::link_local_from_mac(&pod.name)
+        .map_err(Error::setting("set the form of link-local addresses on", &pod.name))?;
     let index = find(handle, &pod.name).await?;
     let (ip, length) = pod.ip;
     address(handle, index, pod, ip.into(), length).await?;

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use contiv_model::{
+    addresses::Addresses,
     global::ArpMode,
     mac::Mac,
     tag::{Encap, Vni},
@@ -166,13 +167,15 @@ impl<'a> Segment<'a> {
             NeighbourRequest::Arp { target, .. } => IpAddr::V4(*target),
             NeighbourRequest::Solicitation { target, .. } => IpAddr::V6(*target),
         };
-        let here = self.locals().find(|local| local.addresses.contains(target));
+        let here = self.locals().find(|local| has(&local.addresses, local.mac, target));
         match (here, requester) {
             (Some(local), Some(requester)) if local.port == requester.port => None,
             (Some(local), _) => Some(local.mac),
             (None, Some(_)) => {
-                let there =
-                    self.remotes().find(|remote| remote.addresses.contains(target)).map(|remote| remote.mac);
+                let there = self
+                    .remotes()
+                    .find(|remote| has(&remote.addresses, remote.mac, target))
+                    .map(|remote| remote.mac);
                 there.or_else(|| self.service_mac(request))
             }
             (None, None) => None,
@@ -230,10 +233,7 @@ impl<'a> Segment<'a> {
 
     fn remotes(&self) -> impl Iterator<Item = &'a Remote> + use<'a> {
         let encap = self.network.encap;
-        self.objects.iter().filter_map(move |(_, object)| match object {
-            Object::Remote(remote) if remote.encap == encap => Some(remote),
-            _ => None,
-        })
+        remotes(self.objects).filter(move |remote| remote.encap == encap)
     }
 }
 
@@ -259,7 +259,7 @@ fn to_uplink(frame: Vec<u8>) -> Delivery {
     Delivery { to: Target::Uplink, frame }
 }
 
-fn peers(objects: &Desired) -> impl Iterator<Item = &Peer> {
+pub(super) fn peers(objects: &Desired) -> impl Iterator<Item = &Peer> {
     objects.iter().filter_map(|(_, object)| match object {
         Object::Peer(peer) => Some(peer),
         _ => None,
@@ -269,6 +269,18 @@ fn peers(objects: &Desired) -> impl Iterator<Item = &Peer> {
 pub(super) fn locals(objects: &Desired) -> impl Iterator<Item = &Local> {
     objects.iter().filter_map(|(_, object)| match object {
         Object::Local(local) => Some(local),
+        _ => None,
+    })
+}
+
+/// Whether an endpoint has the address: assigned, or the link-local one that its kernel forms.
+pub(super) fn has(addresses: &Addresses, mac: Mac, address: IpAddr) -> bool {
+    addresses.contains(address) || address == IpAddr::V6(mac.link_local())
+}
+
+pub(super) fn remotes(objects: &Desired) -> impl Iterator<Item = &Remote> {
+    objects.iter().filter_map(|(_, object)| match object {
+        Object::Remote(remote) => Some(remote),
         _ => None,
     })
 }

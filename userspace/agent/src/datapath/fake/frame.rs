@@ -4,23 +4,24 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use contiv_model::{mac::Mac, tag::Vlan};
 
-const ARP: u16 = 0x0806;
+pub(super) const ARP: u16 = 0x0806;
 pub(super) const IPV4: u16 = 0x0800;
 pub(super) const IPV6: u16 = 0x86dd;
-const TAGS: [u16; 2] = [0x8100, 0x88a8];
+/// 802.1Q, 802.1ad, and the numbers that equipment used for the latter before.
+const TAGS: [u16; 5] = [0x8100, 0x88a8, 0x9100, 0x9200, 0x9300];
 pub(super) const ETHERNET: usize = 14;
 /// ARP header for Ethernet (address length 6) and IPv4 (address length 4).
 const ARP_HEADER: [u8; 6] = [0, 1, 8, 0, 6, 4];
-const ICMPV6: u8 = 58;
+pub(super) const ICMPV6: u8 = 58;
 /// Hop limit of neighbour discovery: the packet has passed no router (RFC 4861 section 11.2).
-const ND_HOP_LIMIT: u8 = 255;
+pub(super) const ND_HOP_LIMIT: u8 = 255;
 
 /// Ethernet header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ethernet {
     pub(super) destination: Mac,
     pub(super) source: Mac,
-    kind: u16,
+    pub(super) kind: u16,
 }
 
 impl Ethernet {

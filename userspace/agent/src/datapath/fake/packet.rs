@@ -29,8 +29,7 @@ impl Tuple {
     }
 }
 
-/// An IP packet in a frame without a tag. Fragments after the first and packets with IPv6 extension headers have no
-/// ports.
+/// An IP packet in a frame without a tag. Fragments after the first have no ports.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Packet {
     pub(super) tuple: Tuple,
@@ -39,41 +38,71 @@ pub(super) struct Packet {
     body: usize,
     /// False for fragments after the first.
     has_body: bool,
-    kind: u8,
 }
 
 impl Packet {
+    /// Reads the packet; `None` for another frame, and for a packet that is longer than its frame or that its headers do not
+    /// describe.
     pub(super) fn read(frame: &[u8]) -> Option<Packet> {
         let v6 = match u16::from_be_bytes(bytes(frame, 12)?) {
             IPV4 => false,
             IPV6 => true,
             _ => return None,
         };
-        let (source, destination, protocol, body, has_body) = if v6 {
-            let address = |at| Some(IpAddr::from(Ipv6Addr::from(bytes::<16>(frame, at)?)));
-            (address(ETHERNET + 8)?, address(ETHERNET + 24)?, *frame.get(ETHERNET + 6)?, ETHERNET + 40, true)
-        } else {
-            let address = |at| Some(IpAddr::from(Ipv4Addr::from(bytes::<4>(frame, at)?)));
-            let length = usize::from(frame.get(ETHERNET)? & 0x0f) * 4;
-            let first = u16::from_be_bytes(bytes(frame, ETHERNET + 6)?) & 0x1fff == 0;
-            let protocol = *frame.get(ETHERNET + 9)?;
-            (address(ETHERNET + 12)?, address(ETHERNET + 16)?, protocol, ETHERNET + length, first)
-        };
+        let headers = if v6 { Headers::v6(frame)? } else { Headers::v4(frame)? };
+        let Headers { source, destination, protocol, body, end, has_body } = headers;
+        let ports = if protocol == TCP { 14 } else { 4 };
+        if end > frame.len() || matches!(protocol, TCP | UDP) && has_body && body + ports > end {
+            return None;
+        }
         let word = |at| bytes(frame, body + at).map_or(0, u16::from_be_bytes);
         let kind = frame.get(body).copied().filter(|_| has_body).unwrap_or_default();
-        let (from, to) = match protocol {
-            TCP | UDP if has_body => (word(0), word(2)),
-            ICMP if matches!(kind, 0 | 8) && has_body => (word(4), word(4)),
-            ICMPV6 if matches!(kind, 128 | 129) => (word(4), word(4)),
+        let (from, to) = match (protocol, v6) {
+            (TCP | UDP, _) if has_body => (word(0), word(2)),
+            (ICMP, false) if matches!(kind, 0 | 8) && has_body => (word(4), word(4)),
+            (ICMPV6, true) if matches!(kind, 128 | 129) => (word(4), word(4)),
             _ => (0, 0),
         };
         let tuple = Tuple { protocol, source: (source, from), destination: (destination, to) };
-        Some(Packet { tuple, v6, body, has_body, kind })
+        Some(Packet { tuple, v6, body, has_body })
     }
 
-    /// Whether the packet is neighbour discovery, which policies do not apply to.
-    pub(super) fn is_neighbour_discovery(&self) -> bool {
-        self.v6 && self.tuple.protocol == ICMPV6 && matches!(self.kind, 133..=137)
+    /// Whether an IPv6 packet has extension headers in front of neighbour discovery.
+    pub(super) fn discovery_behind_headers(frame: &[u8]) -> bool {
+        let headers = Headers::v6(frame);
+        headers.is_some_and(|headers| {
+            headers.has_body
+                && headers.protocol == ICMPV6
+                && headers.body > ETHERNET + 40
+                && matches!(frame.get(headers.body), Some(133..=137))
+        })
+    }
+
+    /// The packet that an ICMP error quotes; `Some(None)` if too little of it. `None` if this is no error.
+    pub(super) fn quoted(&self, frame: &[u8]) -> Option<Option<Tuple>> {
+        const ICMP_HEADER: usize = 8;
+        let kind = *frame.get(self.body)?;
+        let is_error = match self.tuple.protocol {
+            ICMP => !self.v6 && matches!(kind, 3 | 4 | 5 | 11 | 12),
+            ICMPV6 => self.v6 && kind < 128,
+            _ => false,
+        };
+        if !is_error || !self.has_body {
+            return None;
+        }
+        // The quoted packet is often truncated, so its length is not checked.
+        let inner = [&frame[..ETHERNET], frame.get(self.body + ICMP_HEADER..).unwrap_or_default()].concat();
+        let headers = if self.v6 { Headers::v6(&inner) } else { Headers::v4(&inner) };
+        Some(headers.filter(|headers| headers.has_body).and_then(|headers| {
+            let word = |at: usize| bytes(&inner, headers.body + at).map(u16::from_be_bytes);
+            let (from, to) = match headers.protocol {
+                TCP | UDP => (word(0)?, word(2)?),
+                ICMP | ICMPV6 => (word(4)?, word(4)?),
+                _ => (0, 0),
+            };
+            let Headers { source, destination, protocol, .. } = headers;
+            Some(Tuple { protocol, source: (source, from), destination: (destination, to) })
+        }))
     }
 
     /// Rewrites destination address and port, and the destination Ethernet address.
@@ -134,6 +163,74 @@ impl Packet {
                 frame[sum..sum + 2].copy_from_slice(&[0xff, 0xff]);
             }
         }
+    }
+}
+
+/// The headers of IP.
+struct Headers {
+    source: IpAddr,
+    destination: IpAddr,
+    protocol: u8,
+    /// Offset of what follows the headers.
+    body: usize,
+    /// Offset of the end of the packet.
+    end: usize,
+    has_body: bool,
+}
+
+impl Headers {
+    fn v4(frame: &[u8]) -> Option<Headers> {
+        let address = |at| Some(IpAddr::from(Ipv4Addr::from(bytes::<4>(frame, at)?)));
+        let first = *frame.get(ETHERNET)?;
+        let length = usize::from(first & 0x0f) * 4;
+        let total = usize::from(u16::from_be_bytes(bytes(frame, ETHERNET + 2)?));
+        let offset = u16::from_be_bytes(bytes(frame, ETHERNET + 6)?) & 0x1fff;
+        let valid = first >> 4 == 4 && length >= 20 && total >= length;
+        valid.then_some(Headers {
+            source: address(ETHERNET + 12)?,
+            destination: address(ETHERNET + 16)?,
+            protocol: *frame.get(ETHERNET + 9)?,
+            body: ETHERNET + length,
+            end: ETHERNET + total,
+            has_body: offset == 0,
+        })
+    }
+
+    fn v6(frame: &[u8]) -> Option<Headers> {
+        const EXTENSIONS: usize = 5;
+        let address = |at| Some(IpAddr::from(Ipv6Addr::from(bytes::<16>(frame, at)?)));
+        let payload = usize::from(u16::from_be_bytes(bytes(frame, ETHERNET + 4)?));
+        let (mut protocol, mut body, mut has_body) = (*frame.get(ETHERNET + 6)?, ETHERNET + 40, true);
+        if *frame.get(ETHERNET)? >> 4 != 6 {
+            return None;
+        }
+        for _ in 0..EXTENSIONS {
+            // Hop-by-hop options, routing, destination options; authentication; fragment (RFC 8200 4).
+            let unit = match protocol {
+                0 | 43 | 60 => 8,
+                51 => 4,
+                44 => 0,
+                _ => break,
+            };
+            let [next, length] = bytes(frame, body)?;
+            if protocol == 44 {
+                has_body = u16::from_be_bytes(bytes(frame, body + 2)?) >> 3 == 0;
+            }
+            protocol = next;
+            body += usize::from(length) * unit + 8;
+            if !has_body {
+                break;
+            }
+        }
+        let more = has_body && matches!(protocol, 0 | 43 | 44 | 51 | 60);
+        (!more).then_some(Headers {
+            source: address(ETHERNET + 8)?,
+            destination: address(ETHERNET + 24)?,
+            protocol,
+            body,
+            end: ETHERNET + 40 + payload,
+            has_body,
+        })
     }
 }
 

@@ -7,7 +7,7 @@
 use std::net::IpAddr;
 
 use contiv_abi::DropReason;
-use contiv_model::policy::{ICMP, ICMPV6, Packet as Asked, TCP, UDP};
+use contiv_model::policy::{ICMP, ICMPV6, TCP, UDP};
 use testkit::packet::Packet;
 
 use super::{
@@ -118,16 +118,16 @@ impl Oracle<'_> {
         };
         let (written, marked) = (quote(if of_answer { &sent } else { &seen }), self.marked(by, probe.tos));
         let frame = error(&written, probe.tos, (mac, Endpoint(by).mac()), own, to);
-        let fate = if known.is_none() || is_early || !written.is_readable {
-            let bytes = error(&written, marked, (mac, Endpoint(by).mac()), own, to);
-            self.alone(probe.ip6, (own, to), mac, bytes)
+        // Only the receiver of a packet sends errors about it: no other endpoint is on the path.
+        let is_peer = of_answer || own == seen.to.0;
+        let fate = if known.is_none() || is_early || !written.is_readable || !is_peer {
+            Fate::Refused(DropReason::UnrelatedIcmpError)
         } else if !self.may(probe, seen.to) {
             Fate::Denied { backend: None }
         } else {
             let (mac, from, to) = match of_answer {
                 true => (seen.macs.0, seen.from.0, seen.to.0),
-                // A router on the path keeps its source address.
-                false => (sent.macs.1, if own == seen.to.0 { sent.to.0 } else { own }, sent.from.0),
+                false => (sent.macs.1, sent.to.0, sent.from.0),
             };
             let bytes = error(
                 &quote(if of_answer { &seen } else { &sent }),
@@ -144,17 +144,5 @@ impl Oracle<'_> {
 
     fn local(&self, ip: IpAddr) -> Option<u8> {
         LOCALS.into_iter().find(|endpoint| address(*endpoint, ip.is_ipv6()) == ip)
-    }
-
-    /// An ICMP packet that creates no connection.
-    fn alone(&self, ip6: bool, ends: (IpAddr, IpAddr), mac: [u8; 6], bytes: Vec<u8>) -> Fate {
-        let packet = Asked { protocol: if ip6 { ICMPV6 } else { ICMP }, port: None };
-        if self.is_service(ends.1) {
-            Fate::Refused(DropReason::NoService)
-        } else if !self.lets(ends.0, ends.1, packet) {
-            Fate::Denied { backend: None }
-        } else {
-            self.sent_on(mac, ends.1, bytes)
-        }
     }
 }

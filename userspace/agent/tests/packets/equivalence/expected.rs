@@ -233,11 +233,20 @@ impl Oracle<'_> {
     pub(super) fn may(&self, probe: &Probe, to: (IpAddr, u16)) -> bool {
         let protocol = probe.content.protocol(probe.ip6);
         let packet = Asked { protocol, port: matches!(protocol, TCP | UDP).then_some(to.1) };
-        self.lets(self.source(probe), to.0, packet)
+        // An endpoint that forwards to the outside receives the packet.
+        let receiver = match probe.to {
+            Target::Outside { by_router: true, .. } => Some(ROUTER),
+            _ => None,
+        };
+        self.evaluate(self.source(probe), (to.0, receiver), packet)
     }
 
-    pub(super) fn lets(&self, from: IpAddr, to: IpAddr, packet: Asked) -> bool {
-        let (source, destination) = (self.side(from), self.side(to));
+    /// `receiver` has the destination's Ethernet address.
+    fn evaluate(&self, from: IpAddr, (to, receiver): (IpAddr, Option<u8>), packet: Asked) -> bool {
+        let (source, mut destination) = (self.side(from), self.side(to));
+        if let Some(group) = receiver.and_then(|endpoint| self.scene.group_of(endpoint)) {
+            destination.group = Some(group);
+        }
         if LOCALS.into_iter().any(|endpoint| address(endpoint, to.is_ipv6()) == to) {
             return decide(&Connection { source, destination, packet }).action == Action::Allow;
         }
@@ -299,13 +308,6 @@ impl Oracle<'_> {
         let is = |port: &&Port| (port.protocol.number(), port.port) == (protocol, probe.port);
         let port = service.ports.iter().find(is)?;
         Some(self.beyond(number, probe, (*place, port.target)))
-    }
-
-    /// Whether the address belongs to a service.
-    pub(super) fn is_service(&self, ip: IpAddr) -> bool {
-        (0..self.scene.services.len())
-            .filter_map(|at| self.scene.service(at))
-            .any(|service| service.vip == ip)
     }
 
     fn packet(&self, number: usize, probe: &Probe, ends: &Ends, tos: u8, way: Way) -> Vec<u8> {

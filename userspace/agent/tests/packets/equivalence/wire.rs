@@ -3,8 +3,9 @@
 use std::{collections::HashSet, net::IpAddr};
 
 use anyhow::{Context as _, Result, ensure};
+use contiv_abi::DropReason;
 use contiv_model::policy::{
-    Action, Direction, ICMP, ICMPV6, Identity, Packet as Asked, Side, TCP, UDP, deciding_rule,
+    Action, Direction, Identity, Packet as Asked, Side, TCP, UDP, deciding_rule,
 };
 use testkit::packet::Packet;
 
@@ -199,20 +200,19 @@ impl Arriving<'_> {
             Quote::new(&described(content, Way::There(Piece::Whole)), (there, here), quoted)
         };
         let error = |eth, tos, from, to| Error { trouble, tos, quote: &quote.bytes }.build(eth, from, to);
-        let alone = Asked { protocol: if ip6 { ICMPV6 } else { ICMP }, port: None };
-        let (way, frame, place, bytes, waits, direction, peer) = if of_answer {
-            let (from, group) = if by.is_some() { (outside(1, ip6), None) } else { (source, self.group()) };
+        let (way, frame, place, bytes, waits) = if of_answer {
+            let from = if by.is_some() { outside(1, ip6) } else { source };
             let eth = Packet::eth(own, mac);
             let frame = error(eth.clone().vlan(VLAN), tos, from, here.0);
-            (From::Wire, frame, here.0, error(eth, tos, from, here.0), false, Direction::In, (from, group))
+            (From::Wire, frame, here.0, error(eth, tos, from, here.0), false)
         } else {
             let (marked, waits) = self.treated();
             let sent = |tos| error(Packet::eth(mac, own), tos, here.0, source);
-            (From::Wired(to), sent(tos), source, sent(marked), waits, Direction::Out, (source, self.group()))
+            (From::Wired(to), sent(tos), source, sent(marked), waits)
         };
         let belongs = !invented && quote.is_readable;
-        let may = if belongs { self.may() } else { self.lets(direction, peer, alone) };
-        let fate = match may {
+        let fate = match self.may() {
+            _ if !belongs => Fate::Refused(DropReason::UnrelatedIcmpError),
             true => Fate::Arrives { place, bytes, translated: false },
             false => Fate::Denied { backend: None },
         };

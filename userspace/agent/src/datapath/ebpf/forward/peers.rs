@@ -1,8 +1,10 @@
 //! Tunnel peers, to which the programs flood frames of VXLAN networks, and the node's settings.
 
+use std::net::Ipv4Addr;
+
 use aya::maps::{Array, MapData};
 use contiv_abi::{
-    Node, Timeouts, Vtep,
+    Be16, Node, Timeouts, Vtep,
     maps::{NODE, PEERS, PEERS_CAPACITY, VTEPS},
 };
 
@@ -141,9 +143,25 @@ impl Peers {
         self.node.set(0, node, 0).map_err(|error| failed(format!("write to the map {NODE}"), error))
     }
 
-    /// Writes the flow timeouts unless they are equal.
-    pub(crate) fn ensure_timeouts(&mut self, timeouts: Timeouts) -> Result<(), Error> {
-        let node = self.node()?;
-        if node.timeouts == timeouts { Ok(()) } else { self.set_node(Node { timeouts, ..node }) }
+    /// Writes the settings of the node unless they are equal.
+    pub(crate) fn ensure_settings(&mut self, settings: Settings) -> Result<(), Error> {
+        let before = self.node()?;
+        let Settings { timeouts, bum_rate, vtep, tunnel_port } = settings;
+        let vtep = vtep.map_or([0; 4], |vtep| vtep.octets());
+        let node = Node { timeouts, bum_rate, vtep, tunnel_port: Be16::new(tunnel_port), ..before };
+        if node == before { Ok(()) } else { self.set_node(node) }
     }
+}
+
+/// Settings of the node that the programs read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    /// Timeouts of flows.
+    pub(crate) timeouts: Timeouts,
+    /// Limit of storm control, in frames per second and port; zero for none.
+    pub(crate) bum_rate: u32,
+    /// Tunnel address of this node.
+    pub(crate) vtep: Option<Ipv4Addr>,
+    /// UDP port of the tunnels.
+    pub(crate) tunnel_port: u16,
 }

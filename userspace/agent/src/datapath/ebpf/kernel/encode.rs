@@ -132,13 +132,12 @@ fn encode_remote(remote: &Remote) -> Result<Vec<Entry>, EncodeError> {
         return Err(Unsupported::NEXT_HOP.into());
     }
     let segment = segment_of(remote.encap);
-    let mut entries = vec![];
-    if let Some(address) = remote.vtep() {
-        let vtep = vtep(address)?;
-        entries.push(Entry::Fdb(FdbKey::new(segment, remote.mac.0), FdbEntry { ifindex: 0, vtep, group: 0 }));
-    }
-    let group = endpoint_identity(remote.identity);
-    let owner = NeighEntry { mac: remote.mac.0, flags: 0, ifindex: 0, group };
+    let identity = endpoint_identity(remote.identity);
+    // On a VLAN the wire delivers; the entry tells the endpoint's group by its Ethernet address.
+    let vtep = remote.vtep().map_or(Ok([0; 4]), vtep)?;
+    let place = FdbEntry { ifindex: 0, vtep, group: identity };
+    let mut entries = vec![Entry::Fdb(FdbKey::new(segment, remote.mac.0), place)];
+    let owner = NeighEntry { mac: remote.mac.0, flags: 0, ifindex: 0, group: identity };
     let (ip, ip6) = dual_stack(&remote.addresses)?;
     entries.extend(neighbours(segment, owner, ip, ip6));
     Ok(entries)
@@ -216,14 +215,17 @@ fn dual_stack(addresses: &Addresses) -> Result<(Ipv4Addr, Option<Ipv6Addr>), Uns
     addresses.dual_stack().ok_or(Unsupported::ADDRESSES)
 }
 
+/// The addresses of an endpoint, with the link-local one that its kernel forms: packets from it have the endpoint's group, and
+/// no other endpoint can claim it.
 fn neighbours(
     segment: Segment,
     owner: NeighEntry,
     ip: Ipv4Addr,
     ip6: Option<Ipv6Addr>,
 ) -> impl Iterator<Item = Entry> {
-    let addresses = [Some(IpAddr::V4(ip)), ip6.map(IpAddr::V6)].into_iter().flatten();
-    addresses.map(move |ip| Entry::Neigh(NeighKey { segment, ip: Address::from(ip) }, owner))
+    let assigned = [Some(IpAddr::V4(ip)), ip6.map(IpAddr::V6)].into_iter().flatten().map(Address::from);
+    let addresses = assigned.chain([Address::link_local(&owner.mac)]);
+    addresses.map(move |ip| Entry::Neigh(NeighKey { segment, ip }, owner))
 }
 
 fn vtep(address: IpAddr) -> Result<Vtep, EncodeError> {
@@ -271,7 +273,7 @@ mod tests {
     fn the_program_of_a_local_endpoint_is_attached_last() {
         let entries = encode(&Object::Local(local()), &DEVICES, |_| Some(9)).unwrap();
         assert!(matches!(entries[0], Entry::Port { ifindex: 9, .. }));
-        assert_eq!(entries.iter().filter(|e| matches!(e, Entry::Neigh(_, o) if o.ifindex == 9)).count(), 2);
+        assert_eq!(entries.iter().filter(|e| matches!(e, Entry::Neigh(_, o) if o.ifindex == 9)).count(), 3);
         assert_eq!(entries.last(), Some(&Entry::Hook { ifindex: 9, interface: "vvport1".into() }));
     }
 
@@ -289,12 +291,15 @@ mod tests {
     }
 
     #[test]
-    fn remote_endpoints_have_a_destination_on_vxlan_only() {
-        let entries = encode(&Object::Remote(remote(vxlan())), &DEVICES, |_| None).unwrap();
-        let expected = FdbEntry { ifindex: 0, vtep: [192, 0, 2, 2], group: 0 };
-        assert!(matches!(&entries[0], Entry::Fdb(_, entry) if *entry == expected));
-        let entries = encode(&Object::Remote(remote(vlan())), &DEVICES, |_| None).unwrap();
-        assert!(matches!(entries[..], [Entry::Neigh(..)]));
+    fn remote_endpoints_have_a_vtep_on_vxlan_only() {
+        for (encap, vtep) in [(vxlan(), [192, 0, 2, 2]), (vlan(), [0; 4])] {
+            let entries = encode(&Object::Remote(remote(encap)), &DEVICES, |_| None).unwrap();
+            let expected = FdbEntry { ifindex: 0, vtep, group: 0 };
+            assert!(matches!(
+                &entries[..],
+                [Entry::Fdb(_, entry), Entry::Neigh(..), Entry::Neigh(..)] if *entry == expected
+            ));
+        }
     }
 
     #[test]

@@ -223,7 +223,8 @@ impl Installed {
             EntryKey::Port(ifindex) => {
                 self.kernel.ports.stop_flooding(ifindex)?;
                 let meter = |direction| MeterKey { ifindex, direction };
-                self.kernel.meters.remove(&[meter(MeterKey::SENDS), meter(MeterKey::RECEIVES)])?;
+                let meters = [MeterKey::SENDS, MeterKey::RECEIVES, MeterKey::BUM].map(meter);
+                self.kernel.meters.remove(&meters)?;
                 self.rates_changed = true;
                 self.kernel.ports.remove(ifindex)
             }

@@ -2,7 +2,7 @@
 
 use aya::maps::{MapData, PerCpuArray};
 use contiv_abi::{
-    DropCount, DropReason, DsrHook, FdbEntry, FdbKey, FlowEvent, Timeouts,
+    DropCount, DropReason, DsrHook, FdbEntry, FdbKey, FlowEvent,
     maps::{
         DROPS, DSR_STATS, EPOCHS, FDB, FDB_CAPACITY, FLOW_STATS, FLOWS, GROUPS, METERS, RULE_COUNTS,
         RULE_SETS, RULE_SETS_CAPACITY, RULES, RULES_CAPACITY,
@@ -14,7 +14,10 @@ use crate::datapath::{
     Error,
     ebpf::{
         failure::failed,
-        forward::{peers::Peers, ports::Ports},
+        forward::{
+            peers::{Peers, Settings},
+            ports::Ports,
+        },
         maps::{
             batch::BatchMap,
             generation::Generation,
@@ -135,8 +138,8 @@ impl Kernel {
         self.vips.read()
     }
 
-    pub(crate) fn ensure_timeouts(&mut self, timeouts: Timeouts) -> Result<(), Error> {
-        self.peers.ensure_timeouts(timeouts)
+    pub(crate) fn ensure_settings(&mut self, settings: Settings) -> Result<(), Error> {
+        self.peers.ensure_settings(settings)
     }
 
     /// Flow events since the maps were created, by the names in `FlowEvent::ALL`.

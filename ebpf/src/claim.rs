@@ -1,0 +1,41 @@
+//! Which addresses a frame may use, by the records of the endpoints.
+
+use contiv_abi::{Address, DropReason, FdbKey, Mac, NeighEntry, NeighKey};
+
+use crate::{
+    frame, maps,
+    packet::{Ingress, Packet},
+    source,
+};
+
+/// True of `::1` and of IPv4-mapped addresses, which are on no link.
+#[inline(always)]
+pub(crate) fn is_reserved(ip: &Address) -> bool {
+    const LOOPBACK: Address = Address([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
+    ip.is_v4() || ip.same(&LOOPBACK)
+}
+
+/// Whether a frame from outside may use the address `ip` with `mac`: if an endpoint has it, `mac` must be the endpoint's, and
+/// the endpoint on another node. Services are never a source outside of the nodes that translate for them, but their
+/// address may be announced.
+#[inline(always)]
+pub(crate) fn claim(packet: &Packet, ip: Address, mac: Mac) -> Result<(), DropReason> {
+    let Some(owner) = maps::neighbour(&NeighKey { segment: packet.segment, ip }) else { return Ok(()) };
+    let announced = owner.flags & NeighEntry::SERVICE == 0 || packet.kind == frame::ARP || packet.nd != 0;
+    if owner.ifindex == 0 && announced && source::same(&owner.mac, &mac) {
+        Ok(())
+    } else {
+        Err(DropReason::ForeignSource)
+    }
+}
+
+/// Whether ARP or neighbour discovery may name `mac` beside the frame's own source address: on the wire, routers have virtual
+/// addresses (RFC 5798 8.2), which no endpoint has.
+#[inline(always)]
+pub(crate) fn may_name(packet: &Packet, mac: &Mac) -> Result<(), DropReason> {
+    if source::same(mac, &packet.source_mac) {
+        return Ok(());
+    }
+    let unknown = || maps::destination(&FdbKey::new(packet.segment, *mac)).is_none();
+    if packet.ingress == Ingress::WIRE && unknown() { Ok(()) } else { Err(DropReason::ForeignSource) }
+}

@@ -1,0 +1,160 @@
+//! Checks of source addresses in frames from outside, and of what is never evaluated by policies.
+//!
+//! Pods are checked in `source`, against the one port that they send by. A frame from a tunnel or from the wire is checked
+//! against the records of all endpoints: an address of an endpoint is accepted only from where its record says it is. What
+//! has no record may come from anywhere.
+
+use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
+use contiv_abi::{Address, Be16, DropReason, FdbKey, NeighEntry, NeighKey};
+
+use crate::{
+    claim::{claim, is_reserved, may_name},
+    frame::{self, ETHERNET},
+    header::Arp,
+    maps, nd,
+    packet::{self, Ingress, Packet},
+    source,
+};
+
+/// Checks ARP and neighbour discovery in the frame of the packet metadata, wherever it comes from. Other frames pass.
+///
+/// A function of its own for the verifier; its result is that of `packet::code`.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ctv_guard(skb: *mut __sk_buff) -> u32 {
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    packet.nd = 0;
+    packet.probe = 0;
+    match packet.kind {
+        frame::ARP => ctv_guard_arp(skb),
+        frame::IPV6 => nd::ctv_guard_nd(skb),
+        _ => packet::GO_ON,
+    }
+}
+
+/// Checks the source addresses of a frame from outside. For ARP and neighbour discovery, [`ctv_guard`] has checked what they
+/// claim.
+///
+/// A function of its own for the verifier; its result is that of `packet::code`.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ctv_guard_source(skb: *mut __sk_buff) -> u32 {
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    packet::code(check_source(&TcContext::new(skb), packet))
+}
+
+#[inline(always)]
+fn check_source(ctx: &TcContext, packet: &Packet) -> Result<(), DropReason> {
+    const SOURCE: usize = ETHERNET + 12;
+    const SOURCE6: usize = ETHERNET + 8;
+    const DESTINATION6: usize = ETHERNET + 24;
+    if ctv_is_elsewhere() != 0 {
+        return Err(DropReason::ForeignSource);
+    }
+    let ip = match packet.kind {
+        frame::IPV4 => {
+            let ip = frame::load::<[u8; 4]>(ctx, SOURCE)?;
+            // Loopback, multicast and reserved addresses are nobody's.
+            if ip[0] == 127 || ip[0] >= 224 {
+                return Err(DropReason::ForeignSource);
+            }
+            Address::v4(ip)
+        }
+        frame::IPV6 => {
+            let ip = frame::load::<Address>(ctx, SOURCE6)?;
+            let to = frame::load::<Address>(ctx, DESTINATION6)?;
+            // A mapped address would have the record of an IPv4 endpoint.
+            if ip.0[0] == 0xff || is_reserved(&ip) || is_reserved(&to) {
+                return Err(DropReason::ForeignSource);
+            }
+            ip
+        }
+        _ => return Ok(()),
+    };
+    claim(packet, ip, packet.source_mac)
+}
+
+/// Not zero if the source Ethernet address of the packet metadata is that of an endpoint on this node, or behind another VTEP
+/// than the frame's.
+///
+/// A function of its own for the verifier.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_is_elsewhere() -> u32 {
+    let Some(packet) = packet::in_hand() else { return 1 };
+    let Some(place) = maps::destination(&FdbKey::new(packet.segment, packet.source_mac)) else { return 0 };
+    let tunnelled = packet.ingress == Ingress::TUNNEL;
+    let same = u32::from_ne_bytes(place.vtep) == u32::from_ne_bytes(packet.vtep);
+    u32::from(place.ifindex != 0 || tunnelled && !same)
+}
+
+/// Length of an ARP frame with the padding of Ethernet and one tag; what is longer carries data.
+const LONGEST_ARP: u32 = 64;
+
+/// Checks the form of ARP, and what it claims if it comes from outside.
+///
+/// A function of its own for the verifier; its result is that of `packet::code`.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_guard_arp(skb: *mut __sk_buff) -> u32 {
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    packet::code(check_arp(&TcContext::new(skb), packet))
+}
+
+#[inline(always)]
+fn check_arp(ctx: &TcContext, packet: &Packet) -> Result<(), DropReason> {
+    let arp = frame::load::<Arp>(ctx, ETHERNET)?;
+    let known = arp.operation == Arp::REQUEST || arp.operation == Arp::REPLY;
+    if arp.form != Arp::ETHERNET_IPV4 || !known || ctx.len() > LONGEST_ARP {
+        return Err(DropReason::InvalidNeighbour);
+    }
+    if packet.ingress == Ingress::POD {
+        return Ok(());
+    }
+    may_name(packet, &arp.sender_mac)?;
+    claim(packet, Address::v4(arp.sender_ip), arp.sender_mac)
+}
+
+/// Whether the packet of the packet metadata, which has been parsed, may be forwarded at all: no pod may speak to the tunnel
+/// port of a node, or as a DHCP server.
+///
+/// A function of its own for the verifier; its result is that of `packet::code`.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ctv_guard_ports() -> u32 {
+    const DHCP: (Be16, Be16) = (Be16::new(67), Be16::new(68));
+    const DHCPV6: (Be16, Be16) = (Be16::new(547), Be16::new(546));
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    if packet.protocol != contiv_abi::UDP {
+        return packet::GO_ON;
+    }
+    let ports = (packet.tuple.source_port, packet.tuple.destination_port);
+    if ports == DHCP || ports == DHCPV6 {
+        return DropReason::DhcpServer as u32;
+    }
+    let to_node = packet.ingress == Ingress::POD
+        && maps::tunnel().is_some_and(|(own, port)| {
+            let to = packet.tuple.destination.low();
+            let vtep = u32::from_ne_bytes(own) == u32::from_ne_bytes(to) || maps::is_peer(&to);
+            port == ports.1 && packet.ip6 == 0 && vtep
+        });
+    if to_node { DropReason::TunnelFromPod as u32 } else { packet::GO_ON }
+}
+
+/// Whether the endpoint with the destination IP address of the packet metadata has the frame's destination Ethernet address:
+/// rules are selected by one and delivery by the other. Frames from the wire to a service have the address of its backend.
+///
+/// A function of its own for the verifier; its result is that of `packet::code`.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ctv_guard_destination() -> u32 {
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    let key = NeighKey { segment: packet.segment, ip: packet.tuple.destination };
+    let Some(owner) = maps::neighbour(&key) else { return packet::GO_ON };
+    let relayed = packet.ingress == Ingress::WIRE && owner.flags & NeighEntry::SERVICE != 0;
+    if relayed || source::same(&owner.mac, &packet.destination_mac) {
+        packet::GO_ON
+    } else {
+        DropReason::AddressMismatch as u32
+    }
+}

@@ -1,0 +1,266 @@
+//! Which frames a node forwards at all: the specification of the checks at its ports.
+//!
+//! * A pod sends from its own Ethernet, IPv4 and IPv6 addresses; the link-local address is the one that a kernel forms from
+//!   the Ethernet address.
+//! * From a tunnel or the wire, an endpoint's address is accepted only from where its record says it is.
+//! * ARP and neighbour discovery (RFC 4861) are valid and bounded, and claim no address of another endpoint. Router
+//!   advertisements and redirects are dropped, because gateways are configured.
+//! * A frame to the Ethernet address of one endpoint has no IP address of another.
+//! * Tags, link-local groups, DHCP servers and pods that speak to a tunnel port are dropped.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use contiv_model::{mac::Mac, policy::UDP, tag::Encap};
+
+use super::{
+    forward::{Origin, locals, peers, remotes, services_on},
+    frame::{ARP, ETHERNET, Ethernet, ICMPV6, IPV4, IPV6, ND_HOP_LIMIT, bytes},
+    packet::Packet,
+};
+use crate::datapath::{Desired, Local};
+
+/// How policies apply to a frame that passes the checks.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Class {
+    /// ARP and neighbour discovery: not at all.
+    Neighbour,
+    /// By the packet.
+    Ip(Packet),
+    /// Endpoints with any rule neither send nor receive it.
+    Other,
+}
+
+/// Checks a frame without its tag on the network `encap`; `None` if it is dropped.
+pub(super) fn check(objects: &Desired, encap: Encap, frame: &[u8], from: &Origin) -> Option<Class> {
+    let ethernet = Ethernet::read(frame)?;
+    if ethernet.is_tagged() || ethernet.source.is_multicast() || ethernet.is_link_local() {
+        return None;
+    }
+    let sender = Sender { objects, encap, from, mac: ethernet.source };
+    sender.is_source_allowed(frame, &ethernet).then_some(())?;
+    match ethernet.kind {
+        ARP => sender.is_arp_allowed(frame)?.then_some(Class::Neighbour),
+        IPV4 | IPV6 => {
+            if let Some(valid) = sender.discovery(frame, &ethernet) {
+                return valid.then_some(Class::Neighbour);
+            }
+            let packet = Packet::read(frame)?;
+            sender.is_packet_allowed(&packet, &ethernet).then_some(Class::Ip(packet))
+        }
+        _ => Some(Class::Other),
+    }
+}
+
+/// The sender of a frame.
+struct Sender<'a> {
+    objects: &'a Desired,
+    encap: Encap,
+    from: &'a Origin,
+    /// Source address of the frame.
+    mac: Mac,
+}
+
+/// The record of an address.
+struct Owner {
+    mac: Mac,
+    /// VTEP of the endpoint's node; `None` for endpoints on this node and on VLANs.
+    vtep: Option<IpAddr>,
+    is_local: bool,
+    is_service: bool,
+}
+
+impl<'a> Sender<'a> {
+    fn local(&self) -> Option<&'a Local> {
+        match self.from {
+            Origin::Pod(port) => locals(self.objects).find(|local| local.port == *port),
+            Origin::Tunnel { .. } | Origin::Uplink => None,
+        }
+    }
+
+    fn records(&self) -> impl Iterator<Item = (Owner, Vec<IpAddr>)> + use<'a> {
+        let encap = self.encap;
+        let here = locals(self.objects).filter(move |local| local.encap == encap).map(|local| {
+            let owner = Owner { mac: local.mac, vtep: None, is_local: true, is_service: false };
+            (owner, addresses(local.mac, local.ip, local.ip6))
+        });
+        let there = remotes(self.objects).filter(move |remote| remote.encap == encap).map(|remote| {
+            let owner = Owner { mac: remote.mac, vtep: remote.vtep, is_local: false, is_service: false };
+            (owner, addresses(remote.mac, remote.ip, remote.ip6))
+        });
+        let services = services_on(self.objects, encap).filter_map(|service| match service.vip {
+            IpAddr::V4(vip) => {
+                let mac = Mac::of_endpoint(vip);
+                let owner = Owner { mac, vtep: None, is_local: false, is_service: true };
+                Some((owner, vec![service.vip]))
+            }
+            IpAddr::V6(_) => None,
+        });
+        here.chain(there).chain(services)
+    }
+
+    fn owner(&self, ip: IpAddr) -> Option<Owner> {
+        self.records().find(|(_, addresses)| addresses.contains(&ip)).map(|(owner, _)| owner)
+    }
+
+    fn endpoint(&self, mac: Mac) -> Option<Owner> {
+        self.records().map(|(owner, _)| owner).find(|owner| owner.mac == mac && !owner.is_service)
+    }
+
+    fn is_source_allowed(&self, frame: &[u8], ethernet: &Ethernet) -> bool {
+        let ip = source_address(frame, ethernet);
+        if let Some(local) = self.local() {
+            let own = addresses(local.mac, local.ip, local.ip6);
+            let unassigned = ip.is_some_and(|ip| ip.is_unspecified()) && ethernet.destination.is_multicast();
+            let asks = unassigned && (ethernet.kind == IPV4 || is_icmpv6_or_options(frame));
+            return local.mac == self.mac && ip.is_none_or(|ip| own.contains(&ip) || asks);
+        }
+        let elsewhere = |owner: &Owner| match self.from {
+            Origin::Tunnel { vtep, .. } => owner.is_local || owner.vtep != Some(*vtep),
+            Origin::Pod(_) | Origin::Uplink => owner.is_local,
+        };
+        if self.endpoint(self.mac).is_some_and(|owner| elsewhere(&owner)) {
+            return false;
+        }
+        let reserved = |ip: IpAddr| match ip {
+            IpAddr::V4(ip) => ip.is_loopback() || ip.octets()[0] >= 224,
+            IpAddr::V6(ip) => ip.is_multicast() || is_reserved(ip),
+        };
+        let to_reserved = bytes::<16>(frame, ETHERNET + 24)
+            .is_some_and(|to| ethernet.kind == IPV6 && is_reserved(Ipv6Addr::from(to)));
+        let discovery = self.discovery(frame, ethernet).is_some();
+        ip.is_none_or(|ip| !reserved(ip) && !to_reserved && self.may_claim(ip, self.mac, discovery))
+    }
+
+    /// Whether a frame from outside may use the address. The address of a service may be announced, but is no source.
+    fn may_claim(&self, ip: IpAddr, mac: Mac, announces: bool) -> bool {
+        match (self.local(), self.owner(ip)) {
+            (Some(local), _) => addresses(local.mac, local.ip, local.ip6).contains(&ip),
+            (None, Some(owner)) => !owner.is_local && owner.mac == mac && (announces || !owner.is_service),
+            (None, None) => true,
+        }
+    }
+
+    /// Whether ARP or neighbour discovery may name this Ethernet address: on the wire, routers have virtual addresses.
+    fn may_name(&self, mac: Mac) -> bool {
+        mac == self.mac || *self.from == Origin::Uplink && self.endpoint(mac).is_none()
+    }
+
+    fn is_arp_allowed(&self, frame: &[u8]) -> Option<bool> {
+        const LONGEST: usize = 64;
+        let form: [u8; 8] = bytes(frame, ETHERNET)?;
+        let (mac, ip) = (Mac(bytes(frame, ETHERNET + 8)?), Ipv4Addr::from(bytes::<4>(frame, ETHERNET + 14)?));
+        bytes::<10>(frame, ETHERNET + 18)?;
+        let valid = matches!(form, [0, 1, 8, 0, 6, 4, 0, 1 | 2]) && frame.len() <= LONGEST;
+        let claims = match self.local() {
+            Some(local) => mac == local.mac && (ip.is_unspecified() || ip == local.ip),
+            None => self.may_name(mac) && self.may_claim(ip.into(), mac, true),
+        };
+        Some(valid && claims)
+    }
+
+    /// Whether the frame is valid neighbour discovery; `None` if it is another packet, and if the kernel of a pod would ignore
+    /// it.
+    fn discovery(&self, frame: &[u8], ethernet: &Ethernet) -> Option<bool> {
+        let next_and_hops = bytes::<2>(frame, ETHERNET + 6)?;
+        if ethernet.kind != IPV6 || next_and_hops[1] != ND_HOP_LIMIT {
+            return None;
+        }
+        let [kind, code] = match next_and_hops[0] {
+            ICMPV6 => bytes::<2>(frame, ETHERNET + 40)?,
+            // Behind extension headers the kernel accepts discovery too; policies would have to know what it claims.
+            _ => return Packet::discovery_behind_headers(frame).then_some(false),
+        };
+        match kind {
+            133 | 135 | 136 => Some(code == 0 && self.is_discovery_valid(frame, kind) == Some(true)),
+            134 | 137 => Some(false),
+            _ => None,
+        }
+    }
+
+    fn is_discovery_valid(&self, frame: &[u8], kind: u8) -> Option<bool> {
+        const L4: usize = ETHERNET + 40;
+        let address = |at| bytes::<16>(frame, at).map(Ipv6Addr::from);
+        let (from, to) = (address(ETHERNET + 8)?, address(ETHERNET + 24)?);
+        let fixed = if kind == 133 { 8 } else { 24 };
+        let payload = usize::from(u16::from_be_bytes(bytes(frame, ETHERNET + 4)?));
+        let options = frame.get(L4 + fixed..)?;
+        if frame.len() != L4 + payload || options.len() > 16 || options.len() % 8 != 0 {
+            return Some(false);
+        }
+        let named = options.chunks(8).all(|option| match (kind, option) {
+            (133 | 135, [1, 1, mac @ ..]) | (136, [2, 1, mac @ ..]) => {
+                mac.try_into().is_ok_and(|mac| self.may_name(Mac(mac)))
+            }
+            (135, [14, 1, ..]) => true,
+            _ => false,
+        });
+        let claims = |ip: Ipv6Addr| self.may_claim(ip.into(), self.mac, true);
+        if kind == 133 {
+            let all_routers = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
+            return Some(named && to == all_routers && (from.is_unspecified() || claims(from)));
+        }
+        let target = address(L4 + 8)?;
+        let unicast = !to.is_multicast() && !target.is_multicast();
+        let all_nodes = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+        let form = match kind {
+            135 => to == solicited_node(target) || unicast && to == target && !from.is_unspecified(),
+            _ => (unicast || to == all_nodes) && !from.is_unspecified(),
+        };
+        let claims = match kind {
+            // Duplicate address detection, with a nonce at most.
+            135 if from.is_unspecified() => options.len() <= 8 && (self.local().is_none() || claims(target)),
+            135 => claims(from),
+            _ => claims(target) && claims(from),
+        };
+        Some(named && form && claims && !is_reserved(from) && !is_reserved(target))
+    }
+
+    fn is_packet_allowed(&self, packet: &Packet, ethernet: &Ethernet) -> bool {
+        let (source, destination) = (packet.tuple.source, packet.tuple.destination);
+        let is_udp = packet.tuple.protocol == UDP;
+        if is_udp && matches!((source.1, destination.1), (67, 68) | (547, 546)) {
+            return false;
+        }
+        let to_node =
+            peers(self.objects).any(|peer| peer.vtep == destination.0 && peer.port == destination.1);
+        if is_udp && to_node && self.local().is_some() {
+            return false;
+        }
+        match self.owner(destination.0) {
+            // The kernel of a pod accepts a packet for its address from such a frame, too (RFC 1122 3.3.6).
+            Some(_) if ethernet.destination.is_multicast() => false,
+            Some(owner) if owner.is_service && *self.from == Origin::Uplink => true,
+            Some(owner) => owner.mac == ethernet.destination,
+            None => true,
+        }
+    }
+}
+
+/// Addresses of an endpoint.
+fn addresses(mac: Mac, ip: Ipv4Addr, ip6: Option<Ipv6Addr>) -> Vec<IpAddr> {
+    let assigned = [Some(IpAddr::V4(ip)), ip6.map(IpAddr::V6)].into_iter().flatten();
+    assigned.chain([mac.link_local().into()]).collect()
+}
+
+fn source_address(frame: &[u8], ethernet: &Ethernet) -> Option<IpAddr> {
+    match ethernet.kind {
+        IPV4 => bytes::<4>(frame, ETHERNET + 12).map(|ip| Ipv4Addr::from(ip).into()),
+        IPV6 => bytes::<16>(frame, ETHERNET + 8).map(|ip| Ipv6Addr::from(ip).into()),
+        _ => None,
+    }
+}
+
+/// What a pod sends from the unspecified IPv6 address: duplicate address detection, and reports of multicast listeners.
+fn is_icmpv6_or_options(frame: &[u8]) -> bool {
+    matches!(frame.get(ETHERNET + 6), Some(&ICMPV6 | 0))
+}
+
+/// Loopback and IPv4-mapped addresses are on no link.
+fn is_reserved(ip: Ipv6Addr) -> bool {
+    ip.is_loopback() || ip.to_ipv4_mapped().is_some()
+}
+
+fn solicited_node(target: Ipv6Addr) -> Ipv6Addr {
+    let [.., a, b, c] = target.octets();
+    Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00 | u16::from(a), u16::from_be_bytes([b, c]))
+}
