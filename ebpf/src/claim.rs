@@ -36,6 +36,6 @@ pub(crate) fn may_name(packet: &Packet, mac: &Mac) -> Result<(), DropReason> {
     if source::same(mac, &packet.source_mac) {
         return Ok(());
     }
-    let unknown = || maps::destination(&FdbKey::new(packet.segment, *mac)).is_none();
+    let unknown = || !frame::is_group(mac) && maps::destination(&FdbKey::new(packet.segment, *mac)).is_none();
     if packet.ingress == Ingress::WIRE && unknown() { Ok(()) } else { Err(DropReason::ForeignSource) }
 }

@@ -30,12 +30,13 @@ impl Ethernet {
         if is_group(&ethernet.source) { Err(DropReason::GroupSource) } else { Ok(ethernet) }
     }
 
-    /// As [`Ethernet::read`] for a frame from outside. The kernel removes one tag from the bytes; rules would not see a packet
-    /// behind another one, but a pod's kernel accepts it if the tags name no network.
+    /// As [`Ethernet::read`] for a frame from outside, without the tag of its network. A pod's kernel accepts a packet behind
+    /// further tags if they name no network, and bridges in the pod read them.
     #[inline(always)]
     pub(crate) fn from_outside(ctx: &TcContext) -> Result<Ethernet, DropReason> {
         let ethernet = Ethernet::read(ctx)?;
-        if ethernet.is_tagged() {
+        // SAFETY: the context is the one that the kernel gave to this program.
+        if ethernet.is_tagged() || unsafe { (*ctx.skb.skb).vlan_present != 0 } {
             return Err(DropReason::TaggedTwice);
         }
         if ethernet.is_link_local() { Err(DropReason::LinkLocalGroup) } else { Ok(ethernet) }

@@ -54,8 +54,10 @@ fn check_source(ctx: &TcContext, packet: &Packet) -> Result<(), DropReason> {
     let ip = match packet.kind {
         frame::IPV4 => {
             let ip = frame::load::<[u8; 4]>(ctx, SOURCE)?;
-            // Loopback, multicast and reserved addresses are nobody's.
-            if ip[0] == 127 || ip[0] >= 224 {
+            // "This network", loopback, multicast and reserved addresses are no endpoint's (RFC 6890). A host without an address
+            // asks for one in a broadcast.
+            let asks = u32::from_ne_bytes(ip) == 0 && frame::is_group(&packet.destination_mac);
+            if ip[0] == 127 || ip[0] >= 224 || ip[0] == 0 && !asks {
                 return Err(DropReason::ForeignSource);
             }
             Address::v4(ip)
@@ -64,7 +66,9 @@ fn check_source(ctx: &TcContext, packet: &Packet) -> Result<(), DropReason> {
             let ip = frame::load::<Address>(ctx, SOURCE6)?;
             let to = frame::load::<Address>(ctx, DESTINATION6)?;
             // A mapped address would have the record of an IPv4 endpoint.
-            if ip.0[0] == 0xff || is_reserved(&ip) || is_reserved(&to) {
+            let [high, low] = ip.words();
+            let unspecified = high | low == 0 && !frame::is_group(&packet.destination_mac);
+            if ip.0[0] == 0xff || unspecified || is_reserved(&ip) || is_reserved(&to) {
                 return Err(DropReason::ForeignSource);
             }
             ip

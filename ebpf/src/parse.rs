@@ -138,6 +138,7 @@ fn ipv4(ctx: &TcContext, packet: &mut Packet, at: u32) -> Result<(), DropReason>
     let fragment = header.fragment.get();
     if fragment & OFFSET != 0 {
         packet.piece = Piece::LATER;
+        overlaps_flags(header.protocol, fragment & OFFSET)?;
     } else if fragment & MORE_AND_OFFSET != 0 {
         packet.piece = Piece::FIRST;
     }
@@ -198,6 +199,7 @@ fn extension(ctx: &TcContext, packet: &mut Packet) -> Result<bool, DropReason> {
         // A lone fragment that is the whole packet (RFC 6946) is a whole packet.
         if offset.get() >> 3 != 0 {
             packet.piece = Piece::LATER;
+            overlaps_flags(next, offset.get() >> 3)?;
         } else if offset.get() & 1 != 0 {
             packet.piece = Piece::FIRST;
         }
@@ -205,6 +207,12 @@ fn extension(ctx: &TcContext, packet: &mut Packet) -> Result<bool, DropReason> {
     // The authentication header counts in fours, beyond the first two.
     packet.next += u32::from(length) * scale + 8;
     Ok(true)
+}
+
+/// Refuses a fragment that would replace the flags in the header of TCP (RFC 3128). `offset` is in units of 8 bytes.
+#[inline(always)]
+const fn overlaps_flags(protocol: u8, offset: u16) -> Result<(), DropReason> {
+    if protocol == TCP && offset == 1 { Err(DropReason::Malformed) } else { Ok(()) }
 }
 
 /// Ports, TCP flags, echo identifiers, and the packet that an ICMP error is about. False of messages of the

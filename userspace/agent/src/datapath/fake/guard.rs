@@ -121,9 +121,13 @@ impl<'a> Sender<'a> {
         if self.endpoint(self.mac).is_some_and(|owner| elsewhere(&owner)) {
             return false;
         }
+        let asks = ethernet.destination.is_multicast();
         let reserved = |ip: IpAddr| match ip {
-            IpAddr::V4(ip) => ip.is_loopback() || ip.octets()[0] >= 224,
-            IpAddr::V6(ip) => ip.is_multicast() || is_reserved(ip),
+            IpAddr::V4(ip) => {
+                let [first, ..] = ip.octets();
+                ip.is_loopback() || first >= 224 || first == 0 && !(asks && ip.is_unspecified())
+            }
+            IpAddr::V6(ip) => ip.is_multicast() || is_reserved(ip) || ip.is_unspecified() && !asks,
         };
         let to_reserved = bytes::<16>(frame, ETHERNET + 24)
             .is_some_and(|to| ethernet.kind == IPV6 && is_reserved(Ipv6Addr::from(to)));
@@ -142,7 +146,8 @@ impl<'a> Sender<'a> {
 
     /// Whether ARP or neighbour discovery may name this Ethernet address: on the wire, routers have virtual addresses.
     fn may_name(&self, mac: Mac) -> bool {
-        mac == self.mac || *self.from == Origin::Uplink && self.endpoint(mac).is_none()
+        let unknown = || !mac.is_multicast() && self.endpoint(mac).is_none();
+        mac == self.mac || *self.from == Origin::Uplink && unknown()
     }
 
     fn is_arp_allowed(&self, frame: &[u8]) -> Option<bool> {

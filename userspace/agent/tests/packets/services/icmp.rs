@@ -17,7 +17,7 @@ fn icmp_errors_about_translated_packets_are_translated() -> Result<()> {
         between(HERE, OTHER).udp(4000, 8080).payload(b"query"),
     );
     rig.becomes(HERE, &sent, &arrived);
-    // From the backend: port unreachable; from a router: packet too big.
+    // From the backend: port unreachable, and packet too big.
     for (kind, code, rest) in [(3, 3, [0; 4]), (3, 4, [0, 0, 5, 0x78])] {
         for len in [28, 200] {
             let error = between(OTHER, HERE).icmp(kind, code, rest).payload(&quote(&arrived, len));
@@ -38,10 +38,10 @@ fn icmp_errors_about_translated_packets_are_translated() -> Result<()> {
         let error = between(OTHER, HERE).icmp(3, 1, [0; 4]).payload(&quote(&arrived, len));
         rig.becomes(OTHER, &error, &answer_of(OTHER, HERE).icmp(3, 1, [0; 4]).payload(&quote(&sent, len)));
     }
-    // About an unknown flow: unchanged.
+    // About an unknown flow.
     let unknown =
         between(OTHER, HERE).icmp(3, 3, [0; 4]).payload(&quote(&between(HERE, OTHER).udp(1, 2), 28));
-    rig.becomes(OTHER, &unknown, &unknown);
+    rig.from(OTHER, &unknown)?.assert_dropped(DropReason::UnrelatedIcmpError);
     Ok(())
 }
 

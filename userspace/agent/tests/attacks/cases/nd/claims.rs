@@ -30,9 +30,6 @@ fn honest(s: &Scene) -> Vec<Step> {
         advertisement(global, 0x60).packet(s.eth(), link_local, s.victim.link_local()),
         Packet::neighbour_solicitation(mac, Ipv6Addr::UNSPECIFIED, global),
         Packet::neighbour_solicitation(mac, Ipv6Addr::UNSPECIFIED, link_local),
-        // The node does not answer for link-local addresses.
-        Packet::neighbour_solicitation(mac, link_local, s.victim.link_local()),
-        Message::solicitation(s.victim.link_local(), mac).packet(s.eth(), global, s.victim.link_local()),
     ];
     frames.iter().map(|frame| s.send(frame).arrives()).collect()
 }
