@@ -1,6 +1,10 @@
 //! A node under test with its installed objects.
 
-use std::{fmt::Write as _, net::Ipv6Addr, time::Duration};
+use std::{
+    fmt::Write as _,
+    net::{Ipv4Addr, Ipv6Addr},
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use contiv_model::tag::Encap;
@@ -23,7 +27,10 @@ use crate::node::{
 
 const SOON: Duration = Duration::from_secs(5);
 const MARK: &[u8] = b"conformance marker ";
+/// Markers are ARP requests, which rules do not apply to, for addresses that begin so (RFC 2544).
+const MARKED: [u8; 2] = [198, 18];
 const MARKERS_MAC: [u8; 6] = [2, 0xfe, 0, 0, 0, 1];
+const MARKERS_IP: Ipv4Addr = Ipv4Addr::new(198, 19, 0, 1);
 
 pub(crate) struct World<H> {
     pub(crate) node: H,
@@ -182,7 +189,8 @@ impl<H: Harness> World<H> {
     /// Sends a marker frame and waits for a copy of it.
     fn fence(&mut self, from: &Origin) -> Result<()> {
         self.markers += 1;
-        let text = [MARK, &self.markers.to_be_bytes()].concat();
+        let [high, low] = (self.markers as u16).to_be_bytes();
+        let text = [MARKED[0], MARKED[1], high, low];
         let (origin, marker) = self.marker(from, &text)?;
         self.node.emit(&origin, &marker)?;
         let (node, early) = (&mut self.node, &mut self.early);
@@ -200,7 +208,7 @@ impl<H: Harness> World<H> {
     }
 
     /// Returns a marker frame that is delivered somewhere, if possible from the same origin.
-    fn marker(&self, from: &Origin, text: &[u8]) -> Result<(Origin, Vec<u8>)> {
+    fn marker(&self, from: &Origin, text: &[u8; 4]) -> Result<(Origin, Vec<u8>)> {
         let other_origins = self.origins();
         let same_wire = other_origins
             .iter()
@@ -239,21 +247,22 @@ impl<H: Harness> World<H> {
         })
     }
 
-    fn broadcasts(&self, origin: &Origin, text: &[u8]) -> Vec<Vec<u8>> {
-        let frame = |source| Packet::eth(BROADCAST, source).payload(text).build();
+    fn broadcasts(&self, origin: &Origin, target: &[u8; 4]) -> Vec<Vec<u8>> {
+        let frame = |source: ([u8; 6], Ipv4Addr)| Packet::arp_request(source.0, source.1, *target).build();
+        let stranger = (MARKERS_MAC, MARKERS_IP);
         match origin {
             Origin::Pod(port) => {
-                let mac = self.installed.iter().find_map(|(_, object)| match object {
-                    Object::Local(local) if local.port == *port => Some(local.mac.0),
+                let source = self.installed.iter().find_map(|(_, object)| match object {
+                    Object::Local(local) if local.port == *port => Some((local.mac.0, local.ip)),
                     _ => None,
                 });
-                vec![frame(mac.unwrap_or(MARKERS_MAC))]
+                vec![frame(source.unwrap_or(stranger))]
             }
-            Origin::Tunnel { .. } => vec![frame(MARKERS_MAC)],
+            Origin::Tunnel { .. } => vec![frame(stranger)],
             Origin::Uplink => self
                 .networks()
                 .filter_map(|encap| match encap {
-                    Encap::Vlan(vlan) => Some(topology::tagged(&frame(MARKERS_MAC), vlan.get())),
+                    Encap::Vlan(vlan) => Some(topology::tagged(&frame(stranger), vlan.get())),
                     Encap::Vxlan { .. } => None,
                 })
                 .collect(),
@@ -262,7 +271,11 @@ impl<H: Harness> World<H> {
 }
 
 fn is_marker(frame: &[u8]) -> bool {
-    frame.windows(MARK.len()).any(|window| window == MARK)
+    const ARP: [u8; 2] = [0x08, 0x06];
+    // With the tag of a VLAN or without.
+    let is_request =
+        |at: usize| frame.get(at..at + 2) == Some(&ARP) && frame.get(at + 26..at + 28) == Some(&MARKED);
+    is_request(12) || is_request(16) || frame.windows(MARK.len()).any(|window| window == MARK)
 }
 
 /// Whether a frame announces a service, which a node does at any time: a gratuitous ARP reply, or an unsolicited

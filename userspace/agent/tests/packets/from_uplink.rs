@@ -164,7 +164,9 @@ fn rules_apply_to_frames_with_several_tags() -> Result<()> {
     let socket = rig.pod.ns.run(|| Ok(UdpSocket::bind((HERE.ip(), 53))?))?;
     socket.set_read_timeout(Some(Duration::from_millis(300)))?;
     let wire = Tap::open(&rig.outside, "wire")?;
-    for (tags, reason) in [(0, DropReason::Policy), (1, DropReason::TaggedTwice), (2, DropReason::TaggedTwice)] {
+    for (tags, reason) in
+        [(0, DropReason::Policy), (1, DropReason::TaggedTwice), (2, DropReason::TaggedTwice)]
+    {
         let eth = Packet::eth(HERE.mac(), THERE.mac()).vlan(TAG);
         let eth = (0..tags).fold(eth, |eth, _| eth.vlan(0));
         let packet = eth.ipv4(THERE.ip(), HERE.ip()).udp(4000, 53).payload(b"behind tags");

@@ -24,6 +24,8 @@ use crate::datapath::{Desired, Local};
 pub(super) enum Class {
     /// ARP and neighbour discovery: not at all.
     Neighbour,
+    /// Duplicate address detection of a pod for an address that is not its own: it may be answered, but is not forwarded.
+    Probe,
     /// By the packet.
     Ip(Packet),
     /// Endpoints with any rule neither send nor receive it.
@@ -42,7 +44,8 @@ pub(super) fn check(objects: &Desired, encap: Encap, frame: &[u8], from: &Origin
         ARP => sender.is_arp_allowed(frame)?.then_some(Class::Neighbour),
         IPV4 | IPV6 => {
             if let Some(valid) = sender.discovery(frame, &ethernet) {
-                return valid.then_some(Class::Neighbour);
+                let class = if sender.is_foreign_probe(frame) { Class::Probe } else { Class::Neighbour };
+                return valid.then_some(class);
             }
             let packet = Packet::read(frame)?;
             sender.is_packet_allowed(&packet, &ethernet).then_some(Class::Ip(packet))
@@ -213,11 +216,21 @@ impl<'a> Sender<'a> {
         };
         let claims = match kind {
             // Duplicate address detection, with a nonce at most.
-            135 if from.is_unspecified() => options.len() <= 8 && (self.local().is_none() || claims(target)),
+            135 if from.is_unspecified() => options.len() <= 8,
             135 => claims(from),
             _ => claims(target) && claims(from),
         };
         Some(named && form && claims && !is_reserved(from) && !is_reserved(target))
+    }
+
+    /// Whether valid discovery is a pod's duplicate address detection for an address that is not its own.
+    fn is_foreign_probe(&self, frame: &[u8]) -> bool {
+        let address = |at| bytes::<16>(frame, at).map(Ipv6Addr::from);
+        let unspecified = address(ETHERNET + 8).is_some_and(|from| from.is_unspecified());
+        let target = address(ETHERNET + 48).filter(|_| frame.get(ETHERNET + 40) == Some(&135));
+        self.local().is_some()
+            && unspecified
+            && target.is_some_and(|target| !self.may_claim(target.into(), self.mac, true))
     }
 
     fn is_packet_allowed(&self, packet: &Packet, ethernet: &Ethernet) -> bool {

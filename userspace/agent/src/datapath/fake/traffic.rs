@@ -73,6 +73,10 @@ impl Traffic {
         let network = Network { objects, encap };
         let packet = match guard::check(objects, encap, &inner, from)? {
             Class::Neighbour => return unmodified(),
+            Class::Probe => {
+                let is_answer = |copy: &Delivery| matches!((&copy.to, from), (Target::Pod(to), Origin::Pod(from)) if to == from);
+                return unmodified().filter(|copies| copies.iter().all(is_answer));
+            }
             Class::Other => return Some(network.deliver_other(unmodified()?, sender)),
             Class::Ip(packet) if is_multicast(&inner) => {
                 if let Some(dscp) = sender.and_then(|sender| network.group(sender.identity?)?.dscp) {
