@@ -1,6 +1,6 @@
 //! Which addresses a frame may use, by the records of the endpoints.
 
-use contiv_abi::{Address, DropReason, FdbKey, Mac, NeighEntry, NeighKey};
+use contiv_abi::{Address, DropReason, FdbKey, Mac, NeighEntry, NeighKey, Segment};
 
 use crate::{
     frame, maps,
@@ -20,13 +20,25 @@ pub(crate) fn is_reserved(ip: &Address) -> bool {
 /// address may be announced.
 #[inline(always)]
 pub(crate) fn claim(packet: &Packet, ip: Address, mac: Mac) -> Result<(), DropReason> {
-    let Some(owner) = maps::neighbour(&NeighKey { segment: packet.segment, ip }) else { return Ok(()) };
+    let Some(owner) = maps::neighbour(&NeighKey { segment: packet.segment, ip }) else {
+        let subnet = maps::subnet(packet.segment, false);
+        let broadcast = ip.is_v4() && subnet.is_some_and(|subnet| subnet.is_last(&ip));
+        return if broadcast { Err(DropReason::ForeignSource) } else { Ok(()) };
+    };
     let announced = owner.flags & NeighEntry::SERVICE == 0 || packet.kind == frame::ARP || packet.nd != 0;
     if owner.ifindex == 0 && announced && source::same(&owner.mac, &mac) {
         Ok(())
     } else {
         Err(DropReason::ForeignSource)
     }
+}
+
+/// Whether an address that no endpoint has is one of the network's own: that of an endpoint whose record has not arrived, or of
+/// nobody. Link-local addresses are; the gateway's is not.
+#[inline(always)]
+pub(crate) fn is_inside(segment: Segment, ip: &Address, ip6: bool) -> bool {
+    let link_local = ip6 && ip.0[0] == 0xfe && ip.0[1] & 0xc0 == 0x80;
+    link_local || maps::subnet(segment, ip6).is_some_and(|subnet| subnet.contains(ip))
 }
 
 /// Whether ARP or neighbour discovery may name `mac` beside the frame's own source address: on the wire, routers have virtual

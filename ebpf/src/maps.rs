@@ -6,10 +6,10 @@ use aya_ebpf::{
 };
 use contiv_abi::{
     Be16, DropCount, FdbEntry, FdbKey, FloodKey, NeighEntry, NeighKey, Node, Port, Segment, SegmentEntry,
-    Timeouts, Vtep,
+    Subnet, SubnetKey, Timeouts, Vtep,
     maps::{
         BUILD_LEN, DROP_REASONS, FDB_CAPACITY, FLOOD_CAPACITY, NEIGH_CAPACITY, PEERS_CAPACITY,
-        PORTS_CAPACITY, SEGMENTS_CAPACITY,
+        PORTS_CAPACITY, SEGMENTS_CAPACITY, SUBNETS_CAPACITY,
     },
 };
 
@@ -30,6 +30,9 @@ static FDB: HashMap<FdbKey, FdbEntry, FDB_CAPACITY, NO_PREALLOC> = HashMap::new(
 
 #[btf_map(name = "ctv_neigh")]
 static NEIGH: HashMap<NeighKey, NeighEntry, NEIGH_CAPACITY, NO_PREALLOC> = HashMap::new();
+
+#[btf_map(name = "ctv_subnets")]
+static SUBNETS: HashMap<SubnetKey, Subnet, SUBNETS_CAPACITY, NO_PREALLOC> = HashMap::new();
 
 #[btf_map(name = "ctv_vteps")]
 static VTEPS: Array<Vtep, PEERS_CAPACITY> = Array::new();
@@ -75,6 +78,13 @@ copy_out!(/// Whose a network-layer address is.
 pub(crate) fn port_in_place(ifindex: u32) -> Option<&'static Port> {
     // SAFETY: the entry may be replaced meanwhile, so that what is read of it is a mix of two; both are of the same port.
     PORTS.get_ptr(&ifindex).map(|port| unsafe { &*port })
+}
+
+/// The subnet of a network in one address family.
+#[inline(always)]
+pub(crate) fn subnet(segment: Segment, ip6: bool) -> Option<&'static Subnet> {
+    // SAFETY: an entry that the agent replaces by another one of the same network.
+    SUBNETS.get_ptr(&SubnetKey { segment, ip6: ip6.into() }).map(|subnet| unsafe { &*subnet })
 }
 
 /// Whether tunnelled frames are taken from this node.

@@ -18,6 +18,7 @@ use contiv_abi::{
 };
 
 use crate::{
+    claim,
     maps::{self, NO_PREALLOC},
     packet::{self, Admission, Packet},
 };
@@ -48,6 +49,8 @@ struct Inquiry {
     groups: [u32; 2],
     /// The groups of both, wherever they are; [`BY_ADDRESS`] for one that is looked up when it is needed.
     identities: [u32; 2],
+    /// 1 if the source is one whose record is missing, and the rules of the destination name groups.
+    unknown: u8,
     /// The Ethernet addresses of both: an endpoint that uses an address without a record keeps its group.
     macs: [Mac; 2],
     /// 1 for IPv6.
@@ -62,6 +65,8 @@ struct Inquiry {
 
 /// The group is that of the endpoint with the address.
 const BY_ADDRESS: u32 = u32::MAX;
+/// No endpoint has the address, although it is inside the network.
+const UNKNOWN: u32 = u32::MAX - 1;
 /// The part of `FdbEntry::group` that is the group.
 const GROUP: u32 = u16::MAX as u32;
 
@@ -102,6 +107,7 @@ pub(crate) fn allows(packet: &mut Packet, place: Option<FdbEntry>) -> bool {
     inquiry.identities = [source, place.map_or(BY_ADDRESS, |place| place.group & GROUP)];
     inquiry.macs = [packet.source_mac, packet.destination_mac];
     packet.flow.groups = [inquiry.groups[0] as u16, inquiry.groups[1] as u16];
+    inquiry.unknown = 0;
     // SAFETY: numbers.
     unsafe { contiv_abi::clear(&raw mut inquiry.judged) };
     let denied = ctv_side(OUT as u32) != 0 || ctv_side(IN as u32) != 0;
@@ -171,6 +177,7 @@ pub(crate) extern "C" fn ctv_review(flow: *mut Flow) -> u32 {
     let there = usize::from(flow.origin_is_low ^ packet.from_low) & 1;
     inquiry.macs[there] = packet.source_mac;
     inquiry.macs[there ^ 1] = packet.destination_mac;
+    inquiry.unknown = 0;
     // SAFETY: numbers.
     unsafe { contiv_abi::clear(&raw mut inquiry.judged) };
     let denied = ctv_side(OUT as u32) as u8 & 1;
@@ -203,6 +210,15 @@ extern "C" fn ctv_side(side: u32) -> u32 {
         if identity == BY_ADDRESS {
             inquiry.of_peer.ip.set_words(inquiry.ends[side ^ 1].words());
             identity = ctv_identity(side as u32 ^ 1);
+            if identity == UNKNOWN {
+                // It may be in any group. As a destination it is reached by its Ethernet address alone, and its node asks.
+                inquiry.unknown = u8::from(side == IN);
+                inquiry.judged[side] = PolicyVerdict { generation: set, rule: 0 };
+                if side == IN {
+                    return 1;
+                }
+                identity = 0;
+            }
         }
         question.set_group(identity);
     }
@@ -228,8 +244,19 @@ extern "C" fn ctv_identity(peer: u32) -> u32 {
         return owner.group;
     }
     let Some(mac) = inquiry.macs.get(peer as usize & 1) else { return 0 };
-    let place = maps::destination(&FdbKey::new(inquiry.of_peer.segment, *mac));
-    place.map_or(0, |place| place.group & GROUP)
+    let segment = inquiry.of_peer.segment;
+    match maps::destination(&FdbKey::new(segment, *mac)) {
+        Some(place) => place.group & GROUP,
+        None if claim::is_inside(segment, &inquiry.of_peer.ip, inquiry.ip6 != 0) => UNKNOWN,
+        None => 0,
+    }
+}
+
+/// Why the connection that was evaluated last is denied.
+#[inline(always)]
+pub(crate) fn denial() -> u32 {
+    let unknown = inquiry().is_some_and(|inquiry| inquiry.unknown != 0);
+    if unknown { DropReason::UnknownSource as u32 } else { DropReason::Policy as u32 }
 }
 
 /// Whether a group has rules.
@@ -314,6 +341,7 @@ fn replicated(packet: &Packet, inquiry: &mut Inquiry, own: [u64; 2]) {
     inquiry.ip6 = packet.ip6;
     inquiry.identities[0] = if packet.source_port != 0 { packet.source_group } else { BY_ADDRESS };
     inquiry.macs = [packet.source_mac, packet.destination_mac];
+    inquiry.unknown = 0;
     // SAFETY: numbers.
     unsafe { contiv_abi::clear(&raw mut inquiry.judged) };
 }

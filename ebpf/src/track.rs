@@ -9,7 +9,7 @@ use aya_ebpf::{bindings::__sk_buff, cty::c_void, helpers::generated::bpf_loop, p
 use contiv_abi::{Be16, DropReason, FdbKey, Flow, FlowEvent, FlowKey, NeighKey, TCP};
 
 use crate::{
-    flows, maps,
+    claim, flows, maps,
     packet::{self, AGAIN, BESIDE, NEW, Packet, REFUSE, RELAY, REOPEN, REVIEW, Told, set_key, tcp},
     policy, relay, served, service, tell,
 };
@@ -244,6 +244,7 @@ fn is_on_path(packet: &Packet) -> bool {
     let source = &packet.tuple.source;
     source.same(&packet.inner.destination)
         || maps::neighbour(&NeighKey { segment: packet.segment, ip: *source }).is_none()
+            && !claim::is_inside(packet.segment, source, packet.ip6 != 0)
 }
 
 /// What the error itself is to be, and what it quotes.
@@ -551,5 +552,5 @@ extern "C" fn ctv_judge() -> u32 {
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
     // By the Ethernet address, which is what decides who gets it.
     let place = maps::destination(&FdbKey::new(packet.segment, packet.destination_mac));
-    if policy::allows(packet, place) { packet::GO_ON } else { DropReason::Policy as u32 }
+    if policy::allows(packet, place) { packet::GO_ON } else { policy::denial() }
 }

@@ -146,6 +146,46 @@ impl NeighEntry {
     pub const SERVICE: u16 = 1;
 }
 
+/// The subnet of a network in one address family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
+#[repr(C)]
+pub struct SubnetKey {
+    /// The network.
+    pub segment: Segment,
+    /// 1 for IPv6.
+    pub ip6: u32,
+}
+
+/// Addresses of a network's endpoints. IPv4 addresses are mapped, and their mask includes the mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
+#[repr(C)]
+pub struct Subnet {
+    /// First address.
+    pub prefix: Address,
+    /// Ones for the bits that all addresses share.
+    pub mask: Address,
+    /// Router on the network, which is no endpoint; all zero for none.
+    pub gateway: Address,
+}
+
+impl Subnet {
+    /// Returns true for an address of the subnet that is not the gateway's.
+    #[inline(always)]
+    pub const fn contains(&self, ip: &Address) -> bool {
+        let ([a, b], [c, d], [e, f]) = (ip.words(), self.mask.words(), self.prefix.words());
+        a & c == e && b & d == f && !ip.same(&self.gateway)
+    }
+
+    /// Returns true for the address whose host bits are all ones: in IPv4 that of all hosts.
+    #[inline(always)]
+    pub const fn is_last(&self, ip: &Address) -> bool {
+        let ([a, b], [c, d], [e, f]) = (ip.words(), self.mask.words(), self.prefix.words());
+        a == e | !c && b == f | !d
+    }
+}
+
 /// Settings of the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]

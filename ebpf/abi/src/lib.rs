@@ -34,7 +34,9 @@ pub use flow::{
     UDP, bpf_timer,
 };
 pub use flow_cache::{Changes, Epochs, FlowCacheEntry, Headers};
-pub use forward::{FdbEntry, FdbKey, FloodKey, Mac, NeighEntry, NeighKey, Node, Port, SegmentEntry, Vtep};
+pub use forward::{
+    FdbEntry, FdbKey, FloodKey, Mac, NeighEntry, NeighKey, Node, Port, SegmentEntry, Subnet, SubnetKey, Vtep,
+};
 pub use order::{Be16, Be32};
 pub use segment::Segment;
 pub use service::{
@@ -67,6 +69,8 @@ map_types! {
     FdbEntry: 12;
     NeighKey: 24;
     NeighEntry: 16;
+    SubnetKey: 12;
+    Subnet: 48;
     Node: 40;
     DropCount: 16;
     FlowKey: 48;

@@ -31,6 +31,11 @@ pub const NEIGH: &str = "ctv_neigh";
 /// Three addresses per endpoint: IPv4, IPv6, and the link-local address of IPv6.
 pub const NEIGH_CAPACITY: usize = 3 * FDB_CAPACITY;
 
+/// [`SubnetKey`](crate::SubnetKey) -> [`Subnet`](crate::Subnet). Full: the subnet fails.
+pub const SUBNETS: &str = "ctv_subnets";
+/// One of each family for each network.
+pub const SUBNETS_CAPACITY: usize = 2 * SEGMENTS_CAPACITY;
+
 /// Slot -> [`Vtep`](crate::Vtep), the list that flooding walks.
 pub const VTEPS: &str = "ctv_vteps";
 /// [`Vtep`](crate::Vtep) -> slot: the nodes whose frames are accepted. Full: the peer is not added.
@@ -181,6 +186,7 @@ pub const ALL: &[&str] = &[
     FLOOD,
     FDB,
     NEIGH,
+    SUBNETS,
     VTEPS,
     PEERS,
     NODE,

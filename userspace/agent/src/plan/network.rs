@@ -25,6 +25,7 @@ pub(super) fn subnet(state: &State, id: &SubnetId) -> Option<Subnet> {
     Some(Subnet {
         network: network.id.clone(),
         vrf: state.vrf(network),
+        encap: network.encap,
         prefix,
         gateway: gateway.map(|ip| Gateway { ip, mac: None }),
     })

@@ -3,11 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use anyhow::Result;
-use contiv_model::{
-    group::GroupNumber,
-    policy::{Action, Direction, Peer, Priority, Rule, TCP, UDP},
-    service::Readiness,
-};
+use contiv_model::policy::{Action, Direction, Identity, Peer, Rule, TCP, UDP};
 use netplugin::datapath::{Backend, Group, Local, Object, Remote, Scope, Service, fake::Origin};
 use testkit::packet::Mac;
 
@@ -258,6 +254,7 @@ pub(crate) fn objects(net: &Net, other: &Net) -> Result<Vec<Object>> {
         objects.push(service(net, victim)?);
     }
     objects.extend(topology::peers());
+    objects.extend(net.subnets()?);
     Ok(objects)
 }
 
@@ -300,55 +297,39 @@ pub(crate) fn vip(victim: Station) -> Ipv4Addr {
 pub(crate) const SERVICE_PORT: u16 = 80;
 
 fn service(net: &Net, victim: Station) -> Result<Object> {
-    let scope = match net.network() {
-        Object::Network(network) => Some(Scope { network: network.id, encap: net.encap }),
-        _ => None,
-    };
     let ports = ["UDP", "TCP"].map(|protocol| format!("{SERVICE_PORT}:{PORT}:{protocol}").parse());
-    let backend = Backend { ip: victim.ip().into(), encap: net.encap, readiness: Readiness::Ready };
+    let id = format!("to{}:t", victim.last);
     Ok(Object::Service(Service {
-        id: format!("to{}:t", victim.last).as_str().into(),
-        scope,
-        vip: vip(victim).into(),
         ports: ports.into_iter().collect::<Result<_, _>>()?,
-        backends: vec![backend],
-        affinity: None,
+        backends: vec![Backend::on(net.encap, victim.ip())],
+        ..Service::new(id.as_str(), Scope::network(&net.plain()), vip(victim))
     }))
 }
 
 /// Without a group if the number is invalid, which fails the controls.
 fn in_group(object: Object, number: Option<u32>) -> Object {
-    let group = number.and_then(|number| GroupNumber::try_from(number).ok());
+    let identity = number.and_then(|number| Identity::try_from(number).ok());
     match object {
-        Object::Local(local) => Object::Local(Local { group, ..local }),
-        Object::Remote(remote) => Object::Remote(Remote { group, ..remote }),
+        Object::Local(local) => Object::Local(Local { identity, ..local }),
+        Object::Remote(remote) => Object::Remote(Remote { identity, ..remote }),
         other => other,
     }
 }
 
 fn group(number: u32, rules: impl IntoIterator<Item = Rule>) -> Result<Object> {
-    let rules = rules.into_iter().collect();
-    Ok(Object::Group(Group { number: number.try_into()?, dscp: None, rate: None, rules }))
+    Ok(Object::Group(Group::new(Identity::try_from(number)?, rules.into_iter().collect::<Vec<_>>())))
 }
 
 /// A rule that matches all traffic.
 fn rule(direction: Direction, action: Action, priority: u8) -> Result<Rule> {
-    Ok(Rule {
-        id: format!("{direction} {action} {priority}").as_str().into(),
-        direction,
-        peer: Peer::default(),
-        own: None,
-        protocol: None,
-        port: None,
-        action,
-        priority: Priority::try_from(priority)?,
-    })
+    let id = format!("{direction} {action} {priority}");
+    Ok(Rule::new(id.as_str(), direction, action, priority.try_into()?))
 }
 
 fn about(rule: Rule, group: u32) -> Result<Rule> {
-    Ok(Rule { peer: Peer { group: Some(group.try_into()?), subnet: None }, ..rule })
+    Ok(Rule { peer: Peer::identity(group.try_into()?), ..rule })
 }
 
 fn to_port(rule: Rule, protocol: u8) -> Rule {
-    Rule { protocol: Some(protocol), port: Some(PORT), ..rule }
+    Rule { protocol: Some(protocol), ports: Some(PORT.into()), ..rule }
 }

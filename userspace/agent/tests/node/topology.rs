@@ -11,7 +11,7 @@ use contiv_model::{
     tag::{Encap, Vlan, Vni},
 };
 use netplugin::datapath::{
-    Local, Network, Object, ObjectId, Peer, Remote,
+    Gateway, Local, Network, Object, ObjectId, Peer, Remote, Subnet,
     fake::{Delivery, Origin, Target},
 };
 use testkit::packet::Packet;
@@ -57,6 +57,17 @@ impl Net {
     /// The network with ARP proxy.
     pub(crate) fn plain(&self) -> Network {
         Network::new(self.id.clone(), self.encap)
+    }
+
+    /// The subnets of the network, with 10.7.0.254 and 2001:db8:7::fe as gateways.
+    pub(crate) fn subnets(&self) -> Result<[Object; 2]> {
+        let Network { id: network, vrf, encap, .. } = self.plain();
+        let subnet = |prefix: &str, gateway: IpAddr| -> Result<Object> {
+            let gateway = Some(Gateway { ip: gateway, mac: None });
+            let (network, vrf) = (network.clone(), vrf.clone());
+            Ok(Object::Subnet(Subnet { network, vrf, encap, prefix: prefix.parse()?, gateway }))
+        };
+        Ok([subnet("10.7.0.0/24", ip(254).into())?, subnet("2001:db8:7::/64", ip6(254).into())?])
     }
 
     pub(crate) fn local(&self, port: &str, last: u8) -> Object {

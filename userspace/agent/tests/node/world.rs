@@ -253,7 +253,9 @@ impl<H: Harness> World<H> {
         match origin {
             Origin::Pod(port) => {
                 let source = self.installed.iter().find_map(|(_, object)| match object {
-                    Object::Local(local) if local.port == *port => Some((local.mac.0, local.ip)),
+                    Object::Local(local) if local.port == *port => {
+                        Some((local.mac.0, local.addresses.v4().next()?))
+                    }
                     _ => None,
                 });
                 vec![frame(source.unwrap_or(stranger))]

@@ -10,7 +10,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use contiv_model::{mac::Mac, policy::UDP, tag::Encap};
+use contiv_model::{addresses::Addresses, mac::Mac, policy::UDP, tag::Encap};
 
 use super::{
     forward::{Origin, locals, peers, remotes, services_on},
@@ -84,11 +84,11 @@ impl<'a> Sender<'a> {
         let encap = self.encap;
         let here = locals(self.objects).filter(move |local| local.encap == encap).map(|local| {
             let owner = Owner { mac: local.mac, vtep: None, is_local: true, is_service: false };
-            (owner, addresses(local.mac, local.ip, local.ip6))
+            (owner, addresses(local.mac, &local.addresses))
         });
         let there = remotes(self.objects).filter(move |remote| remote.encap == encap).map(|remote| {
-            let owner = Owner { mac: remote.mac, vtep: remote.vtep, is_local: false, is_service: false };
-            (owner, addresses(remote.mac, remote.ip, remote.ip6))
+            let owner = Owner { mac: remote.mac, vtep: remote.vtep(), is_local: false, is_service: false };
+            (owner, addresses(remote.mac, &remote.addresses))
         });
         let services = services_on(self.objects, encap).filter_map(|service| match service.vip {
             IpAddr::V4(vip) => {
@@ -112,7 +112,7 @@ impl<'a> Sender<'a> {
     fn is_source_allowed(&self, frame: &[u8], ethernet: &Ethernet) -> bool {
         let ip = source_address(frame, ethernet);
         if let Some(local) = self.local() {
-            let own = addresses(local.mac, local.ip, local.ip6);
+            let own = addresses(local.mac, &local.addresses);
             let unassigned = ip.is_some_and(|ip| ip.is_unspecified()) && ethernet.destination.is_multicast();
             let asks = unassigned && (ethernet.kind == IPV4 || is_icmpv6_or_options(frame));
             return local.mac == self.mac && ip.is_none_or(|ip| own.contains(&ip) || asks);
@@ -141,7 +141,7 @@ impl<'a> Sender<'a> {
     /// Whether a frame from outside may use the address. The address of a service may be announced, but is no source.
     fn may_claim(&self, ip: IpAddr, mac: Mac, announces: bool) -> bool {
         match (self.local(), self.owner(ip)) {
-            (Some(local), _) => addresses(local.mac, local.ip, local.ip6).contains(&ip),
+            (Some(local), _) => addresses(local.mac, &local.addresses).contains(&ip),
             (None, Some(owner)) => !owner.is_local && owner.mac == mac && (announces || !owner.is_service),
             (None, None) => true,
         }
@@ -160,7 +160,7 @@ impl<'a> Sender<'a> {
         bytes::<10>(frame, ETHERNET + 18)?;
         let valid = matches!(form, [0, 1, 8, 0, 6, 4, 0, 1 | 2]) && frame.len() <= LONGEST;
         let claims = match self.local() {
-            Some(local) => mac == local.mac && (ip.is_unspecified() || ip == local.ip),
+            Some(local) => mac == local.mac && (ip.is_unspecified() || local.addresses.contains(ip.into())),
             None => self.may_name(mac) && self.may_claim(ip.into(), mac, true),
         };
         Some(valid && claims)
@@ -255,9 +255,8 @@ impl<'a> Sender<'a> {
 }
 
 /// Addresses of an endpoint.
-fn addresses(mac: Mac, ip: Ipv4Addr, ip6: Option<Ipv6Addr>) -> Vec<IpAddr> {
-    let assigned = [Some(IpAddr::V4(ip)), ip6.map(IpAddr::V6)].into_iter().flatten();
-    assigned.chain([mac.link_local().into()]).collect()
+fn addresses(mac: Mac, assigned: &Addresses) -> Vec<IpAddr> {
+    assigned.iter().chain([mac.link_local().into()]).collect()
 }
 
 fn source_address(frame: &[u8], ethernet: &Ethernet) -> Option<IpAddr> {

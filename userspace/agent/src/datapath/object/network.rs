@@ -100,6 +100,8 @@ pub struct Subnet {
     pub network: NetworkId,
     /// VRF of the network.
     pub vrf: Vrf,
+    /// Tag of the network.
+    pub encap: Encap,
     /// Addresses, host bits cleared.
     pub prefix: IpNet,
     /// Gateway of the endpoints.

@@ -55,10 +55,11 @@ pub(crate) fn unsupported_values_fail_alone<H: Harness>() -> Result<()> {
         let network = net.plain();
         let subnet = |mac| {
             let gateway = Some(Gateway { ip: ip(254).into(), mac });
-            let (network, vrf) = (network.id.clone(), network.vrf.clone());
+            let vrf = network.vrf.clone();
             Ok::<_, anyhow::Error>(Object::Subnet(Subnet {
-                network,
+                network: network.id.clone(),
                 vrf,
+                encap: network.encap,
                 prefix: "10.7.0.0/24".parse()?,
                 gateway,
             }))

@@ -245,7 +245,7 @@ impl Oracle<'_> {
     fn evaluate(&self, from: IpAddr, (to, receiver): (IpAddr, Option<u8>), packet: Asked) -> bool {
         let (source, mut destination) = (self.side(from), self.side(to));
         if let Some(group) = receiver.and_then(|endpoint| self.scene.group_of(endpoint)) {
-            destination.group = Some(group);
+            destination.party = contiv_model::policy::Party::Endpoint(Some(group));
         }
         if LOCALS.into_iter().any(|endpoint| address(endpoint, to.is_ipv6()) == to) {
             return decide(&Connection { source, destination, packet }).action == Action::Allow;

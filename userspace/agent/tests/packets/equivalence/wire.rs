@@ -4,9 +4,7 @@ use std::{collections::HashSet, net::IpAddr};
 
 use anyhow::{Context as _, Result, ensure};
 use contiv_abi::DropReason;
-use contiv_model::policy::{
-    Action, Direction, Identity, Packet as Asked, Side, TCP, UDP, deciding_rule,
-};
+use contiv_model::policy::{Action, Direction, Identity, Packet as Asked, Side, TCP, UDP, deciding_rule};
 use testkit::packet::Packet;
 
 use super::{

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use contiv_abi::{
     Address, Backend, Be16, FdbEntry, FdbKey, NeighEntry, NeighKey, Port, Segment, SegmentEntry, ServiceKey,
-    Vip, Vtep,
+    SubnetKey, Vip, Vtep,
     policy::{self, GROUP_NUMBERS},
     service_mac,
 };
@@ -12,9 +12,11 @@ use contiv_model::{
     addresses::Addresses, global::ArpMode, name::RuleId, policy::Identity, service::Readiness, tag::Encap,
 };
 
+use ipnet::IpNet;
+
 use super::entry::Entry;
 use crate::datapath::{
-    self, Group, Local, Network, Object, Owner, Peer, Remote, Service, Unsupported,
+    self, Group, Local, Network, Object, Owner, Peer, Remote, Service, Subnet, Unsupported,
     ebpf::{
         policy::{DesiredGroup, OverlappingPorts, check_ports},
         programs::interfaces::Devices,
@@ -59,7 +61,7 @@ pub(crate) fn encode(
         Object::Network(network) => Ok(encode_network(network, devices)),
         // Bridging needs no entries for a subnet.
         Object::Subnet(subnet) if subnet.is_routed() => Err(Unsupported::GATEWAY.into()),
-        Object::Subnet(_) => Ok(vec![]),
+        Object::Subnet(subnet) => Ok(vec![encode_subnet(subnet)]),
         // Groups have no entries: see [`group`].
         Object::Route(_) | Object::Group(_) => Err(Unsupported::Object.into()),
         Object::Service(service) => encode_service(service),
@@ -125,6 +127,19 @@ fn encode_network(network: &Network, devices: &Devices) -> Vec<Entry> {
         ArpMode::Flood => 0,
     };
     vec![Entry::Segment { segment: segment_of(network.encap), out, flags }]
+}
+
+fn encode_subnet(subnet: &Subnet) -> Entry {
+    let (prefix, mask) = (Address::from(subnet.prefix.network()), Address::from(subnet.prefix.netmask()));
+    // The mask of a mapped address also covers the mapping.
+    let mask = match subnet.prefix {
+        IpNet::V4(_) => Address([&[0xff; 12][..], &mask.low()].concat().try_into().unwrap_or([0xff; 16])),
+        IpNet::V6(_) => mask,
+    };
+    let gateway = subnet.gateway.map_or(Address::default(), |gateway| Address::from(gateway.ip));
+    let ip6 = u32::from(subnet.prefix.addr().is_ipv6());
+    let key = SubnetKey { segment: segment_of(subnet.encap), ip6 };
+    Entry::Subnet(key, contiv_abi::Subnet { prefix, mask, gateway })
 }
 
 fn encode_remote(remote: &Remote) -> Result<Vec<Entry>, EncodeError> {
@@ -244,7 +259,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::datapath::{Backend, Gateway, Scope, Subnet};
+    use crate::datapath::{Backend, Gateway, Scope};
 
     const DEVICES: Devices = Devices { overlay: 7, overlay_port: 4789, uplink: 3 };
 
@@ -328,9 +343,20 @@ mod tests {
         let prefix = "10.1.1.0/24".parse().unwrap();
         let subnet = |gateway| {
             let gateway = Some(gateway);
-            Object::Subnet(Subnet { network: network.id.clone(), vrf: network.vrf.clone(), prefix, gateway })
+            Object::Subnet(Subnet {
+                network: network.id.clone(),
+                vrf: network.vrf.clone(),
+                encap: network.encap,
+                prefix,
+                gateway,
+            })
         };
-        assert_eq!(encode(&subnet(gateway), &DEVICES, |_| None), Ok(vec![]));
+        let entries = encode(&subnet(gateway), &DEVICES, |_| None).unwrap();
+        let [Entry::Subnet(key, value)] = entries[..] else { panic!("{entries:?}") };
+        let ip = |last| Address::v4([10, 1, 1, last]);
+        assert_eq!(key, SubnetKey { segment: Segment::vxlan(10_001), ip6: 0 });
+        assert!(value.contains(&ip(1)) && !value.contains(&ip(254)) && value.is_last(&ip(255)));
+        assert!(!value.contains(&Address::v4([10, 1, 2, 1])) && !value.is_last(&ip(254)));
         let routed = Gateway { mac: Some(mac::Mac([2; 6])), ..gateway };
         assert_eq!(refused(subnet(routed)), Unsupported::GATEWAY.into());
         let service = Service::new("s:t", Scope::vrf(network.vrf.clone()), Ipv4Addr::new(10, 1, 1, 9));

@@ -1,6 +1,8 @@
 //! One item in the kernel: a map entry, a list member, or an attached program.
 
-use contiv_abi::{FdbEntry, FdbKey, NeighEntry, NeighKey, Port, Segment, ServiceKey, Vip, Vtep};
+use contiv_abi::{
+    FdbEntry, FdbKey, NeighEntry, NeighKey, Port, Segment, ServiceKey, Subnet, SubnetKey, Vip, Vtep,
+};
 
 use crate::datapath::ebpf::service::ports::Target;
 
@@ -17,6 +19,8 @@ pub(crate) enum Entry {
     Fdb(FdbKey, FdbEntry),
     /// A neighbour entry, with which the programs answer ARP and ND.
     Neigh(NeighKey, NeighEntry),
+    /// A subnet.
+    Subnet(SubnetKey, Subnet),
     /// A service port.
     Service(ServiceKey, Target),
     /// A service address on the VLAN uplink.
@@ -33,6 +37,7 @@ pub(crate) enum EntryKey {
     Port(u32),
     Fdb(FdbKey),
     Neigh(NeighKey),
+    Subnet(SubnetKey),
     Service(ServiceKey),
     Vip(NeighKey),
     Hook(u32),
@@ -46,6 +51,7 @@ impl Entry {
             Entry::Port { ifindex, .. } => EntryKey::Port(*ifindex),
             Entry::Fdb(key, _) => EntryKey::Fdb(*key),
             Entry::Neigh(key, _) => EntryKey::Neigh(*key),
+            Entry::Subnet(key, _) => EntryKey::Subnet(*key),
             Entry::Service(key, _) => EntryKey::Service(*key),
             Entry::Vip(key, _) => EntryKey::Vip(*key),
             Entry::Hook { ifindex, .. } => EntryKey::Hook(*ifindex),

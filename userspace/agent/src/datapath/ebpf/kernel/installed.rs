@@ -139,6 +139,7 @@ impl Installed {
             }
             Entry::Fdb(key, value) => self.kernel.fdb.get(key) == Some(value),
             Entry::Neigh(key, value) => self.kernel.vips.neighbours().get(key) == Some(value),
+            Entry::Subnet(key, value) => self.kernel.subnets.get(key) == Some(value),
             Entry::Service(key, target) => self.kernel.services.is_current(key, target),
             Entry::Vip(key, value) => self.kernel.vips.vips().get(key) == Some(value),
             Entry::Hook { ifindex, .. } => self.attached.contains_key(ifindex),
@@ -203,6 +204,7 @@ impl Installed {
             }
             Entry::Fdb(key, value) => self.kernel.fdb.set(*key, *value),
             Entry::Neigh(key, value) => self.kernel.vips.set_neighbour(*key, Some(*value)),
+            Entry::Subnet(key, value) => self.kernel.subnets.set(*key, *value),
             Entry::Service(key, target) => self.kernel.services.set(*key, target),
             Entry::Vip(key, value) => self.kernel.vips.set_vip(*key, Some(*value)),
             Entry::Hook { ifindex, interface } => {
@@ -230,6 +232,7 @@ impl Installed {
             }
             EntryKey::Fdb(key) => self.kernel.fdb.remove(&key),
             EntryKey::Neigh(key) => self.kernel.vips.set_neighbour(key, None),
+            EntryKey::Subnet(key) => self.kernel.subnets.remove(&key),
             EntryKey::Service(key) => self.kernel.services.remove(&key),
             EntryKey::Vip(key) => self.kernel.vips.set_vip(key, None),
             EntryKey::Hook(ifindex) => {
@@ -323,6 +326,7 @@ impl Installed {
             .chain(kernel.ports.iter().map(|(ifindex, _)| EntryKey::Port(*ifindex)))
             .chain(kernel.fdb.iter().map(|(key, _)| EntryKey::Fdb(*key)))
             .chain(kernel.vips.neighbours().iter().map(|(key, _)| EntryKey::Neigh(*key)))
+            .chain(kernel.subnets.iter().map(|(key, _)| EntryKey::Subnet(*key)))
             .chain(kernel.services.keys().map(|key| EntryKey::Service(*key)))
             .chain(kernel.vips.vips().iter().map(|(key, _)| EntryKey::Vip(*key)))
             .filter(|key| !self.owners.contains_key(key))

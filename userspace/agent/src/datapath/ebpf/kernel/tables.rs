@@ -2,10 +2,10 @@
 
 use aya::maps::{MapData, PerCpuArray};
 use contiv_abi::{
-    DropCount, DropReason, DsrHook, FdbEntry, FdbKey, FlowEvent,
+    DropCount, DropReason, DsrHook, FdbEntry, FdbKey, FlowEvent, Subnet, SubnetKey,
     maps::{
         DROPS, DSR_STATS, EPOCHS, FDB, FDB_CAPACITY, FLOW_STATS, FLOWS, GROUPS, METERS, RULE_COUNTS,
-        RULE_SETS, RULE_SETS_CAPACITY, RULES, RULES_CAPACITY,
+        RULE_SETS, RULE_SETS_CAPACITY, RULES, RULES_CAPACITY, SUBNETS, SUBNETS_CAPACITY,
     },
     policy::{GROUP_NUMBERS, Meter, MeterKey},
 };
@@ -43,6 +43,7 @@ pub(crate) struct Kernel {
     pub(crate) ports: Ports,
     pub(crate) peers: Peers,
     pub(crate) fdb: Table<FdbKey, FdbEntry>,
+    pub(crate) subnets: Table<SubnetKey, Subnet>,
     pub(crate) vips: Vips,
     pub(crate) services: ServicePorts,
     pub(crate) policies: Policies,
@@ -78,6 +79,7 @@ impl Kernel {
             ports: Ports::open(pins, writes)?,
             peers: Peers::open(pins, writes)?,
             fdb: Table::new(FDB, FDB_CAPACITY, pins.open_map(FDB)?, writes.clone()),
+            subnets: Table::new(SUBNETS, SUBNETS_CAPACITY, pins.open_map(SUBNETS)?, writes.clone()),
             vips: Vips::open(pins, writes)?,
             services: ServicePorts::open(pins, services.clone(), writes)?,
             policies: open_policies(pins, rules, writes)?,
@@ -117,6 +119,7 @@ impl Kernel {
             flood,
             self.fdb.usage(),
             neighbours,
+            self.subnets.usage(),
             self.peers.usage(),
             TableUsage { table: GROUPS, entries: groups, capacity: GROUP_NUMBERS },
             TableUsage { table: RULE_SETS, entries: sets, capacity: RULE_SETS_CAPACITY },
@@ -133,6 +136,7 @@ impl Kernel {
         self.ports.read()?;
         self.peers.read()?;
         self.fdb.read()?;
+        self.subnets.read()?;
         self.policies.read()?;
         self.services.read()?;
         self.vips.read()
