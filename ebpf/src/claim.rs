@@ -34,11 +34,13 @@ pub(crate) fn claim(packet: &Packet, ip: Address, mac: Mac) -> Result<(), DropRe
 }
 
 /// Whether an address that no endpoint has is one of the network's own: that of an endpoint whose record has not arrived, or of
-/// nobody. Link-local addresses are; the gateway's is not.
+/// nobody. Link-local and unspecified addresses are; the gateway's is not.
 #[inline(always)]
 pub(crate) fn is_inside(segment: Segment, ip: &Address, ip6: bool) -> bool {
     let link_local = ip6 && ip.0[0] == 0xfe && ip.0[1] & 0xc0 == 0x80;
-    link_local || maps::subnet(segment, ip6).is_some_and(|subnet| subnet.contains(ip))
+    let [high, low] = ip.words();
+    let unspecified = high | low == 0 || ip.is_v4() && ip.low()[0] == 0;
+    link_local || unspecified || maps::subnet(segment, ip6).is_some_and(|subnet| subnet.contains(ip))
 }
 
 /// Whether ARP or neighbour discovery may name `mac` beside the frame's own source address: on the wire, routers have virtual

@@ -240,8 +240,7 @@ fn transport(ctx: &TcContext, packet: &mut Packet) -> Result<bool, DropReason> {
             match Message::of(packet, kind) {
                 Message::Echo => {
                     let identifier = frame::load::<Be16>(ctx, (at + IDENTIFIER) as usize)?;
-                    packet.tuple.source_port = identifier;
-                    packet.tuple.destination_port = identifier;
+                    echo(&mut packet.tuple, kind, identifier);
                 }
                 Message::Error => about(ctx, packet)?,
                 // Valid neighbour discovery has been checked. The kernel of a pod also accepts some that is not valid, but only
@@ -278,6 +277,16 @@ impl Message {
             _ => Message::Other,
         }
     }
+}
+
+/// The identifier of an echo is the port of the end that sends requests, so that a request is no reply to a request with the same
+/// identifier. Zero, the port of the other end, counts as one.
+#[inline(always)]
+fn echo(tuple: &mut Tuple, kind: u8, identifier: Be16) {
+    let identifier = if identifier.wire() == 0 { Be16::new(1) } else { identifier };
+    let request = kind == 8 || kind == 128;
+    tuple.source_port = if request { identifier } else { Be16::new(0) };
+    tuple.destination_port = if request { Be16::new(0) } else { identifier };
 }
 
 #[inline(always)]
@@ -319,8 +328,8 @@ fn about(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
             let Ok(identifier) = frame::load::<Be16>(ctx, (packet.inner_l4 + IDENTIFIER) as usize) else {
                 return Ok(());
             };
-            packet.inner.source_port = identifier;
-            packet.inner.destination_port = identifier;
+            let kind = frame::load::<u8>(ctx, packet.inner_l4 as usize)?;
+            echo(&mut packet.inner, kind, identifier);
         }
         _ => {}
     }

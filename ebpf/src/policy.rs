@@ -245,10 +245,12 @@ extern "C" fn ctv_identity(peer: u32) -> u32 {
     }
     let Some(mac) = inquiry.macs.get(peer as usize & 1) else { return 0 };
     let segment = inquiry.of_peer.segment;
+    let inside = claim::is_inside(segment, &inquiry.of_peer.ip, inquiry.ip6 != 0);
     match maps::destination(&FdbKey::new(segment, *mac)) {
-        Some(place) => place.group & GROUP,
-        None if claim::is_inside(segment, &inquiry.of_peer.ip, inquiry.ip6 != 0) => UNKNOWN,
-        None => 0,
+        // A source that uses the address of somebody whose record is missing may be anybody.
+        Some(place) if peer != 0 || !inside => place.group & GROUP,
+        _ if inside => UNKNOWN,
+        _ => 0,
     }
 }
 

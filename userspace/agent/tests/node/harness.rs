@@ -21,6 +21,9 @@ pub(crate) trait Harness: Sized {
     /// Known differences of this datapath from the oracle.
     const DIFFERENCES: &'static [Difference] = &[];
 
+    /// Whether this is the oracle, which has no fragments, no end of connections, and no translated ICMP errors.
+    const IS_ORACLE: bool = false;
+
     /// Reason why the datapath cannot run on this machine.
     fn missing() -> Option<String>;
 

@@ -17,7 +17,7 @@ use super::{
     frame::{ARP, ETHERNET, Ethernet, ICMPV6, IPV4, IPV6, ND_HOP_LIMIT, bytes},
     packet::Packet,
 };
-use crate::datapath::{Desired, Local};
+use crate::datapath::{Desired, Local, Object};
 
 /// How policies apply to a frame that passes the checks.
 #[derive(Clone, Copy, Debug)]
@@ -143,8 +143,18 @@ impl<'a> Sender<'a> {
         match (self.local(), self.owner(ip)) {
             (Some(local), _) => addresses(local.mac, &local.addresses).contains(&ip),
             (None, Some(owner)) => !owner.is_local && owner.mac == mac && (announces || !owner.is_service),
-            (None, None) => true,
+            (None, None) => !self.is_broadcast(ip),
         }
+    }
+
+    /// Whether this is the broadcast address of the network.
+    fn is_broadcast(&self, ip: IpAddr) -> bool {
+        self.objects.iter().any(|(_, object)| match object {
+            Object::Subnet(subnet) => {
+                subnet.encap == self.encap && ip.is_ipv4() && subnet.prefix.broadcast() == ip
+            }
+            _ => false,
+        })
     }
 
     /// Whether ARP or neighbour discovery may name this Ethernet address: on the wire, routers have virtual addresses.

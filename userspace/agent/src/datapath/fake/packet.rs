@@ -59,8 +59,7 @@ impl Packet {
         let kind = frame.get(body).copied().filter(|_| has_body).unwrap_or_default();
         let (from, to) = match (protocol, v6) {
             (TCP | UDP, _) if has_body => (word(0), word(2)),
-            (ICMP, false) if matches!(kind, 0 | 8) && has_body => (word(4), word(4)),
-            (ICMPV6, true) if matches!(kind, 128 | 129) => (word(4), word(4)),
+            (ICMP, false) | (ICMPV6, true) if has_body => echo(kind, word(4)),
             _ => (0, 0),
         };
         let tuple = Tuple { protocol, source: (source, from), destination: (destination, to) };
@@ -97,7 +96,7 @@ impl Packet {
             let word = |at: usize| bytes(&inner, headers.body + at).map(u16::from_be_bytes);
             let (from, to) = match headers.protocol {
                 TCP | UDP => (word(0)?, word(2)?),
-                ICMP | ICMPV6 => (word(4)?, word(4)?),
+                ICMP | ICMPV6 => echo(*inner.get(headers.body)?, word(4)?),
                 _ => (0, 0),
             };
             let Headers { source, destination, protocol, .. } = headers;
@@ -163,6 +162,15 @@ impl Packet {
                 frame[sum..sum + 2].copy_from_slice(&[0xff, 0xff]);
             }
         }
+    }
+}
+
+/// Ports of an ICMP message: the identifier of an echo belongs to the end that sends requests.
+fn echo(kind: u8, identifier: u16) -> (u16, u16) {
+    match kind {
+        8 | 128 => (identifier.max(1), 0),
+        0 | 129 => (0, identifier.max(1)),
+        _ => (0, 0),
     }
 }
 

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 use contiv_model::{
     mac::Mac,
-    policy::{self, Action, Identity, Side, decide},
+    policy::{self, Action, Identity, Party, Side, decide},
     service::{Resolution, resolve},
     tag::Encap,
 };
@@ -130,7 +130,9 @@ impl Traffic {
     /// peer or from a router, which is no endpoint.
     fn about(&self, network: &Network<'_>, error: Tuple, quoted: Tuple) -> Option<Connection> {
         let (from, to) = (error.source.0, error.destination.0);
-        let is_on_path = from == quoted.destination.0 || network.identity_at(from).is_none();
+        let is_router =
+            || network.identity_at(from).is_none() && network.stranger(from).party == Party::Outside;
+        let is_on_path = from == quoted.destination.0 || is_router();
         let reply = Tuple { source: quoted.destination, destination: quoted.source, ..quoted };
         let known = self.find(network.encap, quoted).or_else(|| self.find(network.encap, reply));
         known.filter(|_| to == quoted.source.0 && is_on_path).map(|(connection, _)| connection)
@@ -193,7 +195,7 @@ impl<'a> Network<'a> {
     fn verdict(&self, connection: &Connection, macs: [Option<Mac>; 2]) -> Action {
         let Connection { tuple, to, .. } = connection;
         let connection = policy::Connection {
-            source: self.side(tuple.source.0, macs[0]),
+            source: self.source(tuple.source.0, macs[0]),
             destination: self.side(to.0, macs[1]),
             packet: tuple.policy_packet(to.1),
         };
@@ -244,7 +246,7 @@ impl<'a> Network<'a> {
     /// The copies of a replicated packet that the rules of both endpoints allow, evaluated for each receiver. No copy leaves the
     /// node if a rule of the sender depends on the group of the receiver, which is not known for other nodes.
     fn replicate(&self, copies: Vec<Delivery>, tuple: Tuple, mac: Mac) -> Vec<Delivery> {
-        let source = self.side(tuple.source.0, Some(mac));
+        let source = self.source(tuple.source.0, Some(mac));
         let named =
             |rule: &policy::Rule| rule.direction == policy::Direction::Out && rule.peer.names_identity();
         let by_group = source.rules.iter().any(named);
@@ -281,13 +283,32 @@ impl<'a> Network<'a> {
         here.or_else(|| self.remote_at(address).map(|remote| (remote.identity, false)))
     }
 
+    /// As `side` for a source: one that uses the address of an endpoint whose record is missing may be any endpoint.
+    fn source(&self, address: IpAddr, mac: Option<Mac>) -> Side<'a> {
+        let is_here = || mac.is_some_and(|mac| self.locals().any(|local| local.mac == mac));
+        match self.side(address, None) {
+            Side { party: Party::Outside, .. } => self.side(address, mac),
+            Side { party: Party::UnknownInside, .. } if is_here() => self.side(address, mac),
+            known => known,
+        }
+    }
+
     /// An address that is no endpoint's.
     fn stranger(&self, address: IpAddr) -> Side<'a> {
+        // On the link, or nobody's: "this network" and the unspecified address of IPv6.
+        let is_reserved = match address {
+            IpAddr::V4(ip) => ip.octets()[0] == 0,
+            IpAddr::V6(ip) => ip.is_unspecified() || ip.is_unicast_link_local(),
+        };
         let is_inside = |subnet: &Subnet| {
             let gateway = subnet.gateway.is_some_and(|gateway| gateway.ip == address);
             subnet.prefix.contains(&address) && !gateway
         };
-        if self.subnets().any(is_inside) { Side::unknown_inside(address) } else { Side::outside(address) }
+        if is_reserved || self.subnets().any(is_inside) {
+            Side::unknown_inside(address)
+        } else {
+            Side::outside(address)
+        }
     }
 
     fn subnets(self) -> impl Iterator<Item = &'a Subnet> {

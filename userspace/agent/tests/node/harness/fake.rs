@@ -18,6 +18,8 @@ pub(crate) struct FakeNode {
 }
 
 impl Harness for FakeNode {
+    const IS_ORACLE: bool = true;
+
     fn missing() -> Option<String> {
         None
     }
