@@ -166,5 +166,5 @@ fn is_solicited_node(to: &Address, target: &Address) -> bool {
     const HIGH: u64 = u64::from_ne_bytes([0xff, 2, 0, 0, 0, 0, 0, 0]);
     let ([high, low], [_, wanted]) = (to.words(), target.words());
     let (low, wanted) = (u64::from_be(low), u64::from_be(wanted));
-    high == HIGH && low >> 24 == 0x0000_0001_ff && low & 0xff_ffff == wanted & 0xff_ffff
+    high == HIGH && low >> 24 == 0x01ff && low & 0xff_ffff == wanted & 0xff_ffff
 }

@@ -7,6 +7,16 @@ use anyhow::{Context as _, Result, bail};
 use crate::attack::{Kind, Try};
 
 const LIST: &str = "CONTIV_ATTACKS_LIST";
+/// Selects attacks by a part of their name, or by defect.
+pub(crate) const SELECTION: &str = "CONTIV_ATTACKS";
+
+/// Attacks on eBPF nodes that succeed today, because flows keep neither the sequence numbers of TCP nor the identity of a peer on
+/// another node. A run fails when one of them no longer does.
+const OPEN: [&str; 3] = [
+    "error about a segment that is not on the way, in the name of the connection's end",
+    "endpoint on another node of a denied group takes an address, and answers",
+    "endpoint on another node without a group takes a friend's address, and goes on",
+];
 
 pub(crate) struct Report {
     datapath: &'static str,
@@ -61,7 +71,17 @@ impl Report {
     /// # Errors
     ///
     /// If an attack has succeeded or a control has failed.
-    pub(crate) fn finish(self) -> Result<()> {
+    pub(crate) fn finish(mut self) -> Result<()> {
+        let is_open = |success: &Success| OPEN.contains(&success.attack.as_str());
+        let (open, successes) = std::mem::take(&mut self.successes).into_iter().partition(is_open);
+        let open: Vec<Success> = open;
+        self.successes = successes;
+        print!("{}", table("open", &open));
+        let is_whole = self.datapath == "ebpf" && env::var_os(SELECTION).is_none();
+        let closed = OPEN.iter().find(|name| !open.iter().any(|success| success.attack == **name));
+        if let Some(name) = closed.filter(|_| is_whole) {
+            bail!("{name:?} no longer succeeds: remove it from the open attacks");
+        }
         let Report { datapath, attacks, tries, controls, .. } = self;
         let (succeeded, failed) = (self.successes.len(), self.failed_controls.len());
         println!(

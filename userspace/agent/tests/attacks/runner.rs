@@ -21,12 +21,11 @@ use crate::{
         topology::{Net, VTEPS},
         world::{World, is_announcement},
     },
-    report::{Report, Success},
+    report::{Report, SELECTION, Success},
     rules::{self, Attacker, FAR, FAR_FRIEND, FRIEND, Rules, Station, WITNESS},
     scene::Scene,
 };
 
-const SELECTION: &str = "CONTIV_ATTACKS";
 /// Tries after which there is a new node: connections of the oracle do not end.
 const TRIES_PER_NODE: u16 = 4000;
 const SOON: Duration = Duration::from_secs(5);

@@ -5,6 +5,7 @@
 //! difference.
 
 #[path = "../node/mod.rs"]
+#[expect(dead_code, reason = "the attacks use the other half")]
 mod node;
 mod scenarios;
 

@@ -103,9 +103,6 @@ fn unusual_packets_take_the_slow_path() -> Result<()> {
     rig.never_cached(HERE, &sent.clone().ip_options(&[1; 4]), &arrives.clone().ip_options(&[1; 4]))?;
     let fin = (tagged(TAG, VIP).tcp(4000, 80, FIN), arrived().tcp(4000, 8080, FIN));
     rig.never_cached(HERE, &fin.0, &fin.1)?;
-    // A second tag is hardware-accelerated after the removal of the first.
-    let below = Packet::eth(OTHER.mac(), HERE.mac()).vlan(TAG).vlan(7).ipv4(HERE.ip(), OTHER.ip());
-    rig.never_cached(HERE, &below.udp(5000, 6000), &direct(0).1)?;
     Ok(())
 }
 
