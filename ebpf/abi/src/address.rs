@@ -1,6 +1,7 @@
-//! IP addresses as keys.
+//! Ethernet addresses, and IP addresses as keys.
 
-use crate::Mac;
+/// An Ethernet address, octets in transmission order.
+pub type Mac = [u8; 6];
 
 /// An IPv6 address, or an IPv4 address mapped into `::ffff:0:0/96`, in network byte order. Aligned,
 /// so that programs copy and compare it in two words; bytes, so that a map dump is readable.

@@ -1,9 +1,6 @@
 //! Keys and values of the forwarding maps.
 
-use crate::{Address, Be16, Segment, Timeouts};
-
-/// An Ethernet address, octets in transmission order.
-pub type Mac = [u8; 6];
+use crate::{Address, Be16, Mac, Segment, Timeouts};
 
 /// The IPv4 address of a VTEP, in network byte order.
 pub type Vtep = [u8; 4];

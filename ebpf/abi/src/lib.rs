@@ -26,7 +26,7 @@ mod segment;
 mod service;
 mod words;
 
-pub use address::Address;
+pub use address::{Address, Mac};
 pub use drop_reason::{DropCount, DropReason};
 pub use event::{Event, EventState, Watch};
 pub use flow::{
@@ -35,7 +35,7 @@ pub use flow::{
 };
 pub use flow_cache::{Changes, Epochs, FlowCacheEntry, Headers};
 pub use forward::{
-    FdbEntry, FdbKey, FloodKey, Mac, NeighEntry, NeighKey, Node, Port, SegmentEntry, Subnet, SubnetKey, Vtep,
+    FdbEntry, FdbKey, FloodKey, NeighEntry, NeighKey, Node, Port, SegmentEntry, Subnet, SubnetKey, Vtep,
 };
 pub use order::{Be16, Be32};
 pub use segment::Segment;

@@ -95,7 +95,15 @@ pub(super) const RULES: &[Rules] = &[
             },
             Layers {
                 parent: "datapath::fake",
-                order: &[&["inspect"], &["switch"], &["traffic"], &["forward"], &["packet"], &["frame"]],
+                order: &[
+                    &["inspect"],
+                    &["switch"],
+                    &["traffic"],
+                    &["guard"],
+                    &["forward"],
+                    &["packet"],
+                    &["frame"],
+                ],
             },
         ],
         forbidden: &[

@@ -295,7 +295,7 @@ impl<'a> Network<'a> {
 
     /// An address that is no endpoint's.
     fn stranger(&self, address: IpAddr) -> Side<'a> {
-        // On the link, or nobody's: "this network" and the unspecified address of IPv6.
+        // On the link, or no endpoint's: "this network" and the unspecified address of IPv6.
         let is_reserved = match address {
             IpAddr::V4(ip) => ip.octets()[0] == 0,
             IpAddr::V6(ip) => ip.is_unspecified() || ip.is_unicast_link_local(),
