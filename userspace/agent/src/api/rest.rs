@@ -1,16 +1,22 @@
 //! HTTP handlers: inspection for operators (INVENTORY 7.3), and health checks.
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
 
 use axum::{
     Json, Router,
     body::Body,
-    extract::{Path, State},
+    extract::{ConnectInfo, Path, Request, State},
     http::{StatusCode, header},
+    middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::{delete, get},
 };
-use contiv_model::{name::EndpointId, node};
+use contiv_model::{endpoint::Endpoint, name::EndpointId, node};
 use futures::stream;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -169,12 +175,42 @@ impl Server {
             .route("/monitor", get(watch_packets))
             .route("/svcstats", get(services))
             .route("/debug/reclaimEndpoint/{id}", delete(reclaim))
+            .layer(middleware::from_fn_with_state(parts.clone(), refuse_pods))
             .with_state(parts);
+        let service = router.into_make_service_with_connect_info::<SocketAddr>();
         tokio::select! {
-            result = async { axum::serve(self.0, router).await } => result,
+            result = async { axum::serve(self.0, service).await } => result,
             // Open connections do not delay the shutdown.
             () = stop.cancelled() => Ok(()),
         }
+    }
+}
+
+/// Refuses requests of pods, which reach the node by infra networks, except for health checks and metrics.
+async fn refuse_pods(
+    State(parts): State<Parts>,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let from = peer.ip().to_canonical();
+    let is_endpoint = || parts.reader.with(|state| state.endpoints().any(|endpoint| has(endpoint, from)));
+    if !is_open_to_pods(request.uri().path()) && !from.is_loopback() && is_endpoint() {
+        let path = request.uri().path();
+        return (StatusCode::FORBIDDEN, format!("{path}: not open to endpoints; ask from a node\n"))
+            .into_response();
+    }
+    next.run(request).await
+}
+
+fn is_open_to_pods(path: &str) -> bool {
+    ["/healthz", "/readyz", "/metrics"].contains(&path)
+}
+
+fn has(endpoint: &Endpoint, address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => endpoint.ip == address,
+        IpAddr::V6(address) => endpoint.ip6 == Some(address),
     }
 }
 
@@ -283,5 +319,26 @@ async fn reclaim(State(parts): State<Parts>, Path(id): Path<String>) -> Response
         Ok(true) => Json(Value::Null).into_response(),
         Ok(false) => refuse(format!("endpoint {id} {}", node::NOTHING_TO_RECLAIM)),
         Err(failure) => refuse(failure.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pods_see_health_and_metrics_only() {
+        for (path, open) in [
+            ("/healthz", true),
+            ("/readyz", true),
+            ("/metrics", true),
+            ("/inspect/driver", false),
+            ("/monitor", false),
+            ("/svcstats", false),
+            ("/debug/reclaimEndpoint/a", false),
+            ("/metrics/../inspect/driver", false),
+        ] {
+            assert_eq!(is_open_to_pods(path), open, "{path}");
+        }
     }
 }
