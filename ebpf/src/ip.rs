@@ -2,11 +2,12 @@
 //! and is translated when the flow is.
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
-use contiv_abi::{Address, DropReason, Mac, NeighKey, Segment, SegmentEntry};
+use contiv_abi::{Address, DropReason, FlowEvent, Mac, NeighKey, Segment, SegmentEntry};
 
 use crate::{
+    flows,
     frame::{self, ETHERNET, Ethernet},
-    maps, nat,
+    maps, nat, open,
     packet::{self, AGAIN, GO_ON, NEW, REFUSE},
     parse, refuse, track,
 };
@@ -68,7 +69,6 @@ pub(crate) fn pass<const WIRE: bool>(
     packet.ip6 = u8::from(ip6);
     packet.to_service = u8::from(sender.to_service);
     packet.for_many = u8::from(ethernet.is_group());
-    packet.busy = 0;
     packet.destination_mac = ethernet.destination;
     packet.source_mac = ethernet.source;
     let code = if WIRE { ctv_pass_wire(ctx.skb.skb) } else { ctv_pass(ctx.skb.skb) };
@@ -115,18 +115,18 @@ extern "C" fn ctv_for_many(skb: *mut __sk_buff) -> u32 {
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_pass(skb: *mut __sk_buff) -> u32 {
-    stages(skb, || track::ctv_open())
+    stages(skb, || open::ctv_open())
 }
 
 /// Likewise; the result may be `RELAY`.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_pass_wire(skb: *mut __sk_buff) -> u32 {
-    stages(skb, || track::ctv_open_wire())
+    stages(skb, || open::ctv_open_wire())
 }
 
 #[inline(always)]
-fn stages(skb: *mut __sk_buff, open: impl FnOnce() -> u32) -> u32 {
+fn stages(skb: *mut __sk_buff, begin: impl Fn() -> u32) -> u32 {
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
     if packet.for_many != 0 {
         return ctv_for_many(skb);
@@ -138,7 +138,18 @@ fn stages(skb: *mut __sk_buff, open: impl FnOnce() -> u32) -> u32 {
     }
     let mut code = track::ctv_track(skb);
     if code == NEW {
-        code = open();
+        code = begin();
+    }
+    if code == AGAIN {
+        // Another CPU has inserted the flow meanwhile.
+        code = track::ctv_track(skb);
+        if code == NEW {
+            code = begin();
+        }
+    }
+    if code == AGAIN {
+        flows::count(FlowEvent::Failed);
+        code = DropReason::NotTracked as u32;
     }
     if code & REFUSE != 0 {
         // What cannot be refused is dropped for the same reason.

@@ -5,8 +5,7 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use contiv_abi::{
-    DropCount, FdbEntry, FdbKey, FloodKey, NeighEntry, NeighKey, Node, Port, Segment, SegmentEntry, Timeouts,
-    Vtep,
+    DropCount, FdbEntry, FdbKey, FloodKey, NeighEntry, NeighKey, Node, Port, Segment, SegmentEntry, Vtep,
     maps::{
         BUILD_LEN, DROP_REASONS, FDB_CAPACITY, FLOOD_CAPACITY, NEIGH_CAPACITY, PEERS_CAPACITY,
         PORTS_CAPACITY, SEGMENTS_CAPACITY,
@@ -47,13 +46,18 @@ static DROPS: PerCpuArray<DropCount, DROP_REASONS> = PerCpuArray::new();
 #[btf_map(name = "ctv_build")]
 static BUILD: Array<[u8; BUILD_LEN], 1> = Array::new();
 
+/// Likewise.
+#[btf_map(name = "ctv_revision")]
+static REVISION: Array<u64, 1, { aya_ebpf::bindings::BPF_F_MMAPABLE as usize }> = Array::new();
+
 macro_rules! copy_out {
     ($(#[$doc:meta])* $name:ident, $map:ident, $key:ty => $value:ty) => {
         $(#[$doc])*
         #[inline(always)]
         pub(crate) fn $name(key: &$key) -> Option<$value> {
-            // SAFETY: the value is copied at once. An entry that the agent replaces meanwhile is a new
-            // element; the old one stays until this program has returned (RCU).
+            // SAFETY: the value is copied at once. The kernel may reuse the memory of an entry that is replaced
+            // meanwhile (since Linux 6.1), but the agent replaces an entry with one that differs in few fields, and
+            // the next packet finds it whole.
             unsafe { $map.get(key) }.copied()
         }
     };
@@ -88,10 +92,10 @@ pub(crate) fn peer_count() -> u32 {
     NODE.get(0).map_or(0, |node| node.peers)
 }
 
-/// How long flows are remembered.
+/// Settings of the node.
 #[inline(always)]
-pub(crate) fn timeouts() -> Option<&'static Timeouts> {
-    NODE.get(0).map(|node| &node.timeouts)
+pub(crate) fn node() -> Option<&'static Node> {
+    NODE.get(0)
 }
 
 /// Adds one frame of `len` bytes to the count of a `DropReason` on this CPU.

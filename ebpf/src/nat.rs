@@ -14,8 +14,7 @@ use crate::{
     header::Ipv4,
     maps,
     packet::{self, ICMPV6, Packet, Piece, Told},
-    plain::{read, write},
-    rewrite, source,
+    source,
 };
 
 /// Rewrites the packet in hand from `tuple` to `wanted`, and its Ethernet addresses where an end is another.
@@ -123,6 +122,29 @@ extern "C" fn ctv_plain(skb: *mut __sk_buff) -> u32 {
     1
 }
 
+/// Reads a number from the frame at an address that was compared with its end.
+///
+/// # Safety
+///
+/// All of the number is in the frame.
+#[inline(always)]
+unsafe fn read<T: Copy>(at: usize) -> T {
+    // SAFETY: guaranteed by the caller; a program's loads and stores need no alignment. An unaligned read of the compiler's
+    // would be one of bytes.
+    unsafe { (at as *const T).read_volatile() }
+}
+
+/// Writes a number into the frame, likewise.
+///
+/// # Safety
+///
+/// As of `read`.
+#[inline(always)]
+unsafe fn write<T: Copy>(at: usize, value: T) {
+    // SAFETY: guaranteed by the caller.
+    unsafe { (at as *mut T).write_volatile(value) }
+}
+
 /// An IPv4 address as it lies in the frame.
 #[inline(always)]
 const fn word(address: &Address) -> u32 {
@@ -139,7 +161,8 @@ fn change(before: u32, after: u32) -> u64 {
 #[inline(always)]
 fn fold(sum: u64) -> u32 {
     let sum = (sum & 0xffff) + (sum >> 16 & 0xffff) + (sum >> 32);
-    rewrite::fold(sum as u32).into()
+    let sum = (sum as u32 & 0xffff) + (sum as u32 >> 16);
+    (sum & 0xffff) + (sum >> 16)
 }
 
 /// Ports and addresses of a packet of any kind.
@@ -220,13 +243,13 @@ fn addresses(ctx: &TcContext, packet: &Packet) -> Result<(), DropReason> {
 /// of IPv4, whose own header makes up for them, and changed the sum over the whole packet that a device may have made. Of
 /// IPv6 the addresses and the checksum make up for each other. (The flag `BPF_F_IPV6`, which says so, is of Linux 6.16.)
 #[inline(always)]
-pub(crate) fn mend_sum(ctx: &TcContext, difference: u32) {
+fn mend_sum(ctx: &TcContext, difference: u32) {
     add_to_whole(ctx, difference);
 }
 
 /// Adds to the sum over the whole packet that a device may have made (`CHECKSUM_COMPLETE`).
 #[inline(always)]
-pub(crate) fn add_to_whole(ctx: &TcContext, difference: u32) {
+fn add_to_whole(ctx: &TcContext, difference: u32) {
     // SAFETY: the context is the one that the kernel gave to this program. It fails when there is no such sum.
     let _no_sum = unsafe { bpf_csum_update(ctx.skb.skb, difference) };
 }

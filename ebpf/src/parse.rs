@@ -49,11 +49,9 @@ fn parse(ctx: &TcContext) -> Result<bool, DropReason> {
     packet.icmp_error = Told::NOTHING;
     packet.tcp = 0;
     packet.translated = 0;
-    packet.reply = 0;
     packet.hairpin = 0;
     packet.service = 0;
     packet.ruled = 0;
-    packet.aside = 0;
     match ctv_ip(ctx.skb.skb, packet.l3) {
         packet::GO_ON => {}
         reason => return Err(packet::reason(reason)),
@@ -184,16 +182,11 @@ fn extension(ctx: &TcContext, packet: &mut Packet) -> Result<bool, DropReason> {
 /// link.
 #[inline(always)]
 fn transport(ctx: &TcContext, packet: &mut Packet) -> Result<bool, DropReason> {
-    const TCP_FLAGS: u32 = 13;
     const IDENTIFIER: u32 = 4;
     let at = packet.l4;
     match packet.protocol {
-        TCP | UDP | SCTP => {
-            ports(ctx, at, &mut packet.tuple)?;
-            if packet.protocol == TCP {
-                packet.tcp = frame::load::<u8>(ctx, (at + TCP_FLAGS) as usize)?;
-            }
-        }
+        TCP => tcp(ctx, packet)?,
+        UDP | SCTP => ports(ctx, at, &mut packet.tuple)?,
         ICMP | ICMPV6 => {
             let kind = frame::load::<u8>(ctx, at as usize)?;
             match Message::of(packet.protocol, kind) {
@@ -210,6 +203,33 @@ fn transport(ctx: &TcContext, packet: &mut Packet) -> Result<bool, DropReason> {
         _ => {}
     }
     Ok(true)
+}
+
+/// The header of TCP up to its flags.
+#[repr(C)]
+struct TcpHead {
+    ports: [Be16; 2],
+    sequence: [Be16; 2],
+    acknowledged: [Be16; 2],
+    offset: u8,
+    flags: u8,
+}
+
+/// Ports, flags and sequence numbers of a segment.
+#[inline(always)]
+fn tcp(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
+    let header = frame::load::<TcpHead>(ctx, packet.l4 as usize)?;
+    let number = |[high, low]: [Be16; 2]| u32::from(high.get()) << 16 | u32::from(low.get());
+    [packet.tuple.source_port, packet.tuple.destination_port] = header.ports;
+    packet.tcp = header.flags;
+    packet.sequence = number(header.sequence);
+    packet.acknowledged = number(header.acknowledged);
+    // What the frame has beyond the header; padding of a short frame makes no difference that matters.
+    let data = ctx.len().wrapping_sub(packet.l4).wrapping_sub(u32::from(header.offset >> 4) * 4);
+    // SYN and FIN take a number each; without branches, their bits being 2 and 1.
+    let counted = u32::from(header.flags >> 1 & 1) + u32::from(header.flags & 1);
+    packet.end = packet.sequence.wrapping_add(data).wrapping_add(counted);
+    Ok(())
 }
 
 enum Message {

@@ -8,7 +8,6 @@ use crate::{
     dscp, flood,
     frame::{self, Ethernet},
     ip::{self, Sender},
-    learn::{self, Way},
     maps,
     neighbour::{self, Asker},
     packet::{self, Packet},
@@ -107,7 +106,7 @@ fn onward(ctx: &TcContext, packet: &mut Packet) -> Result<u32, DropReason> {
         return Err(DropReason::Hairpin);
     }
     if place.ifindex != 0 {
-        return delivery::to_port(ctx, packet, place);
+        return delivery::to_port(packet, place);
     }
     let vni = segment.vni();
     let is_nowhere = place.vtep == [0; 4];
@@ -123,7 +122,6 @@ fn onward(ctx: &TcContext, packet: &mut Packet) -> Result<u32, DropReason> {
         return Err(DropReason::NoUplink);
     }
     let Some(vni) = vni else {
-        learn::note(ctx, Way::Wire { ifindex: out, tag: segment.tag() });
         push_tag(ctx, segment)?;
         return Ok(OUT);
     };
@@ -132,7 +130,6 @@ fn onward(ctx: &TcContext, packet: &mut Packet) -> Result<u32, DropReason> {
         flood::to_peers(ctx, vni, out, tos);
         return Ok(DELIVERED);
     }
-    learn::note(ctx, Way::Tunnel { ifindex: out, vni, to: place.vtep });
     tunnel::address(ctx, vni, place.vtep, tos)?;
     Ok(OUT)
 }

@@ -33,14 +33,6 @@ pub(crate) struct Origin {
     pub(crate) vtep: Vtep,
 }
 
-impl Origin {
-    /// Of what came by no tunnel: the tag that it had, or the port in whose queue it waited.
-    #[inline(always)]
-    pub(crate) const fn here(number: u32) -> Origin {
-        Origin { vni: number, vtep: [0; 4] }
-    }
-}
-
 /// The key that the VXLAN device found on the wire.
 #[inline(always)]
 pub(crate) fn origin(ctx: &TcContext) -> Result<Origin, DropReason> {

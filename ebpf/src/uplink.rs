@@ -92,6 +92,6 @@ fn forward(ctx: &TcContext, segment: Segment, entry: &SegmentEntry) -> Result<Ve
         relay::count(DsrHook::Tc, ctx.len());
         return Ok(Verdict::Out(ifindex));
     }
-    let place = delivery::from_outside(ctx, segment, passed.destination)?;
+    let place = delivery::from_outside(segment, passed.destination)?;
     Ok(Verdict::to_pod(&place.ok_or(DropReason::NotLocal)?))
 }

@@ -52,9 +52,9 @@ use device::{InterfaceMonitor, Netlink};
 use failure::failed;
 use kernel::{installed::Installed, tables::Kernel};
 use maps::{
+    flows,
     names::{RuleNames, ServiceNames},
     pins::Pins,
-    usage,
     writes::Writes,
 };
 use programs::{
@@ -88,8 +88,7 @@ pub struct Options {
     pub xdp: XdpPreference,
     /// Timeouts of tracked flows.
     pub timeouts: Timeouts,
-    /// Capacity of the flow table. A translated connection uses two entries. A table of another capacity is replaced when
-    /// it is empty.
+    /// Capacity of the flow table. A table of another capacity is replaced when it is empty.
     pub flows: u32,
 }
 
@@ -249,7 +248,7 @@ impl Datapath for Ebpf {
         }
         // A flow table of another capacity that has become empty is replaced.
         let resizable =
-            self.unconfigured_flow_capacity().is_some() && usage::of_flows(&self.pins)?.entries == 0;
+            self.unconfigured_flow_capacity().is_some() && flows::usage(&self.pins)?.entries == 0;
         let mut installed = match self.installed.take() {
             Some(installed) if !resizable => installed,
             _ => Installed::new(
@@ -267,7 +266,6 @@ impl Datapath for Ebpf {
         let queue = device::ifindex(queues::EXIT);
         self.interfaces.ensure(&netlink, &mut installed.kernel_mut().programs, queue).await?;
         installed.kernel_mut().ensure_timeouts(self.options.timeouts)?;
-        installed.kernel_mut().generation.bump_if_written();
         let mut observed = observe::compare(&netlink, &mut installed, &self.interfaces, desired).await?;
         observed.orphans += self.pins.other_abi_versions().len();
         self.announcer.replace(self.interfaces.devices().uplink, installed.answered_services());

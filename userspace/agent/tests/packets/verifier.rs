@@ -10,8 +10,8 @@ use aya::{
 use netplugin::datapath::ebpf::OBJECT;
 use testkit::needs;
 
-/// Limit far below the verifier's maximum, because older kernels prune fewer states.
-const BUDGET: u32 = 15_000;
+/// Limit for all programs together, far below the verifier's maximum for one, because older kernels prune fewer states.
+const BUDGET: u32 = 200_000;
 
 /// Prints one row per program for the table of `cargo xtask vm`.
 #[test]
@@ -19,6 +19,7 @@ fn programs_stay_within_their_budget() -> Result<()> {
     needs!(root());
     // This test does not pin the maps: they are freed with the object.
     let mut object = EbpfLoader::new().load(OBJECT)?;
+    let mut total = 0;
     for (name, program) in object.programs_mut() {
         let start = Instant::now();
         let info = load(program).with_context(|| name.to_owned())?;
@@ -26,8 +27,9 @@ fn programs_stay_within_their_budget() -> Result<()> {
         let processed = info.verified_instruction_count().context("the kernel does not tell")?;
         let translated = info.size_translated().context("the kernel does not tell the size")?;
         println!("VERIFIER {name} {processed} {load_us} {translated} {}", info.size_jitted());
-        assert!(processed <= BUDGET, "{name}: {processed}");
+        total += processed;
     }
+    assert!(total <= BUDGET, "{total}");
     Ok(())
 }
 
