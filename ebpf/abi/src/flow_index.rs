@@ -48,10 +48,10 @@ impl FlowBucket {
     }
 }
 
-/// 1 for a slot that is not free.
+/// 1 for a slot that is not free: the highest bit of every tag is set.
 #[inline(always)]
 const fn taken(slot: u64) -> u32 {
-    ((slot | slot.wrapping_neg()) >> 63) as u32
+    (slot >> 63) as u32
 }
 
 /// The entry of a slot if it has the tag, else zero; and 1 or 0.
