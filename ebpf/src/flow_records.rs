@@ -23,6 +23,8 @@ static COUNTS: Array<u64, FLOW_COUNTS_CAPACITY, { BPF_F_MMAPABLE as usize }> = A
 const WORDS: u32 = 8;
 /// Slots of both buckets of a hash.
 const SLOTS: u32 = 2 * FlowBucket::LEN as u32;
+/// Further records that are considered for an eviction.
+const NEIGHBOURS: u32 = 32;
 
 /// No record: the table is full.
 pub(crate) const NONE: u32 = 0;
@@ -43,7 +45,7 @@ pub(crate) extern "C" fn ctv_obtain(hash: u64, owner: u32, now: u32) -> u32 {
         number = ctv_allocate(hash);
     }
     if number == NONE {
-        number = ctv_evict(hash, if over { owner } else { 0 }, now);
+        number = ctv_evict(hash, if over { owner } else { 0 }, now, SLOTS + NEIGHBOURS);
     }
     if number == NONE {
         return if over { OVER_QUOTA } else { NONE };
@@ -149,27 +151,30 @@ struct Search {
     owner: u32,
     now: u32,
     pages: u32,
+    flows: u32,
     /// Number of the record plus one,
     victim: u32,
     generation: u32,
     /// and how dispensable it is.
     rank: u32,
+    zero: u32,
 }
 
 /// Rank of an expired flow; above the idle time of others.
 const EXPIRED: u32 = 1 << 31;
 
-/// Evicts the oldest unreplied, ended or expired flow that has a slot in the buckets of the hash. The result is the number of
-/// its record plus one, which is the caller's then, or zero.
+/// Evicts the oldest unreplied, ended or expired flow of those that have a slot in the buckets of the hash, and if there are
+/// more steps, of those in records near the place of the hash. The result is the number of its record plus one, which is the
+/// caller's then, or zero.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_evict(hash: u64, owner: u32, now: u32) -> u32 {
+extern "C" fn ctv_evict(hash: u64, owner: u32, now: u32, steps: u32) -> u32 {
     let Some(node) = maps::node() else { return NONE };
-    let pages = node.flow_pages;
-    let mut search = Search { hash, owner, now, pages, victim: NONE, generation: 0, rank: 0 };
+    let (pages, flows) = (node.flow_pages, node.flows);
+    let mut search = Search { hash, owner, now, pages, flows, victim: NONE, generation: 0, rank: 0, zero: 0 };
     // SAFETY: `consider` expects a `Search`, which outlives the loop.
     let _steps =
-        unsafe { bpf_loop(SLOTS, consider as *mut c_void, (&raw mut search).cast::<c_void>(), 0) };
+        unsafe { bpf_loop(steps, consider as *mut c_void, (&raw mut search).cast::<c_void>(), 0) };
     if search.victim == NONE || ctv_end(search.victim - 1, search.generation) == 0 {
         return NONE;
     }
@@ -178,19 +183,34 @@ extern "C" fn ctv_evict(hash: u64, owner: u32, now: u32) -> u32 {
     search.victim
 }
 
-extern "C" fn consider(step: u64, search: *mut Search) -> i64 {
-    // SAFETY: `ctv_evict` passes its own.
-    let search = unsafe { &mut *search };
+/// The number of the record, plus one, in a slot of the buckets; zero for a free slot.
+#[inline(always)]
+fn in_slot(search: &Search, step: u32) -> u32 {
     let hash = FlowHash(search.hash);
     let [first, second] = hash.buckets();
     let (number, at) = (if step & 8 == 0 { first } else { second }, (step & 7) as usize);
-    let Some(place) = bucket(hash.page(search.pages) * FlowBucket::PER_PAGE + number) else { return 1 };
+    let Some(place) = bucket(hash.page(search.pages) * FlowBucket::PER_PAGE + number) else { return NONE };
     // SAFETY: a slot of the bucket.
     let slot = unsafe { (&raw const (*place).slots).cast::<u64>().add(at).read_volatile() };
-    let number = slot as u32 >> 1;
-    if slot == 0 {
+    if slot == 0 { NONE } else { (slot as u32 >> 1) + 1 }
+}
+
+/// The number of a record, plus one, near the place of the hash.
+#[inline(always)]
+fn near(search: &Search, step: u32) -> u32 {
+    let first = ((search.hash >> 32) * u64::from(search.flows) >> 32) as u32;
+    let number = (first + step) % search.flows.max(1);
+    if is_used(number) { number + 1 } else { NONE }
+}
+
+extern "C" fn consider(step: u64, search: *mut Search) -> i64 {
+    // SAFETY: `ctv_evict` passes its own.
+    let search = unsafe { &mut *search };
+    let number = if step < u64::from(SLOTS) { in_slot(search, step as u32) } else { near(search, step as u32) };
+    if number == NONE {
         return 0;
     }
+    let number = number - 1;
     let Some(flow) = record(number) else { return 0 };
     // Read first: if another flow gets the record meanwhile, it stays.
     let head = head(flow);
@@ -219,7 +239,7 @@ fn rank(flow: *const Flow, number: u32, owner: u32, now: u32) -> u32 {
 /// Frees a slot in the buckets of the hash by evicting a flow; false if none can be evicted.
 #[inline(always)]
 pub(crate) fn make_room(hash: u64, now: u32) -> bool {
-    let number = ctv_evict(hash, 0, now);
+    let number = ctv_evict(hash, 0, now, SLOTS);
     if number != NONE {
         ctv_release(number - 1);
     }

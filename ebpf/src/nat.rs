@@ -108,6 +108,11 @@ extern "C" fn ctv_plain(skb: *mut __sk_buff) -> u32 {
     if data + END > end {
         return 0;
     }
+    // SAFETY: before the end of the shortest header of a transport.
+    if udp && unsafe { read::<u16>(data + TRANSPORT + 6) } == 0 {
+        // Without a checksum that makes up for the ports.
+        add_to_whole(&ctx, fold(change(ports[0], ports[1])));
+    }
     let [a, b, c, d, e, f] = packet.destination_mac;
     // SAFETY: before the end of the shortest header of a transport.
     unsafe {
@@ -194,7 +199,12 @@ fn ports(ctx: &TcContext, packet: &Packet) -> Result<(), DropReason> {
     let Some(at) = checksum_at(packet.protocol) else { return Ok(()) };
     let before = [packet.tuple.source_port, packet.tuple.destination_port];
     let after = [packet.wanted.source_port, packet.wanted.destination_port];
-    sum_l4(ctx, packet.l4 + at, difference(&before, &after, 0), zero_means_none(packet.protocol))?;
+    let changed = difference(&before, &after, 0);
+    sum_l4(ctx, packet.l4 + at, changed, zero_means_none(packet.protocol))?;
+    if packet.protocol == UDP && frame::load::<u16>(ctx, (packet.l4 + at) as usize)? == 0 {
+        // Without a checksum that makes up for the ports.
+        add_to_whole(ctx, changed);
+    }
     store(ctx, packet.l4, &after)
 }
 

@@ -11,7 +11,6 @@ use contiv_abi::{
     Flow, FlowBucket,
     maps::{FLOW_BITMAP, FLOW_INDEX, FLOWS},
 };
-use netplugin::datapath::Datapath as _;
 
 use crate::node::Node;
 

@@ -452,7 +452,7 @@ fn concurrent_first_packets_and_replies_make_one_flow() -> Result<()> {
                 let (barrier, frames, pin) = (&barrier, &frames, &pin);
                 scope.spawn(move || -> Result<()> {
                     let mut set = CpuSet::new();
-                    set.set(cpu % std::thread::available_parallelism()?.get())?;
+                    set.set(cpu % thread::available_parallelism()?.get())?;
                     sched_setaffinity(Pid::from_raw(0), &set)?;
                     let program = SchedClassifier::from_pin(pin)?;
                     for port in 1000..1000 + ROUNDS {

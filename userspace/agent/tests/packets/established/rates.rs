@@ -1,11 +1,8 @@
 //! Pods whose groups have a bandwidth limit: sent packets are tracked behind the queue.
 
 use anyhow::{Result, ensure};
-use contiv_model::{
-    group::Rate,
-    policy::{Action, Direction},
-};
-use netplugin::datapath::{Group, Object, ObjectId, Op};
+use contiv_model::policy::{Action, Direction};
+use netplugin::datapath::{Object, ObjectId, Op};
 use testkit::{needs, packet::Packet};
 
 use super::{
@@ -17,11 +14,6 @@ use crate::{
     policy::{group, rule},
     run::Code,
 };
-
-fn limited(number: u32) -> Object {
-    let rate = Some(Rate { bits_per_second: 1_000_000_000, burst_bytes: 1_000_000 });
-    Object::Group(Group { rate, ..group(number, vec![]) })
-}
 
 fn there(n: u32) -> (Packet, Packet) {
     (vary(between(HERE, VIP).tcp(4000, 80, ACK), n), vary(between(HERE, OTHER).tcp(4000, 8080, ACK), n))

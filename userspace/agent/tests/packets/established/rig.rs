@@ -1,6 +1,6 @@
 //! A node for tests of established flows.
 
-use std::{net::IpAddr, time::Duration};
+use std::net::IpAddr;
 
 use anyhow::{Context as _, Result, ensure};
 use contiv_abi::{
@@ -25,7 +25,6 @@ pub(crate) const FAR: Endpoint = Endpoint(3);
 pub(crate) const VIP: Endpoint = Endpoint(250);
 /// VLAN id of the network.
 pub(crate) const TAG: u16 = 100;
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Two pods in groups 1 and 2, a service with the second as backend, and an endpoint on another node.
 pub(crate) struct Rig {
