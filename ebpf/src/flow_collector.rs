@@ -70,8 +70,7 @@ extern "C" fn collect(_map: *mut c_void, _key: *mut u32, collector: *mut FlowCol
     let mut part = Part { next: collector.next, flows: node.flows, now, passes: 0 };
     let records = node.flows / FlowCollector::RUNS + 1;
     // SAFETY: `visit` expects a `Part`, which outlives the loop.
-    let _steps =
-        unsafe { bpf_loop(records, visit as *mut c_void, (&raw mut part).cast::<c_void>(), 0) };
+    let _steps = unsafe { bpf_loop(records, visit as *mut c_void, (&raw mut part).cast::<c_void>(), 0) };
     collector.next = part.next;
     collector.passes += u64::from(part.passes);
     collector.ran = now.max(1);

@@ -88,7 +88,7 @@ fn charge(owner: u32, flows: i64) {
 extern "C" fn ctv_allocate(hash: u64) -> u32 {
     let Some(node) = maps::node() else { return NONE };
     let words = contiv_abi::FlowTableSize { flows: node.flows }.words();
-    let mut word = ((hash >> 32) * u64::from(words) >> 32) as u32;
+    let mut word = (((hash >> 32) * u64::from(words)) >> 32) as u32;
     for _ in 0..WORDS {
         let number = ctv_take(word);
         if number != NONE {
@@ -173,8 +173,7 @@ extern "C" fn ctv_evict(hash: u64, owner: u32, now: u32, steps: u32) -> u32 {
     let (pages, flows) = (node.flow_pages, node.flows);
     let mut search = Search { hash, owner, now, pages, flows, victim: NONE, generation: 0, rank: 0, zero: 0 };
     // SAFETY: `consider` expects a `Search`, which outlives the loop.
-    let _steps =
-        unsafe { bpf_loop(steps, consider as *mut c_void, (&raw mut search).cast::<c_void>(), 0) };
+    let _steps = unsafe { bpf_loop(steps, consider as *mut c_void, (&raw mut search).cast::<c_void>(), 0) };
     if search.victim == NONE || ctv_end(search.victim - 1, search.generation) == 0 {
         return NONE;
     }
@@ -198,7 +197,7 @@ fn in_slot(search: &Search, step: u32) -> u32 {
 /// The number of a record, plus one, near the place of the hash.
 #[inline(always)]
 fn near(search: &Search, step: u32) -> u32 {
-    let first = ((search.hash >> 32) * u64::from(search.flows) >> 32) as u32;
+    let first = (((search.hash >> 32) * u64::from(search.flows)) >> 32) as u32;
     let number = (first + step) % search.flows.max(1);
     if is_used(number) { number + 1 } else { NONE }
 }
@@ -206,7 +205,8 @@ fn near(search: &Search, step: u32) -> u32 {
 extern "C" fn consider(step: u64, search: *mut Search) -> i64 {
     // SAFETY: `ctv_evict` passes its own.
     let search = unsafe { &mut *search };
-    let number = if step < u64::from(SLOTS) { in_slot(search, step as u32) } else { near(search, step as u32) };
+    let number =
+        if step < u64::from(SLOTS) { in_slot(search, step as u32) } else { near(search, step as u32) };
     if number == NONE {
         return 0;
     }

@@ -295,7 +295,8 @@ extern "C" fn ctv_fill(number: u32) -> u32 {
         domain: packet.segment.domain(),
         protocol: packet.tuple.protocol,
         flags: nat | packet.hairpin,
-        generation: flows::head(place).generation.wrapping_add(1),
+        // The next odd number.
+        generation: flows::head(place).generation.wrapping_add(1) | 1,
     };
     ctv_start(number);
     // From here on the record describes the flow.

@@ -36,8 +36,7 @@ fn forward(ctx: &TcContext, origin: Origin) -> Result<Verdict, DropReason> {
         return Ok(Verdict::Out(entry.out));
     }
     let passed = ip::pass::<false>(ctx, &ethernet, segment, &entry, Sender::outside(false))?;
-    let known =
-        if ethernet.is_group() { None } else { delivery::from_outside(segment, passed.destination)? };
+    let known = if ethernet.is_group() { None } else { delivery::from_outside(segment, passed.destination)? };
     if let Some(place) = known {
         return Ok(Verdict::to_pod(&place));
     }

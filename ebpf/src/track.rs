@@ -266,11 +266,7 @@ extern "C" fn ctv_revalidate() -> u32 {
     }
     let [out, into] = flow.halves[0].groups;
     let hairpin = flow.head.flags & Flow::HAIRPIN;
-    policy::ctv_evaluate(
-        &raw const packet.spare,
-        u32::from(out) | u32::from(into) << 16,
-        hairpin.into(),
-    );
+    policy::ctv_evaluate(&raw const packet.spare, u32::from(out) | u32::from(into) << 16, hairpin.into());
     let Some(packet) = packet::in_hand() else { return 0 };
     let [out, into] = packet.rules;
     let rules = u64::from(out) | u64::from(into) << 32;

@@ -1,6 +1,9 @@
 //! Connection tracking: records of flows, timeouts and events.
 
-use crate::{Address, Be16, Segment, Tuple, tcp::{TcpState, sent}};
+use crate::{
+    Address, Be16, Segment, Tuple,
+    tcp::{TcpState, sent},
+};
 
 /// IP protocol number of TCP.
 pub const TCP: u8 = 6;
@@ -285,7 +288,9 @@ impl Timeouts {
                 TcpState::Established => self.tcp,
                 TcpState::SynSent | TcpState::SynReceived => self.tcp_opening,
                 TcpState::CloseWait => self.tcp_half_closed,
-                TcpState::FinWait | TcpState::LastAck | TcpState::TimeWait | TcpState::Close => self.tcp_closing,
+                TcpState::FinWait | TcpState::LastAck | TcpState::TimeWait | TcpState::Close => {
+                    self.tcp_closing
+                }
             },
             _ if !replied => self.unanswered,
             UDP => self.udp,

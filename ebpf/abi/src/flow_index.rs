@@ -105,7 +105,7 @@ impl FlowHash {
     /// Number of the page.
     #[inline(always)]
     pub const fn page(self, pages: u32) -> u32 {
-        ((self.0 & 0xffff_ffff) * pages as u64 >> 32) as u32
+        (((self.0 & 0xffff_ffff) * pages as u64) >> 32) as u32
     }
 
     /// The two buckets in the page.
@@ -186,7 +186,7 @@ mod tests {
             bucket.slots[at] = slot(at as u32 | 1 << 31, entry(at as u32, at % 2 == 1));
         }
         for at in 0..FlowBucket::LEN as u32 {
-            assert_eq!(bucket.find(at | 1 << 31), (at << 1 | at % 2, 1));
+            assert_eq!(bucket.find(at | 1 << 31), ((at << 1) | (at % 2), 1));
         }
         bucket.slots[3] = slot(5 | 1 << 31, entry(64, false));
         assert_eq!(bucket.find(5 | 1 << 31).1, 2);

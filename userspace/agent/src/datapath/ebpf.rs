@@ -247,8 +247,7 @@ impl Datapath for Ebpf {
             self.lock = self.pins.lock()?;
         }
         // A flow table of another capacity that has become empty is replaced.
-        let resizable =
-            self.unconfigured_flow_capacity().is_some() && flows::usage(&self.pins)?.entries == 0;
+        let resizable = self.unconfigured_flow_capacity().is_some() && flows::usage(&self.pins)?.entries == 0;
         let mut installed = match self.installed.take() {
             Some(installed) if !resizable => installed,
             _ => Installed::new(

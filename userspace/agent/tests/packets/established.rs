@@ -126,9 +126,7 @@ fn ipv6_packets_of_a_flow_are_translated_alike() -> Result<()> {
     let (udp, reply) = (between6(HERE, OTHER).udp(4000, 8080), between6(OTHER, HERE).udp(8080, 4000));
     rig.becomes(HERE, &to_vip().udp(4000, 80), &udp);
     rig.becomes(OTHER, &reply, &from_vip().udp(80, 4000));
-    rig.repeat(HERE, |n| {
-        (vary6(to_vip().udp(4000, 80), n), vary6(between6(HERE, OTHER).udp(4000, 8080), n))
-    });
+    rig.repeat(HERE, |n| (vary6(to_vip().udp(4000, 80), n), vary6(between6(HERE, OTHER).udp(4000, 8080), n)));
     Ok(())
 }
 

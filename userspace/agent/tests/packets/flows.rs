@@ -271,7 +271,8 @@ fn a_full_table_evicts_unreplied_flows_only() -> Result<()> {
     rig.exchange(&between(HERE, OTHER).udp(5, 6), &between(OTHER, HERE).udp(6, 5))?;
     let before = rig.replied()?;
     for sender in &senders {
-        let frames = (0..CAPACITY).map(|n| tcp((sender.endpoint, n as u16), (OTHER, 80), tcp_flags::SYN).build());
+        let frames =
+            (0..CAPACITY).map(|n| tcp((sender.endpoint, n as u16), (OTHER, 80), tcp_flags::SYN).build());
         flood_from(&rig, sender, frames)?;
     }
     assert_eq!(rig.replied()?, before);

@@ -219,8 +219,7 @@ impl RuleSets {
 
     /// The next `count` set numbers whose entries are free. `None` if there are not so many, or all numbers were used.
     fn free_numbers(&self, count: usize) -> Option<Vec<u32>> {
-        let free =
-            |number: &u32| self.sets.get(RuleSet::place(*number)).is_some_and(|set| set.number == 0);
+        let free = |number: &u32| self.sets.get(RuleSet::place(*number)).is_some_and(|set| set.number == 0);
         let first = u32::try_from(self.next()).ok()?;
         let all = (first..REVISIONS).take(RULE_SETS_CAPACITY);
         let numbers: Vec<u32> = all.filter(free).take(count).collect();
