@@ -427,6 +427,9 @@ fn a_reset_or_fin_outside_of_the_window_ends_nothing() -> Result<()> {
     wait_until(TIMEOUT, "the timer", || Ok(rig.replied()?.is_empty().then_some(())))
 }
 
+/// The frame for a client port.
+type Frames = dyn Fn(u16) -> Vec<u8> + Sync;
+
 /// Both replies to one UDP socket's two requests (A and AAAA) may be the first reply on two CPUs at once.
 #[test]
 fn concurrent_first_packets_and_replies_make_one_flow() -> Result<()> {
@@ -445,7 +448,7 @@ fn concurrent_first_packets_and_replies_make_one_flow() -> Result<()> {
         |port: u16| Packet::eth(VIP.mac(), HERE.mac()).ipv4(HERE.ip(), VIP.ip()).udp(port, 80).build(),
         |port: u16| between(OTHER, HERE).udp(8080, port).build(),
     );
-    let frames: [(u32, &(dyn Fn(u16) -> Vec<u8> + Sync)); 2] = [(ports[0], &ask), (ports[1], &answer)];
+    let frames: [(u32, &Frames); 2] = [(ports[0], &ask), (ports[1], &answer)];
     let barrier = Barrier::new(2);
     node.ns.run(|| {
         thread::scope(|scope| -> Result<()> {
