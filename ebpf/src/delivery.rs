@@ -1,10 +1,8 @@
 //! Frames for ports of this node.
 
-use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use contiv_abi::{DropReason, FdbEntry, FdbKey, Mac, Segment};
 
 use crate::{
-    learn::{self, Way},
     maps,
     packet::{self, Packet},
     policy, track,
@@ -17,25 +15,17 @@ const NOBODY: u32 = 0x103;
 
 /// The port that the packet in hand goes to is known; what passes by a flow goes only to whom that was judged for.
 #[inline(always)]
-pub(crate) fn to_port(ctx: &TcContext, packet: &mut Packet, place: FdbEntry) -> Result<u32, DropReason> {
+pub(crate) fn to_port(packet: &mut Packet, place: FdbEntry) -> Result<u32, DropReason> {
     packet.place = place;
     policy::admits_receiver(packet, place.group)?;
     track::receives(place.group)?;
-    learn::note(ctx, Way::Pod { ifindex: place.ifindex, group: place.group });
     Ok(TO_POD)
 }
 
-/// The port here that a frame from outside goes to; `None` if nobody knows whose the address is.
+/// The port here that the frame of the packet metadata, which is from outside, goes to; `None` if nobody knows whose the address is.
 #[inline(always)]
-pub(crate) fn from_outside(
-    ctx: &TcContext,
-    segment: Segment,
-    destination: Mac,
-) -> Result<Option<FdbEntry>, DropReason> {
-    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
-    packet.segment = segment;
-    packet.destination_mac = destination;
-    match ctv_deliver(ctx.skb.skb) {
+pub(crate) fn from_outside() -> Result<Option<FdbEntry>, DropReason> {
+    match ctv_deliver() {
         TO_POD => Ok(Some(packet::in_hand().ok_or(DropReason::Malformed)?.place)),
         NOBODY => Ok(None),
         reason => Err(packet::reason(reason)),
@@ -45,12 +35,12 @@ pub(crate) fn from_outside(
 /// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_deliver(skb: *mut __sk_buff) -> u32 {
+extern "C" fn ctv_deliver() -> u32 {
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
     match maps::destination(&FdbKey::new(packet.segment, packet.destination_mac)) {
         None => NOBODY,
         // Never from one tunnel into another: every node floods to all of them itself.
         Some(place) if place.ifindex == 0 => DropReason::NotLocal as u32,
-        Some(place) => to_port(&TcContext::new(skb), packet, place).unwrap_or_else(|reason| reason as u32),
+        Some(place) => to_port(packet, place).unwrap_or_else(|reason| reason as u32),
     }
 }

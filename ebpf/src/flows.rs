@@ -1,36 +1,40 @@
-//! The tables of flows, and how flows leave them.
+//! The table of flows: its maps, and what all of its users share.
 //!
-//! A flow begins among the new ones, an LRU, and moves to the table proper with its first answer, so that
-//! what one side sends without being answered pushes out only what is as young. In the table every flow has
-//! a timer of the kernel, which removes it when it has been silent for long enough: nobody walks the table,
-//! and nothing waits for the agent.
+//! ```text
+//! tuple as received -> hash -> page of ctv_flowidx -> two buckets -> entry -> record in ctv_flows
+//! ```
+//!
+//! A flow is inserted with its first packet, and both directions find it by one search. `flow_index` searches, inserts and
+//! removes slots, `flow_records` allocates, evicts and removes records, `flow_collector` removes expired ones.
+//!
+//! Readers take no lock. The generation in a record's head tells them whether what they have read is one flow.
 
 use aya_ebpf::{
-    bindings::{BPF_NOEXIST, bpf_timer},
-    btf_maps::{HashMap, LruHashMap, PerCpuArray},
-    cty::c_void,
-    helpers::generated::{
-        bpf_get_smp_processor_id, bpf_ktime_get_coarse_ns, bpf_ktime_get_ns, bpf_timer_init,
-        bpf_timer_set_callback, bpf_timer_start,
-    },
+    bindings::BPF_F_MMAPABLE,
+    btf_maps::{Array, PerCpuArray},
+    helpers::generated::{bpf_ktime_get_coarse_ns, bpf_spin_lock, bpf_spin_unlock},
     macros::btf_map,
 };
 use contiv_abi::{
-    DropReason, Epochs, Flow, FlowEvent, FlowKey, TimedFlow,
-    maps::{FLOW_STATS_SLOTS, FLOWS_CAPACITY, NEW_FLOWS_CAPACITY},
+    Flow, FlowBucket, FlowEvent, FlowHead, FlowLock, FlowTableSize, idle,
+    maps::{FLOW_STATS_SLOTS, FLOWS_CAPACITY},
 };
 
-use crate::{
-    maps::{self, NO_PREALLOC},
-    packet::{self, GO_ON, Packet, set_key},
-    shortcut,
-};
+use crate::maps;
 
-#[btf_map(name = "ctv_ct")]
-static FLOWS: HashMap<FlowKey, TimedFlow, FLOWS_CAPACITY, NO_PREALLOC> = HashMap::new();
+const MMAPABLE: usize = BPF_F_MMAPABLE as usize;
+/// The agent makes the maps as large as it is configured.
+pub(crate) const SIZE: FlowTableSize = FlowTableSize { flows: FLOWS_CAPACITY as u32 };
 
-#[btf_map(name = "ctv_new")]
-static NEW: LruHashMap<FlowKey, Flow, NEW_FLOWS_CAPACITY> = LruHashMap::new();
+#[btf_map(name = "ctv_flows")]
+static FLOWS: Array<Flow, FLOWS_CAPACITY, MMAPABLE> = Array::new();
+
+/// Values of a map in the agent's memory begin at a page, so that a bucket is a cache line. Such maps have no locks.
+#[btf_map(name = "ctv_flowidx")]
+static INDEX: Array<FlowBucket, { SIZE.buckets() as usize }, MMAPABLE> = Array::new();
+
+#[btf_map(name = "ctv_flowlock")]
+static LOCKS: Array<FlowLock, { SIZE.pages() as usize }> = Array::new();
 
 #[btf_map(name = "ctv_ct_stats")]
 static STATS: PerCpuArray<u64, FLOW_STATS_SLOTS> = PerCpuArray::new();
@@ -52,265 +56,101 @@ pub(crate) fn count(event: FlowEvent) {
     }
 }
 
-/// The entry of a flow that was answered, or of an alias of one.
+/// A record. It may be free, or change at any time.
 #[inline(always)]
-pub(crate) fn answered(key: &FlowKey) -> Option<*mut Flow> {
-    // SAFETY: the place of a field of an entry that was found.
-    FLOWS.get_ptr_mut(key).map(|timed| unsafe { &raw mut (*timed).flow })
+pub(crate) fn record(number: u32) -> Option<*mut Flow> {
+    FLOWS.get_ptr_mut(number)
 }
 
-/// The entry of a flow that was not answered yet, or of an alias of one.
+/// The head of a record, read at once.
 #[inline(always)]
-pub(crate) fn young(key: &FlowKey) -> Option<*mut Flow> {
-    NEW.get_ptr_mut(key)
+pub(crate) fn head(flow: *const Flow) -> FlowHead {
+    // SAFETY: a record of the map; the head has the size and alignment of a word.
+    FlowHead::from_word(unsafe { (&raw const (*flow).head).cast::<u64>().read_volatile() })
 }
 
-/// The entry of a flow, answered or not.
+/// Writes the head of a record at once.
 #[inline(always)]
-pub(crate) fn either(key: &FlowKey) -> Option<*mut Flow> {
-    answered(key).or_else(|| young(key))
+pub(crate) fn set_head(flow: *mut Flow, head: FlowHead) {
+    // SAFETY: as `head`.
+    unsafe { (&raw mut (*flow).head).cast::<u64>().write_volatile(head.word()) };
 }
 
-/// Whether the time of a flow is over. An alias lives as long as its flow.
+/// A bucket of the index.
 #[inline(always)]
-pub(crate) fn is_over(flow: &Flow, key: &FlowKey, now: u32, answered: bool) -> bool {
-    let idle = now.wrapping_sub(flow.seen);
-    // The timeouts are looked up only when time has passed.
-    idle != 0
-        && flow.flags & Flow::FORWARD_NAT == 0
-        && idle
-            > ctv_timeout(
-                key.protocol.into(),
-                u32::from(answered) & flow.is_answered(),
-                (flow.tcp[0] | flow.tcp[1]).into(),
-            )
+pub(crate) fn bucket(number: u32) -> Option<*mut FlowBucket> {
+    INDEX.get_ptr_mut(number)
 }
 
-/// How long a flow is remembered without a packet, in seconds.
+/// The lock of a page of the index.
+#[inline(always)]
+pub(crate) fn page_lock(page: u32) -> Option<*mut FlowLock> {
+    LOCKS.get_ptr_mut(page)
+}
+
+/// The lock of a record's head.
+#[inline(always)]
+pub(crate) fn record_lock(number: u32, pages: u32) -> Option<*mut FlowLock> {
+    // 64 records share a word of the bitmap, and the lock.
+    LOCKS.get_ptr_mut((number / 64) % pages.max(1))
+}
+
+/// Takes a lock: no helper or function may be called until it is released.
+#[inline(always)]
+pub(crate) fn lock(lock: *mut FlowLock) {
+    // SAFETY: a value of the map, whose first field is the lock.
+    unsafe { bpf_spin_lock((&raw mut (*lock).lock).cast()) };
+}
+
+#[inline(always)]
+pub(crate) fn unlock(lock: *mut FlowLock) {
+    // SAFETY: the caller holds the lock.
+    unsafe { bpf_spin_unlock((&raw mut (*lock).lock).cast()) };
+}
+
+/// How long a flow is tracked without a packet, in seconds, by what both directions have sent.
 ///
-/// A function of its own for the verifier: what it returns is any number.
+/// A function of its own for the verifier: the result is any number.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_timeout(protocol: u32, answered: u32, closing: u32) -> u32 {
-    maps::timeouts().map_or(0, |timeouts| timeouts.of(protocol as u8, answered != 0, closing != 0))
+pub(crate) extern "C" fn ctv_timeout(protocol: u32, original: u32, reply: u32) -> u32 {
+    maps::node().map_or(0, |node| node.timeouts.of(protocol as u8, original as u8, reply as u8))
 }
 
-/// Notes what is in `packet.flow` as new.
-#[inline(always)]
-pub(crate) fn note(key: &FlowKey, flow: &Flow) -> bool {
-    NEW.insert(key, flow, 0).is_ok()
-}
-
-/// The same if there is no new flow with this key.
-#[inline(always)]
-pub(crate) fn note_first(key: &FlowKey, flow: &Flow) -> bool {
-    NEW.insert(key, flow, BPF_NOEXIST.into()).is_ok()
-}
-
-/// Moves the flow of the packet in hand, which was answered, to the table proper, where it gets its alias; when that is full, it
-/// stays. The result is that of `packet::code`: the answer goes no further when the client has been answered by another backend.
-///
-/// A function of its own for the verifier.
-#[inline(never)]
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_confirm() -> u32 {
-    let Some(packet) = packet::in_hand() else { return GO_ON };
-    let Some(flow) = young(&packet.key) else { return GO_ON };
-    // SAFETY: an entry that was found.
-    let flow = unsafe { &mut *flow };
-    let flags = flow.flags;
-    if flags & Flow::NAT != 0 {
-        ctv_alias(flow);
-    }
-    let Some(packet) = packet::in_hand() else { return GO_ON };
-    let closing = flow.tcp[0] | flow.tcp[1];
-    copy(packet, flow);
-    if FLOWS.insert(&packet.key, timed(packet), 0).is_err() {
-        count(FlowEvent::Full);
-        if flags & (Flow::NAT | Flow::NAMED) == Flow::NAT {
-            flow.flags |= Flow::NAMED;
-            ctv_name(flags.into(), 0);
-        }
-        return GO_ON;
-    }
-    if let Some(entry) = FLOWS.get_ptr_mut(&packet.key) {
-        watch(entry, ctv_timeout(packet.key.protocol.into(), 1, closing.into()));
-    }
-    count(FlowEvent::Answered);
-    let _moved = NEW.remove(&packet.key);
-    if flags & Flow::NAT != 0 { ctv_name(flags.into(), 1) } else { GO_ON }
-}
-
-/// Gives the flow of the packet in hand, which is an answer, its alias: in the table where the flow is now, if it has `moved`.
+/// Whether the flow in a record has timed out; not zero if so.
 ///
 /// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_name(flags: u32, moved: u32) -> u32 {
-    const EXISTS: i32 = -17;
-    let Some(packet) = packet::in_hand() else { return GO_ON };
-    let alias = &mut packet.timed.flow;
-    alias.flags = Flow::FORWARD_NAT | flags as u8 & (Flow::HAIRPIN | Flow::COLLISION);
-    alias.nat_ip.set_words(packet.tuple.source.words());
-    alias.nat_port = packet.tuple.source_port;
-    alias.nat_client_port = packet.tuple.destination_port;
-    let named =
-        if moved != 0 { FLOWS.insert(&packet.alias, timed(packet), BPF_NOEXIST.into()) } else { Err(0) };
-    let Err(error) = named else {
-        if flags as u8 & Flow::NAMED != 0 {
-            let _moved = NEW.remove(&packet.alias);
-        }
-        return GO_ON;
-    };
-    if error == EXISTS {
-        // Between two tries of the client the service has changed, and the backend of the other try was the first to answer.
-        let _gone = FLOWS.remove(&packet.key);
-        return DropReason::NotTracked as u32;
-    }
-    // When there is no room, it is among the new ones; if it is pushed out there, the client's next packet finds the flow
-    // again by the service.
-    note(&packet.alias, &packet.timed.flow);
-    GO_ON
+pub(crate) extern "C" fn ctv_is_over(number: u32, now: u32) -> u32 {
+    let Some(flow) = record(number) else { return 0 };
+    // SAFETY: a record of the map; a torn read at worst postpones the end of the flow.
+    let flow = unsafe { &*flow };
+    let idle = idle(now, flow.seen());
+    let Some(node) = maps::node() else { return 0 };
+    let [original, reply] = [flow.halves[0].sent, flow.halves[1].sent];
+    // The timeout is computed only when time has passed.
+    u32::from(idle != 0 && idle > node.timeouts.of(flow.head.protocol, original, reply))
 }
 
-/// Sets the key of the alias of the flow with the packet's key. Not zero if the flow is translated at all.
-#[inline(never)]
-#[unsafe(no_mangle)]
-extern "C" fn ctv_alias(flow: *const Flow) -> u32 {
-    let Some(packet) = packet::in_hand() else { return 0 };
-    // SAFETY: the verifier sees to it that a pointer which is not null is to a whole flow.
-    let Some(flow) = (unsafe { flow.as_ref() }) else { return 0 };
-    flow.untranslate(&packet.key, &mut packet.spare);
-    set_key(&packet.spare, &raw mut packet.alias, flow.alias_kind());
-    u32::from(flow.flags & Flow::NAT)
-}
-
-/// Puts a flow where `timed` finds it.
-#[inline(always)]
-fn copy(packet: &mut Packet, flow: &Flow) {
-    // SAFETY: numbers.
-    unsafe { contiv_abi::clear(&raw mut packet.timed.room) };
-    // SAFETY: an entry of a map is not in the packet. An assignment would go by way of the stack.
-    unsafe { core::ptr::copy_nonoverlapping(flow, &raw mut packet.timed.flow, 1) };
-}
-
-/// The entry that was put together in the packet.
-#[inline(always)]
-fn timed(packet: &Packet) -> &TimedFlow {
-    // SAFETY: of the same shape; the kernel copies all of it but the timer.
-    unsafe { &*(&raw const packet.timed).cast::<TimedFlow>() }
-}
-
-/// Removes the flow with the key of the packet in hand, and its alias.
+/// Stores a verdict in the flow of a record, if it is still this generation's.
 ///
-/// A function of its own for the verifier; there is nothing to say about the outcome.
+/// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_forget() -> u32 {
-    let Some(packet) = packet::in_hand() else { return 0 };
-    let translated = either(&packet.key).map_or(0, |flow| ctv_alias(flow));
-    let Some(packet) = packet::in_hand() else { return 0 };
-    if translated != 0 {
-        forget_alias(packet);
-    }
-    let _gone = FLOWS.remove(&packet.key);
-    let _gone = NEW.remove(&packet.key);
-    ctv_end_shortcuts()
-}
-
-/// Removes the alias with the key of the alias of the packet in hand.
-#[inline(always)]
-pub(crate) fn forget_alias(packet: &Packet) {
-    let _gone = FLOWS.remove(&packet.alias);
-    let _gone = NEW.remove(&packet.alias);
-}
-
-/// No CPU takes shortcuts of the flow with the packet's key any more. A flow whose time is over has none: they last for the
-/// second in which its last packet came.
-#[inline(never)]
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_end_shortcuts() -> u32 {
-    let (Some(packet), Some(epochs)) = (packet::in_hand(), shortcut::epochs()) else { return 0 };
-    let shard = Epochs::shard(&packet.key) as usize & (Epochs::SHARDS - 1);
-    // SAFETY: helpers without arguments; and numbers of the one value of the array, in this order.
-    unsafe {
-        let (time, processor) = (bpf_ktime_get_ns(), bpf_get_smp_processor_id());
-        for place in [&raw mut (*epochs).forgotten, (&raw mut (*epochs).flows).cast::<u64>().add(shard)] {
-            place.write_volatile(Epochs::next(place.read_volatile(), time, processor));
-        }
-    }
-    0
-}
-
-/// Adds packets that have gone past the stages to a flow, if it is still there. `side` is 1 for answers.
-#[inline(always)]
-pub(crate) fn count_for(key: &FlowKey, side: u32, packets: u64, bytes: u64) {
-    if let Some(flow) = answered(key) {
-        let side = (side & 1) as usize;
-        // SAFETY: places of an entry that was found.
+pub(crate) extern "C" fn ctv_set_verdict(number: u32, generation: u32, verdict: u64, rules: u64) -> u32 {
+    let (Some(flow), Some(node)) = (record(number), maps::node()) else { return 0 };
+    let Some(held) = record_lock(number, node.flow_pages) else { return 0 };
+    lock(held);
+    if u32::from(head(flow).generation) == generation {
+        // SAFETY: a record of the map. The word with revisions and denials is written at once, after the rules.
         unsafe {
-            *(&raw mut (*flow).packets).cast::<u64>().add(side) += packets;
-            *(&raw mut (*flow).bytes).cast::<u64>().add(side) += bytes;
+            (&raw mut (*flow).halves[0].rule).write_volatile(rules as u32);
+            (&raw mut (*flow).halves[1].rule).write_volatile((rules >> 32) as u32);
+            (&raw mut (*flow).halves[0].verdict).write_volatile(verdict);
+            (&raw mut (*flow).halves[1].verdict).write_volatile(verdict);
         }
     }
-}
-
-/// `CLOCK_MONOTONIC`.
-const MONOTONIC: u64 = 1;
-
-/// Sets the timer of a flow.
-#[inline(always)]
-fn watch(entry: *mut TimedFlow, seconds: u32) {
-    // SAFETY: the timer of an entry of this map.
-    unsafe {
-        let timer = (&raw mut (*entry).timer).cast::<bpf_timer>();
-        bpf_timer_init(timer, (&raw const FLOWS).cast_mut().cast(), MONOTONIC);
-        bpf_timer_set_callback(timer, expire as *mut c_void);
-        bpf_timer_start(timer, u64::from(seconds) * NANOSECONDS, 0);
-    }
-}
-
-/// The timer of the flow with the packet's key runs out after the timeout of one that is closing.
-#[inline(never)]
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_hurry() -> u32 {
-    let Some(packet) = packet::in_hand() else { return 0 };
-    if let Some(entry) = FLOWS.get_ptr_mut(&packet.key) {
-        let seconds = ctv_timeout(packet.key.protocol.into(), 1, 1);
-        // SAFETY: the timer of an entry of this map.
-        unsafe {
-            let timer = (&raw mut (*entry).timer).cast::<bpf_timer>();
-            bpf_timer_start(timer, u64::from(seconds) * NANOSECONDS, 0);
-        }
-    }
-    0
-}
-
-/// Runs when a flow might have run out: removes it, or comes back when it would.
-extern "C" fn expire(_map: *mut c_void, key: *mut FlowKey, entry: *mut TimedFlow) -> i64 {
-    // SAFETY: the kernel calls with the entry whose timer it is, and its key.
-    let (key, flow) = unsafe { (&*key, &(*entry).flow) };
-    let timeout = ctv_timeout(key.protocol.into(), flow.is_answered(), (flow.tcp[0] | flow.tcp[1]).into());
-    let idle = now().wrapping_sub(flow.seen);
-    if idle <= timeout {
-        // SAFETY: the timer of this entry, which runs.
-        unsafe {
-            let timer = (&raw mut (*entry).timer).cast::<bpf_timer>();
-            bpf_timer_start(timer, u64::from(timeout - idle + 1) * NANOSECONDS, 0);
-        }
-        return 0;
-    }
-    // A timer is a softirq as packets are, so no packet is in hand now.
-    let Some(packet) = packet::in_hand() else { return 0 };
-    // SAFETY: an entry of a map is not in the packet.
-    unsafe { core::ptr::copy_nonoverlapping(key, &raw mut packet.key, 1) };
-    packet.segment = packet.key.segment;
-    let translated = ctv_alias(flow) != 0;
-    let Some(packet) = packet::in_hand() else { return 0 };
-    if translated {
-        let _gone = FLOWS.remove(&packet.alias);
-    }
-    let _gone = FLOWS.remove(&packet.key);
-    count(FlowEvent::Expired);
+    unlock(held);
     0
 }

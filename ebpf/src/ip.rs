@@ -2,11 +2,12 @@
 //! and is translated when the flow is.
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
-use contiv_abi::{DropReason, Mac, NeighKey, Segment, SegmentEntry};
+use contiv_abi::{DropReason, FlowEvent, NeighKey, Segment, SegmentEntry};
 
 use crate::{
+    flows,
     frame::{self, Ethernet},
-    guard, maps, nat,
+    guard, maps, nat, open,
     packet::{self, AGAIN, Admission, GO_ON, NEW, REFUSE},
     parse, refuse, track,
 };
@@ -28,14 +29,11 @@ impl Sender {
     }
 }
 
-/// Where a frame for one receiver goes, by its Ethernet address. No enum: the half of it that is not there would be
-/// an unknown register to the verifier.
+/// What becomes of a frame that passes the stages; it goes by `Packet::destination_mac`. No enum: the half of it that is not there
+/// would be an unknown register to the verifier.
 #[derive(Clone, Copy)]
 pub(crate) struct Passed {
-    pub(crate) destination: Mac,
-    /// Its ends are not what they were.
-    pub(crate) translated: bool,
-    /// That address is of another node's pod, which has all the rest to do.
+    /// It goes to another node's pod, which has all the rest to do.
     pub(crate) relayed: bool,
     /// Zero, or the number of the reason for which it has become its own refusal, for the sender.
     pub(crate) refused: u32,
@@ -54,8 +52,7 @@ pub(crate) fn pass<const WIRE: bool>(
     sender: Sender,
 ) -> Result<Passed, DropReason> {
     let ip6 = ethernet.kind == frame::IPV6;
-    let mut passed =
-        Passed { destination: ethernet.destination, translated: false, relayed: false, refused: 0 };
+    let mut passed = Passed { relayed: false, refused: 0 };
     let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
     packet.receiver = packet::ANYBODY;
     packet.admission = if ethernet.kind == frame::ARP { Admission::ALL } else { Admission::WITHOUT_RULES };
@@ -70,17 +67,13 @@ pub(crate) fn pass<const WIRE: bool>(
     packet.ip6 = u8::from(ip6);
     packet.to_service = u8::from(sender.to_service);
     packet.for_many = u8::from(ethernet.is_group());
-    packet.busy = 0;
     packet.destination_mac = ethernet.destination;
     packet.source_mac = ethernet.source;
     let code = if WIRE { ctv_pass_wire(ctx.skb.skb) } else { ctv_pass(ctx.skb.skb) };
     if code & REFUSE != 0 {
         passed.refused = code & !REFUSE;
     } else if code == packet::TRANSLATED || WIRE && code == packet::RELAY {
-        let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
-        passed.destination = packet.destination_mac;
         passed.relayed = WIRE && code == packet::RELAY;
-        passed.translated = !passed.relayed;
     } else if code != GO_ON {
         return Err(packet::reason(code));
     }
@@ -106,18 +99,18 @@ extern "C" fn ctv_bum() -> u32 {
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_pass(skb: *mut __sk_buff) -> u32 {
-    stages(skb, || track::ctv_open())
+    stages(skb, || open::ctv_open())
 }
 
 /// Likewise; the result may be `RELAY`.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_pass_wire(skb: *mut __sk_buff) -> u32 {
-    stages(skb, || track::ctv_open_wire())
+    stages(skb, || open::ctv_open_wire())
 }
 
 #[inline(always)]
-fn stages(skb: *mut __sk_buff, open: impl FnOnce() -> u32) -> u32 {
+fn stages(skb: *mut __sk_buff, begin: impl Fn() -> u32) -> u32 {
     // First, because the stack has no room for one more call on the way to the parser.
     let code = parse::ctv_parse(skb);
     if code != GO_ON {
@@ -140,7 +133,18 @@ fn stages(skb: *mut __sk_buff, open: impl FnOnce() -> u32) -> u32 {
     }
     let mut code = track::ctv_track(skb);
     if code == NEW {
-        code = open();
+        code = begin();
+    }
+    if code == AGAIN {
+        // Another CPU has inserted the flow meanwhile.
+        code = track::ctv_track(skb);
+        if code == NEW {
+            code = begin();
+        }
+    }
+    if code == AGAIN {
+        flows::count(FlowEvent::Failed);
+        code = DropReason::NotTracked as u32;
     }
     if code & REFUSE != 0 {
         // What cannot be refused is dropped for the same reason.

@@ -1,16 +1,14 @@
 //! The forwarding programs of the eBPF datapath: one per way in, each a short chain of stages.
 //!
 //! ```text
-//! pod veth, ingress   -> pod::receive     -> shortcut -> source::check -> neighbour::answer -> ip::pass -> forward / flood
-//! behind the queue    -> pod::resume      -> shortcut ->                  neighbour::answer -> ip::pass -> forward / flood
-//! VXLAN device        -> overlay::receive -> shortcut ->                  neighbour::answer -> ip::pass -> forward / flood
-//! VLAN uplink         -> uplink::receive  -> shortcut ->                  neighbour::answer -> ip::pass -> forward / flood
+//! pod veth, ingress   -> pod::receive     -> source::check -> neighbour::answer -> ip::pass -> forward / flood
+//! behind the queue    -> pod::resume      ->                  neighbour::answer -> ip::pass -> forward / flood
+//! VXLAN device        -> overlay::receive ->                  neighbour::answer -> ip::pass -> forward / flood
+//! VLAN uplink         -> uplink::receive  ->                  neighbour::answer -> ip::pass -> forward / flood
 //! VLAN uplink, XDP    -> xdp::receive     -> sent on to the node of a service's backend, or passed to the line above
 //!
-//! ip::pass            =  parse -> track (known flow, or service -> policy -> note) -> nat
+//! ip::pass            =  parse -> track (known flow) or open (service -> policy -> insert) -> nat
 //! ```
-//!
-//! Packets of busy flows end with `shortcut`, which `learn` makes of what the stages have done.
 //!
 //! A stage returns a [`Verdict`]; only this file turns one into a code of the kernel.
 
@@ -25,29 +23,29 @@ mod claim;
 mod delivery;
 mod dscp;
 mod flood;
+mod flow_collector;
+mod flow_index;
+mod flow_records;
 mod flows;
 mod frame;
 mod guard;
 mod header;
 mod ip;
-mod learn;
 mod maps;
 mod nat;
 mod nd;
 mod neighbour;
+mod open;
 mod overlay;
 mod packet;
 mod parse;
-mod plain;
 mod pod;
 mod policy;
 mod rate;
 mod refuse;
 mod relay;
-mod rewrite;
 mod served;
 mod service;
-mod shortcut;
 mod source;
 mod tell;
 mod track;
@@ -63,7 +61,6 @@ use aya_ebpf::{
     programs::{TcContext, XdpContext},
 };
 use contiv_abi::DropReason;
-use tunnel::Origin;
 use verdict::Verdict;
 
 /// `PACKET_HOST`: for the receiving stack.
@@ -73,7 +70,7 @@ const PACKET_HOST: u32 = 0;
 #[classifier]
 fn ctv_from_pod(ctx: TcContext) -> i32 {
     let ifindex = arrival(&ctx);
-    shortcut::take(&ctx).unwrap_or_else(|| finish(&ctx, ifindex, pod::receive(&ctx)))
+    finish(&ctx, ifindex, pod::receive(&ctx))
 }
 
 /// A frame that a pod with a rate sent, after its time: ingress of the interface behind the queue. Its mark is its port.
@@ -85,8 +82,7 @@ fn ctv_from_queue(ctx: TcContext) -> i32 {
         // Nobody's but the host's own.
         return TC_ACT_UNSPEC;
     }
-    shortcut::take_from(&ctx, Origin::here(port))
-        .unwrap_or_else(|| finish(&ctx, port, pod::resume(&ctx, port)))
+    finish(&ctx, port, pod::resume(&ctx, port))
 }
 
 /// A frame from another node's tunnel: ingress of the VXLAN device.
@@ -96,7 +92,7 @@ fn ctv_from_vxlan(ctx: TcContext) -> i32 {
     let Ok(origin) = tunnel::origin(&ctx) else {
         return finish(&ctx, ifindex, Verdict::Drop(DropReason::NoTunnelKey));
     };
-    shortcut::take_from(&ctx, origin).unwrap_or_else(|| finish(&ctx, ifindex, overlay::receive(&ctx, origin)))
+    finish(&ctx, ifindex, overlay::receive(&ctx, origin))
 }
 
 /// A frame from the wire: ingress of the VLAN uplink.
@@ -109,8 +105,7 @@ fn ctv_from_uplink(ctx: TcContext) -> i32 {
     if !uplink::enter(&ctx) {
         return finish(&ctx, ifindex, Verdict::Drop(DropReason::RewriteFailed));
     }
-    shortcut::take_from(&ctx, Origin::here(segment.tag().into()))
-        .unwrap_or_else(|| finish(&ctx, ifindex, uplink::receive(&ctx, segment, &entry)))
+    finish(&ctx, ifindex, uplink::receive(&ctx, segment, &entry))
 }
 
 /// The same frame, earlier, where the driver or the kernel gives it to XDP.
@@ -161,7 +156,7 @@ fn finish(ctx: &TcContext, ifindex: u32, verdict: Verdict) -> i32 {
                     return TC_ACT_SHOT;
                 }
             }
-            deliver(ctx, place, false).unwrap_or_else(|reason| {
+            deliver(ctx, place).unwrap_or_else(|reason| {
                 tell::dropped(ctx, ifindex, reason);
                 TC_ACT_SHOT
             })
@@ -176,14 +171,13 @@ fn finish(ctx: &TcContext, ifindex: u32, verdict: Verdict) -> i32 {
     }
 }
 
-/// Gives the frame to the pod whose host end this is, and says what the kernel is to be told. `takes` says that the kernel
-/// takes such a frame for the pod's own.
+/// Gives the frame to the pod whose host end this is, and says what the kernel is to be told.
 #[inline(always)]
-fn deliver(ctx: &TcContext, ifindex: u32, takes: bool) -> Result<i32, DropReason> {
+fn deliver(ctx: &TcContext, ifindex: u32) -> Result<i32, DropReason> {
     // The host end took the frame for a stranger's (its destination is not the host end's own address), and
     // the pod's stack would believe it.
     // SAFETY: the context is the one that the kernel gave to this program.
-    if !takes && unsafe { bpf_skb_change_type(ctx.skb.skb, PACKET_HOST) } != 0 {
+    if unsafe { bpf_skb_change_type(ctx.skb.skb, PACKET_HOST) } != 0 {
         return Err(DropReason::RewriteFailed);
     }
     // SAFETY: a helper without memory arguments.

@@ -6,7 +6,7 @@ use aya_ebpf::{
 };
 use contiv_abi::{
     Be16, DropCount, FdbEntry, FdbKey, FloodKey, NeighEntry, NeighKey, Node, Port, Segment, SegmentEntry,
-    Subnet, SubnetKey, Timeouts, Vtep,
+    Subnet, SubnetKey, Vtep,
     maps::{
         BUILD_LEN, DROP_REASONS, FDB_CAPACITY, FLOOD_CAPACITY, NEIGH_CAPACITY, PEERS_CAPACITY,
         PORTS_CAPACITY, SEGMENTS_CAPACITY, SUBNETS_CAPACITY,
@@ -50,13 +50,18 @@ static DROPS: PerCpuArray<DropCount, DROP_REASONS> = PerCpuArray::new();
 #[btf_map(name = "ctv_build")]
 static BUILD: Array<[u8; BUILD_LEN], 1> = Array::new();
 
+/// Likewise.
+#[btf_map(name = "ctv_revision")]
+static REVISION: Array<u64, 1, { aya_ebpf::bindings::BPF_F_MMAPABLE as usize }> = Array::new();
+
 macro_rules! copy_out {
     ($(#[$doc:meta])* $name:ident, $map:ident, $key:ty => $value:ty) => {
         $(#[$doc])*
         #[inline(always)]
         pub(crate) fn $name(key: &$key) -> Option<$value> {
-            // SAFETY: the value is copied at once. An entry that the agent replaces meanwhile is a new
-            // element; the old one stays until this program has returned (RCU).
+            // SAFETY: the value is copied at once. The kernel may reuse the memory of an entry that is replaced
+            // meanwhile (since Linux 6.1), but the agent replaces an entry with one that differs in few fields, and
+            // the next packet finds it whole.
             unsafe { $map.get(key) }.copied()
         }
     };
@@ -117,10 +122,10 @@ pub(crate) fn bum_rate() -> u32 {
     NODE.get(0).map_or(0, |node| node.bum_rate)
 }
 
-/// How long flows are remembered.
+/// Settings of the node.
 #[inline(always)]
-pub(crate) fn timeouts() -> Option<&'static Timeouts> {
-    NODE.get(0).map(|node| &node.timeouts)
+pub(crate) fn node() -> Option<&'static Node> {
+    NODE.get(0)
 }
 
 /// Adds one frame of `len` bytes to the count of a `DropReason` on this CPU.

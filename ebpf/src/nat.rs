@@ -14,8 +14,7 @@ use crate::{
     header::Ipv4,
     maps,
     packet::{self, ICMPV6, Packet, Piece, Told},
-    plain::{read, write},
-    rewrite, source,
+    source,
 };
 
 /// Rewrites the packet in hand from `tuple` to `wanted`, and its Ethernet addresses where an end is another.
@@ -109,6 +108,11 @@ extern "C" fn ctv_plain(skb: *mut __sk_buff) -> u32 {
     if data + END > end {
         return 0;
     }
+    // SAFETY: before the end of the shortest header of a transport.
+    if udp && unsafe { read::<u16>(data + TRANSPORT + 6) } == 0 {
+        // Without a checksum that makes up for the ports.
+        add_to_whole(&ctx, fold(change(ports[0], ports[1])));
+    }
     let [a, b, c, d, e, f] = packet.destination_mac;
     // SAFETY: before the end of the shortest header of a transport.
     unsafe {
@@ -121,6 +125,29 @@ extern "C" fn ctv_plain(skb: *mut __sk_buff) -> u32 {
         write(data + TRANSPORT, ports[1]);
     }
     1
+}
+
+/// Reads a number from the frame at an address that was compared with its end.
+///
+/// # Safety
+///
+/// All of the number is in the frame.
+#[inline(always)]
+unsafe fn read<T: Copy>(at: usize) -> T {
+    // SAFETY: guaranteed by the caller; a program's loads and stores need no alignment. An unaligned read of the compiler's
+    // would be one of bytes.
+    unsafe { (at as *const T).read_volatile() }
+}
+
+/// Writes a number into the frame, likewise.
+///
+/// # Safety
+///
+/// As of `read`.
+#[inline(always)]
+unsafe fn write<T: Copy>(at: usize, value: T) {
+    // SAFETY: guaranteed by the caller.
+    unsafe { (at as *mut T).write_volatile(value) }
 }
 
 /// An IPv4 address as it lies in the frame.
@@ -139,7 +166,8 @@ fn change(before: u32, after: u32) -> u64 {
 #[inline(always)]
 fn fold(sum: u64) -> u32 {
     let sum = (sum & 0xffff) + (sum >> 16 & 0xffff) + (sum >> 32);
-    rewrite::fold(sum as u32).into()
+    let sum = (sum as u32 & 0xffff) + (sum as u32 >> 16);
+    (sum & 0xffff) + (sum >> 16)
 }
 
 /// Ports and addresses of a packet of any kind.
@@ -171,7 +199,12 @@ fn ports(ctx: &TcContext, packet: &Packet) -> Result<(), DropReason> {
     let Some(at) = checksum_at(packet.protocol) else { return Ok(()) };
     let before = [packet.tuple.source_port, packet.tuple.destination_port];
     let after = [packet.wanted.source_port, packet.wanted.destination_port];
-    sum_l4(ctx, packet.l4 + at, difference(&before, &after, 0), zero_means_none(packet.protocol))?;
+    let changed = difference(&before, &after, 0);
+    sum_l4(ctx, packet.l4 + at, changed, zero_means_none(packet.protocol))?;
+    if packet.protocol == UDP && frame::load::<u16>(ctx, (packet.l4 + at) as usize)? == 0 {
+        // Without a checksum that makes up for the ports.
+        add_to_whole(ctx, changed);
+    }
     store(ctx, packet.l4, &after)
 }
 
@@ -220,13 +253,13 @@ fn addresses(ctx: &TcContext, packet: &Packet) -> Result<(), DropReason> {
 /// of IPv4, whose own header makes up for them, and changed the sum over the whole packet that a device may have made. Of
 /// IPv6 the addresses and the checksum make up for each other. (The flag `BPF_F_IPV6`, which says so, is of Linux 6.16.)
 #[inline(always)]
-pub(crate) fn mend_sum(ctx: &TcContext, difference: u32) {
+fn mend_sum(ctx: &TcContext, difference: u32) {
     add_to_whole(ctx, difference);
 }
 
 /// Adds to the sum over the whole packet that a device may have made (`CHECKSUM_COMPLETE`).
 #[inline(always)]
-pub(crate) fn add_to_whole(ctx: &TcContext, difference: u32) {
+fn add_to_whole(ctx: &TcContext, difference: u32) {
     // SAFETY: the context is the one that the kernel gave to this program. It fails when there is no such sum.
     let _no_sum = unsafe { bpf_csum_update(ctx.skb.skb, difference) };
 }

@@ -40,10 +40,10 @@ fn forward(ctx: &TcContext, origin: Origin) -> Result<Verdict, DropReason> {
         )?;
         return Ok(Verdict::Out(entry.out));
     }
-    let passed = ip::pass::<false>(ctx, &ethernet, segment, &entry, Sender::outside(false))?;
-    let known =
-        if ethernet.is_group() { None } else { delivery::from_outside(ctx, segment, passed.destination)? };
-    if let Some(place) = known {
+    ip::pass::<false>(ctx, &ethernet, segment, &entry, Sender::outside(false))?;
+    if !packet::is_for_group()
+        && let Some(place) = delivery::from_outside()?
+    {
         return Ok(Verdict::to_pod(&place));
     }
     flood::to_ports(ctx, segment, &entry, 0);

@@ -1,9 +1,12 @@
 //! What the stages know of the packet in hand, and what they make of it.
 
 use aya_ebpf::{btf_maps::PerCpuArray, macros::btf_map};
-use contiv_abi::{Be16, DropReason, FdbEntry, Flow, FlowKey, Mac, Segment, Tuple, Vtep};
+use contiv_abi::{Be16, DropReason, FdbEntry, FlowKey, Mac, Segment, Tuple, Vtep};
 
-use crate::{frame::Ethernet, refuse::Tcp};
+use crate::{
+    frame::{self, Ethernet},
+    refuse::Tcp,
+};
 
 /// The packet in hand.
 ///
@@ -25,14 +28,26 @@ pub(crate) struct Packet {
     pub(crate) inner_wanted: Tuple,
     /// Room for another.
     pub(crate) spare: Tuple,
-    /// The key that is looked up.
+    /// Key of a connection that may be forwarded to another node (DSR).
     pub(crate) key: FlowKey,
-    /// That of the alias of the same flow.
-    pub(crate) alias: FlowKey,
-    /// An entry that is being made.
-    pub(crate) flow: Flow,
-    /// An entry of the table of answered flows.
-    pub(crate) timed: TimedRoom,
+    /// Verdict of a new flow,
+    pub(crate) verdict: u64,
+    /// and the numbers of the rules that decided at the source and at the destination.
+    pub(crate) rules: [u32; 2],
+    /// Groups of the source and of the destination of a new flow, as far as they are here.
+    pub(crate) groups: [u16; 2],
+    /// Port whose quota a new flow uses; zero for none.
+    pub(crate) owner: u32,
+    /// The flow that was found: `contiv_abi::entry` of its record and the packet's direction,
+    pub(crate) entry: u32,
+    /// and the generation of the record.
+    pub(crate) generation: u32,
+    /// TCP: sequence number,
+    pub(crate) sequence: u32,
+    /// the sequence number after the segment,
+    pub(crate) end: u32,
+    /// and acknowledgement number.
+    pub(crate) acknowledged: u32,
     /// Room for a refusal.
     pub(crate) answer: [u64; ANSWER_LEN / 8],
     /// The header of a reset.
@@ -60,19 +75,13 @@ pub(crate) struct Packet {
     /// Identification of a fragmented packet.
     pub(crate) identification: u32,
     /// Offset of the end of the IP packet, which may be before that of the frame.
-    pub(crate) end: u32,
+    pub(crate) limit: u32,
     /// VTEP of the node that sent the frame by a tunnel.
     pub(crate) vtep: Vtep,
     /// Number of the service that a new flow is to.
     pub(crate) service: u32,
     /// The rule that decided last, by its number; zero for none.
     pub(crate) ruled: u32,
-    /// Of a busy flow: the groups whose rules have judged it,
-    pub(crate) judges: [u16; 2],
-    /// their rule sets,
-    pub(crate) judged_by: [u32; 2],
-    /// and the number of the service.
-    pub(crate) served: u32,
     /// `SegmentEntry` of the network: the way out,
     pub(crate) out: u32,
     /// how many ports,
@@ -107,20 +116,8 @@ pub(crate) struct Packet {
     pub(crate) hairpin: u8,
     /// 1 when the tuple was changed by the stages.
     pub(crate) translated: u8,
-    /// 1 when the lower end of the key has sent the packet, or does so beyond the translation.
-    pub(crate) from_low: u8,
-    /// 1 when the packet is the first answer of its flow.
-    pub(crate) confirmed: u8,
-    /// 1 for an answer.
-    pub(crate) reply: u8,
-    /// 1 when its flow was answered, goes on, and has had a packet in this second before.
-    pub(crate) busy: u8,
-    /// 1 when the packet would begin a flow that is there, but not answered yet.
-    pub(crate) again: u8,
-    /// 1 when the packet begins a connection with the ports of one that has ended, which went to `spare`.
-    pub(crate) reopens: u8,
-    /// `Flow::COLLISION` for a direct connection that needs another port.
-    pub(crate) aside: u8,
+    /// [`Replaces`].
+    pub(crate) replaces: u8,
     /// `Port::queue` of the sender,
     pub(crate) queue: u32,
     /// and `Port::priority` in it.
@@ -141,11 +138,16 @@ pub(crate) const ANYBODY: u32 = u32::MAX;
 /// Bytes of the longest refusal, rounded up.
 pub(crate) const ANSWER_LEN: usize = 112;
 
-/// As `TimedFlow`, but without the timer, which the kernel would not have in this map.
-#[repr(C)]
-pub(crate) struct TimedRoom {
-    pub(crate) flow: Flow,
-    pub(crate) room: [u64; 2],
+/// What a new flow does to the one that was found, as [`Packet::replaces`] has it.
+pub(crate) struct Replaces;
+
+impl Replaces {
+    /// None was found.
+    pub(crate) const NOTHING: u8 = 0;
+    /// It has ended, or its endpoint was another one.
+    pub(crate) const ENDED: u8 = 1;
+    /// It is unreplied, and the client has sent its SYN again.
+    pub(crate) const UNREPLIED: u8 = 2;
 }
 
 /// Where a frame comes from, as [`Packet::ingress`] has it.
@@ -240,39 +242,29 @@ pub(crate) fn from_outside(
     Ok(())
 }
 
-/// Makes the key of a tuple in the packet's network. Not zero if the source is the lower end.
+/// Sets the key of a tuple in the packet's network.
 ///
-/// A function of its own for the verifier: the order of two addresses has many outcomes, and nobody who wants
-/// a key cares which it was.
+/// A function of its own for the verifier: the order of two addresses has many outcomes, and a caller that wants a key does
+/// not depend on it.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_key(tuple: *const Tuple, key: *mut FlowKey, kind: u32) -> u32 {
+pub(crate) extern "C" fn ctv_key(tuple: *const Tuple, key: *mut FlowKey) -> u32 {
     let Some(packet) = in_hand() else { return 0 };
     let segment = packet.segment;
-    // SAFETY: the verifier sees to it that a pointer which is not null is to a whole value.
+    // SAFETY: the verifier ensures that a pointer that is not null refers to a whole value.
     let (Some(tuple), Some(key)) = (unsafe { (tuple.as_ref(), key.as_mut()) }) else { return 0 };
-    key.set(segment, tuple, kind as u8);
-    u32::from(tuple.source_is_low())
-}
-
-/// The same with the types of the programs; the result is for `Packet::from_low`.
-#[inline(always)]
-pub(crate) fn set_key(tuple: *const Tuple, key: *mut FlowKey, kind: u8) -> u8 {
-    ctv_key(tuple, key, kind.into()) as u8
+    key.set(segment, tuple);
+    0
 }
 
 /// What a stage that is a function of its own returns: zero to go on, or the number of the reason to drop.
 pub(crate) const GO_ON: u32 = 0;
 /// No flow that is known.
 pub(crate) const NEW: u32 = 0x200;
-/// An alias: the key of the flow that it leads to is set.
+/// The entry changed meanwhile: to be done once more.
 pub(crate) const AGAIN: u32 = 0x201;
-/// The tuple is that of a translated flow's far side, but the packet is not of that flow.
-pub(crate) const BESIDE: u32 = 0x202;
-/// The flow has ended and another one begins with its ports.
-pub(crate) const REOPEN: u32 = 0x203;
-/// The rules have changed since the flow was judged.
-pub(crate) const REVIEW: u32 = 0x204;
+/// The rules have changed since the flow was evaluated.
+pub(crate) const REVALIDATE: u32 = 0x203;
 /// Done, and the ends are not what they were.
 pub(crate) const TRANSLATED: u32 = 0x204;
 /// To be sent on to another node, whose pod's Ethernet address is in the packet in hand.
@@ -303,4 +295,10 @@ pub(crate) fn reason(code: u32) -> DropReason {
 #[inline(always)]
 pub(crate) fn passes(code: u32) -> Result<(), DropReason> {
     if code == GO_ON { Ok(()) } else { Err(reason(code)) }
+}
+
+/// Whether the frame goes to a multicast or broadcast address.
+#[inline(always)]
+pub(crate) fn is_for_group() -> bool {
+    in_hand().is_some_and(|packet| frame::is_group(&packet.destination_mac))
 }

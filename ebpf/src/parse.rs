@@ -49,18 +49,16 @@ fn parse(ctx: &TcContext) -> Result<bool, DropReason> {
     packet.icmp_error = Told::NOTHING;
     packet.tcp = 0;
     packet.translated = 0;
-    packet.reply = 0;
     packet.hairpin = 0;
     packet.service = 0;
     packet.ruled = 0;
-    packet.aside = 0;
-    packet::passes(ctv_end(ctx.skb.skb))?;
+    packet::passes(ctv_limit_of(ctx.skb.skb))?;
     packet::passes(ctv_ip(ctx.skb.skb, packet.l3))?;
     let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
     packet.tuple = packet.spare;
     packet.protocol = packet.tuple.protocol;
     packet.l4 = packet.next;
-    if packet.l4 > packet.end {
+    if packet.l4 > packet.limit {
         return Err(DropReason::Malformed);
     }
     // A packet that an error quotes may be a fragment, too.
@@ -88,7 +86,7 @@ fn parse(ctx: &TcContext) -> Result<bool, DropReason> {
 /// A function of its own for the stack; its result is that of `packet::code`.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_end(skb: *mut __sk_buff) -> u32 {
+extern "C" fn ctv_limit_of(skb: *mut __sk_buff) -> u32 {
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
     packet::code(end(&TcContext::new(skb), packet))
 }
@@ -101,8 +99,8 @@ fn end(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
     let length = u32::from(frame::load::<Be16>(ctx, at)?.get());
     // A packet of more than 64 KiB that the kernel has not segmented yet has no length.
     let unsegmented = length == 0 && ctx.len() > u16::MAX.into();
-    packet.end = if unsegmented { ctx.len() } else { ETHERNET as u32 + header + length };
-    if packet.end > ctx.len() { Err(DropReason::Malformed) } else { Ok(()) }
+    packet.limit = if unsegmented { ctx.len() } else { ETHERNET as u32 + header + length };
+    if packet.limit > ctx.len() { Err(DropReason::Malformed) } else { Ok(()) }
 }
 
 /// Reads the headers of IP that begin at `at`: the ends without ports into `spare`, what follows into `next`,
@@ -219,22 +217,14 @@ const fn overlaps_flags(protocol: u8, offset: u16) -> Result<(), DropReason> {
 /// link.
 #[inline(always)]
 fn transport(ctx: &TcContext, packet: &mut Packet) -> Result<bool, DropReason> {
-    const TCP_FLAGS: u32 = 13;
     const PORTS: u32 = 4;
     const IDENTIFIER: u32 = 4;
     let at = packet.l4;
     match packet.protocol {
-        TCP | UDP | SCTP => {
-            let tcp = packet.protocol == TCP;
-            // Bytes behind the end of the packet are not its ports.
-            if at + if tcp { TCP_FLAGS + 1 } else { PORTS } > packet.end {
-                return Err(DropReason::Malformed);
-            }
-            ports(ctx, at, &mut packet.tuple)?;
-            if tcp {
-                packet.tcp = frame::load::<u8>(ctx, (at + TCP_FLAGS) as usize)?;
-            }
-        }
+        TCP => tcp(ctx, packet)?,
+        // Bytes behind the end of the packet are not its ports.
+        UDP | SCTP if at + PORTS > packet.limit => return Err(DropReason::Malformed),
+        UDP | SCTP => ports(ctx, at, &mut packet.tuple)?,
         ICMP | ICMPV6 => {
             let kind = frame::load::<u8>(ctx, at as usize)?;
             match Message::of(packet, kind) {
@@ -255,6 +245,36 @@ fn transport(ctx: &TcContext, packet: &mut Packet) -> Result<bool, DropReason> {
         _ => {}
     }
     Ok(true)
+}
+
+/// The header of TCP up to its flags.
+#[repr(C)]
+struct TcpHead {
+    ports: [Be16; 2],
+    sequence: [Be16; 2],
+    acknowledged: [Be16; 2],
+    offset: u8,
+    flags: u8,
+}
+
+/// Ports, flags and sequence numbers of a segment.
+#[inline(always)]
+fn tcp(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
+    // Bytes behind the end of the packet are not its header.
+    if packet.l4 + size_of::<TcpHead>() as u32 > packet.limit {
+        return Err(DropReason::Malformed);
+    }
+    let header = frame::load::<TcpHead>(ctx, packet.l4 as usize)?;
+    let number = |[high, low]: [Be16; 2]| u32::from(high.get()) << 16 | u32::from(low.get());
+    [packet.tuple.source_port, packet.tuple.destination_port] = header.ports;
+    packet.tcp = header.flags;
+    packet.sequence = number(header.sequence);
+    packet.acknowledged = number(header.acknowledged);
+    let data = packet.limit.wrapping_sub(packet.l4).wrapping_sub(u32::from(header.offset >> 4) * 4);
+    // SYN and FIN take a number each; without branches, their bits being 2 and 1.
+    let counted = u32::from(header.flags >> 1 & 1) + u32::from(header.flags & 1);
+    packet.end = packet.sequence.wrapping_add(data).wrapping_add(counted);
+    Ok(())
 }
 
 enum Message {

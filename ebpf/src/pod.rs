@@ -9,7 +9,6 @@ use crate::{
     frame::{self, Ethernet},
     guard,
     ip::{self, Sender},
-    learn::{self, Way},
     maps,
     neighbour::{self, Asker},
     packet::{self, Packet, passes},
@@ -113,7 +112,7 @@ fn onward(ctx: &TcContext, packet: &mut Packet) -> Result<u32, DropReason> {
         return Err(DropReason::Hairpin);
     }
     if place.ifindex != 0 {
-        return delivery::to_port(ctx, packet, place);
+        return delivery::to_port(packet, place);
     }
     let vni = segment.vni();
     let is_nowhere = place.vtep == [0; 4];
@@ -130,7 +129,6 @@ fn onward(ctx: &TcContext, packet: &mut Packet) -> Result<u32, DropReason> {
         return Err(DropReason::NoUplink);
     }
     let Some(vni) = vni else {
-        learn::note(ctx, Way::Wire { ifindex: out, tag: segment.tag() });
         push_tag(ctx, segment)?;
         return Ok(OUT);
     };
@@ -139,7 +137,6 @@ fn onward(ctx: &TcContext, packet: &mut Packet) -> Result<u32, DropReason> {
         flood::to_peers(ctx, vni, out, tos);
         return Ok(DELIVERED);
     }
-    learn::note(ctx, Way::Tunnel { ifindex: out, vni, to: place.vtep });
     tunnel::address(ctx, vni, place.vtep, tos)?;
     Ok(OUT)
 }

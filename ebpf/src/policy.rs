@@ -10,7 +10,7 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use contiv_abi::{
-    Address, Be16, DropReason, FdbEntry, FdbKey, Flow, Mac, NeighKey, PolicyVerdict,
+    Address, Be16, DropReason, FdbEntry, FdbKey, Flow, FlowHalf, Mac, NeighKey, Tuple, Verdict,
     maps::{RULE_COUNTS_CAPACITY, RULE_SETS_CAPACITY, RULES_CAPACITY},
     policy::{
         Branch, GROUP_NUMBERS, Group, IN, LookupKey, OUT, RuleCount, RuleEntry, RuleSet, Search, Tables,
@@ -55,8 +55,10 @@ struct Inquiry {
     macs: [Mac; 2],
     /// 1 for IPv6.
     ip6: u8,
-    /// What the rules say on either side.
-    judged: [PolicyVerdict; 2],
+    /// Revisions of the rule sets of either side,
+    sets: [u32; 2],
+    /// and the rules that decided.
+    rules: [u32; 2],
     /// What is asked of the rules of one side.
     question: LookupKey,
     /// The search for an answer.
@@ -106,85 +108,69 @@ pub(crate) fn allows(packet: &mut Packet, place: Option<FdbEntry>) -> bool {
     let source = if packet.source_port != 0 { packet.source_group } else { BY_ADDRESS };
     inquiry.identities = [source, place.map_or(BY_ADDRESS, |place| place.group & GROUP)];
     inquiry.macs = [packet.source_mac, packet.destination_mac];
-    packet.flow.groups = [inquiry.groups[0] as u16, inquiry.groups[1] as u16];
     inquiry.unknown = 0;
-    // SAFETY: numbers.
-    unsafe { contiv_abi::clear(&raw mut inquiry.judged) };
+    packet.groups = [inquiry.groups[0] as u16, inquiry.groups[1] as u16];
+    inquiry.sets = [0; 2];
+    inquiry.rules = [0; 2];
     let denied = ctv_side(OUT as u32) != 0 || ctv_side(IN as u32) != 0;
-    packet.flow.outward = inquiry.judged[0];
-    packet.flow.inward = inquiry.judged[1];
+    packet.verdict = Verdict::of(inquiry.sets).0;
+    packet.rules = inquiry.rules;
     !denied
 }
 
-/// Asked for each packet of a flow that is known: whether what was decided still stands. [`packet::GO_ON`],
-/// [`packet::REVIEW`], or the number of the reason to drop it.
-///
-/// Looks at no more than two words of the array of groups.
+/// Whether the verdict of a flow was made by the current rules, for each of its packets: [`packet::GO_ON`],
+/// [`packet::REVALIDATE`], or the number of the reason to drop it. Reads two words of the array of groups.
 #[inline(always)]
-pub(crate) fn stands(flow: &Flow) -> u32 {
-    let [out, into] = flow.groups;
+pub(crate) fn is_current(flow: &Flow, half: &FlowHalf) -> u32 {
+    let [out, into] = half.groups;
     // There is a group with number zero in the array, which has no sets.
     let (Some(out), Some(into)) = (GROUPS.get(out.into()), GROUPS.get(into.into())) else {
         return DropReason::Policy as u32;
     };
-    if out.sets[OUT] != flow.outward.generation || into.sets[IN] != flow.inward.generation {
-        return packet::REVIEW;
+    let verdict = Verdict(half.verdict);
+    if !verdict.is_by([out.sets[OUT], into.sets[IN]]) {
+        return packet::REVALIDATE;
     }
-    if flow.flags & Flow::DENIED != 0 {
+    if verdict.is_denied() {
         // Counted with the side that the connection came to first.
-        count(if flow.flags & Flow::DENIED_OUT != 0 { flow.outward.rule } else { flow.inward.rule });
+        let side = if verdict.0 & Verdict::DENIED_OUT != 0 { OUT } else { IN };
+        count(flow.halves[side].rule);
         return DropReason::Policy as u32;
     }
     packet::GO_ON
 }
 
-/// Whether these are the groups' rule sets, of what begins with the first and of what is begun with the second.
-#[inline(always)]
-pub(crate) fn are_sets_of(groups: [u16; 2], sets: [u32; 2]) -> bool {
-    let (Some(out), Some(into)) = (GROUPS.get(groups[0].into()), GROUPS.get(groups[1].into())) else {
-        return false;
-    };
-    out.sets[OUT] == sets[0] && into.sets[IN] == sets[1]
-}
-
-/// Judges the flow of the packet in hand again, by the rules of today. A flow that may not be any more is kept, so that
-/// neither its packets nor the answers to them pass for those of a new one.
+/// Evaluates a flow by the current rules; the verdict is in the packet in hand. The `tuple` is that of the original direction
+/// beyond the translation. A flow that is denied is kept, so that neither its packets nor the replies to them pass for those of
+/// a new one.
 ///
 /// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_review(flow: *mut Flow) -> u32 {
+pub(crate) extern "C" fn ctv_evaluate(tuple: *const Tuple, groups: u32, hairpin: u32) -> u32 {
     let (Some(packet), Some(inquiry)) = (packet::in_hand(), inquiry()) else { return 0 };
-    // SAFETY: the verifier sees to it that a pointer which is not null is to a whole flow.
-    let Some(flow) = (unsafe { flow.as_mut() }) else { return 0 };
-    // By places and not by cases, which the verifier would all follow.
-    let to_low = usize::from(flow.origin_is_low & 1 ^ 1);
-    inquiry.ends[to_low].set_words(packet.key.low.words());
-    inquiry.ends[to_low ^ 1].set_words(packet.key.high.words());
-    if flow.flags & Flow::HAIRPIN != 0 {
-        let own = inquiry.ends[1].words();
-        inquiry.ends[0].set_words(own);
-    }
-    inquiry.port = [packet.key.high_port, packet.key.low_port][to_low];
-    inquiry.protocol = packet.key.protocol;
+    // SAFETY: the verifier ensures that a pointer that is not null refers to a whole tuple.
+    let Some(tuple) = (unsafe { tuple.as_ref() }) else { return 0 };
+    let destination = tuple.destination.words();
+    inquiry.ends[0].set_words(if hairpin != 0 { destination } else { tuple.source.words() });
+    inquiry.ends[1].set_words(destination);
+    inquiry.port = tuple.destination_port;
+    inquiry.protocol = tuple.protocol;
     inquiry.of_peer.segment = packet.segment;
     inquiry.ip6 = packet.ip6;
-    let [out, into] = flow.groups;
-    inquiry.groups = [out.into(), into.into()];
-    let identity = |group: u16| if group == 0 { BY_ADDRESS } else { group.into() };
-    inquiry.identities = [identity(out), identity(into)];
+    inquiry.groups = [groups & 0xffff, groups >> 16];
+    inquiry.identities = inquiry.groups.map(|group| if group == 0 { BY_ADDRESS } else { group });
     // The packet may be of either direction.
-    let there = usize::from(flow.origin_is_low ^ packet.from_low) & 1;
-    inquiry.macs[there] = packet.source_mac;
-    inquiry.macs[there ^ 1] = packet.destination_mac;
+    let reply = packet.entry as usize & 1;
+    inquiry.macs[reply] = packet.source_mac;
+    inquiry.macs[reply ^ 1] = packet.destination_mac;
     inquiry.unknown = 0;
-    // SAFETY: numbers.
-    unsafe { contiv_abi::clear(&raw mut inquiry.judged) };
-    let denied = ctv_side(OUT as u32) as u8 & 1;
-    let denied = (denied * Flow::DENIED_OUT) | ((ctv_side(IN as u32) as u8 & 1) * Flow::DENIED_IN);
-    flow.outward = inquiry.judged[0];
-    flow.inward = inquiry.judged[1];
-    flow.flags = flow.flags & !Flow::DENIED | denied;
+    inquiry.sets = [0; 2];
+    inquiry.rules = [0; 2];
+    let out = u64::from(ctv_side(OUT as u32) & 1) * Verdict::DENIED_OUT;
+    let into = u64::from(ctv_side(IN as u32) & 1) * Verdict::DENIED_IN;
+    packet.verdict = Verdict::of(inquiry.sets).0 | out | into;
+    packet.rules = inquiry.rules;
     0
 }
 
@@ -213,7 +199,7 @@ extern "C" fn ctv_side(side: u32) -> u32 {
             if identity == UNKNOWN {
                 // It may be in any group. As a destination it is reached by its Ethernet address alone, and its node asks.
                 inquiry.unknown = u8::from(side == IN);
-                inquiry.judged[side] = PolicyVerdict { generation: set, rule: 0 };
+                inquiry.sets[side] = set;
                 if side == IN {
                     return 1;
                 }
@@ -227,7 +213,8 @@ extern "C" fn ctv_side(side: u32) -> u32 {
     let _turns = unsafe { bpf_loop(Search::TURNS, search_on as *mut c_void, ptr::null_mut(), 0) };
     let RuleEntry { rule, .. } = inquiry.search.best;
     let denies = inquiry.search.best.denies();
-    inquiry.judged[side] = PolicyVerdict { generation: set, rule };
+    inquiry.sets[side] = set;
+    inquiry.rules[side] = rule;
     count(rule);
     u32::from(denies)
 }
@@ -344,8 +331,8 @@ fn replicated(packet: &Packet, inquiry: &mut Inquiry, own: [u64; 2]) {
     inquiry.identities[0] = if packet.source_port != 0 { packet.source_group } else { BY_ADDRESS };
     inquiry.macs = [packet.source_mac, packet.destination_mac];
     inquiry.unknown = 0;
-    // SAFETY: numbers.
-    unsafe { contiv_abi::clear(&raw mut inquiry.judged) };
+    inquiry.sets = [0; 2];
+    inquiry.rules = [0; 2];
 }
 
 /// Sets and their trees are not changed as long as a group leads to them.

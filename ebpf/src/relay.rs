@@ -17,13 +17,14 @@ use contiv_abi::{
     Segment, TCP, Vip,
     maps::{DSR_FLOWS_CAPACITY, DSR_STATS_SLOTS, VIPS_CAPACITY},
     service_mac,
+    tcp::sent,
 };
 
 use crate::{
     flows,
     frame::{self, ETHERNET, Ethernet},
     maps::{self, NO_PREALLOC},
-    packet::{self, AGAIN, GO_ON, Packet, RELAY, Told, tcp},
+    packet::{self, AGAIN, GO_ON, Packet, RELAY, tcp},
     service::{self, Target},
     source,
 };
@@ -96,7 +97,7 @@ fn for_service(ctx: &TcContext, segment: Segment) -> Result<bool, DropReason> {
     Ok(owner.is_some_and(|owner| owner.flags & NeighEntry::SERVICE != 0))
 }
 
-/// Chooses the backend for the packet in hand, which is for a service and has its key as `alias`: `RELAY` if it goes to
+/// Chooses the backend for the packet in hand, which is for a service and has its key in `key`: `RELAY` if it goes to
 /// another node, and then `destination_mac` says to whom; `GO_ON` if it is to be translated here; or a reason.
 ///
 /// A function of its own for the verifier.
@@ -128,7 +129,7 @@ pub(crate) extern "C" fn ctv_relay() -> u32 {
 }
 
 /// If the connection of the packet in hand is sent on, the result is `RELAY`, and the backend's address of Ethernet is in the
-/// packet. Its key is in `alias`; that of the connection which an ICMP error is about, in `key`.
+/// packet. Its key, or that of the connection which an ICMP error is about, is in `key`.
 ///
 /// A function of its own for the verifier.
 #[inline(never)]
@@ -136,14 +137,15 @@ pub(crate) extern "C" fn ctv_relay() -> u32 {
 pub(crate) extern "C" fn ctv_known() -> u32 {
     let Some(packet) = packet::in_hand() else { return GO_ON };
     // Not handed over: to Linux 6.1 what is handed over is no key.
-    let key = if packet.icmp_error != Told::NOTHING { &packet.key } else { &packet.alias };
+    let key = &packet.key;
     let Some(relay) = DSR_FLOWS.get_ptr_mut(key) else { return GO_ON };
     // SAFETY: an entry that was found.
     let relay = unsafe { &mut *relay };
     let opens = packet.tcp & (tcp::SYN | tcp::ACK) == tcp::SYN;
-    let idle = packet.now.wrapping_sub(relay.seen);
+    let idle = contiv_abi::idle(packet.now, relay.seen);
+    let reply = u32::from(sent::ANY) | relay.closing;
     if opens && relay.closing != 0
-        || idle != 0 && idle > flows::ctv_timeout(key.protocol.into(), 1, relay.closing)
+        || idle != 0 && idle > flows::ctv_timeout(key.protocol.into(), sent::ANY.into(), reply)
     {
         let _over = DSR_FLOWS.remove(key);
         return GO_ON;
@@ -170,7 +172,7 @@ fn note(packet: &Packet) {
     let closing = u32::from(packet.tcp & (tcp::FIN | tcp::RST));
     let relay = DsrEntry { backend: packet.wanted.destination, seen: packet.now, closing };
     // Without memory the ring alone decides, which says the same until the set changes.
-    let _noted = DSR_FLOWS.insert(&packet.alias, &relay, 0);
+    let _noted = DSR_FLOWS.insert(&packet.key, &relay, 0);
 }
 
 /// Counts a frame that was sent on.
@@ -212,7 +214,6 @@ fn arrive(packet: &mut Packet, number: u32, port: u16) -> Result<(), DropReason>
     }
     packet.service = number;
     packet.translated = 1;
-    packet.aside = 0;
     packet.wanted.destination = ip;
     packet.wanted.destination_port = Be16::new(port);
     Ok(())

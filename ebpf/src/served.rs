@@ -3,7 +3,7 @@
 use aya_ebpf::{
     bindings::BPF_F_MMAPABLE, btf_maps::Array, helpers::generated::bpf_get_smp_processor_id, macros::btf_map,
 };
-use contiv_abi::{Flow, ServiceCount, maps::SERVICE_COUNTS_CAPACITY};
+use contiv_abi::{ServiceCount, maps::SERVICE_COUNTS_CAPACITY};
 
 /// The agent makes it as large as there are processors.
 #[btf_map(name = "ctv_svcnt")]
@@ -17,19 +17,11 @@ pub(crate) fn began(service: u32, bytes: u32) {
     }
 }
 
-/// Counts a packet of a flow, if that is to a service: of its first direction or an answer.
+/// Counts a packet of a flow, if that is to a service: of its original direction, or a reply.
 #[inline(always)]
-pub(crate) fn passed(flow: &Flow, answer: bool, bytes: u32) {
-    if flow.service != 0 {
-        ctv_served(flow.service, answer.into(), 0, 1, bytes.into());
-    }
-}
-
-/// Counts packets that have gone past the stages. `side` is 1 for answers.
-#[inline(always)]
-pub(crate) fn have_passed(service: u32, side: u32, packets: u64, bytes: u64) {
+pub(crate) fn passed(service: u32, reply: bool, bytes: u32) {
     if service != 0 {
-        ctv_served(service, side, 0, packets, bytes);
+        ctv_served(service, reply.into(), 0, 1, bytes.into());
     }
 }
 

@@ -61,7 +61,6 @@ pub(crate) extern "C" fn ctv_choose() -> u32 {
     }
     packet.service = number;
     packet.translated = 1;
-    packet.aside = 0;
     packet::code(address(packet))
 }
 
@@ -175,7 +174,7 @@ fn member(packet: &Packet, entry: &ServiceEntry) -> Option<Member> {
     let block = unsafe { &mut *AFFINITY.get_ptr_mut(block)? };
     let place = ctv_place(block, tag, packet.now);
     let client = block.clients.get_mut(place as usize % AffinityBlock::LEN)?;
-    if client.tag == tag && packet.now.wrapping_sub(client.seen) <= entry.affinity {
+    if client.tag == tag && contiv_abi::idle(packet.now, client.seen) <= entry.affinity {
         let with = client.with.word();
         if ctv_has(entry, with) != 0 {
             client.seen = packet.now;

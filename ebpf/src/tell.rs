@@ -165,7 +165,7 @@ fn fill(event: &mut Event, packet: &Packet, reason: u32, ifindex: u32, kind: u32
     copy(&packet.wanted.destination, &mut event.backend);
     event.segment = packet.segment;
     event.rules = match reason {
-        0 => [packet.flow.outward.rule, packet.flow.inward.rule],
+        0 => packet.rules,
         POLICY => [packet.ruled, 0],
         _ => [0; 2],
     };

@@ -88,16 +88,17 @@ fn forward(ctx: &TcContext, segment: Segment, entry: &SegmentEntry) -> Result<Ve
         return Ok(Verdict::Back(ifindex, packet::reason(passed.refused)));
     }
     if passed.relayed {
-        let macs = Macs { destination: passed.destination, source: ethernet.destination };
+        let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+        let macs = Macs { destination: packet.destination_mac, source: ethernet.destination };
         ctx.store(0, &macs, 0).map_err(|_| DropReason::RewriteFailed)?;
         pod::push_tag(ctx, segment)?;
         relay::count(DsrHook::Tc, ctx.len());
         return Ok(Verdict::Out(ifindex));
     }
-    if is_group {
+    if packet::is_for_group() {
         flood::to_ports(ctx, segment, entry, 0);
         return Ok(Verdict::Delivered);
     }
-    let place = delivery::from_outside(ctx, segment, passed.destination)?;
+    let place = delivery::from_outside()?;
     Ok(Verdict::to_pod(&place.ok_or(DropReason::NotLocal)?))
 }

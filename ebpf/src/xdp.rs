@@ -3,7 +3,7 @@
 //! the uplink's ingress, which does the same and everything else.
 
 use aya_ebpf::programs::XdpContext;
-use contiv_abi::{Address, Be16, DsrHook, FlowKey, Mac, Segment, TCP, Tuple, UDP, service_mac};
+use contiv_abi::{Address, Be16, DsrHook, Mac, Segment, TCP, Tuple, UDP, service_mac};
 
 use crate::{
     flows,
@@ -81,9 +81,8 @@ fn read(ctx: &XdpContext) -> Option<()> {
     packet.piece = Piece::WHOLE;
     packet.icmp_error = Told::NOTHING;
     packet.hairpin = 0;
-    packet.aside = 0;
     packet.service = 0;
-    packet::set_key(&raw const packet.tuple, &raw mut packet.alias, FlowKey::FLOW);
+    packet::ctv_key(&raw const packet.tuple, &raw mut packet.key);
     Some(())
 }
 

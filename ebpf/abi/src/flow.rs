@@ -1,244 +1,137 @@
-//! Connection tracking: keys and entries of flows.
+//! Connection tracking: records of flows, timeouts and events.
 
-use crate::{Address, Be16, Segment};
+use crate::{
+    Address, Be16, Segment, Tuple,
+    tcp::{TcpState, sent},
+};
 
-/// Addresses, ports and protocol of a packet, in its direction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
-#[repr(C)]
-pub struct Tuple {
-    /// Source address.
-    pub source: Address,
-    /// Destination address.
-    pub destination: Address,
-    /// Source port of TCP, UDP and SCTP; the identifier of an ICMP echo; else zero.
-    pub source_port: Be16,
-    /// Destination port, likewise.
-    pub destination_port: Be16,
-    /// IP protocol number; for IPv6 that of the last header.
-    pub protocol: u8,
-    /// Zero.
-    pub zero: [u8; 3],
-}
+/// IP protocol number of TCP.
+pub const TCP: u8 = 6;
+/// IP protocol number of UDP.
+pub const UDP: u8 = 17;
 
-impl Tuple {
-    /// The tuple of the reply direction.
-    #[inline(always)]
-    pub fn reversed(&self) -> Tuple {
-        let mut tuple = *self;
-        tuple.reverse();
-        tuple
-    }
-
-    /// Changes the tuple to that of the reply direction.
-    #[inline(always)]
-    pub fn reverse(&mut self) {
-        let (source, port) = (self.source.words(), self.source_port);
-        self.source.set_words(self.destination.words());
-        self.source_port = self.destination_port;
-        self.destination.set_words(source);
-        self.destination_port = port;
-    }
-
-    /// Returns true if the source is the lower end of the key. The order is arbitrary; both
-    /// directions agree on it.
-    #[inline(always)]
-    pub const fn source_is_low(&self) -> bool {
-        let ([a, b], [c, d]) = (self.source.words(), self.destination.words());
-        if a != c {
-            a < c
-        } else if b != d {
-            b < d
-        } else {
-            self.source_port.wire() <= self.destination_port.wire()
-        }
-    }
-}
-
-/// Key of a flow, the same for both directions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
-#[repr(C)]
-pub struct FlowKey {
-    /// Network of the flow.
-    pub segment: Segment,
-    /// Address of the lower end.
-    pub low: Address,
-    /// Address of the higher end.
-    pub high: Address,
-    /// Port of the lower end.
-    pub low_port: Be16,
-    /// Port of the higher end.
-    pub high_port: Be16,
-    /// IP protocol number.
-    pub protocol: u8,
-    /// [`FlowKey::FLOW`] or [`FlowKey::COLLISION`].
-    pub kind: u8,
-    /// Zero.
-    pub zero: [u8; 2],
-}
-
-impl FlowKey {
-    /// The tuple of a packet as received.
-    pub const FLOW: u8 = 0;
-    /// The tuple of a direct connection that collides with that of a translated one beyond the
-    /// translation. Only forward NAT entries have such keys.
-    pub const COLLISION: u8 = 1;
-
-    /// The key of a packet.
-    #[inline(always)]
-    pub fn new(segment: Segment, tuple: &Tuple, kind: u8) -> Self {
-        let mut key = FlowKey {
-            segment,
-            low: tuple.source,
-            high: tuple.source,
-            low_port: tuple.source_port,
-            high_port: tuple.source_port,
-            protocol: tuple.protocol,
-            kind,
-            zero: [0; 2],
-        };
-        key.set(segment, tuple, kind);
-        key
-    }
-
-    /// Assigns the key of a packet. In place, because the stack of a BPF program has 512 bytes.
-    #[inline(always)]
-    pub fn set(&mut self, segment: Segment, tuple: &Tuple, kind: u8) {
-        self.segment = segment;
-        self.protocol = tuple.protocol;
-        self.kind = kind;
-        self.zero = [0; 2];
-        if tuple.source_is_low() {
-            self.low.set_words(tuple.source.words());
-            self.high.set_words(tuple.destination.words());
-            self.low_port = tuple.source_port;
-            self.high_port = tuple.destination_port;
-        } else {
-            self.low.set_words(tuple.destination.words());
-            self.high.set_words(tuple.source.words());
-            self.low_port = tuple.destination_port;
-            self.high_port = tuple.source_port;
-        }
-    }
-
-    /// The tuple of the flow's original direction; `origin_is_low` tells whether the lower end
-    /// initiated the flow.
-    #[inline(always)]
-    pub fn original(&self, origin_is_low: bool) -> Tuple {
-        let (source, source_port) = (self.low, self.low_port);
-        let mut tuple = Tuple {
-            source,
-            destination: self.high,
-            source_port,
-            destination_port: self.high_port,
-            protocol: self.protocol,
-            zero: [0; 3],
-        };
-        if !origin_is_low {
-            tuple.reverse();
-        }
-        tuple
-    }
-}
-
-/// Result of the policy evaluation on one side of a flow.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
-#[repr(C)]
-pub struct PolicyVerdict {
-    /// Number of the rule set that was evaluated; zero if this side is not on this node.
-    pub generation: u32,
-    /// Number of the rule that decided; zero for none.
-    pub rule: u32,
-}
-
-/// A flow, keyed by its tuple beyond the translation; or a forward NAT entry, keyed by the tuple
-/// before the translation.
-///
-/// Each direction writes its own half of the counters, so only the time stamp is written by two
-/// CPUs at once.
+/// A flow. Both directions share the record: the first cache line identifies it and is written once;
+/// each direction writes a line of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct Flow {
-    /// Packets of the original and of the reply direction.
-    pub packets: [u64; 2],
-    /// Bytes of these packets, including the Ethernet header.
-    pub bytes: [u64; 2],
-    /// Translated flow: address that the client sends to. Forward NAT entry: address that its
-    /// packets are sent to.
-    pub nat_ip: Address,
-    /// Port that belongs to `nat_ip`.
+    /// Address of the client.
+    pub client: Address,
+    /// Destination address as the client sends it.
+    pub destination: Address,
+    /// Destination address after the translation.
+    pub backend: Address,
+    /// Port of the client.
+    pub client_port: Be16,
+    /// Destination port as the client sends it.
+    pub destination_port: Be16,
+    /// Port of the client after the translation.
     pub nat_port: Be16,
-    /// Translated flow: the client's own port. Forward NAT entry: the client's port after the
-    /// translation.
-    pub nat_client_port: Be16,
-    /// Time of the last packet, in seconds since boot.
-    pub seen: u32,
-    /// Time of the first packet, in seconds since boot.
-    pub made: u32,
-    /// Number of the service's port; zero for none.
-    pub service: u32,
-    /// Evaluation of the source's egress rules.
-    pub outward: PolicyVerdict,
-    /// Evaluation of the destination's ingress rules.
-    pub inward: PolicyVerdict,
-    /// [`Flow::NAT`] and the following.
-    pub flags: u8,
-    /// 1 if the lower end initiated the flow.
-    pub origin_is_low: u8,
-    /// FIN and RST flags that each direction has sent.
-    pub tcp: [u8; 2],
-    /// Groups of the source and of the destination if they are on this node; zero for none.
-    pub groups: [u16; 2],
+    /// Destination port after the translation.
+    pub backend_port: Be16,
+    /// Which flow this is, and whether it exists.
+    pub head: FlowHead,
+    /// The original and the reply direction.
+    pub halves: [FlowHalf; 2],
 }
 
-impl Flow {
-    /// The flow is translated.
-    pub const NAT: u8 = 1;
-    /// The entry is a forward NAT entry: it refers to a flow.
-    pub const FORWARD_NAT: u8 = 2;
-    /// Client and backend are the same pod, which sees the service's address as the client.
-    pub const HAIRPIN: u8 = 4;
-    /// A direct connection whose source port is translated, because a translated connection has the
-    /// same tuple.
-    pub const COLLISION: u8 = 8;
-    /// The current rules of the source's group deny the flow.
-    pub const DENIED_OUT: u8 = 16;
-    /// The current rules of the destination's group deny the flow.
-    pub const DENIED_IN: u8 = 32;
-    /// The flow reuses the established entry of a closed connection, and is itself unreplied.
-    pub const OPENING: u8 = 64;
-    /// The flow is unreplied and has its forward NAT entry already, because it did not begin with a
-    /// SYN.
-    pub const NAMED: u8 = 128;
-    /// Both denial flags.
-    pub const DENIED: u8 = Flow::DENIED_OUT | Flow::DENIED_IN;
+/// Network, protocol and generation of a flow, in one aligned 64-bit word.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
+#[repr(C, align(8))]
+pub struct FlowHead {
+    /// Network of the flow, see [`Segment::domain`].
+    pub domain: u32,
+    /// IP protocol number.
+    pub protocol: u8,
+    /// [`Flow::NAT`] and [`Flow::HAIRPIN`].
+    pub flags: u8,
+    /// Odd while the record describes a flow. Incremented when the flow begins and when it ends: a
+    /// reader that finds the same odd number before and after has read one flow.
+    pub generation: u16,
+}
 
-    /// FIN flag of TCP.
-    pub const FIN: u8 = 1;
-    /// RST flag of TCP.
-    pub const RST: u8 = 4;
+impl FlowHead {
+    /// The head as one number.
+    #[inline(always)]
+    pub const fn word(self) -> u64 {
+        self.domain as u64
+            | (self.protocol as u64) << 32
+            | (self.flags as u64) << 40
+            | (self.generation as u64) << 48
+    }
 
-    /// Returns true if either side has sent FIN or RST.
+    /// The inverse of [`FlowHead::word`].
+    #[inline(always)]
+    pub const fn from_word(word: u64) -> FlowHead {
+        FlowHead {
+            domain: word as u32,
+            protocol: (word >> 32) as u8,
+            flags: (word >> 40) as u8,
+            generation: (word >> 48) as u16,
+        }
+    }
+
+    /// Returns true if the record describes a flow.
+    #[inline(always)]
+    pub const fn exists(self) -> bool {
+        self.generation & 1 != 0
+    }
+}
+
+/// One direction of a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
+#[repr(C)]
+pub struct FlowHalf {
+    /// Packets of this direction.
+    pub packets: u64,
+    /// Bytes of these packets, including the Ethernet header.
+    pub bytes: u64,
+    /// Result of the policy evaluation, equal in both halves; a [`Verdict`].
+    pub verdict: u64,
+    /// Groups of the flow's source and destination if they are on this node, zero for none; equal
+    /// in both halves.
+    pub groups: [u16; 2],
+    /// Number of the service's port, zero for none; equal in both halves.
+    pub service: u32,
+    /// Number of the rule that decided: in the original direction that of the source's egress
+    /// rules, in the reply direction that of the destination's ingress rules; zero for none.
+    pub rule: u32,
+    /// Time of the last packet of this direction, in seconds since boot.
+    pub seen: u32,
+    /// TCP: sequence number after the last byte that this direction has sent.
+    pub end: u32,
+    /// TCP: last acknowledgement number that this direction has sent.
+    pub acknowledged: u32,
+    /// Time of the first packet of the flow, in seconds since boot; equal in both halves.
+    pub made: u32,
+    /// Interface index of the endpoint whose quota the flow uses, zero for none; equal in both
+    /// halves.
+    pub owner: u32,
+    /// What this direction has sent, as flags of [`sent`].
+    pub sent: u8,
+    /// What the other direction has sent.
+    pub other: u8,
+    /// Zero.
+    pub zero: [u8; 6],
+}
+
+const _: () = assert!(size_of::<Flow>() == 192 && size_of::<FlowHalf>() == 64);
+
+impl FlowHalf {
+    /// What the original and the reply direction have sent; `reply` tells the direction of this
+    /// half.
+    #[inline(always)]
+    pub const fn both_sent(&self, reply: bool) -> [u8; 2] {
+        if reply { [self.other, self.sent] } else { [self.sent, self.other] }
+    }
+
+    /// Returns true if either direction has sent a plausible FIN or RST.
     #[inline(always)]
     pub const fn is_closing(&self) -> bool {
-        (self.tcp[0] | self.tcp[1]) != 0
-    }
-
-    /// Returns 1 if an established entry has been replied to by its current connection.
-    /// Branch-free, because the verifier would follow both branches.
-    #[inline(always)]
-    pub const fn is_answered(&self) -> u32 {
-        (((self.flags / Flow::OPENING) & 1) ^ 1) as u32
-    }
-
-    /// Returns true if an established entry has been replied to and neither side has closed the
-    /// connection.
-    #[inline(always)]
-    pub const fn is_open(&self) -> bool {
-        (self.tcp[0] | self.tcp[1] | self.flags & Flow::OPENING) == 0
+        (self.sent | self.other) & sent::END != 0
     }
 
     /// Number of the source's or of the destination's group. Branch-free, because the verifier
@@ -248,65 +141,103 @@ impl Flow {
         let both = self.groups[0] as u32 | (self.groups[1] as u32) << 16;
         (both >> (16 * !of_source as u32)) & 0xffff
     }
+}
 
-    /// The tuple that the client of a translated flow sends: the key of the forward NAT entry. In
-    /// place, as `FlowKey::set`.
-    #[inline(always)]
-    pub fn untranslate(&self, key: &FlowKey, to: &mut Tuple) {
-        let from_low = self.origin_is_low != 0;
-        // For a pod that reaches itself, the backend's end is its own.
-        let client_is_low = from_low != (self.flags & Flow::HAIRPIN != 0);
-        let client = if client_is_low { key.low.words() } else { key.high.words() };
-        to.source.set_words(client);
-        to.source_port = self.nat_client_port;
-        to.destination.set_words(self.nat_ip.words());
-        to.destination_port = self.nat_port;
-        to.protocol = key.protocol;
-        // SAFETY: bytes.
-        unsafe { crate::clear(&raw mut to.zero) };
-    }
+impl Flow {
+    /// The flow is translated.
+    pub const NAT: u8 = 1;
+    /// Client and backend are the same pod, which sees the service's address as the client.
+    pub const HAIRPIN: u8 = 2;
 
-    /// Kind of the key of a translated flow's forward NAT entry.
+    /// The tuple of a packet as received: of the original direction, or of a reply. In place,
+    /// because the stack of a BPF program has 512 bytes.
     #[inline(always)]
-    pub const fn alias_kind(&self) -> u8 {
-        if self.flags & Flow::COLLISION != 0 { FlowKey::COLLISION } else { FlowKey::FLOW }
-    }
-
-    /// Translates the client's packet by a forward NAT entry.
-    #[inline(always)]
-    pub fn translate(&self, to: &mut Tuple) {
-        if self.flags & Flow::HAIRPIN != 0 {
-            to.source.set_words(to.destination.words());
+    pub fn received(&self, reply: bool, to: &mut Tuple) {
+        if reply {
+            to.source.set_words(self.backend.words());
+            to.source_port = self.backend_port;
+            let hairpin = self.head.flags & Flow::HAIRPIN != 0;
+            to.destination.set_words(if hairpin { self.destination.words() } else { self.client.words() });
+            to.destination_port = self.nat_port;
+        } else {
+            to.source.set_words(self.client.words());
+            to.source_port = self.client_port;
+            to.destination.set_words(self.destination.words());
+            to.destination_port = self.destination_port;
         }
-        to.source_port = self.nat_client_port;
-        to.destination.set_words(self.nat_ip.words());
-        to.destination_port = self.nat_port;
+        to.protocol = self.head.protocol;
+        to.zero = [0; 3];
+    }
+
+    /// Changes the tuple of a packet as received to that of the packet as forwarded.
+    #[inline(always)]
+    pub fn translate(&self, reply: bool, to: &mut Tuple) {
+        if reply {
+            to.source.set_words(self.destination.words());
+            to.source_port = self.destination_port;
+            to.destination.set_words(self.client.words());
+            to.destination_port = self.client_port;
+        } else {
+            if self.head.flags & Flow::HAIRPIN != 0 {
+                to.source.set_words(self.destination.words());
+            }
+            to.source_port = self.nat_port;
+            to.destination.set_words(self.backend.words());
+            to.destination_port = self.backend_port;
+        }
+    }
+
+    /// Returns true if the flow has had a reply.
+    #[inline(always)]
+    pub const fn is_replied(&self) -> bool {
+        self.halves[1].sent & sent::ANY != 0
+    }
+
+    /// Time of the last packet of either direction, in seconds since boot.
+    #[inline(always)]
+    pub const fn seen(&self) -> u32 {
+        crate::tcp::later(self.halves[0].seen, self.halves[1].seen)
     }
 }
 
-/// IP protocol number of TCP.
-pub const TCP: u8 = 6;
-/// IP protocol number of UDP.
-pub const UDP: u8 = 17;
-
-/// The kernel's `struct bpf_timer`, which it finds in a map's value by this name.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
-#[repr(C)]
-pub struct bpf_timer {
-    /// Opaque; reads as zero.
-    pub opaque: [u64; 2],
+/// Seconds since `seen`. Zero if `seen` is in the future: another CPU has written it after this one
+/// has read the clock.
+#[inline(always)]
+pub const fn idle(now: u32, seen: u32) -> u32 {
+    let idle = now.wrapping_sub(seen);
+    if (idle as i32) < 0 { 0 } else { idle }
 }
 
-/// An established flow, with the timer that removes it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
-#[repr(C)]
-pub struct TimedFlow {
-    /// The flow.
-    pub flow: Flow,
-    /// Armed on the entry of a flow, not on a forward NAT entry.
-    pub timer: bpf_timer,
+/// Result of a policy evaluation: the revisions of both sides' rule sets and the denials, in one
+/// word, so that a new revision never has an old denial.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Verdict(pub u64);
+
+impl Verdict {
+    /// The egress rules of the source deny the flow.
+    pub const DENIED_OUT: u64 = 1 << 31;
+    /// The ingress rules of the destination deny the flow.
+    pub const DENIED_IN: u64 = 1 << 63;
+    /// Both denials.
+    pub const DENIED: u64 = Verdict::DENIED_OUT | Verdict::DENIED_IN;
+
+    /// A verdict by the rule sets with these numbers, both below 2^31; zero for none.
+    #[inline(always)]
+    pub const fn of(sets: [u32; 2]) -> Verdict {
+        Verdict(sets[0] as u64 | (sets[1] as u64) << 32)
+    }
+
+    /// Returns true if the flow was evaluated with these rule sets.
+    #[inline(always)]
+    pub const fn is_by(self, sets: [u32; 2]) -> bool {
+        self.0 & !Verdict::DENIED == Verdict::of(sets).0
+    }
+
+    /// Returns true if either side denies the flow.
+    #[inline(always)]
+    pub const fn is_denied(self) -> bool {
+        self.0 & Verdict::DENIED != 0
+    }
 }
 
 /// Timeouts of flows without packets, in seconds.
@@ -316,9 +247,11 @@ pub struct TimedFlow {
 pub struct Timeouts {
     /// TCP, established.
     pub tcp: u32,
-    /// TCP, unreplied.
+    /// TCP, unreplied, or the handshake is incomplete.
     pub tcp_opening: u32,
-    /// TCP, after a FIN or RST.
+    /// TCP, after a FIN of one side that the other side has acknowledged.
+    pub tcp_half_closed: u32,
+    /// TCP, after a RST or the FINs of both sides, or a FIN that is not acknowledged.
     pub tcp_closing: u32,
     /// UDP, established.
     pub udp: u32,
@@ -332,23 +265,51 @@ impl Default for Timeouts {
     fn default() -> Self {
         // TCP keepalives begin after two hours (RFC 9293 3.8.4); packets of a closed connection may
         // be in transit for two segment lifetimes of 30 s; RFC 4787 requires two minutes for UDP.
-        Timeouts { tcp: 8000, tcp_opening: 60, tcp_closing: 60, udp: 180, other: 180, unanswered: 30 }
+        // kube-proxy sets an hour for half-closed connections, which may be idle on purpose.
+        Timeouts {
+            tcp: 8000,
+            tcp_opening: 60,
+            tcp_half_closed: 3600,
+            tcp_closing: 60,
+            udp: 180,
+            other: 180,
+            unanswered: 30,
+        }
     }
 }
 
 impl Timeouts {
-    /// The timeout of a flow in this state, in seconds.
+    /// The timeout of a flow, in seconds, by what both directions have sent.
     #[inline(always)]
-    pub const fn of(&self, protocol: u8, answered: bool, closing: bool) -> u32 {
-        match (protocol, answered) {
-            (TCP, _) if closing => self.tcp_closing,
-            (TCP, true) => self.tcp,
-            (TCP, false) => self.tcp_opening,
-            (UDP, true) => self.udp,
-            (_, true) => self.other,
-            (_, false) => self.unanswered,
+    pub const fn of(&self, protocol: u8, original: u8, reply: u8) -> u32 {
+        let replied = reply & sent::ANY != 0;
+        match protocol {
+            TCP => match TcpState::of(original, reply) {
+                TcpState::Established => self.tcp,
+                TcpState::SynSent | TcpState::SynReceived => self.tcp_opening,
+                TcpState::CloseWait => self.tcp_half_closed,
+                TcpState::FinWait | TcpState::LastAck | TcpState::TimeWait | TcpState::Close => {
+                    self.tcp_closing
+                }
+            },
+            _ if !replied => self.unanswered,
+            UDP => self.udp,
+            _ => self.other,
         }
     }
+}
+
+/// Returns true if a flow may be evicted for another one: it is unreplied, or ended. An established
+/// flow is never evicted.
+#[inline(always)]
+pub const fn is_evictable(protocol: u8, original: u8, reply: u8) -> bool {
+    if protocol != TCP {
+        return reply & sent::ANY == 0;
+    }
+    matches!(
+        TcpState::of(original, reply),
+        TcpState::SynSent | TcpState::SynReceived | TcpState::TimeWait | TcpState::Close
+    )
 }
 
 /// A fragmented packet.
@@ -388,29 +349,34 @@ pub struct FragmentPorts {
 pub enum FlowEvent {
     /// A flow was inserted.
     Made = 0,
-    /// A flow got its first reply and moved to the established table.
+    /// A flow got its first reply.
     Answered = 1,
     /// A flow ended by its timeout.
     Expired = 2,
-    /// A flow got its first reply but the established table was full; it stays in the unreplied
-    /// table, where it may be evicted.
+    /// A flow could not be inserted: the table is full of established flows.
     Full = 3,
-    /// A flow could not be inserted.
+    /// A flow could not be inserted because of concurrent insertions.
     Failed = 4,
     /// A new connection reused the tuple of a closed one, or of another pod that had the same
     /// address, and replaced its entry.
     Reused = 5,
+    /// A flow could not be inserted: the endpoint has used its share of the table.
+    OverQuota = 6,
+    /// An unreplied or ended flow was evicted for another one.
+    Evicted = 7,
 }
 
 impl FlowEvent {
     /// All events, with their labels in metrics.
-    pub const ALL: [(FlowEvent, &'static str); 6] = [
+    pub const ALL: [(FlowEvent, &'static str); 8] = [
         (FlowEvent::Made, "made"),
         (FlowEvent::Answered, "answered"),
         (FlowEvent::Expired, "expired"),
         (FlowEvent::Full, "full"),
         (FlowEvent::Failed, "failed"),
         (FlowEvent::Reused, "reused"),
+        (FlowEvent::OverQuota, "over-quota"),
+        (FlowEvent::Evicted, "evicted"),
     ];
 }
 
@@ -421,6 +387,22 @@ mod tests {
     const CLIENT: Address = Address::v4([10, 1, 1, 1]);
     const BACKEND: Address = Address::v4([10, 1, 1, 2]);
     const VIP: Address = Address::v4([10, 1, 1, 250]);
+    const HALF: FlowHalf = FlowHalf {
+        packets: 0,
+        bytes: 0,
+        verdict: 0,
+        groups: [0; 2],
+        service: 0,
+        rule: 0,
+        seen: 0,
+        end: 0,
+        acknowledged: 0,
+        made: 0,
+        owner: 0,
+        sent: 0,
+        other: 0,
+        zero: [0; 6],
+    };
 
     fn tuple(source: (Address, u16), destination: (Address, u16)) -> Tuple {
         Tuple {
@@ -433,76 +415,100 @@ mod tests {
         }
     }
 
-    fn key(tuple: &Tuple) -> FlowKey {
-        FlowKey::new(Segment::vxlan(7), tuple, FlowKey::FLOW)
-    }
-
-    fn flow(tuple: &Tuple, flags: u8, nat: (Address, u16), client: u16) -> Flow {
+    fn flow(sent: &Tuple, backend: (Address, u16), nat_port: u16, flags: u8) -> Flow {
         Flow {
-            packets: [0; 2],
-            bytes: [0; 2],
-            nat_ip: nat.0,
-            nat_port: Be16::new(nat.1),
-            nat_client_port: Be16::new(client),
-            seen: 0,
-            made: 0,
-            service: 0,
-            outward: PolicyVerdict::default(),
-            inward: PolicyVerdict::default(),
-            flags,
-            origin_is_low: u8::from(tuple.source_is_low()),
-            tcp: [0; 2],
-            groups: [0; 2],
+            client: sent.source,
+            destination: sent.destination,
+            backend: backend.0,
+            client_port: sent.source_port,
+            destination_port: sent.destination_port,
+            nat_port: Be16::new(nat_port),
+            backend_port: Be16::new(backend.1),
+            head: FlowHead { domain: 7, protocol: TCP, flags, generation: 1 },
+            halves: [HALF; 2],
         }
     }
 
-    #[test]
-    fn both_directions_have_one_key() {
-        let ends = [(CLIENT, 4000), (CLIENT, 80), (BACKEND, 80), (Address([0xfd; 16]), 80)];
-        for source in ends {
-            for destination in ends {
-                let there = tuple(source, destination);
-                assert_eq!(key(&there), key(&there.reversed()));
-                assert_eq!(key(&there).original(there.source_is_low()), there);
-            }
-        }
+    /// The packet and its reply, as received and as forwarded.
+    fn ways(flow: &Flow) -> [[Tuple; 2]; 2] {
+        [false, true].map(|reply| {
+            let mut received = tuple((VIP, 0), (VIP, 0));
+            flow.received(reply, &mut received);
+            let mut forwarded = received;
+            flow.translate(reply, &mut forwarded);
+            [received, forwarded]
+        })
     }
 
     #[test]
     fn a_translation_leads_there_and_back() {
         let sent = tuple((CLIENT, 4000), (VIP, 80));
-        let alias = flow(&sent, Flow::FORWARD_NAT, (BACKEND, 8080), 4001);
-        let mut beyond = sent;
-        alias.translate(&mut beyond);
-        assert_eq!(beyond, tuple((CLIENT, 4001), (BACKEND, 8080)));
-        let translated = flow(&beyond, Flow::NAT, (VIP, 80), 4000);
-        let mut back = beyond;
-        translated.untranslate(&key(&beyond), &mut back);
-        assert_eq!(back, sent);
+        let [[received, forwarded], [reply, shown]] = ways(&flow(&sent, (BACKEND, 8080), 4001, Flow::NAT));
+        assert_eq!((received, forwarded), (sent, tuple((CLIENT, 4001), (BACKEND, 8080))));
+        assert_eq!((reply, shown), (forwarded.reversed(), sent.reversed()));
     }
 
     #[test]
     fn a_hairpin_shows_the_service_to_the_pod() {
         let sent = tuple((BACKEND, 4000), (VIP, 80));
-        let alias = flow(&sent, Flow::FORWARD_NAT | Flow::HAIRPIN, (BACKEND, 8080), 4000);
-        let mut beyond = sent;
-        alias.translate(&mut beyond);
-        assert_eq!(beyond, tuple((VIP, 4000), (BACKEND, 8080)));
-        let translated = flow(&beyond, Flow::NAT | Flow::HAIRPIN, (VIP, 80), 4000);
-        let mut back = beyond;
-        translated.untranslate(&key(&beyond), &mut back);
-        assert_eq!(back, sent);
+        let flags = Flow::NAT | Flow::HAIRPIN;
+        let [[_, forwarded], [reply, shown]] = ways(&flow(&sent, (BACKEND, 8080), 4000, flags));
+        assert_eq!(forwarded, tuple((VIP, 4000), (BACKEND, 8080)));
+        assert_eq!((reply, shown), (forwarded.reversed(), sent.reversed()));
     }
 
     #[test]
-    fn closing_a_connection_shortens_its_timeout() {
+    fn timeouts_follow_the_state() {
         let timeouts = Timeouts::default();
-        assert_eq!(timeouts.of(TCP, true, false), timeouts.tcp);
-        assert_eq!(timeouts.of(TCP, false, false), timeouts.tcp_opening);
-        assert_eq!(timeouts.of(TCP, true, true), timeouts.tcp_closing);
-        assert_eq!(timeouts.of(TCP, false, true), timeouts.tcp_closing);
-        assert_eq!(timeouts.of(UDP, true, false), timeouts.udp);
-        assert_eq!(timeouts.of(132, true, false), timeouts.other);
-        assert_eq!(timeouts.of(UDP, false, false), timeouts.unanswered);
+        let (syn, ack, fin, any) = (sent::SYN | sent::ANY, sent::ACK | sent::ANY, sent::FIN, sent::ANY);
+        assert_eq!(timeouts.of(TCP, syn, 0), timeouts.tcp_opening);
+        assert_eq!(timeouts.of(TCP, syn, syn), timeouts.tcp_opening);
+        assert_eq!(timeouts.of(TCP, syn | ack, syn | ack), timeouts.tcp);
+        assert_eq!(timeouts.of(TCP, ack | fin, ack), timeouts.tcp_closing);
+        assert_eq!(timeouts.of(TCP, ack | fin, ack | sent::ACKED_FIN), timeouts.tcp_half_closed);
+        assert_eq!(timeouts.of(TCP, ack | fin, ack | fin), timeouts.tcp_closing);
+        assert_eq!(timeouts.of(TCP, ack, ack | sent::RST), timeouts.tcp_closing);
+        assert_eq!(timeouts.of(UDP, any, any), timeouts.udp);
+        assert_eq!(timeouts.of(132, any, any), timeouts.other);
+        assert_eq!(timeouts.of(UDP, any, 0), timeouts.unanswered);
+    }
+
+    #[test]
+    fn established_flows_are_not_evictable() {
+        let (syn, ack, fin, any) = (sent::SYN | sent::ANY, sent::ACK | sent::ANY, sent::FIN, sent::ANY);
+        assert!(is_evictable(TCP, syn, 0) && is_evictable(TCP, syn, syn) && is_evictable(UDP, any, 0));
+        assert!(is_evictable(TCP, ack | sent::RST, ack));
+        for (original, reply) in [(ack | syn, syn), (ack, ack), (ack | fin, ack), (ack | fin, ack | fin)] {
+            assert!(!is_evictable(TCP, original, reply));
+        }
+        assert!(!is_evictable(UDP, any, any));
+    }
+
+    #[test]
+    fn a_clock_that_another_cpu_is_ahead_of_makes_nothing_old() {
+        assert_eq!((idle(5, 5), idle(6, 5), idle(5, 6)), (0, 1, 0));
+        assert_eq!((idle(2, u32::MAX), idle(u32::MAX, 2)), (3, 0));
+    }
+
+    #[test]
+    fn a_verdict_has_revisions_and_denials_apart() {
+        let largest = (1 << 31) - 1;
+        for sets in [[0, 0], [1, 2], [largest, largest]] {
+            let verdict = Verdict::of(sets);
+            assert!(verdict.is_by(sets) && !verdict.is_denied());
+            for denied in [Verdict::DENIED_IN, Verdict::DENIED_OUT] {
+                let verdict = Verdict(verdict.0 | denied);
+                assert!(verdict.is_by(sets) && verdict.is_denied());
+            }
+            assert!(!verdict.is_by([sets[0] ^ 1, sets[1]]) && !verdict.is_by([sets[0], sets[1] ^ 1]));
+        }
+    }
+
+    #[test]
+    fn a_head_is_one_word() {
+        let head = FlowHead { domain: 0x0100_0064, protocol: 6, flags: 3, generation: 0x8001 };
+        assert_eq!(FlowHead::from_word(head.word()), head);
+        // SAFETY: of the same size; every bit pattern is a number.
+        assert_eq!(unsafe { core::mem::transmute::<FlowHead, u64>(head) }, head.word());
     }
 }

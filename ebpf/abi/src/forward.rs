@@ -188,6 +188,8 @@ impl Subnet {
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct Node {
+    /// Secret of [`FlowHash`](crate::FlowHash), as old as the flow table.
+    pub seed: u64,
     /// Number of used slots in the list of peers.
     pub peers: u32,
     /// Broadcast, unknown unicast and multicast frames that a port may send in a second; zero for
@@ -199,6 +201,12 @@ pub struct Node {
     pub tunnel_port: Be16,
     /// Zero.
     pub zero: [u8; 2],
+    /// Records of the flow table.
+    pub flows: u32,
+    /// Pages of the index of flows.
+    pub flow_pages: u32,
+    /// Maximum number of flows of an endpoint.
+    pub flow_quota: u32,
     /// Timeouts of flows.
     pub timeouts: Timeouts,
 }

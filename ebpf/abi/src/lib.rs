@@ -10,30 +10,34 @@
 #![no_std]
 #![deny(missing_docs, clippy::missing_errors_doc)]
 
-#[cfg(feature = "user")]
+#[cfg(any(test, feature = "user"))]
 extern crate std;
 
 mod address;
 mod drop_reason;
 mod event;
 mod flow;
-mod flow_cache;
+mod flow_collector;
+mod flow_index;
 mod forward;
 pub mod maps;
 mod order;
 pub mod policy;
 mod segment;
 mod service;
+pub mod tcp;
+mod tuple;
 mod words;
 
 pub use address::{Address, Mac};
 pub use drop_reason::{DropCount, DropReason};
 pub use event::{Event, EventState, Watch};
 pub use flow::{
-    Flow, FlowEvent, FlowKey, FragmentKey, FragmentPorts, PolicyVerdict, TCP, TimedFlow, Timeouts, Tuple,
-    UDP, bpf_timer,
+    Flow, FlowEvent, FlowHalf, FlowHead, FragmentKey, FragmentPorts, TCP, Timeouts, UDP, Verdict, idle,
+    is_evictable,
 };
-pub use flow_cache::{Changes, Epochs, FlowCacheEntry, Headers};
+pub use flow_collector::{FlowCollector, bpf_timer};
+pub use flow_index::{FlowBucket, FlowHash, FlowLock, FlowTableSize, entry, slot};
 pub use forward::{
     FdbEntry, FdbKey, FloodKey, NeighEntry, NeighKey, Node, Port, SegmentEntry, Subnet, SubnetKey, Vtep,
 };
@@ -43,6 +47,7 @@ pub use service::{
     AffinityBlock, Backend, Client, DsrEntry, DsrHook, Member, RingBlock, ServiceCount, ServiceEntry,
     ServiceKey, Vip, mix, service_mac,
 };
+pub use tuple::{FlowKey, Tuple};
 pub use words::{clear, cleared};
 
 /// Version of the maps' layout. It is part of the pin path: an agent with another version leaves
@@ -71,11 +76,13 @@ map_types! {
     NeighEntry: 16;
     SubnetKey: 12;
     Subnet: 48;
-    Node: 40;
+    Node: 64;
     DropCount: 16;
     FlowKey: 48;
-    Flow: 88;
-    TimedFlow: 104;
+    Flow: 192;
+    FlowBucket: 64;
+    FlowLock: 8;
+    FlowCollector: 32;
     FragmentKey: 48;
     FragmentPorts: 8;
     ServiceKey: 32;
@@ -95,9 +102,6 @@ map_types! {
     policy::MeterKey: 8;
     policy::RuleEntry: 8;
     policy::RuleCount: 16;
-    Headers: 56;
-    FlowCacheEntry: 272;
-    Epochs: 8224;
     Event: 112;
     Watch: 8;
     EventState: 128;

@@ -51,18 +51,32 @@ pub const DROPS: &str = "ctv_drops";
 /// Slots, including spare ones for reasons of later versions.
 pub const DROP_REASONS: usize = 64;
 
-/// [`FlowKey`](crate::FlowKey) -> [`TimedFlow`](crate::TimedFlow): established flows, each with the
-/// timer that removes it. Full: new flows stay in `ctv_new` and are counted; entries are never
-/// evicted.
-pub const FLOWS: &str = "ctv_ct";
-/// A translated flow takes two entries.
-pub const FLOWS_CAPACITY: usize = 1 << 20;
+/// Index -> [`Flow`](crate::Flow): one record for each tracked connection. Full: an unreplied or ended
+/// flow is evicted for a new one; established flows are never evicted. If there is nothing to evict, the
+/// new flow is counted and not tracked. Mapped into the agent's memory.
+pub const FLOWS: &str = "ctv_flows";
+/// Default: 12 MiB of records and 2 MiB of index.
+pub const FLOWS_CAPACITY: usize = 1 << 16;
 
-/// [`FlowKey`](crate::FlowKey) -> [`Flow`](crate::Flow): unreplied flows (LRU). Full: the least
-/// recently used entry is evicted; a flood of connections affects only other unreplied flows.
-pub const NEW_FLOWS: &str = "ctv_new";
-/// Small: a flow is here between its first packet and the first reply.
-pub const NEW_FLOWS_CAPACITY: usize = 65_536;
+/// Index -> [`FlowBucket`](crate::FlowBucket): the index of flows, see
+/// [`FlowTableSize::buckets`](crate::FlowTableSize::buckets). Full: as `ctv_flows`.
+pub const FLOW_INDEX: &str = "ctv_flowidx";
+
+/// Page of the index -> [`FlowLock`](crate::FlowLock). Indexed, never full.
+pub const FLOW_LOCKS: &str = "ctv_flowlock";
+
+/// Index -> 64 bits: which records are used. Full: as `ctv_flows`.
+pub const FLOW_BITMAP: &str = "ctv_flowbits";
+
+/// Interface index modulo the capacity -> number of flows of the endpoint. Indexed, never full. Two
+/// ports share a number, and their quota, if their interface indexes differ by a multiple of the
+/// capacity.
+pub const FLOW_COUNTS: &str = "ctv_flowcnt";
+/// 64 KiB.
+pub const FLOW_COUNTS_CAPACITY: usize = 2 * PORTS_CAPACITY;
+
+/// One [`FlowCollector`](crate::FlowCollector): the timer that removes expired flows.
+pub const FLOW_COLLECTOR: &str = "ctv_flowgc";
 
 /// [`FragmentKey`](crate::FragmentKey) -> [`FragmentPorts`](crate::FragmentPorts) (LRU). Full: the
 /// oldest entry is evicted; its later fragments are dropped and the sender retransmits the packet.
@@ -135,6 +149,12 @@ pub const RULE_SETS: &str = "ctv_rulesets";
 /// Two for each group, and one for each address that rules of a group select: 4.5 MiB.
 pub const RULE_SETS_CAPACITY: usize = 65_536;
 
+/// One number: the next number of a rule set. Numbers are policy revisions and are never reused.
+/// Mapped into the agent's memory.
+pub const REVISION: &str = "ctv_revision";
+/// Numbers of rule sets are below this.
+pub const REVISIONS: u32 = 1 << 31;
+
 /// Index -> [`Branch`](crate::policy::Branch). Full: as `ctv_rulesets`.
 pub const RULES: &str = "ctv_rules";
 /// 32 MiB. A rule takes a third of a node if many rules have the same port, one to three if it is
@@ -153,15 +173,6 @@ pub const RULE_COUNTS_CAPACITY: usize = 131_072;
 pub const METERS: &str = "ctv_meters";
 /// Three for each port.
 pub const METERS_CAPACITY: usize = 3 * PORTS_CAPACITY;
-
-/// Hash -> [`FlowCacheEntry`](crate::FlowCacheEntry) per CPU. Of two flows with the same hash on a
-/// CPU, one uses the entry for a second and the other takes the slow path.
-pub const FLOW_CACHE: &str = "ctv_fast";
-/// A power of two; half a megabyte for each CPU.
-pub const FLOW_CACHE_CAPACITY: usize = 2048;
-
-/// One [`Epochs`](crate::Epochs); mapped into the agent's memory.
-pub const EPOCHS: &str = "ctv_epochs";
 
 /// Ring of [`Event`](crate::Event). Full: further events are counted as lost.
 pub const EVENTS: &str = "ctv_events";
@@ -192,7 +203,11 @@ pub const ALL: &[&str] = &[
     NODE,
     DROPS,
     FLOWS,
-    NEW_FLOWS,
+    FLOW_INDEX,
+    FLOW_LOCKS,
+    FLOW_BITMAP,
+    FLOW_COUNTS,
+    FLOW_COLLECTOR,
     FRAGMENTS,
     FLOW_STATS,
     SERVICES,
@@ -205,11 +220,10 @@ pub const ALL: &[&str] = &[
     DSR_STATS,
     GROUPS,
     RULE_SETS,
+    REVISION,
     RULES,
     RULE_COUNTS,
     METERS,
-    FLOW_CACHE,
-    EPOCHS,
     EVENTS,
     WATCH,
     EVENT_STATE,

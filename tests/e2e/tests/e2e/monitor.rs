@@ -211,7 +211,7 @@ fn counters_are_equal(site: &Site) {
             assert!(before.is_some_and(|before| 0 < before && before <= now), "{labels}: {before:?}, {now}");
         }
     }
-    for table in ["ctv_ct", "ctv_new", "ctv_frags", "ctv_affinity", "ctv_meters"] {
+    for table in ["ctv_flows", "ctv_frags", "ctv_affinity", "ctv_meters"] {
         let (entries, capacity) = (
             metric("datapath_table_entries", &format!(r#"table="{table}""#)),
             metric("datapath_table_capacity", &format!(r#"table="{table}""#)),

@@ -313,7 +313,7 @@ mod tests {
             r#"contiv_datapath_announcements_total{outcome="sent"} 6"#,
             r#"contiv_datapath_programs_attached{hook="xdp",mode="native"} 1"#,
             r#"contiv_datapath_table_capacity{table="ctv_fdb"} 9"#,
-            r#"contiv_datapath_table_entries{table="ctv_ct"} 5"#,
+            r#"contiv_datapath_table_entries{table="ctv_flows"} 5"#,
             r#"contiv_rule_packets_total{rule="rule-0999"} 1"#,
             r#"contiv_rule_bytes_total{rule="other"} 300"#,
             r#"contiv_service_connections_total{service="web:t",protocol="tcp",port="80"} 2"#,

@@ -6,9 +6,8 @@ use contiv_abi::Timeouts;
 /// Connection tracking of the eBPF datapath.
 #[derive(Clone, Debug, Args)]
 pub struct ConntrackFlags {
-    /// Maximum entries of the connection table; a connection to a service uses two (eBPF). A change takes effect when the
-    /// table is empty
-    #[arg(long, env = "CONTIV_NETPLUGIN_CONNTRACK_MAX", value_name = "ENTRIES",
+    /// Maximum number of tracked connections, 225 bytes each (eBPF). A change takes effect when the table is empty
+    #[arg(long, env = "CONTIV_NETPLUGIN_CONNTRACK_MAX", value_name = "CONNECTIONS",
           default_value_t = contiv_abi::maps::FLOWS_CAPACITY as u32,
           value_parser = clap::value_parser!(u32).range(1024..=1 << 24))]
     pub conntrack_max: u32,
@@ -23,7 +22,12 @@ pub struct ConntrackFlags {
           default_value = "60s", value_parser = timeout)]
     pub conntrack_timeout_tcp_opening: Duration,
 
-    /// Idle timeout of TCP connections after a FIN or RST
+    /// Idle timeout of TCP connections that one side has closed
+    #[arg(long, env = "CONTIV_NETPLUGIN_CONNTRACK_TIMEOUT_TCP_HALF_CLOSED", value_name = "TIME",
+          default_value = "1h", value_parser = timeout)]
+    pub conntrack_timeout_tcp_half_closed: Duration,
+
+    /// Idle timeout of TCP connections after a RST, or a FIN of each side
     #[arg(long, env = "CONTIV_NETPLUGIN_CONNTRACK_TIMEOUT_TCP_CLOSING", value_name = "TIME",
           default_value = "60s", value_parser = timeout)]
     pub conntrack_timeout_tcp_closing: Duration,
@@ -51,6 +55,7 @@ impl ConntrackFlags {
         Timeouts {
             tcp: seconds(self.conntrack_timeout_tcp),
             tcp_opening: seconds(self.conntrack_timeout_tcp_opening),
+            tcp_half_closed: seconds(self.conntrack_timeout_tcp_half_closed),
             tcp_closing: seconds(self.conntrack_timeout_tcp_closing),
             udp: seconds(self.conntrack_timeout_udp),
             other: seconds(self.conntrack_timeout_other),

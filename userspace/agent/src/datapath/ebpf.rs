@@ -53,9 +53,9 @@ use failure::failed;
 use forward::peers::Settings;
 use kernel::{installed::Installed, tables::Kernel};
 use maps::{
+    flows,
     names::{RuleNames, ServiceNames},
     pins::Pins,
-    usage,
     writes::Writes,
 };
 use programs::{
@@ -91,8 +91,7 @@ pub struct Options {
     pub timeouts: Timeouts,
     /// Broadcast, unknown unicast and multicast frames that a port may send in a second; zero for no limit.
     pub bum_rate: u32,
-    /// Capacity of the flow table. A translated connection uses two entries. A table of another capacity is replaced when
-    /// it is empty.
+    /// Capacity of the flow table. A table of another capacity is replaced when it is empty.
     pub flows: u32,
 }
 
@@ -254,8 +253,7 @@ impl Datapath for Ebpf {
             self.lock = self.pins.lock()?;
         }
         // A flow table of another capacity that has become empty is replaced.
-        let resizable =
-            self.unconfigured_flow_capacity().is_some() && usage::of_flows(&self.pins)?.entries == 0;
+        let resizable = self.unconfigured_flow_capacity().is_some() && flows::usage(&self.pins)?.entries == 0;
         let mut installed = match self.installed.take() {
             Some(installed) if !resizable => installed,
             _ => Installed::new(
@@ -278,7 +276,6 @@ impl Datapath for Ebpf {
             vtep: self.options.vtep,
             tunnel_port: self.options.vxlan_port,
         })?;
-        installed.kernel_mut().generation.bump_if_written();
         let mut observed = observe::compare(&netlink, &mut installed, &self.interfaces, desired).await?;
         observed.orphans += self.pins.other_abi_versions().len();
         self.announcer.replace(self.interfaces.devices().uplink, installed.answered_services());

@@ -34,8 +34,7 @@ use rig::{From, Rig, forget};
 use scene::{Piece, Probe, Scene, Stage, scenes};
 
 const CASES: u64 = 20_000;
-/// Number of times that a packet is repeated: the second packet of an established connection creates a flow cache
-/// entry, which the third one uses.
+/// Number of times that a packet is repeated.
 const BUSY: usize = 3;
 /// Number of scenes between two checks of the number of cases.
 const SCENES: u32 = 20;
@@ -88,7 +87,6 @@ struct EventState {
     pieces: usize,
     from_wire: usize,
     errors: usize,
-    short: u64,
 }
 
 impl EventState {
@@ -104,7 +102,6 @@ impl EventState {
             pieces: self.pieces + other.pieces,
             from_wire: self.from_wire + other.from_wire,
             errors: self.errors + other.errors,
-            short: self.short + other.short,
         }
     }
 }
@@ -122,12 +119,11 @@ impl std::fmt::Display for EventState {
             pieces,
             from_wire,
             errors,
-            short,
         } = self;
         write!(
             f,
             "{arrived} arrived ({translated} translated, {answers} as answers), {denied} denied, \
-             {refused} refused by services; {waited} in queues, {pieces} fragments, {from_wire} from the wire, {errors} ICMP errors, {short} by entries and more"
+             {refused} refused by services; {waited} in queues, {pieces} fragments, {from_wire} from the wire, {errors} ICMP errors"
         )
     }
 }
@@ -145,14 +141,12 @@ fn check(rig: &mut Rig, scene: &Scene) -> Result<EventState> {
     let (mut made, mut accepted) = (Made::default(), HashSet::new());
     for stage in [Stage::Before, Stage::After] {
         rig.stage(scene, stage)?;
-        let before = rig.cached()?;
         let oracle = Oracle { scene, stage };
         rig.within(|| {
             packets(rig, &oracle, &mut made, &mut reported)?;
             wire::packets(rig, &oracle, &mut accepted, &mut reported)
         })
         .with_context(|| format!("{stage:?}"))?;
-        reported.short += rig.cached()?.saturating_sub(before);
     }
     Ok(reported)
 }
@@ -176,7 +170,7 @@ fn packets(rig: &Rig, oracle: &Oracle<'_>, made: &mut Made, reported: &mut Event
     clients_stay(oracle, &made.fates)?;
     complaints(rig, oracle, made, reported, 1).context("before the answers")?;
     answers(rig, oracle, made, reported)?;
-    // And as a packet of a replied connection: through the slow path and the flow cache.
+    // And as a packet of a replied connection.
     for (number, probe) in oracle.scene.probes.iter().enumerate() {
         let Some(fate) = made.fates.get(&number) else { continue };
         for _ in 0..BUSY {

@@ -2,20 +2,27 @@
 
 use std::{
     path::PathBuf,
+    sync::Barrier,
+    thread,
     time::{Duration, Instant},
 };
 
 use anyhow::Result;
 use aya::{
-    maps::{HashMap, Map, MapData},
+    maps::{Map, MapData},
     programs::{SchedClassifier, TestRun as _, TestRunOptions},
 };
 use contiv_abi::{
-    DropReason, Flow, FlowKey, TimedFlow,
-    maps::{FLOWS, FROM_POD, NEW_FLOWS, NEW_FLOWS_CAPACITY},
+    DropReason, Flow,
+    maps::{FLOWS, FROM_POD},
+    tcp::{TcpState, sent},
 };
-use contiv_model::mac::Mac;
+use contiv_model::{mac::Mac, service::Readiness};
 use netplugin::datapath::{Datapath as _, Object, ebpf::Options};
+use nix::{
+    sched::{CpuSet, sched_setaffinity},
+    unistd::Pid,
+};
 use testkit::{
     needs,
     packet::{BROADCAST, Packet, mac, tcp_flags},
@@ -23,13 +30,16 @@ use testkit::{
 };
 
 use crate::{
+    flow_table::{self, slots},
     node::{Endpoint, Node, Pod, network, vtep, vxlan},
     run::{Outcome, run},
+    services::service,
 };
 
 const HERE: Endpoint = Endpoint(1);
 const OTHER: Endpoint = Endpoint(2);
 const FAR: Endpoint = Endpoint(3);
+const VIP: Endpoint = Endpoint(250);
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 struct Rig {
@@ -60,22 +70,12 @@ impl Rig {
         self.node.datapath.maps_directory().join(name)
     }
 
-    /// Tracked established flows.
-    fn answered(&self) -> Result<Vec<(FlowKey, Flow)>> {
-        let map: HashMap<MapData, FlowKey, TimedFlow> =
-            Map::from_map_data(MapData::from_pin(self.map(FLOWS))?)?.try_into()?;
-        Ok(map
-            .iter()
-            .collect::<Result<Vec<_>, _>>()?
-            .into_iter()
-            .map(|(key, timed)| (key, timed.flow))
-            .collect())
+    fn replied(&self) -> Result<Vec<Flow>> {
+        flow_table::replied(&self.node)
     }
 
-    fn young(&self) -> Result<usize> {
-        let map: HashMap<MapData, FlowKey, Flow> =
-            Map::from_map_data(MapData::from_pin(self.map(NEW_FLOWS))?)?.try_into()?;
-        Ok(map.keys().count())
+    fn unreplied(&self) -> Result<usize> {
+        Ok(flow_table::flows(&self.node)?.iter().filter(|flow| !flow.is_replied()).count())
     }
 
     fn event(&self, name: &str) -> u64 {
@@ -104,15 +104,16 @@ fn a_flow_counts_both_directions_and_is_established_once() -> Result<()> {
     let rig = Rig::new("ct-count")?;
     let (there, back) = (between(HERE, OTHER).udp(5, 6), between(OTHER, HERE).udp(6, 5).payload(b"longer"));
     rig.from(&rig.first, &there)?.assert_sent_on(&there.build());
-    assert_eq!((rig.young()?, rig.answered()?.len()), (1, 0));
+    assert_eq!((rig.unreplied()?, rig.replied()?.len()), (1, 0));
     rig.from(&rig.first, &there)?.assert_sent_on(&there.build());
     rig.exchange(&there, &back)?;
     rig.exchange(&there, &back)?;
-    let answered = rig.answered()?;
-    let [(_, flow)] = &answered[..] else { panic!("{answered:?}") };
-    assert_eq!(rig.young()?, 0);
-    assert_eq!(flow.packets, [4, 2]);
-    assert_eq!(flow.bytes, [4 * there.build().len() as u64, 2 * back.build().len() as u64]);
+    let replied = rig.replied()?;
+    let [flow] = &replied[..] else { panic!("{replied:?}") };
+    assert_eq!(rig.unreplied()?, 0);
+    assert_eq!(packets(flow), [4, 2]);
+    let bytes = [4 * there.build().len() as u64, 2 * back.build().len() as u64];
+    assert_eq!(flow.halves.map(|half| half.bytes), bytes);
     assert_eq!((rig.event("made"), rig.event("answered"), rig.event("full")), (1, 1, 0));
     Ok(())
 }
@@ -122,9 +123,9 @@ fn an_idle_flow_expires() -> Result<()> {
     needs!(root());
     let rig = Rig::with("ct-silent", |options| options.timeouts.udp = 1)?;
     rig.exchange(&between(HERE, OTHER).udp(5, 6), &between(OTHER, HERE).udp(6, 5))?;
-    assert_eq!(rig.answered()?.len(), 1);
+    assert_eq!(rig.replied()?.len(), 1);
     // Flows expire without an agent and without packets.
-    wait_until(TIMEOUT, "the timer", || Ok(rig.answered()?.is_empty().then_some(())))?;
+    wait_until(TIMEOUT, "the timer", || Ok(rig.replied()?.is_empty().then_some(())))?;
     assert_eq!(rig.event("expired"), 1);
     Ok(())
 }
@@ -145,8 +146,8 @@ fn a_closed_connection_expires_sooner() -> Result<()> {
     open(7)?;
     let fin = tcp_flags::FIN | tcp_flags::ACK;
     rig.exchange(&tcp(client, server, fin), &tcp(server, client, fin))?;
-    wait_until(TIMEOUT, "the timer", || Ok((rig.answered()?.len() == 1).then_some(())))?;
-    assert_eq!(rig.answered()?[0].0.low_port.get(), 7);
+    wait_until(TIMEOUT, "the timer", || Ok((rig.replied()?.len() == 1).then_some(())))?;
+    assert_eq!(rig.replied()?[0].client_port.get(), 7);
     // The ports of a closed connection may be reused at once, as a new connection.
     let rst = tcp((HERE, 7), server, tcp_flags::RST);
     rig.from(&rig.first, &rst)?.assert_sent_on(&rst.build());
@@ -166,22 +167,21 @@ fn a_connection_reuses_the_entry_of_a_closed_one_with_the_same_ports() -> Result
         rig.exchange(&syn, &syn_ack)?;
         rig.from(&rig.first, &rst)?.assert_sent_on(&rst.build());
     }
-    let [(_, flow)] = rig.answered()?[..] else { panic!("one flow") };
-    assert_eq!((flow.packets, flow.tcp, flow.flags), ([2, 1], [Flow::RST, 0], 0));
+    let [flow] = rig.replied()?[..] else { panic!("one flow") };
+    assert_eq!((packets(&flow), flow.halves.map(|half| half.sent & sent::RST)), ([2, 1], [sent::RST, 0]));
     assert_eq!((rig.event("made"), rig.event("answered"), rig.event("reused")), (2, 2, 1));
     // An unreplied connection.
     rig.from(&rig.first, &syn)?.assert_sent_on(&syn.build());
-    let [(_, flow)] = rig.answered()?[..] else { panic!("one flow") };
-    assert_eq!((flow.packets, flow.tcp, flow.flags), ([1, 0], [0, 0], Flow::OPENING));
-    assert_eq!(rig.young()?, 0);
+    let [flow] = flow_table::flows(&rig.node)?[..] else { panic!("one flow") };
+    assert_eq!((packets(&flow), flow.is_replied()), ([1, 0], false));
     // From the other end it is a new connection.
     rig.exchange(&syn, &syn_ack)?;
     rig.from(&rig.first, &rst)?.assert_sent_on(&rst.build());
     let syn = tcp(server, client, tcp_flags::SYN);
     rig.from(&rig.second, &syn)?.assert_sent_on(&syn.build());
     rig.from(&rig.first, &tcp(client, server, tcp_flags::SYN | tcp_flags::ACK))?;
-    let [(key, flow)] = rig.answered()?[..] else { panic!("one flow") };
-    assert_eq!((key.original(flow.origin_is_low != 0).source_port.get(), flow.packets), (6, [1, 1]));
+    let [flow] = rig.replied()?[..] else { panic!("one flow") };
+    assert_eq!((flow.client_port.get(), packets(&flow)), (6, [1, 1]));
     Ok(())
 }
 
@@ -196,12 +196,20 @@ fn a_reused_entry_expires_when_it_stays_unreplied() -> Result<()> {
     rig.exchange(&syn, &tcp(server, client, tcp_flags::SYN | tcp_flags::ACK))?;
     rig.from(&rig.first, &tcp(client, server, tcp_flags::RST))?;
     rig.from(&rig.first, &syn)?.assert_sent_on(&syn.build());
-    wait_until(TIMEOUT, "the timer", || Ok(rig.answered()?.is_empty().then_some(())))
+    wait_until(TIMEOUT, "the timer", || Ok(flow_table::flows(&rig.node)?.is_empty().then_some(())))
+}
+
+fn packets(flow: &Flow) -> [u64; 2] {
+    flow.halves.map(|half| half.packets)
+}
+
+fn flood(rig: &Rig, frames: impl Iterator<Item = Vec<u8>> + Send) -> Result<()> {
+    flood_from(rig, &rig.first, frames)
 }
 
 /// Runs the program once per frame, without reading counters in between.
-fn flood(rig: &Rig, frames: impl Iterator<Item = Vec<u8>> + Send) -> Result<()> {
-    let ifindex = rig.node.ifindex(&rig.first.local.port)?;
+fn flood_from(rig: &Rig, pod: &Pod, frames: impl Iterator<Item = Vec<u8>> + Send) -> Result<()> {
+    let ifindex = rig.node.ifindex(&pod.local.port)?;
     let pin = rig.node.pin(FROM_POD);
     rig.node.ns.run(|| {
         let program = SchedClassifier::from_pin(&pin)?;
@@ -221,19 +229,99 @@ fn flood(rig: &Rig, frames: impl Iterator<Item = Vec<u8>> + Send) -> Result<()> 
 #[test]
 fn a_flood_of_new_flows_evicts_no_established_flow() -> Result<()> {
     needs!(root());
-    let rig = Rig::new("ct-flood")?;
-    rig.exchange(&between(HERE, OTHER).udp(5, 6), &between(OTHER, HERE).udp(6, 5))?;
-    let before = rig.answered()?;
-    let count = NEW_FLOWS_CAPACITY as u32 + 5000;
+    const CAPACITY: u32 = 2048;
+    let rig = Rig::with("ct-flood", |options| options.flows = CAPACITY)?;
+    let connection = |port| (between(HERE, OTHER).udp(port, 6), between(OTHER, HERE).udp(6, port));
+    for port in 1000..1100 {
+        let (there, back) = connection(port);
+        rig.exchange(&there, &back)?;
+    }
+    let before = rig.replied()?;
+    let count = 5 * CAPACITY;
     let started = Instant::now();
-    flood(&rig, (0..count).map(|n| between(HERE, OTHER).udp(n as u16, (n >> 16) as u16 + 100).build()))?;
+    flood(&rig, (0..count).map(|n| tcp((HERE, n as u16), (OTHER, 7000), tcp_flags::SYN).build()))?;
     println!("{count} new flows in {:?}", started.elapsed());
-    assert_eq!(rig.answered()?, before);
-    assert!(rig.young()? <= NEW_FLOWS_CAPACITY);
-    assert_eq!(rig.event("made"), u64::from(count) + 1);
-    // The existing connection continues.
+    assert_eq!(rig.replied()?, before);
+    let quota = CAPACITY as usize / 4;
+    assert!(rig.unreplied()? <= quota, "{}", rig.unreplied()?);
+    assert_eq!(slots(&rig.node)?, 2 * flow_table::flows(&rig.node)?.len(), "each flow has two slots");
+    // Existing connections continue, and other endpoints begin new ones.
+    let (there, back) = connection(1000);
+    rig.exchange(&there, &back)?;
+    let flow = rig.replied()?.into_iter().find(|flow| flow.client_port.get() == 1000).unwrap();
+    assert_eq!(packets(&flow), [2, 2]);
+    let (there, back) = (between(OTHER, HERE).udp(1, 2), between(HERE, OTHER).udp(2, 1));
+    rig.from(&rig.second, &there)?.assert_sent_on(&there.build());
+    rig.from(&rig.first, &back)?.assert_sent_on(&back.build());
+    assert_eq!(rig.replied()?.len(), before.len() + 1);
+    Ok(())
+}
+
+/// The endpoints of a node take the whole table together; then new flows evict unreplied ones of any endpoint, and established
+/// ones stay.
+#[test]
+fn a_full_table_evicts_unreplied_flows_only() -> Result<()> {
+    needs!(root());
+    const CAPACITY: u32 = 1024;
+    let mut rig = Rig::with("ct-evict", |options| options.flows = CAPACITY)?;
+    let n1 = network("n1.t", vxlan(10_001));
+    let senders: Vec<Pod> =
+        (20..25).map(|number| rig.node.pod(&n1, Endpoint(number))).collect::<Result<_>>()?;
+    rig.node.converge()?;
     rig.exchange(&between(HERE, OTHER).udp(5, 6), &between(OTHER, HERE).udp(6, 5))?;
-    assert_eq!(rig.answered()?[0].1.packets, [2, 2]);
+    let before = rig.replied()?;
+    for sender in &senders {
+        let frames =
+            (0..CAPACITY).map(|n| tcp((sender.endpoint, n as u16), (OTHER, 80), tcp_flags::SYN).build());
+        flood_from(&rig, sender, frames)?;
+    }
+    assert_eq!(rig.replied()?, before);
+    assert!(rig.event("evicted") > 0);
+    // New connections of the others find room, and become established.
+    let mut tracked = 0;
+    for port in 100..200 {
+        let made = rig.event("made");
+        rig.exchange(&between(HERE, OTHER).udp(port, 6), &between(OTHER, HERE).udp(6, port))?;
+        tracked += rig.event("made") - made;
+    }
+    assert!(tracked >= 95, "{tracked} of 100");
+    assert_eq!(slots(&rig.node)?, 2 * flow_table::flows(&rig.node)?.len(), "each flow has two slots");
+    Ok(())
+}
+
+#[test]
+fn an_endpoint_uses_at_most_its_share_of_the_table() -> Result<()> {
+    needs!(root());
+    const CAPACITY: u32 = 1024;
+    const QUOTA: usize = CAPACITY as usize / 4;
+    let rig = Rig::with("ct-quota", |options| options.flows = CAPACITY)?;
+    let connection = |port| (between(HERE, OTHER).udp(port, 6), between(OTHER, HERE).udp(6, port));
+    for port in 0..2 * QUOTA as u16 {
+        let (there, back) = connection(port);
+        // Packets pass, tracked or not.
+        rig.exchange(&there, &back)?;
+    }
+    let of = |pod: &Pod| -> Result<usize> {
+        let owner = rig.node.ifindex(&pod.local.port)?;
+        Ok(flow_table::flows(&rig.node)?.iter().filter(|flow| flow.halves[0].owner == owner).count())
+    };
+    assert_eq!(of(&rig.first)?, QUOTA);
+    assert!(rig.event("over-quota") > 0);
+    // The endpoint that it talks to has its own share.
+    let started = of(&rig.second)?;
+    for port in 0..20 {
+        let (there, back) = (between(OTHER, HERE).udp(port, 9), between(HERE, OTHER).udp(9, port));
+        rig.from(&rig.second, &there)?.assert_sent_on(&there.build());
+        rig.from(&rig.first, &back)?.assert_sent_on(&back.build());
+    }
+    assert_eq!(of(&rig.second)?, (started + 20).min(QUOTA));
+    // When its flows end, it may begin others.
+    flow_table::expire(&rig.node)?;
+    wait_until(TIMEOUT, "the timer", || Ok(flow_table::flows(&rig.node)?.is_empty().then_some(())))?;
+    assert_eq!(slots(&rig.node)?, 0);
+    let (there, back) = connection(1);
+    rig.exchange(&there, &back)?;
+    assert_eq!(of(&rig.first)?, 1);
     Ok(())
 }
 
@@ -246,10 +334,196 @@ fn packets_pass_when_the_flow_table_is_full() -> Result<()> {
             rig.exchange(&between(HERE, OTHER).udp(port, 6), &between(OTHER, HERE).udp(6, port))?;
         }
     }
-    assert!(rig.answered()?.len() <= 4);
-    assert!(rig.event("full") >= 6, "{}", rig.event("full"));
-    assert_eq!(rig.event("made"), 10);
+    assert!(rig.replied()?.len() <= 4);
+    assert!(rig.event("over-quota") + rig.event("full") >= 6);
     assert!(rig.node.drops()?.is_empty());
+    Ok(())
+}
+
+/// Another CPU may have written a time that is later than the clock that this one has read.
+#[test]
+fn a_flow_with_a_packet_in_the_future_has_not_expired() -> Result<()> {
+    needs!(root());
+    let rig = Rig::new("ct-ahead")?;
+    let (there, back) = (between(HERE, OTHER).udp(5, 6), between(OTHER, HERE).udp(6, 5));
+    rig.exchange(&there, &back)?;
+    flow_table::change(&rig.node, |flow| {
+        for half in &mut flow.halves {
+            half.seen += 5;
+        }
+    })?;
+    rig.exchange(&there, &back)?;
+    let [flow] = rig.replied()?[..] else { panic!("one flow") };
+    assert_eq!((packets(&flow), rig.event("made")), ([2, 2], 1));
+    Ok(())
+}
+
+fn open(rig: &Rig, client: (Endpoint, u16), server: (Endpoint, u16)) -> Result<()> {
+    let (syn, ack) = (tcp_flags::SYN, tcp_flags::ACK);
+    rig.exchange(
+        &tcp(client, server, syn).sequence(1000, 0),
+        &tcp(server, client, syn | ack).sequence(5000, 1001),
+    )?;
+    let ack = tcp(client, server, ack).sequence(1001, 5001);
+    rig.from(&rig.first, &ack)?.assert_sent_on(&ack.build());
+    Ok(())
+}
+
+fn state(flow: &Flow) -> TcpState {
+    TcpState::of(flow.halves[0].sent, flow.halves[1].sent)
+}
+
+#[test]
+fn a_half_closed_connection_stays() -> Result<()> {
+    needs!(root());
+    let rig = Rig::with("ct-half", |options| options.timeouts.tcp_closing = 1)?;
+    let (client, server) = ((HERE, 5), (OTHER, 6));
+    open(&rig, client, server)?;
+    let ack = tcp_flags::ACK;
+    rig.exchange(
+        &tcp(client, server, tcp_flags::FIN | ack).sequence(1001, 5001),
+        &tcp(server, client, ack).sequence(5001, 1002),
+    )?;
+    let [flow] = rig.replied()?[..] else { panic!("one flow") };
+    assert_eq!(state(&flow), TcpState::CloseWait);
+    // Older than a closing connection, and younger than a half-closed one may be.
+    flow_table::change(&rig.node, |flow| flow.halves.iter_mut().for_each(|half| half.seen -= 600))?;
+    rig.exchange(
+        &tcp(client, server, ack).sequence(1002, 5001),
+        &tcp(server, client, ack).sequence(5001, 1002).payload(b"still"),
+    )?;
+    let [flow] = rig.replied()?[..] else { panic!("one flow") };
+    assert_eq!((packets(&flow), rig.event("made")), ([4, 3], 1));
+    // The server closes its half: both have acknowledged, and the flow expires soon.
+    rig.exchange(
+        &tcp(client, server, ack).sequence(1002, 5006),
+        &tcp(server, client, tcp_flags::FIN | ack).sequence(5006, 1002),
+    )?;
+    let last = tcp(client, server, ack).sequence(1002, 5007);
+    rig.from(&rig.first, &last)?.assert_sent_on(&last.build());
+    let [flow] = rig.replied()?[..] else { panic!("one flow") };
+    assert_eq!(state(&flow), TcpState::TimeWait);
+    wait_until(TIMEOUT, "the timer", || Ok(rig.replied()?.is_empty().then_some(())))
+}
+
+#[test]
+fn a_reset_or_fin_outside_of_the_window_ends_nothing() -> Result<()> {
+    needs!(root());
+    let rig = Rig::with("ct-reset", |options| options.timeouts.tcp_closing = 1)?;
+    let (client, server) = ((HERE, 5), (OTHER, 6));
+    open(&rig, client, server)?;
+    for sequence in [5000 - 1, 5001 + (1 << 20), 0, 1 << 31] {
+        for flags in [tcp_flags::RST, tcp_flags::FIN | tcp_flags::ACK] {
+            let spoofed = tcp(server, client, flags).sequence(sequence, 1001);
+            rig.from(&rig.second, &spoofed)?.assert_sent_on(&spoofed.build());
+            let [flow] = rig.replied()?[..] else { panic!("one flow") };
+            assert_eq!(state(&flow), TcpState::Established, "{sequence}");
+        }
+    }
+    let reset = tcp(server, client, tcp_flags::RST).sequence(5001, 0);
+    rig.from(&rig.second, &reset)?.assert_sent_on(&reset.build());
+    let [flow] = rig.replied()?[..] else { panic!("one flow") };
+    assert_eq!(state(&flow), TcpState::Close);
+    wait_until(TIMEOUT, "the timer", || Ok(rig.replied()?.is_empty().then_some(())))
+}
+
+/// The frame for a client port.
+type Frames = dyn Fn(u16) -> Vec<u8> + Sync;
+
+/// Both replies to one UDP socket's two requests (A and AAAA) may be the first reply on two CPUs at once.
+#[test]
+fn concurrent_first_packets_and_replies_make_one_flow() -> Result<()> {
+    needs!(root());
+    const ROUNDS: u16 = 400;
+    let mut node = Node::new("ct-race")?;
+    let n1 = network("n1.t", vxlan(10_001));
+    node.want_network(&n1);
+    let ready = [(OTHER.ip().into(), Readiness::Ready)];
+    node.want(Object::Service(service(VIP.ip().into(), &ready)));
+    let (first, second) = (node.pod(&n1, HERE)?, node.pod(&n1, OTHER)?);
+    node.converge()?;
+    let ports = [&first, &second].map(|pod| node.ifindex(&pod.local.port).unwrap());
+    let pin = node.pin(FROM_POD);
+    let (ask, answer) = (
+        |port: u16| Packet::eth(VIP.mac(), HERE.mac()).ipv4(HERE.ip(), VIP.ip()).udp(port, 80).build(),
+        |port: u16| between(OTHER, HERE).udp(8080, port).build(),
+    );
+    let frames: [(u32, &Frames); 2] = [(ports[0], &ask), (ports[1], &answer)];
+    let barrier = Barrier::new(2);
+    node.ns.run(|| {
+        thread::scope(|scope| -> Result<()> {
+            let workers = [0, 1].map(|cpu| {
+                let (barrier, frames, pin) = (&barrier, &frames, &pin);
+                scope.spawn(move || -> Result<()> {
+                    let mut set = CpuSet::new();
+                    set.set(cpu % thread::available_parallelism()?.get())?;
+                    sched_setaffinity(Pid::from_raw(0), &set)?;
+                    let program = SchedClassifier::from_pin(pin)?;
+                    for port in 1000..1000 + ROUNDS {
+                        for (ifindex, frame) in frames {
+                            let mut context = [0; 192];
+                            context[40..44].copy_from_slice(&ifindex.to_ne_bytes());
+                            let frame = frame(port);
+                            barrier.wait();
+                            program.test_run(TestRunOptions {
+                                data_in: Some(&frame),
+                                ctx_in: Some(&context),
+                                ..TestRunOptions::new()
+                            })?;
+                            barrier.wait();
+                        }
+                    }
+                    Ok(())
+                })
+            });
+            for worker in workers {
+                worker.join().map_err(|_| anyhow::anyhow!("a thread has failed"))??;
+            }
+            Ok(())
+        })
+    })?;
+    assert_eq!(node.drops()?, [].into());
+    let flows = flow_table::flows(&node)?;
+    assert_eq!(flows.len(), usize::from(ROUNDS));
+    assert!(flows.iter().all(|flow| flow.is_replied() && flow.nat_port == flow.client_port));
+    assert_eq!(slots(&node)?, 2 * flows.len());
+    let events = node.datapath.inspect()["flows"].clone();
+    assert_eq!((&events["made"], &events["failed"]), (&ROUNDS.into(), &0.into()));
+    Ok(())
+}
+
+/// A record that is reused for another flow is not found by the tuple of the first one.
+#[test]
+fn a_reused_record_belongs_to_the_new_flow() -> Result<()> {
+    needs!(root());
+    let rig = Rig::with("ct-generation", |options| options.flows = 1)?;
+    for port in 1..50 {
+        let (there, back) = (between(HERE, OTHER).udp(port, 6), between(OTHER, HERE).udp(6, port));
+        rig.exchange(&there, &back)?;
+        let [flow] = rig.replied()?[..] else { panic!("one flow") };
+        assert_eq!((flow.client_port.get(), packets(&flow)), (port, [1, 1]));
+        assert_eq!((flow.head.generation, slots(&rig.node)?), (2 * port - 1, 2));
+        flow_table::expire(&rig.node)?;
+    }
+    Ok(())
+}
+
+/// The timer keeps the program that armed it; new programs arm it again.
+#[test]
+fn flows_expire_after_the_programs_were_replaced() -> Result<()> {
+    needs!(root());
+    let mut rig = Rig::with("ct-replace", |options| options.timeouts.udp = 1)?;
+    let (there, back) = (between(HERE, OTHER).udp(5, 6), between(OTHER, HERE).udp(6, 5));
+    rig.exchange(&there, &back)?;
+    let pin = rig.map("ctv_build");
+    let mut build: aya::maps::Array<_, [u8; 16]> = Map::from_map_data(MapData::from_pin(pin)?)?.try_into()?;
+    build.set(0, [1; 16], 0)?;
+    rig.node.restart();
+    rig.node.converge()?;
+    for port in [7, 8] {
+        rig.exchange(&between(HERE, OTHER).udp(port, 6), &between(OTHER, HERE).udp(6, port))?;
+        wait_until(TIMEOUT, "the timer", || Ok(rig.replied()?.is_empty().then_some(())))?;
+    }
     Ok(())
 }
 
@@ -264,18 +538,18 @@ fn the_flow_table_is_resized_only_when_it_is_empty() -> Result<()> {
     let size = |rig: &Rig| Ok::<_, anyhow::Error>(MapData::from_pin(rig.map(FLOWS))?.info()?.max_entries());
     assert_eq!(size(&rig)?, 64, "established connections keep their entries");
     let reported = rig.node.datapath.warnings().concat();
-    let why = "connections: capacity 64 instead of 128 (--conntrack-max) until the map ctv_ct is empty";
+    let why = "connections: capacity 64 instead of 128 (--conntrack-max) until the map ctv_flows is empty";
     assert!(reported.starts_with(why) && reported.contains("netplugin cleanup"), "{reported}");
     // Forwarding continues meanwhile, and nothing is written.
     rig.from(&rig.first, &between(HERE, OTHER).udp(5, 6))?;
-    assert_eq!((rig.answered()?.len(), rig.node.datapath.writes()), (1, 0));
-    wait_until(TIMEOUT, "the timer", || Ok(rig.answered()?.is_empty().then_some(())))?;
+    assert_eq!((rig.replied()?.len(), rig.node.datapath.writes()), (1, 0));
+    wait_until(TIMEOUT, "the timer", || Ok(rig.replied()?.is_empty().then_some(())))?;
     // The agent detects it with the next `observe`, without a restart.
     rig.node.converge()?;
     assert_eq!(size(&rig)?, 128);
     assert_eq!(rig.node.datapath.warnings(), Vec::<String>::new());
     rig.exchange(&between(HERE, OTHER).udp(7, 6), &between(OTHER, HERE).udp(6, 7))?;
-    assert_eq!(rig.answered()?.len(), 1, "the programs use the new one");
+    assert_eq!(rig.replied()?.len(), 1, "the programs use the new one");
     rig.node.restart();
     rig.node.observe()?;
     assert_eq!(rig.node.datapath.writes(), 0);
@@ -350,7 +624,7 @@ fn extension_headers_are_parsed_up_to_a_limit() -> Result<()> {
     for count in 0..=4 {
         rig.from(&rig.first, &chain(count))?.assert_sent_on(&chain(count).build());
     }
-    assert_eq!(rig.young()?, 1, "all of them are the same flow");
+    assert_eq!(rig.unreplied()?, 1, "all of them are the same flow");
     rig.from(&rig.first, &chain(5))?.assert_dropped(DropReason::TooManyHeaders);
     Ok(())
 }

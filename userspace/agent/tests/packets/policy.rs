@@ -194,6 +194,32 @@ fn replies_pass_and_a_policy_change_applies_to_established_connections() -> Resu
     Ok(())
 }
 
+/// A flow that was evaluated by removed rules is evaluated again when the group gets others, however much later.
+#[test]
+fn a_policy_revision_is_used_once() -> Result<()> {
+    needs!(root());
+    let mut rig = Rig::new("pol-revision")?;
+    let web =
+        Rule { protocol: Some(TCP), ports: Some(80.into()), ..rule("web", Direction::In, Action::Allow, 2) };
+    let all = || rule("all", Direction::In, Action::Deny, 1);
+    for restarts in [false, true] {
+        rig.set(group(2, vec![web.clone()]))?;
+        passes(&rig.send(&to(SERVER).tcp(4000, 80, 2))?);
+        passes(&rig.answer(&back().tcp(80, 4000, 0x12))?);
+        passes(&rig.send(&to(SERVER).tcp(4000, 80, 0x10))?);
+        rig.set(group(2, vec![]))?;
+        if restarts {
+            rig.node.restart();
+        }
+        rig.node.observe()?;
+        rig.set(group(2, vec![all()]))?;
+        rig.send(&to(SERVER).tcp(4000, 80, 0x10))?.assert_dropped(DropReason::Policy);
+        rig.answer(&back().tcp(80, 4000, 0x10))?.assert_dropped(DropReason::Policy);
+        rig.set(group(2, vec![]))?;
+    }
+    Ok(())
+}
+
 #[test]
 fn a_deleted_group_leaves_no_entries() -> Result<()> {
     needs!(root());

@@ -17,7 +17,7 @@ pub(super) const PORTS: u16 = 16;
 pub(super) const OF_SERVICES: [&str; 5] =
     ["ctv_svc", "ctv_ring", "ctv_backends", "ctv_affinity", "ctv_svcnt"];
 pub(super) const OF_ALL: &str = "ctv_neigh";
-pub(super) const OF_FLOWS: [&str; 2] = ["ctv_ct", "ctv_new"];
+pub(super) const OF_FLOWS: [&str; 3] = ["ctv_flows", "ctv_flowidx", "ctv_flowbits"];
 
 #[derive(Debug, Serialize)]
 pub(super) struct Start {

@@ -119,6 +119,10 @@ struct Size {
 pub(super) fn measure(options: &Options) -> Result<Lb> {
     let network = Network::bench();
     let mut cluster = step("start the cluster", || Cluster::ebpf(Encap::Vxlan, &network))?;
+    // One endpoint, which may use a quarter of the table, has all flows. The table is empty, so it is replaced.
+    let capacity = (options.flows * 4).next_multiple_of(1 << 20).to_string();
+    let node = cluster.nodes.first_mut().context("a cluster has nodes")?;
+    node.restart_agent_with(&["--conntrack-max", &capacity])?;
     let node = cluster.nodes.first().context("a cluster has nodes")?;
     let pods: Vec<Pod> = (0..=BACKENDS)
         .map(|number| Pod::add(node, &network, &format!("lb-{number}")))

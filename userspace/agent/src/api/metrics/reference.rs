@@ -45,7 +45,7 @@ pub(super) fn sample(rules: usize) -> (RequestMetrics, Status, Measurements) {
     let counters = Counters {
         rules: (0..rules).map(rule).collect(),
         services: vec![(web, served)],
-        tables: vec![TableUsage { table: "ctv_ct", entries: 5, capacity: 8 }],
+        tables: vec![TableUsage { table: "ctv_flows", entries: 5, capacity: 8 }],
     };
     let pods = vec![PodTraffic {
         port: AttachedPort { port: "vvport1".into(), endpoint: "n.t-c1".into(), owner: Owner::Pod },

@@ -25,7 +25,6 @@ pub(super) async fn execute(
         if let Err(error) = execute_one(installed, interfaces, op).await {
             failures.push(FailedOp { index, error });
         }
-        installed.kernel_mut().generation.bump_if_written();
     }
     for QueueError { owner, group, error } in installed.flush().await? {
         match ops.iter().position(|op| concerns(op, owner.as_ref(), group)) {

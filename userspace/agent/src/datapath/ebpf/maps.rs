@@ -10,10 +10,10 @@
 //! | [`batch`] | batched lookup and delete |
 //! | [`table`] | hash maps with a copy in the process |
 //! | [`usage`] | number of entries in the maps that programs fill |
-//! | [`generation`] | invalidation of the programs' flow cache |
+//! | [`flows`] | the flow table |
 
 pub(crate) mod batch;
-pub(crate) mod generation;
+pub(crate) mod flows;
 pub(crate) mod mmap;
 pub(crate) mod names;
 pub(crate) mod pins;

@@ -2,7 +2,6 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`pending`] | counters that the flow cache has not flushed yet |
 //! | [`counters`] | counters of rules and services |
 //! | [`connections`] | tracked connections to services |
 //! | [`events`] | packet events |
@@ -12,4 +11,3 @@ pub(crate) mod connections;
 pub(crate) mod counters;
 pub(crate) mod dump;
 pub(crate) mod events;
-pub(crate) mod pending;

@@ -13,8 +13,8 @@ use aya::{
     maps::{HashMap as KernelMap, Map, MapData},
 };
 use contiv_abi::{
-    DropReason, Flow, FlowKey, TimedFlow,
-    maps::{FLOWS, FROM_POD, FROM_QUEUE, FROM_UPLINK, NEW_FLOWS},
+    DropReason,
+    maps::{FROM_POD, FROM_QUEUE, FROM_UPLINK},
 };
 use contiv_model::group::Rate;
 use netplugin::datapath::{Desired, Group, Local, Network, Object, Op};
@@ -22,7 +22,7 @@ use testkit::Netns;
 
 use super::scene::{LOCALS, NETWORK, REMOTES, Scene, Stage, VLAN, VNI, WIRED, WIRED_NETWORK};
 use crate::{
-    flow_cache::rig::{pending, stay},
+    flow_table,
     node::{Endpoint, Node, Pod, network, vlan, vtep, vxlan},
     policy::number,
     run::{Code, Outcome, Target},
@@ -70,7 +70,6 @@ impl From {
 
 impl Rig {
     pub(super) fn new() -> Result<Rig> {
-        stay()?;
         let (mut node, outside) = Node::on_wire("equal")?;
         let (network, wired_network) = (network(NETWORK, vxlan(VNI)), network(WIRED_NETWORK, vlan(VLAN)));
         node.want_network(&network).want_network(&wired_network).want_peer(2);
@@ -125,9 +124,7 @@ impl Rig {
 
     fn forget(&self, stage: Stage) -> Result<()> {
         if stage == Stage::Before {
-            let maps = self.node.datapath.maps_directory();
-            forget::<FlowKey, TimedFlow>(&maps.join(FLOWS))?;
-            forget::<FlowKey, Flow>(&maps.join(NEW_FLOWS))?;
+            flow_table::expire(&self.node)?;
         }
         Ok(())
     }
@@ -180,11 +177,6 @@ impl Rig {
             std::iter::repeat_n(reason, new as usize)
         };
         Ok(Outcome { code, bytes, dropped: counts.into_iter().flat_map(new).collect() })
-    }
-
-    /// Number of packets that used existing flow cache entries.
-    pub(super) fn cached(&self) -> Result<u64> {
-        Ok(pending(&self.node)?.iter().map(|entry| entry.packets).sum())
     }
 
     /// Runs the function in the node's network namespace.

@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 
 use aya::maps::{Array, MapData};
 use contiv_abi::{
-    Be16, Node, Timeouts, Vtep,
+    Be16, FlowTableSize, Node, Timeouts, Vtep,
     maps::{NODE, PEERS, PEERS_CAPACITY, VTEPS},
 };
 
@@ -151,6 +151,31 @@ impl Peers {
         let node = Node { timeouts, bum_rate, vtep, tunnel_port: Be16::new(tunnel_port), ..before };
         if node == before { Ok(()) } else { self.set_node(node) }
     }
+
+    /// Writes the size of the flow table and the quota of an endpoint unless they are equal, and creates the secret of its
+    /// hashes if there is none: a new secret would make existing flows unreachable.
+    pub(crate) fn ensure_flow_table(&mut self, flows: u32) -> Result<(), Error> {
+        let node = self.node()?;
+        let seed = if node.seed == 0 { random()? } else { node.seed };
+        let flow_pages = FlowTableSize { flows }.pages();
+        let flow_quota = (flows / QUOTA_SHARE).max(1);
+        let desired = Node { seed, flows, flow_pages, flow_quota, ..node };
+        if node == desired { Ok(()) } else { self.set_node(desired) }
+    }
+}
+
+/// An endpoint may use one part in this number of the flow table.
+const QUOTA_SHARE: u32 = 4;
+
+/// A random number that is not zero.
+fn random() -> Result<u64, Error> {
+    let mut bytes = [0; 8];
+    // SAFETY: the buffer is as long as the call says.
+    let read = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    if read != bytes.len() as isize {
+        return Err(failed("read random numbers", std::io::Error::last_os_error()));
+    }
+    Ok(u64::from_ne_bytes(bytes).max(1))
 }
 
 /// Settings of the node that the programs read.

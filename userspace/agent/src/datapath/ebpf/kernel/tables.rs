@@ -4,8 +4,8 @@ use aya::maps::{MapData, PerCpuArray};
 use contiv_abi::{
     DropCount, DropReason, DsrHook, FdbEntry, FdbKey, FlowEvent, Subnet, SubnetKey,
     maps::{
-        DROPS, DSR_STATS, EPOCHS, FDB, FDB_CAPACITY, FLOW_STATS, FLOWS, GROUPS, METERS, RULE_COUNTS,
-        RULE_SETS, RULE_SETS_CAPACITY, RULES, RULES_CAPACITY, SUBNETS, SUBNETS_CAPACITY,
+        DROPS, DSR_STATS, FDB, FDB_CAPACITY, FLOW_STATS, GROUPS, METERS, REVISION, RULE_COUNTS, RULE_SETS,
+        RULE_SETS_CAPACITY, RULES, RULES_CAPACITY, SUBNETS, SUBNETS_CAPACITY,
     },
     policy::{GROUP_NUMBERS, Meter, MeterKey},
 };
@@ -20,11 +20,10 @@ use crate::datapath::{
         },
         maps::{
             batch::BatchMap,
-            generation::Generation,
+            flows,
             names::{RuleNames, ServiceNames},
             pins::Pins,
             table::Table,
-            usage,
             writes::Writes,
         },
         policy::{Policies, RuleSets},
@@ -48,7 +47,6 @@ pub(crate) struct Kernel {
     pub(crate) services: ServicePorts,
     pub(crate) policies: Policies,
     pub(crate) meters: BatchMap<MeterKey, Meter>,
-    pub(crate) generation: Generation,
     pub(crate) programs: Programs,
     drops: PerCpuArray<MapData, DropCount>,
     flow_stats: PerCpuArray<MapData, u64>,
@@ -69,13 +67,14 @@ impl Kernel {
         writes: &Writes,
     ) -> Result<Kernel, Error> {
         pins.prepare()?;
-        let flow_capacity = prepare_flow_table(pins, flow_capacity, writes)?;
+        let flow_capacity = flows::prepare(pins, flow_capacity, writes)?;
         let current = load::is_current(pins)?;
         if !current {
             let capacities = Capacities { flows: flow_capacity, service_counts: counters::size()? as u32 };
             load::load(pins, hooks, xdp, capacities, writes)?;
+            flows::reset_collector(pins, writes)?;
         }
-        let kernel = Kernel {
+        let mut kernel = Kernel {
             ports: Ports::open(pins, writes)?,
             peers: Peers::open(pins, writes)?,
             fdb: Table::new(FDB, FDB_CAPACITY, pins.open_map(FDB)?, writes.clone()),
@@ -84,7 +83,6 @@ impl Kernel {
             services: ServicePorts::open(pins, services.clone(), writes)?,
             policies: open_policies(pins, rules, writes)?,
             meters: BatchMap::new(METERS, pins.open_data(METERS)?, writes.clone())?,
-            generation: Generation::new(pins.open_data(EPOCHS)?, writes.clone())?,
             programs: Programs::open(pins)?,
             drops: pins.open_map(DROPS)?,
             flow_stats: pins.open_map(FLOW_STATS)?,
@@ -92,6 +90,8 @@ impl Kernel {
             flow_capacity,
             writes: writes.clone(),
         };
+        // Before a program is attached.
+        kernel.peers.ensure_flow_table(flow_capacity)?;
         if !current {
             load::set_current(pins, writes)?;
         }
@@ -193,27 +193,13 @@ fn sum(per_cpu: &[DropCount]) -> DropCount {
     })
 }
 
-/// Unpins an empty flow table of another capacity than `desired`, so that the load creates a new one. Returns the capacity
-/// after the load: a table with flows is kept, because connections would break.
-fn prepare_flow_table(pins: &Pins, desired: u32, writes: &Writes) -> Result<u32, Error> {
-    let path = pins.map(FLOWS);
-    if !path.exists() {
-        return Ok(desired);
-    }
-    let TableUsage { entries, capacity, .. } = usage::of_flows(pins)?;
-    let capacity = capacity as u32;
-    if capacity == desired || entries > 0 {
-        return Ok(capacity);
-    }
-    tracing::info!("change the capacity of the map {FLOWS} from {capacity} to {desired}");
-    writes.count();
-    // Attached programs use the unpinned map until the load replaces them.
-    pins.unpin(&path)?;
-    Ok(desired)
-}
-
 fn open_policies(pins: &Pins, names: &RuleNames, writes: &Writes) -> Result<Policies, Error> {
-    let sets = RuleSets::new(pins.open_data(RULE_SETS)?, pins.open_data(RULES)?, writes.clone())?;
+    let sets = RuleSets::new(
+        pins.open_data(RULE_SETS)?,
+        pins.open_data(RULES)?,
+        pins.open_data(REVISION)?,
+        writes.clone(),
+    )?;
     let counts = pins.open_map(RULE_COUNTS)?;
     Policies::new(&pins.open_data(GROUPS)?, sets, counts, names.clone(), writes.clone())
 }

@@ -31,7 +31,7 @@ struct Attributes {
     flags: u64,
 }
 
-/// A hash map that is accessed in batches, without a copy in the process.
+/// A hash map whose entries are removed in batches, without a copy in the process.
 pub(crate) struct BatchMap<K, V> {
     name: &'static str,
     map: MapData,
@@ -48,11 +48,6 @@ impl<K: Pod, V: Pod> BatchMap<K, V> {
             return Err(failed(what(), "its keys or values have an unexpected size"));
         }
         Ok(BatchMap { name, map, writes, types: PhantomData })
-    }
-
-    /// Reads every entry.
-    pub(crate) fn read(&self) -> Result<Vec<(K, V)>, Error> {
-        entries(self.name, &self.map)
     }
 
     /// Removes entries. Ignores keys without an entry.

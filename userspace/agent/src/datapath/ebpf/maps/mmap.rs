@@ -49,15 +49,8 @@ impl<V: Pod> MmapArray<V> {
     /// The value at `index`; `None` if the index is out of range.
     pub(crate) fn get(&self, index: u32) -> Option<V> {
         let index = index as usize;
-        // SAFETY: the index is inside the mapping, and only this process writes there.
+        // SAFETY: the index is inside the mapping. A value that programs write meanwhile may be torn.
         (index < self.len).then(|| unsafe { self.values.add(index).read_volatile() })
-    }
-
-    /// Address of the value at `index`, for fields that programs also write; `None` if the index is out of range.
-    pub(crate) fn pointer(&self, index: u32) -> Option<NonNull<V>> {
-        let index = index as usize;
-        // SAFETY: the index is inside the mapping.
-        (index < self.len).then(|| unsafe { self.values.add(index) })
     }
 
     /// Writes the value at `index`; false if the index is out of range.

@@ -2,8 +2,8 @@
 
 use aya::{Pod, maps::MapData};
 use contiv_abi::{
-    AffinityBlock, FlowKey, TimedFlow,
-    maps::{AFFINITY, AFFINITY_CAPACITY, FLOWS},
+    AffinityBlock,
+    maps::{AFFINITY, AFFINITY_CAPACITY},
 };
 
 use super::{batch, mmap::MmapArray, pins::Pins};
@@ -35,11 +35,6 @@ pub(crate) fn of_hash<K: Pod, V: Pod>(
         entries = (entries * all / (buckets as usize).max(1)).min(capacity);
     }
     Ok(TableUsage { table, entries, capacity })
-}
-
-/// Usage of the table of established flows.
-pub(crate) fn of_flows(pins: &Pins) -> Result<TableUsage, Error> {
-    of_hash::<FlowKey, TimedFlow>(pins, FLOWS, 1)
 }
 
 /// Usage of the session affinity table. Reads the whole mapping (4 MB).

@@ -8,7 +8,7 @@ use std::{
 
 use aya::maps::MapData;
 use contiv_abi::{
-    maps::{RULE_SETS, RULE_SETS_CAPACITY, RULES, RULES_CAPACITY},
+    maps::{REVISION, REVISIONS, RULE_SETS, RULE_SETS_CAPACITY, RULES, RULES_CAPACITY},
     policy::{Branch, RuleEntry, RuleSet},
 };
 
@@ -44,12 +44,19 @@ pub(crate) struct RuleSets {
     /// Sets to which no group refers.
     orphans: BTreeSet<u32>,
     used_sets: usize,
-    next: u32,
+    /// `ctv_revision`: the next number, also of later processes. A number is a policy revision: if it were used twice, flows
+    /// that were evaluated with the first set of that number would pass as current.
+    next: MmapArray<u64>,
     writes: Writes,
 }
 
 impl RuleSets {
-    pub(crate) fn new(sets: MapData, nodes: MapData, writes: Writes) -> Result<RuleSets, Error> {
+    pub(crate) fn new(
+        sets: MapData,
+        nodes: MapData,
+        next: MapData,
+        writes: Writes,
+    ) -> Result<RuleSets, Error> {
         let map = |name, error| failed(format!("map {name} into memory"), error);
         Ok(RuleSets {
             sets: MmapArray::new(sets, RULE_SETS_CAPACITY).map_err(|error| map(RULE_SETS, error))?,
@@ -58,7 +65,7 @@ impl RuleSets {
             slots: SlotAllocator::new(RULES_CAPACITY as u32),
             orphans: BTreeSet::new(),
             used_sets: 0,
-            next: 1,
+            next: MmapArray::new(next, 1).map_err(|error| map(REVISION, error))?,
             writes,
         })
     }
@@ -81,7 +88,10 @@ impl RuleSets {
             self.known.insert(root, parts);
         }
         self.slots = SlotAllocator::with_used(&used);
-        self.next = last_set.wrapping_add(1);
+        // Greater only if the map was lost.
+        if u64::from(last_set) >= self.next() {
+            self.set_next(last_set.saturating_add(1));
+        }
         last_rule
     }
 
@@ -187,6 +197,10 @@ impl RuleSets {
             };
             RuleEntry { rule: number(numbers, entry.rule), ..entry }
         };
+        // First: a process that ends here has used the numbers.
+        if let Some(last) = sets.last() {
+            self.set_next(last + 1);
+        }
         self.writes.count();
         for (slot, node) in nodes.iter().zip(&compiled.nodes) {
             self.nodes.set(*slot, Branch { ways: node.ways.map(entry), ..*node });
@@ -197,21 +211,27 @@ impl RuleSets {
             self.sets.set(RuleSet::place(*set), RuleSet { number: *set, roots, ..*compiled });
         }
         let first = number(&sets, 0);
-        self.next = sets.last().copied().unwrap_or(first).wrapping_add(1);
         self.used_sets += sets.len();
         let rules = compiled.sets.first().map_or(0, |set| set.rules);
         self.known.insert(first, Parts { sets, nodes, rules, corrupt: false });
         Ok(first)
     }
 
-    /// The next `count` set numbers whose entries are free.
+    /// The next `count` set numbers whose entries are free. `None` if there are not so many, or all numbers were used.
     fn free_numbers(&self, count: usize) -> Option<Vec<u32>> {
-        let free = |number: &u32| {
-            *number != 0 && self.sets.get(RuleSet::place(*number)).is_some_and(|set| set.number == 0)
-        };
-        let all = (0..RULE_SETS_CAPACITY as u32).map(|offset| self.next.wrapping_add(offset));
+        let free = |number: &u32| self.sets.get(RuleSet::place(*number)).is_some_and(|set| set.number == 0);
+        let first = u32::try_from(self.next()).ok()?;
+        let all = (first..REVISIONS).take(RULE_SETS_CAPACITY);
         let numbers: Vec<u32> = all.filter(free).take(count).collect();
         (numbers.len() == count).then_some(numbers)
+    }
+
+    fn next(&self) -> u64 {
+        self.next.get(0).unwrap_or(0).max(1)
+    }
+
+    fn set_next(&mut self, number: u32) {
+        self.next.set(0, number.into());
     }
 
     /// Removes sets and their parts. The caller has waited for an RCU grace period since the last reference.

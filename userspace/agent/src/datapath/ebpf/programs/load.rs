@@ -6,7 +6,7 @@ use aya::{
     programs::{ProgramError, SchedClassifier, Xdp},
 };
 use aya_obj::programs::XdpAttachType;
-use contiv_abi::maps::{ALL, BUILD, BUILD_LEN, FLOWS, SERVICE_COUNTS, XDP};
+use contiv_abi::maps::{ALL, BUILD, BUILD_LEN, SERVICE_COUNTS, XDP};
 
 use super::{
     tc::{Role, TcHooks},
@@ -16,7 +16,7 @@ use crate::datapath::{
     Error,
     ebpf::{
         failure::{errno, failed},
-        maps::{pins::Pins, writes::Writes},
+        maps::{flows, pins::Pins, writes::Writes},
     },
 };
 
@@ -64,6 +64,7 @@ impl Programs {
 /// Map sizes that are known only at run time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Capacities {
+    /// Records of the flow table.
     pub(crate) flows: u32,
     pub(crate) service_counts: u32,
 }
@@ -110,7 +111,9 @@ pub(crate) fn load(
         loader.map_pin_path(name, pins.map(name));
         writes.count();
     }
-    loader.map_max_entries(FLOWS, capacities.flows);
+    for (name, entries) in flows::sizes(capacities.flows) {
+        loader.map_max_entries(name, entries);
+    }
     loader.map_max_entries(SERVICE_COUNTS, capacities.service_counts);
     let mut object = loader.load(OBJECT).map_err(|error| failed("load the eBPF object", error))?;
     for role in Role::ALL {

@@ -1,21 +1,18 @@
 //! Counters of rules and services, and usage of the maps that the programs fill.
 
-use std::collections::HashMap;
-
 use aya::{Pod, util::nr_cpus};
 use contiv_abi::{
-    DsrEntry, Flow, FlowCacheEntry, FlowKey, FragmentKey, FragmentPorts,
-    maps::{DSR_FLOWS, FRAGMENTS, METERS, NEW_FLOWS, RULE_COUNTS, SERVICE_COUNTS, SERVICE_COUNTS_CAPACITY},
+    DsrEntry, FlowKey, FragmentKey, FragmentPorts,
+    maps::{DSR_FLOWS, FRAGMENTS, METERS, RULE_COUNTS, SERVICE_COUNTS, SERVICE_COUNTS_CAPACITY},
     policy::{Meter, MeterKey, RuleCount},
 };
 
-use super::pending;
 use crate::datapath::{
     Error,
     ebpf::{
         failure::failed,
         maps::{
-            batch,
+            batch, flows,
             names::{RuleNames, ServiceNames},
             pins::Pins,
             usage,
@@ -32,21 +29,9 @@ pub(crate) fn read(pins: &Pins, rules: &RuleNames, services: &ServiceNames) -> R
         traffic(counts.iter().map(|count| (count.packets, count.bytes)))
     })?;
     let counters = CounterMap::new(pins.open_data(SERVICE_COUNTS)?)?;
-    let (mut by_service, pending) = pending::with_pending(pins, || Ok(counters.sums()))?;
-    let mut pending_by_service: HashMap<u32, Vec<&FlowCacheEntry>> = HashMap::new();
-    for entry in &pending {
-        pending_by_service.entry(entry.service).or_default().push(entry);
-    }
-    for (number, counters) in &mut by_service {
-        for entry in pending_by_service.get(number).into_iter().flatten() {
-            let side = if entry.side == 0 { &mut counters.to_backends } else { &mut counters.to_clients };
-            side.packets += entry.packets;
-            side.bytes += entry.bytes;
-        }
-    }
+    let by_service = counters.sums();
     let mut tables = vec![
-        usage::of_flows(pins)?,
-        usage::of_hash::<FlowKey, Flow>(pins, NEW_FLOWS, 1)?,
+        flows::usage(pins)?,
         usage::of_hash::<FragmentKey, FragmentPorts>(pins, FRAGMENTS, 1)?,
         usage::of_affinity(pins)?,
         usage::of_hash::<FlowKey, DsrEntry>(pins, DSR_FLOWS, 1)?,

@@ -1,5 +1,4 @@
-//! Packets of busy flows use the flow cache instead of the slow path: they are translated and counted like earlier
-//! packets of the flow, until a change invalidates the entry.
+//! Packets of established flows are translated and counted like the first ones, until a change applies to them.
 
 mod counters;
 mod invalidation;
@@ -11,11 +10,11 @@ mod uplink;
 use std::{
     net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result, ensure};
-use contiv_abi::{DropReason, Flow, Headers, TCP, maps::FLOW_CACHE_CAPACITY};
+use contiv_abi::{DropReason, TCP, tcp::sent};
 use contiv_model::{
     group::Dscp,
     policy::{Action, Direction, Rule},
@@ -26,7 +25,6 @@ use nix::errno::Errno;
 use testkit::{
     needs,
     packet::{Packet, internet_checksum, tcp_flags},
-    wait_until,
 };
 
 use crate::{
@@ -35,7 +33,7 @@ use crate::{
     run::Code,
     services::service,
 };
-use rig::{FAR, HERE, OTHER, Rig, TIMEOUT, VIP, pending};
+use rig::{FAR, HERE, OTHER, Rig, VIP};
 
 const SYN: u8 = tcp_flags::SYN;
 const ACK: u8 = tcp_flags::ACK;
@@ -66,7 +64,7 @@ fn vary6(packet: Packet, n: u32) -> Packet {
 }
 
 #[test]
-fn cached_packets_are_translated_as_by_the_slow_path() -> Result<()> {
+fn packets_of_a_flow_are_translated_alike() -> Result<()> {
     needs!(root());
     let rig = Rig::new("cut-same")?;
     // To a service and back, with TCP and with UDP, also without checksum.
@@ -92,10 +90,10 @@ fn cached_packets_are_translated_as_by_the_slow_path() -> Result<()> {
             let (sent, arrives) = packets(0);
             rig.becomes(from, &sent, &arrives);
         }
-        rig.until_cached(HERE, there)?;
-        rig.until_cached(OTHER, back)?;
+        rig.repeat(HERE, there);
+        rig.repeat(OTHER, back);
     }
-    rig.until_cached(HERE, bare)?;
+    rig.repeat(HERE, bare);
     // Without translation, to a pod here and to another node.
     let direct = |n| {
         let packet = vary(between(HERE, OTHER).udp(5000, 6000), n);
@@ -104,13 +102,13 @@ fn cached_packets_are_translated_as_by_the_slow_path() -> Result<()> {
     rig.becomes(HERE, &direct(0).0, &direct(0).0);
     let back = between(OTHER, HERE).udp(6000, 5000);
     rig.becomes(OTHER, &back, &back);
-    rig.until_cached(HERE, direct)?;
+    rig.repeat(HERE, direct);
     assert!(rig.node.drops()?.is_empty(), "{:?}", rig.node.drops()?);
     Ok(())
 }
 
 #[test]
-fn cached_ipv6_packets_are_translated_as_by_the_slow_path() -> Result<()> {
+fn ipv6_packets_of_a_flow_are_translated_alike() -> Result<()> {
     needs!(root());
     let rig = Rig::at("cut-v6", VIP.ip6().into(), OTHER.ip6().into())?;
     let [.., a, b, c, d] = VIP.ip6().octets();
@@ -123,14 +121,12 @@ fn cached_ipv6_packets_are_translated_as_by_the_slow_path() -> Result<()> {
     for (from, (sent, arrives)) in [(HERE, there(0)), (OTHER, back(0))] {
         rig.becomes(from, &sent, &arrives);
     }
-    rig.until_cached(HERE, there)?;
-    rig.until_cached(OTHER, back)?;
+    rig.repeat(HERE, there);
+    rig.repeat(OTHER, back);
     let (udp, reply) = (between6(HERE, OTHER).udp(4000, 8080), between6(OTHER, HERE).udp(8080, 4000));
     rig.becomes(HERE, &to_vip().udp(4000, 80), &udp);
     rig.becomes(OTHER, &reply, &from_vip().udp(80, 4000));
-    rig.until_cached(HERE, |n| {
-        (vary6(to_vip().udp(4000, 80), n), vary6(between6(HERE, OTHER).udp(4000, 8080), n))
-    })?;
+    rig.repeat(HERE, |n| (vary6(to_vip().udp(4000, 80), n), vary6(between6(HERE, OTHER).udp(4000, 8080), n)));
     Ok(())
 }
 
@@ -155,11 +151,11 @@ fn a_complete_checksum_may_equal_a_partial_one() -> Result<()> {
     let sent = |word: u16| between(HERE, VIP).tcp(4000, 80, ACK).payload(&word.to_be_bytes());
     let word = (0..=u16::MAX).find(|word| looks(&sent(*word))).context("no such packet")?;
     let arrives = between(HERE, OTHER).tcp(4000, 8080, ACK).payload(&word.to_be_bytes());
-    rig.until_cached(HERE, |_| (sent(word), arrives.clone()))?;
+    rig.repeat(HERE, |_| (sent(word), arrives.clone()));
     // Adjacent payloads do not.
     let beside = word ^ 1;
     let arrives = between(HERE, OTHER).tcp(4000, 8080, ACK).payload(&beside.to_be_bytes());
-    rig.until_cached(HERE, |_| (sent(beside), arrives.clone()))?;
+    rig.repeat(HERE, |_| (sent(beside), arrives.clone()));
     Ok(())
 }
 
@@ -189,48 +185,38 @@ fn checksum_complete_stays_valid() -> Result<()> {
             (0..len).for_each(|at| answer.swap(a + at, b + at));
         }
         assert_eq!(rig.node.ns.run(|| rig.other.give(&answer))?.0, Code::Redirect);
-        let started = Instant::now();
-        loop {
-            rig.until_cached(HERE, |_| (sent.clone(), arrives.clone()))?;
-            let before = rig.cached()?;
-            match rig.here.give_checksum_complete(&sent.build()) {
-                Err(Errno::EINVAL) => testkit::skip!("this kernel runs no packet with a sum of its own"),
-                // The first packet of a second takes the slow path; the kernel's helper discards the device's
-                // checksum of UDP without checksum.
-                result if rig.cached()? > before => {
-                    assert_eq!(result, Ok(()), "{sent:?}");
-                    break;
-                }
-                _ => ensure!(started.elapsed() < TIMEOUT, "no packet used the flow cache"),
-            }
+        rig.repeat(HERE, |_| (sent.clone(), arrives.clone()));
+        match rig.here.give_checksum_complete(&sent.build()) {
+            Err(Errno::EINVAL) => testkit::skip!("this kernel runs no packet with a sum of its own"),
+            result => assert_eq!(result, Ok(()), "{sent:?}"),
         }
     }
     Ok(())
 }
 
 #[test]
-fn cached_packets_are_marked_with_the_dscp_of_the_group() -> Result<()> {
+fn packets_of_a_flow_are_marked_with_the_dscp_of_the_group() -> Result<()> {
     needs!(root());
     let mut rig = Rig::new("cut-dscp")?;
     rig.set(Object::Group(Group { dscp: Some(Dscp::try_from(46).unwrap()), ..group(1, vec![]) }))?;
     let (sent, arrives) = (between(HERE, VIP).udp(4000, 80), between(HERE, OTHER).udp(4000, 8080).dscp(46));
     rig.becomes(HERE, &sent, &arrives);
     rig.becomes(OTHER, &between(OTHER, HERE).udp(8080, 4000), &answer_of(OTHER, HERE).udp(80, 4000));
-    rig.until_cached(HERE, |n| (sent.clone().ip_id(n as u16), arrives.clone().ip_id(n as u16)))?;
-    // A packet with a DSCP takes the slow path.
+    rig.repeat(HERE, |n| (sent.clone().ip_id(n as u16), arrives.clone().ip_id(n as u16)));
+    // A DSCP of the sender is replaced.
     rig.becomes(HERE, &sent.clone().dscp(10), &arrives);
     let there = between6(HERE, OTHER).udp(4001, 8081);
     rig.becomes(HERE, &there, &there.clone().dscp(46));
     let back = between6(OTHER, HERE).udp(8081, 4001);
     rig.becomes(OTHER, &back, &back);
-    rig.until_cached(HERE, |n| (there.clone().flow_label(n), there.clone().flow_label(n).dscp(46)))?;
+    rig.repeat(HERE, |n| (there.clone().flow_label(n), there.clone().flow_label(n).dscp(46)));
     // The new DSCP applies at once.
     rig.set(Object::Group(Group { dscp: Some(Dscp::try_from(8).unwrap()), ..group(1, vec![]) }))?;
     rig.becomes(HERE, &there, &there.clone().dscp(8));
     Ok(())
 }
 
-/// A connection of a client's port to the service, with flow cache entries in both directions.
+/// A connection of a client's port to the service. Returns the number of packets from the client.
 fn open(rig: &Rig, port: u16) -> Result<u64> {
     open_to(rig, port, OTHER)
 }
@@ -242,9 +228,9 @@ fn open_to(rig: &Rig, port: u16, backend: Endpoint) -> Result<u64> {
     rig.becomes(OTHER, &answer, &shown);
     let (sent, arrives) =
         (between(HERE, VIP).tcp(port, 80, ACK), between(HERE, backend).tcp(port, 8080, ACK));
-    let there = rig.until_cached(HERE, |_| (sent.clone(), arrives.clone()))?;
+    let there = rig.repeat(HERE, |_| (sent.clone(), arrives.clone()));
     let (sent, arrives) =
         (between(OTHER, HERE).tcp(8080, port, ACK), answer_of(OTHER, HERE).tcp(80, port, ACK));
-    rig.until_cached(OTHER, |_| (sent.clone(), arrives.clone()))?;
+    rig.repeat(OTHER, |_| (sent.clone(), arrives.clone()));
     Ok(there + 1)
 }

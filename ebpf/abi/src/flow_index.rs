@@ -1,0 +1,245 @@
+//! The index of flows: from the tuple of a packet to a record.
+//!
+//! The index is an array of buckets with eight slots. Buckets are grouped in pages; a tuple has two
+//! buckets, both in the page that its hash selects. So a second bucket costs no further TLB miss, and
+//! one lock per page covers both. Each flow has two slots: for the tuple of its original direction,
+//! and for that of its replies, both as received.
+
+use crate::Tuple;
+
+/// A bucket of the index: one cache line.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
+#[repr(C)]
+pub struct FlowBucket {
+    /// [`slot`]s; zero is free.
+    pub slots: [u64; FlowBucket::LEN],
+}
+
+impl FlowBucket {
+    /// Number of slots.
+    pub const LEN: usize = 8;
+    /// Buckets of a page.
+    pub const PER_PAGE: u32 = 64;
+
+    /// Slots with this tag: the bitwise union of their entries, and their number. Branch-free: the
+    /// CPU would often mispredict a comparison.
+    #[inline(always)]
+    pub const fn find(&self, tag: u32) -> (u32, u32) {
+        let [a, b, c, d, e, f, g, h] = self.slots;
+        let (a, b, c, d) = (matched(a, tag), matched(b, tag), matched(c, tag), matched(d, tag));
+        let (e, f, g, h) = (matched(e, tag), matched(f, tag), matched(g, tag), matched(h, tag));
+        let entries = a.0 | b.0 | c.0 | d.0 | e.0 | f.0 | g.0 | h.0;
+        (entries, a.1 + b.1 + c.1 + d.1 + e.1 + f.1 + g.1 + h.1)
+    }
+
+    /// Number of used slots. Branch-free.
+    #[inline(always)]
+    pub const fn used(&self) -> u32 {
+        let [a, b, c, d, e, f, g, h] = self.slots;
+        taken(a) + taken(b) + taken(c) + taken(d) + taken(e) + taken(f) + taken(g) + taken(h)
+    }
+
+    /// Whether a slot is better inserted into the first bucket of a hash than into the second, by the
+    /// numbers of used slots: mostly, because a search begins there; but buckets that fill up share.
+    #[inline(always)]
+    pub const fn prefers_first([first, second]: [u32; 2]) -> bool {
+        first < FlowBucket::LEN as u32 - 3 || first <= second
+    }
+}
+
+/// 1 for a slot that is not free: the highest bit of every tag is set.
+#[inline(always)]
+const fn taken(slot: u64) -> u32 {
+    (slot >> 63) as u32
+}
+
+/// The entry of a slot if it has the tag, else zero; and 1 or 0.
+#[inline(always)]
+const fn matched(slot: u64, tag: u32) -> (u32, u32) {
+    // The difference is below 2^32: only that of equal tags underflows.
+    let equal = ((slot >> 32) ^ tag as u64).wrapping_sub(1) >> 63;
+    (slot as u32 & 0_u32.wrapping_sub(equal as u32), equal as u32)
+}
+
+/// A slot: the tag in the upper half, and the entry.
+#[inline(always)]
+pub const fn slot(tag: u32, entry: u32) -> u64 {
+    (tag as u64) << 32 | entry as u64
+}
+
+/// The entry for a direction of a record: 2 × number + 1 for replies.
+#[inline(always)]
+pub const fn entry(record: u32, reply: bool) -> u32 {
+    record << 1 | reply as u32
+}
+
+/// A page of the index: its lock, and the number of insertions into it. Also the lock of records.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
+#[repr(C)]
+pub struct FlowLock {
+    /// Held while slots of the page or heads of records are written.
+    pub lock: crate::policy::bpf_spin_lock,
+    /// Number of insertions: a tuple that was not found is still missing while it is unchanged.
+    pub insertions: u32,
+}
+
+/// Hash of a tuple in a network.
+///
+/// The seed is secret: a sender that could compute hashes could fill the buckets of others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlowHash(pub u64);
+
+impl FlowHash {
+    /// The hash of a packet as received.
+    #[inline(always)]
+    pub const fn of(seed: u64, domain: u32, tuple: &Tuple) -> FlowHash {
+        let ([a, b], [c, d]) = (tuple.source.words(), tuple.destination.words());
+        let rest = (domain as u64) << 32 | tuple.ports() as u64;
+        let h = step(seed, a ^ tuple.protocol as u64);
+        let h = step(step(step(step(h, b), c), d), rest);
+        FlowHash(crate::mix(h))
+    }
+
+    /// Number of the page.
+    #[inline(always)]
+    pub const fn page(self, pages: u32) -> u32 {
+        (((self.0 & 0xffff_ffff) * pages as u64) >> 32) as u32
+    }
+
+    /// The two buckets in the page.
+    #[inline(always)]
+    pub const fn buckets(self) -> [u32; 2] {
+        const MASK: u32 = FlowBucket::PER_PAGE - 1;
+        let (first, second) = ((self.0 >> 32) as u32 & MASK, (self.0 >> 38) as u32 & MASK);
+        // The distance is never zero.
+        let second = if second == first { first ^ 1 } else { second };
+        [first, second]
+    }
+
+    /// The tag in slots; never zero.
+    #[inline(always)]
+    pub const fn tag(self) -> u32 {
+        (self.0 >> 32) as u32 | 1 << 31
+    }
+}
+
+/// Adds a word to a hash. Multiplications of sums with the secret hash: differences of two words
+/// cannot be chosen to cancel each other.
+#[inline(always)]
+const fn step(hash: u64, word: u64) -> u64 {
+    let h = (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    h ^ h >> 32
+}
+
+/// Dimensions of the tables for a number of flows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlowTableSize {
+    /// Records.
+    pub flows: u32,
+}
+
+impl FlowTableSize {
+    /// Pages of the index: two slots for each flow, half of the slots used when the table is full.
+    #[inline(always)]
+    pub const fn pages(self) -> u32 {
+        self.flows.div_ceil(2 * FlowBucket::PER_PAGE)
+    }
+
+    /// Buckets of the index.
+    #[inline(always)]
+    pub const fn buckets(self) -> u32 {
+        self.pages() * FlowBucket::PER_PAGE
+    }
+
+    /// Words of the bitmap of used records.
+    #[inline(always)]
+    pub const fn words(self) -> u32 {
+        self.flows.div_ceil(64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeMap, vec::Vec};
+
+    use super::*;
+    use crate::{Address, Be16, TCP};
+
+    fn tuple(number: u32) -> Tuple {
+        Tuple {
+            source: Address::v4([10, 1, (number >> 24) as u8, (number >> 16) as u8]),
+            destination: Address::v4([10, 1, 1, 250]),
+            source_port: Be16::new(number as u16),
+            destination_port: Be16::new(80),
+            protocol: TCP,
+            zero: [0; 3],
+        }
+    }
+
+    #[test]
+    fn a_bucket_finds_its_slots() {
+        let mut bucket = FlowBucket::default();
+        assert_eq!(bucket.find(7 | 1 << 31), (0, 0));
+        for at in 0..FlowBucket::LEN {
+            bucket.slots[at] = slot(at as u32 | 1 << 31, entry(at as u32, at % 2 == 1));
+        }
+        for at in 0..FlowBucket::LEN as u32 {
+            assert_eq!(bucket.find(at | 1 << 31), ((at << 1) | (at % 2), 1));
+        }
+        bucket.slots[3] = slot(5 | 1 << 31, entry(64, false));
+        assert_eq!(bucket.find(5 | 1 << 31).1, 2);
+    }
+
+    /// A full table has hardly a tuple whose buckets are both full.
+    #[test]
+    fn the_index_has_room_for_every_record() {
+        let size = FlowTableSize { flows: 1 << 16 };
+        let (mut used, mut in_second): (BTreeMap<(u32, u32), u32>, u32) = (BTreeMap::new(), 0);
+        for number in 0..2 * size.flows {
+            let hash = FlowHash::of(0x1234, 9, &tuple(number));
+            let page = hash.page(size.pages());
+            assert!(page < size.pages());
+            let [first, second] = hash.buckets();
+            assert_ne!(first, second);
+            let count = |bucket| used.get(&(page, bucket)).copied().unwrap_or(0);
+            let bucket =
+                if FlowBucket::prefers_first([count(first), count(second)]) { first } else { second };
+            in_second += u32::from(bucket == second);
+            *used.entry((page, bucket)).or_default() += 1;
+        }
+        assert!(used.values().all(|slots| *slots <= FlowBucket::LEN as u32), "{:?}", used.values().max());
+        assert!(in_second < 2 * size.flows / 8, "{in_second}");
+    }
+
+    #[test]
+    fn hashes_depend_on_every_field_and_on_the_seed() {
+        let base = tuple(77);
+        let mut tuples: Vec<(u64, u32, Tuple)> = std::vec![(1, 2, base), (3, 2, base), (1, 4, base)];
+        tuples.push((1, 2, base.reversed()));
+        tuples.push((1, 2, Tuple { protocol: 17, ..base }));
+        for bit in 0..128 {
+            let mut words = base.destination.words();
+            words[bit / 64] ^= 1 << (bit % 64);
+            tuples.push((1, 2, Tuple { destination: Address::from_words(words), ..base }));
+        }
+        let mut hashes: Vec<u64> =
+            tuples.iter().map(|(seed, domain, tuple)| FlowHash::of(*seed, *domain, tuple).0).collect();
+        hashes.sort_unstable();
+        hashes.dedup();
+        assert_eq!(hashes.len(), tuples.len());
+    }
+
+    #[test]
+    fn a_flow_takes_at_most_256_bytes() {
+        for flows in [1 << 10, 1 << 16, 1 << 20, 1 << 24] {
+            let size = FlowTableSize { flows };
+            let index = u64::from(size.buckets()) * size_of::<FlowBucket>() as u64;
+            let locks = u64::from(size.pages()) * size_of::<FlowLock>() as u64;
+            let bitmap = u64::from(size.words()) * 8;
+            let total = u64::from(flows) * size_of::<crate::Flow>() as u64 + index + locks + bitmap;
+            assert!(total <= 256 * u64::from(flows), "{total}");
+        }
+    }
+}

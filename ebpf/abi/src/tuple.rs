@@ -1,0 +1,154 @@
+//! Addresses and ports of packets.
+
+use crate::{Address, Be16, Segment};
+
+/// Addresses, ports and protocol of a packet, in its direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
+#[repr(C)]
+pub struct Tuple {
+    /// Source address.
+    pub source: Address,
+    /// Destination address.
+    pub destination: Address,
+    /// Source port of TCP, UDP and SCTP; the identifier of an ICMP echo; else zero.
+    pub source_port: Be16,
+    /// Destination port, likewise.
+    pub destination_port: Be16,
+    /// IP protocol number; for IPv6 that of the last header.
+    pub protocol: u8,
+    /// Zero.
+    pub zero: [u8; 3],
+}
+
+impl Tuple {
+    /// The tuple of the reply direction.
+    #[inline(always)]
+    pub fn reversed(&self) -> Tuple {
+        let mut tuple = *self;
+        tuple.reverse();
+        tuple
+    }
+
+    /// Changes the tuple to that of the reply direction.
+    #[inline(always)]
+    pub fn reverse(&mut self) {
+        let (source, port) = (self.source.words(), self.source_port);
+        self.source.set_words(self.destination.words());
+        self.source_port = self.destination_port;
+        self.destination.set_words(source);
+        self.destination_port = port;
+    }
+
+    /// Both ports in one number: the source port in the lower half.
+    #[inline(always)]
+    pub const fn ports(&self) -> u32 {
+        self.source_port.wire() as u32 | (self.destination_port.wire() as u32) << 16
+    }
+
+    /// Compares by words.
+    #[inline(always)]
+    pub const fn same(&self, other: &Tuple) -> bool {
+        let ([a, b], [c, d]) = (self.source.words(), self.destination.words());
+        let ([e, f], [g, h]) = (other.source.words(), other.destination.words());
+        let ports = self.ports() ^ other.ports() | (self.protocol ^ other.protocol) as u32;
+        (a ^ e) | (b ^ f) | (c ^ g) | (d ^ h) | ports as u64 == 0
+    }
+
+    /// Returns true if the source is the lower end of a [`FlowKey`]. The order is arbitrary; both
+    /// directions agree on it.
+    #[inline(always)]
+    pub const fn source_is_low(&self) -> bool {
+        let ([a, b], [c, d]) = (self.source.words(), self.destination.words());
+        if a != c {
+            a < c
+        } else if b != d {
+            b < d
+        } else {
+            self.source_port.wire() <= self.destination_port.wire()
+        }
+    }
+}
+
+/// Network and ends of a connection, the same for both directions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
+#[repr(C)]
+pub struct FlowKey {
+    /// Network of the connection.
+    pub segment: Segment,
+    /// Address of the lower end.
+    pub low: Address,
+    /// Address of the higher end.
+    pub high: Address,
+    /// Port of the lower end.
+    pub low_port: Be16,
+    /// Port of the higher end.
+    pub high_port: Be16,
+    /// IP protocol number.
+    pub protocol: u8,
+    /// Zero.
+    pub zero: [u8; 3],
+}
+
+impl FlowKey {
+    /// Assigns the key of a packet. In place, because the stack of a BPF program has 512 bytes.
+    #[inline(always)]
+    pub fn set(&mut self, segment: Segment, tuple: &Tuple) {
+        self.segment = segment;
+        self.protocol = tuple.protocol;
+        self.zero = [0; 3];
+        if tuple.source_is_low() {
+            self.low.set_words(tuple.source.words());
+            self.high.set_words(tuple.destination.words());
+            self.low_port = tuple.source_port;
+            self.high_port = tuple.destination_port;
+        } else {
+            self.low.set_words(tuple.destination.words());
+            self.high.set_words(tuple.source.words());
+            self.low_port = tuple.destination_port;
+            self.high_port = tuple.source_port;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(tuple: &Tuple) -> FlowKey {
+        let (low, port) = (Address::default(), Be16::new(0));
+        let mut key = FlowKey {
+            segment: Segment::vxlan(7),
+            low,
+            high: low,
+            low_port: port,
+            high_port: port,
+            protocol: 0,
+            zero: [0; 3],
+        };
+        key.set(Segment::vxlan(7), tuple);
+        key
+    }
+
+    #[test]
+    fn both_directions_have_one_key() {
+        let (client, backend) = (Address::v4([10, 1, 1, 1]), Address::v4([10, 1, 1, 2]));
+        let ends = [(client, 4000), (client, 80), (backend, 80), (Address([0xfd; 16]), 80)];
+        for source in ends {
+            for destination in ends {
+                let there = Tuple {
+                    source: source.0,
+                    destination: destination.0,
+                    source_port: Be16::new(source.1),
+                    destination_port: Be16::new(destination.1),
+                    protocol: crate::TCP,
+                    zero: [0; 3],
+                };
+                assert_eq!(key(&there), key(&there.reversed()));
+                assert!(there.same(&there) && there.reversed().reversed() == there);
+                assert_eq!(there.same(&there.reversed()), there == there.reversed());
+            }
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! Records of flows: allocation, quotas, eviction and removal.
+
+use aya_ebpf::{
+    bindings::BPF_F_MMAPABLE, btf_maps::Array, cty::c_void, helpers::generated::bpf_loop, macros::btf_map,
+};
+use contiv_abi::{
+    Flow, FlowBucket, FlowEvent, FlowHash, FlowHead, idle, is_evictable, maps::FLOW_COUNTS_CAPACITY,
+};
+
+use crate::{
+    flow_index::ctv_remove_slot,
+    flows::{self, bucket, head, lock, record, record_lock, set_head, unlock},
+    maps,
+};
+
+#[btf_map(name = "ctv_flowbits")]
+static BITMAP: Array<u64, { flows::SIZE.words() as usize }, { BPF_F_MMAPABLE as usize }> = Array::new();
+
+#[btf_map(name = "ctv_flowcnt")]
+static COUNTS: Array<u64, FLOW_COUNTS_CAPACITY, { BPF_F_MMAPABLE as usize }> = Array::new();
+
+/// Words of the bitmap that an allocation looks at.
+const WORDS: u32 = 8;
+/// Slots of both buckets of a hash.
+const SLOTS: u32 = 2 * FlowBucket::LEN as u32;
+/// Further records that are considered for an eviction.
+const NEIGHBOURS: u32 = 32;
+
+/// No record: the table is full.
+pub(crate) const NONE: u32 = 0;
+/// No record: the endpoint has used its share.
+pub(crate) const OVER_QUOTA: u32 = u32::MAX;
+
+/// Allocates a record for a flow of this endpoint (zero for none) and adds it to the endpoint's flows. The result is the
+/// number plus one, or one of the above.
+///
+/// This and the others are functions of their own for the verifier.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ctv_obtain(hash: u64, owner: u32, now: u32) -> u32 {
+    let Some(node) = maps::node() else { return NONE };
+    let over = owner != 0 && used_by(owner) >= i64::from(node.flow_quota);
+    let mut number = NONE;
+    if !over {
+        number = ctv_allocate(hash);
+    }
+    if number == NONE {
+        number = ctv_evict(hash, if over { owner } else { 0 }, now, SLOTS + NEIGHBOURS);
+    }
+    if number == NONE {
+        return if over { OVER_QUOTA } else { NONE };
+    }
+    charge(owner, 1);
+    number
+}
+
+#[inline(always)]
+fn used_by(owner: u32) -> i64 {
+    let count = COUNTS.get_ptr(owner % FLOW_COUNTS_CAPACITY as u32);
+    // SAFETY: a value of the map.
+    count.map_or(0, |count| unsafe { count.read_volatile() } as i64)
+}
+
+/// Adds to the flows of an endpoint.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_charge(owner: u32, flows: i64) -> u32 {
+    let Some(node) = maps::node() else { return 0 };
+    let Some(count) = COUNTS.get_ptr_mut(owner % FLOW_COUNTS_CAPACITY as u32) else { return 0 };
+    let Some(held) = record_lock(owner.wrapping_mul(64), node.flow_pages) else { return 0 };
+    lock(held);
+    // SAFETY: a value of the map, whose lock is held.
+    unsafe { count.write_volatile(count.read_volatile().wrapping_add(flows as u64)) };
+    unlock(held);
+    0
+}
+
+#[inline(always)]
+fn charge(owner: u32, flows: i64) {
+    if owner != 0 {
+        ctv_charge(owner, flows);
+    }
+}
+
+/// Takes a free record near the place of the hash; the result is its number plus one, or zero.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_allocate(hash: u64) -> u32 {
+    let Some(node) = maps::node() else { return NONE };
+    let words = contiv_abi::FlowTableSize { flows: node.flows }.words();
+    let mut word = (((hash >> 32) * u64::from(words)) >> 32) as u32;
+    for _ in 0..WORDS {
+        let number = ctv_take(word);
+        if number != NONE {
+            return number;
+        }
+        word = if word + 1 < words { word + 1 } else { 0 };
+    }
+    NONE
+}
+
+/// Takes a free record of a word of the bitmap.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_take(word: u32) -> u32 {
+    let Some(node) = maps::node() else { return NONE };
+    let Some(bits) = BITMAP.get_ptr_mut(word) else { return NONE };
+    let first = word * 64;
+    let Some(held) = record_lock(first, node.flow_pages) else { return NONE };
+    let left = node.flows.wrapping_sub(first);
+    let valid = if left < 64 { (1_u64 << (left & 63)) - 1 } else { u64::MAX };
+    // SAFETY: a value of the map. Most full words are seen without the lock.
+    if unsafe { bits.read_volatile() } & valid == valid {
+        return NONE;
+    }
+    lock(held);
+    // SAFETY: a value of the map, whose lock is held.
+    let used = unsafe { bits.read_volatile() };
+    let free = !used & valid;
+    let lowest = free & free.wrapping_neg();
+    // SAFETY: as above.
+    unsafe { bits.write_volatile(used | lowest) };
+    unlock(held);
+    if lowest == 0 { NONE } else { first + position(lowest) + 1 }
+}
+
+/// The position of the only bit. The compiler would make a table of `trailing_zeros`.
+#[inline(always)]
+fn position(bit: u64) -> u32 {
+    const MASKS: [u64; 6] = [
+        0xaaaa_aaaa_aaaa_aaaa,
+        0xcccc_cccc_cccc_cccc,
+        0xf0f0_f0f0_f0f0_f0f0,
+        0xff00_ff00_ff00_ff00,
+        0xffff_0000_ffff_0000,
+        0xffff_ffff_0000_0000,
+    ];
+    let [a, b, c, d, e, f] = MASKS;
+    let is = |mask: u64| {
+        let masked = bit & mask;
+        ((masked | masked.wrapping_neg()) >> 63) as u32
+    };
+    is(a) | is(b) << 1 | is(c) << 2 | is(d) << 3 | is(e) << 4 | is(f) << 5
+}
+
+/// A search for a flow to evict.
+#[repr(C)]
+struct Search {
+    hash: u64,
+    /// Only flows of this endpoint, or expired ones; zero for all.
+    owner: u32,
+    now: u32,
+    pages: u32,
+    flows: u32,
+    /// Number of the record plus one,
+    victim: u32,
+    generation: u32,
+    /// and how dispensable it is.
+    rank: u32,
+    zero: u32,
+}
+
+/// Rank of an expired flow; above the idle time of others.
+const EXPIRED: u32 = 1 << 31;
+
+/// Evicts the oldest unreplied, ended or expired flow of those that have a slot in the buckets of the hash, and if there are
+/// more steps, of those in records near the place of the hash. The result is the number of its record plus one, which is the
+/// caller's then, or zero.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_evict(hash: u64, owner: u32, now: u32, steps: u32) -> u32 {
+    let Some(node) = maps::node() else { return NONE };
+    let (pages, flows) = (node.flow_pages, node.flows);
+    let mut search = Search { hash, owner, now, pages, flows, victim: NONE, generation: 0, rank: 0, zero: 0 };
+    // SAFETY: `consider` expects a `Search`, which outlives the loop.
+    let _steps = unsafe { bpf_loop(steps, consider as *mut c_void, (&raw mut search).cast::<c_void>(), 0) };
+    if search.victim == NONE || ctv_end(search.victim - 1, search.generation) == 0 {
+        return NONE;
+    }
+    unlink(search.victim - 1);
+    flows::count(if search.rank >= EXPIRED { FlowEvent::Expired } else { FlowEvent::Evicted });
+    search.victim
+}
+
+/// The number of the record, plus one, in a slot of the buckets; zero for a free slot.
+#[inline(always)]
+fn in_slot(search: &Search, step: u32) -> u32 {
+    let hash = FlowHash(search.hash);
+    let [first, second] = hash.buckets();
+    let (number, at) = (if step & 8 == 0 { first } else { second }, (step & 7) as usize);
+    let Some(place) = bucket(hash.page(search.pages) * FlowBucket::PER_PAGE + number) else { return NONE };
+    // SAFETY: a slot of the bucket.
+    let slot = unsafe { (&raw const (*place).slots).cast::<u64>().add(at).read_volatile() };
+    if slot == 0 { NONE } else { (slot as u32 >> 1) + 1 }
+}
+
+/// The number of a record, plus one, near the place of the hash.
+#[inline(always)]
+fn near(search: &Search, step: u32) -> u32 {
+    let first = (((search.hash >> 32) * u64::from(search.flows)) >> 32) as u32;
+    let number = (first + step) % search.flows.max(1);
+    if is_used(number) { number + 1 } else { NONE }
+}
+
+extern "C" fn consider(step: u64, search: *mut Search) -> i64 {
+    // SAFETY: `ctv_evict` passes its own.
+    let search = unsafe { &mut *search };
+    let number =
+        if step < u64::from(SLOTS) { in_slot(search, step as u32) } else { near(search, step as u32) };
+    if number == NONE {
+        return 0;
+    }
+    let number = number - 1;
+    let Some(flow) = record(number) else { return 0 };
+    // Read first: if another flow gets the record meanwhile, it stays.
+    let head = head(flow);
+    let rank = rank(flow, number, search.owner, search.now);
+    if head.exists() && rank > search.rank {
+        search.victim = number + 1;
+        search.generation = head.generation.into();
+        search.rank = rank;
+    }
+    0
+}
+
+/// How dispensable a flow is: zero if it must stay, else one more than its idle time, or more than [`EXPIRED`].
+#[inline(always)]
+fn rank(flow: *const Flow, number: u32, owner: u32, now: u32) -> u32 {
+    // SAFETY: a record of the map; a torn read at worst evicts another flow of the kind.
+    let flow = unsafe { &*flow };
+    let rank = idle(now, flow.seen()) + 1;
+    if flows::ctv_is_over(number, now) != 0 {
+        return rank | EXPIRED;
+    }
+    let evictable = is_evictable(flow.head.protocol, flow.halves[0].sent, flow.halves[1].sent);
+    if evictable && (owner == 0 || flow.halves[0].owner == owner) { rank } else { 0 }
+}
+
+/// Frees a slot in the buckets of the hash by evicting a flow; false if none can be evicted.
+#[inline(always)]
+pub(crate) fn make_room(hash: u64, now: u32) -> bool {
+    let number = ctv_evict(hash, 0, now, SLOTS);
+    if number != NONE {
+        ctv_release(number - 1);
+    }
+    number != NONE
+}
+
+/// Removes the flow in a record, if it is still this generation's; not zero if so.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ctv_remove(number: u32, generation: u32) -> u32 {
+    if ctv_end(number, generation) == 0 {
+        return 0;
+    }
+    unlink(number);
+    ctv_release(number);
+    1
+}
+
+/// Removes the slots of a flow that has ended, and its charge.
+#[inline(always)]
+fn unlink(number: u32) {
+    ctv_remove_slot(number, 0);
+    ctv_remove_slot(number, 1);
+    if let Some(flow) = record(number) {
+        // SAFETY: a record of the map, which the caller owns.
+        charge(unsafe { (*flow).halves[0].owner }, -1);
+    }
+}
+
+/// Ends the flow in a record: one caller succeeds, and owns the record then.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_end(number: u32, generation: u32) -> u32 {
+    let (Some(flow), Some(node)) = (record(number), maps::node()) else { return 0 };
+    let Some(held) = record_lock(number, node.flow_pages) else { return 0 };
+    let mut ended = 0;
+    lock(held);
+    let before = head(flow);
+    if before.exists() && u32::from(before.generation) == generation {
+        set_head(flow, FlowHead { generation: before.generation.wrapping_add(1), ..before });
+        ended = 1;
+    }
+    unlock(held);
+    ended
+}
+
+/// Makes a record free.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_release(number: u32) -> u32 {
+    let Some(node) = maps::node() else { return 0 };
+    let Some(bits) = BITMAP.get_ptr_mut(number / 64) else { return 0 };
+    let Some(held) = record_lock(number, node.flow_pages) else { return 0 };
+    let bit = 1_u64 << (number & 63);
+    lock(held);
+    // SAFETY: a value of the map, whose lock is held.
+    unsafe { bits.write_volatile(bits.read_volatile() & !bit) };
+    unlock(held);
+    0
+}
+
+/// Whether a record is in use.
+#[inline(always)]
+pub(crate) fn is_used(number: u32) -> bool {
+    // SAFETY: a value of the map.
+    BITMAP.get_ptr(number / 64).is_some_and(|bits| unsafe { bits.read_volatile() } >> (number & 63) & 1 != 0)
+}

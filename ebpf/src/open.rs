@@ -1,0 +1,382 @@
+//! New flows, once per connection: the service is resolved, the rules are evaluated, and the flow is inserted.
+
+use aya_ebpf::{cty::c_void, helpers::generated::bpf_loop};
+use contiv_abi::{
+    Be16, DropReason, FdbKey, Flow, FlowEvent, FlowHead, TCP, UDP, entry,
+    tcp::{self as state, sent},
+};
+
+use crate::{
+    flow_collector,
+    flow_index::{BUSY, FULL, INSERTED as SLOT_INSERTED, ctv_hash, ctv_is, insert_slot},
+    flow_records::{NONE, OVER_QUOTA as NO_QUOTA, ctv_obtain, ctv_remove, make_room},
+    flows, maps,
+    packet::{self, AGAIN, Packet, REFUSE, RELAY, Replaces, Told},
+    policy, relay, served, service, tell,
+};
+
+/// A new flow: to a service or not, allowed or not, inserted. The result is that of `packet::code`, `AGAIN` if another CPU has
+/// inserted the flow meanwhile, or `REFUSE` and the reason.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ctv_open() -> u32 {
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    // An endpoint would believe an error about a flow that is not known here.
+    if packet.icmp_error != Told::NOTHING {
+        return DropReason::UnrelatedIcmpError as u32;
+    }
+    begin(packet);
+    // Services are translated where their clients are.
+    if packet.source_port != 0 {
+        let mut code = service::ctv_choose();
+        if code == AGAIN {
+            code = service::ctv_choose();
+        }
+        if code == AGAIN {
+            // The service has changed once more: the client will try again.
+            code = DropReason::NoBackend as u32;
+        }
+        if code != packet::GO_ON {
+            return REFUSE | code;
+        }
+    }
+    admit()
+}
+
+/// The same of a packet from the wire of a VLAN: for clients there, services are translated where the backend is. The
+/// result may be `RELAY`.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ctv_open_wire() -> u32 {
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    let (to_service, error) = (packet.to_service != 0, packet.icmp_error);
+    // `wanted` is the tuple that an error was tracked by.
+    if error == Told::NOTHING {
+        packet::ctv_key(&raw const packet.tuple, &raw mut packet.key);
+    } else {
+        packet::ctv_key(&raw const packet.wanted, &raw mut packet.key);
+    }
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    begin(packet);
+    if error != Told::NOTHING {
+        let relayed = to_service && error == Told::FLOW && relay::ctv_known() == RELAY;
+        return if relayed { RELAY } else { DropReason::UnrelatedIcmpError as u32 };
+    }
+    let mut code = if to_service { relay::ctv_relay() } else { relay::ctv_arrive() };
+    if code == AGAIN && !to_service {
+        code = relay::ctv_arrive();
+    }
+    if code == RELAY || code == DropReason::NotLocal as u32 {
+        return code;
+    }
+    if code == AGAIN {
+        // The service has changed once more: the client will try again.
+        return DropReason::NoBackend as u32;
+    }
+    if code != packet::GO_ON {
+        return REFUSE | code;
+    }
+    admit()
+}
+
+#[inline(always)]
+fn begin(packet: &mut Packet) {
+    packet.wanted = packet.tuple;
+    packet.translated = 0;
+}
+
+/// Evaluates the rules of both ends, as far as they are here.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_judge() -> u32 {
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    // By the Ethernet address, which decides where the packet goes.
+    let place = maps::destination(&FdbKey::new(packet.segment, packet.destination_mac));
+    // The flow uses the quota of the endpoint that begins it, or of the one that is reached from outside.
+    packet.owner = match packet.source_port {
+        0 => place.map_or(0, |place| place.ifindex),
+        port => port,
+    };
+    if policy::allows(packet, place) { packet::GO_ON } else { policy::denial() }
+}
+
+#[inline(always)]
+fn admit() -> u32 {
+    let code = ctv_judge();
+    if code != packet::GO_ON {
+        return code;
+    }
+    let inserted = insert();
+    ctv_inserted(inserted)
+}
+
+/// A new flow was inserted, or took over the record of one that has ended.
+const INSERTED: u32 = 0;
+/// The packet is the first one of an unreplied flow once more.
+const REPEATED: u32 = 1;
+/// Another flow's replies have the same tuple.
+const TAKEN: u32 = 2;
+/// The flow exists: another CPU has inserted it.
+const EXISTS: u32 = 3;
+/// There is no record or slot.
+const NO_ROOM: u32 = 4;
+/// The endpoint has used its share of the table.
+const OVER_QUOTA: u32 = 5;
+/// Other insertions have interfered.
+const FAILED: u32 = 6;
+/// The flow that was found is not this one, and was removed.
+const REMOVED: u32 = 7;
+
+/// What follows from the insertion of the flow of the packet in hand. The result is that of `ctv_open`.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_inserted(inserted: u32) -> u32 {
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    match inserted {
+        INSERTED => {
+            flows::count(FlowEvent::Made);
+            flow_collector::ensure(packet.now);
+            served::began(packet.service, packet.len);
+            tell::began();
+            return packet::GO_ON;
+        }
+        REPEATED => {
+            served::passed(packet.service, false, packet.len);
+            return packet::GO_ON;
+        }
+        EXISTS => return AGAIN,
+        TAKEN => return DropReason::NoPort as u32,
+        NO_ROOM => flows::count(FlowEvent::Full),
+        OVER_QUOTA => flows::count(FlowEvent::OverQuota),
+        _ => flows::count(FlowEvent::Failed),
+    }
+    // A flow that is not translated goes untracked: its replies are evaluated as new flows.
+    if packet.translated != 0 { DropReason::NotTracked as u32 } else { packet::GO_ON }
+}
+
+/// Ports that are tried for a translated flow before giving up, after its own. With nine of ten ports of client and
+/// backend taken, one connection in 700,000 finds none.
+const TRIES: u32 = 128;
+
+/// Inserts the flow of the packet in hand: first the slot of its replies, which must be free, then that of its packets. So
+/// whoever finds the flow by a packet finds it complete.
+///
+/// Not a function of its own: the stack and the frames of Linux 6.1 have no room for one more call on the way to the index.
+#[inline(always)]
+fn insert() -> u32 {
+    let Some(packet) = packet::in_hand() else { return FAILED };
+    if packet.replaces != Replaces::NOTHING {
+        let replaced = ctv_replace();
+        if replaced != REMOVED {
+            return replaced;
+        }
+    }
+    let Some(packet) = packet::in_hand() else { return FAILED };
+    let (domain, now, owner) = (packet.segment.domain(), packet.now, packet.owner);
+    let hash = ctv_hash(&raw const packet.tuple, domain);
+    let obtained = ctv_obtain(hash, owner, now);
+    if obtained == NONE {
+        return NO_ROOM;
+    }
+    if obtained == NO_QUOTA {
+        return OVER_QUOTA;
+    }
+    let number = obtained - 1;
+    let generation = ctv_fill(number);
+    let mut code = claim(number, 0);
+    let Some(packet) = packet::in_hand() else { return FAILED };
+    if code == TAKEN && (packet.tuple.protocol == TCP || packet.tuple.protocol == UDP) {
+        let mut attempt = Attempt { number, code };
+        // The result is how many it took.
+        // SAFETY: `try_port` expects an `Attempt`, which outlives the loop.
+        let _tries =
+            unsafe { bpf_loop(TRIES, try_port as *mut c_void, (&raw mut attempt).cast::<c_void>(), 0) };
+        code = attempt.code;
+    }
+    if code == INSERTED {
+        code = claim(number, ORIGINAL);
+    }
+    if code != INSERTED {
+        ctv_remove(number, generation);
+    }
+    code
+}
+
+/// Claims a tuple, if need be by evicting a flow from its buckets.
+#[inline(always)]
+fn claim(number: u32, turn: u32) -> u32 {
+    let code = ctv_claim(number, turn);
+    let Some(packet) = packet::in_hand() else { return FAILED };
+    let now = packet.now;
+    if code == NO_ROOM && make_room(ctv_hash(&raw const packet.spare, packet.segment.domain()), now) {
+        return ctv_claim(number, turn);
+    }
+    code
+}
+
+/// A search for a free port.
+#[repr(C)]
+struct Attempt {
+    number: u32,
+    code: u32,
+}
+
+extern "C" fn try_port(turn: u64, attempt: *mut Attempt) -> i64 {
+    // SAFETY: `insert` passes its own.
+    let attempt = unsafe { &mut *attempt };
+    attempt.code = ctv_claim(attempt.number, turn as u32 + 1);
+    i64::from(attempt.code != TAKEN)
+}
+
+/// [`ctv_claim`] of the original direction.
+const ORIGINAL: u32 = u32::MAX;
+/// Attempts to insert a slot: other insertions between a search and the insertion are rare.
+const ATTEMPTS: u32 = 8;
+
+/// Inserts the slot of a direction of a new flow, unless another flow has the tuple. For [`ORIGINAL`] that of its packets. Else
+/// that of its replies: `turn` is zero for the client's own port; then come others, the same ones in the same order for the same
+/// packet.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_claim(number: u32, turn: u32) -> u32 {
+    let Some(packet) = packet::in_hand() else { return FAILED };
+    let Some(place) = flows::record(number) else { return FAILED };
+    // SAFETY: a record that is this packet's.
+    let flow = unsafe { &mut *place };
+    let reply = turn != ORIGINAL;
+    if reply && turn != 0 {
+        packet.wanted.source_port = Be16::new(service::port(packet, turn));
+        packet.translated = 1;
+        flow.nat_port = packet.wanted.source_port;
+        let head = flows::head(place);
+        flows::set_head(place, FlowHead { flags: head.flags | Flow::NAT, ..head });
+    }
+    flow.received(reply, &mut packet.spare);
+    if reply && packet.spare.same(&packet.tuple) {
+        // A pod that reaches itself by a service might meet its own packets; one that sends to itself has one tuple.
+        return if packet.translated != 0 { TAKEN } else { INSERTED };
+    }
+    for _ in 0..ATTEMPTS {
+        let Some(packet) = packet::in_hand() else { return FAILED };
+        let domain = packet.segment.domain();
+        let found = match insert_slot(&raw const packet.spare, domain, entry(number, reply)) {
+            SLOT_INSERTED => return INSERTED,
+            FULL => return NO_ROOM,
+            BUSY => continue,
+            found => found,
+        };
+        let (other, generation) = (found as u32, (found >> 32) as u32);
+        let Some(packet) = packet::in_hand() else { return FAILED };
+        if flows::ctv_is_over(other >> 1, packet.now) == 0 {
+            let Some(packet) = packet::in_hand() else { return FAILED };
+            let same = ctv_is(&raw const packet.tuple, other & !1, packet.segment.domain()) == generation;
+            return if same || !reply { EXISTS } else { TAKEN };
+        }
+        if ctv_remove(other >> 1, generation) != 0 {
+            flows::count(FlowEvent::Expired);
+        }
+    }
+    FAILED
+}
+
+/// Makes the flow of the packet in hand in a record that is the caller's. The result is its generation.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_fill(number: u32) -> u32 {
+    let Some(packet) = packet::in_hand() else { return 0 };
+    let Some(place) = flows::record(number) else { return 0 };
+    // SAFETY: a record that is this packet's.
+    let flow = unsafe { &mut *place };
+    flow.client.set_words(packet.tuple.source.words());
+    flow.destination.set_words(packet.tuple.destination.words());
+    flow.backend.set_words(packet.wanted.destination.words());
+    flow.client_port = packet.tuple.source_port;
+    flow.destination_port = packet.tuple.destination_port;
+    flow.nat_port = packet.wanted.source_port;
+    flow.backend_port = packet.wanted.destination_port;
+    let nat = if packet.translated != 0 { Flow::NAT } else { 0 };
+    let head = FlowHead {
+        domain: packet.segment.domain(),
+        protocol: packet.tuple.protocol,
+        flags: nat | packet.hairpin,
+        // The next odd number.
+        generation: flows::head(place).generation.wrapping_add(1) | 1,
+    };
+    ctv_start(number);
+    // From here on the record describes the flow.
+    flows::set_head(place, head);
+    head.generation.into()
+}
+
+/// Makes the halves of a flow that begins with the packet in hand.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_start(number: u32) -> u32 {
+    let Some(packet) = packet::in_hand() else { return 0 };
+    let Some(place) = flows::record(number) else { return 0 };
+    // SAFETY: a record of the map.
+    let [original, reply] = unsafe { &mut (*place).halves };
+    for half in [&mut *original, &mut *reply] {
+        half.verdict = packet.verdict;
+        half.groups = packet.groups;
+        half.service = packet.service;
+        half.seen = packet.now;
+        half.made = packet.now;
+        half.owner = packet.owner;
+    }
+    original.packets = 1;
+    original.bytes = packet.len.into();
+    original.rule = packet.rules[0];
+    original.end = packet.end;
+    original.acknowledged = packet.acknowledged;
+    original.sent = sent::ANY | state::record(packet.tcp, 0, true);
+    original.other = 0;
+    reply.packets = 0;
+    reply.bytes = 0;
+    reply.rule = packet.rules[1];
+    reply.end = 0;
+    reply.acknowledged = 0;
+    reply.sent = 0;
+    reply.other = original.sent;
+    0
+}
+
+/// The flow that was found has ended, or is unreplied. The packet's flow takes over its record if it goes the same way, else
+/// the flow is removed.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_replace() -> u32 {
+    let Some(packet) = packet::in_hand() else { return FAILED };
+    let (number, generation) = (packet.entry >> 1, packet.generation);
+    let Some(place) = flows::record(number) else { return REMOVED };
+    // SAFETY: a record of the map.
+    let flow = unsafe { &mut *place };
+    let current = u32::from(flows::head(place).generation) == generation;
+    if !(current && packet.entry & 1 == 0 && goes_as(packet, flow)) {
+        ctv_remove(number, generation);
+        return REMOVED;
+    }
+    packet.wanted.source_port = flow.nat_port;
+    packet.translated |= flow.head.flags & Flow::NAT;
+    if packet.replaces == Replaces::ENDED {
+        ctv_start(number);
+        return INSERTED;
+    }
+    let half = &mut flow.halves[0];
+    half.packets += 1;
+    half.bytes += u64::from(packet.len);
+    half.seen = packet.now;
+    let [out, into] = packet.rules;
+    let rules = u64::from(out) | u64::from(into) << 32;
+    flows::ctv_set_verdict(number, generation, packet.verdict, rules);
+    REPEATED
+}
+
+/// Whether the packet's flow goes to the same backend in the same way, and uses the same quota.
+#[inline(always)]
+fn goes_as(packet: &Packet, flow: &Flow) -> bool {
+    flow.backend.same(&packet.wanted.destination)
+        && flow.backend_port == packet.wanted.destination_port
+        && flow.head.flags & Flow::HAIRPIN == packet.hairpin & Flow::HAIRPIN
+        && flow.halves[0].owner == packet.owner
+}

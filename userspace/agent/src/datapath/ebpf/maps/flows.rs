@@ -1,0 +1,128 @@
+//! The flow table, in the memory of the process. The programs write it at any time.
+
+use std::sync::atomic::{Ordering, fence};
+
+use aya::maps::MapData;
+use contiv_abi::{
+    Flow, FlowCollector, FlowTableSize,
+    maps::{FLOW_BITMAP, FLOW_COLLECTOR, FLOW_COUNTS, FLOW_INDEX, FLOW_LOCKS, FLOWS},
+};
+
+use super::{mmap::MmapArray, pins::Pins, usage, writes::Writes};
+use crate::datapath::{Error, ebpf::failure::failed, telemetry::TableUsage};
+
+/// Maps that make up the table, without those that do not depend on its size.
+const SIZED: [&str; 4] = [FLOWS, FLOW_INDEX, FLOW_LOCKS, FLOW_BITMAP];
+
+/// Maximum number of attempts to read a record that changes.
+const MAX_ATTEMPTS: usize = 5;
+
+/// Numbers of entries of the maps of a table with `flows` records.
+pub(crate) fn sizes(flows: u32) -> [(&'static str, u32); 4] {
+    let size = FlowTableSize { flows };
+    [(FLOWS, flows), (FLOW_INDEX, size.buckets()), (FLOW_LOCKS, size.pages()), (FLOW_BITMAP, size.words())]
+}
+
+/// The records.
+pub(crate) struct FlowTable {
+    records: MmapArray<Flow>,
+    bitmap: MmapArray<u64>,
+    words: u32,
+}
+
+impl FlowTable {
+    pub(crate) fn open(pins: &Pins) -> Result<FlowTable, Error> {
+        let map = |name: &'static str| -> Result<(MapData, usize), Error> {
+            let data = pins.open_data(name)?;
+            let capacity = usage::capacity(name, &data)?;
+            Ok((data, capacity))
+        };
+        let (records, flows) = map(FLOWS)?;
+        let (bitmap, words) = map(FLOW_BITMAP)?;
+        let mapped = |name, error| failed(format!("map {name} into memory"), error);
+        Ok(FlowTable {
+            records: MmapArray::new(records, flows).map_err(|error| mapped(FLOWS, error))?,
+            bitmap: MmapArray::new(bitmap, words).map_err(|error| mapped(FLOW_BITMAP, error))?,
+            words: words as u32,
+        })
+    }
+
+    /// All flows.
+    pub(crate) fn read(&self) -> impl Iterator<Item = Flow> {
+        let used = (0..self.words).flat_map(|word| {
+            let bits = self.bitmap.get(word).unwrap_or(0);
+            (0..64).filter(move |bit| bits >> bit & 1 != 0).map(move |bit| word * 64 + bit)
+        });
+        used.filter_map(|number| self.record(number))
+    }
+
+    /// The flow in a record; `None` if the record is free, or changes all the time.
+    fn record(&self, number: u32) -> Option<Flow> {
+        for _ in 0..MAX_ATTEMPTS {
+            let flow = self.records.get(number)?;
+            fence(Ordering::Acquire);
+            if !flow.head.exists() {
+                return None;
+            }
+            if self.records.get(number)?.head == flow.head {
+                return Some(flow);
+            }
+        }
+        None
+    }
+
+    fn used(&self) -> usize {
+        (0..self.words).filter_map(|word| self.bitmap.get(word)).map(|bits| bits.count_ones() as usize).sum()
+    }
+}
+
+/// Number of flows, and of records.
+pub(crate) fn usage(pins: &Pins) -> Result<TableUsage, Error> {
+    let capacity = usage::capacity(FLOWS, &pins.open_data(FLOWS)?)?;
+    Ok(TableUsage { table: FLOWS, entries: FlowTable::open(pins)?.used(), capacity })
+}
+
+/// Unpins an empty table of another capacity than `desired`, so that the load creates a new one. Returns the capacity
+/// after the load: a table with flows is kept, because connections would break.
+pub(crate) fn prepare(pins: &Pins, desired: u32, writes: &Writes) -> Result<u32, Error> {
+    let exists = SIZED.map(|name| pins.map(name).exists());
+    if exists.contains(&true) {
+        if is_consistent(pins)? {
+            let TableUsage { entries, capacity, .. } = usage(pins)?;
+            let capacity = capacity as u32;
+            if capacity == desired || entries > 0 {
+                return Ok(capacity);
+            }
+            tracing::info!("change the capacity of the map {FLOWS} from {capacity} to {desired}");
+        }
+        for name in SIZED.into_iter().chain([FLOW_COUNTS]) {
+            writes.count();
+            // Attached programs use the unpinned map until the load replaces them.
+            pins.unpin(&pins.map(name))?;
+        }
+    }
+    Ok(desired)
+}
+
+/// Whether all maps of the table exist, and fit together. A process may have ended between two pins.
+fn is_consistent(pins: &Pins) -> Result<bool, Error> {
+    if !SIZED.iter().chain([&FLOW_COUNTS]).all(|name| pins.map(name).exists()) {
+        return Ok(false);
+    }
+    let flows = usage::capacity(FLOWS, &pins.open_data(FLOWS)?)? as u32;
+    for (name, entries) in sizes(flows) {
+        if usage::capacity(name, &pins.open_data(name)?)? != entries as usize {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Cancels the timer that removes expired flows; the next flow arms it with the current programs.
+pub(crate) fn reset_collector(pins: &Pins, writes: &Writes) -> Result<(), Error> {
+    let mut collector: aya::maps::Array<MapData, FlowCollector> = pins.open_map(FLOW_COLLECTOR)?;
+    writes.count();
+    collector
+        .set(0, FlowCollector::default(), 0)
+        .map_err(|error| failed(format!("write to the map {FLOW_COLLECTOR}"), error))
+}
