@@ -1,6 +1,6 @@
 //! Frames for ports of this node.
 
-use contiv_abi::{DropReason, FdbEntry, FdbKey, Mac, Segment};
+use contiv_abi::{DropReason, FdbEntry, FdbKey};
 
 use crate::{
     maps,

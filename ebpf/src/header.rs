@@ -62,3 +62,25 @@ impl Arp {
     pub(crate) const REPLY: Be16 = Be16::new(2);
 }
 const _: () = assert!(size_of::<Arp>() == 28);
+
+/// Ports of TCP and UDP.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Ports {
+    pub(crate) source: Be16,
+    pub(crate) destination: Be16,
+}
+
+/// A header of TCP without options (RFC 9293 3.1).
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Tcp {
+    pub(crate) ports: Ports,
+    pub(crate) sequence: [Be16; 2],
+    pub(crate) acknowledged: [Be16; 2],
+    pub(crate) offset_and_flags: [u8; 2],
+    pub(crate) window: Be16,
+    pub(crate) checksum: Be16,
+    pub(crate) urgent: Be16,
+}
+const _: () = assert!(size_of::<Tcp>() == 20);

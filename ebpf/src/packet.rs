@@ -5,7 +5,7 @@ use contiv_abi::{Be16, DropReason, FdbEntry, FlowKey, Mac, Segment, Tuple, Vtep}
 
 use crate::{
     frame::{self, Ethernet},
-    refuse::Tcp,
+    header::Tcp,
 };
 
 /// The packet in hand.

@@ -10,33 +10,12 @@ use contiv_abi::{Be16, DropReason, TCP, UDP};
 
 use crate::{
     frame::{self, ETHERNET, Ethernet},
-    header::{Ipv4, Ipv6},
+    header::{Ipv4, Ipv6, Ports, Tcp},
     packet::{self, ANSWER_LEN, ICMP, ICMPV6, Packet, Piece, tcp},
 };
 
 /// What a refusal says about where it comes from.
 const TTL: u8 = 64;
-
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Ports {
-    source: Be16,
-    destination: Be16,
-}
-
-/// A header of TCP without options (RFC 9293 3.1).
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(crate) struct Tcp {
-    ports: Ports,
-    sequence: [Be16; 2],
-    acknowledged: [Be16; 2],
-    offset_and_flags: [u8; 2],
-    window: Be16,
-    checksum: Be16,
-    urgent: Be16,
-}
-const _: () = assert!(size_of::<Tcp>() == 20);
 
 /// The header of "unreachable", and as much of the packet as it quotes.
 #[repr(C)]

@@ -251,14 +251,5 @@ pub(super) const RULES: &[Rules] = &[
         forbidden: &[],
         known_cycles: &[],
     },
-    Rules {
-        package: "contiv-ebpf",
-        layers: &[],
-        forbidden: &[],
-        known_cycles: &[
-            &["delivery", "flows", "ip", "learn", "neighbour", "pod", "relay", "shortcut", "tell", "track"],
-            &["nat", "rewrite"],
-            &["packet", "refuse"],
-        ],
-    },
+    Rules { package: "contiv-ebpf", layers: &[], forbidden: &[], known_cycles: &[] },
 ];
