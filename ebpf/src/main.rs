@@ -102,6 +102,9 @@ fn ctv_from_uplink(ctx: TcContext) -> i32 {
     // Untagged frames and other people's tags belong to the host. Not "ok", which would end the chain: the next program on the
     // interface may want the frame.
     let Some((segment, entry)) = uplink::network(&ctx) else { return TC_ACT_UNSPEC };
+    if entry.out != ifindex {
+        return finish(&ctx, ifindex, Verdict::Drop(DropReason::StandbyUplink));
+    }
     if !uplink::enter(&ctx) {
         return finish(&ctx, ifindex, Verdict::Drop(DropReason::RewriteFailed));
     }

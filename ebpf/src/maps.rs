@@ -43,6 +43,9 @@ static PEERS: HashMap<Vtep, u32, PEERS_CAPACITY, NO_PREALLOC> = HashMap::new();
 #[btf_map(name = "ctv_node")]
 static NODE: Array<Node, 1> = Array::new();
 
+#[btf_map(name = "ctv_uplink")]
+static UPLINK: Array<u32, 1> = Array::new();
+
 #[btf_map(name = "ctv_drops")]
 static DROPS: PerCpuArray<DropCount, DROP_REASONS> = PerCpuArray::new();
 
@@ -69,14 +72,28 @@ macro_rules! copy_out {
 
 copy_out!(/// The port with this interface index.
     port, PORTS, u32 => Port);
-copy_out!(/// The network, if this node has it.
-    segment, SEGMENTS, Segment => SegmentEntry);
+copy_out!(/// The network as the agent has written it.
+    segment_entry, SEGMENTS, Segment => SegmentEntry);
 copy_out!(/// The interface in a slot of a flood list.
     flood_slot, FLOOD, FloodKey => u32);
 copy_out!(/// Where an Ethernet address is.
     destination, FDB, FdbKey => FdbEntry);
 copy_out!(/// Whose a network-layer address is.
     neighbour, NEIGH, NeighKey => NeighEntry);
+
+/// The network, if this node has it. `out` is the interface to other nodes, also on a VLAN.
+#[inline(always)]
+pub(crate) fn segment(segment: &Segment) -> Option<SegmentEntry> {
+    let entry = segment_entry(segment)?;
+    let out = if segment.vni().is_some() { entry.out } else { uplink() };
+    Some(SegmentEntry { out, ..entry })
+}
+
+/// The active uplink of the VLAN networks; zero for none.
+#[inline(always)]
+pub(crate) fn uplink() -> u32 {
+    UPLINK.get(0).copied().unwrap_or(0)
+}
 
 /// The port with this interface index, in its place: a copy takes 48 bytes of the stack.
 #[inline(always)]

@@ -9,6 +9,7 @@ use crate::{
     flows,
     frame::{IPV4, IPV6, VLAN},
     header::{Ipv4, Ipv6},
+    maps,
     packet::{self, Packet, Piece, RELAY, Told},
     relay::{self, Macs},
     source,
@@ -52,6 +53,10 @@ pub(crate) fn receive(ctx: &XdpContext) -> bool {
 /// Reads what is for a service into the packet in hand.
 #[inline(always)]
 fn read(ctx: &XdpContext) -> Option<()> {
+    // An uplink that stands by gets copies of what the active one gets.
+    if ctx.ingress_ifindex() as u32 != maps::uplink() {
+        return None;
+    }
     let ethernet = load::<Tagged>(ctx, 0)?;
     let tag = ethernet.tci.get() & VID;
     // Of senders for many, and the like, the other program says what is wrong.

@@ -121,6 +121,8 @@ drop_reasons! {
     DhcpServer = 36, "dhcp-server";
     /// An ICMP error about no known flow, or from an endpoint that is not on the flow's path.
     UnrelatedIcmpError = 37, "unrelated-icmp-error";
+    /// A frame arrived on an uplink that stands by: the active one receives it too.
+    StandbyUplink = 38, "standby-uplink";
 }
 
 #[cfg(test)]

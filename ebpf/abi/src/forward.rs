@@ -45,7 +45,8 @@ impl Port {
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct SegmentEntry {
-    /// Interface to other nodes: the VXLAN device or the VLAN uplink; zero for none.
+    /// Interface to other nodes: the VXLAN device; zero on VLANs, which leave by the active uplink
+    /// ([`UPLINK`](crate::maps::UPLINK)).
     pub out: u32,
     /// Number of used slots in the flood list.
     pub ports: u32,

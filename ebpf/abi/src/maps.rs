@@ -46,6 +46,10 @@ pub const PEERS_CAPACITY: usize = 8192;
 /// One [`Node`](crate::Node).
 pub const NODE: &str = "ctv_node";
 
+/// One interface index: the active uplink of the VLAN networks, zero for none. An array of its own, because
+/// the agent changes it when an uplink loses its carrier, whatever else it is writing.
+pub const UPLINK: &str = "ctv_uplink";
+
 /// [`DropReason`](crate::DropReason) -> [`DropCount`](crate::DropCount) per CPU. Indexed, never full.
 pub const DROPS: &str = "ctv_drops";
 /// Slots, including spare ones for reasons of later versions.
@@ -201,6 +205,7 @@ pub const ALL: &[&str] = &[
     VTEPS,
     PEERS,
     NODE,
+    UPLINK,
     DROPS,
     FLOWS,
     FLOW_INDEX,

@@ -2,6 +2,8 @@
 
 use std::{env, fs::OpenOptions, io::Write as _};
 
+use crate::resource::netns::Netns;
+
 /// Names the file that gets one line per skipped test, because test runners capture the output.
 pub const LOG_VARIABLE: &str = "CONTIV_SKIP_LOG";
 
@@ -91,4 +93,12 @@ mod tests {
         assert_eq!(test_name("conformance::vxlan::pings::{{closure}}::here"), "conformance::vxlan::pings");
         assert_eq!(test_name("kit::skips::here"), "kit::skips");
     }
+}
+
+/// Returns the reason if the kernel has no interfaces of this type (`ip link add type`).
+pub fn link_type(kind: &str) -> Option<String> {
+    // Another failure is the test's.
+    let probe = Netns::new("probe").ok()?;
+    let created = probe.ip(&format!("link add probe0 type {kind}"));
+    created.is_err().then(|| format!("the kernel has no interfaces of type {kind}"))
 }

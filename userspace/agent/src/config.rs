@@ -124,7 +124,8 @@ pub struct DatapathFlags {
     #[arg(long, env = "CONTIV_NETPLUGIN_DATAPATH", value_enum, default_value = "ovs")]
     pub datapath: Kind,
 
-    /// Uplink interfaces for VLAN networks, separated by commas
+    /// Uplink interfaces for VLAN networks, separated by commas; of several, ovs makes a bond, and ebpf uses the first one with
+    /// a carrier until it loses it
     #[arg(long, env = "CONTIV_NETPLUGIN_VLAN_UPLINKS", value_name = "NAME[,NAME]", value_delimiter = ',')]
     pub vlan_uplinks: Vec<String>,
 
@@ -196,7 +197,6 @@ impl Command {
         if arguments.get(1).is_some_and(|word| word == "cleanup") {
             arguments.remove(1);
             let cleanup: Cleanup = parse(arguments)?;
-            cleanup.datapath.check().map_err(Exit::Usage)?;
             return Ok(Command::Cleanup(cleanup));
         }
         let flags: Flags = parse(arguments)?;
@@ -231,7 +231,7 @@ impl Flags {
         if self.host.as_deref().is_some_and(|host| host.is_empty() || host.contains('/')) {
             return Err("--host: expected a name without '/'".into());
         }
-        self.datapath.check()
+        Ok(())
     }
 
     /// Address of the store.
@@ -264,17 +264,6 @@ impl Flags {
 }
 
 impl DatapathFlags {
-    fn check(&self) -> Result<(), String> {
-        let uplinks: Vec<_> = self.uplinks().collect();
-        if self.datapath == Kind::Ebpf && uplinks.len() > 1 {
-            return Err(format!(
-                "--vlan-uplinks {}: --datapath ebpf supports one uplink; bond the interfaces and name the bond",
-                uplinks.join(",")
-            ));
-        }
-        Ok(())
-    }
-
     /// Uplink interfaces for VLAN networks.
     pub fn uplinks(&self) -> impl Iterator<Item = &str> {
         self.vlan_uplinks.iter().map(|name| name.trim()).filter(|name| !name.is_empty())
@@ -299,7 +288,7 @@ impl DatapathFlags {
                 Some(IpAddr::V4(address)) => Some(address),
                 _ => None,
             },
-            uplink: self.uplinks().next().map(str::to_owned),
+            uplinks: self.uplinks().map(str::to_owned).collect(),
             xdp: self.xdp,
             bum_rate: self.storm_control,
             ..ebpf::Options::default()

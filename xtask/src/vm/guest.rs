@@ -21,7 +21,7 @@ pub(super) const END: &str = "VM_EXIT=";
 /// Needed to mount the host's root.
 const ROOT_MODULES: &[&str] = &["virtio_pci", "virtio_rng", "9pnet_virtio", "9p", "overlay"];
 /// The kernel would load these on demand; loaded at start so that no test waits for it.
-const MODULES: &[&str] = &["veth", "vxlan", "cls_bpf", "sch_ingress"];
+const MODULES: &[&str] = &["veth", "vxlan", "bonding", "cls_bpf", "sch_ingress"];
 /// Seconds. Before, ovs-vswitchd starts no handler threads and every upcall is lost.
 const SWITCH_UPTIME: u32 = 11;
 const SKIPS: &str = "/tmp/skips";

@@ -67,7 +67,6 @@ fn invalid_flags_are_reported_in_one_line() {
         (&format!("{GOOD} --etcd consul://x:1"), &["--etcd", "consul://x:1"]),
         (&format!("{GOOD} --datapath fake"), &["fake", "ovs, ebpf"]),
         (&format!("{GOOD} --datapath xdp"), &["--datapath", "xdp", "ovs, ebpf"]),
-        (&format!("{GOOD} --datapath ebpf --vlan-uplinks a,b"), &["--vlan-uplinks a,b", "bond"]),
         (&format!("{GOOD} --ovsdb tcp:127.0.0.1:6640"), &["--ovsdb", "unix:/PATH"]),
         (&format!("{GOOD} --vtep-ip here"), &["--vtep-ip", "here"]),
         (&format!("{GOOD} --vxlan-port 0"), &["--vxlan-port"]),

@@ -47,6 +47,7 @@ mod programs;
 mod rate;
 mod service;
 mod telemetry;
+mod uplinks;
 
 use device::{InterfaceMonitor, Netlink};
 use failure::failed;
@@ -66,6 +67,7 @@ pub use programs::{load::OBJECT, tc::AttachMode, xdp::XdpPreference};
 use rate::queues;
 use service::announcer::Announcer;
 use telemetry::{counters, dump, events::MapTelemetry};
+use uplinks::Uplinks;
 
 /// Options of a node.
 #[derive(Clone, Debug)]
@@ -81,8 +83,9 @@ pub struct Options {
     /// Tunnel address of this node, by which the agent finds the underlay interface. On a veth, as in tests and demos, it
     /// disables TX checksum offload of the VXLAN device.
     pub vtep: Option<Ipv4Addr>,
-    /// Interface that carries the VLAN networks.
-    pub uplink: Option<String>,
+    /// Interfaces that carry the VLAN networks, in the order of preference. One of those with a carrier is active, the
+    /// others stand by.
+    pub uplinks: Vec<String>,
     /// How TC programs are attached.
     pub attach_mode: AttachMode,
     /// XDP mode on the uplink.
@@ -114,7 +117,7 @@ impl Default for Options {
             vxlan_device: Options::VXLAN_DEVICE.into(),
             vxlan_port: Options::VXLAN_PORT,
             vtep: None,
-            uplink: None,
+            uplinks: vec![],
             attach_mode: AttachMode::default(),
             xdp: XdpPreference::default(),
             timeouts: Timeouts::default(),
@@ -135,6 +138,7 @@ pub struct Ebpf {
     /// `None` before the first `observe`, and after an error: the next `observe` then starts from the pins.
     installed: Option<Installed>,
     announcer: Announcer,
+    uplinks: Uplinks,
     /// Set by `observe`.
     monitor: Option<InterfaceMonitor>,
     /// Lock of the pins, held from the first `observe` on.
@@ -150,7 +154,7 @@ impl Ebpf {
             vxlan_device: options.vxlan_device.clone(),
             vxlan_port: options.vxlan_port,
             vtep: options.vtep,
-            uplink: options.uplink.clone(),
+            uplinks: options.uplinks.clone(),
         };
         let interfaces =
             Interfaces::new(configuration, options.attach_mode, options.xdp, pins.clone(), writes.clone());
@@ -163,6 +167,7 @@ impl Ebpf {
             service_names: ServiceNames::default(),
             installed: None,
             announcer: Announcer::default(),
+            uplinks: Uplinks::default(),
             monitor: None,
             lock: None,
         }
@@ -270,6 +275,8 @@ impl Datapath for Ebpf {
         };
         let queue = device::ifindex(queues::EXIT);
         self.interfaces.ensure(&netlink, &mut installed.kernel_mut().programs, queue).await?;
+        let uplinks = &self.interfaces.devices().uplinks;
+        self.uplinks.ensure(&self.pins, uplinks, &mut self.announcer, &self.writes)?;
         installed.kernel_mut().ensure_settings(Settings {
             timeouts: self.options.timeouts,
             bum_rate: self.options.bum_rate,
@@ -278,7 +285,7 @@ impl Datapath for Ebpf {
         })?;
         let mut observed = observe::compare(&netlink, &mut installed, &self.interfaces, desired).await?;
         observed.orphans += self.pins.other_abi_versions().len();
-        self.announcer.replace(self.interfaces.devices().uplink, installed.answered_services());
+        self.announcer.replace(self.uplinks.active()?, installed.answered_services());
         self.installed = Some(installed);
         Ok(observed)
     }
@@ -288,7 +295,7 @@ impl Datapath for Ebpf {
             return Err(failed("change the datapath", "it has not been observed yet"));
         };
         let failures = apply::execute(&mut installed, &mut self.interfaces, ops).await?;
-        self.announcer.update(self.interfaces.devices().uplink, installed.changed_services());
+        self.announcer.update(self.uplinks.active()?, installed.changed_services());
         self.installed = Some(installed);
         Ok(failures)
     }
@@ -297,7 +304,9 @@ impl Datapath for Ebpf {
     async fn resync_needed(&mut self) {
         let queue = self.installed.as_ref().and_then(|installed| installed.queues().pair());
         let devices = self.interfaces.devices();
-        let interfaces = [devices.overlay, devices.uplink, queue.map_or(0, |pair| pair.entry)];
+        let others = [devices.overlay, queue.map_or(0, |pair| pair.entry)];
+        let uplinks = devices.uplinks.iter().map(|(uplink, _)| *uplink);
+        let interfaces: Vec<u32> = uplinks.chain(others).collect();
         match &mut self.monitor {
             Some(monitor) => monitor.deleted(&interfaces).await,
             None => future::pending().await,
@@ -334,7 +343,8 @@ impl Datapath for Ebpf {
             "announced": self.announcer.counts().into_iter().collect::<std::collections::BTreeMap<_, _>>(),
             "maps": self.maps_directory(),
             "vxlanDevice": self.options.vxlan_device,
-            "uplink": self.options.uplink,
+            "uplinks": self.options.uplinks,
+            "activeUplink": dump::object(self.uplinks.active().map(|active| vec![("ifindex", active)])),
             "rates": self.rate_enforcement(),
             "entries": usage,
             "drops": dump::object(drops),
@@ -379,7 +389,10 @@ impl Datapath for Ebpf {
             }
             XdpStatus::Off | XdpStatus::Attached(_) => None,
         };
-        flows.into_iter().chain(xdp).collect()
+        let missing = self.interfaces.missing_uplinks().iter().map(|name| {
+            format!("VLAN uplink {name}: does not exist; its networks use the other uplinks (--vlan-uplinks)")
+        });
+        flows.into_iter().chain(xdp).chain(missing).collect()
     }
 
     fn telemetry(&self) -> Option<Arc<dyn Telemetry>> {

@@ -121,7 +121,7 @@ impl Node {
 
     /// A node whose uplink is connected to the interface `wire` in another namespace.
     pub(crate) fn on_wire(label: &str) -> Result<(Node, Netns)> {
-        let node = Node::with(label, |options| options.uplink = Some("trunk".into()))?;
+        let node = Node::with(label, |options| options.uplinks = vec!["trunk".into()])?;
         let outside = Netns::new(&format!("{label}-out"))?;
         node.ns.veth("trunk", &outside, "wire")?;
         node.ns.up("trunk")?;
@@ -134,7 +134,7 @@ impl Node {
         let node = |n: u8| {
             Node::with(&format!("{label}{n}"), |options| {
                 options.vtep = Some(vtep(n));
-                options.uplink = Some("trunk".into());
+                options.uplinks = vec!["trunk".into()];
                 adjust(options);
             })
         };

@@ -97,19 +97,23 @@ impl Netlink {
         }
     }
 
-    /// Makes the uplink promiscuous, so that it receives frames for all pods, and returns its index. Brings it up only
-    /// together with that change: an operator may take it down later on purpose.
-    pub(crate) async fn ensure_uplink(&self, name: &str, writes: &Writes) -> Result<u32, Error> {
-        let Some(link) = self.link(name).await? else {
-            let missing = io::Error::from_raw_os_error(libc::ENODEV);
-            return Err(failed(format!("find the VLAN uplink {name}; check --vlan-uplinks"), missing));
-        };
+    /// Makes the uplink promiscuous, so that it receives frames for all pods, and returns its index and whether it has a
+    /// carrier; `None` if it does not exist. Brings it up only together with that change: an operator may take it down
+    /// later on purpose.
+    pub(crate) async fn ensure_uplink(
+        &self,
+        name: &str,
+        writes: &Writes,
+    ) -> Result<Option<(u32, bool)>, Error> {
+        let Some(mut link) = self.link(name).await? else { return Ok(None) };
         let index = link.header.index;
         if !link.header.flags.contains(LinkFlags::Promisc) {
             let message = LinkUnspec::new_with_index(index).up().promiscuous(true).build();
             self.change(name, message, writes).await?;
+            let Some(changed) = self.link(name).await? else { return Ok(None) };
+            link = changed;
         }
-        Ok(index)
+        Ok(Some((index, has_carrier(&link))))
     }
 
     /// Ends the promiscuous mode of the uplink. It stays up for the traffic of the node.
@@ -173,6 +177,23 @@ impl InterfaceMonitor {
         !self.task.is_finished()
     }
 
+    /// Waits for the next notification about an interface: its index, and whether it has a carrier. `None` when the
+    /// subscription has ended.
+    pub(crate) async fn next(&mut self) -> Option<(u32, bool)> {
+        loop {
+            let (message, _) = self.notifications.next().await?;
+            match message.payload {
+                NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(link)) => {
+                    return Some((link.header.index, has_carrier(&link)));
+                }
+                NetlinkPayload::InnerMessage(RouteNetlinkMessage::DelLink(link)) => {
+                    return Some((link.header.index, false));
+                }
+                _ => {}
+            }
+        }
+    }
+
     /// Resolves when one of the interfaces is deleted, or the subscription ends.
     pub(crate) async fn deleted(&mut self, interfaces: &[u32]) {
         while let Some((message, _)) = self.notifications.next().await {
@@ -183,6 +204,11 @@ impl InterfaceMonitor {
             }
         }
     }
+}
+
+/// Whether the interface is up, and connected to a live one.
+fn has_carrier(link: &LinkMessage) -> bool {
+    link.header.flags.contains(LinkFlags::Up | LinkFlags::LowerUp)
 }
 
 fn name_of(link: &LinkMessage) -> Option<String> {

@@ -46,7 +46,7 @@ impl EbpfSite {
             bpf_root: self.root.clone(),
             instance: INSTANCE.to_owned(),
             vtep: Some(NODE),
-            uplink: Some(UPLINK.to_owned()),
+            uplinks: vec![UPLINK.to_owned()],
             ..Options::default()
         }
     }

@@ -21,7 +21,7 @@ impl Wire {
         let service = web(VIP.ip().into(), [HERE.ip().into(), THERE.ip().into()]);
         let node = |name: &str, endpoint: Endpoint, others: &[Endpoint]| -> Result<(Node, Pod)> {
             let mut node = Node::with(&format!("{label}{name}"), |options: &mut Options| {
-                options.uplink = Some("trunk".into());
+                options.uplinks = vec!["trunk".into()];
                 options.xdp = xdp;
             })?;
             node.ns.veth("trunk", &switch, name)?;

@@ -119,7 +119,8 @@ fn encode_peer(peer: &Peer, devices: &Devices) -> Result<Vec<Entry>, EncodeError
 
 fn encode_network(network: &Network, devices: &Devices) -> Vec<Entry> {
     let out = match network.encap {
-        Encap::Vlan(_) => devices.uplink,
+        // By the active uplink, which may change.
+        Encap::Vlan(_) => 0,
         Encap::Vxlan { .. } => devices.overlay,
     };
     let flags = match network.arp {
@@ -261,7 +262,7 @@ mod tests {
     use super::*;
     use crate::datapath::{Backend, Gateway, Scope};
 
-    const DEVICES: Devices = Devices { overlay: 7, overlay_port: 4789, uplink: 3 };
+    const DEVICES: Devices = Devices { overlay: 7, overlay_port: 4789, uplinks: vec![] };
 
     fn vxlan() -> Encap {
         Encap::Vxlan { vni: Vni::try_from(10_001).unwrap(), local: Vlan::try_from(1).unwrap() }

@@ -11,6 +11,7 @@ use crate::datapath::{
     Error,
     ebpf::{
         device::{self, Netlink},
+        failure::failed,
         maps::{pins::Pins, writes::Writes},
     },
 };
@@ -24,19 +25,19 @@ pub(crate) struct Configuration {
     pub(crate) vxlan_port: u16,
     /// Tunnel address of this node.
     pub(crate) vtep: Option<Ipv4Addr>,
-    /// Interface that carries the VLAN networks.
-    pub(crate) uplink: Option<String>,
+    /// Interfaces that carry the VLAN networks, one at a time, in the order of preference.
+    pub(crate) uplinks: Vec<String>,
 }
 
 /// Interfaces to which map entries refer by index.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Devices {
     /// Index of the VXLAN device.
     pub(crate) overlay: u32,
     /// UDP port of the VXLAN device.
     pub(crate) overlay_port: u16,
-    /// Index of the VLAN uplink; zero if there is none.
-    pub(crate) uplink: u32,
+    /// Index of each VLAN uplink that exists, in the order of preference, and whether it has a carrier.
+    pub(crate) uplinks: Vec<(u32, bool)>,
 }
 
 /// The interfaces and the state of their hooks.
@@ -47,6 +48,8 @@ pub(crate) struct Interfaces {
     xdp: XdpHook,
     xdp_status: XdpStatus,
     devices: Devices,
+    /// Configured uplinks that do not exist, while another one does.
+    missing_uplinks: Vec<String>,
     writes: Writes,
 }
 
@@ -64,6 +67,7 @@ impl Interfaces {
             xdp: XdpHook::new(xdp, pins.clone(), writes.clone()),
             xdp_status: XdpStatus::default(),
             devices: Devices::default(),
+            missing_uplinks: vec![],
             pins,
             writes,
         }
@@ -71,6 +75,10 @@ impl Interfaces {
 
     pub(crate) fn devices(&self) -> &Devices {
         &self.devices
+    }
+
+    pub(crate) fn missing_uplinks(&self) -> &[String] {
+        &self.missing_uplinks
     }
 
     pub(crate) fn hooks(&self) -> &TcHooks {
@@ -93,7 +101,7 @@ impl Interfaces {
         programs: &mut Programs,
         queue: Option<u32>,
     ) -> Result<(), Error> {
-        let Configuration { vxlan_device, vxlan_port, vtep, uplink } = &self.configuration;
+        let Configuration { vxlan_device, vxlan_port, vtep, .. } = &self.configuration;
         let overlay = netlink.ensure_vxlan(vxlan_device, *vxlan_port, &self.writes).await?;
         if let Some(underlay) = vtep.and_then(device::with_address)
             && device::is_veth(&underlay)
@@ -101,33 +109,55 @@ impl Interfaces {
             device::ensure_tx_checksum_off(vxlan_device, &self.writes)?;
         }
         self.hooks.ensure(programs.tc(Role::Overlay), Role::Overlay, vxlan_device, overlay, netlink).await?;
-        let mut devices = Devices { overlay, overlay_port: *vxlan_port, uplink: 0 };
-        if let Some(uplink) = uplink {
-            devices.uplink = netlink.ensure_uplink(uplink, &self.writes).await?;
-            if device::is_veth(uplink) {
-                device::ensure_tx_checksum_off(uplink, &self.writes)?;
-            }
-            self.hooks
-                .ensure(programs.tc(Role::Uplink), Role::Uplink, uplink, devices.uplink, netlink)
-                .await?;
-            let status = self.xdp.ensure(programs.xdp(), netlink, uplink, devices.uplink).await?;
-            self.set_xdp_status(status);
-        } else {
-            self.xdp.remove_all()?;
-        }
-        self.devices = devices;
+        let overlay_port = *vxlan_port;
+        let uplinks = self.ensure_uplinks(netlink, programs).await?;
+        let devices = Devices { overlay, overlay_port, uplinks };
         for (role, ifindex) in self.hooks.pinned()? {
             let in_use = match role {
                 Role::Pod => true,
                 Role::Queue => Some(ifindex) == queue,
                 Role::Overlay => ifindex == devices.overlay,
-                Role::Uplink => ifindex == devices.uplink,
+                Role::Uplink => devices.uplinks.iter().any(|(uplink, _)| *uplink == ifindex),
             };
             if !in_use {
                 self.hooks.detach(role, None, ifindex)?;
             }
         }
+        self.devices = devices;
         Ok(())
+    }
+
+    /// Attaches the programs to the uplinks that exist. Returns the index of each, and whether it has a carrier.
+    async fn ensure_uplinks(
+        &mut self,
+        netlink: &Netlink,
+        programs: &mut Programs,
+    ) -> Result<Vec<(u32, bool)>, Error> {
+        let (mut found, mut missing) = (vec![], vec![]);
+        for name in &self.configuration.uplinks {
+            match netlink.ensure_uplink(name, &self.writes).await? {
+                Some((ifindex, has_carrier)) => found.push((name.clone(), ifindex, has_carrier)),
+                None => missing.push(name.clone()),
+            }
+        }
+        if found.is_empty() && !missing.is_empty() {
+            let absent = std::io::Error::from_raw_os_error(libc::ENODEV);
+            return Err(failed(
+                format!("find the VLAN uplink {}; check --vlan-uplinks", missing.join(", ")),
+                absent,
+            ));
+        }
+        for (name, ifindex, _) in &found {
+            if device::is_veth(name) {
+                device::ensure_tx_checksum_off(name, &self.writes)?;
+            }
+            self.hooks.ensure(programs.tc(Role::Uplink), Role::Uplink, name, *ifindex, netlink).await?;
+        }
+        let uplinks: Vec<_> = found.iter().map(|(name, ifindex, _)| (name.as_str(), *ifindex)).collect();
+        let status = self.xdp.ensure(programs.xdp(), netlink, &uplinks).await?;
+        self.set_xdp_status(status);
+        self.missing_uplinks = missing;
+        Ok(found.iter().map(|(_, ifindex, has_carrier)| (*ifindex, *has_carrier)).collect())
     }
 
     /// Logs a change of the XDP status.
@@ -135,38 +165,41 @@ impl Interfaces {
         if self.xdp_status == status {
             return;
         }
-        let uplink = self.configuration.uplink.as_deref().unwrap_or_default();
+        let uplinks = self.configuration.uplinks.join(", ");
         match &status {
-            XdpStatus::Off => tracing::info!(uplink, "XDP is off"),
+            XdpStatus::Off => tracing::info!(uplinks, "XDP is off"),
             XdpStatus::Attached(mode) => {
                 tracing::info!(
-                    uplink,
+                    uplinks,
                     mode = mode.as_str(),
                     "XDP forwards service traffic to remote backends"
                 );
-                if !device::is_veth(uplink) && device::has_rx_vlan_offload(uplink) {
-                    tracing::warn!(
-                        uplink,
-                        "RX VLAN offload removes the tags before XDP, so TC processes all frames; \
-                         to use XDP, run `ethtool -K {uplink} rxvlan off`"
-                    );
+                for uplink in &self.configuration.uplinks {
+                    if !device::is_veth(uplink) && device::has_rx_vlan_offload(uplink) {
+                        tracing::warn!(
+                            uplink,
+                            "RX VLAN offload removes the tags before XDP, so TC processes all frames; \
+                             to use XDP, run `ethtool -K {uplink} rxvlan off`"
+                        );
+                    }
                 }
             }
             XdpStatus::Unavailable(cause) => {
-                tracing::warn!(uplink, "XDP is unavailable, TC processes all frames: {cause}");
+                tracing::warn!(uplinks, "XDP is unavailable, TC processes all frames: {cause}");
             }
         }
         self.xdp_status = status;
     }
 
-    /// Moves the XDP link of an earlier ABI version to the current program: an interface has one XDP program.
+    /// Moves the XDP links of an earlier ABI version to the current program: an interface has one XDP program.
     pub(crate) async fn take_over_xdp(&mut self, programs: &mut Programs) -> Result<(), Error> {
-        let Some(uplink) = &self.configuration.uplink else { return Ok(()) };
-        if self.xdp.take_over(programs.xdp(), self.devices.uplink)? {
+        let mut taken_over = false;
+        for (uplink, _) in &self.devices.uplinks {
+            taken_over |= self.xdp.take_over(programs.xdp(), *uplink)?;
+        }
+        if taken_over {
             // The previous link may have another mode than the preferred one.
-            let netlink = Netlink::open()?;
-            let status = self.xdp.ensure(programs.xdp(), &netlink, uplink, self.devices.uplink).await?;
-            self.set_xdp_status(status);
+            self.ensure_uplinks(&Netlink::open()?, programs).await?;
         }
         Ok(())
     }
@@ -199,10 +232,10 @@ impl Interfaces {
             }
         }
         // If no agent has used the uplink, an operator has set its promiscuous mode.
-        if let Some(uplink) = &self.configuration.uplink
-            && (self.pins.maps().exists() || !self.pins.other_abi_versions().is_empty())
-        {
-            outcome = outcome.and(netlink.release_uplink(uplink, &self.writes).await);
+        if self.pins.maps().exists() || !self.pins.other_abi_versions().is_empty() {
+            for uplink in &self.configuration.uplinks {
+                outcome = outcome.and(netlink.release_uplink(uplink, &self.writes).await);
+            }
         }
         outcome.and(self.remove_other_abi_versions().await)
     }

@@ -116,9 +116,33 @@ impl XdpHook {
         }
     }
 
-    /// Attaches this program to the interface in the preferred mode, and detaches it from all other interfaces. A program
-    /// of another ABI version stays attached until [`take_over`](XdpHook::take_over): an interface has one XDP program.
+    /// Attaches this program to the interfaces, given by name and index, in the preferred mode, and detaches it from all
+    /// others. Returns the status of the interface where it is worst.
     pub(crate) async fn ensure(
+        &self,
+        program: &mut Xdp,
+        netlink: &Netlink,
+        interfaces: &[(&str, u32)],
+    ) -> Result<XdpStatus, Error> {
+        let pins: Vec<_> = interfaces.iter().map(|(_, ifindex)| format!("{PREFIX}{ifindex}")).collect();
+        self.remove(|name| !pins.iter().any(|pin| name == pin) || self.preference == XdpPreference::Off)?;
+        let mut status = XdpStatus::Off;
+        for (interface, ifindex) in interfaces {
+            match (self.ensure_one(program, netlink, interface, *ifindex).await?, &status) {
+                (_, XdpStatus::Unavailable(_)) => {}
+                (XdpStatus::Unavailable(cause), _) if interfaces.len() > 1 => {
+                    status = XdpStatus::Unavailable(format!("{interface}: {cause}"));
+                }
+                (XdpStatus::Attached(AttachedMode::Native), XdpStatus::Attached(_)) => {}
+                (new, _) => status = new,
+            }
+        }
+        Ok(status)
+    }
+
+    /// Attaches this program to an interface in the preferred mode. A program of another ABI version stays attached until
+    /// [`take_over`](XdpHook::take_over): an interface has one XDP program.
+    async fn ensure_one(
         &self,
         program: &mut Xdp,
         netlink: &Netlink,
@@ -127,7 +151,6 @@ impl XdpHook {
     ) -> Result<XdpStatus, Error> {
         let modes = self.modes(interface);
         let pin = format!("{PREFIX}{ifindex}");
-        self.remove(|name| name != pin || modes.is_empty())?;
         if modes.is_empty() {
             return Ok(XdpStatus::Off);
         }
@@ -184,11 +207,6 @@ impl XdpHook {
 
     fn link_of_other_abi_version(&self, pin: &str) -> Option<PathBuf> {
         self.pins.other_abi_versions().iter().map(|other| other.link(pin)).find(|path| path.exists())
-    }
-
-    /// Detaches the program from every interface.
-    pub(crate) fn remove_all(&self) -> Result<(), Error> {
-        self.remove(|_| true)
     }
 
     fn remove(&self, selected: impl Fn(&str) -> bool) -> Result<(), Error> {

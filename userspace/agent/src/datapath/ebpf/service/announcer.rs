@@ -1,5 +1,6 @@
 //! GARP and NA announcer: sends gratuitous ARP replies and unsolicited neighbour advertisements on a VLAN when this node
-//! starts to answer for a service, so that switches learn the port of the service's Ethernet address.
+//! starts to answer for a service, so that switches learn the port of the service's Ethernet address. When another uplink
+//! becomes active, it announces the services and the endpoints of this node on it.
 //!
 //! Announcements are replies, not requests: the previous node may still answer for a moment, and its reply to a request
 //! would make the switches learn its port again. Each announcement is repeated once for the same reason. A thread sends
@@ -25,14 +26,29 @@ const SEND_INTERVAL: Duration = Duration::from_millis(4);
 /// Interval between the two announcements of an address (`ANNOUNCE_INTERVAL` in RFC 5227, section 1.1).
 const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(2);
 
+/// An IP address in a VLAN, and the Ethernet address that switches shall learn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Announcement {
+    pub(crate) address: NeighKey,
+    pub(crate) mac: Mac,
+}
+
+impl Announcement {
+    fn service(address: NeighKey) -> Announcement {
+        Announcement { address, mac: service_mac(&address.ip) }
+    }
+}
+
 /// The services for which this node answers ARP and ND on the uplink, and the thread that announces new ones.
 #[derive(Default)]
 pub(crate) struct Announcer {
-    /// Answered services; `None` until the services that an earlier process has announced are known.
-    answered: Option<HashSet<NeighKey>>,
     shared: Arc<Shared>,
     thread: Option<thread::JoinHandle<()>>,
 }
+
+/// Announces everything when the active uplink changes.
+#[derive(Clone)]
+pub(crate) struct UplinkAnnouncer(Arc<Shared>);
 
 #[derive(Default)]
 struct Shared {
@@ -45,36 +61,47 @@ struct Shared {
 
 #[derive(Default)]
 struct Pending {
-    /// Uplink on which each service must still be announced.
-    services: HashMap<NeighKey, u32>,
-    first: VecDeque<NeighKey>,
-    repeat: VecDeque<(Instant, NeighKey)>,
+    /// Answered services; `None` until the services that an earlier process has announced are known.
+    answered: Option<HashSet<NeighKey>>,
+    /// Uplink on which each address must still be announced.
+    addresses: HashMap<Announcement, u32>,
+    first: VecDeque<Announcement>,
+    repeat: VecDeque<(Instant, Announcement)>,
     stopped: bool,
 }
 
 impl Announcer {
     /// Replaces the set of answered services, and announces new ones on the interface `uplink`.
     pub(crate) fn replace(&mut self, uplink: u32, answers: HashSet<NeighKey>) {
-        if let Some(before) = &self.answered {
+        let before = self.shared.lock().answered.replace(answers.clone());
+        if let Some(before) = before {
             let ended: Vec<NeighKey> = before.difference(&answers).copied().collect();
-            let started: Vec<NeighKey> = answers.difference(before).copied().collect();
+            let started: Vec<NeighKey> = answers.difference(&before).copied().collect();
             self.enqueue(uplink, &started, &ended);
         }
-        self.answered = Some(answers);
     }
 
     /// Updates services; the flag says whether this node answers for the service.
     pub(crate) fn update(&mut self, uplink: u32, changed: impl IntoIterator<Item = (NeighKey, bool)>) {
-        let Some(answered) = &mut self.answered else { return };
         let (mut started, mut ended) = (vec![], vec![]);
-        for (service, answers) in changed {
-            if answers && answered.insert(service) {
-                started.push(service);
-            } else if !answers && answered.remove(&service) {
-                ended.push(service);
+        {
+            let mut pending = self.shared.lock();
+            let Some(answered) = &mut pending.answered else { return };
+            for (service, answers) in changed {
+                if answers && answered.insert(service) {
+                    started.push(service);
+                } else if !answers && answered.remove(&service) {
+                    ended.push(service);
+                }
             }
         }
         self.enqueue(uplink, &started, &ended);
+    }
+
+    /// For changes of the active uplink. Starts the thread, which belongs to the network namespace of the caller.
+    pub(crate) fn for_uplinks(&mut self) -> UplinkAnnouncer {
+        self.ensure_thread();
+        UplinkAnnouncer(Arc::clone(&self.shared))
     }
 
     fn enqueue(&mut self, uplink: u32, started: &[NeighKey], ended: &[NeighKey]) {
@@ -84,20 +111,20 @@ impl Announcer {
         {
             let mut pending = self.shared.lock();
             for service in ended {
-                pending.services.remove(service);
+                pending.addresses.remove(&Announcement::service(*service));
             }
             for service in started {
-                // The thread is too far behind.
-                if pending.first.len() >= VIPS_CAPACITY {
-                    self.shared.skipped.fetch_add(1, Relaxed);
-                    continue;
-                }
-                pending.services.insert(*service, uplink);
-                pending.first.push_back(*service);
+                self.shared.add(&mut pending, uplink, Announcement::service(*service));
             }
         }
         self.shared.changed.notify_one();
-        if !started.is_empty() && self.thread.is_none() {
+        if !started.is_empty() {
+            self.ensure_thread();
+        }
+    }
+
+    fn ensure_thread(&mut self) {
+        if self.thread.is_none() {
             let shared = Arc::clone(&self.shared);
             let started = thread::Builder::new().name("announce".to_owned()).spawn(move || shared.run());
             match started {
@@ -123,7 +150,34 @@ impl Drop for Announcer {
     }
 }
 
+impl UplinkAnnouncer {
+    /// Announces the endpoints and all answered services on the new active uplink.
+    pub(crate) fn uplink_changed(&self, uplink: u32, endpoints: impl IntoIterator<Item = Announcement>) {
+        let mut pending = self.0.lock();
+        for pending_on in pending.addresses.values_mut() {
+            *pending_on = uplink;
+        }
+        let services: Vec<_> =
+            pending.answered.iter().flatten().copied().map(Announcement::service).collect();
+        for announcement in endpoints.into_iter().chain(services) {
+            self.0.add(&mut pending, uplink, announcement);
+        }
+        drop(pending);
+        self.0.changed.notify_one();
+    }
+}
+
 impl Shared {
+    fn add(&self, pending: &mut Pending, uplink: u32, announcement: Announcement) {
+        // The thread is too far behind.
+        if pending.first.len() >= VIPS_CAPACITY {
+            self.skipped.fetch_add(1, Relaxed);
+            return;
+        }
+        pending.addresses.insert(announcement, uplink);
+        pending.first.push_back(announcement);
+    }
+
     fn lock(&self) -> MutexGuard<'_, Pending> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -132,8 +186,8 @@ impl Shared {
     fn run(&self) {
         let mut socket = None;
         let mut last_sent = true;
-        while let Some((service, uplink)) = self.next() {
-            let sent = send(&mut socket, uplink, &frame(&service));
+        while let Some((announcement, uplink)) = self.next() {
+            let sent = send(&mut socket, uplink, &frame(&announcement));
             match &sent {
                 Ok(()) => self.sent.fetch_add(1, Relaxed),
                 Err(_) => self.failed.fetch_add(1, Relaxed),
@@ -141,7 +195,7 @@ impl Shared {
             if let Err(error) = &sent
                 && last_sent
             {
-                let address = IpAddr::from(service.ip);
+                let address = IpAddr::from(announcement.address.ip);
                 tracing::warn!(
                     "announce {address} on interface {uplink}: {error}; \
                      clients find the address with their next ARP or ND request"
@@ -152,8 +206,8 @@ impl Shared {
         }
     }
 
-    /// Waits for the next service to announce, and its uplink. `None` when the announcer has been dropped.
-    fn next(&self) -> Option<(NeighKey, u32)> {
+    /// Waits for the next announcement, and its uplink. `None` when the announcer has been dropped.
+    fn next(&self) -> Option<(Announcement, u32)> {
         let mut pending = self.lock();
         loop {
             if pending.stopped {
@@ -170,16 +224,16 @@ impl Shared {
 }
 
 impl Pending {
-    fn pop(&mut self, now: Instant) -> Option<(NeighKey, u32)> {
-        while let Some((_, service)) = self.repeat.pop_front_if(|(due, _)| *due <= now) {
-            if let Some(uplink) = self.services.remove(&service) {
-                return Some((service, uplink));
+    fn pop(&mut self, now: Instant) -> Option<(Announcement, u32)> {
+        while let Some((_, announcement)) = self.repeat.pop_front_if(|(due, _)| *due <= now) {
+            if let Some(uplink) = self.addresses.remove(&announcement) {
+                return Some((announcement, uplink));
             }
         }
-        while let Some(service) = self.first.pop_front() {
-            if let Some(uplink) = self.services.get(&service) {
-                self.repeat.push_back((now + ANNOUNCE_INTERVAL, service));
-                return Some((service, *uplink));
+        while let Some(announcement) = self.first.pop_front() {
+            if let Some(uplink) = self.addresses.get(&announcement) {
+                self.repeat.push_back((now + ANNOUNCE_INTERVAL, announcement));
+                return Some((announcement, *uplink));
             }
         }
         None
@@ -225,14 +279,14 @@ const VLAN: u16 = 0x8100;
 
 /// A gratuitous ARP reply (RFC 5227, section 3) or an unsolicited neighbour advertisement (RFC 4861, section 7.2.6), with
 /// the VLAN tag of the network.
-fn frame(service: &NeighKey) -> Vec<u8> {
-    let mac = service_mac(&service.ip);
-    let (to, kind, body) = match IpAddr::from(service.ip) {
+fn frame(announcement: &Announcement) -> Vec<u8> {
+    let Announcement { address, mac } = *announcement;
+    let (to, kind, body) = match IpAddr::from(address.ip) {
         IpAddr::V4(ip) => (BROADCAST, 0x0806_u16, arp(mac, ip)),
         IpAddr::V6(ip) => ([0x33, 0x33, 0, 0, 0, 1], 0x86dd, advertisement(mac, ip)),
     };
     let mut frame = [&to[..], &mac].concat();
-    for word in [VLAN, service.segment.tag(), kind] {
+    for word in [VLAN, address.segment.tag(), kind] {
         frame.extend(word.to_be_bytes());
     }
     frame.extend(body);
@@ -277,13 +331,13 @@ mod tests {
         let ip = Ipv4Addr::new(10, 1, 1, 250);
         let mac = [2, 2, 10, 1, 1, 250];
         let expected = Packet::eth(BROADCAST, mac).vlan(100).arp(2, (mac, ip), (BROADCAST, ip));
-        assert_eq!(frame(&service(ip)), expected.build());
+        assert_eq!(frame(&Announcement::service(service(ip))), expected.build());
     }
 
     #[test]
     fn ipv6_services_are_announced_by_advertisements_with_checksum() {
         let ip: Ipv6Addr = "fd00::fa".parse().unwrap();
-        let frame = frame(&service(ip));
+        let frame = frame(&Announcement::service(service(ip)));
         verify(&frame).unwrap();
         assert_eq!(frame[14..18], [0, 100, 0x86, 0xdd]);
         let flags_at = 18 + 40 + 4;
@@ -293,18 +347,18 @@ mod tests {
 
     #[test]
     fn a_service_is_announced_twice_while_the_node_answers_for_it() {
-        let [a, b] = [1, 2].map(|n| service([10, 1, 1, n]));
+        let [a, b] = [1, 2].map(|n| Announcement::service(service([10, 1, 1, n])));
         let mut pending =
-            Pending { services: [(a, 7), (b, 7)].into(), first: [a, b].into(), ..Pending::default() };
+            Pending { addresses: [(a, 7), (b, 7)].into(), first: [a, b].into(), ..Pending::default() };
         let now = Instant::now();
         assert_eq!(
             [pending.pop(now), pending.pop(now), pending.pop(now)],
             [Some((a, 7)), Some((b, 7)), None]
         );
-        pending.services.remove(&a);
+        pending.addresses.remove(&a);
         let later = now + ANNOUNCE_INTERVAL;
         assert_eq!([pending.pop(later), pending.pop(later)], [Some((b, 7)), None]);
-        assert!(pending.services.is_empty());
+        assert!(pending.addresses.is_empty());
     }
 
     #[test]
@@ -315,8 +369,26 @@ mod tests {
         announcer.update(7, [(a, true)]);
         announcer.replace(7, [a].into());
         announcer.update(7, [(a, true), (b, false)]);
-        assert!(announcer.thread.is_none() && announcer.shared.lock().services.is_empty());
+        assert!(announcer.thread.is_none() && announcer.shared.lock().addresses.is_empty());
         announcer.update(7, [(a, false)]);
-        assert_eq!(announcer.answered, Some([].into()));
+        assert_eq!(announcer.shared.lock().answered, Some([].into()));
+    }
+
+    #[test]
+    fn a_new_active_uplink_gets_all_announcements() {
+        let [a, b] = [1, 2].map(|n| service([10, 1, 1, n]));
+        let announcer = Announcer::default();
+        *announcer.shared.lock() = Pending {
+            answered: Some([a].into()),
+            addresses: [(Announcement::service(b), 7)].into(),
+            first: [Announcement::service(b)].into(),
+            ..Pending::default()
+        };
+        let endpoint = Announcement { address: service([10, 1, 1, 3]), mac: [2, 0, 0, 0, 0, 3] };
+        UplinkAnnouncer(Arc::clone(&announcer.shared)).uplink_changed(8, [endpoint]);
+        let mut pending = announcer.shared.lock();
+        let all = [b, a].map(Announcement::service);
+        let popped: Vec<_> = std::iter::from_fn(|| pending.pop(Instant::now())).collect();
+        assert_eq!(popped, [(all[0], 8), (endpoint, 8), (all[1], 8)]);
     }
 }

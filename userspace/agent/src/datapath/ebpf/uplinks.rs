@@ -1,0 +1,198 @@
+//! The active uplink: of several interfaces to the VLAN networks one carries them, and the others stand by.
+//!
+//! The active uplink stays active as long as it has a carrier; then it is the first one in the configured order that has.
+//! A task changes it as soon as the kernel reports the carrier, whatever the reconciler is doing, and announces the
+//! endpoints of this node on the new one, because the switches have learnt their Ethernet addresses on the other.
+
+use std::{
+    collections::HashMap as StdHashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use aya::maps::{Array, HashMap, MapData};
+use contiv_abi::{
+    Address, Mac, NeighKey, Port, Segment,
+    maps::{PORTS, UPLINK},
+};
+
+use super::{
+    device::InterfaceMonitor,
+    failure::failed,
+    maps::{pins::Pins, writes::Writes},
+    service::announcer::{Announcement, Announcer, UplinkAnnouncer},
+};
+use crate::{datapath::Error, error::one_line};
+
+/// The active uplink in the kernel, and the task that changes it.
+#[derive(Default)]
+pub(super) struct Uplinks {
+    shared: Option<Arc<Mutex<Shared>>>,
+    task: Option<tokio::task::JoinHandle<()>>,
+}
+
+struct Shared {
+    uplinks: Carriers,
+    active: Array<MapData, u32>,
+    ports: HashMap<MapData, u32, Port>,
+    announcer: UplinkAnnouncer,
+    writes: Writes,
+}
+
+impl Uplinks {
+    /// Selects the active uplink, and watches the carriers from now on. `uplinks` are their indexes in the order of
+    /// preference, and whether each has a carrier.
+    pub(super) fn ensure(
+        &mut self,
+        pins: &Pins,
+        uplinks: &[(u32, bool)],
+        announcer: &mut Announcer,
+        writes: &Writes,
+    ) -> Result<(), Error> {
+        let shared = match &self.shared {
+            Some(shared) => Arc::clone(shared),
+            None => Arc::new(Mutex::new(Shared {
+                uplinks: Carriers::default(),
+                active: pins.open_map(UPLINK)?,
+                ports: pins.open_map(PORTS)?,
+                announcer: announcer.for_uplinks(),
+                writes: writes.clone(),
+            })),
+        };
+        if uplinks.len() > 1 && self.task.as_ref().is_none_or(|task| task.is_finished()) {
+            let monitor = InterfaceMonitor::open()?;
+            self.task = Some(tokio::spawn(watch(monitor, Arc::clone(&shared))));
+        }
+        let mut locked = lock(&shared);
+        locked.uplinks = Carriers(uplinks.to_vec());
+        locked.select()?;
+        drop(locked);
+        self.shared = Some(shared);
+        Ok(())
+    }
+
+    /// Index of the active uplink; zero if there is none.
+    pub(super) fn active(&self) -> Result<u32, Error> {
+        self.shared.as_ref().map_or(Ok(0), |shared| lock(shared).active())
+    }
+}
+
+impl Drop for Uplinks {
+    fn drop(&mut self) {
+        if let Some(task) = &self.task {
+            task.abort();
+        }
+    }
+}
+
+fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+async fn watch(mut monitor: InterfaceMonitor, shared: Arc<Mutex<Shared>>) {
+    while let Some((ifindex, has_carrier)) = monitor.next().await {
+        let mut shared = lock(&shared);
+        if shared.uplinks.report(ifindex, has_carrier)
+            && let Err(error) = shared.select()
+        {
+            tracing::warn!("change the active VLAN uplink: {}", one_line(&error));
+        }
+    }
+}
+
+impl Shared {
+    fn active(&self) -> Result<u32, Error> {
+        self.active.get(&0, 0).map_err(|error| failed(format!("read the map {UPLINK}"), error))
+    }
+
+    fn select(&mut self) -> Result<(), Error> {
+        let before = self.active()?;
+        let active = self.uplinks.select(before);
+        if active == before {
+            return Ok(());
+        }
+        self.writes.count();
+        self.active.set(0, active, 0).map_err(|error| failed(format!("write to the map {UPLINK}"), error))?;
+        // At the first start there is nothing that switches could have learnt elsewhere.
+        if before != 0 && active != 0 {
+            tracing::warn!("interface {active} is the active VLAN uplink instead of interface {before}");
+            let ports = self.ports.iter().filter_map(Result::ok).map(|(_, port)| port);
+            self.announcer.uplink_changed(active, announcements(ports));
+        }
+        Ok(())
+    }
+}
+
+/// One announcement for each Ethernet address in a VLAN.
+fn announcements(ports: impl Iterator<Item = Port>) -> Vec<Announcement> {
+    let on_vlans = ports.filter(|port| port.segment.vni().is_none());
+    let addresses: StdHashMap<(Segment, Mac), Address> = on_vlans
+        .map(|port| {
+            let ip = if port.ip == [0; 4] { port.ip6 } else { Address::v4(port.ip) };
+            ((port.segment, port.mac), ip)
+        })
+        .collect();
+    let announcement = |((segment, mac), ip)| Announcement { address: NeighKey { segment, ip }, mac };
+    addresses.into_iter().map(announcement).collect()
+}
+
+/// Indexes of the uplinks in the order of preference, and whether each has a carrier.
+#[derive(Debug, Default)]
+struct Carriers(Vec<(u32, bool)>);
+
+impl Carriers {
+    /// Records a carrier. True if it has changed.
+    fn report(&mut self, ifindex: u32, has_carrier: bool) -> bool {
+        match self.0.iter_mut().find(|(uplink, _)| *uplink == ifindex) {
+            Some((_, recorded)) => std::mem::replace(recorded, has_carrier) != has_carrier,
+            None => false,
+        }
+    }
+
+    /// The active uplink after `active`; zero if there are none. Without any carrier nothing changes.
+    fn select(&self, active: u32) -> u32 {
+        let usable = |(_, has_carrier): &&(u32, bool)| *has_carrier;
+        let exists = self.0.iter().any(|(uplink, _)| *uplink == active);
+        if self.0.iter().filter(usable).any(|(uplink, _)| *uplink == active) {
+            return active;
+        }
+        match self.0.iter().find(usable) {
+            Some((uplink, _)) => *uplink,
+            None if exists => active,
+            None => self.0.first().map_or(0, |(uplink, _)| *uplink),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_active_uplink_stays_while_it_has_a_carrier() {
+        for (carriers, before, after) in [
+            // First start: the first one with a carrier, or the first one.
+            (&[(4, true), (5, true)][..], 0, 4),
+            (&[(4, false), (5, true)], 0, 5),
+            (&[(4, false), (5, false)], 0, 4),
+            // It does not go back to a preferred one.
+            (&[(4, true), (5, true)], 5, 5),
+            (&[(4, true), (5, false)], 5, 4),
+            // No carrier at all.
+            (&[(4, false), (5, false)], 5, 5),
+            // The active one is not configured any more, or none is.
+            (&[(4, true)], 5, 4),
+            (&[], 5, 0),
+        ] {
+            assert_eq!(Carriers(carriers.to_vec()).select(before), after, "{carriers:?} after {before}");
+        }
+    }
+
+    #[test]
+    fn only_changes_of_uplinks_are_reported() {
+        let mut carriers = Carriers(vec![(4, true), (5, true)]);
+        assert_eq!(
+            [(4, true), (6, false), (5, false), (5, false)].map(|(i, c)| carriers.report(i, c)),
+            [false, false, true, false]
+        );
+    }
+}

@@ -1,0 +1,254 @@
+//! Several uplinks: one carries the VLAN networks, the others stand by.
+//!
+//! ```text
+//!   pod -- node -- trunk0 ======= wire0 -- learning bridge -- edge ======= host0 (outside)
+//!               \- trunk1 ======= wire1 -/
+//! ```
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use contiv_abi::{DropReason, maps::FROM_UPLINK};
+use netplugin::datapath::{Datapath as _, Object};
+use testkit::{
+    Netns,
+    capture::Tap,
+    needs,
+    packet::{BROADCAST, Packet},
+};
+use tokio::runtime::Runtime;
+
+use crate::{
+    node::{Endpoint, Node, Pod, network, vlan},
+    run::run,
+};
+
+const HERE: Endpoint = Endpoint(1);
+const THERE: Endpoint = Endpoint(2);
+const TAG: u16 = 100;
+const TIMEOUT: Duration = Duration::from_secs(5);
+const UPLINKS: [&str; 2] = ["trunk0", "trunk1"];
+
+struct Rig {
+    node: Node,
+    pod: Pod,
+    switch: Netns,
+    outside: Netns,
+}
+
+impl Rig {
+    fn new(label: &str) -> Result<Rig> {
+        Rig::with(label, &UPLINKS, |_| Ok(()))
+    }
+
+    /// A rig whose node uses other interfaces, which `prepare` makes from `UPLINKS`.
+    fn with(label: &str, uplinks: &[&str], prepare: impl FnOnce(&Netns) -> Result<()>) -> Result<Rig> {
+        let names = uplinks.iter().map(|name| (*name).to_owned()).collect();
+        let mut node = Node::with(label, |options| options.uplinks = names)?;
+        let (switch, outside) = (Netns::new(&format!("{label}-sw"))?, Netns::new(&format!("{label}-out"))?);
+        switch.ip("link add br0 type bridge")?;
+        switch.up("br0")?;
+        for (port, other, link) in
+            [("wire0", &node.ns, "trunk0"), ("wire1", &node.ns, "trunk1"), ("edge", &outside, "host0")]
+        {
+            switch.veth(port, other, link)?;
+            for (ns, link) in [(&switch, port), (other, link)] {
+                ns.output("sysctl", &["-qw", &format!("net.ipv6.conf.{link}.disable_ipv6=1")])?;
+                ns.up(link)?;
+            }
+            switch.ip(&format!("link set {port} master br0"))?;
+        }
+        prepare(&node.ns)?;
+        let n1 = network("n1.t", vlan(TAG));
+        node.want_network(&n1).want(Object::Remote(THERE.remote(&n1, None)));
+        let pod = node.pod(&n1, HERE)?;
+        node.converge()?;
+        Ok(Rig { node, pod, switch, outside })
+    }
+
+    /// Watches the carriers as long as the returned value lives.
+    fn watch(&mut self) -> Result<Runtime> {
+        let Node { ns, datapath, desired, .. } = &mut self.node;
+        ns.run(|| {
+            let runtime =
+                tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+            runtime.block_on(datapath.observe(desired))?;
+            Ok(runtime)
+        })
+    }
+
+    fn active(&self) -> Result<u64> {
+        self.node.datapath.inspect()["activeUplink"]["ifindex"].as_u64().context("no active uplink")
+    }
+
+    fn is_active(&self, link: &str) -> Result<bool> {
+        Ok(self.active()? == u64::from(self.node.ifindex(link)?))
+    }
+}
+
+/// A packet from the pod to the host outside, with and without the tag.
+fn out(port: u16) -> [Packet; 2] {
+    let packet = |frame: Packet| frame.ipv4(HERE.ip(), THERE.ip()).udp(port, 53);
+    [Packet::eth(THERE.mac(), HERE.mac()), Packet::eth(THERE.mac(), HERE.mac()).vlan(TAG)].map(packet)
+}
+
+/// A packet from the host outside to the pod, with and without the tag.
+fn into(to: [u8; 6], port: u16) -> [Packet; 2] {
+    let packet = |frame: Packet| frame.ipv4(THERE.ip(), HERE.ip()).udp(port, 53);
+    [Packet::eth(to, THERE.mac()), Packet::eth(to, THERE.mac()).vlan(TAG)].map(packet)
+}
+
+#[test]
+fn only_the_active_uplink_takes_frames_of_the_networks() -> Result<()> {
+    needs!(root());
+    let rig = Rig::new("upls-one")?;
+    assert!(rig.is_active("trunk0")?);
+    let [plain, tagged] = into(HERE.mac(), 4000);
+    run(&rig.node, FROM_UPLINK, "trunk0", &tagged.build())?.assert_sent_on(&plain.build());
+    run(&rig.node, FROM_UPLINK, "trunk1", &tagged.build())?.assert_dropped(DropReason::StandbyUplink);
+    // What is of no network stays the host's.
+    let outcome = run(&rig.node, FROM_UPLINK, "trunk1", &plain.build())?;
+    assert_eq!((outcome.bytes, outcome.dropped), (plain.build(), vec![]));
+    Ok(())
+}
+
+/// The bridge floods a broadcast to both uplinks, and what the pod sends comes back on the other one.
+#[test]
+fn frames_for_many_arrive_once_and_do_not_come_back() -> Result<()> {
+    needs!(root());
+    let rig = Rig::new("upls-many")?;
+    let (pod, host) = (Tap::open(&rig.pod.ns, "eth0")?, Tap::open(&rig.outside, "host0")?);
+    let request = |from: Endpoint, asked: Endpoint, frame: Packet| {
+        frame.arp(1, (from.mac(), from.ip()), ([0; 6], asked.ip())).build()
+    };
+    host.send(&request(THERE, Endpoint(9), Packet::eth(BROADCAST, THERE.mac()).vlan(TAG)))?;
+    let plain = request(THERE, Endpoint(9), Packet::eth(BROADCAST, THERE.mac()));
+    pod.expect(TIMEOUT, "the request from outside", |bytes| (bytes == plain).then_some(()))?;
+    pod.send(&request(HERE, Endpoint(9), Packet::eth(BROADCAST, HERE.mac())))?;
+    let tagged = request(HERE, Endpoint(9), Packet::eth(BROADCAST, HERE.mac()).vlan(TAG));
+    host.expect(TIMEOUT, "the request of the pod", |bytes| (bytes == tagged).then_some(()))?;
+    // The last frame arrives after all copies of the others.
+    let [last, tagged] = into(HERE.mac(), 4001);
+    host.send(&tagged.build())?;
+    let mut others = 0;
+    pod.expect(TIMEOUT, "the last frame", |bytes| {
+        others += u32::from(bytes != last.build());
+        (bytes == last.build()).then_some(())
+    })?;
+    assert_eq!(others, 0, "more than one copy");
+    Ok(())
+}
+
+/// Without the reconciler: the pod sends and receives by the other uplink, and switches learn its address there.
+#[test]
+fn another_uplink_takes_over_when_the_active_one_loses_its_carrier() -> Result<()> {
+    needs!(root());
+    let mut rig = Rig::new("upls-fail")?;
+    let _watch = rig.watch()?;
+    let (pod, host) = (Tap::open(&rig.pod.ns, "eth0")?, Tap::open(&rig.outside, "host0")?);
+    let mut port = 1024;
+    for (down, takes_over) in [("wire0", "trunk1"), ("wire1", "trunk0")] {
+        rig.switch.ip(&format!("link set {down} down"))?;
+        let lost = send_until_received(&pod, &host, &mut port)?;
+        println!("{down} down: {lost} packets lost, one every two milliseconds");
+        assert!(rig.is_active(takes_over)?);
+        let announced = Packet::eth(BROADCAST, HERE.mac()).vlan(TAG).arp(
+            2,
+            (HERE.mac(), HERE.ip()),
+            (BROADCAST, HERE.ip()),
+        );
+        let announced = announced.build();
+        host.expect(TIMEOUT, "the announcement", |bytes| (bytes == announced).then_some(()))?;
+        let [plain, tagged] = into(HERE.mac(), port);
+        host.send(&tagged.build())?;
+        pod.expect(TIMEOUT, "the reply", |bytes| (bytes == plain.build()).then_some(()))?;
+        // The carrier is back; the active uplink stays.
+        rig.switch.up(down)?;
+    }
+    assert!(rig.is_active("trunk0")?);
+    Ok(())
+}
+
+/// Sends packets from the pod until one arrives outside. Returns the number of those that were lost.
+fn send_until_received(pod: &Tap, host: &Tap, port: &mut u16) -> Result<u32> {
+    let (mut lost, start) = (0, Instant::now());
+    loop {
+        *port += 1;
+        let [plain, tagged] = out(*port);
+        pod.send(&plain.build())?;
+        let arrived = |bytes: &[u8]| (bytes == tagged.build()).then_some(());
+        if host.expect(Duration::from_millis(1), "the packet", arrived).is_ok() {
+            return Ok(lost);
+        }
+        lost += 1;
+        ensure!(start.elapsed() < TIMEOUT, "{lost} packets were lost");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// The kernel changes the active interface of the bond; the agent does nothing.
+#[test]
+fn a_bond_of_the_kernel_fails_over_by_itself() -> Result<()> {
+    needs!(root(), link_type("bond"));
+    let rig = Rig::with("upls-bond", &["bond0"], |ns| {
+        ns.ip("link add bond0 type bond mode active-backup miimon 10 num_grat_arp 0")?;
+        for uplink in UPLINKS {
+            ns.ip(&format!("link set {uplink} down"))?;
+            ns.ip(&format!("link set {uplink} master bond0"))?;
+        }
+        ns.output("sysctl", &["-qw", "net.ipv6.conf.bond0.disable_ipv6=1"])?;
+        ns.up("bond0")
+    })?;
+    assert!(rig.is_active("bond0")?);
+    let (pod, host) = (Tap::open(&rig.pod.ns, "eth0")?, Tap::open(&rig.outside, "host0")?);
+    let mut port = 1024;
+    // The bond takes up its interfaces some time after they are up.
+    send_until_received(&pod, &host, &mut port)?;
+    for down in ["wire0", "wire1"] {
+        rig.switch.ip(&format!("link set {down} down"))?;
+        let lost = send_until_received(&pod, &host, &mut port)?;
+        println!("{down} of the bond down: {lost} packets lost, one every two milliseconds");
+        let [plain, tagged] = into(HERE.mac(), port);
+        host.send(&tagged.build())?;
+        pod.expect(TIMEOUT, "the reply", |bytes| (bytes == plain.build()).then_some(()))?;
+        rig.switch.up(down)?;
+        // The bond has seen that it is back.
+        thread::sleep(Duration::from_millis(100));
+    }
+    Ok(())
+}
+
+/// A fresh agent keeps the active uplink: pods notice nothing of a restart.
+#[test]
+fn a_restarted_agent_keeps_the_active_uplink() -> Result<()> {
+    needs!(root());
+    let mut rig = Rig::new("upls-restart")?;
+    rig.switch.ip("link set wire0 down")?;
+    rig.node.converge()?;
+    rig.switch.up("wire0")?;
+    rig.node.restart();
+    rig.node.converge()?;
+    assert!(rig.is_active("trunk1")?);
+    Ok(())
+}
+
+#[test]
+fn a_missing_uplink_is_reported_while_another_one_works() -> Result<()> {
+    needs!(root());
+    let mut rig = Rig::new("upls-missing")?;
+    rig.node.ns.ip("link del trunk0")?;
+    rig.node.converge()?;
+    assert!(rig.is_active("trunk1")?);
+    let warnings = rig.node.datapath.warnings();
+    assert!(
+        warnings.iter().any(|warning| warning.contains("VLAN uplink trunk0: does not exist")),
+        "{warnings:?}"
+    );
+    rig.node.ns.ip("link del trunk1")?;
+    let error = rig.node.observe().unwrap_err();
+    assert!(format!("{error:#}").contains("trunk0, trunk1"), "{error:#}");
+    Ok(())
+}
