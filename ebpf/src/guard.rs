@@ -88,7 +88,7 @@ extern "C" fn ctv_is_elsewhere() -> u32 {
     let Some(packet) = packet::in_hand() else { return 1 };
     let Some(place) = maps::destination(&FdbKey::new(packet.segment, packet.source_mac)) else { return 0 };
     let tunnelled = packet.ingress == Ingress::TUNNEL;
-    let same = u32::from_ne_bytes(place.vtep) == u32::from_ne_bytes(packet.vtep);
+    let same = place.vtep.same(&packet.vtep);
     u32::from(place.ifindex != 0 || tunnelled && !same)
 }
 
@@ -137,10 +137,9 @@ pub(crate) extern "C" fn ctv_guard_ports() -> u32 {
         return DropReason::DhcpServer as u32;
     }
     let to_node = packet.ingress == Ingress::POD
-        && maps::tunnel().is_some_and(|(own, port)| {
-            let to = packet.tuple.destination.low();
-            let vtep = u32::from_ne_bytes(own) == u32::from_ne_bytes(to) || maps::is_peer(&to);
-            port == ports.1 && packet.ip6 == 0 && vtep
+        && maps::node().is_some_and(|node| {
+            let to = &packet.tuple.destination;
+            node.tunnel_port == ports.1 && (node.vtep.same(to) || maps::is_peer(to))
         });
     if to_node { DropReason::TunnelFromPod as u32 } else { packet::GO_ON }
 }

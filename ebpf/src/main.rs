@@ -89,10 +89,10 @@ fn ctv_from_queue(ctx: TcContext) -> i32 {
 #[classifier]
 fn ctv_from_vxlan(ctx: TcContext) -> i32 {
     let ifindex = arrival(&ctx);
-    let Ok(origin) = tunnel::origin(&ctx) else {
+    let Ok(vni) = tunnel::origin(&ctx) else {
         return finish(&ctx, ifindex, Verdict::Drop(DropReason::NoTunnelKey));
     };
-    finish(&ctx, ifindex, overlay::receive(&ctx, origin))
+    finish(&ctx, ifindex, overlay::receive(&ctx, vni))
 }
 
 /// A frame from the wire: ingress of the VLAN uplink.

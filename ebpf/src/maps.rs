@@ -5,8 +5,8 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use contiv_abi::{
-    Be16, DropCount, FdbEntry, FdbKey, FloodKey, NeighEntry, NeighKey, Node, Port, Segment, SegmentEntry,
-    Subnet, SubnetKey, Vtep,
+    DropCount, FdbEntry, FdbKey, FloodKey, NeighEntry, NeighKey, Node, Port, Segment, SegmentEntry, Subnet,
+    SubnetKey, Vtep,
     maps::{
         BUILD_LEN, DROP_REASONS, FDB_CAPACITY, FLOOD_CAPACITY, NEIGH_CAPACITY, PEERS_CAPACITY,
         PORTS_CAPACITY, SEGMENTS_CAPACITY, SUBNETS_CAPACITY,
@@ -117,20 +117,14 @@ pub(crate) fn is_peer(vtep: &Vtep) -> bool {
 
 /// The node in a slot of the list of peers.
 #[inline(always)]
-pub(crate) fn peer_slot(slot: u32) -> Option<Vtep> {
-    VTEPS.get(slot).copied()
+pub(crate) fn peer_slot(slot: u32) -> Option<&'static Vtep> {
+    VTEPS.get(slot)
 }
 
 /// How many slots of the list of peers are in use.
 #[inline(always)]
 pub(crate) fn peer_count() -> u32 {
     NODE.get(0).map_or(0, |node| node.peers)
-}
-
-/// VTEP of this node, and the UDP port of the tunnels.
-#[inline(always)]
-pub(crate) fn tunnel() -> Option<(Vtep, Be16)> {
-    NODE.get(0).map(|node| (node.vtep, node.tunnel_port))
 }
 
 /// Broadcast, unknown unicast and multicast frames that a port may send in a second; zero for no limit.

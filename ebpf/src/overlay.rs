@@ -11,31 +11,31 @@ use crate::{
     maps,
     neighbour::{self, Asker},
     packet::{self, Ingress, passes},
-    tunnel::{self, Origin},
+    tunnel,
     verdict::Verdict,
 };
 
 #[inline(always)]
-pub(crate) fn receive(ctx: &TcContext, origin: Origin) -> Verdict {
-    forward(ctx, origin).unwrap_or_else(Verdict::from)
+pub(crate) fn receive(ctx: &TcContext, vni: u32) -> Verdict {
+    forward(ctx, vni).unwrap_or_else(Verdict::from)
 }
 
 #[inline(always)]
-fn forward(ctx: &TcContext, origin: Origin) -> Result<Verdict, DropReason> {
-    if !maps::is_peer(&origin.vtep) {
+fn forward(ctx: &TcContext, vni: u32) -> Result<Verdict, DropReason> {
+    if !maps::is_peer(&packet::in_hand().ok_or(DropReason::Malformed)?.vtep) {
         return Err(DropReason::UnknownPeer);
     }
-    let segment = Segment::vxlan(origin.vni);
+    let segment = Segment::vxlan(vni);
     let entry = maps::segment(&segment).ok_or(DropReason::UnknownSegment)?;
     let ethernet = Ethernet::from_outside(ctx)?;
-    packet::from_outside(&ethernet, segment, Ingress::TUNNEL, origin.vtep)?;
+    packet::from_outside(&ethernet, segment, Ingress::TUNNEL)?;
     passes(guard::ctv_guard(ctx.skb.skb))?;
     passes(guard::ctv_guard_source(ctx.skb.skb))?;
     if neighbour::answer(ctx, &ethernet, segment, &entry, Asker::Outside)? {
         tunnel::address(
             ctx,
-            origin.vni,
-            origin.vtep,
+            vni,
+            &packet::in_hand().ok_or(DropReason::Malformed)?.vtep,
             frame::ctv_class_of(ctx.skb.skb, ethernet.kind.wire().into()) as u8,
         )?;
         return Ok(Verdict::Out(entry.out));

@@ -222,18 +222,12 @@ pub(crate) fn in_hand<'a>() -> Option<&'a mut Packet> {
     Some(unsafe { &mut *packet })
 }
 
-/// Puts a frame from outside into the packet metadata. `vtep` is the node that sent it by a tunnel.
+/// Puts a frame from outside into the packet metadata, which has the VTEP already if it came by a tunnel.
 #[inline(always)]
-pub(crate) fn from_outside(
-    ethernet: &Ethernet,
-    segment: Segment,
-    ingress: u8,
-    vtep: Vtep,
-) -> Result<(), DropReason> {
+pub(crate) fn from_outside(ethernet: &Ethernet, segment: Segment, ingress: u8) -> Result<(), DropReason> {
     let packet = in_hand().ok_or(DropReason::Malformed)?;
     packet.segment = segment;
     packet.ingress = ingress;
-    packet.vtep = vtep;
     packet.source_port = 0;
     packet.source_group = 0;
     packet.kind = ethernet.kind;

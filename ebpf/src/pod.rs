@@ -1,7 +1,7 @@
 //! Frames that pods send.
 
 use aya_ebpf::{bindings::__sk_buff, helpers::generated::bpf_skb_vlan_push, programs::TcContext};
-use contiv_abi::{DropReason, FdbEntry, FdbKey, Segment, SegmentEntry};
+use contiv_abi::{Address, DropReason, FdbEntry, FdbKey, Segment, SegmentEntry};
 
 use crate::{
     delivery::{self, TO_POD},
@@ -107,7 +107,7 @@ fn onward(ctx: &TcContext, packet: &mut Packet) -> Result<u32, DropReason> {
     let for_many = ethernet.is_group();
     let known = if for_many { None } else { maps::destination(&FdbKey::new(segment, ethernet.destination)) };
     // Nowhere: an `Option` that is looked at twice would be half an unknown register to the verifier.
-    let place = known.unwrap_or(FdbEntry { ifindex: 0, vtep: [0; 4], group: 0 });
+    let place = known.unwrap_or(FdbEntry { ifindex: 0, vtep: Address::default(), group: 0 });
     if place.ifindex == from && packet.translated == 0 {
         return Err(DropReason::Hairpin);
     }
@@ -115,7 +115,7 @@ fn onward(ctx: &TcContext, packet: &mut Packet) -> Result<u32, DropReason> {
         return delivery::to_port(packet, place);
     }
     let vni = segment.vni();
-    let is_nowhere = place.vtep == [0; 4];
+    let is_nowhere = place.vtep.is_zero();
     // A unicast frame for an address that nobody told us of goes everywhere on VXLAN, as the OVS bridge does it: it may be
     // an address that a pod gave itself. On VLAN the switches outside find the way, to other nodes and to gateways alike.
     if for_many || vni.is_some() && is_nowhere && known.is_none() {
@@ -137,7 +137,7 @@ fn onward(ctx: &TcContext, packet: &mut Packet) -> Result<u32, DropReason> {
         flood::to_peers(ctx, vni, out, tos);
         return Ok(DELIVERED);
     }
-    tunnel::address(ctx, vni, place.vtep, tos)?;
+    tunnel::address(ctx, vni, &place.vtep, tos)?;
     Ok(OUT)
 }
 

@@ -1,20 +1,22 @@
 //! The tunnel key that travels beside a frame to and from the VXLAN device.
 
 use aya_ebpf::{
-    bindings::{__sk_buff, BPF_F_ZERO_CSUM_TX, bpf_tunnel_key},
+    bindings::{__sk_buff, BPF_F_TUNINFO_IPV6, BPF_F_ZERO_CSUM_TX, bpf_tunnel_key},
     helpers::generated::{bpf_skb_get_tunnel_key, bpf_skb_set_tunnel_key},
     programs::TcContext,
 };
-use contiv_abi::{DropReason, Vtep};
+use contiv_abi::{Address, DropReason, Vtep};
+
+use crate::packet;
 
 /// The beginning of `bpf_tunnel_key`, which every kernel accepts in this length.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Key {
     id: u32,
-    /// The other end: the receiver on the way out, the sender on the way in. In the machine's order.
-    remote: u32,
-    rest_of_ipv6: [u32; 3],
+    /// The other end: the receiver on the way out, the sender on the way in. IPv4 is in the first word, in the machine's
+    /// order; IPv6 is in network byte order.
+    remote: [u32; 4],
     tos: u8,
     ttl: u8,
     ext: u16,
@@ -26,55 +28,81 @@ const _: () = assert!(size_of::<Key>() == core::mem::offset_of!(bpf_tunnel_key, 
 /// Hops that a tunnelled frame may take, as OVS sets it.
 const TTL: u8 = 64;
 
-/// Where a frame came from.
-#[derive(Clone, Copy)]
-pub(crate) struct Origin {
-    pub(crate) vni: u32,
-    pub(crate) vtep: Vtep,
-}
-
-/// The key that the VXLAN device found on the wire.
+/// Reads the key that the VXLAN device found on the wire. The VTEP goes into the packet metadata; the result is the VNI.
 #[inline(always)]
-pub(crate) fn origin(ctx: &TcContext) -> Result<Origin, DropReason> {
+pub(crate) fn origin(ctx: &TcContext) -> Result<u32, DropReason> {
     match ctv_origin(ctx.skb.skb) {
         NO_KEY => Err(DropReason::NoTunnelKey),
-        key => Ok(Origin { vni: (key >> 32) as u32, vtep: (key as u32).to_be_bytes() }),
+        vni => Ok(vni),
     }
 }
 
 /// There is no tunnel key: no VNI has so many bits.
-const NO_KEY: u64 = u64::MAX;
+const NO_KEY: u32 = u32::MAX;
 
-/// VNI and address, as one number. A function of its own for the stack.
+/// A function of its own for the stack.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_origin(skb: *mut __sk_buff) -> u64 {
+extern "C" fn ctv_origin(skb: *mut __sk_buff) -> u32 {
+    let Some(packet) = packet::in_hand() else { return NO_KEY };
     // SAFETY: numbers.
     let mut key = unsafe { contiv_abi::cleared::<Key>() };
+    let place = (&raw mut key).cast::<bpf_tunnel_key>();
+    // The helper fails for a key of the other family.
     // SAFETY: `key` is as long as the length says, and the helper writes no more.
-    let got = unsafe { bpf_skb_get_tunnel_key(skb, (&raw mut key).cast::<bpf_tunnel_key>(), KEY_LEN, 0) };
-    if got == 0 { u64::from(key.id) << 32 | u64::from(key.remote) } else { NO_KEY }
+    if unsafe { bpf_skb_get_tunnel_key(skb, place, KEY_LEN, 0) } == 0 {
+        packet.vtep.set_words(Address::v4(key.remote[0].to_be_bytes()).words());
+        return key.id;
+    }
+    // SAFETY: as before.
+    if unsafe { bpf_skb_get_tunnel_key(skb, place, KEY_LEN, IPV6) } != 0 {
+        return NO_KEY;
+    }
+    let [a, b, c, d] = key.remote.map(u64::from);
+    packet.vtep.set_words(if cfg!(target_endian = "big") {
+        [a << 32 | b, c << 32 | d]
+    } else {
+        [b << 32 | a, d << 32 | c]
+    });
+    key.id
 }
 
 /// Addresses the frame to a node; it leaves when it is sent to the VXLAN device.
 #[inline(always)]
-pub(crate) fn address(ctx: &TcContext, vni: u32, vtep: Vtep, tos: u8) -> Result<(), DropReason> {
-    if ctv_address(ctx.skb.skb, vni, u32::from_be_bytes(vtep), tos.into()) == 0 {
+pub(crate) fn address(ctx: &TcContext, vni: u32, vtep: &Vtep, tos: u8) -> Result<(), DropReason> {
+    if ctv_address(ctx.skb.skb, vni, &raw const *vtep, tos.into()) == 0 {
         Ok(())
     } else {
         Err(DropReason::RewriteFailed)
     }
 }
 
+/// The key has an IPv6 address.
+const IPV6: u64 = BPF_F_TUNINFO_IPV6 as u64;
+
 /// A function of its own for the stack; zero if it went well.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_address(skb: *mut __sk_buff, vni: u32, remote: u32, tos: u32) -> u32 {
+extern "C" fn ctv_address(skb: *mut __sk_buff, vni: u32, vtep: *const Vtep, tos: u32) -> u32 {
+    // SAFETY: the verifier sees to it that a pointer which is not null is to a whole address.
+    let Some(vtep) = (unsafe { vtep.as_ref() }) else { return 1 };
     // SAFETY: numbers.
     let mut key = unsafe { contiv_abi::cleared::<Key>() };
-    (key.id, key.remote, key.tos, key.ttl) = (vni, remote, tos as u8, TTL);
-    // Checksum zero: userspace OVS drops an outer checksum that was left for hardware to finish.
-    let flags = u64::from(BPF_F_ZERO_CSUM_TX);
+    (key.id, key.tos, key.ttl) = (vni, tos as u8, TTL);
+    let flags = if vtep.is_v4() {
+        key.remote[0] = u32::from_be_bytes(vtep.low());
+        // Checksum zero: userspace OVS drops an outer checksum that was left for hardware to finish.
+        u64::from(BPF_F_ZERO_CSUM_TX)
+    } else {
+        let [high, low] = vtep.words();
+        key.remote = if cfg!(target_endian = "big") {
+            [(high >> 32) as u32, high as u32, (low >> 32) as u32, low as u32]
+        } else {
+            [high as u32, (high >> 32) as u32, low as u32, (low >> 32) as u32]
+        };
+        // With a checksum, which UDP over IPv6 needs unless both ends agree (RFC 6935).
+        IPV6
+    };
     // SAFETY: `key` is as long as the length says, and the helper only reads it.
     let set = unsafe { bpf_skb_set_tunnel_key(skb, (&raw mut key).cast::<bpf_tunnel_key>(), KEY_LEN, flags) };
     u32::from(set != 0)

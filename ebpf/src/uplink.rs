@@ -67,7 +67,7 @@ fn tag_of(ctx: &TcContext) -> Option<u16> {
 fn forward(ctx: &TcContext, segment: Segment, entry: &SegmentEntry) -> Result<Verdict, DropReason> {
     let ifindex = crate::arrival(ctx);
     let ethernet = Ethernet::from_outside(ctx)?;
-    packet::from_outside(&ethernet, segment, Ingress::WIRE, [0; 4])?;
+    packet::from_outside(&ethernet, segment, Ingress::WIRE)?;
     passes(guard::ctv_guard(ctx.skb.skb))?;
     if neighbour::answer(ctx, &ethernet, segment, entry, Asker::Wire)? {
         pod::push_tag(ctx, segment)?;

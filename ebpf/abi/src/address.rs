@@ -52,6 +52,13 @@ impl Address {
         self.same(&Address::v4(self.low()))
     }
 
+    /// Returns true for the address whose bits are all zero.
+    #[inline(always)]
+    pub const fn is_zero(&self) -> bool {
+        let [high, low] = self.words();
+        high | low == 0
+    }
+
     /// The link-local address that a kernel forms from an Ethernet address (RFC 4291 appendix A).
     #[inline(always)]
     pub const fn link_local(mac: &Mac) -> Self {

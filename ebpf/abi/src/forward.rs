@@ -2,8 +2,8 @@
 
 use crate::{Address, Be16, Mac, Segment, Timeouts};
 
-/// The IPv4 address of a VTEP, in network byte order.
-pub type Vtep = [u8; 4];
+/// The IP address of a VTEP; all zero for none.
+pub type Vtep = Address;
 
 /// A pod's port; the key is the interface index of the host end of its veth pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,10 +97,10 @@ impl FdbKey {
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct FdbEntry {
-    /// Host end of the local pod's veth pair.
-    pub ifindex: u32,
     /// VTEP of the pod's node.
     pub vtep: Vtep,
+    /// Host end of the local pod's veth pair.
+    pub ifindex: u32,
     /// Number of the endpoint's group, zero for none; and [`FdbEntry::NODE`].
     pub group: u32,
 }
@@ -201,7 +201,7 @@ pub struct Node {
     /// UDP port of the tunnels.
     pub tunnel_port: Be16,
     /// Zero.
-    pub zero: [u8; 2],
+    pub zero: [u8; 6],
     /// Records of the flow table.
     pub flows: u32,
     /// Pages of the index of flows.

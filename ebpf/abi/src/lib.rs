@@ -71,12 +71,12 @@ map_types! {
     SegmentEntry: 12;
     FloodKey: 12;
     FdbKey: 16;
-    FdbEntry: 12;
+    FdbEntry: 24;
     NeighKey: 24;
     NeighEntry: 16;
     SubnetKey: 12;
     Subnet: 48;
-    Node: 64;
+    Node: 80;
     DropCount: 16;
     FlowKey: 48;
     Flow: 192;

@@ -284,10 +284,7 @@ impl DatapathFlags {
         ebpf::Options {
             bpf_root: self.bpf_root.clone(),
             vxlan_port,
-            vtep: match vtep {
-                Some(IpAddr::V4(address)) => Some(address),
-                _ => None,
-            },
+            vtep,
             uplinks: self.uplinks().map(str::to_owned).collect(),
             xdp: self.xdp,
             bum_rate: self.storm_control,

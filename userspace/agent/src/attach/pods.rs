@@ -1,4 +1,5 @@
 use std::{
+    net::IpAddr,
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering},
@@ -28,8 +29,10 @@ use crate::{
 const DATAPATH_TIMEOUT: Duration = Duration::from_secs(15);
 /// Time limit for the state to catch up with netmaster.
 pub(super) const STATE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Bytes of the VXLAN, UDP, IPv4 and Ethernet headers of a tunnel.
-const VXLAN_OVERHEAD: u32 = 50;
+/// Bytes of the VXLAN, UDP, IP and Ethernet headers of a tunnel between VTEPs of this address family.
+fn vxlan_overhead(vtep: IpAddr) -> u32 {
+    if vtep.is_ipv4() { 50 } else { 70 }
+}
 
 /// Attaches and detaches endpoints of this node.
 #[derive(Clone)]
@@ -90,7 +93,7 @@ impl Pods {
         };
         Ok(match encap {
             Encap::Vlan(_) => mtu,
-            Encap::Vxlan { .. } => mtu.saturating_sub(VXLAN_OVERHEAD),
+            Encap::Vxlan { .. } => mtu.saturating_sub(vxlan_overhead(self.parts().node.vtep)),
         })
     }
 

@@ -17,7 +17,7 @@
 use std::{
     fs::File,
     future,
-    net::Ipv4Addr,
+    net::IpAddr,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -82,7 +82,7 @@ pub struct Options {
     pub vxlan_port: u16,
     /// Tunnel address of this node, by which the agent finds the underlay interface. On a veth, as in tests and demos, it
     /// disables TX checksum offload of the VXLAN device.
-    pub vtep: Option<Ipv4Addr>,
+    pub vtep: Option<IpAddr>,
     /// Interfaces that carry the VLAN networks, in the order of preference. One of those with a carrier is active, the
     /// others stand by.
     pub uplinks: Vec<String>,

@@ -35,7 +35,7 @@ pub(crate) struct Rig {
 
 impl Rig {
     pub(crate) fn new(label: &str) -> Result<Rig> {
-        let mut node = Node::with(label, |options| options.vtep = Some(vtep(1)))?;
+        let mut node = Node::with(label, |options| options.vtep = Some(vtep(1).into()))?;
         let outside = Netns::new(&format!("{label}-out"))?;
         node.ns.veth("under", &outside, "wire")?;
         node.ns.address("under", &format!("{}/24", vtep(1)))?;

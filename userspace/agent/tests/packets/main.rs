@@ -20,6 +20,7 @@ mod from_pod;
 mod from_uplink;
 mod fuzz;
 mod infra;
+mod ipv6_vteps;
 mod malformed;
 mod monitor;
 mod node;

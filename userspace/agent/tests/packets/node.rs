@@ -133,7 +133,7 @@ impl Node {
     pub(crate) fn pair_with(label: &str, adjust: impl Fn(&mut Options)) -> Result<(Node, Node)> {
         let node = |n: u8| {
             Node::with(&format!("{label}{n}"), |options| {
-                options.vtep = Some(vtep(n));
+                options.vtep = Some(vtep(n).into());
                 options.uplinks = vec!["trunk".into()];
                 adjust(options);
             })

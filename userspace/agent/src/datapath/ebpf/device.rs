@@ -3,7 +3,7 @@
 use std::{
     ffi::CString,
     io,
-    net::{IpAddr, Ipv4Addr},
+    net::IpAddr,
     os::fd::{AsRawFd as _, OwnedFd},
 };
 
@@ -74,6 +74,8 @@ impl Netlink {
         let message = LinkMessageBuilder::<LinkVxlan>::new(name)
             .collect_metadata(true)
             .learning(false)
+            // Other implementations may send no checksum over IPv6 either.
+            .udp_zero_csum6_rx(true)
             .port(port)
             .up()
             .build();
@@ -237,13 +239,15 @@ pub(crate) fn ifindex(name: &str) -> Option<u32> {
 }
 
 /// Name of the interface with this address.
-pub(crate) fn with_address(address: Ipv4Addr) -> Option<String> {
+pub(crate) fn with_address(address: IpAddr) -> Option<String> {
     let interfaces = nix::ifaddrs::getifaddrs().ok()?;
     interfaces
         .filter(|interface| {
-            let found =
-                interface.address.as_ref().and_then(|a| a.as_sockaddr_in().map(|a| IpAddr::V4(a.ip())));
-            found == Some(IpAddr::V4(address))
+            let found = interface.address.as_ref().and_then(|found| match address {
+                IpAddr::V4(_) => found.as_sockaddr_in().map(|found| IpAddr::V4(found.ip())),
+                IpAddr::V6(_) => found.as_sockaddr_in6().map(|found| IpAddr::V6(found.ip())),
+            });
+            found == Some(address)
         })
         .map(|interface| interface.interface_name)
         .next()

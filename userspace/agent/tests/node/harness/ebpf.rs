@@ -17,7 +17,7 @@ use aya::{
     maps::{HashMap, Map, MapData},
     programs::{SchedClassifier, TcAttachType},
 };
-use contiv_abi::{ABI_VERSION, FdbEntry, FdbKey, NeighEntry, NeighKey, Segment, maps};
+use contiv_abi::{ABI_VERSION, Address, FdbEntry, FdbKey, NeighEntry, NeighKey, Segment, maps};
 use netplugin::datapath::ebpf::{Ebpf, Options};
 use testkit::{Netns, wait_until};
 
@@ -45,7 +45,7 @@ impl EbpfSite {
         Options {
             bpf_root: self.root.clone(),
             instance: INSTANCE.to_owned(),
-            vtep: Some(NODE),
+            vtep: Some(NODE.into()),
             uplinks: vec![UPLINK.to_owned()],
             ..Options::default()
         }
@@ -122,7 +122,8 @@ impl Site for EbpfSite {
             Damage::ForeignItem => {
                 let mut fdb = HashMap::<_, FdbKey, FdbEntry>::try_from(self.map(maps::FDB)?)?;
                 let unknown = FdbKey::new(Segment::vxlan(77), [2, 0, 0, 0, 0, 77]);
-                fdb.insert(unknown, FdbEntry { ifindex: 0, vtep: [192, 168, 50, 77], group: 0 }, 0)?;
+                let vtep = Address::v4([192, 168, 50, 77]);
+                fdb.insert(unknown, FdbEntry { vtep, ifindex: 0, group: 0 }, 0)?;
             }
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! Tunnel peers, to which the programs flood frames of VXLAN networks, and the node's settings.
 
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 
 use aya::maps::{Array, MapData};
 use contiv_abi::{
@@ -147,7 +147,7 @@ impl Peers {
     pub(crate) fn ensure_settings(&mut self, settings: Settings) -> Result<(), Error> {
         let before = self.node()?;
         let Settings { timeouts, bum_rate, vtep, tunnel_port } = settings;
-        let vtep = vtep.map_or([0; 4], |vtep| vtep.octets());
+        let vtep = vtep.map_or(Vtep::default(), Vtep::from);
         let node = Node { timeouts, bum_rate, vtep, tunnel_port: Be16::new(tunnel_port), ..before };
         if node == before { Ok(()) } else { self.set_node(node) }
     }
@@ -186,7 +186,7 @@ pub(crate) struct Settings {
     /// Limit of storm control, in frames per second and port; zero for none.
     pub(crate) bum_rate: u32,
     /// Tunnel address of this node.
-    pub(crate) vtep: Option<Ipv4Addr>,
+    pub(crate) vtep: Option<IpAddr>,
     /// UDP port of the tunnels.
     pub(crate) tunnel_port: u16,
 }

@@ -27,8 +27,6 @@ use crate::datapath::{
 /// An object that this datapath does not support.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum EncodeError {
-    #[error("tunnels over IPv6 are not supported; give the node an IPv4 VTEP address")]
-    Ipv6Vtep,
     #[error("the node uses VXLAN port {theirs}, this node {ours}; configure the same port on all nodes")]
     OtherPort { theirs: u16, ours: u16 },
     #[error("no interface {0}")]
@@ -114,7 +112,7 @@ fn encode_peer(peer: &Peer, devices: &Devices) -> Result<Vec<Entry>, EncodeError
     if peer.port != devices.overlay_port {
         return Err(EncodeError::OtherPort { theirs: peer.port, ours: devices.overlay_port });
     }
-    Ok(vec![Entry::Peer(vtep(peer.vtep)?)])
+    Ok(vec![Entry::Peer(Address::from(peer.vtep))])
 }
 
 fn encode_network(network: &Network, devices: &Devices) -> Vec<Entry> {
@@ -150,7 +148,7 @@ fn encode_remote(remote: &Remote) -> Result<Vec<Entry>, EncodeError> {
     let segment = segment_of(remote.encap);
     let identity = endpoint_identity(remote.identity);
     // On a VLAN the wire delivers; the entry tells the endpoint's group by its Ethernet address.
-    let vtep = remote.vtep().map_or(Ok([0; 4]), vtep)?;
+    let vtep = remote.vtep().map_or(Vtep::default(), Address::from);
     let place = FdbEntry { ifindex: 0, vtep, group: identity };
     let mut entries = vec![Entry::Fdb(FdbKey::new(segment, remote.mac.0), place)];
     let owner = NeighEntry { mac: remote.mac.0, flags: 0, ifindex: 0, group: identity };
@@ -181,7 +179,7 @@ fn encode_local(local: &Local, ifindex: u32) -> Result<Vec<Entry>, EncodeError> 
     };
     let mut entries = vec![
         Entry::Port { ifindex, port },
-        Entry::Fdb(FdbKey::new(segment, mac), FdbEntry { ifindex, vtep: [0; 4], group: receiver }),
+        Entry::Fdb(FdbKey::new(segment, mac), FdbEntry { ifindex, vtep: Vtep::default(), group: receiver }),
     ];
     let owner = NeighEntry { mac, flags: 0, ifindex, group };
     entries.extend(neighbours(segment, owner, ip, ip6));
@@ -244,13 +242,6 @@ fn neighbours(
     addresses.map(move |ip| Entry::Neigh(NeighKey { segment, ip }, owner))
 }
 
-fn vtep(address: IpAddr) -> Result<Vtep, EncodeError> {
-    match address {
-        IpAddr::V4(address) => Ok(address.octets()),
-        IpAddr::V6(_) => Err(EncodeError::Ipv6Vtep),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use contiv_model::{
@@ -308,9 +299,9 @@ mod tests {
 
     #[test]
     fn remote_endpoints_have_a_vtep_on_vxlan_only() {
-        for (encap, vtep) in [(vxlan(), [192, 0, 2, 2]), (vlan(), [0; 4])] {
+        for (encap, vtep) in [(vxlan(), Address::v4([192, 0, 2, 2])), (vlan(), Vtep::default())] {
             let entries = encode(&Object::Remote(remote(encap)), &DEVICES, |_| None).unwrap();
-            let expected = FdbEntry { ifindex: 0, vtep, group: 0 };
+            let expected = FdbEntry { vtep, ifindex: 0, group: 0 };
             assert!(matches!(
                 &entries[..],
                 [Entry::Fdb(_, entry), Entry::Neigh(..), Entry::Neigh(..)] if *entry == expected
@@ -331,9 +322,6 @@ mod tests {
             let remote = Remote { next_hop, ..remote(encap) };
             assert_eq!(refused(Object::Remote(remote)), Unsupported::NEXT_HOP.into());
         }
-        let six = NextHop::on(vxlan(), Some(Ipv6Addr::LOCALHOST.into())).unwrap();
-        let remote = Remote { next_hop: six, ..remote(vxlan()) };
-        assert_eq!(refused(Object::Remote(remote)), EncodeError::Ipv6Vtep);
         let several: [IpAddr; 2] = [Ipv4Addr::new(10, 1, 1, 1).into(), Ipv4Addr::new(10, 1, 1, 2).into()];
         for addresses in [Addresses::new(several), Addresses::new([Ipv6Addr::LOCALHOST.into()])] {
             let local = Local { addresses: addresses.unwrap(), ..local() };
@@ -381,7 +369,8 @@ mod tests {
     fn unreachable_peers_are_refused() {
         let peer = |vtep: &str, port| Object::Peer(Peer::new(vtep.parse::<IpAddr>().unwrap(), port));
         assert_eq!(encode(&peer("192.0.2.2", 4789), &DEVICES, |_| None).unwrap().len(), 1);
-        assert_eq!(encode(&peer("2001:db8::2", 4789), &DEVICES, |_| None), Err(EncodeError::Ipv6Vtep));
+        let ip6 = Address::from("2001:db8::2".parse::<IpAddr>().unwrap());
+        assert_eq!(encode(&peer("2001:db8::2", 4789), &DEVICES, |_| None), Ok(vec![Entry::Peer(ip6)]));
         let error = EncodeError::OtherPort { theirs: 8472, ours: 4789 };
         assert_eq!(encode(&peer("192.0.2.2", 8472), &DEVICES, |_| None), Err(error));
     }

@@ -1,6 +1,6 @@
 //! The VXLAN device, the uplink, and the programs on them.
 
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 
 use super::{
     load::Programs,
@@ -24,7 +24,7 @@ pub(crate) struct Configuration {
     /// UDP port of the tunnels.
     pub(crate) vxlan_port: u16,
     /// Tunnel address of this node.
-    pub(crate) vtep: Option<Ipv4Addr>,
+    pub(crate) vtep: Option<IpAddr>,
     /// Interfaces that carry the VLAN networks, one at a time, in the order of preference.
     pub(crate) uplinks: Vec<String>,
 }
