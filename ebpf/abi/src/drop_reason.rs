@@ -121,6 +121,8 @@ drop_reasons! {
     DhcpServer = 36, "dhcp-server";
     /// An ICMP error about no known flow, or from an endpoint that is not on the flow's path.
     UnrelatedIcmpError = 37, "unrelated-icmp-error";
+    /// The program that continues with the frame is missing from `ctv_stages`.
+    NoStage = 38, "no-stage";
 }
 
 #[cfg(test)]

@@ -29,5 +29,6 @@ mod restart;
 mod run;
 mod scale;
 mod services;
+mod stages;
 mod traffic;
 mod verifier;
