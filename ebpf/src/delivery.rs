@@ -1,17 +1,32 @@
-//! Frames for ports of this node.
+//! Where a frame goes from here.
 
-use contiv_abi::{DropReason, FdbEntry, FdbKey};
+use contiv_abi::{DropReason, FdbEntry, FdbKey, maps::Stage};
 
 use crate::{
     maps,
-    packet::{self, Packet},
+    packet::{self, Ingress, Packet},
     policy, track,
+    verdict::Verdict,
 };
 
 /// To the port in `Packet::place`.
 pub(crate) const TO_POD: u32 = 0x100;
-/// Nobody is known by the Ethernet address.
-const NOBODY: u32 = 0x103;
+/// To the network's way out.
+pub(crate) const OUT: u32 = 0x101;
+/// To several receivers.
+pub(crate) const REPLICATE: u32 = 0x102;
+
+/// What follows from one of these, or from the number of a reason to drop the frame.
+#[inline(always)]
+pub(crate) fn verdict(code: u32) -> Result<Verdict, DropReason> {
+    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+    match code {
+        TO_POD => Ok(Verdict::to_pod(&packet.place)),
+        OUT => Ok(Verdict::Out(packet.out)),
+        REPLICATE => Ok(Verdict::Continue(Stage::Replicate)),
+        reason => Err(packet::reason(reason)),
+    }
+}
 
 /// The port that the packet in hand goes to is known; what passes by a flow goes only to whom that was judged for.
 #[inline(always)]
@@ -22,14 +37,10 @@ pub(crate) fn to_port(packet: &mut Packet, place: FdbEntry) -> Result<u32, DropR
     Ok(TO_POD)
 }
 
-/// The port here that the frame of the packet metadata, which is from outside, goes to; `None` if nobody knows whose the address is.
+/// Where the frame of the packet metadata, which is from outside, goes on this node.
 #[inline(always)]
-pub(crate) fn from_outside() -> Result<Option<FdbEntry>, DropReason> {
-    match ctv_deliver() {
-        TO_POD => Ok(Some(packet::in_hand().ok_or(DropReason::Malformed)?.place)),
-        NOBODY => Ok(None),
-        reason => Err(packet::reason(reason)),
-    }
+pub(crate) fn from_outside() -> Result<Verdict, DropReason> {
+    verdict(ctv_deliver())
 }
 
 /// A function of its own for the verifier.
@@ -37,10 +48,14 @@ pub(crate) fn from_outside() -> Result<Option<FdbEntry>, DropReason> {
 #[unsafe(no_mangle)]
 extern "C" fn ctv_deliver() -> u32 {
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    if packet.is_for_group() {
+        return REPLICATE;
+    }
     match maps::destination(&FdbKey::new(packet.segment, packet.destination_mac)) {
-        None => NOBODY,
+        // A tunnelled frame for an address that nobody told us of may be for an address that a pod gave itself.
+        None if packet.ingress == Ingress::TUNNEL => REPLICATE,
         // Never from one tunnel into another: every node floods to all of them itself.
-        Some(place) if place.ifindex == 0 => DropReason::NotLocal as u32,
+        None | Some(FdbEntry { ifindex: 0, .. }) => DropReason::NotLocal as u32,
         Some(place) => to_port(packet, place).unwrap_or_else(|reason| reason as u32),
     }
 }

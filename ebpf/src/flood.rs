@@ -1,24 +1,54 @@
-//! Frames for many, or for an address that nobody told us of.
+//! Broadcast, unknown unicast and multicast (BUM) frames: a copy for each receiver.
+//!
+//! A program of its own, which the others continue in by a tail call.
 
 use aya_ebpf::{bindings::__sk_buff, cty::c_void, helpers::generated::bpf_loop, programs::TcContext};
 use contiv_abi::{
-    DropReason, FloodKey, Segment, SegmentEntry,
+    DropReason, FloodKey, Segment,
     maps::{PEERS_CAPACITY, PORTS_CAPACITY},
 };
 
-use crate::{maps, packet, policy, tunnel};
+use crate::{frame, maps, packet, pod, policy, rate, tunnel, verdict::Verdict};
+
+/// Replicates the frame in the packet metadata.
+#[inline(always)]
+pub(crate) fn receive(ctx: &TcContext) -> Verdict {
+    replicate(ctx).unwrap_or_else(Verdict::from)
+}
+
+#[inline(always)]
+fn replicate(ctx: &TcContext) -> Result<Verdict, DropReason> {
+    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+    let (segment, ports, out, source) = (packet.segment, packet.ports, packet.out, packet.source_port);
+    if source != 0 {
+        rate::storm(source)?;
+    }
+    to_ports(ctx, segment, ports, source);
+    // What comes from another node stays here: every node replicates to all others itself.
+    if source == 0 || out == 0 || policy::ctv_leaves() == 0 {
+        return Ok(Verdict::Delivered);
+    }
+    let Some(vni) = segment.vni() else {
+        pod::push_tag(ctx, segment)?;
+        return Ok(Verdict::Out(out));
+    };
+    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+    let tos = frame::ctv_class_of(ctx.skb.skb, packet.kind.wire().into()) as u8;
+    to_peers(ctx, vni, out, tos);
+    Ok(Verdict::Delivered)
+}
 
 /// One copy to every port of the network that the packet metadata admits, except `source` (zero: a frame from another node has no
 /// port here).
 #[inline(always)]
-pub(crate) fn to_ports(ctx: &TcContext, segment: Segment, entry: &SegmentEntry, source: u32) {
+fn to_ports(ctx: &TcContext, segment: Segment, ports: u32, source: u32) {
     let mut walk = PortWalk { skb: ctx.skb.skb, segment, source };
-    each(entry.ports.min(PORTS_CAPACITY as u32), port_copy as *mut c_void, (&raw mut walk).cast());
+    each(ports.min(PORTS_CAPACITY as u32), port_copy as *mut c_void, (&raw mut walk).cast());
 }
 
 /// One copy to every other node of the cluster.
 #[inline(always)]
-pub(crate) fn to_peers(ctx: &TcContext, vni: u32, out: u32, tos: u8) {
+fn to_peers(ctx: &TcContext, vni: u32, out: u32, tos: u8) {
     let mut walk = PeerWalk { skb: ctx.skb.skb, vni, out, tos: u32::from(tos) };
     each(maps::peer_count().min(PEERS_CAPACITY as u32), peer_copy as *mut c_void, (&raw mut walk).cast());
 }

@@ -1,14 +1,18 @@
-//! The forwarding programs of the eBPF datapath: one per way in, each a short chain of stages.
+//! The forwarding programs of the eBPF datapath: one per way in, each a short chain of stages, and those that they continue in.
 //!
 //! ```text
-//! pod veth, ingress   -> pod::receive     -> source::check -> neighbour::answer -> ip::pass -> forward / flood
-//! behind the queue    -> pod::resume      ->                  neighbour::answer -> ip::pass -> forward / flood
-//! VXLAN device        -> overlay::receive ->                  neighbour::answer -> ip::pass -> forward / flood
-//! VLAN uplink         -> uplink::receive  ->                  neighbour::answer -> ip::pass -> forward / flood
+//! pod veth, ingress   -> pod::receive     -> source::check -> neighbour::answer -> ip::pass -> pod::send
+//! behind the queue    -> pod::resume      ->                  neighbour::answer -> ip::pass -> pod::send
+//! VXLAN device        -> overlay::receive ->                  neighbour::answer -> ip::pass -> delivery
+//! VLAN uplink         -> uplink::receive  ->                  neighbour::answer -> ip::pass -> delivery
 //! VLAN uplink, XDP    -> xdp::receive     -> sent on to the node of a service's backend, or passed to the line above
 //!
-//! ip::pass            =  parse -> track (known flow) or open (service -> policy -> insert) -> nat
+//! ip::pass            =  parse -> track (established flow) -> nat
+//! no flow             => slow_path::receive -> open (service -> policy -> insert) -> nat -> pod::send / delivery
+//! several receivers   => flood::receive
 //! ```
+//!
+//! A double arrow is a tail call into another program (`stages`).
 //!
 //! A stage returns a [`Verdict`]; only this file turns one into a code of the kernel.
 
@@ -46,7 +50,9 @@ mod refuse;
 mod relay;
 mod served;
 mod service;
+mod slow_path;
 mod source;
+mod stages;
 mod tell;
 mod track;
 mod tunnel;
@@ -108,7 +114,7 @@ fn ctv_from_uplink(ctx: TcContext) -> i32 {
     if !uplink::enter(&ctx) {
         return finish(&ctx, ifindex, Verdict::Drop(DropReason::RewriteFailed));
     }
-    finish(&ctx, ifindex, uplink::receive(&ctx, segment, &entry))
+    finish(&ctx, ifindex, uplink::receive(&ctx, ifindex, segment, &entry))
 }
 
 /// The same frame, earlier, where the driver or the kernel gives it to XDP.
@@ -120,6 +126,28 @@ fn ctv_from_uplink(ctx: TcContext) -> i32 {
 #[xdp]
 fn ctv_xdp(ctx: XdpContext) -> u32 {
     if xdp::receive(&ctx) { xdp_action::XDP_TX } else { xdp_action::XDP_PASS }
+}
+
+/// A packet without a known flow, or one whose verdict is by other rules: a tail call of the programs above.
+#[classifier]
+fn ctv_slow_path(ctx: TcContext) -> i32 {
+    let ifindex = begun_by(&ctx);
+    finish(&ctx, ifindex, slow_path::receive(&ctx, ifindex))
+}
+
+/// A frame for several receivers: a tail call of the programs above.
+#[classifier]
+fn ctv_replicate(ctx: TcContext) -> i32 {
+    finish(&ctx, begun_by(&ctx), flood::receive(&ctx))
+}
+
+/// Where the frame of the packet metadata has come in.
+#[inline(always)]
+fn begun_by(ctx: &TcContext) -> u32 {
+    match packet::in_hand() {
+        Some(packet) if packet.source_port != 0 => packet.source_port,
+        _ => arrival(ctx),
+    }
 }
 
 #[inline(always)]
@@ -137,6 +165,11 @@ fn finish(ctx: &TcContext, ifindex: u32, verdict: Verdict) -> i32 {
         Verdict::Delivered => TC_ACT_SHOT,
         Verdict::Drop(reason) => {
             tell::dropped(ctx, ifindex, reason);
+            TC_ACT_SHOT
+        }
+        Verdict::Continue(stage) => {
+            stages::enter(ctx, stage);
+            tell::dropped(ctx, ifindex, DropReason::NoStage);
             TC_ACT_SHOT
         }
         Verdict::Wait { queue, priority, port } => {

@@ -1,14 +1,12 @@
 //! Frames from the tunnels of other nodes.
 
 use aya_ebpf::programs::TcContext;
-use contiv_abi::{DropReason, Segment};
+use contiv_abi::{DropReason, Segment, maps::Stage};
 
 use crate::{
-    delivery, flood,
+    delivery,
     frame::{self, Ethernet},
-    guard,
-    ip::{self, Sender},
-    maps,
+    guard, ip, maps,
     neighbour::{self, Asker},
     packet::{self, Ingress, passes},
     tunnel,
@@ -29,6 +27,7 @@ fn forward(ctx: &TcContext, vni: u32) -> Result<Verdict, DropReason> {
     let entry = maps::segment(&segment).ok_or(DropReason::UnknownSegment)?;
     let ethernet = Ethernet::from_outside(ctx)?;
     packet::from_outside(&ethernet, segment, Ingress::TUNNEL)?;
+    packet::set_network(&entry)?;
     passes(guard::ctv_guard(ctx.skb.skb))?;
     passes(guard::ctv_guard_source(ctx.skb.skb))?;
     if neighbour::answer(ctx, &ethernet, segment, &entry, Asker::Outside)? {
@@ -40,12 +39,5 @@ fn forward(ctx: &TcContext, vni: u32) -> Result<Verdict, DropReason> {
         )?;
         return Ok(Verdict::Out(entry.out));
     }
-    ip::pass::<false>(ctx, &ethernet, segment, &entry, Sender::outside(false))?;
-    if !packet::is_for_group()
-        && let Some(place) = delivery::from_outside()?
-    {
-        return Ok(Verdict::to_pod(&place));
-    }
-    flood::to_ports(ctx, segment, &entry, 0);
-    Ok(Verdict::Delivered)
+    if ip::pass(ctx)? { delivery::from_outside() } else { Ok(Verdict::Continue(Stage::SlowPath)) }
 }

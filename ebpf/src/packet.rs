@@ -1,7 +1,7 @@
 //! What the stages know of the packet in hand, and what they make of it.
 
 use aya_ebpf::{btf_maps::PerCpuArray, macros::btf_map};
-use contiv_abi::{Be16, DropReason, FdbEntry, FlowKey, Mac, Segment, Tuple, Vtep};
+use contiv_abi::{Be16, DropReason, FdbEntry, FlowKey, Mac, Segment, SegmentEntry, Tuple, Vtep};
 
 use crate::{
     frame::{self, Ethernet},
@@ -86,16 +86,14 @@ pub(crate) struct Packet {
     pub(crate) out: u32,
     /// how many ports,
     pub(crate) ports: u32,
-    /// and the flags.
+    /// and its flags.
     pub(crate) segment_flags: u32,
     /// The protocol of the packet itself, also of an ICMP error.
     pub(crate) protocol: u8,
     /// 1 for IPv6.
     pub(crate) ip6: u8,
-    /// 1 when the frame is from the wire for a service, and not for a port.
+    /// From the wire: 1 when the frame is for a service, and not for a port.
     pub(crate) to_service: u8,
-    /// 1 for a frame to a multicast or broadcast Ethernet address.
-    pub(crate) for_many: u8,
     /// [`Ingress`].
     pub(crate) ingress: u8,
     /// 1 for valid neighbour discovery, which policies do not apply to.
@@ -118,6 +116,8 @@ pub(crate) struct Packet {
     pub(crate) translated: u8,
     /// [`Replaces`].
     pub(crate) replaces: u8,
+    /// Why the slow path continues with the packet: [`NEW`] or [`REVALIDATE`].
+    pub(crate) miss: u32,
     /// `Port::queue` of the sender,
     pub(crate) queue: u32,
     /// and `Port::priority` in it.
@@ -130,6 +130,14 @@ pub(crate) struct Packet {
     pub(crate) destination_mac: Mac,
     /// Source in the frame.
     pub(crate) source_mac: Mac,
+}
+
+impl Packet {
+    /// Whether the frame goes to a multicast or broadcast address.
+    #[inline(always)]
+    pub(crate) fn is_for_group(&self) -> bool {
+        frame::is_group(&self.destination_mac)
+    }
 }
 
 /// [`Packet::receiver`]; no group has this number.
@@ -233,6 +241,17 @@ pub(crate) fn from_outside(ethernet: &Ethernet, segment: Segment, ingress: u8) -
     packet.kind = ethernet.kind;
     packet.destination_mac = ethernet.destination;
     packet.source_mac = ethernet.source;
+    packet.to_service = 0;
+    Ok(())
+}
+
+/// Sets the network's properties in the packet metadata.
+#[inline(always)]
+pub(crate) fn set_network(entry: &SegmentEntry) -> Result<(), DropReason> {
+    let packet = in_hand().ok_or(DropReason::Malformed)?;
+    packet.out = entry.out;
+    packet.ports = entry.ports;
+    packet.segment_flags = entry.flags;
     Ok(())
 }
 
@@ -259,8 +278,6 @@ pub(crate) const NEW: u32 = 0x200;
 pub(crate) const AGAIN: u32 = 0x201;
 /// The rules have changed since the flow was evaluated.
 pub(crate) const REVALIDATE: u32 = 0x203;
-/// Done, and the ends are not what they were.
-pub(crate) const TRANSLATED: u32 = 0x204;
 /// To be sent on to another node, whose pod's Ethernet address is in the packet in hand.
 pub(crate) const RELAY: u32 = 0x205;
 /// To be answered with a refusal; then the number below is counted.
@@ -289,10 +306,4 @@ pub(crate) fn reason(code: u32) -> DropReason {
 #[inline(always)]
 pub(crate) fn passes(code: u32) -> Result<(), DropReason> {
     if code == GO_ON { Ok(()) } else { Err(reason(code)) }
-}
-
-/// Whether the frame goes to a multicast or broadcast address.
-#[inline(always)]
-pub(crate) fn is_for_group() -> bool {
-    in_hand().is_some_and(|packet| frame::is_group(&packet.destination_mac))
 }

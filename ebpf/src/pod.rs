@@ -1,15 +1,13 @@
 //! Frames that pods send.
 
 use aya_ebpf::{bindings::__sk_buff, helpers::generated::bpf_skb_vlan_push, programs::TcContext};
-use contiv_abi::{Address, DropReason, FdbEntry, FdbKey, Segment, SegmentEntry};
+use contiv_abi::{Address, DropReason, FdbEntry, FdbKey, Segment, maps::Stage};
 
 use crate::{
-    delivery::{self, TO_POD},
-    dscp, flood,
+    delivery::{self, OUT, REPLICATE},
+    dscp,
     frame::{self, Ethernet},
-    guard,
-    ip::{self, Sender},
-    maps,
+    guard, ip, maps,
     neighbour::{self, Asker},
     packet::{self, Packet, passes},
     policy, rate, source, tunnel,
@@ -51,10 +49,11 @@ fn check(ctx: &TcContext) -> Result<Verdict, DropReason> {
 #[inline(always)]
 fn forward(ctx: &TcContext) -> Result<Verdict, DropReason> {
     let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
-    let (segment, group, ifindex) = (packet.segment, packet.source_group, packet.source_port);
+    let (segment, ifindex) = (packet.segment, packet.source_port);
     let (destination, source) = (packet.destination_mac, packet.source_mac);
     let ethernet = Ethernet { destination, source, kind: packet.kind };
     let entry = maps::segment(&segment).ok_or(DropReason::UnknownSegment)?;
+    packet::set_network(&entry)?;
     passes(guard::ctv_guard(ctx.skb.skb))?;
     if neighbour::answer(ctx, &ethernet, segment, &entry, Asker::Port(ifindex))? {
         return Ok(Verdict::Out(ifindex));
@@ -62,34 +61,21 @@ fn forward(ctx: &TcContext) -> Result<Verdict, DropReason> {
     if packet::in_hand().ok_or(DropReason::Malformed)?.probe != 0 {
         return Err(DropReason::SpoofedIp);
     }
-    let sender = Sender { port: ifindex, group, to_service: false };
-    let passed = ip::pass::<false>(ctx, &ethernet, segment, &entry, sender)?;
-    if passed.refused != 0 {
-        return Ok(Verdict::Back(ifindex, packet::reason(passed.refused)));
-    }
-    dscp::mark(ctx, group)?;
-    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
-    policy::admits_sender(packet)?;
-    packet.out = entry.out;
-    packet.ports = entry.ports;
-    match ctv_onward(ctx.skb.skb) {
-        DELIVERED => Ok(Verdict::Delivered),
-        TO_POD => {
-            let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
-            Ok(Verdict::to_pod(&packet.place))
-        }
-        OUT => Ok(Verdict::Out(entry.out)),
-        reason => Err(packet::reason(reason)),
-    }
+    if ip::pass(ctx)? { send(ctx) } else { Ok(Verdict::Continue(Stage::SlowPath)) }
 }
 
-/// To the network's way out.
-const OUT: u32 = 0x101;
-/// All copies have been sent.
-const DELIVERED: u32 = 0x102;
+/// The way of a pod's frame after the stages.
+#[inline(always)]
+pub(crate) fn send(ctx: &TcContext) -> Result<Verdict, DropReason> {
+    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+    dscp::mark(ctx, packet.source_group)?;
+    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+    policy::admits_sender(packet)?;
+    delivery::verdict(ctv_onward(ctx.skb.skb))
+}
 
-/// Where the packet in hand goes from here, with what it needs on the way. The result is one of these, or the number of the
-/// reason to drop it.
+/// Where the packet in hand goes from here, with what it needs on the way. The result is one of those in `delivery`, or the
+/// number of the reason to drop it.
 ///
 /// A function of its own for the verifier.
 #[inline(never)]
@@ -101,14 +87,14 @@ extern "C" fn ctv_onward(skb: *mut __sk_buff) -> u32 {
 
 #[inline(always)]
 fn onward(ctx: &TcContext, packet: &mut Packet) -> Result<u32, DropReason> {
-    let (segment, out, from) = (packet.segment, packet.out, packet.source_port);
-    let ethernet =
-        Ethernet { destination: packet.destination_mac, source: packet.source_mac, kind: packet.kind };
-    let for_many = ethernet.is_group();
-    let known = if for_many { None } else { maps::destination(&FdbKey::new(segment, ethernet.destination)) };
+    let segment = packet.segment;
+    if packet.is_for_group() {
+        return Ok(REPLICATE);
+    }
+    let known = maps::destination(&FdbKey::new(segment, packet.destination_mac));
     // Nowhere: an `Option` that is looked at twice would be half an unknown register to the verifier.
     let place = known.unwrap_or(FdbEntry { ifindex: 0, vtep: Address::default(), group: 0 });
-    if place.ifindex == from && packet.translated == 0 {
+    if place.ifindex == packet.source_port && packet.translated == 0 {
         return Err(DropReason::Hairpin);
     }
     if place.ifindex != 0 {
@@ -118,14 +104,10 @@ fn onward(ctx: &TcContext, packet: &mut Packet) -> Result<u32, DropReason> {
     let is_nowhere = place.vtep.is_zero();
     // A unicast frame for an address that nobody told us of goes everywhere on VXLAN, as the OVS bridge does it: it may be
     // an address that a pod gave itself. On VLAN the switches outside find the way, to other nodes and to gateways alike.
-    if for_many || vni.is_some() && is_nowhere && known.is_none() {
-        rate::storm(from)?;
-        let entry = SegmentEntry { out, ports: packet.ports, flags: 0 };
-        flood::to_ports(ctx, segment, &entry, from);
-        if out == 0 || policy::ctv_leaves() == 0 {
-            return Ok(DELIVERED);
-        }
-    } else if out == 0 {
+    if vni.is_some() && is_nowhere {
+        return Ok(REPLICATE);
+    }
+    if packet.out == 0 {
         return Err(DropReason::NoUplink);
     }
     let Some(vni) = vni else {
@@ -133,10 +115,6 @@ fn onward(ctx: &TcContext, packet: &mut Packet) -> Result<u32, DropReason> {
         return Ok(OUT);
     };
     let tos = frame::ctv_class_of(ctx.skb.skb, packet.kind.wire().into()) as u8;
-    if is_nowhere {
-        flood::to_peers(ctx, vni, out, tos);
-        return Ok(DELIVERED);
-    }
     tunnel::address(ctx, vni, &place.vtep, tos)?;
     Ok(OUT)
 }

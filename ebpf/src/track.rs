@@ -16,14 +16,14 @@ use crate::{
     flow_index::{ctv_hash, find},
     flow_records::ctv_remove,
     flows, maps,
-    packet::{self, GO_ON, NEW, Packet, Piece, REVALIDATE, Replaces, Told, tcp},
+    packet::{self, GO_ON, NEW, Packet, Piece, Replaces, Told, tcp},
     policy, served,
 };
 
 /// Finds the flow of the packet in hand, if there is one, and sets in `wanted` where the packet goes.
 ///
 /// It and what it calls are functions of their own for the verifier: it walks each once, and what one leaves in the packet is
-/// unknown to the next, so that paths do not multiply. The results are those of `packet::code`, and `NEW`.
+/// unknown to the next, so that paths do not multiply. The results are those of `packet::code`, `NEW`, and `REVALIDATE`.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_track(skb: *mut __sk_buff) -> u32 {
@@ -47,17 +47,9 @@ pub(crate) extern "C" fn ctv_track(skb: *mut __sk_buff) -> u32 {
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
     packet.entry = found as u32;
     packet.generation = (found >> 32) as u32;
-    let mut code = ctv_by();
-    if code == REVALIDATE {
-        ctv_revalidate();
-        code = ctv_by();
-    }
+    let code = ctv_by();
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
-    if code == GO_ON && packet.icmp_error != Told::NOTHING {
-        return ctv_outside();
-    }
-    // The rules have changed once more: the next packet will do.
-    if code == REVALIDATE { DropReason::Policy as u32 } else { code }
+    if code == GO_ON && packet.icmp_error != Told::NOTHING { ctv_outside() } else { code }
 }
 
 /// Whether the packet is the first of a TCP connection: what a client sends before it gets a reply.
@@ -256,7 +248,7 @@ extern "C" fn ctv_segment() -> u32 {
 /// Evaluates the flow that was found by the current rules.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_revalidate() -> u32 {
+pub(crate) extern "C" fn ctv_revalidate() -> u32 {
     let Some(packet) = packet::in_hand() else { return 0 };
     let Some(flow) = flows::record(packet.entry >> 1) else { return 0 };
     // SAFETY: a record of the map; if it is another flow's meanwhile, the verdict is not stored.

@@ -1,14 +1,12 @@
 //! Frames from the wire of VLAN networks.
 
 use aya_ebpf::{helpers::generated::bpf_skb_vlan_pop, programs::TcContext};
-use contiv_abi::{Be16, DropReason, DsrHook, FdbKey, Segment, SegmentEntry};
+use contiv_abi::{Be16, DropReason, DsrHook, FdbKey, Segment, SegmentEntry, maps::Stage, service_mac};
 
 use crate::{
-    delivery, flood,
+    delivery,
     frame::{self, ETHERNET, Ethernet},
-    guard,
-    ip::{self, Sender},
-    maps,
+    guard, ip, maps,
     neighbour::{self, Asker},
     packet::{self, Ingress, passes},
     pod,
@@ -33,10 +31,10 @@ pub(crate) fn enter(ctx: &TcContext) -> bool {
     unsafe { bpf_skb_vlan_pop(ctx.skb.skb) == 0 }
 }
 
-/// A frame of this network, without its tag.
+/// A frame of this network, without its tag, which has come in by `ifindex`.
 #[inline(always)]
-pub(crate) fn receive(ctx: &TcContext, segment: Segment, entry: &SegmentEntry) -> Verdict {
-    forward(ctx, segment, entry).unwrap_or_else(Verdict::from)
+pub(crate) fn receive(ctx: &TcContext, ifindex: u32, segment: Segment, entry: &SegmentEntry) -> Verdict {
+    forward(ctx, ifindex, segment, entry).unwrap_or_else(Verdict::from)
 }
 
 /// The identifier of the outermost 802.1Q tag, which the kernel has mostly taken out of the bytes.
@@ -64,10 +62,15 @@ fn tag_of(ctx: &TcContext) -> Option<u16> {
 }
 
 #[inline(always)]
-fn forward(ctx: &TcContext, segment: Segment, entry: &SegmentEntry) -> Result<Verdict, DropReason> {
-    let ifindex = crate::arrival(ctx);
+fn forward(
+    ctx: &TcContext,
+    ifindex: u32,
+    segment: Segment,
+    entry: &SegmentEntry,
+) -> Result<Verdict, DropReason> {
     let ethernet = Ethernet::from_outside(ctx)?;
     packet::from_outside(&ethernet, segment, Ingress::WIRE)?;
+    packet::set_network(entry)?;
     passes(guard::ctv_guard(ctx.skb.skb))?;
     if neighbour::answer(ctx, &ethernet, segment, entry, Asker::Wire)? {
         pod::push_tag(ctx, segment)?;
@@ -77,28 +80,23 @@ fn forward(ctx: &TcContext, segment: Segment, entry: &SegmentEntry) -> Result<Ve
     let place = maps::destination(&FdbKey::new(segment, ethernet.destination));
     let is_here = place.is_some_and(|place| place.ifindex != 0);
     // The uplink listens to everything; most of it is for others, and no flow of ours.
-    if !is_here && !is_group && !relay::is_for_service(ctx, segment) {
-        return Err(DropReason::NotLocal);
+    if !is_here && !is_group {
+        if !relay::is_for_service(ctx, segment) {
+            return Err(DropReason::NotLocal);
+        }
+        packet::in_hand().ok_or(DropReason::Malformed)?.to_service = 1;
     }
     passes(guard::ctv_guard_source(ctx.skb.skb))?;
-    let passed = ip::pass::<true>(ctx, &ethernet, segment, entry, Sender::outside(!is_here && !is_group))?;
-    if passed.refused != 0 {
-        // A refusal goes where the packet came from.
-        pod::push_tag(ctx, segment)?;
-        return Ok(Verdict::Back(ifindex, packet::reason(passed.refused)));
-    }
-    if passed.relayed {
-        let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
-        let macs = Macs { destination: packet.destination_mac, source: ethernet.destination };
-        ctx.store(0, &macs, 0).map_err(|_| DropReason::RewriteFailed)?;
-        pod::push_tag(ctx, segment)?;
-        relay::count(DsrHook::Tc, ctx.len());
-        return Ok(Verdict::Out(ifindex));
-    }
-    if packet::is_for_group() {
-        flood::to_ports(ctx, segment, entry, 0);
-        return Ok(Verdict::Delivered);
-    }
-    let place = delivery::from_outside()?;
-    Ok(Verdict::to_pod(&place.ok_or(DropReason::NotLocal)?))
+    if ip::pass(ctx)? { delivery::from_outside() } else { Ok(Verdict::Continue(Stage::SlowPath)) }
+}
+
+/// Addresses the frame of the packet metadata to the node of a service's backend, on the wire.
+#[inline(always)]
+pub(crate) fn relay(ctx: &TcContext) -> Result<(), DropReason> {
+    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+    let macs = Macs { destination: packet.destination_mac, source: service_mac(&packet.tuple.destination) };
+    ctx.store(0, &macs, 0).map_err(|_| DropReason::RewriteFailed)?;
+    pod::push_tag(ctx, packet.segment)?;
+    relay::count(DsrHook::Tc, ctx.len());
+    Ok(())
 }

@@ -1,6 +1,6 @@
 //! What a stage decides.
 
-use contiv_abi::{DropReason, FdbEntry};
+use contiv_abi::{DropReason, FdbEntry, maps::Stage};
 
 /// The end of a frame's way through the stages.
 #[must_use]
@@ -13,6 +13,8 @@ pub(crate) enum Verdict {
     Pod { ifindex: u32, group: u32 },
     /// From a pod with a rate: waits in its class in front of this interface. Comes back as of the port.
     Wait { queue: u32, priority: u32, port: u32 },
+    /// Another program continues with it.
+    Continue(Stage),
     /// Leaves by the interface with this index.
     Out(u32),
     /// Goes back, as a refusal, by the interface with this index; counted.

@@ -121,8 +121,10 @@ drop_reasons! {
     DhcpServer = 36, "dhcp-server";
     /// An ICMP error about no known flow, or from an endpoint that is not on the flow's path.
     UnrelatedIcmpError = 37, "unrelated-icmp-error";
+    /// The program that continues with the frame is missing from `ctv_stages`.
+    NoStage = 38, "no-stage";
     /// A frame arrived on an uplink that stands by: the active one receives it too.
-    StandbyUplink = 38, "standby-uplink";
+    StandbyUplink = 39, "standby-uplink";
 }
 
 #[cfg(test)]

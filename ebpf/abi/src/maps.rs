@@ -194,7 +194,38 @@ pub const BUILD: &str = "ctv_build";
 /// Length of the hash in bytes.
 pub const BUILD_LEN: usize = 16;
 
-/// Every map, in the order in which `cleanup` lists them.
+/// [`Stage`] -> program: the programs that others continue in by a tail call. Indexed, never full.
+///
+/// Each load of the programs makes its own array, so that a program never continues in one of another
+/// build. The pin's name is this one, a hyphen and a number; the highest number is the current array.
+pub const STAGES: &str = "ctv_stages";
+/// One for each [`Stage`].
+pub const STAGES_CAPACITY: usize = Stage::ALL.len();
+
+/// A program that others continue in by a tail call; the number is the index in [`STAGES`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Stage {
+    /// Packets without a known flow, and the first packet after a change of the rules.
+    SlowPath = 0,
+    /// Broadcast, unknown unicast and multicast frames.
+    Replicate = 1,
+}
+
+impl Stage {
+    /// All stages, ordered by number.
+    pub const ALL: &'static [Stage] = &[Stage::SlowPath, Stage::Replicate];
+
+    /// Name of the program.
+    pub const fn program(self) -> &'static str {
+        match self {
+            Stage::SlowPath => "ctv_slow_path",
+            Stage::Replicate => "ctv_replicate",
+        }
+    }
+}
+
+/// Every map except [`STAGES`], in the order in which `cleanup` lists them.
 pub const ALL: &[&str] = &[
     PORTS,
     SEGMENTS,
@@ -252,8 +283,17 @@ mod tests {
 
     #[test]
     fn names_survive_the_kernels_fifteen_characters() {
-        for name in ALL.iter().chain(&[FROM_POD, FROM_QUEUE, FROM_OVERLAY, FROM_UPLINK, XDP]) {
+        let programs = [FROM_POD, FROM_QUEUE, FROM_OVERLAY, FROM_UPLINK, XDP, STAGES];
+        let stages = Stage::ALL.iter().map(|stage| stage.program());
+        for name in ALL.iter().copied().chain(programs).chain(stages) {
             assert!(name.starts_with("ctv_") && name.len() <= 15, "{name}");
+        }
+    }
+
+    #[test]
+    fn stages_are_numbered_from_zero() {
+        for (index, stage) in Stage::ALL.iter().enumerate() {
+            assert_eq!(*stage as usize, index);
         }
     }
 }

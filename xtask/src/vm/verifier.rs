@@ -17,10 +17,19 @@ pub(super) struct Row {
     load_us: u64,
     xlated: u32,
     jited: u32,
+    stack: u32,
+    frames: u32,
+    branch: u32,
 }
 
+/// Limits of the kernel: stack and frames of a chain of calls, instructions that a branch can skip.
+const STACK: u32 = 512;
+const FRAMES: u32 = 8;
+const BRANCH: u32 = 32_767;
+
 impl Row {
-    /// `VERIFIER <program> <instructions processed> <load time in us> <bytes translated> <bytes of machine code>`.
+    /// `VERIFIER <program> <instructions processed> <load time in us> <bytes translated> <bytes of machine code> <bytes of stack>
+    /// <frames> <longest branch>`.
     pub(super) fn parse(kernel: &str, line: &str) -> Option<Row> {
         let mut words = line[line.find(MARK)? + MARK.len()..].split_whitespace();
         Some(Row {
@@ -30,6 +39,9 @@ impl Row {
             load_us: words.next()?.parse().ok()?,
             xlated: words.next()?.parse().ok()?,
             jited: words.next()?.parse().ok()?,
+            stack: words.next()?.parse().ok()?,
+            frames: words.next()?.parse().ok()?,
+            branch: words.next()?.parse().ok()?,
         })
     }
 }
@@ -45,15 +57,37 @@ pub(super) fn beyond_budget(rows: &[Row]) -> Vec<&Row> {
     rows.iter().filter(|row| row.instructions > BUDGET).collect()
 }
 
+/// Figures of the programs. The last columns are what another stage in the program has left: instructions to process, stack,
+/// frames, and length of a branch.
 pub(super) fn table(rows: &[Row]) -> String {
     let mut text = format!(
-        "{:16} {:26} {:>12} {:>9} {:>10} {:>10}",
-        "program", "kernel", "instructions", "load ms", "xlated B", "jited B"
+        "{:16} {:26} {:>12} {:>9} {:>10} {:>10} {:>7} {:>6} {:>8}   left: {:>12} {:>5} {:>6} {:>8}",
+        "program",
+        "kernel",
+        "instructions",
+        "load ms",
+        "xlated B",
+        "jited B",
+        "stack B",
+        "frames",
+        "branch",
+        "instructions",
+        "stack",
+        "frames",
+        "branch"
     );
-    for Row { kernel, program, instructions, load_us, xlated, jited } in rows {
+    for row in rows {
+        let Row { kernel, program, instructions, load_us, xlated, jited, stack, frames, branch } = row;
         let load = format!("{}.{}", load_us / 1000, load_us % 1000 / 100);
+        let left = [(BUDGET, instructions), (STACK, stack), (FRAMES, frames), (BRANCH, branch)];
+        let [budget, stack_left, frames_left, branch_left] =
+            left.map(|(limit, used)| i64::from(limit) - i64::from(*used));
         // Writing to a String cannot fail.
-        _ = write!(text, "\n{program:16} {kernel:26} {instructions:>12} {load:>9} {xlated:>10} {jited:>10}");
+        _ = write!(
+            text,
+            "\n{program:16} {kernel:26} {instructions:>12} {load:>9} {xlated:>10} {jited:>10} {stack:>7} {frames:>6} \
+             {branch:>8}         {budget:>12} {stack_left:>5} {frames_left:>6} {branch_left:>8}"
+        );
     }
     text
 }
@@ -64,13 +98,15 @@ mod tests {
 
     #[test]
     fn a_program_beyond_the_budget_is_named_with_its_kernel() {
-        let line = "test verifier::table ... VERIFIER ctv_from_pod 60001 41250 20480 11700";
+        let line = "test verifier::table ... VERIFIER ctv_from_pod 60001 41250 20480 11700 416 7 1200";
         let row = Row::parse("6.1.0-56-amd64", line).unwrap();
         assert_eq!(
             beyond_budget(std::slice::from_ref(&row))[0].to_string(),
             "ctv_from_pod on Linux 6.1.0-56-amd64: 60001 instructions processed, limit 60000"
         );
-        assert_eq!(table(&[row]).lines().nth(1).unwrap().split_whitespace().nth(3), Some("41.2"));
+        let table = table(&[row]);
+        let words: Vec<_> = table.lines().nth(1).unwrap().split_whitespace().skip(2).collect();
+        assert_eq!(words.join(" "), "60001 41.2 20480 11700 416 7 1200 -1 96 1 31567");
         assert_eq!(Row::parse("6.1", "VERIFIER ctv_from_pod many"), None);
     }
 }

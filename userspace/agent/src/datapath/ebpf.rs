@@ -284,7 +284,7 @@ impl Datapath for Ebpf {
             tunnel_port: self.options.vxlan_port,
         })?;
         let mut observed = observe::compare(&netlink, &mut installed, &self.interfaces, desired).await?;
-        observed.orphans += self.pins.other_abi_versions().len();
+        observed.orphans += self.pins.other_abi_versions().len() + self.interfaces.superseded_stages()?;
         self.announcer.replace(self.uplinks.active()?, installed.answered_services());
         self.installed = Some(installed);
         Ok(observed)

@@ -30,6 +30,7 @@ mod restart;
 mod run;
 mod scale;
 mod services;
+mod stages;
 mod traffic;
 mod uplinks;
 mod verifier;

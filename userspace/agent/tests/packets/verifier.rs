@@ -1,5 +1,7 @@
 //! Verifier statistics of the programs.
 
+mod stack;
+
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
@@ -10,13 +12,20 @@ use aya::{
 use netplugin::datapath::ebpf::OBJECT;
 use testkit::needs;
 
+use stack::{BRANCH, FRAMES, STACK, Usage};
+
 /// Limit for all programs together, so that they load in about a second on every kernel. Older kernels prune fewer states.
 const BUDGET: u32 = 200_000;
+
+/// What every program leaves for another stage: stack in bytes, and frames.
+const FREE_STACK: usize = 64;
+const FREE_FRAMES: usize = 1;
 
 /// Prints one row per program for the table of `cargo xtask vm`.
 #[test]
 fn programs_stay_within_their_budget() -> Result<()> {
     needs!(root());
+    let usages = stack::of_programs(OBJECT)?;
     // This test does not pin the maps: they are freed with the object.
     let mut object = EbpfLoader::new().load(OBJECT)?;
     let mut total = 0;
@@ -26,10 +35,24 @@ fn programs_stay_within_their_budget() -> Result<()> {
         let load_us = start.elapsed().as_micros();
         let processed = info.verified_instruction_count().context("the kernel does not tell")?;
         let translated = info.size_translated().context("the kernel does not tell the size")?;
-        println!("VERIFIER {name} {processed} {load_us} {translated} {}", info.size_jitted());
+        let Usage { stack, frames, branch } = *usages.get(name).context("a program without a stack")?;
+        println!(
+            "VERIFIER {name} {processed} {load_us} {translated} {} {stack} {frames} {branch}",
+            info.size_jitted()
+        );
         total += processed;
     }
     assert!(total <= BUDGET, "{total} instructions");
+    Ok(())
+}
+
+#[test]
+fn programs_leave_stack_and_a_frame_for_another_stage() -> Result<()> {
+    for (name, usage) in stack::of_programs(OBJECT)? {
+        assert!(usage.stack + FREE_STACK <= STACK, "{name}: {usage:?}");
+        assert!(usage.frames + FREE_FRAMES <= FRAMES, "{name}: {usage:?}");
+        assert!(usage.branch <= BRANCH, "{name}: {usage:?}");
+    }
     Ok(())
 }
 

@@ -25,6 +25,10 @@ pub(super) async fn execute(
         if let Err(error) = execute_one(installed, interfaces, op).await {
             failures.push(FailedOp { index, error });
         }
+        // An endpoint that failed may have the filter of an earlier load.
+        if matches!(op, Op::GarbageCollect) && failures.is_empty() {
+            interfaces.remove_superseded_stages()?;
+        }
     }
     for QueueError { owner, group, error } in installed.flush().await? {
         match ops.iter().position(|op| concerns(op, owner.as_ref(), group)) {

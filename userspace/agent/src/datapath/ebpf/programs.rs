@@ -2,14 +2,18 @@
 //!
 //! | module | contents |
 //! |---|---|
+//! | [`link`] | detachment of pinned links |
 //! | [`clsact`] | filters of the clsact qdisc, for kernels without TCX |
 //! | [`tc`] | attachment to the TC ingress hook |
 //! | [`xdp`] | attachment to the XDP hook of the uplink |
+//! | [`stages`] | program arrays for tail calls |
 //! | [`load`] | the compiled object: load, pin, open |
 //! | [`interfaces`] | the VXLAN device, the uplink, and the programs on them |
 
 pub(crate) mod clsact;
 pub(crate) mod interfaces;
+pub(crate) mod link;
 pub(crate) mod load;
+pub(crate) mod stages;
 pub(crate) mod tc;
 pub(crate) mod xdp;

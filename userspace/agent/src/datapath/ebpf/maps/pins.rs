@@ -134,14 +134,12 @@ impl Pins {
 
     /// Names of the pinned links.
     pub(crate) fn link_names(&self) -> Result<Vec<String>, Error> {
-        let directory = self.links();
-        let listed = fs::read_dir(&directory).and_then(|entries| {
-            entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
-        });
-        match listed {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(vec![]),
-            result => result.map_err(|error| failed(format!("list {}", directory.display()), error)),
-        }
+        names(&self.links())
+    }
+
+    /// Names of the pinned maps.
+    pub(crate) fn map_names(&self) -> Result<Vec<String>, Error> {
+        names(&self.maps())
     }
 
     /// Removes a pin; false if it does not exist.
@@ -180,5 +178,16 @@ impl Pins {
             }
         }
         Ok(removed)
+    }
+}
+
+/// Names of the entries of a directory; none if it does not exist.
+fn names(directory: &Path) -> Result<Vec<String>, Error> {
+    let listed = fs::read_dir(directory).and_then(|entries| {
+        entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
+    });
+    match listed {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(vec![]),
+        result => result.map_err(|error| failed(format!("list {}", directory.display()), error)),
     }
 }

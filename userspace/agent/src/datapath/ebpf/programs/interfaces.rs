@@ -4,7 +4,8 @@ use std::net::IpAddr;
 
 use super::{
     load::Programs,
-    tc::{AttachMode, Role, TcHooks},
+    stages,
+    tc::{self, AttachMode, Role, TcHooks},
     xdp::{XdpHook, XdpPreference, XdpStatus},
 };
 use crate::datapath::{
@@ -214,10 +215,22 @@ impl Interfaces {
         // The filters go before the pins, which record that another version exists.
         self.hooks.detach_other_abi_versions(&Netlink::open()?).await?;
         for other in others {
+            // Before its program array is removed.
+            tc::detach_links(&other, &self.writes)?;
             let removed = other.remove_all()?;
             (0..removed).for_each(|_| self.writes.count());
         }
         Ok(())
+    }
+
+    /// Number of program arrays of earlier loads.
+    pub(crate) fn superseded_stages(&self) -> Result<usize, Error> {
+        Ok(stages::superseded(&self.pins)?.len())
+    }
+
+    /// Removes the program arrays of earlier loads. Every interface must have its current program.
+    pub(crate) fn remove_superseded_stages(&self) -> Result<(), Error> {
+        stages::remove_superseded(&self.pins, &self.writes)
     }
 
     /// Removes the programs from all interfaces, the VXLAN device, and the uplink's promiscuous mode. Continues after an

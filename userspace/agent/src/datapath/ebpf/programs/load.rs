@@ -1,14 +1,20 @@
 //! The compiled programs: load into the kernel, pin, and open.
 
+use std::path::Path;
+
 use aya::{
-    EbpfLoader,
-    maps::{Array, MapData},
+    Ebpf, EbpfLoader,
+    maps::{Array, MapData, ProgramArray},
     programs::{ProgramError, SchedClassifier, Xdp},
 };
 use aya_obj::programs::XdpAttachType;
-use contiv_abi::maps::{ALL, BUILD, BUILD_LEN, SERVICE_COUNTS, XDP};
+use contiv_abi::maps::{
+    ALL, BUILD, BUILD_LEN, FROM_OVERLAY, FROM_POD, FROM_QUEUE, FROM_UPLINK, SERVICE_COUNTS, STAGES, Stage,
+    XDP,
+};
 
 use super::{
+    stages,
     tc::{Role, TcHooks},
     xdp::XdpHook,
 };
@@ -22,6 +28,10 @@ use crate::datapath::{
 
 /// The object file with programs and maps that `build.rs` compiled.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/contiv-ebpf"));
+
+/// Every program except [`XDP`].
+const TC_PROGRAMS: [&str; 6] =
+    [FROM_POD, FROM_QUEUE, FROM_OVERLAY, FROM_UPLINK, Stage::SlowPath.program(), Stage::Replicate.program()];
 
 /// Number of attempts to load a program that a signal interrupts.
 const MAX_LOADS: usize = 5;
@@ -72,8 +82,8 @@ pub(crate) struct Capacities {
 /// Whether all maps and programs are pinned and come from this build.
 pub(crate) fn is_current(pins: &Pins) -> Result<bool, Error> {
     let complete = ALL.iter().all(|name| pins.map(name).exists())
-        && Role::ALL.iter().map(|role| role.program()).chain([XDP]).all(|name| pins.program(name).exists());
-    if !complete {
+        && TC_PROGRAMS.iter().chain(&[XDP]).all(|name| pins.program(name).exists());
+    if !(complete && stages::is_complete(pins)?) {
         return Ok(false);
     }
     let build: Array<MapData, [u8; BUILD_LEN]> = pins.open_map(BUILD)?;
@@ -99,6 +109,8 @@ fn build_id() -> [u8; BUILD_LEN] {
 
 /// Loads the object, pins its programs, and replaces attached programs of an earlier build in place. Pinned maps are
 /// reused; missing maps are created and pinned.
+///
+/// The program array of an earlier load stays until [`stages::remove_superseded`]: filters are replaced later.
 pub(crate) fn load(
     pins: &Pins,
     hooks: &TcHooks,
@@ -106,37 +118,97 @@ pub(crate) fn load(
     capacities: Capacities,
     writes: &Writes,
 ) -> Result<(), Error> {
+    let array = stages::next(pins)?;
     let mut loader = EbpfLoader::new();
     for name in ALL {
         loader.map_pin_path(name, pins.map(name));
         writes.count();
     }
+    loader.map_pin_path(STAGES, pins.map(&array));
     for (name, entries) in flows::sizes(capacities.flows) {
         loader.map_max_entries(name, entries);
     }
     loader.map_max_entries(SERVICE_COUNTS, capacities.service_counts);
-    let mut object = loader.load(OBJECT).map_err(|error| failed("load the eBPF object", error))?;
-    for role in Role::ALL {
-        let what = || format!("load the program {}", role.program());
-        let missing = || failed(what(), "the object does not contain it");
-        let program = object.program_mut(role.program()).ok_or_else(missing)?;
-        let program: &mut SchedClassifier = program.try_into().map_err(|error| failed(what(), error))?;
+    let loaded = loader.load(OBJECT).map_err(|error| failed("load the eBPF object", error));
+    let loaded = loaded.and_then(|mut object| verify(&mut object, writes).map(|()| object));
+    match loaded {
+        Ok(mut object) => replace(&mut object, pins, hooks, xdp),
+        Err(error) => {
+            // No program uses it yet.
+            pins.unpin(&pins.map(&array))?;
+            Err(error)
+        }
+    }
+}
+
+/// Loads all programs into the kernel, and fills the program array.
+fn verify(object: &mut Ebpf, writes: &Writes) -> Result<(), Error> {
+    for name in TC_PROGRAMS {
+        let program = tc_program(object, name)?;
         writes.count();
-        retry_interrupted(|| program.load()).map_err(|error| failed(what(), error))?;
+        retry_interrupted(|| program.load()).map_err(|error| failed(load_of(name), error))?;
+    }
+    let program = xdp_program(object)?;
+    writes.count();
+    retry_interrupted(|| program.load()).map_err(|error| failed(load_of(XDP), error))?;
+    let what = || format!("fill the map {STAGES}");
+    let missing = || failed(what(), "the object does not contain it");
+    let array = object.take_map(STAGES).ok_or_else(missing)?;
+    let mut array: ProgramArray<MapData> = array.try_into().map_err(|error| failed(what(), error))?;
+    for stage in Stage::ALL {
+        let program = tc_program(object, stage.program())?;
+        let program = program.fd().map_err(|error| failed(what(), error))?;
+        writes.count();
+        array.set(*stage as u32, program, 0).map_err(|error| failed(what(), error))?;
+    }
+    Ok(())
+}
+
+/// Pins the programs, and replaces those that are attached.
+fn replace(object: &mut Ebpf, pins: &Pins, hooks: &TcHooks, xdp: &XdpHook) -> Result<(), Error> {
+    for stage in Stage::ALL {
+        let path = pins.program(stage.program());
+        pins.unpin(&path)?;
+        tc_program(object, stage.program())?.pin(&path).map_err(|error| failed(pin_of(&path), error))?;
+    }
+    for role in Role::ALL {
+        let program = tc_program(object, role.program())?;
         hooks.replace(role, program)?;
         let path = pins.program(role.program());
         pins.unpin(&path)?;
-        program.pin(&path).map_err(|error| failed(format!("pin {}", path.display()), error))?;
+        program.pin(&path).map_err(|error| failed(pin_of(&path), error))?;
     }
-    let what = || format!("load the program {XDP}");
-    let program = object.program_mut(XDP).ok_or_else(|| failed(what(), "the object does not contain it"))?;
-    let program: &mut Xdp = program.try_into().map_err(|error| failed(what(), error))?;
-    writes.count();
-    retry_interrupted(|| program.load()).map_err(|error| failed(what(), error))?;
+    let program = xdp_program(object)?;
     xdp.replace(program)?;
     let path = pins.program(XDP);
     pins.unpin(&path)?;
-    program.pin(&path).map_err(|error| failed(format!("pin {}", path.display()), error))
+    program.pin(&path).map_err(|error| failed(pin_of(&path), error))
+}
+
+fn tc_program<'a>(object: &'a mut Ebpf, name: &str) -> Result<&'a mut SchedClassifier, Error> {
+    let missing = || failed(load_of(name), "the object does not contain it");
+    object
+        .program_mut(name)
+        .ok_or_else(missing)?
+        .try_into()
+        .map_err(|error: ProgramError| failed(load_of(name), error))
+}
+
+fn xdp_program(object: &mut Ebpf) -> Result<&mut Xdp, Error> {
+    let missing = || failed(load_of(XDP), "the object does not contain it");
+    object
+        .program_mut(XDP)
+        .ok_or_else(missing)?
+        .try_into()
+        .map_err(|error: ProgramError| failed(load_of(XDP), error))
+}
+
+fn load_of(program: &str) -> String {
+    format!("load the program {program}")
+}
+
+fn pin_of(path: &Path) -> String {
+    format!("pin {}", path.display())
 }
 
 /// Repeats the load if the verifier returns EAGAIN, which it does when the thread has a pending signal (`bpf_check` in

@@ -1,0 +1,83 @@
+//! The slow path: packets without a known flow, and the first packet of a flow after a change of the rules.
+//!
+//! A program of its own, which the others continue in by a tail call: what is done once per connection does not count for the
+//! limits of the programs that every packet runs.
+
+use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
+use contiv_abi::{DropReason, FlowEvent};
+
+use crate::{
+    delivery, flows, ip, open,
+    packet::{self, AGAIN, GO_ON, Ingress, NEW, REFUSE, RELAY, REVALIDATE},
+    pod, refuse, track, uplink,
+    verdict::Verdict,
+};
+
+/// The rest of the way of the frame in the packet metadata, which has come in by `ifindex`.
+#[inline(always)]
+pub(crate) fn receive(ctx: &TcContext, ifindex: u32) -> Verdict {
+    forward(ctx, ifindex).unwrap_or_else(Verdict::from)
+}
+
+#[inline(always)]
+fn forward(ctx: &TcContext, ifindex: u32) -> Result<Verdict, DropReason> {
+    let code = resolve(ctx.skb.skb);
+    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+    let from_pod = packet.ingress == Ingress::POD;
+    if code & REFUSE != 0 {
+        // The packet has become its own refusal, for its sender.
+        if !from_pod {
+            pod::push_tag(ctx, packet.segment)?;
+        }
+        return Ok(Verdict::Back(ifindex, packet::reason(code & !REFUSE)));
+    }
+    if code == RELAY {
+        uplink::relay(ctx)?;
+        return Ok(Verdict::Out(ifindex));
+    }
+    packet::passes(code)?;
+    if from_pod { pod::send(ctx) } else { delivery::from_outside() }
+}
+
+/// The flow of the packet in hand: found again, or inserted. The result is that of `packet::code`, `RELAY`, or `REFUSE` and the
+/// reason of the refusal that the packet has become.
+#[inline(always)]
+fn resolve(skb: *mut __sk_buff) -> u32 {
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    let mut code = packet.miss;
+    if code == REVALIDATE {
+        track::ctv_revalidate();
+        code = track::ctv_track(skb);
+    }
+    if code == NEW {
+        code = open();
+    }
+    if code == AGAIN {
+        // Another CPU has inserted the flow meanwhile.
+        code = track::ctv_track(skb);
+        if code == NEW {
+            code = open();
+        }
+    }
+    if code == REVALIDATE {
+        // The rules have changed once more: the next packet will do.
+        return DropReason::Policy as u32;
+    }
+    if code == AGAIN {
+        flows::count(FlowEvent::Failed);
+        return DropReason::NotTracked as u32;
+    }
+    if code & REFUSE != 0 {
+        // What cannot be refused is dropped for the same reason.
+        return if refuse::ctv_refuse(skb) == GO_ON { code } else { code & !REFUSE };
+    }
+    if code == GO_ON { ip::ctv_rewrite(skb) } else { code }
+}
+
+#[inline(always)]
+fn open() -> u32 {
+    match packet::in_hand() {
+        Some(packet) if packet.ingress == Ingress::WIRE => open::ctv_open_wire(),
+        _ => open::ctv_open(),
+    }
+}
