@@ -31,15 +31,17 @@ use crate::{
     workspace::Workspace,
 };
 
-/// The oldest supported kernel, and the newest of Debian 12.
+/// The oldest supported kernel, and the newest of Debian 12: those of CI.
 const KERNELS: [&str; 2] = ["6.1", "6.12"];
+/// Those, and the newest of Debian's unstable suite.
+const ALL_KERNELS: [&str; 3] = [KERNELS[0], KERNELS[1], "7"];
 /// Minutes. Under emulation one test may take several.
 const SILENCE: u64 = 15;
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// Debian kernel, by the start of its version; can be repeated
-    #[arg(long = "kernel", value_name = "VERSION", default_values = KERNELS)]
+    #[arg(long = "kernel", value_name = "VERSION", default_values = ALL_KERNELS)]
     kernels: Vec<String>,
     /// Minutes without output after which a kernel counts as hung
     #[arg(long, value_name = "MINUTES", default_value_t = SILENCE)]

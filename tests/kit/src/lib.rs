@@ -16,6 +16,7 @@ mod resource;
 pub mod skip;
 mod throughput;
 mod wait;
+mod xdp;
 
 pub use authority::{Authority, Certified, write_secret};
 pub use machine_lock::{MachineLock, TIMES_VARIABLE, exclusive, shared};
@@ -25,3 +26,4 @@ pub use process::Process;
 pub use resource::{bpf::BpfDir, netns::Netns, port::free_port, scratch::scratch_dir, sweep::leftovers};
 pub use throughput::{Load, throughput};
 pub use wait::wait_until;
+pub use xdp::xdp_context;

@@ -84,6 +84,14 @@ pub(crate) fn find_program(program: &str) -> Option<std::path::PathBuf> {
         .find(|candidate| candidate.is_file())
 }
 
+/// Returns the reason if the kernel has no interfaces of this type (`ip link add type`).
+pub fn link_type(kind: &str) -> Option<String> {
+    // Another failure is the test's.
+    let probe = Netns::new("probe").ok()?;
+    let created = probe.ip(&format!("link add probe0 type {kind}"));
+    created.is_err().then(|| format!("the kernel has no interfaces of type {kind}"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::test_name;
@@ -93,12 +101,4 @@ mod tests {
         assert_eq!(test_name("conformance::vxlan::pings::{{closure}}::here"), "conformance::vxlan::pings");
         assert_eq!(test_name("kit::skips::here"), "kit::skips");
     }
-}
-
-/// Returns the reason if the kernel has no interfaces of this type (`ip link add type`).
-pub fn link_type(kind: &str) -> Option<String> {
-    // Another failure is the test's.
-    let probe = Netns::new("probe").ok()?;
-    let created = probe.ip(&format!("link add probe0 type {kind}"));
-    created.is_err().then(|| format!("the kernel has no interfaces of type {kind}"))
 }

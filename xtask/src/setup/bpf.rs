@@ -71,7 +71,7 @@ pub(super) fn install(workspace: &Workspace) -> Result<()> {
     debian::install_missing(workspace, &packages.libraries)?;
     step("BPF compiler: download (117 MB)", || {
         let names: Vec<_> = packages.names.iter().map(String::as_str).collect();
-        debian::download(workspace, &names, &work.join("packages"), "bpf-fetch.log")
+        debian::Sources::machine().download(workspace, &names, &work.join("packages"), "bpf-fetch.log")
     })?;
     step("BPF compiler: unpack", || unpack(&work))?;
     step(&format!("bpf-linker {LINKER_VERSION}: build"), || build_linker(workspace, &work, &packages.llvm))?;

@@ -14,6 +14,8 @@ use crate::{
     workspace::{Workspace, output, run_logged},
 };
 
+const MIRROR: &str = "http://deb.debian.org/debian";
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 const POLICY: &str = "/usr/sbin/policy-rc.d";
 /// invoke-rc.d runs this program; exit status 101 forbids the action.
 const POLICY_TEXT: &str =
@@ -27,7 +29,7 @@ pub(super) fn install(workspace: &Workspace, packages: &[&str]) -> Result<()> {
     update_if_unknown(workspace, packages)?;
     step(&format!("packages: {}", packages.join(" ")), || {
         let _services_stay_stopped = Policy::install()?;
-        with_fresh_lists(workspace, || {
+        Sources::machine().with_fresh_lists(workspace, || {
             let mut apt = apt_get(workspace);
             apt.args(["install", "--yes", "--no-install-recommends"]).args(packages);
             run_logged(&mut apt, &log(workspace, "apt-install.log")?)
@@ -35,31 +37,79 @@ pub(super) fn install(workspace: &Workspace, packages: &[&str]) -> Result<()> {
     })
 }
 
-/// Downloads packages into `folder` without installing them.
-pub(crate) fn download(
-    workspace: &Workspace,
-    packages: &[&str],
-    folder: &Path,
-    log_name: &str,
-) -> Result<()> {
-    with_fresh_lists(workspace, || {
-        let mut fetch = Command::new("apt-get");
-        // The user that apt downloads as cannot write to the folder.
-        fetch.args(["-q", "-o", "APT::Sandbox::User=root", "download"]).args(packages);
-        run_logged(fetch.current_dir(folder), &log(workspace, log_name)?)
-    })
+/// Where packages come from.
+pub(crate) struct Sources {
+    /// Configuration of apt with its own lists; `None` for those of the machine.
+    configuration: Option<PathBuf>,
 }
 
-/// Retries once with updated package lists: old lists name files that the archive no longer has.
-fn with_fresh_lists(workspace: &Workspace, fetch: impl Fn() -> Result<()>) -> Result<()> {
-    fetch().or_else(|stale| {
-        update(workspace).with_context(|| format!("update package lists after {stale:#}"))?;
-        fetch()
-    })
-}
+impl Sources {
+    /// The sources of this machine.
+    pub(crate) fn machine() -> Sources {
+        Sources { configuration: None }
+    }
 
-pub(crate) fn update(workspace: &Workspace) -> Result<()> {
-    run_logged(apt_get(workspace).arg("update"), &log(workspace, "apt-update.log")?)
+    /// One suite of Debian, beside the sources of this machine, which stay as they are.
+    pub(crate) fn suite(workspace: &Workspace, suite: &str) -> Result<Sources> {
+        let folder = workspace.tools().join(format!("apt-{suite}"));
+        let (lists, cache) = (folder.join("lists"), folder.join("cache"));
+        for folder in [lists.join("partial"), cache.join("archives/partial")] {
+            fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
+        }
+        let list = folder.join("sources.list");
+        fs::write(&list, format!("deb [signed-by={KEYRING}] {MIRROR} {suite} main\n"))?;
+        let configuration = folder.join("apt.conf");
+        let text = format!(
+            "Dir::Etc::SourceList \"{}\";\nDir::Etc::SourceParts \"/dev/null\";\nDir::State::Lists \"{}\";\n\
+             Dir::Cache \"{}\";\nAcquire::Languages \"none\";\n",
+            list.display(),
+            lists.display(),
+            cache.display()
+        );
+        fs::write(&configuration, text)?;
+        Ok(Sources { configuration: Some(configuration) })
+    }
+
+    fn command(&self, mut command: Command) -> Command {
+        command.envs(self.configuration.iter().map(|file| ("APT_CONFIG", file)));
+        command
+    }
+
+    /// Updates the package lists.
+    pub(crate) fn update(&self, workspace: &Workspace) -> Result<()> {
+        run_logged(self.command(apt_get(workspace)).arg("update"), &log(workspace, "apt-update.log")?)
+    }
+
+    /// Names of the packages that match a regular expression.
+    pub(crate) fn search(&self, workspace: &Workspace, pattern: &str) -> Result<Vec<String>> {
+        let mut search = self.command(workspace.command("apt-cache"));
+        let text = output(search.args(["search", "--names-only", pattern]))?;
+        Ok(text.lines().filter_map(|line| Some(line.split_once(' ')?.0.to_owned())).collect())
+    }
+
+    /// Downloads packages into `folder` without installing them.
+    pub(crate) fn download(
+        &self,
+        workspace: &Workspace,
+        packages: &[&str],
+        folder: &Path,
+        log_name: &str,
+    ) -> Result<()> {
+        self.with_fresh_lists(workspace, || {
+            let mut fetch = self.command(Command::new("apt-get"));
+            // The user that apt downloads as cannot write to the folder.
+            fetch.args(["-q", "-o", "APT::Sandbox::User=root", "download"]).args(packages);
+            run_logged(fetch.current_dir(folder), &log(workspace, log_name)?)
+        })
+    }
+
+    /// Retries once with updated package lists: old lists name files that the archive no longer has.
+    fn with_fresh_lists(&self, workspace: &Workspace, fetch: impl Fn() -> Result<()>) -> Result<()> {
+        fetch().or_else(|stale| {
+            self.update(workspace).with_context(|| format!("update package lists after {stale:#}"))?;
+            fetch()
+        })
+    }
 }
 
 /// Installs those of the packages that are missing.
@@ -86,7 +136,7 @@ pub(super) fn update_if_unknown(workspace: &Workspace, packages: &[&str]) -> Res
     if packages.iter().all(|package| candidate(workspace, package)) {
         return Ok(());
     }
-    step("package lists", || update(workspace))?;
+    step("package lists", || Sources::machine().update(workspace))?;
     for package in packages {
         if !candidate(workspace, package) {
             bail!("package {package}: not in the configured suites; use Debian 12 with its security suite");

@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::{
     progress::step,
-    setup::debian,
+    setup::debian::Sources,
     workspace::{Workspace, find_program, output},
 };
 
@@ -30,11 +30,13 @@ impl Kernel {
             "--kernel {version}: not the start of a version such as 6.1 or 6.12"
         );
         ensure!(cfg!(target_arch = "x86_64"), "boot a kernel: only x86-64 is supported");
-        let package = package(workspace, version)?;
+        let (package, sources) = package(workspace, version)?;
         let folder = workspace.tools().join("kernels");
         let root = folder.join(&package);
         if !root.is_dir() {
-            step(&format!("{package}: fetch and unpack"), || unpack(workspace, &package, &folder, &root))?;
+            step(&format!("{package}: fetch and unpack"), || {
+                unpack(workspace, &sources, &package, &folder, &root)
+            })?;
         }
         let mut releases = fs::read_dir(root.join("lib/modules"))?;
         let release = releases.next().with_context(|| format!("{package} has no modules"))??.file_name();
@@ -73,12 +75,11 @@ impl Kernel {
     }
 }
 
-/// The package of the kernel for 64-bit PCs: cloud kernels have no 9p.
-fn package(workspace: &Workspace, version: &str) -> Result<String> {
-    let search = |pattern: &str| -> Result<Vec<String>> {
-        let text = output(workspace.command("apt-cache").args(["search", "--names-only", pattern]))?;
-        Ok(text.lines().filter_map(|line| Some(line.split_once(' ')?.0.to_owned())).collect())
-    };
+/// Suite of kernels that no release of Debian has yet.
+const NEXT: &str = "sid";
+
+/// The package of the kernel for 64-bit PCs, and where it is: cloud kernels have no 9p.
+fn package(workspace: &Workspace, version: &str) -> Result<(String, Sources)> {
     let pattern = format!("^linux-image-{}[0-9a-z.+~-]*-amd64$", version.replace('.', "[.]"));
     let is_kernel = |name: &String| {
         let rest = name.strip_prefix("linux-image-").and_then(|rest| rest.strip_prefix(version));
@@ -92,23 +93,28 @@ fn package(workspace: &Workspace, version: &str) -> Result<String> {
             parts.filter_map(|part| part.parse::<u64>().ok()).collect::<Vec<_>>()
         })
     };
-    if let Some(name) = newest(search(&pattern)?) {
-        return Ok(name);
+    // Lists may be missing: a container image has none.
+    for update in [false, true] {
+        for sources in [Sources::machine(), Sources::suite(workspace, NEXT)?] {
+            if update {
+                sources.update(workspace)?;
+            }
+            if let Some(name) = newest(sources.search(workspace, &pattern)?) {
+                return Ok((name, sources));
+            }
+        }
     }
-    debian::update(workspace)?;
-    newest(search(&pattern)?).with_context(|| {
-        format!("--kernel {version}: no suite of apt has a package linux-image-{version}*-amd64")
-    })
+    bail!("--kernel {version}: neither apt nor Debian {NEXT} has a package linux-image-{version}*-amd64")
 }
 
 /// Unpacks into a temporary folder and renames it, so that an existing folder is complete.
-fn unpack(workspace: &Workspace, package: &str, folder: &Path, root: &Path) -> Result<()> {
+fn unpack(workspace: &Workspace, sources: &Sources, package: &str, folder: &Path, root: &Path) -> Result<()> {
     let partial = folder.join(format!("{package}.partial-{}", std::process::id()));
     if partial.exists() {
         fs::remove_dir_all(&partial)?;
     }
     fs::create_dir_all(&partial).with_context(|| format!("create {}", partial.display()))?;
-    debian::download(workspace, &[package], &partial, "kernel-fetch.log")?;
+    sources.download(workspace, &[package], &partial, "kernel-fetch.log")?;
     for entry in fs::read_dir(&partial)? {
         let archive = entry?.path();
         output(Command::new("dpkg-deb").arg("--extract").arg(&archive).arg(&partial))?;

@@ -27,6 +27,7 @@ use testkit::{
     capture::Tap,
     needs,
     packet::{BROADCAST, Packet, tcp_flags},
+    xdp_context,
 };
 
 use crate::{
@@ -102,9 +103,14 @@ impl Rig {
         const TX: u32 = 3;
         let program = Xdp::from_pin(self.node.pin(XDP), XdpAttachType::Interface)?;
         let (sent, mut bytes) = (frame.build(), vec![0; 4096]);
-        let options =
-            TestRunOptions { data_in: Some(&sent), data_out: Some(&mut bytes), ..TestRunOptions::new() };
-        let result = program.test_run(options)?;
+        let context = xdp_context(sent.len(), self.node.ifindex("trunk")?);
+        let options = TestRunOptions {
+            data_in: Some(&sent),
+            data_out: Some(&mut bytes),
+            ctx_in: Some(&context),
+            ..TestRunOptions::new()
+        };
+        let result = self.node.ns.run(|| Ok(program.test_run(options)?))?;
         bytes.truncate(usize::try_from(result.data_size_out)?);
         match result.return_value {
             TX => Ok(Some(bytes)),
@@ -374,17 +380,21 @@ fn xdp_passes_all_other_frames() -> Result<()> {
     }
     // Frames of every length.
     let whole = ip(eth().vlan(TAG)).tcp(port, 80, SYN).build();
+    let uplink = rig.node.ifindex("trunk")?;
     for len in 14..whole.len() {
         let program = Xdp::from_pin(rig.node.pin(XDP), XdpAttachType::Interface)?;
         let mut bytes = vec![0; 4096];
+        let context = xdp_context(len, uplink);
         let options = TestRunOptions {
             data_in: Some(&whole[..len]),
             data_out: Some(&mut bytes),
+            ctx_in: Some(&context),
             ..TestRunOptions::new()
         };
         // The flags are the last field that the program reads.
         let through = if len >= 18 + 20 + 14 { 3 } else { 2 };
-        assert_eq!(program.test_run(options)?.return_value, through, "{len} bytes");
+        let result = rig.node.ns.run(|| Ok(program.test_run(options)?))?;
+        assert_eq!(result.return_value, through, "{len} bytes");
     }
     Ok(())
 }

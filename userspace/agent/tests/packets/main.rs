@@ -13,6 +13,7 @@ mod counters;
 mod equivalence;
 mod established;
 mod external;
+mod floods;
 mod flow_table;
 mod flows;
 mod from_overlay;

@@ -10,18 +10,24 @@ use anyhow::{Context as _, Result};
 use aya::programs::{TestRun as _, TestRunAttrs, TestRunOptions, Xdp, XdpMode};
 use aya_obj::programs::XdpAttachType;
 use serde_json::Value;
-use testkit::Netns;
+use testkit::{Netns, xdp_context};
 
 use crate::{bench::pinned::median, processor};
 
-/// Median duration of a program for single frames, in nanoseconds. Pins the thread to one CPU.
-pub(super) fn call(program: &Path, frame: &[u8], calls: usize) -> Result<f64> {
+/// Median duration of a program for single frames that arrive on an interface of the namespace, in nanoseconds. Pins the
+/// thread to one CPU.
+pub(super) fn call(program: &Path, link: &str, frame: &[u8], calls: usize) -> Result<f64> {
     processor::pin_to(0)?;
     let program = open(program)?;
+    let context = xdp_context(frame.len(), nix::net::if_::if_nametoindex(link)?);
     let mut out = vec![0; frame.len() + HEADROOM];
     let mut call = || -> Result<f64> {
-        let options =
-            TestRunOptions { data_in: Some(frame), data_out: Some(&mut out), ..TestRunOptions::new() };
+        let options = TestRunOptions {
+            data_in: Some(frame),
+            data_out: Some(&mut out),
+            ctx_in: Some(&context),
+            ..TestRunOptions::new()
+        };
         Ok(program.test_run(options).context("run a frame")?.duration.as_nanos() as f64)
     };
     Ok(median((0..calls).map(|_| call()).collect::<Result<_>>()?))
@@ -85,11 +91,7 @@ impl Wire {
             processor::pin_to(0)?;
             let program = open(program)?;
             let ifindex = nix::net::if_::if_nametoindex(self.sender.link.as_str())?;
-            // struct xdp_md: data, data_end, data_meta, ingress_ifindex, rx_queue_index, egress_ifindex.
-            let context: Vec<u8> = [0, frame.len() as u32, 0, ifindex, 0, 0]
-                .iter()
-                .flat_map(|word| word.to_ne_bytes())
-                .collect();
+            let context = xdp_context(frame.len(), ifindex);
             let options = TestRunOptions {
                 data_in: Some(frame),
                 ctx_in: Some(&context),

@@ -135,7 +135,8 @@ pub(super) fn measure(options: &Options, rounds: usize) -> Result<Frames> {
         })?;
     }
     for side in &mut sides {
-        side.call_ns = side.wire.node.netns.run(|| wire::call(side.program, side.frame, CALLS))?;
+        side.call_ns =
+            side.wire.node.netns.run(|| wire::call(side.program, &side.wire.node.link, side.frame, CALLS))?;
     }
     let rows = rows(&sides);
     std::mem::drop(sides);

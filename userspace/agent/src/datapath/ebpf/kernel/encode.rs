@@ -356,10 +356,10 @@ mod tests {
     }
 
     #[test]
-    fn networks_use_the_device_of_their_encapsulation() {
+    fn networks_on_vxlan_use_the_vxlan_device_and_others_the_active_uplink() {
         let network = |encap, arp| Object::Network(Network { arp, ..Network::new("n1.t", encap) });
         let entries = encode(&network(vlan(), ArpMode::Flood), &DEVICES, |_| None).unwrap();
-        assert_eq!(entries, [Entry::Segment { segment: Segment::vlan(100), out: 3, flags: 0 }]);
+        assert_eq!(entries, [Entry::Segment { segment: Segment::vlan(100), out: 0, flags: 0 }]);
         let entries = encode(&network(vxlan(), ArpMode::Proxy), &DEVICES, |_| None).unwrap();
         let flags = SegmentEntry::PROXY;
         assert_eq!(entries, [Entry::Segment { segment: Segment::vxlan(10_001), out: 7, flags }]);
