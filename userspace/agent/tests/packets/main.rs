@@ -29,6 +29,7 @@ mod restart;
 mod run;
 mod scale;
 mod services;
+mod stage_log;
 mod stages;
 mod traffic;
 mod verifier;
