@@ -2,10 +2,10 @@
 //! and is translated when the flow is.
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
-use contiv_abi::{DropReason, NeighKey};
+use contiv_abi::{DropReason, LogResult, LogStage, NeighKey};
 
 use crate::{
-    frame, guard, maps, nat,
+    frame, guard, log, maps, nat,
     packet::{self, AGAIN, Admission, GO_ON, NEW, REVALIDATE},
     parse, track,
 };
@@ -73,8 +73,10 @@ extern "C" fn ctv_pass(skb: *mut __sk_buff) -> u32 {
     if code == NEW || code == REVALIDATE {
         let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
         packet.miss = code;
+        log::stage(LogStage::Track, if code == NEW { LogResult::NoFlow } else { LogResult::RulesChanged });
         return NEW;
     }
+    log::code(LogStage::Track, code, LogResult::FlowFound);
     if code == GO_ON { ctv_rewrite(skb) } else { code }
 }
 

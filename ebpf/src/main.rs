@@ -35,6 +35,7 @@ mod frame;
 mod guard;
 mod header;
 mod ip;
+mod log;
 mod maps;
 mod nat;
 mod nd;
@@ -75,6 +76,7 @@ const PACKET_HOST: u32 = 0;
 /// A frame that a pod sent: ingress of the host end of its veth pair.
 #[classifier]
 fn ctv_from_pod(ctx: TcContext) -> i32 {
+    log::begin();
     let ifindex = arrival(&ctx);
     finish(&ctx, ifindex, pod::receive(&ctx))
 }
@@ -88,12 +90,14 @@ fn ctv_from_queue(ctx: TcContext) -> i32 {
         // Nobody's but the host's own.
         return TC_ACT_UNSPEC;
     }
+    log::begin();
     finish(&ctx, port, pod::resume(&ctx, port))
 }
 
 /// A frame from another node's tunnel: ingress of the VXLAN device.
 #[classifier]
 fn ctv_from_vxlan(ctx: TcContext) -> i32 {
+    log::begin();
     let ifindex = arrival(&ctx);
     let Ok(vni) = tunnel::origin(&ctx) else {
         return finish(&ctx, ifindex, Verdict::Drop(DropReason::NoTunnelKey));
@@ -108,6 +112,7 @@ fn ctv_from_uplink(ctx: TcContext) -> i32 {
     // Untagged frames and other people's tags belong to the host. Not "ok", which would end the chain: the next program on the
     // interface may want the frame.
     let Some((segment, entry)) = uplink::network(&ctx) else { return TC_ACT_UNSPEC };
+    log::begin();
     if entry.out != ifindex {
         return finish(&ctx, ifindex, Verdict::Drop(DropReason::StandbyUplink));
     }
@@ -159,6 +164,7 @@ fn arrival(ctx: &TcContext) -> u32 {
 /// `ifindex` is where the frame has come in.
 #[inline(always)]
 fn finish(ctx: &TcContext, ifindex: u32, verdict: Verdict) -> i32 {
+    log::verdict(ifindex, &verdict);
     match verdict {
         // Every copy is on its way; what is left of the original is of no use to anyone. TCX knows no
         // "stolen", so it goes the way of a drop, uncounted.
@@ -188,6 +194,7 @@ fn finish(ctx: &TcContext, ifindex: u32, verdict: Verdict) -> i32 {
                 // SAFETY: a helper without memory arguments.
                 Ok(true) => return (unsafe { bpf_redirect(place, 0) }) as i32,
                 Err(reason) => {
+                    log::dropped(ifindex, reason);
                     tell::dropped(ctx, ifindex, reason);
                     return TC_ACT_SHOT;
                 }

@@ -8,12 +8,14 @@ use aya_ebpf::{
     helpers::generated::{bpf_csum_diff, bpf_skb_change_tail},
     programs::TcContext,
 };
-use contiv_abi::{Address, Be16, DropReason, Mac, NeighEntry, NeighKey, Segment, SegmentEntry};
+use contiv_abi::{
+    Address, Be16, DropReason, LogResult, LogStage, Mac, NeighEntry, NeighKey, Segment, SegmentEntry,
+};
 
 use crate::{
     frame::{self, ETHERNET, Ethernet},
     header::Arp,
-    maps,
+    log, maps,
     packet::{self, Packet},
     relay,
 };
@@ -69,7 +71,10 @@ pub(crate) fn answer(
     };
     match code {
         packet::GO_ON => Ok(false),
-        packet::AGAIN => Ok(true),
+        packet::AGAIN => {
+            log::stage(LogStage::Neighbour, LogResult::Answered);
+            Ok(true)
+        }
         reason => Err(packet::reason(reason)),
     }
 }

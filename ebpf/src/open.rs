@@ -2,7 +2,7 @@
 
 use aya_ebpf::{cty::c_void, helpers::generated::bpf_loop};
 use contiv_abi::{
-    Be16, DropReason, FdbKey, Flow, FlowEvent, FlowHead, TCP, UDP, entry,
+    Be16, DropReason, FdbKey, Flow, FlowEvent, FlowHead, LogResult, LogStage, TCP, UDP, entry,
     tcp::{self as state, sent},
 };
 
@@ -10,7 +10,7 @@ use crate::{
     flow_collector,
     flow_index::{BUSY, FULL, INSERTED as SLOT_INSERTED, ctv_hash, ctv_is, insert_slot},
     flow_records::{NONE, OVER_QUOTA as NO_QUOTA, ctv_obtain, ctv_remove, make_room},
-    flows, maps,
+    flows, log, maps,
     packet::{self, AGAIN, Packet, REFUSE, RELAY, Replaces, Told},
     policy, relay, served, service, tell,
 };
@@ -36,6 +36,7 @@ pub(crate) extern "C" fn ctv_open() -> u32 {
             // The service has changed once more: the client will try again.
             code = DropReason::NoBackend as u32;
         }
+        log::code(LogStage::Service, code, chosen());
         if code != packet::GO_ON {
             return REFUSE | code;
         }
@@ -79,6 +80,15 @@ pub(crate) extern "C" fn ctv_open_wire() -> u32 {
     admit()
 }
 
+/// What the log says of a packet that the choice of a backend has passed.
+#[inline(always)]
+fn chosen() -> LogResult {
+    match packet::in_hand() {
+        Some(packet) if packet.translated != 0 => LogResult::BackendChosen,
+        _ => LogResult::NoService,
+    }
+}
+
 #[inline(always)]
 fn begin(packet: &mut Packet) {
     packet.wanted = packet.tuple;
@@ -103,11 +113,14 @@ extern "C" fn ctv_judge() -> u32 {
 #[inline(always)]
 fn admit() -> u32 {
     let code = ctv_judge();
+    log::code(LogStage::Policy, code, LogResult::Allowed);
     if code != packet::GO_ON {
         return code;
     }
     let inserted = insert();
-    ctv_inserted(inserted)
+    let code = ctv_inserted(inserted);
+    log::code(LogStage::Insert, code, LogResult::Inserted);
+    code
 }
 
 /// A new flow was inserted, or took over the record of one that has ended.

@@ -1,12 +1,12 @@
 //! Frames from the tunnels of other nodes.
 
 use aya_ebpf::programs::TcContext;
-use contiv_abi::{DropReason, Segment, maps::Stage};
+use contiv_abi::{DropReason, LogResult, LogStage, Segment, maps::Stage};
 
 use crate::{
     delivery,
     frame::{self, Ethernet},
-    guard, ip, maps,
+    guard, ip, log, maps,
     neighbour::{self, Asker},
     packet::{self, Ingress, passes},
     tunnel,
@@ -30,6 +30,7 @@ fn forward(ctx: &TcContext, vni: u32) -> Result<Verdict, DropReason> {
     packet::set_network(&entry)?;
     passes(guard::ctv_guard(ctx.skb.skb))?;
     passes(guard::ctv_guard_source(ctx.skb.skb))?;
+    log::stage(LogStage::Source, LogResult::Passed);
     if neighbour::answer(ctx, &ethernet, segment, &entry, Asker::Outside)? {
         tunnel::address(
             ctx,

@@ -1,13 +1,13 @@
 //! Frames that pods send.
 
 use aya_ebpf::{bindings::__sk_buff, helpers::generated::bpf_skb_vlan_push, programs::TcContext};
-use contiv_abi::{Address, DropReason, FdbEntry, FdbKey, Segment, maps::Stage};
+use contiv_abi::{Address, DropReason, FdbEntry, FdbKey, LogResult, LogStage, Segment, maps::Stage};
 
 use crate::{
     delivery::{self, OUT, REPLICATE},
     dscp,
     frame::{self, Ethernet},
-    guard, ip, maps,
+    guard, ip, log, maps,
     neighbour::{self, Asker},
     packet::{self, Packet, passes},
     policy, rate, source, tunnel,
@@ -34,6 +34,7 @@ fn check(ctx: &TcContext) -> Result<Verdict, DropReason> {
         packet::GO_ON => {}
         reason => return Err(packet::reason(reason)),
     }
+    log::stage(LogStage::Source, LogResult::Passed);
     let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
     if packet.queue != 0 {
         return Ok(Verdict::Wait {

@@ -1,12 +1,14 @@
 //! Frames from the wire of VLAN networks.
 
 use aya_ebpf::{helpers::generated::bpf_skb_vlan_pop, programs::TcContext};
-use contiv_abi::{Be16, DropReason, DsrHook, FdbKey, Segment, SegmentEntry, maps::Stage, service_mac};
+use contiv_abi::{
+    Be16, DropReason, DsrHook, FdbKey, LogResult, LogStage, Segment, SegmentEntry, maps::Stage, service_mac,
+};
 
 use crate::{
     delivery,
     frame::{self, ETHERNET, Ethernet},
-    guard, ip, maps,
+    guard, ip, log, maps,
     neighbour::{self, Asker},
     packet::{self, Ingress, passes},
     pod,
@@ -87,6 +89,7 @@ fn forward(
         packet::in_hand().ok_or(DropReason::Malformed)?.to_service = 1;
     }
     passes(guard::ctv_guard_source(ctx.skb.skb))?;
+    log::stage(LogStage::Source, LogResult::Passed);
     if ip::pass(ctx)? { delivery::from_outside() } else { Ok(Verdict::Continue(Stage::SlowPath)) }
 }
 

@@ -1,5 +1,5 @@
 //! Builds the eBPF programs, which need another compiler than the one that cargo runs us with, and
-//! leaves the object where `datapath::ebpf` embeds it from.
+//! leaves the objects where `datapath::ebpf` embeds them from: the programs, and those that log their stages.
 
 use std::{
     env, fs,
@@ -10,11 +10,13 @@ use std::{
 const TARGET: &str = "bpfel-unknown-none";
 /// A ready object, for machines that cannot build one.
 const OBJECT: &str = "CONTIV_EBPF_OBJECT";
+/// A ready object of the programs that log their stages; without one beside `CONTIV_EBPF_OBJECT` there are none.
+const LOG_OBJECT: &str = "CONTIV_EBPF_LOG_OBJECT";
 /// A prefix that holds `bin/rustc`, `bin/bpf-linker` and `lib/rustlib/bpfel-unknown-none`.
 const TOOLCHAIN: &str = "CONTIV_BPF_TOOLCHAIN";
 
 fn main() {
-    for name in [OBJECT, TOOLCHAIN] {
+    for name in [OBJECT, LOG_OBJECT, TOOLCHAIN] {
         println!("cargo::rerun-if-env-changed={name}");
     }
     if let Err(message) = provide_object() {
@@ -27,34 +29,46 @@ fn main() {
 
 fn provide_object() -> Result<(), String> {
     let out = PathBuf::from(variable("OUT_DIR")?);
-    let object = match env::var_os(OBJECT) {
-        Some(path) => {
-            let path = PathBuf::from(path);
-            println!("cargo::rerun-if-changed={}", path.display());
-            path
-        }
-        None => build(&out)?,
+    let ready = |variable| {
+        let path = PathBuf::from(env::var_os(variable)?);
+        println!("cargo::rerun-if-changed={}", path.display());
+        Some(path)
     };
-    fs::copy(&object, out.join("contiv-ebpf"))
-        .map_err(|error| format!("copy the eBPF object {}: {error}", object.display()))?;
-    Ok(())
+    let object = ready(OBJECT);
+    let log = match (ready(LOG_OBJECT), &object) {
+        (None, None) => Some(build(&out, "contiv-ebpf-log", &["--features", "log"])?),
+        (log, _) => log,
+    };
+    let object = object.map_or_else(|| build(&out, "contiv-ebpf", &[]), Ok)?;
+    copy(&object, &out.join("contiv-ebpf"))?;
+    match log {
+        Some(log) => copy(&log, &out.join("contiv-ebpf-log")),
+        None => fs::write(out.join("contiv-ebpf-log"), "")
+            .map_err(|error| format!("write an empty object: {error}")),
+    }
 }
 
-fn build(out: &Path) -> Result<PathBuf, String> {
+fn copy(object: &Path, to: &Path) -> Result<(), String> {
+    fs::copy(object, to)
+        .map(drop)
+        .map_err(|error| format!("copy the eBPF object {}: {error}", object.display()))
+}
+
+/// Builds an object in a directory beside the profile directories, which check, clippy and build share: they want the same one.
+fn build(out: &Path, directory: &str, options: &[&str]) -> Result<PathBuf, String> {
     let repository = PathBuf::from(variable("CARGO_MANIFEST_DIR")?).join("../..");
     let sources = repository.join("ebpf");
     for path in ["Cargo.toml", "Cargo.lock", "src", "abi/Cargo.toml", "abi/src"] {
         println!("cargo::rerun-if-changed={}", sources.join(path).display());
     }
     let mut command = compiler(&repository)?;
-    // Beside the profile directories and shared by them: check, clippy and build want the same object.
-    let target_dir =
-        out.ancestors().nth(4).ok_or("OUT_DIR is not below a target directory")?.join("contiv-ebpf");
+    let target_dir = out.ancestors().nth(4).ok_or("OUT_DIR is not below a target directory")?.join(directory);
     command
         .args(["build", "--quiet", "--release", "--locked", "--target", TARGET, "--manifest-path"])
         .arg(sources.join("Cargo.toml"))
         .arg("--target-dir")
-        .arg(&target_dir);
+        .arg(&target_dir)
+        .args(options);
     let output = command.output().map_err(|error| format!("run cargo for the eBPF programs: {error}"))?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);

@@ -25,6 +25,7 @@ mod order;
 pub mod policy;
 mod segment;
 mod service;
+mod stage_log;
 pub mod tcp;
 mod tuple;
 mod words;
@@ -47,6 +48,7 @@ pub use service::{
     AffinityBlock, Backend, Client, DsrEntry, DsrHook, Member, RingBlock, ServiceCount, ServiceEntry,
     ServiceKey, Vip, mix, service_mac,
 };
+pub use stage_log::{LogResult, LogStage, LoggedEndpoint};
 pub use tuple::{FlowKey, Tuple};
 pub use words::{clear, cleared};
 
@@ -105,4 +107,5 @@ map_types! {
     Event: 112;
     Watch: 8;
     EventState: 128;
+    LoggedEndpoint: 24;
 }

@@ -189,6 +189,10 @@ pub const WATCH: &str = "ctv_watch";
 /// One [`EventState`](crate::EventState) for each CPU.
 pub const EVENT_STATE: &str = "ctv_told";
 
+/// One [`LoggedEndpoint`](crate::LoggedEndpoint), in programs that are built with the feature `log`.
+/// Not pinned.
+pub const LOGGED: &str = "ctv_logged";
+
 /// Hash of the object file of the pinned programs, by which a restart detects an upgrade.
 pub const BUILD: &str = "ctv_build";
 /// Length of the hash in bytes.

@@ -154,6 +154,11 @@ pub struct DatapathFlags {
     /// Log packets dropped by eBPF programs and new flows (limited to some hundreds per second and CPU; the others are counted)
     #[arg(long, env = "CONTIV_NETPLUGIN_BPF_LOG")]
     pub bpf_log: bool,
+
+    /// Endpoint (IP address or interface of its port) for whose frames the eBPF programs log the result of each stage; loads
+    /// slower programs, for debugging
+    #[arg(long, env = "CONTIV_NETPLUGIN_BPF_LOG_STAGES", value_name = "ENDPOINT")]
+    pub bpf_log_stages: Option<String>,
 }
 
 contiv_daemon::log_flags!("CONTIV_NETPLUGIN_");
@@ -288,6 +293,7 @@ impl DatapathFlags {
             uplinks: self.uplinks().map(str::to_owned).collect(),
             xdp: self.xdp,
             bum_rate: self.storm_control,
+            log_stages: self.bpf_log_stages.as_deref().map(Into::into),
             ..ebpf::Options::default()
         }
     }

@@ -63,7 +63,12 @@ use programs::{
     interfaces::{Configuration, Interfaces},
     xdp::XdpStatus,
 };
-pub use programs::{load::OBJECT, tc::AttachMode, xdp::XdpPreference};
+pub use programs::{
+    load::{LOG_OBJECT, OBJECT},
+    stage_log::LogEndpoint,
+    tc::AttachMode,
+    xdp::XdpPreference,
+};
 use rate::queues;
 use service::announcer::Announcer;
 use telemetry::{counters, dump, events::MapTelemetry};
@@ -96,6 +101,8 @@ pub struct Options {
     pub bum_rate: u32,
     /// Capacity of the flow table. A table of another capacity is replaced when it is empty.
     pub flows: u32,
+    /// Endpoint for whose frames the programs log the result of each stage. Other programs are loaded then, which are slower.
+    pub log_stages: Option<LogEndpoint>,
 }
 
 impl Options {
@@ -123,6 +130,7 @@ impl Default for Options {
             timeouts: Timeouts::default(),
             bum_rate: Options::BUM_RATE,
             flows: FLOWS_CAPACITY as u32,
+            log_stages: None,
         }
     }
 }
@@ -267,7 +275,7 @@ impl Datapath for Ebpf {
                     self.interfaces.hooks(),
                     self.interfaces.xdp(),
                     (&self.rule_names, &self.service_names),
-                    self.options.flows,
+                    (self.options.flows, self.options.log_stages.as_ref()),
                     &self.writes,
                 )?,
                 self.interfaces.hooks().clone(),
@@ -283,6 +291,9 @@ impl Datapath for Ebpf {
             vtep: self.options.vtep,
             tunnel_port: self.options.vxlan_port,
         })?;
+        if let Some(log) = &mut installed.kernel_mut().stage_log {
+            log.select(desired.iter().map(|(_, object)| object))?;
+        }
         let mut observed = observe::compare(&netlink, &mut installed, &self.interfaces, desired).await?;
         observed.orphans += self.pins.other_abi_versions().len() + self.interfaces.superseded_stages()?;
         self.announcer.replace(self.uplinks.active()?, installed.answered_services());
@@ -295,6 +306,12 @@ impl Datapath for Ebpf {
             return Err(failed("change the datapath", "it has not been observed yet"));
         };
         let failures = apply::execute(&mut installed, &mut self.interfaces, ops).await?;
+        if let Some(log) = &mut installed.kernel_mut().stage_log {
+            log.select(ops.iter().filter_map(|op| match op {
+                Op::Set(object) => Some(object),
+                Op::Delete(_) | Op::GarbageCollect => None,
+            }))?;
+        }
         self.announcer.update(self.uplinks.active()?, installed.changed_services());
         self.installed = Some(installed);
         Ok(failures)
@@ -392,7 +409,13 @@ impl Datapath for Ebpf {
         let missing = self.interfaces.missing_uplinks().iter().map(|name| {
             format!("VLAN uplink {name}: does not exist; its networks use the other uplinks (--vlan-uplinks)")
         });
-        flows.into_iter().chain(xdp).chain(missing).collect()
+        let log = self.options.log_stages.as_ref().map(|endpoint| {
+            format!(
+                "eBPF programs: those that log the stages of frames are in force, for the endpoint {endpoint} \
+                 (--bpf-log-stages); they are slower"
+            )
+        });
+        flows.into_iter().chain(xdp).chain(missing).chain(log).collect()
     }
 
     fn telemetry(&self) -> Option<Arc<dyn Telemetry>> {

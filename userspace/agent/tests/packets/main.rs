@@ -31,6 +31,7 @@ mod restart;
 mod run;
 mod scale;
 mod services;
+mod stage_log;
 mod stages;
 mod traffic;
 mod uplinks;

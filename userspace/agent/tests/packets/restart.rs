@@ -312,9 +312,9 @@ fn invalid_objects_fail_alone() -> Result<()> {
     node.converge()?;
     let mut lost = pods[0].local.clone();
     (lost.id, lost.port) = ("n1.t-lost".into(), "vvport99".into());
-    let six = Object::Peer(Peer::new("2001:db8::1".parse::<std::net::IpAddr>()?, 4789));
+    let other_port = Object::Peer(Peer::new(vtep(8), 4790));
     let good = Object::Peer(Peer::new(vtep(7), 4789));
-    let ops = [Op::Set(Object::Local(lost)), Op::Set(six), Op::Set(good)];
+    let ops = [Op::Set(Object::Local(lost)), Op::Set(other_port), Op::Set(good)];
     let failed = node.apply(&ops)?;
     let said: Vec<_> =
         failed.iter().map(|f| (f.index, format!("{:#}", anyhow::Error::msg(chain(&f.error))))).collect();
@@ -322,12 +322,7 @@ fn invalid_objects_fail_alone() -> Result<()> {
         said,
         [
             (0, "ebpf datapath: set local endpoint n1.t-lost: no interface vvport99".to_owned()),
-            (
-                1,
-                "ebpf datapath: set peer 2001:db8::1: tunnels over IPv6 are not supported; give the node an \
-                 IPv4 VTEP address"
-                    .to_owned()
-            ),
+            (1, "ebpf datapath: set peer 192.0.2.8: XXX".to_owned()),
         ]
     );
     Ok(())

@@ -9,7 +9,7 @@ use aya::{
     EbpfLoader,
     programs::{Program, ProgramInfo},
 };
-use netplugin::datapath::ebpf::OBJECT;
+use netplugin::datapath::ebpf::{LOG_OBJECT, OBJECT};
 use testkit::needs;
 
 use stack::{BRANCH, FRAMES, STACK, Usage};
@@ -52,6 +52,20 @@ fn programs_leave_stack_and_a_frame_for_another_stage() -> Result<()> {
         assert!(usage.stack + FREE_STACK <= STACK, "{name}: {usage:?}");
         assert!(usage.frames + FREE_FRAMES <= FRAMES, "{name}: {usage:?}");
         assert!(usage.branch <= BRANCH, "{name}: {usage:?}");
+    }
+    Ok(())
+}
+
+/// The programs that log their stages are for debugging: they need not leave anything for another stage.
+#[test]
+fn programs_that_log_their_stages_are_accepted() -> Result<()> {
+    needs!(root());
+    for (name, usage) in stack::of_programs(LOG_OBJECT)? {
+        assert!(usage.stack <= STACK && usage.frames <= FRAMES, "{name}: {usage:?}");
+    }
+    let mut object = EbpfLoader::new().load(LOG_OBJECT)?;
+    for (name, program) in object.programs_mut() {
+        load(program).with_context(|| name.to_owned())?;
     }
     Ok(())
 }

@@ -8,12 +8,14 @@
 //! | [`xdp`] | attachment to the XDP hook of the uplink |
 //! | [`stages`] | program arrays for tail calls |
 //! | [`load`] | the compiled object: load, pin, open |
+//! | [`stage_log`] | the log of programs that log their stages |
 //! | [`interfaces`] | the VXLAN device, the uplink, and the programs on them |
 
 pub(crate) mod clsact;
 pub(crate) mod interfaces;
 pub(crate) mod link;
 pub(crate) mod load;
+pub(crate) mod stage_log;
 pub(crate) mod stages;
 pub(crate) mod tc;
 pub(crate) mod xdp;

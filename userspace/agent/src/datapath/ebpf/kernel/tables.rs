@@ -28,7 +28,8 @@ use crate::datapath::{
         },
         policy::{Policies, RuleSets},
         programs::{
-            load::{self, Capacities, Programs},
+            load::{self, Capacities, LOG_OBJECT, OBJECT, Programs},
+            stage_log::{LogEndpoint, StageLog},
             tc::TcHooks,
             xdp::XdpHook,
         },
@@ -48,6 +49,8 @@ pub(crate) struct Kernel {
     pub(crate) policies: Policies,
     pub(crate) meters: BatchMap<MeterKey, Meter>,
     pub(crate) programs: Programs,
+    /// Set if the programs log their stages.
+    pub(crate) stage_log: Option<StageLog>,
     drops: PerCpuArray<MapData, DropCount>,
     flow_stats: PerCpuArray<MapData, u64>,
     relay_stats: PerCpuArray<MapData, DropCount>,
@@ -57,21 +60,27 @@ pub(crate) struct Kernel {
 
 impl Kernel {
     /// Adopts the pinned maps and programs if they come from this build. Otherwise loads the programs with the pinned
-    /// maps, and replaces the attached programs in place. `flow_capacity` is the desired capacity of the flow table.
+    /// maps, and replaces the attached programs in place. `flow_capacity` is the desired capacity of the flow table. With
+    /// the endpoint `logged`, always loads the programs that log their stages.
     pub(crate) fn open(
         pins: &Pins,
         hooks: &TcHooks,
         xdp: &XdpHook,
         (rules, services): (&RuleNames, &ServiceNames),
-        flow_capacity: u32,
+        (flow_capacity, logged): (u32, Option<&LogEndpoint>),
         writes: &Writes,
     ) -> Result<Kernel, Error> {
         pins.prepare()?;
         let flow_capacity = flows::prepare(pins, flow_capacity, writes)?;
-        let current = load::is_current(pins)?;
+        let current = logged.is_none() && load::is_current(pins)?;
+        let file = if logged.is_some() { LOG_OBJECT } else { OBJECT };
+        let mut stage_log = None;
         if !current {
             let capacities = Capacities { flows: flow_capacity, service_counts: counters::size()? as u32 };
-            load::load(pins, hooks, xdp, capacities, writes)?;
+            let mut object = load::load(pins, hooks, xdp, (file, capacities), writes)?;
+            if let Some(endpoint) = logged {
+                stage_log = Some(StageLog::new(endpoint.clone(), &mut object)?);
+            }
             flows::reset_collector(pins, writes)?;
         }
         let mut kernel = Kernel {
@@ -84,6 +93,7 @@ impl Kernel {
             policies: open_policies(pins, rules, writes)?,
             meters: BatchMap::new(METERS, pins.open_data(METERS)?, writes.clone())?,
             programs: Programs::open(pins)?,
+            stage_log,
             drops: pins.open_map(DROPS)?,
             flow_stats: pins.open_map(FLOW_STATS)?,
             relay_stats: pins.open_map(DSR_STATS)?,
@@ -93,7 +103,7 @@ impl Kernel {
         // Before a program is attached.
         kernel.peers.ensure_flow_table(flow_capacity)?;
         if !current {
-            load::set_current(pins, writes)?;
+            load::set_current(file, pins, writes)?;
         }
         Ok(kernel)
     }

@@ -29,6 +29,9 @@ use crate::datapath::{
 /// The object file with programs and maps that `build.rs` compiled.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/contiv-ebpf"));
 
+/// The same programs, which log the result of each stage; empty if they were not built.
+pub static LOG_OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/contiv-ebpf-log"));
+
 /// Every program except [`XDP`].
 const TC_PROGRAMS: [&str; 6] =
     [FROM_POD, FROM_QUEUE, FROM_OVERLAY, FROM_UPLINK, Stage::SlowPath.program(), Stage::Replicate.program()];
@@ -88,36 +91,37 @@ pub(crate) fn is_current(pins: &Pins) -> Result<bool, Error> {
     }
     let build: Array<MapData, [u8; BUILD_LEN]> = pins.open_map(BUILD)?;
     let build = build.get(&0, 0).map_err(|error| failed(format!("read the map {BUILD}"), error))?;
-    Ok(build == build_id())
+    Ok(build == build_id(OBJECT))
 }
 
 /// Records that the pinned programs come from this build. Call it last: after a crash before this call, the next start
-/// loads the programs again.
-pub(crate) fn set_current(pins: &Pins, writes: &Writes) -> Result<(), Error> {
+/// loads the programs again. `object` is the object file.
+pub(crate) fn set_current(object: &[u8], pins: &Pins, writes: &Writes) -> Result<(), Error> {
     let mut build: Array<MapData, [u8; BUILD_LEN]> = pins.open_map(BUILD)?;
     writes.count();
-    build.set(0, build_id(), 0).map_err(|error| failed(format!("write to the map {BUILD}"), error))
+    build.set(0, build_id(object), 0).map_err(|error| failed(format!("write to the map {BUILD}"), error))
 }
 
 /// FNV-1a hash of the object file. Collision resistance is not required.
-fn build_id() -> [u8; BUILD_LEN] {
+fn build_id(object: &[u8]) -> [u8; BUILD_LEN] {
     const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
-    let hash = OBJECT.iter().fold(OFFSET, |hash, byte| (hash ^ u128::from(*byte)).wrapping_mul(PRIME));
+    let hash = object.iter().fold(OFFSET, |hash, byte| (hash ^ u128::from(*byte)).wrapping_mul(PRIME));
     hash.to_be_bytes()
 }
 
-/// Loads the object, pins its programs, and replaces attached programs of an earlier build in place. Pinned maps are
+/// Loads the object file, pins its programs, and replaces attached programs of an earlier build in place. Pinned maps are
 /// reused; missing maps are created and pinned.
 ///
-/// The program array of an earlier load stays until [`stages::remove_superseded`]: filters are replaced later.
+/// The program array of an earlier load stays until [`stages::remove_superseded`]: filters are replaced later. The result
+/// has the maps that are not pinned.
 pub(crate) fn load(
     pins: &Pins,
     hooks: &TcHooks,
     xdp: &XdpHook,
-    capacities: Capacities,
+    (file, capacities): (&[u8], Capacities),
     writes: &Writes,
-) -> Result<(), Error> {
+) -> Result<Ebpf, Error> {
     let array = stages::next(pins)?;
     let mut loader = EbpfLoader::new();
     for name in ALL {
@@ -129,10 +133,10 @@ pub(crate) fn load(
         loader.map_max_entries(name, entries);
     }
     loader.map_max_entries(SERVICE_COUNTS, capacities.service_counts);
-    let loaded = loader.load(OBJECT).map_err(|error| failed("load the eBPF object", error));
+    let loaded = loader.load(file).map_err(|error| failed("load the eBPF object", error));
     let loaded = loaded.and_then(|mut object| verify(&mut object, writes).map(|()| object));
     match loaded {
-        Ok(mut object) => replace(&mut object, pins, hooks, xdp),
+        Ok(mut object) => replace(&mut object, pins, hooks, xdp).map(|()| object),
         Err(error) => {
             // No program uses it yet.
             pins.unpin(&pins.map(&array))?;

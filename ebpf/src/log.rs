@@ -1,0 +1,136 @@
+//! The log of the stages that the frames of one endpoint pass (`netplugin --bpf-log-stages`). Without the feature `log`, its
+//! functions do nothing.
+
+use contiv_abi::{DropReason, LogResult, LogStage, maps::Stage};
+
+use crate::{packet, verdict::Verdict};
+
+/// Prepares for a frame.
+#[inline(always)]
+pub(crate) fn begin() {
+    #[cfg(feature = "log")]
+    enabled::begin();
+}
+
+/// The result of a stage for the packet in hand.
+#[inline(always)]
+pub(crate) fn stage(stage: LogStage, result: LogResult) {
+    write(stage, result as u32, 0);
+}
+
+/// The result of a stage that is that of `packet::code`.
+#[inline(always)]
+pub(crate) fn code(stage: LogStage, code: u32, passed: LogResult) {
+    let result = match code {
+        packet::GO_ON => passed as u32,
+        packet::AGAIN => LogResult::Exists as u32,
+        reason => reason,
+    };
+    write(stage, result, 0);
+}
+
+/// The verdict on a frame that has come in by `ifindex`.
+#[inline(always)]
+pub(crate) fn verdict(ifindex: u32, verdict: &Verdict) {
+    let result = match verdict {
+        Verdict::Drop(reason) => *reason as u32,
+        Verdict::Delivered => LogResult::Copied as u32,
+        Verdict::Pod { .. } => LogResult::ToPod as u32,
+        Verdict::Wait { .. } => LogResult::Queued as u32,
+        Verdict::Continue(Stage::SlowPath) => LogResult::SlowPath as u32,
+        Verdict::Continue(Stage::Replicate) => LogResult::Replicate as u32,
+        Verdict::Out(_) => LogResult::ToInterface as u32,
+        Verdict::Back(..) => LogResult::Refused as u32,
+    };
+    write(LogStage::Verdict, result, ifindex);
+}
+
+/// The drop of a frame on its way out.
+#[inline(always)]
+pub(crate) fn dropped(ifindex: u32, reason: DropReason) {
+    write(LogStage::Verdict, reason as u32, ifindex);
+}
+
+#[cfg(feature = "log")]
+#[inline(always)]
+fn write(stage: LogStage, result: u32, ifindex: u32) {
+    enabled::ctv_log(stage as u32, result, ifindex);
+}
+
+#[cfg(not(feature = "log"))]
+#[inline(always)]
+fn write(_stage: LogStage, _result: u32, _ifindex: u32) {}
+
+#[cfg(feature = "log")]
+mod enabled {
+    use aya_ebpf::{btf_maps::Array, macros::btf_map};
+    use aya_log_ebpf::info;
+    use contiv_abi::{Address, FdbKey, LoggedEndpoint};
+
+    use crate::{
+        maps,
+        packet::{self, Packet},
+    };
+
+    #[btf_map(name = "ctv_logged")]
+    static LOGGED: Array<LoggedEndpoint, 1> = Array::new();
+
+    /// Clears what is left of the previous frame and decides whether a frame is logged.
+    #[inline(always)]
+    pub(super) fn begin() {
+        let Some(packet) = packet::in_hand() else { return };
+        // SAFETY: numbers.
+        unsafe {
+            contiv_abi::clear(&raw mut packet.segment);
+            contiv_abi::clear(&raw mut packet.tuple);
+            contiv_abi::clear(&raw mut packet.wanted);
+            contiv_abi::clear(&raw mut packet.destination_mac);
+        }
+        packet.source_port = 0;
+    }
+
+    /// Logs the result of a stage, if the packet in hand is of the endpoint.
+    ///
+    /// A function of its own for the verifier, and for the stack.
+    #[inline(never)]
+    #[unsafe(no_mangle)]
+    pub(super) extern "C" fn ctv_log(stage: u32, result: u32, ifindex: u32) -> u32 {
+        let (Some(packet), Some(endpoint)) = (packet::in_hand(), LOGGED.get(0)) else { return 0 };
+        if !is_logged(packet, endpoint, ifindex) {
+            return 0;
+        }
+        let tuple = &packet.tuple;
+        let [source, destination] =
+            [tuple.source_port, tuple.destination_port].map(|port| u32::from(port.get()));
+        let protocol = u32::from(tuple.protocol);
+        info!(
+            (),
+            "{} {} {:i} {} {:i} {} {}",
+            stage,
+            result,
+            tuple.source.0,
+            source,
+            tuple.destination.0,
+            destination,
+            protocol
+        );
+        0
+    }
+
+    #[inline(always)]
+    fn is_logged(packet: &Packet, endpoint: &LoggedEndpoint, ifindex: u32) -> bool {
+        let port = endpoint.ifindex;
+        if port != 0 && (ifindex == port || packet.source_port == port || is_to_port(packet, port)) {
+            return true;
+        }
+        let is_endpoint = |ip: &Address| ip.same(&endpoint.ip);
+        let [high, low] = endpoint.ip.words();
+        high | low != 0 && (is_endpoint(&packet.tuple.source) || is_endpoint(&packet.tuple.destination))
+    }
+
+    #[inline(always)]
+    fn is_to_port(packet: &Packet, port: u32) -> bool {
+        maps::destination(&FdbKey::new(packet.segment, packet.destination_mac))
+            .is_some_and(|place| place.ifindex == port)
+    }
+}
