@@ -322,7 +322,12 @@ fn invalid_objects_fail_alone() -> Result<()> {
         said,
         [
             (0, "ebpf datapath: set local endpoint n1.t-lost: no interface vvport99".to_owned()),
-            (1, "ebpf datapath: set peer 192.0.2.8: XXX".to_owned()),
+            (
+                1,
+                "ebpf datapath: set peer 192.0.2.8: the node uses VXLAN port 4790, this node 4789; configure the same \
+                 port on all nodes"
+                    .to_owned()
+            ),
         ]
     );
     Ok(())
