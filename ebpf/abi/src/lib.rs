@@ -23,6 +23,7 @@ mod forward;
 pub mod maps;
 mod order;
 pub mod policy;
+pub mod rendezvous;
 mod segment;
 mod service;
 pub mod tcp;
