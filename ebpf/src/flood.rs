@@ -16,11 +16,11 @@ pub(crate) fn to_ports(ctx: &TcContext, segment: Segment, entry: &SegmentEntry, 
     each(entry.ports.min(PORTS_CAPACITY as u32), port_copy as *mut c_void, (&raw mut walk).cast());
 }
 
-/// One copy to every other node of the cluster.
+/// One copy to every other node that has the network.
 #[inline(always)]
-pub(crate) fn to_peers(ctx: &TcContext, vni: u32, out: u32, tos: u8) {
-    let mut walk = PeerWalk { skb: ctx.skb.skb, vni, out, tos: u32::from(tos) };
-    each(maps::peer_count().min(PEERS_CAPACITY as u32), peer_copy as *mut c_void, (&raw mut walk).cast());
+pub(crate) fn to_members(ctx: &TcContext, vni: u32, entry: &SegmentEntry, tos: u8) {
+    let mut walk = MemberWalk { skb: ctx.skb.skb, vni, out: entry.out, tos: u32::from(tos) };
+    each(entry.members.min(PEERS_CAPACITY as u32), member_copy as *mut c_void, (&raw mut walk).cast());
 }
 
 /// `bpf_loop` and not a loop of our own: the verifier walks the body once, however long the list is.
@@ -40,7 +40,7 @@ struct PortWalk {
 }
 
 #[repr(C)]
-struct PeerWalk {
+struct MemberWalk {
     skb: *mut __sk_buff,
     vni: u32,
     out: u32,
@@ -66,10 +66,11 @@ extern "C" fn port_copy(slot: u64, walk: *mut PortWalk) -> i64 {
     NEXT
 }
 
-extern "C" fn peer_copy(slot: u64, walk: *mut PeerWalk) -> i64 {
-    // SAFETY: `to_peers` passes its own `PeerWalk`, which outlives the loop.
+extern "C" fn member_copy(slot: u64, walk: *mut MemberWalk) -> i64 {
+    // SAFETY: `to_members` passes its own `MemberWalk`, which outlives the loop.
     let walk = unsafe { &*walk };
-    let Some(vtep) = maps::peer_slot(slot as u32) else { return NEXT };
+    let key = FloodKey { segment: Segment::vxlan(walk.vni), slot: slot as u32 };
+    let Some(vtep) = maps::member_slot(&key) else { return NEXT };
     let ctx = TcContext::new(walk.skb);
     match tunnel::address(&ctx, walk.vni, vtep, walk.tos as u8) {
         Ok(()) => clone_to(walk.skb, walk.out),

@@ -86,6 +86,8 @@ pub(crate) struct Packet {
     pub(crate) out: u32,
     /// how many ports,
     pub(crate) ports: u32,
+    /// how many peers,
+    pub(crate) members: u32,
     /// and the flags.
     pub(crate) segment_flags: u32,
     /// The protocol of the packet itself, also of an ICMP error.

@@ -72,6 +72,7 @@ fn forward(ctx: &TcContext) -> Result<Verdict, DropReason> {
     policy::admits_sender(packet)?;
     packet.out = entry.out;
     packet.ports = entry.ports;
+    packet.members = entry.members;
     match ctv_onward(ctx.skb.skb) {
         DELIVERED => Ok(Verdict::Delivered),
         TO_POD => {
@@ -116,11 +117,11 @@ fn onward(ctx: &TcContext, packet: &mut Packet) -> Result<u32, DropReason> {
     }
     let vni = segment.vni();
     let is_nowhere = place.vtep == [0; 4];
+    let entry = SegmentEntry { out, ports: packet.ports, members: packet.members, flags: 0 };
     // A unicast frame for an address that nobody told us of goes everywhere on VXLAN, as the OVS bridge does it: it may be
     // an address that a pod gave itself. On VLAN the switches outside find the way, to other nodes and to gateways alike.
     if for_many || vni.is_some() && is_nowhere && known.is_none() {
         rate::storm(from)?;
-        let entry = SegmentEntry { out, ports: packet.ports, flags: 0 };
         flood::to_ports(ctx, segment, &entry, from);
         if out == 0 || policy::ctv_leaves() == 0 {
             return Ok(DELIVERED);
@@ -134,7 +135,7 @@ fn onward(ctx: &TcContext, packet: &mut Packet) -> Result<u32, DropReason> {
     };
     let tos = frame::ctv_class_of(ctx.skb.skb, packet.kind.wire().into()) as u8;
     if is_nowhere {
-        flood::to_peers(ctx, vni, out, tos);
+        flood::to_members(ctx, vni, &entry, tos);
         return Ok(DELIVERED);
     }
     tunnel::address(ctx, vni, place.vtep, tos)?;

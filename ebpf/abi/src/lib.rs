@@ -69,7 +69,7 @@ map_types! {
     Segment: 8;
     Address: 16;
     Port: 48;
-    SegmentEntry: 12;
+    SegmentEntry: 16;
     FloodKey: 12;
     FdbKey: 16;
     FdbEntry: 12;

@@ -36,9 +36,13 @@ pub const SUBNETS: &str = "ctv_subnets";
 /// One of each family for each network.
 pub const SUBNETS_CAPACITY: usize = 2 * SEGMENTS_CAPACITY;
 
-/// Slot -> [`Vtep`](crate::Vtep), the list that flooding walks.
-pub const VTEPS: &str = "ctv_vteps";
-/// [`Vtep`](crate::Vtep) -> slot: the nodes whose frames are accepted. Full: the peer is not added.
+/// [`FloodKey`](crate::FloodKey) -> [`Vtep`](crate::Vtep): the peers that have the network, to which
+/// broadcasts, multicasts and unknown unicasts go. Full: the peer fails; such frames do not reach it.
+pub const MEMBERS: &str = "ctv_members";
+/// Networks of the node times their peers.
+pub const MEMBERS_CAPACITY: usize = 65_536;
+
+/// [`Vtep`](crate::Vtep) -> 1: the nodes whose frames are accepted. Full: the peer is not added.
 pub const PEERS: &str = "ctv_peers";
 /// Nodes in the cluster.
 pub const PEERS_CAPACITY: usize = 8192;
@@ -198,7 +202,7 @@ pub const ALL: &[&str] = &[
     FDB,
     NEIGH,
     SUBNETS,
-    VTEPS,
+    MEMBERS,
     PEERS,
     NODE,
     DROPS,

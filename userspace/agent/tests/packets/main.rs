@@ -21,6 +21,7 @@ mod from_uplink;
 mod fuzz;
 mod infra;
 mod malformed;
+mod members;
 mod monitor;
 mod node;
 mod policy;

@@ -114,7 +114,11 @@ fn encode_peer(peer: &Peer, devices: &Devices) -> Result<Vec<Entry>, EncodeError
     if peer.port != devices.overlay_port {
         return Err(EncodeError::OtherPort { theirs: peer.port, ours: devices.overlay_port });
     }
-    Ok(vec![Entry::Peer(vtep(peer.vtep)?)])
+    let vtep = vtep(peer.vtep)?;
+    // On a VLAN the wire delivers.
+    let segments =
+        peer.networks.values().map(|encap| segment_of(*encap)).filter(|segment| segment.vni().is_some());
+    Ok([Entry::Peer(vtep)].into_iter().chain(segments.map(|segment| Entry::Member(segment, vtep))).collect())
 }
 
 fn encode_network(network: &Network, devices: &Devices) -> Vec<Entry> {
