@@ -33,8 +33,9 @@ fn replicate(ctx: &TcContext) -> Result<Verdict, DropReason> {
         return Ok(Verdict::Out(out));
     };
     let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
-    let tos = frame::ctv_class_of(ctx.skb.skb, packet.kind.wire().into()) as u8;
-    to_peers(ctx, vni, out, tos);
+    let (members, kind) = (packet.members, packet.kind);
+    let tos = frame::ctv_class_of(ctx.skb.skb, kind.wire().into()) as u8;
+    to_members(ctx, vni, out, members, tos);
     Ok(Verdict::Delivered)
 }
 
@@ -46,11 +47,11 @@ fn to_ports(ctx: &TcContext, segment: Segment, ports: u32, source: u32) {
     each(ports.min(PORTS_CAPACITY as u32), port_copy as *mut c_void, (&raw mut walk).cast());
 }
 
-/// One copy to every other node of the cluster.
+/// One copy to every other node that has the network.
 #[inline(always)]
-fn to_peers(ctx: &TcContext, vni: u32, out: u32, tos: u8) {
-    let mut walk = PeerWalk { skb: ctx.skb.skb, vni, out, tos: u32::from(tos) };
-    each(maps::peer_count().min(PEERS_CAPACITY as u32), peer_copy as *mut c_void, (&raw mut walk).cast());
+fn to_members(ctx: &TcContext, vni: u32, out: u32, members: u32, tos: u8) {
+    let mut walk = MemberWalk { skb: ctx.skb.skb, vni, out, tos: u32::from(tos) };
+    each(members.min(PEERS_CAPACITY as u32), member_copy as *mut c_void, (&raw mut walk).cast());
 }
 
 /// `bpf_loop` and not a loop of our own: the verifier walks the body once, however long the list is.
@@ -70,7 +71,7 @@ struct PortWalk {
 }
 
 #[repr(C)]
-struct PeerWalk {
+struct MemberWalk {
     skb: *mut __sk_buff,
     vni: u32,
     out: u32,
@@ -96,12 +97,13 @@ extern "C" fn port_copy(slot: u64, walk: *mut PortWalk) -> i64 {
     NEXT
 }
 
-extern "C" fn peer_copy(slot: u64, walk: *mut PeerWalk) -> i64 {
-    // SAFETY: `to_peers` passes its own `PeerWalk`, which outlives the loop.
+extern "C" fn member_copy(slot: u64, walk: *mut MemberWalk) -> i64 {
+    // SAFETY: `to_members` passes its own `MemberWalk`, which outlives the loop.
     let walk = unsafe { &*walk };
-    let Some(vtep) = maps::peer_slot(slot as u32) else { return NEXT };
+    let key = FloodKey { segment: Segment::vxlan(walk.vni), slot: slot as u32 };
+    let Some(vtep) = maps::member_slot(&key) else { return NEXT };
     let ctx = TcContext::new(walk.skb);
-    match tunnel::address(&ctx, walk.vni, vtep, walk.tos as u8) {
+    match tunnel::address(&ctx, walk.vni, &vtep, walk.tos as u8) {
         Ok(()) => clone_to(walk.skb, walk.out),
         Err(reason) => maps::count_drop(reason as u32, ctx.len()),
     }

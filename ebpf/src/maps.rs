@@ -8,8 +8,8 @@ use contiv_abi::{
     DropCount, FdbEntry, FdbKey, FloodKey, NeighEntry, NeighKey, Node, Port, Segment, SegmentEntry, Subnet,
     SubnetKey, Vtep,
     maps::{
-        BUILD_LEN, DROP_REASONS, FDB_CAPACITY, FLOOD_CAPACITY, NEIGH_CAPACITY, PEERS_CAPACITY,
-        PORTS_CAPACITY, SEGMENTS_CAPACITY, SUBNETS_CAPACITY,
+        BUILD_LEN, DROP_REASONS, FDB_CAPACITY, FLOOD_CAPACITY, MEMBERS_CAPACITY, NEIGH_CAPACITY,
+        PEERS_CAPACITY, PORTS_CAPACITY, SEGMENTS_CAPACITY, SUBNETS_CAPACITY,
     },
 };
 
@@ -34,8 +34,8 @@ static NEIGH: HashMap<NeighKey, NeighEntry, NEIGH_CAPACITY, NO_PREALLOC> = HashM
 #[btf_map(name = "ctv_subnets")]
 static SUBNETS: HashMap<SubnetKey, Subnet, SUBNETS_CAPACITY, NO_PREALLOC> = HashMap::new();
 
-#[btf_map(name = "ctv_vteps")]
-static VTEPS: Array<Vtep, PEERS_CAPACITY> = Array::new();
+#[btf_map(name = "ctv_members")]
+static MEMBERS: HashMap<FloodKey, Vtep, MEMBERS_CAPACITY, NO_PREALLOC> = HashMap::new();
 
 #[btf_map(name = "ctv_peers")]
 static PEERS: HashMap<Vtep, u32, PEERS_CAPACITY, NO_PREALLOC> = HashMap::new();
@@ -76,6 +76,8 @@ copy_out!(/// The network as the agent has written it.
     segment_entry, SEGMENTS, Segment => SegmentEntry);
 copy_out!(/// The interface in a slot of a flood list.
     flood_slot, FLOOD, FloodKey => u32);
+copy_out!(/// The peer in a slot of a network's list.
+    member_slot, MEMBERS, FloodKey => Vtep);
 copy_out!(/// Where an Ethernet address is.
     destination, FDB, FdbKey => FdbEntry);
 copy_out!(/// Whose a network-layer address is.
@@ -113,18 +115,6 @@ pub(crate) fn subnet(segment: Segment, ip6: bool) -> Option<&'static Subnet> {
 #[inline(always)]
 pub(crate) fn is_peer(vtep: &Vtep) -> bool {
     PEERS.get_ptr(vtep).is_some()
-}
-
-/// The node in a slot of the list of peers.
-#[inline(always)]
-pub(crate) fn peer_slot(slot: u32) -> Option<&'static Vtep> {
-    VTEPS.get(slot)
-}
-
-/// How many slots of the list of peers are in use.
-#[inline(always)]
-pub(crate) fn peer_count() -> u32 {
-    NODE.get(0).map_or(0, |node| node.peers)
 }
 
 /// Broadcast, unknown unicast and multicast frames that a port may send in a second; zero for no limit.

@@ -86,7 +86,9 @@ pub(crate) struct Packet {
     pub(crate) out: u32,
     /// how many ports,
     pub(crate) ports: u32,
-    /// and its flags.
+    /// how many peers,
+    pub(crate) members: u32,
+    /// and the flags.
     pub(crate) segment_flags: u32,
     /// The protocol of the packet itself, also of an ICMP error.
     pub(crate) protocol: u8,
@@ -251,6 +253,7 @@ pub(crate) fn set_network(entry: &SegmentEntry) -> Result<(), DropReason> {
     let packet = in_hand().ok_or(DropReason::Malformed)?;
     packet.out = entry.out;
     packet.ports = entry.ports;
+    packet.members = entry.members;
     packet.segment_flags = entry.flags;
     Ok(())
 }

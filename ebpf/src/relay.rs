@@ -54,7 +54,7 @@ pub(crate) extern "C" fn ctv_speaks(ip: *const Address) -> u32 {
     let Some(packet) = packet::in_hand() else { return 0 };
     // SAFETY: the verifier sees to it that a pointer which is not null is to a whole address.
     let Some(ip) = (unsafe { ip.as_ref() }) else { return 0 };
-    vip(packet.segment, ip).map_or(0, |vip| u32::from(is_here(packet.segment, vip.first)))
+    vip(packet.segment, ip).map_or(0, |vip| u32::from(is_here(packet.segment, vip.speaker)))
 }
 
 /// Whether an endpoint with this address is on this node.
@@ -163,7 +163,7 @@ pub(crate) extern "C" fn ctv_known() -> u32 {
 }
 
 /// Notes where the connection of the packet in hand goes, so that it stays there when the set of backends changes. Not
-/// with the packet that opens it, which the ring is enough for: a flood of those pushes nothing out.
+/// with the packet that opens it, which its hash is enough for: a flood of those pushes nothing out.
 #[inline(always)]
 fn note(packet: &Packet) {
     if packet.tuple.protocol == TCP && packet.tcp & tcp::SYN != 0 {
@@ -171,7 +171,7 @@ fn note(packet: &Packet) {
     }
     let closing = u32::from(packet.tcp & (tcp::FIN | tcp::RST));
     let relay = DsrEntry { backend: packet.wanted.destination, seen: packet.now, closing };
-    // Without memory the ring alone decides, which says the same until the set changes.
+    // Without memory the hash alone decides, which says the same until the set changes.
     let _noted = DSR_FLOWS.insert(&packet.key, &relay, 0);
 }
 

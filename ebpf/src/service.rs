@@ -10,7 +10,7 @@ use contiv_abi::{
     Address, AffinityBlock, Backend, Be16, DropReason, Flow, Member, NeighEntry, NeighKey, RingBlock,
     ServiceEntry, ServiceKey, TCP, UDP,
     maps::{AFFINITY_CAPACITY, BACKENDS_CAPACITY, RING_CAPACITY, SERVICES_CAPACITY},
-    mix,
+    mix, rendezvous,
 };
 
 use crate::{
@@ -128,24 +128,21 @@ pub(crate) fn target(packet: &Packet) -> Target {
 
 #[inline(always)]
 fn any_port(packet: &Packet, entry: &ServiceEntry) -> Option<u16> {
-    let number = match entry.slots {
+    let at = match entry.backends {
         0 => return None,
-        few if few <= ServiceEntry::FEW as u32 => {
-            let at = entry.members[0].at;
-            if packet.ip6 == 0 {
-                return Some(at as u16);
-            }
-            at
-        }
-        _ => slot(entry.ring)?,
+        few if few <= ServiceEntry::FEW as u32 => entry.members[0].at,
+        _ => Member::from_word(ctv_listed(entry.members[0].as_list().0, 0)).at,
     };
-    BACKENDS.get(number).map(|backend| backend.port)
+    if packet.ip6 == 0 {
+        return Some(at as u16);
+    }
+    BACKENDS.get(at).map(|backend| backend.port)
 }
 
 /// Makes a backend of the service the destination; false if there is none.
 #[inline(always)]
 fn choose(packet: &mut Packet, entry: &ServiceEntry) -> bool {
-    if entry.slots == 0 {
+    if entry.backends == 0 {
         return false;
     }
     let Some(member) = member(packet, entry) else { return false };
@@ -191,28 +188,75 @@ fn member(packet: &Packet, entry: &ServiceEntry) -> Option<Member> {
 /// The member of the service's set for a hash: the same on every node.
 #[inline(always)]
 fn pick(packet: &Packet, entry: &ServiceEntry, hash: u64) -> Option<Member> {
-    if entry.slots <= ServiceEntry::FEW as u32 {
-        let place = ctv_highest(entry, hash, packet.ip6.into());
+    let (bucket, ip6) = (rendezvous::bucket(hash), u32::from(packet.ip6));
+    if entry.backends <= ServiceEntry::FEW as u32 {
+        let place = ctv_highest(entry, bucket, ip6);
         let member = entry.members.get(place as usize % ServiceEntry::FEW)?;
         return Some(Member::from_word(member.word()));
     }
-    let number = slot(entry.ring + (hash as u32 & (entry.slots - 1)))?;
-    Some(BACKENDS.get(number)?.member(number, packet.ip6 != 0))
+    let (list, len) = entry.members[0].as_list();
+    let chosen = if entry.ring == ServiceEntry::NO_RING {
+        ctv_contest(list, len, bucket, ip6)
+    } else {
+        let slots = word(entry.ring + bucket / 2)?;
+        ctv_listed(list, slots >> (16 * (bucket & 1)) & 0xffff)
+    };
+    Some(Member::from_word(chosen))
 }
 
+/// A word of `ctv_ring`.
 #[inline(always)]
-fn slot(slot: u32) -> Option<u32> {
-    let block = RING.get(slot / RingBlock::LEN as u32)?;
-    block.slots.get(slot as usize % RingBlock::LEN).copied()
+fn word(at: u32) -> Option<u32> {
+    let block = RING.get(at / RingBlock::LEN as u32)?;
+    block.words.get(at as usize % RingBlock::LEN).copied()
 }
 
-/// `ServiceEntry::highest`. This and the next two are functions of their own for the verifier: what they return is any
+/// `ServiceEntry::highest`. This and the next ones are functions of their own for the verifier: what they return is any
 /// number.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_highest(entry: *const ServiceEntry, hash: u64, ip6: u32) -> u32 {
+extern "C" fn ctv_highest(entry: *const ServiceEntry, bucket: u32, ip6: u32) -> u32 {
     // SAFETY: the verifier sees to it that a pointer which is not null is to a whole entry.
-    unsafe { entry.as_ref() }.map_or(0, |entry| entry.highest(hash, ip6 != 0) as u32)
+    unsafe { entry.as_ref() }.map_or(0, |entry| entry.highest(bucket, ip6 != 0) as u32)
+}
+
+/// The word of the member of a list with the highest score in a bucket.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_contest(list: u32, len: u32, bucket: u32, ip6: u32) -> u64 {
+    let mut contest = Contest { list, bucket, ip6, score: 0, winner: 0 };
+    let len = if len < Contest::LONGEST { len } else { Contest::LONGEST };
+    // The result is the length.
+    // SAFETY: `contest_step` expects a `Contest`, which outlives the loop.
+    let _steps =
+        unsafe { bpf_loop(len, contest_step as *mut c_void, (&raw mut contest).cast::<c_void>(), 0) };
+    contest.winner
+}
+
+/// A walk over a list of members.
+#[repr(C)]
+struct Contest {
+    list: u32,
+    bucket: u32,
+    ip6: u32,
+    score: u64,
+    winner: u64,
+}
+
+impl Contest {
+    /// A set has 2^16 backends at most.
+    const LONGEST: u32 = 1 << 16;
+}
+
+extern "C" fn contest_step(place: u64, contest: *mut Contest) -> i64 {
+    // SAFETY: `ctv_contest` passes its own.
+    let contest = unsafe { &mut *contest };
+    let word = ctv_listed(contest.list, place as u32);
+    let score = Member::from_word(word).score(contest.bucket, contest.ip6 != 0);
+    if place == 0 || score > contest.score {
+        (contest.score, contest.winner) = (score, word);
+    }
+    0
 }
 
 /// `AffinityBlock::highest`.
@@ -226,19 +270,19 @@ extern "C" fn ctv_place(block: *const AffinityBlock, tag: u32, now: u32) -> u32 
 /// Whether the service has the backend that this is the word of.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_has(entry: *const ServiceEntry, word: u64) -> u32 {
+extern "C" fn ctv_has(entry: *const ServiceEntry, wanted: u64) -> u32 {
     // SAFETY: the verifier sees to it that a pointer which is not null is to a whole entry.
     let Some(entry) = (unsafe { entry.as_ref() }) else { return 0 };
-    if entry.slots <= ServiceEntry::FEW as u32 {
-        return u32::from(entry.has(word));
+    if entry.backends <= ServiceEntry::FEW as u32 {
+        return u32::from(entry.has(wanted));
     }
     let (list, len) = entry.members[0].as_list();
-    let mut seek = Seek { list, from: 0, len, wanted: word };
+    let mut seek = Seek { list, from: 0, len, wanted };
     // The result is how many steps it took.
     // SAFETY: `seek_step` expects a `Seek`, which outlives the loop.
     let _steps =
         unsafe { bpf_loop(Seek::STEPS, seek_step as *mut c_void, (&raw mut seek).cast::<c_void>(), 0) };
-    u32::from(ctv_listed(list, seek.from) == word)
+    u32::from(ctv_listed(list, seek.from) == wanted)
 }
 
 /// A search in the ordered list of a set's members: if the word is there, it is among the `len` from `from` on.
@@ -278,7 +322,7 @@ extern "C" fn seek_step(_step: u64, seek: *mut Seek) -> i64 {
 #[unsafe(no_mangle)]
 extern "C" fn ctv_listed(list: u32, place: u32) -> u64 {
     let first = list + 2 * place;
-    let (Some(low), Some(high)) = (slot(first), slot(first + 1)) else { return 0 };
+    let (Some(low), Some(high)) = (word(first), word(first + 1)) else { return 0 };
     u64::from(high) << 32 | u64::from(low)
 }
 

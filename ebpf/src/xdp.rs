@@ -6,7 +6,7 @@ use aya_ebpf::programs::XdpContext;
 use contiv_abi::{Address, Be16, DsrHook, Mac, Segment, TCP, Tuple, UDP, service_mac};
 
 use crate::{
-    flows,
+    flow_index, flows,
     frame::{IPV4, IPV6, VLAN},
     header::{Ipv4, Ipv6},
     maps,
@@ -47,7 +47,24 @@ fn load<T>(ctx: &XdpContext, offset: usize) -> Option<T> {
 /// True when the frame has been addressed to a backend on another node, and is to be sent back to the wire.
 #[inline(always)]
 pub(crate) fn receive(ctx: &XdpContext) -> bool {
-    read(ctx).is_some() && relay::ctv_relay() == RELAY && address(ctx).is_some()
+    read(ctx).is_some() && is_relayed() && address(ctx).is_some()
+}
+
+/// Whether the packet in hand goes to a backend on another node. A connection to a backend here stays with it, also when the
+/// backend gets no new ones: what has a flow is for the other program.
+#[inline(always)]
+fn is_relayed() -> bool {
+    relay::ctv_known() == RELAY || ctv_tracked() == 0 && relay::ctv_relay() == RELAY
+}
+
+/// Whether the packet in hand belongs to a flow; not zero if so. A function of its own for the verifier.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_tracked() -> u32 {
+    let Some(packet) = packet::in_hand() else { return 0 };
+    let domain = packet.segment.domain();
+    let hash = flow_index::ctv_hash(&raw const packet.tuple, domain);
+    u32::from(flow_index::find(&raw const packet.tuple, hash, domain) != 0)
 }
 
 /// Reads what is for a service into the packet in hand.

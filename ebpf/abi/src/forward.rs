@@ -50,6 +50,8 @@ pub struct SegmentEntry {
     pub out: u32,
     /// Number of used slots in the flood list.
     pub ports: u32,
+    /// Number of used slots in the list of peers that have the network; zero for a VLAN.
+    pub members: u32,
     /// [`SegmentEntry::PROXY`] or zero.
     pub flags: u32,
 }
@@ -60,14 +62,15 @@ impl SegmentEntry {
     pub const PROXY: u32 = 1;
 }
 
-/// A slot of a segment's flood list; the value is an interface index.
+/// A slot of a segment's flood list, whose value is an interface index, or of its list of peers, whose
+/// value is a VTEP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct FloodKey {
     /// The network.
     pub segment: Segment,
-    /// 0 to [`SegmentEntry::ports`] - 1.
+    /// 0 to [`SegmentEntry::ports`] - 1, or to [`SegmentEntry::members`] - 1.
     pub slot: u32,
 }
 
@@ -191,17 +194,15 @@ impl Subnet {
 pub struct Node {
     /// Secret of [`FlowHash`](crate::FlowHash), as old as the flow table.
     pub seed: u64,
-    /// Number of used slots in the list of peers.
-    pub peers: u32,
-    /// Broadcast, unknown unicast and multicast frames that a port may send in a second; zero for
-    /// no limit.
-    pub bum_rate: u32,
     /// VTEP of this node; all zero for none.
     pub vtep: Vtep,
     /// UDP port of the tunnels.
     pub tunnel_port: Be16,
     /// Zero.
-    pub zero: [u8; 6],
+    pub zero: [u8; 2],
+    /// Broadcast, unknown unicast and multicast frames that a port may send in a second; zero for
+    /// no limit.
+    pub bum_rate: u32,
     /// Records of the flow table.
     pub flows: u32,
     /// Pages of the index of flows.

@@ -23,6 +23,7 @@ mod forward;
 pub mod maps;
 mod order;
 pub mod policy;
+pub mod rendezvous;
 mod segment;
 mod service;
 mod stage_log;
@@ -70,7 +71,7 @@ map_types! {
     Segment: 8;
     Address: 16;
     Port: 48;
-    SegmentEntry: 12;
+    SegmentEntry: 16;
     FloodKey: 12;
     FdbKey: 16;
     FdbEntry: 24;
@@ -78,7 +79,7 @@ map_types! {
     NeighEntry: 16;
     SubnetKey: 12;
     Subnet: 48;
-    Node: 80;
+    Node: 72;
     DropCount: 16;
     FlowKey: 48;
     Flow: 192;

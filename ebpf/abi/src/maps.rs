@@ -36,9 +36,13 @@ pub const SUBNETS: &str = "ctv_subnets";
 /// One of each family for each network.
 pub const SUBNETS_CAPACITY: usize = 2 * SEGMENTS_CAPACITY;
 
-/// Slot -> [`Vtep`](crate::Vtep), the list that flooding walks.
-pub const VTEPS: &str = "ctv_vteps";
-/// [`Vtep`](crate::Vtep) -> slot: the nodes whose frames are accepted. Full: the peer is not added.
+/// [`FloodKey`](crate::FloodKey) -> [`Vtep`](crate::Vtep): the peers that have the network, to which
+/// broadcasts, multicasts and unknown unicasts go. Full: the peer fails; such frames do not reach it.
+pub const MEMBERS: &str = "ctv_members";
+/// Networks of the node times their peers.
+pub const MEMBERS_CAPACITY: usize = 65_536;
+
+/// [`Vtep`](crate::Vtep) -> 1: the nodes whose frames are accepted. Full: the peer is not added.
 pub const PEERS: &str = "ctv_peers";
 /// Nodes in the cluster.
 pub const PEERS_CAPACITY: usize = 8192;
@@ -98,14 +102,14 @@ pub const SERVICES: &str = "ctv_svc";
 /// Ports of services.
 pub const SERVICES_CAPACITY: usize = 65_536;
 
-/// Index -> [`RingBlock`](crate::RingBlock): the rings of all large sets of backends, packed. Full:
-/// the service fails.
+/// Index -> [`RingBlock`](crate::RingBlock): lists of backends with more than 8 members, and rings of
+/// sets with more than 64, packed. Without room for a ring, each new connection costs a walk over the
+/// list. Full: the service fails.
 pub const RING: &str = "ctv_ring";
-/// Blocks: 8 MiB.
+/// Blocks: 8 MiB. A ring takes 128 KiB, a list 8 bytes for each backend.
 pub const RING_CAPACITY: usize = 1 << 17;
 
-/// Index -> [`Backend`](crate::Backend): backends of large sets, and all IPv6 backends. Full: the
-/// service fails.
+/// Index -> [`Backend`](crate::Backend): IPv6 backends. Full: the service fails.
 pub const BACKENDS: &str = "ctv_backends";
 /// Backends: 6 MiB.
 pub const BACKENDS_CAPACITY: usize = 1 << 18;
@@ -131,8 +135,8 @@ pub const VIPS_CAPACITY: usize = SERVICES_CAPACITY;
 
 /// [`FlowKey`](crate::FlowKey) of the client's packets -> [`DsrEntry`](crate::DsrEntry):
 /// connections from outside that are forwarded to backends on other nodes (LRU). Full: the least
-/// recently used entry is evicted; while the set of backends is unchanged, its packets take the
-/// same path by the ring.
+/// recently used entry is evicted; its packets take the same path as long as the set has the backend that
+/// the hash chooses.
 pub const DSR_FLOWS: &str = "ctv_relays";
 /// Connections that this node forwards to another.
 pub const DSR_FLOWS_CAPACITY: usize = 65_536;
@@ -237,7 +241,7 @@ pub const ALL: &[&str] = &[
     FDB,
     NEIGH,
     SUBNETS,
-    VTEPS,
+    MEMBERS,
     PEERS,
     NODE,
     UPLINK,

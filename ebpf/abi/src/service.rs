@@ -1,6 +1,9 @@
 //! Services: an address and port that are translated to one of a set of backends.
 
-use crate::{Address, Be16, Mac, Segment};
+use crate::{
+    Address, Be16, Mac, Segment,
+    rendezvous::{BUCKETS, Contender},
+};
 
 /// A port of a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -27,12 +30,11 @@ impl ServiceKey {
     }
 }
 
-/// Backends of a service's port.
+/// Backends of a service's port; see [`rendezvous`](crate::rendezvous) for the choice among them.
 ///
-/// A small set of backends is in the entry itself, so that a connection costs one lookup: each
-/// backend gets a score from a hash of the connection, and the highest wins (rendezvous hashing,
-/// Thaler and Ravishankar, 1998). Removing a backend moves only its own connections. A larger set
-/// has a ring.
+/// A small set is in the entry itself, so that a connection costs one lookup. A larger set has a list
+/// in `ctv_ring`, and a ring with the choice of each bucket if the agent has room for one: without it,
+/// the program computes the choice from the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
@@ -42,12 +44,13 @@ pub struct ServiceEntry {
     /// Time after its last connection for which a client keeps its backend, in seconds; zero for no
     /// affinity.
     pub affinity: u32,
-    /// Up to [`ServiceEntry::FEW`]: number of members in this entry, zero without a ready backend.
-    /// Otherwise: number of slots of the ring, a power of two.
-    pub slots: u32,
-    /// First slot of the ring: index of the block in `ctv_ring` times [`RingBlock::LEN`].
+    /// Number of backends; zero without a ready one. Up to [`ServiceEntry::FEW`] are in this entry.
+    pub backends: u32,
+    /// First word of the ring: index of the block in `ctv_ring` times [`RingBlock::LEN`]. The ring has
+    /// the index in the list of the backend of each bucket, 16 bits each. [`ServiceEntry::NO_RING`]
+    /// without one.
     pub ring: u32,
-    /// Backends of a small set. For a ring only the first is used: [`Member::list`].
+    /// Backends of a small set. For a larger one only the first is used: [`Member::list`].
     pub members: [Member; ServiceEntry::FEW],
 }
 
@@ -55,18 +58,20 @@ impl ServiceEntry {
     /// Number of backends that fit into an entry.
     pub const FEW: usize = 8;
 
-    /// The highest score of a member for a hash of the connection. The score modulo
-    /// [`ServiceEntry::FEW`] is the member's index; the caller takes the remainder, so that the
-    /// verifier sees the bound.
+    /// Value of `ring` without a ring.
+    pub const NO_RING: u32 = u32::MAX;
+
+    /// The highest score of a member in a bucket. The score modulo [`ServiceEntry::FEW`] is the
+    /// member's index; the caller takes the remainder, so that the verifier sees the bound.
     #[inline(always)]
-    pub fn highest(&self, hash: u64, ip6: bool) -> u64 {
+    pub fn highest(&self, bucket: u32, ip6: bool) -> u64 {
         let mut best = 0;
         for (place, member) in self.members.iter().enumerate() {
             if place as u32 >= self.count() {
                 break;
             }
             // The score contains the index.
-            let score = member.score(hash, ip6) & !(Self::FEW as u64 - 1) | place as u64;
+            let score = member.score(bucket, ip6) & !(Self::FEW as u64 - 1) | place as u64;
             if score > best {
                 best = score;
             }
@@ -93,7 +98,7 @@ impl ServiceEntry {
     #[inline(always)]
     fn count(&self) -> u32 {
         // SAFETY: a field of a valid reference.
-        unsafe { (&raw const self.slots).read_volatile() }
+        unsafe { (&raw const self.backends).read_volatile() }
     }
 }
 
@@ -114,8 +119,8 @@ impl Member {
         Member { mark: ip, at: port as u32 }
     }
 
-    /// For a ring: index of the first slot in `ctv_ring` of the sorted list of its members, two
-    /// slots for each, and their number.
+    /// For a large set: index of the first word in `ctv_ring` of the sorted list of its members, two
+    /// words for each, and their number.
     pub const fn list(first: u32, len: u32) -> Self {
         Member { mark: first.to_ne_bytes(), at: len }
     }
@@ -138,11 +143,16 @@ impl Member {
         Member { mark: (word as u32).to_ne_bytes(), at: (word >> 32) as u32 }
     }
 
-    /// Score of the backend for a connection. Indexes are specific to the node and do not count.
+    /// Score of the backend in a bucket.
     #[inline(always)]
-    const fn score(&self, hash: u64, ip6: bool) -> u64 {
-        let word = if ip6 { u32::from_ne_bytes(self.mark) as u64 } else { self.word() };
-        mix(hash ^ word.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    pub const fn score(&self, bucket: u32, ip6: bool) -> u64 {
+        self.contender(ip6).score(bucket)
+    }
+
+    /// The backend in the choice. Indexes are specific to the node and do not count.
+    #[inline(always)]
+    pub const fn contender(&self, ip6: bool) -> Contender {
+        Contender::new(if ip6 { u32::from_ne_bytes(self.mark) as u64 } else { self.word() })
     }
 }
 
@@ -156,19 +166,22 @@ pub const fn mix(mut h: u64) -> u64 {
     h ^ h >> 33
 }
 
-/// A part of a ring, or of the list of its backends: indexes of backends. A block has several slots
-/// because the kernel aligns values of an array to 8 bytes.
+/// A part of a ring, or of a list of backends. A block has several words because the kernel aligns
+/// values of an array to 8 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct RingBlock {
-    /// Indexes in `ctv_backends`.
-    pub slots: [u32; RingBlock::LEN],
+    /// Of a ring: two slots each, the first in the lower half. Of a list: half a [`Member::word`],
+    /// the lower one first.
+    pub words: [u32; RingBlock::LEN],
 }
 
 impl RingBlock {
-    /// Slots of a block, and of the smallest ring.
+    /// Words of a block.
     pub const LEN: usize = 16;
+    /// Blocks of a ring.
+    pub const RING: u32 = BUCKETS.div_ceil(2 * RingBlock::LEN as u32);
 }
 
 /// Address and port of a backend.
@@ -291,14 +304,14 @@ impl AffinityBlock {
     }
 }
 
-/// A service address on a VLAN, with ready backends.
+/// A service address on a VLAN, with backends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct Vip {
-    /// The lowest address of the ready backends. Its node answers for the service on the wire and
-    /// forwards each connection to its backend. All nodes compute the same one.
-    pub first: Address,
+    /// The backend whose node answers for the service on the wire and forwards each connection to
+    /// its backend. All nodes compute the same one.
+    pub speaker: Address,
 }
 
 /// A connection from outside that this node forwards to a backend on another node.
@@ -347,37 +360,26 @@ mod tests {
         for (member, ip) in members.iter_mut().zip(backends) {
             *member = Member::v4(*ip, 8080);
         }
-        ServiceEntry { number: 1, affinity: 0, slots: backends.len() as u32, ring: 0, members }
+        ServiceEntry {
+            number: 1,
+            affinity: 0,
+            backends: backends.len() as u32,
+            ring: ServiceEntry::NO_RING,
+            members,
+        }
     }
 
-    fn chosen(set: &ServiceEntry, hash: u64) -> usize {
-        set.highest(hash, false) as usize % ServiceEntry::FEW
-    }
-
-    /// Hashes as the programs make them.
-    fn hashes() -> impl Iterator<Item = u64> {
-        (0..40_000).map(|n: u64| mix(n << 16 | 80))
+    fn chosen(set: &ServiceEntry, bucket: u32) -> usize {
+        set.highest(bucket, false) as usize % ServiceEntry::FEW
     }
 
     #[test]
-    fn few_backends_share_evenly_and_one_that_goes_takes_its_own() {
+    fn a_removed_backend_moves_its_own_connections_only() {
         let all: [[u8; 4]; 8] = core::array::from_fn(|n| [10, 1, 1, n as u8 + 1]);
-        for count in 1..=8 {
-            let set = entry(&all[..count]);
-            let mut shares = [0_u32; 8];
-            hashes().for_each(|hash| shares[chosen(&set, hash)] += 1);
-            let fair = 40_000 / count as u32;
-            // Six standard deviations of a fair choice.
-            let off = |share: &u32| u64::from(share.abs_diff(fair)).pow(2) > 36 * u64::from(fair);
-            assert!(
-                !shares[..count].iter().any(off) && shares[count..].iter().all(|n| *n == 0),
-                "{shares:?}"
-            );
-        }
         let (before, after) = (entry(&all), entry(&all[1..]));
-        for hash in hashes() {
-            let was = chosen(&before, hash);
-            assert!(was == 0 || chosen(&after, hash) + 1 == was);
+        for bucket in 0..BUCKETS {
+            let was = chosen(&before, bucket);
+            assert!(was == 0 || chosen(&after, bucket) + 1 == was);
         }
     }
 
@@ -388,7 +390,7 @@ mod tests {
         for (place, (a, b)) in here.members.iter_mut().zip(&mut there.members).enumerate() {
             (a.at, b.at) = (place as u32, 100 - place as u32);
         }
-        assert!(hashes().all(|hash| here.highest(hash, true) == there.highest(hash, true)));
+        assert!((0..BUCKETS).all(|bucket| here.highest(bucket, true) == there.highest(bucket, true)));
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Computes the desired state of a node's datapath from the cluster's state. Pure: no I/O, no clock.
 //!
+//! A node has the networks on which it has endpoints, and what belongs to them: subnets, remote endpoints, services.
+//!
 //! [`object`] is the complete definition: it computes the object with one id. The full plan evaluates it for every
 //! possible id, the incremental plan for the ids that a change affects.
 
@@ -27,17 +29,17 @@ use crate::{
 /// Computes the plan from scratch.
 pub fn full(state: &State, node: &Node) -> Desired {
     let peers = state.vtep_addresses().map(ObjectId::Peer);
-    let networks = state.networks().flat_map(|network| of_network(&network.id));
+    let networks = state.networks_on(&node.host).flat_map(of_network);
     let groups = state.groups_on(&node.host).map(|number| ObjectId::Group(number.into()));
     let services = state.services().map(|service| ObjectId::Service(service.id.clone()));
-    let endpoints = state.endpoints().flat_map(|endpoint| both(&endpoint.id));
+    let endpoints = state.networks_on(&node.host).flat_map(|id| state.on_network(id)).flat_map(both);
     let all = peers.chain(networks).chain(groups).chain(services).chain(endpoints);
     all.filter_map(|id| object(state, node, &id)).collect()
 }
 
 /// Updates `desired` for the objects that `dirty` affects and returns their ids.
 pub fn update(desired: &mut Desired, state: &State, node: &Node, dirty: &DirtySet) -> BTreeSet<ObjectId> {
-    let ids = affected(state, dirty);
+    let ids = affected(state, node, dirty);
     for id in &ids {
         match object(state, node, id) {
             Some(object) if desired.get(id) == Some(&object) => {}
@@ -53,16 +55,19 @@ pub fn update(desired: &mut Desired, state: &State, node: &Node, dirty: &DirtySe
 }
 
 /// Ids of all objects that may differ from the previous plan.
-pub fn affected(state: &State, dirty: &DirtySet) -> BTreeSet<ObjectId> {
-    let networks = dirty.networks.iter().flat_map(|id| {
+pub fn affected(state: &State, node: &Node, dirty: &DirtySet) -> BTreeSet<ObjectId> {
+    let here = dirty.first_or_last.iter().filter(|(host, _)| *host == node.host).map(|(_, network)| network);
+    let services_here = here.clone().flat_map(|id| state.services_on(id)).cloned().map(ObjectId::Service);
+    let networks = dirty.networks.iter().chain(here).flat_map(|id| {
         let endpoints = state.on_network(id).flat_map(both);
-        of_network(id).chain(endpoints)
+        let peers = state.vteps_on(id).into_iter().map(ObjectId::Peer);
+        of_network(id).chain(endpoints).chain(peers)
     });
     let peers = dirty.vteps.iter().copied().map(ObjectId::Peer);
     let groups = dirty.groups.iter().map(|number| ObjectId::Group((*number).into()));
     let services = dirty.services.iter().cloned().map(ObjectId::Service);
     let endpoints = dirty.endpoints.iter().flat_map(both);
-    peers.chain(networks).chain(groups).chain(services).chain(endpoints).collect()
+    peers.chain(networks).chain(groups).chain(services).chain(services_here).chain(endpoints).collect()
 }
 
 /// A network and its subnets.
@@ -84,12 +89,12 @@ fn both(id: &EndpointId) -> [ObjectId; 2] {
 pub fn object(state: &State, node: &Node, id: &ObjectId) -> Option<Object> {
     match id {
         ObjectId::Peer(address) => peer::peer(state, node, *address).map(Object::Peer),
-        ObjectId::Network(id) => network::network(state, id).map(Object::Network),
-        ObjectId::Subnet(id) => network::subnet(state, id).map(Object::Subnet),
+        ObjectId::Network(id) => network::network(state, node, id).map(Object::Network),
+        ObjectId::Subnet(id) => network::subnet(state, node, id).map(Object::Subnet),
         ObjectId::Route(_) => None,
         ObjectId::Group(identity) => group::group(state, node, *identity).map(Object::Group),
         ObjectId::Remote(id) => endpoint::remote(state, node, id).map(Object::Remote),
-        ObjectId::Service(id) => service::service(state, id).map(Object::Service),
+        ObjectId::Service(id) => service::service(state, node, id).map(Object::Service),
         ObjectId::Local(id) => endpoint::local(state, node, id).map(Object::Local),
     }
 }

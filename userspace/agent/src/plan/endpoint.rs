@@ -1,15 +1,15 @@
 use contiv_model::{name::EndpointId, route::NextHop};
 
-use super::node::Node;
+use super::{network::of_node, node::Node};
 use crate::{
     datapath::{Local, Remote},
     state::State,
 };
 
-/// The endpoint, if it is on another node and its network is active.
+/// The endpoint, if it is on another node, and its network is active and has endpoints on this node.
 pub(super) fn remote(state: &State, node: &Node, id: &EndpointId) -> Option<Remote> {
     let endpoint = state.endpoint(id).filter(|endpoint| endpoint.host != node.host)?;
-    let network = state.active_network(&endpoint.network)?;
+    let network = of_node(state, node, &endpoint.network)?;
     let next_hop = NextHop::on(network.encap, state.vtep(&endpoint.host).map(|vtep| vtep.address))?;
     // This node's tunnel would loop the frames back.
     if next_hop.vtep() == Some(node.vtep) {

@@ -1,16 +1,17 @@
 use contiv_model::name::ServiceId;
 
+use super::{network::of_node, node::Node};
 use crate::{
     datapath::{Backend, Scope, ScopeNetwork, Service},
     state::State,
 };
 
-/// The service, if its network is active. Backends are the providers whose address is in a network of the tenant.
-pub(super) fn service(state: &State, id: &ServiceId) -> Option<Service> {
+/// The service, if its network is active and has endpoints on this node. Backends are the providers whose address is in a network of the tenant.
+pub(super) fn service(state: &State, node: &Node, id: &ServiceId) -> Option<Service> {
     let service = state.service(id)?;
     let network = match &service.network {
         Some(network) => {
-            let network = state.active_network(network)?;
+            let network = of_node(state, node, network)?;
             Some(ScopeNetwork { id: network.id.clone(), encap: network.encap })
         }
         None => None,

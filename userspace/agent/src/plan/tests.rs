@@ -1,4 +1,5 @@
 mod events;
+mod interest;
 
 use contiv_model::{name::NetworkId, tag::Encap, vrf::Vrf};
 use proptest::prelude::*;
@@ -87,8 +88,12 @@ fn vxlan(n: u8) -> Event {
     Event::Network { n, encap: Some(encap), subnets: 0 }
 }
 
+/// The node has endpoints without an interface on all networks of the events.
 fn desired(events: Vec<Event>) -> Desired {
     let mut state = State::default();
+    for net in 0..4 {
+        apply_event(&mut state, Event::Endpoint { n: 200 + net, at: Some((net, 0, 200 + net)), group: 0 }, 0);
+    }
     for (since, event) in events.into_iter().enumerate() {
         apply_event(&mut state, event, i64::try_from(since).unwrap());
     }
@@ -145,12 +150,20 @@ fn peer_has_the_networks_of_its_endpoints() {
         let id = ObjectId::Peer(vtep_address(1));
         let desired = desired(events);
         let Some(Object::Peer(peer)) = desired.get(&id) else { panic!("a peer") };
-        peer.networks.iter().map(NetworkId::to_string).collect()
+        peer.networks.keys().map(NetworkId::to_string).collect()
     };
     let registered = Event::Registration { key: 1, at: Some((1, 1, 4789)) };
     let endpoint = |n, net, host| Event::Endpoint { n, at: Some((net, host, 7)), group: 0 };
     assert_eq!(networks(vec![registered.clone()]), [""; 0]);
-    let there = vec![registered, endpoint(1, 1, 1), endpoint(2, 1, 1), endpoint(3, 2, 1), endpoint(0, 0, 2)];
+    let there = vec![
+        vxlan(1),
+        vxlan(2),
+        registered,
+        endpoint(1, 1, 1),
+        endpoint(2, 1, 1),
+        endpoint(3, 2, 1),
+        endpoint(0, 0, 2),
+    ];
     assert_eq!(networks(there.clone()), ["n1.t", "n2.t"]);
     let moved = [there, vec![endpoint(1, 1, 2), endpoint(3, 2, 2)]].concat();
     assert_eq!(networks(moved.clone()), ["n1.t"]);
@@ -253,7 +266,7 @@ fn backends_are_in_a_network_of_the_tenant() {
     let mut state = State::default();
     let providers = Event::Providers { n: 1, last: Some(vec![2, 3, 4]) };
     let service = Event::Service { n: 1, at: Some((1, 1)) };
-    for event in [providers, service, vxlan(1)] {
+    for event in [local_endpoint(1, 0), providers, service, vxlan(1)] {
         apply_event(&mut state, event, 0);
     }
     let id = ObjectId::Service(service_id(1));

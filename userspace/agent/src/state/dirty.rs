@@ -2,7 +2,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use contiv_model::{
     group::GroupNumber,
-    name::{EndpointId, NetworkId, ServiceId},
+    name::{EndpointId, HostName, NetworkId, ServiceId},
 };
 
 /// Ids of the objects that the plan must compute again.
@@ -18,6 +18,8 @@ pub struct DirtySet {
     pub services: BTreeSet<ServiceId>,
     /// VTEP addresses.
     pub vteps: BTreeSet<IpAddr>,
+    /// Nodes and networks of which the node now has its first endpoint, or no endpoint any more.
+    pub first_or_last: BTreeSet<(HostName, NetworkId)>,
 }
 
 impl DirtySet {
@@ -33,5 +35,6 @@ impl DirtySet {
         self.groups.extend(other.groups);
         self.services.extend(other.services);
         self.vteps.extend(other.vteps);
+        self.first_or_last.extend(other.first_or_last);
     }
 }

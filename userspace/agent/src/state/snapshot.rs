@@ -148,6 +148,24 @@ impl State {
         self.networks_on.on_host(host)
     }
 
+    /// Whether the node has endpoints on the network.
+    pub fn is_network_on(&self, id: &NetworkId, host: &HostName) -> bool {
+        self.networks_on.is_on_host(id, host)
+    }
+
+    /// VTEP addresses of the nodes with endpoints on the network.
+    pub fn vteps_on(&self, id: &NetworkId) -> BTreeSet<IpAddr> {
+        let hosts: BTreeSet<&HostName> =
+            self.on_network(id).filter_map(|id| self.endpoint(id)).map(|endpoint| &endpoint.host).collect();
+        hosts.into_iter().filter_map(|host| self.vtep(host)).map(|vtep| vtep.address).collect()
+    }
+
+    /// Services on the network.
+    pub fn services_on(&self, id: &NetworkId) -> impl Iterator<Item = &ServiceId> {
+        let is_on = move |service: &&Service| service.network.as_ref() == Some(id);
+        self.services.iter().filter(is_on).map(|service| &service.id)
+    }
+
     /// Groups with endpoints on a node.
     pub fn groups_on(&self, host: &HostName) -> impl Iterator<Item = GroupNumber> {
         self.groups_on.on_host(host).copied()
@@ -291,15 +309,13 @@ impl State {
             return;
         }
         dirty.endpoints.insert(id.clone());
-        // Nodes on which a network has its first or no endpoints. A node without an agent remains a peer while it has endpoints.
-        let mut hosts = BTreeSet::new();
         if let Some(before) = self.endpoints.remove(id) {
             remove_from(&mut self.by_network, &before.network, id);
             remove_from(&mut self.by_host, &before.host, id);
             let group = before.group_number.filter(|number| self.groups_on.remove(number, &before.host));
             dirty.groups.extend(group);
             if self.networks_on.remove(&before.network, &before.host) {
-                hosts.insert(before.host);
+                dirty.first_or_last.insert((before.host, before.network));
             }
         }
         if let Some(endpoint) = endpoint {
@@ -308,11 +324,13 @@ impl State {
             let group = endpoint.group_number.filter(|number| self.groups_on.add(number, &endpoint.host));
             dirty.groups.extend(group);
             if self.networks_on.add(&endpoint.network, &endpoint.host) {
-                hosts.insert(endpoint.host.clone());
+                dirty.first_or_last.insert((endpoint.host.clone(), endpoint.network.clone()));
             }
             self.endpoints.insert(id.clone(), endpoint);
         }
-        dirty.vteps.extend(hosts.iter().filter_map(|host| self.vteps.of(host)).map(|vtep| vtep.address));
+        // A node without an agent remains a peer while it has endpoints.
+        let hosts = dirty.first_or_last.iter().map(|(host, _)| host);
+        dirty.vteps.extend(hosts.filter_map(|host| self.vteps.of(host)).map(|vtep| vtep.address));
     }
 
     fn mark_hosts(&self, changes: vteps::Changes, dirty: &mut DirtySet) {

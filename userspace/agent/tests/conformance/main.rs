@@ -54,6 +54,7 @@ on_every_datapath!([
 ], [
     programs: local_pods_talk, pods_talk_by_vxlan, restart_loses_no_ping, changes_lose_no_ping;
 ], [
+    flooding: copies_go_to_nodes_with_the_network;
     policy: rules_out_hold_at_the_source, rules_in_hold_at_the_destination, answers_pass, a_change_is_in_force_at_once,
         the_highest_priority_decides, rules_match_addresses, icmp_rules_match_both_families, policies_do_not_apply_to_neighbour_discovery,
         packets_get_the_dscp_of_their_group;

@@ -138,9 +138,11 @@ impl Net {
     }
 }
 
-/// Peers for the other nodes.
+/// Peers for the other nodes, with the networks that the scenarios use.
 pub(crate) fn peers() -> [Object; 2] {
-    VTEPS.map(|vtep| Object::Peer(Peer::new(vtep, VXLAN_PORT)))
+    let networks: Vec<Network> =
+        (1..=9).filter_map(|number| Some(Net::vxlan(number).ok()?.plain())).collect();
+    VTEPS.map(|vtep| Object::Peer(Peer::new(vtep, VXLAN_PORT).with_networks(&networks)))
 }
 
 pub(crate) fn peer_id(node: usize) -> ObjectId {

@@ -17,7 +17,7 @@ use contiv_abi::{
     DropReason,
     maps::{FROM_POD, FROM_UPLINK, XDP},
 };
-use contiv_model::service::Port;
+use contiv_model::service::{Port, Readiness};
 use netplugin::datapath::{
     Backend, Datapath as _, Object, Op, Scope, Service,
     ebpf::{Options, XdpPreference},
@@ -39,7 +39,8 @@ const HERE: Endpoint = Endpoint(1);
 const THERE: Endpoint = Endpoint(2);
 const FAR: Endpoint = Endpoint(3);
 const CLIENT: Endpoint = Endpoint(90);
-const VIP: Endpoint = Endpoint(250);
+/// Of the backends here, `HERE` answers for this address.
+const VIP: Endpoint = Endpoint(247);
 const TAG: u16 = 100;
 const SYN: u8 = tcp_flags::SYN;
 const ACK: u8 = tcp_flags::ACK;
@@ -227,24 +228,58 @@ fn a_connection_keeps_its_backend_when_the_set_changes() -> Result<()> {
     Ok(())
 }
 
+/// The client's ARP request for the service.
+fn who_has() -> Packet {
+    let sender = (CLIENT.mac(), CLIENT.ip());
+    Packet::eth(BROADCAST, CLIENT.mac()).vlan(TAG).arp(1, sender, ([0; 6], VIP.ip()))
+}
+
+/// Waits for the service's reply.
+fn expect_reply(wire: &Tap) -> Result<()> {
+    let client = (CLIENT.mac(), CLIENT.ip());
+    let reply = Packet::eth(CLIENT.mac(), VIP.mac()).vlan(TAG).arp(2, (VIP.mac(), VIP.ip()), client).build();
+    wire.expect(TIMEOUT, "the reply", |bytes| (bytes == reply).then_some(()))
+}
+
 #[test]
-fn the_node_of_the_first_backend_answers_for_the_service() -> Result<()> {
+fn the_node_of_one_backend_answers_for_the_service() -> Result<()> {
     needs!(root());
     let mut rig = Rig::v4("out-arp", &[HERE, THERE])?;
     let wire = Tap::open(&rig.outside, "wire")?;
-    let who_has =
-        |ip| Packet::eth(BROADCAST, CLIENT.mac()).vlan(TAG).arp(1, (CLIENT.mac(), CLIENT.ip()), ([0; 6], ip));
-    wire.send(&who_has(VIP.ip()).build())?;
-    let answer = Packet::eth(CLIENT.mac(), VIP.mac())
-        .vlan(TAG)
-        .arp(2, (VIP.mac(), VIP.ip()), (CLIENT.mac(), CLIENT.ip()))
-        .build();
-    wire.expect(TIMEOUT, "the answer", |bytes| (bytes == answer).then_some(()))?;
+    wire.send(&who_has().build())?;
+    expect_reply(&wire)?;
     rig.set(&[THERE, FAR])?;
-    rig.tc(&who_has(VIP.ip()))?.assert_flooded();
+    rig.tc(&who_has())?.assert_flooded();
     let syn = Packet::eth(VIP.mac(), CLIENT.mac()).vlan(TAG).ipv4(CLIENT.ip(), VIP.ip()).tcp(4000, 80, SYN);
     assert_eq!(rig.xdp(&syn)?, None);
     rig.tc(&syn)?.assert_dropped(DropReason::NotLocal);
+    Ok(())
+}
+
+#[test]
+fn the_answering_node_stays_while_its_backend_terminates_and_others_come_and_go() -> Result<()> {
+    needs!(root());
+    let mut rig = Rig::v4("out-speaker", &[HERE, THERE])?;
+    let wire = Tap::open(&rig.outside, "wire")?;
+    let (here, there) = (rig.port_to(HERE)?, rig.port_to(THERE)?);
+    assert_eq!((rig.asked_tcp(here, ACK)?, rig.asked_tcp(there, ACK)?), (HERE, THERE));
+    for others in [&[FAR, HERE][..], &[HERE], &[THERE, FAR, HERE]] {
+        rig.set(others)?;
+        wire.send(&who_has().build())?;
+        expect_reply(&wire)?;
+    }
+    let mut service = web(VIP.ip().into(), [HERE, THERE].map(|endpoint| endpoint.ip().into()));
+    service.backends[0].readiness = Readiness::Terminating;
+    let object = Object::Service(service);
+    rig.node.want(object.clone());
+    assert!(rig.node.apply(&[Op::Set(object)])?.is_empty());
+    wire.send(&who_has().build())?;
+    expect_reply(&wire)?;
+    // The backend that terminates keeps its connection and gets no new ones.
+    assert_eq!((rig.asked_tcp(here, ACK)?, rig.asked_tcp(there, ACK)?), (HERE, THERE));
+    for port in 5000..5020 {
+        assert_eq!(rig.asked_tcp(port, SYN)?, THERE);
+    }
     Ok(())
 }
 

@@ -23,6 +23,7 @@ mod fuzz;
 mod infra;
 mod ipv6_vteps;
 mod malformed;
+mod members;
 mod monitor;
 mod node;
 mod policy;

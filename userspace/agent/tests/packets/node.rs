@@ -161,8 +161,17 @@ impl Node {
         self.want(Object::Network(network.clone()))
     }
 
+    /// A node that has the networks which are desired until now.
     pub(crate) fn want_peer(&mut self, n: u8) -> &mut Self {
-        self.want(Object::Peer(Peer::new(vtep(n), Options::VXLAN_PORT)))
+        let peer = Peer::new(vtep(n), Options::VXLAN_PORT).with_networks(self.networks());
+        self.want(Object::Peer(peer))
+    }
+
+    fn networks(&self) -> impl Iterator<Item = &Network> {
+        self.desired.iter().filter_map(|(_, object)| match object {
+            Object::Network(network) => Some(network),
+            _ => None,
+        })
     }
 
     /// Creates a pod on this node and adds it to the desired state.

@@ -348,7 +348,7 @@ fn a_full_map_is_named() -> Result<()> {
     node.converge()?;
     let failed = node.apply(&[Op::Set(peer(capacity))])?;
     let said = chain(&failed[0].error);
-    assert!(said.contains("the map ctv_vteps (capacity 8192 nodes)"), "{said}");
+    assert!(said.contains("the map ctv_peers, which is full (8192 entries)"), "{said}");
     // Existing entries are unchanged, and a removal frees capacity.
     let observed = node.observe()?;
     assert_eq!((observed.in_sync.len(), observed.orphans), (node.desired.len(), 0));

@@ -13,7 +13,10 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use contiv_abi::{DropReason, maps::FROM_POD};
+use contiv_abi::{
+    DropReason, RingBlock,
+    maps::{FROM_POD, RING_CAPACITY},
+};
 use contiv_model::{
     mac::Mac,
     service::{Port, Readiness},

@@ -1,5 +1,6 @@
-//! Forwarding tables: networks, ports with their flood lists, and tunnel peers.
+//! Forwarding tables: networks, ports with their flood lists, tunnel peers, and the networks of each peer.
 
 pub(crate) mod dense_list;
+pub(crate) mod members;
 pub(crate) mod peers;
 pub(crate) mod ports;

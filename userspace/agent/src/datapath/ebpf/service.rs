@@ -2,8 +2,8 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`buddy`] | allocator of slots in the map of Maglev tables |
-//! | [`maglev`] | assignment of slots to backends |
+//! | [`buddy`] | allocator of blocks in the map of lists and rings |
+//! | [`ring`] | assignment of buckets to backends |
 //! | [`counters`] | counters per service port |
 //! | [`backends`] | backend sets in the kernel |
 //! | [`ports`] | service ports in the kernel |
@@ -14,6 +14,6 @@ pub(crate) mod announcer;
 pub(crate) mod backends;
 pub(crate) mod buddy;
 pub(crate) mod counters;
-pub(crate) mod maglev;
 pub(crate) mod ports;
+pub(crate) mod ring;
 pub(crate) mod vips;

@@ -215,7 +215,8 @@ impl<'a> Segment<'a> {
     fn to_other_nodes(&self, frame: &[u8]) -> Vec<Delivery> {
         match self.network.encap {
             Encap::Vxlan { vni, .. } => {
-                peers(self.objects).map(|peer| self.to_peer(peer, vni, frame.to_vec())).collect()
+                let members = peers(self.objects).filter(|peer| peer.networks.contains_key(&self.network.id));
+                members.map(|peer| self.to_peer(peer, vni, frame.to_vec())).collect()
             }
             Encap::Vlan(vlan) => vec![to_uplink(frame::tagged(frame, vlan))],
         }

@@ -18,7 +18,7 @@ fn object(object: &Object) -> Value {
     let id = object.id().to_string();
     match object {
         Object::Peer(peer) => {
-            json!({ "id": id, "vtep": peer.vtep, "port": peer.port, "networks": peer.networks })
+            json!({ "id": id, "vtep": peer.vtep, "port": peer.port, "networks": peer.networks.keys().collect::<Vec<_>>() })
         }
         Object::Network(network) => {
             json!({

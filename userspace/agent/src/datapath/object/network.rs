@@ -1,4 +1,4 @@
-use std::{collections::BTreeSet, fmt, net::IpAddr};
+use std::{collections::BTreeMap, fmt, net::IpAddr};
 
 use contiv_model::{global::ArpMode, mac::Mac, name::NetworkId, route::NextHops, tag::Encap, vrf::Vrf};
 use ipnet::IpNet;
@@ -10,15 +10,21 @@ pub struct Peer {
     pub vtep: IpAddr,
     /// UDP port of the remote VTEP.
     pub port: u16,
-    /// Networks with endpoints on the node, VLANs included: frames to all stations of a network (BUM) must reach these
-    /// nodes. A datapath may also send them to peers without the network, which drop them.
-    pub networks: BTreeSet<NetworkId>,
+    /// Networks with endpoints on the peer and on this node, VLANs included, with their tags: frames to all stations of a
+    /// network (BUM) must reach these peers. A datapath may also send them to peers without the network, which drop them.
+    pub networks: BTreeMap<NetworkId, Encap>,
 }
 
 impl Peer {
     /// A peer without networks.
     pub fn new(vtep: impl Into<IpAddr>, port: u16) -> Self {
-        Peer { vtep: vtep.into(), port, networks: BTreeSet::new() }
+        Peer { vtep: vtep.into(), port, networks: BTreeMap::new() }
+    }
+
+    /// The peer with these networks.
+    pub fn with_networks<'a>(self, networks: impl IntoIterator<Item = &'a Network>) -> Self {
+        let networks = networks.into_iter().map(|network| (network.id.clone(), network.encap)).collect();
+        Peer { networks, ..self }
     }
 }
 

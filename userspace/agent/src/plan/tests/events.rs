@@ -186,12 +186,12 @@ pub(super) fn endpoint_id(n: u8) -> EndpointId {
     format!("e{n}").into()
 }
 
-fn vtep(host: u8, address: u8, port: u16, since: i64) -> Vtep {
+pub(super) fn vtep(host: u8, address: u8, port: u16, since: i64) -> Vtep {
     Vtep { host: host_name(host), address: vtep_address(address), port, since }
 }
 
 /// The subnets are one of six combinations: equal, nested and distinct IPv4 ones, with and without an IPv6 one.
-fn network(n: u8, encap: Encap, subnets: u8) -> network::Network {
+pub(super) fn network(n: u8, encap: Encap, subnets: u8) -> network::Network {
     let subnet = ["10.0.0.0/24", "10.0.0.0/16", "10.1.0.0/24"][usize::from(subnets % 3)];
     let subnet_v6 = (subnets / 3 == 1).then(|| "2001:db8::/64".parse().unwrap());
     network::Network {
@@ -207,7 +207,7 @@ fn network(n: u8, encap: Encap, subnets: u8) -> network::Network {
     }
 }
 
-fn endpoint(n: u8, net: u8, host: u8, ip: u8) -> Endpoint {
+pub(super) fn endpoint(n: u8, net: u8, host: u8, ip: u8) -> Endpoint {
     let ip = [10, 0, 0, ip].into();
     Endpoint {
         id: endpoint_id(n),

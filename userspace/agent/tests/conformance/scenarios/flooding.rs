@@ -3,11 +3,12 @@
 use std::net::Ipv6Addr;
 
 use anyhow::Result;
+use netplugin::datapath::{Network, Object, Peer};
 use testkit::packet::{BROADCAST, Packet};
 
 use crate::{
     harness::Harness,
-    topology::{Net, ip, ip6, mac, peers, pod, to_pod, udp},
+    topology::{Net, VTEPS, VXLAN_PORT, ip, ip6, mac, peers, pod, to_pod, udp},
     world::World,
 };
 
@@ -78,4 +79,41 @@ pub(crate) fn unknown_unicast_on_vxlan<H: Harness>() -> Result<()> {
     let frame = udp(11, 99, "anybody?");
     let pods = ["pa", "pb", "pc"].map(|port| to_pod(port, &frame));
     world.sends(&net.outside(0), &frame, pods)
+}
+
+/// Broadcasts, multicasts and unknown unicasts go to the nodes that have the network, while these come and go. OVS sends
+/// them to all nodes.
+pub(crate) fn copies_go_to_nodes_with_the_network<H: Harness>() -> Result<()> {
+    let (net, other) = (Net::vxlan(1)?, Net::vxlan(9)?);
+    let mut world = world::<H>(&net)?;
+    let peer = |node: usize, networks: &[&Net]| {
+        let networks: Vec<Network> = networks.iter().map(|net| net.plain()).collect();
+        Object::Peer(Peer::new(VTEPS[node], VXLAN_PORT).with_networks(&networks))
+    };
+    let unknown = udp(2, 99, "anybody?");
+    let steps: [([&[&Net]; 2], &[usize], &[usize]); 5] = [
+        ([&[&net, &other], &[&net]], &[0, 1], &[0]),
+        ([&[&other], &[&net]], &[1], &[0]),
+        ([&[&other], &[]], &[], &[0]),
+        ([&[&net], &[&other]], &[0], &[1]),
+        ([&[&net, &other], &[&net, &other]], &[0, 1], &[0, 1]),
+    ];
+    for (networks, members, members_of_other) in steps {
+        for (node, networks) in networks.into_iter().enumerate() {
+            world.set(peer(node, networks))?;
+        }
+        for frame in group_frames(2).iter().chain([&unknown]) {
+            let pods = ["pa", "pc"].map(|port| to_pod(port, frame));
+            let nodes = members.iter().map(|node| net.to_node(*node, frame));
+            world.sends(&pod("pb"), frame, nodes.chain(pods))?;
+        }
+        let frame = &group_frames(1)[0];
+        let nodes = members_of_other.iter().map(|node| other.to_node(*node, frame));
+        world.sends(&pod("px"), frame, nodes.chain([to_pod("pxx", frame)]))?;
+        // Known endpoints are reached in any case.
+        let known = udp(2, 11, "known");
+        world.sends(&pod("pb"), &known, [net.to_node(0, &known)])?;
+        world.check_in_sync()?;
+    }
+    Ok(())
 }

@@ -1,5 +1,11 @@
 //! Selection of backends, session affinity, and adoption after a restart.
 
+use aya::maps::{Array, HashMap, Map, MapData};
+use contiv_abi::{
+    Be16, Segment, ServiceEntry, ServiceKey,
+    maps::{BACKENDS, RING, SERVICES},
+};
+
 use super::*;
 
 #[test]
@@ -128,6 +134,94 @@ fn a_large_set_keeps_the_backends_of_its_clients() -> Result<()> {
     Ok(())
 }
 
+/// The backend of each client port of a service, by the last byte of its address.
+fn chosen(rig: &Rig, vip: IpAddr, ports: std::ops::Range<u16>) -> Result<Vec<u8>> {
+    let to = |port| match vip {
+        IpAddr::V4(ip) => Packet::eth(VIP.mac(), HERE.mac()).ipv4(HERE.ip(), ip).tcp(port, 80, SYN),
+        IpAddr::V6(ip) => {
+            let [.., a, b, c, d] = ip.octets();
+            Packet::eth([2, 2, a, b, c, d], HERE.mac()).ipv6(HERE.ip6(), ip).tcp(port, 80, SYN)
+        }
+    };
+    let last = if vip.is_ipv4() { 14 + 19 } else { 14 + 39 };
+    ports.map(|port| Ok(rig.from(HERE, &to(port))?.bytes[last])).collect()
+}
+
+/// A new connection without flow state goes to the same backend before and after a change, unless the change removes this
+/// backend, or adds the new one: also where the set outgrows the entry, or its list.
+#[test]
+fn a_change_of_the_set_moves_only_connections_of_backends_that_come_or_go() -> Result<()> {
+    needs!(root());
+    const PORTS: std::ops::Range<u16> = 5000..5200;
+    let mut rig = Rig::new("svc-moves", &[])?;
+    let n1 = network("n1.t", vxlan(10_001));
+    let all: Vec<Endpoint> = (100..170).map(Endpoint).collect();
+    for endpoint in &all {
+        rig.node.want(Object::Remote(endpoint.remote(&n1, Some(vtep(2)))));
+    }
+    rig.node.converge()?;
+    let v4 = |endpoint: &Endpoint| IpAddr::from(endpoint.ip());
+    let v6 = |endpoint: &Endpoint| IpAddr::from(endpoint.ip6());
+    let families: [(IpAddr, fn(&Endpoint) -> IpAddr); 2] = [(v4(&VIP), v4), (v6(&VIP), v6)];
+    for (vip, address) in families {
+        let mut before: Vec<u8> = vec![];
+        let mut moved = 0;
+        // From 70 members with a ring, to 60 in a list, to 1 in the entry, and back.
+        let sizes = [70, 65, 64, 60, 9, 8, 7, 2, 1, 2, 8, 9, 64, 65, 70];
+        for (size, previous) in sizes.into_iter().zip([70].into_iter().chain(sizes)) {
+            let ready: Vec<_> =
+                all[..size].iter().map(|endpoint| (address(endpoint), Readiness::Ready)).collect();
+            let object = Object::Service(service(vip, &ready));
+            assert!(rig.node.apply(&[Op::Set(object)])?.is_empty());
+            let now = chosen(&rig, vip, PORTS)?;
+            let stays = |backend: u8| usize::from(backend - 100) < size.min(previous);
+            for (before, now) in before.iter().zip(&now).filter(|(before, now)| before != now) {
+                assert!(!stays(*before) || !stays(*now), "{previous} to {size}: {before} to {now}");
+                moved += 1;
+            }
+            before = now;
+        }
+        assert!(moved > 200, "{vip}: {moved}");
+    }
+    Ok(())
+}
+
+#[test]
+fn without_room_for_a_ring_the_choice_is_the_same() -> Result<()> {
+    needs!(root());
+    const SIZE: usize = 70;
+    let mut rig = Rig::new("svc-no-room", &[])?;
+    let n1 = network("n1.t", vxlan(10_001));
+    let all: Vec<Endpoint> = (100..100 + SIZE as u8).map(Endpoint).collect();
+    for endpoint in &all {
+        rig.node.want(Object::Remote(endpoint.remote(&n1, Some(vtep(2)))));
+    }
+    rig.node.converge()?;
+    let ready: Vec<_> = all.iter().map(|endpoint| (endpoint.ip().into(), Readiness::Ready)).collect();
+    let chosen_of = |rig: &Rig| chosen(rig, VIP.ip().into(), 5000..5200);
+    let web = Object::Service(service(VIP.ip().into(), &ready));
+    assert!(rig.node.apply(&[Op::Set(web.clone())])?.is_empty());
+    let with_ring = chosen_of(&rig)?;
+    assert!(rig.node.apply(&[Op::Delete(web.id())])?.is_empty());
+    // Sets of addresses that no endpoint has, until no further ring is written.
+    let others = |count: u32| -> Vec<Op> {
+        let ip = |number: u32| IpAddr::from(Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 2, 0, 0)) + number));
+        let set = |number: u32| {
+            let ready: Vec<_> = (0..SIZE as u32).map(|n| (ip(number * 256 + n), Readiness::Ready)).collect();
+            Service { id: format!("other{number}:t").into(), ..service(ip(number * 256 + 255), &ready) }
+        };
+        (0..count).map(|number| Op::Set(Object::Service(set(number)))).collect()
+    };
+    let rings = RING_CAPACITY as u32 / RingBlock::RING;
+    assert!(rig.node.apply(&others(rings))?.is_empty());
+    let used = |rig: &Rig| rig.node.datapath.inspect()["entries"]["ctv_ring"].as_u64().unwrap();
+    let before = used(&rig);
+    assert!(rig.node.apply(&[Op::Set(web)])?.is_empty());
+    assert!(used(&rig) < before + u64::from(RingBlock::RING), "a ring was written");
+    assert_eq!(chosen_of(&rig)?, with_ring);
+    Ok(())
+}
+
 #[test]
 fn sets_of_all_sizes_are_adopted_after_a_restart() -> Result<()> {
     needs!(root());
@@ -173,6 +267,45 @@ fn sets_of_all_sizes_are_adopted_after_a_restart() -> Result<()> {
     let entries = rig.node.datapath.inspect()["entries"].clone();
     assert_eq!((&entries["ctv_ring"], &entries["ctv_backends"]), (&0.into(), &0.into()), "{entries}");
     Ok(())
+}
+
+/// A list whose numbers contradict another list, as after a torn write, is written again, and its old blocks are free.
+#[test]
+fn a_list_that_is_not_adopted_reserves_no_blocks() -> Result<()> {
+    needs!(root());
+    let mut rig = Rig::new("svc-half", &[])?;
+    let all = many(&mut rig.node);
+    for (number, count) in [(1, 12), (2, 9)] {
+        let ready: Vec<_> =
+            all[..count].iter().map(|endpoint| (endpoint.ip6().into(), Readiness::Ready)).collect();
+        let vip = Endpoint(200 + number).ip6().into();
+        let service = Service { id: format!("s{number}:t").into(), ..service(vip, &ready) };
+        rig.node.want(Object::Service(service));
+    }
+    rig.node.converge()?;
+    let map = |name: &str| MapData::from_pin(rig.node.datapath.maps_directory().join(name));
+    let services: HashMap<MapData, ServiceKey, ServiceEntry> = Map::HashMap(map(SERVICES)?).try_into()?;
+    let mut lists: Array<MapData, RingBlock> = Map::Array(map(RING)?).try_into()?;
+    let mut backends: Array<MapData, contiv_abi::Backend> = Map::Array(map(BACKENDS)?).try_into()?;
+    let key =
+        ServiceKey::new(Segment::vxlan(10_001), IpAddr::from(Endpoint(202).ip6()).into(), Be16::new(80), 6);
+    let (first, len) = services.get(&key, 0)?.members[0].as_list();
+    // The first member gets another number, with the same backend behind it, and so comes last.
+    const ALIAS: u32 = 1000;
+    let blocks = [0, 1].map(|n| first / RingBlock::LEN as u32 + n);
+    let mut words = [lists.get(&blocks[0], 0)?.words, lists.get(&blocks[1], 0)?.words].concat();
+    backends.set(ALIAS, backends.get(&words[1], 0)?, 0)?;
+    words[1] = ALIAS;
+    words[..2 * len as usize].rotate_left(2);
+    for (block, words) in blocks.into_iter().zip(words.chunks(RingBlock::LEN)) {
+        lists.set(block, RingBlock { words: words.try_into()? }, 0)?;
+    }
+    rig.node.restart();
+    let observed = rig.node.observe()?;
+    assert!(!observed.in_sync.contains(&ObjectId::Service("s2:t".into())));
+    // The list of twelve members has two blocks.
+    assert_eq!(rig.node.datapath.inspect()["entries"]["ctv_ring"], 2);
+    rig.node.converge()
 }
 
 fn next(ip: IpAddr) -> IpAddr {

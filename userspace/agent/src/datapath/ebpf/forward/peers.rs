@@ -1,14 +1,13 @@
-//! Tunnel peers, to which the programs flood frames of VXLAN networks, and the node's settings.
+//! Tunnel peers, whose frames the programs accept, and the node's settings.
 
 use std::net::IpAddr;
 
 use aya::maps::{Array, MapData};
 use contiv_abi::{
     Be16, FlowTableSize, Node, Timeouts, Vtep,
-    maps::{NODE, PEERS, PEERS_CAPACITY, VTEPS},
+    maps::{NODE, PEERS, PEERS_CAPACITY},
 };
 
-use super::dense_list::{DenseList, Step};
 use crate::datapath::{
     Error,
     ebpf::{
@@ -18,120 +17,48 @@ use crate::datapath::{
     telemetry::TableUsage,
 };
 
-/// `ctv_vteps`, a dense list of the peers; `ctv_peers`, the slot of each peer; and `ctv_node`, which has the length of the
-/// list.
+/// `ctv_peers` and `ctv_node`.
 pub(crate) struct Peers {
-    slots: Table<Vtep, u32>,
-    vteps: Array<MapData, Vtep>,
+    peers: Table<Vtep, u32>,
     node: Array<MapData, Node>,
-    list: DenseList<Vtep>,
     writes: Writes,
 }
+
+/// Value of a peer's entry, which only needs to exist.
+const PRESENT: u32 = 1;
 
 impl Peers {
     pub(crate) fn open(pins: &Pins, writes: &Writes) -> Result<Self, Error> {
         Ok(Peers {
-            slots: Table::new(PEERS, PEERS_CAPACITY, pins.open_map(PEERS)?, writes.clone()),
-            vteps: pins.open_map(VTEPS)?,
+            peers: Table::new(PEERS, PEERS_CAPACITY, pins.open_map(PEERS)?, writes.clone()),
             node: pins.open_map(NODE)?,
-            list: DenseList::default(),
             writes: writes.clone(),
         })
     }
 
-    /// Reads the maps.
+    /// Reads the map.
     pub(crate) fn read(&mut self) -> Result<(), Error> {
-        self.slots.read()?;
-        let slots = 0..self.node()?.peers.min(PEERS_CAPACITY as u32);
-        let vtep =
-            |slot| self.vteps.get(&slot, 0).map_err(|error| failed(format!("read the map {VTEPS}"), error));
-        self.list = DenseList::from_slots(slots.map(vtep).collect::<Result<_, _>>()?);
-        Ok(())
+        self.peers.read()
     }
 
     pub(crate) fn usage(&self) -> TableUsage {
-        self.slots.usage()
+        self.peers.usage()
     }
 
-    /// Every peer that has an entry, also those that are not in the list.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Vtep> {
-        self.slots.iter().map(|(vtep, _)| vtep)
+        self.peers.iter().map(|(vtep, _)| vtep)
     }
 
-    /// Whether the peer is in the list.
     pub(crate) fn contains(&self, vtep: &Vtep) -> bool {
-        self.slot(vtep).is_some()
+        self.peers.get(vtep) == Some(&PRESENT)
     }
 
-    fn slot(&self, vtep: &Vtep) -> Option<u32> {
-        let slot = *self.slots.get(vtep)?;
-        (self.list.get(slot) == Some(*vtep)).then_some(slot)
-    }
-
-    /// Appends the peer to the list unless it is a member.
     pub(crate) fn insert(&mut self, vtep: Vtep) -> Result<(), Error> {
-        if self.contains(&vtep) {
-            return Ok(());
-        }
-        for step in self.list.plan_insert(vtep) {
-            self.execute(step)?;
-        }
-        self.list.inserted(vtep);
-        Ok(())
+        self.peers.set(vtep, PRESENT)
     }
 
-    /// Removes the peer from the list, and its entry.
     pub(crate) fn remove(&mut self, vtep: &Vtep) -> Result<(), Error> {
-        if let Some(slot) = self.slot(vtep) {
-            self.remove_slot(slot)?;
-        }
-        self.slots.remove(vtep)
-    }
-
-    fn remove_slot(&mut self, slot: u32) -> Result<(), Error> {
-        for step in self.list.plan_remove(slot) {
-            self.execute(step)?;
-        }
-        self.list.removed(slot);
-        Ok(())
-    }
-
-    fn execute(&mut self, step: Step<Vtep>) -> Result<(), Error> {
-        match step {
-            Step::Put { slot, member } => {
-                self.writes.count();
-                self.vteps.set(slot, member, 0).map_err(|error| {
-                    failed(format!("write to the map {VTEPS} (capacity {PEERS_CAPACITY} nodes)"), error)
-                })
-            }
-            Step::SetSlot { member, slot } => self.slots.set(member, slot),
-            Step::SetLen(peers) => {
-                let node = Node { peers, ..self.node()? };
-                self.set_node(node)
-            }
-            // Array slots cannot be removed; programs read no slot beyond the length.
-            Step::Clear { .. } => Ok(()),
-        }
-    }
-
-    /// List slots whose peer has no entry, or an entry with another slot.
-    fn orphan_slots(&self) -> Vec<u32> {
-        let is_orphan = |(slot, vtep): &(u32, Vtep)| self.slots.get(vtep) != Some(slot);
-        self.list.iter().filter(is_orphan).map(|(slot, _)| slot).collect()
-    }
-
-    /// Number of orphaned list slots.
-    pub(crate) fn orphans(&self) -> usize {
-        self.orphan_slots().len()
-    }
-
-    /// Removes orphaned list slots.
-    pub(crate) fn collect_garbage(&mut self) -> Result<(), Error> {
-        // From the end, because a removal moves the last member.
-        for slot in self.orphan_slots().into_iter().rev() {
-            self.remove_slot(slot)?;
-        }
-        Ok(())
+        self.peers.remove(vtep)
     }
 
     fn node(&self) -> Result<Node, Error> {

@@ -62,10 +62,24 @@ impl Ports {
         self.segments.get(segment)
     }
 
-    /// Writes a network; the length of its flood list stays.
-    pub(crate) fn set_segment(&mut self, segment: Segment, out: u32, flags: u32) -> Result<(), Error> {
+    /// Writes a network; the length of its flood list stays. `members` is the length of its list of peers.
+    pub(crate) fn set_segment(
+        &mut self,
+        segment: Segment,
+        out: u32,
+        flags: u32,
+        members: u32,
+    ) -> Result<(), Error> {
         let ports = self.lists.entry(segment).or_default().len();
-        self.segments.set(segment, SegmentEntry { out, ports, flags })
+        self.segments.set(segment, SegmentEntry { out, ports, members, flags })
+    }
+
+    /// Writes the length of a network's list of peers, if the network has an entry.
+    pub(crate) fn set_members(&mut self, segment: &Segment, members: u32) -> Result<(), Error> {
+        match self.segments.get(segment).copied() {
+            Some(entry) => self.segments.set(*segment, SegmentEntry { members, ..entry }),
+            None => Ok(()),
+        }
     }
 
     pub(crate) fn remove_segment(&mut self, segment: &Segment) -> Result<(), Error> {

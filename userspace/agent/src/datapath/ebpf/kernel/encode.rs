@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use contiv_abi::{
     Address, Backend, Be16, FdbEntry, FdbKey, NeighEntry, NeighKey, Port, Segment, SegmentEntry, ServiceKey,
-    SubnetKey, Vip, Vtep,
+    SubnetKey, Vip, Vtep, mix,
     policy::{self, GROUP_NUMBERS},
     service_mac,
 };
@@ -112,7 +112,11 @@ fn encode_peer(peer: &Peer, devices: &Devices) -> Result<Vec<Entry>, EncodeError
     if peer.port != devices.overlay_port {
         return Err(EncodeError::OtherPort { theirs: peer.port, ours: devices.overlay_port });
     }
-    Ok(vec![Entry::Peer(Address::from(peer.vtep))])
+    let vtep = Address::from(peer.vtep);
+    // On a VLAN the wire delivers.
+    let segments =
+        peer.networks.values().map(|encap| segment_of(*encap)).filter(|segment| segment.vni().is_some());
+    Ok([Entry::Peer(vtep)].into_iter().chain(segments.map(|segment| Entry::Member(segment, vtep))).collect())
 }
 
 fn encode_network(network: &Network, devices: &Devices) -> Vec<Entry> {
@@ -218,11 +222,21 @@ fn encode_service(service: &Service) -> Result<Vec<Entry>, EncodeError> {
     entries.push(Entry::Neigh(NeighKey { segment, ip }, owner));
     // Hosts that are not nodes of the cluster reach services on VLANs only.
     if segment.vni().is_none()
-        && let Some(first) = ready().map(|backend| Address::from(backend.ip)).min()
+        && let Some(speaker) = speaker(ip, &service.backends)
     {
-        entries.push(Entry::Vip(NeighKey { segment, ip }, Vip { first }));
+        entries.push(Entry::Vip(NeighKey { segment, ip }, Vip { speaker }));
     }
     Ok(entries)
+}
+
+/// The backend whose node answers for a service on the wire. Terminating backends count: their node still forwards, and has
+/// the connections that it forwards elsewhere. By rendezvous hashing, so that other backends that come or go do not move it.
+fn speaker(vip: Address, backends: &[datapath::Backend]) -> Option<Address> {
+    let score = |backend: &Address| {
+        let [[a, b], [c, d]] = [vip.words(), backend.words()];
+        mix(a.rotate_left(16) ^ mix(b ^ mix(c.rotate_left(32) ^ mix(d))))
+    };
+    backends.iter().map(|backend| Address::from(backend.ip)).max_by_key(|backend| (score(backend), *backend))
 }
 
 fn dual_stack(addresses: &Addresses) -> Result<(Ipv4Addr, Option<Ipv6Addr>), Unsupported> {

@@ -11,7 +11,9 @@ use crate::datapath::ebpf::service::ports::Target;
 pub(crate) enum Entry {
     /// A tunnel peer.
     Peer(Vtep),
-    /// A network, without the length of its flood list.
+    /// A peer in the list of a VXLAN network.
+    Member(Segment, Vtep),
+    /// A network, without the lengths of its lists.
     Segment { segment: Segment, out: u32, flags: u32 },
     /// A port and its membership in the flood list, without slot, class and queue.
     Port { ifindex: u32, port: Port },
@@ -33,6 +35,7 @@ pub(crate) enum Entry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum EntryKey {
     Peer(Vtep),
+    Member(Segment, Vtep),
     Segment(Segment),
     Port(u32),
     Fdb(FdbKey),
@@ -47,6 +50,7 @@ impl Entry {
     pub(crate) fn key(&self) -> EntryKey {
         match self {
             Entry::Peer(vtep) => EntryKey::Peer(*vtep),
+            Entry::Member(segment, vtep) => EntryKey::Member(*segment, *vtep),
             Entry::Segment { segment, .. } => EntryKey::Segment(*segment),
             Entry::Port { ifindex, .. } => EntryKey::Port(*ifindex),
             Entry::Fdb(key, _) => EntryKey::Fdb(*key),

@@ -126,6 +126,7 @@ impl Installed {
     fn is_current(&self, entry: &Entry) -> bool {
         match entry {
             Entry::Peer(vtep) => self.kernel.peers.contains(vtep),
+            Entry::Member(segment, vtep) => self.kernel.members.contains(*segment, *vtep),
             Entry::Segment { segment, out, flags } => {
                 self.kernel.ports.segment(segment).is_some_and(|e| e.out == *out && e.flags == *flags)
             }
@@ -197,7 +198,14 @@ impl Installed {
     async fn write(&mut self, entry: &Entry) -> Result<(), Error> {
         match entry {
             Entry::Peer(vtep) => self.kernel.peers.insert(*vtep),
-            Entry::Segment { segment, out, flags } => self.kernel.ports.set_segment(*segment, *out, *flags),
+            Entry::Member(segment, vtep) => {
+                let Kernel { members, ports, .. } = &mut self.kernel;
+                members.insert(*segment, *vtep, ports)
+            }
+            Entry::Segment { segment, out, flags } => {
+                let members = self.kernel.members.len(segment);
+                self.kernel.ports.set_segment(*segment, *out, *flags, members)
+            }
             Entry::Port { ifindex, port } => {
                 self.rates_changed = true;
                 self.kernel.ports.set(*ifindex, *port)
@@ -221,6 +229,10 @@ impl Installed {
     fn remove(&mut self, key: EntryKey) -> Result<(), Error> {
         match key {
             EntryKey::Peer(vtep) => self.kernel.peers.remove(&vtep),
+            EntryKey::Member(segment, vtep) => {
+                let Kernel { members, ports, .. } = &mut self.kernel;
+                members.remove(segment, vtep, ports)
+            }
             EntryKey::Segment(segment) => self.kernel.ports.remove_segment(&segment),
             EntryKey::Port(ifindex) => {
                 self.kernel.ports.stop_flooding(ifindex)?;
@@ -295,7 +307,7 @@ impl Installed {
         let removed = |ifindex| entries.contains(&EntryKey::Port(ifindex));
         Ok(entries.len()
             + self.kernel.ports.orphans(removed)
-            + self.kernel.peers.orphans()
+            + self.kernel.members.orphans()
             + self.orphan_hooks()?.len()
             + self.queues.orphans(self.kernel.ports.iter())
             + self.kernel.policies.orphans())
@@ -313,7 +325,8 @@ impl Installed {
             self.remove(key)?;
         }
         self.kernel.ports.collect_slots()?;
-        self.kernel.peers.collect_garbage()?;
+        let Kernel { members, ports, .. } = &mut self.kernel;
+        members.collect_garbage(ports)?;
         self.kernel.ports.collect_flood()?;
         self.kernel.policies.collect_garbage()
     }
@@ -322,6 +335,7 @@ impl Installed {
     fn orphan_entries(&self) -> Vec<EntryKey> {
         let kernel = &self.kernel;
         let mut keys: Vec<EntryKey> = (kernel.peers.iter().map(|vtep| EntryKey::Peer(*vtep)))
+            .chain(kernel.members.iter().map(|(segment, vtep)| EntryKey::Member(segment, vtep)))
             .chain(kernel.ports.segments().map(|segment| EntryKey::Segment(*segment)))
             .chain(kernel.ports.iter().map(|(ifindex, _)| EntryKey::Port(*ifindex)))
             .chain(kernel.fdb.iter().map(|(key, _)| EntryKey::Fdb(*key)))

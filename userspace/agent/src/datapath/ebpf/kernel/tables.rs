@@ -15,6 +15,7 @@ use crate::datapath::{
     ebpf::{
         failure::failed,
         forward::{
+            members::Members,
             peers::{Peers, Settings},
             ports::Ports,
         },
@@ -42,6 +43,7 @@ use crate::datapath::{
 pub(crate) struct Kernel {
     pub(crate) ports: Ports,
     pub(crate) peers: Peers,
+    pub(crate) members: Members,
     pub(crate) fdb: Table<FdbKey, FdbEntry>,
     pub(crate) subnets: Table<SubnetKey, Subnet>,
     pub(crate) vips: Vips,
@@ -86,6 +88,7 @@ impl Kernel {
         let mut kernel = Kernel {
             ports: Ports::open(pins, writes)?,
             peers: Peers::open(pins, writes)?,
+            members: Members::open(pins, writes)?,
             fdb: Table::new(FDB, FDB_CAPACITY, pins.open_map(FDB)?, writes.clone()),
             subnets: Table::new(SUBNETS, SUBNETS_CAPACITY, pins.open_map(SUBNETS)?, writes.clone()),
             vips: Vips::open(pins, writes)?,
@@ -131,6 +134,7 @@ impl Kernel {
             neighbours,
             self.subnets.usage(),
             self.peers.usage(),
+            self.members.usage(),
             TableUsage { table: GROUPS, entries: groups, capacity: GROUP_NUMBERS },
             TableUsage { table: RULE_SETS, entries: sets, capacity: RULE_SETS_CAPACITY },
             TableUsage { table: RULES, entries: nodes, capacity: RULES_CAPACITY },
@@ -145,6 +149,7 @@ impl Kernel {
     pub(crate) fn read(&mut self) -> Result<(), Error> {
         self.ports.read()?;
         self.peers.read()?;
+        self.members.read(&self.ports)?;
         self.fdb.read()?;
         self.subnets.read()?;
         self.policies.read()?;

@@ -1,10 +1,10 @@
 //! Backend sets in the kernel.
 //!
-//! A small set is part of the entry of the service port. A large set has a Maglev table and a sorted member list, both in
-//! `ctv_ring`; service ports with equal sets share them. Both refer to IPv6 backends, and the table to all backends, by
-//! their number in `ctv_backends`.
+//! A small set is part of the entry of the service port. A large set has a sorted member list in `ctv_ring`, and a ring if
+//! it has enough members and there is room: a ring makes new connections cheaper and changes no choice. Service ports with
+//! equal sets share both. IPv6 backends have a number in `ctv_backends`.
 //!
-//! Freed slots and numbers are quarantined before reuse, because a running program may still read them.
+//! Freed blocks and numbers are quarantined before reuse, because a running program may still read them.
 
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
@@ -17,7 +17,7 @@ use contiv_abi::{
     maps::{BACKENDS, BACKENDS_CAPACITY, RING, RING_CAPACITY},
 };
 
-use super::{buddy::BuddyAllocator, maglev};
+use super::{buddy::BuddyAllocator, ring};
 use crate::datapath::{
     Error,
     ebpf::{
@@ -26,19 +26,26 @@ use crate::datapath::{
     },
 };
 
-/// Time before freed slots and numbers are reused. A program runs for microseconds.
+/// Time before freed blocks and numbers are reused. A program runs for microseconds.
 const QUARANTINE: Duration = Duration::from_millis(200);
 
-/// Slots per block, the unit of allocation in `ctv_ring`.
+/// Sets with more members have a ring. Up to this number, the walk over the list costs less than a microsecond for each new
+/// connection, and a ring would be more than a hundred times as large as the list.
+const RING_ABOVE: usize = 64;
+
+/// Rings leave a quarter of the map to lists.
+const MAX_RINGS: u32 = RING_CAPACITY as u32 / 4 * 3 / RingBlock::RING;
+
+/// Words per block, the unit of allocation in `ctv_ring`.
 const BLOCK: u32 = RingBlock::LEN as u32;
 
 /// A large set in the kernel.
 #[derive(Debug)]
 struct LargeSet {
-    /// First slot of the Maglev table.
-    table: u32,
-    /// First slot of the member list.
+    /// First block of the member list.
     list: u32,
+    /// First block of the ring.
+    ring: Option<u32>,
     /// Number of service ports that use the set.
     users: u32,
 }
@@ -54,9 +61,11 @@ enum Freed {
 
 /// `ctv_ring` and `ctv_backends`, and the sets in them.
 pub(crate) struct BackendSets {
-    slots: MmapArray<RingBlock>,
+    ring: MmapArray<RingBlock>,
     backends: MmapArray<Backend>,
     large: HashMap<Vec<Backend>, LargeSet>,
+    /// Digests of the rings of large sets, so that a ring that has been read is not computed again.
+    digests: HashMap<Vec<Backend>, u64>,
     /// Number of each backend that has one, and how many sets use it.
     numbers: HashMap<Backend, (u32, u32)>,
     free_numbers: BTreeSet<u32>,
@@ -66,12 +75,13 @@ pub(crate) struct BackendSets {
 }
 
 impl BackendSets {
-    pub(crate) fn new(slots: MapData, backends: MapData, writes: Writes) -> Result<Self, Error> {
+    pub(crate) fn new(ring: MapData, backends: MapData, writes: Writes) -> Result<Self, Error> {
         let map = |name, error| failed(format!("map {name} into memory"), error);
         Ok(BackendSets {
-            slots: MmapArray::new(slots, RING_CAPACITY).map_err(|error| map(RING, error))?,
+            ring: MmapArray::new(ring, RING_CAPACITY).map_err(|error| map(RING, error))?,
             backends: MmapArray::new(backends, BACKENDS_CAPACITY).map_err(|error| map(BACKENDS, error))?,
             large: HashMap::new(),
+            digests: HashMap::new(),
             numbers: HashMap::new(),
             free_numbers: (0..BACKENDS_CAPACITY as u32).collect(),
             blocks: BuddyAllocator::new(RING_CAPACITY as u32),
@@ -82,6 +92,7 @@ impl BackendSets {
 
     /// Forgets all sets, before those in the kernel are adopted.
     pub(crate) fn clear(&mut self) {
+        self.digests.retain(|set, _| self.large.contains_key(set));
         self.large.clear();
         self.numbers.clear();
         self.quarantine.clear();
@@ -97,7 +108,7 @@ impl BackendSets {
     /// Reads a small set from the entry of a service port. `None` if the entry differs from the entry that this agent
     /// writes; the port must then be set again.
     pub(crate) fn adopt_small(&mut self, key: &ServiceKey, entry: &ServiceEntry) -> Option<Vec<Backend>> {
-        let (members, unused) = entry.members.split_at_checked(entry.slots as usize)?;
+        let (members, unused) = entry.members.split_at_checked(entry.backends as usize)?;
         let ip6 = !key.ip.is_v4();
         let read = |member: &Member| match ip6 {
             false => Some(Backend::new(Address::v4(member.mark), u16::try_from(member.at).ok()?)),
@@ -108,7 +119,7 @@ impl BackendSets {
             members.iter().zip(&set).all(|(member, backend)| *member == backend.member(member.at, ip6));
         let ordered = set.windows(2).all(|pair| pair[0] < pair[1]);
         let unused_empty = unused.iter().all(|member| *member == Member::default());
-        if !as_written || !ordered || entry.ring != 0 || !unused_empty {
+        if !as_written || !ordered || entry.ring != ServiceEntry::NO_RING || !unused_empty {
             return None;
         }
         if ip6 {
@@ -117,43 +128,73 @@ impl BackendSets {
         Some(set)
     }
 
-    /// Reads a large set. `None` if its table or list differs from those that this agent writes; the service ports that use
+    /// Reads a large set. `None` if its list or ring differs from those that this agent writes; the service ports that use
     /// it must then be set again.
-    pub(crate) fn adopt_large(&mut self, entry: &ServiceEntry) -> Option<Vec<Backend>> {
-        if !entry.slots.is_power_of_two() || !entry.ring.is_multiple_of(BLOCK) {
-            return None;
-        }
-        let slots = self.read_slots(entry.ring, entry.slots)?;
-        let distinct: BTreeSet<u32> = slots.iter().copied().collect();
-        let mut set: Vec<(Backend, u32)> = distinct
-            .iter()
-            .map(|number| Some((self.backends.get(*number)?, *number)))
-            .collect::<Option<_>>()?;
-        set.sort_unstable();
+    pub(crate) fn adopt_large(&mut self, key: &ServiceKey, entry: &ServiceEntry) -> Option<Vec<Backend>> {
         let (list, len) = entry.members[0].as_list();
-        let list_matches = list.is_multiple_of(BLOCK) && len as usize == set.len();
-        if !list_matches || self.read_slots(list, 2 * len)? != member_list(&set) {
+        if !list.is_multiple_of(BLOCK) || len != entry.backends {
             return None;
         }
-        let (set, numbers): (Vec<Backend>, Vec<u32>) = set.into_iter().unzip();
-        let as_written =
-            maglev::populate(&as_bytes(&set)).iter().map(|index| numbers[*index as usize]).eq(slots);
-        if !as_written
-            || set.windows(2).any(|pair| pair[0] == pair[1])
+        let list = list / BLOCK;
+        let words = self.read_words(list, len.checked_mul(2)?)?;
+        let (set, numbers) = self.read_list(&words, !key.ip.is_v4())?;
+        let ring = match entry.ring {
+            ServiceEntry::NO_RING => None,
+            ring if !ring.is_multiple_of(BLOCK) => return None,
+            ring => Some(ring / BLOCK),
+        };
+        if set.windows(2).any(|pair| pair[0] >= pair[1])
             || self.large.contains_key(&set)
-            || !self.blocks.reserve(entry.ring / BLOCK, entry.slots / BLOCK)
+            || !ring.is_none_or(|ring| self.is_ring(&set, &words, ring))
         {
             return None;
         }
-        let numbered = set.iter().copied().zip(numbers.iter().copied()).collect();
-        if !self.blocks.reserve(list / BLOCK, list_blocks(set.len()))
-            || self.adopt_numbers(numbered).is_none()
-        {
-            // The reserved blocks leak until the next start reads the map again.
+        let mut reserved = vec![];
+        for (first, count) in blocks(set.len(), list, ring) {
+            if self.blocks.reserve(first, count) {
+                reserved.push((first, count));
+            }
+        }
+        if reserved.len() != blocks(set.len(), list, ring).count() || self.adopt_numbers(numbers).is_none() {
+            reserved.into_iter().for_each(|(first, count)| self.blocks.free(first, count));
             return None;
         }
-        self.large.insert(set.clone(), LargeSet { table: entry.ring, list, users: 0 });
+        self.large.insert(set.clone(), LargeSet { list, ring, users: 0 });
         Some(set)
+    }
+
+    /// The backends of a list, sorted, and the numbers of those that have one. `None` if the list is not one that this agent
+    /// writes.
+    fn read_list(&self, words: &[u32], ip6: bool) -> Option<(Vec<Backend>, Vec<(Backend, u32)>)> {
+        let mut members = vec![];
+        for pair in words.chunks_exact(2) {
+            let member = Member::from_word(u64::from(pair[1]) << 32 | u64::from(pair[0]));
+            let backend = match ip6 {
+                false => Backend::new(Address::v4(member.mark), u16::try_from(member.at).ok()?),
+                true => self.backends.get(member.at)?,
+            };
+            members.push((backend, member.at));
+        }
+        members.sort_unstable();
+        if member_list(&members) != words {
+            return None;
+        }
+        let set = members.iter().map(|(backend, _)| *backend).collect();
+        Some((set, if ip6 { members } else { vec![] }))
+    }
+
+    /// Whether the blocks from `first` on contain the ring of a set with this list.
+    fn is_ring(&mut self, set: &[Backend], list: &[u32], first: u32) -> bool {
+        let Some(words) = self.read_words(first, RingBlock::RING * BLOCK) else { return false };
+        let found = ring::digest(list, &words);
+        if self.digests.get(set) == Some(&found) {
+            return true;
+        }
+        let is_ring = ring::words(list, ip6(set)) == words;
+        if is_ring {
+            self.digests.insert(set.to_vec(), found);
+        }
+        is_ring
     }
 
     /// Records that one more service port uses an adopted set.
@@ -179,40 +220,35 @@ impl BackendSets {
         Some(())
     }
 
-    fn read_slots(&self, from: u32, len: u32) -> Option<Vec<u32>> {
-        let slot = |slot: u32| {
-            let block = self.slots.get(slot / BLOCK)?;
-            block.slots.get((slot % BLOCK) as usize).copied()
-        };
-        (from..from.checked_add(len)?).map(slot).collect()
+    /// Reads words from the first one of a block on.
+    fn read_words(&self, first: u32, len: u32) -> Option<Vec<u32>> {
+        let blocks = (first..first.checked_add(len.div_ceil(BLOCK))?).map(|index| self.ring.get(index));
+        let blocks: Vec<RingBlock> = blocks.collect::<Option<_>>()?;
+        Some(blocks.iter().flat_map(|block| block.words).take(len as usize).collect())
     }
 
     /// Writes the set unless it is in the kernel, and returns an entry of a service port that refers to it, with number and
     /// affinity zero. [`release`](Self::release) reverts it.
     pub(crate) fn acquire(&mut self, set: &[Backend]) -> Result<ServiceEntry, Error> {
-        let mut members = [Member::default(); ServiceEntry::FEW];
-        if set.len() > members.len() {
+        let mut entry = ServiceEntry {
+            number: 0,
+            affinity: 0,
+            backends: set.len() as u32,
+            ring: ServiceEntry::NO_RING,
+            members: [Member::default(); ServiceEntry::FEW],
+        };
+        if set.len() > entry.members.len() {
             let large = self.ensure_large(set)?;
             large.users += 1;
-            let (table, list) = (large.table, large.list);
-            members[0] = Member::list(list, set.len() as u32);
-            return Ok(ServiceEntry {
-                number: 0,
-                affinity: 0,
-                slots: maglev::slots(set.len()),
-                ring: table,
-                members,
-            });
+            entry.members[0] = Member::list(large.list * BLOCK, entry.backends);
+            entry.ring = large.ring.map_or(ServiceEntry::NO_RING, |ring| ring * BLOCK);
+            return Ok(entry);
         }
-        for (index, backend) in set.iter().enumerate() {
-            let ip6 = !backend.ip.is_v4();
-            let Some(number) = (if ip6 { self.acquire_number(*backend) } else { Some(0) }) else {
-                self.release(&set[..index]);
-                return Err(full(BACKENDS, BACKENDS_CAPACITY));
-            };
-            members[index] = backend.member(number, ip6);
+        for ((backend, number), member) in set.iter().zip(self.acquire_numbers(set)?).zip(&mut entry.members)
+        {
+            *member = backend.member(number, ip6(set));
         }
-        Ok(ServiceEntry { number: 0, affinity: 0, slots: set.len() as u32, ring: 0, members })
+        Ok(entry)
     }
 
     fn ensure_large(&mut self, set: &[Backend]) -> Result<&mut LargeSet, Error> {
@@ -220,43 +256,57 @@ impl BackendSets {
             let large = self.write_large(set)?;
             self.large.insert(set.to_vec(), large);
         }
-        self.large.get_mut(set).ok_or_else(|| failed("create a Maglev table", "it does not exist"))
+        self.large.get_mut(set).ok_or_else(|| failed("write a backend list", "it does not exist"))
     }
 
     fn write_large(&mut self, set: &[Backend]) -> Result<LargeSet, Error> {
-        let (table_size, list_size) = (maglev::slots(set.len()) / BLOCK, list_blocks(set.len()));
-        let table = self.blocks.allocate(table_size).ok_or_else(|| full(RING, RING_CAPACITY))?;
-        let Some(list) = self.blocks.allocate(list_size) else {
-            self.blocks.free(table, table_size);
-            return Err(full(RING, RING_CAPACITY));
-        };
-        let mut numbers = vec![];
-        for backend in set {
-            match self.acquire_number(*backend) {
-                Some(number) => numbers.push(number),
-                None => {
-                    self.release_numbers(&set[..numbers.len()]);
-                    self.blocks.free(table, table_size);
-                    self.blocks.free(list, list_size);
-                    return Err(full(BACKENDS, BACKENDS_CAPACITY));
-                }
+        let list = self.blocks.allocate(list_blocks(set.len())).ok_or_else(|| full(RING, RING_CAPACITY))?;
+        let numbers = match self.acquire_numbers(set) {
+            Ok(numbers) => numbers,
+            Err(error) => {
+                self.blocks.free(list, list_blocks(set.len()));
+                return Err(error);
             }
+        };
+        let members: Vec<(Backend, u32)> = set.iter().copied().zip(numbers).collect();
+        let words = member_list(&members);
+        self.write_words(list, &words);
+        let ring = if self.may_have_ring(set) { self.blocks.allocate(RingBlock::RING) } else { None };
+        if let Some(ring) = ring {
+            let slots = ring::words(&words, ip6(set));
+            self.write_words(ring, &slots);
+            self.digests.insert(set.to_vec(), ring::digest(&words, &slots));
         }
-        let numbered: Vec<(Backend, u32)> = set.iter().copied().zip(numbers.iter().copied()).collect();
-        self.write_slots(list, &member_list(&numbered));
-        let slots: Vec<u32> =
-            maglev::populate(&as_bytes(set)).iter().map(|index| numbers[*index as usize]).collect();
-        self.write_slots(table, &slots);
         self.writes.count();
-        Ok(LargeSet { table: table * BLOCK, list: list * BLOCK, users: 0 })
+        Ok(LargeSet { list, ring, users: 0 })
     }
 
-    fn write_slots(&mut self, first: u32, slots: &[u32]) {
-        for (index, slots) in (first..).zip(slots.chunks(RingBlock::LEN)) {
-            let mut block = RingBlock { slots: [0; RingBlock::LEN] };
-            block.slots[..slots.len()].copy_from_slice(slots);
-            self.slots.set(index, block);
+    /// Whether a ring is worth its memory, and rings have not used up theirs.
+    fn may_have_ring(&self, set: &[Backend]) -> bool {
+        let rings = self.large.values().filter(|large| large.ring.is_some()).count() as u32;
+        (RING_ABOVE + 1..=ring::MAX_BACKENDS).contains(&set.len()) && rings < MAX_RINGS
+    }
+
+    fn write_words(&mut self, first: u32, words: &[u32]) {
+        for (index, words) in (first..).zip(words.chunks(RingBlock::LEN)) {
+            let mut block = RingBlock { words: [0; RingBlock::LEN] };
+            block.words[..words.len()].copy_from_slice(words);
+            self.ring.set(index, block);
         }
+    }
+
+    /// Numbers of the backends of a set, for one more set; zero for IPv4 backends.
+    fn acquire_numbers(&mut self, set: &[Backend]) -> Result<Vec<u32>, Error> {
+        let mut numbers = vec![];
+        for (index, backend) in set.iter().enumerate() {
+            let Some(number) = (if backend.ip.is_v4() { Some(0) } else { self.acquire_number(*backend) })
+            else {
+                self.release_numbers(&set[..index]);
+                return Err(full(BACKENDS, BACKENDS_CAPACITY));
+            };
+            numbers.push(number);
+        }
+        Ok(numbers)
     }
 
     /// Number of a backend, for one more set. Writes the backend if it has no number; `None` if all numbers are taken.
@@ -282,11 +332,10 @@ impl BackendSets {
         if large.users == 0
             && let Some(large) = self.large.remove(set)
         {
-            let blocks =
-                [(large.table, maglev::slots(set.len()) / BLOCK), (large.list, list_blocks(set.len()))];
             let now = Instant::now();
-            let freed = blocks.map(|(slot, count)| (now, Freed::Blocks { first: slot / BLOCK, count }));
-            self.quarantine.extend(freed);
+            let blocks = blocks(set.len(), large.list, large.ring);
+            self.quarantine.extend(blocks.map(|(first, count)| (now, Freed::Blocks { first, count })));
+            self.digests.remove(set);
             self.release_numbers(set);
         }
     }
@@ -315,17 +364,23 @@ impl BackendSets {
     }
 }
 
-/// The backends as bytes, which are the same on every node.
-fn as_bytes(set: &[Backend]) -> Vec<&[u8]> {
-    set.iter().map(bytemuck::bytes_of).collect()
+/// Whether the backends of a set have IPv6 addresses. All have addresses of one family.
+fn ip6(set: &[Backend]) -> bool {
+    set.first().is_some_and(|backend| !backend.ip.is_v4())
 }
 
-/// The sorted member list, in which programs look up the backend of a client with session affinity: two slots per member.
+/// The sorted member list, in which programs look up the backend of a client with session affinity: two words per member,
+/// the lower half first.
 fn member_list(set: &[(Backend, u32)]) -> Vec<u32> {
     let word = |(backend, number): &(Backend, u32)| backend.member(*number, !backend.ip.is_v4()).word();
     let mut words: Vec<u64> = set.iter().map(word).collect();
     words.sort_unstable();
     words.into_iter().flat_map(|word| [word as u32, (word >> 32) as u32]).collect()
+}
+
+/// Blocks of the member list and the ring of a set: first block and number.
+fn blocks(backends: usize, list: u32, ring: Option<u32>) -> impl Iterator<Item = (u32, u32)> {
+    [(list, list_blocks(backends))].into_iter().chain(ring.map(|ring| (ring, RingBlock::RING)))
 }
 
 /// Number of blocks of the member list.

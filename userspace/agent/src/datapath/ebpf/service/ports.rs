@@ -1,6 +1,6 @@
 //! Service ports in the kernel.
 //!
-//! A change is written in the order of references reversed: backends, the Maglev table, then the entry of the port, which
+//! A change is written in the order of references reversed: backends, list and ring, then the entry of the port, which
 //! is replaced atomically. A new connection uses either the old or the new backend set. Session affinity is stored by the
 //! programs; they check that the client's backend is still a member of the set.
 
@@ -70,19 +70,16 @@ impl ServicePorts {
         self.next_number = NonZeroU32::MIN;
         let mut ports: Vec<(ServiceKey, ServiceEntry)> = self.ports.iter().map(|(k, e)| (*k, *e)).collect();
         ports.sort_unstable_by_key(|(key, _)| *key);
-        let mut large: HashMap<(u32, u32), Option<Vec<Backend>>> = HashMap::new();
+        let mut large: HashMap<((u32, u32), u32), Option<Vec<Backend>>> = HashMap::new();
         let mut numbers = BTreeSet::new();
         for (key, entry) in ports {
             self.next_number = self.next_number.max(next(entry.number));
             numbers.insert(entry.number);
-            let set = if entry.slots as usize <= ServiceEntry::FEW {
+            let set = if entry.backends as usize <= ServiceEntry::FEW {
                 self.backends.adopt_small(&key, &entry)
-            } else if let Some(adopted) = large.get(&(entry.ring, entry.slots)) {
-                adopted.clone()
             } else {
-                let adopted = self.backends.adopt_large(&entry);
-                large.insert((entry.ring, entry.slots), adopted.clone());
-                adopted
+                let adopt = || self.backends.adopt_large(&key, &entry);
+                large.entry((entry.members[0].as_list(), entry.ring)).or_insert_with(adopt).clone()
             };
             if let Some(set) = set.filter(|set| !set.is_empty()) {
                 self.backends.add_user(&set);
@@ -112,7 +109,7 @@ impl ServicePorts {
         self.ports.get(key).is_some_and(|entry| {
             entry.affinity == target.affinity
                 && set == target.backends
-                && (entry.slots == 0) == target.backends.is_empty()
+                && (entry.backends == 0) == target.backends.is_empty()
         })
     }
 

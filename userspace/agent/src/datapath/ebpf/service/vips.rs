@@ -1,7 +1,7 @@
 //! Neighbour entries, and the services for which this node answers ARP and ND on the VLAN uplink.
 //!
-//! On a VLAN, the node of a service's first ready backend answers for the service. A node recognises its own endpoints by
-//! the neighbour entry of the backend.
+//! On a VLAN, the node of one of a service's backends, the speaker, answers for the service. A node recognises its own
+//! endpoints by the neighbour entry of the speaker.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -20,8 +20,8 @@ use crate::datapath::{
 pub(crate) struct Vips {
     neighbours: Table<NeighKey, NeighEntry>,
     vips: Table<NeighKey, Vip>,
-    /// Services by the address of their first backend.
-    by_first_backend: HashMap<NeighKey, BTreeSet<NeighKey>>,
+    /// Services by the address of their speaker.
+    by_speaker: HashMap<NeighKey, BTreeSet<NeighKey>>,
     /// Services whose answering node may have changed.
     changed: BTreeSet<NeighKey>,
 }
@@ -31,7 +31,7 @@ impl Vips {
         Ok(Vips {
             neighbours: Table::new(NEIGH, NEIGH_CAPACITY, pins.open_map(NEIGH)?, writes.clone()),
             vips: Table::new(VIPS, VIPS_CAPACITY, pins.open_map(VIPS)?, writes.clone()),
-            by_first_backend: HashMap::new(),
+            by_speaker: HashMap::new(),
             changed: BTreeSet::new(),
         })
     }
@@ -40,10 +40,10 @@ impl Vips {
     pub(crate) fn read(&mut self) -> Result<(), Error> {
         self.neighbours.read()?;
         self.vips.read()?;
-        self.by_first_backend.clear();
+        self.by_speaker.clear();
         self.changed.clear();
         for (service, vip) in self.vips.iter() {
-            self.by_first_backend.entry(first_backend(service, vip)).or_default().insert(*service);
+            self.by_speaker.entry(speaker(service, vip)).or_default().insert(*service);
         }
         Ok(())
     }
@@ -73,25 +73,25 @@ impl Vips {
 
     fn is_answered(&self, service: &NeighKey) -> bool {
         let vip = self.vips.get(service);
-        let first = vip.and_then(|vip| self.neighbours.get(&first_backend(service, vip)));
+        let first = vip.and_then(|vip| self.neighbours.get(&speaker(service, vip)));
         first.is_some_and(|neighbour| neighbour.ifindex != 0)
     }
 
     /// Writes or removes a service.
     pub(crate) fn set_vip(&mut self, service: NeighKey, vip: Option<Vip>) -> Result<(), Error> {
-        let before = self.vips.get(&service).map(|vip| first_backend(&service, vip));
+        let before = self.vips.get(&service).map(|vip| speaker(&service, vip));
         if let Some(before) = before
-            && let Some(services) = self.by_first_backend.get_mut(&before)
+            && let Some(services) = self.by_speaker.get_mut(&before)
         {
             services.remove(&service);
             if services.is_empty() {
-                self.by_first_backend.remove(&before);
+                self.by_speaker.remove(&before);
             }
         }
         self.changed.insert(service);
         match vip {
             Some(vip) => {
-                self.by_first_backend.entry(first_backend(&service, &vip)).or_default().insert(service);
+                self.by_speaker.entry(speaker(&service, &vip)).or_default().insert(service);
                 self.vips.set(service, vip)
             }
             None => self.vips.remove(&service),
@@ -104,7 +104,7 @@ impl Vips {
         key: NeighKey,
         neighbour: Option<NeighEntry>,
     ) -> Result<(), Error> {
-        self.changed.extend(self.by_first_backend.get(&key).into_iter().flatten());
+        self.changed.extend(self.by_speaker.get(&key).into_iter().flatten());
         match neighbour {
             Some(neighbour) => self.neighbours.set(key, neighbour),
             None => self.neighbours.remove(&key),
@@ -112,7 +112,7 @@ impl Vips {
     }
 }
 
-/// Neighbour key of a service's first backend.
-fn first_backend(service: &NeighKey, vip: &Vip) -> NeighKey {
-    NeighKey { segment: service.segment, ip: vip.first }
+/// Neighbour key of a service's speaker.
+fn speaker(service: &NeighKey, vip: &Vip) -> NeighKey {
+    NeighKey { segment: service.segment, ip: vip.speaker }
 }
