@@ -1,6 +1,6 @@
 //! Keys and values of the forwarding maps.
 
-use crate::{Address, Be16, Mac, Segment, Timeouts};
+use crate::{Address, Be16, Mac, Segment, ServiceCountRows, Timeouts};
 
 /// The IPv4 address of a VTEP, in network byte order.
 pub type Vtep = [u8; 4];
@@ -202,6 +202,8 @@ pub struct Node {
     pub tunnel_port: Be16,
     /// Zero.
     pub zero: [u8; 6],
+    /// Arrangement of the counters of services.
+    pub service_counts: ServiceCountRows,
     /// Records of the flow table.
     pub flows: u32,
     /// Pages of the index of flows.

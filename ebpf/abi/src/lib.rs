@@ -45,8 +45,8 @@ pub use forward::{
 pub use order::{Be16, Be32};
 pub use segment::Segment;
 pub use service::{
-    AffinityBlock, Backend, Client, DsrEntry, DsrHook, Member, RingBlock, ServiceCount, ServiceEntry,
-    ServiceKey, Vip, mix, service_mac,
+    AffinityBlock, Backend, Client, DsrEntry, DsrHook, Member, RingBlock, ServiceCount, ServiceCountRows,
+    ServiceEntry, ServiceKey, Vip, mix, service_mac,
 };
 pub use tuple::{FlowKey, Tuple};
 pub use words::{clear, cleared};
@@ -77,7 +77,7 @@ map_types! {
     NeighEntry: 16;
     SubnetKey: 12;
     Subnet: 48;
-    Node: 64;
+    Node: 72;
     DropCount: 16;
     FlowKey: 48;
     Flow: 192;
@@ -92,6 +92,7 @@ map_types! {
     RingBlock: 64;
     Backend: 24;
     ServiceCount: 48;
+    ServiceCountRows: 8;
     Client: 16;
     AffinityBlock: 64;
     Vip: 16;

@@ -52,6 +52,7 @@ use device::{InterfaceMonitor, Netlink};
 use failure::failed;
 use forward::peers::Settings;
 use kernel::{installed::Installed, tables::Kernel};
+pub use maps::sizes::Sizes;
 use maps::{
     flows,
     names::{RuleNames, ServiceNames},
@@ -93,6 +94,8 @@ pub struct Options {
     pub bum_rate: u32,
     /// Capacity of the flow table. A table of another capacity is replaced when it is empty.
     pub flows: u32,
+    /// Sizes of the maps that the agent fills. Existing maps keep theirs.
+    pub sizes: Sizes,
 }
 
 impl Options {
@@ -120,6 +123,7 @@ impl Default for Options {
             timeouts: Timeouts::default(),
             bum_rate: Options::BUM_RATE,
             flows: FLOWS_CAPACITY as u32,
+            sizes: Sizes::default(),
         }
     }
 }
@@ -263,6 +267,7 @@ impl Datapath for Ebpf {
                     self.interfaces.xdp(),
                     (&self.rule_names, &self.service_names),
                     self.options.flows,
+                    self.options.sizes,
                     &self.writes,
                 )?,
                 self.interfaces.hooks().clone(),
@@ -379,7 +384,15 @@ impl Datapath for Ebpf {
             }
             XdpStatus::Off | XdpStatus::Attached(_) => None,
         };
-        flows.into_iter().chain(xdp).collect()
+        let existing = self.installed.as_ref().map(|installed| installed.kernel().sizes());
+        let sizes = existing.into_iter().flat_map(|existing| existing.differences(&self.options.sizes));
+        let sizes = sizes.map(|(flag, existing, configured)| {
+            format!(
+                "maps: size {existing} instead of {configured} ({flag}), because a map cannot be resized; to change it, move \
+                 the pods off the node, stop the agent, and run `netplugin cleanup`"
+            )
+        });
+        flows.into_iter().chain(xdp).chain(sizes).collect()
     }
 
     fn telemetry(&self) -> Option<Arc<dyn Telemetry>> {

@@ -22,6 +22,7 @@ mod fuzz;
 mod infra;
 mod malformed;
 mod members;
+mod memory;
 mod monitor;
 mod node;
 mod policy;

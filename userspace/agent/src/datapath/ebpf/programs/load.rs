@@ -6,7 +6,7 @@ use aya::{
     programs::{ProgramError, SchedClassifier, Xdp},
 };
 use aya_obj::programs::XdpAttachType;
-use contiv_abi::maps::{ALL, BUILD, BUILD_LEN, SERVICE_COUNTS, XDP};
+use contiv_abi::maps::{ALL, BUILD, BUILD_LEN, XDP};
 
 use super::{
     tc::{Role, TcHooks},
@@ -16,7 +16,7 @@ use crate::datapath::{
     Error,
     ebpf::{
         failure::{errno, failed},
-        maps::{flows, pins::Pins, writes::Writes},
+        maps::{flows, pins::Pins, sizes::Sizes, writes::Writes},
     },
 };
 
@@ -66,7 +66,8 @@ impl Programs {
 pub(crate) struct Capacities {
     /// Records of the flow table.
     pub(crate) flows: u32,
-    pub(crate) service_counts: u32,
+    /// The maps that the agent fills.
+    pub(crate) sizes: Sizes,
 }
 
 /// Whether all maps and programs are pinned and come from this build.
@@ -114,7 +115,9 @@ pub(crate) fn load(
     for (name, entries) in flows::sizes(capacities.flows) {
         loader.map_max_entries(name, entries);
     }
-    loader.map_max_entries(SERVICE_COUNTS, capacities.service_counts);
+    for (name, entries) in capacities.sizes.entries()? {
+        loader.map_max_entries(name, entries);
+    }
     let mut object = loader.load(OBJECT).map_err(|error| failed("load the eBPF object", error))?;
     for role in Role::ALL {
         let what = || format!("load the program {}", role.program());
