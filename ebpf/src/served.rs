@@ -3,11 +3,13 @@
 use aya_ebpf::{
     bindings::BPF_F_MMAPABLE, btf_maps::Array, helpers::generated::bpf_get_smp_processor_id, macros::btf_map,
 };
-use contiv_abi::{ServiceCount, maps::SERVICE_COUNTS_CAPACITY};
+use contiv_abi::{ServiceCount, maps::SERVICES_CAPACITY};
 
-/// The agent makes it as large as there are processors.
+use crate::maps;
+
+/// The agent makes it as large as `ServiceCountRows` says.
 #[btf_map(name = "ctv_svcnt")]
-static COUNTS: Array<ServiceCount, SERVICE_COUNTS_CAPACITY, { BPF_F_MMAPABLE as usize }> = Array::new();
+static COUNTS: Array<ServiceCount, SERVICES_CAPACITY, { BPF_F_MMAPABLE as usize }> = Array::new();
 
 /// Counts a new connection to a service, with its first packet.
 #[inline(always)]
@@ -31,16 +33,18 @@ pub(crate) fn passed(service: u32, reply: bool, bytes: u32) {
 extern "C" fn ctv_served(service: u32, answer: u32, connections: u32, packets: u64, bytes: u64) -> u32 {
     // SAFETY: a helper without arguments.
     let processor = unsafe { bpf_get_smp_processor_id() };
-    if let Some(count) = COUNTS.get_ptr_mut(ServiceCount::place(processor, service)) {
-        let side = (answer & 1) as usize;
-        // SAFETY: this CPU's own; the agent writes there before anything leads to the service, and when nothing does.
-        unsafe {
-            if (*count).number == service {
-                (*count).connections += u64::from(connections);
-                (*count).packets[side] += packets;
-                (*count).bytes[side] += bytes;
-            }
-        }
+    let Some(node) = maps::node() else { return 0 };
+    let rows = node.service_counts;
+    let Some(count) = COUNTS.get_ptr_mut(rows.place(processor, service)) else { return 0 };
+    // SAFETY: an entry of the map.
+    let count = unsafe { &mut *count };
+    if count.number != service {
+        return 0;
     }
+    let side = (answer & 1) as usize;
+    // This CPU's own; the agent writes there before anything leads to the service, and when nothing does.
+    count.connections += u64::from(connections);
+    count.packets[side] += packets;
+    count.bytes[side] += bytes;
     0
 }

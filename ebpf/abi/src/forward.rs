@@ -1,6 +1,6 @@
 //! Keys and values of the forwarding maps.
 
-use crate::{Address, Be16, Mac, Segment, Timeouts};
+use crate::{Address, Be16, Mac, Segment, ServiceCountRows, Timeouts};
 
 /// The IP address of a VTEP; all zero for none.
 pub type Vtep = Address;
@@ -203,6 +203,8 @@ pub struct Node {
     /// Broadcast, unknown unicast and multicast frames that a port may send in a second; zero for
     /// no limit.
     pub bum_rate: u32,
+    /// Arrangement of the counters of services.
+    pub service_counts: ServiceCountRows,
     /// Records of the flow table.
     pub flows: u32,
     /// Pages of the index of flows.

@@ -46,8 +46,8 @@ pub use forward::{
 pub use order::{Be16, Be32};
 pub use segment::Segment;
 pub use service::{
-    AffinityBlock, Backend, Client, DsrEntry, DsrHook, Member, RingBlock, ServiceCount, ServiceEntry,
-    ServiceKey, Vip, mix, service_mac,
+    AffinityBlock, Backend, Client, DsrEntry, DsrHook, Member, RingBlock, ServiceCount, ServiceCountRows,
+    ServiceEntry, ServiceKey, Vip, mix, service_mac,
 };
 pub use stage_log::{LogResult, LogStage, LoggedEndpoint};
 pub use tuple::{FlowKey, Tuple};
@@ -79,7 +79,7 @@ map_types! {
     NeighEntry: 16;
     SubnetKey: 12;
     Subnet: 48;
-    Node: 72;
+    Node: 80;
     DropCount: 16;
     FlowKey: 48;
     Flow: 192;
@@ -94,6 +94,7 @@ map_types! {
     RingBlock: 64;
     Backend: 24;
     ServiceCount: 48;
+    ServiceCountRows: 8;
     Client: 16;
     AffinityBlock: 64;
     Vip: 16;

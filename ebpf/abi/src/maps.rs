@@ -22,8 +22,8 @@ pub const FLOOD_CAPACITY: usize = PORTS_CAPACITY;
 /// [`FdbKey`](crate::FdbKey) -> [`FdbEntry`](crate::FdbEntry). Full: frames to the endpoint are flooded
 /// (VXLAN) or sent to the uplink (VLAN) and still arrive.
 pub const FDB: &str = "ctv_fdb";
-/// Endpoints in the cluster.
-pub const FDB_CAPACITY: usize = 262_144;
+/// Default number of endpoints on the networks of the node (`--bpf-endpoints`).
+pub const FDB_CAPACITY: usize = 32_768;
 
 /// [`NeighKey`](crate::NeighKey) -> [`NeighEntry`](crate::NeighEntry). Full: requests for the address are
 /// flooded and the owner answers.
@@ -40,7 +40,7 @@ pub const SUBNETS_CAPACITY: usize = 2 * SEGMENTS_CAPACITY;
 /// broadcasts, multicasts and unknown unicasts go. Full: the peer fails; such frames do not reach it.
 pub const MEMBERS: &str = "ctv_members";
 /// Networks of the node times their peers.
-pub const MEMBERS_CAPACITY: usize = 65_536;
+pub const MEMBERS_CAPACITY: usize = 32_768;
 
 /// [`Vtep`](crate::Vtep) -> 1: the nodes whose frames are accepted. Full: the peer is not added.
 pub const PEERS: &str = "ctv_peers";
@@ -99,33 +99,33 @@ pub const FLOW_STATS_SLOTS: usize = 16;
 
 /// [`ServiceKey`](crate::ServiceKey) -> [`ServiceEntry`](crate::ServiceEntry). Full: the service fails.
 pub const SERVICES: &str = "ctv_svc";
-/// Ports of services.
-pub const SERVICES_CAPACITY: usize = 65_536;
+/// Default number of ports of services on the networks of the node (`--bpf-services`): a power of two.
+pub const SERVICES_CAPACITY: usize = 8192;
 
 /// Index -> [`RingBlock`](crate::RingBlock): lists of backends with more than 8 members, and rings of
 /// sets with more than 64, packed. Without room for a ring, each new connection costs a walk over the
 /// list. Full: the service fails.
 pub const RING: &str = "ctv_ring";
-/// Blocks: 8 MiB. A ring takes 128 KiB, a list 8 bytes for each backend.
-pub const RING_CAPACITY: usize = 1 << 17;
+/// Default number of blocks (`--bpf-backends`): 2 MiB. A ring takes 128 KiB, a list 8 bytes for each
+/// backend. A power of two.
+pub const RING_CAPACITY: usize = 1 << 15;
 
 /// Index -> [`Backend`](crate::Backend): IPv6 backends. Full: the service fails.
 pub const BACKENDS: &str = "ctv_backends";
-/// Backends: 6 MiB.
-pub const BACKENDS_CAPACITY: usize = 1 << 18;
+/// Default number of IPv6 backends (`--bpf-backends`).
+pub const BACKENDS_CAPACITY: usize = 1 << 15;
 
 /// Hash of client and service -> [`AffinityBlock`](crate::AffinityBlock). A full block: the client
 /// that was inactive for longest is evicted, and its next connection may go to another backend.
 pub const AFFINITY: &str = "ctv_affinity";
-/// Blocks, 4 MiB: 262,144 pairs of client and service.
-pub const AFFINITY_CAPACITY: usize = 1 << 16;
+/// Blocks, 2 MiB: 131,072 pairs of client and service.
+pub const AFFINITY_CAPACITY: usize = 1 << 15;
 
-/// CPU and number of a service's port -> [`ServiceCount`](crate::ServiceCount), see its `place`: a
-/// plain array, because a per-CPU hash map costs ten microseconds for the first connection and
-/// three cold cache lines for every other. Indexed, never full; mapped into the agent's memory.
+/// CPU and number of a service's port -> [`ServiceCount`](crate::ServiceCount), see
+/// [`ServiceCountRows`](crate::ServiceCountRows): a plain array, because a per-CPU hash map costs ten
+/// microseconds for the first connection and three cold cache lines for every other. Full: further
+/// ports are not counted. Mapped into the agent's memory.
 pub const SERVICE_COUNTS: &str = "ctv_svcnt";
-/// Slots for each CPU, as many as ports of services: 3 MiB.
-pub const SERVICE_COUNTS_CAPACITY: usize = SERVICES_CAPACITY;
 
 /// [`NeighKey`](crate::NeighKey) -> [`Vip`](crate::Vip): service addresses that are reachable on
 /// the wire of a VLAN. Full: the service fails.
@@ -138,8 +138,8 @@ pub const VIPS_CAPACITY: usize = SERVICES_CAPACITY;
 /// recently used entry is evicted; its packets take the same path as long as the set has the backend that
 /// the hash chooses.
 pub const DSR_FLOWS: &str = "ctv_relays";
-/// Connections that this node forwards to another.
-pub const DSR_FLOWS_CAPACITY: usize = 65_536;
+/// Connections that this node forwards to another: 2.4 MiB, allocated at start.
+pub const DSR_FLOWS_CAPACITY: usize = 16_384;
 
 /// [`DsrHook`](crate::DsrHook) -> [`DropCount`](crate::DropCount) per CPU: frames forwarded to
 /// another node.
@@ -154,8 +154,8 @@ pub const GROUPS: &str = "ctv_groups";
 /// Number modulo the capacity -> [`RuleSet`](crate::policy::RuleSet). Full: the group fails, and
 /// new endpoints of the group are not attached; existing ones keep their rules.
 pub const RULE_SETS: &str = "ctv_rulesets";
-/// Two for each group, and one for each address that rules of a group select: 4.5 MiB.
-pub const RULE_SETS_CAPACITY: usize = 65_536;
+/// Two for each group, and one for each address that rules of a group select: 2.3 MiB.
+pub const RULE_SETS_CAPACITY: usize = 32_768;
 
 /// One number: the next number of a rule set. Numbers are policy revisions and are never reused.
 /// Mapped into the agent's memory.
@@ -165,16 +165,17 @@ pub const REVISIONS: u32 = 1 << 31;
 
 /// Index -> [`Branch`](crate::policy::Branch). Full: as `ctv_rulesets`.
 pub const RULES: &str = "ctv_rules";
-/// 32 MiB. A rule takes a third of a node if many rules have the same port, one to three if it is
-/// alone with its port. This is enough for 100,000 rules, and for the largest group twice. At most
-/// half of it is used for trees that could be smaller.
-pub const RULES_CAPACITY: usize = 262_144;
+/// Default number of nodes (`--bpf-rules`): 4 MiB. A rule takes a third of a node if many rules have
+/// the same port, one to three if it is alone with its port; the largest group needs its place twice
+/// for a change. 262,144 nodes are enough for 100,000 rules. At most half of the nodes are used for
+/// trees that could be smaller.
+pub const RULES_CAPACITY: usize = 32_768;
 
 /// Number of a rule -> [`RuleCount`](crate::policy::RuleCount) per CPU. Entries are created by the
 /// first packet. Full: further rules are not counted.
 pub const RULE_COUNTS: &str = "ctv_rulecnt";
-/// Rules that have decided a packet.
-pub const RULE_COUNTS_CAPACITY: usize = 131_072;
+/// Default number of rules that have decided a packet (`--bpf-rules`).
+pub const RULE_COUNTS_CAPACITY: usize = RULES_CAPACITY;
 
 /// [`MeterKey`](crate::policy::MeterKey) -> [`Meter`](crate::policy::Meter). Created by the first
 /// packet; sized for both directions and the storm control of each port.

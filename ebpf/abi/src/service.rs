@@ -237,17 +237,43 @@ pub struct ServiceCount {
     pub bytes: [u64; 2],
 }
 
-impl ServiceCount {
-    /// Index of a CPU's counters for the service's port with this number. Existing ports have
-    /// different indexes.
-    #[inline(always)]
-    pub const fn place(processor: u32, number: u32) -> u32 {
-        const PLACES: u32 = crate::maps::SERVICE_COUNTS_CAPACITY as u32;
-        processor.wrapping_mul(PLACES) | number & (PLACES - 1)
-    }
+/// Arrangement of `ctv_svcnt`: a row for each CPU, and in each row a slot for each port of a service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
+#[repr(C)]
+pub struct ServiceCountRows {
+    /// Slots of a row: a power of two.
+    pub slots: u32,
+    /// Possible CPUs of the node.
+    pub rows: u32,
 }
 
-const _: () = assert!(crate::maps::SERVICE_COUNTS_CAPACITY.is_power_of_two());
+impl ServiceCountRows {
+    /// Up to this number of CPUs, each port has a slot. On more CPUs a row has fewer slots, so that all
+    /// rows take the same memory: the ports that find no slot are not counted.
+    const FULL_ROWS: u32 = 8;
+
+    /// Rows for this number of ports and of possible CPUs.
+    pub const fn new(ports: u32, processors: u32) -> Self {
+        let mut slots = ports.next_power_of_two();
+        while slots > 1 && slots * processors > ports.next_power_of_two() * Self::FULL_ROWS {
+            slots /= 2;
+        }
+        ServiceCountRows { slots, rows: processors }
+    }
+
+    /// Number of entries of the map.
+    pub const fn entries(self) -> u32 {
+        self.slots * self.rows
+    }
+
+    /// Index of a CPU's counters for the service's port with this number. Ports with a slot have
+    /// different indexes.
+    #[inline(always)]
+    pub const fn place(&self, processor: u32, number: u32) -> u32 {
+        processor.wrapping_mul(self.slots) + (number & self.slots.wrapping_sub(1))
+    }
+}
 
 /// A client of a service with affinity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -391,6 +417,18 @@ mod tests {
             (a.at, b.at) = (place as u32, 100 - place as u32);
         }
         assert!((0..BUCKETS).all(|bucket| here.highest(bucket, true) == there.highest(bucket, true)));
+    }
+
+    #[test]
+    fn service_counters_take_no_more_memory_on_many_cpus() {
+        let slots = |ports, processors| ServiceCountRows::new(ports, processors).slots;
+        assert_eq!([slots(8192, 1), slots(8192, 8), slots(30_000, 2)], [8192, 8192, 32_768]);
+        assert_eq!(
+            [slots(8192, 9), slots(8192, 128), slots(30_000, 128), slots(64, 4096)],
+            [4096, 512, 2048, 1]
+        );
+        let rows = ServiceCountRows::new(8192, 128);
+        assert_eq!((rows.place(2, 513), rows.place(127, 511), rows.entries()), (1025, 65_535, 65_536));
     }
 
     #[test]

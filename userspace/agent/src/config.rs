@@ -2,6 +2,7 @@
 
 mod address;
 mod conntrack;
+mod sizes;
 
 use std::{
     ffi::OsString,
@@ -17,6 +18,7 @@ use contiv_daemon::{
 use contivk8s::wire;
 
 pub use conntrack::ConntrackFlags;
+pub use sizes::SizeFlags;
 
 use crate::{
     datapath::{Kind, ebpf, ovs},
@@ -85,6 +87,9 @@ pub struct Flags {
 
     #[command(flatten)]
     pub conntrack: ConntrackFlags,
+
+    #[command(flatten)]
+    pub sizes: SizeFlags,
 
     /// Unix socket for requests of contivk8s
     #[arg(long, env = "CONTIV_NETPLUGIN_CNI_SOCKET", value_name = "PATH", default_value = wire::SOCKET)]
@@ -254,6 +259,7 @@ impl Flags {
         ebpf::Options {
             timeouts: self.conntrack.timeouts(),
             flows: self.conntrack.conntrack_max,
+            sizes: self.sizes.sizes(),
             ..self.datapath.ebpf(Some(vtep), self.vxlan_port)
         }
     }

@@ -22,10 +22,10 @@ const CPUS: u32 = 2;
 const NICE: &str = "5";
 /// With five levels of page tables the kernel takes longer to start under emulation.
 const CPU: &str = "max,la57=off";
+/// `possible_cpus`: per-CPU maps are as large as on a large machine.
 /// `no_timer_check`: at start the kernel waits for timer ticks and panics without them; an emulated processor that had
 /// to wait for a real one may miss them.
-const COMMAND_LINE: &str =
-    "console=ttyS0 loglevel=4 mitigations=off panic=-1 oops=panic random.trust_cpu=on no_timer_check";
+const COMMAND_LINE: &str = "console=ttyS0 possible_cpus=128 loglevel=4 mitigations=off panic=-1 oops=panic random.trust_cpu=on no_timer_check";
 /// Lines of the kernel's log in an error.
 const TAIL: usize = 30;
 

@@ -20,6 +20,17 @@ const UPLINK: &str = "uplink0";
 /// Bridge with the underlay address: a userspace switch sends tunnel packets only through its own ports.
 const PHYSICAL_BRIDGE: &str = "br-phy";
 const REST_PORT: u16 = 9090;
+/// Sizes of the maps of eBPF nodes, with room for the largest benchmark.
+const LARGE: [&str; 8] = [
+    "--bpf-endpoints",
+    "262144",
+    "--bpf-services",
+    "65536",
+    "--bpf-backends",
+    "131072",
+    "--bpf-rules",
+    "262144",
+];
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 const STOP_TIMEOUT: Duration = Duration::from_secs(15);
 
@@ -147,6 +158,9 @@ impl Node {
         let (socket, rest) = (socket.to_string_lossy(), format!("{address}:{REST_PORT}"));
         words.extend(["--host", &self.name, "--ctrl-ip", &address, "--vtep-ip", &underlay]);
         words.extend(["--cni-socket", &socket, "--rest-address", &rest]);
+        if self.switch.is_none() {
+            words.extend(LARGE);
+        }
         let words = words.into_iter().map(str::to_owned);
         self.command = Some(words.chain(self.datapath_flags()).collect());
         self.spawn_agent()

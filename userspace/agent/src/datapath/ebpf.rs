@@ -52,7 +52,11 @@ mod uplinks;
 use device::{InterfaceMonitor, Netlink};
 use failure::failed;
 use forward::peers::Settings;
-use kernel::{installed::Installed, tables::Kernel};
+use kernel::{
+    installed::Installed,
+    tables::{Kernel, KernelOptions},
+};
+pub use maps::sizes::Sizes;
 use maps::{
     flows,
     names::{RuleNames, ServiceNames},
@@ -103,6 +107,8 @@ pub struct Options {
     pub flows: u32,
     /// Endpoint for whose frames the programs log the result of each stage. Other programs are loaded then, which are slower.
     pub log_stages: Option<LogEndpoint>,
+    /// Sizes of the maps that the agent fills. Existing maps keep theirs.
+    pub sizes: Sizes,
 }
 
 impl Options {
@@ -131,6 +137,7 @@ impl Default for Options {
             bum_rate: Options::BUM_RATE,
             flows: FLOWS_CAPACITY as u32,
             log_stages: None,
+            sizes: Sizes::default(),
         }
     }
 }
@@ -275,7 +282,11 @@ impl Datapath for Ebpf {
                     self.interfaces.hooks(),
                     self.interfaces.xdp(),
                     (&self.rule_names, &self.service_names),
-                    (self.options.flows, self.options.log_stages.as_ref()),
+                    KernelOptions {
+                        flows: self.options.flows,
+                        sizes: self.options.sizes,
+                        logged: self.options.log_stages.as_ref(),
+                    },
                     &self.writes,
                 )?,
                 self.interfaces.hooks().clone(),
@@ -415,7 +426,15 @@ impl Datapath for Ebpf {
                  (--bpf-log-stages); they are slower"
             )
         });
-        flows.into_iter().chain(xdp).chain(missing).chain(log).collect()
+        let existing = self.installed.as_ref().map(|installed| installed.kernel().sizes());
+        let sizes = existing.into_iter().flat_map(|existing| existing.differences(&self.options.sizes));
+        let sizes = sizes.map(|(flag, existing, configured)| {
+            format!(
+                "maps: size {existing} instead of {configured} ({flag}), because a map cannot be resized; to change it, move \
+                 the pods off the node, stop the agent, and run `netplugin cleanup`"
+            )
+        });
+        flows.into_iter().chain(xdp).chain(missing).chain(log).chain(sizes).collect()
     }
 
     fn telemetry(&self) -> Option<Arc<dyn Telemetry>> {

@@ -24,6 +24,7 @@ mod infra;
 mod ipv6_vteps;
 mod malformed;
 mod members;
+mod memory;
 mod monitor;
 mod node;
 mod policy;

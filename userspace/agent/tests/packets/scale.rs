@@ -9,6 +9,8 @@ use testkit::needs;
 
 use crate::node::{Endpoint, Node, Pod, network, vtep, vxlan};
 
+/// Services.
+const COUNT: u32 = 30_000;
 const HERE: Endpoint = Endpoint(1);
 /// Remote backends of each service.
 const BACKENDS: [Endpoint; 4] = [Endpoint(11), Endpoint(12), Endpoint(13), Endpoint(14)];
@@ -31,7 +33,7 @@ fn service(number: u32) -> Object {
 }
 
 fn node(label: &str) -> Result<(Node, Pod)> {
-    let mut node = Node::new(label)?;
+    let mut node = Node::with(label, |options| options.sizes.services = COUNT)?;
     let n1 = network("n1.t", vxlan(10_001));
     node.want_network(&n1).want_peer(2);
     for endpoint in BACKENDS {
@@ -45,7 +47,6 @@ fn node(label: &str) -> Result<(Node, Pod)> {
 #[test]
 fn thirty_thousand_services_fit_and_are_adopted_after_a_restart() -> Result<()> {
     needs!(root());
-    const COUNT: u32 = 30_000;
     let (mut node, _pod) = node("svc-many")?;
     let ops: Vec<Op> = (0..COUNT).map(|n| Op::Set(service(n))).collect();
     assert!(node.apply(&ops)?.is_empty());

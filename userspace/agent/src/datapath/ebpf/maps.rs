@@ -10,6 +10,7 @@
 //! | [`batch`] | batched lookup and delete |
 //! | [`table`] | hash maps with a copy in the process |
 //! | [`usage`] | number of entries in the maps that programs fill |
+//! | [`sizes`] | sizes of the maps that the agent fills |
 //! | [`flows`] | the flow table |
 
 pub(crate) mod batch;
@@ -18,6 +19,7 @@ pub(crate) mod mmap;
 pub(crate) mod names;
 pub(crate) mod pins;
 pub(crate) mod rcu;
+pub(crate) mod sizes;
 pub(crate) mod table;
 pub(crate) mod usage;
 pub(crate) mod writes;

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use aya::maps::{Array, MapData};
 use contiv_abi::{
-    Be16, FlowTableSize, Node, Timeouts, Vtep,
+    Be16, FlowTableSize, Node, ServiceCountRows, Timeouts, Vtep,
     maps::{NODE, PEERS, PEERS_CAPACITY},
 };
 
@@ -77,6 +77,13 @@ impl Peers {
         let vtep = vtep.map_or(Vtep::default(), Vtep::from);
         let node = Node { timeouts, bum_rate, vtep, tunnel_port: Be16::new(tunnel_port), ..before };
         if node == before { Ok(()) } else { self.set_node(node) }
+    }
+
+    /// Writes the arrangement of the counters of services unless it is equal.
+    pub(crate) fn ensure_service_counts(&mut self, service_counts: ServiceCountRows) -> Result<(), Error> {
+        let node = self.node()?;
+        let desired = Node { service_counts, ..node };
+        if node == desired { Ok(()) } else { self.set_node(desired) }
     }
 
     /// Writes the size of the flow table and the quota of an endpoint unless they are equal, and creates the secret of its

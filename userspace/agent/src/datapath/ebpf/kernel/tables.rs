@@ -4,8 +4,8 @@ use aya::maps::{MapData, PerCpuArray};
 use contiv_abi::{
     DropCount, DropReason, DsrHook, FdbEntry, FdbKey, FlowEvent, Subnet, SubnetKey,
     maps::{
-        DROPS, DSR_STATS, FDB, FDB_CAPACITY, FLOW_STATS, GROUPS, METERS, REVISION, RULE_COUNTS, RULE_SETS,
-        RULE_SETS_CAPACITY, RULES, RULES_CAPACITY, SUBNETS, SUBNETS_CAPACITY,
+        DROPS, DSR_STATS, FDB, FLOW_STATS, GROUPS, METERS, REVISION, RULE_COUNTS, RULE_SETS,
+        RULE_SETS_CAPACITY, RULES, SUBNETS, SUBNETS_CAPACITY,
     },
     policy::{GROUP_NUMBERS, Meter, MeterKey},
 };
@@ -24,6 +24,7 @@ use crate::datapath::{
             flows,
             names::{RuleNames, ServiceNames},
             pins::Pins,
+            sizes::Sizes,
             table::Table,
             writes::Writes,
         },
@@ -34,7 +35,7 @@ use crate::datapath::{
             tc::TcHooks,
             xdp::XdpHook,
         },
-        service::{counters, ports::ServicePorts, vips::Vips},
+        service::{ports::ServicePorts, vips::Vips},
     },
     telemetry::TableUsage,
 };
@@ -57,28 +58,40 @@ pub(crate) struct Kernel {
     flow_stats: PerCpuArray<MapData, u64>,
     relay_stats: PerCpuArray<MapData, DropCount>,
     flow_capacity: u32,
+    sizes: Sizes,
     writes: Writes,
+}
+
+/// Options of the maps and programs.
+pub(crate) struct KernelOptions<'a> {
+    /// Desired capacity of the flow table.
+    pub(crate) flows: u32,
+    /// Sizes of maps that do not exist yet.
+    pub(crate) sizes: Sizes,
+    /// Endpoint whose stages are logged: the programs that do are loaded, always.
+    pub(crate) logged: Option<&'a LogEndpoint>,
 }
 
 impl Kernel {
     /// Adopts the pinned maps and programs if they come from this build. Otherwise loads the programs with the pinned
-    /// maps, and replaces the attached programs in place. `flow_capacity` is the desired capacity of the flow table. With
-    /// the endpoint `logged`, always loads the programs that log their stages.
+    /// maps, and replaces the attached programs in place.
     pub(crate) fn open(
         pins: &Pins,
         hooks: &TcHooks,
         xdp: &XdpHook,
         (rules, services): (&RuleNames, &ServiceNames),
-        (flow_capacity, logged): (u32, Option<&LogEndpoint>),
+        options: KernelOptions<'_>,
         writes: &Writes,
     ) -> Result<Kernel, Error> {
         pins.prepare()?;
-        let flow_capacity = flows::prepare(pins, flow_capacity, writes)?;
+        let KernelOptions { flows, sizes, logged } = options;
+        let flow_capacity = flows::prepare(pins, flows, writes)?;
+        let sizes = sizes.of_pinned(pins)?;
         let current = logged.is_none() && load::is_current(pins)?;
         let file = if logged.is_some() { LOG_OBJECT } else { OBJECT };
         let mut stage_log = None;
         if !current {
-            let capacities = Capacities { flows: flow_capacity, service_counts: counters::size()? as u32 };
+            let capacities = Capacities { flows: flow_capacity, sizes };
             let mut object = load::load(pins, hooks, xdp, (file, capacities), writes)?;
             if let Some(endpoint) = logged {
                 stage_log = Some(StageLog::new(endpoint.clone(), &mut object)?);
@@ -89,11 +102,11 @@ impl Kernel {
             ports: Ports::open(pins, writes)?,
             peers: Peers::open(pins, writes)?,
             members: Members::open(pins, writes)?,
-            fdb: Table::new(FDB, FDB_CAPACITY, pins.open_map(FDB)?, writes.clone()),
+            fdb: Table::new(FDB, sizes.of(FDB)?, pins.open_map(FDB)?, writes.clone()),
             subnets: Table::new(SUBNETS, SUBNETS_CAPACITY, pins.open_map(SUBNETS)?, writes.clone()),
-            vips: Vips::open(pins, writes)?,
-            services: ServicePorts::open(pins, services.clone(), writes)?,
-            policies: open_policies(pins, rules, writes)?,
+            vips: Vips::open(pins, &sizes, writes)?,
+            services: ServicePorts::open(pins, &sizes, services.clone(), writes)?,
+            policies: open_policies(pins, &sizes, rules, writes)?,
             meters: BatchMap::new(METERS, pins.open_data(METERS)?, writes.clone())?,
             programs: Programs::open(pins)?,
             stage_log,
@@ -101,10 +114,12 @@ impl Kernel {
             flow_stats: pins.open_map(FLOW_STATS)?,
             relay_stats: pins.open_map(DSR_STATS)?,
             flow_capacity,
+            sizes,
             writes: writes.clone(),
         };
         // Before a program is attached.
         kernel.peers.ensure_flow_table(flow_capacity)?;
+        kernel.peers.ensure_service_counts(sizes.service_counts()?)?;
         if !current {
             load::set_current(file, pins, writes)?;
         }
@@ -118,6 +133,11 @@ impl Kernel {
     /// Capacity of the flow table, which may differ from the desired capacity while the table has entries.
     pub(crate) fn flow_capacity(&self) -> u32 {
         self.flow_capacity
+    }
+
+    /// Sizes of the maps that the agent fills.
+    pub(crate) fn sizes(&self) -> Sizes {
+        self.sizes
     }
 
     /// Usage of the maps that the agent fills.
@@ -137,7 +157,7 @@ impl Kernel {
             self.members.usage(),
             TableUsage { table: GROUPS, entries: groups, capacity: GROUP_NUMBERS },
             TableUsage { table: RULE_SETS, entries: sets, capacity: RULE_SETS_CAPACITY },
-            TableUsage { table: RULES, entries: nodes, capacity: RULES_CAPACITY },
+            TableUsage { table: RULES, entries: nodes, capacity: self.sizes.rules as usize },
             services,
             tables,
             backends,
@@ -208,11 +228,12 @@ fn sum(per_cpu: &[DropCount]) -> DropCount {
     })
 }
 
-fn open_policies(pins: &Pins, names: &RuleNames, writes: &Writes) -> Result<Policies, Error> {
+fn open_policies(pins: &Pins, sizes: &Sizes, names: &RuleNames, writes: &Writes) -> Result<Policies, Error> {
     let sets = RuleSets::new(
         pins.open_data(RULE_SETS)?,
         pins.open_data(RULES)?,
         pins.open_data(REVISION)?,
+        sizes.rules,
         writes.clone(),
     )?;
     let counts = pins.open_map(RULE_COUNTS)?;

@@ -8,7 +8,7 @@ use std::{
 
 use aya::maps::MapData;
 use contiv_abi::{
-    maps::{REVISION, REVISIONS, RULE_SETS, RULE_SETS_CAPACITY, RULES, RULES_CAPACITY},
+    maps::{REVISION, REVISIONS, RULE_SETS, RULE_SETS_CAPACITY, RULES},
     policy::{Branch, RuleEntry, RuleSet},
 };
 
@@ -41,6 +41,8 @@ pub(crate) struct RuleSets {
     /// Parts by the number of the set to which a group refers.
     known: HashMap<u32, Parts>,
     slots: SlotAllocator,
+    /// Number of tree nodes.
+    capacity: usize,
     /// Sets to which no group refers.
     orphans: BTreeSet<u32>,
     used_sets: usize,
@@ -55,14 +57,16 @@ impl RuleSets {
         sets: MapData,
         nodes: MapData,
         next: MapData,
+        capacity: u32,
         writes: Writes,
     ) -> Result<RuleSets, Error> {
         let map = |name, error| failed(format!("map {name} into memory"), error);
         Ok(RuleSets {
             sets: MmapArray::new(sets, RULE_SETS_CAPACITY).map_err(|error| map(RULE_SETS, error))?,
-            nodes: MmapArray::new(nodes, RULES_CAPACITY).map_err(|error| map(RULES, error))?,
+            nodes: MmapArray::new(nodes, capacity as usize).map_err(|error| map(RULES, error))?,
             known: HashMap::new(),
-            slots: SlotAllocator::new(RULES_CAPACITY as u32),
+            slots: SlotAllocator::new(capacity),
+            capacity: capacity as usize,
             orphans: BTreeSet::new(),
             used_sets: 0,
             next: MmapArray::new(next, 1).map_err(|error| map(REVISION, error))?,
@@ -80,7 +84,7 @@ impl RuleSets {
             .collect();
         self.orphans = existing.iter().copied().collect();
         self.used_sets = existing.len();
-        let mut used = vec![false; RULES_CAPACITY];
+        let mut used = vec![false; self.capacity];
         let (mut last_set, mut last_rule) = (existing.iter().copied().max().unwrap_or(0), 0);
         for root in roots {
             last_set = root.max(last_set);
@@ -174,7 +178,7 @@ impl RuleSets {
 
     /// Whether at most half of the tree nodes would be used after `nodes` more.
     pub(crate) fn has_spare_capacity(&self, nodes: usize) -> bool {
-        self.slots.used() + nodes <= RULES_CAPACITY / 2
+        self.slots.used() + nodes <= self.capacity / 2
     }
 
     /// Writes the compiled sets to free slots, or nothing after an error. `rules` are the numbers of the rules. Returns the
@@ -186,7 +190,7 @@ impl RuleSets {
         };
         let sets =
             self.free_numbers(compiled.sets.len()).ok_or_else(|| full(RULE_SETS, RULE_SETS_CAPACITY))?;
-        let nodes = self.slots.allocate(compiled.nodes.len()).ok_or_else(|| full(RULES, RULES_CAPACITY))?;
+        let nodes = self.slots.allocate(compiled.nodes.len()).ok_or_else(|| full(RULES, self.capacity))?;
         let number = |numbers: &[u32], number: u32| numbers.get(number as usize).copied().unwrap_or(0);
         let entry = |entry: RuleEntry| {
             let numbers = match entry {

@@ -9,7 +9,7 @@ use aya::{
 };
 use aya_obj::programs::XdpAttachType;
 use contiv_abi::maps::{
-    ALL, BUILD, BUILD_LEN, FROM_OVERLAY, FROM_POD, FROM_QUEUE, FROM_UPLINK, SERVICE_COUNTS, STAGES, Stage,
+    ALL, BUILD, BUILD_LEN, FROM_OVERLAY, FROM_POD, FROM_QUEUE, FROM_UPLINK, STAGES, Stage,
     XDP,
 };
 
@@ -22,7 +22,7 @@ use crate::datapath::{
     Error,
     ebpf::{
         failure::{errno, failed},
-        maps::{flows, pins::Pins, writes::Writes},
+        maps::{flows, pins::Pins, sizes::Sizes, writes::Writes},
     },
 };
 
@@ -79,7 +79,8 @@ impl Programs {
 pub(crate) struct Capacities {
     /// Records of the flow table.
     pub(crate) flows: u32,
-    pub(crate) service_counts: u32,
+    /// The maps that the agent fills.
+    pub(crate) sizes: Sizes,
 }
 
 /// Whether all maps and programs are pinned and come from this build.
@@ -132,7 +133,9 @@ pub(crate) fn load(
     for (name, entries) in flows::sizes(capacities.flows) {
         loader.map_max_entries(name, entries);
     }
-    loader.map_max_entries(SERVICE_COUNTS, capacities.service_counts);
+    for (name, entries) in capacities.sizes.entries()? {
+        loader.map_max_entries(name, entries);
+    }
     let loaded = loader.load(file).map_err(|error| failed("load the eBPF object", error));
     let loaded = loaded.and_then(|mut object| verify(&mut object, writes).map(|()| object));
     match loaded {

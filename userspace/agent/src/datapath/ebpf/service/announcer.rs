@@ -19,12 +19,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use contiv_abi::{Mac, NeighKey, maps::VIPS_CAPACITY, service_mac};
+use contiv_abi::{Mac, NeighKey, service_mac};
 
 /// Interval between frames. Each frame is flooded to every pod of the network on every node.
 const SEND_INTERVAL: Duration = Duration::from_millis(4);
 /// Interval between the two announcements of an address (`ANNOUNCE_INTERVAL` in RFC 5227, section 1.1).
 const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(2);
+/// Services that wait for their first announcement: more take longer than four minutes.
+const MAX_PENDING: usize = 65_536;
 
 /// An IP address in a VLAN, and the Ethernet address that switches shall learn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -170,7 +172,7 @@ impl UplinkAnnouncer {
 impl Shared {
     fn add(&self, pending: &mut Pending, uplink: u32, announcement: Announcement) {
         // The thread is too far behind.
-        if pending.first.len() >= VIPS_CAPACITY {
+        if pending.first.len() >= MAX_PENDING {
             self.skipped.fetch_add(1, Relaxed);
             return;
         }

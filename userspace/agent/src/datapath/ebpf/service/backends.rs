@@ -14,7 +14,7 @@ use std::{
 use aya::maps::MapData;
 use contiv_abi::{
     Address, Backend, Member, RingBlock, ServiceEntry, ServiceKey,
-    maps::{BACKENDS, BACKENDS_CAPACITY, RING, RING_CAPACITY},
+    maps::{BACKENDS, RING},
 };
 
 use super::{buddy::BuddyAllocator, ring};
@@ -32,9 +32,6 @@ const QUARANTINE: Duration = Duration::from_millis(200);
 /// Sets with more members have a ring. Up to this number, the walk over the list costs less than a microsecond for each new
 /// connection, and a ring would be more than a hundred times as large as the list.
 const RING_ABOVE: usize = 64;
-
-/// Rings leave a quarter of the map to lists.
-const MAX_RINGS: u32 = RING_CAPACITY as u32 / 4 * 3 / RingBlock::RING;
 
 /// Words per block, the unit of allocation in `ctv_ring`.
 const BLOCK: u32 = RingBlock::LEN as u32;
@@ -71,20 +68,28 @@ pub(crate) struct BackendSets {
     free_numbers: BTreeSet<u32>,
     blocks: BuddyAllocator,
     quarantine: VecDeque<(Instant, Freed)>,
+    capacity: u32,
     writes: Writes,
 }
 
 impl BackendSets {
-    pub(crate) fn new(ring: MapData, backends: MapData, writes: Writes) -> Result<Self, Error> {
+    /// `capacity` is the number of blocks and of backends, a power of two.
+    pub(crate) fn new(
+        ring: MapData,
+        backends: MapData,
+        capacity: u32,
+        writes: Writes,
+    ) -> Result<Self, Error> {
         let map = |name, error| failed(format!("map {name} into memory"), error);
         Ok(BackendSets {
-            ring: MmapArray::new(ring, RING_CAPACITY).map_err(|error| map(RING, error))?,
-            backends: MmapArray::new(backends, BACKENDS_CAPACITY).map_err(|error| map(BACKENDS, error))?,
+            ring: MmapArray::new(ring, capacity as usize).map_err(|error| map(RING, error))?,
+            backends: MmapArray::new(backends, capacity as usize).map_err(|error| map(BACKENDS, error))?,
             large: HashMap::new(),
             digests: HashMap::new(),
             numbers: HashMap::new(),
-            free_numbers: (0..BACKENDS_CAPACITY as u32).collect(),
-            blocks: BuddyAllocator::new(RING_CAPACITY as u32),
+            free_numbers: (0..capacity).collect(),
+            blocks: BuddyAllocator::new(capacity),
+            capacity,
             quarantine: VecDeque::new(),
             writes,
         })
@@ -96,13 +101,18 @@ impl BackendSets {
         self.large.clear();
         self.numbers.clear();
         self.quarantine.clear();
-        self.free_numbers = (0..BACKENDS_CAPACITY as u32).collect();
-        self.blocks = BuddyAllocator::new(RING_CAPACITY as u32);
+        self.free_numbers = (0..self.capacity).collect();
+        self.blocks = BuddyAllocator::new(self.capacity);
+    }
+
+    /// Number of blocks of `ctv_ring`, and of backend numbers.
+    pub(crate) fn capacity(&self) -> usize {
+        self.capacity as usize
     }
 
     /// Number of used blocks of `ctv_ring`, and of used backend numbers.
     pub(crate) fn usage(&self) -> [usize; 2] {
-        [self.blocks.used() as usize, BACKENDS_CAPACITY - self.free_numbers.len()]
+        [self.blocks.used() as usize, self.capacity() - self.free_numbers.len()]
     }
 
     /// Reads a small set from the entry of a service port. `None` if the entry differs from the entry that this agent
@@ -260,7 +270,7 @@ impl BackendSets {
     }
 
     fn write_large(&mut self, set: &[Backend]) -> Result<LargeSet, Error> {
-        let list = self.blocks.allocate(list_blocks(set.len())).ok_or_else(|| full(RING, RING_CAPACITY))?;
+        let list = self.blocks.allocate(list_blocks(set.len())).ok_or_else(|| full(RING, self.capacity()))?;
         let numbers = match self.acquire_numbers(set) {
             Ok(numbers) => numbers,
             Err(error) => {
@@ -281,10 +291,11 @@ impl BackendSets {
         Ok(LargeSet { list, ring, users: 0 })
     }
 
-    /// Whether a ring is worth its memory, and rings have not used up theirs.
+    /// Whether a ring is worth its memory, and rings leave a quarter of the map to lists.
     fn may_have_ring(&self, set: &[Backend]) -> bool {
         let rings = self.large.values().filter(|large| large.ring.is_some()).count() as u32;
-        (RING_ABOVE + 1..=ring::MAX_BACKENDS).contains(&set.len()) && rings < MAX_RINGS
+        (RING_ABOVE + 1..=ring::MAX_BACKENDS).contains(&set.len())
+            && rings < self.capacity / 4 * 3 / RingBlock::RING
     }
 
     fn write_words(&mut self, first: u32, words: &[u32]) {
@@ -302,7 +313,7 @@ impl BackendSets {
             let Some(number) = (if backend.ip.is_v4() { Some(0) } else { self.acquire_number(*backend) })
             else {
                 self.release_numbers(&set[..index]);
-                return Err(full(BACKENDS, BACKENDS_CAPACITY));
+                return Err(full(BACKENDS, self.capacity()));
             };
             numbers.push(number);
         }

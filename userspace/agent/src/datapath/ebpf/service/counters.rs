@@ -2,11 +2,8 @@
 
 use std::{collections::BTreeSet, num::NonZeroU32};
 
-use aya::{maps::MapData, util::nr_cpus};
-use contiv_abi::{
-    ServiceCount,
-    maps::{SERVICE_COUNTS, SERVICE_COUNTS_CAPACITY},
-};
+use aya::maps::MapData;
+use contiv_abi::{ServiceCount, ServiceCountRows, maps::SERVICE_COUNTS};
 
 use crate::datapath::{
     Error,
@@ -14,33 +11,29 @@ use crate::datapath::{
     telemetry::{ServiceCounters, Traffic},
 };
 
-/// Number of entries of the map: one per service port and CPU.
-pub(crate) fn size() -> Result<usize, Error> {
-    Ok(SERVICE_COUNTS_CAPACITY * cpus()? as usize)
-}
-
-fn cpus() -> Result<u32, Error> {
-    nr_cpus().map(|count| count as u32).map_err(|(_, error)| failed("count the CPUs", error))
-}
-
-/// `ctv_service_counts`. Each service port has a number; the number modulo the capacity selects its entries, which contain
-/// the number. Number 0 marks a free entry.
+/// `ctv_svcnt`. Each service port has a number; the number modulo the capacity selects its entries, which contain the
+/// number. Number 0 marks a free entry.
 pub(crate) struct CounterMap {
     entries: MmapArray<ServiceCount>,
-    cpus: u32,
+    rows: ServiceCountRows,
 }
 
 impl CounterMap {
-    pub(crate) fn new(map: MapData) -> Result<CounterMap, Error> {
+    pub(crate) fn new(map: MapData, rows: ServiceCountRows) -> Result<CounterMap, Error> {
         let what = || format!("map {SERVICE_COUNTS} into memory");
-        let entries = MmapArray::new(map, size()?).map_err(|error| failed(what(), error))?;
-        Ok(CounterMap { entries, cpus: cpus()? })
+        let entries = MmapArray::new(map, rows.entries() as usize).map_err(|error| failed(what(), error))?;
+        Ok(CounterMap { entries, rows })
+    }
+
+    /// Number of service ports that can have counters.
+    pub(crate) fn capacity(&self) -> usize {
+        self.rows.slots as usize
     }
 
     /// Allocates the first number from `from` on whose entries are free, and resets the counters. `None` if no entry is
     /// free.
     pub(crate) fn allocate(&mut self, from: NonZeroU32) -> Option<NonZeroU32> {
-        let all = (0..SERVICE_COUNTS_CAPACITY as u32).map(|offset| from.get().wrapping_add(offset));
+        let all = (0..self.rows.slots).map(|offset| from.get().wrapping_add(offset));
         let number = all.filter_map(NonZeroU32::new).find(|number| self.owner(number.get()) == Some(0))?;
         self.fill(number.get(), ServiceCount { number: number.get(), ..ServiceCount::default() });
         Some(number)
@@ -55,7 +48,7 @@ impl CounterMap {
 
     /// Frees all other numbers, and allocates those of `numbers` that have no entries.
     pub(crate) fn retain(&mut self, numbers: &BTreeSet<u32>) {
-        for index in 0..SERVICE_COUNTS_CAPACITY as u32 {
+        for index in 0..self.rows.slots {
             let owner = self.owner(index).unwrap_or(0);
             if owner != 0 && !numbers.contains(&owner) {
                 self.free(owner);
@@ -68,9 +61,9 @@ impl CounterMap {
         }
     }
 
-    /// Counters of all CPUs, by number. Omits numbers whose counters are zero.
+    /// Sums of all rows, by number. Omits numbers whose counters are zero.
     pub(crate) fn sums(&self) -> Vec<(u32, ServiceCounters)> {
-        let sums = (0..SERVICE_COUNTS_CAPACITY as u32).filter_map(|index| match self.owner(index)? {
+        let sums = (0..self.rows.slots).filter_map(|index| match self.owner(index)? {
             0 => None,
             owner => Some((owner, self.sum(owner))),
         });
@@ -79,8 +72,8 @@ impl CounterMap {
 
     fn sum(&self, number: u32) -> ServiceCounters {
         let mut sum = ServiceCounters::default();
-        for cpu in 0..self.cpus {
-            let count = self.entries.get(ServiceCount::place(cpu, number)).unwrap_or_default();
+        for row in 0..self.rows.rows {
+            let count = self.entries.get(self.rows.place(row, number)).unwrap_or_default();
             if count.number == number {
                 let [to_backends, to_clients] =
                     [0, 1].map(|side| Traffic { packets: count.packets[side], bytes: count.bytes[side] });
@@ -94,12 +87,12 @@ impl CounterMap {
 
     /// Number to which the entries belong that `number` selects; zero if they are free.
     fn owner(&self, number: u32) -> Option<u32> {
-        self.entries.get(ServiceCount::place(0, number)).map(|count| count.number)
+        self.entries.get(self.rows.place(0, number)).map(|count| count.number)
     }
 
     fn fill(&mut self, number: u32, count: ServiceCount) {
-        for cpu in 0..self.cpus {
-            self.entries.set(ServiceCount::place(cpu, number), count);
+        for row in 0..self.rows.rows {
+            self.entries.set(self.rows.place(row, number), count);
         }
     }
 }

@@ -11,20 +11,14 @@ use std::{
 
 use contiv_abi::{
     Backend, ServiceEntry, ServiceKey, TCP,
-    maps::{
-        BACKENDS, BACKENDS_CAPACITY, RING, RING_CAPACITY, SERVICE_COUNTS, SERVICE_COUNTS_CAPACITY, SERVICES,
-        SERVICES_CAPACITY,
-    },
+    maps::{BACKENDS, RING, SERVICE_COUNTS, SERVICES},
 };
 use contiv_model::{name::ServiceId, service::Protocol};
 
-use super::{
-    backends::{BackendSets, full},
-    counters::CounterMap,
-};
+use super::{backends::BackendSets, counters::CounterMap};
 use crate::datapath::{
     Error,
-    ebpf::maps::{names::ServiceNames, pins::Pins, table::Table, writes::Writes},
+    ebpf::maps::{names::ServiceNames, pins::Pins, sizes::Sizes, table::Table, writes::Writes},
     telemetry::{ServicePort, TableUsage},
 };
 
@@ -50,11 +44,21 @@ pub(crate) struct ServicePorts {
 }
 
 impl ServicePorts {
-    pub(crate) fn open(pins: &Pins, names: ServiceNames, writes: &Writes) -> Result<Self, Error> {
+    pub(crate) fn open(
+        pins: &Pins,
+        sizes: &Sizes,
+        names: ServiceNames,
+        writes: &Writes,
+    ) -> Result<Self, Error> {
         Ok(ServicePorts {
-            ports: Table::new(SERVICES, SERVICES_CAPACITY, pins.open_map(SERVICES)?, writes.clone()),
-            backends: BackendSets::new(pins.open_data(RING)?, pins.open_data(BACKENDS)?, writes.clone())?,
-            counters: CounterMap::new(pins.open_data(SERVICE_COUNTS)?)?,
+            ports: Table::new(SERVICES, sizes.of(SERVICES)?, pins.open_map(SERVICES)?, writes.clone()),
+            backends: BackendSets::new(
+                pins.open_data(RING)?,
+                pins.open_data(BACKENDS)?,
+                sizes.backends,
+                writes.clone(),
+            )?,
+            counters: CounterMap::new(pins.open_data(SERVICE_COUNTS)?, sizes.service_counts()?)?,
             names,
             sets: HashMap::new(),
             next_number: NonZeroU32::MIN,
@@ -98,8 +102,8 @@ impl ServicePorts {
         let [blocks, backends] = self.backends.usage();
         [
             self.ports.usage(),
-            TableUsage { table: RING, entries: blocks, capacity: RING_CAPACITY },
-            TableUsage { table: BACKENDS, entries: backends, capacity: BACKENDS_CAPACITY },
+            TableUsage { table: RING, entries: blocks, capacity: self.backends.capacity() },
+            TableUsage { table: BACKENDS, entries: backends, capacity: self.backends.capacity() },
         ]
     }
 
@@ -122,7 +126,7 @@ impl ServicePorts {
         let number = match self.ports.get(&key) {
             Some(entry) => entry.number,
             // After an error below, the number stays allocated until the next read.
-            None => self.allocate_number()?,
+            None => self.allocate_number(),
         };
         let entry = self.backends.acquire(&target.backends)?;
         let entry = ServiceEntry { number, affinity: target.affinity, ..entry };
@@ -150,12 +154,11 @@ impl ServicePorts {
         }
     }
 
-    /// Allocates a number with counters for a new port.
-    fn allocate_number(&mut self) -> Result<u32, Error> {
-        let number = self.counters.allocate(self.next_number);
-        let number = number.ok_or_else(|| full(SERVICE_COUNTS, SERVICE_COUNTS_CAPACITY))?;
+    /// Allocates a number for a new port, with counters if there are any left.
+    fn allocate_number(&mut self) -> u32 {
+        let number = self.counters.allocate(self.next_number).unwrap_or(self.next_number);
         self.next_number = next(number.get());
-        Ok(number.get())
+        number.get()
     }
 
     /// Removes the port and its counters.

@@ -7,12 +7,12 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use contiv_abi::{
     NeighEntry, NeighKey, Vip,
-    maps::{NEIGH, NEIGH_CAPACITY, VIPS, VIPS_CAPACITY},
+    maps::{NEIGH, VIPS},
 };
 
 use crate::datapath::{
     Error,
-    ebpf::maps::{pins::Pins, table::Table, writes::Writes},
+    ebpf::maps::{pins::Pins, sizes::Sizes, table::Table, writes::Writes},
     telemetry::TableUsage,
 };
 
@@ -27,10 +27,10 @@ pub(crate) struct Vips {
 }
 
 impl Vips {
-    pub(crate) fn open(pins: &Pins, writes: &Writes) -> Result<Self, Error> {
+    pub(crate) fn open(pins: &Pins, sizes: &Sizes, writes: &Writes) -> Result<Self, Error> {
         Ok(Vips {
-            neighbours: Table::new(NEIGH, NEIGH_CAPACITY, pins.open_map(NEIGH)?, writes.clone()),
-            vips: Table::new(VIPS, VIPS_CAPACITY, pins.open_map(VIPS)?, writes.clone()),
+            neighbours: Table::new(NEIGH, sizes.of(NEIGH)?, pins.open_map(NEIGH)?, writes.clone()),
+            vips: Table::new(VIPS, sizes.of(VIPS)?, pins.open_map(VIPS)?, writes.clone()),
             by_speaker: HashMap::new(),
             changed: BTreeSet::new(),
         })

@@ -3,7 +3,7 @@
 use aya::{Pod, util::nr_cpus};
 use contiv_abi::{
     DsrEntry, FlowKey, FragmentKey, FragmentPorts,
-    maps::{DSR_FLOWS, FRAGMENTS, METERS, RULE_COUNTS, SERVICE_COUNTS, SERVICE_COUNTS_CAPACITY},
+    maps::{DSR_FLOWS, FRAGMENTS, METERS, RULE_COUNTS, SERVICE_COUNTS},
     policy::{Meter, MeterKey, RuleCount},
 };
 
@@ -15,6 +15,7 @@ use crate::datapath::{
             batch, flows,
             names::{RuleNames, ServiceNames},
             pins::Pins,
+            sizes::Sizes,
             usage,
         },
         service::counters::CounterMap,
@@ -28,7 +29,8 @@ pub(crate) fn read(pins: &Pins, rules: &RuleNames, services: &ServiceNames) -> R
     let by_rule = sums(pins, RULE_COUNTS, cpus, |counts: &[RuleCount]| {
         traffic(counts.iter().map(|count| (count.packets, count.bytes)))
     })?;
-    let counters = CounterMap::new(pins.open_data(SERVICE_COUNTS)?)?;
+    let rows = Sizes::default().of_pinned(pins)?.service_counts()?;
+    let counters = CounterMap::new(pins.open_data(SERVICE_COUNTS)?, rows)?;
     let by_service = counters.sums();
     let mut tables = vec![
         flows::usage(pins)?,
@@ -42,7 +44,7 @@ pub(crate) fn read(pins: &Pins, rules: &RuleNames, services: &ServiceNames) -> R
     tables.push(TableUsage {
         table: SERVICE_COUNTS,
         entries: by_service.len(),
-        capacity: SERVICE_COUNTS_CAPACITY,
+        capacity: counters.capacity(),
     });
     let (mut rules, mut services) = (rules.resolve(by_rule), services.resolve(by_service));
     rules.sort_unstable_by(|a, b| a.0.cmp(&b.0));
