@@ -99,10 +99,24 @@ fn logged(endpoint: LogEndpoint, sent: &[(usize, Vec<u8>)]) -> Result<Vec<String
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
             text += &lines.take();
-            let stages = text.lines().filter_map(|line| line.split_once(" stage "));
-            Ok(stages.map(|(_, line)| line.to_owned()).collect())
+            let stages = text.lines().filter_map(|line| Some(line.split_once(" stage ")?.1.to_owned()));
+            Ok(of_ipv4(stages))
         })
     })
+}
+
+/// The lines of IPv4 frames: the kernel of a pod sends reports of multicast listeners.
+fn of_ipv4(lines: impl Iterator<Item = String>) -> Vec<String> {
+    let mut frames: Vec<Vec<String>> = vec![];
+    for line in lines {
+        // The first stage of a frame from a pod, or of one that another program has begun.
+        match frames.last_mut() {
+            Some(frame) if !line.starts_with("source") => frame.push(line),
+            _ => frames.push(vec![line]),
+        }
+    }
+    frames.retain(|frame| frame.iter().any(|line| line.contains(": 10.1.1.")));
+    frames.concat()
 }
 
 fn between(from: Endpoint, to: Endpoint) -> Packet {

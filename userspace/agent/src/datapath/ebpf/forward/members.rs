@@ -28,7 +28,7 @@ pub(crate) struct Members {
 }
 
 /// A slot without an entry, as a crash can leave it.
-const MISSING: Vtep = [0; 4];
+const MISSING: Vtep = Vtep::default();
 
 impl Members {
     pub(crate) fn open(pins: &Pins, writes: &Writes) -> Result<Self, Error> {
