@@ -4,7 +4,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use contiv_abi::{
-    FloodKey, Segment, Vtep,
+    Address, FloodKey, Segment, Vtep,
     maps::{MEMBERS, MEMBERS_CAPACITY},
 };
 
@@ -28,7 +28,7 @@ pub(crate) struct Members {
 }
 
 /// A slot without an entry, as a crash can leave it.
-const MISSING: Vtep = Vtep::default();
+const MISSING: Vtep = Address([0; 16]);
 
 impl Members {
     pub(crate) fn open(pins: &Pins, writes: &Writes) -> Result<Self, Error> {
