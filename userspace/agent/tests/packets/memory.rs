@@ -14,7 +14,7 @@ use netplugin::datapath::{
 };
 use testkit::needs;
 
-use crate::node::{Endpoint, Node, network, vtep, vxlan};
+use crate::node::{Endpoint, Node, Pod, network, vtep, vxlan};
 
 const MEBIBYTE: u64 = 1 << 20;
 
@@ -30,14 +30,14 @@ fn memory(node: &Node) -> Result<Vec<(&'static str, u64)>> {
 }
 
 /// Ten pods on a network with 100 remote endpoints.
-fn node(label: &str, adjust: impl FnOnce(&mut Options)) -> Result<(Node, u64)> {
+fn node(label: &str, adjust: impl FnOnce(&mut Options)) -> Result<(Node, Vec<Pod>, u64)> {
     let mut node = Node::with(label, adjust)?;
     let n1 = network("n1.t", vxlan(10_001));
     node.want_network(&n1).want_peer(2);
     for number in 100..200 {
         node.want(Object::Remote(Endpoint(number).remote(&n1, Some(vtep(2)))));
     }
-    let pods: Vec<_> = (1..=10).map(|number| node.pod(&n1, Endpoint(number))).collect::<Result<_>>()?;
+    let pods: Vec<Pod> = (1..=10).map(|number| node.pod(&n1, Endpoint(number))).collect::<Result<_>>()?;
     node.converge()?;
     let mut maps = memory(&node)?;
     let sum = maps.iter().map(|(_, bytes)| bytes).sum();
@@ -46,8 +46,7 @@ fn node(label: &str, adjust: impl FnOnce(&mut Options)) -> Result<(Node, u64)> {
     for (name, bytes) in maps.iter().filter(|(_, bytes)| *bytes > MEBIBYTE / 16) {
         println!("  {name:<15} {:>8.2} MiB", mebibytes(*bytes));
     }
-    drop(pods);
-    Ok((node, sum))
+    Ok((node, pods, sum))
 }
 
 fn mebibytes(bytes: u64) -> f64 {
@@ -57,7 +56,7 @@ fn mebibytes(bytes: u64) -> f64 {
 #[test]
 fn an_idle_node_with_ten_pods_holds_less_than_forty_mebibytes() -> Result<()> {
     needs!(root());
-    let (_node, idle) = node("mem-idle", |_| {})?;
+    let (.., idle) = node("mem-idle", |_| {})?;
     assert!(idle <= 40 * MEBIBYTE, "{idle} bytes");
     Ok(())
 }
@@ -66,10 +65,10 @@ fn an_idle_node_with_ten_pods_holds_less_than_forty_mebibytes() -> Result<()> {
 #[test]
 fn maps_have_the_configured_sizes() -> Result<()> {
     needs!(root());
-    let (_, services) = node("mem-services", |options| options.sizes.services = 30_000)?;
-    let (_, flows) = node("mem-flows", |options| options.flows = 500_000)?;
-    let (_, rules) = node("mem-rules", |options| options.sizes.rules = 262_144)?;
-    let (_, small) = node("mem-small", |options| {
+    let (.., services) = node("mem-services", |options| options.sizes.services = 30_000)?;
+    let (.., flows) = node("mem-flows", |options| options.flows = 500_000)?;
+    let (.., rules) = node("mem-rules", |options| options.sizes.rules = 262_144)?;
+    let (.., small) = node("mem-small", |options| {
         options.flows = 1024;
         let sizes = &mut options.sizes;
         (sizes.endpoints, sizes.services, sizes.backends, sizes.rules) = (1024, 64, 1024, 1024);
@@ -83,7 +82,7 @@ fn maps_have_the_configured_sizes() -> Result<()> {
 #[test]
 fn existing_maps_keep_their_sizes_and_a_warning_names_the_flag() -> Result<()> {
     needs!(root());
-    let (mut node, before) = node("mem-keep", |_| {})?;
+    let (mut node, _pods, before) = node("mem-keep", |_| {})?;
     assert_eq!(node.datapath.warnings(), [""; 0]);
     let sizes = Sizes { services: 1024, rules: 65_536, ..Sizes::default() };
     node.datapath = Ebpf::new(Options { sizes, ..node.options.clone() });
