@@ -1,6 +1,6 @@
 //! The lists of the peers that have each network, after a crash in the middle of a change.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, net::Ipv4Addr};
 
 use anyhow::Result;
 use aya::maps::{HashMap, Map, MapData};
@@ -50,6 +50,10 @@ impl Maps {
     }
 }
 
+fn address(vtep: Ipv4Addr) -> Vtep {
+    Vtep::v4(vtep.octets())
+}
+
 type Crash = fn(&mut Maps) -> Result<()>;
 
 #[test]
@@ -60,15 +64,15 @@ fn a_crash_in_the_middle_of_a_change_of_the_members_is_repaired() -> Result<()> 
     node.want_network(&n1).want_peer(2).want_peer(3).want_peer(4);
     let _pod = node.pod(&n1, Endpoint(1))?;
     node.converge()?;
-    let desired: BTreeSet<Vtep> = [2, 3, 4].map(|n| vtep(n).octets()).into();
+    let desired: BTreeSet<Vtep> = [2, 3, 4].map(|n| address(vtep(n))).into();
     let crashes: [(&str, Crash); 6] = [
-        ("insertion: the slot is written", |maps| maps.put(3, vtep(9).octets())),
+        ("insertion: the slot is written", |maps| maps.put(3, address(vtep(9)))),
         ("insertion of a peer that is gone at the restart", |maps| {
-            maps.put(3, vtep(9).octets())?;
+            maps.put(3, address(vtep(9)))?;
             maps.set_len(4)
         }),
         ("removal: the last member is in two slots", |maps| {
-            let last = *maps.listed()?.last().unwrap_or(&[0; 4]);
+            let last = *maps.listed()?.last().unwrap_or(&Vtep::default());
             maps.put(0, last)
         }),
         ("removal: the last slot is not cleared", |maps| maps.set_len(2)),
