@@ -121,6 +121,9 @@ drop_reasons! {
     DhcpServer = 36, "dhcp-server";
     /// An ICMP error about no known flow, or from an endpoint that is not on the flow's path.
     UnrelatedIcmpError = 37, "unrelated-icmp-error";
+    /// A packet without a flow, while flows are imported from another flow table: it may belong to
+    /// one of them. For some milliseconds after an upgrade.
+    FlowImport = 38, "flow-import";
 }
 
 #[cfg(test)]

@@ -364,11 +364,13 @@ pub enum FlowEvent {
     OverQuota = 6,
     /// An unreplied or ended flow was evicted for another one.
     Evicted = 7,
+    /// A flow was imported from the table of another ABI version, or of another size.
+    Imported = 8,
 }
 
 impl FlowEvent {
     /// All events, with their labels in metrics.
-    pub const ALL: [(FlowEvent, &'static str); 8] = [
+    pub const ALL: [(FlowEvent, &'static str); 9] = [
         (FlowEvent::Made, "made"),
         (FlowEvent::Answered, "answered"),
         (FlowEvent::Expired, "expired"),
@@ -377,6 +379,7 @@ impl FlowEvent {
         (FlowEvent::Reused, "reused"),
         (FlowEvent::OverQuota, "over-quota"),
         (FlowEvent::Evicted, "evicted"),
+        (FlowEvent::Imported, "imported"),
     ];
 }
 

@@ -6,6 +6,7 @@
 //!
 //! ```text
 //! apply, observe   execute operations; compare the kernel with the desired state
+//! takeover         flows, sessions and counters of another ABI version
 //! kernel           entries of objects, their owners, orphans; all maps and programs
 //! telemetry        counters, connections, packet events
 //! programs         load and attach programs
@@ -23,7 +24,7 @@ use std::{
 };
 
 use contiv_abi::{
-    DropCount, DropReason, Timeouts,
+    ABI_VERSION, DropCount, DropReason, Timeouts,
     maps::{FLOWS, FLOWS_CAPACITY},
 };
 use nix::fcntl::Flock;
@@ -46,6 +47,7 @@ mod policy;
 mod programs;
 mod rate;
 mod service;
+mod takeover;
 mod telemetry;
 
 use device::{InterfaceMonitor, Netlink};
@@ -65,6 +67,7 @@ use programs::{
 pub use programs::{load::OBJECT, tc::AttachMode, xdp::XdpPreference};
 use rate::queues;
 use service::announcer::Announcer;
+use takeover::Takeovers;
 use telemetry::{counters, dump, events::MapTelemetry};
 
 /// Options of a node.
@@ -91,8 +94,11 @@ pub struct Options {
     pub timeouts: Timeouts,
     /// Broadcast, unknown unicast and multicast frames that a port may send in a second; zero for no limit.
     pub bum_rate: u32,
-    /// Capacity of the flow table. A table of another capacity is replaced when it is empty.
+    /// Capacity of the flow table. A table of another capacity is replaced, with its flows, if they fit.
     pub flows: u32,
+    /// ABI version of the pins, for tests of upgrades: the maps have the layout of this build.
+    #[doc(hidden)]
+    pub abi_version: u32,
 }
 
 impl Options {
@@ -120,6 +126,7 @@ impl Default for Options {
             timeouts: Timeouts::default(),
             bum_rate: Options::BUM_RATE,
             flows: FLOWS_CAPACITY as u32,
+            abi_version: ABI_VERSION,
         }
     }
 }
@@ -135,6 +142,7 @@ pub struct Ebpf {
     /// `None` before the first `observe`, and after an error: the next `observe` then starts from the pins.
     installed: Option<Installed>,
     announcer: Announcer,
+    takeovers: Takeovers,
     /// Set by `observe`.
     monitor: Option<InterfaceMonitor>,
     /// Lock of the pins, held from the first `observe` on.
@@ -145,7 +153,7 @@ impl Ebpf {
     /// Creates the value. Accesses nothing until the first [`observe`](Datapath::observe).
     pub fn new(options: Options) -> Self {
         let writes = Writes::default();
-        let pins = Pins::new(&options.bpf_root, &options.instance);
+        let pins = Pins::new(&options.bpf_root, &options.instance, options.abi_version);
         let configuration = Configuration {
             vxlan_device: options.vxlan_device.clone(),
             vxlan_port: options.vxlan_port,
@@ -163,6 +171,7 @@ impl Ebpf {
             service_names: ServiceNames::default(),
             installed: None,
             announcer: Announcer::default(),
+            takeovers: Takeovers::default(),
             monitor: None,
             lock: None,
         }
@@ -252,8 +261,9 @@ impl Datapath for Ebpf {
             self.pins.prepare()?;
             self.lock = self.pins.lock()?;
         }
-        // A flow table of another capacity that has become empty is replaced.
-        let resizable = self.unconfigured_flow_capacity().is_some() && flows::usage(&self.pins)?.entries == 0;
+        // A flow table of another capacity is replaced as soon as its flows fit.
+        let resizable = self.unconfigured_flow_capacity().is_some()
+            && flows::fits(flows::usage(&self.pins)?.entries, self.options.flows);
         let mut installed = match self.installed.take() {
             Some(installed) if !resizable => installed,
             _ => Installed::new(
@@ -264,7 +274,8 @@ impl Datapath for Ebpf {
                     (&self.rule_names, &self.service_names),
                     self.options.flows,
                     &self.writes,
-                )?,
+                )
+                .await?,
                 self.interfaces.hooks().clone(),
             ),
         };
@@ -287,7 +298,7 @@ impl Datapath for Ebpf {
         let Some(mut installed) = self.installed.take() else {
             return Err(failed("change the datapath", "it has not been observed yet"));
         };
-        let failures = apply::execute(&mut installed, &mut self.interfaces, ops).await?;
+        let failures = apply::execute(&mut installed, &mut self.interfaces, &mut self.takeovers, ops).await?;
         self.announcer.update(self.interfaces.devices().uplink, installed.changed_services());
         self.installed = Some(installed);
         Ok(failures)
@@ -367,8 +378,8 @@ impl Datapath for Ebpf {
     fn warnings(&self) -> Vec<String> {
         let flows = self.unconfigured_flow_capacity().map(|capacity| {
             format!(
-                "connections: capacity {capacity} instead of {} (--conntrack-max) until the map {FLOWS} is empty, because a \
-                 new map would break its connections; to change it now, move the pods off the node, stop the agent, and run \
+                "connections: capacity {capacity} instead of {} (--conntrack-max) until the flows in the map {FLOWS} fit, because \
+                 connections would break; to change it now, move the pods off the node, stop the agent, and run \
                  `netplugin cleanup`",
                 self.options.flows,
             )
@@ -379,7 +390,7 @@ impl Datapath for Ebpf {
             }
             XdpStatus::Off | XdpStatus::Attached(_) => None,
         };
-        flows.into_iter().chain(xdp).collect()
+        flows.into_iter().chain(xdp).chain(self.takeovers.losses().iter().cloned()).collect()
     }
 
     fn telemetry(&self) -> Option<Arc<dyn Telemetry>> {

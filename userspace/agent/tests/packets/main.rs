@@ -30,4 +30,5 @@ mod run;
 mod scale;
 mod services;
 mod traffic;
+mod upgrade;
 mod verifier;

@@ -6,10 +6,14 @@
 //! | [`tc`] | attachment to the TC ingress hook |
 //! | [`xdp`] | attachment to the XDP hook of the uplink |
 //! | [`load`] | the compiled object: load, pin, open |
+//! | [`import`] | the program that inserts flows of another table |
+//! | [`migration`] | moves all flows of another table |
 //! | [`interfaces`] | the VXLAN device, the uplink, and the programs on them |
 
 pub(crate) mod clsact;
+pub(crate) mod import;
 pub(crate) mod interfaces;
 pub(crate) mod load;
+pub(crate) mod migration;
 pub(crate) mod tc;
 pub(crate) mod xdp;

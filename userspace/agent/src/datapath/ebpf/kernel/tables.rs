@@ -1,6 +1,6 @@
 //! All maps and programs in the kernel.
 
-use aya::maps::{MapData, PerCpuArray};
+use aya::maps::{Array, MapData, PerCpuArray};
 use contiv_abi::{
     DropCount, DropReason, DsrHook, FdbEntry, FdbKey, FlowEvent, Subnet, SubnetKey,
     maps::{
@@ -10,6 +10,7 @@ use contiv_abi::{
     policy::{GROUP_NUMBERS, Meter, MeterKey},
 };
 
+use super::resize;
 use crate::datapath::{
     Error,
     ebpf::{
@@ -20,7 +21,7 @@ use crate::datapath::{
         },
         maps::{
             batch::BatchMap,
-            flows,
+            flows::{self, Prepared},
             names::{RuleNames, ServiceNames},
             pins::Pins,
             table::Table,
@@ -58,7 +59,7 @@ pub(crate) struct Kernel {
 impl Kernel {
     /// Adopts the pinned maps and programs if they come from this build. Otherwise loads the programs with the pinned
     /// maps, and replaces the attached programs in place. `flow_capacity` is the desired capacity of the flow table.
-    pub(crate) fn open(
+    pub(crate) async fn open(
         pins: &Pins,
         hooks: &TcHooks,
         xdp: &XdpHook,
@@ -67,16 +68,33 @@ impl Kernel {
         writes: &Writes,
     ) -> Result<Kernel, Error> {
         pins.prepare()?;
-        let flow_capacity = flows::prepare(pins, flow_capacity, writes)?;
-        let current = load::is_current(pins)?;
-        if !current {
+        let Prepared { capacity: flow_capacity, resized } = flows::prepare(pins, flow_capacity, writes)?;
+        let current = resized.is_none() && load::is_current(pins)?;
+        let loaded = if current {
+            None
+        } else {
             let capacities = Capacities { flows: flow_capacity, service_counts: counters::size()? as u32 };
-            load::load(pins, hooks, xdp, capacities, writes)?;
+            Some(load::load(pins, capacities, writes)?)
+        };
+        let mut peers = Peers::open(pins, writes)?;
+        if let Some(resized) = &resized {
+            peers.copy_settings(resized)?;
+        }
+        // Before a program is attached.
+        peers.ensure_flow_table(flow_capacity)?;
+        match (loaded, resized) {
+            (Some(loaded), Some(resized)) => {
+                resize::replace(pins, &resized, || loaded.replace(pins, hooks, xdp), writes).await?;
+            }
+            (Some(loaded), None) => loaded.replace(pins, hooks, xdp).await?,
+            (None, _) => {}
+        }
+        if !current {
             flows::reset_collector(pins, writes)?;
         }
-        let mut kernel = Kernel {
+        let kernel = Kernel {
             ports: Ports::open(pins, writes)?,
-            peers: Peers::open(pins, writes)?,
+            peers,
             fdb: Table::new(FDB, FDB_CAPACITY, pins.open_map(FDB)?, writes.clone()),
             subnets: Table::new(SUBNETS, SUBNETS_CAPACITY, pins.open_map(SUBNETS)?, writes.clone()),
             vips: Vips::open(pins, writes)?,
@@ -90,8 +108,6 @@ impl Kernel {
             flow_capacity,
             writes: writes.clone(),
         };
-        // Before a program is attached.
-        kernel.peers.ensure_flow_table(flow_capacity)?;
         if !current {
             load::set_current(pins, writes)?;
         }
@@ -194,12 +210,20 @@ fn sum(per_cpu: &[DropCount]) -> DropCount {
 }
 
 fn open_policies(pins: &Pins, names: &RuleNames, writes: &Writes) -> Result<Policies, Error> {
-    let sets = RuleSets::new(
+    let mut sets = RuleSets::new(
         pins.open_data(RULE_SETS)?,
         pins.open_data(RULES)?,
         pins.open_data(REVISION)?,
         writes.clone(),
     )?;
+    for other in pins.other_abi_versions() {
+        if other.map(REVISION).exists() {
+            let revision: Array<MapData, u64> = other.open_map(REVISION)?;
+            let next =
+                revision.get(&0, 0).map_err(|error| failed(format!("read the map {REVISION}"), error))?;
+            sets.reserve(next);
+        }
+    }
     let counts = pins.open_map(RULE_COUNTS)?;
     Policies::new(&pins.open_data(GROUPS)?, sets, counts, names.clone(), writes.clone())
 }

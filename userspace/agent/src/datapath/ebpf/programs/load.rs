@@ -1,7 +1,7 @@
 //! The compiled programs: load into the kernel, pin, and open.
 
 use aya::{
-    EbpfLoader,
+    Ebpf, EbpfLoader,
     maps::{Array, MapData},
     programs::{ProgramError, SchedClassifier, Xdp},
 };
@@ -97,15 +97,11 @@ fn build_id() -> [u8; BUILD_LEN] {
     hash.to_be_bytes()
 }
 
-/// Loads the object, pins its programs, and replaces attached programs of an earlier build in place. Pinned maps are
-/// reused; missing maps are created and pinned.
-pub(crate) fn load(
-    pins: &Pins,
-    hooks: &TcHooks,
-    xdp: &XdpHook,
-    capacities: Capacities,
-    writes: &Writes,
-) -> Result<(), Error> {
+/// Programs in the kernel that are neither attached nor pinned.
+pub(crate) struct Loaded(Ebpf);
+
+/// Loads the programs. Pinned maps are reused; missing maps are created and pinned.
+pub(crate) fn load(pins: &Pins, capacities: Capacities, writes: &Writes) -> Result<Loaded, Error> {
     let mut loader = EbpfLoader::new();
     for name in ALL {
         loader.map_pin_path(name, pins.map(name));
@@ -115,33 +111,58 @@ pub(crate) fn load(
         loader.map_max_entries(name, entries);
     }
     loader.map_max_entries(SERVICE_COUNTS, capacities.service_counts);
-    let mut object = loader.load(OBJECT).map_err(|error| failed("load the eBPF object", error))?;
+    let mut loaded = Loaded(loader.load(OBJECT).map_err(|error| failed("load the eBPF object", error))?);
     for role in Role::ALL {
-        let what = || format!("load the program {}", role.program());
-        let missing = || failed(what(), "the object does not contain it");
-        let program = object.program_mut(role.program()).ok_or_else(missing)?;
-        let program: &mut SchedClassifier = program.try_into().map_err(|error| failed(what(), error))?;
+        let program = loaded.tc(role)?;
         writes.count();
-        retry_interrupted(|| program.load()).map_err(|error| failed(what(), error))?;
-        hooks.replace(role, program)?;
-        let path = pins.program(role.program());
-        pins.unpin(&path)?;
-        program.pin(&path).map_err(|error| failed(format!("pin {}", path.display()), error))?;
+        retry_interrupted(|| program.load()).map_err(|error| failed(loading(role.program()), error))?;
     }
-    let what = || format!("load the program {XDP}");
-    let program = object.program_mut(XDP).ok_or_else(|| failed(what(), "the object does not contain it"))?;
-    let program: &mut Xdp = program.try_into().map_err(|error| failed(what(), error))?;
+    let program = loaded.xdp()?;
     writes.count();
-    retry_interrupted(|| program.load()).map_err(|error| failed(what(), error))?;
-    xdp.replace(program)?;
-    let path = pins.program(XDP);
-    pins.unpin(&path)?;
-    program.pin(&path).map_err(|error| failed(format!("pin {}", path.display()), error))
+    retry_interrupted(|| program.load()).map_err(|error| failed(loading(XDP), error))?;
+    Ok(loaded)
+}
+
+impl Loaded {
+    fn tc(&mut self, role: Role) -> Result<&mut SchedClassifier, Error> {
+        let what = || loading(role.program());
+        let missing = || failed(what(), "the object does not contain it");
+        let program = self.0.program_mut(role.program()).ok_or_else(missing)?;
+        program.try_into().map_err(|error| failed(what(), error))
+    }
+
+    fn xdp(&mut self) -> Result<&mut Xdp, Error> {
+        let missing = || failed(loading(XDP), "the object does not contain it");
+        let program = self.0.program_mut(XDP).ok_or_else(missing)?;
+        program.try_into().map_err(|error| failed(loading(XDP), error))
+    }
+
+    /// Replaces attached programs of an earlier build in place, and pins the programs.
+    pub(crate) async fn replace(mut self, pins: &Pins, hooks: &TcHooks, xdp: &XdpHook) -> Result<(), Error> {
+        for role in Role::ALL {
+            let program = self.tc(role)?;
+            hooks.replace(role, program).await?;
+            let path = pins.program(role.program());
+            pins.unpin(&path)?;
+            program.pin(&path).map_err(|error| failed(format!("pin {}", path.display()), error))?;
+        }
+        let program = self.xdp()?;
+        xdp.replace(program)?;
+        let path = pins.program(XDP);
+        pins.unpin(&path)?;
+        program.pin(&path).map_err(|error| failed(format!("pin {}", path.display()), error))
+    }
+}
+
+fn loading(program: &str) -> String {
+    format!("load the program {program}")
 }
 
 /// Repeats the load if the verifier returns EAGAIN, which it does when the thread has a pending signal (`bpf_check` in
 /// kernel/bpf/verifier.c).
-fn retry_interrupted(mut load: impl FnMut() -> Result<(), ProgramError>) -> Result<(), ProgramError> {
+pub(crate) fn retry_interrupted(
+    mut load: impl FnMut() -> Result<(), ProgramError>,
+) -> Result<(), ProgramError> {
     let interrupted = |error: &ProgramError| errno(error) == Some(libc::EAGAIN);
     for _ in 1..MAX_LOADS {
         match load() {
