@@ -2,7 +2,7 @@
 //! and is translated when the flow is.
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
-use contiv_abi::{DropReason, FlowEvent, NeighKey, Segment, SegmentEntry};
+use contiv_abi::{DropReason, FlowEvent, FlowHalf, NeighKey, Segment, SegmentEntry};
 
 use crate::{
     flows,
@@ -55,6 +55,7 @@ pub(crate) fn pass<const WIRE: bool>(
     let mut passed = Passed { relayed: false, refused: 0 };
     let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
     packet.receiver = packet::ANYBODY;
+    packet.receiver_identity = FlowHalf::UNKNOWN.into();
     packet.admission = if ethernet.kind == frame::ARP { Admission::ALL } else { Admission::WITHOUT_RULES };
     if !(ip6 || ethernet.kind == frame::IPV4) {
         return Ok(passed);

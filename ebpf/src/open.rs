@@ -333,6 +333,7 @@ extern "C" fn ctv_start(number: u32) -> u32 {
     for half in [&mut *original, &mut *reply] {
         half.verdict = packet.verdict;
         half.groups = packet.groups;
+        half.identities = packet.identities;
         half.service = packet.service;
         half.seen = packet.now;
         half.made = packet.now;

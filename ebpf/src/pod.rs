@@ -12,7 +12,7 @@ use crate::{
     maps,
     neighbour::{self, Asker},
     packet::{self, Packet, passes},
-    policy, rate, source, tunnel,
+    policy, rate, source, track, tunnel,
     verdict::Verdict,
 };
 
@@ -113,6 +113,9 @@ fn onward(ctx: &TcContext, packet: &mut Packet) -> Result<u32, DropReason> {
     }
     if place.ifindex != 0 {
         return delivery::to_port(packet, place);
+    }
+    if known.is_some() {
+        track::reaches(packet, place.group)?;
     }
     let vni = segment.vni();
     let is_nowhere = place.vtep == [0; 4];

@@ -19,6 +19,7 @@ use super::{
     programs::{
         interfaces::Interfaces,
         migration::{FlowMigration, Moved, Pass},
+        tc::AttachMode,
     },
 };
 use crate::{datapath::Error, error::one_line};
@@ -52,8 +53,11 @@ impl Takeovers {
             // A process may have ended just before the end of a takeover.
             return kernel.peers.set_phase(Phase::RUNNING);
         }
-        let mut others: Vec<Predecessor> =
-            others.into_iter().map(|other| Predecessor::open(&pins, other)).collect::<Result<_, _>>()?;
+        let has_links = interfaces.hooks().mode() != AttachMode::Clsact;
+        let mut others: Vec<Predecessor> = others
+            .into_iter()
+            .map(|other| Predecessor::open(&pins, other, has_links))
+            .collect::<Result<_, _>>()?;
         for other in &mut others {
             other.prepare(&pins);
         }
@@ -84,10 +88,13 @@ struct Predecessor {
 }
 
 impl Predecessor {
-    fn open(own: &Pins, pins: Pins) -> Result<Predecessor, Error> {
+    /// `has_links` tells that programs are attached by pinned links.
+    fn open(own: &Pins, pins: Pins, has_links: bool) -> Result<Predecessor, Error> {
         let phase = PhaseSwitch::open(&pins);
-        let retired = phase.as_ref().map_or(Ok(false), |phase| Ok(phase.get()? == Phase::RETIRED))?;
-        let resumed = retired || pins.link_names()?.is_empty();
+        let resumed = match &phase {
+            Some(phase) => phase.get()? == Phase::RETIRED,
+            None => has_links && pins.link_names()?.is_empty(),
+        };
         // Numbers of rules are those of one version's policies.
         let flows = FlowMigration::open(own, &pins, false);
         Ok(Predecessor { pins, phase, flows, resumed })

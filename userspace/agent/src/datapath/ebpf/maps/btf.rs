@@ -27,6 +27,11 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
+    #[cfg(test)]
+    pub(crate) fn insert(&mut self, path: &str, field: Field) {
+        self.fields.insert(path.to_owned(), field);
+    }
+
     pub(crate) fn field(&self, path: &str) -> Option<Field> {
         self.fields.get(path).copied()
     }

@@ -68,7 +68,7 @@ fn flow_fields() -> Vec<FlowField> {
             groups: 4, seen: 4, end: 4, acknowledged: 4, sent: 1, other: 1
         ));
         fields.extend(fields!(FlowHalf, prefix, base, false,
-            packets: 8, bytes: 8, verdict: 8, service: 4, rule: 4, made: 4, owner: 4
+            packets: 8, bytes: 8, verdict: 8, service: 4, rule: 4, made: 4, owner: 4, identities: 4
         ));
     }
     fields
@@ -91,9 +91,7 @@ const MAX_ATTEMPTS: usize = 5;
 pub(crate) struct FlowExport {
     records: MmapValues,
     bitmap: MmapValues,
-    size: usize,
-    generation: usize,
-    moves: Vec<Move>,
+    decoder: Decoder,
 }
 
 impl FlowExport {
@@ -105,7 +103,7 @@ impl FlowExport {
         let records = pins.open_data(FLOWS)?;
         let what = |name| format!("read the map {}", pins.map(name).display());
         let [_, layout] = btf::layouts(&records).map_err(|error| failed(what(FLOWS), error))?;
-        let (moves, generation) = moves(&layout).map_err(|missing| {
+        let decoder = Decoder::new(&layout).map_err(|missing| {
             let missing = format!("its values have no field {missing}");
             failed(what(FLOWS), io::Error::new(io::ErrorKind::Unsupported, missing))
         })?;
@@ -120,9 +118,7 @@ impl FlowExport {
         Ok(FlowExport {
             records: map(FLOWS, records, layout.size)?,
             bitmap: map(FLOW_BITMAP, bitmap, size_of::<u64>())?,
-            size: layout.size,
-            generation,
-            moves,
+            decoder,
         })
     }
 
@@ -142,19 +138,15 @@ impl FlowExport {
     /// The flow in a record; `None` if the record is free, or changes all the time.
     pub(crate) fn record(&self, number: u32) -> Option<Flow> {
         let mut value = [0; MAX_RECORD];
-        let value = value.get_mut(..self.size)?;
+        let value = value.get_mut(..self.decoder.size)?;
         for _ in 0..MAX_ATTEMPTS {
             if !self.records.read(number, 0, value) {
                 return None;
             }
             fence(Ordering::Acquire);
             let mut after = [0; 2];
-            self.records.read(number, self.generation, &mut after);
-            let mut flow = Flow::zeroed();
-            let bytes = bytemuck::bytes_of_mut(&mut flow);
-            for Move { from, to, len } in &self.moves {
-                bytes[*to..to + len].copy_from_slice(&value[*from..from + len]);
-            }
+            self.records.read(number, self.decoder.generation, &mut after);
+            let flow = self.decoder.decode(value);
             if !flow.head.exists() {
                 return None;
             }
@@ -166,25 +158,55 @@ impl FlowExport {
     }
 }
 
-/// The moves of all fields, and the offset of the generation; or the path of a field that is missing. Numbers are in the order
-/// of bytes of this machine, which is little-endian on all that the programs are compiled for: a number that has grown
-/// begins with its lower bytes.
-fn moves(layout: &Layout) -> Result<(Vec<Move>, usize), String> {
-    let mut moves = vec![];
-    let mut generation = 0;
-    for FlowField { path, offset, size, required } in flow_fields() {
-        match layout.field(&path) {
-            Some(Field { offset: from, size: found }) => {
-                if path == "head.generation" {
-                    generation = from;
+/// Reads flows of one layout. Numbers are in the order of bytes of this machine, which is little-endian on all that the programs are
+/// compiled for: a number that has grown begins with its lower bytes.
+struct Decoder {
+    /// Size of a record in bytes.
+    size: usize,
+    /// Offset of the generation.
+    generation: usize,
+    moves: Vec<Move>,
+    /// The records have the groups of endpoints elsewhere.
+    has_identities: bool,
+}
+
+impl Decoder {
+    /// Returns the path of a field that is missing, if there is one.
+    fn new(layout: &Layout) -> Result<Decoder, String> {
+        let mut moves = vec![];
+        for FlowField { path, offset, size, required } in flow_fields() {
+            match layout.field(&path) {
+                Some(Field { offset: from, size: found }) => {
+                    moves.push(Move { from, to: offset, len: size.min(found) });
                 }
-                moves.push(Move { from, to: offset, len: size.min(found) });
+                None if required => return Err(path),
+                None => {}
             }
-            None if required => return Err(path),
-            None => {}
         }
+        Ok(Decoder {
+            size: layout.size,
+            generation: layout.field("head.generation").map_or(0, |field| field.offset),
+            moves,
+            has_identities: layout.field("halves[0].identities").is_some(),
+        })
     }
-    Ok((moves, generation))
+
+    /// The flow in a record of `size` bytes.
+    fn decode(&self, value: &[u8]) -> Flow {
+        let mut flow = Flow::zeroed();
+        let bytes = bytemuck::bytes_of_mut(&mut flow);
+        for Move { from, to, len } in &self.moves {
+            if let Some(field) = value.get(*from..from + len) {
+                bytes[*to..to + len].copy_from_slice(field);
+            }
+        }
+        if !self.has_identities {
+            for half in &mut flow.halves {
+                half.identities = half.groups.map(|group| if group == 0 { FlowHalf::UNKNOWN } else { group });
+            }
+        }
+        flow
+    }
 }
 
 /// `Node::phase` of other pins.
@@ -224,5 +246,72 @@ impl PhaseSwitch {
         syscall::read_array(self.map.fd(), 0, &mut value)
             .map_err(|error| failed(format!("read the map {NODE} of another ABI version"), error))?;
         Ok(value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytemuck::bytes_of;
+    use contiv_abi::{Address, Be16};
+
+    use super::*;
+
+    /// The fields of this version in another order, each followed by four bytes.
+    fn reordered(without: &str) -> Layout {
+        let mut layout = Layout::default();
+        for FlowField { path, size, .. } in flow_fields().into_iter().rev() {
+            if !path.ends_with(without) {
+                layout.insert(&path, Field { offset: layout.size, size: size + 4 });
+                layout.size += size + 4;
+            }
+        }
+        layout
+    }
+
+    fn flow() -> Flow {
+        let mut flow = Flow::zeroed();
+        for (index, byte) in bytemuck::bytes_of_mut(&mut flow).iter_mut().enumerate() {
+            *byte = index as u8;
+        }
+        for half in &mut flow.halves {
+            half.zero = [0; 2];
+        }
+        (flow.client, flow.nat_port) = (Address::v4([10, 1, 1, 1]), Be16::new(4000));
+        flow.halves[0].groups = [7, 0];
+        flow
+    }
+
+    /// A record of the layout.
+    fn encode(flow: &Flow, layout: &Layout) -> Vec<u8> {
+        let mut value = vec![0; layout.size];
+        for FlowField { path, offset, size, .. } in flow_fields() {
+            if let Some(field) = layout.field(&path) {
+                value[field.offset..field.offset + size]
+                    .copy_from_slice(&bytes_of(flow)[offset..offset + size]);
+            }
+        }
+        value
+    }
+
+    #[test]
+    fn flows_of_any_layout_are_read_by_the_names_of_their_fields() {
+        let layout = reordered("none");
+        let decoder = Decoder::new(&layout).unwrap();
+        assert_eq!(decoder.decode(&encode(&flow(), &layout)), flow());
+        assert_eq!(Some(decoder.generation), layout.field("head.generation").map(|field| field.offset));
+    }
+
+    #[test]
+    fn a_version_without_identities_knows_local_groups_only() {
+        let layout = reordered("identities");
+        let read = Decoder::new(&layout).unwrap().decode(&encode(&flow(), &layout));
+        assert_eq!(read.halves[0].identities, [7, FlowHalf::UNKNOWN]);
+    }
+
+    #[test]
+    fn a_missing_field_is_named() {
+        let missing = Decoder::new(&reordered("acknowledged")).err();
+        assert_eq!(missing.as_deref(), Some("halves[0].acknowledged"));
+        assert!(Decoder::new(&reordered("bytes")).is_ok(), "a counter may be missing");
     }
 }
