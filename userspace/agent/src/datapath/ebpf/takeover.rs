@@ -11,6 +11,8 @@
 //! backend would not be translated. Versions whose programs do not know phases are detached one interface after the other,
 //! while no flows begin.
 
+use std::time::Instant;
+
 use contiv_abi::Phase;
 
 use super::{
@@ -67,11 +69,14 @@ impl Takeovers {
         for other in &others {
             other.stop(interfaces).await?;
         }
+        let stopped = Instant::now();
         others.iter_mut().for_each(|other| other.import(Pass::After));
         // Programs that have begun before end.
         rcu::synchronize();
         others.iter_mut().for_each(|other| other.import(Pass::After));
         kernel.peers.set_phase(Phase::RUNNING)?;
+        tracing::info!("packets without a flow waited for {} ms", stopped.elapsed().as_millis());
+        others.iter().for_each(|other| other.add_counters(&pins));
         self.losses.extend(others.into_iter().filter_map(Predecessor::report));
         interfaces.remove_other_abi_versions().await
     }
@@ -106,16 +111,18 @@ impl Predecessor {
         // The second pass has what has changed during the first, and is short.
         self.import(pass);
         self.import(pass);
-        let version = self.pins.version();
-        let warn = |what: &str, result: Result<(), Error>| {
-            if let Err(error) = result {
-                tracing::warn!("{what} of ABI version {version} are lost: {}", one_line(&error));
-            }
-        };
-        warn("connections to other nodes", sessions::copy_relays(own, &self.pins));
-        warn("session affinities", sessions::copy_affinity(own, &self.pins));
-        if !self.resumed {
-            warn("counters", statistics::add(own, &self.pins));
+        self.warn("connections to other nodes", sessions::copy_relays(own, &self.pins));
+        self.warn("session affinities", sessions::copy_affinity(own, &self.pins));
+    }
+
+    /// Adds the counters, which do not change any more.
+    fn add_counters(&self, own: &Pins) {
+        self.warn("counters", statistics::add(own, &self.pins));
+    }
+
+    fn warn(&self, what: &str, result: Result<(), Error>) {
+        if let Err(error) = result {
+            tracing::warn!("{what} of ABI version {} are lost: {}", self.pins.version(), one_line(&error));
         }
     }
 
@@ -153,6 +160,8 @@ impl Predecessor {
                     )
                 })
             }
+            // A start that failed early has left directories only.
+            Err(_) if !self.pins.has_maps() => None,
             Err(error) => {
                 let loss = format!(
                     "connections: all flows of ABI version {version} are lost: {}; connections to services break",

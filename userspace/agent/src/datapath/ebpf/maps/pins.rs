@@ -94,6 +94,11 @@ impl Pins {
         self.directory.join("maps")
     }
 
+    /// Whether any map is pinned.
+    pub(crate) fn has_maps(&self) -> bool {
+        fs::read_dir(self.maps()).is_ok_and(|mut entries| entries.next().is_some())
+    }
+
     pub(crate) fn map(&self, name: &str) -> PathBuf {
         self.maps().join(name)
     }

@@ -23,7 +23,7 @@ use crate::datapath::{
 /// Adds the counters of `other` to those of `own`: drops, events of flows, forwarded frames, and services that have the same
 /// number. Counters of another layout are not added.
 ///
-/// Before the programs of `own` count: what they count meanwhile on other CPUs may be lost.
+/// What the programs of `own` count on other CPUs between a read and the write, some microseconds, is lost.
 pub(super) fn add(own: &Pins, other: &Pins) -> Result<(), Error> {
     add_array::<DropCount>(own, other, DROPS, add_frames)?;
     add_array::<DropCount>(own, other, DSR_STATS, add_frames)?;
