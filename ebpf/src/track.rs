@@ -150,6 +150,12 @@ extern "C" fn ctv_by() -> u32 {
     if !reply && half.other & sent::ANY == 0 && flags & Flow::NAT != 0 && is_unresolved(packet, half) {
         return NEW;
     }
+    if packet.icmp_error != Told::NOTHING {
+        let code = ctv_quoted(number, packet.entry & 1);
+        if code != GO_ON {
+            return code;
+        }
+    }
     let code = policy::is_current(flow, half);
     if code != GO_ON {
         return code;
@@ -163,7 +169,7 @@ extern "C" fn ctv_by() -> u32 {
         return NEW;
     }
     if packet.icmp_error != Told::NOTHING {
-        return ctv_quoted(number, packet.entry & 1);
+        return GO_ON;
     }
     pass(packet, half, reply)
 }
