@@ -1,6 +1,6 @@
 //! Which addresses a frame may use, by the records of the endpoints.
 
-use contiv_abi::{Address, DropReason, FdbKey, Mac, NeighEntry, NeighKey, Segment};
+use contiv_abi::{Address, DropReason, FdbKey, FlowHalf, Mac, NeighEntry, NeighKey, Segment};
 
 use crate::{
     frame, maps,
@@ -17,17 +17,17 @@ pub(crate) fn is_reserved(ip: &Address) -> bool {
 
 /// Whether a frame from outside may use the address `ip` with `mac`: if an endpoint has it, `mac` must be the endpoint's, and
 /// the endpoint on another node. Services are never a source outside of the nodes that translate for them, but their
-/// address may be announced.
+/// address may be announced. The result is the endpoint's group, `FlowHalf::UNKNOWN` without an endpoint.
 #[inline(always)]
-pub(crate) fn claim(packet: &Packet, ip: Address, mac: Mac) -> Result<(), DropReason> {
+pub(crate) fn claim(packet: &Packet, ip: Address, mac: Mac) -> Result<u32, DropReason> {
     let Some(owner) = maps::neighbour(&NeighKey { segment: packet.segment, ip }) else {
         let subnet = maps::subnet(packet.segment, false);
         let broadcast = ip.is_v4() && subnet.is_some_and(|subnet| subnet.is_last(&ip));
-        return if broadcast { Err(DropReason::ForeignSource) } else { Ok(()) };
+        return if broadcast { Err(DropReason::ForeignSource) } else { Ok(FlowHalf::UNKNOWN.into()) };
     };
     let announced = owner.flags & NeighEntry::SERVICE == 0 || packet.kind == frame::ARP || packet.nd != 0;
     if owner.ifindex == 0 && announced && source::same(&owner.mac, &mac) {
-        Ok(())
+        Ok(owner.group)
     } else {
         Err(DropReason::ForeignSource)
     }

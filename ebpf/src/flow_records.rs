@@ -64,7 +64,7 @@ fn used_by(owner: u32) -> i64 {
 /// Adds to the flows of an endpoint.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_charge(owner: u32, flows: i64) -> u32 {
+pub(crate) extern "C" fn ctv_charge(owner: u32, flows: i64) -> u32 {
     let Some(node) = maps::node() else { return 0 };
     let Some(count) = COUNTS.get_ptr_mut(owner % FLOW_COUNTS_CAPACITY as u32) else { return 0 };
     let Some(held) = record_lock(owner.wrapping_mul(64), node.flow_pages) else { return 0 };

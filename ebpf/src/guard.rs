@@ -5,7 +5,7 @@
 //! has no record may come from anywhere.
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
-use contiv_abi::{Address, Be16, DropReason, FdbKey, NeighEntry, NeighKey};
+use contiv_abi::{Address, Be16, DropReason, FdbKey, FlowHalf, NeighEntry, NeighKey};
 
 use crate::{
     claim::{claim, is_reserved, may_name},
@@ -32,7 +32,7 @@ pub(crate) extern "C" fn ctv_guard(skb: *mut __sk_buff) -> u32 {
     }
 }
 
-/// Checks the source addresses of a frame from outside. For ARP and neighbour discovery, [`ctv_guard`] has checked what they
+/// Checks the source addresses of a frame from outside, and notes the group of its sender. For ARP and neighbour discovery, [`ctv_guard`] has checked what they
 /// claim.
 ///
 /// A function of its own for the verifier; its result is that of `packet::code`.
@@ -40,11 +40,16 @@ pub(crate) extern "C" fn ctv_guard(skb: *mut __sk_buff) -> u32 {
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_guard_source(skb: *mut __sk_buff) -> u32 {
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
-    packet::code(check_source(&TcContext::new(skb), packet))
+    let identity = match check_source(&TcContext::new(skb), packet) {
+        Ok(identity) => identity,
+        Err(reason) => return reason as u32,
+    };
+    packet.source_identity = identity;
+    packet::GO_ON
 }
 
 #[inline(always)]
-fn check_source(ctx: &TcContext, packet: &Packet) -> Result<(), DropReason> {
+fn check_source(ctx: &TcContext, packet: &Packet) -> Result<u32, DropReason> {
     const SOURCE: usize = ETHERNET + 12;
     const SOURCE6: usize = ETHERNET + 8;
     const DESTINATION6: usize = ETHERNET + 24;
@@ -73,7 +78,7 @@ fn check_source(ctx: &TcContext, packet: &Packet) -> Result<(), DropReason> {
             }
             ip
         }
-        _ => return Ok(()),
+        _ => return Ok(FlowHalf::UNKNOWN.into()),
     };
     claim(packet, ip, packet.source_mac)
 }
@@ -116,7 +121,7 @@ fn check_arp(ctx: &TcContext, packet: &Packet) -> Result<(), DropReason> {
         return Ok(());
     }
     may_name(packet, &arp.sender_mac)?;
-    claim(packet, Address::v4(arp.sender_ip), arp.sender_mac)
+    claim(packet, Address::v4(arp.sender_ip), arp.sender_mac).map(drop)
 }
 
 /// Whether the packet of the packet metadata, which has been parsed, may be forwarded at all: no pod may speak to the tunnel

@@ -2,7 +2,7 @@
 //! and is translated when the flow is.
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
-use contiv_abi::{DropReason, LogResult, LogStage, NeighKey};
+use contiv_abi::{DropReason, FlowHalf, LogResult, LogStage, NeighKey};
 
 use crate::{
     frame, guard, log, maps, nat,
@@ -16,6 +16,7 @@ use crate::{
 pub(crate) fn pass(ctx: &TcContext) -> Result<bool, DropReason> {
     let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
     packet.receiver = packet::ANYBODY;
+    packet.receiver_identity = FlowHalf::UNKNOWN.into();
     packet.admission = if packet.kind == frame::ARP { Admission::ALL } else { Admission::WITHOUT_RULES };
     let ip6 = packet.kind == frame::IPV6;
     if !(ip6 || packet.kind == frame::IPV4) {

@@ -6,6 +6,7 @@
 //! VXLAN device        -> overlay::receive ->                  neighbour::answer -> ip::pass -> delivery
 //! VLAN uplink         -> uplink::receive  ->                  neighbour::answer -> ip::pass -> delivery
 //! VLAN uplink, XDP    -> xdp::receive     -> sent on to the node of a service's backend, or passed to the line above
+//! the agent           -> import           inserts flows of another flow table
 //!
 //! ip::pass            =  parse -> track (established flow) -> nat
 //! no flow             => slow_path::receive -> open (service -> policy -> insert) -> nat -> pod::send / delivery
@@ -34,6 +35,7 @@ mod flows;
 mod frame;
 mod guard;
 mod header;
+mod import;
 mod ip;
 mod log;
 mod maps;
@@ -76,6 +78,9 @@ const PACKET_HOST: u32 = 0;
 /// A frame that a pod sent: ingress of the host end of its veth pair.
 #[classifier]
 fn ctv_from_pod(ctx: TcContext) -> i32 {
+    if maps::is_retired() {
+        return TC_ACT_UNSPEC;
+    }
     log::begin();
     let ifindex = arrival(&ctx);
     finish(&ctx, ifindex, pod::receive(&ctx))
@@ -84,6 +89,10 @@ fn ctv_from_pod(ctx: TcContext) -> i32 {
 /// A frame that a pod with a rate sent, after its time: ingress of the interface behind the queue. Its mark is its port.
 #[classifier]
 fn ctv_from_queue(ctx: TcContext) -> i32 {
+    // The mark is for the next program then.
+    if maps::is_retired() {
+        return TC_ACT_UNSPEC;
+    }
     // SAFETY: the context is the one that the kernel gave to this program.
     let port = unsafe { core::mem::take(&mut (*ctx.skb.skb).mark) };
     if port == 0 {
@@ -97,6 +106,9 @@ fn ctv_from_queue(ctx: TcContext) -> i32 {
 /// A frame from another node's tunnel: ingress of the VXLAN device.
 #[classifier]
 fn ctv_from_vxlan(ctx: TcContext) -> i32 {
+    if maps::is_retired() {
+        return TC_ACT_UNSPEC;
+    }
     log::begin();
     let ifindex = arrival(&ctx);
     let Ok(vni) = tunnel::origin(&ctx) else {
@@ -108,6 +120,9 @@ fn ctv_from_vxlan(ctx: TcContext) -> i32 {
 /// A frame from the wire: ingress of the VLAN uplink.
 #[classifier]
 fn ctv_from_uplink(ctx: TcContext) -> i32 {
+    if maps::is_retired() {
+        return TC_ACT_UNSPEC;
+    }
     let ifindex = arrival(&ctx);
     // Untagged frames and other people's tags belong to the host. Not "ok", which would end the chain: the next program on the
     // interface may want the frame.
@@ -130,7 +145,15 @@ fn ctv_from_uplink(ctx: TcContext) -> i32 {
 /// for an MTU of a page at most.
 #[xdp]
 fn ctv_xdp(ctx: XdpContext) -> u32 {
-    if xdp::receive(&ctx) { xdp_action::XDP_TX } else { xdp_action::XDP_PASS }
+    if !maps::is_retired() && xdp::receive(&ctx) { xdp_action::XDP_TX } else { xdp_action::XDP_PASS }
+}
+
+/// Inserts the next flow of a batch that the agent has exported from another table. Only the agent runs it; it is attached to no
+/// interface.
+#[classifier]
+fn ctv_import(_ctx: TcContext) -> i32 {
+    import::import_next();
+    TC_ACT_UNSPEC
 }
 
 /// A packet without a known flow, or one whose verdict is by other rules: a tail call of the programs above.

@@ -5,8 +5,8 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use contiv_abi::{
-    DropCount, FdbEntry, FdbKey, FloodKey, NeighEntry, NeighKey, Node, Port, Segment, SegmentEntry, Subnet,
-    SubnetKey, Vtep,
+    DropCount, FdbEntry, FdbKey, FloodKey, NeighEntry, NeighKey, Node, Phase, Port, Segment, SegmentEntry,
+    Subnet, SubnetKey, Vtep,
     maps::{
         BUILD_LEN, DROP_REASONS, FDB_CAPACITY, FLOOD_CAPACITY, MEMBERS_CAPACITY, NEIGH_CAPACITY,
         PEERS_CAPACITY, PORTS_CAPACITY, SEGMENTS_CAPACITY, SUBNETS_CAPACITY,
@@ -127,6 +127,19 @@ pub(crate) fn bum_rate() -> u32 {
 #[inline(always)]
 pub(crate) fn node() -> Option<&'static Node> {
     NODE.get(0)
+}
+
+/// Whether the programs of another ABI version have taken over.
+#[inline(always)]
+pub(crate) fn is_retired() -> bool {
+    phase() == Phase::RETIRED
+}
+
+/// The `Phase` of the replacement of the flow table.
+#[inline(always)]
+pub(crate) fn phase() -> u32 {
+    // SAFETY: a value of the map, which the agent changes at any time.
+    NODE.get_ptr(0).map_or(Phase::RUNNING, |node| unsafe { (&raw const (*node).phase).read_volatile() })
 }
 
 /// Adds one frame of `len` bytes to the count of a `DropReason` on this CPU.

@@ -147,7 +147,7 @@ fn check_addresses(ctx: &TcContext, packet: &mut Packet, kind: u8, options: u32)
 #[inline(always)]
 fn claim(packet: &Packet, ip: &Address) -> Result<(), DropReason> {
     if packet.ingress != Ingress::POD {
-        return claim::claim(packet, *ip, packet.source_mac);
+        return claim::claim(packet, *ip, packet.source_mac).map(drop);
     }
     if is_own(packet, ip) { Ok(()) } else { Err(DropReason::SpoofedIp) }
 }

@@ -2,7 +2,7 @@
 
 use aya_ebpf::{cty::c_void, helpers::generated::bpf_loop};
 use contiv_abi::{
-    Be16, DropReason, FdbKey, Flow, FlowEvent, FlowHead, LogResult, LogStage, TCP, UDP, entry,
+    Be16, DropReason, FdbKey, Flow, FlowEvent, FlowHead, LogResult, LogStage, Phase, TCP, UDP, entry,
     tcp::{self as state, sent},
 };
 
@@ -12,7 +12,7 @@ use crate::{
     flow_records::{NONE, OVER_QUOTA as NO_QUOTA, ctv_obtain, ctv_remove, make_room},
     flows, log, maps,
     packet::{self, AGAIN, Packet, REFUSE, RELAY, Replaces, Told},
-    policy, relay, served, service, tell,
+    policy, relay, served, service, tell, track,
 };
 
 /// A new flow: to a service or not, allowed or not, inserted. The result is that of `packet::code`, `AGAIN` if another CPU has
@@ -100,6 +100,9 @@ fn begin(packet: &mut Packet) {
 #[unsafe(no_mangle)]
 extern "C" fn ctv_judge() -> u32 {
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    if is_held(packet) {
+        return DropReason::FlowImport as u32;
+    }
     // By the Ethernet address, which decides where the packet goes.
     let place = maps::destination(&FdbKey::new(packet.segment, packet.destination_mac));
     // The flow uses the quota of the endpoint that begins it, or of the one that is reached from outside.
@@ -108,6 +111,17 @@ extern "C" fn ctv_judge() -> u32 {
         port => port,
     };
     if policy::allows(packet, place) { packet::GO_ON } else { policy::denial() }
+}
+
+/// Whether the packet may belong to a flow that is being imported from another table. A reply of a backend that passed for a new
+/// flow would not be translated.
+#[inline(always)]
+fn is_held(packet: &Packet) -> bool {
+    match maps::phase() {
+        Phase::HOLDING => true,
+        Phase::IMPORTING => packet.translated == 0 && !track::opens(packet),
+        _ => false,
+    }
 }
 
 #[inline(always)]
@@ -332,6 +346,7 @@ extern "C" fn ctv_start(number: u32) -> u32 {
     for half in [&mut *original, &mut *reply] {
         half.verdict = packet.verdict;
         half.groups = packet.groups;
+        half.identities = packet.identities;
         half.service = packet.service;
         half.seen = packet.now;
         half.made = packet.now;

@@ -36,13 +36,15 @@ pub(crate) struct Packet {
     pub(crate) rules: [u32; 2],
     /// Groups of the source and of the destination of a new flow, as far as they are here.
     pub(crate) groups: [u16; 2],
+    /// The same wherever they are, `FlowHalf::UNKNOWN` for an address without a record.
+    pub(crate) identities: [u16; 2],
     /// Port whose quota a new flow uses; zero for none.
     pub(crate) owner: u32,
     /// The flow that was found: `contiv_abi::entry` of its record and the packet's direction,
     pub(crate) entry: u32,
     /// and the generation of the record.
     pub(crate) generation: u32,
-    /// TCP: sequence number,
+    /// TCP: sequence number; of an ICMP error, that of the segment that it quotes,
     pub(crate) sequence: u32,
     /// the sequence number after the segment,
     pub(crate) end: u32,
@@ -60,8 +62,12 @@ pub(crate) struct Packet {
     pub(crate) source_port: u32,
     /// Its group.
     pub(crate) source_group: u32,
+    /// Group of the endpoint elsewhere that sent the packet, by its IP address; `FlowHalf::UNKNOWN` without a record.
+    pub(crate) source_identity: u32,
     /// The group that the receiver had when the packet's flow was judged; [`ANYBODY`] when the packet passes by no flow.
     pub(crate) receiver: u32,
+    /// The same of a receiver wherever it is; `FlowHalf::UNKNOWN` without a record or a flow.
+    pub(crate) receiver_identity: u32,
     /// The place of the fixed header of IP.
     pub(crate) l3: u32,
     /// The place of what follows the headers of IP.

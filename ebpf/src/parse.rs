@@ -3,7 +3,7 @@
 
 use aya_ebpf::{bindings::__sk_buff, btf_maps::LruHashMap, macros::btf_map, programs::TcContext};
 use contiv_abi::{
-    Address, Be16, DropReason, FragmentKey, FragmentPorts, TCP, Tuple, UDP, maps::FRAGMENTS_CAPACITY,
+    Address, Be16, Be32, DropReason, FragmentKey, FragmentPorts, TCP, Tuple, UDP, maps::FRAGMENTS_CAPACITY,
 };
 
 use crate::{
@@ -352,6 +352,13 @@ fn about(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
             echo(&mut packet.inner, kind, identifier);
         }
         _ => {}
+    }
+    if protocol == TCP {
+        const SEQUENCE: u32 = 4;
+        let Ok(sequence) = frame::load::<Be32>(ctx, (packet.inner_l4 + SEQUENCE) as usize) else {
+            return Ok(());
+        };
+        packet.sequence = sequence.get();
     }
     packet.icmp_error = Told::FLOW;
     Ok(())

@@ -10,7 +10,7 @@ use crate::{
     guard, ip, log, maps,
     neighbour::{self, Asker},
     packet::{self, Packet, passes},
-    policy, rate, source, tunnel,
+    policy, rate, source, track, tunnel,
     verdict::Verdict,
 };
 
@@ -100,6 +100,9 @@ fn onward(ctx: &TcContext, packet: &mut Packet) -> Result<u32, DropReason> {
     }
     if place.ifindex != 0 {
         return delivery::to_port(packet, place);
+    }
+    if known.is_some() {
+        track::reaches(packet, place.group)?;
     }
     let vni = segment.vni();
     let is_nowhere = place.vtep.is_zero();

@@ -110,6 +110,9 @@ pub(crate) fn allows(packet: &mut Packet, place: Option<FdbEntry>) -> bool {
     inquiry.macs = [packet.source_mac, packet.destination_mac];
     inquiry.unknown = 0;
     packet.groups = [inquiry.groups[0] as u16, inquiry.groups[1] as u16];
+    let from = if packet.source_port != 0 { packet.source_group } else { packet.source_identity };
+    let to = place.map_or(FlowHalf::UNKNOWN.into(), |place| place.group & GROUP);
+    packet.identities = [from as u16, to as u16];
     inquiry.sets = [0; 2];
     inquiry.rules = [0; 2];
     let denied = ctv_side(OUT as u32) != 0 || ctv_side(IN as u32) != 0;

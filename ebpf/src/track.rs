@@ -58,8 +58,8 @@ pub(crate) fn opens(packet: &Packet) -> bool {
     packet.tcp & (tcp::SYN | tcp::ACK) == tcp::SYN && packet.tuple.protocol == TCP
 }
 
-/// Whether the packet in hand may go to a pod of this group, as far as its flow is concerned: the rules were evaluated for the
-/// owner of the address at that time.
+/// Whether the packet in hand may go to a pod of this group, as far as its flow is concerned: the rules were evaluated for
+/// the owner of the address at that time.
 #[inline(always)]
 pub(crate) fn receives(group: u32) -> Result<(), DropReason> {
     match ctv_receives(group) {
@@ -76,7 +76,28 @@ extern "C" fn ctv_receives(group: u32) -> u32 {
     if packet.receiver == packet::ANYBODY || packet.receiver == group & u32::from(u16::MAX) {
         return GO_ON;
     }
-    ctv_remove(packet.entry >> 1, packet.generation);
+    ctv_stale()
+}
+
+/// The same of an endpoint on another node.
+#[inline(always)]
+pub(crate) fn reaches(packet: &Packet, group: u32) -> Result<(), DropReason> {
+    let evaluated = packet.receiver_identity;
+    if evaluated == u32::from(FlowHalf::UNKNOWN) || evaluated == group & u32::from(u16::MAX) {
+        return Ok(());
+    }
+    Err(packet::reason(ctv_stale()))
+}
+
+/// Removes the flow of the packet in hand: its receiver's address belongs to another endpoint now.
+///
+/// A function of its own for the verifier.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_stale() -> u32 {
+    if let Some(packet) = packet::in_hand() {
+        ctv_remove(packet.entry >> 1, packet.generation);
+    }
     DropReason::StaleFlow as u32
 }
 
@@ -108,14 +129,24 @@ extern "C" fn ctv_by() -> u32 {
         return NEW;
     }
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
-    if half.is_closing() && opens(packet) || is_anothers(packet, half, !reply) {
+    let sender = sender_of(packet, half, !reply);
+    if half.is_closing() && opens(packet) || sender == ANOTHER {
         flows::count(FlowEvent::Reused);
         packet.replaces = Replaces::ENDED;
         return NEW;
     }
+    if sender == APPEARED {
+        return packet::REVALIDATE;
+    }
     let flags = flow.head.flags;
     if !reply && half.other & sent::ANY == 0 && flags & Flow::NAT != 0 && is_unresolved(packet, half) {
         return NEW;
+    }
+    if packet.icmp_error != Told::NOTHING {
+        let code = ctv_quoted(number, packet.entry & 1);
+        if code != GO_ON {
+            return code;
+        }
     }
     let code = policy::is_current(flow, half);
     if code != GO_ON {
@@ -135,14 +166,65 @@ extern "C" fn ctv_by() -> u32 {
     pass(packet, half, reply)
 }
 
-/// Whether the flow is one of a pod of another group, which had the address of the pod here that sends. Errors come from
-/// any endpoint on the path.
+/// The address belongs to an endpoint of another group now.
+const ANOTHER: u32 = 1;
+/// The record of the endpoint has arrived since the evaluation.
+const APPEARED: u32 = 2;
+
+/// Whether the sender of the packet in hand is another endpoint than that for which the flow was evaluated, as far as its group
+/// tells: zero if not, or one of the above. Errors come from any endpoint on the path. Without a record, nothing is known of
+/// an endpoint elsewhere.
+///
+/// By numbers and not by cases, which the verifier would all follow.
 #[inline(always)]
-fn is_anothers(packet: &Packet, half: &FlowHalf, original: bool) -> bool {
-    let evaluated = half.group(original);
-    // By numbers and not by cases, which the verifier would all follow.
-    let is_end = (packet.source_port != 0) & (packet.icmp_error == Told::NOTHING);
-    (packet.source_group ^ evaluated) & 0_u32.wrapping_sub(u32::from(is_end)) != 0
+fn sender_of(packet: &Packet, half: &FlowHalf, original: bool) -> u32 {
+    const UNKNOWN: u32 = FlowHalf::UNKNOWN as u32;
+    // Rules were evaluated here only for an endpoint that was here.
+    let here = 0_u32.wrapping_sub(differ(packet.source_port, 0));
+    let evaluated = half.group(original) & here | half.identity(original) & !here;
+    let current = packet.source_group & here | packet.source_identity & !here;
+    let no_error = differ(packet.icmp_error.into(), Told::NOTHING.into()) ^ 1;
+    let differs = differ(current, evaluated) & differ(current, UNKNOWN) & no_error;
+    differs + (differs & (differ(evaluated, UNKNOWN) ^ 1))
+}
+
+/// 1 if the numbers differ, else 0.
+#[inline(always)]
+const fn differ(a: u32, b: u32) -> u32 {
+    let bits = a ^ b;
+    (bits | bits.wrapping_neg()) >> 31
+}
+
+/// Whether the segment that an ICMP error quotes may be on the way (RFC 5927, section 4.1): its sequence number lies between what
+/// its receiver has acknowledged and what its sender has sent. Other protocols have no numbers. `reply` is the direction of
+/// the error. The result is that of `packet::code`.
+///
+/// A function of its own for the verifier.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_quoted(number: u32, reply: u32) -> u32 {
+    let (Some(packet), Some(flow)) = (packet::in_hand(), flows::record(number)) else {
+        return DropReason::Malformed as u32;
+    };
+    if packet.inner.protocol != TCP {
+        return GO_ON;
+    }
+    let side = (reply & 1) as usize;
+    // SAFETY: a record of the map.
+    let (receiver, sender) = unsafe { (half(flow, side), half(flow, side ^ 1)) };
+    if sender.sent & sent::ANY != 0
+        && state::is_plausible(packet.sequence, acknowledged(receiver, sender), sender.end)
+    {
+        GO_ON
+    } else {
+        DropReason::UnrelatedIcmpError as u32
+    }
+}
+
+/// What the other direction has acknowledged of this one. Before it has acknowledged anything, what was sent last is the measure.
+#[inline(always)]
+fn acknowledged(other: &FlowHalf, own: &FlowHalf) -> u32 {
+    if other.sent & sent::ACK != 0 { other.acknowledged } else { own.end.wrapping_sub(1 << 16) }
 }
 
 /// Whether the packet resolves the service of an unreplied flow again: a retransmitted SYN goes to a current backend. And an
@@ -163,6 +245,7 @@ fn is_unresolved(packet: &mut Packet, half: &FlowHalf) -> bool {
 #[inline(always)]
 fn pass(packet: &mut Packet, half: &mut FlowHalf, reply: bool) -> u32 {
     packet.receiver = half.group(reply);
+    packet.receiver_identity = half.identity(reply);
     // Written only when it changes.
     if half.seen != packet.now {
         half.seen = packet.now;
@@ -220,10 +303,7 @@ extern "C" fn ctv_segment() -> u32 {
     // SAFETY: a record of the map.
     let (own, other) = unsafe { (half(flow, side), half(flow, side ^ 1)) };
     let known = own.sent & sent::ANY != 0;
-    // Before the other side has acknowledged anything, what was sent last is the measure.
-    let acknowledged =
-        if other.sent & sent::ACK != 0 { other.acknowledged } else { own.end.wrapping_sub(1 << 16) };
-    let plausible = !known || state::is_plausible(packet.sequence, acknowledged, own.end);
+    let plausible = !known || state::is_plausible(packet.sequence, acknowledged(other, own), own.end);
     let flags = packet.tcp;
     if plausible || flags & (tcp::FIN | tcp::RST) == 0 {
         own.end = if known { state::later(packet.end, own.end) } else { packet.end };
@@ -251,6 +331,8 @@ extern "C" fn ctv_segment() -> u32 {
 pub(crate) extern "C" fn ctv_revalidate() -> u32 {
     let Some(packet) = packet::in_hand() else { return 0 };
     let Some(flow) = flows::record(packet.entry >> 1) else { return 0 };
+    ctv_appeared(packet.entry >> 1, packet.entry & 1);
+    let Some(packet) = packet::in_hand() else { return 0 };
     // SAFETY: a record of the map; if it is another flow's meanwhile, the verdict is not stored.
     let flow = unsafe { &*flow };
     flow.received(false, &mut packet.spare);
@@ -264,6 +346,23 @@ pub(crate) extern "C" fn ctv_revalidate() -> u32 {
     let [out, into] = packet.rules;
     let rules = u64::from(out) | u64::from(into) << 32;
     flows::ctv_set_verdict(packet.entry >> 1, packet.generation, packet.verdict, rules)
+}
+
+/// Notes the group of an endpoint elsewhere whose record has arrived since the flow began: the sender of the packet in hand.
+///
+/// A function of its own for the verifier.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_appeared(number: u32, reply: u32) -> u32 {
+    let (Some(packet), Some(flow)) = (packet::in_hand(), flows::record(number)) else { return 0 };
+    // SAFETY: a record of the map.
+    if sender_of(packet, unsafe { half(flow, 0) }, reply == 0) == APPEARED {
+        for side in 0..2 {
+            // SAFETY: as above.
+            unsafe { half(flow, side) }.identities[(reply & 1) as usize] = packet.source_identity as u16;
+        }
+    }
+    0
 }
 
 /// An error about a packet of a flow belongs to the flow: it goes by the tuple of a packet of the flow in the direction of the

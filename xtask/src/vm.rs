@@ -118,7 +118,7 @@ type CiShare = (&'static [&'static str], &'static [&'static str]);
 
 /// Policies and services, where the oldest verifier and its helpers matter most.
 const OLDEST: CiShare = (
-    &["verifier", "policy::", "services::", "malformed::"],
+    &["verifier", "policy::", "services::", "malformed::", "upgrade::translated", "upgrade::the_flow_table"],
     &[
         "connections_go_to_backends",
         "rules_out_hold",

@@ -125,6 +125,9 @@ drop_reasons! {
     NoStage = 38, "no-stage";
     /// A frame arrived on an uplink that stands by: the active one receives it too.
     StandbyUplink = 39, "standby-uplink";
+    /// A packet without a flow, while flows are imported from another flow table: it may belong to
+    /// one of them. For some milliseconds after an upgrade.
+    FlowImport = 40, "flow-import";
 }
 
 #[cfg(test)]

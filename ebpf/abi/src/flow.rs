@@ -114,13 +114,20 @@ pub struct FlowHalf {
     pub sent: u8,
     /// What the other direction has sent.
     pub other: u8,
+    /// Groups of the endpoints that had the flow's source and destination when it began, wherever they
+    /// are; zero for none, and [`FlowHalf::UNKNOWN`] for an address without a record. Equal in both
+    /// halves.
+    pub identities: [u16; 2],
     /// Zero.
-    pub zero: [u8; 6],
+    pub zero: [u8; 2],
 }
 
 const _: () = assert!(size_of::<Flow>() == 192 && size_of::<FlowHalf>() == 64);
 
 impl FlowHalf {
+    /// The group of an endpoint without a record. No group has this number.
+    pub const UNKNOWN: u16 = u16::MAX;
+
     /// What the original and the reply direction have sent; `reply` tells the direction of this
     /// half.
     #[inline(always)]
@@ -134,13 +141,24 @@ impl FlowHalf {
         (self.sent | self.other) & sent::END != 0
     }
 
-    /// Number of the source's or of the destination's group. Branch-free, because the verifier
+    /// Number of the source's or of the destination's group, if that is here. Branch-free, because the verifier
     /// would follow both branches.
     #[inline(always)]
     pub const fn group(&self, of_source: bool) -> u32 {
-        let both = self.groups[0] as u32 | (self.groups[1] as u32) << 16;
-        (both >> (16 * !of_source as u32)) & 0xffff
+        pick(self.groups, of_source)
     }
+
+    /// Group of the endpoint that had the source's or the destination's address, wherever it is.
+    #[inline(always)]
+    pub const fn identity(&self, of_source: bool) -> u32 {
+        pick(self.identities, of_source)
+    }
+}
+
+#[inline(always)]
+const fn pick(groups: [u16; 2], first: bool) -> u32 {
+    let both = groups[0] as u32 | (groups[1] as u32) << 16;
+    (both >> (16 * !first as u32)) & 0xffff
 }
 
 impl Flow {
@@ -364,11 +382,13 @@ pub enum FlowEvent {
     OverQuota = 6,
     /// An unreplied or ended flow was evicted for another one.
     Evicted = 7,
+    /// A flow was imported from the table of another ABI version, or of another size.
+    Imported = 8,
 }
 
 impl FlowEvent {
     /// All events, with their labels in metrics.
-    pub const ALL: [(FlowEvent, &'static str); 8] = [
+    pub const ALL: [(FlowEvent, &'static str); 9] = [
         (FlowEvent::Made, "made"),
         (FlowEvent::Answered, "answered"),
         (FlowEvent::Expired, "expired"),
@@ -377,6 +397,7 @@ impl FlowEvent {
         (FlowEvent::Reused, "reused"),
         (FlowEvent::OverQuota, "over-quota"),
         (FlowEvent::Evicted, "evicted"),
+        (FlowEvent::Imported, "imported"),
     ];
 }
 
@@ -401,7 +422,8 @@ mod tests {
         owner: 0,
         sent: 0,
         other: 0,
-        zero: [0; 6],
+        identities: [0; 2],
+        zero: [0; 2],
     };
 
     fn tuple(source: (Address, u16), destination: (Address, u16)) -> Tuple {

@@ -213,4 +213,24 @@ pub struct Node {
     pub flow_quota: u32,
     /// Timeouts of flows.
     pub timeouts: Timeouts,
+    /// [`Phase`] of the replacement of the flow table.
+    pub phase: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// What the programs of a table do while its flows move to another table, or come from one. A value of
+/// `Node::phase`; agents of other ABI versions find the field by its name.
+pub struct Phase;
+
+impl Phase {
+    /// The programs forward.
+    pub const RUNNING: u32 = 0;
+    /// Packets without a flow are dropped: they may belong to a flow of the other table.
+    pub const HOLDING: u32 = 1;
+    /// Likewise, but for packets that begin flows in any case: TCP SYN, and packets to services.
+    pub const IMPORTING: u32 = 2;
+    /// The programs pass all frames to the next program on the interface, which is one of another
+    /// ABI version.
+    pub const RETIRED: u32 = 3;
 }

@@ -18,6 +18,7 @@ mod drop_reason;
 mod event;
 mod flow;
 mod flow_collector;
+mod flow_import;
 mod flow_index;
 mod forward;
 pub mod maps;
@@ -39,9 +40,11 @@ pub use flow::{
     is_evictable,
 };
 pub use flow_collector::{FlowCollector, bpf_timer};
+pub use flow_import::{FlowBatch, FlowImport, ImportOperation, ImportResult};
 pub use flow_index::{FlowBucket, FlowHash, FlowLock, FlowTableSize, entry, slot};
 pub use forward::{
-    FdbEntry, FdbKey, FloodKey, NeighEntry, NeighKey, Node, Port, SegmentEntry, Subnet, SubnetKey, Vtep,
+    FdbEntry, FdbKey, FloodKey, NeighEntry, NeighKey, Node, Phase, Port, SegmentEntry, Subnet, SubnetKey,
+    Vtep,
 };
 pub use order::{Be16, Be32};
 pub use segment::Segment;
@@ -79,13 +82,15 @@ map_types! {
     NeighEntry: 16;
     SubnetKey: 12;
     Subnet: 48;
-    Node: 80;
+    Node: 88;
     DropCount: 16;
     FlowKey: 48;
     Flow: 192;
     FlowBucket: 64;
     FlowLock: 8;
     FlowCollector: 32;
+    FlowImport: 216;
+    FlowBatch: 55_304;
     FragmentKey: 48;
     FragmentPorts: 8;
     ServiceKey: 32;

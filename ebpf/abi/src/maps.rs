@@ -86,6 +86,10 @@ pub const FLOW_COUNTS_CAPACITY: usize = 2 * PORTS_CAPACITY;
 /// One [`FlowCollector`](crate::FlowCollector): the timer that removes expired flows.
 pub const FLOW_COLLECTOR: &str = "ctv_flowgc";
 
+/// One [`FlowBatch`](crate::FlowBatch): flows of another table for [`IMPORT`]. Not pinned: it exists
+/// while an agent imports flows.
+pub const FLOW_IMPORTS: &str = "ctv_imports";
+
 /// [`FragmentKey`](crate::FragmentKey) -> [`FragmentPorts`](crate::FragmentPorts) (LRU). Full: the
 /// oldest entry is evicted; its later fragments are dropped and the sender retransmits the packet.
 pub const FRAGMENTS: &str = "ctv_frags";
@@ -285,6 +289,8 @@ pub const FROM_OVERLAY: &str = "ctv_from_vxlan";
 pub const FROM_UPLINK: &str = "ctv_from_uplink";
 /// XDP program on the VLAN uplink.
 pub const XDP: &str = "ctv_xdp";
+/// Program that inserts flows of another table, which the agent runs itself.
+pub const IMPORT: &str = "ctv_import";
 
 #[cfg(test)]
 mod tests {
@@ -292,7 +298,7 @@ mod tests {
 
     #[test]
     fn names_survive_the_kernels_fifteen_characters() {
-        let programs = [FROM_POD, FROM_QUEUE, FROM_OVERLAY, FROM_UPLINK, XDP, STAGES];
+        let programs = [FROM_POD, FROM_QUEUE, FROM_OVERLAY, FROM_UPLINK, XDP, STAGES, IMPORT, FLOW_IMPORTS];
         let stages = Stage::ALL.iter().map(|stage| stage.program());
         for name in ALL.iter().copied().chain(programs).chain(stages) {
             assert!(name.starts_with("ctv_") && name.len() <= 15, "{name}");

@@ -6,7 +6,7 @@ use contiv_abi::Timeouts;
 /// Connection tracking of the eBPF datapath.
 #[derive(Clone, Debug, Args)]
 pub struct ConntrackFlags {
-    /// Maximum number of tracked connections, 225 bytes each (eBPF). A change takes effect when the table is empty
+    /// Maximum number of tracked connections, 225 bytes each (eBPF). A change takes effect at once if the connections fit
     #[arg(long, env = "CONTIV_NETPLUGIN_CONNTRACK_MAX", value_name = "CONNECTIONS",
           default_value_t = contiv_abi::maps::FLOWS_CAPACITY as u32,
           value_parser = clap::value_parser!(u32).range(1024..=1 << 24))]

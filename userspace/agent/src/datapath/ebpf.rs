@@ -6,6 +6,7 @@
 //!
 //! ```text
 //! apply, observe   execute operations; compare the kernel with the desired state
+//! takeover         flows, sessions and counters of another ABI version
 //! kernel           entries of objects, their owners, orphans; all maps and programs
 //! telemetry        counters, connections, packet events
 //! programs         load and attach programs
@@ -23,7 +24,7 @@ use std::{
 };
 
 use contiv_abi::{
-    DropCount, DropReason, Timeouts,
+    ABI_VERSION, DropCount, DropReason, Timeouts,
     maps::{FLOWS, FLOWS_CAPACITY},
 };
 use nix::fcntl::Flock;
@@ -46,6 +47,7 @@ mod policy;
 mod programs;
 mod rate;
 mod service;
+mod takeover;
 mod telemetry;
 mod uplinks;
 
@@ -75,6 +77,7 @@ pub use programs::{
 };
 use rate::queues;
 use service::announcer::Announcer;
+use takeover::Takeovers;
 use telemetry::{counters, dump, events::MapTelemetry};
 use uplinks::Uplinks;
 
@@ -103,12 +106,15 @@ pub struct Options {
     pub timeouts: Timeouts,
     /// Broadcast, unknown unicast and multicast frames that a port may send in a second; zero for no limit.
     pub bum_rate: u32,
-    /// Capacity of the flow table. A table of another capacity is replaced when it is empty.
+    /// Capacity of the flow table. A table of another capacity is replaced, with its flows, if they fit.
     pub flows: u32,
     /// Endpoint for whose frames the programs log the result of each stage. Other programs are loaded then, which are slower.
     pub log_stages: Option<LogEndpoint>,
     /// Sizes of the maps that the agent fills. Existing maps keep theirs.
     pub sizes: Sizes,
+    /// ABI version of the pins, for tests of upgrades: the maps have the layout of this build.
+    #[doc(hidden)]
+    pub abi_version: u32,
 }
 
 impl Options {
@@ -138,6 +144,7 @@ impl Default for Options {
             flows: FLOWS_CAPACITY as u32,
             log_stages: None,
             sizes: Sizes::default(),
+            abi_version: ABI_VERSION,
         }
     }
 }
@@ -154,6 +161,7 @@ pub struct Ebpf {
     installed: Option<Installed>,
     announcer: Announcer,
     uplinks: Uplinks,
+    takeovers: Takeovers,
     /// Set by `observe`.
     monitor: Option<InterfaceMonitor>,
     /// Lock of the pins, held from the first `observe` on.
@@ -164,7 +172,7 @@ impl Ebpf {
     /// Creates the value. Accesses nothing until the first [`observe`](Datapath::observe).
     pub fn new(options: Options) -> Self {
         let writes = Writes::default();
-        let pins = Pins::new(&options.bpf_root, &options.instance);
+        let pins = Pins::new(&options.bpf_root, &options.instance, options.abi_version);
         let configuration = Configuration {
             vxlan_device: options.vxlan_device.clone(),
             vxlan_port: options.vxlan_port,
@@ -183,6 +191,7 @@ impl Ebpf {
             installed: None,
             announcer: Announcer::default(),
             uplinks: Uplinks::default(),
+            takeovers: Takeovers::default(),
             monitor: None,
             lock: None,
         }
@@ -272,8 +281,9 @@ impl Datapath for Ebpf {
             self.pins.prepare()?;
             self.lock = self.pins.lock()?;
         }
-        // A flow table of another capacity that has become empty is replaced.
-        let resizable = self.unconfigured_flow_capacity().is_some() && flows::usage(&self.pins)?.entries == 0;
+        // A flow table of another capacity is replaced as soon as its flows fit.
+        let resizable = self.unconfigured_flow_capacity().is_some()
+            && flows::fits(flows::usage(&self.pins)?.entries, self.options.flows);
         let mut installed = match self.installed.take() {
             Some(installed) if !resizable => installed,
             _ => Installed::new(
@@ -288,7 +298,8 @@ impl Datapath for Ebpf {
                         logged: self.options.log_stages.as_ref(),
                     },
                     &self.writes,
-                )?,
+                )
+                .await?,
                 self.interfaces.hooks().clone(),
             ),
         };
@@ -316,7 +327,7 @@ impl Datapath for Ebpf {
         let Some(mut installed) = self.installed.take() else {
             return Err(failed("change the datapath", "it has not been observed yet"));
         };
-        let failures = apply::execute(&mut installed, &mut self.interfaces, ops).await?;
+        let failures = apply::execute(&mut installed, &mut self.interfaces, &mut self.takeovers, ops).await?;
         if let Some(log) = &mut installed.kernel_mut().stage_log {
             log.select(ops.iter().filter_map(|op| match op {
                 Op::Set(object) => Some(object),
@@ -405,8 +416,8 @@ impl Datapath for Ebpf {
     fn warnings(&self) -> Vec<String> {
         let flows = self.unconfigured_flow_capacity().map(|capacity| {
             format!(
-                "connections: capacity {capacity} instead of {} (--conntrack-max) until the map {FLOWS} is empty, because a \
-                 new map would break its connections; to change it now, move the pods off the node, stop the agent, and run \
+                "connections: capacity {capacity} instead of {} (--conntrack-max) until the flows in the map {FLOWS} fit, because \
+                 connections would break; to change it now, move the pods off the node, stop the agent, and run \
                  `netplugin cleanup`",
                 self.options.flows,
             )
@@ -434,7 +445,8 @@ impl Datapath for Ebpf {
                  the pods off the node, stop the agent, and run `netplugin cleanup`"
             )
         });
-        flows.into_iter().chain(xdp).chain(missing).chain(log).chain(sizes).collect()
+        let losses = self.takeovers.losses().iter().cloned();
+        flows.into_iter().chain(xdp).chain(missing).chain(log).chain(sizes).chain(losses).collect()
     }
 
     fn telemetry(&self) -> Option<Arc<dyn Telemetry>> {

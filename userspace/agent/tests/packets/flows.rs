@@ -14,7 +14,7 @@ use aya::{
 };
 use contiv_abi::{
     DropReason, Flow,
-    maps::{FLOWS, FROM_POD},
+    maps::FROM_POD,
     tcp::{TcpState, sent},
 };
 use contiv_model::{mac::Mac, service::Readiness};
@@ -524,35 +524,6 @@ fn flows_expire_after_the_programs_were_replaced() -> Result<()> {
         rig.exchange(&between(HERE, OTHER).udp(port, 6), &between(OTHER, HERE).udp(6, port))?;
         wait_until(TIMEOUT, "the timer", || Ok(rig.replied()?.is_empty().then_some(())))?;
     }
-    Ok(())
-}
-
-#[test]
-fn the_flow_table_is_resized_only_when_it_is_empty() -> Result<()> {
-    needs!(root());
-    let mut rig = Rig::with("ct-size", |options| (options.flows, options.timeouts.udp) = (64, 1))?;
-    rig.exchange(&between(HERE, OTHER).udp(5, 6), &between(OTHER, HERE).udp(6, 5))?;
-    rig.node.options.flows = 128;
-    rig.node.restart();
-    rig.node.observe()?;
-    let size = |rig: &Rig| Ok::<_, anyhow::Error>(MapData::from_pin(rig.map(FLOWS))?.info()?.max_entries());
-    assert_eq!(size(&rig)?, 64, "established connections keep their entries");
-    let reported = rig.node.datapath.warnings().concat();
-    let why = "connections: capacity 64 instead of 128 (--conntrack-max) until the map ctv_flows is empty";
-    assert!(reported.starts_with(why) && reported.contains("netplugin cleanup"), "{reported}");
-    // Forwarding continues meanwhile, and nothing is written.
-    rig.from(&rig.first, &between(HERE, OTHER).udp(5, 6))?;
-    assert_eq!((rig.replied()?.len(), rig.node.datapath.writes()), (1, 0));
-    wait_until(TIMEOUT, "the timer", || Ok(rig.replied()?.is_empty().then_some(())))?;
-    // The agent detects it with the next `observe`, without a restart.
-    rig.node.converge()?;
-    assert_eq!(size(&rig)?, 128);
-    assert_eq!(rig.node.datapath.warnings(), Vec::<String>::new());
-    rig.exchange(&between(HERE, OTHER).udp(7, 6), &between(OTHER, HERE).udp(6, 7))?;
-    assert_eq!(rig.replied()?.len(), 1, "the programs use the new one");
-    rig.node.restart();
-    rig.node.observe()?;
-    assert_eq!(rig.node.datapath.writes(), 0);
     Ok(())
 }
 

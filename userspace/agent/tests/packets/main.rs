@@ -36,5 +36,6 @@ mod services;
 mod stage_log;
 mod stages;
 mod traffic;
+mod upgrade;
 mod uplinks;
 mod verifier;

@@ -86,6 +86,7 @@ pub(super) const RULES: &[Rules] = &[
                 parent: "datapath::ebpf",
                 order: &[
                     &["apply", "observe"],
+                    &["takeover"],
                     &["kernel", "telemetry"],
                     &["forward", "policy", "programs", "rate", "service"],
                     &["device"],

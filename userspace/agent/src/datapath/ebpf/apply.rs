@@ -8,6 +8,7 @@ use super::{
         installed::{Installed, QueueError},
     },
     programs::interfaces::Interfaces,
+    takeover::Takeovers,
 };
 use crate::datapath::{Error, FailedOp, Kind, Object, ObjectId, Op};
 
@@ -18,11 +19,12 @@ use crate::datapath::{Error, FailedOp, Kind, Object, ObjectId, Op};
 pub(super) async fn execute(
     installed: &mut Installed,
     interfaces: &mut Interfaces,
+    takeovers: &mut Takeovers,
     ops: &[Op],
 ) -> Result<Vec<FailedOp>, Error> {
     let mut failures = vec![];
     for (index, op) in ops.iter().enumerate() {
-        if let Err(error) = execute_one(installed, interfaces, op).await {
+        if let Err(error) = execute_one(installed, interfaces, takeovers, op).await {
             failures.push(FailedOp { index, error });
         }
         // An endpoint that failed may have the filter of an earlier load.
@@ -39,7 +41,12 @@ pub(super) async fn execute(
     Ok(failures)
 }
 
-async fn execute_one(installed: &mut Installed, interfaces: &mut Interfaces, op: &Op) -> Result<(), Error> {
+async fn execute_one(
+    installed: &mut Installed,
+    interfaces: &mut Interfaces,
+    takeovers: &mut Takeovers,
+    op: &Op,
+) -> Result<(), Error> {
     match op {
         Op::Set(Object::Group(group)) => installed.set_group(group),
         Op::Set(object) => {
@@ -56,8 +63,7 @@ async fn execute_one(installed: &mut Installed, interfaces: &mut Interfaces, op:
         Op::Delete(id) => installed.delete(id),
         Op::GarbageCollect => {
             installed.collect_garbage()?;
-            interfaces.take_over_xdp(&mut installed.kernel_mut().programs).await?;
-            interfaces.remove_other_abi_versions().await
+            takeovers.run(installed.kernel_mut(), interfaces).await
         }
     }
 }

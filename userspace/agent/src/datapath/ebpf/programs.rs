@@ -9,12 +9,16 @@
 //! | [`stages`] | program arrays for tail calls |
 //! | [`load`] | the compiled object: load, pin, open |
 //! | [`stage_log`] | the log of programs that log their stages |
+//! | [`import`] | the program that inserts flows of another table |
+//! | [`migration`] | moves all flows of another table |
 //! | [`interfaces`] | the VXLAN device, the uplink, and the programs on them |
 
 pub(crate) mod clsact;
+pub(crate) mod import;
 pub(crate) mod interfaces;
 pub(crate) mod link;
 pub(crate) mod load;
+pub(crate) mod migration;
 pub(crate) mod stage_log;
 pub(crate) mod stages;
 pub(crate) mod tc;

@@ -2,7 +2,7 @@
 //!
 //! An error about a packet of a connection belongs to the connection, from whatever source: it passes while the
 //! connection may, and is translated like its packets, including the quoted packet. Any other error is a plain ICMP
-//! packet, and so is an error from a client about a reply to a SYN to a service that was never sent.
+//! packet, and so is an error from a client about a TCP reply that was never sent.
 
 use std::net::IpAddr;
 
@@ -57,7 +57,8 @@ impl Quote {
         let mut bytes = described.build(Packet::bare(), ends.0, ends.1);
         let is_piece = matches!(described.way, Way::There(piece) if piece.is_part());
         let (checksum, needed) = match described.content.protocol(described.ip6) {
-            TCP => (Some(16), 4),
+            // The sequence number.
+            TCP => (Some(16), 8),
             UDP => (Some(6), 4),
             SCTP => (None, 4),
             // The identifier of an echo request.
@@ -79,11 +80,9 @@ impl Oracle<'_> {
         let number = complaint.about.index(self.scene.probes.len());
         let probe = &self.scene.probes[number];
         let known = made.fates.get(&number).filter(|_| !invented);
-        // The client's node tracks a SYN to a service under the service address until the first reply.
-        let is_early = of_answer
-            && probe.content.opens()
-            && known.is_some_and(Fate::is_translated)
-            && !made.answered.contains(&number);
+        // No segment of the answer can be on the way before there is one.
+        let is_early =
+            of_answer && matches!(probe.content, Content::Tcp { .. }) && !made.answered.contains(&number);
         // Protocols without ports have one connection per address pair.
         if known.is_none() && !invented || invented && matches!(probe.content, Content::Gre) {
             return None;

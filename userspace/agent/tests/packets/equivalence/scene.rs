@@ -220,11 +220,6 @@ impl Content {
         }
     }
 
-    /// Whether the packet opens a TCP connection like a client's stack.
-    pub(super) fn opens(self) -> bool {
-        matches!(self, Content::Tcp { flags } if flags & (tcp_flags::SYN | tcp_flags::ACK) == tcp_flags::SYN)
-    }
-
     /// Protocol number.
     pub(super) fn protocol(self, ip6: bool) -> u8 {
         match self {

@@ -11,8 +11,7 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use aya::maps::{Map, MapData, PerCpuArray};
-use contiv_abi::{ABI_VERSION, DropCount, DsrHook, maps};
+use contiv_abi::ABI_VERSION;
 use netplugin::datapath::ebpf::{AttachMode, Ebpf};
 use testkit::wait_until;
 
@@ -191,23 +190,6 @@ pub(super) fn sent_on(datapath: &Ebpf) -> Result<(u64, u64)> {
     Ok((of("tc"), of("xdp")))
 }
 
-/// The same counters from the maps of another ABI version.
-struct SentOn(PerCpuArray<MapData, DropCount>);
-
-impl SentOn {
-    fn open(node: &Node) -> Result<SentOn> {
-        let map = MapData::from_pin(node.datapath.maps_directory().join(maps::DSR_STATS))?;
-        Ok(SentOn(PerCpuArray::try_from(Map::PerCpuArray(map))?))
-    }
-
-    fn counts(&self) -> Result<(u64, u64)> {
-        let packets = |by: DsrHook| -> Result<u64> {
-            Ok(self.0.get(&(by as u32), 0)?.iter().map(|count| count.packets).sum())
-        };
-        Ok((packets(DsrHook::Tc)?, packets(DsrHook::Xdp)?))
-    }
-}
-
 #[test]
 fn another_abi_version_takes_over_the_link_without_a_gap() -> Result<()> {
     needs!(root());
@@ -217,7 +199,6 @@ fn another_abi_version_takes_over_the_link_without_a_gap() -> Result<()> {
             let stream = Stream::start(&rig)?;
             let before = stream.before;
             stream.wait(20)?;
-            let then = SentOn::open(&rig.node)?;
             drop(age(&mut rig.node, &[])?);
             let theirs = running(&rig.node)?;
             // Until the new maps are filled, the older program processes the frames.
@@ -231,11 +212,13 @@ fn another_abi_version_takes_over_the_link_without_a_gap() -> Result<()> {
             stream.wait(20)?;
             let sent = stream.finish()?;
             let counted = || -> Result<(u64, u64)> {
-                let (then, now) = (then.counts()?, sent_on(&rig.node.datapath)?);
-                Ok((then.0 - before.0 + now.0, then.1 - before.1 + now.1))
+                let now = sent_on(&rig.node.datapath)?;
+                Ok((now.0 - before.0, now.1 - before.1))
             };
-            drop(wait_until(TIMEOUT, "counts", || Ok((counted()?.1 >= sent).then_some(()))));
-            assert_eq!(counted()?, (0, sent));
+            // The counters continue. Those of a frame that is counted while they are added may be lost.
+            let all = || Ok((counted()?.1 + 2 >= sent).then_some(()));
+            wait_until(TIMEOUT, "counts", all)?;
+            assert!(counted()?.0 == 0 && counted()?.1 <= sent, "{:?} of {sent}", counted()?);
             rig.node.restart();
             rig.node.observe()?;
             assert_eq!(rig.node.datapath.writes(), 0);

@@ -121,6 +121,87 @@ fn frames_from_the_uplink_are_evaluated_with_the_rules_of_the_current_pod() -> R
     Ok(())
 }
 
+/// A node on a VLAN with the server in group 2. Rules deny what comes from group 5, or what goes there.
+fn beside(label: &str, denied: Direction, far: Option<u32>) -> Result<(Node, Pod, testkit::Netns)> {
+    let (mut node, outside) = Node::on_wire(label)?;
+    let n1 = network("n1.t", vlan(100));
+    let deny = Rule { peer: Peer::identity(number(5)), ..rule("five", denied, Action::Deny, 10) };
+    node.want_network(&n1).want(Object::Group(group(2, vec![deny])));
+    let server = pod(&mut node, &n1, SERVER, 2)?;
+    if let Some(far) = far {
+        node.want(remote(far));
+    }
+    node.converge()?;
+    Ok((node, server, outside))
+}
+
+fn remote(group: u32) -> Object {
+    let n1 = network("n1.t", vlan(100));
+    Object::Remote(netplugin::datapath::Remote { identity: Some(number(group)), ..FAR.remote(&n1, None) })
+}
+
+/// A datagram from the wire.
+fn comes(node: &Node, ports: (u16, u16)) -> Result<Outcome> {
+    let frame = Packet::eth(SERVER.mac(), FAR.mac()).vlan(100).ipv4(FAR.ip(), SERVER.ip());
+    run(node, FROM_UPLINK, "trunk", &frame.udp(ports.0, ports.1).build())
+}
+
+/// A datagram to the wire.
+fn goes(node: &Node, server: &Pod, ports: (u16, u16)) -> Result<Outcome> {
+    let frame = Packet::eth(FAR.mac(), SERVER.mac()).ipv4(SERVER.ip(), FAR.ip()).udp(ports.0, ports.1);
+    run(node, FROM_POD, &server.local.port, &frame.build())
+}
+
+#[test]
+fn a_remote_endpoint_of_another_group_does_not_send_in_flows_of_its_predecessor() -> Result<()> {
+    needs!(root());
+    let (mut node, server, _outside) = beside("reuse-far-in", Direction::In, Some(3))?;
+    // Flows that either side has begun.
+    passes(&comes(&node, (4000, 53))?);
+    passes(&goes(&node, &server, (5000, 99))?);
+    passes(&comes(&node, (99, 5000))?);
+    node.want(remote(5));
+    node.converge()?;
+    for ports in [(4000, 53), (99, 5000), (4000, 53)] {
+        comes(&node, ports)?.assert_dropped(DropReason::Policy);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_remote_endpoint_of_another_group_does_not_receive_flows_of_its_predecessor() -> Result<()> {
+    needs!(root());
+    let (mut node, server, _outside) = beside("reuse-far-out", Direction::Out, Some(3))?;
+    passes(&goes(&node, &server, (5000, 99))?);
+    node.want(remote(5));
+    node.converge()?;
+    goes(&node, &server, (5000, 99))?.assert_dropped(DropReason::StaleFlow);
+    goes(&node, &server, (5000, 99))?.assert_dropped(DropReason::Policy);
+    Ok(())
+}
+
+#[test]
+fn a_flow_continues_when_the_record_of_its_peer_arrives() -> Result<()> {
+    needs!(root());
+    let (mut node, server, _outside) = beside("reuse-record", Direction::In, None)?;
+    passes(&goes(&node, &server, (5000, 99))?);
+    passes(&comes(&node, (99, 5000))?);
+    node.want(remote(3));
+    node.converge()?;
+    for _ in 0..2 {
+        passes(&comes(&node, (99, 5000))?);
+        passes(&goes(&node, &server, (5000, 99))?);
+    }
+    let flows = crate::flow_table::flows(&node)?;
+    let [flow] = &flows[..] else { panic!("{flows:?}") };
+    assert_eq!(flow.halves.map(|half| half.identities), [[2, 3]; 2]);
+    // From now on it is the endpoint of this flow.
+    node.want(remote(5));
+    node.converge()?;
+    comes(&node, (99, 5000))?.assert_dropped(DropReason::Policy);
+    Ok(())
+}
+
 /// A sender keeps a flow to an unassigned address alive.
 #[test]
 fn flows_that_precede_a_pod_are_evaluated_with_its_rules() -> Result<()> {

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use aya::maps::{Array, MapData};
 use contiv_abi::{
-    Be16, FlowTableSize, Node, ServiceCountRows, Timeouts, Vtep,
+    Be16, FlowTableSize, Node, Phase, ServiceCountRows, Timeouts, Vtep,
     maps::{NODE, PEERS, PEERS_CAPACITY},
 };
 
@@ -84,6 +84,21 @@ impl Peers {
         let node = self.node()?;
         let desired = Node { service_counts, ..node };
         if node == desired { Ok(()) } else { self.set_node(desired) }
+    }
+
+    /// Copies the settings of the programs of a flow table of another size.
+    pub(crate) fn copy_settings(&mut self, other: &Pins) -> Result<(), Error> {
+        let other: Array<MapData, Node> = other.open_map(NODE)?;
+        let other = other.get(&0, 0).map_err(|error| failed(format!("read the map {NODE}"), error))?;
+        // The secret is as old as the table.
+        let seed = self.node()?.seed;
+        self.set_node(Node { seed, phase: Phase::RUNNING, ..other })
+    }
+
+    /// Sets the phase of the programs unless they are in it.
+    pub(crate) fn set_phase(&mut self, phase: u32) -> Result<(), Error> {
+        let node = self.node()?;
+        if node.phase == phase { Ok(()) } else { self.set_node(Node { phase, ..node }) }
     }
 
     /// Writes the size of the flow table and the quota of an endpoint unless they are equal, and creates the secret of its

@@ -1,6 +1,6 @@
 //! All maps and programs in the kernel.
 
-use aya::maps::{MapData, PerCpuArray};
+use aya::maps::{Array, MapData, PerCpuArray};
 use contiv_abi::{
     DropCount, DropReason, DsrHook, FdbEntry, FdbKey, FlowEvent, Subnet, SubnetKey,
     maps::{
@@ -10,6 +10,7 @@ use contiv_abi::{
     policy::{GROUP_NUMBERS, Meter, MeterKey},
 };
 
+use super::resize;
 use crate::datapath::{
     Error,
     ebpf::{
@@ -21,7 +22,7 @@ use crate::datapath::{
         },
         maps::{
             batch::BatchMap,
-            flows,
+            flows::{self, Prepared},
             names::{RuleNames, ServiceNames},
             pins::Pins,
             sizes::Sizes,
@@ -75,7 +76,7 @@ pub(crate) struct KernelOptions<'a> {
 impl Kernel {
     /// Adopts the pinned maps and programs if they come from this build. Otherwise loads the programs with the pinned
     /// maps, and replaces the attached programs in place.
-    pub(crate) fn open(
+    pub(crate) async fn open(
         pins: &Pins,
         hooks: &TcHooks,
         xdp: &XdpHook,
@@ -85,22 +86,39 @@ impl Kernel {
     ) -> Result<Kernel, Error> {
         pins.prepare()?;
         let KernelOptions { flows, sizes, logged } = options;
-        let flow_capacity = flows::prepare(pins, flows, writes)?;
+        let Prepared { capacity: flow_capacity, resized } = flows::prepare(pins, flows, writes)?;
         let sizes = sizes.of_pinned(pins)?;
-        let current = logged.is_none() && load::is_current(pins)?;
+        let current = logged.is_none() && resized.is_none() && load::is_current(pins)?;
         let file = if logged.is_some() { LOG_OBJECT } else { OBJECT };
-        let mut stage_log = None;
-        if !current {
-            let capacities = Capacities { flows: flow_capacity, sizes };
-            let mut object = load::load(pins, hooks, xdp, (file, capacities), writes)?;
-            if let Some(endpoint) = logged {
-                stage_log = Some(StageLog::new(endpoint.clone(), &mut object)?);
+        let loaded = if current {
+            None
+        } else {
+            Some(load::load(pins, (file, Capacities { flows: flow_capacity, sizes }), writes)?)
+        };
+        let mut peers = Peers::open(pins, writes)?;
+        if let Some(resized) = &resized {
+            peers.copy_settings(resized)?;
+        }
+        // Before a program is attached.
+        peers.ensure_flow_table(flow_capacity)?;
+        peers.ensure_service_counts(sizes.service_counts()?)?;
+        let object = match (loaded, resized) {
+            (Some(loaded), Some(resized)) => {
+                Some(resize::replace(pins, &resized, || loaded.replace(pins, hooks, xdp), writes).await?)
             }
+            (Some(loaded), None) => Some(loaded.replace(pins, hooks, xdp).await?),
+            (None, _) => None,
+        };
+        let stage_log = match (object, logged) {
+            (Some(mut object), Some(endpoint)) => Some(StageLog::new(endpoint.clone(), &mut object)?),
+            _ => None,
+        };
+        if !current {
             flows::reset_collector(pins, writes)?;
         }
-        let mut kernel = Kernel {
+        let kernel = Kernel {
             ports: Ports::open(pins, writes)?,
-            peers: Peers::open(pins, writes)?,
+            peers,
             members: Members::open(pins, writes)?,
             fdb: Table::new(FDB, sizes.of(FDB)?, pins.open_map(FDB)?, writes.clone()),
             subnets: Table::new(SUBNETS, SUBNETS_CAPACITY, pins.open_map(SUBNETS)?, writes.clone()),
@@ -117,9 +135,6 @@ impl Kernel {
             sizes,
             writes: writes.clone(),
         };
-        // Before a program is attached.
-        kernel.peers.ensure_flow_table(flow_capacity)?;
-        kernel.peers.ensure_service_counts(sizes.service_counts()?)?;
         if !current {
             load::set_current(file, pins, writes)?;
         }
@@ -229,13 +244,21 @@ fn sum(per_cpu: &[DropCount]) -> DropCount {
 }
 
 fn open_policies(pins: &Pins, sizes: &Sizes, names: &RuleNames, writes: &Writes) -> Result<Policies, Error> {
-    let sets = RuleSets::new(
+    let mut sets = RuleSets::new(
         pins.open_data(RULE_SETS)?,
         pins.open_data(RULES)?,
         pins.open_data(REVISION)?,
         sizes.rules,
         writes.clone(),
     )?;
+    for other in pins.other_abi_versions() {
+        if other.map(REVISION).exists() {
+            let revision: Array<MapData, u64> = other.open_map(REVISION)?;
+            let next =
+                revision.get(&0, 0).map_err(|error| failed(format!("read the map {REVISION}"), error))?;
+            sets.reserve(next);
+        }
+    }
     let counts = pins.open_map(RULE_COUNTS)?;
     Policies::new(&pins.open_data(GROUPS)?, sets, counts, names.clone(), writes.clone())
 }

@@ -1,14 +1,13 @@
 //! Batched lookup and delete in hash maps (Linux 5.6, `man 2 bpf`), which aya does not provide.
 
 use std::{
-    io,
     marker::PhantomData,
     os::fd::{AsFd as _, AsRawFd as _},
 };
 
 use aya::{Pod, maps::MapData};
 
-use super::writes::Writes;
+use super::{syscall::bpf, writes::Writes};
 use crate::datapath::{Error, ebpf::failure::failed};
 
 /// Entries per call. Amortises the system call; the buffers stay below 512 KiB.
@@ -58,8 +57,8 @@ impl<K: Pod, V: Pod> BatchMap<K, V> {
                     Attributes { keys: part.as_ptr() as u64, count: part.len() as u32, ..self.attributes() };
                 self.writes.count();
                 // SAFETY: `keys` has `count` keys of the size that `new` checked.
-                match unsafe { call(BPF_MAP_DELETE_BATCH, &mut attributes) } {
-                    Ok(()) => break,
+                match unsafe { bpf(BPF_MAP_DELETE_BATCH, &mut attributes) } {
+                    Ok(_) => break,
                     // The call stops at a missing key; `count` is the number of keys before it.
                     Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {
                         part = part.get(attributes.count as usize + 1..).unwrap_or_default();
@@ -114,9 +113,9 @@ pub(crate) fn read<K: Pod, V: Pod>(
         };
         // SAFETY: the buffers hold `count` keys and values of the sizes that the caller guarantees; the position of a
         // hash map has four bytes.
-        let result = unsafe { call(BPF_MAP_LOOKUP_BATCH, &mut attributes) };
+        let result = unsafe { bpf(BPF_MAP_LOOKUP_BATCH, &mut attributes) };
         let last = match result {
-            Ok(()) => false,
+            Ok(_) => false,
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => true,
             // One bucket has more entries than the buffers hold.
             Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {
@@ -143,15 +142,4 @@ pub(crate) fn read<K: Pod, V: Pod>(
         }
         position = Some(next);
     }
-}
-
-/// # Safety
-///
-/// The addresses in `attributes` must point to memory that the command may read or write.
-unsafe fn call(command: libc::c_int, attributes: &mut Attributes) -> io::Result<()> {
-    // SAFETY: guaranteed by the caller; the kernel accesses only `size_of::<Attributes>()` bytes of the attributes.
-    let result = unsafe {
-        libc::syscall(libc::SYS_bpf, command, &raw mut *attributes, size_of::<Attributes>() as libc::c_uint)
-    };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{Ordering, fence};
 use aya::maps::MapData;
 use contiv_abi::{
     Flow, FlowCollector, FlowTableSize,
-    maps::{FLOW_BITMAP, FLOW_COLLECTOR, FLOW_COUNTS, FLOW_INDEX, FLOW_LOCKS, FLOWS},
+    maps::{FLOW_BITMAP, FLOW_COLLECTOR, FLOW_COUNTS, FLOW_INDEX, FLOW_LOCKS, FLOWS, NODE},
 };
 
 use super::{mmap::MmapArray, pins::Pins, usage, writes::Writes};
@@ -82,26 +82,75 @@ pub(crate) fn usage(pins: &Pins) -> Result<TableUsage, Error> {
     Ok(TableUsage { table: FLOWS, entries: FlowTable::open(pins)?.used(), capacity })
 }
 
-/// Unpins an empty table of another capacity than `desired`, so that the load creates a new one. Returns the capacity
-/// after the load: a table with flows is kept, because connections would break.
-pub(crate) fn prepare(pins: &Pins, desired: u32, writes: &Writes) -> Result<u32, Error> {
-    let exists = SIZED.map(|name| pins.map(name).exists());
-    if exists.contains(&true) {
+/// The flow table before the programs are loaded.
+pub(crate) struct Prepared {
+    /// Capacity after the load.
+    pub(crate) capacity: u32,
+    /// A table of another capacity, whose flows are to be imported.
+    pub(crate) resized: Option<Pins>,
+}
+
+/// Whether a table of `capacity` records has room for this number of flows. Records are allocated near the place of a hash, so
+/// a table is never filled completely.
+pub(crate) fn fits(flows: usize, capacity: u32) -> bool {
+    flows <= capacity as usize / 4 * 3
+}
+
+/// Moves the pins of a table of another capacity than `desired` away, so that the load creates a new one. A table with more
+/// flows than the new one has room for is kept.
+pub(crate) fn prepare(pins: &Pins, desired: u32, writes: &Writes) -> Result<Prepared, Error> {
+    let resized = pins.resized();
+    // A process may have ended meanwhile. What has not been moved yet is a map of the old table.
+    if table_maps().any(|name| resized.map(name).exists()) {
+        move_away(pins, writes)?;
         if is_consistent(pins)? {
-            let TableUsage { entries, capacity, .. } = usage(pins)?;
-            let capacity = capacity as u32;
-            if capacity == desired || entries > 0 {
-                return Ok(capacity);
-            }
-            tracing::info!("change the capacity of the map {FLOWS} from {capacity} to {desired}");
+            let capacity = usage(pins)?.capacity as u32;
+            return Ok(Prepared { capacity, resized: Some(resized) });
         }
-        for name in SIZED.into_iter().chain([FLOW_COUNTS]) {
-            writes.count();
-            // Attached programs use the unpinned map until the load replaces them.
-            pins.unpin(&pins.map(name))?;
+        unpin(pins, writes)?;
+        return Ok(Prepared { capacity: desired, resized: Some(resized) });
+    }
+    let mut capacity = desired;
+    if SIZED.iter().any(|name| pins.map(name).exists()) {
+        if !is_consistent(pins)? {
+            unpin(pins, writes)?;
+        } else {
+            let current = usage(pins)?;
+            if current.capacity != desired as usize && fits(current.entries, desired) {
+                tracing::info!(
+                    "change the capacity of the map {FLOWS} from {} to {desired}; import {} flows",
+                    current.capacity,
+                    current.entries
+                );
+                move_away(pins, writes)?;
+                return Ok(Prepared { capacity: desired, resized: Some(resized) });
+            }
+            capacity = current.capacity as u32;
         }
     }
-    Ok(desired)
+    Ok(Prepared { capacity, resized: None })
+}
+
+/// Maps that are replaced together: those of the table, and the settings that its programs read.
+fn table_maps() -> impl Iterator<Item = &'static str> {
+    SIZED.into_iter().chain([FLOW_COUNTS, FLOW_COLLECTOR, NODE])
+}
+
+fn move_away(pins: &Pins, writes: &Writes) -> Result<(), Error> {
+    for name in table_maps() {
+        writes.count();
+        pins.move_to_resized(name)?;
+    }
+    Ok(())
+}
+
+fn unpin(pins: &Pins, writes: &Writes) -> Result<(), Error> {
+    for name in SIZED.into_iter().chain([FLOW_COUNTS]) {
+        writes.count();
+        // Attached programs use the unpinned map until the load replaces them.
+        pins.unpin(&pins.map(name))?;
+    }
+    Ok(())
 }
 
 /// Whether all maps of the table exist, and fit together. A process may have ended between two pins.

@@ -64,6 +64,63 @@ impl<V: Pod> MmapArray<V> {
     }
 }
 
+/// A memory-mapped array map with values of a layout that is known at run time only. It is only read.
+pub(crate) struct MmapValues {
+    bytes: NonNull<u8>,
+    len: usize,
+    stride: usize,
+    /// Keeps the map alive as long as the mapping.
+    _map: MapData,
+}
+
+// SAFETY: the memory belongs to the process, not to a thread.
+unsafe impl Send for MmapValues {}
+// SAFETY: the memory is only read.
+unsafe impl Sync for MmapValues {}
+
+impl MmapValues {
+    /// Maps `len` values of `size` bytes.
+    pub(crate) fn new(map: MapData, len: usize, size: usize) -> io::Result<Self> {
+        let stride = size.next_multiple_of(8);
+        let fd = map.fd().as_fd().as_raw_fd();
+        // SAFETY: a new mapping of an open descriptor.
+        let address =
+            unsafe { libc::mmap(ptr::null_mut(), len * stride, libc::PROT_READ, libc::MAP_SHARED, fd, 0) };
+        if address == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let bytes =
+            NonNull::new(address.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::AddrNotAvailable))?;
+        Ok(MmapValues { bytes, len, stride, _map: map })
+    }
+
+    /// Number of values.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Copies the beginning of the value at `index`; false if the index is out of range. Bytes that programs write meanwhile
+    /// may be torn between aligned words.
+    pub(crate) fn read(&self, index: u32, offset: usize, to: &mut [u8]) -> bool {
+        let fits = (index as usize) < self.len && offset + to.len() <= self.stride;
+        if fits {
+            // SAFETY: inside the mapping. Programs write the memory, so the bytes may change at any time.
+            unsafe {
+                let from = self.bytes.add(index as usize * self.stride + offset);
+                ptr::copy_nonoverlapping(from.as_ptr(), to.as_mut_ptr(), to.len());
+            }
+        }
+        fits
+    }
+}
+
+impl Drop for MmapValues {
+    fn drop(&mut self) {
+        // SAFETY: the mapping that `new` created. The call cannot fail for mapped memory.
+        let _unmapped = unsafe { libc::munmap(self.bytes.as_ptr().cast(), self.len * self.stride) };
+    }
+}
+
 impl<V> Drop for MmapArray<V> {
     fn drop(&mut self) {
         // SAFETY: the mapping that `new` created. The call cannot fail for mapped memory.

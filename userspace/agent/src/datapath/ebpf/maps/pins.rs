@@ -7,7 +7,6 @@ use std::{
 };
 
 use aya::maps::{Map, MapData, MapError};
-use contiv_abi::ABI_VERSION;
 use nix::{
     errno::Errno,
     fcntl::{Flock, FlockArg},
@@ -15,21 +14,32 @@ use nix::{
     sys::statfs::{BPF_FS_MAGIC, statfs},
 };
 
+use super::syscall;
 use crate::datapath::{Error, ebpf::failure::failed};
 
 /// Mount point of the BPF file system on every distribution.
 const BPFFS: &str = "/sys/fs/bpf";
+
+/// Directory below that of an instance, with the maps of a flow table that is being replaced by one of another size.
+const RESIZED: &str = "resized";
 
 /// The directory `<root>/v<ABI version>/<instance>`, which contains `maps`, `programs` and `links`.
 #[derive(Clone, Debug)]
 pub(crate) struct Pins {
     root: PathBuf,
     directory: PathBuf,
+    version: u32,
 }
 
 impl Pins {
-    pub(crate) fn new(root: &Path, instance: &str) -> Self {
-        Pins { root: root.to_owned(), directory: root.join(format!("v{ABI_VERSION}")).join(instance) }
+    /// Pins of an instance in the directory of an ABI version.
+    pub(crate) fn new(root: &Path, instance: &str, version: u32) -> Self {
+        Pins { root: root.to_owned(), directory: root.join(format!("v{version}")).join(instance), version }
+    }
+
+    /// The ABI version of the directory.
+    pub(crate) fn version(&self) -> u32 {
+        self.version
     }
 
     /// Directories of this instance that agents with another ABI version created.
@@ -39,16 +49,54 @@ impl Pins {
         };
         let version = |name: &str| name.strip_prefix('v')?.parse::<u32>().ok();
         let others = entries.flatten().filter_map(|entry| version(entry.file_name().to_str()?));
-        let others = others.filter(|version| *version != ABI_VERSION);
-        let directories = others.map(|version| self.root.join(format!("v{version}")).join(instance));
-        directories
-            .filter(|directory| directory.is_dir())
-            .map(|directory| Pins { root: self.root.clone(), directory })
-            .collect()
+        let mut versions: Vec<u32> = others.filter(|version| *version != self.version).collect();
+        versions.sort_unstable();
+        let others = versions.into_iter().map(|version| Pins {
+            root: self.root.clone(),
+            directory: self.root.join(format!("v{version}")).join(instance),
+            version,
+        });
+        others.filter(|pins| pins.directory.is_dir()).collect()
+    }
+
+    /// Pins of the maps of a flow table that is being replaced by one of another size.
+    pub(crate) fn resized(&self) -> Pins {
+        Pins { root: self.root.clone(), directory: self.directory.join(RESIZED), version: self.version }
+    }
+
+    /// Moves the pin of a map to [`resized`](Self::resized). Moves nothing if there is no such pin, or if it was moved before.
+    pub(crate) fn move_to_resized(&self, name: &str) -> Result<(), Error> {
+        let (from, to) = (self.map(name), self.resized().map(name));
+        if to.exists() || !from.exists() {
+            return Ok(());
+        }
+        fs::create_dir_all(self.resized().maps())
+            .and_then(|()| fs::rename(&from, &to))
+            .map_err(|error| failed(format!("move the pin {} to {}", from.display(), to.display()), error))
+    }
+
+    /// Detaches the programs of all pinned links, and removes the pins. When it returns, the programs do not run any more.
+    /// Returns the number of links.
+    pub(crate) fn detach_links(&self) -> Result<usize, Error> {
+        let names = self.link_names()?;
+        for name in &names {
+            let path = self.link(name);
+            // The interface may have been deleted; the removal of the pin then removes the link.
+            if let Err(error) = syscall::detach_link(&path) {
+                tracing::debug!("detach {}: {error}", path.display());
+            }
+            self.unpin(&path)?;
+        }
+        Ok(names.len())
     }
 
     pub(crate) fn maps(&self) -> PathBuf {
         self.directory.join("maps")
+    }
+
+    /// Whether any map is pinned.
+    pub(crate) fn has_maps(&self) -> bool {
+        fs::read_dir(self.maps()).is_ok_and(|mut entries| entries.next().is_some())
     }
 
     pub(crate) fn map(&self, name: &str) -> PathBuf {
@@ -154,7 +202,8 @@ impl Pins {
     /// Removes all pins of the instance, and its parent directories if they become empty. Returns the number of pins.
     pub(crate) fn remove_all(&self) -> Result<usize, Error> {
         let what = || format!("remove the pins in {}", self.directory.display());
-        let mut removed = 0;
+        let resized = self.resized();
+        let mut removed = if resized.directory.is_dir() { resized.remove_all()? } else { 0 };
         for part in ["links", "programs", "maps"] {
             let directory = self.directory.join(part);
             let entries = match fs::read_dir(&directory) {

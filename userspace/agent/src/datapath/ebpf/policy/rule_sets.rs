@@ -74,6 +74,14 @@ impl RuleSets {
         })
     }
 
+    /// Reserves all numbers below `next`: those of another ABI version, whose flows are imported.
+    pub(crate) fn reserve(&mut self, next: u64) {
+        if next > self.next() && next <= REVISIONS.into() {
+            self.writes.count();
+            self.next.set(0, next);
+        }
+    }
+
     /// Reads the maps. `roots` are the sets to which groups refer. Returns the largest rule number.
     pub(crate) fn read(&mut self, roots: impl Iterator<Item = u32>) -> u32 {
         self.known.clear();

@@ -7,7 +7,6 @@ use aya::programs::{
     SchedClassifier, TcAttachType,
     tc::{self, NlOptions, SchedClassifierLink, TcAttachOptions, TcError, TcHandle},
 };
-use contiv_abi::ABI_VERSION;
 use futures::TryStreamExt as _;
 use rtnetlink::packet_route::tc::{TcAttribute, TcFilterBpfOption, TcMessage, TcOption};
 
@@ -21,8 +20,11 @@ use crate::datapath::{
 
 /// Priority of the first filter.
 const PRIORITY: u16 = 0xc0;
-/// Handle of the current ABI version. ABI version 2, the first with filters, has 0xc0.
-const HANDLE: TcHandle = TcHandle::new(0, 0xbe + ABI_VERSION as u16);
+/// Handle of the filters of an ABI version. ABI version 2, the first with filters, has 0xc0.
+const fn handle(version: u32) -> TcHandle {
+    TcHandle::new(0, 0xbe + version as u16)
+}
+
 /// Prefix of the names of our programs.
 const PREFIX: &str = "ctv_";
 
@@ -33,11 +35,19 @@ pub(crate) struct ClsactFilter {
     handle: TcHandle,
     /// Id of the program.
     pub(crate) program: u32,
+    /// Name of the filter, which begins with that of the program.
+    name: String,
 }
 
 impl ClsactFilter {
-    pub(crate) fn has_other_abi_version(&self) -> bool {
-        self.handle != HANDLE
+    /// Whether the filter is one of this ABI version.
+    pub(crate) fn is_of(&self, version: u32) -> bool {
+        self.handle == handle(version)
+    }
+
+    /// Whether the filter has this program, of any build.
+    pub(crate) fn runs(&self, program: &str) -> bool {
+        self.name.split(':').next() == Some(program)
     }
 
     pub(crate) fn detach(&self, interface: &str) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
@@ -58,8 +68,10 @@ impl ClsactFilter {
                 _ => None,
             })
             .collect();
-        let is_ours = |option: &&TcFilterBpfOption| matches!(option, TcFilterBpfOption::ProgName(name) if name.starts_with(PREFIX));
-        bpf.iter().copied().find(is_ours)?;
+        let name = bpf.iter().find_map(|option| match option {
+            TcFilterBpfOption::ProgName(name) if name.starts_with(PREFIX) => Some(name.clone()),
+            _ => None,
+        })?;
         let program = bpf.iter().find_map(|option| match option {
             TcFilterBpfOption::ProgId(id) => Some(*id),
             _ => None,
@@ -67,7 +79,7 @@ impl ClsactFilter {
         let header = &message.header;
         let handle = TcHandle::new(header.handle.major, header.handle.minor);
         // The upper half of `tcm_info` is the priority, the lower half the protocol.
-        Some(ClsactFilter { priority: (header.info >> 16) as u16, handle, program })
+        Some(ClsactFilter { priority: (header.info >> 16) as u16, handle, program, name })
     }
 }
 
@@ -84,12 +96,13 @@ pub(crate) async fn list(netlink: &Netlink, ifindex: u32) -> Result<Vec<ClsactFi
     }
 }
 
-/// Attaches the program to an interface with the filters `existing`: replaces the filter of the same ABI version, or
+/// Attaches the program to an interface with the filters `existing`: replaces the filter of the same ABI version `version`, or
 /// appends a filter.
 pub(crate) fn attach(
     program: &mut SchedClassifier,
     interface: &str,
     existing: &[ClsactFilter],
+    version: u32,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     match tc::qdisc_add_clsact(interface) {
         Err(error) if errno(&error) != Some(libc::EEXIST) && !matches!(error, TcError::AlreadyAttached) => {
@@ -97,18 +110,18 @@ pub(crate) fn attach(
         }
         _ => {}
     }
-    let id = match existing.iter().find(|filter| !filter.has_other_abi_version()) {
+    let id = match existing.iter().find(|filter| filter.is_of(version)) {
         Some(current) => program.attach_to_link(SchedClassifierLink::attached(
             interface,
             TcAttachType::Ingress,
             current.priority,
-            HANDLE,
+            handle(version),
             None,
         )?)?,
         None => {
             let last = existing.iter().map(|filter| filter.priority).max();
             let priority = last.map_or(PRIORITY, |last| last.saturating_add(1));
-            let options = NlOptions { priority, handle: HANDLE, classid: None };
+            let options = NlOptions { priority, handle: handle(version), classid: None };
             program.attach_with_options(
                 interface,
                 TcAttachType::Ingress,

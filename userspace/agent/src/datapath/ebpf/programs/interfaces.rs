@@ -82,6 +82,10 @@ impl Interfaces {
         &self.missing_uplinks
     }
 
+    pub(crate) fn pins(&self) -> &Pins {
+        &self.pins
+    }
+
     pub(crate) fn hooks(&self) -> &TcHooks {
         &self.hooks
     }
@@ -205,6 +209,11 @@ impl Interfaces {
         Ok(())
     }
 
+    /// Detaches the filters of other ABI versions.
+    pub(crate) async fn detach_other_filters(&self) -> Result<(), Error> {
+        self.hooks.detach_other_abi_versions(&Netlink::open()?).await
+    }
+
     /// Removes the programs, links and maps of other ABI versions. Until then their programs process the frames first;
     /// afterwards the current programs do.
     pub(crate) async fn remove_other_abi_versions(&self) -> Result<(), Error> {
@@ -213,7 +222,7 @@ impl Interfaces {
             return Ok(());
         }
         // The filters go before the pins, which record that another version exists.
-        self.hooks.detach_other_abi_versions(&Netlink::open()?).await?;
+        self.detach_other_filters().await?;
         for other in others {
             // Before its program array is removed.
             tc::detach_links(&other, &self.writes)?;

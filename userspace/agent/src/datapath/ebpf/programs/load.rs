@@ -9,8 +9,7 @@ use aya::{
 };
 use aya_obj::programs::XdpAttachType;
 use contiv_abi::maps::{
-    ALL, BUILD, BUILD_LEN, FROM_OVERLAY, FROM_POD, FROM_QUEUE, FROM_UPLINK, STAGES, Stage,
-    XDP,
+    ALL, BUILD, BUILD_LEN, FROM_OVERLAY, FROM_POD, FROM_QUEUE, FROM_UPLINK, STAGES, Stage, XDP,
 };
 
 use super::{
@@ -111,18 +110,17 @@ fn build_id(object: &[u8]) -> [u8; BUILD_LEN] {
     hash.to_be_bytes()
 }
 
-/// Loads the object file, pins its programs, and replaces attached programs of an earlier build in place. Pinned maps are
-/// reused; missing maps are created and pinned.
+/// Programs in the kernel that are neither attached nor pinned.
+pub(crate) struct Loaded(Ebpf);
+
+/// Loads the object file. Pinned maps are reused; missing maps are created and pinned.
 ///
-/// The program array of an earlier load stays until [`stages::remove_superseded`]: filters are replaced later. The result
-/// has the maps that are not pinned.
+/// The program array of an earlier load stays until [`stages::remove_superseded`]: filters are replaced later.
 pub(crate) fn load(
     pins: &Pins,
-    hooks: &TcHooks,
-    xdp: &XdpHook,
     (file, capacities): (&[u8], Capacities),
     writes: &Writes,
-) -> Result<Ebpf, Error> {
+) -> Result<Loaded, Error> {
     let array = stages::next(pins)?;
     let mut loader = EbpfLoader::new();
     for name in ALL {
@@ -139,7 +137,7 @@ pub(crate) fn load(
     let loaded = loader.load(file).map_err(|error| failed("load the eBPF object", error));
     let loaded = loaded.and_then(|mut object| verify(&mut object, writes).map(|()| object));
     match loaded {
-        Ok(mut object) => replace(&mut object, pins, hooks, xdp).map(|()| object),
+        Ok(object) => Ok(Loaded(object)),
         Err(error) => {
             // No program uses it yet.
             pins.unpin(&pins.map(&array))?;
@@ -171,25 +169,31 @@ fn verify(object: &mut Ebpf, writes: &Writes) -> Result<(), Error> {
     Ok(())
 }
 
-/// Pins the programs, and replaces those that are attached.
-fn replace(object: &mut Ebpf, pins: &Pins, hooks: &TcHooks, xdp: &XdpHook) -> Result<(), Error> {
-    for stage in Stage::ALL {
-        let path = pins.program(stage.program());
-        pins.unpin(&path)?;
-        tc_program(object, stage.program())?.pin(&path).map_err(|error| failed(pin_of(&path), error))?;
-    }
-    for role in Role::ALL {
-        let program = tc_program(object, role.program())?;
-        hooks.replace(role, program)?;
-        let path = pins.program(role.program());
+impl Loaded {
+    /// Pins the programs, and replaces those of an earlier load that are attached. The result has the maps that are not
+    /// pinned.
+    pub(crate) async fn replace(self, pins: &Pins, hooks: &TcHooks, xdp: &XdpHook) -> Result<Ebpf, Error> {
+        let Loaded(mut object) = self;
+        for stage in Stage::ALL {
+            let path = pins.program(stage.program());
+            pins.unpin(&path)?;
+            let program = tc_program(&mut object, stage.program())?;
+            program.pin(&path).map_err(|error| failed(pin_of(&path), error))?;
+        }
+        for role in Role::ALL {
+            let program = tc_program(&mut object, role.program())?;
+            hooks.replace(role, program).await?;
+            let path = pins.program(role.program());
+            pins.unpin(&path)?;
+            program.pin(&path).map_err(|error| failed(pin_of(&path), error))?;
+        }
+        let program = xdp_program(&mut object)?;
+        xdp.replace(program)?;
+        let path = pins.program(XDP);
         pins.unpin(&path)?;
         program.pin(&path).map_err(|error| failed(pin_of(&path), error))?;
+        Ok(object)
     }
-    let program = xdp_program(object)?;
-    xdp.replace(program)?;
-    let path = pins.program(XDP);
-    pins.unpin(&path)?;
-    program.pin(&path).map_err(|error| failed(pin_of(&path), error))
 }
 
 fn tc_program<'a>(object: &'a mut Ebpf, name: &str) -> Result<&'a mut SchedClassifier, Error> {
@@ -220,7 +224,9 @@ fn pin_of(path: &Path) -> String {
 
 /// Repeats the load if the verifier returns EAGAIN, which it does when the thread has a pending signal (`bpf_check` in
 /// kernel/bpf/verifier.c).
-fn retry_interrupted(mut load: impl FnMut() -> Result<(), ProgramError>) -> Result<(), ProgramError> {
+pub(crate) fn retry_interrupted(
+    mut load: impl FnMut() -> Result<(), ProgramError>,
+) -> Result<(), ProgramError> {
     let interrupted = |error: &ProgramError| errno(error) == Some(libc::EAGAIN);
     for _ in 1..MAX_LOADS {
         match load() {

@@ -182,7 +182,8 @@ impl TcHooks {
             }
             AttachMode::Clsact => {
                 let existing = clsact::list(&Netlink::open()?, ifindex).await?;
-                clsact::attach(program, interface, &existing).map_err(|error| failed(what(), error))
+                clsact::attach(program, interface, &existing, self.pins.version())
+                    .map_err(|error| failed(what(), error))
             }
         }
     }
@@ -217,9 +218,8 @@ impl TcHooks {
         }
         for interface in netlink.names().await? {
             let Some(ifindex) = device::ifindex(&interface) else { continue };
-            for old in
-                clsact::list(netlink, ifindex).await?.iter().filter(|filter| filter.has_other_abi_version())
-            {
+            let filters = clsact::list(netlink, ifindex).await?;
+            for old in filters.iter().filter(|filter| !filter.is_of(self.pins.version())) {
                 self.writes.count();
                 old.detach(&interface).map_err(|error| {
                     failed(format!("detach the filter of another ABI version from {interface}"), error)
@@ -234,8 +234,11 @@ impl TcHooks {
         Ok(self.pins.link_names()?.iter().filter_map(|name| Role::from_pin(name)).collect())
     }
 
-    /// Replaces the program of every pinned link of the role atomically.
-    pub(crate) fn replace(&self, role: Role, program: &mut SchedClassifier) -> Result<(), Error> {
+    /// Replaces the program of every link or filter of the role atomically.
+    pub(crate) async fn replace(&self, role: Role, program: &mut SchedClassifier) -> Result<(), Error> {
+        if self.mode == AttachMode::Clsact {
+            return self.replace_filters(role, program).await;
+        }
         for (pinned_role, ifindex) in self.pinned()? {
             if pinned_role != role {
                 continue;
@@ -248,6 +251,23 @@ impl TcHooks {
                 }
                 // The interface has been deleted.
                 self.pins.unpin(&path)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl TcHooks {
+    async fn replace_filters(&self, role: Role, program: &mut SchedClassifier) -> Result<(), Error> {
+        let netlink = Netlink::open()?;
+        let version = self.pins.version();
+        for interface in netlink.names().await? {
+            let Some(ifindex) = device::ifindex(&interface) else { continue };
+            let filters = clsact::list(&netlink, ifindex).await?;
+            if filters.iter().any(|filter| filter.is_of(version) && filter.runs(role.program())) {
+                self.writes.count();
+                clsact::attach(program, &interface, &filters, version)
+                    .map_err(|error| failed(format!("replace {} on {interface}", role.program()), error))?;
             }
         }
         Ok(())

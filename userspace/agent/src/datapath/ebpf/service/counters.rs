@@ -61,6 +61,36 @@ impl CounterMap {
         }
     }
 
+    /// Allocates this number, and resets the counters; false if its entries are in use.
+    pub(crate) fn reserve(&mut self, number: NonZeroU32) -> bool {
+        let free = self.owner(number.get()) == Some(0);
+        if free {
+            self.fill(number.get(), ServiceCount { number: number.get(), ..ServiceCount::default() });
+        }
+        free
+    }
+
+    /// Adds the counters of another map to the numbers that both have.
+    pub(crate) fn add(&mut self, other: &CounterMap) {
+        for index in 0..self.rows.slots {
+            let number = self.owner(index).unwrap_or(0);
+            if number == 0 || other.owner(number) != Some(number) {
+                continue;
+            }
+            for row in 0..self.rows.rows.min(other.rows.rows) {
+                let (place, theirs) = (self.rows.place(row, number), other.rows.place(row, number));
+                if let (Some(mut sum), Some(more)) = (self.entries.get(place), other.entries.get(theirs)) {
+                    sum.connections += more.connections;
+                    for side in 0..2 {
+                        sum.packets[side] += more.packets[side];
+                        sum.bytes[side] += more.bytes[side];
+                    }
+                    self.entries.set(place, sum);
+                }
+            }
+        }
+    }
+
     /// Sums of all rows, by number. Omits numbers whose counters are zero.
     pub(crate) fn sums(&self) -> Vec<(u32, ServiceCounters)> {
         let sums = (0..self.rows.slots).filter_map(|index| match self.owner(index)? {

@@ -18,7 +18,7 @@ use contiv_model::{name::ServiceId, service::Protocol};
 use super::{backends::BackendSets, counters::CounterMap};
 use crate::datapath::{
     Error,
-    ebpf::maps::{names::ServiceNames, pins::Pins, sizes::Sizes, table::Table, writes::Writes},
+    ebpf::maps::{batch, btf, names::ServiceNames, pins::Pins, sizes::Sizes, table::Table, writes::Writes},
     telemetry::{ServicePort, TableUsage},
 };
 
@@ -40,6 +40,8 @@ pub(crate) struct ServicePorts {
     /// Backend set of each port that has one and whose entry is valid.
     sets: HashMap<ServiceKey, Vec<Backend>>,
     next_number: NonZeroU32,
+    /// Numbers of ports in the maps of other ABI versions, which flows, affinities and counters refer to.
+    inherited: HashMap<ServiceKey, NonZeroU32>,
     writes: Writes,
 }
 
@@ -62,6 +64,7 @@ impl ServicePorts {
             names,
             sets: HashMap::new(),
             next_number: NonZeroU32::MIN,
+            inherited: inherited(pins)?,
             writes: writes.clone(),
         })
     }
@@ -71,7 +74,8 @@ impl ServicePorts {
         self.ports.read()?;
         self.sets.clear();
         self.backends.clear();
-        self.next_number = NonZeroU32::MIN;
+        let inherited = self.inherited.values().map(|number| next(number.get()));
+        self.next_number = inherited.max().unwrap_or(NonZeroU32::MIN);
         let mut ports: Vec<(ServiceKey, ServiceEntry)> = self.ports.iter().map(|(k, e)| (*k, *e)).collect();
         ports.sort_unstable_by_key(|(key, _)| *key);
         let mut large: HashMap<((u32, u32), u32), Option<Vec<Backend>>> = HashMap::new();
@@ -126,7 +130,7 @@ impl ServicePorts {
         let number = match self.ports.get(&key) {
             Some(entry) => entry.number,
             // After an error below, the number stays allocated until the next read.
-            None => self.allocate_number(),
+            None => self.allocate_number(&key),
         };
         let entry = self.backends.acquire(&target.backends)?;
         let entry = ServiceEntry { number, affinity: target.affinity, ..entry };
@@ -155,7 +159,12 @@ impl ServicePorts {
     }
 
     /// Allocates a number for a new port, with counters if there are any left.
-    fn allocate_number(&mut self) -> u32 {
+    fn allocate_number(&mut self, key: &ServiceKey) -> u32 {
+        if let Some(number) = self.inherited.remove(key)
+            && self.counters.reserve(number)
+        {
+            return number.get();
+        }
         let number = self.counters.allocate(self.next_number).unwrap_or(self.next_number);
         self.next_number = next(number.get());
         number.get()
@@ -175,6 +184,24 @@ impl ServicePorts {
         }
         Ok(())
     }
+}
+
+/// Numbers of ports in the maps of other ABI versions. Those in maps of another layout are unknown.
+fn inherited(pins: &Pins) -> Result<HashMap<ServiceKey, NonZeroU32>, Error> {
+    let own = pins.open_data(SERVICES)?;
+    let mut numbers = HashMap::new();
+    for other in pins.other_abi_versions() {
+        if !other.map(SERVICES).exists() {
+            continue;
+        }
+        let map = other.open_data(SERVICES)?;
+        if btf::are_alike(&own, &map) {
+            let entries = batch::entries::<ServiceKey, ServiceEntry>(SERVICES, &map)?;
+            let known = |(key, entry): (_, ServiceEntry)| Some((key, NonZeroU32::new(entry.number)?));
+            numbers.extend(entries.into_iter().filter_map(known));
+        }
+    }
+    Ok(numbers)
 }
 
 /// The number after `number`; never zero.

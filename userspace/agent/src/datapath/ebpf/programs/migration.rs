@@ -1,0 +1,149 @@
+//! Moves the flows of another table to the pinned one, while packets change the other table, and later this one.
+
+use std::collections::HashMap;
+
+use bytemuck::Zeroable as _;
+use contiv_abi::{Flow, FlowBatch, FlowImport, ImportOperation, ImportResult};
+
+use super::import::Importer;
+use crate::datapath::{
+    Error,
+    ebpf::maps::{
+        export::{ExportedFlow, FlowExport},
+        pins::Pins,
+    },
+};
+
+/// Which table packets change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pass {
+    /// The other table only: its flows count.
+    Before,
+    /// This table: its flows count, and the other one has what began before.
+    After,
+}
+
+/// Flows that were moved, and that could not be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Moved {
+    /// Flows of the other table that this one has.
+    pub(crate) flows: usize,
+    /// Flows that this table had no room for.
+    pub(crate) lost: usize,
+}
+
+/// An import of all flows of another table.
+pub(crate) struct FlowMigration {
+    source: FlowExport,
+    importer: Importer,
+    /// By the number of the record in the other table.
+    imported: HashMap<u32, Imported>,
+    /// Whether numbers of rules mean the same in both tables.
+    same_rules: bool,
+}
+
+/// A flow that was imported.
+#[derive(Clone, Copy, Debug)]
+struct Imported {
+    /// Generation of the record in the other table.
+    generation: u16,
+    /// Packets of both directions.
+    packets: [u64; 2],
+    /// One of [`ImportResult`].
+    result: u64,
+}
+
+impl Imported {
+    fn is_present(&self) -> bool {
+        self.result > ImportResult::TAKEN
+    }
+}
+
+impl FlowMigration {
+    /// Opens the table of `source`, and loads the program that inserts into the table of `pins`.
+    pub(crate) fn open(pins: &Pins, source: &Pins, same_rules: bool) -> Result<FlowMigration, Error> {
+        let source = FlowExport::open(source)?;
+        Ok(FlowMigration { source, importer: Importer::load(pins)?, imported: HashMap::new(), same_rules })
+    }
+
+    /// Imports what has changed in the other table since the last pass.
+    pub(crate) fn run(&mut self, pass: Pass) -> Result<(), Error> {
+        let operation = match pass {
+            Pass::Before => ImportOperation::PUT,
+            Pass::After => ImportOperation::MERGE,
+        };
+        let mut gone = self.imported.clone();
+        let mut changed = vec![];
+        for ExportedFlow { record, flow } in self.source.read() {
+            let previous = self.imported.get(&record);
+            if previous.is_some_and(|previous| previous.generation == flow.head.generation) {
+                gone.remove(&record);
+                if previous.is_some_and(|previous| previous.packets == packets(&flow)) {
+                    continue;
+                }
+            }
+            changed.push(record);
+        }
+        // First: another flow of the other table may have the tuple by now.
+        let gone: Vec<(u32, Imported)> =
+            gone.into_iter().filter(|(_, imported)| imported.is_present()).collect();
+        for part in gone.chunks(FlowBatch::LEN) {
+            let removals: Vec<FlowImport> = part.iter().map(|(_, imported)| removal(imported)).collect();
+            self.importer.run(&removals)?;
+        }
+        for (record, _) in gone {
+            self.imported.remove(&record);
+        }
+        for part in changed.chunks(FlowBatch::LEN) {
+            self.import(part, operation)?;
+        }
+        Ok(())
+    }
+
+    /// Imports the flows in these records of the other table.
+    fn import(&mut self, records: &[u32], operation: u32) -> Result<(), Error> {
+        let flows: Vec<ExportedFlow> = records
+            .iter()
+            .filter_map(|record| Some(ExportedFlow { record: *record, flow: self.source.record(*record)? }))
+            .collect();
+        let same_rules = self.same_rules;
+        let imports: Vec<FlowImport> =
+            flows.iter().map(|exported| insertion(exported.flow, operation, same_rules)).collect();
+        let results = self.importer.run(&imports)?;
+        for (ExportedFlow { record, flow }, result) in flows.into_iter().zip(results) {
+            let imported = Imported { generation: flow.head.generation, packets: packets(&flow), result };
+            self.imported.insert(record, imported);
+        }
+        Ok(())
+    }
+
+    /// What the passes have moved.
+    pub(crate) fn moved(&self) -> Moved {
+        let lost = [ImportResult::NONE, ImportResult::FULL, ImportResult::TAKEN];
+        let lost = self.imported.values().filter(|imported| lost.contains(&imported.result)).count();
+        Moved { flows: self.imported.len() - lost, lost }
+    }
+}
+
+fn packets(flow: &Flow) -> [u64; 2] {
+    flow.halves.each_ref().map(|half| half.packets)
+}
+
+fn insertion(mut flow: Flow, operation: u32, same_rules: bool) -> FlowImport {
+    flow.head.flags &= Flow::NAT | Flow::HAIRPIN;
+    if !same_rules {
+        for half in &mut flow.halves {
+            half.rule = 0;
+        }
+    }
+    FlowImport { flow, operation, ..FlowImport::zeroed() }
+}
+
+fn removal(imported: &Imported) -> FlowImport {
+    let mut import =
+        FlowImport { operation: ImportOperation::REMOVE, record: imported.result, ..FlowImport::zeroed() };
+    for (half, packets) in import.flow.halves.iter_mut().zip(imported.packets) {
+        half.packets = packets;
+    }
+    import
+}

@@ -1,0 +1,175 @@
+//! Takes the interfaces over from the programs of another ABI version, with their flows.
+//!
+//! ```text
+//! programs of this version   attached behind the others    IMPORTING ──────────────▶ RUNNING
+//! programs of the other one  RUNNING                       RETIRED: pass every frame on
+//! flows                      pass ─▶ pass                  ─▶ pass ─▶ pass
+//! ```
+//!
+//! One write retires the programs of the other version on all interfaces at once. Until the flows that had begun by then are
+//! imported, packets without a flow wait for a retransmission, unless they begin a flow in any case: a reply of a service's
+//! backend would not be translated. Versions whose programs do not know phases are detached one interface after the other,
+//! while no flows begin.
+
+use std::time::Instant;
+
+use contiv_abi::Phase;
+
+use super::{
+    kernel::tables::Kernel,
+    maps::{export::PhaseSwitch, pins::Pins, rcu},
+    programs::{
+        interfaces::Interfaces,
+        migration::{FlowMigration, Moved, Pass},
+        tc::AttachMode,
+    },
+};
+use crate::{datapath::Error, error::one_line};
+
+mod sessions;
+mod statistics;
+
+/// The takeovers of this process.
+#[derive(Debug, Default)]
+pub(super) struct Takeovers {
+    /// What was lost, for operators.
+    losses: Vec<String>,
+}
+
+impl Takeovers {
+    /// What was lost.
+    pub(super) fn losses(&self) -> &[String] {
+        &self.losses
+    }
+
+    /// Takes over from all other ABI versions, and removes their programs and maps. The maps of this version are complete, and
+    /// its programs are attached.
+    pub(super) async fn run(
+        &mut self,
+        kernel: &mut Kernel,
+        interfaces: &mut Interfaces,
+    ) -> Result<(), Error> {
+        let pins = interfaces.pins().clone();
+        let others = pins.other_abi_versions();
+        if others.is_empty() {
+            // A process may have ended just before the end of a takeover.
+            return kernel.peers.set_phase(Phase::RUNNING);
+        }
+        let has_links = interfaces.hooks().mode() != AttachMode::Clsact;
+        let mut others: Vec<Predecessor> = others
+            .into_iter()
+            .map(|other| Predecessor::open(&pins, other, has_links))
+            .collect::<Result<_, _>>()?;
+        for other in &mut others {
+            other.prepare(&pins);
+        }
+        let are_switched = others.iter().all(|other| other.phase.is_some());
+        kernel.peers.set_phase(if are_switched { Phase::IMPORTING } else { Phase::HOLDING })?;
+        interfaces.take_over_xdp(&mut kernel.programs).await?;
+        for other in &others {
+            other.stop(interfaces).await?;
+        }
+        let stopped = Instant::now();
+        others.iter_mut().for_each(|other| other.import(Pass::After));
+        // Programs that have begun before end.
+        rcu::synchronize();
+        others.iter_mut().for_each(|other| other.import(Pass::After));
+        kernel.peers.set_phase(Phase::RUNNING)?;
+        tracing::info!("packets without a flow waited for {} ms", stopped.elapsed().as_millis());
+        others.iter().for_each(|other| other.add_counters(&pins));
+        self.losses.extend(others.into_iter().filter_map(Predecessor::report));
+        interfaces.remove_other_abi_versions().await
+    }
+}
+
+/// Programs and maps of another ABI version.
+struct Predecessor {
+    pins: Pins,
+    phase: Option<PhaseSwitch>,
+    /// The import of the flows, or why they are lost.
+    flows: Result<FlowMigration, Error>,
+    /// An earlier process has begun to take over: packets change the table of this version.
+    resumed: bool,
+}
+
+impl Predecessor {
+    /// `has_links` tells that programs are attached by pinned links.
+    fn open(own: &Pins, pins: Pins, has_links: bool) -> Result<Predecessor, Error> {
+        let phase = PhaseSwitch::open(&pins);
+        let resumed = match &phase {
+            Some(phase) => phase.get()? == Phase::RETIRED,
+            None => has_links && pins.link_names()?.is_empty(),
+        };
+        // Numbers of rules are those of one version's policies.
+        let flows = FlowMigration::open(own, &pins, false);
+        Ok(Predecessor { pins, phase, flows, resumed })
+    }
+
+    /// Imports what packets of the other version change still.
+    fn prepare(&mut self, own: &Pins) {
+        let pass = if self.resumed { Pass::After } else { Pass::Before };
+        // The second pass has what has changed during the first, and is short.
+        self.import(pass);
+        self.import(pass);
+        self.warn("connections to other nodes", sessions::copy_relays(own, &self.pins));
+        self.warn("session affinities", sessions::copy_affinity(own, &self.pins));
+    }
+
+    /// Adds the counters, which do not change any more.
+    fn add_counters(&self, own: &Pins) {
+        self.warn("counters", statistics::add(own, &self.pins));
+    }
+
+    fn warn(&self, what: &str, result: Result<(), Error>) {
+        if let Err(error) = result {
+            tracing::warn!("{what} of ABI version {} are lost: {}", self.pins.version(), one_line(&error));
+        }
+    }
+
+    fn import(&mut self, pass: Pass) {
+        if let Ok(migration) = &mut self.flows
+            && let Err(error) = migration.run(pass)
+        {
+            self.flows = Err(error);
+        }
+    }
+
+    /// Ends the processing of frames by the programs of the other version.
+    async fn stop(&self, interfaces: &Interfaces) -> Result<(), Error> {
+        match &self.phase {
+            Some(phase) => phase.set(Phase::RETIRED),
+            None => {
+                interfaces.detach_other_filters().await?;
+                self.pins.detach_links().map(drop)
+            }
+        }
+    }
+
+    /// Logs the outcome. Returns what was lost.
+    fn report(self) -> Option<String> {
+        let version = self.pins.version();
+        match self.flows {
+            Ok(migration) => {
+                let Moved { flows, lost } = migration.moved();
+                tracing::info!("imported {flows} flows of ABI version {version}; {lost} lost");
+                (lost > 0).then(|| {
+                    format!(
+                        "connections: {lost} of {} flows of ABI version {version} are lost, because the flow table has no \
+                         room for them; increase --conntrack-max",
+                        flows + lost
+                    )
+                })
+            }
+            // A start that failed early has left directories only.
+            Err(_) if !self.pins.has_maps() => None,
+            Err(error) => {
+                let loss = format!(
+                    "connections: all flows of ABI version {version} are lost: {}; connections to services break",
+                    one_line(&error)
+                );
+                tracing::warn!("{loss}");
+                Some(loss)
+            }
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! Flow tables of another size.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use contiv_abi::{ABI_VERSION, Flow, Phase, maps::FLOWS};
+use netplugin::datapath::{Datapath as _, ebpf::Options};
+use testkit::{needs, wait_until};
+
+use super::{ACK, CONNECTIONS, HERE, OTHER, Rig, SYN, SYN_ACK, between, node_phase, passes};
+use crate::{
+    flow_table::{flows, open},
+    node::Node,
+};
+
+fn capacity(rig: &Rig) -> Result<u32> {
+    Ok(open::<Flow>(&rig.node.datapath.maps_directory(), FLOWS)?.len())
+}
+
+#[test]
+fn the_flow_table_grows_with_its_flows() -> Result<()> {
+    needs!(root());
+    for mode in [|_: &mut Options| {}, Node::clsact] {
+        let mut rig = Rig::with("up-grow", |options| {
+            options.flows = 1024;
+            mode(options);
+        })?;
+        CONNECTIONS.iter().for_each(|connection| passes(&rig, (connection.there)(SYN)));
+        for size in [4096, 1024, 8192] {
+            rig.node.options.flows = size;
+            rig.node.restart();
+            rig.node.converge()?;
+            assert_eq!(rig.node.datapath.warnings(), Vec::<String>::new());
+            assert_eq!(capacity(&rig)?, size);
+            assert_eq!(flows(&rig.node)?.len(), CONNECTIONS.len());
+            CONNECTIONS.iter().for_each(|connection| passes(&rig, (connection.back)(SYN_ACK)));
+            CONNECTIONS.iter().for_each(|connection| passes(&rig, (connection.there)(ACK)));
+            // Replaced in every place where it was attached.
+            assert_eq!(node_phase(&rig)?, Phase::RUNNING);
+            assert!(!rig.node.bpf_root().join(format!("v{ABI_VERSION}/node/resized")).exists());
+            rig.node.restart();
+            rig.node.observe()?;
+            assert_eq!(rig.node.datapath.writes(), 0);
+        }
+        assert_eq!(rig.event("made"), 3);
+    }
+    Ok(())
+}
+
+#[test]
+fn the_flow_table_shrinks_when_its_flows_fit() -> Result<()> {
+    needs!(root());
+    let mut rig = Rig::with("up-shrink", |options| (options.flows, options.timeouts.unanswered) = (256, 1))?;
+    for port in 0..50 {
+        rig.from(HERE, &between(HERE, OTHER).udp(1000 + port, 6))?;
+    }
+    rig.node.options.flows = 64;
+    rig.node.restart();
+    rig.node.observe()?;
+    assert_eq!(capacity(&rig)?, 256);
+    let warning = rig.node.datapath.warnings().concat();
+    let expected =
+        "connections: capacity 256 instead of 64 (--conntrack-max) until the flows in the map ctv_flows fit";
+    assert!(warning.starts_with(expected) && warning.contains("netplugin cleanup"), "{warning}");
+    assert_eq!(rig.node.datapath.writes(), 0);
+    wait_until(Duration::from_secs(10), "the timer", || Ok((flows(&rig.node)?.len() < 48).then_some(())))?;
+    // The agent detects it with the next `observe`, without a restart.
+    rig.node.converge()?;
+    assert_eq!((capacity(&rig)?, rig.node.datapath.warnings()), (64, vec![]));
+    Ok(())
+}
