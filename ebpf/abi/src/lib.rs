@@ -43,10 +43,11 @@ pub use forward::{
     FdbEntry, FdbKey, FloodKey, NeighEntry, NeighKey, Node, Port, SegmentEntry, Subnet, SubnetKey, Vtep,
 };
 pub use order::{Be16, Be32};
+pub use rendezvous::mix;
 pub use segment::Segment;
 pub use service::{
     AffinityBlock, Backend, Client, DsrEntry, DsrHook, Member, RingBlock, ServiceCount, ServiceCountRows,
-    ServiceEntry, ServiceKey, Vip, mix, service_mac,
+    ServiceEntry, ServiceKey, Vip, service_mac,
 };
 pub use tuple::{FlowKey, Tuple};
 pub use words::{clear, cleared};
