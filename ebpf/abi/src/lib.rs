@@ -47,10 +47,11 @@ pub use forward::{
     Vtep,
 };
 pub use order::{Be16, Be32};
+pub use rendezvous::mix;
 pub use segment::Segment;
 pub use service::{
     AffinityBlock, Backend, Client, DsrEntry, DsrHook, Member, RingBlock, ServiceCount, ServiceCountRows,
-    ServiceEntry, ServiceKey, Vip, mix, service_mac,
+    ServiceEntry, ServiceKey, Vip, service_mac,
 };
 pub use stage_log::{LogResult, LogStage, LoggedEndpoint};
 pub use tuple::{FlowKey, Tuple};

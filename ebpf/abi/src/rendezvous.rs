@@ -8,8 +8,6 @@
 //! The program computes the scores of a small set for each connection. For a large set, the agent
 //! stores the winner of each bucket in a ring.
 
-use crate::mix;
-
 /// Number of buckets, and of slots of a ring: at least 100 for each of 655 backends.
 ///
 /// A prime, so that the weights of a backend are a permutation; less than 2^16, so that a slot has 16
@@ -21,7 +19,7 @@ const FIELD: u64 = BUCKETS as u64;
 /// Bucket of a connection with this hash.
 #[inline(always)]
 pub const fn bucket(hash: u64) -> u32 {
-    ((hash >> 32) * FIELD >> 32) as u32
+    (((hash >> 32) * FIELD) >> 32) as u32
 }
 
 /// A backend's part in the choice, from a number that identifies it on all nodes.
@@ -92,6 +90,16 @@ const fn fold(number: u64) -> u64 {
     (number & 0xffff) + (number >> 16) * ((1 << 16) - FIELD)
 }
 
+/// The finalizer of MurmurHash3, which distributes the input over all bits.
+#[inline(always)]
+pub const fn mix(mut h: u64) -> u64 {
+    h ^= h >> 33;
+    h = h.wrapping_mul(0xff51_afd7_ed55_8ccd);
+    h ^= h >> 33;
+    h = h.wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+    h ^ h >> 33
+}
+
 #[cfg(test)]
 mod tests {
     use std::{collections::BTreeSet, vec::Vec};
@@ -100,8 +108,8 @@ mod tests {
 
     #[test]
     fn the_number_of_buckets_has_the_properties_that_the_weights_need() {
-        assert!((2..256).all(|divisor| BUCKETS % divisor != 0), "prime");
-        assert!(BUCKETS < 1 << 16 && BUCKETS % 3 != 1);
+        assert!((2..256).all(|divisor| !BUCKETS.is_multiple_of(divisor)), "prime");
+        const { assert!(BUCKETS < 1 << 16 && BUCKETS % 3 != 1) };
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use crate::{
     Address, Be16, Mac, Segment,
-    rendezvous::{BUCKETS, Contender},
+    rendezvous::{BUCKETS, Contender, mix},
 };
 
 /// A port of a service.
@@ -154,16 +154,6 @@ impl Member {
     pub const fn contender(&self, ip6: bool) -> Contender {
         Contender::new(if ip6 { u32::from_ne_bytes(self.mark) as u64 } else { self.word() })
     }
-}
-
-/// The finalizer of MurmurHash3, which distributes the input over all bits.
-#[inline(always)]
-pub const fn mix(mut h: u64) -> u64 {
-    h ^= h >> 33;
-    h = h.wrapping_mul(0xff51_afd7_ed55_8ccd);
-    h ^= h >> 33;
-    h = h.wrapping_mul(0xc4ce_b9fe_1a85_ec53);
-    h ^ h >> 33
 }
 
 /// A part of a ring, or of a list of backends. A block has several words because the kernel aligns

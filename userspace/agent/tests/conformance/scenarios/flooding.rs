@@ -91,12 +91,14 @@ pub(crate) fn copies_go_to_nodes_with_the_network<H: Harness>() -> Result<()> {
         Object::Peer(Peer::new(VTEPS[node], VXLAN_PORT).with_networks(&networks))
     };
     let unknown = udp(2, 99, "anybody?");
-    let steps: [([&[&Net]; 2], &[usize], &[usize]); 5] = [
-        ([&[&net, &other], &[&net]], &[0, 1], &[0]),
-        ([&[&other], &[&net]], &[1], &[0]),
-        ([&[&other], &[]], &[], &[0]),
-        ([&[&net], &[&other]], &[0], &[1]),
-        ([&[&net, &other], &[&net, &other]], &[0, 1], &[0, 1]),
+    // Networks of the two nodes; nodes that have the network; nodes that have the other one.
+    let (one, two, both, none) = (&[&net][..], &[&other][..], &[&net, &other][..], &[][..]);
+    let steps = [
+        ([both, one], &[0, 1][..], &[0][..]),
+        ([two, one], &[1], &[0]),
+        ([two, none], &[], &[0]),
+        ([one, two], &[0], &[1]),
+        ([both, both], &[0, 1], &[0, 1]),
     ];
     for (networks, members, members_of_other) in steps {
         for (node, networks) in networks.into_iter().enumerate() {

@@ -162,8 +162,9 @@ fn a_change_of_the_set_moves_only_connections_of_backends_that_come_or_go() -> R
     rig.node.converge()?;
     let v4 = |endpoint: &Endpoint| IpAddr::from(endpoint.ip());
     let v6 = |endpoint: &Endpoint| IpAddr::from(endpoint.ip6());
-    let families: [(IpAddr, fn(&Endpoint) -> IpAddr); 2] = [(v4(&VIP), v4), (v6(&VIP), v6)];
-    for (vip, address) in families {
+    for ip6 in [false, true] {
+        let address = |endpoint: &Endpoint| if ip6 { v6(endpoint) } else { v4(endpoint) };
+        let vip = address(&VIP);
         let mut before: Vec<u8> = vec![];
         let mut moved = 0;
         // From 70 members with a ring, to 60 in a list, to 1 in the entry, and back.

@@ -36,6 +36,9 @@ const RING_ABOVE: usize = 64;
 /// Words per block, the unit of allocation in `ctv_ring`.
 const BLOCK: u32 = RingBlock::LEN as u32;
 
+/// Backends with their numbers in `ctv_backends`.
+type Numbered = Vec<(Backend, u32)>;
+
 /// A large set in the kernel.
 #[derive(Debug)]
 struct LargeSet {
@@ -175,7 +178,7 @@ impl BackendSets {
 
     /// The backends of a list, sorted, and the numbers of those that have one. `None` if the list is not one that this agent
     /// writes.
-    fn read_list(&self, words: &[u32], ip6: bool) -> Option<(Vec<Backend>, Vec<(Backend, u32)>)> {
+    fn read_list(&self, words: &[u32], ip6: bool) -> Option<(Vec<Backend>, Numbered)> {
         let mut members = vec![];
         for pair in words.chunks_exact(2) {
             let member = Member::from_word(u64::from(pair[1]) << 32 | u64::from(pair[0]));
@@ -215,7 +218,7 @@ impl BackendSets {
     }
 
     /// Records the numbers of backends. `None`, without a change, if a backend has another number or a number is taken.
-    fn adopt_numbers(&mut self, numbered: Vec<(Backend, u32)>) -> Option<()> {
+    fn adopt_numbers(&mut self, numbered: Numbered) -> Option<()> {
         let conflicts = |(backend, number): &(Backend, u32)| {
             let known = self.numbers.get(backend).map(|(known, _)| known);
             known.map_or(!self.free_numbers.contains(number), |known| known != number)

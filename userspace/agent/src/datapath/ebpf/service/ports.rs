@@ -78,7 +78,8 @@ impl ServicePorts {
         self.next_number = inherited.max().unwrap_or(NonZeroU32::MIN);
         let mut ports: Vec<(ServiceKey, ServiceEntry)> = self.ports.iter().map(|(k, e)| (*k, *e)).collect();
         ports.sort_unstable_by_key(|(key, _)| *key);
-        let mut large: HashMap<((u32, u32), u32), Option<Vec<Backend>>> = HashMap::new();
+        // By list and ring.
+        let mut large = HashMap::new();
         let mut numbers = BTreeSet::new();
         for (key, entry) in ports {
             self.next_number = self.next_number.max(next(entry.number));
