@@ -51,7 +51,7 @@ impl Rig {
         for (endpoint, n) in [(THERE, 2), (FAR, 3)] {
             let address: IpAddr = vtep(n).into();
             let next_hop = NextHop::on(n1.encap, Some(address)).unwrap();
-            node.want(Object::Peer(Peer::new(address, Options::VXLAN_PORT)));
+            node.want(Object::Peer(Peer::new(address, Options::VXLAN_PORT).with_networks([&n1])));
             node.want(Object::Remote(Remote {
                 next_hop,
                 ..endpoint.remote(&n1, Some([192, 0, 2, 2].into()))
