@@ -86,7 +86,7 @@ pub(super) const RULES: &[Rules] = &[
                 parent: "datapath::ebpf",
                 order: &[
                     &["apply", "observe"],
-                    &["takeover"],
+                    &["takeover", "uplinks"],
                     &["kernel", "telemetry"],
                     &["forward", "policy", "programs", "rate", "service"],
                     &["device"],
