@@ -118,7 +118,7 @@ type CiShare = (&'static [&'static str], &'static [&'static str]);
 
 /// Policies and services, where the oldest verifier and its helpers matter most.
 const OLDEST: CiShare = (
-    &["verifier", "policy::", "services::", "malformed::", "upgrade::translated", "upgrade::the_flow_table"],
+    &["verifier", "policy::", "services::", "malformed::", "upgrade::translated", "upgrade::resize"],
     &[
         "connections_go_to_backends",
         "rules_out_hold",

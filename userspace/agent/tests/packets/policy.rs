@@ -324,7 +324,7 @@ fn too_many_rules_are_refused_and_the_group_keeps_its_rules() -> Result<()> {
         let failed = rig.node.apply(&[Op::Set(Object::Group(refused))])?;
         let [failed] = &failed[..] else { panic!("{} failed", failed.len()) };
         let said = chain(&failed.error);
-        assert!(said.contains("the map ctv_rules, which is full (32768 entries)"), "{said}");
+        assert!(said.contains("the map ctv_rules, which is full (32768 entries; --bpf-rules"), "{said}");
         as_before(&rig)?;
     }
     // Groups that fit are set, and deleted groups free their nodes.

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Result, bail};
 use aya::programs::Xdp;
-use testkit::packet::Packet;
+use testkit::{packet::Packet, wait_until};
 
 use super::{
     services::{self, put, runtime},
@@ -54,20 +54,28 @@ impl Outside {
     pub(super) fn build(drop: &Path, sender: &Path) -> Result<Option<Outside>> {
         let network = Network::bench();
         let mut cluster = Cluster::ebpf(Encap::Vlan, &network)?;
-        let [first, second] = &mut cluster.nodes[..] else { bail!("a cluster has two nodes") };
-        if pinned::find(first.pins(), PROGRAM).is_err() {
-            return Ok(None);
-        }
-        // By default the agent does not use native XDP on veth: XDP_TX requires a program at the other end.
-        first.restart_agent_with(&["--xdp", "native"])?;
-        // The node of the first backend announces the service.
-        let mut pods = vec![Pod::add(first, &network, "first")?];
-        for number in 0..3 {
-            pods.push(Pod::add(second, &network, &format!("far-{number}"))?);
+        let mut pods = vec![];
+        for node in &mut cluster.nodes {
+            if pinned::find(node.pins(), PROGRAM).is_err() {
+                return Ok(None);
+            }
+            // By default the agent does not use native XDP on veth: XDP_TX requires a program at the other end.
+            node.restart_agent_with(&["--xdp", "native"])?;
+            for number in 0..2 {
+                pods.push(Pod::add(node, &network, &format!("{}-{number}", node.name))?);
+            }
         }
         let backends: Vec<Ipv4Addr> = pods.iter().map(|pod| pod.ip).collect();
         let keys = services::bodies(SERVICE, &[format!("{PORT}:8080:UDP")], &backends);
-        put(first, &runtime()?, &cluster.fabric.store_endpoint(), &keys)?;
+        put(&cluster.nodes[0], &runtime()?, &cluster.fabric.store_endpoint(), &keys)?;
+        let announcing = wait_until(APPLY_TIMEOUT, "a node announces the service", || {
+            let sent = |node: &Node| node.metric(r#"contiv_datapath_announcements_total{outcome="sent"}"#);
+            let sent: Vec<f64> = cluster.nodes.iter().map(sent).collect::<Result<_>>()?;
+            Ok(sent.iter().position(|sent| *sent > 0.0))
+        })?;
+        // The node that answers for the service is the first one.
+        cluster.nodes.swap(0, announcing);
+        let [first, second] = &mut cluster.nodes[..] else { bail!("a cluster has two nodes") };
         second.kill_agent()?;
         second.clean_up()?;
         let [client, node] =

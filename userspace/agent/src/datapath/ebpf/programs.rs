@@ -2,7 +2,6 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`link`] | detachment of pinned links |
 //! | [`clsact`] | filters of the clsact qdisc, for kernels without TCX |
 //! | [`tc`] | attachment to the TC ingress hook |
 //! | [`xdp`] | attachment to the XDP hook of the uplink |
@@ -16,7 +15,6 @@
 pub(crate) mod clsact;
 pub(crate) mod import;
 pub(crate) mod interfaces;
-pub(crate) mod link;
 pub(crate) mod load;
 pub(crate) mod migration;
 pub(crate) mod stage_log;

@@ -36,6 +36,23 @@ impl Default for Sizes {
     }
 }
 
+/// Flag that sets the size of a map, if there is one.
+fn flag(map: &str) -> Option<&'static str> {
+    match map {
+        FDB | NEIGH => Some("--bpf-endpoints"),
+        SERVICES | VIPS => Some("--bpf-services"),
+        RING | BACKENDS => Some("--bpf-backends"),
+        RULES | RULE_COUNTS => Some("--bpf-rules"),
+        _ => None,
+    }
+}
+
+/// The failed operation of a write to a full map, and what to do.
+pub(crate) fn full(map: &str, capacity: usize) -> String {
+    let advice = flag(map).map_or(String::new(), |flag| format!("; {flag} sets the size of a new map"));
+    format!("write to the map {map}, which is full ({capacity} entries{advice})")
+}
+
 /// Addresses per endpoint: IPv4, IPv6, and the link-local address of IPv6.
 const ADDRESSES: u32 = 3;
 

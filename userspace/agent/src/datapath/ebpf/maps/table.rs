@@ -7,7 +7,7 @@ use aya::{
     maps::{self, IterableMap as _, MapData},
 };
 
-use super::{batch, writes::Writes};
+use super::{batch, sizes, writes::Writes};
 use crate::datapath::{
     Error,
     ebpf::failure::{errno, failed},
@@ -63,9 +63,7 @@ impl<K: Pod + Eq + Hash, V: Pod + PartialEq> Table<K, V> {
                 Ok(())
             }
             Err(error) if errno(&error) == Some(libc::E2BIG) => {
-                let full =
-                    format!("write to the map {}, which is full ({} entries)", self.name, self.capacity);
-                Err(failed(full, error))
+                Err(failed(sizes::full(self.name, self.capacity), error))
             }
             Err(error) => Err(failed(format!("write to the map {}", self.name), error)),
         }

@@ -17,7 +17,7 @@ use crate::datapath::{
     Error,
     ebpf::{
         failure::failed,
-        maps::{mmap::MmapArray, writes::Writes},
+        maps::{mmap::MmapArray, sizes, writes::Writes},
     },
 };
 
@@ -193,8 +193,7 @@ impl RuleSets {
     /// number of the first set, to which the caller makes the group refer.
     pub(crate) fn install(&mut self, compiled: &Compiled, rules: &[u32]) -> Result<u32, Error> {
         let full = |map, capacity| {
-            let what = format!("write to the map {map}, which is full ({capacity} entries)");
-            failed(what, io::Error::from_raw_os_error(libc::E2BIG))
+            failed(sizes::full(map, capacity), io::Error::from_raw_os_error(libc::E2BIG))
         };
         let sets =
             self.free_numbers(compiled.sets.len()).ok_or_else(|| full(RULE_SETS, RULE_SETS_CAPACITY))?;

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use super::{
     load::Programs,
     stages,
-    tc::{self, AttachMode, Role, TcHooks},
+    tc::{AttachMode, Role, TcHooks},
     xdp::{XdpHook, XdpPreference, XdpStatus},
 };
 use crate::datapath::{
@@ -13,7 +13,7 @@ use crate::datapath::{
     ebpf::{
         device::{self, Netlink},
         failure::failed,
-        maps::{pins::Pins, writes::Writes},
+        maps::{pins::Pins, rcu, writes::Writes},
     },
 };
 
@@ -225,8 +225,9 @@ impl Interfaces {
         self.detach_other_filters().await?;
         for other in others {
             // Before its program array is removed.
-            tc::detach_links(&other, &self.writes)?;
-            let removed = other.remove_all()?;
+            let detached = other.detach_links()?;
+            rcu::synchronize();
+            let removed = detached + other.remove_all()?;
             (0..removed).for_each(|_| self.writes.count());
         }
         Ok(())

@@ -21,8 +21,8 @@ use crate::datapath::{
     ebpf::{
         device::{self, Netlink},
         failure::{errno, failed},
-        maps::{pins::Pins, rcu, writes::Writes},
-        programs::{clsact, link},
+        maps::{pins::Pins, writes::Writes},
+        programs::clsact,
     },
 };
 
@@ -290,25 +290,6 @@ async fn attach_tcx(
             result => return result,
         }
     }
-}
-
-/// Detaches the TCX links of the pins at once. An unpinned link stays attached for a while, and its program would miss the
-/// program array.
-pub(crate) fn detach_links(pins: &Pins, writes: &Writes) -> Result<(), Error> {
-    for name in pins.link_names()? {
-        let Some((role, ifindex)) = Role::from_pin(&name) else { continue };
-        writes.count();
-        match link::detach(&pins.link(&name)) {
-            Ok(()) => {}
-            // The interface has been deleted.
-            Err(error) if error.raw_os_error() == Some(libc::ENOLINK) => {}
-            Err(error) => {
-                return Err(failed(format!("detach {} from interface {ifindex}", role.program()), error));
-            }
-        }
-    }
-    rcu::synchronize();
-    Ok(())
 }
 
 fn replace_link(

@@ -22,7 +22,7 @@ use crate::datapath::{
     Error,
     ebpf::{
         failure::failed,
-        maps::{mmap::MmapArray, writes::Writes},
+        maps::{mmap::MmapArray, sizes, writes::Writes},
     },
 };
 
@@ -404,6 +404,5 @@ fn list_blocks(backends: usize) -> u32 {
 
 /// Error of a write to a full map.
 pub(super) fn full(map: &str, capacity: usize) -> Error {
-    let what = format!("write to the map {map}, which is full ({capacity} entries)");
-    failed(what, std::io::Error::from_raw_os_error(libc::E2BIG))
+    failed(sizes::full(map, capacity), std::io::Error::from_raw_os_error(libc::E2BIG))
 }
