@@ -131,7 +131,7 @@ const OLDEST: CiShare = (
 /// Single frames through each program, and restarts. Not the replacement of XDP programs: the kernel patches its own code then, and
 /// an emulated processor can run the old translation of it (`Oops: int3` in `bpf_dispatcher_xdp_func`).
 const NEWEST: CiShare = (
-    &["verifier", "from_pod::", "from_overlay::", "from_uplink::", "uplinks::"],
+    &["verifier", "from_pod::", "from_overlay::", "from_uplink::", "uplinks::", "memory::"],
     &[
         "backends_come_and_go",
         "policies_see_the_backend",

@@ -144,7 +144,8 @@ fn chosen(rig: &Rig, vip: IpAddr, ports: std::ops::Range<u16>) -> Result<Vec<u8>
         }
     };
     let last = if vip.is_ipv4() { 14 + 19 } else { 14 + 39 };
-    ports.map(|port| Ok(rig.from(HERE, &to(port))?.bytes[last])).collect()
+    let client = Target::new(&rig.node, FROM_POD, &rig.first.local.port)?;
+    rig.node.ns.run(|| ports.map(|port| Ok(client.give(&to(port).build())?.1[last])).collect())
 }
 
 /// A new connection without flow state goes to the same backend before and after a change, unless the change removes this
