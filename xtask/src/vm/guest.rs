@@ -150,6 +150,8 @@ pub(super) struct Files {
     pub(super) script: String,
     /// See [`kept`].
     pub(super) kept: Vec<PathBuf>,
+    /// More parameters of the kernel.
+    pub(super) parameters: String,
 }
 
 /// Folders of this checkout that are below /tmp, which is empty in the guest otherwise.

@@ -26,9 +26,6 @@ const CPU: &str = "max,la57=off";
 /// to wait for a real one may miss them.
 const COMMAND_LINE: &str =
     "console=ttyS0 loglevel=4 mitigations=off panic=-1 oops=panic random.trust_cpu=on no_timer_check";
-/// The kernel whose guest claims as many CPUs as a large machine, so that per-CPU maps are as large as there. Not all
-/// kernels: tests that read such maps often are slow then.
-const LARGE: (&str, &str) = ("6.12.", "possible_cpus=128");
 /// Lines of the kernel's log in an error.
 const TAIL: usize = 30;
 
@@ -53,9 +50,7 @@ pub(super) fn run(
     qemu.args(["-fsdev", "local,id=host,path=/,security_model=none,readonly=on,multidevs=remap"]);
     qemu.args(["-device", "virtio-9p-pci,fsdev=host,mount_tag=host", "-device", "virtio-rng-pci"]);
     qemu.arg("-kernel").arg(kernel.image()).arg("-initrd").arg(initial);
-    let (version, processors) = LARGE;
-    let large = if kernel.release().starts_with(version) { processors } else { "" };
-    qemu.args(["-append", &format!("{COMMAND_LINE} {large}")]);
+    qemu.args(["-append", &format!("{COMMAND_LINE} {}", files.parameters)]);
     let mut child =
         qemu.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("run qemu-system-x86_64")?;
     let output = child.stdout.take().context("qemu has an output")?;

@@ -9,7 +9,7 @@ use testkit::{needs, wait_until};
 
 use super::{ACK, CONNECTIONS, HERE, OTHER, Rig, SYN, SYN_ACK, between, node_phase, passes};
 use crate::{
-    flow_table::{flows, open},
+    flow_table::{expire, flows, open},
     node::Node,
 };
 
@@ -50,7 +50,7 @@ fn the_flow_table_grows_with_its_flows() -> Result<()> {
 #[test]
 fn the_flow_table_shrinks_when_its_flows_fit() -> Result<()> {
     needs!(root());
-    let mut rig = Rig::with("up-shrink", |options| (options.flows, options.timeouts.unanswered) = (256, 1))?;
+    let mut rig = Rig::with("up-shrink", |options| options.flows = 256)?;
     for port in 0..50 {
         rig.from(HERE, &between(HERE, OTHER).udp(1000 + port, 6))?;
     }
@@ -63,6 +63,7 @@ fn the_flow_table_shrinks_when_its_flows_fit() -> Result<()> {
         "connections: capacity 256 instead of 64 (--conntrack-max) until the flows in the map ctv_flows fit";
     assert!(warning.starts_with(expected) && warning.contains("netplugin cleanup"), "{warning}");
     assert_eq!(rig.node.datapath.writes(), 0);
+    expire(&rig.node)?;
     wait_until(Duration::from_secs(10), "the timer", || Ok((flows(&rig.node)?.len() < 48).then_some(())))?;
     // The agent detects it with the next `observe`, without a restart.
     rig.node.converge()?;
