@@ -192,9 +192,8 @@ impl RuleSets {
     /// Writes the compiled sets to free slots, or nothing after an error. `rules` are the numbers of the rules. Returns the
     /// number of the first set, to which the caller makes the group refer.
     pub(crate) fn install(&mut self, compiled: &Compiled, rules: &[u32]) -> Result<u32, Error> {
-        let full = |map, capacity| {
-            failed(sizes::full(map, capacity), io::Error::from_raw_os_error(libc::E2BIG))
-        };
+        let full =
+            |map, capacity| failed(sizes::full(map, capacity), io::Error::from_raw_os_error(libc::E2BIG));
         let sets =
             self.free_numbers(compiled.sets.len()).ok_or_else(|| full(RULE_SETS, RULE_SETS_CAPACITY))?;
         let nodes = self.slots.allocate(compiled.nodes.len()).ok_or_else(|| full(RULES, self.capacity))?;
