@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    os::unix::fs::symlink,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -120,7 +121,14 @@ fn unpack(workspace: &Workspace, sources: &Sources, package: &str, folder: &Path
         output(Command::new("dpkg-deb").arg("--extract").arg(&archive).arg(&partial))?;
         fs::remove_file(&archive)?;
     }
-    let modules = fs::read_dir(partial.join("lib/modules"))?.next();
+    // Since Debian 13, kernels have their modules where /lib leads to.
+    if !partial.join("lib").exists() && partial.join("usr/lib/modules").is_dir() {
+        symlink("usr/lib", partial.join("lib")).with_context(|| format!("link {package}/lib"))?;
+    }
+    let folder_of_modules = partial.join("lib/modules");
+    let modules = fs::read_dir(&folder_of_modules)
+        .with_context(|| format!("read {}", folder_of_modules.display()))?
+        .next();
     let release = modules.with_context(|| format!("{package} has no modules"))??.file_name();
     let mut depmod = Command::new(find_program("depmod").context("find depmod (Debian: kmod)")?);
     output(depmod.arg("--basedir").arg(&partial).arg(&release))?;
