@@ -50,7 +50,9 @@ impl Kernel {
     }
 
     pub(super) fn image(&self) -> PathBuf {
-        self.root.join(format!("boot/vmlinuz-{}", self.release))
+        let image = self.root.join(format!("boot/vmlinuz-{}", self.release));
+        // Where newer kernels have it.
+        if image.exists() { image } else { self.modules().join("vmlinuz") }
     }
 
     pub(super) fn modules(&self) -> PathBuf {
@@ -108,6 +110,18 @@ fn package(workspace: &Workspace, version: &str) -> Result<(String, Sources)> {
     bail!("--kernel {version}: neither apt nor Debian {NEXT} has a package linux-image-{version}*-amd64")
 }
 
+/// The package, and those that newer kernels have for the image, the modules and their lists.
+fn parts(workspace: &Workspace, sources: &Sources, package: &str) -> Result<Vec<String>> {
+    let release = package.trim_start_matches("linux-image-");
+    let escaped: String = release
+        .chars()
+        .flat_map(|c| if c.is_ascii_alphanumeric() { vec![c] } else { vec!['[', c, ']'] })
+        .collect();
+    let mut parts = sources.search(workspace, &format!("^linux-(base|binary|modules)-{escaped}$"))?;
+    parts.push(package.to_owned());
+    Ok(parts)
+}
+
 /// Unpacks into a temporary folder and renames it, so that an existing folder is complete.
 fn unpack(workspace: &Workspace, sources: &Sources, package: &str, folder: &Path, root: &Path) -> Result<()> {
     let partial = folder.join(format!("{package}.partial-{}", std::process::id()));
@@ -115,13 +129,15 @@ fn unpack(workspace: &Workspace, sources: &Sources, package: &str, folder: &Path
         fs::remove_dir_all(&partial)?;
     }
     fs::create_dir_all(&partial).with_context(|| format!("create {}", partial.display()))?;
-    sources.download(workspace, &[package], &partial, "kernel-fetch.log")?;
+    let packages = parts(workspace, sources, package)?;
+    let names: Vec<&str> = packages.iter().map(String::as_str).collect();
+    sources.download(workspace, &names, &partial, "kernel-fetch.log")?;
     for entry in fs::read_dir(&partial)? {
         let archive = entry?.path();
         output(Command::new("dpkg-deb").arg("--extract").arg(&archive).arg(&partial))?;
         fs::remove_file(&archive)?;
     }
-    // Since Debian 13, kernels have their modules where /lib leads to.
+    // Newer kernels have their modules where /lib leads to.
     if !partial.join("lib").exists() && partial.join("usr/lib/modules").is_dir() {
         symlink("usr/lib", partial.join("lib")).with_context(|| format!("link {package}/lib"))?;
     }
