@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{
     bench::pinned::{self, Lines, Target, interleaved},
+    cluster::Pod,
     interrupt,
     progress::step,
 };
@@ -30,16 +31,17 @@ const DIRECT: std::ops::Range<u16> = 1..900;
 /// A connection to a service, before translation.
 #[derive(Clone, Copy)]
 struct Flow {
+    client: usize,
     service: usize,
     port: u16,
     source_port: u16,
 }
 
-/// The client, and its connections so far.
+/// The clients, and their connections so far.
 pub(super) struct Clients<'a> {
     bench: &'a Bench<'a>,
     floor: Target,
-    client: Target,
+    clients: Vec<(&'a Pod, Target)>,
     backends: Vec<(Ipv4Addr, Target)>,
     /// Flows to the first service, which does not change: established flows do not look the service up.
     flows: Vec<Flow>,
@@ -62,9 +64,12 @@ pub(super) struct Took {
 
 impl<'a> Clients<'a> {
     /// Opens the persistent connections. Must run in the namespace of the node.
-    pub(super) fn new(bench: &'a Bench<'a>, flows: usize) -> Result<Clients<'a>> {
+    pub(super) fn new(bench: &'a Bench<'a>, clients: &[&'a Pod], flows: usize) -> Result<Clients<'a>> {
         let pin = pinned::find(bench.node.pins(), FROM_POD)?;
-        let client = Target::open(&pin, pinned::port_of(bench.pods[0])?)?;
+        let clients: Vec<_> = clients
+            .iter()
+            .map(|pod| Ok((*pod, Target::open(&pin, pinned::port_of(pod)?)?)))
+            .collect::<Result<_>>()?;
         let backends = bench.pods[1..]
             .iter()
             .map(|pod| Ok((pod.ip, Target::open(&pin, pinned::port_of(pod)?)?)))
@@ -73,15 +78,19 @@ impl<'a> Clients<'a> {
         pinned::pin_empty(&empty)?;
         let floor = Target::open(&empty, pinned::port_of(bench.pods[0])?)?;
         let flows: Vec<Flow> = (0..flows)
-            .map(|number| Flow {
-                service: 0,
-                port: 80 + (number % usize::from(PORTS)) as u16,
-                source_port: LIVE + (number / usize::from(PORTS)) as u16,
+            .map(|number| {
+                let (client, number) = (number % clients.len(), number / clients.len());
+                Flow {
+                    client,
+                    service: 0,
+                    port: 80 + (number % usize::from(PORTS)) as u16,
+                    source_port: LIVE + (number / usize::from(PORTS)) as u16,
+                }
             })
             .collect();
         // More combinations with the destination ports than the capacity of the table of new flows.
-        let spare = (1024..LIVE).chain(live_end(flows.len())..=u16::MAX).collect();
-        let clients = Clients { bench, floor, client, backends, flows, spare, began: 0 };
+        let spare = (1024..LIVE).chain(live_end(flows.len().div_ceil(clients.len()))..=u16::MAX).collect();
+        let clients = Clients { bench, floor, clients, backends, flows, spare, began: 0 };
         let mut out = vec![0; 256];
         step(&format!("{} live flows", clients.flows.len()), || {
             clients.flows.chunks(FLOWS_PER_CHECK).try_for_each(|some| {
@@ -95,43 +104,51 @@ impl<'a> Clients<'a> {
     /// One round with `calls` calls of each kind.
     pub(super) fn round(&mut self, services: usize, calls: usize) -> Result<Took> {
         pinned::pin_thread()?;
-        let (mut frame, mut out) = (self.frame(tcp_flags::ACK), vec![0; 256]);
-        let mut known = |target: &Target, at: &dyn Fn(usize) -> Flow| -> Result<f64> {
+        let (mut frames, mut out) = (self.frames(tcp_flags::ACK), vec![0; 256]);
+        let mut known = |target: Option<&Target>, at: &dyn Fn(usize) -> Flow| -> Result<f64> {
             let [took] = interleaved(calls, |_, number| {
-                address(&mut frame, at(number));
-                Ok(target.run(&frame, &mut out)?.1)
+                let flow = at(number);
+                let frame = &mut frames[flow.client];
+                address(frame, flow);
+                Ok(target.unwrap_or(&self.clients[flow.client].1).run(frame, &mut out)?.1)
             })?;
             Ok(took)
         };
-        let floor = known(&self.floor, &|_| self.flows[0])?;
-        let hot = known(&self.client, &|_| self.flows[0])?;
+        let floor = known(Some(&self.floor), &|_| self.flows[0])?;
+        let hot = known(None, &|_| self.flows[0])?;
         // Visits every flow; consecutive flows are not neighbours in memory.
-        let live = known(&self.client, &|number| self.flows[number.wrapping_mul(7919) % self.flows.len()])?;
+        let live = known(None, &|number| self.flows[number.wrapping_mul(7919) % self.flows.len()])?;
         let pin = self.bench.node.pins().join("lines");
         let port = pinned::port_of(self.bench.pods[0])?;
         let lines = Lines::open(&pin, services as u64 * LINES * u64::from(Lines::BYTES), port)?;
-        let mut opening = self.frame(tcp_flags::SYN);
-        let mut straight: Vec<Vec<u8>> =
-            (1..self.bench.pods.len()).map(|pod| self.direct_frame(pod)).collect();
+        let mut opening = self.frames(tcp_flags::SYN);
+        let mut straight: Vec<Vec<Vec<u8>>> = (0..self.clients.len())
+            .map(|client| (1..self.bench.pods.len()).map(|pod| self.direct_frame(client, pod)).collect())
+            .collect();
+        let mut any = self.frames(tcp_flags::ACK).swap_remove(0);
         let first = self.began;
         self.began += calls;
         // Interleaved, so that the state of the CPU caches affects all kinds equally.
         let [new, direct, read] = interleaved(calls, |side, number| match side {
             0 => {
-                address(&mut opening, self.new_flow(first + number, services));
-                Ok(self.client.run(&opening, &mut out)?.1)
+                let flow = self.new_flow(first + number, services);
+                let frame = &mut opening[flow.client];
+                address(frame, flow);
+                Ok(self.clients[flow.client].1.run(frame, &mut out)?.1)
             }
             1 => {
                 let call = first + number;
-                let pod = call % straight.len();
-                let frame = &mut straight[pod];
+                let client = call % straight.len();
+                let call = call / straight.len();
+                let pod = call % straight[client].len();
+                let frame = &mut straight[client][pod];
                 let source_port = self.spare[call % self.spare.len()];
                 let port = DIRECT.start + (call / self.spare.len()) as u16 % DIRECT.end;
                 frame[34..36].copy_from_slice(&source_port.to_be_bytes());
                 frame[36..38].copy_from_slice(&port.to_be_bytes());
-                Ok(self.client.run(frame, &mut out)?.1)
+                Ok(self.clients[client].1.run(frame, &mut out)?.1)
             }
-            _ => lines.read(number as u32, &mut frame, &mut out),
+            _ => lines.read(number as u32, &mut any, &mut out),
         })?;
         let line = (read - floor) / f64::from(Lines::COUNT);
         Ok(Took { floor, hot, live, new, direct, line })
@@ -139,27 +156,32 @@ impl<'a> Clients<'a> {
 
     /// Returns a flow that the table of new flows does not contain any more.
     fn new_flow(&self, call: usize, services: usize) -> Flow {
+        let client = call % self.clients.len();
         let service = call.wrapping_mul(7919) % services;
-        let (port, client) = match service {
+        let call = call / self.clients.len();
+        let (port, spare) = match service {
             0 => (80 + (call % usize::from(PORTS)) as u16, call / usize::from(PORTS)),
             _ => (80, call),
         };
-        Flow { service, port, source_port: self.spare[client % self.spare.len()] }
+        Flow { client, service, port, source_port: self.spare[spare % self.spare.len()] }
     }
 
-    fn frame(&self, flags: u8) -> Vec<u8> {
+    /// A frame to a service for each client.
+    fn frames(&self, flags: u8) -> Vec<Vec<u8>> {
         // The checksums become invalid when fields are changed; the programs only add differences.
-        let client = self.bench.pods[0];
-        Packet::eth([2; 6], mac(&client.mac))
-            .ipv4(client.ip, vip(0))
-            .tcp(0, 80, flags)
-            .payload(&[0; 10])
-            .build()
+        let frame = |client: &Pod| {
+            Packet::eth([2; 6], mac(&client.mac))
+                .ipv4(client.ip, vip(0))
+                .tcp(0, 80, flags)
+                .payload(&[0; 10])
+                .build()
+        };
+        self.clients.iter().map(|(client, _)| frame(client)).collect()
     }
 
     /// Frame to a backend directly.
-    fn direct_frame(&self, pod: usize) -> Vec<u8> {
-        let (client, pod) = (self.bench.pods[0], self.bench.pods[pod]);
+    fn direct_frame(&self, client: usize, pod: usize) -> Vec<u8> {
+        let (client, pod) = (self.clients[client].0, self.bench.pods[pod]);
         Packet::eth(mac(&pod.mac), mac(&client.mac))
             .ipv4(client.ip, pod.ip)
             .tcp(0, 0, tcp_flags::SYN)
@@ -172,10 +194,11 @@ impl<'a> Clients<'a> {
     fn establish(&self, flow: Flow, out: &mut [u8]) -> Result<()> {
         const REDIRECT: u32 = 7;
         let [mut opening, mut acknowledging] =
-            [tcp_flags::SYN, tcp_flags::ACK].map(|flags| self.frame(flags));
+            [tcp_flags::SYN, tcp_flags::ACK].map(|flags| self.frames(flags).swap_remove(flow.client));
+        let client = &self.clients[flow.client].1;
         address(&mut opening, flow);
         address(&mut acknowledging, flow);
-        let (code, _) = self.client.run(&opening, out)?;
+        let (code, _) = client.run(&opening, out)?;
         if code != REDIRECT {
             let inspected = self.bench.node.client().get("/inspect/driver")?.json()?;
             bail!("unexpected code {code} for a connection to {}: {}", vip(flow.service), inspected["drops"]);
@@ -194,7 +217,7 @@ impl<'a> Clients<'a> {
         answer[47] = tcp_flags::SYN | tcp_flags::ACK;
         let (code, _) = backend.run(&answer, out)?;
         ensure!(code == REDIRECT, "unexpected code {code} for a SYN-ACK");
-        let (code, _) = self.client.run(&acknowledging, out)?;
+        let (code, _) = client.run(&acknowledging, out)?;
         ensure!(code == REDIRECT, "unexpected code {code} for an ACK");
         Ok(())
     }

@@ -1,6 +1,11 @@
 //! Cost of packets to services by number of services and flows; cost of loading and changing services.
 
-use anyhow::{Context as _, Result};
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 use comfy_table::{Table, presets};
 use serde::Serialize;
@@ -13,7 +18,7 @@ use super::{
 };
 use crate::{
     bench::{pinned, report::Report},
-    cluster::{Cluster, Encap, Network, Pod},
+    cluster::{Cluster, Encap, Network, Node, Pod},
     progress::step,
 };
 
@@ -119,13 +124,19 @@ struct Size {
 pub(super) fn measure(options: &Options) -> Result<Lb> {
     let network = Network::bench();
     let mut cluster = step("start the cluster", || Cluster::ebpf(Encap::Vxlan, &network))?;
-    // One endpoint, which may use a quarter of the table, has all flows. The table is empty, so it is replaced.
-    let capacity = (options.flows * 4).next_multiple_of(1 << 20).to_string();
+    // The table is empty, so it is replaced. New connections are unreplied, and make room for those of the next round.
+    let new = 2 * options.calls / options.rounds;
+    let capacity = (2 * options.flows.max(new)).next_multiple_of(1 << 20).to_string();
+    let opening = format!("{}s", OPENING.as_secs());
     let node = cluster.nodes.first_mut().context("a cluster has nodes")?;
-    node.restart_agent_with(&["--conntrack-max", &capacity])?;
+    node.restart_agent_with(&["--conntrack-max", &capacity, "--conntrack-timeout-tcp-opening", &opening])?;
     let node = cluster.nodes.first().context("a cluster has nodes")?;
     let pods: Vec<Pod> = (0..=BACKENDS)
         .map(|number| Pod::add(node, &network, &format!("lb-{number}")))
+        .collect::<Result<_>>()?;
+    // A quarter of the table is for one endpoint.
+    let others: Vec<Pod> = (1..CLIENTS)
+        .map(|number| Pod::add(node, &network, &format!("lb-client-{number}")))
         .collect::<Result<_>>()?;
     let borrowed: Vec<&Pod> = pods.iter().collect();
     let bench = Bench { node, pods: &borrowed, runtime: runtime()?, store: cluster.fabric.store_endpoint() };
@@ -139,7 +150,8 @@ pub(super) fn measure(options: &Options) -> Result<Lb> {
         let services_bytes = bytes(node, &OF_SERVICES)? + grown;
         sizes.push(Size { services, loaded, change_writes, change_ms, services_bytes, rounds: vec![] });
     }
-    let mut clients = node.netns().run(|| Clients::new(&bench, options.flows))?;
+    let clients: Vec<&Pod> = pods.iter().take(1).chain(&others).collect();
+    let mut clients = node.netns().run(|| Clients::new(&bench, &clients, options.flows))?;
     let flows_bytes = bytes(node, &OF_FLOWS)?;
     // Rounds are the outer loop, in alternating order, so that disturbances affect all rows.
     for round in 1..=options.rounds {
@@ -151,7 +163,7 @@ pub(super) fn measure(options: &Options) -> Result<Lb> {
                 there = services;
                 let calls = options.calls / options.rounds;
                 size.rounds.push(node.netns().run(|| clients.round(services, calls))?);
-                Ok::<_, anyhow::Error>(())
+                wait_for_expiry(node, options.flows)
             })?;
         }
     }
@@ -166,12 +178,31 @@ pub(super) fn measure(options: &Options) -> Result<Lb> {
     let node = cluster.nodes.first_mut().context("a cluster has nodes")?;
     let start = step("start the agent", || start(node, most))?;
     let node = cluster.nodes.first().context("a cluster has nodes")?;
-    for pod in pods {
+    for pod in pods.into_iter().chain(others) {
         pod.remove(node)?;
     }
     cluster.shut_down()?;
     let growth = Growth::of(&rows);
     Ok(Lb { calls: options.calls, flows: options.flows, rows, growth, memory, start })
+}
+
+/// Clients that share the persistent connections.
+const CLIENTS: usize = 4;
+/// Timeout of connections before the first reply.
+const OPENING: Duration = Duration::from_secs(1);
+
+/// Used records of the flow table.
+const FLOWS: &str = "contiv_datapath_table_entries{table=\"ctv_flows\"}";
+
+/// Waits until the flow table has no more than the persistent connections.
+fn wait_for_expiry(node: &Node, flows: usize) -> Result<()> {
+    const LIMIT: Duration = Duration::from_secs(60);
+    let start = Instant::now();
+    while node.metric(FLOWS)? > flows as f64 {
+        ensure!(start.elapsed() < LIMIT, "connections without a reply do not expire");
+        thread::sleep(Duration::from_millis(100));
+    }
+    Ok(())
 }
 
 impl Size {
@@ -203,7 +234,7 @@ impl Report for Lb {
             self.memory.iter().map(|(map, bytes)| format!("{map} {:.1}", *bytes as f64 / 1e6)).collect();
         format!(
             "Services on an eBPF node, {BACKENDS} backends each. Nanoseconds per packet from client to service, \
-             one call each, {} calls, {} established flows; the numbers of services alternate. \"direct\" are new connections to a \
+             one call each, {} calls, {} established flows of {CLIENTS} pods; the numbers of services alternate. \"direct\" are new connections to a \
              backend, \"cache miss\" is a read from an array with the size of the service tables. \"behind\" is from the last write to the store until the node has applied the \
              services, \"agent\" the time for planning and map writes. Megabytes of maps at the end: {:.1} ({}). A starting agent \
              without state in the kernel has applied all after {:.2} s, {:.2} s of it planning and map writes",
