@@ -33,7 +33,7 @@ pub(crate) fn verdict(code: u32) -> Result<Verdict, DropReason> {
 pub(crate) fn to_port(packet: &mut Packet, place: FdbEntry) -> Result<u32, DropReason> {
     packet.place = place;
     policy::admits_receiver(packet, place.group)?;
-    track::receives(place.group)?;
+    track::receives(place.group, place.ifindex)?;
     Ok(TO_POD)
 }
 

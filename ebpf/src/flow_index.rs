@@ -44,6 +44,8 @@ const AMBIGUOUS: u64 = u64::MAX;
 #[unsafe(no_mangle)]
 extern "C" fn ctv_find(tuple: *const Tuple, hash: u64, domain: u32) -> u64 {
     let Some(node) = maps::node() else { return 0 };
+    // SAFETY: the verifier ensures that a pointer that is not null refers to a whole tuple.
+    let Some(tuple) = (unsafe { tuple.as_ref() }) else { return 0 };
     let hash = FlowHash(hash);
     let page = hash.page(node.flow_pages) * FlowBucket::PER_PAGE;
     let [first, second] = hash.buckets();
@@ -54,9 +56,8 @@ extern "C" fn ctv_find(tuple: *const Tuple, hash: u64, domain: u32) -> u64 {
 }
 
 #[inline(always)]
-fn search(tuple: *const Tuple, number: u32, tag: u32, domain: u32) -> u64 {
-    // SAFETY: the verifier ensures that a pointer that is not null refers to a whole tuple.
-    let (Some(place), Some(tuple)) = (bucket(number), unsafe { tuple.as_ref() }) else { return 0 };
+fn search(tuple: &Tuple, number: u32, tag: u32, domain: u32) -> u64 {
+    let Some(place) = bucket(number) else { return 0 };
     // SAFETY: a bucket of the map. Other CPUs write slots meanwhile, each at once.
     match unsafe { &*place }.find(tag) {
         (_, 0) => 0,

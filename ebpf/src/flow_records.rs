@@ -82,27 +82,28 @@ fn charge(owner: u32, flows: i64) {
     }
 }
 
-/// Takes a free record near the place of the hash; the result is its number plus one, or zero.
+/// Takes the record of the hash, or a free one near it; the result is its number plus one, or zero.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_allocate(hash: u64) -> u32 {
     let Some(node) = maps::node() else { return NONE };
     let words = contiv_abi::FlowTableSize { flows: node.flows }.words();
-    let mut word = (((hash >> 32) * u64::from(words)) >> 32) as u32;
+    let place = FlowHash(hash).record(node.flows);
+    let (mut word, mut first) = (place / 64, place % 64);
     for _ in 0..WORDS {
-        let number = ctv_take(word);
+        let number = ctv_take(word, first);
         if number != NONE {
             return number;
         }
-        word = if word + 1 < words { word + 1 } else { 0 };
+        (word, first) = (if word + 1 < words { word + 1 } else { 0 }, 0);
     }
     NONE
 }
 
-/// Takes a free record of a word of the bitmap.
+/// Takes a free record of a word of the bitmap: the next one from `first` on, if there is one.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_take(word: u32) -> u32 {
+extern "C" fn ctv_take(word: u32, from: u32) -> u32 {
     let Some(node) = maps::node() else { return NONE };
     let Some(bits) = BITMAP.get_ptr_mut(word) else { return NONE };
     let first = word * 64;
@@ -117,6 +118,8 @@ extern "C" fn ctv_take(word: u32) -> u32 {
     // SAFETY: a value of the map, whose lock is held.
     let used = unsafe { bits.read_volatile() };
     let free = !used & valid;
+    let next = free & u64::MAX << (from & 63);
+    let free = if next != 0 { next } else { free };
     let lowest = free & free.wrapping_neg();
     // SAFETY: as above.
     unsafe { bits.write_volatile(used | lowest) };
@@ -160,12 +163,14 @@ struct Search {
     zero: u32,
 }
 
+/// Rank of a flow without a packet in this second.
+const IDLE: u32 = 1;
 /// Rank of an expired flow; above the idle time of others.
 const EXPIRED: u32 = 1 << 31;
 
-/// Evicts the oldest unreplied, ended or expired flow of those that have a slot in the buckets of the hash, and if there are
-/// more steps, of those in records near the place of the hash. The result is the number of its record plus one, which is the
-/// caller's then, or zero.
+/// Evicts an unreplied, ended or expired flow of those that have a slot in the buckets of the hash, and if there are more steps,
+/// of those in records near the place of the hash: the first that has been idle for a second, or the oldest. The result is the
+/// number of its record plus one, which is the caller's then, or zero.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_evict(hash: u64, owner: u32, now: u32, steps: u32) -> u32 {
@@ -197,7 +202,7 @@ fn in_slot(search: &Search, step: u32) -> u32 {
 /// The number of a record, plus one, near the place of the hash.
 #[inline(always)]
 fn near(search: &Search, step: u32) -> u32 {
-    let first = (((search.hash >> 32) * u64::from(search.flows)) >> 32) as u32;
+    let first = FlowHash(search.hash).record(search.flows);
     let number = (first + step) % search.flows.max(1);
     if is_used(number) { number + 1 } else { NONE }
 }
@@ -220,7 +225,8 @@ extern "C" fn consider(step: u64, search: *mut Search) -> i64 {
         search.generation = head.generation.into();
         search.rank = rank;
     }
-    0
+    // Each record that is looked at is a cache miss.
+    i64::from(search.rank > IDLE)
 }
 
 /// How dispensable a flow is: zero if it must stay, else one more than its idle time, or more than [`EXPIRED`].

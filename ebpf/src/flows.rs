@@ -12,7 +12,7 @@
 use aya_ebpf::{
     bindings::BPF_F_MMAPABLE,
     btf_maps::{Array, PerCpuArray},
-    helpers::generated::{bpf_ktime_get_coarse_ns, bpf_spin_lock, bpf_spin_unlock},
+    helpers::generated::{bpf_jiffies64, bpf_ktime_get_coarse_ns, bpf_spin_lock, bpf_spin_unlock},
     macros::btf_map,
 };
 use contiv_abi::{
@@ -39,6 +39,9 @@ static LOCKS: Array<FlowLock, { SIZE.pages() as usize }> = Array::new();
 #[btf_map(name = "ctv_ct_stats")]
 static STATS: PerCpuArray<u64, FLOW_STATS_SLOTS> = PerCpuArray::new();
 
+#[btf_map(name = "ctv_clock")]
+static CLOCK: Array<u64, 1> = Array::new();
+
 pub(crate) const NANOSECONDS: u64 = 1_000_000_000;
 
 /// Seconds since boot.
@@ -46,6 +49,23 @@ pub(crate) const NANOSECONDS: u64 = 1_000_000_000;
 pub(crate) fn now() -> u32 {
     // SAFETY: a helper without arguments.
     (unsafe { bpf_ktime_get_coarse_ns() } / NANOSECONDS) as u32
+}
+
+/// As [`now`], without a call of the kernel more than once in a tick: ticks are compiled into the program.
+#[inline(always)]
+pub(crate) fn recent() -> u32 {
+    let Some(clock) = CLOCK.get_ptr_mut(0) else { return now() };
+    // SAFETY: a helper without arguments.
+    let tick = unsafe { bpf_jiffies64() } as u32;
+    // SAFETY: the value of the map, read and written at once.
+    let last = unsafe { clock.read_volatile() };
+    if (last >> 32) as u32 == tick {
+        return last as u32;
+    }
+    let now = now();
+    // SAFETY: as above.
+    unsafe { clock.write_volatile(u64::from(tick) << 32 | u64::from(now)) };
+    now
 }
 
 #[inline(always)]
@@ -60,6 +80,18 @@ pub(crate) fn count(event: FlowEvent) {
 #[inline(always)]
 pub(crate) fn record(number: u32) -> Option<*mut Flow> {
     FLOWS.get_ptr_mut(number)
+}
+
+/// Reads what a packet needs of a record ahead.
+#[inline(always)]
+pub(crate) fn touch(number: u32) {
+    if let Some(flow) = record(number) {
+        // SAFETY: a record of the map.
+        unsafe {
+            (&raw const (*flow).head).cast::<u64>().read_volatile();
+            (&raw const (*flow).halves[0].packets).read_volatile();
+        }
+    }
 }
 
 /// The head of a record, read at once.

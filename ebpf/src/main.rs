@@ -1,7 +1,8 @@
 //! The forwarding programs of the eBPF datapath: one per way in, each a short chain of stages, and those that they continue in.
 //!
 //! ```text
-//! pod veth, ingress   -> pod::receive     -> source::check -> neighbour::answer -> ip::pass -> pod::send
+//! pod veth, ingress   -> fast_path         established flows between endpoints of the node
+//!                     -> pod::receive     -> source::check -> neighbour::answer -> ip::pass -> pod::send
 //! behind the queue    -> pod::resume      ->                  neighbour::answer -> ip::pass -> pod::send
 //! VXLAN device        -> overlay::receive ->                  neighbour::answer -> ip::pass -> delivery
 //! VLAN uplink         -> uplink::receive  ->                  neighbour::answer -> ip::pass -> delivery
@@ -27,6 +28,7 @@
 mod claim;
 mod delivery;
 mod dscp;
+mod fast_path;
 mod flood;
 mod flow_collector;
 mod flow_index;
@@ -46,6 +48,7 @@ mod open;
 mod overlay;
 mod packet;
 mod parse;
+mod plain;
 mod pod;
 mod policy;
 mod rate;
@@ -81,8 +84,11 @@ fn ctv_from_pod(ctx: TcContext) -> i32 {
     if maps::is_retired() {
         return TC_ACT_UNSPEC;
     }
-    log::begin();
     let ifindex = arrival(&ctx);
+    if let Some(code) = fast_path::forward(&ctx, ifindex) {
+        return code;
+    }
+    log::begin();
     finish(&ctx, ifindex, pod::receive(&ctx))
 }
 
@@ -243,7 +249,9 @@ fn deliver(ctx: &TcContext, ifindex: u32) -> Result<i32, DropReason> {
     // The host end took the frame for a stranger's (its destination is not the host end's own address), and
     // the pod's stack would believe it.
     // SAFETY: the context is the one that the kernel gave to this program.
-    if unsafe { bpf_skb_change_type(ctx.skb.skb, PACKET_HOST) } != 0 {
+    let stranger = unsafe { (*ctx.skb.skb).pkt_type } != PACKET_HOST;
+    // SAFETY: as above.
+    if stranger && unsafe { bpf_skb_change_type(ctx.skb.skb, PACKET_HOST) } != 0 {
         return Err(DropReason::RewriteFailed);
     }
     // SAFETY: a helper without memory arguments.

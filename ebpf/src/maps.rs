@@ -5,11 +5,11 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use contiv_abi::{
-    DropCount, FdbEntry, FdbKey, FloodKey, NeighEntry, NeighKey, Node, Phase, Port, Segment, SegmentEntry,
-    Subnet, SubnetKey, Vtep,
+    DropCount, FdbEntry, FdbKey, FloodKey, NeighEntry, NeighKey, Node, Phase, Port, PortSlot, Segment,
+    SegmentEntry, Subnet, SubnetKey, Vtep,
     maps::{
         BUILD_LEN, DROP_REASONS, FDB_CAPACITY, FLOOD_CAPACITY, MEMBERS_CAPACITY, NEIGH_CAPACITY,
-        PEERS_CAPACITY, PORTS_CAPACITY, SEGMENTS_CAPACITY, SUBNETS_CAPACITY,
+        PEERS_CAPACITY, PORT_SLOTS_CAPACITY, PORTS_CAPACITY, SEGMENTS_CAPACITY, SUBNETS_CAPACITY,
     },
 };
 
@@ -18,6 +18,10 @@ pub(crate) const NO_PREALLOC: usize = aya_ebpf::bindings::BPF_F_NO_PREALLOC as u
 
 #[btf_map(name = "ctv_ports")]
 static PORTS: HashMap<u32, Port, PORTS_CAPACITY, NO_PREALLOC> = HashMap::new();
+
+#[btf_map(name = "ctv_portslots")]
+static PORT_SLOTS: Array<PortSlot, PORT_SLOTS_CAPACITY, { aya_ebpf::bindings::BPF_F_MMAPABLE as usize }> =
+    Array::new();
 
 #[btf_map(name = "ctv_segs")]
 static SEGMENTS: HashMap<Segment, SegmentEntry, SEGMENTS_CAPACITY, NO_PREALLOC> = HashMap::new();
@@ -102,6 +106,12 @@ pub(crate) fn uplink() -> u32 {
 pub(crate) fn port_in_place(ifindex: u32) -> Option<&'static Port> {
     // SAFETY: the entry may be replaced meanwhile, so that what is read of it is a mix of two; both are of the same port.
     PORTS.get_ptr(&ifindex).map(|port| unsafe { &*port })
+}
+
+/// A copy of a port's entry by the number of its slot.
+#[inline(always)]
+pub(crate) fn port_slot(number: u32) -> Option<&'static PortSlot> {
+    PORT_SLOTS.get(number)
 }
 
 /// The subnet of a network in one address family.

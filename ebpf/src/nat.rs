@@ -2,18 +2,15 @@
 
 use aya_ebpf::{
     bindings::{__sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR},
-    helpers::generated::{
-        bpf_csum_diff, bpf_csum_update, bpf_l3_csum_replace, bpf_l4_csum_replace, bpf_skb_store_bytes,
-    },
+    helpers::generated::{bpf_csum_diff, bpf_l3_csum_replace, bpf_l4_csum_replace, bpf_skb_store_bytes},
     programs::TcContext,
 };
 use contiv_abi::{Address, Be16, DropReason, NeighKey, TCP, UDP, service_mac};
 
 use crate::{
-    frame::{self, ETHERNET},
-    header::Ipv4,
-    maps,
+    frame, maps,
     packet::{self, ICMPV6, Packet, Piece, Told},
+    plain::{self, At, add_to_whole},
     source,
 };
 
@@ -59,115 +56,27 @@ extern "C" fn ctv_receiver() -> u32 {
     1
 }
 
-/// The place of the transport's header behind those of Ethernet and IPv4, and the end of the shortest.
-const TRANSPORT: usize = ETHERNET + size_of::<Ipv4>();
-const END: usize = TRANSPORT + 8;
-
 /// Whether the packet is as most are: TCP or UDP over IPv4 without options, its headers in one piece of memory.
 #[inline(always)]
-fn is_plain(ctx: &TcContext, packet: &Packet) -> bool {
+fn is_plain(packet: &Packet) -> bool {
     packet.ip6 == 0
         && packet.icmp_error == Told::NOTHING
         && packet.piece != Piece::LATER
-        && packet.l4 == TRANSPORT as u32
+        && packet.l4 == At::<false>::TRANSPORT as u32
         && (packet.protocol == TCP || packet.protocol == UDP)
-        && ctx.data() + END <= ctx.data_end()
 }
 
-/// Rewrites a plain packet in place: helpers for each part of it take three times as long. Not zero if it is one and all went
-/// well; else nothing has changed.
+/// Rewrites a plain packet in place. Not zero if it is one and all went well; else nothing has changed.
 ///
 /// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_plain(skb: *mut __sk_buff) -> u32 {
-    const ADDRESSES: usize = ETHERNET + 12;
-    let ctx = TcContext::new(skb);
     let Some(packet) = packet::in_hand() else { return 0 };
-    if !is_plain(&ctx, packet) {
+    if !is_plain(packet) {
         return 0;
     }
-    let (before, after) = (&packet.tuple, &packet.wanted);
-    let moved = change(word(&before.source), word(&after.source))
-        + change(word(&before.destination), word(&after.destination));
-    let moved = fold(moved);
-    let ports = [before, after]
-        .map(|ends| u32::from(ends.source_port.wire()) | u32::from(ends.destination_port.wire()) << 16);
-    let udp = packet.protocol == UDP;
-    let at = TRANSPORT as u32 + if udp { 6 } else { 16 };
-    let none = zero_means_none(packet.protocol);
-    // Of a packet whose checksum the device will finish, only the pseudo header counts so far, and only the kernel sees which
-    // those are. These fail both or neither.
-    let pseudo = none | u64::from(BPF_F_PSEUDO_HDR);
-    if sum_l4(&ctx, at, moved, pseudo).is_err()
-        || sum_l4(&ctx, at, fold(change(ports[0], ports[1])), none).is_err()
-    {
-        return 0;
-    }
-    let (data, end) = (ctx.data(), ctx.data_end());
-    if data + END > end {
-        return 0;
-    }
-    // SAFETY: before the end of the shortest header of a transport.
-    if udp && unsafe { read::<u16>(data + TRANSPORT + 6) } == 0 {
-        // Without a checksum that makes up for the ports.
-        add_to_whole(&ctx, fold(change(ports[0], ports[1])));
-    }
-    let [a, b, c, d, e, f] = packet.destination_mac;
-    // SAFETY: before the end of the shortest header of a transport.
-    unsafe {
-        write(data, u32::from_ne_bytes([a, b, c, d]));
-        write(data + 4, u16::from_ne_bytes([e, f]));
-        let at = data + ETHERNET + CHECKSUM as usize;
-        write(at, !(fold(u64::from(!read::<u16>(at)) + u64::from(moved)) as u16));
-        write(data + ADDRESSES, word(&after.source));
-        write(data + ADDRESSES + 4, word(&after.destination));
-        write(data + TRANSPORT, ports[1]);
-    }
-    1
-}
-
-/// Reads a number from the frame at an address that was compared with its end.
-///
-/// # Safety
-///
-/// All of the number is in the frame.
-#[inline(always)]
-unsafe fn read<T: Copy>(at: usize) -> T {
-    // SAFETY: guaranteed by the caller; a program's loads and stores need no alignment. An unaligned read of the compiler's
-    // would be one of bytes.
-    unsafe { (at as *const T).read_volatile() }
-}
-
-/// Writes a number into the frame, likewise.
-///
-/// # Safety
-///
-/// As of `read`.
-#[inline(always)]
-unsafe fn write<T: Copy>(at: usize, value: T) {
-    // SAFETY: guaranteed by the caller.
-    unsafe { (at as *mut T).write_volatile(value) }
-}
-
-/// An IPv4 address as it lies in the frame.
-#[inline(always)]
-const fn word(address: &Address) -> u32 {
-    (address.words()[1] >> 32) as u32
-}
-
-/// What replacing one word by another adds to a sum.
-#[inline(always)]
-fn change(before: u32, after: u32) -> u64 {
-    u64::from(!before) + u64::from(after)
-}
-
-/// A sum of words in 16 bits (RFC 1071).
-#[inline(always)]
-fn fold(sum: u64) -> u32 {
-    let sum = (sum & 0xffff) + (sum >> 16 & 0xffff) + (sum >> 32);
-    let sum = (sum as u32 & 0xffff) + (sum as u32 >> 16);
-    (sum & 0xffff) + (sum >> 16)
+    plain::rewrite_ends(&TcContext::new(skb), &packet.tuple, &packet.wanted, &packet.destination_mac).into()
 }
 
 /// Ports and addresses of a packet of any kind.
@@ -255,13 +164,6 @@ fn addresses(ctx: &TcContext, packet: &Packet) -> Result<(), DropReason> {
 #[inline(always)]
 fn mend_sum(ctx: &TcContext, difference: u32) {
     add_to_whole(ctx, difference);
-}
-
-/// Adds to the sum over the whole packet that a device may have made (`CHECKSUM_COMPLETE`).
-#[inline(always)]
-fn add_to_whole(ctx: &TcContext, difference: u32) {
-    // SAFETY: the context is the one that the kernel gave to this program. It fails when there is no such sum.
-    let _no_sum = unsafe { bpf_csum_update(ctx.skb.skb, difference) };
 }
 
 /// The checksum of IPv4's header, in the header.

@@ -351,6 +351,7 @@ extern "C" fn ctv_start(number: u32) -> u32 {
         half.seen = packet.now;
         half.made = packet.now;
         half.owner = packet.owner;
+        half.receiver = 0;
     }
     original.packets = 1;
     original.bytes = packet.len.into();

@@ -143,6 +143,21 @@ pub(crate) fn is_current(flow: &Flow, half: &FlowHalf) -> u32 {
     packet::GO_ON
 }
 
+/// Whether the fast path may forward a packet of a flow between two endpoints here, by the groups that its source and destination have now: these
+/// are the ones that the flow was evaluated for, by the current rules, and neither is limited nor marks packets.
+#[inline(always)]
+pub(crate) fn lets_pass(half: &FlowHalf, reply: bool, [source, destination]: [u32; 2]) -> bool {
+    let [out, into] = half.groups;
+    if u32::from(out) != source || u32::from(into) != destination {
+        return false;
+    }
+    let (Some(out), Some(into)) = (GROUPS.get(out.into()), GROUPS.get(into.into())) else { return false };
+    let marks = if reply { into.dscp } else { out.dscp };
+    // Without denials.
+    half.verdict == Verdict::of([out.sets[OUT], into.sets[IN]]).0
+        && out.rate | into.rate | u64::from(marks) == 0
+}
+
 /// Evaluates a flow by the current rules; the verdict is in the packet in hand. The `tuple` is that of the original direction
 /// beyond the translation. A flow that is denied is kept, so that neither its packets nor the replies to them pass for those of
 /// a new one.

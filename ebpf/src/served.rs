@@ -3,7 +3,7 @@
 use aya_ebpf::{
     bindings::BPF_F_MMAPABLE, btf_maps::Array, helpers::generated::bpf_get_smp_processor_id, macros::btf_map,
 };
-use contiv_abi::{ServiceCount, maps::SERVICES_CAPACITY};
+use contiv_abi::{Node, ServiceCount, maps::SERVICES_CAPACITY};
 
 use crate::maps;
 
@@ -33,18 +33,35 @@ pub(crate) fn passed(service: u32, reply: bool, bytes: u32) {
 extern "C" fn ctv_served(service: u32, answer: u32, connections: u32, packets: u64, bytes: u64) -> u32 {
     // SAFETY: a helper without arguments.
     let processor = unsafe { bpf_get_smp_processor_id() };
-    let Some(node) = maps::node() else { return 0 };
-    let rows = node.service_counts;
-    let Some(count) = COUNTS.get_ptr_mut(rows.place(processor, service)) else { return 0 };
-    // SAFETY: an entry of the map.
-    let count = unsafe { &mut *count };
-    if count.number != service {
-        return 0;
-    }
+    let Some(count) = maps::node().and_then(|node| of(node, processor, service)) else { return 0 };
     let side = (answer & 1) as usize;
-    // This CPU's own; the agent writes there before anything leads to the service, and when nothing does.
     count.connections += u64::from(connections);
     count.packets[side] += packets;
     count.bytes[side] += bytes;
     0
+}
+
+/// As [`passed`], without a call.
+#[inline(always)]
+pub(crate) fn passed_here(node: &Node, service: u32, reply: bool, bytes: u32) {
+    if service == 0 {
+        return;
+    }
+    // SAFETY: a helper without arguments.
+    let processor = unsafe { bpf_get_smp_processor_id() };
+    if let Some(count) = of(node, processor, service) {
+        let side = usize::from(reply);
+        count.packets[side] += 1;
+        count.bytes[side] += u64::from(bytes);
+    }
+}
+
+/// The counters of a CPU for the service's port with this number.
+#[inline(always)]
+fn of<'a>(node: &Node, processor: u32, service: u32) -> Option<&'a mut ServiceCount> {
+    let count = COUNTS.get_ptr_mut(node.service_counts.place(processor, service))?;
+    // SAFETY: an entry of the map. This CPU's own; the agent writes there before anything leads to the service, and when
+    // nothing does.
+    let count = unsafe { &mut *count };
+    (count.number == service).then_some(count)
 }

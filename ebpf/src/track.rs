@@ -7,7 +7,7 @@
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use contiv_abi::{
-    DropReason, Flow, FlowEvent, FlowHalf, NeighKey, TCP,
+    DropReason, FdbEntry, Flow, FlowEvent, FlowHalf, NeighKey, PortSlot, TCP,
     tcp::{self as state, sent},
 };
 
@@ -61,8 +61,8 @@ pub(crate) fn opens(packet: &Packet) -> bool {
 /// Whether the packet in hand may go to a pod of this group, as far as its flow is concerned: the rules were evaluated for
 /// the owner of the address at that time.
 #[inline(always)]
-pub(crate) fn receives(group: u32) -> Result<(), DropReason> {
-    match ctv_receives(group) {
+pub(crate) fn receives(group: u32, ifindex: u32) -> Result<(), DropReason> {
+    match ctv_receives(group, ifindex) {
         GO_ON => Ok(()),
         reason => Err(packet::reason(reason)),
     }
@@ -71,12 +71,31 @@ pub(crate) fn receives(group: u32) -> Result<(), DropReason> {
 /// A function of its own for the verifier; the result is that of `packet::code`.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_receives(group: u32) -> u32 {
+extern "C" fn ctv_receives(group: u32, ifindex: u32) -> u32 {
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
-    if packet.receiver == packet::ANYBODY || packet.receiver == group & u32::from(u16::MAX) {
+    if packet.receiver == packet::ANYBODY {
         return GO_ON;
     }
-    ctv_stale()
+    if packet.receiver != group & u32::from(u16::MAX) {
+        return ctv_stale();
+    }
+    // The node has no pod's end of a pair.
+    if group & FdbEntry::NODE == 0 {
+        note_receiver(packet, ifindex);
+    }
+    GO_ON
+}
+
+/// Notes for the fast path which port receives the packets of this direction of the flow.
+#[inline(always)]
+fn note_receiver(packet: &Packet, ifindex: u32) {
+    let Some(place) = flows::record(packet.entry >> 1) else { return };
+    // SAFETY: a record of the map. That of another flow meanwhile gets a hint that is not right.
+    let half = unsafe { half(place, packet.entry as usize) };
+    let receiver = PortSlot::number(ifindex) as u16 + 1;
+    if half.receiver != receiver {
+        half.receiver = receiver;
+    }
 }
 
 /// The same of an endpoint on another node.

@@ -73,6 +73,12 @@ impl FlowHead {
         }
     }
 
+    /// Returns true if the record describes a flow of this network and protocol.
+    #[inline(always)]
+    pub const fn is_of(self, domain: u32, protocol: u8) -> bool {
+        self.exists() && self.domain == domain && self.protocol == protocol
+    }
+
     /// Returns true if the record describes a flow.
     #[inline(always)]
     pub const fn exists(self) -> bool {
@@ -118,8 +124,9 @@ pub struct FlowHalf {
     /// are; zero for none, and [`FlowHalf::UNKNOWN`] for an address without a record. Equal in both
     /// halves.
     pub identities: [u16; 2],
-    /// Zero.
-    pub zero: [u8; 2],
+    /// The port here that receives the packets of this direction: [`PortSlot::number`](crate::PortSlot::number) and one; zero if no
+    /// packet was delivered to a port. A hint, which is compared with the port.
+    pub receiver: u16,
 }
 
 const _: () = assert!(size_of::<Flow>() == 192 && size_of::<FlowHalf>() == 64);
@@ -166,6 +173,18 @@ impl Flow {
     pub const NAT: u8 = 1;
     /// Client and backend are the same pod, which sees the service's address as the client.
     pub const HAIRPIN: u8 = 2;
+
+    /// Ports of a packet of the original direction as received, see [`Tuple::ports`].
+    #[inline(always)]
+    pub const fn ports(&self) -> u32 {
+        self.client_port.wire() as u32 | (self.destination_port.wire() as u32) << 16
+    }
+
+    /// Ports of a reply as received.
+    #[inline(always)]
+    pub const fn reply_ports(&self) -> u32 {
+        self.backend_port.wire() as u32 | (self.nat_port.wire() as u32) << 16
+    }
 
     /// The tuple of a packet as received: of the original direction, or of a reply. In place,
     /// because the stack of a BPF program has 512 bytes.
@@ -423,7 +442,7 @@ mod tests {
         sent: 0,
         other: 0,
         identities: [0; 2],
-        zero: [0; 2],
+        receiver: 0,
     };
 
     fn tuple(source: (Address, u16), destination: (Address, u16)) -> Tuple {

@@ -33,6 +33,32 @@ impl FlowBucket {
         (entries, a.1 + b.1 + c.1 + d.1 + e.1 + f.1 + g.1 + h.1)
     }
 
+    /// The entry of the first slot with this tag, or zero for none: entry zero is found by other means. For
+    /// programs that may follow each outcome.
+    #[inline(always)]
+    pub const fn first(&self, tag: u32) -> u32 {
+        let [a, b, c, d, e, f, g, h] = self.slots;
+        if is_of(a, tag) {
+            a as u32
+        } else if is_of(b, tag) {
+            b as u32
+        } else if is_of(c, tag) {
+            c as u32
+        } else if is_of(d, tag) {
+            d as u32
+        } else if is_of(e, tag) {
+            e as u32
+        } else if is_of(f, tag) {
+            f as u32
+        } else if is_of(g, tag) {
+            g as u32
+        } else if is_of(h, tag) {
+            h as u32
+        } else {
+            0
+        }
+    }
+
     /// Number of used slots. Branch-free.
     #[inline(always)]
     pub const fn used(&self) -> u32 {
@@ -55,6 +81,11 @@ const fn taken(slot: u64) -> u32 {
 }
 
 /// The entry of a slot if it has the tag, else zero; and 1 or 0.
+#[inline(always)]
+const fn is_of(slot: u64, tag: u32) -> bool {
+    (slot >> 32) as u32 == tag
+}
+
 #[inline(always)]
 const fn matched(slot: u64, tag: u32) -> (u32, u32) {
     // The difference is below 2^32: only that of equal tags underflows.
@@ -95,11 +126,35 @@ impl FlowHash {
     /// The hash of a packet as received.
     #[inline(always)]
     pub const fn of(seed: u64, domain: u32, tuple: &Tuple) -> FlowHash {
-        let ([a, b], [c, d]) = (tuple.source.words(), tuple.destination.words());
-        let rest = (domain as u64) << 32 | tuple.ports() as u64;
-        let h = step(seed, a ^ tuple.protocol as u64);
-        let h = step(step(step(step(h, b), c), d), rest);
-        FlowHash(crate::mix(h))
+        let ends = [tuple.source.words(), tuple.destination.words()];
+        FlowHash::of_words(seed, domain, tuple.protocol, ends, tuple.ports())
+    }
+
+    /// The same of a tuple by its words, see [`Address::words`](crate::Address::words) and
+    /// [`Tuple::ports`].
+    #[inline(always)]
+    pub const fn of_words(
+        seed: u64,
+        domain: u32,
+        protocol: u8,
+        [source, destination]: [[u64; 2]; 2],
+        ports: u32,
+    ) -> FlowHash {
+        let (from, to) = (end(seed, source, ports & 0xffff), end(seed, destination, ports >> 16));
+        let both = step(from.wrapping_add(to), (domain as u64) << 8 | protocol as u64);
+        // One of the differences is negative, if the ends differ.
+        let direction = from.wrapping_sub(to) >> 63;
+        FlowHash(crate::mix(both) ^ (direction * FlowHash::DIRECTION))
+    }
+
+    /// What the hashes of both directions differ by if the flow is not translated: neighbouring buckets of
+    /// the same page, and the tag.
+    const DIRECTION: u64 = 1 << 32 | 1 << 38;
+
+    /// The record that is taken for the flow if it is free.
+    #[inline(always)]
+    pub const fn record(self, flows: u32) -> u32 {
+        ((((self.0 & !FlowHash::DIRECTION) >> 32) * flows as u64) >> 32) as u32
     }
 
     /// Number of the page.
@@ -123,6 +178,12 @@ impl FlowHash {
     pub const fn tag(self) -> u32 {
         (self.0 >> 32) as u32 | 1 << 31
     }
+}
+
+/// Hash of one end of a flow.
+#[inline(always)]
+const fn end(seed: u64, [a, b]: [u64; 2], port: u32) -> u64 {
+    step(step(seed ^ (port as u64) << 32, a), b)
 }
 
 /// Adds a word to a hash. Multiplications of sums with the secret hash: differences of two words

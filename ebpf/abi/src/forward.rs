@@ -1,6 +1,6 @@
 //! Keys and values of the forwarding maps.
 
-use crate::{Address, Be16, Mac, Segment, ServiceCountRows, Timeouts};
+use crate::{Address, Be16, Mac, Segment, ServiceCountRows, Timeouts, maps::PORT_SLOTS_CAPACITY};
 
 /// The IP address of a VTEP; all zero for none.
 pub type Vtep = Address;
@@ -37,6 +37,56 @@ impl Port {
     #[inline(always)]
     pub const fn priority(&self) -> u32 {
         (Port::QUEUE as u32) << 16 | self.class as u32
+    }
+}
+
+/// A port at a place that follows from its interface index, for programs that cannot afford a search: a
+/// cache line.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
+#[repr(C)]
+pub struct PortSlot {
+    /// IPv4 address, zero for none.
+    pub ip: Address,
+    /// IPv6 address, zero for none.
+    pub ip6: Address,
+    /// Ethernet address, and two zeros.
+    pub mac: [u8; 8],
+    /// [`Segment::domain`] of the network.
+    pub domain: u32,
+    /// Number of the group.
+    pub group: u32,
+    /// As [`Port::queue`].
+    pub queue: u32,
+    /// Interface index; zero if the slot is free.
+    pub ifindex: u32,
+    /// Zero.
+    pub zero: [u32; 2],
+}
+
+const _: () = assert!(size_of::<PortSlot>() == 64);
+
+impl PortSlot {
+    /// The slot of a port. Of ports whose interface indexes differ by a multiple of the capacity, one has the
+    /// slot.
+    #[inline(always)]
+    pub const fn number(ifindex: u32) -> u32 {
+        ifindex % PORT_SLOTS_CAPACITY as u32
+    }
+
+    /// The slot's content for a port.
+    pub fn new(ifindex: u32, port: &Port) -> PortSlot {
+        let [a, b, c, d, e, f] = port.mac;
+        PortSlot {
+            ip: if port.ip == [0; 4] { Address::default() } else { Address::v4(port.ip) },
+            ip6: port.ip6,
+            mac: [a, b, c, d, e, f, 0, 0],
+            domain: port.segment.domain(),
+            group: port.group,
+            queue: port.queue,
+            ifindex,
+            zero: [0; 2],
+        }
     }
 }
 

@@ -43,8 +43,8 @@ pub use flow_collector::{FlowCollector, bpf_timer};
 pub use flow_import::{FlowBatch, FlowImport, ImportOperation, ImportResult};
 pub use flow_index::{FlowBucket, FlowHash, FlowLock, FlowTableSize, entry, slot};
 pub use forward::{
-    FdbEntry, FdbKey, FloodKey, NeighEntry, NeighKey, Node, Phase, Port, SegmentEntry, Subnet, SubnetKey,
-    Vtep,
+    FdbEntry, FdbKey, FloodKey, NeighEntry, NeighKey, Node, Phase, Port, PortSlot, SegmentEntry, Subnet,
+    SubnetKey, Vtep,
 };
 pub use order::{Be16, Be32};
 pub use rendezvous::mix;

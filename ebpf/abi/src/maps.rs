@@ -9,6 +9,13 @@ pub const PORTS: &str = "ctv_ports";
 /// Pods on one node.
 pub const PORTS_CAPACITY: usize = 4096;
 
+/// [`PortSlot::number`](crate::PortSlot::number) -> [`PortSlot`](crate::PortSlot): copies of the entries of
+/// `ctv_ports` for the fast path. A port whose slot is taken has none, and its packets take the stages.
+/// Mapped into the agent's memory.
+pub const PORT_SLOTS: &str = "ctv_portslots";
+/// 256 KiB.
+pub const PORT_SLOTS_CAPACITY: usize = PORTS_CAPACITY;
+
 /// [`Segment`](crate::Segment) -> [`SegmentEntry`](crate::SegmentEntry). Full: the network's pods fail to attach.
 pub const SEGMENTS: &str = "ctv_segs";
 /// Networks: all VLANs and as many VXLANs again.
@@ -89,6 +96,10 @@ pub const FLOW_COLLECTOR: &str = "ctv_flowgc";
 /// One [`FlowBatch`](crate::FlowBatch): flows of another table for [`IMPORT`]. Not pinned: it exists
 /// while an agent imports flows.
 pub const FLOW_IMPORTS: &str = "ctv_imports";
+
+/// One word: ticks of the kernel's clock, and the seconds since boot that were read at the last one. Written
+/// by the programs.
+pub const CLOCK: &str = "ctv_clock";
 
 /// [`FragmentKey`](crate::FragmentKey) -> [`FragmentPorts`](crate::FragmentPorts) (LRU). Full: the
 /// oldest entry is evicted; its later fragments are dropped and the sender retransmits the packet.
@@ -241,6 +252,7 @@ impl Stage {
 /// Every map except [`STAGES`], in the order in which `cleanup` lists them.
 pub const ALL: &[&str] = &[
     PORTS,
+    PORT_SLOTS,
     SEGMENTS,
     FLOOD,
     FDB,
@@ -257,6 +269,7 @@ pub const ALL: &[&str] = &[
     FLOW_BITMAP,
     FLOW_COUNTS,
     FLOW_COLLECTOR,
+    CLOCK,
     FRAGMENTS,
     FLOW_STATS,
     SERVICES,

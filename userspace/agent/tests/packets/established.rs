@@ -1,6 +1,7 @@
 //! Packets of established flows are translated and counted like the first ones, until a change applies to them.
 
 mod counters;
+mod fast_path;
 mod invalidation;
 mod rates;
 pub(crate) mod rig;

@@ -179,9 +179,9 @@ fn translated_connections_continue_with_the_backends_packet() -> Result<()> {
     Ok(())
 }
 
-/// The parts of a direction that do not depend on the version.
+/// The parts of a direction that do not depend on the version, without the hint for the fast path.
 fn known(half: &FlowHalf) -> FlowHalf {
-    FlowHalf { rule: 0, ..*half }
+    FlowHalf { rule: 0, receiver: 0, ..*half }
 }
 
 #[test]

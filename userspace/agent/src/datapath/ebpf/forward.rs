@@ -3,4 +3,5 @@
 pub(crate) mod dense_list;
 pub(crate) mod members;
 pub(crate) mod peers;
+mod port_slots;
 pub(crate) mod ports;

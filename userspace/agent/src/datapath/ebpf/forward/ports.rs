@@ -4,10 +4,13 @@ use std::collections::HashMap;
 
 use contiv_abi::{
     FloodKey, Port, Segment, SegmentEntry,
-    maps::{FLOOD, FLOOD_CAPACITY, PORTS, PORTS_CAPACITY, SEGMENTS, SEGMENTS_CAPACITY},
+    maps::{FLOOD, FLOOD_CAPACITY, PORT_SLOTS, PORTS, PORTS_CAPACITY, SEGMENTS, SEGMENTS_CAPACITY},
 };
 
-use super::dense_list::{DenseList, Step};
+use super::{
+    dense_list::{DenseList, Step},
+    port_slots::PortSlots,
+};
 use crate::datapath::{
     Error,
     ebpf::{
@@ -17,11 +20,12 @@ use crate::datapath::{
     telemetry::TableUsage,
 };
 
-/// `ctv_segments`, `ctv_ports`, and `ctv_flood` with a dense list of ports per network. The length of the list is in the
+/// `ctv_segments`, `ctv_ports` with `ctv_portslots`, and `ctv_flood` with a dense list of ports per network. The length of the list is in the
 /// entry of the network, the slot in the entry of the port.
 pub(crate) struct Ports {
     segments: Table<Segment, SegmentEntry>,
     ports: Table<u32, Port>,
+    slots: PortSlots,
     flood: Table<FloodKey, u32>,
     lists: HashMap<Segment, DenseList<u32>>,
 }
@@ -31,6 +35,7 @@ impl Ports {
         Ok(Ports {
             segments: Table::new(SEGMENTS, SEGMENTS_CAPACITY, pins.open_map(SEGMENTS)?, writes.clone()),
             ports: Table::new(PORTS, PORTS_CAPACITY, pins.open_map(PORTS)?, writes.clone()),
+            slots: PortSlots::new(pins.open_data(PORT_SLOTS)?, writes.clone())?,
             flood: Table::new(FLOOD, FLOOD_CAPACITY, pins.open_map(FLOOD)?, writes.clone()),
             lists: HashMap::new(),
         })
@@ -39,6 +44,7 @@ impl Ports {
     /// Reads the maps.
     pub(crate) fn read(&mut self) -> Result<(), Error> {
         self.ports.read()?;
+        self.slots.reset(self.ports.iter());
         self.segments.read()?;
         self.flood.read()?;
         self.lists.clear();
@@ -97,7 +103,13 @@ impl Ports {
 
     /// Writes the entry of a port without a change of its flood list.
     pub(crate) fn update(&mut self, ifindex: u32, port: Port) -> Result<(), Error> {
-        self.ports.set(ifindex, port)
+        // A crash in between leaves the port to the stages, not to an old copy of the entry.
+        if self.ports.get(&ifindex) != Some(&port) {
+            self.slots.remove(ifindex);
+        }
+        self.ports.set(ifindex, port)?;
+        self.slots.set(ifindex, port);
+        Ok(())
     }
 
     /// The network whose flood list contains the port.
@@ -116,7 +128,7 @@ impl Ports {
         }
         match (self.flooded_in(ifindex), self.ports.get(&ifindex).copied()) {
             (Some(current), Some(Port { slot, class, queue, .. })) if current == segment => {
-                return self.ports.set(ifindex, Port { slot, class, queue, ..desired });
+                return self.update(ifindex, Port { slot, class, queue, ..desired });
             }
             (Some(previous), Some(port)) => self.remove_slot(previous, port.slot)?,
             _ => {}
@@ -138,6 +150,7 @@ impl Ports {
 
     /// Removes the entry of a port that is in no flood list.
     pub(crate) fn remove(&mut self, ifindex: u32) -> Result<(), Error> {
+        self.slots.remove(ifindex);
         self.ports.remove(&ifindex)
     }
 
@@ -154,7 +167,7 @@ impl Ports {
         match step {
             Step::Put { slot, member } => self.flood.set(FloodKey { segment, slot }, member),
             Step::SetSlot { member, slot } => match new.or(self.ports.get(&member).copied()) {
-                Some(port) => self.ports.set(member, Port { segment, slot, ..port }),
+                Some(port) => self.update(member, Port { segment, slot, ..port }),
                 // The member is an orphan without a port entry; garbage collection removes it next.
                 None => Ok(()),
             },

@@ -274,7 +274,7 @@ mod tests {
             *byte = index as u8;
         }
         for half in &mut flow.halves {
-            half.zero = [0; 2];
+            half.receiver = 0;
         }
         (flow.client, flow.nat_port) = (Address::v4([10, 1, 1, 1]), Be16::new(4000));
         flow.halves[0].groups = [7, 0];

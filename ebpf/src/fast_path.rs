@@ -1,0 +1,203 @@
+//! The fast path: packets in the middle of TCP and UDP flows between endpoints of this node.
+//!
+//! The stages cost more by their calls than by their work where the kernel guards returns against speculation, so this is one
+//! function. It decides nothing: it compares what the stages would look up, and leaves every packet for which a comparison
+//! fails, and every change of a flow's state, to them. What it reads are the maps that they read, so nothing here can be out of
+//! date.
+
+use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
+use contiv_abi::{Be16, Flow, FlowBucket, FlowHalf, FlowHash, Node, PortSlot, TCP, UDP, idle, tcp};
+
+use crate::{
+    flows,
+    frame::{IPV4, IPV6},
+    maps,
+    plain::{self, Change, Plain},
+    policy, served,
+};
+
+/// Delivers the packet, or returns `None` for one that takes the stages. The result is the kernel's code.
+#[inline(always)]
+pub(crate) fn forward(ctx: &TcContext, ifindex: u32) -> Option<i32> {
+    // The log tells of stages.
+    // SAFETY: the context is the one that the kernel gave to this program.
+    if cfg!(feature = "log") || unsafe { (*ctx.skb.skb).vlan_present } != 0 {
+        return None;
+    }
+    let receiver = match plain::kind(ctx) {
+        kind if kind == IPV4.wire() => ctv_fast(ctx.skb.skb, ifindex),
+        kind if kind == IPV6.wire() => ctv_fast6(ctx.skb.skb, ifindex),
+        _ => STAGES,
+    };
+    if receiver == STAGES { None } else { crate::deliver(ctx, receiver).ok() }
+}
+
+/// The packet takes the stages: no interface has this index.
+const STAGES: u32 = 0;
+
+/// Functions of their own for the stack.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_fast(skb: *mut __sk_buff, ifindex: u32) -> u32 {
+    pass::<false>(&TcContext::new(skb), ifindex).unwrap_or(STAGES)
+}
+
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_fast6(skb: *mut __sk_buff, ifindex: u32) -> u32 {
+    pass::<true>(&TcContext::new(skb), ifindex).unwrap_or(STAGES)
+}
+
+/// The interface index of the receiver, for which the packet is rewritten if its flow is translated.
+#[inline(always)]
+fn pass<const IP6: bool>(ctx: &TcContext, ifindex: u32) -> Option<u32> {
+    let packet = plain::parse::<IP6>(ctx)?;
+    let from = maps::port_slot(PortSlot::number(ifindex))?;
+    let node = maps::node()?;
+    if from.ifindex != ifindex
+        || from.queue != 0
+        || packet.source_mac != plain::mac(&from.mac)
+        || !has::<IP6>(from, packet.source)
+        || is_for_node(&packet, node)
+    {
+        return None;
+    }
+    let (number, generation, reply) = find(&packet, from.domain, node)?;
+    let place = flows::record(number)?;
+    // SAFETY: a record of the map. Whether it is another flow's meanwhile is checked below.
+    let flow = unsafe { &*place };
+    // SAFETY: one of two halves. Other CPUs write the counters of the same half, and at worst a count is lost.
+    let half = unsafe { &mut *(&raw mut (*place).halves).cast::<FlowHalf>().add(reply.into()) };
+    let now = flows::recent();
+    let flags = flow.head.flags;
+    if flags & Flow::HAIRPIN != 0 || !is_established(packet.protocol, half, now, node) {
+        return None;
+    }
+    let to = maps::port_slot(u32::from(half.receiver).wrapping_sub(1))?;
+    // Where the packet goes beyond the translation, if there is one.
+    let wanted = if reply { flow.client.words() } else { flow.backend.words() };
+    let groups = if reply { [to.group, from.group] } else { [from.group, to.group] };
+    if to.ifindex == 0
+        || to.ifindex == ifindex
+        || to.domain != from.domain
+        || !has::<IP6>(to, wanted)
+        || !policy::lets_pass(half, reply, groups)
+    {
+        return None;
+    }
+    let mac = plain::mac(&to.mac);
+    // A service is addressed by its own Ethernet address.
+    let addressed = if words_differ(wanted, packet.destination) { service(packet.destination) } else { mac };
+    if packet.destination_mac != addressed || u32::from(flows::head(place).generation) != generation {
+        return None;
+    }
+    if flags & Flow::NAT != 0 {
+        let change = if reply { Change::of_reply(flow, mac) } else { Change::of_packet(flow, mac) };
+        if !plain::rewrite::<IP6>(ctx, &packet, reply, &change) {
+            return None;
+        }
+    }
+    count(half, &packet, now, ctx.len());
+    served::passed_here(node, half.service, reply, ctx.len());
+    Some(to.ifindex)
+}
+
+/// The Ethernet address of a service, in a number as that of a packet.
+#[inline(always)]
+fn service([_, low]: [u64; 2]) -> u64 {
+    let [_, _, _, _, a, b, c, d] = low.to_ne_bytes();
+    u64::from_le_bytes([2, 2, a, b, c, d, 0, 0])
+}
+
+#[inline(always)]
+const fn words_differ([a, b]: [u64; 2], [c, d]: [u64; 2]) -> bool {
+    (a ^ c) | (b ^ d) != 0
+}
+
+/// Whether an address is the port's, which has one of the family.
+#[inline(always)]
+fn has<const IP6: bool>(port: &PortSlot, [high, low]: [u64; 2]) -> bool {
+    if IP6 {
+        let [own_high, own_low] = port.ip6.words();
+        (high ^ own_high) | (low ^ own_low) == 0 && high | low != 0
+    } else {
+        // The mapped address 0.0.0.0, too, differs from zero.
+        low == port.ip.words()[1]
+    }
+}
+
+/// Whether a UDP packet is one that the guard of the stages may refuse.
+#[inline(always)]
+fn is_for_node(packet: &Plain, node: &Node) -> bool {
+    const WELL_KNOWN: u16 = 1024;
+    let (source, destination) =
+        (Be16::from_wire(packet.ports as u16), Be16::from_wire((packet.ports >> 16) as u16));
+    // DHCP servers have well-known ports.
+    packet.protocol == UDP
+        && (destination == node.tunnel_port || source.get() < WELL_KNOWN && destination.get() < WELL_KNOWN)
+}
+
+/// The record of the flow, its generation, and the direction. Reads one bucket, or both, and one record: if that is another
+/// flow's with the same tag, the stages search on.
+#[inline(always)]
+fn find(packet: &Plain, domain: u32, node: &Node) -> Option<(u32, u32, bool)> {
+    let ends = [packet.source, packet.destination];
+    let hash = FlowHash::of_words(node.seed, domain, packet.protocol, ends, packet.ports);
+    // Most probably the record, which comes into the cache meanwhile.
+    flows::touch(hash.record(node.flows));
+    let page = hash.page(node.flow_pages) * FlowBucket::PER_PAGE;
+    let [first, second] = hash.buckets();
+    // SAFETY: a bucket of the map. Other CPUs write slots meanwhile, each at once.
+    let mut entry = unsafe { &*flows::bucket(page + first)? }.first(hash.tag());
+    if entry == 0 {
+        // SAFETY: as above.
+        entry = unsafe { &*flows::bucket(page + second)? }.first(hash.tag());
+    }
+    if entry == 0 {
+        return None;
+    }
+    let reply = entry & 1 != 0;
+    let place = flows::record(entry >> 1)?;
+    let head = flows::head(place);
+    // SAFETY: a record of the map. Whether it has changed meanwhile is seen by the head.
+    let flow = unsafe { &*place };
+    let (source, destination, ports) = if reply {
+        (&flow.backend, &flow.client, flow.reply_ports())
+    } else {
+        (&flow.client, &flow.destination, flow.ports())
+    };
+    let same = !words_differ(source.words(), packet.source)
+        && !words_differ(destination.words(), packet.destination);
+    (same && ports == packet.ports && head.is_of(domain, packet.protocol)).then_some((
+        entry >> 1,
+        head.generation.into(),
+        reply,
+    ))
+}
+
+/// Whether the packet changes nothing in the state of its flow: both ends have sent, and neither has ended it.
+#[inline(always)]
+fn is_established(protocol: u8, half: &FlowHalf, now: u32, node: &Node) -> bool {
+    let tcp = protocol == TCP;
+    let sent = if tcp { tcp::sent::ANY | tcp::sent::ACK } else { tcp::sent::ANY };
+    let timeout = if tcp { node.timeouts.tcp } else { node.timeouts.udp };
+    half.sent & sent == sent
+        && half.other & tcp::sent::ANY != 0
+        && (half.sent | half.other) & tcp::sent::END == 0
+        && (half.seen == now || idle(now, half.seen) <= timeout)
+}
+
+/// One more packet of a direction.
+#[inline(always)]
+fn count(half: &mut FlowHalf, packet: &Plain, now: u32, len: u32) {
+    half.packets += 1;
+    half.bytes += u64::from(len);
+    // Written only when it changes.
+    if half.seen != now {
+        half.seen = now;
+    }
+    if packet.protocol == TCP {
+        half.end = tcp::later(packet.end, half.end);
+        half.acknowledged = tcp::later(packet.acknowledged, half.acknowledged);
+    }
+}

@@ -1,0 +1,392 @@
+//! Plain packets: TCP and UDP without options of IP, in one piece of memory. They are read and rewritten in place: helpers for
+//! each part of them take three times as long.
+
+use aya_ebpf::{
+    bindings::{__sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR},
+    helpers::generated::{bpf_csum_update, bpf_l4_csum_replace},
+    programs::TcContext,
+};
+use contiv_abi::{Address, Flow, Mac, TCP, Tuple, UDP};
+
+use crate::{
+    frame::ETHERNET,
+    header::{Ipv4, Ipv6},
+    packet::tcp,
+};
+
+/// Offsets in a plain packet.
+pub(crate) struct At<const IP6: bool>;
+
+impl<const IP6: bool> At<IP6> {
+    pub(crate) const NETWORK: usize = if IP6 { size_of::<Ipv6>() } else { size_of::<Ipv4>() };
+    /// Of the header of TCP or UDP.
+    pub(crate) const TRANSPORT: usize = ETHERNET + Self::NETWORK;
+    const PROTOCOL: usize = ETHERNET + if IP6 { 6 } else { 9 };
+    const ADDRESSES: usize = ETHERNET + if IP6 { 8 } else { 12 };
+    /// Of the length: that of the packet, or of what follows the header.
+    const LENGTH: usize = ETHERNET + if IP6 { 4 } else { 2 };
+    const UDP_END: usize = Self::TRANSPORT + 8;
+    const TCP_END: usize = Self::TRANSPORT + 20;
+}
+
+/// The checksum in the header of IPv4.
+const HEADER_SUM: usize = ETHERNET + 10;
+
+/// A plain packet in the middle of a flow.
+pub(crate) struct Plain {
+    /// Words of the addresses, see `Address::words`.
+    pub(crate) source: [u64; 2],
+    pub(crate) destination: [u64; 2],
+    /// As `Tuple::ports`.
+    pub(crate) ports: u32,
+    pub(crate) protocol: u8,
+    /// In the lower six bytes.
+    pub(crate) destination_mac: u64,
+    pub(crate) source_mac: u64,
+    /// TCP: the sequence number after the segment,
+    pub(crate) end: u32,
+    /// and the acknowledgement number.
+    pub(crate) acknowledged: u32,
+}
+
+/// What the translation of a packet changes: one address, the ports, and the destination in Ethernet.
+pub(crate) struct Change {
+    before: [u64; 2],
+    after: [u64; 2],
+    ports: u32,
+    mac: u64,
+}
+
+impl Change {
+    /// Of a packet of the original direction, to its destination.
+    #[inline(always)]
+    pub(crate) fn of_packet(flow: &Flow, mac: u64) -> Change {
+        let (before, after) = (flow.destination.words(), flow.backend.words());
+        Change { before, after, ports: flow.reply_ports().rotate_left(16), mac }
+    }
+
+    /// Of a reply, from its source.
+    #[inline(always)]
+    pub(crate) fn of_reply(flow: &Flow, mac: u64) -> Change {
+        let (before, after) = (flow.backend.words(), flow.destination.words());
+        Change { before, after, ports: flow.ports().rotate_left(16), mac }
+    }
+}
+
+/// The bytes of an Ethernet address in a word.
+const MAC: u64 = u64::from_le(0xffff_ffff_ffff);
+
+/// An Ethernet address in a number, as that of a packet.
+#[inline(always)]
+pub(crate) const fn mac(bytes: &[u8; 8]) -> u64 {
+    u64::from_le(u64::from_ne_bytes(*bytes))
+}
+
+/// Reads a number from the frame at an address that was compared with its end.
+///
+/// # Safety
+///
+/// All of the number is in the frame.
+#[inline(always)]
+unsafe fn read<T: Copy>(at: usize) -> T {
+    // SAFETY: guaranteed by the caller; a program's loads and stores need no alignment. An unaligned read of the compiler's
+    // would be one of bytes.
+    unsafe { (at as *const T).read_volatile() }
+}
+
+/// Writes a number into the frame, likewise.
+///
+/// # Safety
+///
+/// As of `read`.
+#[inline(always)]
+unsafe fn write<T: Copy>(at: usize, value: T) {
+    // SAFETY: guaranteed by the caller.
+    unsafe { (at as *mut T).write_volatile(value) }
+}
+
+/// What the frame carries, as on the wire; zero for one that ends before.
+#[inline(always)]
+pub(crate) fn kind(ctx: &TcContext) -> u16 {
+    let (data, end) = (ctx.data(), ctx.data_end());
+    if data + ETHERNET > end {
+        return 0;
+    }
+    // SAFETY: inside of the header of Ethernet.
+    unsafe { read(data + 12) }
+}
+
+/// Reads a plain packet that fills its frame, and neither begins nor ends a connection.
+#[inline(always)]
+pub(crate) fn parse<const IP6: bool>(ctx: &TcContext) -> Option<Plain> {
+    const TURNS: u8 = tcp::SYN | tcp::FIN | tcp::RST | tcp::ACK;
+    let (data, end) = (ctx.data(), ctx.data_end());
+    if data + At::<IP6>::UDP_END > end {
+        return None;
+    }
+    let at = data + At::<IP6>::TRANSPORT;
+    // SAFETY: before the end of the header of UDP, which was compared.
+    unsafe {
+        if !is_plain::<IP6>(data) || read::<u16>(data + At::<IP6>::LENGTH) != length::<IP6>(ctx.len()) {
+            return None;
+        }
+        let [source, destination] = addresses::<IP6>(data);
+        let mut plain = Plain {
+            source,
+            destination,
+            ports: read(at),
+            protocol: read(data + At::<IP6>::PROTOCOL),
+            destination_mac: u64::from_le(read(data)) & MAC,
+            source_mac: u64::from_le(read(data + 6)) & MAC,
+            end: 0,
+            acknowledged: 0,
+        };
+        if plain.protocol == UDP {
+            return Some(plain);
+        }
+        if plain.protocol != TCP || data + At::<IP6>::TCP_END > end {
+            return None;
+        }
+        if read::<u8>(at + 13) & TURNS != tcp::ACK {
+            return None;
+        }
+        let sequence = u32::from_be(read(at + 4));
+        let header = u32::from(read::<u8>(at + 12) >> 4) * 4;
+        let data = ctx.len().wrapping_sub(At::<IP6>::TRANSPORT as u32).wrapping_sub(header);
+        plain.end = sequence.wrapping_add(data);
+        plain.acknowledged = u32::from_be(read(at + 8));
+        Some(plain)
+    }
+}
+
+/// The length that the header of IP tells in a frame of `len` bytes. No header tells that of a longer packet.
+#[inline(always)]
+const fn length<const IP6: bool>(len: u32) -> u16 {
+    let rest = len.wrapping_sub((if IP6 { At::<IP6>::TRANSPORT } else { ETHERNET }) as u32);
+    // Beyond 16 bits it is none of a packet in hand: zero is less than a header.
+    (if rest > u16::MAX as u32 { 0 } else { rest as u16 }).to_be()
+}
+
+/// Whether IP has no options and is no fragment.
+///
+/// # Safety
+///
+/// All of the fixed header is in the frame.
+#[inline(always)]
+unsafe fn is_plain<const IP6: bool>(data: usize) -> bool {
+    const FOUR_AND_FIVE_WORDS: u8 = 0x45;
+    // "More fragments" and the offset, as they are in memory.
+    const PIECE: u16 = 0x3fff_u16.to_be();
+    // SAFETY: guaranteed by the caller.
+    let version: u8 = unsafe { read(data + ETHERNET) };
+    if IP6 {
+        // What is behind extension headers has another protocol.
+        return version >> 4 == 6;
+    }
+    // SAFETY: as above.
+    version == FOUR_AND_FIVE_WORDS && unsafe { read::<u16>(data + ETHERNET + 6) } & PIECE == 0
+}
+
+/// Words of source and destination.
+///
+/// # Safety
+///
+/// As of `is_plain`.
+#[inline(always)]
+unsafe fn addresses<const IP6: bool>(data: usize) -> [[u64; 2]; 2] {
+    let at = data + At::<IP6>::ADDRESSES;
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        if IP6 {
+            [[read(at), read(at + 8)], [read(at + 16), read(at + 24)]]
+        } else {
+            [mapped(read(at)), mapped(read(at + 4))]
+        }
+    }
+}
+
+/// Words of a mapped IPv4 address.
+#[inline(always)]
+const fn mapped(ip: u32) -> [u64; 2] {
+    Address::v4(ip.to_ne_bytes()).words()
+}
+
+/// Rewrites a packet. False if that is not possible; then nothing has changed.
+#[inline(always)]
+pub(crate) fn rewrite<const IP6: bool>(
+    ctx: &TcContext,
+    packet: &Plain,
+    reply: bool,
+    change: &Change,
+) -> bool {
+    let moved = moved::<IP6>(change.before, change.after);
+    let ports = replaced(packet.ports, change.ports);
+    let udp = u32::from(packet.protocol == UDP);
+    let at = At::<IP6>::TRANSPORT as u32 + 16 - 10 * udp;
+    let is_whole = is_whole::<IP6>(ctx, packet, at);
+    if !is_whole && ctv_sum(ctx.skb.skb, at, fold(moved), fold(ports)) == 0 {
+        return false;
+    }
+    let (data, end) = (ctx.data(), ctx.data_end());
+    let sum = data + (at & OFFSETS) as usize;
+    if data + At::<IP6>::UDP_END > end || sum + 2 > end {
+        return false;
+    }
+    // SAFETY: before the end of the shortest header of a transport, and of the frame.
+    unsafe {
+        if is_whole {
+            let after = !(fold(u64::from(!read::<u16>(sum)) + moved + ports) as u16);
+            // Of UDP, zero means that there is none.
+            write(sum, if udp != 0 && after == 0 { 0xffff } else { after });
+        }
+        write(data, change.mac.to_le() as u32);
+        write(data + 4, (change.mac.to_le() >> 32) as u16);
+        write(data + At::<IP6>::TRANSPORT, change.ports);
+        let at = data + At::<IP6>::ADDRESSES;
+        if IP6 {
+            let at = if reply { at } else { at + 16 };
+            write(at, change.after[0]);
+            write(at + 8, change.after[1]);
+        } else {
+            let sum = data + HEADER_SUM;
+            write(sum, !(fold(u64::from(!read::<u16>(sum)) + moved) as u16));
+            write(if reply { at } else { at + 4 }, (change.after[1] >> 32) as u32);
+        }
+    }
+    if is_whole && !IP6 {
+        add_to_whole(ctx, !fold(moved));
+    }
+    true
+}
+
+/// Whether it is plain to see that the checksum of the transport at an offset is whole.
+///
+/// Programs do not see which kind of checksum the kernel takes it for. One that a device will finish (`CHECKSUM_PARTIAL`) is
+/// the sum over the pseudo header so far; what is anything else, and is there, is whole. Of the kinds of whole ones only that
+/// with a sum over the packet beside it (`CHECKSUM_COMPLETE`) wants more: the header of IPv4 makes up for its addresses, the
+/// transport's checksum for addresses and ports, which leaves the addresses to take off. Of IPv6 nothing is left.
+#[inline(always)]
+fn is_whole<const IP6: bool>(ctx: &TcContext, packet: &Plain, at: u32) -> bool {
+    let place = ctx.data() + (at & OFFSETS) as usize;
+    if place + 2 > ctx.data_end() {
+        return false;
+    }
+    // SAFETY: before the end of the frame.
+    let current = unsafe { read::<u16>(place) };
+    let len = (ctx.len().wrapping_sub(At::<IP6>::TRANSPORT as u32) as u16).to_be();
+    let pseudo = sum_of::<IP6>(packet.source)
+        + sum_of::<IP6>(packet.destination)
+        + u64::from(len)
+        + u64::from(u16::from(packet.protocol).to_be());
+    // A number and the inverse of an equal one add up to all ones.
+    let apart = fold(u64::from(!current) + pseudo);
+    current != 0 && apart != 0xffff
+}
+
+/// Rewrites the destination in Ethernet, the addresses and the ports of an IPv4 packet that was found to be plain. False if that
+/// is not possible; then nothing has changed.
+#[inline(always)]
+pub(crate) fn rewrite_ends(ctx: &TcContext, before: &Tuple, after: &Tuple, mac: &Mac) -> bool {
+    let moved = moved::<false>(before.source.words(), after.source.words())
+        + moved::<false>(before.destination.words(), after.destination.words());
+    let udp = u32::from(before.protocol == UDP);
+    let at = At::<false>::TRANSPORT as u32 + 16 - 10 * udp;
+    if ctv_sum(ctx.skb.skb, at, fold(moved), fold(replaced(before.ports(), after.ports()))) == 0 {
+        return false;
+    }
+    let (data, end) = (ctx.data(), ctx.data_end());
+    if data + At::<false>::UDP_END > end {
+        return false;
+    }
+    let [a, b, c, d, e, f] = *mac;
+    // SAFETY: before the end of the shortest header of a transport.
+    unsafe {
+        write(data, u32::from_ne_bytes([a, b, c, d]));
+        write(data + 4, u16::from_ne_bytes([e, f]));
+        let sum = data + HEADER_SUM;
+        write(sum, !(fold(u64::from(!read::<u16>(sum)) + moved) as u16));
+        let at = data + At::<false>::ADDRESSES;
+        write(at, (after.source.words()[1] >> 32) as u32);
+        write(at + 4, (after.destination.words()[1] >> 32) as u32);
+        write(data + At::<false>::TRANSPORT, after.ports());
+    }
+    true
+}
+
+/// Bits of an offset in the headers, for the verifier.
+const OFFSETS: u32 = 127;
+/// What the replacement of a word by itself adds to a sum.
+const UNCHANGED: u32 = 0xffff;
+
+/// Changes a checksum of the transport at the offset `at` that may be of any kind by what the addresses and the ports add. Not
+/// zero if that was possible; else nothing has changed.
+///
+/// A function of its own for the verifier.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_sum(skb: *mut __sk_buff, at: u32, moved: u32, ports: u32) -> u32 {
+    let ctx = TcContext::new(skb);
+    let at = at & OFFSETS;
+    let udp = at == At::<false>::TRANSPORT as u32 + 6 || at == At::<true>::TRANSPORT as u32 + 6;
+    let ip6 = at > At::<false>::TRANSPORT as u32 + 16;
+    // A UDP packet may do without a checksum, and shows that by zero (RFC 768; RFC 6935).
+    let none = if udp { u64::from(BPF_F_MARK_MANGLED_0) } else { 0 };
+    // Of a packet whose checksum the device will finish, only the pseudo header counts so far. These fail both or neither.
+    if replace(&ctx, at, moved, none | u64::from(BPF_F_PSEUDO_HDR)) != 0 {
+        return 0;
+    }
+    if ports != UNCHANGED && replace(&ctx, at, ports, none) != 0 {
+        return 0;
+    }
+    if ip6 {
+        add_to_whole(&ctx, moved);
+    }
+    let Ok(sum) = ctx.load::<u16>(at as usize) else { return 0 };
+    if udp && sum == 0 {
+        // Without a checksum that makes up for the ports.
+        add_to_whole(&ctx, ports);
+    }
+    1
+}
+
+#[inline(always)]
+fn replace(ctx: &TcContext, at: u32, difference: u32, flags: u64) -> i64 {
+    // SAFETY: the context is the one that the kernel gave to this program.
+    unsafe { bpf_l4_csum_replace(ctx.skb.skb, at, 0, difference.into(), flags) }
+}
+
+/// Adds to the sum over the whole packet that a device may have made (`CHECKSUM_COMPLETE`).
+#[inline(always)]
+pub(crate) fn add_to_whole(ctx: &TcContext, difference: u32) {
+    // SAFETY: the context is the one that the kernel gave to this program. It fails when there is no such sum.
+    let _no_sum = unsafe { bpf_csum_update(ctx.skb.skb, difference) };
+}
+
+/// What the words of an address add to a sum.
+#[inline(always)]
+const fn sum_of<const IP6: bool>([high, low]: [u64; 2]) -> u64 {
+    if IP6 { (high & HALF) + (high >> 32) + (low & HALF) + (low >> 32) } else { low >> 32 }
+}
+
+/// What replacing an address by another adds to a sum.
+#[inline(always)]
+const fn moved<const IP6: bool>(before: [u64; 2], after: [u64; 2]) -> u64 {
+    // The inverse of each half.
+    sum_of::<IP6>([!before[0], !before[1]]) + sum_of::<IP6>(after)
+}
+
+const HALF: u64 = 0xffff_ffff;
+
+/// What replacing one word by another adds to a sum.
+#[inline(always)]
+const fn replaced(before: u32, after: u32) -> u64 {
+    !before as u64 + after as u64
+}
+
+/// A sum of words in 16 bits (RFC 1071).
+#[inline(always)]
+const fn fold(sum: u64) -> u32 {
+    let sum = (sum & 0xffff) + (sum >> 16 & 0xffff) + (sum >> 32);
+    let sum = (sum as u32 & 0xffff) + (sum as u32 >> 16);
+    (sum & 0xffff) + (sum >> 16)
+}
