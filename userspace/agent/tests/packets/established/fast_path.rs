@@ -113,7 +113,8 @@ fn packets_that_may_change_a_flow_or_be_wrong_take_the_stages() -> Result<()> {
 #[test]
 fn changes_of_groups_and_endpoints_take_flows_to_the_stages() -> Result<()> {
     needs!(root());
-    let changed: [(&str, fn(&mut Rig) -> Result<()>); 4] = [
+    type Change = fn(&mut Rig) -> Result<()>;
+    let changed: [(&str, Change); 4] = [
         ("rules", |rig| {
             rig.set(Object::Group(group(2, vec![rule("allow", Direction::In, Action::Allow, 1)])))
         }),
