@@ -5,6 +5,8 @@
 //! fails, and every change of a flow's state, to them. What it reads are the maps that they read, so nothing here can be out of
 //! date.
 
+use core::sync::atomic::{Ordering, compiler_fence};
+
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use contiv_abi::{Be16, Flow, FlowBucket, FlowHalf, FlowHash, Node, PortSlot, TCP, UDP, idle, tcp};
 
@@ -16,9 +18,10 @@ use crate::{
     policy, served,
 };
 
-/// Delivers the packet, or returns `None` for one that takes the stages. The result is the kernel's code.
+/// The interface index of the port here that the packet goes to, for which it has been rewritten; or `None` for one that takes the
+/// stages, unchanged.
 #[inline(always)]
-pub(crate) fn forward(ctx: &TcContext, ifindex: u32) -> Option<i32> {
+pub(crate) fn forward(ctx: &TcContext, ifindex: u32) -> Option<u32> {
     // The log tells of stages.
     // SAFETY: the context is the one that the kernel gave to this program.
     if cfg!(feature = "log") || unsafe { (*ctx.skb.skb).vlan_present } != 0 {
@@ -29,7 +32,7 @@ pub(crate) fn forward(ctx: &TcContext, ifindex: u32) -> Option<i32> {
         kind if kind == IPV6.wire() => ctv_fast6(ctx.skb.skb, ifindex),
         _ => STAGES,
     };
-    if receiver == STAGES { None } else { crate::deliver(ctx, receiver).ok() }
+    (receiver != STAGES).then_some(receiver)
 }
 
 /// The packet takes the stages: no interface has this index.
@@ -88,14 +91,23 @@ fn pass<const IP6: bool>(ctx: &TcContext, ifindex: u32) -> Option<u32> {
     let mac = plain::mac(&to.mac);
     // A service is addressed by its own Ethernet address.
     let addressed = if words_differ(wanted, packet.destination) { service(packet.destination) } else { mac };
+    let change = if reply {
+        Change {
+            before: packet.source,
+            after: flow.destination.words(),
+            ports: flow.ports().rotate_left(16),
+            mac,
+        }
+    } else {
+        Change { before: packet.destination, after: wanted, ports: flow.reply_ports().rotate_left(16), mac }
+    };
+    // All that was read of the flow was read before.
+    compiler_fence(Ordering::SeqCst);
     if packet.destination_mac != addressed || u32::from(flows::head(place).generation) != generation {
         return None;
     }
-    if flags & Flow::NAT != 0 {
-        let change = if reply { Change::of_reply(flow, mac) } else { Change::of_packet(flow, mac) };
-        if !plain::rewrite::<IP6>(ctx, &packet, reply, &change) {
-            return None;
-        }
+    if flags & Flow::NAT != 0 && !plain::rewrite::<IP6>(ctx, &packet, reply, &change) {
+        return None;
     }
     count(half, &packet, now, ctx.len());
     served::passed_here(node, half.service, reply, ctx.len());

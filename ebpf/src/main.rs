@@ -85,8 +85,8 @@ fn ctv_from_pod(ctx: TcContext) -> i32 {
         return TC_ACT_UNSPEC;
     }
     let ifindex = arrival(&ctx);
-    if let Some(code) = fast_path::forward(&ctx, ifindex) {
-        return code;
+    if let Some(receiver) = fast_path::forward(&ctx, ifindex) {
+        return deliver_or_drop(&ctx, ifindex, receiver);
     }
     log::begin();
     finish(&ctx, ifindex, pod::receive(&ctx))
@@ -228,10 +228,7 @@ fn finish(ctx: &TcContext, ifindex: u32, verdict: Verdict) -> i32 {
                     return TC_ACT_SHOT;
                 }
             }
-            deliver(ctx, place).unwrap_or_else(|reason| {
-                tell::dropped(ctx, ifindex, reason);
-                TC_ACT_SHOT
-            })
+            deliver_or_drop(ctx, ifindex, place)
         }
         Verdict::Back(port, reason) => {
             tell::dropped(ctx, ifindex, reason);
@@ -241,6 +238,15 @@ fn finish(ctx: &TcContext, ifindex: u32, verdict: Verdict) -> i32 {
         // SAFETY: a helper without memory arguments.
         Verdict::Out(out) => (unsafe { bpf_redirect(out, 0) }) as i32,
     }
+}
+
+/// Gives the frame to the pod whose host end is `receiver`.
+#[inline(always)]
+fn deliver_or_drop(ctx: &TcContext, ifindex: u32, receiver: u32) -> i32 {
+    deliver(ctx, receiver).unwrap_or_else(|reason| {
+        tell::dropped(ctx, ifindex, reason);
+        TC_ACT_SHOT
+    })
 }
 
 /// Gives the frame to the pod whose host end this is, and says what the kernel is to be told.

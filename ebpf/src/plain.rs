@@ -6,7 +6,7 @@ use aya_ebpf::{
     helpers::generated::{bpf_csum_update, bpf_l4_csum_replace},
     programs::TcContext,
 };
-use contiv_abi::{Address, Flow, Mac, TCP, Tuple, UDP};
+use contiv_abi::{Address, Mac, TCP, Tuple, UDP};
 
 use crate::{
     frame::ETHERNET,
@@ -49,28 +49,13 @@ pub(crate) struct Plain {
     pub(crate) acknowledged: u32,
 }
 
-/// What the translation of a packet changes: one address, the ports, and the destination in Ethernet.
+/// What the translation of a packet changes: the destination of the original direction, or the source of a reply; the ports; and
+/// the destination in Ethernet.
 pub(crate) struct Change {
-    before: [u64; 2],
-    after: [u64; 2],
-    ports: u32,
-    mac: u64,
-}
-
-impl Change {
-    /// Of a packet of the original direction, to its destination.
-    #[inline(always)]
-    pub(crate) fn of_packet(flow: &Flow, mac: u64) -> Change {
-        let (before, after) = (flow.destination.words(), flow.backend.words());
-        Change { before, after, ports: flow.reply_ports().rotate_left(16), mac }
-    }
-
-    /// Of a reply, from its source.
-    #[inline(always)]
-    pub(crate) fn of_reply(flow: &Flow, mac: u64) -> Change {
-        let (before, after) = (flow.backend.words(), flow.destination.words());
-        Change { before, after, ports: flow.ports().rotate_left(16), mac }
-    }
+    pub(crate) before: [u64; 2],
+    pub(crate) after: [u64; 2],
+    pub(crate) ports: u32,
+    pub(crate) mac: u64,
 }
 
 /// The bytes of an Ethernet address in a word.
