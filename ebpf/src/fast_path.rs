@@ -12,7 +12,7 @@ use contiv_abi::{Be16, Flow, FlowBucket, FlowHalf, FlowHash, Node, PortSlot, TCP
 
 use crate::{
     flows,
-    frame::{IPV4, IPV6},
+    frame::{IPV4, IPV6, service},
     maps,
     plain::{self, Change, Plain},
     policy, served,
@@ -112,13 +112,6 @@ fn pass<const IP6: bool>(ctx: &TcContext, ifindex: u32) -> Option<u32> {
     count(half, &packet, now, ctx.len());
     served::passed_here(node, half.service, reply, ctx.len());
     Some(to.ifindex)
-}
-
-/// The Ethernet address of a service, in a number as that of a packet.
-#[inline(always)]
-fn service([_, low]: [u64; 2]) -> u64 {
-    let [_, _, _, _, a, b, c, d] = low.to_ne_bytes();
-    u64::from_le_bytes([2, 2, a, b, c, d, 0, 0])
 }
 
 #[inline(always)]

@@ -1,7 +1,7 @@
 //! Headers, read from the frame by value: a frame may lie in pieces, and a copy needs no bounds checks.
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
-use contiv_abi::{Be16, DropReason, Mac};
+use contiv_abi::{Address, Be16, DropReason, Mac};
 
 /// Length of the Ethernet header, where what follows begins.
 pub(crate) const ETHERNET: usize = 14;
@@ -73,6 +73,45 @@ pub(crate) fn is_group(mac: &Mac) -> bool {
 #[inline(always)]
 pub(crate) fn load<T>(ctx: &TcContext, offset: usize) -> Result<T, DropReason> {
     ctx.load(offset).map_err(|_| DropReason::Malformed)
+}
+
+/// The bytes of an Ethernet address in a word.
+pub(crate) const MAC: u64 = 0xffff_ffff_ffff;
+
+/// Words of a mapped IPv4 address, as it lies in the frame.
+#[inline(always)]
+pub(crate) const fn mapped(ip: u32) -> [u64; 2] {
+    Address::v4(ip.to_ne_bytes()).words()
+}
+
+/// The Ethernet address of a service with an address of these words, in a number with the first byte lowest.
+#[inline(always)]
+pub(crate) fn service([_, low]: [u64; 2]) -> u64 {
+    let [_, _, _, _, a, b, c, d] = low.to_ne_bytes();
+    u64::from_le_bytes([2, 2, a, b, c, d, 0, 0])
+}
+
+/// Reads a number from the frame at an address that was compared with its end.
+///
+/// # Safety
+///
+/// All of the number is in the frame.
+#[inline(always)]
+pub(crate) unsafe fn read<T: Copy>(at: usize) -> T {
+    // SAFETY: guaranteed by the caller; a program's loads and stores need no alignment. An unaligned read of the compiler's
+    // would be one of bytes.
+    unsafe { (at as *const T).read_volatile() }
+}
+
+/// Writes a number into the frame, likewise.
+///
+/// # Safety
+///
+/// As of `read`.
+#[inline(always)]
+pub(crate) unsafe fn write<T: Copy>(at: usize, value: T) {
+    // SAFETY: guaranteed by the caller.
+    unsafe { (at as *mut T).write_volatile(value) }
 }
 
 /// The TOS byte or traffic class of the packet inside a frame of this kind (as on the wire), without its ECN bits, which the

@@ -50,6 +50,9 @@ static NODE: Array<Node, 1> = Array::new();
 #[btf_map(name = "ctv_uplink")]
 static UPLINK: Array<u32, 1> = Array::new();
 
+#[btf_map(name = "ctv_neighrev")]
+static NEIGH_REVISION: Array<u64, 1, { aya_ebpf::bindings::BPF_F_MMAPABLE as usize }> = Array::new();
+
 #[btf_map(name = "ctv_drops")]
 static DROPS: PerCpuArray<DropCount, DROP_REASONS> = PerCpuArray::new();
 
@@ -99,6 +102,13 @@ pub(crate) fn segment(segment: &Segment) -> Option<SegmentEntry> {
 #[inline(always)]
 pub(crate) fn uplink() -> u32 {
     UPLINK.get(0).copied().unwrap_or(0)
+}
+
+/// How often neighbours were changed or removed.
+#[inline(always)]
+pub(crate) fn neighbour_revision() -> u64 {
+    // SAFETY: the agent writes it at once.
+    NEIGH_REVISION.get_ptr(0).map_or(0, |revision| unsafe { revision.read_volatile() })
 }
 
 /// The port with this interface index, in its place: a copy takes 48 bytes of the stack.

@@ -199,9 +199,7 @@ fn insert() -> u32 {
         }
     }
     let Some(packet) = packet::in_hand() else { return FAILED };
-    let (domain, now, owner) = (packet.segment.domain(), packet.now, packet.owner);
-    let hash = ctv_hash(&raw const packet.tuple, domain);
-    let obtained = ctv_obtain(hash, owner, now);
+    let obtained = ctv_obtain(packet.hash, packet.owner, packet.now);
     if obtained == NONE {
         return NO_ROOM;
     }

@@ -44,6 +44,8 @@ pub(crate) struct Packet {
     pub(crate) entry: u32,
     /// and the generation of the record.
     pub(crate) generation: u32,
+    /// Of a packet without a flow: the hash of its tuple.
+    pub(crate) hash: u64,
     /// TCP: sequence number; of an ICMP error, that of the segment that it quotes,
     pub(crate) sequence: u32,
     /// the sequence number after the segment,
@@ -141,10 +143,32 @@ pub(crate) struct Packet {
 }
 
 impl Packet {
+    /// Assigns the destination in Ethernet, from a number with the first byte lowest.
+    #[inline(always)]
+    pub(crate) fn set_destination_mac(&mut self, mac: u64) {
+        set(&raw mut self.destination_mac, mac);
+    }
+
+    /// The same of the source.
+    #[inline(always)]
+    pub(crate) fn set_source_mac(&mut self, mac: u64) {
+        set(&raw mut self.source_mac, mac);
+    }
+
     /// Whether the frame goes to a multicast or broadcast address.
     #[inline(always)]
     pub(crate) fn is_for_group(&self) -> bool {
         frame::is_group(&self.destination_mac)
+    }
+}
+
+/// By halves: an assignment of bytes would be a call.
+#[inline(always)]
+fn set(place: *mut Mac, mac: u64) {
+    let place = place.cast::<u16>();
+    for part in 0..3 {
+        // SAFETY: three numbers are as large as the address, and a program's stores need no alignment.
+        unsafe { place.add(part).write_volatile(((mac >> (16 * part)) as u16).to_le()) };
     }
 }
 

@@ -6,10 +6,10 @@ use aya_ebpf::{
     helpers::generated::{bpf_csum_update, bpf_l4_csum_replace},
     programs::TcContext,
 };
-use contiv_abi::{Address, Mac, TCP, Tuple, UDP};
+use contiv_abi::{Mac, TCP, Tuple, UDP};
 
 use crate::{
-    frame::ETHERNET,
+    frame::{ETHERNET, MAC, mapped, read, write},
     header::{Ipv4, Ipv6},
     packet::tcp,
 };
@@ -58,36 +58,10 @@ pub(crate) struct Change {
     pub(crate) mac: u64,
 }
 
-/// The bytes of an Ethernet address in a word.
-const MAC: u64 = u64::from_le(0xffff_ffff_ffff);
-
 /// An Ethernet address in a number, as that of a packet.
 #[inline(always)]
 pub(crate) const fn mac(bytes: &[u8; 8]) -> u64 {
     u64::from_le(u64::from_ne_bytes(*bytes))
-}
-
-/// Reads a number from the frame at an address that was compared with its end.
-///
-/// # Safety
-///
-/// All of the number is in the frame.
-#[inline(always)]
-unsafe fn read<T: Copy>(at: usize) -> T {
-    // SAFETY: guaranteed by the caller; a program's loads and stores need no alignment. An unaligned read of the compiler's
-    // would be one of bytes.
-    unsafe { (at as *const T).read_volatile() }
-}
-
-/// Writes a number into the frame, likewise.
-///
-/// # Safety
-///
-/// As of `read`.
-#[inline(always)]
-unsafe fn write<T: Copy>(at: usize, value: T) {
-    // SAFETY: guaranteed by the caller.
-    unsafe { (at as *mut T).write_volatile(value) }
 }
 
 /// What the frame carries, as on the wire; zero for one that ends before.
@@ -188,12 +162,6 @@ unsafe fn addresses<const IP6: bool>(data: usize) -> [[u64; 2]; 2] {
             [mapped(read(at)), mapped(read(at + 4))]
         }
     }
-}
-
-/// Words of a mapped IPv4 address.
-#[inline(always)]
-const fn mapped(ip: u32) -> [u64; 2] {
-    Address::v4(ip.to_ne_bytes()).words()
 }
 
 /// Rewrites a packet. False if that is not possible; then nothing has changed.

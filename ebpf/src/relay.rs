@@ -136,9 +136,17 @@ pub(crate) extern "C" fn ctv_relay() -> u32 {
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_known() -> u32 {
     let Some(packet) = packet::in_hand() else { return GO_ON };
+    let Some(mac) = known(packet) else { return GO_ON };
+    packet.set_destination_mac(mac);
+    RELAY
+}
+
+/// The same without a call: the backend's Ethernet address, in a number with the first byte lowest.
+#[inline(always)]
+pub(crate) fn known(packet: &Packet) -> Option<u64> {
     // Not handed over: to Linux 6.1 what is handed over is no key.
     let key = &packet.key;
-    let Some(relay) = DSR_FLOWS.get_ptr_mut(key) else { return GO_ON };
+    let relay = DSR_FLOWS.get_ptr_mut(key)?;
     // SAFETY: an entry that was found.
     let relay = unsafe { &mut *relay };
     let opens = packet.tcp & (tcp::SYN | tcp::ACK) == tcp::SYN;
@@ -148,18 +156,29 @@ pub(crate) extern "C" fn ctv_known() -> u32 {
         || idle != 0 && idle > flows::ctv_timeout(key.protocol.into(), sent::ANY.into(), reply)
     {
         let _over = DSR_FLOWS.remove(key);
-        return GO_ON;
+        return None;
     }
-    // Gone, or moved to this node: chosen anew, and the client learns from whoever gets it that there is no connection.
-    match maps::neighbour(&NeighKey { segment: key.segment, ip: relay.backend }) {
-        Some(backend) if backend.ifindex == 0 => packet.destination_mac = backend.mac,
-        _ => return GO_ON,
-    }
-    if idle != 0 {
+    // Read before the neighbour, so that what changes meanwhile is read again.
+    let revision = maps::neighbour_revision();
+    // SAFETY: read once: another CPU may write it.
+    let mut found = unsafe { (&raw const relay.found).read_volatile() };
+    if idle != 0 || !DsrEntry::is_found_in(found, revision) {
+        // Gone, or moved to this node: chosen anew, and the client learns from whoever gets it that there is no connection.
+        let backend = maps::neighbour(&NeighKey { segment: key.segment, ip: relay.backend })?;
+        if backend.ifindex != 0 {
+            return None;
+        }
+        let [a, b, c, d, e, f] = backend.mac;
+        found = DsrEntry::found(u64::from_le_bytes([a, b, c, d, e, f, 0, 0]), revision);
+        relay.found = found;
         relay.seen = packet.now;
     }
-    relay.closing |= u32::from(packet.tcp & (tcp::FIN | tcp::RST));
-    RELAY
+    let ended = u32::from(packet.tcp & (tcp::FIN | tcp::RST));
+    // Written only when it changes.
+    if relay.closing | ended != relay.closing {
+        relay.closing |= ended;
+    }
+    Some(found & DsrEntry::MAC)
 }
 
 /// Notes where the connection of the packet in hand goes, so that it stays there when the set of backends changes. Not
@@ -170,7 +189,7 @@ fn note(packet: &Packet) {
         return;
     }
     let closing = u32::from(packet.tcp & (tcp::FIN | tcp::RST));
-    let relay = DsrEntry { backend: packet.wanted.destination, seen: packet.now, closing };
+    let relay = DsrEntry { backend: packet.wanted.destination, seen: packet.now, closing, found: 0 };
     // Without memory the hash alone decides, which says the same until the set changes.
     let _noted = DSR_FLOWS.insert(&packet.key, &relay, 0);
 }

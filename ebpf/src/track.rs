@@ -41,10 +41,11 @@ pub(crate) extern "C" fn ctv_track(skb: *mut __sk_buff) -> u32 {
     let domain = packet.segment.domain();
     let hash = ctv_hash(&raw const packet.wanted, domain);
     let found = find(&raw const packet.wanted, hash, domain);
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
     if found == 0 {
+        packet.hash = hash;
         return NEW;
     }
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
     packet.entry = found as u32;
     packet.generation = (found >> 32) as u32;
     let code = ctv_by();

@@ -3,58 +3,59 @@
 //! the uplink's ingress, which does the same and everything else.
 
 use aya_ebpf::programs::XdpContext;
-use contiv_abi::{Address, Be16, DsrHook, Mac, Segment, TCP, Tuple, UDP, service_mac};
+use contiv_abi::{Be16, DsrHook, Segment, TCP, Tuple, UDP};
 
 use crate::{
     flow_index, flows,
-    frame::{IPV4, IPV6, VLAN},
+    frame::{self, IPV4, IPV6, MAC, VLAN, service},
     header::{Ipv4, Ipv6},
     maps,
     packet::{self, Packet, Piece, RELAY, Told},
-    relay::{self, Macs},
-    source,
+    relay,
     uplink::VID,
 };
 
-/// An Ethernet header with one tag.
-#[repr(C)]
-struct Tagged {
-    destination: Mac,
-    source: Mac,
-    kind: Be16,
-    tci: Be16,
-    inner: Be16,
-}
-
-/// Where IP begins.
-const L3: usize = size_of::<Tagged>();
-const _: () = assert!(L3 == 18);
-
-/// A header in the frame, if the frame is as long.
-#[inline(always)]
-fn at<T>(ctx: &XdpContext, offset: usize) -> Option<*mut T> {
-    let start = ctx.data() + offset;
-    (start + size_of::<T>() <= ctx.data_end()).then_some(start as *mut T)
-}
-
-/// Somewhere in the frame, by value: nothing there is aligned.
-#[inline(always)]
-fn load<T>(ctx: &XdpContext, offset: usize) -> Option<T> {
-    // SAFETY: it is in the frame; headers are plain numbers.
-    at::<T>(ctx, offset).map(|header| unsafe { header.read_unaligned() })
-}
+/// Where IP begins, behind the Ethernet header and one tag.
+const L3: usize = 18;
 
 /// True when the frame has been addressed to a backend on another node, and is to be sent back to the wire.
 #[inline(always)]
 pub(crate) fn receive(ctx: &XdpContext) -> bool {
-    read(ctx).is_some() && is_relayed() && address(ctx).is_some()
+    forward(ctx).is_some()
 }
 
-/// Whether the packet in hand goes to a backend on another node. A connection to a backend here stays with it, also when the
-/// backend gets no new ones: what has a flow is for the other program.
 #[inline(always)]
-fn is_relayed() -> bool {
-    relay::ctv_known() == RELAY || ctv_tracked() == 0 && relay::ctv_relay() == RELAY
+fn forward(ctx: &XdpContext) -> Option<()> {
+    read(ctx)?;
+    let packet = packet::in_hand()?;
+    let backend = match relay::known(packet) {
+        Some(mac) => mac,
+        None => choose(packet)?,
+    };
+    let packet = packet::in_hand()?;
+    address(ctx, backend, service(packet.tuple.destination.words()))
+}
+
+/// The backend of a packet in hand whose connection is not known, if that is on another node. A connection to a backend here
+/// stays with it, also when the backend gets no new ones: what has a flow is for the other program.
+#[inline(always)]
+fn choose(packet: &mut Packet) -> Option<u64> {
+    relay::vip(packet.segment, &packet.tuple.destination)?;
+    let Tuple { source, destination, protocol, .. } = packet.tuple;
+    let (ends, ports) = ([source.words(), destination.words()], packet.tuple.ports());
+    packet.wanted.set(ends, ports, protocol);
+    packet.source_port = 0;
+    packet.source_group = 0;
+    packet.piece = Piece::WHOLE;
+    packet.icmp_error = Told::NOTHING;
+    packet.hairpin = 0;
+    packet.service = 0;
+    if ctv_tracked() != 0 || relay::ctv_relay() != RELAY {
+        return None;
+    }
+    let packet = packet::in_hand()?;
+    let [a, b, c, d, e, f] = packet.destination_mac;
+    Some(u64::from_le_bytes([a, b, c, d, e, f, 0, 0]))
 }
 
 /// Whether the packet in hand belongs to a flow; not zero if so. A function of its own for the verifier.
@@ -70,96 +71,100 @@ extern "C" fn ctv_tracked() -> u32 {
 /// Reads what is for a service into the packet in hand.
 #[inline(always)]
 fn read(ctx: &XdpContext) -> Option<()> {
+    let (data, end) = (ctx.data(), ctx.data_end());
     // An uplink that stands by gets copies of what the active one gets.
-    if ctx.ingress_ifindex() as u32 != maps::uplink() {
+    if data + L3 > end || ctx.ingress_ifindex() as u32 != maps::uplink() {
         return None;
     }
-    let ethernet = load::<Tagged>(ctx, 0)?;
-    let tag = ethernet.tci.get() & VID;
-    // Of senders for many, and the like, the other program says what is wrong.
-    if ethernet.kind != VLAN || tag == 0 || ethernet.source[0] & 1 != 0 {
-        return None;
-    }
-    let packet = packet::in_hand()?;
-    packet.segment = Segment::vlan(tag);
-    packet.ip6 = u8::from(ethernet.inner == IPV6);
-    packet.destination_mac = ethernet.destination;
-    packet.source_mac = ethernet.source;
-    let l4 = match ethernet.inner {
-        IPV4 => ipv4(ctx, packet)?,
-        IPV6 => ipv6(ctx, packet)?,
-        _ => return None,
+    // SAFETY: before the end of the frame, which was compared.
+    let (to, from, kind, tci, inner) = unsafe {
+        let [to, from] = [frame::read::<u64>(data), frame::read(data + 6)].map(|mac| u64::from_le(mac) & MAC);
+        let word = |at| Be16::from_wire(frame::read::<u16>(data + at));
+        (to, from, word(12), word(14), word(16))
     };
-    let to = &packet.tuple.destination;
-    if !source::same(&ethernet.destination, &service_mac(to)) {
+    let tag = tci.get() & VID;
+    // Of senders for many, and the like, the other program says what is wrong.
+    if kind != VLAN || tag == 0 || from & 1 != 0 {
         return None;
     }
-    relay::vip(packet.segment, to)?;
-    transport(ctx, packet, l4)?;
-    packet.wanted = packet.tuple;
-    packet.now = flows::now();
-    packet.source_port = 0;
-    packet.source_group = 0;
-    packet.piece = Piece::WHOLE;
-    packet.icmp_error = Told::NOTHING;
-    packet.hairpin = 0;
-    packet.service = 0;
-    packet::ctv_key(&raw const packet.tuple, &raw mut packet.key);
-    Some(())
+    if inner == IPV4 {
+        parse::<false>(data, end, to, from, tag)
+    } else if inner == IPV6 {
+        parse::<true>(data, end, to, from, tag)
+    } else {
+        None
+    }
 }
 
-/// Where the transport begins. What has options or is a fragment is for the other program.
+/// Reads the headers of TCP or UDP over IP, without options. What has options or is a fragment is for the other program.
 #[inline(always)]
-fn ipv4(ctx: &XdpContext, packet: &mut Packet) -> Option<usize> {
+fn parse<const IP6: bool>(data: usize, end: usize, to: u64, from: u64, tag: u16) -> Option<()> {
     const FOUR_AND_FIVE_WORDS: u8 = 0x45;
-    const MORE_AND_OFFSET: u16 = 0x3fff;
-    let header = load::<Ipv4>(ctx, L3)?;
-    let plain = header.version_and_length == FOUR_AND_FIVE_WORDS
-        && header.fragment.get() & MORE_AND_OFFSET == 0
-        && is_served(header.protocol);
-    packet.tuple.source = Address::v4(header.source);
-    packet.tuple.destination = Address::v4(header.destination);
-    packet.tuple.protocol = header.protocol;
-    plain.then_some(L3 + size_of::<Ipv4>())
-}
-
-#[inline(always)]
-fn ipv6(ctx: &XdpContext, packet: &mut Packet) -> Option<usize> {
-    let header = load::<Ipv6>(ctx, L3)?;
-    let plain = header.version_class_label[0] >> 4 == 6 && is_served(header.next);
-    packet.tuple.source = Address(header.source);
-    packet.tuple.destination = Address(header.destination);
-    packet.tuple.protocol = header.next;
-    plain.then_some(L3 + size_of::<Ipv6>())
-}
-
-/// Services have ports of these.
-#[inline(always)]
-const fn is_served(protocol: u8) -> bool {
-    protocol == TCP || protocol == UDP
-}
-
-#[inline(always)]
-fn transport(ctx: &XdpContext, packet: &mut Packet, l4: usize) -> Option<()> {
-    const FLAGS: usize = 13;
-    let [source, destination] = load::<[Be16; 2]>(ctx, l4)?;
-    let Tuple { source_port, destination_port, protocol, zero, .. } = &mut packet.tuple;
-    *source_port = source;
-    *destination_port = destination;
-    *zero = [0; 3];
-    packet.protocol = *protocol;
-    packet.tcp = if *protocol == TCP { load::<u8>(ctx, l4 + FLAGS)? } else { 0 };
+    // "More fragments" and the offset, as they are in memory.
+    const PIECE: u16 = 0x3fff_u16.to_be();
+    const TCP_FLAGS: usize = 13;
+    let (addresses, l4) = if IP6 {
+        (data + L3 + 8, data + L3 + size_of::<Ipv6>())
+    } else {
+        (data + L3 + 12, data + L3 + size_of::<Ipv4>())
+    };
+    if l4 + 8 > end {
+        return None;
+    }
+    // SAFETY: before the end of the frame, which was compared.
+    unsafe {
+        let version: u8 = frame::read(data + L3);
+        let (plain, protocol): (bool, u8) = if IP6 {
+            (version >> 4 == 6, frame::read(data + L3 + 6))
+        } else {
+            let piece = frame::read::<u16>(data + L3 + 6) & PIECE;
+            (version == FOUR_AND_FIVE_WORDS && piece == 0, frame::read(data + L3 + 9))
+        };
+        let ends = if IP6 {
+            [
+                [frame::read(addresses), frame::read(addresses + 8)],
+                [frame::read(addresses + 16), frame::read(addresses + 24)],
+            ]
+        } else {
+            [frame::mapped(frame::read(addresses)), frame::mapped(frame::read(addresses + 4))]
+        };
+        // Services have ports of these.
+        if !plain || protocol != TCP && protocol != UDP || to != service(ends[1]) {
+            return None;
+        }
+        let mut flags = 0;
+        if protocol == TCP {
+            if l4 + TCP_FLAGS + 1 > end {
+                return None;
+            }
+            flags = frame::read::<u8>(l4 + TCP_FLAGS);
+        }
+        let packet = packet::in_hand()?;
+        packet.segment = Segment::vlan(tag);
+        packet.ip6 = u8::from(IP6);
+        packet.set_destination_mac(to);
+        packet.set_source_mac(from);
+        packet.tuple.set(ends, frame::read(l4), protocol);
+        packet.protocol = protocol;
+        packet.tcp = flags;
+        packet.now = flows::recent();
+        packet.key.set(packet.segment, &packet.tuple);
+    }
     Some(())
 }
 
 /// Addresses the frame to the backend.
 #[inline(always)]
-fn address(ctx: &XdpContext) -> Option<()> {
-    let packet = packet::in_hand()?;
-    let macs = at::<Macs>(ctx, 0)?;
-    let service = service_mac(&packet.tuple.destination);
-    // SAFETY: in the frame, as was just seen; addresses of Ethernet are bytes.
-    unsafe { macs.write_unaligned(Macs { destination: packet.destination_mac, source: service }) };
-    relay::count(DsrHook::Xdp, (ctx.data_end() - ctx.data()) as u32);
+fn address(ctx: &XdpContext, backend: u64, service: u64) -> Option<()> {
+    let (data, end) = (ctx.data(), ctx.data_end());
+    if data + 12 > end {
+        return None;
+    }
+    // SAFETY: before the end of the frame, which was compared.
+    unsafe {
+        frame::write(data, (backend | service << 48).to_le());
+        frame::write(data + 8, ((service >> 16) as u32).to_le());
+    }
+    relay::count(DsrHook::Xdp, (end - data) as u32);
     Some(())
 }

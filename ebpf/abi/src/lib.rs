@@ -104,7 +104,7 @@ map_types! {
     Client: 16;
     AffinityBlock: 64;
     Vip: 16;
-    DsrEntry: 24;
+    DsrEntry: 32;
     policy::Group: 24;
     policy::RuleSet: 72;
     policy::Branch: 128;

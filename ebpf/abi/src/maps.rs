@@ -57,6 +57,10 @@ pub const PEERS_CAPACITY: usize = 8192;
 /// One [`Node`](crate::Node).
 pub const NODE: &str = "ctv_node";
 
+/// One [`u64`]: how often entries of `ctv_neigh` were changed or removed. A forwarded connection keeps what
+/// it found there as long as this number stays. Mapped into the agent's memory.
+pub const NEIGH_REVISION: &str = "ctv_neighrev";
+
 /// One interface index: the active uplink of the VLAN networks, zero for none. An array of its own, because
 /// the agent changes it when an uplink loses its carrier, whatever else it is writing.
 pub const UPLINK: &str = "ctv_uplink";
@@ -261,6 +265,7 @@ pub const ALL: &[&str] = &[
     MEMBERS,
     PEERS,
     NODE,
+    NEIGH_REVISION,
     UPLINK,
     DROPS,
     FLOWS,

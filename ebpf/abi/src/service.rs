@@ -341,6 +341,26 @@ pub struct DsrEntry {
     pub seen: u32,
     /// FIN and RST flags that the client has sent.
     pub closing: u32,
+    /// Ethernet address of the backend, the first byte lowest, and above it the lower half of the revision of
+    /// `ctv_neigh` that it was found in. In one number, so that no CPU sees a part of either. Zero for none.
+    pub found: u64,
+}
+
+impl DsrEntry {
+    /// A value for `found`, which is valid in this revision and, by chance, in one of 65,535 others.
+    #[inline(always)]
+    pub const fn found(mac: u64, revision: u64) -> u64 {
+        mac & Self::MAC | revision << 48
+    }
+
+    /// True if the value is of this revision.
+    #[inline(always)]
+    pub const fn is_found_in(found: u64, revision: u64) -> bool {
+        found & Self::MAC != 0 && found >> 48 == revision & 0xffff
+    }
+
+    /// The bits of the address in `found`.
+    pub const MAC: u64 = (1 << 48) - 1;
 }
 
 /// Program that forwarded a frame to another node; the number is the index in `ctv_relaycnt`.

@@ -22,6 +22,20 @@ pub struct Tuple {
 }
 
 impl Tuple {
+    /// Assigns words of the addresses, see [`Address::words`], ports as of [`Tuple::ports`], and the
+    /// protocol. By words, as [`Address::set_words`].
+    #[inline(always)]
+    pub fn set(&mut self, [source, destination]: [[u64; 2]; 2], ports: u32, protocol: u8) {
+        self.source.set_words(source);
+        self.destination.set_words(destination);
+        let (at_ports, at_protocol) = (&raw mut self.source_port, &raw mut self.protocol);
+        // SAFETY: both ports, and the protocol with three zeros, are aligned words.
+        unsafe {
+            at_ports.cast::<u32>().write_volatile(ports.to_le());
+            at_protocol.cast::<u32>().write_volatile(u32::from_ne_bytes([protocol, 0, 0, 0]));
+        }
+    }
+
     /// The tuple of the reply direction.
     #[inline(always)]
     pub fn reversed(&self) -> Tuple {
@@ -96,8 +110,9 @@ impl FlowKey {
     #[inline(always)]
     pub fn set(&mut self, segment: Segment, tuple: &Tuple) {
         self.segment = segment;
-        self.protocol = tuple.protocol;
-        self.zero = [0; 3];
+        let place = (&raw mut self.protocol).cast::<u32>();
+        // SAFETY: the protocol and three zeros are an aligned word. An assignment of the zeros would be a call.
+        unsafe { place.write_volatile(u32::from_ne_bytes([tuple.protocol, 0, 0, 0])) };
         if tuple.source_is_low() {
             self.low.set_words(tuple.source.words());
             self.high.set_words(tuple.destination.words());

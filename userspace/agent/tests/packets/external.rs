@@ -17,9 +17,12 @@ use contiv_abi::{
     DropReason,
     maps::{FROM_POD, FROM_UPLINK, XDP},
 };
-use contiv_model::service::{Port, Readiness};
+use contiv_model::{
+    mac::Mac,
+    service::{Port, Readiness},
+};
 use netplugin::datapath::{
-    Backend, Datapath as _, Object, Op, Scope, Service,
+    Backend, Datapath as _, Object, Op, Remote, Scope, Service,
     ebpf::{Options, XdpPreference},
 };
 use testkit::{
@@ -225,6 +228,27 @@ fn a_connection_keeps_its_backend_when_the_set_changes() -> Result<()> {
     let again = rig.asked_tcp(there, SYN)?;
     assert_ne!(again, THERE);
     assert_eq!(rig.asked_tcp(there, ACK)?, again);
+    Ok(())
+}
+
+#[test]
+fn a_connection_follows_its_backend_to_another_mac_address() -> Result<()> {
+    needs!(root());
+    let mut rig = Rig::v4("out-moves", &[HERE, THERE])?;
+    let port = rig.port_to(THERE)?;
+    assert_eq!(rig.asked_tcp(port, ACK)?, THERE);
+    let frame = Packet::eth([2, 2, 10, 1, 1, 247], CLIENT.mac()).vlan(TAG).ipv4(CLIENT.ip(), VIP.ip());
+    let frame = frame.tcp(port, 80, ACK).payload(b"x");
+    assert_eq!(vip_mac(&frame), frame.build()[..6], "the address of the service");
+    // At once, and not when the second has passed in which the address was looked up: hence many of them.
+    for last in 1..=20 {
+        let mac = [2, 0, 0, 0, 7, last];
+        let moved = Remote { mac: Mac(mac), ..THERE.remote(&network("n1.t", vlan(TAG)), None) };
+        let failed = rig.node.apply(&[Op::Set(Object::Remote(moved))])?;
+        ensure!(failed.is_empty(), "{failed:?}");
+        let sent = rig.xdp(&frame)?.context("XDP passes the frame")?;
+        assert_eq!(sent[..6], mac);
+    }
     Ok(())
 }
 

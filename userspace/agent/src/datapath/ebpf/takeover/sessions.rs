@@ -25,6 +25,8 @@ pub(super) fn copy_relays(own: &Pins, other: &Pins) -> Result<(), Error> {
     }
     let mut to: BpfHashMap<MapData, FlowKey, DsrEntry> = own.open_map(DSR_FLOWS)?;
     for (key, entry) in batch::entries::<FlowKey, DsrEntry>(DSR_FLOWS, &from)? {
+        // Neighbours of this version have revisions of their own.
+        let entry = DsrEntry { found: 0, ..entry };
         match to.insert(key, entry, BPF_NOEXIST) {
             Err(error) if errno(&error) != Some(libc::EEXIST) => return Err(unwritable(error)),
             _ => {}
