@@ -325,6 +325,41 @@ fn an_endpoint_uses_at_most_its_share_of_the_table() -> Result<()> {
     Ok(())
 }
 
+/// Expired flows of others are no room for an endpoint that has used its share.
+#[test]
+fn an_endpoint_over_its_quota_takes_no_expired_flow_of_another() -> Result<()> {
+    needs!(root());
+    const CAPACITY: u32 = 1024;
+    const QUOTA: usize = CAPACITY as usize / 4;
+    let rig = Rig::with("ct-takes", |options| options.flows = CAPACITY)?;
+    let there = |port| between(HERE, OTHER).udp(port, 6);
+    let back = |port| between(OTHER, HERE).udp(6, port);
+    for port in 0..QUOTA as u16 {
+        rig.exchange(&there(port), &back(port))?;
+    }
+    let owned = |pod: &Pod| -> Result<usize> {
+        let owner = rig.node.ifindex(&pod.local.port)?;
+        Ok(flow_table::flows(&rig.node)?.iter().filter(|flow| flow.halves[0].owner == owner).count())
+    };
+    assert_eq!(owned(&rig.first)?, QUOTA);
+    let other = rig.node.ifindex(&rig.second.local.port)?;
+    for port in 0..QUOTA as u16 {
+        rig.from(&rig.second, &between(OTHER, HERE).udp(port, 9))?;
+    }
+    flow_table::change(&rig.node, |flow| {
+        if flow.halves[0].owner == other {
+            flow.halves.iter_mut().for_each(|half| half.seen = half.seen.wrapping_sub(1 << 20));
+        }
+    })?;
+    // The timer has not removed them all yet.
+    for port in 0..32 {
+        let frame = there(5000 + port);
+        rig.from(&rig.first, &frame)?.assert_sent_on(&frame.build());
+        assert!(owned(&rig.first)? <= QUOTA, "after {port} flows");
+    }
+    Ok(())
+}
+
 #[test]
 fn packets_pass_when_the_flow_table_is_full() -> Result<()> {
     needs!(root());
