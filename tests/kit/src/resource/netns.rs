@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result, bail};
 use nix::{
     fcntl::{Flock, FlockArg},
     mount::{MsFlags, mount},
-    net::if_::if_nametoindex,
+    net::if_::{if_nameindex, if_nametoindex},
     sched::{CloneFlags, setns, unshare},
 };
 
@@ -125,12 +125,12 @@ impl Netns {
 
     /// Names of the interfaces except `lo`.
     pub fn links(&self) -> Result<Vec<String>> {
-        let listing = self.ip("-o link")?;
-        Ok(listing
-            .lines()
-            .filter_map(|line| Some(line.split(": ").nth(1)?.split('@').next()?.to_owned()))
-            .filter(|name| name != "lo")
-            .collect())
+        let names = || {
+            let interfaces = if_nameindex()?;
+            let names = interfaces.iter().map(|interface| interface.name().to_string_lossy().into_owned());
+            Ok(names.filter(|name| name != "lo").collect())
+        };
+        self.run(names).with_context(|| format!("list the interfaces in {}", self.name()))
     }
 
     /// Runs a program in the namespace and returns its standard output; the error has its standard error.
