@@ -75,3 +75,21 @@ fn xtask(workspace: &Workspace, program: &Path, words: &str) -> Result<()> {
     }
     execute(workspace.command(program).args(&words))
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[test]
+    fn every_step_has_command_lines_of_xtask() {
+        for (name, commands) in STEPS {
+            assert!(!commands.is_empty(), "{name}");
+            for words in *commands {
+                let parsed = Cli::try_parse_from(["xtask"].into_iter().chain(words.split(' ')));
+                assert!(parsed.is_ok(), "{name}: {words}: {:?}", parsed.err());
+            }
+        }
+    }
+}
