@@ -13,8 +13,8 @@ use aya_ebpf::{
     programs::TcContext,
 };
 use contiv_abi::{
-    Address, Be16, DropCount, DropReason, DsrEntry, DsrHook, FdbKey, FlowKey, Mac, NeighEntry, NeighKey,
-    Segment, TCP, Vip,
+    Address, Be16, Domain, DropCount, DropReason, DsrEntry, DsrHook, FdbKey, FlowKey, Mac, NeighEntry,
+    NeighKey, Segment, TCP, Vip, VipKey,
     maps::{DSR_FLOWS_CAPACITY, DSR_STATS_SLOTS, VIPS_CAPACITY},
     service_mac,
     tcp::sent,
@@ -30,7 +30,7 @@ use crate::{
 };
 
 #[btf_map(name = "ctv_vips")]
-static VIPS: HashMap<NeighKey, Vip, VIPS_CAPACITY, NO_PREALLOC> = HashMap::new();
+static VIPS: HashMap<VipKey, Vip, VIPS_CAPACITY, NO_PREALLOC> = HashMap::new();
 
 #[btf_map(name = "ctv_relays")]
 static DSR_FLOWS: LruHashMap<FlowKey, DsrEntry, DSR_FLOWS_CAPACITY> = LruHashMap::new();
@@ -42,7 +42,7 @@ static COUNTS: PerCpuArray<DropCount, DSR_STATS_SLOTS> = PerCpuArray::new();
 #[inline(always)]
 pub(crate) fn vip(segment: Segment, ip: &Address) -> Option<Vip> {
     // SAFETY: copied at once.
-    unsafe { VIPS.get(NeighKey { segment, ip: *ip }) }.copied()
+    unsafe { VIPS.get(VipKey { segment, ip: *ip }) }.copied()
 }
 
 /// Whether this node answers for the service with this address on the wire of the packet in hand. Not zero if so.
@@ -54,20 +54,18 @@ pub(crate) extern "C" fn ctv_speaks(ip: *const Address) -> u32 {
     let Some(packet) = packet::in_hand() else { return 0 };
     // SAFETY: the verifier sees to it that a pointer which is not null is to a whole address.
     let Some(ip) = (unsafe { ip.as_ref() }) else { return 0 };
-    vip(packet.segment, ip).map_or(0, |vip| u32::from(is_here(packet.segment, vip.speaker)))
+    vip(packet.segment, ip).map_or(0, |vip| u32::from(is_here(vip.domain, vip.speaker)))
 }
 
 /// Whether an endpoint with this address is on this node.
 #[inline(always)]
-fn is_here(segment: Segment, ip: Address) -> bool {
-    maps::neighbour(&NeighKey { segment, ip }).is_some_and(|owner| owner.ifindex != 0)
+fn is_here(domain: Domain, ip: Address) -> bool {
+    maps::neighbour(&NeighKey::new(domain, ip)).is_some_and(|owner| owner.ifindex != 0)
 }
 
-/// Whether a frame from the wire of this network, which is for no port here, is for a service.
+/// Whether a frame from the wire of the network in the packet metadata, which is for no port here, is for a service.
 #[inline(always)]
-pub(crate) fn is_for_service(ctx: &TcContext, segment: Segment) -> bool {
-    let Some(packet) = packet::in_hand() else { return false };
-    packet.segment = segment;
+pub(crate) fn is_for_service(ctx: &TcContext) -> bool {
     ctv_for_service(ctx.skb.skb) != 0
 }
 
@@ -76,11 +74,11 @@ pub(crate) fn is_for_service(ctx: &TcContext, segment: Segment) -> bool {
 #[unsafe(no_mangle)]
 extern "C" fn ctv_for_service(skb: *mut __sk_buff) -> u32 {
     let Some(packet) = packet::in_hand() else { return 0 };
-    u32::from(for_service(&TcContext::new(skb), packet.segment).unwrap_or(false))
+    u32::from(for_service(&TcContext::new(skb), packet.domain).unwrap_or(false))
 }
 
 #[inline(always)]
-fn for_service(ctx: &TcContext, segment: Segment) -> Result<bool, DropReason> {
+fn for_service(ctx: &TcContext, domain: Domain) -> Result<bool, DropReason> {
     const DESTINATION: usize = ETHERNET + 16;
     const DESTINATION6: usize = ETHERNET + 24;
     let ethernet = frame::load::<Ethernet>(ctx, 0)?;
@@ -93,7 +91,7 @@ fn for_service(ctx: &TcContext, segment: Segment) -> Result<bool, DropReason> {
     if !source::same(&ethernet.destination, &service_mac(&ip)) {
         return Ok(false);
     }
-    let owner = maps::neighbour(&NeighKey { segment, ip });
+    let owner = maps::neighbour(&NeighKey::new(domain, ip));
     Ok(owner.is_some_and(|owner| owner.flags & NeighEntry::SERVICE != 0))
 }
 
@@ -145,13 +143,13 @@ pub(crate) extern "C" fn ctv_known() -> u32 {
     let idle = contiv_abi::idle(packet.now, relay.seen);
     let reply = u32::from(sent::ANY) | relay.closing;
     if opens && relay.closing != 0
-        || idle != 0 && idle > flows::ctv_timeout(key.protocol.into(), sent::ANY.into(), reply)
+        || idle != 0 && idle > flows::ctv_timeout(key.protocol, sent::ANY.into(), reply)
     {
         let _over = DSR_FLOWS.remove(key);
         return GO_ON;
     }
     // Gone, or moved to this node: chosen anew, and the client learns from whoever gets it that there is no connection.
-    match maps::neighbour(&NeighKey { segment: key.segment, ip: relay.backend }) {
+    match maps::neighbour(&NeighKey::new(key.domain, relay.backend)) {
         Some(backend) if backend.ifindex == 0 => packet.destination_mac = backend.mac,
         _ => return GO_ON,
     }

@@ -62,7 +62,7 @@ fn is_relayed() -> bool {
 #[unsafe(no_mangle)]
 extern "C" fn ctv_tracked() -> u32 {
     let Some(packet) = packet::in_hand() else { return 0 };
-    let domain = packet.segment.domain();
+    let domain = packet.domain.number();
     let hash = flow_index::ctv_hash(&raw const packet.tuple, domain);
     u32::from(flow_index::find(&raw const packet.tuple, hash, domain) != 0)
 }
@@ -94,7 +94,7 @@ fn read(ctx: &XdpContext) -> Option<()> {
     if !source::same(&ethernet.destination, &service_mac(to)) {
         return None;
     }
-    relay::vip(packet.segment, to)?;
+    packet.domain = relay::vip(packet.segment, to)?.domain;
     transport(ctx, packet, l4)?;
     packet.wanted = packet.tuple;
     packet.now = flows::now();

@@ -1,6 +1,6 @@
 //! Addresses and ports of packets.
 
-use crate::{Address, Be16, Segment};
+use crate::{Address, Be16, Domain};
 
 /// Addresses, ports and protocol of a packet, in its direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,34 +70,34 @@ impl Tuple {
     }
 }
 
-/// Network and ends of a connection, the same for both directions.
+/// Domain and ends of a connection, the same for both directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct FlowKey {
-    /// Network of the connection.
-    pub segment: Segment,
-    /// Address of the lower end.
-    pub low: Address,
-    /// Address of the higher end.
-    pub high: Address,
+    /// Domain of the connection.
+    pub domain: Domain,
     /// Port of the lower end.
     pub low_port: Be16,
     /// Port of the higher end.
     pub high_port: Be16,
+    /// Address of the lower end.
+    pub low: Address,
+    /// Address of the higher end.
+    pub high: Address,
     /// IP protocol number.
-    pub protocol: u8,
+    pub protocol: u32,
     /// Zero.
-    pub zero: [u8; 3],
+    pub zero: u32,
 }
 
 impl FlowKey {
     /// Assigns the key of a packet. In place, because the stack of a BPF program has 512 bytes.
     #[inline(always)]
-    pub fn set(&mut self, segment: Segment, tuple: &Tuple) {
-        self.segment = segment;
-        self.protocol = tuple.protocol;
-        self.zero = [0; 3];
+    pub fn set(&mut self, domain: Domain, tuple: &Tuple) {
+        self.domain = domain;
+        self.protocol = tuple.protocol as u32;
+        self.zero = 0;
         if tuple.source_is_low() {
             self.low.set_words(tuple.source.words());
             self.high.set_words(tuple.destination.words());
@@ -118,16 +118,10 @@ mod tests {
 
     fn key(tuple: &Tuple) -> FlowKey {
         let (low, port) = (Address::default(), Be16::new(0));
-        let mut key = FlowKey {
-            segment: Segment::vxlan(7),
-            low,
-            high: low,
-            low_port: port,
-            high_port: port,
-            protocol: 0,
-            zero: [0; 3],
-        };
-        key.set(Segment::vxlan(7), tuple);
+        let domain = Domain::of_vrf(7);
+        let mut key =
+            FlowKey { domain, low_port: port, high_port: port, low, high: low, protocol: 0, zero: 0 };
+        key.set(domain, tuple);
         key
     }
 

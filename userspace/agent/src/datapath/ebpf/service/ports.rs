@@ -10,16 +10,26 @@ use std::{
 };
 
 use contiv_abi::{
-    Backend, ServiceEntry, ServiceKey, TCP,
+    Address, Backend, Be16, ServiceEntry, ServiceKey, TCP,
     maps::{BACKENDS, RING, SERVICE_COUNTS, SERVICES},
 };
 use contiv_model::{name::ServiceId, service::Protocol};
 
 use super::{backends::BackendSets, counters::CounterMap};
-use crate::datapath::{
-    Error,
-    ebpf::maps::{batch, btf, names::ServiceNames, pins::Pins, sizes::Sizes, table::Table, writes::Writes},
-    telemetry::{ServicePort, TableUsage},
+use crate::{
+    datapath::{
+        Error,
+        ebpf::maps::{
+            foreign::{self, Record},
+            names::ServiceNames,
+            pins::Pins,
+            sizes::Sizes,
+            table::Table,
+            writes::Writes,
+        },
+        telemetry::{ServicePort, TableUsage},
+    },
+    error::one_line,
 };
 
 /// Destination of the connections to a service port.
@@ -187,22 +197,27 @@ impl ServicePorts {
     }
 }
 
-/// Numbers of ports in the maps of other ABI versions. Those in maps of another layout are unknown.
+/// Numbers of ports in the maps of other ABI versions.
 fn inherited(pins: &Pins) -> Result<HashMap<ServiceKey, NonZeroU32>, Error> {
-    let own = pins.open_data(SERVICES)?;
     let mut numbers = HashMap::new();
     for other in pins.other_abi_versions() {
         if !other.map(SERVICES).exists() {
             continue;
         }
-        let map = other.open_data(SERVICES)?;
-        if btf::are_alike(&own, &map) {
-            let entries = batch::entries::<ServiceKey, ServiceEntry>(SERVICES, &map)?;
-            let known = |(key, entry): (_, ServiceEntry)| Some((key, NonZeroU32::new(entry.number)?));
-            numbers.extend(entries.into_iter().filter_map(known));
+        match foreign::entries(&other, SERVICES) {
+            Ok(entries) => numbers.extend(entries.iter().filter_map(|(key, entry)| numbered(key, entry))),
+            Err(error) => tracing::warn!("the numbers of services are lost: {}", one_line(&error)),
         }
     }
     Ok(numbers)
+}
+
+/// A port and its number.
+fn numbered(key: &Record, entry: &Record) -> Option<(ServiceKey, NonZeroU32)> {
+    let port = Be16::from_wire(u16::from_ne_bytes(key.bytes("port")?));
+    let protocol = u8::try_from(key.number("protocol")?).ok()?;
+    let key = ServiceKey::new(key.domain()?, Address(key.bytes("ip")?), port, protocol);
+    Some((key, NonZeroU32::new(entry.number("number")?)?))
 }
 
 /// The number after `number`; never zero.

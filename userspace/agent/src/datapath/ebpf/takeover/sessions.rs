@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use aya::maps::{HashMap as BpfHashMap, MapData, MapError};
 use contiv_abi::{
-    AffinityBlock, Backend, Client, DsrEntry, FlowKey, Member,
+    Address, AffinityBlock, Backend, Be16, Client, Domain, DsrEntry, FlowKey, Member,
     maps::{AFFINITY, AFFINITY_CAPACITY, BACKENDS, BACKENDS_CAPACITY, DSR_FLOWS},
 };
 
@@ -12,25 +12,50 @@ use crate::datapath::{
     Error,
     ebpf::{
         failure::{errno, failed},
-        maps::{batch, btf, mmap::MmapArray, pins::Pins},
+        maps::{
+            btf,
+            foreign::{self, Record},
+            mmap::MmapArray,
+            pins::Pins,
+        },
+        programs::migration::MovedDomains,
     },
 };
 
 /// Copies the nodes of connections from outside. An entry that exists stays.
-pub(super) fn copy_relays(own: &Pins, other: &Pins) -> Result<(), Error> {
+pub(super) fn copy_relays(own: &Pins, other: &Pins, domains: &MovedDomains) -> Result<(), Error> {
     const BPF_NOEXIST: u64 = 1;
-    let from = other.open_data(DSR_FLOWS)?;
-    if !btf::are_alike(&own.open_data(DSR_FLOWS)?, &from) {
-        return Err(failed(format!("read the map {DSR_FLOWS}"), "it has another layout"));
-    }
     let mut to: BpfHashMap<MapData, FlowKey, DsrEntry> = own.open_map(DSR_FLOWS)?;
-    for (key, entry) in batch::entries::<FlowKey, DsrEntry>(DSR_FLOWS, &from)? {
+    for (key, value) in foreign::entries(other, DSR_FLOWS)? {
+        let (Some(key), Some(entry)) = (flow_key(&key, domains), dsr_entry(&value)) else {
+            return Err(failed(format!("read the map {DSR_FLOWS}"), "it lacks a field"));
+        };
         match to.insert(key, entry, BPF_NOEXIST) {
             Err(error) if errno(&error) != Some(libc::EEXIST) => return Err(unwritable(error)),
             _ => {}
         }
     }
     Ok(())
+}
+
+fn flow_key(record: &Record, domains: &MovedDomains) -> Option<FlowKey> {
+    let domain = record.domain()?.number();
+    let address = |field| record.bytes(field).map(Address);
+    let port = |field| record.bytes(field).map(|bytes| Be16::from_wire(u16::from_ne_bytes(bytes)));
+    Some(FlowKey {
+        domain: Domain::from_number(domains.get(&domain).copied().unwrap_or(domain)),
+        low_port: port("low_port")?,
+        high_port: port("high_port")?,
+        low: address("low")?,
+        high: address("high")?,
+        protocol: record.number("protocol")?,
+        zero: 0,
+    })
+}
+
+fn dsr_entry(record: &Record) -> Option<DsrEntry> {
+    let backend = Address(record.bytes("backend")?);
+    Some(DsrEntry { backend, seen: record.number("seen")?, closing: record.number("closing")? })
 }
 
 fn unwritable(error: MapError) -> Error {
