@@ -230,11 +230,12 @@ pub struct Subnet {
 }
 
 impl Subnet {
-    /// Returns true for an address of the subnet that is not the gateway's.
+    /// Returns true for an address of the subnet that is not the gateway's. An IPv6 subnet has no mapped addresses, although the
+    /// prefix may cover them.
     #[inline(always)]
     pub const fn contains(&self, ip: &Address) -> bool {
         let ([a, b], [c, d], [e, f]) = (ip.words(), self.mask.words(), self.prefix.words());
-        a & c == e && b & d == f && !ip.same(&self.gateway)
+        a & c == e && b & d == f && ip.is_v4() == self.prefix.is_v4() && !ip.same(&self.gateway)
     }
 
     /// Returns true for the address whose host bits are all ones: in IPv4 that of all hosts.
@@ -291,4 +292,27 @@ impl Phase {
     /// The programs pass all frames to the next program on the interface, which is one of another
     /// ABI version.
     pub const RETIRED: u32 = 3;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_ipv6_subnet_has_no_ipv4_addresses() {
+        let [zero, ones] = [Address([0; 16]), Address([0xff; 16])];
+        let all = Subnet { prefix: zero, mask: zero, gateway: zero };
+        let v6 = Address([0xfd; 16]);
+        assert!(all.contains(&v6) && !all.contains(&Address::v4([10, 1, 1, 1])));
+        let mut prefix = Address::v4([0; 4]);
+        let mut mask = ones;
+        mask.0[12..].fill(0);
+        let v4 = Subnet { prefix, mask, gateway: zero };
+        assert!(v4.contains(&Address::v4([10, 1, 1, 1])) && !v4.contains(&v6));
+        prefix.0[12] = 10;
+        mask.0[12] = 0xff;
+        let ten = Subnet { prefix, mask, gateway: Address::v4([10, 0, 0, 1]) };
+        assert!(ten.contains(&Address::v4([10, 1, 1, 1])) && !ten.contains(&Address::v4([11, 1, 1, 1])));
+        assert!(!ten.contains(&ten.gateway) && ten.is_last(&Address::v4([10, 255, 255, 255])));
+    }
 }
