@@ -21,6 +21,18 @@ pub(crate) struct Record {
 }
 
 impl Record {
+    /// A record with these fields, one behind the other.
+    #[cfg(test)]
+    pub(crate) fn of(fields: &[(&str, &[u8])]) -> Record {
+        let (mut layout, mut bytes) = (Layout::default(), vec![]);
+        for (path, value) in fields {
+            layout.insert(path, btf::Field { offset: bytes.len(), size: value.len() });
+            bytes.extend_from_slice(value);
+        }
+        layout.size = bytes.len();
+        Record { layout: layout.into(), bytes }
+    }
+
     /// The bytes of a field; `None` if there is no field of this name and size.
     pub(crate) fn bytes<const N: usize>(&self, field: &str) -> Option<[u8; N]> {
         let field = self.layout.field(field).filter(|field| field.size == N)?;
@@ -86,35 +98,25 @@ fn keys(map: &MapData, size: usize, capacity: usize) -> std::io::Result<BTreeSet
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::datapath::ebpf::maps::btf::Field;
-
-    fn record(fields: &[(&str, &[u8])]) -> Record {
-        let (mut layout, mut bytes) = (Layout::default(), vec![]);
-        for (path, value) in fields {
-            layout.insert(path, Field { offset: bytes.len(), size: value.len() });
-            bytes.extend_from_slice(value);
-        }
-        layout.size = bytes.len();
-        Record { layout: layout.into(), bytes }
-    }
 
     #[test]
     fn networks_of_earlier_versions_are_domains() {
         let word = |number: u32| number.to_ne_bytes();
         let of_network = |vni: u32, vlan: u32| {
-            record(&[("ip", &[1; 16]), ("segment.vni", &word(vni)), ("segment.vlan", &word(vlan))]).domain()
+            Record::of(&[("ip", &[1; 16]), ("segment.vni", &word(vni)), ("segment.vlan", &word(vlan))])
+                .domain()
         };
         assert_eq!(of_network(7, 0), Some(Domain::of_segment(Segment::vxlan(7))));
         assert_eq!(of_network(0, 7), Some(Domain::of_segment(Segment::vlan(7))));
         assert_eq!(of_network(0, 0), None);
         let domain = Domain::of_vrf(9);
-        assert_eq!(record(&[("domain", &word(domain.number()))]).domain(), Some(domain));
-        assert_eq!(record(&[("ip", &[1; 16])]).domain(), None);
+        assert_eq!(Record::of(&[("domain", &word(domain.number()))]).domain(), Some(domain));
+        assert_eq!(Record::of(&[("ip", &[1; 16])]).domain(), None);
     }
 
     #[test]
     fn numbers_may_have_grown() {
-        let record = record(&[("a", &[6]), ("b", &7_u16.to_ne_bytes()), ("c", &8_u32.to_ne_bytes())]);
+        let record = Record::of(&[("a", &[6]), ("b", &7_u16.to_ne_bytes()), ("c", &8_u32.to_ne_bytes())]);
         assert_eq!(["a", "b", "c", "d"].map(|field| record.number(field)), [Some(6), Some(7), Some(8), None]);
         assert_eq!((record.bytes("a"), record.bytes::<2>("a")), (Some([6]), None));
     }

@@ -224,3 +224,29 @@ fn numbered(key: &Record, entry: &Record) -> Option<(ServiceKey, NonZeroU32)> {
 fn next(number: u32) -> NonZeroU32 {
     NonZeroU32::new(number.wrapping_add(1)).unwrap_or(NonZeroU32::MIN)
 }
+
+#[cfg(test)]
+mod tests {
+    use contiv_abi::{Domain, Segment};
+
+    use super::*;
+
+    /// The layout of version 6.
+    #[test]
+    fn ports_of_services_on_a_network_keep_their_numbers_in_its_domain() {
+        let ip = Address::v4([10, 1, 1, 250]);
+        let key = Record::of(&[
+            ("segment.vni", &0_u32.to_ne_bytes()),
+            ("segment.vlan", &100_u32.to_ne_bytes()),
+            ("ip", &ip.0),
+            ("port", &80_u16.to_be_bytes()),
+            ("protocol", &[TCP]),
+            ("zero", &[0; 5]),
+        ]);
+        let entry = Record::of(&[("number", &7_u32.to_ne_bytes())]);
+        let domain = Domain::of_segment(Segment::vlan(100));
+        let expected = (ServiceKey::new(domain, ip, Be16::new(80), TCP), NonZeroU32::new(7).unwrap());
+        assert_eq!(numbered(&key, &entry), Some(expected));
+        assert_eq!(numbered(&key, &Record::of(&[("number", &[0; 4])])), None);
+    }
+}

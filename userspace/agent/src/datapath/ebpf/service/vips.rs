@@ -79,7 +79,7 @@ impl Vips {
 
     /// Writes or removes a service.
     pub(crate) fn set_vip(&mut self, service: VipKey, vip: Option<Vip>) -> Result<(), Error> {
-        let before = self.vips.get(&service).map(|vip| speaker(vip));
+        let before = self.vips.get(&service).map(speaker);
         if let Some(before) = before
             && let Some(services) = self.by_speaker.get_mut(&before)
         {

@@ -140,6 +140,36 @@ fn mapped<V: bytemuck::Pod>(pins: &Pins, name: &'static str, len: usize) -> Resu
 mod tests {
     use super::*;
 
+    /// The layout of version 6.
+    #[test]
+    fn connections_of_a_network_become_those_of_its_domain() {
+        let [low, high] = [1, 2].map(|last| Address::v4([10, 1, 1, last]));
+        let key = Record::of(&[
+            ("segment.vni", &10_001_u32.to_ne_bytes()),
+            ("segment.vlan", &0_u32.to_ne_bytes()),
+            ("low", &low.0),
+            ("high", &high.0),
+            ("low_port", &80_u16.to_be_bytes()),
+            ("high_port", &4000_u16.to_be_bytes()),
+            ("protocol", &[6]),
+        ]);
+        let expected = |domain: u32| FlowKey {
+            domain: Domain::from_number(domain),
+            low_port: Be16::new(80),
+            high_port: Be16::new(4000),
+            low,
+            high,
+            protocol: 6,
+            zero: 0,
+        };
+        assert_eq!(flow_key(&key, &MovedDomains::new()), Some(expected(10_001)));
+        assert_eq!(flow_key(&key, &MovedDomains::from([(10_001, 77)])), Some(expected(77)));
+        let [seen, closing] = [9_u32, 1].map(u32::to_ne_bytes);
+        let entry = Record::of(&[("backend", &high.0), ("seen", &seen), ("closing", &closing)]);
+        assert_eq!(dsr_entry(&entry), Some(DsrEntry { backend: high, seen: 9, closing: 1 }));
+        assert_eq!(dsr_entry(&Record::of(&[("backend", &high.0)])), None);
+    }
+
     #[test]
     fn clients_of_both_blocks_are_kept() {
         let client = |tag| Client { tag, seen: tag, with: Member::v4([10, 1, 1, tag as u8], 80) };
