@@ -8,7 +8,7 @@ use crate::name::{NetworkId, TenantName};
 ///
 /// A tenant has one VRF, if the nodes route. A network of the tenant whose subnets overlap those of
 /// another one cannot share it, and has a VRF of its own; so has each network that is only bridged,
-/// because nobody needs its addresses to be unique beyond it.
+/// because its addresses need not be unique beyond it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Vrf {
     /// The VRF of a tenant.
