@@ -5,8 +5,9 @@ use crate::Segment;
 /// A routing domain (VRF): an IP address is unique within it. What is found by an IP address is keyed by the domain: neighbours,
 /// subnets, services, flows, fragments.
 ///
-/// A bridged network is a domain of its own, because networks that are not routed to each other may have the same addresses; its number
-/// follows from its [`Segment`]. Networks that are routed to each other share a domain, whose number the agent allocates.
+/// A bridged network is a domain of its own, because networks that are not routed to each other may have the same addresses;
+/// its number follows from its [`Segment`]. Networks that are routed to each other share a domain, whose number the agent
+/// allocates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(transparent)]
