@@ -118,6 +118,11 @@ pub enum ArpMode {
 }
 
 impl Config {
+    /// Whether the nodes route between the networks of a tenant. Without a forward mode they bridge.
+    pub fn is_routing(&self) -> bool {
+        self.fwd_mode == "routing"
+    }
+
     /// The ARP mode. Every value except `flood` means proxy, as in the original.
     pub fn arp_mode(&self) -> ArpMode {
         if self.arp_mode == "flood" { ArpMode::Flood } else { ArpMode::Proxy }
