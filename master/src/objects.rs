@@ -209,11 +209,36 @@ fn create_or_update<T: Object>(request: &Fields, staged: &mut StagedTxn<'_>) -> 
     match staged.get::<T>(new.key()) {
         None => go_json::encode(&new.create(staged)?),
         Some(old) => {
+            ensure_same_object(request, &*old)?;
             let echo = go_json::encode(&new.echo())?;
             new.update(&old, staged)?;
             Ok(echo)
         }
     }
+}
+
+/// Fails if the key of the known object was formed from other names, which is possible where a name
+/// may contain a colon.
+fn ensure_same_object<T: Object>(request: &Fields, known: &T) -> Result<(), Problem> {
+    if known.key().matches(':').count() < T::KEY.len() {
+        return Ok(());
+    }
+    let fields =
+        serde_json::to_value(known).map_err(|e| Problem::unavailable(format!("encode a record: {e}")))?;
+    let name = |of: &dyn Fn(&str) -> Option<Value>| -> Vec<String> {
+        T::KEY
+            .iter()
+            .map(|field| of(field).and_then(|v| v.as_str().map(str::to_owned)).unwrap_or_default())
+            .collect()
+    };
+    let known_as = name(&|field| fields.get(field).cloned());
+    if known_as == name(&|field| request.get(field).cloned()) {
+        return Ok(());
+    }
+    let names: Vec<String> =
+        T::KEY.iter().zip(known_as).map(|(field, name)| format!("{field} {name:?}")).collect();
+    let (kind, key) = (T::KIND.as_str(), known.key());
+    Err(Problem::conflict(format!("{kind} {key} conflicts with the one with {}", names.join(" and "))))
 }
 
 fn delete<T: Object>(key: &str, staged: &mut StagedTxn<'_>) -> Answer {

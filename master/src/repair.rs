@@ -9,6 +9,7 @@ use contiv_model::{endpoint, group, network};
 
 use crate::cache::StagedTxn;
 use crate::domain::allocation::{AllocationScope, is_taken};
+use crate::domain::network_record::network_id;
 
 /// Marks the addresses of endpoints as allocated. Returns one line for each address that was free.
 pub fn mark_in_use(staged: &mut StagedTxn<'_>) -> Vec<String> {
@@ -16,7 +17,7 @@ pub fn mark_in_use(staged: &mut StagedTxn<'_>) -> Vec<String> {
     let groups = cache.allocations::<group::State>().map(|record| &record.body);
     let pooled: HashSet<String> = groups
         .filter(|group| !group.ip_pool.is_empty())
-        .map(|group| format!("{}.{}", group.network_name, group.tenant_name))
+        .map(|group| network_id(&group.tenant_name, &group.network_name))
         .collect();
     for endpoint in cache.all::<endpoint::State>() {
         let network = &endpoint.net_id;

@@ -10,6 +10,7 @@ use contiv_model::{endpoint, group, network, node, registry, service};
 
 use crate::cache::{AllocationRecord, ClusterCache};
 use crate::domain::attachment::state_key;
+use crate::domain::network_record::network_record;
 use crate::go_json;
 use crate::ipam::{IpPool, Subnet};
 use crate::problem::{Answer, Problem};
@@ -43,7 +44,7 @@ pub fn group(record: &AllocationRecord<group::State>, cache: &ClusterCache) -> E
         pkt_tag: body.pkt_tag,
         ..EndpointGroupOper::default()
     };
-    let network = cache.allocation::<network::State>(&format!("{}.{}", body.network_name, body.tenant_name));
+    let network = network_record(cache, &body.tenant_name, &body.network_name);
     let subnet = network.and_then(|network| Subnet::of_state(&network.body).ok());
     if let Some((subnet, pool)) = subnet.and_then(|s| Some((s, IpPool::read(&body.ip_pool, &s).ok()??))) {
         let bits = record.pool.bits();
@@ -99,7 +100,7 @@ pub fn tenant(tenant: &Tenant, cache: &ClusterCache) -> TenantOper {
         }
     }
     for name in sets.networks.keys().filter_map(name_of) {
-        if let Some(record) = cache.allocation::<network::State>(&format!("{name}.{}", tenant.tenant_name)) {
+        if let Some(record) = network_record(cache, &tenant.tenant_name, &name) {
             let full = network(record, cache);
             oper.total_endpoints += full.num_endpoints;
             oper.networks.push(NetworkOper { network_tag: String::new(), ..full });
