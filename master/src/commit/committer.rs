@@ -158,8 +158,9 @@ impl Committer {
                         return Err(Deposed);
                     }
                 }
-                Ok(LogOutcome::Deposed) => {
-                    fail_all(jobs, &Problem::deposed());
+                Ok(LogOutcome::Decided) => {
+                    // Carried out: a follower must not send these requests to the next leader.
+                    answer(jobs, answers);
                     return Err(Deposed);
                 }
                 Err(CommitError::Encode(error)) => {

@@ -36,8 +36,9 @@ pub(super) enum LogOutcome {
     Committed(Revisions),
     /// A guard failed; nothing was written.
     Conflict,
-    /// Another netmaster leads. It applies the change if the commit record was written.
-    Deposed,
+    /// The commit record is written, and leadership was lost before all steps were applied. The
+    /// next leader applies the whole change before it serves requests.
+    Decided,
 }
 
 /// A large change and its encoded steps.
@@ -178,7 +179,7 @@ impl RedoLog {
                 Txn { guards: vec![], ops: ops.iter().cloned().chain([step]).chain(commit_record).collect() };
             match commit_until_done(leadership, txn).await {
                 ControlFlow::Continue(revision) => revisions.record(keys, revision),
-                ControlFlow::Break(()) => return LogOutcome::Deposed,
+                ControlFlow::Break(()) => return LogOutcome::Decided,
             }
         }
         LogOutcome::Committed(revisions)
