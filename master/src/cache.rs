@@ -38,6 +38,9 @@ pub struct ClusterCache {
     /// their journal. A journal holds all changes since its record was written, and an older
     /// version of it may already be merged into the bitmaps. A new leader reads these keys again.
     stale: BTreeSet<String>,
+    /// Journals that could not be decoded when they were read. See
+    /// [`ClusterCache::unreadable_journals`].
+    unreadable: BTreeSet<Key>,
     /// Revisions at which recently deleted keys were deleted. An older change from the watch must
     /// not restore them.
     deleted: HashMap<String, i64>,
@@ -91,6 +94,20 @@ impl ClusterCache {
                 .map(|(id, revision)| (B::journal_key(&id).to_string(), revision))
         }
         of(&self.networks).chain(of(&self.groups)).collect()
+    }
+
+    /// Journals that cannot be decoded. Their records lack allocations.
+    pub fn unreadable_journals(&self) -> Vec<Key> {
+        let is_current = |key: &&Key| match key {
+            Key::NetworkJournal(id) => self
+                .allocation::<network::State>(id.as_str())
+                .is_some_and(AllocationRecord::has_unreadable_journal),
+            Key::GroupJournal(id) => self
+                .allocation::<group::State>(id.as_str())
+                .is_some_and(AllocationRecord::has_unreadable_journal),
+            _ => false,
+        };
+        self.unreadable.iter().filter(is_current).cloned().collect()
     }
 
     /// Ids of the endpoints on `network` that have address `ip`.
@@ -241,7 +258,11 @@ impl ClusterCache {
         } else if let Some(kv) = records.unmatched_journals.remove(id) {
             apply_journal(&mut record, &kv);
         }
+        let unreadable = record.has_unreadable_journal();
         records.live.insert(id.to_owned(), record);
+        if unreadable {
+            self.unreadable.insert(B::journal_key(id));
+        }
         if journaled {
             self.mark_stale::<B>(id);
         }
@@ -261,7 +282,12 @@ impl ClusterCache {
                 records.unmatched_journals.remove(id);
             }
             (Some(record), kv) => match (&record.journal, kv) {
-                (None, Some(kv)) if revision > record.revision => apply_journal(record, kv),
+                (None, Some(kv)) if revision > record.revision => {
+                    apply_journal(record, kv);
+                    if record.has_unreadable_journal() {
+                        self.unreadable.insert(B::journal_key(id));
+                    }
+                }
                 (Some(journal), _) if revision > journal.revision => self.mark_stale::<B>(id),
                 _ => {}
             },
@@ -281,10 +307,13 @@ fn apply_journal<B: RecordBody>(record: &mut AllocationRecord<B>, kv: &KeyValue)
             record.body.set_counts(counts);
             record.apply_journal(journal);
         }
-        Err(error) => tracing::error!(
-            key = kv.key,
-            error,
-            "decode an allocation journal: invalid; addresses allocated since the record was written may be allocated twice; compare the record with the endpoints"
-        ),
+        Err(error) => {
+            tracing::error!(
+                key = kv.key,
+                error,
+                "decode an allocation journal: invalid; restoring the allocations from endpoints and services; addresses from allocAddress without an endpoint are lost"
+            );
+            record.set_unreadable_journal(kv.mod_revision);
+        }
     }
 }

@@ -16,6 +16,7 @@ use super::redo_log::{self, LogOutcome, RedoLog};
 use crate::cache::{Change, SharedCache, Stageable, StagedTxn};
 use crate::metrics::Metrics;
 use crate::problem::{Answer, Problem, one_line};
+use crate::repair;
 
 /// Plans, commits and answers queued jobs while this netmaster leads.
 pub struct Committer {
@@ -258,6 +259,7 @@ impl Committer {
     fn plan(&mut self, jobs: &mut Vec<Job>, more: bool) -> serde_json::Result<(Vec<Answer>, Txn, Change)> {
         let cache = self.cache.read();
         let mut staged = StagedTxn::new(&cache);
+        repair::replace_unreadable_journals(&mut staged);
         let mut answers: Vec<Answer> = jobs.iter().map(|job| (job.plan)(&mut staged)).collect();
         while more && !jobs.iter().any(|job| job.exclusive) && !staged.is_full() {
             let Ok(job) = self.jobs.try_recv() else { break };

@@ -85,6 +85,40 @@ fn idle_journals_are_merged() {
     assert_eq!(addresses.collect::<Vec<_>>(), (1..=7).map(|n| format!("10.0.0.{n}")).collect::<Vec<_>>());
 }
 
+/// The journal is replaced, and no address is allocated twice.
+#[test]
+fn an_unreadable_journal_stops_no_allocation() {
+    const JOURNAL: &str = "/contiv.io/state/ipam/nets/net.default";
+    testkit::needs!(binary("etcd"), binary("etcdctl"));
+    let etcd = Etcd::start().unwrap();
+    let mut master = Master::on_etcd(&etcd.endpoint());
+    make_network(master.address, "net", "10.0.0.0/12");
+    let mut expected = 0;
+    for restart in [false, true, false] {
+        for _ in 0..3 {
+            expected += 1;
+            let created = create_endpoint(master.address, "net", &format!("c{expected}"), "").unwrap();
+            assert_eq!(address(created), format!("10.0.0.{expected}"));
+        }
+        if restart {
+            master.kill();
+        }
+        etcd.ctl(&["put", JOURNAL, "{"]).unwrap();
+        if restart {
+            master.restart();
+        }
+    }
+    let created = create_endpoint(master.address, "net", "last", "").unwrap();
+    assert_eq!(address(created), format!("10.0.0.{}", expected + 1));
+    master.stop();
+    let state: network::State = serde_json::from_str(&value(&etcd, NETWORK)).unwrap();
+    assert_eq!(
+        (state.ep_count, state.ip_alloc_map.next_clear(0)),
+        (expected + 1, Some(expected as usize + 2))
+    );
+    assert_eq!(keys(&etcd, "/contiv.io/state/ipam/"), Vec::<String>::new());
+}
+
 #[test]
 fn changes_by_operators_are_applied() {
     testkit::needs!(binary("etcd"), binary("etcdctl"));
