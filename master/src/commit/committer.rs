@@ -343,5 +343,6 @@ fn largest(txn: &Txn) -> (String, usize) {
 fn key_of(guard: &Guard) -> &str {
     match guard {
         Guard::ModRevision { key, .. } | Guard::CreateRevision { key, .. } => key,
+        Guard::NotPutSince { first, .. } => first,
     }
 }
