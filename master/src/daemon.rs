@@ -28,7 +28,7 @@ use crate::aci::Gateway;
 use crate::api::{Admission, App, Proxy, Tokens};
 use crate::cache::SharedCache;
 use crate::config::{Flags, RestFlags};
-use crate::leadership::{Identity, Role, Roles};
+use crate::leadership::{Identity, Role, Roles, StoreHealth};
 use crate::metrics::Metrics;
 use crate::objects::{Cluster, Defaults};
 use crate::problem::one_line;
@@ -66,7 +66,7 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
     files.spawn(notify::report(role.subscribe(), identity.address.clone()));
     let (admission, proxy) = (admission(&flags.rest, &mut files)?, proxy(&flags.rest, &mut files)?);
     let listener_config = listener_config(&flags.rest, &mut files)?;
-    let metrics = Metrics::default();
+    let (metrics, health) = (Metrics::default(), StoreHealth::default());
     let app = App {
         roles,
         proxy,
@@ -74,6 +74,7 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
         metrics: metrics.clone(),
         cache: cache.clone(),
         identity: identity.clone(),
+        store: health.clone(),
     }
     .router();
     let closing = CancellationToken::new();
@@ -86,7 +87,9 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
     let work = async {
         // Without a store the process is alive and not ready.
         let Some(store) = connect(&flags, embedded.as_ref(), &stop).await? else { return Ok(()) };
-        let watching = cache_watch::run(store.clone(), cache.clone(), lock.clone());
+        let watch = store.watch(key::ROOT);
+        health.connected(store.clone(), watch.status());
+        let watching = cache_watch::run(watch, cache.clone(), lock.clone());
         cache_watch_task = Some(AbortOnDropHandle::new(tokio::spawn(watching)));
         let candidate = Candidate {
             flags: &flags,

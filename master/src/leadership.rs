@@ -2,6 +2,7 @@
 
 mod linearizable_read;
 mod role;
+mod store_health;
 
 use std::sync::Arc;
 
@@ -12,6 +13,7 @@ use crate::objects::Cluster;
 
 pub use linearizable_read::LinearizableRead;
 pub use role::{Role, Roles};
+pub use store_health::StoreHealth;
 
 /// What a leader serves requests with.
 pub struct Leader {

@@ -62,7 +62,6 @@ impl Routes<'_> {
                     None => format.no_route(),
                 }
             }
-            (&Method::GET, ["version"]) => text(version()),
             (&Method::GET, ["info"]) => {
                 let own = &self.0.identity;
                 format.json(go_json::encode(&info(&self.0.cache.read(), "leader", &own.address, own)))
@@ -190,7 +189,7 @@ async fn read_body(body: Body) -> Result<Bytes, Problem> {
     body.map(|body| body.to_bytes()).map_err(|error| Problem::invalid(crate::problem::one_line(&error)))
 }
 
-fn version() -> String {
+pub(super) fn version() -> String {
     let version = json!({
         "GitCommit": option_env!("CONTIV_GIT_COMMIT").unwrap_or("unknown"),
         "Version": env!("CARGO_PKG_VERSION"),

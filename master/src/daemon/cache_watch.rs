@@ -3,7 +3,7 @@
 
 use contiv_model::event::Event;
 use contiv_model::key;
-use contiv_store::{Store, Update};
+use contiv_store::{Update, Watch};
 use futures::StreamExt;
 use tokio::sync::watch;
 
@@ -27,8 +27,8 @@ pub(super) struct Lock {
 }
 
 /// Applies updates of the watch. Never returns.
-pub(super) async fn run(store: Store, cache: SharedCache, lock: watch::Sender<Lock>) {
-    let mut watch = store.watch(key::ROOT).ready_chunks(BATCH);
+pub(super) async fn run(watch: Watch, cache: SharedCache, lock: watch::Sender<Lock>) {
+    let mut watch = watch.ready_chunks(BATCH);
     while let Some(updates) = watch.next().await {
         {
             let _lock = cache.lock_commits().await;

@@ -6,7 +6,7 @@ use crate::range::prefix_end;
 use crate::{Cause, Config, Error, KeyValue, Listing, Operation, Outcome, Txn};
 use bytes::Bytes;
 use etcd_client::{GetOptions, LeaseClient, PutOptions, WatchClient};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -34,6 +34,7 @@ struct Shared {
     members: Members,
     endpoints: String,
     request_timeout: Duration,
+    last_answer: Mutex<Instant>,
 }
 
 /// Remaining and granted time of a lease, in whole seconds, rounded down.
@@ -79,7 +80,8 @@ impl Store {
                 });
             }
         };
-        let shared = Shared { members, endpoints, request_timeout: config.request_timeout };
+        let (request_timeout, last_answer) = (config.request_timeout, Mutex::new(Instant::now()));
+        let shared = Shared { members, endpoints, request_timeout, last_answer };
         let store = Store { shared: Arc::new(shared) };
         let probe = GetOptions::new().with_count_only();
         let patience = store.patience(Again::Always).min(limit);
@@ -252,6 +254,15 @@ impl Store {
         Ok(alive.then(|| Remaining { left: seconds(answer.ttl()), granted: seconds(answer.granted_ttl()) }))
     }
 
+    /// Time since the store last answered a request or a keep-alive of this client.
+    pub fn silent_for(&self) -> Duration {
+        self.shared.last_answer.lock().unwrap_or_else(PoisonError::into_inner).elapsed()
+    }
+
+    pub(crate) fn answered(&self) {
+        *self.shared.last_answer.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+
     pub(crate) fn members(&self) -> &Members {
         &self.shared.members
     }
@@ -326,7 +337,10 @@ impl Store {
             };
             let error = tokio::select! {
                 answer = send() => match answer {
-                    Ok(answer) => return Ok(answer),
+                    Ok(answer) => {
+                        self.answered();
+                        return Ok(answer);
+                    }
                     Err(e) => self.error(operation, key, e),
                 },
                 () = tokio::time::sleep_until(deadline.min(start + patience)) => {

@@ -87,6 +87,7 @@ impl Lease {
         match beat? {
             Some((ttl, link)) => {
                 (self.proven, self.ttl, self.link) = (sent, ttl, link);
+                self.store.answered();
                 Ok(KeepAlive::Proven)
             }
             None => Ok(KeepAlive::Gone),

@@ -24,7 +24,11 @@ pub(super) fn describe(builder: &mut Builder) {
     );
     for (path, id, summary) in [
         ("/healthz", "getHealth", "Liveness of this netmaster; not forwarded to the leader"),
-        ("/readyz", "getReadiness", "Readiness: it leads, or knows the leader; not forwarded to the leader"),
+        (
+            "/readyz",
+            "getReadiness",
+            "Readiness: it leads, or knows the leader, and the store answers; not forwarded to the leader",
+        ),
     ] {
         let mut operation = text(id, "daemon", summary, "Healthy or ready.");
         operation["security"] = json!([]);
