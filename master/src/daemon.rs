@@ -5,6 +5,7 @@ mod listener;
 mod node_gc;
 mod notify;
 mod registration;
+mod tasks;
 mod term;
 
 use std::path::Path;
@@ -22,7 +23,6 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::AbortOnDropHandle;
 
 use crate::aci::Gateway;
 use crate::api::{Admission, App, Proxy, Tokens};
@@ -35,7 +35,8 @@ use crate::problem::one_line;
 use cache_watch::Lock;
 use listener::{Listener, ListenerConfig};
 use registration::Registrations;
-use term::Term;
+use tasks::Tasks;
+use term::{Ended, Term};
 
 /// Time limit for requests in progress at shutdown.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
@@ -50,6 +51,13 @@ const LEADER_PROPAGATION: Duration = Duration::from_millis(100);
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
+/// Time limit for a newly elected leader's cache to become current. A leader whose watch does not
+/// deliver resigns.
+const LOAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// Pause before a leader that resigned for this reason campaigns again, so that another netmaster is
+/// elected.
+const BEHIND_PAUSE: Duration = Duration::from_secs(3);
+
 const DEFAULT_STORE: &str = "http://127.0.0.1:2379";
 
 /// Runs until `stop` is cancelled.
@@ -62,10 +70,10 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
     let cache = SharedCache::default();
     let lock = watch::Sender::new(Lock::default());
     let mut servers = JoinSet::new();
-    let mut files = JoinSet::new();
-    files.spawn(notify::report(role.subscribe(), identity.address.clone()));
-    let (admission, proxy) = (admission(&flags.rest, &mut files)?, proxy(&flags.rest, &mut files)?);
-    let listener_config = listener_config(&flags.rest, &mut files)?;
+    let mut tasks = Tasks::default();
+    tasks.spawn("service manager", notify::report(role.subscribe(), identity.address.clone()));
+    let (admission, proxy) = (admission(&flags.rest, &mut tasks)?, proxy(&flags.rest, &mut tasks)?);
+    let listener_config = listener_config(&flags.rest, &mut tasks)?;
     let (metrics, health) = (Metrics::default(), StoreHealth::default());
     let app = App {
         roles,
@@ -83,14 +91,17 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
         servers.spawn(listener.serve(app.clone(), closing.clone()));
     }
 
-    let mut cache_watch_task = None;
+    // Runs until the end of the process: at shutdown it shows who leads next.
+    let mut cache_watch = Tasks::default();
+    let mut connected = false;
     let work = async {
         // Without a store the process is alive and not ready.
         let Some(store) = connect(&flags, embedded.as_ref(), &stop).await? else { return Ok(()) };
         let watch = store.watch(key::ROOT);
         health.connected(store.clone(), watch.status());
         let watching = cache_watch::run(watch, cache.clone(), lock.clone());
-        cache_watch_task = Some(AbortOnDropHandle::new(tokio::spawn(watching)));
+        cache_watch.spawn("cache watch", watching);
+        connected = true;
         let candidate = Candidate {
             flags: &flags,
             store: &store,
@@ -100,16 +111,20 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
             role: &role,
             metrics: &metrics,
         };
-        campaign_and_lead(&candidate, &stop).await
+        tokio::select! {
+            result = campaign_and_lead(&candidate, &stop) => result,
+            ended = cache_watch.ended() => Err(ended.into()),
+        }
     };
     let result = tokio::select! {
         result = work => result,
         Some(ended) = servers.join_next() => Err(anyhow::anyhow!("serve: a listener ended: {ended:?}")),
+        ended = tasks.ended() => Err(ended.into()),
     };
     // Requests in progress wait for the next leader. Connections that stay open are closed after
     // `DRAIN_TIMEOUT`.
     let drain = async {
-        if cache_watch_task.is_some() && has_other_netmasters(&cache, &identity) {
+        if connected && has_other_netmasters(&cache, &identity) {
             let _other_leader = timeout(HANDOVER_TIMEOUT, wait_for_other_leader(&identity, &lock)).await;
         }
         closing.cancel();
@@ -123,7 +138,7 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
     if !drained {
         servers.shutdown().await;
     }
-    drop(cache_watch_task);
+    drop(cache_watch);
     if let Some(server) = embedded {
         server.shutdown().await.context("close the embedded store")?;
     }
@@ -188,21 +203,21 @@ async fn connect(
     }
 }
 
-fn admission(flags: &RestFlags, files: &mut JoinSet<()>) -> anyhow::Result<Admission> {
+fn admission(flags: &RestFlags, tasks: &mut Tasks) -> anyhow::Result<Admission> {
     let tokens = match flags.token_file.clone() {
         None => None,
         Some(path) => {
             let read = path.clone();
             let (tokens, follow) = Reloadable::load("tokens", vec![path], move || Tokens::read(&read))
                 .context("--token-file")?;
-            files.spawn(follow);
+            tasks.spawn("token file", follow);
             Some(tokens)
         }
     };
     Ok(Admission { tokens, body_timeout: flags.client_timeout, request_timeout: flags.request_timeout })
 }
 
-fn listener_config(flags: &RestFlags, files: &mut JoinSet<()>) -> anyhow::Result<ListenerConfig> {
+fn listener_config(flags: &RestFlags, tasks: &mut Tasks) -> anyhow::Result<ListenerConfig> {
     let tls = match flags.tls() {
         None => None,
         Some(pair) => {
@@ -211,7 +226,7 @@ fn listener_config(flags: &RestFlags, files: &mut JoinSet<()>) -> anyhow::Result
             let load = move || tls::server(&pair, ca.as_deref());
             let (config, follow) =
                 Reloadable::load("TLS certificates", watched, load).context("--tls-cert")?;
-            files.spawn(follow);
+            tasks.spawn("server certificates", follow);
             Some(config)
         }
     };
@@ -220,7 +235,7 @@ fn listener_config(flags: &RestFlags, files: &mut JoinSet<()>) -> anyhow::Result
 }
 
 /// The transport to the leader presents the certificate of the API as client certificate.
-fn proxy(flags: &RestFlags, files: &mut JoinSet<()>) -> anyhow::Result<Proxy> {
+fn proxy(flags: &RestFlags, tasks: &mut Tasks) -> anyhow::Result<Proxy> {
     let presented = flags.tls().zip(flags.peers().map(Path::to_owned));
     let watched =
         presented.iter().flat_map(|(pair, ca)| [&pair.certificate, &pair.key, ca]).cloned().collect();
@@ -230,7 +245,7 @@ fn proxy(flags: &RestFlags, files: &mut JoinSet<()>) -> anyhow::Result<Proxy> {
     };
     let (proxy, follow) =
         Proxy::new(watched, transport).context("set up the leader transport (--peer-ca)")?;
-    files.spawn(follow);
+    tasks.spawn("leader transport", follow);
     Ok(proxy)
 }
 
@@ -259,6 +274,7 @@ async fn campaign_and_lead(candidate: &Candidate<'_>, stop: &CancellationToken) 
         let elected = tokio::select! {
             elected = election::campaign(store, key::LEADER, &identity.address, timing) => elected?,
             () = follow(identity, lock, role) => continue,
+            () = registrations.ended() => anyhow::bail!("the task that keeps the registrations ended"),
             () = stop.cancelled() => break,
         };
         let term = Term {
@@ -274,8 +290,18 @@ async fn campaign_and_lead(candidate: &Candidate<'_>, stop: &CancellationToken) 
             lock,
             registrations: &registrations,
             role,
+            load_timeout: LOAD_TIMEOUT,
         };
-        term.lead(elected, stop).await;
+        match term.lead(elected, stop).await {
+            Ended::Stopped | Ended::Deposed => {}
+            Ended::Behind => {
+                tokio::select! {
+                    () = sleep(BEHIND_PAUSE) => {}
+                    () = stop.cancelled() => {}
+                }
+            }
+            Ended::Task(ended) => return Err(ended.into()),
+        }
     }
     registrations.withdraw().await;
     Ok(())
