@@ -71,6 +71,8 @@ scenarios! {
     election::a_dead_leader_is_replaced_before_its_lease_ends_and_fenced,
     election::a_leader_without_a_store_stops_in_time,
     election::a_deleted_key_deposes,
+    election::a_stalled_store_deposes_no_leader,
+    election::a_busy_process_stays_leader,
     lost::a_commit_whose_answer_is_lost_is_found,
     lost::a_lost_commit_is_applied_once,
     lost::a_conflict_whose_answer_is_late_is_a_conflict,
