@@ -67,6 +67,16 @@ impl ClusterCache {
         T::table(&self.tables)
     }
 
+    /// The entry, independent of later changes of the cache.
+    pub fn shared<T: Entry>(&self, id: &str) -> Option<Arc<T>> {
+        self.table::<T>().get(id).map(|entry| entry.value.clone())
+    }
+
+    /// All entries, sorted by key, independent of later changes of the cache.
+    pub fn all_shared<T: Entry>(&self) -> Vec<Arc<T>> {
+        self.table::<T>().values().map(|entry| entry.value.clone()).collect()
+    }
+
     /// All entries, sorted by key.
     pub fn all<T: Entry>(&self) -> impl Iterator<Item = &T> {
         self.table::<T>().values().map(|entry| &*entry.value)
@@ -118,6 +128,16 @@ impl ClusterCache {
     /// Id of the service whose address on `network` is `ip`.
     pub fn service_with_vip(&self, network: &str, ip: IpAddr) -> Option<&str> {
         self.index.service_with_vip(network, ip)
+    }
+
+    /// Endpoints on the network with id `network`, sorted by id.
+    pub fn endpoints_of_network(&self, network: &str) -> impl Iterator<Item = Arc<endpoint::State>> {
+        self.index.endpoints_of_network(network).filter_map(|id| self.shared(id))
+    }
+
+    /// Endpoints of the group with state key `group`, sorted by id.
+    pub fn endpoints_of_group(&self, group: &str) -> impl Iterator<Item = Arc<endpoint::State>> {
+        self.index.endpoints_of_group(group).filter_map(|id| self.shared(id))
     }
 
     /// Ids of the endpoints on `network` that have the label.
@@ -218,21 +238,17 @@ impl ClusterCache {
     }
 
     fn set_endpoint(&mut self, id: &str, kv: Option<&KeyValue>, revision: i64) {
-        let old = self.known::<endpoint::State>(id);
+        let old = self.shared::<endpoint::State>(id);
         self.set_value::<endpoint::State>(id, kv, revision);
-        let new = self.known::<endpoint::State>(id);
+        let new = self.shared::<endpoint::State>(id);
         self.index.endpoint(old.as_deref(), new.as_deref());
     }
 
     fn set_service(&mut self, id: &str, kv: Option<&KeyValue>, revision: i64) {
-        let old = self.known::<service::State>(id);
+        let old = self.shared::<service::State>(id);
         self.set_value::<service::State>(id, kv, revision);
-        let new = self.known::<service::State>(id);
+        let new = self.shared::<service::State>(id);
         self.index.service(old.as_deref(), new.as_deref());
-    }
-
-    fn known<T: Entry>(&self, id: &str) -> Option<Arc<T>> {
-        self.table::<T>().get(id).map(|entry| entry.value.clone())
     }
 
     fn set_allocation<B: RecordBody>(&mut self, id: &str, kv: Option<&KeyValue>, revision: i64) {

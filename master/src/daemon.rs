@@ -17,7 +17,7 @@ use contiv_daemon::reload::Reloadable;
 use contiv_daemon::tls;
 use contiv_model::key;
 use contiv_model::registry::{NETMASTER, ServiceInfo};
-use contiv_store::election::{self, Timing};
+use contiv_store::election::{ElectionThread, StartError, Timing};
 use contiv_store::{Config, Error, Guard, Outcome, Store, Txn, embedded};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
@@ -28,7 +28,7 @@ use crate::aci::Gateway;
 use crate::api::{Admission, App, Proxy, Tokens};
 use crate::cache::SharedCache;
 use crate::config::{Flags, RestFlags};
-use crate::leadership::{Identity, Role, Roles, StoreHealth};
+use crate::leadership::{Identity, Reads, Role, Roles, StoreHealth};
 use crate::metrics::Metrics;
 use crate::objects::{Cluster, Defaults};
 use crate::problem::one_line;
@@ -96,15 +96,17 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
     let mut connected = false;
     let work = async {
         // Without a store the process is alive and not ready.
-        let Some(store) = connect(&flags, embedded.as_ref(), &stop).await? else { return Ok(()) };
+        let connection = connect(&flags, embedded.as_ref(), &stop).await?;
+        let Some((store, election)) = connection else { return Ok(()) };
         let watch = store.watch(key::ROOT);
-        health.connected(store.clone(), watch.status());
+        health.connected(election.store().clone(), watch.status());
         let watching = cache_watch::run(watch, cache.clone(), lock.clone());
         cache_watch.spawn("cache watch", watching);
         connected = true;
         let candidate = Candidate {
             flags: &flags,
             store: &store,
+            election: &election,
             identity: &identity,
             cache: &cache,
             lock: &lock,
@@ -174,7 +176,7 @@ async fn connect(
     flags: &Flags,
     embedded: Option<&embedded::Server>,
     stop: &CancellationToken,
-) -> anyhow::Result<Option<Store>> {
+) -> anyhow::Result<Option<(Store, ElectionThread)>> {
     let config = match (embedded, &flags.store.etcd) {
         (Some(server), _) => Config::new([format!("http://{}", server.local_addr())]),
         (None, list) => flags.store.access.access().config(list.as_deref().unwrap_or(DEFAULT_STORE))?,
@@ -182,9 +184,10 @@ async fn connect(
     let (start, mut logged) = (Instant::now(), None::<Instant>);
     loop {
         let error = tokio::select! {
-            store = Store::connect(&config) => match store {
-                Ok(store) => return Ok(Some(store)),
-                Err(error) => error,
+            connected = connect_once(&config) => match connected {
+                Ok(connected) => return Ok(Some(connected)),
+                Err(StartError::Store(error)) => error,
+                Err(error @ StartError::Thread(_)) => return Err(error.into()),
             },
             () = stop.cancelled() => return Ok(None),
         };
@@ -201,6 +204,10 @@ async fn connect(
             () = stop.cancelled() => return Ok(None),
         }
     }
+}
+
+async fn connect_once(config: &Config) -> Result<(Store, ElectionThread), StartError> {
+    Ok((Store::connect(config).await?, ElectionThread::start(config).await?))
 }
 
 fn admission(flags: &RestFlags, tasks: &mut Tasks) -> anyhow::Result<Admission> {
@@ -253,6 +260,7 @@ fn proxy(flags: &RestFlags, tasks: &mut Tasks) -> anyhow::Result<Proxy> {
 struct Candidate<'a> {
     flags: &'a Flags,
     store: &'a Store,
+    election: &'a ElectionThread,
     identity: &'a Identity,
     cache: &'a SharedCache,
     lock: &'a watch::Sender<Lock>,
@@ -262,7 +270,7 @@ struct Candidate<'a> {
 
 /// Campaigns and leads, alternately, until `stop` is cancelled.
 async fn campaign_and_lead(candidate: &Candidate<'_>, stop: &CancellationToken) -> anyhow::Result<()> {
-    let Candidate { flags, store, identity, cache, lock, role, metrics } = *candidate;
+    let Candidate { flags, store, election, identity, cache, lock, role, metrics } = *candidate;
     let timing = Timing { ttl: flags.store.lease_ttl, staleness: flags.store.failover_after };
     let defaults = Defaults { infra: flags.infra_name(), fwd_mode: flags.fwdmode_name() };
     let cluster = Cluster { mode: flags.mode_name() };
@@ -270,9 +278,11 @@ async fn campaign_and_lead(candidate: &Candidate<'_>, stop: &CancellationToken) 
         tracing::warn!(error = one_line(&error), "release the leader lock of an earlier run");
     }
     let registrations = Registrations::register(store, identity);
+    // For all terms: reads of an earlier term may still run.
+    let reads = Reads::new(cache.clone());
     while !stop.is_cancelled() {
         let elected = tokio::select! {
-            elected = election::campaign(store, key::LEADER, &identity.address, timing) => elected?,
+            elected = election.campaign(store, key::LEADER, &identity.address, timing) => elected?,
             () = follow(identity, lock, role) => continue,
             () = registrations.ended() => anyhow::bail!("the task that keeps the registrations ended"),
             () = stop.cancelled() => break,
@@ -287,6 +297,7 @@ async fn campaign_and_lead(candidate: &Candidate<'_>, stop: &CancellationToken) 
             metrics,
             gateway: Gateway::new(flags.aci_gateway.to_string()),
             cache,
+            reads: &reads,
             lock,
             registrations: &registrations,
             role,

@@ -1,6 +1,7 @@
 //! Leadership as this process knows it, and the state of a leader.
 
 mod linearizable_read;
+mod reads;
 mod role;
 mod store_health;
 
@@ -12,6 +13,7 @@ use crate::commit::Queue;
 use crate::objects::Cluster;
 
 pub use linearizable_read::LinearizableRead;
+pub use reads::Reads;
 pub use role::{Role, Roles};
 pub use store_health::StoreHealth;
 
@@ -19,6 +21,7 @@ pub use store_health::StoreHealth;
 pub struct Leader {
     pub cache: SharedCache,
     pub queue: Queue,
+    pub reads: Reads,
     pub linearizable_read: LinearizableRead,
     pub fabric: Arc<FabricSync>,
     pub cluster: Cluster,

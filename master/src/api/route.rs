@@ -21,7 +21,7 @@ use crate::leadership::{Identity, Leader};
 use crate::objects::{self, Type};
 use crate::plugin::{Call, Cleanup, clean_up};
 use crate::problem::{Answer, Problem};
-use crate::reports;
+use crate::reports::{self, Report};
 
 /// Serves requests on the leader.
 pub(super) struct Routes<'l>(pub(super) &'l Leader);
@@ -33,10 +33,15 @@ impl Routes<'_> {
         let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
         match (&head.method, parts.as_slice()) {
             (&Method::GET, ["api", "v1", types, ""]) if Type::by_plural(types).is_some() => {
-                format.json(self.read(types, |t, cache| (t.list)(cache)))
+                format.json(self.read(types, |t, cache| (t.list)(cache)).await)
             }
             (&Method::GET, ["api", "v1", "inspect", "endpoints", key, ""]) if !key.is_empty() => {
-                format.json(reports::find_endpoint(&self.0.cache.read(), key))
+                let key = (*key).to_owned();
+                let find = move |cache: &ClusterCache| {
+                    let found = reports::find_endpoint(cache, &key);
+                    Box::new(|| found) as Report<Answer>
+                };
+                format.json(self.0.reads.read(find).await)
             }
             (&Method::GET, ["api", "v1", "inspect", "nodes", ""]) => {
                 format.json(go_json::encode(&reports::nodes(&self.0.cache.read())))
@@ -45,10 +50,11 @@ impl Routes<'_> {
                 format.json(reports::find_node(&self.0.cache.read(), host))
             }
             (&Method::GET, ["api", "v1", "inspect", types, key, ""]) if is_object(types, key) => {
-                format.json(self.read(types, |t, cache| (t.inspect)(cache, key, &self.0.cluster)))
+                let (key, cluster) = ((*key).to_owned(), self.0.cluster.clone());
+                format.json(self.read(types, move |t, cache| (t.inspect)(cache, &key, &cluster)).await)
             }
             (&Method::GET, ["api", "v1", types, key, ""]) if is_object(types, key) => {
-                format.json(self.read(types, |t, cache| (t.get)(cache, key)))
+                format.json(object_type(types).and_then(|t| (t.operations.get)(&self.0.cache.read(), key)))
             }
             (&Method::POST | &Method::PUT, ["api", "v1", types, key, ""]) if is_object(types, key) => {
                 format.json(self.put(types, key, body).await)
@@ -73,7 +79,7 @@ impl Routes<'_> {
                 }
             }
             (&Method::GET, ["services"]) => {
-                format.json_as_text(reports::service_states(&self.0.cache.read()))
+                format.json_as_text(self.0.reads.read(reports::service_states).await)
             }
             (&Method::GET, ["service", id]) if !id.is_empty() => {
                 format.json_as_text(reports::service_state(&self.0.cache.read(), id))
@@ -83,8 +89,13 @@ impl Routes<'_> {
         }
     }
 
-    fn read(&self, types: &str, read: impl FnOnce(&objects::Operations, &ClusterCache) -> Answer) -> Answer {
-        read(&object_type(types)?.operations, &self.0.cache.read())
+    async fn read(
+        &self,
+        types: &str,
+        read: impl FnOnce(&objects::Operations, &ClusterCache) -> Report<Answer> + Send + 'static,
+    ) -> Answer {
+        let t = object_type(types)?;
+        self.0.reads.read(move |cache| read(&t.operations, cache)).await
     }
 
     async fn put(&self, types: &str, key: &str, body: Body) -> Answer {

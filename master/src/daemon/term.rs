@@ -17,7 +17,7 @@ use crate::aci::{FabricSync, Gateway};
 use crate::cache::{SharedCache, StagedTxn};
 use crate::commit::{Committer, Deposed};
 use crate::go_json;
-use crate::leadership::{Identity, Leader, LinearizableRead, Role};
+use crate::leadership::{Identity, Leader, LinearizableRead, Reads, Role};
 use crate::metrics::Metrics;
 use crate::objects::{Cluster, Defaults};
 use crate::problem::one_line;
@@ -44,6 +44,7 @@ pub(super) struct Term<'a> {
     pub(super) metrics: &'a Metrics,
     pub(super) gateway: Gateway,
     pub(super) cache: &'a SharedCache,
+    pub(super) reads: &'a Reads,
     pub(super) lock: &'a watch::Sender<Lock>,
     pub(super) registrations: &'a Registrations,
     pub(super) role: &'a watch::Sender<Role>,
@@ -136,6 +137,7 @@ impl Term<'_> {
         self.role.send_replace(Role::Leading(Arc::new(Leader {
             cache: self.cache.clone(),
             queue,
+            reads: self.reads.clone(),
             linearizable_read,
             fabric,
             cluster: self.cluster.clone(),
@@ -253,6 +255,7 @@ mod tests {
             metrics: &Metrics::default(),
             gateway: Gateway::new("http://127.0.0.1:1".into()),
             cache: &SharedCache::default(),
+            reads: &Reads::new(SharedCache::default()),
             lock: &watch::Sender::new(Lock::default()),
             registrations: &registrations,
             role: &role,

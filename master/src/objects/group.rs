@@ -16,7 +16,7 @@ use crate::domain::tag_pools::{has_own_vlan, pools, put_vlans};
 use crate::domain::{fabric, object_key};
 use crate::ipam::{IpPool, Subnet};
 use crate::problem::Problem;
-use crate::reports;
+use crate::reports::{self, Report};
 use crate::schema::{Field, Format, LINK, Schema, Type, format};
 use crate::tags::Vlans;
 
@@ -195,9 +195,12 @@ impl Object for EndpointGroup {
         Ok(())
     }
 
-    fn oper(&self, cache: &ClusterCache, _cluster: &Cluster) -> Option<EndpointGroupOper> {
+    fn oper(&self, cache: &ClusterCache, _cluster: &Cluster) -> Option<Report<EndpointGroupOper>> {
         let record = cache.allocation::<group::State>(&self.state_key());
-        Some(record.map(|record| reports::group(record, cache)).unwrap_or_default())
+        Some(match record {
+            Some(record) => reports::group(record, cache),
+            None => Box::new(EndpointGroupOper::default),
+        })
     }
 }
 

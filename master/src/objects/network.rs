@@ -12,7 +12,7 @@ use crate::domain::object_key;
 use crate::domain::tag_pools::{pools, put_vlans, put_vxlans};
 use crate::ipam::{Subnet, Subnet6, host_key};
 use crate::problem::Problem;
-use crate::reports;
+use crate::reports::{self, Report};
 use crate::schema::{Field, LINK, Schema, Type, format};
 use crate::tags::{Vlans, Vxlans};
 
@@ -119,9 +119,12 @@ impl Object for Network {
         Ok(())
     }
 
-    fn oper(&self, cache: &ClusterCache, _cluster: &Cluster) -> Option<NetworkOper> {
+    fn oper(&self, cache: &ClusterCache, _cluster: &Cluster) -> Option<Report<NetworkOper>> {
         let record = network_record(cache, &self.tenant_name, &self.network_name);
-        Some(record.map(|record| reports::network(record, cache)).unwrap_or_default())
+        Some(match record {
+            Some(record) => reports::network(record, cache),
+            None => Box::new(NetworkOper::default),
+        })
     }
 }
 

@@ -13,7 +13,7 @@ use crate::domain::object_key;
 use crate::domain::services::{delete, put_with_providers, state_key};
 use crate::ipam::in_use;
 use crate::problem::Problem;
-use crate::reports;
+use crate::reports::{self, Report};
 use crate::schema::{Field, LINK, Schema, Type, format};
 
 static SCHEMA: Schema = Schema {
@@ -114,7 +114,7 @@ impl Object for ServiceLb {
         }
     }
 
-    fn oper(&self, cache: &ClusterCache, _cluster: &Cluster) -> Option<ServiceLbOper> {
+    fn oper(&self, cache: &ClusterCache, _cluster: &Cluster) -> Option<Report<ServiceLbOper>> {
         cache.get::<State>(&self.state_key()).map(|state| reports::service(state, cache))
     }
 }
