@@ -20,7 +20,7 @@ use schemars::{JsonSchema, SchemaGenerator};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-pub use global::Defaults;
+pub use global::{Defaults, put_identity};
 pub use service::restore as restore_services;
 
 use crate::cache::{ClusterCache, Entry, StagedTxn};

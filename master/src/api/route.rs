@@ -7,7 +7,7 @@ use axum::body::{Body, Bytes};
 use axum::extract::Request;
 use axum::http::{HeaderMap, Method, header};
 use axum::response::Response;
-use contiv_model::{endpoint, key::ObjectType, registry};
+use contiv_model::{endpoint, key::ObjectType, node, registry};
 use http_body_util::BodyExt;
 use serde_json::json;
 
@@ -48,6 +48,9 @@ impl Routes<'_> {
             }
             (&Method::GET, ["api", "v1", "inspect", "nodes", host, ""]) if !host.is_empty() => {
                 format.json(reports::find_node(&self.0.cache.read(), host))
+            }
+            (&Method::POST, ["api", "v1", "nodes", host, "acceptedStore", ""]) if !host.is_empty() => {
+                format.json(self.accept_store(host).await)
             }
             (&Method::GET, ["api", "v1", "inspect", types, key, ""]) if is_object(types, key) => {
                 let (key, cluster) = ((*key).to_owned(), self.0.cluster.clone());
@@ -117,6 +120,24 @@ impl Routes<'_> {
             ObjectType::AppProfile => self.0.fabric.change(&self.0.cache, &self.0.queue, key, plan).await,
             _ => self.0.queue.submit(Box::new(move |staged| plan(staged)), t.operations.exclusive).await,
         }
+    }
+
+    /// Tells the agent of a node that waits for it to follow this store.
+    async fn accept_store(&self, host: &str) -> Answer {
+        let host = host.to_owned();
+        let plan = move |staged: &mut StagedTxn<'_>| {
+            let status = staged.get::<node::Status>(&host);
+            let status = status.ok_or_else(|| Problem::not_found("node not found"))?;
+            if !status.degraded.iter().any(|line| line.starts_with(node::STORE_REGRESSED)) {
+                let why = format!("node {host} has not reported {}", node::STORE_REGRESSED);
+                return Err(Problem::conflict(why));
+            }
+            let accepted = node::AcceptedStore { host: host.clone() };
+            let answer = go_json::encode(&accepted);
+            staged.put(&host, accepted);
+            answer
+        };
+        self.0.queue.submit(Box::new(plan), false).await
     }
 
     async fn plugin(&self, call: &str, body: Body) -> Option<Answer> {

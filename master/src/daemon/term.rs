@@ -19,7 +19,7 @@ use crate::commit::{Committer, Deposed};
 use crate::go_json;
 use crate::leadership::{Identity, Leader, LinearizableRead, Reads, Role};
 use crate::metrics::Metrics;
-use crate::objects::{Cluster, Defaults};
+use crate::objects::{Cluster, Defaults, put_identity};
 use crate::problem::one_line;
 use crate::{audit, repair, restore};
 
@@ -118,7 +118,10 @@ impl Term<'_> {
             Committer::new(self.store.clone(), self.cache.clone(), self.metrics.clone());
         committer.reload_stale(leadership).await?;
         let defaults = self.defaults.clone();
-        let plan = move |staged: &mut StagedTxn<'_>| defaults.put(staged).map(|()| vec![]);
+        let plan = move |staged: &mut StagedTxn<'_>| {
+            put_identity(staged);
+            defaults.put(staged).map(|()| vec![])
+        };
         if let Err(problem) = committer.commit(leadership, Box::new(plan)).await? {
             tracing::error!(%problem, "write the default settings: failed; set them with `netctl global set`");
         }

@@ -3,8 +3,9 @@
 use crate::backoff::Backoff;
 use crate::members::Members;
 use crate::range::prefix_end;
-use crate::{Cause, Config, Error, KeyValue, Listing, Operation, Outcome, Txn};
+use crate::{Cause, Config, Error, KeyValue, Listing, Operation, Outcome, Position, Txn};
 use bytes::Bytes;
+use etcd_client::proto::PbResponseHeader;
 use etcd_client::{GetOptions, LeaseClient, PutOptions, WatchClient};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -23,6 +24,9 @@ const PAUSE: Duration = Duration::from_millis(200);
 const GRACE: Duration = Duration::from_millis(300);
 /// Keys per page of a listing. A page of ordinary bodies stays below a few MB.
 const PAGE: i64 = 1000;
+
+/// Key of reads whose answer's header is of interest.
+const PROBED: &str = "contiv.io";
 
 /// A handle on the store. Clones share the connections.
 #[derive(Clone)]
@@ -53,6 +57,10 @@ pub(crate) enum Again {
     Lost,
     /// Only if the request certainly was not sent.
     Unsent,
+}
+
+fn position(header: Option<&PbResponseHeader>) -> Position {
+    header.map_or_else(Position::default, |h| Position { cluster: h.cluster_id, revision: h.revision })
 }
 
 impl Store {
@@ -88,7 +96,7 @@ impl Store {
         store
             .request_within((limit, patience), Operation::Connect, "the store", Again::Always, || {
                 let (mut kv, probe) = (store.shared.members.kv(), probe.clone());
-                async move { kv.get("contiv.io", Some(probe)).await }
+                async move { kv.get(PROBED, Some(probe)).await }
             })
             .await?;
         Ok(store)
@@ -120,6 +128,39 @@ impl Store {
         Ok((answer.0.kvs.into_iter().next().and_then(KeyValue::from_wire), revision))
     }
 
+    /// Reads one key as it was at `revision`. Returns `None` if the key did not exist then.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::get`]. Also fails if the revision was compacted ([`Error::is_compacted`]) or does
+    /// not exist yet.
+    pub async fn get_at(&self, key: &str, revision: i64) -> Result<Option<KeyValue>, Error> {
+        let options = GetOptions::new().with_revision(revision);
+        let answer = self
+            .request(Operation::Get, key, Again::Always, || {
+                let (mut kv, options) = (self.shared.members.kv(), options.clone());
+                async move { kv.get(key, Some(options)).await }
+            })
+            .await?;
+        Ok(answer.0.kvs.into_iter().next().and_then(KeyValue::from_wire))
+    }
+
+    /// Reads the store's id and current revision. The read is linearizable.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::get`].
+    pub async fn position(&self) -> Result<Position, Error> {
+        let options = GetOptions::new().with_count_only();
+        let answer = self
+            .request(Operation::Get, "the store's revision", Again::Always, || {
+                let (mut kv, options) = (self.shared.members.kv(), options.clone());
+                async move { kv.get(PROBED, Some(options)).await }
+            })
+            .await?;
+        Ok(position(answer.0.header.as_ref()))
+    }
+
     /// Reads all keys that begin with `prefix`, in pages at one revision.
     ///
     /// # Errors
@@ -138,7 +179,7 @@ impl Store {
     }
 
     async fn list_once(&self, prefix: &str) -> Result<Listing, Error> {
-        let mut listing = Listing { revision: 0, items: Vec::new() };
+        let mut listing = Listing { cluster: 0, revision: 0, items: Vec::new() };
         let mut from = if prefix.is_empty() { vec![0] } else { prefix.as_bytes().to_vec() };
         let end = prefix_end(prefix.as_bytes());
         loop {
@@ -152,7 +193,8 @@ impl Store {
                 .await?
                 .0;
             if listing.revision == 0 {
-                listing.revision = answer.header.as_ref().map_or(0, |h| h.revision);
+                let Position { cluster, revision } = position(answer.header.as_ref());
+                (listing.cluster, listing.revision) = (cluster, revision);
             }
             if answer.more
                 && let Some(last) = answer.kvs.last()

@@ -163,7 +163,8 @@ impl Error {
             if source.text.contains(TOO_LARGE) || source.text.contains("larger than max"))
     }
 
-    pub(crate) fn is_compacted(&self) -> bool {
+    /// Whether the requested revision was compacted.
+    pub fn is_compacted(&self) -> bool {
         matches!(self, Error::Refused { source, .. }
             if source.code() == Some(Code::OutOfRange) && source.text == COMPACTED)
     }

@@ -60,6 +60,7 @@ pub(super) const RULES: &[Rules] = &[
                     &["attach"],
                     &["master"],
                     &["config"],
+                    &["continuity"],
                     &["reconcile", "source"],
                     &["plan"],
                     &["state"],
