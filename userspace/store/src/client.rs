@@ -5,7 +5,7 @@ use crate::members::Members;
 use crate::range::prefix_end;
 use crate::{Cause, Config, Error, KeyValue, Listing, Operation, Outcome, Position, Txn};
 use bytes::Bytes;
-use etcd_client::proto::PbResponseHeader;
+use etcd_client::proto::{PbKeyValue, PbResponseHeader};
 use etcd_client::{GetOptions, LeaseClient, PutOptions, WatchClient};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -22,8 +22,11 @@ const ONCE_LIMIT: Duration = Duration::from_secs(3);
 const PAUSE: Duration = Duration::from_millis(200);
 /// Time that a member still has to answer after another request has given it up.
 const GRACE: Duration = Duration::from_millis(300);
-/// Keys per page of a listing. A page of ordinary bodies stays below a few MB.
-const PAGE: i64 = 1000;
+/// Keys on the first page and on the largest page of a listing.
+const FIRST_PAGE: i64 = 64;
+const LARGEST_PAGE: i64 = 1000;
+/// Bytes that a page should have. Each page is as long as the previous one allows to expect.
+const PAGE_BYTES: usize = 4 << 20;
 
 /// Key of reads whose answer's header is of interest.
 const PROBED: &str = "contiv.io";
@@ -135,14 +138,41 @@ impl Store {
     /// As [`Store::get`]. Also fails if the revision was compacted ([`Error::is_compacted`]) or does
     /// not exist yet.
     pub async fn get_at(&self, key: &str, revision: i64) -> Result<Option<KeyValue>, Error> {
+        Ok(self.get_at_with_cluster(key, revision).await?.0)
+    }
+
+    /// Like [`Store::get_at`], and also returns the store's id.
+    pub(crate) async fn get_at_with_cluster(
+        &self,
+        key: &str,
+        revision: i64,
+    ) -> Result<(Option<KeyValue>, u64), Error> {
         let options = GetOptions::new().with_revision(revision);
         let answer = self
             .request(Operation::Get, key, Again::Always, || {
                 let (mut kv, options) = (self.shared.members.kv(), options.clone());
                 async move { kv.get(key, Some(options)).await }
             })
+            .await?
+            .0;
+        let cluster = position(answer.header.as_ref()).cluster;
+        Ok((answer.kvs.into_iter().next().and_then(KeyValue::from_wire), cluster))
+    }
+
+    /// Number of keys that began with `prefix` at `revision`.
+    pub(crate) async fn count_at(&self, prefix: &str, revision: i64) -> Result<usize, Error> {
+        let options = GetOptions::new().with_revision(revision).with_count_only();
+        let options = match prefix {
+            "" => options.with_all_keys(),
+            _ => options.with_prefix(),
+        };
+        let answer = self
+            .request(Operation::List, prefix, Again::Always, || {
+                let (mut kv, options) = (self.shared.members.kv(), options.clone());
+                async move { kv.get(prefix, Some(options)).await }
+            })
             .await?;
-        Ok(answer.0.kvs.into_iter().next().and_then(KeyValue::from_wire))
+        Ok(usize::try_from(answer.count()).unwrap_or(0))
     }
 
     /// Reads the store's id and current revision. The read is linearizable.
@@ -161,7 +191,7 @@ impl Store {
         Ok(position(answer.0.header.as_ref()))
     }
 
-    /// Reads all keys that begin with `prefix`, in pages at one revision.
+    /// Reads all keys that begin with `prefix`, in pages of some MB at one revision.
     ///
     /// # Errors
     ///
@@ -182,16 +212,24 @@ impl Store {
         let mut listing = Listing { cluster: 0, revision: 0, items: Vec::new() };
         let mut from = if prefix.is_empty() { vec![0] } else { prefix.as_bytes().to_vec() };
         let end = prefix_end(prefix.as_bytes());
+        let mut page = FIRST_PAGE;
         loop {
             let options =
-                GetOptions::new().with_range(end.clone()).with_limit(PAGE).with_revision(listing.revision);
+                GetOptions::new().with_range(end.clone()).with_limit(page).with_revision(listing.revision);
             let answer = self
                 .request(Operation::List, prefix, Again::Always, || {
                     let (mut kv, from, options) = (self.shared.members.kv(), from.clone(), options.clone());
                     async move { kv.get(from, Some(options)).await }
                 })
-                .await?
-                .0;
+                .await;
+            let answer = match answer {
+                Err(e) if e.is_answer_too_large() && page > 1 => {
+                    page = (page / 8).max(1);
+                    continue;
+                }
+                answer => answer?.0,
+            };
+            page = next_page(&answer.kvs);
             if listing.revision == 0 {
                 let Position { cluster, revision } = position(answer.header.as_ref());
                 (listing.cluster, listing.revision) = (cluster, revision);
@@ -407,6 +445,13 @@ impl Store {
             tokio::time::sleep(wait).await;
         }
     }
+}
+
+/// Keys on the page after one with `keys`.
+fn next_page(keys: &[PbKeyValue]) -> i64 {
+    let bytes: usize = keys.iter().map(|kv| kv.key.len() + kv.value.len()).sum();
+    let average = (bytes / keys.len().max(1)).max(1);
+    i64::try_from(PAGE_BYTES / average).unwrap_or(LARGEST_PAGE).clamp(1, LARGEST_PAGE)
 }
 
 fn request_error(operation: Operation, key: &str, endpoints: &str, cause: impl Into<Cause>) -> Error {

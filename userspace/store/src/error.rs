@@ -169,6 +169,16 @@ impl Error {
             if source.code() == Some(Code::OutOfRange) && source.text == COMPACTED)
     }
 
+    /// Whether the requested revision was compacted, or is not reached yet.
+    pub(crate) fn is_out_of_range(&self) -> bool {
+        matches!(self, Error::Refused { source, .. } if source.code() == Some(Code::OutOfRange))
+    }
+
+    /// Whether the answer exceeds the largest message that the client accepts.
+    pub(crate) fn is_answer_too_large(&self) -> bool {
+        matches!(self, Error::Refused { source, .. } if source.text.contains("decoded message length too large"))
+    }
+
     /// Returns true if the lease of the request does not exist.
     pub(crate) fn is_not_found(&self) -> bool {
         matches!(self, Error::Refused { source, .. } if source.code() == Some(Code::NotFound))

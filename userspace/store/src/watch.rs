@@ -73,8 +73,9 @@ pub enum Status {
 /// The stream of [`Update`]s; it never ends.
 ///
 /// `Init`, `InitApply`..., `InitDone` come once, at the beginning. Afterwards there are only
-/// `Apply` and `Delete`, and only for real changes: after a compaction, a restart or an outage of
-/// the store, the watch lists the prefix again and reports the differences. Several changes of a
+/// `Apply` and `Delete`, and only for real changes. After a restart or an outage of the store, the
+/// watch continues from its revision. If the history since then was compacted, or is not that of the
+/// store that was watched, the watch lists the prefix again and reports the differences. Several changes of a
 /// key during an outage are reported as one. Dropping a `next()` future loses nothing.
 ///
 /// The watch makes progress only while it is polled, within a tokio runtime.
@@ -159,8 +160,11 @@ enum State {
     Listed { revision: i64 },
     /// The state up to `revision` is known, and the member of `turn` sends later changes.
     Watching { revision: i64, stream: Box<WatchStream>, since: Instant, turn: Turn },
-    /// A request failed; the next attempt is at `until`.
-    Waiting { until: Instant },
+    /// The state up to `revision` is known; the watch broke, and the store may have been replaced.
+    Broken { revision: i64 },
+    /// A request failed; the next attempt is at `until`, with the watch if the state up to `known`
+    /// is known.
+    Waiting { until: Instant, known: Option<i64> },
 }
 
 impl Follower {
@@ -227,11 +231,40 @@ impl Follower {
                     Err(e) => self.broken(settled, turn, e.into()).await,
                 }
             }
-            State::Waiting { until } => {
-                tokio::time::sleep_until(*until).await;
-                self.state = State::Unlisted;
+            State::Broken { revision } => {
+                let revision = *revision;
+                match self.continues(revision).await {
+                    Ok(true) => self.state = State::Listed { revision },
+                    Ok(false) => self.state = State::Unlisted,
+                    Err(e) => return self.failed(e),
+                }
                 Batch::default()
             }
+            State::Waiting { until, known } => {
+                tokio::time::sleep_until(*until).await;
+                self.state = match *known {
+                    Some(revision) => State::Broken { revision },
+                    None => State::Unlisted,
+                };
+                Batch::default()
+            }
+        }
+    }
+
+    /// Returns true if the store has the history that was known up to `revision`, and can tell what
+    /// happened since. It has not if it was emptied, replaced or restored, or if the history was
+    /// compacted. Reads one key and the number of keys.
+    async fn continues(&self, revision: i64) -> Result<bool, Error> {
+        let Some(newest) = self.known.newest() else { return Ok(false) };
+        let at_revision = async {
+            let (kv, cluster) = self.store.get_at_with_cluster(newest, revision).await?;
+            let count = self.store.count_at(&self.prefix, revision).await?;
+            Ok::<_, Error>(self.known.has(newest, kv.as_ref(), cluster) && count == self.known.len())
+        };
+        match at_revision.await {
+            // Compacted, or a revision that the store has not reached.
+            Err(e) if e.is_out_of_range() => Ok(false),
+            result => result,
         }
     }
 
@@ -281,7 +314,15 @@ impl Follower {
         if self.backoff.worth_logging() {
             tracing::warn!(failures = self.backoff.failures(), "{text}; retrying in {wait:?}");
         }
-        self.state = State::Waiting { until: Instant::now() + wait };
+        let known = match &self.state {
+            // The history is compacted: only a listing helps.
+            _ if error.is_out_of_range() => None,
+            State::Listed { revision } | State::Watching { revision, .. } | State::Broken { revision } => {
+                Some(*revision)
+            }
+            State::Unlisted | State::Waiting { .. } => None,
+        };
+        self.state = State::Waiting { until: Instant::now() + wait, known };
         self.status.send_replace(Status::Retrying { failures: self.backoff.failures(), error: text });
         Batch::default()
     }

@@ -42,7 +42,10 @@ impl Known {
         let reported = self.reported.as_ref()?;
         let Position { cluster, revision } = self.at;
         if listing.cluster != cluster {
-            return Some(format!("the store's cluster id is {:x}, before it was {cluster:x}", listing.cluster));
+            return Some(format!(
+                "the store's cluster id is {:x}, before it was {cluster:x}",
+                listing.cluster
+            ));
         }
         if listing.revision < revision {
             let now = listing.revision;
@@ -54,7 +57,27 @@ impl Known {
             Some(seen) => kv.mod_revision < seen.mod_revision,
         };
         let kv = listing.items.iter().find(differs)?;
-        Some(format!("{} of revision {} contradicts what the store had at revision {revision}", kv.key, kv.mod_revision))
+        Some(format!(
+            "{} of revision {} contradicts what the store had at revision {revision}",
+            kv.key, kv.mod_revision
+        ))
+    }
+
+    /// Key that was put last, of those that exist.
+    pub(super) fn newest(&self) -> Option<&str> {
+        let newest = self.reported.as_ref()?.iter().max_by_key(|(_, seen)| seen.mod_revision)?;
+        Some(newest.0)
+    }
+
+    /// Number of keys.
+    pub(super) fn len(&self) -> usize {
+        self.reported.as_ref().map_or(0, BTreeMap::len)
+    }
+
+    /// Whether `kv`, read from the store with id `cluster`, is the known version of `key`.
+    pub(super) fn has(&self, key: &str, kv: Option<&KeyValue>, cluster: u64) -> bool {
+        let known = self.reported.as_ref().and_then(|reported| reported.get(key));
+        cluster == self.at.cluster && known.is_some() && kv.map(Seen::of).as_ref() == known
     }
 
     /// Returns everything, framed, for the first snapshot; later the deleted keys, then new and

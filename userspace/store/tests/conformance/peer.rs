@@ -5,7 +5,7 @@ use contiv_store::{Config, Store, embedded};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use tempfile::TempDir;
@@ -106,6 +106,26 @@ impl Peer {
         }
     }
 
+    /// A copy of the data of a peer that does not run.
+    pub(crate) fn copy_data(&self) -> Result<TempDir> {
+        let copy = scratch_dir("copy")?;
+        copy_files(&self.data(), copy.path())?;
+        Ok(copy)
+    }
+
+    /// Replaces the data of a peer that does not run by a copy.
+    pub(crate) fn replace_data(&self, copy: &TempDir) -> Result<()> {
+        std::fs::remove_dir_all(self.data())?;
+        copy_files(copy.path(), &self.data())
+    }
+
+    fn data(&self) -> PathBuf {
+        match self {
+            Peer::Etcd(etcd) => etcd.data_dir(),
+            Peer::Embedded(embedded) => embedded.dir.path().join("data"),
+        }
+    }
+
     /// Connections stay, answers do not come.
     pub(crate) fn freeze(&mut self) -> Result<()> {
         let process = self.process();
@@ -133,6 +153,19 @@ impl Peer {
             Peer::Embedded(embedded) => &mut embedded.process,
         }
     }
+}
+
+fn copy_files(from: &Path, to: &Path) -> Result<()> {
+    std::fs::create_dir_all(to)?;
+    for entry in std::fs::read_dir(from)? {
+        let entry = entry?;
+        let target = to.join(entry.file_name());
+        match entry.file_type()?.is_dir() {
+            true => copy_files(&entry.path(), &target)?,
+            false => drop(std::fs::copy(entry.path(), target)?),
+        }
+    }
+    Ok(())
 }
 
 /// On a disk of so many bytes, if given, that only the process sees.
