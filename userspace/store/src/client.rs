@@ -3,6 +3,7 @@
 use crate::backoff::Backoff;
 use crate::members::Members;
 use crate::range::prefix_end;
+use crate::rotation::Files;
 use crate::{Cause, Config, Error, KeyValue, Listing, Operation, Outcome, Position, Txn};
 use bytes::Bytes;
 use etcd_client::proto::{PbKeyValue, PbResponseHeader};
@@ -102,7 +103,18 @@ impl Store {
                 async move { kv.get(PROBED, Some(probe)).await }
             })
             .await?;
+        store.follow_files(config);
         Ok(store)
+    }
+
+    /// Reconnects when the TLS files change, as long as the store exists.
+    fn follow_files(&self, config: &Config) {
+        let Some(files) = Files::of(config) else { return };
+        let shared = Arc::downgrade(&self.shared);
+        tokio::spawn(files.follow(move |options| {
+            let shared = shared.upgrade();
+            async move { Some(shared?.members.reload(options).await) }
+        }));
     }
 
     /// Reads one key. Returns `None` if the key does not exist. The read is linearizable.

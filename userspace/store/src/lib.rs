@@ -21,6 +21,7 @@ mod lease;
 mod limits;
 mod members;
 mod range;
+mod rotation;
 mod txn;
 mod watch;
 

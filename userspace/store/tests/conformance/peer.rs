@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::Duration;
 use tempfile::TempDir;
 use testkit::etcd::Etcd;
-use testkit::{Process, free_port, scratch_dir};
+use testkit::{Process, copy_folder, free_port, scratch_dir};
 
 const START: Duration = Duration::from_secs(20);
 const DIR: &str = "CONTIV_STORE_TEST_DIR";
@@ -109,14 +109,14 @@ impl Peer {
     /// A copy of the data of a peer that does not run.
     pub(crate) fn copy_data(&self) -> Result<TempDir> {
         let copy = scratch_dir("copy")?;
-        copy_files(&self.data(), copy.path())?;
+        copy_folder(&self.data(), copy.path())?;
         Ok(copy)
     }
 
     /// Replaces the data of a peer that does not run by a copy.
     pub(crate) fn replace_data(&self, copy: &TempDir) -> Result<()> {
         std::fs::remove_dir_all(self.data())?;
-        copy_files(copy.path(), &self.data())
+        copy_folder(copy.path(), &self.data())
     }
 
     fn data(&self) -> PathBuf {
@@ -153,19 +153,6 @@ impl Peer {
             Peer::Embedded(embedded) => &mut embedded.process,
         }
     }
-}
-
-fn copy_files(from: &Path, to: &Path) -> Result<()> {
-    std::fs::create_dir_all(to)?;
-    for entry in std::fs::read_dir(from)? {
-        let entry = entry?;
-        let target = to.join(entry.file_name());
-        match entry.file_type()?.is_dir() {
-            true => copy_files(&entry.path(), &target)?,
-            false => drop(std::fs::copy(entry.path(), target)?),
-        }
-    }
-    Ok(())
 }
 
 /// On a disk of so many bytes, if given, that only the process sees.
