@@ -98,9 +98,8 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
         // Without a store the process is alive and not ready.
         let connection = connect(&flags, embedded.as_ref(), &stop).await?;
         let Some((store, election)) = connection else { return Ok(()) };
-        let watch = store.watch(key::ROOT);
-        health.connected(election.store().clone(), watch.status());
-        let watching = cache_watch::run(watch, cache.clone(), lock.clone());
+        health.connected(election.store().clone());
+        let watching = cache_watch::run(store.clone(), health.clone(), cache.clone(), lock.clone());
         cache_watch.spawn("cache watch", watching);
         connected = true;
         let candidate = Candidate {
@@ -304,7 +303,7 @@ async fn campaign_and_lead(candidate: &Candidate<'_>, stop: &CancellationToken) 
             load_timeout: LOAD_TIMEOUT,
         };
         match term.lead(elected, stop).await {
-            Ended::Stopped | Ended::Deposed => {}
+            Ended::Stopped | Ended::Deposed | Ended::Replaced => {}
             Ended::Behind => {
                 tokio::select! {
                     () = sleep(BEHIND_PAUSE) => {}

@@ -61,6 +61,8 @@ pub(super) enum Ended {
     Deposed,
     /// The cache did not become current in time.
     Behind,
+    /// The store was emptied, replaced or restored.
+    Replaced,
     /// A task of the term ended.
     Task(TaskEnded),
 }
@@ -96,6 +98,7 @@ impl Term<'_> {
                 "load the state: the store's watch delivered no current state within {:?}; resigned",
                 self.load_timeout
             ),
+            Ended::Replaced => tracing::error!("the store was replaced; resigned"),
             Ended::Task(ended) => tracing::error!("{ended}; resigned"),
         }
         ended
@@ -113,6 +116,7 @@ impl Term<'_> {
             // This process owns the sender, so it cannot be closed.
             _ = lock.wait_for(current) => {}
         }
+        let generation = lock.borrow().generation;
 
         let (queue, mut committer) =
             Committer::new(self.store.clone(), self.cache.clone(), self.metrics.clone());
@@ -147,7 +151,14 @@ impl Term<'_> {
             identity: self.identity.clone(),
         })));
         tracing::info!(address = self.identity.address, "leading; ready");
-        let ended = self.serve(&mut committer, &mut tasks, leadership, stop).await;
+        let replaced = async {
+            // This process owns the sender, so it cannot be closed.
+            let _lock = lock.wait_for(|lock| lock.generation != generation).await.is_ok();
+        };
+        let ended = tokio::select! {
+            ended = self.serve(&mut committer, &mut tasks, leadership, stop) => ended,
+            () = replaced => Err(Ended::Replaced),
+        };
         self.role.send_replace(Role::Following { leader: None });
         ended
     }

@@ -33,9 +33,9 @@ fn records_have_the_originals_format() {
     post(to, "/plugin/createEndpoint", &body).unwrap().good();
     let expected = include_str!("../golden/store.txt");
     let mut found = String::new();
-    for key in
-        keys(&etcd, "/contiv.io/").iter().filter(|key| !key.contains("/service/") && !key.contains("/lock/"))
-    {
+    // Keys of processes, and the random identity of the cluster.
+    let other = ["/service/", "/lock/", "/master/config/cluster"];
+    for key in keys(&etcd, "/contiv.io/").iter().filter(|key| !other.iter().any(|part| key.contains(part))) {
         found += &format!("{key}\n    {}\n", value(&etcd, key));
     }
     assert_eq!(found, expected);
@@ -117,6 +117,42 @@ fn an_unreadable_journal_stops_no_allocation() {
         (expected + 1, Some(expected as usize + 2))
     );
     assert_eq!(keys(&etcd, "/contiv.io/state/ipam/"), Vec::<String>::new());
+}
+
+/// The store is replaced by an older copy of itself while netmasters run.
+#[test]
+fn a_restored_store_leaves_nothing_of_the_newer_one() {
+    testkit::needs!(binary("etcd"));
+    let mut etcd = Etcd::start().unwrap();
+    let masters = [Master::on_etcd(&etcd.endpoint()), Master::on_etcd(&etcd.endpoint())];
+    make_network(masters[0].address, "net", "10.0.0.0/24");
+    let copy = testkit::scratch_dir("copy").unwrap();
+    etcd.kill().unwrap();
+    testkit::copy_folder(&etcd.data_dir(), copy.path()).unwrap();
+    etcd.restart().unwrap();
+    let to = masters[1].address;
+    let networks = |expected: usize| {
+        let listed = || {
+            let answer = get(to, "/api/v1/networks/").ok().filter(|answer| answer.status == 200);
+            Ok(answer.filter(|answer| answer.json().as_array().unwrap().len() == expected).map(drop))
+        };
+        testkit::wait_until(crate::master::WAIT_TIMEOUT, "the networks", listed).unwrap();
+    };
+    networks(1);
+    make_network(to, "lost", "10.1.0.0/24");
+    for name in ["a", "b"] {
+        address(create_endpoint(to, "net", name, "").unwrap());
+    }
+    etcd.kill().unwrap();
+    std::fs::remove_dir_all(etcd.data_dir()).unwrap();
+    testkit::copy_folder(copy.path(), &etcd.data_dir()).unwrap();
+    etcd.restart().unwrap();
+    networks(1);
+    make_network(to, "lost", "10.1.0.0/24");
+    assert_eq!(address(create_endpoint(to, "net", "c", "").unwrap()), "10.0.0.1");
+    assert_eq!(address(create_endpoint(to, "lost", "d", "").unwrap()), "10.1.0.1");
+    let info = get(to, "/api/v1/inspect/networks/default:net/").unwrap().good();
+    assert_eq!(info["Oper"]["numEndpoints"], 1, "{info}");
 }
 
 #[test]
