@@ -57,7 +57,9 @@ impl Files {
                     used = now;
                 }
                 Err(error) if logged.as_ref() != Some(&now) => {
-                    tracing::error!("TLS files of the store client: {error}; the last valid version stays in use");
+                    tracing::error!(
+                        "TLS files of the store client: {error}; the last valid version stays in use"
+                    );
                     logged = Some(now);
                 }
                 Err(_) => {}
