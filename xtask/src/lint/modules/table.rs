@@ -138,6 +138,7 @@ pub(super) const RULES: &[Rules] = &[
                 &["watch"],
                 &["client"],
                 &["members"],
+                &["rotation"],
                 &["config", "kv", "txn"],
                 &["error"],
                 &["backoff", "limits", "range"],
