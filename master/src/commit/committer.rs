@@ -16,6 +16,7 @@ use super::redo_log::{self, LogOutcome, RedoLog};
 use crate::cache::{Change, SharedCache, Stageable, StagedTxn};
 use crate::metrics::Metrics;
 use crate::problem::{Answer, Problem, one_line};
+use crate::repair;
 
 /// Plans, commits and answers queued jobs while this netmaster leads.
 pub struct Committer {
@@ -158,8 +159,9 @@ impl Committer {
                         return Err(Deposed);
                     }
                 }
-                Ok(LogOutcome::Deposed) => {
-                    fail_all(jobs, &Problem::deposed());
+                Ok(LogOutcome::Decided) => {
+                    // Carried out: a follower must not send these requests to the next leader.
+                    answer(jobs, answers);
                     return Err(Deposed);
                 }
                 Err(CommitError::Encode(error)) => {
@@ -257,6 +259,7 @@ impl Committer {
     fn plan(&mut self, jobs: &mut Vec<Job>, more: bool) -> serde_json::Result<(Vec<Answer>, Txn, Change)> {
         let cache = self.cache.read();
         let mut staged = StagedTxn::new(&cache);
+        repair::replace_unreadable_journals(&mut staged);
         let mut answers: Vec<Answer> = jobs.iter().map(|job| (job.plan)(&mut staged)).collect();
         while more && !jobs.iter().any(|job| job.exclusive) && !staged.is_full() {
             let Ok(job) = self.jobs.try_recv() else { break };
@@ -340,5 +343,6 @@ fn largest(txn: &Txn) -> (String, usize) {
 fn key_of(guard: &Guard) -> &str {
     match guard {
         Guard::ModRevision { key, .. } | Guard::CreateRevision { key, .. } => key,
+        Guard::NotPutSince { first, .. } => first,
     }
 }

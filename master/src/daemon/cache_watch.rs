@@ -3,12 +3,13 @@
 
 use contiv_model::event::Event;
 use contiv_model::key;
-use contiv_store::{Store, Update};
+use contiv_store::{Store, Update, Watch};
 use futures::StreamExt;
 use tokio::sync::watch;
 
-use crate::cache::SharedCache;
+use crate::cache::{ClusterCache, SharedCache};
 use crate::commit::COMMIT_RECORD;
+use crate::leadership::StoreHealth;
 
 /// Updates applied in one batch at most; readers wait meanwhile.
 const BATCH: usize = 64;
@@ -24,21 +25,45 @@ pub(super) struct Lock {
     pub(super) pending: bool,
     /// The first snapshot is complete.
     pub(super) complete: bool,
+    /// Number of times that the store was replaced while it was watched.
+    pub(super) generation: u64,
 }
 
-/// Applies updates of the watch. Never returns.
-pub(super) async fn run(store: Store, cache: SharedCache, lock: watch::Sender<Lock>) {
-    let mut watch = store.watch(key::ROOT).ready_chunks(BATCH);
-    while let Some(updates) = watch.next().await {
-        {
-            let _lock = cache.lock_commits().await;
-            let mut cache = cache.write();
-            for update in &updates {
-                cache.apply_update(update);
-            }
-        }
-        lock.send_if_modified(|lock| updates.iter().filter(|update| lock.apply(update)).count() > 0);
+/// Watches the store and applies the updates. Loads the cache anew when the store turns out to be
+/// another one, or to have lost changes. Never returns.
+pub(super) async fn run(store: Store, health: StoreHealth, cache: SharedCache, lock: watch::Sender<Lock>) {
+    loop {
+        let watch = store.watch(key::ROOT);
+        health.watching(watch.status());
+        let why = follow(watch, &cache, &lock).await;
+        tracing::error!("the store was emptied, replaced or restored: {why}; loading its state anew");
+        let generation = lock.borrow().generation + 1;
+        lock.send_replace(Lock { generation, ..Lock::default() });
     }
+}
+
+/// Applies updates until a listing contradicts what the watch has reported. Returns the reason.
+async fn follow(watch: Watch, cache: &SharedCache, lock: &watch::Sender<Lock>) -> String {
+    let mut batches = watch.batches().boxed();
+    while let Some(batch) = batches.next().await {
+        if let Some(why) = batch.relisted.and_then(|relisted| relisted.divergence) {
+            return why;
+        }
+        for updates in batch.updates.chunks(BATCH) {
+            {
+                let _lock = cache.lock_commits().await;
+                let mut cache = cache.write();
+                for update in updates {
+                    if matches!(update.event, Event::Init) {
+                        *cache = ClusterCache::default();
+                    }
+                    cache.apply_update(update);
+                }
+            }
+            lock.send_if_modified(|lock| updates.iter().filter(|update| lock.apply(update)).count() > 0);
+        }
+    }
+    "the watch ended".to_owned()
 }
 
 impl Lock {

@@ -20,6 +20,17 @@ pub struct Config {
     pub pvt_subnet: String,
 }
 
+/// The body of `/contiv.io/master/config/cluster`, a key that the original does not have.
+///
+/// netmaster writes it once, and no request changes or deletes it: a store with another identity, or without one, is
+/// not the store of this cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ClusterIdentity {
+    /// Random number, 32 hexadecimal digits.
+    pub id: String,
+}
+
 /// The body of `/contiv.io/state/global/global`: the ranges of the tags.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]

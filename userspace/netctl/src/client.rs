@@ -132,6 +132,13 @@ impl Client {
         read("POST", url, answer)
     }
 
+    /// POST of any path, without a body.
+    pub fn post(&self, path: &str) -> Result<Value, Error> {
+        let url = format!("{}{path}", self.base);
+        let answer = self.authorized(self.agent.post(&url)).send_empty();
+        read("POST", url, answer)
+    }
+
     /// Deletes an object.
     pub fn delete(&self, kind: ObjectType, key: &str) -> Result<(), Error> {
         let url = format!("{}/api/v1/{}s/{key}/", self.base, kind.as_str());

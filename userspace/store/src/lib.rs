@@ -21,14 +21,15 @@ mod lease;
 mod limits;
 mod members;
 mod range;
+mod rotation;
 mod txn;
 mod watch;
 
 pub use client::Store;
 pub use config::{Auth, Config, Identity, Tls};
 pub use error::{Cause, Error, Operation};
-pub use kv::{KeyValue, Listing};
+pub use kv::{KeyValue, Listing, Position};
 pub use lease::Registration;
 pub use limits::MAX_TXN_OPS;
 pub use txn::{Guard, Op, Outcome, Txn};
-pub use watch::{Status, Update, Watch};
+pub use watch::{Batch, Relisted, Status, Update, Watch};

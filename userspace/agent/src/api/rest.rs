@@ -38,6 +38,7 @@ use crate::{
         Pods, RequestMetrics,
         link::{self, Links, PodTraffic},
     },
+    continuity::Continuity,
     datapath::{
         Kind,
         telemetry::{Stats, Traffic},
@@ -68,8 +69,8 @@ pub struct Parts {
     pub reader: Reader,
     /// Status of the reconciler.
     pub status: watch::Receiver<Status>,
-    /// Status of the store's watches.
-    pub store: Vec<watch::Receiver<contiv_store::Status>>,
+    /// Status of the store's watches, and whether the store is regressed.
+    pub continuity: Continuity,
     /// Sends requests to the datapath's owner.
     pub inspect: mpsc::Sender<Inspection>,
     /// Metrics of CNI requests.
@@ -219,7 +220,8 @@ async fn readyz(State(parts): State<Parts>) -> Response {
     let status = parts.status.borrow().clone();
     let rejected = parts.reader.rejected();
     let warnings = parts.pods.warnings().borrow().clone();
-    let degraded = status.degraded().into_iter().chain(warnings.lines());
+    let regressed = parts.continuity.regression.borrow().as_ref().map(ToString::to_string);
+    let degraded = regressed.into_iter().chain(status.degraded()).chain(warnings.lines());
     let body = Readiness {
         ready: pending.is_empty(),
         pending,
@@ -229,7 +231,7 @@ async fn readyz(State(parts): State<Parts>) -> Response {
         failed: status.failures.count(),
         rejected: rejected.len(),
         error: status.error,
-        store: store_error(&parts.store),
+        store: store_error(&parts.continuity.connections.borrow()),
     };
     let code = if body.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (code, Json(body)).into_response()
@@ -239,7 +241,8 @@ async fn scrape(State(parts): State<Parts>) -> Response {
     const TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     let status = parts.status.borrow().clone();
     let measurements = parts.measure().await;
-    match metrics::encode(&parts.requests, &status, &measurements, &parts.reader) {
+    let regressed = parts.continuity.regression.borrow().is_some();
+    match metrics::encode(&parts.requests, (&status, regressed), &measurements, &parts.reader) {
         Ok(text) => ([(header::CONTENT_TYPE, TYPE)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }

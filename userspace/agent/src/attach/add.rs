@@ -37,6 +37,7 @@ impl Pods {
         if let Some(reply) = self.existing(pod, netns).await? {
             return Ok(reply);
         }
+        self.check_store(Step::Create)?;
         let mut rollback = Rollback::default();
         match self.create(pod, netns, &mut rollback).await {
             Ok(reply) => Ok(reply),

@@ -28,6 +28,11 @@ impl Pods {
         for pod in self.matching(&pod) {
             let id = pod.endpoint_id();
             note(self.delete_interface(&id).await);
+            // The endpoint and its addresses are released in the store that has them.
+            if let Err(failure) = self.check_store(Step::Delete) {
+                note(Err(failure));
+                continue;
+            }
             note(self.delete_at_master(&pod).await.map(drop));
             note(self.delete_record(&id).await);
         }

@@ -12,12 +12,13 @@ use contiv_store::Store;
 use tokio::sync::watch;
 
 use super::{
-    failure::Failure,
+    failure::{Failure, Step},
     key_lock::KeyLock,
     link::{self, Links},
     warnings::InfraWarnings,
 };
 use crate::{
+    continuity::Regression,
     datapath::PortRequirements,
     master::Master,
     plan::Node,
@@ -56,6 +57,8 @@ pub struct Parts {
     pub waiters: Waiters,
     /// Status of the reconciler, for the reason of a timeout.
     pub status: watch::Receiver<reconcile::Status>,
+    /// Present while the store is regressed.
+    pub regression: watch::Receiver<Option<Regression>>,
     /// Datapath's requirements for interfaces.
     pub requirements: PortRequirements,
 }
@@ -84,6 +87,14 @@ impl Pods {
         let mtu = self.parts().links.lowest_mtu().await?;
         self.0.mtu.store(mtu, Ordering::Relaxed);
         Ok(mtu)
+    }
+
+    /// Fails while the store is regressed: it does not tell which addresses are in use.
+    pub(super) fn check_store(&self, step: Step) -> Result<(), Failure> {
+        match &*self.parts().regression.borrow() {
+            Some(regression) => Err(Failure::new(step, regression.to_string()).temporary()),
+            None => Ok(()),
+        }
     }
 
     pub(super) async fn mtu(&self, encap: Encap) -> Result<u32, link::Error> {

@@ -99,6 +99,11 @@ impl Writer {
     pub fn apply(&mut self, update: Update) {
         self.0.change(|inner| inner.apply(update));
     }
+
+    /// Prepares for the snapshots of another store, whose revisions are not comparable with the previous ones.
+    pub fn restart(&mut self) {
+        self.0.change(|inner| inner.revision = 0);
+    }
 }
 
 impl Inner {
@@ -217,6 +222,16 @@ impl Reader {
             (!same).then(|| inner.rejected.values().cloned().collect())
         };
         self.wait_inner(other).await
+    }
+
+    /// Number of keys of a source, with valid or invalid values.
+    pub fn known(&self, source: &str) -> usize {
+        self.0.read().live.get(source).map_or(0, BTreeSet::len)
+    }
+
+    /// Keys of a source, with valid or invalid values.
+    pub fn keys(&self, source: &str) -> BTreeSet<Key> {
+        self.0.read().live.get(source).cloned().unwrap_or_default()
     }
 
     /// Sources without a complete snapshot.

@@ -2,6 +2,7 @@
 //! netmaster.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
+mod continuity;
 mod world;
 
 use netplugin::datapath::ObjectId;

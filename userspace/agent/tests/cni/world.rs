@@ -10,17 +10,18 @@ use contivk8s::plugin;
 use master::Master;
 use netplugin::{
     attach::{self, Pods, RequestMetrics, link::Links},
+    continuity::{Guard, MemoryFile, Regression},
     datapath::fake::{Fake, Switch},
     datapath::{Datapath as _, ObjectId},
     plan::Node,
     reconcile::{Handle, Reconciler},
-    source::{PREFIXES, Sources},
+    source::PREFIXES,
     state::{self, Attachment},
 };
 use serde::Deserialize;
 use serde_json::Value;
 use tempfile::TempDir;
-use tokio::task::JoinSet;
+use tokio::{sync::watch, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -42,10 +43,11 @@ pub(crate) struct World {
     links: Arc<Links>,
     handle: Handle,
     store: Store,
-    server: embedded::Server,
+    server: Option<embedded::Server>,
     directory: TempDir,
     stop: CancellationToken,
     tasks: JoinSet<()>,
+    regression: watch::Receiver<Option<Regression>>,
 }
 
 impl World {
@@ -67,13 +69,13 @@ impl World {
         let server = embedded::Server::open(&directory.path().join("store"), listen).await.unwrap();
         let store = Store::connect(&Config::new([server.local_addr().to_string()])).await.unwrap();
         let master = Master::start(store.clone()).await;
-        World::start(master, Fake::new(), server, store, directory).await
+        World::start(master, Fake::new(), Some(server), store, directory).await
     }
 
     async fn start(
         master: Master,
         fake: Fake,
-        server: embedded::Server,
+        server: Option<embedded::Server>,
         store: Store,
         directory: TempDir,
     ) -> World {
@@ -87,13 +89,15 @@ impl World {
         let (reconciler, handle) =
             Reconciler::new(fake, node.clone(), reader.clone(), changes, Duration::from_secs(3600));
         let (stop, mut tasks) = (CancellationToken::new(), JoinSet::new());
-        let mut sources = Sources::new(&store);
+        let memory = MemoryFile::beside(&directory.path().join("cni.sock"));
+        let (mut guard, continuity) =
+            Guard::open(store.clone(), node.host.clone(), reader.clone(), memory).unwrap();
         let stopping = stop.clone();
         tasks.spawn(async move {
-            while let Some(Some(update)) = stopping.run_until_cancelled(sources.next()).await {
-                writer.apply(update);
-            }
+            stopping.run_until_cancelled(guard.follow(&mut writer)).await;
+            guard.save();
         });
+        let regression = continuity.regression.clone();
         tasks.spawn(reconciler.run(stop.clone()));
         let pods = Pods::new(attach::Parts {
             node,
@@ -107,20 +111,49 @@ impl World {
             reader,
             waiters: handle.waiters.clone(),
             status: handle.status.clone(),
+            regression: continuity.regression,
             requirements,
         });
         let listener = attach::Server::bind(&directory.path().join("cni.sock")).unwrap();
         let (served, stopping) = (pods.clone(), stop.clone());
         tasks.spawn(async move { listener.run(served, RequestMetrics::default(), stopping).await.unwrap() });
-        World { master, switch, pods, links, handle, store, server, directory, stop, tasks }
+        World { master, switch, pods, links, handle, store, server, directory, stop, tasks, regression }
+    }
+
+    /// Why the store is regressed, if it is.
+    pub(crate) fn regression(&self) -> Option<String> {
+        self.regression.borrow().as_ref().map(ToString::to_string)
+    }
+
+    pub(crate) async fn until_regressed(&self) -> String {
+        self.until("the store is regressed", || self.regression().is_some()).await;
+        self.regression().unwrap()
+    }
+
+    /// Stops the store, lets `change` replace its directory, and starts it again.
+    pub(crate) async fn replace_store(&mut self, change: impl FnOnce(&Path)) {
+        let folder = self.directory.path().join("store");
+        let listen = self.server.as_ref().unwrap().local_addr();
+        self.server.take().unwrap().shutdown().await.unwrap();
+        change(&folder);
+        self.server = Some(embedded::Server::open(&folder, listen).await.unwrap());
+    }
+
+    /// Stops the agent; its node and switch remain.
+    pub(crate) async fn stop_agent(&mut self) {
+        self.stop.cancel();
+        while self.tasks.join_next().await.is_some() {}
     }
 
     /// A new agent on the same node and switch.
     pub(crate) async fn restart(mut self) -> World {
-        self.stop.cancel();
-        while self.tasks.join_next().await.is_some() {}
+        self.stop_agent().await;
         let fake = Fake::reopen(&self.switch);
         World::start(self.master, fake, self.server, self.store, self.directory).await
+    }
+
+    pub(crate) fn store(&self) -> &Store {
+        &self.store
     }
 
     pub(crate) async fn add(&self, container: &str, netns: &Path) -> Result<Value, Refusal> {

@@ -4,7 +4,13 @@ use std::sync::{
 };
 
 use axum::{Router, body::Bytes, extract::State, http::StatusCode, routing::post};
-use contiv_model::{endpoint, key::Key, mac::Mac, name::EndpointId, network};
+use contiv_model::{
+    endpoint,
+    key::{Key, ObjectType},
+    mac::Mac,
+    name::EndpointId,
+    network,
+};
 use contiv_store::{Store, Txn};
 use serde_json::{Value, json};
 use tokio::sync::{Notify, Semaphore, watch};
@@ -20,6 +26,7 @@ pub(crate) struct Master {
 
 struct Shared {
     store: Store,
+    network: network::State,
     last: AtomicU8,
     created: AtomicUsize,
     received: Notify,
@@ -45,8 +52,11 @@ impl Master {
             ..network::State::default()
         };
         put(&store, &Key::Network("n.t".into()), &network).await;
+        put(&store, &Key::ClusterIdentity, &json!({ "id": "c0ffee" })).await;
+        put(&store, &Key::Object(ObjectType::Network, "t:n".into()), &json!({ "key": "t:n" })).await;
         let shared = Arc::new(Shared {
             store,
+            network,
             last: AtomicU8::new(0),
             created: AtomicUsize::new(0),
             received: Notify::new(),
@@ -61,6 +71,13 @@ impl Master {
         tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
         let leader = watch::Sender::new(Some(address.clone()));
         Master { shared, address, leader }
+    }
+
+    /// Deletes endpoints in one transaction, as garbage collection of a node does.
+    pub(crate) async fn delete_endpoints(&self, ids: &[&str]) {
+        let delete = |txn: Txn, id: &&str| txn.delete(Key::Endpoint((*id).into()).to_string());
+        let change = self.shared.with_network(ids.iter().fold(Txn::new(), delete));
+        let _committed = self.shared.store.commit(change).await.unwrap();
     }
 
     pub(crate) fn leader(&self) -> watch::Receiver<Option<String>> {
@@ -93,6 +110,13 @@ impl Master {
     /// Number of requests for a new endpoint.
     pub(crate) fn created(&self) -> usize {
         self.shared.created.load(Ordering::Relaxed)
+    }
+}
+
+impl Shared {
+    /// Every change of an endpoint changes the network that counts it.
+    fn with_network(&self, change: Txn) -> Txn {
+        change.put(Key::Network("n.t".into()).to_string(), serde_json::to_vec(&self.network).unwrap())
     }
 }
 
@@ -131,7 +155,9 @@ async fn create(State(shared): State<Arc<Shared>>, body: Bytes) -> Answer {
         homing_host: HOST.into(),
         ..endpoint::State::default()
     };
-    put(&shared.store, &Key::Endpoint(id), &state).await;
+    let state_body = serde_json::to_vec(&state).unwrap();
+    let change = Txn::new().put(Key::Endpoint(id).to_string(), state_body);
+    let _committed = shared.store.commit(shared.with_network(change)).await.unwrap();
     (StatusCode::OK, json!({ "EndpointConfig": state }).to_string())
 }
 
@@ -143,6 +169,6 @@ async fn delete(State(shared): State<Arc<Shared>>, body: Bytes) -> Answer {
     if shared.store.get(&key).await.unwrap().is_none() {
         return not_found();
     }
-    let _committed = shared.store.commit(Txn::new().delete(key)).await.unwrap();
+    let _committed = shared.store.commit(shared.with_network(Txn::new().delete(key))).await.unwrap();
     (StatusCode::OK, json!({ "EndpointConfig": {} }).to_string())
 }
