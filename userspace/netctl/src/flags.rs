@@ -49,7 +49,7 @@ pub struct ListFlags {
     #[arg(long, short)]
     pub quiet: bool,
     /// Print the objects as a JSON array.
-    #[arg(long, short, conflicts_with = "quiet")]
+    #[arg(long, short)]
     pub json: bool,
     /// Output format [default: table].
     #[arg(long, short, value_enum, conflicts_with_all = ["quiet", "json"])]
