@@ -123,7 +123,8 @@ async fn run_with<D: Datapath + 'static>(
         registration::publish_status(&status_identity, &status_store, published, status_reader, halting).await
     });
     // Without a store to follow, requests are refused with the reason.
-    let mut configured_or_regressed = Configured { done: CancellationToken::new(), regression: continuity.regression };
+    let mut configured_or_regressed =
+        Configured { done: CancellationToken::new(), regression: continuity.regression };
     let is_configured = configured_or_regressed.done.clone();
     let (stopping, cni_pods) = (stop.clone(), pods.clone());
     tasks.spawn_requests(async move {

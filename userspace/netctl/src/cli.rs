@@ -6,8 +6,6 @@ use std::ffi::OsString;
 
 use clap::{CommandFactory as _, Parser, Subcommand, error::ErrorKind};
 
-pub use arguments::integer;
-
 use crate::{
     client::Client,
     commands::{login, object, object::ObjectCommand, settings, settings::SettingsCommand},

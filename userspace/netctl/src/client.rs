@@ -150,9 +150,19 @@ impl Client {
 /// Percent-encodes a key as one segment of a path.
 pub fn segment(key: &str) -> String {
     let encode = |byte: u8| match byte {
-        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b':' | b'@' | b'$' | b'&' | b'+' | b'=' => {
-            char::from(byte).to_string()
-        }
+        b'a'..=b'z'
+        | b'A'..=b'Z'
+        | b'0'..=b'9'
+        | b'-'
+        | b'.'
+        | b'_'
+        | b'~'
+        | b':'
+        | b'@'
+        | b'$'
+        | b'&'
+        | b'+'
+        | b'=' => char::from(byte).to_string(),
         _ => format!("%{byte:02X}"),
     };
     key.bytes().map(encode).collect()

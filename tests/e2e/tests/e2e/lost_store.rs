@@ -46,11 +46,8 @@ fn wait_replies(pingers: &[Pinger], replies: usize) {
 fn emptied_store_loses_no_ping_until_an_operator_accepts_it() {
     needs!(root(), binary("ovs-vswitchd"), binary("ethtool"), binary("ping"));
     let _machine = testkit::exclusive();
-    let shape = Shape {
-        datapaths: [Datapath::Ovs, Datapath::Ebpf],
-        encap: Encap::Vxlan,
-        store: StoreKind::Embedded,
-    };
+    let shape =
+        Shape { datapaths: [Datapath::Ovs, Datapath::Ebpf], encap: Encap::Vxlan, store: StoreKind::Embedded };
     let mut cluster = Cluster::build(shape).unwrap();
     cluster.start_agents().unwrap();
     cluster.create_network(&Network::pods()).unwrap();
@@ -72,7 +69,9 @@ fn emptied_store_loses_no_ping_until_an_operator_accepts_it() {
     // Another folder, then the right one again, then the other folder for good.
     let (folder, aside) = (folder(&cluster), folder(&cluster).with_extension("aside"));
     let empty = folder.with_extension("empty");
-    for (to, from, regressed) in [(&aside, None, 1.0), (&empty, Some(&aside), 0.0), (&aside, Some(&empty), 1.0)] {
+    for (to, from, regressed) in
+        [(&aside, None, 1.0), (&empty, Some(&aside), 0.0), (&aside, Some(&empty), 1.0)]
+    {
         cluster.master.stop().unwrap();
         fs::rename(&folder, to).unwrap();
         if let Some(from) = from {

@@ -130,16 +130,17 @@ fn terminated_agent_finishes_the_requests_of_the_runtime() {
     let agent = cluster.nodes[0].agent().unwrap().pid();
     let node = &cluster.nodes[0];
     let network = &network;
-    let results: Vec<_> = std::thread::scope(|scope| {
-        let add = |number| scope.spawn(move || Pod::add(node, network, &format!("pod{number}")));
-        let adds: Vec<_> = (0..32).map(add).collect();
-        wait_until(DEADLINE, "some pods have interfaces", || {
-            Ok((node.pod_links()?.len() >= 4).then_some(()))
-        })
-        .unwrap();
-        nix::sys::signal::kill(agent, nix::sys::signal::Signal::SIGTERM).unwrap();
-        adds.into_iter().map(|add| add.join().unwrap()).collect()
-    });
+    let results: Vec<_> =
+        std::thread::scope(|scope| {
+            let add = |number| scope.spawn(move || Pod::add(node, network, &format!("pod{number}")));
+            let adds: Vec<_> = (0..32).map(add).collect();
+            wait_until(DEADLINE, "some pods have interfaces", || {
+                Ok((node.pod_links()?.len() >= 4).then_some(()))
+            })
+            .unwrap();
+            nix::sys::signal::kill(agent, nix::sys::signal::Signal::SIGTERM).unwrap();
+            adds.into_iter().map(|add| add.join().unwrap()).collect()
+        });
     assert!(cluster.nodes[0].agent().unwrap().wait(DEADLINE).unwrap().success());
     let attached: Vec<&Pod> = results.iter().filter_map(|result| result.as_ref().ok()).collect();
     assert!(!attached.is_empty());

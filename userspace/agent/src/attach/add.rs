@@ -143,7 +143,8 @@ impl Pods {
         });
         let mut keys: Vec<_> =
             futures::future::try_join_all(reads).await.map_err(failed)?.into_iter().flatten().collect();
-        let Some((group, tenant)) = endpoint.group.as_ref().and_then(|group| group.as_str().split_once(':')) else {
+        let Some((group, tenant)) = endpoint.group.as_ref().and_then(|group| group.as_str().split_once(':'))
+        else {
             return Ok((keys, None));
         };
         let prefix = format!("{tenant}:{group}:");

@@ -20,7 +20,8 @@ impl NodeWarnings {
                  give the address to an interface"
             )
         });
-        let infra = self.infra.iter().map(|(network, why)| format!("network {network}: infra endpoint: {why}"));
+        let infra =
+            self.infra.iter().map(|(network, why)| format!("network {network}: infra endpoint: {why}"));
         vtep.into_iter().chain(infra)
     }
 }

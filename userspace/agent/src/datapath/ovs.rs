@@ -49,7 +49,15 @@ pub struct Ovs {
 impl Ovs {
     /// Creates a datapath. It connects to the switch at the first `observe`.
     pub fn new(options: Options) -> Ovs {
-        Ovs { options, session: None, model: SwitchModel::default(), fingerprint: 0, drifted: false, writes: 0, warnings: vec![] }
+        Ovs {
+            options,
+            session: None,
+            model: SwitchModel::default(),
+            fingerprint: 0,
+            drifted: false,
+            writes: 0,
+            warnings: vec![],
+        }
     }
 
     /// Returns the bridges that an earlier agent created in this node's switch; none if no switch responds.

@@ -243,7 +243,8 @@ impl Reader {
     /// Waits until the state has each of the keys at its revision or a later one, and no older policy whose id begins with
     /// a prefix and that is not among the keys.
     pub async fn caught_up(&self, keys: &[(Key, i64)], policies: Option<&(String, i64)>) {
-        let is_old = |key: &Key, at: i64, listed: i64| at < listed && !keys.iter().any(|(known, _)| known == key);
+        let is_old =
+            |key: &Key, at: i64, listed: i64| at < listed && !keys.iter().any(|(known, _)| known == key);
         let is_current = |inner: &Inner| {
             let at = |key: &Key| inner.live.values().find_map(|keys| keys.get(key)).copied();
             let arrived = keys.iter().all(|(key, revision)| at(key).is_some_and(|at| at >= *revision));

@@ -118,7 +118,9 @@ impl World {
                         batch = sources.next() => batch,
                     };
                     match batch {
-                        Some(batch) if batch.source == delayed && batch.relisted.is_none() => pending.push(batch),
+                        Some(batch) if batch.source == delayed && batch.relisted.is_none() => {
+                            pending.push(batch)
+                        }
                         Some(batch) => batch.updates.into_iter().for_each(|update| writer.apply(update)),
                         None => pending
                             .drain(..)
@@ -150,7 +152,22 @@ impl World {
         let listener = attach::Server::bind(&directory.path().join("cni.sock")).unwrap();
         let (served, stopping) = (pods.clone(), stop.clone());
         tasks.spawn(async move { listener.run(served, RequestMetrics::default(), stopping).await.unwrap() });
-        World { master, switch, pods, links, handle, store, server, directory, stop, tasks, regression, reader, attacher: forget, deliver }
+        World {
+            master,
+            switch,
+            pods,
+            links,
+            handle,
+            store,
+            server,
+            directory,
+            stop,
+            tasks,
+            regression,
+            reader,
+            attacher: forget,
+            deliver,
+        }
     }
 
     /// Removes the record of an endpoint's interface, as a DEL that fails to remove the interface.

@@ -258,7 +258,11 @@ fn retries_of_an_invalid_port_do_not_reconfigure_the_switch() -> Result<()> {
 fn a_flow_with_an_unknown_field_does_not_disturb() -> Result<()> {
     needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
     let (node, _pods) = populated_node("foreign")?;
-    for flow in ["table=99,sctp,tp_src=7,actions=drop", "table=99,pkt_mark=0x5,actions=drop", "table=99,mpls,mpls_label=3,actions=drop"] {
+    for flow in [
+        "table=99,sctp,tp_src=7,actions=drop",
+        "table=99,pkt_mark=0x5,actions=drop",
+        "table=99,mpls,mpls_label=3,actions=drop",
+    ] {
         node.switch.borrow().ofctl("add-flow", "contivVxlanBridge", &[flow])?;
     }
     node.restart_agent();

@@ -5,8 +5,8 @@ use contiv_model::key::ObjectType;
 use serde_json::{Value, json};
 
 use crate::{
-    commands::{integer, object::CreateArgs},
-    flags::ObjectName,
+    commands::object::CreateArgs,
+    flags::{ObjectName, integer},
     output::{number, text},
     schema::{Field, Kind, Mutability, format::Format},
 };

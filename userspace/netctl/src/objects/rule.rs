@@ -8,9 +8,8 @@ use serde_json::{Value, json};
 
 use crate::{
     client::Client,
-    commands::integer,
     error::Error,
-    flags::{ListFlags, ListFormat, TenantFlag},
+    flags::{ListFlags, ListFormat, TenantFlag, integer},
     output::{
         self, number,
         table::{self, Column},
@@ -249,7 +248,9 @@ pub fn add(client: &Client, rule: &Add) -> Result<(), Error> {
     };
     if both {
         let (side, kind) = if direction == "in" { ("from", "incoming") } else { ("to", "outgoing") };
-        return Err(Error::Usage(format!("Cant specify both {side}-group and {side}-network for {kind} rule")));
+        return Err(Error::Usage(format!(
+            "Cant specify both {side}-group and {side}-network for {kind} rule"
+        )));
     }
     let body = json!({
         "tenantName": rule.tenant.tenant,

@@ -42,7 +42,10 @@ impl Known {
         let reported = self.reported.as_ref()?;
         let Position { cluster, revision } = self.at;
         if listing.cluster != cluster {
-            return Some(format!("the store's cluster id is {:x}, before it was {cluster:x}", listing.cluster));
+            return Some(format!(
+                "the store's cluster id is {:x}, before it was {cluster:x}",
+                listing.cluster
+            ));
         }
         if listing.revision < revision {
             let now = listing.revision;
@@ -54,7 +57,10 @@ impl Known {
             Some(seen) => kv.mod_revision < seen.mod_revision,
         };
         let kv = listing.items.iter().find(differs)?;
-        Some(format!("{} of revision {} contradicts what the store had at revision {revision}", kv.key, kv.mod_revision))
+        Some(format!(
+            "{} of revision {} contradicts what the store had at revision {revision}",
+            kv.key, kv.mod_revision
+        ))
     }
 
     /// Returns everything, framed, for the first snapshot; later the deleted keys, then new and

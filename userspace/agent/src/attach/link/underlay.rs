@@ -43,7 +43,8 @@ impl Links {
         let own = links.iter().filter(|link| is_node_interface(link) && !ends.contains(&link.header.index));
         let lowest = own.filter_map(mtu).min().unwrap_or(DEFAULT_MTU);
         let of_vtep = links.iter().find(|link| Some(link.header.index) == owner && carries_frames(link));
-        let is_uplink = |link: &&LinkMessage| name(link).is_some_and(|name| uplinks.iter().any(|it| it == name));
+        let is_uplink =
+            |link: &&LinkMessage| name(link).is_some_and(|name| uplinks.iter().any(|it| it == name));
         Ok(Underlay {
             vtep_mtu: of_vtep.and_then(mtu).unwrap_or(lowest),
             uplink_mtu: links.iter().filter(is_uplink).filter_map(mtu).min().unwrap_or(lowest),
@@ -60,9 +61,7 @@ impl Links {
         loop {
             match addresses.try_next().await {
                 Ok(Some(message)) => {
-                    let is_it = |attribute: &AddressAttribute| {
-                        matches!(attribute, AddressAttribute::Address(ip) | AddressAttribute::Local(ip) if *ip == address)
-                    };
+                    let is_it = |attribute: &AddressAttribute| matches!(attribute, AddressAttribute::Address(ip) | AddressAttribute::Local(ip) if *ip == address);
                     if message.attributes.iter().any(is_it) {
                         owner = Some(message.header.index);
                     }
@@ -105,8 +104,8 @@ fn is_node_interface(link: &LinkMessage) -> bool {
 /// Tunnels of other programs carry none of our frames, unless they have the VTEP address.
 fn is_tunnel(link: &LinkMessage) -> bool {
     use InfoKind::{
-        Amt, BareUdp, ErSpan, Geneve, GreTap, GreTap6, GreTun, GreTun6, Gtp, Ip6ErSpan, Ip6Tnl, IpIp, SitTun, Tun, Vti,
-        Vti6, Vxlan, Wireguard, Xfrm,
+        Amt, BareUdp, ErSpan, Geneve, GreTap, GreTap6, GreTun, GreTun6, Gtp, Ip6ErSpan, Ip6Tnl, IpIp, SitTun,
+        Tun, Vti, Vti6, Vxlan, Wireguard, Xfrm,
     };
     matches!(
         kind(link),

@@ -92,7 +92,9 @@ pub(crate) fn ports_of_ops(database: &Database, index: &FlowIndex, ops: &[Op]) -
             Op::Delete(id) => id.clone(),
             Op::GarbageCollect => return None,
         };
-        names.extend(index.get(&id).and_then(|installed| installed.port.as_ref()).map(|port| port.name.clone()));
+        names.extend(
+            index.get(&id).and_then(|installed| installed.port.as_ref()).map(|port| port.name.clone()),
+        );
         names.extend(ports::of_object(database, &id));
         match op {
             Op::Set(Object::Local(local)) => drop(names.insert(local.port.clone())),
