@@ -119,7 +119,7 @@ impl World {
                     };
                     match batch {
                         Some(batch) if batch.source == delayed && batch.relisted.is_none() => {
-                            pending.push(batch)
+                            pending.push(batch);
                         }
                         Some(batch) => batch.updates.into_iter().for_each(|update| writer.apply(update)),
                         None => pending

@@ -23,7 +23,7 @@ enum Token {
 
 /// Rewrites `arguments`, the whole command line of the program `root`. What is not understood stays as it is, for clap's
 /// message.
-pub fn rewrite(root: &Command, arguments: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+pub(super) fn rewrite(root: &Command, arguments: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let mut arguments = arguments.into_iter();
     let mut tokens = Tokens { root, path: vec![root], words: 0, found: vec![] };
     let program = arguments.next();
