@@ -166,7 +166,7 @@ impl Guard {
             }
         }
         let deleted = self.deleted(batch);
-        // A few deletions among many records are checked by nobody: no loss of data looks like that.
+        // A few deletions among many records are not checked: no loss of data looks like that.
         let known = self.reader.known(batch.source);
         if deleted.is_empty() || deleted.len() * 2 < known {
             return None;
