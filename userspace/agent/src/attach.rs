@@ -21,4 +21,4 @@ pub use metrics::{RequestMetrics, Verb};
 pub use pod::Pod;
 pub use pods::{Parts, Pods};
 pub use server::{DRAIN_TIMEOUT, Server, ServerError};
-pub use warnings::InfraWarnings;
+pub use warnings::NodeWarnings;

@@ -18,7 +18,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    attach::InfraWarnings,
+    attach::NodeWarnings,
     backoff::Backoff,
     continuity::Regression,
     datapath::Kind,
@@ -73,7 +73,7 @@ impl Identity {
     fn status(
         &self,
         status: &Status,
-        warnings: &InfraWarnings,
+        warnings: &NodeWarnings,
         regression: Option<&Regression>,
         rejected: &[Rejected],
     ) -> node::Status {
@@ -128,9 +128,9 @@ async fn persist(store: &Store, key: &str, body: &[u8]) -> Registration {
     }
 }
 
-/// What the node status is made of: status of the datapath, warnings about infra networks, and whether the store is regressed.
+/// What the node status is made of: status of the datapath, warnings about the node, and whether the store is regressed.
 pub type Published =
-    (watch::Receiver<Status>, watch::Receiver<InfraWarnings>, watch::Receiver<Option<Regression>>);
+    (watch::Receiver<Status>, watch::Receiver<NodeWarnings>, watch::Receiver<Option<Regression>>);
 
 /// Writes the node status whenever it changes.
 pub async fn publish_status(

@@ -30,6 +30,8 @@ use tasks::Tasks;
 
 /// Interval between periodic full resyncs, and between checks of the node's interfaces.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(60);
+/// Interval between checks of the VTEP address and of the MTU.
+const UNDERLAY_INTERVAL: Duration = Duration::from_secs(5);
 /// Time limit for the first full resync to succeed after an error; the original waited as long for its switch.
 const FIRST_RESYNC_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -95,6 +97,7 @@ async fn run_with<D: Datapath + 'static>(
         waiters,
         status: status.clone(),
         regression: continuity.regression.clone(),
+        uplinks: flags.datapath.uplinks().map(str::to_owned).collect(),
         requirements,
     });
     let parts = api::Parts {
@@ -120,7 +123,8 @@ async fn run_with<D: Datapath + 'static>(
         registration::publish_status(&status_identity, &status_store, published, status_reader, halting).await
     });
     // Without a store to follow, requests are refused with the reason.
-    let mut configured_or_regressed = Configured { done: CancellationToken::new(), regression: continuity.regression };
+    let mut configured_or_regressed =
+        Configured { done: CancellationToken::new(), regression: continuity.regression };
     let is_configured = configured_or_regressed.done.clone();
     let (stopping, cni_pods) = (stop.clone(), pods.clone());
     tasks.spawn_requests(async move {
@@ -270,6 +274,9 @@ async fn log_packets(
 }
 
 async fn check_interfaces(pods: Pods, reader: Reader, stop: CancellationToken) -> anyhow::Result<()> {
+    if let Err(error) = pods.refresh_underlay().await {
+        tracing::warn!("read the node's interfaces: {error:#}");
+    }
     tokio::select! {
         () = stop.cancelled() => return Ok(()),
         () = reader.synced() => {}
@@ -278,13 +285,16 @@ async fn check_interfaces(pods: Pods, reader: Reader, stop: CancellationToken) -
         if let Err(error) = pods.remove_vanished().await {
             tracing::warn!("check for deleted interfaces: {error:#}");
         }
-        if let Err(error) = pods.refresh_mtu().await {
-            tracing::warn!("read the MTU of the node's interfaces: {error:#}");
-        }
         pods.report_orphans();
-        tokio::select! {
-            () = stop.cancelled() => return Ok(()),
-            () = tokio::time::sleep(RESYNC_INTERVAL) => {}
+        let next = tokio::time::Instant::now() + RESYNC_INTERVAL;
+        while tokio::time::Instant::now() < next {
+            if let Err(error) = pods.refresh_underlay().await {
+                tracing::warn!("read the node's interfaces: {error:#}");
+            }
+            tokio::select! {
+                () = stop.cancelled() => return Ok(()),
+                () = tokio::time::sleep(UNDERLAY_INTERVAL) => {}
+            }
         }
     }
 }

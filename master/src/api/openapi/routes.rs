@@ -140,7 +140,8 @@ fn inspections(builder: &mut Builder) {
 }
 
 fn accepted_store(builder: &mut Builder) {
-    let accepted = json!({"type": "object", "properties": {"host": {"type": "string"}}, "required": ["host"]});
+    let accepted =
+        json!({"type": "object", "properties": {"host": {"type": "string"}}, "required": ["host"]});
     builder.operation("/api/v1/nodes/{host}/acceptedStore/", "post", json!({
         "operationId": "acceptStore", "tags": ["node"],
         "summary": "Tell a node that has reported store-regressed to follow this store",

@@ -105,11 +105,14 @@ struct Readiness {
 }
 
 impl Parts {
-    /// Debug dump of the datapath; `None` while the agent stops.
+    /// Debug dump of the datapath; `None` while the agent stops, or if the datapath stays busy for longer than the timeout.
     async fn dump(&self) -> Option<Value> {
         let (reply, answer) = oneshot::channel();
-        self.inspect.send(Inspection::Dump(reply)).await.ok()?;
-        answer.await.ok()
+        let request = async {
+            self.inspect.send(Inspection::Dump(reply)).await.ok()?;
+            answer.await.ok()
+        };
+        timeout(DUMP_TIMEOUT, request).await.ok().flatten()
     }
 
     /// Statistics of the datapath; `None` if it stays busy for longer than the timeout.
@@ -146,6 +149,8 @@ impl Parts {
     }
 }
 
+/// Time limit for the datapath's debug dump.
+const DUMP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time limit for the datapath's statistics in a scrape.
 const STATS_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -250,7 +255,8 @@ async fn scrape(State(parts): State<Parts>) -> Response {
 
 async fn inspect(State(parts): State<Parts>) -> Response {
     let Some(mut dump) = parts.dump().await else {
-        return (StatusCode::SERVICE_UNAVAILABLE, "the agent is stopping\n").into_response();
+        let why = format!("the datapath did not answer within {DUMP_TIMEOUT:?}, or the agent is stopping\n");
+        return (StatusCode::SERVICE_UNAVAILABLE, why).into_response();
     };
     if let Value::Object(members) = &mut dump {
         let status = parts.status.borrow().clone();

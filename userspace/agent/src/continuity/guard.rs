@@ -137,9 +137,15 @@ impl Guard {
     /// Why the store, as the batch shows it, does not continue what the agent knows.
     async fn contradiction(&mut self, batch: &Batch) -> Option<String> {
         if let Some(relisted) = &batch.relisted {
-            let why = relisted.divergence.clone().or_else(|| self.memory.contradiction(relisted.position));
-            if why.is_some() {
-                return why;
+            if relisted.divergence.is_some() {
+                return relisted.divergence.clone();
+            }
+            if self.memory.contradiction(relisted.position).is_some() {
+                // Another source may have delivered a later listing before this one: the store's present position decides.
+                let why = self.contradicting_position().await;
+                if why.is_some() {
+                    return why;
+                }
             }
             if self.recalled {
                 let why = self.lost_put().await;
@@ -160,7 +166,7 @@ impl Guard {
             }
         }
         let deleted = self.deleted(batch);
-        // A few deletions among many records are checked by nobody: no loss of data looks like that.
+        // A few deletions among many records are not checked: no loss of data looks like that.
         let known = self.reader.known(batch.source);
         if deleted.is_empty() || deleted.len() * 2 < known {
             return None;
@@ -172,6 +178,16 @@ impl Guard {
         };
         let asked = self.reader.with(|state| witnesses(&deleted, since, state, MAX_WITNESSES));
         self.unwitnessed(&asked).await
+    }
+
+    /// Why the store, at its present position, is not the remembered one.
+    async fn contradicting_position(&self) -> Option<String> {
+        loop {
+            match self.store.position().await {
+                Ok(position) => return self.memory.contradiction(position),
+                Err(error) => pause(&error).await,
+            }
+        }
     }
 
     /// Why the newest put that an earlier process saw is not in the store's history.

@@ -56,7 +56,8 @@ impl Memory {
     pub(super) fn learn(&mut self, (cluster, revision): (Option<u64>, i64), newest: Option<&Put>) {
         self.cluster = cluster.or(self.cluster);
         self.revision = self.revision.max(revision);
-        let is_newer = |put: &&Put| self.newest.as_ref().is_none_or(|old| old.mod_revision < put.mod_revision);
+        let is_newer =
+            |put: &&Put| self.newest.as_ref().is_none_or(|old| old.mod_revision < put.mod_revision);
         if let Some(put) = newest.filter(is_newer) {
             self.newest = Some(put.clone());
         }

@@ -96,9 +96,9 @@ impl Witness {
             Witness::Counted { record, journal, object, revision } => {
                 let at = written(store, record).await?.max(written(store, journal).await?);
                 match (at, object) {
-                    (Some(at), _) if at < *revision => {
-                        Ok(Some(format!("endpoints were deleted, but {record}, which counts them, did not change")))
-                    }
+                    (Some(at), _) if at < *revision => Ok(Some(format!(
+                        "endpoints were deleted, but {record}, which counts them, did not change"
+                    ))),
                     (None, Some(object)) => Ok(written(store, object).await?.map(|_| remains(object))),
                     _ => Ok(None),
                 }

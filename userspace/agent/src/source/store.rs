@@ -124,9 +124,9 @@ impl Sources {
     pub fn new(store: &Store) -> Sources {
         let watches: Vec<_> = PREFIXES.into_iter().map(|prefix| (prefix, store.watch(prefix))).collect();
         let statuses = watches.iter().map(|(_, watch)| watch.status()).collect();
-        let streams = watches.into_iter().map(|(source, watch)| {
-            watch.batches().map(move |batch| Batch::new(source, batch)).boxed()
-        });
+        let streams = watches
+            .into_iter()
+            .map(|(source, watch)| watch.batches().map(move |batch| Batch::new(source, batch)).boxed());
         Sources { batches: stream::select_all(streams), statuses }
     }
 

@@ -15,7 +15,7 @@ use netplugin::{
     datapath::{Datapath as _, ObjectId},
     plan::Node,
     reconcile::{Handle, Reconciler},
-    source::PREFIXES,
+    source::{PREFIXES, Sources},
     state::{self, Attachment},
 };
 use serde::Deserialize;
@@ -48,28 +48,36 @@ pub(crate) struct World {
     stop: CancellationToken,
     tasks: JoinSet<()>,
     regression: watch::Receiver<Option<Regression>>,
+    reader: state::Reader,
+    attacher: state::Attacher,
+    deliver: watch::Sender<bool>,
 }
 
 impl World {
     /// Runs `test` in a network namespace that represents the node.
     pub(crate) fn run(test: impl AsyncFnOnce(World) + Send) {
+        World::run_delaying(None, test);
+    }
+
+    /// As [`World::run`], but the watch of the prefix delivers its changes when [`World::deliver`] is called.
+    pub(crate) fn run_delaying(prefix: Option<&'static str>, test: impl AsyncFnOnce(World) + Send) {
         let node = testkit::Netns::new("node").unwrap();
         let run = || {
             let runtime =
                 tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-            runtime.block_on(async { test(World::begin().await).await });
+            runtime.block_on(async { test(World::begin(prefix).await).await });
             Ok(())
         };
         node.run(run).unwrap();
     }
 
-    async fn begin() -> World {
+    async fn begin(delayed: Option<&'static str>) -> World {
         let directory = testkit::scratch_dir("cni").unwrap();
         let listen = ([127, 0, 0, 1], testkit::free_port().unwrap()).into();
         let server = embedded::Server::open(&directory.path().join("store"), listen).await.unwrap();
         let store = Store::connect(&Config::new([server.local_addr().to_string()])).await.unwrap();
         let master = Master::start(store.clone()).await;
-        World::start(master, Fake::new(), Some(server), store, directory).await
+        World::start(master, Fake::new(), Some(server), store, directory, delayed).await
     }
 
     async fn start(
@@ -78,6 +86,7 @@ impl World {
         server: Option<embedded::Server>,
         store: Store,
         directory: TempDir,
+        delayed: Option<&'static str>,
     ) -> World {
         let node = Node { host: HOST.into(), vtep: [192, 168, 0, 1].into() };
         let links = Arc::new(Links::open().await.unwrap());
@@ -93,10 +102,34 @@ impl World {
         let (mut guard, continuity) =
             Guard::open(store.clone(), node.host.clone(), reader.clone(), memory).unwrap();
         let stopping = stop.clone();
-        tasks.spawn(async move {
-            stopping.run_until_cancelled(guard.follow(&mut writer)).await;
-            guard.save();
-        });
+        let (deliver, mut delivered) = watch::channel(false);
+        let mut sources = Sources::new(&store);
+        match delayed {
+            None => tasks.spawn(async move {
+                stopping.run_until_cancelled(guard.follow(&mut writer)).await;
+                guard.save();
+            }),
+            Some(delayed) => tasks.spawn(async move {
+                let mut pending = vec![];
+                loop {
+                    let batch = tokio::select! {
+                        () = stopping.cancelled() => return,
+                        Ok(_) = delivered.wait_for(|now| *now), if !pending.is_empty() => None,
+                        batch = sources.next() => batch,
+                    };
+                    match batch {
+                        Some(batch) if batch.source == delayed && batch.relisted.is_none() => {
+                            pending.push(batch);
+                        }
+                        Some(batch) => batch.updates.into_iter().for_each(|update| writer.apply(update)),
+                        None => pending
+                            .drain(..)
+                            .flat_map(|batch| batch.updates)
+                            .for_each(|update| writer.apply(update)),
+                    }
+                }
+            }),
+        };
         let regression = continuity.regression.clone();
         tasks.spawn(reconciler.run(stop.clone()));
         let pods = Pods::new(attach::Parts {
@@ -107,17 +140,48 @@ impl World {
             ),
             links: links.clone(),
             store: store.clone(),
-            attacher,
-            reader,
+            attacher: attacher.clone(),
+            reader: reader.clone(),
             waiters: handle.waiters.clone(),
             status: handle.status.clone(),
             regression: continuity.regression,
+            uplinks: vec![],
             requirements,
         });
+        let forget = attacher;
         let listener = attach::Server::bind(&directory.path().join("cni.sock")).unwrap();
         let (served, stopping) = (pods.clone(), stop.clone());
         tasks.spawn(async move { listener.run(served, RequestMetrics::default(), stopping).await.unwrap() });
-        World { master, switch, pods, links, handle, store, server, directory, stop, tasks, regression }
+        World {
+            master,
+            switch,
+            pods,
+            links,
+            handle,
+            store,
+            server,
+            directory,
+            stop,
+            tasks,
+            regression,
+            reader,
+            attacher: forget,
+            deliver,
+        }
+    }
+
+    /// Removes the record of an endpoint's interface, as a DEL that fails to remove the interface.
+    pub(crate) fn forget(&self, endpoint: &str) {
+        self.attacher.detach(&endpoint.into());
+    }
+
+    /// Delivers the delayed changes.
+    pub(crate) fn deliver(&self) {
+        self.deliver.send_replace(true);
+    }
+
+    pub(crate) fn reader(&self) -> &state::Reader {
+        &self.reader
     }
 
     /// Why the store is regressed, if it is.
@@ -149,7 +213,7 @@ impl World {
     pub(crate) async fn restart(mut self) -> World {
         self.stop_agent().await;
         let fake = Fake::reopen(&self.switch);
-        World::start(self.master, fake, self.server, self.store, self.directory).await
+        World::start(self.master, fake, self.server, self.store, self.directory, None).await
     }
 
     pub(crate) fn store(&self) -> &Store {
@@ -171,6 +235,15 @@ impl World {
         netns: &Path,
     ) -> Result<Value, Refusal> {
         self.call("ADD", network, container, Some(netns)).await
+    }
+
+    pub(crate) async fn add_to_group(
+        &self,
+        group: &str,
+        container: &str,
+        netns: &Path,
+    ) -> Result<Value, Refusal> {
+        self.call("ADD", &format!("n;GROUP={group}"), container, Some(netns)).await
     }
 
     pub(crate) async fn del(&self, container: &str, netns: Option<&Path>) -> Result<Value, Refusal> {

@@ -7,7 +7,7 @@ use contiv_model::api::{Node, NodeState};
 use serde_json::Value;
 
 use crate::{
-    client::Client,
+    client::{Client, segment},
     error::Error,
     flags::{InspectFlags, ListFlags, ListFormat},
     observe::endpoint::read,
@@ -59,7 +59,7 @@ pub fn run(client: &Client, command: &Command, out: &mut dyn Write) -> Result<()
                 false => hosts.clone(),
             };
             for host in &hosts {
-                client.post(&format!("/api/v1/nodes/{host}/acceptedStore/"))?;
+                client.post(&format!("/api/v1/nodes/{}/acceptedStore/", segment(host)))?;
                 writeln!(out, "{host}: told to follow the store")?;
             }
             if hosts.is_empty() {

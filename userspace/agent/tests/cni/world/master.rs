@@ -5,7 +5,7 @@ use std::sync::{
 
 use axum::{Router, body::Bytes, extract::State, http::StatusCode, routing::post};
 use contiv_model::{
-    endpoint,
+    endpoint, group,
     key::{Key, ObjectType},
     mac::Mac,
     name::EndpointId,
@@ -16,6 +16,9 @@ use serde_json::{Value, json};
 use tokio::sync::{Notify, Semaphore, watch};
 
 use super::{HOST, put};
+
+/// Number of the only group.
+pub(crate) const GROUP: i64 = 5;
 
 /// Scripted netmaster that creates endpoints on the network `n` of the tenant `t`.
 pub(crate) struct Master {
@@ -30,6 +33,7 @@ struct Shared {
     last: AtomicU8,
     created: AtomicUsize,
     received: Notify,
+    deletions: Notify,
     /// Each request needs a permit.
     gate: Semaphore,
 }
@@ -60,6 +64,7 @@ impl Master {
             last: AtomicU8::new(0),
             created: AtomicUsize::new(0),
             received: Notify::new(),
+            deletions: Notify::new(),
             gate: Semaphore::new(1000),
         });
         let router = Router::new()
@@ -71,6 +76,28 @@ impl Master {
         tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
         let leader = watch::Sender::new(Some(address.clone()));
         Master { shared, address, leader }
+    }
+
+    /// Creates the group `g` with a policy that denies everything.
+    pub(crate) async fn create_group(&self) {
+        let id = "t:g:t:p:t:p:1:inRx";
+        let rule = json!({ "RuleId": id, "Priority": 1, "DstEndpointGroup": GROUP, "Action": "deny" });
+        let api = json!({ "key": "t:p:1", "tenantName": "t", "policyName": "p", "ruleId": "1", "priority": 1,
+                          "direction": "in", "action": "deny" });
+        let policy = json!({
+            "id": "t:g:t:p", "EpgPolicyKey": "t:g:t:p", "EndpointGroupID": GROUP,
+            "RuleMaps": { "t:p:1": { "Rule": api, "OfnetRules": { id: rule } } },
+        });
+        let group = group::State {
+            id: "g:t".into(),
+            group_name: "g".into(),
+            tenant_name: "t".into(),
+            network_name: "n".into(),
+            endpoint_group_id: GROUP,
+            ..group::State::default()
+        };
+        put(&self.shared.store, &Key::Policy("t:g:t:p".into()), &policy).await;
+        put(&self.shared.store, &Key::Group("g:t".into()), &group).await;
     }
 
     /// Deletes endpoints in one transaction, as garbage collection of a node does.
@@ -105,6 +132,11 @@ impl Master {
     pub(crate) async fn request_received(&self) {
         self.shared.received.notified().await;
         self.shared.received.notify_one();
+    }
+
+    /// Waits until a request to delete an endpoint has arrived.
+    pub(crate) async fn deletion_received(&self) {
+        self.shared.deletions.notified().await;
     }
 
     /// Number of requests for a new endpoint.
@@ -143,6 +175,7 @@ async fn create(State(shared): State<Arc<Shared>>, body: Bytes) -> Answer {
     let request: Value = serde_json::from_slice(&body).unwrap();
     assert_eq!(request["ConfigEP"]["Host"], HOST);
     let Some(id) = id(&request) else { return not_found() };
+    let group = request["ServiceName"].as_str().unwrap();
     let octet = shared.last.fetch_add(1, Ordering::Relaxed) + 1;
     let ip = [10, 9, 0, octet].into();
     let state = endpoint::State {
@@ -153,6 +186,9 @@ async fn create(State(shared): State<Arc<Shared>>, body: Bytes) -> Answer {
         ipv6_address: format!("2001:db8:9::{octet:x}"),
         mac_address: Mac::of_endpoint(ip).to_string(),
         homing_host: HOST.into(),
+        endpoint_group_id: if group.is_empty() { 0 } else { GROUP },
+        endpoint_group_key: if group.is_empty() { String::new() } else { format!("{group}:t") },
+        service_name: group.to_owned(),
         ..endpoint::State::default()
     };
     let state_body = serde_json::to_vec(&state).unwrap();
@@ -162,6 +198,7 @@ async fn create(State(shared): State<Arc<Shared>>, body: Bytes) -> Answer {
 }
 
 async fn delete(State(shared): State<Arc<Shared>>, body: Bytes) -> Answer {
+    shared.deletions.notify_one();
     admit(&shared).await;
     let request: Value = serde_json::from_slice(&body).unwrap();
     let Some(id) = id(&request) else { return not_found() };
