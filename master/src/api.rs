@@ -1,7 +1,11 @@
 //! REST API on the wire: routes, responses, errors (INVENTORY section 1).
 
 mod admission;
+mod conditional;
+mod object_watch;
+mod objects;
 pub mod openapi;
+mod parameters;
 mod path;
 mod proxy;
 mod reclaim;

@@ -14,6 +14,7 @@ mod transaction;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
+use std::ops::Bound;
 use std::sync::Arc;
 
 use contiv_model::{endpoint, event::Event, group, key::Key, network, service};
@@ -26,7 +27,7 @@ use record::Tables;
 pub use record::{Entry, GroupIds, ONLY, Pending, Table};
 pub use revisions::Revisions;
 pub use shared::SharedCache;
-pub use transaction::{Change, Stageable, StagedTxn};
+pub use transaction::{Change, Stageable, StagedTxn, Version};
 
 #[derive(Default)]
 pub struct ClusterCache {
@@ -44,6 +45,8 @@ pub struct ClusterCache {
     /// Revisions at which recently deleted keys were deleted. An older change from the watch must
     /// not restore them.
     deleted: HashMap<String, i64>,
+    /// See [`ClusterCache::complete_revision`].
+    complete: i64,
 }
 
 /// Allocation records of networks or of groups, and journals that arrived before their record.
@@ -75,6 +78,18 @@ impl ClusterCache {
     /// All entries, sorted by key, independent of later changes of the cache.
     pub fn all_shared<T: Entry>(&self) -> Vec<Arc<T>> {
         self.table::<T>().values().map(|entry| entry.value.clone()).collect()
+    }
+
+    /// Entries with a key after `after`, sorted by key; at most `limit`.
+    pub fn shared_after<T: Entry>(&self, after: Option<&str>, limit: usize) -> Vec<Arc<T>> {
+        let start = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let entries = self.table::<T>().range::<str, _>((start, Bound::Unbounded));
+        entries.take(limit).map(|(_, entry)| entry.value.clone()).collect()
+    }
+
+    /// The cache contains all changes up to this revision of the store, and possibly later ones.
+    pub fn complete_revision(&self) -> i64 {
+        self.complete
     }
 
     /// All entries, sorted by key.
@@ -168,9 +183,14 @@ impl ClusterCache {
 
     /// Applies an update of the watch. Returns true when the first snapshot is complete.
     pub fn apply_update(&mut self, update: &Update) -> bool {
+        // Other changes of the same revision may follow.
+        self.complete = self.complete.max(update.revision - 1);
         match &update.event {
             Event::Init => {}
-            Event::InitDone => return true,
+            Event::InitDone => {
+                self.complete = self.complete.max(update.revision);
+                return true;
+            }
             Event::InitApply(path, kv) | Event::Apply(path, kv) => {
                 self.set(path, Some(kv), kv.mod_revision);
             }

@@ -7,6 +7,10 @@ mod store_health;
 
 use std::sync::Arc;
 
+use contiv_store::Store;
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+
 use crate::aci::FabricSync;
 use crate::cache::SharedCache;
 use crate::commit::Queue;
@@ -26,6 +30,11 @@ pub struct Leader {
     pub fabric: Arc<FabricSync>,
     pub cluster: Cluster,
     pub identity: Identity,
+    pub store: Store,
+    /// Each open watch of a client holds a permit.
+    pub watch_permits: Arc<Semaphore>,
+    /// Cancelled when this leadership ends, or the process stops.
+    pub ended: CancellationToken,
 }
 
 /// Identity of this netmaster.

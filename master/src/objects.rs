@@ -5,6 +5,7 @@ mod aci;
 mod bgp;
 mod global;
 mod group;
+mod listing;
 mod netprofile;
 mod network;
 mod policy;
@@ -14,6 +15,7 @@ mod tenant;
 mod volume;
 
 use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
 
 use contiv_model::{api, key::ObjectType};
 use schemars::{JsonSchema, SchemaGenerator};
@@ -21,9 +23,10 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 pub use global::{Defaults, put_identity};
+pub use listing::{FieldSelector, Page, Selection};
 pub use service::restore as restore_services;
 
-use crate::cache::{ClusterCache, Entry, StagedTxn};
+use crate::cache::{ClusterCache, Entry, StagedTxn, Version};
 use crate::domain::fabric;
 use crate::go_json;
 use crate::problem::{Answer, Problem};
@@ -122,9 +125,26 @@ pub struct Operations {
     pub check: fn(key: &str, body: &[u8]) -> Result<Fields, Problem>,
     pub put: fn(request: &Fields, staged: &mut StagedTxn<'_>) -> Answer,
     pub delete: fn(key: &str, staged: &mut StagedTxn<'_>) -> Answer,
-    pub list: fn(&ClusterCache) -> Report<Answer>,
-    pub get: fn(&ClusterCache, key: &str) -> Answer,
+    pub version: fn(key: &str, staged: &StagedTxn<'_>) -> Version,
+    pub list: fn(&ClusterCache, Selection) -> Report<Result<Page, Problem>>,
+    pub get: fn(&ClusterCache, key: &str) -> Result<Representation, Problem>,
+    /// Decodes a record of the store.
+    pub decode: fn(record: &[u8]) -> Result<Stored, Problem>,
     pub inspect: fn(&ClusterCache, key: &str, &Cluster) -> Report<Answer>,
+}
+
+/// An object as a GET answers it.
+pub struct Representation {
+    pub body: Vec<u8>,
+    /// The store's revision of the object.
+    pub revision: i64,
+}
+
+/// An object as the store has it.
+pub struct Stored {
+    /// Response body of a GET.
+    pub body: Vec<u8>,
+    pub fields: Value,
 }
 
 /// All object types.
@@ -158,8 +178,10 @@ impl Type {
                 check: check::<T>,
                 put: put::<T>,
                 delete: delete::<T>,
+                version: version::<T>,
                 list: list::<T>,
                 get: get::<T>,
+                decode: decode::<T>,
                 inspect: inspect::<T>,
             },
         }
@@ -224,8 +246,7 @@ fn ensure_same_object<T: Object>(request: &Fields, known: &T) -> Result<(), Prob
     if known.key().matches(':').count() < T::KEY.len() {
         return Ok(());
     }
-    let fields =
-        serde_json::to_value(known).map_err(|e| Problem::unavailable(format!("encode a record: {e}")))?;
+    let fields = fields(known)?;
     let name = |of: &dyn Fn(&str) -> Option<Value>| -> Vec<String> {
         T::KEY
             .iter()
@@ -250,13 +271,46 @@ fn delete<T: Object>(key: &str, staged: &mut StagedTxn<'_>) -> Answer {
     go_json::encode(&key)
 }
 
-fn list<T: Object>(cache: &ClusterCache) -> Report<Answer> {
-    let all = cache.all_shared::<T>();
-    Box::new(move || go_json::encode(&all.iter().map(|object| &**object).collect::<Vec<_>>()))
+fn version<T: Object>(key: &str, staged: &StagedTxn<'_>) -> Version {
+    staged.version::<T>(key)
 }
 
-fn get<T: Object>(cache: &ClusterCache, key: &str) -> Answer {
-    go_json::encode(cache.get::<T>(key).ok_or_else(|| not_found(T::KIND))?)
+fn list<T: Object>(cache: &ClusterCache, selection: Selection) -> Report<Result<Page, Problem>> {
+    let limit = selection.limit.map_or(usize::MAX, NonZeroUsize::get);
+    // A selector may leave out any number of objects.
+    let taken = if selection.selector.is_empty() { limit.saturating_add(1) } else { usize::MAX };
+    let objects = cache.shared_after::<T>(selection.after.as_deref(), taken);
+    let revision = cache.complete_revision();
+    Box::new(move || {
+        let mut page: Vec<&T> = Vec::new();
+        let mut more_after = None;
+        for object in &objects {
+            if !selection.selector.is_empty() && !selection.selector.matches(&fields(&**object)?) {
+                continue;
+            }
+            if page.len() == limit {
+                more_after = page.last().map(|last| last.key().to_owned());
+                break;
+            }
+            page.push(object);
+        }
+        Ok(Page { body: go_json::encode(&page)?, more_after, revision })
+    })
+}
+
+fn fields<T: Object>(object: &T) -> Result<Value, Problem> {
+    serde_json::to_value(object).map_err(|e| Problem::unavailable(format!("encode a record: {e}")))
+}
+
+fn get<T: Object>(cache: &ClusterCache, key: &str) -> Result<Representation, Problem> {
+    let known = cache.table::<T>().get(key).ok_or_else(|| not_found(T::KIND))?;
+    Ok(Representation { body: go_json::encode(&*known.value)?, revision: known.revision })
+}
+
+fn decode<T: Object>(record: &[u8]) -> Result<Stored, Problem> {
+    let object: T = serde_json::from_slice(record)
+        .map_err(|e| Problem::unavailable(format!("decode a record of {}: {e}", T::KIND.as_str())))?;
+    Ok(Stored { body: go_json::encode(&object)?, fields: fields(&object)? })
 }
 
 fn inspect<T: Object>(cache: &ClusterCache, key: &str, cluster: &Cluster) -> Report<Answer> {

@@ -6,7 +6,7 @@ use std::fmt;
 ///
 /// The original answers every failure with status 500 and the text, and its clients read the text
 /// only with that status. The kind determines the status for clients that request RFC 9457 problem
-/// details. [`Kind::Unavailable`] is 503 for all clients.
+/// details. [`Kind::Unavailable`] is 503, and [`Kind::Precondition`] 412, for all clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     pub kind: Kind,
@@ -21,6 +21,8 @@ pub enum Kind {
     NotFound,
     /// The request conflicts with existing objects.
     Conflict,
+    /// The object is not in the state that the request requires.
+    Precondition,
     /// The request body exceeds the size limit.
     TooLarge,
     /// The request body did not arrive in time.
@@ -43,6 +45,7 @@ impl Kind {
             Kind::Invalid => 400,
             Kind::NotFound => 404,
             Kind::Conflict => 409,
+            Kind::Precondition => 412,
             Kind::TooLarge => 413,
             Kind::TooSlow => 408,
             Kind::Gateway => 502,
@@ -63,6 +66,10 @@ impl Problem {
 
     pub fn conflict(text: impl Into<String>) -> Problem {
         Problem { kind: Kind::Conflict, text: text.into() }
+    }
+
+    pub fn precondition(text: impl Into<String>) -> Problem {
+        Problem { kind: Kind::Precondition, text: text.into() }
     }
 
     pub fn too_large(text: impl Into<String>) -> Problem {

@@ -12,7 +12,7 @@ use crate::problem::{Answer, Kind, Problem};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ErrorFormat {
     /// Status 500 and one line of text, as clients of the original expect. Temporary failures have
-    /// status 503.
+    /// status 503, and failed preconditions, which the original does not know, 412.
     Text,
     /// RFC 9457 problem details with a specific status.
     ProblemDetails,
@@ -39,10 +39,10 @@ impl ErrorFormat {
         let mut response = match self {
             ErrorFormat::Text => {
                 let line = format!("{}\n", problem.text.replace('\n', " "));
-                let status = if unavailable {
-                    StatusCode::SERVICE_UNAVAILABLE
-                } else {
-                    StatusCode::INTERNAL_SERVER_ERROR
+                let status = match problem.kind {
+                    Kind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+                    Kind::Precondition => StatusCode::PRECONDITION_FAILED,
+                    _ => StatusCode::INTERNAL_SERVER_ERROR,
                 };
                 respond(status, TEXT, line)
             }
@@ -109,6 +109,13 @@ impl ErrorFormat {
             Err(problem) => self.problem(&problem),
         }
     }
+}
+
+/// The client has this version of the object.
+pub(super) fn not_modified() -> Response<Body> {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::NOT_MODIFIED;
+    response
 }
 
 pub(super) fn text(body: String) -> Response<Body> {

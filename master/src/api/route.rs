@@ -1,20 +1,19 @@
 //! Routes of the leader.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
-use axum::body::{Body, Bytes};
+use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderMap, Method, header};
 use axum::response::Response;
-use contiv_model::{endpoint, key::ObjectType, node, registry};
-use http_body_util::BodyExt;
+use contiv_model::{endpoint, node, registry};
 use serde_json::json;
 
+use super::objects::{ObjectRoutes, read_body};
+use super::parameters::Parameters;
 use super::path;
 use super::reclaim::{ReclaimRequest, reclaim};
 use super::response::{ErrorFormat, text};
-use crate::aci::RepeatablePlan;
 use crate::cache::{ClusterCache, StagedTxn};
 use crate::go_json;
 use crate::leadership::{Identity, Leader};
@@ -31,10 +30,19 @@ impl Routes<'_> {
         let (head, body) = request.into_parts();
         let parts = path::parts(&head.uri);
         let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
+        let found = match parts.as_slice() {
+            ["api", "v1", types, ""] => Type::by_plural(types).map(|t| (t, "")),
+            ["api", "v1", types, key, ""] if !key.is_empty() => Type::by_plural(types).map(|t| (t, *key)),
+            _ => None,
+        };
+        if let Some((object_type, key)) = found {
+            return ObjectRoutes { leader: self.0, object_type, format }.answer(&head, key, body).await;
+        }
+        if head.method != Method::GET && Parameters::of(&head.uri).dry_run() != Ok(false) {
+            return format
+                .problem(&Problem::invalid("dryRun: only changes of objects below /api/v1/ have it"));
+        }
         match (&head.method, parts.as_slice()) {
-            (&Method::GET, ["api", "v1", types, ""]) if Type::by_plural(types).is_some() => {
-                format.json(self.read(types, |t, cache| (t.list)(cache)).await)
-            }
             (&Method::GET, ["api", "v1", "inspect", "endpoints", key, ""]) if !key.is_empty() => {
                 let key = (*key).to_owned();
                 let find = move |cache: &ClusterCache| {
@@ -55,15 +63,6 @@ impl Routes<'_> {
             (&Method::GET, ["api", "v1", "inspect", types, key, ""]) if is_object(types, key) => {
                 let (key, cluster) = ((*key).to_owned(), self.0.cluster.clone());
                 format.json(self.read(types, move |t, cache| (t.inspect)(cache, &key, &cluster)).await)
-            }
-            (&Method::GET, ["api", "v1", types, key, ""]) if is_object(types, key) => {
-                format.json(object_type(types).and_then(|t| (t.operations.get)(&self.0.cache.read(), key)))
-            }
-            (&Method::POST | &Method::PUT, ["api", "v1", types, key, ""]) if is_object(types, key) => {
-                format.json(self.put(types, key, body).await)
-            }
-            (&Method::DELETE, ["api", "v1", types, key, ""]) if is_object(types, key) => {
-                format.json(self.delete(types, key).await)
             }
             (&Method::POST, ["plugin", call]) if is_json(&head.headers) => {
                 match self.plugin(call, body).await {
@@ -99,27 +98,6 @@ impl Routes<'_> {
     ) -> Answer {
         let t = object_type(types)?;
         self.0.reads.read(move |cache| read(&t.operations, cache)).await
-    }
-
-    async fn put(&self, types: &str, key: &str, body: Body) -> Answer {
-        let t = object_type(types)?;
-        let request = (t.operations.check)(key, &read_body(body).await?)?;
-        let plan = move |staged: &mut StagedTxn<'_>| (t.operations.put)(&request, staged);
-        self.change(t, key, Arc::new(plan)).await
-    }
-
-    async fn delete(&self, types: &str, key: &str) -> Answer {
-        let (t, of) = (object_type(types)?, key.to_owned());
-        let plan = move |staged: &mut StagedTxn<'_>| (t.operations.delete)(&of, staged);
-        self.change(t, key, Arc::new(plan)).await
-    }
-
-    /// Changes of application profiles need the consent of the ACI gateway.
-    async fn change(&self, t: &Type, key: &str, plan: RepeatablePlan) -> Answer {
-        match t.kind {
-            ObjectType::AppProfile => self.0.fabric.change(&self.0.cache, &self.0.queue, key, plan).await,
-            _ => self.0.queue.submit(Box::new(move |staged| plan(staged)), t.operations.exclusive).await,
-        }
     }
 
     /// Tells the agent of a node that waits for it to follow this store.
@@ -214,11 +192,6 @@ fn no_ofnet() -> Problem {
 /// Exact comparison: like the original, a charset or a missing header leads to 404.
 fn is_json(headers: &HeaderMap) -> bool {
     headers.get(header::CONTENT_TYPE).is_some_and(|value| value == "application/json")
-}
-
-async fn read_body(body: Body) -> Result<Bytes, Problem> {
-    let body = body.collect().await;
-    body.map(|body| body.to_bytes()).map_err(|error| Problem::invalid(crate::problem::one_line(&error)))
 }
 
 pub(super) fn version() -> String {

@@ -35,6 +35,17 @@ pub enum Edit<B> {
     Delete,
 }
 
+/// Version of an entry, as a plan sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Version {
+    /// It does not exist.
+    Absent,
+    /// The store's revision of it.
+    At(i64),
+    /// This transaction puts it.
+    Staged,
+}
+
 /// Changes of a committed transaction.
 #[derive(Default)]
 pub struct Change {
@@ -83,6 +94,17 @@ impl<'w> StagedTxn<'w> {
         match T::overlay(&self.overlays).get(id) {
             Some(value) => value.clone(),
             None => self.cache.table::<T>().get(id).map(|known| known.value.clone()),
+        }
+    }
+
+    pub fn version<T: Entry>(&self, id: &str) -> Version {
+        match T::overlay(&self.overlays).get(id) {
+            Some(Some(_)) => Version::Staged,
+            Some(None) => Version::Absent,
+            None => match self.cache.table::<T>().get(id) {
+                Some(known) => Version::At(known.revision),
+                None => Version::Absent,
+            },
         }
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use contiv_store::Store;
 use contiv_store::election::Leadership;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -29,6 +29,8 @@ const MAX_LOGGED_DIFFERENCES: usize = 20;
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(3);
 /// Time limit for releasing the leader lock.
 const RESIGN_TIMEOUT: Duration = Duration::from_secs(2);
+/// Largest number of open watches of clients. Each is a watch of the store.
+const MAX_WATCHES: usize = 1024;
 /// Time limit for merging journals at shutdown.
 const CHECKPOINT_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -141,6 +143,8 @@ impl Term<'_> {
         let (linearizable_read, confirming) = LinearizableRead::new(leadership.read_index());
         tasks.spawn("linearizable reads", confirming);
         self.registrations.set_role("leader");
+        let ended = stop.child_token();
+        let _end = ended.clone().drop_guard();
         self.role.send_replace(Role::Leading(Arc::new(Leader {
             cache: self.cache.clone(),
             queue,
@@ -149,6 +153,9 @@ impl Term<'_> {
             fabric,
             cluster: self.cluster.clone(),
             identity: self.identity.clone(),
+            store: self.store.clone(),
+            watch_permits: Semaphore::new(MAX_WATCHES).into(),
+            ended: ended.clone(),
         })));
         tracing::info!(address = self.identity.address, "leading; ready");
         let replaced = async {

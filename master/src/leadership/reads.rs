@@ -11,7 +11,7 @@ use tokio::task::spawn_blocking;
 use tokio_util::sync::CancellationToken;
 
 use crate::cache::{ClusterCache, SharedCache};
-use crate::problem::{Answer, Problem};
+use crate::problem::Problem;
 use crate::reports::Report;
 
 /// Reads at the same time. More wait, until their client's time limit.
@@ -31,7 +31,10 @@ impl Reads {
 
     /// Takes a snapshot with `take` and returns the response of the report. If the caller is
     /// dropped, a read that waits is not started, and one that was started ends after its snapshot.
-    pub async fn read(&self, take: impl FnOnce(&ClusterCache) -> Report<Answer> + Send + 'static) -> Answer {
+    pub async fn read<T: Send + 'static>(
+        &self,
+        take: impl FnOnce(&ClusterCache) -> Report<Result<T, Problem>> + Send + 'static,
+    ) -> Result<T, Problem> {
         let failed = |_| Problem::unavailable("read the cache: failed; see the log");
         let permit = self.permits.clone().acquire_owned().await.map_err(|_| Problem::deposed())?;
         let (cache, cancelled) = (self.cache.clone(), CancellationToken::new());

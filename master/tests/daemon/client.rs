@@ -10,6 +10,8 @@ use serde_json::{Value, json};
 pub(crate) struct Answer {
     pub(crate) status: u16,
     pub(crate) content_type: String,
+    /// Names in lower case.
+    pub(crate) headers: Vec<(String, String)>,
     pub(crate) body: String,
 }
 
@@ -72,7 +74,9 @@ impl Answer {
             (_, Some("chunked")) => unchunk(body)?,
             _ => body.to_owned(),
         };
-        Some(Answer { status, content_type: header("content-type").unwrap_or_default().to_owned(), body })
+        let content_type = header("content-type").unwrap_or_default().to_owned();
+        let headers = headers.into_iter().map(|(name, value)| (name, value.to_owned())).collect();
+        Some(Answer { status, content_type, headers, body })
     }
 }
 
@@ -104,6 +108,10 @@ pub(crate) fn delete(to: SocketAddr, path: &str) -> std::io::Result<Answer> {
 }
 
 impl Answer {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+    }
+
     pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap()
     }

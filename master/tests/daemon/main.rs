@@ -3,11 +3,13 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
 mod client;
+mod conditional;
 mod fabric;
 mod followers;
 mod forwarding;
 mod large;
 mod limits;
+mod lists;
 mod master;
 mod nodes;
 mod problems;
@@ -16,3 +18,4 @@ mod restarts;
 mod security;
 mod startup;
 mod store;
+mod watches;

@@ -7,7 +7,7 @@ use contiv_model::policy::{DirectionalRuleState, PolicyState};
 use contiv_model::{endpoint, group, network, service};
 use contiv_store::{Guard, KeyValue, Op, Txn, Update};
 use netmaster::cache::{AllocationChange, ClusterCache, StagedTxn};
-use netmaster::objects::{Cluster, Defaults, Type};
+use netmaster::objects::{Cluster, Defaults, Selection, Type};
 use netmaster::plugin::Call;
 use netmaster::problem::{Answer, Problem};
 use serde_json::{Value, json};
@@ -223,8 +223,10 @@ impl Fixture {
             .allocations::<group::State>()
             .map(|l| l.full_record(&AllocationChange::default()))
             .collect();
-        let list =
-            |types: &str| read((Type::by_plural(types).unwrap().operations.list)(&self.cache)().unwrap());
+        let list = |types: &str| {
+            let list = Type::by_plural(types).unwrap().operations.list;
+            read(list(&self.cache, Selection::default())().unwrap().body)
+        };
         json!([
             networks,
             groups,

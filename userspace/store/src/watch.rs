@@ -90,21 +90,22 @@ impl Store {
     /// Watches all keys that begin with `prefix`; see [`Watch`]. Sends nothing before the first
     /// poll.
     pub fn watch(&self, prefix: &str) -> Watch {
-        Watch::new(self.clone(), prefix.to_owned())
+        Watch::new(self.clone(), prefix.to_owned(), State::Unlisted)
+    }
+
+    /// Like [`Store::watch`], without the snapshot: the updates are the changes after `revision`,
+    /// and deletions of keys that the watch has not reported. If the history since `revision` is not
+    /// available, or ceases to be, the watch lists the prefix: a batch with [`Batch::relisted`].
+    pub fn watch_after(&self, prefix: &str, revision: i64) -> Watch {
+        Watch::new(self.clone(), prefix.to_owned(), State::Listed { revision })
     }
 }
 
 impl Watch {
-    pub(crate) fn new(store: Store, prefix: String) -> Watch {
+    fn new(store: Store, prefix: String, state: State) -> Watch {
         let (status, receiver) = watch::channel(Status::Connecting);
-        let follower = Follower {
-            store,
-            prefix,
-            state: State::Unlisted,
-            known: Known::default(),
-            backoff: Backoff::default(),
-            status,
-        };
+        let follower =
+            Follower { store, prefix, state, known: Known::default(), backoff: Backoff::default(), status };
         let batches = stream::unfold(follower, |mut follower| async move {
             loop {
                 let batch = follower.step().await;
@@ -255,6 +256,10 @@ impl Follower {
     /// happened since. It has not if it was emptied, replaced or restored, or if the history was
     /// compacted. Reads one key and the number of keys.
     async fn continues(&self, revision: i64) -> Result<bool, Error> {
+        if !self.known.is_complete() {
+            // Nothing to compare. The server refuses the watch if the history is compacted.
+            return Ok(true);
+        }
         let Some(newest) = self.known.newest() else { return Ok(false) };
         let at_revision = async {
             let (kv, cluster) = self.store.get_at_with_cluster(newest, revision).await?;

@@ -24,13 +24,19 @@ pub(super) fn describe(object: &crate::objects::Type, builder: &mut Builder) {
     let list = json!({"type": "array", "items": object});
     builder.operation(&path, "get", json!({
         "operationId": format!("list{plural}"), "tags": tag, "summary": format!("List all {plural}, sorted by key"),
-        "responses": responses(json_body("List of objects.", &list)),
+        "description": "With `watch=1` and optionally `revision`, a stream of server-sent events instead.",
+        "parameters": list_parameters(), "responses": responses(listed(&list)),
     }));
     let path = format!("{path}{{key}}/");
-    builder.operation(&path, "get", json!({
-        "operationId": format!("get{name}"), "tags": tag, "summary": format!("Get a {name}"), "parameters": [key],
-        "responses": responses(json_body("The stored object.", &object)),
-    }));
+    builder.operation(
+        &path,
+        "get",
+        json!({
+            "operationId": format!("get{name}"), "tags": tag, "summary": format!("Get a {name}"),
+            "parameters": [key, header("If-None-Match", "Entity tags that the client has.")],
+            "responses": gotten(&object),
+        }),
+    );
     for (method, verb) in [("post", "create"), ("put", "put")] {
         builder.operation(
             &path,
@@ -39,7 +45,7 @@ pub(super) fn describe(object: &crate::objects::Type, builder: &mut Builder) {
                 "operationId": format!("{verb}{name}"), "tags": tag,
                 "summary": format!("Create or update a {name}"),
                 "description": "The key in the path must match the key fields of the body. POST and PUT are equivalent.",
-                "parameters": [key],
+                "parameters": change_parameters(&key),
                 // For programs that generate requests from this document.
                 "x-key": operations.key,
                 "requestBody": {
@@ -51,10 +57,15 @@ pub(super) fn describe(object: &crate::objects::Type, builder: &mut Builder) {
             }),
         );
     }
-    builder.operation(&path, "delete", json!({
-        "operationId": format!("delete{name}"), "tags": tag, "summary": format!("Delete a {name}"), "parameters": [key],
-        "responses": responses(json_body("Key of the deleted object.", &json!({"type": "string"}))),
-    }));
+    builder.operation(
+        &path,
+        "delete",
+        json!({
+            "operationId": format!("delete{name}"), "tags": tag, "summary": format!("Delete a {name}"),
+            "parameters": change_parameters(&key),
+            "responses": responses(json_body("Key of the deleted object.", &json!({"type": "string"}))),
+        }),
+    );
     let path = format!("/api/v1/inspect/{}s/{{key}}/", kind.as_str());
     builder.operation(&path, "get", json!({
         "operationId": format!("inspect{name}"), "tags": tag, "summary": format!("Get a {name} and its operational state"),
@@ -229,6 +240,51 @@ fn key_parameter(operations: &Operations) -> Value {
         "schema": {"type": "string", "minLength": 1},
         "example": parts.collect::<Vec<_>>().join(":"),
     })
+}
+
+fn header(name: &str, description: &str) -> Value {
+    json!({"name": name, "in": "header", "description": description, "schema": {"type": "string"}})
+}
+
+fn change_parameters(key: &Value) -> Value {
+    json!([
+        key,
+        header("If-Match", "Entity tags of which the object must have one, or `*`."),
+        header("If-None-Match", "Entity tags that the object must not have; `*`: it must not exist."),
+        {"name": "dryRun", "in": "query", "description": "Answer as the change would, and change nothing.",
+            "schema": {"enum": ["All"]}},
+    ])
+}
+
+fn list_parameters() -> Value {
+    json!([
+        {"name": "limit", "in": "query", "description": "Largest number of objects.",
+            "schema": {"type": "integer", "minimum": 1}},
+        {"name": "continue", "in": "query", "description": "Only objects with a later key.",
+            "schema": {"type": "string"}},
+        {"name": "fieldSelector", "in": "query",
+            "description": "Texts and numbers that objects must have: `field=value` or `field!=value`, separated by commas.",
+            "schema": {"type": "string"}},
+    ])
+}
+
+fn listed(list: &Value) -> Value {
+    let mut listed = json_body("List of objects.", list);
+    listed["headers"] = json!({
+        "Netmaster-Revision": {"description": "A watch after this revision continues the list.",
+            "schema": {"type": "string"}},
+        "Link": {"description": "The next page, if there is one.", "schema": {"type": "string"}},
+    });
+    listed
+}
+
+fn gotten(object: &Value) -> Value {
+    let tag = json!({"ETag": {"description": "Changes with the object.", "schema": {"type": "string"}}});
+    let mut gotten = json_body("The stored object.", object);
+    gotten["headers"] = tag.clone();
+    let mut responses = responses(gotten);
+    responses["304"] = json!({"description": "The client has the object.", "headers": tag});
+    responses
 }
 
 /// Example with the required fields.

@@ -7,13 +7,14 @@ const PROBLEM: &str = "application/problem+json";
 
 /// Status, name and description of each failure, and whether clients of the text format receive the
 /// status too.
-const FAILURES: [(&str, &str, &str, bool); 10] = [
+const FAILURES: [(&str, &str, &str, bool); 11] = [
     ("400", "Invalid", "The request is invalid. Without a body: it is not valid HTTP.", false),
     ("401", "Unauthorized", "The request has no token, or an unknown one.", true),
     ("403", "Forbidden", "The token is read-only.", true),
     ("404", "NotFound", "The object or path does not exist.", true),
     ("408", "TooSlow", "The request body did not arrive in time.", false),
     ("409", "Conflict", "The request conflicts with existing objects.", false),
+    ("412", "Precondition", "The object is not in the state that If-Match or If-None-Match requires.", true),
     ("413", "TooLarge", "The request body exceeds the size limit.", false),
     ("501", "NotBuilt", "The original supports the request; this release does not.", false),
     ("502", "Gateway", "A server that netmaster depends on failed or did not respond.", false),

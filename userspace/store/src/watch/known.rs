@@ -103,23 +103,35 @@ impl Known {
         events.into_iter().map(|event| Update { revision, event }).collect()
     }
 
+    /// Whether there was a snapshot.
+    pub(super) fn is_complete(&self) -> bool {
+        self.reported.is_some()
+    }
+
     /// Returns the changes in the order of the server, without those that were reported before.
+    /// Without a snapshot, which keys exist is unknown: all are returned.
     pub(super) fn changes(&mut self, events: Vec<PbEvent>) -> Vec<Update> {
-        let reported = self.reported.get_or_insert_default();
         let mut updates = Vec::with_capacity(events.len());
         for event in events {
             let put = event.r#type == EventType::Put as i32;
             let Some(kv) = event.kv.and_then(KeyValue::from_wire) else { continue };
             let revision = kv.mod_revision;
             self.at.revision = self.at.revision.max(revision);
-            if reported.get(&kv.key).is_some_and(|seen| seen.mod_revision >= revision) {
-                continue;
-            }
-            if put {
-                reported.insert(kv.key.clone(), Seen::of(&kv));
-                updates.push(Update { revision, event: Event::Apply(kv.key.clone(), kv) });
-            } else if reported.remove(&kv.key).is_some() {
-                updates.push(Update { revision, event: Event::Delete(kv.key) });
+            let is_news = match &mut self.reported {
+                None => true,
+                Some(reported) if reported.get(&kv.key).is_some_and(|seen| seen.mod_revision >= revision) => {
+                    false
+                }
+                Some(reported) if put => {
+                    reported.insert(kv.key.clone(), Seen::of(&kv));
+                    true
+                }
+                Some(reported) => reported.remove(&kv.key).is_some(),
+            };
+            let key = kv.key.clone();
+            if is_news {
+                let event = if put { Event::Apply(key, kv) } else { Event::Delete(key) };
+                updates.push(Update { revision, event });
             }
         }
         updates
@@ -212,5 +224,14 @@ mod tests {
             event(EventType::Delete, "b", 7),
         ];
         assert_eq!(described(&known.changes(events)), ["b@6", "-b@7"]);
+    }
+
+    #[test]
+    fn without_a_snapshot_every_change_is_reported() {
+        let mut known = Known::default();
+        let events = vec![event(EventType::Delete, "a", 5), event(EventType::Put, "a", 6)];
+        assert_eq!(described(&known.changes(events)), ["-a@5", "a@6"]);
+        let first = known.snapshot(listing(9, &[("a", "1", 6)]));
+        assert_eq!(described(&first), ["init", "have a", "done"]);
     }
 }

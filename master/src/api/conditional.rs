@@ -1,0 +1,176 @@
+//! Conditional requests (RFC 9110, section 13). The entity tag of an object is the store's revision
+//! of its record.
+
+use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
+
+use crate::cache::Version;
+use crate::problem::Problem;
+
+/// Conditions of a request for an object.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Preconditions {
+    if_match: Option<EntityTags>,
+    if_none_match: Option<EntityTags>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum EntityTags {
+    /// `*`: any that exists.
+    Any,
+    List(Vec<EntityTag>),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct EntityTag {
+    weak: bool,
+    opaque: String,
+}
+
+/// Entity tag of an object whose record has `revision`.
+pub(super) fn entity_tag(revision: i64) -> HeaderValue {
+    // Digits and quotes are valid in a header.
+    HeaderValue::try_from(format!("\"{revision}\"")).unwrap_or(HeaderValue::from_static("\"\""))
+}
+
+impl Preconditions {
+    pub(super) fn of(headers: &HeaderMap) -> Result<Preconditions, Problem> {
+        Ok(Preconditions {
+            if_match: EntityTags::of(headers, &header::IF_MATCH)?,
+            if_none_match: EntityTags::of(headers, &header::IF_NONE_MATCH)?,
+        })
+    }
+
+    /// Fails if a write to the object must not be carried out.
+    pub(super) fn check(&self, object: &str, version: Version) -> Result<(), Problem> {
+        let state = match version {
+            Version::Absent => "it does not exist".to_owned(),
+            Version::At(revision) => format!("its entity tag is \"{revision}\""),
+            Version::Staged => "another request changes it".to_owned(),
+        };
+        if self.if_match.as_ref().is_some_and(|tags| !tags.matches(version, Comparison::Strong)) {
+            return Err(Problem::precondition(format!("If-Match: {object}: {state}; get it again")));
+        }
+        if self.if_none_match.as_ref().is_some_and(|tags| tags.matches(version, Comparison::Weak)) {
+            return Err(Problem::precondition(format!("If-None-Match: {object}: {state}")));
+        }
+        Ok(())
+    }
+
+    /// Whether the client of a GET has the object of `revision` already.
+    pub(super) fn is_known(&self, revision: i64) -> bool {
+        let known = |tags: &EntityTags| tags.matches(Version::At(revision), Comparison::Weak);
+        self.if_none_match.as_ref().is_some_and(known)
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Comparison {
+    /// Weak tags never match.
+    Strong,
+    Weak,
+}
+
+impl EntityTags {
+    fn of(headers: &HeaderMap, name: &HeaderName) -> Result<Option<EntityTags>, Problem> {
+        let mut list = Vec::new();
+        let mut given = false;
+        for value in headers.get_all(name) {
+            given = true;
+            let text = value.to_str().unwrap_or_default().trim();
+            if text == "*" {
+                return Ok(Some(EntityTags::Any));
+            }
+            let Some(tags) = parse(text) else {
+                let why =
+                    format!("{name}: {text:?} is neither * nor a list of quoted entity tags, as in ETag");
+                return Err(Problem::invalid(why));
+            };
+            list.extend(tags);
+        }
+        Ok(given.then_some(EntityTags::List(list)))
+    }
+
+    fn matches(&self, version: Version, comparison: Comparison) -> bool {
+        match (self, version) {
+            (_, Version::Absent) => false,
+            (EntityTags::Any, _) => true,
+            // The revision that it will have is not known.
+            (EntityTags::List(_), Version::Staged) => false,
+            (EntityTags::List(list), Version::At(revision)) => list.iter().any(|tag| {
+                tag.opaque == revision.to_string() && (!tag.weak || matches!(comparison, Comparison::Weak))
+            }),
+        }
+    }
+}
+
+/// Parses `"a", W/"b"`. A tag may contain commas.
+fn parse(text: &str) -> Option<Vec<EntityTag>> {
+    let mut tags = Vec::new();
+    let mut rest = text;
+    loop {
+        let (weak, quoted) = match rest.strip_prefix("W/") {
+            Some(quoted) => (true, quoted),
+            None => (false, rest),
+        };
+        let (opaque, after) = quoted.strip_prefix('"')?.split_once('"')?;
+        tags.push(EntityTag { weak, opaque: opaque.to_owned() });
+        match after.trim_start() {
+            "" => return Some(tags),
+            after => rest = after.strip_prefix(',')?.trim_start(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn given(name: HeaderName, value: &'static str) -> Result<Preconditions, Problem> {
+        Preconditions::of(&HeaderMap::from_iter([(name, HeaderValue::from_static(value))]))
+    }
+
+    #[test]
+    fn writes_are_carried_out_for_the_given_version_only() {
+        let allowed =
+            |name, value, version| given(name, value).unwrap().check("network a:b", version).is_ok();
+        for (value, version, result) in [
+            ("*", Version::At(7), true),
+            ("*", Version::Staged, true),
+            ("*", Version::Absent, false),
+            ("\"7\"", Version::At(7), true),
+            ("\"6\", \"7\"", Version::At(7), true),
+            ("\"6,7\",\"7\"", Version::At(7), true),
+            ("\"8\"", Version::At(7), false),
+            ("W/\"7\"", Version::At(7), false),
+            ("\"7\"", Version::Staged, false),
+            ("\"7\"", Version::Absent, false),
+        ] {
+            assert_eq!(allowed(header::IF_MATCH, value, version), result, "{value} {version:?}");
+        }
+        for (value, version, result) in [
+            ("*", Version::Absent, true),
+            ("*", Version::At(7), false),
+            ("*", Version::Staged, false),
+            ("\"7\"", Version::At(7), false),
+            ("\"6\"", Version::At(7), true),
+        ] {
+            assert_eq!(allowed(header::IF_NONE_MATCH, value, version), result, "{value} {version:?}");
+        }
+        assert_eq!(Preconditions::default().check("network a:b", Version::Absent), Ok(()));
+    }
+
+    #[test]
+    fn invalid_conditions_are_refused() {
+        for value in ["", "7", "\"7", "\"7\" \"8\"", "\"7\",", "w/\"7\""] {
+            let problem = given(header::IF_MATCH, value).unwrap_err();
+            assert!(problem.text.contains("quoted entity tags"), "{value}: {problem}");
+        }
+    }
+
+    #[test]
+    fn a_known_version_is_not_sent_again() {
+        assert!(given(header::IF_NONE_MATCH, "W/\"7\"").unwrap().is_known(7));
+        assert!(!given(header::IF_NONE_MATCH, "\"6\"").unwrap().is_known(7));
+        assert!(!Preconditions::default().is_known(7));
+    }
+}

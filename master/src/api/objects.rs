@@ -1,0 +1,135 @@
+//! Routes of objects: lists, watches, and single objects.
+
+use std::sync::Arc;
+
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header, request};
+use axum::response::Response;
+use contiv_model::key::ObjectType;
+use http_body_util::BodyExt as _;
+
+use super::conditional::{Preconditions, entity_tag};
+use super::object_watch::ObjectWatch;
+use super::parameters::Parameters;
+use super::response::{ErrorFormat, not_modified};
+use crate::aci::RepeatablePlan;
+use crate::cache::StagedTxn;
+use crate::leadership::Leader;
+use crate::objects::{Representation, Type};
+use crate::problem::{Answer, Problem};
+
+/// Response header of a list: a watch after this revision continues it.
+pub(super) const REVISION: HeaderName = HeaderName::from_static("netmaster-revision");
+
+/// Serves requests for objects of a type.
+pub(super) struct ObjectRoutes<'l> {
+    pub(super) leader: &'l Leader,
+    pub(super) object_type: &'static Type,
+    pub(super) format: ErrorFormat,
+}
+
+impl ObjectRoutes<'_> {
+    /// `key` is empty for the list.
+    pub(super) async fn answer(&self, head: &request::Parts, key: &str, body: Body) -> Response<Body> {
+        let answered = match (&head.method, key) {
+            (&Method::GET, "") => self.list(&head.uri, &head.headers).await,
+            (&Method::GET, key) => self.get(key, &head.headers),
+            (&Method::POST | &Method::PUT, key) if !key.is_empty() => self.put(key, head, body).await,
+            (&Method::DELETE, key) if !key.is_empty() => self.delete(key, head).await,
+            _ => return self.format.no_route(),
+        };
+        answered.unwrap_or_else(|problem| self.format.problem(&problem))
+    }
+
+    async fn list(&self, uri: &Uri, headers: &HeaderMap) -> Result<Response<Body>, Problem> {
+        let parameters = Parameters::of(uri);
+        let operations = &self.object_type.operations;
+        let selection = parameters.selection(operations.schema)?;
+        if parameters.watch()? {
+            let after = parameters.watch_after(headers)?;
+            let watch = ObjectWatch { object_type: self.object_type, selector: selection.selector, after };
+            return watch.start(self.leader);
+        }
+        let page = self.leader.reads.read(move |cache| (operations.list)(cache, selection)).await?;
+        let mut response = self.format.json(Ok(page.body));
+        response.headers_mut().insert(REVISION, page.revision.into());
+        if let Some(after) = page.more_after {
+            let link = format!("<{}>; rel=\"next\"", parameters.page_after(uri.path(), &after));
+            let link = HeaderValue::try_from(link)
+                .map_err(|e| Problem::unavailable(format!("encode the link to the next page: {e}")))?;
+            response.headers_mut().insert(header::LINK, link);
+        }
+        Ok(response)
+    }
+
+    fn get(&self, key: &str, headers: &HeaderMap) -> Result<Response<Body>, Problem> {
+        let preconditions = Preconditions::of(headers)?;
+        let get = self.object_type.operations.get;
+        let Representation { body, revision } = get(&self.leader.cache.read(), key)?;
+        let mut response = match preconditions.is_known(revision) {
+            true => not_modified(),
+            false => self.format.json(Ok(body)),
+        };
+        response.headers_mut().insert(header::ETAG, entity_tag(revision));
+        Ok(response)
+    }
+
+    async fn put(&self, key: &str, head: &request::Parts, body: Body) -> Result<Response<Body>, Problem> {
+        let operations = &self.object_type.operations;
+        let request = (operations.check)(key, &read_body(body).await?)?;
+        self.change(key, head, move |staged| (operations.put)(&request, staged)).await
+    }
+
+    async fn delete(&self, key: &str, head: &request::Parts) -> Result<Response<Body>, Problem> {
+        let (operations, of) = (&self.object_type.operations, key.to_owned());
+        self.change(key, head, move |staged| (operations.delete)(&of, staged)).await
+    }
+
+    async fn change(
+        &self,
+        key: &str,
+        head: &request::Parts,
+        plan: impl Fn(&mut StagedTxn<'_>) -> Answer + Send + Sync + 'static,
+    ) -> Result<Response<Body>, Problem> {
+        let preconditions = Preconditions::of(&head.headers)?;
+        let dry_run = Parameters::of(&head.uri).dry_run()?;
+        let (object_type, of) = (self.object_type, key.to_owned());
+        let plan: RepeatablePlan = Arc::new(move |staged: &mut StagedTxn<'_>| {
+            let name = format!("{} {of}", object_type.kind.as_str());
+            preconditions.check(&name, (object_type.operations.version)(&of, staged))?;
+            plan(staged)
+        });
+        let answer = match dry_run {
+            true => self.dry_run(plan).await,
+            false => self.commit(key, plan).await,
+        };
+        Ok(self.format.json(Ok(answer?)))
+    }
+
+    /// Changes of application profiles need the consent of the ACI gateway.
+    async fn commit(&self, key: &str, plan: RepeatablePlan) -> Answer {
+        let leader = self.leader;
+        match self.object_type.kind {
+            ObjectType::AppProfile => leader.fabric.change(&leader.cache, &leader.queue, key, plan).await,
+            _ => {
+                let exclusive = self.object_type.operations.exclusive;
+                leader.queue.submit(Box::new(move |staged| plan(staged)), exclusive).await
+            }
+        }
+    }
+
+    /// Plans on the committed state, and discards the plan.
+    async fn dry_run(&self, plan: RepeatablePlan) -> Answer {
+        self.leader.linearizable_read.confirm().await?;
+        let planned = self.leader.reads.read(move |cache| {
+            let answer = plan(&mut StagedTxn::new(cache));
+            Box::new(move || answer)
+        });
+        planned.await
+    }
+}
+
+pub(super) async fn read_body(body: Body) -> Result<Bytes, Problem> {
+    let body = body.collect().await;
+    body.map(|body| body.to_bytes()).map_err(|error| Problem::invalid(crate::problem::one_line(&error)))
+}

@@ -1,0 +1,152 @@
+//! Watches of objects.
+
+use std::io::{BufRead, BufReader, Write as _};
+use std::net::{SocketAddr, TcpStream};
+
+use serde_json::{Value, json};
+use testkit::etcd::Etcd;
+
+use crate::client::{connect, delete, get, post};
+use crate::master::Master;
+
+#[derive(Debug, PartialEq)]
+struct Event {
+    name: String,
+    /// Key of the object, or the whole data.
+    key: String,
+    data: Value,
+    id: Option<i64>,
+}
+
+/// A stream of server-sent events.
+struct Events(BufReader<TcpStream>);
+
+impl Events {
+    fn open(to: SocketAddr, path: &str, headers: &str) -> Events {
+        let mut stream = connect(to).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: {to}\r\nConnection: keep-alive\r\n{headers}\r\n")
+            .unwrap();
+        let mut reader = BufReader::new(stream);
+        let mut head = String::new();
+        while !head.ends_with("\r\n\r\n") {
+            assert_ne!(reader.read_line(&mut head).unwrap(), 0, "{head}");
+        }
+        assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+        assert!(head.to_ascii_lowercase().contains("content-type: text/event-stream"), "{head}");
+        Events(reader)
+    }
+
+    /// The next event; none at the end of the stream.
+    fn next(&mut self) -> Option<Event> {
+        let (mut name, mut data, mut id) = (String::new(), Value::Null, None);
+        loop {
+            let mut line = String::new();
+            if self.0.read_line(&mut line).unwrap() == 0 {
+                return None;
+            }
+            // Lines that end with CR belong to the transfer encoding, others with a colon are comments.
+            match line.trim_end_matches('\n').split_once(": ") {
+                Some(("event", value)) => name = value.to_owned(),
+                Some(("data", value)) => data = serde_json::from_str(value).unwrap(),
+                Some(("id", value)) => id = Some(value.parse().unwrap()),
+                _ if line == "\n" && !name.is_empty() => {
+                    let key = data["key"].as_str().unwrap_or_default().to_owned();
+                    return Some(Event { name, key, data, id });
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Name and key of the next event.
+    fn seen(&mut self) -> (String, String) {
+        let event = self.next().unwrap();
+        (event.name, event.key)
+    }
+}
+
+fn put(to: SocketAddr, name: &str, burst: i64) {
+    let body = json!({"tenantName": "default", "profileName": name, "burst": 10 * burst});
+    post(to, &format!("/api/v1/netprofiles/default:{name}/"), &body).unwrap().good();
+}
+
+fn remove(to: SocketAddr, name: &str) {
+    delete(to, &format!("/api/v1/netprofiles/default:{name}/")).unwrap().good();
+}
+
+fn event(name: &str, key: &str) -> (String, String) {
+    (name.to_owned(), key.to_owned())
+}
+
+#[test]
+fn changes_after_a_list_are_sent_once_and_in_order() {
+    let store = testkit::scratch_dir("store").unwrap();
+    let mut master = Master::embedded(store.path());
+    let to = master.address;
+    put(to, "old", 1);
+    let revision = get(to, "/api/v1/netprofiles/").unwrap().header("netmaster-revision").unwrap().to_owned();
+    put(to, "a", 1);
+    let mut events = Events::open(to, &format!("/api/v1/netprofiles/?watch=1&revision={revision}"), "");
+    // The revision may be earlier than that of the last change in the list.
+    let mut first = events.next().unwrap();
+    if first.key == "default:old" {
+        first = events.next().unwrap();
+    }
+    assert_eq!((first.name.as_str(), first.key.as_str()), ("put", "default:a"));
+    assert_eq!(first.data, get(to, "/api/v1/netprofiles/default:a/").unwrap().good());
+    put(to, "a", 2);
+    remove(to, "a");
+    put(to, "b", 1);
+    let changed = events.next().unwrap();
+    assert_eq!((changed.name.as_str(), &changed.data["burst"]), ("put", &json!(20)));
+    assert_eq!(events.seen(), event("delete", "default:a"));
+    assert_eq!(events.seen(), event("put", "default:b"));
+
+    // A client that lost its connection.
+    let mut again = Events::open(
+        to,
+        "/api/v1/netprofiles/?watch=1",
+        &format!("Last-Event-ID: {}\r\n", changed.id.unwrap()),
+    );
+    assert_eq!(again.seen(), event("delete", "default:a"));
+    assert_eq!(again.seen(), event("put", "default:b"));
+
+    let mut selected = Events::open(to, "/api/v1/netprofiles/?watch=1&fieldSelector=burst=10", "");
+    assert_eq!(selected.seen(), event("put", "default:b"));
+    assert_eq!(selected.seen(), event("put", "default:old"));
+    assert_eq!(selected.next().unwrap().name, "synced");
+    put(to, "b", 9);
+    assert_eq!(selected.seen(), event("delete", "default:b"), "it is not selected any more");
+    put(to, "b", 1);
+    assert_eq!(selected.seen(), event("put", "default:b"));
+
+    // The end of the leader ends the streams.
+    master.stop();
+    while again.next().is_some() {}
+}
+
+#[test]
+fn a_watch_begins_with_a_snapshot_or_ends_when_its_history_is_compacted() {
+    testkit::needs!(binary("etcd"), binary("etcdctl"));
+    let etcd = Etcd::start().unwrap();
+    let first = Master::on_etcd(&etcd.endpoint());
+    let follower = Master::on_etcd(&etcd.endpoint());
+    let to = follower.address;
+    put(to, "a", 1);
+    let revision = get(to, "/api/v1/netprofiles/").unwrap().header("netmaster-revision").unwrap().to_owned();
+    let mut events = Events::open(to, "/api/v1/netprofiles/?watch=1", "");
+    assert_eq!(events.seen(), event("put", "default:a"));
+    assert_eq!(events.next().unwrap().name, "synced");
+    put(first.address, "b", 1);
+    let last = events.next().unwrap();
+    assert_eq!((last.name.as_str(), last.key.as_str()), ("put", "default:b"));
+
+    put(to, "c", 1);
+    etcd.ctl(&["compact", &(last.id.unwrap() + 1).to_string()]).unwrap();
+    let mut late = Events::open(to, &format!("/api/v1/netprofiles/?watch=1&revision={revision}"), "");
+    let gone = late.next().unwrap();
+    assert_eq!((gone.name.as_str(), &gone.data["status"]), ("gone", &json!(410)));
+    assert_eq!(late.next(), None);
+    // An open watch is not affected.
+    assert_eq!(events.seen(), event("put", "default:c"));
+}
