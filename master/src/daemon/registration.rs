@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use contiv_model::key::Key;
 use contiv_model::registry::{NETMASTER, ServiceInfo};
-use contiv_store::{Error, Registration, Store};
+use contiv_store::{Registration, Store};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
@@ -70,14 +71,12 @@ async fn keep_current(
     mut roles: watch::Receiver<&'static str>,
     withdrawn: CancellationToken,
 ) {
-    let mut current: Vec<Registration> = Vec::new();
+    let mut current: Option<Registration> = None;
     loop {
         let role = *roles.borrow_and_update();
-        let mut next = Vec::new();
-        for service in services(&identity, role) {
-            next.extend(withdrawn.run_until_cancelled(register_service(&store, &service)).await);
-        }
-        // The keys belong to the new leases now.
+        let services = services(&identity, role);
+        let next = withdrawn.run_until_cancelled(register_services(&store, &services)).await;
+        // The keys belong to the new lease now.
         revoke(std::mem::replace(&mut current, next)).await;
         tokio::select! {
             changed = roles.changed() => if changed.is_err() { break },
@@ -87,14 +86,13 @@ async fn keep_current(
     revoke(current).await;
 }
 
-async fn revoke(registrations: Vec<Registration>) {
-    for registration in registrations {
-        if let Err(error) = registration.revoke().await {
-            tracing::debug!(
-                error = one_line(&error),
-                "delete a registration: failed; it expires with its TTL"
-            );
-        }
+async fn revoke(registration: Option<Registration>) {
+    let Some(registration) = registration else { return };
+    if let Err(error) = registration.revoke().await {
+        tracing::debug!(
+            error = one_line(&error),
+            "delete the registrations: failed; they expire with their TTL"
+        );
     }
 }
 
@@ -111,25 +109,25 @@ fn services(identity: &Identity, role: &str) -> [ServiceInfo; 2] {
     })
 }
 
-async fn register_service(store: &Store, service: &ServiceInfo) -> Registration {
+async fn register_services(store: &Store, services: &[ServiceInfo]) -> Registration {
     loop {
-        match try_register(store, service).await {
-            Ok(registration) => return registration,
-            Err(error) => {
-                tracing::warn!(
-                    service = service.service_name,
-                    error = one_line(&error),
-                    "register this netmaster: failed; retrying"
-                );
-                sleep(RETRY_INTERVAL).await;
-            }
-        }
+        let error = match records(services) {
+            Ok(records) => match store.register_all(records, TTL).await {
+                Ok(registration) => return registration,
+                Err(error) => one_line(&error),
+            },
+            Err(error) => one_line(&error),
+        };
+        tracing::warn!(error, "register this netmaster: failed; retrying");
+        sleep(RETRY_INTERVAL).await;
     }
 }
 
-async fn try_register(store: &Store, service: &ServiceInfo) -> Result<Registration, Error> {
-    let address = format!("{}:{}", service.host_addr, service.port);
-    let key = Key::Service { name: service.service_name.clone(), address };
-    let value = serde_json::to_vec(service).unwrap_or_default();
-    store.register(&key.to_string(), value, TTL).await
+fn records(services: &[ServiceInfo]) -> serde_json::Result<Vec<(String, Bytes)>> {
+    let record = |service: &ServiceInfo| {
+        let address = format!("{}:{}", service.host_addr, service.port);
+        let key = Key::Service { name: service.service_name.clone(), address };
+        Ok((key.to_string(), serde_json::to_vec(service)?.into()))
+    };
+    services.iter().map(record).collect()
 }

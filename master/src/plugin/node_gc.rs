@@ -95,6 +95,7 @@ pub fn release_endpoints(host: &str, endpoints: &[String], last: bool, staged: &
     if last {
         staged.delete::<node::Gone>(host);
         staged.delete::<node::Status>(host);
+        staged.delete::<node::Vtep>(host);
     }
     go_json::encode(&released)
 }

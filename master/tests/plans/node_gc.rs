@@ -78,7 +78,7 @@ fn endpoints_of_a_gone_node_are_released() {
     let left: Vec<_> = fixture.endpoints().into_iter().map(|endpoint| endpoint.homing_host.clone()).collect();
     assert_eq!(left, ["elsewhere"]);
     assert_eq!(fixture.state("net").ep_count, 1);
-    for gone in ["oper/eps/", "oper/node/", "state/gone-nodes/"] {
+    for gone in ["oper/eps/", "oper/node/", "oper/vtep/", "state/gone-nodes/"] {
         assert_eq!(fixture.keys(&format!("/contiv.io/{gone}")), [""; 0]);
     }
     assert_eq!(plan_gc(&fixture, 26), NodeGcPlan::default());

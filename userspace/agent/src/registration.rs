@@ -1,16 +1,18 @@
 //! Records that the agent writes about its node.
 //!
-//! Registrations have leases: they state that the agent runs (INVENTORY 3). The node status has none: it contains the VTEP,
-//! which stays valid when the agent stops and its switch continues to forward.
+//! Registrations have a lease: they state that the agent runs (INVENTORY 3). The record of the VTEP has none: it stays valid
+//! when the agent stops and its switch continues to forward. All agents follow it, so it is apart from the node status, which
+//! changes often.
 
 use std::{net::IpAddr, time::Duration};
 
+use bytes::Bytes;
 use contiv_model::{
     key::Key,
     node,
     registry::{self, ServiceInfo},
 };
-use contiv_store::{Registration, Store, Txn};
+use contiv_store::{Error, Guard, Outcome, Registration, Store, Txn};
 use tokio::{
     sync::watch,
     time::{Instant, sleep, sleep_until},
@@ -52,7 +54,7 @@ pub struct Identity {
 
 impl Identity {
     /// Keys and bodies of the registrations.
-    fn services(&self) -> Result<Vec<(String, Vec<u8>)>, serde_json::Error> {
+    fn services(&self) -> Result<Vec<(String, Bytes)>, serde_json::Error> {
         let agents = AGENT_PORTS.map(|port| (registry::NETPLUGIN, self.control, port));
         let all = agents.into_iter().chain([(registry::VTEP, self.node.vtep, self.vxlan_port)]);
         all.map(|(name, address, port)| {
@@ -65,9 +67,17 @@ impl Identity {
                 ..ServiceInfo::default()
             };
             let key = Key::Service { name: name.to_owned(), address: format!("{address}:{port}") };
-            Ok((key.to_string(), serde_json::to_vec(&service)?))
+            Ok((key.to_string(), serde_json::to_vec(&service)?.into()))
         })
         .collect()
+    }
+
+    fn vtep(&self) -> node::Vtep {
+        node::Vtep {
+            host: self.node.host.to_string(),
+            vtep_ip: self.node.vtep.to_string(),
+            vxlan_port: self.vxlan_port,
+        }
     }
 
     fn status(
@@ -101,23 +111,21 @@ pub async fn maintain(
     registered: impl FnOnce(),
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
-    // Dropping a registration ends its renewal.
-    let mut registrations: Vec<Registration> = vec![];
-    for (key, body) in identity.services()? {
-        tokio::select! {
-            () = stop.cancelled() => return Ok(()),
-            registration = persist(store, &key, &body) => registrations.push(registration),
-        }
-    }
+    let services = identity.services()?;
+    // Dropping the registration ends its renewal.
+    let _registration = tokio::select! {
+        () = stop.cancelled() => return Ok(()),
+        registration = persist(store, &services) => registration,
+    };
     registered();
     stop.cancelled().await;
     Ok(())
 }
 
-async fn persist(store: &Store, key: &str, body: &[u8]) -> Registration {
+async fn persist(store: &Store, services: &[(String, Bytes)]) -> Registration {
     let mut backoff = Backoff::default();
     loop {
-        match store.register(key, body.to_vec(), TTL).await {
+        match store.register_all(services.to_vec(), TTL).await {
             Ok(registration) => return registration,
             Err(error) => {
                 let wait = backoff.pause();
@@ -141,7 +149,7 @@ pub async fn publish_status(
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
     let mut rejected = reader.rejected();
-    let key = Key::NodeStatus(identity.node.host.clone()).to_string();
+    let mut records = NodeRecords::new(identity)?;
     let mut written: Option<(node::Status, Instant)> = None;
     let mut backoff = Backoff::default();
     loop {
@@ -173,8 +181,8 @@ pub async fn publish_status(
             other = reader.rejected_changed(&rejected) => rejected = other,
             () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
                 let body = serde_json::to_vec(&now)?;
-                match store.commit(Txn::new().put(&*key, body)).await {
-                    Ok(_) => {
+                match records.write(store, body).await {
+                    Ok(()) => {
                         backoff.reset();
                         written = Some((now, Instant::now()));
                     }
@@ -189,6 +197,45 @@ pub async fn publish_status(
                 }
             }
         }
+    }
+}
+
+/// Keys of a node's records without a lease.
+struct NodeRecords {
+    status_key: String,
+    vtep_key: String,
+    vtep: Bytes,
+    /// The store's revision of the VTEP's record as this process has written it.
+    vtep_revision: Option<i64>,
+}
+
+impl NodeRecords {
+    fn new(identity: &Identity) -> Result<NodeRecords, serde_json::Error> {
+        let host = &identity.node.host;
+        Ok(NodeRecords {
+            status_key: Key::NodeStatus(host.clone()).to_string(),
+            vtep_key: Key::NodeVtep(host.clone()).to_string(),
+            vtep: serde_json::to_vec(&identity.vtep())?.into(),
+            vtep_revision: None,
+        })
+    }
+
+    /// Writes the status, and the record of the VTEP unless it is in the store as written last. A netmaster deletes both when
+    /// the node is gone for long.
+    async fn write(&mut self, store: &Store, status: Vec<u8>) -> Result<(), Error> {
+        let status = Bytes::from(status);
+        if let Some(revision) = self.vtep_revision {
+            let guard = Guard::ModRevision { key: self.vtep_key.clone(), revision };
+            let txn = Txn::new().guard(guard).put(&*self.status_key, status.clone());
+            if let Outcome::Committed { .. } = store.commit(txn).await? {
+                return Ok(());
+            }
+        }
+        let both = Txn::new().put(&*self.status_key, status).put(&*self.vtep_key, self.vtep.clone());
+        if let Outcome::Committed { revision } = store.commit(both).await? {
+            self.vtep_revision = Some(revision);
+        }
+        Ok(())
     }
 }
 
@@ -214,7 +261,7 @@ mod tests {
                 "/contiv.io/service/netplugin.vtep/192.168.77.11:4789",
             ]
         );
-        let body = String::from_utf8(services[2].1.clone()).unwrap();
+        let body = String::from_utf8(services[2].1.to_vec()).unwrap();
         assert_eq!(
             body,
             r#"{"ServiceName":"netplugin.vtep","Role":"","Version":"","TTL":10,"HostAddr":"192.168.77.11","Port":4789,"Hostname":"A"}"#

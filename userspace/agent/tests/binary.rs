@@ -134,14 +134,29 @@ fn registers_publishes_its_status_and_stops_on_sigterm() {
         ("/contiv.io/service/netplugin/10.0.0.1:9003", r#""Port":9003"#),
         ("/contiv.io/service/netplugin.vtep/10.0.0.2:4789", r#""HostAddr":"10.0.0.2""#),
         ("/contiv.io/oper/node/node-of-the-test", r#""datapath":"fake""#),
+        (
+            "/contiv.io/oper/vtep/node-of-the-test",
+            r#"{"host":"node-of-the-test","vtepIP":"10.0.0.2","vxlanPort":4789}"#,
+        ),
     ] {
         wait_until(TIMEOUT, key, || Ok(node.etcd.ctl(&["get", key])?.contains(what).then_some(()))).unwrap();
     }
+    let leases = node.etcd.ctl(&["lease", "list"]).unwrap();
+    assert_eq!(
+        leases.lines().filter(|line| !line.contains("found")).count(),
+        1,
+        "one for all registrations: {leases}"
+    );
+    // Deleted as a netmaster does for a node that is gone, the record returns with the next status.
+    let vtep = "/contiv.io/oper/vtep/node-of-the-test";
+    node.etcd.ctl(&["del", vtep]).unwrap();
+    node.etcd.ctl(&["put", "/contiv.io/state/nets/vx2.default", NETWORK]).unwrap();
+    wait_until(TIMEOUT, vtep, || Ok(node.etcd.ctl(&["get", vtep])?.contains("10.0.0.2").then_some(())))
+        .unwrap();
     let status = agent.terminate(TIMEOUT).unwrap();
     assert!(status.success(), "{}", agent.log());
     // Other nodes continue to send to this node.
-    let kept = node.etcd.ctl(&["get", "/contiv.io/oper/node/node-of-the-test"]).unwrap();
-    assert!(kept.contains("10.0.0.2"));
+    assert!(node.etcd.ctl(&["get", vtep]).unwrap().contains("10.0.0.2"));
 }
 
 const NETWORK: &str = include_str!("../../model/tests/golden/network-vx2.json");

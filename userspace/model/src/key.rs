@@ -134,6 +134,9 @@ pub enum Key {
     /// `/contiv.io/oper/node/<host>`: status that a node's agent reports. Not a key of the
     /// original.
     NodeStatus(HostName),
+    /// `/contiv.io/oper/vtep/<host>`: VTEP of a node, which stays when its agent is gone. Not a key
+    /// of the original.
+    NodeVtep(HostName),
     /// `/contiv.io/oper/accepted-store/<host>`: an operator's word that the node is to follow this
     /// store. Not a key of the original.
     AcceptedStore(HostName),
@@ -155,6 +158,7 @@ const ENDPOINTS: &str = "/contiv.io/state/eps/";
 const ENDPOINTS_OPER: &str = "/contiv.io/oper/eps/";
 const GROUPS: &str = "/contiv.io/state/endpointGroups/";
 const NODES: &str = "/contiv.io/oper/node/";
+const NODE_VTEPS: &str = "/contiv.io/oper/vtep/";
 const ACCEPTED_STORES: &str = "/contiv.io/oper/accepted-store/";
 const GONE_NODES: &str = "/contiv.io/state/gone-nodes/";
 const ACI_PENDING: &str = "/contiv.io/state/aci-pending/";
@@ -200,6 +204,7 @@ impl fmt::Display for Key {
             Key::Service { name, address } => write!(f, "{SERVICE}{name}/{address}"),
             Key::AciPending(key) => write!(f, "{ACI_PENDING}{key}"),
             Key::NodeStatus(host) => write!(f, "{NODES}{host}"),
+            Key::NodeVtep(host) => write!(f, "{NODE_VTEPS}{host}"),
             Key::AcceptedStore(host) => write!(f, "{ACCEPTED_STORES}{host}"),
             Key::GoneNode(host) => write!(f, "{GONE_NODES}{host}"),
             single => match SINGLES.iter().find(|(_, key)| key == single) {
@@ -257,6 +262,9 @@ impl FromStr for Key {
         if let Some(host) = last(NODES) {
             return Ok(Key::NodeStatus(host.into()));
         }
+        if let Some(host) = last(NODE_VTEPS) {
+            return Ok(Key::NodeVtep(host.into()));
+        }
         if let Some(host) = last(ACCEPTED_STORES) {
             return Ok(Key::AcceptedStore(host.into()));
         }
@@ -292,6 +300,7 @@ mod tests {
             "/contiv.io/oper/eps/en.default-c1",
             "/contiv.io/oper/global/global",
             "/contiv.io/oper/node/node1",
+            "/contiv.io/oper/vtep/node1",
             "/contiv.io/service/netmaster.rpc/192.168.77.1:9001",
             "/contiv.io/state/auto-vlan/global",
             "/contiv.io/state/auto-vxlan/global",

@@ -33,6 +33,20 @@ pub struct Status {
     pub degraded: Vec<String>,
 }
 
+/// The body of `/contiv.io/oper/vtep/<host>`, a key that the original does not have. It hardly ever
+/// changes, and the agents of all nodes follow it; the status changes often.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Vtep {
+    /// Name of the node.
+    pub host: String,
+    /// IP address of the node's VTEP.
+    #[serde(rename = "vtepIP")]
+    pub vtep_ip: String,
+    /// UDP port of the node's VTEP.
+    pub vxlan_port: u16,
+}
+
 /// The body of `/contiv.io/state/gone-nodes/<host>`, a key that the original does not have: the
 /// node's registrations have expired.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -7,7 +7,8 @@ use crate::rotation::Files;
 use crate::{Cause, Config, Error, KeyValue, Listing, Operation, Outcome, Position, Txn};
 use bytes::Bytes;
 use etcd_client::proto::{PbKeyValue, PbResponseHeader};
-use etcd_client::{GetOptions, LeaseClient, PutOptions, WatchClient};
+use etcd_client::{GetOptions, LeaseClient, LeaseTimeToLiveOptions, PutOptions, WatchClient};
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -324,6 +325,18 @@ impl Store {
             Err(e) if e.is_not_found() => Ok(()),
             result => result.map(drop),
         }
+    }
+
+    /// Keys of a lease; none if it does not exist. One request, whatever the number of keys.
+    pub(crate) async fn keys_of_lease(&self, name: &str, lease: i64) -> Result<BTreeSet<String>, Error> {
+        let answer = self
+            .request(Operation::TimeToLive, name, Again::Always, || {
+                let mut client = self.shared.members.lease();
+                let options = LeaseTimeToLiveOptions::new().with_keys();
+                async move { client.time_to_live(lease, Some(options)).await }
+            })
+            .await?;
+        Ok(answer.keys().iter().map(|key| String::from_utf8_lossy(key).into_owned()).collect())
     }
 
     /// Reads the remaining time of a lease; `None` if the lease does not exist. Each member has

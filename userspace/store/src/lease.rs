@@ -5,6 +5,7 @@ use crate::error::one_line;
 use crate::{Cause, Error, Operation, Status, Store};
 use bytes::Bytes;
 use etcd_client::{LeaseKeepAliveStream, LeaseKeeper};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -153,10 +154,10 @@ impl Lease {
     }
 }
 
-/// A key that the store deletes soon after this process ends.
+/// Keys under one lease, which the store deletes soon after this process ends.
 ///
-/// Dropping it stops the keep-alives, and the store deletes the key when its TTL has passed.
-/// [`Registration::revoke`] deletes it at once.
+/// Dropping it stops the keep-alives, and the store deletes the keys when their TTL has passed.
+/// [`Registration::revoke`] deletes them at once.
 pub struct Registration {
     task: JoinHandle<Lease>,
     stop: DropGuard,
@@ -164,11 +165,7 @@ pub struct Registration {
 }
 
 impl Store {
-    /// Puts a key under a lease of `ttl` (rounded up to whole seconds) and keeps it until the
-    /// registration is revoked or dropped.
-    ///
-    /// If the store loses the lease (after an outage longer than `ttl`) or the key is deleted, the
-    /// key is put again.
+    /// Puts a key under a lease; see [`Store::register_all`].
     ///
     /// # Errors
     ///
@@ -179,16 +176,34 @@ impl Store {
         value: impl Into<Bytes>,
         ttl: Duration,
     ) -> Result<Registration, Error> {
-        register(self.clone(), key.to_owned(), value.into(), ttl).await
+        self.register_all([(key.to_owned(), value.into())], ttl).await
+    }
+
+    /// Puts keys with their values under one lease of `ttl` (rounded up to whole seconds) and keeps
+    /// them until the registration is revoked or dropped. A process costs the store one lease and
+    /// one keep-alive, however many keys it registers.
+    ///
+    /// If the store loses the lease (after an outage longer than `ttl`) or a key is deleted, it is
+    /// put again.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the lease cannot be granted or a key cannot be put. Keys that were put then expire.
+    pub async fn register_all(
+        &self,
+        records: impl IntoIterator<Item = (String, Bytes)>,
+        ttl: Duration,
+    ) -> Result<Registration, Error> {
+        register(self.clone(), records.into_iter().collect(), ttl).await
     }
 }
 
 impl Registration {
-    /// Revokes the lease, which deletes the key.
+    /// Revokes the lease, which deletes the keys.
     ///
     /// # Errors
     ///
-    /// Fails if the store does not answer or refuses the request; the key then expires after its
+    /// Fails if the store does not answer or refuses the request; the keys then expire after their
     /// TTL.
     ///
     /// # Panics
@@ -202,39 +217,44 @@ impl Registration {
         }
     }
 
-    /// `Connected` while the key is known to be in the store.
+    /// `Connected` while the keys are known to be in the store.
     pub fn status(&self) -> watch::Receiver<Status> {
         self.status.clone()
     }
 }
 
-pub(crate) async fn register(
-    store: Store,
-    key: String,
-    value: Bytes,
-    ttl: Duration,
-) -> Result<Registration, Error> {
-    let lease = put(&store, &key, &value, ttl).await?;
+pub(crate) async fn register(store: Store, records: Records, ttl: Duration) -> Result<Registration, Error> {
+    let lease = put(&store, &records, ttl).await?;
     let (stop, (status, receiver)) = (CancellationToken::new(), watch::channel(Status::Connected));
-    let keeper = Keeper { store, key, value, ttl, lease, others: false, backoff: Backoff::default(), status };
+    let (others, backoff) = (BTreeSet::new(), Backoff::default());
+    let keeper = Keeper { store, records, ttl, lease, others, backoff, status };
     let task = tokio::spawn(keeper.run(stop.clone()));
     Ok(Registration { task, stop: stop.drop_guard(), status: receiver })
 }
 
-async fn put(store: &Store, key: &str, value: &Bytes, ttl: Duration) -> Result<Lease, Error> {
-    let lease = Lease::grant(store, key, ttl).await?;
-    store.put(key, value, lease.id()).await?;
+/// Values by key.
+type Records = BTreeMap<String, Bytes>;
+
+/// Key that stands for all of them in errors and logs.
+fn name(records: &Records) -> &str {
+    records.keys().next().map_or("nothing", String::as_str)
+}
+
+async fn put(store: &Store, records: &Records, ttl: Duration) -> Result<Lease, Error> {
+    let lease = Lease::grant(store, name(records), ttl).await?;
+    for (key, value) in records {
+        store.put(key, value, lease.id()).await?;
+    }
     Ok(lease)
 }
 
 struct Keeper {
     store: Store,
-    key: String,
-    value: Bytes,
+    records: Records,
     ttl: Duration,
     lease: Lease,
-    /// Another process holds the key.
-    others: bool,
+    /// Keys that other processes hold.
+    others: BTreeSet<String>,
     backoff: Backoff,
     status: watch::Sender<Status>,
 }
@@ -268,32 +288,40 @@ impl Keeper {
         match self.lease.keep_alive().await? {
             KeepAlive::Proven => self.look().await,
             KeepAlive::Gone => {
-                tracing::warn!(key = self.key, "the lease does not exist any more; putting the key again");
-                self.lease = put(&self.store, &self.key, &self.value, self.ttl).await?;
+                let key = name(&self.records);
+                tracing::warn!(key, "the lease does not exist any more; putting its keys again");
+                self.lease = put(&self.store, &self.records, self.ttl).await?;
                 Ok(())
             }
         }
     }
 
-    /// Checks the key. The lease may exist and the key not: another process has put the key under
-    /// its own lease, or has deleted it. A key that another process holds is left to it; otherwise
-    /// both would put it in turn.
+    /// Checks the keys. The lease may exist and a key not: another process has put the key under its
+    /// own lease, or has deleted it. A key that another process holds is left to it; otherwise both
+    /// would put it in turn.
     async fn look(&mut self) -> Result<(), Error> {
-        let holder = self.store.get(&self.key).await?.map(|kv| kv.lease);
-        match holder {
-            Some(lease) if lease == self.lease.id() => self.others = false,
-            Some(_) => {
-                if !std::mem::replace(&mut self.others, true) {
-                    tracing::warn!(
-                        key = self.key,
-                        "another process holds our key; is a second one running with the same name?"
-                    );
-                }
+        let held = self.store.keys_of_lease(name(&self.records), self.lease.id()).await?;
+        for (key, value) in &self.records {
+            if held.contains(key) {
+                self.others.remove(key);
+                continue;
             }
-            None => {
-                tracing::warn!(key = self.key, "our key was deleted; putting it again");
-                self.others = false;
-                self.store.put(&self.key, &self.value, self.lease.id()).await?;
+            match self.store.get(key).await?.map(|kv| kv.lease) {
+                // Put since the keys were read.
+                Some(lease) if lease == self.lease.id() => {}
+                Some(_) => {
+                    if self.others.insert(key.clone()) {
+                        tracing::warn!(
+                            key,
+                            "another process holds our key; is a second one running with the same name?"
+                        );
+                    }
+                }
+                None => {
+                    tracing::warn!(key, "our key was deleted; putting it again");
+                    self.others.remove(key);
+                    self.store.put(key, value, self.lease.id()).await?;
+                }
             }
         }
         Ok(())

@@ -50,8 +50,8 @@ pub fn decode(key: &Key, value: &KeyValue) -> Option<Result<ClusterObject, Rejec
         Key::Service { name, .. } if name == registry::VTEP => body::<registry::ServiceInfo>(value)
             .and_then(|service| vtep(&service.hostname, &service.host_addr, service.port, value.mod_revision))
             .map(ClusterObject::Registration),
-        Key::NodeStatus(host) => body::<node::Status>(value)
-            .and_then(|status| vtep(host.as_str(), &status.vtep_ip, status.vxlan_port, value.mod_revision))
+        Key::NodeVtep(host) => body::<node::Vtep>(value)
+            .and_then(|record| vtep(host.as_str(), &record.vtep_ip, record.vxlan_port, value.mod_revision))
             .map(ClusterObject::Node),
         _ => return None,
     };
@@ -147,7 +147,7 @@ mod tests {
         let why = |key, body| decoded(key, body).unwrap().unwrap_err().why;
         assert!(why("/contiv.io/state/eps/en.default-c3", "{").starts_with("not valid JSON"));
         assert!(why("/contiv.io/state/eps/other", ENDPOINT).contains("expected \"other\""));
-        assert!(why("/contiv.io/oper/node/n", r#"{"vtepIP":"x"}"#).contains("\"x\""));
+        assert!(why("/contiv.io/oper/vtep/n", r#"{"vtepIP":"x"}"#).contains("\"x\""));
         assert!(why("/contiv.io/state/policy/other", POLICY).contains("expected \"other\""));
         assert!(why("/contiv.io/state/provider/web:t", r#"{"Providers":["x"]}"#).contains("\"x\""));
         assert!(decoded("/contiv.io/service/netplugin/1.2.3.4:9002", "{").is_none());

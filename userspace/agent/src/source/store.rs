@@ -22,7 +22,7 @@ pub const PREFIXES: [&str; 9] = [
     "/contiv.io/state/serviceLB/",
     "/contiv.io/state/provider/",
     "/contiv.io/service/netplugin.vtep/",
-    "/contiv.io/oper/node/",
+    "/contiv.io/oper/vtep/",
 ];
 
 /// Updates that one watch received together.

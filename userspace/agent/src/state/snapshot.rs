@@ -268,8 +268,8 @@ impl State {
                 let hosts = self.vteps.register(address, of_kind!(object, Registration));
                 self.mark_hosts(hosts, &mut dirty);
             }
-            Key::NodeStatus(host) => {
-                let hosts = self.vteps.set_status(host, of_kind!(object, Node));
+            Key::NodeVtep(host) => {
+                let hosts = self.vteps.set_record(host, of_kind!(object, Node));
                 self.mark_hosts(hosts, &mut dirty);
             }
             _ => {}

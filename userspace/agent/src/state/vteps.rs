@@ -18,14 +18,15 @@ pub struct Vtep {
     pub since: i64,
 }
 
-/// VTEPs of all nodes: those that running agents have registered, and those in node statuses.
+/// VTEPs of all nodes: those that running agents have registered, and those in their
+/// records, which have no lease.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Vteps {
     /// By registration key: a node has two while the lease of an older one expires.
     registrations: BTreeMap<String, Vtep>,
     registered: BTreeMap<HostName, BTreeSet<String>>,
-    statuses: BTreeMap<HostName, Vtep>,
-    /// Nodes by address, from registrations and statuses.
+    records: BTreeMap<HostName, Vtep>,
+    /// Nodes by address, from registrations and records.
     hosts: BTreeMap<IpAddr, BTreeSet<HostName>>,
 }
 
@@ -38,11 +39,11 @@ pub(super) struct Changes {
 }
 
 impl Vteps {
-    /// A registration takes precedence over a node status.
+    /// A registration takes precedence over a record.
     pub(super) fn of(&self, host: &HostName) -> Option<&Vtep> {
         let keys = self.registered.get(host).into_iter().flatten();
         let registered = keys.filter_map(|key| self.registrations.get(key)).max_by_key(|vtep| vtep.since);
-        registered.or_else(|| self.statuses.get(host))
+        registered.or_else(|| self.records.get(host))
     }
 
     pub(super) fn is_registered(&self, host: &HostName) -> bool {
@@ -79,9 +80,8 @@ impl Vteps {
         })
     }
 
-    pub(super) fn set_status(&mut self, host: &HostName, vtep: Option<Vtep>) -> Changes {
-        let before = self.statuses.get(host).cloned();
-        // Agents write their status often, with the same VTEP.
+    pub(super) fn set_record(&mut self, host: &HostName, vtep: Option<Vtep>) -> Changes {
+        let before = self.records.get(host).cloned();
         let same = |a: &Vtep, b: &Vtep| (a.address, a.port) == (b.address, b.port);
         if before.is_none() && vtep.is_none()
             || before.as_ref().zip(vtep.as_ref()).is_some_and(|(a, b)| same(a, b))
@@ -89,9 +89,9 @@ impl Vteps {
             return Changes::default();
         }
         self.change(&before, &vtep.clone(), |vteps| {
-            vteps.statuses.remove(host);
+            vteps.records.remove(host);
             if let Some(vtep) = vtep {
-                vteps.statuses.insert(host.clone(), vtep);
+                vteps.records.insert(host.clone(), vtep);
             }
         })
     }
@@ -127,7 +127,7 @@ impl Vteps {
         let keys = self.registered.get(host).into_iter().flatten();
         let present = keys
             .filter_map(|key| self.registrations.get(key))
-            .chain(self.statuses.get(host))
+            .chain(self.records.get(host))
             .any(|vtep| vtep.address == address);
         if present {
             self.hosts.entry(address).or_default().insert(host.clone());

@@ -159,3 +159,28 @@ pub(crate) async fn a_registration_survives_a_restart(peer: &mut Peer) -> Result
     ensure!(store.get("/service/a").await?.is_none());
     Ok(())
 }
+
+pub(crate) async fn the_keys_of_a_registration_share_a_lease(peer: &mut Peer) -> Result<()> {
+    let (store, mut client) = (peer.store().await?, peer.client().await?);
+    let ttl = Duration::from_secs(2);
+    let records = ["/service/a", "/service/b"].map(|key| (key.to_owned(), "here".into()));
+    let kept = store.register_all(records, ttl).await?;
+    let lease = async |key| anyhow::Ok(store.get(key).await?.context("registered")?.lease);
+    let shared = lease("/service/a").await?;
+    ensure!(shared != 0 && shared == lease("/service/b").await?);
+    ensure!(client.leases().await?.leases().len() == 1);
+
+    // One deleted key is put again, and the other is left alone.
+    store.commit(Txn::new().delete("/service/b")).await?.committed()?;
+    wait_for(&store, "/service/b", true).await?;
+    ensure!(lease("/service/b").await? == shared);
+    ensure!(store.get("/service/a").await?.context("kept")?.version == 1);
+
+    client.lease_revoke(shared).await?;
+    wait_for(&store, "/service/a", true).await?;
+    wait_for(&store, "/service/b", true).await?;
+    ensure!(lease("/service/a").await? == lease("/service/b").await?);
+    kept.revoke().await?;
+    ensure!(store.get("/service/a").await?.is_none() && store.get("/service/b").await?.is_none());
+    Ok(())
+}

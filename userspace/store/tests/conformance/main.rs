@@ -70,6 +70,7 @@ scenarios! {
     lease::a_registration_outlives_its_ttl_and_a_lost_lease,
     lease::a_registration_returns_after_another_process_held_the_key,
     lease::a_registration_survives_a_restart,
+    lease::the_keys_of_a_registration_share_a_lease,
     election::one_leads_at_a_time_and_resigning_hands_over,
     election::a_dead_leader_is_replaced_before_its_lease_ends_and_fenced,
     election::a_leader_without_a_store_stops_in_time,

@@ -139,7 +139,7 @@ pub(crate) fn apply_event(state: &mut State, event: Event, since: i64) -> DirtyS
         }
         Event::Node { host, at } => {
             let vtep = at.map(|(address, port)| ClusterObject::Node(vtep(host, address, port, since)));
-            state.set(&Key::NodeStatus(host_name(host)), vtep)
+            state.set(&Key::NodeVtep(host_name(host)), vtep)
         }
         Event::Attachment { n, port } => {
             let attachment = port.map(|port| Attachment::of_pod(format!("vvport{port}")));
