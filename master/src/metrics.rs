@@ -1,5 +1,7 @@
 //! Metrics of `/metrics`.
 
+mod database;
+
 use std::fmt;
 
 use contiv_daemon::metrics_page;
@@ -9,6 +11,7 @@ use prometheus_client::metrics::{counter::Counter, gauge::ConstGauge};
 use prometheus_client::registry::Registry;
 
 use crate::cache::ClusterCache;
+use database::DatabaseMetrics;
 
 /// Counters since the start of this netmaster. Gauges are computed from the cache for each scrape.
 #[derive(Clone, Debug, Default)]
@@ -19,6 +22,8 @@ pub struct Metrics {
     pub large_changes: Counter,
     /// Keys restored when this netmaster became leader.
     pub restored: Counter,
+    /// Database of the store.
+    pub database: DatabaseMetrics,
 }
 
 impl Metrics {
@@ -33,6 +38,7 @@ impl Metrics {
         for (name, help, counter) in counters {
             registry.register(name, help, counter.clone());
         }
+        self.database.register(&mut registry);
         let mut gauge = |name, help, n: usize| {
             registry.register(name, help, ConstGauge::new(i64::try_from(n).unwrap_or(i64::MAX)));
         };

@@ -11,6 +11,7 @@ mod limits;
 mod master;
 mod nodes;
 mod problems;
+mod quota;
 mod rest;
 mod restarts;
 mod security;
