@@ -20,7 +20,7 @@ use contiv_model::key;
 use contiv_model::registry::{NETMASTER, ServiceInfo};
 use contiv_store::election::{ElectionThread, StartError, Timing};
 use contiv_store::{Config, Error, Guard, Outcome, Store, Txn, embedded};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -247,8 +247,8 @@ fn listener_config(flags: &RestFlags, tasks: &mut Tasks) -> anyhow::Result<Liste
             Some(config)
         }
     };
-    let connection_limit = Semaphore::new(flags.max_connections as usize).into();
-    Ok(ListenerConfig { tls, client_timeout: flags.client_timeout, connection_limit })
+    let max_connections = flags.max_connections as usize;
+    Ok(ListenerConfig { tls, client_timeout: flags.client_timeout, max_connections })
 }
 
 /// The transport to the leader presents the certificate of the API as client certificate.
