@@ -149,7 +149,10 @@ fn readiness(app: &App, format: response::ErrorFormat) -> Response<Body> {
         Role::Following { leader: None } => return format.not_ready("Leader not found"),
     };
     match app.store.check() {
-        Ok(()) => response::text(ready),
+        Ok(()) => {
+            let degraded = app.store.alarms().into_iter().map(|alarm| format!("degraded: {alarm}\n"));
+            response::text(degraded.fold(ready, |text, line| text + &line))
+        }
         Err(why) => format.not_ready(&why),
     }
 }

@@ -94,6 +94,11 @@ pub struct StoreFlags {
     #[arg(long, env = "CONTIV_NETMASTER_STORE_WAIT", default_value = "forever", value_parser = store_wait)]
     pub store_wait: WaitLimit,
 
+    /// History of etcd that is kept, such as 1h; the leader compacts what is older. With never, etcd
+    /// must compact (--auto-compaction-retention). The embedded store bounds its history itself
+    #[arg(long, env = "CONTIV_NETMASTER_ETCD_COMPACT", default_value = "1h", value_name = "TIME", value_parser = etcd_compact)]
+    pub etcd_compact: WaitLimit,
+
     /// Consul endpoints (not built yet)
     #[arg(
         long,
@@ -149,6 +154,10 @@ impl std::str::FromStr for EmbeddedDir {
 pub struct WaitLimit(pub Option<Duration>);
 
 fn gone_after(text: &str) -> Result<WaitLimit, String> {
+    WaitLimit::read(text, "never")
+}
+
+fn etcd_compact(text: &str) -> Result<WaitLimit, String> {
     WaitLimit::read(text, "never")
 }
 
@@ -312,6 +321,7 @@ mod tests {
             (&format!("{GOOD} --store /tmp/x"), &["--store", "embedded:DIR"]),
             (&format!("{GOOD} --etcd http://x --store embedded:/x"), &["--etcd", "--store"]),
             (&format!("{GOOD} --node-gone-after 5"), &["--node-gone-after", "24h", "never"]),
+            (&format!("{GOOD} --etcd-compact 0"), &["--etcd-compact", "never", "24h"]),
             (&format!("{GOOD} --store-wait 0s"), &["--store-wait", "forever", "90s"]),
             (&format!("{GOOD} --lease-ttl 0"), &["--lease-ttl", "1 to 300"]),
             (&format!("{GOOD} --lease-ttl 1"), &["--lease-ttl", "longer than --failover-after"]),

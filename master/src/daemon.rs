@@ -2,6 +2,7 @@
 
 mod cache_watch;
 mod listener;
+mod maintenance;
 mod node_gc;
 mod notify;
 mod registration;
@@ -19,7 +20,7 @@ use contiv_model::key;
 use contiv_model::registry::{NETMASTER, ServiceInfo};
 use contiv_store::election::{ElectionThread, StartError, Timing};
 use contiv_store::{Config, Error, Guard, Outcome, Store, Txn, embedded};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -34,6 +35,7 @@ use crate::objects::{Cluster, Defaults};
 use crate::problem::one_line;
 use cache_watch::Lock;
 use listener::{Listener, ListenerConfig};
+use maintenance::Maintenance;
 use registration::Registrations;
 use tasks::Tasks;
 use term::{Ended, Term};
@@ -76,7 +78,7 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
     let listener_config = listener_config(&flags.rest, &mut tasks)?;
     let (metrics, health) = (Metrics::default(), StoreHealth::default());
     let app = App {
-        roles,
+        roles: roles.clone(),
         proxy,
         admission,
         metrics: metrics.clone(),
@@ -101,6 +103,15 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
         health.connected(election.store().clone());
         let watching = cache_watch::run(store.clone(), health.clone(), cache.clone(), lock.clone());
         cache_watch.spawn("cache watch", watching);
+        let maintenance = Maintenance {
+            store: store.clone(),
+            roles,
+            health: health.clone(),
+            metrics: metrics.clone(),
+            // The embedded store bounds its history itself.
+            history: flags.store.etcd_compact.0.filter(|_| embedded.is_none()),
+        };
+        cache_watch.spawn("maintenance of the store", maintenance.run());
         connected = true;
         let candidate = Candidate {
             flags: &flags,
@@ -236,8 +247,8 @@ fn listener_config(flags: &RestFlags, tasks: &mut Tasks) -> anyhow::Result<Liste
             Some(config)
         }
     };
-    let connection_limit = Semaphore::new(flags.max_connections as usize).into();
-    Ok(ListenerConfig { tls, client_timeout: flags.client_timeout, connection_limit })
+    let max_connections = flags.max_connections as usize;
+    Ok(ListenerConfig { tls, client_timeout: flags.client_timeout, max_connections })
 }
 
 /// The transport to the leader presents the certificate of the API as client certificate.

@@ -1,14 +1,18 @@
 //! Metrics of `/metrics`.
 
+mod database;
+
 use std::fmt;
 
 use contiv_daemon::metrics_page;
 use contiv_model::{api, endpoint, group, network, node, registry};
 use prometheus_client::encoding::text;
-use prometheus_client::metrics::{counter::Counter, gauge::ConstGauge};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::registry::Registry;
 
 use crate::cache::ClusterCache;
+use database::DatabaseMetrics;
 
 /// Counters since the start of this netmaster. Gauges are computed from the cache for each scrape.
 #[derive(Clone, Debug, Default)]
@@ -19,6 +23,10 @@ pub struct Metrics {
     pub large_changes: Counter,
     /// Keys restored when this netmaster became leader.
     pub restored: Counter,
+    /// Whether no endpoints are released because most nodes are gone.
+    pub node_gc_stopped: Gauge,
+    /// Database of the store.
+    pub database: DatabaseMetrics,
 }
 
 impl Metrics {
@@ -33,6 +41,12 @@ impl Metrics {
         for (name, help, counter) in counters {
             registry.register(name, help, counter.clone());
         }
+        registry.register(
+            "node_gc_stopped",
+            "Whether endpoints of nodes that are gone are kept because most nodes are gone (1) or not (0)",
+            self.node_gc_stopped.clone(),
+        );
+        self.database.register(&mut registry);
         let mut gauge = |name, help, n: usize| {
             registry.register(name, help, ConstGauge::new(i64::try_from(n).unwrap_or(i64::MAX)));
         };

@@ -8,7 +8,7 @@ mod node_gc;
 mod request;
 
 pub use cleanup::{Cleanup, clean_up};
-pub use node_gc::{NodeGcPlan, release_endpoints};
+pub use node_gc::{GoneClock, NodeGcPlan, most_nodes_are_gone, release_endpoints};
 
 use request::Request as _;
 use schemars::SchemaGenerator;

@@ -174,8 +174,8 @@ impl Committer {
                 }
                 Err(CommitError::Store(error)) => {
                     tracing::error!(error = one_line(&error), "commit a transaction");
-                    let done =
-                        if error.outcome_unknown() { "; the request may have been carried out" } else { "" };
+                    let unknown = error.outcome_unknown() || error.is_out_of_space();
+                    let done = if unknown { "; the request may have been carried out" } else { "" };
                     fail_all(jobs, &Problem::unavailable(format!("store: {}{done}", one_line(&error))));
                     // The next plan needs the outcome, so the keys are read again.
                     return match self.reload(leadership, &keys).await {

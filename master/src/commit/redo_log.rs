@@ -158,7 +158,9 @@ impl RedoLog {
         guards.push(Guard::absent(COMMIT_RECORD));
         let txn = Txn { guards, ops: vec![] }.put(COMMIT_RECORD, self.commit_record.clone());
         match leadership.commit(txn).await {
-            Err(error) if error.outcome_unknown() => self.is_committed(store, leadership, error).await,
+            Err(error) if error.outcome_unknown() || error.is_out_of_space() => {
+                self.is_committed(store, leadership, error).await
+            }
             result => result,
         }
     }

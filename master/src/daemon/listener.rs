@@ -29,13 +29,16 @@ pub(super) struct ListenerConfig {
     /// Time limit for a TLS handshake, for the headers of a request, and for each write of a
     /// response.
     pub(super) client_timeout: Duration,
-    /// Limit of open connections over all listeners.
-    pub(super) connection_limit: Arc<Semaphore>,
+    /// Limit of open connections of each listener.
+    pub(super) max_connections: usize,
 }
 
 pub(super) struct Listener {
     tcp: TcpListener,
     config: ListenerConfig,
+    /// Connections that may still be opened. Listeners do not share it: clients of the external
+    /// address must not lock out the other netmasters.
+    connection_limit: Arc<Semaphore>,
 }
 
 /// Size limit of the request line and headers in bytes; larger ones are answered with 431.
@@ -58,7 +61,8 @@ impl Listener {
                 "the API is served without TLS on a non-loopback address; set --tls-cert and --tls-key"
             );
         }
-        Ok(Listener { tcp, config })
+        let connection_limit = Semaphore::new(config.max_connections).into();
+        Ok(Listener { tcp, config, connection_limit })
     }
 
     /// Serves until `closing` is cancelled, and then completes requests in progress.
@@ -66,7 +70,7 @@ impl Listener {
         let mut connections = JoinSet::new();
         let mut full = false;
         loop {
-            let permit = match self.config.connection_limit.clone().try_acquire_owned() {
+            let permit = match self.connection_limit.clone().try_acquire_owned() {
                 Ok(permit) => {
                     full = false;
                     permit
@@ -81,7 +85,7 @@ impl Listener {
                     tokio::select! {
                         () = closing.cancelled() => break,
                         Some(_) = connections.join_next() => continue,
-                        Ok(permit) = self.config.connection_limit.clone().acquire_owned() => permit,
+                        Ok(permit) = self.connection_limit.clone().acquire_owned() => permit,
                     }
                 }
             };

@@ -1,13 +1,13 @@
 //! Background task that releases the endpoints of nodes that are gone.
 
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::cache::{SharedCache, StagedTxn};
 use crate::commit::Queue;
 use crate::metrics::Metrics;
-use crate::plugin::{Cleanup, NodeGcPlan, release_endpoints};
+use crate::plugin::{Cleanup, GoneClock, NodeGcPlan, most_nodes_are_gone, release_endpoints};
 use crate::problem::Problem;
 
 /// Shortest and longest check interval.
@@ -20,17 +20,34 @@ pub(super) async fn run(cache: SharedCache, queue: Queue, metrics: Metrics, gone
         .map_or(CHECK_INTERVAL.1, |gone_after| (gone_after / 20).clamp(CHECK_INTERVAL.0, CHECK_INTERVAL.1));
     let mut tick = interval(period);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let (mut clock, mut stopped) = (GoneClock::default(), false);
     loop {
         tick.tick().await;
-        let gc = NodeGcPlan::new(&cache.read(), SystemTime::now(), gone_after);
+        let gc = {
+            let cache = cache.read();
+            clock.advance(&cache, Instant::now());
+            report(&metrics, &mut stopped, most_nodes_are_gone(&cache));
+            NodeGcPlan::new(&cache, &clock, gone_after)
+        };
         if let Err(problem) = execute(&queue, &metrics, gc).await {
             tracing::warn!(%problem, "collect nodes that are gone: failed; retrying");
         }
     }
 }
 
+/// Logs when releasing stops because most nodes are gone, and when it goes on.
+fn report(metrics: &Metrics, stopped: &mut bool, now: bool) {
+    metrics.node_gc_stopped.set(i64::from(now));
+    if now && !*stopped {
+        tracing::error!("more than half of the nodes are gone; their endpoints are kept until some return");
+    } else if *stopped && !now {
+        tracing::info!("enough nodes have returned; endpoints of the others are released in time");
+    }
+    *stopped = now;
+}
+
 async fn execute(queue: &Queue, metrics: &Metrics, gc: NodeGcPlan) -> Result<(), Problem> {
-    if !gc.newly_gone.is_empty() || !gc.returned.is_empty() {
+    if gc.changes_marks() {
         for host in &gc.newly_gone {
             tracing::warn!(host, "node is gone: its registration expired");
         }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use contiv_store::{Status, Store};
+use contiv_store::{Alarm, Database, Status, Store};
 use tokio::sync::watch;
 
 /// Health of the connection to the store, for readiness.
@@ -13,6 +13,7 @@ pub struct StoreHealth {
     store: Arc<OnceLock<Store>>,
     /// Status of the watch that keeps the cache current.
     watch: Arc<Mutex<Option<watch::Receiver<Status>>>>,
+    alarms: Arc<Mutex<Vec<Alarm>>>,
 }
 
 /// The election asks the store several times per second, so a store that is silent for longer does
@@ -31,6 +32,25 @@ impl StoreHealth {
         *self.watch.lock().unwrap_or_else(PoisonError::into_inner) = Some(status);
     }
 
+    /// Sets the alarms of the store's database. Logs those that begin and end.
+    pub fn observe(&self, database: &Database) {
+        let mut known = self.alarms.lock().unwrap_or_else(PoisonError::into_inner);
+        for alarm in database.alarms.iter().filter(|alarm| !known.contains(alarm)) {
+            tracing::error!(%alarm, size = database.size, in_use = database.in_use, "etcd: {}", meaning(*alarm));
+        }
+        for alarm in known.iter().filter(|alarm| !database.alarms.contains(alarm)) {
+            tracing::info!(%alarm, "etcd: the alarm has ended");
+        }
+        known.clone_from(&database.alarms);
+    }
+
+    /// What the store's alarms mean, one line each. Reads may still be answered, by every netmaster
+    /// alike, so alarms do not end readiness.
+    pub fn alarms(&self) -> Vec<String> {
+        let alarms = self.alarms.lock().unwrap_or_else(PoisonError::into_inner);
+        alarms.iter().map(|alarm| format!("etcd alarm {alarm}: {}", meaning(*alarm))).collect()
+    }
+
     /// Returns the reason why the store is not usable.
     pub fn check(&self) -> Result<(), String> {
         let Some(store) = self.store.get() else {
@@ -44,5 +64,14 @@ impl StoreHealth {
             Some(Status::Retrying { error, .. }) => Err(format!("store: {error}")),
             None | Some(Status::Connecting | Status::Connected) => Ok(()),
         }
+    }
+}
+
+fn meaning(alarm: Alarm) -> &'static str {
+    match alarm {
+        Alarm::NoSpace => {
+            "the database has reached its quota, changes are refused; compact and defragment it, then run `etcdctl alarm disarm`"
+        }
+        Alarm::Corrupt => "the members' data differs, requests are refused; replace the corrupt member",
     }
 }

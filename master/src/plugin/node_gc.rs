@@ -2,12 +2,19 @@
 //! released.
 //!
 //! A node is registered as long as one of its leased registrations exists. When the last one
-//! expires, the leader writes the time to the store, where the next leader finds it. The entry is
-//! deleted when the node registers again. Only nodes with a node status count, because endpoints
-//! may be on hosts without an agent.
+//! expires, the leader writes a mark to the store. The mark is deleted when the node registers
+//! again. Only nodes with a node status count, because endpoints may be on hosts without an agent.
+//!
+//! The leader counts the time with its monotonic clock and writes it to the mark now and then, where
+//! the next leader finds it. Clocks of different machines are never compared. A failed leader may
+//! lose some of the time, which only delays the release.
+//!
+//! When most nodes disappear at the same time, the cause is their network or the store: nothing is
+//! released and no time is counted until enough of them are back.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, SystemTime};
+use std::mem;
+use std::time::{Duration, Instant, SystemTime};
 
 use contiv_model::endpoint::State;
 use contiv_model::{node, registry};
@@ -17,6 +24,44 @@ use crate::cache::{ClusterCache, StagedTxn};
 use crate::go_json;
 use crate::problem::Answer;
 
+/// So many nodes may be gone in any cluster.
+const FEW_NODES: usize = 2;
+/// The counted time is written this often in the time after which endpoints are released, at most
+/// every second.
+const WRITES: u32 = 50;
+const SHORTEST_STEP: Duration = Duration::from_secs(1);
+
+/// Time for which the marked nodes are gone.
+#[derive(Debug, Default)]
+pub struct GoneClock {
+    counted: BTreeMap<String, Duration>,
+    last: Option<Instant>,
+}
+
+impl GoneClock {
+    /// Adds the time since the last call, unless most nodes are gone. Continues what earlier leaders
+    /// have counted.
+    pub fn advance(&mut self, cache: &ClusterCache, now: Instant) {
+        let passed = self.last.replace(now).map_or(Duration::ZERO, |last| now.duration_since(last));
+        let passed = if most_nodes_are_gone(cache) { Duration::ZERO } else { passed };
+        let known = mem::take(&mut self.counted);
+        for gone in cache.all::<node::Gone>() {
+            let stored = Duration::from_secs(gone.counted_seconds);
+            let counted = known.get(&gone.host).map_or(stored, |counted| *counted + passed);
+            self.counted.insert(gone.host.clone(), counted);
+        }
+    }
+}
+
+/// Whether more than half of the nodes are not registered.
+pub fn most_nodes_are_gone(cache: &ClusterCache) -> bool {
+    let registered_hosts = registered(cache);
+    let is_gone = |status: &&node::Status| !registered_hosts.contains(status.host.as_str());
+    let (all, gone) =
+        (cache.all::<node::Status>().count(), cache.all::<node::Status>().filter(is_gone).count());
+    gone > FEW_NODES && gone * 2 > all
+}
+
 /// Changes that garbage collection has to make.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeGcPlan {
@@ -24,28 +69,32 @@ pub struct NodeGcPlan {
     pub newly_gone: Vec<String>,
     /// Nodes that are registered again or no longer known.
     pub returned: Vec<String>,
+    /// Seconds for which nodes have been gone, where the mark must be updated.
+    pub counted: BTreeMap<String, u64>,
     /// Nodes that are gone for long enough, with their endpoints.
     pub expired: BTreeMap<String, Vec<String>>,
 }
 
 impl NodeGcPlan {
     /// Compares registrations with the marked nodes. Without `gone_after`, no node expires.
-    pub fn new(cache: &ClusterCache, now: SystemTime, gone_after: Option<Duration>) -> NodeGcPlan {
+    pub fn new(cache: &ClusterCache, clock: &GoneClock, gone_after: Option<Duration>) -> NodeGcPlan {
         let registered_hosts = registered(cache);
+        let stopped = most_nodes_are_gone(cache);
         let mut plan = NodeGcPlan::default();
         for status in
             cache.all::<node::Status>().filter(|status| !registered_hosts.contains(status.host.as_str()))
         {
-            let marked = cache.get::<node::Gone>(&status.host).and_then(since);
-            match marked {
-                None => plan.newly_gone.push(status.host.clone()),
-                // If the clock was set back, the duration is zero.
-                Some(since) => {
-                    let duration = now.duration_since(since).unwrap_or_default();
-                    if gone_after.is_some_and(|gone_after| duration >= gone_after) {
-                        plan.expired.insert(status.host.clone(), vec![]);
-                    }
-                }
+            let host = &status.host;
+            let Some(gone) = cache.get::<node::Gone>(host) else {
+                plan.newly_gone.push(host.clone());
+                continue;
+            };
+            let (Some(counted), Some(gone_after)) = (clock.counted.get(host), gone_after) else { continue };
+            let unwritten = counted.saturating_sub(Duration::from_secs(gone.counted_seconds));
+            if *counted >= gone_after && !stopped {
+                plan.expired.insert(host.clone(), vec![]);
+            } else if unwritten >= (gone_after / WRITES).max(SHORTEST_STEP) {
+                plan.counted.insert(host.clone(), counted.as_secs());
             }
         }
         let returned = cache.all::<node::Gone>().filter(|gone| {
@@ -62,11 +111,22 @@ impl NodeGcPlan {
         plan
     }
 
-    /// Stages the marks of nodes that are gone, and deletes those of nodes that returned.
+    /// Whether a mark has to be written or deleted.
+    pub fn changes_marks(&self) -> bool {
+        !self.newly_gone.is_empty() || !self.returned.is_empty() || !self.counted.is_empty()
+    }
+
+    /// Stages the marks of nodes that are gone, and deletes those of nodes that returned. `now` is
+    /// for people.
     pub fn mark(&self, now: SystemTime, staged: &mut StagedTxn<'_>) -> Answer {
         for host in &self.newly_gone {
             let since = humantime::format_rfc3339_seconds(now).to_string();
-            staged.put(host, node::Gone { host: host.clone(), since });
+            staged.put(host, node::Gone { host: host.clone(), since, counted_seconds: 0 });
+        }
+        for (host, seconds) in &self.counted {
+            if let Some(gone) = staged.edit::<node::Gone>(host) {
+                gone.counted_seconds = *seconds;
+            }
         }
         for host in &self.returned {
             if staged.get::<node::Gone>(host).is_some() {
@@ -105,14 +165,4 @@ fn registered(cache: &ClusterCache) -> BTreeSet<&str> {
         .all::<registry::ServiceInfo>()
         .filter(|service| [registry::NETPLUGIN, registry::VTEP].contains(&service.service_name.as_str()));
     agents.map(|service| service.hostname.as_str()).collect()
-}
-
-fn since(gone: &node::Gone) -> Option<SystemTime> {
-    match humantime::parse_rfc3339(&gone.since) {
-        Ok(since) => Some(since),
-        Err(error) => {
-            tracing::warn!(host = gone.host, since = gone.since, %error, "decode the time since when a node is gone: invalid; counting from now");
-            None
-        }
-    }
 }

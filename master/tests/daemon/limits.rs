@@ -4,7 +4,7 @@ use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
 
 use crate::client::{Answer, connect, get};
-use crate::master::Master;
+use crate::master::{Master, loopback};
 
 const PROBLEMS: &str = "Accept: application/problem+json\r\n";
 
@@ -65,6 +65,17 @@ fn slow_clients_are_disconnected_and_do_not_block_others() {
     let late =
         format!("POST /api/v1/tenants/t/ HTTP/1.1\r\nHost: x\r\n{PROBLEMS}Content-Length: 100\r\n\r\n{{");
     assert_eq!(problem(&answer(&master, &late), 408), "read the request body: time limit exceeded");
+}
+
+#[test]
+fn clients_do_not_lock_out_other_netmasters() {
+    let store = testkit::scratch_dir("store").unwrap();
+    let internal = loopback();
+    let flags = ["--internal-address", &internal.to_string(), "--max-connections", "2"];
+    let more = ["--client-timeout", "3600"];
+    let master = Master::start_unprobed(store.path(), &[&flags[..], &more].concat());
+    let _idle = [(); 2].map(|()| connect(master.address).unwrap());
+    assert_eq!(get(internal, "/version").unwrap().status, 200);
 }
 
 #[test]

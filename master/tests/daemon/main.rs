@@ -13,6 +13,7 @@ mod lists;
 mod master;
 mod nodes;
 mod problems;
+mod quota;
 mod rest;
 mod restarts;
 mod security;

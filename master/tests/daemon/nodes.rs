@@ -100,6 +100,23 @@ fn endpoints_of_a_gone_node_are_released_also_by_the_next_leader() {
     assert_eq!(address(create_endpoint(to, "net", "new", "").unwrap()), "10.0.0.1");
 }
 
+/// The mark of an earlier leader whose clock was wrong.
+#[test]
+fn clocks_of_netmasters_are_not_compared() {
+    let store = testkit::scratch_dir("store").unwrap();
+    let mut master = Master::start_unprobed(store.path(), &["--node-gone-after", "1h", "--lease-ttl", "2"]);
+    make_network(master.address, "net", "10.0.0.0/24");
+    create(master.address, "a", "away");
+    let mark = json!({"host": "away", "since": "2001-01-01T00:00:00Z"}).to_string();
+    write(&master, &[status("away", "10.9.0.2"), ("state/gone-nodes/away".into(), mark)]);
+    master.restart();
+    // The leader checks at once.
+    let leads = || Ok((get(master.address, "/info")?.json()["current-state"] == "leader").then_some(()));
+    testkit::wait_until(WAIT_TIMEOUT, "it leads", leads).unwrap();
+    thread::sleep(std::time::Duration::from_secs(1));
+    assert_eq!(endpoints(master.address), ["a"]);
+}
+
 /// A fake agent that knows one endpoint and records its requests.
 fn agent(ip: IpAddr, knows: &'static str) -> Arc<Mutex<Vec<String>>> {
     let listener = TcpListener::bind((ip, 9090)).unwrap();

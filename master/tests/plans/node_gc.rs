@@ -1,9 +1,10 @@
 //! Nodes that are gone.
 
-use std::time::{Duration, SystemTime};
+use std::sync::LazyLock;
+use std::time::{Duration, Instant, SystemTime};
 
 use contiv_model::{endpoint, node, registry};
-use netmaster::plugin::{NodeGcPlan, release_endpoints};
+use netmaster::plugin::{GoneClock, NodeGcPlan, release_endpoints};
 use serde_json::json;
 
 use crate::fixture::Fixture;
@@ -12,8 +13,10 @@ use crate::nodes::{service, status};
 const DAY: Duration = Duration::from_secs(24 * 3600);
 const REGISTRATION: &str = "/contiv.io/service/netplugin.vtep/192.168.0.1:4789";
 
-fn at(hours: u64) -> SystemTime {
-    SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000 + hours * 3600)
+/// Monotonic time of the leaders.
+fn at(hours: u64) -> Instant {
+    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+    *START + Duration::from_secs(hours * 3600)
 }
 
 /// Node `h` has a status and two endpoints. Host `elsewhere` has one endpoint and never had an
@@ -39,13 +42,21 @@ fn fixture() -> Fixture {
     fixture
 }
 
-fn plan_gc(fixture: &Fixture, hours: u64) -> NodeGcPlan {
-    NodeGcPlan::new(&fixture.cache, at(hours), Some(DAY))
+/// A leader that has led since hour `from`, at hour `to`.
+fn plan_gc(fixture: &Fixture, from: u64, to: u64) -> NodeGcPlan {
+    let mut clock = GoneClock::default();
+    for hour in from..=to {
+        clock.advance(&fixture.cache, at(hour));
+    }
+    NodeGcPlan::new(&fixture.cache, &clock, Some(DAY))
 }
 
-fn mark(fixture: &mut Fixture, hours: u64) {
-    let plan = plan_gc(fixture, hours);
-    fixture.run(|staged| plan.mark(at(hours), staged)).unwrap();
+fn mark(fixture: &mut Fixture, plan: &NodeGcPlan) {
+    fixture.run(|staged| plan.mark(SystemTime::now(), staged)).unwrap();
+}
+
+fn counted(fixture: &Fixture) -> u64 {
+    fixture.cache.get::<node::Gone>("h").unwrap().counted_seconds / 3600
 }
 
 /// The lease of the node's registration expires.
@@ -58,22 +69,30 @@ fn away(fixture: Fixture) -> Fixture {
 #[test]
 fn endpoints_of_a_gone_node_are_released() {
     let mut fixture = fixture();
-    assert_eq!(plan_gc(&fixture, 0), NodeGcPlan::default());
+    assert_eq!(plan_gc(&fixture, 0, 0), NodeGcPlan::default());
     fixture = away(fixture);
-    assert_eq!(plan_gc(&fixture, 1).newly_gone, ["h"]);
-    mark(&mut fixture, 1);
-    // The next leader continues from there.
+    let gone = plan_gc(&fixture, 1, 1);
+    assert_eq!(gone.newly_gone, ["h"]);
+    mark(&mut fixture, &gone);
+    // The next leader continues from what was counted, whatever the clocks show.
+    let first = plan_gc(&fixture, 1, 13);
+    assert_eq!((&first.expired.len(), first.counted["h"]), (&0, 12 * 3600));
+    mark(&mut fixture, &first);
     let mut fixture = fixture.loaded();
-    assert_eq!(plan_gc(&fixture, 24), NodeGcPlan::default());
-    assert_eq!(NodeGcPlan::new(&fixture.cache, at(1000), None), NodeGcPlan::default());
-    let expired = plan_gc(&fixture, 25).expired;
+    assert_eq!((counted(&fixture), plan_gc(&fixture, 500, 500)), (12, NodeGcPlan::default()));
+    assert_eq!(plan_gc(&fixture, 500, 511).expired.len(), 0);
+    let mut clock = GoneClock::default();
+    clock.advance(&fixture.cache, at(0));
+    clock.advance(&fixture.cache, at(1000));
+    assert_eq!(NodeGcPlan::new(&fixture.cache, &clock, None), NodeGcPlan::default());
+    let expired = plan_gc(&fixture, 500, 512).expired;
     assert_eq!(expired["h"], ["net.default-a", "net.default-b"]);
     let release = |fixture: &mut Fixture, part: &[String], last| {
         let done = fixture.run(|staged| release_endpoints("h", part, last, staged)).unwrap();
         String::from_utf8(done).unwrap().trim_end().parse::<usize>().unwrap()
     };
     assert_eq!(release(&mut fixture, &expired["h"][..1], false), 1);
-    assert_eq!((fixture.endpoints().len(), plan_gc(&fixture, 25).expired["h"].len()), (2, 1));
+    assert_eq!((fixture.endpoints().len(), plan_gc(&fixture, 500, 512).expired["h"].len()), (2, 1));
     assert_eq!(release(&mut fixture, &expired["h"], true), 1);
     let left: Vec<_> = fixture.endpoints().into_iter().map(|endpoint| endpoint.homing_host.clone()).collect();
     assert_eq!(left, ["elsewhere"]);
@@ -81,35 +100,67 @@ fn endpoints_of_a_gone_node_are_released() {
     for gone in ["oper/eps/", "oper/node/", "oper/vtep/", "state/gone-nodes/"] {
         assert_eq!(fixture.keys(&format!("/contiv.io/{gone}")), [""; 0]);
     }
-    assert_eq!(plan_gc(&fixture, 26), NodeGcPlan::default());
+    assert_eq!(plan_gc(&fixture, 0, 100), NodeGcPlan::default());
     assert_eq!(fixture.loaded().content(), fixture.content());
 }
 
 #[test]
 fn a_node_that_returns_keeps_its_endpoints() {
     let mut fixture = away(fixture());
-    mark(&mut fixture, 0);
+    let gone = plan_gc(&fixture, 0, 0);
+    mark(&mut fixture, &gone);
     service(&mut fixture, registry::NETPLUGIN, "h", "10.0.0.1", 9002);
     // The node returns after the plan was made.
     let done = fixture.run(|staged| release_endpoints("h", &["net.default-a".into()], true, staged)).unwrap();
     assert_eq!((done.as_slice(), fixture.endpoints().len()), (&b"0\n"[..], 3));
-    assert_eq!(plan_gc(&fixture, 100).returned, ["h"]);
-    mark(&mut fixture, 100);
+    let mut clock = GoneClock::default();
+    for hour in 0..100 {
+        clock.advance(&fixture.cache, at(hour));
+    }
+    let returned = NodeGcPlan::new(&fixture.cache, &clock, Some(DAY));
+    assert_eq!(returned.returned, ["h"]);
+    mark(&mut fixture, &returned);
     assert!(fixture.cache.get::<node::Gone>("h").is_none());
-    // When the node is gone again, the duration starts again.
+    // When the node is gone again, the time starts again.
     fixture.edit("/contiv.io/service/netplugin/10.0.0.1:9002", None);
     let mut fixture = fixture.loaded();
-    mark(&mut fixture, 101);
-    assert_eq!(plan_gc(&fixture, 124), NodeGcPlan::default());
-    assert_eq!(plan_gc(&fixture, 125).expired.len(), 1);
+    clock.advance(&fixture.cache, at(100));
+    let gone = NodeGcPlan::new(&fixture.cache, &clock, Some(DAY));
+    assert_eq!(gone.newly_gone, ["h"]);
+    mark(&mut fixture, &gone);
+    for (hour, expired) in [(101, 0), (124, 0), (125, 1)] {
+        clock.advance(&fixture.cache, at(hour));
+        let plan = NodeGcPlan::new(&fixture.cache, &clock, Some(DAY));
+        assert_eq!(plan.expired.len(), expired, "hour {hour}");
+    }
 }
 
 #[test]
-fn an_invalid_mark_counts_from_now() {
+fn nothing_is_released_while_most_nodes_are_gone() {
     let mut fixture = away(fixture());
-    fixture.edit("/contiv.io/state/gone-nodes/h", Some(&json!({"host": "h", "since": "yesterday"})));
-    let mut fixture = fixture.loaded();
-    assert_eq!(plan_gc(&fixture, 1).newly_gone, ["h"]);
-    mark(&mut fixture, 1);
-    assert_eq!((plan_gc(&fixture, 24).expired.len(), plan_gc(&fixture, 25).expired.len()), (0, 1));
+    let gone = plan_gc(&fixture, 0, 0);
+    mark(&mut fixture, &gone);
+    let half_a_day = plan_gc(&fixture, 0, 12);
+    mark(&mut fixture, &half_a_day);
+    // Three of five nodes are gone.
+    for host in ["i", "j", "k", "l"] {
+        status(&mut fixture, host, true, 0);
+    }
+    for (host, ip) in [("k", "192.168.0.4"), ("l", "192.168.0.5")] {
+        service(&mut fixture, registry::VTEP, host, ip, 4789);
+    }
+    let mut clock = GoneClock::default();
+    for hour in 0..100 {
+        clock.advance(&fixture.cache, at(hour));
+        let plan = NodeGcPlan::new(&fixture.cache, &clock, Some(DAY));
+        assert_eq!((plan.expired.len(), plan.counted.len()), (0, 0), "hour {hour}");
+        mark(&mut fixture, &plan);
+    }
+    // The others have as much time left as before.
+    service(&mut fixture, registry::VTEP, "j", "192.168.0.3", 4789);
+    for (hour, expired) in [(100, &[][..]), (110, &[]), (112, &["h"]), (124, &["h", "i"])] {
+        clock.advance(&fixture.cache, at(hour));
+        let plan = NodeGcPlan::new(&fixture.cache, &clock, Some(DAY));
+        assert_eq!(plan.expired.keys().collect::<Vec<_>>(), expired, "hour {hour}");
+    }
 }

@@ -54,8 +54,10 @@ pub struct Vtep {
 pub struct Gone {
     /// Name of the node.
     pub host: String,
-    /// Time at which the leading netmaster noticed, RFC 3339.
+    /// Time at which the leading netmaster noticed, RFC 3339, for people.
     pub since: String,
+    /// Seconds for which the node has been gone, as the leaders since then have counted them.
+    pub counted_seconds: u64,
 }
 
 /// Begin of the degraded condition of a node whose store lost its data: the node forwards as before and ignores the store

@@ -481,7 +481,9 @@ fn next_page(keys: &[PbKeyValue]) -> i64 {
 
 fn request_error(operation: Operation, key: &str, endpoints: &str, cause: impl Into<Cause>) -> Error {
     let (source, key) = (cause.into(), key.to_owned());
-    if source.code().is_none() {
+    if source.is_out_of_space() {
+        Error::OutOfSpace { operation, key }
+    } else if source.code().is_none() {
         Error::Unreachable { operation, key, endpoints: endpoints.to_owned(), source }
     } else {
         Error::Refused { operation, key, source }

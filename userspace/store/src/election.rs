@@ -81,7 +81,8 @@ pub struct Leadership {
 ///
 /// # Errors
 ///
-/// Fails with the first error that is not transient ([`Error::is_transient`]).
+/// Fails with the first error that is not transient ([`Error::is_transient`]). Waits while the
+/// database has reached its quota.
 pub async fn campaign(store: &Store, key: &str, value: &str, timing: Timing) -> Result<Leadership, Error> {
     campaign_with(store, store, key, value, timing).await
 }
@@ -102,7 +103,7 @@ async fn campaign_with(
                 backoff.reset();
                 wait_released(own, key, timing).await;
             }
-            Err(e) if e.is_transient() => {
+            Err(e) if e.is_transient() || e.is_out_of_space() => {
                 let wait = backoff.next();
                 if backoff.worth_logging() {
                     tracing::warn!(

@@ -27,6 +27,10 @@ pub enum Operation {
     TimeToLive,
     /// Revoking a lease.
     Revoke,
+    /// Compacting the history.
+    Compact,
+    /// Reading the size of the database and its alarms.
+    Status,
 }
 
 /// Why a request to the store failed.
@@ -94,6 +98,18 @@ pub enum Error {
         source: Cause,
     },
 
+    /// The database has reached its quota: the store refuses all requests that would make it grow,
+    /// until an operator frees space. No other member accepts them.
+    #[error(
+        "{operation} {key}: the database of etcd has reached its quota (alarm NOSPACE); compact and defragment it, then run `etcdctl alarm disarm`"
+    )]
+    OutOfSpace {
+        /// Operation that failed.
+        operation: Operation,
+        /// Key or prefix that the request is for.
+        key: String,
+    },
+
     /// A transaction exceeds [`MAX_TXN_OPS`].
     #[error(
         "commit {key}: {guards} guards and {ops} operations; a transaction has at most {MAX_TXN_OPS} of each"
@@ -129,6 +145,8 @@ enum Kind {
 /// etcd distinguishes these two by the text only: both have the code `OUT_OF_RANGE`.
 const COMPACTED: &str = "etcdserver: mvcc: required revision has been compacted";
 const TOO_LARGE: &str = "etcdserver: request is too large";
+/// Its code `RESOURCE_EXHAUSTED` is also that of an overloaded member.
+const NO_SPACE: &str = "etcdserver: mvcc: database space exceeded";
 
 impl Error {
     /// Returns true if a retry can succeed: the store is unavailable, overloaded or without a
@@ -163,6 +181,12 @@ impl Error {
             if source.text.contains(TOO_LARGE) || source.text.contains("larger than max"))
     }
 
+    /// Returns true if the database has reached its quota. If the quota was reached while a commit
+    /// was in progress, etcd refuses it although it has applied it: read the keys before a retry.
+    pub fn is_out_of_space(&self) -> bool {
+        matches!(self, Error::OutOfSpace { .. })
+    }
+
     /// Whether the requested revision was compacted.
     pub fn is_compacted(&self) -> bool {
         matches!(self, Error::Refused { source, .. }
@@ -190,6 +214,11 @@ impl Error {
 }
 
 impl Cause {
+    /// Whether the database has reached its quota.
+    pub(crate) fn is_out_of_space(&self) -> bool {
+        self.code() == Some(Code::ResourceExhausted) && self.text.contains(NO_SPACE)
+    }
+
     /// The gRPC status in the store's answer; `None` if the transport failed.
     pub fn code(&self) -> Option<Code> {
         match self.kind {
@@ -279,6 +308,8 @@ impl fmt::Display for Operation {
             Operation::KeepAlive => "renew the lease of",
             Operation::TimeToLive => "read the lease of",
             Operation::Revoke => "revoke the lease of",
+            Operation::Compact => "compact",
+            Operation::Status => "read the status of",
         })
     }
 }

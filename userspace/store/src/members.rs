@@ -5,7 +5,7 @@
 //! to the failure.
 
 use crate::Error;
-use etcd_client::{Client, ConnectOptions, KvClient, LeaseClient, WatchClient};
+use etcd_client::{Client, ConnectOptions, KvClient, LeaseClient, MaintenanceClient, WatchClient};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 use tokio::sync::{Mutex, watch};
@@ -152,6 +152,10 @@ impl Members {
 
     pub(crate) fn lease(&self) -> LeaseClient {
         self.clients().requests.lease_client()
+    }
+
+    pub(crate) fn maintenance(&self) -> MaintenanceClient {
+        self.clients().requests.maintenance_client()
     }
 
     pub(crate) fn watch(&self) -> WatchClient {

@@ -9,6 +9,7 @@ mod kv;
 mod lease;
 mod lost;
 mod peer;
+mod quota;
 mod same_answers;
 mod txn;
 mod watch;
@@ -81,5 +82,6 @@ scenarios! {
     lost::a_lost_commit_is_applied_once,
     lost::a_conflict_whose_answer_is_late_is_a_conflict,
     lost::an_unknown_outcome_is_resolved_before_the_next_commit,
+    quota::a_compaction_removes_old_versions_only,
     crash::nothing_acknowledged_is_lost,
 }

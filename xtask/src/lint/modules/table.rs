@@ -136,6 +136,7 @@ pub(super) const RULES: &[Rules] = &[
                 &["election"],
                 &["lease"],
                 &["watch"],
+                &["maintenance"],
                 &["client"],
                 &["members"],
                 &["rotation"],
