@@ -147,8 +147,11 @@ impl Client {
     }
 }
 
-/// Percent-encodes a key as one segment of a path.
+/// Percent-encodes a key as one segment of a path. Proxies remove segments of dots only, so these are encoded, too.
 pub fn segment(key: &str) -> String {
+    if matches!(key, "." | "..") {
+        return key.replace('.', "%2E");
+    }
     let encode = |byte: u8| match byte {
         b'a'..=b'z'
         | b'A'..=b'Z'
