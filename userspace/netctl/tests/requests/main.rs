@@ -1,8 +1,10 @@
 //! The requests that netctl sends, and what it makes of the answers.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
+mod contexts;
 mod escapes;
 mod keys;
+mod netmasters;
 mod server;
 
 use std::process::{Command, Output, Stdio};

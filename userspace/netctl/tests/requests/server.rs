@@ -16,7 +16,7 @@ pub(crate) struct Request {
     pub(crate) body: Value,
 }
 
-/// Status, further headers, and body.
+/// Status, further headers, and body. Status 0 closes the connection without an answer.
 pub(crate) struct Reply(pub(crate) u16, pub(crate) &'static str, pub(crate) String);
 
 impl Reply {
@@ -47,6 +47,9 @@ impl Server {
                 let Some(request) = read(&stream) else { continue };
                 recorded.lock().unwrap().push(request.clone());
                 let Reply(status, headers, body) = answer(&request);
+                if status == 0 {
+                    continue;
+                }
                 let head = format!(
                     "HTTP/1.1 {status} x\r\n{headers}Content-Length: {}\r\nConnection: close\r\n\r\n",
                     body.len()
