@@ -4,11 +4,14 @@ mod arguments;
 
 use std::ffi::OsString;
 
-use clap::{CommandFactory as _, Parser, Subcommand, error::ErrorKind};
+use clap::{
+    ArgMatches, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, error::ErrorKind,
+    parser::ValueSource,
+};
 
 use crate::{
     client::Client,
-    commands::{login, object, object::ObjectCommand, settings, settings::SettingsCommand},
+    commands::{config, login, object, object::ObjectCommand, settings, settings::SettingsCommand},
     error::{Error, Outcome},
     flags::{InspectFlags, Server},
     manifest::{apply, apply::Files, get, get::Get},
@@ -88,6 +91,9 @@ pub enum Command {
     AciGw(SettingsCommand<aci_gw::Set>),
     /// Request a token from an https authentication proxy and store it in ~/.netctl/config.json.
     Login,
+    /// Manage contexts: named connections in `netctl/contexts.json` below `$XDG_CONFIG_HOME` or `~/.config`.
+    #[command(subcommand)]
+    Config(config::Command),
     /// Print the completion script for a shell.
     Completion {
         /// Shell to complete in.
@@ -103,6 +109,9 @@ pub fn run(cli: &Cli, out: &mut dyn std::io::Write) -> Result<Outcome, Error> {
         clap_complete::generate(*shell, &mut Cli::command(), "netctl", &mut script);
         out.write_all(&script)?;
         return Ok(Outcome::Done);
+    }
+    if let Command::Config(command) = &cli.command {
+        return config::run(&cli.server, command, out).map(|()| Outcome::Done);
     }
     let client = Client::new(&cli.server)?;
     let done = match &cli.command {
@@ -126,7 +135,7 @@ pub fn run(cli: &Cli, out: &mut dyn std::io::Write) -> Result<Outcome, Error> {
         Command::Bgp(command) => bgp::run(&client, command, out),
         Command::AciGw(command) => settings::run(&aci_gw::KIND, &client, command, out),
         Command::Login => login::login(&client, out),
-        Command::Completion { .. } => Ok(()),
+        Command::Config(_) | Command::Completion { .. } => Ok(()),
     };
     done.map(|()| Outcome::Done)
 }
@@ -137,12 +146,23 @@ pub fn parse(arguments: &[OsString]) -> Result<Cli, clap::Error> {
     // Gives each command its global flags.
     root.build();
     let words = arguments::rewrite(&root, arguments.iter().cloned());
-    Cli::try_parse_from(&words).or_else(|error| match error.kind() {
+    let matches = Cli::command().try_get_matches_from(&words).or_else(|error| match error.kind() {
         ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            Cli::try_parse_from(words.iter().cloned().chain(["--help".into()]))
+            Cli::command().try_get_matches_from(words.iter().cloned().chain(["--help".into()]))
         }
         _ => Err(error),
-    })
+    })?;
+    let mut cli = Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut Cli::command()))?;
+    if matches!(cli.command, Command::Config(_)) {
+        let is_typed = |id: &str| source(&matches, id) == Some(ValueSource::CommandLine);
+        cli.server.keep_typed(is_typed);
+    }
+    Ok(cli)
+}
+
+/// Source of a global argument; of an unknown one, none.
+fn source(matches: &ArgMatches, id: &str) -> Option<ValueSource> {
+    matches.try_contains_id(id).is_ok().then(|| matches.value_source(id)).flatten()
 }
 
 #[cfg(test)]

@@ -1,78 +1,82 @@
 //! HTTP requests to netmaster.
 
+mod attempt;
+mod tls;
+
 use std::{
-    fs,
+    cell::Cell,
     io::{BufRead, BufReader},
-    path::Path,
+    thread,
     time::Duration,
 };
 
 use contiv_model::key::ObjectType;
 use serde_json::{Value, json};
-use ureq::{
-    Agent, Body, RequestBuilder, http,
-    tls::{Certificate, ClientCert, PemItem, PrivateKey, RootCerts, TlsConfig, parse_pem},
-};
+use ureq::{Agent, Body, RequestBuilder, http};
 
-use crate::{error::Error, flags::Server, token};
+use crate::{
+    client::attempt::{Method, hint, may_try_next, repeat_after},
+    connection::{Connection, is_https},
+    error::Error,
+    flags::Server,
+    token,
+};
 
 /// Limit of a whole request.
 const TIMEOUT: Duration = Duration::from_secs(30);
+/// Limit of connecting: a host that is down answers nothing, and another netmaster may be there.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Limit of the attempts of a request that is answered with 503. A new leader is there after one or two.
+const ATTEMPTS: u32 = 8;
 
-/// HTTP client of one netmaster.
+/// HTTP client of one netmaster, or of several of one cluster.
 pub struct Client {
     agent: Agent,
-    base: String,
+    connection: Connection,
+    /// Position of the netmaster that is asked first: the one that has answered last.
+    preferred: Cell<usize>,
     token: Option<String>,
 }
 
 impl Client {
-    /// Client for `server.netmaster`, such as `http://netmaster:9999` or `https://proxy:10000`.
+    /// Client for the netmasters that flags, environment and context select.
     pub fn new(server: &Server) -> Result<Client, Error> {
-        let url = &server.netmaster;
-        let secure = url.starts_with("https://");
-        if !secure && !url.starts_with("http://") {
-            return Err(Error::Usage(format!(
-                "--netmaster {url:?}: expected http://HOST:PORT or https://HOST:PORT"
-            )));
-        }
+        let connection = Connection::resolve(server)?;
         let config = Agent::config_builder()
             .timeout_global(Some(TIMEOUT))
+            .timeout_connect(Some(CONNECT_TIMEOUT))
             .http_status_as_error(false)
-            .tls_config(tls(server)?)
+            .tls_config(tls::config(&connection)?)
             .build();
-        let base = url.trim_end_matches('/').to_owned();
-        // A token is a secret: it is never sent over plain HTTP.
-        let token = match &server.token_file {
-            Some(_) if !secure => {
-                return Err(Error::Usage(format!(
-                    "--token-file requires an https URL, and --netmaster is {url}"
-                )));
-            }
+        let token = match &connection.token_file {
             Some(file) => Some(token::first_line(file)?),
-            None if secure => token::read()?,
+            None if connection.is_secure() => token::read()?,
             None => None,
         };
-        Ok(Client { agent: config.into(), base, token })
+        Ok(Client { agent: config.into(), connection, preferred: Cell::new(0), token })
     }
 
-    /// Whether the connection is encrypted.
+    /// Whether all connections are encrypted.
     pub fn is_secure(&self) -> bool {
-        self.base.starts_with("https://")
+        self.connection.is_secure()
     }
 
-    fn authorized<B>(&self, request: RequestBuilder<B>) -> RequestBuilder<B> {
+    fn authorized<B>(&self, url: &str, request: RequestBuilder<B>) -> RequestBuilder<B> {
         match &self.token {
-            Some(token) => request.header("X-Auth-Token", token),
-            None => request,
+            // Never over plain HTTP.
+            Some(token) if is_https(url) => request.header("X-Auth-Token", token),
+            _ => request,
         }
     }
 
     /// Requests a token from the authentication proxy.
     pub fn login(&self, user: &str, password: &str) -> Result<String, Error> {
-        let url = format!("{}/api/v1/auth_proxy/login/", self.base);
-        let answer = self.agent.post(&url).send_json(json!({"username": user, "password": password}));
-        match read("POST", url, answer)?.get("token").and_then(Value::as_str) {
+        let body = json!({"username": user, "password": password});
+        match self
+            .exchange(Method::Post, "/api/v1/auth_proxy/login/", Some(&body))?
+            .get("token")
+            .and_then(Value::as_str)
+        {
             Some(token) => Ok(token.to_owned()),
             None => Err(Error::Refused("login: no token in the response".into())),
         }
@@ -80,9 +84,7 @@ impl Client {
 
     /// GET of any path.
     pub fn get(&self, path: &str) -> Result<Value, Error> {
-        let url = format!("{}{path}", self.base);
-        let answer = self.authorized(self.agent.get(&url)).call();
-        read("GET", url, answer)
+        self.exchange(Method::Get, path, None)
     }
 
     /// GET with a response body of unlimited duration, from a server other than netmaster; `url` is the complete URL.
@@ -127,28 +129,86 @@ impl Client {
 
     /// Creates or updates an object.
     pub fn put(&self, kind: ObjectType, key: &str, object: &Value) -> Result<Value, Error> {
-        let url = format!("{}/api/v1/{}s/{}/", self.base, kind.as_str(), segment(key));
-        let answer = self.authorized(self.agent.post(&url)).send_json(object);
-        read("POST", url, answer)
+        self.exchange(Method::Post, &format!("/api/v1/{}s/{}/", kind.as_str(), segment(key)), Some(object))
     }
 
     /// POST of any path, without a body.
     pub fn post(&self, path: &str) -> Result<Value, Error> {
-        let url = format!("{}{path}", self.base);
-        let answer = self.authorized(self.agent.post(&url)).send_empty();
-        read("POST", url, answer)
+        self.exchange(Method::Post, path, None)
     }
 
     /// Deletes an object.
     pub fn delete(&self, kind: ObjectType, key: &str) -> Result<(), Error> {
-        let url = format!("{}/api/v1/{}s/{}/", self.base, kind.as_str(), segment(key));
-        let answer = self.authorized(self.agent.delete(&url)).call();
-        read("DELETE", url, answer).map(drop)
+        self.exchange(Method::Delete, &format!("/api/v1/{}s/{}/", kind.as_str(), segment(key)), None)
+            .map(drop)
+    }
+
+    /// Sends a request and decodes the answer. While netmaster answers that it is temporarily unavailable (503 with
+    /// `Retry-After`), the request is repeated.
+    fn exchange(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Value, Error> {
+        for last in (0..ATTEMPTS).map(|attempt| attempt + 1 == ATTEMPTS) {
+            let (url, mut answer) = self.reach(method, path, body)?;
+            let read = answer.body_mut().with_config().limit(1 << 30).read_to_string();
+            let text = read.map_err(|source| failed(method, &url, source))?;
+            if answer.status().is_success() {
+                let method = method.as_str();
+                return serde_json::from_str(&text).map_err(|source| Error::Answer { method, url, source });
+            }
+            let unavailable = answer.status() == http::StatusCode::SERVICE_UNAVAILABLE;
+            match repeat_after(method, answer.headers(), &text) {
+                Some(wait) if unavailable && !last => {
+                    thread::sleep(wait);
+                    // A netmaster that is cut off from the others does not learn who leads.
+                    self.prefer_next();
+                }
+                _ => return Err(refused(method.as_str(), &url, answer.status(), &text, "netmaster")),
+            }
+        }
+        Err(Error::Refused(format!("{} {path}: netmaster is unavailable", method.as_str())))
+    }
+
+    /// Sends a request to the first netmaster that can be reached. Returns the URL and the answer.
+    fn reach(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+    ) -> Result<(String, http::Response<Body>), Error> {
+        let mut failures = vec![];
+        for _ in &self.connection.netmasters {
+            let base = self.connection.netmasters.get(self.preferred.get()).map_or("", String::as_str);
+            let url = format!("{base}{path}");
+            let answer = match (method, body) {
+                (Method::Get, _) => self.authorized(&url, self.agent.get(&url)).call(),
+                (Method::Delete, _) => self.authorized(&url, self.agent.delete(&url)).call(),
+                (Method::Post, Some(body)) => self.authorized(&url, self.agent.post(&url)).send_json(body),
+                (Method::Post, None) => self.authorized(&url, self.agent.post(&url)).send_empty(),
+            };
+            match answer {
+                Ok(answer) => return Ok((url, answer)),
+                Err(source) => {
+                    let next = may_try_next(method, &source);
+                    failures.push(failed(method, &url, source));
+                    if !next {
+                        break;
+                    }
+                    self.prefer_next();
+                }
+            }
+        }
+        Err(Error::unreachable(failures))
+    }
+
+    fn prefer_next(&self) {
+        self.preferred.set((self.preferred.get() + 1) % self.connection.netmasters.len());
     }
 }
 
-/// Percent-encodes a key as one segment of a path.
+/// Percent-encodes a key as one segment of a path. Proxies remove segments of dots only, so these are encoded, too.
 pub fn segment(key: &str) -> String {
+    if matches!(key, "." | "..") {
+        return key.replace('.', "%2E");
+    }
     let encode = |byte: u8| match byte {
         b'a'..=b'z'
         | b'A'..=b'Z'
@@ -168,91 +228,13 @@ pub fn segment(key: &str) -> String {
     key.bytes().map(encode).collect()
 }
 
-fn tls(server: &Server) -> Result<TlsConfig, Error> {
-    let roots = match &server.cacert {
-        None => RootCerts::PlatformVerifier,
-        Some(file) => RootCerts::new_with_certs(&certificates("--cacert", file)?),
-    };
-    let own = match (&server.cert, &server.key) {
-        (None, None) => None,
-        (Some(cert), Some(key)) => {
-            let text = fs::read(key).map_err(Error::file("read", key))?;
-            let private = PrivateKey::from_pem(&text).map_err(|_| {
-                Error::Usage(format!("--key {}: no private key (PEM) in the file", key.display()))
-            })?;
-            Some(ClientCert::new_with_certs(&certificates("--cert", cert)?, private))
-        }
-        (Some(_), None) => {
-            return Err(Error::Usage("--cert requires --key, the private key of the certificate".into()));
-        }
-        (None, Some(_)) => {
-            return Err(Error::Usage("--key requires --cert, the certificate of the key".into()));
-        }
-    };
-    let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
-    Ok(TlsConfig::builder()
-        .root_certs(roots)
-        .client_cert(own)
-        .disable_verification(server.insecure)
-        .unversioned_rustls_crypto_provider(provider)
-        .build())
-}
-
-fn certificates(flag: &str, file: &Path) -> Result<Vec<Certificate<'static>>, Error> {
-    let text = fs::read(file).map_err(Error::file("read", file))?;
-    let found: Vec<_> = parse_pem(&text)
-        .filter_map(|item| match item {
-            Ok(PemItem::Certificate(certificate)) => Some(certificate),
-            _ => None,
-        })
-        .collect();
-    match found.is_empty() {
-        true => Err(Error::Usage(format!("{flag} {}: no certificate (PEM) in the file", file.display()))),
-        false => Ok(found),
-    }
-}
-
-/// Remedy for a failed connection to `url`.
-fn hint(url: &str, error: &ureq::Error) -> &'static str {
-    use std::io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
-
-    let is_tls = match error {
-        ureq::Error::Rustls(_) | ureq::Error::Tls(_) | ureq::Error::Pem(_) => true,
-        // A failed handshake. A server that requires a client certificate may close the connection before its alert is read.
-        ureq::Error::Io(source) => {
-            source.get_ref().is_some_and(|inner| inner.is::<rustls::Error>())
-                || url.starts_with("https://")
-                    && matches!(
-                        source.kind(),
-                        BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof
-                    )
-        }
-        _ => false,
-    };
-    if is_tls {
-        "--cacert sets the CA bundle for netmaster's certificate; --cert and --key set a client certificate if it requires one"
-    } else {
-        "check that netmaster runs there; --netmaster or NETMASTER sets the URL"
-    }
-}
-
-fn read(
-    method: &'static str,
-    url: String,
-    answer: Result<http::Response<Body>, ureq::Error>,
-) -> Result<Value, Error> {
-    let failed = |source| Error::Request {
-        method,
-        url: url.clone(),
-        hint: hint(&url, &source),
+fn failed(method: Method, url: &str, source: ureq::Error) -> Error {
+    Error::Request {
+        method: method.as_str(),
+        url: url.to_owned(),
+        hint: hint(url, &source),
         source: Box::new(source),
-    };
-    let mut answer = answer.map_err(failed)?;
-    let text = answer.body_mut().with_config().limit(1 << 30).read_to_string().map_err(failed)?;
-    if !answer.status().is_success() {
-        return Err(refused(method, &url, answer.status(), &text, "netmaster"));
     }
-    serde_json::from_str(&text).map_err(|source| Error::Answer { method, url, source })
 }
 
 fn refused(method: &str, url: &str, status: http::StatusCode, text: &str, server: &str) -> Error {

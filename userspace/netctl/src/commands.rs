@@ -1,5 +1,6 @@
 //! Commands that several kinds of object share.
 
+pub mod config;
 pub mod listing;
 pub mod login;
 pub mod object;

@@ -21,6 +21,9 @@ pub enum Error {
         #[source]
         source: Box<ureq::Error>,
     },
+    /// The request reached none of several netmasters; one line each: exit 3.
+    #[error("{}", .0.join("\n"))]
+    Unreachable(Vec<String>),
     /// netmaster rejected the request: exit 3.
     #[error("{0}")]
     Refused(String),
@@ -61,6 +64,17 @@ impl Error {
         move |source| Error::File { action, path, source }
     }
 
+    /// Error of a request that reached no netmaster, from the error of each attempt.
+    pub fn unreachable(mut attempts: Vec<Error>) -> Error {
+        match attempts.pop() {
+            Some(only) if attempts.is_empty() => only,
+            last => {
+                let lines = attempts.into_iter().chain(last).map(|error| one_line(&error));
+                Error::Unreachable(lines.collect())
+            }
+        }
+    }
+
     /// Prefixes a rejection with the object of a file; `remaining` is the number of later changes that are not sent.
     pub fn with_object(self, object: String, remaining: usize) -> Error {
         match self {
@@ -81,10 +95,25 @@ impl Error {
     pub fn exit_code(&self) -> u8 {
         match self {
             Error::Usage(_) => 1,
-            Error::Request { .. } | Error::Refused(_) | Error::Several(_) | Error::Answer { .. } => 3,
+            Error::Request { .. }
+            | Error::Unreachable(_)
+            | Error::Refused(_)
+            | Error::Several(_)
+            | Error::Answer { .. } => 3,
             Error::File { .. } | Error::Output(_) => 4,
         }
     }
+}
+
+/// An error and its causes.
+fn one_line(error: &Error) -> String {
+    let mut line = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        line = format!("{line}: {error}");
+        cause = error.source();
+    }
+    line
 }
 
 /// Result of a command that succeeded.

@@ -8,15 +8,14 @@ use clap::{Args, ValueEnum};
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Connection")]
 pub struct Server {
-    /// URL of netmaster.
-    #[arg(
-        long,
-        env = "NETMASTER",
-        default_value = "http://netmaster:9999",
-        global = true,
-        value_name = "URL"
-    )]
-    pub netmaster: String,
+    /// URL of netmaster; several, comma-separated or repeated, are tried in turn [default: the current context's, or
+    /// http://netmaster:9999].
+    #[arg(long, env = "NETMASTER", global = true, value_name = "URL", value_delimiter = ',')]
+    pub netmaster: Vec<String>,
+    /// Context to connect with (see `netctl config`); other connection flags take precedence [default: the current context,
+    /// unless --netmaster is set].
+    #[arg(long, env = "NETCTL_CONTEXT", global = true, value_name = "NAME")]
+    pub context: Option<String>,
     /// Accept any certificate of an https netmaster. Insecure: for tests only.
     #[arg(long, env = "INSECURE", global = true, value_parser = clap::builder::FalseyValueParser::new())]
     pub insecure: bool,
@@ -32,6 +31,25 @@ pub struct Server {
     /// File with a netmaster token in its first line; https only [default: the token stored by `login`].
     #[arg(long, env = "NETCTL_TOKEN_FILE", global = true, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
+}
+
+impl Server {
+    /// Removes what does not come from the command line. `is_typed` tells whether the argument of this id does.
+    pub fn keep_typed(&mut self, is_typed: impl Fn(&str) -> bool) {
+        if !is_typed("netmaster") {
+            self.netmaster.clear();
+        }
+        self.insecure &= is_typed("insecure");
+        self.context = self.context.take().filter(|_| is_typed("context"));
+        for (id, file) in [
+            ("cacert", &mut self.cacert),
+            ("cert", &mut self.cert),
+            ("key", &mut self.key),
+            ("token_file", &mut self.token_file),
+        ] {
+            *file = file.take().filter(|_| is_typed(id));
+        }
+    }
 }
 
 /// `--tenant`.

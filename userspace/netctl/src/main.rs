@@ -5,7 +5,7 @@ use std::{ffi::OsString, io::Write as _, process::ExitCode};
 use clap::CommandFactory as _;
 use netctl::{
     cli::{self, Cli},
-    output::style,
+    output::{printable, style},
 };
 
 /// Manual section of user commands.
@@ -46,6 +46,6 @@ fn main() -> ExitCode {
 fn report(error: netctl::Error) {
     let text = format!("{:#}", anyhow::Error::from(error));
     for line in text.lines() {
-        anstream::eprintln!("{} {line}", style::paint(style::BAD, "netctl:"));
+        anstream::eprintln!("{} {}", style::paint(style::BAD, "netctl:"), printable(line));
     }
 }

@@ -1,10 +1,12 @@
 //! Output of objects: fields as text, JSON, YAML, tables.
 
+mod escape;
 pub mod style;
 pub mod table;
 
-use std::io::Write;
+use std::{borrow::Cow, io::Write};
 
+use serde::Serialize as _;
 use serde_json::Value;
 
 use crate::{error::Error, flags::ObjectFormat};
@@ -24,9 +26,16 @@ pub fn number(object: &Value, field: &str) -> i64 {
     object.get(field).and_then(Value::as_i64).unwrap_or(0)
 }
 
-/// Writes indented JSON.
+/// Text for a terminal: control characters and overrides of the direction of text are shown as escapes, so that a stored
+/// text cannot move the cursor, change colours or pose as other output.
+pub fn printable(text: &str) -> Cow<'_, str> {
+    escape::printable(text)
+}
+
+/// Writes indented JSON. Characters that a terminal acts on are escaped.
 pub fn json(out: &mut dyn Write, value: &Value) -> Result<(), Error> {
-    serde_json::to_writer_pretty(&mut *out, value).map_err(std::io::Error::from)?;
+    let mut serializer = serde_json::Serializer::with_formatter(&mut *out, escape::PrettyJson::default());
+    value.serialize(&mut serializer).map_err(std::io::Error::from)?;
     Ok(writeln!(out)?)
 }
 
@@ -34,7 +43,7 @@ pub fn json(out: &mut dyn Write, value: &Value) -> Result<(), Error> {
 pub fn yaml(out: &mut dyn Write, value: &Value) -> Result<(), Error> {
     let text = serde_saphyr::to_string(value)
         .map_err(|error| Error::Output(std::io::Error::other(format!("encode YAML: {error}"))))?;
-    Ok(writeln!(out, "{}", text.trim_end())?)
+    Ok(writeln!(out, "{}", escape::yaml(text.trim_end()))?)
 }
 
 /// Writes one object in the requested format.

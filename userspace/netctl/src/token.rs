@@ -2,14 +2,12 @@
 
 use std::{
     fs,
-    io::{self, Write as _},
-    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
 };
 
 use serde_json::{Value, json};
 
-use crate::error::Error;
+use crate::{error::Error, private_file};
 
 fn path() -> Result<PathBuf, Error> {
     let home =
@@ -20,10 +18,7 @@ fn path() -> Result<PathBuf, Error> {
 /// Reads the token that `netctl login` stored, if there is one.
 pub fn read() -> Result<Option<String>, Error> {
     let Ok(path) = path() else { return Ok(None) };
-    let text = match fs::read_to_string(&path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        text => text.map_err(Error::file("read", &path))?,
-    };
+    let Some(text) = private_file::read(&path)? else { return Ok(None) };
     let config: Value =
         serde_json::from_str(&text).map_err(|error| Error::file("read", &path)(error.into()))?;
     Ok(config.get("token").and_then(Value::as_str).map(str::to_owned))
@@ -40,18 +35,5 @@ pub fn first_line(path: &Path) -> Result<String, Error> {
 
 /// Stores a token with mode 0600.
 pub fn store(token: &str) -> Result<(), Error> {
-    let path = path()?;
-    if let Some(folder) = path.parent() {
-        let created = fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
-        created.map_err(Error::file("create", folder))?;
-    }
-    // Renaming makes the replacement atomic, and the file is never readable by others.
-    let new = path.with_extension("json.new");
-    let write = || {
-        let mut file =
-            fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-        writeln!(file, "{}", json!({"token": token}))?;
-        fs::rename(&new, &path)
-    };
-    write().map_err(Error::file("write", &path))
+    private_file::write(&path()?, &format!("{}\n", json!({"token": token})))
 }

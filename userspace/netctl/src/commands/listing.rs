@@ -9,7 +9,7 @@ use crate::{
     client::Client,
     error::Error,
     flags::{InspectFlags, ListArgs, ListFlags, ListFormat},
-    output::{self, table, text},
+    output::{self, printable, table, text},
     schema::Kind,
 };
 
@@ -45,7 +45,7 @@ pub fn show(
         ListFormat::Yaml => output::yaml(out, &Value::Array(objects)),
         ListFormat::Name => {
             let mut names = objects.iter().map(|object| text(object, kind.name_field()));
-            Ok(names.try_for_each(|name| writeln!(out, "{name}"))?)
+            Ok(names.try_for_each(|name| writeln!(out, "{}", printable(&name)))?)
         }
         ListFormat::Table => {
             let rows: Vec<_> = objects.iter().map(kind.row).collect();

@@ -10,6 +10,7 @@ use crate::{
     commands::listing,
     error::Error,
     flags::{InspectArgs, ListArgs, ObjectName},
+    output::printable,
     schema::Kind,
 };
 
@@ -76,5 +77,5 @@ pub fn report(message: &str, tenant: &str, name: &str, out: &mut dyn Write) -> R
     }
     let key = format!("{tenant}:{name}");
     let message = message.replace("{key}", &key).replace("{tenant}", tenant).replace("{name}", name);
-    Ok(writeln!(out, "{message}")?)
+    Ok(writeln!(out, "{}", printable(&message))?)
 }

@@ -6,7 +6,12 @@ use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
 use crate::{
-    client::Client, commands::listing::inspect, error::Error, flags::InspectFlags, output, schema::Kind,
+    client::Client,
+    commands::listing::inspect,
+    error::Error,
+    flags::InspectFlags,
+    output::{self, printable},
+    schema::Kind,
 };
 
 /// Commands for settings; `S` has the flags of `set`.
@@ -53,7 +58,7 @@ pub fn run<S: Args + SetFlags>(
             let Some(settings) = stored.first() else { return Ok(()) };
             let cells = (kind.row)(settings);
             let mut lines = kind.columns.iter().zip(cells);
-            Ok(lines.try_for_each(|((title, _), cell)| writeln!(out, "{title}: {cell}"))?)
+            Ok(lines.try_for_each(|((title, _), cell)| writeln!(out, "{title}: {}", printable(&cell)))?)
         }
         SettingsCommand::Inspect(flags) => inspect(client, key, key, flags, out),
         SettingsCommand::Set(flags) => {

@@ -12,6 +12,7 @@ use serde_json::{Map, Value};
 use crate::{
     error::Error,
     objects::{self, KINDS},
+    output::printable,
     schema::{Field, Kind, format::is_empty},
 };
 
@@ -47,7 +48,7 @@ pub struct Manifest {
 
 impl fmt::Display for Manifest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.kind.name(), self.key)
+        write!(f, "{} {}", self.kind.name(), printable(&self.key))
     }
 }
 

@@ -11,7 +11,7 @@ use crate::{
     error::Error,
     flags::{ListArgs, ListFormat},
     objects::{self, KINDS},
-    output::{self, table, text},
+    output::{self, printable, table, text},
     schema::Kind,
 };
 
@@ -47,7 +47,7 @@ pub fn run(client: &Client, get: &Get, out: &mut dyn Write) -> Result<(), Error>
         ListFormat::Table => tables(&found, get.what == "all", out),
         ListFormat::Name => {
             for (kind, object) in flatten(&found) {
-                writeln!(out, "{}/{}", kind.name(), kind.key_of(object))?;
+                writeln!(out, "{}/{}", kind.name(), printable(&kind.key_of(object)))?;
             }
             Ok(())
         }

@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 use crate::{
     manifest::document::Manifest,
     objects,
+    output::printable,
     schema::{Kind, Mutability},
 };
 
@@ -184,8 +185,8 @@ impl Step<'_> {
     /// Unified diff of the specs, one line per field.
     pub fn diff(&self) -> String {
         let line = |name: &str, value: &Value| match value {
-            Value::String(text) => format!("{name}: {text}"),
-            value => format!("{name}: {value}"),
+            Value::String(text) => format!("{name}: {}", printable(text)),
+            value => format!("{name}: {}", printable(&value.to_string())),
         };
         let empty = Map::new();
         let before = self.before.as_ref().unwrap_or(&empty);

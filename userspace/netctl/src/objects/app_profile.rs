@@ -11,7 +11,7 @@ use crate::{
     commands::object::{self, CreateArgs, ObjectCommand},
     error::Error,
     flags::ObjectName,
-    output::{self, text},
+    output::{self, printable, text},
     schema::{Field, Kind, Mutability, format::Format},
 };
 
@@ -86,7 +86,7 @@ pub fn run(client: &Client, command: &Command, out: &mut dyn Write) -> Result<()
                 let groups = profile.get("endpointGroups").cloned().unwrap_or_else(|| json!([]));
                 return output::json(out, &groups);
             }
-            Ok(writeln!(out, "{}", text(&profile, "endpointGroups"))?)
+            Ok(writeln!(out, "{}", printable(&text(&profile, "endpointGroups")))?)
         }
     }
 }

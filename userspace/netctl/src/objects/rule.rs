@@ -11,7 +11,7 @@ use crate::{
     error::Error,
     flags::{ListFlags, ListFormat, TenantFlag, integer},
     output::{
-        self, number,
+        self, number, printable,
         table::{self, Column},
         text,
     },
@@ -198,7 +198,7 @@ pub fn list(client: &Client, args: &List, out: &mut dyn Write) -> Result<(), Err
         ListFormat::Json => output::json(out, &Value::Array(rules)),
         ListFormat::Yaml => output::yaml(out, &Value::Array(rules)),
         ListFormat::Name => {
-            Ok(rules.iter().try_for_each(|rule| writeln!(out, "{}", text(rule, "ruleId")))?)
+            Ok(rules.iter().try_for_each(|rule| writeln!(out, "{}", printable(&text(rule, "ruleId"))))?)
         }
         ListFormat::Table => {
             writeln!(out, "Incoming Rules:")?;

@@ -15,7 +15,7 @@ use crate::{
     commands::listing::inspect,
     error::Error,
     flags::{InspectFlags, ListArgs, ListFormat},
-    output::{self, table},
+    output::{self, printable, table},
 };
 
 /// Commands for endpoints.
@@ -60,7 +60,9 @@ fn list(client: &Client, args: &ListArgs, out: &mut dyn Write) -> Result<(), Err
     match args.flags.format() {
         ListFormat::Json => output::json(out, &json!(found)),
         ListFormat::Yaml => output::yaml(out, &json!(found)),
-        ListFormat::Name => Ok(found.iter().try_for_each(|it| writeln!(out, "{}", it.endpoint_id))?),
+        ListFormat::Name => {
+            Ok(found.iter().try_for_each(|it| writeln!(out, "{}", printable(&it.endpoint_id)))?)
+        }
         ListFormat::Table => {
             let row = |it: &EndpointOper| {
                 let [v4, v6] = &it.ip_address;

@@ -12,7 +12,12 @@ use contiv_model::{
     packet_event::{EventKind, PacketEvent},
 };
 
-use crate::{client::Client, error::Error, observe::endpoint::read, output::style};
+use crate::{
+    client::Client,
+    error::Error,
+    observe::endpoint::read,
+    output::{printable, style},
+};
 
 /// Default REST port of agents.
 const PORT: u16 = 9090;
@@ -101,8 +106,8 @@ impl Monitor {
     /// Prints one event and flushes, also to a pipe.
     fn print(&self, line: &str, event: &PacketEvent, out: &mut dyn Write) -> Result<(), Error> {
         match self.output {
-            LineFormat::Json => writeln!(out, "{line}")?,
-            LineFormat::Text => writeln!(out, "{} {}", event.time, painted(event))?,
+            LineFormat::Json => writeln!(out, "{}", printable(line))?,
+            LineFormat::Text => writeln!(out, "{} {}", printable(&event.time), painted(event))?,
         }
         Ok(out.flush()?)
     }
@@ -121,7 +126,7 @@ fn painted(event: &PacketEvent) -> String {
         EventKind::Flow => style::GOOD,
         EventKind::Lost => style::WARNING,
     };
-    let text = event.to_string();
+    let text = printable(&event.to_string()).into_owned();
     let (first, rest) = text.split_once(' ').unwrap_or((&text, ""));
     format!("{} {rest}", style::paint(colour, first))
 }

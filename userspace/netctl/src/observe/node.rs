@@ -11,7 +11,10 @@ use crate::{
     error::Error,
     flags::{InspectFlags, ListFlags, ListFormat},
     observe::endpoint::read,
-    output::{self, style, table},
+    output::{
+        self, printable, style,
+        table::{self, Cell},
+    },
 };
 
 /// Commands for nodes.
@@ -60,7 +63,7 @@ pub fn run(client: &Client, command: &Command, out: &mut dyn Write) -> Result<()
             };
             for host in &hosts {
                 client.post(&format!("/api/v1/nodes/{}/acceptedStore/", segment(host)))?;
-                writeln!(out, "{host}: told to follow the store")?;
+                writeln!(out, "{}: told to follow the store", printable(host))?;
             }
             if hosts.is_empty() {
                 writeln!(out, "no node reports {}", contiv_model::node::STORE_REGRESSED)?;
@@ -72,12 +75,12 @@ pub fn run(client: &Client, command: &Command, out: &mut dyn Write) -> Result<()
             match flags.format() {
                 ListFormat::Json => output::json(out, &answer),
                 ListFormat::Yaml => output::yaml(out, &answer),
-                ListFormat::Name => {
-                    Ok(nodes(answer)?.iter().try_for_each(|it| writeln!(out, "{}", it.status.host))?)
-                }
+                ListFormat::Name => Ok(nodes(answer)?
+                    .iter()
+                    .try_for_each(|it| writeln!(out, "{}", printable(&it.status.host)))?),
                 ListFormat::Table => {
                     let rows: Vec<_> = nodes(answer)?.iter().map(row).collect();
-                    Ok(table::write(out, &COLUMNS, &rows)?)
+                    Ok(table::write_cells(out, &COLUMNS, &rows)?)
                 }
             }
         }
@@ -97,26 +100,26 @@ fn nodes(answer: Value) -> Result<Vec<Node>, Error> {
     read(answer, "nodes")
 }
 
-fn row(node: &Node) -> Vec<String> {
+fn row(node: &Node) -> Vec<Cell> {
     let status = &node.status;
     vec![
-        status.host.clone(),
-        status.datapath.clone(),
+        status.host.clone().into(),
+        status.datapath.clone().into(),
         state(node.state),
-        status.applied_revision.to_string(),
-        status.vtep_ip.clone(),
-        status.version.clone(),
-        reason(node),
+        status.applied_revision.to_string().into(),
+        status.vtep_ip.clone().into(),
+        status.version.clone().into(),
+        reason(node).into(),
     ]
 }
 
-fn state(state: NodeState) -> String {
+fn state(state: NodeState) -> Cell {
     let colour = match state {
         NodeState::Ready => style::GOOD,
         NodeState::Starting | NodeState::Degraded => style::WARNING,
         NodeState::Gone => style::BAD,
     };
-    style::paint(colour, state.as_str())
+    Cell::styled(colour, state.as_str())
 }
 
 /// Degraded conditions of the node, also if it is not ready for another reason.

@@ -16,7 +16,7 @@ use crate::{
         endpoint::{self, networks, read, typed},
         policy_trace::{DecidingRule, Peer, PolicySet, PolicyTrace, SideTrace},
     },
-    output::{self, style},
+    output::{self, printable, style},
 };
 
 /// Arguments of `netctl policy check`: a connection.
@@ -201,13 +201,14 @@ fn explain(
         (policy::ICMP, _) => "icmp".into(),
         (number, _) => format!("protocol {number}"),
     };
-    writeln!(out, "{verdict}: {} to {}, {what}", named(from), named(to))?;
-    writeln!(out, "  source (out rules):     {}", reason(&trace.out, from))?;
-    writeln!(out, "  destination (in rules): {}", reason(&trace.into, to))?;
+    writeln!(out, "{verdict}: {} to {}, {what}", printable(&named(from)), printable(&named(to)))?;
+    writeln!(out, "  source (out rules):     {}", printable(&reason(&trace.out, from)))?;
+    writeln!(out, "  destination (in rules): {}", printable(&reason(&trace.into, to)))?;
     let network = |peer: &Peer| peer.endpoint.as_ref().map(|endpoint| endpoint.network.clone());
     if let (Some(one), Some(other)) = (network(from), network(to))
         && one != other
     {
+        let (one, other) = (printable(&one), printable(&other));
         writeln!(
             out,
             "  note: {one} and {other} are different networks; policies do not route between them"

@@ -2,7 +2,11 @@
 
 use std::io::Write;
 
-use crate::{client::Client, error::Error, output::text};
+use crate::{
+    client::Client,
+    error::Error,
+    output::{printable, text},
+};
 
 /// Shows the versions of netctl and netmaster, and the leader.
 pub fn show(client: &Client, out: &mut dyn Write) -> Result<(), Error> {
@@ -10,7 +14,7 @@ pub fn show(client: &Client, out: &mut dyn Write) -> Result<(), Error> {
     let server = client.get("/version")?;
     writeln!(out, "Server Version:")?;
     for field in ["Version", "GitCommit", "BuildTime"] {
-        writeln!(out, "{field}: {}", text(&server, field))?;
+        writeln!(out, "{field}: {}", printable(&text(&server, field)))?;
     }
     let leader = match client.get("/info") {
         Ok(info) => text(&info, "leader-ip"),
@@ -18,5 +22,5 @@ pub fn show(client: &Client, out: &mut dyn Write) -> Result<(), Error> {
         Err(Error::Refused(why)) => why,
         Err(error) => return Err(error),
     };
-    Ok(writeln!(out, "Leader: {leader}")?)
+    Ok(writeln!(out, "Leader: {}", printable(&leader))?)
 }

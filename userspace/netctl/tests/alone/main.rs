@@ -16,6 +16,8 @@ fn netctl(args: &[&str]) -> Command {
     for name in [
         "NETMASTER",
         "INSECURE",
+        "NETCTL_CONTEXT",
+        "XDG_CONFIG_HOME",
         "NETCTL_CACERT",
         "NETCTL_CERT",
         "NETCTL_KEY",

@@ -82,6 +82,8 @@ fn output_equals_the_original_transcript() {
             .args(words)
             .env("NETMASTER", master.url())
             .env_remove("INSECURE")
+            .env_remove("XDG_CONFIG_HOME")
+            .env_remove("NETCTL_CONTEXT")
             .env("HOME", "/nonexistent")
             .output()
             .unwrap();
