@@ -1,6 +1,7 @@
 //! REST API on the wire: routes, responses, errors (INVENTORY section 1).
 
 mod admission;
+mod observe;
 pub mod openapi;
 mod path;
 mod proxy;
@@ -8,6 +9,7 @@ mod reclaim;
 mod replay;
 mod response;
 mod route;
+mod route_template;
 mod token;
 
 use std::time::Duration;
@@ -29,7 +31,7 @@ pub use token::Tokens;
 use crate::cache::SharedCache;
 use crate::go_json;
 use crate::leadership::{Identity, Role, Roles};
-use crate::metrics::Metrics;
+use crate::metrics::{Leading, Metrics};
 use crate::problem::Problem;
 
 /// State of the request handlers, on leaders and followers.
@@ -47,7 +49,9 @@ pub struct App {
 impl App {
     pub fn router(self) -> Router {
         let admission = from_fn_with_state(self.admission.clone(), admission::pass);
-        Router::new().fallback(serve).with_state(self).layer(admission)
+        let observe = from_fn_with_state(self.metrics.clone(), observe::pass);
+        // The outer layer comes last.
+        Router::new().fallback(serve).with_state(self).layer(admission).layer(observe)
     }
 }
 
@@ -125,7 +129,9 @@ impl App {
 /// Metrics of this netmaster, on leaders and followers.
 fn metrics(app: &App, format: response::ErrorFormat) -> Response<Body> {
     let text = match app.roles.now() {
-        Role::Leading(leader) => app.metrics.text(Some(&leader.cache.read())),
+        Role::Leading(leader) => {
+            app.metrics.text(Some(Leading::new(&leader.cache.read(), leader.queue.len())))
+        }
         Role::Following { .. } => app.metrics.text(None),
     };
     match text {

@@ -85,8 +85,10 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
     let mut cache_watch_task = None;
     let work = async {
         // Without a store the process is alive and not ready.
-        let Some(store) = connect(&flags, embedded.as_ref(), &stop).await? else { return Ok(()) };
-        let watching = cache_watch::run(store.clone(), cache.clone(), lock.clone());
+        let Some(store) = connect(&flags, embedded.as_ref(), &metrics.store, &stop).await? else {
+            return Ok(());
+        };
+        let watching = cache_watch::run(store.clone(), cache.clone(), lock.clone(), metrics.clone());
         cache_watch_task = Some(AbortOnDropHandle::new(tokio::spawn(watching)));
         let candidate = Candidate {
             flags: &flags,
@@ -155,12 +157,14 @@ async fn open_embedded(flags: &Flags) -> anyhow::Result<Option<embedded::Server>
 async fn connect(
     flags: &Flags,
     embedded: Option<&embedded::Server>,
+    metrics: &contiv_store::RequestMetrics,
     stop: &CancellationToken,
 ) -> anyhow::Result<Option<Store>> {
-    let config = match (embedded, &flags.store.etcd) {
+    let mut config = match (embedded, &flags.store.etcd) {
         (Some(server), _) => Config::new([format!("http://{}", server.local_addr())]),
         (None, list) => flags.store.access.access().config(list.as_deref().unwrap_or(DEFAULT_STORE))?,
     };
+    config.metrics = metrics.clone();
     let (start, mut logged) = (Instant::now(), None::<Instant>);
     loop {
         let error = tokio::select! {

@@ -9,6 +9,7 @@ use tokio::sync::watch;
 
 use crate::cache::SharedCache;
 use crate::commit::COMMIT_RECORD;
+use crate::metrics::Metrics;
 
 /// Updates applied in one batch at most; readers wait meanwhile.
 const BATCH: usize = 64;
@@ -27,8 +28,10 @@ pub(super) struct Lock {
 }
 
 /// Applies updates of the watch. Never returns.
-pub(super) async fn run(store: Store, cache: SharedCache, lock: watch::Sender<Lock>) {
-    let mut watch = store.watch(key::ROOT).ready_chunks(BATCH);
+pub(super) async fn run(store: Store, cache: SharedCache, lock: watch::Sender<Lock>, metrics: Metrics) {
+    let watch = store.watch(key::ROOT);
+    metrics.follow_store(watch.status());
+    let mut watch = watch.ready_chunks(BATCH);
     while let Some(updates) = watch.next().await {
         {
             let _lock = cache.lock_commits().await;
@@ -37,7 +40,18 @@ pub(super) async fn run(store: Store, cache: SharedCache, lock: watch::Sender<Lo
                 cache.apply_update(update);
             }
         }
-        lock.send_if_modified(|lock| updates.iter().filter(|update| lock.apply(update)).count() > 0);
+        lock.send_if_modified(|lock| {
+            let mut changed = false;
+            for update in &updates {
+                let (complete, since) = (lock.complete, lock.since);
+                changed |= lock.apply(update);
+                // The first snapshot contains the lock of an earlier election.
+                if complete && lock.since != since {
+                    metrics.leader_changes.inc();
+                }
+            }
+            changed
+        });
     }
 }
 

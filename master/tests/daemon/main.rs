@@ -9,6 +9,7 @@ mod forwarding;
 mod large;
 mod limits;
 mod master;
+mod metrics;
 mod nodes;
 mod problems;
 mod rest;

@@ -3,7 +3,7 @@
 use crate::backoff::Backoff;
 use crate::members::Members;
 use crate::range::prefix_end;
-use crate::{Cause, Config, Error, KeyValue, Listing, Operation, Outcome, Txn};
+use crate::{Cause, Config, Error, KeyValue, Listing, Operation, Outcome, RequestMetrics, Txn};
 use bytes::Bytes;
 use etcd_client::{GetOptions, LeaseClient, PutOptions, WatchClient};
 use std::sync::Arc;
@@ -34,6 +34,7 @@ struct Shared {
     members: Members,
     endpoints: String,
     request_timeout: Duration,
+    metrics: RequestMetrics,
 }
 
 /// Remaining and granted time of a lease, in whole seconds, rounded down.
@@ -79,7 +80,8 @@ impl Store {
                 });
             }
         };
-        let shared = Shared { members, endpoints, request_timeout: config.request_timeout };
+        let (request_timeout, metrics) = (config.request_timeout, config.metrics.clone());
+        let shared = Shared { members, endpoints, request_timeout, metrics };
         let store = Store { shared: Arc::new(shared) };
         let probe = GetOptions::new().with_count_only();
         let patience = store.patience(Again::Always).min(limit);
@@ -304,6 +306,24 @@ impl Store {
 
     /// Sends a request with limits for all attempts together and for each attempt.
     async fn request_within<T, F, A>(
+        &self,
+        limits: (Duration, Duration),
+        operation: Operation,
+        key: &str,
+        again: Again,
+        send: F,
+    ) -> Result<T, Error>
+    where
+        F: FnMut() -> A,
+        A: Future<Output = Result<T, etcd_client::Error>>,
+    {
+        let start = Instant::now();
+        let result = self.attempts(limits, operation, key, again, send).await;
+        self.shared.metrics.record(operation, &result, start.elapsed());
+        result
+    }
+
+    async fn attempts<T, F, A>(
         &self,
         (limit, patience): (Duration, Duration),
         operation: Operation,

@@ -9,6 +9,7 @@ mod kv;
 mod lease;
 mod lost;
 mod peer;
+mod request_metrics;
 mod same_answers;
 mod txn;
 mod watch;
@@ -41,6 +42,7 @@ macro_rules! scenarios {
 }
 
 scenarios! {
+    request_metrics::requests_are_counted_by_operation_and_result,
     kv::every_write_is_one_revision,
     kv::ranges_are_cut_and_sorted,
     kv::old_revisions_can_be_read,

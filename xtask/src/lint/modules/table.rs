@@ -138,6 +138,7 @@ pub(super) const RULES: &[Rules] = &[
                 &["client"],
                 &["members"],
                 &["config", "kv", "txn"],
+                &["metrics"],
                 &["error"],
                 &["backoff", "limits", "range"],
             ],
