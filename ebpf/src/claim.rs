@@ -1,6 +1,6 @@
 //! Which addresses a frame may use, by the records of the endpoints.
 
-use contiv_abi::{Address, DropReason, FdbKey, FlowHalf, Mac, NeighEntry, NeighKey, Segment};
+use contiv_abi::{Address, Domain, DropReason, FdbKey, FlowHalf, Mac, NeighEntry, NeighKey};
 
 use crate::{
     frame, maps,
@@ -20,9 +20,9 @@ pub(crate) fn is_reserved(ip: &Address) -> bool {
 /// address may be announced. The result is the endpoint's group, `FlowHalf::UNKNOWN` without an endpoint.
 #[inline(always)]
 pub(crate) fn claim(packet: &Packet, ip: Address, mac: Mac) -> Result<u32, DropReason> {
-    let Some(owner) = maps::neighbour(&NeighKey { segment: packet.segment, ip }) else {
-        let subnet = maps::subnet(packet.segment, false);
-        let broadcast = ip.is_v4() && subnet.is_some_and(|subnet| subnet.is_last(&ip));
+    let Some(owner) = maps::neighbour(&NeighKey::new(packet.domain, ip)) else {
+        let broadcast =
+            ip.is_v4() && maps::subnet(packet.domain, &ip).is_some_and(|subnet| subnet.is_last(&ip));
         return if broadcast { Err(DropReason::ForeignSource) } else { Ok(FlowHalf::UNKNOWN.into()) };
     };
     let announced = owner.flags & NeighEntry::SERVICE == 0 || packet.kind == frame::ARP || packet.nd != 0;
@@ -33,14 +33,14 @@ pub(crate) fn claim(packet: &Packet, ip: Address, mac: Mac) -> Result<u32, DropR
     }
 }
 
-/// Whether an address that no endpoint has is one of the network's own: that of an endpoint whose record has not arrived, or of
+/// Whether an address that no endpoint has is one of the domain's own: that of an endpoint whose record has not arrived, or of
 /// nobody. Link-local and unspecified addresses are; the gateway's is not.
 #[inline(always)]
-pub(crate) fn is_inside(segment: Segment, ip: &Address, ip6: bool) -> bool {
+pub(crate) fn is_inside(domain: Domain, ip: &Address, ip6: bool) -> bool {
     let link_local = ip6 && ip.0[0] == 0xfe && ip.0[1] & 0xc0 == 0x80;
     let [high, low] = ip.words();
     let unspecified = high | low == 0 || ip.is_v4() && ip.low()[0] == 0;
-    link_local || unspecified || maps::subnet(segment, ip6).is_some_and(|subnet| subnet.contains(ip))
+    link_local || unspecified || maps::subnet(domain, ip).is_some_and(|subnet| subnet.contains(ip))
 }
 
 /// Whether ARP or neighbour discovery may name `mac` beside the frame's own source address: on the wire, routers have virtual

@@ -65,7 +65,7 @@ fn pass<const IP6: bool>(ctx: &TcContext, ifindex: u32) -> Option<u32> {
     {
         return None;
     }
-    let (number, generation, reply) = find(&packet, from.domain, node)?;
+    let (number, generation, reply) = find(&packet, from.domain.number(), node)?;
     let place = flows::record(number)?;
     // SAFETY: a record of the map. Whether it is another flow's meanwhile is checked below.
     let flow = unsafe { &*place };
@@ -82,7 +82,7 @@ fn pass<const IP6: bool>(ctx: &TcContext, ifindex: u32) -> Option<u32> {
     let groups = if reply { [to.group, from.group] } else { [from.group, to.group] };
     if to.ifindex == 0
         || to.ifindex == ifindex
-        || to.domain != from.domain
+        || to.segment != from.segment
         || !has::<IP6>(to, wanted)
         || !policy::lets_pass(half, reply, groups)
     {

@@ -150,7 +150,7 @@ fn position(bit: u64) -> u32 {
 #[repr(C)]
 struct Search {
     hash: u64,
-    /// Only flows of this endpoint, or expired ones; zero for all.
+    /// Only flows of this endpoint, because it is over its quota; zero for all.
     owner: u32,
     now: u32,
     pages: u32,
@@ -234,12 +234,15 @@ extern "C" fn consider(step: u64, search: *mut Search) -> i64 {
 fn rank(flow: *const Flow, number: u32, owner: u32, now: u32) -> u32 {
     // SAFETY: a record of the map; a torn read at worst evicts another flow of the kind.
     let flow = unsafe { &*flow };
+    // The expired flow of another endpoint leaves an endpoint over its quota where it is.
+    if owner != 0 && flow.halves[0].owner != owner {
+        return 0;
+    }
     let rank = idle(now, flow.seen()) + 1;
     if flows::ctv_is_over(number, now) != 0 {
         return rank | EXPIRED;
     }
-    let evictable = is_evictable(flow.head.protocol, flow.halves[0].sent, flow.halves[1].sent);
-    if evictable && (owner == 0 || flow.halves[0].owner == owner) { rank } else { 0 }
+    if is_evictable(flow.head.protocol, flow.halves[0].sent, flow.halves[1].sent) { rank } else { 0 }
 }
 
 /// Frees a slot in the buckets of the hash by evicting a flow; false if none can be evicted.

@@ -157,7 +157,7 @@ pub(crate) extern "C" fn ctv_guard_ports() -> u32 {
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_guard_destination() -> u32 {
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
-    let key = NeighKey { segment: packet.segment, ip: packet.tuple.destination };
+    let key = NeighKey::new(packet.domain, packet.tuple.destination);
     let Some(owner) = maps::neighbour(&key) else { return packet::GO_ON };
     let relayed = packet.ingress == Ingress::WIRE && owner.flags & NeighEntry::SERVICE != 0;
     if relayed || source::same(&owner.mac, &packet.destination_mac) {

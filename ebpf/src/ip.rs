@@ -39,7 +39,7 @@ pub(crate) fn pass(ctx: &TcContext) -> Result<bool, DropReason> {
 #[unsafe(no_mangle)]
 extern "C" fn ctv_bum() -> u32 {
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
-    if maps::neighbour(&NeighKey { segment: packet.segment, ip: packet.tuple.destination }).is_some() {
+    if maps::neighbour(&NeighKey::new(packet.domain, packet.tuple.destination)).is_some() {
         return DropReason::UnicastInMulticast as u32;
     }
     GO_ON

@@ -1,15 +1,16 @@
 //! The maps, as `contiv_abi::maps` describes them.
 
 use aya_ebpf::{
-    btf_maps::{Array, HashMap, PerCpuArray},
+    btf_maps::{Array, HashMap, LpmTrie, PerCpuArray, lpm_trie::Key},
     macros::btf_map,
 };
 use contiv_abi::{
-    DropCount, FdbEntry, FdbKey, FloodKey, NeighEntry, NeighKey, Node, Phase, Port, PortSlot, Segment,
-    SegmentEntry, Subnet, SubnetKey, Vtep,
+    Address, Domain, DomainName, DropCount, FdbEntry, FdbKey, FloodKey, NeighEntry, NeighKey, Node, Phase,
+    Port, PortSlot, Segment, SegmentEntry, Subnet, Vtep,
     maps::{
-        BUILD_LEN, DROP_REASONS, FDB_CAPACITY, FLOOD_CAPACITY, MEMBERS_CAPACITY, NEIGH_CAPACITY,
-        PEERS_CAPACITY, PORT_SLOTS_CAPACITY, PORTS_CAPACITY, SEGMENTS_CAPACITY, SUBNETS_CAPACITY,
+        BUILD_LEN, DOMAINS_CAPACITY, DROP_REASONS, FDB_CAPACITY, FLOOD_CAPACITY, MEMBERS_CAPACITY,
+        NEIGH_CAPACITY, PEERS_CAPACITY, PORT_SLOTS_CAPACITY, PORTS_CAPACITY, SEGMENTS_CAPACITY,
+        SUBNETS_CAPACITY,
     },
 };
 
@@ -36,7 +37,7 @@ static FDB: HashMap<FdbKey, FdbEntry, FDB_CAPACITY, NO_PREALLOC> = HashMap::new(
 static NEIGH: HashMap<NeighKey, NeighEntry, NEIGH_CAPACITY, NO_PREALLOC> = HashMap::new();
 
 #[btf_map(name = "ctv_subnets")]
-static SUBNETS: HashMap<SubnetKey, Subnet, SUBNETS_CAPACITY, NO_PREALLOC> = HashMap::new();
+static SUBNETS: LpmTrie<NeighKey, Subnet, SUBNETS_CAPACITY, NO_PREALLOC> = LpmTrie::new();
 
 #[btf_map(name = "ctv_members")]
 static MEMBERS: HashMap<FloodKey, Vtep, MEMBERS_CAPACITY, NO_PREALLOC> = HashMap::new();
@@ -59,6 +60,10 @@ static DROPS: PerCpuArray<DropCount, DROP_REASONS> = PerCpuArray::new();
 /// Only the agent reads and writes it.
 #[btf_map(name = "ctv_build")]
 static BUILD: Array<[u8; BUILD_LEN], 1> = Array::new();
+
+/// Likewise.
+#[btf_map(name = "ctv_domains")]
+static DOMAINS: HashMap<DomainName, u32, DOMAINS_CAPACITY, NO_PREALLOC> = HashMap::new();
 
 /// Likewise.
 #[btf_map(name = "ctv_revision")]
@@ -111,7 +116,7 @@ pub(crate) fn neighbour_revision() -> u64 {
     NEIGH_REVISION.get_ptr(0).map_or(0, |revision| unsafe { revision.read_volatile() })
 }
 
-/// The port with this interface index, in its place: a copy takes 48 bytes of the stack.
+/// The port with this interface index, in its place: a copy takes 56 bytes of the stack.
 #[inline(always)]
 pub(crate) fn port_in_place(ifindex: u32) -> Option<&'static Port> {
     // SAFETY: the entry may be replaced meanwhile, so that what is read of it is a mix of two; both are of the same port.
@@ -124,11 +129,10 @@ pub(crate) fn port_slot(number: u32) -> Option<&'static PortSlot> {
     PORT_SLOTS.get(number)
 }
 
-/// The subnet of a network in one address family.
+/// The subnet of the domain that an address is in. The agent replaces an entry only by another one of the same prefix.
 #[inline(always)]
-pub(crate) fn subnet(segment: Segment, ip6: bool) -> Option<&'static Subnet> {
-    // SAFETY: an entry that the agent replaces by another one of the same network.
-    SUBNETS.get_ptr(&SubnetKey { segment, ip6: ip6.into() }).map(|subnet| unsafe { &*subnet })
+pub(crate) fn subnet(domain: Domain, ip: &Address) -> Option<&'static Subnet> {
+    SUBNETS.get(&Key::new(NeighKey::BITS, NeighKey::new(domain, *ip)))
 }
 
 /// Whether tunnelled frames are taken from this node.

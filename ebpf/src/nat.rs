@@ -49,7 +49,7 @@ fn translate(ctx: &TcContext) -> Result<(), DropReason> {
 extern "C" fn ctv_receiver() -> u32 {
     let Some(packet) = packet::in_hand() else { return 0 };
     if !packet.wanted.destination.same(&packet.tuple.destination) {
-        let owner = maps::neighbour(&NeighKey { segment: packet.segment, ip: packet.wanted.destination });
+        let owner = maps::neighbour(&NeighKey::new(packet.domain, packet.wanted.destination));
         let Some(owner) = owner else { return 0 };
         packet.destination_mac = owner.mac;
     }

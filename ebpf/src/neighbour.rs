@@ -57,6 +57,7 @@ pub(crate) fn answer(
     let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
     packet.segment = segment;
     packet.segment_flags = entry.flags;
+    packet.domain = entry.domain;
     packet.source_mac = ethernet.source;
     packet.source_port = match asker {
         Asker::Port(ifindex) => ifindex,
@@ -123,7 +124,7 @@ fn code(result: Result<bool, DropReason>) -> u32 {
 
 #[inline(always)]
 fn owner_of<const WIRE: bool>(packet: &Packet, ip: Address) -> Option<NeighEntry> {
-    let owner = maps::neighbour(&NeighKey { segment: packet.segment, ip })?;
+    let owner = maps::neighbour(&NeighKey::new(packet.domain, ip))?;
     let spoken_for = || WIRE && owner.flags & NeighEntry::SERVICE != 0 && relay::ctv_speaks(&ip) != 0;
     (gets(packet, &owner) || spoken_for()).then_some(owner)
 }

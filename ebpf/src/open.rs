@@ -233,7 +233,7 @@ fn claim(number: u32, turn: u32) -> u32 {
     let code = ctv_claim(number, turn);
     let Some(packet) = packet::in_hand() else { return FAILED };
     let now = packet.now;
-    if code == NO_ROOM && make_room(ctv_hash(&raw const packet.spare, packet.segment.domain()), now) {
+    if code == NO_ROOM && make_room(ctv_hash(&raw const packet.spare, packet.domain.number()), now) {
         return ctv_claim(number, turn);
     }
     code
@@ -283,7 +283,7 @@ extern "C" fn ctv_claim(number: u32, turn: u32) -> u32 {
     }
     for _ in 0..ATTEMPTS {
         let Some(packet) = packet::in_hand() else { return FAILED };
-        let domain = packet.segment.domain();
+        let domain = packet.domain.number();
         let found = match insert_slot(&raw const packet.spare, domain, entry(number, reply)) {
             SLOT_INSERTED => return INSERTED,
             FULL => return NO_ROOM,
@@ -294,7 +294,7 @@ extern "C" fn ctv_claim(number: u32, turn: u32) -> u32 {
         let Some(packet) = packet::in_hand() else { return FAILED };
         if flows::ctv_is_over(other >> 1, packet.now) == 0 {
             let Some(packet) = packet::in_hand() else { return FAILED };
-            let same = ctv_is(&raw const packet.tuple, other & !1, packet.segment.domain()) == generation;
+            let same = ctv_is(&raw const packet.tuple, other & !1, packet.domain.number()) == generation;
             return if same || !reply { EXISTS } else { TAKEN };
         }
         if ctv_remove(other >> 1, generation) != 0 {
@@ -321,7 +321,7 @@ extern "C" fn ctv_fill(number: u32) -> u32 {
     flow.backend_port = packet.wanted.destination_port;
     let nat = if packet.translated != 0 { Flow::NAT } else { 0 };
     let head = FlowHead {
-        domain: packet.segment.domain(),
+        domain: packet.domain.number(),
         protocol: packet.tuple.protocol,
         flags: nat | packet.hairpin,
         // The next odd number.

@@ -1,7 +1,7 @@
 //! What the stages know of the packet in hand, and what they make of it.
 
 use aya_ebpf::{btf_maps::PerCpuArray, macros::btf_map};
-use contiv_abi::{Be16, DropReason, FdbEntry, FlowKey, Mac, Segment, SegmentEntry, Tuple, Vtep};
+use contiv_abi::{Be16, Domain, DropReason, FdbEntry, FlowKey, Mac, Segment, SegmentEntry, Tuple, Vtep};
 
 use crate::{
     frame::{self, Ethernet},
@@ -18,6 +18,8 @@ use crate::{
 pub(crate) struct Packet {
     /// The network that the packet is in.
     pub(crate) segment: Segment,
+    /// The domain of the network.
+    pub(crate) domain: Domain,
     /// Its ends as it was received.
     pub(crate) tuple: Tuple,
     /// Of an ICMP error: the ends of the packet that it is about, which went the other way.
@@ -285,10 +287,11 @@ pub(crate) fn set_network(entry: &SegmentEntry) -> Result<(), DropReason> {
     packet.ports = entry.ports;
     packet.members = entry.members;
     packet.segment_flags = entry.flags;
+    packet.domain = entry.domain;
     Ok(())
 }
 
-/// Sets the key of a tuple in the packet's network.
+/// Sets the key of a tuple in the packet's domain.
 ///
 /// A function of its own for the verifier: the order of two addresses has many outcomes, and a caller that wants a key does
 /// not depend on it.

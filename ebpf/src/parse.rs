@@ -367,11 +367,12 @@ fn about(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
 #[inline(always)]
 fn fragment_key(packet: &Packet) -> FragmentKey {
     FragmentKey {
-        segment: packet.segment,
+        domain: packet.domain,
+        identification: packet.identification,
         source: packet.tuple.source,
         destination: packet.tuple.destination,
-        identification: packet.identification,
         protocol: packet.fragment_protocol.into(),
+        zero: 0,
     }
 }
 

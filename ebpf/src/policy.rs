@@ -10,7 +10,7 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use contiv_abi::{
-    Address, Be16, DropReason, FdbEntry, FdbKey, Flow, FlowHalf, Mac, NeighKey, Tuple, Verdict,
+    Address, Be16, DropReason, FdbEntry, FdbKey, Flow, FlowHalf, Mac, NeighKey, Segment, Tuple, Verdict,
     maps::{RULE_COUNTS_CAPACITY, RULE_SETS_CAPACITY, RULES_CAPACITY},
     policy::{
         Branch, GROUP_NUMBERS, Group, IN, LookupKey, OUT, RuleCount, RuleEntry, RuleSet, Search, Tables,
@@ -43,8 +43,10 @@ struct Inquiry {
     /// The destination port, or what stands in its place.
     port: Be16,
     protocol: u8,
-    /// Who the other end is, in the network of both.
+    /// Who the other end is, in the domain of both.
     of_peer: NeighKey,
+    /// The network of the packet.
+    segment: Segment,
     /// Their groups, as far as they are here; zero for none.
     groups: [u32; 2],
     /// The groups of both, wherever they are; [`BY_ADDRESS`] for one that is looked up when it is needed.
@@ -100,7 +102,8 @@ pub(crate) fn allows(packet: &mut Packet, place: Option<FdbEntry>) -> bool {
     inquiry.ends[1].set_words(destination);
     inquiry.port = packet.wanted.destination_port;
     inquiry.protocol = packet.protocol;
-    inquiry.of_peer.segment = packet.segment;
+    inquiry.segment = packet.segment;
+    inquiry.of_peer.domain = packet.domain;
     inquiry.ip6 = packet.ip6;
     let here = place.filter(|place| place.ifindex != 0);
     inquiry.groups = [packet.source_group, here.map_or(0, |place| place.group & GROUP)];
@@ -174,7 +177,8 @@ pub(crate) extern "C" fn ctv_evaluate(tuple: *const Tuple, groups: u32, hairpin:
     inquiry.ends[1].set_words(destination);
     inquiry.port = tuple.destination_port;
     inquiry.protocol = tuple.protocol;
-    inquiry.of_peer.segment = packet.segment;
+    inquiry.segment = packet.segment;
+    inquiry.of_peer.domain = packet.domain;
     inquiry.ip6 = packet.ip6;
     inquiry.groups = [groups & 0xffff, groups >> 16];
     inquiry.identities = inquiry.groups.map(|group| if group == 0 { BY_ADDRESS } else { group });
@@ -249,9 +253,8 @@ extern "C" fn ctv_identity(peer: u32) -> u32 {
         return owner.group;
     }
     let Some(mac) = inquiry.macs.get(peer as usize & 1) else { return 0 };
-    let segment = inquiry.of_peer.segment;
-    let inside = claim::is_inside(segment, &inquiry.of_peer.ip, inquiry.ip6 != 0);
-    match maps::destination(&FdbKey::new(segment, *mac)) {
+    let inside = claim::is_inside(inquiry.of_peer.domain, &inquiry.of_peer.ip, inquiry.ip6 != 0);
+    match maps::destination(&FdbKey::new(inquiry.segment, *mac)) {
         // A source that uses the address of somebody whose record is missing may be anybody.
         Some(place) if peer != 0 || !inside => place.group & GROUP,
         _ if inside => UNKNOWN,
@@ -344,7 +347,8 @@ fn replicated(packet: &Packet, inquiry: &mut Inquiry, own: [u64; 2]) {
     inquiry.ends[1].set_words(own);
     inquiry.port = packet.tuple.destination_port;
     inquiry.protocol = packet.protocol;
-    inquiry.of_peer.segment = packet.segment;
+    inquiry.segment = packet.segment;
+    inquiry.of_peer.domain = packet.domain;
     inquiry.ip6 = packet.ip6;
     inquiry.identities[0] = if packet.source_port != 0 { packet.source_group } else { BY_ADDRESS };
     inquiry.macs = [packet.source_mac, packet.destination_mac];

@@ -13,8 +13,8 @@ use aya_ebpf::{
     programs::TcContext,
 };
 use contiv_abi::{
-    Address, Be16, DropCount, DropReason, DsrEntry, DsrHook, FdbKey, FlowKey, Mac, NeighEntry, NeighKey,
-    Segment, TCP, Vip,
+    Address, Be16, Domain, DropCount, DropReason, DsrEntry, DsrHook, FdbKey, FlowKey, Mac, NeighEntry,
+    NeighKey, Segment, TCP, Vip, VipKey,
     maps::{DSR_FLOWS_CAPACITY, DSR_STATS_SLOTS, VIPS_CAPACITY},
     service_mac,
     tcp::sent,
@@ -30,7 +30,7 @@ use crate::{
 };
 
 #[btf_map(name = "ctv_vips")]
-static VIPS: HashMap<NeighKey, Vip, VIPS_CAPACITY, NO_PREALLOC> = HashMap::new();
+static VIPS: HashMap<VipKey, Vip, VIPS_CAPACITY, NO_PREALLOC> = HashMap::new();
 
 #[btf_map(name = "ctv_relays")]
 static DSR_FLOWS: LruHashMap<FlowKey, DsrEntry, DSR_FLOWS_CAPACITY> = LruHashMap::new();
@@ -42,7 +42,7 @@ static COUNTS: PerCpuArray<DropCount, DSR_STATS_SLOTS> = PerCpuArray::new();
 #[inline(always)]
 pub(crate) fn vip(segment: Segment, ip: &Address) -> Option<Vip> {
     // SAFETY: copied at once.
-    unsafe { VIPS.get(NeighKey { segment, ip: *ip }) }.copied()
+    unsafe { VIPS.get(VipKey { segment, ip: *ip }) }.copied()
 }
 
 /// Whether this node answers for the service with this address on the wire of the packet in hand. Not zero if so.
@@ -54,20 +54,18 @@ pub(crate) extern "C" fn ctv_speaks(ip: *const Address) -> u32 {
     let Some(packet) = packet::in_hand() else { return 0 };
     // SAFETY: the verifier sees to it that a pointer which is not null is to a whole address.
     let Some(ip) = (unsafe { ip.as_ref() }) else { return 0 };
-    vip(packet.segment, ip).map_or(0, |vip| u32::from(is_here(packet.segment, vip.speaker)))
+    vip(packet.segment, ip).map_or(0, |vip| u32::from(is_here(vip.domain, vip.speaker)))
 }
 
 /// Whether an endpoint with this address is on this node.
 #[inline(always)]
-fn is_here(segment: Segment, ip: Address) -> bool {
-    maps::neighbour(&NeighKey { segment, ip }).is_some_and(|owner| owner.ifindex != 0)
+fn is_here(domain: Domain, ip: Address) -> bool {
+    maps::neighbour(&NeighKey::new(domain, ip)).is_some_and(|owner| owner.ifindex != 0)
 }
 
-/// Whether a frame from the wire of this network, which is for no port here, is for a service.
+/// Whether a frame from the wire of the network in the packet metadata, which is for no port here, is for a service.
 #[inline(always)]
-pub(crate) fn is_for_service(ctx: &TcContext, segment: Segment) -> bool {
-    let Some(packet) = packet::in_hand() else { return false };
-    packet.segment = segment;
+pub(crate) fn is_for_service(ctx: &TcContext) -> bool {
     ctv_for_service(ctx.skb.skb) != 0
 }
 
@@ -76,11 +74,11 @@ pub(crate) fn is_for_service(ctx: &TcContext, segment: Segment) -> bool {
 #[unsafe(no_mangle)]
 extern "C" fn ctv_for_service(skb: *mut __sk_buff) -> u32 {
     let Some(packet) = packet::in_hand() else { return 0 };
-    u32::from(for_service(&TcContext::new(skb), packet.segment).unwrap_or(false))
+    u32::from(for_service(&TcContext::new(skb), packet.domain).unwrap_or(false))
 }
 
 #[inline(always)]
-fn for_service(ctx: &TcContext, segment: Segment) -> Result<bool, DropReason> {
+fn for_service(ctx: &TcContext, domain: Domain) -> Result<bool, DropReason> {
     const DESTINATION: usize = ETHERNET + 16;
     const DESTINATION6: usize = ETHERNET + 24;
     let ethernet = frame::load::<Ethernet>(ctx, 0)?;
@@ -93,7 +91,7 @@ fn for_service(ctx: &TcContext, segment: Segment) -> Result<bool, DropReason> {
     if !source::same(&ethernet.destination, &service_mac(&ip)) {
         return Ok(false);
     }
-    let owner = maps::neighbour(&NeighKey { segment, ip });
+    let owner = maps::neighbour(&NeighKey::new(domain, ip));
     Ok(owner.is_some_and(|owner| owner.flags & NeighEntry::SERVICE != 0))
 }
 
@@ -164,7 +162,7 @@ pub(crate) fn known(packet: &Packet) -> Option<u64> {
     let mut found = unsafe { (&raw const relay.found).read_volatile() };
     if idle != 0 || !DsrEntry::is_found_in(found, revision) {
         // Gone, or moved to this node: chosen anew, and the client learns from whoever gets it that there is no connection.
-        let backend = maps::neighbour(&NeighKey { segment: key.segment, ip: relay.backend })?;
+        let backend = maps::neighbour(&NeighKey::new(relay.domain, relay.backend))?;
         if backend.ifindex != 0 {
             return None;
         }
@@ -189,7 +187,14 @@ fn note(packet: &Packet) {
         return;
     }
     let closing = u32::from(packet.tcp & (tcp::FIN | tcp::RST));
-    let relay = DsrEntry { backend: packet.wanted.destination, seen: packet.now, closing, found: 0 };
+    let relay = DsrEntry {
+        backend: packet.wanted.destination,
+        seen: packet.now,
+        closing,
+        found: 0,
+        domain: packet.domain,
+        zero: 0,
+    };
     // Without memory the hash alone decides, which says the same until the set changes.
     let _noted = DSR_FLOWS.insert(&packet.key, &relay, 0);
 }

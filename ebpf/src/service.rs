@@ -43,7 +43,7 @@ static AFFINITY: Array<AffinityBlock, AFFINITY_CAPACITY, MMAPABLE> = Array::new(
 pub(crate) extern "C" fn ctv_choose() -> u32 {
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
     let Some(entry) = entry_of(packet) else {
-        let owner = maps::neighbour(&NeighKey { segment: packet.segment, ip: packet.tuple.destination });
+        let owner = maps::neighbour(&NeighKey::new(packet.domain, packet.tuple.destination));
         let is_service = owner.is_some_and(|owner| owner.flags & NeighEntry::SERVICE != 0);
         return if is_service { DropReason::NoService as u32 } else { GO_ON };
     };
@@ -74,7 +74,7 @@ fn address(packet: &mut Packet) -> Result<(), DropReason> {
         packet.destination_mac = packet.source_mac;
         return Ok(());
     }
-    let owner = maps::neighbour(&NeighKey { segment: packet.segment, ip: packet.wanted.destination });
+    let owner = maps::neighbour(&NeighKey::new(packet.domain, packet.wanted.destination));
     packet.destination_mac = owner.ok_or(DropReason::StrangeBackend)?.mac;
     Ok(())
 }
@@ -86,7 +86,7 @@ fn entry_of(packet: &Packet) -> Option<*const ServiceEntry> {
     if tuple.protocol != TCP && tuple.protocol != UDP {
         return None;
     }
-    let key = ServiceKey::new(packet.segment, tuple.destination, tuple.destination_port, tuple.protocol);
+    let key = ServiceKey::new(packet.domain, tuple.destination, tuple.destination_port, tuple.protocol);
     SERVICES.get_ptr(&key)
 }
 

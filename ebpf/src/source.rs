@@ -51,6 +51,7 @@ fn note(ifindex: u32, port: &Port, ethernet: &Ethernet) -> Result<(), DropReason
     packet.queue = port.queue;
     packet.priority = port.priority();
     packet.segment = port.segment;
+    packet.domain = port.domain;
     packet.source_port = ifindex;
     packet.source_group = port.group;
     packet.destination_mac = ethernet.destination;

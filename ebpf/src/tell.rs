@@ -11,7 +11,7 @@ use aya_ebpf::{
     macros::btf_map,
     programs::TcContext,
 };
-use contiv_abi::{Address, Be16, DropReason, Event, EventState, Segment, Watch, maps::EVENTS_BYTES};
+use contiv_abi::{Address, Be16, Domain, DropReason, Event, EventState, Segment, Watch, maps::EVENTS_BYTES};
 
 use crate::{
     flows,
@@ -108,7 +108,8 @@ const POLICY: u32 = DropReason::Policy as u32;
 extern "C" fn ctv_look(skb: *mut __sk_buff, ifindex: u32) -> u32 {
     let ctx = TcContext::new(skb);
     let Some(packet) = packet::in_hand() else { return 0 };
-    packet.segment = maps::port(&ifindex).map_or(Segment::vxlan(0), |port| port.segment);
+    let network = maps::port(&ifindex).map(|port| (port.segment, port.domain));
+    (packet.segment, packet.domain) = network.unwrap_or((Segment::vxlan(0), Domain::NONE));
     packet.len = ctx.len();
     // SAFETY: numbers.
     unsafe {

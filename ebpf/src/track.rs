@@ -38,7 +38,7 @@ pub(crate) extern "C" fn ctv_track(skb: *mut __sk_buff) -> u32 {
         return NEW;
     }
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
-    let domain = packet.segment.domain();
+    let domain = packet.domain.number();
     let hash = ctv_hash(&raw const packet.wanted, domain);
     let found = find(&raw const packet.wanted, hash, domain);
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
@@ -404,8 +404,8 @@ extern "C" fn ctv_inside() -> u32 {
 fn is_on_path(packet: &Packet) -> bool {
     let source = &packet.tuple.source;
     source.same(&packet.inner.destination)
-        || maps::neighbour(&NeighKey { segment: packet.segment, ip: *source }).is_none()
-            && !claim::is_inside(packet.segment, source, packet.ip6 != 0)
+        || maps::neighbour(&NeighKey::new(packet.domain, *source)).is_none()
+            && !claim::is_inside(packet.domain, source, packet.ip6 != 0)
 }
 
 /// What the error itself is to be, and what it quotes.

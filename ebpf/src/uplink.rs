@@ -83,7 +83,7 @@ fn forward(
     let is_here = place.is_some_and(|place| place.ifindex != 0);
     // The uplink listens to everything; most of it is for others, and no flow of ours.
     if !is_here && !is_group {
-        if !relay::is_for_service(ctx, segment) {
+        if !relay::is_for_service(ctx) {
             return Err(DropReason::NotLocal);
         }
         packet::in_hand().ok_or(DropReason::Malformed)?.to_service = 1;

@@ -40,7 +40,7 @@ fn forward(ctx: &XdpContext) -> Option<()> {
 /// stays with it, also when the backend gets no new ones: what has a flow is for the other program.
 #[inline(always)]
 fn choose(packet: &mut Packet) -> Option<u64> {
-    relay::vip(packet.segment, &packet.tuple.destination)?;
+    packet.domain = relay::vip(packet.segment, &packet.tuple.destination)?.domain;
     let Tuple { source, destination, protocol, .. } = packet.tuple;
     let (ends, ports) = ([source.words(), destination.words()], packet.tuple.ports());
     packet.wanted.set(ends, ports, protocol);
@@ -63,7 +63,7 @@ fn choose(packet: &mut Packet) -> Option<u64> {
 #[unsafe(no_mangle)]
 extern "C" fn ctv_tracked() -> u32 {
     let Some(packet) = packet::in_hand() else { return 0 };
-    let domain = packet.segment.domain();
+    let domain = packet.domain.number();
     let hash = flow_index::ctv_hash(&raw const packet.tuple, domain);
     u32::from(flow_index::find(&raw const packet.tuple, hash, domain) != 0)
 }

@@ -30,7 +30,7 @@ pub use token::Tokens;
 
 use crate::cache::SharedCache;
 use crate::go_json;
-use crate::leadership::{Identity, Role, Roles};
+use crate::leadership::{Identity, Role, Roles, StoreHealth};
 use crate::metrics::{Leading, Metrics};
 use crate::problem::Problem;
 
@@ -44,6 +44,7 @@ pub struct App {
     /// Cache of this netmaster. On a follower, only `/info` reads it.
     pub cache: SharedCache,
     pub identity: Identity,
+    pub store: StoreHealth,
 }
 
 impl App {
@@ -64,7 +65,8 @@ async fn serve(State(app): State<App>, request: Request) -> Response<Body> {
     match (request.method(), request.uri().path()) {
         (&Method::GET, "/healthz") => return response::text("ok\n".into()),
         (&Method::GET, openapi::PATH) => return response::document(&openapi::DOCUMENT),
-        (&Method::GET, "/readyz") => return readiness(&app.roles.now(), format),
+        (&Method::GET, "/readyz") => return readiness(&app, format),
+        (&Method::GET, "/version") => return response::text(route::version()),
         (&Method::GET, "/metrics") => return metrics(&app, format),
         _ => {}
     }
@@ -128,11 +130,13 @@ impl App {
 
 /// Metrics of this netmaster, on leaders and followers.
 fn metrics(app: &App, format: response::ErrorFormat) -> Response<Body> {
+    let store_usable = app.store.check().is_ok();
     let text = match app.roles.now() {
         Role::Leading(leader) => {
-            app.metrics.text(Some(Leading::new(&leader.cache.read(), leader.queue.len())))
+            let cache = leader.cache.read();
+            app.metrics.text(store_usable, Some(Leading::new(&cache, leader.queue.len())))
         }
-        Role::Following { .. } => app.metrics.text(None),
+        Role::Following { .. } => app.metrics.text(store_usable, None),
     };
     match text {
         Ok(text) => response::metrics(text),
@@ -140,11 +144,16 @@ fn metrics(app: &App, format: response::ErrorFormat) -> Response<Body> {
     }
 }
 
-/// Ready means that requests can be answered, by this netmaster or by the leader.
-fn readiness(role: &Role, format: response::ErrorFormat) -> Response<Body> {
-    match role {
-        Role::Leading(_) => response::text("leading\n".into()),
-        Role::Following { leader: Some(leader) } => response::text(format!("following {leader}\n")),
-        Role::Following { leader: None } => format.not_ready(),
+/// Ready means that requests can be answered, by this netmaster or by the leader, and that this
+/// netmaster can take over.
+fn readiness(app: &App, format: response::ErrorFormat) -> Response<Body> {
+    let ready = match app.roles.now() {
+        Role::Leading(_) => "leading\n".to_owned(),
+        Role::Following { leader: Some(leader) } => format!("following {leader}\n"),
+        Role::Following { leader: None } => return format.not_ready("Leader not found"),
+    };
+    match app.store.check() {
+        Ok(()) => response::text(ready),
+        Err(why) => format.not_ready(&why),
     }
 }

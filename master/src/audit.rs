@@ -5,10 +5,11 @@
 use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
 
-use contiv_model::{endpoint, network};
+use contiv_model::{api, endpoint, network};
 
-use crate::cache::StagedTxn;
+use crate::cache::{RecordBody as _, StagedTxn};
 use crate::domain::allocation::is_taken;
+use crate::domain::network_record::network_id;
 use crate::domain::tag_pools::pools;
 
 /// One line for each difference.
@@ -18,6 +19,7 @@ pub fn audit(staged: &StagedTxn<'_>) -> Vec<String> {
         audit_endpoint(staged, endpoint, &mut lines);
     }
     audit_tags(staged, &mut lines);
+    audit_network_ids(staged, &mut lines);
     lines
 }
 
@@ -69,5 +71,29 @@ fn audit_tags(staged: &StagedTxn<'_>, lines: &mut Vec<String>) {
         if let Some(other) = holders.insert((kind, tag), &network.id) {
             lines.push(format!("{kind} {tag}: used by networks {other} and {}", network.id));
         }
+    }
+}
+
+/// Networks of two tenants that have one record between them. Releases before this check could
+/// create them.
+fn audit_network_ids(staged: &StagedTxn<'_>, lines: &mut Vec<String>) {
+    let mut objects: BTreeMap<String, Vec<&api::Network>> = BTreeMap::new();
+    for network in staged.cache().all::<api::Network>() {
+        objects.entry(network_id(&network.tenant_name, &network.network_name)).or_default().push(network);
+    }
+    for (id, networks) in objects.into_iter().filter(|(_, networks)| networks.len() > 1) {
+        let name =
+            |network: &&api::Network| format!("{} of tenant {}", network.network_name, network.tenant_name);
+        let names: Vec<String> = networks.iter().map(name).collect();
+        let record = staged.cache().allocation::<network::State>(&id).map(|record| &record.body);
+        let owner = record.map_or_else(
+            || "none of them".to_owned(),
+            |body| format!("network {} of tenant {}", body.network_name, body.tenant),
+        );
+        lines.push(format!(
+            "networks {}: all have the key {}, which belongs to {owner}; delete the others and create them with other names",
+            names.join(" and "),
+            network::State::key(&id)
+        ));
     }
 }

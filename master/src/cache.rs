@@ -38,6 +38,9 @@ pub struct ClusterCache {
     /// their journal. A journal holds all changes since its record was written, and an older
     /// version of it may already be merged into the bitmaps. A new leader reads these keys again.
     stale: BTreeSet<String>,
+    /// Journals that could not be decoded when they were read. See
+    /// [`ClusterCache::unreadable_journals`].
+    unreadable: BTreeSet<Key>,
     /// Revisions at which recently deleted keys were deleted. An older change from the watch must
     /// not restore them.
     deleted: HashMap<String, i64>,
@@ -62,6 +65,16 @@ impl ClusterCache {
 
     pub fn table<T: Entry>(&self) -> &Table<T> {
         T::table(&self.tables)
+    }
+
+    /// The entry, independent of later changes of the cache.
+    pub fn shared<T: Entry>(&self, id: &str) -> Option<Arc<T>> {
+        self.table::<T>().get(id).map(|entry| entry.value.clone())
+    }
+
+    /// All entries, sorted by key, independent of later changes of the cache.
+    pub fn all_shared<T: Entry>(&self) -> Vec<Arc<T>> {
+        self.table::<T>().values().map(|entry| entry.value.clone()).collect()
     }
 
     /// All entries, sorted by key.
@@ -93,6 +106,20 @@ impl ClusterCache {
         of(&self.networks).chain(of(&self.groups)).collect()
     }
 
+    /// Journals that cannot be decoded. Their records lack allocations.
+    pub fn unreadable_journals(&self) -> Vec<Key> {
+        let is_current = |key: &&Key| match key {
+            Key::NetworkJournal(id) => self
+                .allocation::<network::State>(id.as_str())
+                .is_some_and(AllocationRecord::has_unreadable_journal),
+            Key::GroupJournal(id) => self
+                .allocation::<group::State>(id.as_str())
+                .is_some_and(AllocationRecord::has_unreadable_journal),
+            _ => false,
+        };
+        self.unreadable.iter().filter(is_current).cloned().collect()
+    }
+
     /// Ids of the endpoints on `network` that have address `ip`.
     pub fn address_owners(&self, network: &str, ip: IpAddr) -> &[String] {
         self.index.address_owners(network, ip)
@@ -101,6 +128,16 @@ impl ClusterCache {
     /// Id of the service whose address on `network` is `ip`.
     pub fn service_with_vip(&self, network: &str, ip: IpAddr) -> Option<&str> {
         self.index.service_with_vip(network, ip)
+    }
+
+    /// Endpoints on the network with id `network`, sorted by id.
+    pub fn endpoints_of_network(&self, network: &str) -> impl Iterator<Item = Arc<endpoint::State>> {
+        self.index.endpoints_of_network(network).filter_map(|id| self.shared(id))
+    }
+
+    /// Endpoints of the group with state key `group`, sorted by id.
+    pub fn endpoints_of_group(&self, group: &str) -> impl Iterator<Item = Arc<endpoint::State>> {
+        self.index.endpoints_of_group(group).filter_map(|id| self.shared(id))
     }
 
     /// Ids of the endpoints on `network` that have the label.
@@ -201,21 +238,17 @@ impl ClusterCache {
     }
 
     fn set_endpoint(&mut self, id: &str, kv: Option<&KeyValue>, revision: i64) {
-        let old = self.known::<endpoint::State>(id);
+        let old = self.shared::<endpoint::State>(id);
         self.set_value::<endpoint::State>(id, kv, revision);
-        let new = self.known::<endpoint::State>(id);
+        let new = self.shared::<endpoint::State>(id);
         self.index.endpoint(old.as_deref(), new.as_deref());
     }
 
     fn set_service(&mut self, id: &str, kv: Option<&KeyValue>, revision: i64) {
-        let old = self.known::<service::State>(id);
+        let old = self.shared::<service::State>(id);
         self.set_value::<service::State>(id, kv, revision);
-        let new = self.known::<service::State>(id);
+        let new = self.shared::<service::State>(id);
         self.index.service(old.as_deref(), new.as_deref());
-    }
-
-    fn known<T: Entry>(&self, id: &str) -> Option<Arc<T>> {
-        self.table::<T>().get(id).map(|entry| entry.value.clone())
     }
 
     fn set_allocation<B: RecordBody>(&mut self, id: &str, kv: Option<&KeyValue>, revision: i64) {
@@ -241,7 +274,11 @@ impl ClusterCache {
         } else if let Some(kv) = records.unmatched_journals.remove(id) {
             apply_journal(&mut record, &kv);
         }
+        let unreadable = record.has_unreadable_journal();
         records.live.insert(id.to_owned(), record);
+        if unreadable {
+            self.unreadable.insert(B::journal_key(id));
+        }
         if journaled {
             self.mark_stale::<B>(id);
         }
@@ -261,7 +298,12 @@ impl ClusterCache {
                 records.unmatched_journals.remove(id);
             }
             (Some(record), kv) => match (&record.journal, kv) {
-                (None, Some(kv)) if revision > record.revision => apply_journal(record, kv),
+                (None, Some(kv)) if revision > record.revision => {
+                    apply_journal(record, kv);
+                    if record.has_unreadable_journal() {
+                        self.unreadable.insert(B::journal_key(id));
+                    }
+                }
                 (Some(journal), _) if revision > journal.revision => self.mark_stale::<B>(id),
                 _ => {}
             },
@@ -281,10 +323,13 @@ fn apply_journal<B: RecordBody>(record: &mut AllocationRecord<B>, kv: &KeyValue)
             record.body.set_counts(counts);
             record.apply_journal(journal);
         }
-        Err(error) => tracing::error!(
-            key = kv.key,
-            error,
-            "decode an allocation journal: invalid; addresses allocated since the record was written may be allocated twice; compare the record with the endpoints"
-        ),
+        Err(error) => {
+            tracing::error!(
+                key = kv.key,
+                error,
+                "decode an allocation journal: invalid; restoring the allocations from endpoints and services; addresses from allocAddress without an endpoint are lost"
+            );
+            record.set_unreadable_journal(kv.mod_revision);
+        }
     }
 }

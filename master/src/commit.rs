@@ -8,6 +8,9 @@ mod committer;
 mod queue;
 mod redo_log;
 
+#[cfg(test)]
+mod tests;
+
 pub use committer::{Committer, Deposed};
 pub use queue::{Plan, Queue};
 pub use redo_log::COMMIT_RECORD;

@@ -5,6 +5,7 @@ mod listener;
 mod node_gc;
 mod notify;
 mod registration;
+mod tasks;
 mod term;
 
 use std::path::Path;
@@ -16,26 +17,26 @@ use contiv_daemon::reload::Reloadable;
 use contiv_daemon::tls;
 use contiv_model::key;
 use contiv_model::registry::{NETMASTER, ServiceInfo};
-use contiv_store::election::{self, Timing};
+use contiv_store::election::{ElectionThread, StartError, Timing};
 use contiv_store::{Config, Error, Guard, Outcome, Store, Txn, embedded};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::AbortOnDropHandle;
 
 use crate::aci::Gateway;
 use crate::api::{Admission, App, Proxy, Tokens};
 use crate::cache::SharedCache;
 use crate::config::{Flags, RestFlags};
-use crate::leadership::{Identity, Role, Roles};
+use crate::leadership::{Identity, Reads, Role, Roles, StoreHealth};
 use crate::metrics::Metrics;
 use crate::objects::{Cluster, Defaults};
 use crate::problem::one_line;
 use cache_watch::Lock;
 use listener::{Listener, ListenerConfig};
 use registration::Registrations;
-use term::Term;
+use tasks::Tasks;
+use term::{Ended, Term};
 
 /// Time limit for requests in progress at shutdown.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
@@ -50,6 +51,13 @@ const LEADER_PROPAGATION: Duration = Duration::from_millis(100);
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
+/// Time limit for a newly elected leader's cache to become current. A leader whose watch does not
+/// deliver resigns.
+const LOAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// Pause before a leader that resigned for this reason campaigns again, so that another netmaster is
+/// elected.
+const BEHIND_PAUSE: Duration = Duration::from_secs(3);
+
 const DEFAULT_STORE: &str = "http://127.0.0.1:2379";
 
 /// Runs until `stop` is cancelled.
@@ -62,11 +70,11 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
     let cache = SharedCache::default();
     let lock = watch::Sender::new(Lock::default());
     let mut servers = JoinSet::new();
-    let mut files = JoinSet::new();
-    files.spawn(notify::report(role.subscribe(), identity.address.clone()));
-    let (admission, proxy) = (admission(&flags.rest, &mut files)?, proxy(&flags.rest, &mut files)?);
-    let listener_config = listener_config(&flags.rest, &mut files)?;
-    let metrics = Metrics::default();
+    let mut tasks = Tasks::default();
+    tasks.spawn("service manager", notify::report(role.subscribe(), identity.address.clone()));
+    let (admission, proxy) = (admission(&flags.rest, &mut tasks)?, proxy(&flags.rest, &mut tasks)?);
+    let listener_config = listener_config(&flags.rest, &mut tasks)?;
+    let (metrics, health) = (Metrics::default(), StoreHealth::default());
     let app = App {
         roles,
         proxy,
@@ -74,6 +82,7 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
         metrics: metrics.clone(),
         cache: cache.clone(),
         identity: identity.clone(),
+        store: health.clone(),
     }
     .router();
     let closing = CancellationToken::new();
@@ -82,33 +91,42 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
         servers.spawn(listener.serve(app.clone(), closing.clone()));
     }
 
-    let mut cache_watch_task = None;
+    // Runs until the end of the process: at shutdown it shows who leads next.
+    let mut cache_watch = Tasks::default();
+    let mut connected = false;
     let work = async {
         // Without a store the process is alive and not ready.
-        let Some(store) = connect(&flags, embedded.as_ref(), &metrics.store, &stop).await? else {
-            return Ok(());
-        };
-        let watching = cache_watch::run(store.clone(), cache.clone(), lock.clone(), metrics.clone());
-        cache_watch_task = Some(AbortOnDropHandle::new(tokio::spawn(watching)));
+        let connection = connect(&flags, embedded.as_ref(), &metrics.store, &stop).await?;
+        let Some((store, election)) = connection else { return Ok(()) };
+        health.connected(election.store().clone());
+        let watching =
+            cache_watch::run(store.clone(), health.clone(), cache.clone(), lock.clone(), metrics.clone());
+        cache_watch.spawn("cache watch", watching);
+        connected = true;
         let candidate = Candidate {
             flags: &flags,
             store: &store,
+            election: &election,
             identity: &identity,
             cache: &cache,
             lock: &lock,
             role: &role,
             metrics: &metrics,
         };
-        campaign_and_lead(&candidate, &stop).await
+        tokio::select! {
+            result = campaign_and_lead(&candidate, &stop) => result,
+            ended = cache_watch.ended() => Err(ended.into()),
+        }
     };
     let result = tokio::select! {
         result = work => result,
         Some(ended) = servers.join_next() => Err(anyhow::anyhow!("serve: a listener ended: {ended:?}")),
+        ended = tasks.ended() => Err(ended.into()),
     };
     // Requests in progress wait for the next leader. Connections that stay open are closed after
     // `DRAIN_TIMEOUT`.
     let drain = async {
-        if cache_watch_task.is_some() && has_other_netmasters(&cache, &identity) {
+        if connected && has_other_netmasters(&cache, &identity) {
             let _other_leader = timeout(HANDOVER_TIMEOUT, wait_for_other_leader(&identity, &lock)).await;
         }
         closing.cancel();
@@ -122,7 +140,7 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
     if !drained {
         servers.shutdown().await;
     }
-    drop(cache_watch_task);
+    drop(cache_watch);
     if let Some(server) = embedded {
         server.shutdown().await.context("close the embedded store")?;
     }
@@ -159,7 +177,7 @@ async fn connect(
     embedded: Option<&embedded::Server>,
     metrics: &contiv_store::RequestMetrics,
     stop: &CancellationToken,
-) -> anyhow::Result<Option<Store>> {
+) -> anyhow::Result<Option<(Store, ElectionThread)>> {
     let mut config = match (embedded, &flags.store.etcd) {
         (Some(server), _) => Config::new([format!("http://{}", server.local_addr())]),
         (None, list) => flags.store.access.access().config(list.as_deref().unwrap_or(DEFAULT_STORE))?,
@@ -168,9 +186,10 @@ async fn connect(
     let (start, mut logged) = (Instant::now(), None::<Instant>);
     loop {
         let error = tokio::select! {
-            store = Store::connect(&config) => match store {
-                Ok(store) => return Ok(Some(store)),
-                Err(error) => error,
+            connected = connect_once(&config) => match connected {
+                Ok(connected) => return Ok(Some(connected)),
+                Err(StartError::Store(error)) => error,
+                Err(error @ StartError::Thread(_)) => return Err(error.into()),
             },
             () = stop.cancelled() => return Ok(None),
         };
@@ -189,21 +208,25 @@ async fn connect(
     }
 }
 
-fn admission(flags: &RestFlags, files: &mut JoinSet<()>) -> anyhow::Result<Admission> {
+async fn connect_once(config: &Config) -> Result<(Store, ElectionThread), StartError> {
+    Ok((Store::connect(config).await?, ElectionThread::start(config).await?))
+}
+
+fn admission(flags: &RestFlags, tasks: &mut Tasks) -> anyhow::Result<Admission> {
     let tokens = match flags.token_file.clone() {
         None => None,
         Some(path) => {
             let read = path.clone();
             let (tokens, follow) = Reloadable::load("tokens", vec![path], move || Tokens::read(&read))
                 .context("--token-file")?;
-            files.spawn(follow);
+            tasks.spawn("token file", follow);
             Some(tokens)
         }
     };
     Ok(Admission { tokens, body_timeout: flags.client_timeout, request_timeout: flags.request_timeout })
 }
 
-fn listener_config(flags: &RestFlags, files: &mut JoinSet<()>) -> anyhow::Result<ListenerConfig> {
+fn listener_config(flags: &RestFlags, tasks: &mut Tasks) -> anyhow::Result<ListenerConfig> {
     let tls = match flags.tls() {
         None => None,
         Some(pair) => {
@@ -212,7 +235,7 @@ fn listener_config(flags: &RestFlags, files: &mut JoinSet<()>) -> anyhow::Result
             let load = move || tls::server(&pair, ca.as_deref());
             let (config, follow) =
                 Reloadable::load("TLS certificates", watched, load).context("--tls-cert")?;
-            files.spawn(follow);
+            tasks.spawn("server certificates", follow);
             Some(config)
         }
     };
@@ -221,7 +244,7 @@ fn listener_config(flags: &RestFlags, files: &mut JoinSet<()>) -> anyhow::Result
 }
 
 /// The transport to the leader presents the certificate of the API as client certificate.
-fn proxy(flags: &RestFlags, files: &mut JoinSet<()>) -> anyhow::Result<Proxy> {
+fn proxy(flags: &RestFlags, tasks: &mut Tasks) -> anyhow::Result<Proxy> {
     let presented = flags.tls().zip(flags.peers().map(Path::to_owned));
     let watched =
         presented.iter().flat_map(|(pair, ca)| [&pair.certificate, &pair.key, ca]).cloned().collect();
@@ -231,7 +254,7 @@ fn proxy(flags: &RestFlags, files: &mut JoinSet<()>) -> anyhow::Result<Proxy> {
     };
     let (proxy, follow) =
         Proxy::new(watched, transport).context("set up the leader transport (--peer-ca)")?;
-    files.spawn(follow);
+    tasks.spawn("leader transport", follow);
     Ok(proxy)
 }
 
@@ -239,6 +262,7 @@ fn proxy(flags: &RestFlags, files: &mut JoinSet<()>) -> anyhow::Result<Proxy> {
 struct Candidate<'a> {
     flags: &'a Flags,
     store: &'a Store,
+    election: &'a ElectionThread,
     identity: &'a Identity,
     cache: &'a SharedCache,
     lock: &'a watch::Sender<Lock>,
@@ -248,7 +272,7 @@ struct Candidate<'a> {
 
 /// Campaigns and leads, alternately, until `stop` is cancelled.
 async fn campaign_and_lead(candidate: &Candidate<'_>, stop: &CancellationToken) -> anyhow::Result<()> {
-    let Candidate { flags, store, identity, cache, lock, role, metrics } = *candidate;
+    let Candidate { flags, store, election, identity, cache, lock, role, metrics } = *candidate;
     let timing = Timing { ttl: flags.store.lease_ttl, staleness: flags.store.failover_after };
     let defaults = Defaults { infra: flags.infra_name(), fwd_mode: flags.fwdmode_name() };
     let cluster = Cluster { mode: flags.mode_name() };
@@ -256,10 +280,13 @@ async fn campaign_and_lead(candidate: &Candidate<'_>, stop: &CancellationToken) 
         tracing::warn!(error = one_line(&error), "release the leader lock of an earlier run");
     }
     let registrations = Registrations::register(store, identity);
+    // For all terms: reads of an earlier term may still run.
+    let reads = Reads::new(cache.clone());
     while !stop.is_cancelled() {
         let elected = tokio::select! {
-            elected = election::campaign(store, key::LEADER, &identity.address, timing) => elected?,
+            elected = election.campaign(store, key::LEADER, &identity.address, timing) => elected?,
             () = follow(identity, lock, role) => continue,
+            () = registrations.ended() => anyhow::bail!("the task that keeps the registrations ended"),
             () = stop.cancelled() => break,
         };
         let term = Term {
@@ -272,11 +299,22 @@ async fn campaign_and_lead(candidate: &Candidate<'_>, stop: &CancellationToken) 
             metrics,
             gateway: Gateway::new(flags.aci_gateway.to_string()),
             cache,
+            reads: &reads,
             lock,
             registrations: &registrations,
             role,
+            load_timeout: LOAD_TIMEOUT,
         };
-        term.lead(elected, stop).await;
+        match term.lead(elected, stop).await {
+            Ended::Stopped | Ended::Deposed | Ended::Replaced => {}
+            Ended::Behind => {
+                tokio::select! {
+                    () = sleep(BEHIND_PAUSE) => {}
+                    () = stop.cancelled() => {}
+                }
+            }
+            Ended::Task(ended) => return Err(ended.into()),
+        }
     }
     registrations.withdraw().await;
     Ok(())

@@ -1,7 +1,9 @@
 //! Leadership as this process knows it, and the state of a leader.
 
 mod linearizable_read;
+mod reads;
 mod role;
+mod store_health;
 
 use std::sync::Arc;
 
@@ -11,12 +13,15 @@ use crate::commit::Queue;
 use crate::objects::Cluster;
 
 pub use linearizable_read::LinearizableRead;
+pub use reads::Reads;
 pub use role::{Role, Roles};
+pub use store_health::StoreHealth;
 
 /// What a leader serves requests with.
 pub struct Leader {
     pub cache: SharedCache,
     pub queue: Queue,
+    pub reads: Reads,
     pub linearizable_read: LinearizableRead,
     pub fabric: Arc<FabricSync>,
     pub cluster: Cluster,

@@ -5,15 +5,13 @@ mod pools;
 mod requests;
 
 use std::fmt;
-use std::sync::{Arc, OnceLock};
 
 use contiv_daemon::metrics_page;
 use contiv_model::{api, endpoint, group, network, node, registry};
-use contiv_store::{RequestMetrics as StoreMetrics, Status};
+use contiv_store::RequestMetrics as StoreMetrics;
 use prometheus_client::encoding::text;
 use prometheus_client::metrics::{counter::Counter, gauge::ConstGauge};
 use prometheus_client::registry::Registry;
-use tokio::sync::watch;
 
 pub use commits::{CommitMetrics, CommitResult};
 use pools::Pools;
@@ -38,7 +36,6 @@ pub struct Metrics {
     pub commits: CommitMetrics,
     /// Requests to the store.
     pub store: StoreMetrics,
-    store_status: Arc<OnceLock<watch::Receiver<Status>>>,
 }
 
 /// What only a leader reports.
@@ -50,15 +47,9 @@ pub struct Leading<'a> {
 }
 
 impl Metrics {
-    /// Sets the status of the watch that this netmaster follows the store with. Until then, and
-    /// while the watch is not connected, the store counts as away.
-    pub fn follow_store(&self, status: watch::Receiver<Status>) {
-        // There is one watch per process.
-        let _first = self.store_status.set(status);
-    }
-
-    /// Metrics in OpenMetrics text format. `leading` is set while this netmaster leads.
-    pub fn text(&self, leading: Option<Leading<'_>>) -> Result<String, fmt::Error> {
+    /// Metrics in OpenMetrics text format. `store_usable`: the store answers, and
+    /// its watch is connected. `leading` is set while this netmaster leads.
+    pub fn text(&self, store_usable: bool, leading: Option<Leading<'_>>) -> Result<String, fmt::Error> {
         let mut registry = Registry::with_prefix("contiv_netmaster");
         let counters = [
             ("endpoints_released", "Endpoints released because their node was gone", &self.released),
@@ -76,9 +67,8 @@ impl Metrics {
         self.requests.register(&mut registry);
         self.commits.register(&mut registry);
         self.store.register(&mut registry);
-        let connected = self.store_status.get().is_some_and(|status| *status.borrow() == Status::Connected);
-        let help = "Whether the watch on the store is connected (1) or not (0)";
-        gauge(&mut registry, "store_connected", help, usize::from(connected));
+        let help = "Whether the store answers this netmaster (1) or not (0)";
+        gauge(&mut registry, "store_connected", help, usize::from(store_usable));
         let help = "Whether this netmaster is the leader (1) or not (0)";
         gauge(&mut registry, "leading", help, usize::from(leading.is_some()));
         if let Some(leading) = leading {
@@ -128,7 +118,7 @@ pub fn reference_page() -> String {
     metrics.store.record(contiv_store::Operation::Get, &read, std::time::Duration::ZERO);
     let cache = ClusterCache::default();
     let leading = Leading { pools: Pools::sample(), ..Leading::new(&cache, 0) };
-    metrics_page::page("Metrics of netmaster", &metrics.text(Some(leading)).unwrap_or_default())
+    metrics_page::page("Metrics of netmaster", &metrics.text(true, Some(leading)).unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -143,27 +133,15 @@ mod tests {
     fn gauges_are_reported_by_the_leader_only() {
         let metrics = Metrics::default();
         metrics.released.inc_by(3);
-        let following = metrics.text(None).unwrap();
+        let following = metrics.text(false, None).unwrap();
         assert!(has(&following, "contiv_netmaster_leading 0"), "{following}");
+        assert!(has(&following, "contiv_netmaster_store_connected 0"), "{following}");
         assert!(has(&following, "contiv_netmaster_endpoints_released_total 3"), "{following}");
         assert!(!following.contains("contiv_netmaster_networks"), "{following}");
         let cache = ClusterCache::default();
-        let leading = metrics.text(Some(Leading::new(&cache, 7))).unwrap();
+        let leading = metrics.text(true, Some(Leading::new(&cache, 7))).unwrap();
+        assert!(has(&leading, "contiv_netmaster_store_connected 1"), "{leading}");
         assert!(has(&leading, "contiv_netmaster_networks 0"), "{leading}");
         assert!(has(&leading, "contiv_netmaster_commit_queue_length 7"), "{leading}");
-    }
-
-    #[test]
-    fn store_is_away_until_its_watch_is_connected() {
-        let metrics = Metrics::default();
-        let connected = |n: u8, text: String| has(&text, &format!("contiv_netmaster_store_connected {n}"));
-        assert!(connected(0, metrics.text(None).unwrap()));
-        let (sender, status) = watch::channel(Status::Connecting);
-        metrics.follow_store(status);
-        assert!(connected(0, metrics.text(None).unwrap()));
-        sender.send_replace(Status::Connected);
-        assert!(connected(1, metrics.text(None).unwrap()));
-        sender.send_replace(Status::Retrying { failures: 1, error: "no connection".into() });
-        assert!(connected(0, metrics.text(None).unwrap()));
     }
 }

@@ -20,13 +20,14 @@ use schemars::{JsonSchema, SchemaGenerator};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-pub use global::Defaults;
+pub use global::{Defaults, put_identity};
 pub use service::restore as restore_services;
 
 use crate::cache::{ClusterCache, Entry, StagedTxn};
 use crate::domain::fabric;
 use crate::go_json;
 use crate::problem::{Answer, Problem};
+use crate::reports::Report;
 use crate::schema::Schema;
 
 /// A type of API object.
@@ -65,7 +66,7 @@ pub trait Object: Entry + Clone {
     }
 
     /// Operational state; none for types without any.
-    fn oper(&self, cache: &ClusterCache, cluster: &Cluster) -> Option<Self::Oper>;
+    fn oper(&self, cache: &ClusterCache, cluster: &Cluster) -> Option<Report<Self::Oper>>;
 }
 
 /// Default value of a field.
@@ -121,9 +122,9 @@ pub struct Operations {
     pub check: fn(key: &str, body: &[u8]) -> Result<Fields, Problem>,
     pub put: fn(request: &Fields, staged: &mut StagedTxn<'_>) -> Answer,
     pub delete: fn(key: &str, staged: &mut StagedTxn<'_>) -> Answer,
-    pub list: fn(&ClusterCache) -> Answer,
+    pub list: fn(&ClusterCache) -> Report<Answer>,
     pub get: fn(&ClusterCache, key: &str) -> Answer,
-    pub inspect: fn(&ClusterCache, key: &str, &Cluster) -> Answer,
+    pub inspect: fn(&ClusterCache, key: &str, &Cluster) -> Report<Answer>,
 }
 
 /// All object types.
@@ -209,11 +210,36 @@ fn create_or_update<T: Object>(request: &Fields, staged: &mut StagedTxn<'_>) -> 
     match staged.get::<T>(new.key()) {
         None => go_json::encode(&new.create(staged)?),
         Some(old) => {
+            ensure_same_object(request, &*old)?;
             let echo = go_json::encode(&new.echo())?;
             new.update(&old, staged)?;
             Ok(echo)
         }
     }
+}
+
+/// Fails if the key of the known object was formed from other names, which is possible where a name
+/// may contain a colon.
+fn ensure_same_object<T: Object>(request: &Fields, known: &T) -> Result<(), Problem> {
+    if known.key().matches(':').count() < T::KEY.len() {
+        return Ok(());
+    }
+    let fields =
+        serde_json::to_value(known).map_err(|e| Problem::unavailable(format!("encode a record: {e}")))?;
+    let name = |of: &dyn Fn(&str) -> Option<Value>| -> Vec<String> {
+        T::KEY
+            .iter()
+            .map(|field| of(field).and_then(|v| v.as_str().map(str::to_owned)).unwrap_or_default())
+            .collect()
+    };
+    let known_as = name(&|field| fields.get(field).cloned());
+    if known_as == name(&|field| request.get(field).cloned()) {
+        return Ok(());
+    }
+    let names: Vec<String> =
+        T::KEY.iter().zip(known_as).map(|(field, name)| format!("{field} {name:?}")).collect();
+    let (kind, key) = (T::KIND.as_str(), known.key());
+    Err(Problem::conflict(format!("{kind} {key} conflicts with the one with {}", names.join(" and "))))
 }
 
 fn delete<T: Object>(key: &str, staged: &mut StagedTxn<'_>) -> Answer {
@@ -224,19 +250,26 @@ fn delete<T: Object>(key: &str, staged: &mut StagedTxn<'_>) -> Answer {
     go_json::encode(&key)
 }
 
-fn list<T: Object>(cache: &ClusterCache) -> Answer {
-    go_json::encode(&cache.all::<T>().collect::<Vec<_>>())
+fn list<T: Object>(cache: &ClusterCache) -> Report<Answer> {
+    let all = cache.all_shared::<T>();
+    Box::new(move || go_json::encode(&all.iter().map(|object| &**object).collect::<Vec<_>>()))
 }
 
 fn get<T: Object>(cache: &ClusterCache, key: &str) -> Answer {
     go_json::encode(cache.get::<T>(key).ok_or_else(|| not_found(T::KIND))?)
 }
 
-fn inspect<T: Object>(cache: &ClusterCache, key: &str, cluster: &Cluster) -> Answer {
-    let config = cache.get::<T>(key).ok_or_else(|| not_found(T::KIND))?;
-    config.can_inspect(cache)?;
-    match config.oper(cache, cluster) {
-        Some(oper) => go_json::encode(&api::Inspect { config, oper }),
-        None => go_json::encode(&BTreeMap::from([("Config", config)])),
+fn inspect<T: Object>(cache: &ClusterCache, key: &str, cluster: &Cluster) -> Report<Answer> {
+    let Some(object) = cache.shared::<T>(key) else { return Box::new(|| Err(not_found(T::KIND))) };
+    if let Err(problem) = object.can_inspect(cache) {
+        return Box::new(|| Err(problem));
     }
+    let oper = object.oper(cache, cluster);
+    Box::new(move || {
+        let config = &*object;
+        match oper {
+            Some(oper) => go_json::encode(&api::Inspect { config, oper: oper() }),
+            None => go_json::encode(&BTreeMap::from([("Config", config)])),
+        }
+    })
 }

@@ -5,10 +5,12 @@
 
 use std::collections::HashSet;
 
-use contiv_model::{endpoint, group, network};
+use contiv_model::key::Key;
+use contiv_model::{endpoint, group, network, service};
 
-use crate::cache::StagedTxn;
+use crate::cache::{Stageable, StagedTxn};
 use crate::domain::allocation::{AllocationScope, is_taken};
+use crate::domain::network_record::network_id;
 
 /// Marks the addresses of endpoints as allocated. Returns one line for each address that was free.
 pub fn mark_in_use(staged: &mut StagedTxn<'_>) -> Vec<String> {
@@ -16,7 +18,7 @@ pub fn mark_in_use(staged: &mut StagedTxn<'_>) -> Vec<String> {
     let groups = cache.allocations::<group::State>().map(|record| &record.body);
     let pooled: HashSet<String> = groups
         .filter(|group| !group.ip_pool.is_empty())
-        .map(|group| format!("{}.{}", group.network_name, group.tenant_name))
+        .map(|group| network_id(&group.tenant_name, &group.network_name))
         .collect();
     for endpoint in cache.all::<endpoint::State>() {
         let network = &endpoint.net_id;
@@ -24,9 +26,8 @@ pub fn mark_in_use(staged: &mut StagedTxn<'_>) -> Vec<String> {
         // Addresses of a group's pool are always allocated in the network record.
         let may_be_free =
             |address: &&String| pooled.contains(network) || is_taken(record, address) == Some(false);
-        for address in [&endpoint.ip_address, &endpoint.ipv6_address].into_iter().filter(may_be_free) {
-            let Ok(scope) = AllocationScope::find(staged, network, None) else { continue };
-            if scope.mark_in_use(staged, address) {
+        for address in addresses(endpoint).into_iter().filter(may_be_free) {
+            if mark(staged, network, address) {
                 lines.push(format!(
                     "endpoint {}: address {address} was not allocated on network {network}",
                     endpoint.id
@@ -35,6 +36,59 @@ pub fn mark_in_use(staged: &mut StagedTxn<'_>) -> Vec<String> {
         }
     }
     lines
+}
+
+fn addresses(endpoint: &endpoint::State) -> [&String; 2] {
+    [&endpoint.ip_address, &endpoint.ipv6_address]
+}
+
+/// Marks the address as allocated. Returns false if it was, or is not in the network.
+fn mark(staged: &mut StagedTxn<'_>, network: &str, address: &str) -> bool {
+    let scope = AllocationScope::find(staged, network, None);
+    scope.is_ok_and(|scope| scope.mark_in_use(staged, address))
+}
+
+/// Replaces records whose journal cannot be decoded by whole records. The allocations in the
+/// journal are restored from the endpoints and services that have the addresses.
+pub fn replace_unreadable_journals(staged: &mut StagedTxn<'_>) {
+    for key in staged.cache().unreadable_journals() {
+        let network = match &key {
+            Key::NetworkJournal(id) => id.as_str().to_owned(),
+            Key::GroupJournal(id) => {
+                let Some(group) = staged.committed::<group::State>(id.as_str()) else { continue };
+                network_id(&group.body.tenant_name, &group.body.network_name)
+            }
+            _ => continue,
+        };
+        restore_allocations(staged, &network);
+        match &key {
+            Key::GroupJournal(id) => recount::<group::State>(staged, id.as_str(), |e| &e.endpoint_group_key),
+            _ => recount::<network::State>(staged, &network, |e| &e.net_id),
+        }
+    }
+}
+
+fn restore_allocations(staged: &mut StagedTxn<'_>, network: &str) {
+    let cache = staged.cache();
+    for endpoint in cache.all::<endpoint::State>().filter(|endpoint| endpoint.net_id == network) {
+        for address in addresses(endpoint) {
+            mark(staged, network, address);
+        }
+    }
+    let services = cache.all::<service::State>();
+    for service in services.filter(|s| network_id(&s.tenant_name, &s.network_name) == network) {
+        mark(staged, network, &service.ip_address);
+    }
+}
+
+/// Writes the whole record, with the number of endpoints that exist.
+fn recount<B: Stageable>(staged: &mut StagedTxn<'_>, id: &str, of: impl Fn(&endpoint::State) -> &String) {
+    let endpoints = staged.cache().all::<endpoint::State>().filter(|endpoint| of(endpoint) == id).count();
+    if let Some((record, change)) = staged.allocation::<B>(id) {
+        let (_, known) = record.body.counts();
+        change.endpoints = endpoints as i64 - known;
+        change.checkpoint = true;
+    }
 }
 
 /// Releases addresses that no endpoint, service or gateway has. Returns one line for each network

@@ -1,6 +1,7 @@
 //! Operational state of objects, endpoints and nodes, as `inspect` and `/services` report it.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use contiv_model::api::{
     EndpointGroupOper, EndpointInspect, EndpointOper, NetworkOper, Node, Policy, PolicyOper, ServiceLbOper,
@@ -10,15 +11,24 @@ use contiv_model::{endpoint, group, network, node, registry, service};
 
 use crate::cache::{AllocationRecord, ClusterCache};
 use crate::domain::attachment::state_key;
+use crate::domain::network_record::network_record;
 use crate::go_json;
 use crate::ipam::{IpPool, Subnet};
 use crate::problem::{Answer, Problem};
 
-pub fn network(record: &AllocationRecord<network::State>, cache: &ClusterCache) -> NetworkOper {
+/// A report over a snapshot of the cache. It is assembled without the cache.
+pub type Report<T> = Box<dyn FnOnce() -> T + Send>;
+
+pub fn network(record: &AllocationRecord<network::State>, cache: &ClusterCache) -> Report<NetworkOper> {
+    let endpoints: Vec<_> = cache.endpoints_of_network(&record.body.id).collect();
+    let oper = network_without_endpoints(record);
+    Box::new(move || NetworkOper { endpoints: reported(&endpoints), ..oper })
+}
+
+fn network_without_endpoints(record: &AllocationRecord<network::State>) -> NetworkOper {
     let body = &record.body;
     let mut oper = NetworkOper {
         allocated_addresses_count: body.ep_addr_count,
-        endpoints: endpoints(cache, |endpoint| endpoint.net_id == body.id),
         external_pkt_tag: body.ext_pkt_tag,
         network_tag: body.network_tag.clone(),
         num_endpoints: body.ep_count,
@@ -33,17 +43,25 @@ pub fn network(record: &AllocationRecord<network::State>, cache: &ClusterCache) 
     oper
 }
 
-pub fn group(record: &AllocationRecord<group::State>, cache: &ClusterCache) -> EndpointGroupOper {
+pub fn group(record: &AllocationRecord<group::State>, cache: &ClusterCache) -> Report<EndpointGroupOper> {
+    let endpoints: Vec<_> = cache.endpoints_of_group(&record.body.id).collect();
+    let oper = group_without_endpoints(record, cache);
+    Box::new(move || EndpointGroupOper { endpoints: reported(&endpoints), ..oper })
+}
+
+fn group_without_endpoints(
+    record: &AllocationRecord<group::State>,
+    cache: &ClusterCache,
+) -> EndpointGroupOper {
     let body = &record.body;
     let mut oper = EndpointGroupOper {
-        endpoints: endpoints(cache, |endpoint| endpoint.endpoint_group_key == body.id),
         external_pkt_tag: body.ext_pkt_tag,
         group_tag: body.group_tag.clone(),
         num_endpoints: body.ep_count,
         pkt_tag: body.pkt_tag,
         ..EndpointGroupOper::default()
     };
-    let network = cache.allocation::<network::State>(&format!("{}.{}", body.network_name, body.tenant_name));
+    let network = network_record(cache, &body.tenant_name, &body.network_name);
     let subnet = network.and_then(|network| Subnet::of_state(&network.body).ok());
     if let Some((subnet, pool)) = subnet.and_then(|s| Some((s, IpPool::read(&body.ip_pool, &s).ok()??))) {
         let bits = record.pool.bits();
@@ -54,27 +72,30 @@ pub fn group(record: &AllocationRecord<group::State>, cache: &ClusterCache) -> E
     oper
 }
 
-pub fn policy(policy: &Policy, cache: &ClusterCache) -> PolicyOper {
-    let groups: Vec<String> = policy.link_sets.endpoint_groups.keys().map(|key| state_key(key)).collect();
-    let endpoints = endpoints(cache, |endpoint| groups.contains(&endpoint.endpoint_group_key));
-    PolicyOper { num_endpoints: endpoints.len() as i64, endpoints }
+pub fn policy(policy: &Policy, cache: &ClusterCache) -> Report<PolicyOper> {
+    let groups = policy.link_sets.endpoint_groups.keys().map(|key| state_key(key));
+    let mut endpoints: Vec<_> =
+        groups.flat_map(|key| cache.endpoints_of_group(&key).collect::<Vec<_>>()).collect();
+    Box::new(move || {
+        endpoints.sort_by(|a, b| a.id.cmp(&b.id));
+        PolicyOper { num_endpoints: endpoints.len() as i64, endpoints: reported(&endpoints) }
+    })
 }
 
 /// Like the original, this fills in the service name in each provider.
-pub fn service(service: &service::State, cache: &ClusterCache) -> ServiceLbOper {
+pub fn service(service: &service::State, cache: &ClusterCache) -> Report<ServiceLbOper> {
     let providers = service.providers.iter().flat_map(|providers| providers.values());
-    let providers = providers.filter_map(|provider| cache.get::<endpoint::State>(&provider.endpoint));
-    let name = &service.service_name;
-    let providers: Vec<_> =
-        providers.map(|e| EndpointOper { service_name: name.clone(), ..endpoint(e) }).collect();
-    ServiceLbOper {
-        num_providers: providers.len() as i64,
-        providers,
-        service_vip: service.ip_address.clone(),
-    }
+    let providers: Vec<Arc<endpoint::State>> =
+        providers.filter_map(|provider| cache.shared(&provider.endpoint)).collect();
+    let (name, service_vip) = (service.service_name.clone(), service.ip_address.clone());
+    Box::new(move || {
+        let providers: Vec<_> =
+            providers.iter().map(|e| EndpointOper { service_name: name.clone(), ..endpoint(e) }).collect();
+        ServiceLbOper { num_providers: providers.len() as i64, providers, service_vip }
+    })
 }
 
-pub fn tenant(tenant: &Tenant, cache: &ClusterCache) -> TenantOper {
+pub fn tenant(tenant: &Tenant, cache: &ClusterCache) -> Report<TenantOper> {
     let sets = &tenant.link_sets;
     let mut oper = TenantOper {
         total_app_profiles: sets.app_profiles.len() as i64,
@@ -85,38 +106,44 @@ pub fn tenant(tenant: &Tenant, cache: &ClusterCache) -> TenantOper {
         total_servicelbs: sets.servicelbs.len() as i64,
         ..TenantOper::default()
     };
+    let (mut groups, mut networks) = (vec![], vec![]);
     // Like the original, this omits names, tags and the addresses of groups.
     let name_of = |key: &String| key.split_once(':').map(|(_, name)| name.to_owned());
     for name in sets.endpoint_groups.keys().filter_map(name_of) {
         if let Some(record) = cache.allocation::<group::State>(&format!("{name}:{}", tenant.tenant_name)) {
-            let full = group(record, cache);
-            oper.endpoint_groups.push(EndpointGroupOper {
-                allocated_ip_addresses: String::new(),
-                available_ip_addresses: String::new(),
-                group_tag: String::new(),
-                ..full
-            });
+            groups.push(group(record, cache));
         }
     }
     for name in sets.networks.keys().filter_map(name_of) {
-        if let Some(record) = cache.allocation::<network::State>(&format!("{name}.{}", tenant.tenant_name)) {
-            let full = network(record, cache);
-            oper.total_endpoints += full.num_endpoints;
-            oper.networks.push(NetworkOper { network_tag: String::new(), ..full });
+        if let Some(record) = network_record(cache, &tenant.tenant_name, &name) {
+            oper.total_endpoints += record.body.ep_count;
+            networks.push(network(record, cache));
         }
     }
-    oper
+    Box::new(move || {
+        let group = |full: EndpointGroupOper| EndpointGroupOper {
+            allocated_ip_addresses: String::new(),
+            available_ip_addresses: String::new(),
+            group_tag: String::new(),
+            ..full
+        };
+        let network = |full: NetworkOper| NetworkOper { network_tag: String::new(), ..full };
+        oper.endpoint_groups = groups.into_iter().map(|report| group(report())).collect();
+        oper.networks = networks.into_iter().map(|report| network(report())).collect();
+        oper
+    })
 }
 
 /// Finds an endpoint by id, container id or name; otherwise the first endpoint with `search` as a
 /// substring of one of them.
 pub fn find_endpoint(cache: &ClusterCache, search: &str) -> Answer {
-    let names =
-        |e: &endpoint::State| [e.endpoint_id.clone(), e.container_id.clone(), e.ep_common_name.clone()];
+    let names = |e: &endpoint::State, matches: &dyn Fn(&str) -> bool| {
+        matches(&e.endpoint_id) || matches(&e.container_id) || matches(&e.ep_common_name)
+    };
     let all = || cache.all::<endpoint::State>();
     let found = all()
-        .find(|e| names(e).iter().any(|name| name == search))
-        .or_else(|| all().find(|e| names(e).iter().any(|name| name.contains(search))))
+        .find(|e| names(e, &|name| name == search))
+        .or_else(|| all().find(|e| names(e, &|name| name.contains(search))))
         .ok_or_else(|| Problem::not_found("endpoint not found"))?;
     let oper = cache.get::<endpoint::Oper>(&found.id);
     let virtual_port = oper.map(|oper| format!("v{}", oper.port_name)).unwrap_or_default();
@@ -162,8 +189,8 @@ pub fn find_node(cache: &ClusterCache, host: &str) -> Answer {
     go_json::encode(&node.ok_or_else(|| Problem::not_found("node not found"))?)
 }
 
-fn endpoints(cache: &ClusterCache, pick: impl Fn(&endpoint::State) -> bool) -> Vec<EndpointOper> {
-    cache.all::<endpoint::State>().filter(|e| pick(e)).map(endpoint).collect()
+fn reported(endpoints: &[Arc<endpoint::State>]) -> Vec<EndpointOper> {
+    endpoints.iter().map(|e| endpoint(e)).collect()
 }
 
 fn endpoint(e: &endpoint::State) -> EndpointOper {
@@ -188,8 +215,9 @@ fn endpoint(e: &endpoint::State) -> EndpointOper {
 }
 
 /// Body of `/services`: all service states.
-pub fn service_states(cache: &ClusterCache) -> Answer {
-    listed(cache.all::<service::State>())
+pub fn service_states(cache: &ClusterCache) -> Report<Answer> {
+    let states = cache.all_shared::<service::State>();
+    Box::new(move || listed(states.iter().map(|state| &**state)))
 }
 
 /// Body of `/service/<service>:<tenant>`: a list with one element, or null.

@@ -132,8 +132,7 @@ const OLDEST: CiShare = (
         "restart_loses_no_ping",
     ],
 );
-/// Single frames through each program, and restarts. Not the replacement of XDP programs: the kernel patches its own code then, and
-/// an emulated processor can run the old translation of it (`Oops: int3` in `bpf_dispatcher_xdp_func`).
+/// Single frames through each program, and restarts.
 const NEWEST: CiShare = (
     &["verifier", "from_pod::", "from_overlay::", "from_uplink::", "uplinks::"],
     &[
@@ -148,7 +147,7 @@ const NEWEST: CiShare = (
 /// Pods of two nodes and a restart of the agent, on the kernel's switch.
 const SWITCHED: [&str; 2] = ["vxlan_networks", "a_restarted_agent_finds"];
 
-/// The part that CI runs. All tests take more than an hour under emulation: `cargo xtask nightly` runs them.
+/// The part that CI runs. `cargo xtask nightly` runs all tests.
 fn ci_plans() -> Vec<Plan> {
     let [oldest, newest] = KERNELS.map(str::to_owned);
     let shares = |(frames, scenarios): CiShare| {

@@ -11,6 +11,9 @@ pub type Mac = [u8; 6];
 pub struct Address(pub [u8; 16]);
 
 impl Address {
+    /// Length in bits.
+    pub const BITS: u32 = 128;
+
     /// The mapped address `::ffff:a.b.c.d`.
     #[inline(always)]
     pub const fn v4(ip: [u8; 4]) -> Self {

@@ -1,7 +1,7 @@
 //! Connection tracking: records of flows, timeouts and events.
 
 use crate::{
-    Address, Be16, Segment, Tuple,
+    Address, Be16, Domain, Tuple,
     tcp::{TcpState, sent},
 };
 
@@ -36,12 +36,12 @@ pub struct Flow {
     pub halves: [FlowHalf; 2],
 }
 
-/// Network, protocol and generation of a flow, in one aligned 64-bit word.
+/// Domain, protocol and generation of a flow, in one aligned 64-bit word.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C, align(8))]
 pub struct FlowHead {
-    /// Network of the flow, see [`Segment::domain`].
+    /// [`Domain::number`] of the flow.
     pub domain: u32,
     /// IP protocol number.
     pub protocol: u8,
@@ -73,7 +73,7 @@ impl FlowHead {
         }
     }
 
-    /// Returns true if the record describes a flow of this network and protocol.
+    /// Returns true if the record describes a flow of this domain and protocol.
     #[inline(always)]
     pub const fn is_of(self, domain: u32, protocol: u8) -> bool {
         self.exists() && self.domain == domain && self.protocol == protocol
@@ -354,17 +354,19 @@ pub const fn is_evictable(protocol: u8, original: u8, reply: u8) -> bool {
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct FragmentKey {
-    /// Network of the packet.
-    pub segment: Segment,
+    /// Domain of the packet.
+    pub domain: Domain,
+    /// Identification in the IPv4 header or in the IPv6 fragment header.
+    pub identification: u32,
     /// Source address.
     pub source: Address,
     /// Destination address.
     pub destination: Address,
-    /// Identification in the IPv4 header or in the IPv6 fragment header.
-    pub identification: u32,
     /// Protocol in the IPv4 header, or the next header in the IPv6 fragment header: the same in all
     /// fragments of a packet, also if the first one has further extension headers.
     pub protocol: u32,
+    /// Zero.
+    pub zero: u32,
 }
 
 /// What only the first fragment shows.

@@ -116,7 +116,7 @@ pub struct FlowLock {
     pub insertions: u32,
 }
 
-/// Hash of a tuple in a network.
+/// Hash of a tuple in a domain.
 ///
 /// The seed is secret: a sender that could compute hashes could fill the buckets of others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! Keys and values of the forwarding maps.
 
-use crate::{Address, Be16, Mac, Segment, ServiceCountRows, Timeouts, maps::PORT_SLOTS_CAPACITY};
+use crate::{Address, Be16, Domain, Mac, Segment, ServiceCountRows, Timeouts, maps::PORT_SLOTS_CAPACITY};
 
 /// The IP address of a VTEP; all zero for none.
 pub type Vtep = Address;
@@ -27,6 +27,10 @@ pub struct Port {
     pub queue: u32,
     /// IPv6 address of the pod; all zero for none.
     pub ip6: Address,
+    /// Domain of the pod's network.
+    pub domain: Domain,
+    /// Zero.
+    pub zero: u32,
 }
 
 impl Port {
@@ -42,7 +46,7 @@ impl Port {
 
 /// A port at a place that follows from its interface index, for programs that cannot afford a search: a
 /// cache line.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct PortSlot {
@@ -52,16 +56,16 @@ pub struct PortSlot {
     pub ip6: Address,
     /// Ethernet address, and two zeros.
     pub mac: [u8; 8],
-    /// [`Segment::domain`] of the network.
-    pub domain: u32,
+    /// Domain of the network.
+    pub domain: Domain,
     /// Number of the group.
     pub group: u32,
     /// As [`Port::queue`].
     pub queue: u32,
     /// Interface index; zero if the slot is free.
     pub ifindex: u32,
-    /// Zero.
-    pub zero: [u32; 2],
+    /// The network.
+    pub segment: Segment,
 }
 
 const _: () = assert!(size_of::<PortSlot>() == 64);
@@ -81,11 +85,11 @@ impl PortSlot {
             ip: if port.ip == [0; 4] { Address::default() } else { Address::v4(port.ip) },
             ip6: port.ip6,
             mac: [a, b, c, d, e, f, 0, 0],
-            domain: port.segment.domain(),
+            domain: port.domain,
             group: port.group,
             queue: port.queue,
             ifindex,
-            zero: [0; 2],
+            segment: port.segment,
         }
     }
 }
@@ -104,6 +108,8 @@ pub struct SegmentEntry {
     pub members: u32,
     /// [`SegmentEntry::PROXY`] or zero.
     pub flags: u32,
+    /// Domain of the network.
+    pub domain: Domain,
 }
 
 impl SegmentEntry {
@@ -165,15 +171,28 @@ impl FdbEntry {
     pub const NODE: u32 = 1 << 31;
 }
 
-/// An IP address in a network.
+/// An IP address in a domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct NeighKey {
-    /// The network.
-    pub segment: Segment,
+    /// The domain.
+    pub domain: Domain,
+    /// Zero.
+    pub zero: u32,
     /// The address.
     pub ip: Address,
+}
+
+impl NeighKey {
+    /// Bits of a key, as a prefix of `ctv_subnets`.
+    pub const BITS: u32 = 8 * size_of::<NeighKey>() as u32;
+
+    /// The key of `ip` in `domain`.
+    #[inline(always)]
+    pub const fn new(domain: Domain, ip: Address) -> Self {
+        NeighKey { domain, zero: 0, ip }
+    }
 }
 
 /// Owner of an IP address.
@@ -197,17 +216,6 @@ impl NeighEntry {
     pub const SERVICE: u16 = 1;
 }
 
-/// The subnet of a network in one address family.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
-#[repr(C)]
-pub struct SubnetKey {
-    /// The network.
-    pub segment: Segment,
-    /// 1 for IPv6.
-    pub ip6: u32,
-}
-
 /// Addresses of a network's endpoints. IPv4 addresses are mapped, and their mask includes the mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
@@ -222,11 +230,12 @@ pub struct Subnet {
 }
 
 impl Subnet {
-    /// Returns true for an address of the subnet that is not the gateway's.
+    /// Returns true for an address of the subnet that is not the gateway's. An IPv6 subnet has no mapped addresses, although the
+    /// prefix may cover them.
     #[inline(always)]
     pub const fn contains(&self, ip: &Address) -> bool {
         let ([a, b], [c, d], [e, f]) = (ip.words(), self.mask.words(), self.prefix.words());
-        a & c == e && b & d == f && !ip.same(&self.gateway)
+        a & c == e && b & d == f && ip.is_v4() == self.prefix.is_v4() && !ip.same(&self.gateway)
     }
 
     /// Returns true for the address whose host bits are all ones: in IPv4 that of all hosts.
@@ -283,4 +292,27 @@ impl Phase {
     /// The programs pass all frames to the next program on the interface, which is one of another
     /// ABI version.
     pub const RETIRED: u32 = 3;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_ipv6_subnet_has_no_ipv4_addresses() {
+        let [zero, ones] = [Address([0; 16]), Address([0xff; 16])];
+        let all = Subnet { prefix: zero, mask: zero, gateway: zero };
+        let v6 = Address([0xfd; 16]);
+        assert!(all.contains(&v6) && !all.contains(&Address::v4([10, 1, 1, 1])));
+        let mut prefix = Address::v4([0; 4]);
+        let mut mask = ones;
+        mask.0[12..].fill(0);
+        let v4 = Subnet { prefix, mask, gateway: zero };
+        assert!(v4.contains(&Address::v4([10, 1, 1, 1])) && !v4.contains(&v6));
+        prefix.0[12] = 10;
+        mask.0[12] = 0xff;
+        let ten = Subnet { prefix, mask, gateway: Address::v4([10, 0, 0, 1]) };
+        assert!(ten.contains(&Address::v4([10, 1, 1, 1])) && !ten.contains(&Address::v4([11, 1, 1, 1])));
+        assert!(!ten.contains(&ten.gateway) && ten.is_last(&Address::v4([10, 255, 255, 255])));
+    }
 }

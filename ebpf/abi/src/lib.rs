@@ -14,6 +14,7 @@
 extern crate std;
 
 mod address;
+mod domain;
 mod drop_reason;
 mod event;
 mod flow;
@@ -33,6 +34,7 @@ mod tuple;
 mod words;
 
 pub use address::{Address, Mac};
+pub use domain::{Domain, DomainName};
 pub use drop_reason::{DropCount, DropReason};
 pub use event::{Event, EventState, Watch};
 pub use flow::{
@@ -43,15 +45,14 @@ pub use flow_collector::{FlowCollector, bpf_timer};
 pub use flow_import::{FlowBatch, FlowImport, ImportOperation, ImportResult};
 pub use flow_index::{FlowBucket, FlowHash, FlowLock, FlowTableSize, entry, slot};
 pub use forward::{
-    FdbEntry, FdbKey, FloodKey, NeighEntry, NeighKey, Node, Phase, Port, PortSlot, SegmentEntry, Subnet,
-    SubnetKey, Vtep,
+    FdbEntry, FdbKey, FloodKey, NeighEntry, NeighKey, Node, Phase, Port, PortSlot, SegmentEntry, Subnet, Vtep,
 };
 pub use order::{Be16, Be32};
 pub use rendezvous::mix;
 pub use segment::Segment;
 pub use service::{
     AffinityBlock, Backend, Client, DsrEntry, DsrHook, Member, RingBlock, ServiceCount, ServiceCountRows,
-    ServiceEntry, ServiceKey, Vip, service_mac,
+    ServiceEntry, ServiceKey, Vip, VipKey, service_mac,
 };
 pub use stage_log::{LogResult, LogStage, LoggedEndpoint};
 pub use tuple::{FlowKey, Tuple};
@@ -59,7 +60,7 @@ pub use words::{clear, cleared};
 
 /// Version of the maps' layout. It is part of the pin path: an agent with another version leaves
 /// these maps in place until its own are filled, and then replaces their programs.
-pub const ABI_VERSION: u32 = 6;
+pub const ABI_VERSION: u32 = 7;
 
 /// Implements what every type in a map needs, and fails to compile if the layout has changed.
 macro_rules! map_types {
@@ -73,15 +74,16 @@ macro_rules! map_types {
 
 map_types! {
     Segment: 8;
+    Domain: 4;
+    DomainName: 64;
     Address: 16;
-    Port: 48;
-    SegmentEntry: 16;
+    Port: 56;
+    SegmentEntry: 20;
     FloodKey: 12;
     FdbKey: 16;
     FdbEntry: 24;
     NeighKey: 24;
     NeighEntry: 16;
-    SubnetKey: 12;
     Subnet: 48;
     Node: 88;
     DropCount: 16;
@@ -94,7 +96,7 @@ map_types! {
     FlowBatch: 55_304;
     FragmentKey: 48;
     FragmentPorts: 8;
-    ServiceKey: 32;
+    ServiceKey: 24;
     ServiceEntry: 80;
     Member: 8;
     RingBlock: 64;
@@ -103,8 +105,9 @@ map_types! {
     ServiceCountRows: 8;
     Client: 16;
     AffinityBlock: 64;
-    Vip: 16;
-    DsrEntry: 32;
+    VipKey: 24;
+    Vip: 24;
+    DsrEntry: 40;
     policy::Group: 24;
     policy::RuleSet: 72;
     policy::Branch: 128;

@@ -38,10 +38,16 @@ pub const NEIGH: &str = "ctv_neigh";
 /// Three addresses per endpoint: IPv4, IPv6, and the link-local address of IPv6.
 pub const NEIGH_CAPACITY: usize = 3 * FDB_CAPACITY;
 
-/// [`SubnetKey`](crate::SubnetKey) -> [`Subnet`](crate::Subnet). Full: the subnet fails.
+/// Longest prefix of a [`NeighKey`](crate::NeighKey) -> [`Subnet`](crate::Subnet). Full: the subnet fails.
 pub const SUBNETS: &str = "ctv_subnets";
 /// One of each family for each network.
 pub const SUBNETS_CAPACITY: usize = 2 * SEGMENTS_CAPACITY;
+
+/// [`DomainName`](crate::DomainName) -> number of the VRF ([`Domain::of_vrf`](crate::Domain::of_vrf)). Written and read by
+/// the agent only. Full: entries of VRFs without networks make room.
+pub const DOMAINS: &str = "ctv_domains";
+/// As many as networks.
+pub const DOMAINS_CAPACITY: usize = SEGMENTS_CAPACITY;
 
 /// [`FloodKey`](crate::FloodKey) -> [`Vtep`](crate::Vtep): the peers that have the network, to which
 /// broadcasts, multicasts and unknown unicasts go. Full: the peer fails; such frames do not reach it.
@@ -146,7 +152,7 @@ pub const AFFINITY_CAPACITY: usize = 1 << 15;
 /// ports are not counted. Mapped into the agent's memory.
 pub const SERVICE_COUNTS: &str = "ctv_svcnt";
 
-/// [`NeighKey`](crate::NeighKey) -> [`Vip`](crate::Vip): service addresses that are reachable on
+/// [`VipKey`](crate::VipKey) -> [`Vip`](crate::Vip): service addresses that are reachable on
 /// the wire of a VLAN. Full: the service fails.
 pub const VIPS: &str = "ctv_vips";
 /// Services; each has at least one port.
@@ -262,6 +268,7 @@ pub const ALL: &[&str] = &[
     FDB,
     NEIGH,
     SUBNETS,
+    DOMAINS,
     MEMBERS,
     PEERS,
     NODE,

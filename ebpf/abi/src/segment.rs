@@ -29,16 +29,6 @@ impl Segment {
         if is_vlan { Segment { vni: 0, vlan: number } } else { Segment { vni: number, vlan: 0 } }
     }
 
-    /// The number by which connection tracking tells networks apart: two endpoints with the same
-    /// number and address are the same endpoint.
-    #[inline(always)]
-    pub const fn domain(self) -> u32 {
-        if self.vni != 0 { self.vni } else { Segment::VLAN_DOMAIN | self.vlan }
-    }
-
-    /// Greater than every VNI.
-    const VLAN_DOMAIN: u32 = 1 << 24;
-
     /// The VNI; `None` for a VLAN.
     pub const fn vni(self) -> Option<u32> {
         if self.vni != 0 { Some(self.vni) } else { None }

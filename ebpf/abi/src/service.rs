@@ -1,7 +1,7 @@
 //! Services: an address and port that are translated to one of a set of backends.
 
 use crate::{
-    Address, Be16, Mac, Segment,
+    Address, Be16, Domain, Mac, Segment,
     rendezvous::{BUCKETS, Contender, mix},
 };
 
@@ -10,23 +10,23 @@ use crate::{
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct ServiceKey {
-    /// Network whose pods can use the service.
-    pub segment: Segment,
-    /// IP address of the service.
-    pub ip: Address,
+    /// Domain whose pods can use the service.
+    pub domain: Domain,
     /// Port of the service.
     pub port: Be16,
     /// IP protocol number: TCP or UDP.
     pub protocol: u8,
     /// Zero.
-    pub zero: [u8; 5],
+    pub zero: u8,
+    /// IP address of the service.
+    pub ip: Address,
 }
 
 impl ServiceKey {
     /// The key of a port.
     #[inline(always)]
-    pub const fn new(segment: Segment, ip: Address, port: Be16, protocol: u8) -> Self {
-        ServiceKey { segment, ip, port, protocol, zero: [0; 5] }
+    pub const fn new(domain: Domain, ip: Address, port: Be16, protocol: u8) -> Self {
+        ServiceKey { domain, port, protocol, zero: 0, ip }
     }
 }
 
@@ -320,6 +320,18 @@ impl AffinityBlock {
     }
 }
 
+/// A service address on the wire of a VLAN. By the network, not by the domain: ARP and neighbour discovery are
+/// answered on one wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
+#[repr(C)]
+pub struct VipKey {
+    /// The network.
+    pub segment: Segment,
+    /// The address.
+    pub ip: Address,
+}
+
 /// A service address on a VLAN, with backends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
@@ -328,6 +340,10 @@ pub struct Vip {
     /// The backend whose node answers for the service on the wire and forwards each connection to
     /// its backend. All nodes compute the same one.
     pub speaker: Address,
+    /// Domain of the network.
+    pub domain: Domain,
+    /// Zero.
+    pub zero: u32,
 }
 
 /// A connection from outside that this node forwards to a backend on another node.
@@ -344,6 +360,10 @@ pub struct DsrEntry {
     /// Ethernet address of the backend, the first byte lowest, and above it the lower half of the revision of
     /// `ctv_neigh` that it was found in. In one number, so that no CPU sees a part of either. Zero for none.
     pub found: u64,
+    /// Domain of the backend.
+    pub domain: Domain,
+    /// Zero.
+    pub zero: u32,
 }
 
 impl DsrEntry {

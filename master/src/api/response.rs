@@ -84,8 +84,8 @@ impl ErrorFormat {
     }
 
     /// Readiness probes evaluate only the status.
-    pub(super) fn not_ready(self) -> Response<Body> {
-        self.refused(StatusCode::SERVICE_UNAVAILABLE, "Leader not found")
+    pub(super) fn not_ready(self, why: &str) -> Response<Body> {
+        self.refused(StatusCode::SERVICE_UNAVAILABLE, why)
     }
 
     fn refused(self, status: StatusCode, why: &str) -> Response<Body> {

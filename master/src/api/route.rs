@@ -7,7 +7,7 @@ use axum::body::{Body, Bytes};
 use axum::extract::Request;
 use axum::http::{HeaderMap, Method, header};
 use axum::response::Response;
-use contiv_model::{endpoint, key::ObjectType, registry};
+use contiv_model::{endpoint, key::ObjectType, node, registry};
 use http_body_util::BodyExt;
 use serde_json::json;
 
@@ -21,7 +21,7 @@ use crate::leadership::{Identity, Leader};
 use crate::objects::{self, Type};
 use crate::plugin::{Call, Cleanup, clean_up};
 use crate::problem::{Answer, Problem};
-use crate::reports;
+use crate::reports::{self, Report};
 
 /// Serves requests on the leader.
 pub(super) struct Routes<'l>(pub(super) &'l Leader);
@@ -33,10 +33,15 @@ impl Routes<'_> {
         let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
         match (&head.method, parts.as_slice()) {
             (&Method::GET, ["api", "v1", types, ""]) if Type::by_plural(types).is_some() => {
-                format.json(self.read(types, |t, cache| (t.list)(cache)))
+                format.json(self.read(types, |t, cache| (t.list)(cache)).await)
             }
             (&Method::GET, ["api", "v1", "inspect", "endpoints", key, ""]) if !key.is_empty() => {
-                format.json(reports::find_endpoint(&self.0.cache.read(), key))
+                let key = (*key).to_owned();
+                let find = move |cache: &ClusterCache| {
+                    let found = reports::find_endpoint(cache, &key);
+                    Box::new(|| found) as Report<Answer>
+                };
+                format.json(self.0.reads.read(find).await)
             }
             (&Method::GET, ["api", "v1", "inspect", "nodes", ""]) => {
                 format.json(go_json::encode(&reports::nodes(&self.0.cache.read())))
@@ -44,11 +49,15 @@ impl Routes<'_> {
             (&Method::GET, ["api", "v1", "inspect", "nodes", host, ""]) if !host.is_empty() => {
                 format.json(reports::find_node(&self.0.cache.read(), host))
             }
+            (&Method::POST, ["api", "v1", "nodes", host, "acceptedStore", ""]) if !host.is_empty() => {
+                format.json(self.accept_store(host).await)
+            }
             (&Method::GET, ["api", "v1", "inspect", types, key, ""]) if is_object(types, key) => {
-                format.json(self.read(types, |t, cache| (t.inspect)(cache, key, &self.0.cluster)))
+                let (key, cluster) = ((*key).to_owned(), self.0.cluster.clone());
+                format.json(self.read(types, move |t, cache| (t.inspect)(cache, &key, &cluster)).await)
             }
             (&Method::GET, ["api", "v1", types, key, ""]) if is_object(types, key) => {
-                format.json(self.read(types, |t, cache| (t.get)(cache, key)))
+                format.json(object_type(types).and_then(|t| (t.operations.get)(&self.0.cache.read(), key)))
             }
             (&Method::POST | &Method::PUT, ["api", "v1", types, key, ""]) if is_object(types, key) => {
                 format.json(self.put(types, key, body).await)
@@ -62,7 +71,6 @@ impl Routes<'_> {
                     None => format.no_route(),
                 }
             }
-            (&Method::GET, ["version"]) => text(version()),
             (&Method::GET, ["info"]) => {
                 let own = &self.0.identity;
                 format.json(go_json::encode(&info(&self.0.cache.read(), "leader", &own.address, own)))
@@ -74,7 +82,7 @@ impl Routes<'_> {
                 }
             }
             (&Method::GET, ["services"]) => {
-                format.json_as_text(reports::service_states(&self.0.cache.read()))
+                format.json_as_text(self.0.reads.read(reports::service_states).await)
             }
             (&Method::GET, ["service", id]) if !id.is_empty() => {
                 format.json_as_text(reports::service_state(&self.0.cache.read(), id))
@@ -84,8 +92,13 @@ impl Routes<'_> {
         }
     }
 
-    fn read(&self, types: &str, read: impl FnOnce(&objects::Operations, &ClusterCache) -> Answer) -> Answer {
-        read(&object_type(types)?.operations, &self.0.cache.read())
+    async fn read(
+        &self,
+        types: &str,
+        read: impl FnOnce(&objects::Operations, &ClusterCache) -> Report<Answer> + Send + 'static,
+    ) -> Answer {
+        let t = object_type(types)?;
+        self.0.reads.read(move |cache| read(&t.operations, cache)).await
     }
 
     async fn put(&self, types: &str, key: &str, body: Body) -> Answer {
@@ -107,6 +120,24 @@ impl Routes<'_> {
             ObjectType::AppProfile => self.0.fabric.change(&self.0.cache, &self.0.queue, key, plan).await,
             _ => self.0.queue.submit(Box::new(move |staged| plan(staged)), t.operations.exclusive).await,
         }
+    }
+
+    /// Tells the agent of a node that waits for it to follow this store.
+    async fn accept_store(&self, host: &str) -> Answer {
+        let host = host.to_owned();
+        let plan = move |staged: &mut StagedTxn<'_>| {
+            let status = staged.get::<node::Status>(&host);
+            let status = status.ok_or_else(|| Problem::not_found("node not found"))?;
+            if !status.degraded.iter().any(|line| line.starts_with(node::STORE_REGRESSED)) {
+                let why = format!("node {host} has not reported {}", node::STORE_REGRESSED);
+                return Err(Problem::conflict(why));
+            }
+            let accepted = node::AcceptedStore { host: host.clone() };
+            let answer = go_json::encode(&accepted);
+            staged.put(&host, accepted);
+            answer
+        };
+        self.0.queue.submit(Box::new(plan), false).await
     }
 
     async fn plugin(&self, call: &str, body: Body) -> Option<Answer> {
@@ -190,7 +221,7 @@ async fn read_body(body: Body) -> Result<Bytes, Problem> {
     body.map(|body| body.to_bytes()).map_err(|error| Problem::invalid(crate::problem::one_line(&error)))
 }
 
-fn version() -> String {
+pub(super) fn version() -> String {
     let version = json!({
         "GitCommit": option_env!("CONTIV_GIT_COMMIT").unwrap_or("unknown"),
         "Version": env!("CARGO_PKG_VERSION"),

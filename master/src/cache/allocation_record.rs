@@ -27,6 +27,9 @@ pub(super) struct JournalState {
     pub(super) revision: i64,
     pool: PoolChange,
     hosts: HostsChange,
+    /// The content could not be decoded: the record lacks the allocations since it was written. The
+    /// next write replaces record and journal by a whole record.
+    unreadable: bool,
 }
 
 /// Staged change of an allocation record.
@@ -105,6 +108,16 @@ impl<B: RecordBody> AllocationRecord<B> {
         self.journal.is_some()
     }
 
+    /// Whether the store has a journal for this record that cannot be decoded.
+    pub fn has_unreadable_journal(&self) -> bool {
+        self.journal.as_ref().is_some_and(|journal| journal.unreadable)
+    }
+
+    /// Notes a journal that cannot be decoded, so that the next write can replace it.
+    pub(super) fn set_unreadable_journal(&mut self, revision: i64) {
+        self.journal = Some(JournalState { revision, unreadable: true, ..JournalState::nothing() });
+    }
+
     /// Applies a journal to a record read from the store.
     pub(super) fn apply_journal(&mut self, journal: JournalState) {
         self.pool.apply(&journal.pool);
@@ -142,7 +155,8 @@ impl<B: RecordBody> AllocationRecord<B> {
         let (key, journal_key) = (B::key(id).to_string(), B::journal_key(id).to_string());
         let journal_revision = self.journal.as_ref().map_or(0, |journal| journal.revision);
         // A journal has no field for traffic settings.
-        if self.is_large() && !change.checkpoint && change.traffic.is_none() {
+        let journaled = self.is_large() && !change.checkpoint && !self.has_unreadable_journal();
+        if journaled && change.traffic.is_none() {
             let mut written = self.journal.clone().unwrap_or_else(JournalState::nothing);
             written.pool.merge(&change.pool);
             written.hosts.merge(&change.hosts);
@@ -188,7 +202,8 @@ impl<B: RecordBody> AllocationRecord<B> {
 
 impl JournalState {
     fn nothing() -> JournalState {
-        JournalState { revision: 0, pool: PoolChange::default(), hosts: HostsChange::default() }
+        let (pool, hosts) = (PoolChange::default(), HostsChange::default());
+        JournalState { revision: 0, pool, hosts, unreadable: false }
     }
 
     fn ranges(&self) -> usize {
@@ -204,7 +219,7 @@ impl JournalState {
 pub(super) fn read_journal(value: &[u8], revision: i64) -> Result<(JournalState, (i64, i64)), String> {
     let journal: Journal = serde_json::from_slice(value).map_err(|e| e.to_string())?;
     let (pool, hosts) = journal.changes()?;
-    Ok((JournalState { revision, pool, hosts }, (journal.ep_addr_count, journal.ep_count)))
+    Ok((JournalState { revision, pool, hosts, unreadable: false }, (journal.ep_addr_count, journal.ep_count)))
 }
 
 impl RecordBody for network::State {

@@ -17,6 +17,10 @@ pub(super) struct Index {
     by_address: HashMap<(NetworkId, IpAddr), Vec<String>>,
     /// Service ids by network and address.
     vips: HashMap<(NetworkId, IpAddr), String>,
+    /// Endpoint ids by network id.
+    by_network: HashMap<String, BTreeSet<String>>,
+    /// Endpoint ids by group key.
+    by_group: HashMap<String, BTreeSet<String>>,
     /// Endpoint ids by container id.
     containers: HashMap<String, BTreeSet<String>>,
     /// Endpoint ids by network and label.
@@ -56,6 +60,14 @@ impl Index {
         self.containers.get(container).into_iter().flatten().map(String::as_str)
     }
 
+    pub(super) fn endpoints_of_network(&self, network: &str) -> impl Iterator<Item = &str> {
+        self.by_network.get(network).into_iter().flatten().map(String::as_str)
+    }
+
+    pub(super) fn endpoints_of_group(&self, group: &str) -> impl Iterator<Item = &str> {
+        self.by_group.get(group).into_iter().flatten().map(String::as_str)
+    }
+
     /// Endpoints of `network` that have the label.
     pub(super) fn endpoints_with_label(
         &self,
@@ -93,6 +105,10 @@ impl Index {
         for ip in addresses(new) {
             self.by_address.entry((network.clone(), ip)).or_default().push(new.id.clone());
         }
+        self.by_network.entry(new.net_id.clone()).or_default().insert(new.id.clone());
+        if !new.endpoint_group_key.is_empty() {
+            self.by_group.entry(new.endpoint_group_key.clone()).or_default().insert(new.id.clone());
+        }
         if !new.container_id.is_empty() {
             self.containers.entry(new.container_id.clone()).or_default().insert(new.id.clone());
         }
@@ -113,6 +129,8 @@ impl Index {
                 }
             }
         }
+        remove(&mut self.by_network, &old.net_id, &old.id);
+        remove(&mut self.by_group, &old.endpoint_group_key, &old.id);
         remove(&mut self.containers, &old.container_id, &old.id);
         if let Some(labels) = self.by_label.get_mut(&network) {
             old.labels.iter().flatten().for_each(|label| remove(labels, &owned(label), &old.id));

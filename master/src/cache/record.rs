@@ -153,6 +153,7 @@ records! {
     bgp_states: bgp::State, |id| Key::Bgp(id.into());
     directed: DirectionalRuleState, |id| Key::PolicyRule(id.into());
     config: global::Config, |_id| Key::MasterConfig;
+    identity: global::ClusterIdentity, |_id| Key::ClusterIdentity;
     global_state: global::State, |_id| Key::GlobalState;
     global_oper: global::Oper, |_id| Key::GlobalOper;
     vlans: global::VlanPool, |_id| Key::VlanPool;
@@ -163,6 +164,7 @@ records! {
     endpoints: endpoint::State, |id| Key::Endpoint(id.into());
     endpoints_oper: endpoint::Oper, |id| Key::EndpointOper(id.into());
     nodes: node::Status, |id| Key::NodeStatus(id.into());
+    accepted_stores: node::AcceptedStore, |id| Key::AcceptedStore(id.into());
     gone_nodes: node::Gone, |id| Key::GoneNode(id.into());
     // `<name>/<address>`.
     services: registry::ServiceInfo, |id| {
@@ -195,6 +197,7 @@ impl ClusterCache {
             }
             Key::Object(ObjectType::ServiceLb, id) => self.set_value::<api::ServiceLb>(id, kv, revision),
             Key::MasterConfig => self.set_value::<global::Config>("", kv, revision),
+            Key::ClusterIdentity => self.set_value::<global::ClusterIdentity>("", kv, revision),
             Key::GlobalState => self.set_value::<global::State>("", kv, revision),
             Key::GlobalOper => self.set_value::<global::Oper>("", kv, revision),
             Key::VlanPool => self.set_value::<global::VlanPool>("", kv, revision),
@@ -211,6 +214,7 @@ impl ClusterCache {
             Key::Endpoint(id) => self.set_endpoint(id.as_str(), kv, revision),
             Key::EndpointOper(id) => self.set_value::<endpoint::Oper>(id.as_str(), kv, revision),
             Key::NodeStatus(host) => self.set_value::<node::Status>(host.as_str(), kv, revision),
+            Key::AcceptedStore(host) => self.set_value::<node::AcceptedStore>(host.as_str(), kv, revision),
             Key::GoneNode(host) => self.set_value::<node::Gone>(host.as_str(), kv, revision),
             Key::Service { name, address } => {
                 self.set_value::<registry::ServiceInfo>(&format!("{name}/{address}"), kv, revision);

@@ -215,11 +215,11 @@ fn write_allocations<B: Stageable>(
     for (id, edit) in edits {
         let known = cache.allocation::<B>(&id);
         let journal = match (&edit, known) {
-            (Edit::Create(body), known) => {
+            // Never replaces a record: plans check that there is none.
+            (Edit::Create(body), _) => {
                 let key = B::key(&id).to_string();
                 let value = serde_json::to_vec(body)?.into();
-                let revision = known.map_or(0, |record| record.revision);
-                each(key.clone(), revision, Some(Op::Put { key, value, lease: None }));
+                each(key.clone(), 0, Some(Op::Put { key, value, lease: None }));
                 None
             }
             (Edit::Change(change), Some(record)) => {

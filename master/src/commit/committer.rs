@@ -16,6 +16,7 @@ use super::redo_log::{self, LogOutcome, RedoLog};
 use crate::cache::{Change, SharedCache, Stageable, StagedTxn};
 use crate::metrics::{CommitResult, Metrics};
 use crate::problem::{Answer, Problem, one_line};
+use crate::repair;
 
 /// Plans, commits and answers queued jobs while this netmaster leads.
 pub struct Committer {
@@ -161,8 +162,9 @@ impl Committer {
                         return Err(Deposed);
                     }
                 }
-                Ok(LogOutcome::Deposed) => {
-                    fail_all(jobs, &Problem::deposed());
+                Ok(LogOutcome::Decided) => {
+                    // Carried out: a follower must not send these requests to the next leader.
+                    answer(jobs, answers);
                     return Err(Deposed);
                 }
                 Err(CommitError::Encode(error)) => {
@@ -260,6 +262,7 @@ impl Committer {
     fn plan(&mut self, jobs: &mut Vec<Job>, more: bool) -> serde_json::Result<(Vec<Answer>, Txn, Change)> {
         let cache = self.cache.read();
         let mut staged = StagedTxn::new(&cache);
+        repair::replace_unreadable_journals(&mut staged);
         let mut answers: Vec<Answer> = jobs.iter().map(|job| (job.plan)(&mut staged)).collect();
         while more && !jobs.iter().any(|job| job.exclusive) && !staged.is_full() {
             let Ok(job) = self.jobs.try_recv() else { break };
@@ -338,7 +341,7 @@ fn result_of(written: &Result<LogOutcome, CommitError>) -> CommitResult {
     match written {
         Ok(LogOutcome::Committed(_)) => CommitResult::Committed,
         Ok(LogOutcome::Conflict) => CommitResult::Conflict,
-        Ok(LogOutcome::Deposed) => CommitResult::Deposed,
+        Ok(LogOutcome::Decided) => CommitResult::Decided,
         Err(_) => CommitResult::Failed,
     }
 }
@@ -352,5 +355,6 @@ fn largest(txn: &Txn) -> (String, usize) {
 fn key_of(guard: &Guard) -> &str {
     match guard {
         Guard::ModRevision { key, .. } | Guard::CreateRevision { key, .. } => key,
+        Guard::NotPutSince { first, .. } => first,
     }
 }

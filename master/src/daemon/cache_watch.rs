@@ -3,12 +3,14 @@
 
 use contiv_model::event::Event;
 use contiv_model::key;
-use contiv_store::{Store, Update};
+use contiv_store::{Store, Update, Watch};
 use futures::StreamExt;
+use prometheus_client::metrics::counter::Counter;
 use tokio::sync::watch;
 
-use crate::cache::SharedCache;
+use crate::cache::{ClusterCache, SharedCache};
 use crate::commit::COMMIT_RECORD;
+use crate::leadership::StoreHealth;
 use crate::metrics::Metrics;
 
 /// Updates applied in one batch at most; readers wait meanwhile.
@@ -25,34 +27,67 @@ pub(super) struct Lock {
     pub(super) pending: bool,
     /// The first snapshot is complete.
     pub(super) complete: bool,
+    /// Number of times that the store was replaced while it was watched.
+    pub(super) generation: u64,
 }
 
-/// Applies updates of the watch. Never returns.
-pub(super) async fn run(store: Store, cache: SharedCache, lock: watch::Sender<Lock>, metrics: Metrics) {
-    let watch = store.watch(key::ROOT);
-    metrics.follow_store(watch.status());
-    let mut watch = watch.ready_chunks(BATCH);
-    while let Some(updates) = watch.next().await {
-        {
-            let _lock = cache.lock_commits().await;
-            let mut cache = cache.write();
-            for update in &updates {
-                cache.apply_update(update);
-            }
+/// Watches the store and applies the updates. Loads the cache anew when the store turns out to be
+/// another one, or to have lost changes. Never returns.
+pub(super) async fn run(
+    store: Store,
+    health: StoreHealth,
+    cache: SharedCache,
+    lock: watch::Sender<Lock>,
+    metrics: Metrics,
+) {
+    loop {
+        let watch = store.watch(key::ROOT);
+        health.watching(watch.status());
+        let why = follow(watch, &cache, &lock, &metrics.leader_changes).await;
+        tracing::error!("the store was emptied, replaced or restored: {why}; loading its state anew");
+        let generation = lock.borrow().generation + 1;
+        lock.send_replace(Lock { generation, ..Lock::default() });
+    }
+}
+
+/// Applies updates until a listing contradicts what the watch has reported. Returns the reason.
+async fn follow(
+    watch: Watch,
+    cache: &SharedCache,
+    lock: &watch::Sender<Lock>,
+    elections: &Counter,
+) -> String {
+    let mut batches = watch.batches().boxed();
+    while let Some(batch) = batches.next().await {
+        if let Some(why) = batch.relisted.and_then(|relisted| relisted.divergence) {
+            return why;
         }
-        lock.send_if_modified(|lock| {
-            let mut changed = false;
-            for update in &updates {
-                let (complete, since) = (lock.complete, lock.since);
-                changed |= lock.apply(update);
-                // The first snapshot contains the lock of an earlier election.
-                if complete && lock.since != since {
-                    metrics.leader_changes.inc();
+        for updates in batch.updates.chunks(BATCH) {
+            {
+                let _lock = cache.lock_commits().await;
+                let mut cache = cache.write();
+                for update in updates {
+                    if matches!(update.event, Event::Init) {
+                        *cache = ClusterCache::default();
+                    }
+                    cache.apply_update(update);
                 }
             }
-            changed
-        });
+            lock.send_if_modified(|lock| {
+                let mut changed = false;
+                for update in updates {
+                    let (complete, since) = (lock.complete, lock.since);
+                    changed |= lock.apply(update);
+                    // The first snapshot contains the lock of an earlier election.
+                    if complete && lock.since != since {
+                        elections.inc();
+                    }
+                }
+                changed
+            });
+        }
     }
+    "the watch ended".to_owned()
 }
 
 impl Lock {

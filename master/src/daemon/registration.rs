@@ -18,6 +18,7 @@ pub(super) struct Registrations {
     role: watch::Sender<&'static str>,
     task: JoinHandle<()>,
     withdrawn: CancellationToken,
+    ended: CancellationToken,
 }
 
 const TTL: Duration = Duration::from_secs(10);
@@ -34,8 +35,20 @@ impl Registrations {
         let withdrawn = CancellationToken::new();
         let (role, roles) = watch::channel("follower");
         let (store, identity) = (store.clone(), identity.clone());
-        let task = tokio::spawn(keep_current(store, identity, roles, withdrawn.clone()));
-        Registrations { role, task, withdrawn }
+        let ended = CancellationToken::new();
+        let (keeping, guard) =
+            (keep_current(store, identity, roles, withdrawn.clone()), ended.clone().drop_guard());
+        let task = tokio::spawn(async move {
+            // Dropped at the end of the task, also after a panic.
+            let _guard = guard;
+            keeping.await;
+        });
+        Registrations { role, task, withdrawn, ended }
+    }
+
+    /// Resolves when the task has ended, which it does only after a failure or a withdrawal.
+    pub(super) async fn ended(&self) {
+        self.ended.cancelled().await;
     }
 
     /// Updates the role in the registrations, in the background.

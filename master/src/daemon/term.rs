@@ -6,20 +6,20 @@ use std::time::Duration;
 use contiv_store::Store;
 use contiv_store::election::Leadership;
 use tokio::sync::watch;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::AbortOnDropHandle;
 
 use super::cache_watch::Lock;
 use super::node_gc;
 use super::registration::Registrations;
+use super::tasks::{TaskEnded, Tasks};
 use crate::aci::{FabricSync, Gateway};
 use crate::cache::{SharedCache, StagedTxn};
 use crate::commit::{Committer, Deposed};
 use crate::go_json;
-use crate::leadership::{Identity, Leader, LinearizableRead, Role};
+use crate::leadership::{Identity, Leader, LinearizableRead, Reads, Role};
 use crate::metrics::Metrics;
-use crate::objects::{Cluster, Defaults};
+use crate::objects::{Cluster, Defaults, put_identity};
 use crate::problem::one_line;
 use crate::{audit, repair, restore};
 
@@ -44,17 +44,41 @@ pub(super) struct Term<'a> {
     pub(super) metrics: &'a Metrics,
     pub(super) gateway: Gateway,
     pub(super) cache: &'a SharedCache,
+    pub(super) reads: &'a Reads,
     pub(super) lock: &'a watch::Sender<Lock>,
     pub(super) registrations: &'a Registrations,
     pub(super) role: &'a watch::Sender<Role>,
+    /// Time limit for the cache to become current after the election.
+    pub(super) load_timeout: Duration,
+}
+
+/// Reason why a term ended.
+#[derive(Debug)]
+pub(super) enum Ended {
+    /// The process stops.
+    Stopped,
+    /// Another netmaster leads.
+    Deposed,
+    /// The cache did not become current in time.
+    Behind,
+    /// The store was emptied, replaced or restored.
+    Replaced,
+    /// A task of the term ended.
+    Task(TaskEnded),
+}
+
+impl From<Deposed> for Ended {
+    fn from(Deposed: Deposed) -> Ended {
+        Ended::Deposed
+    }
 }
 
 impl Term<'_> {
-    /// Leads until `stop` is cancelled or leadership is lost.
-    pub(super) async fn lead(self, leadership: Leadership, stop: &CancellationToken) {
+    /// Leads until `stop` is cancelled or the term ends otherwise. Then resigns.
+    pub(super) async fn lead(self, leadership: Leadership, stop: &CancellationToken) -> Ended {
         // Requests wait while this process is elected and its cache is not current yet.
         self.role.send_replace(Role::Following { leader: Some(self.identity.address.clone()) });
-        let ended = self.term(&leadership, stop).await;
+        let ended = self.term(&leadership, stop).await.map_or_else(|ended| ended, |()| Ended::Stopped);
         self.role.send_replace(Role::Following { leader: None });
         match timeout(RESIGN_TIMEOUT, leadership.resign()).await {
             Ok(Ok(())) => {}
@@ -67,29 +91,41 @@ impl Term<'_> {
             Err(_) => tracing::warn!("release the leader lock: the store does not respond"),
         }
         self.registrations.set_role("follower");
-        match ended {
-            Ok(()) => tracing::info!("stopped leading"),
-            Err(Deposed) => tracing::warn!("leadership lost; following"),
+        match &ended {
+            Ended::Stopped => tracing::info!("stopped leading"),
+            Ended::Deposed => tracing::warn!("leadership lost; following"),
+            Ended::Behind => tracing::error!(
+                "load the state: the store's watch delivered no current state within {:?}; resigned",
+                self.load_timeout
+            ),
+            Ended::Replaced => tracing::error!("the store was replaced; resigned"),
+            Ended::Task(ended) => tracing::error!("{ended}; resigned"),
         }
+        ended
     }
 
-    async fn term(&self, leadership: &Leadership, stop: &CancellationToken) -> Result<(), Deposed> {
+    async fn term(&self, leadership: &Leadership, stop: &CancellationToken) -> Result<(), Ended> {
         Committer::recover(self.store, leadership).await?;
         let mut lock = self.lock.subscribe();
         let current =
             |lock: &Lock| lock.complete && !lock.pending && lock.since >= leadership.create_revision();
         tokio::select! {
-            () = leadership.lost() => return Err(Deposed),
+            () = leadership.lost() => return Err(Ended::Deposed),
             () = stop.cancelled() => return Ok(()),
+            () = sleep(self.load_timeout) => return Err(Ended::Behind),
             // This process owns the sender, so it cannot be closed.
             _ = lock.wait_for(current) => {}
         }
+        let generation = lock.borrow().generation;
 
         let (queue, mut committer) =
             Committer::new(self.store.clone(), self.cache.clone(), self.metrics.clone());
         committer.reload_stale(leadership).await?;
         let defaults = self.defaults.clone();
-        let plan = move |staged: &mut StagedTxn<'_>| defaults.put(staged).map(|()| vec![]);
+        let plan = move |staged: &mut StagedTxn<'_>| {
+            put_identity(staged);
+            defaults.put(staged).map(|()| vec![])
+        };
         if let Err(problem) = committer.commit(leadership, Box::new(plan)).await? {
             tracing::error!(%problem, "write the default settings: failed; set them with `netctl global set`");
         }
@@ -97,24 +133,32 @@ impl Term<'_> {
 
         let node_gc =
             node_gc::run(self.cache.clone(), queue.clone(), self.metrics.clone(), self.node_gone_after);
-        let _node_gc = AbortOnDropHandle::new(tokio::spawn(node_gc));
+        let mut tasks = Tasks::default();
+        tasks.spawn("node garbage collection", node_gc);
         let fabric = Arc::new(FabricSync::new(self.gateway.clone()));
         let (sync, cache, queue_of_sync) = (fabric.clone(), self.cache.clone(), queue.clone());
-        let _sync =
-            AbortOnDropHandle::new(tokio::spawn(async move { sync.run(&cache, &queue_of_sync).await }));
+        tasks.spawn("ACI synchronisation", async move { sync.run(&cache, &queue_of_sync).await });
         let (linearizable_read, confirming) = LinearizableRead::new(leadership.read_index());
-        let _confirming = AbortOnDropHandle::new(tokio::spawn(confirming));
+        tasks.spawn("linearizable reads", confirming);
         self.registrations.set_role("leader");
         self.role.send_replace(Role::Leading(Arc::new(Leader {
             cache: self.cache.clone(),
             queue,
+            reads: self.reads.clone(),
             linearizable_read,
             fabric,
             cluster: self.cluster.clone(),
             identity: self.identity.clone(),
         })));
         tracing::info!(address = self.identity.address, "leading; ready");
-        let ended = self.serve(&mut committer, leadership, stop).await;
+        let replaced = async {
+            // This process owns the sender, so it cannot be closed.
+            let _lock = lock.wait_for(|lock| lock.generation != generation).await.is_ok();
+        };
+        let ended = tokio::select! {
+            ended = self.serve(&mut committer, &mut tasks, leadership, stop) => ended,
+            () = replaced => Err(Ended::Replaced),
+        };
         self.role.send_replace(Role::Following { leader: None });
         ended
     }
@@ -122,9 +166,10 @@ impl Term<'_> {
     async fn serve(
         &self,
         committer: &mut Committer,
+        tasks: &mut Tasks,
         leadership: &Leadership,
         stop: &CancellationToken,
-    ) -> Result<(), Deposed> {
+    ) -> Result<(), Ended> {
         {
             let mut run = std::pin::pin!(committer.run(leadership, stop));
             tokio::select! {
@@ -133,7 +178,8 @@ impl Term<'_> {
                 () = stop.cancelled() => {
                     self.role.send_replace(Role::Following { leader: None });
                 }
-                ended = &mut run => return ended,
+                ended = &mut run => return Ok(ended?),
+                ended = tasks.ended() => return Err(Ended::Task(ended)),
             }
             match timeout(DRAIN_TIMEOUT, run).await {
                 Ok(ended) => ended?,
@@ -146,7 +192,8 @@ impl Term<'_> {
             }
         }
         // If the time limit is reached, the next leader merges the remaining journals.
-        timeout(CHECKPOINT_TIMEOUT, committer.checkpoint(leadership, true)).await.unwrap_or(Ok(()))
+        let checkpointed = timeout(CHECKPOINT_TIMEOUT, committer.checkpoint(leadership, true)).await;
+        Ok(checkpointed.unwrap_or(Ok(()))?)
     }
 
     /// Restores and repairs derived state, and logs what remains inconsistent.
@@ -190,5 +237,46 @@ impl Term<'_> {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use contiv_store::election::{self, Timing};
+    use contiv_store::{Config, embedded};
+
+    use super::*;
+
+    /// The watch of a netmaster that wins the election delivers nothing.
+    #[tokio::test]
+    async fn a_leader_that_cannot_load_its_state_resigns() {
+        let dir = tempfile::tempdir().unwrap();
+        let server = embedded::Server::open(dir.path(), ([127, 0, 0, 1], 0).into()).await.unwrap();
+        let address = format!("http://{}", server.local_addr());
+        let store = Store::connect(&Config::new([address])).await.unwrap();
+        let identity = Identity { address: "127.0.0.1:1".to_owned(), ip: "127.0.0.1".to_owned() };
+        let registrations = Registrations::register(&store, &identity);
+        let (role, _roles) = crate::leadership::Roles::new(&identity.address);
+        let timing = Timing { ttl: Duration::from_secs(30), staleness: Duration::from_secs(1) };
+        let elected = election::campaign(&store, "lock", &identity.address, timing).await.unwrap();
+        let term = Term {
+            store: &store,
+            identity: &identity,
+            cluster: &Cluster::default(),
+            defaults: &Defaults { infra: "default".into(), fwd_mode: "bridge".into() },
+            node_gone_after: None,
+            repair: false,
+            metrics: &Metrics::default(),
+            gateway: Gateway::new("http://127.0.0.1:1".into()),
+            cache: &SharedCache::default(),
+            reads: &Reads::new(SharedCache::default()),
+            lock: &watch::Sender::new(Lock::default()),
+            registrations: &registrations,
+            role: &role,
+            load_timeout: Duration::from_millis(100),
+        };
+        let ended = term.lead(elected, &CancellationToken::new()).await;
+        assert!(matches!(ended, Ended::Behind), "{ended:?}");
+        assert_eq!(store.get("lock").await.unwrap(), None, "another netmaster can be elected");
     }
 }

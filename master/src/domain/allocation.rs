@@ -4,6 +4,7 @@ use std::net::IpAddr;
 
 use contiv_model::{api, group, network};
 
+use super::network_record::require_network_record;
 use crate::cache::{AllocationRecord, StagedTxn};
 use crate::ipam::{HostsChange, IpPool, PoolChange, Subnet, Subnet6, in_use};
 use crate::problem::Problem;
@@ -30,6 +31,16 @@ pub struct Candidate6 {
 }
 
 impl<'w> AllocationScope<'w> {
+    /// Scope of a network by tenant and name.
+    pub fn of_network(
+        staged: &StagedTxn<'w>,
+        tenant: &str,
+        network: &str,
+    ) -> Result<AllocationScope<'w>, Problem> {
+        let record = require_network_record(staged, tenant, network)?;
+        AllocationScope::find(staged, &record.body.id, None)
+    }
+
     pub fn find(
         staged: &StagedTxn<'w>,
         network: &str,

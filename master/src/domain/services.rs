@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use contiv_model::service::{Provider, Providers, State};
 use contiv_model::{api, endpoint, network};
 
+use super::network_record::network_record;
 use crate::cache::{Labels, StagedTxn};
 
 /// State key `<service>:<tenant>`. The object key has the reverse order.
@@ -151,10 +152,10 @@ fn selected<'w>(
     let networks = networks.iter().flat_map(|tenant| tenant.link_sets.networks.keys());
     let mut found = vec![];
     for network in networks.filter_map(|key| key.split_once(':')).map(|(_, name)| name) {
-        let id = format!("{network}.{tenant}");
-        let Some(network) = cache.allocation::<network::State>(&id) else { continue };
-        let endpoints =
-            cache.endpoints_with_label(&id, (name, value)).filter_map(|id| cache.get::<endpoint::State>(id));
+        let Some(network) = network_record(cache, tenant, network) else { continue };
+        let endpoints = cache
+            .endpoints_with_label(&network.body.id, (name, value))
+            .filter_map(|id| cache.get::<endpoint::State>(id));
         found.extend(endpoints.filter_map(|endpoint| {
             let labels = labels(endpoint).filter(|labels| selects(service, labels))?;
             Some((&network.body, endpoint, labels))

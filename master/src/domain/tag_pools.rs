@@ -2,6 +2,7 @@
 
 use contiv_model::{global, group, network};
 
+use super::network_record::network_record;
 use crate::cache::{ClusterCache, Entry, ONLY, StagedTxn};
 use crate::problem::Problem;
 use crate::tags::{Range, Vlans, Vxlans};
@@ -61,8 +62,7 @@ pub fn pools_with_networks(
         }
     }
     for group in cache.allocations::<group::State>().map(|record| &record.body) {
-        let network =
-            cache.allocation::<network::State>(&format!("{}.{}", group.network_name, group.tenant_name));
+        let network = network_record(cache, &group.tenant_name, &group.network_name);
         let tag = group.pkt_tag;
         if network.is_some_and(|network| has_own_vlan(group, &network.body)) && vlan_pool.take(tag).is_err() {
             let error = format!("cannot update the vlan range due to existing vlans {tag}");

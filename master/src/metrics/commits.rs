@@ -13,8 +13,8 @@ pub enum CommitResult {
     Committed,
     /// Another program changed the same keys; the batch is planned again.
     Conflict,
-    /// Another netmaster leads.
-    Deposed,
+    /// Leadership was lost before the whole change was applied; the next leader applies it.
+    Decided,
     /// The store refused the batch, or did not answer.
     Failed,
 }
@@ -59,7 +59,7 @@ impl CommitMetrics {
 
     pub(super) fn register(&self, registry: &mut Registry) {
         registry.register("commit_batch_size", "Changes in a committed batch", self.batch_sizes.clone());
-        let help = "Duration of the write of a batch to the store in seconds, by result (committed, conflict, deposed, failed)";
+        let help = "Duration of the write of a batch to the store in seconds, by result (committed, conflict, decided, failed)";
         registry.register("commit_duration_seconds", help, self.durations.clone());
     }
 }
@@ -69,7 +69,7 @@ impl CommitResult {
         match self {
             CommitResult::Committed => "committed",
             CommitResult::Conflict => "conflict",
-            CommitResult::Deposed => "deposed",
+            CommitResult::Decided => "decided",
             CommitResult::Failed => "failed",
         }
     }

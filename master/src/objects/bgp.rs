@@ -6,6 +6,7 @@ use super::{Cluster, Object};
 use crate::cache::{ClusterCache, StagedTxn};
 use crate::domain::fabric;
 use crate::problem::Problem;
+use crate::reports::Report;
 use crate::schema::{Field, Format, Schema, Type, format};
 
 static SCHEMA: Schema = Schema {
@@ -70,7 +71,7 @@ impl Object for Bgp {
         }
     }
 
-    fn oper(&self, _cache: &ClusterCache, _cluster: &Cluster) -> Option<()> {
+    fn oper(&self, _cache: &ClusterCache, _cluster: &Cluster) -> Option<Report<()>> {
         None
     }
 }

@@ -1,5 +1,7 @@
 //! Global settings of the cluster.
 
+use std::hash::{BuildHasher as _, RandomState};
+
 use contiv_model::api::{Bgp, Global, GlobalOper, Tenant};
 use contiv_model::global;
 use contiv_model::key::ObjectType;
@@ -10,6 +12,7 @@ use crate::domain::attachment::restore_policies;
 use crate::domain::fabric;
 use crate::domain::tag_pools::{pools, pools_with_networks, put_vlans, put_vxlans};
 use crate::problem::Problem;
+use crate::reports::Report;
 use crate::schema::{Field, Format, Schema, Type, format};
 use crate::tags::{Range, Vlans, Vxlans, list};
 
@@ -121,20 +124,21 @@ impl Object for Global {
         Ok(())
     }
 
-    fn oper(&self, cache: &ClusterCache, cluster: &Cluster) -> Option<GlobalOper> {
+    fn oper(&self, cache: &ClusterCache, cluster: &Cluster) -> Option<Report<GlobalOper>> {
         let oper = cache.get::<global::Oper>(ONLY).cloned().unwrap_or_default();
         let (vlans, vxlans) = match pools(&StagedTxn::new(cache)) {
             Ok((vlans, vxlans)) => (vlans.used().collect(), vxlans.used().collect()),
             Err(_) => (vec![], vec![]),
         };
-        Some(GlobalOper {
+        let oper = GlobalOper {
             cluster_mode: cluster.mode.clone(),
             default_network: oper.default_network,
             free_vxlans_start: oper.free_vxlans_start,
             num_networks: (vlans.len() + vxlans.len()) as i64,
             vlans_in_use: list(vlans.into_iter()),
             vxlans_in_use: list(vxlans.into_iter()),
-        })
+        };
+        Some(Box::new(|| oper))
     }
 }
 
@@ -203,6 +207,15 @@ impl Defaults {
             Tenant { key: name.into(), tenant_name: name.into(), ..Tenant::default() }.create(staged)?;
         }
         Ok(())
+    }
+}
+
+/// Gives the cluster an identity if it has none: agents recognise their store by it.
+pub fn put_identity(staged: &mut StagedTxn<'_>) {
+    if staged.get::<global::ClusterIdentity>(ONLY).is_none() {
+        let random = RandomState::new();
+        let id = format!("{:016x}{:016x}", random.hash_one(0), random.hash_one(1));
+        staged.put(ONLY, global::ClusterIdentity { id });
     }
 }
 

@@ -9,13 +9,14 @@ use contiv_model::{group, network};
 use links::Links as _;
 
 use super::{Cluster, Object};
-use crate::cache::{AllocationRecord, ClusterCache, GroupIds, ONLY, StagedTxn, Traffic};
+use crate::cache::{AllocationRecord, ClusterCache, GroupIds, ONLY, RecordBody as _, StagedTxn, Traffic};
 use crate::domain::attachment::{link_rules, rules_referencing, state_key};
+use crate::domain::network_record::{left_over, network_id, network_record, require_network_record};
 use crate::domain::tag_pools::{has_own_vlan, pools, put_vlans};
 use crate::domain::{fabric, object_key};
 use crate::ipam::{IpPool, Subnet};
 use crate::problem::Problem;
-use crate::reports;
+use crate::reports::{self, Report};
 use crate::schema::{Field, Format, LINK, Schema, Type, format};
 use crate::tags::Vlans;
 
@@ -72,10 +73,17 @@ impl Object for EndpointGroup {
         let network_key = object_key(&self.tenant_name, &self.network_name);
         let no_network = || Problem::not_found(format!("Network {} not found", self.network_name));
         let network = staged.get::<Network>(&network_key).ok_or_else(no_network)?;
-        let record = staged.committed::<network::State>(&self.network_id()).ok_or_else(no_network)?;
+        if staged.committed::<network::State>(&self.network_id()).is_none() {
+            return Err(no_network());
+        }
+        let record = require_network_record(staged, &self.tenant_name, &self.network_name)?;
         if staged.get::<Network>(&self.key).is_some() {
             let error = format!("Network {} conflicts with the endpointGroup name", self.group_name);
             return Err(Problem::conflict(error));
+        }
+        if let Some(record) = staged.committed::<group::State>(&self.state_key()) {
+            let key = group::State::key(&record.body.id);
+            return Err(left_over(&format!("group {}", self.group_name), &key));
         }
         let pool = self.pool(record)?;
         let own_vlan = own_vlan(record, staged)?;
@@ -157,7 +165,8 @@ impl Object for EndpointGroup {
             return Err(Problem::conflict(format!("Error: EPG {name} has active endpoints")));
         }
 
-        let pool = staged.committed::<network::State>(&self.network_id()).and_then(|record| {
+        let network = network_record(staged.cache(), &self.tenant_name, &self.network_name);
+        let pool = network.and_then(|record| {
             let subnet = Subnet::of_state(&record.body).ok()?;
             IpPool::read(&self.ip_pool, &subnet).ok().flatten()
         });
@@ -186,9 +195,12 @@ impl Object for EndpointGroup {
         Ok(())
     }
 
-    fn oper(&self, cache: &ClusterCache, _cluster: &Cluster) -> Option<EndpointGroupOper> {
+    fn oper(&self, cache: &ClusterCache, _cluster: &Cluster) -> Option<Report<EndpointGroupOper>> {
         let record = cache.allocation::<group::State>(&self.state_key());
-        Some(record.map(|record| reports::group(record, cache)).unwrap_or_default())
+        Some(match record {
+            Some(record) => reports::group(record, cache),
+            None => Box::new(EndpointGroupOper::default),
+        })
     }
 }
 
@@ -209,7 +221,7 @@ trait Derived {
 
 impl Derived for EndpointGroup {
     fn network_id(&self) -> String {
-        format!("{}.{}", self.network_name, self.tenant_name)
+        network_id(&self.tenant_name, &self.network_name)
     }
 
     /// State key `<group>:<tenant>`. The object key has the reverse order.
@@ -233,7 +245,7 @@ impl Derived for EndpointGroup {
     /// Frees the group's own VLAN, also if the cluster has left ACI mode.
     fn free_own_vlan(&self, staged: &mut StagedTxn<'_>) {
         let group = staged.committed::<group::State>(&self.state_key());
-        let network = staged.committed::<network::State>(&self.network_id());
+        let network = network_record(staged.cache(), &self.tenant_name, &self.network_name);
         let own = group.zip(network).filter(|(group, network)| has_own_vlan(&group.body, &network.body));
         if let (Some((group, _)), Ok((mut vlans, _))) = (own, pools(staged)) {
             vlans.free_id(group.body.pkt_tag);

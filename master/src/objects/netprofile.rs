@@ -7,6 +7,7 @@ use super::{Cluster, Object};
 use crate::cache::{ClusterCache, StagedTxn, Traffic};
 use crate::domain::attachment::state_key;
 use crate::problem::Problem;
+use crate::reports::Report;
 use crate::schema::{Field, Format, LINK, Schema, Type, format};
 
 static SCHEMA: Schema = Schema {
@@ -88,7 +89,7 @@ impl Object for Netprofile {
         Ok(())
     }
 
-    fn oper(&self, _cache: &ClusterCache, _cluster: &Cluster) -> Option<()> {
+    fn oper(&self, _cache: &ClusterCache, _cluster: &Cluster) -> Option<Report<()>> {
         None
     }
 }

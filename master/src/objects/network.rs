@@ -7,11 +7,12 @@ use contiv_model::network;
 use super::global::{self, ready};
 use super::{Cluster, Object, Preset};
 use crate::cache::{ClusterCache, StagedTxn};
+use crate::domain::network_record::{ensure_no_network_record, network_id, network_record};
 use crate::domain::object_key;
 use crate::domain::tag_pools::{pools, put_vlans, put_vxlans};
 use crate::ipam::{Subnet, Subnet6, host_key};
 use crate::problem::Problem;
-use crate::reports;
+use crate::reports::{self, Report};
 use crate::schema::{Field, LINK, Schema, Type, format};
 use crate::tags::{Vlans, Vxlans};
 
@@ -63,6 +64,7 @@ impl Object for Network {
         let tenant = staged.get::<Tenant>(&self.tenant_name);
         let tenant = tenant.ok_or_else(|| Problem::not_found("Tenant not found"))?;
         self.check_conflicts(&tenant, staged)?;
+        ensure_no_network_record(staged, &self.tenant_name, &self.network_name)?;
         self.check_interface_name()?;
         let mut state = self.state()?;
         let (mut vlans, mut vxlans) = pools(staged)?;
@@ -94,8 +96,7 @@ impl Object for Network {
             (0, n) => return refuse(n, "services "),
             (n, _) => return refuse(n, "endpoint groups"),
         }
-        let id = self.id();
-        let record = staged.committed::<network::State>(&id);
+        let record = network_record(staged.cache(), &self.tenant_name, name);
         if record.is_some_and(|l| l.body.nw_type != "infra" && l.body.ep_count > 0) {
             return Err(Problem::conflict("Error: Network has active endpoints"));
         }
@@ -109,33 +110,32 @@ impl Object for Network {
             put_vlans(&vlans, staged);
             put_vxlans(&vxlans, staged);
         }
-        staged.delete_allocation::<network::State>(&id);
+        if let Some(record) = record {
+            staged.delete_allocation::<network::State>(&record.body.id);
+        }
         let mut tenant = (*tenant).clone();
         tenant.link_sets.networks.remove(&self.key);
         staged.put(&self.tenant_name, tenant);
         Ok(())
     }
 
-    fn oper(&self, cache: &ClusterCache, _cluster: &Cluster) -> Option<NetworkOper> {
-        let record = cache.allocation::<network::State>(&self.id());
-        Some(record.map(|record| reports::network(record, cache)).unwrap_or_default())
+    fn oper(&self, cache: &ClusterCache, _cluster: &Cluster) -> Option<Report<NetworkOper>> {
+        let record = network_record(cache, &self.tenant_name, &self.network_name);
+        Some(match record {
+            Some(record) => reports::network(record, cache),
+            None => Box::new(NetworkOper::default),
+        })
     }
 }
 
 /// Derived values and helpers.
 trait Derived {
-    fn id(&self) -> String;
     fn check_conflicts(&self, tenant: &Tenant, staged: &StagedTxn<'_>) -> Result<(), Problem>;
     fn check_interface_name(&self) -> Result<(), Problem>;
     fn state(&self) -> Result<network::State, Problem>;
 }
 
 impl Derived for Network {
-    /// State id `<network>.<tenant>`.
-    fn id(&self) -> String {
-        format!("{}.{}", self.network_name, self.tenant_name)
-    }
-
     /// Checks that the subnets overlap with no network of the tenant, and that no group has the
     /// same name.
     fn check_conflicts(&self, tenant: &Tenant, staged: &StagedTxn<'_>) -> Result<(), Problem> {
@@ -190,7 +190,7 @@ impl Derived for Network {
             let host = of.host(&self.ipv6_gateway, false)?;
             map6.get_or_insert_default().insert(host_key(host), true);
         }
-        let id = self.id();
+        let id = network_id(&self.tenant_name, &self.network_name);
         let tag = if self.cfgd_tag.is_empty() { &id } else { &self.cfgd_tag };
         Ok(network::State {
             tenant: self.tenant_name.clone(),

@@ -7,7 +7,7 @@ use super::rule::unlink_remote;
 use super::{Cluster, Object};
 use crate::cache::{ClusterCache, StagedTxn};
 use crate::problem::Problem;
-use crate::reports;
+use crate::reports::{self, Report};
 use crate::schema::{Field, LINK, Schema, Type, format};
 
 static SCHEMA: Schema = Schema {
@@ -76,7 +76,7 @@ impl Object for Policy {
         Ok(())
     }
 
-    fn oper(&self, cache: &ClusterCache, _cluster: &Cluster) -> Option<PolicyOper> {
+    fn oper(&self, cache: &ClusterCache, _cluster: &Cluster) -> Option<Report<PolicyOper>> {
         Some(reports::policy(self, cache))
     }
 }

@@ -10,6 +10,7 @@ use crate::cache::{ClusterCache, StagedTxn};
 use crate::domain::attachment::{refresh_rule, remote_name, state_key};
 use crate::domain::object_key;
 use crate::problem::Problem;
+use crate::reports::Report;
 use crate::schema::{Field, LINK, Schema, Type, format};
 
 static SCHEMA: Schema = Schema {
@@ -108,7 +109,7 @@ impl Object for Rule {
         Ok(())
     }
 
-    fn oper(&self, _cache: &ClusterCache, _cluster: &Cluster) -> Option<()> {
+    fn oper(&self, _cache: &ClusterCache, _cluster: &Cluster) -> Option<Report<()>> {
         None
     }
 }

@@ -13,7 +13,7 @@ use crate::domain::object_key;
 use crate::domain::services::{delete, put_with_providers, state_key};
 use crate::ipam::in_use;
 use crate::problem::Problem;
-use crate::reports;
+use crate::reports::{self, Report};
 use crate::schema::{Field, LINK, Schema, Type, format};
 
 static SCHEMA: Schema = Schema {
@@ -92,7 +92,8 @@ impl Object for ServiceLb {
         let id = self.state_key();
         let vip = staged.get::<State>(&id).map(|state| state.ip_address.clone());
         delete(&id, staged);
-        if let (Some(vip), Ok(scope)) = (vip, AllocationScope::find(staged, &self.network_id(), None))
+        if let (Some(vip), Ok(scope)) =
+            (vip, AllocationScope::of_network(staged, &self.tenant_name, &self.network_name))
             && let Ok(host) = scope.subnet.host(&vip)
         {
             scope.release(staged, host);
@@ -113,7 +114,7 @@ impl Object for ServiceLb {
         }
     }
 
-    fn oper(&self, cache: &ClusterCache, _cluster: &Cluster) -> Option<ServiceLbOper> {
+    fn oper(&self, cache: &ClusterCache, _cluster: &Cluster) -> Option<Report<ServiceLbOper>> {
         cache.get::<State>(&self.state_key()).map(|state| reports::service(state, cache))
     }
 }
@@ -121,7 +122,6 @@ impl Object for ServiceLb {
 /// Derived values and helpers.
 pub(super) trait Derived {
     fn state_key(&self) -> String;
-    fn network_id(&self) -> String;
     fn link(&mut self);
     fn check(&self, staged: &StagedTxn<'_>) -> Result<Labels, Problem>;
     fn take_vip(&self, staged: &mut StagedTxn<'_>) -> Result<String, Problem>;
@@ -131,10 +131,6 @@ pub(super) trait Derived {
 impl Derived for ServiceLb {
     fn state_key(&self) -> String {
         state_key(&self.service_name, &self.tenant_name)
-    }
-
-    fn network_id(&self) -> String {
-        format!("{}.{}", self.network_name, self.tenant_name)
     }
 
     fn link(&mut self) {
@@ -159,7 +155,7 @@ impl Derived for ServiceLb {
     }
 
     fn take_vip(&self, staged: &mut StagedTxn<'_>) -> Result<String, Problem> {
-        let scope = AllocationScope::find(staged, &self.network_id(), None)?;
+        let scope = AllocationScope::of_network(staged, &self.tenant_name, &self.network_name)?;
         let candidate = match self.ip_address.as_str() {
             "" => scope.lowest_free(staged)?,
             address => {

@@ -6,7 +6,7 @@ use contiv_model::key::ObjectType;
 use super::{Cluster, Object};
 use crate::cache::{ClusterCache, StagedTxn};
 use crate::problem::Problem;
-use crate::reports;
+use crate::reports::{self, Report};
 use crate::schema::{Field, LINK, Schema, Type, format};
 
 static SCHEMA: Schema = Schema {
@@ -65,7 +65,7 @@ impl Object for Tenant {
         unless_empty(&sets.networks, &format!("cannot delete {name}"), "networks")
     }
 
-    fn oper(&self, cache: &ClusterCache, _cluster: &Cluster) -> Option<TenantOper> {
+    fn oper(&self, cache: &ClusterCache, _cluster: &Cluster) -> Option<Report<TenantOper>> {
         Some(reports::tenant(self, cache))
     }
 }

@@ -7,6 +7,7 @@ use contiv_model::key::ObjectType;
 use super::{Cluster, Object};
 use crate::cache::{ClusterCache, StagedTxn};
 use crate::problem::Problem;
+use crate::reports::Report;
 use crate::schema::{Field, LINK, Schema, Type};
 
 macro_rules! unsupported_types {
@@ -57,7 +58,7 @@ macro_rules! unsupported_types {
                 Err(unsupported())
             }
 
-            fn oper(&self, _cache: &ClusterCache, _cluster: &Cluster) -> Option<()> {
+            fn oper(&self, _cache: &ClusterCache, _cluster: &Cluster) -> Option<Report<()>> {
                 None
             }
         })*

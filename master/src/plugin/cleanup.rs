@@ -7,6 +7,7 @@ use contiv_model::network;
 
 use super::endpoint;
 use crate::cache::{ClusterCache, StagedTxn};
+use crate::domain::network_record::network_id;
 use crate::problem::{Answer, Problem};
 
 /// Selects endpoints of a tenant by exact names. (The original matched substrings, in all tenants.)
@@ -56,7 +57,9 @@ impl Cleanup {
             // A node's own interface on an infra network exists as long as the node. It is deleted
             // only by its id.
             Selector::Network | Selector::Group if is_node_interface(endpoint, cache) => false,
-            Selector::Network => endpoint.net_id == format!("{}.{}", self.name, self.tenant),
+            Selector::Network => {
+                endpoint.net_id == network_id(&self.tenant, &self.name) && self.is_of_tenant(endpoint, cache)
+            }
             Selector::Group => endpoint.endpoint_group_key == format!("{}:{}", self.name, self.tenant),
             Selector::Endpoint => {
                 let names = [&endpoint.endpoint_id, &endpoint.container_id, &endpoint.id];

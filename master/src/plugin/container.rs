@@ -1,12 +1,14 @@
 //! `updateEndpoint`: start and exit of containers.
 
 use contiv_model::endpoint::State;
-use contiv_model::{group, network};
+use contiv_model::group;
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use super::endpoint::is_endpoint;
 use super::request::UpdateEndpoint;
 use crate::cache::StagedTxn;
+use crate::domain::network_record::{network_id, network_record};
 use crate::domain::services;
 use crate::go_json;
 use crate::problem::{Answer, Problem};
@@ -29,8 +31,10 @@ pub(super) fn update(request: &UpdateEndpoint, staged: &mut StagedTxn<'_>) -> An
 
 /// Sets the container of the endpoint and adds the labels.
 fn start(request: &UpdateEndpoint, staged: &mut StagedTxn<'_>) -> Result<(), Problem> {
-    let id = format!("{}-{}", network_id(request, staged)?, request.endpoint_id);
-    let old = staged.get::<State>(&id).ok_or_else(Problem::key_not_found)?;
+    let network = network_of(request, staged)?;
+    let id = format!("{network}-{}", request.endpoint_id);
+    let old = staged.get::<State>(&id).filter(|known| is_endpoint(known, &network, &request.endpoint_id));
+    let old = old.ok_or_else(Problem::key_not_found)?;
     if request.container_id.is_empty() {
         return Err(missing_provider_id(request, &id));
     }
@@ -67,15 +71,14 @@ fn die(request: &UpdateEndpoint, staged: &mut StagedTxn<'_>) -> Result<bool, Pro
 }
 
 /// The network field may contain the name of a group.
-fn network_id(request: &UpdateEndpoint, staged: &StagedTxn<'_>) -> Result<String, Problem> {
+fn network_of(request: &UpdateEndpoint, staged: &StagedTxn<'_>) -> Result<String, Problem> {
     let (name, tenant) = (&request.network, &request.tenant);
-    let network = format!("{name}.{tenant}");
-    if staged.committed::<network::State>(&network).is_some() {
-        return Ok(network);
+    if let Some(network) = network_record(staged.cache(), tenant, name) {
+        return Ok(network.body.id.clone());
     }
     let group = staged.committed::<group::State>(&format!("{name}:{tenant}"));
     let group = group.ok_or_else(Problem::key_not_found)?;
-    Ok(format!("{}.{tenant}", group.body.network_name))
+    Ok(network_id(tenant, &group.body.network_name))
 }
 
 /// The original's error text, which contains a formatted Go struct.

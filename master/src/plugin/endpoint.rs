@@ -2,12 +2,14 @@
 
 use contiv_model::endpoint::State;
 use contiv_model::mac::Mac;
+use contiv_model::network;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::request::{CreateEndpoint, DeleteEndpoint};
+use super::request::{ConfigEp, CreateEndpoint, DeleteEndpoint};
 use crate::cache::StagedTxn;
 use crate::domain::allocation::AllocationScope;
+use crate::domain::network_record::{network_id, network_record};
 use crate::domain::services;
 use crate::go_json;
 use crate::problem::{Answer, Problem};
@@ -22,7 +24,8 @@ pub(super) struct Reply<'a> {
 
 pub(super) fn create(request: &CreateEndpoint, staged: &mut StagedTxn<'_>) -> Answer {
     let config = &request.config;
-    let network = format!("{}.{}", request.network_name, request.tenant_name);
+    let (tenant, name) = (&request.tenant_name, &request.network_name);
+    let network = network_id(tenant, name);
     let id = match config.container.as_str() {
         "" => format!("{}-native-intf", config.host),
         container => format!("{network}-{container}"),
@@ -31,9 +34,10 @@ pub(super) fn create(request: &CreateEndpoint, staged: &mut StagedTxn<'_>) -> An
         "" => None,
         name => Some(format!("{name}:{}", request.tenant_name)),
     };
-    let mut scope = AllocationScope::find(staged, &network, None)?;
+    let mut scope = AllocationScope::of_network(staged, tenant, name)?;
     // An existing endpoint is returned unchanged, whatever the other fields are.
     if let Some(endpoint) = staged.get::<State>(&id) {
+        ensure_same(&endpoint, &network, config)?;
         return go_json::encode(&Reply { config: &endpoint });
     }
     // Endpoints on infra networks are nodes and belong to no group.
@@ -72,10 +76,37 @@ pub(super) fn create(request: &CreateEndpoint, staged: &mut StagedTxn<'_>) -> An
     reply
 }
 
+/// Whether the record is that of the endpoint. Ids join names with dots and dashes, which names may
+/// contain, so another endpoint may have the same id.
+pub(super) fn is_endpoint(record: &State, network: &str, endpoint: &str) -> bool {
+    record.net_id == network && record.endpoint_id == endpoint
+}
+
+/// Fails if the record is that of another endpoint.
+fn ensure_same(record: &State, network: &str, config: &ConfigEp) -> Result<(), Problem> {
+    let same = match config.container.as_str() {
+        "" => record.endpoint_id.is_empty() && record.homing_host == config.host,
+        container => is_endpoint(record, network, container),
+    };
+    if same {
+        return Ok(());
+    }
+    let State { id, endpoint_id, net_id, homing_host, .. } = record;
+    Err(Problem::conflict(format!(
+        "endpoint {:?} of network {network} on host {} conflicts with endpoint {endpoint_id:?} of network {net_id} \
+         on host {homing_host}: both have the id {id}",
+        config.container, config.host
+    )))
+}
+
 pub(super) fn delete(request: &DeleteEndpoint, staged: &mut StagedTxn<'_>) -> Answer {
-    let network = format!("{}.{}", request.network_name, request.tenant_name);
+    let network = network_id(&request.tenant_name, &request.network_name);
     let id = format!("{network}-{}", request.endpoint_id);
-    let endpoint = staged.get::<State>(&id).ok_or_else(Problem::key_not_found)?;
+    let other_network = staged.committed::<network::State>(&network).is_some()
+        && network_record(staged.cache(), &request.tenant_name, &request.network_name).is_none();
+    let endpoint =
+        staged.get::<State>(&id).filter(|known| is_endpoint(known, &network, &request.endpoint_id));
+    let endpoint = endpoint.filter(|_| !other_network).ok_or_else(Problem::key_not_found)?;
     let reply = go_json::encode(&Reply { config: &endpoint })?;
     remove(&endpoint, staged);
     Ok(reply)

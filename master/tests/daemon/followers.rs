@@ -94,6 +94,29 @@ fn a_master_survives_an_outage_of_the_store() {
     assert!(master.process.ended().unwrap().is_none());
 }
 
+#[test]
+fn a_follower_without_a_store_is_not_ready() {
+    testkit::needs!(binary("etcd"));
+    let mut etcd = Etcd::start().unwrap();
+    let mut leader = Master::on_etcd(&etcd.endpoint());
+    let follower = Master::on_etcd(&etcd.endpoint());
+    let ready = |status: u16, what: &str| {
+        let asked = || Ok(Some(get(follower.address, "/readyz")?).filter(|answer| answer.status == status));
+        testkit::wait_until(WAIT_TIMEOUT, what, asked).unwrap().body
+    };
+    assert_eq!(ready(200, "readiness"), format!("following {}\n", leader.address));
+    etcd.process().freeze().unwrap();
+    let why = ready(503, "the end of readiness");
+    assert!(why.starts_with("store: "), "{why}");
+    // It knows its version without the leader.
+    leader.kill();
+    let version = get(follower.address, "/version").unwrap();
+    assert!(version.status == 200 && version.body.contains(env!("CARGO_PKG_VERSION")), "{version:?}");
+    assert_eq!(get(follower.address, "/healthz").unwrap().status, 200);
+    etcd.process().signal(Signal::SIGCONT).unwrap();
+    ready(200, "readiness again");
+}
+
 /// Another client takes the leader lock: the former leader must neither write nor answer.
 #[test]
 fn a_leader_without_lock_follows() {

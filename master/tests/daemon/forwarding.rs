@@ -127,7 +127,7 @@ fn a_request_that_may_have_been_carried_out_is_not_repeated() {
 
     // A read request is sent again.
     test_leader.leader.set_nonblocking(false).unwrap();
-    let request = thread::spawn(move || get(to, "/version").unwrap());
+    let request = thread::spawn(move || get(to, "/services").unwrap());
     assert!(head(&mut test_leader.accept()).0.starts_with("GET"));
     let mut again = test_leader.accept();
     assert!(head(&mut again).0.starts_with("GET"));

@@ -33,9 +33,9 @@ fn records_have_the_originals_format() {
     post(to, "/plugin/createEndpoint", &body).unwrap().good();
     let expected = include_str!("../golden/store.txt");
     let mut found = String::new();
-    for key in
-        keys(&etcd, "/contiv.io/").iter().filter(|key| !key.contains("/service/") && !key.contains("/lock/"))
-    {
+    // Keys of processes, and the random identity of the cluster.
+    let other = ["/service/", "/lock/", "/master/config/cluster"];
+    for key in keys(&etcd, "/contiv.io/").iter().filter(|key| !other.iter().any(|part| key.contains(part))) {
         found += &format!("{key}\n    {}\n", value(&etcd, key));
     }
     assert_eq!(found, expected);
@@ -83,6 +83,76 @@ fn idle_journals_are_merged() {
         .iter()
         .map(|key| serde_json::from_str::<endpoint::State>(&value(&etcd, key)).unwrap().ip_address);
     assert_eq!(addresses.collect::<Vec<_>>(), (1..=7).map(|n| format!("10.0.0.{n}")).collect::<Vec<_>>());
+}
+
+/// The journal is replaced, and no address is allocated twice.
+#[test]
+fn an_unreadable_journal_stops_no_allocation() {
+    const JOURNAL: &str = "/contiv.io/state/ipam/nets/net.default";
+    testkit::needs!(binary("etcd"), binary("etcdctl"));
+    let etcd = Etcd::start().unwrap();
+    let mut master = Master::on_etcd(&etcd.endpoint());
+    make_network(master.address, "net", "10.0.0.0/12");
+    let mut expected = 0;
+    for restart in [false, true, false] {
+        for _ in 0..3 {
+            expected += 1;
+            let created = create_endpoint(master.address, "net", &format!("c{expected}"), "").unwrap();
+            assert_eq!(address(created), format!("10.0.0.{expected}"));
+        }
+        if restart {
+            master.kill();
+        }
+        etcd.ctl(&["put", JOURNAL, "{"]).unwrap();
+        if restart {
+            master.restart();
+        }
+    }
+    let created = create_endpoint(master.address, "net", "last", "").unwrap();
+    assert_eq!(address(created), format!("10.0.0.{}", expected + 1));
+    master.stop();
+    let state: network::State = serde_json::from_str(&value(&etcd, NETWORK)).unwrap();
+    assert_eq!(
+        (state.ep_count, state.ip_alloc_map.next_clear(0)),
+        (expected + 1, Some(expected as usize + 2))
+    );
+    assert_eq!(keys(&etcd, "/contiv.io/state/ipam/"), Vec::<String>::new());
+}
+
+/// The store is replaced by an older copy of itself while netmasters run.
+#[test]
+fn a_restored_store_leaves_nothing_of_the_newer_one() {
+    testkit::needs!(binary("etcd"));
+    let mut etcd = Etcd::start().unwrap();
+    let masters = [Master::on_etcd(&etcd.endpoint()), Master::on_etcd(&etcd.endpoint())];
+    make_network(masters[0].address, "net", "10.0.0.0/24");
+    let copy = testkit::scratch_dir("copy").unwrap();
+    etcd.kill().unwrap();
+    testkit::copy_folder(&etcd.data_dir(), copy.path()).unwrap();
+    etcd.restart().unwrap();
+    let to = masters[1].address;
+    let networks = |expected: usize| {
+        let listed = || {
+            let answer = get(to, "/api/v1/networks/").ok().filter(|answer| answer.status == 200);
+            Ok(answer.filter(|answer| answer.json().as_array().unwrap().len() == expected).map(drop))
+        };
+        testkit::wait_until(crate::master::WAIT_TIMEOUT, "the networks", listed).unwrap();
+    };
+    networks(1);
+    make_network(to, "lost", "10.1.0.0/24");
+    for name in ["a", "b"] {
+        address(create_endpoint(to, "net", name, "").unwrap());
+    }
+    etcd.kill().unwrap();
+    std::fs::remove_dir_all(etcd.data_dir()).unwrap();
+    testkit::copy_folder(copy.path(), &etcd.data_dir()).unwrap();
+    etcd.restart().unwrap();
+    networks(1);
+    make_network(to, "lost", "10.1.0.0/24");
+    assert_eq!(address(create_endpoint(to, "net", "c", "").unwrap()), "10.0.0.1");
+    assert_eq!(address(create_endpoint(to, "lost", "d", "").unwrap()), "10.1.0.1");
+    let info = get(to, "/api/v1/inspect/networks/default:net/").unwrap().good();
+    assert_eq!(info["Oper"]["numEndpoints"], 1, "{info}");
 }
 
 #[test]

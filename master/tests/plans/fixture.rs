@@ -102,7 +102,7 @@ impl Fixture {
 
     pub(crate) fn inspect(&self, types: &str, key: &str) -> Result<Value, Problem> {
         let t = Type::by_plural(types).unwrap().operations;
-        (t.inspect)(&self.cache, key, &Cluster::default()).map(read)
+        (t.inspect)(&self.cache, key, &Cluster::default())().map(read)
     }
 
     pub(crate) fn call(&mut self, name: &str, body: &Value) -> Result<Value, Problem> {
@@ -224,7 +224,7 @@ impl Fixture {
             .map(|l| l.full_record(&AllocationChange::default()))
             .collect();
         let list =
-            |types: &str| read((Type::by_plural(types).unwrap().operations.list)(&self.cache).unwrap());
+            |types: &str| read((Type::by_plural(types).unwrap().operations.list)(&self.cache)().unwrap());
         json!([
             networks,
             groups,

@@ -9,6 +9,7 @@ mod cleanup;
 mod fabric;
 mod fixture;
 mod infra;
+mod names;
 mod node_gc;
 mod nodes;
 mod policies;

@@ -3,6 +3,7 @@
 use std::{
     io::{Read as _, Write as _},
     net::{Ipv4Addr, SocketAddr, TcpStream},
+    path::PathBuf,
     process::Command,
     time::Duration,
 };
@@ -130,6 +131,11 @@ impl Etcd {
 
     pub fn address(&self) -> SocketAddr {
         self.client
+    }
+
+    /// Folder with its data.
+    pub fn data_dir(&self) -> PathBuf {
+        self.directory.path().join("data")
     }
 
     pub fn process(&mut self) -> &mut Process {

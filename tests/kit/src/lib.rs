@@ -23,7 +23,9 @@ pub use machine_lock::{MachineLock, TIMES_VARIABLE, exclusive, shared};
 pub use ping::Ping;
 pub use pinger::Pinger;
 pub use process::Process;
-pub use resource::{bpf::BpfDir, netns::Netns, port::free_port, scratch::scratch_dir, sweep::leftovers};
+pub use resource::{
+    bpf::BpfDir, netns::Netns, port::free_port, scratch::copy_folder, scratch::scratch_dir, sweep::leftovers,
+};
 pub use throughput::{Load, throughput};
 pub use wait::wait_until;
 pub use xdp::xdp_context;

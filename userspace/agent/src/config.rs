@@ -119,6 +119,10 @@ pub struct Cleanup {
     #[arg(long)]
     pub ports: bool,
 
+    /// The agent's --cni-socket: what the agent remembers of the store is in a file beside it
+    #[arg(long, env = "CONTIV_NETPLUGIN_CNI_SOCKET", value_name = "PATH", default_value = wire::SOCKET)]
+    pub cni_socket: PathBuf,
+
     #[command(flatten)]
     pub log: LogFlags,
 }

@@ -4,6 +4,7 @@ pub mod api;
 pub mod attach;
 pub mod backoff;
 pub mod config;
+pub mod continuity;
 pub mod datapath;
 pub mod error;
 pub mod master;

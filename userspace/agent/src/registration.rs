@@ -18,8 +18,9 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    attach::InfraWarnings,
+    attach::NodeWarnings,
     backoff::Backoff,
+    continuity::Regression,
     datapath::Kind,
     error::one_line,
     plan::Node,
@@ -69,8 +70,15 @@ impl Identity {
         .collect()
     }
 
-    fn status(&self, status: &Status, warnings: &InfraWarnings, rejected: &[Rejected]) -> node::Status {
-        let degraded = status.degraded().into_iter().chain(warnings.lines());
+    fn status(
+        &self,
+        status: &Status,
+        warnings: &NodeWarnings,
+        regression: Option<&Regression>,
+        rejected: &[Rejected],
+    ) -> node::Status {
+        let regressed = regression.map(ToString::to_string);
+        let degraded = regressed.into_iter().chain(status.degraded()).chain(warnings.lines());
         node::Status {
             host: self.node.host.to_string(),
             datapath: self.datapath.to_string(),
@@ -120,11 +128,15 @@ async fn persist(store: &Store, key: &str, body: &[u8]) -> Registration {
     }
 }
 
+/// What the node status is made of: status of the datapath, warnings about the node, and whether the store is regressed.
+pub type Published =
+    (watch::Receiver<Status>, watch::Receiver<NodeWarnings>, watch::Receiver<Option<Regression>>);
+
 /// Writes the node status whenever it changes.
 pub async fn publish_status(
     identity: &Identity,
     store: &Store,
-    (mut status, mut warnings): (watch::Receiver<Status>, watch::Receiver<InfraWarnings>),
+    (mut status, mut warnings, mut regression): Published,
     reader: Reader,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
@@ -133,7 +145,13 @@ pub async fn publish_status(
     let mut written: Option<(node::Status, Instant)> = None;
     let mut backoff = Backoff::default();
     loop {
-        let now = identity.status(&status.borrow_and_update(), &warnings.borrow_and_update(), &rejected);
+        let regressed = regression.borrow_and_update().clone();
+        let now = identity.status(
+            &status.borrow_and_update(),
+            &warnings.borrow_and_update(),
+            regressed.as_ref(),
+            &rejected,
+        );
         let due = match &written {
             None => Some(Instant::now()),
             Some((before, _)) if *before == now => None,
@@ -151,6 +169,7 @@ pub async fn publish_status(
             },
             // An error means that the sender is gone, which happens at shutdown only.
             Ok(()) = warnings.changed() => {}
+            Ok(()) = regression.changed() => {}
             other = reader.rejected_changed(&rejected) => rejected = other,
             () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
                 let body = serde_json::to_vec(&now)?;

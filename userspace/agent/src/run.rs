@@ -16,19 +16,22 @@ use crate::{
     api::{self, Monitor},
     attach::{self, Pods, RequestMetrics, link::Links},
     config::{Cleanup, DatapathFlags, Flags},
+    continuity::{Guard, MemoryFile, Regression},
     datapath::{Datapath, Kind, Owner, ebpf::Ebpf, fake::Fake, ovs::Ovs},
     error::one_line,
     master::{Access, Master},
     ready::Ready,
     reconcile::{Handle, Reconciler, Status},
     registration::{self, Identity},
-    source::{PREFIXES, Sources},
+    source::PREFIXES,
     state::{self, Attacher, Attachment, Reader, Writer},
 };
 use tasks::Tasks;
 
 /// Interval between periodic full resyncs, and between checks of the node's interfaces.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(60);
+/// Interval between checks of the VTEP address and of the MTU.
+const UNDERLAY_INTERVAL: Duration = Duration::from_secs(5);
 /// Time limit for the first full resync to succeed after an error; the original waited as long for its switch.
 const FIRST_RESYNC_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -68,14 +71,18 @@ async fn run_with<D: Datapath + 'static>(
 
     let (writer, attacher, reader, changes) = state::new(PREFIXES);
     recover(&links, &attacher).await?;
+    let memory = MemoryFile::beside(&flags.cni_socket);
+    let path = memory.path().to_owned();
+    let (guard, continuity) = Guard::open(store.clone(), node.host.clone(), reader.clone(), memory)
+        .with_context(|| format!("read {} (what this node knows of the store)", path.display()))?;
     let requirements = datapath.port_requirements();
     let monitor = Monitor::new(datapath.telemetry(), node.host.clone(), reader.clone());
     let (reconciler, Handle { waiters, status, inspect }) =
         Reconciler::new(datapath, node.clone(), reader.clone(), changes, RESYNC_INTERVAL);
     let mut tasks = Tasks::new(stop.clone());
-    let sources = Sources::new(&store);
-    let connections = sources.statuses();
-    tasks.spawn("state", follow(sources, writer, stop.clone()));
+    // Requests of container runtimes are finished after `stop`, and need these tasks.
+    let halt = tasks.halt();
+    tasks.spawn("state", follow(guard, writer, halt.clone()));
     let leader = tasks.leader(&store);
     let _reload = AbortOnDropHandle::new(tokio::spawn(reload));
 
@@ -89,6 +96,8 @@ async fn run_with<D: Datapath + 'static>(
         reader: reader.clone(),
         waiters,
         status: status.clone(),
+        regression: continuity.regression.clone(),
+        uplinks: flags.datapath.uplinks().map(str::to_owned).collect(),
         requirements,
     });
     let parts = api::Parts {
@@ -96,7 +105,7 @@ async fn run_with<D: Datapath + 'static>(
         ready,
         reader: reader.clone(),
         status: status.clone(),
-        store: connections,
+        continuity: continuity.clone(),
         inspect,
         requests: requests.clone(),
         monitor: monitor.clone(),
@@ -107,6 +116,25 @@ async fn run_with<D: Datapath + 'static>(
     let stopping = stop.clone();
     tasks.spawn("http", async move { http.run(parts, stopping).await.context("serve HTTP requests") });
 
+    let published = (status.clone(), pods.warnings(), continuity.regression.clone());
+    let (status_identity, status_store) = (identity.clone(), store.clone());
+    let (status_reader, halting) = (reader.clone(), halt.clone());
+    tasks.spawn("node status", async move {
+        registration::publish_status(&status_identity, &status_store, published, status_reader, halting).await
+    });
+    // Without a store to follow, requests are refused with the reason.
+    let mut configured_or_regressed =
+        Configured { done: CancellationToken::new(), regression: continuity.regression };
+    let is_configured = configured_or_regressed.done.clone();
+    let (stopping, cni_pods) = (stop.clone(), pods.clone());
+    tasks.spawn_requests(async move {
+        tokio::select! {
+            () = stopping.cancelled() => return Ok(()),
+            () = configured_or_regressed.wait() => {}
+        }
+        server.run(cni_pods, requests, stopping).await.context("serve CNI requests")
+    });
+
     // The datapath is not changed while the global settings are unknown or contradict this node's.
     tokio::select! {
         () = stop.cancelled() => return tasks.end().await,
@@ -114,12 +142,12 @@ async fn run_with<D: Datapath + 'static>(
         settled = settings::wait(&reader, flags.fwdmode) => settled?,
     }
     configured.done();
+    is_configured.cancel();
     let (mode, watched) = (flags.fwdmode, reader.clone());
     let stopping = stop.clone();
     tasks.spawn("settings", async move { settings::guard(&watched, mode, stopping).await });
-    let stopping = stop.clone();
     tasks.spawn("datapath", async move {
-        reconciler.run(stopping).await;
+        reconciler.run(halt).await;
         Ok(())
     });
     if flags.datapath.bpf_log {
@@ -127,21 +155,11 @@ async fn run_with<D: Datapath + 'static>(
         tasks.spawn("bpf log", log_packets(monitor, bpf_status, stop.clone()));
     }
     tasks.spawn("first resync", first_resync(status.clone(), stop.clone()));
-    let (stopping, cni_pods) = (stop.clone(), pods.clone());
-    tasks.spawn("cni", async move {
-        server.run(cni_pods, requests, stopping).await.context("serve CNI requests")
-    });
-    let (infra, warnings, stopping) = (pods.clone(), pods.warnings(), stop.clone());
+    let (infra, stopping) = (pods.clone(), stop.clone());
     tasks.spawn("infra", async move { infra.maintain_infra(stopping).await });
     tasks.spawn("interfaces", check_interfaces(pods, reader.clone(), stop.clone()));
-    let (registration_identity, registration_store) = (identity.clone(), store.clone());
-    let stopping = stop.clone();
     tasks.spawn("registration", async move {
-        registration::maintain(&registration_identity, &registration_store, || registered.done(), stopping)
-            .await
-    });
-    tasks.spawn("node status", async move {
-        registration::publish_status(&identity, &store, (status, warnings), reader, stop).await
+        registration::maintain(&identity, &store, || registered.done(), stop).await
     });
     tasks.supervise().await
 }
@@ -176,11 +194,26 @@ async fn recover(links: &Links, attacher: &Attacher) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn follow(mut sources: Sources, mut writer: Writer, stop: CancellationToken) -> anyhow::Result<()> {
-    loop {
+async fn follow(mut guard: Guard, mut writer: Writer, stop: CancellationToken) -> anyhow::Result<()> {
+    let stopped = stop.run_until_cancelled(guard.follow(&mut writer)).await.is_none();
+    guard.save();
+    if stopped { Ok(()) } else { anyhow::bail!("watches of the store ended") }
+}
+
+/// Condition for serving requests of container runtimes.
+struct Configured {
+    /// Cancelled when the global settings are known.
+    done: CancellationToken,
+    regression: tokio::sync::watch::Receiver<Option<Regression>>,
+}
+
+impl Configured {
+    /// Waits until the global settings are known, or until the store is regressed.
+    async fn wait(&mut self) {
         tokio::select! {
-            () = stop.cancelled() => return Ok(()),
-            update = sources.next() => writer.apply(update.context("watches of the store ended")?),
+            () = self.done.cancelled() => {}
+            // An error means that the agent stops.
+            Ok(_) = self.regression.wait_for(Option::is_some) => {}
         }
     }
 }
@@ -241,6 +274,9 @@ async fn log_packets(
 }
 
 async fn check_interfaces(pods: Pods, reader: Reader, stop: CancellationToken) -> anyhow::Result<()> {
+    if let Err(error) = pods.refresh_underlay().await {
+        tracing::warn!("read the node's interfaces: {error:#}");
+    }
     tokio::select! {
         () = stop.cancelled() => return Ok(()),
         () = reader.synced() => {}
@@ -249,13 +285,16 @@ async fn check_interfaces(pods: Pods, reader: Reader, stop: CancellationToken) -
         if let Err(error) = pods.remove_vanished().await {
             tracing::warn!("check for deleted interfaces: {error:#}");
         }
-        if let Err(error) = pods.refresh_mtu().await {
-            tracing::warn!("read the MTU of the node's interfaces: {error:#}");
-        }
         pods.report_orphans();
-        tokio::select! {
-            () = stop.cancelled() => return Ok(()),
-            () = tokio::time::sleep(RESYNC_INTERVAL) => {}
+        let next = tokio::time::Instant::now() + RESYNC_INTERVAL;
+        while tokio::time::Instant::now() < next {
+            if let Err(error) = pods.refresh_underlay().await {
+                tracing::warn!("read the node's interfaces: {error:#}");
+            }
+            tokio::select! {
+                () = stop.cancelled() => return Ok(()),
+                () = tokio::time::sleep(UNDERLAY_INTERVAL) => {}
+            }
         }
     }
 }
@@ -272,6 +311,8 @@ pub async fn cleanup(flags: &Cleanup) -> anyhow::Result<()> {
         }
         Kind::Fake => {}
     }
+    let memory = MemoryFile::beside(&flags.cni_socket);
+    memory.remove().with_context(|| format!("remove {}", memory.path().display()))?;
     let links = Links::open().await?;
     for port in links.attachments().await? {
         // Infra endpoints are useless without a datapath, and no CNI request deletes them.

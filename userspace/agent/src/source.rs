@@ -4,4 +4,4 @@ mod decode;
 mod store;
 
 pub use decode::decode;
-pub use store::{PREFIXES, Sources};
+pub use store::{Batch, NETWORKS, PREFIXES, Put, SETTINGS, Sources, identity_in};

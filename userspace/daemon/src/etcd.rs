@@ -1,5 +1,6 @@
 //! Flags and configuration of the etcd client.
 
+use std::hash::{BuildHasher as _, RandomState};
 use std::path::PathBuf;
 
 use contiv_store::{Auth, Config, Identity, Tls};
@@ -31,6 +32,7 @@ impl EtcdAccess {
     /// The configuration with the endpoints in `list`.
     pub fn config(&self, list: &str) -> Result<Config, Error> {
         let mut config = Config::parse(list).map_err(Error::Endpoints)?;
+        shuffle(&mut config.endpoints);
         if self.ca.is_some() || self.own.is_some() {
             let identity =
                 |own: &KeyPair| Identity { certificate: own.certificate.clone(), key: own.key.clone() };
@@ -46,6 +48,14 @@ impl EtcdAccess {
         }
         Ok(config)
     }
+}
+
+/// Puts the endpoints in a random order: a process uses the first that answers, and all processes
+/// together use all of them.
+fn shuffle(endpoints: &mut [String]) {
+    // A fresh `RandomState` has a random seed.
+    let random = RandomState::new();
+    endpoints.sort_by_cached_key(|endpoint| random.hash_one(endpoint));
 }
 
 /// Defines the flags of [`EtcdAccess`], with environment variables that begin with `$prefix`.
@@ -92,4 +102,18 @@ macro_rules! etcd_flags {
             }
         }
     };
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn processes_start_at_different_members() {
+        let list = "http://a:1,http://b:1,http://c:1";
+        let firsts = |_| EtcdAccess::default().config(list).unwrap().endpoints.remove(0);
+        assert_eq!((0..200).map(firsts).collect::<BTreeSet<_>>().len(), 3);
+    }
 }

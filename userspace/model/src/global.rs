@@ -20,6 +20,17 @@ pub struct Config {
     pub pvt_subnet: String,
 }
 
+/// The body of `/contiv.io/master/config/cluster`, a key that the original does not have.
+///
+/// netmaster writes it once, and no request changes or deletes it: a store with another identity, or without one, is
+/// not the store of this cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ClusterIdentity {
+    /// Random number, 32 hexadecimal digits.
+    pub id: String,
+}
+
 /// The body of `/contiv.io/state/global/global`: the ranges of the tags.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -118,6 +129,11 @@ pub enum ArpMode {
 }
 
 impl Config {
+    /// Whether the nodes route between the networks of a tenant. Without a forward mode they bridge.
+    pub fn is_routing(&self) -> bool {
+        self.fwd_mode == "routing"
+    }
+
     /// The ARP mode. Every value except `flood` means proxy, as in the original.
     pub fn arp_mode(&self) -> ArpMode {
         if self.arp_mode == "flood" { ArpMode::Flood } else { ArpMode::Proxy }

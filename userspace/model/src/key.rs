@@ -80,6 +80,8 @@ pub enum Key {
     Object(ObjectType, String),
     /// `/contiv.io/master/config/global`.
     MasterConfig,
+    /// `/contiv.io/master/config/cluster`: identity of the cluster. Not a key of the original.
+    ClusterIdentity,
     /// `/contiv.io/state/global/global`.
     GlobalState,
     /// `/contiv.io/oper/global/global`.
@@ -132,6 +134,9 @@ pub enum Key {
     /// `/contiv.io/oper/node/<host>`: status that a node's agent reports. Not a key of the
     /// original.
     NodeStatus(HostName),
+    /// `/contiv.io/oper/accepted-store/<host>`: an operator's word that the node is to follow this
+    /// store. Not a key of the original.
+    AcceptedStore(HostName),
     /// `/contiv.io/state/gone-nodes/<host>`: time since which a node's registrations are missing.
     /// Not a key of the original.
     GoneNode(HostName),
@@ -150,6 +155,7 @@ const ENDPOINTS: &str = "/contiv.io/state/eps/";
 const ENDPOINTS_OPER: &str = "/contiv.io/oper/eps/";
 const GROUPS: &str = "/contiv.io/state/endpointGroups/";
 const NODES: &str = "/contiv.io/oper/node/";
+const ACCEPTED_STORES: &str = "/contiv.io/oper/accepted-store/";
 const GONE_NODES: &str = "/contiv.io/state/gone-nodes/";
 const ACI_PENDING: &str = "/contiv.io/state/aci-pending/";
 /// Prefix of [`Key::Policy`].
@@ -163,8 +169,9 @@ const NETWORK_JOURNALS: &str = "/contiv.io/state/ipam/nets/";
 const GROUP_JOURNALS: &str = "/contiv.io/state/ipam/endpointGroups/";
 
 /// Keys without a variable part.
-const SINGLES: [(&str, Key); 9] = [
+const SINGLES: [(&str, Key); 10] = [
     ("/contiv.io/master/config/global", Key::MasterConfig),
+    ("/contiv.io/master/config/cluster", Key::ClusterIdentity),
     ("/contiv.io/state/global/global", Key::GlobalState),
     ("/contiv.io/oper/global/global", Key::GlobalOper),
     ("/contiv.io/state/auto-vlan/global", Key::VlanPool),
@@ -193,6 +200,7 @@ impl fmt::Display for Key {
             Key::Service { name, address } => write!(f, "{SERVICE}{name}/{address}"),
             Key::AciPending(key) => write!(f, "{ACI_PENDING}{key}"),
             Key::NodeStatus(host) => write!(f, "{NODES}{host}"),
+            Key::AcceptedStore(host) => write!(f, "{ACCEPTED_STORES}{host}"),
             Key::GoneNode(host) => write!(f, "{GONE_NODES}{host}"),
             single => match SINGLES.iter().find(|(_, key)| key == single) {
                 Some((path, _)) => f.write_str(path),
@@ -248,6 +256,9 @@ impl FromStr for Key {
         }
         if let Some(host) = last(NODES) {
             return Ok(Key::NodeStatus(host.into()));
+        }
+        if let Some(host) = last(ACCEPTED_STORES) {
+            return Ok(Key::AcceptedStore(host.into()));
         }
         if let Some(host) = last(GONE_NODES) {
             return Ok(Key::GoneNode(host.into()));

@@ -44,6 +44,19 @@ pub struct Gone {
     pub since: String,
 }
 
+/// Begin of the degraded condition of a node whose store lost its data: the node forwards as before and ignores the store
+/// until the data is back, or until an operator accepts the store.
+pub const STORE_REGRESSED: &str = "store-regressed";
+
+/// The body of `/contiv.io/oper/accepted-store/<host>`, a key that the original does not have: an operator tells the
+/// node's agent to follow the store as it is. The agent deletes the key.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct AcceptedStore {
+    /// Name of the node.
+    pub host: String,
+}
+
 /// End of an agent's answer to the request to remove an interface that it does not have.
 pub const NOTHING_TO_RECLAIM: &str = "has no interface on this node";
 

@@ -6,8 +6,9 @@ use crate::name::{NetworkId, TenantName};
 
 /// A routing domain (VRF): addresses are unique in it, and its subnets can be routed to each other.
 ///
-/// A tenant has one VRF. A network of the tenant whose subnets overlap those of another one cannot
-/// share it, and has a VRF of its own.
+/// A tenant has one VRF, if the nodes route. A network of the tenant whose subnets overlap those of
+/// another one cannot share it, and has a VRF of its own; so has each network that is only bridged,
+/// because its addresses need not be unique beyond it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Vrf {
     /// The VRF of a tenant.

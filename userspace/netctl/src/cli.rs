@@ -1,8 +1,10 @@
 //! The command line: commands, and their dispatch.
 
+mod arguments;
+
 use std::ffi::OsString;
 
-use clap::{CommandFactory as _, Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand, error::ErrorKind};
 
 use crate::{
     client::Client,
@@ -129,14 +131,17 @@ pub fn run(cli: &Cli, out: &mut dyn std::io::Write) -> Result<Outcome, Error> {
     done.map(|()| Outcome::Done)
 }
 
-/// Replaces the original's single-dash flags of several letters by their long forms.
-pub fn long_flags(args: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
-    args.map(|arg| match arg.to_str() {
-        Some("-s6") => "--subnetv6".into(),
-        Some("-g6") => "--gatewayv6".into(),
-        Some("-tag") => "--tag".into(),
-        Some("-ip") => "--preferred-ip".into(),
-        _ => arg,
+/// Parses the whole command line; a command without its subcommand yields its help, as in the original.
+pub fn parse(arguments: &[OsString]) -> Result<Cli, clap::Error> {
+    let mut root = Cli::command();
+    // Gives each command its global flags.
+    root.build();
+    let words = arguments::rewrite(&root, arguments.iter().cloned());
+    Cli::try_parse_from(&words).or_else(|error| match error.kind() {
+        ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            Cli::try_parse_from(words.iter().cloned().chain(["--help".into()]))
+        }
+        _ => Err(error),
     })
 }
 
@@ -152,7 +157,8 @@ mod tests {
     #[test]
     fn multi_letter_short_flags_are_accepted() {
         let typed = "netctl net create -s 10.9.0.0/24 -s6 2001:db8::/64 -g6 2001:db8::1 -tag lab1 n6";
-        let cli = Cli::try_parse_from(long_flags(typed.split(' ').map(OsString::from))).unwrap();
+        let typed: Vec<_> = typed.split(' ').map(OsString::from).collect();
+        let cli = parse(&typed).unwrap();
         let Command::Network(ObjectCommand::Create(network)) = cli.command else { panic!("{cli:?}") };
         assert_eq!(network.subnetv6.as_deref(), Some("2001:db8::/64"));
         assert_eq!(network.gatewayv6, Some("2001:db8::1".parse().unwrap()));

@@ -117,27 +117,55 @@ impl Client {
 
     /// Reads one object.
     pub fn object(&self, kind: ObjectType, key: &str) -> Result<Value, Error> {
-        self.get(&format!("/api/v1/{}s/{key}/", kind.as_str()))
+        self.get(&format!("/api/v1/{}s/{}/", kind.as_str(), segment(key)))
     }
 
     /// Reads one object with its operational state.
     pub fn inspect(&self, kind: &str, key: &str) -> Result<Value, Error> {
-        self.get(&format!("/api/v1/inspect/{kind}s/{key}/"))
+        self.get(&format!("/api/v1/inspect/{kind}s/{}/", segment(key)))
     }
 
     /// Creates or updates an object.
     pub fn put(&self, kind: ObjectType, key: &str, object: &Value) -> Result<Value, Error> {
-        let url = format!("{}/api/v1/{}s/{key}/", self.base, kind.as_str());
+        let url = format!("{}/api/v1/{}s/{}/", self.base, kind.as_str(), segment(key));
         let answer = self.authorized(self.agent.post(&url)).send_json(object);
+        read("POST", url, answer)
+    }
+
+    /// POST of any path, without a body.
+    pub fn post(&self, path: &str) -> Result<Value, Error> {
+        let url = format!("{}{path}", self.base);
+        let answer = self.authorized(self.agent.post(&url)).send_empty();
         read("POST", url, answer)
     }
 
     /// Deletes an object.
     pub fn delete(&self, kind: ObjectType, key: &str) -> Result<(), Error> {
-        let url = format!("{}/api/v1/{}s/{key}/", self.base, kind.as_str());
+        let url = format!("{}/api/v1/{}s/{}/", self.base, kind.as_str(), segment(key));
         let answer = self.authorized(self.agent.delete(&url)).call();
         read("DELETE", url, answer).map(drop)
     }
+}
+
+/// Percent-encodes a key as one segment of a path.
+pub fn segment(key: &str) -> String {
+    let encode = |byte: u8| match byte {
+        b'a'..=b'z'
+        | b'A'..=b'Z'
+        | b'0'..=b'9'
+        | b'-'
+        | b'.'
+        | b'_'
+        | b'~'
+        | b':'
+        | b'@'
+        | b'$'
+        | b'&'
+        | b'+'
+        | b'=' => char::from(byte).to_string(),
+        _ => format!("%{byte:02X}"),
+    };
+    key.bytes().map(encode).collect()
 }
 
 fn tls(server: &Server) -> Result<TlsConfig, Error> {

@@ -8,7 +8,7 @@ pub enum Error {
     /// Invalid arguments: exit 1.
     #[error("{0}")]
     Usage(String),
-    /// The request did not reach netmaster: exit 2.
+    /// The request did not reach netmaster: exit 3.
     #[error("{method} {url} ({hint})")]
     Request {
         /// HTTP method.
@@ -81,8 +81,7 @@ impl Error {
     pub fn exit_code(&self) -> u8 {
         match self {
             Error::Usage(_) => 1,
-            Error::Request { .. } => 2,
-            Error::Refused(_) | Error::Several(_) | Error::Answer { .. } => 3,
+            Error::Request { .. } | Error::Refused(_) | Error::Several(_) | Error::Answer { .. } => 3,
             Error::File { .. } | Error::Output(_) => 4,
         }
     }

@@ -49,7 +49,7 @@ pub struct ListFlags {
     #[arg(long, short)]
     pub quiet: bool,
     /// Print the objects as a JSON array.
-    #[arg(long, short, conflicts_with = "quiet")]
+    #[arg(long, short)]
     pub json: bool,
     /// Output format [default: table].
     #[arg(long, short, value_enum, conflicts_with_all = ["quiet", "json"])]
@@ -138,5 +138,37 @@ impl ObjectName {
     /// `<tenant>:<name>`.
     pub fn key(&self) -> String {
         format!("{}:{}", self.tenant.tenant, self.name)
+    }
+}
+
+/// Parses an integer as the original does: decimal, hexadecimal (`0x`), octal (`0`) or binary (`0b`), with a sign.
+pub fn integer(text: &str) -> Result<i64, std::num::ParseIntError> {
+    let (sign, digits) = match text.strip_prefix('-') {
+        Some(digits) => ("-", digits),
+        None => ("", text.strip_prefix('+').unwrap_or(text)),
+    };
+    let lower = digits.to_ascii_lowercase();
+    let (radix, digits) = match (lower.get(..2), lower.strip_prefix('0')) {
+        (Some("0x"), _) => (16, &lower[2..]),
+        (Some("0b"), _) => (2, &lower[2..]),
+        (Some("0o"), _) => (8, &lower[2..]),
+        (_, Some(octal)) if !octal.is_empty() => (8, octal),
+        _ => (10, lower.as_str()),
+    };
+    i64::from_str_radix(&format!("{sign}{digits}"), radix)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn integers_have_the_notations_of_go() {
+        for (text, value) in
+            [("80", 80), ("0x50", 80), ("0120", 80), ("-1", -1), ("0", 0), ("+7", 7), ("0b11", 3)]
+        {
+            assert_eq!(integer(text), Ok(value), "{text}");
+        }
+        assert!(integer("8a").is_err() && integer("").is_err() && integer("0x").is_err());
     }
 }

@@ -2,22 +2,11 @@
 
 use std::{ffi::OsString, io::Write as _, process::ExitCode};
 
-use clap::{CommandFactory as _, Parser as _, error::ErrorKind};
+use clap::CommandFactory as _;
 use netctl::{
     cli::{self, Cli},
     output::style,
 };
-
-/// Parses the arguments. A command without its subcommand prints its help, as in the original.
-fn parse() -> Result<Cli, clap::Error> {
-    let args = || cli::long_flags(std::env::args_os());
-    Cli::try_parse_from(args()).or_else(|error| match error.kind() {
-        ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            Cli::try_parse_from(args().chain(["--help".into()]))
-        }
-        _ => Err(error),
-    })
-}
 
 /// Manual section of user commands.
 const SECTION: u8 = 1;
@@ -27,7 +16,7 @@ fn main() -> ExitCode {
     if let Some(code) = contiv_cli::print(Cli::command(), SECTION, &[], &arguments) {
         return code;
     }
-    let cli = match parse() {
+    let cli = match cli::parse(&arguments) {
         Ok(cli) => cli,
         Err(error) => {
             // Help and version go to standard output; everything else is a usage error.

@@ -165,7 +165,7 @@ pub struct PortStats {
 pub enum Parts {
     /// Description of the switch.
     Desc(Desc),
-    /// Flows with counters.
+    /// Flows with counters, without those that have an unknown match field or action.
     Flows(Vec<FlowStats>),
     /// Summed counters.
     Aggregate(Aggregate),
@@ -236,7 +236,7 @@ impl MultipartReply {
         r.skip(4)?;
         let parts = match kind {
             DESC => Parts::Desc(Desc::decode(r)?),
-            FLOW => Parts::Flows(all(r, FlowStats::decode)?),
+            FLOW => Parts::Flows(known_flows(r)?),
             AGGREGATE => Parts::Aggregate(Aggregate { packets: r.u64()?, bytes: r.u64()?, flows: r.u32()? }),
             TABLE => Parts::Tables(all(r, TableStats::decode)?),
             PORT_STATS => Parts::PortStats(all(r, PortStats::decode)?),
@@ -246,6 +246,21 @@ impl MultipartReply {
         };
         Ok(MultipartReply { more: flags & MORE != 0, parts })
     }
+}
+
+/// Flows whose match and instructions this library knows. The flows of other programs may use other ones, and must not
+/// hide the rest of the table.
+fn known_flows(r: &mut Reader<'_>) -> Result<Vec<FlowStats>, DecodeError> {
+    let mut found = vec![];
+    while !r.is_empty() {
+        match FlowStats::decode(r) {
+            Ok(flow) => found.push(flow),
+            // The reader is at the next flow.
+            Err(DecodeError::Field { .. } | DecodeError::Value { .. }) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(found)
 }
 
 fn all<T>(

@@ -3,10 +3,12 @@
 use crate::backoff::Backoff;
 use crate::members::Members;
 use crate::range::prefix_end;
-use crate::{Cause, Config, Error, KeyValue, Listing, Operation, Outcome, RequestMetrics, Txn};
+use crate::rotation::Files;
+use crate::{Cause, Config, Error, KeyValue, Listing, Operation, Outcome, Position, RequestMetrics, Txn};
 use bytes::Bytes;
+use etcd_client::proto::{PbKeyValue, PbResponseHeader};
 use etcd_client::{GetOptions, LeaseClient, PutOptions, WatchClient};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -21,8 +23,14 @@ const ONCE_LIMIT: Duration = Duration::from_secs(3);
 const PAUSE: Duration = Duration::from_millis(200);
 /// Time that a member still has to answer after another request has given it up.
 const GRACE: Duration = Duration::from_millis(300);
-/// Keys per page of a listing. A page of ordinary bodies stays below a few MB.
-const PAGE: i64 = 1000;
+/// Keys on the first page and on the largest page of a listing.
+const FIRST_PAGE: i64 = 64;
+const LARGEST_PAGE: i64 = 1000;
+/// Bytes that a page should have. Each page is as long as the previous one allows to expect.
+const PAGE_BYTES: usize = 4 << 20;
+
+/// Key of reads whose answer's header is of interest.
+const PROBED: &str = "contiv.io";
 
 /// A handle on the store. Clones share the connections.
 #[derive(Clone)]
@@ -35,6 +43,7 @@ struct Shared {
     endpoints: String,
     request_timeout: Duration,
     metrics: RequestMetrics,
+    last_answer: Mutex<Instant>,
 }
 
 /// Remaining and granted time of a lease, in whole seconds, rounded down.
@@ -53,6 +62,10 @@ pub(crate) enum Again {
     Lost,
     /// Only if the request certainly was not sent.
     Unsent,
+}
+
+fn position(header: Option<&PbResponseHeader>) -> Position {
+    header.map_or_else(Position::default, |h| Position { cluster: h.cluster_id, revision: h.revision })
 }
 
 impl Store {
@@ -81,17 +94,29 @@ impl Store {
             }
         };
         let (request_timeout, metrics) = (config.request_timeout, config.metrics.clone());
-        let shared = Shared { members, endpoints, request_timeout, metrics };
+        let last_answer = Mutex::new(Instant::now());
+        let shared = Shared { members, endpoints, request_timeout, metrics, last_answer };
         let store = Store { shared: Arc::new(shared) };
         let probe = GetOptions::new().with_count_only();
         let patience = store.patience(Again::Always).min(limit);
         store
             .request_within((limit, patience), Operation::Connect, "the store", Again::Always, || {
                 let (mut kv, probe) = (store.shared.members.kv(), probe.clone());
-                async move { kv.get("contiv.io", Some(probe)).await }
+                async move { kv.get(PROBED, Some(probe)).await }
             })
             .await?;
+        store.follow_files(config);
         Ok(store)
+    }
+
+    /// Reconnects when the TLS files change, as long as the store exists.
+    fn follow_files(&self, config: &Config) {
+        let Some(files) = Files::of(config) else { return };
+        let shared = Arc::downgrade(&self.shared);
+        tokio::spawn(files.follow(move |options| {
+            let shared = shared.upgrade();
+            async move { Some(shared?.members.reload(options).await) }
+        }));
     }
 
     /// Reads one key. Returns `None` if the key does not exist. The read is linearizable.
@@ -120,7 +145,67 @@ impl Store {
         Ok((answer.0.kvs.into_iter().next().and_then(KeyValue::from_wire), revision))
     }
 
-    /// Reads all keys that begin with `prefix`, in pages at one revision.
+    /// Reads one key as it was at `revision`. Returns `None` if the key did not exist then.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::get`]. Also fails if the revision was compacted ([`Error::is_compacted`]) or does
+    /// not exist yet.
+    pub async fn get_at(&self, key: &str, revision: i64) -> Result<Option<KeyValue>, Error> {
+        Ok(self.get_at_with_cluster(key, revision).await?.0)
+    }
+
+    /// Like [`Store::get_at`], and also returns the store's id.
+    pub(crate) async fn get_at_with_cluster(
+        &self,
+        key: &str,
+        revision: i64,
+    ) -> Result<(Option<KeyValue>, u64), Error> {
+        let options = GetOptions::new().with_revision(revision);
+        let answer = self
+            .request(Operation::Get, key, Again::Always, || {
+                let (mut kv, options) = (self.shared.members.kv(), options.clone());
+                async move { kv.get(key, Some(options)).await }
+            })
+            .await?
+            .0;
+        let cluster = position(answer.header.as_ref()).cluster;
+        Ok((answer.kvs.into_iter().next().and_then(KeyValue::from_wire), cluster))
+    }
+
+    /// Number of keys that began with `prefix` at `revision`.
+    pub(crate) async fn count_at(&self, prefix: &str, revision: i64) -> Result<usize, Error> {
+        let options = GetOptions::new().with_revision(revision).with_count_only();
+        let options = match prefix {
+            "" => options.with_all_keys(),
+            _ => options.with_prefix(),
+        };
+        let answer = self
+            .request(Operation::List, prefix, Again::Always, || {
+                let (mut kv, options) = (self.shared.members.kv(), options.clone());
+                async move { kv.get(prefix, Some(options)).await }
+            })
+            .await?;
+        Ok(usize::try_from(answer.count()).unwrap_or(0))
+    }
+
+    /// Reads the store's id and current revision. The read is linearizable.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::get`].
+    pub async fn position(&self) -> Result<Position, Error> {
+        let options = GetOptions::new().with_count_only();
+        let answer = self
+            .request(Operation::Get, "the store's revision", Again::Always, || {
+                let (mut kv, options) = (self.shared.members.kv(), options.clone());
+                async move { kv.get(PROBED, Some(options)).await }
+            })
+            .await?;
+        Ok(position(answer.0.header.as_ref()))
+    }
+
+    /// Reads all keys that begin with `prefix`, in pages of some MB at one revision.
     ///
     /// # Errors
     ///
@@ -138,21 +223,30 @@ impl Store {
     }
 
     async fn list_once(&self, prefix: &str) -> Result<Listing, Error> {
-        let mut listing = Listing { revision: 0, items: Vec::new() };
+        let mut listing = Listing { cluster: 0, revision: 0, items: Vec::new() };
         let mut from = if prefix.is_empty() { vec![0] } else { prefix.as_bytes().to_vec() };
         let end = prefix_end(prefix.as_bytes());
+        let mut page = FIRST_PAGE;
         loop {
             let options =
-                GetOptions::new().with_range(end.clone()).with_limit(PAGE).with_revision(listing.revision);
+                GetOptions::new().with_range(end.clone()).with_limit(page).with_revision(listing.revision);
             let answer = self
                 .request(Operation::List, prefix, Again::Always, || {
                     let (mut kv, from, options) = (self.shared.members.kv(), from.clone(), options.clone());
                     async move { kv.get(from, Some(options)).await }
                 })
-                .await?
-                .0;
+                .await;
+            let answer = match answer {
+                Err(e) if e.is_answer_too_large() && page > 1 => {
+                    page = (page / 8).max(1);
+                    continue;
+                }
+                answer => answer?.0,
+            };
+            page = next_page(&answer.kvs);
             if listing.revision == 0 {
-                listing.revision = answer.header.as_ref().map_or(0, |h| h.revision);
+                let Position { cluster, revision } = position(answer.header.as_ref());
+                (listing.cluster, listing.revision) = (cluster, revision);
             }
             if answer.more
                 && let Some(last) = answer.kvs.last()
@@ -254,6 +348,15 @@ impl Store {
         Ok(alive.then(|| Remaining { left: seconds(answer.ttl()), granted: seconds(answer.granted_ttl()) }))
     }
 
+    /// Time since the store last answered a request or a keep-alive of this client.
+    pub fn silent_for(&self) -> Duration {
+        self.shared.last_answer.lock().unwrap_or_else(PoisonError::into_inner).elapsed()
+    }
+
+    pub(crate) fn answered(&self) {
+        *self.shared.last_answer.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+
     pub(crate) fn members(&self) -> &Members {
         &self.shared.members
     }
@@ -346,7 +449,10 @@ impl Store {
             };
             let error = tokio::select! {
                 answer = send() => match answer {
-                    Ok(answer) => return Ok(answer),
+                    Ok(answer) => {
+                        self.answered();
+                        return Ok(answer);
+                    }
                     Err(e) => self.error(operation, key, e),
                 },
                 () = tokio::time::sleep_until(deadline.min(start + patience)) => {
@@ -371,6 +477,13 @@ impl Store {
             tokio::time::sleep(wait).await;
         }
     }
+}
+
+/// Keys on the page after one with `keys`.
+fn next_page(keys: &[PbKeyValue]) -> i64 {
+    let bytes: usize = keys.iter().map(|kv| kv.key.len() + kv.value.len()).sum();
+    let average = (bytes / keys.len().max(1)).max(1);
+    i64::try_from(PAGE_BYTES / average).unwrap_or(LARGEST_PAGE).clamp(1, LARGEST_PAGE)
 }
 
 fn request_error(operation: Operation, key: &str, endpoints: &str, cause: impl Into<Cause>) -> Error {

@@ -14,6 +14,9 @@
 //! Keep-alives and reads of leases are served from etcd's memory and write nothing.
 
 mod commit;
+mod thread;
+
+pub use thread::{ElectionThread, StartError};
 
 use crate::backoff::Backoff;
 use crate::error::one_line;
@@ -41,12 +44,12 @@ pub struct Timing {
 impl Timing {
     /// Three keep-alives may be lost, or one may hang at a member, before the lease is stale.
     fn pace(self) -> Pace {
-        Pace { interval: self.staleness / 4, limit: self.staleness * 2 / 5 }
+        Pace { interval: self.staleness / 4, limit: self.staleness * 2 / 5, longest: self.staleness * 4 / 5 }
     }
 
     /// Interval at which candidates check the lease, and time limit of one check.
     fn look(self) -> Pace {
-        Pace { interval: self.staleness / 8, limit: self.pace().limit }
+        Pace { interval: self.staleness / 8, ..self.pace() }
     }
 }
 
@@ -80,13 +83,24 @@ pub struct Leadership {
 ///
 /// Fails with the first error that is not transient ([`Error::is_transient`]).
 pub async fn campaign(store: &Store, key: &str, value: &str, timing: Timing) -> Result<Leadership, Error> {
+    campaign_with(store, store, key, value, timing).await
+}
+
+/// Campaigns with client `own`, in the runtime of the caller. The leadership commits with `store`.
+async fn campaign_with(
+    own: &Store,
+    store: &Store,
+    key: &str,
+    value: &str,
+    timing: Timing,
+) -> Result<Leadership, Error> {
     let mut backoff = Backoff::default();
     loop {
-        match try_acquire(store, key, value, timing).await {
+        match try_acquire(own, store, key, value, timing).await {
             Ok(Some(leadership)) => return Ok(leadership),
             Ok(None) => {
                 backoff.reset();
-                wait_released(store, key, timing).await;
+                wait_released(own, key, timing).await;
             }
             Err(e) if e.is_transient() => {
                 let wait = backoff.next();
@@ -106,25 +120,26 @@ pub async fn campaign(store: &Store, key: &str, value: &str, timing: Timing) -> 
 
 /// Makes one attempt; returns `None` if another process holds the key.
 async fn try_acquire(
+    own: &Store,
     store: &Store,
     key: &str,
     value: &str,
     timing: Timing,
 ) -> Result<Option<Leadership>, Error> {
-    if store.get(key).await?.is_some() {
+    if own.get(key).await?.is_some() {
         return Ok(None);
     }
-    let lease = Lease::grant(store, key, timing.ttl).await?.paced(timing.pace());
+    let lease = Lease::grant(own, key, timing.ttl).await?.paced(timing.pace());
     let put = Op::Put { key: key.to_owned(), value: value.to_owned().into(), lease: Some(lease.id()) };
     let free = Guard::CreateRevision { key: key.to_owned(), revision: 0 };
-    match store.commit_again(Txn { guards: vec![free], ops: vec![put] }).await {
+    match own.commit_again(Txn { guards: vec![free], ops: vec![put] }).await {
         Ok(Outcome::Committed { revision }) => {
-            Ok(Some(Leadership::begin(store, key, value, revision, lease)))
+            Ok(Some(Leadership::begin((own, store), key, value, revision, lease)))
         }
-        Ok(Outcome::Conflict) => match store.get(key).await? {
+        Ok(Outcome::Conflict) => match own.get(key).await? {
             // An earlier attempt whose answer was lost.
             Some(lock) if lock.lease == lease.id() => {
-                Ok(Some(Leadership::begin(store, key, value, lock.create_revision, lease)))
+                Ok(Some(Leadership::begin((own, store), key, value, lock.create_revision, lease)))
             }
             _ => {
                 lease.revoke().await?;
@@ -147,19 +162,25 @@ async fn wait_released(store: &Store, key: &str, timing: Timing) {
     let mut look = tokio::time::interval(timing.look().interval);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut holder: Option<KeyValue> = None;
+    // The previous check found the lease stale.
+    let mut suspected = false;
+    let mut limit = timing.look().limit;
     loop {
-        let stale = async {
+        let check = async {
             look.tick().await;
             match &holder {
                 // A key without a lease was put by an operator.
-                Some(lock) if lock.lease != 0 => is_stale(store, lock, timing).await.then(|| lock.clone()),
-                _ => None,
+                Some(lock) if lock.lease != 0 => is_stale(store, lock, timing, &mut limit).await,
+                _ => false,
             }
         };
         let update = tokio::select! {
             // Cancelled by an update of the watch, which may change the holder.
-            lock = stale => {
-                if let Some(lock) = lock {
+            stale = check => {
+                // A store that continues after a stall answers waiting requests in any order: the
+                // next check sees the keep-alives that the leader sent meanwhile.
+                let confirmed = std::mem::replace(&mut suspected, stale) && stale;
+                if let Some(lock) = holder.clone().filter(|_| confirmed) {
                     depose(store, lock, timing).await;
                 }
                 continue;
@@ -168,7 +189,10 @@ async fn wait_released(store: &Store, key: &str, timing: Timing) {
         };
         let Some(update) = update else { return };
         match update.event {
-            Event::InitApply(k, kv) | Event::Apply(k, kv) if k == key => holder = Some(kv),
+            Event::InitApply(k, kv) | Event::Apply(k, kv) if k == key => {
+                suspected &= holder.as_ref().is_some_and(|known| known.lease == kv.lease);
+                holder = Some(kv);
+            }
             Event::InitDone if holder.is_none() => return,
             Event::Delete(k) if k == key => return,
             _ => {}
@@ -177,8 +201,12 @@ async fn wait_released(store: &Store, key: &str, timing: Timing) {
 }
 
 /// Returns true if the last keep-alive of the lock's holder is older than the limit.
-async fn is_stale(store: &Store, lock: &KeyValue, timing: Timing) -> bool {
-    match store.time_to_live(&lock.key, lock.lease, timing.look().limit).await {
+/// `limit` is the time that each member has to answer, and is adapted.
+async fn is_stale(store: &Store, lock: &KeyValue, timing: Timing, limit: &mut Duration) -> bool {
+    let asked = Instant::now();
+    let answer = store.time_to_live(&lock.key, lock.lease, *limit).await;
+    *limit = timing.look().next_limit(*limit, answer.is_ok().then(|| asked.elapsed()));
+    match answer {
         Ok(Some(remaining)) => remaining.left + timing.staleness < remaining.granted,
         // The store is about to delete the key.
         Ok(None) => false,
@@ -201,11 +229,17 @@ async fn depose(store: &Store, lock: KeyValue, timing: Timing) {
 }
 
 impl Leadership {
-    fn begin(store: &Store, key: &str, value: &str, create_revision: i64, lease: Lease) -> Leadership {
+    fn begin(
+        (own, store): (&Store, &Store),
+        key: &str,
+        value: &str,
+        create_revision: i64,
+        lease: Lease,
+    ) -> Leadership {
         let id = lease.id();
         let (lost, stop) = (CancellationToken::new(), CancellationToken::new());
         let term = Term { key: key.to_owned(), create_revision, lease, seen: false };
-        let watch = store.watch(key);
+        let watch = own.watch(key);
         let (lost_guard, stopped) = (lost.clone().drop_guard(), stop.clone());
         let task = tokio::spawn(async move {
             // Dropped at the end of the task, also after a panic: leadership must not outlive the

@@ -163,9 +163,20 @@ impl Error {
             if source.text.contains(TOO_LARGE) || source.text.contains("larger than max"))
     }
 
-    pub(crate) fn is_compacted(&self) -> bool {
+    /// Whether the requested revision was compacted.
+    pub fn is_compacted(&self) -> bool {
         matches!(self, Error::Refused { source, .. }
             if source.code() == Some(Code::OutOfRange) && source.text == COMPACTED)
+    }
+
+    /// Whether the requested revision was compacted, or is not reached yet.
+    pub(crate) fn is_out_of_range(&self) -> bool {
+        matches!(self, Error::Refused { source, .. } if source.code() == Some(Code::OutOfRange))
+    }
+
+    /// Whether the answer exceeds the largest message that the client accepts.
+    pub(crate) fn is_answer_too_large(&self) -> bool {
+        matches!(self, Error::Refused { source, .. } if source.text.contains("decoded message length too large"))
     }
 
     /// Returns true if the lease of the request does not exist.

@@ -19,9 +19,21 @@ pub struct KeyValue {
     pub lease: i64,
 }
 
+/// A point in the history of one store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Position {
+    /// Cluster id of etcd: another data directory of the embedded store has another id. An etcd
+    /// cluster that is created again with the same members and token has the same id.
+    pub cluster: u64,
+    /// Revision; never decreases while the store keeps its data.
+    pub revision: i64,
+}
+
 /// All keys with a prefix, at one revision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listing {
+    /// Cluster id of the store; see [`Position`].
+    pub cluster: u64,
     /// The store's revision of the listing.
     pub revision: i64,
     /// The keys, in key order.

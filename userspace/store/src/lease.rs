@@ -19,8 +19,10 @@ pub(crate) struct Lease {
     key: String,
     id: i64,
     ttl: Duration,
-    /// Interval and time limit of keep-alives.
+    /// Interval and time limits of keep-alives.
     pace: Pace,
+    /// Time limit of the next keep-alive.
+    limit: Duration,
     /// Send time of the last request that the store answered. The store counts the TTL from a later
     /// time.
     proven: Instant,
@@ -31,7 +33,22 @@ pub(crate) struct Lease {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pace {
     pub(crate) interval: Duration,
+    /// Time limit, so that one member that does not answer costs little.
     pub(crate) limit: Duration,
+    /// Time limit after one that did not suffice: the store may be slow, or far away.
+    pub(crate) longest: Duration,
+}
+
+impl Pace {
+    /// Time limit of the next request, after one with `limit` that was answered within `taken`, or
+    /// not at all.
+    pub(crate) fn next_limit(self, limit: Duration, taken: Option<Duration>) -> Duration {
+        match taken {
+            None => self.longest,
+            Some(taken) if taken * 2 < self.limit => self.limit,
+            Some(_) => limit,
+        }
+    }
 }
 
 enum Link {
@@ -50,12 +67,13 @@ impl Lease {
         let proven = Instant::now();
         let (id, ttl) = store.grant(key, ttl).await?;
         // Two attempts may fail before the lease expires.
-        let pace = Pace { interval: ttl / 3, limit: ttl / 3 };
-        Ok(Lease { store: store.clone(), key: key.to_owned(), id, ttl, pace, proven, link: Link::Down })
+        let pace = Pace { interval: ttl / 3, limit: ttl / 3, longest: ttl / 3 };
+        let (store, key, limit) = (store.clone(), key.to_owned(), pace.limit);
+        Ok(Lease { store, key, id, ttl, pace, limit, proven, link: Link::Down })
     }
 
     pub(crate) fn paced(self, pace: Pace) -> Lease {
-        Lease { pace, ..self }
+        Lease { pace, limit: pace.limit, ..self }
     }
 
     pub(crate) fn id(&self) -> i64 {
@@ -74,11 +92,12 @@ impl Lease {
 
     /// Sends one keep-alive.
     pub(crate) async fn keep_alive(&mut self) -> Result<KeepAlive, Error> {
-        let (limit, turn, sent) = (self.pace.limit, self.store.members().turn(), Instant::now());
+        let (limit, turn, sent) = (self.limit, self.store.members().turn(), Instant::now());
         // Taken: an attempt that times out leaves an answer behind, which must not count for the
         // next.
         let link = std::mem::replace(&mut self.link, Link::Down);
         let beat = tokio::time::timeout(limit, self.beat(link)).await;
+        self.limit = self.pace.next_limit(limit, beat.is_ok().then(|| sent.elapsed()));
         let timeout = || self.store.timeout(Operation::KeepAlive, &self.key, limit);
         let beat = beat.map_err(|_| timeout()).and_then(|r| r.map_err(|e| self.error(e)));
         if let Err(error) = &beat {
@@ -87,6 +106,7 @@ impl Lease {
         match beat? {
             Some((ttl, link)) => {
                 (self.proven, self.ttl, self.link) = (sent, ttl, link);
+                self.store.answered();
                 Ok(KeepAlive::Proven)
             }
             None => Ok(KeepAlive::Gone),

@@ -22,15 +22,16 @@ mod limits;
 mod members;
 mod metrics;
 mod range;
+mod rotation;
 mod txn;
 mod watch;
 
 pub use client::Store;
 pub use config::{Auth, Config, Identity, Tls};
 pub use error::{Cause, Error, Operation};
-pub use kv::{KeyValue, Listing};
+pub use kv::{KeyValue, Listing, Position};
 pub use lease::Registration;
 pub use limits::MAX_TXN_OPS;
 pub use metrics::RequestMetrics;
 pub use txn::{Guard, Op, Outcome, Txn};
-pub use watch::{Status, Update, Watch};
+pub use watch::{Batch, Relisted, Status, Update, Watch};

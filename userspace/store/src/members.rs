@@ -16,7 +16,7 @@ pub(crate) type Turn = usize;
 
 pub(crate) struct Members {
     urls: Vec<String>,
-    options: ConnectOptions,
+    options: RwLock<ConnectOptions>,
     clients: RwLock<Clients>,
     turn: watch::Sender<Turn>,
     /// Serialises changes of the member.
@@ -72,7 +72,7 @@ impl Members {
                 Ok(clients) => {
                     let place = Place { asked, silent: vec![None; urls.len()], moved: None };
                     let (turn, place) = (watch::Sender::new(0), Mutex::new(place));
-                    let (options, clients) = (options.clone(), RwLock::new(clients));
+                    let (options, clients) = (RwLock::new(options.clone()), RwLock::new(clients));
                     return Ok(Members { urls, options, clients, turn, place });
                 }
                 Err(_) if asked + 1 < urls.len() => asked += 1,
@@ -106,7 +106,8 @@ impl Members {
         let from = place.asked;
         place.asked = next(from, &place.silent, now);
         let (from, to) = (&self.urls[from], &self.urls[place.asked]);
-        match timeout(LOGIN, Clients::connect(to, &self.options)).await {
+        let options = self.options.read().unwrap_or_else(PoisonError::into_inner).clone();
+        match timeout(LOGIN, Clients::connect(to, &options)).await {
             Ok(Ok(clients)) => *self.clients.write().unwrap_or_else(PoisonError::into_inner) = clients,
             // Requests continue to fail at the previous member, and then it is the turn of the next
             // one.
@@ -121,6 +122,16 @@ impl Members {
             tracing::debug!(from, to, %error, "{what}");
         }
         self.turn.send_replace(turn + 1);
+    }
+
+    /// Connects to the current member with other options. Requests and streams that have begun end on
+    /// the earlier connections.
+    pub(crate) async fn reload(&self, options: ConnectOptions) -> Result<(), etcd_client::Error> {
+        let place = self.place.lock().await;
+        let clients = Clients::connect(&self.urls[place.asked], &options).await?;
+        *self.options.write().unwrap_or_else(PoisonError::into_inner) = options;
+        *self.clients.write().unwrap_or_else(PoisonError::into_inner) = clients;
+        Ok(())
     }
 
     /// Resolves when the current member is not that of `turn`.

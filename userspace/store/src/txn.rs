@@ -30,6 +30,16 @@ pub enum Guard {
         /// Expected revision, or 0.
         revision: i64,
     },
+    /// No key from `first` to `last` (both included) was put after `revision`. A deletion is not
+    /// noticed.
+    NotPutSince {
+        /// First key of the range.
+        first: String,
+        /// Last key of the range.
+        last: String,
+        /// Revision up to which puts are permitted.
+        revision: i64,
+    },
 }
 
 /// One write. A transaction names a key at most once.
@@ -120,6 +130,10 @@ impl Guard {
             Guard::ModRevision { key, revision } => Compare::mod_revision(key, CompareOp::Equal, revision),
             Guard::CreateRevision { key, revision } => {
                 Compare::create_revision(key, CompareOp::Equal, revision)
+            }
+            Guard::NotPutSince { first, last, revision } => {
+                let end = format!("{last}\0");
+                Compare::mod_revision(first, CompareOp::Less, revision.saturating_add(1)).with_range(end)
             }
         }
     }

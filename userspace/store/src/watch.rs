@@ -6,7 +6,7 @@ use crate::backoff::Backoff;
 use crate::client::ANSWER_LIMIT;
 use crate::error::one_line;
 use crate::members::Turn;
-use crate::{Cause, Error, KeyValue, Operation, Store};
+use crate::{Cause, Error, KeyValue, Operation, Position, Store};
 use contiv_model::event::Event;
 use etcd_client::proto::PbWatchResponse;
 use etcd_client::{WatchOptions, WatchStream};
@@ -34,6 +34,26 @@ pub struct Update {
     pub event: Event<String, KeyValue>,
 }
 
+/// Updates that a [`Watch`] received together: a listing, or one message of the server. The changes
+/// of one revision are never in different batches.
+#[derive(Clone, Debug, Default)]
+pub struct Batch {
+    /// Present if the updates come from a listing.
+    pub relisted: Option<Relisted>,
+    /// The updates. A listing without differences has none.
+    pub updates: Vec<Update>,
+}
+
+/// A listing, as compared with what the watch reported before.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Relisted {
+    /// Store and revision of the listing.
+    pub position: Position,
+    /// Why the listing is not of a later state of the same store: the store was emptied, replaced or
+    /// restored from a backup.
+    pub divergence: Option<String>,
+}
+
 /// State of a watch or registration, for readiness checks and operators.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Status {
@@ -53,13 +73,16 @@ pub enum Status {
 /// The stream of [`Update`]s; it never ends.
 ///
 /// `Init`, `InitApply`..., `InitDone` come once, at the beginning. Afterwards there are only
-/// `Apply` and `Delete`, and only for real changes: after a compaction, a restart or an outage of
-/// the store, the watch lists the prefix again and reports the differences. Several changes of a
+/// `Apply` and `Delete`, and only for real changes. After a restart or an outage of the store, the
+/// watch continues from its revision. If the history since then was compacted, or is not that of the
+/// store that was watched, the watch lists the prefix again and reports the differences. Several changes of a
 /// key during an outage are reported as one. Dropping a `next()` future loses nothing.
 ///
 /// The watch makes progress only while it is polled, within a tokio runtime.
 pub struct Watch {
-    updates: BoxStream<'static, Update>,
+    batches: BoxStream<'static, Batch>,
+    /// Updates of the last batch that were not returned yet.
+    ready: VecDeque<Update>,
     status: watch::Receiver<Status>,
 }
 
@@ -82,20 +105,25 @@ impl Watch {
             backoff: Backoff::default(),
             status,
         };
-        let updates = stream::unfold((follower, VecDeque::new()), |(mut follower, mut ready)| async move {
+        let batches = stream::unfold(follower, |mut follower| async move {
             loop {
-                if let Some(update) = ready.pop_front() {
-                    return Some((update, (follower, ready)));
+                let batch = follower.step().await;
+                if batch.relisted.is_some() || !batch.updates.is_empty() {
+                    return Some((batch, follower));
                 }
-                ready = follower.step().await.into();
             }
         });
-        Watch { updates: updates.boxed(), status: receiver }
+        Watch { batches: batches.boxed(), ready: VecDeque::new(), status: receiver }
     }
 
     /// Changes whenever the connection is established or lost.
     pub fn status(&self) -> watch::Receiver<Status> {
         self.status.clone()
+    }
+
+    /// Returns the updates in batches instead of one by one.
+    pub fn batches(self) -> impl Stream<Item = Batch> + Send + use<> {
+        self.batches
     }
 }
 
@@ -103,7 +131,16 @@ impl Stream for Watch {
     type Item = Update;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Update>> {
-        self.updates.poll_next_unpin(cx)
+        loop {
+            if let Some(update) = self.ready.pop_front() {
+                return Poll::Ready(Some(update));
+            }
+            match self.batches.poll_next_unpin(cx) {
+                Poll::Ready(Some(batch)) => self.ready = batch.updates.into(),
+                Poll::Ready(None) => return Poll::Ready(None),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
     }
 }
 
@@ -123,18 +160,24 @@ enum State {
     Listed { revision: i64 },
     /// The state up to `revision` is known, and the member of `turn` sends later changes.
     Watching { revision: i64, stream: Box<WatchStream>, since: Instant, turn: Turn },
-    /// A request failed; the next attempt is at `until`.
-    Waiting { until: Instant },
+    /// The state up to `revision` is known; the watch broke, and the store may have been replaced.
+    Broken { revision: i64 },
+    /// A request failed; the next attempt is at `until`, with the watch if the state up to `known`
+    /// is known.
+    Waiting { until: Instant, known: Option<i64> },
 }
 
 impl Follower {
     /// Takes one step: one request or one message. A step that is dropped half-way is taken again.
-    async fn step(&mut self) -> Vec<Update> {
+    async fn step(&mut self) -> Batch {
         match &mut self.state {
             State::Unlisted => match self.store.list(&self.prefix).await {
                 Ok(listing) => {
                     self.state = State::Listed { revision: listing.revision };
-                    self.known.snapshot(listing)
+                    let position = Position { cluster: listing.cluster, revision: listing.revision };
+                    let divergence = self.known.divergence(&listing);
+                    let updates = self.known.snapshot(listing);
+                    Batch { relisted: Some(Relisted { position, divergence }), updates }
                 }
                 Err(e) => self.failed(e),
             },
@@ -147,7 +190,7 @@ impl Follower {
                         self.status.send_if_modified(|s| {
                             std::mem::replace(s, Status::Connected) != Status::Connected
                         });
-                        Vec::new()
+                        Batch::default()
                     }
                     Err(e) => {
                         if e.is_transient() {
@@ -165,7 +208,7 @@ impl Follower {
                     // time.
                     () = self.store.members().moved(turn) => {
                         self.state = State::Listed { revision: *revision };
-                        return Vec::new();
+                        return Batch::default();
                     }
                 };
                 let settled = since.elapsed() > SETTLED;
@@ -182,17 +225,46 @@ impl Follower {
                         if !message.events().is_empty() {
                             self.backoff.reset();
                         }
-                        self.known.changes(message.0.events)
+                        Batch { relisted: None, updates: self.known.changes(message.0.events) }
                     }
                     Ok(None) => self.broken(settled, turn, Cause::broken("the server ended the watch")).await,
                     Err(e) => self.broken(settled, turn, e.into()).await,
                 }
             }
-            State::Waiting { until } => {
-                tokio::time::sleep_until(*until).await;
-                self.state = State::Unlisted;
-                Vec::new()
+            State::Broken { revision } => {
+                let revision = *revision;
+                match self.continues(revision).await {
+                    Ok(true) => self.state = State::Listed { revision },
+                    Ok(false) => self.state = State::Unlisted,
+                    Err(e) => return self.failed(e),
+                }
+                Batch::default()
             }
+            State::Waiting { until, known } => {
+                tokio::time::sleep_until(*until).await;
+                self.state = match *known {
+                    Some(revision) => State::Broken { revision },
+                    None => State::Unlisted,
+                };
+                Batch::default()
+            }
+        }
+    }
+
+    /// Returns true if the store has the history that was known up to `revision`, and can tell what
+    /// happened since. It has not if it was emptied, replaced or restored, or if the history was
+    /// compacted. Reads one key and the number of keys.
+    async fn continues(&self, revision: i64) -> Result<bool, Error> {
+        let Some(newest) = self.known.newest() else { return Ok(false) };
+        let at_revision = async {
+            let (kv, cluster) = self.store.get_at_with_cluster(newest, revision).await?;
+            let count = self.store.count_at(&self.prefix, revision).await?;
+            Ok::<_, Error>(self.known.has(newest, kv.as_ref(), cluster) && count == self.known.len())
+        };
+        match at_revision.await {
+            // Compacted, or a revision that the store has not reached.
+            Err(e) if e.is_out_of_range() => Ok(false),
+            result => result,
         }
     }
 
@@ -221,13 +293,13 @@ impl Follower {
     }
 
     /// Handles the end of the stream, which may mean that the member failed.
-    async fn broken(&mut self, settled: bool, turn: Turn, cause: Cause) -> Vec<Update> {
+    async fn broken(&mut self, settled: bool, turn: Turn, cause: Cause) -> Batch {
         let error = self.store.error(Operation::Watch, &self.prefix, cause.clone());
         self.store.members().failed(turn, &error).await;
         self.lost(settled, cause)
     }
 
-    fn lost(&mut self, settled: bool, cause: Cause) -> Vec<Update> {
+    fn lost(&mut self, settled: bool, cause: Cause) -> Batch {
         if settled {
             self.backoff.reset();
         }
@@ -236,15 +308,23 @@ impl Follower {
     }
 
     #[expect(clippy::needless_pass_by_value, reason = "the error ends here, as text")]
-    fn failed(&mut self, error: Error) -> Vec<Update> {
+    fn failed(&mut self, error: Error) -> Batch {
         let wait = self.backoff.next();
         let text: Arc<str> = one_line(&error).into();
         if self.backoff.worth_logging() {
             tracing::warn!(failures = self.backoff.failures(), "{text}; retrying in {wait:?}");
         }
-        self.state = State::Waiting { until: Instant::now() + wait };
+        let known = match &self.state {
+            // The history is compacted: only a listing helps.
+            _ if error.is_out_of_range() => None,
+            State::Listed { revision } | State::Watching { revision, .. } | State::Broken { revision } => {
+                Some(*revision)
+            }
+            State::Unlisted | State::Waiting { .. } => None,
+        };
+        self.state = State::Waiting { until: Instant::now() + wait, known };
         self.status.send_replace(Status::Retrying { failures: self.backoff.failures(), error: text });
-        Vec::new()
+        Batch::default()
     }
 }
 

@@ -11,6 +11,7 @@ use crate::schema::{Schema, Type};
 pub(super) fn describe(builder: &mut Builder) {
     calls(builder);
     inspections(builder);
+    accepted_store(builder);
     let text = |id: &str, tag: &str, summary: &str, description: &str| json!({"operationId": id, "tags": [tag], "summary": summary, "responses": responses(text_body(description))});
     builder.operation(
         "/version",
@@ -24,7 +25,11 @@ pub(super) fn describe(builder: &mut Builder) {
     );
     for (path, id, summary) in [
         ("/healthz", "getHealth", "Liveness of this netmaster; not forwarded to the leader"),
-        ("/readyz", "getReadiness", "Readiness: it leads, or knows the leader; not forwarded to the leader"),
+        (
+            "/readyz",
+            "getReadiness",
+            "Readiness: it leads, or knows the leader, and the store answers; not forwarded to the leader",
+        ),
     ] {
         let mut operation = text(id, "daemon", summary, "Healthy or ready.");
         operation["security"] = json!([]);
@@ -131,6 +136,18 @@ fn inspections(builder: &mut Builder) {
     builder.operation("/api/v1/inspect/nodes/{host}/", "get", json!({
         "operationId": "inspectNode", "tags": ["node"], "summary": "Get a node",
         "parameters": parameter("host", "Name of the node."), "responses": responses(json_body("The node.", &node)),
+    }));
+}
+
+fn accepted_store(builder: &mut Builder) {
+    let accepted =
+        json!({"type": "object", "properties": {"host": {"type": "string"}}, "required": ["host"]});
+    builder.operation("/api/v1/nodes/{host}/acceptedStore/", "post", json!({
+        "operationId": "acceptStore", "tags": ["node"],
+        "summary": "Tell a node that has reported store-regressed to follow this store",
+        "parameters": [{"name": "host", "in": "path", "required": true, "description": "Name of the node.",
+            "schema": {"type": "string", "minLength": 1}}],
+        "responses": responses(json_body("The node's agent was told.", &accepted)),
     }));
 }
 

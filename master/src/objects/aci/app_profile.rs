@@ -7,6 +7,7 @@ use crate::cache::{ClusterCache, StagedTxn};
 use crate::domain::object_key;
 use crate::objects::{Cluster, Object};
 use crate::problem::Problem;
+use crate::reports::Report;
 use crate::schema::{Field, LINK, Schema, Type, format};
 
 static SCHEMA: Schema = Schema {
@@ -90,7 +91,7 @@ impl Object for AppProfile {
         Ok(())
     }
 
-    fn oper(&self, _cache: &ClusterCache, _cluster: &Cluster) -> Option<()> {
+    fn oper(&self, _cache: &ClusterCache, _cluster: &Cluster) -> Option<Report<()>> {
         None
     }
 }

@@ -6,6 +6,7 @@ use contiv_model::key::ObjectType;
 use crate::cache::{ClusterCache, StagedTxn};
 use crate::objects::{Cluster, Object};
 use crate::problem::Problem;
+use crate::reports::Report;
 use crate::schema::{Field, LINK, Schema, Type, format};
 
 static SCHEMA: Schema = Schema {
@@ -58,7 +59,7 @@ impl Object for ExtContractsGroup {
         }
     }
 
-    fn oper(&self, _cache: &ClusterCache, _cluster: &Cluster) -> Option<()> {
+    fn oper(&self, _cache: &ClusterCache, _cluster: &Cluster) -> Option<Report<()>> {
         None
     }
 }

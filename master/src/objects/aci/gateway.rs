@@ -6,6 +6,7 @@ use contiv_model::key::ObjectType;
 use crate::cache::{ClusterCache, StagedTxn};
 use crate::objects::{Cluster, Object};
 use crate::problem::Problem;
+use crate::reports::Report;
 use crate::schema::{Field, Format, Schema, Type, format};
 
 static SCHEMA: Schema = Schema {
@@ -47,7 +48,8 @@ impl Object for AciGw {
         }
     }
 
-    fn oper(&self, cache: &ClusterCache, _cluster: &Cluster) -> Option<AciGwOper> {
-        Some(AciGwOper { num_app_profiles: cache.all::<AppProfile>().count() as i64 })
+    fn oper(&self, cache: &ClusterCache, _cluster: &Cluster) -> Option<Report<AciGwOper>> {
+        let oper = AciGwOper { num_app_profiles: cache.all::<AppProfile>().count() as i64 };
+        Some(Box::new(|| oper))
     }
 }

@@ -9,6 +9,7 @@ mod faults;
 mod infra;
 mod ipam;
 mod load;
+mod lost_store;
 mod monitor;
 mod netctl;
 mod openapi;

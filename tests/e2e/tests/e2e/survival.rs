@@ -119,3 +119,44 @@ fn killed_netmaster_allocates_no_address_twice_and_forwarding_continues() {
         .unwrap();
     }
 }
+
+/// SIGTERM while a node attaches many pods: each request either succeeds or leaves nothing behind.
+#[test]
+fn terminated_agent_finishes_the_requests_of_the_runtime() {
+    needs!(root(), binary("ping"));
+    let _machine = testkit::exclusive();
+    let network = Network::pods();
+    let mut cluster = Cluster::ebpf(Encap::Vxlan, &network).unwrap();
+    let agent = cluster.nodes[0].agent().unwrap().pid();
+    let node = &cluster.nodes[0];
+    let network = &network;
+    let results: Vec<_> =
+        std::thread::scope(|scope| {
+            let add = |number| scope.spawn(move || Pod::add(node, network, &format!("pod{number}")));
+            let adds: Vec<_> = (0..32).map(add).collect();
+            wait_until(DEADLINE, "some pods have interfaces", || {
+                Ok((node.pod_links()?.len() >= 4).then_some(()))
+            })
+            .unwrap();
+            nix::sys::signal::kill(agent, nix::sys::signal::Signal::SIGTERM).unwrap();
+            adds.into_iter().map(|add| add.join().unwrap()).collect()
+        });
+    assert!(cluster.nodes[0].agent().unwrap().wait(DEADLINE).unwrap().success());
+    let attached: Vec<&Pod> = results.iter().filter_map(|result| result.as_ref().ok()).collect();
+    assert!(!attached.is_empty());
+    for refused in results.iter().filter_map(|result| result.as_ref().err()) {
+        let text = format!("{refused:#}");
+        assert!(!text.contains("rollback"), "{text}");
+    }
+    assert_eq!(cluster.nodes[0].pod_links().unwrap().len(), attached.len());
+    cluster.nodes[0].restart_agent().unwrap();
+    wait_until(DEADLINE, "the store has the endpoints of the attached pods only", || {
+        let known = cluster.nodes[0].metric("contiv_state_endpoints")?;
+        Ok((known == attached.len() as f64).then_some(()))
+    })
+    .unwrap();
+    for pod in &attached[1..] {
+        let ping = attached[0].netns().ping(pod.ip.into(), 1, Duration::from_secs(5)).unwrap();
+        assert_eq!(ping.received, 1, "{}", pod.name);
+    }
+}

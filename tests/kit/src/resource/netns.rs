@@ -14,10 +14,12 @@ use anyhow::{Context as _, Result, bail};
 use nix::{
     fcntl::{Flock, FlockArg},
     mount::{MsFlags, mount},
+    net::if_::{if_nameindex, if_nametoindex},
     sched::{CloneFlags, setns, unshare},
 };
 
 use super::{
+    interface,
     names::{NETNS_DIRECTORY, owned_prefix, remove_netns},
     sweep,
 };
@@ -96,11 +98,24 @@ impl Netns {
     }
 
     pub fn mtu(&self, link: &str, mtu: u16) -> Result<()> {
-        self.ip(&format!("link set {link} mtu {mtu}")).map(drop)
+        let what = || format!("set the MTU of {link} in {}", self.name());
+        self.run(|| interface::mtu(link, mtu)).with_context(what)
     }
 
     pub fn up(&self, link: &str) -> Result<()> {
-        self.ip(&format!("link set {link} up")).map(drop)
+        self.run(|| interface::up(link)).with_context(|| format!("set {link} up in {}", self.name()))
+    }
+
+    /// Index of an interface.
+    pub fn ifindex(&self, link: &str) -> Result<u32> {
+        let what = || format!("query the index of {link} in {}", self.name());
+        self.run(|| if_nametoindex(link).with_context(what))
+    }
+
+    /// Sets a parameter of the kernel that belongs to the namespace: `net/ipv4/ip_forward`.
+    pub fn sysctl(&self, name: &str, value: &str) -> Result<()> {
+        let what = || format!("set {name} in {}", self.name());
+        self.run(|| fs::write(Path::new("/proc/sys").join(name), value).with_context(what))
     }
 
     /// Turns off transmit checksum offload: a userspace switch forwards frames without completing checksums.
@@ -110,12 +125,12 @@ impl Netns {
 
     /// Names of the interfaces except `lo`.
     pub fn links(&self) -> Result<Vec<String>> {
-        let listing = self.ip("-o link")?;
-        Ok(listing
-            .lines()
-            .filter_map(|line| Some(line.split(": ").nth(1)?.split('@').next()?.to_owned()))
-            .filter(|name| name != "lo")
-            .collect())
+        let names = || {
+            let interfaces = if_nameindex()?;
+            let names = interfaces.iter().map(|interface| interface.name().to_string_lossy().into_owned());
+            Ok(names.filter(|name| name != "lo").collect())
+        };
+        self.run(names).with_context(|| format!("list the interfaces in {}", self.name()))
     }
 
     /// Runs a program in the namespace and returns its standard output; the error has its standard error.

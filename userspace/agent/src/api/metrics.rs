@@ -103,7 +103,7 @@ pub struct Measurements {
 /// Encodes all metrics.
 pub fn encode(
     requests: &RequestMetrics,
-    status: &Status,
+    (status, regressed): (&Status, bool),
     measurements: &Measurements,
     reader: &Reader,
 ) -> Result<String, fmt::Error> {
@@ -130,6 +130,11 @@ pub fn encode(
         "datapath_in_sync",
         "1 if the last full resync succeeded and no error occurred since, else 0",
         i64::from(status.in_sync),
+    );
+    gauge(
+        "store_regressed",
+        "1 if the store lost data that the agent knows, so that the agent ignores it, else 0",
+        i64::from(regressed),
     );
     gauge("datapath_objects", "Desired objects", count(status.objects));
     gauge(
@@ -302,7 +307,7 @@ mod tests {
     fn metric_names_are_stable() {
         let (requests, status, measurements) = reference::sample(MAX_SERIES + 3);
         let (_, _, reader, _) = crate::state::new([]);
-        let text = encode(&requests, &status, &measurements, &reader).unwrap();
+        let text = encode(&requests, (&status, false), &measurements, &reader).unwrap();
         for line in [
             "contiv_datapath_writes_total 7",
             "contiv_state_invalid_objects 0",

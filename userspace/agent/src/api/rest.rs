@@ -38,6 +38,7 @@ use crate::{
         Pods, RequestMetrics,
         link::{self, Links, PodTraffic},
     },
+    continuity::Continuity,
     datapath::{
         Kind,
         telemetry::{Stats, Traffic},
@@ -68,8 +69,8 @@ pub struct Parts {
     pub reader: Reader,
     /// Status of the reconciler.
     pub status: watch::Receiver<Status>,
-    /// Status of the store's watches.
-    pub store: Vec<watch::Receiver<contiv_store::Status>>,
+    /// Status of the store's watches, and whether the store is regressed.
+    pub continuity: Continuity,
     /// Sends requests to the datapath's owner.
     pub inspect: mpsc::Sender<Inspection>,
     /// Metrics of CNI requests.
@@ -104,11 +105,14 @@ struct Readiness {
 }
 
 impl Parts {
-    /// Debug dump of the datapath; `None` while the agent stops.
+    /// Debug dump of the datapath; `None` while the agent stops, or if the datapath stays busy for longer than the timeout.
     async fn dump(&self) -> Option<Value> {
         let (reply, answer) = oneshot::channel();
-        self.inspect.send(Inspection::Dump(reply)).await.ok()?;
-        answer.await.ok()
+        let request = async {
+            self.inspect.send(Inspection::Dump(reply)).await.ok()?;
+            answer.await.ok()
+        };
+        timeout(DUMP_TIMEOUT, request).await.ok().flatten()
     }
 
     /// Statistics of the datapath; `None` if it stays busy for longer than the timeout.
@@ -145,6 +149,8 @@ impl Parts {
     }
 }
 
+/// Time limit for the datapath's debug dump.
+const DUMP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time limit for the datapath's statistics in a scrape.
 const STATS_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -219,7 +225,8 @@ async fn readyz(State(parts): State<Parts>) -> Response {
     let status = parts.status.borrow().clone();
     let rejected = parts.reader.rejected();
     let warnings = parts.pods.warnings().borrow().clone();
-    let degraded = status.degraded().into_iter().chain(warnings.lines());
+    let regressed = parts.continuity.regression.borrow().as_ref().map(ToString::to_string);
+    let degraded = regressed.into_iter().chain(status.degraded()).chain(warnings.lines());
     let body = Readiness {
         ready: pending.is_empty(),
         pending,
@@ -229,7 +236,7 @@ async fn readyz(State(parts): State<Parts>) -> Response {
         failed: status.failures.count(),
         rejected: rejected.len(),
         error: status.error,
-        store: store_error(&parts.store),
+        store: store_error(&parts.continuity.connections.borrow()),
     };
     let code = if body.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (code, Json(body)).into_response()
@@ -239,7 +246,8 @@ async fn scrape(State(parts): State<Parts>) -> Response {
     const TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     let status = parts.status.borrow().clone();
     let measurements = parts.measure().await;
-    match metrics::encode(&parts.requests, &status, &measurements, &parts.reader) {
+    let regressed = parts.continuity.regression.borrow().is_some();
+    match metrics::encode(&parts.requests, (&status, regressed), &measurements, &parts.reader) {
         Ok(text) => ([(header::CONTENT_TYPE, TYPE)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }
@@ -247,7 +255,8 @@ async fn scrape(State(parts): State<Parts>) -> Response {
 
 async fn inspect(State(parts): State<Parts>) -> Response {
     let Some(mut dump) = parts.dump().await else {
-        return (StatusCode::SERVICE_UNAVAILABLE, "the agent is stopping\n").into_response();
+        let why = format!("the datapath did not answer within {DUMP_TIMEOUT:?}, or the agent is stopping\n");
+        return (StatusCode::SERVICE_UNAVAILABLE, why).into_response();
     };
     if let Value::Object(members) = &mut dump {
         let status = parts.status.borrow().clone();

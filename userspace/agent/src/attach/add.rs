@@ -33,10 +33,13 @@ impl Pods {
 
     /// Attaches a pod, or the node in the form of a pod.
     pub(super) async fn attach(&self, pod: &Pod, netns: &Netns) -> Result<Reply, Failure> {
-        let _lock = self.0.locks.lock(&pod.endpoint).await;
+        let id = pod.endpoint_id();
+        // The container, of which a DEL may concern several endpoints; then the endpoint.
+        let _locks = (self.0.locks.lock(&pod.endpoint).await, self.0.locks.lock(id.as_str()).await);
         if let Some(reply) = self.existing(pod, netns).await? {
             return Ok(reply);
         }
+        self.check_store(Step::Create)?;
         let mut rollback = Rollback::default();
         match self.create(pod, netns, &mut rollback).await {
             Ok(reply) => Ok(reply),
@@ -92,8 +95,11 @@ impl Pods {
             common_name: pod.common_name.clone(),
             host: parts.node.host.to_string(),
         };
-        let state =
-            parts.master.create_endpoint(&new).await.map_err(|e| Failure::master(Step::Create, &e))?;
+        let created = parts.master.create_endpoint(&new).await;
+        let state = created.map_err(|error| match error.is_not_found() {
+            true => pod.unknown_names(&error),
+            false => Failure::master(Step::Create, &error),
+        })?;
         let endpoint = Endpoint::try_from(&state).map_err(|e| Failure::new(Step::Create, e.to_string()))?;
         if endpoint.host != parts.node.host {
             let why = format!("endpoint {} already exists on node {}", endpoint.id, endpoint.host);
@@ -103,14 +109,49 @@ impl Pods {
         Ok((state, endpoint))
     }
 
-    /// Waits for the endpoint's network: the state may lag behind netmaster.
+    /// Waits until the state has everything that the endpoint depends on, as the store has it now: each watch of the store
+    /// may lag behind netmaster, and a group whose policy has not arrived would look like a group without rules.
     async fn network(&self, endpoint: &Endpoint) -> Result<Network, Failure> {
-        let id = &endpoint.network;
-        let network = self.parts().reader.wait(|state| state.network(id).cloned());
-        tokio::time::timeout(STATE_TIMEOUT, network).await.map_err(|_| {
-            let why = format!("network {id} has not arrived from the store within {STATE_TIMEOUT:?}");
-            Failure::new(Step::Create, why).temporary()
+        let caught_up = async {
+            let (keys, policies) = self.dependencies(endpoint).await?;
+            self.parts().reader.caught_up(&keys, policies.as_ref()).await;
+            Ok(self.parts().reader.wait(|state| state.network(&endpoint.network).cloned()).await)
+        };
+        tokio::time::timeout(STATE_TIMEOUT, caught_up).await.unwrap_or_else(|_| {
+            let id = &endpoint.network;
+            let group = endpoint.group.as_ref().map(|group| format!(", group {group} and its policies"));
+            let why = format!(
+                "network {id}{} have not arrived from the store within {STATE_TIMEOUT:?}",
+                group.unwrap_or_default()
+            );
+            Err(Failure::new(Step::Create, why).temporary())
         })
+    }
+
+    /// Records that the endpoint depends on with their revisions, and for an endpoint of a group the prefix of the group's
+    /// policy ids and the revision at which these were listed.
+    async fn dependencies(
+        &self,
+        endpoint: &Endpoint,
+    ) -> Result<(Vec<(Key, i64)>, Option<(String, i64)>), Failure> {
+        let failed = |e: contiv_store::Error| Failure::new(Step::Create, one_line(&e)).temporary();
+        let store = &self.parts().store;
+        let own = [Key::Network(endpoint.network.clone()), Key::Endpoint(endpoint.id.clone())];
+        let reads = own.into_iter().chain(endpoint.group.clone().map(Key::Group)).map(|key| async {
+            let value = store.get(&key.to_string()).await?;
+            Ok(value.map(|value| (key, value.mod_revision)))
+        });
+        let mut keys: Vec<_> =
+            futures::future::try_join_all(reads).await.map_err(failed)?.into_iter().flatten().collect();
+        let Some((group, tenant)) = endpoint.group.as_ref().and_then(|group| group.as_str().split_once(':'))
+        else {
+            return Ok((keys, None));
+        };
+        let prefix = format!("{tenant}:{group}:");
+        let policies = store.list(&Key::Policy(prefix.as_str().into()).to_string()).await.map_err(failed)?;
+        let parsed = policies.items.iter().filter_map(|kv| Some((kv.key.parse().ok()?, kv.mod_revision)));
+        keys.extend(parsed);
+        Ok((keys, Some((prefix, policies.revision))))
     }
 
     async fn interface(

@@ -27,7 +27,14 @@ impl Pods {
         };
         for pod in self.matching(&pod) {
             let id = pod.endpoint_id();
+            // Requests to reclaim the interface know the endpoint only.
+            let _lock = self.0.locks.lock(id.as_str()).await;
             note(self.delete_interface(&id).await);
+            // The endpoint and its addresses are released in the store that has them.
+            if let Err(failure) = self.check_store(Step::Delete) {
+                note(Err(failure));
+                continue;
+            }
             note(self.delete_at_master(&pod).await.map(drop));
             note(self.delete_record(&id).await);
         }
@@ -59,9 +66,16 @@ impl Pods {
 
     /// Removes the endpoint from the datapath, then deletes its interface.
     pub(super) async fn delete_interface(&self, id: &EndpointId) -> Result<(), Failure> {
-        let port = self.parts().reader.with(|state| state.attachment(id).map(|at| at.port.clone()));
-        let Some(port) = port else { return Ok(()) };
-        let detached = self.detach(id).await;
+        let known = self.parts().reader.with(|state| state.attachment(id).map(|at| at.port.clone()));
+        let (detached, port) = match known {
+            Some(port) => (self.detach(id).await, port),
+            // An earlier removal of the interface may have failed.
+            None => match self.parts().links.port_of(id).await {
+                Ok(Some(port)) => (Ok(()), port),
+                Ok(None) => return Ok(()),
+                Err(error) => return Err(interface_failure(error)),
+            },
+        };
         // Also after a failure: a deleted interface forwards nothing.
         let removed = self.parts().links.detach(&port).await.map_err(interface_failure);
         match (detached, removed) {

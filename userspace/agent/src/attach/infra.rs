@@ -14,7 +14,7 @@ use super::{
     link::Netns,
     pod::Pod,
     pods::Pods,
-    warnings::InfraWarnings,
+    warnings::NodeWarnings,
 };
 use crate::{backoff::Backoff, datapath::Owner, state::State};
 
@@ -45,7 +45,7 @@ impl Pods {
         loop {
             let pending = self.parts().reader.wait(|state| {
                 let pending = self.pending_changes(state);
-                let warned = !self.0.warnings.borrow().0.is_empty();
+                let warned = !self.0.warnings.borrow().infra.is_empty();
                 (warned || !pending.is_empty()).then_some(pending)
             });
             let pending = tokio::select! {
@@ -67,8 +67,8 @@ impl Pods {
         }
     }
 
-    /// Current warnings about infra networks.
-    pub fn warnings(&self) -> watch::Receiver<InfraWarnings> {
+    /// Current warnings about the node.
+    pub fn warnings(&self) -> watch::Receiver<NodeWarnings> {
         self.0.warnings.subscribe()
     }
 
@@ -111,7 +111,7 @@ impl Pods {
             succeeded &= self.report(network, "node joined the infra network", self.join(network).await);
         }
         // Deleted networks have no warnings.
-        self.0.warnings.send_if_modified(|InfraWarnings(known)| {
+        self.0.warnings.send_if_modified(|NodeWarnings { infra: known, .. }| {
             let before = known.len();
             known.retain(|network, _| pending.join.contains(network) || pending.leave.contains(network));
             known.len() != before
@@ -121,7 +121,7 @@ impl Pods {
 
     fn report(&self, network: &NetworkId, done: &str, result: Result<(), Failure>) -> bool {
         let warning = result.err().map(|failure| failure.to_string());
-        let changed = self.0.warnings.send_if_modified(|InfraWarnings(known)| {
+        let changed = self.0.warnings.send_if_modified(|NodeWarnings { infra: known, .. }| {
             let before = match &warning {
                 Some(why) => known.insert(network.clone(), why.clone()),
                 None => known.remove(network),
@@ -161,7 +161,7 @@ impl Pods {
     async fn leave(&self, network: &NetworkId) -> Result<(), Failure> {
         let host = self.parts().node.host.as_str();
         let id = self.infra_id(network);
-        let _lock = self.0.locks.lock(host).await;
+        let _locks = (self.0.locks.lock(host).await, self.0.locks.lock(id.as_str()).await);
         let deleted_interface = self.delete_interface(&id).await;
         // The position of the tenant's name is ambiguous without the network's record, but netmaster concatenates both parts.
         let (name, tenant) = network.as_str().rsplit_once('.').unwrap_or((network.as_str(), ""));
@@ -183,6 +183,7 @@ impl Pods {
             endpoint: host,
             netns: "".into(),
             owner: Owner::Node,
+            defaults: vec![],
         })
     }
 }

@@ -13,6 +13,7 @@ mod pod_end;
 mod port;
 mod query;
 mod traffic;
+mod underlay;
 
 pub use error::Error;
 pub use interface::{AttachedPort, PodInterface};
@@ -20,3 +21,4 @@ pub use links::Links;
 pub use netns::Netns;
 pub use port::Port;
 pub use traffic::PodTraffic;
+pub use underlay::Underlay;

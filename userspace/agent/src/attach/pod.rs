@@ -7,7 +7,7 @@ use contivk8s::{
 };
 
 use super::failure::{Failure, Step};
-use crate::datapath::Owner;
+use crate::{datapath::Owner, error::one_line, master};
 
 /// A validated request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,12 +28,37 @@ pub struct Pod {
     pub ifname: String,
     /// Pod, or the node itself, which keeps its own default routes.
     pub owner: Owner,
+    /// Labels that the request lacks, so that their defaults apply.
+    pub defaults: Vec<&'static str>,
 }
 
 impl Pod {
     /// Id of the network.
     pub fn network_id(&self) -> NetworkId {
         NetworkId::new(&self.network, &self.tenant)
+    }
+
+    /// The failure of a request whose tenant, network or group netmaster does not know.
+    pub(super) fn unknown_names(&self, error: &master::Error) -> Failure {
+        let Pod { tenant, network, group, .. } = self;
+        let source = |label| match self.defaults.contains(&label) {
+            true => "default".to_owned(),
+            false => format!("label {label} of the pod or its network configuration"),
+        };
+        let mut why = format!(
+            "{}; tenant {tenant} ({}), network {network} ({})",
+            one_line(error),
+            source(labels::TENANT),
+            source(labels::NETWORK)
+        );
+        if let Some(group) = group {
+            why += &format!(", group {group} ({})", source(labels::GROUP));
+        }
+        why += &format!(
+            ": at least one of them does not exist; create a network with: netctl network create --tenant {tenant} --subnet \
+             10.1.0.0/16 --gateway 10.1.255.254 {network}"
+        );
+        Failure::new(Step::Create, why)
     }
 
     /// Id of the endpoint at netmaster.
@@ -70,6 +95,10 @@ impl TryFrom<&Request> for Pod {
             netns: request.netns.clone(),
             ifname: if request.ifname.is_empty() { "eth0".to_owned() } else { request.ifname.clone() },
             owner: Owner::Pod,
+            defaults: [labels::TENANT, labels::NETWORK]
+                .into_iter()
+                .filter(|label| !request.labels.contains_key(*label))
+                .collect(),
         })
     }
 }

@@ -1,9 +1,6 @@
 use std::{
     net::IpAddr,
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -12,12 +9,13 @@ use contiv_store::Store;
 use tokio::sync::watch;
 
 use super::{
-    failure::Failure,
+    failure::{Failure, Step},
     key_lock::KeyLock,
-    link::{self, Links},
-    warnings::InfraWarnings,
+    link::{self, Links, Underlay},
+    warnings::NodeWarnings,
 };
 use crate::{
+    continuity::Regression,
     datapath::PortRequirements,
     master::Master,
     plan::Node,
@@ -56,6 +54,10 @@ pub struct Parts {
     pub waiters: Waiters,
     /// Status of the reconciler, for the reason of a timeout.
     pub status: watch::Receiver<reconcile::Status>,
+    /// Present while the store is regressed.
+    pub regression: watch::Receiver<Option<Regression>>,
+    /// Uplink interfaces for VLAN networks.
+    pub uplinks: Vec<String>,
     /// Datapath's requirements for interfaces.
     pub requirements: PortRequirements,
 }
@@ -63,37 +65,59 @@ pub struct Parts {
 pub(super) struct Inner {
     parts: Parts,
     pub(super) locks: KeyLock,
-    /// MTU of the node in bytes; zero while unknown.
-    mtu: AtomicU32,
-    pub(super) warnings: watch::Sender<InfraWarnings>,
+    /// `None` while unknown.
+    underlay: Mutex<Option<Underlay>>,
+    pub(super) warnings: watch::Sender<NodeWarnings>,
 }
 
 impl Pods {
     /// Creates the service; it acts on requests only.
     pub fn new(parts: Parts) -> Pods {
-        let (warnings, _) = watch::channel(InfraWarnings::default());
-        Pods(Arc::new(Inner { parts, locks: KeyLock::default(), mtu: AtomicU32::new(0), warnings }))
+        let (warnings, _) = watch::channel(NodeWarnings::default());
+        Pods(Arc::new(Inner { parts, locks: KeyLock::default(), underlay: Mutex::default(), warnings }))
     }
 
     pub(super) fn parts(&self) -> &Parts {
         &self.0.parts
     }
 
-    /// Reads the lowest MTU of the node's interfaces again; new pods use it.
-    pub async fn refresh_mtu(&self) -> Result<u32, link::Error> {
-        let mtu = self.parts().links.lowest_mtu().await?;
-        self.0.mtu.store(mtu, Ordering::Relaxed);
-        Ok(mtu)
+    /// Reads the node's interfaces again: new pods use their MTU, and a missing VTEP address becomes a warning.
+    pub async fn refresh_underlay(&self) -> Result<Underlay, link::Error> {
+        let Parts { node, links, uplinks, .. } = self.parts();
+        let underlay = links.underlay(node.vtep, uplinks).await?;
+        *self.0.underlay.lock().unwrap_or_else(PoisonError::into_inner) = Some(underlay);
+        let missing = (!underlay.has_vtep).then_some(node.vtep);
+        self.0.warnings.send_if_modified(|warnings| {
+            let changed = warnings.missing_vtep != missing;
+            warnings.missing_vtep = missing;
+            if changed {
+                match missing {
+                    Some(_) => warnings.lines().take(1).for_each(|line| tracing::error!("{line}")),
+                    None => tracing::info!(vtep = %node.vtep, "an interface has the VTEP address"),
+                }
+            }
+            changed
+        });
+        Ok(underlay)
+    }
+
+    /// Fails while the store is regressed: it does not tell which addresses are in use.
+    pub(super) fn check_store(&self, step: Step) -> Result<(), Failure> {
+        match &*self.parts().regression.borrow() {
+            Some(regression) => Err(Failure::new(step, regression.to_string()).temporary()),
+            None => Ok(()),
+        }
     }
 
     pub(super) async fn mtu(&self, encap: Encap) -> Result<u32, link::Error> {
-        let mtu = match self.0.mtu.load(Ordering::Relaxed) {
-            0 => self.refresh_mtu().await?,
-            known => known,
+        let known = *self.0.underlay.lock().unwrap_or_else(PoisonError::into_inner);
+        let underlay = match known {
+            Some(underlay) => underlay,
+            None => self.refresh_underlay().await?,
         };
         Ok(match encap {
-            Encap::Vlan(_) => mtu,
-            Encap::Vxlan { .. } => mtu.saturating_sub(vxlan_overhead(self.parts().node.vtep)),
+            Encap::Vlan(_) => underlay.uplink_mtu,
+            Encap::Vxlan { .. } => underlay.vtep_mtu.saturating_sub(vxlan_overhead(self.parts().node.vtep)),
         })
     }
 
@@ -110,6 +134,7 @@ impl Pods {
                 if reader.with(|state| state.attachment(&id).is_some_and(still)) {
                     tracing::warn!(endpoint = %id, port, "interface does not exist; its pod's namespace was deleted");
                     attacher.detach(&id);
+                    links.release(&port).await?;
                 }
             }
         }
@@ -152,7 +177,9 @@ impl Pods {
     /// remains.
     pub async fn reclaim(&self, id: &EndpointId) -> Result<bool, Failure> {
         let _lock = self.0.locks.lock(id.as_str()).await;
-        let attached = self.parts().reader.with(|state| state.attachment(id).is_some());
+        let known = self.parts().reader.with(|state| state.attachment(id).is_some());
+        let port = self.parts().links.port_of(id).await.map_err(|e| Failure::link(Step::Unplug, &e))?;
+        let attached = known || port.is_some();
         if attached {
             self.delete_interface(id).await?;
             self.delete_record(id).await?;

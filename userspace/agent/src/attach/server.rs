@@ -29,8 +29,10 @@ use super::{
     pods::Pods,
 };
 
-/// Time limit for running requests when the agent stops.
-const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(4);
+/// Time limit for running requests when the agent stops. A request that exceeds it is cut off between two steps.
+pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time limit for the last responses to be read.
+const RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The CNI socket cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -53,6 +55,7 @@ struct Shared {
     pods: Pods,
     metrics: RequestMetrics,
     tasks: TaskTracker,
+    stop: CancellationToken,
 }
 
 impl Server {
@@ -79,25 +82,36 @@ impl Server {
         Ok(Server { listener, path: path.to_owned() })
     }
 
-    /// Serves requests until `stop` is cancelled, then waits for running requests.
+    /// Serves requests until `stop` is cancelled, then finishes the running requests and refuses others. The datapath and the
+    /// watches of the store must run until this returns.
     pub async fn run(self, pods: Pods, metrics: RequestMetrics, stop: CancellationToken) -> io::Result<()> {
         let tasks = TaskTracker::new();
-        let shared = Shared { pods, metrics, tasks: tasks.clone() };
+        let shared = Shared { pods, metrics, tasks: tasks.clone(), stop: stop.clone() };
         let router = Router::new()
             .route(wire::ADD, post(|shared, headers, body| answer(Verb::Add, shared, headers, body)))
             .route(wire::DEL, post(|shared, headers, body| answer(Verb::Del, shared, headers, body)))
             .with_state(shared);
         let served =
             axum::serve(self.listener, router).with_graceful_shutdown(stop.clone().cancelled_owned());
-        let result = tokio::select! {
-            result = served => result,
+        let drained = async {
+            stop.cancelled().await;
+            tasks.close();
+            if !tasks.is_empty() {
+                tracing::info!(requests = tasks.len(), "finishing CNI requests before the agent stops");
+            }
+            if tokio::time::timeout(DRAIN_TIMEOUT, tasks.wait()).await.is_err() {
+                tracing::warn!(requests = tasks.len(), "stopping while CNI requests are running");
+            }
             // Idle connections do not delay the shutdown.
-            () = async { stop.cancelled().await; tokio::time::sleep(SHUTDOWN_TIMEOUT).await } => Ok(()),
+            tokio::time::sleep(RESPONSE_TIMEOUT).await;
         };
+        let result = tokio::select! {
+            result = async { served.await } => result,
+            () = drained => Ok(()),
+        };
+        // A client that disconnected does not end its request.
         tasks.close();
-        if tokio::time::timeout(SHUTDOWN_TIMEOUT, tasks.wait()).await.is_err() {
-            tracing::warn!(requests = tasks.len(), "stopping while CNI requests are running");
-        }
+        let _ = tokio::time::timeout(DRAIN_TIMEOUT, tasks.wait()).await;
         if let Err(error) = fs::remove_file(&self.path) {
             tracing::debug!("remove {}: {error}", self.path.display());
         }
@@ -117,6 +131,9 @@ async fn answer(verb: Verb, State(shared): State<Shared>, headers: HeaderMap, bo
             return respond(Err(failure.code(Code::Decode)));
         }
     };
+    if shared.stop.is_cancelled() {
+        return respond(Err(Failure::new(Step::Labels, "the agent is stopping; retry").temporary()));
+    }
     let start = Instant::now();
     let endpoint = request.endpoint();
     // A task of its own: this future is dropped when the client disconnects.

@@ -1,14 +1,27 @@
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, net::IpAddr};
 
 use contiv_model::name::NetworkId;
 
-/// Infra networks that the node could not join or leave, with the reason.
+/// Conditions of this node that keep endpoints from communicating.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct InfraWarnings(pub(super) BTreeMap<NetworkId, String>);
+pub struct NodeWarnings {
+    /// Infra networks that the node could not join or leave, with the reason.
+    pub(super) infra: BTreeMap<NetworkId, String>,
+    /// Local VTEP address, if no interface has it.
+    pub(super) missing_vtep: Option<IpAddr>,
+}
 
-impl InfraWarnings {
-    /// Formats one line per network for operators.
+impl NodeWarnings {
+    /// Formats one line per condition for operators.
     pub fn lines(&self) -> impl Iterator<Item = String> {
-        self.0.iter().map(|(network, why)| format!("network {network}: infra endpoint: {why}"))
+        let vtep = self.missing_vtep.map(|vtep| {
+            format!(
+                "VTEP address {vtep}: no interface of this node has it, so VXLAN networks do not reach other nodes; set --vtep-ip, or \
+                 give the address to an interface"
+            )
+        });
+        let infra =
+            self.infra.iter().map(|(network, why)| format!("network {network}: infra endpoint: {why}"));
+        vtep.into_iter().chain(infra)
     }
 }

@@ -39,13 +39,25 @@ pub struct Ovs {
     model: SwitchModel,
     /// Fingerprint of the bridge configuration after the last call; see [`drift`].
     fingerprint: u64,
+    /// Whether the configuration of the bridges changed before or during an `apply`.
+    drifted: bool,
     writes: u64,
+    /// Configuration that was not in effect at the last observation.
+    warnings: Vec<String>,
 }
 
 impl Ovs {
     /// Creates a datapath. It connects to the switch at the first `observe`.
     pub fn new(options: Options) -> Ovs {
-        Ovs { options, session: None, model: SwitchModel::default(), fingerprint: 0, writes: 0 }
+        Ovs {
+            options,
+            session: None,
+            model: SwitchModel::default(),
+            fingerprint: 0,
+            drifted: false,
+            writes: 0,
+            warnings: vec![],
+        }
     }
 
     /// Returns the bridges that an earlier agent created in this node's switch; none if no switch responds.
@@ -87,7 +99,8 @@ impl Datapath for Ovs {
         self.writes += session.take_writes();
         let observation = result?;
         self.model = observation.model;
-        self.fingerprint = observation.fingerprint;
+        (self.fingerprint, self.drifted) = (observation.fingerprint, false);
+        self.warnings = observation.warnings;
         self.session = Some(session);
         Ok(observation.observed)
     }
@@ -96,24 +109,39 @@ impl Datapath for Ovs {
         let Some(mut session) = self.session.take() else {
             return Err(ovs_error("apply changes", NotObserved));
         };
+        let before = session.database();
+        let own = apply::ports_of_ops(&before, &self.model.index, ops);
         // An error drops the session: the state of the switch is unknown then.
         let result = apply::apply(&mut session, &self.options, &mut self.model, ops).await;
         self.writes += session.take_writes();
         let failures = result?;
-        self.fingerprint = drift::fingerprint(&session.database());
+        let after = session.database();
+        // Changes of others before and during the call are drift; ports that the ops change are not.
+        self.drifted |= drift::fingerprint(&before) != self.fingerprint;
+        if let Some(own) = own {
+            self.drifted |=
+                drift::fingerprint_without(&before, &own) != drift::fingerprint_without(&after, &own);
+        }
+        self.fingerprint = drift::fingerprint(&after);
         self.session = Some(session);
         Ok(failures)
     }
 
     async fn resync_needed(&mut self) {
         let Some(session) = &self.session else { return std::future::pending().await };
-        drift::wait(session, self.fingerprint).await;
+        if !std::mem::take(&mut self.drifted) {
+            drift::wait(session, self.fingerprint).await;
+        }
         // Reports once; the next `observe` connects again.
         self.session = None;
     }
 
     fn writes(&self) -> u64 {
         self.writes
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        self.warnings.clone()
     }
 
     fn port_requirements(&self) -> PortRequirements {

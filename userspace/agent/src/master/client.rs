@@ -54,6 +54,13 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// Whether netmaster does not know an object that the request names.
+    pub fn is_not_found(&self) -> bool {
+        matches!(self, Error::Refused { message, .. } if message == NOT_FOUND)
+    }
+}
+
 /// Parameters of a new endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewEndpoint {
@@ -147,7 +154,7 @@ impl Master {
         let request = DeleteRequest { tenant_name: tenant, network_name: network, endpoint_id: endpoint };
         match self.post(&operation, "/plugin/deleteEndpoint", &request).await {
             Ok(_) => Ok(true),
-            Err(Error::Refused { message, .. }) if message == NOT_FOUND => Ok(false),
+            Err(error) if error.is_not_found() => Ok(false),
             Err(error) => Err(error),
         }
     }

@@ -105,7 +105,28 @@ fn planned(events: Vec<Event>) -> Vec<String> {
 }
 
 #[test]
-fn networks_with_overlapping_subnets_have_their_own_vrf() {
+fn a_bridged_network_has_a_vrf_of_its_own() {
+    let routing = |routing| Event::Config { flood: false, routing };
+    let vrfs = |events| -> Vec<Vrf> {
+        let vrf = |(_, object): (&ObjectId, &Object)| match object {
+            Object::Network(network) => Some(network.vrf.clone()),
+            Object::Subnet(subnet) => Some(subnet.vrf.clone()),
+            _ => None,
+        };
+        desired(events).iter().filter_map(vrf).collect()
+    };
+    let tenant = Vrf::Tenant("t".parse().unwrap());
+    for events in [vec![vxlan(1)], vec![routing(true), vxlan(1), routing(false)]] {
+        let bridged = vrfs(events);
+        assert!(bridged.len() >= 2, "{bridged:?}");
+        assert!(bridged.iter().all(|vrf| *vrf == Vrf::Network(network_id(1))), "{bridged:?}");
+    }
+    let routed = vrfs(vec![vxlan(1), routing(true)]);
+    assert!(routed.len() >= 2 && routed.iter().all(|vrf| *vrf == tenant), "{routed:?}");
+}
+
+#[test]
+fn routed_networks_share_the_vrf_of_their_tenant_if_their_subnets_are_disjoint() {
     // Subnets 0, 1 and 2 of tenant t: 0 lies in 1.
     let network = |n, subnets| {
         let Event::Network { encap, .. } = vxlan(n) else { unreachable!() };
@@ -116,6 +137,7 @@ fn networks_with_overlapping_subnets_have_their_own_vrf() {
             Object::Network(network) => Some(network.vrf.to_string()),
             _ => None,
         };
+        let events = [Event::Config { flood: false, routing: true }].into_iter().chain(events).collect();
         desired(events).iter().filter_map(of_network).collect()
     };
     assert_eq!(vrfs(vec![network(1, 0), network(2, 2)]), ["tenant t", "tenant t"]);
@@ -275,7 +297,7 @@ fn backends_are_in_a_network_of_the_tenant() {
     let backends: Vec<_> = service.backends.iter().map(|backend| backend.ip.to_string()).collect();
     assert_eq!(backends, ["10.0.0.2", "10.0.0.4"]);
     assert_eq!(service.scope.network.map(|network| network.id), Some(network_id(1)));
-    assert_eq!(service.scope.vrf, Vrf::Tenant("t".parse().unwrap()));
+    assert_eq!(service.scope.vrf, Vrf::Network(network_id(1)));
     apply_event(&mut state, Event::Network { n: 1, encap: None, subnets: 0 }, 0);
     assert_eq!(object(&state, &node(), &id), None);
 }

@@ -24,6 +24,11 @@ use crate::{
     state::{Changes, Reader},
 };
 
+/// Longest pause after a resync that failed at no cost.
+const MIN_RESYNC_PAUSE: Duration = Duration::from_secs(1);
+/// Longest pause after a failed resync, as a multiple of its duration.
+const PAUSE_PER_COST: u32 = 20;
+
 /// Owns the datapath and runs the reconciliation loop.
 pub struct Reconciler<D> {
     datapath: D,
@@ -132,11 +137,12 @@ impl<D: Datapath> Reconciler<D> {
         let (desired, blocked) =
             self.reader.with(|state| (plan::full(state, &self.node), plan::blocked_groups(state)));
         self.blocked = blocked;
+        let start = Instant::now();
         let before = std::mem::replace(&mut self.desired, desired);
         self.retries.clear_unsupported(|id| before.get(id) != self.desired.get(id));
         let result = self.observe_and_apply(revision).await;
         if let Err(error) = result {
-            self.schedule_resync(&error);
+            self.schedule_resync(&error, start.elapsed());
             return;
         }
         self.backoff.reset();
@@ -175,13 +181,14 @@ impl<D: Datapath> Reconciler<D> {
 
     /// Applies the plan for the objects `ids`.
     async fn change(&mut self, ids: BTreeSet<ObjectId>, revision: i64) {
+        let start = Instant::now();
         let ops = ordered(&ids, &self.desired);
         match self.apply(&ops).await {
             Ok(()) => {
                 self.report(revision);
                 self.waiters.notify(&ids, &self.desired, &self.retries);
             }
-            Err(error) => self.schedule_resync(&error),
+            Err(error) => self.schedule_resync(&error, start.elapsed()),
         }
     }
 
@@ -276,8 +283,10 @@ impl<D: Datapath> Reconciler<D> {
         });
     }
 
-    fn schedule_resync(&mut self, error: &Error) {
-        let wait = self.backoff.pause();
+    /// Schedules the next attempt after one that took `took`. A cheap attempt, such as a refused connection, is repeated each
+    /// second, so that a switch that comes back is programmed soon; an expensive one with the whole backoff.
+    fn schedule_resync(&mut self, error: &Error, took: Duration) {
+        let wait = self.backoff.pause().min(MIN_RESYNC_PAUSE.max(took * PAUSE_PER_COST));
         tracing::warn!("{}; next full resync in {wait:?}", one_line(error));
         self.resync_at = Instant::now() + wait;
         self.status.send_modify(|status| {

@@ -6,19 +6,38 @@ use tokio::{sync::watch, task::JoinSet, time::timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::leader;
+use crate::attach;
 
 /// Time limit for the tasks to end after cancellation.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time limit for the task that serves requests, beyond the one that it grants to running requests.
+const REQUESTS_TIMEOUT: Duration = attach::DRAIN_TIMEOUT.saturating_add(Duration::from_secs(2));
+/// Name of the task that serves requests.
+const REQUESTS: &str = "cni";
 
 /// All tasks of the agent. None of them ends on its own, so the first one to end stops the agent.
 pub(super) struct Tasks {
     set: JoinSet<(&'static str, anyhow::Result<()>)>,
     stop: CancellationToken,
+    /// Cancelled after `stop`, when no request is running.
+    halt: CancellationToken,
+    serves_requests: bool,
 }
 
 impl Tasks {
     pub(super) fn new(stop: CancellationToken) -> Tasks {
-        Tasks { set: JoinSet::new(), stop }
+        Tasks { set: JoinSet::new(), stop, halt: CancellationToken::new(), serves_requests: false }
+    }
+
+    /// Token that stops the tasks on which requests depend.
+    pub(super) fn halt(&self) -> CancellationToken {
+        self.halt.clone()
+    }
+
+    /// Spawns the task that serves requests. It ends before [`halt`](Self::halt) is cancelled.
+    pub(super) fn spawn_requests(&mut self, task: impl Future<Output = anyhow::Result<()>> + Send + 'static) {
+        self.serves_requests = true;
+        self.spawn(REQUESTS, task);
     }
 
     pub(super) fn spawn(
@@ -32,13 +51,14 @@ impl Tasks {
     /// Spawns the watch of the leader's address.
     pub(super) fn leader(&mut self, store: &Store) -> watch::Receiver<Option<String>> {
         let (sender, leader) = watch::channel(None);
-        self.spawn("leader", leader::follow(store.clone(), sender, self.stop.clone()));
+        self.spawn("leader", leader::follow(store.clone(), sender, self.halt.clone()));
         leader
     }
 
     /// Waits until a task ends unexpectedly and returns its result.
     pub(super) async fn first_end(&mut self) -> anyhow::Result<()> {
         let ended = self.set.join_next().await.context("no task is running")?;
+        self.serves_requests &= !matches!(ended, Ok((REQUESTS, _)));
         match ended {
             Ok((_, Ok(()))) if self.stop.is_cancelled() => Ok(()),
             Ok((name, Ok(()))) => Err(anyhow!("{name} ended early")),
@@ -59,9 +79,21 @@ impl Tasks {
         result
     }
 
-    /// Cancels all tasks and waits for them; aborts those that exceed the time limit.
+    /// Ends all tasks, first those that take requests; aborts those that exceed the time limit.
     pub(super) async fn end(mut self) -> anyhow::Result<()> {
         self.stop.cancel();
+        if self.serves_requests {
+            let served = async {
+                while let Some(ended) = self.set.join_next().await {
+                    if matches!(ended, Ok((REQUESTS, _)) | Err(_)) {
+                        break;
+                    }
+                }
+            };
+            // The server reports requests that are still running.
+            let _ = timeout(REQUESTS_TIMEOUT, served).await;
+        }
+        self.halt.cancel();
         let drained =
             timeout(SHUTDOWN_TIMEOUT, async { while self.set.join_next().await.is_some() {} }).await;
         if drained.is_err() {

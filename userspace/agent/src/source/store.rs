@@ -1,16 +1,21 @@
-use contiv_model::{event::Event, key::Key};
-use contiv_store::{Status, Store, Watch};
+use contiv_model::{event::Event, global::ClusterIdentity, key::Key};
+use contiv_store::{KeyValue, Position, Relisted, Status, Store};
 use futures::{StreamExt as _, stream};
 use tokio::sync::watch;
 
 use super::decode::decode;
 use crate::state::{Rejected, Update};
 
+/// Prefix of the global settings.
+pub const SETTINGS: &str = "/contiv.io/master/config/";
+/// Prefix of the networks.
+pub const NETWORKS: &str = "/contiv.io/state/nets/";
+
 /// Key prefixes that the agent watches. Each is a source with its own snapshots; the plan tolerates references between
 /// sources that are not resolved yet.
 pub const PREFIXES: [&str; 9] = [
-    "/contiv.io/master/config/",
-    "/contiv.io/state/nets/",
+    SETTINGS,
+    NETWORKS,
     "/contiv.io/state/eps/",
     "/contiv.io/state/endpointGroups/",
     "/contiv.io/state/policy/",
@@ -20,27 +25,114 @@ pub const PREFIXES: [&str; 9] = [
     "/contiv.io/oper/node/",
 ];
 
+/// Updates that one watch received together.
+#[derive(Debug)]
+pub struct Batch {
+    /// Key prefix of the watch.
+    pub source: &'static str,
+    /// Present if the updates come from a listing.
+    pub relisted: Option<Relisted>,
+    /// Present if the batch tells the cluster's identity: `None` if the store has none.
+    pub identity: Option<Option<String>>,
+    /// Newest put of the batch.
+    pub newest: Option<Put>,
+    /// Decoded updates, without the keys that the agent does not use.
+    pub updates: Vec<Update>,
+}
+
+/// A put, identified well enough to be recognised in the store's history.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Put {
+    /// Key.
+    pub key: String,
+    /// Revision of the key's creation.
+    pub create_revision: i64,
+    /// Revision of the put.
+    pub mod_revision: i64,
+    /// FNV-1a hash of the value.
+    pub value_hash: u64,
+}
+
+impl Put {
+    /// The put that produced this value.
+    pub fn of(value: &KeyValue) -> Put {
+        // The hash is stored in a file: the hashers of the standard library may change.
+        let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        Put {
+            key: value.key.clone(),
+            create_revision: value.create_revision,
+            mod_revision: value.mod_revision,
+            value_hash: value.value.iter().fold(0xcbf2_9ce4_8422_2325, step),
+        }
+    }
+}
+
+impl Batch {
+    fn new(source: &'static str, batch: contiv_store::Batch) -> Batch {
+        let put = |update: &contiv_store::Update| match &update.event {
+            Event::InitApply(_, value) | Event::Apply(_, value) => Some(value.mod_revision),
+            _ => None,
+        };
+        let newest = batch.updates.iter().max_by_key(|update| put(update));
+        let newest = newest.and_then(|update| match &update.event {
+            Event::InitApply(_, value) | Event::Apply(_, value) => Some(Put::of(value)),
+            _ => None,
+        });
+        let identity = if source == SETTINGS { identity(&batch.updates) } else { None };
+        let updates = batch.updates.into_iter().filter_map(|update| decode_update(source, update)).collect();
+        Batch { source, relisted: batch.relisted, identity, newest, updates }
+    }
+
+    /// Store and revision that the batch leads to; the cluster id is known after a listing only.
+    pub fn position(&self) -> (Option<u64>, i64) {
+        match &self.relisted {
+            Some(Relisted { position: Position { cluster, revision }, .. }) => (Some(*cluster), *revision),
+            None => (None, self.updates.iter().map(|update| update.revision).max().unwrap_or_default()),
+        }
+    }
+}
+
+/// What the updates tell about the cluster's identity.
+fn identity(updates: &[contiv_store::Update]) -> Option<Option<String>> {
+    let path = Key::ClusterIdentity.to_string();
+    let told = updates.iter().rev().find_map(|update| match &update.event {
+        Event::InitApply(key, value) | Event::Apply(key, value) if *key == path => {
+            Some(Some(identity_in(value)))
+        }
+        Event::Delete(key) if *key == path => Some(None),
+        _ => None,
+    });
+    let is_first = updates.first().is_some_and(|update| matches!(update.event, Event::Init));
+    told.or_else(|| is_first.then_some(None))
+}
+
+/// The cluster's identity in the value of [`Key::ClusterIdentity`]; an unreadable value is an identity of its own.
+pub fn identity_in(value: &KeyValue) -> String {
+    let body = serde_json::from_slice::<ClusterIdentity>(&value.value);
+    body.map_or_else(|_| String::from_utf8_lossy(&value.value).into_owned(), |body| body.id)
+}
+
 /// Watches of the store.
 pub struct Sources {
-    updates: stream::SelectAll<stream::BoxStream<'static, Update>>,
+    batches: stream::SelectAll<stream::BoxStream<'static, Batch>>,
     statuses: Vec<watch::Receiver<Status>>,
 }
 
 impl Sources {
     /// Creates a watch for each of [`PREFIXES`]. The watches start at the first poll.
     pub fn new(store: &Store) -> Sources {
-        let watches: Vec<(&'static str, Watch)> =
-            PREFIXES.into_iter().map(|prefix| (prefix, store.watch(prefix))).collect();
+        let watches: Vec<_> = PREFIXES.into_iter().map(|prefix| (prefix, store.watch(prefix))).collect();
         let statuses = watches.iter().map(|(_, watch)| watch.status()).collect();
-        let streams = watches.into_iter().map(|(source, watch)| {
-            watch.filter_map(move |update| std::future::ready(decode_update(source, update))).boxed()
-        });
-        Sources { updates: stream::select_all(streams), statuses }
+        let streams = watches
+            .into_iter()
+            .map(|(source, watch)| watch.batches().map(move |batch| Batch::new(source, batch)).boxed());
+        Sources { batches: stream::select_all(streams), statuses }
     }
 
-    /// The next update. The stream does not end while the store client exists.
-    pub async fn next(&mut self) -> Option<Update> {
-        self.updates.next().await
+    /// The next batch. The stream does not end while the store client exists.
+    pub async fn next(&mut self) -> Option<Batch> {
+        self.batches.next().await
     }
 
     /// Connection status of each watch.
@@ -51,7 +143,7 @@ impl Sources {
 
 /// Decodes an update; `None` for keys that the agent does not use.
 fn decode_update(source: &'static str, update: contiv_store::Update) -> Option<Update> {
-    let object = |path: &str, value: &contiv_store::KeyValue| match path.parse::<Key>() {
+    let object = |path: &str, value: &KeyValue| match path.parse::<Key>() {
         Ok(key) => decode(&key, value).map(|object| (key, object)),
         Err(unknown) => {
             tracing::debug!("{unknown}");

@@ -35,8 +35,8 @@ struct Inner {
     awaited: BTreeSet<&'static str>,
     /// Objects of incomplete snapshots.
     snapshots: BTreeMap<&'static str, BTreeMap<Key, Result<ClusterObject, Rejected>>>,
-    /// Keys of each source, with valid or invalid values.
-    live: BTreeMap<&'static str, BTreeSet<Key>>,
+    /// Keys of each source, with valid or invalid values, and the store revision up to which the value is current.
+    live: BTreeMap<&'static str, BTreeMap<Key, i64>>,
 }
 
 #[derive(Debug)]
@@ -99,6 +99,11 @@ impl Writer {
     pub fn apply(&mut self, update: Update) {
         self.0.change(|inner| inner.apply(update));
     }
+
+    /// Prepares for the snapshots of another store, whose revisions are not comparable with the previous ones.
+    pub fn restart(&mut self) {
+        self.0.change(|inner| inner.revision = 0);
+    }
 }
 
 impl Inner {
@@ -113,19 +118,19 @@ impl Inner {
             }
             Event::InitDone => {
                 let snapshot = self.snapshots.remove(source).unwrap_or_default();
-                let live = self.live.get(source).into_iter().flatten();
+                let live = self.live.get(source).into_iter().flat_map(BTreeMap::keys);
                 let gone: Vec<_> = live.filter(|key| !snapshot.contains_key(key)).cloned().collect();
                 for key in gone {
                     self.delete(source, &key);
                 }
                 for (key, object) in snapshot {
-                    self.put(source, key, object);
+                    self.put(source, key, object, revision);
                 }
                 self.awaited.remove(source);
                 self.revision = self.revision.max(revision);
             }
             Event::Apply(key, object) => {
-                if self.put(source, key, object) {
+                if self.put(source, key, object, revision) {
                     self.revision = self.revision.max(revision);
                 }
             }
@@ -138,7 +143,13 @@ impl Inner {
     }
 
     /// Returns whether the change affects the plan.
-    fn put(&mut self, source: &'static str, key: Key, object: Result<ClusterObject, Rejected>) -> bool {
+    fn put(
+        &mut self,
+        source: &'static str,
+        key: Key,
+        object: Result<ClusterObject, Rejected>,
+        revision: i64,
+    ) -> bool {
         let dirty = match object {
             Ok(object) => {
                 self.rejected.remove(&key);
@@ -150,7 +161,7 @@ impl Inner {
                 self.state.reject(&key)
             }
         };
-        self.live.entry(source).or_default().insert(key);
+        self.live.entry(source).or_default().insert(key, revision);
         self.mark(dirty)
     }
 
@@ -217,6 +228,39 @@ impl Reader {
             (!same).then(|| inner.rejected.values().cloned().collect())
         };
         self.wait_inner(other).await
+    }
+
+    /// Number of keys of a source, with valid or invalid values.
+    pub fn known(&self, source: &str) -> usize {
+        self.0.read().live.get(source).map_or(0, BTreeMap::len)
+    }
+
+    /// Keys of a source, with valid or invalid values.
+    pub fn keys(&self, source: &str) -> BTreeSet<Key> {
+        self.0.read().live.get(source).into_iter().flat_map(BTreeMap::keys).cloned().collect()
+    }
+
+    /// Waits until the state has each of the keys at its revision or a later one, and no older policy whose id begins with
+    /// a prefix and that is not among the keys.
+    pub async fn caught_up(&self, keys: &[(Key, i64)], policies: Option<&(String, i64)>) {
+        let is_old =
+            |key: &Key, at: i64, listed: i64| at < listed && !keys.iter().any(|(known, _)| known == key);
+        let is_current = |inner: &Inner| {
+            let at = |key: &Key| inner.live.values().find_map(|keys| keys.get(key)).copied();
+            let arrived = keys.iter().all(|(key, revision)| at(key).is_some_and(|at| at >= *revision));
+            let any_old = policies.is_some_and(|(prefix, listed)| {
+                let first = Key::Policy(prefix.as_str().into());
+                let is_below =
+                    |key: &Key| matches!(key, Key::Policy(id) if id.as_str().starts_with(prefix.as_str()));
+                let below = |keys: &BTreeMap<Key, i64>| {
+                    let mut below = keys.range(first.clone()..).take_while(|(key, _)| is_below(key));
+                    below.any(|(key, at)| is_old(key, *at, *listed))
+                };
+                inner.live.values().any(below)
+            });
+            (arrived && !any_old).then_some(())
+        };
+        self.wait_inner(is_current).await;
     }
 
     /// Sources without a complete snapshot.

@@ -90,10 +90,15 @@ impl State {
         self.networks.get(id).filter(|network| self.tags.is_active(network))
     }
 
-    /// VRF of a network that [`network`](Self::network) returns: that of its tenant, or its own if its subnets overlap those of
-    /// a network of the tenant that precedes it by id.
+    /// VRF of a network that [`network`](Self::network) returns. A bridged network has its own. Networks that are routed are in
+    /// that of their tenant, except those whose subnets overlap the subnets of a network of the tenant that precedes them by id.
     pub fn vrf(&self, network: &Network) -> Vrf {
-        self.vrfs.of(network)
+        if self.is_routing() { self.vrfs.of(network) } else { network.id.clone().into() }
+    }
+
+    /// Whether the nodes route between the networks of a tenant.
+    fn is_routing(&self) -> bool {
+        self.config.as_ref().is_some_and(Config::is_routing)
     }
 
     /// VRF of a service: that of its network, or of its tenant.
@@ -234,10 +239,14 @@ impl State {
         let mut dirty = DirtySet::default();
         match key {
             Key::MasterConfig => {
-                let before = self.arp();
+                let before = (self.arp(), self.is_routing());
                 self.config = of_kind!(object, Config);
-                if before != self.arp() {
+                if before != (self.arp(), self.is_routing()) {
                     dirty.networks.extend(self.networks.keys().cloned());
+                }
+                if before.1 != self.is_routing() {
+                    let services = self.by_tenant.keys().flat_map(|tenant| self.services.of_tenant(tenant));
+                    dirty.services.extend(services.cloned());
                 }
             }
             Key::Network(id) => self.set_network(id, of_kind!(object, Network), &mut dirty),

@@ -2,6 +2,7 @@
 //! netmaster.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
+mod continuity;
 mod world;
 
 use netplugin::datapath::ObjectId;
@@ -55,6 +56,30 @@ fn add_is_rolled_back_if_the_datapath_fails() {
 }
 
 #[test]
+fn pod_waits_for_the_policy_of_its_group() {
+    needs!(root());
+    let pod = Netns::new("pod").unwrap();
+    World::run_delaying(Some("/contiv.io/state/policy/"), async |world| {
+        world.until("the datapath is in sync", || world.in_sync()).await;
+        world.master.create_group().await;
+        let mut add = std::pin::pin!(world.add_to_group("g", "c1", pod.path()));
+        let endpoint = world.reader().wait(|state| state.endpoint(&"n.t-c1".into()).map(drop));
+        tokio::select! {
+            result = &mut add => panic!("attached without the policy: {result:?}"),
+            () = endpoint => {}
+        }
+        // The other watches have delivered everything that the endpoint needs.
+        let early = tokio::time::timeout(std::time::Duration::from_millis(500), &mut add).await;
+        assert!(early.is_err(), "attached without the policy: {early:?}");
+        assert!(world.local_endpoints().is_empty() && pod.links().unwrap().is_empty());
+        world.deliver();
+        add.await.unwrap();
+        let group = ObjectId::Group(5.try_into().unwrap());
+        assert!(world.switch.objects().get(&group).is_some());
+    });
+}
+
+#[test]
 fn existing_interface_in_the_pod_is_reported() {
     needs!(root());
     let pod = Netns::new("pod").unwrap();
@@ -87,6 +112,13 @@ fn error_of_netmaster_is_reported_verbatim() {
         let error = world.add_to("unknown", "c1", pod.path()).await.unwrap_err();
         assert!(error.msg.contains("Error creating EP"), "{error:?}");
         assert!(error.details.contains("key not found"), "{error:?}");
+        for part in [
+            "network unknown (label io.contiv.network of the pod or its network configuration)",
+            "tenant t (label",
+            "netctl network create --tenant t",
+        ] {
+            assert!(error.details.contains(part), "{error:?}");
+        }
         world.assert_nothing_left().await;
     });
 }
@@ -132,6 +164,77 @@ fn del_finds_the_endpoint_after_its_labels_changed() {
         world.del_from("unknown", "c1", Some(pod.path())).await.unwrap();
         world.assert_nothing_left().await;
     });
+}
+
+#[test]
+fn interface_whose_removal_failed_is_removed_by_the_next_del() {
+    needs!(root());
+    let pod = Netns::new("pod").unwrap();
+    World::run(async |world| {
+        world.add("c1", pod.path()).await.unwrap();
+        world.forget("n.t-c1");
+        world.until("the datapath has no endpoint", || world.local_endpoints().is_empty()).await;
+        assert_eq!(world.ports().await, ["vvport1"]);
+        world.del("c1", Some(pod.path())).await.unwrap();
+        world.assert_nothing_left().await;
+        assert!(pod.links().unwrap().is_empty());
+    });
+}
+
+#[test]
+fn reclaim_waits_for_a_running_del() {
+    needs!(root());
+    let (pod, other) = (Netns::new("pod").unwrap(), Netns::new("pod").unwrap());
+    World::run(async |world| {
+        world.add("c1", pod.path()).await.unwrap();
+        world.master.hold();
+        let mut del = std::pin::pin!(world.del("c1", None));
+        tokio::select! {
+            result = &mut del => panic!("{result:?}"),
+            () = world.master.deletion_received() => {}
+        }
+        // The interface is gone, and its name is free for the next pod.
+        let endpoint = "n.t-c1".into();
+        let mut reclaim = std::pin::pin!(world.pods.reclaim(&endpoint));
+        let early = tokio::time::timeout(std::time::Duration::from_millis(300), &mut reclaim).await;
+        assert!(early.is_err(), "{early:?}");
+        world.master.release();
+        del.await.unwrap();
+        assert!(!reclaim.await.unwrap());
+        world.add("c2", other.path()).await.unwrap();
+        assert_eq!(world.ports().await, ["vvport1"]);
+    });
+}
+
+#[test]
+fn mtu_is_that_of_the_interface_with_the_vtep_address() {
+    needs!(root());
+    let (pod, late) = (Netns::new("pod").unwrap(), Netns::new("pod").unwrap());
+    World::run(async |world| {
+        ip("link add under0 mtu 9000 type veth peer name under1");
+        ip("link add tunnel0 mtu 1280 type vxlan id 7 dstport 4790");
+        ip("tuntap add dev tunnel1 mode tun");
+        ip("link set tunnel1 mtu 1300");
+        ip("link set under1 mtu 8000");
+        let warnings = || world.pods.warnings().borrow().lines().collect::<Vec<_>>();
+        world.pods.refresh_underlay().await.unwrap();
+        assert_eq!(warnings().len(), 1, "{:?}", warnings());
+        assert!(warnings()[0].contains("192.168.0.1: no interface of this node has it"), "{:?}", warnings());
+        // The lowest MTU of the interfaces that may carry the frames.
+        let result = world.add("c1", pod.path()).await.unwrap();
+        assert_eq!(result["interfaces"][1]["mtu"], 7950);
+
+        ip("address add 192.168.0.1/24 dev under0");
+        world.pods.refresh_underlay().await.unwrap();
+        assert_eq!(warnings(), Vec::<String>::new());
+        let result = world.add("c2", late.path()).await.unwrap();
+        assert_eq!(result["interfaces"][1]["mtu"], 8950);
+    });
+}
+
+fn ip(words: &str) {
+    let status = std::process::Command::new("ip").args(words.split(' ')).status().unwrap();
+    assert!(status.success(), "ip {words}");
 }
 
 #[test]

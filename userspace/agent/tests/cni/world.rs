@@ -10,6 +10,7 @@ use contivk8s::plugin;
 use master::Master;
 use netplugin::{
     attach::{self, Pods, RequestMetrics, link::Links},
+    continuity::{Guard, MemoryFile, Regression},
     datapath::fake::{Fake, Switch},
     datapath::{Datapath as _, ObjectId},
     plan::Node,
@@ -20,7 +21,7 @@ use netplugin::{
 use serde::Deserialize;
 use serde_json::Value;
 use tempfile::TempDir;
-use tokio::task::JoinSet;
+use tokio::{sync::watch, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -42,40 +43,50 @@ pub(crate) struct World {
     links: Arc<Links>,
     handle: Handle,
     store: Store,
-    server: embedded::Server,
+    server: Option<embedded::Server>,
     directory: TempDir,
     stop: CancellationToken,
     tasks: JoinSet<()>,
+    regression: watch::Receiver<Option<Regression>>,
+    reader: state::Reader,
+    attacher: state::Attacher,
+    deliver: watch::Sender<bool>,
 }
 
 impl World {
     /// Runs `test` in a network namespace that represents the node.
     pub(crate) fn run(test: impl AsyncFnOnce(World) + Send) {
+        World::run_delaying(None, test);
+    }
+
+    /// As [`World::run`], but the watch of the prefix delivers its changes when [`World::deliver`] is called.
+    pub(crate) fn run_delaying(prefix: Option<&'static str>, test: impl AsyncFnOnce(World) + Send) {
         let node = testkit::Netns::new("node").unwrap();
         let run = || {
             let runtime =
                 tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-            runtime.block_on(async { test(World::begin().await).await });
+            runtime.block_on(async { test(World::begin(prefix).await).await });
             Ok(())
         };
         node.run(run).unwrap();
     }
 
-    async fn begin() -> World {
+    async fn begin(delayed: Option<&'static str>) -> World {
         let directory = testkit::scratch_dir("cni").unwrap();
         let listen = ([127, 0, 0, 1], testkit::free_port().unwrap()).into();
         let server = embedded::Server::open(&directory.path().join("store"), listen).await.unwrap();
         let store = Store::connect(&Config::new([server.local_addr().to_string()])).await.unwrap();
         let master = Master::start(store.clone()).await;
-        World::start(master, Fake::new(), server, store, directory).await
+        World::start(master, Fake::new(), Some(server), store, directory, delayed).await
     }
 
     async fn start(
         master: Master,
         fake: Fake,
-        server: embedded::Server,
+        server: Option<embedded::Server>,
         store: Store,
         directory: TempDir,
+        delayed: Option<&'static str>,
     ) -> World {
         let node = Node { host: HOST.into(), vtep: [192, 168, 0, 1].into() };
         let links = Arc::new(Links::open().await.unwrap());
@@ -87,13 +98,39 @@ impl World {
         let (reconciler, handle) =
             Reconciler::new(fake, node.clone(), reader.clone(), changes, Duration::from_secs(3600));
         let (stop, mut tasks) = (CancellationToken::new(), JoinSet::new());
-        let mut sources = Sources::new(&store);
+        let memory = MemoryFile::beside(&directory.path().join("cni.sock"));
+        let (mut guard, continuity) =
+            Guard::open(store.clone(), node.host.clone(), reader.clone(), memory).unwrap();
         let stopping = stop.clone();
-        tasks.spawn(async move {
-            while let Some(Some(update)) = stopping.run_until_cancelled(sources.next()).await {
-                writer.apply(update);
-            }
-        });
+        let (deliver, mut delivered) = watch::channel(false);
+        let mut sources = Sources::new(&store);
+        match delayed {
+            None => tasks.spawn(async move {
+                stopping.run_until_cancelled(guard.follow(&mut writer)).await;
+                guard.save();
+            }),
+            Some(delayed) => tasks.spawn(async move {
+                let mut pending = vec![];
+                loop {
+                    let batch = tokio::select! {
+                        () = stopping.cancelled() => return,
+                        Ok(_) = delivered.wait_for(|now| *now), if !pending.is_empty() => None,
+                        batch = sources.next() => batch,
+                    };
+                    match batch {
+                        Some(batch) if batch.source == delayed && batch.relisted.is_none() => {
+                            pending.push(batch);
+                        }
+                        Some(batch) => batch.updates.into_iter().for_each(|update| writer.apply(update)),
+                        None => pending
+                            .drain(..)
+                            .flat_map(|batch| batch.updates)
+                            .for_each(|update| writer.apply(update)),
+                    }
+                }
+            }),
+        };
+        let regression = continuity.regression.clone();
         tasks.spawn(reconciler.run(stop.clone()));
         let pods = Pods::new(attach::Parts {
             node,
@@ -103,24 +140,84 @@ impl World {
             ),
             links: links.clone(),
             store: store.clone(),
-            attacher,
-            reader,
+            attacher: attacher.clone(),
+            reader: reader.clone(),
             waiters: handle.waiters.clone(),
             status: handle.status.clone(),
+            regression: continuity.regression,
+            uplinks: vec![],
             requirements,
         });
+        let forget = attacher;
         let listener = attach::Server::bind(&directory.path().join("cni.sock")).unwrap();
         let (served, stopping) = (pods.clone(), stop.clone());
         tasks.spawn(async move { listener.run(served, RequestMetrics::default(), stopping).await.unwrap() });
-        World { master, switch, pods, links, handle, store, server, directory, stop, tasks }
+        World {
+            master,
+            switch,
+            pods,
+            links,
+            handle,
+            store,
+            server,
+            directory,
+            stop,
+            tasks,
+            regression,
+            reader,
+            attacher: forget,
+            deliver,
+        }
+    }
+
+    /// Removes the record of an endpoint's interface, as a DEL that fails to remove the interface.
+    pub(crate) fn forget(&self, endpoint: &str) {
+        self.attacher.detach(&endpoint.into());
+    }
+
+    /// Delivers the delayed changes.
+    pub(crate) fn deliver(&self) {
+        self.deliver.send_replace(true);
+    }
+
+    pub(crate) fn reader(&self) -> &state::Reader {
+        &self.reader
+    }
+
+    /// Why the store is regressed, if it is.
+    pub(crate) fn regression(&self) -> Option<String> {
+        self.regression.borrow().as_ref().map(ToString::to_string)
+    }
+
+    pub(crate) async fn until_regressed(&self) -> String {
+        self.until("the store is regressed", || self.regression().is_some()).await;
+        self.regression().unwrap()
+    }
+
+    /// Stops the store, lets `change` replace its directory, and starts it again.
+    pub(crate) async fn replace_store(&mut self, change: impl FnOnce(&Path)) {
+        let folder = self.directory.path().join("store");
+        let listen = self.server.as_ref().unwrap().local_addr();
+        self.server.take().unwrap().shutdown().await.unwrap();
+        change(&folder);
+        self.server = Some(embedded::Server::open(&folder, listen).await.unwrap());
+    }
+
+    /// Stops the agent; its node and switch remain.
+    pub(crate) async fn stop_agent(&mut self) {
+        self.stop.cancel();
+        while self.tasks.join_next().await.is_some() {}
     }
 
     /// A new agent on the same node and switch.
     pub(crate) async fn restart(mut self) -> World {
-        self.stop.cancel();
-        while self.tasks.join_next().await.is_some() {}
+        self.stop_agent().await;
         let fake = Fake::reopen(&self.switch);
-        World::start(self.master, fake, self.server, self.store, self.directory).await
+        World::start(self.master, fake, self.server, self.store, self.directory, None).await
+    }
+
+    pub(crate) fn store(&self) -> &Store {
+        &self.store
     }
 
     pub(crate) async fn add(&self, container: &str, netns: &Path) -> Result<Value, Refusal> {
@@ -138,6 +235,15 @@ impl World {
         netns: &Path,
     ) -> Result<Value, Refusal> {
         self.call("ADD", network, container, Some(netns)).await
+    }
+
+    pub(crate) async fn add_to_group(
+        &self,
+        group: &str,
+        container: &str,
+        netns: &Path,
+    ) -> Result<Value, Refusal> {
+        self.call("ADD", &format!("n;GROUP={group}"), container, Some(netns)).await
     }
 
     pub(crate) async fn del(&self, container: &str, netns: Option<&Path>) -> Result<Value, Refusal> {

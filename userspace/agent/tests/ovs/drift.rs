@@ -120,6 +120,26 @@ impl<K> Lengths for std::collections::BTreeMap<K, Vec<String>> {
 }
 
 /// The datapath requests a resync after a change by another process, and not after its own changes.
+/// A change of another program that the agent sees together with its own change is not taken for its own.
+#[test]
+fn a_foreign_change_before_an_own_one_requests_a_resync() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let node = Node::new("overlap", &[])?;
+    node.converge()?;
+    let blue = network("blue", vxlan(5000), ArpMode::Proxy);
+    node.add([Object::Network(blue.clone())])?;
+    let _one = node.run_pod(&blue, 1)?;
+    assert!(!node.resync_requested());
+    node.switch.borrow().vsctl(&["--timeout=20", "del-port", "vvport1"])?;
+    // Waits for ovs-vswitchd, and thus receives the earlier change.
+    let _two = node.run_pod(&blue, 2)?;
+    assert!(node.resync_needed(SOON));
+    node.converge()?;
+    let _three = node.run_pod(&blue, 3)?;
+    assert!(!node.resync_requested());
+    Ok(())
+}
+
 #[test]
 fn a_foreign_change_requests_a_resync() -> Result<()> {
     needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));

@@ -176,6 +176,104 @@ fn several_uplinks_form_a_bond() -> Result<()> {
     Ok(())
 }
 
+/// Uplinks can be changed in any order: one, several, another one, none.
+#[test]
+fn uplinks_are_replaced() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let outside = Netns::new("relink-out")?;
+    let inside = Netns::new("relink-in")?;
+    for wire in ["up0", "up1"] {
+        inside.veth(wire, &outside, wire)?;
+        inside.up(wire)?;
+        outside.up(wire)?;
+    }
+    let mut node = Node::on(inside, &["up0", "up1"])?;
+    for (uplinks, ports) in [
+        (&["up0", "up1"][..], "uplinkPort\n"),
+        (&["up0"], "up0\n"),
+        (&["up0", "up1"], "uplinkPort\n"),
+        (&["up1"], "up1\n"),
+        (&["up0"], "up0\n"),
+        (&["up1", "up0"], "uplinkPort\n"),
+        (&[], ""),
+    ] {
+        node.restart_agent_with(uplinks);
+        node.converge()?;
+        assert_eq!(node.switch.borrow().vsctl(&["list-ports", "contivVlanBridge"])?, ports, "{uplinks:?}");
+        assert_eq!(node.warnings(), Vec::<String>::new());
+    }
+    Ok(())
+}
+
+/// A node whose uplink does not exist has no VLANs, and says so until the uplink appears.
+#[test]
+fn a_missing_uplink_is_reported() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let outside = Netns::new("nolink-out")?;
+    let node = Node::new("nolink-in", &["upp0"])?;
+    node.converge()?;
+    let warnings = node.warnings();
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    assert!(warnings[0].contains("upp0") && warnings[0].contains("No such device"), "{warnings:?}");
+
+    node.namespace.veth("upp0", &outside, "up0")?;
+    node.namespace.up("upp0")?;
+    assert!(node.resync_needed(SOON));
+    node.converge()?;
+    assert_eq!(node.warnings(), Vec::<String>::new());
+    Ok(())
+}
+
+/// Retries of an endpoint without its interface leave ovs-vswitchd alone; it opens the port when the interface appears.
+#[test]
+fn retries_of_an_invalid_port_do_not_reconfigure_the_switch() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let node = Node::new("retry", &[])?;
+    node.converge()?;
+    let blue = network("blue", vxlan(5000), ArpMode::Proxy);
+    let pod = node.pod(&blue, 1)?;
+    node.namespace.ip("link set vvport1 down")?;
+    node.namespace.ip("link set vvport1 name hidden")?;
+    node.add([Object::Network(blue)])?;
+    node.desired.borrow_mut().insert(pod.object.clone());
+    let op = Op::Set(pod.object.clone());
+    assert_eq!(node.apply(std::slice::from_ref(&op))?.len(), 1);
+    let configured = || node.switch.borrow().vsctl(&["get", "open_vswitch", ".", "next_cfg"]);
+    let before = configured()?;
+    for _ in 0..5 {
+        assert_eq!(node.apply(std::slice::from_ref(&op))?.len(), 1);
+    }
+    assert_eq!(configured()?, before);
+
+    node.observe()?;
+    node.namespace.ip("link set hidden name vvport1")?;
+    node.namespace.up("vvport1")?;
+    assert!(node.resync_needed(SOON));
+    node.converge()?;
+    Ok(())
+}
+
+/// A flow of another program with a match field that we do not know hides nothing, and stays.
+#[test]
+fn a_flow_with_an_unknown_field_does_not_disturb() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let (node, _pods) = populated_node("foreign")?;
+    for flow in [
+        "table=99,sctp,tp_src=7,actions=drop",
+        "table=99,pkt_mark=0x5,actions=drop",
+        "table=99,mpls,mpls_label=3,actions=drop",
+    ] {
+        node.switch.borrow().ofctl("add-flow", "contivVxlanBridge", &[flow])?;
+    }
+    node.restart_agent();
+    let observed = node.observe()?;
+    assert_eq!(observed.in_sync.len(), node.desired.borrow().len());
+    node.converge()?;
+    let tables = node.tables()?["contivVxlanBridge"].join("\n");
+    assert!(tables.contains("mpls"), "{tables}");
+    Ok(())
+}
+
 /// An endpoint without its interface fails alone, and is installed when the interface exists.
 #[test]
 fn an_invalid_port_fails_alone() -> Result<()> {

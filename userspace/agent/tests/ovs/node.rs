@@ -147,6 +147,12 @@ impl Node {
         Ok(nodes)
     }
 
+    /// As [`Node::restart_agent`], with other uplinks.
+    pub(crate) fn restart_agent_with(&mut self, uplinks: &[&str]) {
+        self.uplinks = uplinks.iter().map(|name| (*name).to_owned()).collect();
+        self.restart_agent();
+    }
+
     /// Replaces the datapath by a new instance, as after a restart of the agent.
     pub(crate) fn restart_agent(&self) {
         let fresh = datapath(&self.switch.borrow(), &self.uplinks);
@@ -185,6 +191,10 @@ impl Node {
             }
             polled || round_trip.is_err() || futures::poll!(&mut resync).is_ready()
         })
+    }
+
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        self.datapath.borrow().warnings()
     }
 
     pub(crate) fn writes(&self) -> u64 {

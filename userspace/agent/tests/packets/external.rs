@@ -20,9 +20,10 @@ use contiv_abi::{
 use contiv_model::{
     mac::Mac,
     service::{Port, Readiness},
+    vrf::Vrf,
 };
 use netplugin::datapath::{
-    Backend, Datapath as _, Object, Op, Remote, Scope, Service,
+    Backend, Datapath as _, Network, Object, Op, Remote, Scope, Service,
     ebpf::{Options, XdpPreference},
 };
 use testkit::{
@@ -69,7 +70,7 @@ struct Rig {
 impl Rig {
     fn new(label: &str, service: Service) -> Result<Rig> {
         let (mut node, outside) = Node::on_wire(label)?;
-        let n1 = network("n1.t", vlan(TAG));
+        let n1 = Network { vrf: service.scope.vrf.clone(), ..network("n1.t", vlan(TAG)) };
         node.want_network(&n1);
         for endpoint in [THERE, FAR] {
             node.want(Object::Remote(endpoint.remote(&n1, None)));
@@ -203,6 +204,29 @@ fn ipv6_connections_are_forwarded_to_backends_unchanged() -> Result<()> {
         asked.push(rig.asked(from_client)?);
     }
     assert!(asked.contains(&HERE) && asked.contains(&THERE), "{asked:?}");
+    Ok(())
+}
+
+#[test]
+fn connections_are_forwarded_in_the_domain_of_a_vrf() -> Result<()> {
+    needs!(root());
+    let mut service = web(VIP.ip().into(), [HERE, THERE].map(|endpoint| endpoint.ip().into()));
+    service.scope.vrf = Vrf::Tenant("t".parse()?);
+    let mut rig = Rig::new("out-vrf", service.clone())?;
+    let (here, there) = (rig.port_to(HERE)?, rig.port_to(THERE)?);
+    assert_eq!((rig.asked_tcp(here, ACK)?, rig.asked_tcp(there, ACK)?), (HERE, THERE));
+    // The connection of the other node's backend is found when that gets no new ones.
+    service.backends.iter_mut().for_each(|backend| {
+        if backend.ip == THERE.ip() {
+            backend.readiness = Readiness::Terminating;
+        }
+    });
+    rig.node.want(Object::Service(service));
+    rig.node.converge()?;
+    assert_eq!((rig.asked_tcp(here, ACK)?, rig.asked_tcp(there, ACK)?), (HERE, THERE));
+    for port in 5000..5010 {
+        assert_eq!(rig.asked_tcp(port, SYN)?, HERE);
+    }
     Ok(())
 }
 

@@ -294,7 +294,11 @@ fn an_endpoint_uses_at_most_its_share_of_the_table() -> Result<()> {
     needs!(root());
     const CAPACITY: u32 = 1024;
     const QUOTA: usize = CAPACITY as usize / 4;
-    let rig = Rig::with("ct-quota", |options| options.flows = CAPACITY)?;
+    let rig = Rig::with("ct-quota", |options| {
+        options.flows = CAPACITY;
+        // However slow the machine is, no flow ends before it is counted.
+        (options.timeouts.udp, options.timeouts.unanswered) = (3600, 3600);
+    })?;
     let connection = |port| (between(HERE, OTHER).udp(port, 6), between(OTHER, HERE).udp(6, port));
     for port in 0..2 * QUOTA as u16 {
         let (there, back) = connection(port);
@@ -322,6 +326,44 @@ fn an_endpoint_uses_at_most_its_share_of_the_table() -> Result<()> {
     let (there, back) = connection(1);
     rig.exchange(&there, &back)?;
     assert_eq!(of(&rig.first)?, 1);
+    Ok(())
+}
+
+/// Expired flows of others are no room for an endpoint that has used its share.
+#[test]
+fn an_endpoint_over_its_quota_takes_no_expired_flow_of_another() -> Result<()> {
+    needs!(root());
+    const CAPACITY: u32 = 1024;
+    const QUOTA: usize = CAPACITY as usize / 4;
+    let rig = Rig::with("ct-takes", |options| {
+        options.flows = CAPACITY;
+        (options.timeouts.udp, options.timeouts.unanswered) = (3600, 3600);
+    })?;
+    let there = |port| between(HERE, OTHER).udp(port, 6);
+    let back = |port| between(OTHER, HERE).udp(6, port);
+    for port in 0..QUOTA as u16 {
+        rig.exchange(&there(port), &back(port))?;
+    }
+    let owned = |pod: &Pod| -> Result<usize> {
+        let owner = rig.node.ifindex(&pod.local.port)?;
+        Ok(flow_table::flows(&rig.node)?.iter().filter(|flow| flow.halves[0].owner == owner).count())
+    };
+    assert_eq!(owned(&rig.first)?, QUOTA);
+    let other = rig.node.ifindex(&rig.second.local.port)?;
+    for port in 0..QUOTA as u16 {
+        rig.from(&rig.second, &between(OTHER, HERE).udp(port, 9))?;
+    }
+    flow_table::change(&rig.node, |flow| {
+        if flow.halves[0].owner == other {
+            flow.halves.iter_mut().for_each(|half| half.seen = half.seen.wrapping_sub(1 << 20));
+        }
+    })?;
+    // The timer has not removed them all yet.
+    for port in 0..32 {
+        let frame = there(5000 + port);
+        rig.from(&rig.first, &frame)?.assert_sent_on(&frame.build());
+        assert!(owned(&rig.first)? <= QUOTA, "after {port} flows");
+    }
     Ok(())
 }
 
@@ -387,7 +429,9 @@ fn a_half_closed_connection_stays() -> Result<()> {
     let [flow] = rig.replied()?[..] else { panic!("one flow") };
     assert_eq!(state(&flow), TcpState::CloseWait);
     // Older than a closing connection, and younger than a half-closed one may be.
-    flow_table::change(&rig.node, |flow| flow.halves.iter_mut().for_each(|half| half.seen -= 600))?;
+    flow_table::change(&rig.node, |flow| {
+        flow.halves.iter_mut().for_each(|half| half.seen = half.seen.wrapping_sub(600));
+    })?;
     rig.exchange(
         &tcp(client, server, ack).sequence(1002, 5001),
         &tcp(server, client, ack).sequence(5001, 1002).payload(b"still"),

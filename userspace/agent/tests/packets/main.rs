@@ -10,6 +10,7 @@
 mod campaign;
 mod checksums;
 mod counters;
+mod domains;
 mod equivalence;
 mod established;
 mod external;

@@ -6,7 +6,7 @@ use std::{
     path::Path,
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use contiv_abi::{DropCount, DropReason};
 use contiv_model::{
     mac::Mac,
@@ -199,8 +199,8 @@ impl Node {
         ns.mac(name, &Mac(endpoint.mac()).to_string())?;
         ns.mtu(name, 1450)?;
         // Only frames of the test may be sent, so that counters are exact.
-        ns.output("sysctl", &["-qw", &format!("net.ipv6.conf.{name}.addr_gen_mode=1")])?;
-        self.ns.output("sysctl", &["-qw", &format!("net.ipv6.conf.{port}.disable_ipv6=1")])?;
+        ns.sysctl(&format!("net/ipv6/conf/{name}/addr_gen_mode"), "1")?;
+        self.ns.sysctl(&format!("net/ipv6/conf/{port}/disable_ipv6"), "1")?;
         ns.address(name, &format!("{}/24", endpoint.ip()))?;
         ns.address(name, &format!("{}/64", endpoint.ip6()))?;
         ns.up(name)?;
@@ -213,8 +213,7 @@ impl Node {
     }
 
     pub(crate) fn ifindex(&self, link: &str) -> Result<u32> {
-        let line = self.ns.ip(&format!("-o link show {link}"))?;
-        Ok(line.split(':').next().context("no index")?.parse()?)
+        self.ns.ifindex(link)
     }
 
     pub(crate) fn observe(&mut self) -> Result<Observed> {

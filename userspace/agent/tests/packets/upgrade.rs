@@ -187,7 +187,8 @@ fn known(half: &FlowHalf) -> FlowHalf {
 #[test]
 fn all_that_is_known_of_a_flow_is_kept() -> Result<()> {
     needs!(root());
-    let mut rig = Rig::new("up-all")?;
+    // An upgrade of an emulated machine takes a while.
+    let mut rig = Rig::with("up-all", |options| options.timeouts.unanswered = 3600)?;
     let there = |flags| between(HERE, VIP).tcp(4000, 80, flags).sequence(1000, 5001);
     rig.from(HERE, &there(SYN))?;
     rig.from(OTHER, &between(OTHER, HERE).tcp(8080, 4000, SYN_ACK).sequence(5000, 1001))?;

@@ -56,7 +56,7 @@ impl Rig {
         {
             switch.veth(port, other, link)?;
             for (ns, link) in [(&switch, port), (other, link)] {
-                ns.output("sysctl", &["-qw", &format!("net.ipv6.conf.{link}.disable_ipv6=1")])?;
+                ns.sysctl(&format!("net/ipv6/conf/{link}/disable_ipv6"), "1")?;
                 ns.up(link)?;
             }
             switch.ip(&format!("link set {port} master br0"))?;
@@ -199,7 +199,7 @@ fn a_bond_of_the_kernel_fails_over_by_itself() -> Result<()> {
             ns.ip(&format!("link set {uplink} down"))?;
             ns.ip(&format!("link set {uplink} master bond0"))?;
         }
-        ns.output("sysctl", &["-qw", "net.ipv6.conf.bond0.disable_ipv6=1"])?;
+        ns.sysctl("net/ipv6/conf/bond0/disable_ipv6", "1")?;
         ns.up("bond0")
     })?;
     assert!(rig.is_active("bond0")?);

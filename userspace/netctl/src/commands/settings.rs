@@ -48,7 +48,10 @@ pub fn run<S: Args + SetFlags>(
             output::json(out, &Value::Array(client.list(kind.object_type)?))
         }
         SettingsCommand::Info { json: false } => {
-            let cells = (kind.row)(&client.object(kind.object_type, key)?);
+            let stored = client.list(kind.object_type)?;
+            // Nothing is stored before the first `set`.
+            let Some(settings) = stored.first() else { return Ok(()) };
+            let cells = (kind.row)(settings);
             let mut lines = kind.columns.iter().zip(cells);
             Ok(lines.try_for_each(|((title, _), cell)| writeln!(out, "{title}: {cell}"))?)
         }

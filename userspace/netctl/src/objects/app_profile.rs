@@ -11,7 +11,7 @@ use crate::{
     commands::object::{self, CreateArgs, ObjectCommand},
     error::Error,
     flags::ObjectName,
-    output::text,
+    output::{self, text},
     schema::{Field, Kind, Mutability, format::Format},
 };
 
@@ -43,7 +43,15 @@ pub enum Command {
     /// Replace the groups of an application profile.
     Update(Groups),
     /// List the groups of an application profile.
-    GroupLs(ObjectName),
+    #[command(visible_alias = "group-list")]
+    GroupLs {
+        /// Application profile.
+        #[command(flatten)]
+        object: ObjectName,
+        /// Print a JSON array.
+        #[arg(long, short)]
+        json: bool,
+    },
 }
 
 /// An application profile and its groups.
@@ -70,12 +78,14 @@ impl CreateArgs for Groups {
 pub fn run(client: &Client, command: &Command, out: &mut dyn Write) -> Result<(), Error> {
     match command {
         Command::Common(command) => object::run(&KIND, client, command, out),
-        Command::Update(groups) => {
-            client.object(KIND.object_type, &groups.object.key())?;
-            object::put(&KIND, client, groups)
-        }
-        Command::GroupLs(name) => {
-            let profile = client.object(KIND.object_type, &name.key())?;
+        // Like the original, creates a missing profile.
+        Command::Update(groups) => object::put(&KIND, client, groups),
+        Command::GroupLs { object, json } => {
+            let profile = client.object(KIND.object_type, &object.key())?;
+            if *json {
+                let groups = profile.get("endpointGroups").cloned().unwrap_or_else(|| json!([]));
+                return output::json(out, &groups);
+            }
             Ok(writeln!(out, "{}", text(&profile, "endpointGroups"))?)
         }
     }

@@ -52,13 +52,13 @@ pub struct Create {
     router_ip: String,
     /// AS number of the node.
     #[arg(long = "as")]
-    own_as: Option<String>,
+    own_as: String,
     /// AS number of the neighbour.
     #[arg(long)]
-    neighbor_as: Option<String>,
+    neighbor_as: String,
     /// IPv4 address of the neighbour.
     #[arg(long)]
-    neighbor: Option<std::net::Ipv4Addr>,
+    neighbor: std::net::Ipv4Addr,
 }
 
 /// Checks the prefix length only: netmaster accepts several notations of the address.
@@ -100,9 +100,9 @@ pub fn run(client: &Client, command: &Command, out: &mut dyn Write) -> Result<()
             let body = json!({
                 "hostname": args.hostname,
                 "routerip": args.router_ip,
-                "as": args.own_as.as_deref().unwrap_or_default(),
-                "neighbor-as": args.neighbor_as.as_deref().unwrap_or_default(),
-                "neighbor": args.neighbor.map(|ip| ip.to_string()).unwrap_or_default(),
+                "as": args.own_as,
+                "neighbor-as": args.neighbor_as,
+                "neighbor": args.neighbor.to_string(),
             });
             client.put(KIND.object_type, &args.hostname, &body).map(drop)
         }

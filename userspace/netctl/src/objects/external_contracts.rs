@@ -57,7 +57,7 @@ pub struct Create {
     #[arg(long, short)]
     provided: bool,
     /// Name of a contract; repeatable.
-    #[arg(long, short = 'a')]
+    #[arg(long, short = 'a', required = true)]
     contract: Vec<String>,
 }
 

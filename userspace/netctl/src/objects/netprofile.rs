@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::{
     commands::object::CreateArgs,
-    flags::ObjectName,
+    flags::{ObjectName, integer},
     output::{number, text},
     schema::{Field, Kind, Mutability, format::Format},
 };
@@ -43,8 +43,8 @@ fn row(profile: &Value) -> Vec<String> {
         rate(&text(profile, "bandwidth")),
         number(profile, "DSCP").to_string(),
     ];
-    // The original omits the cell if there is no burst.
-    if number(profile, "burst") != 0 {
+    // The original omits the cell if there is neither a burst nor a bandwidth.
+    if number(profile, "burst") != 0 || !text(profile, "bandwidth").is_empty() {
         row.push(number(profile, "burst").to_string());
     }
     row
@@ -72,10 +72,10 @@ pub struct Create {
     #[arg(long, short)]
     bandwidth: Option<String>,
     /// DSCP of packets from the endpoint, 0 to 63; 0 leaves it unchanged.
-    #[arg(long, short, default_value_t = 0, allow_negative_numbers = true)]
+    #[arg(long, short, default_value_t = 0, value_parser = integer)]
     dscp: i64,
     /// Burst size in kilobytes, 0 to 10486.
-    #[arg(long, short = 's', default_value_t = 0, allow_negative_numbers = true)]
+    #[arg(long, short = 's', default_value_t = 0, value_parser = integer)]
     burst: i64,
 }
 

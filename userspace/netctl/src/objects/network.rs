@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::{
     commands::object::CreateArgs,
-    flags::ObjectName,
+    flags::{ObjectName, integer},
     output::{number, text},
     schema::{DefaultValue, Field, Kind, Mutability, format::Format},
 };
@@ -77,7 +77,7 @@ pub struct Create {
     #[arg(long, short, default_value = "vxlan")]
     pub encap: String,
     /// VLAN id or VNI; 0 allocates the lowest free one.
-    #[arg(long, short, default_value_t = 0, allow_negative_numbers = true)]
+    #[arg(long, short, default_value_t = 0, value_parser = integer)]
     pub pkt_tag: i64,
     /// IPv4 subnet or range, such as 10.1.1.0/24 or 10.1.1.10-10.1.1.20/24.
     #[arg(long, short)]

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::{
     client::Client,
     error::Error,
-    flags::{ListFlags, ListFormat, TenantFlag},
+    flags::{ListFlags, ListFormat, TenantFlag, integer},
     output::{
         self, number,
         table::{self, Column},
@@ -111,7 +111,7 @@ pub struct Add {
     #[command(flatten)]
     tenant: TenantFlag,
     /// Priority, 1 to 100: of the matching rules, the one with the highest priority decides.
-    #[arg(long, short, default_value_t = 1)]
+    #[arg(long, short, default_value_t = 1, value_parser = integer)]
     priority: i64,
     /// Direction of the connection, as seen from the endpoints of the policy's groups.
     #[arg(long, short, value_enum, default_value = "in")]
@@ -138,8 +138,8 @@ pub struct Add {
     #[arg(long, short = 'l')]
     protocol: Option<String>,
     /// Destination port; 0 matches any port.
-    #[arg(long, short = 'P', default_value_t = 0)]
-    port: u16,
+    #[arg(long, short = 'P', default_value_t = 0, value_parser = integer)]
+    port: i64,
     /// Action: `allow` or `deny`.
     #[arg(long, short = 'j', default_value = "allow", value_parser = ["allow", "deny"])]
     action: String,
@@ -187,6 +187,7 @@ const OUTGOING_FIELDS: [&str; 8] =
 
 /// `netctl policy rule-ls`.
 pub fn list(client: &Client, args: &List, out: &mut dyn Write) -> Result<(), Error> {
+    client.object(ObjectType::Tenant, &args.tenant.tenant)?;
     client.object(ObjectType::Policy, &format!("{}:{}", args.tenant.tenant, args.policy))?;
     let mut rules = client.list(KIND.object_type)?;
     rules.retain(|rule| {
@@ -240,6 +241,16 @@ pub fn add(client: &Client, rule: &Add) -> Result<(), Error> {
     if let Some((flag, _)) = misplaced.iter().find(|(_, value)| value.is_some()) {
         let rule = if direction == "in" { "incoming" } else { "outgoing" };
         return Err(Error::Usage(format!("Cant specify {flag} for {rule} rule")));
+    }
+    let both = match rule.direction {
+        Direction::In => rule.from_group.is_some() && rule.from_network.is_some(),
+        Direction::Out => rule.to_group.is_some() && rule.to_network.is_some(),
+    };
+    if both {
+        let (side, kind) = if direction == "in" { ("from", "incoming") } else { ("to", "outgoing") };
+        return Err(Error::Usage(format!(
+            "Cant specify both {side}-group and {side}-network for {kind} rule"
+        )));
     }
     let body = json!({
         "tenantName": rule.tenant.tenant,

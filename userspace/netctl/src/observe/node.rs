@@ -7,7 +7,7 @@ use contiv_model::api::{Node, NodeState};
 use serde_json::Value;
 
 use crate::{
-    client::Client,
+    client::{Client, segment},
     error::Error,
     flags::{InspectFlags, ListFlags, ListFormat},
     observe::endpoint::read,
@@ -20,6 +20,15 @@ pub enum Command {
     /// List nodes with datapath, state, applied revision and degraded conditions.
     #[command(visible_alias = "list")]
     Ls(ListFlags),
+    /// Let nodes follow the store after it lost data; until then they forward as before and refuse new endpoints.
+    AcceptStore {
+        /// Host names of the nodes.
+        #[arg(required_unless_present = "all", conflicts_with = "all")]
+        hosts: Vec<String>,
+        /// All nodes that report store-regressed.
+        #[arg(long)]
+        all: bool,
+    },
     /// Show the complete status of a node.
     Inspect {
         /// Host name of the node.
@@ -44,6 +53,20 @@ const COLUMNS: [table::Column; 7] = [
 pub fn run(client: &Client, command: &Command, out: &mut dyn Write) -> Result<(), Error> {
     match command {
         Command::Inspect { host, flags } => output::object(out, flags.output, &client.inspect("node", host)?),
+        Command::AcceptStore { hosts, all } => {
+            let hosts = match all {
+                true => regressed(client)?,
+                false => hosts.clone(),
+            };
+            for host in &hosts {
+                client.post(&format!("/api/v1/nodes/{}/acceptedStore/", segment(host)))?;
+                writeln!(out, "{host}: told to follow the store")?;
+            }
+            if hosts.is_empty() {
+                writeln!(out, "no node reports {}", contiv_model::node::STORE_REGRESSED)?;
+            }
+            Ok(())
+        }
         Command::Ls(flags) => {
             let answer = client.get("/api/v1/inspect/nodes/")?;
             match flags.format() {
@@ -59,6 +82,15 @@ pub fn run(client: &Client, command: &Command, out: &mut dyn Write) -> Result<()
             }
         }
     }
+}
+
+/// Nodes that wait for the word of an operator.
+fn regressed(client: &Client) -> Result<Vec<String>, Error> {
+    let is_regressed = |node: &Node| {
+        node.status.degraded.iter().any(|line| line.starts_with(contiv_model::node::STORE_REGRESSED))
+    };
+    let all = nodes(client.get("/api/v1/inspect/nodes/")?)?;
+    Ok(all.into_iter().filter(is_regressed).map(|node| node.status.host).collect())
 }
 
 fn nodes(answer: Value) -> Result<Vec<Node>, Error> {

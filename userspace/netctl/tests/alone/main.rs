@@ -53,7 +53,7 @@ fn unreachable_netmaster_is_reported_with_a_hint() {
         error.contains("check that netmaster runs there; --netmaster or NETMASTER sets the URL"),
         "{error}"
     );
-    assert_eq!(code, 2);
+    assert_eq!(code, 3);
 
     // The flag takes precedence over the variable.
     let mut command = netctl(&["--netmaster", &url, "tenant", "ls"]);
@@ -155,4 +155,50 @@ fn closed_pipe_is_not_reported() {
     let output = child.wait_with_output().unwrap();
     assert_eq!(String::from_utf8(output.stderr).unwrap(), "");
     assert_eq!(output.status.code(), Some(4));
+}
+
+/// The original checks these before its first request, and exits with 1.
+#[test]
+fn incomplete_objects_are_usage_errors() {
+    let url = unreachable();
+    for words in [
+        "external-contracts create -c ec1",
+        "external-contracts create -c -a= ec1",
+        "bgp create h1 --router-ip 50.1.1.1/24",
+        "bgp create h1 --router-ip 50.1.1.1/24 -as 1 -neighbor 50.1.1.2",
+        "net create -s= n1",
+        "policy rule-add -d in -g g1 -n n1 p 1",
+        "policy rule-add -d out -e g1 -o n1 p 1",
+        "policy rule-add -d=in -to-group=g1 p 1",
+    ] {
+        let words: Vec<&str> = words.split(' ').collect();
+        let output = netctl(&words).env("NETMASTER", &url).output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{words:?}: {stderr}");
+    }
+}
+
+/// These are valid: the request fails because no netmaster runs.
+#[test]
+fn flags_of_the_originals_scripts_are_accepted() {
+    let url = unreachable();
+    for words in [
+        "net create -subnet 10.2.1.0/24 -gateway=10.2.1.254 n1",
+        "net create --encap=vlan -subnet=10.2.1.0/24 -pkt-tag 0x10 --tenant= n1",
+        "group create -policy=p1 -policy p2 -tag= n1 g1",
+        "policy rule-add -direction=in -protocol=tcp -port=80 -action=deny -from-group= p 1",
+        "policy rule-add -P -1 p 1",
+        "net ls --quiet --json",
+        "net ls -j -j --all=true",
+        "service ls more words",
+        "app-profile group-list -j ap1",
+        "app-profile create -g= ap1",
+    ] {
+        let words: Vec<&str> = words.split(' ').collect();
+        let output = netctl(&words).env("NETMASTER", &url).output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(3), "{words:?}: {stderr}");
+    }
+    let version = netctl(&["-v"]).output().unwrap();
+    assert!(version.status.success() && version.stdout.starts_with(b"netctl "));
 }

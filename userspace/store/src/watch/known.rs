@@ -1,7 +1,7 @@
 //! The keys that a watch has reported so far, in a compact form, so that a new snapshot can be
 //! reported as its difference.
 
-use crate::{KeyValue, Listing, Update};
+use crate::{KeyValue, Listing, Position, Update};
 use contiv_model::event::Event;
 use etcd_client::EventType;
 use etcd_client::proto::PbEvent;
@@ -12,12 +12,15 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 pub(super) struct Known {
     /// `None` before the first snapshot.
     reported: Option<BTreeMap<String, Seen>>,
+    /// Store and revision up to which `reported` is complete.
+    at: Position,
 }
 
 /// Fingerprint of a key. The revision alone is not sufficient: a store that was emptied or restored
 /// from a backup reuses revisions for other contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Seen {
+    create_revision: i64,
     mod_revision: i64,
     value: u64,
 }
@@ -25,12 +28,58 @@ struct Seen {
 impl Seen {
     fn of(kv: &KeyValue) -> Seen {
         let mut hasher = DefaultHasher::new();
-        (&kv.value, kv.create_revision, kv.lease).hash(&mut hasher);
-        Seen { mod_revision: kv.mod_revision, value: hasher.finish() }
+        (&kv.value, kv.lease).hash(&mut hasher);
+        let KeyValue { create_revision, mod_revision, .. } = *kv;
+        Seen { create_revision, mod_revision, value: hasher.finish() }
     }
 }
 
 impl Known {
+    /// Why `listing` cannot be a later state of the store that was listed before; `None` if it can,
+    /// or if this is the first listing. In one history, the revision of the store and of each key
+    /// only grows, and a key that appears was created after the previous listing.
+    pub(super) fn divergence(&self, listing: &Listing) -> Option<String> {
+        let reported = self.reported.as_ref()?;
+        let Position { cluster, revision } = self.at;
+        if listing.cluster != cluster {
+            return Some(format!(
+                "the store's cluster id is {:x}, before it was {cluster:x}",
+                listing.cluster
+            ));
+        }
+        if listing.revision < revision {
+            let now = listing.revision;
+            return Some(format!("the store's revision went back from {revision} to {now}"));
+        }
+        let differs = |kv: &&KeyValue| match reported.get(&kv.key) {
+            None => kv.create_revision <= revision,
+            Some(seen) if kv.mod_revision == seen.mod_revision => Seen::of(kv) != *seen,
+            Some(seen) => kv.mod_revision < seen.mod_revision,
+        };
+        let kv = listing.items.iter().find(differs)?;
+        Some(format!(
+            "{} of revision {} contradicts what the store had at revision {revision}",
+            kv.key, kv.mod_revision
+        ))
+    }
+
+    /// Key that was put last, of those that exist.
+    pub(super) fn newest(&self) -> Option<&str> {
+        let newest = self.reported.as_ref()?.iter().max_by_key(|(_, seen)| seen.mod_revision)?;
+        Some(newest.0)
+    }
+
+    /// Number of keys.
+    pub(super) fn len(&self) -> usize {
+        self.reported.as_ref().map_or(0, BTreeMap::len)
+    }
+
+    /// Whether `kv`, read from the store with id `cluster`, is the known version of `key`.
+    pub(super) fn has(&self, key: &str, kv: Option<&KeyValue>, cluster: u64) -> bool {
+        let known = self.reported.as_ref().and_then(|reported| reported.get(key));
+        cluster == self.at.cluster && known.is_some() && kv.map(Seen::of).as_ref() == known
+    }
+
     /// Returns everything, framed, for the first snapshot; later the deleted keys, then new and
     /// changed ones in the order of their writes.
     pub(super) fn snapshot(&mut self, listing: Listing) -> Vec<Update> {
@@ -50,6 +99,7 @@ impl Known {
             }
         };
         self.reported = Some(now);
+        self.at = Position { cluster: listing.cluster, revision };
         events.into_iter().map(|event| Update { revision, event }).collect()
     }
 
@@ -61,6 +111,7 @@ impl Known {
             let put = event.r#type == EventType::Put as i32;
             let Some(kv) = event.kv.and_then(KeyValue::from_wire) else { continue };
             let revision = kv.mod_revision;
+            self.at.revision = self.at.revision.max(revision);
             if reported.get(&kv.key).is_some_and(|seen| seen.mod_revision >= revision) {
                 continue;
             }
@@ -86,7 +137,7 @@ mod tests {
     }
 
     fn listing(revision: i64, items: &[(&str, &str, i64)]) -> Listing {
-        Listing { revision, items: items.iter().map(|(k, v, r)| kv(k, v, *r)).collect() }
+        Listing { cluster: 1, revision, items: items.iter().map(|(k, v, r)| kv(k, v, *r)).collect() }
     }
 
     fn event(kind: EventType, key: &str, revision: i64) -> PbEvent {
@@ -122,6 +173,32 @@ mod tests {
         let mut known = Known::default();
         known.snapshot(listing(2, &[("a", "old", 2)]));
         assert_eq!(described(&known.snapshot(listing(2, &[("a", "new", 2)]))), ["a@2"]);
+    }
+
+    #[test]
+    fn listings_of_another_history_are_told_from_later_ones() {
+        let mut known = Known::default();
+        assert_eq!(known.divergence(&listing(5, &[("a", "1", 2)])), None);
+        known.snapshot(listing(5, &[("a", "1", 2), ("b", "1", 5)]));
+        let created = |revision, mut items: Vec<KeyValue>, at| {
+            items.iter_mut().for_each(|kv| kv.create_revision = at);
+            Listing { cluster: 1, revision, items }
+        };
+        let later = |items: &[(&str, &str, i64)]| known.divergence(&listing(9, items));
+        // Deleted, unchanged and changed keys.
+        assert_eq!(later(&[]), None);
+        assert_eq!(later(&[("a", "1", 2)]), None);
+        assert_eq!(later(&[("a", "2", 9), ("b", "1", 5)]), None);
+        assert_eq!(known.divergence(&created(9, vec![kv("c", "1", 8)], 8)), None);
+        // Older and other versions, and keys that should have been known.
+        assert!(later(&[("b", "0", 3)]).unwrap().starts_with("b of revision 3 contradicts"));
+        assert!(later(&[("a", "2", 2)]).is_some());
+        assert!(known.divergence(&created(9, vec![kv("c", "1", 8)], 4)).is_some());
+        assert!(known.divergence(&listing(4, &[])).unwrap().ends_with("went back from 5 to 4"));
+        let other = Listing { cluster: 2, ..listing(9, &[]) };
+        assert!(known.divergence(&other).unwrap().contains("cluster id is 2"));
+        known.changes(vec![event(EventType::Put, "b", 12)]);
+        assert!(known.divergence(&listing(11, &[("b", "1", 11)])).is_some());
     }
 
     #[test]

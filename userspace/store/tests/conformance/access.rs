@@ -120,14 +120,14 @@ fn certificates(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn certificates_both_ways() -> Result<()> {
-    testkit::needs!(binary("etcd"), binary("openssl"));
-    let dir = scratch_dir("tls")?;
-    tokio::task::block_in_place(|| certificates(dir.path()))?;
-    let file = |name: &str| dir.path().join(name);
-    let (client, peer) =
-        (format!("https://127.0.0.1:{}", free_port()?), format!("http://127.0.0.1:{}", free_port()?));
+/// Endpoints for clients and for peers.
+fn tls_addresses() -> Result<(String, String)> {
+    Ok((format!("https://127.0.0.1:{}", free_port()?), format!("http://127.0.0.1:{}", free_port()?)))
+}
+
+/// An etcd with the certificates and the data in `dir`.
+fn tls_etcd(dir: &Path, client: &str, peer: &str) -> Result<Process> {
+    let file = |name: &str| dir.join(name);
     let mut command = Command::new("etcd");
     command
         .env_clear()
@@ -143,10 +143,58 @@ async fn certificates_both_ways() -> Result<()> {
             format!("--initial-advertise-peer-urls={peer}"),
             format!("--initial-cluster=default={peer}"),
         ]);
-    let _etcd = Process::spawn("etcd-tls", command)?;
-    let identity = Identity { certificate: file("client.pem"), key: file("client.key") };
-    let tls = Tls { ca: Some(file("ca.pem")), identity: Some(identity), server_name: None };
+    Process::spawn("etcd-tls", command)
+}
+
+fn client_files(dir: &Path) -> Tls {
+    let identity = Identity { certificate: dir.join("client.pem"), key: dir.join("client.key") };
+    Tls { ca: Some(dir.join("ca.pem")), identity: Some(identity), server_name: None }
+}
+
+/// All certificates are replaced, those of the authority too.
+#[tokio::test(flavor = "multi_thread")]
+async fn replaced_certificates_are_used() -> Result<()> {
+    testkit::needs!(binary("etcd"), binary("openssl"));
+    let dir = scratch_dir("tls")?;
+    tokio::task::block_in_place(|| certificates(dir.path()))?;
+    let (client, peer) = tls_addresses()?;
+    let mut etcd = tls_etcd(dir.path(), &client, &peer)?;
+    let config = Config { tls: Some(client_files(dir.path())), ..Config::new([client.as_str()]) };
+    let start = Instant::now();
+    let store = loop {
+        match Store::connect(&config).await {
+            Ok(store) => break store,
+            Err(e) => ensure!(e.is_transient() && start.elapsed() < HANG, "{e:?}"),
+        }
+    };
+    store.commit(Txn::new().put("k/1", "v")).await?.committed()?;
+    let mut watch = store.watch("k/");
+    for _ in 0..3 {
+        watch.next().await.context("a snapshot")?;
+    }
+    etcd.kill()?;
+    tokio::task::block_in_place(|| certificates(dir.path()))?;
+    let _etcd = tls_etcd(dir.path(), &client, &peer)?;
+    let start = Instant::now();
+    while let Err(e) = store.get("k/1").await {
+        ensure!(start.elapsed() < HANG, "{:#}", anyhow::Error::from(e));
+    }
+    store.commit(Txn::new().put("k/2", "v")).await?.committed()?;
+    let update = tokio::time::timeout(HANG, watch.next()).await?.context("the watch ended")?;
+    ensure!(update.event == applied(&store, "k/2").await?);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn certificates_both_ways() -> Result<()> {
+    testkit::needs!(binary("etcd"), binary("openssl"));
+    let dir = scratch_dir("tls")?;
+    tokio::task::block_in_place(|| certificates(dir.path()))?;
+    let file = |name: &str| dir.path().join(name);
+    let (client, peer) = tls_addresses()?;
+    let _etcd = tls_etcd(dir.path(), &client, &peer)?;
     let with = |tls: Tls| Config { tls: Some(tls), ..Config::new([client.as_str()]) };
+    let tls = client_files(dir.path());
     let start = Instant::now();
     let store = loop {
         match Store::connect(&with(tls.clone())).await {

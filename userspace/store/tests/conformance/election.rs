@@ -3,7 +3,7 @@
 use crate::kv::Committed;
 use crate::peer::Peer;
 use anyhow::{Context, Result, ensure};
-use contiv_store::election::{Leadership, Timing, campaign};
+use contiv_store::election::{ElectionThread, Leadership, Timing, campaign};
 use contiv_store::{Config, Outcome, Store, Txn};
 use std::time::Duration;
 
@@ -112,5 +112,52 @@ pub(crate) async fn a_deleted_key_deposes(peer: &mut Peer) -> Result<()> {
     tokio::time::timeout(SOON, leadership.lost()).await?;
     ensure!(!leadership.read_index().confirm().await?);
     ensure!(write_as(&leadership, &store, "late").await? == Outcome::Conflict);
+    Ok(())
+}
+
+/// The store answers nothing for longer than the staleness, and then all waiting requests at once,
+/// in any order.
+pub(crate) async fn a_stalled_store_deposes_no_leader(peer: &mut Peer) -> Result<()> {
+    let config = Config::new([peer.endpoint()]);
+    let store = peer.store().await?;
+    let (first, second) = (ElectionThread::start(&config).await?, ElectionThread::start(&config).await?);
+    let leadership = first.campaign(&store, KEY, "10.0.0.1:9999", TIMING).await?;
+    let mut other = Box::pin(second.campaign(&store, KEY, "10.0.0.2:9999", TIMING));
+    for round in 0..8 {
+        peer.freeze()?;
+        let stalled = tokio::time::timeout(Duration::from_millis(1500 + 50 * round), &mut other).await;
+        peer.thaw()?;
+        ensure!(stalled.is_err());
+        let next = tokio::time::timeout(Duration::from_millis(700), &mut other).await;
+        ensure!(next.is_err() && !leadership.is_lost(), "another leader after stall {round}");
+    }
+    leadership.resign().await?;
+    tokio::time::timeout(SOON, other).await??.resign().await?;
+    Ok(())
+}
+
+/// The tasks of the leader's process occupy all threads of its runtime.
+pub(crate) async fn a_busy_process_stays_leader(peer: &mut Peer) -> Result<()> {
+    let config = Config::new([peer.endpoint()]);
+    let (other, own) = (peer.store().await?, config.clone());
+    let busy = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(async {
+            let (store, election) = (Store::connect(&own).await?, ElectionThread::start(&own).await?);
+            let leadership = election.campaign(&store, KEY, "10.0.0.1:9999", TIMING).await?;
+            // Nothing else runs in this runtime meanwhile.
+            std::thread::sleep(Duration::from_secs(4));
+            ensure!(leadership.read_index().confirm().await?, "another process leads");
+            ensure!(!leadership.is_lost());
+            leadership.resign().await?;
+            Ok(())
+        })
+    });
+    while other.get(KEY).await?.is_none() && !busy.is_finished() {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let second = tokio::time::timeout(SOON, campaign(&other, KEY, "10.0.0.2:9999", TIMING)).await??;
+    tokio::task::block_in_place(|| busy.join()).map_err(|_| anyhow::anyhow!("panicked"))??;
+    second.resign().await?;
     Ok(())
 }

@@ -168,3 +168,20 @@ impl Committed for Outcome {
         }
     }
 }
+
+/// Together they exceed what one answer may have.
+pub(crate) async fn large_values_are_listed(peer: &mut Peer) -> Result<()> {
+    const VALUES: usize = 190;
+    let store = peer.store().await?;
+    let value = "x".repeat((3 << 19) - 4096);
+    for n in 0..VALUES {
+        store.commit(Txn::new().put(format!("/large/{n:03}"), value.clone())).await?.committed()?;
+    }
+    for n in 0..1000 {
+        store.commit(Txn::new().put(format!("/kind/{n:03}"), "small")).await?.committed()?;
+    }
+    ensure!(store.list("/large/").await?.items.len() == VALUES);
+    let all = store.list("/").await?;
+    ensure!(all.items.len() == VALUES + 1000 && all.items.iter().all(|kv| kv.mod_revision <= all.revision));
+    Ok(())
+}

@@ -5,12 +5,12 @@ use contiv_store::{Config, Store, embedded};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use tempfile::TempDir;
 use testkit::etcd::Etcd;
-use testkit::{Process, free_port, scratch_dir};
+use testkit::{Process, copy_folder, free_port, scratch_dir};
 
 const START: Duration = Duration::from_secs(20);
 const DIR: &str = "CONTIV_STORE_TEST_DIR";
@@ -103,6 +103,26 @@ impl Peer {
                 embedded.process = spawn(&embedded.dir, embedded.address, None)?;
                 Ok(())
             }
+        }
+    }
+
+    /// A copy of the data of a peer that does not run.
+    pub(crate) fn copy_data(&self) -> Result<TempDir> {
+        let copy = scratch_dir("copy")?;
+        copy_folder(&self.data(), copy.path())?;
+        Ok(copy)
+    }
+
+    /// Replaces the data of a peer that does not run by a copy.
+    pub(crate) fn replace_data(&self, copy: &TempDir) -> Result<()> {
+        std::fs::remove_dir_all(self.data())?;
+        copy_folder(copy.path(), &self.data())
+    }
+
+    fn data(&self) -> PathBuf {
+        match self {
+            Peer::Etcd(etcd) => etcd.data_dir(),
+            Peer::Embedded(embedded) => embedded.dir.path().join("data"),
         }
     }
 

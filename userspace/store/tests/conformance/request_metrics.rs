@@ -1,5 +1,6 @@
 //! Durations of requests, by operation and result.
 
+use crate::kv::Committed as _;
 use crate::peer::Peer;
 use anyhow::{Context, Result, ensure};
 use contiv_store::{Config, Guard, RequestMetrics, Store, Txn};

@@ -4,7 +4,7 @@ use crate::kv::Committed;
 use crate::peer::Peer;
 use anyhow::{Context, Result, bail, ensure};
 use contiv_model::event::Event;
-use contiv_store::{Status, Store, Txn, Update, Watch};
+use contiv_store::{Batch, Status, Store, Txn, Update, Watch};
 use futures::StreamExt;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -167,11 +167,63 @@ pub(crate) async fn the_status_reports_an_unavailable_store(peer: &mut Peer) -> 
         Status::Retrying { error, .. } => error.to_string(),
         other => bail!("{other:?}"),
     };
-    ensure!(error.contains("list /w/") && error.contains(&peer.endpoint()), "{error}");
+    ensure!(error.contains("/w/") && error.contains(&peer.endpoint()), "{error}");
     ensure!(error.contains("refused") && error.contains("is etcd running"), "{error}");
     tokio::task::block_in_place(|| peer.restart())?;
     tokio::time::timeout(SOON, status.wait_for(|s| *s == Status::Connected)).await??;
     put(&store, "/w/b", "1").await?;
     ensure!(follow.await?? == "/w/b=1", "an unchanged key was reported");
+    Ok(())
+}
+
+/// The next batch that is a listing or has updates.
+async fn next_batch(batches: &mut (impl futures::Stream<Item = Batch> + Unpin)) -> Result<Batch> {
+    let batch = tokio::time::timeout(SOON, batches.next()).await.context("no batch")?;
+    batch.context("the watch ended, which it never does")
+}
+
+/// Nothing is listed again, however often the store restarts.
+pub(crate) async fn a_watch_continues_after_a_restart(peer: &mut Peer) -> Result<()> {
+    let store = peer.store().await?;
+    put(&store, "/w/a", "1").await?;
+    let mut batches = Box::pin(store.watch("/w/").batches());
+    ensure!(next_batch(&mut batches).await?.relisted.is_some());
+    for round in 0..3 {
+        put(&store, "/w/b", &format!("{round}")).await?;
+        let batch = next_batch(&mut batches).await?;
+        ensure!(batch.relisted.is_none() && batch.updates.len() == 1, "{batch:?}");
+        peer.restart()?;
+        put(&store, "/w/a", &format!("{round}")).await?;
+        let batch = next_batch(&mut batches).await?;
+        ensure!(batch.relisted.is_none() && batch.updates.len() == 1, "{batch:?}");
+    }
+    Ok(())
+}
+
+/// The store is replaced by an older copy of itself, and its revision passes that of the watch
+/// before the watch is open again.
+pub(crate) async fn a_restored_store_is_listed_again(peer: &mut Peer) -> Result<()> {
+    let store = peer.store().await?;
+    put(&store, "/w/a", "1").await?;
+    peer.kill()?;
+    let copy = peer.copy_data()?;
+    peer.restart()?;
+    for n in 0..3 {
+        put(&store, "/w/lost", &format!("{n}")).await?;
+    }
+    let mut batches = Box::pin(store.watch("/w/").batches());
+    ensure!(next_batch(&mut batches).await?.relisted.is_some());
+    put(&store, "/w/lost", "last").await?;
+    ensure!(next_batch(&mut batches).await?.updates.len() == 1, "the watch is open");
+    peer.kill()?;
+    peer.replace_data(&copy)?;
+    peer.restart()?;
+    for n in 0..20 {
+        put(&store, "/w/new", &format!("{n}")).await?;
+    }
+    let batch = next_batch(&mut batches).await?;
+    ensure!(batch.relisted.is_some_and(|relisted| relisted.divergence.is_some()));
+    let found: Vec<_> = batch.updates.iter().map(described).collect();
+    ensure!(found == ["-/w/lost", "/w/new=19"], "{found:?}");
     Ok(())
 }

@@ -22,7 +22,7 @@ use crate::{
 pub fn reference_page() -> String {
     let (requests, status, measurements) = sample(1);
     let (_, _, reader, _) = crate::state::new([]);
-    let text = encode(&requests, &status, &measurements, &reader).unwrap_or_default();
+    let text = encode(&requests, (&status, false), &measurements, &reader).unwrap_or_default();
     metrics_page::page("Metrics of netplugin", &text)
 }
 

@@ -1,5 +1,4 @@
 use std::{
-    collections::BTreeSet,
     sync::Mutex,
     time::{Duration, Instant},
 };
@@ -21,18 +20,8 @@ use super::{
 };
 use crate::sysctl;
 
-/// MTU of a node without interfaces of its own.
-const DEFAULT_MTU: u32 = 1500;
 /// Interval between checks whether a pair is active.
 const ACTIVE_POLL_INTERVAL: Duration = Duration::from_millis(1);
-
-/// Name prefixes of interfaces that serve pods and containers, or that do not carry their traffic.
-const EXCLUDED_PREFIXES: [&str; 10] =
-    ["lo", "docker", "veth", "vport", "vvport", "vxif", "contiv", "ovs-", "vxlan_sys_", "genev_sys_"];
-
-fn is_node_interface(name: &str) -> bool {
-    !EXCLUDED_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
-}
 
 /// Interfaces of this node.
 #[derive(Debug)]
@@ -132,19 +121,20 @@ impl Links {
         }))
     }
 
-    /// Lowest MTU of the node's own interfaces in bytes, which bounds the frames of pods.
-    pub async fn lowest_mtu(&self) -> Result<u32, Error> {
-        let links = self.list().await?;
-        // Excludes infra endpoints: their MTU comes from this function.
-        let ends: BTreeSet<u32> = links.iter().filter_map(query::node_end).collect();
-        let mtu = |link: &LinkMessage| {
-            name(link).filter(|name| is_node_interface(name) && !ends.contains(&link.header.index))?;
-            link.attributes.iter().find_map(|a| match a {
-                LinkAttribute::Mtu(mtu) => Some(*mtu),
-                _ => None,
-            })
-        };
-        Ok(links.iter().filter_map(mtu).min().unwrap_or(DEFAULT_MTU))
+    /// Name of the port of an endpoint; `None` if the endpoint has no complete port.
+    pub async fn port_of(&self, endpoint: &EndpointId) -> Result<Option<String>, Error> {
+        let attached = self.attachments().await?;
+        Ok(attached.into_iter().find(|port| port.endpoint == *endpoint).map(|port| port.port))
+    }
+
+    /// Makes the number of a port available again, if no interface has its name.
+    pub async fn release(&self, port: &str) -> Result<(), Error> {
+        if !self.exists(port).await?
+            && let Some(port) = Port::parse(port)
+        {
+            self.numbers().release(port);
+        }
+        Ok(())
     }
 
     async fn create(&self, netns: &Netns, pod: &PodInterface) -> Result<Port, Error> {
@@ -206,8 +196,13 @@ impl Links {
         &self.handle
     }
 
+    /// A netlink socket supports one dump at a time.
+    pub(super) async fn dump_lock(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.dump.lock().await
+    }
+
     pub(super) async fn list(&self) -> Result<Vec<LinkMessage>, Error> {
-        let _guard = self.dump.lock().await;
+        let _guard = self.dump_lock().await;
         let links = self.handle.link().get().execute().try_collect().await;
         links.map_err(Error::netlink("list", "the node's interfaces"))
     }

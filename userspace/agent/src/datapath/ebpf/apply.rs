@@ -1,5 +1,7 @@
 //! Executes operations.
 
+use contiv_model::vrf::Vrf;
+
 use super::{
     device,
     failure::failed,
@@ -51,13 +53,19 @@ async fn execute_one(
         Op::Set(Object::Group(group)) => installed.set_group(group),
         Op::Set(object) => {
             let id = object.id();
+            if let Object::Network(network) = object {
+                installed.allocate_domain(&network.vrf)?;
+            }
+            let domain = |vrf: &Vrf, network| installed.kernel().domain(vrf, network);
             let entries =
-                encode(object, interfaces.devices(), device::ifindex).map_err(|error| match error {
-                    EncodeError::Unsupported(unsupported) => {
-                        Error::unsupported(Kind::Ebpf, object, unsupported)
-                    }
-                    other => failed(format!("set {id}"), other),
-                })?;
+                encode(object, interfaces.devices(), domain, device::ifindex).map_err(
+                    |error| match error {
+                        EncodeError::Unsupported(unsupported) => {
+                            Error::unsupported(Kind::Ebpf, object, unsupported)
+                        }
+                        other => failed(format!("set {id}"), other),
+                    },
+                )?;
             installed.set(&id, &entries).await
         }
         Op::Delete(id) => installed.delete(id),

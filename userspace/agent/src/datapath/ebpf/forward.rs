@@ -1,7 +1,10 @@
-//! Forwarding tables: networks, ports with their flood lists, tunnel peers, and the networks of each peer.
+//! Forwarding tables: routing domains and their subnets, networks, ports with their flood lists, tunnel peers, and the networks of
+//! each peer.
 
 pub(crate) mod dense_list;
+pub(crate) mod domains;
 pub(crate) mod members;
 pub(crate) mod peers;
 mod port_slots;
 pub(crate) mod ports;
+pub(crate) mod subnets;

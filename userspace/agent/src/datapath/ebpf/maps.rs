@@ -14,12 +14,14 @@
 //! | [`sizes`] | sizes of the maps that the agent fills |
 //! | [`flows`] | the flow table |
 //! | [`btf`] | layouts of maps, by the names of their fields |
+//! | [`foreign`] | entries of maps of another ABI version |
 //! | [`export`] | the flow table of another ABI version, or of another size |
 
 pub(crate) mod batch;
 pub(crate) mod btf;
 pub(crate) mod export;
 pub(crate) mod flows;
+pub(crate) mod foreign;
 pub(crate) mod mmap;
 pub(crate) mod names;
 pub(crate) mod pins;

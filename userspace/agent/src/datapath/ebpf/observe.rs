@@ -1,5 +1,7 @@
 //! Compares the kernel with the desired state.
 
+use contiv_model::vrf::Vrf;
+
 use super::{
     device::{self, Netlink},
     kernel::{encode::encode, installed::Installed},
@@ -39,7 +41,8 @@ pub(super) async fn compare(
             continue;
         }
         // An object that cannot be encoded is not in sync; its `Set` reports the error.
-        let Ok(entries) = encode(object, interfaces.devices(), device::ifindex) else { continue };
+        let domain = |vrf: &Vrf, network| installed.kernel().domain(vrf, network);
+        let Ok(entries) = encode(object, interfaces.devices(), domain, device::ifindex) else { continue };
         if let Object::Local(local) = object
             && hooks.mode() == AttachMode::Tcx
         {

@@ -13,14 +13,15 @@
 
 use std::time::Instant;
 
-use contiv_abi::Phase;
+use contiv_abi::{Domain, Phase};
 
 use super::{
+    forward::ports::Ports,
     kernel::tables::Kernel,
     maps::{export::PhaseSwitch, pins::Pins, rcu},
     programs::{
         interfaces::Interfaces,
-        migration::{FlowMigration, Moved, Pass},
+        migration::{FlowMigration, Moved, MovedDomains, Pass},
         tc::AttachMode,
     },
 };
@@ -58,7 +59,7 @@ impl Takeovers {
         let has_links = interfaces.hooks().mode() != AttachMode::Clsact;
         let mut others: Vec<Predecessor> = others
             .into_iter()
-            .map(|other| Predecessor::open(&pins, other, has_links))
+            .map(|other| Predecessor::open(&pins, other, has_links, moved_domains(&kernel.ports)))
             .collect::<Result<_, _>>()?;
         for other in &mut others {
             other.prepare(&pins);
@@ -90,19 +91,31 @@ struct Predecessor {
     flows: Result<FlowMigration, Error>,
     /// An earlier process has begun to take over: packets change the table of this version.
     resumed: bool,
+    /// Domains of the networks that are in a domain of several networks now.
+    domains: MovedDomains,
+}
+
+/// The networks whose flows have another domain than that of the network alone. Up to version 6, each network was a domain of
+/// its own.
+fn moved_domains(ports: &Ports) -> MovedDomains {
+    let domains = ports.segments().map(|(segment, entry)| (Domain::of_segment(*segment), entry.domain));
+    domains
+        .filter(|(own, current)| own != current)
+        .map(|(own, current)| (own.number(), current.number()))
+        .collect()
 }
 
 impl Predecessor {
     /// `has_links` tells that programs are attached by pinned links.
-    fn open(own: &Pins, pins: Pins, has_links: bool) -> Result<Predecessor, Error> {
+    fn open(own: &Pins, pins: Pins, has_links: bool, domains: MovedDomains) -> Result<Predecessor, Error> {
         let phase = PhaseSwitch::open(&pins);
         let resumed = match &phase {
             Some(phase) => phase.get()? == Phase::RETIRED,
             None => has_links && pins.link_names()?.is_empty(),
         };
         // Numbers of rules are those of one version's policies.
-        let flows = FlowMigration::open(own, &pins, false);
-        Ok(Predecessor { pins, phase, flows, resumed })
+        let flows = FlowMigration::open(own, &pins, false, domains.clone());
+        Ok(Predecessor { pins, phase, flows, resumed, domains })
     }
 
     /// Imports what packets of the other version change still.
@@ -111,7 +124,7 @@ impl Predecessor {
         // The second pass has what has changed during the first, and is short.
         self.import(pass);
         self.import(pass);
-        self.warn("connections to other nodes", sessions::copy_relays(own, &self.pins));
+        self.warn("connections to other nodes", sessions::copy_relays(own, &self.pins, &self.domains));
         self.warn("session affinities", sessions::copy_affinity(own, &self.pins));
     }
 

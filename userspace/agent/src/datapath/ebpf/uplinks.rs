@@ -11,7 +11,7 @@ use std::{
 
 use aya::maps::{Array, HashMap, MapData};
 use contiv_abi::{
-    Address, Mac, NeighKey, Port, Segment,
+    Address, Mac, Port, Segment, VipKey,
     maps::{PORTS, UPLINK},
 };
 
@@ -131,7 +131,7 @@ fn announcements(ports: impl Iterator<Item = Port>) -> Vec<Announcement> {
             ((port.segment, port.mac), ip)
         })
         .collect();
-    let announcement = |((segment, mac), ip)| Announcement { address: NeighKey { segment, ip }, mac };
+    let announcement = |((segment, mac), ip)| Announcement { address: VipKey { segment, ip }, mac };
     addresses.into_iter().map(announcement).collect()
 }
 

@@ -39,7 +39,8 @@ impl Service {
 pub struct Scope {
     /// VRF of the endpoints; the service's address is in it.
     pub vrf: Vrf,
-    /// Network of the endpoints; `None` for all networks of the VRF.
+    /// Network of the endpoints; `None` for all networks of the VRF. If the VRF has several, the address is unique in it, and
+    /// endpoints of the others may reach it as well.
     pub network: Option<ScopeNetwork>,
 }
 

@@ -1,5 +1,7 @@
 //! Execution of ops: ports first, then flows and groups, then the removal of unused ports.
 
+use std::collections::BTreeSet;
+
 use super::{
     bridge::BridgeKind,
     desired::{
@@ -81,6 +83,33 @@ pub(crate) async fn apply(
     Ok(failures)
 }
 
+/// Returns the names of the ports that the ops may add, change or remove; `None` if that can be any port.
+pub(crate) fn ports_of_ops(database: &Database, index: &FlowIndex, ops: &[Op]) -> Option<BTreeSet<String>> {
+    let mut names = BTreeSet::new();
+    for op in ops {
+        let id = match op {
+            Op::Set(object) => object.id(),
+            Op::Delete(id) => id.clone(),
+            Op::GarbageCollect => return None,
+        };
+        names.extend(
+            index.get(&id).and_then(|installed| installed.port.as_ref()).map(|port| port.name.clone()),
+        );
+        names.extend(ports::of_object(database, &id));
+        match op {
+            Op::Set(Object::Local(local)) => drop(names.insert(local.port.clone())),
+            Op::Set(Object::Peer(peer)) => {
+                let taken = |name: &str| index.port_owner(name).is_some_and(|owner| *owner != id);
+                names.insert(ports::tunnel_name(database, peer.vtep, taken));
+                // Of two peers in one batch whose addresses have the same digits, one has the hash as its name.
+                names.insert(ports::tunnel_name(database, peer.vtep, |_| true));
+            }
+            _ => {}
+        }
+    }
+    Some(names)
+}
+
 /// Returns the ports that the ops need.
 fn port_requests(database: &Database, options: &Options, index: &FlowIndex, ops: &[Op]) -> Vec<PortRequest> {
     let mut requests: Vec<PortRequest> = vec![];
@@ -109,8 +138,8 @@ fn port_requests(database: &Database, options: &Options, index: &FlowIndex, ops:
     requests
 }
 
-/// Writes the flows and groups of the ops to both bridges in one batch. If a bridge rejects the batch, writes each op
-/// alone to find the one that fails.
+/// Writes the flows and groups of the ops to both bridges in one batch. If a bridge rejects a batch, writes its halves, so
+/// that few rejected ops among many take few batches.
 async fn program(
     session: &mut Session,
     model: &mut SwitchModel,
@@ -120,18 +149,21 @@ async fn program(
 ) -> Result<(), Error> {
     let pending: Vec<usize> =
         (0..ops.len()).filter(|op| failures.iter().all(|failed| failed.index != *op)).collect();
-    match program_batch(session, model, ops, &pending, ports, failures).await {
-        Ok(()) => return Ok(()),
-        Err(error) if !session::is_rejection(&error) => return Err(ovs_error("program the bridges", error)),
-        Err(_) => {}
-    }
-    for op in pending {
-        match program_batch(session, model, ops, &[op], ports, failures).await {
+    let mut batches = vec![&pending[..]];
+    while let Some(batch) = batches.pop() {
+        match program_batch(session, model, ops, batch, ports, failures).await {
             Ok(()) => {}
-            Err(error) if session::is_rejection(&error) => {
-                failures.push(FailedOp { index: op, error: ovs_error(describe(&ops[op]), error) });
+            Err(error) if !session::is_rejection(&error) => {
+                return Err(ovs_error("program the bridges", error));
             }
-            Err(error) => return Err(ovs_error("program the bridges", error)),
+            Err(error) => match batch {
+                [op] => failures.push(FailedOp { index: *op, error: ovs_error(describe(&ops[*op]), error) }),
+                many => {
+                    let (first, second) = many.split_at(many.len() / 2);
+                    // In order: a remote endpoint needs the tunnel to its node.
+                    batches.extend([second, first]);
+                }
+            },
         }
     }
     Ok(())
@@ -240,8 +272,14 @@ async fn number_ports(
     failures: &mut Vec<FailedOp>,
 ) -> Result<BridgePorts, Error> {
     let number = |database: &Database, port: &PortSpec| ports::find(database, &port.name)?.interface.number();
+    // A port that ovs-vswitchd could not open has an error. It opens the port when the interface appears, and the new port
+    // number causes a resync; a reconfiguration of the whole switch at each retry would not help.
+    let is_pending = |database: &Database, port: &PortSpec| {
+        let interface = ports::find(database, &port.name).map(|found| found.interface);
+        interface.is_some_and(|interface| interface.number().is_none() && interface.error.is_none())
+    };
     let database = session.database();
-    if requests.iter().any(|request| number(&database, &request.port).is_none()) {
+    if requests.iter().any(|request| is_pending(&database, &request.port)) {
         session.reconfigure_unchanged().await.map_err(|error| ovs_error("add ports", error))?;
     }
     let database = session.database();

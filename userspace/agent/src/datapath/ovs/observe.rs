@@ -29,6 +29,8 @@ pub(crate) struct Observation {
     /// Contents of the switch, and the desired objects that have a port there.
     pub(crate) model: SwitchModel,
     pub(crate) observed: Observed,
+    /// Configuration that is not in effect.
+    pub(crate) warnings: Vec<String>,
     /// Fingerprint of the bridge configuration at the time of the dump.
     pub(crate) fingerprint: u64,
 }
@@ -64,7 +66,8 @@ pub(crate) async fn observe(
     let orphans = differences.orphans + orphan_ports(&database, options, desired);
     let in_sync = desired.iter().map(|(id, _)| id).filter(|id| !out_of_sync.contains(id)).cloned().collect();
     let observed = Observed { in_sync, orphans };
-    Ok(Observation { model, observed, fingerprint: drift::fingerprint(&database) })
+    let warnings = uplink::warnings(&database, &options.uplinks);
+    Ok(Observation { model, observed, warnings, fingerprint: drift::fingerprint(&database) })
 }
 
 /// The kernel datapath cannot rewrite the flags and options of ND messages.

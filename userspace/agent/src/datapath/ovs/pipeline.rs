@@ -30,7 +30,7 @@ mod table;
 pub(crate) use self::{
     base::base_flows,
     forward::{bridge_and_tag, local, network, peer, remote, uplink},
-    group::{MAX_BUCKETS, PEER_GROUP, all_group, endpoint_group},
+    group::{MAX_BUCKETS, all_group, endpoint_group, peer_group},
     neighbour::NdMode,
 };
 

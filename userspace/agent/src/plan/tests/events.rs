@@ -32,7 +32,7 @@ pub(super) fn vtep_address(n: u8) -> IpAddr {
 /// A change of the state. There are few names, so that changes of one object are frequent.
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
-    Arp { flood: bool },
+    Config { flood: bool, routing: bool },
     Network { n: u8, encap: Option<Encap>, subnets: u8 },
     Endpoint { n: u8, at: Option<(u8, u8, u8)>, group: u8 },
     Group { n: u8, profile: Option<(u8, u8)> },
@@ -58,7 +58,7 @@ fn encap() -> impl Strategy<Value = Encap> {
 
 pub(crate) fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
-        1 => any::<bool>().prop_map(|flood| Event::Arp { flood }),
+        1 => any::<(bool, bool)>().prop_map(|(flood, routing)| Event::Config { flood, routing }),
         3 => (0..3u8, prop::option::weighted(0.8, encap()), 0..6u8)
             .prop_map(|(n, encap, subnets)| Event::Network { n, encap, subnets }),
         5 => (0..4u8, prop::option::weighted(0.8, (0..3u8, 0..3u8, 1..4u8)), 0..3u8)
@@ -82,9 +82,10 @@ pub(crate) fn event() -> impl Strategy<Value = Event> {
 
 pub(crate) fn apply_event(state: &mut State, event: Event, since: i64) -> DirtySet {
     match event {
-        Event::Arp { flood } => {
+        Event::Config { flood, routing } => {
+            let fwd_mode = if routing { "routing" } else { "bridge" }.to_owned();
             let arp_mode = if flood { "flood" } else { "proxy" }.to_owned();
-            let config = Config { arp_mode, ..Config::default() };
+            let config = Config { arp_mode, fwd_mode, ..Config::default() };
             state.set(&Key::MasterConfig, Some(ClusterObject::Config(config)))
         }
         Event::Network { n, encap, subnets } => {

@@ -4,12 +4,21 @@ use std::sync::{
 };
 
 use axum::{Router, body::Bytes, extract::State, http::StatusCode, routing::post};
-use contiv_model::{endpoint, key::Key, mac::Mac, name::EndpointId, network};
+use contiv_model::{
+    endpoint, group,
+    key::{Key, ObjectType},
+    mac::Mac,
+    name::EndpointId,
+    network,
+};
 use contiv_store::{Store, Txn};
 use serde_json::{Value, json};
 use tokio::sync::{Notify, Semaphore, watch};
 
 use super::{HOST, put};
+
+/// Number of the only group.
+pub(crate) const GROUP: i64 = 5;
 
 /// Scripted netmaster that creates endpoints on the network `n` of the tenant `t`.
 pub(crate) struct Master {
@@ -20,9 +29,11 @@ pub(crate) struct Master {
 
 struct Shared {
     store: Store,
+    network: network::State,
     last: AtomicU8,
     created: AtomicUsize,
     received: Notify,
+    deletions: Notify,
     /// Each request needs a permit.
     gate: Semaphore,
 }
@@ -45,11 +56,15 @@ impl Master {
             ..network::State::default()
         };
         put(&store, &Key::Network("n.t".into()), &network).await;
+        put(&store, &Key::ClusterIdentity, &json!({ "id": "c0ffee" })).await;
+        put(&store, &Key::Object(ObjectType::Network, "t:n".into()), &json!({ "key": "t:n" })).await;
         let shared = Arc::new(Shared {
             store,
+            network,
             last: AtomicU8::new(0),
             created: AtomicUsize::new(0),
             received: Notify::new(),
+            deletions: Notify::new(),
             gate: Semaphore::new(1000),
         });
         let router = Router::new()
@@ -61,6 +76,35 @@ impl Master {
         tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
         let leader = watch::Sender::new(Some(address.clone()));
         Master { shared, address, leader }
+    }
+
+    /// Creates the group `g` with a policy that denies everything.
+    pub(crate) async fn create_group(&self) {
+        let id = "t:g:t:p:t:p:1:inRx";
+        let rule = json!({ "RuleId": id, "Priority": 1, "DstEndpointGroup": GROUP, "Action": "deny" });
+        let api = json!({ "key": "t:p:1", "tenantName": "t", "policyName": "p", "ruleId": "1", "priority": 1,
+                          "direction": "in", "action": "deny" });
+        let policy = json!({
+            "id": "t:g:t:p", "EpgPolicyKey": "t:g:t:p", "EndpointGroupID": GROUP,
+            "RuleMaps": { "t:p:1": { "Rule": api, "OfnetRules": { id: rule } } },
+        });
+        let group = group::State {
+            id: "g:t".into(),
+            group_name: "g".into(),
+            tenant_name: "t".into(),
+            network_name: "n".into(),
+            endpoint_group_id: GROUP,
+            ..group::State::default()
+        };
+        put(&self.shared.store, &Key::Policy("t:g:t:p".into()), &policy).await;
+        put(&self.shared.store, &Key::Group("g:t".into()), &group).await;
+    }
+
+    /// Deletes endpoints in one transaction, as garbage collection of a node does.
+    pub(crate) async fn delete_endpoints(&self, ids: &[&str]) {
+        let delete = |txn: Txn, id: &&str| txn.delete(Key::Endpoint((*id).into()).to_string());
+        let change = self.shared.with_network(ids.iter().fold(Txn::new(), delete));
+        let _committed = self.shared.store.commit(change).await.unwrap();
     }
 
     pub(crate) fn leader(&self) -> watch::Receiver<Option<String>> {
@@ -90,9 +134,21 @@ impl Master {
         self.shared.received.notify_one();
     }
 
+    /// Waits until a request to delete an endpoint has arrived.
+    pub(crate) async fn deletion_received(&self) {
+        self.shared.deletions.notified().await;
+    }
+
     /// Number of requests for a new endpoint.
     pub(crate) fn created(&self) -> usize {
         self.shared.created.load(Ordering::Relaxed)
+    }
+}
+
+impl Shared {
+    /// Every change of an endpoint changes the network that counts it.
+    fn with_network(&self, change: Txn) -> Txn {
+        change.put(Key::Network("n.t".into()).to_string(), serde_json::to_vec(&self.network).unwrap())
     }
 }
 
@@ -119,6 +175,7 @@ async fn create(State(shared): State<Arc<Shared>>, body: Bytes) -> Answer {
     let request: Value = serde_json::from_slice(&body).unwrap();
     assert_eq!(request["ConfigEP"]["Host"], HOST);
     let Some(id) = id(&request) else { return not_found() };
+    let group = request["ServiceName"].as_str().unwrap();
     let octet = shared.last.fetch_add(1, Ordering::Relaxed) + 1;
     let ip = [10, 9, 0, octet].into();
     let state = endpoint::State {
@@ -129,13 +186,19 @@ async fn create(State(shared): State<Arc<Shared>>, body: Bytes) -> Answer {
         ipv6_address: format!("2001:db8:9::{octet:x}"),
         mac_address: Mac::of_endpoint(ip).to_string(),
         homing_host: HOST.into(),
+        endpoint_group_id: if group.is_empty() { 0 } else { GROUP },
+        endpoint_group_key: if group.is_empty() { String::new() } else { format!("{group}:t") },
+        service_name: group.to_owned(),
         ..endpoint::State::default()
     };
-    put(&shared.store, &Key::Endpoint(id), &state).await;
+    let state_body = serde_json::to_vec(&state).unwrap();
+    let change = Txn::new().put(Key::Endpoint(id).to_string(), state_body);
+    let _committed = shared.store.commit(shared.with_network(change)).await.unwrap();
     (StatusCode::OK, json!({ "EndpointConfig": state }).to_string())
 }
 
 async fn delete(State(shared): State<Arc<Shared>>, body: Bytes) -> Answer {
+    shared.deletions.notify_one();
     admit(&shared).await;
     let request: Value = serde_json::from_slice(&body).unwrap();
     let Some(id) = id(&request) else { return not_found() };
@@ -143,6 +206,6 @@ async fn delete(State(shared): State<Arc<Shared>>, body: Bytes) -> Answer {
     if shared.store.get(&key).await.unwrap().is_none() {
         return not_found();
     }
-    let _committed = shared.store.commit(Txn::new().delete(key)).await.unwrap();
+    let _committed = shared.store.commit(shared.with_network(Txn::new().delete(key))).await.unwrap();
     (StatusCode::OK, json!({ "EndpointConfig": {} }).to_string())
 }

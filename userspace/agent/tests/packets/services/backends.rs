@@ -2,7 +2,7 @@
 
 use aya::maps::{Array, HashMap, Map, MapData};
 use contiv_abi::{
-    Be16, Segment, ServiceEntry, ServiceKey,
+    Be16, Domain, Segment, ServiceEntry, ServiceKey,
     maps::{BACKENDS, RING, SERVICES},
 };
 
@@ -289,8 +289,8 @@ fn a_list_that_is_not_adopted_reserves_no_blocks() -> Result<()> {
     let services: HashMap<MapData, ServiceKey, ServiceEntry> = Map::HashMap(map(SERVICES)?).try_into()?;
     let mut lists: Array<MapData, RingBlock> = Map::Array(map(RING)?).try_into()?;
     let mut backends: Array<MapData, contiv_abi::Backend> = Map::Array(map(BACKENDS)?).try_into()?;
-    let key =
-        ServiceKey::new(Segment::vxlan(10_001), IpAddr::from(Endpoint(202).ip6()).into(), Be16::new(80), 6);
+    let domain = Domain::of_segment(Segment::vxlan(10_001));
+    let key = ServiceKey::new(domain, IpAddr::from(Endpoint(202).ip6()).into(), Be16::new(80), 6);
     let (first, len) = services.get(&key, 0)?.members[0].as_list();
     // The first member gets another number, with the same backend behind it, and so comes last.
     const ALIAS: u32 = 1000;

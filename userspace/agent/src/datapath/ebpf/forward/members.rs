@@ -45,7 +45,8 @@ impl Members {
         self.lists.clear();
         self.index.clear();
         let listed = self.slots.iter().map(|(key, _)| key.segment);
-        let segments: BTreeSet<Segment> = ports.segments().copied().chain(listed).collect();
+        let segments: BTreeSet<Segment> =
+            ports.segments().map(|(segment, _)| *segment).chain(listed).collect();
         for segment in segments {
             let member = |slot| self.slots.get(&FloodKey { segment, slot }).copied();
             let list: Vec<Vtep> = match ports.segment(&segment) {

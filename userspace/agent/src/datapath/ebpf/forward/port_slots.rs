@@ -6,6 +6,7 @@ use std::{
 };
 
 use aya::maps::MapData;
+use bytemuck::Zeroable as _;
 use contiv_abi::{
     Port, PortSlot,
     maps::{PORT_SLOTS, PORT_SLOTS_CAPACITY},
@@ -57,8 +58,8 @@ impl PortSlots {
             return;
         }
         if current.ifindex == 0 {
-            let known = (current.mac, current.domain) == (desired.mac, desired.domain);
-            if current != PortSlot::default() && !known {
+            let known = (current.mac, current.segment) == (desired.mac, desired.segment);
+            if current != PortSlot::zeroed() && !known {
                 // A program may have read the interface index of the previous port, and be about to read the rest.
                 rcu::synchronize();
             }
@@ -77,7 +78,7 @@ impl PortSlots {
     }
 
     fn slot(&self, number: u32) -> PortSlot {
-        self.slots.get(number).unwrap_or_default()
+        self.slots.get(number).unwrap_or_else(PortSlot::zeroed)
     }
 
     /// Writes a slot after all that was written before. Of values with one interface index, programs may see a mix.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use contiv_abi::{
-    FloodKey, Port, Segment, SegmentEntry,
+    Domain, FloodKey, Port, Segment, SegmentEntry,
     maps::{FLOOD, FLOOD_CAPACITY, PORT_SLOTS, PORTS, PORTS_CAPACITY, SEGMENTS, SEGMENTS_CAPACITY},
 };
 
@@ -60,24 +60,23 @@ impl Ports {
         [self.ports.usage(), self.segments.usage(), self.flood.usage()]
     }
 
-    pub(crate) fn segments(&self) -> impl Iterator<Item = &Segment> {
-        self.segments.iter().map(|(segment, _)| segment)
+    pub(crate) fn segments(&self) -> impl Iterator<Item = (&Segment, &SegmentEntry)> {
+        self.segments.iter()
     }
 
     pub(crate) fn segment(&self, segment: &Segment) -> Option<&SegmentEntry> {
         self.segments.get(segment)
     }
 
-    /// Writes a network; the length of its flood list stays. `members` is the length of its list of peers.
-    pub(crate) fn set_segment(
-        &mut self,
-        segment: Segment,
-        out: u32,
-        flags: u32,
-        members: u32,
-    ) -> Result<(), Error> {
+    /// The domains of all networks, with repetitions.
+    pub(crate) fn domains(&self) -> impl Iterator<Item = Domain> {
+        self.segments.iter().map(|(_, entry)| entry.domain)
+    }
+
+    /// Writes a network; the length of its flood list stays.
+    pub(crate) fn set_segment(&mut self, segment: Segment, entry: SegmentEntry) -> Result<(), Error> {
         let ports = self.lists.entry(segment).or_default().len();
-        self.segments.set(segment, SegmentEntry { out, ports, members, flags })
+        self.segments.set(segment, SegmentEntry { ports, ..entry })
     }
 
     /// Writes the length of a network's list of peers, if the network has an entry.

@@ -1,10 +1,10 @@
 //! One item in the kernel: a map entry, a list member, or an attached program.
 
 use contiv_abi::{
-    FdbEntry, FdbKey, NeighEntry, NeighKey, Port, Segment, ServiceKey, Subnet, SubnetKey, Vip, Vtep,
+    Domain, FdbEntry, FdbKey, NeighEntry, NeighKey, Port, Segment, ServiceKey, Subnet, Vip, VipKey, Vtep,
 };
 
-use crate::datapath::ebpf::service::ports::Target;
+use crate::datapath::ebpf::{forward::subnets::SubnetPrefix, service::ports::Target};
 
 /// An item that belongs to one object.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub(crate) enum Entry {
     /// A peer in the list of a VXLAN network.
     Member(Segment, Vtep),
     /// A network, without the lengths of its lists.
-    Segment { segment: Segment, out: u32, flags: u32 },
+    Segment { segment: Segment, out: u32, flags: u32, domain: Domain },
     /// A port and its membership in the flood list, without slot, class and queue.
     Port { ifindex: u32, port: Port },
     /// A forwarding database entry.
@@ -22,11 +22,11 @@ pub(crate) enum Entry {
     /// A neighbour entry, with which the programs answer ARP and ND.
     Neigh(NeighKey, NeighEntry),
     /// A subnet.
-    Subnet(SubnetKey, Subnet),
+    Subnet(SubnetPrefix, Subnet),
     /// A service port.
     Service(ServiceKey, Target),
     /// A service address on the VLAN uplink.
-    Vip(NeighKey, Vip),
+    Vip(VipKey, Vip),
     /// The program on a pod's port.
     Hook { ifindex: u32, interface: String },
 }
@@ -40,9 +40,9 @@ pub(crate) enum EntryKey {
     Port(u32),
     Fdb(FdbKey),
     Neigh(NeighKey),
-    Subnet(SubnetKey),
+    Subnet(SubnetPrefix),
     Service(ServiceKey),
-    Vip(NeighKey),
+    Vip(VipKey),
     Hook(u32),
 }
 

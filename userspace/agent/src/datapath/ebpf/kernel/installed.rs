@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use contiv_abi::{NeighKey, Port, policy::MeterKey};
+use contiv_abi::{Port, SegmentEntry, VipKey, policy::MeterKey};
+use contiv_model::vrf::Vrf;
 
 use super::{
     encode,
@@ -90,13 +91,19 @@ impl Installed {
     }
 
     /// Services for which this node answers ARP and ND on the VLAN uplink.
-    pub(crate) fn answered_services(&self) -> HashSet<NeighKey> {
+    pub(crate) fn answered_services(&self) -> HashSet<VipKey> {
         self.kernel.vips.answered()
     }
 
     /// Services whose answering node may have changed since the last call, and whether this node answers for them.
-    pub(crate) fn changed_services(&mut self) -> Vec<(NeighKey, bool)> {
+    pub(crate) fn changed_services(&mut self) -> Vec<(VipKey, bool)> {
         self.kernel.vips.take_changed()
+    }
+
+    /// Numbers the domain of a network's VRF.
+    pub(crate) fn allocate_domain(&mut self, vrf: &Vrf) -> Result<(), Error> {
+        let Kernel { domains, ports, .. } = &mut self.kernel;
+        domains.allocate(vrf, || ports.domains().collect())
     }
 
     /// Records the object as the owner of the entries. True if all of them are current.
@@ -127,8 +134,10 @@ impl Installed {
         match entry {
             Entry::Peer(vtep) => self.kernel.peers.contains(vtep),
             Entry::Member(segment, vtep) => self.kernel.members.contains(*segment, *vtep),
-            Entry::Segment { segment, out, flags } => {
-                self.kernel.ports.segment(segment).is_some_and(|e| e.out == *out && e.flags == *flags)
+            Entry::Segment { segment, out, flags, domain } => {
+                let desired =
+                    |e: &SegmentEntry| SegmentEntry { out: *out, flags: *flags, domain: *domain, ..*e };
+                self.kernel.ports.segment(segment).is_some_and(|entry| *entry == desired(entry))
             }
             Entry::Port { ifindex, port } => {
                 let flooded = self.kernel.ports.flooded_in(*ifindex) == Some(port.segment);
@@ -202,9 +211,11 @@ impl Installed {
                 let Kernel { members, ports, .. } = &mut self.kernel;
                 members.insert(*segment, *vtep, ports)
             }
-            Entry::Segment { segment, out, flags } => {
+            Entry::Segment { segment, out, flags, domain } => {
                 let members = self.kernel.members.len(segment);
-                self.kernel.ports.set_segment(*segment, *out, *flags, members)
+                // The length of the flood list stays.
+                let entry = SegmentEntry { out: *out, ports: 0, members, flags: *flags, domain: *domain };
+                self.kernel.ports.set_segment(*segment, entry)
             }
             Entry::Port { ifindex, port } => {
                 self.rates_changed = true;
@@ -336,7 +347,7 @@ impl Installed {
         let kernel = &self.kernel;
         let mut keys: Vec<EntryKey> = (kernel.peers.iter().map(|vtep| EntryKey::Peer(*vtep)))
             .chain(kernel.members.iter().map(|(segment, vtep)| EntryKey::Member(segment, vtep)))
-            .chain(kernel.ports.segments().map(|segment| EntryKey::Segment(*segment)))
+            .chain(kernel.ports.segments().map(|(segment, _)| EntryKey::Segment(*segment)))
             .chain(kernel.ports.iter().map(|(ifindex, _)| EntryKey::Port(*ifindex)))
             .chain(kernel.fdb.iter().map(|(key, _)| EntryKey::Fdb(*key)))
             .chain(kernel.vips.neighbours().iter().map(|(key, _)| EntryKey::Neigh(*key)))

@@ -12,7 +12,7 @@ use crate::datapath::{
     Error,
     ebpf::{
         maps::{export::PhaseSwitch, pins::Pins, rcu, writes::Writes},
-        programs::migration::{FlowMigration, Moved, Pass},
+        programs::migration::{FlowMigration, Moved, MovedDomains, Pass},
     },
 };
 
@@ -28,7 +28,7 @@ pub(crate) async fn replace<T, F: Future<Output = Result<T, Error>>>(
     // If an earlier process has ended meanwhile, programs of both tables may be attached.
     let resumed = old.as_ref().map_or(Ok(false), |old| old.get().map(|phase| phase != Phase::RUNNING))?;
     let pass = if resumed { Pass::After } else { Pass::Before };
-    let mut migration = FlowMigration::open(pins, resized, true)
+    let mut migration = FlowMigration::open(pins, resized, true, MovedDomains::new())
         .inspect_err(|error| tracing::warn!("the flows of the previous table are lost: {error}"))
         .ok();
     run(&mut migration, pass)?;

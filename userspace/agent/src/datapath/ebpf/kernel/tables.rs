@@ -2,13 +2,14 @@
 
 use aya::maps::{Array, MapData, PerCpuArray};
 use contiv_abi::{
-    DropCount, DropReason, DsrHook, FdbEntry, FdbKey, FlowEvent, Subnet, SubnetKey,
+    Domain, DropCount, DropReason, DsrHook, FdbEntry, FdbKey, FlowEvent, Segment,
     maps::{
         DROPS, DSR_STATS, FDB, FLOW_STATS, GROUPS, METERS, REVISION, RULE_COUNTS, RULE_SETS,
-        RULE_SETS_CAPACITY, RULES, SUBNETS, SUBNETS_CAPACITY,
+        RULE_SETS_CAPACITY, RULES,
     },
     policy::{GROUP_NUMBERS, Meter, MeterKey},
 };
+use contiv_model::vrf::Vrf;
 
 use super::resize;
 use crate::datapath::{
@@ -16,9 +17,11 @@ use crate::datapath::{
     ebpf::{
         failure::failed,
         forward::{
+            domains::Domains,
             members::Members,
             peers::{Peers, Settings},
             ports::Ports,
+            subnets::Subnets,
         },
         maps::{
             batch::BatchMap,
@@ -47,7 +50,8 @@ pub(crate) struct Kernel {
     pub(crate) peers: Peers,
     pub(crate) members: Members,
     pub(crate) fdb: Table<FdbKey, FdbEntry>,
-    pub(crate) subnets: Table<SubnetKey, Subnet>,
+    pub(crate) domains: Domains,
+    pub(crate) subnets: Subnets,
     pub(crate) vips: Vips,
     pub(crate) services: ServicePorts,
     pub(crate) policies: Policies,
@@ -121,7 +125,8 @@ impl Kernel {
             peers,
             members: Members::open(pins, writes)?,
             fdb: Table::new(FDB, sizes.of(FDB)?, pins.open_map(FDB)?, writes.clone()),
-            subnets: Table::new(SUBNETS, SUBNETS_CAPACITY, pins.open_map(SUBNETS)?, writes.clone()),
+            domains: Domains::open(pins, writes)?,
+            subnets: Subnets::open(pins, writes)?,
             vips: Vips::open(pins, &sizes, writes)?,
             services: ServicePorts::open(pins, &sizes, services.clone(), writes)?,
             policies: open_policies(pins, &sizes, rules, writes)?,
@@ -168,6 +173,7 @@ impl Kernel {
             self.fdb.usage(),
             neighbours,
             self.subnets.usage(),
+            self.domains.usage(),
             self.peers.usage(),
             self.members.usage(),
             TableUsage { table: GROUPS, entries: groups, capacity: GROUP_NUMBERS },
@@ -190,6 +196,17 @@ impl Kernel {
         self.policies.read()?;
         self.services.read()?;
         self.vips.read()
+    }
+
+    /// The domain of a network, or of a VRF whose networks share one: `None` if it has no number yet, or, without a network, if
+    /// no network of this node is in it.
+    pub(crate) fn domain(&self, vrf: &Vrf, network: Option<Segment>) -> Option<Domain> {
+        match network {
+            Some(segment) => self.domains.of_network(vrf, segment),
+            None => {
+                self.domains.of_vrf(vrf).filter(|domain| self.ports.domains().any(|used| used == *domain))
+            }
+        }
     }
 
     pub(crate) fn ensure_settings(&mut self, settings: Settings) -> Result<(), Error> {

@@ -12,6 +12,7 @@ use std::{
 
 const BPF_MAP_LOOKUP_ELEM: libc::c_int = 1;
 const BPF_MAP_UPDATE_ELEM: libc::c_int = 2;
+const BPF_MAP_GET_NEXT_KEY: libc::c_int = 4;
 const BPF_OBJ_GET: libc::c_int = 7;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_int = 15;
 const BPF_BTF_GET_FD_BY_ID: libc::c_int = 19;
@@ -43,26 +44,41 @@ struct Element {
 
 /// Reads a value of an array map into `value`, which must be as long as the map's values.
 pub(crate) fn read_array(map: impl AsFd, index: u32, value: &mut [u8]) -> io::Result<()> {
-    let mut attributes = element(map, &index, value.as_mut_ptr() as u64);
+    let mut attributes = element(map, &raw const index as u64, value.as_mut_ptr() as u64);
     // SAFETY: the key is an index, and the buffer has the length of a value.
     unsafe { bpf(BPF_MAP_LOOKUP_ELEM, &mut attributes) }.map(drop)
 }
 
 /// Writes a value of an array map; `value` must be as long as the map's values.
 pub(crate) fn write_array(map: impl AsFd, index: u32, value: &[u8]) -> io::Result<()> {
-    let mut attributes = element(map, &index, value.as_ptr() as u64);
+    let mut attributes = element(map, &raw const index as u64, value.as_ptr() as u64);
     // SAFETY: as above.
     unsafe { bpf(BPF_MAP_UPDATE_ELEM, &mut attributes) }.map(drop)
 }
 
-fn element(map: impl AsFd, index: &u32, value: u64) -> Element {
-    Element {
-        map: map.as_fd().as_raw_fd().cast_unsigned(),
-        zero: 0,
-        key: std::ptr::from_ref(index) as u64,
-        value,
-        flags: 0,
+/// Reads the value of a key. Both must be as long as those of the map.
+///
+/// # Errors
+/// `ENOENT` if there is no such key.
+pub(crate) fn lookup(map: impl AsFd, key: &[u8], value: &mut [u8]) -> io::Result<()> {
+    let mut attributes = element(map, key.as_ptr() as u64, value.as_mut_ptr() as u64);
+    // SAFETY: key and value have the lengths of those of the map.
+    unsafe { bpf(BPF_MAP_LOOKUP_ELEM, &mut attributes) }.map(drop)
+}
+
+/// Reads the key after `key`, or the first one, which must be as long as those of the map. Returns false at the end.
+pub(crate) fn next_key(map: impl AsFd, key: Option<&[u8]>, next: &mut [u8]) -> io::Result<bool> {
+    let mut attributes = element(map, key.map_or(0, |key| key.as_ptr() as u64), next.as_mut_ptr() as u64);
+    // SAFETY: both keys have the length of those of the map.
+    match unsafe { bpf(BPF_MAP_GET_NEXT_KEY, &mut attributes) } {
+        Ok(_) => Ok(true),
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
+        Err(error) => Err(error),
     }
+}
+
+fn element(map: impl AsFd, key: u64, value: u64) -> Element {
+    Element { map: map.as_fd().as_raw_fd().cast_unsigned(), zero: 0, key, value, flags: 0 }
 }
 
 /// Reads the information about an object, as long as the kernel knows it, into `T`: one of `struct bpf_*_info`.

@@ -1,6 +1,6 @@
 //! The compiled programs: load into the kernel, pin, and open.
 
-use std::path::Path;
+use std::{path::Path, ptr, sync::LazyLock};
 
 use aya::{
     Ebpf, EbpfLoader,
@@ -102,8 +102,14 @@ pub(crate) fn set_current(object: &[u8], pins: &Pins, writes: &Writes) -> Result
     build.set(0, build_id(object), 0).map_err(|error| failed(format!("write to the map {BUILD}"), error))
 }
 
-/// FNV-1a hash of the object file. Collision resistance is not required.
+/// Identifies an object file. That of the programs is computed once.
 fn build_id(object: &[u8]) -> [u8; BUILD_LEN] {
+    static PROGRAMS: LazyLock<[u8; BUILD_LEN]> = LazyLock::new(|| hash(OBJECT));
+    if ptr::eq(object, OBJECT) { *PROGRAMS } else { hash(object) }
+}
+
+/// FNV-1a. Collision resistance is not required.
+fn hash(object: &[u8]) -> [u8; BUILD_LEN] {
     const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
     let hash = object.iter().fold(OFFSET, |hash, byte| (hash ^ u128::from(*byte)).wrapping_mul(PRIME));

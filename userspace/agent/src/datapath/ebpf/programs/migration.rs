@@ -40,7 +40,12 @@ pub(crate) struct FlowMigration {
     imported: HashMap<u32, Imported>,
     /// Whether numbers of rules mean the same in both tables.
     same_rules: bool,
+    /// Domains of the networks that are in another one than in the other table.
+    domains: MovedDomains,
 }
+
+/// Domains of networks as flows have them: the number in the other table, and the current one.
+pub(crate) type MovedDomains = HashMap<u32, u32>;
 
 /// A flow that was imported.
 #[derive(Clone, Copy, Debug)]
@@ -61,9 +66,15 @@ impl Imported {
 
 impl FlowMigration {
     /// Opens the table of `source`, and loads the program that inserts into the table of `pins`.
-    pub(crate) fn open(pins: &Pins, source: &Pins, same_rules: bool) -> Result<FlowMigration, Error> {
+    pub(crate) fn open(
+        pins: &Pins,
+        source: &Pins,
+        same_rules: bool,
+        domains: MovedDomains,
+    ) -> Result<FlowMigration, Error> {
         let source = FlowExport::open(source)?;
-        Ok(FlowMigration { source, importer: Importer::load(pins)?, imported: HashMap::new(), same_rules })
+        let importer = Importer::load(pins)?;
+        Ok(FlowMigration { source, importer, imported: HashMap::new(), same_rules, domains })
     }
 
     /// Imports what has changed in the other table since the last pass.
@@ -106,15 +117,25 @@ impl FlowMigration {
             .iter()
             .filter_map(|record| Some(ExportedFlow { record: *record, flow: self.source.record(*record)? }))
             .collect();
-        let same_rules = self.same_rules;
         let imports: Vec<FlowImport> =
-            flows.iter().map(|exported| insertion(exported.flow, operation, same_rules)).collect();
+            flows.iter().map(|exported| self.insertion(exported.flow, operation)).collect();
         let results = self.importer.run(&imports)?;
         for (ExportedFlow { record, flow }, result) in flows.into_iter().zip(results) {
             let imported = Imported { generation: flow.head.generation, packets: packets(&flow), result };
             self.imported.insert(record, imported);
         }
         Ok(())
+    }
+
+    fn insertion(&self, mut flow: Flow, operation: u32) -> FlowImport {
+        flow.head.flags &= Flow::NAT | Flow::HAIRPIN;
+        flow.head.domain = self.domains.get(&flow.head.domain).copied().unwrap_or(flow.head.domain);
+        if !self.same_rules {
+            for half in &mut flow.halves {
+                half.rule = 0;
+            }
+        }
+        FlowImport { flow, operation, ..FlowImport::zeroed() }
     }
 
     /// What the passes have moved.
@@ -127,16 +148,6 @@ impl FlowMigration {
 
 fn packets(flow: &Flow) -> [u64; 2] {
     flow.halves.each_ref().map(|half| half.packets)
-}
-
-fn insertion(mut flow: Flow, operation: u32, same_rules: bool) -> FlowImport {
-    flow.head.flags &= Flow::NAT | Flow::HAIRPIN;
-    if !same_rules {
-        for half in &mut flow.halves {
-            half.rule = 0;
-        }
-    }
-    FlowImport { flow, operation, ..FlowImport::zeroed() }
 }
 
 fn removal(imported: &Imported) -> FlowImport {

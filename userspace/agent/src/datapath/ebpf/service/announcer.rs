@@ -19,7 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use contiv_abi::{Mac, NeighKey, service_mac};
+use contiv_abi::{Mac, VipKey, service_mac};
 
 /// Interval between frames. Each frame is flooded to every pod of the network on every node.
 const SEND_INTERVAL: Duration = Duration::from_millis(4);
@@ -31,12 +31,12 @@ const MAX_PENDING: usize = 65_536;
 /// An IP address in a VLAN, and the Ethernet address that switches shall learn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Announcement {
-    pub(crate) address: NeighKey,
+    pub(crate) address: VipKey,
     pub(crate) mac: Mac,
 }
 
 impl Announcement {
-    fn service(address: NeighKey) -> Announcement {
+    fn service(address: VipKey) -> Announcement {
         Announcement { address, mac: service_mac(&address.ip) }
     }
 }
@@ -64,7 +64,7 @@ struct Shared {
 #[derive(Default)]
 struct Pending {
     /// Answered services; `None` until the services that an earlier process has announced are known.
-    answered: Option<HashSet<NeighKey>>,
+    answered: Option<HashSet<VipKey>>,
     /// Uplink on which each address must still be announced.
     addresses: HashMap<Announcement, u32>,
     first: VecDeque<Announcement>,
@@ -74,17 +74,17 @@ struct Pending {
 
 impl Announcer {
     /// Replaces the set of answered services, and announces new ones on the interface `uplink`.
-    pub(crate) fn replace(&mut self, uplink: u32, answers: HashSet<NeighKey>) {
+    pub(crate) fn replace(&mut self, uplink: u32, answers: HashSet<VipKey>) {
         let before = self.shared.lock().answered.replace(answers.clone());
         if let Some(before) = before {
-            let ended: Vec<NeighKey> = before.difference(&answers).copied().collect();
-            let started: Vec<NeighKey> = answers.difference(&before).copied().collect();
+            let ended: Vec<VipKey> = before.difference(&answers).copied().collect();
+            let started: Vec<VipKey> = answers.difference(&before).copied().collect();
             self.enqueue(uplink, &started, &ended);
         }
     }
 
     /// Updates services; the flag says whether this node answers for the service.
-    pub(crate) fn update(&mut self, uplink: u32, changed: impl IntoIterator<Item = (NeighKey, bool)>) {
+    pub(crate) fn update(&mut self, uplink: u32, changed: impl IntoIterator<Item = (VipKey, bool)>) {
         let (mut started, mut ended) = (vec![], vec![]);
         {
             let mut pending = self.shared.lock();
@@ -106,7 +106,7 @@ impl Announcer {
         UplinkAnnouncer(Arc::clone(&self.shared))
     }
 
-    fn enqueue(&mut self, uplink: u32, started: &[NeighKey], ended: &[NeighKey]) {
+    fn enqueue(&mut self, uplink: u32, started: &[VipKey], ended: &[VipKey]) {
         if started.is_empty() && ended.is_empty() {
             return;
         }
@@ -324,8 +324,8 @@ mod tests {
 
     use super::*;
 
-    fn service(ip: impl Into<IpAddr>) -> NeighKey {
-        NeighKey { segment: Segment::vlan(100), ip: Address::from(ip.into()) }
+    fn service(ip: impl Into<IpAddr>) -> VipKey {
+        VipKey { segment: Segment::vlan(100), ip: Address::from(ip.into()) }
     }
 
     #[test]

@@ -10,16 +10,26 @@ use std::{
 };
 
 use contiv_abi::{
-    Backend, ServiceEntry, ServiceKey, TCP,
+    Address, Backend, Be16, ServiceEntry, ServiceKey, TCP,
     maps::{BACKENDS, RING, SERVICE_COUNTS, SERVICES},
 };
 use contiv_model::{name::ServiceId, service::Protocol};
 
 use super::{backends::BackendSets, counters::CounterMap};
-use crate::datapath::{
-    Error,
-    ebpf::maps::{batch, btf, names::ServiceNames, pins::Pins, sizes::Sizes, table::Table, writes::Writes},
-    telemetry::{ServicePort, TableUsage},
+use crate::{
+    datapath::{
+        Error,
+        ebpf::maps::{
+            foreign::{self, Record},
+            names::ServiceNames,
+            pins::Pins,
+            sizes::Sizes,
+            table::Table,
+            writes::Writes,
+        },
+        telemetry::{ServicePort, TableUsage},
+    },
+    error::one_line,
 };
 
 /// Destination of the connections to a service port.
@@ -187,25 +197,56 @@ impl ServicePorts {
     }
 }
 
-/// Numbers of ports in the maps of other ABI versions. Those in maps of another layout are unknown.
+/// Numbers of ports in the maps of other ABI versions.
 fn inherited(pins: &Pins) -> Result<HashMap<ServiceKey, NonZeroU32>, Error> {
-    let own = pins.open_data(SERVICES)?;
     let mut numbers = HashMap::new();
     for other in pins.other_abi_versions() {
         if !other.map(SERVICES).exists() {
             continue;
         }
-        let map = other.open_data(SERVICES)?;
-        if btf::are_alike(&own, &map) {
-            let entries = batch::entries::<ServiceKey, ServiceEntry>(SERVICES, &map)?;
-            let known = |(key, entry): (_, ServiceEntry)| Some((key, NonZeroU32::new(entry.number)?));
-            numbers.extend(entries.into_iter().filter_map(known));
+        match foreign::entries(&other, SERVICES) {
+            Ok(entries) => numbers.extend(entries.iter().filter_map(|(key, entry)| numbered(key, entry))),
+            Err(error) => tracing::warn!("the numbers of services are lost: {}", one_line(&error)),
         }
     }
     Ok(numbers)
 }
 
+/// A port and its number.
+fn numbered(key: &Record, entry: &Record) -> Option<(ServiceKey, NonZeroU32)> {
+    let port = Be16::from_wire(u16::from_ne_bytes(key.bytes("port")?));
+    let protocol = u8::try_from(key.number("protocol")?).ok()?;
+    let key = ServiceKey::new(key.domain()?, Address(key.bytes("ip")?), port, protocol);
+    Some((key, NonZeroU32::new(entry.number("number")?)?))
+}
+
 /// The number after `number`; never zero.
 fn next(number: u32) -> NonZeroU32 {
     NonZeroU32::new(number.wrapping_add(1)).unwrap_or(NonZeroU32::MIN)
+}
+
+#[cfg(test)]
+mod tests {
+    use contiv_abi::{Domain, Segment};
+
+    use super::*;
+
+    /// The layout of version 6.
+    #[test]
+    fn ports_of_services_on_a_network_keep_their_numbers_in_its_domain() {
+        let ip = Address::v4([10, 1, 1, 250]);
+        let key = Record::of(&[
+            ("segment.vni", &0_u32.to_ne_bytes()),
+            ("segment.vlan", &100_u32.to_ne_bytes()),
+            ("ip", &ip.0),
+            ("port", &80_u16.to_be_bytes()),
+            ("protocol", &[TCP]),
+            ("zero", &[0; 5]),
+        ]);
+        let entry = Record::of(&[("number", &7_u32.to_ne_bytes())]);
+        let domain = Domain::of_segment(Segment::vlan(100));
+        let expected = (ServiceKey::new(domain, ip, Be16::new(80), TCP), NonZeroU32::new(7).unwrap());
+        assert_eq!(numbered(&key, &entry), Some(expected));
+        assert_eq!(numbered(&key, &Record::of(&[("number", &[0; 4])])), None);
+    }
 }

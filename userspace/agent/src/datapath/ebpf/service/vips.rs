@@ -6,7 +6,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use contiv_abi::{
-    NeighEntry, NeighKey, Vip,
+    NeighEntry, NeighKey, Vip, VipKey,
     maps::{NEIGH, NEIGH_REVISION, VIPS},
 };
 
@@ -23,11 +23,11 @@ use crate::datapath::{
 pub(crate) struct Vips {
     neighbours: Table<NeighKey, NeighEntry>,
     revision: MmapArray<u64>,
-    vips: Table<NeighKey, Vip>,
+    vips: Table<VipKey, Vip>,
     /// Services by the address of their speaker.
-    by_speaker: HashMap<NeighKey, BTreeSet<NeighKey>>,
+    by_speaker: HashMap<NeighKey, BTreeSet<VipKey>>,
     /// Services whose answering node may have changed.
-    changed: BTreeSet<NeighKey>,
+    changed: BTreeSet<VipKey>,
 }
 
 impl Vips {
@@ -49,7 +49,7 @@ impl Vips {
         self.by_speaker.clear();
         self.changed.clear();
         for (service, vip) in self.vips.iter() {
-            self.by_speaker.entry(speaker(service, vip)).or_default().insert(*service);
+            self.by_speaker.entry(speaker(vip)).or_default().insert(*service);
         }
         Ok(())
     }
@@ -58,7 +58,7 @@ impl Vips {
         &self.neighbours
     }
 
-    pub(crate) fn vips(&self) -> &Table<NeighKey, Vip> {
+    pub(crate) fn vips(&self) -> &Table<VipKey, Vip> {
         &self.vips
     }
 
@@ -67,25 +67,25 @@ impl Vips {
     }
 
     /// Services for which this node answers.
-    pub(crate) fn answered(&self) -> HashSet<NeighKey> {
+    pub(crate) fn answered(&self) -> HashSet<VipKey> {
         self.vips.iter().map(|(service, _)| *service).filter(|service| self.is_answered(service)).collect()
     }
 
     /// Services whose answering node may have changed since the last call, and whether this node answers for them.
-    pub(crate) fn take_changed(&mut self) -> Vec<(NeighKey, bool)> {
+    pub(crate) fn take_changed(&mut self) -> Vec<(VipKey, bool)> {
         let changed = std::mem::take(&mut self.changed);
         changed.into_iter().map(|service| (service, self.is_answered(&service))).collect()
     }
 
-    fn is_answered(&self, service: &NeighKey) -> bool {
+    fn is_answered(&self, service: &VipKey) -> bool {
         let vip = self.vips.get(service);
-        let first = vip.and_then(|vip| self.neighbours.get(&speaker(service, vip)));
+        let first = vip.and_then(|vip| self.neighbours.get(&speaker(vip)));
         first.is_some_and(|neighbour| neighbour.ifindex != 0)
     }
 
     /// Writes or removes a service.
-    pub(crate) fn set_vip(&mut self, service: NeighKey, vip: Option<Vip>) -> Result<(), Error> {
-        let before = self.vips.get(&service).map(|vip| speaker(&service, vip));
+    pub(crate) fn set_vip(&mut self, service: VipKey, vip: Option<Vip>) -> Result<(), Error> {
+        let before = self.vips.get(&service).map(speaker);
         if let Some(before) = before
             && let Some(services) = self.by_speaker.get_mut(&before)
         {
@@ -97,7 +97,7 @@ impl Vips {
         self.changed.insert(service);
         match vip {
             Some(vip) => {
-                self.by_speaker.entry(speaker(&service, &vip)).or_default().insert(service);
+                self.by_speaker.entry(speaker(&vip)).or_default().insert(service);
                 self.vips.set(service, vip)
             }
             None => self.vips.remove(&service),
@@ -126,6 +126,6 @@ impl Vips {
 }
 
 /// Neighbour key of a service's speaker.
-fn speaker(service: &NeighKey, vip: &Vip) -> NeighKey {
-    NeighKey { segment: service.segment, ip: vip.speaker }
+fn speaker(vip: &Vip) -> NeighKey {
+    NeighKey::new(vip.domain, vip.speaker)
 }

@@ -13,7 +13,7 @@ use crate::datapath::{
     Object, ObjectId,
     ovs::{
         bridge::{BridgeKind, PerBridge},
-        pipeline::{self, MAX_BUCKETS, PEER_GROUP},
+        pipeline::{self, MAX_BUCKETS, peer_group},
         tables::{
             cookie::Cookie,
             edit::Edit,
@@ -67,8 +67,8 @@ impl<'a> Batch<'a> {
         let vlan = pipeline::base_flows(BridgeKind::Vlan, *nd_mode).into_iter().chain(uplinks);
         self.edits.vlan.set(Cookie::BASE, vlan);
         self.edits.vxlan.set(Cookie::BASE, pipeline::base_flows(BridgeKind::Vxlan, *nd_mode));
-        if !self.edits.vxlan.group_ids().any(|id| id == PEER_GROUP) {
-            self.edits.vxlan.set_group(pipeline::all_group(PEER_GROUP, []));
+        if !self.edits.vxlan.group_ids().any(|id| id == peer_group(0)) {
+            self.edits.vxlan.set_group(pipeline::all_group(peer_group(0), []));
         }
     }
 
@@ -221,13 +221,28 @@ impl<'a> Batch<'a> {
         for vni in std::mem::take(&mut self.removed_vnis) {
             self.remove_endpoint_groups(vni, 0);
         }
+        // Before the networks, whose flows name the groups of peers.
+        if std::mem::take(&mut self.dirty_peers) {
+            self.update_peer_groups();
+        }
         for network in std::mem::take(&mut self.dirty_networks) {
             self.update_network(&network);
         }
-        if std::mem::take(&mut self.dirty_peers) {
-            let peers = self.index.peers().values().copied();
-            self.edits.vxlan.set_group(pipeline::all_group(PEER_GROUP, peers));
+    }
+
+    fn update_peer_groups(&mut self) {
+        let ports: Vec<u32> = self.index.peers().values().copied().collect();
+        let groups = group_count(ports.len());
+        let present: BTreeSet<_> = self.edits.vxlan.group_ids().collect();
+        for group in 0..groups {
+            let members = ports.iter().copied().skip(group * MAX_BUCKETS).take(MAX_BUCKETS);
+            self.edits.vxlan.set_group(pipeline::all_group(peer_group(group), members));
         }
+        let excess: Vec<_> = (groups..).map(peer_group).take_while(|id| present.contains(id)).collect();
+        if !excess.is_empty() || !present.contains(&peer_group(groups - 1)) {
+            self.dirty_networks.extend(self.index.networks().map(|network| network.id.clone()));
+        }
+        excess.into_iter().for_each(|id| self.edits.vxlan.remove_group(id));
     }
 
     fn update_network(&mut self, id: &NetworkId) {
@@ -236,7 +251,7 @@ impl<'a> Batch<'a> {
         let (bridge, tag) = pipeline::bridge_and_tag(network.encap);
         let ports: Vec<_> = self.index.local_ports(&network.id).collect();
         let groups = group_count(ports.len());
-        let flows = pipeline::network(network, groups);
+        let flows = pipeline::network(network, groups, group_count(self.index.peers().len()));
         if bridge == BridgeKind::Vxlan {
             for group in 0..groups {
                 let members = ports.iter().copied().skip(group * MAX_BUCKETS).take(MAX_BUCKETS);
@@ -267,11 +282,12 @@ impl<'a> Batch<'a> {
             });
         let endpoints = networks
             .flat_map(|(vni, groups)| (0..groups).map(move |group| pipeline::endpoint_group(vni, group)));
-        endpoints.chain([PEER_GROUP]).collect()
+        let peers = (0..group_count(self.index.peers().len())).map(peer_group);
+        endpoints.chain(peers).collect()
     }
 }
 
-/// Number of groups for the local endpoints of a network, at least one.
-pub(crate) fn group_count(endpoints: usize) -> usize {
-    endpoints.div_ceil(MAX_BUCKETS).max(1)
+/// Number of groups for the local endpoints of a network, or for all peers: at least one.
+pub(crate) fn group_count(members: usize) -> usize {
+    members.div_ceil(MAX_BUCKETS).max(1)
 }

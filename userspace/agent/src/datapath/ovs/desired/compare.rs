@@ -7,7 +7,7 @@ use crate::datapath::{
     Desired, ObjectId,
     ovs::{
         bridge::{BridgeKind, PerBridge},
-        pipeline::{self, PEER_GROUP},
+        pipeline::{self, MAX_BUCKETS, peer_group},
         tables::{cookie::Cookie, edit::Tables},
     },
 };
@@ -55,6 +55,7 @@ fn compare_groups(expected: &SwitchModel, actual: &PerBridge<Tables>, difference
             owners.extend((0..count).map(|group| (pipeline::endpoint_group(vni, group), network)));
         }
     }
+    let peer_groups: Vec<u32> = (0..group_count(expected.index.peers().len())).map(peer_group).collect();
     for (id, group) in required.iter().filter(|(id, group)| groups.get(id) != Some(group)) {
         match owners.get(id) {
             Some(network) => {
@@ -63,10 +64,10 @@ fn compare_groups(expected: &SwitchModel, actual: &PerBridge<Tables>, difference
             None if !groups.contains_key(id) => differences.base_flows = true,
             None => {}
         }
-        if *id == PEER_GROUP {
-            let present = buckets(PEER_GROUP);
-            for (vtep, port) in expected.index.peers() {
-                let wanted = pipeline::all_group(PEER_GROUP, [*port]).buckets;
+        if let Some(index) = peer_groups.iter().position(|group| group == id) {
+            let present = buckets(*id);
+            for (vtep, port) in expected.index.peers().iter().skip(index * MAX_BUCKETS).take(MAX_BUCKETS) {
+                let wanted = pipeline::all_group(*id, [*port]).buckets;
                 if !wanted.iter().all(|bucket| present.contains(bucket)) {
                     differences.out_of_sync.insert(ObjectId::Peer(*vtep));
                 }

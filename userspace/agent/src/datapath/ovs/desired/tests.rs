@@ -13,7 +13,7 @@ use crate::datapath::{
     Local, Network, ObjectId, Peer, Remote,
     ovs::{
         bridge::BridgeKind,
-        pipeline::{MAX_BUCKETS, PEER_GROUP},
+        pipeline::{MAX_BUCKETS, peer_group},
         tables::{edit::Tables, index::BridgePort},
     },
 };
@@ -161,6 +161,50 @@ proptest! {
     }
 }
 
+/// A cluster of thousands of nodes: each message to the switch fits, and each peer is in one group.
+#[test]
+fn many_peers_need_several_groups() {
+    let mut model = SwitchModel::default();
+    let mut batch = Batch::new(&mut model);
+    batch.set_base_flows();
+    batch.set(Object::Network(Network::new(network_id(0), encap(0, false))), None).unwrap();
+    let peers: Vec<_> = (0..2 * MAX_BUCKETS as u32 + 1)
+        .map(|n| {
+            let vtep = IpAddr::from((0x0a00_0000 + n).to_be_bytes());
+            (Object::Peer(Peer::new(vtep, 4789)), BridgePort { name: format!("vxif{n}"), number: n + 1 })
+        })
+        .collect();
+    for (peer, port) in &peers {
+        batch.set(peer.clone(), Some(port.clone())).unwrap();
+    }
+    let changes = batch.changes();
+    batch.commit();
+    for change in &changes.vxlan {
+        if let Change::Group(change) = change {
+            openflow_rs::Message::new(1, openflow_rs::Body::GroupMod(change.clone())).to_bytes().unwrap();
+        }
+    }
+    let sizes = |model: &SwitchModel| {
+        let groups = (0..4).filter_map(|index| model.tables.vxlan.groups().get(&peer_group(index)));
+        groups.map(|group| group.buckets.len()).collect::<Vec<_>>()
+    };
+    assert_eq!(sizes(&model), [MAX_BUCKETS, MAX_BUCKETS, 1]);
+    // Flooded frames use all of them.
+    let flood = |model: &SwitchModel| {
+        let flows = expected(&Desired::default(), &BridgePorts::new(), BaseConfig::default());
+        let new = model.tables.vxlan.difference(&flows.tables.vxlan).map(ToString::to_string);
+        new.filter(|flow| flow.contains(&format!("group:{}", peer_group(2)))).count()
+    };
+    assert_eq!(flood(&model), 2);
+    let (desired, ports) = installed(&model);
+    let differences = compare(&expected(&desired, &ports, BaseConfig::default()), &model.tables, &desired);
+    assert!(differences.out_of_sync.is_empty() && differences.orphans == 0, "{differences:?}");
+    let mut batch = Batch::new(&mut model);
+    peers.iter().skip(1).for_each(|(peer, _)| batch.delete(&peer.id()));
+    batch.commit();
+    assert_eq!((sizes(&model), flood(&model)), (vec![1], 0));
+}
+
 #[test]
 fn many_pods_need_several_groups() {
     let mut model = SwitchModel::default();
@@ -193,5 +237,5 @@ fn many_pods_need_several_groups() {
     let mut batch = Batch::new(&mut model);
     pods.iter().skip(1).for_each(|(pod, _)| batch.delete(&pod.id()));
     batch.commit();
-    assert_eq!(model.tables.vxlan.groups().keys().copied().collect::<Vec<_>>(), [PEER_GROUP, 2]);
+    assert_eq!(model.tables.vxlan.groups().keys().copied().collect::<Vec<_>>(), [peer_group(0), 2]);
 }

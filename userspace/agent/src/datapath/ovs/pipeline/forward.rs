@@ -4,7 +4,7 @@ use contiv_model::{global::ArpMode, tag::Encap};
 use openflow_rs::{Action, Field, Flow, Match};
 
 use super::{
-    group::{PEER_GROUP, endpoint_group},
+    group::{endpoint_group, peer_group},
     metadata::{self, network_match, network_match_from},
     neighbour,
     table::{self, priority},
@@ -31,8 +31,8 @@ pub(crate) fn peer(port: u32) -> Flow {
         .goto(table::SOURCE)
 }
 
-/// Returns the flows of a network with `groups` groups of local pods.
-pub(crate) fn network(network: &Network, groups: usize) -> Vec<Flow> {
+/// Returns the flows of a network with `groups` groups of local pods, on a node with `peer_groups` groups of peers.
+pub(crate) fn network(network: &Network, groups: usize, peer_groups: usize) -> Vec<Flow> {
     let (bridge, tag) = bridge_and_tag(network.encap);
     let mut flows = vec![];
     if network.arp == ArpMode::Proxy {
@@ -43,7 +43,8 @@ pub(crate) fn network(network: &Network, groups: usize) -> Vec<Flow> {
         let to_pods = || (0..groups).map(|group| Action::Group(endpoint_group(tag, group)));
         let to_all = || {
             let tunnel_id = Action::set(Field::TunnelId, tag);
-            std::iter::once(tunnel_id).chain(to_pods()).chain([Action::Group(PEER_GROUP)])
+            let to_peers = (0..peer_groups).map(|group| Action::Group(peer_group(group)));
+            std::iter::once(tunnel_id).chain(to_pods()).chain(to_peers)
         };
         let tunnelled = Match::new().tunnel_id(tag.into()).metadata(from_vtep, from_vtep);
         flows.extend([

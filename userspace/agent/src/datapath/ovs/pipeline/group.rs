@@ -2,8 +2,10 @@
 
 use openflow_rs::{Action, Bucket, Group, GroupKind};
 
-/// Id of the group that outputs to the tunnels of all peers.
-pub(crate) const PEER_GROUP: u32 = 1;
+/// Id of a group that outputs to the tunnels of peers. Group `index` holds the peers from `index * MAX_BUCKETS` on.
+pub(crate) fn peer_group(index: usize) -> u32 {
+    (index as u32) << 25 | 1
+}
 
 /// Maximum number of buckets of one group. The group-mod then stays well below the 64 KiB of a message.
 pub(crate) const MAX_BUCKETS: usize = 1000;

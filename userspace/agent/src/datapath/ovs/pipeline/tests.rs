@@ -42,7 +42,7 @@ fn remote_in(encap: Encap) -> Remote {
 }
 
 fn network_in(encap: Encap, arp: ArpMode) -> Vec<Flow> {
-    network(&Network { arp, ..Network::new(network_id(), encap) }, 1)
+    network(&Network { arp, ..Network::new(network_id(), encap) }, 1, 1)
 }
 
 /// Compares with the file; writes it if `UPDATE_GOLDEN` is set.

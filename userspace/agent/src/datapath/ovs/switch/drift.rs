@@ -1,17 +1,28 @@
 //! Detection of configuration changes by other processes, and of lost connections.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::{
+    collections::BTreeSet,
+    hash::{DefaultHasher, Hash, Hasher},
+};
 
 use super::{ovsdb::Database, session::Session};
 use crate::datapath::ovs::bridge::BridgeKind;
 
 /// Returns a hash over the configuration of both bridges. It changes when a bridge, a port or a port number does.
 pub(crate) fn fingerprint(database: &Database) -> u64 {
+    fingerprint_without(database, &BTreeSet::new())
+}
+
+/// As [`fingerprint`], without the ports with these names.
+pub(crate) fn fingerprint_without(database: &Database, names: &BTreeSet<String>) -> u64 {
     let mut hasher = DefaultHasher::new();
     for kind in BridgeKind::ALL {
         let Some((uuid, bridge)) = database.bridge(kind.name()) else { continue };
         (uuid, &bridge.fail_mode, &bridge.protocols, &bridge.datapath_type).hash(&mut hasher);
         for (uuid, port, interfaces) in database.ports_of(bridge) {
+            if names.contains(&port.name) {
+                continue;
+            }
             (uuid, &port.name, port.tag, &port.vlan_mode).hash(&mut hasher);
             for (uuid, interface) in interfaces {
                 (uuid, &interface.interface_type, &interface.options, interface.number()).hash(&mut hasher);

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::json;
 
 use super::{
-    ovsdb::{Database, Operation, map, set},
+    ovsdb::{Database, Interface, Operation, map, set},
     ports::{OWNER_KEY, PortSpec, UPLINK_OWNER, removal},
 };
 use crate::datapath::ovs::bridge::BridgeKind;
@@ -23,9 +23,25 @@ pub(crate) fn is_uplink(name: &str, uplinks: &[String]) -> bool {
 pub(crate) fn operations(database: &Database, names: &[String]) -> Vec<Operation> {
     match names {
         [] => vec![],
-        [name] => PortSpec::uplink(name).operations(database, 0),
+        [name] => {
+            // An interface belongs to one port: the bond of an earlier configuration gives it up.
+            let bond = removal(database, UPLINK_OWNER);
+            bond.into_iter().chain(PortSpec::uplink(name).operations(database, 0)).collect()
+        }
         many => bond(database, many),
     }
+}
+
+/// Returns why uplinks carry no traffic, one line each.
+pub(crate) fn warnings(database: &Database, names: &[String]) -> Vec<String> {
+    let interface = |name: &str| database.interfaces.values().find(|interface| interface.name == name);
+    let why = |name: &String| match interface(name) {
+        Some(interface) if interface.number().is_some() => None,
+        Some(Interface { error: Some(error), .. }) => Some(error.clone()),
+        _ => Some("ovs-vswitchd has not opened it".to_owned()),
+    };
+    let line = |name: &String| Some(format!("VLAN uplink {name} (--vlan-uplinks): {}", why(name)?));
+    names.iter().filter_map(line).collect()
 }
 
 fn bond(database: &Database, names: &[String]) -> Vec<Operation> {

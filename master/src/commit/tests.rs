@@ -1,0 +1,83 @@
+//! The committer on an embedded store.
+
+use std::time::Duration;
+
+use contiv_model::api::Tenant;
+use contiv_model::event::Event;
+use contiv_store::election::{self, Leadership, Timing};
+use contiv_store::{Config, Store, Txn, embedded};
+use futures::StreamExt as _;
+use tokio_util::sync::CancellationToken;
+
+use super::{COMMIT_RECORD, Committer, Queue};
+use crate::cache::{SharedCache, StagedTxn};
+use crate::metrics::Metrics;
+
+const LOCK: &str = "lock";
+
+struct Fixture {
+    store: Store,
+    _server: embedded::Server,
+    _dir: tempfile::TempDir,
+}
+
+impl Fixture {
+    async fn new() -> Fixture {
+        let dir = tempfile::tempdir().unwrap();
+        let server = embedded::Server::open(dir.path(), ([127, 0, 0, 1], 0).into()).await.unwrap();
+        let address = format!("http://{}", server.local_addr());
+        let store = Store::connect(&Config::new([address])).await.unwrap();
+        Fixture { store, _server: server, _dir: dir }
+    }
+
+    async fn lead(&self, name: &str) -> Leadership {
+        let timing = Timing { ttl: Duration::from_secs(30), staleness: Duration::from_secs(1) };
+        election::campaign(&self.store, LOCK, name, timing).await.unwrap()
+    }
+
+    fn committer(&self) -> (Queue, Committer) {
+        Committer::new(self.store.clone(), SharedCache::default(), Metrics::default())
+    }
+}
+
+/// Creates more tenants than fit in one transaction.
+fn many_tenants(staged: &mut StagedTxn<'_>) {
+    for n in 0..5000 {
+        let name = format!("t{n}");
+        staged.put(&name, Tenant { key: name.clone(), tenant_name: name.clone(), ..Tenant::default() });
+    }
+}
+
+/// The request must not be reported as not carried out: a follower would send it to the next
+/// leader, which has applied it already.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_decided_change_is_acknowledged_although_leadership_is_lost() {
+    let fixture = Fixture::new().await;
+    let leadership = fixture.lead("first").await;
+    let (queue, mut committer) = fixture.committer();
+    let store = fixture.store.clone();
+    let depose = tokio::spawn(async move {
+        let mut watch = store.watch(COMMIT_RECORD);
+        while let Some(update) = watch.next().await {
+            if matches!(update.event, Event::Apply(..)) {
+                return store.commit(Txn::new().delete(LOCK)).await.unwrap();
+            }
+        }
+        panic!("the watch ended");
+    });
+    let plan = |staged: &mut StagedTxn<'_>| {
+        many_tenants(staged);
+        Ok(b"done".to_vec())
+    };
+    let stop = CancellationToken::new();
+    let (ended, answer) = tokio::join!(committer.run(&leadership, &stop), queue.submit(Box::new(plan), true));
+    assert!(ended.is_err(), "leadership is lost");
+    let _deleted = depose.await.unwrap();
+    let pending = fixture.store.get(COMMIT_RECORD).await.unwrap();
+    assert!(pending.is_some(), "the change was interrupted");
+    assert_eq!(answer, Ok(b"done".to_vec()));
+    let next = fixture.lead("next").await;
+    assert!(Committer::recover(&fixture.store, &next).await.is_ok());
+    let tenants = fixture.store.list("/contiv.io/obj/modeldb/tenant/").await.unwrap();
+    assert_eq!(tenants.items.len(), 5000);
+}

@@ -1,0 +1,98 @@
+//! Reads that may take long: lists and reports.
+//!
+//! A read takes what it needs out of the cache, which is fast, and then assembles and encodes the
+//! response without the cache. Both happen in threads for blocking work, a few at a time, so that
+//! neither commits nor other requests wait for reads.
+
+use std::sync::Arc;
+
+use tokio::sync::Semaphore;
+use tokio::task::spawn_blocking;
+use tokio_util::sync::CancellationToken;
+
+use crate::cache::{ClusterCache, SharedCache};
+use crate::problem::{Answer, Problem};
+use crate::reports::Report;
+
+/// Reads at the same time. More wait, until their client's time limit.
+const READ_LIMIT: usize = 4;
+
+/// Executes reads of the cache.
+#[derive(Clone)]
+pub struct Reads {
+    cache: SharedCache,
+    permits: Arc<Semaphore>,
+}
+
+impl Reads {
+    pub fn new(cache: SharedCache) -> Reads {
+        Reads { cache, permits: Semaphore::new(READ_LIMIT).into() }
+    }
+
+    /// Takes a snapshot with `take` and returns the response of the report. If the caller is
+    /// dropped, a read that waits is not started, and one that was started ends after its snapshot.
+    pub async fn read(&self, take: impl FnOnce(&ClusterCache) -> Report<Answer> + Send + 'static) -> Answer {
+        let failed = |_| Problem::unavailable("read the cache: failed; see the log");
+        let permit = self.permits.clone().acquire_owned().await.map_err(|_| Problem::deposed())?;
+        let (cache, cancelled) = (self.cache.clone(), CancellationToken::new());
+        let _cancel = cancelled.clone().drop_guard();
+        let read = move || {
+            let _permit = permit;
+            let report = take(&cache.read());
+            if cancelled.is_cancelled() {
+                return Err(Problem::unavailable("the client disconnected"));
+            }
+            report()
+        };
+        spawn_blocking(read).await.map_err(failed)?
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use tokio::time::timeout;
+
+    use super::*;
+
+    /// Waits for something that must not happen.
+    const A_MOMENT: Duration = Duration::from_millis(100);
+
+    #[tokio::test]
+    async fn reads_are_bounded_and_hold_no_lock() {
+        let cache = SharedCache::default();
+        let reads = Reads::new(cache.clone());
+        let (ready, mut started) = tokio::sync::mpsc::unbounded_channel();
+        let mut ends = vec![];
+        let mut tasks = vec![];
+        for _ in 0..READ_LIMIT {
+            let (end, wait) = mpsc::channel::<()>();
+            let (reads, ready) = (reads.clone(), ready.clone());
+            ends.push(end);
+            tasks.push(tokio::spawn(async move {
+                let report = move || {
+                    ready.send(()).unwrap();
+                    // Ends with an error when the sender is dropped.
+                    let _ended = wait.recv();
+                    Ok(vec![1])
+                };
+                reads.read(|_| Box::new(report)).await
+            }));
+        }
+        for _ in 0..READ_LIMIT {
+            started.recv().await.unwrap();
+        }
+        // All of them assemble their response: the cache can be changed.
+        drop(cache.write());
+        let mut late = Box::pin(reads.read(|_| Box::new(|| Ok(vec![2]))));
+        assert!(timeout(A_MOMENT, &mut late).await.is_err(), "one more than the limit");
+        drop(ends.pop());
+        assert_eq!(late.await, Ok(vec![2]));
+        drop(ends);
+        for task in tasks {
+            assert_eq!(task.await.unwrap(), Ok(vec![1]));
+        }
+    }
+}

@@ -1,0 +1,358 @@
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    time::{Duration, Instant},
+};
+
+use contiv_model::{event::Event, key::Key, name::HostName};
+use contiv_store::{Error, Position, Status, Store, Txn};
+use tokio::{sync::watch, time::sleep};
+
+use super::{
+    memory::{Memory, MemoryFile},
+    regression::Regression,
+    witness::{Witness, unlisted_networks, witnesses},
+};
+use crate::{
+    error::one_line,
+    source::{Batch, NETWORKS, Put, Sources, identity_in},
+    state::{Reader, Update, Writer},
+};
+
+/// Time limit for the witnesses of a deletion to appear: a large change takes several transactions, and another netmaster may have
+/// to finish it.
+const WITNESS_TIMEOUT: Duration = Duration::from_secs(5);
+/// Interval between questions to the store.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// Interval between writes of the file.
+const SAVE_INTERVAL: Duration = Duration::from_secs(10);
+/// Maximum number of witnesses that are asked about one batch.
+const MAX_WITNESSES: usize = 8;
+
+/// Applies the store's changes as long as its data continues what the agent knows.
+pub struct Guard {
+    store: Store,
+    host: HostName,
+    reader: Reader,
+    file: MemoryFile,
+    memory: Memory,
+    saved: Option<Instant>,
+    /// Whether the memory is of an earlier process and was not compared with the store yet.
+    recalled: bool,
+    /// Newest revision of each source.
+    seen: BTreeMap<&'static str, i64>,
+    status: watch::Sender<Option<Regression>>,
+    connections: watch::Sender<Vec<watch::Receiver<Status>>>,
+}
+
+/// What other tasks see of a [`Guard`].
+#[derive(Clone, Debug)]
+pub struct Continuity {
+    /// Present while the store is regressed.
+    pub regression: watch::Receiver<Option<Regression>>,
+    /// Status of each watch of the store.
+    pub connections: watch::Receiver<Vec<watch::Receiver<Status>>>,
+}
+
+impl Guard {
+    /// Reads what an earlier process remembered.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the file exists and cannot be read.
+    pub fn open(
+        store: Store,
+        host: HostName,
+        reader: Reader,
+        file: MemoryFile,
+    ) -> io::Result<(Guard, Continuity)> {
+        let memory = file.read()?;
+        let regression = memory.regressed.clone().map(|why| Regression { why, host: host.clone() });
+        let (status, seen) = watch::channel(regression);
+        let (connections, connected) = watch::channel(vec![]);
+        let continuity = Continuity { regression: seen, connections: connected };
+        let recalled = memory != Memory::default();
+        let (saved, seen) = (None, BTreeMap::new());
+        Ok((
+            Guard { store, host, reader, file, memory, saved, recalled, seen, status, connections },
+            continuity,
+        ))
+    }
+
+    /// Applies changes until the watches end, which happens only if the store client is dropped. May be dropped at any time.
+    pub async fn follow(&mut self, writer: &mut Writer) {
+        loop {
+            if self.status.borrow().is_none() {
+                let mut sources = Sources::new(&self.store);
+                self.connections.send_replace(sources.statuses());
+                let Some(why) = self.apply(&mut sources, writer).await else { return };
+                self.freeze(why);
+            }
+            while !self.try_release(writer).await {
+                sleep(POLL_INTERVAL).await;
+            }
+        }
+    }
+
+    /// Writes the file.
+    pub fn save(&mut self) {
+        self.saved = Some(Instant::now());
+        if let Err(error) = self.file.write(&self.memory) {
+            tracing::warn!("write {}: {error}", self.file.path().display());
+        }
+    }
+
+    /// Applies batches until one contradicts the memory; returns why.
+    async fn apply(&mut self, sources: &mut Sources, writer: &mut Writer) -> Option<String> {
+        while let Some(batch) = sources.next().await {
+            if let Some(why) = self.contradiction(&batch).await {
+                return Some(why);
+            }
+            let (_, revision) = batch.position();
+            self.memory.learn(batch.position(), batch.newest.as_ref());
+            if let Some(Some(identity)) = batch.identity {
+                self.memory.identity = Some(identity);
+            }
+            let seen = self.seen.entry(batch.source).or_default();
+            *seen = revision.max(*seen);
+            for update in batch.updates {
+                writer.apply(update);
+            }
+            let complete = self.reader.awaited().is_empty();
+            if complete && self.saved.is_none_or(|saved| saved.elapsed() >= SAVE_INTERVAL) {
+                self.save();
+            }
+        }
+        None
+    }
+
+    fn freeze(&mut self, why: String) {
+        let regression = Regression { why: why.clone(), host: self.host.clone() };
+        tracing::error!("{regression}");
+        self.memory.regressed = Some(why);
+        self.save();
+        self.status.send_replace(Some(regression));
+    }
+
+    /// Why the store, as the batch shows it, does not continue what the agent knows.
+    async fn contradiction(&mut self, batch: &Batch) -> Option<String> {
+        if let Some(relisted) = &batch.relisted {
+            if relisted.divergence.is_some() {
+                return relisted.divergence.clone();
+            }
+            if self.memory.contradiction(relisted.position).is_some() {
+                // Another source may have delivered a later listing before this one: the store's present position decides.
+                let why = self.contradicting_position().await;
+                if why.is_some() {
+                    return why;
+                }
+            }
+            if self.recalled {
+                let why = self.lost_put().await;
+                if why.is_some() {
+                    return why;
+                }
+            }
+        }
+        if let Some(why) = batch.identity.as_ref().and_then(|id| self.memory.other_identity(id.as_deref())) {
+            return Some(why);
+        }
+        if self.recalled && batch.source == NETWORKS && batch.relisted.is_some() {
+            let unlisted = self.unlisted_networks(batch).await;
+            self.recalled = false;
+            let why = self.unwitnessed(&unlisted).await;
+            if why.is_some() {
+                return why;
+            }
+        }
+        let deleted = self.deleted(batch);
+        // A few deletions among many records are not checked: no loss of data looks like that.
+        let known = self.reader.known(batch.source);
+        if deleted.is_empty() || deleted.len() * 2 < known {
+            return None;
+        }
+        // A listing does not tell when a key was deleted, only that it was after the previous batch.
+        let since = match batch.relisted {
+            Some(_) => self.seen.get(batch.source).map_or(0, |seen| seen + 1),
+            None => batch.position().1,
+        };
+        let asked = self.reader.with(|state| witnesses(&deleted, since, state, MAX_WITNESSES));
+        self.unwitnessed(&asked).await
+    }
+
+    /// Why the store, at its present position, is not the remembered one.
+    async fn contradicting_position(&self) -> Option<String> {
+        loop {
+            match self.store.position().await {
+                Ok(position) => return self.memory.contradiction(position),
+                Err(error) => pause(&error).await,
+            }
+        }
+    }
+
+    /// Why the newest put that an earlier process saw is not in the store's history.
+    async fn lost_put(&self) -> Option<String> {
+        loop {
+            match found(&self.store, self.memory.newest.as_ref()).await {
+                Ok(Found::Other) => return self.memory.newest.as_ref().map(missing_put),
+                Ok(_) => return None,
+                Err(error) => pause(&error).await,
+            }
+        }
+    }
+
+    /// Witnesses of the networks of the API that are missing in the listing of the networks' records.
+    async fn unlisted_networks(&self, batch: &Batch) -> Vec<Witness> {
+        let id = |key: &Key| match key {
+            Key::Network(id) => Some(id.clone()),
+            _ => None,
+        };
+        let listed = batch.updates.iter().filter_map(put_key).filter_map(id).collect();
+        loop {
+            match unlisted_networks(&self.store, &listed).await {
+                Ok(unlisted) => return unlisted,
+                Err(error) => pause(&error).await,
+            }
+        }
+    }
+
+    /// Keys that the batch deletes.
+    fn deleted(&self, batch: &Batch) -> Vec<Key> {
+        let is_first = batch.updates.iter().any(|update| matches!(update.event, Event::Init));
+        if !is_first {
+            let key = |update: &Update| match &update.event {
+                Event::Delete(key) => Some(key.clone()),
+                _ => None,
+            };
+            return batch.updates.iter().filter_map(key).collect();
+        }
+        let listed: BTreeSet<&Key> = batch.updates.iter().filter_map(put_key).collect();
+        self.reader.keys(batch.source).into_iter().filter(|key| !listed.contains(key)).collect()
+    }
+
+    /// What contradicts that netmaster made the changes with these witnesses.
+    async fn unwitnessed(&mut self, asked: &[Witness]) -> Option<String> {
+        let deadline = Instant::now() + WITNESS_TIMEOUT;
+        loop {
+            let result = async {
+                if let Some(why) = self.other_store().await? {
+                    return Ok(Some((why, None)));
+                }
+                for witness in asked {
+                    if let Some(why) = witness.missing(&self.store).await? {
+                        return Ok(Some((why, Some(witness.clone()))));
+                    }
+                }
+                Ok::<_, Error>(None)
+            };
+            match result.await {
+                Ok(None) => return None,
+                Ok(Some((why, witness))) if witness.is_none() || Instant::now() >= deadline => {
+                    self.memory.missing = witness.into_iter().collect();
+                    return Some(why);
+                }
+                // A large change may be under way.
+                Ok(Some(_)) => {}
+                Err(error) => tracing::warn!("check deleted records: {}; retrying", one_line(&error)),
+            }
+            sleep(POLL_INTERVAL).await;
+        }
+    }
+
+    /// Why this is not the remembered store, by its position and identity.
+    async fn other_store(&self) -> Result<Option<String>, Error> {
+        let position = self.store.position().await?;
+        if let Some(why) = self.memory.contradiction(position) {
+            return Ok(Some(why));
+        }
+        let identity = self.store.get(&Key::ClusterIdentity.to_string()).await?.map(|kv| identity_in(&kv));
+        Ok(self.memory.other_identity(identity.as_deref()))
+    }
+
+    /// Returns to following the store if its data is back, or if an operator accepted it.
+    async fn try_release(&mut self, writer: &mut Writer) -> bool {
+        let result = async {
+            let accepted = Key::AcceptedStore(self.host.clone()).to_string();
+            if self.store.get(&accepted).await?.is_some() {
+                let Position { cluster, revision } = self.store.position().await?;
+                // Deleted first: a word that remains would accept the next loss, too.
+                // A transaction without guards cannot conflict.
+                self.store.commit(Txn::new().delete(&*accepted)).await.map(drop)?;
+                self.memory = Memory { cluster: Some(cluster), revision, ..Memory::default() };
+                self.seen.clear();
+                writer.restart();
+                tracing::warn!("the store was accepted by an operator; following it");
+                return Ok(true);
+            }
+            let back = self.other_store().await?.is_none()
+                && found(&self.store, self.memory.newest.as_ref()).await? == Found::Same
+                && self.none_missing().await?;
+            if back {
+                self.memory.regressed = None;
+                tracing::info!("the store's data is back; following it");
+            }
+            Ok::<_, Error>(back)
+        };
+        match result.await {
+            Ok(true) => {
+                self.recalled = false;
+                self.memory.missing.clear();
+                self.save();
+                self.status.send_replace(None);
+                true
+            }
+            Ok(false) => false,
+            Err(error) => {
+                tracing::debug!("check the regressed store: {}", one_line(&error));
+                false
+            }
+        }
+    }
+
+    async fn none_missing(&self) -> Result<bool, Error> {
+        for witness in &self.memory.missing {
+            if witness.missing(&self.store).await?.is_some() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+fn put_key(update: &Update) -> Option<&Key> {
+    match &update.event {
+        Event::InitApply(key, _) | Event::Apply(key, _) => Some(key),
+        _ => None,
+    }
+}
+
+fn missing_put(put: &Put) -> String {
+    format!("the store's history lacks {} of revision {}", put.key, put.mod_revision)
+}
+
+/// Whether a put is part of the store's history.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Found {
+    Same,
+    /// The revision is compacted, or no put is remembered.
+    Unknown,
+    Other,
+}
+
+async fn found(store: &Store, put: Option<&Put>) -> Result<Found, Error> {
+    let Some(put) = put else { return Ok(Found::Unknown) };
+    match store.get_at(&put.key, put.mod_revision).await {
+        Ok(value) => Ok(match value.as_ref().map(Put::of) {
+            Some(same) if same == *put => Found::Same,
+            _ => Found::Other,
+        }),
+        Err(error) if error.is_compacted() => Ok(Found::Unknown),
+        Err(error) => Err(error),
+    }
+}
+
+/// Waits before a question is repeated.
+async fn pause(error: &Error) {
+    tracing::warn!("compare the store with what it was: {}; retrying", one_line(error));
+    sleep(POLL_INTERVAL).await;
+}

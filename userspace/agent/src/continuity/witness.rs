@@ -1,0 +1,139 @@
+use std::collections::BTreeSet;
+
+use contiv_model::{
+    key::{Key, ObjectType},
+    name::NetworkId,
+};
+use contiv_store::{Error, Store};
+use serde::{Deserialize, Serialize};
+
+use crate::state::State;
+
+/// What netmaster writes in the transaction that deletes or creates a record. Fields are keys of the store.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(super) enum Witness {
+    /// The API object is deleted.
+    Deleted { object: String },
+    /// The group or the policy is deleted or written at this revision or later, or the settings of the cluster are.
+    Detached { group: String, policy: String, revision: i64 },
+    /// The network's record, or the journal of its changes, is written at this revision or later; or the network is deleted.
+    Counted { record: String, journal: String, object: Option<String>, revision: i64 },
+    /// The API object has its record, or is deleted.
+    Recorded { object: String, record: String },
+}
+
+fn object(kind: ObjectType, tenant: &str, name: &str) -> String {
+    Key::Object(kind, format!("{tenant}:{name}")).to_string()
+}
+
+fn network_object(id: &NetworkId, state: &State) -> Option<String> {
+    let network = state.network(id)?;
+    Some(object(ObjectType::Network, network.tenant.as_str(), network.name.as_str()))
+}
+
+/// The object of an id of the form `name:tenant`.
+fn of_state_id(kind: ObjectType, id: &str) -> Option<String> {
+    let (name, tenant) = id.split_once(':')?;
+    Some(object(kind, tenant, name))
+}
+
+/// Revision of the key's last put; `None` if the key does not exist.
+async fn written(store: &Store, key: &str) -> Result<Option<i64>, Error> {
+    Ok(store.get(key).await?.map(|kv| kv.mod_revision))
+}
+
+impl Witness {
+    /// The witness of a deletion at `revision`; `None` for records that agents write, and for those that are unknown.
+    fn of(deleted: &Key, revision: i64, state: &State) -> Option<Witness> {
+        let gone = |object| Witness::Deleted { object };
+        match deleted {
+            Key::MasterConfig => Some(gone(Key::Object(ObjectType::Global, "global".to_owned()).to_string())),
+            Key::Network(id) => network_object(id, state).map(gone),
+            Key::Group(key) => of_state_id(ObjectType::EndpointGroup, key.as_str()).map(gone),
+            Key::ServiceLb(id) | Key::Providers(id) => {
+                of_state_id(ObjectType::ServiceLb, id.as_str()).map(gone)
+            }
+            Key::Policy(id) => {
+                let mut parts = id.as_str().splitn(3, ':');
+                let (tenant, group, policy) = (parts.next()?, parts.next()?, parts.next()?);
+                let group = object(ObjectType::EndpointGroup, tenant, group);
+                let policy = Key::Object(ObjectType::Policy, policy.to_owned()).to_string();
+                Some(Witness::Detached { group, policy, revision })
+            }
+            Key::Endpoint(id) => {
+                let network = &state.endpoint(id)?.network;
+                Some(Witness::Counted {
+                    record: Key::Network(network.clone()).to_string(),
+                    journal: Key::NetworkJournal(network.clone()).to_string(),
+                    object: network_object(network, state),
+                    revision,
+                })
+            }
+            _ => None,
+        }
+    }
+
+    /// Asks the store; returns what contradicts the deletion.
+    pub(super) async fn missing(&self, store: &Store) -> Result<Option<String>, Error> {
+        let remains = |key: &str| format!("the record of {key} was deleted, but not the object");
+        match self {
+            Witness::Deleted { object } => Ok(written(store, object).await?.map(|_| remains(object))),
+            Witness::Detached { group, policy, revision } => {
+                for key in [group, policy] {
+                    if written(store, key).await?.is_none_or(|at| at >= *revision) {
+                        return Ok(None);
+                    }
+                }
+                // A change of the fabric's mode attaches or detaches all policies.
+                for kind in [ObjectType::Global, ObjectType::AciGw] {
+                    let prefix = Key::Object(kind, String::new()).to_string();
+                    if store.list(&prefix).await?.items.iter().any(|kv| kv.mod_revision >= *revision) {
+                        return Ok(None);
+                    }
+                }
+                Ok(Some(format!("records of {policy} were deleted, but neither it nor {group} changed")))
+            }
+            Witness::Counted { record, journal, object, revision } => {
+                let at = written(store, record).await?.max(written(store, journal).await?);
+                match (at, object) {
+                    (Some(at), _) if at < *revision => Ok(Some(format!(
+                        "endpoints were deleted, but {record}, which counts them, did not change"
+                    ))),
+                    (None, Some(object)) => Ok(written(store, object).await?.map(|_| remains(object))),
+                    _ => Ok(None),
+                }
+            }
+            Witness::Recorded { object, record } => {
+                let lost = written(store, record).await?.is_none() && written(store, object).await?.is_some();
+                Ok(lost.then(|| format!("{object} exists without its record {record}")))
+            }
+        }
+    }
+}
+
+/// Witnesses of these deletions at `revision`, each once, at most `limit`.
+pub(super) fn witnesses(deleted: &[Key], revision: i64, state: &State, limit: usize) -> Vec<Witness> {
+    let mut found = BTreeSet::new();
+    for witness in deleted.iter().filter_map(|key| Witness::of(key, revision, state)) {
+        found.insert(witness);
+        if found.len() == limit {
+            break;
+        }
+    }
+    found.into_iter().collect()
+}
+
+/// Witnesses of the networks of the API that are not among `listed`.
+pub(super) async fn unlisted_networks(
+    store: &Store,
+    listed: &BTreeSet<NetworkId>,
+) -> Result<Vec<Witness>, Error> {
+    let objects = store.list(&Key::Object(ObjectType::Network, String::new()).to_string()).await?;
+    let unlisted = objects.items.into_iter().filter_map(|object| {
+        let (tenant, name) = object.key.rsplit_once('/')?.1.split_once(':')?;
+        let id = NetworkId::new(&name.parse().ok()?, &tenant.parse().ok()?);
+        (!listed.contains(&id))
+            .then(|| Witness::Recorded { record: Key::Network(id).to_string(), object: object.key })
+    });
+    Ok(unlisted.collect())
+}

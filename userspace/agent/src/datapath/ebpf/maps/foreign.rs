@@ -1,0 +1,128 @@
+//! Entries of maps of another ABI version, read by the names of their fields.
+
+use std::{collections::BTreeSet, rc::Rc};
+
+use aya::maps::MapData;
+use contiv_abi::{Domain, Segment};
+
+use super::{
+    btf::{self, Layout},
+    pins::Pins,
+    syscall,
+    usage::capacity,
+};
+use crate::datapath::{Error, ebpf::failure::failed};
+
+/// A key or a value of another layout.
+#[derive(Clone, Debug)]
+pub(crate) struct Record {
+    layout: Rc<Layout>,
+    bytes: Vec<u8>,
+}
+
+impl Record {
+    /// A record with these fields, one behind the other.
+    #[cfg(test)]
+    pub(crate) fn of(fields: &[(&str, &[u8])]) -> Record {
+        let (mut layout, mut bytes) = (Layout::default(), vec![]);
+        for (path, value) in fields {
+            layout.insert(path, btf::Field { offset: bytes.len(), size: value.len() });
+            bytes.extend_from_slice(value);
+        }
+        layout.size = bytes.len();
+        Record { layout: layout.into(), bytes }
+    }
+
+    /// The bytes of a field; `None` if there is no field of this name and size.
+    pub(crate) fn bytes<const N: usize>(&self, field: &str) -> Option<[u8; N]> {
+        let field = self.layout.field(field).filter(|field| field.size == N)?;
+        self.bytes.get(field.offset..)?.first_chunk().copied()
+    }
+
+    /// A number of one, two or four bytes.
+    pub(crate) fn number(&self, field: &str) -> Option<u32> {
+        let byte = || self.bytes(field).map(|[byte]| u32::from(byte));
+        let short = || self.bytes(field).map(|bytes| u32::from(u16::from_ne_bytes(bytes)));
+        self.bytes(field).map(u32::from_ne_bytes).or_else(short).or_else(byte)
+    }
+
+    /// The domain of a key: up to version 6, keys had the network instead.
+    pub(crate) fn domain(&self) -> Option<Domain> {
+        match self.number("domain") {
+            Some(number) => Some(Domain::from_number(number)),
+            None => self.segment().map(Domain::of_segment),
+        }
+    }
+
+    /// The network of a key.
+    pub(crate) fn segment(&self) -> Option<Segment> {
+        match (self.number("segment.vni")?, self.number("segment.vlan")?) {
+            (0, 0) => None,
+            (0, vlan) => u16::try_from(vlan).ok().map(Segment::vlan),
+            (vni, _) => Some(Segment::vxlan(vni)),
+        }
+    }
+}
+
+/// All entries of a hash map, keys and values. What changes meanwhile may be missing.
+pub(crate) fn entries(pins: &Pins, name: &'static str) -> Result<Vec<(Record, Record)>, Error> {
+    let map = pins.open_data(name)?;
+    let what = || format!("read the map {}", pins.map(name).display());
+    let [key, value] = btf::layouts(&map).map_err(|error| failed(what(), error))?.map(Rc::new);
+    let mut entries = vec![];
+    for bytes in keys(&map, key.size, capacity(name, &map)?).map_err(|error| failed(what(), error))? {
+        let mut found = vec![0; value.size];
+        match syscall::lookup(map.fd(), &bytes, &mut found) {
+            Ok(()) => entries.push((
+                Record { layout: Rc::clone(&key), bytes },
+                Record { layout: Rc::clone(&value), bytes: found },
+            )),
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
+            Err(error) => return Err(failed(what(), error)),
+        }
+    }
+    Ok(entries)
+}
+
+/// The keys of a hash map.
+fn keys(map: &MapData, size: usize, capacity: usize) -> std::io::Result<BTreeSet<Vec<u8>>> {
+    let mut keys = BTreeSet::new();
+    let mut last: Option<Vec<u8>> = None;
+    // After a key that is removed meanwhile, the kernel begins anew.
+    for _ in 0..=2 * capacity {
+        let mut next = vec![0; size];
+        if !syscall::next_key(map.fd(), last.as_deref(), &mut next)? {
+            break;
+        }
+        keys.insert(next.clone());
+        last = Some(next);
+    }
+    Ok(keys)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn networks_of_earlier_versions_are_domains() {
+        let word = |number: u32| number.to_ne_bytes();
+        let of_network = |vni: u32, vlan: u32| {
+            Record::of(&[("ip", &[1; 16]), ("segment.vni", &word(vni)), ("segment.vlan", &word(vlan))])
+                .domain()
+        };
+        assert_eq!(of_network(7, 0), Some(Domain::of_segment(Segment::vxlan(7))));
+        assert_eq!(of_network(0, 7), Some(Domain::of_segment(Segment::vlan(7))));
+        assert_eq!(of_network(0, 0), None);
+        let domain = Domain::of_vrf(9);
+        assert_eq!(Record::of(&[("domain", &word(domain.number()))]).domain(), Some(domain));
+        assert_eq!(Record::of(&[("ip", &[1; 16])]).domain(), None);
+    }
+
+    #[test]
+    fn numbers_may_have_grown() {
+        let record = Record::of(&[("a", &[6]), ("b", &7_u16.to_ne_bytes()), ("c", &8_u32.to_ne_bytes())]);
+        assert_eq!(["a", "b", "c", "d"].map(|field| record.number(field)), [Some(6), Some(7), Some(8), None]);
+        assert_eq!((record.bytes("a"), record.bytes::<2>("a")), (Some([6]), None));
+    }
+}
