@@ -168,12 +168,15 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
+/// Names of a tenant and of a network of its.
+type TenantNetwork = (String, String);
+
 /// What must exist: subnets of networks, and addresses of endpoints.
 #[derive(Default)]
 struct Expected {
-    networks: BTreeMap<(String, String), String>,
-    /// By network and container; by host where there is no container.
-    endpoints: BTreeMap<(Option<(String, String)>, String), ((String, String), String)>,
+    networks: BTreeMap<TenantNetwork, String>,
+    /// By network and container; by host where there is no container. With network and address.
+    endpoints: BTreeMap<(Option<TenantNetwork>, String), (TenantNetwork, String)>,
     subnets: u32,
 }
 
@@ -188,15 +191,17 @@ impl Expected {
                     self.networks.keys().any(|(t, n)| format!("{n}.{t}") == format!("{name}.{tenant}"));
                 let made = make_network(fixture, tenant, name, &format!("{base}/24"));
                 assert_eq!(made.is_ok(), !known && !taken, "{tenant} {name}: {made:?}");
-                if made.is_ok() {
+                let Err(why) = made else {
                     self.networks.insert((tenant.clone(), name.clone()), base);
-                } else if !known {
+                    return;
+                };
+                if !known {
                     let (t, n) = self
                         .networks
                         .keys()
                         .find(|(t, n)| format!("{n}.{t}") == format!("{name}.{tenant}"))
                         .unwrap();
-                    assert!(made.unwrap_err().contains(&format!("conflicts with network {n} of tenant {t}")));
+                    assert!(why.contains(&format!("conflicts with network {n} of tenant {t}")), "{why}");
                 }
             }
             Step::DeleteNetwork(tenant, name) => {
@@ -253,8 +258,8 @@ impl Expected {
         assert_eq!(cache.all::<endpoint::State>().count(), self.endpoints.len());
         for ((_, name), ((tenant, network), ip)) in &self.endpoints {
             let owner = cache.address_owners(&format!("{network}.{tenant}"), ip.parse().unwrap());
-            let [id] = owner else { panic!("{ip} of {name} has owners {owner:?}") };
-            let record = cache.get::<endpoint::State>(id).unwrap();
+            assert_eq!(owner.len(), 1, "{ip} of {name} has owners {owner:?}");
+            let record = cache.get::<endpoint::State>(&owner[0]).unwrap();
             assert!(record.endpoint_id == *name || record.homing_host == *name, "{record:?}");
         }
     }
