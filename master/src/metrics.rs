@@ -9,8 +9,8 @@ use std::fmt;
 use contiv_daemon::metrics_page;
 use contiv_model::{api, endpoint, group, network, node, registry};
 use contiv_store::RequestMetrics as StoreMetrics;
-use prometheus_client::encoding::text;
-use prometheus_client::metrics::{counter::Counter, gauge::ConstGauge};
+use prometheus_client::encoding::{EncodeLabelSet, text};
+use prometheus_client::metrics::{counter::Counter, family::Family, gauge::ConstGauge, gauge::Gauge};
 use prometheus_client::registry::Registry;
 
 pub use commits::{CommitMetrics, CommitResult};
@@ -18,6 +18,11 @@ use pools::Pools;
 pub use requests::RequestMetrics;
 
 use crate::cache::ClusterCache;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Build {
+    version: &'static str,
+}
 
 /// Metrics since the start of this netmaster. Gauges are computed for each scrape.
 #[derive(Clone, Debug, Default)]
@@ -64,6 +69,9 @@ impl Metrics {
         for (name, help, counter) in counters {
             registry.register(name, help, counter.clone());
         }
+        let build = Family::<Build, Gauge>::default();
+        build.get_or_create(&Build { version: env!("CARGO_PKG_VERSION") }).set(1);
+        registry.register("build_info", "Version of netmaster; value 1", build);
         self.requests.register(&mut registry);
         self.commits.register(&mut registry);
         self.store.register(&mut registry);
