@@ -4,6 +4,7 @@ mod admission;
 mod conditional;
 mod object_watch;
 mod objects;
+mod observe;
 pub mod openapi;
 mod parameters;
 mod path;
@@ -12,6 +13,7 @@ mod reclaim;
 mod replay;
 mod response;
 mod route;
+mod route_template;
 mod token;
 
 use std::time::Duration;
@@ -33,7 +35,7 @@ pub use token::Tokens;
 use crate::cache::SharedCache;
 use crate::go_json;
 use crate::leadership::{Identity, Role, Roles, StoreHealth};
-use crate::metrics::Metrics;
+use crate::metrics::{Leading, Metrics};
 use crate::problem::Problem;
 
 /// State of the request handlers, on leaders and followers.
@@ -52,7 +54,9 @@ pub struct App {
 impl App {
     pub fn router(self) -> Router {
         let admission = from_fn_with_state(self.admission.clone(), admission::pass);
-        Router::new().fallback(serve).with_state(self).layer(admission)
+        let observe = from_fn_with_state(self.metrics.clone(), observe::pass);
+        // The outer layer comes last.
+        Router::new().fallback(serve).with_state(self).layer(admission).layer(observe)
     }
 }
 
@@ -130,9 +134,13 @@ impl App {
 
 /// Metrics of this netmaster, on leaders and followers.
 fn metrics(app: &App, format: response::ErrorFormat) -> Response<Body> {
+    let store_usable = app.store.check().is_ok();
     let text = match app.roles.now() {
-        Role::Leading(leader) => app.metrics.text(Some(&leader.cache.read())),
-        Role::Following { .. } => app.metrics.text(None),
+        Role::Leading(leader) => {
+            let cache = leader.cache.read();
+            app.metrics.text(store_usable, Some(Leading::new(&cache, leader.queue.len())))
+        }
+        Role::Following { .. } => app.metrics.text(store_usable, None),
     };
     match text {
         Ok(text) => response::metrics(text),

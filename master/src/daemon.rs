@@ -98,10 +98,11 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
     let mut connected = false;
     let work = async {
         // Without a store the process is alive and not ready.
-        let connection = connect(&flags, embedded.as_ref(), &stop).await?;
+        let connection = connect(&flags, embedded.as_ref(), &metrics.store, &stop).await?;
         let Some((store, election)) = connection else { return Ok(()) };
         health.connected(election.store().clone());
-        let watching = cache_watch::run(store.clone(), health.clone(), cache.clone(), lock.clone());
+        let watching =
+            cache_watch::run(store.clone(), health.clone(), cache.clone(), lock.clone(), metrics.clone());
         cache_watch.spawn("cache watch", watching);
         let maintenance = Maintenance {
             store: store.clone(),
@@ -185,12 +186,14 @@ async fn open_embedded(flags: &Flags) -> anyhow::Result<Option<embedded::Server>
 async fn connect(
     flags: &Flags,
     embedded: Option<&embedded::Server>,
+    metrics: &contiv_store::RequestMetrics,
     stop: &CancellationToken,
 ) -> anyhow::Result<Option<(Store, ElectionThread)>> {
-    let config = match (embedded, &flags.store.etcd) {
+    let mut config = match (embedded, &flags.store.etcd) {
         (Some(server), _) => Config::new([format!("http://{}", server.local_addr())]),
         (None, list) => flags.store.access.access().config(list.as_deref().unwrap_or(DEFAULT_STORE))?,
     };
+    config.metrics = metrics.clone();
     let (start, mut logged) = (Instant::now(), None::<Instant>);
     loop {
         let error = tokio::select! {

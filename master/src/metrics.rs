@@ -1,20 +1,32 @@
 //! Metrics of `/metrics`.
 
+mod commits;
 mod database;
+mod pools;
+mod requests;
 
 use std::fmt;
 
 use contiv_daemon::metrics_page;
 use contiv_model::{api, endpoint, group, network, node, registry};
-use prometheus_client::encoding::text;
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use contiv_store::RequestMetrics as StoreMetrics;
+use prometheus_client::encoding::{EncodeLabelSet, text};
+use prometheus_client::metrics::{counter::Counter, family::Family, gauge::ConstGauge, gauge::Gauge};
 use prometheus_client::registry::Registry;
+
+pub use commits::{CommitMetrics, CommitResult};
+use pools::Pools;
+pub use requests::RequestMetrics;
 
 use crate::cache::ClusterCache;
 use database::DatabaseMetrics;
 
-/// Counters since the start of this netmaster. Gauges are computed from the cache for each scrape.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Build {
+    version: &'static str,
+}
+
+/// Metrics since the start of this netmaster. Gauges are computed for each scrape.
 #[derive(Clone, Debug, Default)]
 pub struct Metrics {
     /// Endpoints released because their node is gone.
@@ -27,16 +39,38 @@ pub struct Metrics {
     pub node_gc_stopped: Gauge,
     /// Database of the store.
     pub database: DatabaseMetrics,
+    /// Elections of a leader that this netmaster has seen.
+    pub leader_changes: Counter,
+    /// Requests of clients.
+    pub requests: RequestMetrics,
+    /// Commits of this netmaster as leader.
+    pub commits: CommitMetrics,
+    /// Requests to the store.
+    pub store: StoreMetrics,
+}
+
+/// What only a leader reports.
+pub struct Leading<'a> {
+    cache: &'a ClusterCache,
+    /// Changes that wait for the committer.
+    queued: usize,
+    pools: Pools,
 }
 
 impl Metrics {
-    /// Metrics in OpenMetrics text format. `cache` is set while this netmaster leads.
-    pub fn text(&self, cache: Option<&ClusterCache>) -> Result<String, fmt::Error> {
+    /// Metrics in OpenMetrics text format. `store_usable`: the store answers, and
+    /// its watch is connected. `leading` is set while this netmaster leads.
+    pub fn text(&self, store_usable: bool, leading: Option<Leading<'_>>) -> Result<String, fmt::Error> {
         let mut registry = Registry::with_prefix("contiv_netmaster");
         let counters = [
             ("endpoints_released", "Endpoints released because their node was gone", &self.released),
             ("large_changes", "Changes committed in more than one store transaction", &self.large_changes),
             ("restored_keys", "Keys restored when this netmaster became leader", &self.restored),
+            (
+                "leader_changes",
+                "Elections of a leader that this netmaster has seen since its start",
+                &self.leader_changes,
+            ),
         ];
         for (name, help, counter) in counters {
             registry.register(name, help, counter.clone());
@@ -47,19 +81,18 @@ impl Metrics {
             self.node_gc_stopped.clone(),
         );
         self.database.register(&mut registry);
-        let mut gauge = |name, help, n: usize| {
-            registry.register(name, help, ConstGauge::new(i64::try_from(n).unwrap_or(i64::MAX)));
-        };
-        gauge("leading", "Whether this netmaster is the leader (1) or not (0)", usize::from(cache.is_some()));
-        if let Some(cache) = cache {
-            let agents = cache.all::<registry::ServiceInfo>().filter(|s| s.service_name == registry::VTEP);
-            gauge("nodes", "Nodes with a registered agent", agents.count());
-            gauge("nodes_gone", "Nodes whose registration expired", cache.all::<node::Gone>().count());
-            gauge("networks", "Networks", cache.allocations::<network::State>().count());
-            gauge("groups", "Endpoint groups", cache.allocations::<group::State>().count());
-            gauge("endpoints", "Endpoints", cache.all::<endpoint::State>().count());
-            gauge("policies", "Policies", cache.all::<api::Policy>().count());
-            gauge("rules", "Policy rules", cache.all::<api::Rule>().count());
+        let build = Family::<Build, Gauge>::default();
+        build.get_or_create(&Build { version: env!("CARGO_PKG_VERSION") }).set(1);
+        registry.register("build_info", "Version of netmaster; value 1", build);
+        self.requests.register(&mut registry);
+        self.commits.register(&mut registry);
+        self.store.register(&mut registry);
+        let help = "Whether the store answers this netmaster (1) or not (0)";
+        gauge(&mut registry, "store_connected", help, usize::from(store_usable));
+        let help = "Whether this netmaster is the leader (1) or not (0)";
+        gauge(&mut registry, "leading", help, usize::from(leading.is_some()));
+        if let Some(leading) = leading {
+            leading.register(&mut registry);
         }
         let mut text = String::new();
         text::encode(&mut text, &registry)?;
@@ -67,26 +100,68 @@ impl Metrics {
     }
 }
 
-/// Page of the reference.
+impl<'a> Leading<'a> {
+    pub fn new(cache: &'a ClusterCache, queued: usize) -> Leading<'a> {
+        Leading { cache, queued, pools: Pools::of(cache) }
+    }
+
+    fn register(&self, registry: &mut Registry) {
+        let cache = self.cache;
+        let agents = cache.all::<registry::ServiceInfo>().filter(|s| s.service_name == registry::VTEP);
+        let gauges = [
+            ("nodes", "Nodes with a registered agent", agents.count()),
+            ("nodes_gone", "Nodes whose registration expired", cache.all::<node::Gone>().count()),
+            ("networks", "Networks", cache.allocations::<network::State>().count()),
+            ("groups", "Endpoint groups", cache.allocations::<group::State>().count()),
+            ("endpoints", "Endpoints", cache.all::<endpoint::State>().count()),
+            ("policies", "Policies", cache.all::<api::Policy>().count()),
+            ("rules", "Policy rules", cache.all::<api::Rule>().count()),
+            ("commit_queue_length", "Changes that wait for the committer of the leader", self.queued),
+        ];
+        for (name, help, value) in gauges {
+            gauge(registry, name, help, value);
+        }
+        pools::register(registry, &self.pools);
+    }
+}
+
+fn gauge(registry: &mut Registry, name: &str, help: &str, value: usize) {
+    registry.register(name, help, ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX)));
+}
+
+/// Page of the reference. Families without a sample are not encoded, so each has one here.
 pub fn reference_page() -> String {
-    let text = Metrics::default().text(Some(&ClusterCache::default())).unwrap_or_default();
-    metrics_page::page("Metrics of netmaster", &text)
+    let metrics = Metrics::default();
+    metrics.requests.sample();
+    metrics.commits.sample();
+    let read = Ok::<(), contiv_store::Error>(());
+    metrics.store.record(contiv_store::Operation::Get, &read, std::time::Duration::ZERO);
+    let cache = ClusterCache::default();
+    let leading = Leading { pools: Pools::sample(), ..Leading::new(&cache, 0) };
+    metrics_page::page("Metrics of netmaster", &metrics.text(true, Some(leading)).unwrap_or_default())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn has(text: &str, line: &str) -> bool {
+        text.lines().any(|l| l == line)
+    }
+
     #[test]
     fn gauges_are_reported_by_the_leader_only() {
         let metrics = Metrics::default();
         metrics.released.inc_by(3);
-        let line = |text: &str, line: &str| text.lines().any(|l| l == line);
-        let following = metrics.text(None).unwrap();
-        assert!(line(&following, "contiv_netmaster_leading 0"), "{following}");
-        assert!(line(&following, "contiv_netmaster_endpoints_released_total 3"), "{following}");
+        let following = metrics.text(false, None).unwrap();
+        assert!(has(&following, "contiv_netmaster_leading 0"), "{following}");
+        assert!(has(&following, "contiv_netmaster_store_connected 0"), "{following}");
+        assert!(has(&following, "contiv_netmaster_endpoints_released_total 3"), "{following}");
         assert!(!following.contains("contiv_netmaster_networks"), "{following}");
-        let leading = metrics.text(Some(&ClusterCache::default())).unwrap();
-        assert!(line(&leading, "contiv_netmaster_networks 0"), "{leading}");
+        let cache = ClusterCache::default();
+        let leading = metrics.text(true, Some(Leading::new(&cache, 7))).unwrap();
+        assert!(has(&leading, "contiv_netmaster_store_connected 1"), "{leading}");
+        assert!(has(&leading, "contiv_netmaster_networks 0"), "{leading}");
+        assert!(has(&leading, "contiv_netmaster_commit_queue_length 7"), "{leading}");
     }
 }

@@ -125,6 +125,7 @@ fn tarball(workspace: &Workspace, release: &Path, folder: &Path) -> Result<()> {
         (workspace.path("deploy/systemd"), "systemd"),
         (workspace.path("deploy/config"), "config"),
         (workspace.path("deploy/cni"), "cni"),
+        (workspace.path("deploy/monitoring"), "monitoring"),
         (folder.join("man"), "man"),
         (folder.join("completions"), "completions"),
     ];

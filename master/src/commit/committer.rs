@@ -8,13 +8,13 @@ use contiv_model::{group, key::POLICIES, network};
 use contiv_store::election::Leadership;
 use contiv_store::{Error, Guard, Outcome, Store, Txn};
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::{MissedTickBehavior, interval, sleep};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::queue::{Job, Plan, QUEUE_LENGTH, Queue, answer, fail_all};
 use super::redo_log::{self, LogOutcome, RedoLog};
 use crate::cache::{Change, SharedCache, Stageable, StagedTxn};
-use crate::metrics::Metrics;
+use crate::metrics::{CommitResult, Metrics};
 use crate::problem::{Answer, Problem, one_line};
 use crate::repair;
 
@@ -146,7 +146,10 @@ impl Committer {
             }
             let keys: Vec<String> = txn.guards.iter().map(|guard| key_of(guard).to_owned()).collect();
             let largest = largest(&txn);
-            match self.write(leadership, txn).await {
+            let start = Instant::now();
+            let written = self.write(leadership, txn).await;
+            self.metrics.commits.record(result_of(&written), jobs.len(), start.elapsed());
+            match written {
                 Ok(LogOutcome::Committed(revisions)) => {
                     self.cache.write().commit(change, revisions);
                     answer(jobs, answers);
@@ -331,6 +334,15 @@ fn checkpoint<B: Stageable>(staged: &mut StagedTxn<'_>, journal_key: &str) {
         && let Some((_, change)) = staged.allocation::<B>(record.body.id())
     {
         change.checkpoint = true;
+    }
+}
+
+fn result_of(written: &Result<LogOutcome, CommitError>) -> CommitResult {
+    match written {
+        Ok(LogOutcome::Committed(_)) => CommitResult::Committed,
+        Ok(LogOutcome::Conflict) => CommitResult::Conflict,
+        Ok(LogOutcome::Decided) => CommitResult::Decided,
+        Err(_) => CommitResult::Failed,
     }
 }
 

@@ -27,6 +27,15 @@ pub(super) struct Job {
 pub struct Queue(pub(super) mpsc::Sender<Job>);
 
 impl Queue {
+    /// Number of plans that wait for the committer.
+    pub fn len(&self) -> usize {
+        self.0.max_capacity() - self.0.capacity()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// Plans, commits and returns the response. `exclusive`: the plan creates or deletes networks
     /// or groups.
     pub async fn submit(&self, plan: Plan, exclusive: bool) -> Answer {

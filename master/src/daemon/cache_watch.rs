@@ -5,11 +5,13 @@ use contiv_model::event::Event;
 use contiv_model::key;
 use contiv_store::{Store, Update, Watch};
 use futures::StreamExt;
+use prometheus_client::metrics::counter::Counter;
 use tokio::sync::watch;
 
 use crate::cache::{ClusterCache, SharedCache};
 use crate::commit::COMMIT_RECORD;
 use crate::leadership::StoreHealth;
+use crate::metrics::Metrics;
 
 /// Updates applied in one batch at most; readers wait meanwhile.
 const BATCH: usize = 64;
@@ -31,11 +33,17 @@ pub(super) struct Lock {
 
 /// Watches the store and applies the updates. Loads the cache anew when the store turns out to be
 /// another one, or to have lost changes. Never returns.
-pub(super) async fn run(store: Store, health: StoreHealth, cache: SharedCache, lock: watch::Sender<Lock>) {
+pub(super) async fn run(
+    store: Store,
+    health: StoreHealth,
+    cache: SharedCache,
+    lock: watch::Sender<Lock>,
+    metrics: Metrics,
+) {
     loop {
         let watch = store.watch(key::ROOT);
         health.watching(watch.status());
-        let why = follow(watch, &cache, &lock).await;
+        let why = follow(watch, &cache, &lock, &metrics.leader_changes).await;
         tracing::error!("the store was emptied, replaced or restored: {why}; loading its state anew");
         let generation = lock.borrow().generation + 1;
         lock.send_replace(Lock { generation, ..Lock::default() });
@@ -43,7 +51,12 @@ pub(super) async fn run(store: Store, health: StoreHealth, cache: SharedCache, l
 }
 
 /// Applies updates until a listing contradicts what the watch has reported. Returns the reason.
-async fn follow(watch: Watch, cache: &SharedCache, lock: &watch::Sender<Lock>) -> String {
+async fn follow(
+    watch: Watch,
+    cache: &SharedCache,
+    lock: &watch::Sender<Lock>,
+    elections: &Counter,
+) -> String {
     let mut batches = watch.batches().boxed();
     while let Some(batch) = batches.next().await {
         if let Some(why) = batch.relisted.and_then(|relisted| relisted.divergence) {
@@ -60,7 +73,18 @@ async fn follow(watch: Watch, cache: &SharedCache, lock: &watch::Sender<Lock>) -
                     cache.apply_update(update);
                 }
             }
-            lock.send_if_modified(|lock| updates.iter().filter(|update| lock.apply(update)).count() > 0);
+            lock.send_if_modified(|lock| {
+                let mut changed = false;
+                for update in updates {
+                    let (complete, since) = (lock.complete, lock.since);
+                    changed |= lock.apply(update);
+                    // The first snapshot contains the lock of an earlier election.
+                    if complete && lock.since != since {
+                        elections.inc();
+                    }
+                }
+                changed
+            });
         }
     }
     "the watch ended".to_owned()

@@ -11,6 +11,7 @@ mod large;
 mod limits;
 mod lists;
 mod master;
+mod metrics;
 mod nodes;
 mod problems;
 mod quota;

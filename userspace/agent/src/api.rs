@@ -5,6 +5,8 @@ mod monitor;
 mod rest;
 mod service_stats;
 
-pub use metrics::{Measurements, encode as encode_metrics, reference_page as metrics_reference};
+pub use metrics::{
+    Condition, Measurements, Recorded, encode as encode_metrics, reference_page as metrics_reference,
+};
 pub use monitor::{Monitor, MonitorError};
 pub use rest::{Error, Parts, Server};

@@ -4,12 +4,14 @@
 //! periodically, a full resync compares the whole datapath with the plan: restart and drift are repaired by the same code.
 
 mod diff;
+mod metrics;
 mod reconciler;
 mod retries;
 mod status;
 mod waiters;
 
 pub use diff::{diff, ordered};
+pub use metrics::Metrics;
 pub use reconciler::Reconciler;
 pub use retries::Failures;
 pub use status::{Handle, Inspection, Status};

@@ -65,7 +65,8 @@ async fn run_with<D: Datapath + 'static>(
     // Fallible preparations come before the first change.
     let http = api::Server::bind(flags.rest_address).await?;
     let server = attach::Server::bind(&flags.cni_socket)?;
-    let store = Store::connect(&flags.access.access().config(flags.store())?).await?;
+    let store_config = flags.access.access().config(flags.store())?;
+    let store = Store::connect(&store_config).await?;
     let (access, reload) = Access::read(flags.master.clone())?;
     let links = Arc::new(Links::open().await?);
 
@@ -77,7 +78,7 @@ async fn run_with<D: Datapath + 'static>(
         .with_context(|| format!("read {} (what this node knows of the store)", path.display()))?;
     let requirements = datapath.port_requirements();
     let monitor = Monitor::new(datapath.telemetry(), node.host.clone(), reader.clone());
-    let (reconciler, Handle { waiters, status, inspect }) =
+    let (reconciler, Handle { waiters, status, inspect, metrics }) =
         Reconciler::new(datapath, node.clone(), reader.clone(), changes, RESYNC_INTERVAL);
     let mut tasks = Tasks::new(stop.clone());
     // Requests of container runtimes are finished after `stop`, and need these tasks.
@@ -107,7 +108,11 @@ async fn run_with<D: Datapath + 'static>(
         status: status.clone(),
         continuity: continuity.clone(),
         inspect,
-        requests: requests.clone(),
+        recorded: api::Recorded {
+            requests: requests.clone(),
+            reconciler: metrics,
+            store: store_config.metrics,
+        },
         monitor: monitor.clone(),
         pods: pods.clone(),
         links: Arc::clone(&links),

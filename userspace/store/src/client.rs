@@ -4,7 +4,7 @@ use crate::backoff::Backoff;
 use crate::members::Members;
 use crate::range::prefix_end;
 use crate::rotation::Files;
-use crate::{Cause, Config, Error, KeyValue, Listing, Operation, Outcome, Position, Txn};
+use crate::{Cause, Config, Error, KeyValue, Listing, Operation, Outcome, Position, RequestMetrics, Txn};
 use bytes::Bytes;
 use etcd_client::proto::{PbKeyValue, PbResponseHeader};
 use etcd_client::{GetOptions, LeaseClient, LeaseTimeToLiveOptions, PutOptions, WatchClient};
@@ -43,6 +43,7 @@ struct Shared {
     members: Members,
     endpoints: String,
     request_timeout: Duration,
+    metrics: RequestMetrics,
     last_answer: Mutex<Instant>,
 }
 
@@ -93,8 +94,9 @@ impl Store {
                 });
             }
         };
-        let (request_timeout, last_answer) = (config.request_timeout, Mutex::new(Instant::now()));
-        let shared = Shared { members, endpoints, request_timeout, last_answer };
+        let (request_timeout, metrics) = (config.request_timeout, config.metrics.clone());
+        let last_answer = Mutex::new(Instant::now());
+        let shared = Shared { members, endpoints, request_timeout, metrics, last_answer };
         let store = Store { shared: Arc::new(shared) };
         let probe = GetOptions::new().with_count_only();
         let patience = store.patience(Again::Always).min(limit);
@@ -420,6 +422,24 @@ impl Store {
 
     /// Sends a request with limits for all attempts together and for each attempt.
     async fn request_within<T, F, A>(
+        &self,
+        limits: (Duration, Duration),
+        operation: Operation,
+        key: &str,
+        again: Again,
+        send: F,
+    ) -> Result<T, Error>
+    where
+        F: FnMut() -> A,
+        A: Future<Output = Result<T, etcd_client::Error>>,
+    {
+        let start = Instant::now();
+        let result = self.attempts(limits, operation, key, again, send).await;
+        self.shared.metrics.record(operation, &result, start.elapsed());
+        result
+    }
+
+    async fn attempts<T, F, A>(
         &self,
         (limit, patience): (Duration, Duration),
         operation: Operation,

@@ -1,6 +1,6 @@
 //! Configuration of the client: endpoints, TLS and credentials.
 
-use crate::Error;
+use crate::{Error, RequestMetrics};
 use etcd_client::{Certificate, ConnectOptions, TlsOptions};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -25,6 +25,8 @@ pub struct Config {
     pub tls: Option<Tls>,
     /// Time limit of one request, including retries on other endpoints. Default 5 s.
     pub request_timeout: Duration,
+    /// Records the requests of the store.
+    pub metrics: RequestMetrics,
 }
 
 /// Credentials of an etcd user. `Debug` does not print the password.
@@ -64,6 +66,7 @@ impl Config {
             auth: None,
             tls: None,
             request_timeout: REQUEST_TIMEOUT,
+            metrics: RequestMetrics::default(),
         }
     }
 

@@ -11,6 +11,7 @@ mod ipam;
 mod load;
 mod lost_store;
 mod monitor;
+mod monitoring;
 mod netctl;
 mod openapi;
 mod outside;

@@ -18,10 +18,19 @@ pub use reference::reference_page;
 
 use crate::{
     attach::{RequestMetrics, link::PodTraffic},
-    datapath::telemetry::{Counters, ServiceCounters, Stats, Traffic},
-    reconcile::Status,
+    datapath::{
+        Kind,
+        telemetry::{Counters, ServiceCounters, Stats, Traffic},
+    },
+    reconcile::{self, Status},
     state::{Reader, State},
 };
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Build {
+    version: &'static str,
+    datapath: String,
+}
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Drop {
@@ -100,15 +109,43 @@ pub struct Measurements {
     pub pods: Vec<PodTraffic>,
 }
 
+/// Metrics that the parts of the agent record. Clones share the values.
+#[derive(Clone, Debug, Default)]
+pub struct Recorded {
+    /// CNI requests.
+    pub requests: RequestMetrics,
+    /// Work of the reconciler.
+    pub reconciler: reconcile::Metrics,
+    /// Requests to the store.
+    pub store: contiv_store::RequestMetrics,
+}
+
+/// Condition of the agent at a scrape.
+#[derive(Clone, Copy, Debug)]
+pub struct Condition<'a> {
+    /// Datapath of the node.
+    pub datapath: Kind,
+    /// Status of the reconciler.
+    pub status: &'a Status,
+    /// Whether the store is regressed.
+    pub regressed: bool,
+    /// Whether all watches of the store are connected.
+    pub store_connected: bool,
+}
+
 /// Encodes all metrics.
 pub fn encode(
-    requests: &RequestMetrics,
-    (status, regressed): (&Status, bool),
+    recorded: &Recorded,
+    condition: &Condition<'_>,
     measurements: &Measurements,
     reader: &Reader,
 ) -> Result<String, fmt::Error> {
     let Measurements { stats, counters, pods } = measurements;
+    let Condition { datapath, status, regressed, store_connected } = *condition;
     let mut registry = Registry::with_prefix("contiv");
+    let build = Family::<Build, Gauge>::default();
+    build.get_or_create(&Build { version: env!("CARGO_PKG_VERSION"), datapath: datapath.to_string() }).set(1);
+    registry.register("build_info", "Version of netplugin and datapath of the node; value 1", build);
     let mut counter = |name, help, value: u64| registry.register(name, help, ConstCounter::new(value));
     counter("datapath_writes", "Writes to the switch or kernel", status.writes);
     counter("datapath_ops", "Operations executed by the datapath", status.ops);
@@ -135,6 +172,11 @@ pub fn encode(
         "store_regressed",
         "1 if the store lost data that the agent knows, so that the agent ignores it, else 0",
         i64::from(regressed),
+    );
+    gauge(
+        "store_connected",
+        "1 if all watches of the store are connected, else 0",
+        i64::from(store_connected),
     );
     gauge("datapath_objects", "Desired objects", count(status.objects));
     gauge(
@@ -191,7 +233,9 @@ pub fn encode(
     register_rules(&mut registry, counters);
     register_services(&mut registry, counters);
     reader.with(|state| register_endpoints(&mut registry, pods, state));
-    requests.register(&mut registry);
+    recorded.requests.register(&mut registry);
+    recorded.reconciler.register(&mut registry);
+    recorded.store.register(&mut registry);
     let mut text = String::new();
     text::encode(&mut text, &registry)?;
     Ok(text)
@@ -305,9 +349,9 @@ mod tests {
 
     #[test]
     fn metric_names_are_stable() {
-        let (requests, status, measurements) = reference::sample(MAX_SERIES + 3);
+        let (recorded, status, measurements) = reference::sample(MAX_SERIES + 3);
         let (_, _, reader, _) = crate::state::new([]);
-        let text = encode(&requests, (&status, false), &measurements, &reader).unwrap();
+        let text = encode(&recorded, &reference::condition(&status), &measurements, &reader).unwrap();
         for line in [
             "contiv_datapath_writes_total 7",
             "contiv_state_invalid_objects 0",
@@ -327,7 +371,14 @@ mod tests {
             r#"contiv_endpoint_packets_total{endpoint="n.t-c1",network="",group="",interface="vvport1",direction="in"} 8"#,
             r#"contiv_endpoint_bytes_total{endpoint="n.t-c1",network="",group="",interface="vvport1",direction="out"} 700"#,
             r#"contiv_cni_failures_total{verb="Add"} 1"#,
-            r#"contiv_cni_duration_seconds_count{verb="Add"} 1"#,
+            r#"contiv_cni_duration_seconds_count{verb="Add",result="failed"} 1"#,
+            r#"contiv_watch_lag_seconds_count 1"#,
+            r#"contiv_datapath_call_duration_seconds_count{call="observe",result="ok"} 1"#,
+            r#"contiv_datapath_call_duration_seconds_count{call="apply",result="ok"} 1"#,
+            r#"contiv_datapath_object_ops_total{operation="garbage-collect",object="orphan",result="ok"} 1"#,
+            r#"contiv_store_request_duration_seconds_count{operation="get",result="ok"} 1"#,
+            "contiv_store_connected 1",
+            concat!(r#"contiv_build_info{version=""#, env!("CARGO_PKG_VERSION"), r#"",datapath="ebpf"} 1"#),
         ] {
             assert!(text.lines().any(|l| l == line), "{line} in {text}");
         }

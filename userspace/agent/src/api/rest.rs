@@ -29,13 +29,13 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    metrics::{self, Measurements},
+    metrics::{self, Condition, Measurements, Recorded},
     monitor::{self, Monitor, MonitorError},
     service_stats::service_stats,
 };
 use crate::{
     attach::{
-        Pods, RequestMetrics,
+        Pods,
         link::{self, Links, PodTraffic},
     },
     continuity::Continuity,
@@ -73,8 +73,8 @@ pub struct Parts {
     pub continuity: Continuity,
     /// Sends requests to the datapath's owner.
     pub inspect: mpsc::Sender<Inspection>,
-    /// Metrics of CNI requests.
-    pub requests: RequestMetrics,
+    /// Metrics that the parts of the agent record.
+    pub recorded: Recorded,
     /// Packet events and counters.
     pub monitor: Monitor,
     /// Attached endpoints.
@@ -153,6 +153,12 @@ impl Parts {
 const DUMP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time limit for the datapath's statistics in a scrape.
 const STATS_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Whether all watches of the store are connected.
+fn store_connected(connections: &[watch::Receiver<contiv_store::Status>]) -> bool {
+    let connected = |connection: &watch::Receiver<_>| *connection.borrow() == contiv_store::Status::Connected;
+    !connections.is_empty() && connections.iter().all(connected)
+}
 
 /// First error among the store's watches.
 fn store_error(connections: &[watch::Receiver<contiv_store::Status>]) -> Option<String> {
@@ -246,8 +252,13 @@ async fn scrape(State(parts): State<Parts>) -> Response {
     const TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     let status = parts.status.borrow().clone();
     let measurements = parts.measure().await;
-    let regressed = parts.continuity.regression.borrow().is_some();
-    match metrics::encode(&parts.requests, (&status, regressed), &measurements, &parts.reader) {
+    let condition = Condition {
+        datapath: parts.datapath,
+        status: &status,
+        regressed: parts.continuity.regression.borrow().is_some(),
+        store_connected: store_connected(&parts.continuity.connections.borrow()),
+    };
+    match metrics::encode(&parts.recorded, &condition, &measurements, &parts.reader) {
         Ok(text) => ([(header::CONTENT_TYPE, TYPE)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }

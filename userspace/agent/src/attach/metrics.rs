@@ -1,5 +1,6 @@
 use std::{fmt, time::Duration};
 
+use contivk8s::spec::Code;
 use prometheus_client::{
     encoding::{EncodeLabelSet, EncodeLabelValue},
     metrics::{
@@ -9,6 +10,8 @@ use prometheus_client::{
     },
     registry::Registry,
 };
+
+use super::failure::Failure;
 
 /// CNI command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
@@ -33,10 +36,16 @@ struct Request {
     verb: Verb,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Finished {
+    verb: Verb,
+    result: &'static str,
+}
+
 /// Durations and failures of CNI requests.
 #[derive(Clone, Debug)]
 pub struct RequestMetrics {
-    durations: Family<Request, Histogram>,
+    durations: Family<Finished, Histogram>,
     failures: Family<Request, Counter>,
 }
 
@@ -50,16 +59,22 @@ impl Default for RequestMetrics {
 
 impl RequestMetrics {
     /// Records a finished request.
-    pub fn record(&self, verb: Verb, duration: Duration, succeeded: bool) {
-        self.durations.get_or_create(&Request { verb }).observe(duration.as_secs_f64());
-        if !succeeded {
+    pub fn record<T>(&self, verb: Verb, duration: Duration, result: &Result<T, Failure>) {
+        let label = match result {
+            Ok(_) => "ok",
+            Err(failure) if failure.code == Code::TryAgain => "retry",
+            Err(_) => "failed",
+        };
+        self.durations.get_or_create(&Finished { verb, result: label }).observe(duration.as_secs_f64());
+        if result.is_err() {
             self.failures.get_or_create(&Request { verb }).inc();
         }
     }
 
     /// Registers the metrics with their current values.
     pub fn register(&self, registry: &mut Registry) {
-        registry.register("cni_duration_seconds", "Duration of CNI requests", self.durations.clone());
+        let help = "Duration of CNI requests in seconds, by verb and result (ok, failed; retry: the runtime is asked to repeat the request)";
+        registry.register("cni_duration_seconds", help, self.durations.clone());
         registry.register("cni_failures", "Failed CNI requests", self.failures.clone());
     }
 }

@@ -147,7 +147,7 @@ async fn answer(verb: Verb, State(shared): State<Shared>, headers: HeaderMap, bo
     let result =
         work.await.unwrap_or_else(|e| Err(Failure::new(Step::Plug, format!("request handler failed: {e}"))));
     let took = start.elapsed();
-    shared.metrics.record(verb, took, result.is_ok());
+    shared.metrics.record(verb, took, &result);
     match &result {
         Ok(reply) => tracing::info!(%verb, endpoint, ip = ?reply.ip, ?took, "CNI request done"),
         Err(failure) => tracing::error!(%verb, endpoint, ?took, "{failure}"),

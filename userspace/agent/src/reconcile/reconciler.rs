@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     diff::{diff, ordered},
+    metrics::Metrics,
     retries::Retries,
     status::{Handle, Inspection, Status},
     waiters::Waiters,
@@ -47,6 +48,9 @@ pub struct Reconciler<D> {
     /// Interval between periodic full resyncs.
     resync_interval: Duration,
     backoff: Backoff,
+    metrics: Metrics,
+    /// Receipt of the oldest change that is not in effect.
+    pending_since: Option<Instant>,
 }
 
 impl<D: Datapath> Reconciler<D> {
@@ -61,7 +65,8 @@ impl<D: Datapath> Reconciler<D> {
         let (status, statuses) = watch::channel(Status::default());
         let (inspect, inspections) = mpsc::channel(1);
         let waiters = Waiters::default();
-        let handle = Handle { waiters: waiters.clone(), status: statuses, inspect };
+        let metrics = Metrics::default();
+        let handle = Handle { waiters: waiters.clone(), status: statuses, inspect, metrics: metrics.clone() };
         let reconciler = Reconciler {
             datapath,
             node,
@@ -76,6 +81,8 @@ impl<D: Datapath> Reconciler<D> {
             resync_at: Instant::now(),
             resync_interval,
             backoff: Backoff::default(),
+            metrics,
+            pending_since: None,
         };
         (reconciler, handle)
     }
@@ -99,6 +106,7 @@ impl<D: Datapath> Reconciler<D> {
                 }
                 (dirty, revision) = self.changes.next(), if in_sync => {
                     let start = Instant::now();
+                    self.add_pending();
                     let ids = self.reader.with(|state| {
                         self.blocked = plan::blocked_groups(state);
                         plan::update(&mut self.desired, state, &self.node, &dirty)
@@ -134,6 +142,7 @@ impl<D: Datapath> Reconciler<D> {
     async fn resync(&mut self) {
         // The full plan includes the dirty objects.
         let (_, revision) = self.changes.take();
+        self.add_pending();
         let (desired, blocked) =
             self.reader.with(|state| (plan::full(state, &self.node), plan::blocked_groups(state)));
         self.blocked = blocked;
@@ -155,7 +164,10 @@ impl<D: Datapath> Reconciler<D> {
     }
 
     async fn observe_and_apply(&mut self, revision: i64) -> Result<(), Error> {
-        let observed = self.datapath.observe(&self.desired).await?;
+        let start = Instant::now();
+        let observed = self.datapath.observe(&self.desired).await;
+        self.metrics.record_observe(&observed, start.elapsed());
+        let observed = observed?;
         let mut ops = diff(&self.desired, &observed);
         // An unsupported object that did not change would fail again.
         ops.retain(|op| !matches!(op, Op::Set(object) if self.retries.is_unsupported(&object.id())));
@@ -244,7 +256,10 @@ impl<D: Datapath> Reconciler<D> {
         if ops.is_empty() {
             return Ok(());
         }
-        let failed = self.datapath.apply(ops).await?;
+        let start = Instant::now();
+        let result = self.datapath.apply(ops).await;
+        self.metrics.record_apply(ops, &result, start.elapsed());
+        let failed = result?;
         let failed_count = failed.len() as u64;
         for FailedOp { index: op, error } in &failed {
             match ops.get(*op) {
@@ -269,7 +284,15 @@ impl<D: Datapath> Reconciler<D> {
         Ok(())
     }
 
-    fn report(&self, revision: i64) {
+    /// Adds the changes that were just taken to those that are not in effect.
+    fn add_pending(&mut self) {
+        self.pending_since = self.pending_since.into_iter().chain(self.changes.received()).min();
+    }
+
+    fn report(&mut self, revision: i64) {
+        if let Some(received) = self.pending_since.take() {
+            self.metrics.record_lag(received.elapsed());
+        }
         self.status.send_if_modified(|status| {
             let before = status.clone();
             status.revision = revision;

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::{retries::Failures, waiters::Waiters};
+use super::{metrics::Metrics, retries::Failures, waiters::Waiters};
 use crate::datapath::telemetry::Stats;
 
 /// State of the reconciler and its datapath.
@@ -57,4 +57,6 @@ pub struct Handle {
     pub status: watch::Receiver<Status>,
     /// Sends requests to the datapath's owner.
     pub inspect: mpsc::Sender<Inspection>,
+    /// Durations and results since the start.
+    pub metrics: Metrics,
 }

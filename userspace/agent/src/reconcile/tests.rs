@@ -198,6 +198,44 @@ async fn error_causes_a_full_resync() {
     world.stop().await;
 }
 
+/// Value of a series of the reconciler's metrics, zero if there is none.
+fn series(world: &World, name: &str) -> u64 {
+    let mut registry = prometheus_client::registry::Registry::default();
+    world.handle.metrics.register(&mut registry);
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    value.map_or(0, |value| value.parse().unwrap())
+}
+
+#[tokio::test]
+async fn lag_is_measured_until_the_change_is_in_effect() {
+    let mut world = World::populated(Fake::new()).await;
+    assert_eq!(series(&world, "watch_lag_seconds_count"), 1);
+    world.switch.fail_apply(1);
+    world.put(endpoint("e2", "h1", 2));
+    world.until(|status| status.resyncs == 2 && status.in_sync).await;
+    // The change whose operations failed is in effect after the resync.
+    assert_eq!(series(&world, "watch_lag_seconds_count"), 2);
+    let call = |call, result| {
+        let labels = format!("{{call=\"{call}\",result=\"{result}\"}}");
+        series(&world, &format!("datapath_call_duration_seconds_count{labels}"))
+    };
+    assert_eq!((call("apply", "error"), call("observe", "ok"), call("apply", "partial")), (1, 2, 0));
+    let remote = |result| {
+        let labels = format!("{{operation=\"set\",object=\"remote-endpoint\",result=\"{result}\"}}");
+        series(&world, &format!("datapath_object_ops_total{labels}"))
+    };
+    assert_eq!((remote("unknown"), remote("ok"), remote("failed")), (1, 1, 0));
+
+    // An interface of this node is no change of the store.
+    let before = world.handle.status.borrow().ops;
+    world.attacher.detach(&"e1".into());
+    world.until(|status| status.ops > before && status.objects == 3).await;
+    assert_eq!(series(&world, "watch_lag_seconds_count"), 2);
+    world.stop().await;
+}
+
 #[tokio::test]
 async fn requested_resync_repairs_the_datapath() {
     let mut world = World::populated(Fake::new()).await;

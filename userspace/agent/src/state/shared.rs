@@ -4,7 +4,7 @@ use std::{
 };
 
 use contiv_model::{event::Event, key::Key, name::EndpointId};
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
 
 use super::{
     dirty::DirtySet,
@@ -30,6 +30,8 @@ struct Inner {
     /// Newest store revision that changed the state.
     revision: i64,
     dirty: DirtySet,
+    /// Receipt of the oldest change of a source in `dirty`.
+    received: Option<Instant>,
     rejected: BTreeMap<Key, Rejected>,
     /// Sources without a complete snapshot.
     awaited: BTreeSet<&'static str>,
@@ -63,6 +65,7 @@ pub struct Reader(Arc<Shared>);
 pub struct Changes {
     shared: Arc<Shared>,
     generation: watch::Receiver<u64>,
+    received: Option<Instant>,
 }
 
 /// Creates an empty state, which is complete when each of `sources` has delivered a snapshot.
@@ -74,7 +77,7 @@ pub fn new(sources: impl IntoIterator<Item = &'static str>) -> (Writer, Attacher
         Writer(shared.clone()),
         Attacher(shared.clone()),
         Reader(shared.clone()),
-        Changes { shared, generation: receiver },
+        Changes { shared, generation: receiver, received: None },
     )
 }
 
@@ -162,7 +165,7 @@ impl Inner {
             }
         };
         self.live.entry(source).or_default().insert(key, revision);
-        self.mark(dirty)
+        self.mark_received(dirty)
     }
 
     fn delete(&mut self, source: &'static str, key: &Key) -> bool {
@@ -171,7 +174,15 @@ impl Inner {
             live.remove(key);
         }
         let dirty = self.state.set(key, None);
-        self.mark(dirty)
+        self.mark_received(dirty)
+    }
+
+    fn mark_received(&mut self, dirty: DirtySet) -> bool {
+        let any = self.mark(dirty);
+        if any {
+            self.received.get_or_insert_with(Instant::now);
+        }
+        any
     }
 
     fn mark(&mut self, dirty: DirtySet) -> bool {
@@ -313,11 +324,19 @@ impl Changes {
         {
             let inner = self.shared.read();
             if inner.dirty.is_empty() {
+                self.received = None;
                 return (DirtySet::default(), inner.revision);
             }
         }
         let mut inner = self.shared.write();
+        self.received = inner.received.take();
         (std::mem::take(&mut inner.dirty), inner.revision)
+    }
+
+    /// Receipt of the oldest change of a source in the set that was taken last; `None` if it has only changes of this
+    /// node's interfaces.
+    pub fn received(&self) -> Option<Instant> {
+        self.received
     }
 }
 

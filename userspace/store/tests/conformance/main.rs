@@ -10,6 +10,7 @@ mod lease;
 mod lost;
 mod peer;
 mod quota;
+mod request_metrics;
 mod same_answers;
 mod txn;
 mod watch;
@@ -42,6 +43,7 @@ macro_rules! scenarios {
 }
 
 scenarios! {
+    request_metrics::requests_are_counted_by_operation_and_result,
     kv::every_write_is_one_revision,
     kv::ranges_are_cut_and_sorted,
     kv::old_revisions_can_be_read,

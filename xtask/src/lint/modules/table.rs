@@ -141,6 +141,7 @@ pub(super) const RULES: &[Rules] = &[
                 &["members"],
                 &["rotation"],
                 &["config", "kv", "txn"],
+                &["metrics"],
                 &["error"],
                 &["backoff", "limits", "range"],
             ],

@@ -5,14 +5,14 @@ use std::time::Duration;
 use contiv_daemon::metrics_page;
 use contiv_model::service::Protocol;
 
-use super::{Measurements, encode};
+use super::{Condition, Measurements, Recorded, encode};
 use crate::{
     attach::{
-        RequestMetrics, Verb,
+        Failure, Step, Verb,
         link::{AttachedPort, PodTraffic},
     },
     datapath::{
-        Owner,
+        Kind, Observed, Op, Owner,
         telemetry::{Counters, ServiceCounters, ServicePort, Stats, TableUsage, Traffic},
     },
     reconcile::Status,
@@ -20,16 +20,22 @@ use crate::{
 
 /// Markdown with a row per metric.
 pub fn reference_page() -> String {
-    let (requests, status, measurements) = sample(1);
+    let (recorded, status, measurements) = sample(1);
     let (_, _, reader, _) = crate::state::new([]);
-    let text = encode(&requests, (&status, false), &measurements, &reader).unwrap_or_default();
+    let text = encode(&recorded, &condition(&status), &measurements, &reader).unwrap_or_default();
     metrics_page::page("Metrics of netplugin", &text)
 }
 
 /// A failed ADD of 3 ms, and one sample of each family, but `rules` rules.
-pub(super) fn sample(rules: usize) -> (RequestMetrics, Status, Measurements) {
-    let requests = RequestMetrics::default();
-    requests.record(Verb::Add, Duration::from_millis(3), false);
+pub(super) fn sample(rules: usize) -> (Recorded, Status, Measurements) {
+    let recorded = Recorded::default();
+    let failed = Err::<(), _>(Failure::new(Step::Plug, "no namespace"));
+    recorded.requests.record(Verb::Add, Duration::from_millis(3), &failed);
+    recorded.reconciler.record_lag(Duration::ZERO);
+    recorded.reconciler.record_observe(&Ok(Observed::default()), Duration::ZERO);
+    recorded.reconciler.record_apply(&[Op::GarbageCollect], &Ok(vec![]), Duration::ZERO);
+    let read = Ok::<(), contiv_store::Error>(());
+    recorded.store.record(contiv_store::Operation::Get, &read, Duration::ZERO);
     let stats = Stats {
         drops: vec![("policy", 3)],
         flows: vec![("made", 4)],
@@ -53,5 +59,10 @@ pub(super) fn sample(rules: usize) -> (RequestMetrics, Status, Measurements) {
         received: traffic(8),
     }];
     let status = Status { writes: 7, ..Status::default() };
-    (requests, status, Measurements { stats, counters, pods })
+    (recorded, status, Measurements { stats, counters, pods })
+}
+
+/// The condition of an agent that is well.
+pub(super) fn condition(status: &Status) -> Condition<'_> {
+    Condition { datapath: Kind::Ebpf, status, regressed: false, store_connected: true }
 }
