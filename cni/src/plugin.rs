@@ -8,7 +8,9 @@ use std::{
 
 use crate::{
     http,
-    spec::{Args, Attachment, Code, Command, Conf, Error, Interface, Target, Version, version_of},
+    spec::{
+        Args, Attachment, Code, Command, Conf, Error, Interface, Target, Version, append, missing, version_of,
+    },
     wire,
 };
 
@@ -16,6 +18,8 @@ use crate::{
 const LONGEST_CONF: u64 = 1 << 20;
 /// Longer than the agent's own limits, shorter than the runtimes' limits.
 const TIMEOUT: Duration = Duration::from_secs(60);
+/// Time limit of STATUS: an agent that does not answer is not available.
+const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 /// Environment variable with the agent's socket; the configuration's `socket` takes precedence.
 pub const SOCKET_VARIABLE: &str = "CONTIV_CNI_SOCKET";
 
@@ -70,12 +74,29 @@ fn answer(env: &impl Fn(&str) -> Option<String>, conf: &[u8]) -> Result<String, 
             call.add(&conf)
         }
         Command::Del => Call::prepare(command, env, &conf)?.del(),
-        // The specification has no code for an unsupported command; its reference implementation
-        // uses this one.
-        Command::Check | Command::Status | Command::Gc | Command::Version => Err(Error::new(
-            Code::InvalidEnvironment,
-            format!("CNI_COMMAND {} is not supported yet", command.as_str()),
-        )),
+        Command::Check => {
+            let Some(prev) = &conf.prev_result else {
+                let text = "CHECK: the network configuration has no prevResult";
+                return Err(
+                    Error::new(Code::InvalidConfig, text).details("container runtimes add the result of ADD")
+                );
+            };
+            let call = Call::prepare(command, env, &conf)?;
+            call.check_netns()?;
+            call.check(&conf, prev)
+        }
+        Command::Status => Call::without_container(env, &conf).status(),
+        Command::Gc => {
+            let Some(valid) = conf.valid_attachments.clone() else {
+                // Without the list, every attachment would be deleted.
+                let text = "GC: the network configuration has no cni.dev/valid-attachments";
+                return Err(Error::new(Code::InvalidConfig, text));
+            };
+            let mut call = Call::without_container(env, &conf);
+            call.request.valid_attachments = valid;
+            call.send(wire::GC).map(|_| String::new())
+        }
+        Command::Version => versions(&[]),
     }
 }
 
@@ -97,23 +118,33 @@ impl Call {
     fn prepare(command: Command, env: &impl Fn(&str) -> Option<String>, conf: &Conf) -> Result<Call, Error> {
         let target = Target::parse(command, env)?;
         let args = Args::parse(&env("CNI_ARGS").unwrap_or_default())?;
+        let mut call = Call::without_container(env, conf);
         // Labels of the pod take precedence over those of the network configuration.
         let labels = conf.labels.clone().into_iter().chain(args.labels).collect();
+        call.request = wire::Request {
+            pod_name: args.pod_name,
+            pod_namespace: args.pod_namespace,
+            infra_container: args.infra_container,
+            netns: target.netns.unwrap_or_default(),
+            ifname: target.ifname,
+            container: target.container,
+            labels,
+            ..call.request
+        };
+        Ok(call)
+    }
+
+    fn without_container(env: &impl Fn(&str) -> Option<String>, conf: &Conf) -> Call {
         let from_env = || env(SOCKET_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
-        Ok(Call {
+        Call {
             socket: conf.socket.clone().or_else(from_env).unwrap_or_else(|| wire::SOCKET.into()),
             limit: conf.timeout.unwrap_or(TIMEOUT),
             request: wire::Request {
-                pod_name: args.pod_name,
-                pod_namespace: args.pod_namespace,
-                infra_container: args.infra_container,
-                netns: target.netns.unwrap_or_default(),
-                ifname: target.ifname,
-                container: target.container,
                 cni_version: conf.version.to_string(),
-                labels,
+                network_name: conf.name.clone(),
+                ..wire::Request::default()
             },
-        })
+        }
     }
 
     /// Otherwise the agent would fail after netmaster has created an endpoint.
@@ -126,19 +157,49 @@ impl Call {
     }
 
     fn add(self, conf: &Conf) -> Result<String, Error> {
+        let own = self.attachment(wire::ADD, conf)?.to_json(conf.version);
+        let own = own.map_err(|e| Error::new(Code::Io, "write the result").details(e.to_string()))?;
+        match &conf.prev_result {
+            // Earlier versions have no prevResult.
+            Some(prev) if conf.version >= Version::V0_3_0 => append(prev, &own),
+            _ => Ok(own),
+        }
+    }
+
+    /// Checks the attachment in the agent, and that the result of ADD tells of it.
+    fn check(self, conf: &Conf, prev: &serde_json::Value) -> Result<String, Error> {
+        let own = self.attachment(wire::CHECK, conf)?.to_json(conf.version);
+        let own = own.map_err(|e| Error::new(Code::Io, "write the result").details(e.to_string()))?;
+        match missing(prev, &own)? {
+            None => Ok(String::new()),
+            Some(what) => {
+                let text = format!("CHECK: prevResult does not have {what}");
+                Err(Error::new(Code::Agent, text).details("the attachment was changed after ADD"))
+            }
+        }
+    }
+
+    fn status(mut self) -> Result<String, Error> {
+        self.limit = self.limit.min(STATUS_TIMEOUT);
+        match self.send(wire::STATUS) {
+            Ok(_) => Ok(String::new()),
+            // The agent does not run, or is starting.
+            Err(error) if error.code == Code::TryAgain => Err(Error { code: Code::Unavailable, ..error }),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn attachment(self, route: &'static str, conf: &Conf) -> Result<Attachment, Error> {
         let (sandbox, ifname) = (self.request.netns.display().to_string(), self.request.ifname.clone());
-        let reply = self.send(wire::ADD)?;
-        let attachment = Attachment {
+        let reply = self.send(route)?;
+        Ok(Attachment {
             host: Interface { name: reply.port, mac: reply.port_mac, mtu: reply.mtu },
             container: Interface { name: ifname, mac: reply.mac, mtu: reply.mtu },
             sandbox,
             ipv4: reply.ip.map(|net| (net, reply.gateway)),
             ipv6: reply.ip6.map(|net| (net, reply.gateway6)),
             dns: conf.dns.clone(),
-        };
-        attachment
-            .to_json(conf.version)
-            .map_err(|e| Error::new(Code::Io, "write the result").details(e.to_string()))
+        })
     }
 
     fn del(self) -> Result<String, Error> {

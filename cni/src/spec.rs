@@ -1,6 +1,7 @@
 //! Types of the CNI specification.
 
 mod args;
+mod chain;
 mod command;
 mod conf;
 mod error;
@@ -8,6 +9,7 @@ mod result;
 mod version;
 
 pub use args::Args;
+pub(crate) use chain::{append, missing};
 pub use command::{Command, Target};
 pub use conf::Conf;
 pub(crate) use conf::version_of;

@@ -16,6 +16,12 @@ pub const SOCKET: &str = "/run/contiv/contiv-cni.sock";
 pub const ADD: &str = "/ContivCNI.AddPod";
 /// Path of DEL.
 pub const DEL: &str = "/ContivCNI.DelPod";
+/// Path of CHECK. Not in the original, like the following ones.
+pub const CHECK: &str = "/ContivCNI.CheckPod";
+/// Path of STATUS.
+pub const STATUS: &str = "/ContivCNI.Status";
+/// Path of GC.
+pub const GC: &str = "/ContivCNI.CollectGarbage";
 /// The only accepted content type.
 pub const CONTENT_TYPE: &str = "application/json";
 
@@ -35,7 +41,7 @@ pub mod labels {
     pub const DEFAULT_NETWORK: &str = "default-net";
 }
 
-/// Body of ADD and DEL.
+/// Body of all requests. STATUS and GC concern no container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Request {
@@ -62,16 +68,43 @@ pub struct Request {
     pub cni_version: String,
     /// Labels of the network configuration and of CNI_ARGS. Not in the original.
     pub labels: BTreeMap<String, String>,
+    /// Name of the network configuration, which owns the attachment. Not in the original.
+    #[serde(rename = "networkName", skip_serializing_if = "String::is_empty")]
+    pub network_name: String,
+    /// For GC: the attachments of the network configuration that the runtime knows.
+    #[serde(rename = "validAttachments", skip_serializing_if = "Vec::is_empty")]
+    pub valid_attachments: Vec<ValidAttachment>,
+}
+
+/// An attachment that a runtime knows, in the form of the specification.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ValidAttachment {
+    /// Id of the container in the runtime.
+    #[serde(rename = "containerID")]
+    pub container: String,
+    /// Name of the interface in the container.
+    pub ifname: String,
+}
+
+impl ValidAttachment {
+    /// Id of the endpoint.
+    pub fn endpoint(&self) -> String {
+        endpoint_name(&self.container, &self.ifname)
+    }
+}
+
+fn endpoint_name(container: &str, ifname: &str) -> String {
+    match ifname {
+        "" | "eth0" => container.to_owned(),
+        ifname => format!("{container}-{ifname}"),
+    }
 }
 
 impl Request {
     /// Id of the endpoint: the container, and the interface unless it is `eth0`.
     pub fn endpoint(&self) -> String {
         let container = if self.infra_container.is_empty() { &self.container } else { &self.infra_container };
-        match self.ifname.as_str() {
-            "" | "eth0" => container.clone(),
-            ifname => format!("{container}-{ifname}"),
-        }
+        endpoint_name(container, &self.ifname)
     }
 
     /// Value of a label, or `default`.

@@ -63,8 +63,13 @@ fn read_request(stream: &mut impl std::io::Read) -> (String, Vec<u8>) {
 const NETNS: &str = "/dev/null";
 
 fn call(command: &str, socket: &str, version: &str, extra: &[(&str, &str)]) -> Outcome {
+    call_with("", command, socket, version, extra)
+}
+
+/// With more fields in the network configuration.
+fn call_with(fields: &str, command: &str, socket: &str, version: &str, extra: &[(&str, &str)]) -> Outcome {
     let conf = format!(
-        r#"{{"cniVersion":"{version}","name":"contiv-net","type":"contivk8s","dns":{{"domain":"x"}},
+        r#"{{{fields}"cniVersion":"{version}","name":"contiv-net","type":"contivk8s","dns":{{"domain":"x"}},
             "args":{{"cni":{{"labels":[{{"key":"io.contiv.network","value":"n1"}},
                                       {{"key":"io.contiv.tenant","value":"t0"}}]}}}}}}"#
     );
@@ -202,14 +207,69 @@ fn every_error_has_its_code_and_names_the_object() {
         ("FLY", "1.1.0", ("X", ""), 4, "FLY"),
         ("CHECK", "0.3.1", ("X", ""), 1, "CHECK needs cniVersion 0.4.0"),
         ("GC", "1.0.0", ("X", ""), 1, "GC needs cniVersion 1.1.0"),
-        ("CHECK", "1.1.0", ("X", ""), 4, "CHECK is not supported yet"),
-        ("STATUS", "1.1.0", ("X", ""), 4, "STATUS is not supported yet"),
-        ("GC", "1.1.0", ("X", ""), 4, "GC is not supported yet"),
+        ("STATUS", "1.0.0", ("X", ""), 1, "STATUS needs cniVersion 1.1.0"),
+        ("CHECK", "1.1.0", ("X", ""), 7, "no prevResult"),
+        ("STATUS", "1.1.0", ("X", ""), 50, "check that netplugin runs on this node"),
+        ("GC", "1.1.0", ("X", ""), 7, "cni.dev/valid-attachments"),
     ] {
         let outcome = call(command, none, version, &[extra]);
         assert_eq!(code(&outcome), expected, "{command} {version}: {}", outcome.stdout);
         assert!(outcome.stdout.contains(what), "{command} {version}: {}", outcome.stdout);
         assert_eq!(outcome.stdout.lines().count(), 1);
+    }
+}
+
+#[test]
+fn check_compares_the_attachment_with_the_result_of_add() {
+    for version in ["0.4.0", "1.0.0", "1.1.0"] {
+        let answering = || Agent::answering("200 OK", serde_json::to_string(&reply()).unwrap());
+        let agent = answering();
+        let added = call("ADD", &agent.socket(), version, &[]).stdout;
+        for (prev, status) in [(added.clone(), 0), (added.replace("20.1.1.1/24", "20.1.1.2/24"), 1)] {
+            let agent = answering();
+            let fields = format!(r#""prevResult":{prev},"#);
+            let outcome = call_with(&fields, "CHECK", &agent.socket(), version, &[]);
+            assert_eq!(outcome.status, status, "{outcome:?}");
+            let (head, request) = agent.asked();
+            assert!(head.starts_with("POST /ContivCNI.CheckPod "), "{head}");
+            assert_eq!((request.container.as_str(), request.netns.as_path()), ("cid-p1", Path::new(NETNS)));
+        }
+    }
+}
+
+#[test]
+fn status_and_gc_need_no_container() {
+    let none = [("CNI_CONTAINERID", ""), ("CNI_IFNAME", ""), ("CNI_NETNS", ""), ("CNI_ARGS", "")];
+    let agent = Agent::answering("200 OK", "{}".into());
+    let outcome = call("STATUS", &agent.socket(), "1.1.0", &none);
+    assert_eq!(outcome, Outcome { stdout: String::new(), status: 0 });
+    assert!(agent.asked().0.starts_with("POST /ContivCNI.Status "));
+
+    let known = r#"[{"containerID":"c1","ifname":"eth0"},{"containerID":"c1","ifname":"net1"}]"#;
+    for (list, expected) in [(known, &["c1", "c1-net1"][..]), ("[]", &[]), ("null", &[])] {
+        let agent = Agent::answering("200 OK", "{}".into());
+        let fields = format!(r#""cni.dev/valid-attachments":{list},"#);
+        let outcome = call_with(&fields, "GC", &agent.socket(), "1.1.0", &none);
+        assert_eq!(outcome, Outcome { stdout: String::new(), status: 0 });
+        let (head, request) = agent.asked();
+        assert!(head.starts_with("POST /ContivCNI.CollectGarbage "), "{head}");
+        let valid: Vec<_> = request.valid_attachments.iter().map(wire::ValidAttachment::endpoint).collect();
+        assert_eq!(request.network_name, "contiv-net");
+        assert_eq!(valid, expected);
+    }
+}
+
+#[test]
+fn result_of_a_chain_has_that_of_the_previous_plugin_first() {
+    for (version, interfaces) in [("0.3.1", 3), ("1.0.0", 3), ("1.1.0", 3)] {
+        let agent = Agent::answering("200 OK", serde_json::to_string(&reply()).unwrap());
+        let fields = format!(r#""prevResult":{{"cniVersion":"{version}","interfaces":[{{"name":"br0"}}]}},"#);
+        let outcome = call_with(&fields, "ADD", &agent.socket(), version, &[]);
+        let result: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();
+        assert_eq!(result["interfaces"].as_array().unwrap().len(), interfaces);
+        assert_eq!(result["interfaces"][0]["name"], "br0");
+        assert_eq!(result["ips"][0]["interface"], 2);
+        assert_eq!(result["cniVersion"], version);
     }
 }
 

@@ -74,7 +74,7 @@ impl Target {
     pub fn parse(command: Command, env: impl Fn(&str) -> Option<String>) -> Result<Target, Error> {
         let get = |name| env(name).filter(|value| !value.is_empty());
         let (container, ifname, netns) = (get("CNI_CONTAINERID"), get("CNI_IFNAME"), get("CNI_NETNS"));
-        let netns_missing = command == Command::Add && netns.is_none();
+        let netns_missing = matches!(command, Command::Add | Command::Check) && netns.is_none();
         let missing: Vec<_> = [
             ("CNI_CONTAINERID", container.is_none()),
             ("CNI_IFNAME", ifname.is_none()),

@@ -1,8 +1,9 @@
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 
 use super::{Code, Dns, Error, Version};
+use crate::wire::ValidAttachment;
 
 /// The network configuration on standard input: the fields that the plugin uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +20,10 @@ pub struct Conf {
     pub timeout: Option<Duration>,
     /// `dns`, copied to the result.
     pub dns: Dns,
+    /// `prevResult`: result of the previous plugin of the chain, or of the ADD that a CHECK concerns.
+    pub prev_result: Option<serde_json::Value>,
+    /// `cni.dev/valid-attachments`, for GC; `None` if absent, empty if `null`.
+    pub valid_attachments: Option<Vec<ValidAttachment>>,
 }
 
 #[derive(Deserialize)]
@@ -36,6 +41,20 @@ struct Body {
     timeout: Option<u64>,
     #[serde(default)]
     dns: Option<Dns>,
+    #[serde(default)]
+    prev_result: Option<serde_json::Value>,
+    /// libcni writes `null` for an empty list.
+    #[serde(default, rename = "cni.dev/valid-attachments", deserialize_with = "present")]
+    valid_attachments: Option<Option<Vec<ValidAttachment>>>,
+}
+
+/// Distinguishes `null` from an absent field.
+fn present<'de, T, D>(deserializer: D) -> Result<Option<Option<T>>, D::Error>
+where
+    T: Deserialize<'de>,
+    D: Deserializer<'de>,
+{
+    Option::deserialize(deserializer).map(Some)
 }
 
 #[derive(Deserialize)]
@@ -93,6 +112,8 @@ impl Conf {
             socket: body.socket.filter(|path| !path.as_os_str().is_empty()),
             timeout: body.timeout.filter(|seconds| *seconds > 0).map(Duration::from_secs),
             dns: body.dns.unwrap_or_default(),
+            prev_result: body.prev_result,
+            valid_attachments: body.valid_attachments.map(Option::unwrap_or_default),
         })
     }
 }

@@ -23,6 +23,10 @@ pub enum Code {
     InvalidConfig,
     /// A temporary failure: the runtime should retry.
     TryAgain,
+    /// The plugin cannot serve an ADD now.
+    Unavailable,
+    /// The plugin cannot serve an ADD now, and attached containers may have limited connectivity.
+    LimitedConnectivity,
     /// The agent failed to serve the request.
     Agent,
     /// Another code, as returned by the agent.
@@ -41,6 +45,8 @@ impl Code {
             Code::Decode => 6,
             Code::InvalidConfig => 7,
             Code::TryAgain => 11,
+            Code::Unavailable => 50,
+            Code::LimitedConnectivity => 51,
             Code::Agent => 100,
             Code::Other(number) => number,
         }
@@ -58,6 +64,8 @@ impl From<u32> for Code {
             6 => Code::Decode,
             7 => Code::InvalidConfig,
             11 => Code::TryAgain,
+            50 => Code::Unavailable,
+            51 => Code::LimitedConnectivity,
             100 => Code::Agent,
             other => Code::Other(other),
         }

@@ -4,9 +4,13 @@
 //! A request runs to its end even if the client disconnects. It succeeds as a whole, or its steps are rolled back.
 
 mod add;
+mod check;
 mod del;
+mod fail_point;
 mod failure;
+mod gc;
 mod infra;
+mod journal;
 mod key_lock;
 pub mod link;
 mod metrics;
@@ -17,6 +21,7 @@ mod undo;
 mod warnings;
 
 pub use failure::{Failure, Step};
+pub use journal::Journal;
 pub use metrics::{RequestMetrics, Verb};
 pub use pod::Pod;
 pub use pods::{Parts, Pods};

@@ -14,7 +14,7 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use crate::{
     api::{self, Monitor},
-    attach::{self, Pods, RequestMetrics, link::Links},
+    attach::{self, Journal, Pods, RequestMetrics, link::Links},
     config::{Cleanup, DatapathFlags, Flags},
     continuity::{Guard, MemoryFile, Regression},
     datapath::{Datapath, Kind, Owner, ebpf::Ebpf, fake::Fake, ovs::Ovs},
@@ -76,6 +76,8 @@ async fn run_with<D: Datapath + 'static>(
     let path = memory.path().to_owned();
     let (guard, continuity) = Guard::open(store.clone(), node.host.clone(), reader.clone(), memory)
         .with_context(|| format!("read {} (what this node knows of the store)", path.display()))?;
+    let journal = Journal::beside(&flags.cni_socket)
+        .with_context(|| format!("read {}", flags.cni_socket.with_extension("attachments").display()))?;
     let requirements = datapath.port_requirements();
     let monitor = Monitor::new(datapath.telemetry(), node.host.clone(), reader.clone());
     let (reconciler, Handle { waiters, status, inspect, metrics }) =
@@ -98,6 +100,7 @@ async fn run_with<D: Datapath + 'static>(
         waiters,
         status: status.clone(),
         regression: continuity.regression.clone(),
+        journal,
         uplinks: flags.datapath.uplinks().map(str::to_owned).collect(),
         requirements,
     });
@@ -162,6 +165,8 @@ async fn run_with<D: Datapath + 'static>(
     tasks.spawn("first resync", first_resync(status.clone(), stop.clone()));
     let (infra, stopping) = (pods.clone(), stop.clone());
     tasks.spawn("infra", async move { infra.maintain_infra(stopping).await });
+    let (finishing, stopping) = (pods.clone(), stop.clone());
+    tasks.spawn("unfinished requests", async move { finishing.finish_requests(stopping).await });
     tasks.spawn("interfaces", check_interfaces(pods, reader.clone(), stop.clone()));
     tasks.spawn("registration", async move {
         registration::maintain(&identity, &store, || registered.done(), stop).await

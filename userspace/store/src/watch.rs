@@ -40,6 +40,9 @@ pub struct Update {
 pub struct Batch {
     /// Present if the updates come from a listing.
     pub relisted: Option<Relisted>,
+    /// True if the watch was lost and continues from its revision with what follows. Such a batch has no
+    /// updates. The watch compared its own prefix only.
+    pub resumed: bool,
     /// The updates. A listing without differences has none.
     pub updates: Vec<Update>,
 }
@@ -109,7 +112,7 @@ impl Watch {
         let batches = stream::unfold(follower, |mut follower| async move {
             loop {
                 let batch = follower.step().await;
-                if batch.relisted.is_some() || !batch.updates.is_empty() {
+                if batch.relisted.is_some() || batch.resumed || !batch.updates.is_empty() {
                     return Some((batch, follower));
                 }
             }
@@ -157,8 +160,8 @@ struct Follower {
 enum State {
     /// The known state, if any, may be stale.
     Unlisted,
-    /// The state up to `revision` is known.
-    Listed { revision: i64 },
+    /// The state up to `revision` is known; `resumed` if a watch reported it, which was lost.
+    Listed { revision: i64, resumed: bool },
     /// The state up to `revision` is known, and the member of `turn` sends later changes.
     Watching { revision: i64, stream: Box<WatchStream>, since: Instant, turn: Turn },
     /// The state up to `revision` is known; the watch broke, and the store may have been replaced.
@@ -174,16 +177,16 @@ impl Follower {
         match &mut self.state {
             State::Unlisted => match self.store.list(&self.prefix).await {
                 Ok(listing) => {
-                    self.state = State::Listed { revision: listing.revision };
+                    self.state = State::Listed { revision: listing.revision, resumed: false };
                     let position = Position { cluster: listing.cluster, revision: listing.revision };
                     let divergence = self.known.divergence(&listing);
                     let updates = self.known.snapshot(listing);
-                    Batch { relisted: Some(Relisted { position, divergence }), updates }
+                    Batch { relisted: Some(Relisted { position, divergence }), resumed: false, updates }
                 }
                 Err(e) => self.failed(e),
             },
-            State::Listed { revision } => {
-                let (revision, turn) = (*revision, self.store.members().turn());
+            State::Listed { revision, resumed } => {
+                let (revision, resumed, turn) = (*revision, *resumed, self.store.members().turn());
                 match self.open(revision + 1).await {
                     Ok(stream) => {
                         let (stream, since) = (Box::new(stream), Instant::now());
@@ -191,7 +194,7 @@ impl Follower {
                         self.status.send_if_modified(|s| {
                             std::mem::replace(s, Status::Connected) != Status::Connected
                         });
-                        Batch::default()
+                        Batch { resumed, ..Batch::default() }
                     }
                     Err(e) => {
                         if e.is_transient() {
@@ -208,7 +211,7 @@ impl Follower {
                     // A member that does not answer other requests may be silent here for a long
                     // time.
                     () = self.store.members().moved(turn) => {
-                        self.state = State::Listed { revision: *revision };
+                        self.state = State::Broken { revision: *revision };
                         return Batch::default();
                     }
                 };
@@ -226,7 +229,7 @@ impl Follower {
                         if !message.events().is_empty() {
                             self.backoff.reset();
                         }
-                        Batch { relisted: None, updates: self.known.changes(message.0.events) }
+                        Batch { updates: self.known.changes(message.0.events), ..Batch::default() }
                     }
                     Ok(None) => self.broken(settled, turn, Cause::broken("the server ended the watch")).await,
                     Err(e) => self.broken(settled, turn, e.into()).await,
@@ -235,7 +238,7 @@ impl Follower {
             State::Broken { revision } => {
                 let revision = *revision;
                 match self.continues(revision).await {
-                    Ok(true) => self.state = State::Listed { revision },
+                    Ok(true) => self.state = State::Listed { revision, resumed: true },
                     Ok(false) => self.state = State::Unlisted,
                     Err(e) => return self.failed(e),
                 }
@@ -322,9 +325,9 @@ impl Follower {
         let known = match &self.state {
             // The history is compacted: only a listing helps.
             _ if error.is_out_of_range() => None,
-            State::Listed { revision } | State::Watching { revision, .. } | State::Broken { revision } => {
-                Some(*revision)
-            }
+            State::Listed { revision, .. }
+            | State::Watching { revision, .. }
+            | State::Broken { revision } => Some(*revision),
             State::Unlisted | State::Waiting { .. } => None,
         };
         self.state = State::Waiting { until: Instant::now() + wait, known };

@@ -7,12 +7,18 @@ use contiv_model::{
     network::Network,
 };
 use contiv_store::Txn;
-use contivk8s::wire::{Reply, Request};
+use contivk8s::{
+    spec::Code,
+    wire::{Reply, Request},
+};
 use futures::FutureExt as _;
 use ipnet::{Ipv4Net, Ipv6Net};
 
 use super::{
+    del::entry_failure,
+    fail_point::reach,
     failure::{Failure, Step},
+    journal::Progress,
     link::{Netns, PodInterface},
     pod::Pod,
     pods::{Pods, STATE_TIMEOUT},
@@ -37,14 +43,42 @@ impl Pods {
         // The container, of which a DEL may concern several endpoints; then the endpoint.
         let _locks = (self.0.locks.lock(&pod.endpoint).await, self.0.locks.lock(id.as_str()).await);
         if let Some(reply) = self.existing(pod, netns).await? {
+            self.write_entry(pod, Progress::Attached)?;
             return Ok(reply);
         }
         self.check_store(Step::Create)?;
+        self.write_entry(pod, Progress::Adding)?;
+        reach("entry of the ADD");
         let mut rollback = Rollback::default();
-        match self.create(pod, netns, &mut rollback).await {
-            Ok(reply) => Ok(reply),
-            Err(failure) => Err(failure.and(&self.roll_back(rollback).await)),
+        let failure = match self.create(pod, netns, &mut rollback).await {
+            Ok(reply) => match self.write_entry(pod, Progress::Attached) {
+                Ok(()) => {
+                    reach("entry of the attachment");
+                    return Ok(reply);
+                }
+                Err(failure) => failure,
+            },
+            Err(failure) => failure,
+        };
+        let failures = self.roll_back(rollback).await;
+        // A request that netmaster did not answer may have created the endpoint.
+        let is_unanswered = failure.step == Step::Create && failure.code == Code::TryAgain;
+        if failures.is_empty() && !is_unanswered {
+            self.remove_entry(&id)?;
+        } else if pod.owner == Owner::Pod {
+            self.set_unfinished(&id);
         }
+        Err(failure.and(&failures))
+    }
+
+    /// Records what a DEL must delete. The node's own endpoints need no entry: the store tells them.
+    fn write_entry(&self, pod: &Pod, progress: Progress) -> Result<(), Failure> {
+        if pod.owner == Owner::Node {
+            return Ok(());
+        }
+        self.set_finished(&pod.endpoint_id());
+        let written = self.parts().journal.write(pod, progress);
+        written.map_err(entry_failure)
     }
 
     async fn create(&self, pod: &Pod, netns: &Netns, rollback: &mut Rollback) -> Result<Reply, Failure> {
@@ -52,6 +86,7 @@ impl Pods {
         let log_step = |what| tracing::debug!(endpoint = pod.endpoint, after = ?start.elapsed(), "{what}");
         let (state, endpoint) = self.create_at_master(pod, rollback).await?;
         log_step("endpoint created at netmaster");
+        reach("endpoint at netmaster");
         let network = self.network(&endpoint).await?;
         let interface = self.interface(pod, &endpoint, &network).await?;
         let parts = self.parts();
@@ -63,6 +98,7 @@ impl Pods {
         let port = attachment.port;
         rollback.push(RollbackStep::Interface(port.clone()));
         log_step("interface created");
+        reach("interface");
 
         let reply = parts.waiters.wait(&endpoint.id, Presence::Present);
         rollback.push(RollbackStep::Attachment(endpoint.id.clone()));
@@ -71,13 +107,20 @@ impl Pods {
         let record = oper(&state, pod, &port, &self.parts().node.vtep.to_string());
         rollback.push(RollbackStep::Record(endpoint.id.clone()));
         let (recorded, settled) = tokio::join!(
-            self.record(&endpoint.id, &record).inspect(|_| log_step("record written")),
-            self.wait_for_datapath(reply, Presence::Present).inspect(|_| log_step("datapath set")),
+            self.record(&endpoint.id, &record).inspect(|_| {
+                log_step("record written");
+                reach("record");
+            }),
+            self.wait_for_datapath(reply, Presence::Present).inspect(|_| {
+                log_step("datapath set");
+                reach("endpoint in the datapath");
+            }),
         );
         recorded?;
         settled.map_err(|why| Failure::new(Step::Datapath, why))?;
         parts.links.raise(&port, netns, &interface).await.map_err(|e| Failure::link(Step::Raise, &e))?;
         log_step("interface up");
+        reach("interface up");
         self.reply(pod, &endpoint, &interface, &port).await
     }
 
@@ -111,7 +154,7 @@ impl Pods {
 
     /// Waits until the state has everything that the endpoint depends on, as the store has it now: each watch of the store
     /// may lag behind netmaster, and a group whose policy has not arrived would look like a group without rules.
-    async fn network(&self, endpoint: &Endpoint) -> Result<Network, Failure> {
+    pub(super) async fn network(&self, endpoint: &Endpoint) -> Result<Network, Failure> {
         let caught_up = async {
             let (keys, policies) = self.dependencies(endpoint).await?;
             self.parts().reader.caught_up(&keys, policies.as_ref()).await;
@@ -154,7 +197,7 @@ impl Pods {
         Ok((keys, Some((prefix, policies.revision))))
     }
 
-    async fn interface(
+    pub(super) async fn interface(
         &self,
         pod: &Pod,
         endpoint: &Endpoint,
@@ -204,7 +247,7 @@ impl Pods {
         self.reply(pod, &endpoint, &interface, &attachment.port).await.map(Some)
     }
 
-    async fn reply(
+    pub(super) async fn reply(
         &self,
         pod: &Pod,
         endpoint: &Endpoint,

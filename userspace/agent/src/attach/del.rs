@@ -3,7 +3,9 @@ use contiv_store::Txn;
 use contivk8s::wire::{Reply, Request};
 
 use super::{
+    fail_point::reach,
     failure::{Failure, Step},
+    journal::Progress,
     pod::Pod,
     pods::Pods,
     undo::interface_failure,
@@ -15,34 +17,55 @@ impl Pods {
     pub async fn del(&self, request: &Request) -> Result<Reply, Failure> {
         let pod = Pod::try_from(request)?;
         let _lock = self.0.locks.lock(&pod.endpoint).await;
-        let mut first = None;
-        let mut others = vec![];
-        let mut note = |result: Result<(), Failure>| {
-            if let Err(failure) = result {
-                match &first {
-                    None => first = Some(failure),
-                    Some(_) => others.push(failure.to_string()),
-                }
-            }
-        };
+        let mut failures = vec![];
         for pod in self.matching(&pod) {
-            let id = pod.endpoint_id();
             // Requests to reclaim the interface know the endpoint only.
-            let _lock = self.0.locks.lock(id.as_str()).await;
-            note(self.delete_interface(&id).await);
-            // The endpoint and its addresses are released in the store that has them.
-            if let Err(failure) = self.check_store(Step::Delete) {
-                note(Err(failure));
-                continue;
-            }
-            note(self.delete_at_master(&pod).await.map(drop));
-            note(self.delete_record(&id).await);
+            let _lock = self.0.locks.lock(pod.endpoint_id().as_str()).await;
+            failures.extend(self.remove(&pod).await.err());
         }
-        match first {
+        let mut failures = failures.into_iter();
+        match failures.next() {
             None => Ok(Reply { endpoint: pod.endpoint, ..Reply::default() }),
             // The runtime retries until nothing remains.
-            Some(failure) => Err(failure.and(&others).temporary()),
+            Some(failure) => {
+                let others: Vec<_> = failures.map(|failure| failure.to_string()).collect();
+                Err(failure.and(&others).temporary())
+            }
         }
+    }
+
+    /// Deletes all parts of an attachment, under its locks. A failure does not stop the remaining steps; what remains is
+    /// deleted later, also by another process, if no request does it before.
+    pub(super) async fn remove(&self, pod: &Pod) -> Result<(), Failure> {
+        let id = pod.endpoint_id();
+        if let Err(error) = self.parts().journal.write(pod, Progress::Deleting) {
+            tracing::warn!("{}", entry_failure(error));
+        }
+        reach("entry of the DEL");
+        let mut results = vec![self.delete_interface(&id).await];
+        // The endpoint and its addresses are released in the store that has them.
+        match self.check_store(Step::Delete) {
+            Ok(()) => {
+                results.push(self.delete_at_master(pod).await.map(drop));
+                reach("deletion at netmaster");
+                results.push(self.delete_record(&id).await);
+                reach("deletion of the record");
+            }
+            Err(failure) => results.push(Err(failure)),
+        }
+        let mut failures = results.into_iter().filter_map(Result::err);
+        let Some(first) = failures.next() else { return self.remove_entry(&id) };
+        self.set_unfinished(&id);
+        let others: Vec<_> = failures.map(|failure| failure.to_string()).collect();
+        Err(first.and(&others))
+    }
+
+    /// Removes the entry of an attachment of which nothing remains.
+    pub(super) fn remove_entry(&self, id: &EndpointId) -> Result<(), Failure> {
+        self.parts().journal.remove(id).map_err(entry_failure)?;
+        self.set_finished(id);
+        reach("removal of the entry");
+        Ok(())
     }
 
     /// Endpoints of this container and interface: the one that the labels select, and those on other networks, because
@@ -59,9 +82,15 @@ impl Pods {
             };
             state.on_host(&self.parts().node.host).filter_map(same).collect::<Vec<_>>()
         });
-        let named = pod.endpoint_id();
-        let others = others.into_iter().filter(|other| other.endpoint_id() != named);
-        std::iter::once(pod.clone()).chain(others).collect()
+        let entries = self.parts().journal.entries().into_iter();
+        let entries = entries.filter(|entry| entry.endpoint == pod.endpoint).map(|entry| entry.pod());
+        let mut all = vec![pod.clone()];
+        for other in others.into_iter().chain(entries) {
+            if !all.iter().any(|known| known.endpoint_id() == other.endpoint_id()) {
+                all.push(other);
+            }
+        }
+        all
     }
 
     /// Removes the endpoint from the datapath, then deletes its interface.
@@ -76,8 +105,10 @@ impl Pods {
                 Err(error) => return Err(interface_failure(error)),
             },
         };
+        reach("deletion in the datapath");
         // Also after a failure: a deleted interface forwards nothing.
         let removed = self.parts().links.detach(&port).await.map_err(interface_failure);
+        reach("deletion of the interface");
         match (detached, removed) {
             (Ok(()), Ok(_)) => Ok(()),
             (Err(failure), Ok(_)) | (Ok(()), Err(failure)) => Err(failure),
@@ -106,4 +137,9 @@ impl Pods {
         let deleted = self.parts().store.commit(txn).await;
         deleted.map(drop).map_err(|e| Failure::new(Step::Record, one_line(&e)).temporary())
     }
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "an argument of map_err")]
+pub(super) fn entry_failure(error: std::io::Error) -> Failure {
+    Failure::new(Step::Record, format!("change the attachment's entry: {}", one_line(&error))).temporary()
 }

@@ -24,6 +24,10 @@ pub enum Step {
     Unplug,
     /// Deletion of the endpoint at netmaster.
     Delete,
+    /// Check of an attachment.
+    Check,
+    /// Check whether an ADD can succeed.
+    Status,
 }
 
 impl fmt::Display for Step {
@@ -37,6 +41,8 @@ impl fmt::Display for Step {
             Step::Record => "Error recording the EP",
             Step::Unplug => "Error removing the interface",
             Step::Delete => "Error deleting EP",
+            Step::Check => "Error checking the EP",
+            Step::Status => "not available",
         })
     }
 }

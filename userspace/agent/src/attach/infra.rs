@@ -181,6 +181,7 @@ impl Pods {
             group: None,
             common_name: host.clone(),
             endpoint: host,
+            configuration: String::new(),
             netns: "".into(),
             owner: Owner::Node,
             defaults: vec![],

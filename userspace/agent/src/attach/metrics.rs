@@ -20,6 +20,12 @@ pub enum Verb {
     Add,
     /// Detach an endpoint.
     Del,
+    /// Check an endpoint.
+    Check,
+    /// Check whether an ADD can succeed.
+    Status,
+    /// Delete attachments that the runtime does not know.
+    Gc,
 }
 
 impl fmt::Display for Verb {
@@ -27,6 +33,9 @@ impl fmt::Display for Verb {
         f.write_str(match self {
             Verb::Add => "ADD",
             Verb::Del => "DEL",
+            Verb::Check => "CHECK",
+            Verb::Status => "STATUS",
+            Verb::Gc => "GC",
         })
     }
 }

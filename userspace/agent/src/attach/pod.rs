@@ -22,6 +22,8 @@ pub struct Pod {
     pub endpoint: String,
     /// Pod's display name.
     pub common_name: String,
+    /// Name of the runtime's network configuration; empty if unknown.
+    pub configuration: String,
     /// Path of the network namespace; empty if it was deleted.
     pub netns: PathBuf,
     /// Name of the interface in the pod.
@@ -92,6 +94,7 @@ impl TryFrom<&Request> for Pod {
                 .map_err(|e| bad(labels::GROUP, &e))?,
             endpoint,
             common_name: request.pod_name.clone(),
+            configuration: request.network_name.clone(),
             netns: request.netns.clone(),
             ifname: if request.ifname.is_empty() { "eth0".to_owned() } else { request.ifname.clone() },
             owner: Owner::Pod,

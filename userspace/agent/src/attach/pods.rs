@@ -1,6 +1,7 @@
 use std::{
+    collections::BTreeSet,
     net::IpAddr,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -10,6 +11,7 @@ use tokio::sync::watch;
 
 use super::{
     failure::{Failure, Step},
+    journal::{Entry, Journal, Progress},
     key_lock::KeyLock,
     link::{self, Links, Underlay},
     warnings::NodeWarnings,
@@ -56,6 +58,8 @@ pub struct Parts {
     pub status: watch::Receiver<reconcile::Status>,
     /// Present while the store is regressed.
     pub regression: watch::Receiver<Option<Regression>>,
+    /// Attachments, also those of earlier processes.
+    pub journal: Journal,
     /// Uplink interfaces for VLAN networks.
     pub uplinks: Vec<String>,
     /// Datapath's requirements for interfaces.
@@ -65,6 +69,8 @@ pub struct Parts {
 pub(super) struct Inner {
     parts: Parts,
     pub(super) locks: KeyLock,
+    /// Endpoints with an entry in the journal whose request ended early or failed.
+    unfinished: Mutex<BTreeSet<EndpointId>>,
     /// `None` while unknown.
     underlay: Mutex<Option<Underlay>>,
     pub(super) warnings: watch::Sender<NodeWarnings>,
@@ -74,11 +80,36 @@ impl Pods {
     /// Creates the service; it acts on requests only.
     pub fn new(parts: Parts) -> Pods {
         let (warnings, _) = watch::channel(NodeWarnings::default());
-        Pods(Arc::new(Inner { parts, locks: KeyLock::default(), underlay: Mutex::default(), warnings }))
+        let is_unfinished = |entry: &Entry| entry.progress != Progress::Attached;
+        let entries = parts.journal.entries().into_iter().filter(is_unfinished);
+        let unfinished = Mutex::new(entries.map(|entry| entry.pod().endpoint_id()).collect());
+        let locks = KeyLock::default();
+        Pods(Arc::new(Inner { parts, locks, unfinished, underlay: Mutex::default(), warnings }))
     }
 
     pub(super) fn parts(&self) -> &Parts {
         &self.0.parts
+    }
+
+    /// Endpoints whose request ended early or failed.
+    pub(super) fn unfinished(&self) -> Vec<EndpointId> {
+        self.lock_unfinished().iter().cloned().collect()
+    }
+
+    pub(super) fn is_unfinished(&self, id: &EndpointId) -> bool {
+        self.lock_unfinished().contains(id)
+    }
+
+    pub(super) fn set_unfinished(&self, id: &EndpointId) {
+        self.lock_unfinished().insert(id.clone());
+    }
+
+    pub(super) fn set_finished(&self, id: &EndpointId) {
+        self.lock_unfinished().remove(id);
+    }
+
+    fn lock_unfinished(&self) -> MutexGuard<'_, BTreeSet<EndpointId>> {
+        self.0.unfinished.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reads the node's interfaces again: new pods use their MTU, and a missing VTEP address becomes a warning.

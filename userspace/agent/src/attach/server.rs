@@ -90,6 +90,9 @@ impl Server {
         let router = Router::new()
             .route(wire::ADD, post(|shared, headers, body| answer(Verb::Add, shared, headers, body)))
             .route(wire::DEL, post(|shared, headers, body| answer(Verb::Del, shared, headers, body)))
+            .route(wire::CHECK, post(|shared, headers, body| answer(Verb::Check, shared, headers, body)))
+            .route(wire::STATUS, post(|shared, headers, body| answer(Verb::Status, shared, headers, body)))
+            .route(wire::GC, post(|shared, headers, body| answer(Verb::Gc, shared, headers, body)))
             .with_state(shared);
         let served =
             axum::serve(self.listener, router).with_graceful_shutdown(stop.clone().cancelled_owned());
@@ -142,6 +145,9 @@ async fn answer(verb: Verb, State(shared): State<Shared>, headers: HeaderMap, bo
         match verb {
             Verb::Add => pods.add(&request).await,
             Verb::Del => pods.del(&request).await,
+            Verb::Check => pods.check(&request).await,
+            Verb::Status => pods.status(),
+            Verb::Gc => pods.collect_garbage(&request).await,
         }
     });
     let result =
@@ -149,7 +155,10 @@ async fn answer(verb: Verb, State(shared): State<Shared>, headers: HeaderMap, bo
     let took = start.elapsed();
     shared.metrics.record(verb, took, &result);
     match &result {
+        // Runtimes ask every few seconds.
+        Ok(_) if verb == Verb::Status => {}
         Ok(reply) => tracing::info!(%verb, endpoint, ip = ?reply.ip, ?took, "CNI request done"),
+        Err(failure) if verb == Verb::Status => tracing::debug!(%verb, "{failure}"),
         Err(failure) => tracing::error!(%verb, endpoint, ?took, "{failure}"),
     }
     respond(result)

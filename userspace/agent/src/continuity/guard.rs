@@ -136,23 +136,9 @@ impl Guard {
 
     /// Why the store, as the batch shows it, does not continue what the agent knows.
     async fn contradiction(&mut self, batch: &Batch) -> Option<String> {
-        if let Some(relisted) = &batch.relisted {
-            if relisted.divergence.is_some() {
-                return relisted.divergence.clone();
-            }
-            if self.memory.contradiction(relisted.position).is_some() {
-                // Another source may have delivered a later listing before this one: the store's present position decides.
-                let why = self.contradicting_position().await;
-                if why.is_some() {
-                    return why;
-                }
-            }
-            if self.recalled {
-                let why = self.lost_put().await;
-                if why.is_some() {
-                    return why;
-                }
-            }
+        let why = self.other_history(batch).await;
+        if why.is_some() {
+            return why;
         }
         if let Some(why) = batch.identity.as_ref().and_then(|id| self.memory.other_identity(id.as_deref())) {
             return Some(why);
@@ -180,6 +166,31 @@ impl Guard {
         self.unwitnessed(&asked).await
     }
 
+    /// Why the history of the store, to which a watch connected again, is not the remembered one. The watch compared its own
+    /// prefix, which the lost part of the history may not concern.
+    async fn other_history(&self, batch: &Batch) -> Option<String> {
+        let divergence = batch.relisted.as_ref().and_then(|relisted| relisted.divergence.clone());
+        if divergence.is_some() {
+            return divergence;
+        }
+        let may_have_gone_back = match &batch.relisted {
+            // Another source may have delivered a later listing before this one: the store's present position decides.
+            Some(relisted) => self.memory.contradiction(relisted.position).is_some(),
+            None => batch.resumed,
+        };
+        if may_have_gone_back {
+            let why = self.contradicting_position().await;
+            if why.is_some() {
+                return why;
+            }
+        }
+        let is_first = !self.recalled && !self.seen.contains_key(batch.source);
+        match batch.resumed || (batch.relisted.is_some() && !is_first) {
+            true => self.lost_put().await,
+            false => None,
+        }
+    }
+
     /// Why the store, at its present position, is not the remembered one.
     async fn contradicting_position(&self) -> Option<String> {
         loop {
@@ -190,7 +201,7 @@ impl Guard {
         }
     }
 
-    /// Why the newest put that an earlier process saw is not in the store's history.
+    /// Why the newest put that this process or an earlier one saw is not in the store's history.
     async fn lost_put(&self) -> Option<String> {
         loop {
             match found(&self.store, self.memory.newest.as_ref()).await {

@@ -130,6 +130,11 @@ impl Master {
         Master { access, leader }
     }
 
+    /// Whether the store names a leader.
+    pub fn has_leader(&self) -> bool {
+        self.leader.borrow().is_some()
+    }
+
     /// Creates an endpoint, or returns the existing one.
     pub async fn create_endpoint(&self, new: &NewEndpoint) -> Result<endpoint::State, Error> {
         let operation = format!("create endpoint {} on {}.{}", new.endpoint, new.network, new.tenant);

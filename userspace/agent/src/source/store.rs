@@ -32,6 +32,8 @@ pub struct Batch {
     pub source: &'static str,
     /// Present if the updates come from a listing.
     pub relisted: Option<Relisted>,
+    /// True if the watch was lost and continues.
+    pub resumed: bool,
     /// Present if the batch tells the cluster's identity: `None` if the store has none.
     pub identity: Option<Option<String>>,
     /// Newest put of the batch.
@@ -81,7 +83,7 @@ impl Batch {
         });
         let identity = if source == SETTINGS { identity(&batch.updates) } else { None };
         let updates = batch.updates.into_iter().filter_map(|update| decode_update(source, update)).collect();
-        Batch { source, relisted: batch.relisted, identity, newest, updates }
+        Batch { source, relisted: batch.relisted, resumed: batch.resumed, identity, newest, updates }
     }
 
     /// Store and revision that the batch leads to; the cluster id is known after a listing only.

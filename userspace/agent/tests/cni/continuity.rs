@@ -1,9 +1,15 @@
 //! The store loses data: the node forwards as before and refuses new pods.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
-use contiv_model::{key::Key, node};
-use contiv_store::Txn;
+use contiv_model::{
+    key::{Key, ObjectType},
+    node,
+};
+use contiv_store::{Config, Store, Txn, embedded};
 use testkit::{Netns, needs};
 
 use crate::world::{HOST, World, put};
@@ -109,6 +115,43 @@ fn restored_backup_changes_nothing_until_it_is_accepted() {
         world.until("the store is followed", || world.local_endpoints().is_empty()).await;
         assert_eq!(world.store().get(&Key::AcceptedStore(HOST.into()).to_string()).await.unwrap(), None);
         world.add("c9", Netns::new("pod").unwrap().path()).await.unwrap();
+    });
+}
+
+/// The lost part of the history concerns no record that exists, so every watch continues from its revision.
+#[test]
+fn history_is_compared_when_watches_continue() {
+    needs!(root());
+    World::run(async |mut world| {
+        let pods = Pods::add(&world).await;
+        let mut backup = PathBuf::new();
+        world
+            .replace_store(|folder| {
+                backup = folder.with_extension("backup");
+                copy(folder, &backup);
+            })
+            .await;
+        let node = Key::NodeStatus("other".into());
+        put(world.store(), &node, &serde_json::json!("not a status")).await;
+        world.until("the record has arrived", || world.reader().rejected_count() == 1).await;
+        delete_prefix(&world, &node.to_string()).await;
+        world.until("the deletion has arrived", || world.reader().rejected_count() == 0).await;
+
+        // The other history is the longer one.
+        let listen = ([127, 0, 0, 1], testkit::free_port().unwrap()).into();
+        let server = embedded::Server::open(&backup, listen).await.unwrap();
+        let other = Store::connect(&Config::new([server.local_addr().to_string()])).await.unwrap();
+        for _ in 0..30 {
+            put(&other, &Key::Object(ObjectType::Tenant, "x".into()), &serde_json::json!({})).await;
+        }
+        server.shutdown().await.unwrap();
+        world
+            .replace_store(|folder| {
+                fs::remove_dir_all(folder).unwrap();
+                copy(&backup, folder);
+            })
+            .await;
+        pods.assert_frozen(&world, "the store's history lacks").await;
     });
 }
 

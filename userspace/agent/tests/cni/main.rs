@@ -3,6 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 mod continuity;
+mod crash;
+mod garbage;
 mod world;
 
 use netplugin::datapath::ObjectId;

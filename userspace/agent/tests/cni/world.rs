@@ -1,6 +1,6 @@
 //! A node with a fake datapath and a scripted netmaster.
 
-mod master;
+pub(crate) mod master;
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -9,7 +9,7 @@ use contiv_store::{Config, Store, Txn, embedded};
 use contivk8s::plugin;
 use master::Master;
 use netplugin::{
-    attach::{self, Pods, RequestMetrics, link::Links},
+    attach::{self, Journal, Pods, RequestMetrics, link::Links},
     continuity::{Guard, MemoryFile, Regression},
     datapath::fake::{Fake, Switch},
     datapath::{Datapath as _, ObjectId},
@@ -145,6 +145,7 @@ impl World {
             waiters: handle.waiters.clone(),
             status: handle.status.clone(),
             regression: continuity.regression,
+            journal: Journal::beside(&directory.path().join("cni.sock")).unwrap(),
             uplinks: vec![],
             requirements,
         });
@@ -266,24 +267,13 @@ impl World {
         container: &str,
         netns: Option<&Path>,
     ) -> Result<Value, Refusal> {
-        let conf = format!(
-            r#"{{"cniVersion":"1.1.0","name":"test","type":"contivk8s","socket":"{}"}}"#,
-            self.directory.path().join("cni.sock").display()
-        );
-        let env = [
-            ("CNI_COMMAND", command.to_owned()),
-            ("CNI_CONTAINERID", container.to_owned()),
-            ("CNI_IFNAME", "eth0".to_owned()),
-            ("CNI_NETNS", netns.map(|path| path.display().to_string()).unwrap_or_default()),
-            ("CNI_ARGS", format!("TENANT=t;NETWORK={network}")),
-        ];
-        let get = move |name: &str| env.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone());
-        let outcome = tokio::task::spawn_blocking(move || plugin::run(get, conf.as_bytes())).await.unwrap();
-        match (outcome.status, outcome.stdout.as_str()) {
-            (0, "") => Ok(Value::Null),
-            (0, text) => Ok(serde_json::from_str(text).unwrap()),
-            (_, text) => Err(serde_json::from_str(text).unwrap()),
-        }
+        let netns = netns.map(|path| path.display().to_string()).unwrap_or_default();
+        let call = Call { network, container, netns: &netns, ..Call::new(command) };
+        self.invoke(&call).await
+    }
+
+    pub(crate) async fn invoke(&self, call: &Call<'_>) -> Result<Value, Refusal> {
+        call.send(&self.directory.path().join("cni.sock")).await
     }
 
     /// Sends an ADD and disconnects without reading the response.
@@ -347,6 +337,50 @@ impl World {
             }
         };
         assert!(tokio::time::timeout(TIMEOUT, wait).await.is_ok(), "timeout: {what}");
+    }
+}
+
+/// An invocation of the plugin.
+pub(crate) struct Call<'c> {
+    pub(crate) command: &'c str,
+    /// Name of the network configuration.
+    pub(crate) configuration: &'c str,
+    /// More fields of the network configuration, each with a comma.
+    pub(crate) fields: &'c str,
+    pub(crate) network: &'c str,
+    pub(crate) container: &'c str,
+    pub(crate) ifname: &'c str,
+    /// Empty if the namespace does not exist.
+    pub(crate) netns: &'c str,
+}
+
+impl Call<'_> {
+    /// A command for no container.
+    pub(crate) const fn new(command: &str) -> Call<'_> {
+        let (network, container, netns) = ("n", "", "");
+        Call { command, configuration: "test", fields: "", network, container, ifname: "eth0", netns }
+    }
+
+    pub(crate) async fn send(&self, socket: &Path) -> Result<Value, Refusal> {
+        let Call { command, configuration, fields, network, container, ifname, netns } = self;
+        let conf = format!(
+            r#"{{{fields}"cniVersion":"1.1.0","name":"{configuration}","type":"contivk8s","socket":"{}"}}"#,
+            socket.display()
+        );
+        let env = [
+            ("CNI_COMMAND", (*command).to_owned()),
+            ("CNI_CONTAINERID", (*container).to_owned()),
+            ("CNI_IFNAME", (*ifname).to_owned()),
+            ("CNI_NETNS", (*netns).to_owned()),
+            ("CNI_ARGS", format!("TENANT=t;NETWORK={network}")),
+        ];
+        let get = move |name: &str| env.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone());
+        let outcome = tokio::task::spawn_blocking(move || plugin::run(get, conf.as_bytes())).await.unwrap();
+        match (outcome.status, outcome.stdout.as_str()) {
+            (0, "") => Ok(Value::Null),
+            (0, text) => Ok(serde_json::from_str(text).unwrap()),
+            (_, text) => Err(serde_json::from_str(text).unwrap()),
+        }
     }
 }
 

@@ -18,7 +18,7 @@ use super::{
     port::{self, Port},
     query::{self, alias, find, name, owner},
 };
-use crate::sysctl;
+use crate::{attach::fail_point::reach, sysctl};
 
 /// Interval between checks whether a pair is active.
 const ACTIVE_POLL_INTERVAL: Duration = Duration::from_millis(1);
@@ -107,6 +107,21 @@ impl Links {
         netns.run(move |handle| async move { pod_end::is_other_end(&handle, &name, index).await }).await
     }
 
+    /// How a pair differs from what ADD made; `None` if it does not.
+    pub async fn difference(
+        &self,
+        port: &str,
+        netns: &Netns,
+        pod: &PodInterface,
+    ) -> Result<Option<String>, Error> {
+        match find(&self.handle, port).await? {
+            Some(link) if is_active(&link) => {}
+            _ => return Ok(Some(format!("interface {port} of the node is down"))),
+        }
+        let pod = pod.clone();
+        netns.run(move |handle| async move { pod_end::difference(&handle, &pod).await }).await
+    }
+
     /// Whether the node has an interface with this name.
     pub async fn exists(&self, name: &str) -> Result<bool, Error> {
         Ok(self.index(name).await?.is_some())
@@ -142,7 +157,10 @@ impl Links {
             let port = self.numbers().allocate().ok_or(Error::Exhausted)?;
             let name = port.to_string();
             match self.handle.link().add(pod_end::pair(&name, netns, pod)).execute().await {
-                Ok(()) => return Ok(port),
+                Ok(()) => {
+                    reach("incomplete interface");
+                    return Ok(port);
+                }
                 // Another program's interface has the name: the number stays reserved, try the next one.
                 Err(error) if errno(&error) == Some(libc::EEXIST) && self.index(&name).await?.is_some() => {}
                 Err(error) => {

@@ -2,11 +2,13 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use futures::TryStreamExt as _;
 use rtnetlink::{
     Handle, LinkMessageBuilder, LinkUnspec, LinkVeth, RouteMessageBuilder,
     packet_route::{
-        address::{AddressAttribute, AddressFlags},
-        link::{InfoData, InfoVeth, LinkAttribute, LinkMessage},
+        address::{AddressAttribute, AddressFlags, AddressMessage},
+        link::{InfoData, InfoVeth, LinkAttribute, LinkFlags, LinkMessage},
+        route::{RouteAddress, RouteAttribute},
     },
 };
 
@@ -86,6 +88,64 @@ pub(super) async fn raise(handle: &Handle, pod: &PodInterface) -> Result<(), Err
         added.map_err(Error::netlink("set the default route of", &pod.name))?;
     }
     Ok(())
+}
+
+/// How the pod's end differs from what [`configure`] and [`raise`] made. Runs in the pod's network namespace.
+pub(super) async fn difference(handle: &Handle, pod: &PodInterface) -> Result<Option<String>, Error> {
+    let name = &pod.name;
+    let Some(link) = query::find(handle, name).await? else {
+        return Ok(Some(format!("{name} does not exist")));
+    };
+    if !link.header.flags.contains(LinkFlags::Up) {
+        return Ok(Some(format!("interface {name} of the pod is down")));
+    }
+    for wanted in [LinkAttribute::Mtu(pod.mtu), LinkAttribute::Address(pod.mac.0.to_vec())] {
+        if !link.attributes.contains(&wanted) {
+            return Ok(Some(format!("interface {name} of the pod does not have {wanted:?}")));
+        }
+    }
+    let addresses = handle.address().get().set_link_index_filter(link.header.index).execute();
+    let addresses: Vec<_> =
+        addresses.try_collect().await.map_err(Error::netlink("list the addresses of", name))?;
+    let wanted = [Some((IpAddr::from(pod.ip.0), pod.ip.1)), pod.ip6.map(|(ip, length)| (ip.into(), length))];
+    for (ip, length) in wanted.into_iter().flatten() {
+        let has = |message: &AddressMessage| {
+            message.header.prefix_len == length && message.attributes.contains(&AddressAttribute::Address(ip))
+        };
+        if !addresses.iter().any(has) {
+            return Ok(Some(format!("interface {name} of the pod does not have the address {ip}/{length}")));
+        }
+    }
+    let gateways = [pod.gateway.map(IpAddr::V4), pod.gateway6.map(IpAddr::V6)];
+    for gateway in gateways.into_iter().flatten() {
+        if !has_default_route(handle, (link.header.index, name), gateway).await? {
+            return Ok(Some(format!("the pod has no default route by {gateway} on {name}")));
+        }
+    }
+    Ok(None)
+}
+
+async fn has_default_route(
+    handle: &Handle,
+    (index, name): (u32, &str),
+    gateway: IpAddr,
+) -> Result<bool, Error> {
+    let (all, via) = match gateway {
+        IpAddr::V4(ip) => (RouteMessageBuilder::<Ipv4Addr>::new().build(), RouteAddress::Inet(ip)),
+        IpAddr::V6(ip) => (RouteMessageBuilder::<Ipv6Addr>::new().build(), RouteAddress::Inet6(ip)),
+    };
+    let routes: Vec<_> = handle
+        .route()
+        .get(all)
+        .execute()
+        .try_collect()
+        .await
+        .map_err(Error::netlink("list the routes of", name))?;
+    Ok(routes.iter().any(|route| {
+        route.header.destination_prefix_length == 0
+            && route.attributes.contains(&RouteAttribute::Oif(index))
+            && route.attributes.contains(&RouteAttribute::Gateway(via.clone()))
+    }))
 }
 
 /// Whether `name` exists and is the other end of the node's interface `index`. Runs in the pod's network namespace.

@@ -111,6 +111,11 @@ impl Master {
         self.leader.subscribe()
     }
 
+    /// The value of the lock key.
+    pub(crate) fn address(&self) -> &str {
+        &self.address
+    }
+
     pub(crate) fn resign(&self) {
         self.leader.send_replace(None);
     }

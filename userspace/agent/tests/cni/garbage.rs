@@ -1,0 +1,160 @@
+//! CHECK, STATUS and GC, several interfaces of a pod, and deletions that are finished later.
+
+use contiv_model::{
+    endpoint::{Oper, State},
+    key::Key,
+};
+use testkit::{Netns, needs};
+use tokio_util::sync::CancellationToken;
+
+use crate::world::{Call, HOST, World, put};
+
+fn netns(pod: &Netns) -> String {
+    pod.path().display().to_string()
+}
+
+#[test]
+fn check_finds_what_was_changed_after_add() {
+    needs!(root());
+    let (pod, other) = (Netns::new("pod").unwrap(), Netns::new("pod").unwrap());
+    World::run(async |world| {
+        let result = world.add("c1", pod.path()).await.unwrap();
+        let fields = format!(r#""prevResult":{result},"#);
+        let (here, there) = (netns(&pod), netns(&other));
+        let call = Call { fields: &fields, container: "c1", netns: &here, ..Call::new("CHECK") };
+        world.invoke(&call).await.unwrap();
+        for (change, undo, what) in [
+            ("link set eth0 mtu 1400", "link set eth0 mtu 1450", "1450"),
+            ("address del 10.9.0.1/24 dev eth0", "address add 10.9.0.1/24 dev eth0", "10.9.0.1/24"),
+            (
+                "-6 address del 2001:db8:9::1/64 dev eth0",
+                "-6 address add 2001:db8:9::1/64 dev eth0 nodad",
+                "2001:db8:9::1/64",
+            ),
+            (
+                "route del default",
+                "route add default via 10.9.0.254 dev eth0 onlink",
+                "no default route by 10.9.0.254",
+            ),
+        ] {
+            pod.ip(change).unwrap();
+            let refused = world.invoke(&call).await.unwrap_err();
+            assert!(refused.details.contains(what), "{change}: {refused:?}");
+            assert_eq!(refused.code, 100, "{refused:?}");
+            pod.ip(undo).unwrap();
+            if change.contains("address del 10") {
+                // The kernel removed the route with the last address.
+                pod.ip("route replace default via 10.9.0.254 dev eth0 onlink").unwrap();
+            }
+        }
+        world.invoke(&call).await.unwrap();
+        pod.ip("link set eth0 down").unwrap();
+        let refused = world.invoke(&call).await.unwrap_err();
+        assert!(refused.details.contains("is down"), "{refused:?}");
+        let elsewhere = Call { fields: &fields, container: "c1", netns: &there, ..Call::new("CHECK") };
+        let refused = world.invoke(&elsewhere).await.unwrap_err();
+        assert!(refused.details.contains("not the other end of vvport1"), "{refused:?}");
+        let unknown = Call { fields: &fields, container: "c2", netns: &here, ..Call::new("CHECK") };
+        let refused = world.invoke(&unknown).await.unwrap_err();
+        assert!(refused.details.contains("n.t-c2 has no interface"), "{refused:?}");
+    });
+}
+
+#[test]
+fn status_tells_whether_an_add_can_succeed() {
+    needs!(root());
+    World::run(async |world| {
+        world.until("the datapath is in sync", || world.in_sync()).await;
+        world.invoke(&Call::new("STATUS")).await.unwrap();
+        world.master.resign();
+        let refused = world.invoke(&Call::new("STATUS")).await.unwrap_err();
+        assert_eq!(refused.code, 50, "{refused:?}");
+        assert!(refused.details.contains("is a netmaster running?"), "{refused:?}");
+        world.master.lead();
+        world.invoke(&Call::new("STATUS")).await.unwrap();
+    });
+}
+
+#[test]
+fn gc_deletes_what_the_runtime_does_not_list() {
+    needs!(root());
+    let pods = [(); 3].map(|()| Netns::new("pod").unwrap());
+    World::run(async |world| {
+        let paths = [0, 1, 2].map(|n| netns(&pods[n]));
+        for call in [
+            Call { container: "c1", netns: &paths[0], ..Call::new("ADD") },
+            Call { container: "c1", ifname: "net1", netns: &paths[0], ..Call::new("ADD") },
+            Call { container: "c2", netns: &paths[1], ..Call::new("ADD") },
+            Call { container: "c3", netns: &paths[2], configuration: "other", ..Call::new("ADD") },
+        ] {
+            world.invoke(&call).await.unwrap();
+        }
+        assert_eq!(world.local_endpoints(), ["n.t-c1", "n.t-c1-net1", "n.t-c2", "n.t-c3"]);
+        let list = r#""cni.dev/valid-attachments":[{"containerID":"c1","ifname":"net1"}],"#;
+        world.invoke(&Call { fields: list, ..Call::new("GC") }).await.unwrap();
+        // Also after an upgrade of the agent, the attachments of the other network configuration are not touched.
+        let world = world.restart().await;
+        world.invoke(&Call { fields: list, ..Call::new("GC") }).await.unwrap();
+        world.until("two endpoints are left", || world.local_endpoints() == ["n.t-c1-net1", "n.t-c3"]).await;
+        assert_eq!(world.ports().await.len(), 2);
+        assert_eq!(pods[0].links().unwrap(), ["net1"]);
+        for (container, ifname) in [("c1", "net1"), ("c3", "eth0")] {
+            world.invoke(&Call { container, ifname, ..Call::new("DEL") }).await.unwrap();
+        }
+        world.assert_nothing_left().await;
+    });
+}
+
+#[test]
+fn gc_releases_the_attachments_of_an_earlier_boot() {
+    needs!(root());
+    World::run(async |world| {
+        // Endpoints of this node without an interface: one was a pod's, the other was created by another client.
+        for (n, name) in [(1, "c1"), (2, "c2")] {
+            let state = State {
+                id: format!("n.t-{name}"),
+                net_id: "n.t".into(),
+                endpoint_id: name.into(),
+                ip_address: format!("10.9.0.{n}"),
+                mac_address: format!("02:02:0a:09:00:0{n}"),
+                homing_host: HOST.into(),
+                ..State::default()
+            };
+            put(world.store(), &Key::Endpoint(state.id.as_str().into()), &state).await;
+        }
+        let oper = Oper { cont_uuid: "c1".into(), homing_host: HOST.into(), ..Oper::default() };
+        put(world.store(), &Key::EndpointOper("n.t-c1".into()), &oper).await;
+        let both = ["n.t-c1".into(), "n.t-c2".into()];
+        world.reader().wait(|state| both.iter().all(|id| state.endpoint(id).is_some()).then_some(())).await;
+        let list = |known: &str| format!(r#""cni.dev/valid-attachments":{known},"#);
+        let known = list(r#"[{"containerID":"c1","ifname":"eth0"}]"#);
+        world.invoke(&Call { fields: &known, ..Call::new("GC") }).await.unwrap();
+        assert!(world.record("n.t-c1").await.is_some());
+        world.invoke(&Call { fields: &list("[]"), ..Call::new("GC") }).await.unwrap();
+        let left = world.store().list("/contiv.io/state/eps/").await.unwrap().items;
+        let left: Vec<_> = left.iter().map(|kv| kv.key.as_str()).collect();
+        assert_eq!((left, world.record("n.t-c1").await), (vec!["/contiv.io/state/eps/n.t-c2"], None));
+    });
+}
+
+#[test]
+fn deletion_that_failed_is_finished_without_another_del() {
+    needs!(root());
+    let pod = Netns::new("pod").unwrap();
+    World::run(async |world| {
+        world.add("c1", pod.path()).await.unwrap();
+        world.master.resign();
+        assert_eq!(world.del("c1", None).await.unwrap_err().code, 11);
+        let world = world.restart().await;
+        world.master.lead();
+        let stop = CancellationToken::new();
+        let (pods, stopping) = (world.pods.clone(), stop.clone());
+        let finishing = tokio::spawn(async move { pods.finish_requests(stopping).await });
+        let endpoint = "n.t-c1".into();
+        world.reader().wait(|state| state.endpoint(&endpoint).is_none().then_some(())).await;
+        stop.cancel();
+        finishing.await.unwrap().unwrap();
+        world.del("c1", None).await.unwrap();
+        world.assert_nothing_left().await;
+    });
+}
