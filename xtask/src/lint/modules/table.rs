@@ -183,7 +183,17 @@ pub(super) const RULES: &[Rules] = &[
             parent: "",
             order: &[
                 &["client", "etcd"],
-                &["flags", "logging", "metrics_page", "modes", "reload", "secret", "signals", "tls"],
+                &[
+                    "flags",
+                    "logging",
+                    "metrics_page",
+                    "modes",
+                    "reload",
+                    "secret",
+                    "signals",
+                    "subject",
+                    "tls",
+                ],
                 &["notify"],
             ],
         }],
