@@ -19,6 +19,8 @@ pub struct Metrics {
     pub large_changes: Counter,
     /// Keys restored when this netmaster became leader.
     pub restored: Counter,
+    /// Entries of the audit log that could not be written.
+    pub audit_lost: Counter,
 }
 
 impl Metrics {
@@ -29,6 +31,7 @@ impl Metrics {
             ("endpoints_released", "Endpoints released because their node was gone", &self.released),
             ("large_changes", "Changes committed in more than one store transaction", &self.large_changes),
             ("restored_keys", "Keys restored when this netmaster became leader", &self.restored),
+            ("audit_entries_lost", "Entries that could not be written to the audit log", &self.audit_lost),
         ];
         for (name, help, counter) in counters {
             registry.register(name, help, counter.clone());

@@ -7,6 +7,7 @@ mod global;
 mod group;
 mod netprofile;
 mod network;
+mod ownership;
 mod policy;
 mod rule;
 mod service;
@@ -23,6 +24,7 @@ use serde_json::{Map, Value};
 pub use global::{Defaults, put_identity};
 pub use service::restore as restore_services;
 
+use crate::access::Scope;
 use crate::cache::{ClusterCache, Entry, StagedTxn};
 use crate::domain::fabric;
 use crate::go_json;
@@ -46,6 +48,9 @@ pub trait Object: Entry + Clone {
     const EXCLUSIVE: bool = true;
 
     fn key(&self) -> &str;
+
+    /// Name of the tenant that the object belongs to; none for objects of the whole cluster.
+    fn tenant(&self) -> Option<&str>;
 
     /// Response to an update: the request, not the stored object.
     fn echo(&self) -> Self {
@@ -120,11 +125,13 @@ pub struct Operations {
     pub exclusive: bool,
     /// Decodes and validates the body of a POST or PUT to `key`.
     pub check: fn(key: &str, body: &[u8]) -> Result<Fields, Problem>,
-    pub put: fn(request: &Fields, staged: &mut StagedTxn<'_>) -> Answer,
-    pub delete: fn(key: &str, staged: &mut StagedTxn<'_>) -> Answer,
-    pub list: fn(&ClusterCache) -> Report<Answer>,
-    pub get: fn(&ClusterCache, key: &str) -> Answer,
-    pub inspect: fn(&ClusterCache, key: &str, &Cluster) -> Report<Answer>,
+    /// Refuses requests for objects, and links to objects, that are not in the scope.
+    pub put: fn(request: &Fields, &Scope, staged: &mut StagedTxn<'_>) -> Answer,
+    pub delete: fn(key: &str, &Scope, staged: &mut StagedTxn<'_>) -> Answer,
+    /// Reads leave out objects that are not in the scope.
+    pub list: fn(&ClusterCache, &Scope) -> Report<Answer>,
+    pub get: fn(&ClusterCache, key: &str, &Scope) -> Answer,
+    pub inspect: fn(&ClusterCache, key: &str, &Scope, &Cluster) -> Report<Answer>,
 }
 
 /// All object types.
@@ -170,6 +177,15 @@ impl Type {
         let name = plural.strip_suffix('s')?;
         TYPES.iter().find(|t| t.kind.as_str() == name)
     }
+
+    /// Whether the objects belong to tenants. Their keys begin with the name of the tenant.
+    pub fn has_tenant(&self) -> bool {
+        self.operations.key.first() == Some(&"tenantName")
+    }
+
+    pub fn is_tenant(&self) -> bool {
+        self.kind == ObjectType::Tenant
+    }
 }
 
 fn not_found(kind: ObjectType) -> Problem {
@@ -190,7 +206,11 @@ fn check<T: Object>(key: &str, body: &[u8]) -> Result<Fields, Problem> {
     Ok(request)
 }
 
-fn put<T: Object>(request: &Fields, staged: &mut StagedTxn<'_>) -> Answer {
+fn put<T: Object>(request: &Fields, scope: &Scope, staged: &mut StagedTxn<'_>) -> Answer {
+    ownership::check_request::<T>(request, scope)?;
+    if let Some(key) = request.get("key").and_then(Value::as_str) {
+        ownership::check_record::<T>(key, scope, staged)?;
+    }
     let answer = create_or_update::<T>(request, staged)?;
     mark_fabric_pending::<T>(staged);
     Ok(answer)
@@ -242,7 +262,8 @@ fn ensure_same_object<T: Object>(request: &Fields, known: &T) -> Result<(), Prob
     Err(Problem::conflict(format!("{kind} {key} conflicts with the one with {}", names.join(" and "))))
 }
 
-fn delete<T: Object>(key: &str, staged: &mut StagedTxn<'_>) -> Answer {
+fn delete<T: Object>(key: &str, scope: &Scope, staged: &mut StagedTxn<'_>) -> Answer {
+    ownership::check_record::<T>(key, scope, staged)?;
     let object = staged.get::<T>(key).ok_or_else(|| not_found(T::KIND))?;
     object.delete(staged)?;
     staged.delete::<T>(key);
@@ -250,17 +271,23 @@ fn delete<T: Object>(key: &str, staged: &mut StagedTxn<'_>) -> Answer {
     go_json::encode(&key)
 }
 
-fn list<T: Object>(cache: &ClusterCache) -> Report<Answer> {
+fn list<T: Object>(cache: &ClusterCache, scope: &Scope) -> Report<Answer> {
     let all = cache.all_shared::<T>();
-    Box::new(move || go_json::encode(&all.iter().map(|object| &**object).collect::<Vec<_>>()))
+    let scope = scope.clone();
+    Box::new(move || {
+        let visible = all.iter().map(|object| &**object).filter(|object| scope.has_tenant(object.tenant()));
+        go_json::encode(&visible.collect::<Vec<_>>())
+    })
 }
 
-fn get<T: Object>(cache: &ClusterCache, key: &str) -> Answer {
-    go_json::encode(cache.get::<T>(key).ok_or_else(|| not_found(T::KIND))?)
+fn get<T: Object>(cache: &ClusterCache, key: &str, scope: &Scope) -> Answer {
+    let found = cache.get::<T>(key).filter(|object| scope.has_tenant(object.tenant()));
+    go_json::encode(found.ok_or_else(|| not_found(T::KIND))?)
 }
 
-fn inspect<T: Object>(cache: &ClusterCache, key: &str, cluster: &Cluster) -> Report<Answer> {
-    let Some(object) = cache.shared::<T>(key) else { return Box::new(|| Err(not_found(T::KIND))) };
+fn inspect<T: Object>(cache: &ClusterCache, key: &str, scope: &Scope, cluster: &Cluster) -> Report<Answer> {
+    let found = cache.shared::<T>(key).filter(|object| scope.has_tenant(object.tenant()));
+    let Some(object) = found else { return Box::new(|| Err(not_found(T::KIND))) };
     if let Err(problem) = object.can_inspect(cache) {
         return Box::new(|| Err(problem));
     }

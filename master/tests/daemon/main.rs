@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
+mod audit_log;
+mod authorization;
 mod client;
 mod fabric;
 mod followers;
@@ -16,3 +18,4 @@ mod restarts;
 mod security;
 mod startup;
 mod store;
+mod subject_roles;
