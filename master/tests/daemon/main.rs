@@ -8,6 +8,7 @@ mod client;
 mod fabric;
 mod followers;
 mod forwarding;
+mod generated_calls;
 mod large;
 mod limits;
 mod master;
