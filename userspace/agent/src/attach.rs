@@ -20,5 +20,5 @@ pub use failure::{Failure, Step};
 pub use metrics::{RequestMetrics, Verb};
 pub use pod::Pod;
 pub use pods::{Parts, Pods};
-pub use server::{DRAIN_TIMEOUT, Server, ServerError};
+pub use server::{DRAIN_TIMEOUT, Server};
 pub use warnings::NodeWarnings;

@@ -67,7 +67,7 @@ pub(super) const RULES: &[Rules] = &[
                     &["plan"],
                     &["state"],
                     &["datapath"],
-                    &["backoff", "error", "ready", "sysctl"],
+                    &["backoff", "error", "ready", "socket", "sysctl"],
                 ],
             },
             Layers {
