@@ -16,7 +16,7 @@ static NEXT: AtomicU64 = AtomicU64::new(1);
 
 /// The id that the client gave, or a new one, which is added to the headers.
 pub(super) fn of(headers: &mut HeaderMap) -> HeaderValue {
-    let given = headers.get(&HEADER).filter(|value| is_valid(value.as_bytes()));
+    let given = headers.get(HEADER).filter(|value| is_valid(value.as_bytes()));
     if let Some(given) = given {
         return given.clone();
     }

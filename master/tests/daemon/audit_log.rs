@@ -14,9 +14,10 @@ use crate::master::{Master, WAIT_TIMEOUT};
 /// Waits for an entry with this request id.
 fn entry(log: &Path, id: &str) -> Value {
     let find = || {
-        let text = fs::read_to_string(log)?;
-        let entries = text.lines().map(serde_json::from_str::<Value>).collect::<Result<Vec<_>, _>>()?;
-        Ok(entries.into_iter().find(|entry| entry["requestId"] == id))
+        // A renamed file is created again by the next entry.
+        let text = fs::read_to_string(log).unwrap_or_default();
+        let mut entries = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        Ok(entries.find(|entry| entry["requestId"] == id))
     };
     wait_until(WAIT_TIMEOUT, "an entry of the audit log", find).unwrap()
 }

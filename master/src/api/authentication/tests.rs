@@ -11,7 +11,7 @@ use crate::access::Nodes;
 const TOKENS: &str = "ci tenant-operator:blue blue-token-0123456789\n";
 const ROLES: &str = "netmaster O=masters\nagent O=nodes\nadmin CN=anna\n";
 
-fn reloadable<T: Send + Sync + 'static, E: std::error::Error>(
+fn reloadable<T: Send + Sync + 'static, E: std::error::Error + 'static>(
     read: fn(&Path) -> Result<T, E>,
     text: &str,
 ) -> Reloadable<T> {

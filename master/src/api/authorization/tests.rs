@@ -25,7 +25,7 @@ fn row(method: &str, path: &str) -> String {
         .iter()
         .map(|role| match decide(role, &route) {
             Decision::Allow(Scope::All) => 'A',
-            Decision::Allow(Scope::Tenants(tenants)) if tenants == ["t".to_owned()].into() => 'T',
+            Decision::Allow(Scope::Tenants(tenants)) if tenants.iter().eq(["t"]) => 'T',
             Decision::Allow(Scope::Node(node)) if node == "h" => 'N',
             Decision::Allow(other) => panic!("{method} {path}: {role}: {other:?}"),
             Decision::Deny(_) => '-',
@@ -108,7 +108,7 @@ fn fill(path: &str, key: &str) -> String {
 #[test]
 fn every_operation_is_decided_for_every_role() {
     let operations = operations();
-    assert!(operations.len() > 100, "{}", operations.len());
+    assert!(operations.len() > 90, "{}", operations.len());
     for (method, template) in operations {
         let path = fill(&template, if template.contains("tenants") { "t" } else { "t:x" });
         let route = Route::of(&method.parse().unwrap(), &path.parse().unwrap());
