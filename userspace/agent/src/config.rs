@@ -105,7 +105,7 @@ pub struct Flags {
     )]
     pub rest_address: SocketAddr,
 
-    /// Unix socket with the same API, mode 0600 [default: contiv-rest.sock beside --cni-socket]
+    /// Unix socket with the same API, mode 0600 [default: --cni-socket with the extension .rest.sock]
     #[arg(long, env = "CONTIV_NETPLUGIN_REST_SOCKET", value_name = "PATH")]
     pub rest_socket: Option<PathBuf>,
 
@@ -260,7 +260,7 @@ impl Flags {
 
     /// Socket of the API.
     pub fn rest_socket(&self) -> PathBuf {
-        self.rest_socket.clone().unwrap_or_else(|| self.cni_socket.with_file_name("contiv-rest.sock"))
+        self.rest_socket.clone().unwrap_or_else(|| self.cni_socket.with_extension("rest.sock"))
     }
 
     /// Control address of this node.

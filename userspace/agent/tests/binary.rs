@@ -200,7 +200,7 @@ fn the_api_is_served_on_a_socket_that_only_the_owner_opens() {
     needs!(root(), binary("etcd"), binary("etcdctl"));
     let node = Node::with_settings(BRIDGE);
     let mut agent = node.start(&[&FAKE[..], &["--ctrl-ip", "10.0.0.1", "--vtep-ip", "10.0.0.2"]].concat());
-    let path = node.directory.path().join("contiv-rest.sock");
+    let path = node.directory.path().join("cni.rest.sock");
     let ask = || {
         let Ok(mut stream) = UnixStream::connect(&path) else { return Ok(None) };
         stream.write_all(b"GET /readyz HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;
