@@ -1,19 +1,26 @@
 //! REST API on the wire: routes, responses, errors (INVENTORY section 1).
 
 mod admission;
+mod audit_log;
+mod authentication;
+mod authorization;
 mod conditional;
+mod leader;
 mod object_watch;
 mod objects;
 mod observe;
 pub mod openapi;
 mod parameters;
 mod path;
+mod peer;
 mod proxy;
 mod reclaim;
 mod replay;
+mod request_id;
 mod response;
 mod route;
 mod route_template;
+mod subject_roles;
 mod token;
 
 use std::time::Duration;
@@ -21,17 +28,23 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::Method;
 use axum::middleware::from_fn_with_state;
 use axum::response::Response;
 use tokio::time::{Instant, sleep};
 
 pub use admission::Admission;
+pub use audit_log::{AuditLog, AuditLogError};
+pub use authentication::Authenticator;
+use authorization::Decision;
+use leader::Routes;
+pub use peer::Peer;
 use proxy::ForwardError;
 pub use proxy::Proxy;
-use route::Routes;
+use route::Route;
+pub use subject_roles::SubjectRoles;
 pub use token::Tokens;
 
+use crate::access::{Principal, Scope};
 use crate::cache::SharedCache;
 use crate::go_json;
 use crate::leadership::{Identity, Role, Roles, StoreHealth};
@@ -66,26 +79,44 @@ async fn serve(State(app): State<App>, request: Request) -> Response<Body> {
     if let Some(clean) = path::cleaned(request.uri()) {
         return response::moved(&clean);
     }
-    match (request.method(), request.uri().path()) {
-        (&Method::GET, "/healthz") => return response::text("ok\n".into()),
-        (&Method::GET, openapi::PATH) => return response::document(&openapi::DOCUMENT),
-        (&Method::GET, "/readyz") => return readiness(&app, format),
-        (&Method::GET, "/version") => return response::text(route::version()),
-        (&Method::GET, "/metrics") => return metrics(&app, format),
+    let route = Route::of(request.method(), request.uri());
+    match route {
+        Route::Health => return response::text("ok\n".into()),
+        Route::Readiness => return readiness(&app, format),
+        Route::Version => return response::text(leader::version()),
         _ => {}
     }
-    if let (&Method::GET, "/info", Role::Following { leader }) =
-        (request.method(), request.uri().path(), app.roles.now())
-    {
-        let leader = leader.unwrap_or_default();
-        return format.json(go_json::encode(&route::info(
-            &app.cache.read(),
-            "follower",
-            &leader,
-            &app.identity,
-        )));
+    let scope = match authorize(&request, &route) {
+        Ok(scope) => scope,
+        Err(problem) => return format.problem(&problem),
+    };
+    match (&route, app.roles.now()) {
+        (Route::OpenApi, _) => response::document(&openapi::DOCUMENT),
+        (Route::Metrics, _) => metrics(&app, format),
+        (Route::Info, Role::Following { leader }) => {
+            let leader = leader.unwrap_or_default();
+            let info = leader::info(&app.cache.read(), "follower", &leader, &app.identity);
+            format.json(go_json::encode(&info))
+        }
+        _ => app.answer(route, &scope, request, format).await,
     }
-    app.answer(request, format).await
+}
+
+/// Every netmaster that a request passes decides on it, the leader on its objects as well.
+fn authorize(request: &Request, route: &Route) -> Result<Scope, Problem> {
+    let (method, path) = (request.method(), request.uri().path());
+    let Some(principal) = request.extensions().get::<Principal>() else {
+        return Err(Problem::forbidden(format!("{method} {path}: not authenticated")));
+    };
+    match authorization::decide(&principal.role, route) {
+        Decision::Allow(scope) => Ok(scope),
+        Decision::Deny(accepted) => {
+            let Principal { name, role } = principal;
+            Err(Problem::forbidden(format!(
+                "{method} {path}: not allowed for {name} with the role {role}; requires {accepted}"
+            )))
+        }
+    }
 }
 
 /// Time limit for waiting without a leader: slightly longer than replacing a failed leader takes.
@@ -96,17 +127,25 @@ const FORWARD_TIMEOUT: Duration = Duration::from_secs(6);
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
 impl App {
-    async fn answer(&self, mut request: Request, format: response::ErrorFormat) -> Response<Body> {
+    async fn answer(
+        &self,
+        route: Route,
+        scope: &Scope,
+        mut request: Request,
+        format: response::ErrorFormat,
+    ) -> Response<Body> {
         let start = Instant::now();
-        let reads = request.method() == Method::GET && request.uri().path().starts_with("/api/");
+        let reads = route.reads_objects();
         // The forwarding follower waits for the next leader itself.
         let forwarded = proxy::is_forwarded(request.headers());
         let no_leader_timeout = if forwarded { Duration::ZERO } else { NO_LEADER_TIMEOUT };
         loop {
             let leader = match self.roles.wait_settled(no_leader_timeout).await {
-                Role::Leading(leader) if !reads => return Routes(&leader).answer(request, format).await,
+                Role::Leading(leader) if !reads => {
+                    return Routes(&leader).answer(route, scope, request, format).await;
+                }
                 Role::Leading(leader) => match leader.linearizable_read.confirm().await {
-                    Ok(()) => return Routes(&leader).answer(request, format).await,
+                    Ok(()) => return Routes(&leader).answer(route, scope, request, format).await,
                     // The loss of leadership is about to be noticed.
                     Err(problem) if problem == Problem::deposed() && start.elapsed() < FORWARD_TIMEOUT => {
                         sleep(RETRY_INTERVAL).await;

@@ -201,6 +201,14 @@ impl Flags {
         if self.store.lease_ttl <= self.store.failover_after {
             return Err("--lease-ttl must be longer than --failover-after".into());
         }
+        if self.rest.token_file.is_some() && self.rest.tls_cert.is_none() {
+            if let Some(address) = self.listeners().iter().find(|address| !address.ip().is_loopback()) {
+                return Err(format!(
+                    "--token-file without --tls-cert would send tokens in plain text to {address}; set --tls-cert and \
+                     --tls-key, or set --external-address and --internal-address to loopback addresses"
+                ));
+            }
+        }
         match &self.store {
             StoreFlags { consul: Some(_), etcd: Some(_), .. } => {
                 Err("--etcd and --consul are mutually exclusive".into())
@@ -329,6 +337,17 @@ mod tests {
             (&format!("{GOOD} --syslog-url tcp://1.1.1.1:1"), &["--syslog-url", "udp://IP:PORT"]),
             (&format!("{GOOD} --external-address :9999"), &["--external-address"]),
             (&format!("{GOOD} --frobnicate"), &["--frobnicate"]),
+            (&format!("{GOOD} --role-file /x"), &["--role-file", "--client-ca"]),
+            (
+                &format!("{GOOD} --token-file /x --external-address 10.0.0.1:9999"),
+                &["--token-file", "--tls-cert", "10.0.0.1:9999"],
+            ),
+            (
+                &format!(
+                    "{GOOD} --token-file /x --external-address 127.0.0.1:1 --internal-address 10.0.0.1:1"
+                ),
+                &["--token-file", "--tls-cert", "10.0.0.1:1"],
+            ),
         ] {
             let line = bad(args);
             assert!(!line.contains('\n'), "{line}");
@@ -336,6 +355,18 @@ mod tests {
                 assert!(line.contains(part), "{args}: {line:?} lacks {part:?}");
             }
         }
+    }
+
+    #[test]
+    fn tokens_need_tls_except_on_loopback() {
+        for fine in [
+            "--token-file /x --external-address 127.0.0.1:1",
+            "--token-file /x --external-address [::1]:1",
+            "--token-file /x --tls-cert /c --tls-key /k",
+        ] {
+            assert!(read(&format!("{GOOD} {fine}")).is_ok(), "{fine}");
+        }
+        assert!(bad(&format!("{GOOD} --token-file /x")).contains("--tls-cert"));
     }
 
     #[test]

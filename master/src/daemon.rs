@@ -26,7 +26,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::aci::Gateway;
-use crate::api::{Admission, App, Proxy, Tokens};
+use crate::api::{Admission, App, AuditLog, Authenticator, Proxy, SubjectRoles, Tokens};
 use crate::cache::SharedCache;
 use crate::config::{Flags, RestFlags};
 use crate::leadership::{Identity, Reads, Role, Roles, StoreHealth};
@@ -74,9 +74,12 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
     let mut servers = JoinSet::new();
     let mut tasks = Tasks::default();
     tasks.spawn("service manager", notify::report(role.subscribe(), identity.address.clone()));
-    let (admission, proxy) = (admission(&flags.rest, &mut tasks)?, proxy(&flags.rest, &mut tasks)?);
-    let listener_config = listener_config(&flags.rest, &mut tasks)?;
     let (metrics, health) = (Metrics::default(), StoreHealth::default());
+    let audit = flags.rest.audit_log.clone().map(|path| AuditLog::start(path, metrics.audit_lost.clone()));
+    let audit = audit.transpose().context("--audit-log")?;
+    let admission = admission(&flags.rest, audit.clone(), &mut tasks)?;
+    let proxy = proxy(&flags.rest, &mut tasks)?;
+    let listener_config = listener_config(&flags.rest, &mut tasks)?;
     let app = App {
         roles: roles.clone(),
         proxy,
@@ -152,6 +155,9 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
         servers.shutdown().await;
     }
     drop(cache_watch);
+    if let Some(audit) = audit {
+        tokio::task::spawn_blocking(move || audit.close()).await.context("close the audit log")?;
+    }
     if let Some(server) = embedded {
         server.shutdown().await.context("close the embedded store")?;
     }
@@ -223,18 +229,42 @@ async fn connect_once(config: &Config) -> Result<(Store, ElectionThread), StartE
     Ok((Store::connect(config).await?, ElectionThread::start(config).await?))
 }
 
-fn admission(flags: &RestFlags, tasks: &mut Tasks) -> anyhow::Result<Admission> {
-    let tokens = match flags.token_file.clone() {
-        None => None,
-        Some(path) => {
-            let read = path.clone();
-            let (tokens, follow) = Reloadable::load("tokens", vec![path], move || Tokens::read(&read))
-                .context("--token-file")?;
-            tasks.spawn("token file", follow);
-            Some(tokens)
+fn admission(flags: &RestFlags, audit: Option<AuditLog>, tasks: &mut Tasks) -> anyhow::Result<Admission> {
+    let authenticator = authenticator(flags, tasks)?;
+    Ok(Admission {
+        authenticator,
+        audit,
+        body_timeout: flags.client_timeout,
+        request_timeout: flags.request_timeout,
+    })
+}
+
+fn authenticator(flags: &RestFlags, tasks: &mut Tasks) -> anyhow::Result<Authenticator> {
+    match (&flags.token_file, &flags.role_file, &flags.client_ca) {
+        (None, None, None) => {
+            tracing::warn!("every client is an administrator: neither --token-file nor --client-ca is set")
         }
-    };
-    Ok(Admission { tokens, body_timeout: flags.client_timeout, request_timeout: flags.request_timeout })
+        (None, None, Some(_)) => tracing::warn!(
+            "every client with a certificate of --client-ca is an administrator; set --role-file"
+        ),
+        _ => {}
+    }
+    let mut authenticator = Authenticator::default();
+    if let Some(path) = flags.token_file.clone() {
+        let read = path.clone();
+        let (tokens, follow) =
+            Reloadable::load("tokens", vec![path], move || Tokens::read(&read)).context("--token-file")?;
+        tasks.spawn("token file", follow);
+        authenticator.tokens = Some(tokens);
+    }
+    if let Some(path) = flags.role_file.clone() {
+        let read = path.clone();
+        let (roles, follow) = Reloadable::load("roles", vec![path], move || SubjectRoles::read(&read))
+            .context("--role-file")?;
+        tasks.spawn("role file", follow);
+        authenticator.roles = Some(roles);
+    }
+    Ok(authenticator)
 }
 
 fn listener_config(flags: &RestFlags, tasks: &mut Tasks) -> anyhow::Result<ListenerConfig> {

@@ -34,6 +34,7 @@ pub mod metrics;
 
 pub mod cache;
 
+pub mod access;
 pub mod go_json;
 pub mod ipam;
 pub mod problem;

@@ -35,6 +35,8 @@ pub struct Metrics {
     pub large_changes: Counter,
     /// Keys restored when this netmaster became leader.
     pub restored: Counter,
+    /// Entries of the audit log that could not be written.
+    pub audit_lost: Counter,
     /// Whether no endpoints are released because most nodes are gone.
     pub node_gc_stopped: Gauge,
     /// Database of the store.
@@ -71,6 +73,7 @@ impl Metrics {
                 "Elections of a leader that this netmaster has seen since its start",
                 &self.leader_changes,
             ),
+            ("audit_entries_lost", "Entries that could not be written to the audit log", &self.audit_lost),
         ];
         for (name, help, counter) in counters {
             registry.register(name, help, counter.clone());

@@ -8,6 +8,7 @@ mod group;
 mod listing;
 mod netprofile;
 mod network;
+mod ownership;
 mod policy;
 mod rule;
 mod service;
@@ -26,6 +27,7 @@ pub use global::{Defaults, put_identity};
 pub use listing::{FieldSelector, Page, Selection};
 pub use service::restore as restore_services;
 
+use crate::access::Scope;
 use crate::cache::{ClusterCache, Entry, StagedTxn, Version};
 use crate::domain::fabric;
 use crate::go_json;
@@ -49,6 +51,9 @@ pub trait Object: Entry + Clone {
     const EXCLUSIVE: bool = true;
 
     fn key(&self) -> &str;
+
+    /// Name of the tenant that the object belongs to; none for objects of the whole cluster.
+    fn tenant(&self) -> Option<&str>;
 
     /// Response to an update: the request, not the stored object.
     fn echo(&self) -> Self {
@@ -123,14 +128,16 @@ pub struct Operations {
     pub exclusive: bool,
     /// Decodes and validates the body of a POST or PUT to `key`.
     pub check: fn(key: &str, body: &[u8]) -> Result<Fields, Problem>,
-    pub put: fn(request: &Fields, staged: &mut StagedTxn<'_>) -> Answer,
-    pub delete: fn(key: &str, staged: &mut StagedTxn<'_>) -> Answer,
+    /// Refuses requests for objects, and links to objects, that are not in the scope.
+    pub put: fn(request: &Fields, &Scope, staged: &mut StagedTxn<'_>) -> Answer,
+    pub delete: fn(key: &str, &Scope, staged: &mut StagedTxn<'_>) -> Answer,
     pub version: fn(key: &str, staged: &StagedTxn<'_>) -> Version,
-    pub list: fn(&ClusterCache, Selection) -> Report<Result<Page, Problem>>,
-    pub get: fn(&ClusterCache, key: &str) -> Result<Representation, Problem>,
+    /// Reads leave out objects that are not in the scope.
+    pub list: fn(&ClusterCache, &Scope, Selection) -> Report<Result<Page, Problem>>,
+    pub get: fn(&ClusterCache, key: &str, &Scope) -> Result<Representation, Problem>,
+    pub inspect: fn(&ClusterCache, key: &str, &Scope, &Cluster) -> Report<Answer>,
     /// Decodes a record of the store.
     pub decode: fn(record: &[u8]) -> Result<Stored, Problem>,
-    pub inspect: fn(&ClusterCache, key: &str, &Cluster) -> Report<Answer>,
 }
 
 /// An object as a GET answers it.
@@ -145,6 +152,8 @@ pub struct Stored {
     /// Response body of a GET.
     pub body: Vec<u8>,
     pub fields: Value,
+    /// None for objects of the whole cluster.
+    pub tenant: Option<String>,
 }
 
 /// All object types.
@@ -192,6 +201,21 @@ impl Type {
         let name = plural.strip_suffix('s')?;
         TYPES.iter().find(|t| t.kind.as_str() == name)
     }
+
+    /// Whether the objects belong to tenants. Their keys begin with the name of the tenant.
+    pub fn has_tenant(&self) -> bool {
+        self.operations.key.first() == Some(&"tenantName")
+    }
+
+    /// Tenant in the key of an object; none for objects of the cluster. Names of tenants contain no
+    /// colon.
+    pub fn tenant_of<'k>(&self, key: &'k str) -> Option<&'k str> {
+        self.has_tenant().then(|| key.split_once(':').map_or(key, |(tenant, _)| tenant))
+    }
+
+    pub fn is_tenant(&self) -> bool {
+        self.kind == ObjectType::Tenant
+    }
 }
 
 fn not_found(kind: ObjectType) -> Problem {
@@ -212,7 +236,11 @@ fn check<T: Object>(key: &str, body: &[u8]) -> Result<Fields, Problem> {
     Ok(request)
 }
 
-fn put<T: Object>(request: &Fields, staged: &mut StagedTxn<'_>) -> Answer {
+fn put<T: Object>(request: &Fields, scope: &Scope, staged: &mut StagedTxn<'_>) -> Answer {
+    ownership::check_request::<T>(request, scope)?;
+    if let Some(key) = request.get("key").and_then(Value::as_str) {
+        ownership::check_record::<T>(key, scope, staged)?;
+    }
     let answer = create_or_update::<T>(request, staged)?;
     mark_fabric_pending::<T>(staged);
     Ok(answer)
@@ -263,7 +291,8 @@ fn ensure_same_object<T: Object>(request: &Fields, known: &T) -> Result<(), Prob
     Err(Problem::conflict(format!("{kind} {key} conflicts with the one with {}", names.join(" and "))))
 }
 
-fn delete<T: Object>(key: &str, staged: &mut StagedTxn<'_>) -> Answer {
+fn delete<T: Object>(key: &str, scope: &Scope, staged: &mut StagedTxn<'_>) -> Answer {
+    ownership::check_record::<T>(key, scope, staged)?;
     let object = staged.get::<T>(key).ok_or_else(|| not_found(T::KIND))?;
     object.delete(staged)?;
     staged.delete::<T>(key);
@@ -275,16 +304,21 @@ fn version<T: Object>(key: &str, staged: &StagedTxn<'_>) -> Version {
     staged.version::<T>(key)
 }
 
-fn list<T: Object>(cache: &ClusterCache, selection: Selection) -> Report<Result<Page, Problem>> {
+fn list<T: Object>(
+    cache: &ClusterCache,
+    scope: &Scope,
+    selection: Selection,
+) -> Report<Result<Page, Problem>> {
     let limit = selection.limit.map_or(usize::MAX, NonZeroUsize::get);
-    // A selector may leave out any number of objects.
-    let taken = if selection.selector.is_empty() { limit.saturating_add(1) } else { usize::MAX };
+    // A selector or a scope may leave out any number of objects.
+    let all = selection.selector.is_empty() && *scope == Scope::All;
+    let taken = if all { limit.saturating_add(1) } else { usize::MAX };
     let objects = cache.shared_after::<T>(selection.after.as_deref(), taken);
-    let revision = cache.complete_revision();
+    let (revision, scope) = (cache.complete_revision(), scope.clone());
     Box::new(move || {
         let mut page: Vec<&T> = Vec::new();
         let mut more_after = None;
-        for object in &objects {
+        for object in objects.iter().filter(|object| scope.has_tenant(object.tenant())) {
             if !selection.selector.is_empty() && !selection.selector.matches(&fields(&**object)?) {
                 continue;
             }
@@ -302,19 +336,22 @@ fn fields<T: Object>(object: &T) -> Result<Value, Problem> {
     serde_json::to_value(object).map_err(|e| Problem::unavailable(format!("encode a record: {e}")))
 }
 
-fn get<T: Object>(cache: &ClusterCache, key: &str) -> Result<Representation, Problem> {
-    let known = cache.table::<T>().get(key).ok_or_else(|| not_found(T::KIND))?;
+fn get<T: Object>(cache: &ClusterCache, key: &str, scope: &Scope) -> Result<Representation, Problem> {
+    let known = cache.table::<T>().get(key).filter(|known| scope.has_tenant(known.value.tenant()));
+    let known = known.ok_or_else(|| not_found(T::KIND))?;
     Ok(Representation { body: go_json::encode(&*known.value)?, revision: known.revision })
 }
 
 fn decode<T: Object>(record: &[u8]) -> Result<Stored, Problem> {
     let object: T = serde_json::from_slice(record)
         .map_err(|e| Problem::unavailable(format!("decode a record of {}: {e}", T::KIND.as_str())))?;
-    Ok(Stored { body: go_json::encode(&object)?, fields: fields(&object)? })
+    let tenant = object.tenant().map(str::to_owned);
+    Ok(Stored { body: go_json::encode(&object)?, fields: fields(&object)?, tenant })
 }
 
-fn inspect<T: Object>(cache: &ClusterCache, key: &str, cluster: &Cluster) -> Report<Answer> {
-    let Some(object) = cache.shared::<T>(key) else { return Box::new(|| Err(not_found(T::KIND))) };
+fn inspect<T: Object>(cache: &ClusterCache, key: &str, scope: &Scope, cluster: &Cluster) -> Report<Answer> {
+    let found = cache.shared::<T>(key).filter(|object| scope.has_tenant(object.tenant()));
+    let Some(object) = found else { return Box::new(|| Err(not_found(T::KIND))) };
     if let Err(problem) = object.can_inspect(cache) {
         return Box::new(|| Err(problem));
     }

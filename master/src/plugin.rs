@@ -13,6 +13,7 @@ pub use node_gc::{GoneClock, NodeGcPlan, most_nodes_are_gone, release_endpoints}
 use request::Request as _;
 use schemars::SchemaGenerator;
 
+use crate::access::Scope;
 use crate::cache::StagedTxn;
 use crate::problem::{Answer, Problem};
 use crate::schema::Schema;
@@ -27,8 +28,19 @@ pub enum Call {
     UpdateEndpoint(request::UpdateEndpoint),
 }
 
+/// Name of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallKind {
+    AllocAddress,
+    ReleaseAddress,
+    CreateEndpoint,
+    DeleteEndpoint,
+    UpdateEndpoint,
+}
+
 /// Description of a call for the OpenAPI document.
 pub struct CallSpec {
+    pub kind: CallKind,
     pub name: &'static str,
     pub summary: &'static str,
     pub schema: &'static Schema,
@@ -38,30 +50,35 @@ pub struct CallSpec {
 /// All calls that [`Call::decode`] accepts.
 pub static CALLS: &[CallSpec] = &[
     CallSpec {
+        kind: CallKind::AllocAddress,
         name: "allocAddress",
         summary: "Allocate an address",
         schema: request::AllocAddress::SCHEMA,
         reply: SchemaGenerator::subschema_for::<address::Allocated<'_>>,
     },
     CallSpec {
+        kind: CallKind::ReleaseAddress,
         name: "releaseAddress",
         summary: "Release an address",
         schema: request::ReleaseAddress::SCHEMA,
         reply: SchemaGenerator::subschema_for::<String>,
     },
     CallSpec {
+        kind: CallKind::CreateEndpoint,
         name: "createEndpoint",
         summary: "Create an endpoint, or return the existing one",
         schema: request::CreateEndpoint::SCHEMA,
         reply: SchemaGenerator::subschema_for::<endpoint::Reply<'_>>,
     },
     CallSpec {
+        kind: CallKind::DeleteEndpoint,
         name: "deleteEndpoint",
         summary: "Delete an endpoint and free its addresses",
         schema: request::DeleteEndpoint::SCHEMA,
         reply: SchemaGenerator::subschema_for::<endpoint::Reply<'_>>,
     },
     CallSpec {
+        kind: CallKind::UpdateEndpoint,
         name: "updateEndpoint",
         summary: "Report that a container started (with labels for service selectors) or exited",
         schema: request::UpdateEndpoint::SCHEMA,
@@ -69,17 +86,59 @@ pub static CALLS: &[CallSpec] = &[
     },
 ];
 
+impl CallKind {
+    /// The call of a POST to `/plugin/<name>`.
+    pub fn by_name(name: &str) -> Option<CallKind> {
+        CALLS.iter().find(|call| call.name == name).map(|call| call.kind)
+    }
+}
+
 impl Call {
-    /// Decodes the body of a POST to `/plugin/<name>`; none for an unknown name.
-    pub fn decode(name: &str, body: &[u8]) -> Option<Result<Call, Problem>> {
-        Some(match name {
-            "allocAddress" => request::decode(body).map(Call::AllocAddress),
-            "releaseAddress" => request::decode(body).map(Call::ReleaseAddress),
-            "createEndpoint" => request::decode(body).map(Call::CreateEndpoint),
-            "deleteEndpoint" => request::decode(body).map(Call::DeleteEndpoint),
-            "updateEndpoint" => request::decode(body).map(Call::UpdateEndpoint),
-            _ => return None,
-        })
+    /// Decodes the body of a call.
+    pub fn decode(kind: CallKind, body: &[u8]) -> Result<Call, Problem> {
+        match kind {
+            CallKind::AllocAddress => request::decode(body).map(Call::AllocAddress),
+            CallKind::ReleaseAddress => request::decode(body).map(Call::ReleaseAddress),
+            CallKind::CreateEndpoint => request::decode(body).map(Call::CreateEndpoint),
+            CallKind::DeleteEndpoint => request::decode(body).map(Call::DeleteEndpoint),
+            CallKind::UpdateEndpoint => request::decode(body).map(Call::UpdateEndpoint),
+        }
+    }
+
+    /// Fails if the call is for an endpoint on another node than the agent's.
+    pub fn check_scope(&self, scope: &Scope, staged: &StagedTxn<'_>) -> Result<(), Problem> {
+        let Scope::Node(own) = scope else { return scope.require_tenant(None) };
+        let nodes: Vec<String> = match self {
+            Call::CreateEndpoint(request) => endpoint::nodes_of_create(request, staged),
+            Call::DeleteEndpoint(request) => endpoint::nodes_of_delete(request, staged),
+            Call::UpdateEndpoint(request) => container::nodes(request, staged),
+            // Addresses without endpoints belong to no node.
+            Call::AllocAddress(_) | Call::ReleaseAddress(_) => vec![String::new()],
+        };
+        match nodes.iter().find(|node| *node != own) {
+            None => Ok(()),
+            Some(other) => Err(Problem::forbidden(format!(
+                "not allowed for endpoints on node {other:?}: the agent's node is {own}"
+            ))),
+        }
+    }
+
+    /// Endpoint or address that the call is about, for the audit log.
+    pub fn object(&self) -> String {
+        match self {
+            Call::AllocAddress(request) => format!("{} {}", request.network_id, request.preferred),
+            Call::ReleaseAddress(request) => format!("{} {}", request.network_id, request.address),
+            Call::CreateEndpoint(request) => format!(
+                "{}.{}-{} on {}",
+                request.network_name, request.tenant_name, request.config.container, request.config.host
+            ),
+            Call::DeleteEndpoint(request) => {
+                format!("{}.{}-{}", request.network_name, request.tenant_name, request.endpoint_id)
+            }
+            Call::UpdateEndpoint(request) => {
+                format!("{} {}.{}-{}", request.event, request.network, request.tenant, request.endpoint_id)
+            }
+        }
     }
 
     /// Stages the changes and returns the body of the response.

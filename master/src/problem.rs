@@ -6,7 +6,8 @@ use std::fmt;
 ///
 /// The original answers every failure with status 500 and the text, and its clients read the text
 /// only with that status. The kind determines the status for clients that request RFC 9457 problem
-/// details. [`Kind::Unavailable`] is 503, and [`Kind::Precondition`] 412, for all clients.
+/// details. [`Kind::Unavailable`] is 503, [`Kind::Forbidden`] 403 and [`Kind::Precondition`] 412 for
+/// all clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     pub kind: Kind,
@@ -19,6 +20,8 @@ pub enum Kind {
     Invalid,
     /// An object that the request refers to does not exist.
     NotFound,
+    /// The role of the client does not cover the request.
+    Forbidden,
     /// The request conflicts with existing objects.
     Conflict,
     /// The object is not in the state that the request requires.
@@ -43,6 +46,7 @@ impl Kind {
     pub fn status(self) -> u16 {
         match self {
             Kind::Invalid => 400,
+            Kind::Forbidden => 403,
             Kind::NotFound => 404,
             Kind::Conflict => 409,
             Kind::Precondition => 412,
@@ -58,6 +62,10 @@ impl Kind {
 impl Problem {
     pub fn invalid(text: impl Into<String>) -> Problem {
         Problem { kind: Kind::Invalid, text: text.into() }
+    }
+
+    pub fn forbidden(text: impl Into<String>) -> Problem {
+        Problem { kind: Kind::Forbidden, text: text.into() }
     }
 
     pub fn not_found(text: impl Into<String>) -> Problem {

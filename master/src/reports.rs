@@ -9,6 +9,7 @@ use contiv_model::api::{
 };
 use contiv_model::{endpoint, group, network, node, registry, service};
 
+use crate::access::Scope;
 use crate::cache::{AllocationRecord, ClusterCache};
 use crate::domain::attachment::state_key;
 use crate::domain::network_record::network_record;
@@ -135,12 +136,16 @@ pub fn tenant(tenant: &Tenant, cache: &ClusterCache) -> Report<TenantOper> {
 }
 
 /// Finds an endpoint by id, container id or name; otherwise the first endpoint with `search` as a
-/// substring of one of them.
-pub fn find_endpoint(cache: &ClusterCache, search: &str) -> Answer {
+/// substring of one of them. Endpoints that are not in the scope are not found.
+pub fn find_endpoint(cache: &ClusterCache, search: &str, scope: &Scope) -> Answer {
     let names = |e: &endpoint::State, matches: &dyn Fn(&str) -> bool| {
         matches(&e.endpoint_id) || matches(&e.container_id) || matches(&e.ep_common_name)
     };
-    let all = || cache.all::<endpoint::State>();
+    let tenant = |e: &endpoint::State| {
+        cache.allocation::<network::State>(&e.net_id).map(|record| record.body.tenant.as_str())
+    };
+    let visible = |e: &&endpoint::State| scope.has_endpoint(tenant(e), &e.homing_host);
+    let all = || cache.all::<endpoint::State>().filter(visible);
     let found = all()
         .find(|e| names(e, &|name| name == search))
         .or_else(|| all().find(|e| names(e, &|name| name.contains(search))))
@@ -214,15 +219,20 @@ fn endpoint(e: &endpoint::State) -> EndpointOper {
     }
 }
 
-/// Body of `/services`: all service states.
-pub fn service_states(cache: &ClusterCache) -> Report<Answer> {
+/// Body of `/services`: all service states in the scope.
+pub fn service_states(cache: &ClusterCache, scope: &Scope) -> Report<Answer> {
     let states = cache.all_shared::<service::State>();
-    Box::new(move || listed(states.iter().map(|state| &**state)))
+    let scope = scope.clone();
+    Box::new(move || {
+        let visible = |state: &&service::State| scope.has_tenant(Some(&state.tenant_name));
+        listed(states.iter().map(|state| &**state).filter(visible))
+    })
 }
 
 /// Body of `/service/<service>:<tenant>`: a list with one element, or null.
-pub fn service_state(cache: &ClusterCache, id: &str) -> Answer {
-    match cache.get::<service::State>(id) {
+pub fn service_state(cache: &ClusterCache, id: &str, scope: &Scope) -> Answer {
+    let visible = |state: &&service::State| scope.has_tenant(Some(&state.tenant_name));
+    match cache.get::<service::State>(id).filter(visible) {
         Some(state) => listed(std::iter::once(state)),
         None => Ok(b"null".to_vec()),
     }

@@ -1,4 +1,4 @@
-//! Admission of requests: authentication, body size and time limits.
+//! Admission of requests: authentication, audit log, body size and time limits.
 
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
@@ -10,20 +10,23 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::middleware::Next;
 use axum::response::Response;
-use contiv_daemon::reload::Reloadable;
 use http_body_util::BodyExt as _;
 use hyper::body::Frame;
 use tokio::time::{Sleep, sleep, timeout};
 
+use super::audit_log::{AuditLog, Pending};
+use super::authentication::{Authenticated, Authenticator, Rejection};
+use super::peer::Peer;
 use super::response::ErrorFormat;
-use super::token::{Denial, Tokens};
+use super::route::Route;
+use super::{authorization, request_id};
 use crate::problem::Problem;
 
 /// Checks that every request passes.
 #[derive(Clone)]
 pub struct Admission {
-    /// Accepted tokens; none if no token is required.
-    pub tokens: Option<Reloadable<Tokens>>,
+    pub authenticator: Authenticator,
+    pub audit: Option<AuditLog>,
     /// Time limit for the request body.
     pub body_timeout: Duration,
     /// Time limit for the response.
@@ -37,12 +40,16 @@ pub(super) const MAX_BODY: usize = 1 << 20;
 /// response.
 const MAX_DRAINED: usize = 16 << 20;
 
-/// Paths that need no token: probes and the version.
-const UNAUTHENTICATED_PATHS: [&str; 3] = ["/healthz", "/readyz", "/version"];
-
-pub(super) async fn pass(State(admission): State<Admission>, request: Request, next: Next) -> Response<Body> {
+pub(super) async fn pass(
+    State(admission): State<Admission>,
+    mut request: Request,
+    next: Next,
+) -> Response<Body> {
     let persistent = keeps_alive(request.headers());
-    let mut response = admission.admit(request, next).await;
+    let id = request_id::of(request.headers_mut());
+    let audit = Pending::new(admission.audit.clone(), &id, &request);
+    let mut response = admission.authenticate(request, next, audit).await;
+    response.headers_mut().insert(request_id::HEADER, id);
     if !persistent {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
@@ -56,17 +63,33 @@ fn keeps_alive(headers: &HeaderMap) -> bool {
 }
 
 impl Admission {
-    async fn admit(&self, request: Request, next: Next) -> Response<Body> {
+    /// Authenticates the client, and writes the audit log.
+    async fn authenticate(&self, mut request: Request, next: Next, mut audit: Pending) -> Response<Body> {
         let format = ErrorFormat::of(request.headers());
-        if let Some(tokens) =
-            self.tokens.as_ref().filter(|_| !UNAUTHENTICATED_PATHS.contains(&request.uri().path()))
-        {
-            match tokens.now().authorize(request.method(), request.headers()) {
-                Ok(name) => tracing::debug!(token = name, method = %request.method(), uri = %request.uri()),
-                Err(Denial::Unauthenticated) => return format.unauthorized(),
-                Err(Denial::Forbidden) => return format.forbidden(request.method()),
+        let peer = request.extensions().get::<Peer>().cloned();
+        let open = authorization::is_open(&Route::of(request.method(), request.uri()));
+        let response = match self.authenticator.authenticate(request.headers_mut(), peer.as_ref()) {
+            Ok(Authenticated { principal, subject }) => {
+                let (method, uri) = (request.method(), request.uri());
+                tracing::debug!(who = principal.name, id = audit.id(), %method, %uri);
+                audit.set_principal(&principal);
+                request.extensions_mut().insert(principal);
+                if let Some(subject) = subject {
+                    request.extensions_mut().insert(subject);
+                }
+                self.admit(request, next, format).await
             }
-        }
+            // The handlers of these routes ask for no principal.
+            Err(_) if open => self.admit(request, next, format).await,
+            Err(Rejection::Unauthenticated) => format.unauthorized(),
+            Err(Rejection::Forbidden(why)) => format.problem(&Problem::forbidden(why)),
+        };
+        audit.finish(&response);
+        response
+    }
+
+    /// Limits the size of the body and the time.
+    async fn admit(&self, request: Request, next: Next, format: ErrorFormat) -> Response<Body> {
         let large = request.body().size_hint().lower() > MAX_BODY as u64;
         if large && request.headers().contains_key(header::EXPECT) {
             // With `Expect: 100-continue` the client has not sent the body yet.

@@ -17,6 +17,7 @@ use contiv_store::{Batch, KeyValue, Update};
 use futures::{Stream, StreamExt as _, stream};
 use serde_json::json;
 
+use crate::access::Scope;
 use crate::leadership::Leader;
 use crate::objects::{FieldSelector, Type};
 use crate::problem::Problem;
@@ -27,6 +28,8 @@ const KEEP_ALIVE: Duration = Duration::from_secs(10);
 /// What a client watches.
 pub(super) struct ObjectWatch {
     pub(super) object_type: &'static Type,
+    /// Other objects are left out.
+    pub(super) scope: Scope,
     pub(super) selector: FieldSelector,
     /// Continue after this revision, without a snapshot.
     pub(super) after: Option<i64>,
@@ -92,7 +95,7 @@ impl ObjectWatch {
                 Some((Event::default().event("synced").data("{}"), Some(update.revision)))
             }
             event::Event::Apply(path, kv) => Some((self.put(path, kv, true)?, Some(update.revision))),
-            event::Event::Delete(path) => Some((delete(path)?, Some(update.revision))),
+            event::Event::Delete(path) => Some((self.delete(path)?, Some(update.revision))),
         }
     }
 
@@ -105,19 +108,25 @@ impl ObjectWatch {
                 return None;
             }
         };
+        if !self.scope.has_tenant(stored.tenant.as_deref()) {
+            return None;
+        }
         match self.selector.matches(&stored.fields) {
             true => {
                 Some(Event::default().event("put").data(String::from_utf8_lossy(&stored.body).trim_end()))
             }
-            false if known => delete(path),
+            false if known => self.delete(path),
             false => None,
         }
     }
-}
 
-fn delete(path: &str) -> Option<Event> {
-    let Ok(Key::Object(_, key)) = path.parse() else { return None };
-    Some(Event::default().event("delete").data(json!({"key": key}).to_string()))
+    fn delete(&self, path: &str) -> Option<Event> {
+        let Ok(Key::Object(_, key)) = path.parse() else { return None };
+        if !self.scope.has_tenant(self.object_type.tenant_of(&key)) {
+            return None;
+        }
+        Some(Event::default().event("delete").data(json!({"key": key}).to_string()))
+    }
 }
 
 fn gone() -> Event {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::body::{Body, Bytes};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header, request};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Uri, header, request};
 use axum::response::Response;
 use contiv_model::key::ObjectType;
 use http_body_util::BodyExt as _;
@@ -12,6 +12,7 @@ use super::conditional::{Preconditions, entity_tag};
 use super::object_watch::ObjectWatch;
 use super::parameters::Parameters;
 use super::response::{ErrorFormat, not_modified};
+use crate::access::Scope;
 use crate::aci::RepeatablePlan;
 use crate::cache::StagedTxn;
 use crate::leadership::Leader;
@@ -25,32 +26,45 @@ pub(super) const REVISION: HeaderName = HeaderName::from_static("netmaster-revis
 pub(super) struct ObjectRoutes<'l> {
     pub(super) leader: &'l Leader,
     pub(super) object_type: &'static Type,
+    pub(super) scope: &'l Scope,
     pub(super) format: ErrorFormat,
 }
 
 impl ObjectRoutes<'_> {
-    /// `key` is empty for the list.
-    pub(super) async fn answer(&self, head: &request::Parts, key: &str, body: Body) -> Response<Body> {
-        let answered = match (&head.method, key) {
-            (&Method::GET, "") => self.list(&head.uri, &head.headers).await,
-            (&Method::GET, key) => self.get(key, &head.headers),
-            (&Method::POST | &Method::PUT, key) if !key.is_empty() => self.put(key, head, body).await,
-            (&Method::DELETE, key) if !key.is_empty() => self.delete(key, head).await,
-            _ => return self.format.no_route(),
-        };
+    pub(super) async fn list(&self, head: &request::Parts) -> Response<Body> {
+        self.respond(self.try_list(&head.uri, &head.headers).await)
+    }
+
+    pub(super) fn get(&self, key: &str, head: &request::Parts) -> Response<Body> {
+        self.respond(self.try_get(key, &head.headers))
+    }
+
+    pub(super) async fn put(&self, key: &str, head: &request::Parts, body: Body) -> Response<Body> {
+        self.respond(self.try_put(key, head, body).await)
+    }
+
+    pub(super) async fn delete(&self, key: &str, head: &request::Parts) -> Response<Body> {
+        let (operations, of, scope) = (&self.object_type.operations, key.to_owned(), self.scope.clone());
+        let plan = move |staged: &mut StagedTxn<'_>| (operations.delete)(&of, &scope, staged);
+        self.respond(self.change(key, head, plan).await)
+    }
+
+    fn respond(&self, answered: Result<Response<Body>, Problem>) -> Response<Body> {
         answered.unwrap_or_else(|problem| self.format.problem(&problem))
     }
 
-    async fn list(&self, uri: &Uri, headers: &HeaderMap) -> Result<Response<Body>, Problem> {
+    async fn try_list(&self, uri: &Uri, headers: &HeaderMap) -> Result<Response<Body>, Problem> {
         let parameters = Parameters::of(uri);
         let operations = &self.object_type.operations;
         let selection = parameters.selection(operations.schema)?;
         if parameters.watch()? {
             let after = parameters.watch_after(headers)?;
-            let watch = ObjectWatch { object_type: self.object_type, selector: selection.selector, after };
+            let (object_type, scope) = (self.object_type, self.scope.clone());
+            let watch = ObjectWatch { object_type, scope, selector: selection.selector, after };
             return watch.start(self.leader);
         }
-        let page = self.leader.reads.read(move |cache| (operations.list)(cache, selection)).await?;
+        let scope = self.scope.clone();
+        let page = self.leader.reads.read(move |cache| (operations.list)(cache, &scope, selection)).await?;
         let mut response = self.format.json(Ok(page.body));
         response.headers_mut().insert(REVISION, page.revision.into());
         if let Some(after) = page.more_after {
@@ -62,10 +76,10 @@ impl ObjectRoutes<'_> {
         Ok(response)
     }
 
-    fn get(&self, key: &str, headers: &HeaderMap) -> Result<Response<Body>, Problem> {
+    fn try_get(&self, key: &str, headers: &HeaderMap) -> Result<Response<Body>, Problem> {
         let preconditions = Preconditions::of(headers)?;
         let get = self.object_type.operations.get;
-        let Representation { body, revision } = get(&self.leader.cache.read(), key)?;
+        let Representation { body, revision } = get(&self.leader.cache.read(), key, self.scope)?;
         let mut response = match preconditions.is_known(revision) {
             true => not_modified(),
             false => self.format.json(Ok(body)),
@@ -74,15 +88,11 @@ impl ObjectRoutes<'_> {
         Ok(response)
     }
 
-    async fn put(&self, key: &str, head: &request::Parts, body: Body) -> Result<Response<Body>, Problem> {
+    async fn try_put(&self, key: &str, head: &request::Parts, body: Body) -> Result<Response<Body>, Problem> {
         let operations = &self.object_type.operations;
         let request = (operations.check)(key, &read_body(body).await?)?;
-        self.change(key, head, move |staged| (operations.put)(&request, staged)).await
-    }
-
-    async fn delete(&self, key: &str, head: &request::Parts) -> Result<Response<Body>, Problem> {
-        let (operations, of) = (&self.object_type.operations, key.to_owned());
-        self.change(key, head, move |staged| (operations.delete)(&of, staged)).await
+        let scope = self.scope.clone();
+        self.change(key, head, move |staged| (operations.put)(&request, &scope, staged)).await
     }
 
     async fn change(

@@ -18,6 +18,8 @@ use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use tokio::time::{sleep, timeout};
 
+use super::authentication::ClientSubject;
+use super::peer::{self, CLIENT_SUBJECT};
 use super::replay::{ReplayHandle, ReplayableBody};
 use crate::leadership::Roles;
 use crate::problem::one_line;
@@ -94,6 +96,14 @@ impl Proxy {
         strip_hop_by_hop(&mut onward.headers);
         onward.headers.insert(header::CONNECTION, HeaderValue::from_static("keep-alive"));
         onward.headers.append(header::VIA, HeaderValue::from_static(VIA));
+        // The leader sees the certificate of this netmaster.
+        if let Some(ClientSubject(subject)) = head.extensions.get() {
+            let Some(value) = peer::encode(subject) else {
+                let why = "forward to the leader: the subject of the client's certificate is too long".into();
+                return Err(ForwardError { why, request: None });
+            };
+            onward.headers.insert(CLIENT_SUBJECT, value);
+        }
         let (replayable, handle) = ReplayableBody::new(body);
 
         let asked = timeout(RESPONSE_TIMEOUT, client.client.request(Request::from_parts(onward, replayable)));

@@ -1,7 +1,7 @@
 //! Responses, with errors in the format that the client accepts.
 
 use axum::body::Body;
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::Response;
 use serde_json::json;
 
@@ -12,7 +12,8 @@ use crate::problem::{Answer, Kind, Problem};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ErrorFormat {
     /// Status 500 and one line of text, as clients of the original expect. Temporary failures have
-    /// status 503, and failed preconditions, which the original does not know, 412.
+    /// status 503, refusals of authorization 403, failed preconditions, which the original does not
+    /// know, 412.
     Text,
     /// RFC 9457 problem details with a specific status.
     ProblemDetails,
@@ -42,6 +43,7 @@ impl ErrorFormat {
                 let status = match problem.kind {
                     Kind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
                     Kind::Precondition => StatusCode::PRECONDITION_FAILED,
+                    Kind::Forbidden => StatusCode::FORBIDDEN,
                     _ => StatusCode::INTERNAL_SERVER_ERROR,
                 };
                 respond(status, TEXT, line)
@@ -76,11 +78,6 @@ impl ErrorFormat {
         let mut response = self.refused(StatusCode::UNAUTHORIZED, why);
         response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         response
-    }
-
-    /// Response to a write request with a read-only token.
-    pub(super) fn forbidden(self, method: &Method) -> Response<Body> {
-        self.refused(StatusCode::FORBIDDEN, &format!("the token is read-only: {method} is not allowed"))
     }
 
     /// Readiness probes evaluate only the status.

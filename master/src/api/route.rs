@@ -1,204 +1,136 @@
-//! Routes of the leader.
+//! Routes: what a request asks for, by method and path.
 
-use std::collections::BTreeSet;
+use axum::http::{Method, Uri};
 
-use axum::body::Body;
-use axum::extract::Request;
-use axum::http::{HeaderMap, Method, header};
-use axum::response::Response;
-use contiv_model::{endpoint, node, registry};
-use serde_json::json;
+use super::{openapi, path};
+use crate::objects::Type;
+use crate::plugin::CallKind;
 
-use super::objects::{ObjectRoutes, read_body};
-use super::parameters::Parameters;
-use super::path;
-use super::reclaim::{ReclaimRequest, reclaim};
-use super::response::{ErrorFormat, text};
-use crate::cache::{ClusterCache, StagedTxn};
-use crate::go_json;
-use crate::leadership::{Identity, Leader};
-use crate::objects::{self, Type};
-use crate::plugin::{Call, Cleanup, clean_up};
-use crate::problem::{Answer, Problem};
-use crate::reports::{self, Report};
+/// What a request asks for. Keys and names are percent-decoded.
+pub(super) enum Route {
+    Health,
+    Readiness,
+    Version,
+    OpenApi,
+    Metrics,
+    Info,
+    List(&'static Type),
+    Get(&'static Type, String),
+    Inspect(&'static Type, String),
+    Put(&'static Type, String),
+    Delete(&'static Type, String),
+    InspectEndpoint(String),
+    ListNodes,
+    InspectNode(String),
+    AcceptStore(String),
+    Call(CallKind),
+    CleanUp {
+        tenant: String,
+        kind: String,
+        name: String,
+    },
+    ListServiceStates,
+    GetServiceState(String),
+    Ofnet,
+    /// There is no such route.
+    Unknown,
+}
 
-/// Serves requests on the leader.
-pub(super) struct Routes<'l>(pub(super) &'l Leader);
-
-impl Routes<'_> {
-    pub(super) async fn answer(&self, request: Request, format: ErrorFormat) -> Response<Body> {
-        let (head, body) = request.into_parts();
-        let parts = path::parts(&head.uri);
+impl Route {
+    pub(super) fn of(method: &Method, uri: &Uri) -> Route {
+        let parts = path::parts(uri);
         let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
-        let found = match parts.as_slice() {
-            ["api", "v1", types, ""] => Type::by_plural(types).map(|t| (t, "")),
-            ["api", "v1", types, key, ""] if !key.is_empty() => Type::by_plural(types).map(|t| (t, *key)),
-            _ => None,
-        };
-        if let Some((object_type, key)) = found {
-            return ObjectRoutes { leader: self.0, object_type, format }.answer(&head, key, body).await;
-        }
-        if head.method != Method::GET && Parameters::of(&head.uri).dry_run() != Ok(false) {
-            return format
-                .problem(&Problem::invalid("dryRun: only changes of objects below /api/v1/ have it"));
-        }
-        match (&head.method, parts.as_slice()) {
-            (&Method::GET, ["api", "v1", "inspect", "endpoints", key, ""]) if !key.is_empty() => {
-                let key = (*key).to_owned();
-                let find = move |cache: &ClusterCache| {
-                    let found = reports::find_endpoint(cache, &key);
-                    Box::new(|| found) as Report<Answer>
-                };
-                format.json(self.0.reads.read(find).await)
-            }
-            (&Method::GET, ["api", "v1", "inspect", "nodes", ""]) => {
-                format.json(go_json::encode(&reports::nodes(&self.0.cache.read())))
-            }
-            (&Method::GET, ["api", "v1", "inspect", "nodes", host, ""]) if !host.is_empty() => {
-                format.json(reports::find_node(&self.0.cache.read(), host))
-            }
-            (&Method::POST, ["api", "v1", "nodes", host, "acceptedStore", ""]) if !host.is_empty() => {
-                format.json(self.accept_store(host).await)
-            }
-            (&Method::GET, ["api", "v1", "inspect", types, key, ""]) if is_object(types, key) => {
-                let (key, cluster) = ((*key).to_owned(), self.0.cluster.clone());
-                format.json(self.read(types, move |t, cache| (t.inspect)(cache, &key, &cluster)).await)
-            }
-            (&Method::POST, ["plugin", call]) if is_json(&head.headers) => {
-                match self.plugin(call, body).await {
-                    Some(answer) => format.json(answer),
-                    None => format.no_route(),
+        match *method {
+            Method::GET => Route::get(&parts, uri.path()),
+            Method::POST | Method::PUT => match parts.as_slice() {
+                ["api", "v1", types, key, ""] => Route::object(types, key, Route::Put),
+                ["api", "v1", "nodes", host, "acceptedStore", ""]
+                    if *method == Method::POST && !host.is_empty() =>
+                {
+                    Route::AcceptStore((*host).to_owned())
                 }
-            }
-            (&Method::GET, ["info"]) => {
-                let own = &self.0.identity;
-                format.json(go_json::encode(&info(&self.0.cache.read(), "leader", &own.address, own)))
-            }
-            (&Method::DELETE, ["debug", "epcleanup", "tenant", tenant, kind, name]) => {
-                match self.clean_up(tenant, kind, name).await {
-                    Ok(done) => text(done),
-                    Err(problem) => format.problem(&problem),
+                ["plugin", call] if *method == Method::POST => {
+                    CallKind::by_name(call).map_or(Route::Unknown, Route::Call)
                 }
-            }
-            (&Method::GET, ["services"]) => {
-                format.json_as_text(self.0.reads.read(reports::service_states).await)
-            }
-            (&Method::GET, ["service", id]) if !id.is_empty() => {
-                format.json_as_text(reports::service_state(&self.0.cache.read(), id))
-            }
-            (&Method::GET, ["debug", "ofnet"]) => format.problem(&no_ofnet()),
-            _ => format.no_route(),
+                _ => Route::Unknown,
+            },
+            Method::DELETE => match parts.as_slice() {
+                ["api", "v1", types, key, ""] => Route::object(types, key, Route::Delete),
+                ["debug", "epcleanup", "tenant", tenant, kind, name] => Route::CleanUp {
+                    tenant: (*tenant).to_owned(),
+                    kind: (*kind).to_owned(),
+                    name: (*name).to_owned(),
+                },
+                _ => Route::Unknown,
+            },
+            _ => Route::Unknown,
         }
     }
 
-    async fn read(
-        &self,
-        types: &str,
-        read: impl FnOnce(&objects::Operations, &ClusterCache) -> Report<Answer> + Send + 'static,
-    ) -> Answer {
-        let t = object_type(types)?;
-        self.0.reads.read(move |cache| read(&t.operations, cache)).await
-    }
-
-    /// Tells the agent of a node that waits for it to follow this store.
-    async fn accept_store(&self, host: &str) -> Answer {
-        let host = host.to_owned();
-        let plan = move |staged: &mut StagedTxn<'_>| {
-            let status = staged.get::<node::Status>(&host);
-            let status = status.ok_or_else(|| Problem::not_found("node not found"))?;
-            if !status.degraded.iter().any(|line| line.starts_with(node::STORE_REGRESSED)) {
-                let why = format!("node {host} has not reported {}", node::STORE_REGRESSED);
-                return Err(Problem::conflict(why));
+    fn get(parts: &[&str], path: &str) -> Route {
+        match path {
+            "/healthz" => return Route::Health,
+            "/readyz" => return Route::Readiness,
+            "/version" => return Route::Version,
+            "/metrics" => return Route::Metrics,
+            openapi::PATH => return Route::OpenApi,
+            _ => {}
+        }
+        match parts {
+            ["info"] => Route::Info,
+            ["services"] => Route::ListServiceStates,
+            ["service", id] if !id.is_empty() => Route::GetServiceState((*id).to_owned()),
+            ["debug", "ofnet"] => Route::Ofnet,
+            ["api", "v1", types, ""] => Type::by_plural(types).map_or(Route::Unknown, Route::List),
+            ["api", "v1", "inspect", "endpoints", name, ""] if !name.is_empty() => {
+                Route::InspectEndpoint((*name).to_owned())
             }
-            let accepted = node::AcceptedStore { host: host.clone() };
-            let answer = go_json::encode(&accepted);
-            staged.put(&host, accepted);
-            answer
-        };
-        self.0.queue.submit(Box::new(plan), false).await
-    }
-
-    async fn plugin(&self, call: &str, body: Body) -> Option<Answer> {
-        let body = match read_body(body).await {
-            Ok(body) => body,
-            Err(problem) => return Some(Err(problem)),
-        };
-        let call = match Call::decode(call, &body)? {
-            Ok(call) => call,
-            Err(problem) => return Some(Err(problem)),
-        };
-        Some(self.0.queue.submit(Box::new(move |staged| call.plan(staged)), false).await)
-    }
-
-    /// Deletes the endpoints in batches, each endpoint atomically. Then requests the nodes to
-    /// remove the interfaces.
-    async fn clean_up(&self, tenant: &str, kind: &str, name: &str) -> Result<String, Problem> {
-        let cleanup = Cleanup::read(tenant, kind, name)?;
-        let (found, requests) = {
-            let cache = self.0.cache.read();
-            let found = cleanup.find(&cache)?;
-            let host = |id: &String| cache.get::<endpoint::State>(id).map(|e| e.homing_host.clone());
-            let request = |id: &String| ReclaimRequest::of(id, &host(id)?, &cache);
-            let requests: Vec<ReclaimRequest> = found.iter().filter_map(request).collect();
-            (found, requests)
-        };
-        for some in found.chunks(Cleanup::BATCH) {
-            let some = some.to_vec();
-            self.0.queue.submit(Box::new(move |staged| clean_up(&some, staged)), true).await?;
+            ["api", "v1", "inspect", "nodes", ""] => Route::ListNodes,
+            ["api", "v1", "inspect", "nodes", host, ""] if !host.is_empty() => {
+                Route::InspectNode((*host).to_owned())
+            }
+            ["api", "v1", "inspect", types, key, ""] => Route::object(types, key, Route::Inspect),
+            ["api", "v1", types, key, ""] => Route::object(types, key, Route::Get),
+            _ => Route::Unknown,
         }
-        let mut left = reclaim(requests).await;
-        if left.is_empty() {
-            return Ok(cleanup.done());
-        }
-        left.sort();
-        Err(Problem::unavailable(format!(
-            "endpoints and addresses are deleted, but {} of {} interfaces may remain; repeat DELETE /debug/reclaimEndpoint/ENDPOINT on each node: {}",
-            left.len(),
-            found.len(),
-            left.join(", ")
-        )))
     }
-}
 
-/// Body of `/info` for a netmaster in `state`.
-pub(super) fn info(cache: &ClusterCache, state: &str, leader: &str, own: &Identity) -> serde_json::Value {
-    let nodes = |name: &str| -> BTreeSet<&str> {
-        let services = cache.all::<registry::ServiceInfo>().filter(|service| service.service_name == name);
-        services.map(|service| service.host_addr.as_str()).collect()
-    };
-    json!({
-        "current-state": state,
-        "leader-ip": leader,
-        "local-ip": own.ip,
-        "netmaster-nodes": nodes(registry::NETMASTER),
-        "netplugin-nodes": nodes(registry::NETPLUGIN),
-    })
-}
+    fn object(types: &str, key: &str, route: fn(&'static Type, String) -> Route) -> Route {
+        match Type::by_plural(types) {
+            Some(t) if !key.is_empty() => route(t, key.to_owned()),
+            _ => Route::Unknown,
+        }
+    }
 
-fn is_object(types: &str, key: &str) -> bool {
-    !key.is_empty() && Type::by_plural(types).is_some()
-}
+    /// Changes of something else than an object of the model.
+    pub(super) fn changes_without_object(&self) -> bool {
+        matches!(self, Route::AcceptStore(_) | Route::Call(_) | Route::CleanUp { .. })
+    }
 
-fn object_type(types: &str) -> Result<&'static Type, Problem> {
-    Type::by_plural(types).ok_or_else(Problem::key_not_found)
-}
-
-/// The original reports state here that it keeps in memory and sends to agents by RPC.
-fn no_ofnet() -> Problem {
-    let rules = contiv_model::key::POLICY_RULES;
-    Problem::not_found(format!("there is no ofnet here; agents read the rules from the store, below {rules}"))
-}
-
-/// Exact comparison: like the original, a charset or a missing header leads to 404.
-fn is_json(headers: &HeaderMap) -> bool {
-    headers.get(header::CONTENT_TYPE).is_some_and(|value| value == "application/json")
-}
-
-pub(super) fn version() -> String {
-    let version = json!({
-        "GitCommit": option_env!("CONTIV_GIT_COMMIT").unwrap_or("unknown"),
-        "Version": env!("CARGO_PKG_VERSION"),
-        "BuildTime": option_env!("CONTIV_BUILD_TIME").unwrap_or("unknown"),
-    });
-    format!("{version}\n")
+    /// Reads of objects, which the leader answers after it has confirmed that it leads.
+    pub(super) fn reads_objects(&self) -> bool {
+        match self {
+            Route::List(_)
+            | Route::Get(..)
+            | Route::Inspect(..)
+            | Route::InspectEndpoint(_)
+            | Route::ListNodes
+            | Route::InspectNode(_) => true,
+            Route::Health
+            | Route::Readiness
+            | Route::Version
+            | Route::OpenApi
+            | Route::Metrics
+            | Route::Info
+            | Route::Put(..)
+            | Route::Delete(..)
+            | Route::AcceptStore(_)
+            | Route::Call(_)
+            | Route::CleanUp { .. }
+            | Route::ListServiceStates
+            | Route::GetServiceState(_)
+            | Route::Ofnet
+            | Route::Unknown => false,
+        }
+    }
 }

@@ -1,23 +1,15 @@
-//! Authentication and authorization by bearer tokens.
+//! Bearer tokens and their roles.
 
 use std::path::{Path, PathBuf};
 
-use axum::http::{HeaderMap, Method, header};
+use axum::http::{HeaderMap, header};
 use contiv_daemon::secret;
 use subtle::ConstantTimeEq as _;
 
-/// Scope of a token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Scope {
-    /// GET and HEAD only.
-    Read,
-    /// All methods.
-    Write,
-}
+use crate::access::{Principal, Role};
 
 struct Token {
-    name: String,
-    scope: Scope,
+    principal: Principal,
     secret: String,
 }
 
@@ -29,26 +21,17 @@ pub struct Tokens(Vec<Token>);
 pub enum Error {
     #[error("token file")]
     Secret(#[source] secret::Error),
-    #[error("{}:{line}: {why}; expected NAME read|write TOKEN with a token of at least {MIN_LENGTH} characters", path.display())]
-    Line { path: PathBuf, line: usize, why: &'static str },
-    #[error("{}: no token; expected lines of NAME read|write TOKEN", path.display())]
+    #[error("{}:{line}: {why}; expected NAME ROLE TOKEN with a token of at least {MIN_LENGTH} characters", path.display())]
+    Line { path: PathBuf, line: usize, why: String },
+    #[error("{}: no token; expected lines of NAME ROLE TOKEN", path.display())]
     None { path: PathBuf },
 }
 
 /// Minimum length of a token in characters.
 const MIN_LENGTH: usize = 16;
 
-/// Reason for rejecting a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Denial {
-    /// No token, or an unknown token.
-    Unauthenticated,
-    /// The token's scope does not include the method.
-    Forbidden,
-}
-
 impl Tokens {
-    /// Parses lines of `NAME read|write TOKEN`. Empty lines and lines that start with `#` are
+    /// Parses lines of `NAME ROLE TOKEN`. Empty lines and lines that start with `#` are
     /// ignored.
     pub fn read(path: &Path) -> Result<Tokens, Error> {
         Tokens::parse(&secret::read(path).map_err(Error::Secret)?, path)
@@ -60,49 +43,40 @@ impl Tokens {
             if line.is_empty() || line.starts_with('#') {
                 continue;
             }
-            let bad = |why| Error::Line { path: path.to_owned(), line: n, why };
+            let bad = |why: &str| Error::Line { path: path.to_owned(), line: n, why: why.to_owned() };
             let words: Vec<&str> = line.split_whitespace().collect();
-            let [name, scope, secret] = words[..] else { return Err(bad("expected three words")) };
-            let scope = match scope {
-                "read" => Scope::Read,
-                "write" => Scope::Write,
-                _ => return Err(bad("the scope is neither read nor write")),
-            };
+            let [name, role, secret] = words[..] else { return Err(bad("expected three words")) };
+            let role = Role::parse(role).map_err(|error| bad(&error.to_string()))?;
             if secret.len() < MIN_LENGTH {
                 return Err(bad("token too short"));
             }
             if !secret.bytes().all(|b| b.is_ascii_graphic()) {
                 return Err(bad("the token is not printable ASCII"));
             }
-            if tokens.iter().any(|known| known.name == name) {
+            if tokens.iter().any(|known| known.principal.name == name) {
                 return Err(bad("duplicate name"));
             }
             if tokens.iter().any(|known| known.secret == secret) {
                 return Err(bad("duplicate token"));
             }
-            tokens.push(Token { name: name.to_owned(), scope, secret: secret.to_owned() });
+            let principal = Principal { name: name.to_owned(), role };
+            tokens.push(Token { principal, secret: secret.to_owned() });
         }
         if tokens.is_empty() { Err(Error::None { path: path.to_owned() }) } else { Ok(Tokens(tokens)) }
     }
 
-    /// Returns the name of the token in `Authorization: Bearer` or in the original's
-    /// `X-Auth-Token`.
-    pub(super) fn authorize(&self, method: &Method, headers: &HeaderMap) -> Result<&str, Denial> {
-        let given = presented(headers).ok_or(Denial::Unauthenticated)?;
+    /// The client with the token `given`.
+    pub(super) fn find(&self, given: &[u8]) -> Option<&Principal> {
         // All tokens are compared, each in constant time, so that the duration reveals only the
         // length of a token.
         let same = |token: &Token| bool::from(token.secret.as_bytes().ct_eq(given));
         let found = self.0.iter().fold(None, |found, token| if same(token) { Some(token) } else { found });
-        let token = found.ok_or(Denial::Unauthenticated)?;
-        match token.scope {
-            Scope::Write => Ok(&token.name),
-            Scope::Read if [Method::GET, Method::HEAD].contains(method) => Ok(&token.name),
-            Scope::Read => Err(Denial::Forbidden),
-        }
+        found.map(|token| &token.principal)
     }
 }
 
-fn presented(headers: &HeaderMap) -> Option<&[u8]> {
+/// The token in `Authorization: Bearer` or in the original's `X-Auth-Token`.
+pub(super) fn presented(headers: &HeaderMap) -> Option<&[u8]> {
     let bearer = headers.get(header::AUTHORIZATION).and_then(|value| {
         let (scheme, token) = value.as_bytes().split_at_checked("bearer ".len())?;
         scheme.eq_ignore_ascii_case(b"bearer ").then(|| token.trim_ascii())
@@ -116,28 +90,29 @@ mod tests {
 
     use super::*;
 
-    const FILE: &str = "# who may\nops write 0123456789abcdef\n\n  board  read\tfedcba9876543210 \n";
+    const FILE: &str = "# who may\nops write 0123456789abcdef\n\n  board  read\tfedcba9876543210 \nci tenant-operator:blue blue-0123456789abcdef\n";
 
     fn parse(text: &str) -> Result<Tokens, String> {
         Tokens::parse(text, Path::new("tokens")).map_err(|error| error.to_string())
     }
 
     #[test]
-    fn tokens_authorize_their_scope_only() {
+    fn tokens_are_found_in_both_headers() {
         let tokens = parse(FILE).unwrap();
-        let ask = |method: Method, name: &'static str, value: &'static str| {
+        let ask = |name: &'static str, value: &'static str| {
             let headers = HeaderMap::from_iter([(
                 axum::http::HeaderName::from_static(name),
                 HeaderValue::from_static(value),
             )]);
-            tokens.authorize(&method, &headers).map(str::to_owned)
+            let found = presented(&headers).and_then(|given| tokens.find(given));
+            found.map(|principal| (principal.name.clone(), principal.role.clone()))
         };
-        assert_eq!(ask(Method::POST, "authorization", "Bearer 0123456789abcdef"), Ok("ops".into()));
-        assert_eq!(ask(Method::DELETE, "x-auth-token", "0123456789abcdef"), Ok("ops".into()));
-        assert_eq!(ask(Method::GET, "authorization", "bEARER fedcba9876543210"), Ok("board".into()));
-        for method in [Method::POST, Method::PUT, Method::DELETE, Method::PATCH] {
-            assert_eq!(ask(method, "x-auth-token", "fedcba9876543210"), Err(Denial::Forbidden));
-        }
+        let (ops, board) = (("ops".to_owned(), Role::Admin), ("board".to_owned(), Role::ReadOnly));
+        assert_eq!(ask("authorization", "Bearer 0123456789abcdef"), Some(ops.clone()));
+        assert_eq!(ask("x-auth-token", "0123456789abcdef"), Some(ops));
+        assert_eq!(ask("authorization", "bEARER fedcba9876543210"), Some(board));
+        let (_, role) = ask("x-auth-token", "blue-0123456789abcdef").unwrap();
+        assert_eq!(role, Role::TenantOperator(["blue".to_owned()].into()));
         for (name, value) in [
             ("authorization", "Basic 0123456789abcdef"),
             ("authorization", "Bearer"),
@@ -148,7 +123,7 @@ mod tests {
             ("x-auth-token", ""),
             ("cookie", "0123456789abcdef"),
         ] {
-            assert_eq!(ask(Method::GET, name, value), Err(Denial::Unauthenticated), "{name}: {value}");
+            assert_eq!(ask(name, value), None, "{name}: {value}");
         }
     }
 
@@ -156,7 +131,10 @@ mod tests {
     fn invalid_lines_are_reported_without_their_token() {
         for (text, why) in [
             ("ops write", "tokens:1: expected three words"),
-            ("\nops admin 0123456789abcdef", "tokens:2: the scope is neither read nor write"),
+            ("\nops boss 0123456789abcdef", "tokens:2: unknown role"),
+            ("h netmaster 0123456789abcdef", "tokens:1: unknown role"),
+            ("h agent 0123456789abcdef", "tokens:1: agent needs the name of its node"),
+            ("h tenant-operator: 0123456789abcdef", "tokens:1: tenant-operator needs tenants"),
             ("ops read 0123456789", "token too short"),
             ("ops read 0123456789abcdé", "not printable ASCII"),
             ("a read 0123456789abcdef\na read 0123456789abcdeF", "tokens:2: duplicate name"),

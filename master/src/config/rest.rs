@@ -26,9 +26,20 @@ pub struct RestFlags {
     #[arg(long, env = "CONTIV_NETMASTER_PEER_CA", value_name = "FILE", requires = "tls_cert")]
     pub peer_ca: Option<PathBuf>,
 
-    /// File of bearer tokens, one line each: NAME read|write TOKEN; mode 0600, reloaded on change
+    /// File of bearer tokens, one line each: NAME ROLE TOKEN; mode 0600, reloaded on change; requires
+    /// --tls-cert except on loopback addresses
     #[arg(long, env = "CONTIV_NETMASTER_TOKEN_FILE", value_name = "FILE")]
     pub token_file: Option<PathBuf>,
+
+    /// File of client certificates' roles, one line each: ROLE CN=NAME or ROLE O=NAME; mode 0600,
+    /// reloaded on change
+    #[arg(long, env = "CONTIV_NETMASTER_ROLE_FILE", value_name = "FILE", requires = "client_ca")]
+    pub role_file: Option<PathBuf>,
+
+    /// File to which changes and refused requests are logged, a line of JSON each; opened again when
+    /// it is renamed or removed
+    #[arg(long, env = "CONTIV_NETMASTER_AUDIT_LOG", value_name = "FILE")]
+    pub audit_log: Option<PathBuf>,
 
     /// Time limit in seconds for a client to send headers, to send a body, and to receive a
     /// response

@@ -7,6 +7,9 @@ use std::time::Duration;
 use anyhow::Context as _;
 use axum::Router;
 use contiv_daemon::reload::Reloadable;
+use contiv_daemon::subject::Subject;
+use hyper::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -20,6 +23,8 @@ use tokio_io_timeout::TimeoutStream;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
+
+use crate::api::Peer;
 
 /// Configuration shared by all listeners.
 #[derive(Clone)]
@@ -131,17 +136,26 @@ impl Connection {
         // Limits each write of a response to a slow client.
         stream.set_write_timeout(Some(self.config.client_timeout));
         let stream = Box::pin(stream);
-        let Some(tls) = &self.config.tls else { return self.http(stream, app).await };
+        let Some(tls) = &self.config.tls else { return self.http(stream, None, app).await };
         let handshake = TlsAcceptor::from(tls.now()).accept(stream);
         match timeout(self.config.client_timeout, handshake).await {
-            Ok(Ok(stream)) => self.http(stream, app).await,
+            Ok(Ok(stream)) => {
+                let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
+                // A certificate that cannot be read has no name, and so no role.
+                let subject = certificates.first().map(|own| Subject::of(own).unwrap_or_default());
+                self.http(stream, subject, app).await;
+            }
             Ok(Err(error)) => tracing::info!(peer = %self.peer, %error, "TLS handshake failed"),
             Err(_) => tracing::info!(peer = %self.peer, "TLS handshake: time limit exceeded"),
         }
     }
 
-    async fn http(&self, stream: impl AsyncRead + AsyncWrite + Unpin, app: Router) {
-        let service = service_fn(|request| app.clone().oneshot(request));
+    async fn http(&self, stream: impl AsyncRead + AsyncWrite + Unpin, subject: Option<Subject>, app: Router) {
+        let peer = Peer { address: self.peer, subject: subject.map(Arc::new) };
+        let service = service_fn(|mut request: Request<Incoming>| {
+            request.extensions_mut().insert(peer.clone());
+            app.clone().oneshot(request)
+        });
         let mut server = http1::Builder::new();
         server
             .timer(TokioTimer::new())

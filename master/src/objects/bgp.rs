@@ -31,6 +31,10 @@ impl Object for Bgp {
         &self.key
     }
 
+    fn tenant(&self) -> Option<&str> {
+        None
+    }
+
     fn create(self, staged: &mut StagedTxn<'_>) -> Result<Self, Problem> {
         if fabric::is_enabled(staged) {
             return Err(Problem::conflict("not supported in ACI fabric mode"));

@@ -42,6 +42,10 @@ impl Object for Global {
         &self.key
     }
 
+    fn tenant(&self) -> Option<&str> {
+        None
+    }
+
     fn create(self, staged: &mut StagedTxn<'_>) -> Result<Self, Problem> {
         let (vlans, vxlans) = (Range::vlans(&self.vlans)?, Range::vxlans(&self.vxlans)?);
         let (vlans, vxlans) = pools_with_networks(staged.cache(), vlans, vxlans)?;

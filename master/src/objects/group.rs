@@ -67,6 +67,10 @@ impl Object for EndpointGroup {
         &self.key
     }
 
+    fn tenant(&self) -> Option<&str> {
+        Some(&self.tenant_name)
+    }
+
     fn create(mut self, staged: &mut StagedTxn<'_>) -> Result<Self, Problem> {
         let tenant = staged.get::<Tenant>(&self.tenant_name);
         let tenant = tenant.ok_or_else(|| Problem::not_found("Tenant not found"))?;

@@ -45,6 +45,10 @@ impl Object for Netprofile {
         &self.key
     }
 
+    fn tenant(&self) -> Option<&str> {
+        Some(&self.tenant_name)
+    }
+
     fn create(mut self, staged: &mut StagedTxn<'_>) -> Result<Self, Problem> {
         if self.tenant_name.is_empty() {
             return Err(Problem::invalid("Invalid tenant name"));

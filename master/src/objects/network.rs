@@ -58,6 +58,10 @@ impl Object for Network {
         &self.key
     }
 
+    fn tenant(&self) -> Option<&str> {
+        Some(&self.tenant_name)
+    }
+
     fn create(mut self, staged: &mut StagedTxn<'_>) -> Result<Self, Problem> {
         ready(staged)?;
         staged.guard_unchanged::<Global>(global::KEY);

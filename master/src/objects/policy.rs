@@ -42,6 +42,10 @@ impl Object for Policy {
         &self.key
     }
 
+    fn tenant(&self) -> Option<&str> {
+        Some(&self.tenant_name)
+    }
+
     fn create(mut self, staged: &mut StagedTxn<'_>) -> Result<Self, Problem> {
         let tenant = staged.get::<Tenant>(&self.tenant_name);
         let mut tenant = (*tenant.ok_or_else(|| Problem::not_found("Tenant not found"))?).clone();

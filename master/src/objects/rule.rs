@@ -57,6 +57,10 @@ impl Object for Rule {
         &self.key
     }
 
+    fn tenant(&self) -> Option<&str> {
+        Some(&self.tenant_name)
+    }
+
     fn create(mut self, staged: &mut StagedTxn<'_>) -> Result<Self, Problem> {
         check_peers(&self).map_err(Problem::invalid)?;
         let of_tenant = |name: &str| object_key(&self.tenant_name, name);

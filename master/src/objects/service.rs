@@ -45,6 +45,10 @@ impl Object for ServiceLb {
         &self.key
     }
 
+    fn tenant(&self) -> Option<&str> {
+        Some(&self.tenant_name)
+    }
+
     /// Like the original, the response to an update contains the links.
     fn echo(&self) -> Self {
         let mut echo = self.clone();

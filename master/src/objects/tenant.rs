@@ -43,6 +43,10 @@ impl Object for Tenant {
         &self.key
     }
 
+    fn tenant(&self) -> Option<&str> {
+        Some(&self.tenant_name)
+    }
+
     fn create(self, staged: &mut StagedTxn<'_>) -> Result<Self, Problem> {
         staged.put(&self.key, self.clone());
         Ok(self)

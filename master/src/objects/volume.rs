@@ -46,6 +46,10 @@ macro_rules! unsupported_types {
                 &self.key
             }
 
+            fn tenant(&self) -> Option<&str> {
+                Some(&self.tenant_name)
+            }
+
             fn create(self, _draft: &mut StagedTxn<'_>) -> Result<Self, Problem> {
                 Err(unsupported())
             }

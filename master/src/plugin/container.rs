@@ -1,5 +1,7 @@
 //! `updateEndpoint`: start and exit of containers.
 
+use std::collections::BTreeSet;
+
 use contiv_model::endpoint::State;
 use contiv_model::group;
 use schemars::JsonSchema;
@@ -27,6 +29,18 @@ pub(super) fn update(request: &UpdateEndpoint, staged: &mut StagedTxn<'_>) -> An
         _ => {}
     }
     go_json::encode(&Reply { address: &request.ip_address })
+}
+
+/// Nodes of the endpoints that the call changes.
+pub(super) fn nodes(request: &UpdateEndpoint, staged: &StagedTxn<'_>) -> Vec<String> {
+    let network = network_of(request, staged).ok();
+    let named = network.map(|network| format!("{network}-{}", request.endpoint_id));
+    let of_container = match request.container_id.as_str() {
+        "" => BTreeSet::new(),
+        container => staged.endpoints_of_container(container),
+    };
+    let ids = named.into_iter().chain(of_container);
+    ids.filter_map(|id| staged.get::<State>(&id).map(|known| known.homing_host.clone())).collect()
 }
 
 /// Sets the container of the endpoint and adds the labels.

@@ -22,14 +22,33 @@ pub(super) struct Reply<'a> {
     config: &'a State,
 }
 
+/// Id of the endpoint that the call creates.
+fn id_of(request: &CreateEndpoint) -> String {
+    let network = network_id(&request.tenant_name, &request.network_name);
+    match request.config.container.as_str() {
+        "" => format!("{}-native-intf", request.config.host),
+        container => format!("{network}-{container}"),
+    }
+}
+
+/// Nodes of the requested endpoint and of the existing endpoint with its id.
+pub(super) fn nodes_of_create(request: &CreateEndpoint, staged: &StagedTxn<'_>) -> Vec<String> {
+    let existing = staged.get::<State>(&id_of(request)).map(|known| known.homing_host.clone());
+    existing.into_iter().chain([request.config.host.clone()]).collect()
+}
+
+/// Node of the endpoint, if it exists.
+pub(super) fn nodes_of_delete(request: &DeleteEndpoint, staged: &StagedTxn<'_>) -> Vec<String> {
+    let network = network_id(&request.tenant_name, &request.network_name);
+    let known = staged.get::<State>(&format!("{network}-{}", request.endpoint_id));
+    known.map(|known| known.homing_host.clone()).into_iter().collect()
+}
+
 pub(super) fn create(request: &CreateEndpoint, staged: &mut StagedTxn<'_>) -> Answer {
     let config = &request.config;
     let (tenant, name) = (&request.tenant_name, &request.network_name);
     let network = network_id(tenant, name);
-    let id = match config.container.as_str() {
-        "" => format!("{}-native-intf", config.host),
-        container => format!("{network}-{container}"),
-    };
+    let id = id_of(request);
     let group = match config.service_name.as_str() {
         "" => None,
         name => Some(format!("{name}:{}", request.tenant_name)),

@@ -51,8 +51,9 @@ pub(crate) fn exchange(
         request += &format!("{name}: {value}\r\n");
     }
     request += "\r\n";
+    // In one piece: a refusal does not wait for the body, and closes the connection.
+    request += body;
     stream.write_all(request.as_bytes())?;
-    stream.write_all(body.as_bytes())?;
     let mut response = Vec::new();
     stream.read_to_end(&mut response)?;
     Answer::parse(&String::from_utf8_lossy(&response))

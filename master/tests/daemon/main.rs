@@ -2,11 +2,14 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
+mod audit_log;
+mod authorization;
 mod client;
 mod conditional;
 mod fabric;
 mod followers;
 mod forwarding;
+mod generated_calls;
 mod large;
 mod limits;
 mod lists;
@@ -20,4 +23,5 @@ mod restarts;
 mod security;
 mod startup;
 mod store;
+mod subject_roles;
 mod watches;

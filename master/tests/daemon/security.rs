@@ -24,7 +24,7 @@ fn pair(files: &Certified) -> KeyPair {
 }
 
 /// Like `client::call` over HTTPS. Returns the server's certificate as well.
-fn secure(
+pub(crate) fn secure(
     config: &Arc<ClientConfig>,
     to: SocketAddr,
     method: &str,
@@ -40,11 +40,11 @@ fn secure(
     Ok((answer, shown.first().map(|c| c.to_vec()).unwrap_or_default()))
 }
 
-fn client(ca: &Path, own: Option<&Certified>) -> Arc<ClientConfig> {
+pub(crate) fn client(ca: &Path, own: Option<&Certified>) -> Arc<ClientConfig> {
     Arc::new(tls::client(ca, own.map(pair).as_ref()).unwrap())
 }
 
-fn text(path: &Path) -> &str {
+pub(crate) fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
@@ -270,12 +270,15 @@ fn etcd_client_certificates_and_passwords_are_supported() {
         .argument("--client-cert-auth")
         .start()
         .unwrap();
-    let commands: [&[&str]; 5] = [
+    // netmaster needs no more than its prefix.
+    let commands: [&[&str]; 7] = [
         &["user", "add", "root:root-secret"],
         &["user", "add", "contiv:s3cret-of-contiv"],
         &["role", "add", "root"],
+        &["role", "add", "contiv-netmaster"],
+        &["role", "grant-permission", "contiv-netmaster", "--prefix", "readwrite", "/contiv.io/"],
         &["user", "grant-role", "root", "root"],
-        &["user", "grant-role", "contiv", "root"],
+        &["user", "grant-role", "contiv", "contiv-netmaster"],
     ];
     for command in commands.iter().chain([&["auth", "enable"][..]].iter()) {
         etcd.ctl(command).unwrap();

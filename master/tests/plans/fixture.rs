@@ -6,9 +6,10 @@ use contiv_model::event::Event;
 use contiv_model::policy::{DirectionalRuleState, PolicyState};
 use contiv_model::{endpoint, group, network, service};
 use contiv_store::{Guard, KeyValue, Op, Txn, Update};
+use netmaster::access::Scope;
 use netmaster::cache::{AllocationChange, ClusterCache, StagedTxn};
 use netmaster::objects::{Cluster, Defaults, Selection, Type};
-use netmaster::plugin::Call;
+use netmaster::plugin::{Call, CallKind};
 use netmaster::problem::{Answer, Problem};
 use serde_json::{Value, json};
 
@@ -92,21 +93,21 @@ impl Fixture {
     pub(crate) fn put(&mut self, types: &str, key: &str, body: &Value) -> Result<Value, Problem> {
         let t = Type::by_plural(types).unwrap().operations;
         let request = (t.check)(key, body.to_string().as_bytes())?;
-        self.run(|staged| (t.put)(&request, staged)).map(read)
+        self.run(|staged| (t.put)(&request, &Scope::All, staged)).map(read)
     }
 
     pub(crate) fn delete(&mut self, types: &str, key: &str) -> Result<Value, Problem> {
         let t = Type::by_plural(types).unwrap().operations;
-        self.run(|staged| (t.delete)(key, staged)).map(read)
+        self.run(|staged| (t.delete)(key, &Scope::All, staged)).map(read)
     }
 
     pub(crate) fn inspect(&self, types: &str, key: &str) -> Result<Value, Problem> {
         let t = Type::by_plural(types).unwrap().operations;
-        (t.inspect)(&self.cache, key, &Cluster::default())().map(read)
+        (t.inspect)(&self.cache, key, &Scope::All, &Cluster::default())().map(read)
     }
 
     pub(crate) fn call(&mut self, name: &str, body: &Value) -> Result<Value, Problem> {
-        let call = Call::decode(name, body.to_string().as_bytes()).unwrap()?;
+        let call = Call::decode(CallKind::by_name(name).unwrap(), body.to_string().as_bytes())?;
         self.run(|staged| call.plan(staged)).map(read)
     }
 
@@ -225,7 +226,7 @@ impl Fixture {
             .collect();
         let list = |types: &str| {
             let list = Type::by_plural(types).unwrap().operations.list;
-            read(list(&self.cache, Selection::default())().unwrap().body)
+            read(list(&self.cache, &Scope::All, Selection::default())().unwrap().body)
         };
         json!([
             networks,

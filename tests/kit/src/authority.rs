@@ -46,9 +46,17 @@ impl Authority {
     /// Signs a certificate for servers at `names` (DNS names or addresses) and for clients. A second call with the same
     /// label replaces the files.
     pub fn sign(&self, label: &str, names: &[&str]) -> Result<Certified> {
+        self.sign_in(label, names, None)
+    }
+
+    /// Like [`Authority::sign`], for a subject in an organization.
+    pub fn sign_in(&self, label: &str, names: &[&str], organization: Option<&str>) -> Result<Certified> {
         let mut params =
             CertificateParams::new(names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>())?;
         params.distinguished_name.push(DnType::CommonName, label);
+        if let Some(organization) = organization {
+            params.distinguished_name.push(DnType::OrganizationName, organization);
+        }
         params.extended_key_usages =
             vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         let key = KeyPair::generate()?;

@@ -25,5 +25,5 @@ pub use journal::Journal;
 pub use metrics::{RequestMetrics, Verb};
 pub use pod::Pod;
 pub use pods::{Parts, Pods};
-pub use server::{DRAIN_TIMEOUT, Server, ServerError};
+pub use server::{DRAIN_TIMEOUT, Server};
 pub use warnings::NodeWarnings;

@@ -95,14 +95,19 @@ pub struct Flags {
     #[arg(long, env = "CONTIV_NETPLUGIN_CNI_SOCKET", value_name = "PATH", default_value = wire::SOCKET)]
     pub cni_socket: PathBuf,
 
-    /// Listening address for health checks, metrics and inspection
+    /// Listening address for health checks, metrics and inspection, without authentication; netmaster's clean-up of
+    /// interfaces and remote scrapes need an address that they reach
     #[arg(
         long,
         env = "CONTIV_NETPLUGIN_REST_ADDRESS",
         value_name = "IP:PORT",
-        default_value = "0.0.0.0:9090"
+        default_value = "127.0.0.1:9090"
     )]
     pub rest_address: SocketAddr,
+
+    /// Unix socket with the same API, mode 0600 [default: --cni-socket with the extension .rest.sock]
+    #[arg(long, env = "CONTIV_NETPLUGIN_REST_SOCKET", value_name = "PATH")]
+    pub rest_socket: Option<PathBuf>,
 
     #[command(flatten)]
     pub log: LogFlags,
@@ -251,6 +256,11 @@ impl Flags {
     /// Address of the store.
     pub fn store(&self) -> &str {
         self.etcd.as_deref().unwrap_or(DEFAULT_STORE)
+    }
+
+    /// Socket of the API.
+    pub fn rest_socket(&self) -> PathBuf {
+        self.rest_socket.clone().unwrap_or_else(|| self.cni_socket.with_extension("rest.sock"))
     }
 
     /// Control address of this node.

@@ -63,7 +63,7 @@ async fn run_with<D: Datapath + 'static>(
     let (registered, configured) = (ready.wait_for("registration"), ready.wait_for("global configuration"));
 
     // Fallible preparations come before the first change.
-    let http = api::Server::bind(flags.rest_address).await?;
+    let http = api::Server::bind(flags.rest_address, &flags.rest_socket()).await?;
     let server = attach::Server::bind(&flags.cni_socket)?;
     let store_config = flags.access.access().config(flags.store())?;
     let store = Store::connect(&store_config).await?;

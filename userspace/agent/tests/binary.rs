@@ -1,7 +1,13 @@
 //! The program's command line, start-up errors and shutdown.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use std::{net::Ipv4Addr, process::Command, time::Duration};
+use std::{
+    io::{Read as _, Write as _},
+    net::Ipv4Addr,
+    os::unix::{fs::PermissionsExt as _, net::UnixStream},
+    process::Command,
+    time::Duration,
+};
 
 use testkit::{Netns, Process, etcd::Etcd, needs, scratch_dir, wait_until};
 
@@ -157,6 +163,70 @@ fn registers_publishes_its_status_and_stops_on_sigterm() {
     assert!(status.success(), "{}", agent.log());
     // Other nodes continue to send to this node.
     assert!(node.etcd.ctl(&["get", vtep]).unwrap().contains("10.0.0.2"));
+}
+
+/// The roles of the page on security.
+#[test]
+fn the_documented_etcd_role_is_enough() {
+    needs!(root(), binary("etcd"), binary("etcdctl"));
+    let node = Node::with_settings(BRIDGE);
+    let grant = |permission: &str, prefix: &str| {
+        let role = ["role", "grant-permission", "contiv-agent", "--prefix", permission, prefix];
+        node.etcd.ctl(&role).unwrap();
+    };
+    node.etcd.ctl(&["role", "add", "contiv-agent"]).unwrap();
+    grant("read", "/contiv.io/");
+    for prefix in ["/contiv.io/service/netplugin", "/contiv.io/oper/eps/", "/contiv.io/oper/node/"] {
+        grant("readwrite", prefix);
+    }
+    for command in [
+        &["user", "add", "root:root-secret"][..],
+        &["role", "add", "root"],
+        &["user", "grant-role", "root", "root"],
+        &["user", "add", "agent:agent-secret"],
+        &["user", "grant-role", "agent", "contiv-agent"],
+        &["auth", "enable"],
+    ] {
+        node.etcd.ctl(command).unwrap();
+    }
+    let password = node.directory.path().join("password");
+    testkit::write_secret(&password, "agent-secret\n").unwrap();
+    let password = password.display().to_string();
+    let user = ["--etcd-user", "agent", "--etcd-password-file", &password];
+    let mut agent =
+        node.start(&[&FAKE[..], &["--ctrl-ip", "10.0.0.1", "--vtep-ip", "10.0.0.2"], &user].concat());
+    for key in [
+        "/contiv.io/service/netplugin/10.0.0.1:9002",
+        "/contiv.io/service/netplugin.vtep/10.0.0.2:4789",
+        "/contiv.io/oper/node/node-of-the-test",
+    ] {
+        let written = || {
+            let found = node.etcd.ctl(&["--user", "root:root-secret", "get", key])?;
+            Ok(found.contains("10.0.0.").then_some(()))
+        };
+        wait_until(TIMEOUT, key, written).unwrap();
+    }
+    assert!(agent.terminate(TIMEOUT).unwrap().success(), "{}", agent.log());
+    assert!(!agent.log().contains("permission denied"), "{}", agent.log());
+}
+
+#[test]
+fn the_api_is_served_on_a_socket_that_only_the_owner_opens() {
+    needs!(root(), binary("etcd"), binary("etcdctl"));
+    let node = Node::with_settings(BRIDGE);
+    let mut agent = node.start(&[&FAKE[..], &["--ctrl-ip", "10.0.0.1", "--vtep-ip", "10.0.0.2"]].concat());
+    let path = node.directory.path().join("cni.rest.sock");
+    let ask = || {
+        let Ok(mut stream) = UnixStream::connect(&path) else { return Ok(None) };
+        stream.write_all(b"GET /readyz HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer.contains("appliedRevision").then_some(()))
+    };
+    wait_until(TIMEOUT, "an answer on the socket", ask).unwrap();
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    assert!(!agent.log().contains("without authentication"), "{}", agent.log());
+    assert!(agent.terminate(TIMEOUT).unwrap().success(), "{}", agent.log());
 }
 
 const NETWORK: &str = include_str!("../../model/tests/golden/network-vx2.json");

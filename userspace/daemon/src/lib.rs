@@ -10,4 +10,5 @@ pub mod notify;
 pub mod reload;
 pub mod secret;
 pub mod signals;
+pub mod subject;
 pub mod tls;

@@ -9,8 +9,8 @@ const PROBLEM: &str = "application/problem+json";
 /// status too.
 const FAILURES: [(&str, &str, &str, bool); 11] = [
     ("400", "Invalid", "The request is invalid. Without a body: it is not valid HTTP.", false),
-    ("401", "Unauthorized", "The request has no token, or an unknown one.", true),
-    ("403", "Forbidden", "The token is read-only.", true),
+    ("401", "Unauthorized", "The request has no token and no client certificate, or an unknown token.", true),
+    ("403", "Forbidden", "The role of the client does not allow the request.", true),
     ("404", "NotFound", "The object or path does not exist.", true),
     ("408", "TooSlow", "The request body did not arrive in time.", false),
     ("409", "Conflict", "The request conflicts with existing objects.", false),

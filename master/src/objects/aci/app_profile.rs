@@ -40,6 +40,10 @@ impl Object for AppProfile {
         &self.key
     }
 
+    fn tenant(&self) -> Option<&str> {
+        Some(&self.tenant_name)
+    }
+
     /// Like the original, the response to an update contains the links.
     fn echo(&self) -> Self {
         let mut echo = self.clone();

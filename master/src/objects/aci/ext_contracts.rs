@@ -36,6 +36,10 @@ impl Object for ExtContractsGroup {
         &self.key
     }
 
+    fn tenant(&self) -> Option<&str> {
+        Some(&self.tenant_name)
+    }
+
     fn create(self, staged: &mut StagedTxn<'_>) -> Result<Self, Problem> {
         if !["provided", "consumed"].contains(&self.contracts_type.as_str()) {
             return Err(Problem::invalid("Contracts group need to be either 'provided' or 'consumed'"));

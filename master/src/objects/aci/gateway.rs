@@ -32,6 +32,10 @@ impl Object for AciGw {
         &self.key
     }
 
+    fn tenant(&self) -> Option<&str> {
+        None
+    }
+
     fn create(self, staged: &mut StagedTxn<'_>) -> Result<Self, Problem> {
         staged.put(&self.key, self.clone());
         Ok(self)

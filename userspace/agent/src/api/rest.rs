@@ -3,6 +3,7 @@
 use std::{
     io,
     net::{IpAddr, SocketAddr},
+    path::Path,
     sync::Arc,
     time::Duration,
 };
@@ -10,7 +11,7 @@ use std::{
 use axum::{
     Json, Router,
     body::Body,
-    extract::{ConnectInfo, Path, Request, State},
+    extract::{self, ConnectInfo, Request, State},
     http::{StatusCode, header},
     middleware::{self, Next},
     response::{IntoResponse, Response},
@@ -21,7 +22,7 @@ use futures::stream;
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::{
-    net::TcpListener,
+    net::{TcpListener, UnixListener},
     sync::{mpsc, oneshot, watch},
     task::spawn_blocking,
     time::timeout,
@@ -46,16 +47,25 @@ use crate::{
     error::one_line,
     ready::Ready,
     reconcile::{Inspection, Status},
+    socket::{self, SocketError},
     state::{Reader, Rejected},
 };
 
-/// The listening address cannot be used.
+/// The API cannot be served.
 #[derive(Debug, thiserror::Error)]
-#[error("listen on {address} (is another netplugin running? otherwise set --rest-address IP:PORT)")]
-pub struct Error {
-    address: SocketAddr,
-    #[source]
-    source: io::Error,
+pub enum Error {
+    /// The listening address cannot be used.
+    #[error("listen on {address} (is another netplugin running? otherwise set --rest-address IP:PORT)")]
+    Address {
+        /// Listening address.
+        address: SocketAddr,
+        /// Underlying error.
+        #[source]
+        source: io::Error,
+    },
+    /// The socket cannot be used.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
 }
 
 /// Dependencies of the handlers.
@@ -168,13 +178,23 @@ fn store_error(connections: &[watch::Receiver<contiv_store::Status>]) -> Option<
     })
 }
 
-/// HTTP server.
-pub struct Server(TcpListener);
+/// HTTP server on an address and on a socket.
+pub struct Server {
+    tcp: TcpListener,
+    unix: UnixListener,
+}
 
 impl Server {
-    /// Binds the address.
-    pub async fn bind(address: SocketAddr) -> Result<Server, Error> {
-        TcpListener::bind(address).await.map(Server).map_err(|source| Error { address, source })
+    /// Binds the address, and creates the socket with mode 0600.
+    pub async fn bind(address: SocketAddr, socket: &Path) -> Result<Server, Error> {
+        let tcp = TcpListener::bind(address).await.map_err(|source| Error::Address { address, source })?;
+        if !address.ip().is_loopback() {
+            tracing::warn!(
+                %address,
+                "the agent's API is served without authentication on a non-loopback address; restrict access to it"
+            );
+        }
+        Ok(Server { tcp, unix: socket::listen(socket)? })
     }
 
     /// Serves requests until `stop` is cancelled.
@@ -187,11 +207,13 @@ impl Server {
             .route("/monitor", get(watch_packets))
             .route("/svcstats", get(services))
             .route("/debug/reclaimEndpoint/{id}", delete(reclaim))
-            .layer(middleware::from_fn_with_state(parts.clone(), refuse_pods))
-            .with_state(parts);
-        let service = router.into_make_service_with_connect_info::<SocketAddr>();
+            .with_state(parts.clone());
+        // Pods cannot open the socket.
+        let remote = router.clone().layer(middleware::from_fn_with_state(parts, refuse_pods));
+        let remote = remote.into_make_service_with_connect_info::<SocketAddr>();
         tokio::select! {
-            result = async { axum::serve(self.0, service).await } => result,
+            result = async { axum::serve(self.tcp, remote).await } => result,
+            result = async { axum::serve(self.unix, router).await } => result,
             // Open connections do not delay the shutdown.
             () = stop.cancelled() => Ok(()),
         }
@@ -333,7 +355,7 @@ async fn services(State(parts): State<Parts>) -> Response {
 }
 
 /// Answers like the original: `null`, or status 500 if the endpoint is not on this node.
-async fn reclaim(State(parts): State<Parts>, Path(id): Path<String>) -> Response {
+async fn reclaim(State(parts): State<Parts>, extract::Path(id): extract::Path<String>) -> Response {
     let refuse = |why: String| (StatusCode::INTERNAL_SERVER_ERROR, format!("{why}\n")).into_response();
     match parts.pods.reclaim(&EndpointId::from(id.as_str())).await {
         Ok(true) => Json(Value::Null).into_response(),

@@ -1,9 +1,5 @@
 use std::{
     fs, io,
-    os::unix::{
-        fs::{DirBuilderExt as _, PermissionsExt as _},
-        net::UnixStream,
-    },
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -28,21 +24,12 @@ use super::{
     metrics::{RequestMetrics, Verb},
     pods::Pods,
 };
+use crate::socket::{self, SocketError};
 
 /// Time limit for running requests when the agent stops. A request that exceeds it is cut off between two steps.
 pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time limit for the last responses to be read.
 const RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
-
-/// The CNI socket cannot be opened.
-#[derive(Debug, thiserror::Error)]
-#[error("listen for CNI requests on {}{hint}", path.display())]
-pub struct ServerError {
-    path: PathBuf,
-    hint: &'static str,
-    #[source]
-    source: io::Error,
-}
 
 /// Serves requests of `contivk8s` on a Unix socket.
 pub struct Server {
@@ -59,27 +46,9 @@ struct Shared {
 }
 
 impl Server {
-    /// Creates the socket with mode 0600; creates a missing directory with mode 0700.
-    pub fn bind(path: &Path) -> Result<Server, ServerError> {
-        let failed = |hint| move |source| ServerError { path: path.to_owned(), hint, source };
-        if let Some(directory) = path.parent().filter(|directory| !directory.exists()) {
-            let make = fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
-            make.map_err(failed(" (is the directory writable?)"))?;
-        }
-        // A killed agent leaves its socket behind; connecting to it is refused.
-        match UnixStream::connect(path) {
-            Ok(_) => {
-                let used = io::Error::from(io::ErrorKind::AddrInUse);
-                return Err(failed(" (is another netplugin running on this node?)")(used));
-            }
-            Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
-                fs::remove_file(path).map_err(failed(""))?;
-            }
-            Err(_) => {}
-        }
-        let listener = UnixListener::bind(path).map_err(failed(" (try --cni-socket PATH)"))?;
-        fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(failed(""))?;
-        Ok(Server { listener, path: path.to_owned() })
+    /// Creates the socket, which only the agent's user may open.
+    pub fn bind(path: &Path) -> Result<Server, SocketError> {
+        Ok(Server { listener: socket::listen(path)?, path: path.to_owned() })
     }
 
     /// Serves requests until `stop` is cancelled, then finishes the running requests and refuses others. The datapath and the

@@ -25,7 +25,9 @@ fn flags_and_their_aliases() {
     let default = flags(GOOD);
     assert_eq!((default.datapath.datapath, default.vxlan_port), (Kind::Ovs, 4789));
     assert_eq!(default.cni_socket, Path::new("/run/contiv/contiv-cni.sock"));
-    assert_eq!(default.rest_address.to_string(), "0.0.0.0:9090");
+    assert_eq!(default.rest_address.to_string(), "127.0.0.1:9090");
+    assert_eq!(default.rest_socket(), Path::new("/run/contiv/contiv-cni.rest.sock"));
+    assert_eq!(flags(&format!("{GOOD} --rest-socket /x/y")).rest_socket(), Path::new("/x/y"));
     assert_eq!(default.datapath.ovsdb, Path::new("/var/run/openvswitch/db.sock"));
     for alias in ["plugin-mode", "cluster-mode"] {
         flags(&format!("--{alias} test --netmode vxlan --fwdmode bridge"));

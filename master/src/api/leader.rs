@@ -1,0 +1,193 @@
+//! Answers of the leader.
+
+use std::collections::BTreeSet;
+
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::{HeaderMap, header};
+use axum::response::Response;
+use contiv_model::{endpoint, node, registry};
+use serde_json::json;
+
+use super::audit_log::AuditedObject;
+use super::objects::{ObjectRoutes, read_body};
+use super::parameters::Parameters;
+use super::reclaim::{ReclaimRequest, reclaim};
+use super::response::{ErrorFormat, text};
+use super::route::Route;
+use crate::access::Scope;
+use crate::cache::{ClusterCache, StagedTxn};
+use crate::go_json;
+use crate::leadership::{Identity, Leader};
+use crate::plugin::{Call, CallKind, Cleanup, clean_up};
+use crate::problem::{Answer, Problem};
+use crate::reports::{self, Report};
+
+/// Serves requests on the leader.
+pub(super) struct Routes<'l>(pub(super) &'l Leader);
+
+impl Routes<'_> {
+    /// Answers a request for the objects in the scope.
+    pub(super) async fn answer(
+        &self,
+        route: Route,
+        scope: &Scope,
+        request: Request,
+        format: ErrorFormat,
+    ) -> Response<Body> {
+        let (head, body) = request.into_parts();
+        if route.changes_without_object() && Parameters::of(&head.uri).dry_run() != Ok(false) {
+            return format
+                .problem(&Problem::invalid("dryRun: only changes of objects below /api/v1/ have it"));
+        }
+        let leader = self.0;
+        let objects = |object_type| ObjectRoutes { leader, object_type, scope, format };
+        match route {
+            Route::List(t) => objects(t).list(&head).await,
+            Route::Get(t, key) => objects(t).get(&key, &head),
+            Route::Put(t, key) => objects(t).put(&key, &head, body).await,
+            Route::Delete(t, key) => objects(t).delete(&key, &head).await,
+            Route::Inspect(t, key) => {
+                let (scope, cluster) = (scope.clone(), self.0.cluster.clone());
+                let inspect =
+                    move |cache: &ClusterCache| (t.operations.inspect)(cache, &key, &scope, &cluster);
+                format.json(self.0.reads.read(inspect).await)
+            }
+            Route::InspectEndpoint(name) => {
+                let scope = scope.clone();
+                let find = move |cache: &ClusterCache| {
+                    let found = reports::find_endpoint(cache, &name, &scope);
+                    Box::new(|| found) as Report<Answer>
+                };
+                format.json(self.0.reads.read(find).await)
+            }
+            Route::ListNodes => format.json(go_json::encode(&reports::nodes(&self.0.cache.read()))),
+            Route::InspectNode(host) => format.json(reports::find_node(&self.0.cache.read(), &host)),
+            Route::AcceptStore(host) => format.json(self.accept_store(&host).await),
+            Route::Call(kind) if is_json(&head.headers) => self.call(kind, scope, body, format).await,
+            Route::Info => {
+                let own = &self.0.identity;
+                format.json(go_json::encode(&info(&self.0.cache.read(), "leader", &own.address, own)))
+            }
+            Route::CleanUp { tenant, kind, name } => match self.clean_up(&tenant, &kind, &name).await {
+                Ok(done) => text(done),
+                Err(problem) => format.problem(&problem),
+            },
+            Route::ListServiceStates => {
+                let scope = scope.clone();
+                let list = move |cache: &ClusterCache| reports::service_states(cache, &scope);
+                format.json_as_text(self.0.reads.read(list).await)
+            }
+            Route::GetServiceState(id) => {
+                format.json_as_text(reports::service_state(&self.0.cache.read(), &id, scope))
+            }
+            Route::Ofnet => format.problem(&no_ofnet()),
+            // Every netmaster answers the first five itself.
+            Route::Health
+            | Route::Readiness
+            | Route::Version
+            | Route::OpenApi
+            | Route::Metrics
+            | Route::Call(_)
+            | Route::Unknown => format.no_route(),
+        }
+    }
+
+    /// Tells the agent of a node that waits for it to follow this store.
+    async fn accept_store(&self, host: &str) -> Answer {
+        let host = host.to_owned();
+        let plan = move |staged: &mut StagedTxn<'_>| {
+            let status = staged.get::<node::Status>(&host);
+            let status = status.ok_or_else(|| Problem::not_found("node not found"))?;
+            if !status.degraded.iter().any(|line| line.starts_with(node::STORE_REGRESSED)) {
+                let why = format!("node {host} has not reported {}", node::STORE_REGRESSED);
+                return Err(Problem::conflict(why));
+            }
+            let accepted = node::AcceptedStore { host: host.clone() };
+            let answer = go_json::encode(&accepted);
+            staged.put(&host, accepted);
+            answer
+        };
+        self.0.queue.submit(Box::new(plan), false).await
+    }
+
+    async fn call(&self, kind: CallKind, scope: &Scope, body: Body, format: ErrorFormat) -> Response<Body> {
+        let call = match read_body(body).await.and_then(|body| Call::decode(kind, &body)) {
+            Ok(call) => call,
+            Err(problem) => return format.problem(&problem),
+        };
+        let object = AuditedObject(call.object());
+        let scope = scope.clone();
+        let plan = move |staged: &mut StagedTxn<'_>| {
+            call.check_scope(&scope, staged)?;
+            call.plan(staged)
+        };
+        let mut response = format.json(self.0.queue.submit(Box::new(plan), false).await);
+        response.extensions_mut().insert(object);
+        response
+    }
+
+    /// Deletes the endpoints in batches, each endpoint atomically. Then requests the nodes to
+    /// remove the interfaces.
+    async fn clean_up(&self, tenant: &str, kind: &str, name: &str) -> Result<String, Problem> {
+        let cleanup = Cleanup::read(tenant, kind, name)?;
+        let (found, requests) = {
+            let cache = self.0.cache.read();
+            let found = cleanup.find(&cache)?;
+            let host = |id: &String| cache.get::<endpoint::State>(id).map(|e| e.homing_host.clone());
+            let request = |id: &String| ReclaimRequest::of(id, &host(id)?, &cache);
+            let requests: Vec<ReclaimRequest> = found.iter().filter_map(request).collect();
+            (found, requests)
+        };
+        for some in found.chunks(Cleanup::BATCH) {
+            let some = some.to_vec();
+            self.0.queue.submit(Box::new(move |staged| clean_up(&some, staged)), true).await?;
+        }
+        let mut left = reclaim(requests).await;
+        if left.is_empty() {
+            return Ok(cleanup.done());
+        }
+        left.sort();
+        Err(Problem::unavailable(format!(
+            "endpoints and addresses are deleted, but {} of {} interfaces may remain; repeat DELETE /debug/reclaimEndpoint/ENDPOINT on each node: {}",
+            left.len(),
+            found.len(),
+            left.join(", ")
+        )))
+    }
+}
+
+/// Body of `/info` for a netmaster in `state`.
+pub(super) fn info(cache: &ClusterCache, state: &str, leader: &str, own: &Identity) -> serde_json::Value {
+    let nodes = |name: &str| -> BTreeSet<&str> {
+        let services = cache.all::<registry::ServiceInfo>().filter(|service| service.service_name == name);
+        services.map(|service| service.host_addr.as_str()).collect()
+    };
+    json!({
+        "current-state": state,
+        "leader-ip": leader,
+        "local-ip": own.ip,
+        "netmaster-nodes": nodes(registry::NETMASTER),
+        "netplugin-nodes": nodes(registry::NETPLUGIN),
+    })
+}
+
+/// The original reports state here that it keeps in memory and sends to agents by RPC.
+fn no_ofnet() -> Problem {
+    let rules = contiv_model::key::POLICY_RULES;
+    Problem::not_found(format!("there is no ofnet here; agents read the rules from the store, below {rules}"))
+}
+
+/// Exact comparison: like the original, a charset or a missing header leads to 404.
+fn is_json(headers: &HeaderMap) -> bool {
+    headers.get(header::CONTENT_TYPE).is_some_and(|value| value == "application/json")
+}
+
+pub(super) fn version() -> String {
+    let version = json!({
+        "GitCommit": option_env!("CONTIV_GIT_COMMIT").unwrap_or("unknown"),
+        "Version": env!("CARGO_PKG_VERSION"),
+        "BuildTime": option_env!("CONTIV_BUILD_TIME").unwrap_or("unknown"),
+    });
+    format!("{version}\n")
+}
