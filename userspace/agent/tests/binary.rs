@@ -136,6 +136,25 @@ fn bridges_of_a_switch_that_starts_later_end_the_agent() {
     assert!(last.contains(bridge) && last.contains("netplugin cleanup --datapath ovs"), "{log}");
 }
 
+/// Loading the programs takes some 15 MiB that are not needed afterwards.
+#[test]
+fn ebpf_agent_without_pods_holds_little_memory() {
+    needs!(root(), binary("etcd"), binary("etcdctl"));
+    let node = Node::with_settings(BRIDGE);
+    let pins = BpfDir::new("pins").unwrap();
+    let root = pins.path().display().to_string();
+    let absent = format!("unix:{}", node.directory.path().join("none.sock").display());
+    let ebpf = ["--datapath", "ebpf", "--bpf-root", &root, "--ovsdb", &absent, "--ctrl-ip", "10.0.0.1"];
+    let agent = node.start(&[&CNI[..], &ebpf].concat());
+    let key = "/contiv.io/oper/node/node-of-the-test";
+    let ready = || Ok(node.etcd.ctl(&["get", key])?.contains(r#""ready":true"#).then_some(()));
+    wait_until(TIMEOUT, "the datapath is ready", ready).unwrap();
+    let status = std::fs::read_to_string(format!("/proc/{}/status", agent.pid())).unwrap();
+    let anonymous = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    let kilobytes: u32 = anonymous.trim().trim_end_matches(" kB").parse().unwrap();
+    assert!(kilobytes < 16 << 10, "{kilobytes} kB");
+}
+
 #[test]
 fn contradicting_settings_are_fatal_with_the_originals_text() {
     needs!(root(), binary("etcd"), binary("etcdctl"));
