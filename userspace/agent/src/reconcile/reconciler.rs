@@ -42,6 +42,8 @@ pub struct Reconciler<D> {
     /// Groups of the plan whose rules are unknown, each with its invalid policy.
     blocked: BTreeMap<GroupNumber, PolicyId>,
     retries: Retries,
+    /// Newest store revision that was applied, with failed operations or without.
+    attempted: i64,
     /// Time of the next full resync.
     resync_at: Instant,
     /// Interval between periodic full resyncs.
@@ -73,6 +75,7 @@ impl<D: Datapath> Reconciler<D> {
             desired: Desired::default(),
             blocked: BTreeMap::new(),
             retries: Retries::default(),
+            attempted: 0,
             resync_at: Instant::now(),
             resync_interval,
             backoff: Backoff::default(),
@@ -107,8 +110,8 @@ impl<D: Datapath> Reconciler<D> {
                     self.add_busy_since(start);
                 }
                 () = self.retries.due(), if in_sync => {
-                    let (ids, revision) = (self.retries.take_due(), self.status.borrow().revision);
-                    self.change(ids, revision).await;
+                    let ids = self.retries.take_due();
+                    self.change(ids, self.attempted).await;
                 }
                 () = self.datapath.resync_needed(), if in_sync => {
                     tracing::info!("datapath state may be lost; starting a full resync");
@@ -269,10 +272,14 @@ impl<D: Datapath> Reconciler<D> {
         Ok(())
     }
 
-    fn report(&self, revision: i64) {
+    /// Publishes the result of applying everything up to `revision`. The revision is in effect once no object is retried.
+    fn report(&mut self, revision: i64) {
+        self.attempted = revision;
         self.status.send_if_modified(|status| {
             let before = status.clone();
-            status.revision = revision;
+            if self.retries.counts().failed.is_empty() {
+                status.revision = revision;
+            }
             status.objects = self.desired.len();
             if status.failures != *self.retries.counts() {
                 status.failures = self.retries.counts().clone();
