@@ -120,6 +120,7 @@ async fn run_with<D: Datapath + 'static>(
         pods: pods.clone(),
         links: Arc::clone(&links),
     };
+    tasks.spawn("other datapath", conflict::watch(flags.datapath.clone(), stop.clone()));
     tasks.spawn("service manager", notify_ready(parts.clone(), stop.clone()));
     let stopping = stop.clone();
     tasks.spawn("http", async move { http.run(parts, stopping).await.context("serve HTTP requests") });

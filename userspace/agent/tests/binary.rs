@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use testkit::{Netns, Process, etcd::Etcd, needs, scratch_dir, wait_until};
+use testkit::{BpfDir, Netns, Process, etcd::Etcd, needs, scratch_dir, wait_until};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 const GOOD: [&str; 6] = ["--netmode", "vxlan", "--fwdmode", "bridge", "--host", "node-of-the-test"];
@@ -117,6 +117,48 @@ fn unreachable_switch_is_reported_and_ends_the_agent() {
     let log = agent.log();
     let last = log.lines().last().unwrap();
     assert!(last.starts_with("netplugin: ovs datapath") && last.contains("/nonexistent/db.sock"), "{log}");
+}
+
+#[test]
+fn bridges_of_a_switch_that_starts_later_end_the_agent() {
+    needs!(root(), binary("etcd"), binary("etcdctl"), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let node = Node::with_settings(BRIDGE);
+    let pins = BpfDir::new("pins").unwrap();
+    let (late, root) = (node.directory.path().join("late.sock"), pins.path().display().to_string());
+    let database = format!("unix:{}", late.display());
+    let ebpf = ["--datapath", "ebpf", "--bpf-root", &root, "--ovsdb", &database, "--ctrl-ip", "10.0.0.1"];
+    let mut agent = node.start(&[&CNI[..], &ebpf].concat());
+    let key = "/contiv.io/service/netplugin/10.0.0.1:9002";
+    let registered = || Ok(node.etcd.ctl(&["get", key])?.contains("Hostname").then_some(()));
+    wait_until(TIMEOUT, "the registration", registered).unwrap();
+
+    let switch = testkit::ovs::Switch::start(&node.netns).unwrap();
+    let bridge = "contivVxlanBridge";
+    switch.vsctl(&["add-br", bridge, "--", "set", "bridge", bridge, "datapath_type=netdev"]).unwrap();
+    std::os::unix::fs::symlink(switch.socket(), &late).unwrap();
+    assert_eq!(agent.wait(TIMEOUT).unwrap().code(), Some(1), "{}", agent.log());
+    let log = agent.log();
+    let last = log.lines().last().unwrap();
+    assert!(last.contains(bridge) && last.contains("netplugin cleanup --datapath ovs"), "{log}");
+}
+
+/// Loading the programs takes some 15 MiB that are not needed afterwards.
+#[test]
+fn ebpf_agent_without_pods_holds_little_memory() {
+    needs!(root(), binary("etcd"), binary("etcdctl"));
+    let node = Node::with_settings(BRIDGE);
+    let pins = BpfDir::new("pins").unwrap();
+    let root = pins.path().display().to_string();
+    let absent = format!("unix:{}", node.directory.path().join("none.sock").display());
+    let ebpf = ["--datapath", "ebpf", "--bpf-root", &root, "--ovsdb", &absent, "--ctrl-ip", "10.0.0.1"];
+    let agent = node.start(&[&CNI[..], &ebpf].concat());
+    let key = "/contiv.io/oper/node/node-of-the-test";
+    let ready = || Ok(node.etcd.ctl(&["get", key])?.contains(r#""ready":true"#).then_some(()));
+    wait_until(TIMEOUT, "the datapath is ready", ready).unwrap();
+    let status = std::fs::read_to_string(format!("/proc/{}/status", agent.pid())).unwrap();
+    let anonymous = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    let kilobytes: u32 = anonymous.trim().trim_end_matches(" kB").parse().unwrap();
+    assert!(kilobytes < 16 << 10, "{kilobytes} kB");
 }
 
 #[test]

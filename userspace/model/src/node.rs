@@ -25,7 +25,7 @@ pub struct Status {
     pub version: String,
     /// Whether the datapath follows the state; `failed` and `degraded` list the exceptions.
     pub ready: bool,
-    /// Store revision that the datapath has applied.
+    /// Newest store revision that the datapath has applied as a whole; an object that fails and is retried holds it back.
     pub applied_revision: i64,
     /// Number of objects that the datapath refused or could not apply.
     pub failed: u64,

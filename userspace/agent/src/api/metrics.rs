@@ -190,7 +190,11 @@ pub fn encode(
         count(status.failures.unsupported.values().sum()),
     );
     gauge("state_revision", "Newest store revision that changed the state", reader.revision());
-    gauge("applied_revision", "Newest store revision that is in effect", status.revision);
+    gauge(
+        "applied_revision",
+        "Newest store revision that is in effect; failed operations hold it back",
+        status.revision,
+    );
     gauge("state_invalid_objects", "Invalid objects in the store", count(reader.rejected_count()));
     gauge("state_endpoints", "Endpoints in the cluster", count(endpoints));
     gauge("state_networks", "Networks in the cluster", count(networks));

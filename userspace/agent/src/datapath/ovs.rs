@@ -60,12 +60,12 @@ impl Ovs {
         }
     }
 
-    /// Returns the bridges that an earlier agent created in this node's switch; none if no switch responds.
-    pub async fn left_behind(&self) -> Vec<&'static str> {
-        let Ok(client) = ovsdb::Client::connect(&self.options.socket).await else { return vec![] };
+    /// Returns the bridges that an earlier agent created in this node's switch; `None` if no switch responds.
+    pub async fn left_behind(&self) -> Option<Vec<&'static str>> {
+        let client = ovsdb::Client::connect(&self.options.socket).await.ok()?;
         let database = client.database();
         let names = BridgeKind::ALL.iter().map(|bridge| bridge.name());
-        names.filter(|name| database.bridge(name).is_some()).collect()
+        Some(names.filter(|name| database.bridge(name).is_some()).collect())
     }
 
     fn bridge_json(&self, bridge: BridgeKind) -> Value {

@@ -43,6 +43,8 @@ pub struct Reconciler<D> {
     /// Groups of the plan whose rules are unknown, each with its invalid policy.
     blocked: BTreeMap<GroupNumber, PolicyId>,
     retries: Retries,
+    /// Newest store revision that was applied, with failed operations or without.
+    attempted: i64,
     /// Time of the next full resync.
     resync_at: Instant,
     /// Interval between periodic full resyncs.
@@ -78,6 +80,7 @@ impl<D: Datapath> Reconciler<D> {
             desired: Desired::default(),
             blocked: BTreeMap::new(),
             retries: Retries::default(),
+            attempted: 0,
             resync_at: Instant::now(),
             resync_interval,
             backoff: Backoff::default(),
@@ -115,8 +118,8 @@ impl<D: Datapath> Reconciler<D> {
                     self.add_busy_since(start);
                 }
                 () = self.retries.due(), if in_sync => {
-                    let (ids, revision) = (self.retries.take_due(), self.status.borrow().revision);
-                    self.change(ids, revision).await;
+                    let ids = self.retries.take_due();
+                    self.change(ids, self.attempted).await;
                 }
                 () = self.datapath.resync_needed(), if in_sync => {
                     tracing::info!("datapath state may be lost; starting a full resync");
@@ -289,13 +292,17 @@ impl<D: Datapath> Reconciler<D> {
         self.pending_since = self.pending_since.into_iter().chain(self.changes.received()).min();
     }
 
+    /// Publishes the result of applying everything up to `revision`. The revision is in effect once no object is retried.
     fn report(&mut self, revision: i64) {
         if let Some(received) = self.pending_since.take() {
             self.metrics.record_lag(received.elapsed());
         }
+        self.attempted = revision;
         self.status.send_if_modified(|status| {
             let before = status.clone();
-            status.revision = revision;
+            if self.retries.counts().failed.is_empty() {
+                status.revision = revision;
+            }
             status.objects = self.desired.len();
             if status.failures != *self.retries.counts() {
                 status.failures = self.retries.counts().clone();

@@ -10,7 +10,7 @@ use crate::datapath::telemetry::Stats;
 pub struct Status {
     /// Whether a full resync has succeeded and no error has occurred since.
     pub in_sync: bool,
-    /// Newest store revision that is in effect.
+    /// Newest store revision that is in effect as a whole. An object that fails and is retried holds it back.
     pub revision: i64,
     /// Number of desired objects.
     pub objects: usize,

@@ -64,8 +64,12 @@ impl World {
     }
 
     fn send(&mut self, event: Event<Key, ClusterObject>) {
+        self.send_at(1, event);
+    }
+
+    fn send_at(&mut self, revision: i64, event: Event<Key, ClusterObject>) {
         let event = event.map(|key| key, Ok);
-        self.writer.apply(Update { source: SOURCE, revision: 1, event });
+        self.writer.apply(Update { source: SOURCE, revision, event });
     }
 
     fn put(&mut self, (key, object): (Key, ClusterObject)) {
@@ -183,6 +187,26 @@ async fn failed_object_is_retried_alone() {
     world.switch.clear_faults();
     let status = world.until(|status| status.failures.count() == 0).await;
     assert_eq!((installed(&world.switch).len(), status.resyncs), (5, 1));
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn failed_object_holds_the_applied_revision_back() {
+    let fake = Fake::new();
+    fake.switch().fail_object(ObjectId::Remote("e2".into()));
+    let mut world = World::populated(fake).await;
+    for (revision, (key, object)) in [(7, endpoint("e2", "h1", 2)), (8, endpoint("e3", "h1", 3))] {
+        world.send_at(revision, Event::Apply(key, object));
+    }
+    let status = world.until(|status| status.objects == 5 && status.ops_failed > 1).await;
+    assert_eq!((status.revision, status.failures.count()), (1, 1));
+    // A full resync does not report more.
+    world.switch.request_resync();
+    let status = world.until(|status| status.in_sync && status.resyncs == 2).await;
+    assert_eq!(status.revision, 1);
+    world.switch.clear_faults();
+    let status = world.until(|status| status.failures.count() == 0).await;
+    assert_eq!(status.revision, 8);
     world.stop().await;
 }
 

@@ -142,6 +142,7 @@ impl Kernel {
         };
         if !current {
             load::set_current(file, pins, writes)?;
+            load::trim_heap();
         }
         Ok(kernel)
     }

@@ -202,6 +202,13 @@ impl Loaded {
     }
 }
 
+/// Returns freed memory to the kernel. Loading takes many small allocations, and glibc keeps the pages of most of them.
+pub(crate) fn trim_heap() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: no requirements; glibc locks its arenas.
+    let _released = unsafe { libc::malloc_trim(0) };
+}
+
 fn tc_program<'a>(object: &'a mut Ebpf, name: &str) -> Result<&'a mut SchedClassifier, Error> {
     let missing = || failed(load_of(name), "the object does not contain it");
     object
