@@ -295,6 +295,9 @@ extern "C" fn ctv_claim(number: u32, turn: u32) -> u32 {
         if flows::ctv_is_over(other >> 1, packet.now) == 0 {
             let Some(packet) = packet::in_hand() else { return FAILED };
             let same = ctv_is(&raw const packet.tuple, other & !1, packet.domain.number()) == generation;
+            if same && reply {
+                packet.replaces = Replaces::ARRIVING;
+            }
             return if same || !reply { EXISTS } else { TAKEN };
         }
         if ctv_remove(other >> 1, generation) != 0 {

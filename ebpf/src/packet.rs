@@ -190,6 +190,8 @@ impl Replaces {
     pub(crate) const ENDED: u8 = 1;
     /// It is unreplied, and the client has sent its SYN again.
     pub(crate) const UNREPLIED: u8 = 2;
+    /// Another CPU is about to insert it, and it is the same flow with the same translation.
+    pub(crate) const ARRIVING: u8 = 3;
 }
 
 /// Where a frame comes from, as [`Packet::ingress`] has it.

@@ -8,7 +8,7 @@ use contiv_abi::{DropReason, FlowEvent};
 
 use crate::{
     delivery, flows, ip, open,
-    packet::{self, AGAIN, GO_ON, Ingress, NEW, REFUSE, RELAY, REVALIDATE},
+    packet::{self, AGAIN, GO_ON, Ingress, NEW, REFUSE, RELAY, REVALIDATE, Replaces},
     pod, refuse, track, uplink,
     verdict::Verdict,
 };
@@ -64,8 +64,14 @@ fn resolve(skb: *mut __sk_buff) -> u32 {
         return DropReason::Policy as u32;
     }
     if code == AGAIN {
-        flows::count(FlowEvent::Failed);
-        return DropReason::NotTracked as u32;
+        let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+        if packet.replaces != Replaces::ARRIVING {
+            flows::count(FlowEvent::Failed);
+            return DropReason::NotTracked as u32;
+        }
+        // The other CPU is interrupted between the slot of the replies and that of the packets. The rules allow the packet,
+        // and it is translated as the flow will be.
+        code = GO_ON;
     }
     if code & REFUSE != 0 {
         // What cannot be refused is dropped for the same reason.

@@ -41,7 +41,11 @@ struct Rig {
 
 impl Rig {
     fn new() -> Result<Rig> {
-        let mut node = Node::new("floods")?;
+        // On a slow machine the flood takes minutes; none of its flows may expire before its end.
+        let mut node = Node::with("floods", |options| {
+            let timeouts = &mut options.timeouts;
+            (timeouts.tcp_opening, timeouts.unanswered) = (3600, 3600);
+        })?;
         let n1 = network("n1.t", vxlan(10_001));
         node.want_network(&n1);
         let backends = [(SERVER.ip().into(), Readiness::Ready)];

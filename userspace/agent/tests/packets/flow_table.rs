@@ -63,6 +63,20 @@ pub(crate) fn slots(node: &Node) -> Result<usize> {
     Ok(used)
 }
 
+/// Removes the slots of the original direction: as if the CPUs that insert the flows were interrupted before.
+pub(crate) fn remove_original_slots(node: &Node) -> Result<()> {
+    let mut index = open::<FlowBucket>(&node.datapath.maps_directory(), FLOW_INDEX)?;
+    for number in 0..index.len() {
+        let mut bucket = index.get(&number, 0)?;
+        // The lowest bit of an entry is set for replies.
+        for slot in bucket.slots.iter_mut().filter(|slot| **slot & 1 == 0) {
+            *slot = 0;
+        }
+        index.set(number, bucket, 0)?;
+    }
+    Ok(())
+}
+
 /// Makes all flows as old as if no packet had come for days: they are not found any more.
 pub(crate) fn expire(node: &Node) -> Result<()> {
     change(node, |flow| {
