@@ -61,5 +61,7 @@ fn label(operation: Operation) -> &'static str {
         Operation::KeepAlive => "keep-alive",
         Operation::TimeToLive => "time-to-live",
         Operation::Revoke => "revoke",
+        Operation::Compact => "compact",
+        Operation::Status => "status",
     }
 }

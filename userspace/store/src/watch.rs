@@ -100,7 +100,7 @@ impl Store {
     /// and deletions of keys that the watch has not reported. If the history since `revision` is not
     /// available, or ceases to be, the watch lists the prefix: a batch with [`Batch::relisted`].
     pub fn watch_after(&self, prefix: &str, revision: i64) -> Watch {
-        Watch::new(self.clone(), prefix.to_owned(), State::Listed { revision })
+        Watch::new(self.clone(), prefix.to_owned(), State::Listed { revision, resumed: false })
     }
 }
 
