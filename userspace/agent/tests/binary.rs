@@ -307,6 +307,7 @@ fn unsupported_objects_are_reported() {
     command.args(["--ovs-datapath-type", "netdev", "--cni-socket", &socket, "--rest-address", &rest]);
     command.args(["--etcd", &node.etcd.endpoint()]);
     node.netns.up("lo").unwrap();
+    node.netns.output("ip", &["address", "add", "10.0.0.2/32", "dev", "lo"]).unwrap();
     let agent = Process::spawn_in(&node.netns, "netplugin", command).unwrap();
     let reports = |what: &[&str]| {
         let ready = node.netns.output("curl", &["--silent", "--fail", &format!("http://{rest}/readyz")]);

@@ -52,7 +52,12 @@ impl Rig {
     }
 
     fn with(label: &str, adjust: impl FnOnce(&mut Options)) -> Result<Rig> {
-        let mut node = Node::with(label, adjust)?;
+        let mut node = Node::with(label, |options| {
+            // On a slow machine an upgrade takes longer than an unanswered flow lives.
+            let timeouts = &mut options.timeouts;
+            (timeouts.tcp_opening, timeouts.unanswered) = (3600, 3600);
+            adjust(options);
+        })?;
         let n1 = network("n1.t", vxlan(10_001));
         node.want_network(&n1).want_peer(2).want(Object::Remote(FAR.remote(&n1, Some(vtep(2)))));
         let named = |id: &str, service: Service| Object::Service(Service { id: id.into(), ..service });
@@ -188,7 +193,7 @@ fn known(half: &FlowHalf) -> FlowHalf {
 fn all_that_is_known_of_a_flow_is_kept() -> Result<()> {
     needs!(root());
     // An upgrade of an emulated machine takes a while.
-    let mut rig = Rig::with("up-all", |options| options.timeouts.unanswered = 3600)?;
+    let mut rig = Rig::new("up-all")?;
     let there = |flags| between(HERE, VIP).tcp(4000, 80, flags).sequence(1000, 5001);
     rig.from(HERE, &there(SYN))?;
     rig.from(OTHER, &between(OTHER, HERE).tcp(8080, 4000, SYN_ACK).sequence(5000, 1001))?;

@@ -2,8 +2,9 @@
 
 use crate::peer::Peer;
 use anyhow::{Context, Result, ensure};
-use contiv_store::{Outcome, Txn};
+use contiv_store::{Config, Outcome, Store, Txn};
 use etcd_client::{DeleteOptions, GetOptions, PutOptions, SortOrder, SortTarget};
+use std::time::Duration;
 
 pub(crate) async fn every_write_is_one_revision(peer: &mut Peer) -> Result<()> {
     let store = peer.store().await?;
@@ -172,7 +173,9 @@ impl Committed for Outcome {
 /// Together they exceed what one answer may have.
 pub(crate) async fn large_values_are_listed(peer: &mut Peer) -> Result<()> {
     const VALUES: usize = 190;
-    let store = peer.store().await?;
+    // A busy machine needs long for hundreds of megabytes.
+    let config = Config { request_timeout: Duration::from_secs(60), ..Config::new([peer.endpoint()]) };
+    let store = Store::connect(&config).await?;
     let value = "x".repeat((3 << 19) - 4096);
     for n in 0..VALUES {
         store.commit(Txn::new().put(format!("/large/{n:03}"), value.clone())).await?.committed()?;

@@ -20,7 +20,7 @@ use peer::{Kind, Peer};
 use std::time::Duration;
 
 /// For one scenario, start of the peer included; far more than any needs.
-const LIMIT: Duration = Duration::from_secs(90);
+const LIMIT: Duration = Duration::from_secs(300);
 
 macro_rules! scenarios {
     ($($module:ident :: $name:ident),* $(,)?) => {

@@ -93,8 +93,8 @@ fn mutual_tls_and_tokens_are_required() {
     assert_eq!(insecure.stdout, names.stdout);
 
     for (output, code, words) in [
-        (netctl(&["tenant", "ls"]), 2, "--cacert sets the CA bundle"),
-        (netctl(&["--cacert", &ca, "tenant", "ls"]), 2, "--cert and --key set a client certificate"),
+        (netctl(&["tenant", "ls"]), 3, "--cacert sets the CA bundle"),
+        (netctl(&["--cacert", &ca, "tenant", "ls"]), 3, "--cert and --key set a client certificate"),
         (netctl(&[&known[..], &["tenant", "ls"]].concat()), 3, "token"),
         (with(&["tenant", "create", "red"], &board), 3, ""),
     ] {
