@@ -161,7 +161,7 @@ pub(crate) fn known(packet: &Packet) -> Option<u64> {
     // SAFETY: read once: another CPU may write it.
     let mut found = unsafe { (&raw const relay.found).read_volatile() };
     if idle != 0 || !DsrEntry::is_found_in(found, revision) {
-        // Gone, or moved to this node: chosen anew, and the client learns from whoever gets it that there is no connection.
+        // Gone, or moved to this node: chosen anew, and the client learns from its new backend that there is no connection.
         let backend = maps::neighbour(&NeighKey::new(relay.domain, relay.backend))?;
         if backend.ifindex != 0 {
             return None;

@@ -5,6 +5,7 @@ use std::{
     io::{self, IoSlice, IoSliceMut},
     mem,
     os::fd::{AsRawFd as _, OwnedFd},
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
     time::{Duration, Instant},
 };
 
@@ -18,11 +19,12 @@ use nix::{
     },
 };
 
-use crate::resource::netns::Netns;
+use crate::{resource::netns::Netns, wait::wait_until};
 
 const LONGEST_FRAME: usize = 65_536 + 18;
 /// Receive buffer in bytes; large enough for all frames between two reads.
 const BUFFER: libc::c_int = 4 << 20;
+const CARRIER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A frame on an interface, including its VLAN tag.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,6 +41,8 @@ pub struct Frame {
 pub struct Tap {
     socket: OwnedFd,
     link: String,
+    /// Set once the link transmits.
+    transmits: AtomicBool,
 }
 
 impl Tap {
@@ -55,16 +59,33 @@ impl Tap {
         set_option(&socket, libc::SOL_PACKET, libc::PACKET_AUXDATA, 1)?;
         set_option(&socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, BUFFER)?;
         bind(&socket, link).with_context(|| format!("listen on {link}"))?;
-        Ok(Tap { socket, link: link.to_owned() })
+        Ok(Tap { socket, link: link.to_owned(), transmits: AtomicBool::new(false) })
     }
 
+    /// Sends a frame. The first call waits until the link transmits.
     pub fn send(&self, frame: &[u8]) -> Result<()> {
+        if !self.transmits.load(Relaxed) {
+            self.wait_until_transmitting()?;
+            self.transmits.store(true, Relaxed);
+        }
         let sent = writev(&self.socket, &[IoSlice::new(frame)])
             .with_context(|| format!("send {} bytes on {}", frame.len(), self.link))?;
         if sent != frame.len() {
             bail!("sent {sent} of {} bytes on {}", frame.len(), self.link);
         }
         Ok(())
+    }
+
+    /// Waits until the kernel has activated the link's queue, which it does after it noticed the carrier. Until then it
+    /// drops frames without an error (`noop_qdisc` in net/sched/sch_generic.c).
+    fn wait_until_transmitting(&self) -> Result<()> {
+        wait_until(CARRIER_TIMEOUT, &format!("the carrier of {}", self.link), || {
+            let flags = link_flags(&self.socket, &self.link)?;
+            Ok((flags & libc::IFF_RUNNING != 0).then_some(()))
+        })?;
+        // `linkwatch_do_dev` sets the state that IFF_RUNNING shows and then activates the queue, both under the RTNL
+        // lock. This request takes the same lock.
+        take_link_lock(&self.socket, &self.link)
     }
 
     /// Returns the next received frame, or none after `deadline`.
@@ -124,6 +145,41 @@ fn set_option(socket: &OwnedFd, level: libc::c_int, name: libc::c_int, value: li
         unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), size) };
     Errno::result(result).with_context(|| format!("set option {name} of a packet socket"))?;
     Ok(())
+}
+
+fn request(link: &str) -> Result<libc::ifreq> {
+    // SAFETY: ifreq is plain numbers and pointers, for which all zeros is a value.
+    let mut request: libc::ifreq = unsafe { mem::zeroed() };
+    if link.len() >= request.ifr_name.len() {
+        bail!("the name {link} is longer than that of an interface");
+    }
+    for (to, from) in request.ifr_name.iter_mut().zip(link.bytes()) {
+        *to = libc::c_char::from_ne_bytes([from]);
+    }
+    Ok(request)
+}
+
+fn link_flags(socket: &OwnedFd, link: &str) -> Result<libc::c_int> {
+    let mut request = request(link)?;
+    // SAFETY: the pointer is to a live ifreq, which the kernel fills.
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFFLAGS, &raw mut request) };
+    Errno::result(result).with_context(|| format!("read the flags of {link}"))?;
+    // SAFETY: SIOCGIFFLAGS fills this member.
+    Ok(libc::c_int::from(unsafe { request.ifr_ifru.ifru_flags }))
+}
+
+/// Asks for the state of the link, for which the kernel takes the lock of its interfaces.
+fn take_link_lock(socket: &OwnedFd, link: &str) -> Result<()> {
+    // `ETHTOOL_GLINK` and room for its answer (`struct ethtool_value`, linux/ethtool.h).
+    let mut value: [u32; 2] = [0xa, 0];
+    let mut request = request(link)?;
+    request.ifr_ifru.ifru_data = (&raw mut value).cast();
+    // SAFETY: the pointer is to a live ifreq, whose data points to a live `value` of the size that the kernel fills.
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL, &raw mut request) };
+    match Errno::result(result) {
+        Ok(_) | Err(Errno::EOPNOTSUPP) => Ok(()),
+        Err(error) => Err(error).with_context(|| format!("read the state of {link}")),
+    }
 }
 
 fn bind(socket: &OwnedFd, link: &str) -> Result<()> {

@@ -454,6 +454,7 @@ impl Store {
         let deadline = Instant::now() + limit;
         let members = &self.shared.members;
         let mut backoff = Backoff::default();
+        let mut earlier: Option<Error> = None;
         loop {
             let (turn, start) = (members.turn(), Instant::now());
             let left_alone = async {
@@ -469,7 +470,11 @@ impl Store {
                     Err(e) => self.error(operation, key, e),
                 },
                 () = tokio::time::sleep_until(deadline.min(start + patience)) => {
-                    self.timeout(operation, key, start.elapsed())
+                    match earlier.take().filter(|_| matches!(again, Again::Always) && start.elapsed() < patience) {
+                        // The attempt had too little time to tell more than the one before.
+                        Some(earlier) => return Err(earlier),
+                        None => self.timeout(operation, key, start.elapsed()),
+                    }
                 }
                 () = left_alone => self.timeout(operation, key, start.elapsed()),
             };
@@ -487,6 +492,7 @@ impl Store {
                 return Err(error);
             }
             tracing::debug!(%operation, key, %error, "retrying in {wait:?}");
+            earlier = Some(error);
             tokio::time::sleep(wait).await;
         }
     }
