@@ -201,13 +201,12 @@ impl Flags {
         if self.store.lease_ttl <= self.store.failover_after {
             return Err("--lease-ttl must be longer than --failover-after".into());
         }
-        if self.rest.token_file.is_some() && self.rest.tls_cert.is_none() {
-            if let Some(address) = self.listeners().iter().find(|address| !address.ip().is_loopback()) {
-                return Err(format!(
-                    "--token-file without --tls-cert would send tokens in plain text to {address}; set --tls-cert and \
-                     --tls-key, or set --external-address and --internal-address to loopback addresses"
-                ));
-            }
+        let plain = self.rest.token_file.is_some() && self.rest.tls_cert.is_none();
+        if plain && let Some(address) = self.listeners().iter().find(|address| !address.ip().is_loopback()) {
+            return Err(format!(
+                "--token-file without --tls-cert would send tokens in plain text to {address}; set --tls-cert and \
+                 --tls-key, or set --external-address and --internal-address to loopback addresses"
+            ));
         }
         match &self.store {
             StoreFlags { consul: Some(_), etcd: Some(_), .. } => {

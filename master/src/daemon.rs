@@ -242,7 +242,7 @@ fn admission(flags: &RestFlags, audit: Option<AuditLog>, tasks: &mut Tasks) -> a
 fn authenticator(flags: &RestFlags, tasks: &mut Tasks) -> anyhow::Result<Authenticator> {
     match (&flags.token_file, &flags.role_file, &flags.client_ca) {
         (None, None, None) => {
-            tracing::warn!("every client is an administrator: neither --token-file nor --client-ca is set")
+            tracing::warn!("every client is an administrator: neither --token-file nor --client-ca is set");
         }
         (None, None, Some(_)) => tracing::warn!(
             "every client with a certificate of --client-ca is an administrator; set --role-file"

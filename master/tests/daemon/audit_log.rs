@@ -153,7 +153,7 @@ impl IdReader {
     fn id(&self) -> String {
         let text = String::from_utf8_lossy(&self.seen).into_owned();
         let line = text.lines().find_map(|line| line.strip_prefix("X-Request-Id: "));
-        line.unwrap_or_else(|| panic!("no id in {text}")).to_owned()
+        line.ok_or(&text).unwrap().to_owned()
     }
 }
 

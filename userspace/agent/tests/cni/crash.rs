@@ -167,7 +167,7 @@ impl Site {
             agent.wait(TIMEOUT).unwrap();
             let log = agent.log();
             let reached = log.rsplit_once(&format!("killed after step {step}: "));
-            let name = reached.and_then(|(_, name)| name.lines().next()).unwrap_or_else(|| panic!("{log}"));
+            let name = reached.and_then(|(_, name)| name.lines().next()).ok_or(&log).unwrap();
             let name = name.to_owned();
 
             let mut agent = self.agent(None).await;
@@ -184,8 +184,14 @@ impl Site {
             let when = format!("{command}, {name}, then {recovery:?}: {}", agent.log());
             self.until_nothing_is_left(&pod, clean, &when).await;
             // No lock and no name is left, either.
-            self.request("ADD", &container, &netns).await.unwrap_or_else(|e| panic!("{when}: {e:?}"));
-            self.request("DEL", &container, &netns).await.unwrap_or_else(|e| panic!("{when}: {e:?}"));
+            self.request("ADD", &container, &netns)
+                .await
+                .map_err(|error| format!("{when}: {error:?}"))
+                .unwrap();
+            self.request("DEL", &container, &netns)
+                .await
+                .map_err(|error| format!("{when}: {error:?}"))
+                .unwrap();
             self.until_nothing_is_left(&pod, clean, &when).await;
             agent.terminate(TIMEOUT).unwrap();
             steps.push(name);
