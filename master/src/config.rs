@@ -44,6 +44,10 @@ pub struct Flags {
     )]
     pub aci_gateway: GatewayUrl,
 
+    /// CA bundle (PEM) used to verify the certificate of the gateway to an ACI fabric
+    #[arg(long, env = "CONTIV_NETMASTER_ACI_GATEWAY_CA", value_name = "FILE")]
+    pub aci_gateway_ca: Option<PathBuf>,
+
     /// Plugin name; accepted for compatibility
     #[arg(long, env = "CONTIV_NETMASTER_PLUGIN_NAME", default_value = "netplugin")]
     pub name: String,
@@ -198,6 +202,9 @@ impl Flags {
     fn check(&self) -> Result<(), String> {
         let not_built = |flag: &str, now: &str| Err(format!("{flag} is not built yet; {now}"));
         self.mode.check()?;
+        if self.aci_gateway.is_https() != self.aci_gateway_ca.is_some() {
+            return Err("--aci-gateway https://HOST:PORT and --aci-gateway-ca require each other".into());
+        }
         if self.store.lease_ttl <= self.store.failover_after {
             return Err("--lease-ttl must be longer than --failover-after".into());
         }
@@ -316,6 +323,8 @@ mod tests {
             ),
             (&format!("{GOOD} --infra opflex"), &["--infra", "opflex", "default, aci"]),
             (&format!("{GOOD} --aci-gateway localhost:5000"), &["--aci-gateway", "http://HOST:PORT"]),
+            (&format!("{GOOD} --aci-gateway https://localhost:5000"), &["--aci-gateway-ca"]),
+            (&format!("{GOOD} --aci-gateway-ca ca.pem"), &["--aci-gateway https://"]),
             (&format!("{GOOD} --consul http://x"), &["--consul", "--etcd"]),
             (&format!("{GOOD} --consul http://x --etcd http://x"), &["--consul", "--etcd"]),
             (&format!("{GOOD} --store /tmp/x"), &["--store", "embedded:DIR"]),

@@ -288,6 +288,8 @@ async fn campaign_and_lead(candidate: &Candidate<'_>, stop: &CancellationToken) 
         tracing::warn!(error = one_line(&error), "release the leader lock of an earlier run");
     }
     let registrations = Registrations::register(store, identity);
+    let gateway = Gateway::new(flags.aci_gateway.to_string(), flags.aci_gateway_ca.as_deref());
+    let gateway = gateway.context("--aci-gateway-ca")?;
     // For all terms: reads of an earlier term may still run.
     let reads = Reads::new(cache.clone());
     while !stop.is_cancelled() {
@@ -305,7 +307,7 @@ async fn campaign_and_lead(candidate: &Candidate<'_>, stop: &CancellationToken) 
             node_gone_after: flags.node_gone_after.0,
             repair: flags.repair,
             metrics,
-            gateway: Gateway::new(flags.aci_gateway.to_string()),
+            gateway: gateway.clone(),
             cache,
             reads: &reads,
             lock,
