@@ -1,8 +1,10 @@
 //! Command line flags and environment variables (INVENTORY 7.2).
 
+mod backup;
 mod gateway_url;
 mod rest;
 
+use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,12 +13,50 @@ use clap::{Args, Parser, ValueEnum};
 use contiv_daemon::flags::{Exit, parse};
 use contiv_daemon::modes::{FwdMode, Mode, NetMode, name};
 
+pub use backup::{Backup, Restore};
 pub use gateway_url::GatewayUrl;
 pub use rest::RestFlags;
 
+/// etcd on this machine.
+pub const DEFAULT_STORE: &str = "http://127.0.0.1:2379";
+
+/// Parsed command line.
+#[derive(Clone, Debug)]
+pub enum Command {
+    /// Run netmaster.
+    Run(Box<Flags>),
+    Backup(Box<Backup>),
+    Restore(Box<Restore>),
+}
+
+impl Command {
+    /// Parses the command line and the environment.
+    pub fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Command, Exit> {
+        let mut arguments: Vec<OsString> = arguments.into_iter().collect();
+        let word = arguments.get(1).and_then(|word| word.to_str()).unwrap_or_default().to_owned();
+        match word.as_str() {
+            "backup" => {
+                arguments.remove(1);
+                Ok(Command::Backup(Box::new(parse(arguments)?)))
+            }
+            "restore" => {
+                arguments.remove(1);
+                Ok(Command::Restore(Box::new(parse(arguments)?)))
+            }
+            _ => Ok(Command::Run(Box::new(Flags::read(arguments)?))),
+        }
+    }
+}
+
 /// The control plane of contiv-rs: REST API, address and tag allocation.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "netmaster", version, max_term_width = 100)]
+#[command(
+    name = "netmaster",
+    version,
+    max_term_width = 100,
+    after_help = "netmaster backup --help: write the state of the cluster to a file\n\
+                  netmaster restore --help: write a backup to a store"
+)]
 pub struct Flags {
     /// Orchestrator that creates endpoints: test, cni (docker, kubernetes and swarm-mode are not
     /// built yet)
@@ -193,7 +233,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
 
 impl Flags {
     /// Parses the command line and the environment.
-    pub fn read(args: impl IntoIterator<Item = std::ffi::OsString>) -> Result<Flags, Exit> {
+    pub fn read(args: impl IntoIterator<Item = OsString>) -> Result<Flags, Exit> {
         let flags: Flags = parse(args)?;
         flags.check().map_err(Exit::Usage)?;
         Ok(flags)
@@ -345,6 +385,20 @@ mod tests {
                 assert!(line.contains(part), "{args}: {line:?} lacks {part:?}");
             }
         }
+    }
+
+    #[test]
+    fn backup_and_restore_have_flags_of_their_own() {
+        let command = |args: &str| Command::read(args.split_whitespace().map(Into::into));
+        assert!(
+            matches!(command("netmaster backup f"), Ok(Command::Backup(b)) if b.store.etcd == DEFAULT_STORE)
+        );
+        assert!(matches!(command("netmaster restore f --replace"), Ok(Command::Restore(r)) if r.replace));
+        assert!(matches!(command("netmaster restore"), Err(Exit::Usage(line)) if line.contains("FILE")));
+        assert!(
+            matches!(command("netmaster backup f --mode test"), Err(Exit::Usage(line)) if line.contains("--mode"))
+        );
+        assert!(matches!(command(&format!("netmaster {GOOD}")), Ok(Command::Run(_))));
     }
 
     #[test]

@@ -28,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 use crate::aci::Gateway;
 use crate::api::{Admission, App, Proxy, Tokens};
 use crate::cache::SharedCache;
-use crate::config::{Flags, RestFlags};
+use crate::config::{DEFAULT_STORE, Flags, RestFlags};
 use crate::leadership::{Identity, Reads, Role, Roles, StoreHealth};
 use crate::metrics::Metrics;
 use crate::objects::{Cluster, Defaults};
@@ -59,8 +59,6 @@ const LOAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause before a leader that resigned for this reason campaigns again, so that another netmaster is
 /// elected.
 const BEHIND_PAUSE: Duration = Duration::from_secs(3);
-
-const DEFAULT_STORE: &str = "http://127.0.0.1:2379";
 
 /// Runs until `stop` is cancelled.
 pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {

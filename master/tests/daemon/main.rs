@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
+mod backup;
 mod client;
 mod fabric;
 mod followers;
