@@ -5,7 +5,8 @@
 //! the profile is sent to the gateway. Only if the gateway accepts it, the request is committed, in
 //! one transaction with the deletion of the pending key. If anything fails in between (gateway
 //! error, gateway unreachable, netmaster failure), the store is unchanged and the current leader
-//! sends the stored state to the gateway until the gateway accepts it. Other changes that affect
+//! sends the stored state to the gateway until the gateway accepts it. A request is sent to the
+//! gateway only while this netmaster is known to lead, and is abandoned when its leadership ends. Other changes that affect
 //! the fabric (a group in a profile, a rule) write a pending key in their transaction.
 
 mod gateway;

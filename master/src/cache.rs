@@ -11,6 +11,7 @@ mod record;
 mod revisions;
 mod shared;
 mod transaction;
+mod unknown_fields;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -28,6 +29,7 @@ pub use record::{Entry, GroupIds, ONLY, Pending, Table};
 pub use revisions::Revisions;
 pub use shared::SharedCache;
 pub use transaction::{Change, Stageable, StagedTxn, Version};
+use unknown_fields::UnknownFields;
 
 #[derive(Default)]
 pub struct ClusterCache {
@@ -244,12 +246,12 @@ impl ClusterCache {
         if table.get(id).is_some_and(|known| revision <= known.revision) {
             return;
         }
-        match kv.map(|kv| serde_json::from_slice::<T>(&kv.value)) {
+        match kv.map(|kv| UnknownFields::read::<T>(&kv.value)) {
             None => {
                 table.remove(id);
             }
-            Some(Ok(value)) => {
-                table.insert(id.to_owned(), record::Versioned { value: value.into(), revision });
+            Some(Ok((value, unknown))) => {
+                table.insert(id.to_owned(), record::Versioned { value: value.into(), revision, unknown });
             }
             Some(Err(error)) => {
                 tracing::warn!(key = T::path(id), %error, "decode a value from the store: invalid; keeping the last valid one");

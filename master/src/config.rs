@@ -1,8 +1,10 @@
 //! Command line flags and environment variables (INVENTORY 7.2).
 
+mod backup;
 mod gateway_url;
 mod rest;
 
+use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,12 +13,50 @@ use clap::{Args, Parser, ValueEnum};
 use contiv_daemon::flags::{Exit, parse};
 use contiv_daemon::modes::{FwdMode, Mode, NetMode, name};
 
+pub use backup::{Backup, Restore};
 pub use gateway_url::GatewayUrl;
 pub use rest::RestFlags;
 
+/// etcd on this machine.
+pub const DEFAULT_STORE: &str = "http://127.0.0.1:2379";
+
+/// Parsed command line.
+#[derive(Clone, Debug)]
+pub enum Command {
+    /// Run netmaster.
+    Run(Box<Flags>),
+    Backup(Box<Backup>),
+    Restore(Box<Restore>),
+}
+
+impl Command {
+    /// Parses the command line and the environment.
+    pub fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Command, Exit> {
+        let mut arguments: Vec<OsString> = arguments.into_iter().collect();
+        let word = arguments.get(1).and_then(|word| word.to_str()).unwrap_or_default().to_owned();
+        match word.as_str() {
+            "backup" => {
+                arguments.remove(1);
+                Ok(Command::Backup(Box::new(parse(arguments)?)))
+            }
+            "restore" => {
+                arguments.remove(1);
+                Ok(Command::Restore(Box::new(parse(arguments)?)))
+            }
+            _ => Ok(Command::Run(Box::new(Flags::read(arguments)?))),
+        }
+    }
+}
+
 /// The control plane of contiv-rs: REST API, address and tag allocation.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "netmaster", version, max_term_width = 100)]
+#[command(
+    name = "netmaster",
+    version,
+    max_term_width = 100,
+    after_help = "netmaster backup --help: write the state of the cluster to a file\n\
+                  netmaster restore --help: write a backup to a store"
+)]
 pub struct Flags {
     /// Orchestrator that creates endpoints: test, cni (docker, kubernetes and swarm-mode are not
     /// built yet)
@@ -43,6 +83,10 @@ pub struct Flags {
         value_name = "URL"
     )]
     pub aci_gateway: GatewayUrl,
+
+    /// CA bundle (PEM) used to verify the certificate of the gateway to an ACI fabric
+    #[arg(long, env = "CONTIV_NETMASTER_ACI_GATEWAY_CA", value_name = "FILE")]
+    pub aci_gateway_ca: Option<PathBuf>,
 
     /// Plugin name; accepted for compatibility
     #[arg(long, env = "CONTIV_NETMASTER_PLUGIN_NAME", default_value = "netplugin")]
@@ -189,7 +233,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
 
 impl Flags {
     /// Parses the command line and the environment.
-    pub fn read(args: impl IntoIterator<Item = std::ffi::OsString>) -> Result<Flags, Exit> {
+    pub fn read(args: impl IntoIterator<Item = OsString>) -> Result<Flags, Exit> {
         let flags: Flags = parse(args)?;
         flags.check().map_err(Exit::Usage)?;
         Ok(flags)
@@ -198,6 +242,9 @@ impl Flags {
     fn check(&self) -> Result<(), String> {
         let not_built = |flag: &str, now: &str| Err(format!("{flag} is not built yet; {now}"));
         self.mode.check()?;
+        if self.aci_gateway.is_https() != self.aci_gateway_ca.is_some() {
+            return Err("--aci-gateway https://HOST:PORT and --aci-gateway-ca require each other".into());
+        }
         if self.store.lease_ttl <= self.store.failover_after {
             return Err("--lease-ttl must be longer than --failover-after".into());
         }
@@ -323,6 +370,8 @@ mod tests {
             ),
             (&format!("{GOOD} --infra opflex"), &["--infra", "opflex", "default, aci"]),
             (&format!("{GOOD} --aci-gateway localhost:5000"), &["--aci-gateway", "http://HOST:PORT"]),
+            (&format!("{GOOD} --aci-gateway https://localhost:5000"), &["--aci-gateway-ca"]),
+            (&format!("{GOOD} --aci-gateway-ca ca.pem"), &["--aci-gateway https://"]),
             (&format!("{GOOD} --consul http://x"), &["--consul", "--etcd"]),
             (&format!("{GOOD} --consul http://x --etcd http://x"), &["--consul", "--etcd"]),
             (&format!("{GOOD} --store /tmp/x"), &["--store", "embedded:DIR"]),
@@ -366,6 +415,20 @@ mod tests {
             assert!(read(&format!("{GOOD} {fine}")).is_ok(), "{fine}");
         }
         assert!(bad(&format!("{GOOD} --token-file /x")).contains("--tls-cert"));
+    }
+
+    #[test]
+    fn backup_and_restore_have_flags_of_their_own() {
+        let command = |args: &str| Command::read(args.split_whitespace().map(Into::into));
+        assert!(
+            matches!(command("netmaster backup f"), Ok(Command::Backup(b)) if b.store.etcd == DEFAULT_STORE)
+        );
+        assert!(matches!(command("netmaster restore f --replace"), Ok(Command::Restore(r)) if r.replace));
+        assert!(matches!(command("netmaster restore"), Err(Exit::Usage(line)) if line.contains("FILE")));
+        assert!(
+            matches!(command("netmaster backup f --mode test"), Err(Exit::Usage(line)) if line.contains("--mode"))
+        );
+        assert!(matches!(command(&format!("netmaster {GOOD}")), Ok(Command::Run(_))));
     }
 
     #[test]

@@ -28,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 use crate::aci::Gateway;
 use crate::api::{Admission, App, AuditLog, Authenticator, Proxy, SubjectRoles, Tokens};
 use crate::cache::SharedCache;
-use crate::config::{Flags, RestFlags};
+use crate::config::{DEFAULT_STORE, Flags, RestFlags};
 use crate::leadership::{Identity, Reads, Role, Roles, StoreHealth};
 use crate::metrics::Metrics;
 use crate::objects::{Cluster, Defaults};
@@ -59,8 +59,6 @@ const LOAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause before a leader that resigned for this reason campaigns again, so that another netmaster is
 /// elected.
 const BEHIND_PAUSE: Duration = Duration::from_secs(3);
-
-const DEFAULT_STORE: &str = "http://127.0.0.1:2379";
 
 /// Runs until `stop` is cancelled.
 pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
@@ -321,6 +319,8 @@ async fn campaign_and_lead(candidate: &Candidate<'_>, stop: &CancellationToken) 
         tracing::warn!(error = one_line(&error), "release the leader lock of an earlier run");
     }
     let registrations = Registrations::register(store, identity);
+    let gateway = Gateway::new(flags.aci_gateway.to_string(), flags.aci_gateway_ca.as_deref());
+    let gateway = gateway.context("--aci-gateway-ca")?;
     // For all terms: reads of an earlier term may still run.
     let reads = Reads::new(cache.clone());
     while !stop.is_cancelled() {
@@ -338,7 +338,7 @@ async fn campaign_and_lead(candidate: &Candidate<'_>, stop: &CancellationToken) 
             node_gone_after: flags.node_gone_after.0,
             repair: flags.repair,
             metrics,
-            gateway: Gateway::new(flags.aci_gateway.to_string()),
+            gateway: gateway.clone(),
             cache,
             reads: &reads,
             lock,

@@ -20,6 +20,7 @@ pub mod aci;
 pub mod commit;
 
 pub mod audit;
+pub mod backup;
 pub mod repair;
 pub mod restore;
 

@@ -3,11 +3,13 @@
 use std::ffi::OsString;
 use std::process::ExitCode;
 
+use anyhow::Context as _;
 use clap::CommandFactory as _;
 use contiv_cli::Page;
 use contiv_daemon::{flags, signals};
-use netmaster::config::Flags;
-use netmaster::{api, daemon, metrics};
+use contiv_store::Store;
+use netmaster::config::{self, Command, Flags};
+use netmaster::{api, backup, daemon, metrics};
 
 /// Section of the manual for daemons.
 const SECTION: u8 = 8;
@@ -19,15 +21,42 @@ const PAGES: [Page; 2] = [
 
 fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
-    if let Some(code) = contiv_cli::print(Flags::command(), SECTION, &PAGES, &arguments) {
+    let command = || {
+        let backup = config::Backup::command().name("backup");
+        Flags::command().subcommand(backup).subcommand(config::Restore::command().name("restore"))
+    };
+    if let Some(code) = contiv_cli::print(command(), SECTION, &PAGES, &arguments) {
         return code;
     }
-    flags::run_main("netmaster", Flags::read(arguments), run)
+    flags::run_main("netmaster", Command::read(arguments), run)
 }
 
 #[tokio::main]
-async fn run(flags: Flags) -> anyhow::Result<()> {
-    flags.log.logging().start("netmaster", &[])?;
-    let stop = signals::shutdown_token("stopping")?;
-    daemon::run(flags, stop).await
+async fn run(command: Command) -> anyhow::Result<()> {
+    match command {
+        Command::Run(flags) => {
+            flags.log.logging().start("netmaster", &[])?;
+            let stop = signals::shutdown_token("stopping")?;
+            daemon::run(*flags, stop).await
+        }
+        Command::Backup(flags) => {
+            flags.log.logging().start("netmaster", &[])?;
+            let store = Store::connect(&flags.store.config()?).await?;
+            let taken = backup::take(&store).await.context("backup")?;
+            taken.write(&flags.file)?;
+            println!("{}: {} keys at revision {}", flags.file.display(), taken.items.len(), taken.revision);
+            Ok(())
+        }
+        Command::Restore(flags) => {
+            flags.log.logging().start("netmaster", &[])?;
+            // Before anything is deleted.
+            let taken = backup::Backup::read(&flags.file)?;
+            let store = Store::connect(&flags.store.config()?).await?;
+            let keys = taken.items.len();
+            let identity = backup::restore(&store, taken, flags.replace).await?;
+            println!("restored {keys} keys; the identity of the cluster is {}", identity.id);
+            println!("start netmaster, then run `netctl node accept-store --all`");
+            Ok(())
+        }
+    }
 }

@@ -1,11 +1,14 @@
 //! HTTP client of the ACI gateway.
 
+use std::path::Path;
 use std::time::Duration;
 
 use axum::http::{Method, Request, StatusCode, header};
 use bytes::Bytes;
+use contiv_daemon::client::{Connector, Transport};
+use contiv_daemon::tls;
 use http_body_util::{BodyExt, Full, Limited};
-use hyper_util::client::legacy::{Client, connect::HttpConnector};
+use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use serde::Deserialize;
 use tokio::time::timeout;
@@ -17,7 +20,7 @@ use crate::problem::{Problem, one_line};
 pub struct Gateway {
     /// Base URL without a trailing slash.
     url: String,
-    client: Client<HttpConnector, Full<Bytes>>,
+    client: Client<Connector, Full<Bytes>>,
 }
 
 /// Response of the gateway.
@@ -34,8 +37,11 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 const MAX_RESPONSE: usize = 1 << 20;
 
 impl Gateway {
-    pub fn new(url: String) -> Gateway {
-        Gateway { url, client: Client::builder(TokioExecutor::new()).build_http() }
+    /// With an https URL, `ca` verifies the gateway's certificate.
+    pub fn new(url: String, ca: Option<&Path>) -> Result<Gateway, tls::Error> {
+        let transport = Transport::new(ca.map(|ca| tls::client(ca, None)).transpose()?)?;
+        let client = Client::builder(TokioExecutor::new()).build(transport.connector());
+        Ok(Gateway { url, client })
     }
 
     /// Creates the profile in the fabric.

@@ -4,20 +4,26 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use contiv_model::api::AppProfile;
+use contiv_store::election::ReadIndex;
 use tokio::sync::Mutex;
 use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
 
 use super::Gateway;
 use crate::cache::{Pending, SharedCache, StagedTxn};
 use crate::commit::Queue;
 use crate::domain::fabric::{Spec, is_enabled, is_enabled_in};
-use crate::problem::{Answer, Problem};
+use crate::problem::{Answer, Problem, one_line};
 
 /// A plan that is run once without a commit, and once more to commit it.
 pub type RepeatablePlan = Arc<dyn Fn(&mut StagedTxn<'_>) -> Answer + Send + Sync>;
 
 pub struct FabricSync {
     gateway: Gateway,
+    /// Confirms that this netmaster leads.
+    leadership: ReadIndex,
+    /// Cancelled when its leadership ends.
+    ended: CancellationToken,
     /// Serialises exchanges with the gateway.
     exchange_lock: Mutex<()>,
 }
@@ -28,8 +34,23 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(60);
 
 impl FabricSync {
-    pub fn new(gateway: Gateway) -> FabricSync {
-        FabricSync { gateway, exchange_lock: Mutex::new(()) }
+    pub fn new(gateway: Gateway, leadership: ReadIndex, ended: CancellationToken) -> FabricSync {
+        FabricSync { gateway, leadership, ended, exchange_lock: Mutex::new(()) }
+    }
+
+    /// Performs a request to the gateway as the leader. The gateway cannot tell the requests of a
+    /// deposed leader from those of its successor.
+    async fn fenced(&self, request: impl Future<Output = Result<(), Problem>>) -> Result<(), Problem> {
+        match self.leadership.confirm().await {
+            Ok(true) => {}
+            Ok(false) => return Err(Problem::deposed()),
+            Err(error) => return Err(Problem::unavailable(format!("store: {}", one_line(&error)))),
+        }
+        tokio::select! {
+            biased;
+            () = self.ended.cancelled() => Err(Problem::deposed()),
+            done = request => done,
+        }
     }
 
     /// Commits `plan`, which creates, changes or deletes the application profile `key`, after the
@@ -49,7 +70,9 @@ impl FabricSync {
             let cache = cache.read();
             let mut staged = StagedTxn::new(&cache);
             plan(&mut staged)?;
-            (cache.get::<AppProfile>(key).is_some(), desired(key, &staged)?)
+            // A profile that is pending may be in the fabric, too.
+            let known = cache.get::<AppProfile>(key).is_some() || cache.get::<Pending>(key).is_some();
+            (known, desired(key, &staged)?)
         };
         let id = key.to_owned();
         let mark = move |staged: &mut StagedTxn<'_>| {
@@ -60,11 +83,11 @@ impl FabricSync {
         match &desired {
             Some(spec) => {
                 if known {
-                    self.gateway.delete_if_present(&Spec::named(key)).await?;
+                    self.fenced(self.gateway.delete_if_present(&Spec::named(key))).await?;
                 }
-                self.gateway.create(spec).await?;
+                self.fenced(self.gateway.create(spec)).await?;
             }
-            None => self.gateway.delete(&Spec::named(key)).await?,
+            None => self.fenced(self.gateway.delete(&Spec::named(key))).await?,
         }
         let key = key.to_owned();
         let change = move |staged: &mut StagedTxn<'_>| {
@@ -107,9 +130,9 @@ impl FabricSync {
         };
         // Outside ACI mode there is nothing to send.
         if let Some(desired) = &desired {
-            self.gateway.delete_if_present(&Spec::named(key)).await?;
+            self.fenced(self.gateway.delete_if_present(&Spec::named(key))).await?;
             if let Some(spec) = desired {
-                self.gateway.create(spec).await?;
+                self.fenced(self.gateway.create(spec)).await?;
             }
         }
         let (id, sent) = (key.to_owned(), desired);

@@ -7,6 +7,7 @@ use contiv_store::Op;
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::revisions::Revisions;
+use super::unknown_fields::UnknownFields;
 use super::{AllocationTable, ClusterCache};
 use crate::ipam::{Hosts, HostsChange, Journal, Pool, PoolChange};
 
@@ -17,6 +18,7 @@ pub struct AllocationRecord<B> {
     pub body: B,
     pub pool: Pool,
     pub hosts: Hosts,
+    unknown: UnknownFields,
     pub(super) revision: i64,
     pub(super) journal: Option<JournalState>,
 }
@@ -95,12 +97,13 @@ const MAX_JOURNAL_RANGES: usize = 512;
 
 impl<B: RecordBody> AllocationRecord<B> {
     pub(super) fn read(value: &[u8], revision: i64) -> serde_json::Result<AllocationRecord<B>> {
-        Ok(AllocationRecord::new(serde_json::from_slice(value)?, revision))
+        let (body, unknown) = UnknownFields::read(value)?;
+        Ok(AllocationRecord { unknown, ..AllocationRecord::new(body, revision) })
     }
 
     pub(super) fn new(mut body: B, revision: i64) -> AllocationRecord<B> {
         let (pool, hosts) = body.split();
-        AllocationRecord { body, pool, hosts, revision, journal: None }
+        AllocationRecord { body, pool, hosts, unknown: UnknownFields::default(), revision, journal: None }
     }
 
     /// Whether the store has a journal for this record.
@@ -170,7 +173,7 @@ impl<B: RecordBody> AllocationRecord<B> {
                 return Ok(Some(written));
             }
         }
-        let value = serde_json::to_vec(&self.full_record(change))?;
+        let value = self.unknown.encode(&self.full_record(change))?;
         each(key.clone(), self.revision, Some(Op::Put { key, value: value.into(), lease: None }));
         if self.journal.is_some() {
             each(journal_key.clone(), journal_revision, Some(Op::Delete { key: journal_key }));

@@ -15,12 +15,14 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::ClusterCache;
 use super::revisions::Revisions;
+use super::unknown_fields::UnknownFields;
 
 /// A value and the store revision of it.
 #[derive(Debug)]
 pub struct Versioned<T> {
     pub value: Arc<T>,
     pub revision: i64,
+    pub(super) unknown: UnknownFields,
 }
 
 /// Entries by the last part of their key; [`ONLY`] for singletons.
@@ -98,9 +100,14 @@ macro_rules! records {
             pub(super) fn ops(&self, tables: &Tables, mut each: impl FnMut(String, i64, Option<Op>)) -> serde_json::Result<()> {
                 $(for (id, value) in &self.$field {
                     let key = <$type>::path(id);
-                    let revision = tables.$field.get(id).map_or(0, |known| known.revision);
+                    let known = tables.$field.get(id);
+                    let revision = known.map_or(0, |known| known.revision);
+                    let encode = |value: &$type| match known {
+                        Some(known) => known.unknown.encode(value),
+                        None => serde_json::to_vec(value),
+                    };
                     let op = match value {
-                        Some(value) => Op::Put { key: key.clone(), value: serde_json::to_vec(&**value)?.into(), lease: None },
+                        Some(value) => Op::Put { key: key.clone(), value: encode(value)?.into(), lease: None },
                         None => Op::Delete { key: key.clone() },
                     };
                     each(key, revision, Some(op));
@@ -118,7 +125,9 @@ macro_rules! records {
                     }
                     match value {
                         Some(value) => {
-                            tables.$field.insert(id, Versioned { value, revision });
+                            let known = tables.$field.remove(&id);
+                            let unknown = known.map(|known| known.unknown).unwrap_or_default();
+                            tables.$field.insert(id, Versioned { value, revision, unknown });
                         }
                         None => {
                             tables.$field.remove(&id);

@@ -5,7 +5,8 @@ use std::str::FromStr;
 
 use axum::http::Uri;
 
-/// Base URL of the gateway to an ACI fabric: `http://HOST:PORT`, without a trailing slash.
+/// Base URL of the gateway to an ACI fabric: `http://HOST:PORT` or `https://HOST:PORT`, without a
+/// trailing slash.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GatewayUrl(String);
 
@@ -13,12 +14,19 @@ impl FromStr for GatewayUrl {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<GatewayUrl, Self::Err> {
-        const EXPECTED: &str = "expected http://HOST:PORT, such as http://localhost:5000";
+        const EXPECTED: &str =
+            "expected http://HOST:PORT or https://HOST:PORT, such as http://localhost:5000";
         let uri: Uri = text.parse().map_err(|_| EXPECTED)?;
         match (uri.scheme_str(), uri.authority(), uri.query()) {
-            (Some("http"), Some(_), None) => Ok(GatewayUrl(text.trim_end_matches('/').to_owned())),
+            (Some("http" | "https"), Some(_), None) => Ok(GatewayUrl(text.trim_end_matches('/').to_owned())),
             _ => Err(EXPECTED),
         }
+    }
+}
+
+impl GatewayUrl {
+    pub fn is_https(&self) -> bool {
+        self.0.starts_with("https://")
     }
 }
 

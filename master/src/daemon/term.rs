@@ -137,7 +137,10 @@ impl Term<'_> {
             node_gc::run(self.cache.clone(), queue.clone(), self.metrics.clone(), self.node_gone_after);
         let mut tasks = Tasks::default();
         tasks.spawn("node garbage collection", node_gc);
-        let fabric = Arc::new(FabricSync::new(self.gateway.clone()));
+        let over = CancellationToken::new();
+        let _over = over.clone().drop_guard();
+        let fabric = FabricSync::new(self.gateway.clone(), leadership.read_index(), over);
+        let fabric = Arc::new(fabric);
         let (sync, cache, queue_of_sync) = (fabric.clone(), self.cache.clone(), queue.clone());
         tasks.spawn("ACI synchronisation", async move { sync.run(&cache, &queue_of_sync).await });
         let (linearizable_read, confirming) = LinearizableRead::new(leadership.read_index());
@@ -274,7 +277,7 @@ mod tests {
             node_gone_after: None,
             repair: false,
             metrics: &Metrics::default(),
-            gateway: Gateway::new("http://127.0.0.1:1".into()),
+            gateway: Gateway::new("http://127.0.0.1:1".into(), None).unwrap(),
             cache: &SharedCache::default(),
             reads: &Reads::new(SharedCache::default()),
             lock: &watch::Sender::new(Lock::default()),

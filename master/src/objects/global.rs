@@ -1,7 +1,5 @@
 //! Global settings of the cluster.
 
-use std::hash::{BuildHasher as _, RandomState};
-
 use contiv_model::api::{Bgp, Global, GlobalOper, Tenant};
 use contiv_model::global;
 use contiv_model::key::ObjectType;
@@ -217,9 +215,7 @@ impl Defaults {
 /// Gives the cluster an identity if it has none: agents recognise their store by it.
 pub fn put_identity(staged: &mut StagedTxn<'_>) {
     if staged.get::<global::ClusterIdentity>(ONLY).is_none() {
-        let random = RandomState::new();
-        let id = format!("{:016x}{:016x}", random.hash_one(0), random.hash_one(1));
-        staged.put(ONLY, global::ClusterIdentity { id });
+        staged.put(ONLY, global::ClusterIdentity::random());
     }
 }
 

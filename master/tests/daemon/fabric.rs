@@ -1,12 +1,17 @@
 //! Synchronisation with an ACI gateway. The tests run a fake gateway that records its requests.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
+use std::time::Duration;
 
+use contiv_daemon::tls::{self, KeyPair};
+use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use serde_json::{Value, json};
+use testkit::Authority;
+use testkit::etcd::Etcd;
 
 use crate::client::{delete, get, post};
 use crate::master::{Master, WAIT_TIMEOUT};
@@ -16,6 +21,8 @@ use crate::master::{Master, WAIT_TIMEOUT};
 enum Behaviour {
     /// Responds with status and body.
     Says(u16, Value),
+    /// Agrees after the barrier.
+    Held(Arc<Barrier>),
     /// Does not respond.
     Silent,
 }
@@ -32,6 +39,10 @@ fn agrees() -> Behaviour {
 
 impl Gateway {
     fn start() -> Gateway {
+        Gateway::start_with(None)
+    }
+
+    fn start_with(tls: Option<Arc<ServerConfig>>) -> Gateway {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let behaviour = Arc::new(Mutex::new(agrees()));
@@ -39,8 +50,12 @@ impl Gateway {
         let answers = behaviour.clone();
         thread::spawn(move || {
             for stream in listener.incoming() {
-                let (sent, behaviour) = (sent.clone(), answers.clone());
-                thread::spawn(move || serve(&stream.unwrap(), &sent, &behaviour));
+                let (sent, behaviour, stream) = (sent.clone(), answers.clone(), stream.unwrap());
+                let session = tls.clone().map(|tls| ServerConnection::new(tls).unwrap());
+                thread::spawn(move || match session {
+                    Some(session) => serve(StreamOwned::new(session, stream), &sent, &behaviour),
+                    None => serve(stream, &sent, &behaviour),
+                });
             }
         });
         Gateway { address, behaviour, calls }
@@ -61,7 +76,7 @@ impl Gateway {
 }
 
 /// Answers requests until the client closes the connection.
-fn serve(stream: &TcpStream, sent: &Sender<(String, Value)>, behaviour: &Mutex<Behaviour>) {
+fn serve(stream: impl Read + Write, sent: &Sender<(String, Value)>, behaviour: &Mutex<Behaviour>) {
     let mut reader = BufReader::new(stream);
     loop {
         let mut line = String::new();
@@ -83,13 +98,21 @@ fn serve(stream: &TcpStream, sent: &Sender<(String, Value)>, behaviour: &Mutex<B
         }
         let mut body = vec![0; length];
         reader.read_exact(&mut body).unwrap();
+        let behaviour = behaviour.lock().unwrap().clone();
         // The test may have ended.
         let _over = sent.send((path, serde_json::from_slice(&body).unwrap()));
-        let behaviour = behaviour.lock().unwrap().clone();
-        let Behaviour::Says(status, body) = behaviour else { return thread::sleep(WAIT_TIMEOUT) };
+        let (status, body) = match behaviour {
+            Behaviour::Says(status, body) => (status, body),
+            Behaviour::Held(barrier) => {
+                barrier.wait();
+                (200, json!({"result": "success"}))
+            }
+            Behaviour::Silent => return thread::sleep(WAIT_TIMEOUT),
+        };
         let body = body.to_string();
         let response = format!("HTTP/1.1 {status} X\r\nContent-Length: {}\r\n\r\n{body}", body.len());
-        if (&mut &*stream).write_all(response.as_bytes()).is_err() {
+        let stream = reader.get_mut();
+        if stream.write_all(response.as_bytes()).and_then(|()| stream.flush()).is_err() {
             return;
         }
     }
@@ -100,7 +123,11 @@ const PROFILE: &str = "/api/v1/appProfiles/default:ap/";
 fn master(dir: &std::path::Path, gateway: SocketAddr) -> Master {
     let master =
         Master::start_unprobed(dir, &["--infra", "aci", "--aci-gateway", &format!("http://{gateway}/")]);
-    let to = master.address;
+    objects(master.address);
+    master
+}
+
+fn objects(to: SocketAddr) {
     let network = json!({"tenantName": "default", "networkName": "net", "encap": "vlan",
         "subnet": "10.1.0.0/24", "gateway": "10.1.0.254"});
     post(to, "/api/v1/networks/default:net/", &network).unwrap().good();
@@ -108,7 +135,6 @@ fn master(dir: &std::path::Path, gateway: SocketAddr) -> Master {
         let body = json!({"tenantName": "default", "groupName": group, "networkName": "net"});
         post(to, &format!("/api/v1/endpointGroups/default:{group}/"), &body).unwrap().good();
     }
-    master
 }
 
 fn profile(groups: &[&str]) -> Value {
@@ -250,4 +276,60 @@ fn a_netmaster_killed_during_a_change_leaves_no_partial_change() {
     assert_eq!(gateway.call(), ("/deleteAppProf".into(), named()));
     assert_eq!(get(to, PROFILE).unwrap().bad(), "appProfile not found");
     assert!(gateway.quiet());
+}
+
+/// A leader that hangs between two requests to the gateway is replaced.
+#[test]
+fn a_deposed_leader_sends_nothing_to_the_gateway() {
+    testkit::needs!(binary("etcd"));
+    let (etcd, gateway) = (Etcd::start().unwrap(), Gateway::start());
+    let url = format!("http://{}", gateway.address);
+    let flags =
+        || ["--etcd", &etcd.endpoint(), "--infra", "aci", "--aci-gateway", &url].map(str::to_owned).to_vec();
+    let old = Master::wait_leading(flags());
+    let new = Master::follow(flags());
+    objects(old.address);
+    post(old.address, PROFILE, &profile(&["web"])).unwrap().good();
+    assert_eq!(gateway.call().0, "/createAppProf");
+
+    let barrier = Arc::new(Barrier::new(2));
+    gateway.set_behaviour(Behaviour::Held(barrier.clone()));
+    let to = old.address;
+    let client = thread::spawn(move || post(to, PROFILE, &profile(&["web", "db"])));
+    assert_eq!(gateway.call(), ("/deleteAppProf".into(), named()));
+    old.process.freeze().unwrap();
+    gateway.set_behaviour(agrees());
+    // The new leader restores the stored profile.
+    assert_eq!(gateway.call(), ("/deleteAppProf".into(), named()));
+    assert_eq!(gateway.call().1["epgs"].as_array().unwrap().len(), 1);
+    barrier.wait();
+    old.process.signal(nix::sys::signal::Signal::SIGCONT).unwrap();
+    assert!(client.join().unwrap().is_ok_and(|answer| answer.status != 200));
+    thread::sleep(Duration::from_millis(500));
+    assert!(gateway.quiet(), "the deposed leader has sent the refused change");
+    assert_eq!(get(new.address, PROFILE).unwrap().good()["endpointGroups"], json!(["web"]));
+}
+
+#[test]
+fn the_gateways_certificate_is_verified() {
+    let (authority, strangers) = (Authority::new().unwrap(), Authority::new().unwrap());
+    let files = authority.sign("gateway", &["127.0.0.1"]).unwrap();
+    let pair = KeyPair { certificate: files.certificate, key: files.key };
+    let gateway = Gateway::start_with(Some(tls::server(&pair, None).unwrap().into()));
+    let url = format!("https://{}", gateway.address);
+    for (ca, trusted) in [(&strangers.ca, false), (&authority.ca, true)] {
+        let store = testkit::scratch_dir("store").unwrap();
+        let flags = ["--infra", "aci", "--aci-gateway", &url, "--aci-gateway-ca", ca.to_str().unwrap()];
+        let master = Master::start_unprobed(store.path(), &flags);
+        objects(master.address);
+        let answer = post(master.address, PROFILE, &profile(&["web"])).unwrap();
+        if trusted {
+            answer.good();
+            assert_eq!(gateway.call().0, "/createAppProf");
+        } else {
+            let refused = answer.bad();
+            assert!(refused.contains("/createAppProf: ") && refused.contains("certificate"), "{refused}");
+            assert!(gateway.quiet());
+        }
+    }
 }

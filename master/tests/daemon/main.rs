@@ -4,6 +4,7 @@
 
 mod audit_log;
 mod authorization;
+mod backup;
 mod client;
 mod conditional;
 mod fabric;

@@ -183,6 +183,37 @@ fn changes_by_operators_are_applied() {
     assert_eq!(get(master.address, "/api/v1/tenants/default/").unwrap().good(), now);
 }
 
+/// A newer release has written them.
+#[test]
+fn unknown_fields_survive_changes_by_this_release() {
+    testkit::needs!(binary("etcd"), binary("etcdctl"));
+    let etcd = Etcd::start().unwrap();
+    let mut master = Master::on_etcd(&etcd.endpoint());
+    let to = master.address;
+    make_network(to, "net", "10.0.0.0/24");
+    let tenant = "/contiv.io/obj/modeldb/tenant/default";
+    let stored = |key: &str| serde_json::from_str::<Value>(&value(&etcd, key)).unwrap();
+    let link = "/link-sets/Networks/default:net";
+    let extend = |key: &str, pointer: &str| {
+        let mut object = stored(key);
+        object.pointer_mut(pointer).unwrap()["newer"] = json!({"x": [1]});
+        etcd.ctl(&["put", key, &object.to_string()]).unwrap();
+    };
+    let kept = |key: &str, pointer: &str| stored(key).pointer(pointer).unwrap()["newer"] == json!({"x": [1]});
+    extend(tenant, "");
+    extend(tenant, link);
+    extend(NETWORK, "");
+    make_network(to, "other", "10.1.0.0/24");
+    address(create_endpoint(to, "net", "a", "").unwrap());
+    master.restart();
+    make_network(to, "third", "10.2.0.0/24");
+    address(create_endpoint(to, "net", "b", "").unwrap());
+    assert_eq!(stored(tenant)["link-sets"]["Networks"].as_object().unwrap().len(), 3);
+    assert_eq!(stored(NETWORK)["epCount"], 2);
+    assert!(kept(tenant, "") && kept(tenant, link) && kept(NETWORK, ""));
+    assert!(get(to, "/api/v1/tenants/default/").unwrap().good().get("newer").is_none());
+}
+
 /// Keys that are derived from others.
 #[test]
 fn derived_keys_are_restored_after_a_restart() {

@@ -1,5 +1,7 @@
 //! Cluster-wide settings, and the pools of tags.
 
+use std::hash::{BuildHasher as _, RandomState};
+
 use serde::{Deserialize, Serialize};
 
 use crate::bitset::Bitset;
@@ -29,6 +31,15 @@ pub struct Config {
 pub struct ClusterIdentity {
     /// Random number, 32 hexadecimal digits.
     pub id: String,
+}
+
+impl ClusterIdentity {
+    /// An identity that no other cluster has.
+    pub fn random() -> ClusterIdentity {
+        // A fresh `RandomState` has random keys.
+        let random = RandomState::new();
+        ClusterIdentity { id: format!("{:016x}{:016x}", random.hash_one(0), random.hash_one(1)) }
+    }
 }
 
 /// The body of `/contiv.io/state/global/global`: the ranges of the tags.

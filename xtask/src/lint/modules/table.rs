@@ -18,7 +18,7 @@ pub(super) const RULES: &[Rules] = &[
                 &["leadership"],
                 &["aci"],
                 &["commit"],
-                &["audit", "repair", "restore"],
+                &["audit", "backup", "repair", "restore"],
                 &["objects", "plugin"],
                 &["reports"],
                 &["domain"],
