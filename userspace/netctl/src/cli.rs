@@ -14,7 +14,18 @@ use crate::{
     commands::{config, login, object, object::ObjectCommand, settings, settings::SettingsCommand},
     error::{Error, Outcome},
     flags::{InspectFlags, Server},
-    manifest::{apply, apply::Files, get, get::Get},
+    manifest::{
+        apply,
+        apply::{Diff, Files},
+        edit,
+        edit::Edit,
+        explain,
+        explain::Explain,
+        get,
+        get::Get,
+        wait,
+        wait::Wait,
+    },
     objects::{
         aci_gw, app_profile, bgp, external_contracts, global, group, netprofile, network, policy, service,
         tenant,
@@ -48,6 +59,14 @@ pub enum Command {
     Apply(Files),
     /// Delete the objects that files name.
     Delete(Files),
+    /// Show what `apply` would change. Exit code 5 if there are differences.
+    Diff(Diff),
+    /// Change an object in an editor (VISUAL, EDITOR, vi).
+    Edit(Edit),
+    /// Show the fields of a kind, from the description of the API that netmaster serves.
+    Explain(Explain),
+    /// Wait until an object meets a condition. Exit code 5 if it does not in time.
+    Wait(Wait),
     /// Show nodes.
     #[command(subcommand)]
     Node(node::Command),
@@ -116,8 +135,12 @@ pub fn run(cli: &Cli, out: &mut dyn std::io::Write) -> Result<Outcome, Error> {
     let client = Client::new(&cli.server)?;
     let done = match &cli.command {
         Command::Policy(command) => return policy::run(&client, command, out),
+        Command::Diff(args) => return apply::diff(&client, args, out),
+        Command::Edit(edit) => edit::run(&client, edit, out),
+        Command::Explain(args) => explain::run(&client, args, out),
+        Command::Wait(args) => wait::run(&client, args, out),
         Command::Version => version::show(&client, out),
-        Command::Info(flags) => output::object(out, flags.output, &client.get("/info")?),
+        Command::Info(flags) => output::object(out, &flags.output, &client.get("/info")?),
         Command::Get(get) => get::run(&client, get, out),
         Command::Apply(files) => apply::apply(&client, files, out),
         Command::Delete(files) => apply::delete(&client, files, out),

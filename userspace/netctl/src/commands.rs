@@ -5,3 +5,4 @@ pub mod listing;
 pub mod login;
 pub mod object;
 pub mod settings;
+pub mod watch;

@@ -41,6 +41,9 @@ pub enum Error {
         #[source]
         source: serde_json::Error,
     },
+    /// The condition of `wait` was not met in time: exit 5.
+    #[error("{0}")]
+    TimedOut(String),
     /// A file cannot be read or written: exit 4.
     #[error("{action} {}", path.display())]
     File {
@@ -101,12 +104,13 @@ impl Error {
             | Error::Several(_)
             | Error::Answer { .. } => 3,
             Error::File { .. } | Error::Output(_) => 4,
+            Error::TimedOut(_) => 5,
         }
     }
 }
 
-/// An error and its causes.
-fn one_line(error: &Error) -> String {
+/// An error and its causes in one line.
+pub fn one_line(error: &Error) -> String {
     let mut line = error.to_string();
     let mut cause = std::error::Error::source(error);
     while let Some(error) = cause {
@@ -121,8 +125,10 @@ fn one_line(error: &Error) -> String {
 pub enum Outcome {
     /// Exit 0.
     Done,
-    /// `policy check` found that the connection is denied. Exit 5, which no failure has.
+    /// `policy check` found that the connection is denied: exit 5, which no failed request has.
     Denied,
+    /// `diff` found differences: exit 5.
+    Different,
 }
 
 impl Outcome {
@@ -130,7 +136,7 @@ impl Outcome {
     pub fn exit_code(self) -> u8 {
         match self {
             Outcome::Done => 0,
-            Outcome::Denied => 5,
+            Outcome::Denied | Outcome::Different => 5,
         }
     }
 }

@@ -1,8 +1,12 @@
 //! Flags and arguments that several commands share.
 
+mod format;
+
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
+
+pub use format::{ListFormat, ObjectFormat};
 
 /// Connection to netmaster.
 #[derive(Args, Clone, Debug)]
@@ -69,26 +73,20 @@ pub struct ListFlags {
     /// Print the objects as a JSON array.
     #[arg(long, short)]
     pub json: bool,
-    /// Output format [default: table].
-    #[arg(long, short, value_enum, conflicts_with_all = ["quiet", "json"])]
+    /// Output format: `wide` has more columns, `jsonpath=QUERY` prints values, `custom-columns=TITLE:QUERY,...` columns
+    /// [default: table].
+    #[arg(long, short, value_name = "FORMAT", value_parser = format::list(), conflicts_with_all = ["quiet", "json"])]
     pub output: Option<ListFormat>,
-}
-
-/// Output format of a list.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-#[expect(missing_docs, reason = "the names say it")]
-pub enum ListFormat {
-    Table,
-    Json,
-    Yaml,
-    Name,
+    /// Print the list again whenever it changes, until interrupted; netmaster is asked every second.
+    #[arg(long, short)]
+    pub watch: bool,
 }
 
 impl ListFlags {
     /// Output format that the flags select.
     pub fn format(&self) -> ListFormat {
-        match (self.output, self.json, self.quiet) {
-            (Some(format), ..) => format,
+        match (&self.output, self.json, self.quiet) {
+            (Some(format), ..) => format.clone(),
             (None, true, _) => ListFormat::Json,
             (None, _, true) => ListFormat::Name,
             (None, false, false) => ListFormat::Table,
@@ -96,19 +94,11 @@ impl ListFlags {
     }
 }
 
-/// Output format of one object.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-#[expect(missing_docs, reason = "the names say it")]
-pub enum ObjectFormat {
-    Json,
-    Yaml,
-}
-
 /// Output flags of `inspect`.
 #[derive(Args, Clone, Debug)]
 pub struct InspectFlags {
-    /// Output format.
-    #[arg(long, short, value_enum, default_value = "json")]
+    /// Output format; `jsonpath=QUERY` prints values.
+    #[arg(long, short, value_name = "FORMAT", value_parser = format::object(), default_value = "json")]
     pub output: ObjectFormat,
 }
 

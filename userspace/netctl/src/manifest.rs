@@ -1,6 +1,9 @@
-//! Objects in files: `netctl get`, `netctl apply` and `netctl delete`.
+//! Objects in files: `get`, `apply`, `delete`, `diff`, `edit`; their fields: `explain`; their state: `wait`.
 
 pub mod apply;
 pub mod document;
+pub mod edit;
+pub mod explain;
 pub mod get;
 pub mod plan;
+pub mod wait;

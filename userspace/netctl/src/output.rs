@@ -1,6 +1,7 @@
 //! Output of objects: fields as text, JSON, YAML, tables.
 
 mod escape;
+pub mod list;
 pub mod style;
 pub mod table;
 
@@ -9,7 +10,7 @@ use std::{borrow::Cow, io::Write};
 use serde::Serialize as _;
 use serde_json::Value;
 
-use crate::{error::Error, flags::ObjectFormat};
+use crate::{error::Error, flags::ObjectFormat, query::Template};
 
 /// Returns a field as the original prints it: a missing field is empty, a list is joined by commas.
 pub fn text(object: &Value, field: &str) -> String {
@@ -47,9 +48,19 @@ pub fn yaml(out: &mut dyn Write, value: &Value) -> Result<(), Error> {
 }
 
 /// Writes one object in the requested format.
-pub fn object(out: &mut dyn Write, format: ObjectFormat, value: &Value) -> Result<(), Error> {
+pub fn object(out: &mut dyn Write, format: &ObjectFormat, value: &Value) -> Result<(), Error> {
     match format {
         ObjectFormat::Json => json(out, value),
         ObjectFormat::Yaml => yaml(out, value),
+        ObjectFormat::JsonPath(template) => values(out, template, value),
     }
+}
+
+/// Writes the values of queries.
+pub fn values(out: &mut dyn Write, template: &Template, value: &Value) -> Result<(), Error> {
+    let text = template.render(value);
+    Ok(text.split_inclusive('\n').try_for_each(|line| match line.strip_suffix('\n') {
+        Some(line) => writeln!(out, "{}", printable(line)),
+        None => write!(out, "{}", printable(line)),
+    })?)
 }

@@ -2,11 +2,18 @@
 
 pub mod format;
 
+use std::io::Write;
+
 use contiv_model::key::ObjectType;
 use serde_json::{Map, Value};
 
 use crate::{
-    output::{table::Column, text},
+    error::Error,
+    output::{
+        list::{self, Width},
+        table::{self, Column},
+        text,
+    },
     schema::format::{Format, is_empty},
 };
 
@@ -24,7 +31,7 @@ pub struct Kind {
     /// Fields that an update may change.
     pub mutability: Mutability,
     /// Columns of lists; for settings, the titles of `info`.
-    pub columns: &'static [Column],
+    pub columns: &'static [Column<'static>],
     /// Returns the cells of one object.
     pub row: fn(&Value) -> Vec<String>,
     /// Message after a creation, with `{key}`, `{name}` and `{tenant}`; empty for none.
@@ -38,9 +45,9 @@ pub struct Kind {
 pub enum Mutability {
     /// No field.
     Immutable,
-    /// All fields except these; an update replaces the others as a whole.
+    /// All fields except these.
     Except(&'static [&'static str]),
-    /// Settings of the cluster: an update keeps the fields that it does not name, and a removal is not possible.
+    /// Settings of the cluster: all fields, and a removal is not possible.
     Settings,
 }
 
@@ -125,6 +132,23 @@ impl Kind {
     /// Key of an object, from its fields.
     pub fn key_of(&self, object: &Value) -> String {
         self.key_fields.iter().map(|field| text(object, field)).collect::<Vec<_>>().join(":")
+    }
+
+    /// Writes a table; a wide one has a column for each field.
+    pub fn table(&self, objects: &[Value], out: &mut dyn Write, width: Width) -> Result<(), Error> {
+        match width {
+            Width::Normal => {
+                let rows: Vec<_> = objects.iter().map(self.row).collect();
+                Ok(table::write(out, self.columns, &rows)?)
+            }
+            Width::Wide => {
+                let titles: Vec<&str> = self.fields.iter().map(|field| field.name).collect();
+                let row = |object: &Value| -> Vec<String> {
+                    titles.iter().map(|field| text(object, field)).collect()
+                };
+                list::titled(out, &titles, &objects.iter().map(row).collect::<Vec<_>>())
+            }
+        }
     }
 
     /// The fields of an object that a user sets, in order; without empty fields and fields that netmaster derives.

@@ -6,11 +6,12 @@ use clap::Subcommand;
 use serde_json::{Value, json};
 
 use crate::{
+    commands::watch,
     connection::Connection,
     context::{Context, Contexts},
     error::Error,
-    flags::{ListFlags, ListFormat, Server},
-    output::{self, printable, table},
+    flags::{ListFlags, Server},
+    output::{list::List, printable, table, text},
 };
 
 /// Commands for contexts.
@@ -37,7 +38,8 @@ pub enum Command {
     },
 }
 
-const COLUMNS: [table::Column; 3] = [("Current", "-------"), ("Name", "----"), ("Netmaster", "---------")];
+const COLUMNS: [table::Column<'_>; 3] =
+    [("Current", "-------"), ("Name", "----"), ("Netmaster", "---------")];
 
 /// Runs a command; `server` has the flags of the command line.
 pub fn run(server: &Server, command: &Command, out: &mut dyn Write) -> Result<(), Error> {
@@ -56,7 +58,9 @@ pub fn run(server: &Server, command: &Command, out: &mut dyn Write) -> Result<()
             all.write()?;
             Ok(writeln!(out, "current context: {}", printable(name))?)
         }
-        Command::GetContexts(flags) => list(&all, flags, out),
+        Command::GetContexts(flags) => {
+            watch::show(flags.watch, out, |out| list(&Contexts::read()?, flags, out))
+        }
         Command::CurrentContext => match &all.current {
             Some(name) => Ok(writeln!(out, "{}", printable(name))?),
             None => {
@@ -100,29 +104,23 @@ fn merge(context: &mut Context, server: &Server) -> Result<(), Error> {
 
 fn list(all: &Contexts, flags: &ListFlags, out: &mut dyn Write) -> Result<(), Error> {
     let is_current = |name: &String| all.current.as_ref() == Some(name);
-    let objects = || -> Value {
-        let object = |(name, context): (&String, &Context)| {
-            let mut object = json!({"name": name, "current": is_current(name)});
-            if let (Value::Object(object), Value::Object(fields)) = (&mut object, json!(context)) {
-                object.extend(fields);
-            }
-            object
-        };
-        all.contexts.iter().map(object).collect()
+    let object = |(name, context): (&String, &Context)| {
+        let mut object = json!({"name": name, "current": is_current(name)});
+        if let (Value::Object(object), Value::Object(fields)) = (&mut object, json!(context)) {
+            object.extend(fields);
+        }
+        object
     };
-    match flags.format() {
-        ListFormat::Json => output::json(out, &objects()),
-        ListFormat::Yaml => output::yaml(out, &objects()),
-        ListFormat::Name => {
-            Ok(all.contexts.keys().try_for_each(|name| writeln!(out, "{}", printable(name)))?)
-        }
-        ListFormat::Table => {
-            let row = |(name, context): (&String, &Context)| {
-                let mark = if is_current(name) { "*" } else { "" };
-                vec![mark.to_owned(), name.clone(), context.netmaster.join(",")]
-            };
-            let rows: Vec<_> = all.contexts.iter().map(row).collect();
-            Ok(table::write(out, &COLUMNS, &rows)?)
-        }
-    }
+    let objects: Vec<Value> = all.contexts.iter().map(object).collect();
+    let row = |(name, context): (&String, &Context)| {
+        let mark = if is_current(name) { "*" } else { "" };
+        vec![mark.to_owned(), name.clone(), context.netmaster.join(",")]
+    };
+    let rows: Vec<_> = all.contexts.iter().map(row).collect();
+    let list = List {
+        objects: &objects,
+        name: &|object| text(object, "name"),
+        table: &|out, _| Ok(table::write(out, &COLUMNS, &rows)?),
+    };
+    list.write(&flags.format(), out)
 }

@@ -7,9 +7,10 @@ use serde_json::Value;
 
 use crate::{
     client::Client,
+    commands::watch,
     error::Error,
-    flags::{InspectFlags, ListArgs, ListFlags, ListFormat},
-    output::{self, printable, table, text},
+    flags::{InspectFlags, ListArgs, ListFlags},
+    output::{self, list::List, text},
     schema::Kind,
 };
 
@@ -21,35 +22,31 @@ pub fn inspect(
     flags: &InspectFlags,
     out: &mut dyn Write,
 ) -> Result<(), Error> {
-    output::object(out, flags.output, &client.inspect(kind, key)?)
+    output::object(out, &flags.output, &client.inspect(kind, key)?)
 }
 
 /// Lists the objects of one tenant, or of all. Fails if the tenant does not exist.
 pub fn of_tenant(kind: &Kind, client: &Client, args: &ListArgs, out: &mut dyn Write) -> Result<(), Error> {
-    client.object(ObjectType::Tenant, &args.tenant.tenant)?;
-    let mut objects = client.list(kind.object_type)?;
-    objects.retain(|object| args.all || text(object, "tenantName") == args.tenant.tenant);
-    show(kind, objects, &args.flags, out)
+    watch::show(args.flags.watch, out, |out| {
+        client.object(ObjectType::Tenant, &args.tenant.tenant)?;
+        let mut objects = client.list(kind.object_type)?;
+        objects.retain(|object| args.all || text(object, "tenantName") == args.tenant.tenant);
+        show(kind, objects, &args.flags, out)
+    })
+}
+
+/// Lists all objects of a kind.
+pub fn of_cluster(kind: &Kind, client: &Client, flags: &ListFlags, out: &mut dyn Write) -> Result<(), Error> {
+    watch::show(flags.watch, out, |out| show(kind, client.list(kind.object_type)?, flags, out))
 }
 
 /// Writes `objects` in the requested format, sorted by key: the original's netmaster sends them in random order.
-pub fn show(
-    kind: &Kind,
-    mut objects: Vec<Value>,
-    flags: &ListFlags,
-    out: &mut dyn Write,
-) -> Result<(), Error> {
+fn show(kind: &Kind, mut objects: Vec<Value>, flags: &ListFlags, out: &mut dyn Write) -> Result<(), Error> {
     objects.sort_by_cached_key(|object| text(object, "key"));
-    match flags.format() {
-        ListFormat::Json => output::json(out, &Value::Array(objects)),
-        ListFormat::Yaml => output::yaml(out, &Value::Array(objects)),
-        ListFormat::Name => {
-            let mut names = objects.iter().map(|object| text(object, kind.name_field()));
-            Ok(names.try_for_each(|name| writeln!(out, "{}", printable(&name)))?)
-        }
-        ListFormat::Table => {
-            let rows: Vec<_> = objects.iter().map(kind.row).collect();
-            Ok(table::write(out, kind.columns, &rows)?)
-        }
-    }
+    let list = List {
+        objects: &objects,
+        name: &|object| text(object, kind.name_field()),
+        table: &|out, width| kind.table(&objects, out, width),
+    };
+    list.write(&flags.format(), out)
 }

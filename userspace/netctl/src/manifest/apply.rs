@@ -8,10 +8,10 @@ use serde_json::Value;
 
 use crate::{
     client::Client,
-    error::Error,
+    error::{Error, Outcome},
     manifest::{
-        document::{self, Purpose},
-        plan::{self, Action, Step, Stored},
+        document::{self, Manifest, Purpose},
+        plan::{self, Action, Omitted, Step, Stored},
     },
     output::{style, text},
     schema::{Kind, Mutability},
@@ -28,19 +28,48 @@ pub struct Files {
     dry_run: bool,
 }
 
+/// Arguments of `netctl diff`.
+#[derive(Args, Debug)]
+pub struct Diff {
+    /// File, folder with .yaml, .yml and .json files, or - for standard input; repeatable.
+    #[arg(long = "file", short, required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+}
+
 /// Creates and updates the objects of the files. Sends nothing if a file is invalid or an immutable field differs.
 pub fn apply(client: &Client, files: &Files, out: &mut dyn Write) -> Result<(), Error> {
     let manifests = document::read(&files.files, Purpose::Apply)?;
-    let stored = stored(client, plan::needed(&manifests))?;
-    let steps = plan::steps(&manifests, &stored).map_err(Error::Several)?;
+    let steps = planned(client, &manifests, Omitted::Keep)?;
     if files.dry_run {
         steps.iter().try_for_each(|step| write!(out, "{}", preview(step)))?;
     }
-    let rejected: Vec<String> = steps.iter().filter_map(immutable_error).collect();
-    if !rejected.is_empty() {
-        return Err(Error::Several(rejected));
-    }
+    check(&steps)?;
     if files.dry_run { Ok(()) } else { send(client, &steps, out) }
+}
+
+/// Shows the differences between the files and the stored objects.
+pub fn diff(client: &Client, args: &Diff, out: &mut dyn Write) -> Result<Outcome, Error> {
+    let manifests = document::read(&args.files, Purpose::Apply)?;
+    let steps = planned(client, &manifests, Omitted::Keep)?;
+    let different: Vec<_> = steps.iter().filter(|step| step.action != Action::Nothing).collect();
+    different.iter().try_for_each(|step| write!(out, "{}", preview(step)))?;
+    Ok(if different.is_empty() { Outcome::Done } else { Outcome::Different })
+}
+
+/// Reads the stored objects and plans the changes.
+pub fn planned<'a>(
+    client: &Client,
+    manifests: &'a [Manifest],
+    omitted: Omitted,
+) -> Result<Vec<Step<'a>>, Error> {
+    let stored = stored(client, plan::needed(manifests))?;
+    plan::steps(manifests, &stored, omitted).map_err(Error::Several)
+}
+
+/// Fails if a step changes an immutable field.
+pub fn check(steps: &[Step<'_>]) -> Result<(), Error> {
+    let rejected: Vec<String> = steps.iter().filter_map(immutable_error).collect();
+    if rejected.is_empty() { Ok(()) } else { Err(Error::Several(rejected)) }
 }
 
 fn stored(client: &Client, kinds: BTreeSet<ObjectType>) -> Result<Stored, Error> {
@@ -79,7 +108,8 @@ fn immutable_error(step: &Step<'_>) -> Option<String> {
     ))
 }
 
-fn send(client: &Client, steps: &[Step<'_>], out: &mut dyn Write) -> Result<(), Error> {
+/// Sends the changes in order; stops at the first that netmaster refuses.
+pub fn send(client: &Client, steps: &[Step<'_>], out: &mut dyn Write) -> Result<(), Error> {
     // All changes are sent even if the reader of the output closes the pipe.
     let mut written = Ok(());
     for (at, step) in steps.iter().enumerate() {

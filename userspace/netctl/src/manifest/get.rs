@@ -1,4 +1,4 @@
-//! `netctl get`: objects in the format that `netctl apply` reads.
+//! `netctl get`: objects in the format that `netctl apply` reads; endpoints and nodes.
 
 use std::io::Write;
 
@@ -8,78 +8,187 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     client::Client,
+    commands::watch,
     error::Error,
     flags::{ListArgs, ListFormat},
     objects::{self, KINDS},
-    output::{self, printable, table, text},
+    observe::{endpoint, node},
+    output::{
+        self,
+        list::{List, Width},
+        text,
+    },
     schema::Kind,
 };
 
 /// Arguments of `netctl get`.
 #[derive(Args, Debug)]
 pub struct Get {
-    /// Kind of the objects, such as network, group, policy, rule, netprofile, service, tenant, global; or `all`.
+    /// Kind of the objects, such as network, group, policy, rule, netprofile, service, tenant, global, endpoint, node; or
+    /// `all`: all kinds that `apply` reads.
     what: String,
-    /// Name of one object; for a rule, POLICY:RULE.
+    /// Name of one object; for a rule, POLICY:RULE; for an endpoint, its id, or the id or name of its container.
     name: Option<String>,
     #[command(flatten)]
     list: ListArgs,
 }
 
+/// What `get` and `wait` read.
+#[derive(Clone, Copy, Debug)]
+pub enum What {
+    /// A kind that netmaster stores.
+    Kind(&'static Kind),
+    /// Endpoints.
+    Endpoints,
+    /// Nodes.
+    Nodes,
+}
+
+impl What {
+    /// Finds what a word of the command line names; `command` is for the error.
+    pub fn named(word: &str, command: &str) -> Result<What, Error> {
+        match (word, objects::by_word(word)) {
+            (_, Some(kind)) => Ok(What::Kind(kind)),
+            ("endpoint" | "endpoints" | "ep", None) => Ok(What::Endpoints),
+            ("node" | "nodes", None) => Ok(What::Nodes),
+            _ => {
+                let words = KINDS.iter().map(|kind| kind.aliases.first().copied().unwrap_or(kind.name()));
+                let words: Vec<_> = words.chain(["endpoint", "node"]).collect();
+                let all = if command == "get" { "all, " } else { "" };
+                Err(Error::Usage(format!("{command} {word}: expected {all}{}", words.join(", "))))
+            }
+        }
+    }
+
+    /// Name of the kind.
+    pub fn word(self) -> &'static str {
+        match self {
+            What::Kind(kind) => kind.name(),
+            What::Endpoints => "endpoint",
+            What::Nodes => "node",
+        }
+    }
+
+    /// Key of the object with this name.
+    pub fn key(self, tenant: &str, name: &str) -> String {
+        match self {
+            What::Kind(kind) if kind.is_of_tenant() => format!("{tenant}:{name}"),
+            _ => name.to_owned(),
+        }
+    }
+
+    /// Reads one object, if it exists.
+    pub fn find(self, client: &Client, key: &str) -> Result<Option<Value>, Error> {
+        match self {
+            What::Endpoints => endpoint::find(client, key),
+            What::Nodes => node::find(client, key),
+            What::Kind(kind) => match client.object(kind.object_type, key) {
+                Err(Error::Refused(message)) if message == format!("{} not found", kind.name()) => Ok(None),
+                object => object.map(Some),
+            },
+        }
+    }
+
+    /// Reads the objects of a tenant, or of all, sorted by key.
+    fn all(self, client: &Client, list: &ListArgs) -> Result<Vec<Value>, Error> {
+        match self {
+            What::Endpoints => endpoint::objects(client, list),
+            What::Nodes => node::objects(client),
+            What::Kind(kind) => {
+                let every = list.all || !kind.is_of_tenant();
+                of_kind(client, kind, (!every).then_some(list.tenant.tenant.as_str()))
+            }
+        }
+    }
+
+    /// Name of an object in lists, without its kind.
+    fn name_of(self, object: &Value) -> String {
+        match self {
+            What::Kind(kind) => kind.key_of(object),
+            What::Endpoints => text(object, "endpointID"),
+            What::Nodes => text(object, "host"),
+        }
+    }
+
+    /// Document with `kind` and, of stored kinds, the fields that a user sets.
+    pub fn document(self, object: &Value) -> Value {
+        let mut document = Map::new();
+        document.insert("kind".into(), json!(self.word()));
+        match (self, object) {
+            (What::Kind(kind), object) => document.extend(kind.spec(object)),
+            (_, Value::Object(fields)) => document.extend(fields.clone()),
+            _ => {}
+        }
+        Value::Object(document)
+    }
+
+    fn table(self, objects: &[Value], out: &mut dyn Write, width: Width) -> Result<(), Error> {
+        match self {
+            What::Kind(kind) => kind.table(objects, out, width),
+            What::Endpoints => endpoint::table(objects, out, width),
+            What::Nodes => node::table(objects, out, width),
+        }
+    }
+}
+
 /// The objects of one kind.
-type Found = (&'static Kind, Vec<Value>);
+type Found = (What, Vec<Value>);
 
 /// Runs the command.
 pub fn run(client: &Client, get: &Get, out: &mut dyn Write) -> Result<(), Error> {
+    watch::show(get.list.flags.watch, out, |out| once(client, get, out))
+}
+
+fn once(client: &Client, get: &Get, out: &mut dyn Write) -> Result<(), Error> {
     let found = match (get.what.as_str(), &get.name) {
         ("all", None) => all(client, &get.list)?,
         ("all", Some(name)) => {
             return Err(Error::Usage(format!("get all {name}: `all` takes no name; use a kind instead")));
         }
-        (word, Some(name)) => vec![one(client, kind(word)?, name, &get.list)?],
+        (word, Some(name)) => {
+            let what = What::named(word, "get")?;
+            let key = what.key(&get.list.tenant.tenant, name);
+            let object = what.find(client, &key)?;
+            vec![(what, vec![object.ok_or_else(|| Error::Refused(format!("{} not found", what.word())))?])]
+        }
         (word, None) => {
-            let kind = kind(word)?;
-            let all = get.list.all || !kind.is_of_tenant();
-            vec![of_kind(client, kind, (!all).then_some(get.list.tenant.tenant.as_str()))?]
+            let what = What::named(word, "get")?;
+            vec![(what, what.all(client, &get.list)?)]
         }
     };
-    match get.list.flags.format() {
-        ListFormat::Table => tables(&found, get.what == "all", out),
-        ListFormat::Name => {
-            for (kind, object) in flatten(&found) {
-                writeln!(out, "{}/{}", kind.name(), printable(&kind.key_of(object)))?;
-            }
-            Ok(())
-        }
-        ListFormat::Json => {
-            let mut objects: Vec<Value> =
-                flatten(&found).map(|(kind, object)| document(kind, object)).collect();
-            match (&get.name, objects.pop()) {
-                (Some(_), Some(object)) => output::json(out, &object),
-                (_, last) => {
-                    objects.extend(last);
-                    output::json(out, &Value::Array(objects))
-                }
-            }
-        }
-        ListFormat::Yaml => {
-            for (at, (kind, object)) in flatten(&found).enumerate() {
-                if at > 0 {
-                    writeln!(out, "---")?;
-                }
-                output::yaml(out, &document(kind, object))?;
-            }
-            Ok(())
+    let objects: Vec<Value> =
+        found.iter().flat_map(|(what, objects)| objects.iter().map(|object| what.document(object))).collect();
+    match (get.list.flags.format(), &get.name, &objects[..]) {
+        (ListFormat::Json, Some(_), [object]) => output::json(out, object),
+        (ListFormat::JsonPath(template), Some(_), [object]) => output::values(out, &template, object),
+        (ListFormat::Yaml, ..) => yaml(&objects, out),
+        (format, ..) => {
+            let list = List {
+                objects: &objects,
+                name: &|document| name(&found, document),
+                table: &|out, width| tables(&found, get.what == "all", out, width),
+            };
+            list.write(&format, out)
         }
     }
 }
 
-fn kind(word: &str) -> Result<&'static Kind, Error> {
-    objects::by_word(word).ok_or_else(|| {
-        let words = KINDS.iter().map(|kind| kind.aliases.first().copied().unwrap_or(kind.name()));
-        let words: Vec<_> = words.collect();
-        Error::Usage(format!("get {word}: expected all, {}", words.join(", ")))
-    })
+/// A document for each object, which `apply` reads.
+fn yaml(objects: &[Value], out: &mut dyn Write) -> Result<(), Error> {
+    for (at, object) in objects.iter().enumerate() {
+        if at > 0 {
+            writeln!(out, "---")?;
+        }
+        output::yaml(out, object)?;
+    }
+    Ok(())
+}
+
+/// `KIND/KEY` of a document.
+fn name(found: &[Found], document: &Value) -> String {
+    let kind = text(document, "kind");
+    let what = found.iter().map(|(what, _)| what).find(|what| what.word() == kind);
+    format!("{kind}/{}", what.map(|what| what.name_of(document)).unwrap_or_default())
 }
 
 /// Reads a tenant and its objects; with `--all`, all objects of the cluster.
@@ -89,47 +198,28 @@ fn all(client: &Client, list: &ListArgs) -> Result<Vec<Found>, Error> {
         client.object(ObjectType::Tenant, tenant)?;
     }
     let kinds = KINDS.into_iter().filter(|kind| list.all || kind.key_fields.contains(&"tenantName"));
-    kinds.map(|kind| of_kind(client, kind, tenant)).collect()
-}
-
-fn one(client: &Client, kind: &'static Kind, name: &str, list: &ListArgs) -> Result<Found, Error> {
-    let tenant = &list.tenant.tenant;
-    let key = if kind.is_of_tenant() { format!("{tenant}:{name}") } else { name.to_owned() };
-    Ok((kind, vec![client.object(kind.object_type, &key)?]))
+    kinds.map(|kind| Ok((What::Kind(kind), of_kind(client, kind, tenant)?))).collect()
 }
 
 /// Reads the objects of one tenant, or of all, sorted by key.
-fn of_kind(client: &Client, kind: &'static Kind, tenant: Option<&str>) -> Result<Found, Error> {
+fn of_kind(client: &Client, kind: &Kind, tenant: Option<&str>) -> Result<Vec<Value>, Error> {
     let mut objects = client.list(kind.object_type)?;
     objects.retain(|object| tenant.is_none_or(|tenant| text(object, "tenantName") == tenant));
     objects.sort_by_cached_key(|object| text(object, "key"));
-    Ok((kind, objects))
+    Ok(objects)
 }
 
-fn flatten(found: &[Found]) -> impl Iterator<Item = (&'static Kind, &Value)> {
-    found.iter().flat_map(|(kind, objects)| objects.iter().map(move |object| (*kind, object)))
-}
-
-/// Document with `kind` and the fields that a user sets.
-fn document(kind: &Kind, object: &Value) -> Value {
-    let mut document = Map::new();
-    document.insert("kind".into(), json!(kind.name()));
-    document.extend(kind.spec(object));
-    Value::Object(document)
-}
-
-fn tables(found: &[Found], titled: bool, out: &mut dyn Write) -> Result<(), Error> {
+fn tables(found: &[Found], titled: bool, out: &mut dyn Write, width: Width) -> Result<(), Error> {
     let mut first = true;
-    for (kind, objects) in found {
+    for (what, objects) in found {
         if titled {
             if objects.is_empty() {
                 continue;
             }
-            writeln!(out, "{}{}:", if first { "" } else { "\n" }, kind.name())?;
+            writeln!(out, "{}{}:", if first { "" } else { "\n" }, what.word())?;
             first = false;
         }
-        let rows: Vec<_> = objects.iter().map(kind.row).collect();
-        table::write(out, kind.columns, &rows)?;
+        what.table(objects, out, width)?;
     }
     Ok(())
 }

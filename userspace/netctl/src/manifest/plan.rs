@@ -12,7 +12,7 @@ use crate::{
     manifest::document::Manifest,
     objects,
     output::printable,
-    schema::{Kind, Mutability},
+    schema::{Kind, Mutability, format::is_empty},
 };
 
 /// Objects stored by netmaster, by type and key.
@@ -44,6 +44,15 @@ pub enum Action {
     Recreate(Vec<String>),
 }
 
+/// What becomes of fields of a stored object that the desired one leaves out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Omitted {
+    /// They keep their values; empty values (`[]`, `""`, `0`, `null`) clear fields.
+    Keep,
+    /// They are cleared.
+    Clear,
+}
+
 /// Types whose stored objects [`steps`] needs.
 pub fn needed(manifests: &[Manifest]) -> BTreeSet<ObjectType> {
     let own = manifests.iter().map(|manifest| manifest.kind.object_type);
@@ -57,7 +66,11 @@ pub fn needed(manifests: &[Manifest]) -> BTreeSet<ObjectType> {
 /// # Errors
 ///
 /// Returns one line per reference to an object that neither exists nor is in the files.
-pub fn steps<'a>(manifests: &'a [Manifest], stored: &Stored) -> Result<Vec<Step<'a>>, Vec<String>> {
+pub fn steps<'a>(
+    manifests: &'a [Manifest],
+    stored: &Stored,
+    omitted: Omitted,
+) -> Result<Vec<Step<'a>>, Vec<String>> {
     let missing = missing(manifests, stored);
     if !missing.is_empty() {
         return Err(missing);
@@ -66,7 +79,9 @@ pub fn steps<'a>(manifests: &'a [Manifest], stored: &Stored) -> Result<Vec<Step<
     let ordered = ordered(manifests, |manifest| new(manifest));
     Ok(ordered
         .into_iter()
-        .map(|manifest| step(manifest, find_stored(stored, manifest.kind.object_type, &manifest.key)))
+        .map(|manifest| {
+            step(manifest, find_stored(stored, manifest.kind.object_type, &manifest.key), omitted)
+        })
         .collect())
 }
 
@@ -155,16 +170,17 @@ fn visit<'a>(
     order.push(&manifests[at]);
 }
 
-fn step<'a>(manifest: &'a Manifest, stored: Option<&Value>) -> Step<'a> {
+fn step<'a>(manifest: &'a Manifest, stored: Option<&Value>, omitted: Omitted) -> Step<'a> {
     let kind = manifest.kind;
     let before = stored.map(|stored| kind.spec(stored));
-    let mut after = kind.spec(&manifest.object);
-    let Some(now) = &before else { return Step { manifest, before, after, action: Action::Create } };
-    if kind.mutability == Mutability::Settings {
-        let mut both = now.clone();
-        both.extend(after);
-        after = kind.spec(&Value::Object(both));
-    }
+    let Some(now) = &before else {
+        let after = kind.spec(&manifest.object);
+        return Step { manifest, before, after, action: Action::Create };
+    };
+    let after = match omitted {
+        Omitted::Keep => kind.spec(&merged(now, manifest)),
+        Omitted::Clear => kind.spec(&manifest.object),
+    };
     let differs = |name: &&str| now.get(*name) != after.get(*name);
     let different: Vec<&str> = kind.fields.iter().map(|field| field.name).filter(differs).collect();
     let fixed = |name: &&&str| match kind.mutability {
@@ -179,6 +195,23 @@ fn step<'a>(manifest: &'a Manifest, stored: Option<&Value>) -> Step<'a> {
         (false, false) => Action::Recreate(fixed),
     };
     Step { manifest, before, after, action }
+}
+
+/// The stored fields, replaced by those that the manifest names.
+fn merged(now: &Map<String, Value>, manifest: &Manifest) -> Value {
+    let mut both = now.clone();
+    let named = |field: &str| manifest.object.get(field);
+    for field in manifest.kind.fields {
+        // The manifest names the value that netmaster derived from the other field.
+        if let Some(other) = field.derived_from
+            && named(other).is_none()
+            && named(field.name).is_some_and(|value| !is_empty(value))
+        {
+            both.shift_remove(other);
+        }
+    }
+    both.extend(manifest.object.as_object().cloned().unwrap_or_default());
+    Value::Object(both)
 }
 
 impl Step<'_> {

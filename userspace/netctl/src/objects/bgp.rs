@@ -95,7 +95,7 @@ pub static KIND: Kind = Kind {
 /// Runs a command.
 pub fn run(client: &Client, command: &Command, out: &mut dyn Write) -> Result<(), Error> {
     match command {
-        Command::Ls(flags) => listing::show(&KIND, client.list(KIND.object_type)?, flags, out),
+        Command::Ls(flags) => listing::of_cluster(&KIND, client, flags, out),
         Command::Create(args) => {
             let body = json!({
                 "hostname": args.hostname,

@@ -8,10 +8,12 @@ use serde_json::{Value, json};
 
 use crate::{
     client::Client,
+    commands::watch,
     error::Error,
-    flags::{ListFlags, ListFormat, TenantFlag, integer},
+    flags::{ListFlags, TenantFlag, integer},
     output::{
-        self, number, printable,
+        list::{self, Width},
+        number,
         table::{self, Column},
         text,
     },
@@ -150,7 +152,7 @@ pub struct Add {
 }
 
 /// Columns of incoming rules.
-const INCOMING: &[Column] = &[
+const INCOMING: &[Column<'_>] = &[
     ("Rule", "----"),
     ("Priority", "--------"),
     ("From EndpointGroup", "------------------"),
@@ -172,7 +174,7 @@ const INCOMING_FIELDS: [&str; 9] = [
     "port",
     "action",
 ];
-const OUTGOING: &[Column] = &[
+const OUTGOING: &[Column<'_>] = &[
     ("Rule", "----"),
     ("Priority", "--------"),
     ("To EndpointGroup", "----------------"),
@@ -187,6 +189,10 @@ const OUTGOING_FIELDS: [&str; 8] =
 
 /// `netctl policy rule-ls`.
 pub fn list(client: &Client, args: &List, out: &mut dyn Write) -> Result<(), Error> {
+    watch::show(args.flags.watch, out, |out| list_once(client, args, out))
+}
+
+fn list_once(client: &Client, args: &List, out: &mut dyn Write) -> Result<(), Error> {
     client.object(ObjectType::Tenant, &args.tenant.tenant)?;
     client.object(ObjectType::Policy, &format!("{}:{}", args.tenant.tenant, args.policy))?;
     let mut rules = client.list(KIND.object_type)?;
@@ -194,19 +200,22 @@ pub fn list(client: &Client, args: &List, out: &mut dyn Write) -> Result<(), Err
         text(rule, "tenantName") == args.tenant.tenant && text(rule, "policyName") == args.policy
     });
     rules.sort_by_cached_key(|rule| (number(rule, "priority"), text(rule, "key")));
-    match args.flags.format() {
-        ListFormat::Json => output::json(out, &Value::Array(rules)),
-        ListFormat::Yaml => output::yaml(out, &Value::Array(rules)),
-        ListFormat::Name => {
-            Ok(rules.iter().try_for_each(|rule| writeln!(out, "{}", printable(&text(rule, "ruleId"))))?)
-        }
-        ListFormat::Table => {
-            writeln!(out, "Incoming Rules:")?;
-            table::write(out, INCOMING, &rows(&rules, "in", &INCOMING_FIELDS))?;
-            writeln!(out, "Outgoing Rules:")?;
-            Ok(table::write(out, OUTGOING, &rows(&rules, "out", &OUTGOING_FIELDS))?)
-        }
-    }
+    let list = list::List {
+        objects: &rules,
+        name: &|rule| text(rule, "ruleId"),
+        table: &|out, width| match width {
+            Width::Normal => tables(&rules, out),
+            Width::Wide => KIND.table(&rules, out, width),
+        },
+    };
+    list.write(&args.flags.format(), out)
+}
+
+fn tables(rules: &[Value], out: &mut dyn Write) -> Result<(), Error> {
+    writeln!(out, "Incoming Rules:")?;
+    table::write(out, INCOMING, &rows(rules, "in", &INCOMING_FIELDS))?;
+    writeln!(out, "Outgoing Rules:")?;
+    Ok(table::write(out, OUTGOING, &rows(rules, "out", &OUTGOING_FIELDS))?)
 }
 
 fn rows(rules: &[Value], direction: &str, fields: &[&str]) -> Vec<Vec<String>> {

@@ -58,7 +58,7 @@ pub enum Command {
 /// Runs a command.
 pub fn run(client: &Client, command: &Command, out: &mut dyn Write) -> Result<(), Error> {
     match command {
-        Command::Ls(flags) => listing::show(&KIND, client.list(KIND.object_type)?, flags, out),
+        Command::Ls(flags) => listing::of_cluster(&KIND, client, flags, out),
         Command::Create { name } => {
             client.put(KIND.object_type, name, &json!({"key": name, "tenantName": name}))?;
             report(KIND.created, name, name, out)

@@ -12,10 +12,13 @@ use serde_json::{Value, json};
 
 use crate::{
     client::Client,
-    commands::listing::inspect,
+    commands::{listing::inspect, watch},
     error::Error,
-    flags::{InspectFlags, ListArgs, ListFormat},
-    output::{self, printable, table},
+    flags::{InspectFlags, ListArgs},
+    output::{
+        list::{self, List, Width},
+        text,
+    },
 };
 
 /// Commands for endpoints.
@@ -34,46 +37,73 @@ pub enum Command {
     },
 }
 
-const COLUMNS: [table::Column; 7] = [
-    ("Network", "-------"),
-    ("Endpoint", "--------"),
-    ("Name", "----"),
-    ("Group", "-----"),
-    ("Node", "----"),
-    ("IPv4", "----"),
-    ("IPv6", "----"),
+const COLUMNS: [&str; 7] = ["Network", "Endpoint", "Name", "Group", "Node", "IPv4", "IPv6"];
+/// Titles and fields of further columns.
+const WIDE: [(&str, &str); 5] = [
+    ("Container", "containerID"),
+    ("MAC", "macAddress"),
+    ("Port", "virtualPort"),
+    ("VTEP", "vtepIP"),
+    ("Labels", "labels"),
 ];
 
 /// Runs a command.
 pub fn run(client: &Client, command: &Command, out: &mut dyn Write) -> Result<(), Error> {
     match command {
-        Command::Ls(args) => list(client, args, out),
+        Command::Ls(args) => watch::show(args.flags.watch, out, |out| list(client, args, out)),
         Command::Inspect { id, flags } => inspect(client, "endpoint", id, flags, out),
     }
 }
 
 fn list(client: &Client, args: &ListArgs, out: &mut dyn Write) -> Result<(), Error> {
+    let objects = objects(client, args)?;
+    let list = List {
+        objects: &objects,
+        name: &|endpoint| text(endpoint, "endpointID"),
+        table: &|out, width| table(&objects, out, width),
+    };
+    list.write(&args.flags.format(), out)
+}
+
+/// Reads the endpoints on the networks of a tenant, or of all, sorted by network and id.
+pub fn objects(client: &Client, args: &ListArgs) -> Result<Vec<Value>, Error> {
     client.object(ObjectType::Tenant, &args.tenant.tenant)?;
     let networks = networks(client, (!args.all).then_some(args.tenant.tenant.as_str()))?;
     let mut found = endpoints(client, &networks)?;
     found.sort_by(|a, b| (&a.network, &a.endpoint_id).cmp(&(&b.network, &b.endpoint_id)));
-    match args.flags.format() {
-        ListFormat::Json => output::json(out, &json!(found)),
-        ListFormat::Yaml => output::yaml(out, &json!(found)),
-        ListFormat::Name => {
-            Ok(found.iter().try_for_each(|it| writeln!(out, "{}", printable(&it.endpoint_id)))?)
-        }
-        ListFormat::Table => {
-            let row = |it: &EndpointOper| {
-                let [v4, v6] = &it.ip_address;
-                [&it.network, &it.endpoint_id, &it.container_name, &it.service_name, &it.homing_host, v4, v6]
-                    .map(String::clone)
-                    .into()
-            };
-            let rows: Vec<Vec<String>> = found.iter().map(row).collect();
-            Ok(table::write(out, &COLUMNS, &rows)?)
-        }
-    }
+    Ok(found.iter().map(|endpoint| json!(endpoint)).collect())
+}
+
+/// Finds an endpoint by its id, its container's id, or the name of its container.
+pub fn find(client: &Client, id: &str) -> Result<Option<Value>, Error> {
+    let mut answer = match client.inspect("endpoint", id) {
+        Err(Error::Refused(message)) if message == "endpoint not found" => return Ok(None),
+        answer => answer?,
+    };
+    let endpoint = answer.get_mut("Oper").map(Value::take).unwrap_or_default();
+    // netmaster answers with an endpoint whose ids contain the text if none is equal.
+    let is = |field: &&str| text(&endpoint, field) == id;
+    let exact = ["endpointID", "containerID", "containerName"].iter().any(|field| is(field));
+    Ok(exact.then_some(endpoint))
+}
+
+/// Writes a table of endpoints.
+pub fn table(endpoints: &[Value], out: &mut dyn Write, width: Width) -> Result<(), Error> {
+    let more: &[(&str, &str)] = if width == Width::Wide { &WIDE } else { &[] };
+    let address = |endpoint: &Value, family: usize| {
+        let address = endpoint.get("ipAddress").and_then(|addresses| addresses.get(family));
+        address.and_then(Value::as_str).unwrap_or_default().to_owned()
+    };
+    let row = |endpoint: &Value| -> Vec<String> {
+        let mut cells: Vec<String> = ["network", "endpointID", "containerName", "serviceName", "homingHost"]
+            .map(|field| text(endpoint, field))
+            .into();
+        cells.extend([address(endpoint, 0), address(endpoint, 1)]);
+        cells.extend(more.iter().map(|(_, field)| text(endpoint, field)));
+        cells
+    };
+    let titles: Vec<&str> = COLUMNS.into_iter().chain(more.iter().map(|(title, _)| *title)).collect();
+    list::titled(out, &titles, &endpoints.iter().map(row).collect::<Vec<_>>())
 }
 
 /// Reads the networks of a tenant, or of all tenants.

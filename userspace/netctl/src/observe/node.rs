@@ -8,12 +8,16 @@ use serde_json::Value;
 
 use crate::{
     client::{Client, segment},
+    commands::watch,
     error::Error,
-    flags::{InspectFlags, ListFlags, ListFormat},
+    flags::{InspectFlags, ListFlags},
     observe::endpoint::read,
     output::{
-        self, printable, style,
-        table::{self, Cell},
+        self,
+        list::{List, Width},
+        printable, style,
+        table::{self, Cell, Column},
+        text,
     },
 };
 
@@ -42,7 +46,18 @@ pub enum Command {
     },
 }
 
-const COLUMNS: [table::Column; 7] = [
+/// Path of the list of all nodes.
+const PATH: &str = "/api/v1/inspect/nodes/";
+
+/// Further columns before the last one.
+const WIDE: [Column<'_>; 4] = [
+    ("Control IP", "----------"),
+    ("VXLAN port", "----------"),
+    ("Failed", "------"),
+    ("Gone since", "----------"),
+];
+
+const COLUMNS: [Column<'_>; 7] = [
     ("Host", "----"),
     ("Datapath", "--------"),
     ("State", "-----"),
@@ -55,7 +70,9 @@ const COLUMNS: [table::Column; 7] = [
 /// Runs a command.
 pub fn run(client: &Client, command: &Command, out: &mut dyn Write) -> Result<(), Error> {
     match command {
-        Command::Inspect { host, flags } => output::object(out, flags.output, &client.inspect("node", host)?),
+        Command::Inspect { host, flags } => {
+            output::object(out, &flags.output, &client.inspect("node", host)?)
+        }
         Command::AcceptStore { hosts, all } => {
             let hosts = match all {
                 true => regressed(client)?,
@@ -70,21 +87,38 @@ pub fn run(client: &Client, command: &Command, out: &mut dyn Write) -> Result<()
             }
             Ok(())
         }
-        Command::Ls(flags) => {
-            let answer = client.get("/api/v1/inspect/nodes/")?;
-            match flags.format() {
-                ListFormat::Json => output::json(out, &answer),
-                ListFormat::Yaml => output::yaml(out, &answer),
-                ListFormat::Name => Ok(nodes(answer)?
-                    .iter()
-                    .try_for_each(|it| writeln!(out, "{}", printable(&it.status.host)))?),
-                ListFormat::Table => {
-                    let rows: Vec<_> = nodes(answer)?.iter().map(row).collect();
-                    Ok(table::write_cells(out, &COLUMNS, &rows)?)
-                }
-            }
-        }
+        Command::Ls(flags) => watch::show(flags.watch, out, |out| list(client, flags, out)),
     }
+}
+
+fn list(client: &Client, flags: &ListFlags, out: &mut dyn Write) -> Result<(), Error> {
+    let objects = objects(client)?;
+    let list = List {
+        objects: &objects,
+        name: &|node| text(node, "host"),
+        table: &|out, width| table(&objects, out, width),
+    };
+    list.write(&flags.format(), out)
+}
+
+/// Reads all nodes.
+pub fn objects(client: &Client) -> Result<Vec<Value>, Error> {
+    read(client.get(PATH)?, "nodes")
+}
+
+/// Finds a node.
+pub fn find(client: &Client, host: &str) -> Result<Option<Value>, Error> {
+    Ok(objects(client)?.into_iter().find(|node| text(node, "host") == host))
+}
+
+/// Writes a table of nodes.
+pub fn table(nodes: &[Value], out: &mut dyn Write, width: Width) -> Result<(), Error> {
+    let nodes: Vec<Node> = read(nodes.into(), "nodes")?;
+    let rows: Vec<_> = nodes.iter().map(|node| row(node, width)).collect();
+    let more: &[Column<'_>] = if width == Width::Wide { &WIDE } else { &[] };
+    let (last, first) = COLUMNS.split_last().unwrap_or((&("", ""), &[]));
+    let columns = [first, more, &[*last]].concat();
+    Ok(table::write_cells(out, &columns, &rows)?)
 }
 
 /// Nodes that wait for the word of an operator.
@@ -92,25 +126,30 @@ fn regressed(client: &Client) -> Result<Vec<String>, Error> {
     let is_regressed = |node: &Node| {
         node.status.degraded.iter().any(|line| line.starts_with(contiv_model::node::STORE_REGRESSED))
     };
-    let all = nodes(client.get("/api/v1/inspect/nodes/")?)?;
+    let all = read::<Vec<Node>>(client.get(PATH)?, "nodes")?;
     Ok(all.into_iter().filter(is_regressed).map(|node| node.status.host).collect())
 }
 
-fn nodes(answer: Value) -> Result<Vec<Node>, Error> {
-    read(answer, "nodes")
-}
-
-fn row(node: &Node) -> Vec<Cell> {
+fn row(node: &Node, width: Width) -> Vec<Cell> {
     let status = &node.status;
-    vec![
+    let mut cells: Vec<Cell> = vec![
         status.host.clone().into(),
         status.datapath.clone().into(),
         state(node.state),
         status.applied_revision.to_string().into(),
         status.vtep_ip.clone().into(),
         status.version.clone().into(),
-        reason(node).into(),
-    ]
+    ];
+    if width == Width::Wide {
+        cells.extend([
+            node.control_ip.clone().into(),
+            status.vxlan_port.to_string().into(),
+            status.failed.to_string().into(),
+            node.gone_since.clone().into(),
+        ]);
+    }
+    cells.push(reason(node).into());
+    cells
 }
 
 fn state(state: NodeState) -> Cell {

@@ -8,7 +8,7 @@ use unicode_width::UnicodeWidthStr as _;
 use crate::output::{printable, style};
 
 /// Title of a column and the dashes under it, both as in the original.
-pub type Column = (&'static str, &'static str);
+pub type Column<'a> = (&'a str, &'a str);
 
 /// Text of a cell, printable, and its style.
 #[derive(Clone, Debug)]
@@ -24,7 +24,7 @@ impl Cell {
     }
 
     fn width(&self) -> usize {
-        self.text.width()
+        width(&self.text)
     }
 
     fn painted(&self) -> String {
@@ -39,19 +39,17 @@ impl From<String> for Cell {
 }
 
 /// Writes rows of plain text under `columns`; see [`write_cells`].
-pub fn write(out: &mut dyn Write, columns: &[Column], rows: &[Vec<String>]) -> io::Result<()> {
+pub fn write(out: &mut dyn Write, columns: &[Column<'_>], rows: &[Vec<String>]) -> io::Result<()> {
     let rows: Vec<Vec<Cell>> = rows.iter().map(|row| row.iter().cloned().map(Cell::from).collect()).collect();
     write_cells(out, columns, &rows)
 }
 
 /// Writes `rows` under `columns` as Go's tabwriter does: the last cell of a line is not padded, and a column is as wide as
 /// its widest cell in consecutive lines that have a cell after it. Widths are those of a terminal.
-pub fn write_cells(out: &mut dyn Write, columns: &[Column], rows: &[Vec<Cell>]) -> io::Result<()> {
-    let heading = |text: fn(&Column) -> &'static str| -> Vec<Cell> {
-        columns.iter().map(|column| Cell::from(text(column).to_owned())).collect()
-    };
-    let lines: Vec<Vec<Cell>> =
-        [heading(|column| column.0), heading(|column| column.1)].into_iter().chain(rows.to_vec()).collect();
+pub fn write_cells(out: &mut dyn Write, columns: &[Column<'_>], rows: &[Vec<Cell>]) -> io::Result<()> {
+    let titles = columns.iter().map(|(title, _)| Cell::from((*title).to_owned())).collect();
+    let dashes = columns.iter().map(|(_, dashes)| Cell::from((*dashes).to_owned())).collect();
+    let lines: Vec<Vec<Cell>> = [titles, dashes].into_iter().chain(rows.to_vec()).collect();
     let columns = lines.iter().map(Vec::len).max().unwrap_or(0);
     let widths: Vec<Vec<usize>> = (0..columns).map(|column| column_widths(&lines, column)).collect();
     for (at, line) in lines.iter().enumerate() {
@@ -63,6 +61,11 @@ pub fn write_cells(out: &mut dyn Write, columns: &[Column], rows: &[Vec<Cell>]) 
         writeln!(out, "{}", last.painted())?;
     }
     Ok(())
+}
+
+/// Number of columns of a terminal that a printable text takes.
+pub fn width(text: &str) -> usize {
+    text.width()
 }
 
 /// The width of a column in each line.

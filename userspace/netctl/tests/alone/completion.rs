@@ -37,7 +37,10 @@ fn bash_completes_commands_flags_and_values() {
     assert_eq!(offered(&["netctl", "a"]), ["aci-gw", "app-profile", "apply"]);
     assert_eq!(offered(&["netctl", "network", "c"]), ["create"]);
     assert_eq!(offered(&["netctl", "policy", "rule-"]), ["rule-add", "rule-ls", "rule-rm"]);
-    assert_eq!(offered(&["netctl", "network", "ls", "-o", ""]), ["json", "name", "table", "yaml"]);
+    assert_eq!(
+        offered(&["netctl", "network", "ls", "-o", ""]),
+        ["custom-columns=", "json", "jsonpath=", "name", "table", "wide", "yaml"]
+    );
     assert_eq!(offered(&["netctl", "network", "create", "--sub"]), ["--subnet", "--subnetv6"]);
 }
 

@@ -142,7 +142,8 @@ fn documented_commands_are_valid() {
     assert!(commands.len() > 5, "{commands:?}");
     for command in commands {
         let typed = command.split(['#', '>']).next().unwrap();
-        let words = ["netctl"].into_iter().chain(typed.split_whitespace());
+        let words = typed.split_whitespace().map(|word| word.trim_matches('\''));
+        let words = ["netctl"].into_iter().chain(words);
         if let Err(error) = netctl::cli::Cli::try_parse_from(words) {
             panic!("netctl {command}: {error}");
         }

@@ -3,9 +3,14 @@
 
 mod contexts;
 mod escapes;
+mod explaining;
+mod formats;
 mod keys;
+mod manifests;
 mod netmasters;
 mod server;
+mod store;
+mod waiting;
 
 use std::process::{Command, Output, Stdio};
 

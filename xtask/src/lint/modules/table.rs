@@ -243,6 +243,7 @@ pub(super) const RULES: &[Rules] = &[
                 &["context", "token"],
                 &["private_file"],
                 &["flags"],
+                &["query"],
                 &["error"],
             ],
         }],
