@@ -12,7 +12,10 @@ use serde_json::{Deserializer, Map, Value};
 /// Unknown fields of one value, with their content. Elements of lists are not included: a list is
 /// replaced as a whole.
 #[derive(Clone, Debug, Default)]
-pub(super) struct UnknownFields(Option<Arc<[(Vec<String>, Value)]>>);
+pub(super) struct UnknownFields(Option<Arc<[Field]>>);
+
+/// The keys that lead to an unknown field, and its content.
+type Field = (Vec<String>, Value);
 
 impl UnknownFields {
     /// Decodes a value and its unknown fields.

@@ -155,6 +155,8 @@ const UNFINISHED: &str = "new";
 
 #[cfg(test)]
 mod tests {
+    use std::slice;
+
     use contivk8s::wire::Request;
 
     use super::*;
@@ -183,7 +185,7 @@ mod tests {
 
         let journal = Journal::beside(&socket).unwrap();
         let entry = journal.get(&first.endpoint_id()).unwrap();
-        assert_eq!(journal.entries(), [entry.clone()]);
+        assert_eq!(journal.entries(), slice::from_ref(&entry));
         assert_eq!((entry.progress, entry.configuration.as_str()), (Progress::Attached, "contiv-net"));
         assert_eq!(entry.pod().endpoint_id(), first.endpoint_id());
         assert_eq!(entry.pod().endpoint, "c1-net1");

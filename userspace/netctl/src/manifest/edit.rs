@@ -52,7 +52,9 @@ pub fn run(client: &Client, edit: &Edit, out: &mut dyn Write) -> Result<(), Erro
     let file = create(&text)?;
     let edited = open_editor(&file).and_then(|()| fs::read(&file).map_err(Error::file("read", &file)));
     let result = match edited {
-        Ok(edited) if edited == text => writeln!(out, "{} {} unchanged", what.word(), printable(&key)).map_err(Error::from),
+        Ok(edited) if edited == text => {
+            writeln!(out, "{} {} unchanged", what.word(), printable(&key)).map_err(Error::from)
+        }
         Ok(_) => send(client, what, &key, &object, &file, out),
         Err(error) => Err(error),
     };
@@ -115,7 +117,9 @@ fn send(
     let is_same = |manifest: &Manifest| manifest.key == key && manifest.kind.name() == what.word();
     if !matches!(&manifests[..], [manifest] if is_same(manifest)) {
         let object = format!("{} {key}", what.word());
-        return Err(Error::Refused(format!("{object}: the file must have this object only; nothing was sent")));
+        return Err(Error::Refused(format!(
+            "{object}: the file must have this object only; nothing was sent"
+        )));
     }
     let steps = apply::planned(client, &manifests, Omitted::Clear)?;
     apply::check(&steps)?;

@@ -30,7 +30,8 @@ pub fn run(client: &Client, explain: &Explain, out: &mut dyn Write) -> Result<()
         None => (explain.what.as_str(), None),
     };
     let kind = objects::by_word(word).ok_or_else(|| {
-        let words: Vec<_> = KINDS.iter().map(|kind| kind.aliases.first().copied().unwrap_or(kind.name())).collect();
+        let words: Vec<_> =
+            KINDS.iter().map(|kind| kind.aliases.first().copied().unwrap_or(kind.name())).collect();
         Error::Usage(format!("explain {word}: expected {}", words.join(", ")))
     })?;
     let document = client.get(PATH)?;
@@ -129,9 +130,12 @@ fn about(schema: &Value, field: &Field) -> About {
     let null = Value::Null;
     let property = schema.get("properties").and_then(|all| all.get(field.name)).unwrap_or(&null);
     let kind = match property.get("type") {
-        Some(Value::Array(types)) => {
-            types.iter().filter_map(Value::as_str).filter(|name| *name != "null").collect::<Vec<_>>().join(" or ")
-        }
+        Some(Value::Array(types)) => types
+            .iter()
+            .filter_map(Value::as_str)
+            .filter(|name| *name != "null")
+            .collect::<Vec<_>>()
+            .join(" or "),
         _ => text(property, "type"),
     };
     let kind = match property.get("items") {

@@ -83,7 +83,7 @@ pub fn find(client: &Client, id: &str) -> Result<Option<Value>, Error> {
     let endpoint = answer.get_mut("Oper").map(Value::take).unwrap_or_default();
     // netmaster answers with an endpoint whose ids contain the text if none is equal.
     let is = |field: &&str| text(&endpoint, field) == id;
-    let exact = ["endpointID", "containerID", "containerName"].iter().any(|field| is(field));
+    let exact = ["endpointID", "containerID", "containerName"].iter().any(is);
     Ok(exact.then_some(endpoint))
 }
 

@@ -132,7 +132,9 @@ fn differences_are_updated_and_immutable_fields_reject_the_file() {
     let file = bench.file("a.yaml", example());
     bench.ok(&["apply", "-f", &file]);
 
-    let changed = example().replace("10 mbps", "20 mbps").replace("policies: [web], netProfile: gold", "policies: [], netProfile: ''");
+    let changed = example()
+        .replace("10 mbps", "20 mbps")
+        .replace("policies: [web], netProfile: gold", "policies: [], netProfile: ''");
     let file = bench.file("b.yaml", &changed);
     let preview = bench.ok(&["apply", "-f", &file, "--dry-run"]);
     let diff = format!(
