@@ -248,6 +248,9 @@ impl Flags {
         if self.store.lease_ttl <= self.store.failover_after {
             return Err("--lease-ttl must be longer than --failover-after".into());
         }
+        if self.rest.role_file.is_some() && self.rest.client_ca.is_none() {
+            return Err("--role-file has roles of client certificates and requires --client-ca".into());
+        }
         let plain = self.rest.token_file.is_some() && self.rest.tls_cert.is_none();
         if plain && let Some(address) = self.listeners().iter().find(|address| !address.ip().is_loopback()) {
             return Err(format!(

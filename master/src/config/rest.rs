@@ -32,8 +32,8 @@ pub struct RestFlags {
     pub token_file: Option<PathBuf>,
 
     /// File of client certificates' roles, one line each: ROLE CN=NAME or ROLE O=NAME; mode 0600,
-    /// reloaded on change
-    #[arg(long, env = "CONTIV_NETMASTER_ROLE_FILE", value_name = "FILE", requires = "client_ca")]
+    /// reloaded on change; requires --client-ca
+    #[arg(long, env = "CONTIV_NETMASTER_ROLE_FILE", value_name = "FILE")]
     pub role_file: Option<PathBuf>,
 
     /// File to which changes and refused requests are logged, a line of JSON each; opened again when
