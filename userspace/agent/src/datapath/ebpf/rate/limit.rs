@@ -166,13 +166,13 @@ pub(super) fn option(kind: u16, value: &[u8]) -> TcOption {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use rtnetlink::packet_core::Emitable as _;
 
     use super::*;
 
     /// The options in the format of the kernel.
-    fn encoded(options: &[TcOption]) -> Vec<u8> {
+    pub(in super::super) fn encoded(options: &[TcOption]) -> Vec<u8> {
         let mut bytes = vec![0; options.buffer_len()];
         options.emit(&mut bytes);
         bytes

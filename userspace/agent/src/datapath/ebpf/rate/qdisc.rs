@@ -236,16 +236,7 @@ fn ignore_absent(result: Result<(), rtnetlink::Error>) -> Result<(), rtnetlink::
 
 #[cfg(test)]
 mod tests {
-    use rtnetlink::packet_core::Emitable as _;
-
-    use super::*;
-
-    /// The options in the format of the kernel.
-    fn encoded(options: &[TcOption]) -> Vec<u8> {
-        let mut bytes = vec![0; options.buffer_len()];
-        options.emit(&mut bytes);
-        bytes
-    }
+    use super::{super::limit::tests::encoded, *};
 
     #[test]
     fn qdiscs_with_other_handles_are_ignored() {
