@@ -47,7 +47,7 @@ pub(super) async fn pass(
 ) -> Response<Body> {
     let persistent = keeps_alive(request.headers());
     let id = request_id::of(request.headers_mut());
-    let audit = Pending::new(admission.audit.clone(), &id, &request);
+    let audit = Pending::new(admission.audit.clone(), &id, &mut request);
     let mut response = admission.authenticate(request, next, audit).await;
     response.headers_mut().insert(request_id::HEADER, id);
     if !persistent {
