@@ -88,10 +88,10 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
         store: health.clone(),
     }
     .router();
-    let closing = CancellationToken::new();
+    let (closing, aborting) = (CancellationToken::new(), CancellationToken::new());
     for address in flags.listeners() {
         let listener = Listener::bind(address, listener_config.clone()).await?;
-        servers.spawn(listener.serve(app.clone(), closing.clone()));
+        servers.spawn(listener.serve(app.clone(), closing.clone(), aborting.clone()));
     }
 
     // Runs until the end of the process: at shutdown it shows who leads next.
@@ -150,7 +150,9 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
         () = follow(&identity, &lock, &role) => false,
     };
     if !drained {
-        servers.shutdown().await;
+        closing.cancel();
+        aborting.cancel();
+        while servers.join_next().await.is_some() {}
     }
     drop(cache_watch);
     if let Some(audit) = audit {

@@ -237,7 +237,7 @@ fn check<T: Object>(key: &str, body: &[u8]) -> Result<Fields, Problem> {
 }
 
 fn put<T: Object>(request: &Fields, scope: &Scope, staged: &mut StagedTxn<'_>) -> Answer {
-    ownership::check_request::<T>(request, scope)?;
+    ownership::check_request::<T>(request, scope, staged)?;
     if let Some(key) = request.get("key").and_then(Value::as_str) {
         ownership::check_record::<T>(key, scope, staged)?;
     }

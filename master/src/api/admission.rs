@@ -10,12 +10,13 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::middleware::Next;
 use axum::response::Response;
+use futures::StreamExt as _;
 use http_body_util::BodyExt as _;
 use hyper::body::Frame;
 use tokio::time::{Sleep, sleep, timeout};
 
 use super::audit_log::{AuditLog, Pending};
-use super::authentication::{Authenticated, Authenticator, Rejection};
+use super::authentication::{Authenticated, Authenticator, Credentials, Rejection};
 use super::peer::Peer;
 use super::response::ErrorFormat;
 use super::route::Route;
@@ -47,7 +48,7 @@ pub(super) async fn pass(
 ) -> Response<Body> {
     let persistent = keeps_alive(request.headers());
     let id = request_id::of(request.headers_mut());
-    let audit = Pending::new(admission.audit.clone(), &id, &request);
+    let audit = Pending::new(admission.audit.clone(), &id, &mut request);
     let mut response = admission.authenticate(request, next, audit).await;
     response.headers_mut().insert(request_id::HEADER, id);
     if !persistent {
@@ -68,21 +69,32 @@ impl Admission {
         let format = ErrorFormat::of(request.headers());
         let peer = request.extensions().get::<Peer>().cloned();
         let open = authorization::is_open(&Route::of(request.method(), request.uri()));
-        let response = match self.authenticator.authenticate(request.headers_mut(), peer.as_ref()) {
+        let credentials = Credentials::take(request.headers_mut(), peer.as_ref());
+        let response = match self.authenticator.authenticate(&credentials) {
             Ok(Authenticated { principal, subject }) => {
                 let (method, uri) = (request.method(), request.uri());
                 tracing::debug!(who = principal.name, id = audit.id(), %method, %uri);
                 audit.set_principal(&principal);
-                request.extensions_mut().insert(principal);
+                request.extensions_mut().insert(principal.clone());
                 if let Some(subject) = subject {
                     request.extensions_mut().insert(subject);
                 }
-                self.admit(request, next, format).await
+                let response = self.admit(request, next, format).await;
+                match is_watch(&response) {
+                    // The client may keep it open for longer than its credentials are valid.
+                    true => ended_by(response, self.authenticator.clone().revoked(credentials, principal)),
+                    false => response,
+                }
             }
             // The handlers of these routes ask for no principal.
             Err(_) if open => self.admit(request, next, format).await,
             Err(Rejection::Unauthenticated) => format.unauthorized(),
-            Err(Rejection::Forbidden(why)) => format.problem(&Problem::forbidden(why)),
+            Err(Rejection::Forbidden { who, why }) => {
+                if let Some(who) = &who {
+                    audit.set_who(who);
+                }
+                format.problem(&Problem::forbidden(why))
+            }
         };
         audit.finish(&response);
         response
@@ -123,6 +135,16 @@ impl Admission {
             None => response,
         }
     }
+}
+
+/// Whether the response is a stream of changes, of this netmaster or of the leader.
+fn is_watch(response: &Response<Body>) -> bool {
+    response.headers().get(header::CONTENT_TYPE).is_some_and(|value| value == "text/event-stream")
+}
+
+/// The response, which ends when `end` does.
+fn ended_by(response: Response<Body>, end: impl Future<Output = ()> + Send + 'static) -> Response<Body> {
+    response.map(|body| Body::from_stream(body.into_data_stream().take_until(end)))
 }
 
 fn too_large() -> Problem {

@@ -3,11 +3,13 @@
 //! A thread writes the lines, so that a slow disk delays no request. A line that cannot be written is
 //! counted and logged.
 
+mod entry;
 mod log_file;
+mod rate_limit;
 
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -16,12 +18,14 @@ use axum::extract::Request;
 use axum::http::{HeaderValue, Method};
 use axum::response::Response;
 use prometheus_client::metrics::counter::Counter;
-use serde::Serialize;
 
+use super::parameters::Parameters;
 use super::peer::Peer;
 use super::proxy;
 use crate::access::Principal;
+use entry::{Entry, bounded};
 use log_file::LogFile;
+use rate_limit::RateLimit;
 
 /// Lines that wait for the disk.
 const QUEUE: usize = 8192;
@@ -34,6 +38,8 @@ pub struct AuditLog {
     lines: SyncSender<Message>,
     lost: Counter,
     logged: Arc<Mutex<Option<Instant>>>,
+    /// For clients without a role.
+    limit: Arc<Mutex<RateLimit>>,
     thread: Arc<Mutex<Option<JoinHandle<()>>>>,
 }
 
@@ -65,7 +71,8 @@ impl AuditLog {
         let file =
             LogFile::open(&path).map_err(|source| AuditLogError::Open { path: path.clone(), source })?;
         let (lines, queue) = sync_channel(QUEUE);
-        let log = AuditLog { lines, lost, logged: Arc::default(), thread: Arc::default() };
+        let log =
+            AuditLog { lines, lost, logged: Arc::default(), limit: Arc::default(), thread: Arc::default() };
         let writer = Writer { file, log: Reporter { lost: log.lost.clone(), logged: log.logged.clone() } };
         let thread = thread::Builder::new().name("audit-log".into()).spawn(move || writer.run(&queue));
         *log.thread.lock().unwrap_or_else(PoisonError::into_inner) =
@@ -83,13 +90,18 @@ impl AuditLog {
         }
     }
 
-    fn write(&self, entry: &Entry) {
+    /// Writes the entry, unless there are too many about clients without a role.
+    fn write(&self, mut entry: Entry, now: Instant) {
+        if entry.role.is_none() {
+            let admitted = self.limit.lock().unwrap_or_else(PoisonError::into_inner).admit(now);
+            let Some(admitted) = admitted else { return };
+            entry.unlogged = Some(admitted.unlogged).filter(|unlogged| *unlogged > 0);
+        }
         let reporter = || Reporter { lost: self.lost.clone(), logged: self.logged.clone() };
-        let mut line = match serde_json::to_vec(entry) {
+        let line = match entry.line() {
             Ok(line) => line,
             Err(error) => return reporter().lost(&error.to_string()),
         };
-        line.push(b'\n');
         if self.lines.try_send(Message::Line(line)).is_err() {
             reporter().lost("the disk is too slow, or netmaster is stopping");
         }
@@ -128,69 +140,74 @@ impl Reporter {
     }
 }
 
-/// A line of the log.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Entry {
-    /// RFC 3339, UTC.
-    time: String,
-    /// Name of the client; null if it is not authenticated.
-    who: Option<String>,
-    role: Option<String>,
-    method: String,
-    /// Path of the request, or the object of a plugin call.
-    object: String,
-    /// Status of the response; null if the client disconnected before.
-    result: Option<u16>,
-    request_id: String,
-    remote: Option<String>,
-    /// Whether another netmaster forwarded the request. Its audit log has the client's address.
-    forwarded: bool,
-}
+/// What a request changes, if that is not in its path. An extension of requests: the handler sets it
+/// before the change, so that the log has it even if the client disconnects.
+#[derive(Clone, Debug, Default)]
+pub(super) struct AuditedObject(Arc<OnceLock<String>>);
 
-/// Object of a plugin call, which is not in the path. An extension of responses.
-#[derive(Clone, Debug)]
-pub(super) struct AuditedObject(pub(super) String);
+impl AuditedObject {
+    /// The first object counts.
+    pub(super) fn set(&self, object: &str) {
+        self.0.get_or_init(|| bounded(object));
+    }
+}
 
 /// The entry of a request in progress. A change is logged even if the client disconnects.
 pub(super) struct Pending {
-    log: Option<AuditLog>,
-    entry: Entry,
+    /// None after the entry was written.
+    open: Option<(AuditLog, Entry)>,
+    object: AuditedObject,
+    request_id: String,
     changes: bool,
 }
 
 impl Pending {
-    pub(super) fn new(log: Option<AuditLog>, id: &HeaderValue, request: &Request) -> Pending {
-        let entry = Entry {
+    /// Adds an [`AuditedObject`] to the request.
+    pub(super) fn new(log: Option<AuditLog>, id: &HeaderValue, request: &mut Request) -> Pending {
+        let object = AuditedObject::default();
+        request.extensions_mut().insert(object.clone());
+        let changes = ![Method::GET, Method::HEAD].contains(request.method());
+        let request_id = String::from_utf8_lossy(id.as_bytes()).into_owned();
+        let entry = || Entry {
             time: humantime::format_rfc3339_millis(SystemTime::now()).to_string(),
             who: None,
             role: None,
-            method: request.method().to_string(),
-            object: request.uri().path().to_owned(),
+            method: bounded(request.method().as_str()),
+            object: bounded(request.uri().path()),
+            dry_run: changes && Parameters::of(request.uri()).dry_run() == Ok(true),
             result: None,
-            request_id: String::from_utf8_lossy(id.as_bytes()).into_owned(),
+            request_id: request_id.clone(),
             remote: request.extensions().get::<Peer>().map(|peer| peer.address.to_string()),
             forwarded: proxy::is_forwarded(request.headers()),
+            unlogged: None,
         };
-        let changes = ![Method::GET, Method::HEAD].contains(request.method());
-        Pending { log, entry, changes }
+        let open = log.map(|log| (log, entry()));
+        Pending { open, object, request_id, changes }
     }
 
     pub(super) fn id(&self) -> &str {
-        &self.entry.request_id
+        &self.request_id
     }
 
     pub(super) fn set_principal(&mut self, principal: &Principal) {
-        self.entry.who = Some(principal.name.clone());
-        self.entry.role = Some(principal.role.to_string());
+        self.set_who(&principal.name);
+        if let Some((_, entry)) = &mut self.open {
+            entry.role = Some(principal.role.to_string());
+        }
+    }
+
+    /// Sets the name of a client, which may have no role.
+    pub(super) fn set_who(&mut self, name: &str) {
+        if let Some((_, entry)) = &mut self.open {
+            entry.who = Some(bounded(name));
+        }
     }
 
     /// Writes the entry if the request is a change or was refused.
     pub(super) fn finish(mut self, response: &Response<Body>) {
         let status = response.status().as_u16();
-        self.entry.result = Some(status);
-        if let Some(AuditedObject(object)) = response.extensions().get() {
-            self.entry.object = format!("{} {object}", self.entry.object);
+        if let Some((_, entry)) = &mut self.open {
+            entry.result = Some(status);
         }
         self.changes |= [401, 403].contains(&status);
     }
@@ -198,8 +215,98 @@ impl Pending {
 
 impl Drop for Pending {
     fn drop(&mut self) {
-        if let Some(log) = self.log.take().filter(|_| self.changes) {
-            log.write(&self.entry);
+        let Some((log, mut entry)) = self.open.take().filter(|_| self.changes) else { return };
+        if let Some(object) = self.object.0.get() {
+            entry.object = format!("{} {object}", entry.object);
         }
+        log.write(entry, Instant::now());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    /// Lines that `write` produces.
+    fn lines(write: impl FnOnce(&AuditLog)) -> Vec<Value> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("audit.log");
+        let log = AuditLog::start(path.clone(), Counter::default()).unwrap();
+        write(&log);
+        log.close();
+        let text = std::fs::read_to_string(path).unwrap();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    fn request(method: &str, uri: &str) -> Request {
+        Request::builder().method(method).uri(uri).body(Body::empty()).unwrap()
+    }
+
+    fn pending(log: &AuditLog, request: &mut Request) -> Pending {
+        Pending::new(Some(log.clone()), &HeaderValue::from_static("id"), request)
+    }
+
+    #[test]
+    fn a_client_that_disconnects_does_not_hide_what_it_changes() {
+        let entries = lines(|log| {
+            let mut request = request("POST", "/plugin/deleteEndpoint");
+            let pending = pending(log, &mut request);
+            let object = request.extensions().get::<AuditedObject>().unwrap();
+            object.set("net.blue-c1");
+            object.set("other");
+            drop(pending);
+        });
+        assert_eq!(entries.len(), 1);
+        assert_eq!(entries[0]["object"], "/plugin/deleteEndpoint net.blue-c1");
+        assert_eq!(entries[0]["result"], Value::Null);
+    }
+
+    #[test]
+    fn dry_runs_are_marked() {
+        let entries = lines(|log| {
+            for uri in ["/a?dryRun=All", "/a?dryRun=0", "/a"] {
+                drop(pending(log, &mut request("PUT", uri)));
+            }
+            drop(pending(log, &mut request("GET", "/a?dryRun=All")));
+        });
+        let marks: Vec<&Value> = entries.iter().map(|entry| &entry["dryRun"]).collect();
+        assert_eq!(marks, [&Value::Bool(true), &Value::Null, &Value::Null]);
+    }
+
+    #[test]
+    fn long_texts_of_clients_are_shortened() {
+        let long = "x".repeat(1 << 20);
+        let entries = lines(|log| {
+            let mut request = request(&"M".repeat(5000), &format!("/{}", "y".repeat(50_000)));
+            let pending = pending(log, &mut request);
+            request.extensions().get::<AuditedObject>().unwrap().set(&long);
+            drop(pending);
+        });
+        assert!(entries[0].to_string().len() < 5000, "{}", entries[0]);
+    }
+
+    #[test]
+    fn a_flood_without_credentials_is_counted_and_hides_no_change() {
+        let now = Instant::now();
+        let entries = lines(|log| {
+            let write = |role: Option<&str>, at: Instant| {
+                let mut pending = pending(log, &mut request("DELETE", "/a"));
+                if let Some((log, mut entry)) = pending.open.take() {
+                    entry.role = role.map(str::to_owned);
+                    log.write(entry, at);
+                }
+            };
+            for _ in 0..rate_limit::LINES + 50 {
+                write(None, now);
+            }
+            write(Some("admin"), now);
+            write(None, now + Duration::from_secs(2));
+        });
+        let unlogged = |n: usize| entries.iter().rev().nth(n).map(|entry| &entry["unlogged"]);
+        assert_eq!(entries.len(), rate_limit::LINES as usize + 2);
+        assert_eq!((unlogged(0), unlogged(1)), (Some(&Value::from(50)), Some(&Value::Null)));
+        assert_eq!(entries[entries.len() - 2]["role"], "admin");
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use axum::body::Body;
 use axum::extract::Request;
-use axum::http::{HeaderMap, header};
+use axum::http::{HeaderMap, header, request};
 use axum::response::Response;
 use contiv_model::{endpoint, node, registry};
 use serde_json::json;
@@ -64,7 +64,7 @@ impl Routes<'_> {
             Route::ListNodes => format.json(go_json::encode(&reports::nodes(&self.0.cache.read()))),
             Route::InspectNode(host) => format.json(reports::find_node(&self.0.cache.read(), &host)),
             Route::AcceptStore(host) => format.json(self.accept_store(&host).await),
-            Route::Call(kind) if is_json(&head.headers) => self.call(kind, scope, body, format).await,
+            Route::Call(kind) if is_json(&head.headers) => self.call(kind, scope, &head, body, format).await,
             Route::Info => {
                 let own = &self.0.identity;
                 format.json(go_json::encode(&info(&self.0.cache.read(), "leader", &own.address, own)))
@@ -111,20 +111,27 @@ impl Routes<'_> {
         self.0.queue.submit(Box::new(plan), false).await
     }
 
-    async fn call(&self, kind: CallKind, scope: &Scope, body: Body, format: ErrorFormat) -> Response<Body> {
+    async fn call(
+        &self,
+        kind: CallKind,
+        scope: &Scope,
+        head: &request::Parts,
+        body: Body,
+        format: ErrorFormat,
+    ) -> Response<Body> {
         let call = match read_body(body).await.and_then(|body| Call::decode(kind, &body)) {
             Ok(call) => call,
             Err(problem) => return format.problem(&problem),
         };
-        let object = AuditedObject(call.object());
+        if let Some(audited) = head.extensions.get::<AuditedObject>() {
+            audited.set(&call.object());
+        }
         let scope = scope.clone();
         let plan = move |staged: &mut StagedTxn<'_>| {
             call.check_scope(&scope, staged)?;
             call.plan(staged)
         };
-        let mut response = format.json(self.0.queue.submit(Box::new(plan), false).await);
-        response.extensions_mut().insert(object);
-        response
+        format.json(self.0.queue.submit(Box::new(plan), false).await)
     }
 
     /// Deletes the endpoints in batches, each endpoint atomically. Then requests the nodes to

@@ -21,6 +21,7 @@ use tokio::time::{sleep, timeout};
 use super::authentication::ClientSubject;
 use super::peer::{self, CLIENT_SUBJECT};
 use super::replay::{ReplayHandle, ReplayableBody};
+use super::request_id;
 use crate::leadership::Roles;
 use crate::problem::one_line;
 
@@ -91,19 +92,10 @@ impl Proxy {
             );
             return Err(ForwardError { why, request: None });
         };
-        let mut onward = head.clone();
-        onward.uri = uri;
-        strip_hop_by_hop(&mut onward.headers);
-        onward.headers.insert(header::CONNECTION, HeaderValue::from_static("keep-alive"));
-        onward.headers.append(header::VIA, HeaderValue::from_static(VIA));
-        // The leader sees the certificate of this netmaster.
-        if let Some(ClientSubject(subject)) = head.extensions.get() {
-            let Some(value) = peer::encode(subject) else {
-                let why = "forward to the leader: the subject of the client's certificate is too long".into();
-                return Err(ForwardError { why, request: None });
-            };
-            onward.headers.insert(CLIENT_SUBJECT, value);
-        }
+        let Some(onward) = onward(&head, uri) else {
+            let why = "forward to the leader: the subject of the client's certificate is too long".into();
+            return Err(ForwardError { why, request: None });
+        };
         let (replayable, handle) = ReplayableBody::new(body);
 
         let asked = timeout(RESPONSE_TIMEOUT, client.client.request(Request::from_parts(onward, replayable)));
@@ -138,6 +130,24 @@ impl Proxy {
         );
         Err(forward_error(why, not_done, head, &handle))
     }
+}
+
+/// Head of the request to the leader; none if the subject of the client is too long for a header.
+fn onward(head: &request::Parts, uri: Uri) -> Option<request::Parts> {
+    let mut onward = head.clone();
+    onward.uri = uri;
+    strip_hop_by_hop(&mut onward.headers);
+    onward.headers.insert(header::CONNECTION, HeaderValue::from_static("keep-alive"));
+    onward.headers.append(header::VIA, HeaderValue::from_static(VIA));
+    // A client may name the header in `Connection`; the audit logs are joined by it.
+    if let Some(id) = head.headers.get(request_id::HEADER) {
+        onward.headers.insert(request_id::HEADER, id.clone());
+    }
+    // The leader sees the certificate of this netmaster.
+    if let Some(ClientSubject(subject)) = head.extensions.get() {
+        onward.headers.insert(CLIENT_SUBJECT, peer::encode(subject)?);
+    }
+    Some(onward)
 }
 
 /// `not_done`: the request was certainly not carried out.
@@ -175,6 +185,8 @@ fn strip_hop_by_hop(headers: &mut HeaderMap) {
 
 #[cfg(test)]
 mod tests {
+    use contiv_daemon::subject::Subject;
+
     use super::*;
 
     fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
@@ -199,6 +211,28 @@ mod tests {
         ]);
         strip_hop_by_hop(&mut map);
         assert_eq!(map, headers(&[("x-yours", "2"), ("authorization", "Bearer t")]));
+    }
+
+    #[test]
+    fn clients_cannot_remove_what_the_leader_needs() {
+        let subject = Subject { common_name: Some("web".into()), organizations: vec![] };
+        let mut request = Request::new(Body::empty());
+        *request.headers_mut() = headers(&[
+            ("connection", "x-request-id, via, netmaster-client-subject, x-mine"),
+            ("x-request-id", "one"),
+            ("x-request-id", "two"),
+            ("x-mine", "1"),
+        ]);
+        request.extensions_mut().insert(ClientSubject(subject.into()));
+        let (head, _) = request.into_parts();
+        let forwarded = onward(&head, Uri::from_static("http://leader/")).unwrap();
+        let expected = headers(&[
+            ("connection", "keep-alive"),
+            ("via", VIA),
+            ("x-request-id", "one"),
+            ("netmaster-client-subject", "CN=web"),
+        ]);
+        assert_eq!((forwarded.headers, forwarded.uri), (expected, Uri::from_static("http://leader/")));
     }
 
     #[test]

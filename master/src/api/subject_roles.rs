@@ -99,7 +99,10 @@ impl SubjectRoles {
         };
         match &self.0.iter().find(fits)?.role {
             LineRole::Fixed(role) => Some(role.clone()),
-            LineRole::OwnNode => Some(Role::Agent(Nodes::One(subject.common_name.clone()?))),
+            LineRole::OwnNode => {
+                let host = subject.common_name.clone().filter(|name| !name.is_empty());
+                host.map(|host| Role::Agent(Nodes::One(host)))
+            }
         }
     }
 }
@@ -140,6 +143,8 @@ mod tests {
         ] {
             assert_eq!(roles.role(&subject), role, "{subject:?}");
         }
+        let nameless = Subject { common_name: Some(String::new()), organizations: vec!["nodes".to_owned()] };
+        assert_eq!(roles.role(&nameless), None);
     }
 
     #[test]

@@ -70,8 +70,10 @@ impl Listener {
         Ok(Listener { tcp, config, connection_limit })
     }
 
-    /// Serves until `closing` is cancelled, and then completes requests in progress.
-    pub(super) async fn serve(self, app: Router, closing: CancellationToken) {
+    /// Serves until `closing` is cancelled, and then completes requests in progress. When `aborting` is
+    /// cancelled as well, it drops them, and returns when they are dropped: a request that is dropped
+    /// writes its entry of the audit log.
+    pub(super) async fn serve(self, app: Router, closing: CancellationToken, aborting: CancellationToken) {
         let mut connections = JoinSet::new();
         let mut full = false;
         loop {
@@ -116,7 +118,11 @@ impl Listener {
             }
         }
         drop(self.tcp);
-        while connections.join_next().await.is_some() {}
+        let completed = async { while connections.join_next().await.is_some() {} };
+        tokio::select! {
+            () = completed => {}
+            () = aborting.cancelled() => connections.shutdown().await,
+        }
     }
 }
 
@@ -177,5 +183,51 @@ impl Connection {
         if let Err(error) = ended {
             tracing::debug!(peer = %self.peer, error = crate::problem::one_line(&error), "connection closed with an error");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use tokio::io::AsyncWriteExt as _;
+    use tokio::sync::mpsc;
+
+    use super::*;
+
+    /// Set when the request is dropped.
+    struct Dropped(Arc<AtomicBool>);
+
+    impl Drop for Dropped {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn no_request_outlives_an_aborted_listener() {
+        let config =
+            ListenerConfig { tls: None, client_timeout: Duration::from_secs(60), max_connections: 10 };
+        let listener = Listener::bind("127.0.0.1:0".parse().unwrap(), config).await.unwrap();
+        let address = listener.tcp.local_addr().unwrap();
+        let (begin, mut begun) = mpsc::channel::<()>(1);
+        let dropped = Arc::new(AtomicBool::default());
+        let of_request = dropped.clone();
+        let app = Router::new().fallback(move || async move {
+            let _dropped = Dropped(of_request);
+            begin.send(()).await.unwrap();
+            pending::<()>().await;
+        });
+        let (closing, aborting) = (CancellationToken::new(), CancellationToken::new());
+        let serving = tokio::spawn(listener.serve(app, closing.clone(), aborting.clone()));
+        let mut client = TcpStream::connect(address).await.unwrap();
+        client.write_all(b"GET / HTTP/1.1\r\nHost: netmaster\r\n\r\n").await.unwrap();
+        begun.recv().await.unwrap();
+        closing.cancel();
+        assert!(!serving.is_finished() && !dropped.load(Ordering::SeqCst));
+        aborting.cancel();
+        serving.await.unwrap();
+        assert!(dropped.load(Ordering::SeqCst));
     }
 }

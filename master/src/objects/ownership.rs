@@ -1,36 +1,53 @@
 //! Checks that a request stays within the objects that its sender's role covers.
 
+use contiv_model::api::{EndpointGroup, Network, ServiceLb};
 use contiv_model::key::ObjectType;
 use serde_json::Value;
 
 use super::{Fields, Object};
 use crate::access::Scope;
 use crate::cache::StagedTxn;
+use crate::domain::object_key;
 use crate::problem::Problem;
 
-/// Fails if the requested object, or an object that it links to, is not in the scope.
+/// Type of networks whose endpoints reach the nodes.
+const INFRA: &str = "infra";
+/// Tenant of an ACI fabric whose contracts are for all tenants.
+const COMMON: &str = "common";
+
+/// Fails if the requested object, or an object that it refers to, is not in the scope.
 ///
 /// The original accepts links in requests and stores them, and later changes follow them. References
 /// by name are names within the tenant of the object.
-pub(super) fn check_request<T: Object>(request: &Fields, scope: &Scope) -> Result<(), Problem> {
+pub(super) fn check_request<T: Object>(
+    request: &Fields,
+    scope: &Scope,
+    staged: &StagedTxn<'_>,
+) -> Result<(), Problem> {
     if *scope == Scope::All {
         return Ok(());
     }
     let text = |name: &str| request.get(name).and_then(Value::as_str);
     let tenant = text("tenantName").filter(|_| T::KEY.first() == Some(&"tenantName"));
     scope.require_tenant(tenant)?;
-    for name in ["links", "link-sets"] {
-        let mut keys = Vec::new();
-        request.get(name).into_iter().for_each(|links| linked_keys(links, &mut keys));
-        for key in keys {
-            scope.require_tenant(Some(key.split_once(':').map_or(key, |(tenant, _)| tenant)))?;
+    for (set, key) in links(request) {
+        // State has the parts of a key in another order: a key must have all of them.
+        match (set, key.split_once(':')) {
+            ("Tenant", _) => scope.require_tenant(Some(key))?,
+            (_, Some((tenant, _))) => scope.require_tenant(Some(tenant))?,
+            (_, None) => {
+                let why = format!("not allowed: the link to {key:?} is not of the form TENANT:NAME");
+                return Err(Problem::forbidden(why));
+            }
         }
     }
-    // Endpoints of infra networks reach the nodes.
-    if T::KIND == ObjectType::Network && text("nwType") == Some("infra") {
-        return Err(Problem::forbidden("not allowed: infra networks require admin"));
+    let network = object_key(tenant.unwrap_or_default(), text("networkName").unwrap_or_default());
+    match T::KIND {
+        ObjectType::Network if text("nwType") == Some(INFRA) => Err(no_infra()),
+        ObjectType::EndpointGroup | ObjectType::ServiceLb if is_infra(&network, staged) => Err(no_infra()),
+        ObjectType::ExtContractsGroup => check_contracts(request, scope),
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 /// Fails if the object with this key exists and is not in the scope.
@@ -39,42 +56,117 @@ pub(super) fn check_record<T: Object>(
     scope: &Scope,
     staged: &StagedTxn<'_>,
 ) -> Result<(), Problem> {
-    match staged.get::<T>(key) {
-        Some(object) => scope.require_tenant(object.tenant()),
-        None => Ok(()),
+    let Some(object) = staged.get::<T>(key).filter(|_| *scope != Scope::All) else { return Ok(()) };
+    scope.require_tenant(object.tenant())?;
+    let network = match T::KIND {
+        ObjectType::Network => Some(key.to_owned()),
+        ObjectType::EndpointGroup => {
+            staged.get::<EndpointGroup>(key).map(|group| object_key(&group.tenant_name, &group.network_name))
+        }
+        ObjectType::ServiceLb => staged
+            .get::<ServiceLb>(key)
+            .map(|service| object_key(&service.tenant_name, &service.network_name)),
+        _ => None,
+    };
+    match network.is_some_and(|network| is_infra(&network, staged)) {
+        true => Err(no_infra()),
+        false => Ok(()),
     }
 }
 
-/// Keys of the objects in `links`: links by name (`{"Tenant": LINK}`), or sets of links by key
-/// (`{"Rules": {KEY: LINK}}`).
-fn linked_keys<'v>(links: &'v Value, keys: &mut Vec<&'v str>) {
-    for member in links.as_object().into_iter().flat_map(|links| links.values()) {
-        let Some(member) = member.as_object() else { continue };
-        for (name, value) in member {
+fn is_infra(network: &str, staged: &StagedTxn<'_>) -> bool {
+    staged.get::<Network>(network).is_some_and(|network| network.nw_type == INFRA)
+}
+
+/// Endpoints of infra networks reach the nodes, and addresses on them may be those of machines.
+fn no_infra() -> Problem {
+    Problem::forbidden("not allowed: infra networks, and what is on them, require admin")
+}
+
+/// Contracts of the fabric have names such as `uni/tn-TENANT/brc-NAME`. The gateway uses them with its
+/// own credentials.
+fn check_contracts(request: &Fields, scope: &Scope) -> Result<(), Problem> {
+    let contracts = request.get("contracts").and_then(Value::as_array);
+    for name in contracts.into_iter().flatten().filter_map(Value::as_str) {
+        let tenant = name.strip_prefix("uni/tn-").and_then(|rest| rest.split_once('/')).map(|(t, _)| t);
+        if tenant != Some(COMMON) && !scope.has_tenant(tenant) {
+            return Err(Problem::forbidden(format!(
+                "not allowed: contract {name:?} is neither of a tenant of the role nor of the fabric's tenant \
+                 {COMMON}: requires admin"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Names of links, or of sets of links, with keys of the objects: `{"Tenant": LINK}`, or
+/// `{"Rules": {KEY: LINK}}`.
+fn links(request: &Fields) -> Vec<(&str, &str)> {
+    let mut found = Vec::new();
+    let members = ["links", "link-sets"].into_iter().filter_map(|name| request.get(name)?.as_object());
+    for (set, member) in members.flatten() {
+        for (name, value) in member.as_object().into_iter().flatten() {
             match value {
-                Value::String(key) if name == "key" && !key.is_empty() => keys.push(key),
+                Value::String(key) if name == "key" && !key.is_empty() => {
+                    found.push((set.as_str(), key.as_str()));
+                }
                 Value::Object(link) => {
-                    keys.push(name);
-                    keys.extend(link.get("key").and_then(Value::as_str).filter(|key| !key.is_empty()));
+                    let key = link.get("key").and_then(Value::as_str).filter(|key| !key.is_empty());
+                    found.extend(
+                        [Some(name.as_str()), key].into_iter().flatten().map(|key| (set.as_str(), key)),
+                    );
                 }
                 _ => {}
             }
         }
     }
+    found
 }
 
 #[cfg(test)]
 mod tests {
-    use contiv_model::api::{Bgp, Netprofile, Network, Policy};
+    use contiv_model::api::{Bgp, ExtContractsGroup, Netprofile, Policy};
     use serde_json::json;
 
     use super::*;
+    use crate::cache::ClusterCache;
+
+    fn blue() -> Scope {
+        Scope::Tenants(["blue".to_owned()].into())
+    }
+
+    /// Calls `ask` in a store with the networks `net` and `mgmt`, an infra network, of tenant `blue`, each
+    /// with a group and a service of its name.
+    fn with_networks<R>(ask: impl FnOnce(&StagedTxn<'_>) -> R) -> R {
+        let cache = ClusterCache::default();
+        let mut staged = StagedTxn::new(&cache);
+        for (name, nw_type) in [("net", "data"), ("mgmt", INFRA)] {
+            let (key, tenant_name) = (object_key("blue", name), "blue".to_owned());
+            let network_name = name.to_owned();
+            let group = EndpointGroup {
+                tenant_name: tenant_name.clone(),
+                network_name: network_name.clone(),
+                ..Default::default()
+            };
+            let service = ServiceLb {
+                tenant_name: tenant_name.clone(),
+                network_name: network_name.clone(),
+                ..Default::default()
+            };
+            let nw_type = nw_type.to_owned();
+            staged.put(&key, Network { tenant_name, network_name, nw_type, ..Default::default() });
+            staged.put(&key, group);
+            staged.put(&key, service);
+        }
+        ask(&staged)
+    }
 
     fn check<T: Object>(request: &Value) -> bool {
-        let blue = Scope::Tenants(["blue".to_owned()].into());
         let request = request.as_object().unwrap();
-        assert_eq!(check_request::<T>(request, &Scope::All), Ok(()));
-        check_request::<T>(request, &blue).is_ok()
+        with_networks(|staged| {
+            assert_eq!(check_request::<T>(request, &Scope::All, staged), Ok(()));
+            check_request::<T>(request, &blue(), staged).is_ok()
+        })
     }
 
     #[test]
@@ -88,6 +180,8 @@ mod tests {
             (json!({"EndpointGroups": {"red:g": link("blue:g")}}), false),
             (json!({"EndpointGroups": {"blue:g": link("red:g")}}), false),
             (json!({"EndpointGroups": {"blue:g": link("blue:g"), "g": link("")}}), false),
+            (json!({"EndpointGroups": {"blue": link("blue")}}), false),
+            (json!({"EndpointGroups": {"blue:g": link("blue")}}), false),
         ] {
             let request = json!({"tenantName": "blue", "key": "blue:p", "link-sets": links});
             assert_eq!(check::<Policy>(&request), within, "{request}");
@@ -98,6 +192,8 @@ mod tests {
             (json!({"Tenant": link("")}), true),
             (json!({"Tenant": link("red")}), false),
             (json!({"Tenant": link("blue.red")}), false),
+            (json!({"Network": link("blue:net")}), true),
+            (json!({"Network": link("blue")}), false),
         ] {
             let request = json!({"tenantName": "blue", "links": links});
             assert_eq!(check::<Policy>(&request), within, "{request}");
@@ -105,7 +201,45 @@ mod tests {
         assert!(!check::<Policy>(&json!({"tenantName": "red"})));
         assert!(!check::<Policy>(&json!({})));
         assert!(!check::<Bgp>(&json!({"hostname": "h", "tenantName": "blue"})));
+    }
+
+    #[test]
+    fn infra_networks_are_for_admins() {
         assert!(check::<Network>(&json!({"tenantName": "blue", "nwType": "data"})));
         assert!(!check::<Network>(&json!({"tenantName": "blue", "nwType": "infra"})));
+        for (network, within) in [("net", true), ("mgmt", false), ("none", true)] {
+            let request = json!({"tenantName": "blue", "networkName": network});
+            assert_eq!(check::<EndpointGroup>(&request), within, "{network}");
+            assert_eq!(check::<ServiceLb>(&request), within, "{network}");
+            let key = object_key("blue", network);
+            with_networks(|staged| {
+                for scope in [Scope::All, blue()] {
+                    let expected = within || scope == Scope::All;
+                    assert_eq!(check_record::<Network>(&key, &scope, staged).is_ok(), expected, "{key}");
+                    assert_eq!(
+                        check_record::<EndpointGroup>(&key, &scope, staged).is_ok(),
+                        expected,
+                        "{key}"
+                    );
+                    assert_eq!(check_record::<ServiceLb>(&key, &scope, staged).is_ok(), expected, "{key}");
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn contracts_are_those_of_the_tenant_or_of_all() {
+        for (contract, within) in [
+            ("uni/tn-blue/brc-web", true),
+            ("uni/tn-common/brc-web", true),
+            ("uni/tn-red/brc-web", false),
+            ("uni/tn-blue", false),
+            ("uni/tn-blue.red/brc-web", false),
+            ("brc-web", false),
+            ("", false),
+        ] {
+            let request = json!({"tenantName": "blue", "contracts": ["uni/tn-blue/brc-x", contract]});
+            assert_eq!(check::<ExtContractsGroup>(&request), within, "{contract}");
+        }
     }
 }

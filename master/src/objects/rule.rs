@@ -166,7 +166,8 @@ fn check_single_group(rule: &Rule, policy: &Policy, staged: &StagedTxn<'_>) -> R
     let key = state_key(group);
     let wanted = host(address);
     let has = |text: &str| wanted.is_some() && text.parse().ok() == wanted;
-    let mut endpoints = staged.cache().all::<endpoint::State>().filter(|e| e.endpoint_group_key == key);
+    // None for a link that is not of the form of a key, which only administrators can store.
+    let mut endpoints = staged.cache().endpoints_of_group(&key);
     match endpoints.any(|e| has(&e.ip_address) || has(&e.ipv6_address)) {
         true => Ok(()),
         false => refuse(format!("ip address is not in epg {key}")),

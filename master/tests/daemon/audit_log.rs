@@ -12,7 +12,7 @@ use crate::client::{call, exchange};
 use crate::master::{Master, WAIT_TIMEOUT};
 
 /// Waits for an entry with this request id.
-fn entry(log: &Path, id: &str) -> Value {
+pub(crate) fn entry(log: &Path, id: &str) -> Value {
     let find = || {
         // A renamed file is created again by the next entry.
         let text = fs::read_to_string(log).unwrap_or_default();
@@ -75,6 +75,14 @@ fn changes_and_refusals_are_logged() {
     // The object of a plugin call is in its body.
     assert_eq!(ask("call", "POST", "/plugin/createEndpoint", Some(ADMIN), &endpoint.to_string()), 200);
     assert_eq!(entry(&log, "call")["object"], "/plugin/createEndpoint net.blue-c on h");
+    let dry = "/api/v1/tenants/t/?dryRun=All";
+    assert_eq!(ask("tried", "DELETE", dry, Some(ADMIN), ""), 200);
+    let tried = entry(&log, "tried");
+    assert_eq!((&tried["object"], &tried["dryRun"]), (&json!("/api/v1/tenants/t/"), &json!(true)));
+    // Terminals would interpret the second character of the path.
+    assert_eq!(ask("control", "GET", "/\u{9b}2J", None, ""), 401);
+    assert_eq!(entry(&log, "control")["object"], "/\u{9b}2J");
+    assert!(fs::read(&log).unwrap().is_ascii());
     // Reads are not logged.
     assert_eq!(ask("read", "GET", "/api/v1/tenants/", Some(BLUE), ""), 200);
 

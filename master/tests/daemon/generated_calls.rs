@@ -202,10 +202,39 @@ impl Random {
     }
 }
 
-fn send(site: &Site, token: &str, random: &mut Random) -> (String, Answer) {
+/// Query and header of a request; of some requests, ones that the original ignores.
+fn options(random: &mut Random) -> (&'static str, Option<(&'static str, &'static str)>) {
+    if !random.one_in(3) {
+        return ("", None);
+    }
+    let query = random.pick(&[
+        "",
+        "?limit=1",
+        "?limit=2&continue=blue",
+        "?limit=1&continue=bluer:net",
+        "?continue=red",
+        "?fieldSelector=tenantName=red",
+        "?fieldSelector=tenantName!=blue&limit=1",
+        "?dryRun=All",
+        "?dryRun=All&dryRun=0",
+    ]);
+    let header = match random.next() % 6 {
+        0 => Some(("If-Match", "*")),
+        1 => Some(("If-Match", "\"1\", \"9\"")),
+        2 => Some(("If-None-Match", "*")),
+        _ => None,
+    };
+    (query, header)
+}
+
+/// `more`: adds queries and conditions.
+fn send(site: &Site, token: &str, random: &mut Random, more: Option<&mut Random>) -> (String, Answer) {
     let (method, path, body) = random.request();
+    let (query, condition) = more.map_or(("", None), options);
+    let path = format!("{path}{query}");
     let bearer = format!("Bearer {token}");
     let mut headers = vec![("Authorization", bearer.as_str()), ("Content-Type", "application/json")];
+    headers.extend(condition);
     for spoofed in [
         ("Via", "1.1 netmaster"),
         ("Netmaster-Client-Subject", "CN=anna,O=ops"),
@@ -255,12 +284,16 @@ fn random_calls_of_a_tenant_operator_stay_in_the_tenant() {
     }
     let before = others(&site);
     assert!(before.len() > 40, "{}", before.len());
-    let (mut random, mut statuses) = (Random(0x5eed), BTreeMap::<u16, usize>::new());
+    let (mut random, mut more) = (Random(0x5eed), Random(0x0b5));
+    let mut statuses = BTreeMap::<u16, usize>::new();
     for _ in 0..CALLS {
-        let (request, answer) = send(&site, BLUE, &mut random);
+        let (request, answer) = send(&site, BLUE, &mut random, Some(&mut more));
         *statuses.entry(answer.status).or_default() += 1;
         let leaked = SECRETS.iter().any(|secret| answer.body.contains(secret));
         assert!(!leaked, "{request}: {answer:?}");
+        if let Some(link) = answer.header("link") {
+            assert!(link.contains("continue=blue%3A"), "{request}: {answer:?}");
+        }
     }
     assert_eq!(others(&site), before, "{statuses:?}");
     let count = |status: u16| statuses.get(&status).copied().unwrap_or_default();
@@ -269,7 +302,7 @@ fn random_calls_of_a_tenant_operator_stay_in_the_tenant() {
     // The same calls of an administrator change and read other tenants' objects.
     let (mut random, mut leaked) = (Random(0x5eed), false);
     for _ in 0..CALLS / 5 {
-        let (_, answer) = send(&site, ADMIN, &mut random);
+        let (_, answer) = send(&site, ADMIN, &mut random, None);
         leaked |= SECRETS.iter().any(|secret| answer.body.contains(secret));
     }
     assert!(leaked && others(&site) != before, "the calls find nothing");

@@ -25,4 +25,5 @@ mod security;
 mod startup;
 mod store;
 mod subject_roles;
+mod tenant_views;
 mod watches;

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use rustls::ClientConfig;
-use serde_json::json;
+use serde_json::{Value, json};
 use testkit::etcd::Etcd;
 use testkit::{Authority, write_secret};
 
+use crate::audit_log::entry;
 use crate::client::Answer;
 use crate::master::Master;
 use crate::security::{client, secure, text};
@@ -26,7 +27,8 @@ fn followers_forward_the_subject_of_their_clients() {
     let dir = testkit::scratch_dir("roles").unwrap();
     let roles = dir.path().join("roles");
     write_secret(&roles, "netmaster O=masters\nadmin O=ops\ntenant-operator:blue CN=blue-ci\n").unwrap();
-    let flags = || {
+    let log = dir.path().join("audit.log");
+    let flags = |audit: &[&str]| {
         let flags = [
             "--etcd",
             &etcd.endpoint(),
@@ -41,10 +43,10 @@ fn followers_forward_the_subject_of_their_clients() {
             "--lease-ttl",
             "2",
         ];
-        flags.map(str::to_owned).to_vec()
+        flags.iter().chain(audit).map(|&flag| flag.to_owned()).collect::<Vec<_>>()
     };
-    let leader = Master::wait_leading(flags());
-    let follower = Master::follow(flags());
+    let leader = Master::wait_leading(flags(&["--audit-log", text(&log)]));
+    let follower = Master::follow(flags(&[]));
     let ask =
         |to: &Master, config: &Arc<ClientConfig>, method, path: &str, headers: &[(&str, &str)]| -> Answer {
             let tenant = path.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
@@ -70,4 +72,7 @@ fn followers_forward_the_subject_of_their_clients() {
         );
         assert_eq!(ask(to, &stranger, "GET", "/version", &[]).status, 200);
     }
+    assert_eq!(ask(&leader, &stranger, "GET", "/info", &[("X-Request-Id", "stranger")]).status, 403);
+    let refused = entry(&log, "stranger");
+    assert_eq!((&refused["who"], &refused["role"]), (&json!("CN=guest,O=guests"), &Value::Null));
 }

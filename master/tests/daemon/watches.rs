@@ -10,19 +10,19 @@ use crate::client::{connect, delete, get, post};
 use crate::master::Master;
 
 #[derive(Debug, PartialEq)]
-struct Event {
-    name: String,
-    /// Key of the object, or the whole data.
-    key: String,
-    data: Value,
+pub(crate) struct Event {
+    pub(crate) name: String,
+    /// Key of the object; empty for other events.
+    pub(crate) key: String,
+    pub(crate) data: Value,
     id: Option<i64>,
 }
 
 /// A stream of server-sent events.
-struct Events(BufReader<TcpStream>);
+pub(crate) struct Events(BufReader<TcpStream>);
 
 impl Events {
-    fn open(to: SocketAddr, path: &str, headers: &str) -> Events {
+    pub(crate) fn open(to: SocketAddr, path: &str, headers: &str) -> Events {
         let mut stream = connect(to).unwrap();
         write!(stream, "GET {path} HTTP/1.1\r\nHost: {to}\r\nConnection: keep-alive\r\n{headers}\r\n")
             .unwrap();
@@ -37,11 +37,12 @@ impl Events {
     }
 
     /// The next event; none at the end of the stream.
-    fn next(&mut self) -> Option<Event> {
+    pub(crate) fn next(&mut self) -> Option<Event> {
         let (mut name, mut data, mut id) = (String::new(), Value::Null, None);
         loop {
             let mut line = String::new();
-            if self.0.read_line(&mut line).unwrap() == 0 {
+            // The last chunk of the response is empty. The connection may stay open.
+            if self.0.read_line(&mut line).unwrap() == 0 || line == "0\r\n" {
                 return None;
             }
             // Lines that end with CR belong to the transfer encoding, others with a colon are comments.
@@ -59,7 +60,7 @@ impl Events {
     }
 
     /// Name and key of the next event.
-    fn seen(&mut self) -> (String, String) {
+    pub(crate) fn seen(&mut self) -> (String, String) {
         let event = self.next().unwrap();
         (event.name, event.key)
     }
@@ -149,4 +150,20 @@ fn a_watch_begins_with_a_snapshot_or_ends_when_its_history_is_compacted() {
     assert_eq!(late.next(), None);
     // An open watch is not affected.
     assert_eq!(events.seen(), event("put", "default:c"));
+}
+
+#[test]
+fn a_watch_waits_for_a_revision_that_the_store_has_not_reached() {
+    let store = testkit::scratch_dir("store").unwrap();
+    let mut master = Master::embedded(store.path());
+    let to = master.address;
+    let mut late = Events::open(to, &format!("/api/v1/netprofiles/?watch=1&revision={}", i64::MAX), "");
+    let mut events = Events::open(to, "/api/v1/netprofiles/?watch=1", "");
+    assert_eq!(events.next().unwrap().name, "synced");
+    put(to, "a", 1);
+    assert_eq!(events.seen(), event("put", "default:a"));
+    master.stop();
+    assert_eq!(late.next(), None);
+    let log = master.process.log();
+    assert!(!log.contains("panicked"), "{log}");
 }

@@ -143,6 +143,20 @@ fn a_rule_for_one_endpoint_requires_its_group() {
     assert_eq!(directed(&fixture), ["default:web:default:p:default:p:1:inRx"]);
 }
 
+/// The original stores links of requests as they are.
+#[test]
+fn a_link_that_is_no_key_of_a_group_has_no_endpoints() {
+    let mut fixture = fixture();
+    fixture.create("net", "a", "", "10.1.0.1", "").unwrap();
+    let links = json!({"EndpointGroups": {"default": {"type": "endpointGroup", "key": "default"}}});
+    let policy = json!({"tenantName": "default", "policyName": "q", "link-sets": links});
+    fixture.put("policys", "default:q", &policy).unwrap();
+    let body = json!({"tenantName": "default", "policyName": "q", "ruleId": "1", "direction": "in", "action": "allow",
+        "toIpAddress": "10.1.0.1"});
+    let refused = fixture.put("rules", "default:q:1", &body).unwrap_err().text;
+    assert_eq!(refused, "failed to configure 10.1.0.1, ip address is not in epg ");
+}
+
 #[test]
 fn groups_have_the_settings_of_their_profile() {
     let mut fixture = fixture();

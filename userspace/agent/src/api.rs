@@ -2,6 +2,7 @@
 
 mod metrics;
 mod monitor;
+mod pod_access;
 mod rest;
 mod service_stats;
 

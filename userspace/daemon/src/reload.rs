@@ -76,6 +76,14 @@ impl<T: Send + Sync + 'static> Reloadable<T> {
     pub fn now(&self) -> Arc<T> {
         self.0.borrow().clone()
     }
+
+    /// Waits until the value has been loaded again. The first call on a new or cloned handle may
+    /// return at once. Never returns after the future that reloads the value was dropped.
+    pub async fn changed(&mut self) {
+        if self.0.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
 }
 
 /// Follows symbolic links: Kubernetes replaces mounted secrets by changing a link.
@@ -115,6 +123,14 @@ mod tests {
         becomes("22", 22).await;
         becomes("none", 22).await;
         becomes("333", 333).await;
+        let mut waiting = number.clone();
+        // For the reloads before.
+        waiting.changed().await;
+        let changed = tokio::spawn(async move { waiting.changed().await });
+        tokio::time::sleep(PERIOD * 3).await;
+        assert!(!changed.is_finished());
+        becomes("4444", 4444).await;
+        changed.await.unwrap();
         following.abort();
     }
 }

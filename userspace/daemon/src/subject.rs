@@ -33,13 +33,32 @@ impl Subject {
 }
 
 impl fmt::Display for Subject {
-    /// The form of the role file: `CN=web,O=ops`.
+    /// As `CN=web,O=ops`. Names are escaped as in RFC 4514, so that different subjects have different
+    /// texts.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let common_name = self.common_name.iter().map(|name| format!("CN={name}"));
-        let organizations = self.organizations.iter().map(|name| format!("O={name}"));
+        let common_name = self.common_name.iter().map(|name| format!("CN={}", escaped(name)));
+        let organizations = self.organizations.iter().map(|name| format!("O={}", escaped(name)));
         let attributes: Vec<String> = common_name.chain(organizations).collect();
         if attributes.is_empty() { f.write_str("without a name") } else { f.write_str(&attributes.join(",")) }
     }
+}
+
+/// The value of an attribute (RFC 4514, section 2.4). Control characters are escaped as well.
+fn escaped(value: &str) -> String {
+    let mut text = String::with_capacity(value.len());
+    for (at, c) in value.char_indices() {
+        let is_outer = at == 0 || at + c.len_utf8() == value.len();
+        match c {
+            '"' | '+' | ',' | ';' | '<' | '>' | '\\' => text.extend(['\\', c]),
+            ' ' if is_outer => text.extend(['\\', c]),
+            '#' if at == 0 => text.extend(['\\', c]),
+            c if c.is_control() => {
+                text.extend(c.encode_utf8(&mut [0; 4]).bytes().map(|byte| format!("\\{byte:02x}")));
+            }
+            c => text.push(c),
+        }
+    }
+    text
 }
 
 #[cfg(test)]
@@ -67,9 +86,26 @@ mod tests {
         ]);
         assert_eq!(full.common_name.as_deref(), Some("anna"));
         assert_eq!(full.organizations, ["ops, O=admins"]);
-        assert_eq!(full.to_string(), "CN=anna,O=ops, O=admins");
+        assert_eq!(full.to_string(), "CN=anna,O=ops\\, O=admins");
         assert_eq!(subject(&[]), Subject::default());
         assert_eq!(subject(&[]).to_string(), "without a name");
         assert_eq!(Subject::of(&CertificateDer::from(vec![1, 2, 3])), None);
+    }
+
+    #[test]
+    fn different_subjects_have_different_texts() {
+        let subject = |common_name: &str, organizations: &[&str]| Subject {
+            common_name: Some(common_name.to_owned()),
+            organizations: organizations.iter().map(|&name| name.to_owned()).collect(),
+        };
+        for (subject, text) in [
+            (subject("anna", &["ops"]), "CN=anna,O=ops"),
+            (subject("anna,O=ops", &[]), "CN=anna\\,O=ops"),
+            (subject("anna\\", &["ops"]), "CN=anna\\\\,O=ops"),
+            (subject(" a b ", &["#1 +<>;\"="]), "CN=\\ a b\\ ,O=\\#1 \\+\\<\\>\\;\\\"="),
+            (subject("a\nb\u{9b}", &[""]), "CN=a\\0ab\\c2\\9b,O="),
+        ] {
+            assert_eq!(subject.to_string(), text);
+        }
     }
 }

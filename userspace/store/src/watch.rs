@@ -187,7 +187,7 @@ impl Follower {
             },
             State::Listed { revision, resumed } => {
                 let (revision, resumed, turn) = (*revision, *resumed, self.store.members().turn());
-                match self.open(revision + 1).await {
+                match self.open(revision.saturating_add(1)).await {
                     Ok(stream) => {
                         let (stream, since) = (Box::new(stream), Instant::now());
                         self.state = State::Watching { revision, stream, since, turn };

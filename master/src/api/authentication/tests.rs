@@ -35,12 +35,7 @@ fn subject(text: &str) -> Arc<Subject> {
 }
 
 /// `certificate` and `forwarded` are subjects, or empty.
-fn authenticate(
-    by: &Authenticator,
-    token: &str,
-    certificate: &str,
-    forwarded: &str,
-) -> Result<Principal, u16> {
+fn credentials(token: &str, certificate: &str, forwarded: &str) -> Credentials {
     let mut headers = HeaderMap::new();
     if !token.is_empty() {
         headers.insert(header::AUTHORIZATION, format!("Bearer {token}").try_into().unwrap());
@@ -50,11 +45,21 @@ fn authenticate(
     }
     let subject = (!certificate.is_empty()).then(|| subject(certificate));
     let peer = Peer { address: "127.0.0.1:1".parse().unwrap(), subject };
-    let result = by.authenticate(&mut headers, Some(&peer));
+    let credentials = Credentials::take(&mut headers, Some(&peer));
     assert!(!headers.contains_key(CLIENT_SUBJECT), "the header stays");
+    credentials
+}
+
+fn authenticate(
+    by: &Authenticator,
+    token: &str,
+    certificate: &str,
+    forwarded: &str,
+) -> Result<Principal, u16> {
+    let result = by.authenticate(&credentials(token, certificate, forwarded));
     result.map(|authenticated| authenticated.principal).map_err(|rejection| match rejection {
         Rejection::Unauthenticated => 401,
-        Rejection::Forbidden(_) => 403,
+        Rejection::Forbidden { .. } => 403,
     })
 }
 
@@ -100,5 +105,21 @@ fn a_token_decides_before_the_certificate() {
     ] {
         let role = authenticate(by, given, certificate, forwarded).map(|principal| principal.role);
         assert_eq!(role, expected, "{given:?} {certificate:?} {forwarded:?}");
+    }
+}
+
+#[test]
+fn a_refused_certificate_is_named() {
+    let by = authenticator(false, true);
+    for (certificate, forwarded, expected) in [
+        ("CN=stranger", "", "CN=stranger"),
+        ("CN=h1,O=nodes", "CN=anna", "CN=h1,O=nodes"),
+        ("CN=m1,O=masters", "CN=x,CN=anna", "CN=m1,O=masters"),
+        ("CN=m1,O=masters", "CN=stranger", "CN=stranger"),
+    ] {
+        match by.authenticate(&credentials("", certificate, forwarded)).err() {
+            Some(Rejection::Forbidden { who, .. }) => assert_eq!(who.as_deref(), Some(expected)),
+            other => assert_eq!(other, None, "{certificate} {forwarded}"),
+        }
     }
 }

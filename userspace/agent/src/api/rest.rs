@@ -1,12 +1,6 @@
 //! HTTP handlers: inspection for operators (INVENTORY 7.3), and health checks.
 
-use std::{
-    io,
-    net::{IpAddr, SocketAddr},
-    path::Path,
-    sync::Arc,
-    time::Duration,
-};
+use std::{io, net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use axum::{
     Json, Router,
@@ -17,7 +11,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{delete, get},
 };
-use contiv_model::{endpoint::Endpoint, name::EndpointId, node};
+use contiv_model::{name::EndpointId, node};
 use futures::stream;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -32,6 +26,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     metrics::{self, Condition, Measurements, Recorded},
     monitor::{self, Monitor, MonitorError},
+    pod_access,
     service_stats::service_stats,
 };
 use crate::{
@@ -227,25 +222,13 @@ async fn refuse_pods(
     request: Request,
     next: Next,
 ) -> Response {
-    let from = peer.ip().to_canonical();
-    let is_endpoint = || parts.reader.with(|state| state.endpoints().any(|endpoint| has(endpoint, from)));
-    if !is_open_to_pods(request.uri().path()) && !from.is_loopback() && is_endpoint() {
-        let path = request.uri().path();
+    let path = request.uri().path();
+    let is_assigned = |from| parts.reader.with(|state| state.endpoints().any(|e| pod_access::has(e, from)));
+    if pod_access::is_refused(path, peer.ip(), is_assigned) {
         return (StatusCode::FORBIDDEN, format!("{path}: not open to endpoints; ask from a node\n"))
             .into_response();
     }
     next.run(request).await
-}
-
-fn is_open_to_pods(path: &str) -> bool {
-    ["/healthz", "/readyz", "/metrics"].contains(&path)
-}
-
-fn has(endpoint: &Endpoint, address: IpAddr) -> bool {
-    match address {
-        IpAddr::V4(address) => endpoint.ip == address,
-        IpAddr::V6(address) => endpoint.ip6 == Some(address),
-    }
 }
 
 async fn readyz(State(parts): State<Parts>) -> Response {
@@ -361,26 +344,5 @@ async fn reclaim(State(parts): State<Parts>, extract::Path(id): extract::Path<St
         Ok(true) => Json(Value::Null).into_response(),
         Ok(false) => refuse(format!("endpoint {id} {}", node::NOTHING_TO_RECLAIM)),
         Err(failure) => refuse(failure.to_string()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pods_see_health_and_metrics_only() {
-        for (path, open) in [
-            ("/healthz", true),
-            ("/readyz", true),
-            ("/metrics", true),
-            ("/inspect/driver", false),
-            ("/monitor", false),
-            ("/svcstats", false),
-            ("/debug/reclaimEndpoint/a", false),
-            ("/metrics/../inspect/driver", false),
-        ] {
-            assert_eq!(is_open_to_pods(path), open, "{path}");
-        }
     }
 }
