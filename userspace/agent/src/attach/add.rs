@@ -40,8 +40,7 @@ impl Pods {
     /// Attaches a pod, or the node in the form of a pod.
     pub(super) async fn attach(&self, pod: &Pod, netns: &Netns) -> Result<Reply, Failure> {
         let id = pod.endpoint_id();
-        // The container, of which a DEL may concern several endpoints; then the endpoint.
-        let _locks = (self.0.locks.lock(&pod.endpoint).await, self.0.locks.lock(id.as_str()).await);
+        let _locks = self.lock(pod).await;
         if let Some(reply) = self.existing(pod, netns).await? {
             self.write_entry(pod, Progress::Attached)?;
             return Ok(reply);
@@ -60,25 +59,22 @@ impl Pods {
             },
             Err(failure) => failure,
         };
-        let failures = self.roll_back(rollback).await;
+        let mut failures = self.roll_back(rollback).await;
         // A request that netmaster did not answer may have created the endpoint.
         let is_unanswered = failure.step == Step::Create && failure.code == Code::TryAgain;
+        // The entry of an ADD that may have left something remains, so it is deleted later, also by another process.
         if failures.is_empty() && !is_unanswered {
-            self.remove_entry(&id)?;
-        } else if pod.owner == Owner::Pod {
-            self.set_unfinished(&id);
+            failures.extend(self.remove_entry(&id).err().map(|failure| failure.to_string()));
         }
         Err(failure.and(&failures))
     }
 
     /// Records what a DEL must delete. The node's own endpoints need no entry: the store tells them.
     fn write_entry(&self, pod: &Pod, progress: Progress) -> Result<(), Failure> {
-        if pod.owner == Owner::Node {
-            return Ok(());
+        match pod.owner {
+            Owner::Node => Ok(()),
+            Owner::Pod => self.parts().journal.write(pod, progress).map_err(entry_failure),
         }
-        self.set_finished(&pod.endpoint_id());
-        let written = self.parts().journal.write(pod, progress);
-        written.map_err(entry_failure)
     }
 
     async fn create(&self, pod: &Pod, netns: &Netns, rollback: &mut Rollback) -> Result<Reply, Failure> {

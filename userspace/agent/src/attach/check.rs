@@ -17,7 +17,7 @@ impl Pods {
         let pod = Pod::try_from(request)?;
         let netns = Netns::open(&pod.netns).map_err(|e| Failure::link(Step::Check, &e))?;
         let id = pod.endpoint_id();
-        let _locks = (self.0.locks.lock(&pod.endpoint).await, self.0.locks.lock(id.as_str()).await);
+        let _locks = self.lock(&pod).await;
         let parts = self.parts();
         let (attachment, endpoint) =
             parts.reader.with(|state| (state.attachment(&id).cloned(), state.endpoint(&id).cloned()));

@@ -34,8 +34,8 @@ impl Pods {
         }
     }
 
-    /// Deletes all parts of an attachment, under its locks. A failure does not stop the remaining steps; what remains is
-    /// deleted later, also by another process, if no request does it before.
+    /// Deletes all parts of an attachment, under its locks. A failure does not stop the remaining steps; the entry remains
+    /// then, so the rest is deleted later, also by another process, if no request does it before.
     pub(super) async fn remove(&self, pod: &Pod) -> Result<(), Failure> {
         let id = pod.endpoint_id();
         if let Err(error) = self.parts().journal.write(pod, Progress::Deleting) {
@@ -55,7 +55,6 @@ impl Pods {
         }
         let mut failures = results.into_iter().filter_map(Result::err);
         let Some(first) = failures.next() else { return self.remove_entry(&id) };
-        self.set_unfinished(&id);
         let others: Vec<_> = failures.map(|failure| failure.to_string()).collect();
         Err(first.and(&others))
     }
@@ -63,7 +62,6 @@ impl Pods {
     /// Removes the entry of an attachment of which nothing remains.
     pub(super) fn remove_entry(&self, id: &EndpointId) -> Result<(), Failure> {
         self.parts().journal.remove(id).map_err(entry_failure)?;
-        self.set_finished(id);
         reach("removal of the entry");
         Ok(())
     }

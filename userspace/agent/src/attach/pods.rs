@@ -1,19 +1,19 @@
 use std::{
-    collections::BTreeSet,
     net::IpAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
 use contiv_model::{name::EndpointId, tag::Encap};
 use contiv_store::Store;
-use tokio::sync::watch;
+use tokio::sync::{OwnedMutexGuard, watch};
 
 use super::{
     failure::{Failure, Step},
-    journal::{Entry, Journal, Progress},
+    journal::Journal,
     key_lock::KeyLock,
     link::{self, Links, Underlay},
+    pod::Pod,
     warnings::NodeWarnings,
 };
 use crate::{
@@ -33,6 +33,9 @@ pub(super) const STATE_TIMEOUT: Duration = Duration::from_secs(10);
 fn vxlan_overhead(vtep: IpAddr) -> u32 {
     if vtep.is_ipv4() { 50 } else { 70 }
 }
+
+/// Locks of a request.
+pub(super) type Locks = (OwnedMutexGuard<()>, OwnedMutexGuard<()>);
 
 /// Attaches and detaches endpoints of this node.
 #[derive(Clone)]
@@ -69,8 +72,6 @@ pub struct Parts {
 pub(super) struct Inner {
     parts: Parts,
     pub(super) locks: KeyLock,
-    /// Endpoints with an entry in the journal whose request ended early or failed.
-    unfinished: Mutex<BTreeSet<EndpointId>>,
     /// `None` while unknown.
     underlay: Mutex<Option<Underlay>>,
     pub(super) warnings: watch::Sender<NodeWarnings>,
@@ -80,36 +81,24 @@ impl Pods {
     /// Creates the service; it acts on requests only.
     pub fn new(parts: Parts) -> Pods {
         let (warnings, _) = watch::channel(NodeWarnings::default());
-        let is_unfinished = |entry: &Entry| entry.progress != Progress::Attached;
-        let entries = parts.journal.entries().into_iter().filter(is_unfinished);
-        let unfinished = Mutex::new(entries.map(|entry| entry.pod().endpoint_id()).collect());
-        let locks = KeyLock::default();
-        Pods(Arc::new(Inner { parts, locks, unfinished, underlay: Mutex::default(), warnings }))
+        let (locks, underlay) = (KeyLock::default(), Mutex::default());
+        Pods(Arc::new(Inner { parts, locks, underlay, warnings }))
     }
 
     pub(super) fn parts(&self) -> &Parts {
         &self.0.parts
     }
 
-    /// Endpoints whose request ended early or failed.
-    pub(super) fn unfinished(&self) -> Vec<EndpointId> {
-        self.lock_unfinished().iter().cloned().collect()
+    /// Locks the attachment for a request: the name of the endpoint, which a DEL looks for on all networks; then its id.
+    pub(super) async fn lock(&self, pod: &Pod) -> Locks {
+        let id = pod.endpoint_id();
+        (self.0.locks.lock(&pod.endpoint).await, self.0.locks.lock(id.as_str()).await)
     }
 
-    pub(super) fn is_unfinished(&self, id: &EndpointId) -> bool {
-        self.lock_unfinished().contains(id)
-    }
-
-    pub(super) fn set_unfinished(&self, id: &EndpointId) {
-        self.lock_unfinished().insert(id.clone());
-    }
-
-    pub(super) fn set_finished(&self, id: &EndpointId) {
-        self.lock_unfinished().remove(id);
-    }
-
-    fn lock_unfinished(&self) -> MutexGuard<'_, BTreeSet<EndpointId>> {
-        self.0.unfinished.lock().unwrap_or_else(PoisonError::into_inner)
+    /// As [`lock`](Self::lock); `None` while a request is running.
+    pub(super) fn try_lock(&self, pod: &Pod) -> Option<Locks> {
+        let id = pod.endpoint_id();
+        Some((self.0.locks.try_lock(&pod.endpoint)?, self.0.locks.try_lock(id.as_str())?))
     }
 
     /// Reads the node's interfaces again: new pods use their MTU, and a missing VTEP address becomes a warning.

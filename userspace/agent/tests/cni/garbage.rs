@@ -4,8 +4,8 @@ use contiv_model::{
     endpoint::{Oper, State},
     key::Key,
 };
+use contivk8s::wire::Request;
 use testkit::{Netns, needs};
-use tokio_util::sync::CancellationToken;
 
 use crate::world::{Call, HOST, World, put};
 
@@ -106,6 +106,76 @@ fn gc_deletes_what_the_runtime_does_not_list() {
 }
 
 #[test]
+fn gc_leaves_an_attachment_whose_add_was_running() {
+    needs!(root());
+    let pod = Netns::new("pod").unwrap();
+    World::run(async |world| {
+        world.master.hold();
+        let mut add = std::pin::pin!(world.add("c1", pod.path()));
+        tokio::select! {
+            result = &mut add => panic!("{result:?}"),
+            () = world.master.request_received() => {}
+        }
+        let request = Request { network_name: "test".into(), ..Request::default() };
+        let mut gc = std::pin::pin!(world.pods.collect_garbage(&request));
+        assert!(futures::poll!(&mut gc).is_pending());
+        world.master.release();
+        let (added, collected) = tokio::join!(add, gc);
+        added.unwrap();
+        collected.unwrap();
+        assert_eq!(world.local_endpoints(), ["n.t-c1"]);
+        // A later GC that does not list it deletes it.
+        world.pods.collect_garbage(&request).await.unwrap();
+        world.assert_nothing_left().await;
+    });
+}
+
+#[test]
+fn gc_without_a_network_configuration_deletes_nothing() {
+    needs!(root());
+    let pod = Netns::new("pod").unwrap();
+    World::run(async |world| {
+        // A plugin of an earlier version does not send the name.
+        world.call_and_disconnect("c1", pod.path()).await;
+        world.until("the pod is attached", || world.local_endpoints() == ["n.t-c1"]).await;
+        let refused = world.pods.collect_garbage(&Request::default()).await.unwrap_err();
+        assert_eq!(refused.code.number(), 7, "{refused}");
+        assert_eq!(world.local_endpoints(), ["n.t-c1"]);
+    });
+}
+
+#[test]
+fn parallel_requests_for_one_pod_leave_nothing_or_all_of_it() {
+    needs!(root());
+    let pod = Netns::new("pod").unwrap();
+    World::run(async |world| {
+        for round in 0..5 {
+            let gc = Call { fields: r#""cni.dev/valid-attachments":[],"#, ..Call::new("GC") };
+            let (added, deleted, collected, again, last) = tokio::join!(
+                world.add("c1", pod.path()),
+                world.del("c1", None),
+                world.invoke(&gc),
+                world.add("c1", pod.path()),
+                world.del("c1", None),
+            );
+            for result in [added, deleted, collected, again, last] {
+                result.unwrap();
+            }
+            // Whichever request was the last one, every part agrees.
+            let attached = world.entries().len();
+            assert!(attached <= 1, "{round}");
+            assert_eq!((world.ports().await.len(), pod.links().unwrap().len()), (attached, attached));
+            assert_eq!(world.record("n.t-c1").await.is_some(), attached == 1);
+            let endpoints = world.store().list("/contiv.io/state/eps/").await.unwrap().items.len();
+            assert_eq!((endpoints, world.local_endpoints().len()), (attached, attached));
+        }
+        world.del("c1", None).await.unwrap();
+        world.assert_nothing_left().await;
+        assert!(world.entries().is_empty());
+    });
+}
+
+#[test]
 fn gc_releases_the_attachments_of_an_earlier_boot() {
     needs!(root());
     World::run(async |world| {
@@ -147,13 +217,8 @@ fn deletion_that_failed_is_finished_without_another_del() {
         assert_eq!(world.del("c1", None).await.unwrap_err().code, 11);
         let world = world.restart().await;
         world.master.lead();
-        let stop = CancellationToken::new();
-        let (pods, stopping) = (world.pods.clone(), stop.clone());
-        let finishing = tokio::spawn(async move { pods.finish_requests(stopping).await });
-        let endpoint = "n.t-c1".into();
-        world.reader().wait(|state| state.endpoint(&endpoint).is_none().then_some(())).await;
-        stop.cancel();
-        finishing.await.unwrap().unwrap();
+        world.finish_requests().await;
+        world.assert_nothing_left().await;
         world.del("c1", None).await.unwrap();
         world.assert_nothing_left().await;
     });
