@@ -7,10 +7,7 @@ use contiv_model::{
     network::Network,
 };
 use contiv_store::Txn;
-use contivk8s::{
-    spec::Code,
-    wire::{Reply, Request},
-};
+use contivk8s::wire::{Reply, Request};
 use futures::FutureExt as _;
 use ipnet::{Ipv4Net, Ipv6Net};
 
@@ -41,13 +38,25 @@ impl Pods {
     pub(super) async fn attach(&self, pod: &Pod, netns: &Netns) -> Result<Reply, Failure> {
         let id = pod.endpoint_id();
         let _locks = self.lock(pod).await;
+        if let Some(other) = self.same_id(pod) {
+            let why = format!("endpoint {id} is already {other}, whose names lead to the same id");
+            return Err(Failure::new(Step::Create, why));
+        }
+        let before = self.parts().journal.get(&id).map(|entry| entry.progress);
         if let Some(reply) = self.existing(pod, netns).await? {
+            if before != Some(Progress::Attached) {
+                self.complete_record(pod, &reply.port).await?;
+            }
             self.write_entry(pod, Progress::Attached)?;
             return Ok(reply);
         }
         self.check_store(Step::Create)?;
         self.write_entry(pod, Progress::Adding)?;
         reach("entry of the ADD");
+        if before.is_some() {
+            // A DEL may have failed to delete the interface.
+            self.delete_interface(&id).await?;
+        }
         let mut rollback = Rollback::default();
         let failure = match self.create(pod, netns, &mut rollback).await {
             Ok(reply) => match self.write_entry(pod, Progress::Attached) {
@@ -59,9 +68,8 @@ impl Pods {
             },
             Err(failure) => failure,
         };
+        let is_unanswered = rollback.is_unanswered();
         let mut failures = self.roll_back(rollback).await;
-        // A request that netmaster did not answer may have created the endpoint.
-        let is_unanswered = failure.step == Step::Create && failure.code == Code::TryAgain;
         // The entry of an ADD that may have left something remains, so it is deleted later, also by another process.
         if failures.is_empty() && !is_unanswered {
             failures.extend(self.remove_entry(&id).err().map(|failure| failure.to_string()));
@@ -134,17 +142,22 @@ impl Pods {
             common_name: pod.common_name.clone(),
             host: parts.node.host.to_string(),
         };
-        let created = parts.master.create_endpoint(&new).await;
-        let state = created.map_err(|error| match error.is_not_found() {
-            true => pod.unknown_names(&error),
-            false => Failure::master(Step::Create, &error),
-        })?;
-        let endpoint = Endpoint::try_from(&state).map_err(|e| Failure::new(Step::Create, e.to_string()))?;
-        if endpoint.host != parts.node.host {
-            let why = format!("endpoint {} already exists on node {}", endpoint.id, endpoint.host);
+        let state = match parts.master.create_endpoint(&new).await {
+            Ok(state) => state,
+            Err(error) if error.is_not_found() => return Err(pod.unknown_names(&error)),
+            Err(error) => {
+                if !error.is_refusal() {
+                    rollback.set_unanswered();
+                }
+                return Err(Failure::master(Step::Create, &error));
+            }
+        };
+        if state.homing_host != parts.node.host.as_str() {
+            let why = format!("endpoint {} already exists on node {}", state.id, state.homing_host);
             return Err(Failure::new(Step::Create, why));
         }
         rollback.push(RollbackStep::Endpoint(pod.clone()));
+        let endpoint = Endpoint::try_from(&state).map_err(|e| Failure::new(Step::Create, e.to_string()))?;
         Ok((state, endpoint))
     }
 
@@ -217,9 +230,9 @@ impl Pods {
     async fn existing(&self, pod: &Pod, netns: &Netns) -> Result<Option<Reply>, Failure> {
         let id = pod.endpoint_id();
         let parts = self.parts();
-        let known =
-            parts.reader.with(|state| Some((state.attachment(&id)?.clone(), state.endpoint(&id).cloned())));
-        let Some((attachment, endpoint)) = known else { return Ok(None) };
+        let attachment = parts.reader.with(|state| state.attachment(&id).cloned());
+        let Some(attachment) = attachment else { return Ok(None) };
+        let endpoint = self.endpoint(&id, Step::Create).await?;
         let is_pair = parts.links.is_pair(&attachment.port, netns, &pod.ifname).await;
         let is_pair = is_pair.map_err(|e| Failure::link(Step::Plug, &e))?;
         let (true, Some(endpoint)) = (is_pair, endpoint) else {
@@ -266,6 +279,13 @@ impl Pods {
             mtu: interface.mtu,
             ..Reply::default()
         })
+    }
+
+    /// Writes the record of an ADD that was interrupted before it did.
+    async fn complete_record(&self, pod: &Pod, port: &str) -> Result<(), Failure> {
+        let id = pod.endpoint_id();
+        let Some(state) = self.stored(&id, Step::Record).await? else { return Ok(()) };
+        self.record(&id, &oper(&state, pod, port, &self.parts().node.vtep.to_string())).await
     }
 
     async fn record(&self, id: &EndpointId, oper: &Oper) -> Result<(), Failure> {

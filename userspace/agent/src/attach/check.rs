@@ -19,12 +19,10 @@ impl Pods {
         let id = pod.endpoint_id();
         let _locks = self.lock(&pod).await;
         let parts = self.parts();
-        let (attachment, endpoint) =
-            parts.reader.with(|state| (state.attachment(&id).cloned(), state.endpoint(&id).cloned()));
-        let Some(attachment) = attachment else {
+        let Some(attachment) = parts.reader.with(|state| state.attachment(&id).cloned()) else {
             return Err(Failure::new(Step::Check, format!("{id} has no interface")));
         };
-        let Some(endpoint) = endpoint else {
+        let Some(endpoint) = self.endpoint(&id, Step::Check).await? else {
             return Err(Failure::new(Step::Check, format!("{id} is not in the store")));
         };
         let link = |e| Failure::link(Step::Check, &e);

@@ -64,6 +64,17 @@ impl Entry {
         }
     }
 
+    /// Whether this is the attachment that the request concerns, and not another one whose endpoint has the same id.
+    pub(super) fn is_of(&self, pod: &Pod) -> bool {
+        (&self.tenant, &self.network) == (&pod.tenant, &pod.network) && self.is_interface_of(pod)
+    }
+
+    /// Whether this is the container's interface that the request concerns, on any network.
+    pub(super) fn is_interface_of(&self, pod: &Pod) -> bool {
+        // The interface of an attachment of an earlier boot is unknown.
+        self.endpoint == pod.endpoint && (self.ifname.is_empty() || self.ifname == pod.ifname)
+    }
+
     /// Whether the runtime lists the attachment: by its own container id, or by the endpoint's name, which may come from
     /// another id (`K8S_POD_INFRA_CONTAINER_ID`).
     pub(super) fn is_listed(&self, valid: &ValidAttachment) -> bool {

@@ -4,7 +4,12 @@ use std::{
     time::Duration,
 };
 
-use contiv_model::{name::EndpointId, tag::Encap};
+use contiv_model::{
+    endpoint::{Endpoint, State},
+    key::Key,
+    name::EndpointId,
+    tag::Encap,
+};
 use contiv_store::Store;
 use tokio::sync::{OwnedMutexGuard, watch};
 
@@ -18,7 +23,8 @@ use super::{
 };
 use crate::{
     continuity::Regression,
-    datapath::PortRequirements,
+    datapath::{Owner, PortRequirements},
+    error::one_line,
     master::Master,
     plan::Node,
     reconcile::{self, Presence, Waiters},
@@ -99,6 +105,48 @@ impl Pods {
     pub(super) fn try_lock(&self, pod: &Pod) -> Option<Locks> {
         let id = pod.endpoint_id();
         Some((self.0.locks.try_lock(&pod.endpoint)?, self.0.locks.try_lock(id.as_str())?))
+    }
+
+    /// The attachment that has the id of the pod's endpoint, if it is another one: ids join names with dashes, which names
+    /// may contain.
+    pub(super) fn same_id(&self, pod: &Pod) -> Option<String> {
+        let id = pod.endpoint_id();
+        if let Some(entry) = self.parts().journal.get(&id) {
+            let other = || format!("interface {} of container {}", entry.ifname, entry.container);
+            return (!entry.is_of(pod)).then(other);
+        }
+        let owner = self.parts().reader.with(|state| state.attachment(&id).map(|at| at.owner));
+        owner.filter(|owner| *owner != pod.owner).map(|owner| match owner {
+            Owner::Node => "the node's own interface".to_owned(),
+            Owner::Pod => "a pod's interface".to_owned(),
+        })
+    }
+
+    /// The endpoint; `None` if the complete state does not have it. Fails while the state is incomplete or does not follow
+    /// the store: an interface whose endpoint is unknown for that reason must not be deleted.
+    pub(super) async fn endpoint(&self, id: &EndpointId, step: Step) -> Result<Option<Endpoint>, Failure> {
+        let reader = &self.parts().reader;
+        let known = || reader.with(|state| state.endpoint(id).cloned());
+        if let Some(endpoint) = known() {
+            return Ok(Some(endpoint));
+        }
+        self.check_store(step)?;
+        let synced = tokio::time::timeout(STATE_TIMEOUT, reader.synced()).await;
+        self.check_store(step)?;
+        synced.map_err(|_| {
+            let why = format!("the state has not arrived from the store within {STATE_TIMEOUT:?}");
+            Failure::new(step, why).temporary()
+        })?;
+        Ok(known())
+    }
+
+    /// The endpoint as the store has it now.
+    pub(super) async fn stored(&self, id: &EndpointId, step: Step) -> Result<Option<State>, Failure> {
+        let key = Key::Endpoint(id.clone()).to_string();
+        let found = self.parts().store.get(&key).await;
+        let found = found.map_err(|e| Failure::new(step, one_line(&e)).temporary())?;
+        let state = found.map(|found| serde_json::from_slice(&found.value)).transpose();
+        state.map_err(|e| Failure::new(step, format!("read {key}: {e}")))
     }
 
     /// Reads the node's interfaces again: new pods use their MTU, and a missing VTEP address becomes a warning.

@@ -1,9 +1,6 @@
 //! CHECK, STATUS and GC, several interfaces of a pod, and deletions that are finished later.
 
-use contiv_model::{
-    endpoint::{Oper, State},
-    key::Key,
-};
+use contiv_model::{endpoint::Oper, key::Key};
 use contivk8s::wire::Request;
 use testkit::{Netns, needs};
 
@@ -166,8 +163,7 @@ fn parallel_requests_for_one_pod_leave_nothing_or_all_of_it() {
             assert!(attached <= 1, "{round}");
             assert_eq!((world.ports().await.len(), pod.links().unwrap().len()), (attached, attached));
             assert_eq!(world.record("n.t-c1").await.is_some(), attached == 1);
-            let endpoints = world.store().list("/contiv.io/state/eps/").await.unwrap().items.len();
-            assert_eq!((endpoints, world.local_endpoints().len()), (attached, attached));
+            assert_eq!((world.endpoints().await.len(), world.local_endpoints().len()), (attached, attached));
         }
         world.del("c1", None).await.unwrap();
         world.assert_nothing_left().await;
@@ -180,30 +176,20 @@ fn gc_releases_the_attachments_of_an_earlier_boot() {
     needs!(root());
     World::run(async |world| {
         // Endpoints of this node without an interface: one was a pod's, the other was created by another client.
-        for (n, name) in [(1, "c1"), (2, "c2")] {
-            let state = State {
-                id: format!("n.t-{name}"),
-                net_id: "n.t".into(),
-                endpoint_id: name.into(),
-                ip_address: format!("10.9.0.{n}"),
-                mac_address: format!("02:02:0a:09:00:0{n}"),
-                homing_host: HOST.into(),
-                ..State::default()
-            };
-            put(world.store(), &Key::Endpoint(state.id.as_str().into()), &state).await;
+        for (octet, name) in [(1, "c1"), (2, "c2")] {
+            world.put_endpoint(name, HOST, octet).await;
         }
         let oper = Oper { cont_uuid: "c1".into(), homing_host: HOST.into(), ..Oper::default() };
         put(world.store(), &Key::EndpointOper("n.t-c1".into()), &oper).await;
-        let both = ["n.t-c1".into(), "n.t-c2".into()];
-        world.reader().wait(|state| both.iter().all(|id| state.endpoint(id).is_some()).then_some(())).await;
         let list = |known: &str| format!(r#""cni.dev/valid-attachments":{known},"#);
         let known = list(r#"[{"containerID":"c1","ifname":"eth0"}]"#);
         world.invoke(&Call { fields: &known, ..Call::new("GC") }).await.unwrap();
         assert!(world.record("n.t-c1").await.is_some());
         world.invoke(&Call { fields: &list("[]"), ..Call::new("GC") }).await.unwrap();
-        let left = world.store().list("/contiv.io/state/eps/").await.unwrap().items;
-        let left: Vec<_> = left.iter().map(|kv| kv.key.as_str()).collect();
-        assert_eq!((left, world.record("n.t-c1").await), (vec!["/contiv.io/state/eps/n.t-c2"], None));
+        assert_eq!(
+            (world.endpoints().await, world.record("n.t-c1").await),
+            (vec!["n.t-c2".to_owned()], None)
+        );
     });
 }
 

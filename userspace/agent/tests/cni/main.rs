@@ -4,7 +4,9 @@
 
 mod continuity;
 mod crash;
+mod deletion;
 mod garbage;
+mod interfaces;
 mod world;
 
 use netplugin::datapath::ObjectId;
