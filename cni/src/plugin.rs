@@ -198,6 +198,7 @@ impl Call {
             sandbox,
             ipv4: reply.ip.map(|net| (net, reply.gateway)),
             ipv6: reply.ip6.map(|net| (net, reply.gateway6)),
+            other_routes: [reply.other_route, reply.other_route6],
             dns: conf.dns.clone(),
         })
     }

@@ -16,7 +16,7 @@ use super::{
     fail_point::reach,
     failure::{Failure, Step},
     journal::Progress,
-    link::{Netns, PodInterface},
+    link::{DefaultRoutes, Netns, PodInterface},
     pod::Pod,
     pods::{Pods, STATE_TIMEOUT},
     undo::{Rollback, RollbackStep},
@@ -122,10 +122,11 @@ impl Pods {
         );
         recorded?;
         settled.map_err(|why| Failure::new(Step::Datapath, why))?;
-        parts.links.raise(&port, netns, &interface).await.map_err(|e| Failure::link(Step::Raise, &e))?;
+        let raised = parts.links.raise(&port, netns, &interface).await;
+        let routes = raised.map_err(|e| Failure::link(Step::Raise, &e))?;
         log_step("interface up");
         reach("interface up");
-        self.reply(pod, &endpoint, &interface, &port).await
+        Ok(with_routes(self.reply(pod, &endpoint, &interface, &port).await?, routes))
     }
 
     async fn create_at_master(
@@ -226,6 +227,19 @@ impl Pods {
         })
     }
 
+    /// The interface of an attached endpoint, with the MTU that its ADD gave it: that of later ones may differ.
+    pub(super) async fn attached_interface(
+        &self,
+        pod: &Pod,
+        endpoint: &Endpoint,
+        network: &Network,
+        port: &str,
+    ) -> Result<PodInterface, Failure> {
+        let interface = self.interface(pod, endpoint, network).await?;
+        let mtu = self.parts().links.mtu(port).await.map_err(|e| Failure::link(Step::Plug, &e))?;
+        Ok(PodInterface { mtu: mtu.unwrap_or(interface.mtu), ..interface })
+    }
+
     /// The reply for an endpoint that is already attached to this pod.
     async fn existing(&self, pod: &Pod, netns: &Netns) -> Result<Option<Reply>, Failure> {
         let id = pod.endpoint_id();
@@ -241,19 +255,17 @@ impl Pods {
             return Ok(None);
         };
         let network = self.network(&endpoint).await?;
-        let interface = self.interface(pod, &endpoint, &network).await?;
+        let interface = self.attached_interface(pod, &endpoint, &network, &attachment.port).await?;
         // If the agent was killed during an ADD, the last step may be missing.
         let reply = parts.waiters.wait(&id, Presence::Present);
         parts.attacher.attach(&id, attachment.clone());
         self.wait_for_datapath(reply, Presence::Present)
             .await
             .map_err(|why| Failure::new(Step::Datapath, why))?;
-        parts
-            .links
-            .raise(&attachment.port, netns, &interface)
-            .await
-            .map_err(|e| Failure::link(Step::Raise, &e))?;
-        self.reply(pod, &endpoint, &interface, &attachment.port).await.map(Some)
+        let raised = parts.links.raise(&attachment.port, netns, &interface).await;
+        let routes = raised.map_err(|e| Failure::link(Step::Raise, &e))?;
+        let reply = self.reply(pod, &endpoint, &interface, &attachment.port).await?;
+        Ok(Some(with_routes(reply, routes)))
     }
 
     pub(super) async fn reply(
@@ -295,6 +307,13 @@ impl Pods {
         let written = self.parts().store.commit(txn).await;
         written.map(drop).map_err(|e| Failure::new(Step::Record, one_line(&e)).temporary())
     }
+}
+
+/// The reply of an ADD, after which these default routes lead through the interface.
+fn with_routes(reply: Reply, routes: DefaultRoutes) -> Reply {
+    let other_route = reply.gateway.is_some() && !routes.ipv4;
+    let other_route6 = reply.gateway6.is_some() && !routes.ipv6;
+    Reply { other_route, other_route6, ..reply }
 }
 
 fn oper(state: &State, pod: &Pod, port: &str, vtep: &str) -> Oper {

@@ -32,7 +32,7 @@ impl Pods {
             return Err(Failure::new(Step::Check, why));
         }
         let network = self.network(&endpoint).await?;
-        let interface = self.interface(&pod, &endpoint, &network).await?;
+        let interface = self.attached_interface(&pod, &endpoint, &network, &attachment.port).await?;
         if let Some(why) = parts.links.difference(&attachment.port, &netns, &interface).await.map_err(link)? {
             return Err(Failure::new(Step::Check, why));
         }
