@@ -24,7 +24,7 @@ use super::{
 use crate::{datapath::Owner, error::one_line, master::NewEndpoint, reconcile::Presence, state::Attachment};
 
 /// Prefix that the record's interface name lacks: the original's pair was `vport3` in the pod and `vvport3` on the node.
-const HOST_END_PREFIX: &str = "v";
+pub(super) const HOST_END_PREFIX: &str = "v";
 
 impl Pods {
     /// Attaches a pod. Idempotent: for an attached pod the reply is the same.

@@ -2,7 +2,6 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use contiv_model::{endpoint::Oper, key::Key, name::EndpointId};
 use contivk8s::{
     spec::Code,
     wire::{Reply, Request, ValidAttachment},
@@ -16,7 +15,6 @@ use super::{
     pod::Pod,
     pods::Pods,
 };
-use crate::error::one_line;
 
 /// Interval between attempts to delete what an earlier request left.
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
@@ -73,40 +71,6 @@ impl Pods {
         }
         tracing::info!(endpoint = %id, "deleting an attachment that the runtime does not know");
         self.remove(pod).await
-    }
-
-    /// Attachments of earlier boots: this node recorded them, but has neither interface nor entry.
-    async fn without_interface(&self) -> Result<Vec<Pod>, Failure> {
-        let parts = self.parts();
-        let candidates: Vec<Pod> = parts.reader.with(|state| {
-            let pod = |id: &EndpointId| {
-                let endpoint = state.endpoint(id)?;
-                if state.attachment(id).is_some() || parts.journal.get(id).is_some() {
-                    return None;
-                }
-                let network = state.network(&endpoint.network)?;
-                let name = id.as_str().strip_prefix(network.id.as_str())?.strip_prefix('-')?;
-                // The node's own endpoints are on infra networks.
-                let is_node = name == parts.node.host.as_str();
-                (!is_node)
-                    .then(|| Pod::recorded(network.tenant.clone(), network.name.clone(), name.to_owned()))
-            };
-            state.on_host(&parts.node.host).filter_map(pod).collect()
-        });
-        let mut recorded = vec![];
-        for pod in candidates {
-            // Endpoints that others created at netmaster have no record.
-            let key = Key::EndpointOper(pod.endpoint_id()).to_string();
-            let record = parts.store.get(&key).await;
-            let record = record.map_err(|e| Failure::new(Step::Delete, one_line(&e)).temporary())?;
-            let Some(record) = record else { continue };
-            match serde_json::from_slice::<Oper>(&record.value) {
-                Ok(oper) if oper.cont_uuid == pod.endpoint => recorded.push(pod),
-                Ok(_) => {}
-                Err(error) => tracing::warn!("read {key}: {error}"),
-            }
-        }
-        Ok(recorded)
     }
 
     /// Deletes what requests of an earlier process, and failed ones, have left, until `stop` is cancelled.

@@ -17,7 +17,7 @@ use contiv_model::name::{EndpointId, NetworkName, TenantName};
 use contivk8s::wire::ValidAttachment;
 use serde::{Deserialize, Serialize};
 
-use super::pod::Pod;
+use super::{boot::Boot, pod::Pod};
 
 /// One attachment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -98,6 +98,7 @@ impl Entry {
 #[derive(Debug)]
 pub struct Journal {
     directory: PathBuf,
+    boot: Boot,
     entries: Mutex<Entries>,
 }
 
@@ -137,12 +138,17 @@ impl Journal {
                 _ => {}
             }
         }
-        Ok(Journal { directory, entries: Mutex::new(entries) })
+        Ok(Journal { directory, boot: Boot::beside(socket)?, entries: Mutex::new(entries) })
     }
 
     /// Directory of the files.
     pub fn path(&self) -> &Path {
         &self.directory
+    }
+
+    /// Whether interfaces may have vanished with an earlier boot.
+    pub(super) fn boot(&self) -> &Boot {
+        &self.boot
     }
 
     /// Writes the entry of a pod. A deletion is remembered for the life of the process also if the file cannot be written.
@@ -191,6 +197,11 @@ impl Journal {
     /// Whether there is an entry that cannot be read.
     pub(super) fn is_damaged(&self, id: &EndpointId) -> bool {
         self.lock().damaged.contains(&self.file(id))
+    }
+
+    /// Whether any entry cannot be read.
+    pub(super) fn has_damaged(&self) -> bool {
+        !self.lock().damaged.is_empty()
     }
 
     pub(super) fn entries(&self) -> Vec<Entry> {

@@ -1,7 +1,8 @@
 use std::{
+    collections::BTreeMap,
     net::IpAddr,
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use contiv_model::{
@@ -69,6 +70,8 @@ pub struct Parts {
     pub regression: watch::Receiver<Option<Regression>>,
     /// Attachments, also those of earlier processes.
     pub journal: Journal,
+    /// Time for a pod to come back after its network namespace vanished. Its addresses are released then.
+    pub return_timeout: Duration,
     /// Uplink interfaces for VLAN networks.
     pub uplinks: Vec<String>,
     /// Datapath's requirements for interfaces.
@@ -78,6 +81,8 @@ pub struct Parts {
 pub(super) struct Inner {
     parts: Parts,
     pub(super) locks: KeyLock,
+    /// When an attachment was found without interface and network namespace first.
+    pub(super) lost_since: Mutex<BTreeMap<EndpointId, Instant>>,
     /// `None` while unknown.
     underlay: Mutex<Option<Underlay>>,
     pub(super) warnings: watch::Sender<NodeWarnings>,
@@ -87,8 +92,8 @@ impl Pods {
     /// Creates the service; it acts on requests only.
     pub fn new(parts: Parts) -> Pods {
         let (warnings, _) = watch::channel(NodeWarnings::default());
-        let (locks, underlay) = (KeyLock::default(), Mutex::default());
-        Pods(Arc::new(Inner { parts, locks, underlay, warnings }))
+        let (locks, lost_since, underlay) = (KeyLock::default(), Mutex::default(), Mutex::default());
+        Pods(Arc::new(Inner { parts, locks, lost_since, underlay, warnings }))
     }
 
     pub(super) fn parts(&self) -> &Parts {
@@ -189,7 +194,8 @@ impl Pods {
         })
     }
 
-    /// Removes the records of interfaces that no longer exist, for example because the pod's namespace was deleted.
+    /// Removes interfaces that no longer exist from the state, for example because the pod's namespace was deleted. Their
+    /// endpoints remain: see [`release_lost`](Self::release_lost).
     pub async fn remove_vanished(&self) -> Result<(), link::Error> {
         let Parts { links, reader, attacher, .. } = self.parts();
         let before: Vec<_> =
@@ -197,13 +203,17 @@ impl Pods {
         // Listed afterwards, so that an interface created in between is found.
         let existing = links.attachments().await?;
         for (id, port) in before {
-            if !existing.iter().any(|attachment| attachment.port == port && attachment.endpoint == id) {
-                let still = |at: &Attachment| at.port == port;
-                if reader.with(|state| state.attachment(&id).is_some_and(still)) {
-                    tracing::warn!(endpoint = %id, port, "interface does not exist; its pod's namespace was deleted");
-                    attacher.detach(&id);
-                    links.release(&port).await?;
-                }
+            if existing.iter().any(|attachment| attachment.port == port && attachment.endpoint == id) {
+                continue;
+            }
+            // A request may have created the interface again.
+            let _lock = self.0.locks.lock(id.as_str()).await;
+            let is_recorded =
+                reader.with(|state| state.attachment(&id).is_some_and(|at: &Attachment| at.port == port));
+            if is_recorded && links.port_of(&id).await?.is_none_or(|now| now != port) {
+                tracing::warn!(endpoint = %id, port, "interface does not exist; its pod's namespace was deleted");
+                attacher.detach(&id);
+                links.release(&port).await?;
             }
         }
         Ok(())

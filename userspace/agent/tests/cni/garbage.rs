@@ -1,10 +1,9 @@
 //! CHECK, STATUS and GC, several interfaces of a pod, and deletions that are finished later.
 
-use contiv_model::{endpoint::Oper, key::Key};
 use contivk8s::wire::Request;
 use testkit::{Netns, needs};
 
-use crate::world::{Call, HOST, World, put};
+use crate::world::{Call, HOST, VTEP, World};
 
 fn netns(pod: &Netns) -> String {
     pod.path().display().to_string()
@@ -179,8 +178,7 @@ fn gc_releases_the_attachments_of_an_earlier_boot() {
         for (octet, name) in [(1, "c1"), (2, "c2")] {
             world.put_endpoint(name, HOST, octet).await;
         }
-        let oper = Oper { cont_uuid: "c1".into(), homing_host: HOST.into(), ..Oper::default() };
-        put(world.store(), &Key::EndpointOper("n.t-c1".into()), &oper).await;
+        world.put_record("c1", "vport1", VTEP).await;
         let list = |known: &str| format!(r#""cni.dev/valid-attachments":{known},"#);
         let known = list(r#"[{"containerID":"c1","ifname":"eth0"}]"#);
         world.invoke(&Call { fields: &known, ..Call::new("GC") }).await.unwrap();

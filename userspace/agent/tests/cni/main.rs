@@ -7,6 +7,7 @@ mod crash;
 mod deletion;
 mod garbage;
 mod interfaces;
+mod reboot;
 mod world;
 
 use netplugin::datapath::ObjectId;
@@ -152,6 +153,7 @@ fn pod_with_deleted_namespace_is_detached() {
         let pod = Netns::new("pod").unwrap();
         world.add("c1", pod.path()).await.unwrap();
         drop(pod);
+        world.until_no_port().await;
         world.pods.remove_vanished().await.unwrap();
         world.del("c1", None).await.unwrap();
         world.assert_nothing_left().await;

@@ -2,6 +2,7 @@
 
 mod call;
 pub(crate) mod master;
+mod records;
 
 use std::{
     path::{Path, PathBuf},
@@ -10,11 +11,7 @@ use std::{
 };
 
 pub(crate) use call::{Call, Refusal};
-use contiv_model::{
-    endpoint::{self, Oper},
-    key::Key,
-};
-use contiv_store::{Config, Store, Txn, embedded};
+use contiv_store::{Config, Store, embedded};
 use master::Master;
 use netplugin::{
     attach::{self, Journal, Pods, RequestMetrics, link::Links},
@@ -26,6 +23,7 @@ use netplugin::{
     source::{PREFIXES, Sources},
     state::{self, Attachment},
 };
+pub(crate) use records::put;
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::{sync::watch, task::JoinSet};
@@ -33,6 +31,7 @@ use tokio_util::sync::CancellationToken;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 pub(crate) const HOST: &str = "node-under-test";
+pub(crate) const VTEP: &str = "192.168.0.1";
 
 pub(crate) struct World {
     pub(crate) master: Master,
@@ -86,7 +85,7 @@ impl World {
         directory: TempDir,
         delayed: Option<&'static str>,
     ) -> World {
-        let node = Node { host: HOST.into(), vtep: [192, 168, 0, 1].into() };
+        let node = Node { host: HOST.into(), vtep: VTEP.parse().unwrap() };
         let links = Arc::new(Links::open().await.unwrap());
         let (mut writer, attacher, reader, changes) = state::new(PREFIXES);
         for port in links.attachments().await.unwrap() {
@@ -144,6 +143,7 @@ impl World {
             status: handle.status.clone(),
             regression: continuity.regression,
             journal: Journal::beside(&directory.path().join("cni.sock")).unwrap(),
+            return_timeout: Duration::ZERO,
             uplinks: vec![],
             requirements,
         });
@@ -334,32 +334,14 @@ impl World {
         self.links.attachments().await.unwrap().into_iter().map(|attached| attached.port).collect()
     }
 
-    pub(crate) async fn record(&self, endpoint: &str) -> Option<Oper> {
-        let found = self.store.get(&Key::EndpointOper(endpoint.into()).to_string()).await.unwrap();
-        found.map(|record| serde_json::from_slice(&record.value).unwrap())
-    }
-
-    /// Writes the record of an endpoint that another client created at netmaster, and waits until the agent has it.
-    pub(crate) async fn put_endpoint(&self, name: &str, host: &str, octet: u8) {
-        let state = endpoint::State {
-            id: format!("n.t-{name}"),
-            net_id: "n.t".into(),
-            endpoint_id: name.into(),
-            ip_address: format!("10.9.0.{octet}"),
-            mac_address: format!("02:02:0a:09:00:{octet:02x}"),
-            homing_host: host.into(),
-            ..endpoint::State::default()
+    /// Waits until the kernel has deleted the interfaces of deleted namespaces.
+    pub(crate) async fn until_no_port(&self) {
+        let gone = async {
+            while !self.ports().await.is_empty() {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
         };
-        let id = state.id.as_str().into();
-        put(&self.store, &Key::Endpoint(state.id.as_str().into()), &state).await;
-        self.reader.wait(|state| state.endpoint(&id).map(drop)).await;
-    }
-
-    /// Ids of the endpoints in the store.
-    pub(crate) async fn endpoints(&self) -> Vec<String> {
-        const PREFIX: &str = "/contiv.io/state/eps/";
-        let items = self.store.list(PREFIX).await.unwrap().items;
-        items.iter().map(|kv| kv.key.trim_start_matches(PREFIX).to_owned()).collect()
+        assert!(tokio::time::timeout(TIMEOUT, gone).await.is_ok(), "timeout: {:?}", self.ports().await);
     }
 
     /// Asserts that no interface, endpoint or record remains.
@@ -379,10 +361,4 @@ impl World {
         };
         assert!(tokio::time::timeout(TIMEOUT, wait).await.is_ok(), "timeout: {what}");
     }
-}
-
-/// Writes a record to the store.
-pub(crate) async fn put(store: &Store, key: &Key, body: &impl serde::Serialize) {
-    let txn = Txn::new().put(key.to_string(), serde_json::to_vec(body).unwrap());
-    assert!(matches!(store.commit(txn).await.unwrap(), contiv_store::Outcome::Committed { .. }));
 }
