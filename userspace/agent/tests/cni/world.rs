@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-pub(crate) use call::{Call, Refusal};
+pub(crate) use call::{Call, Refusal, begin_add};
 use contiv_store::{Config, Store, embedded};
 use master::Master;
 use netplugin::{
@@ -297,18 +297,7 @@ impl World {
 
     /// Sends an ADD and disconnects without reading the response.
     pub(crate) async fn call_and_disconnect(&self, container: &str, netns: &Path) {
-        use tokio::io::AsyncWriteExt as _;
-        let body = serde_json::json!({
-            "CNI_CONTAINERID": container, "CNI_NETNS": netns, "CNI_IFNAME": "eth0",
-            "labels": { "io.contiv.tenant": "t", "io.contiv.network": "n" },
-        })
-        .to_string();
-        let request = format!(
-            "POST /ContivCNI.AddPod HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
-            body.len()
-        );
-        let mut stream = tokio::net::UnixStream::connect(self.socket()).await.unwrap();
-        stream.write_all(request.as_bytes()).await.unwrap();
+        let stream = begin_add(&self.socket(), container, netns).await;
         self.master.request_received().await;
         drop(stream);
     }

@@ -3,6 +3,7 @@ use std::path::Path;
 use contivk8s::plugin;
 use serde::Deserialize;
 use serde_json::Value;
+use tokio::{io::AsyncWriteExt as _, net::UnixStream};
 
 /// The error that the plugin prints.
 #[derive(Debug, Deserialize)]
@@ -55,4 +56,20 @@ impl Call<'_> {
             (_, text) => Err(serde_json::from_str(text).unwrap()),
         }
     }
+}
+
+/// Sends an ADD without waiting for the response.
+pub(crate) async fn begin_add(socket: &Path, container: &str, netns: &Path) -> UnixStream {
+    let body = serde_json::json!({
+        "CNI_CONTAINERID": container, "CNI_NETNS": netns, "CNI_IFNAME": "eth0",
+        "labels": { "io.contiv.tenant": "t", "io.contiv.network": "n" },
+    })
+    .to_string();
+    let request = format!(
+        "POST /ContivCNI.AddPod HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let mut stream = UnixStream::connect(socket).await.unwrap();
+    stream.write_all(request.as_bytes()).await.unwrap();
+    stream
 }
