@@ -22,7 +22,7 @@ impl Boot {
 
     /// Whether attachments of earlier boots may exist.
     pub(super) fn is_new(&self) -> bool {
-        fs::read_to_string(&self.file).map_or(true, |id| id != self.id)
+        !fs::read_to_string(&self.file).is_ok_and(|id| id == self.id)
     }
 
     /// Records that no attachment of an earlier boot exists.
